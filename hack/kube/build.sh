@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Builds the pinned etcd and Kubernetes binaries into bin/kube, once.
+#
+# The binaries depend on nothing but this folder and the Go toolchain, so they are kept under a hash of both in the
+# user's cache folder (GPUSHARE_KUBE_CACHE overrides it) and linked from there: a second clone on the same machine
+# doesn't build them again.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+out=$(cd "$here/../.." && pwd)/bin/kube
+
+cd "$here"
+# A parent's -mod or GOFLAGS for the main module has no meaning here.
+export GOFLAGS=-buildvcs=false GOWORK=off
+kube_version=$(go list -m -f '{{.Version}}' k8s.io/kubernetes)
+key=$( (go version; go env GOOS GOARCH; cat go.mod go.sum build.sh) | sha256sum | cut -c1-16)
+cache=${GPUSHARE_KUBE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpushare/kube}/$kube_version-$key
+mkdir -p "$cache" "$out"
+
+# Without these the binaries call themselves v0.0.0-master, and clients refuse to talk to them.
+major=${kube_version#v}; major=${major%%.*}
+minor=${kube_version#v*.}; minor=${minor%%.*}
+stamp="-s -w"
+for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+  stamp+=" -X $package.gitVersion=$kube_version -X $package.gitMajor=$major -X $package.gitMinor=$minor"
+  stamp+=" -X $package.gitTreeState=clean -X $package.gitCommit=$kube_version -X $package.buildDate=1970-01-01T00:00:00Z"
+done
+
+# One builder at a time: two would only take each other's cores.
+exec 9>"$cache/.lock"
+flock 9
+
+build() { # name package
+  if [ ! -x "$cache/$1" ]; then
+    local from=$SECONDS
+    echo "kube: building $1 (the first time this takes minutes)"
+    CGO_ENABLED=0 go build -trimpath -ldflags "$stamp" -o "$cache/$1.partial" "$2"
+    mv "$cache/$1.partial" "$cache/$1"
+    echo "kube: built $1 in $((SECONDS - from)) s"
+  fi
+  ln -sf "$cache/$1" "$out/$1"
+}
+
+build etcd go.etcd.io/etcd/server/v3
+for name in kube-apiserver kube-scheduler kube-controller-manager kubelet; do
+  build "$name" "k8s.io/kubernetes/cmd/$name"
+done
+echo "kube: Kubernetes $kube_version and etcd are in bin/kube"
