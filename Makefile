@@ -1,0 +1,47 @@
+# `make` lists the targets.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo v0.0.0-dev)
+COMMIT  ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
+STAMP   := -X github.com/gpushare/gpushare/pkg/version.version=$(VERSION) -X github.com/gpushare/gpushare/pkg/version.commit=$(COMMIT)
+GO      ?= go
+# The linter and the test runner, pinned in a module of their own.
+TOOL    := $(GO) -C hack/tools tool -n
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## build the three binaries into bin/
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w $(STAMP)' -o bin/ ./cmd/gpushare-extender ./cmd/kubectl-inspect-gpushare
+	CGO_ENABLED=1 $(GO) build -trimpath -ldflags "-s -w $(STAMP) -extldflags '-Wl,-z,lazy'" -o bin/ ./cmd/gpushare-device-plugin
+
+.PHONY: kube
+kube: ## build the pinned etcd and Kubernetes binaries into bin/kube (minutes, once)
+	@hack/kube/build.sh
+
+.PHONY: fake-nvml
+fake-nvml: ## build the fake NVIDIA driver library into bin/fake-nvml
+	@test/fakenvml/build.sh
+
+.PHONY: demo
+demo: build kube fake-nvml ## play the main job end to end on this machine (KEEP=1 leaves it running)
+	@$(GO) run ./test/demo $(if $(KEEP),--keep)
+
+.PHONY: test
+test: build kube fake-nvml ## run everything that this machine can run, and say what was skipped
+	@hack/test.sh
+
+.PHONY: lint
+lint: ## run the linter, which also holds the package arrows
+	@linter=$$($(TOOL) golangci-lint) && $$linter run ./...
+
+.PHONY: fuzz
+fuzz: ## run every fuzz target for FUZZTIME (10s)
+	@hack/fuzz.sh
+
+.PHONY: clean
+clean: ## remove what was built (the Kubernetes binaries stay in the user's cache)
+	rm -rf bin

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Runs every test, the race detector on. The packages that start a control plane come last and one by one: beside each
+# other they would only wait for the same cores. Skipped tests are named, with their reasons, at the end of each part.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+runner=$(go -C hack/tools tool -n gotestsum)
+# Whoever runs this has built the binaries: a test that can't find them is an error.
+export GPUSHARE_REQUIRE_CONTROL_PLANE=1
+# go-nvml binds the driver library lazily.
+export CGO_LDFLAGS_ALLOW='-Wl,-z,lazy'
+flags=(-race -count=1 -ldflags "-extldflags=-Wl,-z,lazy")
+
+test_packages() {
+  "$runner" --format pkgname --format-hide-empty-pkg -- "${flags[@]}" "$@"
+}
+
+go vet ./...
+all=$(go list ./...)
+control_plane='/test/(controlplane|e2e)'
+# shellcheck disable=SC2046 # one word a package is what is wanted
+test_packages $(grep -vE "$control_plane" <<<"$all")
+# shellcheck disable=SC2046
+test_packages -p 1 -timeout 25m $(grep -E "$control_plane" <<<"$all")
