@@ -1,0 +1,50 @@
+package gpu
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Share is an amount of memory on one card.
+type Share struct {
+	// Card is the card's index on its node.
+	Card   int
+	Memory Memory
+}
+
+// Placement says on which cards of its node a pod sits, and with how much. Its length is one for every pod that this
+// project places; others' pods may span cards.
+type Placement []Share
+
+// On returns a placement on a single card.
+func On(card int, memory Memory) Placement {
+	return Placement{{Card: card, Memory: memory}}
+}
+
+// Total is the memory over all cards.
+func (p Placement) Total() Memory {
+	var sum Memory
+	for _, s := range p {
+		sum = sum.Add(s.Memory)
+	}
+	return sum
+}
+
+// Equal says whether both name the same cards with the same memory, in the same order.
+func (p Placement) Equal(o Placement) bool { return slices.Equal(p, o) }
+
+// String returns the cards, such as "card 1" or "cards 0, 2".
+func (p Placement) String() string {
+	if len(p) == 0 {
+		return "no card"
+	}
+	names := make([]string, len(p))
+	for i, s := range p {
+		names[i] = strconv.Itoa(s.Card)
+	}
+	if len(p) == 1 {
+		return "card " + names[0]
+	}
+	return "cards " + strings.Join(names, ", ")
+}

@@ -1,0 +1,16 @@
+package gpu
+
+// PodUID is a pod's identity over its whole life (metadata.uid). Names are used again, UIDs never.
+type PodUID string
+
+// Pod is what the scheduling of GPU memory needs to know of a pod.
+type Pod struct {
+	UID       PodUID
+	Namespace string
+	Name      string
+	// Request is the pod's whole request, in the unit of whatever node it lands on.
+	Request Memory
+}
+
+// String returns namespace/name, as people and logs write it.
+func (p Pod) String() string { return p.Namespace + "/" + p.Name }

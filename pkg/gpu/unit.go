@@ -1,0 +1,80 @@
+package gpu
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// Unit is the number of bytes that one unit of a node's GPU memory stands for. One unit is one device in the kubelet's
+// eyes and one in `aliyun.com/gpu-mem: 1`.
+type Unit int64
+
+// The units that have a name. Any whole number of MiB or GiB is a unit too ("256MiB").
+const (
+	MiB Unit = 1 << 20
+	GiB Unit = 1 << 30
+)
+
+// ParseUnit reads "GiB", "MiB", or a whole number of either such as "256MiB". It is strict about spelling, because a
+// unit read wrongly miscounts every card of a node.
+func ParseUnit(s string) (Unit, error) {
+	base, digits := Unit(0), ""
+	switch {
+	case strings.HasSuffix(s, "GiB"):
+		base, digits = GiB, strings.TrimSuffix(s, "GiB")
+	case strings.HasSuffix(s, "MiB"):
+		base, digits = MiB, strings.TrimSuffix(s, "MiB")
+	default:
+		return 0, fmt.Errorf("memory unit %.32q: want GiB, MiB, or a number of them such as 256MiB", s)
+	}
+	if digits == "" {
+		return base, nil
+	}
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil || n <= 0 || digits[0] == '+' || digits[0] == '0' || n > math.MaxInt64/int64(base) {
+		return 0, fmt.Errorf("memory unit %.32q: want a positive whole number before the unit, below 2^63 bytes in all", s)
+	}
+	return Unit(n) * base, nil
+}
+
+// String returns the shortest spelling that ParseUnit reads back, and the number of bytes for a unit that is no whole
+// number of MiB.
+func (u Unit) String() string {
+	for _, named := range []struct {
+		unit Unit
+		name string
+	}{{GiB, "GiB"}, {MiB, "MiB"}} {
+		switch {
+		case u == named.unit:
+			return named.name
+		case u > 0 && u%named.unit == 0:
+			return strconv.FormatInt(int64(u/named.unit), 10) + named.name
+		}
+	}
+	return strconv.FormatInt(int64(u), 10) + "B"
+}
+
+// Count returns how many whole units fit into bytes: what is left over can't be promised to anybody.
+func (u Unit) Count(bytes uint64) Memory {
+	if u <= 0 {
+		return 0
+	}
+	n := bytes / uint64(u)
+	if n > math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return Memory(n)
+}
+
+// Format writes an amount for people: "8138 MiB", "3 x 256MiB", or the bare number where the unit isn't known.
+func (u Unit) Format(m Memory) string {
+	switch {
+	case u <= 0:
+		return m.String()
+	case u == MiB || u == GiB:
+		return m.String() + " " + u.String()
+	}
+	return m.String() + " x " + u.String()
+}

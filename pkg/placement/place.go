@@ -1,0 +1,55 @@
+package placement
+
+import "github.com/gpushare/gpushare/pkg/gpu"
+
+// Card is a card with what is taken of it.
+type Card struct {
+	gpu.Card
+	Used gpu.Memory
+}
+
+// Free is what can still be promised, zero for a card that holds more than it has.
+func (c Card) Free() gpu.Memory { return c.Memory.Sub(c.Used) }
+
+// Place chooses the card that the policy likes best among those that have room for request; ties go to the lower
+// index. A request must be positive: a pod that asks nothing has no business here.
+func Place(policy Policy, cards []Card, request gpu.Memory) (gpu.Placement, Reason) {
+	best, reason := choose(policy, cards, request)
+	if reason != Fits {
+		return nil, reason
+	}
+	return gpu.On(cards[best].Index, request), Fits
+}
+
+// Fit is Place without the placement: it allocates nothing, which matters at thousands of nodes a pod.
+func Fit(cards []Card, request gpu.Memory) Reason {
+	_, reason := choose(Binpack, cards, request)
+	return reason
+}
+
+// choose returns the position of the best card, and Fits; or the reason why there is none.
+func choose(policy Policy, cards []Card, request gpu.Memory) (int, Reason) {
+	if len(cards) == 0 {
+		return 0, NotShared
+	}
+	// Of the cards' reasons the mildest is the node's: what it takes to find room there.
+	best, reason := -1, TooLarge
+	for i := range cards {
+		c := &cards[i]
+		switch {
+		case c.Memory < request:
+			// Too small even when empty.
+		case !c.Healthy():
+			reason = min(reason, Unhealthy)
+		case c.Free() < request:
+			reason = min(reason, Full)
+		case best < 0 || policy.better(c.Free(), cards[best].Free()) ||
+			c.Free() == cards[best].Free() && c.Index < cards[best].Index:
+			best = i
+		}
+	}
+	if best < 0 {
+		return 0, reason
+	}
+	return best, Fits
+}

@@ -1,0 +1,264 @@
+package placement
+
+import (
+	"math"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// free builds a node's cards of 16276 MiB each, as in the design's figures, by the memory that is free on each.
+func free(amounts ...gpu.Memory) []Card {
+	cards := make([]Card, len(amounts))
+	for i, amount := range amounts {
+		cards[i] = Card{Card: gpu.Card{Index: i, Memory: 16276}, Used: 16276 - amount}
+	}
+	return cards
+}
+
+// ill marks the card at the position unhealthy.
+func ill(position int, cards []Card) []Card {
+	cards[position].Unhealthy = "Xid 79"
+	return cards
+}
+
+func TestPlace(t *testing.T) {
+	sizes := []Card{
+		{Card: gpu.Card{Index: 0, Memory: 8192}},
+		{Card: gpu.Card{Index: 1, Memory: 40960}, Used: 30000},
+		{Card: gpu.Card{Index: 2, Memory: 16384}},
+	}
+	for name, tc := range map[string]struct {
+		policy  Policy
+		cards   []Card
+		request gpu.Memory
+		want    gpu.Placement
+		reason  Reason
+	}{
+		"the bind figure: of the cards with room, the one with the least": {
+			policy: Binpack, cards: free(12207, 8138, 4069, 16276), request: 8138, want: gpu.On(1, 8138),
+		},
+		"the bind figure, spread: the one with the most": {
+			policy: Spread, cards: free(12207, 8138, 4069, 16276), request: 8138, want: gpu.On(3, 8138),
+		},
+		"the filter figure: the sum would do, no card does": {
+			policy: Binpack, cards: free(4069, 4069), request: 8138, reason: Full,
+		},
+		"the filter figure: the same sum on one card": {
+			policy: Binpack, cards: free(8138, 0), request: 8138, want: gpu.On(0, 8138),
+		},
+		"binpack leaves ties to the lower index": {
+			policy: Binpack, cards: free(0, 8138, 8138), request: 4069, want: gpu.On(1, 4069),
+		},
+		"spread leaves ties to the lower index": {
+			policy: Spread, cards: free(0, 8138, 8138), request: 4069, want: gpu.On(1, 4069),
+		},
+		"the lower index wins in whatever order the cards stand": {
+			policy:  Binpack,
+			cards:   []Card{{Card: gpu.Card{Index: 5, Memory: 10}}, {Card: gpu.Card{Index: 2, Memory: 10}}},
+			request: 1, want: gpu.On(2, 1),
+		},
+		"a placement names the card's index, not its position": {
+			policy: Binpack, cards: []Card{{Card: gpu.Card{Index: 7, Memory: 10}}}, request: 10, want: gpu.On(7, 10),
+		},
+		"a whole card is given": {
+			policy: Binpack, cards: free(16275, 16276), request: 16276, want: gpu.On(1, 16276),
+		},
+		"one more than a whole card never fits": {
+			policy: Binpack, cards: free(16276, 16276), request: 16277, reason: TooLarge,
+		},
+		"the largest request there can be never fits": {
+			policy: Binpack, cards: free(16276, 16276), request: math.MaxInt64, reason: TooLarge,
+		},
+		"cards of different sizes count each by its own": {
+			policy: Binpack, cards: sizes, request: 10000, want: gpu.On(1, 10000),
+		},
+		"a large request passes over the small card": {
+			policy: Binpack, cards: sizes, request: 12000, want: gpu.On(2, 12000),
+		},
+		"a request for the largest card only waits for it": {
+			policy: Binpack, cards: sizes, request: 20000, reason: Full,
+		},
+		"an unhealthy card is passed over": {
+			policy: Binpack, cards: ill(1, free(12207, 8138, 4069, 16276)), request: 8138, want: gpu.On(0, 8138),
+		},
+		"only an unhealthy card has room, a healthy one may get it": {
+			policy: Binpack, cards: ill(0, free(16276, 4069)), request: 8138, reason: Full,
+		},
+		"the order of the cards doesn't change the reason": {
+			policy: Binpack, cards: ill(1, free(4069, 16276)), request: 8138, reason: Full,
+		},
+		"all cards are unhealthy": {
+			policy: Binpack, cards: ill(0, ill(1, free(16276, 16276))), request: 8138, reason: Unhealthy,
+		},
+		"nobody's leaving helps on an unhealthy card that is full": {
+			policy: Binpack, cards: ill(0, free(0)), request: 8138, reason: Unhealthy,
+		},
+		"an unhealthy card that is too small isn't what is missing": {
+			policy: Binpack, cards: ill(0, free(16276)), request: 20000, reason: TooLarge,
+		},
+		"the only card that is large enough is unhealthy": {
+			policy: Binpack, cards: []Card{
+				{Card: gpu.Card{Index: 0, Memory: 40960, Unhealthy: "Xid 79"}}, {Card: gpu.Card{Index: 1, Memory: 8192}},
+			}, request: 16384, reason: Unhealthy,
+		},
+		"a card that holds more than it has gives nothing": {
+			policy: Binpack, cards: []Card{{Card: gpu.Card{Memory: 16}, Used: 24}}, request: 1, reason: Full,
+		},
+		"no cards": {
+			policy: Binpack, request: 1, reason: NotShared,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, reason := Place(tc.policy, tc.cards, tc.request)
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("placement (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tc.reason, reason); diff != "" {
+				t.Errorf("reason (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tc.reason, Fit(tc.cards, tc.request)); diff != "" {
+				t.Errorf("Fit says otherwise (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestReasons(t *testing.T) {
+	type words struct {
+		Label, Text  string
+		Unresolvable bool
+	}
+	want := map[Reason]words{
+		Fits:       {"fits", "fits", false},
+		Full:       {"full", "no GPU card has enough free memory", false},
+		Unhealthy:  {"unhealthy", "the GPU cards that are large enough are unhealthy", true},
+		Elsewhere:  {"elsewhere", "an earlier bind of this pod to another node is not settled yet", true},
+		TooLarge:   {"too_large", "the pod asks for more GPU memory than any card of the node has", true},
+		WholeCards: {"whole_cards", "the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other", true},
+		NotShared:  {"not_shared", "the node shares no GPU memory", true},
+		-1:         {"unknown", "unknown reason", true},
+		99:         {"unknown", "unknown reason", true},
+	}
+	got := map[Reason]words{}
+	for _, r := range append(Reasons(), Fits, -1, 99) {
+		got[r] = words{r.Label(), r.String(), r.Unresolvable()}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestParsePolicy(t *testing.T) {
+	for _, want := range Policies() {
+		got, err := ParsePolicy(want.String())
+		if err != nil || got.String() != want.String() {
+			t.Errorf("ParsePolicy(%q) = %v, %v", want, got, err)
+		}
+	}
+	_, err := ParsePolicy("random")
+	if err == nil {
+		t.Fatal("an unknown policy was taken")
+	}
+	if diff := cmp.Diff(`unknown policy "random": want binpack or spread`, err.Error()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got := Policies()[0].String(); got != "binpack" {
+		t.Errorf("the default policy is %s, want binpack", got)
+	}
+}
+
+func TestScore(t *testing.T) {
+	for name, tc := range map[string]struct {
+		card, node Policy
+		cards      []Card
+		request    gpu.Memory
+		want       int
+	}{
+		"binpack: the request fills the node":                {Binpack, Binpack, free(8138, 0), 8138, 10},
+		"binpack: the request fills a card of an empty node": {Binpack, Binpack, free(16276, 16276), 16276, 9},
+		"binpack: half of an empty card of two":              {Binpack, Binpack, free(16276, 16276), 8138, 4},
+		"binpack: a quarter of the card is left":             {Binpack, Binpack, free(12207, 16276), 8138, 6},
+		"spread: nearly nothing of an empty node":            {Spread, Spread, free(16276, 16276), 1, 9},
+		"spread: the request fills the node":                 {Spread, Spread, free(8138, 0), 8138, 0},
+		"spread: half of an empty card of two":               {Spread, Spread, free(16276, 16276), 8138, 5},
+		"cards are packed, nodes are spread":                 {Binpack, Spread, free(8138, 16276), 8138, 1},
+		"cards are spread, nodes are packed":                 {Spread, Binpack, free(8138, 16276), 8138, 5},
+		"full":                                               {Binpack, Binpack, free(4069, 4069), 8138, 0},
+		"no cards":                                           {Binpack, Binpack, nil, 1, 0},
+		"too large":                                          {Spread, Spread, free(16276), 20000, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(tc.want, Score(tc.card, tc.node, tc.cards, tc.request)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Whatever the node, a score lies between 0 and MaxScore; and binpack never likes a node less for being fuller.
+func TestScoreBounds(t *testing.T) {
+	for first := range gpu.Memory(17) {
+		for second := range gpu.Memory(17) {
+			cards := []Card{{Card: gpu.Card{Index: 0, Memory: 16}, Used: first}, {Card: gpu.Card{Index: 1, Memory: 16}, Used: second}}
+			for request := range gpu.Memory(18) {
+				binpack, spread := Score(Binpack, Binpack, cards, request), Score(Spread, Spread, cards, request)
+				if min(binpack, spread) < 0 || max(binpack, spread) > MaxScore {
+					t.Fatalf("used %d and %d, request %d: scores %d and %d", first, second, request, binpack, spread)
+				}
+				fuller := []Card{cards[0], cards[1]}
+				fuller[0].Used++
+				if Fit(cards[:1], request) == Fits && Fit(fuller[:1], request) == Fits &&
+					Score(Binpack, Binpack, fuller[:1], request) < Score(Binpack, Binpack, cards[:1], request) {
+					t.Fatalf("used %d, request %d: binpack likes the fuller card less", first, request)
+				}
+			}
+		}
+	}
+}
+
+// full builds eight cards that are 90% taken, unevenly.
+func full() []Card {
+	cards := make([]Card, 8)
+	for i := range cards {
+		cards[i] = Card{Card: gpu.Card{Index: i, UUID: "GPU-0", Memory: 16276}, Used: gpu.Memory(14000 + 200*i)}
+	}
+	return cards
+}
+
+func TestFitAllocatesNothing(t *testing.T) {
+	cards := full()
+	if allocations := testing.AllocsPerRun(100, func() { Fit(cards, 1024) }); allocations != 0 {
+		t.Errorf("Fit makes %v allocations", allocations)
+	}
+}
+
+func BenchmarkFit(b *testing.B) {
+	cards := full()
+	b.ReportAllocs()
+	for b.Loop() {
+		if Fit(cards, 2000) != Fits {
+			b.Fatal("no room")
+		}
+	}
+}
+
+func BenchmarkPlace(b *testing.B) {
+	cards := full()
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, reason := Place(Binpack, cards, 2000); reason != Fits {
+			b.Fatal(reason)
+		}
+	}
+}
+
+func BenchmarkScore(b *testing.B) {
+	cards := full()
+	b.ReportAllocs()
+	for b.Loop() {
+		Score(Binpack, Binpack, cards, 2000)
+	}
+}
