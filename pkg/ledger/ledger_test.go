@@ -1,0 +1,567 @@
+package ledger_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// at is when every card of these tests was chosen.
+var at = time.Unix(1700000000, 0)
+
+// spec builds a node's offer from the sizes of its cards.
+func spec(sizes ...gpu.Memory) ledger.NodeSpec {
+	s := ledger.NodeSpec{Unit: gpu.MiB}
+	for i, size := range sizes {
+		s.Cards = append(s.Cards, gpu.Card{Index: i, UUID: fmt.Sprintf("GPU-%d", i), Memory: size, NUMANode: gpu.NoNUMANode})
+	}
+	return s
+}
+
+// ill returns the offer with one card unhealthy.
+func ill(s ledger.NodeSpec, position int) ledger.NodeSpec {
+	s.Cards = slices.Clone(s.Cards)
+	s.Cards[position].Unhealthy = "Xid 79"
+	return s
+}
+
+// pod builds a pod whose UID tells its name.
+func pod(name string, request gpu.Memory) gpu.Pod {
+	return gpu.Pod{UID: gpu.PodUID("uid-" + name), Namespace: "default", Name: name, Request: request}
+}
+
+// book is a ledger with a memory of which nodes it said had come free.
+type book struct {
+	*ledger.Ledger
+	t     *testing.T
+	freed []string
+}
+
+func newBook(t *testing.T) *book {
+	b := &book{t: t}
+	b.Ledger = ledger.New(func(node string) { b.freed = append(b.freed, node) })
+	return b
+}
+
+// takeFreed returns the nodes that came free since the last call.
+func (b *book) takeFreed() []string {
+	freed := b.freed
+	b.freed = nil
+	return freed
+}
+
+// reserve reserves with binpack, and fails the test if it can't.
+func (b *book) reserve(node string, pod gpu.Pod) gpu.Placement {
+	b.t.Helper()
+	holder, err := b.Reserve(node, pod, placement.Binpack, at)
+	if err != nil {
+		b.t.Fatalf("Reserve(%s, %s): %v", node, pod, err)
+	}
+	return holder.Placement
+}
+
+func (b *book) used(node string) []gpu.Memory {
+	n, _ := b.Node(node)
+	return n.Used
+}
+
+func (b *book) where(pod gpu.Pod) gpu.Placement {
+	_, holder, _ := b.Lookup(pod.UID)
+	return holder.Placement
+}
+
+func (b *book) check(pod gpu.Pod, names ...string) map[string]placement.Reason {
+	reasons := map[string]placement.Reason{}
+	b.Check(pod, names, func(name string, reason placement.Reason) { reasons[name] = reason })
+	return reasons
+}
+
+func expect(t *testing.T, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+func TestTheFilterFigure(t *testing.T) {
+	b := newBook(t)
+	for _, node := range []string{"n1", "n2", "n3"} {
+		b.SetNode(node, spec(16276, 16276))
+	}
+	b.Hold("n1", pod("a", 16276), gpu.On(0, 16276), at)
+	b.Hold("n1", pod("b", 12207), gpu.On(1, 12207), at)
+	b.Hold("n2", pod("c", 12207), gpu.On(0, 12207), at)
+	b.Hold("n2", pod("d", 12207), gpu.On(1, 12207), at)
+	b.Hold("n3", pod("e", 8138), gpu.On(0, 8138), at)
+	b.Hold("n3", pod("f", 16276), gpu.On(1, 16276), at)
+
+	asking := pod("asking", 8138)
+	expect(t, "Check", map[string]placement.Reason{
+		"n1": placement.Full, "n2": placement.Full, "n3": placement.Fits, "n4": placement.NotShared,
+	}, b.check(asking, "n1", "n2", "n3", "n4"))
+	_, err := b.Reserve("n2", asking, placement.Binpack, at)
+	expect(t, "Reserve on n2", "node n2: no GPU card has enough free memory", fmt.Sprint(err))
+	expect(t, "the card on n3", gpu.On(0, 8138), b.reserve("n3", asking))
+	expect(t, "n3", []gpu.Memory{16276, 16276}, b.used("n3"))
+}
+
+func TestTheBindFigure(t *testing.T) {
+	b := newBook(t)
+	b.SetNode("n1", spec(16276, 16276, 16276, 16276))
+	b.Hold("n1", pod("a", 4069), gpu.On(0, 4069), at)
+	b.Hold("n1", pod("b", 8138), gpu.On(1, 8138), at)
+	b.Hold("n1", pod("c", 12207), gpu.On(2, 12207), at)
+
+	expect(t, "the card", gpu.On(1, 8138), b.reserve("n1", pod("asking", 8138)))
+	expect(t, "the node", []gpu.Memory{4069, 16276, 12207, 0}, b.used("n1"))
+}
+
+// A story is told to a ledger with one node n1 of two cards of 16, and what is left at its end is compared.
+func TestStories(t *testing.T) {
+	a, c := pod("a", 10), pod("c", 10)
+	for name, tc := range map[string]struct {
+		story func(b *book)
+		used  []gpu.Memory
+		// freed is what was said to have come free since the story began.
+		freed []string
+		// holder is what is known of pod a, on which node.
+		node   string
+		holder ledger.Holder
+	}{
+		"a reservation takes its memory at once": {
+			story: func(b *book) { b.reserve("n1", a) },
+			used:  []gpu.Memory{10, 0},
+			node:  "n1", holder: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+		},
+		"reserving again changes nothing, the time of the choice included": {
+			story: func(b *book) {
+				b.reserve("n1", a)
+				holder, err := b.Reserve("n1", a, placement.Spread, at.Add(time.Hour))
+				expect(b.t, "the second answer", ledger.Holder{Pod: a, Placement: gpu.On(0, 10), AssumeTime: at}, holder)
+				expect(b.t, "its error", nil, err)
+			},
+			used: []gpu.Memory{10, 0},
+			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+		},
+		"a committed reservation can't be released": {
+			story: func(b *book) {
+				b.reserve("n1", a)
+				expect(b.t, "Commit", true, b.Commit(a.UID))
+				expect(b.t, "Release", false, b.Release(a.UID))
+			},
+			used: []gpu.Memory{10, 0},
+			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
+		},
+		"a released reservation is gone, and says so": {
+			story: func(b *book) {
+				b.reserve("n1", a)
+				expect(b.t, "Release", true, b.Release(a.UID))
+				expect(b.t, "Release again", false, b.Release(a.UID))
+			},
+			used: []gpu.Memory{0, 0}, freed: []string{"n1"},
+		},
+		"a pod that was deleted while its bind was in flight doesn't come back": {
+			story: func(b *book) {
+				b.reserve("n1", a)
+				expect(b.t, "Drop", true, b.Drop(a.UID))
+				expect(b.t, "Commit", false, b.Commit(a.UID))
+			},
+			used: []gpu.Memory{0, 0}, freed: []string{"n1"},
+		},
+		"the watch confirms what was reserved, and nothing comes free": {
+			story: func(b *book) {
+				b.reserve("n1", a)
+				b.Hold("n1", a, gpu.On(0, 10), at)
+				expect(b.t, "Commit", true, b.Commit(a.UID))
+			},
+			used: []gpu.Memory{10, 0},
+			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
+		},
+		"what the API server tells replaces the card that was reserved": {
+			story: func(b *book) {
+				b.reserve("n1", a)
+				b.Hold("n1", a, gpu.On(1, 10), at)
+			},
+			used: []gpu.Memory{0, 10}, freed: []string{"n1"},
+			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(1, 10), AssumeTime: at},
+		},
+		"what the API server tells replaces the node that was reserved": {
+			story: func(b *book) {
+				b.SetNode("n2", spec(16))
+				b.takeFreed()
+				b.reserve("n1", a)
+				b.Hold("n2", a, gpu.On(0, 10), at)
+				expect(b.t, "n2", []gpu.Memory{10}, b.used("n2"))
+			},
+			used: []gpu.Memory{0, 0}, freed: []string{"n1"},
+			node: "n2", holder: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
+		},
+		"a pod that is held on one node is promised no other": {
+			story: func(b *book) {
+				b.SetNode("n2", spec(16))
+				b.takeFreed()
+				b.reserve("n1", a)
+				_, err := b.Reserve("n2", a, placement.Binpack, at)
+				expect(b.t, "Reserve", "node n2: an earlier bind of this pod to another node is not settled yet", fmt.Sprint(err))
+				expect(b.t, "Check", map[string]placement.Reason{"n1": placement.Fits, "n2": placement.Elsewhere}, b.check(a, "n1", "n2"))
+			},
+			used: []gpu.Memory{10, 0},
+			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+		},
+		"a pod finds its own place also where no other would": {
+			story: func(b *book) {
+				b.reserve("n1", a)
+				b.reserve("n1", c)
+				expect(b.t, "its own", map[string]placement.Reason{"n1": placement.Fits}, b.check(a, "n1"))
+				expect(b.t, "another's", map[string]placement.Reason{"n1": placement.Full}, b.check(pod("d", 10), "n1"))
+			},
+			used: []gpu.Memory{10, 10},
+			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+		},
+		"others may take more of a card than it has; what is over gives no room when it leaves": {
+			story: func(b *book) {
+				b.Hold("n1", a, gpu.On(0, 10), at)
+				b.Hold("n1", c, gpu.On(0, 10), at)
+				b.Hold("n1", pod("d", 16), gpu.On(0, 16), at)
+				b.Drop(c.UID)
+			},
+			used: []gpu.Memory{26, 0},
+			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
+		},
+		"a pod over several cards holds each share": {
+			story: func(b *book) { b.Hold("n1", a, gpu.Placement{{Card: 0, Memory: 4}, {Card: 1, Memory: 6}}, at) },
+			used:  []gpu.Memory{4, 6},
+			node:  "n1", holder: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.Placement{{Card: 0, Memory: 4}, {Card: 1, Memory: 6}}, AssumeTime: at},
+		},
+		"a holder stays visible on a card that has vanished, and counts again when it is back": {
+			story: func(b *book) {
+				b.Hold("n1", a, gpu.On(1, 10), at)
+				b.SetNode("n1", spec(16))
+				expect(b.t, "without card 1", []gpu.Memory{0}, b.used("n1"))
+				expect(b.t, "a", gpu.On(1, 10), b.where(a))
+				b.SetNode("n1", spec(16, 16))
+			},
+			used: []gpu.Memory{0, 10}, freed: []string{"n1"},
+			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(1, 10), AssumeTime: at},
+		},
+		"a node that is deleted and made anew finds its holders": {
+			story: func(b *book) {
+				b.reserve("n1", a)
+				b.DeleteNode("n1")
+				expect(b.t, "meanwhile", map[string]placement.Reason{"n1": placement.NotShared}, b.check(c, "n1"))
+				n, known := b.Node("n1")
+				expect(b.t, "the unit meanwhile", gpu.Unit(0), n.Unit)
+				expect(b.t, "known by its holder", true, known)
+				b.SetNode("n1", spec(16, 16))
+			},
+			used: []gpu.Memory{10, 0}, freed: []string{"n1"},
+			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+		},
+		"a deleted node is forgotten with its last holder": {
+			story: func(b *book) {
+				b.reserve("n1", a)
+				b.DeleteNode("n1")
+				b.Drop(a.UID)
+				_, known := b.Node("n1")
+				expect(b.t, "known", false, known)
+			},
+		},
+		"a node whose object is not there yet keeps its holders": {
+			story: func(b *book) {
+				b.DeleteNode("n1")
+				b.Hold("n1", a, gpu.On(0, 10), at)
+				b.SetNode("n1", spec(16, 16))
+			},
+			used: []gpu.Memory{10, 0}, freed: []string{"n1"},
+			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
+		},
+		"a node that gives out whole cards takes nothing more, and what it has stays": {
+			story: func(b *book) {
+				b.reserve("n1", a)
+				whole := spec(16, 16)
+				whole.WholeCards = true
+				b.SetNode("n1", whole)
+				_, err := b.Reserve("n1", c, placement.Binpack, at)
+				var refused *ledger.NoRoomError
+				if !errors.As(err, &refused) || !errors.Is(err, ledger.ErrNoRoom) {
+					b.t.Fatalf("Reserve: got %v, want a NoRoomError", err)
+				}
+				expect(b.t, "the refusal", ledger.NoRoomError{Node: "n1", Reason: placement.WholeCards}, *refused)
+				expect(b.t, "Check", map[string]placement.Reason{"n1": placement.WholeCards}, b.check(c, "n1"))
+			},
+			used: []gpu.Memory{10, 0},
+			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+		},
+		"a node that stops giving out whole cards comes free": {
+			story: func(b *book) {
+				whole := spec(16, 16)
+				whole.WholeCards = true
+				b.SetNode("n1", whole)
+				b.SetNode("n1", spec(16, 16))
+			},
+			used: []gpu.Memory{0, 0}, freed: []string{"n1"},
+		},
+		"a card that falls ill frees nothing; one that gets well does": {
+			story: func(b *book) {
+				b.SetNode("n1", ill(spec(16, 16), 0))
+				expect(b.t, "ill", []string(nil), b.takeFreed())
+				expect(b.t, "the next card", gpu.On(1, 10), b.reserve("n1", a))
+				b.SetNode("n1", spec(16, 16))
+			},
+			used: []gpu.Memory{0, 10}, freed: []string{"n1"},
+			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(1, 10), AssumeTime: at},
+		},
+		"who leaves an unhealthy card frees nothing": {
+			story: func(b *book) {
+				b.reserve("n1", a)
+				b.SetNode("n1", ill(spec(16, 16), 0))
+				b.Drop(a.UID)
+			},
+			used: []gpu.Memory{0, 0},
+		},
+		"a card that grows comes free": {
+			story: func(b *book) { b.SetNode("n1", spec(16, 17)) },
+			used:  []gpu.Memory{0, 0}, freed: []string{"n1"},
+		},
+		"a card that shrinks frees nothing": {
+			story: func(b *book) { b.SetNode("n1", spec(16, 15)) },
+			used:  []gpu.Memory{0, 0},
+		},
+		"the same offer again frees nothing": {
+			story: func(b *book) { b.SetNode("n1", spec(16, 16)) },
+			used:  []gpu.Memory{0, 0},
+		},
+		"a card swapped for another index comes free": {
+			story: func(b *book) {
+				swapped := spec(16, 16)
+				swapped.Cards[1].Index = 4
+				b.SetNode("n1", swapped)
+			},
+			used: []gpu.Memory{0, 0}, freed: []string{"n1"},
+		},
+		"cards in any order are known by their index": {
+			story: func(b *book) {
+				s := spec(16, 8)
+				slices.Reverse(s.Cards)
+				b.SetNode("n1", s)
+				n, _ := b.Node("n1")
+				expect(b.t, "the cards", spec(16, 8).Cards, n.Cards)
+				b.reserve("n1", a)
+			},
+			used: []gpu.Memory{10, 0},
+			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBook(t)
+			b.SetNode("n1", spec(16, 16))
+			expect(t, "freed by a new node", []string{"n1"}, b.takeFreed())
+			tc.story(b)
+			expect(t, "used", tc.used, b.used("n1"))
+			expect(t, "freed", tc.freed, b.takeFreed())
+			node, holder, _ := b.Lookup(a.UID)
+			expect(t, "a's node", tc.node, node)
+			expect(t, "a", tc.holder, holder)
+		})
+	}
+}
+
+func TestPresumedPlaces(t *testing.T) {
+	a, c, d := pod("a", 8), pod("c", 8), pod("d", 6)
+	for name, tc := range map[string]struct {
+		story func(b *book)
+		used  []gpu.Memory
+		// where is the place of pod a, and presumed whether it is a guess.
+		where    gpu.Placement
+		presumed bool
+	}{
+		"a pod without a card is presumed where binpack would put it": {
+			story: func(b *book) { b.Hold("n1", a, nil, at) },
+			used:  []gpu.Memory{8, 0}, where: gpu.On(0, 8), presumed: true,
+		},
+		"a guess stays when a better card comes about": {
+			story: func(b *book) {
+				b.Hold("n1", a, nil, at)
+				b.Hold("n1", c, gpu.On(1, 8), at) // Binpack would now put a there, too.
+			},
+			used: []gpu.Memory{8, 8}, where: gpu.On(0, 8), presumed: true,
+		},
+		"a guess stays when it is told again that nothing is known": {
+			story: func(b *book) {
+				b.Hold("n1", a, nil, at)
+				b.Hold("n1", c, gpu.On(1, 8), at)
+				b.Hold("n1", a, nil, at)
+			},
+			used: []gpu.Memory{8, 8}, where: gpu.On(0, 8), presumed: true,
+		},
+		"a reservation goes around a guess and doesn't move it": {
+			story: func(b *book) {
+				b.Hold("n1", a, nil, at)
+				expect(b.t, "c", gpu.On(1, 8), b.reserve("n1", c))
+			},
+			used: []gpu.Memory{8, 8}, where: gpu.On(0, 8), presumed: true,
+		},
+		"a guess yields to what is told": {
+			story: func(b *book) {
+				b.Hold("n1", a, nil, at)
+				b.Hold("n1", c, gpu.On(0, 8), at)
+			},
+			used: []gpu.Memory{8, 8}, where: gpu.On(1, 8), presumed: true,
+		},
+		"a guess becomes what is told of the pod itself": {
+			story: func(b *book) {
+				b.Hold("n1", a, nil, at)
+				b.Hold("n1", a, gpu.On(1, 8), at)
+			},
+			used: []gpu.Memory{0, 8}, where: gpu.On(1, 8),
+		},
+		"a pod whose annotations were taken away is presumed where it was": {
+			story: func(b *book) {
+				b.Hold("n1", a, gpu.On(1, 8), at)
+				b.Hold("n1", a, nil, at)
+			},
+			used: []gpu.Memory{0, 8}, where: gpu.On(1, 8), presumed: true,
+		},
+		"a guess stays on a card that falls ill": {
+			story: func(b *book) {
+				b.Hold("n1", a, nil, at)
+				b.SetNode("n1", ill(spec(10, 10), 0))
+			},
+			used: []gpu.Memory{8, 0}, where: gpu.On(0, 8), presumed: true,
+		},
+		"a new guess avoids an unhealthy card": {
+			story: func(b *book) {
+				b.SetNode("n1", ill(spec(10, 10), 0))
+				b.Hold("n1", a, nil, at)
+			},
+			used: []gpu.Memory{0, 8}, where: gpu.On(1, 8), presumed: true,
+		},
+		"a guess leaves a card that has become too small": {
+			story: func(b *book) {
+				b.Hold("n1", a, nil, at)
+				b.SetNode("n1", spec(7, 10))
+			},
+			used: []gpu.Memory{0, 8}, where: gpu.On(1, 8), presumed: true,
+		},
+		"a pod that no card has room for has no place, and gets one when room comes": {
+			story: func(b *book) {
+				b.Hold("n1", c, gpu.On(0, 8), at)
+				b.Hold("n1", d, gpu.On(1, 6), at)
+				b.Hold("n1", a, nil, at)
+				expect(b.t, "meanwhile", gpu.Placement(nil), b.where(a))
+				b.takeFreed()
+				b.Drop(c.UID)
+				expect(b.t, "freed, though all of it is presumed taken at once", []string(nil), b.takeFreed())
+			},
+			used: []gpu.Memory{8, 6}, where: gpu.On(0, 8), presumed: true,
+		},
+		"pods bound before their node is known are presumed once it is": {
+			story: func(b *book) {
+				b.DeleteNode("n1")
+				b.Hold("n1", c, nil, at)
+				b.Hold("n1", a, nil, at)
+				b.SetNode("n1", spec(10, 10))
+			},
+			used: []gpu.Memory{8, 8}, where: gpu.On(0, 8), presumed: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBook(t)
+			b.SetNode("n1", spec(10, 10))
+			tc.story(b)
+			expect(t, "used", tc.used, b.used("n1"))
+			_, holder, _ := b.Lookup(a.UID)
+			expect(t, "a", ledger.Holder{Pod: a, State: ledger.Bound, Placement: tc.where, Presumed: tc.presumed, AssumeTime: at}, holder)
+		})
+	}
+}
+
+func TestReadersGetCopies(t *testing.T) {
+	b := newBook(t)
+	offer := spec(16, 16)
+	b.SetNode("n1", offer)
+	offer.Cards[0].Memory = 1
+	where := gpu.On(0, 10)
+	b.Hold("n1", pod("a", 10), where, at)
+	where[0].Card = 1
+	want := b.Nodes()
+
+	n, _ := b.Node("n1")
+	n.Cards[0].Memory, n.Used[0], n.Holders[0].Placement[0].Card = 1, 0, 1
+	_, holder, _ := b.Lookup("uid-a")
+	holder.Placement[0].Memory = 1
+	again, err := b.Reserve("n1", pod("a", 10), placement.Binpack, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.Placement[0].Memory = 1
+
+	expect(t, "the ledger", want, b.Nodes())
+	expect(t, "used", []gpu.Memory{10, 0}, b.used("n1"))
+}
+
+func TestCard(t *testing.T) {
+	b := newBook(t)
+	b.SetNode("n1", spec(16, 8))
+	card, unit, ok := b.Card("n1", 1)
+	expect(t, "the card", spec(16, 8).Cards[1], card)
+	expect(t, "the unit", gpu.MiB, unit)
+	expect(t, "known", true, ok)
+	for node, index := range map[string]int{"n1": 2, "n2": 0} {
+		card, unit, ok := b.Card(node, index)
+		expect(t, "no card", gpu.Card{}, card)
+		expect(t, "no unit", gpu.Unit(0), unit)
+		expect(t, "known", false, ok)
+	}
+}
+
+func TestScorePrefersTheFullerNode(t *testing.T) {
+	b := newBook(t)
+	b.SetNode("empty", spec(16, 16))
+	b.SetNode("half", spec(16, 16))
+	b.SetNode("full", spec(16))
+	b.SetNode("whole", ledger.NodeSpec{Cards: spec(16).Cards, WholeCards: true})
+	b.Hold("half", pod("a", 8), gpu.On(0, 8), at)
+	b.Hold("full", pod("c", 16), gpu.On(0, 16), at)
+
+	names := []string{"empty", "half", "full", "whole", "unknown"}
+	expect(t, "binpack", []int{4, 9, 0, 0, 0}, b.Score(placement.Binpack, placement.Binpack, pod("d", 8), names))
+	expect(t, "spread", []int{5, 5, 0, 0, 0}, b.Score(placement.Spread, placement.Spread, pod("d", 8), names))
+}
+
+func TestALedgerNeedsNoListener(t *testing.T) {
+	l := ledger.New(nil)
+	l.SetNode("n1", spec(16))
+	l.Hold("n1", pod("a", 10), nil, at)
+	if !l.Drop("uid-a") {
+		t.Error("the pod wasn't held")
+	}
+}
+
+func TestTheListenerMayCallTheLedger(t *testing.T) {
+	var seen []gpu.Memory
+	var l *ledger.Ledger
+	l = ledger.New(func(name string) {
+		n, _ := l.Node(name)
+		seen = append(seen, n.Used...)
+		l.Drop("uid-nobody") // A writer, too: the lock is free.
+	})
+	l.SetNode("n1", spec(16))
+	l.Hold("n1", pod("a", 10), gpu.On(0, 10), at)
+	l.Drop("uid-a")
+	expect(t, "used, as the listener saw it", []gpu.Memory{0, 0}, seen)
+}
+
+func TestStateString(t *testing.T) {
+	expect(t, "reserved", "reserved", ledger.Reserved.String())
+	expect(t, "bound", "bound", ledger.Bound.String())
+}

@@ -1,0 +1,168 @@
+package ledger
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// node is one node's page of the ledger, guarded by the ledger's lock.
+type node struct {
+	// known says that the node object exists; without it the node has holders only.
+	known      bool
+	unit       gpu.Unit
+	wholeCards bool
+	// cards, ordered by index, with what the holders take of each: recount keeps it so.
+	cards   []placement.Card
+	holders map[gpu.PodUID]*Holder
+}
+
+// offer records what the node object offers. The cards stand with nothing taken until recount.
+func (n *node) offer(spec NodeSpec) {
+	n.known, n.unit, n.wholeCards = true, spec.Unit, spec.WholeCards
+	n.cards = make([]placement.Card, len(spec.Cards))
+	for i, c := range spec.Cards {
+		n.cards[i].Card = c
+	}
+	slices.SortFunc(n.cards, func(a, b placement.Card) int { return a.Index - b.Index })
+}
+
+// forget takes back what offer recorded.
+func (n *node) forget() {
+	n.known, n.unit, n.wholeCards, n.cards = false, 0, false, nil
+}
+
+// open says whether the node shares its cards at all: Fits, or the reason why not. A node that isn't known may be nil.
+func (n *node) open() placement.Reason {
+	switch {
+	case n == nil || !n.known:
+		return placement.NotShared
+	case n.wholeCards:
+		return placement.WholeCards
+	}
+	return placement.Fits
+}
+
+// fit says whether the request finds a card. A node that isn't known may be nil.
+func (n *node) fit(request gpu.Memory) placement.Reason {
+	if reason := n.open(); reason != placement.Fits {
+		return reason
+	}
+	return placement.Fit(n.cards, request)
+}
+
+// place is fit with the card. A node that isn't known may be nil.
+func (n *node) place(policy placement.Policy, request gpu.Memory) (gpu.Placement, placement.Reason) {
+	if reason := n.open(); reason != placement.Fits {
+		return nil, reason
+	}
+	return placement.Place(policy, n.cards, request)
+}
+
+// recount adds up from the holders what is taken of each card. Counting anew costs little at the number of pods that a
+// node runs, and leaves no way for sums to drift.
+//
+// Holders whose card is told come first, presumed ones fill in around them: those that have their room still keep it,
+// so that a guess which the node may have acted on doesn't wander off to another card; the others are placed anew.
+func (n *node) recount() {
+	for i := range n.cards {
+		n.cards[i].Used = 0
+	}
+	var presumed []*Holder
+	for _, h := range n.holders {
+		if h.Presumed {
+			presumed = append(presumed, h)
+			continue
+		}
+		n.add(h.Placement)
+	}
+	slices.SortFunc(presumed, func(a, b *Holder) int { return cmp.Compare(a.UID, b.UID) })
+	var homeless []*Holder
+	for _, h := range presumed {
+		if n.hasRoom(h.Placement) {
+			n.add(h.Placement)
+		} else {
+			homeless = append(homeless, h)
+		}
+	}
+	for _, h := range homeless {
+		h.Placement, _ = placement.Place(placement.Binpack, n.cards, h.Request)
+		n.add(h.Placement)
+	}
+}
+
+// hasRoom says whether each of the cards exists and has that much left, well or not: a pod that sits on a card doesn't
+// leave it when the card falls ill.
+func (n *node) hasRoom(where gpu.Placement) bool {
+	for _, share := range where {
+		if i, ok := n.position(share.Card); !ok || n.cards[i].Free() < share.Memory {
+			return false
+		}
+	}
+	return len(where) > 0
+}
+
+func (n *node) add(where gpu.Placement) {
+	for _, share := range where {
+		if i, ok := n.position(share.Card); ok {
+			n.cards[i].Used = n.cards[i].Used.Add(share.Memory)
+		}
+	}
+}
+
+// position finds a card by its index.
+func (n *node) position(index int) (int, bool) {
+	return slices.BinarySearchFunc(n.cards, index, func(c placement.Card, index int) int { return c.Index - index })
+}
+
+// room is what could be placed on each card, by index.
+func (n *node) room() map[int]gpu.Memory {
+	room := make(map[int]gpu.Memory, len(n.cards))
+	if n.open() != placement.Fits {
+		return room
+	}
+	for _, c := range n.cards {
+		if c.Healthy() {
+			room[c.Index] = c.Free()
+		}
+	}
+	return room
+}
+
+// roomierThan says whether more can be placed on some card than before.
+func (n *node) roomierThan(before map[int]gpu.Memory) bool {
+	for index, free := range n.room() {
+		if free > before[index] {
+			return true
+		}
+	}
+	return false
+}
+
+func (n *node) copy(name string) Node {
+	out := Node{
+		Name:     name,
+		NodeSpec: NodeSpec{Unit: n.unit, WholeCards: n.wholeCards},
+		Holders:  make([]Holder, 0, len(n.holders)),
+	}
+	for _, c := range n.cards {
+		out.Cards = append(out.Cards, c.Card)
+		out.Used = append(out.Used, c.Used)
+	}
+	for h := range maps.Values(n.holders) {
+		out.Holders = append(out.Holders, h.copy())
+	}
+	slices.SortFunc(out.Holders, func(a, b Holder) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
+	})
+	return out
+}
+
+func (h *Holder) copy() Holder {
+	out := *h
+	out.Placement = slices.Clone(h.Placement)
+	return out
+}
