@@ -1,0 +1,121 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	listersv1 "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// ErrNotReady says that the ledger doesn't stand yet: nodes and pods are still being listed.
+var ErrNotReady = errors.New("the ledger is still being rebuilt from the API server")
+
+// Options are what a Cluster works with.
+type Options struct {
+	// Client reads, watches and binds.
+	Client kubernetes.Interface
+	// API makes the calls of which the outcome matters; NewAPI(Client) outside tests.
+	API API
+	// Recorder writes Events.
+	Recorder record.EventRecorder
+	// Observer is told what happens, for metrics.
+	Observer Observer
+	// CardPolicy chooses among the cards of a node.
+	CardPolicy placement.Policy
+	// BindTimeout bounds one bind, all its calls included. It must lie below kube-scheduler's httpTimeout.
+	BindTimeout time.Duration
+	// Clock is real outside tests.
+	Clock clock.WithTicker
+}
+
+// Observer is told what happens. Its methods are called often and must return at once.
+type Observer interface {
+	// BindFinished tells the result of a bind, one of the Result constants.
+	BindFinished(result string)
+	// Settled tells how a bind whose answer was lost turned out.
+	Settled(outcome string)
+	// Woken counts the writes that made kube-scheduler look again.
+	Woken()
+	// APIWrite counts writes to the API server, Events left out, by kind ("binding", "node").
+	APIWrite(kind string)
+}
+
+// Cluster is the API server's view of who holds what, and the way to change it. Its methods may be called from many
+// goroutines.
+type Cluster struct {
+	Options
+	ledger  *ledger.Ledger
+	pods    listersv1.PodLister
+	factory informers.SharedInformerFactory
+	synced  []cache.InformerSynced
+	settler *settler
+	waker   *waker
+	flights flights
+}
+
+// New wires a Cluster. Nothing is read before Run.
+func New(o Options) (*Cluster, error) {
+	c := &Cluster{Options: o}
+	c.waker = newWaker(o.Clock, o.API, o.Observer, c.fits)
+	c.ledger = ledger.New(c.waker.freed)
+	c.settler = newSettler(o.Clock, o.API, o.Observer, c.ledger, o.BindTimeout)
+
+	c.factory = informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTransform(slim))
+	pods, nodes := c.factory.Core().V1().Pods(), c.factory.Core().V1().Nodes()
+	c.pods = pods.Lister()
+	podHandler, err := pods.Informer().AddEventHandler(c.podEvents())
+	if err != nil {
+		return nil, fmt.Errorf("watching pods: %w", err)
+	}
+	nodeHandler, err := nodes.Informer().AddEventHandler(c.nodeEvents())
+	if err != nil {
+		return nil, fmt.Errorf("watching nodes: %w", err)
+	}
+	// The handlers' own HasSynced: the informers' would say yes before the ledger has seen the last of the list.
+	c.synced = []cache.InformerSynced{podHandler.HasSynced, nodeHandler.HasSynced}
+	return c, nil
+}
+
+// Ledger returns the book that this cluster keeps.
+func (c *Cluster) Ledger() *ledger.Ledger { return c.ledger }
+
+// Run feeds the ledger until ctx ends.
+func (c *Cluster) Run(ctx context.Context) error {
+	logger := klog.FromContext(ctx)
+	start := c.Clock.Now()
+	c.factory.StartWithContext(ctx)
+	defer c.factory.Shutdown()
+
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return c.settler.run(ctx) })
+	g.Go(func() error { return c.waker.run(ctx) })
+	g.Go(func() error {
+		if cache.WaitForCacheSync(ctx.Done(), c.synced...) {
+			logger.Info("The ledger stands", "after", c.Clock.Since(start).Round(time.Millisecond), "nodes", len(c.ledger.Nodes()))
+		}
+		return nil
+	})
+	return g.Wait()
+}
+
+// Ready returns nil once the ledger stands, and ErrNotReady before.
+func (c *Cluster) Ready() error {
+	for _, synced := range c.synced {
+		if !synced() {
+			return ErrNotReady
+		}
+	}
+	return nil
+}

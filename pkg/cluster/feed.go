@@ -1,0 +1,120 @@
+package cluster
+
+import (
+	"errors"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// podEvents feeds pods into the ledger.
+func (c *Cluster) podEvents() cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: func(object any) { c.podSeen(object.(*corev1.Pod)) },
+		UpdateFunc: func(before, after any) {
+			old, pod := before.(*corev1.Pod), after.(*corev1.Pod)
+			if old.UID != pod.UID {
+				// The pod in between was deleted and its name used again, while the watch was broken.
+				c.podGone(gpu.PodUID(old.UID))
+			}
+			c.podSeen(pod)
+		},
+		DeleteFunc: func(object any) {
+			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
+				object = unknown.Obj
+			}
+			if pod, ok := object.(*corev1.Pod); ok {
+				c.podGone(gpu.PodUID(pod.UID))
+			}
+		},
+	}
+}
+
+func (c *Cluster) podSeen(pod *corev1.Pod) {
+	seen := protocol.Pod(pod)
+	if seen.Request == 0 {
+		return
+	}
+	switch {
+	case protocol.Terminal(pod):
+		c.podGone(seen.UID)
+	case pod.Spec.NodeName != "":
+		hold(c.ledger, pod)
+		c.settler.seen(seen.UID)
+		c.waker.forget(seen.UID)
+	}
+}
+
+func (c *Cluster) podGone(uid gpu.PodUID) {
+	c.ledger.Drop(uid)
+	c.settler.seen(uid)
+	c.waker.forget(uid)
+}
+
+// hold enters a bound pod into the ledger, as its object tells it.
+func hold(l *ledger.Ledger, pod *corev1.Pod) {
+	where, err := protocol.PodPlacement(pod)
+	if err != nil && !errors.Is(err, protocol.ErrNotAssumed) {
+		klog.Background().Info("The pod's card can't be read: room is kept where the node is likely to put it",
+			"pod", klog.KObj(pod), "node", pod.Spec.NodeName, "err", err)
+	}
+	assignment, _ := protocol.ParseAssignment(pod.Annotations)
+	l.Hold(pod.Spec.NodeName, protocol.Pod(pod), where, assignment.AssumeTime)
+}
+
+// nodeEvents feeds nodes into the ledger.
+func (c *Cluster) nodeEvents() cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: func(object any) { c.nodeSeen(object.(*corev1.Node)) },
+		UpdateFunc: func(before, after any) {
+			old, node := before.(*corev1.Node), after.(*corev1.Node)
+			// Most updates of a node change none of what is kept of it.
+			if !maps.Equal(old.Annotations, node.Annotations) || !sameResources(old.Status.Capacity, node.Status.Capacity) {
+				c.nodeSeen(node)
+			}
+		},
+		DeleteFunc: func(object any) {
+			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
+				object = unknown.Obj
+			}
+			if node, ok := object.(*corev1.Node); ok {
+				c.ledger.DeleteNode(node.Name)
+			}
+		},
+	}
+}
+
+func (c *Cluster) nodeSeen(node *corev1.Node) {
+	parsed := protocol.ParseNode(node)
+	logger := klog.Background().WithValues("node", node.Name)
+	if parsed.Problem != nil {
+		logger.Info("The node's inventory is passed over: its cards are taken for equal", "err", parsed.Problem)
+	}
+	if parsed.WholeCards {
+		logger.Info("The node offers whole cards and GPU memory at once: nothing is placed on it")
+	}
+	if len(parsed.Cards) == 0 && !parsed.WholeCards {
+		c.ledger.DeleteNode(node.Name)
+		return
+	}
+	c.ledger.SetNode(node.Name, ledger.NodeSpec{Unit: parsed.Unit, Cards: parsed.Cards, WholeCards: parsed.WholeCards})
+}
+
+func sameResources(a, b corev1.ResourceList) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for name, quantity := range a {
+		other, ok := b[name]
+		if !ok || quantity.Cmp(other) != 0 {
+			return false
+		}
+	}
+	return true
+}
