@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpushare/gpushare/pkg/cluster"
+	"github.com/gpushare/gpushare/pkg/extender"
+	"github.com/gpushare/gpushare/pkg/metrics"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/version"
+)
+
+const component = "gpushare-extender"
+
+// serve wires the parts, runs them until ctx ends, and stops them in reverse.
+func serve(ctx context.Context, o options) error {
+	logger := klog.FromContext(ctx).WithName(component)
+	ctx = klog.NewContext(ctx, logger)
+	logger.Info("Starting", "version", version.Get().String())
+
+	listener, err := net.Listen("tcp", o.listenAddress)
+	if err != nil {
+		return fmt.Errorf("--listen-address: %w", err)
+	}
+	defer listener.Close()
+
+	var tlsConfig *tls.Config
+	if o.tlsCertFile != "" {
+		if tlsConfig, err = extender.ServerTLS(o.tlsCertFile, o.tlsKeyFile, o.clientCAFile); err != nil {
+			return err
+		}
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	if err != nil {
+		return fmt.Errorf("--kubeconfig: %w", err)
+	}
+	config.UserAgent = component + "/" + version.Get().Version
+	config.QPS, config.Burst = o.qps, o.burst
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("reaching the API server: %w", err)
+	}
+	recorder, stopEvents, err := newRecorder(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer stopEvents()
+
+	// The flags were validated: these can't fail.
+	cardPolicy, _ := placement.ParsePolicy(o.cardPolicy)
+	nodePolicy, _ := placement.ParsePolicy(o.nodePolicy)
+
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	observer := metrics.NewExtender(registry)
+	state, err := cluster.New(cluster.Options{
+		Client: client, API: cluster.NewAPI(client), Recorder: recorder, Observer: observer,
+		CardPolicy: cardPolicy, BindTimeout: o.bindTimeout, Clock: clock.RealClock{},
+	})
+	if err != nil {
+		return err
+	}
+	metrics.NewLedger(registry, state.Ledger(), state.Ready)
+	server := extender.NewServer(extender.Options{
+		Cluster: state, Observer: observer, Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}),
+		CardPolicy: cardPolicy, NodePolicy: nodePolicy, TLS: tlsConfig, BindTimeout: o.bindTimeout,
+	})
+
+	logger.Info("Answering", "address", listener.Addr().String(), "tls", tlsConfig != nil)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return state.Run(ctx) })
+	g.Go(func() error { return server.Serve(ctx, listener) })
+	err = g.Wait()
+	logger.Info("Stopped")
+	return err
+}
+
+// newRecorder writes Events through a client of its own, so that a burst of them never holds up a bind. stop must be
+// called at the end.
+func newRecorder(ctx context.Context, config *rest.Config) (recorder record.EventRecorder, stop func(), err error) {
+	config = rest.CopyConfig(config)
+	config.QPS, config.Burst = 100, 1000
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, nil, fmt.Errorf("reaching the API server: %w", err)
+	}
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	return broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component}), broadcaster.Shutdown, nil
+}

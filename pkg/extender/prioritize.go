@@ -1,0 +1,26 @@
+package extender
+
+import (
+	"context"
+
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// prioritize scores the nodes by the policy, 0 to placement.MaxScore. Its answer has no field for an error, so that is an HTTP status.
+func (s *Server) prioritize(_ context.Context, args *extenderv1.ExtenderArgs) (any, error) {
+	if err := checkPod(args.Pod); err != nil {
+		return nil, err
+	}
+	if err := s.Cluster.Ready(); err != nil {
+		return nil, err
+	}
+	names := nodeNames(args)
+	scores := s.Cluster.Ledger().Score(s.CardPolicy, s.NodePolicy, protocol.Pod(args.Pod), names)
+	answer := make(extenderv1.HostPriorityList, len(names))
+	for i, name := range names {
+		answer[i] = extenderv1.HostPriority{Host: name, Score: int64(scores[i])}
+	}
+	return answer, nil
+}

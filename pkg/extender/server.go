@@ -1,0 +1,120 @@
+package extender
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/julienschmidt/httprouter"
+
+	"github.com/gpushare/gpushare/pkg/cluster"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// Prefix is the path that every verb lies under.
+const Prefix = "/gpushare-scheduler"
+
+const (
+	// maxBody bounds what a request may carry: far above 5,000 node names with a large pod, far below the memory at hand.
+	maxBody = 16 << 20
+	// headerTimeout and readTimeout end clients that send slowly.
+	headerTimeout = 5 * time.Second
+	readTimeout   = 15 * time.Second
+	idleTimeout   = 2 * time.Minute
+)
+
+// Cluster is what the verbs need of package cluster.
+type Cluster interface {
+	// Ready returns why nothing can be answered yet, or nil.
+	Ready() error
+	Bind(ctx context.Context, request cluster.BindRequest) error
+	Refused(pod gpu.Pod, at time.Time)
+	Passed(uid gpu.PodUID)
+	Ledger() *ledger.Ledger
+}
+
+// Observer is told what happens, for metrics. Its methods must return at once.
+type Observer interface {
+	// Answered tells how long a verb took, and whether it answered, refused with an error, or panicked.
+	Answered(verb, outcome string, took time.Duration)
+	// Filtered counts nodes by what filter said of them.
+	Filtered(reason placement.Reason, nodes int)
+}
+
+// The outcomes of a verb.
+const (
+	OutcomeOK    = "ok"
+	OutcomeError = "error"
+	OutcomePanic = "panic"
+)
+
+// Options are what a Server works with.
+type Options struct {
+	Cluster  Cluster
+	Observer Observer
+	// Metrics answers /metrics.
+	Metrics http.Handler
+	// CardPolicy and NodePolicy are what prioritize scores by.
+	CardPolicy, NodePolicy placement.Policy
+	// TLS is nil for plain HTTP.
+	TLS *tls.Config
+	// BindTimeout is how long a bind may take: a stopping server waits that long for the binds in flight.
+	BindTimeout time.Duration
+}
+
+// Server answers HTTP.
+type Server struct {
+	Options
+}
+
+// NewServer wires a Server.
+func NewServer(o Options) *Server { return &Server{o} }
+
+// Handler returns the router with every path.
+func (s *Server) Handler() http.Handler {
+	r := httprouter.New()
+	r.HandlerFunc(http.MethodPost, Prefix+"/filter", verb(s, "filter", s.filter, filterError))
+	r.HandlerFunc(http.MethodPost, Prefix+"/prioritize", verb(s, "prioritize", s.prioritize, nil))
+	r.HandlerFunc(http.MethodPost, Prefix+"/bind", verb(s, "bind", s.bind, bindError))
+	r.GET(Prefix+"/inspect", s.inspect)
+	r.GET(Prefix+"/inspect/:node", s.inspect)
+	r.GET("/version", getVersion)
+	r.GET("/livez", livez)
+	r.GET("/readyz", s.readyz)
+	r.Handler(http.MethodGet, "/metrics", s.Metrics)
+	r.NotFound = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		http.Error(w, fmt.Sprintf("no such path: %.200q", req.URL.Path), http.StatusNotFound)
+	})
+	return r
+}
+
+// Serve answers on the listener until ctx ends, then waits for the requests in flight.
+func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
+	server := &http.Server{
+		Handler:           s.Handler(),
+		ReadHeaderTimeout: headerTimeout,
+		ReadTimeout:       readTimeout,
+		IdleTimeout:       idleTimeout,
+		BaseContext:       func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
+	}
+	if s.TLS != nil {
+		listener = tls.NewListener(listener, s.TLS)
+	}
+	stopped := make(chan error, 1)
+	go func() {
+		<-ctx.Done()
+		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.BindTimeout)
+		defer cancel()
+		stopped <- server.Shutdown(drain)
+	}()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serving on %s: %w", listener.Addr(), err)
+	}
+	return <-stopped
+}

@@ -1,0 +1,82 @@
+package extender
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"runtime/debug"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+// verb makes a handler of what turns a verb's arguments into its answer. fail makes an error the answer's own, for
+// verbs that have a field for it; where it is nil the error becomes an HTTP status.
+func verb[A any](s *Server, name string, answer func(context.Context, *A) (any, error), fail func(error) any) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		start := time.Now()
+		args := new(A)
+		reply, outcome, err := any(nil), OutcomeError, read(w, r, args)
+		if err == nil {
+			reply, outcome, err = guarded(r.Context(), name, args, answer)
+		}
+		switch {
+		case err == nil:
+			write(w, r, reply)
+		case fail != nil:
+			write(w, r, fail(err))
+		case outcome == OutcomePanic:
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		default:
+			http.Error(w, err.Error(), http.StatusBadRequest)
+		}
+		s.Observer.Answered(name, outcome, time.Since(start))
+	}
+}
+
+// guarded runs a verb. A panic ends this one request, with an error like any other.
+func guarded[A any](ctx context.Context, name string, args *A, answer func(context.Context, *A) (any, error)) (reply any, outcome string, err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			klog.FromContext(ctx).Error(fmt.Errorf("panic: %v", cause), "A request panicked", "verb", name, "stack", string(debug.Stack()))
+			reply, outcome, err = nil, OutcomePanic, errInternal
+		}
+	}()
+	reply, err = answer(ctx, args)
+	if err != nil {
+		return nil, OutcomeError, err
+	}
+	return reply, OutcomeOK, nil
+}
+
+var errInternal = errors.New("internal error, see the extender's log")
+
+// read decodes the body, which must be one JSON value and nothing else.
+func read(w http.ResponseWriter, r *http.Request, into any) error {
+	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
+	if err := decoder.Decode(into); err != nil {
+		var tooLarge *http.MaxBytesError
+		switch {
+		case errors.As(err, &tooLarge):
+			return fmt.Errorf("the request's body is over %d bytes", tooLarge.Limit)
+		case errors.Is(err, io.EOF):
+			return errors.New("the request's body is empty")
+		}
+		return fmt.Errorf("the request's body can't be read: %w", err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("the request's body goes on after its JSON value")
+	}
+	return nil
+}
+
+func write(w http.ResponseWriter, r *http.Request, answer any) {
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(answer); err != nil {
+		// The client went away; the status line is out already.
+		klog.FromContext(r.Context()).V(2).Info("An answer could not be sent", "err", err)
+	}
+}
