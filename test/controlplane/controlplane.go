@@ -1,0 +1,239 @@
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// Options say what to run. The zero value runs etcd, kube-apiserver, and kube-scheduler without an extender.
+type Options struct {
+	// Dir is where data, logs, certificates and kubeconfigs go; it is made where missing. StartForTest chooses one.
+	Dir string
+	// KubeDir is where the binaries are, bin/kube of this repository by default.
+	KubeDir string
+
+	Scheduler        SchedulerOptions
+	WithoutScheduler bool
+	// ControllerManager runs kube-controller-manager too: Deployments, Jobs, garbage collection, node taints. Without it
+	// the admission plugins that rely on it are switched off.
+	ControllerManager bool
+	// ExtraArgs are flags to add, by the component's name ("kube-scheduler"). The last of two equal flags counts.
+	ExtraArgs map[string][]string
+}
+
+func (o Options) withDefaults() (Options, error) {
+	root, err := RepositoryRoot()
+	if o.KubeDir == "" && err == nil {
+		o.KubeDir = filepath.Join(root, "bin", "kube")
+	}
+	if o.Scheduler.ConfigFile == "" && err == nil {
+		o.Scheduler.ConfigFile = filepath.Join(root, "config", "scheduler-config.yaml")
+	}
+	if o.KubeDir == "" || o.Scheduler.ConfigFile == "" {
+		return o, err // Only those who name both files need no repository.
+	}
+	return o, nil
+}
+
+// ControlPlane is a running control plane. The components may be killed, paused and restarted at will.
+type ControlPlane struct {
+	// Dir is where everything lies.
+	Dir string
+	// KubeconfigPath, Config and Client are an administrator's (group system:masters), without a limit of requests a
+	// second on the client's side, and exempt from the API server's priority and fairness.
+	KubeconfigPath string
+	Config         *rest.Config
+	Client         kubernetes.Interface
+
+	Etcd      *Process
+	APIServer *Process
+	// Scheduler and ControllerManager are nil where they don't run.
+	Scheduler         *Process
+	ControllerManager *Process
+
+	options   Options
+	authority *authority
+	files     files
+
+	etcdPort, apiPort   *Port
+	schedulerKubeconfig string
+	ports               []*Port
+	proxies             []*Proxy
+}
+
+// Start starts a control plane and returns when all of it is ready. Whatever was started before an error is stopped.
+// ctx bounds the start alone.
+func Start(ctx context.Context, o Options) (*ControlPlane, error) {
+	if o.Dir == "" {
+		return nil, errors.New("starting the control plane: Options.Dir is empty")
+	}
+	if err := o.Binaries(); err != nil {
+		return nil, fmt.Errorf("starting the control plane: %w", err)
+	}
+	o, err := o.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := filepath.Abs(o.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("starting the control plane: %w", err)
+	}
+	c := &ControlPlane{Dir: dir, options: o}
+	if err := c.start(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("starting the control plane: %w", err), c.Stop())
+	}
+	return c, nil
+}
+
+func (c *ControlPlane) start(ctx context.Context) error {
+	if err := c.prepare(); err != nil {
+		return err
+	}
+	if err := c.startEtcd(ctx); err != nil {
+		return err
+	}
+	if err := c.startAPIServer(ctx); err != nil {
+		return err
+	}
+	if err := c.waitForNamespaces(ctx); err != nil {
+		return err
+	}
+	if c.options.ControllerManager {
+		if err := c.startControllerManager(ctx); err != nil {
+			return err
+		}
+	}
+	if !c.options.WithoutScheduler {
+		return c.StartScheduler(ctx, c.options.Scheduler)
+	}
+	return nil
+}
+
+// prepare makes everything that the components read.
+func (c *ControlPlane) prepare() (err error) {
+	if c.authority, err = newAuthority(); err != nil {
+		return err
+	}
+	if c.files, err = c.authority.write(filepath.Join(c.Dir, "pki")); err != nil {
+		return err
+	}
+	if c.etcdPort, err = c.reservePort(); err != nil {
+		return err
+	}
+	if c.apiPort, err = c.reservePort(); err != nil {
+		return err
+	}
+	if c.KubeconfigPath, err = c.Kubeconfig("admin", "system:masters"); err != nil {
+		return err
+	}
+	if c.schedulerKubeconfig, err = c.Kubeconfig("system:kube-scheduler"); err != nil {
+		return err
+	}
+	if c.Config, err = clientcmd.BuildConfigFromFlags("", c.KubeconfigPath); err != nil {
+		return fmt.Errorf("reading the administrator's kubeconfig: %w", err)
+	}
+	c.Config.QPS = -1 // No limit.
+	if c.Client, err = kubernetes.NewForConfig(c.Config); err != nil {
+		return fmt.Errorf("making the administrator's client: %w", err)
+	}
+	return nil
+}
+
+func (c *ControlPlane) reservePort() (*Port, error) {
+	port, err := ReservePort()
+	if err != nil {
+		return nil, err
+	}
+	c.ports = append(c.ports, port)
+	return port, nil
+}
+
+func (c *ControlPlane) writeSchedulerConfig(o SchedulerOptions) (string, error) {
+	if o.ConfigFile == "" {
+		o.ConfigFile = c.options.Scheduler.ConfigFile
+	}
+	shipped, err := os.ReadFile(o.ConfigFile)
+	if err != nil {
+		return "", err
+	}
+	config, err := schedulerConfig(shipped, c.schedulerKubeconfig, o)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", o.ConfigFile, err)
+	}
+	path := filepath.Join(c.Dir, "scheduler-config.yaml")
+	return path, os.WriteFile(path, config, 0o600)
+}
+
+// waitForNamespaces waits for what the API server makes only after it has called itself ready.
+func (c *ControlPlane) waitForNamespaces(ctx context.Context) error {
+	for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem} {
+		err := untilFound(ctx, func(ctx context.Context) error {
+			_, err := c.Client.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("waiting for namespace %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// waitForDefaultAccount waits for the ServiceAccount without which pods in namespace "default" are refused.
+func (c *ControlPlane) waitForDefaultAccount(ctx context.Context) error {
+	err := untilFound(ctx, func(ctx context.Context) error {
+		_, err := c.Client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("waiting for ServiceAccount default/default: %w", err)
+	}
+	return nil
+}
+
+func untilFound(ctx context.Context, get func(context.Context) error) error {
+	return wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, readyTimeout, true, func(ctx context.Context) (bool, error) {
+		err := get(ctx)
+		if apierrors.IsNotFound(err) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+}
+
+// Processes returns the components that run or have run.
+func (c *ControlPlane) Processes() []*Process {
+	var out []*Process
+	for _, p := range []*Process{c.Scheduler, c.ControllerManager, c.APIServer, c.Etcd} {
+		if p != nil {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// Stop ends everything at once and returns when it is gone. It kills: the API server would take its time for its open
+// watches, and what etcd has acknowledged is written. Dir stays. Stopping twice is no error.
+func (c *ControlPlane) Stop() error {
+	var errs []error
+	for _, p := range c.proxies {
+		errs = append(errs, p.Close())
+	}
+	for _, p := range c.Processes() {
+		errs = append(errs, p.Kill())
+	}
+	for _, p := range c.ports {
+		p.Release()
+	}
+	return errors.Join(errs...)
+}

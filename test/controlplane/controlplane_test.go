@@ -1,0 +1,287 @@
+package controlplane
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+func TestControlPlane(t *testing.T) {
+	filtered := make(chan string, 1000)
+	extender := httptest.NewServer(refusingExtender(filtered))
+	defer extender.Close()
+	c := StartForTest(t, Options{Scheduler: SchedulerOptions{
+		ExtenderURL: extender.URL, Edits: []ConfigEdit{ClientLimits(1000, 1000)},
+	}})
+
+	must(t, c.CreateNodes(t.Context(), Node{Name: "node-0", Unit: gpu.MiB, Cards: EqualCards(2, 16276)}))
+
+	t.Run("a created node is read as it was described", func(t *testing.T) {
+		node, err := c.Client.CoreV1().Nodes().Get(t.Context(), "node-0", metav1.GetOptions{})
+		must(t, err)
+		read := protocol.ParseNode(node)
+		if read.Problem != nil || read.Unit != gpu.MiB || len(read.Cards) != 2 || read.Cards[1].Memory != 16276 {
+			t.Errorf("the node is read as %+v", read)
+		}
+		if node.Labels[protocol.LabelShared] != "true" || len(node.Spec.Taints) != 0 {
+			t.Errorf("labels %v, taints %v", node.Labels, node.Spec.Taints)
+		}
+	})
+
+	t.Run("a pod without GPU is bound", func(t *testing.T) {
+		createPod(t, c.Client, "plain", 0)
+		if got := awaitBound(t, c.Client, "plain"); got != "node-0" {
+			t.Errorf("bound to %q, want node-0", got)
+		}
+	})
+
+	t.Run("a pod that asks for GPU memory reaches the extender, and needs none once the scheduler runs without", func(t *testing.T) {
+		createPod(t, c.Client, "sharing", 8138)
+		select {
+		case name := <-filtered:
+			if name != "sharing" {
+				t.Errorf("the extender was asked about pod %q, want sharing", name)
+			}
+		case <-time.After(readyTimeout):
+			t.Fatal("the extender was never asked")
+		}
+		must(t, c.StartScheduler(t.Context(), SchedulerOptions{}))
+		awaitBound(t, c.Client, "sharing")
+	})
+
+	t.Run("manifests are applied, again too, and a ServiceAccount may do what they grant", func(t *testing.T) {
+		for range 2 {
+			must(t, c.Apply(t.Context(), "testdata/accounts.yaml"))
+		}
+		path, err := c.ServiceAccountKubeconfig(t.Context(), "accounts", "reader")
+		must(t, err)
+		reader := clientFor(t, path)
+		if _, err := reader.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{}); err != nil {
+			t.Errorf("listing nodes: %v", err)
+		}
+		if _, err := reader.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+			t.Errorf("listing pods without the right to: got %v, want forbidden", err)
+		}
+	})
+
+	t.Run("a manifest with an unknown field is refused", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "wrong.yaml")
+		must(t, os.WriteFile(path, []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: wrong}\ndate: {}\n"), 0o600))
+		if err := c.Apply(t.Context(), path); err == nil || !strings.Contains(err.Error(), "date") {
+			t.Errorf("got %v, want an error that names the field", err)
+		}
+	})
+
+	t.Run("a user by certificate is who it says, of the groups it says", func(t *testing.T) {
+		path, err := c.Kubeconfig("alice", "visitors")
+		must(t, err)
+		if _, err := clientFor(t, path).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+			t.Errorf("listing nodes as alice: got %v, want forbidden", err)
+		}
+		path, err = c.Kubeconfig("bob", "system:masters")
+		must(t, err)
+		if _, err := clientFor(t, path).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{}); err != nil {
+			t.Errorf("listing nodes as bob: %v", err)
+		}
+	})
+
+	t.Run("many nodes are created without being throttled", func(t *testing.T) {
+		must(t, c.Apply(t.Context(), "testdata/accounts.yaml"))
+		path, err := c.ServiceAccountKubeconfig(t.Context(), "accounts", "admin")
+		must(t, err)
+		// As the ServiceAccount, not as the administrator, who is exempt from throttling.
+		ordinary := *c
+		ordinary.Client = clientFor(t, path)
+		var nodes []Node
+		for i := range 100 {
+			nodes = append(nodes, Node{Name: fmt.Sprintf("many-%d", i), Unit: gpu.GiB, Cards: EqualCards(8, 16)})
+		}
+		must(t, ordinary.CreateNodes(t.Context(), nodes...))
+		rejected, err := c.RejectedRequests(t.Context())
+		must(t, err)
+		if rejected != 0 {
+			t.Errorf("%d requests were rejected", rejected)
+		}
+	})
+
+	t.Run("a paused API server answers nothing, and everything once it is resumed", func(t *testing.T) {
+		must(t, c.APIServer.Pause())
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		_, err := c.Client.CoreV1().Nodes().Get(ctx, "node-0", metav1.GetOptions{})
+		if err == nil || ctx.Err() == nil {
+			t.Errorf("got %v, want a timeout", err)
+		}
+		must(t, c.APIServer.Resume())
+		_, err = c.Client.CoreV1().Nodes().Get(t.Context(), "node-0", metav1.GetOptions{})
+		must(t, err)
+	})
+
+	t.Run("killed and started again, everything is as it was", func(t *testing.T) {
+		before := c.APIServer.Pid()
+		for _, p := range c.Processes() {
+			must(t, p.Kill())
+		}
+		if _, err := c.Client.CoreV1().Nodes().Get(t.Context(), "node-0", metav1.GetOptions{}); err == nil {
+			t.Error("an API server that was killed answers")
+		}
+		for _, p := range []*Process{c.Etcd, c.APIServer, c.Scheduler} {
+			must(t, p.Start(t.Context()))
+		}
+		if c.APIServer.Pid() == before {
+			t.Error("the API server is the same process as before")
+		}
+		if got := awaitBound(t, c.Client, "plain"); got != "node-0" {
+			t.Errorf("pod plain is on %q, want node-0", got)
+		}
+		createPod(t, c.Client, "later", 0)
+		awaitBound(t, c.Client, "later")
+	})
+
+	t.Run("after Stop nothing is left", func(t *testing.T) {
+		must(t, c.Stop())
+		must(t, c.Stop())
+		for _, p := range c.Processes() {
+			if p.Running() || !gone(p.Pid()) {
+				t.Errorf("%s, process %d, is still there", p.Name, p.Pid())
+			}
+		}
+		// The ports aren't held any more: without SO_REUSEADDR they can be had only if nobody has them.
+		listener, err := net.Listen("tcp", c.apiPort.Address())
+		must(t, err)
+		must(t, listener.Close())
+	})
+}
+
+func TestControllerManagerMakesPodsOfADeployment(t *testing.T) {
+	c := StartForTest(t, Options{ControllerManager: true})
+	// The controller manager has to lift the taint of a new node, so this shows that CreateNodes waits for it.
+	must(t, c.CreateNodes(t.Context(), Node{Name: "node-0"}))
+	must(t, c.Apply(t.Context(), "testdata/deployment.yaml"))
+	await(t, "two pods of the Deployment are bound", func(ctx context.Context) (bool, error) {
+		pods, err := c.Client.CoreV1().Pods("default").List(ctx, metav1.ListOptions{LabelSelector: "app=web"})
+		if err != nil {
+			return false, err
+		}
+		bound := 0
+		for i := range pods.Items {
+			if pods.Items[i].Spec.NodeName == "node-0" {
+				bound++
+			}
+		}
+		return bound == 2, nil
+	})
+}
+
+func TestStartOfAComponentThatEndsAtOnce(t *testing.T) {
+	o := Options{Dir: t.TempDir(), ExtraArgs: map[string][]string{apiServer: {"--no-such-flag"}}}
+	if errors.Is(o.Binaries(), ErrNoBinaries) {
+		StartForTest(t, o) // Skips or fails, as for every test.
+	}
+	c, err := Start(t.Context(), o)
+	if c != nil {
+		t.Error("a control plane was returned beside the error")
+	}
+	for _, want := range []string{apiServer, "exit status 1", "unknown flag: --no-such-flag", "kube-apiserver.log"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("the error doesn't say %q: %v", want, err)
+		}
+	}
+}
+
+func TestMissingBinariesAreNamed(t *testing.T) {
+	err := Options{KubeDir: t.TempDir()}.Binaries()
+	if !errors.Is(err, ErrNoBinaries) || !strings.Contains(err.Error(), "make kube") {
+		t.Errorf("got %v, want an error that says what to do", err)
+	}
+}
+
+// refusingExtender refuses every pod, and tells which it was asked about.
+func refusingExtender(filtered chan<- string) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /gpushare-scheduler/filter", func(w http.ResponseWriter, r *http.Request) {
+		var args extenderv1.ExtenderArgs
+		if err := json.NewDecoder(r.Body).Decode(&args); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		select {
+		case filtered <- args.Pod.Name:
+		default:
+		}
+		_ = json.NewEncoder(w).Encode(extenderv1.ExtenderFilterResult{NodeNames: &[]string{}})
+	})
+	return mux
+}
+
+func createPod(t *testing.T, client kubernetes.Interface, name string, memory int64) {
+	t.Helper()
+	container := corev1.Container{Name: "main", Image: "example.invalid/main"}
+	if memory > 0 {
+		container.Resources.Limits = corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(memory, resource.DecimalSI)}
+	}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{container}},
+	}
+	_, err := client.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{})
+	must(t, err)
+}
+
+func awaitBound(t *testing.T, client kubernetes.Interface, name string) (node string) {
+	t.Helper()
+	await(t, "pod "+name+" is bound", func(ctx context.Context) (bool, error) {
+		pod, err := client.CoreV1().Pods("default").Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		node = pod.Spec.NodeName
+		return node != "", nil
+	})
+	return node
+}
+
+func await(t *testing.T, what string, condition wait.ConditionWithContextFunc) {
+	t.Helper()
+	if err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, readyTimeout, true, condition); err != nil {
+		t.Fatalf("waiting until %s: %v", what, err)
+	}
+}
+
+func clientFor(t *testing.T, kubeconfig string) kubernetes.Interface {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	must(t, err)
+	config.QPS = -1
+	client, err := kubernetes.NewForConfig(config)
+	must(t, err)
+	return client
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

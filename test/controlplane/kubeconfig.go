@@ -1,0 +1,54 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// tokenSeconds is the life of a ServiceAccount's token: longer than any test.
+const tokenSeconds = int64(24 * 60 * 60)
+
+// Kubeconfig writes a kubeconfig for a user of these groups, by client certificate, and returns its path. The user may
+// do what RBAC grants it; the group system:masters may do everything.
+func (c *ControlPlane) Kubeconfig(user string, groups ...string) (string, error) {
+	client, err := c.authority.client(user, groups)
+	if err != nil {
+		return "", err
+	}
+	return c.writeKubeconfig(user, &clientcmdapi.AuthInfo{
+		ClientCertificateData: client.certificate, ClientKeyData: client.key,
+	})
+}
+
+// ServiceAccountKubeconfig writes a kubeconfig with a token of the ServiceAccount, which must exist (Apply makes it
+// from its manifest), and returns its path.
+func (c *ControlPlane) ServiceAccountKubeconfig(ctx context.Context, namespace, name string) (string, error) {
+	seconds := tokenSeconds
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
+	answer, err := c.Client.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, name, request, metav1.CreateOptions{})
+	if err != nil {
+		return "", fmt.Errorf("asking for a token of ServiceAccount %s/%s: %w", namespace, name, err)
+	}
+	user := "system:serviceaccount:" + namespace + ":" + name
+	return c.writeKubeconfig(user, &clientcmdapi.AuthInfo{Token: answer.Status.Token})
+}
+
+func (c *ControlPlane) writeKubeconfig(user string, auth *clientcmdapi.AuthInfo) (string, error) {
+	config := clientcmdapi.NewConfig()
+	config.Clusters["gpushare"] = &clientcmdapi.Cluster{Server: c.apiPort.URL("https"), CertificateAuthorityData: c.authority.pem}
+	config.AuthInfos[user] = auth
+	config.Contexts["gpushare"] = &clientcmdapi.Context{Cluster: "gpushare", AuthInfo: user}
+	config.CurrentContext = "gpushare"
+	path := filepath.Join(c.Dir, "kubeconfig", strings.ReplaceAll(user, ":", "-")+".yaml")
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		return "", fmt.Errorf("writing the kubeconfig of %s: %w", user, err)
+	}
+	return path, nil
+}

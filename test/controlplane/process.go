@@ -1,0 +1,294 @@
+package controlplane
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	// readyTimeout bounds the wait for a process to become ready, beside the caller's context. It is long: a machine
+	// that builds and tests at once is slow, and one that isn't never waits for it.
+	readyTimeout = 2 * time.Minute
+	readyPoll    = 25 * time.Millisecond
+	tailLines    = 30
+)
+
+// passedOn are the variables that a process inherits. The rest of the environment stays behind, so that a KUBECONFIG
+// or NODE_NAME of the person who runs a test changes nothing.
+var passedOn = []string{"PATH", "HOME", "TMPDIR", "GOCOVERDIR", "GORACE"}
+
+// Process is a program that can be started, stopped in every way, and started again. The exported fields may be
+// changed while it isn't running. Its methods may be called from several goroutines, but Start by one at a time.
+type Process struct {
+	// Name is for people.
+	Name string
+	Path string
+	Args []string
+	// Env is added to PATH and the few other variables that a process inherits.
+	Env []string
+	// LogPath is the file that output and errors are appended to.
+	LogPath string
+	// Ready says whether the process serves; Start asks it again and again. Nil takes a started process for ready.
+	Ready func(ctx context.Context) error
+
+	mu  sync.Mutex
+	run *run // the current run or the last one, nil before the first
+}
+
+// run is one life of a process.
+type run struct {
+	process *os.Process
+	exited  chan struct{}
+	err     error // what exec.Cmd.Wait returned; written before exited is closed
+	code    int
+}
+
+// Start starts the process and waits until it is ready. A process that ends before, or isn't ready when ctx ends, is
+// an error that carries the last lines of its log; nothing is left running then.
+func (p *Process) Start(ctx context.Context) error {
+	if err := p.spawn(); err != nil {
+		return fmt.Errorf("starting %s: %w", p.Name, err)
+	}
+	if err := p.WaitReady(ctx); err != nil {
+		return errors.Join(err, p.Kill())
+	}
+	return nil
+}
+
+// WaitReady waits until Ready returns nil.
+func (p *Process) WaitReady(ctx context.Context) error {
+	r := p.current()
+	if r == nil {
+		return fmt.Errorf("waiting for %s: it was never started", p.Name)
+	}
+	if p.Ready == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	ticker := time.NewTicker(readyPoll)
+	defer ticker.Stop()
+	last := errors.New("nothing")
+	for {
+		err := p.Ready(ctx)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() == nil {
+			last = err // After that the answer is only that the time is up.
+		}
+		select {
+		case <-r.exited:
+			return fmt.Errorf("%s ended before it was ready (%w); %s", p.Name, r.err, p.tail())
+		case <-ctx.Done():
+			return fmt.Errorf("%s is not ready: %w; it last said: %w; %s", p.Name, ctx.Err(), last, p.tail())
+		case <-ticker.C:
+		}
+	}
+}
+
+func (p *Process) spawn() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.run.running() {
+		return fmt.Errorf("it runs already, as process %d", p.run.process.Pid)
+	}
+	if err := os.MkdirAll(filepath.Dir(p.LogPath), 0o755); err != nil {
+		return fmt.Errorf("making the log's folder: %w", err)
+	}
+	log, err := os.OpenFile(p.LogPath, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return fmt.Errorf("opening the log: %w", err)
+	}
+	defer log.Close() // The child has its own descriptor.
+
+	cmd := exec.Command(p.Path, p.Args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = append(inherited(), p.Env...)
+	cmd.SysProcAttr = dieWithParent()
+
+	r := &run{exited: make(chan struct{}), code: -1}
+	started := make(chan error)
+	go func() {
+		// The kernel sends the parent-death signal when the *thread* that forked ends. So this goroutine keeps its
+		// thread for as long as the child lives; without that, the runtime could end the thread at any moment.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		if err := cmd.Start(); err != nil {
+			started <- err
+			return
+		}
+		r.process = cmd.Process
+		started <- nil
+		r.err = cmd.Wait()
+		r.code = cmd.ProcessState.ExitCode()
+		if r.err == nil {
+			r.err = errExitedCleanly
+		}
+		close(r.exited)
+	}()
+	if err := <-started; err != nil {
+		return err
+	}
+	p.run = r
+	return nil
+}
+
+var errExitedCleanly = errors.New("exit status 0")
+
+func inherited() []string {
+	var env []string
+	for _, name := range passedOn {
+		if value, ok := os.LookupEnv(name); ok {
+			env = append(env, name+"="+value)
+		}
+	}
+	return env
+}
+
+func (r *run) running() bool {
+	if r == nil {
+		return false
+	}
+	select {
+	case <-r.exited:
+		return false
+	default:
+		return true
+	}
+}
+
+func (p *Process) current() *run {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.run
+}
+
+// Running says whether the process runs; a paused one does.
+func (p *Process) Running() bool { return p.current().running() }
+
+// Pid returns the process's id, that of the last run where it has ended, and 0 before the first.
+func (p *Process) Pid() int {
+	if r := p.current(); r != nil {
+		return r.process.Pid
+	}
+	return 0
+}
+
+// Exited returns a channel that is closed when the current run ends, and nil before the first start.
+func (p *Process) Exited() <-chan struct{} {
+	if r := p.current(); r != nil {
+		return r.exited
+	}
+	return nil
+}
+
+// ExitCode returns the exit status of the last run. It is -1 while the process runs, and where a signal ended it.
+func (p *Process) ExitCode() int {
+	if r := p.current(); r != nil && !r.running() {
+		return r.code
+	}
+	return -1
+}
+
+// Wait waits until the process has ended. Its error is an *exec.ExitError where that was with another status than 0.
+func (p *Process) Wait(ctx context.Context) error {
+	r := p.current()
+	if r == nil {
+		return nil
+	}
+	select {
+	case <-r.exited:
+		if errors.Is(r.err, errExitedCleanly) {
+			return nil
+		}
+		return r.err
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for %s (process %d) to end: %w", p.Name, r.process.Pid, ctx.Err())
+	}
+}
+
+// Kill ends the process at once (SIGKILL) and returns when it is gone. Killing what doesn't run is no error.
+func (p *Process) Kill() error {
+	if err := p.Signal(syscall.SIGKILL); err != nil {
+		return err
+	}
+	if exited := p.Exited(); exited != nil {
+		<-exited
+	}
+	return nil
+}
+
+// Terminate asks the process to end (SIGTERM) and waits until it has, with whatever status (see ExitCode). It is an
+// error if that isn't so when ctx ends; the process is left as it is then.
+func (p *Process) Terminate(ctx context.Context) error {
+	if err := p.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	if err := p.Wait(ctx); err != nil && p.Running() {
+		return err
+	}
+	return nil
+}
+
+// Restart kills the process, if it runs, and starts it again. For an orderly one call Terminate and Start.
+func (p *Process) Restart(ctx context.Context) error {
+	if err := p.Kill(); err != nil {
+		return err
+	}
+	return p.Start(ctx)
+}
+
+// Pause freezes the process (SIGSTOP): its connections stay open and nothing answers.
+func (p *Process) Pause() error { return p.Signal(syscall.SIGSTOP) }
+
+// Resume lets a paused process go on (SIGCONT).
+func (p *Process) Resume() error { return p.Signal(syscall.SIGCONT) }
+
+// Signal sends a signal to the process; one that has ended gets none, without an error.
+func (p *Process) Signal(signal os.Signal) error {
+	r := p.current()
+	if r == nil {
+		return nil
+	}
+	if err := r.process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("sending %v to %s: %w", signal, p.Name, err)
+	}
+	return nil
+}
+
+// Tail returns the last lines of the log, and the reason where it can't be read.
+func (p *Process) Tail(lines int) string {
+	const maxBytes = 256 << 10
+	file, err := os.Open(p.LogPath)
+	if err != nil {
+		return err.Error()
+	}
+	defer file.Close()
+	if info, err := file.Stat(); err == nil && info.Size() > maxBytes {
+		if _, err := file.Seek(-maxBytes, io.SeekEnd); err != nil {
+			return err.Error()
+		}
+	}
+	data, err := io.ReadAll(file)
+	if err != nil {
+		return err.Error()
+	}
+	all := strings.Split(string(bytes.TrimRight(data, "\n")), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+func (p *Process) tail() string {
+	return fmt.Sprintf("the end of %s:\n%s", p.LogPath, p.Tail(tailLines))
+}

@@ -1,0 +1,38 @@
+package controlplane
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+)
+
+// HTTPReady returns a Process.Ready that is content once url answers 200. It believes any certificate: what it asks is
+// whether somebody serves, on a port of loopback that is reserved for it.
+func HTTPReady(url string) func(context.Context) error {
+	client := &http.Client{
+		Timeout: 2 * time.Second,
+		Transport: &http.Transport{
+			TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // See above.
+			DisableKeepAlives: true,
+		},
+	}
+	return func(ctx context.Context) error {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			return err
+		}
+		response, err := client.Do(request)
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		body, _ := io.ReadAll(io.LimitReader(response.Body, 1024))
+		if response.StatusCode != http.StatusOK {
+			return fmt.Errorf("%s: %s: %s", url, response.Status, body)
+		}
+		return nil
+	}
+}

@@ -1,0 +1,86 @@
+package controlplane
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+)
+
+// SchedulerOptions say how kube-scheduler runs.
+type SchedulerOptions struct {
+	// ExtenderURL is where the extender serves, such as "http://127.0.0.1:12345"; only scheme, host and port count. Empty
+	// runs the scheduler without any extender.
+	ExtenderURL string
+	// ConfigFile is the configuration to start from, config/scheduler-config.yaml of this repository by default.
+	ConfigFile string
+	// Edits change the configuration further.
+	Edits []ConfigEdit
+}
+
+// ConfigEdit changes a decoded KubeSchedulerConfiguration.
+type ConfigEdit func(config map[string]any) error
+
+// ClientLimits sets the rate at which the scheduler calls the API server, 50 a second by its own default.
+func ClientLimits(qps float64, burst int64) ConfigEdit {
+	return func(config map[string]any) error {
+		return errors.Join(
+			unstructured.SetNestedField(config, qps, "clientConnection", "qps"),
+			unstructured.SetNestedField(config, burst, "clientConnection", "burst"))
+	}
+}
+
+// schedulerConfig returns the shipped configuration with nothing changed but where things are. What it changes must
+// stand there already: else a key that was renamed in the shipped file would go unseen.
+func schedulerConfig(shipped []byte, kubeconfig string, o SchedulerOptions) ([]byte, error) {
+	var config map[string]any
+	if err := yaml.UnmarshalStrict(shipped, &config); err != nil {
+		return nil, fmt.Errorf("decoding: %w", err)
+	}
+	if _, found, err := unstructured.NestedString(config, "clientConnection", "kubeconfig"); err != nil || !found {
+		return nil, errors.Join(errors.New("clientConnection.kubeconfig is missing"), err)
+	}
+	if err := unstructured.SetNestedField(config, kubeconfig, "clientConnection", "kubeconfig"); err != nil {
+		return nil, err
+	}
+	if err := pointExtenders(config, o.ExtenderURL); err != nil {
+		return nil, err
+	}
+	for _, edit := range o.Edits {
+		if err := edit(config); err != nil {
+			return nil, fmt.Errorf("editing: %w", err)
+		}
+	}
+	return yaml.Marshal(config)
+}
+
+func pointExtenders(config map[string]any, to string) error {
+	extenders, ok := config["extenders"].([]any)
+	if !ok || len(extenders) == 0 {
+		return errors.New("extenders are missing")
+	}
+	if to == "" {
+		delete(config, "extenders")
+		return nil
+	}
+	target, err := url.Parse(to)
+	if err != nil || target.Host == "" {
+		return errors.Join(fmt.Errorf("the extender's URL %q has no host", to), err)
+	}
+	for i, entry := range extenders {
+		extender, _ := entry.(map[string]any)
+		prefix, ok := extender["urlPrefix"].(string)
+		if !ok {
+			return fmt.Errorf("extenders[%d].urlPrefix is missing", i)
+		}
+		parsed, err := url.Parse(prefix)
+		if err != nil {
+			return fmt.Errorf("extenders[%d].urlPrefix: %w", i, err)
+		}
+		parsed.Scheme, parsed.Host = target.Scheme, target.Host
+		extender["urlPrefix"] = parsed.String()
+	}
+	return nil
+}

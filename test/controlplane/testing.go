@@ -1,0 +1,104 @@
+package controlplane
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+// RequireEnv is the environment variable that turns missing binaries from a skip into a failure.
+const RequireEnv = "GPUSHARE_REQUIRE_CONTROL_PLANE"
+
+// StartForTest starts a control plane and stops it when the test ends. It skips the test where the binaries are
+// missing, or fails it where RequireEnv is set. After a failed test it prints the end of each log and keeps the folder.
+func StartForTest(t testing.TB, o Options) *ControlPlane {
+	t.Helper()
+	if err := o.Binaries(); errors.Is(err, ErrNoBinaries) && os.Getenv(RequireEnv) == "" {
+		fmt.Fprintf(os.Stderr, "SKIPPED %s: %v\n", t.Name(), err)
+		t.Skip(err)
+	}
+	if o.Dir == "" {
+		o.Dir = testDir(t)
+	}
+	c, err := Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+		printLogs(t, c.Processes()...)
+	})
+	return c
+}
+
+// RunForTest starts a process, kills it when the test ends, and prints the end of its log after a failed test.
+func RunForTest(t testing.TB, p *Process) {
+	t.Helper()
+	t.Cleanup(func() {
+		if err := p.Kill(); err != nil {
+			t.Error(err)
+		}
+		printLogs(t, p)
+	})
+	if err := p.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// StartProxyForTest starts a proxy in front of the API server for as long as the test runs.
+func (c *ControlPlane) StartProxyForTest(t testing.TB) *Proxy {
+	t.Helper()
+	proxy, err := c.StartProxy()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := proxy.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return proxy
+}
+
+// ReservePortForTest reserves a port for as long as the test runs.
+func ReservePortForTest(t testing.TB) *Port {
+	t.Helper()
+	port, err := ReservePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(port.Release)
+	return port
+}
+
+// testDir is like t.TempDir, but a failed test leaves it behind: the logs in it are what one wants to read then.
+func testDir(t testing.TB) string {
+	name := strings.NewReplacer("/", "-", " ", "-").Replace(t.Name())
+	dir, err := os.MkdirTemp("", "gpushare-"+name+"-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("what the control plane left behind is in %s", dir)
+			return
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+func printLogs(t testing.TB, processes ...*Process) {
+	if !t.Failed() {
+		return
+	}
+	for _, p := range processes {
+		t.Logf("%s: %s", p.Name, p.tail())
+	}
+}
