@@ -24,7 +24,7 @@ kube: ## build the pinned etcd and Kubernetes binaries into bin/kube (minutes, o
 
 .PHONY: fake-nvml
 fake-nvml: ## build the fake NVIDIA driver library into bin/fake-nvml
-	@test/fakenvml/build.sh
+	@test/fakenvml/build.sh bin/fake-nvml/libnvidia-ml.so.1
 
 .PHONY: demo
 demo: build kube fake-nvml ## play the main job end to end on this machine (KEEP=1 leaves it running)

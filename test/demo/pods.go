@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// actor is a pod to be created.
+type actor struct{ *corev1.Pod }
+
+// pod describes a pod that asks for GPU memory, in MiB.
+func pod(name string, memory int64) actor {
+	return actor{&corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: metav1.NamespaceDefault},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{
+			Name: "main", Image: "cheyang/gpu-player:v2",
+			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
+				protocol.ResourceMemory: *resource.NewQuantity(memory, resource.DecimalSI),
+			}},
+		}}},
+	}}
+}
+
+// on restricts the pod to a node, by what kube-scheduler itself knows.
+func (a actor) on(node string) actor {
+	a.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
+	return a
+}
+
+func (d *demo) create(ctx context.Context, a actor) (*corev1.Pod, error) {
+	created, err := d.bed.Client.CoreV1().Pods(a.Namespace).Create(ctx, a.Pod, metav1.CreateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("creating pod %s: %w", a.Name, err)
+	}
+	return created, nil
+}
+
+// run creates a pod and waits until it runs and the node has said so.
+func (d *demo) run(ctx context.Context, a actor) (*corev1.Pod, error) {
+	created, err := d.create(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	return d.running(ctx, created)
+}
+
+func (d *demo) running(ctx context.Context, of *corev1.Pod) (*corev1.Pod, error) {
+	return d.await(ctx, of, "run with its card", func(pod *corev1.Pod) bool {
+		return pod.Status.Phase == corev1.PodRunning && pod.Annotations[protocol.AnnotationAssigned] == "true"
+	})
+}
+
+// refused waits until kube-scheduler has said that the pod fits nowhere, and returns what it said.
+func (d *demo) refused(ctx context.Context, of *corev1.Pod) (message string, err error) {
+	_, err = d.await(ctx, of, "be refused", func(pod *corev1.Pod) bool {
+		for _, c := range pod.Status.Conditions {
+			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+				message = c.Message
+				return true
+			}
+		}
+		return false
+	})
+	return message, err
+}
+
+func (d *demo) await(ctx context.Context, of *corev1.Pod, what string, done func(*corev1.Pod) bool) (pod *corev1.Pod, err error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err = wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		if pod, err = d.bed.Client.CoreV1().Pods(of.Namespace).Get(ctx, of.Name, metav1.GetOptions{}); err != nil {
+			return false, err
+		}
+		return done(pod), nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("pod %s should %s, but: %w", of.Name, what, err)
+	}
+	return pod, nil
+}
+
+// delete deletes a pod and waits until it is gone: until then it holds its memory.
+func (d *demo) delete(ctx context.Context, pod *corev1.Pod) error {
+	pods := d.bed.Client.CoreV1().Pods(pod.Namespace)
+	if err := pods.Delete(ctx, pod.Name, metav1.DeleteOptions{}); err != nil {
+		return fmt.Errorf("deleting pod %s: %w", pod.Name, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		_, err := pods.Get(ctx, pod.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return true, nil
+		}
+		return false, err
+	})
+	if err != nil {
+		return fmt.Errorf("pod %s should be gone, but: %w", pod.Name, err)
+	}
+	return nil
+}
+
+// expect checks where a pod went, and in its container too, and says why it is there.
+func (d *demo) expect(pod *corev1.Pod, node string, card int, why string) error {
+	say("    %s runs on %s, card %s: %s", pod.Name, pod.Spec.NodeName, pod.Annotations[protocol.AnnotationIndex], why)
+	if pod.Spec.NodeName != node || pod.Annotations[protocol.AnnotationIndex] != strconv.Itoa(card) {
+		return fmt.Errorf("pod %s should be on %s, card %d", pod.Name, node, card)
+	}
+	return agree(pod, d.node[node].Env(pod, "main"))
+}
+
+// agree checks that a container got what its pod's annotations say.
+func agree(pod *corev1.Pod, env map[string]string) error {
+	var errs []error
+	for _, name := range []string{protocol.AnnotationIndex, protocol.AnnotationPod, protocol.AnnotationDevice} {
+		if pod.Annotations[name] == "" || env[name] != pod.Annotations[name] {
+			errs = append(errs, fmt.Errorf("pod %s: annotation %s is %q, the container got %q", pod.Name, name, pod.Annotations[name], env[name]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func contains(message, want string) error {
+	if !strings.Contains(message, want) {
+		return fmt.Errorf("the reason should say %q", want)
+	}
+	return nil
+}

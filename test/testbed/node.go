@@ -1,0 +1,133 @@
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/fakenvml"
+	"github.com/gpushare/gpushare/test/simkubelet"
+)
+
+// NodeSpec describes a GPU node.
+type NodeSpec struct {
+	Name string
+	// Cards is the memory of each card, in MiB.
+	Cards  []uint64
+	Labels map[string]string
+	// PluginArgs are flags to add.
+	PluginArgs []string
+	// Kubelet changes how the simulated kubelet behaves; name, client and folders are set here.
+	Kubelet simkubelet.Options
+}
+
+// Node is a running GPU node.
+type Node struct {
+	Name    string
+	Machine fakenvml.Machine
+	Kubelet *simkubelet.Kubelet
+	Plugin  *controlplane.Process
+
+	stop func()
+	done chan error
+}
+
+// AddNode starts a GPU node and returns when pods can be scheduled to its cards.
+func (b *Bed) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
+	// The index keeps the paths of the sockets short, whatever the node is called.
+	dir := filepath.Join(b.options.Dir, "n"+strconv.Itoa(len(b.nodes)))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	node := &Node{Name: spec.Name, Machine: fakenvml.NewMachine(dir), done: make(chan error, 1)}
+	var cards []fakenvml.Card
+	var total int64
+	for i, memory := range spec.Cards {
+		cards = append(cards, fakenvml.Card{
+			UUID:  fmt.Sprintf("GPU-%08x-%04x-4000-8000-%012x", len(b.nodes), i, len(b.nodes)*1000+i),
+			Model: "Tesla V100-SXM2-16GB", MiB: memory, NUMANode: i % 2,
+		})
+		total += int64(memory)
+	}
+	if err := node.Machine.SetCards(cards...); err != nil {
+		return nil, err
+	}
+
+	o := spec.Kubelet
+	o.NodeName, o.Client, o.Root, o.LiftNotReadyTaint = spec.Name, b.Client, dir, true
+	o.Labels = map[string]string{protocol.LabelShared: "true"}
+	for key, value := range spec.Labels {
+		o.Labels[key] = value
+	}
+	kubelet, err := simkubelet.New(o)
+	if err != nil {
+		return nil, fmt.Errorf("node %s: %w", spec.Name, err)
+	}
+	node.Kubelet = kubelet
+	running, stop := context.WithCancel(context.Background())
+	node.stop = stop
+	go func() { node.done <- kubelet.Run(running) }()
+
+	node.Plugin = &controlplane.Process{
+		Name: "gpushare-device-plugin " + spec.Name, Path: b.Binary("gpushare-device-plugin"),
+		Args: append([]string{
+			"--kubeconfig=" + b.pluginKubeconfig, "--node-name=" + spec.Name, "--memory-unit=" + b.options.MemoryUnit,
+			"--device-plugin-dir=" + filepath.Join(dir, "device-plugins"),
+			"--pod-resources-socket=" + filepath.Join(dir, "pod-resources", "kubelet.sock"),
+			"--nvml-library=" + b.Binary("fake-nvml/libnvidia-ml.so.1"),
+			"--listen-address=", "-v=2",
+		}, spec.PluginArgs...),
+		Env:     node.Machine.Env(),
+		LogPath: filepath.Join(dir, "device-plugin.log"),
+	}
+	b.nodes = append(b.nodes, node)
+	if err := node.Plugin.Start(ctx); err != nil {
+		return nil, err
+	}
+	return node, b.awaitNode(ctx, node, len(cards))
+}
+
+// awaitNode waits until the API server shows the node's cards and memory.
+func (b *Bed) awaitNode(ctx context.Context, node *Node, cards int) error {
+	err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		object, err := b.Client.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
+		if err != nil {
+			return false, nil // Not there yet.
+		}
+		count := object.Status.Allocatable[protocol.ResourceCount]
+		memory := object.Status.Allocatable[protocol.ResourceMemory]
+		inventory, err := protocol.ParseInventory(object.Annotations)
+		return err == nil && len(inventory.Cards) == cards && count.Value() == int64(cards) && !memory.IsZero() &&
+			len(object.Spec.Taints) == 0, nil
+	})
+	if err != nil {
+		return fmt.Errorf("node %s doesn't show its cards: %w\n%s", node.Name, err, node.Plugin.Tail(10))
+	}
+	return nil
+}
+
+// Stop ends the node's programs. Its Node object stays, as after a power cut.
+func (n *Node) Stop() error {
+	n.stop()
+	return errors.Join(n.Plugin.Kill(), <-n.done)
+}
+
+// Env returns the environment that the named container of the pod got, nil if it has never run.
+func (n *Node) Env(pod *corev1.Pod, container string) map[string]string {
+	for _, c := range n.Kubelet.Containers() {
+		if c.PodUID == pod.UID && c.Container == container {
+			return c.Env
+		}
+	}
+	return nil
+}
