@@ -1,0 +1,33 @@
+// kubectl-inspect-gpushare is the kubectl plugin behind `kubectl inspect gpushare`.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/gpushare/gpushare/pkg/inspect"
+	"github.com/gpushare/gpushare/pkg/version"
+
+	// kubeconfigs of cloud providers name these.
+	_ "k8s.io/client-go/plugin/pkg/client/auth"
+)
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop) // A second Ctrl-C ends at once.
+
+	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
+	if err := inspect.NewCommand(streams, version.Get().String()).ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,331 @@
+package inspect
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// Objects is what a Report is built from.
+type Objects struct {
+	Nodes []*corev1.Node
+	Pods  []*corev1.Pod
+}
+
+// Build turns nodes and pods into a report. Nodes that neither share GPU memory nor hold any are left out, as are pods
+// that ask for none or have ended, and pods on nodes that aren't among the given ones.
+func Build(objects Objects) Report {
+	report := Report{APIVersion: ReportAPIVersion, Kind: ReportKind, Nodes: []Node{}, PendingPods: []PendingPod{}}
+
+	bound := map[string][]*corev1.Pod{}
+	for _, pod := range objects.Pods {
+		switch {
+		case protocol.Terminal(pod) || protocol.PodRequest(pod) == 0:
+		case pod.Spec.NodeName != "":
+			bound[pod.Spec.NodeName] = append(bound[pod.Spec.NodeName], pod)
+		case pod.DeletionTimestamp == nil:
+			report.PendingPods = append(report.PendingPods, buildPending(pod))
+		}
+	}
+	for _, object := range objects.Nodes {
+		node := buildNode(object, bound[object.Name])
+		if len(node.Cards) > 0 || len(node.Pods) > 0 {
+			report.Nodes = append(report.Nodes, node)
+		}
+	}
+
+	slices.SortFunc(report.Nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(report.PendingPods, func(a, b PendingPod) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	report.Cluster = sumUp(report.Nodes)
+	return report
+}
+
+func buildNode(object *corev1.Node, pods []*corev1.Pod) Node {
+	parsed := protocol.ParseNode(object)
+	node := Node{
+		Name:     object.Name,
+		Address:  address(object),
+		Problems: []string{},
+		Cards:    []Card{},
+		Pods:     []Pod{},
+	}
+	node.Unit, node.UnitInferred = Unit(parsed.Unit), parsed.Unit == 0
+	if node.UnitInferred {
+		node.Unit = inferUnit(parsed.Cards)
+	}
+	for _, card := range parsed.Cards {
+		node.Cards = append(node.Cards, buildCard(card))
+		node.Total = node.Total.Add(card.Memory)
+	}
+	slices.SortFunc(node.Cards, func(a, b Card) int { return cmp.Compare(a.Index, b.Index) })
+
+	for _, object := range pods {
+		node.addPod(object)
+	}
+	slices.SortFunc(node.Pods, func(a, b Pod) int {
+		return cmp.Or(
+			cmp.Compare(a.firstCard(), b.firstCard()),
+			cmp.Compare(a.Namespace, b.Namespace),
+			cmp.Compare(a.Name, b.Name))
+	})
+	node.Percent = percent(node.Allocated, node.Total)
+	node.judge(object, parsed)
+	return node
+}
+
+func buildCard(card gpu.Card) Card {
+	out := Card{
+		Index: card.Index, UUID: card.UUID, Model: card.Model, Total: card.Memory,
+		Healthy: card.Healthy(), Reason: card.Unhealthy,
+	}
+	if card.NUMANode != gpu.NoNUMANode {
+		out.NUMANode = &card.NUMANode
+	}
+	return out
+}
+
+// addPod books a bound pod on the cards that it names.
+func (n *Node) addPod(object *corev1.Pod) {
+	pod := Pod{
+		Namespace:   object.Namespace,
+		Name:        object.Name,
+		UID:         object.UID,
+		Phase:       string(cmp.Or(object.Status.Phase, corev1.PodPending)),
+		Terminating: object.DeletionTimestamp != nil,
+		Request:     protocol.PodRequest(object),
+		Shares:      []Share{},
+	}
+	shares, err := protocol.PodPlacement(object)
+	switch {
+	case errors.Is(err, protocol.ErrNotAssumed):
+		pod.Notes = append(pod.Notes, "no card chosen")
+	case err != nil:
+		pod.Notes = append(pod.Notes, err.Error())
+	}
+	for _, share := range shares {
+		pod.Shares = append(pod.Shares, Share{Card: share.Card, Memory: share.Memory})
+		n.Allocated = n.Allocated.Add(share.Memory)
+		if card := n.card(share.Card); card != nil {
+			card.Allocated = card.Allocated.Add(share.Memory)
+		} else {
+			n.UnknownCard = n.UnknownCard.Add(share.Memory)
+			pod.Notes = append(pod.Notes, fmt.Sprintf("GPU%d is not on the node", share.Card))
+		}
+	}
+	if len(shares) == 0 {
+		n.Allocated = n.Allocated.Add(pod.Request)
+		n.UnknownCard = n.UnknownCard.Add(pod.Request)
+	}
+	n.Pods = append(n.Pods, pod)
+}
+
+// judge says what is wrong with the node once all its pods are booked, and what it still has room for.
+func (n *Node) judge(object *corev1.Node, parsed protocol.Node) {
+	problem := func(format string, args ...any) { n.Problems = append(n.Problems, fmt.Sprintf(format, args...)) }
+
+	usable := true
+	if parsed.WholeCards {
+		usable = false
+		problem("%s", placement.WholeCards)
+	}
+	if !ready(object) {
+		usable = false
+		problem("the node is not ready")
+	}
+	if object.Spec.Unschedulable {
+		usable = false
+		problem("the node is cordoned")
+	}
+	if disconnected(object) {
+		usable = false
+		problem("the device plugin is not connected: nothing of %s is allocatable", protocol.ResourceMemory)
+	}
+	if parsed.Problem != nil {
+		problem("the inventory is passed over: %v", parsed.Problem)
+	}
+	for i := range n.Cards {
+		card := &n.Cards[i]
+		if !card.Healthy {
+			problem("GPU%d is unhealthy: %s", card.Index, card.Reason)
+		} else if usable {
+			n.LargestFree = max(n.LargestFree, card.Total.Sub(card.Allocated))
+		}
+		if card.Allocated > card.Total {
+			card.Oversubscribed = true
+			problem("GPU%d is oversubscribed: %d of %d (%s)", card.Index, card.Allocated, card.Total, n.Unit)
+			n.noteOversubscription(card.Index)
+		}
+	}
+	if n.UnknownCard > 0 {
+		problem("pods whose card is not known hold %d (%s)", n.UnknownCard, n.Unit)
+	}
+}
+
+func (n *Node) noteOversubscription(card int) {
+	for i := range n.Pods {
+		pod := &n.Pods[i]
+		if pod.on(card) > 0 {
+			pod.Notes = append(pod.Notes, fmt.Sprintf("GPU%d is oversubscribed", card))
+		}
+	}
+}
+
+// card returns the node's card of that index, or nil.
+func (n *Node) card(index int) *Card {
+	for i := range n.Cards {
+		if n.Cards[i].Index == index {
+			return &n.Cards[i]
+		}
+	}
+	return nil
+}
+
+// unknown is what the pod holds on none of the node's cards.
+func (n *Node) unknown(pod *Pod) gpu.Memory {
+	if len(pod.Shares) == 0 {
+		return pod.Request
+	}
+	var sum gpu.Memory
+	for _, share := range pod.Shares {
+		if n.card(share.Card) == nil {
+			sum = sum.Add(share.Memory)
+		}
+	}
+	return sum
+}
+
+// on is what the pod holds on one card.
+func (p *Pod) on(card int) gpu.Memory {
+	var sum gpu.Memory
+	for _, share := range p.Shares {
+		if share.Card == card {
+			sum = sum.Add(share.Memory)
+		}
+	}
+	return sum
+}
+
+// firstCard orders pods; those without a card come last.
+func (p Pod) firstCard() int {
+	first := math.MaxInt
+	for _, share := range p.Shares {
+		first = min(first, share.Card)
+	}
+	return first
+}
+
+func buildPending(pod *corev1.Pod) PendingPod {
+	return PendingPod{
+		Namespace: pod.Namespace,
+		Name:      pod.Name,
+		UID:       pod.UID,
+		Request:   protocol.PodRequest(pod),
+		Scheduler: pod.Spec.SchedulerName,
+		Reason:    pendingReason(pod),
+	}
+}
+
+func pendingReason(pod *corev1.Pod) string {
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodScheduled && condition.Status != corev1.ConditionTrue {
+			if reason := cmp.Or(condition.Message, condition.Reason); reason != "" {
+				return reason
+			}
+		}
+	}
+	return fmt.Sprintf("scheduler %q has not tried it yet", cmp.Or(pod.Spec.SchedulerName, corev1.DefaultSchedulerName))
+}
+
+// inferUnit concludes the unit of a node that doesn't tell. Only plugins that count in GiB or in MiB don't tell, and a
+// card has less than 1024 of the one and more of the other.
+func inferUnit(cards []gpu.Card) Unit {
+	for _, card := range cards {
+		if card.Memory >= 1024 {
+			return Unit(gpu.MiB)
+		}
+	}
+	return Unit(gpu.GiB)
+}
+
+// sumUp adds the nodes in a unit of which every node's own is a multiple: theirs where it is the same, else GiB or MiB.
+func sumUp(nodes []Node) Sum {
+	var sum Sum
+	for i, node := range nodes {
+		if i == 0 {
+			sum.Unit = node.Unit
+		} else if node.Unit != sum.Unit {
+			sum.Unit = Unit(gpu.GiB)
+			break
+		}
+	}
+	for _, node := range nodes {
+		if node.Unit%sum.Unit != 0 {
+			sum.Unit = Unit(gpu.MiB)
+		}
+	}
+	for _, node := range nodes {
+		sum.Allocated = sum.Allocated.Add(convert(node.Allocated, node.Unit, sum.Unit))
+		sum.Total = sum.Total.Add(convert(node.Total, node.Unit, sum.Unit))
+	}
+	sum.Percent = percent(sum.Allocated, sum.Total)
+	return sum
+}
+
+// convert counts memory in a smaller unit. It stops at the largest amount instead of wrapping.
+func convert(memory gpu.Memory, from, to Unit) gpu.Memory {
+	factor := gpu.Memory(from / to)
+	if product := memory * factor; factor == 0 || product/factor == memory {
+		return product
+	}
+	return math.MaxInt64
+}
+
+func percent(part, whole gpu.Memory) int {
+	if whole == 0 {
+		return 0
+	}
+	if part > math.MaxInt64/100 {
+		return int(float64(part) / float64(whole) * 100)
+	}
+	return int(part * 100 / whole)
+}
+
+func address(node *corev1.Node) string {
+	for _, address := range node.Status.Addresses {
+		if address.Type == corev1.NodeInternalIP {
+			return address.Address
+		}
+	}
+	if len(node.Status.Addresses) > 0 {
+		return node.Status.Addresses[0].Address
+	}
+	return "unknown"
+}
+
+func ready(node *corev1.Node) bool {
+	for _, condition := range node.Status.Conditions {
+		if condition.Type == corev1.NodeReady {
+			return condition.Status == corev1.ConditionTrue
+		}
+	}
+	return true // Nobody has said otherwise.
+}
+
+// disconnected says that the kubelet has lost the device plugin: allocatable goes to zero at once, capacity some
+// minutes later.
+func disconnected(node *corev1.Node) bool {
+	capacity := node.Status.Capacity[protocol.ResourceMemory]
+	allocatable, known := node.Status.Allocatable[protocol.ResourceMemory]
+	_, announced := node.Annotations[protocol.AnnotationInventory]
+	return known && allocatable.IsZero() && (announced || !capacity.IsZero())
+}

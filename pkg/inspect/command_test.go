@@ -1,0 +1,407 @@
+package inspect
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+)
+
+// output is what a command writes, readable while it runs.
+type output struct {
+	mu      sync.Mutex
+	text    bytes.Buffer  // guarded by mu
+	written chan struct{} // closed at the next write; guarded by mu
+}
+
+func newOutput() *output { return &output{written: make(chan struct{})} }
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	close(o.written)
+	o.written = make(chan struct{})
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// waitFor waits until the condition holds of all that was written.
+func (o *output) waitFor(t *testing.T, what string, condition func(string) bool) {
+	t.Helper()
+	deadline := time.After(30 * time.Second)
+	for {
+		o.mu.Lock()
+		text, written := o.text.String(), o.written
+		o.mu.Unlock()
+		if condition(text) {
+			return
+		}
+		select {
+		case <-written:
+		case <-deadline:
+			t.Fatalf("no %s within 30 s; written so far:\n%s", what, text)
+		}
+	}
+}
+
+// execute runs the command against the API until it ends.
+func execute(t *testing.T, api *fakeAPI, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	out, errOut := newOutput(), newOutput()
+	err = start(t.Context(), t, api, out, errOut, args...)()
+	return out.String(), errOut.String(), err
+}
+
+// start runs the command; what it returns waits for its end.
+func start(ctx context.Context, t *testing.T, api *fakeAPI, out, errOut *output, args ...string) func() error {
+	t.Helper()
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	config := `{"apiVersion":"v1","kind":"Config","current-context":"test",` +
+		`"clusters":[{"name":"test","cluster":{"server":"` + api.URL + `"}}],` +
+		`"users":[{"name":"test","user":{}}],` +
+		`"contexts":[{"name":"test","context":{"cluster":"test","user":"test","namespace":"of-the-context"}}]}`
+	if err := os.WriteFile(kubeconfig, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := NewCommand(genericiooptions.IOStreams{In: strings.NewReader(""), Out: out, ErrOut: errOut}, "v1.2.3")
+	cmd.SetArgs(append([]string{"--kubeconfig", kubeconfig}, args...))
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.ExecuteContext(ctx) }()
+	return func() error {
+		t.Helper()
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(30 * time.Second):
+			t.Fatal("the command did not end within 30 s")
+			return nil
+		}
+	}
+}
+
+func TestCommand(t *testing.T) {
+	type testCase struct {
+		objects        func(*testing.T) Objects
+		args           []string
+		stdout, stderr string
+		err            string
+	}
+	tests := map[string]testCase{
+		"without arguments: the whole cluster": {
+			objects: twoNodes,
+			stdout: `
+NAME                   IPADDRESS     GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(GiB)
+cn-beijing.i-2ze       192.168.0.70  0/15                   0/0                    0/15
+cn-shanghai.i-uf61h64  192.168.0.71  0/15                   9/15                   9/30
+--------------------------------------------------------------------------------------------------
+Allocated/Total GPU Memory In Cluster:
+9/45 (20%)
+`,
+		},
+		"a node by name: pending pods are not its own": {
+			objects: trouble, args: []string{"node-c", "--no-headers"},
+			stdout: "\nnode-c  10.0.0.3  6/16  6/16\n",
+		},
+		"two nodes by name": {
+			objects: twoNodes, args: []string{"cn-shanghai.i-uf61h64", "cn-beijing.i-2ze", "--no-headers"},
+			stdout: `
+cn-beijing.i-2ze       192.168.0.70  0/15  0/0   0/15
+cn-shanghai.i-uf61h64  192.168.0.71  0/15  9/15  9/30
+`,
+		},
+		"details of one namespace": {
+			objects: twoNodes, args: []string{"cn-shanghai.i-uf61h64", "-d", "-n", "ml"},
+			stdout: `
+NAME:       cn-shanghai.i-uf61h64
+IPADDRESS:  192.168.0.71
+UNIT:       GiB
+
+NAME         NAMESPACE  GPU0(Allocated)  GPU1(Allocated)
+binpack-1-b  ml         0                2
+Allocated :  9 (30%)
+Total :      30
+--------------------------------------------------------
+
+Allocated/Total GPU Memory In Cluster:  9/30 (30%)
+`,
+		},
+		"-A overrules -n": {
+			objects: twoNodes, args: []string{"cn-shanghai.i-uf61h64", "-d", "-n", "ml", "-A"},
+			stdout: `
+NAME:       cn-shanghai.i-uf61h64
+IPADDRESS:  192.168.0.71
+UNIT:       GiB
+
+NAME         NAMESPACE  GPU0(Allocated)  GPU1(Allocated)
+binpack-1-a  default    0                7
+binpack-1-b  ml         0                2
+Allocated :  9 (30%)
+Total :      30
+--------------------------------------------------------
+
+Allocated/Total GPU Memory In Cluster:  9/30 (30%)
+`,
+		},
+		"nodes by label": {
+			objects: func(t *testing.T) Objects {
+				return objects([]nodeBuilder{
+					legacyNode(t, "a", "10.0.0.1", 16).labelled("pool", "t4"),
+					legacyNode(t, "b", "10.0.0.2", 80).labelled("pool", "a100"),
+				}, newPod("waiting", 5), newPod("x", 5).on("b", 0))
+			},
+			args:   []string{"-l", "pool=a100"},
+			stdout: "\n" + oneNode,
+		},
+		"a node that doesn't exist": {
+			objects: twoNodes, args: []string{"nowhere"},
+			err: `nodes "nowhere" not found`,
+		},
+		"one that doesn't exist beside one that does": {
+			objects: twoNodes, args: []string{"cn-beijing.i-2ze", "nowhere"},
+			err: `nodes "nowhere" not found`,
+		},
+		"a node without GPUs": {
+			objects: twoNodes, args: []string{"no-gpu"},
+			stderr: "Node \"no-gpu\" shares no GPU memory: it does not offer aliyun.com/gpu-mem.\n",
+		},
+		"a cluster without GPUs": {
+			objects: func(t *testing.T) Objects {
+				return objects([]nodeBuilder{plainNode(t, "a", "10.0.0.1")}, newPod("waiting", 5).refused("0/1 nodes are available."))
+			},
+			stdout: `
+Pending Pods:
+NAME     NAMESPACE  REQUEST  REASON
+waiting  default    5        0/1 nodes are available.
+`,
+			stderr: "No node shares GPU memory: none offers aliyun.com/gpu-mem.\n",
+		},
+		"labels that no node with GPUs has": {
+			objects: twoNodes, args: []string{"-l", "pool=none", "-o", "wide"},
+			stderr: "No selected node shares GPU memory: none offers aliyun.com/gpu-mem.\n",
+		},
+		"an output that doesn't exist": {
+			objects: nothing, args: []string{"-o", "xml"},
+			err: `--output "xml": want wide, json or yaml`,
+		},
+		"rows of details": {
+			objects: nothing, args: []string{"-d", "--no-headers"},
+			err: "--no-headers is for the table of nodes: it goes neither with --details nor with -o json or yaml",
+		},
+		"names and labels": {
+			objects: nothing, args: []string{"a", "-l", "b=c"},
+			err: "nodes are asked for either by name or by --selector, not both",
+		},
+		"a flag that doesn't exist": {
+			objects: nothing, args: []string{"--nonsense"},
+			err: "unknown flag: --nonsense\nSee 'kubectl inspect gpushare -h' for help",
+		},
+		"the version": {
+			objects: nothing, args: []string{"--version"},
+			stdout: "\nkubectl inspect gpushare version v1.2.3\n",
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			stdout, stderr, err := execute(t, newFakeAPI(t, test.objects(t)), test.args...)
+			got := testCase{stdout: stdout, stderr: stderr}
+			if err != nil {
+				got.err = err.Error()
+			}
+			want := testCase{stdout: strings.TrimPrefix(test.stdout, "\n"), stderr: test.stderr, err: test.err}
+			if diff := cmp.Diff(want, got, cmp.AllowUnexported(testCase{})); diff != "" {
+				t.Errorf("result (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+const oneNode = `NAME  IPADDRESS  GPU0(Allocated/Total)  GPU Memory(GiB)
+b     10.0.0.2   5/80                   5/80
+-------------------------------------------------------
+Allocated/Total GPU Memory In Cluster:
+5/80 (6%)
+`
+
+func TestHelpHasEveryFlag(t *testing.T) {
+	stdout, _, err := execute(t, newFakeAPI(t, Objects{}), "-h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"kubectl inspect gpushare [NODE...]", "-d, --details", "-o, --output", "-w, --watch", "-l, --selector",
+		"-A, --all-namespaces", "-n, --namespace", "--no-headers", "--context", "--kubeconfig", "--version",
+	} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("help lacks %q:\n%s", want, stdout)
+		}
+	}
+}
+
+func TestALargeClusterIsReadInPages(t *testing.T) {
+	var nodes []nodeBuilder
+	var pods []podBuilder
+	for _, name := range strings.Fields("a b c d e f g") {
+		nodes = append(nodes, legacyNode(t, name, "10.0.0.1", 16))
+		pods = append(pods, newPod("on-"+name, 2).on(name, 0), newPod("ended-"+name, 2).on(name, 0).phase(corev1.PodFailed))
+	}
+	api := newFakeAPI(t, objects(nodes, pods...))
+	api.maxPage = 3
+
+	stdout, _, err := execute(t, api, "-o", "json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var report struct {
+		Cluster struct{ Allocated, Total int }
+	}
+	if err := json.Unmarshal([]byte(stdout), &report); err != nil {
+		t.Fatal(err)
+	}
+	if report.Cluster.Allocated != 14 || report.Cluster.Total != 112 {
+		t.Errorf("sum: %+v, want 14 of 112", report.Cluster)
+	}
+	pages := 0
+	for _, request := range api.seen() {
+		if strings.HasPrefix(request, "/api/v1/pods?") {
+			pages++
+			if !strings.Contains(request, "status.phase") {
+				t.Errorf("ended pods were asked for too: %s", request)
+			}
+		}
+	}
+	if pages != 3 {
+		t.Errorf("%d pages of pods, want 3: %v", pages, api.seen())
+	}
+}
+
+func TestOneNodeReadsItsOwnPodsOnly(t *testing.T) {
+	api := newFakeAPI(t, twoNodes(t))
+	if _, _, err := execute(t, api, "cn-beijing.i-2ze"); err != nil {
+		t.Fatal(err)
+	}
+	for _, request := range api.seen() {
+		if strings.Contains(request, "/pods?") && !strings.Contains(request, "spec.nodeName%3Dcn-beijing.i-2ze") {
+			t.Errorf("asked for more than the node's pods: %s", request)
+		}
+	}
+}
+
+func TestAnAPIServerThatRefuses(t *testing.T) {
+	api := newFakeAPI(t, twoNodes(t))
+	api.answerWith(http.StatusForbidden)
+	for _, args := range [][]string{nil, {"-w"}} {
+		stdout, _, err := execute(t, api, args...)
+		if err == nil || !strings.HasPrefix(err.Error(), "listing ") || stdout != "" {
+			t.Errorf("%v: error %v, output %q", args, err, stdout)
+		}
+	}
+}
+
+func TestWatch(t *testing.T) {
+	const (
+		header = "NAME  IPADDRESS  GPU0(Allocated/Total)  GPU Memory(GiB)\n"
+		sum    = "Allocated/Total GPU Memory In Cluster:\n"
+		next   = "\n========\n\n"
+	)
+	api := newFakeAPI(t, objects([]nodeBuilder{legacyNode(t, "node", "10.0.0.1", 16)}))
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	out, errOut := newOutput(), newOutput()
+	ended := start(ctx, t, api, out, errOut, "-w")
+
+	want := ""
+	expect := func(what, table string) {
+		t.Helper()
+		want += table
+		out.waitFor(t, what, func(text string) bool { return len(text) >= len(want) })
+		if diff := cmp.Diff(want, out.String()); diff != "" {
+			t.Fatalf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	table := func(used, percent string) string {
+		row := "node  10.0.0.1   " + used + "/16" + strings.Repeat(" ", 20-len(used)) + used + "/16\n"
+		return header + row + rule(header) + "\n" + sum + used + "/16 (" + percent + "%)\n"
+	}
+	expect("first table", table("0", "0"))
+
+	pod := newPod("pod", 4)
+	api.put(pod.on("node", 0))
+	expect("table with the pod", next+table("4", "25"))
+
+	// Changes that nobody sees are not drawn: the next table has all of them.
+	api.put(newPod("no-gpu", 0).bound("node"))
+	api.put(pod.with(func(p *corev1.Pod) { p.Annotations["other"] = "changed" }))
+	api.put(legacyNode(t, "node", "10.0.0.1", 16).labelled("heartbeat", "1"))
+	api.put(newPod("pod-2", 8).on("node", 0))
+	expect("table with both pods", next+table("12", "75"))
+
+	api.put(pod.terminating())
+	api.put(pod.phase(corev1.PodSucceeded))
+	expect("table without the pod that ended", next+table("8", "50"))
+
+	api.answerWith(http.StatusServiceUnavailable)
+	expect("warning", next+table("8", "50")+
+		"\nWarning: the API server can't be read, this may be old: it answers 503 Service Unavailable\n")
+	api.answerWith(0)
+	expect("table without the warning", next+table("8", "50"))
+
+	api.remove(newPod("pod-2", 8))
+	expect("empty table", next+table("0", "0"))
+
+	interrupt()
+	if err := ended(); err != nil {
+		t.Errorf("ended with %v", err)
+	}
+	if errOut.String() != "" {
+		t.Errorf("written to stderr: %s", errOut)
+	}
+}
+
+func TestWatchOfOneNodeAsJSON(t *testing.T) {
+	node := legacyNode(t, "node", "10.0.0.1", 16)
+	api := newFakeAPI(t, objects([]nodeBuilder{node, legacyNode(t, "other", "10.0.0.2", 16)}))
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	out, errOut := newOutput(), newOutput()
+	ended := start(ctx, t, api, out, errOut, "node", "-w", "-o", "json")
+
+	documents := func(text string) (totals []int) {
+		decoder := json.NewDecoder(strings.NewReader(text))
+		for {
+			var report struct{ Cluster struct{ Total int } }
+			if decoder.Decode(&report) != nil {
+				return totals
+			}
+			totals = append(totals, report.Cluster.Total)
+		}
+	}
+	out.waitFor(t, "document", func(text string) bool { return len(documents(text)) == 1 })
+	api.put(legacyNode(t, "other", "10.0.0.2", 80)) // Not asked for.
+	api.put(legacyNode(t, "node", "10.0.0.1", 16, 16))
+	out.waitFor(t, "second document", func(text string) bool { return len(documents(text)) == 2 })
+	api.remove(node)
+	errOut.waitFor(t, "word that the node is gone", func(text string) bool { return text == "Node \"node\" is gone.\n" })
+	out.waitFor(t, "third document", func(text string) bool { return len(documents(text)) == 3 })
+	interrupt()
+	if err := ended(); err != nil {
+		t.Errorf("ended with %v", err)
+	}
+	if diff := cmp.Diff([]int{16, 32, 0}, documents(out.String())); diff != "" {
+		t.Errorf("totals (-want +got):\n%s", diff)
+	}
+}

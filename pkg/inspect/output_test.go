@@ -1,0 +1,629 @@
+package inspect
+
+import (
+	"bytes"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+func TestOutput(t *testing.T) {
+	table := func(options TableOptions) func(io.Writer, Report) error {
+		return func(out io.Writer, report Report) error { return WriteTable(out, report, options) }
+	}
+	details := func(wide bool) func(io.Writer, Report) error {
+		return func(out io.Writer, report Report) error { return WriteDetails(out, report, wide) }
+	}
+	tests := map[string]struct {
+		objects func(*testing.T) Objects
+		write   func(io.Writer, Report) error
+		want    string
+	}{
+		"the table has the columns that scripts cut": {twoNodes, table(TableOptions{}), `
+NAME                   IPADDRESS     GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(GiB)
+cn-beijing.i-2ze       192.168.0.70  0/15                   0/0                    0/15
+cn-shanghai.i-uf61h64  192.168.0.71  0/15                   9/15                   9/30
+--------------------------------------------------------------------------------------------------
+Allocated/Total GPU Memory In Cluster:
+9/45 (20%)
+`},
+		"wide adds columns on the right": {mixed, table(TableOptions{Wide: true}), `
+NAME    IPADDRESS  GPU0(Allocated/Total)  GPU2(Allocated/Total)  GPU Memory(MiB)  LARGEST FREE(MiB)  UNIT    MODEL         PROBLEMS
+in-256  10.0.0.3   1024/15360             0/0                    1024/15360       14336              256MiB  1 x Tesla T4  -
+in-gib  10.0.0.1   0/16384                2048/16384             2048/32768       16384              GiB     2 x Tesla T4  -
+in-mib  10.0.0.2   8138/16276             0/0                    8138/16276       8138               MiB     1 x Tesla T4  -
+------------------------------------------------------------------------------------------------------------------------
+Allocated/Total GPU Memory In Cluster:
+11210/64404 (17%)
+`},
+		"nodes of different units share one in the table": {mixed, table(TableOptions{}), `
+NAME    IPADDRESS  GPU0(Allocated/Total)  GPU2(Allocated/Total)  GPU Memory(MiB)
+in-256  10.0.0.3   1024/15360             0/0                    1024/15360
+in-gib  10.0.0.1   0/16384                2048/16384             2048/32768
+in-mib  10.0.0.2   8138/16276             0/0                    8138/16276
+--------------------------------------------------------------------------------
+Allocated/Total GPU Memory In Cluster:
+11210/64404 (17%)
+`},
+		"the table tells problems and pending pods": {trouble, table(TableOptions{}), `
+NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)
+node-a  10.0.0.1   18/16                  0/16                   8                   26/32
+node-b  10.0.0.2   0/16                   0/0                                        0/16
+node-c  10.0.0.3   6/16                   0/0                                        6/16
+----------------------------------------------------------------------------------------------------
+Allocated/Total GPU Memory In Cluster:
+32/64 (50%)
+
+Problems:
+NODE    PROBLEM
+node-a  GPU0 is oversubscribed: 18 of 16 (GiB)
+node-a  GPU1 is unhealthy: Xid 79: fell off the bus
+node-a  pods whose card is not known hold 8 (GiB)
+node-b  the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
+node-c  the node is not ready
+node-c  the node is cordoned
+node-c  the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable
+
+Pending Pods:
+NAME     NAMESPACE  REQUEST  REASON
+waiting  default    20       0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable.
+fresh    ml         2        scheduler "default-scheduler" has not tried it yet
+`},
+		"wide tells problems in a column and reasons in full": {trouble, table(TableOptions{Wide: true}), `
+NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)  LARGEST FREE(GiB)  UNIT  MODEL         PROBLEMS
+node-a  10.0.0.1   18/16                  0/16                   8                   26/32            0                  GiB   2 x Tesla T4  GPU0 is oversubscribed: 18 of 16 (GiB); GPU1 is unhealthy: Xid 79: fell off the bus; pods whose card is not known hold 8 (GiB)
+node-b  10.0.0.2   0/16                   0/0                                        0/16             0                  GiB   1 x Tesla T4  the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
+node-c  10.0.0.3   6/16                   0/0                                        6/16             0                  GiB   1 x Tesla T4  the node is not ready; the node is cordoned; the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable
+------------------------------------------------------------------------------------------------------------------------
+Allocated/Total GPU Memory In Cluster:
+32/64 (50%)
+
+Pending Pods:
+NAME     NAMESPACE  REQUEST  REASON
+waiting  default    20       0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.
+fresh    ml         2        scheduler "default-scheduler" has not tried it yet
+`},
+		"rows only": {trouble, table(TableOptions{RowsOnly: true}), `
+node-a  10.0.0.1  18/16  0/16  8  26/32
+node-b  10.0.0.2  0/16   0/0      0/16
+node-c  10.0.0.3  6/16   0/0      6/16
+`},
+		"details of a healthy cluster": {twoNodes, details(false), `
+NAME:       cn-beijing.i-2ze
+IPADDRESS:  192.168.0.70
+UNIT:       GiB
+
+NAME         NAMESPACE  GPU0(Allocated)
+Allocated :  0 (0%)
+Total :      15
+---------------------------------------
+
+NAME:       cn-shanghai.i-uf61h64
+IPADDRESS:  192.168.0.71
+UNIT:       GiB
+
+NAME         NAMESPACE  GPU0(Allocated)  GPU1(Allocated)
+binpack-1-a  default    0                7
+binpack-1-b  ml         0                2
+Allocated :  9 (30%)
+Total :      30
+--------------------------------------------------------
+
+Allocated/Total GPU Memory In Cluster:  9/45 (20%)
+`},
+		"details tell what is wrong with nodes and pods": {trouble, details(false), `
+NAME:       node-a
+IPADDRESS:  10.0.0.1
+UNIT:       GiB
+
+NAME         NAMESPACE  GPU0(Allocated)  GPU1(Allocated)  Pending(Allocated)  STATUS
+over         default    10               0                0                   Running, GPU0 is oversubscribed
+under        default    8                0                0                   Terminating, GPU0 is oversubscribed
+vanished     default    0                0                3                   Running, GPU7 is not on the node
+cardless     default    0                0                4                   Pending, no card chosen
+garbled      default    0                0                1                   Running, annotation ALIYUN_COM_GPU_MEM_IDX: "x\x1b[2J" is not a card index
+Allocated :  26 (81%)
+Total :      32
+Problems :   GPU0 is oversubscribed: 18 of 16 (GiB)
+             GPU1 is unhealthy: Xid 79: fell off the bus
+             pods whose card is not known hold 8 (GiB)
+------------------------------------------------------------------------------------------------------------------------
+
+NAME:       node-b
+IPADDRESS:  10.0.0.2
+UNIT:       GiB
+
+NAME         NAMESPACE  GPU0(Allocated)
+Allocated :  0 (0%)
+Total :      16
+Problems :   the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
+----------------------------------------------------------------------------------------------------
+
+NAME:       node-c
+IPADDRESS:  10.0.0.3
+UNIT:       GiB
+
+NAME         NAMESPACE  GPU0(Allocated)
+both         default    6
+Allocated :  6 (37%)
+Total :      16
+Problems :   the node is not ready
+             the node is cordoned
+             the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable
+---------------------------------------------------------------------------------------------
+
+Allocated/Total GPU Memory In Cluster:  32/64 (50%)
+
+Pending Pods:
+NAME     NAMESPACE  REQUEST  REASON
+waiting  default    20       0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable.
+fresh    ml         2        scheduler "default-scheduler" has not tried it yet
+`},
+		"details are in each node's own unit": {mixed, details(false), `
+NAME:       in-256
+IPADDRESS:  10.0.0.3
+UNIT:       256MiB
+
+NAME         NAMESPACE  GPU0(Allocated)
+c            default    4
+Allocated :  4 (6%)
+Total :      60
+---------------------------------------
+
+NAME:       in-gib
+IPADDRESS:  10.0.0.1
+UNIT:       GiB
+
+NAME         NAMESPACE  GPU0(Allocated)  GPU2(Allocated)
+a            default    0                2
+Allocated :  2 (6%)
+Total :      32
+--------------------------------------------------------
+
+NAME:       in-mib
+IPADDRESS:  10.0.0.2
+UNIT:       MiB
+
+NAME         NAMESPACE  GPU0(Allocated)
+b            default    8138
+Allocated :  8138 (50%)
+Total :      16276
+---------------------------------------
+
+Allocated/Total GPU Memory In Cluster:  11210/64404 (17%) in MiB
+`},
+		"wide details have the cards and every status": {trouble, details(true), `
+NAME:       node-a
+IPADDRESS:  10.0.0.1
+UNIT:       GiB
+
+GPU   UUID   MODEL     NUMA  ALLOCATED/TOTAL  HEALTH
+GPU0  GPU-0  Tesla T4  1     18/16            healthy
+GPU1  GPU-1  Tesla T4  -     0/16             unhealthy: Xid 79: fell off the bus
+
+NAME         NAMESPACE  GPU0(Allocated)  GPU1(Allocated)  Pending(Allocated)  STATUS
+over         default    10               0                0                   Running, GPU0 is oversubscribed
+under        default    8                0                0                   Terminating, GPU0 is oversubscribed
+vanished     default    0                0                3                   Running, GPU7 is not on the node
+cardless     default    0                0                4                   Pending, no card chosen
+garbled      default    0                0                1                   Running, annotation ALIYUN_COM_GPU_MEM_IDX: "x\x1b[2J" is not a card index
+Allocated :  26 (81%)
+Total :      32
+Problems :   GPU0 is oversubscribed: 18 of 16 (GiB)
+             GPU1 is unhealthy: Xid 79: fell off the bus
+             pods whose card is not known hold 8 (GiB)
+------------------------------------------------------------------------------------------------------------------------
+
+NAME:       node-b
+IPADDRESS:  10.0.0.2
+UNIT:       GiB
+
+GPU   UUID   MODEL     NUMA  ALLOCATED/TOTAL  HEALTH
+GPU0  GPU-0  Tesla T4  -     0/16             healthy
+
+NAME         NAMESPACE  GPU0(Allocated)  STATUS
+Allocated :  0 (0%)
+Total :      16
+Problems :   the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
+----------------------------------------------------------------------------------------------------
+
+NAME:       node-c
+IPADDRESS:  10.0.0.3
+UNIT:       GiB
+
+GPU   UUID   MODEL     NUMA  ALLOCATED/TOTAL  HEALTH
+GPU0  GPU-0  Tesla T4  -     6/16             healthy
+
+NAME         NAMESPACE  GPU0(Allocated)  STATUS
+both         default    6                Running
+Allocated :  6 (37%)
+Total :      16
+Problems :   the node is not ready
+             the node is cordoned
+             the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable
+---------------------------------------------------------------------------------------------
+
+Allocated/Total GPU Memory In Cluster:  32/64 (50%)
+
+Pending Pods:
+NAME     NAMESPACE  REQUEST  REASON
+waiting  default    20       0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.
+fresh    ml         2        scheduler "default-scheduler" has not tried it yet
+`},
+		"JSON of a healthy cluster": {twoNodes, WriteJSON, `
+{
+    "apiVersion": "inspect.gpushare.aliyun.com/v1",
+    "kind": "GPUShareReport",
+    "cluster": {
+        "unit": "GiB",
+        "allocated": 9,
+        "total": 45,
+        "percent": 20
+    },
+    "nodes": [
+        {
+            "name": "cn-beijing.i-2ze",
+            "address": "192.168.0.70",
+            "unit": "GiB",
+            "allocated": 0,
+            "total": 15,
+            "percent": 0,
+            "unitInferred": true,
+            "unknownCard": 0,
+            "largestFree": 15,
+            "problems": [],
+            "cards": [
+                {
+                    "index": 0,
+                    "allocated": 0,
+                    "total": 15,
+                    "healthy": true,
+                    "oversubscribed": false
+                }
+            ],
+            "pods": []
+        },
+        {
+            "name": "cn-shanghai.i-uf61h64",
+            "address": "192.168.0.71",
+            "unit": "GiB",
+            "allocated": 9,
+            "total": 30,
+            "percent": 30,
+            "unitInferred": true,
+            "unknownCard": 0,
+            "largestFree": 15,
+            "problems": [],
+            "cards": [
+                {
+                    "index": 0,
+                    "allocated": 0,
+                    "total": 15,
+                    "healthy": true,
+                    "oversubscribed": false
+                },
+                {
+                    "index": 1,
+                    "allocated": 9,
+                    "total": 15,
+                    "healthy": true,
+                    "oversubscribed": false
+                }
+            ],
+            "pods": [
+                {
+                    "namespace": "default",
+                    "name": "binpack-1-a",
+                    "uid": "uid-binpack-1-a",
+                    "phase": "Running",
+                    "terminating": false,
+                    "request": 7,
+                    "shares": [
+                        {
+                            "card": 1,
+                            "memory": 7
+                        }
+                    ]
+                },
+                {
+                    "namespace": "ml",
+                    "name": "binpack-1-b",
+                    "uid": "uid-binpack-1-b",
+                    "phase": "Running",
+                    "terminating": false,
+                    "request": 2,
+                    "shares": [
+                        {
+                            "card": 1,
+                            "memory": 2
+                        }
+                    ]
+                }
+            ]
+        }
+    ],
+    "pendingPods": []
+}
+`},
+		"YAML with everything in it": {trouble, WriteYAML, `
+---
+apiVersion: inspect.gpushare.aliyun.com/v1
+cluster:
+  allocated: 32
+  percent: 50
+  total: 64
+  unit: GiB
+kind: GPUShareReport
+nodes:
+- address: 10.0.0.1
+  allocated: 26
+  cards:
+  - allocated: 18
+    healthy: true
+    index: 0
+    model: Tesla T4
+    numaNode: 1
+    oversubscribed: true
+    total: 16
+    uuid: GPU-0
+  - allocated: 0
+    healthy: false
+    index: 1
+    model: Tesla T4
+    oversubscribed: false
+    reason: 'Xid 79: fell off the bus'
+    total: 16
+    uuid: GPU-1
+  largestFree: 0
+  name: node-a
+  percent: 81
+  pods:
+  - name: over
+    namespace: default
+    notes:
+    - GPU0 is oversubscribed
+    phase: Running
+    request: 10
+    shares:
+    - card: 0
+      memory: 10
+    terminating: false
+    uid: uid-over
+  - name: under
+    namespace: default
+    notes:
+    - GPU0 is oversubscribed
+    phase: Running
+    request: 8
+    shares:
+    - card: 0
+      memory: 8
+    terminating: true
+    uid: uid-under
+  - name: vanished
+    namespace: default
+    notes:
+    - GPU7 is not on the node
+    phase: Running
+    request: 3
+    shares:
+    - card: 7
+      memory: 3
+    terminating: false
+    uid: uid-vanished
+  - name: cardless
+    namespace: default
+    notes:
+    - no card chosen
+    phase: Pending
+    request: 4
+    shares: []
+    terminating: false
+    uid: uid-cardless
+  - name: garbled
+    namespace: default
+    notes:
+    - 'annotation ALIYUN_COM_GPU_MEM_IDX: "x\x1b[2J" is not a card index'
+    phase: Running
+    request: 1
+    shares: []
+    terminating: false
+    uid: uid-garbled
+  problems:
+  - 'GPU0 is oversubscribed: 18 of 16 (GiB)'
+  - 'GPU1 is unhealthy: Xid 79: fell off the bus'
+  - pods whose card is not known hold 8 (GiB)
+  total: 32
+  unit: GiB
+  unknownCard: 8
+- address: 10.0.0.2
+  allocated: 0
+  cards:
+  - allocated: 0
+    healthy: true
+    index: 0
+    model: Tesla T4
+    oversubscribed: false
+    total: 16
+    uuid: GPU-0
+  largestFree: 0
+  name: node-b
+  percent: 0
+  pods: []
+  problems:
+  - the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each
+    other
+  total: 16
+  unit: GiB
+  unknownCard: 0
+- address: 10.0.0.3
+  allocated: 6
+  cards:
+  - allocated: 6
+    healthy: true
+    index: 0
+    model: Tesla T4
+    oversubscribed: false
+    total: 16
+    uuid: GPU-0
+  largestFree: 0
+  name: node-c
+  percent: 37
+  pods:
+  - name: both
+    namespace: default
+    phase: Running
+    request: 6
+    shares:
+    - card: 0
+      memory: 6
+    terminating: false
+    uid: uid-both
+  problems:
+  - the node is not ready
+  - the node is cordoned
+  - 'the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable'
+  total: 16
+  unit: GiB
+  unknownCard: 0
+pendingPods:
+- name: waiting
+  namespace: default
+  reason: '0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s)
+    were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful
+    for scheduling.'
+  request: 20
+  schedulerName: default-scheduler
+  uid: uid-waiting
+- name: fresh
+  namespace: ml
+  reason: scheduler "default-scheduler" has not tried it yet
+  request: 2
+  schedulerName: default-scheduler
+  uid: uid-fresh
+`},
+		"an empty cluster has an empty table": {nothing, table(TableOptions{}), `
+`},
+		"an empty cluster has empty lists": {nothing, WriteJSON, `
+{
+    "apiVersion": "inspect.gpushare.aliyun.com/v1",
+    "kind": "GPUShareReport",
+    "cluster": {
+        "unit": "",
+        "allocated": 0,
+        "total": 0,
+        "percent": 0
+    },
+    "nodes": [],
+    "pendingPods": []
+}
+`},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			if err := test.write(&out, Build(test.objects(t))); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(strings.TrimPrefix(test.want, "\n"), out.String()); diff != "" {
+				t.Errorf("output (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestReportOfOneNamespaceKeepsTheSums(t *testing.T) {
+	whole := Build(twoNodes(t))
+	got := whole.InNamespace("ml")
+
+	if got.Cluster != whole.Cluster || got.Nodes[1].Allocated != 9 || got.Nodes[1].Cards[1].Allocated != 9 {
+		t.Errorf("sums changed: %+v", got)
+	}
+	var pods []string
+	for _, pod := range got.Nodes[1].Pods {
+		pods = append(pods, pod.Namespace+"/"+pod.Name)
+	}
+	if diff := cmp.Diff([]string{"ml/binpack-1-b"}, pods); diff != "" {
+		t.Errorf("pods (-want +got):\n%s", diff)
+	}
+	if len(whole.Nodes[1].Pods) != 2 {
+		t.Errorf("the whole report lost pods: %+v", whole.Nodes[1].Pods)
+	}
+	if pending := Build(trouble(t)).InNamespace("ml").PendingPods; len(pending) != 1 || pending[0].Name != "fresh" {
+		t.Errorf("pending pods of namespace ml: %+v", pending)
+	}
+}
+
+func TestForgedAmountsStopAtTheLargest(t *testing.T) {
+	node := inventoryNode(t, "node", "10.0.0.1", gpu.GiB, t4(0, 16))
+	other := inventoryNode(t, "other", "10.0.0.2", gpu.MiB, t4(0, 16276))
+	report := Build(objects([]nodeBuilder{node, other},
+		newPod("a", 1<<62).on("node", 0), newPod("b", 1<<62).on("node", 0)))
+
+	const largest = 1<<63 - 1
+	if report.Cluster.Allocated != largest || report.Nodes[0].Cards[0].Allocated != largest {
+		t.Errorf("allocated %d in the cluster, %d on the card", report.Cluster.Allocated, report.Nodes[0].Cards[0].Allocated)
+	}
+	if report.Nodes[0].LargestFree != 0 {
+		t.Errorf("largest free piece: %d", report.Nodes[0].LargestFree)
+	}
+}
+
+func TestPercentIsRoundedDown(t *testing.T) {
+	for _, test := range []struct {
+		part, whole gpu.Memory
+		want        int
+	}{
+		{0, 0, 0}, {0, 5, 0}, {29, 100, 29}, {2, 3, 66}, {999, 1000, 99}, {18, 16, 112}, {1 << 62, 1 << 62, 100},
+	} {
+		if got := percent(test.part, test.whole); got != test.want {
+			t.Errorf("%d of %d: %d%%, want %d%%", test.part, test.whole, got, test.want)
+		}
+	}
+}
+
+func TestUnitOfANodeThatDoesNotTell(t *testing.T) {
+	for _, test := range []struct {
+		cards []int64
+		want  string
+	}{
+		{[]int64{15, 15}, "GiB"}, {[]int64{140}, "GiB"}, {[]int64{16276}, "MiB"}, {[]int64{2048, 2048}, "MiB"},
+	} {
+		node := Build(objects([]nodeBuilder{legacyNode(t, "n", "10.0.0.1", test.cards...)})).Nodes[0]
+		if node.Unit.String() != test.want || !node.UnitInferred {
+			t.Errorf("cards of %v: unit %s (inferred: %v), want %s", test.cards, node.Unit, node.UnitInferred, test.want)
+		}
+	}
+}
+
+func TestCellsAreHarmless(t *testing.T) {
+	for name, test := range map[string]struct{ in, want string }{
+		"line breaks and tabs become spaces": {"a\n b\t\tc\r\nd", "a b c d"},
+		"escape sequences are shown":         {"\x1b[2Jgone", "^[[2Jgone"},
+		"other controls are replaced":        {"a\x00b\x07c\u009bd\x7f", "a?b?c?d?"},
+		"other scripts stay":                 {"größe 显存", "größe 显存"},
+	} {
+		if got := oneLine(test.in); got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+}
+
+func TestReasonsAreShortened(t *testing.T) {
+	for name, test := range map[string]struct{ in, want string }{
+		"short ones stay": {"0/1 nodes are available: 1 full.", "0/1 nodes are available: 1 full."},
+		"what is said of preemption is left out": {
+			"0/1 nodes are available: 1 full. preemption: 0/1 nodes are available: 1 No victims.", "0/1 nodes are available: 1 full.",
+		},
+		"long ones are cut between characters": {strings.Repeat("ü", 161), strings.Repeat("ü", 159) + "…"},
+		"the limit itself is not cut":          {strings.Repeat("ü", 160), strings.Repeat("ü", 160)},
+	} {
+		if got := shorten(test.in); got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+}

@@ -1,0 +1,79 @@
+package inspect
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// The clusters that the outputs are compared for.
+
+// twoNodes is a healthy cluster of the existing plugin.
+func twoNodes(t *testing.T) Objects {
+	return objects(
+		[]nodeBuilder{
+			legacyNode(t, "cn-shanghai.i-uf61h64", "192.168.0.71", 15, 15),
+			legacyNode(t, "cn-beijing.i-2ze", "192.168.0.70", 15),
+			plainNode(t, "no-gpu", "192.168.0.72"),
+		},
+		newPod("binpack-1-a", 7).on("cn-shanghai.i-uf61h64", 1),
+		newPod("binpack-1-b", 2).on("cn-shanghai.i-uf61h64", 1).in("ml"),
+		newPod("done", 5).on("cn-shanghai.i-uf61h64", 0).phase(corev1.PodSucceeded),
+		newPod("no-gpu", 0).bound("cn-shanghai.i-uf61h64"),
+		newPod("elsewhere", 3).on("a-node-that-left", 0),
+	)
+}
+
+// trouble is a cluster in which everything is wrong that can be.
+func trouble(t *testing.T) Objects {
+	numa := t4(0, 16)
+	numa.NUMANode = 1
+	return objects(
+		[]nodeBuilder{
+			inventoryNode(t, "node-a", "10.0.0.1", gpu.GiB, numa, unhealthy(t4(1, 16), "Xid 79: fell off the bus")),
+			inventoryNode(t, "node-b", "10.0.0.2", gpu.GiB, t4(0, 16)).offers(protocol.ResourceWholeCard, 1),
+			inventoryNode(t, "node-c", "10.0.0.3", gpu.GiB, t4(0, 16)).with(func(n *corev1.Node) {
+				n.Status.Allocatable[protocol.ResourceMemory] = resource.MustParse("0")
+				n.Status.Conditions[0].Status = corev1.ConditionUnknown
+				n.Spec.Unschedulable = true
+			}),
+		},
+		newPod("over", 10).on("node-a", 0),
+		newPod("under", 8).on("node-a", 0).terminating(),
+		newPod("vanished", 3).on("node-a", 7),
+		newPod("cardless", 4).bound("node-a").phase(corev1.PodPending),
+		newPod("garbled", 1).bound("node-a").with(func(p *corev1.Pod) { p.Annotations[protocol.AnnotationIndex] = "x\x1b[2J" }),
+		newPod("both", 6).bound("node-c").with(func(p *corev1.Pod) {
+			p.Annotations[protocol.AnnotationAllocation] = `{"main":{"0":4},"side":{"0":2}}`
+		}),
+		newPod("waiting", 20).refused("0/3 nodes are available: 2 no GPU card has enough free memory, "+
+			"1 node(s) were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."),
+		newPod("fresh", 2).in("ml"),
+		newPod("going", 2).terminating(),
+	)
+}
+
+// mixed is a cluster of nodes that count in different units.
+func mixed(t *testing.T) Objects {
+	return objects(
+		[]nodeBuilder{
+			inventoryNode(t, "in-gib", "10.0.0.1", gpu.GiB, t4(0, 16), t4(2, 16)),
+			inventoryNode(t, "in-mib", "10.0.0.2", gpu.MiB, t4(0, 16276)),
+			inventoryNode(t, "in-256", "10.0.0.3", 256*gpu.MiB, t4(0, 60)),
+		},
+		newPod("a", 2).on("in-gib", 2),
+		newPod("b", 8138).on("in-mib", 0),
+		newPod("c", 4).on("in-256", 0),
+	)
+}
+
+func (p podBuilder) with(change func(*corev1.Pod)) podBuilder {
+	change(p.Pod)
+	return p
+}
+
+func nothing(*testing.T) Objects { return Objects{} }
