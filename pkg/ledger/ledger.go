@@ -30,9 +30,9 @@ func (e *NoRoomError) Unwrap() error { return ErrNoRoom }
 type State int
 
 const (
-	// Reserved: a bind is in flight, or its outcome isn't known yet.
+	// Reserved says that a bind is in flight, or that its outcome isn't known yet.
 	Reserved State = iota
-	// Bound: the API server has the pod on its node.
+	// Bound says that the API server has the pod on its node.
 	Bound
 )
 

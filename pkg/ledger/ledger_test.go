@@ -493,7 +493,10 @@ func TestReadersGetCopies(t *testing.T) {
 	where := gpu.On(0, 10)
 	b.Hold("n1", pod("a", 10), where, at)
 	where[0].Card = 1
-	want := b.Nodes()
+	want := []ledger.Node{{
+		Name: "n1", NodeSpec: spec(16, 16), Used: []gpu.Memory{10, 0},
+		Holders: []ledger.Holder{{Pod: pod("a", 10), State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at}},
+	}}
 
 	n, _ := b.Node("n1")
 	n.Cards[0].Memory, n.Used[0], n.Holders[0].Placement[0].Card = 1, 0, 1

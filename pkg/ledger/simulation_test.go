@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -24,7 +25,7 @@ type model struct {
 }
 
 type hold struct {
-	node string
+	Node string
 	ledger.Holder
 }
 
@@ -36,7 +37,7 @@ func newModel() *model {
 func (m *model) uids(node string) []gpu.PodUID {
 	var uids []gpu.PodUID
 	for _, uid := range slices.Sorted(maps.Keys(m.held)) {
-		if m.held[uid].node == node {
+		if m.held[uid].Node == node {
 			uids = append(uids, uid)
 		}
 	}
@@ -95,7 +96,7 @@ func (m *model) reason(node string, request gpu.Memory) placement.Reason {
 }
 
 func (m *model) check(pod gpu.Pod, node string) placement.Reason {
-	if h := m.held[pod.UID]; h != nil && h.node == node {
+	if h := m.held[pod.UID]; h != nil && h.Node == node {
 		return placement.Fits
 	} else if h != nil {
 		return placement.Elsewhere
@@ -165,12 +166,12 @@ func (m *model) grown(before map[string]map[int]gpu.Memory) []string {
 func (m *model) nodes() []ledger.Node {
 	names := slices.Collect(maps.Keys(m.offers))
 	for _, h := range m.held {
-		names = append(names, h.node)
+		names = append(names, h.Node)
 	}
 	slices.Sort(names)
 	var nodes []ledger.Node
 	for _, name := range slices.Compact(names) {
-		n := ledger.Node{Name: name, NodeSpec: m.offers[name]}
+		n := ledger.Node{Name: name, NodeSpec: m.offers[name], Holders: []ledger.Holder{}}
 		for _, c := range n.Cards {
 			n.Used = append(n.Used, m.used(name, c.Index))
 		}
@@ -237,7 +238,7 @@ func (s *simulation) step() (did string, got, want any) {
 }
 
 func (s *simulation) modelReserve(node string, pod gpu.Pod, policy placement.Policy) []any {
-	if h := s.model.held[pod.UID]; h != nil && h.node == node {
+	if h := s.model.held[pod.UID]; h != nil && h.Node == node {
 		return []any{h.Holder, error(nil)}
 	}
 	if reason := s.model.check(pod, node); reason != placement.Fits {
@@ -251,19 +252,21 @@ func (s *simulation) modelReserve(node string, pod gpu.Pod, policy placement.Pol
 
 func (s *simulation) modelHold(node string, pod gpu.Pod, where gpu.Placement) {
 	h := ledger.Holder{Pod: pod, State: ledger.Bound, Placement: where, Presumed: len(where) == 0, AssumeTime: s.clock}
-	if before := s.model.held[pod.UID]; before != nil && before.node == node && h.Presumed {
+	switch before := s.model.held[pod.UID]; {
+	case before == nil:
+	case before.Node != node:
+		s.modelDrop(pod.UID)
+	case h.Presumed:
 		h.Placement = before.Placement
 	}
-	s.modelDrop(pod.UID)
 	s.model.held[pod.UID] = &hold{node, h}
 	s.model.guess(node)
 }
 
 func (s *simulation) modelDrop(uid gpu.PodUID) {
 	if h := s.model.held[uid]; h != nil {
-		// The guesses are laid anew as it goes, but for a hold that stays on its node: those are laid with it in place.
 		delete(s.model.held, uid)
-		s.model.guess(h.node)
+		s.model.guess(h.Node)
 	}
 }
 
@@ -273,6 +276,9 @@ func (s *simulation) where(request gpu.Memory) gpu.Placement {
 	case 0, 1:
 		return nil
 	case 2:
+		if request < 2 {
+			return nil // Nobody writes down a share of nothing; protocol leaves it out.
+		}
 		return gpu.Placement{{Card: 0, Memory: request / 2}, {Card: 2, Memory: request - request/2}}
 	}
 	return gpu.On(s.random.IntN(5), request)
@@ -295,9 +301,9 @@ func (s *simulation) offer() ledger.NodeSpec {
 }
 
 func TestTheLedgerDoesWhatTheModelDoes(t *testing.T) {
-	seeds, steps := uint64(300), 200
+	seeds, steps := uint64(60), 200
 	if testing.Short() {
-		seeds = 30
+		seeds = 15
 	}
 	reached := map[placement.Reason]int{}
 	presumed, over, freed := 0, 0, 0
@@ -316,6 +322,9 @@ func TestTheLedgerDoesWhatTheModelDoes(t *testing.T) {
 			history = append(history, did)
 			compare := func(what string, want, got any) {
 				t.Helper()
+				if reflect.DeepEqual(want, got) {
+					return // cmp is far slower, and only there to tell what differs.
+				}
 				if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 					t.Fatalf("seed %d, after %d steps, the last of them\n%s\n%s (-model +ledger):\n%s",
 						seed, len(history), history[max(0, len(history)-12):], what, diff)
@@ -329,6 +338,9 @@ func TestTheLedgerDoesWhatTheModelDoes(t *testing.T) {
 			freed += len(said)
 
 			asking, reasons := s.pods[s.random.IntN(len(s.pods))], map[string]placement.Reason{}
+			if s.random.IntN(2) == 0 {
+				asking = pod("stranger", asking.Request)
+			}
 			for _, node := range append(s.nodes, "n9") {
 				reasons[node] = s.model.check(asking, node)
 				reached[reasons[node]]++

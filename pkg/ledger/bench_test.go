@@ -1,0 +1,132 @@
+package ledger_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// cluster fills a ledger with nodes of eight cards of 16276, each about 90% taken by seven pods.
+func cluster(nodes int) (*ledger.Ledger, []string) {
+	l := ledger.New(nil)
+	names := make([]string, nodes)
+	for i := range names {
+		names[i] = fmt.Sprintf("node-%04d", i)
+		l.SetNode(names[i], spec(16276, 16276, 16276, 16276, 16276, 16276, 16276, 16276))
+		for card := range 8 {
+			for part := range 7 {
+				p := pod(fmt.Sprintf("%s-%d-%d", names[i], card, part), gpu.Memory(2050+20*card))
+				l.Hold(names[i], p, gpu.On(card, p.Request), at)
+			}
+		}
+	}
+	return l, names
+}
+
+var sizes = []int{100, 1000, 5000}
+
+func TestCheckAllocatesNothing(t *testing.T) {
+	l, names := cluster(10)
+	asking, fitting := pod("asking", 1500), 0
+	allocations := testing.AllocsPerRun(10, func() {
+		l.Check(asking, names, func(_ string, reason placement.Reason) {
+			if reason == placement.Fits {
+				fitting++
+			}
+		})
+	})
+	if allocations != 0 {
+		t.Errorf("Check of 10 nodes makes %v allocations", allocations)
+	}
+	if fitting == 0 {
+		t.Error("nothing fits")
+	}
+}
+
+func BenchmarkCheck(b *testing.B) {
+	for _, size := range sizes {
+		b.Run(fmt.Sprintf("nodes=%d", size), func(b *testing.B) {
+			l, names := cluster(size)
+			asking, fitting := pod("asking", 1500), 0
+			b.ReportAllocs()
+			for b.Loop() {
+				l.Check(asking, names, func(_ string, reason placement.Reason) {
+					if reason == placement.Fits {
+						fitting++
+					}
+				})
+			}
+			if fitting == 0 {
+				b.Error("nothing fits")
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*size), "ns/node")
+		})
+	}
+}
+
+func BenchmarkScore(b *testing.B) {
+	for _, size := range sizes {
+		b.Run(fmt.Sprintf("nodes=%d", size), func(b *testing.B) {
+			l, names := cluster(size)
+			b.ReportAllocs()
+			for b.Loop() {
+				l.Score(placement.Binpack, placement.Binpack, pod("asking", 1500), names)
+			}
+		})
+	}
+}
+
+func BenchmarkReserveRelease(b *testing.B) {
+	for _, size := range sizes {
+		b.Run(fmt.Sprintf("nodes=%d", size), func(b *testing.B) {
+			l, names := cluster(size)
+			asking := pod("asking", 1500)
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				if _, err := l.Reserve(names[i%size], asking, placement.Binpack, at); err != nil {
+					b.Fatal(err)
+				}
+				l.Release(asking.UID)
+			}
+		})
+	}
+}
+
+// BenchmarkHold is what the watch costs: a pod that is told again, on a node with 56 others.
+func BenchmarkHold(b *testing.B) {
+	l, names := cluster(1)
+	p := pod(names[0]+"-0-0", 2050)
+	b.ReportAllocs()
+	for b.Loop() {
+		l.Hold(names[0], p, gpu.On(0, p.Request), at)
+	}
+}
+
+// BenchmarkCheckBesideBinds checks 1,000 nodes while others reserve and release.
+func BenchmarkCheckBesideBinds(b *testing.B) {
+	l, names := cluster(1000)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		binding := pod("binding", 1500)
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+				_, _ = l.Reserve(names[i%len(names)], binding, placement.Binpack, at)
+				l.Release(binding.UID)
+			}
+		}
+	}()
+	b.ReportAllocs()
+	for b.Loop() {
+		l.Check(pod("asking", 1500), names, func(string, placement.Reason) {})
+	}
+	b.StopTimer()
+	close(stop)
+	<-stopped
+}

@@ -1,0 +1,306 @@
+package protocol
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+var (
+	assumed  = time.Unix(1700000000, 123456789)
+	assigned = time.Unix(1700000001, 987654321)
+)
+
+func TestAssignmentAnnotations(t *testing.T) {
+	for name, tc := range map[string]struct {
+		in   Assignment
+		want map[string]string
+	}{
+		"at bind": {
+			Assignment{Card: 1, Request: 8138, CardMemory: 16276, AssumeTime: assumed},
+			map[string]string{
+				"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "8138", "ALIYUN_COM_GPU_MEM_DEV": "16276",
+				"ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1700000000123456789", "ALIYUN_COM_GPU_MEM_ASSIGNED": "false",
+			},
+		},
+		"once the node has acted": {
+			Assignment{Card: 0, Request: 2, CardMemory: 15, AssumeTime: assumed, Assigned: true, AssignTime: assigned},
+			map[string]string{
+				"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_POD": "2", "ALIYUN_COM_GPU_MEM_DEV": "15",
+				"ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1700000000123456789", "ALIYUN_COM_GPU_MEM_ASSIGNED": "true",
+				"ALIYUN_COM_GPU_MEM_ASSIGN_TIME": "1700000001987654321",
+			},
+		},
+		"a time that isn't known": {
+			Assignment{Card: 1, Request: 1, CardMemory: 1},
+			map[string]string{
+				"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "1", "ALIYUN_COM_GPU_MEM_DEV": "1",
+				"ALIYUN_COM_GPU_MEM_ASSUME_TIME": "0", "ALIYUN_COM_GPU_MEM_ASSIGNED": "false",
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			annotations := tc.in.Annotations()
+			if diff := cmp.Diff(tc.want, annotations); diff != "" {
+				t.Errorf("written (-want +got):\n%s", diff)
+			}
+			again, err := ParseAssignment(annotations)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tc.in, again); diff != "" {
+				t.Errorf("read back (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestAssignedAnnotationsLeaveTheChoiceAlone(t *testing.T) {
+	annotations := Assignment{Card: 3, Request: 8138, CardMemory: 16276, AssumeTime: assumed}.Annotations()
+	for key, value := range AssignedAnnotations(assigned) {
+		annotations[key] = value
+	}
+	got, err := ParseAssignment(annotations)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Assignment{Card: 3, Request: 8138, CardMemory: 16276, AssumeTime: assumed, Assigned: true, AssignTime: assigned}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestParseAssignment(t *testing.T) {
+	for name, tc := range map[string]struct {
+		annotations map[string]string
+		want        Assignment
+		err         string
+	}{
+		"none at all":            {err: "the pod carries no card assignment"},
+		"a request alone":        {annotations: map[string]string{AnnotationPod: "8"}, err: "the pod carries no card assignment"},
+		"a card alone":           {annotations: map[string]string{AnnotationIndex: "1"}, want: Assignment{Card: 1}},
+		"a card with spaces":     {annotations: map[string]string{AnnotationIndex: " 1 "}, want: Assignment{Card: 1}},
+		"no card":                {annotations: map[string]string{AnnotationIndex: ""}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "" is not a card index`},
+		"no number":              {annotations: map[string]string{AnnotationIndex: "GPU-1"}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "GPU-1" is not a card index`},
+		"a negative card":        {annotations: map[string]string{AnnotationIndex: "-1"}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "-1" is not a card index`},
+		"the last card there is": {annotations: map[string]string{AnnotationIndex: "65536"}, want: Assignment{Card: 65536}},
+		"a card out of reach":    {annotations: map[string]string{AnnotationIndex: "65537"}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "65537" is not a card index`},
+		"several cards":          {annotations: map[string]string{AnnotationIndex: "0,1"}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "0,1" is not a card index`},
+		"amounts and times that can't be read are unknown": {
+			annotations: map[string]string{
+				AnnotationIndex: "2", AnnotationPod: "much", AnnotationDevice: "-1", AnnotationAssumeTime: "yesterday",
+				AnnotationAssigned: "yes", AnnotationAssignTime: "-5",
+			},
+			want: Assignment{Card: 2},
+		},
+		"amounts and times past 64 bits are unknown": {
+			annotations: map[string]string{AnnotationIndex: "2", AnnotationPod: "18446744073709551616", AnnotationAssumeTime: "18446744073709551616"},
+			want:        Assignment{Card: 2},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := ParseAssignment(tc.annotations)
+			if diff := cmp.Diff(tc.err, message(err)); diff != "" {
+				t.Errorf("error (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+	if _, err := ParseAssignment(nil); !errors.Is(err, ErrNotAssumed) {
+		t.Errorf("got %v, want ErrNotAssumed", err)
+	}
+	_, err := ParseAssignment(map[string]string{AnnotationIndex: strings.Repeat("9", 1<<16)})
+	if err == nil || errors.Is(err, ErrNotAssumed) || len(err.Error()) > 200 {
+		t.Errorf("a huge index: got an error of %d bytes, want a short one of its own", len(message(err)))
+	}
+}
+
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// annotated builds a pod that asks for 8 with these annotations.
+func annotated(annotations map[string]string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Annotations: annotations},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{asks("6"), asks("2")}},
+	}
+}
+
+func TestPodPlacement(t *testing.T) {
+	const allocation = "annotation scheduler.framework.gpushare.allocation: "
+	for name, tc := range map[string]struct {
+		index, allocation string // "" leaves the annotation out.
+		want              gpu.Placement
+		err               string
+	}{
+		"neither":                          {err: "the pod carries no card assignment"},
+		"a card":                           {index: "1", want: gpu.On(1, 8)},
+		"a card that can't be read":        {index: "x", err: `annotation ALIYUN_COM_GPU_MEM_IDX: "x" is not a card index`},
+		"an allocation on one card":        {allocation: `{"0":{"1":8}}`, want: gpu.On(1, 8)},
+		"containers add up on one card":    {allocation: `{"0":{"1":6},"1":{"1":2}}`, want: gpu.On(1, 8)},
+		"an allocation over several cards": {allocation: `{"0":{"3":6},"1":{"1":2}}`, want: gpu.Placement{{Card: 1, Memory: 2}, {Card: 3, Memory: 6}}},
+		"one container over several cards": {allocation: `{"0":{"0":4,"1":4}}`, want: gpu.Placement{{Card: 0, Memory: 4}, {Card: 1, Memory: 4}}},
+		"a list of cards beside an allocation": {
+			index: "0,1", allocation: `{"0":{"0":4,"1":4}}`, want: gpu.Placement{{Card: 0, Memory: 4}, {Card: 1, Memory: 4}},
+		},
+		"bind's card comes before a forged allocation":              {index: "1", allocation: `{"0":{"5":8}}`, want: gpu.On(1, 8)},
+		"bind's card comes before an allocation that can't be read": {index: "1", allocation: `{`, want: gpu.On(1, 8)},
+		"an allocation that forges less gains nothing":              {allocation: `{"0":{"1":1}}`, want: gpu.On(1, 8)},
+		"an allocation that forges more harms nobody":               {allocation: `{"0":{"1":9000}}`, want: gpu.On(1, 8)},
+		"several cards with less than the request":                  {allocation: `{"0":{"0":1,"1":1}}`, err: allocation + "2 in all, the pod asks for 8"},
+		"several cards with more than the request":                  {allocation: `{"0":{"0":8,"1":8}}`, err: allocation + "16 in all, the pod asks for 8"},
+		"a sum past 64 bits": {
+			allocation: `{"0":{"0":9223372036854775807},"1":{"0":9223372036854775807},"2":{"1":10}}`,
+			err:        allocation + "9223372036854775807 in all, the pod asks for 8",
+		},
+		"a share of nothing isn't one":       {allocation: `{"0":{"0":0,"1":8}}`, want: gpu.On(1, 8)},
+		"an allocation of nothing":           {allocation: `{"0":{"0":0}}`, err: "the pod carries no card assignment"},
+		"an empty allocation":                {allocation: `{}`, err: "the pod carries no card assignment"},
+		"an allocation that is null":         {allocation: `null`, err: "the pod carries no card assignment"},
+		"an allocation with a negative":      {allocation: `{"0":{"0":-1}}`, err: allocation + "negative memory on card 0"},
+		"an allocation of a negative card":   {allocation: `{"0":{"-1":8}}`, err: allocation + `"-1" is not a card index`},
+		"an allocation that isn't an object": {allocation: `[1]`, err: allocation + "json: cannot unmarshal array into Go value of type map[string]map[string]int64"},
+		"an allocation that is cut off":      {allocation: `{"0":{"0":8}`, err: allocation + "unexpected end of JSON input"},
+		"a list of cards and no allocation":  {index: "0,1", err: `annotation ALIYUN_COM_GPU_MEM_IDX: "0,1" is not a card index`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			annotations := map[string]string{
+				AnnotationPod: "1", AnnotationDevice: "1", // Forged: nothing here believes them.
+			}
+			if tc.index != "" {
+				annotations[AnnotationIndex] = tc.index
+			}
+			if tc.allocation != "" {
+				annotations[AnnotationAllocation] = tc.allocation
+			}
+			got, err := PodPlacement(annotated(annotations))
+			if diff := cmp.Diff(tc.err, message(err)); diff != "" {
+				t.Errorf("error (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+	for _, annotations := range []map[string]string{nil, {AnnotationAllocation: "{}"}} {
+		if _, err := PodPlacement(annotated(annotations)); !errors.Is(err, ErrNotAssumed) {
+			t.Errorf("%v: got %v, want ErrNotAssumed", annotations, err)
+		}
+	}
+	var syntax *json.SyntaxError
+	if _, err := PodPlacement(annotated(map[string]string{AnnotationAllocation: "{"})); !errors.As(err, &syntax) {
+		t.Errorf("got %v, want it to wrap what encoding/json says", err)
+	}
+}
+
+func TestContainerEnv(t *testing.T) {
+	env := ContainerEnv{
+		Card:      gpu.Card{Index: 1, UUID: "GPU-1", Memory: 16276},
+		VisibleAs: "GPU-1", PodRequest: 8138, ContainerRequest: 4069,
+	}
+	want := map[string]string{
+		"NVIDIA_VISIBLE_DEVICES": "GPU-1", "ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "8138",
+		"ALIYUN_COM_GPU_MEM_DEV": "16276", "ALIYUN_COM_GPU_MEM_CONTAINER": "4069",
+	}
+	if diff := cmp.Diff(want, env.Variables()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	env.DisableIsolation, want["CGPU_DISABLE"] = true, "true"
+	if diff := cmp.Diff(want, env.Variables()); diff != "" {
+		t.Errorf("without isolation (-want +got):\n%s", diff)
+	}
+}
+
+// FuzzParseAssignment: whatever the annotations say, what was read is within bounds, and what is written of it is read
+// back as itself.
+func FuzzParseAssignment(f *testing.F) {
+	f.Fuzz(func(t *testing.T, index, request, device, assumeTime, assigned, assignTime string) {
+		got, err := ParseAssignment(map[string]string{
+			AnnotationIndex: index, AnnotationPod: request, AnnotationDevice: device,
+			AnnotationAssumeTime: assumeTime, AnnotationAssigned: assigned, AnnotationAssignTime: assignTime,
+		})
+		if err != nil {
+			if !strings.HasPrefix(err.Error(), "annotation "+AnnotationIndex+": ") || errors.Is(err, ErrNotAssumed) {
+				t.Errorf("index %q: the error doesn't say which annotation is wrong: %v", index, err)
+			}
+			if diff := cmp.Diff(Assignment{}, got); diff != "" {
+				t.Errorf("beside an error (-want +got):\n%s", diff)
+			}
+			return
+		}
+		if got.Card < 0 || got.Card > maxCard || got.Request < 0 || got.CardMemory < 0 {
+			t.Errorf("out of bounds: %+v", got)
+		}
+		if !got.Assigned {
+			got.AssignTime = time.Time{} // Not written before it means something.
+		}
+		again, err := ParseAssignment(got.Annotations())
+		if err != nil {
+			t.Fatalf("%+v can't be read back: %v", got, err)
+		}
+		if diff := cmp.Diff(got, again); diff != "" {
+			t.Errorf("read back (-first +again):\n%s", diff)
+		}
+	})
+}
+
+// FuzzPodPlacement: whatever the annotations say, a placement holds exactly what the spec asks for, on distinct cards
+// in order; and an allocation that says the same is read the same.
+func FuzzPodPlacement(f *testing.F) {
+	f.Fuzz(func(t *testing.T, index, allocation string, request int64) {
+		pod := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{AnnotationIndex: index, AnnotationAllocation: allocation}},
+			Spec:       corev1.PodSpec{Containers: []corev1.Container{asks(fmt.Sprint(request))}},
+		}
+		got, err := PodPlacement(pod)
+		if err != nil {
+			if !errors.Is(err, ErrNotAssumed) && !strings.HasPrefix(err.Error(), "annotation ") {
+				t.Errorf("the error doesn't say what is wrong: %v", err)
+			}
+			if got != nil {
+				t.Errorf("the placement %v beside the error %v", got, err)
+			}
+			return
+		}
+		if len(got) == 0 || got.Total() != PodRequest(pod) {
+			t.Errorf("%v holds %d, the pod asks for %d", got, got.Total(), PodRequest(pod))
+		}
+		shares := map[string]gpu.Memory{}
+		for i, share := range got {
+			if share.Card < 0 || share.Card > maxCard || share.Memory < 0 || i > 0 && share.Card <= got[i-1].Card {
+				t.Errorf("%+v is out of bounds or out of order", got)
+			}
+			shares[fmt.Sprint(share.Card)] = share.Memory
+		}
+		if got.Total() == 0 {
+			return // An allocation of nothing says nothing.
+		}
+		text, err := json.Marshal(map[string]map[string]gpu.Memory{"0": shares})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pod.Annotations = map[string]string{AnnotationAllocation: string(text)}
+		again, err := PodPlacement(pod)
+		if err != nil {
+			t.Fatalf("%s can't be read back: %v", text, err)
+		}
+		if diff := cmp.Diff(got, again); diff != "" {
+			t.Errorf("read back (-first +again):\n%s", diff)
+		}
+	})
+}

@@ -1,0 +1,280 @@
+package protocol
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// plain builds a healthy card of which nothing more is known.
+func plain(index int, memory gpu.Memory) gpu.Card {
+	return gpu.Card{Index: index, Memory: memory, NUMANode: gpu.NoNUMANode}
+}
+
+func TestInventoryRoundTrip(t *testing.T) {
+	for name, tc := range map[string]struct {
+		inventory Inventory
+		want      string
+	}{
+		"no cards": {
+			Inventory{Unit: gpu.GiB},
+			`{"version":1,"unit":"GiB","cards":[]}`,
+		},
+		"a card of which little is known": {
+			Inventory{Unit: gpu.MiB, Cards: []gpu.Card{plain(0, 16276)}},
+			`{"version":1,"unit":"MiB","cards":[{"index":0,"memory":16276,"healthy":true}]}`,
+		},
+		"a card of which everything is known, on NUMA node 0": {
+			Inventory{Unit: 256 * gpu.MiB, Cards: []gpu.Card{{Index: 3, UUID: "GPU-3", Model: "Tesla V100", Memory: 64, NUMANode: 0}}},
+			`{"version":1,"unit":"256MiB","cards":[{"index":3,"uuid":"GPU-3","model":"Tesla V100","memory":64,"numaNode":0,"healthy":true}]}`,
+		},
+		"an unhealthy card beside one of another size, in the order given": {
+			Inventory{Unit: gpu.GiB, Cards: []gpu.Card{
+				{Index: 1, Memory: 40, NUMANode: 1, Unhealthy: "Xid 79"}, plain(0, 8),
+			}},
+			`{"version":1,"unit":"GiB","cards":[{"index":1,"memory":40,"numaNode":1,"healthy":false,"reason":"Xid 79"},{"index":0,"memory":8,"healthy":true}]}`,
+		},
+		"a model that JSON has to escape": {
+			Inventory{Unit: gpu.GiB, Cards: []gpu.Card{{Model: "<\"A100\" & \u00e9>", Memory: 1, NUMANode: gpu.NoNUMANode}}},
+			`{"version":1,"unit":"GiB","cards":[{"index":0,"model":"\u003c\"A100\" \u0026 é\u003e","memory":1,"healthy":true}]}`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			text, err := tc.inventory.Annotation()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tc.want, text); diff != "" {
+				t.Errorf("written (-want +got):\n%s", diff)
+			}
+			again, err := ParseInventory(map[string]string{AnnotationInventory: text})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tc.inventory, again); diff != "" {
+				t.Errorf("read back (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestWhatCannotBeReadIsNotWritten(t *testing.T) {
+	for name, inventory := range map[string]Inventory{
+		"no unit":             {},
+		"an odd unit":         {Unit: 1000},
+		"a card twice":        {Unit: gpu.GiB, Cards: []gpu.Card{plain(0, 1), plain(0, 1)}},
+		"a negative card":     {Unit: gpu.GiB, Cards: []gpu.Card{plain(-1, 1)}},
+		"a negative memory":   {Unit: gpu.GiB, Cards: []gpu.Card{plain(0, -1)}},
+		"a card out of reach": {Unit: gpu.GiB, Cards: []gpu.Card{plain(maxCard+1, 1)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			text, err := inventory.Annotation()
+			if err == nil || text != "" {
+				t.Fatalf("got %q and the error %v, want an error alone", text, err)
+			}
+			if !strings.HasPrefix(err.Error(), "writing the inventory: ") {
+				t.Errorf("the error doesn't say what failed: %v", err)
+			}
+		})
+	}
+}
+
+func TestParseInventory(t *testing.T) {
+	const card = `{"index":0,"memory":16,"healthy":true}`
+	for name, tc := range map[string]struct {
+		text string
+		want Inventory
+		err  string // A part of the error.
+	}{
+		"fields that a later program added": {
+			text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":16,"healthy":true,"cores":108}],"driver":"570"}`,
+			want: Inventory{Unit: gpu.GiB, Cards: []gpu.Card{plain(0, 16)}},
+		},
+		"no cards": {text: `{"version":1,"unit":"GiB"}`, want: Inventory{Unit: gpu.GiB}},
+		"a card that doesn't say if it is well": {
+			text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":16}]}`,
+			want: Inventory{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 16, NUMANode: gpu.NoNUMANode, Unhealthy: "reported unhealthy"}}},
+		},
+		"a reason on a healthy card means nothing": {
+			text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":16,"healthy":true,"reason":"was ill"}]}`,
+			want: Inventory{Unit: gpu.GiB, Cards: []gpu.Card{plain(0, 16)}},
+		},
+		"a negative NUMA node is none": {
+			text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":16,"healthy":true,"numaNode":-7}]}`,
+			want: Inventory{Unit: gpu.GiB, Cards: []gpu.Card{plain(0, 16)}},
+		},
+		"a version from the future": {text: `{"version":2,"unit":"GiB","cards":[` + card + `]}`, err: "inventory version 2: this program reads versions 1 to 1"},
+		"no version":                {text: `{"unit":"GiB","cards":[` + card + `]}`, err: "inventory version 0"},
+		"no unit":                   {text: `{"version":1,"cards":[` + card + `]}`, err: `memory unit ""`},
+		"a unit nobody knows":       {text: `{"version":1,"unit":"bananas","cards":[` + card + `]}`, err: `memory unit "bananas"`},
+		"a card twice":              {text: `{"version":1,"unit":"GiB","cards":[` + card + `,` + card + `]}`, err: "card index 0 stands there twice"},
+		"a negative card":           {text: `{"version":1,"unit":"GiB","cards":[{"index":-1,"memory":16}]}`, err: "card index -1 is not within 0 to 65536"},
+		"a card out of reach":       {text: `{"version":1,"unit":"GiB","cards":[{"index":65537,"memory":16}]}`, err: "card index 65537 is not within"},
+		"negative memory":           {text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":-1}]}`, err: "card 0 has negative memory"},
+		"memory past 64 bits":       {text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":9223372036854775808}]}`, err: "cannot unmarshal number"},
+		"half a unit of memory":     {text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":0.5}]}`, err: "cannot unmarshal number"},
+		"null":                      {text: `null`, err: "inventory version 0"},
+		"empty":                     {text: ``, err: "unexpected end of JSON input"},
+		"cut off":                   {text: `{"version":1,"unit":"GiB","cards":[`, err: "unexpected end of JSON input"},
+		"a list":                    {text: `[]`, err: "cannot unmarshal array"},
+		"two":                       {text: `{"version":1,"unit":"GiB"}{}`, err: "invalid character"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := ParseInventory(map[string]string{AnnotationInventory: tc.text})
+			switch {
+			case tc.err == "" && err != nil:
+				t.Fatal(err)
+			case tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)):
+				t.Errorf("got the error %v, want one that contains %q", err, tc.err)
+			case tc.err != "" && !strings.HasPrefix(err.Error(), "annotation "+AnnotationInventory+": "):
+				t.Errorf("the error doesn't say which annotation is wrong: %v", err)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+	if _, err := ParseInventory(nil); !errors.Is(err, ErrNoInventory) {
+		t.Errorf("no annotation: got %v, want ErrNoInventory", err)
+	}
+}
+
+func TestABadInventoryLeavesTheOldOneAlone(t *testing.T) {
+	inventory := Inventory{Unit: gpu.MiB, Cards: []gpu.Card{plain(0, 16)}}
+	want := inventory
+	if err := json.Unmarshal([]byte(`{"version":1,"unit":"GiB","cards":[{"index":-1}]}`), &inventory); err == nil {
+		t.Fatal("a negative card was taken")
+	}
+	if diff := cmp.Diff(want, inventory); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestParseNode(t *testing.T) {
+	const two = `{"version":1,"unit":"MiB","cards":[{"index":0,"memory":16276,"healthy":true},{"index":1,"memory":8138,"healthy":false,"reason":"Xid 79"}]}`
+	cards := []gpu.Card{plain(0, 16276), {Index: 1, Memory: 8138, NUMANode: gpu.NoNUMANode, Unhealthy: "Xid 79"}}
+	for name, tc := range map[string]struct {
+		inventory            string // "" leaves the annotation out.
+		memory, count, whole string // "" leaves the resource out.
+		want                 Node
+		problem              string // A part of it.
+	}{
+		"an inventory that agrees with the capacity": {
+			inventory: two, memory: "24414", count: "2", want: Node{Unit: gpu.MiB, Cards: cards},
+		},
+		"an inventory before the kubelet counts": {
+			inventory: two, want: Node{Unit: gpu.MiB, Cards: cards},
+		},
+		"an inventory while the plugin is away": {
+			inventory: two, memory: "0", count: "2", want: Node{Unit: gpu.MiB, Cards: cards},
+		},
+		"an inventory that a plugin of another kind left behind": {
+			inventory: two, memory: "30", count: "2",
+			want:    Node{Cards: []gpu.Card{plain(0, 15), plain(1, 15)}},
+			problem: "the inventory's cards add up to 24414, the node's aliyun.com/gpu-mem is 30",
+		},
+		"an inventory that can't be read": {
+			inventory: `{"version":9}`, memory: "32552", count: "2",
+			want:    Node{Cards: []gpu.Card{plain(0, 16276), plain(1, 16276)}},
+			problem: "inventory version 9",
+		},
+		"an inventory that can't be read, and no capacity": {
+			inventory: `{`, want: Node{}, problem: "unexpected end of JSON input",
+		},
+		"the existing plugin's node, as the seeds count it": {
+			memory: "32552", count: "2", want: Node{Cards: []gpu.Card{plain(0, 16276), plain(1, 16276)}},
+		},
+		"what doesn't divide is nobody's": {
+			memory: "33", count: "2", want: Node{Cards: []gpu.Card{plain(0, 16), plain(1, 16)}},
+		},
+		"memory without a count":         {memory: "32552", want: Node{}},
+		"memory with a count of nothing": {memory: "32552", count: "0", want: Node{}},
+		"a count without memory":         {count: "2", want: Node{}},
+		"a count out of reach":           {memory: "32552", count: "1000000", want: Node{}},
+		"negative amounts":               {memory: "-1", count: "-1", whole: "-1", want: Node{}},
+		"no GPU":                         {want: Node{}},
+		"whole cards beside memory": {
+			inventory: two, memory: "24414", count: "2", whole: "2", want: Node{Unit: gpu.MiB, Cards: cards, WholeCards: true},
+		},
+		"whole cards beside an existing plugin's memory": {
+			memory: "32", count: "1", whole: "1", want: Node{Cards: []gpu.Card{plain(0, 32)}, WholeCards: true},
+		},
+		"whole cards alone":                             {whole: "8", want: Node{}},
+		"whole cards that are registered, none of them": {memory: "32", count: "1", whole: "0", want: Node{Cards: []gpu.Card{plain(0, 32)}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+			if tc.inventory != "" {
+				node.Annotations = map[string]string{AnnotationInventory: tc.inventory}
+			}
+			node.Status.Capacity = corev1.ResourceList{}
+			for name, amount := range map[corev1.ResourceName]string{ResourceMemory: tc.memory, ResourceCount: tc.count, ResourceWholeCard: tc.whole} {
+				if amount != "" {
+					node.Status.Capacity[name] = resource.MustParse(amount)
+				}
+			}
+			got := ParseNode(node)
+			if (tc.problem == "") != (got.Problem == nil) || !strings.Contains(message(got.Problem), tc.problem) {
+				t.Errorf("the problem is %v, want one that contains %q", got.Problem, tc.problem)
+			}
+			if diff := cmp.Diff(tc.want, got, cmpopts.IgnoreFields(Node{}, "Problem")); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// FuzzParseInventory: an inventory that is read is within bounds, is written, and is read back as itself; and a node
+// that carries it is read without its adding up to more than it says.
+func FuzzParseInventory(f *testing.F) {
+	f.Fuzz(func(t *testing.T, text string) {
+		annotations := map[string]string{AnnotationInventory: text}
+		got, err := ParseInventory(annotations)
+		if err != nil {
+			if !strings.HasPrefix(err.Error(), "annotation "+AnnotationInventory+": ") || errors.Is(err, ErrNoInventory) {
+				t.Errorf("the error doesn't say which annotation is wrong: %v", err)
+			}
+			if diff := cmp.Diff(Inventory{}, got); diff != "" {
+				t.Errorf("beside an error (-want +got):\n%s", diff)
+			}
+			return
+		}
+		if got.Unit <= 0 {
+			t.Errorf("a unit of %d bytes", got.Unit)
+		}
+		seen := map[int]bool{}
+		for _, c := range got.Cards {
+			if c.Index < 0 || c.Index > maxCard || seen[c.Index] || c.Memory < 0 || c.NUMANode < gpu.NoNUMANode {
+				t.Errorf("out of bounds: %+v", got)
+			}
+			seen[c.Index] = true
+		}
+		written, err := got.Annotation()
+		if err != nil {
+			t.Fatalf("what was read can't be written: %v", err)
+		}
+		again, err := ParseInventory(map[string]string{AnnotationInventory: written})
+		if err != nil {
+			t.Fatalf("%s can't be read back: %v", written, err)
+		}
+		if diff := cmp.Diff(got, again); diff != "" {
+			t.Errorf("read back (-first +again):\n%s", diff)
+		}
+		node := ParseNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}})
+		if diff := cmp.Diff(Node{Unit: got.Unit, Cards: got.Cards}, node); diff != "" {
+			t.Errorf("on a node without capacity (-inventory +node):\n%s", diff)
+		}
+		if sum := got.memory(); sum < 0 {
+			t.Errorf("the cards add up to %d", sum)
+		}
+	})
+}
