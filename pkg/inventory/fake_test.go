@@ -1,0 +1,57 @@
+package inventory
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/gpushare/gpushare/test/fakenvml"
+)
+
+// childEnv names, in a child process of a test, the folder with the machine that it runs on.
+const childEnv = "GPUSHARE_INVENTORY_TEST_MACHINE"
+
+// onMachine runs a top-level test in a process of its own, with a fake NVML built with flags: a process can load one
+// library only, and never gets rid of it. machine's cards are cards, or there is no driver where that is nil.
+func onMachine(t *testing.T, cards []fakenvml.Card, test func(t *testing.T, library string, machine fakenvml.Machine),
+	flags ...string,
+) {
+	t.Helper()
+	if dir := os.Getenv(childEnv); dir != "" {
+		test(t, filepath.Join(dir, "libnvidia-ml.so.1"), fakenvml.NewMachine(dir))
+		return
+	}
+
+	t.Parallel()
+	dir := filepath.Dir(fakenvml.BuildForTest(t, flags...))
+	machine := fakenvml.NewMachine(dir)
+	if cards != nil {
+		setCards(t, machine, cards...)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	child := exec.CommandContext(t.Context(), self, "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=2m")
+	child.Env = append(append(os.Environ(), machine.Env()...), childEnv+"="+dir)
+	out, err := child.CombinedOutput()
+	t.Logf("its own process said:\n%s", out)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func setCards(t *testing.T, machine fakenvml.Machine, cards ...fakenvml.Card) {
+	t.Helper()
+	if err := machine.SetCards(cards...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// with returns a copy of cards in which one has another state.
+func with(cards []fakenvml.Card, index int, state string) []fakenvml.Card {
+	changed := append([]fakenvml.Card(nil), cards...)
+	changed[index].State = state
+	return changed
+}

@@ -1,0 +1,147 @@
+package inventory
+
+import (
+	"context"
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/fakenvml"
+)
+
+// mixedCards are one of each kind, the broken ones between the good ones.
+var mixedCards = []fakenvml.Card{
+	{UUID: "GPU-0", Model: "Tesla V100-SXM2-16GB", MiB: 16276, NUMANode: 0},
+	{UUID: "GPU-1", Model: "Tesla V100-SXM2-16GB", MiB: 16276, NUMANode: 0, State: "lost"},
+	{UUID: "GPU-2", Model: "NVIDIA A100-SXM4-40GB", MiB: 40960, NUMANode: 1, State: "mig"},
+	{UUID: "GPU-3", Model: "NVIDIA H200", MiB: 143771, NUMANode: 70},
+	{UUID: "GPU-4", Model: "Tesla T4", MiB: 15360, NUMANode: 1, State: "nomemory"},
+	{UUID: "GPU-5", Model: "Tesla T4", MiB: 15360, NUMANode: 1, State: "denied"},
+	{UUID: "GPU-6", Model: "Tesla T4", MiB: 15360, NUMANode: 1, State: "reset"},
+	{UUID: "GPU-7", Model: "Tesla K80", MiB: 11441, NUMANode: -1, State: "noevents"},
+}
+
+func TestList(t *testing.T) {
+	onMachine(t, mixedCards, func(t *testing.T, library string, machine fakenvml.Machine) {
+		want := State{Cards: []gpu.Card{
+			{Index: 0, UUID: "GPU-0", Model: "Tesla V100-SXM2-16GB", Memory: 16276, NUMANode: 0},
+			{Index: 1, NUMANode: gpu.NoNUMANode, Unhealthy: "open the card: GPU is lost"},
+			{
+				Index: 2, UUID: "GPU-2", Model: "NVIDIA A100-SXM4-40GB", Memory: 40960, NUMANode: 1,
+				Unhealthy: "MIG mode is on, its memory belongs to MIG devices",
+			},
+			{Index: 3, UUID: "GPU-3", Model: "NVIDIA H200", Memory: 143771, NUMANode: 70},
+			{
+				Index: 4, UUID: "GPU-4", Model: "Tesla T4", NUMANode: 1,
+				Unhealthy: "read its memory: Unknown Error",
+			},
+			{Index: 5, NUMANode: gpu.NoNUMANode, Unhealthy: "open the card: Insufficient Permissions"},
+			{
+				Index: 6, UUID: "GPU-6", NUMANode: gpu.NoNUMANode,
+				Unhealthy: "read its memory: GPU requires reset",
+			},
+			{Index: 7, UUID: "GPU-7", Model: "Tesla K80", Memory: 11441, NUMANode: gpu.NoNUMANode},
+		}}
+		got, err := List(t.Context(), Options{Library: library, Unit: gpu.MiB})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("in MiB (-want +got):\n%s", diff)
+		}
+
+		// Asking again finds a new session, and what doesn't fill a unit is nobody's.
+		setCards(t, machine, mixedCards[0])
+		want = State{Cards: []gpu.Card{{UUID: "GPU-0", Model: "Tesla V100-SXM2-16GB", Memory: 15}}}
+		if got, err = List(t.Context(), Options{Library: library, Unit: gpu.GiB}); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("in GiB (-want +got):\n%s", diff)
+		}
+
+		setCards(t, machine)
+		if got, err = List(t.Context(), Options{Library: library, Unit: gpu.GiB}); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(State{Problem: "the driver reports no cards"}, got); diff != "" {
+			t.Errorf("without cards (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestListOldDriver(t *testing.T) {
+	cards := []fakenvml.Card{{UUID: "GPU-0", Model: "Tesla K80", MiB: 11441, NUMANode: 1}}
+	onMachine(t, cards, func(t *testing.T, library string, _ fakenvml.Machine) {
+		want := State{Cards: []gpu.Card{{UUID: "GPU-0", Model: "Tesla K80", Memory: 11441, NUMANode: gpu.NoNUMANode}}}
+		got, err := List(t.Context(), Options{Library: library, Unit: gpu.MiB})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	}, fakenvml.Old)
+}
+
+func TestListWithoutLibrary(t *testing.T) {
+	for name, library := range map[string]string{
+		"no such file":               "/nonexistent/libnvidia-ml.so.1",
+		"a file that is no library":  "/dev/null",
+		"a library that is not NVML": "libm.so.6",
+	} {
+		t.Run(name, func(t *testing.T) {
+			state, err := List(t.Context(), Options{Library: library, Unit: gpu.GiB})
+			if !errors.Is(err, ErrNoLibrary) {
+				t.Errorf("List() = %v, %v; want %v", state, err, ErrNoLibrary)
+			}
+			t.Log(err)
+		})
+	}
+}
+
+func TestListWithBadDriver(t *testing.T) {
+	onMachine(t, nil, func(t *testing.T, library string, machine fakenvml.Machine) {
+		list := func() error {
+			_, err := List(t.Context(), Options{Library: library, Unit: gpu.GiB})
+			return err
+		}
+		if err := list(); !errors.Is(err, nvml.ERROR_DRIVER_NOT_LOADED) {
+			t.Errorf("without a driver: %v, want %v", err, nvml.ERROR_DRIVER_NOT_LOADED)
+		}
+		if err := os.WriteFile(machine.CardsFile, []byte("nonsense\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := list(); !errors.Is(err, nvml.ERROR_UNKNOWN) {
+			t.Errorf("with a broken driver: %v, want %v", err, nvml.ERROR_UNKNOWN)
+		}
+	})
+}
+
+// A call into a driver that hangs can't be taken back, so each of these has a process of its own.
+
+func TestListCanceled(t *testing.T) {
+	onMachine(t, with(mixedCards[:1], 0, "hang"), func(t *testing.T, library string, machine fakenvml.Machine) {
+		t.Cleanup(func() { setCards(t, machine, mixedCards...) })
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := List(ctx, Options{Library: library}); !errors.Is(err, context.Canceled) {
+			t.Errorf("List() = %v, want %v", err, context.Canceled)
+		}
+	})
+}
+
+func TestListTimeout(t *testing.T) {
+	onMachine(t, with(mixedCards[:1], 0, "hang"), func(t *testing.T, library string, machine fakenvml.Machine) {
+		t.Cleanup(func() { setCards(t, machine, mixedCards...) })
+		_, err := List(t.Context(), Options{Library: library, AnswerTimeout: time.Millisecond})
+		if want := "wait for the NVIDIA driver: no answer for 1ms"; err == nil || err.Error() != want {
+			t.Errorf("List() = %v, want %v", err, want)
+		}
+	})
+}

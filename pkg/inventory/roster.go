@@ -1,0 +1,180 @@
+package inventory
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// Problems and reasons that aren't the driver's own words.
+const (
+	problemNoCards    = "the driver reports no cards"
+	reasonNotReported = "the driver doesn't report it any more"
+	reasonUnnamed     = " on a card that the driver couldn't name"
+)
+
+// roster holds the cards seen so far and decides which of them are healthy. It is told what happened, and when; it asks
+// nobody, and needs no lock: one goroutine has it at a time.
+//
+// A card is known by its UUID and keeps the index under which it was first seen: NVML counts anew when a card falls off
+// the bus, while pods hold memory of the card with the old index. Cards that vanish stay, unhealthy.
+type roster struct {
+	unit gpu.Unit
+	// quiet is how long a card has to be without trouble before it counts as healthy again.
+	quiet time.Duration
+
+	records []record // by index
+	// problem is why no card can be used, empty where that is not so.
+	problem string
+	// silent says that the driver couldn't be asked, so that how the cards are isn't known.
+	silent bool
+}
+
+// record is a card with its history.
+type record struct {
+	card gpu.Card
+	// trouble is when something was last wrong with the card.
+	trouble time.Time
+	// failing says that the last listing couldn't read the card, or didn't have it.
+	failing bool
+}
+
+// list takes what the driver says of its cards.
+func (r *roster) list(devices []device, now time.Time) {
+	r.silent, r.problem = false, ""
+	if len(devices) == 0 {
+		r.problem = problemNoCards
+	}
+
+	// Known cards first: a stranger must not take the place of one that has merely moved.
+	listed := make(map[int]bool, len(devices)) // by the roster's index
+	var strangers []device
+	for _, d := range devices {
+		if rec := r.find(d.uuid); rec != nil {
+			listed[rec.card.Index] = true
+			rec.take(d, r, now)
+		} else {
+			strangers = append(strangers, d)
+		}
+	}
+	for _, d := range strangers {
+		if rec := r.place(d, listed); rec != nil {
+			listed[rec.card.Index] = true
+			rec.take(d, r, now)
+		}
+	}
+
+	for i := range r.records {
+		if rec := &r.records[i]; !listed[rec.card.Index] {
+			rec.failing = true
+			rec.blame(reasonNotReported, now)
+		}
+	}
+}
+
+// find returns the record of the card with this UUID, or nil.
+func (r *roster) find(uuid string) *record {
+	for i := range r.records {
+		if uuid != "" && r.records[i].card.UUID == uuid {
+			return &r.records[i]
+		}
+	}
+	return nil
+}
+
+// place returns the record for a card that isn't known by UUID. listed are the indices of cards that are there for
+// sure. It returns nil where there is no telling whose record it would be.
+func (r *roster) place(d device, listed map[int]bool) *record {
+	index := d.index
+	if listed[index] {
+		if d.uuid == "" {
+			return nil // some card that couldn't be opened, and the numbers have moved: it will be missed by its UUID
+		}
+		index = r.records[len(r.records)-1].card.Index + 1
+	}
+	i, found := slices.BinarySearchFunc(r.records, index, func(rec record, index int) int {
+		return cmp.Compare(rec.card.Index, index)
+	})
+	fresh := record{card: gpu.Card{Index: index, NUMANode: gpu.NoNUMANode}}
+	switch {
+	case !found:
+		r.records = slices.Insert(r.records, i, fresh)
+	case d.uuid != "" && r.records[i].card.UUID != "":
+		r.records[i] = fresh // another card sits where this one was
+	}
+	return &r.records[i]
+}
+
+// take notes what the driver says of the card, and whether that heals it. What couldn't be read keeps its last value.
+func (rec *record) take(d device, r *roster, now time.Time) {
+	card := &rec.card
+	card.UUID = cmp.Or(d.uuid, card.UUID)
+	card.Model = cmp.Or(d.model, card.Model)
+	if d.bytes != 0 {
+		card.Memory = r.unit.Count(d.bytes)
+	}
+	if d.numaNode != gpu.NoNUMANode {
+		card.NUMANode = d.numaNode
+	}
+
+	if rec.failing {
+		rec.trouble = now // it has been failing until now, as far as is known
+	}
+	rec.failing = d.err != nil
+	switch {
+	case rec.failing:
+		rec.blame(d.err.Error(), now)
+	case now.Sub(rec.trouble) >= r.quiet:
+		card.Unhealthy = ""
+	}
+}
+
+// blame makes the card unhealthy. The first reason stays until the card is healthy again: what follows is mostly its
+// consequence, and a reason that keeps changing would be written to the API server each time.
+func (rec *record) blame(reason string, now time.Time) {
+	rec.card.Unhealthy = cmp.Or(rec.card.Unhealthy, reason)
+	rec.trouble = now
+}
+
+// report takes Xid errors.
+func (r *roster) report(events []event, now time.Time) {
+	for _, e := range events {
+		if e.xid.application() {
+			continue
+		}
+		if e.uuid == "" {
+			// Any of them may be the one.
+			for i := range r.records {
+				r.records[i].blame(e.xid.String()+reasonUnnamed, now)
+			}
+		} else if rec := r.find(e.uuid); rec != nil {
+			rec.blame(e.xid.String(), now)
+		}
+	}
+}
+
+// silence notes that the driver can't be asked. The cards are unusable until it answers again, but that is no mark
+// against any of them: there is no quiet period to wait for afterwards.
+func (r *roster) silence(problem string) {
+	r.silent, r.problem = true, problem
+}
+
+// failing says whether some card couldn't be read, or wasn't there, at the last listing.
+func (r *roster) failing() bool {
+	return slices.ContainsFunc(r.records, func(rec record) bool { return rec.failing })
+}
+
+// state returns a copy of what is known now.
+func (r *roster) state() State {
+	s := State{Problem: r.problem}
+	for _, rec := range r.records {
+		card := rec.card
+		if r.silent {
+			card.Unhealthy = cmp.Or(card.Unhealthy, r.problem)
+		}
+		s.Cards = append(s.Cards, card)
+	}
+	return s
+}

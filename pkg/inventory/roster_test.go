@@ -1,0 +1,207 @@
+package inventory
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// good is a card that can be read.
+func good(index int, uuid string) device {
+	return device{index: index, uuid: uuid, model: "V100", bytes: 16276 << 20, numaNode: 0}
+}
+
+// bad is a card that can't; uuid is empty where it doesn't even tell that.
+func bad(index int, uuid, reason string) device {
+	return device{index: index, uuid: uuid, numaNode: gpu.NoNUMANode, err: errors.New(reason)}
+}
+
+// card is what the roster makes of good, or what is left of it after reason.
+func card(index int, uuid, reason string) gpu.Card {
+	return gpu.Card{Index: index, UUID: uuid, Model: "V100", Memory: 16276, NUMANode: 0, Unhealthy: reason}
+}
+
+func TestRoster(t *testing.T) {
+	const quiet = 5 * time.Minute
+	// One of list, events and silence happens at a step, then want is what is known.
+	type step struct {
+		at      time.Duration
+		list    []device
+		events  []event
+		silence string
+		want    State
+	}
+	cards := func(cards ...gpu.Card) State { return State{Cards: cards} }
+	both := []device{good(0, "a"), good(1, "b")}
+
+	for name, steps := range map[string][]step{
+		"good cards are healthy at once": {
+			{list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+		},
+		"a critical Xid heals at the first good probe after the quiet period": {
+			{list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+			{at: 1 * time.Minute, events: []event{{"b", 79}}, want: cards(card(0, "a", ""), card(1, "b", "Xid 79"))},
+			{at: 2 * time.Minute, list: both, want: cards(card(0, "a", ""), card(1, "b", "Xid 79"))},
+			{at: 6*time.Minute - 1, list: both, want: cards(card(0, "a", ""), card(1, "b", "Xid 79"))},
+			{at: 6 * time.Minute, list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+		},
+		"each Xid begins the quiet period anew, and the first reason stays": {
+			{list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+			{at: 1 * time.Minute, events: []event{{"a", 48}}, want: cards(card(0, "a", "Xid 48"), card(1, "b", ""))},
+			{at: 4 * time.Minute, events: []event{{"a", 79}}, want: cards(card(0, "a", "Xid 48"), card(1, "b", ""))},
+			{at: 8 * time.Minute, list: both, want: cards(card(0, "a", "Xid 48"), card(1, "b", ""))},
+			{at: 9 * time.Minute, list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+			{at: 9 * time.Minute, events: []event{{"a", 79}}, want: cards(card(0, "a", "Xid 79"), card(1, "b", ""))},
+		},
+		"application Xids are passed over, and don't lengthen a quiet period": {
+			{list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+			{
+				events: []event{{"a", 13}, {"a", 31}, {"a", 43}, {"a", 45}, {"a", 68}, {"a", 109}, {"", 31}, {"b", 94}},
+				want:   cards(card(0, "a", ""), card(1, "b", "Xid 94")),
+			},
+			{at: 4 * time.Minute, events: []event{{"b", 31}}, want: cards(card(0, "a", ""), card(1, "b", "Xid 94"))},
+			{at: 5 * time.Minute, list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+		},
+		"an Xid on a card that can't be named is every card's": {
+			{list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+			{events: []event{{"", 79}}, want: cards(
+				card(0, "a", "Xid 79 on a card that the driver couldn't name"),
+				card(1, "b", "Xid 79 on a card that the driver couldn't name"),
+			)},
+		},
+		"an Xid on a card that isn't known is nobody's": {
+			{list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+			{events: []event{{"z", 79}}, want: cards(card(0, "a", ""), card(1, "b", ""))},
+		},
+		"a card that can't be read keeps its values, and has to be read for a quiet period to be healthy": {
+			{list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+			{
+				at: 1 * time.Minute, list: []device{good(0, "a"), bad(1, "b", "no memory")},
+				want: cards(card(0, "a", ""), card(1, "b", "no memory")),
+			},
+			{
+				at: 3 * time.Minute, list: []device{good(0, "a"), bad(1, "", "lost")},
+				want: cards(card(0, "a", ""), card(1, "b", "no memory")),
+			},
+			{at: 9 * time.Minute, list: both, want: cards(card(0, "a", ""), card(1, "b", "no memory"))},
+			{at: 14*time.Minute - 1, list: both, want: cards(card(0, "a", ""), card(1, "b", "no memory"))},
+			{at: 14 * time.Minute, list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+		},
+		"a card that was never read has a place without values until it is": {
+			{list: []device{bad(0, "", "lost"), good(1, "b")}, want: cards(
+				gpu.Card{Index: 0, NUMANode: gpu.NoNUMANode, Unhealthy: "lost"}, card(1, "b", ""),
+			)},
+			{at: 1 * time.Minute, list: both, want: cards(card(0, "a", "lost"), card(1, "b", ""))},
+			{at: 6 * time.Minute, list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+		},
+		"memory is read again, in case it has changed": {
+			{list: []device{good(0, "a")}, want: cards(card(0, "a", ""))},
+			{list: []device{{index: 0, uuid: "a", bytes: 15000<<20 + 1<<19, numaNode: 1}}, want: cards(
+				gpu.Card{Index: 0, UUID: "a", Model: "V100", Memory: 15000, NUMANode: 1},
+			)},
+		},
+		"a card that vanishes stays listed, and the others keep their index though NVML counts anew": {
+			{list: []device{good(0, "a"), good(1, "b"), good(2, "c")}, want: cards(
+				card(0, "a", ""), card(1, "b", ""), card(2, "c", ""),
+			)},
+			{at: 1 * time.Minute, list: []device{good(0, "a"), good(1, "c")}, want: cards(
+				card(0, "a", ""), card(1, "b", "the driver doesn't report it any more"), card(2, "c", ""),
+			)},
+			{at: 9 * time.Minute, list: []device{good(0, "a"), good(1, "b"), good(2, "c")}, want: cards(
+				card(0, "a", ""), card(1, "b", "the driver doesn't report it any more"), card(2, "c", ""),
+			)},
+			{at: 14 * time.Minute, list: []device{good(0, "a"), good(1, "b"), good(2, "c")}, want: cards(
+				card(0, "a", ""), card(1, "b", ""), card(2, "c", ""),
+			)},
+		},
+		"a nameless card is nobody's where the numbers have moved": {
+			{list: []device{good(0, "a"), good(1, "b"), good(2, "c")}, want: cards(
+				card(0, "a", ""), card(1, "b", ""), card(2, "c", ""),
+			)},
+			{list: []device{good(0, "b"), bad(1, "", "lost"), good(2, "c")}, want: cards(
+				card(0, "a", "the driver doesn't report it any more"), card(1, "b", ""), card(2, "c", ""),
+			)},
+		},
+		"a new card takes the place of one that is gone": {
+			{list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+			{list: []device{good(0, "a"), good(1, "z")}, want: cards(card(0, "a", ""), card(1, "z", ""))},
+		},
+		"a new card goes to the end where its place is taken": {
+			{list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+			{list: []device{good(0, "z"), good(1, "a"), good(2, "b")}, want: cards(
+				card(0, "a", ""), card(1, "b", ""), card(2, "z", ""),
+			)},
+		},
+		"no cards is a problem, and the cards that were there are gone": {
+			{list: []device{good(0, "a")}, want: cards(card(0, "a", ""))},
+			{list: []device{}, want: State{
+				Problem: "the driver reports no cards",
+				Cards:   []gpu.Card{card(0, "a", "the driver doesn't report it any more")},
+			}},
+			{at: quiet, list: []device{good(0, "a")}, want: cards(card(0, "a", "the driver doesn't report it any more"))},
+			{at: 2 * quiet, list: []device{good(0, "a")}, want: cards(card(0, "a", ""))},
+		},
+		"a silent driver makes every card unusable until it answers, no longer": {
+			{silence: "no driver", want: State{Problem: "no driver"}},
+			{list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+			{events: []event{{"b", 79}}, want: cards(card(0, "a", ""), card(1, "b", "Xid 79"))},
+			{silence: "no driver", want: State{
+				Problem: "no driver",
+				Cards:   []gpu.Card{card(0, "a", "no driver"), card(1, "b", "Xid 79")},
+			}},
+			{at: 1 * time.Minute, list: both, want: cards(card(0, "a", ""), card(1, "b", "Xid 79"))},
+			{at: 5 * time.Minute, list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := &roster{unit: gpu.MiB, quiet: quiet}
+			start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+			for i, s := range steps {
+				now := start.Add(s.at)
+				switch {
+				case s.list != nil:
+					r.list(s.list, now)
+				case s.silence != "":
+					r.silence(s.silence)
+				default:
+					r.report(s.events, now)
+				}
+				if diff := cmp.Diff(s.want, r.state()); diff != "" {
+					t.Fatalf("after step %d (-want +got):\n%s", i, diff)
+				}
+			}
+		})
+	}
+}
+
+func TestRosterFailing(t *testing.T) {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	r := &roster{unit: gpu.MiB, quiet: time.Minute}
+	for i, s := range []struct {
+		list []device
+		want bool
+	}{
+		{[]device{good(0, "a"), good(1, "b")}, false},
+		{[]device{good(0, "a"), bad(1, "b", "lost")}, true},
+		{[]device{good(0, "a"), good(1, "b")}, false}, // unhealthy still, but it answers
+		{[]device{good(0, "a")}, true},
+	} {
+		r.list(s.list, now)
+		if got := r.failing(); got != s.want {
+			t.Errorf("listing %d: failing() = %v, want %v", i, got, s.want)
+		}
+	}
+}
+
+func TestStateIsACopy(t *testing.T) {
+	r := &roster{unit: gpu.MiB}
+	r.list([]device{good(0, "a")}, time.Time{})
+	r.state().Cards[0].Unhealthy = "changed"
+	if diff := cmp.Diff(State{Cards: []gpu.Card{card(0, "a", "")}}, r.state()); diff != "" {
+		t.Errorf("a caller changed the roster (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,401 @@
+package fakenvml_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/test/fakenvml"
+)
+
+var cards = []fakenvml.Card{
+	{UUID: "GPU-a", Model: "Tesla V100-SXM2-16GB", MiB: 16276, NUMANode: 0},
+	{UUID: "GPU-b", Model: "NVIDIA H200", MiB: 143771, NUMANode: 1},
+}
+
+// TestFake is one test, as a process can load only one library. It plays on a machine of its own in each part.
+func TestFake(t *testing.T) {
+	library := fakenvml.BuildForTest(t)
+	parts := []struct {
+		name string
+		test func(*testing.T, nvml.Interface, fakenvml.Machine)
+	}{
+		{"initialization is counted", testInit},
+		{"cards", testCards},
+		{"broken cards", testBrokenCards},
+		{"bad files", testBadFiles},
+		{"events", testEvents},
+		{"many threads", testThreads},
+	}
+	for _, part := range parts {
+		t.Run(part.name, func(t *testing.T) {
+			machine := fakenvml.NewMachine(t.TempDir())
+			t.Setenv(fakenvml.CardsEnv, machine.CardsFile)
+			t.Setenv(fakenvml.EventsEnv, machine.EventsFile)
+			set(t, machine, cards...)
+			part.test(t, nvml.New(nvml.WithLibraryPath(library)), machine)
+		})
+	}
+}
+
+func set(t *testing.T, machine fakenvml.Machine, cards ...fakenvml.Card) {
+	t.Helper()
+	if err := machine.SetCards(cards...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// returns fails unless the call returned what is wanted.
+func returns(t *testing.T, what string, got, want nvml.Return) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s returned %d, want %d", what, got, want)
+	}
+}
+
+// start initializes the library until the test ends.
+func start(t *testing.T, lib nvml.Interface) {
+	t.Helper()
+	if ret := lib.Init(); ret != nvml.SUCCESS {
+		t.Fatalf("Init: %v", ret)
+	}
+	t.Cleanup(func() { returns(t, "Shutdown", lib.Shutdown(), nvml.SUCCESS) })
+}
+
+func open(t *testing.T, lib nvml.Interface, index int) nvml.Device {
+	t.Helper()
+	device, ret := lib.DeviceGetHandleByIndex(index)
+	if ret != nvml.SUCCESS {
+		t.Fatalf("DeviceGetHandleByIndex(%d): %v", index, ret)
+	}
+	return device
+}
+
+func testInit(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
+	returns(t, "Init", lib.Init(), nvml.SUCCESS)
+	returns(t, "a second Init", lib.Init(), nvml.SUCCESS)
+	returns(t, "Shutdown", lib.Shutdown(), nvml.SUCCESS)
+	_, ret := lib.DeviceGetCount()
+	returns(t, "DeviceGetCount between", ret, nvml.SUCCESS)
+	returns(t, "the last Shutdown", lib.Shutdown(), nvml.SUCCESS)
+	returns(t, "one Shutdown too many", lib.Shutdown(), nvml.ERROR_UNINITIALIZED)
+	_, ret = lib.DeviceGetCount()
+	returns(t, "DeviceGetCount afterwards", ret, nvml.ERROR_UNINITIALIZED)
+	_, ret = lib.EventSetCreate()
+	returns(t, "EventSetCreate afterwards", ret, nvml.ERROR_UNINITIALIZED)
+
+	if err := os.Remove(machine.CardsFile); err != nil {
+		t.Fatal(err)
+	}
+	returns(t, "Init without a driver", lib.Init(), nvml.ERROR_DRIVER_NOT_LOADED)
+	set(t, machine)
+	returns(t, "Init without cards", lib.Init(), nvml.SUCCESS)
+	n, ret := lib.DeviceGetCount()
+	returns(t, "DeviceGetCount", ret, nvml.SUCCESS)
+	if n != 0 {
+		t.Errorf("%d cards, want none", n)
+	}
+	set(t, machine, cards...)
+	if n, _ = lib.DeviceGetCount(); n != 0 {
+		t.Errorf("%d cards appeared without Init", n)
+	}
+	returns(t, "Shutdown", lib.Shutdown(), nvml.SUCCESS)
+}
+
+func testCards(t *testing.T, lib nvml.Interface, _ fakenvml.Machine) {
+	start(t, lib)
+	var got []fakenvml.Card
+	n, ret := lib.DeviceGetCount()
+	returns(t, "DeviceGetCount", ret, nvml.SUCCESS)
+	for i := range n {
+		device := open(t, lib, i)
+		index, ret := device.GetIndex()
+		returns(t, "GetIndex", ret, nvml.SUCCESS)
+		if index != i {
+			t.Errorf("index %d, want %d", index, i)
+		}
+		var c fakenvml.Card
+		c.UUID, ret = device.GetUUID()
+		returns(t, "GetUUID", ret, nvml.SUCCESS)
+		c.Model, ret = device.GetName()
+		returns(t, "GetName", ret, nvml.SUCCESS)
+		memory, ret := device.GetMemoryInfo()
+		returns(t, "GetMemoryInfo", ret, nvml.SUCCESS)
+		c.MiB = memory.Total >> 20
+		nodes, ret := device.GetMemoryAffinity(64, nvml.AFFINITY_SCOPE_NODE)
+		returns(t, "GetMemoryAffinity", ret, nvml.SUCCESS)
+		c.NUMANode = int(nodes[0]) - 1 // 1<<0 and 1<<1
+		got = append(got, c)
+
+		memory2, ret := device.GetMemoryInfo_v2()
+		returns(t, "GetMemoryInfo_v2", ret, nvml.SUCCESS)
+		if memory2.Total != memory.Total {
+			t.Errorf("GetMemoryInfo_v2: %d bytes, want %d", memory2.Total, memory.Total)
+		}
+		pci, ret := device.GetPciInfo()
+		returns(t, "GetPciInfo", ret, nvml.SUCCESS)
+		if want := uint32(i + 1); pci.Bus != want {
+			t.Errorf("PCI bus %d, want %d", pci.Bus, want)
+		}
+		same, ret := lib.DeviceGetHandleByUUID(c.UUID)
+		returns(t, "DeviceGetHandleByUUID", ret, nvml.SUCCESS)
+		if same != device {
+			t.Errorf("another handle for %s", c.UUID)
+		}
+	}
+	if diff := cmp.Diff(cards, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	_, ret = lib.DeviceGetHandleByIndex(n)
+	returns(t, "DeviceGetHandleByIndex beyond the last", ret, nvml.ERROR_INVALID_ARGUMENT)
+	_, ret = lib.DeviceGetHandleByUUID("GPU-z")
+	returns(t, "DeviceGetHandleByUUID of no card", ret, nvml.ERROR_NOT_FOUND)
+}
+
+func testBrokenCards(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
+	start(t, lib)
+	device := open(t, lib, 0)
+	for _, c := range []struct {
+		state                      string
+		handle, uuid, name, memory nvml.Return
+		mig                        int
+		supportsEvents             bool
+	}{
+		{state: "ok", supportsEvents: true},
+		{
+			state: "lost", handle: nvml.ERROR_GPU_IS_LOST, uuid: nvml.ERROR_GPU_IS_LOST, name: nvml.ERROR_GPU_IS_LOST,
+			memory: nvml.ERROR_GPU_IS_LOST,
+		},
+		{state: "reset", name: nvml.ERROR_RESET_REQUIRED, memory: nvml.ERROR_RESET_REQUIRED},
+		{state: "denied", handle: nvml.ERROR_NO_PERMISSION, supportsEvents: true},
+		{state: "nomemory", memory: nvml.ERROR_UNKNOWN, supportsEvents: true},
+		{state: "noevents"},
+		{state: "mig", mig: 1, supportsEvents: true},
+	} {
+		t.Run(c.state, func(t *testing.T) {
+			set(t, machine, fakenvml.Card{UUID: "GPU-a", State: c.state}, cards[1])
+			_, ret := lib.DeviceGetHandleByIndex(0)
+			returns(t, "DeviceGetHandleByIndex", ret, c.handle)
+			_, ret = device.GetUUID()
+			returns(t, "GetUUID", ret, c.uuid)
+			_, ret = device.GetName()
+			returns(t, "GetName", ret, c.name)
+			_, ret = device.GetMemoryInfo()
+			returns(t, "GetMemoryInfo", ret, c.memory)
+			if mode, _, _ := device.GetMigMode(); mode != c.mig {
+				t.Errorf("MIG mode %d, want %d", mode, c.mig)
+			}
+			if types, _ := device.GetSupportedEventTypes(); (types != 0) != c.supportsEvents {
+				t.Errorf("event types %#x, want any: %v", types, c.supportsEvents)
+			}
+			_, ret = open(t, lib, 1).GetMemoryInfo()
+			returns(t, "GetMemoryInfo of the other card", ret, nvml.SUCCESS)
+		})
+	}
+	set(t, machine, cards[1])
+	_, ret := device.GetUUID()
+	returns(t, "GetUUID of a card that left", ret, nvml.ERROR_GPU_IS_LOST)
+	_, ret = open(t, lib, 1).GetMemoryInfo()
+	returns(t, "GetMemoryInfo of the one that stayed", ret, nvml.SUCCESS)
+}
+
+func testBadFiles(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
+	const line = "GPU-a, V100, 16276, 0"
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(machine.CardsFile, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, text := range map[string]string{
+		"too few fields":    "GPU-a, V100, 16276\n",
+		"too many":          line + ", ok, more\n",
+		"no UUID":           ", V100, 16276, 0\n",
+		"a long UUID":       strings.Repeat("x", 80) + ", V100, 16276, 0\n",
+		"a long model":      "GPU-a, " + strings.Repeat("x", 96) + ", 16276, 0\n",
+		"no memory":         "GPU-a, V100, , 0\n",
+		"negative memory":   "GPU-a, V100, -1, 0\n",
+		"memory in words":   "GPU-a, V100, 16GiB, 0\n",
+		"too much memory":   "GPU-a, V100, 99999999999999999999, 0\n",
+		"a bad node":        "GPU-a, V100, 16276, x\n",
+		"an unknown state":  line + ", sleepy\n",
+		"a UUID used twice": line + "\n" + line + "\n",
+		"a long line":       strings.Repeat(" ", 600) + line + "\n",
+		"too many cards":    manyCards(65),
+		"zero bytes":        line + "\x00\n\x00\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			write(text)
+			returns(t, "Init", lib.Init(), nvml.ERROR_UNKNOWN)
+		})
+	}
+	for name, text := range map[string]string{
+		"no newline at the end": line,
+		"comments and space":    "\n# comment\r\n  " + line + " , ok \r\n",
+		"the most cards":        manyCards(64),
+	} {
+		t.Run(name, func(t *testing.T) {
+			write(text)
+			returns(t, "Init", lib.Init(), nvml.SUCCESS)
+			returns(t, "Shutdown", lib.Shutdown(), nvml.SUCCESS)
+		})
+	}
+
+	t.Run("anything at all, while it runs", func(t *testing.T) {
+		write(line)
+		start(t, lib)
+		device := open(t, lib, 0)
+		const alphabet = "GPU-a, V100,16276,0\n,,\x00\xff#ok"
+		random := rand.New(rand.NewPCG(1, 2))
+		for range 500 {
+			text := make([]byte, random.IntN(700))
+			for i := range text {
+				text[i] = alphabet[random.IntN(len(alphabet))]
+			}
+			write(string(text))
+			_, ret := device.GetMemoryInfo()
+			switch ret {
+			case nvml.SUCCESS, nvml.ERROR_UNKNOWN, nvml.ERROR_GPU_IS_LOST:
+			default:
+				t.Fatalf("GetMemoryInfo returned %d for %q", ret, text)
+			}
+		}
+	})
+}
+
+func manyCards(n int) string {
+	var text strings.Builder
+	for i := range n {
+		fmt.Fprintf(&text, "GPU-%d, V100, 16276, 0\n", i)
+	}
+	return text.String()
+}
+
+func testEvents(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
+	start(t, lib)
+	const soon, never = 60_000, 30 // ms; the first is far beyond what is ever waited
+	report := func(card string, xids ...int) {
+		t.Helper()
+		if err := machine.Xid(card, xids...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	newSet := func(indices ...int) nvml.EventSet {
+		t.Helper()
+		set, ret := lib.EventSetCreate()
+		returns(t, "EventSetCreate", ret, nvml.SUCCESS)
+		for _, i := range indices {
+			returns(t, "RegisterEvents", open(t, lib, i).RegisterEvents(nvml.EventTypeXidCriticalError, set), nvml.SUCCESS)
+		}
+		return set
+	}
+	arrives := func(set nvml.EventSet, uuid string, xid uint64) {
+		t.Helper()
+		data, ret := set.Wait(soon)
+		if ret != nvml.SUCCESS {
+			t.Fatalf("Wait returned %d", ret)
+		}
+		got, ret := data.Device.GetUUID()
+		returns(t, "GetUUID", ret, nvml.SUCCESS)
+		if got != uuid || data.EventData != xid || data.EventType != nvml.EventTypeXidCriticalError {
+			t.Errorf("event %+v of %s, want Xid %d of %s", data, got, xid, uuid)
+		}
+	}
+	nothing := func(set nvml.EventSet) {
+		t.Helper()
+		_, ret := set.Wait(never)
+		returns(t, "Wait", ret, nvml.ERROR_TIMEOUT)
+	}
+
+	report("GPU-a", 1)
+	empty, both, second := newSet(), newSet(0, 1), newSet(1)
+	nothing(both) // what was before isn't told
+	report("GPU-a", 79)
+	report("1", 31, 48)
+	arrives(both, "GPU-a", 79)
+	arrives(both, "GPU-b", 31)
+	arrives(both, "GPU-b", 48)
+	nothing(both)
+	arrives(second, "GPU-b", 31)
+	arrives(second, "GPU-b", 48)
+	nothing(second)
+	nothing(empty)
+
+	waited := make(chan nvml.EventData)
+	go func() {
+		data, _ := both.Wait(soon)
+		waited <- data
+	}()
+	report("0", 94)
+	if data := <-waited; data.EventData != 94 {
+		t.Errorf("event %+v, want Xid 94", data)
+	}
+	nothing(second)
+
+	for _, bad := range []string{"GPU-z", "2", "GPU-a 1", strings.Repeat("x", 1000)} {
+		report(bad, 79)
+		_, ret := second.Wait(soon)
+		returns(t, "Wait with "+bad[:1], ret, nvml.ERROR_UNKNOWN)
+		for ret == nvml.ERROR_UNKNOWN { // a long line is told in pieces
+			_, ret = second.Wait(0)
+		}
+		returns(t, "Wait afterwards", ret, nvml.ERROR_TIMEOUT)
+	}
+	if err := os.WriteFile(machine.EventsFile, []byte("1 63\n1 6"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	arrives(second, "GPU-b", 63) // the file has shrunk
+	nothing(second)              // half a line isn't one
+
+	report("0", 79)
+	set(t, machine, fakenvml.Card{UUID: "GPU-a", State: "lost"}, cards[1])
+	third := newSet(1)
+	nothing(third) // the lost card isn't its
+	if ret := third.Free(); ret != nvml.SUCCESS {
+		t.Errorf("Free: %v", ret)
+	}
+	_, ret := third.Wait(soon)
+	returns(t, "Wait on a freed set", ret, nvml.ERROR_INVALID_ARGUMENT)
+	for ret = nvml.SUCCESS; ret == nvml.SUCCESS || ret == nvml.ERROR_UNKNOWN; {
+		_, ret = both.Wait(soon)
+	}
+	returns(t, "Wait with a lost card, in the end", ret, nvml.ERROR_GPU_IS_LOST)
+}
+
+func testThreads(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
+	start(t, lib)
+	devices := []nvml.Device{open(t, lib, 0), open(t, lib, 1)}
+	var running sync.WaitGroup
+	for range 4 {
+		running.Go(func() {
+			for range 100 {
+				set, ret := lib.EventSetCreate()
+				returns(t, "EventSetCreate", ret, nvml.SUCCESS)
+				for _, device := range devices {
+					device.RegisterEvents(nvml.EventTypeXidCriticalError, set)
+					_, ret := device.GetMemoryInfo()
+					if ret != nvml.SUCCESS && ret != nvml.ERROR_GPU_IS_LOST {
+						t.Errorf("GetMemoryInfo returned %d", ret)
+					}
+				}
+				set.Wait(1)
+				returns(t, "Free", set.Free(), nvml.SUCCESS)
+			}
+		})
+	}
+	broken := []fakenvml.Card{cards[0], {UUID: "GPU-b", State: "lost"}}
+	for range 100 {
+		set(t, machine, broken...)
+		if err := machine.Xid("0", 79, 31); err != nil {
+			t.Error(err)
+		}
+		set(t, machine, cards...)
+	}
+	running.Wait()
+}

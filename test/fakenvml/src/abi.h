@@ -1,0 +1,56 @@
+/*
+ * The part of NVML's binary interface that the fake serves: numbers and struct layouts as NVIDIA documents them in the
+ * NVML API reference. Nothing here may be rearranged: callers are compiled against the real library's header.
+ */
+#ifndef FAKENVML_ABI_H
+#define FAKENVML_ABI_H
+
+#define EXPORT __attribute__((visibility("default")))
+
+typedef enum {
+	NVML_SUCCESS = 0,
+	NVML_ERROR_UNINITIALIZED = 1,
+	NVML_ERROR_INVALID_ARGUMENT = 2,
+	NVML_ERROR_NOT_SUPPORTED = 3,
+	NVML_ERROR_NO_PERMISSION = 4,
+	NVML_ERROR_NOT_FOUND = 6,
+	NVML_ERROR_INSUFFICIENT_SIZE = 7,
+	NVML_ERROR_DRIVER_NOT_LOADED = 9,
+	NVML_ERROR_TIMEOUT = 10,
+	NVML_ERROR_GPU_IS_LOST = 15,
+	NVML_ERROR_RESET_REQUIRED = 16,
+	NVML_ERROR_MEMORY = 20,
+	NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
+	NVML_ERROR_UNKNOWN = 999
+} nvmlReturn_t;
+
+typedef struct slot *nvmlDevice_t;
+typedef struct event_set *nvmlEventSet_t;
+
+typedef struct {
+	unsigned long long total, free, used;
+} nvmlMemory_t;
+
+typedef struct {
+	unsigned int version;
+	unsigned long long total, reserved, free, used;
+} nvmlMemory_v2_t;
+
+#define NVML_MEMORY_V2 ((unsigned int)sizeof(nvmlMemory_v2_t) | 2U << 24)
+
+typedef struct {
+	char busIdLegacy[16];
+	unsigned int domain, bus, device, pciDeviceId, pciSubSystemId;
+	char busId[32];
+} nvmlPciInfo_t;
+
+typedef struct {
+	nvmlDevice_t device;
+	unsigned long long eventType, eventData;
+	unsigned int gpuInstanceId, computeInstanceId;
+} nvmlEventData_t;
+
+#define NVML_EVENT_XID 0x8ULL
+#define NVML_NO_INSTANCE 0xFFFFFFFFU
+
+#endif

@@ -1,0 +1,292 @@
+/*
+ * A fake libnvidia-ml.so.1: cards.c tells where its cards come from, events.c where their Xids do. It exports what the
+ * device plugin calls and a little more, under the versioned names of the real library. Every function may be called
+ * from any thread.
+ */
+#define _POSIX_C_SOURCE 200809L
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "fake.h"
+
+pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+unsigned int init_count;
+struct slot slots[MAX_CARDS];
+unsigned int slot_count;
+
+void sleep_ms(unsigned int ms)
+{
+	struct timespec rest = {.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000L};
+
+	nanosleep(&rest, NULL); /* woken early by a signal: the callers look at the clock again */
+}
+
+static nvmlReturn_t init(void)
+{
+	struct card cards[MAX_CARDS];
+	unsigned int count;
+	nvmlReturn_t ret = NVML_SUCCESS;
+
+	pthread_mutex_lock(&lock);
+	if (init_count == 0) {
+		ret = read_cards(cards, &count, true);
+		if (ret == NVML_SUCCESS) {
+			for (unsigned int i = 0; i < count; i++)
+				strcpy(slots[i].uuid, cards[i].uuid);
+			slot_count = count;
+		}
+	}
+	if (ret == NVML_SUCCESS)
+		init_count++;
+	pthread_mutex_unlock(&lock);
+	return ret;
+}
+
+EXPORT nvmlReturn_t nvmlInit(void)
+{
+	return init();
+}
+
+EXPORT nvmlReturn_t nvmlInit_v2(void)
+{
+	return init();
+}
+
+EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
+{
+	(void)flags;
+	return init();
+}
+
+EXPORT nvmlReturn_t nvmlShutdown(void)
+{
+	nvmlReturn_t ret = NVML_SUCCESS;
+
+	pthread_mutex_lock(&lock);
+	if (init_count == 0) {
+		ret = NVML_ERROR_UNINITIALIZED;
+	} else if (--init_count == 0) {
+		free_event_sets_locked();
+		slot_count = 0;
+	}
+	pthread_mutex_unlock(&lock);
+	return ret;
+}
+
+EXPORT const char *nvmlErrorString(nvmlReturn_t result)
+{
+	switch (result) {
+	case NVML_SUCCESS: return "Success";
+	case NVML_ERROR_UNINITIALIZED: return "Uninitialized";
+	case NVML_ERROR_INVALID_ARGUMENT: return "Invalid Argument";
+	case NVML_ERROR_NOT_SUPPORTED: return "Not Supported";
+	case NVML_ERROR_NO_PERMISSION: return "Insufficient Permissions";
+	case NVML_ERROR_NOT_FOUND: return "Not Found";
+	case NVML_ERROR_INSUFFICIENT_SIZE: return "Insufficient Size";
+	case NVML_ERROR_DRIVER_NOT_LOADED: return "Driver Not Loaded";
+	case NVML_ERROR_TIMEOUT: return "Timeout";
+	case NVML_ERROR_GPU_IS_LOST: return "GPU is lost";
+	case NVML_ERROR_RESET_REQUIRED: return "GPU requires reset";
+	case NVML_ERROR_MEMORY: return "Insufficient Memory";
+	case NVML_ERROR_ARGUMENT_VERSION_MISMATCH: return "Argument version mismatch";
+	case NVML_ERROR_UNKNOWN: break;
+	}
+	return "Unknown Error";
+}
+
+static nvmlReturn_t copy_string(const char *from, char *to, unsigned int size)
+{
+	if (to == NULL)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (strlen(from) >= size)
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	strcpy(to, from);
+	return NVML_SUCCESS;
+}
+
+static nvmlReturn_t system_string(const char *from, char *to, unsigned int size)
+{
+	pthread_mutex_lock(&lock);
+	nvmlReturn_t ret = init_count == 0 ? NVML_ERROR_UNINITIALIZED : copy_string(from, to, size);
+	pthread_mutex_unlock(&lock);
+	return ret;
+}
+
+EXPORT nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
+{
+	return system_string("570.00.fake", version, length);
+}
+
+EXPORT nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
+{
+	return system_string("12.570.00.fake", version, length);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
+{
+	struct card cards[MAX_CARDS];
+	unsigned int ignored;
+
+	if (count == NULL)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	pthread_mutex_lock(&lock);
+	/* The set of cards is the one of nvmlInit; reading the file tells whether the driver is still there. */
+	nvmlReturn_t ret = init_count == 0 ? NVML_ERROR_UNINITIALIZED : read_cards(cards, &ignored, false);
+	if (ret == NVML_SUCCESS)
+		*count = slot_count;
+	pthread_mutex_unlock(&lock);
+	return ret;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
+{
+	struct card card;
+	nvmlReturn_t ret;
+
+	if (device == NULL)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	pthread_mutex_lock(&lock);
+	if (init_count == 0)
+		ret = NVML_ERROR_UNINITIALIZED;
+	else if (index >= slot_count)
+		ret = NVML_ERROR_INVALID_ARGUMENT;
+	else
+		ret = card_locked(&slots[index], CALL_HANDLE, &card);
+	if (ret == NVML_SUCCESS)
+		*device = &slots[index];
+	pthread_mutex_unlock(&lock);
+	return ret;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
+{
+	struct card card;
+	nvmlReturn_t ret = NVML_ERROR_NOT_FOUND;
+
+	if (uuid == NULL || device == NULL)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	pthread_mutex_lock(&lock);
+	if (init_count == 0)
+		ret = NVML_ERROR_UNINITIALIZED;
+	for (unsigned int i = 0; i < slot_count; i++) {
+		if (strcmp(slots[i].uuid, uuid) == 0) {
+			ret = card_locked(&slots[i], CALL_HANDLE, &card);
+			if (ret == NVML_SUCCESS)
+				*device = &slots[i];
+			break;
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	return ret;
+}
+
+/* What every query does first: the card behind a handle, as its file has it now. */
+static nvmlReturn_t query(nvmlDevice_t device, enum call call, struct card *card)
+{
+	pthread_mutex_lock(&lock);
+	nvmlReturn_t ret = card_locked(device, call, card);
+	pthread_mutex_unlock(&lock);
+	return ret;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
+{
+	struct card card;
+	nvmlReturn_t ret = index == NULL ? NVML_ERROR_INVALID_ARGUMENT : query(device, CALL_IDENTITY, &card);
+
+	if (ret == NVML_SUCCESS)
+		*index = (unsigned int)(device - slots);
+	return ret;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
+{
+	struct card card;
+	nvmlReturn_t ret = query(device, CALL_IDENTITY, &card);
+
+	return ret == NVML_SUCCESS ? copy_string(card.uuid, uuid, length) : ret;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
+{
+	struct card card;
+	nvmlReturn_t ret = query(device, CALL_QUERY, &card);
+
+	return ret == NVML_SUCCESS ? copy_string(card.model, name, length) : ret;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
+{
+	struct card card;
+	nvmlReturn_t ret = pci == NULL ? NVML_ERROR_INVALID_ARGUMENT : query(device, CALL_IDENTITY, &card);
+
+	if (ret != NVML_SUCCESS)
+		return ret;
+	memset(pci, 0, sizeof(*pci));
+	pci->bus = (unsigned int)(device - slots) + 1;
+	pci->pciDeviceId = 0x1DB410DE; /* device 0x1DB4 of vendor 0x10DE, NVIDIA */
+	snprintf(pci->busIdLegacy, sizeof(pci->busIdLegacy), "0000:%02X:00.0", pci->bus & 0xFFU);
+	snprintf(pci->busId, sizeof(pci->busId), "00000000:%02X:00.0", pci->bus & 0xFFU);
+	return ret;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+	struct card card;
+	nvmlReturn_t ret = memory == NULL ? NVML_ERROR_INVALID_ARGUMENT : query(device, CALL_MEMORY, &card);
+
+	if (ret == NVML_SUCCESS)
+		*memory = (nvmlMemory_t){.total = card.memory, .free = card.memory};
+	return ret;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+	struct card card;
+
+	if (memory == NULL)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (memory->version != NVML_MEMORY_V2)
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	nvmlReturn_t ret = query(device, CALL_MEMORY, &card);
+	if (ret == NVML_SUCCESS)
+		*memory = (nvmlMemory_v2_t){.version = NVML_MEMORY_V2, .total = card.memory, .free = card.memory};
+	return ret;
+}
+
+#ifndef FAKE_NVML_OLD /* an old driver's library lacks these */
+
+EXPORT nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned int size, unsigned long *nodes, int scope)
+{
+	const unsigned int bits = 8 * sizeof(*nodes);
+	struct card card;
+
+	if (nodes == NULL || size == 0 || scope < 0 || scope > 1)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	nvmlReturn_t ret = query(device, CALL_QUERY, &card);
+	if (ret != NVML_SUCCESS)
+		return ret;
+	if (card.numa < 0)
+		return NVML_ERROR_NOT_SUPPORTED;
+	if ((unsigned int)card.numa >= size * bits)
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	memset(nodes, 0, size * sizeof(*nodes));
+	nodes[(unsigned int)card.numa / bits] = 1UL << ((unsigned int)card.numa % bits);
+	return ret;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
+{
+	struct card card;
+
+	if (current == NULL || pending == NULL)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	nvmlReturn_t ret = query(device, CALL_QUERY, &card);
+	if (ret == NVML_SUCCESS)
+		*current = *pending = card.state->mig;
+	return ret;
+}
+
+#endif
