@@ -74,7 +74,7 @@ func TestAnErrorDoesNotRepeatAWholeBadUnit(t *testing.T) {
 }
 
 func TestUnitThatHasNoName(t *testing.T) {
-	for unit, want := range map[Unit]string{0: "0B", 1000: "1000B", -1: "-1B", -Unit(GiB): "-1073741824B"} {
+	for unit, want := range map[Unit]string{0: "0B", 1000: "1000B", -1: "-1B", -GiB: "-1073741824B"} {
 		if diff := cmp.Diff(want, unit.String()); diff != "" {
 			t.Errorf("String (-want +got):\n%s", diff)
 		}

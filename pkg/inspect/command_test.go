@@ -255,7 +255,7 @@ func TestHelpHasEveryFlag(t *testing.T) {
 func TestALargeClusterIsReadInPages(t *testing.T) {
 	var nodes []nodeBuilder
 	var pods []podBuilder
-	for _, name := range strings.Fields("a b c d e f g") {
+	for name := range strings.FieldsSeq("a b c d e f g") {
 		nodes = append(nodes, legacyNode(t, name, "10.0.0.1", 16))
 		pods = append(pods, newPod("on-"+name, 2).on(name, 0), newPod("ended-"+name, 2).on(name, 0).phase(corev1.PodFailed))
 	}

@@ -158,7 +158,7 @@ func TestEverythingAtOnce(t *testing.T) {
 	nodes := []string{"n0", "n1", "n2"}
 	var freed atomic.Int64
 	l := ledger.New(func(string) { freed.Add(1) })
-	offers := []ledger.NodeSpec{spec(16, 16), spec(16, 16, 12), spec(8), ill(spec(16, 16), 0), {Cards: spec(16).Cards, WholeCards: true}}
+	offers := []ledger.NodeSpec{spec(16, 16), spec(16, 16, 12), spec(8), ill(spec(16, 16)), {Cards: spec(16).Cards, WholeCards: true}}
 
 	together(t, l, func(random *rand.Rand, pods []gpu.Pod) {
 		for range rounds {

@@ -27,10 +27,10 @@ func spec(sizes ...gpu.Memory) ledger.NodeSpec {
 	return s
 }
 
-// ill returns the offer with one card unhealthy.
-func ill(s ledger.NodeSpec, position int) ledger.NodeSpec {
+// ill returns the offer with its first card unhealthy.
+func ill(s ledger.NodeSpec) ledger.NodeSpec {
 	s.Cards = slices.Clone(s.Cards)
-	s.Cards[position].Unhealthy = "Xid 79"
+	s.Cards[0].Unhealthy = "Xid 79"
 	return s
 }
 
@@ -312,7 +312,7 @@ func TestStories(t *testing.T) {
 		},
 		"a card that falls ill frees nothing; one that gets well does": {
 			story: func(b *book) {
-				b.SetNode("n1", ill(spec(16, 16), 0))
+				b.SetNode("n1", ill(spec(16, 16)))
 				expect(b.t, "ill", []string(nil), b.takeFreed())
 				expect(b.t, "the next card", gpu.On(1, 10), b.reserve("n1", a))
 				b.SetNode("n1", spec(16, 16))
@@ -323,7 +323,7 @@ func TestStories(t *testing.T) {
 		"who leaves an unhealthy card frees nothing": {
 			story: func(b *book) {
 				b.reserve("n1", a)
-				b.SetNode("n1", ill(spec(16, 16), 0))
+				b.SetNode("n1", ill(spec(16, 16)))
 				b.Drop(a.UID)
 			},
 			used: []gpu.Memory{0, 0},
@@ -434,13 +434,13 @@ func TestPresumedPlaces(t *testing.T) {
 		"a guess stays on a card that falls ill": {
 			story: func(b *book) {
 				b.Hold("n1", a, nil, at)
-				b.SetNode("n1", ill(spec(10, 10), 0))
+				b.SetNode("n1", ill(spec(10, 10)))
 			},
 			used: []gpu.Memory{8, 0}, where: gpu.On(0, 8), presumed: true,
 		},
 		"a new guess avoids an unhealthy card": {
 			story: func(b *book) {
-				b.SetNode("n1", ill(spec(10, 10), 0))
+				b.SetNode("n1", ill(spec(10, 10)))
 				b.Hold("n1", a, nil, at)
 			},
 			used: []gpu.Memory{0, 8}, where: gpu.On(1, 8), presumed: true,

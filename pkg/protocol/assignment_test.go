@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -66,9 +67,7 @@ func TestAssignmentAnnotations(t *testing.T) {
 
 func TestAssignedAnnotationsLeaveTheChoiceAlone(t *testing.T) {
 	annotations := Assignment{Card: 3, Request: 8138, CardMemory: 16276, AssumeTime: assumed}.Annotations()
-	for key, value := range AssignedAnnotations(assigned) {
-		annotations[key] = value
-	}
+	maps.Copy(annotations, AssignedAnnotations(assigned))
 	got, err := ParseAssignment(annotations)
 	if err != nil {
 		t.Fatal(err)

@@ -378,13 +378,13 @@ func testThreads(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 				set, ret := lib.EventSetCreate()
 				returns(t, "EventSetCreate", ret, nvml.SUCCESS)
 				for _, device := range devices {
-					device.RegisterEvents(nvml.EventTypeXidCriticalError, set)
+					_ = device.RegisterEvents(nvml.EventTypeXidCriticalError, set)
 					_, ret := device.GetMemoryInfo()
 					if ret != nvml.SUCCESS && ret != nvml.ERROR_GPU_IS_LOST {
 						t.Errorf("GetMemoryInfo returned %d", ret)
 					}
 				}
-				set.Wait(1)
+				_, _ = set.Wait(1)
 				returns(t, "Free", set.Free(), nvml.SUCCESS)
 			}
 		})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -66,9 +67,7 @@ func (b *Bed) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
 	o := spec.Kubelet
 	o.NodeName, o.Client, o.Root, o.LiftNotReadyTaint = spec.Name, b.Client, dir, true
 	o.Labels = map[string]string{protocol.LabelShared: "true"}
-	for key, value := range spec.Labels {
-		o.Labels[key] = value
-	}
+	maps.Copy(o.Labels, spec.Labels)
 	kubelet, err := simkubelet.New(o)
 	if err != nil {
 		return nil, fmt.Errorf("node %s: %w", spec.Name, err)

@@ -1,0 +1,262 @@
+package simkubelet
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+)
+
+// minimumGrace is the shortest time that the kubelet leaves a container after SIGTERM (kuberuntime_manager.go).
+const minimumGrace = 2 * time.Second
+
+// exit codes that containers end with.
+const (
+	exitCrash = 1
+	exitKill  = 137
+)
+
+// Container is what runs, or ran, on the node: the truth that everything else is compared with.
+type Container struct {
+	PodUID          types.UID
+	Namespace, Name string // of the pod
+	Container       string
+	Init, Sidecar   bool
+	// Env is what the device plugins' answers added to the container's environment.
+	Env map[string]string
+	// Devices are the device IDs of the container by resource, CDIDevices the names of CDI devices.
+	Devices    map[string][]string
+	CDIDevices []string
+	Running    bool
+	ExitCode   int32
+	StartedAt  time.Time
+	FinishedAt time.Time
+	Restarts   int32
+}
+
+// record is a container of the runtime.
+type record struct {
+	Container
+	ignoresTERM bool
+	crashed     bool // to be started again
+	done        chan struct{}
+	timer       *time.Timer // of a container that exits by itself
+}
+
+// containers stands for the container runtime: what is in here goes on while the kubelet is away.
+type containers struct {
+	mu     sync.Mutex
+	pods   map[types.UID]map[string]*record
+	exited func(types.UID) // the kubelet's ear, nil while it is away
+}
+
+func newContainers() *containers {
+	return &containers{pods: map[types.UID]map[string]*record{}}
+}
+
+// listen sets who is told of containers that exit.
+func (c *containers) listen(exited func(types.UID)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.exited = exited
+}
+
+// start starts the container, again if it is there already and crashed.
+func (c *containers) start(pod *corev1.Pod, container *corev1.Container, init bool, s containerSettings) error {
+	r := &record{
+		Container: Container{
+			PodUID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Container: container.Name,
+			Init: init, Sidecar: init && restartable(container),
+			Env: s.env, Devices: s.devices, CDIDevices: s.cdiDevices,
+			Running: true, StartedAt: time.Now(),
+		},
+		ignoresTERM: pod.Annotations[AnnotationIgnoresSIGTERM] == "true",
+		done:        make(chan struct{}),
+	}
+	var exitAfter time.Duration
+	var exitCode int
+	exits := false
+	if value, ok := pod.Annotations[AnnotationExitAfter]; ok && !init {
+		var err error
+		if exitAfter, err = time.ParseDuration(value); err != nil {
+			return fmt.Errorf("annotation %s: %w", AnnotationExitAfter, err)
+		}
+		exits = true
+		if value, ok := pod.Annotations[AnnotationExitCode]; ok {
+			if exitCode, err = strconv.Atoi(value); err != nil {
+				return fmt.Errorf("annotation %s: %w", AnnotationExitCode, err)
+			}
+		}
+	}
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.pods[pod.UID] == nil {
+		c.pods[pod.UID] = map[string]*record{}
+	}
+	if before := c.pods[pod.UID][container.Name]; before != nil {
+		r.Restarts = before.Restarts + 1
+	}
+	c.pods[pod.UID][container.Name] = r
+	switch {
+	case exits:
+		r.timer = time.AfterFunc(exitAfter, func() { c.exit(r, int32(exitCode), false) })
+	case init && !r.Sidecar:
+		c.exitLocked(r, 0, false) // Init containers have nothing to do.
+	}
+	return nil
+}
+
+func (c *containers) exit(r *record, code int32, crashed bool) {
+	c.mu.Lock()
+	c.exitLocked(r, code, crashed)
+	exited := c.exited
+	c.mu.Unlock()
+	if exited != nil {
+		exited(r.PodUID)
+	}
+}
+
+func (c *containers) exitLocked(r *record, code int32, crashed bool) {
+	if !r.Running {
+		return
+	}
+	if r.timer != nil {
+		r.timer.Stop()
+	}
+	r.Running, r.ExitCode, r.FinishedAt, r.crashed = false, code, time.Now(), crashed
+	close(r.done)
+}
+
+// stop ends the pod's containers and returns when all have: those that heed SIGTERM at once, the others after the grace
+// period. If the context ends first, they run on.
+func (c *containers) stop(ctx context.Context, uid types.UID, grace time.Duration) error {
+	c.mu.Lock()
+	var waiting []*record
+	for _, r := range c.pods[uid] {
+		if !r.Running {
+			continue
+		}
+		if r.ignoresTERM {
+			waiting = append(waiting, r)
+		} else {
+			c.exitLocked(r, 0, false)
+		}
+	}
+	c.mu.Unlock()
+	if len(waiting) == 0 {
+		return nil
+	}
+	timer := time.NewTimer(max(grace, minimumGrace))
+	defer timer.Stop()
+	for _, r := range waiting {
+		select {
+		case <-timer.C:
+			for _, r := range waiting {
+				c.exit(r, exitKill, false)
+			}
+			return nil
+		case <-r.done: // It came to its own end.
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// crash makes a running container exit so that the kubelet starts it again.
+func (c *containers) crash(uid types.UID, container string) error {
+	c.mu.Lock()
+	r := c.pods[uid][container]
+	running := r != nil && r.Running
+	c.mu.Unlock()
+	if !running {
+		return fmt.Errorf("container %s of pod %s doesn't run", container, uid)
+	}
+	c.exit(r, exitCrash, true)
+	return nil
+}
+
+// containerState is what the kubelet wants to know of a container.
+type containerState struct {
+	Container
+	known   bool
+	crashed bool
+}
+
+func (c *containers) state(uid types.UID, container string) containerState {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := c.pods[uid][container]
+	if r == nil {
+		return containerState{}
+	}
+	return containerState{r.Container, true, r.crashed}
+}
+
+// running returns the containers that run, as the kubelet asks for them when it starts.
+func (c *containers) running() map[types.UID]sets.Set[string] {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := map[types.UID]sets.Set[string]{}
+	for uid, records := range c.pods {
+		out[uid] = sets.New[string]()
+		for name, r := range records {
+			if r.Running {
+				out[uid].Insert(name)
+			}
+		}
+	}
+	return out
+}
+
+func (c *containers) anyRunning(uid types.UID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.pods[uid] {
+		if r.Running {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *containers) list() []Container {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []Container
+	for _, records := range c.pods {
+		for _, r := range records {
+			out = append(out, r.Container)
+		}
+	}
+	return out
+}
+
+// forget removes the records of a pod whose containers have all ended.
+func (c *containers) forget(uid types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.pods[uid] {
+		if r.Running {
+			return
+		}
+	}
+	delete(c.pods, uid)
+}
+
+// reboot ends every container at once.
+func (c *containers) reboot() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, records := range c.pods {
+		for _, r := range records {
+			c.exitLocked(r, exitKill, true)
+		}
+	}
+}

@@ -1,0 +1,269 @@
+package simkubelet
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+)
+
+// statuses writes pod statuses to the API, one after the other, and deletes the objects of deleted pods that have ended
+// (status/status_manager.go). What it knows counts before what the API says.
+type statuses struct {
+	process *process
+	queue   workqueue.TypedRateLimitingInterface[types.UID]
+
+	mu     sync.Mutex
+	wanted map[types.UID]*wanted
+}
+
+type wanted struct {
+	status   *corev1.PodStatus // nil: leave it as it is
+	finished bool              // no container runs: the object may go
+	written  []byte
+}
+
+func newStatuses(p *process) *statuses {
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](50*time.Millisecond, 5*time.Second)
+	return &statuses{process: p, queue: workqueue.NewTypedRateLimitingQueue(limiter), wanted: map[types.UID]*wanted{}}
+}
+
+// set is the pod's status from now on. A pod that has ended, or was rejected, keeps the status of that time.
+func (s *statuses) set(uid types.UID, status corev1.PodStatus) {
+	s.mu.Lock()
+	w := s.of(uid)
+	if w.status == nil || !terminal(w.status.Phase) {
+		w.status = &status
+	}
+	s.mu.Unlock()
+	s.queue.Add(uid)
+}
+
+// finish says that none of the pod's containers runs any more.
+func (s *statuses) finish(uid types.UID) {
+	s.mu.Lock()
+	s.of(uid).finished = true
+	s.mu.Unlock()
+	s.queue.Add(uid)
+}
+
+func (s *statuses) of(uid types.UID) *wanted {
+	if s.wanted[uid] == nil {
+		s.wanted[uid] = &wanted{}
+	}
+	return s.wanted[uid]
+}
+
+func (s *statuses) forget(uid types.UID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.wanted, uid)
+}
+
+// phase returns the phase that the kubelet has come to, empty if it hasn't.
+func (s *statuses) phase(uid types.UID) corev1.PodPhase {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w := s.wanted[uid]; w != nil && w.status != nil {
+		return w.status.Phase
+	}
+	return ""
+}
+
+func (s *statuses) run(ctx context.Context) {
+	stop := context.AfterFunc(ctx, s.queue.ShutDown)
+	defer stop()
+	for {
+		uid, shutdown := s.queue.Get()
+		if shutdown {
+			return
+		}
+		if err := s.sync(ctx, uid); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).V(2).Info("Could not write a pod's status", "podUID", uid, "err", err)
+			s.queue.AddRateLimited(uid)
+		} else {
+			s.queue.Forget(uid)
+		}
+		s.queue.Done(uid)
+	}
+}
+
+func (s *statuses) sync(ctx context.Context, uid types.UID) error {
+	pod, ok := s.process.pods.get(uid)
+	if !ok {
+		s.forget(uid)
+		return nil
+	}
+	s.mu.Lock()
+	w := *s.of(uid)
+	s.mu.Unlock()
+
+	if isStatic(pod) {
+		mirror, ok := s.process.pods.mirror(fullName(pod))
+		if !ok {
+			return s.process.createMirror(ctx, pod) // Seeing it come back leads here again.
+		}
+		pod = mirror
+	}
+	if w.status != nil {
+		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": w.status})
+		if err != nil {
+			return fmt.Errorf("marshal status: %w", err)
+		}
+		if !bytes.Equal(patch, w.written) {
+			pod, err = s.process.options.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name,
+				types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+			if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+				return nil // Gone, or another pod of this name.
+			}
+			if err != nil {
+				return fmt.Errorf("patch status: %w", err)
+			}
+			s.mu.Lock()
+			s.of(uid).written = patch
+			s.mu.Unlock()
+		}
+	}
+	// The object goes only once its phase says that the pod has ended.
+	if w.finished && pod.DeletionTimestamp != nil && terminal(pod.Status.Phase) && !isMirror(pod) {
+		err := s.process.options.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+			GracePeriodSeconds: ptr.To(int64(0)),
+			Preconditions:      metav1.NewUIDPreconditions(string(uid)),
+		})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return fmt.Errorf("delete ended pod: %w", err)
+		}
+	}
+	return nil
+}
+
+// status returns the status that the pod's containers make.
+func (w *worker) status() corev1.PodStatus {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	pod, process := w.pod, w.process
+	status := corev1.PodStatus{
+		QOSClass: pod.Status.QOSClass, StartTime: &w.started,
+		HostIP: hostIP, HostIPs: []corev1.HostIP{{IP: hostIP}},
+		PodIP: process.podIP(w.uid), PodIPs: []corev1.PodIP{{IP: process.podIP(w.uid)}},
+	}
+	initialized := true
+	running, waiting, succeeded := 0, 0, 0
+	for n, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range containers {
+			container := &containers[i]
+			state := process.containers.state(w.uid, container.Name)
+			cs := containerStatus(container, state, w.waiting[container.Name], n == 1)
+			if n == 0 {
+				initialized = initialized && state.known
+				status.InitContainerStatuses = append(status.InitContainerStatuses, cs)
+				continue
+			}
+			switch {
+			case state.Running:
+				running++
+			case !state.known || state.crashed:
+				waiting++
+			case state.ExitCode == 0:
+				succeeded++
+			}
+			if !process.options.OmitResourceHealth {
+				cs.AllocatedResourcesStatus = resourceStatus(process.devices.health(w.uid, container.Name))
+			}
+			status.ContainerStatuses = append(status.ContainerStatuses, cs)
+		}
+	}
+	ended := w.terminated && !isStatic(pod)
+	switch {
+	case ended && succeeded == len(pod.Spec.Containers):
+		status.Phase = corev1.PodSucceeded
+	case ended:
+		status.Phase = corev1.PodFailed
+	case waiting > 0:
+		status.Phase = corev1.PodPending
+	default:
+		status.Phase = corev1.PodRunning
+	}
+	ready := running == len(pod.Spec.Containers)
+	status.Conditions = []corev1.PodCondition{
+		condition(corev1.PodInitialized, initialized, w.started),
+		condition(corev1.ContainersReady, ready, w.started),
+		condition(corev1.PodReady, ready, w.started),
+	}
+	return status
+}
+
+func condition(kind corev1.PodConditionType, value bool, at metav1.Time) corev1.PodCondition {
+	status := corev1.ConditionFalse
+	if value {
+		status = corev1.ConditionTrue
+	}
+	return corev1.PodCondition{Type: kind, Status: status, LastTransitionTime: at}
+}
+
+func containerStatus(container *corev1.Container, state containerState, waiting error, app bool) corev1.ContainerStatus {
+	cs := corev1.ContainerStatus{
+		Name: container.Name, Image: container.Image, Ready: state.Running, RestartCount: state.Restarts,
+		Started: ptr.To(state.Running),
+	}
+	startedAt := metav1.NewTime(state.StartedAt)
+	switch {
+	case waiting != nil:
+		cs.State.Waiting = &corev1.ContainerStateWaiting{Reason: "CreateContainerConfigError", Message: waiting.Error()}
+	case !state.known || state.crashed:
+		reason := "PodInitializing"
+		if !app {
+			reason = "ContainerCreating"
+		}
+		cs.State.Waiting = &corev1.ContainerStateWaiting{Reason: reason}
+	case state.Running:
+		cs.State.Running = &corev1.ContainerStateRunning{StartedAt: startedAt}
+	default:
+		reason := "Completed"
+		if state.ExitCode != 0 {
+			reason = "Error"
+		}
+		cs.Ready = !app && state.ExitCode == 0
+		cs.State.Terminated = &corev1.ContainerStateTerminated{
+			ExitCode: state.ExitCode, Reason: reason, StartedAt: startedAt, FinishedAt: metav1.NewTime(state.FinishedAt),
+		}
+	}
+	if state.known {
+		cs.ContainerID = "sim://" + string(state.PodUID) + "/" + container.Name
+		cs.ImageID = container.Image
+	}
+	return cs
+}
+
+// resourceStatus has one entry for each device, as the kubelet writes since 1.36.
+func resourceStatus(health map[string]map[string]bool) []corev1.ResourceStatus {
+	var out []corev1.ResourceStatus
+	for resource, devices := range health {
+		rs := corev1.ResourceStatus{Name: corev1.ResourceName(resource)}
+		for id, healthy := range devices {
+			h := corev1.ResourceHealthStatusHealthy
+			if !healthy {
+				h = corev1.ResourceHealthStatusUnhealthy
+			}
+			rs.Resources = append(rs.Resources, corev1.ResourceHealth{ResourceID: corev1.ResourceID(id), Health: h})
+		}
+		slices.SortFunc(rs.Resources, func(a, b corev1.ResourceHealth) int {
+			return strings.Compare(string(a.ResourceID), string(b.ResourceID))
+		})
+		out = append(out, rs)
+	}
+	slices.SortFunc(out, func(a, b corev1.ResourceStatus) int { return strings.Compare(string(a.Name), string(b.Name)) })
+	return out
+}
