@@ -1,0 +1,25 @@
+// gpushare-device-plugin reports a node's GPU memory to its kubelet and gives each container the card that was chosen
+// for its pod.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() { os.Exit(run(os.Args[1:])) }
+
+func run(args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	command := newCommand(os.LookupEnv)
+	command.SetArgs(args)
+	if err := command.ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "gpushare-device-plugin:", err)
+		return 1
+	}
+	return 0
+}

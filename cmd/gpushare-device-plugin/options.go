@@ -1,0 +1,125 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/deviceplugin"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/version"
+)
+
+// options are what the flags say.
+type options struct {
+	kubeconfig         string
+	nodeName           string
+	memoryUnit         string
+	visibleDevices     string
+	devicePluginDir    string
+	podResourcesSocket string
+	nvmlLibrary        string
+	listenAddress      string
+	printInventory     bool
+}
+
+func newCommand(environment func(string) (string, bool)) *cobra.Command {
+	var o options
+	command := &cobra.Command{
+		Use:   "gpushare-device-plugin",
+		Short: "Device plugin that shares GPU cards between pods by memory",
+		Long: `gpushare-device-plugin asks NVIDIA's driver for the cards of this node, offers their memory to the kubelet as
+aliyun.com/gpu-mem, and gives each container the card that was chosen for its pod.
+
+It runs on every node that shares its cards, and keeps no state of its own: after a restart it rebuilds itself from the
+API server and the kubelet's checkpoint. Without a driver, an API server or a kubelet it waits, and says so in its log
+and at /readyz.
+
+Each flag can be given as an environment variable as well, named like the flag in capitals: NODE_NAME for --node-name.
+The flag wins.`,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Version:       version.Get().String(),
+		PreRunE: func(command *cobra.Command, _ []string) error {
+			return fromEnvironment(command.Flags(), environment)
+		},
+		RunE: func(command *cobra.Command, _ []string) error {
+			unit, err := o.validate()
+			if err != nil {
+				return err
+			}
+			if o.printInventory {
+				return printInventory(command.Context(), command.OutOrStdout(), o, unit)
+			}
+			return serve(command.Context(), o, unit)
+		},
+	}
+	f := command.Flags()
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file`; the pod's own service account where empty")
+	f.StringVar(&o.nodeName, "node-name", "", "`name` of this node's object")
+	f.StringVar(&o.memoryUnit, "memory-unit", gpu.GiB.String(), "what one aliyun.com/gpu-mem stands for: GiB, MiB, or a number of them such as 256MiB")
+	f.StringVar(&o.visibleDevices, "visible-devices", string(deviceplugin.VisibleByUUID), "how NVIDIA_VISIBLE_DEVICES names a card: uuid or index")
+	f.StringVar(&o.devicePluginDir, "device-plugin-dir", "/var/lib/kubelet/device-plugins", "the kubelet's `directory` of device plugins")
+	f.StringVar(&o.podResourcesSocket, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "`socket` at which the kubelet tells which pod it is admitting; goes by the order of scheduling where empty or missing")
+	f.StringVar(&o.nvmlLibrary, "nvml-library", "", "`path` of libnvidia-ml.so.1; where the dynamic linker finds it if empty")
+	f.StringVar(&o.listenAddress, "listen-address", ":12346", "`address` of /livez, /readyz, /metrics and /version; off where empty")
+	f.BoolVar(&o.printInventory, "print-inventory", false, "print this node's cards as JSON and exit")
+
+	logging := flag.NewFlagSet("klog", flag.ContinueOnError)
+	klog.InitFlags(logging)
+	f.AddGoFlag(logging.Lookup("v"))
+	return command
+}
+
+// fromEnvironment takes the flags that weren't given from environment variables. One letter is no name for a variable.
+func fromEnvironment(flags *pflag.FlagSet, environment func(string) (string, bool)) error {
+	var errs []error
+	flags.VisitAll(func(f *pflag.Flag) {
+		name := strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+		if value, ok := environment(name); ok && !f.Changed && len(name) > 1 && f.Name != "help" && f.Name != "version" {
+			if err := flags.Set(f.Name, value); err != nil {
+				errs = append(errs, fmt.Errorf("environment variable %s: %w", name, err))
+			}
+		}
+	})
+	return errors.Join(errs...)
+}
+
+// validate checks what can be checked before anything starts.
+func (o options) validate() (gpu.Unit, error) {
+	unit, err := gpu.ParseUnit(o.memoryUnit)
+	if err != nil {
+		return 0, fmt.Errorf("--memory-unit: %w", err)
+	}
+	if o.printInventory {
+		return unit, nil
+	}
+	switch v := deviceplugin.VisibleDevices(o.visibleDevices); v {
+	case deviceplugin.VisibleByUUID, deviceplugin.VisibleByIndex:
+	default:
+		return 0, fmt.Errorf("--visible-devices: %q is neither %s nor %s", v, deviceplugin.VisibleByUUID, deviceplugin.VisibleByIndex)
+	}
+	if o.nodeName == "" {
+		return 0, errors.New("--node-name (or NODE_NAME) is missing")
+	}
+	if !filepath.IsAbs(o.devicePluginDir) {
+		return 0, fmt.Errorf("--device-plugin-dir: %q is not an absolute path", o.devicePluginDir)
+	}
+	if o.podResourcesSocket != "" && !filepath.IsAbs(o.podResourcesSocket) {
+		return 0, fmt.Errorf("--pod-resources-socket: %q is not an absolute path", o.podResourcesSocket)
+	}
+	if o.listenAddress != "" {
+		if _, _, err := net.SplitHostPort(o.listenAddress); err != nil {
+			return 0, fmt.Errorf("--listen-address: %w", err)
+		}
+	}
+	return unit, nil
+}

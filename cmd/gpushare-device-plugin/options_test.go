@@ -1,0 +1,62 @@
+package main
+
+import (
+	"io"
+	"strings"
+	"testing"
+)
+
+func TestBadFlags(t *testing.T) {
+	for name, test := range map[string]struct {
+		args        []string
+		environment map[string]string
+		want        string
+	}{
+		"no node name":             {nil, nil, "--node-name (or NODE_NAME) is missing"},
+		"unknown flag":             {[]string{"--nope"}, nil, "unknown flag: --nope"},
+		"an argument":              {[]string{"stray"}, nil, "unknown command"},
+		"a unit that is none":      {[]string{"--node-name=a", "--memory-unit=GB"}, nil, `--memory-unit: memory unit "GB"`},
+		"a name for cards":         {[]string{"--node-name=a", "--visible-devices=name"}, nil, `"name" is neither uuid nor index`},
+		"a directory in between":   {[]string{"--node-name=a", "--device-plugin-dir=x"}, nil, `"x" is not an absolute path`},
+		"a socket in between":      {[]string{"--node-name=a", "--pod-resources-socket=x"}, nil, `"x" is not an absolute path`},
+		"an address without port":  {[]string{"--node-name=a", "--listen-address=x"}, nil, "--listen-address: address x: missing port"},
+		"a kubeconfig not there":   {[]string{"--kubeconfig=/nowhere/at/all"}, map[string]string{"NODE_NAME": "a"}, "--kubeconfig: "},
+		"no cluster around":        {[]string{"--node-name=a"}, nil, "--kubeconfig: unable to load in-cluster configuration"},
+		"a bad variable":           {nil, map[string]string{"NODE_NAME": "a", "PRINT_INVENTORY": "perhaps"}, "environment variable PRINT_INVENTORY: "},
+		"a variable's bad value":   {nil, map[string]string{"NODE_NAME": "a", "MEMORY_UNIT": "TiB"}, `"TiB"`},
+		"the flag wins":            {[]string{"--memory-unit=TB"}, map[string]string{"NODE_NAME": "a", "MEMORY_UNIT": "GiB"}, `"TB"`},
+		"no library to print from": {[]string{"--print-inventory", "--nvml-library=/nowhere/libnvidia-ml.so.1"}, nil, "asking for the cards: "},
+		"printing checks the unit": {[]string{"--print-inventory", "--memory-unit=x"}, nil, "--memory-unit"},
+		"a short flag is no name":  {nil, map[string]string{"V": "x", "H": "x"}, "--node-name"},
+		"help is no variable":      {nil, map[string]string{"HELP": "true", "VERSION": "true"}, "--node-name"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("KUBERNETES_SERVICE_HOST", "")
+			command := newCommand(func(name string) (string, bool) { value, ok := test.environment[name]; return value, ok })
+			command.SetArgs(append([]string{}, test.args...))
+			command.SetOut(io.Discard)
+			err := command.ExecuteContext(t.Context())
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+func TestHelpNamesEveryFlag(t *testing.T) {
+	var out strings.Builder
+	command := newCommand(func(string) (string, bool) { return "", false })
+	command.SetArgs([]string{"-h"})
+	command.SetOut(&out)
+	if err := command.Execute(); err != nil {
+		t.Fatal(err)
+	}
+	for _, flag := range []string{
+		"kubeconfig", "node-name", "memory-unit", "visible-devices", "device-plugin-dir", "pod-resources-socket",
+		"nvml-library", "listen-address", "print-inventory", "version",
+	} {
+		if !strings.Contains(out.String(), "--"+flag) {
+			t.Errorf("help doesn't name --%s", flag)
+		}
+	}
+}

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/deviceplugin"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/inventory"
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/version"
+)
+
+const component = "gpushare-device-plugin"
+
+// printInventory prints the cards as the node's annotation has them.
+func printInventory(ctx context.Context, out io.Writer, o options, unit gpu.Unit) error {
+	state, err := inventory.List(ctx, inventory.Options{Library: o.nvmlLibrary, Unit: unit})
+	if err != nil {
+		return fmt.Errorf("asking for the cards: %w", err)
+	}
+	if len(state.Cards) == 0 && state.Problem != "" {
+		return fmt.Errorf("asking for the cards: %s", state.Problem)
+	}
+	encoder := json.NewEncoder(out)
+	encoder.SetIndent("", "  ")
+	if err := encoder.Encode(protocol.Inventory{Unit: unit, Cards: state.Cards}); err != nil {
+		return fmt.Errorf("printing the inventory: %w", err)
+	}
+	return nil
+}
+
+// serve wires the parts and runs them until ctx ends.
+func serve(ctx context.Context, o options, unit gpu.Unit) error {
+	logger := klog.FromContext(ctx).WithName(component).WithValues("node", o.nodeName)
+	ctx = klog.NewContext(ctx, logger)
+	logger.Info("Starting", "version", version.Get().String(), "unit", unit.String())
+
+	config, err := apiConfig(o.kubeconfig)
+	if err != nil {
+		return fmt.Errorf("--kubeconfig: %w", err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("reaching the API server: %w", err)
+	}
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	defer broadcaster.Shutdown()
+	broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+
+	plugin, err := deviceplugin.New(deviceplugin.Options{
+		Client:             client,
+		Events:             broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component, Host: o.nodeName}),
+		NodeName:           o.nodeName,
+		Unit:               unit,
+		VisibleDevices:     deviceplugin.VisibleDevices(o.visibleDevices),
+		Directory:          o.devicePluginDir,
+		PodResourcesSocket: o.podResourcesSocket,
+		ListenAddress:      o.listenAddress,
+	})
+	if err != nil {
+		return err
+	}
+	monitor := inventory.New(inventory.Options{Library: o.nvmlLibrary, Unit: unit})
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return plugin.Run(ctx) })
+	group.Go(func() error {
+		monitor.Run(ctx, func(s inventory.State) { plugin.SetCards(s.Cards, s.Problem) })
+		return nil
+	})
+	err = group.Wait()
+	logger.Info("Stopped")
+	return err
+}
+
+// apiConfig reads how to reach the API server. The client's default of five requests a second would delay the
+// annotations of a burst of pods.
+func apiConfig(kubeconfig string) (config *rest.Config, err error) {
+	if kubeconfig == "" {
+		config, err = rest.InClusterConfig()
+	} else {
+		config, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
+	}
+	if err != nil {
+		return nil, err
+	}
+	config.UserAgent = component + "/" + version.Get().Version
+	config.QPS, config.Burst = 50, 100
+	return config, nil
+}

@@ -1,0 +1,335 @@
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	corev1 "k8s.io/api/core/v1"
+	events "k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// allocator answers the kubelet: it finds out which pod is meant, decides on the card, and notes what was given.
+//
+// One decision is made at a time, under turn; while it is held the kubelet may be asked and the pods listed once, both
+// within a bounded time. Nothing else waits for the API server.
+type allocator struct {
+	cards     *cardState
+	pods      *podSource
+	record    *record
+	books     *checkpoint
+	resources *podResources
+	metrics   *metrics
+	events    events.EventRecorder
+	visibleBy VisibleDevices
+	// disableIsolation tells whether the node's containers run without cGPU's isolation.
+	disableIsolation func() bool
+	// notify is told of each pod that was given something, or whose record changed.
+	notify func(gpu.PodUID)
+	now    func() time.Time
+
+	// turn is a lock that a cancelled call doesn't wait for.
+	turn chan struct{}
+	// hints and refused belong to who has the turn.
+	hints   map[deviceSet]hint
+	refused map[gpu.PodUID]bool
+	// doubtful says that the last match was by order, which can mislead: the checkpoint tells which pod it really was.
+	doubtful bool
+}
+
+// hint is what GetPreferredAllocation found, for the Allocate that follows.
+type hint struct {
+	candidate candidate
+	by        match
+	at        time.Time
+}
+
+// hintFor is how long a hint is kept; Allocate follows at once if at all.
+const hintFor = 30 * time.Second
+
+func (a *allocator) take(ctx context.Context) (release func(), err error) {
+	select {
+	case a.turn <- struct{}{}:
+		return func() { <-a.turn }, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("waiting for another allocation: %w", ctx.Err())
+	}
+}
+
+// Sync reads the kubelet's checkpoint into the record.
+func (a *allocator) Sync(ctx context.Context) {
+	release, err := a.take(ctx)
+	if err != nil {
+		return
+	}
+	defer release()
+	a.sync(ctx)
+}
+
+// Settle does so for a kubelet that has just started: what isn't in its checkpoint it doesn't know.
+func (a *allocator) Settle(ctx context.Context) {
+	release, err := a.take(ctx)
+	if err != nil {
+		return
+	}
+	defer release()
+	a.record.Settle()
+	a.sync(ctx)
+	a.resources.Renew()
+}
+
+// sync is called with the turn.
+func (a *allocator) sync(ctx context.Context) {
+	a.doubtful = false
+	bookings, err := a.books.Read()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "The kubelet's checkpoint can't be read: going on with what is known already")
+	}
+	for _, uid := range a.record.Sync(bookings, a.pods.Exists, a.now()) {
+		a.notify(uid)
+	}
+}
+
+// Allocate gives one container its card.
+func (a *allocator) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
+	start := a.now()
+	defer func() { a.metrics.duration.Observe(a.now().Sub(start).Seconds()) }()
+	response, result, err := a.allocate(ctx, ids)
+	if err != nil {
+		result = refusedUnavailable
+		if r := (*refusal)(nil); errors.As(err, &r) {
+			result = r.outcome
+		}
+	}
+	a.metrics.allocations.WithLabelValues(string(result)).Inc()
+	return response, err
+}
+
+func (a *allocator) allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, outcome, error) {
+	if len(ids) == 0 {
+		return nil, "", &refusal{refusedInvalid, codes.InvalidArgument, "the kubelet asked for no devices"}
+	}
+	release, err := a.take(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	defer release()
+
+	devices, request := newDeviceSet(ids), gpu.Memory(len(ids))
+	snapshot, chosen, by, err := a.match(ctx, devices, request)
+	a.metrics.matches.WithLabelValues(string(by)).Inc()
+	if err != nil {
+		klog.FromContext(ctx).Info("Refused an allocation", "memory", request, "reason", err.Error())
+		return nil, "", err
+	}
+	given := serving{Request: request, Devices: devices, At: a.now()}
+	if by == byNobody {
+		return a.allocateNameless(ctx, snapshot, given, ids)
+	}
+	pod := chosen.Pod
+	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "container", chosen.Container.Name)
+	card, result, err := snapshot.Card(pod)
+	if err != nil {
+		logger.Info("Refused an allocation", "memory", request, "match", by, "reason", err.Error())
+		a.refused[pod.UID] = true
+		a.events.Eventf(pod.reference(), corev1.EventTypeWarning, "GPUMemoryRefused", "container %s: %v", chosen.Container.Name, err)
+		return nil, "", err
+	}
+	given.Card, given.CardMemory = card.Index, card.Memory
+	a.record.Serve(pod.UID, chosen.Container.Name, given)
+	a.notify(pod.UID)
+	a.countOtherDevices(ids, card)
+	logger.Info("Allocated", "card", card.Index, "memory", request, "result", result, "match", by)
+	return a.response(card, pod.Request, request), result, nil
+}
+
+// allocateNameless serves a pod that has no object in the API: a static pod, whose mirror appears later. It is booked
+// at once, and known by name as soon as the kubelet has written its checkpoint.
+func (a *allocator) allocateNameless(ctx context.Context, s *snapshot, given serving, ids []string) (*pluginapi.ContainerAllocateResponse, outcome, error) {
+	logger := klog.FromContext(ctx)
+	card, err := s.place("", given.Request)
+	if err != nil {
+		logger.Info("Refused an allocation for a pod that the API server doesn't know", "memory", given.Request, "reason", err.Error())
+		return nil, "", err
+	}
+	given.Card, given.CardMemory = card.Index, card.Memory
+	a.record.ServeNameless(given)
+	a.countOtherDevices(ids, card)
+	logger.Info("Allocated for a pod that the API server doesn't know", "card", card.Index, "memory", given.Request)
+	return a.response(card, given.Request, given.Request), placed, nil
+}
+
+// Prefer returns the devices that an allocation out of the available ones should take: those of the card that its pod
+// gets, so that the kubelet's own books name the real card. It returns none where it can't tell: an error would fail
+// the pod, and Allocate has the last word.
+func (a *allocator) Prefer(ctx context.Context, available, include []string, size int) []string {
+	release, err := a.take(ctx)
+	if err != nil {
+		return nil
+	}
+	defer release()
+	request := gpu.Memory(size)
+	snapshot, chosen, by, err := a.match(ctx, deviceSet{}, request)
+	if err != nil {
+		return nil
+	}
+	var card gpu.Card
+	if by == byNobody {
+		card, err = snapshot.place("", request)
+	} else {
+		card, _, err = snapshot.Card(chosen.Pod)
+	}
+	if err != nil {
+		return nil
+	}
+	ids := preferredDevices(card.Index, available, include, size)
+	if by != byNobody && len(ids) == size {
+		a.hints[newDeviceSet(ids)] = hint{chosen, by, a.now()}
+	}
+	return ids
+}
+
+// match finds the container that the kubelet asks for. A match byNobody, without an error, says that it certainly is
+// none of those that the API server knows. It is called with the turn.
+func (a *allocator) match(ctx context.Context, devices deviceSet, request gpu.Memory) (*snapshot, candidate, match, error) {
+	if a.doubtful {
+		a.sync(ctx)
+	}
+	s := a.snapshot(a.pods.Cached())
+	if c, ok := a.hinted(s, devices, request); ok {
+		return s, c, byHint, nil
+	}
+	if c, by, ok := a.resolve(ctx, s.Candidates(request), false); ok {
+		return s, c, by, nil
+	}
+	// The informer can be behind, and so can the record.
+	a.sync(ctx)
+	pods, err := a.pods.Live(ctx)
+	live := a.snapshot(pods)
+	if err != nil {
+		live = a.snapshot(a.pods.Cached())
+	}
+	if c, by, ok := a.resolve(ctx, live.Candidates(request), true); ok {
+		return live, c, by, nil
+	}
+	if err != nil {
+		return nil, candidate{}, byNobody, &refusal{refusedUnavailable, codes.Unavailable,
+			fmt.Sprintf("no pod known here waits for %s of GPU memory, and the API server can't be asked: %v", request, err)}
+	}
+	return live, candidate{}, byNobody, nil
+}
+
+func (a *allocator) resolve(ctx context.Context, candidates []candidate, lastResort bool) (candidate, match, bool) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	ask := func(c candidate) standing { return a.resources.Standing(ctx, c) }
+	c, by, ok := resolve(candidates, ask, a.resources.Answers, lastResort)
+	a.doubtful = a.doubtful || by == byOrder
+	return c, by, ok
+}
+
+// hinted returns the candidate that GetPreferredAllocation found for these devices, if it still is one.
+func (a *allocator) hinted(s *snapshot, devices deviceSet, request gpu.Memory) (candidate, bool) {
+	for set, h := range a.hints {
+		if a.now().Sub(h.at) > hintFor {
+			delete(a.hints, set)
+		}
+	}
+	h, ok := a.hints[devices]
+	if !ok {
+		return candidate{}, false
+	}
+	delete(a.hints, devices)
+	a.doubtful = h.by == byOrder
+	for _, c := range s.Candidates(request) {
+		if c.key() == h.candidate.key() {
+			return c, true
+		}
+	}
+	return candidate{}, false
+}
+
+func (a *allocator) snapshot(pods []podView) *snapshot {
+	cards, _, _ := a.cards.Get()
+	present := map[gpu.PodUID]bool{}
+	for i := range pods {
+		present[pods[i].UID] = true
+	}
+	for uid := range a.refused {
+		if !present[uid] {
+			delete(a.refused, uid)
+		}
+	}
+	given, nameless := a.record.Snapshot()
+	return &snapshot{Cards: cards, Pods: pods, Served: given, Nameless: nameless, Refused: a.refused}
+}
+
+// response is what a container is told of its card.
+func (a *allocator) response(card gpu.Card, pod, container gpu.Memory) *pluginapi.ContainerAllocateResponse {
+	return &pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
+		Card: card, VisibleAs: a.visibleBy.name(card),
+		PodRequest: pod, ContainerRequest: container,
+		DisableIsolation: a.disableIsolation(),
+	}.Variables()}
+}
+
+// countOtherDevices counts allocations that the kubelet books on other cards. They can have good reasons, such as
+// devices that an init container of another size had.
+func (a *allocator) countOtherDevices(ids []string, card gpu.Card) {
+	for _, id := range ids {
+		if index, _, err := parseDeviceID(id); err != nil || index != card.Index {
+			a.metrics.otherDevices.Inc()
+			return
+		}
+	}
+}
+
+// preferredDevices returns size devices: those to be included, then those of the card, then any.
+func preferredDevices(card int, available, include []string, size int) []string {
+	if size <= 0 || len(available) < size {
+		return nil
+	}
+	out := make([]string, 0, size)
+	taken := make(map[string]bool, size)
+	take := func(ids []string, want func(string) bool) {
+		for _, id := range ids {
+			if len(out) < size && !taken[id] && want(id) {
+				taken[id] = true
+				out = append(out, id)
+			}
+		}
+	}
+	any := func(string) bool { return true }
+	take(include, any)
+	take(available, func(id string) bool {
+		index, _, err := parseDeviceID(id)
+		return err == nil && index == card
+	})
+	take(available, any)
+	return out
+}
+
+// VisibleDevices is by which name NVIDIA's runtime is told the card.
+type VisibleDevices string
+
+// The names that it knows.
+const (
+	VisibleByUUID  VisibleDevices = "uuid"
+	VisibleByIndex VisibleDevices = "index"
+)
+
+// name returns a card's name. A card without UUID has its index only.
+func (v VisibleDevices) name(card gpu.Card) string {
+	if v == VisibleByUUID && card.UUID != "" {
+		return card.UUID
+	}
+	return strconv.Itoa(card.Index)
+}

@@ -1,0 +1,178 @@
+package deviceplugin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	events "k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// annotator makes the pods' annotations say what their containers got. It is driven by what is, not by what happened:
+// a pod whose annotations are as they should be costs nothing, whatever was missed in between is made good, and an API
+// server that is away delays it without holding up anything.
+type annotator struct {
+	client  kubernetes.Interface
+	pods    *podSource
+	record  *record
+	events  events.EventRecorder
+	metrics *metrics
+	queue   workqueue.TypedRateLimitingInterface[gpu.PodUID]
+}
+
+// patchTimeout bounds one write.
+const patchTimeout = 10 * time.Second
+
+func newAnnotator(client kubernetes.Interface, pods *podSource, record *record, recorder events.EventRecorder, m *metrics) *annotator {
+	return &annotator{
+		client: client, pods: pods, record: record, events: recorder, metrics: m,
+		queue: workqueue.NewTypedRateLimitingQueue(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[gpu.PodUID](100*time.Millisecond, 30*time.Second)),
+	}
+}
+
+// Watch follows the informer.
+func (a *annotator) Watch() error {
+	_, err := a.pods.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    a.enqueue,
+		UpdateFunc: func(_, object any) { a.enqueue(object) },
+		DeleteFunc: func(object any) {
+			if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
+				object = last.Obj
+			}
+			// A mirror's going says nothing of the static pod that it mirrors.
+			if pod, ok := object.(*corev1.Pod); ok && kubeletUID(pod) == gpu.PodUID(pod.UID) {
+				a.record.Forget(kubeletUID(pod))
+			}
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("following the pods: %w", err)
+	}
+	return nil
+}
+
+func (a *annotator) enqueue(object any) {
+	if pod, ok := object.(*corev1.Pod); ok && len(pod.Spec.Containers) > 0 {
+		a.queue.Add(kubeletUID(pod))
+	}
+}
+
+// Notify says that a pod was given something.
+func (a *annotator) Notify(uid gpu.PodUID) { a.queue.Add(uid) }
+
+// Run writes until the context ends.
+func (a *annotator) Run(ctx context.Context) error {
+	defer context.AfterFunc(ctx, a.queue.ShutDown)()
+	for {
+		uid, shutdown := a.queue.Get()
+		if shutdown {
+			return nil
+		}
+		if err := a.write(ctx, uid); err == nil {
+			a.queue.Forget(uid)
+		} else if ctx.Err() == nil {
+			a.metrics.annotationErrors.Inc()
+			klog.FromContext(ctx).Info("A pod's annotations can't be written now: they follow later", "uid", uid, "reason", err.Error())
+			a.queue.AddRateLimited(uid)
+		}
+		a.queue.Done(uid)
+	}
+}
+
+// write brings one pod's annotations in line with the record. A pod that isn't there yet comes by again with the
+// informer.
+func (a *annotator) write(ctx context.Context, uid gpu.PodUID) error {
+	pod, ok := a.pods.ByUID(uid)
+	if !ok {
+		return nil
+	}
+	annotations, repair := due(&pod, a.record.Pod(uid))
+	if annotations == nil {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.ObjectUID, "annotations": annotations}})
+	if err != nil {
+		return fmt.Errorf("writing the patch of pod %s: %w", pod.Pod, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, patchTimeout)
+	defer cancel()
+	_, err = a.client.CoreV1().Pods(pod.Namespace).
+		Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return nil // The pod is gone, or another one has its name.
+	case err != nil:
+		return fmt.Errorf("annotating pod %s: %w", pod.Pod, err)
+	}
+	if repair {
+		a.metrics.repairs.Inc()
+		card := annotations[protocol.AnnotationIndex]
+		a.events.Eventf(pod.reference(), corev1.EventTypeWarning, "GPUCardRepaired",
+			"the annotations named card %d, the containers got card %s", pod.Assignment.Card, card)
+		klog.FromContext(ctx).Info("Repaired annotations", "pod", klog.KRef(pod.Namespace, pod.Name), "card", card, "was", pod.Assignment.Card)
+	}
+	return nil
+}
+
+// due returns the annotations that a pod lacks, nil where it lacks none. repair says that it named another card than
+// its containers got. When the card was assumed is never written anew.
+func due(pod *podView, given servings) (annotations map[string]string, repair bool) {
+	if pod.Terminal {
+		return nil, false
+	}
+	truth, whole, at := serving{Card: noCard}, true, time.Time{}
+	for _, container := range pod.Containers {
+		s, ok := given[container.Name]
+		if !ok || s.Card == noCard {
+			whole = false
+			continue
+		}
+		if truth.Card == noCard {
+			truth = s
+		}
+		if s.At.After(at) {
+			at = s.At
+		}
+	}
+	if truth.Card == noCard {
+		return nil, false
+	}
+	repair = pod.Assumed && pod.Assignment.Card != truth.Card
+	if !pod.Assumed || repair {
+		right := protocol.Assignment{
+			Card: truth.Card, Request: pod.Request, CardMemory: truth.CardMemory, AssumeTime: pod.Assignment.AssumeTime,
+		}
+		keepTime := !right.AssumeTime.IsZero()
+		if !keepTime {
+			right.AssumeTime = truth.At
+		}
+		annotations = right.Annotations()
+		if keepTime {
+			delete(annotations, protocol.AnnotationAssumeTime)
+		}
+		if pod.Assignment.Assigned {
+			delete(annotations, protocol.AnnotationAssigned)
+		}
+	}
+	if whole && !pod.Assignment.Assigned {
+		if annotations == nil {
+			annotations = map[string]string{}
+		}
+		maps.Copy(annotations, protocol.AssignedAnnotations(at))
+	}
+	return annotations, repair
+}

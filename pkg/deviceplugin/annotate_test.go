@@ -1,0 +1,84 @@
+package deviceplugin
+
+import (
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+)
+
+func TestDue(t *testing.T) {
+	nanoseconds := func(after time.Duration) string { return strconv.FormatInt(start.Add(after).UnixNano(), 10) }
+	late := given(1)
+	late.At = start.Add(time.Minute)
+	for name, test := range map[string]struct {
+		pod    *corev1.Pod
+		given  servings
+		want   map[string]string
+		repair bool
+	}{
+		"nothing served": {pod: newPod("a", main(2), assumed(1, 5))},
+		"all served": {
+			pod: newPod("a", container("x", 2), container("none", 0), container("y", 3), assumed(1, 5)), given: servings{"x": given(1), "y": late},
+			want: map[string]string{"ALIYUN_COM_GPU_MEM_ASSIGNED": "true", "ALIYUN_COM_GPU_MEM_ASSIGN_TIME": nanoseconds(time.Minute)},
+		},
+		"one container is still to come": {
+			pod: newPod("a", container("x", 2), container("y", 3), assumed(1, 5)), given: servings{"x": given(1)},
+		},
+		"an init container is still to come": {
+			pod: newPod("a", initStep(2), main(2), assumed(1, 5)), given: servings{"main": given(1)},
+		},
+		"done already": {pod: newPod("a", main(2), assumed(1, 5), assigned), given: servings{"main": given(1)}},
+		"ended": {
+			pod: newPod("a", main(2), assumed(1, 5), phase(corev1.PodFailed)), given: servings{"main": given(1)},
+		},
+		"nobody assumed it: everything is written": {
+			pod: newPod("a", main(2)), given: servings{"main": given(1)},
+			want: map[string]string{
+				"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "2", "ALIYUN_COM_GPU_MEM_DEV": "16",
+				"ALIYUN_COM_GPU_MEM_ASSUME_TIME": nanoseconds(0), "ALIYUN_COM_GPU_MEM_ASSIGNED": "true",
+				"ALIYUN_COM_GPU_MEM_ASSIGN_TIME": nanoseconds(0),
+			},
+		},
+		"nobody assumed it, and one container is still to come": {
+			pod: newPod("a", container("x", 2), container("y", 3)), given: servings{"x": given(1)},
+			want: map[string]string{
+				"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "5", "ALIYUN_COM_GPU_MEM_DEV": "16",
+				"ALIYUN_COM_GPU_MEM_ASSUME_TIME": nanoseconds(0), "ALIYUN_COM_GPU_MEM_ASSIGNED": "false",
+			},
+		},
+		"another card than it says: the card is mended, the time of assumption stays": {
+			pod: newPod("a", main(2), assumed(0, 5)), given: servings{"main": given(1)}, repair: true,
+			want: map[string]string{
+				"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "2", "ALIYUN_COM_GPU_MEM_DEV": "16",
+				"ALIYUN_COM_GPU_MEM_ASSIGNED": "true", "ALIYUN_COM_GPU_MEM_ASSIGN_TIME": nanoseconds(0),
+			},
+		},
+		"another card than it says, long after": {
+			pod: newPod("a", main(2), assumed(0, 5), assigned), given: servings{"main": given(1)}, repair: true,
+			want: map[string]string{
+				"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "2", "ALIYUN_COM_GPU_MEM_DEV": "16",
+			},
+		},
+		"an environment without a card mends nothing": {
+			pod: newPod("a", main(2), assumed(0, 5)), given: servings{"main": {Card: noCard}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := views(test.pod)[0]
+			got, repair := due(&pod, test.given)
+			if diff := cmp.Diff(test.want, got); diff != "" || repair != test.repair {
+				t.Errorf("repair %v, want %v; (-want +got)\n%s", repair, test.repair, diff)
+			}
+			// What was written must be enough.
+			written := test.pod.DeepCopy()
+			annotate(written, got)
+			pod = views(written)[0]
+			if more, _ := due(&pod, test.given); more != nil {
+				t.Errorf("once written, %v is due", more)
+			}
+		})
+	}
+}

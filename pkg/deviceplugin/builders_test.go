@@ -1,0 +1,138 @@
+package deviceplugin
+
+import (
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+const testNode = "node-1"
+
+// podOption changes a pod under construction.
+type podOption func(*corev1.Pod)
+
+// newPod returns a pod bound to the test's node, with the UID "uid-NAME", created at start and without containers.
+func newPod(name string, options ...podOption) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Namespace: "default", UID: types.UID("uid-" + name), CreationTimestamp: metav1.NewTime(start),
+		},
+		Spec:   corev1.PodSpec{NodeName: testNode},
+		Status: corev1.PodStatus{Phase: corev1.PodPending},
+	}
+	for _, option := range options {
+		option(pod)
+	}
+	return pod
+}
+
+func newContainer(name string, memory int64) corev1.Container {
+	c := corev1.Container{Name: name}
+	if memory > 0 {
+		c.Resources.Limits = corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(memory, resource.DecimalSI)}
+		c.Resources.Requests = c.Resources.Limits
+	}
+	return c
+}
+
+func container(name string, memory int64) podOption {
+	return func(pod *corev1.Pod) { pod.Spec.Containers = append(pod.Spec.Containers, newContainer(name, memory)) }
+}
+
+// initStep adds the init container "i".
+func initStep(memory int64) podOption {
+	return func(pod *corev1.Pod) {
+		pod.Spec.InitContainers = append(pod.Spec.InitContainers, newContainer("i", memory))
+	}
+}
+
+func sidecar(name string, memory int64) podOption {
+	return func(pod *corev1.Pod) {
+		always := corev1.ContainerRestartPolicyAlways
+		c := newContainer(name, memory)
+		c.RestartPolicy = &always
+		pod.Spec.InitContainers = append(pod.Spec.InitContainers, c)
+	}
+}
+
+// main is the container of a simple pod.
+func main(memory int64) podOption { return container("main", memory) }
+
+// assumed writes the extender's annotations; at is in seconds after start.
+func assumed(card int, at int) podOption {
+	return func(pod *corev1.Pod) {
+		annotate(pod, protocol.Assignment{
+			Card: card, Request: protocol.PodRequest(pod), CardMemory: 16, AssumeTime: start.Add(time.Duration(at) * time.Second),
+		}.Annotations())
+	}
+}
+
+func assigned(pod *corev1.Pod) { annotate(pod, protocol.AssignedAnnotations(start)) }
+
+func annotation(key, value string) podOption {
+	return func(pod *corev1.Pod) { annotate(pod, map[string]string{key: value}) }
+}
+
+func annotate(pod *corev1.Pod, annotations map[string]string) {
+	for key, value := range annotations {
+		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, key, value)
+	}
+}
+
+// created sets the creation time, in seconds after start.
+func created(at int) podOption {
+	return func(pod *corev1.Pod) {
+		pod.CreationTimestamp = metav1.NewTime(start.Add(time.Duration(at) * time.Second))
+	}
+}
+
+func deleting(pod *corev1.Pod) { pod.DeletionTimestamp = &metav1.Time{Time: start} }
+
+func phase(phase corev1.PodPhase) podOption {
+	return func(pod *corev1.Pod) { pod.Status.Phase = phase }
+}
+
+// ran marks the container "main" as one that has run, and runs now if running.
+func ran(running bool) podOption {
+	return func(pod *corev1.Pod) {
+		status := corev1.ContainerStatus{Name: "main", ContainerID: "containerd://1"}
+		if running {
+			status.State.Running = &corev1.ContainerStateRunning{}
+		}
+		pod.Status.ContainerStatuses = append(pod.Status.ContainerStatuses, status)
+	}
+}
+
+// mirrors makes the pod the mirror of a static pod.
+func mirrors(uid string) podOption { return annotation(corev1.MirrorPodAnnotationKey, uid) }
+
+// views reads pods as the informer would have them.
+func views(pods ...*corev1.Pod) []podView {
+	out := make([]podView, 0, len(pods))
+	for _, pod := range pods {
+		slim, err := slimPod(pod)
+		if err != nil {
+			panic(err)
+		}
+		out = append(out, newPodView(slim.(*corev1.Pod)))
+	}
+	return out
+}
+
+// newCards returns healthy cards of these sizes.
+func newCards(sizes ...gpu.Memory) []gpu.Card {
+	cards := make([]gpu.Card, len(sizes))
+	for i, size := range sizes {
+		cards[i] = gpu.Card{Index: i, UUID: "GPU-" + strconv.Itoa(i), Memory: size, NUMANode: gpu.NoNUMANode}
+	}
+	return cards
+}
+
+func newQuantity(n int64) *resource.Quantity { return resource.NewQuantity(n, resource.DecimalSI) }

@@ -1,0 +1,68 @@
+package deviceplugin
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// cardState is the latest that is known of the node's cards. It locks itself; what leaves it is a copy.
+type cardState struct {
+	unit gpu.Unit
+
+	mu      sync.Mutex
+	cards   []gpu.Card
+	problem error
+	changed chan struct{}
+}
+
+var errNoCardsYet = errors.New("the node's cards aren't known yet")
+
+func newCardState(unit gpu.Unit) *cardState {
+	return &cardState{unit: unit, problem: errNoCardsYet, changed: make(chan struct{})}
+}
+
+// Set takes a new list of cards. Where the cards can't be read, as while a driver restarts, those known before stay as
+// unhealthy ones: pods may be running on them.
+func (s *cardState) Set(cards []gpu.Card, problem string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cards = slices.Clone(cards)
+	if len(cards) == 0 && problem != "" {
+		cards = slices.Clone(s.cards)
+		for i := range cards {
+			cards[i].Unhealthy = problem
+		}
+	}
+	s.cards, s.problem = cards, nil
+	switch size := messageSize(cards); {
+	case len(cards) == 0 && problem != "":
+		s.problem = errors.New(problem)
+	case len(cards) == 0:
+		s.problem = errors.New("the node has no GPU card")
+	case size > maxMessage:
+		s.problem = fmt.Errorf("the cards can't be reported in units of %s: the list of devices would come to %d bytes, "+
+			"and the kubelet takes %d; the smallest unit that fits is %s (--memory-unit)",
+			s.unit, size, maxMessage, smallestUnit(protocol.Inventory{Unit: s.unit, Cards: cards}))
+	}
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// Get returns the cards, and a channel that is closed at the next change. The error says why the cards, which it
+// returns all the same, can't be offered to the kubelet.
+func (s *cardState) Get() (cards []gpu.Card, changed <-chan struct{}, problem error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.cards), s.changed, s.problem
+}
+
+// Inventory returns what the node's annotation should say.
+func (s *cardState) Inventory() protocol.Inventory {
+	cards, _, _ := s.Get()
+	return protocol.Inventory{Unit: s.unit, Cards: cards}
+}

@@ -1,0 +1,146 @@
+package deviceplugin
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// entry is one of the kubelet's checkpoint, as it writes them.
+type entry struct {
+	PodUID, ContainerName, ResourceName string
+	DeviceIDs                           map[int64][]string
+	AllocResp                           []byte
+}
+
+// newEntry returns the entry of a container that got these devices with an answer that names the card.
+func newEntry(t testing.TB, uid, container string, card int, ids ...string) entry {
+	t.Helper()
+	response, err := proto.Marshal(&pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
+		Card: gpu.Card{Index: card, Memory: 16}, VisibleAs: "GPU-x", ContainerRequest: gpu.Memory(len(ids)),
+	}.Variables()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return entry{uid, container, string(protocol.ResourceMemory), map[int64][]string{-1: ids}, response}
+}
+
+func checkpointData(t testing.TB, entries ...entry) []byte {
+	t.Helper()
+	data, err := json.Marshal(map[string]any{
+		"Data": map[string]any{
+			"PodDeviceEntries":  entries,
+			"RegisteredDevices": map[string][]string{string(protocol.ResourceMemory): {"00", "01"}},
+		},
+		"Checksum": 12345,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// writeCheckpoint replaces the file as the kubelet does.
+func writeCheckpoint(t testing.TB, dir string, entries ...entry) {
+	t.Helper()
+	temporary := filepath.Join(dir, ".new-checkpoint")
+	if err := os.WriteFile(temporary, checkpointData(t, entries...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(temporary, filepath.Join(dir, checkpointFile)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestParseCheckpoint(t *testing.T) {
+	other := newEntry(t, "uid-b", "main", 0, "x")
+	other.ResourceName = "example.com/other"
+	garbled := newEntry(t, "uid-c", "main", 0, "05")
+	garbled.AllocResp = []byte("\xff\xff\xff")
+	spread := newEntry(t, "uid-d", "main", 2)
+	spread.DeviceIDs = map[int64][]string{0: {"21"}, 1: {"20"}}
+
+	got, err := parseCheckpoint(checkpointData(t, newEntry(t, "uid-a", "init", 1, "11", "10"), other, garbled, spread))
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := func(card, request string) map[string]string {
+		return map[string]string{
+			"ALIYUN_COM_GPU_MEM_IDX": card, "ALIYUN_COM_GPU_MEM_DEV": "16", "ALIYUN_COM_GPU_MEM_POD": "0",
+			"ALIYUN_COM_GPU_MEM_CONTAINER": request, "NVIDIA_VISIBLE_DEVICES": "GPU-x",
+		}
+	}
+	want := []booking{
+		{UID: "uid-a", Container: "init", Devices: newDeviceSet([]string{"10", "11"}), Request: 2, Env: env("1", "2")},
+		{UID: "uid-c", Container: "main", Devices: newDeviceSet([]string{"05"}), Request: 1},
+		{UID: "uid-d", Container: "main", Devices: newDeviceSet([]string{"20", "21"}), Request: 2, Env: env("2", "0")},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	for _, bad := range []string{"", "null", "{}", "[]", `{"Data":7}`, `{"Data":{"PodDeviceEntries":[{"AllocResp":"!"}]}}`} {
+		if got, err := parseCheckpoint([]byte(bad)); err == nil {
+			t.Errorf("%q gave %v, want an error", bad, got)
+		}
+	}
+}
+
+func FuzzParseCheckpoint(f *testing.F) {
+	f.Add(checkpointData(f, newEntry(f, "uid-a", "main", 1, "10", "11")))
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":0}`))
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"aliyun.com/gpu-mem","DeviceIDs":{"-1":["a"]},"AllocResp":"CgA="}]}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		bookings, err := parseCheckpoint(data)
+		if err != nil {
+			return
+		}
+		for _, b := range bookings {
+			if b.UID == "" || b.Container == "" || b.Request < 0 {
+				t.Errorf("a booking without a name: %+v", b)
+			}
+		}
+	})
+}
+
+func TestCheckpointRead(t *testing.T) {
+	dir := t.TempDir()
+	c := checkpoint{dir: dir}
+	expect := func(when string, want ...string) {
+		t.Helper()
+		bookings, err := c.Read()
+		if err != nil {
+			t.Fatalf("%s: %v", when, err)
+		}
+		var got []string
+		for _, b := range bookings {
+			got = append(got, string(b.UID))
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got)\n%s", when, diff)
+		}
+	}
+	expect("without a file")
+	writeCheckpoint(t, dir, newEntry(t, "a", "main", 0, "00"))
+	expect("with one", "a")
+	expect("read again", "a")
+	writeCheckpoint(t, dir, newEntry(t, "a", "main", 0, "00"), newEntry(t, "b", "main", 0, "01"))
+	expect("replaced", "a", "b")
+	if err := os.WriteFile(filepath.Join(dir, checkpointFile), []byte("garbage"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if bookings, err := c.Read(); err == nil || len(bookings) != 2 {
+		t.Errorf("a broken file gave %v, %v, want an error and the books as they were", bookings, err)
+	}
+	if err := os.Remove(filepath.Join(dir, checkpointFile)); err != nil {
+		t.Fatal(err)
+	}
+	expect("removed")
+}

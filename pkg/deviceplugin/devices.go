@@ -1,0 +1,158 @@
+package deviceplugin
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"math"
+	"slices"
+	"sort"
+	"strings"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// maxMessage is the largest ListAndWatch message that the kubelet takes: gRPC's default, which its client leaves as it
+// is (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go). Past it the stream ends and the node's
+// allocatable drops to zero, while the registration is still called a success.
+const maxMessage = 4 << 20
+
+// Device IDs count in base 62: the kubelet sends, checkpoints and puts into the pods' status every single one of them,
+// so each character costs.
+//
+// An ID is the card, then the number of the unit on that card, without a separator: "1A0" is unit 620 of card 1.
+// A card is one digit; cards from 61 on are 'z' and three digits. The unit has no leading zeros, so that each unit has
+// one ID and each ID at most one meaning.
+const (
+	digits     = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+	base       = int64(len(digits))
+	escape     = 'z' // The last digit.
+	shortCards = int(base) - 1
+	maxCards   = int(base * base * base)
+)
+
+// deviceID returns the ID of one unit of a card. Cards lie within 0 and maxCards.
+func deviceID(card int, unit gpu.Memory) string {
+	id := make([]byte, 0, 16)
+	if card < shortCards {
+		id = append(id, digits[card])
+	} else {
+		c := int64(card)
+		id = append(id, escape, digits[c/base/base%base], digits[c/base%base], digits[c%base])
+	}
+	start := len(id)
+	for n := int64(unit); ; n /= base {
+		id = append(id, digits[n%base])
+		if n < base {
+			break
+		}
+	}
+	slices.Reverse(id[start:])
+	return string(id)
+}
+
+// parseDeviceID reads what deviceID wrote, and nothing else.
+func parseDeviceID(id string) (card int, unit gpu.Memory, err error) {
+	bad := func() (int, gpu.Memory, error) {
+		return 0, 0, fmt.Errorf("%.32q is not a device ID of this plugin", id)
+	}
+	prefix, number := 1, int64(0)
+	if strings.HasPrefix(id, string(escape)) {
+		prefix = 4
+	}
+	if len(id) <= prefix {
+		return bad()
+	}
+	for i := range len(id) {
+		digit := int64(strings.IndexByte(digits, id[i]))
+		switch {
+		case digit < 0 || number > (math.MaxInt64-digit)/base:
+			return bad()
+		case i == 0 && prefix > 1:
+			// The escape itself.
+		case i < prefix:
+			card = card*int(base) + int(digit)
+		default:
+			number = number*base + digit
+		}
+	}
+	if deviceID(card, gpu.Memory(number)) != id {
+		return bad() // Leading zeros, or a card that has a shorter name.
+	}
+	return card, gpu.Memory(number), nil
+}
+
+// devices returns one device for each unit of each card. There is no topology in it: the kubelet's NUMA alignment
+// would choose other devices than those of the card that the pod was given.
+func devices(cards []gpu.Card) []*pluginapi.Device {
+	var total gpu.Memory
+	for _, c := range cards {
+		total = total.Add(c.Memory)
+	}
+	out := make([]*pluginapi.Device, 0, total)
+	for _, c := range cards {
+		health := pluginapi.Healthy
+		if !c.Healthy() {
+			health = pluginapi.Unhealthy
+		}
+		for unit := range c.Memory {
+			out = append(out, &pluginapi.Device{ID: deviceID(c.Index, unit), Health: health})
+		}
+	}
+	return out
+}
+
+// messageSize returns the size of the largest ListAndWatch message that these cards can come to, which is that of all
+// being unhealthy: per device 15 bytes and its ID.
+func messageSize(cards []gpu.Card) int64 {
+	const perDevice = int64(4 + 2 + len(pluginapi.Unhealthy)) // tag and length of: device, ID, health; and the health.
+	var size int64
+	for _, c := range cards {
+		prefix := int64(1)
+		if c.Index >= shortCards {
+			prefix = 4
+		}
+		// Numbers of one length after the other: [0, 62), [62, 3844), …
+		for low, high, length := int64(0), base, int64(1); low < int64(c.Memory); length++ {
+			count := min(high, int64(c.Memory)) - low
+			if count > math.MaxInt64/64 {
+				return math.MaxInt64 // Far past any limit; the sum must not wrap.
+			}
+			size += count * (perDevice + prefix + length)
+			low = high
+			if high > math.MaxInt64/base {
+				high = math.MaxInt64
+			} else {
+				high *= base
+			}
+		}
+	}
+	return size
+}
+
+// smallestUnit returns the smallest multiple of the inventory's unit with which its cards can be reported.
+func smallestUnit(inventory protocol.Inventory) gpu.Unit {
+	var largest gpu.Memory
+	for _, c := range inventory.Cards {
+		largest = max(largest, c.Memory)
+	}
+	// Whole units of a multiple are whole multiples of units, so the cards' bytes aren't needed.
+	times := 1 + sort.Search(int(largest), func(i int) bool {
+		cards := slices.Clone(inventory.Cards)
+		for c := range cards {
+			cards[c].Memory /= gpu.Memory(i + 1)
+		}
+		return messageSize(cards) <= maxMessage
+	})
+	return inventory.Unit * gpu.Unit(times)
+}
+
+// deviceSet stands for a set of device IDs: equal for equal sets, whatever their order. A pod can hold many thousand
+// IDs, so they aren't kept.
+type deviceSet [sha256.Size]byte
+
+func newDeviceSet(ids []string) deviceSet {
+	return sha256.Sum256([]byte(strings.Join(slices.Sorted(slices.Values(ids)), "\x00")))
+}

@@ -1,0 +1,153 @@
+package deviceplugin
+
+import (
+	"fmt"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+func TestDeviceIDs(t *testing.T) {
+	for want, device := range map[string]struct {
+		card int
+		unit gpu.Memory
+	}{
+		"00":           {0, 0},
+		"1A0":          {1, 620},
+		"7zzz":         {7, 238327},
+		"710000":       {7, 62 * 62 * 62 * 62},
+		"y0":           {60, 0},
+		"z00z0":        {61, 0},
+		"zH33z":        {65537, 61},
+		"0AzL8n0Y58m7": {0, 1<<63 - 1},
+	} {
+		if got := deviceID(device.card, device.unit); got != want {
+			t.Errorf("deviceID(%d, %d) = %q, want %q", device.card, device.unit, got, want)
+		}
+		card, unit, err := parseDeviceID(want)
+		if err != nil || card != device.card || unit != device.unit {
+			t.Errorf("parseDeviceID(%q) = %d, %d, %v, want %d, %d", want, card, unit, err, device.card, device.unit)
+		}
+	}
+	for _, bad := range []string{"", "0", "z", "z001", "z0010", "000", "001", "0-1", "GPU-1-_-2", "0AzL8n0Y58m8", "0zzzzzzzzzzzzzzzzzzzzzz"} {
+		if card, unit, err := parseDeviceID(bad); err == nil {
+			t.Errorf("parseDeviceID(%q) = %d, %d, want an error", bad, card, unit)
+		}
+	}
+}
+
+func FuzzParseDeviceID(f *testing.F) {
+	for _, seed := range []string{"", "00", "z0010", "z00z0", "1A0", "GPU-0"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, id string) {
+		card, unit, err := parseDeviceID(id)
+		if err != nil {
+			return
+		}
+		if again := deviceID(card, unit); again != id {
+			t.Errorf("%q is card %d unit %d, which is called %q", id, card, unit, again)
+		}
+	})
+}
+
+// The size is computed without making the devices: it has to be what gRPC would send.
+func TestMessageSize(t *testing.T) {
+	for _, cards := range [][]gpu.Card{
+		nil,
+		{{Index: 0, Memory: 0}},
+		{{Index: 0, Memory: 1}},
+		{{Index: 0, Memory: 62}, {Index: 1, Memory: 63}},
+		{{Index: 0, Memory: 16276}, {Index: 1, Memory: 8138}, {Index: 75, Memory: 4000}},
+	} {
+		for i := range cards {
+			cards[i].Unhealthy = "test"
+		}
+		want := proto.Size(&pluginapi.ListAndWatchResponse{Devices: devices(cards)})
+		if got := messageSize(cards); got != int64(want) {
+			t.Errorf("messageSize(%v) = %d, want %d", cards, got, want)
+		}
+	}
+	if got := messageSize([]gpu.Card{{Memory: 1<<63 - 1}, {Memory: 1<<63 - 1}}); got <= maxMessage {
+		t.Errorf("the size of endless cards is %d", got)
+	}
+}
+
+func TestSmallestUnit(t *testing.T) {
+	equal := func(count int, memory gpu.Memory) []gpu.Card {
+		cards := make([]gpu.Card, count)
+		for i := range cards {
+			cards[i] = gpu.Card{Index: i, Memory: memory}
+		}
+		return cards
+	}
+	for name, test := range map[string]struct {
+		unit  gpu.Unit
+		cards []gpu.Card
+		want  string
+	}{
+		"two cards of 16 GiB fit in MiB":         {gpu.MiB, equal(2, 16276), "MiB"},
+		"eight cards of 16 GiB fit in MiB":       {gpu.MiB, equal(8, 16276), "MiB"},
+		"eight cards of 140 GiB don't":           {gpu.MiB, equal(8, 143771), "6MiB"},
+		"a unit is a multiple of the one chosen": {4 * gpu.MiB, equal(8, 143771/4), "8MiB"},
+		"in GiB all is well":                     {gpu.GiB, equal(8, 140), "GiB"},
+		"no cards":                               {gpu.GiB, nil, "GiB"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := smallestUnit(protocol.Inventory{Unit: test.unit, Cards: test.cards})
+			if got.String() != test.want {
+				t.Fatalf("got %s, want %s", got, test.want)
+			}
+			fits := func(unit gpu.Unit) bool {
+				cards := make([]gpu.Card, len(test.cards))
+				for i, c := range test.cards {
+					cards[i] = gpu.Card{Index: c.Index, Memory: c.Memory * gpu.Memory(test.unit) / gpu.Memory(unit)}
+				}
+				return messageSize(cards) <= maxMessage
+			}
+			if !fits(got) {
+				t.Errorf("%s doesn't fit", got)
+			}
+			if got > test.unit && fits(got-test.unit) {
+				t.Errorf("%s would fit already", got-test.unit)
+			}
+		})
+	}
+}
+
+func TestDeviceSet(t *testing.T) {
+	a := newDeviceSet([]string{"01", "02", "1"})
+	if b := newDeviceSet([]string{"1", "02", "01"}); a != b {
+		t.Error("the order of IDs makes a difference")
+	}
+	if b := newDeviceSet([]string{"0", "102", "1"}); a == b {
+		t.Error("other IDs make no difference")
+	}
+}
+
+func TestPreferredDevices(t *testing.T) {
+	for name, test := range map[string]struct {
+		card               int
+		available, include []string
+		size               int
+		want               []string
+	}{
+		"those of the card":                   {1, []string{"00", "10", "01", "11"}, nil, 2, []string{"10", "11"}},
+		"what must be included comes first":   {1, []string{"00", "10", "01", "11"}, []string{"01"}, 2, []string{"01", "10"}},
+		"too few on the card: others as well": {1, []string{"00", "10"}, nil, 2, []string{"10", "00"}},
+		"too few at all":                      {1, []string{"00"}, nil, 2, nil},
+		"nothing asked":                       {1, []string{"00"}, nil, 0, nil},
+		"foreign IDs are taken last":          {0, []string{"GPU-0-_-1", "00"}, nil, 1, []string{"00"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := preferredDevices(test.card, test.available, test.include, test.size)
+			if fmt.Sprint(got) != fmt.Sprint(test.want) {
+				t.Errorf("got %v, want %v", got, test.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,83 @@
+package deviceplugin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/version"
+)
+
+// handler serves health, metrics and version.
+func (p *Plugin) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if missing := p.missing(); len(missing) > 0 {
+			http.Error(w, strings.Join(missing, "\n"), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(version.Get()) // The client may have left.
+	})
+	mux.Handle("GET /metrics", promhttp.HandlerFor(p.metrics.registry, promhttp.HandlerOpts{}))
+	return mux
+}
+
+// missing says in words what keeps the plugin from doing its work, nothing if it does.
+func (p *Plugin) missing() []string {
+	var out []string
+	if _, _, problem := p.cards.Get(); problem != nil {
+		out = append(out, problem.Error())
+	}
+	if !p.pods.informer.HasSynced() || !p.node.informer.HasSynced() {
+		out = append(out, "the API server hasn't told the node's pods yet")
+	} else if !p.node.Written() {
+		out = append(out, "the inventory isn't on the node yet")
+	}
+	if p.service.listening.Load() == 0 {
+		out = append(out, "the kubelet isn't connected")
+	}
+	return out
+}
+
+// listen opens the address, so that one that can't be had is known before anything starts.
+func listen(ctx context.Context, address string) (net.Listener, error) {
+	if address == "" {
+		return nil, nil
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("listening on %s: %w", address, err)
+	}
+	return listener, nil
+}
+
+// serve answers until the context ends.
+func (p *Plugin) serve(ctx context.Context, listener net.Listener) error {
+	if listener == nil {
+		return nil
+	}
+	server := &http.Server{
+		Handler:           p.handler(),
+		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
+		MaxHeaderBytes: 16 << 10,
+	}
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
+	klog.FromContext(ctx).Info("Serving health and metrics", "address", listener.Addr().String())
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serving health and metrics: %w", err)
+	}
+	return nil
+}

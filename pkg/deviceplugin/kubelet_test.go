@@ -1,0 +1,293 @@
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// kubelet is the little of a kubelet that the plugin's own tests need: registration, the device list, allocation
+// container by container, its checkpoint, and PodResources where a test wants it.
+type kubelet struct {
+	pluginapi.UnimplementedRegistrationServer
+	podresourcesv1.UnimplementedPodResourcesListerServer
+	t      *testing.T
+	dir    string
+	server *grpc.Server
+	asked  *rate.Limiter
+
+	mu            sync.Mutex
+	registrations int
+	connection    *grpc.ClientConn
+	health        map[string]string
+	messages      int
+	entries       []entry
+	admitted      map[string]*corev1.Pod
+	rejected      int
+}
+
+// startKubelet starts one on the directory, with what the last one left in its checkpoint.
+func startKubelet(t *testing.T, dir string, entries ...entry) *kubelet {
+	t.Helper()
+	for _, name := range []string{socketName, kubeletSocketName} {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+	}
+	k := &kubelet{
+		t: t, dir: dir, server: grpc.NewServer(), asked: rate.NewLimiter(100, 10),
+		entries: entries, admitted: map[string]*corev1.Pod{},
+	}
+	pluginapi.RegisterRegistrationServer(k.server, k)
+	listener, err := net.Listen("unix", filepath.Join(dir, kubeletSocketName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = k.server.Serve(listener) }()
+	t.Cleanup(k.stop)
+	return k
+}
+
+// podResources serves PodResources at the socket.
+func (k *kubelet) podResources(socket string) {
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	podresourcesv1.RegisterPodResourcesListerServer(server, k)
+	go func() { _ = server.Serve(listener) }()
+	k.t.Cleanup(server.Stop)
+}
+
+func (k *kubelet) stop() {
+	k.server.Stop()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.connection != nil {
+		_ = k.connection.Close()
+	}
+}
+
+func (k *kubelet) Register(_ context.Context, r *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
+	if r.Version != "v1beta1" || r.ResourceName != "aliyun.com/gpu-mem" || r.Endpoint != filepath.Base(r.Endpoint) {
+		return nil, status.Errorf(codes.InvalidArgument, "bad registration %v", r)
+	}
+	connection, err := grpc.NewClient("unix://"+filepath.Join(k.dir, r.Endpoint),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, err
+	}
+	// Dialled back before the answer, as the real one does.
+	client := pluginapi.NewDevicePluginClient(connection)
+	if _, err := client.GetDevicePluginOptions(context.Background(), &pluginapi.Empty{}); err != nil {
+		return nil, err
+	}
+	stream, err := client.ListAndWatch(context.Background(), &pluginapi.Empty{})
+	if err != nil {
+		return nil, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.registrations++
+	if k.connection != nil {
+		_ = k.connection.Close()
+	}
+	k.connection, k.health = connection, nil
+	go k.listen(stream)
+	return &pluginapi.Empty{}, nil
+}
+
+func (k *kubelet) listen(stream grpc.ServerStreamingClient[pluginapi.ListAndWatchResponse]) {
+	for {
+		message, err := stream.Recv()
+		if err != nil {
+			return
+		}
+		k.mu.Lock()
+		k.messages++
+		k.health = map[string]string{}
+		for _, d := range message.Devices {
+			k.health[d.ID] = d.Health
+		}
+		k.mu.Unlock()
+	}
+}
+
+// devices returns how many devices are healthy, and how many there are.
+func (k *kubelet) devices() (healthy, all int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, health := range k.health {
+		if health == pluginapi.Healthy {
+			healthy++
+		}
+	}
+	return healthy, len(k.health)
+}
+
+// awaitRegistrations waits until that many registrations were made in all.
+func (k *kubelet) awaitRegistrations(n int) {
+	k.t.Helper()
+	await(k.t, fmt.Sprintf("%d registrations", n), func() bool {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return k.registrations == n
+	})
+}
+
+// awaitDevices waits for a list of devices.
+func (k *kubelet) awaitDevices(healthy, all int) {
+	k.t.Helper()
+	await(k.t, fmt.Sprintf("%d of %d devices", healthy, all), func() bool {
+		h, a := k.devices()
+		return h == healthy && a == all
+	})
+}
+
+// admit allocates for the pod, container by container: all of them, or those named.
+func (k *kubelet) admit(pod *corev1.Pod, containers ...string) (map[string]map[string]string, error) {
+	k.mu.Lock()
+	k.admitted[pod.Namespace+"/"+pod.Name] = pod
+	k.mu.Unlock()
+	env := map[string]map[string]string{}
+	// What ordinary init containers had is used again by those that come after them.
+	var reusable []string
+	for i, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		request := int(protocol.ContainerRequest(&c))
+		if request == 0 || len(containers) > 0 && !slices.Contains(containers, c.Name) {
+			continue
+		}
+		ids, response, err := k.allocate(string(kubeletUID(pod)), c.Name, request, reusable)
+		if err != nil {
+			k.mu.Lock()
+			delete(k.admitted, pod.Namespace+"/"+pod.Name)
+			k.mu.Unlock()
+			return env, err
+		}
+		env[c.Name] = response
+		if i < len(pod.Spec.InitContainers) && c.RestartPolicy == nil {
+			reusable = append(reusable, ids...)
+		} else {
+			reusable = slices.DeleteFunc(reusable, func(id string) bool { return slices.Contains(ids, id) })
+		}
+	}
+	return env, nil
+}
+
+func (k *kubelet) allocate(uid, container string, request int, reusable []string) (ids []string, env map[string]string, err error) {
+	k.mu.Lock()
+	taken := map[string]bool{}
+	for _, e := range k.entries {
+		for _, ids := range e.DeviceIDs {
+			for _, id := range ids {
+				taken[id] = true
+			}
+		}
+	}
+	var available []string
+	for id, health := range k.health {
+		if health == pluginapi.Healthy && !taken[id] {
+			available = append(available, id)
+		}
+	}
+	client := pluginapi.NewDevicePluginClient(k.connection)
+	k.mu.Unlock()
+	ctx := context.Background()
+	ids = slices.Clone(reusable[:min(request, len(reusable))])
+	if len(ids) < request {
+		available = append(available, ids...)
+		if len(available) < request {
+			return nil, nil, fmt.Errorf("%d devices left, %d wanted", len(available), request)
+		}
+		preferred, err := client.GetPreferredAllocation(ctx, &pluginapi.PreferredAllocationRequest{
+			ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
+				{AvailableDeviceIDs: available, MustIncludeDeviceIDs: ids, AllocationSize: int32(request)},
+			},
+		})
+		if err != nil {
+			return nil, nil, fmt.Errorf("GetPreferredAllocation: %w", err)
+		}
+		for _, id := range slices.Concat(preferred.ContainerResponses[0].DeviceIDs, available) {
+			if len(ids) < request && !slices.Contains(ids, id) {
+				ids = append(ids, id)
+			}
+		}
+	}
+	response, err := client.Allocate(ctx, &pluginapi.AllocateRequest{
+		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}},
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("Allocate: %w", err)
+	}
+	answer := response.ContainerResponses[0]
+	data, err := proto.Marshal(answer)
+	if err != nil {
+		return nil, nil, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.entries = append(k.entries, entry{uid, container, "aliyun.com/gpu-mem", map[int64][]string{-1: ids}, data})
+	writeCheckpoint(k.t, k.dir, k.entries...)
+	return ids, answer.Envs, nil
+}
+
+// forget drops a pod from the books, as the kubelet does at the allocation after the pod's end.
+func (k *kubelet) forget(pod *corev1.Pod) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.entries = slices.DeleteFunc(k.entries, func(e entry) bool { return e.PodUID == string(kubeletUID(pod)) })
+}
+
+// Get answers as PodResources does, its rate limit included.
+func (k *kubelet) Get(_ context.Context, r *podresourcesv1.GetPodResourcesRequest) (*podresourcesv1.GetPodResourcesResponse, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.asked.AllowN(time.Now(), 1) {
+		k.rejected++
+		return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
+	}
+	pod, ok := k.admitted[r.PodNamespace+"/"+r.PodName]
+	if !ok {
+		return nil, fmt.Errorf("pod %s in namespace %s not found", r.PodName, r.PodNamespace)
+	}
+	out := &podresourcesv1.PodResources{Name: pod.Name, Namespace: pod.Namespace}
+	add := func(name string) {
+		container := &podresourcesv1.ContainerResources{Name: name}
+		for _, e := range k.entries {
+			if e.PodUID == string(kubeletUID(pod)) && e.ContainerName == name {
+				container.Devices = append(container.Devices,
+					&podresourcesv1.ContainerDevices{ResourceName: e.ResourceName, DeviceIds: e.DeviceIDs[-1]})
+			}
+		}
+		out.Containers = append(out.Containers, container)
+	}
+	for _, c := range pod.Spec.InitContainers {
+		if c.RestartPolicy != nil {
+			add(c.Name)
+		}
+	}
+	for _, c := range pod.Spec.Containers {
+		add(c.Name)
+	}
+	return &podresourcesv1.GetPodResourcesResponse{PodResources: out}, nil
+}

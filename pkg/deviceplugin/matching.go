@@ -1,0 +1,170 @@
+package deviceplugin
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// snapshot is all that a decision is made from. It is nobody else's: deciding changes nothing outside it.
+type snapshot struct {
+	Cards []gpu.Card
+	// Pods are this node's pods that ask for GPU memory, in whatever phase.
+	Pods []podView
+	// Served is what the containers were given, Nameless what was given to pods that nothing names yet.
+	Served   served
+	Nameless []serving
+	// Refused are the pods that were told no: the kubelet fails them, of which the API server may not know yet.
+	Refused map[gpu.PodUID]bool
+}
+
+// candidate is a container for which the kubelet may be asking.
+type candidate struct {
+	Pod       *podView
+	Container containerView
+	// Again says that the container was served before; the kubelet asks again only if it has lost its books.
+	Again bool
+	// Next says that no container of the pod has to be served before this one.
+	Next bool
+	// Begun says that another container of the pod was served and this one is next: the kubelet admits one pod at a
+	// time, so it can hardly be asking for another pod.
+	Begun bool
+	// Refused says that the pod was told no.
+	Refused bool
+}
+
+// Candidates returns the containers that ask for exactly this much and that the kubelet may have to be given an answer
+// for, the likeliest first where nothing else is known: that of the pod which was assumed first.
+func (s *snapshot) Candidates(request gpu.Memory) []candidate {
+	var out []candidate
+	for i := range s.Pods {
+		pod := &s.Pods[i]
+		if pod.Terminal {
+			continue
+		}
+		given, next := s.Served[pod.UID], true
+		for _, container := range pod.Containers {
+			serving, served := given[container.Name]
+			c := candidate{
+				Pod: pod, Container: container, Next: next, Refused: s.Refused[pod.UID],
+				// Everything was allocated before the first container ran.
+				Again: serving.Lost || !served && pod.Ran,
+			}
+			c.Begun = next && !c.Again && len(given) > 0
+			if served && !serving.Lost || container.Running {
+				continue
+			}
+			if !c.Again {
+				next = false
+			}
+			if container.Request == request {
+				out = append(out, c)
+			}
+		}
+	}
+	slices.SortStableFunc(out, byAssumeTime)
+	return out
+}
+
+// byAssumeTime is the order of the existing plugin: of the pods that were assumed and not assigned, the earliest.
+// Around it stand the cases that it doesn't know.
+func byAssumeTime(a, b candidate) int {
+	return cmp.Or(
+		first(!a.Again, !b.Again),
+		first(!a.Refused, !b.Refused),
+		first(a.Begun, b.Begun),
+		first(a.Next, b.Next),
+		first(!a.Pod.Deleting, !b.Pod.Deleting),
+		first(a.Pod.Assumed, b.Pod.Assumed),
+		first(!a.Pod.Assignment.Assigned, !b.Pod.Assignment.Assigned),
+		a.Pod.Assignment.AssumeTime.Compare(b.Pod.Assignment.AssumeTime),
+		a.Pod.Created.Compare(b.Pod.Created),
+		cmp.Compare(a.Pod.UID, b.Pod.UID),
+	)
+}
+
+// byAdmission is the order in which the kubelet admits what came to it in one batch
+// (k8s.io/kubernetes pkg/kubelet/kubelet.go, HandlePodAdditions): to ask in this order is to ask little.
+func byAdmission(a, b candidate) int {
+	return cmp.Or(
+		first(!a.Again, !b.Again),
+		first(!a.Refused, !b.Refused),
+		first(a.Begun, b.Begun),
+		first(a.Next, b.Next),
+		first(!a.Pod.Deleting, !b.Pod.Deleting),
+		a.Pod.Created.Compare(b.Pod.Created),
+		byAssumeTime(a, b),
+	)
+}
+
+// first orders what holds before what doesn't.
+func first(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return -1
+	}
+	return 1
+}
+
+// standing is where a candidate stands in the kubelet's eyes.
+type standing int
+
+const (
+	// unknown: the kubelet didn't say.
+	unknown standing = iota
+	// absent: it doesn't know the pod, or not yet, or no longer.
+	absent
+	// holding: the container has its devices.
+	holding
+	// waiting: it has admitted the pod, and the container has no devices. This is the one.
+	waiting
+)
+
+// match is how a candidate was found, for logs and metrics.
+type match string
+
+const (
+	byKubelet match = "kubelet"
+	byOrder   match = "order"
+	byHint    match = "preferred"
+	byNobody  match = "none"
+)
+
+// maxAsked bounds how many candidates the kubelet is asked about: in its own order the first one nearly always is the
+// one, and it waits.
+const maxAsked = 8
+
+// resolve finds the candidate that the kubelet is asking for. It asks the kubelet as long as that tells, and takes the
+// first of those that remain possible otherwise. answers says whether "absent" means anything: kubelets without the
+// call answer so for every pod. Containers that were served before are taken on the kubelet's word alone, unless
+// lastResort.
+func resolve(candidates []candidate, ask func(candidate) standing, answers func() bool, lastResort bool) (candidate, match, bool) {
+	excluded := map[containerKey]bool{}
+	order := slices.SortedStableFunc(slices.Values(candidates), byAdmission)
+	for _, c := range order[:min(len(order), maxAsked)] {
+		switch ask(c) {
+		case waiting:
+			return c, byKubelet, true
+		case absent, holding:
+			excluded[c.key()] = true
+		}
+	}
+	for _, c := range candidates {
+		if (c.Again && !lastResort) || excluded[c.key()] && answers() {
+			continue
+		}
+		return c, byOrder, true
+	}
+	return candidate{}, byNobody, false
+}
+
+// containerKey names a container of this node.
+type containerKey struct {
+	UID  gpu.PodUID
+	Name string
+}
+
+func (c candidate) key() containerKey { return containerKey{c.Pod.UID, c.Container.Name} }

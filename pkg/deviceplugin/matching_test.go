@@ -1,0 +1,182 @@
+package deviceplugin
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+func TestCandidates(t *testing.T) {
+	lost := given(0, "00", "01")
+	lost.Lost = true
+	for name, test := range map[string]struct {
+		pods    []*corev1.Pod
+		served  served
+		refused map[gpu.PodUID]bool
+		request gpu.Memory
+		want    []string
+	}{
+		"the earliest assumed first": {
+			pods:    []*corev1.Pod{newPod("b", main(2), assumed(0, 2)), newPod("c", main(2), assumed(0, 3)), newPod("a", main(2), assumed(1, 1), created(9))},
+			request: 2, want: []string{"a/main", "b/main", "c/main"},
+		},
+		"equal requests only": {
+			pods:    []*corev1.Pod{newPod("a", main(2), assumed(0, 1)), newPod("b", main(3), assumed(0, 2))},
+			request: 3, want: []string{"b/main"},
+		},
+		"a container's request, not the pod's": {
+			pods:    []*corev1.Pod{newPod("a", container("x", 2), container("y", 3), assumed(0, 1)), newPod("b", main(5), assumed(0, 2))},
+			request: 5, want: []string{"b/main"},
+		},
+		"a forged request in the annotations counts for nothing": {
+			pods:    []*corev1.Pod{newPod("a", main(2), assumed(0, 1), annotation("ALIYUN_COM_GPU_MEM_POD", "5"))},
+			request: 5, want: nil,
+		},
+		"pods that ended and pods without GPU are none": {
+			pods: []*corev1.Pod{
+				newPod("a", main(2), phase(corev1.PodFailed)), newPod("b", main(2), phase(corev1.PodSucceeded)), newPod("c", main(0)),
+			},
+			request: 2, want: nil,
+		},
+		"served ones are none": {
+			pods:   []*corev1.Pod{newPod("a", main(2), assumed(0, 1)), newPod("b", main(2), assumed(0, 2))},
+			served: served{"uid-a": {"main": given(0, "00", "01")}}, request: 2, want: []string{"b/main"},
+		},
+		"init containers before containers, each in the order of the spec": {
+			pods: []*corev1.Pod{newPod("a", container("x", 2), container("none", 0), container("y", 2), initStep(2), sidecar("s", 2))},
+			// Relaxed: the record can have holes.
+			request: 2, want: []string{"a/i", "a/s", "a/x", "a/y"},
+		},
+		"the pod that was begun is next": {
+			pods:   []*corev1.Pod{newPod("a", main(2), assumed(0, 1)), newPod("b", initStep(3), container("x", 2), assumed(0, 9))},
+			served: served{"uid-b": {"i": given(0, "00", "01", "02")}}, request: 2, want: []string{"b/x", "a/main"},
+		},
+		"a container that isn't next in its pod comes after those that are": {
+			pods:    []*corev1.Pod{newPod("a", container("x", 3), container("y", 2), assumed(0, 1)), newPod("b", main(2), assumed(0, 2))},
+			request: 2, want: []string{"b/main", "a/y"},
+		},
+		"assumed before unassumed before already assigned": {
+			pods: []*corev1.Pod{
+				newPod("a", main(2), assumed(0, 1), assigned), newPod("b", main(2)), newPod("c", main(2), assumed(0, 3)),
+			},
+			request: 2, want: []string{"c/main", "a/main", "b/main"},
+		},
+		"a pod that is being deleted comes late": {
+			pods:    []*corev1.Pod{newPod("a", main(2), assumed(0, 1), deleting), newPod("b", main(2), assumed(0, 2))},
+			request: 2, want: []string{"b/main", "a/main"},
+		},
+		"a pod that was told no comes last but for repeats": {
+			pods: []*corev1.Pod{
+				newPod("a", main(2), assumed(0, 1)), newPod("b", main(2), assumed(0, 2)), newPod("c", main(2), assumed(0, 0), ran(false)),
+			},
+			refused: map[gpu.PodUID]bool{"uid-a": true}, request: 2, want: []string{"b/main", "a/main", "c/main"},
+		},
+		"running containers are none, whatever the record says": {
+			pods:    []*corev1.Pod{newPod("a", main(2), assumed(0, 1), ran(true))},
+			request: 2, want: nil,
+		},
+		"a container of which the kubelet lost the books is one while it doesn't run": {
+			pods:   []*corev1.Pod{newPod("a", main(2), assumed(0, 1)), newPod("b", main(2), assumed(0, 2), ran(true))},
+			served: served{"uid-a": {"main": lost}, "uid-b": {"main": lost}}, request: 2, want: []string{"a/main"},
+		},
+		"a static pod is known by its own UID": {
+			pods:   []*corev1.Pod{newPod("a", main(2), mirrors("static"))},
+			served: served{"static": {"main": given(0, "00", "01")}}, request: 2, want: nil,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &snapshot{Pods: views(test.pods...), Served: test.served, Refused: test.refused}
+			var got []string
+			for _, c := range s.Candidates(test.request) {
+				got = append(got, c.Pod.Name+"/"+c.Container.Name)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("(-want +got)\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestResolve(t *testing.T) {
+	batch := []*corev1.Pod{
+		newPod("a", main(2), assumed(0, 1), created(3)),
+		newPod("b", main(2), assumed(0, 2), created(2)),
+		newPod("c", main(2), assumed(0, 3), created(1)),
+	}
+	again := newPod("z", main(2), assumed(0, 0), created(0), ran(false))
+	for name, test := range map[string]struct {
+		pods       []*corev1.Pod
+		standing   map[string]standing
+		silent     bool // the kubelet has never answered
+		lastResort bool
+		want       string
+		by         match
+		asked      []string
+	}{
+		"the kubelet's word, asked in the order in which it admits": {
+			pods: batch, standing: map[string]standing{"c": holding, "b": waiting, "a": waiting},
+			want: "b", by: byKubelet, asked: []string{"c", "b"},
+		},
+		"no word: the earliest assumed": {
+			pods: batch, want: "a", by: byOrder, asked: []string{"c", "b", "a"},
+		},
+		"absent ones are ruled out": {
+			pods: batch, standing: map[string]standing{"a": absent, "c": absent}, want: "b", by: byOrder, asked: []string{"c", "b", "a"},
+		},
+		"unless the kubelet says so of every pod": {
+			pods: batch, standing: map[string]standing{"a": absent, "b": absent, "c": absent}, silent: true,
+			want: "a", by: byOrder, asked: []string{"c", "b", "a"},
+		},
+		"all ruled out: none of them": {
+			pods: batch, standing: map[string]standing{"a": absent, "b": absent, "c": holding}, by: byNobody, asked: []string{"c", "b", "a"},
+		},
+		"a single one is asked about as well": {
+			pods: batch[:1], standing: map[string]standing{"a": absent}, by: byNobody, asked: []string{"a"},
+		},
+		"a repeat isn't guessed": {pods: []*corev1.Pod{again}, by: byNobody, asked: []string{"z"}},
+		"but believed": {
+			pods: []*corev1.Pod{again}, standing: map[string]standing{"z": waiting}, want: "z", by: byKubelet, asked: []string{"z"},
+		},
+		"and guessed when nothing else is left": {
+			pods: []*corev1.Pod{again}, lastResort: true, want: "z", by: byOrder, asked: []string{"z"},
+		},
+		"a repeat comes after the others": {
+			pods: []*corev1.Pod{again, batch[0]}, lastResort: true, want: "a", by: byOrder, asked: []string{"a", "z"},
+		},
+		"no candidates": {by: byNobody},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &snapshot{Pods: views(test.pods...)}
+			var asked []string
+			got, by, found := resolve(s.Candidates(2), func(c candidate) standing {
+				asked = append(asked, c.Pod.Name)
+				return test.standing[c.Pod.Name]
+			}, func() bool { return !test.silent }, test.lastResort)
+			if found != (test.want != "") || by != test.by || found && got.Pod.Name != test.want {
+				t.Errorf("got %+v by %q, want %q by %q", got.Pod, by, test.want, test.by)
+			}
+			if diff := cmp.Diff(test.asked, asked); diff != "" {
+				t.Errorf("asked (-want +got)\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestResolveAsksFew(t *testing.T) {
+	var pods []*corev1.Pod
+	for i := range 40 {
+		pods = append(pods, newPod(string(rune('A'+i)), main(2), assumed(0, i), created(i)))
+	}
+	s := &snapshot{Pods: views(pods...)}
+	asked := 0
+	got, by, _ := resolve(s.Candidates(2), func(candidate) standing { asked++; return absent }, func() bool { return true }, false)
+	if asked != maxAsked {
+		t.Errorf("asked %d times, want %d", asked, maxAsked)
+	}
+	if by != byOrder || got.Pod.Name != string(rune('A'+maxAsked)) {
+		t.Errorf("got %s by %s, want the first that wasn't ruled out", got.Pod.Name, by)
+	}
+}

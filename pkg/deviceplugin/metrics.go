@@ -1,0 +1,81 @@
+package deviceplugin
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// metrics are what the plugin counts. Every label has few values, and all of them stand there from the start.
+type metrics struct {
+	registry         *prometheus.Registry
+	allocations      *prometheus.CounterVec
+	duration         prometheus.Histogram
+	matches          *prometheus.CounterVec
+	otherDevices     prometheus.Counter
+	repairs          prometheus.Counter
+	annotationErrors prometheus.Counter
+	registered       prometheus.Gauge
+	registrations    prometheus.Counter
+	cards            *prometheus.GaugeVec
+	messageBytes     prometheus.Gauge
+}
+
+func newMetrics() *metrics {
+	const namespace, subsystem = "gpushare", "device_plugin"
+	counter := func(name, help string) prometheus.CounterOpts {
+		return prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help}
+	}
+	gauge := func(name, help string) prometheus.GaugeOpts {
+		return prometheus.GaugeOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help}
+	}
+	m := &metrics{
+		registry: prometheus.NewRegistry(),
+		allocations: prometheus.NewCounterVec(counter("allocations_total",
+			"Containers that the kubelet asked for, by how they came to their card or why they got none."), []string{"result"}),
+		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Namespace: namespace, Subsystem: subsystem, Name: "allocation_duration_seconds",
+			Help:    "Time that an Allocate call of the kubelet took.",
+			Buckets: []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .5, 1, 3, 10},
+		}),
+		matches: prometheus.NewCounterVec(counter("matches_total",
+			"Allocations by what told which pod they were for: the kubelet itself, the order of assumption, an earlier GetPreferredAllocation, or nobody."), []string{"by"}),
+		otherDevices: prometheus.NewCounter(counter("other_card_devices_total",
+			"Allocations for which the kubelet booked devices of another card than the one given. Containers aren't affected.")),
+		repairs: prometheus.NewCounter(counter("annotation_repairs_total",
+			"Pods whose annotations named another card than their containers got, and were rewritten.")),
+		annotationErrors: prometheus.NewCounter(counter("annotation_errors_total",
+			"Failed attempts to write a pod's annotations. They are tried again.")),
+		registered: prometheus.NewGauge(gauge("registered",
+			"1 while the kubelet is connected and listens for devices.")),
+		registrations: prometheus.NewCounter(counter("registrations_total",
+			"Successful registrations with the kubelet.")),
+		cards: prometheus.NewGaugeVec(gauge("cards",
+			"Cards of the node by health."), []string{"health"}),
+		messageBytes: prometheus.NewGauge(gauge("list_and_watch_bytes",
+			"Size of the largest message that these cards and this unit can come to. The kubelet takes 4194304.")),
+	}
+	for _, o := range outcomes() {
+		m.allocations.WithLabelValues(string(o))
+	}
+	for _, by := range []match{byKubelet, byOrder, byHint, byNobody} {
+		m.matches.WithLabelValues(string(by))
+	}
+	m.registry.MustRegister(m.allocations, m.duration, m.matches, m.otherDevices, m.repairs, m.annotationErrors,
+		m.registered, m.registrations, m.cards, m.messageBytes,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+func (m *metrics) setCards(cards []gpu.Card) {
+	healthy := 0
+	for _, c := range cards {
+		if c.Healthy() {
+			healthy++
+		}
+	}
+	m.cards.WithLabelValues("healthy").Set(float64(healthy))
+	m.cards.WithLabelValues("unhealthy").Set(float64(len(cards) - healthy))
+	m.messageBytes.Set(float64(messageSize(cards)))
+}

@@ -1,0 +1,223 @@
+package deviceplugin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	events "k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// nodeKeeper makes the node object say what cards the node has: the inventory annotation, and the number of cards in
+// its status, which no device plugin can report. The kubelet leaves both as they are, except where it makes the node
+// anew or starts without a checkpoint; so the node is watched.
+type nodeKeeper struct {
+	client   kubernetes.Interface
+	name     string
+	cards    *cardState
+	events   events.EventRecorder
+	informer cache.SharedIndexInformer
+	wake     chan struct{}
+	// written is closed when the inventory stands on the node for the first time.
+	written chan struct{}
+	// wholeCards says that the node was last seen offering nvidia.com/gpu. Only Run uses it.
+	wholeCards       bool
+	disableIsolation atomic.Bool
+}
+
+// nodeRecheck is how often the node is looked at though nothing seems to have changed.
+const nodeRecheck = 30 * time.Second
+
+func newNodeKeeper(client kubernetes.Interface, name string, cards *cardState, recorder events.EventRecorder) (*nodeKeeper, error) {
+	k := &nodeKeeper{
+		client: client, name: name, cards: cards, events: recorder,
+		wake: make(chan struct{}, 1), written: make(chan struct{}),
+		informer: coreinformers.NewFilteredNodeInformer(client, 0, cache.Indexers{}, func(options *metav1.ListOptions) {
+			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+		}),
+	}
+	if err := k.informer.SetTransform(slimNode); err != nil {
+		return nil, fmt.Errorf("setting up the informer of the node: %w", err)
+	}
+	_, err := k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { poke(k.wake) },
+		UpdateFunc: func(any, any) { poke(k.wake) },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("following the node: %w", err)
+	}
+	return k, nil
+}
+
+// poke wakes whoever waits for the channel, once.
+func poke(wake chan<- struct{}) {
+	select {
+	case wake <- struct{}{}:
+	default:
+	}
+}
+
+// DisableIsolation says whether the node carries the label that switches cGPU's isolation off.
+func (k *nodeKeeper) DisableIsolation() bool { return k.disableIsolation.Load() }
+
+// Written says whether the inventory has been written.
+func (k *nodeKeeper) Written() bool {
+	select {
+	case <-k.written:
+		return true
+	default:
+		return false
+	}
+}
+
+// Run keeps the node until the context ends.
+func (k *nodeKeeper) Run(ctx context.Context) error {
+	backoff := newBackoff()
+	for {
+		_, changed, _ := k.cards.Get()
+		delay := nodeRecheck
+		if err := k.keep(ctx); err != nil && ctx.Err() == nil {
+			delay = backoff.Step()
+			klog.FromContext(ctx).Info("The node can't be brought up to date now: trying again",
+				"node", k.name, "after", delay, "reason", err.Error())
+		} else {
+			backoff = newBackoff()
+		}
+		timer := time.NewTimer(delay)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-k.wake:
+		case <-changed:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// newBackoff is for what is tried again without end: quickly at first, twice a minute at last.
+func newBackoff() wait.Backoff {
+	return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 10, Cap: 30 * time.Second}
+}
+
+// keep makes the writes that the node needs, none as a rule.
+func (k *nodeKeeper) keep(ctx context.Context) error {
+	if _, _, problem := k.cards.Get(); problem != nil {
+		return nil // Nothing to say about cards that aren't offered.
+	}
+	object, ok, err := k.informer.GetStore().GetByKey(k.name)
+	if err != nil {
+		return fmt.Errorf("looking for node %s: %w", k.name, err)
+	}
+	node, isNode := object.(*corev1.Node)
+	if !ok || !isNode {
+		return fmt.Errorf("node %s isn't known to the API server yet", k.name)
+	}
+	k.disableIsolation.Store(node.Labels[protocol.LabelDisableIsolation] == "true")
+	k.warnOfWholeCards(ctx, node)
+
+	inventory := k.cards.Inventory()
+	annotation, err := inventory.Annotation()
+	if err != nil {
+		return err
+	}
+	if node.Annotations[protocol.AnnotationInventory] != annotation {
+		err := k.patch(ctx, map[string]any{"metadata": map[string]any{
+			"annotations": map[string]string{protocol.AnnotationInventory: annotation},
+		}})
+		if err != nil {
+			return fmt.Errorf("writing the inventory of node %s: %w", k.name, err)
+		}
+	}
+	if !k.Written() {
+		close(k.written)
+	}
+	count := strconv.Itoa(len(inventory.Cards))
+	if quantity(node.Status.Capacity) != count || quantity(node.Status.Allocatable) != count {
+		amount := map[string]string{string(protocol.ResourceCount): count}
+		err := k.patch(ctx, map[string]any{"status": map[string]any{"capacity": amount, "allocatable": amount}}, "status")
+		if err != nil {
+			return fmt.Errorf("writing %s of node %s: %w", protocol.ResourceCount, k.name, err)
+		}
+	}
+	return nil
+}
+
+func quantity(list corev1.ResourceList) string {
+	q, ok := list[protocol.ResourceCount]
+	if !ok {
+		return ""
+	}
+	return q.String()
+}
+
+func (k *nodeKeeper) patch(ctx context.Context, patch map[string]any, subresources ...string) error {
+	data, err := json.Marshal(patch)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, patchTimeout)
+	defer cancel()
+	_, err = k.client.CoreV1().Nodes().Patch(ctx, k.name, types.MergePatchType, data, metav1.PatchOptions{}, subresources...)
+	return err
+}
+
+// warnOfWholeCards tells once that the node gives its cards out in two ways at once.
+func (k *nodeKeeper) warnOfWholeCards(ctx context.Context, node *corev1.Node) {
+	whole := node.Status.Capacity[protocol.ResourceWholeCard]
+	offers := whole.Value() > 0
+	if offers && !k.wholeCards {
+		klog.FromContext(ctx).Info("The node offers whole cards too, so nothing will be scheduled to share them: remove one of the two device plugins",
+			"node", k.name, "resource", protocol.ResourceWholeCard)
+		k.events.Eventf(k.reference(), corev1.EventTypeWarning, "GPUSharedTwice",
+			"the node offers %s and %s at once, which exclude each other", protocol.ResourceWholeCard, protocol.ResourceMemory)
+	}
+	k.wholeCards = offers
+}
+
+// reference returns what the node's events are attached to. Like the kubelet's they carry the name as UID, which is
+// how `kubectl describe node` finds them.
+func (k *nodeKeeper) reference() *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: k.name, UID: types.UID(k.name)}
+}
+
+// slimNode is the informer's transform.
+func slimNode(object any) (any, error) {
+	node, ok := object.(*corev1.Node)
+	if !ok {
+		return object, nil
+	}
+	out := &corev1.Node{}
+	out.Name, out.UID, out.ResourceVersion = node.Name, node.UID, node.ResourceVersion
+	if value, ok := node.Annotations[protocol.AnnotationInventory]; ok {
+		metav1.SetMetaDataAnnotation(&out.ObjectMeta, protocol.AnnotationInventory, value)
+	}
+	if value, ok := node.Labels[protocol.LabelDisableIsolation]; ok {
+		metav1.SetMetaDataLabel(&out.ObjectMeta, protocol.LabelDisableIsolation, value)
+	}
+	out.Status.Capacity, out.Status.Allocatable = corev1.ResourceList{}, corev1.ResourceList{}
+	for _, name := range []corev1.ResourceName{protocol.ResourceCount, protocol.ResourceWholeCard} {
+		if amount, ok := node.Status.Capacity[name]; ok {
+			out.Status.Capacity[name] = amount
+		}
+		if amount, ok := node.Status.Allocatable[name]; ok {
+			out.Status.Allocatable[name] = amount
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,176 @@
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	events "k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// Options are what a plugin needs.
+type Options struct {
+	// Client may list, watch and patch pods, get, list, watch and patch the node, and patch its status.
+	Client kubernetes.Interface
+	// Events writes events on pods and the node.
+	Events events.EventRecorder
+	// NodeName is the name of the node's object.
+	NodeName string
+	// Unit is what the cards' memory is counted in.
+	Unit gpu.Unit
+	// VisibleDevices is by which name containers are told their card.
+	VisibleDevices VisibleDevices
+	// Directory is the kubelet's, with its socket and its checkpoint.
+	Directory string
+	// PodResourcesSocket is the kubelet's service that tells which pod is being admitted; empty for none.
+	PodResourcesSocket string
+	// ListenAddress is for health and metrics; empty for none.
+	ListenAddress string
+}
+
+// Plugin is the device plugin of one node.
+type Plugin struct {
+	options   Options
+	metrics   *metrics
+	cards     *cardState
+	pods      *podSource
+	node      *nodeKeeper
+	annotator *annotator
+	allocator *allocator
+	service   *service
+	registrar *registrar
+	resources *podResources
+}
+
+// New puts a plugin together. It does nothing until Run.
+func New(o Options) (*Plugin, error) {
+	if o.Client == nil || o.Events == nil || o.NodeName == "" || o.Unit <= 0 || o.Directory == "" {
+		return nil, errors.New("a device plugin needs a client, an event recorder, a node name, a unit and a directory")
+	}
+	p := &Plugin{options: o, metrics: newMetrics(), cards: newCardState(o.Unit)}
+	var err error
+	if p.pods, err = newPodSource(o.Client, o.NodeName); err != nil {
+		return nil, err
+	}
+	if p.node, err = newNodeKeeper(o.Client, o.NodeName, p.cards, o.Events); err != nil {
+		return nil, err
+	}
+	if p.resources, err = newPodResources(o.PodResourcesSocket); err != nil {
+		return nil, err
+	}
+	record := newRecord()
+	p.annotator = newAnnotator(o.Client, p.pods, record, o.Events, p.metrics)
+	if err := p.annotator.Watch(); err != nil {
+		return nil, err
+	}
+	p.allocator = &allocator{
+		cards: p.cards, pods: p.pods, record: record, books: &checkpoint{dir: o.Directory},
+		resources: p.resources, metrics: p.metrics, events: o.Events, visibleBy: o.VisibleDevices,
+		disableIsolation: p.node.DisableIsolation, notify: p.annotator.Notify, now: time.Now,
+		turn: make(chan struct{}, 1), hints: map[deviceSet]hint{}, refused: map[gpu.PodUID]bool{},
+	}
+	p.service = &service{allocator: p.allocator, cards: p.cards, metrics: p.metrics, logger: klog.Background(), interval: time.Second}
+	p.registrar = &registrar{
+		dir: o.Directory, service: p.service, cards: p.cards, before: p.allocator.Settle,
+		wake: make(chan struct{}, 1), settle: settle,
+	}
+	return p, nil
+}
+
+// SetCards tells the plugin what cards the node has, at any time, also while it runs. problem says why they can't be
+// told, and is empty otherwise.
+func (p *Plugin) SetCards(cards []gpu.Card, problem string) {
+	p.cards.Set(cards, problem)
+	known, _, _ := p.cards.Get()
+	p.metrics.setCards(known)
+}
+
+// Run serves the kubelet until the context ends, and returns an error only for what waiting can't mend.
+func (p *Plugin) Run(ctx context.Context) error {
+	p.service.logger = klog.FromContext(ctx)
+	defer p.resources.Close()
+	listener, err := listen(ctx, p.options.ListenAddress)
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	// Not waited for at the end: a reflector that can't reach the API server sleeps through its back-off, up to half a
+	// minute, whatever its context says (k8s.io/client-go tools/cache/reflector.go, watchList).
+	go p.pods.informer.RunWithContext(ctx)
+	go p.node.informer.RunWithContext(ctx)
+	group.Go(func() error { return p.serve(ctx, listener) })
+	group.Go(func() error { return p.work(ctx) })
+	if err := group.Wait(); err != nil {
+		return fmt.Errorf("device plugin of node %s: %w", p.options.NodeName, err)
+	}
+	return nil
+}
+
+// work does what has to wait for the API server's first answer: without it nobody's card is known.
+func (p *Plugin) work(ctx context.Context) error {
+	if !p.waitForAPI(ctx) {
+		return nil
+	}
+	p.allocator.Sync(ctx)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return p.annotator.Run(ctx) })
+	group.Go(func() error { return p.node.Run(ctx) })
+	group.Go(func() error { return p.follow(ctx) })
+	group.Go(func() error {
+		// Who schedules by the inventory has to find it once there is memory to schedule.
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.node.written:
+			return p.registrar.Run(ctx)
+		}
+	})
+	return group.Wait()
+}
+
+// follow watches the kubelet's directory.
+func (p *Plugin) follow(ctx context.Context) error {
+	watchDirectory(ctx, filepath.Clean(p.options.Directory), func(name string) {
+		switch name {
+		case checkpointFile:
+			p.allocator.Sync(ctx)
+		case "":
+			p.allocator.Sync(ctx)
+			poke(p.registrar.wake)
+		default:
+			poke(p.registrar.wake)
+		}
+	})
+	return nil
+}
+
+// waitForAPI waits until the pods and the node are known, and says so when that takes long.
+func (p *Plugin) waitForAPI(ctx context.Context) bool {
+	synced := make(chan bool, 1)
+	go func() {
+		synced <- cache.WaitForCacheSync(ctx.Done(), p.pods.informer.HasSynced, p.node.informer.HasSynced)
+	}()
+	ticker := time.NewTicker(10 * time.Second)
+	defer ticker.Stop()
+	for {
+		select {
+		case ok := <-synced:
+			return ok
+		case <-ticker.C:
+			// The informers keep the reason to themselves.
+			reason := "the informers aren't through yet"
+			if _, err := p.pods.Live(ctx); err != nil {
+				reason = err.Error()
+			}
+			klog.FromContext(ctx).Info("Waiting for the API server to tell this node and its pods", "node", p.options.NodeName, "reason", reason)
+		}
+	}
+}

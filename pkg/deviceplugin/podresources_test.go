@@ -1,0 +1,146 @@
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"net"
+	"path/filepath"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// answering is a PodResources service that says what a test wants.
+type answering struct {
+	podresourcesv1.UnimplementedPodResourcesListerServer
+	answer func(pod string) (*podresourcesv1.PodResources, error)
+	asked  int
+}
+
+func (a *answering) Get(_ context.Context, r *podresourcesv1.GetPodResourcesRequest) (*podresourcesv1.GetPodResourcesResponse, error) {
+	a.asked++
+	pod, err := a.answer(r.PodNamespace + "/" + r.PodName)
+	return &podresourcesv1.GetPodResourcesResponse{PodResources: pod}, err
+}
+
+func serveAnswers(t *testing.T, a *answering) *podResources {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "p.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	podresourcesv1.RegisterPodResourcesListerServer(server, a)
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	p, err := newPodResources(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p
+}
+
+func candidateOf(options ...podOption) candidate {
+	pod := views(newPod("a", options...))[0]
+	return candidate{Pod: &pod, Container: pod.Containers[0]}
+}
+
+func TestStanding(t *testing.T) {
+	devices := func(resource string, ids ...string) []*podresourcesv1.ContainerDevices {
+		return []*podresourcesv1.ContainerDevices{{ResourceName: resource, DeviceIds: ids}}
+	}
+	pod := func(containers ...*podresourcesv1.ContainerResources) *podresourcesv1.PodResources {
+		return &podresourcesv1.PodResources{Name: "a", Namespace: "default", Containers: containers}
+	}
+	for name, test := range map[string]struct {
+		candidate candidate
+		pod       *podresourcesv1.PodResources
+		err       error
+		want      standing
+		asked     int
+	}{
+		"no devices": {
+			candidateOf(main(2)), pod(&podresourcesv1.ContainerResources{Name: "main"}), nil, waiting, 1,
+		},
+		"devices": {
+			candidateOf(main(2)), pod(&podresourcesv1.ContainerResources{Name: "main", Devices: devices("aliyun.com/gpu-mem", "00")}), nil, holding, 1,
+		},
+		"another plugin's devices": {
+			candidateOf(main(2)), pod(&podresourcesv1.ContainerResources{Name: "main", Devices: devices("example.com/nic", "00")}), nil, waiting, 1,
+		},
+		"another container's devices": {
+			candidateOf(main(2), container("y", 2)),
+			pod(&podresourcesv1.ContainerResources{Name: "main"}, &podresourcesv1.ContainerResources{Name: "y", Devices: devices("aliyun.com/gpu-mem", "00")}),
+			nil, waiting, 1,
+		},
+		"an init container isn't listed: nobody has any": {
+			candidateOf(initStep(2), main(2)), pod(&podresourcesv1.ContainerResources{Name: "main"}), nil, waiting, 1,
+		},
+		"an init container isn't listed: a later one has some": {
+			candidateOf(initStep(2), main(2)),
+			pod(&podresourcesv1.ContainerResources{Name: "main", Devices: devices("aliyun.com/gpu-mem", "00")}), nil, holding, 1,
+		},
+		"a pod that it doesn't know":      {candidateOf(main(2)), nil, errors.New("pod a not found"), absent, 1},
+		"its rate limit says nothing":     {candidateOf(main(2)), nil, status.Error(codes.ResourceExhausted, "limit"), unknown, askTries},
+		"nor does a call it hasn't":       {candidateOf(main(2)), nil, status.Error(codes.Unimplemented, "what?"), unknown, 1},
+		"nor one that can't be made":      {candidateOf(main(2)), nil, status.Error(codes.Unavailable, "gone"), unknown, 1},
+		"an answer of nothing is waiting": {candidateOf(main(2)), nil, nil, waiting, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			service := &answering{answer: func(string) (*podresourcesv1.PodResources, error) { return test.pod, test.err }}
+			p := serveAnswers(t, service)
+			if got := p.Standing(t.Context(), test.candidate); got != test.want {
+				t.Errorf("got %d, want %d", got, test.want)
+			}
+			if service.asked != test.asked {
+				t.Errorf("asked %d times, want %d", service.asked, test.asked)
+			}
+			if p.Answers() != (test.err == nil) {
+				t.Errorf("Answers is %v", p.Answers())
+			}
+		})
+	}
+}
+
+func TestStandingWithoutService(t *testing.T) {
+	p, err := newPodResources("")
+	if err != nil || p != nil {
+		t.Fatalf("got %v, %v", p, err)
+	}
+	if got := p.Standing(t.Context(), candidateOf(main(2))); got != unknown || p.Answers() {
+		t.Errorf("got %d", got)
+	}
+	p.Renew()
+	p.Close()
+
+	if p, err = newPodResources(filepath.Join(t.TempDir(), "nobody.sock")); err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if got := p.Standing(t.Context(), candidateOf(main(2))); got != unknown {
+		t.Errorf("got %d", got)
+	}
+}
+
+// A kubelet that has the call switched off answers like one that knows no pod. It isn't asked forever.
+func TestStandingUseless(t *testing.T) {
+	service := &answering{answer: func(string) (*podresourcesv1.PodResources, error) { return nil, errors.New("disabled") }}
+	p := serveAnswers(t, service)
+	for range uselessAfter {
+		if got := p.Standing(t.Context(), candidateOf(main(2))); got != absent {
+			t.Fatalf("got %d", got)
+		}
+	}
+	if got := p.Standing(t.Context(), candidateOf(main(2))); got != unknown || service.asked != uselessAfter {
+		t.Errorf("got %d after %d questions", got, service.asked)
+	}
+	p.Renew()
+	if got := p.Standing(t.Context(), candidateOf(main(2))); got != absent {
+		t.Errorf("a new kubelet isn't asked: %d", got)
+	}
+}

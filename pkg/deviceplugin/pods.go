@@ -1,0 +1,248 @@
+package deviceplugin
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// podView is what deciding needs to know of a pod that asks for GPU memory.
+type podView struct {
+	// Pod's UID is the one that the kubelet knows the pod by, which for static pods isn't the API object's.
+	gpu.Pod
+	ObjectUID types.UID
+	Created   time.Time
+	// Deleting pods run through their grace period, and hold their memory.
+	Deleting bool
+	// Terminal pods hold nothing any more.
+	Terminal bool
+	// Ran says that a container of the pod has run: the kubelet has admitted it, and so has allocated for all of it.
+	Ran bool
+	// Containers are those that ask for GPU memory, in the order in which the kubelet allocates for them.
+	Containers []containerView
+	// Assumed says that Assignment is what somebody chose for the pod.
+	Assumed    bool
+	Assignment protocol.Assignment
+	// Promise is the memory that the annotations speak of, empty where they don't.
+	Promise gpu.Placement
+}
+
+// reference returns what events are attached to.
+func (p *podView) reference() *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.ObjectUID}
+}
+
+// containerView is a container that asks for GPU memory.
+type containerView struct {
+	Name    string
+	Request gpu.Memory
+	// Init says that it is an ordinary init container, which the kubelet's PodResources leaves out.
+	Init bool
+	// Running says that it runs now.
+	Running bool
+}
+
+// newPodView reads a pod.
+func newPodView(pod *corev1.Pod) podView {
+	view := podView{
+		Pod:       protocol.Pod(pod),
+		ObjectUID: pod.UID,
+		Created:   pod.CreationTimestamp.Time,
+		Deleting:  pod.DeletionTimestamp != nil,
+		Terminal:  protocol.Terminal(pod),
+	}
+	view.UID = kubeletUID(pod)
+	running := map[string]bool{}
+	for _, statuses := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
+		for _, s := range statuses {
+			running[s.Name] = s.State.Running != nil
+			view.Ran = view.Ran || s.ContainerID != ""
+		}
+	}
+	add := func(c *corev1.Container, init bool) {
+		if request := protocol.ContainerRequest(c); request > 0 {
+			view.Containers = append(view.Containers,
+				containerView{Name: c.Name, Request: request, Init: init, Running: running[c.Name]})
+		}
+	}
+	for i := range pod.Spec.InitContainers {
+		c := &pod.Spec.InitContainers[i]
+		add(c, c.RestartPolicy == nil || *c.RestartPolicy != corev1.ContainerRestartPolicyAlways)
+	}
+	for i := range pod.Spec.Containers {
+		add(&pod.Spec.Containers[i], false)
+	}
+	// An assignment that can't be read is nobody's: the pod is given a card here, and told so.
+	if assignment, err := protocol.ParseAssignment(pod.Annotations); err == nil {
+		view.Assumed, view.Assignment = true, assignment
+	}
+	if promise, err := protocol.PodPlacement(pod); err == nil {
+		view.Promise = promise
+	}
+	return view
+}
+
+// kubeletUID returns the UID that the kubelet uses for a pod. A static pod's comes from its file; its object in the API
+// is a mirror that carries it in an annotation.
+func kubeletUID(pod *corev1.Pod) gpu.PodUID {
+	if uid := pod.Annotations[corev1.MirrorPodAnnotationKey]; uid != "" {
+		return gpu.PodUID(uid)
+	}
+	return gpu.PodUID(pod.UID)
+}
+
+// podSource knows this node's pods: from an informer, and from the API server itself where that isn't enough.
+type podSource struct {
+	client   kubernetes.Interface
+	node     string
+	informer cache.SharedIndexInformer
+}
+
+const (
+	uidIndex = "kubeletUID"
+	// listTimeout bounds the live list, during which the kubelet waits.
+	listTimeout = 3 * time.Second
+)
+
+func newPodSource(client kubernetes.Interface, node string) (*podSource, error) {
+	informer := coreinformers.NewFilteredPodInformer(client, metav1.NamespaceAll, 0, cache.Indexers{
+		uidIndex: func(object any) ([]string, error) {
+			pod, ok := object.(*corev1.Pod)
+			if !ok {
+				return nil, nil
+			}
+			return []string{string(kubeletUID(pod))}, nil
+		},
+	}, func(options *metav1.ListOptions) { options.FieldSelector = onNode(node) })
+	if err := informer.SetTransform(slimPod); err != nil {
+		return nil, fmt.Errorf("setting up the informer of pods: %w", err)
+	}
+	return &podSource{client: client, node: node, informer: informer}, nil
+}
+
+func onNode(node string) string { return fields.OneTermEqualSelector("spec.nodeName", node).String() }
+
+// Cached returns the pods that the informer knows.
+func (s *podSource) Cached() []podView {
+	objects := s.informer.GetStore().List()
+	views := make([]podView, 0, len(objects))
+	for _, object := range objects {
+		if pod, ok := object.(*corev1.Pod); ok && len(pod.Spec.Containers) > 0 {
+			views = append(views, newPodView(pod))
+		}
+	}
+	return views
+}
+
+// Live asks the API server for the pods.
+func (s *podSource) Live(ctx context.Context) ([]podView, error) {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	pods, err := s.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: onNode(s.node)})
+	if err != nil {
+		return nil, fmt.Errorf("listing the pods of node %s: %w", s.node, err)
+	}
+	var views []podView
+	for i := range pods.Items {
+		if view := newPodView(&pods.Items[i]); view.Request > 0 {
+			views = append(views, view)
+		}
+	}
+	return views, nil
+}
+
+// ByUID returns the pod that the kubelet knows by this UID, if the informer knows it. An object whose own UID that is
+// comes before one that claims to mirror it.
+func (s *podSource) ByUID(uid gpu.PodUID) (podView, bool) {
+	objects, err := s.informer.GetIndexer().ByIndex(uidIndex, string(uid))
+	if err != nil {
+		return podView{}, false // There is such an index: newPodSource made it.
+	}
+	var found *corev1.Pod
+	for _, object := range objects {
+		if pod, ok := object.(*corev1.Pod); ok && (found == nil || gpu.PodUID(pod.UID) == uid) {
+			found = pod
+		}
+	}
+	if found == nil {
+		return podView{}, false
+	}
+	return newPodView(found), true
+}
+
+// Exists says whether the informer knows a pod of this UID, in whatever phase.
+func (s *podSource) Exists(uid gpu.PodUID) bool {
+	keys, err := s.informer.GetIndexer().IndexKeys(uidIndex, string(uid))
+	return err == nil && len(keys) > 0
+}
+
+// slimPod is the informer's transform: of pods that ask for no GPU memory the identity stays, of others what newPodView
+// reads. Pods without containers in the store are such.
+func slimPod(object any) (any, error) {
+	pod, ok := object.(*corev1.Pod)
+	if !ok {
+		return object, nil
+	}
+	out := &corev1.Pod{}
+	out.Name, out.Namespace, out.UID, out.ResourceVersion = pod.Name, pod.Namespace, pod.UID, pod.ResourceVersion
+	if protocol.PodRequest(pod) == 0 {
+		return out, nil
+	}
+	out.CreationTimestamp, out.DeletionTimestamp = pod.CreationTimestamp, pod.DeletionTimestamp
+	for _, key := range []string{
+		corev1.MirrorPodAnnotationKey, protocol.AnnotationIndex, protocol.AnnotationPod, protocol.AnnotationDevice,
+		protocol.AnnotationAssumeTime, protocol.AnnotationAssigned, protocol.AnnotationAssignTime,
+		protocol.AnnotationAllocation,
+	} {
+		if value, ok := pod.Annotations[key]; ok {
+			metav1.SetMetaDataAnnotation(&out.ObjectMeta, key, value)
+		}
+	}
+	out.Spec.NodeName = pod.Spec.NodeName
+	out.Spec.InitContainers = slimContainers(pod.Spec.InitContainers)
+	out.Spec.Containers = slimContainers(pod.Spec.Containers)
+	out.Status.Phase = pod.Status.Phase
+	out.Status.InitContainerStatuses = slimStatuses(pod.Status.InitContainerStatuses)
+	out.Status.ContainerStatuses = slimStatuses(pod.Status.ContainerStatuses)
+	return out, nil
+}
+
+// slimContainers keeps every container, since a pod's request depends on their order.
+func slimContainers(containers []corev1.Container) []corev1.Container {
+	out := make([]corev1.Container, len(containers))
+	for i := range containers {
+		c := &containers[i]
+		out[i].Name, out[i].RestartPolicy = c.Name, c.RestartPolicy
+		out[i].Resources.Requests = onlyMemory(c.Resources.Requests)
+		out[i].Resources.Limits = onlyMemory(c.Resources.Limits)
+	}
+	return out
+}
+
+func onlyMemory(list corev1.ResourceList) corev1.ResourceList {
+	quantity, ok := list[protocol.ResourceMemory]
+	if !ok {
+		return nil
+	}
+	return corev1.ResourceList{protocol.ResourceMemory: quantity}
+}
+
+func slimStatuses(statuses []corev1.ContainerStatus) []corev1.ContainerStatus {
+	out := make([]corev1.ContainerStatus, len(statuses))
+	for i := range statuses {
+		out[i].Name, out[i].ContainerID = statuses[i].Name, statuses[i].ContainerID
+		out[i].State.Running = statuses[i].State.Running
+	}
+	return out
+}

@@ -1,0 +1,178 @@
+package deviceplugin
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// noCard is the card of a container that was served with an environment that names none.
+const noCard = -1
+
+// namelessFor is how long memory is held for a pod that nothing names. The kubelet's checkpoint does so at once, unless
+// the kubelet turned the pod away after all.
+const namelessFor = time.Minute
+
+// serving is what one container was given.
+type serving struct {
+	// Card is the card's index, or noCard; CardMemory is its total.
+	Card       int
+	CardMemory gpu.Memory
+	// Request is the container's part.
+	Request gpu.Memory
+	// Devices is what the kubelet asked for.
+	Devices deviceSet
+	// At is when, or when we learned of it.
+	At time.Time
+	// Booked says that the kubelet's checkpoint has shown it; Lost that it has ceased to, so the kubelet may ask again
+	// for a container that it has to start.
+	Booked, Lost bool
+}
+
+// servings are a pod's, by container.
+type servings map[string]serving
+
+// served is what the record holds, by the UID that the kubelet knows the pod by.
+type served map[gpu.PodUID]servings
+
+// record keeps what this node's containers were given: the truth to which annotations are held. It is rebuilt from,
+// and corrected by, the kubelet's checkpoint.
+//
+// It locks itself; what leaves it is a copy.
+type record struct {
+	mu   sync.Mutex
+	pods served
+	// nameless were served before anything told which pod they are: static pods, until the checkpoint names them.
+	nameless []serving
+}
+
+func newRecord() *record { return &record{pods: served{}} }
+
+// Serve notes what a container was given.
+func (r *record) Serve(uid gpu.PodUID, container string, s serving) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.set(uid, container, s)
+}
+
+// ServeNameless notes what a container was given whose pod isn't known.
+func (r *record) ServeNameless(s serving) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.nameless = append(r.nameless, s)
+}
+
+// Forget drops a pod that is gone. The kubelet's checkpoint may list it until the next allocation, which Sync knows.
+func (r *record) Forget(uid gpu.PodUID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.pods, uid)
+}
+
+// Sync brings the record in line with the kubelet's books and returns the pods for which something changed. What was
+// served a moment ago isn't in the books yet and stays. exists says whether there is an object for the pod: one that
+// neither exists nor was served by us is a leftover.
+func (r *record) Sync(bookings []booking, exists func(gpu.PodUID) bool, now time.Time) []gpu.PodUID {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	changed := map[gpu.PodUID]bool{}
+	owner := map[deviceSet]gpu.PodUID{}
+	booked := map[gpu.PodUID]map[string]bool{}
+	for _, b := range bookings {
+		owner[b.Devices] = b.UID
+		if booked[b.UID] == nil {
+			booked[b.UID] = map[string]bool{}
+		}
+		booked[b.UID][b.Container] = true
+
+		known, ok := r.pods[b.UID][b.Container]
+		if !r.name(b.Devices) && !ok && !exists(b.UID) {
+			continue
+		}
+		truth := serving{Card: noCard, Request: b.Request, Devices: b.Devices, At: now, Booked: true}
+		if assignment, err := protocol.ParseAssignment(b.Env); err == nil {
+			truth.Card, truth.CardMemory = assignment.Card, assignment.CardMemory
+		}
+		if ok && known.Card == truth.Card && known.Devices == truth.Devices {
+			truth.At = known.At
+		} else {
+			changed[b.UID] = true
+		}
+		r.set(b.UID, b.Container, truth)
+	}
+	for uid, containers := range r.pods {
+		for name, s := range containers {
+			switch {
+			case booked[uid][name]:
+			case owner[s.Devices] != "" && owner[s.Devices] != uid:
+				// We took one pod for another; the kubelet knows whose devices these are.
+				r.drop(uid, name)
+				changed[uid] = true
+			case s.Booked && !exists(uid):
+				r.drop(uid, name)
+			case s.Booked:
+				s.Lost = true
+				containers[name] = s
+			}
+		}
+	}
+	r.nameless = slices.DeleteFunc(r.nameless, func(s serving) bool { return now.Sub(s.At) > namelessFor })
+	return slices.Sorted(maps.Keys(changed))
+}
+
+// Settle says that a new kubelet has started: what its checkpoint doesn't show, it doesn't know. The next Sync marks
+// that as lost.
+func (r *record) Settle() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, containers := range r.pods {
+		for name, s := range containers {
+			s.Booked = true
+			containers[name] = s
+		}
+	}
+}
+
+// Snapshot returns all that was served, and what was served to pods not known yet.
+func (r *record) Snapshot() (served, []serving) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	pods := make(served, len(r.pods))
+	for uid, containers := range r.pods {
+		pods[uid] = maps.Clone(containers)
+	}
+	return pods, slices.Clone(r.nameless)
+}
+
+// Pod returns what one pod was given.
+func (r *record) Pod(uid gpu.PodUID) servings {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.pods[uid])
+}
+
+// set, drop and name are called with the lock held.
+func (r *record) set(uid gpu.PodUID, container string, s serving) {
+	if r.pods[uid] == nil {
+		r.pods[uid] = servings{}
+	}
+	r.pods[uid][container] = s
+}
+
+func (r *record) drop(uid gpu.PodUID, container string) {
+	delete(r.pods[uid], container)
+	if len(r.pods[uid]) == 0 {
+		delete(r.pods, uid)
+	}
+}
+
+// name says whether these devices were served to a nameless pod, which from then on isn't nameless.
+func (r *record) name(devices deviceSet) bool {
+	before := len(r.nameless)
+	r.nameless = slices.DeleteFunc(r.nameless, func(s serving) bool { return s.Devices == devices })
+	return len(r.nameless) < before
+}

@@ -1,0 +1,200 @@
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+const (
+	// socketName is ours, in the kubelet's directory.
+	socketName = "gpushare.sock"
+	// kubeletSocketName is the kubelet's.
+	kubeletSocketName = "kubelet.sock"
+	// settle is how long to wait after a stream to the kubelet ended: it cleans up behind the old stream, and cuts a new
+	// one that comes in between.
+	settle = time.Second
+	// registerTimeout covers the kubelet's dialling back, for which it allows itself ten seconds.
+	registerTimeout = 15 * time.Second
+	// listenGrace is how long a registered kubelet may be without a ListAndWatch stream.
+	listenGrace = 10 * time.Second
+	// maxRequest is for requests that name every device of a node.
+	maxRequest = 4 * maxMessage
+)
+
+// registrar keeps the plugin registered: it serves, registers, and does both again when the kubelet was restarted, the
+// directory was cleaned or the kubelet stopped listening.
+type registrar struct {
+	dir     string
+	service *service
+	cards   *cardState
+	// before is called before each registration with a kubelet.
+	before func(context.Context)
+	wake   chan struct{}
+	settle time.Duration
+}
+
+// Run serves until the context ends.
+func (r *registrar) Run(ctx context.Context) error {
+	logger := klog.FromContext(ctx)
+	backoff := newBackoff()
+	told := ""
+	for ctx.Err() == nil {
+		_, changed, problem := r.cards.Get()
+		if problem != nil {
+			if problem.Error() != told {
+				logger.Error(problem, "Not offering GPU memory to the kubelet")
+				told = problem.Error()
+			}
+			select {
+			case <-ctx.Done():
+			case <-changed:
+			}
+			continue
+		}
+		told = ""
+		registered, err := r.session(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		delay := r.settle
+		if registered {
+			backoff = newBackoff()
+		} else {
+			delay = max(delay, backoff.Step())
+		}
+		logger.Info("Not registered with the kubelet: trying again", "after", delay, "reason", err.Error())
+		r.pause(ctx, delay)
+	}
+	return nil
+}
+
+// pause waits, but not much longer than settle once something has happened in the directory: the kubelet may be back.
+func (r *registrar) pause(ctx context.Context, delay time.Duration) {
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	before, _ := os.Stat(filepath.Join(r.dir, kubeletSocketName))
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+			return
+		case <-r.wake:
+			now, err := os.Stat(filepath.Join(r.dir, kubeletSocketName))
+			if err == nil && !sameFile(before, now) {
+				before = now
+				timer.Reset(min(delay, r.settle))
+			}
+		}
+	}
+}
+
+// session serves and registers once, and stays until there is a reason to do so anew, which it returns. registered says
+// that it came that far.
+func (r *registrar) session(ctx context.Context) (registered bool, err error) {
+	socket := filepath.Join(r.dir, socketName)
+	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, fmt.Errorf("removing the old socket: %w", err)
+	}
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		return false, fmt.Errorf("listening on %s: %w", socket, err)
+	}
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest))
+	pluginapi.RegisterDevicePluginServer(server, r.service)
+	var serving error // Written before ended is closed.
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		serving = server.Serve(listener)
+	}()
+	defer func() {
+		server.Stop() // Closes the streams and removes the socket.
+		<-ended
+	}()
+	own, err := os.Stat(socket)
+	if err != nil {
+		return false, fmt.Errorf("looking at the own socket: %w", err)
+	}
+
+	// Served before registered: the kubelet dials back while it registers.
+	kubeletSocket := filepath.Join(r.dir, kubeletSocketName)
+	kubelet, err := os.Stat(kubeletSocket)
+	if err != nil {
+		return false, fmt.Errorf("looking for the kubelet: %w", err)
+	}
+	r.before(ctx)
+	if err := register(ctx, kubeletSocket); err != nil {
+		return false, err
+	}
+	r.service.metrics.registrations.Inc()
+	klog.FromContext(ctx).Info("Registered with the kubelet", "resource", protocol.ResourceMemory, "socket", socket)
+
+	ticker := time.NewTicker(lookAgain)
+	defer ticker.Stop()
+	silent := time.Now()
+	for {
+		_, changed, problem := r.cards.Get()
+		switch {
+		case problem != nil:
+			return true, problem
+		case !unchanged(socket, own):
+			return true, errors.New("the plugin's socket was removed")
+		case !unchanged(kubeletSocket, kubelet):
+			return true, errors.New("the kubelet was restarted")
+		case r.service.listening.Load() > 0:
+			silent = time.Now()
+		case time.Since(silent) > listenGrace:
+			return true, errors.New("the kubelet doesn't listen to the plugin")
+		}
+		select {
+		case <-ctx.Done():
+			return true, nil
+		case <-ended:
+			return true, fmt.Errorf("serving: %w", serving)
+		case <-changed:
+		case <-r.wake:
+		case <-ticker.C:
+		}
+	}
+}
+
+// unchanged says whether a path still is the file that it was.
+func unchanged(path string, was fs.FileInfo) bool {
+	now, err := os.Stat(path)
+	return err == nil && sameFile(was, now)
+}
+
+// register tells the kubelet of the plugin.
+func register(ctx context.Context, kubeletSocket string) error {
+	connection, err := grpc.NewClient("unix://"+kubeletSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return fmt.Errorf("connecting to the kubelet: %w", err)
+	}
+	defer connection.Close()
+	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
+	defer cancel()
+	_, err = pluginapi.NewRegistrationClient(connection).Register(ctx, &pluginapi.RegisterRequest{
+		Version:      pluginapi.Version,
+		Endpoint:     socketName,
+		ResourceName: string(protocol.ResourceMemory),
+		Options:      options(),
+	})
+	if err != nil {
+		return fmt.Errorf("registering with the kubelet: %w", err)
+	}
+	return nil
+}

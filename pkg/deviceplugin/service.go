@@ -1,0 +1,92 @@
+package deviceplugin
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// service is what the kubelet calls.
+type service struct {
+	pluginapi.UnimplementedDevicePluginServer
+	allocator *allocator
+	cards     *cardState
+	metrics   *metrics
+	logger    klog.Logger
+	// listening counts the open ListAndWatch streams.
+	listening atomic.Int32
+	// interval is the least time between two messages of a stream: an unsteady card doesn't flood the kubelet, which
+	// writes its checkpoint at each of them.
+	interval time.Duration
+}
+
+// options are what the kubelet is told at registration and when it asks.
+func options() *pluginapi.DevicePluginOptions {
+	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true}
+}
+
+func (s *service) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	return options(), nil
+}
+
+// ListAndWatch sends all devices, and again whenever a card's health changes.
+func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+	s.metrics.registered.Set(float64(min(s.listening.Add(1), 1)))
+	defer func() { s.metrics.registered.Set(float64(min(s.listening.Add(-1), 1))) }()
+	for {
+		cards, changed, problem := s.cards.Get()
+		if problem != nil {
+			return status.Error(codes.FailedPrecondition, problem.Error())
+		}
+		if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: devices(cards)}); err != nil {
+			return err
+		}
+		s.logger.V(2).Info("Reported the cards to the kubelet", "cards", len(cards))
+		select {
+		case <-stream.Context().Done():
+			return nil
+		case <-changed:
+		}
+		pause := time.NewTimer(s.interval)
+		select {
+		case <-stream.Context().Done():
+			pause.Stop()
+			return nil
+		case <-pause.C:
+		}
+	}
+}
+
+func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+	ctx = klog.NewContext(ctx, s.logger)
+	response := &pluginapi.PreferredAllocationResponse{}
+	for _, r := range request.GetContainerRequests() {
+		response.ContainerResponses = append(response.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{
+			DeviceIDs: s.allocator.Prefer(ctx, r.GetAvailableDeviceIDs(), r.GetMustIncludeDeviceIDs(), int(r.GetAllocationSize())),
+		})
+	}
+	return response, nil
+}
+
+func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	ctx = klog.NewContext(ctx, s.logger)
+	response := &pluginapi.AllocateResponse{}
+	for _, r := range request.GetContainerRequests() {
+		container, err := s.allocator.Allocate(ctx, r.GetDevicesIds())
+		if err != nil {
+			return nil, err
+		}
+		response.ContainerResponses = append(response.ContainerResponses, container)
+	}
+	return response, nil
+}
+
+func (s *service) PreStartContainer(context.Context, *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
+	return &pluginapi.PreStartContainerResponse{}, nil
+}
