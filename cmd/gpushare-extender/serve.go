@@ -47,9 +47,9 @@ func serve(ctx context.Context, o options) error {
 			return err
 		}
 	}
-	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	config, err := restConfig(o.kubeconfig)
 	if err != nil {
-		return fmt.Errorf("--kubeconfig: %w", err)
+		return err
 	}
 	config.UserAgent = component + "/" + version.Get().Version
 	config.QPS, config.Burst = o.qps, o.burst
@@ -90,6 +90,22 @@ func serve(ctx context.Context, o options) error {
 	err = g.Wait()
 	logger.Info("Stopped")
 	return err
+}
+
+// restConfig reads the kubeconfig or, where none is named, the pod's own service account.
+func restConfig(kubeconfig string) (*rest.Config, error) {
+	if kubeconfig == "" {
+		config, err := rest.InClusterConfig()
+		if err != nil {
+			return nil, fmt.Errorf("no --kubeconfig is given, and the pod's own service account can't be used: %w", err)
+		}
+		return config, nil
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	return config, nil
 }
 
 // newRecorder writes Events through a client of its own, so that a burst of them never holds up a bind. stop must be

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -14,8 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
-
-	"errors"
 )
 
 // API makes the calls of which the outcome matters, each at most once and within the deadline of its context.
@@ -41,7 +40,7 @@ func (a api) Bind(ctx context.Context, binding *corev1.Binding) error {
 		MaxRetries(0).
 		Body(binding)
 	if deadline, ok := ctx.Deadline(); ok {
-		// Sent along as a query parameter: a write that the server began stops there as well, not here alone.
+		// Sent along as a query parameter: what the server began stops there as well, not here alone (settler.fence).
 		request = request.Timeout(time.Until(deadline))
 	}
 	return request.Do(ctx).Error()

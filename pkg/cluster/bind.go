@@ -24,9 +24,11 @@ const (
 	ResultNoRoom     = "no_room"
 	ResultNotReady   = "not_ready"
 	ResultBadRequest = "bad_request"
-	ResultRefused    = "refused"
-	ResultUnknown    = "unknown"
-	ResultInFlight   = "in_flight"
+	// ResultUnreachable: the pod couldn't be read, and nothing was written.
+	ResultUnreachable = "unreachable"
+	ResultRefused     = "refused"
+	ResultUnknown     = "unknown"
+	ResultInFlight    = "in_flight"
 )
 
 // The Events on pods. Reasons are constant; see docs/events.md.
@@ -83,8 +85,11 @@ func (c *Cluster) bind(ctx context.Context, request BindRequest) (result string,
 	defer cancel()
 
 	pod, err := c.pod(ctx, request)
-	if err != nil {
+	switch {
+	case errors.Is(err, ErrBadRequest):
 		return ResultBadRequest, err
+	case err != nil:
+		return ResultUnreachable, err
 	}
 	if pod.Spec.NodeName != "" {
 		return c.alreadyBound(pod, request.Node)
@@ -145,14 +150,23 @@ func (c *Cluster) reserve(pod *corev1.Pod, node string) (choice, error) {
 	if err != nil {
 		return choice{}, err
 	}
+	ch, ok := c.choice(node, holder)
+	if !ok {
+		// The card vanished, or the pod came to the node without one.
+		c.settler.abandoned(holder.UID)
+		return choice{}, &ledger.NoRoomError{Node: node, Reason: placement.Full}
+	}
+	return ch, nil
+}
+
+// choice joins a holder with its card.
+func (c *Cluster) choice(node string, holder ledger.Holder) (choice, bool) {
 	for _, share := range holder.Placement {
 		if card, unit, ok := c.ledger.Card(node, share.Card); ok {
-			return choice{holder, card, unit}, nil
+			return choice{holder, card, unit}, true
 		}
 	}
-	// The card vanished between the two calls, or the pod came to the node without one.
-	c.settler.failed(holder.UID)
-	return choice{}, &ledger.NoRoomError{Node: node, Reason: placement.Full}
+	return choice{}, false
 }
 
 func (ch choice) annotations() map[string]string {
@@ -188,8 +202,11 @@ func (c *Cluster) write(ctx context.Context, pod *corev1.Pod, request BindReques
 	live, lookErr := c.livePod(ctx, request)
 	switch {
 	case lookErr == nil && live.Spec.NodeName == request.Node:
-		if ch.Request > 0 {
-			hold(c.ledger, live)
+		c.settler.found(live)
+		if _, holder, ok := c.ledger.Lookup(ch.UID); ok {
+			if found, ok := c.choice(request.Node, holder); ok {
+				ch = found // Whoever bound it may have chosen another card.
+			}
 		}
 		return c.bound(ctx, pod, request.Node, ch)
 	case judge(err) == conflict && lookErr == nil && live.Spec.NodeName != "":

@@ -95,10 +95,10 @@ func (c *Cluster) Ledger() *ledger.Ledger { return c.ledger }
 func (c *Cluster) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	start := c.Clock.Now()
+	g, ctx := errgroup.WithContext(ctx)
 	c.factory.StartWithContext(ctx)
 	defer c.factory.Shutdown()
 
-	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.settler.run(ctx) })
 	g.Go(func() error { return c.waker.run(ctx) })
 	g.Go(func() error {

@@ -45,15 +45,15 @@ func (c *Cluster) podSeen(pod *corev1.Pod) {
 	case protocol.Terminal(pod):
 		c.podGone(seen.UID)
 	case pod.Spec.NodeName != "":
-		hold(c.ledger, pod)
 		c.settler.seen(seen.UID)
+		hold(c.ledger, pod)
 		c.waker.forget(seen.UID)
 	}
 }
 
 func (c *Cluster) podGone(uid gpu.PodUID) {
-	c.ledger.Drop(uid)
 	c.settler.seen(uid)
+	c.ledger.Drop(uid)
 	c.waker.forget(uid)
 }
 

@@ -5,19 +5,20 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 const (
 	// settleInterval is how often open binds are looked at.
 	settleInterval = 500 * time.Millisecond
-	// settleMargin is how long after its deadline a write may still appear. The deadline travels with the request and
-	// the API server stops there; the margin is for the way there and for etcd.
+	// settleMargin is for the way to the API server and for etcd, see fence.
 	settleMargin = 5 * time.Second
 	// unseenAfter is how long a bind that succeeded may go unseen by the watch before it is looked up: a pod that came
 	// and went while the watch was broken is never told of.
@@ -26,7 +27,7 @@ const (
 	lookupTimeout = 2 * time.Second
 )
 
-// The outcomes of binds whose answer was lost, as metrics label them.
+// The outcomes of binds whose answer was lost, as metrics label them. A pod is gone that was deleted or has ended.
 const (
 	OutcomeBound    = "bound"
 	OutcomeNotBound = "not_bound"
@@ -50,9 +51,9 @@ type attempt struct {
 	pod   gpu.Pod
 	node  string
 	state attemptState
-	// at is when the last write began.
+	// at is when the last write began or, of one that is unseen, when it was last looked up.
 	at time.Time
-	// lost says that an earlier write of this pod had its answer lost: a refusal of a later one doesn't settle it.
+	// lost says that an earlier write of this pod is open as well: a refusal of the last one doesn't settle it.
 	lost bool
 }
 
@@ -70,6 +71,10 @@ func newSettler(c clock.WithTicker, api API, o Observer, l *ledger.Ledger, bindT
 	return &settler{clock: c, api: api, observer: o, ledger: l, timeout: bindTimeout, open: map[gpu.PodUID]attempt{}}
 }
 
+// fence is how long after its begin a write may still be made: it is sent within the timeout, and the API server stops
+// when the same time has passed again since it came there.
+func (s *settler) fence() time.Duration { return 2*s.timeout + settleMargin }
+
 // begin notes that a write is about to be made. A pod without GPU memory holds nothing that could be settled.
 func (s *settler) begin(pod gpu.Pod, node string) {
 	if pod.Request == 0 {
@@ -77,8 +82,8 @@ func (s *settler) begin(pod gpu.Pod, node string) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	earlier := s.open[pod.UID]
-	s.open[pod.UID] = attempt{pod: pod, node: node, at: s.clock.Now(), lost: earlier.lost || earlier.state == answerLost}
+	_, earlier := s.open[pod.UID]
+	s.open[pod.UID] = attempt{pod: pod, node: node, at: s.clock.Now(), lost: earlier}
 }
 
 // committed notes that the write was made.
@@ -99,6 +104,16 @@ func (s *settler) setState(uid gpu.PodUID, state attemptState) {
 	}
 }
 
+// abandoned notes that no write will be made, and gives the reservation back, unless an earlier write is still open.
+func (s *settler) abandoned(uid gpu.PodUID) {
+	s.mu.Lock()
+	_, open := s.open[uid]
+	s.mu.Unlock()
+	if !open {
+		s.ledger.Release(uid)
+	}
+}
+
 // failed notes that the write was refused, and gives the reservation back, unless an earlier write is still open.
 func (s *settler) failed(uid gpu.PodUID) {
 	s.mu.Lock()
@@ -114,7 +129,30 @@ func (s *settler) failed(uid gpu.PodUID) {
 	s.ledger.Release(uid)
 }
 
-// seen notes that the watch has told what became of the pod.
+// found notes that a live read found the pod bound. Where the watch has told of it meanwhile, that is newer.
+func (s *settler) found(pod *corev1.Pod) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if a, ok := s.open[gpu.PodUID(pod.UID)]; ok {
+		s.enter(a, pod)
+	}
+}
+
+// enter brings the ledger to what a live read found of a bound pod. It needs the lock. A pod that still runs stays
+// open until the watch tells of it: were it to go while the watch is broken, nobody else would notice.
+func (s *settler) enter(a attempt, pod *corev1.Pod) {
+	if protocol.Terminal(pod) {
+		delete(s.open, a.pod.UID)
+		s.ledger.Drop(a.pod.UID)
+		return
+	}
+	hold(s.ledger, pod)
+	a.state, a.lost, a.at = unseen, false, s.clock.Now()
+	s.open[a.pod.UID] = a
+}
+
+// seen notes that the watch has told what became of the pod. It is to be called before the ledger is brought to it, so
+// that what a live read found earlier can't be entered afterwards.
 func (s *settler) seen(uid gpu.PodUID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,7 +185,7 @@ func (s *settler) due() []attempt {
 	var due []attempt
 	for uid, a := range s.open {
 		age := now.Sub(a.at)
-		if a.state == inFlight && age > s.timeout+settleMargin {
+		if a.state == inFlight && age > s.fence() {
 			// Its goroutine would long have said so, were it still alive.
 			a.state = answerLost
 			s.open[uid] = a
@@ -165,43 +203,35 @@ func (s *settler) settle(ctx context.Context, a attempt) bool {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	pod, err := s.api.Pod(ctx, a.pod.Namespace, a.pod.Name)
-	outcome := ""
-	switch {
-	case apierrors.IsNotFound(err), err == nil && gpu.PodUID(pod.UID) != a.pod.UID:
-		outcome = OutcomeGone
-	case err != nil:
+	if err != nil && !apierrors.IsNotFound(err) {
 		logger.V(2).Info("An open bind can't be looked up", "err", err)
 		return false
-	case pod.Spec.NodeName != "":
-		outcome = OutcomeBound
-	case s.clock.Since(a.at) > s.timeout+settleMargin:
-		outcome = OutcomeNotBound
-	default:
-		return true // Not yet, which doesn't mean never: the write may still be on its way.
 	}
-	if !s.close(a) {
-		return true // A newer attempt began, or the watch was quicker.
-	}
-	switch outcome {
-	case OutcomeBound:
-		hold(s.ledger, pod)
-	case OutcomeGone:
-		s.ledger.Drop(a.pod.UID)
-	case OutcomeNotBound:
-		s.ledger.Release(a.pod.UID)
-	}
-	logger.Info("An open bind is settled", "outcome", outcome)
-	s.observer.Settled(outcome)
-	return true
-}
 
-// close removes the attempt if it is still the one that was looked up.
-func (s *settler) close(a attempt) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open[a.pod.UID] != a {
-		return false
+		return true // A newer attempt began, or the watch was quicker.
 	}
-	delete(s.open, a.pod.UID)
+	outcome := ""
+	switch {
+	case err != nil, gpu.PodUID(pod.UID) != a.pod.UID, protocol.Terminal(pod):
+		outcome = OutcomeGone
+		delete(s.open, a.pod.UID)
+		s.ledger.Drop(a.pod.UID)
+	case pod.Spec.NodeName != "":
+		outcome = OutcomeBound
+		s.enter(a, pod)
+	case s.clock.Since(a.at) > s.fence():
+		outcome = OutcomeNotBound
+		delete(s.open, a.pod.UID)
+		s.ledger.Release(a.pod.UID)
+	default:
+		return true // Not yet, which doesn't mean never: the write may still be on its way.
+	}
+	if a.state == answerLost {
+		logger.Info("A bind whose answer was lost is settled", "outcome", outcome)
+		s.observer.Settled(outcome)
+	}
 	return true
 }

@@ -101,13 +101,11 @@ func (w *waker) run(ctx context.Context) error {
 			return nil
 		case <-w.work:
 		}
+		now := w.clock.Now()
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-w.clock.After(wakeDelay):
-		}
-		if w.limit.Wait(ctx) != nil {
-			return nil
+		case <-w.clock.After(max(wakeDelay, w.limit.ReserveN(now, 1).DelayFrom(now))):
 		}
 		w.wake(ctx)
 	}

@@ -18,13 +18,13 @@ func (s *Server) filter(_ context.Context, args *extenderv1.ExtenderArgs) (any, 
 	if err := checkPod(args.Pod); err != nil {
 		return nil, err
 	}
-	if err := s.Cluster.Ready(); err != nil {
-		return nil, err
-	}
 	pod := protocol.Pod(args.Pod)
 	names := nodeNames(args)
 	if pod.Request == 0 {
 		return answerWith(args, names, nil, nil), nil
+	}
+	if err := s.Cluster.Ready(); err != nil {
+		return nil, err
 	}
 
 	at := time.Now()

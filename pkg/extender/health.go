@@ -22,5 +22,5 @@ func (s *Server) readyz(w http.ResponseWriter, _ *http.Request, _ httprouter.Par
 }
 
 func getVersion(w http.ResponseWriter, r *http.Request, _ httprouter.Params) {
-	write(w, r, version.Get())
+	write(w, r, http.StatusOK, version.Get())
 }

@@ -39,15 +39,14 @@ type podView struct {
 // inspect shows the ledger: every node, or the one that the path names.
 func (s *Server) inspect(w http.ResponseWriter, r *http.Request, params httprouter.Params) {
 	if err := s.Cluster.Ready(); err != nil {
-		w.WriteHeader(http.StatusServiceUnavailable)
-		write(w, r, inspection{Nodes: []nodeView{}, Error: err.Error()})
+		write(w, r, http.StatusServiceUnavailable, inspection{Nodes: []nodeView{}, Error: err.Error()})
 		return
 	}
-	answer := inspection{Nodes: []nodeView{}}
+	status, answer := http.StatusOK, inspection{Nodes: []nodeView{}}
 	if name := params.ByName("node"); name != "" {
 		node, ok := s.Cluster.Ledger().Node(name)
 		if !ok {
-			w.WriteHeader(http.StatusNotFound)
+			status = http.StatusNotFound
 			answer.Error = fmt.Sprintf("node %.253q shares no GPU memory, or doesn't exist", name)
 		} else {
 			answer.Nodes = append(answer.Nodes, viewNode(node))
@@ -57,23 +56,31 @@ func (s *Server) inspect(w http.ResponseWriter, r *http.Request, params httprout
 			answer.Nodes = append(answer.Nodes, viewNode(node))
 		}
 	}
-	write(w, r, answer)
+	write(w, r, status, answer)
 }
 
+// viewNode shows the node's cards, and after them, with a total of zero, the vanished ones that pods still sit on.
 func viewNode(node ledger.Node) nodeView {
-	view := nodeView{Name: node.Name, Devs: []cardView{}}
-	for i, card := range node.Cards {
-		dev := cardView{ID: card.Index, TotalGPU: card.Memory, UsedGPU: node.Used[i], Pods: []podView{}}
-		for _, holder := range node.Holders {
-			for _, share := range holder.Placement {
-				if share.Card == card.Index {
-					dev.Pods = append(dev.Pods, podView{holder.Name, holder.Namespace, share.Memory})
-				}
+	view := nodeView{Name: node.Name, Devs: make([]cardView, 0, len(node.Cards))}
+	dev := map[int]int{} // Where in Devs a card is, by its index.
+	add := func(index int, total gpu.Memory) {
+		dev[index] = len(view.Devs)
+		view.Devs = append(view.Devs, cardView{ID: index, TotalGPU: total, Pods: []podView{}})
+		view.TotalGPU = view.TotalGPU.Add(total)
+	}
+	for _, card := range node.Cards {
+		add(card.Index, card.Memory)
+	}
+	for _, holder := range node.Holders {
+		for _, share := range holder.Placement {
+			if _, ok := dev[share.Card]; !ok {
+				add(share.Card, 0)
 			}
+			card := &view.Devs[dev[share.Card]]
+			card.Pods = append(card.Pods, podView{holder.Name, holder.Namespace, share.Memory})
+			card.UsedGPU = card.UsedGPU.Add(share.Memory)
+			view.UsedGPU = view.UsedGPU.Add(share.Memory)
 		}
-		view.TotalGPU = view.TotalGPU.Add(card.Memory)
-		view.UsedGPU = view.UsedGPU.Add(node.Used[i])
-		view.Devs = append(view.Devs, dev)
 	}
 	return view
 }

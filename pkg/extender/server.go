@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/julienschmidt/httprouter"
+	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/cluster"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -27,6 +29,10 @@ const (
 	headerTimeout = 5 * time.Second
 	readTimeout   = 15 * time.Second
 	idleTimeout   = 2 * time.Minute
+	// writeTimeout ends clients that don't fetch their answer. It covers reading the request and a bind as well.
+	writeTimeout = 2 * time.Minute
+	// stopGrace is how long a stopping server waits for requests other than binds.
+	stopGrace = time.Second
 )
 
 // Cluster is what the verbs need of package cluster.
@@ -71,10 +77,14 @@ type Options struct {
 // Server answers HTTP.
 type Server struct {
 	Options
+	// grace is stopGrace outside tests.
+	grace time.Duration
+	// binds counts the binds in flight.
+	binds atomic.Int64
 }
 
 // NewServer wires a Server.
-func NewServer(o Options) *Server { return &Server{o} }
+func NewServer(o Options) *Server { return &Server{Options: o, grace: stopGrace} }
 
 // Handler returns the router with every path.
 func (s *Server) Handler() http.Handler {
@@ -100,6 +110,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 		Handler:           s.Handler(),
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       readTimeout,
+		WriteTimeout:      writeTimeout,
 		IdleTimeout:       idleTimeout,
 		BaseContext:       func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
 	}
@@ -109,12 +120,31 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	stopped := make(chan error, 1)
 	go func() {
 		<-ctx.Done()
-		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.BindTimeout)
-		defer cancel()
-		stopped <- server.Shutdown(drain)
+		stopped <- s.stop(klog.FromContext(ctx), server)
 	}()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serving on %s: %w", listener.Addr(), err)
 	}
 	return <-stopped
+}
+
+// stop waits for the binds in flight, each of which ends by its own deadline, and a moment for everything else. Without
+// that limit http.Server.Shutdown would wait seconds for connections that were opened in advance and never used.
+func (s *Server) stop(logger klog.Logger, server *http.Server) error {
+	err := shutdown(server, s.grace)
+	if err != nil && s.binds.Load() > 0 {
+		err = shutdown(server, s.BindTimeout)
+	}
+	if err == nil {
+		return nil
+	}
+	// What is left never sent all of a request, or doesn't fetch its answer.
+	logger.V(2).Info("Connections that didn't come to an end are cut", "err", err)
+	return server.Close()
+}
+
+func shutdown(server *http.Server, patience time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return server.Shutdown(ctx)
 }

@@ -3,11 +3,12 @@ package extender
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"os"
 	"sync"
 	"time"
+
+	"k8s.io/klog/v2"
 )
 
 // certificateAge is how long a certificate is served before its files are looked at again.
@@ -28,7 +29,7 @@ func ServerTLS(certFile, keyFile, clientCAFile string) (*tls.Config, error) {
 		}
 		config.ClientCAs = x509.NewCertPool()
 		if !config.ClientCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("--client-ca-file: %w", errors.New("no certificate in "+clientCAFile))
+			return nil, fmt.Errorf("--client-ca-file: no certificate in %s", clientCAFile)
 		}
 		config.ClientAuth = tls.RequireAndVerifyClientCert
 	}
@@ -63,6 +64,8 @@ func (f *certificateFiles) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		f.current, f.changed = &pair, changed
 	case f.current == nil:
 		return nil, fmt.Errorf("--tls-cert-file, --tls-key-file: %w", err)
+	default:
+		klog.Background().Error(err, "The changed certificate can't be read: the one before is still served")
 	}
 	return f.current, nil
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/cluster"
 )
 
 // verb makes a handler of what turns a verb's arguments into its answer. fail makes an error the answer's own, for
@@ -25,11 +27,13 @@ func verb[A any](s *Server, name string, answer func(context.Context, *A) (any, 
 		}
 		switch {
 		case err == nil:
-			write(w, r, reply)
+			write(w, r, http.StatusOK, reply)
 		case fail != nil:
-			write(w, r, fail(err))
+			write(w, r, http.StatusOK, fail(err))
 		case outcome == OutcomePanic:
 			http.Error(w, err.Error(), http.StatusInternalServerError)
+		case errors.Is(err, cluster.ErrNotReady):
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		default:
 			http.Error(w, err.Error(), http.StatusBadRequest)
 		}
@@ -73,8 +77,9 @@ func read(w http.ResponseWriter, r *http.Request, into any) error {
 	return nil
 }
 
-func write(w http.ResponseWriter, r *http.Request, answer any) {
+func write(w http.ResponseWriter, r *http.Request, status int, answer any) {
 	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
 	if err := json.NewEncoder(w).Encode(answer); err != nil {
 		// The client went away; the status line is out already.
 		klog.FromContext(r.Context()).V(2).Info("An answer could not be sent", "err", err)

@@ -32,22 +32,24 @@ func NewLedger(registry prometheus.Registerer, l *ledger.Ledger, ready func() er
 }
 
 // Describe implements prometheus.Collector.
-func (c *Ledger) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
+func (c *Ledger) Describe(ch chan<- *prometheus.Desc) {
+	for _, desc := range []*prometheus.Desc{c.standing, c.total, c.used, c.healthy, c.holders} {
+		ch <- desc
+	}
+}
 
 // Collect implements prometheus.Collector.
 func (c *Ledger) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
 	}
-	var nodes []ledger.Node
-	if c.ready() == nil {
-		nodes = c.ledger.Nodes()
-		gauge(c.standing, 1)
-	} else {
-		gauge(c.standing, 0)
+	standing := c.ready() == nil
+	gauge(c.standing, truth(standing))
+	if !standing {
+		return
 	}
 	count := map[ledger.State]int{ledger.Reserved: 0, ledger.Bound: 0}
-	for _, node := range nodes {
+	for _, node := range c.ledger.Nodes() {
 		for _, holder := range node.Holders {
 			count[holder.State]++
 		}

@@ -1,0 +1,257 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// asExtender makes the test binary behave as the extender itself, so that the tests run the real process.
+const asExtender = "GPUSHARE_TEST_AS_EXTENDER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asExtender) != "" {
+		os.Exit(run(os.Args[1:]))
+	}
+	os.Exit(m.Run())
+}
+
+func command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, os.Args[0], args...)
+	for _, variable := range os.Environ() {
+		if !strings.HasPrefix(variable, "KUBE") { // Neither a kubeconfig nor a pod's service account.
+			cmd.Env = append(cmd.Env, variable)
+		}
+	}
+	cmd.Env = append(cmd.Env, asExtender+"=1")
+	return cmd
+}
+
+func TestWhatCannotWorkEndsWithAClearMessage(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	nonsense := filepath.Join(t.TempDir(), "nonsense")
+	if err := os.WriteFile(nonsense, []byte("{{{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig := writeKubeconfig(t, "http://127.0.0.1:1")
+
+	tests := map[string]struct {
+		args []string
+		want string
+	}{
+		"an unknown flag":       {[]string{"--no-such-flag"}, "unknown flag: --no-such-flag"},
+		"an argument":           {[]string{"something"}, "unknown command \"something\""},
+		"a bad card policy":     {[]string{"--card-policy=best"}, `--card-policy: unknown policy "best": want binpack or spread`},
+		"a bad node policy":     {[]string{"--node-policy="}, `--node-policy: unknown policy "": want binpack or spread`},
+		"no time to bind":       {[]string{"--bind-timeout=0s"}, "--bind-timeout must be positive"},
+		"time that is no time":  {[]string{"--bind-timeout=4"}, `invalid argument "4" for "--bind-timeout" flag`},
+		"no requests":           {[]string{"--kube-api-qps=0"}, "--kube-api-qps and --kube-api-burst must be positive"},
+		"a bad verbosity":       {[]string{"-v=much"}, `invalid argument "much" for "-v, --v" flag`},
+		"half a key pair":       {[]string{"--tls-cert-file=x"}, "--tls-cert-file and --tls-key-file go together"},
+		"a client CA alone":     {[]string{"--client-ca-file=x"}, "--client-ca-file needs --tls-cert-file and --tls-key-file"},
+		"no such certificate":   {[]string{"--listen-address=127.0.0.1:0", "--tls-cert-file=/no/cert", "--tls-key-file=/no/key"}, "open /no/cert: no such file"},
+		"no kubeconfig":         {[]string{"--listen-address=127.0.0.1:0"}, "no --kubeconfig is given, and the pod's own service account can't be used"},
+		"no such kubeconfig":    {[]string{"--listen-address=127.0.0.1:0", "--kubeconfig=/no/config"}, "--kubeconfig: stat /no/config: no such file"},
+		"a nonsense kubeconfig": {[]string{"--listen-address=127.0.0.1:0", "--kubeconfig=" + nonsense}, "--kubeconfig: error loading config file"},
+		"no such address":       {[]string{"--listen-address=nowhere", "--kubeconfig=" + kubeconfig}, "--listen-address: listen tcp: address nowhere: missing port"},
+		"an address in use":     {[]string{"--listen-address=" + taken.Addr().String(), "--kubeconfig=" + kubeconfig}, "address already in use"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			cmd := command(ctx, test.args...)
+			var stdout, stderr bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &stdout, &stderr
+			cmd.Run() // What it returns stands in the process's state.
+			if code := cmd.ProcessState.ExitCode(); code != 1 {
+				t.Errorf("exit code %d, want 1", code)
+			}
+			lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
+			last := lines[len(lines)-1]
+			if !strings.HasPrefix(last, "gpushare-extender: ") || !strings.Contains(last, test.want) {
+				t.Errorf("said %q, want %q", stderr.String(), test.want)
+			}
+			if stdout.Len() > 0 {
+				t.Errorf("on stdout: %q", stdout.String())
+			}
+		})
+	}
+}
+
+func TestHelpAndVersion(t *testing.T) {
+	for flag, want := range map[string][]string{
+		"--help":    {"--kubeconfig file", "--listen-address address", "--client-ca-file file", "--bind-timeout", "-v, --v", "aliyun.com/gpu-mem"},
+		"--version": {"gpushare-extender version v"},
+	} {
+		out, err := command(t.Context(), flag).Output()
+		if err != nil {
+			t.Errorf("%s: %v", flag, err)
+		}
+		for _, text := range want {
+			if !strings.Contains(string(out), text) {
+				t.Errorf("%s lacks %q:\n%s", flag, text, out)
+			}
+		}
+	}
+}
+
+// TestLife runs the extender through its life: it waits for an API server that isn't there, with a reason; stands once
+// the server is; and ends with status 0 at a SIGTERM, whatever connections are open.
+func TestLife(t *testing.T) {
+	var mu sync.Mutex
+	up := false
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		there := up
+		mu.Unlock()
+		switch {
+		case !there:
+			http.Error(w, "not there yet", http.StatusServiceUnavailable)
+		case r.URL.Query().Get("watch") != "" && r.URL.Query().Get("sendInitialEvents") != "":
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusUnprocessableEntity) // A server without streaming lists: the client lists.
+			fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Invalid","code":422}`)
+		case r.URL.Query().Get("watch") != "":
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusOK)
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		case r.URL.Path == "/api/v1/pods":
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprint(w, `{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}`)
+		case r.URL.Path == "/api/v1/nodes":
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprint(w, `{"kind":"NodeList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"n1"},
+				"status":{"capacity":{"aliyun.com/gpu-mem":"32","aliyun.com/gpu-count":"2"}}}]}`)
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	defer api.Close()
+
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := command(ctx, "--listen-address=127.0.0.1:0", "--kubeconfig="+writeKubeconfig(t, api.URL), "--bind-timeout=1h")
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var ended error
+	var wait sync.Once
+	reap := func() error {
+		wait.Do(func() { ended = cmd.Wait() })
+		return ended
+	}
+	defer reap()
+	defer cancel()
+
+	address := make(chan string, 1)
+	said := make(chan string, 1)
+	go func() {
+		var all strings.Builder
+		found := regexp.MustCompile(`"Answering".* address="([^"]+)"`)
+		for scanner := bufio.NewScanner(stderr); scanner.Scan(); {
+			fmt.Fprintln(&all, scanner.Text())
+			if match := found.FindStringSubmatch(scanner.Text()); match != nil {
+				address <- match[1]
+			}
+		}
+		said <- all.String()
+	}()
+	var url string
+	select {
+	case a := <-address:
+		url = "http://" + a
+	case text := <-said:
+		t.Fatalf("it ended:\n%s", text)
+	}
+
+	if code, body := get(t, url+"/readyz"); code != 503 || !strings.Contains(body, "still being rebuilt") {
+		t.Errorf("readyz without an API server: %d %s", code, body)
+	}
+	if code, _ := get(t, url+"/livez"); code != 200 {
+		t.Errorf("livez without an API server: %d", code)
+	}
+	mu.Lock()
+	up = true
+	mu.Unlock()
+	for code := 0; code != 200; code, _ = get(t, url+"/readyz") {
+		if ctx.Err() != nil {
+			t.Fatal("it doesn't become ready")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if _, body := get(t, url+"/gpushare-scheduler/inspect"); !strings.Contains(body, `"name":"n1","totalGPU":32,`) {
+		t.Errorf("inspect: %s", body)
+	}
+
+	// Opened in advance and never used, as kube-scheduler's client may.
+	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	asked := time.Now()
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	text := <-said
+	if err := reap(); err != nil {
+		t.Errorf("it ended with %v:\n%s", err, text)
+	}
+	t.Logf("it ended %v after SIGTERM", time.Since(asked).Round(time.Millisecond))
+	if !strings.Contains(text, `"Stopped"`) {
+		t.Errorf("it doesn't say that it stopped:\n%s", text)
+	}
+}
+
+func get(t *testing.T, url string) (int, string) {
+	t.Helper()
+	response, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, string(body)
+}
+
+func writeKubeconfig(t *testing.T, server string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	text := fmt.Sprintf(`apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: %q}}]
+contexts: [{name: c, context: {cluster: c}}]
+current-context: c
+`, server)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

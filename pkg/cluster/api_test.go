@@ -1,0 +1,212 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// newAPI returns the API over client-go's real client.
+func newAPI(t *testing.T, url string) API {
+	t.Helper()
+	client, err := kubernetes.NewForConfig(&rest.Config{
+		Host: url, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: "application/json"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return NewAPI(client)
+}
+
+// newBinding returns a Binding of its own to each caller: the client writes its kind while it sends it.
+func newBinding() *corev1.Binding {
+	return &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "uid-p", Annotations: map[string]string{"a": "b"}},
+		Target:     corev1.ObjectReference{Kind: "Node", Name: "n1"},
+	}
+}
+
+// cut ends the connection without an answer.
+func cut(w http.ResponseWriter) {
+	conn, _, err := w.(http.Hijacker).Hijack()
+	if err == nil {
+		conn.Close()
+	}
+}
+
+func status(code int, reason metav1.StatusReason) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(code)
+		result := "Failure"
+		if code < 300 {
+			result = "Success"
+		}
+		fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":%q,"message":"told so","reason":%q,"code":%d}`, result, reason, code)
+	}
+}
+
+// TestJudgeRealAnswers sends Bindings through client-go's real client to servers that fail in every way.
+func TestJudgeRealAnswers(t *testing.T) {
+	tests := map[string]struct {
+		answer http.HandlerFunc
+		want   verdict
+	}{
+		"201":                            {status(201, ""), done},
+		"400":                            {status(400, metav1.StatusReasonBadRequest), refused},
+		"401":                            {status(401, metav1.StatusReasonUnauthorized), refused},
+		"403":                            {status(403, metav1.StatusReasonForbidden), refused},
+		"404":                            {status(404, metav1.StatusReasonNotFound), refused},
+		"408":                            {status(408, metav1.StatusReasonTimeout), unknown},
+		"409":                            {status(409, metav1.StatusReasonConflict), conflict},
+		"422":                            {status(422, metav1.StatusReasonInvalid), refused},
+		"429":                            {status(429, metav1.StatusReasonTooManyRequests), refused},
+		"500":                            {status(500, metav1.StatusReasonInternalError), unknown},
+		"503":                            {status(503, metav1.StatusReasonServiceUnavailable), unknown},
+		"504, the server's own deadline": {status(504, metav1.StatusReasonTimeout), unknown},
+		"429 that asks to come back": {func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Retry-After", "0")
+			status(429, metav1.StatusReasonTooManyRequests)(w, r)
+		}, refused},
+		"500 that asks to come back": {func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Retry-After", "0")
+			status(500, metav1.StatusReasonServerTimeout)(w, r)
+		}, unknown},
+		"502 of a proxy, no Status in it": {func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "<html>bad gateway</html>", http.StatusBadGateway)
+		}, unknown},
+		"the connection is cut after the request was read": {func(w http.ResponseWriter, _ *http.Request) { cut(w) }, unknown},
+		"the connection is cut amid the answer": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "1000")
+			w.WriteHeader(201)
+			fmt.Fprint(w, `{"kind":"Status"`)
+		}, unknown},
+		"no answer comes before the deadline": {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, unknown},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var calls atomic.Int32
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				calls.Add(1)
+				if _, err := io.ReadAll(r.Body); err != nil {
+					t.Errorf("reading the request: %v", err)
+				}
+				test.answer(w, r)
+			}))
+			defer server.Close()
+			deadline := 10 * time.Second
+			if strings.Contains(name, "deadline") && test.want == unknown {
+				deadline = 200 * time.Millisecond
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), deadline)
+			defer cancel()
+			err := newAPI(t, server.URL).Bind(ctx, newBinding())
+			if got := judge(err); got != test.want {
+				t.Errorf("verdict %d, want %d: %v", got, test.want, err)
+			}
+			if n := calls.Load(); n != 1 {
+				t.Errorf("sent %d times, want once", n)
+			}
+		})
+	}
+}
+
+func TestJudgeWhatWasNeverSent(t *testing.T) {
+	server := httptest.NewServer(http.NotFoundHandler())
+	url := server.URL
+	server.Close()
+	if err := newAPI(t, url).Bind(t.Context(), newBinding()); err == nil || judge(err) != refused {
+		t.Errorf("nobody listens: verdict %d of %v, want a refusal", judge(err), err)
+	}
+	// The deadline passed before: whether anything was sent can't be told from the error, so it isn't tried to.
+	ctx, cancel := context.WithTimeout(t.Context(), -1)
+	defer cancel()
+	if err := newAPI(t, url).Bind(ctx, newBinding()); err == nil || judge(err) != unknown {
+		t.Errorf("no time left: verdict %d of %v, want unknown", judge(err), err)
+	}
+}
+
+func TestWhatBindSends(t *testing.T) {
+	var path, timeout string
+	var got corev1.Binding
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		path, timeout = r.Method+" "+r.URL.Path, r.URL.Query().Get("timeout")
+		if err := json.NewDecoder(r.Body).Decode(&got); err != nil {
+			t.Errorf("the body: %v", err)
+		}
+		status(201, "")(w, r)
+	}))
+	defer server.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := newAPI(t, server.URL).Bind(ctx, newBinding()); err != nil {
+		t.Fatal(err)
+	}
+	if path != "POST /api/v1/namespaces/default/pods/p/binding" {
+		t.Errorf("path %s", path)
+	}
+	if got.UID != "uid-p" || got.Annotations["a"] != "b" || got.Target.Name != "n1" {
+		t.Errorf("sent %+v", got)
+	}
+	if d, err := time.ParseDuration(timeout); err != nil || d <= 0 || d > time.Minute {
+		t.Errorf("the server is given %q (%v), want at most the minute", timeout, err)
+	}
+}
+
+func TestPodAndAnnotateNodeThroughTheRealClient(t *testing.T) {
+	var patch []byte
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch {
+		case r.Method == http.MethodGet && r.URL.Path == "/api/v1/namespaces/default/pods/p":
+			if r.URL.RawQuery != "" {
+				t.Errorf("the read asks for %q: a resourceVersion would let a cache answer", r.URL.RawQuery)
+			}
+			fmt.Fprint(w, `{"kind":"Pod","apiVersion":"v1","metadata":{"name":"p","namespace":"default","uid":"uid-p"}}`)
+		case r.Method == http.MethodPatch && r.URL.Path == "/api/v1/nodes/n1":
+			patch, _ = io.ReadAll(r.Body)
+			fmt.Fprint(w, `{"kind":"Node","apiVersion":"v1"}`)
+		default:
+			status(404, metav1.StatusReasonNotFound)(w, r)
+		}
+	}))
+	defer server.Close()
+	api := newAPI(t, server.URL)
+	if pod, err := api.Pod(t.Context(), "default", "p"); err != nil || pod.UID != "uid-p" {
+		t.Errorf("Pod: %v", err)
+	}
+	if _, err := api.Pod(t.Context(), "default", "q"); !apierrors.IsNotFound(err) {
+		t.Errorf("an unknown pod: %v, want NotFound", err)
+	}
+	for _, name := range []string{"../../nodes/n1", "a/b", ".."} {
+		if _, err := api.Pod(t.Context(), "default", name); err == nil {
+			t.Errorf("a pod named %q was read", name)
+		}
+	}
+	if err := api.AnnotateNode(t.Context(), "n1", protocol.AnnotationFreed, "now"); err != nil {
+		t.Errorf("AnnotateNode: %v", err)
+	}
+	if want := `{"metadata":{"annotations":{` + strconv.Quote(protocol.AnnotationFreed) + `:"now"}}}`; string(patch) != want {
+		t.Errorf("patch %s, want %s", patch, want)
+	}
+	if err := api.AnnotateNode(t.Context(), "n2", "k", "v"); !apierrors.IsNotFound(err) {
+		t.Errorf("an unknown node: %v, want NotFound", err)
+	}
+}

@@ -1,0 +1,14 @@
+package cluster
+
+import (
+	"log/slog"
+	"os"
+	"testing"
+
+	"k8s.io/klog/v2"
+)
+
+func TestMain(m *testing.M) {
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	os.Exit(m.Run())
+}

@@ -1,0 +1,168 @@
+package cluster
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// reading is all that this package learns from a pod.
+type reading struct {
+	Pod        gpu.Pod
+	Where      gpu.Placement
+	Err        string
+	AssumeTime time.Time
+	Node       string
+	Terminal   bool
+}
+
+func readPod(pod *corev1.Pod) reading {
+	where, err := protocol.PodPlacement(pod)
+	assignment, _ := protocol.ParseAssignment(pod.Annotations)
+	return reading{
+		Pod: protocol.Pod(pod), Where: where, Err: fmt.Sprint(err), AssumeTime: assignment.AssumeTime,
+		Node: pod.Spec.NodeName, Terminal: protocol.Terminal(pod),
+	}
+}
+
+func TestSlimmingAPodLosesNothingThatIsRead(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 2))
+	asking := 0
+	for range 5000 {
+		pod := randomPod(random)
+		before := readPod(pod)
+		untouched := pod.DeepCopy()
+		out, err := slim(pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		slimmed := out.(*corev1.Pod)
+		if diff := cmp.Diff(untouched, pod); diff != "" {
+			t.Fatalf("slimming changed what it was given:\n%s", diff)
+		}
+		if before.Pod.Request == 0 {
+			if diff := cmp.Diff(before.Pod, protocol.Pod(slimmed)); diff != "" {
+				t.Fatalf("(-before +after):\n%s", diff)
+			}
+			continue
+		}
+		asking++
+		if diff := cmp.Diff(before, readPod(slimmed)); diff != "" {
+			t.Fatalf("(-before +after):\n%s\nof %v", diff, pod)
+		}
+		if len(slimmed.Labels) != 0 || len(slimmed.Spec.Volumes) != 0 || slimmed.Annotations["big"] != "" {
+			t.Fatalf("kept what nobody reads: %v", slimmed)
+		}
+	}
+	if asking < 1000 {
+		t.Errorf("only %d pods ask for GPU memory: this test shows little", asking)
+	}
+}
+
+func TestSlimmingANodeLosesNothingThatIsRead(t *testing.T) {
+	nodes := map[string]*corev1.Node{
+		"nothing to share": {},
+		"an inventory":     newNode(t, "n1", 100, 200),
+	}
+	wrong := newNode(t, "n1", 100, 200)
+	wrong.Status.Capacity = amount(protocol.ResourceMemory, 7)
+	nodes["an inventory that disagrees"] = wrong
+	broken := newNode(t, "n1", 100, 200)
+	broken.Annotations[protocol.AnnotationInventory] = "{"
+	nodes["an inventory that can't be read"] = broken
+	plain := newNode(t, "n1", 100, 100)
+	plain.Annotations = nil
+	nodes["an existing plugin's node"] = plain
+	whole := newNode(t, "n1", 100)
+	whole.Status.Capacity[protocol.ResourceWholeCard] = amount("x", 1)["x"]
+	nodes["whole cards beside"] = whole
+	for name, node := range nodes {
+		node.Labels = map[string]string{"a": "b"}
+		if node.Annotations != nil {
+			node.Annotations["big"] = "text"
+		}
+		text := func(n protocol.Node) string { return fmt.Sprintf("%+v", n) }
+		before := text(protocol.ParseNode(node))
+		out, err := slim(node)
+		if err != nil {
+			t.Fatal(err)
+		}
+		slimmed := out.(*corev1.Node)
+		if after := text(protocol.ParseNode(slimmed)); after != before {
+			t.Errorf("%s: %s, was %s", name, after, before)
+		}
+		if len(slimmed.Labels) != 0 || slimmed.Annotations["big"] != "" {
+			t.Errorf("%s: kept what nobody reads", name)
+		}
+	}
+}
+
+func TestSlimmingPassesOverWhatIsNoObject(t *testing.T) {
+	gone := cache.DeletedFinalStateUnknown{Key: "k", Obj: newPod("p", 1)}
+	if out, err := slim(gone); err != nil || out.(cache.DeletedFinalStateUnknown).Key != "k" {
+		t.Errorf("%v, %v", out, err)
+	}
+}
+
+// randomPod is shaped by chance in everything that what is read depends on.
+func randomPod(random *rand.Rand) *corev1.Pod {
+	one := func(of ...string) string { return of[random.IntN(len(of))] }
+	containers := func(most int) []corev1.Container {
+		out := make([]corev1.Container, random.IntN(most+1))
+		for i := range out {
+			out[i].Name, out[i].Image = fmt.Sprint("c", i), "image"
+			if random.IntN(4) == 0 {
+				always := corev1.ContainerRestartPolicyAlways
+				out[i].RestartPolicy = &always
+			}
+			list := amount(corev1.ResourceCPU, 1)
+			if random.IntN(2) == 0 {
+				list[protocol.ResourceMemory] = amount("x", random.Int64N(5000))["x"]
+			}
+			if random.IntN(2) == 0 {
+				out[i].Resources.Limits = list
+			} else {
+				out[i].Resources.Requests = list
+			}
+		}
+		return out
+	}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "ns", Name: "p", UID: types.UID(fmt.Sprint(random.Uint64())), ResourceVersion: "5",
+			Labels: map[string]string{"a": "b"}, Annotations: map[string]string{"big": "text"},
+		},
+		Spec: corev1.PodSpec{
+			NodeName: one("", "n1"), Containers: containers(3), InitContainers: containers(3),
+			Volumes:  []corev1.Volume{{Name: "v"}},
+			Overhead: amount(protocol.ResourceMemory, 3),
+		},
+		Status: corev1.PodStatus{Phase: corev1.PodPhase(one("Pending", "Running", "Succeeded", "Failed", "Unknown"))},
+	}
+	for name, values := range map[string][]string{
+		protocol.AnnotationIndex:      {"0", "7", "x", "0,1", "-1"},
+		protocol.AnnotationPod:        {"1", "x"},
+		protocol.AnnotationDevice:     {"16276"},
+		protocol.AnnotationAssumeTime: {"1700000000000000000", "x"},
+		protocol.AnnotationAssigned:   {"true", "false"},
+		protocol.AnnotationAssignTime: {"1700000000000000001"},
+		protocol.AnnotationAllocation: {`{"c0":{"1":7}}`, `{"c0":{"1":7,"2":9}}`, "{"},
+	} {
+		if random.IntN(2) == 0 {
+			pod.Annotations[name] = one(values...)
+		}
+	}
+	return pod
+}

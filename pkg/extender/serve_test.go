@@ -1,0 +1,173 @@
+package extender
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+
+	"github.com/gpushare/gpushare/pkg/cluster"
+)
+
+// serving is a Server that answers on a loopback port.
+type serving struct {
+	address string
+	stop    context.CancelFunc
+	ended   chan error
+}
+
+func serve(t *testing.T, s *Server) serving {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	out := serving{address: listener.Addr().String(), stop: cancel, ended: make(chan error, 1)}
+	go func() { out.ended <- s.Serve(ctx, listener) }()
+	t.Cleanup(cancel)
+	return out
+}
+
+func (s serving) wantEnd(t *testing.T) {
+	t.Helper()
+	select {
+	case err := <-s.ended:
+		if err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("Serve doesn't end")
+	}
+}
+
+// dial opens a connection and says what it is given.
+func (s serving) dial(t *testing.T, say string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", s.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	if _, err := io.WriteString(conn, say); err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+// Connections that say nothing, or half of something, keep no server from stopping, however long a bind may take.
+func TestStoppingWaitsForNobodyWhoDoesNotAsk(t *testing.T) {
+	f := start(t, newNode(t, "n1", 100))
+	options := f.options(f.cluster)
+	options.BindTimeout = time.Hour
+	s := serve(t, NewServer(options))
+	if got := get(t, http.DefaultClient, "http://"+s.address+"/livez"); got != "ok\n" {
+		t.Fatalf("livez: %q", got)
+	}
+	silent := s.dial(t, "")
+	half := s.dial(t, "POST "+Prefix+"/bind HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+	s.stop()
+	s.wantEnd(t)
+	for name, conn := range map[string]net.Conn{"silent": silent, "half": half} {
+		if err := conn.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadAll(conn); isTimeout(err) {
+			t.Errorf("the %s connection is still open", name)
+		}
+	}
+}
+
+func isTimeout(err error) bool {
+	timeout, ok := err.(net.Error)
+	return ok && timeout.Timeout()
+}
+
+// slowBind is a Cluster whose binds take until they are let go.
+type slowBind struct {
+	Cluster
+	begun, letGo chan struct{}
+}
+
+func (s slowBind) Bind(context.Context, cluster.BindRequest) error {
+	close(s.begun)
+	<-s.letGo
+	return nil
+}
+
+func TestStoppingWaitsForABindInFlight(t *testing.T) {
+	f := start(t, newNode(t, "n1", 100))
+	slow := slowBind{f.cluster, make(chan struct{}), make(chan struct{})}
+	options := f.options(slow)
+	options.BindTimeout = time.Hour
+	server := NewServer(options)
+	server.grace = time.Nanosecond // So that it is over before the bind is.
+	s := serve(t, server)
+
+	type outcome struct {
+		result extenderv1.ExtenderBindingResult
+		err    error
+	}
+	answered := make(chan outcome, 1)
+	go func() {
+		var out outcome
+		response, err := http.Post("http://"+s.address+Prefix+"/bind", "application/json", strings.NewReader(text(t, bindArgs(newPod("p", 1), "n1"))))
+		if out.err = err; err == nil {
+			defer response.Body.Close()
+			out.err = json.NewDecoder(response.Body).Decode(&out.result)
+		}
+		answered <- out
+	}()
+	<-slow.begun
+	s.stop()
+	await(t, "the listener to close", func() bool {
+		conn, err := net.Dial("tcp", s.address)
+		if err == nil {
+			conn.Close()
+		}
+		return err != nil
+	})
+	select {
+	case err := <-s.ended:
+		t.Fatalf("Serve ended (%v) beside a bind in flight", err)
+	default:
+	}
+	close(slow.letGo)
+	if got := <-answered; got.err != nil || got.result.Error != "" {
+		t.Errorf("the bind's answer: %+v", got)
+	}
+	s.wantEnd(t)
+}
+
+func TestServeTellsOfAListenerThatBreaks(t *testing.T) {
+	f := start(t, newNode(t, "n1", 100))
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener.Close()
+	if err := NewServer(f.options(f.cluster)).Serve(t.Context(), listener); err == nil || !strings.Contains(err.Error(), "serving on 127.0.0.1:") {
+		t.Errorf("Serve: %v", err)
+	}
+}
+
+// get returns the body, or the error's text.
+func get(t *testing.T, client *http.Client, url string) string {
+	t.Helper()
+	response, err := client.Get(url)
+	if err != nil {
+		return err.Error()
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return err.Error()
+	}
+	return string(body)
+}

@@ -1,0 +1,234 @@
+package extender
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// authority is a CA that lives as long as its test.
+type authority struct {
+	t    *testing.T
+	dir  string
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	a := &authority{t: t, dir: t.TempDir(), key: newKey(t)}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "a CA"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
+	}
+	a.cert = a.sign(template, template, &a.key.PublicKey)
+	return a
+}
+
+func newKey(t *testing.T) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+func (a *authority) sign(template, parent *x509.Certificate, key *ecdsa.PublicKey) *x509.Certificate {
+	a.t.Helper()
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, key, a.key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return cert
+}
+
+// issue writes a certificate for loopback, server and client at once, and returns its files.
+func (a *authority) issue(name string, serial int64) (certFile, keyFile string) {
+	a.t.Helper()
+	key := newKey(a.t)
+	cert := a.sign(&x509.Certificate{
+		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: name}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}, a.cert, &key.PublicKey)
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return a.write(name+".crt", "CERTIFICATE", cert.Raw, serial), a.write(name+".key", "EC PRIVATE KEY", der, serial)
+}
+
+func (a *authority) caFile() string { return a.write("ca.crt", "CERTIFICATE", a.cert.Raw, 0) }
+
+// write writes a PEM file whose age no other version of it has.
+func (a *authority) write(name, kind string, der []byte, version int64) string {
+	a.t.Helper()
+	path := filepath.Join(a.dir, name)
+	writeFile(a.t, path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), version)
+	return path
+}
+
+func writeFile(t *testing.T, path string, data []byte, version int64) {
+	t.Helper()
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	at := time.Now().Add(time.Duration(version) * time.Minute)
+	if err := os.Chtimes(path, at, at); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// client trusts the CA and shows a certificate where one is given. It keeps no connection.
+func (a *authority) client(certFile, keyFile string) *http.Client {
+	a.t.Helper()
+	config := &tls.Config{RootCAs: x509.NewCertPool()}
+	config.RootCAs.AddCert(a.cert)
+	if certFile != "" {
+		pair, err := tls.LoadX509KeyPair(certFile, keyFile)
+		if err != nil {
+			a.t.Fatal(err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}}
+}
+
+func serveTLS(t *testing.T, config *tls.Config) serving {
+	t.Helper()
+	f := start(t, newNode(t, "n1", 100))
+	options := f.options(f.cluster)
+	options.TLS = config
+	s := serve(t, NewServer(options))
+	t.Cleanup(func() {
+		s.stop()
+		s.wantEnd(t)
+	})
+	return s
+}
+
+func TestClientsMustShowACertificateOfTheCA(t *testing.T) {
+	ours, theirs := newAuthority(t), newAuthority(t)
+	cert, key := ours.issue("server", 2)
+	config, err := ServerTLS(cert, key, ours.caFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serveTLS(t, config)
+	url := "https://" + s.address + "/livez"
+
+	if got := get(t, ours.client(ours.issue("scheduler", 3)), url); got != "ok\n" {
+		t.Errorf("a client of the CA: %s", got)
+	}
+	if got := get(t, ours.client("", ""), url); !strings.Contains(got, "certificate required") {
+		t.Errorf("a client without certificate: %s", got)
+	}
+	if got := get(t, ours.client(theirs.issue("stranger", 4)), url); got == "ok\n" || !strings.Contains(got, "tls") {
+		t.Errorf("a client of another CA: %s", got)
+	}
+	old := ours.client(ours.issue("scheduler", 5))
+	old.Transport.(*http.Transport).TLSClientConfig.MaxVersion = tls.VersionTLS12
+	if got := get(t, old, url); !strings.Contains(got, "protocol version") {
+		t.Errorf("TLS 1.2: %s", got)
+	}
+	if got := get(t, http.DefaultClient, "http://"+s.address+"/livez"); got == "ok\n" {
+		t.Errorf("plain HTTP: %s", got)
+	}
+}
+
+func TestTheCertificateIsReadAgain(t *testing.T) {
+	ca := newAuthority(t)
+	cert, key := ca.issue("server", 2)
+	config, err := ServerTLS(cert, key, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serveTLS(t, config)
+	client := ca.client("", "")
+	serial := func() int64 {
+		response, err := client.Get("https://" + s.address + "/livez")
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		return response.TLS.PeerCertificates[0].SerialNumber.Int64()
+	}
+	if got := serial(); got != 2 {
+		t.Fatalf("serial %d, want 2", got)
+	}
+	ca.issue("server", 3)
+	await(t, "the new certificate", func() bool { return serial() == 3 })
+	// Half of a change: the certificate before stays, and the whole one comes in its time.
+	writeFile(t, cert, []byte("half of"), 4)
+	files := &certificateFiles{cert: cert, key: key}
+	if _, err := files.get(nil); err == nil {
+		t.Error("a broken certificate was read at the start")
+	}
+	if got := serial(); got != 3 {
+		t.Errorf("serial %d, want 3", got)
+	}
+	ca.issue("server", 5)
+	await(t, "the certificate after that", func() bool { return serial() == 5 })
+}
+
+func TestABrokenChangeLeavesTheCertificateBefore(t *testing.T) {
+	ca := newAuthority(t)
+	cert, key := ca.issue("server", 2)
+	files := &certificateFiles{cert: cert, key: key}
+	first, err := files.get(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, spoil := range map[string]func(){
+		"half written": func() { writeFile(t, cert, []byte("half of"), 3) },
+		"gone":         func() { os.Remove(cert) },
+	} {
+		spoil()
+		files.looked = time.Time{}
+		if got, err := files.get(nil); err != nil || got != first {
+			t.Errorf("%s: %p, %v, want the one before", name, got, err)
+		}
+	}
+	ca.issue("server", 4)
+	files.looked = time.Time{}
+	if got, err := files.get(nil); err != nil || got == first {
+		t.Errorf("the whole one isn't read: %v", err)
+	}
+}
+
+func TestTLSFilesThatCannotBeUsed(t *testing.T) {
+	ca := newAuthority(t)
+	cert, key := ca.issue("server", 2)
+	_, otherKey := ca.issue("other", 3)
+	nowhere := filepath.Join(ca.dir, "nowhere")
+	tests := map[string]struct{ cert, key, ca, want string }{
+		"no certificate":              {nowhere, key, "", "--tls-cert-file, --tls-key-file: open " + nowhere},
+		"no key":                      {cert, nowhere, "", "--tls-cert-file, --tls-key-file: open " + nowhere},
+		"a key of another":            {cert, otherKey, "", "private key does not match public key"},
+		"no CA":                       {cert, key, nowhere, "--client-ca-file: open " + nowhere},
+		"a CA file that is no such":   {cert, key, key, "--client-ca-file: no certificate in " + key},
+		"a certificate that is a key": {key, key, "", "--tls-cert-file, --tls-key-file: tls: failed to find certificate"},
+	}
+	for name, test := range tests {
+		if _, err := ServerTLS(test.cert, test.key, test.ca); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want %q", name, err, test.want)
+		}
+	}
+}

@@ -1,0 +1,131 @@
+package metrics
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+func TestEveryMetricIsAsPrometheusLikesIt(t *testing.T) {
+	registry := prometheus.NewPedanticRegistry()
+	e := NewExtender(registry)
+	e.Answered("filter", "ok", time.Millisecond)
+	e.Filtered(placement.Full, 3)
+	e.BindFinished("bound")
+	e.Settled("gone")
+	e.Woken()
+	e.APIWrite("binding")
+	NewLedger(registry, standing(t), func() error { return nil })
+
+	problems, err := testutil.GatherAndLint(registry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+	if n, err := testutil.GatherAndCount(registry); err != nil || n < 10 {
+		t.Errorf("%d metrics (%v): this test shows little", n, err)
+	}
+}
+
+func TestWhatIsObservedIsCounted(t *testing.T) {
+	registry := prometheus.NewPedanticRegistry()
+	e := NewExtender(registry)
+	e.Filtered(placement.Full, 3)
+	e.Filtered(placement.Full, 2)
+	e.BindFinished("bound")
+	e.BindFinished("no_room")
+	e.BindFinished("no_room")
+	e.Settled("gone")
+	e.Woken()
+	e.APIWrite("binding")
+	want := `
+# HELP gpushare_extender_api_writes_total Writes to the API server, Events left out, by kind of object.
+# TYPE gpushare_extender_api_writes_total counter
+gpushare_extender_api_writes_total{kind="binding"} 1
+# HELP gpushare_extender_binds_total Binds by result; no_room is a conflict: the card went to another pod between filter and bind.
+# TYPE gpushare_extender_binds_total counter
+gpushare_extender_binds_total{result="bound"} 1
+gpushare_extender_binds_total{result="no_room"} 2
+# HELP gpushare_extender_filtered_nodes_total Nodes that filter looked at, by what it said of them.
+# TYPE gpushare_extender_filtered_nodes_total counter
+gpushare_extender_filtered_nodes_total{reason="elsewhere"} 0
+gpushare_extender_filtered_nodes_total{reason="full"} 5
+gpushare_extender_filtered_nodes_total{reason="not_shared"} 0
+gpushare_extender_filtered_nodes_total{reason="too_large"} 0
+gpushare_extender_filtered_nodes_total{reason="unhealthy"} 0
+gpushare_extender_filtered_nodes_total{reason="whole_cards"} 0
+# HELP gpushare_extender_queue_wakes_total Times that kube-scheduler was made to look at refused pods again.
+# TYPE gpushare_extender_queue_wakes_total counter
+gpushare_extender_queue_wakes_total 1
+# HELP gpushare_extender_settled_binds_total Binds whose answer was lost, by what had become of them.
+# TYPE gpushare_extender_settled_binds_total counter
+gpushare_extender_settled_binds_total{outcome="gone"} 1
+`
+	if err := testutil.GatherAndCompare(registry, strings.NewReader(want)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLedgerMetrics(t *testing.T) {
+	registry := prometheus.NewPedanticRegistry()
+	notYet := errors.New("not yet")
+	ready := notYet
+	NewLedger(registry, standing(t), func() error { return ready })
+	compare := func(want string) {
+		t.Helper()
+		if err := testutil.GatherAndCompare(registry, strings.NewReader(want)); err != nil {
+			t.Error(err)
+		}
+	}
+	compare(`
+# HELP gpushare_extender_ledger_ready 1 once the ledger stands.
+# TYPE gpushare_extender_ledger_ready gauge
+gpushare_extender_ledger_ready 0
+`)
+	ready = nil
+	compare(`
+# HELP gpushare_extender_card_healthy 1 for a card on which something may be placed.
+# TYPE gpushare_extender_card_healthy gauge
+gpushare_extender_card_healthy{card="0",node="n1"} 1
+gpushare_extender_card_healthy{card="3",node="n1"} 0
+# HELP gpushare_extender_card_memory_held_units What of a card's memory is reserved or bound, in its node's unit.
+# TYPE gpushare_extender_card_memory_held_units gauge
+gpushare_extender_card_memory_held_units{card="0",node="n1"} 60
+gpushare_extender_card_memory_held_units{card="3",node="n1"} 0
+# HELP gpushare_extender_card_memory_units A card's memory, in its node's unit.
+# TYPE gpushare_extender_card_memory_units gauge
+gpushare_extender_card_memory_units{card="0",node="n1"} 100
+gpushare_extender_card_memory_units{card="3",node="n1"} 50
+# HELP gpushare_extender_holders Pods that hold GPU memory, by state.
+# TYPE gpushare_extender_holders gauge
+gpushare_extender_holders{state="bound"} 1
+gpushare_extender_holders{state="reserved"} 1
+# HELP gpushare_extender_ledger_ready 1 once the ledger stands.
+# TYPE gpushare_extender_ledger_ready gauge
+gpushare_extender_ledger_ready 1
+`)
+}
+
+// standing is a ledger of one node with a card that two pods share, and an unhealthy one.
+func standing(t *testing.T) *ledger.Ledger {
+	t.Helper()
+	l := ledger.New(nil)
+	l.SetNode("n1", ledger.NodeSpec{Unit: gpu.MiB, Cards: []gpu.Card{
+		{Index: 0, Memory: 100}, {Index: 3, Memory: 50, Unhealthy: "Xid 79"},
+	}})
+	l.Hold("n1", gpu.Pod{UID: "a", Name: "a", Request: 50}, gpu.On(0, 50), time.Unix(1, 0))
+	if _, err := l.Reserve("n1", gpu.Pod{UID: "b", Name: "b", Request: 10}, placement.Binpack, time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
