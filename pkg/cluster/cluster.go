@@ -12,7 +12,6 @@ import (
 	listersv1 "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -59,7 +58,7 @@ type Cluster struct {
 	ledger  *ledger.Ledger
 	pods    listersv1.PodLister
 	factory informers.SharedInformerFactory
-	synced  []cache.InformerSynced
+	sync    syncState
 	settler *settler
 	waker   *waker
 	flights flights
@@ -68,9 +67,9 @@ type Cluster struct {
 // New wires a Cluster. Nothing is read before Run.
 func New(o Options) (*Cluster, error) {
 	c := &Cluster{Options: o}
-	c.waker = newWaker(o.Clock, o.API, o.Observer, c.fits)
+	c.waker = newWaker(o.Clock, o.API, o.Observer, c.fits, c.anyFit)
 	c.ledger = ledger.New(c.waker.freed)
-	c.settler = newSettler(o.Clock, o.API, o.Observer, c.ledger, o.BindTimeout)
+	c.settler = newSettler(o.Clock, o.API, o.Observer, c.ledger, o.BindTimeout, c.waker.released)
 
 	c.factory = informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTransform(slim))
 	pods, nodes := c.factory.Core().V1().Pods(), c.factory.Core().V1().Nodes()
@@ -84,7 +83,7 @@ func New(o Options) (*Cluster, error) {
 		return nil, fmt.Errorf("watching nodes: %w", err)
 	}
 	// The handlers' own HasSynced: the informers' would say yes before the ledger has seen the last of the list.
-	c.synced = []cache.InformerSynced{podHandler.HasSynced, nodeHandler.HasSynced}
+	c.sync.synced = []cache.InformerSynced{podHandler.HasSynced, nodeHandler.HasSynced}
 	return c, nil
 }
 
@@ -93,29 +92,13 @@ func (c *Cluster) Ledger() *ledger.Ledger { return c.ledger }
 
 // Run feeds the ledger until ctx ends.
 func (c *Cluster) Run(ctx context.Context) error {
-	logger := klog.FromContext(ctx)
-	start := c.Clock.Now()
 	g, ctx := errgroup.WithContext(ctx)
+	// Not waited for at the end: a reflector that can't reach the API server sleeps through its back-off, up to half a
+	// minute, whatever its context says (k8s.io/client-go tools/cache/reflector.go, watchList).
 	c.factory.StartWithContext(ctx)
-	defer c.factory.Shutdown()
 
 	g.Go(func() error { return c.settler.run(ctx) })
 	g.Go(func() error { return c.waker.run(ctx) })
-	g.Go(func() error {
-		if cache.WaitForCacheSync(ctx.Done(), c.synced...) {
-			logger.Info("The ledger stands", "after", c.Clock.Since(start).Round(time.Millisecond), "nodes", len(c.ledger.Nodes()))
-		}
-		return nil
-	})
+	g.Go(func() error { return c.awaitLedger(ctx) })
 	return g.Wait()
-}
-
-// Ready returns nil once the ledger stands, and ErrNotReady before.
-func (c *Cluster) Ready() error {
-	for _, synced := range c.synced {
-		if !synced() {
-			return ErrNotReady
-		}
-	}
-	return nil
 }

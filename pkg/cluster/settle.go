@@ -42,6 +42,8 @@ type settler struct {
 	observer Observer
 	ledger   *ledger.Ledger
 	timeout  time.Duration
+	// notBound is told of a pod that may go to any node again: so far only one was offered to it.
+	notBound func(gpu.PodUID)
 
 	mu   sync.Mutex
 	open map[gpu.PodUID]attempt
@@ -67,8 +69,11 @@ const (
 	unseen
 )
 
-func newSettler(c clock.WithTicker, api API, o Observer, l *ledger.Ledger, bindTimeout time.Duration) *settler {
-	return &settler{clock: c, api: api, observer: o, ledger: l, timeout: bindTimeout, open: map[gpu.PodUID]attempt{}}
+func newSettler(c clock.WithTicker, api API, o Observer, l *ledger.Ledger, bindTimeout time.Duration, notBound func(gpu.PodUID)) *settler {
+	return &settler{
+		clock: c, api: api, observer: o, ledger: l, timeout: bindTimeout, notBound: notBound,
+		open: map[gpu.PodUID]attempt{},
+	}
 }
 
 // fence is how long after its begin a write may still be made: it is sent within the timeout, and the API server stops
@@ -226,6 +231,7 @@ func (s *settler) settle(ctx context.Context, a attempt) bool {
 		outcome = OutcomeNotBound
 		delete(s.open, a.pod.UID)
 		s.ledger.Release(a.pod.UID)
+		s.notBound(a.pod.UID)
 	default:
 		return true // Not yet, which doesn't mean never: the write may still be on its way.
 	}

@@ -36,9 +36,11 @@ type waker struct {
 	api      API
 	observer Observer
 	// fits says whether the pod would find a card on the node now.
-	fits  func(pod gpu.Pod, node string) bool
-	limit *rate.Limiter
-	work  chan struct{}
+	fits func(pod gpu.Pod, node string) bool
+	// anyFit returns a node on which the pod would find a card now, or "".
+	anyFit func(pod gpu.Pod) string
+	limit  *rate.Limiter
+	work   chan struct{}
 
 	mu      sync.Mutex
 	refused map[gpu.PodUID]refusal
@@ -50,9 +52,9 @@ type refusal struct {
 	at  time.Time
 }
 
-func newWaker(c clock.WithTicker, api API, o Observer, fits func(gpu.Pod, string) bool) *waker {
+func newWaker(c clock.WithTicker, api API, o Observer, fits func(gpu.Pod, string) bool, anyFit func(gpu.Pod) string) *waker {
 	return &waker{
-		clock: c, api: api, observer: o, fits: fits,
+		clock: c, api: api, observer: o, fits: fits, anyFit: anyFit,
 		limit:   rate.NewLimiter(rate.Every(wakeInterval), 1),
 		work:    make(chan struct{}, 1),
 		refused: map[gpu.PodUID]refusal{}, freedAt: map[string]time.Time{},
@@ -68,6 +70,15 @@ func (c *Cluster) Passed(uid gpu.PodUID) { c.waker.forget(uid) }
 func (c *Cluster) fits(pod gpu.Pod, node string) (fits bool) {
 	c.ledger.Check(pod, []string{node}, func(_ string, reason placement.Reason) { fits = reason == placement.Fits })
 	return fits
+}
+
+func (c *Cluster) anyFit(pod gpu.Pod) string {
+	for _, node := range c.ledger.Nodes() {
+		if c.fits(pod, node.Name) {
+			return node.Name
+		}
+	}
+	return ""
 }
 
 func (w *waker) refuse(pod gpu.Pod, at time.Time) {
@@ -90,6 +101,19 @@ func (w *waker) freed(node string) {
 	select {
 	case w.work <- struct{}{}:
 	default: // Work is waiting already.
+	}
+}
+
+// released notes that the pod, which for a while could go to one node only, may go to any again.
+func (w *waker) released(uid gpu.PodUID) {
+	w.mu.Lock()
+	r, ok := w.refused[uid]
+	w.mu.Unlock()
+	if !ok {
+		return
+	}
+	if node := w.anyFit(r.pod); node != "" {
+		w.freed(node)
 	}
 }
 

@@ -29,7 +29,8 @@ func startWaker(t *testing.T) *wakerFixture {
 		server: &server{}, counts: &counts{n: map[string]int{}},
 	}
 	f.room.Store(true)
-	f.waker = newWaker(f.clock, f.server, f.counts, func(gpu.Pod, string) bool { return f.room.Load() })
+	f.waker = newWaker(f.clock, f.server, f.counts, func(gpu.Pod, string) bool { return f.room.Load() },
+		func(gpu.Pod) string { return "n1" })
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- f.run(ctx) }()
@@ -219,4 +220,18 @@ func TestALateWatchParksNoPod(t *testing.T) {
 	if n := len(f.waker.refused); n != 0 {
 		t.Errorf("%d refusals after the pod passed", n)
 	}
+}
+
+func TestAPodThatMayGoAnywhereAgainIsWoken(t *testing.T) {
+	f := startWaker(t)
+	f.refuse(pod("a"), f.clock.Now())
+	f.clock.Step(time.Second)
+	f.released("b") // Nobody refused that one.
+	if f.clock.HasWaiters() {
+		t.Fatal("a pod that wasn't refused set the waker going")
+	}
+	f.released("a")
+	f.sleeps()
+	f.clock.Step(wakeInterval + wakeDelay)
+	f.wantWakes("n1")
 }
