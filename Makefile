@@ -34,6 +34,10 @@ demo: build kube fake-nvml ## play the main job end to end on this machine (KEEP
 test: build kube fake-nvml ## run everything that this machine can run, and say what was skipped
 	@hack/test.sh
 
+.PHONY: test-gpu
+test-gpu: ## run the node's half against the real NVIDIA driver, where this machine has one
+	$(GO) test -count=1 -v -ldflags "-extldflags=-Wl,-z,lazy" ./test/realgpu
+
 .PHONY: lint
 lint: ## run the linter, which also holds the package arrows
 	@linter=$$($(TOOL) golangci-lint) && $$linter run ./...
