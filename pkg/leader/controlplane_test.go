@@ -1,0 +1,213 @@
+package leader
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/gpushare/gpushare/test/controlplane"
+)
+
+// cluster is an API server, and a ServiceAccount with the permissions that an Elector needs and no others.
+type cluster struct {
+	*controlplane.ControlPlane
+	kubeconfig string
+}
+
+func startCluster(t *testing.T) cluster {
+	t.Helper()
+	c := cluster{ControlPlane: controlplane.StartForTest(t, controlplane.Options{WithoutScheduler: true})}
+	const name = "gpushare-extender"
+	meta := metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: name}
+	rule := func(group, resource string, names []string, verbs ...string) rbacv1.PolicyRule {
+		return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, ResourceNames: names, Verbs: verbs}
+	}
+	_, err := c.Client.CoreV1().ServiceAccounts(meta.Namespace).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: meta}, metav1.CreateOptions{})
+	must(t, err)
+	_, err = c.Client.RbacV1().Roles(meta.Namespace).Create(t.Context(), &rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
+		rule("coordination.k8s.io", "leases", nil, "create"),
+		rule("coordination.k8s.io", "leases", []string{LeaseName}, "get", "list", "watch", "update"),
+		rule("discovery.k8s.io", "endpointslices", nil, "create"),
+		rule("discovery.k8s.io", "endpointslices", []string{name}, "get", "update", "delete"),
+	}}, metav1.CreateOptions{})
+	must(t, err)
+	_, err = c.Client.RbacV1().RoleBindings(meta.Namespace).Create(t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: meta,
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: meta.Namespace, Name: name}},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	c.kubeconfig, err = c.ServiceAccountKubeconfig(t.Context(), meta.Namespace, name)
+	must(t, err)
+	return c
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func client(t *testing.T, kubeconfig string) kubernetes.Interface {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	must(t, err)
+	config.QPS, config.Burst = 100, 100
+	client, err := kubernetes.NewForConfig(config)
+	must(t, err)
+	return client
+}
+
+// options are those of a replica with that address.
+func options(client kubernetes.Interface, address string) Options {
+	e := endpoint(address)
+	return Options{
+		Client: client, Identity: address, Endpoint: &e,
+		LeaseDuration: 3 * time.Second, RenewDeadline: 2 * time.Second, RetryPeriod: 200 * time.Millisecond,
+		BindDeadline: time.Second,
+	}
+}
+
+// published returns the address that the EndpointSlice names.
+func (c cluster) published(t *testing.T) string {
+	t.Helper()
+	slice, err := c.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem).Get(context.Background(), "gpushare-extender", metav1.GetOptions{})
+	if err != nil || len(slice.Endpoints) != 1 || len(slice.Endpoints[0].Addresses) != 1 {
+		return ""
+	}
+	return slice.Endpoints[0].Addresses[0]
+}
+
+// neverTwo looks all the time whether two replicas lead at once, until the test ends.
+func neverTwo(t *testing.T, a, b *replica) {
+	done := make(chan struct{})
+	var watching sync.WaitGroup
+	t.Cleanup(func() { close(done); watching.Wait() })
+	watching.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			case <-time.After(time.Millisecond):
+			}
+			// The first once more, since it may have handed over between the two.
+			if a.Leading() == nil && b.Leading() == nil && a.Leading() == nil {
+				t.Error("two replicas lead at once")
+				return
+			}
+		}
+	})
+}
+
+// TestHandOver stops leaders again and again. With half a minute between tries only the watch can be that quick.
+func TestHandOver(t *testing.T) {
+	c := startCluster(t)
+	start := func(address string) *replica {
+		o := options(client(t, c.kubeconfig), address)
+		o.LeaseDuration, o.RenewDeadline, o.RetryPeriod = 3*time.Minute, 2*time.Minute, time.Minute
+		return run(t, o)
+	}
+	leader := start("10.0.0.1")
+	leader.changes.awaitLeading(t)
+	var took []time.Duration
+	addresses := []string{"10.0.0.2", "10.0.0.1"}
+	for i := range 10 {
+		address := addresses[i%2]
+		standby := start(address)
+		// It has tried once and sleeps now, and its watch runs.
+		until(t, "the next one stands by", func() bool {
+			standby.term.mu.Lock()
+			defer standby.term.mu.Unlock()
+			return standby.term.former.holder == leader.Identity && standby.term.heard.holder == leader.Identity
+		})
+		neverTwo(t, leader, standby)
+		begun := time.Now()
+		leader.stop()
+		until(t, "the next one answers", func() bool { return standby.Answer() == nil })
+		took = append(took, time.Since(begun).Round(time.Millisecond))
+		until(t, "the next one is published", func() bool { return c.published(t) == address })
+		leader = standby
+	}
+	slices.Sort(took)
+	t.Logf("from the stop of one leader to the next one's first answer: %v", took)
+}
+
+// TestALeaderThatCannotReachTheAPIServer lets one be cut off, be replaced, come back, stand by, and lead again.
+func TestALeaderThatCannotReachTheAPIServer(t *testing.T) {
+	c := startCluster(t)
+	proxy := c.StartProxyForTest(t)
+	through, err := proxy.Kubeconfig(c.kubeconfig)
+	must(t, err)
+	first := run(t, options(client(t, through), "10.0.0.1"))
+	first.changes.awaitLeading(t)
+	until(t, "the first is published", func() bool { return c.published(t) == "10.0.0.1" })
+	second := run(t, options(client(t, c.kubeconfig), "10.0.0.2"))
+	neverTwo(t, first, second)
+	until(t, "the second stands by", func() bool {
+		second.term.mu.Lock()
+		defer second.term.mu.Unlock()
+		return second.term.former.holder == "10.0.0.1"
+	})
+
+	begun := time.Now()
+	heal := proxy.Blackhole()
+	until(t, "the first knows that it can't count on the Lease", func() bool { return errors.Is(first.Answer(), ErrLapsed) })
+	lapsedAfter := time.Since(begun)
+	until(t, "the second holds the Lease, and waits", func() bool { return errors.Is(second.Answer(), ErrWaiting) })
+	until(t, "the second answers", func() bool { return second.Answer() == nil })
+	t.Logf("with 3 s of lease, 2 s to renew and 1 s for binds: the first stopped after %v, the second answered after %v",
+		lapsedAfter.Round(time.Millisecond), time.Since(begun).Round(time.Millisecond))
+	until(t, "the second is published", func() bool { return c.published(t) == "10.0.0.2" })
+
+	slices := c.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem)
+	must(t, slices.Delete(t.Context(), "gpushare-extender", metav1.DeleteOptions{}))
+	until(t, "a deleted slice is there again", func() bool { return c.published(t) == "10.0.0.2" })
+	spoiled, err := slices.Get(t.Context(), "gpushare-extender", metav1.GetOptions{})
+	must(t, err)
+	spoiled.Endpoints[0].Addresses[0] = "10.0.0.66"
+	_, err = slices.Update(t.Context(), spoiled, metav1.UpdateOptions{})
+	must(t, err)
+	until(t, "a changed slice is put right", func() bool { return c.published(t) == "10.0.0.2" })
+
+	heal()
+	until(t, "the first stands by", func() bool { return errors.Is(first.Answer(), ErrStandingBy) })
+	before := renewed(second.term)
+	until(t, "the second leads on", func() bool { return renewed(second.term).After(before) && second.Answer() == nil })
+	if got := c.published(t); got != "10.0.0.2" {
+		t.Errorf("published is %q", got)
+	}
+
+	second.stop()
+	until(t, "the first leads again", func() bool { return first.Answer() == nil })
+	until(t, "the first is published again", func() bool { return c.published(t) == "10.0.0.1" })
+}
+
+// TestADeletedLease is held again by the leader, or taken by another, who waits for what the leader may have written.
+func TestADeletedLease(t *testing.T) {
+	c := startCluster(t)
+	first := run(t, options(client(t, c.kubeconfig), "10.0.0.1"))
+	first.changes.awaitLeading(t)
+	second := run(t, options(client(t, c.kubeconfig), "10.0.0.2"))
+	neverTwo(t, first, second)
+	until(t, "the second stands by", func() bool {
+		second.term.mu.Lock()
+		defer second.term.mu.Unlock()
+		return second.term.former.holder == "10.0.0.1"
+	})
+	must(t, c.Client.CoordinationV1().Leases(metav1.NamespaceSystem).Delete(t.Context(), LeaseName, metav1.DeleteOptions{}))
+	until(t, "there is a Lease again", func() bool {
+		l, err := c.Client.CoordinationV1().Leases(metav1.NamespaceSystem).Get(t.Context(), LeaseName, metav1.GetOptions{})
+		return err == nil && *l.Spec.HolderIdentity != ""
+	})
+	until(t, "one of them answers", func() bool { return first.Answer() == nil || second.Answer() == nil })
+}

@@ -1,0 +1,300 @@
+package leader
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/klog/v2/ktesting"
+	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
+)
+
+// patience is far above what anything here takes.
+const patience = 30 * time.Second
+
+// changes is an Observer.
+type changes chan bool
+
+func (c changes) LeadershipChanged(leads bool) { c <- leads }
+
+// awaitLeading returns when it has been told that this replica leads.
+func (c changes) awaitLeading(t *testing.T) {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		select {
+		case leads := <-c:
+			if leads {
+				return
+			}
+		case <-deadline:
+			t.Fatal("it never came to lead")
+		}
+	}
+}
+
+// replica is an Elector that runs.
+type replica struct {
+	*Elector
+	changes changes
+	// stop ends it and waits until it is gone.
+	stop func()
+}
+
+// run starts an Elector and stops it when the test ends.
+func run(t *testing.T, o Options) *replica {
+	t.Helper()
+	r := &replica{changes: make(changes, 1000)}
+	o.Observer, o.Namespace = r.changes, metav1.NamespaceSystem
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	var err error
+	if r.Elector, err = New(o); err != nil {
+		t.Fatal(err)
+	}
+	_, ctx := ktesting.NewTestContext(t)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	stopped := false
+	r.stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(r.stop)
+	return r
+}
+
+// quick are times for a test with one replica and a fake clock, which alone says how long a renewal counts.
+func quick(client kubernetes.Interface, clock clock.Clock) Options {
+	return Options{
+		Client: client, Identity: "us", Clock: clock,
+		LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 20 * time.Millisecond,
+		BindDeadline: 13 * time.Second,
+	}
+}
+
+func lease(t *testing.T, client kubernetes.Interface) *resourcelock.LeaderElectionRecord {
+	t.Helper()
+	l, err := client.CoordinationV1().Leases(metav1.NamespaceSystem).Get(context.Background(), LeaseName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resourcelock.LeaseSpecToLeaderElectionRecord(&l.Spec)
+}
+
+// until awaits a condition.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("it never came that %s", what)
+		}
+	}
+}
+
+func TestStoppingAnswersNoMoreDrainsAndReleases(t *testing.T) {
+	client := fake.NewClientset()
+	o := quick(client, nil)
+	o.Clock = clock.RealClock{}
+	draining, drained := make(chan struct{}), make(chan struct{})
+	o.Drain = func(ctx context.Context) error {
+		close(draining)
+		select {
+		case <-drained:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	r := run(t, o)
+	if err := r.Answer(); !errors.Is(err, ErrStandingBy) && err != nil {
+		t.Errorf("at the start: %v", err)
+	}
+	r.changes.awaitLeading(t)
+	if err := r.Answer(); err != nil {
+		t.Errorf("leading, it refuses: %v", err)
+	}
+
+	gone := make(chan struct{})
+	go func() { defer close(gone); r.stop() }()
+	<-draining
+	if err := r.Answer(); !errors.Is(err, ErrStopping) || !errors.Is(err, ErrNotLeading) {
+		t.Errorf("while draining it answers %v", err)
+	}
+	before := lease(t, client)
+	until(t, "the Lease is renewed while draining", func() bool {
+		return lease(t, client).RenewTime.After(before.RenewTime.Time)
+	})
+	if err := r.Leading(); err != nil {
+		t.Errorf("binds in flight are refused: %v", err)
+	}
+	close(drained)
+	<-gone
+	if got := lease(t, client).HolderIdentity; got != "" {
+		t.Errorf("the Lease is held by %q", got)
+	}
+	if err := r.Leading(); !errors.Is(err, ErrNotLeading) {
+		t.Errorf("after the release: %v", err)
+	}
+}
+
+func TestALeaseIsNotReleasedOverWritesUnderWay(t *testing.T) {
+	client := fake.NewClientset()
+	o := quick(client, clock.RealClock{})
+	o.Drain = func(context.Context) error { return errors.New("the answer of a bind was lost") }
+	r := run(t, o)
+	r.changes.awaitLeading(t)
+	r.stop()
+	if got := lease(t, client).HolderIdentity; got != "us" {
+		t.Errorf("the Lease is held by %q", got)
+	}
+}
+
+// silentHolder is a Lease whose holder is gone.
+func silentHolder() *coordinationv1.Lease {
+	record := by("them", 0)
+	record.LeaseDurationSeconds = 1 // Client-go's elector goes by the real clock.
+	return &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: LeaseName},
+		Spec:       resourcelock.LeaderElectionRecordToLeaseSpec(record),
+	}
+}
+
+func renewed(t *term) time.Time {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.renewed
+}
+
+func TestTakingOverFromASilentLeader(t *testing.T) {
+	client := fake.NewClientset(silentHolder())
+	fakeClock := clocktesting.NewFakeClock(at(0))
+	o := quick(client, fakeClock)
+	attempts := make(chan struct{}, 1000)
+	fail := make(chan error, 1)
+	fail <- errors.New("the API server was away")
+	o.TakeOver = func(context.Context) error {
+		attempts <- struct{}{}
+		select {
+		case err := <-fail:
+			return err
+		default:
+			return nil
+		}
+	}
+	e := endpoint("10.0.0.7")
+	o.Endpoint = &e
+	r := run(t, o)
+	until(t, "the Lease is taken", func() bool { return errors.Is(r.Answer(), ErrWaiting) })
+	until(t, "the new leader is published", func() bool { return strings.Contains(recorded(client), "create") })
+
+	// 1 s of lease and 13 s for binds, in steps within which the Lease is renewed.
+	for range 2 {
+		fakeClock.Step(6900 * time.Millisecond)
+		until(t, "it has renewed", func() bool { return renewed(r.term).Equal(fakeClock.Now()) })
+	}
+	if err := r.Answer(); !errors.Is(err, ErrWaiting) {
+		t.Fatalf("after 13.8 of 14 s: %v", err)
+	}
+	if len(attempts) != 0 {
+		t.Error("it read before all could be read")
+	}
+	fakeClock.Step(200 * time.Millisecond)
+	r.changes.awaitLeading(t)
+	if err := r.Answer(); err != nil {
+		t.Error(err)
+	}
+	if got := len(attempts); got != 2 {
+		t.Errorf("%d attempts to take over, want one that failed and one that didn't", got)
+	}
+}
+
+func TestWhoStillWaitsDoesNotRelease(t *testing.T) {
+	client := fake.NewClientset(silentHolder())
+	r := run(t, quick(client, clocktesting.NewFakeClock(at(0))))
+	until(t, "the Lease is taken", func() bool { return errors.Is(r.Answer(), ErrWaiting) })
+	r.stop()
+	if got := lease(t, client).HolderIdentity; got != "us" {
+		t.Errorf("the Lease is held by %q: the next leader wouldn't wait for the writes of the first", got)
+	}
+}
+
+// TestAFrozenLeaderIsRefusedTheMomentItWakes lets time pass in which no goroutine ran.
+func TestAFrozenLeaderIsRefusedTheMomentItWakes(t *testing.T) {
+	fakeClock := clocktesting.NewFakeClock(at(0))
+	r, err := New(Options{
+		Client: fake.NewClientset(), Identity: "us", Namespace: metav1.NamespaceSystem, Clock: fakeClock, Observer: make(changes, 10),
+		LeaseDuration: DefaultLeaseDuration, RenewDeadline: DefaultRenewDeadline, RetryPeriod: DefaultRetryPeriod, BindDeadline: time.Second,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.lock.Create(t.Context(), *by("us", 0)); err != nil {
+		t.Fatal(err)
+	}
+	r.term.finished(1)
+	if err := r.Answer(); err != nil {
+		t.Fatal(err)
+	}
+	fakeClock.Step(DefaultRenewDeadline)
+	if err := r.Answer(); !errors.Is(err, ErrLapsed) {
+		t.Errorf("Answer: %v", err)
+	}
+	if err := r.Leading(); !errors.Is(err, ErrLapsed) {
+		t.Errorf("Leading: %v", err)
+	}
+}
+
+func TestOptionsThatCannotWork(t *testing.T) {
+	tests := map[string]func(*Options){
+		"no namespace":                 func(o *Options) { o.Namespace = "" },
+		"no identity":                  func(o *Options) { o.Identity = "" },
+		"no bind deadline":             func(o *Options) { o.BindDeadline = 0 },
+		"a lease of 1.5 s":             func(o *Options) { o.LeaseDuration = 1500 * time.Millisecond },
+		"a lease below the deadline":   func(o *Options) { o.LeaseDuration = 10 * time.Second },
+		"a deadline below the retries": func(o *Options) { o.RetryPeriod = 10 * time.Second },
+		"an address nobody can reach":  func(o *Options) { e := endpoint("127.0.0.1"); o.Endpoint = &e },
+	}
+	for name, spoil := range tests {
+		t.Run(name, func(t *testing.T) {
+			o := Options{
+				Client: fake.NewClientset(), Namespace: metav1.NamespaceSystem, Identity: "us", Clock: clock.RealClock{},
+				LeaseDuration: DefaultLeaseDuration, RenewDeadline: DefaultRenewDeadline, RetryPeriod: DefaultRetryPeriod,
+				BindDeadline: time.Second,
+			}
+			if _, err := New(o); err != nil {
+				t.Fatal(err)
+			}
+			spoil(&o)
+			if _, err := New(o); err == nil {
+				t.Error("it passes")
+			}
+		})
+	}
+}
+
+func TestIdentitiesDiffer(t *testing.T) {
+	a, err := NewIdentity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := NewIdentity(); err != nil || a == b {
+		t.Errorf("twice %q, %v", a, err)
+	}
+}

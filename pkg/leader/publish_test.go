@@ -1,0 +1,200 @@
+package leader
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+func endpoint(address string) Endpoint {
+	return Endpoint{Namespace: "kube-system", Service: "gpushare-extender", Address: address, Port: 12345}
+}
+
+func TestTheSlicePublishesTheAddress(t *testing.T) {
+	want := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "kube-system", Name: "gpushare-extender",
+			Labels: map[string]string{
+				"kubernetes.io/service-name":             "gpushare-extender",
+				"endpointslice.kubernetes.io/managed-by": "gpushare-extender",
+			},
+			Annotations: map[string]string{"gpushare.aliyun.com/leader": "a"},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints: []discoveryv1.Endpoint{{
+			Addresses:  []string{"10.0.0.7"},
+			Conditions: discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(false)},
+		}},
+		Ports: []discoveryv1.EndpointPort{{Name: new(""), Port: new(int32(12345)), Protocol: new(corev1.ProtocolTCP)}},
+	}
+	if diff := cmp.Diff(want, endpoint("10.0.0.7").slice("a")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got := endpoint("fd00::7").slice("a").AddressType; got != discoveryv1.AddressTypeIPv6 {
+		t.Errorf("fd00::7 is of type %s", got)
+	}
+}
+
+func TestEndpointsThatCannotBePublished(t *testing.T) {
+	tests := map[string]func(*Endpoint){
+		"a name instead of an address": func(e *Endpoint) { e.Address = "localhost" },
+		"no address":                   func(e *Endpoint) { e.Address = "" },
+		"a loopback address":           func(e *Endpoint) { e.Address = "127.0.0.1" },
+		"all addresses":                func(e *Endpoint) { e.Address = "0.0.0.0" },
+		"a link's own address":         func(e *Endpoint) { e.Address = "fe80::1" },
+		"port 0":                       func(e *Endpoint) { e.Port = 0 },
+		"a port past the last":         func(e *Endpoint) { e.Port = 65536 },
+		"no service":                   func(e *Endpoint) { e.Service = "" },
+		"no namespace":                 func(e *Endpoint) { e.Namespace = "" },
+	}
+	for name, spoil := range tests {
+		t.Run(name, func(t *testing.T) {
+			e := endpoint("10.0.0.7")
+			if err := e.validate(); err != nil {
+				t.Fatal(err)
+			}
+			spoil(&e)
+			if err := e.validate(); err == nil {
+				t.Errorf("%+v passes", e)
+			}
+		})
+	}
+}
+
+func TestCompare(t *testing.T) {
+	want := endpoint("10.0.0.7").slice("a")
+	changed := func(change func(*discoveryv1.EndpointSlice)) *discoveryv1.EndpointSlice {
+		s := want.DeepCopy()
+		s.ResourceVersion, s.UID = "7", "uid"
+		change(s)
+		return s
+	}
+	tests := map[string]struct {
+		live *discoveryv1.EndpointSlice
+		want action
+	}{
+		"there is none": {nil, create},
+		"it is right":   {changed(func(*discoveryv1.EndpointSlice) {}), keep},
+		"others have added labels and annotations": {changed(func(s *discoveryv1.EndpointSlice) {
+			s.Labels["theirs"], s.Annotations["theirs"] = "1", "1"
+		}), keep},
+		"another leader's":       {changed(func(s *discoveryv1.EndpointSlice) { s.Annotations[AnnotationLeader] = "b" }), update},
+		"another address":        {changed(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses[0] = "10.0.0.8" }), update},
+		"not ready":              {changed(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Conditions.Ready = new(false) }), update},
+		"no endpoints":           {changed(func(s *discoveryv1.EndpointSlice) { s.Endpoints = nil }), update},
+		"another port":           {changed(func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = new(int32(1)) }), update},
+		"no labels":              {changed(func(s *discoveryv1.EndpointSlice) { s.Labels = nil }), update},
+		"addresses of IPv6":      {changed(func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeIPv6 }), replace},
+		"managed by another one": {changed(func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelManagedBy] = "x" }), update},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, next := compare(test.live, want)
+			if got != test.want {
+				t.Fatalf("action %v, want %v", got, test.want)
+			}
+			if got != update {
+				return
+			}
+			if next.ResourceVersion != "7" {
+				t.Error("the update has lost its precondition")
+			}
+			if again, _ := compare(next, want); again != keep {
+				t.Errorf("after the update: %v", again)
+			}
+		})
+	}
+}
+
+// recorded lists what a publisher did, reads left out.
+func recorded(client *fake.Clientset) string {
+	var verbs []string
+	for _, a := range client.Actions() {
+		if a.GetVerb() != "get" {
+			verbs = append(verbs, a.GetVerb())
+		}
+	}
+	return strings.Join(verbs, " ")
+}
+
+func TestPublish(t *testing.T) {
+	theirs := endpoint("10.0.0.8").slice("b")
+	theirs6 := endpoint("fd00::8").slice("b")
+	tests := map[string]struct {
+		live *discoveryv1.EndpointSlice
+		want string
+	}{
+		"there is none":              {nil, "create"},
+		"the former leader's":        {theirs, "update"},
+		"the former's, other family": {theirs6, "delete create"},
+		"ours":                       {endpoint("10.0.0.7").slice("a"), ""},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			client := fake.NewClientset()
+			if test.live != nil {
+				client = fake.NewClientset(test.live.DeepCopy())
+			}
+			p := newPublisher(client, endpoint("10.0.0.7"), "a", func() bool { return true })
+			written, err := p.publish(t.Context())
+			if err != nil || written != (test.want != "") {
+				t.Errorf("written %v, error %v", written, err)
+			}
+			if got := recorded(client); got != test.want {
+				t.Errorf("it did %q, want %q", got, test.want)
+			}
+			live, err := client.DiscoveryV1().EndpointSlices("kube-system").Get(t.Context(), "gpushare-extender", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if action, _ := compare(live, p.want); action != keep {
+				t.Errorf("published is %+v", live)
+			}
+		})
+	}
+}
+
+func TestWhoLostTheLeaseWritesNothing(t *testing.T) {
+	for name, answers := range map[string]int{"before it looked": 0, "after it looked": 1} {
+		t.Run(name, func(t *testing.T) {
+			client := fake.NewClientset(endpoint("10.0.0.8").slice("b"))
+			asked := 0
+			p := newPublisher(client, endpoint("10.0.0.7"), "a", func() bool { asked++; return asked <= answers })
+			if written, err := p.publish(t.Context()); written || err != nil {
+				t.Errorf("written %v, error %v", written, err)
+			}
+			if got := recorded(client); got != "" {
+				t.Errorf("it did %q", got)
+			}
+		})
+	}
+}
+
+func TestASliceThatChangesMeanwhileIsLookedAtAgain(t *testing.T) {
+	client := fake.NewClientset(endpoint("10.0.0.8").slice("b"))
+	refuse := true
+	client.PrependReactor("update", "endpointslices", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if !refuse {
+			return false, nil, nil
+		}
+		refuse = false
+		return true, nil, apierrors.NewConflict(discoveryv1.Resource("endpointslices"), "gpushare-extender", errors.New("changed"))
+	})
+	p := newPublisher(client, endpoint("10.0.0.7"), "a", func() bool { return true })
+	if written, err := p.publish(context.Background()); !written || err != nil {
+		t.Errorf("written %v, error %v", written, err)
+	}
+	if got := recorded(client); got != "update update" {
+		t.Errorf("it did %q", got)
+	}
+}

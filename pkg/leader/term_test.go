@@ -1,0 +1,174 @@
+package leader
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+)
+
+var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// at returns the moment so many seconds after the epoch.
+func at(seconds float64) time.Time { return epoch.Add(time.Duration(seconds * float64(time.Second))) }
+
+// by is the Lease under a holder that renewed it at that second of its own clock.
+func by(holder string, renewed float64) *resourcelock.LeaderElectionRecord {
+	return &resourcelock.LeaderElectionRecord{
+		HolderIdentity: holder, LeaseDurationSeconds: 15, RenewTime: metav1.NewTime(at(renewed)),
+	}
+}
+
+// TestTerm tells the history of a Lease to a term of "us", with 10 s to renew, 15 s of lease and 13 s for binds.
+func TestTerm(t *testing.T) {
+	type moment struct {
+		second float64
+		want   phase
+	}
+	took := func(t *term) { t.finished(t.number) }
+	tests := map[string]struct {
+		history func(*term)
+		want    []moment
+	}{
+		"nothing is known": {
+			func(*term) {}, []moment{{0, standingBy}, {100, standingBy}},
+		},
+		"the first leader ever answers at once, as soon as it has read what there is": {
+			func(u *term) { u.sawNone(); u.held(at(1)) }, []moment{{1, takingOver}, {10.9, takingOver}, {11, lapsed}},
+		},
+		"a renewal counts from its begin, for the renew deadline": {
+			func(u *term) { u.sawNone(); u.held(at(1)); took(u); u.held(at(3)) },
+			[]moment{{3, leading}, {12.9, leading}, {13, lapsed}, {1000, lapsed}},
+		},
+		"a lapsed leader that finds the Lease its own still goes on": {
+			func(u *term) { u.sawNone(); u.held(at(1)); took(u); u.saw(by("us", 1), at(14)); u.held(at(14)) },
+			[]moment{{14, leading}},
+		},
+		"a released Lease is taken at once": {
+			func(u *term) { u.saw(by("them", 1), at(1)); u.saw(by("", 2), at(2)); u.held(at(2)); took(u) },
+			[]moment{{2, leading}},
+		},
+		"after a holder that fell silent, its lease and bind deadline are waited out": {
+			func(u *term) {
+				u.saw(by("them", 1), at(1))
+				for second := 3.0; second <= 16; second++ {
+					u.saw(by("them", 1), at(second))
+				}
+				u.held(at(20))
+				took(u)
+				u.held(at(22))
+				u.held(at(28))
+			},
+			[]moment{{28, waiting}, {28.9, waiting}, {29, leading}},
+		},
+		"the silence counts from the last change that was seen": {
+			func(u *term) { u.saw(by("them", 1), at(1)); u.saw(by("them", 3), at(4)); u.held(at(25)); took(u) },
+			[]moment{{31.9, waiting}, {32, leading}},
+		},
+		"or from when the watch told of it, where that was earlier": {
+			func(u *term) {
+				u.watched(by("them", 3), at(3))
+				u.watched(by("them", 3), at(3.5))
+				u.saw(by("them", 3), at(7))
+				u.held(at(25))
+				took(u)
+			},
+			[]moment{{30.9, waiting}, {31, leading}},
+		},
+		"a watch that lags behind takes nothing back": {
+			func(u *term) {
+				u.saw(by("them", 3), at(3))
+				u.saw(by("", 4), at(4))
+				u.watched(by("them", 3), at(5))
+				u.held(at(5))
+				took(u)
+				u.watched(by("", 4), at(6))
+			},
+			[]moment{{6, leading}},
+		},
+		"the answer to the winning write was lost: no less is waited": {
+			func(u *term) { u.saw(by("them", 1), at(1)); u.saw(by("us", 17), at(19)); u.held(at(19)); took(u) },
+			[]moment{{28.9, waiting}, {29, lapsed}},
+		},
+		"a leader that sees another hold the Lease leads no more": {
+			func(u *term) { u.sawNone(); u.held(at(1)); took(u); u.saw(by("them", 2), at(2)) },
+			[]moment{{2, standingBy}},
+		},
+		"nor does one whose Lease was deleted": {
+			func(u *term) { u.sawNone(); u.held(at(1)); took(u); u.sawNone() },
+			[]moment{{2, standingBy}},
+		},
+		"a Lease that was deleted under another holder, who may not know, is waited for": {
+			func(u *term) { u.saw(by("them", 1), at(1)); u.sawNone(); u.held(at(2)); took(u) },
+			[]moment{{2, waiting}},
+		},
+		"who wins again takes over again": {
+			func(u *term) {
+				u.sawNone()
+				u.held(at(1))
+				took(u)
+				u.saw(by("them", 2), at(2))
+				u.saw(by("", 3), at(3))
+				u.held(at(3))
+			},
+			[]moment{{3, takingOver}},
+		},
+		"taking over that ends after its term counts for nothing": {
+			func(u *term) {
+				u.sawNone()
+				u.held(at(1))
+				number := u.number
+				u.saw(by("", 3), at(3))
+				u.held(at(3))
+				u.finished(number)
+			},
+			[]moment{{3, takingOver}},
+		},
+		"who resigns leads no more": {
+			func(u *term) { u.sawNone(); u.held(at(1)); took(u); u.resign() }, []moment{{1, standingBy}},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			u := &term{identity: "us", renewDeadline: 10 * time.Second, bindDeadline: 13 * time.Second}
+			test.history(u)
+			for _, m := range test.want {
+				s := u.status(at(m.second))
+				if s.phase != m.want {
+					t.Errorf("at second %v: %v, want %v", m.second, s.phase, m.want)
+				}
+				if err := s.phase.err(); (err == nil) != (m.want == leading) || err != nil && !errors.Is(err, ErrNotLeading) {
+					t.Errorf("at second %v: error %v", m.second, err)
+				}
+				if s.until.IsZero() != (m.want < waiting) || !s.until.IsZero() && u.status(s.until).phase == s.phase {
+					t.Errorf("at second %v: %v until %v, and then %v", m.second, s.phase, s.until, u.status(s.until).phase)
+				}
+			}
+		})
+	}
+}
+
+func TestMayRelease(t *testing.T) {
+	tests := map[string]struct {
+		history func(*term)
+		second  float64
+		want    bool
+	}{
+		"not what isn't held":                      {func(*term) {}, 1, false},
+		"what was free before":                     {func(u *term) { u.sawNone(); u.held(at(1)) }, 1, true},
+		"not while the former's writes may appear": {func(u *term) { u.saw(by("them", 1), at(1)); u.held(at(20)) }, 28.9, false},
+		"once they have appeared":                  {func(u *term) { u.saw(by("them", 1), at(1)); u.held(at(20)) }, 29, true},
+		"though it lapsed":                         {func(u *term) { u.sawNone(); u.held(at(1)) }, 14, true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			u := &term{identity: "us", renewDeadline: 10 * time.Second, bindDeadline: 13 * time.Second}
+			test.history(u)
+			if got := u.mayRelease(at(test.second)); got != test.want {
+				t.Errorf("%v, want %v", got, test.want)
+			}
+		})
+	}
+}
