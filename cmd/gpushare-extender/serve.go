@@ -22,6 +22,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/cluster"
 	"github.com/gpushare/gpushare/pkg/extender"
+	"github.com/gpushare/gpushare/pkg/leader"
 	"github.com/gpushare/gpushare/pkg/metrics"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/version"
@@ -70,9 +71,16 @@ func serve(ctx context.Context, o options) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	observer := metrics.NewExtender(registry)
+	// The elector and what it elects need each other: the cluster asks it before each write.
+	var elector *leader.Elector
+	var leading, answer func() error
+	if o.election.elect {
+		leading = func() error { return elector.Leading() }
+		answer = func() error { return elector.Answer() }
+	}
 	state, err := cluster.New(cluster.Options{
 		Client: client, API: cluster.NewAPI(client), Recorder: recorder, Observer: observer,
-		CardPolicy: cardPolicy, BindTimeout: o.bindTimeout, Clock: clock.RealClock{},
+		CardPolicy: cardPolicy, BindTimeout: o.bindTimeout, Leading: leading, Clock: clock.RealClock{},
 	})
 	if err != nil {
 		return err
@@ -80,16 +88,41 @@ func serve(ctx context.Context, o options) error {
 	metrics.NewLedger(registry, state.Ledger(), state.Ready)
 	server := extender.NewServer(extender.Options{
 		Cluster: state, Observer: observer, Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}),
-		CardPolicy: cardPolicy, NodePolicy: nodePolicy, TLS: tlsConfig, BindTimeout: o.bindTimeout,
+		CardPolicy: cardPolicy, NodePolicy: nodePolicy, TLS: tlsConfig, Answer: answer, BindTimeout: o.bindTimeout,
 	})
+	if o.election.elect {
+		if elector, err = newElector(o.election, config, listener.Addr(), state, server, metrics.NewLeader(registry)); err != nil {
+			return err
+		}
+	}
 
 	logger.Info("Answering", "address", listener.Addr().String(), "tls", tlsConfig != nil)
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return state.Run(ctx) })
-	g.Go(func() error { return server.Serve(ctx, listener) })
-	err = g.Wait()
+	err = runParts(ctx, elector, state, server, listener)
 	logger.Info("Stopped")
 	return err
+}
+
+// runParts runs the parts until ctx ends. A leader first hands over, while everything else still runs: its last writes are
+// looked up, and whoever calls is told to go elsewhere.
+func runParts(ctx context.Context, elector *leader.Elector, state *cluster.Cluster, server *extender.Server, listener net.Listener) error {
+	g, working := errgroup.WithContext(context.WithoutCancel(ctx))
+	working, stop := context.WithCancel(working)
+	defer stop()
+	// Ends with ctx, and when one of the parts fails.
+	leading, resign := context.WithCancel(ctx)
+	defer context.AfterFunc(working, resign)()
+
+	g.Go(func() error { return state.Run(working) })
+	g.Go(func() error { return server.Serve(working, listener) })
+	g.Go(func() error {
+		defer stop()
+		if elector == nil {
+			<-leading.Done()
+			return nil
+		}
+		return elector.Run(leading)
+	})
+	return g.Wait()
 }
 
 // restConfig reads the kubeconfig or, where none is named, the pod's own service account.

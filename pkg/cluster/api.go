@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -23,6 +24,8 @@ type API interface {
 	Bind(ctx context.Context, binding *corev1.Binding) error
 	// Pod reads a pod, past every cache.
 	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
+	// PodsOn lists the pods that are bound to a node, past every cache of ours.
+	PodsOn(ctx context.Context, node string) ([]corev1.Pod, error)
 	// AnnotateNode sets one annotation of a node.
 	AnnotateNode(ctx context.Context, node, key, value string) error
 }
@@ -48,6 +51,16 @@ func (a api) Bind(ctx context.Context, binding *corev1.Binding) error {
 
 func (a api) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 	return a.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+}
+
+func (a api) PodsOn(ctx context.Context, node string) ([]corev1.Pod, error) {
+	list, err := a.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
 }
 
 func (a api) AnnotateNode(ctx context.Context, node, key, value string) error {

@@ -23,6 +23,7 @@ const (
 	ResultBound      = "bound"
 	ResultNoRoom     = "no_room"
 	ResultNotReady   = "not_ready"
+	ResultNotLeading = "not_leading"
 	ResultBadRequest = "bad_request"
 	// ResultUnreachable: the pod couldn't be read, and nothing was written.
 	ResultUnreachable = "unreachable"
@@ -93,6 +94,9 @@ func (c *Cluster) bind(ctx context.Context, request BindRequest) (result string,
 	}
 	if pod.Spec.NodeName != "" {
 		return c.alreadyBound(pod, request.Node)
+	}
+	if err := c.confirmNode(ctx, request.Node); err != nil {
+		return ResultUnreachable, err
 	}
 	choice, err := c.reserve(pod, request.Node)
 	if err != nil {
@@ -180,6 +184,11 @@ func (ch choice) annotations() map[string]string {
 
 // write makes the one write, and brings the ledger to what became of it.
 func (c *Cluster) write(ctx context.Context, pod *corev1.Pod, request BindRequest, ch choice) (string, error) {
+	// The last look: what a process that freezes between here and its write could do is caught at the node's Allocate.
+	if err := c.leading(); err != nil {
+		c.settler.abandoned(ch.UID)
+		return ResultNotLeading, err
+	}
 	// Before the write: should this end in a way that nobody foresaw, the settler finds out what became of the pod.
 	c.settler.begin(ch.Pod, request.Node)
 

@@ -35,6 +35,8 @@ type Options struct {
 	CardPolicy placement.Policy
 	// BindTimeout bounds one bind, all its calls included. It must lie below kube-scheduler's httpTimeout.
 	BindTimeout time.Duration
+	// Leading is asked right before each write; an error keeps it from being made. Nil for the only extender.
+	Leading func() error
 	// Clock is real outside tests.
 	Clock clock.WithTicker
 }
@@ -62,12 +64,13 @@ type Cluster struct {
 	settler *settler
 	waker   *waker
 	flights flights
+	term    term
 }
 
 // New wires a Cluster. Nothing is read before Run.
 func New(o Options) (*Cluster, error) {
 	c := &Cluster{Options: o}
-	c.waker = newWaker(o.Clock, o.API, o.Observer, c.fits, c.anyFit)
+	c.waker = newWaker(o.Clock, o.API, o.Observer, c.fits, c.anyFit, c.leading)
 	c.ledger = ledger.New(c.waker.freed)
 	c.settler = newSettler(o.Clock, o.API, o.Observer, c.ledger, o.BindTimeout, c.waker.released)
 

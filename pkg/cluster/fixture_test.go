@@ -287,6 +287,23 @@ func (s *server) commit(_ context.Context, binding *corev1.Binding) error {
 	return nil
 }
 
+// PodsOn implements API.
+func (s *server) PodsOn(ctx context.Context, node string) ([]corev1.Pod, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reads++
+	if err := errors.Join(ctx.Err(), s.noReads); err != nil {
+		return nil, err
+	}
+	var pods []corev1.Pod
+	for _, pod := range s.pods {
+		if pod.Spec.NodeName == node {
+			pods = append(pods, *pod.DeepCopy())
+		}
+	}
+	return pods, nil
+}
+
 // Pod implements API.
 func (s *server) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 	s.mu.Lock()

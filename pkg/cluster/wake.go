@@ -39,8 +39,10 @@ type waker struct {
 	fits func(pod gpu.Pod, node string) bool
 	// anyFit returns a node on which the pod would find a card now, or "".
 	anyFit func(pod gpu.Pod) string
-	limit  *rate.Limiter
-	work   chan struct{}
+	// leading returns an error where another process does this work.
+	leading func() error
+	limit   *rate.Limiter
+	work    chan struct{}
 
 	mu      sync.Mutex
 	refused map[gpu.PodUID]refusal
@@ -52,9 +54,9 @@ type refusal struct {
 	at  time.Time
 }
 
-func newWaker(c clock.WithTicker, api API, o Observer, fits func(gpu.Pod, string) bool, anyFit func(gpu.Pod) string) *waker {
+func newWaker(c clock.WithTicker, api API, o Observer, fits func(gpu.Pod, string) bool, anyFit func(gpu.Pod) string, leading func() error) *waker {
 	return &waker{
-		clock: c, api: api, observer: o, fits: fits, anyFit: anyFit,
+		clock: c, api: api, observer: o, fits: fits, anyFit: anyFit, leading: leading,
 		limit:   rate.NewLimiter(rate.Every(wakeInterval), 1),
 		work:    make(chan struct{}, 1),
 		refused: map[gpu.PodUID]refusal{}, freedAt: map[string]time.Time{},
@@ -138,8 +140,8 @@ func (w *waker) run(ctx context.Context) error {
 // wake changes the annotation of one node, if that helps anybody: one change wakes every refused pod.
 func (w *waker) wake(ctx context.Context) {
 	node, pod := w.reason()
-	if node == "" {
-		return
+	if node == "" || w.leading() != nil {
+		return // Who doesn't lead refuses nobody, and the leader wakes its own.
 	}
 	logger := klog.FromContext(ctx).WithValues("node", node, "pod", klog.KRef(pod.Namespace, pod.Name))
 	ctx, cancel := context.WithTimeout(ctx, wakeTimeout)

@@ -30,7 +30,7 @@ func startWaker(t *testing.T) *wakerFixture {
 	}
 	f.room.Store(true)
 	f.waker = newWaker(f.clock, f.server, f.counts, func(gpu.Pod, string) bool { return f.room.Load() },
-		func(gpu.Pod) string { return "n1" })
+		func(gpu.Pod) string { return "n1" }, func() error { return nil })
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- f.run(ctx) }()

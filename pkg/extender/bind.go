@@ -10,8 +10,6 @@ import (
 
 // bind chooses the card and binds the pod.
 func (s *Server) bind(ctx context.Context, args *extenderv1.ExtenderBindingArgs) (any, error) {
-	s.binds.Add(1)
-	defer s.binds.Add(-1)
 	err := s.Cluster.Bind(ctx, cluster.BindRequest{
 		Namespace: args.PodNamespace, Name: args.PodName, UID: args.PodUID, Node: args.Node,
 	})

@@ -133,6 +133,10 @@ func (a api) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, erro
 	return a.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
+func (a api) PodsOn(context.Context, string) ([]corev1.Pod, error) {
+	return nil, errors.New("no terms here")
+}
+
 func (a api) AnnotateNode(context.Context, string, string, string) error { return nil }
 
 // call sends a request through the router.

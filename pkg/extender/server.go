@@ -70,6 +70,9 @@ type Options struct {
 	CardPolicy, NodePolicy placement.Policy
 	// TLS is nil for plain HTTP.
 	TLS *tls.Config
+	// Answer says whether this replica is to answer kube-scheduler; nil for the only one. Calls are counted before it is
+	// asked, see InFlight.
+	Answer func() error
 	// BindTimeout is how long a bind may take: a stopping server waits that long for the binds in flight.
 	BindTimeout time.Duration
 }
@@ -79,8 +82,8 @@ type Server struct {
 	Options
 	// grace is stopGrace outside tests.
 	grace time.Duration
-	// binds counts the binds in flight.
-	binds atomic.Int64
+	// inFlight counts the calls of kube-scheduler in flight.
+	inFlight atomic.Int64
 }
 
 // NewServer wires a Server.
@@ -103,6 +106,9 @@ func (s *Server) Handler() http.Handler {
 	})
 	return r
 }
+
+// InFlight says how many calls of kube-scheduler are being answered.
+func (s *Server) InFlight() int { return int(s.inFlight.Load()) }
 
 // Serve answers on the listener until ctx ends, then waits for the requests in flight.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
@@ -132,7 +138,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 // that limit http.Server.Shutdown would wait seconds for connections that were opened in advance and never used.
 func (s *Server) stop(logger klog.Logger, server *http.Server) error {
 	err := shutdown(server, s.grace)
-	if err != nil && s.binds.Load() > 0 {
+	if err != nil && s.inFlight.Load() > 0 {
 		err = shutdown(server, s.BindTimeout)
 	}
 	if err == nil {

@@ -22,7 +22,16 @@ func verb[A any](s *Server, name string, answer func(context.Context, *A) (any, 
 		start := time.Now()
 		args := new(A)
 		reply, outcome, err := any(nil), OutcomeError, read(w, r, args)
-		if err == nil {
+		// Counted before Answer is asked: a leader that hands over answers nobody any more, then waits for these.
+		s.inFlight.Add(1)
+		defer s.inFlight.Add(-1)
+		standby := s.standby()
+		switch {
+		case standby != nil:
+			// The next connection may lead to the leader.
+			w.Header().Set("Connection", "close")
+			err = standby
+		case err == nil:
 			reply, outcome, err = guarded(r.Context(), name, args, answer)
 		}
 		switch {
@@ -32,13 +41,21 @@ func verb[A any](s *Server, name string, answer func(context.Context, *A) (any, 
 			write(w, r, http.StatusOK, fail(err))
 		case outcome == OutcomePanic:
 			http.Error(w, err.Error(), http.StatusInternalServerError)
-		case errors.Is(err, cluster.ErrNotReady):
+		case standby != nil, errors.Is(err, cluster.ErrNotReady):
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		default:
 			http.Error(w, err.Error(), http.StatusBadRequest)
 		}
 		s.Observer.Answered(name, outcome, time.Since(start))
 	}
+}
+
+// standby returns why another replica is to be asked, or nil.
+func (s *Server) standby() error {
+	if s.Answer == nil {
+		return nil
+	}
+	return s.Answer()
 }
 
 // guarded runs a verb. A panic ends this one request, with an error like any other.

@@ -129,3 +129,26 @@ func standing(t *testing.T) *ledger.Ledger {
 	}
 	return l
 }
+
+func TestALeadersMetrics(t *testing.T) {
+	registry := prometheus.NewPedanticRegistry()
+	l := NewLeader(registry)
+	for _, leads := range []bool{false, true, false} {
+		l.LeadershipChanged(leads)
+	}
+	problems, err := testutil.GatherAndLint(registry)
+	if err != nil || len(problems) > 0 {
+		t.Errorf("lint: %v, %v", problems, err)
+	}
+	err = testutil.GatherAndCompare(registry, strings.NewReader(`
+# HELP gpushare_extender_leadership_changes_total Times that this replica began or ceased to lead.
+# TYPE gpushare_extender_leadership_changes_total counter
+gpushare_extender_leadership_changes_total 2
+# HELP gpushare_extender_leading 1 while this replica leads, 0 while it stands by.
+# TYPE gpushare_extender_leading gauge
+gpushare_extender_leading 0
+`))
+	if err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+
+	"github.com/gpushare/gpushare/pkg/cluster"
+	"github.com/gpushare/gpushare/pkg/extender"
+	"github.com/gpushare/gpushare/pkg/leader"
+)
+
+// newElector joins this replica to the others. It has a client of its own, so that a burst of binds never holds up the
+// renewal of the Lease.
+func newElector(e election, config *rest.Config, listening net.Addr, state *cluster.Cluster, server *extender.Server, observer leader.Observer) (*leader.Elector, error) {
+	config = rest.CopyConfig(config)
+	config.QPS, config.Burst = 20, 40
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("reaching the API server: %w", err)
+	}
+	identity, err := leader.NewIdentity()
+	if err != nil {
+		return nil, fmt.Errorf("--leader-elect: %w", err)
+	}
+	endpoint, err := e.endpoint(listening)
+	if err != nil {
+		return nil, err
+	}
+	elector, err := leader.New(leader.Options{
+		Client: client, Namespace: e.namespace, Identity: identity,
+		LeaseDuration: e.leaseDuration, RenewDeadline: e.renewDeadline, RetryPeriod: e.retryPeriod,
+		BindDeadline: state.BindDeadline(), Drain: drain(server, state), TakeOver: state.TakeOver,
+		Endpoint: endpoint, Observer: observer, Clock: clock.RealClock{},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("--leader-elect: %w", err)
+	}
+	return elector, nil
+}
+
+// endpoint is what the leader publishes, nil for nothing.
+func (e election) endpoint(listening net.Addr) (*leader.Endpoint, error) {
+	if e.address == "" {
+		return nil, nil
+	}
+	tcp, ok := listening.(*net.TCPAddr)
+	if !ok {
+		return nil, errors.New("--advertise-address needs a TCP --listen-address")
+	}
+	return &leader.Endpoint{
+		Namespace: e.namespace, Service: e.service, Address: e.address, Port: int32(tcp.Port),
+	}, nil
+}
+
+// drain waits for the calls that were let in, and then for what they wrote.
+func drain(server *extender.Server, state *cluster.Cluster) func(context.Context) error {
+	return func(ctx context.Context) error {
+		err := wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(context.Context) (bool, error) {
+			return server.InFlight() == 0, nil
+		})
+		if err != nil {
+			return fmt.Errorf("waiting for kube-scheduler's calls in flight: %w", err)
+		}
+		return state.Drain(ctx)
+	}
+}
