@@ -38,6 +38,11 @@ test: build kube fake-nvml ## run everything that this machine can run, and say 
 test-gpu: ## run the node's half against the real NVIDIA driver, where this machine has one
 	$(GO) test -count=1 -v -ldflags "-extldflags=-Wl,-z,lazy" ./test/realgpu
 
+.PHONY: bench
+bench: build kube ## run the benchmarks, beside the same control plane without the extender (BENCH="-nodes 5000" changes it)
+	$(GO) test -run '^$$' -bench . -benchmem ./pkg/placement ./pkg/ledger ./pkg/extender ./pkg/deviceplugin
+	$(GO) run ./test/bench $(BENCH)
+
 .PHONY: lint
 lint: ## run the linter, which also holds the package arrows
 	@linter=$$($(TOOL) golangci-lint) && $$linter run ./...

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+
+	"github.com/gpushare/gpushare/test/controlplane"
+)
+
+type finish = func(context.Context, *turn) error
+
+// startNoop serves an extender that passes every node, scores nothing and binds: what any extender costs.
+func (s *stage) startNoop(context.Context) (string, finish, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", nil, err
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/gpushare-scheduler/filter", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, r, func(args *extenderv1.ExtenderArgs) any {
+			return &extenderv1.ExtenderFilterResult{NodeNames: args.NodeNames}
+		})
+	})
+	mux.HandleFunc("/gpushare-scheduler/prioritize", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, r, func(*extenderv1.ExtenderArgs) any { return extenderv1.HostPriorityList{} })
+	})
+	mux.HandleFunc("/gpushare-scheduler/bind", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, r, func(args *extenderv1.ExtenderBindingArgs) any {
+			err := s.plane.Client.CoreV1().Pods(args.PodNamespace).Bind(r.Context(), &corev1.Binding{
+				ObjectMeta: metav1.ObjectMeta{Namespace: args.PodNamespace, Name: args.PodName, UID: args.PodUID},
+				Target:     corev1.ObjectReference{Kind: "Node", Name: args.Node},
+			}, metav1.CreateOptions{})
+			if err != nil {
+				return &extenderv1.ExtenderBindingResult{Error: err.Error()}
+			}
+			return &extenderv1.ExtenderBindingResult{}
+		})
+	})
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
+	go func() { _ = server.Serve(listener) }()
+	return "http://" + listener.Addr().String(), func(context.Context, *turn) error { return server.Close() }, nil
+}
+
+func answer[A any](w http.ResponseWriter, r *http.Request, reply func(*A) any) {
+	args := new(A)
+	if err := json.NewDecoder(r.Body).Decode(args); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	_ = json.NewEncoder(w).Encode(reply(args))
+}
+
+// startOurs starts the extender as its manifest says.
+func (s *stage) startOurs(ctx context.Context) (string, finish, error) {
+	root, err := controlplane.RepositoryRoot()
+	if err != nil {
+		return "", nil, err
+	}
+	if err := s.plane.Apply(ctx, filepath.Join(root, "deploy", "manifests", "extender.yaml")); err != nil {
+		return "", nil, err
+	}
+	kubeconfig, err := s.plane.ServiceAccountKubeconfig(ctx, "kube-system", "gpushare-extender")
+	if err != nil {
+		return "", nil, err
+	}
+	port, err := controlplane.ReservePort()
+	if err != nil {
+		return "", nil, err
+	}
+	url := port.URL("http")
+	process := &controlplane.Process{
+		Name: "gpushare-extender", Path: filepath.Join(root, "bin", "gpushare-extender"),
+		Args:    []string{"--kubeconfig=" + kubeconfig, "--listen-address=" + port.Address()},
+		LogPath: filepath.Join(s.dir, "extender.log"),
+		Ready:   controlplane.HTTPReady(url + "/readyz"),
+	}
+	if err := process.Start(ctx); err != nil {
+		return "", nil, err
+	}
+	return url, func(ctx context.Context, t *turn) error {
+		defer port.Release()
+		return errors.Join(readMetrics(ctx, url, t), process.Kill())
+	}, nil
+}
+
+// readMetrics adds what the extender tells of itself.
+func readMetrics(ctx context.Context, url string, t *turn) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/metrics", nil)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	lines := bufio.NewScanner(response.Body)
+	for lines.Scan() {
+		name, text, ok := strings.Cut(lines.Text(), " ")
+		if !ok || strings.HasPrefix(name, "#") {
+			continue
+		}
+		value, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return fmt.Errorf("metric %s: %w", name, err)
+		}
+		switch name {
+		case "process_cpu_seconds_total":
+			t.cpu = time.Duration(value * float64(time.Second))
+		case "process_resident_memory_bytes":
+			t.memory = int64(value)
+		case `gpushare_extender_binds_total{result="no_room"}`:
+			t.conflicts = int(value)
+		}
+	}
+	return lines.Err()
+}

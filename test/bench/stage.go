@@ -1,0 +1,201 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/controlplane"
+)
+
+// stage is where the turns are played.
+type stage struct {
+	plane *controlplane.ControlPlane
+	dir   string
+}
+
+// creators is how many pods are created at a time: enough that creating is not what is measured.
+const creators = 16
+
+// run plays one turn: scheduler up, pods created, all bound, everything gone again.
+func (s *stage) run(ctx context.Context, k *kind, requests []gpu.Memory) (t turn, err error) {
+	url, finish, err := k.start(ctx)
+	if err != nil {
+		return t, err
+	}
+	err = s.plane.StartScheduler(ctx, controlplane.SchedulerOptions{
+		ExtenderURL: url, Edits: []controlplane.ConfigEdit{controlplane.ClientLimits(5000, 10000)},
+	})
+	if err != nil {
+		return t, err
+	}
+	if t, err = s.bindAll(ctx, requests); err != nil {
+		return t, err
+	}
+	if url != "" {
+		if err := s.countCards(ctx, &t); err != nil {
+			return t, err
+		}
+	}
+	if err := finish(ctx, &t); err != nil {
+		return t, err
+	}
+	return t, s.clear(ctx)
+}
+
+// bindAll creates the pods and waits until all are bound.
+func (s *stage) bindAll(ctx context.Context, requests []gpu.Memory) (turn, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	times := newTimes(len(requests))
+	factory := informers.NewSharedInformerFactoryWithOptions(s.plane.Client, 0, informers.WithNamespace(metav1.NamespaceDefault))
+	handler, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		UpdateFunc: func(_, after any) {
+			if pod := after.(*corev1.Pod); pod.Spec.NodeName != "" {
+				times.bound(pod.Name)
+			}
+		},
+	})
+	if err != nil {
+		return turn{}, err
+	}
+	factory.StartWithContext(ctx)
+	if !cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
+		return turn{}, ctx.Err()
+	}
+
+	pods := s.plane.Client.CoreV1().Pods(metav1.NamespaceDefault)
+	start := time.Now()
+	g, creating := errgroup.WithContext(ctx)
+	g.SetLimit(creators)
+	for i, request := range requests {
+		g.Go(func() error {
+			pod := newPod(i, request)
+			times.created(pod.Name)
+			_, err := pods.Create(creating, pod, metav1.CreateOptions{})
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return turn{}, err
+	}
+	select {
+	case <-times.all:
+	case <-ctx.Done():
+		return turn{}, ctx.Err()
+	}
+	sorted := times.sorted()
+	return turn{
+		rate: float64(len(requests)) / time.Since(start).Seconds(),
+		p50:  sorted[len(sorted)/2], p99: sorted[len(sorted)*99/100],
+	}, nil
+}
+
+// times are when pods were created, and how long they then took to be bound.
+type times struct {
+	// all is closed when every pod is bound.
+	all  chan struct{}
+	want int
+
+	mu   sync.Mutex
+	from map[string]time.Time
+	took map[string]time.Duration
+}
+
+func newTimes(want int) *times {
+	return &times{all: make(chan struct{}), want: want, from: map[string]time.Time{}, took: map[string]time.Duration{}}
+}
+
+func (t *times) created(name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.from[name] = time.Now()
+}
+
+func (t *times) bound(name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	from, known := t.from[name]
+	if _, again := t.took[name]; again || !known {
+		return
+	}
+	t.took[name] = time.Since(from)
+	if len(t.took) == t.want {
+		close(t.all)
+	}
+}
+
+func (t *times) sorted() []time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Sorted(maps.Values(t.took))
+}
+
+// countCards adds up from the annotations what is in use.
+func (s *stage) countCards(ctx context.Context, t *turn) error {
+	list, err := s.plane.Client.CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	used := map[string]gpu.Memory{}
+	for i := range list.Items {
+		pod := &list.Items[i]
+		if card, ok := pod.Annotations[protocol.AnnotationIndex]; ok {
+			key := pod.Spec.NodeName + "/" + card
+			used[key] = used[key].Add(protocol.PodRequest(pod))
+		}
+	}
+	var sum gpu.Memory
+	for card, memory := range used {
+		if memory > cardMemory {
+			return fmt.Errorf("card %s holds %d of %d", card, memory, cardMemory)
+		}
+		sum = sum.Add(memory)
+	}
+	if len(used) > 0 {
+		t.cards, t.packing = len(used), float64(sum)/float64(cardMemory)/float64(len(used))
+	}
+	return nil
+}
+
+// clear deletes every pod and waits until they are gone.
+func (s *stage) clear(ctx context.Context) error {
+	pods := s.plane.Client.CoreV1().Pods(metav1.NamespaceDefault)
+	if err := s.plane.Scheduler.Kill(); err != nil {
+		return err
+	}
+	err := pods.DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	return wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		list, err := pods.List(ctx, metav1.ListOptions{Limit: 1})
+		return err == nil && len(list.Items) == 0, err
+	})
+}
+
+func newPod(i int, request gpu.Memory) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("pod-%05d", i)},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{
+			Name: "main", Image: "none",
+			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
+				protocol.ResourceMemory: *resource.NewQuantity(int64(request), resource.DecimalSI),
+			}},
+		}}},
+	}
+}
