@@ -81,7 +81,7 @@ func TestWhatCannotWorkEndsWithAClearMessage(t *testing.T) {
 			cmd := command(ctx, test.args...)
 			var stdout, stderr bytes.Buffer
 			cmd.Stdout, cmd.Stderr = &stdout, &stderr
-			cmd.Run() // What it returns stands in the process's state.
+			_ = cmd.Run() // What it returns stands in the process's state.
 			if code := cmd.ProcessState.ExitCode(); code != 1 {
 				t.Errorf("exit code %d, want 1", code)
 			}
@@ -164,7 +164,7 @@ func TestLife(t *testing.T) {
 		wait.Do(func() { ended = cmd.Wait() })
 		return ended
 	}
-	defer reap()
+	defer func() { _ = reap() }()
 	defer cancel()
 
 	address := make(chan string, 1)

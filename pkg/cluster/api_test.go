@@ -94,7 +94,7 @@ func TestJudgeRealAnswers(t *testing.T) {
 		"the connection is cut after the request was read": {func(w http.ResponseWriter, _ *http.Request) { cut(w) }, unknown},
 		"the connection is cut amid the answer": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "1000")
-			w.WriteHeader(201)
+			w.WriteHeader(http.StatusCreated)
 			fmt.Fprint(w, `{"kind":"Status"`)
 		}, unknown},
 		"no answer comes before the deadline": {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, unknown},

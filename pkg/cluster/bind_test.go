@@ -701,7 +701,7 @@ func TestParallelBindsNeverPassACardsTotal(t *testing.T) {
 				if roll(2) == 0 {
 					f.publishObject(pod)
 				}
-				for try := 0; try < 6; try++ {
+				for range 6 {
 					err := f.Bind(context.Background(), f.request(pod, names[roll(len(names))]))
 					overfull()
 					if err == nil {

@@ -5,7 +5,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/test/controlplane"
 )
@@ -47,7 +46,7 @@ func TestLifeAgainstARealAPIServer(t *testing.T) {
 				containers[i].Image = "simulated"
 			}
 		}
-		pod.Spec.AutomountServiceAccountToken = ptr.To(false)
+		pod.Spec.AutomountServiceAccountToken = new(false)
 		created, err := pods.Create(f.ctx, pod, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -94,7 +93,7 @@ func TestLifeAgainstARealAPIServer(t *testing.T) {
 	f.await("late was taken up", func() bool { return phase("late") != corev1.PodPending })
 
 	for _, name := range []string{"stays", "done", "failed", "big", "late"} {
-		if err := pods.Delete(f.ctx, name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(1))}); err != nil {
+		if err := pods.Delete(f.ctx, name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(1))}); err != nil {
 			t.Fatal(err)
 		}
 	}

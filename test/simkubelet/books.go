@@ -2,6 +2,7 @@ package simkubelet
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 
 	"google.golang.org/protobuf/proto"
@@ -88,9 +89,7 @@ func (b *books) holdings(uid types.UID, container string) map[string]holding {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	out := make(map[string]holding, len(b.pods[uid][container]))
-	for resource, h := range b.pods[uid][container] {
-		out[resource] = h
-	}
+	maps.Copy(out, b.pods[uid][container])
 	return out
 }
 

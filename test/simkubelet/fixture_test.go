@@ -165,7 +165,7 @@ func (f *fixture) pod(name string) *corev1.Pod {
 func (f *fixture) del(name string, grace int64) {
 	f.t.Helper()
 	pod := f.pod(name).DeepCopy()
-	pod.DeletionTimestamp, pod.DeletionGracePeriodSeconds = ptr.To(metav1.Now()), &grace
+	pod.DeletionTimestamp, pod.DeletionGracePeriodSeconds = new(metav1.Now()), &grace
 	if _, err := f.api.CoreV1().Pods("default").Update(f.ctx, pod, metav1.UpdateOptions{}); err != nil {
 		f.t.Fatal(err)
 	}

@@ -159,7 +159,7 @@ func (p *process) add(ctx context.Context, batch []*corev1.Pod) {
 				continue
 			}
 		}
-		p.newWorker(ctx, pod)
+		p.startWorker(ctx, pod)
 	}
 }
 
@@ -175,7 +175,7 @@ func (p *process) update(ctx context.Context, pods []*corev1.Pod) {
 				p.status.finish(pod.UID) // Deleted after it had ended.
 			}
 		case pod.DeletionTimestamp != nil:
-			p.newWorker(ctx, pod) // Rejected and then deleted.
+			p.startWorker(ctx, pod) // Rejected and then deleted.
 		}
 	}
 }

@@ -69,7 +69,7 @@ func (s *source) merge(ctx context.Context, state []*corev1.Pod) {
 	first := !s.seen
 	s.seen = true
 	for _, c := range []change{{removed, s.name, removes}, {added, s.name, adds}, {updated, s.name, updates}} {
-		if len(c.pods) == 0 && !(first && c.operation == added) {
+		if len(c.pods) == 0 && (!first || c.operation != added) {
 			continue
 		}
 		select {

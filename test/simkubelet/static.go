@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/ptr"
 )
 
 // AddStaticPod gives the node a static pod, as a file in the kubelet's manifest folder does, and returns the pod as the
@@ -88,7 +87,7 @@ func (p *process) createMirror(ctx context.Context, static *corev1.Pod) error {
 	mirror.Annotations[annotationMirror] = static.Annotations[annotationHash]
 	node := p.node.last()
 	mirror.OwnerReferences = []metav1.OwnerReference{{
-		APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: ptr.To(true),
+		APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: new(true),
 	}}
 	_, err := p.options.Client.CoreV1().Pods(mirror.Namespace).Create(ctx, mirror, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -101,7 +100,7 @@ func (p *process) createMirror(ctx context.Context, static *corev1.Pod) error {
 func (p *process) deleteMirror(ctx context.Context, mirror *corev1.Pod) {
 	p.wg.Go(func() {
 		err := p.options.Client.CoreV1().Pods(mirror.Namespace).Delete(ctx, mirror.Name, metav1.DeleteOptions{
-			GracePeriodSeconds: ptr.To(int64(0)), Preconditions: metav1.NewUIDPreconditions(string(mirror.UID)),
+			GracePeriodSeconds: new(int64(0)), Preconditions: metav1.NewUIDPreconditions(string(mirror.UID)),
 		})
 		if err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
 			klog.FromContext(ctx).V(2).Info("Could not delete a mirror pod", "pod", klog.KObj(mirror), "err", err)

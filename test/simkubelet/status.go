@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/ptr"
 )
 
 // statuses writes pod statuses to the API, one after the other, and deletes the objects of deleted pods that have ended
@@ -139,7 +138,7 @@ func (s *statuses) sync(ctx context.Context, uid types.UID) error {
 	// The object goes only once its phase says that the pod has ended.
 	if w.finished && pod.DeletionTimestamp != nil && terminal(pod.Status.Phase) && !isMirror(pod) {
 		err := s.process.options.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
-			GracePeriodSeconds: ptr.To(int64(0)),
+			GracePeriodSeconds: new(int64(0)),
 			Preconditions:      metav1.NewUIDPreconditions(string(uid)),
 		})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
@@ -216,7 +215,7 @@ func condition(kind corev1.PodConditionType, value bool, at metav1.Time) corev1.
 func containerStatus(container *corev1.Container, state containerState, waiting error, app bool) corev1.ContainerStatus {
 	cs := corev1.ContainerStatus{
 		Name: container.Name, Image: container.Image, Ready: state.Running, RestartCount: state.Restarts,
-		Started: ptr.To(state.Running),
+		Started: new(state.Running),
 	}
 	startedAt := metav1.NewTime(state.StartedAt)
 	switch {

@@ -29,8 +29,8 @@ type worker struct {
 	waiting    map[string]error // containers that couldn't be started, and why
 }
 
-// newWorker makes the pod's worker and lets it run until the pod has ended or the process is stopped.
-func (p *process) newWorker(ctx context.Context, pod *corev1.Pod) *worker {
+// startWorker makes the pod's worker and lets it run until the pod has ended or the process is stopped.
+func (p *process) startWorker(ctx context.Context, pod *corev1.Pod) {
 	w := &worker{
 		process: p, uid: pod.UID, pod: pod, waiting: map[string]error{}, started: metav1.Now(),
 		wake: make(chan struct{}, 1), stop: make(chan struct{}),
@@ -43,7 +43,6 @@ func (p *process) newWorker(ctx context.Context, pod *corev1.Pod) *worker {
 	p.mu.Unlock()
 	w.update(pod)
 	p.wg.Go(func() { w.run(ctx) })
-	return w
 }
 
 func (w *worker) run(ctx context.Context) {
