@@ -11,8 +11,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
@@ -28,6 +32,8 @@ type NodeSpec struct {
 	Labels map[string]string
 	// PluginArgs are flags to add.
 	PluginArgs []string
+	// KubeletThroughProxy puts a proxy between the kubelet and the API server, so that a test can disturb it.
+	KubeletThroughProxy bool
 	// Kubelet changes how the simulated kubelet behaves; name, client and folders are set here.
 	Kubelet simkubelet.Options
 }
@@ -38,6 +44,8 @@ type Node struct {
 	Machine fakenvml.Machine
 	Kubelet *simkubelet.Kubelet
 	Plugin  *controlplane.Process
+	// Proxy is nil without NodeSpec.KubeletThroughProxy.
+	Proxy *controlplane.Proxy
 
 	stop func()
 	done chan error
@@ -52,13 +60,11 @@ func (b *Bed) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
 	}
 	node := &Node{Name: spec.Name, Machine: fakenvml.NewMachine(dir), done: make(chan error, 1)}
 	var cards []fakenvml.Card
-	var total int64
 	for i, memory := range spec.Cards {
 		cards = append(cards, fakenvml.Card{
 			UUID:  fmt.Sprintf("GPU-%08x-%04x-4000-8000-%012x", len(b.nodes), i, len(b.nodes)*1000+i),
 			Model: "Tesla V100-SXM2-16GB", MiB: memory, NUMANode: i % 2,
 		})
-		total += int64(memory)
 	}
 	if err := node.Machine.SetCards(cards...); err != nil {
 		return nil, err
@@ -68,6 +74,12 @@ func (b *Bed) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
 	o.NodeName, o.Client, o.Root, o.LiftNotReadyTaint = spec.Name, b.Client, dir, true
 	o.Labels = map[string]string{protocol.LabelShared: "true"}
 	maps.Copy(o.Labels, spec.Labels)
+	if spec.KubeletThroughProxy {
+		var err error
+		if o.Client, node.Proxy, err = b.proxiedClient(ctx); err != nil {
+			return nil, fmt.Errorf("node %s: %w", spec.Name, err)
+		}
+	}
 	kubelet, err := simkubelet.New(o)
 	if err != nil {
 		return nil, fmt.Errorf("node %s: %w", spec.Name, err)
@@ -94,6 +106,44 @@ func (b *Bed) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
 		return nil, err
 	}
 	return node, b.awaitNode(ctx, node, len(cards))
+}
+
+// proxiedClient returns an administrator's client that goes through a proxy of its own.
+func (b *Bed) proxiedClient(ctx context.Context) (kubernetes.Interface, *controlplane.Proxy, error) {
+	const account = "simulated-kubelet"
+	system := b.Client.CoreV1().ServiceAccounts(metav1.NamespaceSystem)
+	_, err := system.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}}, metav1.CreateOptions{})
+	if err == nil {
+		_, err = b.Client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: account},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: metav1.NamespaceSystem, Name: account}},
+		}, metav1.CreateOptions{})
+	}
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return nil, nil, fmt.Errorf("making an account for the kubelet: %w", err)
+	}
+	path, err := b.ServiceAccountKubeconfig(ctx, metav1.NamespaceSystem, account)
+	if err != nil {
+		return nil, nil, err
+	}
+	proxy, err := b.StartProxy()
+	if err != nil {
+		return nil, nil, err
+	}
+	if path, err = proxy.Kubeconfig(path); err != nil {
+		return nil, nil, err
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading the kubelet's kubeconfig: %w", err)
+	}
+	config.QPS = -1 // No limit.
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, nil, fmt.Errorf("making the kubelet's client: %w", err)
+	}
+	return client, proxy, nil
 }
 
 // awaitNode waits until the API server shows the node's cards and memory.
