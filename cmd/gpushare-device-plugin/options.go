@@ -23,6 +23,8 @@ type options struct {
 	nodeName           string
 	memoryUnit         string
 	visibleDevices     string
+	deviceListStrategy string
+	compatErrorEnv     bool
 	devicePluginDir    string
 	podResourcesSocket string
 	nvmlLibrary        string
@@ -67,6 +69,8 @@ The flag wins.`,
 	f.StringVar(&o.nodeName, "node-name", "", "`name` of this node's object")
 	f.StringVar(&o.memoryUnit, "memory-unit", gpu.GiB.String(), "what one aliyun.com/gpu-mem stands for: GiB, MiB, or a number of them such as 256MiB")
 	f.StringVar(&o.visibleDevices, "visible-devices", string(deviceplugin.VisibleByUUID), "how NVIDIA_VISIBLE_DEVICES names a card: uuid or index")
+	f.StringVar(&o.deviceListStrategy, "device-list-strategy", string(deviceplugin.ListByEnv), "how a card gets into a container: envvar leaves it to NVIDIA's container runtime, cdi-cri names a CDI device as well (nvidia.com/gpu=, by uuid or index as --visible-devices has it)")
+	f.BoolVar(&o.compatErrorEnv, "compat-error-env", false, "start a container that no card can be given to all the same, with an environment that names none, as the existing plugin does; its pod fails otherwise")
 	f.StringVar(&o.devicePluginDir, "device-plugin-dir", "/var/lib/kubelet/device-plugins", "the kubelet's `directory` of device plugins")
 	f.StringVar(&o.podResourcesSocket, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "`socket` at which the kubelet tells which pod it is admitting; goes by the order of scheduling where empty or missing")
 	f.StringVar(&o.nvmlLibrary, "nvml-library", "", "`path` of libnvidia-ml.so.1; where the dynamic linker finds it if empty")
@@ -106,6 +110,11 @@ func (o options) validate() (gpu.Unit, error) {
 	case deviceplugin.VisibleByUUID, deviceplugin.VisibleByIndex:
 	default:
 		return 0, fmt.Errorf("--visible-devices: %q is neither %s nor %s", v, deviceplugin.VisibleByUUID, deviceplugin.VisibleByIndex)
+	}
+	switch s := deviceplugin.DeviceListStrategy(o.deviceListStrategy); s {
+	case deviceplugin.ListByEnv, deviceplugin.ListByCDI:
+	default:
+		return 0, fmt.Errorf("--device-list-strategy: %q is neither %s nor %s", s, deviceplugin.ListByEnv, deviceplugin.ListByCDI)
 	}
 	if o.nodeName == "" {
 		return 0, errors.New("--node-name (or NODE_NAME) is missing")

@@ -17,6 +17,8 @@ func TestBadFlags(t *testing.T) {
 		"an argument":              {[]string{"stray"}, nil, "unknown command"},
 		"a unit that is none":      {[]string{"--node-name=a", "--memory-unit=GB"}, nil, `--memory-unit: memory unit "GB"`},
 		"a name for cards":         {[]string{"--node-name=a", "--visible-devices=name"}, nil, `"name" is neither uuid nor index`},
+		"a way for cards":          {[]string{"--node-name=a", "--device-list-strategy=mount"}, nil, `"mount" is neither envvar nor cdi-cri`},
+		"a variable's bad way":     {nil, map[string]string{"NODE_NAME": "a", "DEVICE_LIST_STRATEGY": "cdi"}, `"cdi" is neither`},
 		"a directory in between":   {[]string{"--node-name=a", "--device-plugin-dir=x"}, nil, `"x" is not an absolute path`},
 		"a socket in between":      {[]string{"--node-name=a", "--pod-resources-socket=x"}, nil, `"x" is not an absolute path`},
 		"an address without port":  {[]string{"--node-name=a", "--listen-address=x"}, nil, "--listen-address: address x: missing port"},
@@ -52,7 +54,7 @@ func TestHelpNamesEveryFlag(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, flag := range []string{
-		"kubeconfig", "node-name", "memory-unit", "visible-devices", "device-plugin-dir", "pod-resources-socket",
+		"kubeconfig", "node-name", "memory-unit", "visible-devices", "device-list-strategy", "compat-error-env", "device-plugin-dir", "pod-resources-socket",
 		"nvml-library", "listen-address", "print-inventory", "version",
 	} {
 		if !strings.Contains(out.String(), "--"+flag) {

@@ -66,6 +66,8 @@ func serve(ctx context.Context, o options, unit gpu.Unit) error {
 		NodeName:           o.nodeName,
 		Unit:               unit,
 		VisibleDevices:     deviceplugin.VisibleDevices(o.visibleDevices),
+		DeviceList:         deviceplugin.DeviceListStrategy(o.deviceListStrategy),
+		ErrorEnv:           o.compatErrorEnv,
 		Directory:          o.devicePluginDir,
 		PodResourcesSocket: o.podResourcesSocket,
 		ListenAddress:      o.listenAddress,

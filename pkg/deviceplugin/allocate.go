@@ -4,7 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
+	"slices"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -14,7 +15,6 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // allocator answers the kubelet: it finds out which pod is meant, decides on the card, and notes what was given.
@@ -29,15 +29,21 @@ type allocator struct {
 	resources *podResources
 	metrics   *metrics
 	events    events.EventRecorder
-	visibleBy VisibleDevices
-	// disableIsolation tells whether the node's containers run without cGPU's isolation.
-	disableIsolation func() bool
+	// node is what the events of pods are attached to that nobody knows.
+	node  *corev1.ObjectReference
+	reply *reply
+	// errorEnv makes a container that is refused a card start without one, as the existing plugin does.
+	errorEnv bool
 	// notify is told of each pod that was given something, or whose record changed.
 	notify func(gpu.PodUID)
 	now    func() time.Time
 
 	// turn is a lock that a cancelled call doesn't wait for.
 	turn chan struct{}
+	// stale says that the checkpoint may have changed.
+	stale chan struct{}
+	// reading is held from reading the checkpoint until the record says so: an older one must not overtake a newer one.
+	reading sync.Mutex
 	// hints and refused belong to who has the turn.
 	hints   map[deviceSet]hint
 	refused map[gpu.PodUID]bool
@@ -64,17 +70,31 @@ func (a *allocator) take(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// Sync reads the kubelet's checkpoint into the record.
-func (a *allocator) Sync(ctx context.Context) {
-	release, err := a.take(ctx)
-	if err != nil {
-		return
+// Follow keeps the record in line with the kubelet's checkpoint until the context ends. It doesn't take the turn: in
+// the finest units the file is megabytes, and the kubelet writes it after each allocation, with the next one waiting.
+func (a *allocator) Follow(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.stale:
+		}
+		a.Sync(ctx)
+		// A burst of pods is one change.
+		pause := time.NewTimer(syncPause)
+		select {
+		case <-ctx.Done():
+			pause.Stop()
+			return nil
+		case <-pause.C:
+		}
 	}
-	defer release()
-	a.sync(ctx)
 }
 
-// Settle does so for a kubelet that has just started: what isn't in its checkpoint it doesn't know.
+// syncPause is the least time between two readings of the checkpoint that nobody waits for.
+const syncPause = 100 * time.Millisecond
+
+// Settle reads the checkpoint of a kubelet that has just started: what isn't in it the kubelet doesn't know.
 func (a *allocator) Settle(ctx context.Context) {
 	release, err := a.take(ctx)
 	if err != nil {
@@ -82,18 +102,19 @@ func (a *allocator) Settle(ctx context.Context) {
 	}
 	defer release()
 	a.record.Settle()
-	a.sync(ctx)
+	a.Sync(ctx)
 	a.resources.Renew()
 }
 
-// sync is called with the turn.
-func (a *allocator) sync(ctx context.Context) {
-	a.doubtful = false
+// Sync reads the kubelet's checkpoint into the record.
+func (a *allocator) Sync(ctx context.Context) {
+	a.reading.Lock()
+	defer a.reading.Unlock()
 	bookings, err := a.books.Read()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "The kubelet's checkpoint can't be read: going on with what is known already")
 	}
-	for _, uid := range a.record.Sync(bookings, a.pods.Exists, a.now()) {
+	for _, uid := range a.record.Sync(bookings, a.books.Written(), a.pods.Exists, a.now()) {
 		a.notify(uid)
 	}
 }
@@ -103,34 +124,27 @@ func (a *allocator) Allocate(ctx context.Context, ids []string) (*pluginapi.Cont
 	start := a.now()
 	defer func() { a.metrics.duration.Observe(a.now().Sub(start).Seconds()) }()
 	response, result, err := a.allocate(ctx, ids)
-	if err != nil {
-		result = refusedUnavailable
-		if r := (*refusal)(nil); errors.As(err, &r) {
-			result = r.outcome
-		}
-	}
 	a.metrics.allocations.WithLabelValues(string(result)).Inc()
 	return response, err
 }
 
 func (a *allocator) allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, outcome, error) {
 	if len(ids) == 0 {
-		return nil, "", &refusal{refusedInvalid, codes.InvalidArgument, "the kubelet asked for no devices"}
+		return nil, refusedInvalid, &refusal{refusedInvalid, codes.InvalidArgument, "the kubelet asked for no devices"}
 	}
 	release, err := a.take(ctx)
 	if err != nil {
-		return nil, "", err
+		return nil, refusedUnavailable, err
 	}
 	defer release()
 
 	devices, request := newDeviceSet(ids), gpu.Memory(len(ids))
 	snapshot, chosen, by, err := a.match(ctx, devices, request)
 	a.metrics.matches.WithLabelValues(string(by)).Inc()
-	if err != nil {
-		klog.FromContext(ctx).Info("Refused an allocation", "memory", request, "reason", err.Error())
-		return nil, "", err
-	}
 	given := serving{Request: request, Devices: devices, At: a.now()}
+	if err != nil {
+		return a.refuse(ctx, given, nil, "", err)
+	}
 	if by == byNobody {
 		return a.allocateNameless(ctx, snapshot, given, ids)
 	}
@@ -138,33 +152,65 @@ func (a *allocator) allocate(ctx context.Context, ids []string) (*pluginapi.Cont
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "container", chosen.Container.Name)
 	card, result, err := snapshot.Card(pod)
 	if err != nil {
-		logger.Info("Refused an allocation", "memory", request, "match", by, "reason", err.Error())
-		a.refused[pod.UID] = true
-		a.events.Eventf(pod.reference(), corev1.EventTypeWarning, "GPUMemoryRefused", "container %s: %v", chosen.Container.Name, err)
-		return nil, "", err
+		return a.refuse(klog.NewContext(ctx, logger.WithValues("match", by)), given, pod, chosen.Container.Name, err)
 	}
 	given.Card, given.CardMemory = card.Index, card.Memory
 	a.record.Serve(pod.UID, chosen.Container.Name, given)
 	a.notify(pod.UID)
 	a.countOtherDevices(ids, card)
+	if result == moved {
+		a.events.Eventf(pod.reference(), corev1.EventTypeWarning, eventMoved,
+			"container %s got card %d: card %d, which was chosen for the pod, has been taken by pods that nobody chose it for",
+			chosen.Container.Name, card.Index, pod.Assignment.Card)
+	}
 	logger.Info("Allocated", "card", card.Index, "memory", request, "result", result, "match", by)
-	return a.response(card, pod.Request, request), result, nil
+	return a.reply.Given(card, pod.Request, request), result, nil
+}
+
+// refuse turns a container away, or lets it start without a card where that is wanted. pod is nil where nobody knows
+// which one it is.
+func (a *allocator) refuse(ctx context.Context, given serving, pod *podView, container string, reason error) (*pluginapi.ContainerAllocateResponse, outcome, error) {
+	result := refusedUnavailable
+	if r := (*refusal)(nil); errors.As(reason, &r) {
+		result = r.outcome
+	}
+	klog.FromContext(ctx).Info("Refused an allocation", "memory", given.Request, "reason", reason.Error(), "startsAnyway", a.errorEnv)
+	reference, text, whole := a.node, reason.Error(), given.Request
+	if pod != nil {
+		reference, text, whole = pod.reference(), fmt.Sprintf("container %s: %v", container, reason), pod.Request
+	}
+	if a.errorEnv {
+		text += "; it starts all the same, without a card"
+	}
+	a.events.Event(reference, corev1.EventTypeWarning, eventRefused, text)
+	if !a.errorEnv {
+		if pod != nil {
+			a.refused[pod.UID] = true
+		}
+		return nil, result, reason
+	}
+	given.Card = noCard
+	if pod != nil {
+		a.record.Serve(pod.UID, container, given)
+	} else {
+		a.record.ServeNameless(given)
+	}
+	cards, _, _ := a.cards.Get()
+	return a.reply.Refused(cards, whole, given.Request), result, nil
 }
 
 // allocateNameless serves a pod that has no object in the API: a static pod, whose mirror appears later. It is booked
 // at once, and known by name as soon as the kubelet has written its checkpoint.
 func (a *allocator) allocateNameless(ctx context.Context, s *snapshot, given serving, ids []string) (*pluginapi.ContainerAllocateResponse, outcome, error) {
-	logger := klog.FromContext(ctx)
 	card, err := s.place("", given.Request)
 	if err != nil {
-		logger.Info("Refused an allocation for a pod that the API server doesn't know", "memory", given.Request, "reason", err.Error())
-		return nil, "", err
+		return a.refuse(ctx, given, nil, "", fmt.Errorf("a pod that the API server doesn't know: %w", err))
 	}
 	given.Card, given.CardMemory = card.Index, card.Memory
 	a.record.ServeNameless(given)
 	a.countOtherDevices(ids, card)
-	logger.Info("Allocated for a pod that the API server doesn't know", "card", card.Index, "memory", given.Request)
-	return a.response(card, given.Request, given.Request), placed, nil
+	klog.FromContext(ctx).Info("Allocated for a pod that the API server doesn't know", "card", card.Index, "memory", given.Request)
+	return a.reply.Given(card, given.Request, given.Request), placed, nil
 }
 
 // Prefer returns the devices that an allocation out of the available ones should take: those of the card that its pod
@@ -201,17 +247,18 @@ func (a *allocator) Prefer(ctx context.Context, available, include []string, siz
 // none of those that the API server knows. It is called with the turn.
 func (a *allocator) match(ctx context.Context, devices deviceSet, request gpu.Memory) (*snapshot, candidate, match, error) {
 	if a.doubtful {
-		a.sync(ctx)
+		a.doubtful = false
+		a.Sync(ctx)
 	}
 	s := a.snapshot(a.pods.Cached())
-	if c, ok := a.hinted(s, devices, request); ok {
-		return s, c, byHint, nil
+	if c, by, ok := a.hinted(s, devices, request); ok {
+		return s, c, by, nil
 	}
 	if c, by, ok := a.resolve(ctx, s.Candidates(request), false); ok {
 		return s, c, by, nil
 	}
 	// The informer can be behind, and so can the record.
-	a.sync(ctx)
+	a.Sync(ctx)
 	pods, err := a.pods.Live(ctx)
 	live := a.snapshot(pods)
 	if err != nil {
@@ -237,7 +284,7 @@ func (a *allocator) resolve(ctx context.Context, candidates []candidate, lastRes
 }
 
 // hinted returns the candidate that GetPreferredAllocation found for these devices, if it still is one.
-func (a *allocator) hinted(s *snapshot, devices deviceSet, request gpu.Memory) (candidate, bool) {
+func (a *allocator) hinted(s *snapshot, devices deviceSet, request gpu.Memory) (candidate, match, bool) {
 	for set, h := range a.hints {
 		if a.now().Sub(h.at) > hintFor {
 			delete(a.hints, set)
@@ -245,16 +292,16 @@ func (a *allocator) hinted(s *snapshot, devices deviceSet, request gpu.Memory) (
 	}
 	h, ok := a.hints[devices]
 	if !ok {
-		return candidate{}, false
+		return candidate{}, byNobody, false
 	}
 	delete(a.hints, devices)
 	a.doubtful = h.by == byOrder
 	for _, c := range s.Candidates(request) {
 		if c.key() == h.candidate.key() {
-			return c, true
+			return c, h.by, true
 		}
 	}
-	return candidate{}, false
+	return candidate{}, byNobody, false
 }
 
 func (a *allocator) snapshot(pods []podView) *snapshot {
@@ -272,23 +319,12 @@ func (a *allocator) snapshot(pods []podView) *snapshot {
 	return &snapshot{Cards: cards, Pods: pods, Served: given, Nameless: nameless, Refused: a.refused}
 }
 
-// response is what a container is told of its card.
-func (a *allocator) response(card gpu.Card, pod, container gpu.Memory) *pluginapi.ContainerAllocateResponse {
-	return &pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
-		Card: card, VisibleAs: a.visibleBy.name(card),
-		PodRequest: pod, ContainerRequest: container,
-		DisableIsolation: a.disableIsolation(),
-	}.Variables()}
-}
-
 // countOtherDevices counts allocations that the kubelet books on other cards. They can have good reasons, such as
 // devices that an init container of another size had.
 func (a *allocator) countOtherDevices(ids []string, card gpu.Card) {
-	for _, id := range ids {
-		if index, _, err := parseDeviceID(id); err != nil || index != card.Index {
-			a.metrics.otherDevices.Inc()
-			return
-		}
+	own := ofCard(card.Index)
+	if slices.ContainsFunc(ids, func(id string) bool { return !own(id) }) {
+		a.metrics.otherDevices.Inc()
 	}
 }
 
@@ -297,39 +333,21 @@ func preferredDevices(card int, available, include []string, size int) []string 
 	if size <= 0 || len(available) < size {
 		return nil
 	}
-	out := make([]string, 0, size)
-	taken := make(map[string]bool, size)
-	take := func(ids []string, want func(string) bool) {
-		for _, id := range ids {
-			if len(out) < size && !taken[id] && want(id) {
-				taken[id] = true
+	out := append(make([]string, 0, size), include[:min(size, len(include))]...)
+	included := make(map[string]bool, len(out))
+	for _, id := range out {
+		included[id] = true
+	}
+	own := ofCard(card)
+	for _, ofCard := range []bool{true, false} {
+		for _, id := range available {
+			if len(out) == size {
+				return out
+			}
+			if own(id) == ofCard && !included[id] {
 				out = append(out, id)
 			}
 		}
 	}
-	any := func(string) bool { return true }
-	take(include, any)
-	take(available, func(id string) bool {
-		index, _, err := parseDeviceID(id)
-		return err == nil && index == card
-	})
-	take(available, any)
 	return out
-}
-
-// VisibleDevices is by which name NVIDIA's runtime is told the card.
-type VisibleDevices string
-
-// The names that it knows.
-const (
-	VisibleByUUID  VisibleDevices = "uuid"
-	VisibleByIndex VisibleDevices = "index"
-)
-
-// name returns a card's name. A card without UUID has its index only.
-func (v VisibleDevices) name(card gpu.Card) string {
-	if v == VisibleByUUID && card.UUID != "" {
-		return card.UUID
-	}
-	return strconv.Itoa(card.Index)
 }

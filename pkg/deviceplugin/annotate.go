@@ -121,7 +121,7 @@ func (a *annotator) write(ctx context.Context, uid gpu.PodUID) error {
 	if repair {
 		a.metrics.repairs.Inc()
 		card := annotations[protocol.AnnotationIndex]
-		a.events.Eventf(pod.reference(), corev1.EventTypeWarning, "GPUCardRepaired",
+		a.events.Eventf(pod.reference(), corev1.EventTypeWarning, eventRepaired,
 			"the annotations named card %d, the containers got card %s", pod.Assignment.Card, card)
 		klog.FromContext(ctx).Info("Repaired annotations", "pod", klog.KRef(pod.Namespace, pod.Name), "card", card, "was", pod.Assignment.Card)
 	}
@@ -137,18 +137,18 @@ func due(pod *podView, given servings) (annotations map[string]string, repair bo
 	truth, whole, at := serving{Card: noCard}, true, time.Time{}
 	for _, container := range pod.Containers {
 		s, ok := given[container.Name]
-		if !ok || s.Card == noCard {
+		if !ok || !s.HasCard() {
 			whole = false
 			continue
 		}
-		if truth.Card == noCard {
+		if !truth.HasCard() {
 			truth = s
 		}
 		if s.At.After(at) {
 			at = s.At
 		}
 	}
-	if truth.Card == noCard {
+	if !truth.HasCard() {
 		return nil, false
 	}
 	repair = pod.Assumed && pod.Assignment.Card != truth.Card

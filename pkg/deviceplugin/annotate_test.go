@@ -65,6 +65,12 @@ func TestDue(t *testing.T) {
 		"an environment without a card mends nothing": {
 			pod: newPod("a", main(2), assumed(0, 5)), given: servings{"main": {Card: noCard}},
 		},
+		"nor does an answer that isn't ours": {
+			pod: newPod("a", main(2), assumed(0, 5)), given: servings{"main": {Card: unknownCard}},
+		},
+		"one container with a card and one without: not assigned": {
+			pod: newPod("a", container("x", 2), container("y", 2), assumed(0, 5)), given: servings{"x": given(noCard), "y": given(0)},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := views(test.pod)[0]

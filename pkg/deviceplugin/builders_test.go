@@ -93,6 +93,10 @@ func created(at int) podOption {
 	}
 }
 
+func revision(v string) podOption {
+	return func(pod *corev1.Pod) { pod.ResourceVersion = v }
+}
+
 func deleting(pod *corev1.Pod) { pod.DeletionTimestamp = &metav1.Time{Time: start} }
 
 func phase(phase corev1.PodPhase) podOption {

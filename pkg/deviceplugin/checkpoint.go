@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
@@ -88,6 +89,14 @@ type checkpoint struct {
 	dir      string
 	last     fs.FileInfo
 	bookings []booking
+}
+
+// Written returns when the books that Read returned last were written.
+func (c *checkpoint) Written() time.Time {
+	if c.last == nil {
+		return time.Time{}
+	}
+	return c.last.ModTime()
 }
 
 // Read returns the kubelet's books. A file that isn't there says that it has none. On an error they are what they were

@@ -1,7 +1,6 @@
 package deviceplugin
 
 import (
-	"crypto/sha256"
 	"fmt"
 	"math"
 	"slices"
@@ -35,13 +34,7 @@ const (
 
 // deviceID returns the ID of one unit of a card. Cards lie within 0 and maxCards.
 func deviceID(card int, unit gpu.Memory) string {
-	id := make([]byte, 0, 16)
-	if card < shortCards {
-		id = append(id, digits[card])
-	} else {
-		c := int64(card)
-		id = append(id, escape, digits[c/base/base%base], digits[c/base%base], digits[c%base])
-	}
+	id := appendCard(make([]byte, 0, 16), card)
 	start := len(id)
 	for n := int64(unit); ; n /= base {
 		id = append(id, digits[n%base])
@@ -51,6 +44,21 @@ func deviceID(card int, unit gpu.Memory) string {
 	}
 	slices.Reverse(id[start:])
 	return string(id)
+}
+
+// appendCard appends what the IDs of a card's units begin with, and no others.
+func appendCard(id []byte, card int) []byte {
+	if card < shortCards {
+		return append(id, digits[card])
+	}
+	c := int64(card)
+	return append(id, escape, digits[c/base/base%base], digits[c/base%base], digits[c%base])
+}
+
+// ofCard returns whether an ID, which is one of ours, is that of a card's unit.
+func ofCard(card int) func(id string) bool {
+	prefix := string(appendCard(nil, card))
+	return func(id string) bool { return strings.HasPrefix(id, prefix) }
 }
 
 // parseDeviceID reads what deviceID wrote, and nothing else.
@@ -150,9 +158,26 @@ func smallestUnit(inventory protocol.Inventory) gpu.Unit {
 }
 
 // deviceSet stands for a set of device IDs: equal for equal sets, whatever their order. A pod can hold many thousand
-// IDs, so they aren't kept.
-type deviceSet [sha256.Size]byte
+// IDs, so they aren't kept: it is their number and the sums of two hashes of each. Nobody chooses IDs but this plugin,
+// so nothing but chance could make two sets one.
+type deviceSet [3]uint64
 
 func newDeviceSet(ids []string) deviceSet {
-	return sha256.Sum256([]byte(strings.Join(slices.Sorted(slices.Values(ids)), "\x00")))
+	set := deviceSet{uint64(len(ids))}
+	for _, id := range ids {
+		// FNV-1a, whose bits are mixed as in SplitMix64, so that sums don't cancel out.
+		hash := uint64(14695981039346656037)
+		for i := range len(id) {
+			hash = (hash ^ uint64(id[i])) * 1099511628211
+		}
+		set[1] += mix(hash)
+		set[2] += mix(hash + 0x9e3779b97f4a7c15)
+	}
+	return set
+}
+
+func mix(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
 }

@@ -124,8 +124,22 @@ func TestDeviceSet(t *testing.T) {
 	if b := newDeviceSet([]string{"1", "02", "01"}); a != b {
 		t.Error("the order of IDs makes a difference")
 	}
-	if b := newDeviceSet([]string{"0", "102", "1"}); a == b {
-		t.Error("other IDs make no difference")
+	for _, other := range [][]string{{"0", "102", "1"}, {"01", "02"}, {"01", "02", "1", "2"}, {"01", "01", "1"}, nil} {
+		if b := newDeviceSet(other); a == b {
+			t.Errorf("%q makes no difference", other)
+		}
+	}
+	// Neighbours in every combination: sums that cancel out would show here.
+	seen := map[deviceSet]string{}
+	for first := range 200 {
+		for second := range first {
+			ids := []string{deviceID(0, gpu.Memory(first)), deviceID(1, gpu.Memory(second))}
+			set := newDeviceSet(ids)
+			if other := seen[set]; other != "" {
+				t.Fatalf("%s and %q are one", other, ids)
+			}
+			seen[set] = fmt.Sprint(ids)
+		}
 	}
 }
 
@@ -141,7 +155,11 @@ func TestPreferredDevices(t *testing.T) {
 		"too few on the card: others as well": {1, []string{"00", "10"}, nil, 2, []string{"10", "00"}},
 		"too few at all":                      {1, []string{"00"}, nil, 2, nil},
 		"nothing asked":                       {1, []string{"00"}, nil, 0, nil},
-		"foreign IDs are taken last":          {0, []string{"GPU-0-_-1", "00"}, nil, 1, []string{"00"}},
+		"a card with a long name": {
+			100, []string{deviceID(1, 0), deviceID(101, 0), deviceID(100, 7)}, nil, 2, []string{deviceID(100, 7), deviceID(1, 0)},
+		},
+		"more to be included than asked": {1, []string{"00", "10", "01"}, []string{"00", "01"}, 1, []string{"00"}},
+		"foreign IDs are taken last":     {0, []string{"GPU-0-_-1", "00"}, nil, 1, []string{"00"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := preferredDevices(test.card, test.available, test.include, test.size)

@@ -30,7 +30,7 @@ import (
 type kubelet struct {
 	pluginapi.UnimplementedRegistrationServer
 	podresourcesv1.UnimplementedPodResourcesListerServer
-	t      *testing.T
+	t      testing.TB
 	dir    string
 	server *grpc.Server
 	asked  *rate.Limiter
@@ -43,20 +43,27 @@ type kubelet struct {
 	entries       []entry
 	admitted      map[string]*corev1.Pod
 	rejected      int
+	// unwilling is what registrations are answered.
+	unwilling error
+}
+
+// newKubelet returns one that doesn't serve yet.
+func newKubelet(t testing.TB, dir string, entries ...entry) *kubelet {
+	return &kubelet{
+		t: t, dir: dir, server: grpc.NewServer(), asked: rate.NewLimiter(100, 10),
+		entries: entries, admitted: map[string]*corev1.Pod{},
+	}
 }
 
 // startKubelet starts one on the directory, with what the last one left in its checkpoint.
-func startKubelet(t *testing.T, dir string, entries ...entry) *kubelet {
+func startKubelet(t testing.TB, dir string, entries ...entry) *kubelet {
 	t.Helper()
 	for _, name := range []string{socketName, kubeletSocketName} {
 		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			t.Fatal(err)
 		}
 	}
-	k := &kubelet{
-		t: t, dir: dir, server: grpc.NewServer(), asked: rate.NewLimiter(100, 10),
-		entries: entries, admitted: map[string]*corev1.Pod{},
-	}
+	k := newKubelet(t, dir, entries...)
 	pluginapi.RegisterRegistrationServer(k.server, k)
 	listener, err := net.Listen("unix", filepath.Join(dir, kubeletSocketName))
 	if err != nil {
@@ -91,6 +98,12 @@ func (k *kubelet) stop() {
 func (k *kubelet) Register(_ context.Context, r *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
 	if r.Version != "v1beta1" || r.ResourceName != "aliyun.com/gpu-mem" || r.Endpoint != filepath.Base(r.Endpoint) {
 		return nil, status.Errorf(codes.InvalidArgument, "bad registration %v", r)
+	}
+	k.mu.Lock()
+	unwilling := k.unwilling
+	k.mu.Unlock()
+	if unwilling != nil {
+		return nil, unwilling
 	}
 	connection, err := grpc.NewClient("unix://"+filepath.Join(k.dir, r.Endpoint),
 		grpc.WithTransportCredentials(insecure.NewCredentials()))

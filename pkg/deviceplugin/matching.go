@@ -84,8 +84,9 @@ func byAssumeTime(a, b candidate) int {
 	)
 }
 
-// byAdmission is the order in which the kubelet admits what came to it in one batch
-// (k8s.io/kubernetes pkg/kubelet/kubelet.go, HandlePodAdditions): to ask in this order is to ask little.
+// byAdmission is the order in which the kubelet admits pods: to ask in this order is to ask little. They come to it by
+// its watch, each by itself, and so in the order in which they were bound. Only what it finds when it starts comes as
+// one batch, by time of creation in whole seconds (k8s.io/kubernetes pkg/kubelet/kubelet.go, HandlePodAdditions).
 func byAdmission(a, b candidate) int {
 	return cmp.Or(
 		first(!a.Again, !b.Again),
@@ -93,6 +94,7 @@ func byAdmission(a, b candidate) int {
 		first(a.Begun, b.Begun),
 		first(a.Next, b.Next),
 		first(!a.Pod.Deleting, !b.Pod.Deleting),
+		cmp.Compare(a.Pod.Version, b.Pod.Version),
 		a.Pod.Created.Compare(b.Pod.Created),
 		byAssumeTime(a, b),
 	)
@@ -129,13 +131,13 @@ type match string
 const (
 	byKubelet match = "kubelet"
 	byOrder   match = "order"
-	byHint    match = "preferred"
 	byNobody  match = "none"
 )
 
-// maxAsked bounds how many candidates the kubelet is asked about: in its own order the first one nearly always is the
-// one, and it waits.
-const maxAsked = 8
+// maxAsked bounds how many candidates the kubelet is asked about. In its own order the first one nearly always is the
+// one; but after its restart that order is chance for pods of the same second, and half a second of its waiting costs
+// less than a wrong card.
+const maxAsked = 48
 
 // resolve finds the candidate that the kubelet is asking for. It asks the kubelet as long as that tells, and takes the
 // first of those that remain possible otherwise. answers says whether "absent" means anything: kubelets without the

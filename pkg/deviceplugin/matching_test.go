@@ -120,6 +120,13 @@ func TestResolve(t *testing.T) {
 			pods: batch, standing: map[string]standing{"c": holding, "b": waiting, "a": waiting},
 			want: "b", by: byKubelet, asked: []string{"c", "b"},
 		},
+		"the order in which they were bound comes before that in which they were made": {
+			pods: []*corev1.Pod{
+				newPod("a", main(2), assumed(0, 1), created(1), revision("9")), newPod("b", main(2), assumed(0, 2), created(2), revision("10")),
+				newPod("c", main(2), assumed(0, 3), created(3), revision("8")),
+			},
+			standing: map[string]standing{"b": waiting}, want: "b", by: byKubelet, asked: []string{"c", "a", "b"},
+		},
 		"no word: the earliest assumed": {
 			pods: batch, want: "a", by: byOrder, asked: []string{"c", "b", "a"},
 		},
@@ -167,7 +174,7 @@ func TestResolve(t *testing.T) {
 
 func TestResolveAsksFew(t *testing.T) {
 	var pods []*corev1.Pod
-	for i := range 40 {
+	for i := range maxAsked + 9 {
 		pods = append(pods, newPod(string(rune('A'+i)), main(2), assumed(0, i), created(i)))
 	}
 	s := &snapshot{Pods: views(pods...)}

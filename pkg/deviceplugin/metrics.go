@@ -40,7 +40,7 @@ func newMetrics() *metrics {
 			Buckets: []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .5, 1, 3, 10},
 		}),
 		matches: prometheus.NewCounterVec(counter("matches_total",
-			"Allocations by what told which pod they were for: the kubelet itself, the order of assumption, an earlier GetPreferredAllocation, or nobody."), []string{"by"}),
+			"Allocations by what told which pod they were for: the kubelet itself, the order of assumption, or nobody."), []string{"by"}),
 		otherDevices: prometheus.NewCounter(counter("other_card_devices_total",
 			"Allocations for which the kubelet booked devices of another card than the one given. Containers aren't affected.")),
 		repairs: prometheus.NewCounter(counter("annotation_repairs_total",
@@ -59,7 +59,7 @@ func newMetrics() *metrics {
 	for _, o := range outcomes() {
 		m.allocations.WithLabelValues(string(o))
 	}
-	for _, by := range []match{byKubelet, byOrder, byHint, byNobody} {
+	for _, by := range []match{byKubelet, byOrder, byNobody} {
 		m.matches.WithLabelValues(string(by))
 	}
 	m.registry.MustRegister(m.allocations, m.duration, m.matches, m.otherDevices, m.repairs, m.annotationErrors,

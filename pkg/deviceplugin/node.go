@@ -184,16 +184,10 @@ func (k *nodeKeeper) warnOfWholeCards(ctx context.Context, node *corev1.Node) {
 	if offers && !k.wholeCards {
 		klog.FromContext(ctx).Info("The node offers whole cards too, so nothing will be scheduled to share them: remove one of the two device plugins",
 			"node", k.name, "resource", protocol.ResourceWholeCard)
-		k.events.Eventf(k.reference(), corev1.EventTypeWarning, "GPUSharedTwice",
+		k.events.Eventf(nodeReference(k.name), corev1.EventTypeWarning, eventSharedTwice,
 			"the node offers %s and %s at once, which exclude each other", protocol.ResourceWholeCard, protocol.ResourceMemory)
 	}
 	k.wholeCards = offers
-}
-
-// reference returns what the node's events are attached to. Like the kubelet's they carry the name as UID, which is
-// how `kubectl describe node` finds them.
-func (k *nodeKeeper) reference() *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: k.name, UID: types.UID(k.name)}
 }
 
 // slimNode is the informer's transform.

@@ -96,7 +96,7 @@ func (s *snapshot) place(uid gpu.PodUID, request gpu.Memory) (gpu.Card, error) {
 // then its memory is the pod's.
 func (s *snapshot) promised(pod *podView) (card int, own bool) {
 	for _, container := range pod.Containers {
-		if serving, ok := s.Served[pod.UID][container.Name]; ok && serving.Card != noCard {
+		if serving, ok := s.Served[pod.UID][container.Name]; ok && serving.HasCard() {
 			return serving.Card, true
 		}
 	}
@@ -109,7 +109,11 @@ func (s *snapshot) promised(pod *podView) (card int, own bool) {
 // used returns how much of each card pods other than this one hold, and with promises, are to have.
 func (s *snapshot) used(except gpu.PodUID, promises bool) map[int]gpu.Memory {
 	used := map[int]gpu.Memory{}
-	add := func(card int, memory gpu.Memory) { used[card] = used[card].Add(memory) }
+	add := func(card int, memory gpu.Memory) {
+		if card >= 0 {
+			used[card] = used[card].Add(memory)
+		}
+	}
 	seen := map[gpu.PodUID]bool{except: true}
 	for i := range s.Pods {
 		pod := &s.Pods[i]
@@ -124,13 +128,14 @@ func (s *snapshot) used(except gpu.PodUID, promises bool) map[int]gpu.Memory {
 			add(card, pod.Request)
 			// Containers that ended up on another card than the rest hold their part there as well.
 			for _, serving := range s.Served[pod.UID] {
-				if serving.Card != card && serving.Card != noCard {
+				if serving.Card != card {
 					add(serving.Card, serving.Request)
 				}
 			}
 			continue
 		}
-		if pod.Ran || promises || len(s.Served[pod.UID]) > 0 {
+		given := s.Served[pod.UID]
+		if promises || (pod.Ran || len(given) > 0) && !given.Empty() {
 			for _, share := range pod.Promise {
 				add(share.Card, share.Memory)
 			}

@@ -109,6 +109,22 @@ func TestCard(t *testing.T) {
 			others: []*corev1.Pod{newPod("m1", main(8), mirrors("static")), newPod("m2", main(8), mirrors("static"))},
 			served: served{"static": {"main": given(0)}}, want: 0, outcome: kept,
 		},
+		"a pod that was told of no card holds none": {
+			cards: newCards(16), pod: newPod("a", main(8), assumed(0, 1)),
+			others:   []*corev1.Pod{newPod("b", main(16), assumed(0, 0), ran(true))},
+			served:   served{"uid-b": {"main": given(noCard)}, "static": {"main": {Card: noCard, Request: 16}}},
+			nameless: []serving{{Card: noCard, Request: 16}}, want: 0, outcome: kept,
+		},
+		"but nobody else is put into its place": {
+			cards: newCards(16, 16), pod: newPod("a", main(8)),
+			others: []*corev1.Pod{newPod("b", main(12), assumed(0, 0))}, served: served{"uid-b": {"main": given(noCard)}},
+			want: 1, outcome: placed,
+		},
+		"one whose answer isn't ours may hold what it was promised": {
+			cards: newCards(16), pod: newPod("a", main(8), assumed(0, 1)),
+			others: []*corev1.Pod{newPod("b", main(16), assumed(0, 0))}, served: served{"uid-b": {"main": given(unknownCard)}},
+			refused: refusedFull,
+		},
 		"a card that isn't there": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(7, 1)),
 			refused: refusedUnknownCard, text: "pod default/a was assigned card 7, which this node doesn't have",

@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,7 +19,7 @@ import (
 
 // Options are what a plugin needs.
 type Options struct {
-	// Client may list, watch and patch pods, get, list, watch and patch the node, and patch its status.
+	// Client may list, watch and patch pods and the node, and patch its status.
 	Client kubernetes.Interface
 	// Events writes events on pods and the node.
 	Events events.EventRecorder
@@ -26,8 +27,12 @@ type Options struct {
 	NodeName string
 	// Unit is what the cards' memory is counted in.
 	Unit gpu.Unit
-	// VisibleDevices is by which name containers are told their card.
+	// VisibleDevices is by which name containers are told their card; its UUID by default.
 	VisibleDevices VisibleDevices
+	// DeviceList is by which way a card gets into a container; the environment by default.
+	DeviceList DeviceListStrategy
+	// ErrorEnv makes a container that is refused a card start without one, as the existing plugin does.
+	ErrorEnv bool
 	// Directory is the kubelet's, with its socket and its checkpoint.
 	Directory string
 	// PodResourcesSocket is the kubelet's service that tells which pod is being admitted; empty for none.
@@ -47,6 +52,7 @@ type Plugin struct {
 	allocator *allocator
 	service   *service
 	registrar *registrar
+	reporter  *reporter
 	resources *podResources
 }
 
@@ -73,14 +79,20 @@ func New(o Options) (*Plugin, error) {
 	}
 	p.allocator = &allocator{
 		cards: p.cards, pods: p.pods, record: record, books: &checkpoint{dir: o.Directory},
-		resources: p.resources, metrics: p.metrics, events: o.Events, visibleBy: o.VisibleDevices,
-		disableIsolation: p.node.DisableIsolation, notify: p.annotator.Notify, now: time.Now,
-		turn: make(chan struct{}, 1), hints: map[deviceSet]hint{}, refused: map[gpu.PodUID]bool{},
+		resources: p.resources, metrics: p.metrics, events: o.Events, node: nodeReference(o.NodeName),
+		reply: &reply{
+			unit: o.Unit, visibleBy: cmp.Or(o.VisibleDevices, VisibleByUUID), strategy: o.DeviceList,
+			disableIsolation: p.node.DisableIsolation,
+		},
+		errorEnv: o.ErrorEnv, notify: p.annotator.Notify, now: time.Now,
+		turn: make(chan struct{}, 1), stale: make(chan struct{}, 1),
+		hints: map[deviceSet]hint{}, refused: map[gpu.PodUID]bool{},
 	}
+	p.reporter = newReporter(p.cards, o.Events, nodeReference(o.NodeName))
 	p.service = &service{allocator: p.allocator, cards: p.cards, metrics: p.metrics, logger: klog.Background(), interval: time.Second}
 	p.registrar = &registrar{
 		dir: o.Directory, service: p.service, cards: p.cards, before: p.allocator.Settle,
-		wake: make(chan struct{}, 1), settle: settle,
+		refused: p.reporter.Refused, wake: make(chan struct{}, 1), settle: settle,
 	}
 	return p, nil
 }
@@ -107,6 +119,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	go p.pods.informer.RunWithContext(ctx)
 	go p.node.informer.RunWithContext(ctx)
 	group.Go(func() error { return p.serve(ctx, listener) })
+	group.Go(func() error { return p.reporter.Run(ctx) })
 	group.Go(func() error { return p.work(ctx) })
 	if err := group.Wait(); err != nil {
 		return fmt.Errorf("device plugin of node %s: %w", p.options.NodeName, err)
@@ -121,6 +134,7 @@ func (p *Plugin) work(ctx context.Context) error {
 	}
 	p.allocator.Sync(ctx)
 	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return p.allocator.Follow(ctx) })
 	group.Go(func() error { return p.annotator.Run(ctx) })
 	group.Go(func() error { return p.node.Run(ctx) })
 	group.Go(func() error { return p.follow(ctx) })
@@ -136,19 +150,30 @@ func (p *Plugin) work(ctx context.Context) error {
 	return group.Wait()
 }
 
-// follow watches the kubelet's directory.
+// follow watches the kubelet's directory, and gives up where it can never see the kubelet again.
 func (p *Plugin) follow(ctx context.Context) error {
-	watchDirectory(ctx, filepath.Clean(p.options.Directory), func(name string) {
-		switch name {
-		case checkpointFile:
-			p.allocator.Sync(ctx)
-		case "":
-			p.allocator.Sync(ctx)
-			poke(p.registrar.wake)
-		default:
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	directories := []string{filepath.Clean(p.options.Directory)}
+	if p.options.PodResourcesSocket != "" {
+		directories = append(directories, filepath.Dir(p.options.PodResourcesSocket))
+	}
+	watchDirectory(ctx, directories[0], func(name string) {
+		if name == checkpointFile || name == "" {
+			poke(p.allocator.stale)
+		}
+		if name != checkpointFile {
 			poke(p.registrar.wake)
 		}
+		for _, dir := range directories {
+			if name == "" && deleted(dir) {
+				cancel(fmt.Errorf("%w: %s", errMountDeleted, dir))
+			}
+		}
 	})
+	if cause := context.Cause(ctx); errors.Is(cause, errMountDeleted) {
+		return cause
+	}
 	return nil
 }
 

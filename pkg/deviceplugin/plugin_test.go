@@ -32,7 +32,7 @@ import (
 )
 
 // await waits for a condition. Its deadline is only there to end a test that has failed.
-func await(t *testing.T, what string, condition func() bool) {
+func await(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	err := wait.PollUntilContextTimeout(context.Background(), 2*time.Millisecond, 30*time.Second, true,
 		func(context.Context) (bool, error) { return condition(), nil })
@@ -55,6 +55,9 @@ type bench struct {
 	watches atomic.Int32
 	socket  string
 	address string
+	// errorEnv and deviceList are options of the plugins.
+	errorEnv   bool
+	deviceList DeviceListStrategy
 }
 
 func newBench(t *testing.T, objects ...runtime.Object) *bench {
@@ -91,6 +94,7 @@ func (b *bench) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	b.t.Helper()
 	p, err := New(Options{
 		Client: b.client, Events: b.events, NodeName: testNode, Unit: gpu.GiB, VisibleDevices: VisibleByUUID,
+		DeviceList: b.deviceList, ErrorEnv: b.errorEnv,
 		Directory: b.dir, PodResourcesSocket: b.socket, ListenAddress: b.address,
 	})
 	if err != nil {
@@ -281,7 +285,7 @@ func TestNodeLabelsAndWholeCards(t *testing.T) {
 	k := startKubelet(t, b.dir)
 	p, _ := b.start(newCards(16))
 	k.awaitDevices(16, 16)
-	b.awaitEvent("GPUSharedTwice")
+	b.awaitEvent("GPUCardSharedTwice")
 	pod := newPod("a", main(4), assumed(0, 1))
 	b.create(p, pod)
 	if env := k.mustAdmit(pod)["main"]; env["CGPU_DISABLE"] != "true" {
@@ -352,7 +356,7 @@ func TestForgedAnnotations(t *testing.T) {
 	if status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("forged: %v, want ResourceExhausted", err)
 	}
-	b.awaitEvent("GPUMemoryRefused container main: pod default/forged: no card for 12 of GPU memory")
+	b.awaitEvent("GPUCardRefused container main: pod default/forged: no card for 12 of GPU memory")
 	if got := counted(t, p, refusedFull); got != 1 {
 		t.Errorf("counted %v refusals", got)
 	}
@@ -375,6 +379,7 @@ func TestMovedPodIsTold(t *testing.T) {
 	if got := b.awaitAssigned("promised", 1); !got.AssumeTime.Equal(start.Add(time.Second)) {
 		t.Errorf("the time of assumption became %v", got.AssumeTime)
 	}
+	b.awaitEvent("GPUCardMoved container main got card 1: card 0, which was chosen for the pod, has been taken")
 	b.awaitEvent("GPUCardRepaired")
 }
 
@@ -587,6 +592,7 @@ func TestCardFailsAndRecovers(t *testing.T) {
 	cards[1].Unhealthy = "Xid 79"
 	p.SetCards(cards, "")
 	k.awaitDevices(16, 32)
+	b.awaitEvent("GPUCardUnhealthy card 1 (GPU-1): Xid 79")
 	await(t, "the inventory to say so", func() bool {
 		inventory, err := protocol.ParseInventory(b.node().Annotations)
 		return err == nil && !inventory.Cards[1].Healthy()
@@ -596,8 +602,10 @@ func TestCardFailsAndRecovers(t *testing.T) {
 	}
 	p.SetCards(nil, "the driver is being updated")
 	k.awaitDevices(0, 32)
+	b.awaitEvent("GPUCardUnhealthy card 0 (GPU-0), 1 (GPU-1): the driver is being updated")
 	p.SetCards(newCards(16, 16), "")
 	k.awaitDevices(32, 32)
+	b.awaitEvent("GPUCardHealthy card 0 (GPU-0), 1 (GPU-1) can be used again")
 	if n := testutil.ToFloat64(p.metrics.registrations); n != 1 {
 		t.Errorf("registered %v times, once is enough", n)
 	}
@@ -620,6 +628,7 @@ func TestNothingToOffer(t *testing.T) {
 		if missing := strings.Join(p.missing(), "\n"); !strings.Contains(missing, test.want) {
 			t.Errorf("readyz says %q, want %q", missing, test.want)
 		}
+		b.awaitEvent("GPUCardNotOffered")
 	}
 	p.SetCards(newCards(16), "")
 	k.awaitDevices(16, 16)

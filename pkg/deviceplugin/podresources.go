@@ -3,6 +3,7 @@ package deviceplugin
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -29,7 +30,7 @@ const (
 	// A service that can't be reached is left alone for a moment, and one that never knew a pod, however many it was
 	// asked about, for longer: the kubelet waits while it is asked in vain.
 	leaveUnreachable = time.Second
-	leaveUseless     = time.Minute
+	leaveUseless     = 10 * time.Minute
 	uselessAfter     = 2 * maxAsked
 )
 
@@ -123,10 +124,19 @@ func (p *podResources) Standing(ctx context.Context, c candidate) standing {
 
 // standingOf reads the kubelet's books of a pod that it has admitted.
 func standingOf(c candidate, pod *podresourcesv1.PodResources) standing {
+	telling := map[string]bool{c.Container.Name: true}
+	if c.Container.Init {
+		// Ordinary init containers aren't listed. One of them is waiting as long as none that comes after it has got
+		// anything; sidecars that come before it have.
+		for _, other := range slices.Backward(c.Pod.Containers) {
+			if other.Name == c.Container.Name {
+				break
+			}
+			telling[other.Name] = true
+		}
+	}
 	for _, container := range pod.GetContainers() {
-		// Ordinary init containers aren't listed. They come first, so one of them is waiting only if nobody has got
-		// anything yet.
-		if container.Name != c.Container.Name && !c.Container.Init {
+		if !telling[container.Name] {
 			continue
 		}
 		for _, devices := range container.Devices {

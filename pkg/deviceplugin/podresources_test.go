@@ -45,9 +45,11 @@ func serveAnswers(t *testing.T, a *answering) *podResources {
 	return p
 }
 
-func candidateOf(options ...podOption) candidate {
+func candidateOf(options ...podOption) candidate { return nthOf(0, options...) }
+
+func nthOf(n int, options ...podOption) candidate {
 	pod := views(newPod("a", options...))[0]
-	return candidate{Pod: &pod, Container: pod.Containers[0]}
+	return candidate{Pod: &pod, Container: pod.Containers[n]}
 }
 
 func TestStanding(t *testing.T) {
@@ -84,6 +86,16 @@ func TestStanding(t *testing.T) {
 		"an init container isn't listed: a later one has some": {
 			candidateOf(initStep(2), main(2)),
 			pod(&podresourcesv1.ContainerResources{Name: "main", Devices: devices("aliyun.com/gpu-mem", "00")}), nil, holding, 1,
+		},
+		"an init container isn't listed: only a sidecar before it has some": {
+			nthOf(1, sidecar("s", 1), initStep(2), main(2)),
+			pod(&podresourcesv1.ContainerResources{Name: "s", Devices: devices("aliyun.com/gpu-mem", "00")}, &podresourcesv1.ContainerResources{Name: "main"}),
+			nil, waiting, 1,
+		},
+		"an init container isn't listed: a sidecar after it has some": {
+			nthOf(0, initStep(2), sidecar("s", 1), main(2)),
+			pod(&podresourcesv1.ContainerResources{Name: "s", Devices: devices("aliyun.com/gpu-mem", "00")}, &podresourcesv1.ContainerResources{Name: "main"}),
+			nil, holding, 1,
 		},
 		"a pod that it doesn't know":      {candidateOf(main(2)), nil, errors.New("pod a not found"), absent, 1},
 		"its rate limit says nothing":     {candidateOf(main(2)), nil, status.Error(codes.ResourceExhausted, "limit"), unknown, askTries},

@@ -3,6 +3,7 @@ package deviceplugin
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -23,6 +24,9 @@ type podView struct {
 	gpu.Pod
 	ObjectUID types.UID
 	Created   time.Time
+	// Version grows with each write of any pod. Until a pod has been admitted its last write mostly is the one that bound
+	// it, so versions tell in which order pods came to the node.
+	Version uint64
 	// Deleting pods run through their grace period, and hold their memory.
 	Deleting bool
 	// Terminal pods hold nothing any more.
@@ -63,6 +67,7 @@ func newPodView(pod *corev1.Pod) podView {
 		Terminal:  protocol.Terminal(pod),
 	}
 	view.UID = kubeletUID(pod)
+	view.Version, _ = strconv.ParseUint(pod.ResourceVersion, 10, 64) // Zero where it is no number: then it tells nothing.
 	running := map[string]bool{}
 	for _, statuses := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
 		for _, s := range statuses {

@@ -10,16 +10,24 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// noCard is the card of a container that was served with an environment that names none.
-const noCard = -1
+// The cards of containers that have none.
+const (
+	// noCard is that of a container which was told that there is none for it, and of a pod that nobody chose one for.
+	noCard = -1
+	// unknownCard is that of a container whose answer isn't one of ours.
+	unknownCard = -2
+)
 
 // namelessFor is how long memory is held for a pod that nothing names. The kubelet's checkpoint does so at once, unless
 // the kubelet turned the pod away after all.
 const namelessFor = time.Minute
 
+// clockStep is by how much the time of a file can lag behind the clock.
+const clockStep = 20 * time.Millisecond
+
 // serving is what one container was given.
 type serving struct {
-	// Card is the card's index, or noCard; CardMemory is its total.
+	// Card is the card's index, noCard or unknownCard; CardMemory is its total.
 	Card       int
 	CardMemory gpu.Memory
 	// Request is the container's part.
@@ -33,8 +41,21 @@ type serving struct {
 	Booked, Lost bool
 }
 
+// HasCard says that the container was given a card, and Card is which.
+func (s serving) HasCard() bool { return s.Card >= 0 }
+
 // servings are a pod's, by container.
 type servings map[string]serving
+
+// Empty says that all containers served so far were told that there is no card for them.
+func (s servings) Empty() bool {
+	for _, serving := range s {
+		if serving.Card != noCard {
+			return false
+		}
+	}
+	return len(s) > 0
+}
 
 // served is what the record holds, by the UID that the kubelet knows the pod by.
 type served map[gpu.PodUID]servings
@@ -73,10 +94,10 @@ func (r *record) Forget(uid gpu.PodUID) {
 	delete(r.pods, uid)
 }
 
-// Sync brings the record in line with the kubelet's books and returns the pods for which something changed. What was
-// served a moment ago isn't in the books yet and stays. exists says whether there is an object for the pod: one that
-// neither exists nor was served by us is a leftover.
-func (r *record) Sync(bookings []booking, exists func(gpu.PodUID) bool, now time.Time) []gpu.PodUID {
+// Sync brings the record in line with the kubelet's books, as they were written at that time, and returns the pods for
+// which something changed. What was served since isn't in the books yet and stays. exists says whether there is an
+// object for the pod: one that neither exists nor was served by us is a leftover.
+func (r *record) Sync(bookings []booking, written time.Time, exists func(gpu.PodUID) bool, now time.Time) []gpu.PodUID {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	changed := map[gpu.PodUID]bool{}
@@ -93,9 +114,11 @@ func (r *record) Sync(bookings []booking, exists func(gpu.PodUID) bool, now time
 		if !r.name(b.Devices) && !ok && !exists(b.UID) {
 			continue
 		}
-		truth := serving{Card: noCard, Request: b.Request, Devices: b.Devices, At: now, Booked: true}
+		truth := serving{Card: unknownCard, Request: b.Request, Devices: b.Devices, At: now, Booked: true}
 		if assignment, err := protocol.ParseAssignment(b.Env); err == nil {
 			truth.Card, truth.CardMemory = assignment.Card, assignment.CardMemory
+		} else if b.Env[protocol.AnnotationIndex] == noIndex {
+			truth.Card = noCard
 		}
 		if ok && known.Card == truth.Card && known.Devices == truth.Devices {
 			truth.At = known.At
@@ -108,8 +131,9 @@ func (r *record) Sync(bookings []booking, exists func(gpu.PodUID) bool, now time
 		for name, s := range containers {
 			switch {
 			case booked[uid][name]:
-			case owner[s.Devices] != "" && owner[s.Devices] != uid:
-				// We took one pod for another; the kubelet knows whose devices these are.
+			case owner[s.Devices] != "" && owner[s.Devices] != uid && !s.At.After(written.Add(clockStep)):
+				// We took one pod for another; the kubelet knows whose devices these are. Older books can't: there they
+				// are those of a pod that has ended.
 				r.drop(uid, name)
 				changed[uid] = true
 			case s.Booked && !exists(uid):

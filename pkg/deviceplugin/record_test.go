@@ -47,8 +47,10 @@ func TestRecordSync(t *testing.T) {
 	all := func(gpu.PodUID) bool { return true }
 	none := func(gpu.PodUID) bool { return false }
 	for name, test := range map[string]struct {
-		before  func(*record)
-		books   []entry
+		before func(*record)
+		books  []entry
+		// age is how long before start the books were written.
+		age     time.Duration
 		exists  func(gpu.PodUID) bool
 		after   time.Duration
 		want    map[string]int
@@ -80,6 +82,11 @@ func TestRecordSync(t *testing.T) {
 			books:  []entry{newEntry(t, "b", "main", 1, "10")},
 			want:   map[string]int{"b/main": 1}, changed: []gpu.PodUID{"a", "b"},
 		},
+		"doesn't believe books that are older than what was served": {
+			before: func(r *record) { r.Serve("a", "main", given(1, "10")) },
+			books:  []entry{newEntry(t, "ended", "main", 0, "10")}, age: time.Second,
+			want: map[string]int{"a/main": 1, "ended/main": 0}, changed: []gpu.PodUID{"ended"},
+		},
 		"gives nameless servings their name": {
 			before: func(r *record) { r.ServeNameless(given(1, "10", "11")) },
 			books:  []entry{newEntry(t, "static", "main", 1, "11", "10")}, exists: none,
@@ -95,7 +102,7 @@ func TestRecordSync(t *testing.T) {
 		},
 		"notices what the kubelet has lost": {
 			before: func(r *record) {
-				r.Sync(books(t, newEntry(t, "a", "main", 1, "10")), all, start)
+				r.Sync(books(t, newEntry(t, "a", "main", 1, "10")), start, all, start)
 				r.Serve("b", "main", given(0, "00"))
 			},
 			want: map[string]int{"a/main lost": 1, "b/main": 0},
@@ -105,16 +112,20 @@ func TestRecordSync(t *testing.T) {
 			want:   map[string]int{"b/main lost": 0},
 		},
 		"drops what the kubelet has lost and no object stands for": {
-			before: func(r *record) { r.Sync(books(t, newEntry(t, "a", "main", 1, "10")), all, start) },
+			before: func(r *record) { r.Sync(books(t, newEntry(t, "a", "main", 1, "10")), start, all, start) },
 			exists: none, want: map[string]int{},
 		},
 		"finds again what was lost": {
-			before: func(r *record) { r.Serve("a", "main", given(1, "10")); r.Settle(); r.Sync(nil, all, start) },
+			before: func(r *record) { r.Serve("a", "main", given(1, "10")); r.Settle(); r.Sync(nil, start, all, start) },
 			books:  []entry{newEntry(t, "a", "main", 1, "10")},
 			want:   map[string]int{"a/main": 1},
 		},
-		"knows an environment that names no card": {
+		"knows an answer that isn't ours": {
 			books: []entry{{PodUID: "a", ContainerName: "main", ResourceName: "aliyun.com/gpu-mem", DeviceIDs: map[int64][]string{0: {"00"}}}},
+			want:  map[string]int{"a/main": unknownCard}, changed: []gpu.PodUID{"a"},
+		},
+		"takes -1 for no card": {
+			books: []entry{newEntry(t, "a", "main", -1, "00")},
 			want:  map[string]int{"a/main": noCard}, changed: []gpu.PodUID{"a"},
 		},
 	} {
@@ -127,7 +138,7 @@ func TestRecordSync(t *testing.T) {
 			if exists == nil {
 				exists = all
 			}
-			changed := r.Sync(books(t, test.books...), exists, start.Add(test.after))
+			changed := r.Sync(books(t, test.books...), start.Add(-test.age), exists, start.Add(test.after))
 			if diff := cmp.Diff(test.want, cardsOf(r)); diff != "" {
 				t.Errorf("record (-want +got)\n%s", diff)
 			}
@@ -143,7 +154,7 @@ func TestRecordForget(t *testing.T) {
 	r.Serve("a", "main", given(1, "10"))
 	r.Forget("a")
 	// The kubelet's file lists it until its next allocation.
-	r.Sync(books(t, newEntry(t, "a", "main", 1, "10")), func(gpu.PodUID) bool { return false }, start)
+	r.Sync(books(t, newEntry(t, "a", "main", 1, "10")), start, func(gpu.PodUID) bool { return false }, start)
 	if got := cardsOf(r); len(got) != 0 {
 		t.Errorf("a pod that is gone is remembered: %v", got)
 	}

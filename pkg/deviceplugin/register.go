@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -42,15 +44,17 @@ type registrar struct {
 	cards   *cardState
 	// before is called before each registration with a kubelet.
 	before func(context.Context)
-	wake   chan struct{}
-	settle time.Duration
+	// refused is told why the kubelet doesn't want the plugin.
+	refused func(reason error)
+	wake    chan struct{}
+	settle  time.Duration
 }
 
 // Run serves until the context ends.
 func (r *registrar) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	backoff := newBackoff()
-	told := ""
+	told, refusal := "", ""
 	for ctx.Err() == nil {
 		_, changed, problem := r.cards.Get()
 		if problem != nil {
@@ -71,8 +75,12 @@ func (r *registrar) Run(ctx context.Context) error {
 		}
 		delay := r.settle
 		if registered {
-			backoff = newBackoff()
+			backoff, refusal = newBackoff(), ""
 		} else {
+			if !transient(err) && err.Error() != refusal {
+				refusal = err.Error()
+				r.refused(err)
+			}
 			delay = max(delay, backoff.Step())
 		}
 		logger.Info("Not registered with the kubelet: trying again", "after", delay, "reason", err.Error())
@@ -170,6 +178,15 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 		case <-ticker.C:
 		}
 	}
+}
+
+// transient says whether an attempt to register failed for the kubelet's not being there at the moment.
+func transient(err error) bool {
+	switch status.Code(err) {
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
+		return true
+	}
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // unchanged says whether a path still is the file that it was.

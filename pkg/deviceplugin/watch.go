@@ -2,9 +2,11 @@ package deviceplugin
 
 import (
 	"context"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -14,6 +16,20 @@ import (
 // lookAgain is how often the directory is looked at without being told to: notices get lost, and the directory itself
 // can be made anew, which ends them.
 const lookAgain = 5 * time.Second
+
+// errMountDeleted says that a mounted directory has been deleted on the node. A mount goes on showing the deleted one,
+// whatever is made in its place, until the container is started anew.
+var errMountDeleted = errors.New("a mounted directory has been deleted on the node, only a restart of the container brings it back")
+
+// deleted says whether a directory, though still to be seen, has been deleted: no directory has it as an entry any more.
+func deleted(dir string) bool {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return false // One that isn't there may come back.
+	}
+	system, ok := info.Sys().(*syscall.Stat_t)
+	return ok && system.Nlink == 0
+}
 
 // watchDirectory calls on, one call at a time, with the name of each file of dir that changes, and with "" every few
 // seconds. It blocks until the context ends.

@@ -1,0 +1,152 @@
+package deviceplugin
+
+import (
+	"errors"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+func TestReply(t *testing.T) {
+	card := gpu.Card{Index: 3, UUID: "GPU-3", Memory: 64}
+	env := func(visible string) map[string]string {
+		return map[string]string{
+			"NVIDIA_VISIBLE_DEVICES": visible, "ALIYUN_COM_GPU_MEM_IDX": "3", "ALIYUN_COM_GPU_MEM_POD": "5",
+			"ALIYUN_COM_GPU_MEM_CONTAINER": "2", "ALIYUN_COM_GPU_MEM_DEV": "64",
+		}
+	}
+	for name, test := range map[string]struct {
+		by       VisibleDevices
+		strategy DeviceListStrategy
+		card     gpu.Card
+		env      map[string]string
+		cdi      []string
+	}{
+		"environment":                        {VisibleByUUID, ListByEnv, card, env("GPU-3"), nil},
+		"CDI by UUID":                        {VisibleByUUID, ListByCDI, card, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3"}},
+		"CDI by index":                       {VisibleByIndex, ListByCDI, card, env("3"), []string{"nvidia.com/gpu=3"}},
+		"CDI, a card that has an index only": {VisibleByUUID, ListByCDI, gpu.Card{Index: 3, Memory: 64}, env("3"), []string{"nvidia.com/gpu=3"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := &reply{unit: gpu.GiB, visibleBy: test.by, strategy: test.strategy, disableIsolation: func() bool { return false }}
+			got := r.Given(test.card, 5, 2)
+			if diff := cmp.Diff(test.env, got.Envs); diff != "" {
+				t.Errorf("environment (-want +got)\n%s", diff)
+			}
+			var cdi []string
+			for _, device := range got.CdiDevices {
+				cdi = append(cdi, device.Name)
+			}
+			if diff := cmp.Diff(test.cdi, cdi); diff != "" {
+				t.Errorf("CDI devices (-want +got)\n%s", diff)
+			}
+			if refused := r.Refused([]gpu.Card{test.card}, 5, 2); len(refused.CdiDevices) > 0 {
+				t.Errorf("a container without a card is given %v", refused.CdiDevices)
+			}
+		})
+	}
+}
+
+// What the kubelet keeps, and starts a container with after its own restart, names one card throughout.
+func TestCheckpointKeepsCDI(t *testing.T) {
+	b := newBench(t)
+	b.deviceList = ListByCDI
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(newCards(16, 16))
+	k.awaitDevices(32, 32)
+	pod := newPod("a", main(4), assumed(1, 1))
+	b.create(p, pod)
+	k.mustAdmit(pod)
+	var kept pluginapi.ContainerAllocateResponse
+	if err := proto.Unmarshal(k.entries[0].AllocResp, &kept); err != nil {
+		t.Fatal(err)
+	}
+	if len(kept.CdiDevices) != 1 || kept.CdiDevices[0].Name != "nvidia.com/gpu="+kept.Envs["NVIDIA_VISIBLE_DEVICES"] {
+		t.Errorf("CDI devices %v beside %v", kept.CdiDevices, kept.Envs)
+	}
+	b.awaitAssigned("a", 1)
+}
+
+func TestErrorEnv(t *testing.T) {
+	b := newBench(t)
+	b.errorEnv = true
+	k := startKubelet(t, b.dir)
+	p, stop := b.start(newCards(16))
+	k.awaitDevices(16, 16)
+	direct := newPod("direct", main(10))
+	b.create(p, direct)
+	k.mustAdmit(direct)
+	b.awaitAssigned("direct", 0)
+	// The kubelet's own sum would refuse the next one.
+	k.mu.Lock()
+	k.entries[0].DeviceIDs[-1] = k.entries[0].DeviceIDs[-1][:1]
+	k.mu.Unlock()
+
+	late := newPod("late", main(8), assumed(0, 1))
+	b.create(p, late)
+	want := map[string]string{
+		"NVIDIA_VISIBLE_DEVICES": "no-gpu-has-8GiB-to-run", "ALIYUN_COM_GPU_MEM_IDX": "-1", "ALIYUN_COM_GPU_MEM_POD": "8",
+		"ALIYUN_COM_GPU_MEM_CONTAINER": "8", "ALIYUN_COM_GPU_MEM_DEV": "16",
+	}
+	if diff := cmp.Diff(want, k.mustAdmit(late)["main"]); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	b.awaitEvent("GPUCardRefused container main: pod default/late: no card for 8 of GPU memory: no GPU card has enough free memory; it starts all the same, without a card")
+	if got := counted(t, p, refusedFull); got != 1 {
+		t.Errorf("counted %v refusals", got)
+	}
+
+	// Nor does it hold a card for a plugin that has the checkpoint to go by.
+	stop()
+	p, _ = b.start(newCards(16))
+	k.awaitRegistrations(2)
+	k.awaitDevices(16, 16)
+	if got := p.allocator.record.Pod("uid-late")["main"].Card; got != noCard {
+		t.Errorf("the checkpoint's -1 is card %d", got)
+	}
+	k.mu.Lock()
+	k.entries[1].DeviceIDs[-1] = nil
+	k.mu.Unlock()
+	fits := newPod("fits", main(6), assumed(0, 2))
+	b.create(p, fits)
+	if env := k.mustAdmit(fits)["main"]; env["ALIYUN_COM_GPU_MEM_IDX"] != "0" {
+		t.Errorf("fits got %v", env)
+	}
+	b.awaitAssigned("fits", 0)
+	if got := b.pod("late").Annotations; got["ALIYUN_COM_GPU_MEM_IDX"] != "0" || got["ALIYUN_COM_GPU_MEM_ASSIGNED"] != "false" {
+		t.Errorf("late was annotated: %v", got)
+	}
+}
+
+func TestErrorEnvForNobody(t *testing.T) {
+	b := newBench(t)
+	b.errorEnv, b.blind = true, true
+	var down atomic.Bool
+	b.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return down.Load(), nil, errors.New("the API server is away")
+	})
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(newCards(16))
+	k.awaitDevices(16, 16)
+	down.Store(true)
+	pod := newPod("unseen", main(4), assumed(0, 1))
+	b.create(p, pod)
+	if env := k.mustAdmit(pod)["main"]; env["ALIYUN_COM_GPU_MEM_IDX"] != "-1" || env["NVIDIA_VISIBLE_DEVICES"] != "no-gpu-has-4GiB-to-run" {
+		t.Errorf("got %v", env)
+	}
+	b.awaitEvent("GPUCardRefused no pod known here waits for 4 of GPU memory")
+	await(t, "the checkpoint to name the pod", func() bool {
+		s, ok := p.allocator.record.Pod("uid-unseen")["main"]
+		return ok && s.Card == noCard
+	})
+	if got := counted(t, p, refusedUnavailable); got != 1 {
+		t.Errorf("counted %v refusals", got)
+	}
+}

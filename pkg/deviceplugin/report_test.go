@@ -1,0 +1,107 @@
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	events "k8s.io/client-go/tools/record"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+func TestConditionSince(t *testing.T) {
+	sick := func(reasons ...string) condition {
+		cards := newCards(make([]gpu.Memory, len(reasons))...)
+		for i, reason := range reasons {
+			cards[i].Unhealthy = reason
+		}
+		return conditionOf(cards, nil)
+	}
+	for name, test := range map[string]struct {
+		before, now condition
+		want        []string
+	}{
+		"all well from the start": {condition{}, sick("", ""), nil},
+		"not known yet":           {condition{}, conditionOf(nil, errNoCardsYet), nil},
+		"sick from the start":     {condition{}, sick("", "Xid 79"), []string{"Warning GPUCardUnhealthy card 1 (GPU-1): Xid 79"}},
+		"still sick":              {sick("", "Xid 79"), sick("", "Xid 79"), nil},
+		"of something else":       {sick("", "Xid 79"), sick("", "Xid 48"), []string{"Warning GPUCardUnhealthy card 1 (GPU-1): Xid 48"}},
+		"one falls, one rises": {sick("", "Xid 79"), sick("Xid 48", ""), []string{
+			"Warning GPUCardUnhealthy card 0 (GPU-0): Xid 48", "Normal GPUCardHealthy card 1 (GPU-1) can be used again",
+		}},
+		"all of one reason at once": {sick("", "Xid 79", ""), sick("the driver is away", "Xid 79", "the driver is away"), []string{
+			"Warning GPUCardUnhealthy card 0 (GPU-0), 2 (GPU-2): the driver is away",
+		}},
+		"not offered": {sick(""), conditionOf(newCards(1), errors.New("too many")), []string{"Warning GPUCardNotOffered too many"}},
+		"offered again": {conditionOf(newCards(1), errors.New("too many")), sick(""), []string{
+			"Normal GPUCardOffered the node's GPU memory is offered to the kubelet now",
+		}},
+		"a card without a UUID": {condition{}, conditionOf([]gpu.Card{{Index: 7, Unhealthy: "it doesn't answer"}}, nil), []string{
+			"Warning GPUCardUnhealthy card 7: it doesn't answer",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, n := range test.now.since(test.before) {
+				got = append(got, fmt.Sprintf("%s %s %s", n.kind, n.reason, n.text))
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("(-want +got)\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestStormGivesFewEvents(t *testing.T) {
+	cards := newCardState(gpu.GiB)
+	recorder := events.NewFakeRecorder(1000)
+	r := newReporter(cards, recorder, nodeReference(testNode))
+	r.limit = rate.NewLimiter(rate.Every(time.Hour), 2)
+	set := func(reason string) {
+		list := newCards(16)
+		list[0].Unhealthy = reason
+		cards.Set(list, "")
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	set("Xid 1")
+	if got := <-recorder.Events; got != "Warning GPUCardUnhealthy card 0 (GPU-0): Xid 1" {
+		t.Errorf("got %q", got)
+	}
+	for i := range 1000 {
+		set([]string{"Xid 2", ""}[i%2])
+	}
+	set("Xid 3")
+	<-recorder.Events // The second of two; which one is chance.
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if n := len(recorder.Events); n > 0 {
+		t.Errorf("%d events more than the two that are allowed", n)
+	}
+}
+
+func TestUnwillingKubelet(t *testing.T) {
+	b := newBench(t)
+	k := startKubelet(t, b.dir)
+	k.unwilling = status.Error(codes.InvalidArgument, "no such version")
+	p, _ := b.start(newCards(16))
+	b.awaitEvent("GPUCardNotOffered registering with the kubelet: rpc error: code = InvalidArgument desc = no such version")
+	k.mu.Lock()
+	k.unwilling = nil
+	k.mu.Unlock()
+	k.awaitDevices(16, 16)
+	if n := len(b.events.Events); n > 0 {
+		t.Errorf("%d more events of the same", n)
+	}
+	await(t, "ready", func() bool { return len(p.missing()) == 0 })
+}

@@ -1,0 +1,164 @@
+package deviceplugin
+
+import (
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	events "k8s.io/client-go/tools/record"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// crowd is a node of eight cards with a hundred pods, forty of them of one size and not served yet.
+type crowd struct {
+	plugin  *Plugin
+	kubelet *kubelet
+	waiting []*corev1.Pod
+	free    map[int][]string // Device IDs by card.
+	served  served           // What the sixty others were given.
+	request int
+}
+
+// newCrowd makes one with cards of this many units. asked says that the kubelet tells which pod it is serving.
+func newCrowd(b *testing.B, memory gpu.Memory, asked bool) *crowd {
+	b.Helper()
+	o := Options{
+		Client: fake.NewClientset(), Events: &events.FakeRecorder{}, NodeName: testNode, Unit: gpu.GiB,
+		VisibleDevices: VisibleByUUID, Directory: b.TempDir(),
+	}
+	c := &crowd{kubelet: newKubelet(b, o.Directory), free: map[int][]string{}, served: served{}, request: int(memory) / 13}
+	if asked {
+		o.PodResourcesSocket = filepath.Join(o.Directory, "pods.sock")
+		c.kubelet.podResources(o.PodResourcesSocket)
+	}
+	var err error
+	if c.plugin, err = New(o); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(c.plugin.resources.Close)
+	cards := newCards(slices.Repeat([]gpu.Memory{memory}, 8)...)
+	c.plugin.SetCards(cards, "")
+	for _, d := range devices(cards) {
+		card, _, _ := parseDeviceID(d.ID)
+		c.free[card] = append(c.free[card], d.ID)
+	}
+	for i := range 100 {
+		card, request := i%8, c.request
+		if i >= 40 {
+			request = max(1, int(memory)/20-i%3)
+		}
+		pod := newPod("p"+strconv.Itoa(i), main(int64(request)), assumed(card, i), created(i))
+		slim, err := slimPod(pod)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := c.plugin.pods.informer.GetStore().Add(slim); err != nil {
+			b.Fatal(err)
+		}
+		if i < 40 {
+			c.waiting = append(c.waiting, pod)
+			continue
+		}
+		ids := c.free[card][:request]
+		c.free[card] = c.free[card][request:]
+		entry := newEntry(b, string(pod.UID), "main", card, ids...)
+		c.kubelet.entries = append(c.kubelet.entries, entry)
+		c.served[gpu.PodUID(pod.UID)] = servings{"main": {
+			Card: card, CardMemory: memory, Request: gpu.Memory(request), Devices: newDeviceSet(ids), Booked: true,
+		}}
+	}
+	writeCheckpoint(b, o.Directory, c.kubelet.entries...)
+	return c
+}
+
+// admit serves the forty as the kubelet would, one after the other, and notes how long each call took.
+func (c *crowd) admit(b *testing.B, took map[string][]time.Duration) {
+	record := c.plugin.allocator.record
+	record.mu.Lock()
+	record.pods = maps.Clone(c.served)
+	record.mu.Unlock()
+	clear(c.kubelet.admitted)
+	free := maps.Clone(c.free)
+	for i, pod := range c.waiting {
+		available := slices.Concat(slices.Collect(maps.Values(free))...)
+		c.kubelet.mu.Lock()
+		c.kubelet.admitted[pod.Namespace+"/"+pod.Name] = pod
+		c.kubelet.mu.Unlock()
+
+		b.StartTimer()
+		begin := time.Now()
+		ids := c.plugin.allocator.Prefer(b.Context(), available, nil, c.request)
+		preferred := time.Now()
+		response, err := c.plugin.allocator.Allocate(b.Context(), ids)
+		end := time.Now()
+		b.StopTimer()
+
+		took["prefer"] = append(took["prefer"], preferred.Sub(begin))
+		took["allocate"] = append(took["allocate"], end.Sub(preferred))
+		if err != nil {
+			b.Fatal(err)
+		}
+		if want := strconv.Itoa(i % 8); response.Envs[protocol.AnnotationIndex] != want {
+			b.Fatalf("%s got card %s, want %s", pod.Name, response.Envs[protocol.AnnotationIndex], want)
+		}
+		free[i%8] = slices.DeleteFunc(slices.Clone(free[i%8]), setOf(ids))
+	}
+}
+
+func setOf(ids []string) func(string) bool {
+	set := make(map[string]bool, len(ids))
+	for _, id := range ids {
+		set[id] = true
+	}
+	return func(id string) bool { return set[id] }
+}
+
+// BenchmarkAdmission admits forty pods of one size on a node that has a hundred: one operation is both calls of each.
+func BenchmarkAdmission(b *testing.B) {
+	for _, memory := range []gpu.Memory{80, 16276} {
+		for _, asked := range []bool{false, true} {
+			b.Run(fmt.Sprintf("cards=8x%d/asked=%t", memory, asked), func(b *testing.B) {
+				c := newCrowd(b, memory, asked)
+				took := map[string][]time.Duration{}
+				b.ReportAllocs()
+				b.ResetTimer()
+				b.StopTimer()
+				for range b.N {
+					c.admit(b, took)
+				}
+				for call, durations := range took {
+					slices.Sort(durations)
+					for _, percent := range []int{50, 99} {
+						at := durations[(len(durations)-1)*percent/100]
+						b.ReportMetric(float64(at.Microseconds())/1000, fmt.Sprintf("%s-p%d-ms", call, percent))
+					}
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkCheckpoint reads the checkpoint of the same node.
+func BenchmarkCheckpoint(b *testing.B) {
+	for _, memory := range []gpu.Memory{80, 16276} {
+		b.Run(fmt.Sprintf("cards=8x%d", memory), func(b *testing.B) {
+			c := newCrowd(b, memory, false)
+			data := checkpointData(b, c.kubelet.entries...)
+			b.SetBytes(int64(len(data)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := parseCheckpoint(data); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

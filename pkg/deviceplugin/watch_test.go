@@ -1,0 +1,49 @@
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// A file descriptor shows what a mount would: the directory that once was, deleted.
+func TestMountOfADeletedDirectory(t *testing.T) {
+	b := newBench(t)
+	dir := filepath.Join(b.dir, "mounted")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	mount, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mount.Close()
+	path := fmt.Sprintf("/proc/self/fd/%d", mount.Fd())
+	if deleted(path) {
+		t.Error("a directory counts as deleted that is there")
+	}
+	p, err := New(Options{
+		Client: b.client, Events: b.events, NodeName: testNode, Unit: gpu.GiB, Directory: b.dir,
+		PodResourcesSocket: filepath.Join(path, "kubelet.sock"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Run(context.Background()); !errors.Is(err, errMountDeleted) {
+		t.Errorf("got %v, want %v", err, errMountDeleted)
+	}
+	if deleted(filepath.Join(b.dir, "nowhere")) {
+		t.Error("a directory that may come counts as deleted")
+	}
+}
