@@ -164,10 +164,6 @@ func gated(pod *corev1.Pod) {
 	pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: sceneLabel}}
 }
 
-func grace(seconds int64) edit {
-	return func(pod *corev1.Pod) { pod.Spec.TerminationGracePeriodSeconds = &seconds }
-}
-
 func container(name string, memory int64) corev1.Container {
 	return corev1.Container{
 		Name: name, Image: "registry.example/app:1",

@@ -25,6 +25,8 @@ type Options struct {
 	MemoryUnit string
 	// ExtenderArgs are flags to add.
 	ExtenderArgs []string
+	// Replicas is how many extenders run beside each other, with a leader; 0 for a single one without an election.
+	Replicas int
 	// ThroughProxy puts a proxy between the extender and the API server, so that a test can disturb it.
 	ThroughProxy bool
 	// ControlPlane changes how the control plane runs; its folder and the extender's address are set here.
@@ -37,6 +39,10 @@ type Bed struct {
 	// Extender is the extender's process, ExtenderURL where it answers.
 	Extender    *controlplane.Process
 	ExtenderURL string
+	// Replicas and ReplicaURLs are the extenders with Options.Replicas; Extender is nil then, and ExtenderURL leads to
+	// the one that is published.
+	Replicas    []*controlplane.Process
+	ReplicaURLs []string
 	// Proxy is nil without Options.ThroughProxy.
 	Proxy *controlplane.Proxy
 
@@ -44,6 +50,8 @@ type Bed struct {
 	root             string
 	pluginKubeconfig string
 	port             *controlplane.Port
+	replicaPorts     []*controlplane.Port
+	service          *service
 	nodes            []*Node
 }
 
@@ -76,6 +84,9 @@ func Start(ctx context.Context, o Options) (b *Bed, err error) {
 	}
 	if b.pluginKubeconfig, err = b.ServiceAccountKubeconfig(ctx, "kube-system", "gpushare-device-plugin"); err != nil {
 		return nil, err
+	}
+	if o.Replicas > 0 {
+		return b, b.startReplicas(ctx)
 	}
 	return b, b.startExtender(ctx)
 }
@@ -114,6 +125,17 @@ func (b *Bed) Stop() error {
 	if b.Extender != nil {
 		errs = append(errs, b.Extender.Kill())
 	}
+	if b.service != nil {
+		errs = append(errs, b.service.close())
+		b.service = nil
+	}
+	for _, replica := range b.Replicas {
+		errs = append(errs, replica.Kill())
+	}
+	for _, port := range b.replicaPorts {
+		port.Release()
+	}
+	b.replicaPorts = nil
 	if b.Proxy != nil {
 		errs = append(errs, b.Proxy.Close())
 	}
@@ -133,6 +155,7 @@ func (b *Bed) Processes() []*controlplane.Process {
 	if b.Extender != nil {
 		processes = append(processes, b.Extender)
 	}
+	processes = append(processes, b.Replicas...)
 	for _, node := range b.nodes {
 		processes = append(processes, node.Plugin)
 	}

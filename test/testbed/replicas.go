@@ -1,0 +1,168 @@
+package testbed
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpushare/gpushare/test/controlplane"
+)
+
+// startReplicas starts several extenders of which one is elected, and a service that leads to that one.
+func (b *Bed) startReplicas(ctx context.Context) error {
+	if err := b.Apply(ctx, filepath.Join(b.root, "deploy", "replicas")); err != nil {
+		return err
+	}
+	kubeconfig, err := b.ServiceAccountKubeconfig(ctx, "kube-system", "gpushare-extender")
+	if err != nil {
+		return err
+	}
+	for i := range b.options.Replicas {
+		port, err := controlplane.ReservePort()
+		if err != nil {
+			return err
+		}
+		b.replicaPorts = append(b.replicaPorts, port)
+		name := "gpushare-extender-" + strconv.Itoa(i)
+		replica := &controlplane.Process{
+			Name: name, Path: b.Binary("gpushare-extender"),
+			Args: append([]string{
+				"--kubeconfig=" + kubeconfig, "--listen-address=" + port.Address(), "-v=2", "--leader-elect",
+				// The API server takes no loopback address for an endpoint. This one is for documentation
+				// (RFC 5737); the service below looks at the port alone.
+				"--advertise-address=192.0.2." + strconv.Itoa(i+1),
+			}, b.options.ExtenderArgs...),
+			LogPath: filepath.Join(b.options.Dir, name+".log"),
+			Ready:   controlplane.HTTPReady(port.URL("http") + "/readyz"),
+		}
+		b.Replicas = append(b.Replicas, replica)
+		b.ReplicaURLs = append(b.ReplicaURLs, port.URL("http"))
+		if err := replica.Start(ctx); err != nil {
+			return err
+		}
+	}
+	b.service, err = startService(b.port.Address(), b.Client)
+	return err
+}
+
+// Leader returns the position of the replica that is published, or -1.
+func (b *Bed) Leader(ctx context.Context) int {
+	address, err := published(ctx, b.Client)
+	if err != nil {
+		return -1
+	}
+	for i, port := range b.replicaPorts {
+		if port.Address() == address {
+			return i
+		}
+	}
+	return -1
+}
+
+// service is what kube-proxy makes of a Service: connections lead to the address that its EndpointSlice names. It asks
+// for each connection anew, and holds none back: with nobody published, connections are cut.
+type service struct {
+	listener net.Listener
+	client   kubernetes.Interface
+	running  sync.WaitGroup
+
+	mu          sync.Mutex
+	closed      bool
+	connections map[net.Conn]struct{}
+}
+
+func startService(address string, client kubernetes.Interface) (*service, error) {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("the extenders' service: %w", err)
+	}
+	s := &service{listener: listener, client: client, connections: map[net.Conn]struct{}{}}
+	s.running.Go(s.accept)
+	return s, nil
+}
+
+func (s *service) accept() {
+	for {
+		connection, err := s.listener.Accept()
+		if err != nil {
+			return
+		}
+		s.running.Go(func() { s.forward(connection) })
+	}
+}
+
+func (s *service) forward(from net.Conn) {
+	if !s.track(from) {
+		return
+	}
+	defer s.drop(from)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	address, err := published(ctx, s.client)
+	if err != nil {
+		return
+	}
+	to, err := net.Dial("tcp", address)
+	if err != nil || !s.track(to) {
+		return
+	}
+	defer s.drop(to)
+	// Either side's end ends both.
+	s.running.Go(func() {
+		_, _ = io.Copy(to, from)
+		s.drop(to)
+		s.drop(from)
+	})
+	_, _ = io.Copy(from, to)
+}
+
+// track notes a connection, so that closing the service closes it. A closed service closes it at once.
+func (s *service) track(connection net.Conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		_ = connection.Close()
+		return false
+	}
+	s.connections[connection] = struct{}{}
+	return true
+}
+
+func (s *service) drop(connection net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.connections, connection)
+	_ = connection.Close()
+}
+
+func (s *service) close() error {
+	err := s.listener.Close()
+	s.mu.Lock()
+	s.closed = true
+	for connection := range s.connections {
+		_ = connection.Close()
+	}
+	s.mu.Unlock()
+	s.running.Wait()
+	return err
+}
+
+// published returns where the EndpointSlice leads, on this machine's loopback.
+func published(ctx context.Context, client kubernetes.Interface) (string, error) {
+	slice, err := client.DiscoveryV1().EndpointSlices("kube-system").Get(ctx, "gpushare-extender", metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	if len(slice.Endpoints) != 1 || len(slice.Ports) != 1 || slice.Ports[0].Port == nil {
+		return "", fmt.Errorf("the EndpointSlice names %d endpoints and %d ports, want one each", len(slice.Endpoints), len(slice.Ports))
+	}
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(int(*slice.Ports[0].Port))), nil
+}
