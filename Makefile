@@ -35,6 +35,10 @@ demo: build kube fake-nvml ## play the main job end to end on this machine (KEEP
 test: build kube fake-nvml ## run everything that this machine can run, and say what was skipped
 	@hack/test.sh
 
+.PHONY: e2e-node
+e2e-node: build kube fake-nvml ## run real pods on a real kubelet (root on Linux, with containerd and runc: hack/node-packages.sh)
+	@hack/node-e2e.sh
+
 .PHONY: test-gpu
 test-gpu: ## run the node's half against the real NVIDIA driver, where this machine has one
 	$(GO) test -count=1 -v -ldflags "-extldflags=-Wl,-z,lazy" ./test/realgpu

@@ -6,12 +6,11 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
-	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
+	"github.com/gpushare/gpushare/cmd/internal/flagenv"
 	"github.com/gpushare/gpushare/pkg/deviceplugin"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/version"
@@ -51,7 +50,7 @@ The flag wins.`,
 		SilenceErrors: true,
 		Version:       version.Get().String(),
 		PreRunE: func(command *cobra.Command, _ []string) error {
-			return fromEnvironment(command.Flags(), environment)
+			return flagenv.Set(command.Flags(), environment)
 		},
 		RunE: func(command *cobra.Command, _ []string) error {
 			unit, err := o.validate()
@@ -81,20 +80,6 @@ The flag wins.`,
 	klog.InitFlags(logging)
 	f.AddGoFlag(logging.Lookup("v"))
 	return command
-}
-
-// fromEnvironment takes the flags that weren't given from environment variables. One letter is no name for a variable.
-func fromEnvironment(flags *pflag.FlagSet, environment func(string) (string, bool)) error {
-	var errs []error
-	flags.VisitAll(func(f *pflag.Flag) {
-		name := strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
-		if value, ok := environment(name); ok && !f.Changed && len(name) > 1 && f.Name != "help" && f.Name != "version" {
-			if err := flags.Set(f.Name, value); err != nil {
-				errs = append(errs, fmt.Errorf("environment variable %s: %w", name, err))
-			}
-		}
-	})
-	return errors.Join(errs...)
 }
 
 // validate checks what can be checked before anything starts.

@@ -54,6 +54,7 @@ type allocator struct {
 // hint is what GetPreferredAllocation found, for the Allocate that follows.
 type hint struct {
 	candidate candidate
+	card      int
 	by        match
 	at        time.Time
 }
@@ -238,7 +239,7 @@ func (a *allocator) Prefer(ctx context.Context, available, include []string, siz
 	}
 	ids := preferredDevices(card.Index, available, include, size)
 	if by != byNobody && len(ids) == size {
-		a.hints[newDeviceSet(ids)] = hint{chosen, by, a.now()}
+		a.hints[newDeviceSet(ids)] = hint{chosen, card.Index, by, a.now()}
 	}
 	return ids
 }
@@ -298,6 +299,7 @@ func (a *allocator) hinted(s *snapshot, devices deviceSet, request gpu.Memory) (
 	a.doubtful = h.by == byOrder
 	for _, c := range s.Candidates(request) {
 		if c.key() == h.candidate.key() {
+			s.Preferred = &h.card
 			return c, h.by, true
 		}
 	}

@@ -17,6 +17,9 @@ type snapshot struct {
 	Nameless []serving
 	// Refused are the pods that were told no: the kubelet fails them, of which the API server may not know yet.
 	Refused map[gpu.PodUID]bool
+	// Preferred is the card whose devices the kubelet was told to take a moment ago. Where a card is to be chosen it is
+	// that one, if there still is room: else the kubelet's books name another card than the container has.
+	Preferred *int
 }
 
 // candidate is a container for which the kubelet may be asking.

@@ -62,6 +62,12 @@ func (s *snapshot) Card(pod *podView) (gpu.Card, outcome, error) {
 			return card, kept, nil
 		}
 	}
+	if promised == noCard && s.Preferred != nil {
+		card, ok := s.card(*s.Preferred)
+		if ok && placement.Fit([]placement.Card{{Card: card, Used: s.used(pod.UID, true)[card.Index]}}, pod.Request) == placement.Fits {
+			return card, placed, nil
+		}
+	}
 	card, err := s.place(pod.UID, pod.Request)
 	if err != nil {
 		return gpu.Card{}, "", fmt.Errorf("pod %s: %w", pod, err)

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -48,12 +49,14 @@ type registrar struct {
 	refused func(reason error)
 	wake    chan struct{}
 	settle  time.Duration
+	// tried is the kubelet's socket at the last attempt.
+	tried fs.FileInfo
 }
 
 // Run serves until the context ends.
 func (r *registrar) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
-	backoff := newBackoff()
+	backoff := newRegistrationBackoff()
 	told, refusal := "", ""
 	for ctx.Err() == nil {
 		_, changed, problem := r.cards.Get()
@@ -75,37 +78,43 @@ func (r *registrar) Run(ctx context.Context) error {
 		}
 		delay := r.settle
 		if registered {
-			backoff, refusal = newBackoff(), ""
+			backoff, refusal = newRegistrationBackoff(), ""
 		} else {
 			if !transient(err) && err.Error() != refusal {
 				refusal = err.Error()
 				r.refused(err)
 			}
-			delay = max(delay, backoff.Step())
+			delay = backoff.Step()
 		}
 		logger.Info("Not registered with the kubelet: trying again", "after", delay, "reason", err.Error())
-		r.pause(ctx, delay)
+		if r.pause(ctx, delay) {
+			backoff = newRegistrationBackoff()
+		}
 	}
 	return nil
 }
 
-// pause waits, but not much longer than settle once something has happened in the directory: the kubelet may be back.
-func (r *registrar) pause(ctx context.Context, delay time.Duration) {
+// newRegistrationBackoff starts fast: a kubelet's socket is there some moments before it serves.
+func newRegistrationBackoff() wait.Backoff {
+	return wait.Backoff{Duration: 20 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 15, Cap: 30 * time.Second}
+}
+
+// pause waits, but not for a kubelet that hasn't been tried yet: one that has just started has no old stream to clean up
+// behind, and it admits, and fails, its pods within the second. It says whether there is such a one.
+func (r *registrar) pause(ctx context.Context, delay time.Duration) (fresh bool) {
 	timer := time.NewTimer(delay)
 	defer timer.Stop()
-	before, _ := os.Stat(filepath.Join(r.dir, kubeletSocketName))
 	for {
+		now, err := os.Stat(filepath.Join(r.dir, kubeletSocketName))
+		if err == nil && !sameFile(r.tried, now) {
+			return true
+		}
 		select {
 		case <-ctx.Done():
-			return
+			return false
 		case <-timer.C:
-			return
+			return false
 		case <-r.wake:
-			now, err := os.Stat(filepath.Join(r.dir, kubeletSocketName))
-			if err == nil && !sameFile(before, now) {
-				before = now
-				timer.Reset(min(delay, r.settle))
-			}
 		}
 	}
 }
@@ -144,6 +153,7 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("looking for the kubelet: %w", err)
 	}
+	r.tried = kubelet
 	r.before(ctx)
 	if err := register(ctx, kubeletSocket); err != nil {
 		return false, err

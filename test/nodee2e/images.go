@@ -1,0 +1,103 @@
+package nodee2e
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+)
+
+// The images, which are nowhere but in the test.
+const (
+	pauseImage   = "gpushare.test/pause:1"
+	witnessImage = "gpushare.test/witness:1"
+)
+
+// buildImages compiles the witness and writes an archive with both images, of one layer and one file.
+func buildImages(ctx context.Context, root, dir string) (archive string, err error) {
+	program := filepath.Join(dir, "witness")
+	command := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, "./test/nodee2e/witness")
+	command.Dir, command.Env = root, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := command.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building the witness: %w: %s", err, out)
+	}
+	binary, err := os.ReadFile(program)
+	if err != nil {
+		return "", fmt.Errorf("reading the witness: %w", err)
+	}
+	layer, err := packTar(file{"witness", 0o755, binary})
+	if err != nil {
+		return "", err
+	}
+	content := []file{{"layer.tar", 0o644, layer}}
+	var manifest []map[string]any
+	for _, image := range []struct {
+		name, config string
+		entrypoint   []string
+	}{
+		{pauseImage, "pause.json", []string{"/witness", "-pause"}},
+		{witnessImage, "witness.json", []string{"/witness"}},
+	} {
+		config, err := json.Marshal(map[string]any{
+			"architecture": runtime.GOARCH, "os": "linux",
+			"config": map[string]any{"Entrypoint": image.entrypoint},
+			"rootfs": map[string]any{"type": "layers", "diff_ids": []string{digest(layer)}},
+		})
+		if err != nil {
+			return "", err
+		}
+		content = append(content, file{image.config, 0o644, config})
+		manifest = append(manifest, map[string]any{
+			"Config": image.config, "RepoTags": []string{image.name}, "Layers": []string{"layer.tar"},
+		})
+	}
+	data, err := json.Marshal(manifest)
+	if err != nil {
+		return "", err
+	}
+	packed, err := packTar(append(content, file{"manifest.json", 0o644, data})...)
+	if err != nil {
+		return "", err
+	}
+	archive = filepath.Join(dir, "images.tar")
+	if err := os.WriteFile(archive, packed, 0o600); err != nil {
+		return "", fmt.Errorf("writing the images: %w", err)
+	}
+	return archive, nil
+}
+
+type file struct {
+	name    string
+	mode    int64
+	content []byte
+}
+
+func packTar(files ...file) ([]byte, error) {
+	var out bytes.Buffer
+	writer := tar.NewWriter(&out)
+	for _, f := range files {
+		header := &tar.Header{Typeflag: tar.TypeReg, Name: f.name, Mode: f.mode, Size: int64(len(f.content))}
+		if err := writer.WriteHeader(header); err != nil {
+			return nil, fmt.Errorf("packing %s: %w", f.name, err)
+		}
+		if _, err := writer.Write(f.content); err != nil {
+			return nil, fmt.Errorf("packing %s: %w", f.name, err)
+		}
+	}
+	if err := writer.Close(); err != nil {
+		return nil, fmt.Errorf("packing: %w", err)
+	}
+	return out.Bytes(), nil
+}
+
+func digest(data []byte) string {
+	sum := sha256.Sum256(data)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}

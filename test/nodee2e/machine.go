@@ -1,0 +1,156 @@
+package nodee2e
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/gpushare/gpushare/test/controlplane"
+)
+
+//go:embed machine.sh
+var machineScript []byte
+
+// machine is a machine within this one: its processes see a /var and a /run of their own, and each other only. When it
+// is stopped, or the test dies, the kernel ends all of them, and their mounts with them.
+type machine struct {
+	dir string
+	// anchor holds the namespaces.
+	anchor *controlplane.Process
+}
+
+// startMachine makes a machine in dir, which should be short and empty. Its /var lies in dir/var.
+func startMachine(ctx context.Context, dir string) (*machine, error) {
+	m := &machine{dir: dir}
+	for _, sub := range []string{"var/lib", "var/log", "var/tmp", "sysctl"} {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
+			return nil, fmt.Errorf("making the machine's folders: %w", err)
+		}
+	}
+	if err := os.Symlink("/run", filepath.Join(dir, "var/run")); err != nil {
+		return nil, fmt.Errorf("making the machine's folders: %w", err)
+	}
+	script := filepath.Join(dir, "machine.sh")
+	if err := os.WriteFile(script, machineScript, 0o600); err != nil {
+		return nil, fmt.Errorf("writing the machine's script: %w", err)
+	}
+	unshare, err := exec.LookPath("unshare")
+	if err != nil {
+		return nil, fmt.Errorf("looking for util-linux: %w", err)
+	}
+	m.anchor = &controlplane.Process{
+		Name: "machine", Path: unshare,
+		Args:    []string{"--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "/bin/sh", script, dir},
+		LogPath: filepath.Join(dir, "machine.log"),
+		Ready: func(context.Context) error {
+			_, err := os.Stat(filepath.Join(dir, "up"))
+			return err
+		},
+	}
+	return m, m.anchor.Start(ctx)
+}
+
+// process returns a program that will run in the machine. It dies with the process that stands for it outside.
+func (m *machine) process(name string, args ...string) (*controlplane.Process, error) {
+	command, err := m.command(args...)
+	if err != nil {
+		return nil, err
+	}
+	return &controlplane.Process{
+		Name: name, Path: command[0], Args: command[1:], LogPath: filepath.Join(m.dir, "logs", name+".log"),
+	}, nil
+}
+
+// command returns what runs a command in the machine.
+func (m *machine) command(args ...string) ([]string, error) {
+	nsenter, err := exec.LookPath("nsenter")
+	if err != nil {
+		return nil, fmt.Errorf("looking for util-linux: %w", err)
+	}
+	namespaces := "/proc/" + strconv.Itoa(m.anchor.Pid()) + "/ns/"
+	return append([]string{
+		nsenter, "--mount=" + namespaces + "mnt", "--pid=" + namespaces + "pid_for_children", "--wd=/", "--",
+		"setpriv", "--pdeathsig", "KILL", "--",
+	}, args...), nil
+}
+
+// run runs a command in the machine.
+func (m *machine) run(ctx context.Context, args ...string) error {
+	command, err := m.command(args...)
+	if err != nil {
+		return err
+	}
+	out, err := exec.CommandContext(ctx, command[0], command[1:]...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%v: %w: %s", args, err, out)
+	}
+	return nil
+}
+
+// path returns where a path of the machine is to be found from outside while the machine runs.
+func (m *machine) path(inside ...string) string {
+	root := "/proc/" + strconv.Itoa(m.anchor.Pid()) + "/root"
+	return filepath.Join(append([]string{root}, inside...)...)
+}
+
+// stop ends the machine and sweeps what the kernel keeps of it.
+func (m *machine) stop() error {
+	// Those that are removed in the meantime do no harm.
+	containers, err := filepath.Glob(filepath.Join(m.dir, "var/lib/containerd/io.containerd.runtime.v2.task/k8s.io/*"))
+	if err != nil {
+		return err
+	}
+	if err := m.anchor.Kill(); err != nil {
+		return err
+	}
+	return sweepCgroups(containers)
+}
+
+// sweepCgroups removes the cgroups of these containers, which are empty as soon as the kernel has seen the last process
+// off, and the one around them unless another containerd has its own there.
+func sweepCgroups(containers []string) error {
+	var parents []string
+	for _, pattern := range []string{"/sys/fs/cgroup/*/k8s.io", "/sys/fs/cgroup/k8s.io"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			return err
+		}
+		parents = append(parents, found...)
+	}
+	var last error
+	err := wait.PollUntilContextTimeout(context.Background(), 20*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
+		last = nil
+		for _, parent := range parents {
+			for _, container := range containers {
+				last = errors.Join(last, removeCgroup(filepath.Join(parent, filepath.Base(container))))
+			}
+		}
+		return last == nil, nil
+	})
+	if err != nil {
+		return fmt.Errorf("removing the machine's cgroups: %w", errors.Join(err, last))
+	}
+	for _, parent := range parents {
+		if err := removeCgroup(parent); err != nil && !errors.Is(err, syscall.EBUSY) {
+			return fmt.Errorf("removing the machine's cgroups: %w", err)
+		}
+	}
+	return nil
+}
+
+// removeCgroup removes a cgroup unless it is gone. The files in it neither can be removed nor need to be.
+func removeCgroup(path string) error {
+	if err := syscall.Rmdir(path); err != nil && !errors.Is(err, syscall.ENOENT) {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}

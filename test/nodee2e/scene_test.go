@@ -1,0 +1,519 @@
+package nodee2e
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/testbed"
+)
+
+// requireEnv is the environment variable that turns a machine that can't run a node from a skip into a failure.
+const requireEnv = "GPUSHARE_REQUIRE_NODE"
+
+// patience bounds every wait. It is no promise: what should come and hasn't by then isn't coming.
+const patience = 2 * time.Minute
+
+// rig is a control plane with the extender and one real node, watched all the time.
+type rig struct {
+	bed     *testbed.Bed
+	node    *node
+	watcher *watcher
+}
+
+// startRig starts a rig for as long as the test runs, with cards of these sizes in MiB.
+func startRig(t *testing.T, cards ...uint64) *rig {
+	t.Helper()
+	if missing := missing(); missing != "" {
+		if os.Getenv(requireEnv) != "" {
+			t.Fatal(missing)
+		}
+		fmt.Fprintf(os.Stderr, "SKIPPED %s: no real node on this machine: %s\n", t.Name(), missing)
+		t.Skip(missing)
+	}
+	r := &rig{bed: testbed.StartForTest(t, testbed.Options{ControlPlane: controlplane.Options{
+		ControllerManager: true,
+		// The programs under test run as processes: nobody is to make pods of their manifests.
+		ExtraArgs: map[string][]string{"kube-controller-manager": {"--controllers=*,-daemonset,-deployment"}},
+	}})}
+	// Short: sockets lie below it.
+	dir, err := os.MkdirTemp("", "gpunode-")
+	must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	r.node, err = startNode(ctx, r.bed, dir, "real", cards...)
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, p := range r.node.processes() {
+				t.Logf("the end of %s:\n%s", p.LogPath, p.Tail(15))
+			}
+			t.Logf("the node left its logs in %s", dir)
+		}
+		if err := r.node.stop(); err != nil {
+			t.Error(err)
+		}
+		if !t.Failed() {
+			must(t, os.RemoveAll(dir))
+		}
+	})
+	must(t, err)
+
+	r.watcher, err = newWatcher(r)
+	must(t, err)
+	watching, stop := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); r.watcher.run(watching) }()
+	t.Cleanup(func() { stop(); <-done })
+	return r
+}
+
+// missing says why this machine can't run a real node, empty if it can.
+func missing() string {
+	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
+		return "it takes root on Linux"
+	}
+	for _, program := range []string{"containerd", "ctr", "runc", "unshare", "nsenter", "setpriv"} {
+		if _, err := exec.LookPath(program); err != nil {
+			return program + " is missing: hack/node-packages.sh installs what is needed"
+		}
+	}
+	root, err := controlplane.RepositoryRoot()
+	if err != nil {
+		return err.Error()
+	}
+	if _, err := os.Stat(filepath.Join(root, "bin/kube/kubelet")); err != nil {
+		return "bin/kube/kubelet is missing: `make kube` builds it"
+	}
+	return ""
+}
+
+// telling are the plugin's metrics that are worth a line, where they aren't 0.
+var telling = regexp.MustCompile(`^gpushare_device_plugin_(allocations|matches|other_card|annotation)\S* [1-9]`)
+
+// report prints what was found over all, and fails the test for what must never be.
+func (r *rig) report(t *testing.T) {
+	t.Helper()
+	found := r.watcher.findings()
+	testimonies, err := r.node.testimonies()
+	must(t, err)
+	wrong, containers := found.mistaken(testimonies)
+	refused := 0
+	for _, pod := range found.Pods {
+		if pod.Status.Reason == "UnexpectedAdmissionError" {
+			refused++
+		}
+	}
+	t.Logf("%d pods, %d of them refused by the kubelet; %d GPU containers started, %d on another card than annotated in the end, "+
+		"%d annotations repaired; looked %d times, fullest cards %v of %v MiB", len(found.Pods), refused, containers, len(wrong),
+		len(found.Repaired), found.Looks, found.Fullest, r.node.cards)
+	if body, err := fetch(context.Background(), r.node.metrics.URL("http")+"/metrics"); err == nil {
+		for line := range strings.SplitSeq(string(body), "\n") {
+			if telling.MatchString(line) {
+				t.Logf("since the plugin's last start: %s", line)
+			}
+		}
+	}
+	for _, crash := range r.node.kubelet.Crashes() {
+		t.Logf("the kubelet crashed: %s", crash)
+	}
+	for _, repaired := range found.Repaired {
+		t.Logf("repaired: %s", repaired)
+	}
+	for _, finding := range slices.Concat(wrong, found.Overfull) {
+		t.Error(finding)
+	}
+	for _, over := range found.Overpromised {
+		t.Logf("for a moment: %s", over)
+	}
+	if found.Err != nil || found.Looks == 0 || containers == 0 {
+		t.Errorf("the watcher looked %d times at %d containers: %v", found.Looks, containers, found.Err)
+	}
+}
+
+// scene is one test's part of a rig: a namespace. Its pods are removed when it ends.
+type scene struct {
+	*testing.T
+	*rig
+	name   string
+	random *rand.Rand
+	made   int
+	// otherDevices says that the kubelet's books may name devices of another card than the one given: it has lost them, or
+	// the scheduler chose a card while the node was choosing one. The containers aren't affected.
+	otherDevices bool
+}
+
+// play runs a part of a test in a scene of its own. At its end all books are compared.
+func (r *rig) play(t *testing.T, title string, act func(s *scene)) {
+	t.Helper()
+	t.Run(title, func(t *testing.T) {
+		from := time.Now()
+		namespace, err := r.bed.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
+			ObjectMeta: metav1.ObjectMeta{GenerateName: "scene-"},
+		}, metav1.CreateOptions{})
+		must(t, err)
+		s := &scene{T: t, rig: r, name: namespace.Name, random: rand.New(rand.NewPCG(1, uint64(len(title))))}
+		eventually(t, "the namespace has its ServiceAccount", func(ctx context.Context) error {
+			_, err := r.bed.Client.CoreV1().ServiceAccounts(s.name).Get(ctx, "default", metav1.GetOptions{})
+			return err
+		})
+		t.Cleanup(s.sweep)
+		act(s)
+		s.settle()
+		t.Logf("%d pods in %s", s.made, time.Since(from).Round(time.Second/10))
+	})
+}
+
+// sweep removes the scene's pods and waits until their containers are gone, so that the next scene starts on an empty
+// node.
+func (s *scene) sweep() {
+	ctx := context.Background()
+	err := s.bed.Client.CoreV1().Pods(s.name).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](1)}, metav1.ListOptions{})
+	if err != nil {
+		s.Errorf("sweeping the pods of %s: %v", s.name, err)
+	}
+	err = wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		list, err := s.bed.Client.CoreV1().Pods(s.name).List(ctx, metav1.ListOptions{})
+		if err != nil || len(list.Items) > 0 {
+			return false, nil
+		}
+		running, err := s.node.running()
+		return len(running) == 0, err
+	})
+	if err != nil {
+		s.Errorf("the pods of %s don't go: %v", s.name, err)
+	}
+}
+
+// edit changes a pod before it is created.
+type edit func(*corev1.Pod)
+
+// with adds a container.
+func with(name string, memory int64) edit {
+	return func(pod *corev1.Pod) { pod.Spec.Containers = append(pod.Spec.Containers, container(name, memory)) }
+}
+
+// first adds an init container.
+func first(name string, memory int64) edit {
+	return func(pod *corev1.Pod) {
+		c := container(name, memory)
+		c.Args = []string{"-for=100ms"}
+		pod.Spec.InitContainers = append(pod.Spec.InitContainers, c)
+	}
+}
+
+// beside adds a sidecar.
+func beside(name string, memory int64) edit {
+	return func(pod *corev1.Pod) {
+		c := container(name, memory)
+		c.RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
+		pod.Spec.InitContainers = append(pod.Spec.InitContainers, c)
+	}
+}
+
+// stubborn makes the containers ignore SIGTERM through the grace period.
+func stubborn(grace int64) edit {
+	return func(pod *corev1.Pod) {
+		pod.Spec.TerminationGracePeriodSeconds = &grace
+		for i := range pod.Spec.Containers {
+			pod.Spec.Containers[i].Args = []string{"-stubborn"}
+		}
+	}
+}
+
+// onNode names the node in the pod's spec: no scheduler sees it, and nobody chooses a card for it.
+func onNode(name string) edit { return func(pod *corev1.Pod) { pod.Spec.NodeName = name } }
+
+// container describes a container; without memory it asks for none.
+func container(name string, memory int64) corev1.Container {
+	c := corev1.Container{
+		Name: name, Image: witnessImage, ImagePullPolicy: corev1.PullNever,
+		Env: []corev1.EnvVar{
+			{Name: "CONTAINER", Value: name},
+			{Name: "POD_UID", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.uid"}}},
+		},
+		VolumeMounts: []corev1.VolumeMount{{Name: "testimony", MountPath: "/testimony"}},
+	}
+	if memory > 0 {
+		c.Resources.Limits = corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(memory, resource.DecimalSI)}
+	}
+	return c
+}
+
+// pod describes a pod of one container that asks for GPU memory.
+func (s *scene) pod(memory int64, edits ...edit) *corev1.Pod {
+	s.made++
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.name, Name: fmt.Sprintf("pod-%03d", s.made)},
+		Spec: corev1.PodSpec{
+			Containers: []corev1.Container{container("main", memory)},
+			Volumes: []corev1.Volume{{Name: "testimony", VolumeSource: corev1.VolumeSource{
+				HostPath: &corev1.HostPathVolumeSource{Path: s.node.witnessDir()},
+			}}},
+			HostNetwork:                   true,
+			AutomountServiceAccountToken:  new(false),
+			EnableServiceLinks:            new(false),
+			TerminationGracePeriodSeconds: ptr.To[int64](5),
+		},
+	}
+	for _, edit := range edits {
+		edit(pod)
+	}
+	return pod
+}
+
+// any describes a pod of random shape: one to three GPU containers, perhaps with an init container or a sidecar.
+func (s *scene) any(largest int64) *corev1.Pod {
+	size := func() int64 { return 1 + s.random.Int64N(largest) }
+	var edits []edit
+	switch s.random.IntN(6) {
+	case 0:
+		edits = append(edits, with("second", size()))
+	case 1:
+		edits = append(edits, with("second", size()), with("third", size()))
+	case 2:
+		edits = append(edits, first("init", size()))
+	case 3:
+		edits = append(edits, beside("sidecar", size()))
+	case 4:
+		edits = append(edits, with("plain", 0))
+	}
+	return s.pod(size(), edits...)
+}
+
+// burst creates pods all at once.
+func (s *scene) burst(pods ...*corev1.Pod) {
+	s.Helper()
+	var group errgroup.Group
+	group.SetLimit(16)
+	for _, pod := range pods {
+		group.Go(func() error {
+			_, err := s.bed.Client.CoreV1().Pods(s.name).Create(s.Context(), pod, metav1.CreateOptions{})
+			return err
+		})
+	}
+	must(s, group.Wait())
+}
+
+// times makes n pods.
+func times(n int, pod func() *corev1.Pod) []*corev1.Pod {
+	pods := make([]*corev1.Pod, n)
+	for i := range pods {
+		pods[i] = pod()
+	}
+	return pods
+}
+
+// delete asks for the end of pods, with the grace period of each.
+func (s *scene) delete(names ...string) {
+	s.Helper()
+	for _, name := range names {
+		must(s, s.bed.Client.CoreV1().Pods(s.name).Delete(s.Context(), name, metav1.DeleteOptions{}))
+	}
+}
+
+// list returns the scene's pods.
+func (s *scene) list(ctx context.Context) ([]corev1.Pod, error) {
+	list, err := s.bed.Client.CoreV1().Pods(s.name).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(list.Items, func(a, b corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
+	return list.Items, nil
+}
+
+// names are those of the scene's pods that aren't on their way out.
+func (s *scene) names() []string {
+	s.Helper()
+	pods, err := s.list(s.Context())
+	must(s, err)
+	var names []string
+	for i := range pods {
+		if pods[i].DeletionTimestamp == nil {
+			names = append(names, pods[i].Name)
+		}
+	}
+	return names
+}
+
+// awaitCards waits until the node offers its cards.
+func (s *scene) awaitCards() {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(s.Context(), patience)
+	defer cancel()
+	must(s, s.node.awaitCards(ctx))
+}
+
+// remove deletes all pods of the scene and waits until they are gone.
+func (s *scene) remove() {
+	s.Helper()
+	s.delete(s.names()...)
+	s.gone(func(*corev1.Pod) bool { return true })
+}
+
+// removeFailed waits until the kubelet has taken or failed every pod, and deletes those that it failed, which may be so
+// many: a kubelet fails pods for good while no device plugin is there.
+func (s *scene) removeFailed(most int) {
+	s.Helper()
+	eventually(s, "no pod is pending", func(ctx context.Context) error {
+		pods, err := s.list(ctx)
+		if err != nil {
+			return err
+		}
+		for i := range pods {
+			if pods[i].Status.Phase == corev1.PodPending {
+				return fmt.Errorf("pod %s is: %s", pods[i].Name, conditions(&pods[i]))
+			}
+		}
+		return nil
+	})
+	pods, err := s.list(s.Context())
+	must(s, err)
+	var failed []string
+	for i := range pods {
+		if pods[i].Status.Phase == corev1.PodFailed {
+			failed = append(failed, fmt.Sprintf("%s: %s: %s", pods[i].Name, pods[i].Status.Reason, pods[i].Status.Message))
+			s.delete(pods[i].Name)
+		}
+	}
+	s.Logf("the kubelet failed %d of %d pods", len(failed), len(pods))
+	if len(failed) > most {
+		s.Errorf("the kubelet failed %d pods, want no more than %d:\n%s", len(failed), most, strings.Join(failed, "\n"))
+	}
+	s.gone(func(pod *corev1.Pod) bool { return pod.Status.Phase == corev1.PodFailed })
+}
+
+// gone waits until no such pod is left.
+func (s *scene) gone(which func(*corev1.Pod) bool) {
+	s.Helper()
+	eventually(s, "pods are gone", func(ctx context.Context) error {
+		pods, err := s.list(ctx)
+		if err != nil {
+			return err
+		}
+		for i := range pods {
+			if which(&pods[i]) {
+				return fmt.Errorf("pod %s is there", pods[i].Name)
+			}
+		}
+		return nil
+	})
+}
+
+// bound waits until every pod of the scene has a node.
+func (s *scene) bound() {
+	s.Helper()
+	eventually(s, "all pods are bound", func(ctx context.Context) error {
+		pods, err := s.list(ctx)
+		if err != nil {
+			return err
+		}
+		for i := range pods {
+			if pods[i].Spec.NodeName == "" {
+				return fmt.Errorf("pod %s is not: %s", pods[i].Name, conditions(&pods[i]))
+			}
+		}
+		return nil
+	})
+}
+
+// settle waits until the scene's pods run and everything agrees. Pods that the kubelet failed count as disagreement
+// unless they are removed before.
+func (s *scene) settle() {
+	s.Helper()
+	eventually(s, "everything agrees", func(ctx context.Context) error {
+		pods, err := s.list(ctx)
+		if err != nil {
+			return err
+		}
+		for i := range pods {
+			if pods[i].Spec.NodeName == "" || terminal(&pods[i]) {
+				return fmt.Errorf("pod %s is %s: %s %s", pods[i].Name, pods[i].Status.Phase, pods[i].Status.Message, conditions(&pods[i]))
+			}
+		}
+		truth, err := s.look(ctx)
+		if err != nil {
+			return err
+		}
+		if s.otherDevices {
+			truth.kubelet = nil
+		}
+		if wrong := truth.disagreements(s.node.cards); len(wrong) > 0 {
+			return fmt.Errorf("%s", strings.Join(wrong, "\n"))
+		}
+		return nil
+	})
+}
+
+func conditions(pod *corev1.Pod) string {
+	var out []string
+	for _, c := range pod.Status.Conditions {
+		if c.Status != corev1.ConditionTrue && c.Message != "" {
+			out = append(out, c.Message)
+		}
+	}
+	return strings.Join(out, "; ")
+}
+
+// unharmed returns a check that the containers which run now still do.
+func (s *scene) unharmed() (check func()) {
+	s.Helper()
+	before, err := s.node.running()
+	must(s, err)
+	return func() {
+		s.Helper()
+		after, err := s.node.running()
+		must(s, err)
+		for _, was := range before {
+			if !slices.ContainsFunc(after, func(is sighting) bool {
+				return is.Pid == was.Pid && is.PodUID == was.PodUID && is.Container == was.Container
+			}) {
+				s.Errorf("container %s of pod %s no longer runs as process %d", was.Container, was.PodUID, was.Pid)
+			}
+		}
+	}
+}
+
+// eventually waits until the condition returns nil. With the last error it says what was still missing.
+func eventually(t testing.TB, what string, condition func(context.Context) error) {
+	t.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		if err := condition(ctx); err != nil {
+			if last == nil || ctx.Err() == nil {
+				last = err // Not that the time is over.
+			}
+			return false, nil
+		}
+		return true, nil
+	})
+	if err != nil {
+		t.Fatalf("waited in vain until %s: %v", what, last)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil && !apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,398 @@
+package nodee2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// sighting is a container of the tests, as it was found: nothing but what it was told itself.
+type sighting struct {
+	PodUID, Container string
+	// Pid is 0 for what a container has left behind.
+	Pid int
+	Env map[string]string
+}
+
+func newSighting(environment []byte) (sighting, bool) {
+	env := map[string]string{}
+	for variable := range strings.SplitSeq(string(environment), "\x00") {
+		if name, value, ok := strings.Cut(variable, "="); ok {
+			env[name] = value
+		}
+	}
+	s := sighting{PodUID: env["POD_UID"], Container: env["CONTAINER"], Env: env}
+	return s, s.PodUID != "" && s.Container != ""
+}
+
+// card is the card that the container was given, by all that its environment says of it.
+func (s sighting) card() (int, error) {
+	card, err := strconv.Atoi(s.Env[protocol.AnnotationIndex])
+	if err != nil {
+		return 0, fmt.Errorf("container %s has no card: %q", s.Container, s.Env[protocol.AnnotationIndex])
+	}
+	if got, want := s.Env[protocol.EnvVisibleDevices], cardUUID(card); got != want {
+		return 0, fmt.Errorf("container %s sees %s, which isn't card %d", s.Container, got, card)
+	}
+	return card, nil
+}
+
+func (s sighting) memory() int64 {
+	memory, _ := strconv.ParseInt(s.Env[protocol.EnvContainer], 10, 64) // Else 0: not a GPU container.
+	return memory
+}
+
+// running returns the containers that run now, from the environment of their first process.
+func (n *node) running() ([]sighting, error) {
+	files, err := filepath.Glob(n.machine.path("run/containerd/io.containerd.runtime.v2.task/k8s.io/*/init.pid"))
+	if err != nil {
+		return nil, err
+	}
+	var out []sighting
+	for _, file := range files {
+		pid, err := os.ReadFile(file)
+		if err != nil {
+			continue // Gone since.
+		}
+		environment, err := os.ReadFile(n.machine.path("proc", string(pid), "environ"))
+		if err != nil {
+			continue
+		}
+		if s, ok := newSighting(environment); ok {
+			s.Pid, _ = strconv.Atoi(string(pid))
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
+
+// testimonies returns what every container left behind that ever started.
+func (n *node) testimonies() ([]sighting, error) {
+	entries, err := os.ReadDir(n.witnessDir())
+	if err != nil {
+		return nil, err
+	}
+	var out []sighting
+	for _, entry := range entries {
+		if strings.HasPrefix(entry.Name(), ".") {
+			continue
+		}
+		environment, err := os.ReadFile(filepath.Join(n.witnessDir(), entry.Name()))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if s, ok := newSighting(environment); ok {
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
+
+// holders are the pods on each card, each as "namespace/name memory".
+type holders map[int][]string
+
+func (h holders) sorted() holders {
+	for card := range h {
+		slices.Sort(h[card])
+	}
+	return h
+}
+
+// promised adds up what the pods' annotations say. It shares no arithmetic with the programs under test.
+func promised(pods []corev1.Pod) (h holders, used map[int]int64, err error) {
+	h, used = holders{}, map[int]int64{}
+	for i := range pods {
+		pod := &pods[i]
+		memory := memoryOf(pod)
+		if memory == 0 || pod.Spec.NodeName == "" || terminal(pod) {
+			continue
+		}
+		card, parseErr := strconv.Atoi(pod.Annotations[protocol.AnnotationIndex])
+		if parseErr != nil {
+			err = errors.Join(err, fmt.Errorf("pod %s is on the node without a card: %v", pod.Name, pod.Annotations))
+			continue
+		}
+		used[card] += memory
+		h[card] = append(h[card], fmt.Sprintf("%s/%s %d", pod.Namespace, pod.Name, memory))
+	}
+	return h.sorted(), used, err
+}
+
+func terminal(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// memoryOf is what the pod asks for: the sum of its containers and sidecars, or an init container beside the sidecars
+// started before it, whatever is most.
+func memoryOf(pod *corev1.Pod) int64 {
+	var sidecars, most, sum int64
+	for i := range pod.Spec.InitContainers {
+		c := &pod.Spec.InitContainers[i]
+		if sidecar(c) {
+			sidecars += limitOf(c)
+		} else {
+			most = max(most, sidecars+limitOf(c))
+		}
+	}
+	for i := range pod.Spec.Containers {
+		sum += limitOf(&pod.Spec.Containers[i])
+	}
+	return max(most, sidecars+sum)
+}
+
+func sidecar(c *corev1.Container) bool {
+	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
+}
+
+func limitOf(c *corev1.Container) int64 {
+	quantity := c.Resources.Limits[protocol.ResourceMemory]
+	return quantity.Value()
+}
+
+// ledger reads what the extender says of the node.
+func (r *rig) ledger(ctx context.Context) (holders, error) {
+	body, err := fetch(ctx, r.bed.ExtenderURL+"/gpushare-scheduler/inspect/"+r.node.name)
+	if err != nil {
+		return nil, err
+	}
+	var answer struct {
+		Nodes []struct {
+			Devs []struct {
+				ID   int
+				Pods []struct {
+					Name, Namespace string
+					UsedGPU         int64
+				}
+			}
+		}
+	}
+	if err := json.Unmarshal(body, &answer); err != nil {
+		return nil, fmt.Errorf("inspect answers %.200s: %w", body, err)
+	}
+	out := holders{}
+	for _, node := range answer.Nodes {
+		for _, dev := range node.Devs {
+			for _, pod := range dev.Pods {
+				out[dev.ID] = append(out[dev.ID], fmt.Sprintf("%s/%s %d", pod.Namespace, pod.Name, pod.UsedGPU))
+			}
+		}
+	}
+	return out.sorted(), nil
+}
+
+func fetch(ctx context.Context, url string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s answers %s: %.200s", url, response.Status, body)
+	}
+	return body, err
+}
+
+// kubeletBooks reads, by pod and container, the cards whose devices the kubelet's PodResources names.
+func (n *node) kubeletBooks(ctx context.Context) (map[string]map[string][]int, error) {
+	var answer *podresourcesv1.ListPodResourcesResponse
+	err := n.askKubelet(ctx, func(ctx context.Context, client podresourcesv1.PodResourcesListerClient) (err error) {
+		answer, err = client.List(ctx, &podresourcesv1.ListPodResourcesRequest{})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing PodResources: %w", err)
+	}
+	out := map[string]map[string][]int{}
+	for _, pod := range answer.PodResources {
+		containers := map[string][]int{}
+		for _, container := range pod.Containers {
+			for _, devices := range container.Devices {
+				if devices.ResourceName != string(protocol.ResourceMemory) {
+					continue
+				}
+				for _, id := range devices.DeviceIds {
+					// The first character is the card, and no test has more than ten.
+					containers[container.Name] = append(containers[container.Name], int(id[0]-'0'))
+				}
+			}
+		}
+		out[pod.Namespace+"/"+pod.Name] = containers
+	}
+	return out, nil
+}
+
+// truth is everything that can be known of the node at one moment.
+type truth struct {
+	pods    []corev1.Pod
+	running []sighting
+	ledger  holders
+	// kubelet is nil where its books aren't to be compared.
+	kubelet map[string]map[string][]int
+}
+
+func (r *rig) look(ctx context.Context) (t truth, err error) {
+	list, err := r.bed.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + r.node.name})
+	if err != nil {
+		return t, err
+	}
+	t.pods = list.Items
+	if t.running, err = r.node.running(); err != nil {
+		return t, err
+	}
+	if t.ledger, err = r.ledger(ctx); err != nil {
+		return t, err
+	}
+	t.kubelet, err = r.node.kubeletBooks(ctx)
+	return t, err
+}
+
+// disagreements returns what isn't as it should be on a node at rest: every pod runs, and annotations, environments, the
+// extender's ledger and the kubelet's PodResources all tell the same.
+func (t truth) disagreements(cards []uint64) (out []string) {
+	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+
+	want, used, err := promised(t.pods)
+	if err != nil {
+		say("%v", err)
+	}
+	for card, memory := range used {
+		if card >= len(cards) || memory > gibibytes(cards[card]) {
+			say("card %d is promised %d: %v", card, memory, want[card])
+		}
+	}
+	for card := range cards {
+		if !slices.Equal(want[card], t.ledger[card]) {
+			say("card %d: the annotations say %v, the extender's ledger %v", card, want[card], t.ledger[card])
+		}
+	}
+	seen := map[string]map[string]sighting{}
+	for _, s := range t.running {
+		if seen[s.PodUID] == nil {
+			seen[s.PodUID] = map[string]sighting{}
+		}
+		seen[s.PodUID][s.Container] = s
+	}
+	for i := range t.pods {
+		pod := &t.pods[i]
+		containers := seen[string(pod.UID)]
+		delete(seen, string(pod.UID))
+		if memoryOf(pod) > 0 && !terminal(pod) {
+			out = append(out, podDisagreements(pod, containers)...)
+			if t.kubelet != nil {
+				out = append(out, booksDisagreements(pod, t.kubelet[pod.Namespace+"/"+pod.Name])...)
+			}
+		}
+	}
+	for uid := range seen {
+		say("containers run of pod %s, which the API server doesn't know", uid)
+	}
+	return out
+}
+
+// podDisagreements compares one pod that should be running with its containers.
+func podDisagreements(pod *corev1.Pod, seen map[string]sighting) (out []string) {
+	say := func(format string, args ...any) {
+		out = append(out, fmt.Sprintf("pod %s: ", pod.Name)+fmt.Sprintf(format, args...))
+	}
+	if pod.Status.Phase != corev1.PodRunning || pod.DeletionTimestamp != nil {
+		say("it is %s (being deleted: %t)", pod.Status.Phase, pod.DeletionTimestamp != nil)
+		return out
+	}
+	if pod.Annotations[protocol.AnnotationAssigned] != "true" {
+		say("its annotations don't say that it is assigned: %v", pod.Annotations)
+	}
+	if _, err := strconv.ParseInt(pod.Annotations[protocol.AnnotationAssumeTime], 10, 64); err != nil {
+		say("nobody knows when its card was chosen: %v", pod.Annotations)
+	}
+	card, err := strconv.Atoi(pod.Annotations[protocol.AnnotationIndex])
+	if err != nil {
+		return out // Told already.
+	}
+	all := lasting(pod)
+	for i := range all {
+		c := &all[i]
+		s, ok := seen[c.Name]
+		if !ok {
+			say("its container %s doesn't run", c.Name)
+			continue
+		}
+		if limitOf(c) == 0 {
+			if _, given := s.Env[protocol.AnnotationIndex]; given {
+				say("container %s asks for no GPU memory and was given some", c.Name)
+			}
+			continue
+		}
+		got, err := s.card()
+		if err != nil {
+			say("%v", err)
+			continue
+		}
+		if got != card {
+			say("container %s has card %d, the annotation says %d", c.Name, got, card)
+		}
+		for name, value := range map[string]string{
+			protocol.AnnotationPod:    strconv.FormatInt(memoryOf(pod), 10),
+			protocol.EnvContainer:     strconv.FormatInt(limitOf(c), 10),
+			protocol.AnnotationDevice: pod.Annotations[protocol.AnnotationDevice],
+		} {
+			if s.Env[name] != value {
+				say("container %s has %s=%q, want %q", c.Name, name, s.Env[name], value)
+			}
+		}
+	}
+	return out
+}
+
+// booksDisagreements compares one pod that should be running with the cards that the kubelet's books name.
+func booksDisagreements(pod *corev1.Pod, booked map[string][]int) (out []string) {
+	card, err := strconv.Atoi(pod.Annotations[protocol.AnnotationIndex])
+	if err != nil {
+		return nil // Told already.
+	}
+	all := lasting(pod)
+	for i := range all {
+		got, want := booked[all[i].Name], limitOf(&all[i])
+		if int64(len(got)) != want || slices.ContainsFunc(got, func(of int) bool { return of != card }) {
+			out = append(out, fmt.Sprintf("pod %s: the kubelet books devices of cards %v for container %s, which has %d of card %d",
+				pod.Name, got, all[i].Name, want, card))
+		}
+	}
+	return out
+}
+
+// lasting are the containers that run as long as the pod does.
+func lasting(pod *corev1.Pod) []corev1.Container {
+	all := slices.Clone(pod.Spec.Containers)
+	for i := range pod.Spec.InitContainers {
+		if sidecar(&pod.Spec.InitContainers[i]) {
+			all = append(all, pod.Spec.InitContainers[i])
+		}
+	}
+	return all
+}
