@@ -4,11 +4,13 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
+	"github.com/gpushare/gpushare/cmd/internal/flagenv"
 	"github.com/gpushare/gpushare/pkg/leader"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/version"
@@ -45,15 +47,21 @@ func newCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "gpushare-extender",
 		Short: "Scheduler extender that shares GPU cards between pods by memory",
-		Long: `gpushare-extender answers kube-scheduler's filter, prioritize and bind calls for pods that ask for
+		Long: `gpushare-extender answers kube-scheduler's filter, prioritize, preempt and bind calls for pods that ask for
 aliyun.com/gpu-mem: it knows how much of which card is taken, lets only nodes pass on which one card has room, and binds
 a pod together with the annotations that name its card.
 
-It keeps no state of its own: after a restart it rebuilds itself from the API server.`,
+It keeps no state of its own: after a restart it rebuilds itself from the API server.
+
+Each flag can be given as an environment variable as well, named like the flag in capitals: LISTEN_ADDRESS for
+--listen-address. The flag wins.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Version:       version.Get().String(),
+		PreRunE: func(command *cobra.Command, _ []string) error {
+			return flagenv.Set(command.Flags(), os.LookupEnv)
+		},
 		RunE: func(command *cobra.Command, _ []string) error {
 			if err := o.validate(); err != nil {
 				return err

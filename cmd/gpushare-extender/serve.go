@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -29,6 +30,9 @@ import (
 )
 
 const component = "gpushare-extender"
+
+// stopTimeout keeps the end within two seconds of SIGTERM, also while the API server hangs.
+const stopTimeout = 800 * time.Millisecond
 
 // serve wires the parts, runs them until ctx ends, and stops them in reverse.
 func serve(ctx context.Context, o options) error {
@@ -88,7 +92,7 @@ func serve(ctx context.Context, o options) error {
 	metrics.NewLedger(registry, state.Ledger(), state.Ready)
 	server := extender.NewServer(extender.Options{
 		Cluster: state, Observer: observer, Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}),
-		CardPolicy: cardPolicy, NodePolicy: nodePolicy, TLS: tlsConfig, Answer: answer, BindTimeout: o.bindTimeout,
+		CardPolicy: cardPolicy, NodePolicy: nodePolicy, TLS: tlsConfig, Answer: answer, StopTimeout: min(o.bindTimeout, stopTimeout),
 	})
 	if o.election.elect {
 		if elector, err = newElector(o.election, config, listener.Addr(), state, server, metrics.NewLeader(registry)); err != nil {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	listersv1 "k8s.io/client-go/listers/core/v1"
+	policyListersv1 "k8s.io/client-go/listers/policy/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
@@ -59,6 +60,9 @@ type Cluster struct {
 	Options
 	ledger  *ledger.Ledger
 	pods    listersv1.PodLister
+	nodes   listersv1.NodeLister
+	byNode  cache.Indexer // Of pods, see nodeIndex.
+	budgets policyListersv1.PodDisruptionBudgetLister
 	factory informers.SharedInformerFactory
 	sync    syncState
 	settler *settler
@@ -74,9 +78,16 @@ func New(o Options) (*Cluster, error) {
 	c.ledger = ledger.New(c.waker.freed)
 	c.settler = newSettler(o.Clock, o.API, o.Observer, c.ledger, o.BindTimeout, c.waker.released)
 
-	c.factory = informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTransform(slim))
+	c.factory = informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTransform(new(slimmer).slim))
 	pods, nodes := c.factory.Core().V1().Pods(), c.factory.Core().V1().Nodes()
-	c.pods = pods.Lister()
+	c.pods, c.nodes = pods.Lister(), nodes.Lister()
+	if err := pods.Informer().AddIndexers(cache.Indexers{nodeIndex: indexByNode}); err != nil {
+		return nil, fmt.Errorf("watching pods: %w", err)
+	}
+	c.byNode = pods.Informer().GetIndexer()
+	budgets := c.factory.Policy().V1().PodDisruptionBudgets()
+	c.budgets = budgets.Lister()
+	c.sync.budgets = budgets.Informer().HasSynced
 	podHandler, err := pods.Informer().AddEventHandler(c.podEvents())
 	if err != nil {
 		return nil, fmt.Errorf("watching pods: %w", err)

@@ -48,12 +48,18 @@ func (c *Cluster) podSeen(pod *corev1.Pod) {
 		c.settler.seen(seen.UID)
 		hold(c.ledger, pod)
 		c.waker.forget(seen.UID)
+		c.ledger.Withdraw(seen.UID)
+	case pod.Status.NominatedNodeName != "":
+		c.ledger.Nominate(pod.Status.NominatedNodeName, seen)
+	default:
+		c.ledger.Withdraw(seen.UID)
 	}
 }
 
 func (c *Cluster) podGone(uid gpu.PodUID) {
 	c.settler.seen(uid)
 	c.ledger.Drop(uid)
+	c.ledger.Withdraw(uid)
 	c.waker.forget(uid)
 }
 

@@ -80,9 +80,10 @@ func start(t *testing.T, bindTimeout time.Duration, objects ...runtime.Object) *
 			t.Errorf("Run: %v", err)
 		}
 	})
-	<-watching // The fake client's watch tells nothing of what changed before it began.
-	<-watching
-	f.await("the ledger to stand", func() bool { return c.Ready() == nil })
+	for range []string{"nodes", "pods", "disruption budgets"} {
+		<-watching // The fake client's watch tells nothing of what changed before it began.
+	}
+	f.await("the ledger to stand", func() bool { return c.Ready() == nil && c.sync.budgets() })
 	f.await("the settler's ticker", f.clock.HasWaiters)
 	return f
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -44,7 +45,7 @@ func TestSlimmingAPodLosesNothingThatIsRead(t *testing.T) {
 		pod := randomPod(random)
 		before := readPod(pod)
 		untouched := pod.DeepCopy()
-		out, err := slim(pod)
+		out, err := new(slimmer).slim(pod)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -52,7 +53,13 @@ func TestSlimmingAPodLosesNothingThatIsRead(t *testing.T) {
 		if diff := cmp.Diff(untouched, pod); diff != "" {
 			t.Fatalf("slimming changed what it was given:\n%s", diff)
 		}
+		if diff := cmp.Diff(podRequests(pod, protocol.PodRequest(pod)), slimmed.Spec.Resources.Requests, cmp.Comparer(resource.Quantity.Equal)); diff != "" {
+			t.Fatalf("what it takes of its node (-before +after):\n%s\nof %v", diff, pod)
+		}
 		if before.Pod.Request == 0 {
+			if len(slimmed.Labels)+len(slimmed.Annotations)+len(slimmed.Spec.Containers) != 0 {
+				t.Fatalf("kept what nobody reads: %v", slimmed)
+			}
 			if diff := cmp.Diff(before.Pod, protocol.Pod(slimmed)); diff != "" {
 				t.Fatalf("(-before +after):\n%s", diff)
 			}
@@ -62,7 +69,7 @@ func TestSlimmingAPodLosesNothingThatIsRead(t *testing.T) {
 		if diff := cmp.Diff(before, readPod(slimmed)); diff != "" {
 			t.Fatalf("(-before +after):\n%s\nof %v", diff, pod)
 		}
-		if len(slimmed.Labels) != 0 || len(slimmed.Spec.Volumes) != 0 || slimmed.Annotations["big"] != "" {
+		if len(slimmed.Spec.Volumes) != 0 || slimmed.Annotations["big"] != "" {
 			t.Fatalf("kept what nobody reads: %v", slimmed)
 		}
 	}
@@ -95,7 +102,7 @@ func TestSlimmingANodeLosesNothingThatIsRead(t *testing.T) {
 		}
 		text := func(n protocol.Node) string { return fmt.Sprintf("%+v", n) }
 		before := text(protocol.ParseNode(node))
-		out, err := slim(node)
+		out, err := new(slimmer).slim(node)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -111,7 +118,7 @@ func TestSlimmingANodeLosesNothingThatIsRead(t *testing.T) {
 
 func TestSlimmingPassesOverWhatIsNoObject(t *testing.T) {
 	gone := cache.DeletedFinalStateUnknown{Key: "k", Obj: newPod("p", 1)}
-	if out, err := slim(gone); err != nil || out.(cache.DeletedFinalStateUnknown).Key != "k" {
+	if out, err := new(slimmer).slim(gone); err != nil || out.(cache.DeletedFinalStateUnknown).Key != "k" {
 		t.Errorf("%v, %v", out, err)
 	}
 }
@@ -146,7 +153,7 @@ func randomPod(random *rand.Rand) *corev1.Pod {
 		},
 		Spec: corev1.PodSpec{
 			NodeName: one("", "n1"), Containers: containers(3), InitContainers: containers(3),
-			Volumes:  []corev1.Volume{{Name: "v"}},
+			Volumes:  []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}},
 			Overhead: amount(protocol.ResourceMemory, 3),
 		},
 		Status: corev1.PodStatus{Phase: corev1.PodPhase(one("Pending", "Running", "Succeeded", "Failed", "Unknown"))},

@@ -20,6 +20,8 @@ const (
 // syncState is how far the ledger's rebuilding has come.
 type syncState struct {
 	synced []cache.InformerSynced
+	// budgets says whether the disruption budgets are known, which preempt alone waits for.
+	budgets cache.InformerSynced
 	// hindrance is why the API server can't be listed, as far as that is known.
 	hindrance atomic.Pointer[error]
 }

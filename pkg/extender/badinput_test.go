@@ -17,7 +17,8 @@ func TestBadInput(t *testing.T) {
 	f := start(t, newNode(t, "n1", 100), newNode(t, "n2", 100), pod, elsewhere)
 	goodArgs := text(t, extenderv1.ExtenderArgs{Pod: pod, NodeNames: names("n1")})
 	goodBind := text(t, bindArgs(pod, "n1"))
-	good := map[string]string{"filter": goodArgs, "prioritize": goodArgs, "bind": goodBind}
+	goodPreempt := text(t, extenderv1.ExtenderPreemptionArgs{Pod: pod, NodeNameToMetaVictims: meta("n1", 0, "uid-b")})
+	good := map[string]string{"filter": goodArgs, "prioritize": goodArgs, "bind": goodBind, "preempt": goodPreempt}
 
 	type input struct{ name, body, want string }
 	inputs := map[string][]input{
@@ -36,7 +37,7 @@ func TestBadInput(t *testing.T) {
 			{"a pod that is bound elsewhere", text(t, bindArgs(elsewhere, "n2")), "bound to node n1 already"},
 		},
 	}
-	inputs["prioritize"] = inputs["filter"]
+	inputs["prioritize"], inputs["preempt"] = inputs["filter"], inputs["filter"]
 
 	before := f.cluster.Ledger().Nodes()
 	for verb, body := range good {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -33,6 +34,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/metrics"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -89,6 +91,10 @@ func start(t testing.TB, objects ...runtime.Object) *fixture {
 		}
 	})
 	await(t, "the ledger to stand", func() bool { return state.Ready() == nil })
+	await(t, "disruption budgets to be known", func() bool {
+		_, err := state.Preempt(ctx, newPod("probe", 1), nil)
+		return err == nil
+	})
 	metrics.NewLedger(f.registry, state.Ledger(), state.Ready)
 	f.handler = f.over(state)
 	return f
@@ -100,7 +106,7 @@ func (f *fixture) over(c Cluster) http.Handler { return NewServer(f.options(c)).
 func (f *fixture) options(c Cluster) Options {
 	return Options{
 		Cluster: c, Observer: f.observer, Metrics: promhttp.HandlerFor(f.registry, promhttp.HandlerOpts{}),
-		CardPolicy: placement.Binpack, NodePolicy: placement.Binpack, BindTimeout: 10 * time.Second,
+		CardPolicy: placement.Binpack, NodePolicy: placement.Binpack, StopTimeout: 10 * time.Second,
 	}
 }
 
@@ -215,6 +221,8 @@ func newNode(t testing.TB, name string, cards ...int64) *corev1.Node {
 		Name: name, Annotations: map[string]string{protocol.AnnotationInventory: annotation},
 	}}
 	node.Status.Capacity = amount(protocol.ResourceMemory, sum)
+	node.Status.Allocatable = amount(corev1.ResourcePods, 100)
+	maps.Copy(node.Status.Allocatable, node.Status.Capacity)
 	return node
 }
 
@@ -233,6 +241,10 @@ type broken struct{ Cluster }
 
 func (broken) Ready() error { return nil }
 
+func (broken) Preempt(context.Context, *corev1.Pod, map[string]preemption.Victims) (map[string]preemption.Victims, error) {
+	panic("never said")
+}
+
 func (broken) Bind(context.Context, cluster.BindRequest) error {
 	var nothing *int
 	return fmt.Errorf("never said: %d", *nothing)
@@ -242,5 +254,9 @@ func (broken) Bind(context.Context, cluster.BindRequest) error {
 type unready struct{ Cluster }
 
 func (unready) Ready() error { return cluster.ErrNotReady }
+
+func (unready) Preempt(context.Context, *corev1.Pod, map[string]preemption.Victims) (map[string]preemption.Victims, error) {
+	return nil, cluster.ErrNotReady
+}
 
 func (unready) Bind(context.Context, cluster.BindRequest) error { return cluster.ErrNotReady }

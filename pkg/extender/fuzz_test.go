@@ -60,6 +60,23 @@ func FuzzPrioritize(f *testing.F) {
 	})
 }
 
+func FuzzPreempt(f *testing.F) {
+	fixture, before := fuzzed(f)
+	f.Fuzz(func(t *testing.T, body []byte) {
+		w := fixture.call(http.MethodPost, Prefix+"/preempt", string(body))
+		if w.Code != http.StatusBadRequest {
+			for node, victims := range answer[extenderv1.ExtenderPreemptionResult](t, w, 200).NodeNameToMetaVictims {
+				if len(victims.Pods) == 0 {
+					t.Errorf("nobody is to be evicted on node %q", node)
+				}
+			}
+		} else if w.Body.Len() == 0 {
+			t.Error("an error without words")
+		}
+		fixture.unharmed(t, before)
+	})
+}
+
 func FuzzBind(f *testing.F) {
 	fixture, before := fuzzed(f)
 	f.Fuzz(func(t *testing.T, body []byte) {

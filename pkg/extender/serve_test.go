@@ -3,6 +3,7 @@ package extender
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -65,7 +66,7 @@ func (s serving) dial(t *testing.T, say string) net.Conn {
 func TestStoppingWaitsForNobodyWhoDoesNotAsk(t *testing.T) {
 	f := start(t, newNode(t, "n1", 100))
 	options := f.options(f.cluster)
-	options.BindTimeout = time.Hour
+	options.StopTimeout = time.Hour
 	s := serve(t, NewServer(options))
 	if got := get(t, http.DefaultClient, "http://"+s.address+"/livez"); got != "ok\n" {
 		t.Fatalf("livez: %q", got)
@@ -85,8 +86,8 @@ func TestStoppingWaitsForNobodyWhoDoesNotAsk(t *testing.T) {
 }
 
 func isTimeout(err error) bool {
-	timeout, ok := err.(net.Error)
-	return ok && timeout.Timeout()
+	var timeout net.Error
+	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
 // slowBind is a Cluster whose binds take until they are let go.
@@ -105,7 +106,7 @@ func TestStoppingWaitsForABindInFlight(t *testing.T) {
 	f := start(t, newNode(t, "n1", 100))
 	slow := slowBind{f.cluster, make(chan struct{}), make(chan struct{})}
 	options := f.options(slow)
-	options.BindTimeout = time.Hour
+	options.StopTimeout = time.Hour
 	server := NewServer(options)
 	server.grace = time.Nanosecond // So that it is over before the bind is.
 	s := serve(t, server)

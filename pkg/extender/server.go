@@ -11,12 +11,14 @@ import (
 	"time"
 
 	"github.com/julienschmidt/httprouter"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/cluster"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/preemption"
 )
 
 // Prefix is the path that every verb lies under.
@@ -40,6 +42,8 @@ type Cluster interface {
 	// Ready returns why nothing can be answered yet, or nil.
 	Ready() error
 	Bind(ctx context.Context, request cluster.BindRequest) error
+	// Preempt corrects the victims that are proposed for each node, and leaves out the nodes that can't be helped.
+	Preempt(ctx context.Context, pod *corev1.Pod, proposed map[string]preemption.Victims) (map[string]preemption.Victims, error)
 	Refused(pod gpu.Pod, at time.Time)
 	Passed(uid gpu.PodUID)
 	Ledger() *ledger.Ledger
@@ -73,8 +77,9 @@ type Options struct {
 	// Answer says whether this replica is to answer kube-scheduler; nil for the only one. Calls are counted before it is
 	// asked, see InFlight.
 	Answer func() error
-	// BindTimeout is how long a bind may take: a stopping server waits that long for the binds in flight.
-	BindTimeout time.Duration
+	// StopTimeout is how long a stopping server waits for binds in flight, after a second for everything. What is cut
+	// then is found out by whoever comes next, as after a kill.
+	StopTimeout time.Duration
 }
 
 // Server answers HTTP.
@@ -95,6 +100,7 @@ func (s *Server) Handler() http.Handler {
 	r.HandlerFunc(http.MethodPost, Prefix+"/filter", verb(s, "filter", s.filter, filterError))
 	r.HandlerFunc(http.MethodPost, Prefix+"/prioritize", verb(s, "prioritize", s.prioritize, nil))
 	r.HandlerFunc(http.MethodPost, Prefix+"/bind", verb(s, "bind", s.bind, bindError))
+	r.HandlerFunc(http.MethodPost, Prefix+"/preempt", verb(s, "preempt", s.preempt, nil))
 	r.GET(Prefix+"/inspect", s.inspect)
 	r.GET(Prefix+"/inspect/:node", s.inspect)
 	r.GET("/version", getVersion)
@@ -134,12 +140,12 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	return <-stopped
 }
 
-// stop waits for the binds in flight, each of which ends by its own deadline, and a moment for everything else. Without
+// stop waits for the binds in flight, and a moment for everything else. Without
 // that limit http.Server.Shutdown would wait seconds for connections that were opened in advance and never used.
 func (s *Server) stop(logger klog.Logger, server *http.Server) error {
 	err := shutdown(server, s.grace)
 	if err != nil && s.inFlight.Load() > 0 {
-		err = shutdown(server, s.BindTimeout)
+		err = shutdown(server, s.StopTimeout)
 	}
 	if err == nil {
 		return nil

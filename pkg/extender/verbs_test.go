@@ -175,7 +175,7 @@ func TestBeforeTheLedgerStands(t *testing.T) {
 		t.Errorf("inspect: %+v", got)
 	}
 	for what, w := range map[string]*httptest.ResponseRecorder{
-		"prioritize": f.post("prioritize", args), "readyz": f.call(http.MethodGet, "/readyz", ""),
+		"prioritize": f.post("prioritize", args), "preempt": f.post("preempt", args), "readyz": f.call(http.MethodGet, "/readyz", ""),
 	} {
 		if w.Code != http.StatusServiceUnavailable || strings.TrimSpace(w.Body.String()) != why {
 			t.Errorf("%s: %d %s", what, w.Code, w.Body)
@@ -225,11 +225,13 @@ func TestAPanicEndsOneRequestOnly(t *testing.T) {
 	if got := answer[extenderv1.ExtenderBindingResult](t, f.post("bind", bindArgs(newPod("p", 10), "n1")), 200); got.Error != want {
 		t.Errorf("bind: %+v", got)
 	}
-	if w := f.post("prioritize", args); w.Code != 500 || strings.TrimSpace(w.Body.String()) != want {
-		t.Errorf("prioritize: %d %s", w.Code, w.Body)
+	for _, verb := range []string{"prioritize", "preempt"} {
+		if w := f.post(verb, args); w.Code != 500 || strings.TrimSpace(w.Body.String()) != want {
+			t.Errorf("%s: %d %s", verb, w.Code, w.Body)
+		}
 	}
-	if f.observer.panics != 3 {
-		t.Errorf("%d panics counted, want 3", f.observer.panics)
+	if f.observer.panics != 4 {
+		t.Errorf("%d panics counted, want 4", f.observer.panics)
 	}
 	f.handler = working
 	if got := answer[filterResult](t, f.post("filter", args), 200); got.Error != "" || len(*got.NodeNames) != 1 {

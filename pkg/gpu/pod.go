@@ -10,6 +10,10 @@ type Pod struct {
 	Name      string
 	// Request is the pod's whole request, in the unit of whatever node it lands on.
 	Request Memory
+	// Priority is spec.priority: a pod of higher priority may take the place of one of lower.
+	Priority int32
+	// Leaving says that the pod is being deleted. It holds what it holds until it has gone.
+	Leaving bool
 }
 
 // String returns namespace/name, as people and logs write it.

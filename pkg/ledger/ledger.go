@@ -86,6 +86,8 @@ type Ledger struct {
 	nodes map[string]*node
 	// homes is the node that each holder is on: a pod holds memory of one node at most.
 	homes map[gpu.PodUID]string
+	// nominations is the node that each nominated pod waits for.
+	nominations map[gpu.PodUID]string
 }
 
 // New returns an empty ledger. freed is called, without the lock and from the goroutine that made the change, after
@@ -94,7 +96,10 @@ func New(freed func(node string)) *Ledger {
 	if freed == nil {
 		freed = func(string) {}
 	}
-	return &Ledger{freed: freed, nodes: map[string]*node{}, homes: map[gpu.PodUID]string{}}
+	return &Ledger{
+		freed: freed, nodes: map[string]*node{},
+		homes: map[gpu.PodUID]string{}, nominations: map[gpu.PodUID]string{},
+	}
 }
 
 // SetNode records what a node offers, in place: holders stay, also those on cards that are no longer there.
@@ -121,7 +126,7 @@ func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reas
 		case held:
 			visit(name, placement.Elsewhere)
 		default:
-			visit(name, l.nodes[name].fit(pod.Request))
+			visit(name, l.fit(l.nodes[name], pod))
 		}
 	}
 }
@@ -133,7 +138,7 @@ func (l *Ledger) Score(cardPolicy, nodePolicy placement.Policy, pod gpu.Pod, nam
 	defer l.mu.RUnlock()
 	for i, name := range names {
 		if n := l.nodes[name]; n.open() == placement.Fits {
-			scores[i] = placement.Score(cardPolicy, nodePolicy, n.cards, pod.Request)
+			scores[i] = placement.Score(cardPolicy, nodePolicy, l.cardsFor(n, pod), pod.Request)
 		}
 	}
 	return scores
@@ -152,14 +157,17 @@ func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 		}
 		return n.holders[pod.UID].copy(), nil
 	}
-	where, reason := n.place(policy, pod.Request)
+	where, reason := gpu.Placement(nil), n.open()
+	if reason == placement.Fits {
+		where, reason = placement.Place(policy, l.cardsFor(n, pod), pod.Request)
+	}
 	if reason != placement.Fits {
 		return Holder{}, &NoRoomError{name, reason}
 	}
 	h := &Holder{Pod: pod, State: Reserved, Placement: where, AssumeTime: at}
 	n.holders[pod.UID] = h
 	l.homes[pod.UID] = name
-	n.add(where) // Nothing else moves: presumed holders keep their places, and this one took free memory only.
+	add(n.cards, where) // Nothing else moves: presumed holders keep their places, and this one took free memory only.
 	return h.copy(), nil
 }
 
@@ -295,7 +303,7 @@ func (l *Ledger) editLocked(what func(alter func(name string, how func(*node))))
 		before := n.room()
 		how(n)
 		n.recount()
-		if !n.known && len(n.holders) == 0 {
+		if !n.known && len(n.holders) == 0 && len(n.nominees) == 0 {
 			delete(l.nodes, name)
 		}
 		if n.roomierThan(before) {

@@ -18,6 +18,8 @@ type node struct {
 	// cards, ordered by index, with what the holders take of each: recount keeps it so.
 	cards   []placement.Card
 	holders map[gpu.PodUID]*Holder
+	// nominees are the pods that wait for this node, see Nominate, the highest priority first.
+	nominees []gpu.Pod
 }
 
 // offer records what the node object offers. The cards stand with nothing taken until recount.
@@ -46,22 +48,6 @@ func (n *node) open() placement.Reason {
 	return placement.Fits
 }
 
-// fit says whether the request finds a card. A node that isn't known may be nil.
-func (n *node) fit(request gpu.Memory) placement.Reason {
-	if reason := n.open(); reason != placement.Fits {
-		return reason
-	}
-	return placement.Fit(n.cards, request)
-}
-
-// place is fit with the card. A node that isn't known may be nil.
-func (n *node) place(policy placement.Policy, request gpu.Memory) (gpu.Placement, placement.Reason) {
-	if reason := n.open(); reason != placement.Fits {
-		return nil, reason
-	}
-	return placement.Place(policy, n.cards, request)
-}
-
 // recount adds up from the holders what is taken of each card. Counting anew costs little at the number of pods that a
 // node runs, and leaves no way for sums to drift.
 //
@@ -77,20 +63,20 @@ func (n *node) recount() {
 			presumed = append(presumed, h)
 			continue
 		}
-		n.add(h.Placement)
+		add(n.cards, h.Placement)
 	}
 	slices.SortFunc(presumed, func(a, b *Holder) int { return cmp.Compare(a.UID, b.UID) })
 	var homeless []*Holder
 	for _, h := range presumed {
 		if n.hasRoom(h.Placement) {
-			n.add(h.Placement)
+			add(n.cards, h.Placement)
 		} else {
 			homeless = append(homeless, h)
 		}
 	}
 	for _, h := range homeless {
 		h.Placement, _ = placement.Place(placement.Binpack, n.cards, h.Request)
-		n.add(h.Placement)
+		add(n.cards, h.Placement)
 	}
 }
 
@@ -105,17 +91,21 @@ func (n *node) hasRoom(where gpu.Placement) bool {
 	return len(where) > 0
 }
 
-func (n *node) add(where gpu.Placement) {
-	for _, share := range where {
-		if i, ok := n.position(share.Card); ok {
-			n.cards[i].Used = n.cards[i].Used.Add(share.Memory)
-		}
-	}
+// position finds a card by its index.
+func (n *node) position(index int) (int, bool) { return position(n.cards, index) }
+
+// position finds a card by its index among cards that are ordered by it.
+func position(cards []placement.Card, index int) (int, bool) {
+	return slices.BinarySearchFunc(cards, index, func(c placement.Card, index int) int { return c.Index - index })
 }
 
-// position finds a card by its index.
-func (n *node) position(index int) (int, bool) {
-	return slices.BinarySearchFunc(n.cards, index, func(c placement.Card, index int) int { return c.Index - index })
+// add counts a placement as taken.
+func add(cards []placement.Card, where gpu.Placement) {
+	for _, share := range where {
+		if i, ok := position(cards, share.Card); ok {
+			cards[i].Used = cards[i].Used.Add(share.Memory)
+		}
+	}
 }
 
 // room is what could be placed on each card, by index.

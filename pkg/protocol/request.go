@@ -75,12 +75,17 @@ func asksGPU(pod *corev1.Pod) bool {
 
 // Pod returns what the scheduling of GPU memory needs to know of a pod.
 func Pod(pod *corev1.Pod) gpu.Pod {
-	return gpu.Pod{
+	out := gpu.Pod{
 		UID:       gpu.PodUID(pod.UID),
 		Namespace: pod.Namespace,
 		Name:      pod.Name,
 		Request:   PodRequest(pod),
+		Leaving:   pod.DeletionTimestamp != nil,
 	}
+	if pod.Spec.Priority != nil {
+		out.Priority = *pod.Spec.Priority
+	}
+	return out
 }
 
 // Terminal says whether the pod has given its cards back for good. A pod that is merely being deleted has not: its

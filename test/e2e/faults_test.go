@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -57,6 +58,23 @@ func TestFaults(t *testing.T) {
 			s.sits(s.bound("next"), s.at("n1"), 0)
 		})
 	}
+
+	play(t, bed, "an extender ends in time also while a Binding hangs", func(s *scene) {
+		s.addNodes(controlplane.Node{Name: "n1", Cards: mebibytes(cardMiB)})
+		hanging := bed.Proxy.Inject(controlplane.Bindings, 0, controlplane.Hold)
+		defer hanging.Lift()
+		s.create("hangs", 8138)
+		eventually(s, "a Binding hangs", func(context.Context) error {
+			if hanging.Hits() == 0 {
+				return errors.New("none has come")
+			}
+			return nil
+		})
+		terminate(s, bed.Extender)
+		hanging.Lift()
+		must(s, bed.Extender.Start(s.Context()))
+		s.sits(s.bound("hangs"), s.at("n1"), 0)
+	})
 
 	play(t, bed, "a lost answer that can't be looked into keeps the card until it can", func(s *scene) {
 		n1 := s.at("n1")

@@ -1,0 +1,107 @@
+package cluster
+
+import (
+	corev1 "k8s.io/api/core/v1"
+)
+
+// interferes says whether a pod may keep the preemptor off a node by more than what it takes of the node's resources:
+// then nobody here can tell that the preemptor would fit beside it. It stands for those of kube-scheduler's filters that
+// look at other pods (NodePorts, InterPodAffinity, PodTopologySpread, VolumeRestrictions, NodeVolumeLimits,
+// DynamicResources), and may say yes too often, never too rarely. pod is slim, see markInterference; the preemptor isn't.
+func interferes(pod, preemptor *corev1.PodSpec) bool {
+	return pod.Affinity != nil || minds(preemptor) ||
+		len(pod.Volumes) > 0 && hasRareVolumes(preemptor) ||
+		len(pod.ResourceClaims) > 0 && len(preemptor.ResourceClaims) > 0 ||
+		portsConflict(hostPorts(pod), hostPorts(preemptor))
+}
+
+// minds says whether the pod itself is choosy about its neighbours.
+func minds(spec *corev1.PodSpec) bool {
+	for _, constraint := range spec.TopologySpreadConstraints {
+		if constraint.WhenUnsatisfiable == corev1.DoNotSchedule {
+			return true
+		}
+	}
+	return keepsOthersOff(spec)
+}
+
+func keepsOthersOff(spec *corev1.PodSpec) bool {
+	return spec.Affinity != nil && spec.Affinity.PodAntiAffinity != nil &&
+		len(spec.Affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution) > 0
+}
+
+// hasRareVolumes says whether the pod has volumes that two pods, or many pods of one node, may not have at once.
+func hasRareVolumes(spec *corev1.PodSpec) bool {
+	for i := range spec.Volumes {
+		switch source := &spec.Volumes[i].VolumeSource; {
+		case source.EmptyDir != nil, source.ConfigMap != nil, source.Secret != nil, source.Projected != nil,
+			source.DownwardAPI != nil, source.HostPath != nil, source.NFS != nil, source.Image != nil:
+		default:
+			return true
+		}
+	}
+	return false
+}
+
+// markInterference keeps in a slim pod no more than that there is something which interferes looks for.
+func markInterference(slim, full *corev1.PodSpec) {
+	if keepsOthersOff(full) {
+		slim.Affinity = &someAffinity
+	}
+	if hasRareVolumes(full) {
+		slim.Volumes = someVolumes
+	}
+	if len(full.ResourceClaims) > 0 {
+		slim.ResourceClaims = someClaims
+	}
+}
+
+// The marks, which all slim pods share and nobody changes.
+var (
+	someAffinity corev1.Affinity
+	someVolumes  = []corev1.Volume{{}}
+	someClaims   = []corev1.PodResourceClaim{{}}
+)
+
+// hostPorts are the ports of the node that the pod takes.
+func hostPorts(spec *corev1.PodSpec) []corev1.ContainerPort {
+	var ports []corev1.ContainerPort
+	collect := func(container *corev1.Container) {
+		for _, port := range container.Ports {
+			if port.HostPort > 0 {
+				ports = append(ports, port)
+			}
+		}
+	}
+	for i := range spec.InitContainers {
+		if policy := spec.InitContainers[i].RestartPolicy; policy != nil && *policy == corev1.ContainerRestartPolicyAlways {
+			collect(&spec.InitContainers[i])
+		}
+	}
+	for i := range spec.Containers {
+		collect(&spec.Containers[i])
+	}
+	return ports
+}
+
+// portsConflict says whether two pods can't both have these ports of one node.
+func portsConflict(a, b []corev1.ContainerPort) bool {
+	for _, p := range a {
+		for _, q := range b {
+			if p.HostPort == q.HostPort && protocolOf(p) == protocolOf(q) &&
+				(anyAddress(p.HostIP) || anyAddress(q.HostIP) || p.HostIP == q.HostIP) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func protocolOf(port corev1.ContainerPort) corev1.Protocol {
+	if port.Protocol == "" {
+		return corev1.ProtocolTCP
+	}
+	return port.Protocol
+}
+
+func anyAddress(ip string) bool { return ip == "" || ip == "0.0.0.0" }

@@ -1,0 +1,67 @@
+package extender
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/preemption"
+)
+
+// preempt answers kube-scheduler's choice of victims with one that frees a card. The answer replaces what was asked
+// (k8s.io/kubernetes pkg/scheduler/extender.go, ProcessPreemption): it always names pods by their UIDs, never a node
+// with nobody to evict. It has no field for an error, so that is an HTTP status.
+func (s *Server) preempt(ctx context.Context, args *extenderv1.ExtenderPreemptionArgs) (any, error) {
+	if err := checkPod(args.Pod); err != nil {
+		return nil, err
+	}
+	chosen, err := s.Cluster.Preempt(ctx, args.Pod, proposedVictims(args))
+	if err != nil {
+		return nil, err
+	}
+	answer := &extenderv1.ExtenderPreemptionResult{
+		NodeNameToMetaVictims: make(map[string]*extenderv1.MetaVictims, len(chosen)),
+	}
+	for name, victims := range chosen {
+		if len(victims.Pods) == 0 {
+			continue
+		}
+		meta := &extenderv1.MetaVictims{NumPDBViolations: int64(victims.Violations)}
+		for _, uid := range victims.Pods {
+			meta.Pods = append(meta.Pods, &extenderv1.MetaPod{UID: string(uid)})
+		}
+		answer.NodeNameToMetaVictims[name] = meta
+	}
+	return answer, nil
+}
+
+// proposedVictims reads kube-scheduler's choice: by UID where it was told that we know the nodes (nodeCacheCapable), else
+// as whole pods. It may name nobody for a node.
+func proposedVictims(args *extenderv1.ExtenderPreemptionArgs) map[string]preemption.Victims {
+	proposed := make(map[string]preemption.Victims, len(args.NodeNameToVictims)+len(args.NodeNameToMetaVictims))
+	for name, victims := range args.NodeNameToVictims {
+		if victims == nil {
+			victims = &extenderv1.Victims{}
+		}
+		proposed[name] = proposal(victims.Pods, victims.NumPDBViolations, func(p *corev1.Pod) gpu.PodUID { return gpu.PodUID(p.UID) })
+	}
+	for name, victims := range args.NodeNameToMetaVictims {
+		if victims == nil {
+			victims = &extenderv1.MetaVictims{}
+		}
+		proposed[name] = proposal(victims.Pods, victims.NumPDBViolations, func(p *extenderv1.MetaPod) gpu.PodUID { return gpu.PodUID(p.UID) })
+	}
+	return proposed
+}
+
+func proposal[P any](pods []*P, violations int64, uid func(*P) gpu.PodUID) preemption.Victims {
+	out := preemption.Victims{Violations: int(max(violations, 0))}
+	for _, pod := range pods {
+		if pod != nil && uid(pod) != "" {
+			out.Pods = append(out.Pods, uid(pod))
+		}
+	}
+	return out
+}

@@ -1,0 +1,132 @@
+package ledger
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// Nominate records that kube-scheduler means the node for a pod that isn't bound yet, mostly because others were evicted
+// there for it (status.nominatedNodeName). The pod holds nothing, but pods of equal or lower priority find its room
+// taken. A pod is nominated to one node at most; the last one counts.
+func (l *Ledger) Nominate(name string, pod gpu.Pod) {
+	if l.nominee(name, pod) {
+		return
+	}
+	l.Withdraw(pod.UID)
+	l.change(name, func(n *node) {
+		n.nominees = append(n.nominees, pod)
+		// Large requests first, since they find a card less easily.
+		slices.SortFunc(n.nominees, func(a, b gpu.Pod) int {
+			return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(b.Request, a.Request), cmp.Compare(a.UID, b.UID))
+		})
+		l.nominations[pod.UID] = name
+	})
+}
+
+// Withdraw takes a nomination back, where there is one.
+func (l *Ledger) Withdraw(uid gpu.PodUID) {
+	l.mu.RLock()
+	name, ok := l.nominations[uid]
+	l.mu.RUnlock()
+	if !ok {
+		return // Nearly every pod, at every change of it.
+	}
+	l.change(name, func(n *node) {
+		n.nominees = slices.DeleteFunc(n.nominees, func(p gpu.Pod) bool { return p.UID == uid })
+		delete(l.nominations, uid)
+	})
+	l.freed(name) // For others there is more room than before, though none was given back.
+}
+
+// nominee says whether the pod is nominated to the node, just as it is given.
+func (l *Ledger) nominee(name string, pod gpu.Pod) bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	node, ok := l.nominations[pod.UID]
+	return ok && node == name && slices.Contains(l.nodes[name].nominees, pod)
+}
+
+// Standing is a node as one pod finds it that looks for room there. It is a copy.
+type Standing struct {
+	// Cards in the order of their index. What nominated pods of equal or higher priority are to get counts as used,
+	// which can pass the card's memory where they wait for others to leave.
+	Cards []placement.Card
+	// Holders are the pods that hold memory, in no order.
+	Holders []Holder
+}
+
+// Standing returns a node as the pod finds it, and what Check says of it.
+func (l *Ledger) Standing(name string, pod gpu.Pod) (Standing, placement.Reason) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	n := l.nodes[name]
+	reason := l.fit(n, pod)
+	if home, held := l.homes[pod.UID]; held {
+		reason = placement.Elsewhere
+		if home == name {
+			reason = placement.Fits
+		}
+	}
+	if n.open() != placement.Fits {
+		return Standing{}, reason
+	}
+	s := Standing{Cards: slices.Clone(l.cardsFor(n, pod)), Holders: make([]Holder, 0, len(n.holders))}
+	for h := range maps.Values(n.holders) {
+		s.Holders = append(s.Holders, h.copy())
+	}
+	return s, reason
+}
+
+// fit says whether the pod, which holds nothing, finds a card on the node. It needs the lock. A node that isn't known may
+// be nil.
+func (l *Ledger) fit(n *node, pod gpu.Pod) placement.Reason {
+	if reason := n.open(); reason != placement.Fits {
+		return reason
+	}
+	return placement.Fit(l.cardsFor(n, pod), pod.Request)
+}
+
+// cardsFor returns the node's cards as the pod finds them: as they are, or a copy where nominated pods go before it. It
+// needs the lock. The node must be open.
+func (l *Ledger) cardsFor(n *node, pod gpu.Pod) []placement.Card {
+	cards, copied := n.cards, false
+	for _, nominee := range n.nominees {
+		if nominee.Priority < pod.Priority {
+			break
+		}
+		if _, held := l.homes[nominee.UID]; held || nominee.UID == pod.UID {
+			continue
+		}
+		if !copied {
+			cards, copied = slices.Clone(cards), true
+		}
+		add(cards, n.placeNominee(cards, nominee.Request))
+	}
+	return cards
+}
+
+// placeNominee says which card a nominated pod is likely to get: one with room, else one that will have room when those
+// have gone that are leaving. It may be none: whom it waits for may not even have been told to leave.
+func (n *node) placeNominee(cards []placement.Card, request gpu.Memory) gpu.Placement {
+	where, reason := placement.Place(placement.Binpack, cards, request)
+	if reason != placement.Full {
+		return where
+	}
+	cards = slices.Clone(cards)
+	for h := range maps.Values(n.holders) {
+		if !h.Leaving {
+			continue
+		}
+		for _, share := range h.Placement {
+			if i, ok := position(cards, share.Card); ok {
+				cards[i].Used = cards[i].Used.Sub(share.Memory)
+			}
+		}
+	}
+	where, _ = placement.Place(placement.Binpack, cards, request)
+	return where
+}
