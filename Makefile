@@ -16,8 +16,8 @@ help: ## list the targets
 # grpcnotrace leaves out gRPC's debug pages, whose templates keep the linker from dropping unused methods: 19 MB.
 .PHONY: build
 build: ## build the three binaries into bin/
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w $(STAMP)' -o bin/ ./cmd/gpushare-extender ./cmd/kubectl-inspect-gpushare
-	CGO_ENABLED=1 $(GO) build -trimpath -tags grpcnotrace -ldflags "-s -w $(STAMP) -extldflags '-Wl,-z,lazy'" -o bin/ ./cmd/gpushare-device-plugin
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w $(STAMP)' -o bin/ ./cmd/gpushare-extender ./cmd/kubectl-inspect-gpushare
+	CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=false -tags grpcnotrace -ldflags "-s -w $(STAMP) -extldflags '-Wl,-z,lazy'" -o bin/ ./cmd/gpushare-device-plugin
 
 .PHONY: kube
 kube: ## build the pinned etcd and Kubernetes binaries into bin/kube (minutes, once)

@@ -207,6 +207,8 @@ func (s *settler) settle(ctx context.Context, a attempt) bool {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(a.pod.Namespace, a.pod.Name), "node", a.node)
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
+	// What a read doesn't show can have been written while it was under way: it tells of the moment it was begun.
+	asked := s.clock.Now()
 	pod, err := s.api.Pod(ctx, a.pod.Namespace, a.pod.Name)
 	if err != nil && !apierrors.IsNotFound(err) {
 		logger.V(2).Info("An open bind can't be looked up", "err", err)
@@ -227,7 +229,7 @@ func (s *settler) settle(ctx context.Context, a attempt) bool {
 	case pod.Spec.NodeName != "":
 		outcome = OutcomeBound
 		s.enter(a, pod)
-	case s.clock.Since(a.at) > s.fence():
+	case asked.Sub(a.at) > s.fence():
 		outcome = OutcomeNotBound
 		delete(s.open, a.pod.UID)
 		s.ledger.Release(a.pod.UID)

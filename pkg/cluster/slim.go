@@ -50,8 +50,9 @@ func (s *slimmer) pod(pod *corev1.Pod) *corev1.Pod {
 		}
 		return out
 	}
-	// Disruption budgets go by labels.
-	out.Labels = *s.labels.one(fmt.Sprint(pod.Labels), &pod.Labels)
+	// Disruption budgets go by labels. A pointer into the pod would keep all of it in memory.
+	labels := pod.Labels
+	out.Labels = *s.labels.one(fmt.Sprint(labels), &labels)
 	out.Annotations = only(pod.Annotations, protocol.AnnotationIndex, protocol.AnnotationPod, protocol.AnnotationDevice,
 		protocol.AnnotationAssumeTime, protocol.AnnotationAssigned, protocol.AnnotationAllocation)
 	out.Spec.Containers = slimContainers(pod.Spec.Containers)

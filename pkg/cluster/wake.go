@@ -140,8 +140,12 @@ func (w *waker) run(ctx context.Context) error {
 // wake changes the annotation of one node, if that helps anybody: one change wakes every refused pod.
 func (w *waker) wake(ctx context.Context) {
 	node, pod := w.reason()
-	if node == "" || w.leading() != nil {
-		return // Who doesn't lead refuses nobody, and the leader wakes its own.
+	if node == "" {
+		return
+	}
+	if w.leading() != nil {
+		w.freed(node) // Whom this replica refused while it led waits for its next term, or asks the next leader.
+		return
 	}
 	logger := klog.FromContext(ctx).WithValues("node", node, "pod", klog.KRef(pod.Namespace, pod.Name))
 	ctx, cancel := context.WithTimeout(ctx, wakeTimeout)

@@ -264,6 +264,8 @@ func (a *allocator) match(ctx context.Context, devices deviceSet, request gpu.Me
 	live := a.snapshot(pods)
 	if err != nil {
 		live = a.snapshot(a.pods.Cached())
+	} else {
+		live.forgetDeleted(a.pods.Cached())
 	}
 	if c, by, ok := a.resolve(ctx, live.Candidates(request), true); ok {
 		return live, c, by, nil

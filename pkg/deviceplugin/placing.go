@@ -5,6 +5,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -110,6 +111,22 @@ func (s *snapshot) promised(pod *podView) (card int, own bool) {
 		return pod.Assignment.Card, false
 	}
 	return noCard, false
+}
+
+// forgetDeleted drops what was given to pods that had an object, as the informer still has it, and are not among the
+// live pods any more: they are gone, and the record hasn't heard of it. What was given to static pods stays: their
+// mirrors come and go while they run.
+func (s *snapshot) forgetDeleted(cached []podView) {
+	live := map[gpu.PodUID]bool{}
+	for i := range s.Pods {
+		live[s.Pods[i].UID] = true
+	}
+	for i := range cached {
+		pod := &cached[i]
+		if !live[pod.UID] && types.UID(pod.UID) == pod.ObjectUID {
+			delete(s.Served, pod.UID)
+		}
+	}
 }
 
 // used returns how much of each card pods other than this one hold, and with promises, are to have.

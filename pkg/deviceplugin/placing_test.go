@@ -2,6 +2,7 @@ package deviceplugin
 
 import (
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -163,5 +164,19 @@ func TestCard(t *testing.T) {
 				t.Errorf("got card %d, %q, %v, want %d, %q", card.Index, outcome, err, test.want, test.outcome)
 			}
 		})
+	}
+}
+
+func TestForgetDeleted(t *testing.T) {
+	given := servings{"main": {Card: 0, Request: 16}}
+	s := &snapshot{
+		Pods:   []podView{{Pod: gpu.Pod{UID: "alive"}, ObjectUID: "alive"}},
+		Served: served{"alive": given, "deleted": given, "mirrored": given, "static": given},
+	}
+	s.forgetDeleted([]podView{
+		{Pod: gpu.Pod{UID: "alive"}, ObjectUID: "alive"}, {Pod: gpu.Pod{UID: "deleted"}, ObjectUID: "deleted"}, {Pod: gpu.Pod{UID: "mirrored"}, ObjectUID: "its-mirror"},
+	})
+	if want := (served{"alive": given, "mirrored": given, "static": given}); !reflect.DeepEqual(s.Served, want) {
+		t.Errorf("left is %v, want %v", s.Served, want)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -76,7 +77,8 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 		SilenceErrors: true, // main prints them, once.
 		SilenceUsage:  true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.scope.Nodes = args
+			// A node that is named twice is shown, and counted, once.
+			o.scope.Nodes = slices.Compact(slices.Sorted(slices.Values(args)))
 			if err := o.validate(); err != nil {
 				return err
 			}
