@@ -140,8 +140,8 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	return <-stopped
 }
 
-// stop waits for the binds in flight, and a moment for everything else. Without
-// that limit http.Server.Shutdown would wait seconds for connections that were opened in advance and never used.
+// stop waits a moment for everything, and somewhat longer for calls in flight. Without that limit
+// http.Server.Shutdown would wait seconds for connections that were opened in advance and never used.
 func (s *Server) stop(logger klog.Logger, server *http.Server) error {
 	err := shutdown(server, s.grace)
 	if err != nil && s.inFlight.Load() > 0 {
