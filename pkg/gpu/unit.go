@@ -78,3 +78,17 @@ func (u Unit) Format(m Memory) string {
 	}
 	return m.String() + " x " + u.String()
 }
+
+// UnitOf returns the unit that a node reports or, where it reports none, what follows from its cards: only plugins that
+// count in GiB or in MiB don't tell, and a card has less than 1024 of the one and more of the other.
+func UnitOf(reported Unit, cards []Card) Unit {
+	if reported > 0 {
+		return reported
+	}
+	for _, card := range cards {
+		if card.Memory >= 1024 {
+			return MiB
+		}
+	}
+	return GiB
+}

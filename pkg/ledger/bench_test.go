@@ -2,6 +2,8 @@ package ledger_test
 
 import (
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -67,13 +69,13 @@ func BenchmarkCheck(b *testing.B) {
 	}
 }
 
-func BenchmarkScore(b *testing.B) {
+func BenchmarkRank(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("nodes=%d", size), func(b *testing.B) {
 			l, names := cluster(size)
 			b.ReportAllocs()
 			for b.Loop() {
-				l.Score(placement.Binpack, placement.Binpack, pod("asking", 1500), names)
+				l.Rank(ledger.View{Card: placement.Binpack, Node: placement.Binpack, Promised: at}, pod("asking", 1500), names, func(int, placement.Suitability, placement.Reason) {})
 			}
 		})
 	}
@@ -129,4 +131,29 @@ func BenchmarkCheckBesideBinds(b *testing.B) {
 	b.StopTimer()
 	close(stop)
 	<-stopped
+}
+
+// BenchmarkReserveBesideReaders tells how long a decision waits while everything is read, as by a scrape.
+func BenchmarkReserveBesideReaders(b *testing.B) {
+	for _, size := range sizes {
+		b.Run(fmt.Sprintf("nodes=%d", size), func(b *testing.B) {
+			l, names := cluster(size)
+			var readers sync.WaitGroup
+			var done atomic.Bool
+			readers.Go(func() {
+				for !done.Load() {
+					l.Nodes()
+				}
+			})
+			asking := pod("asking", 1500)
+			for b.Loop() {
+				if _, err := l.Reserve(names[0], asking, placement.Binpack, at); err != nil {
+					b.Fatal(err)
+				}
+				l.Release(asking.UID)
+			}
+			done.Store(true)
+			readers.Wait()
+		})
+	}
 }

@@ -16,6 +16,7 @@ const (
 	workers  = 8
 	podsEach = 12
 	rounds   = 400
+	bursts   = 40
 )
 
 // together runs as many workers at once as there are, each with its own random numbers and its own pods, while an
@@ -41,7 +42,7 @@ func together(t *testing.T, l *ledger.Ledger, work func(random *rand.Rand, pods 
 	})
 	for worker := range workers {
 		working.Go(func() {
-			random := rand.New(rand.NewPCG(uint64(worker), 2))
+			random := rand.New(rand.NewPCG(uint64(worker), rand.Uint64()))
 			pods := make([]gpu.Pod, podsEach)
 			for i := range pods {
 				pods[i] = pod(fmt.Sprintf("w%d-p%02d", worker, i), gpu.Memory(1+random.IntN(10)))
@@ -189,7 +190,8 @@ func TestEverythingAtOnce(t *testing.T) {
 					l.DeleteNode(node)
 				}
 				l.Check(pod, nodes, func(string, placement.Reason) {})
-				l.Score(placement.Binpack, placement.Binpack, pod, nodes)
+				l.Promise(pod, nodes[:1], at)
+				l.Rank(ledger.View{Card: placement.Binpack, Node: placement.Binpack, Promised: at}, pod, nodes, func(int, placement.Suitability, placement.Reason) {})
 			}
 		}
 		for _, pod := range pods {
@@ -214,32 +216,36 @@ func TestTheSamePodsAtOnce(t *testing.T) {
 	for i := range 4 {
 		shared = append(shared, pod(fmt.Sprintf("shared-%d", i), 10))
 	}
-	together(t, l, func(random *rand.Rand, _ []gpu.Pod) {
-		for range rounds {
-			pod, node := shared[random.IntN(len(shared))], nodes[random.IntN(len(nodes))]
-			switch random.IntN(5) {
-			case 0, 1:
-				_, _ = l.Reserve(node, pod, placement.Binpack, at)
-			case 2:
-				l.Hold(node, pod, gpu.On(random.IntN(2), pod.Request), at)
-			case 3:
-				l.Release(pod.UID)
-			case 4:
-				l.Drop(pod.UID)
-			}
-			homes := 0
-			for _, n := range l.Nodes() {
-				for _, h := range n.Holders {
-					if h.UID == pod.UID {
-						homes++
-					}
+	// Looked at between bursts: while a pod moves, whoever reads one node after the other may find it on both.
+	for range bursts {
+		together(t, l, func(random *rand.Rand, _ []gpu.Pod) {
+			for range rounds / bursts {
+				pod, node := shared[random.IntN(len(shared))], nodes[random.IntN(len(nodes))]
+				switch random.IntN(5) {
+				case 0, 1:
+					_, _ = l.Reserve(node, pod, placement.Binpack, at)
+				case 2:
+					l.Hold(node, pod, gpu.On(random.IntN(2), pod.Request), at)
+				case 3:
+					l.Release(pod.UID)
+				case 4:
+					l.Drop(pod.UID)
 				}
 			}
-			if homes > 1 {
-				t.Errorf("%s is held %d times", pod, homes)
+		}, addsUp)
+		holds := map[gpu.PodUID][]string{}
+		for _, n := range l.Nodes() {
+			for _, h := range n.Holders {
+				holds[h.UID] = append(holds[h.UID], n.Name)
 			}
 		}
-	}, addsUp)
+		for _, pod := range shared {
+			home, _, held := l.Lookup(pod.UID)
+			if on := holds[pod.UID]; held != (len(on) == 1) || (held && on[0] != home) || len(on) > 1 {
+				t.Errorf("%s is held on %v, and its home is %q", pod, on, home)
+			}
+		}
+	}
 	for _, pod := range shared {
 		l.Drop(pod.UID)
 	}

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -65,6 +66,9 @@ type NodeSpec struct {
 	Cards []gpu.Card
 	// WholeCards says that the node gives out whole cards too: nothing is placed on it.
 	WholeCards bool
+	// Closed is why no pod can go there for the time being, whatever is free: for people. Who may go to which node is
+	// kube-scheduler's to decide, so nothing here follows from it.
+	Closed string
 }
 
 // Node is a node as it stands. Values handed out are copies.
@@ -78,7 +82,7 @@ type Node struct {
 }
 
 // Ledger is the book of a cluster. Its methods may be called from many goroutines: one lock guards everything, is held
-// for in-memory work only, and is never held while the caller's code runs, but for Check's visit.
+// for in-memory work only, and is never held while the caller's code runs, but for the visits of Check and Rank.
 type Ledger struct {
 	freed func(node string)
 
@@ -86,8 +90,13 @@ type Ledger struct {
 	nodes map[string]*node
 	// homes is the node that each holder is on: a pod holds memory of one node at most.
 	homes map[gpu.PodUID]string
+	// claim is nil without one.
+	claim *claim
 	// nominations is the node that each nominated pod waits for.
 	nominations map[gpu.PodUID]string
+	promises    promises
+	// revision counts the changes of nodes, see Since; forgotten is the last one that left nothing to know of a node.
+	revision, forgotten uint64
 }
 
 // New returns an empty ledger. freed is called, without the lock and from the goroutine that made the change, after
@@ -131,17 +140,46 @@ func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reas
 	}
 }
 
-// Score returns how well each of the named nodes suits the request, 0 to placement.MaxScore.
-func (l *Ledger) Score(cardPolicy, nodePolicy placement.Policy, pod gpu.Pod, names []string) []int {
-	scores := make([]int, len(names))
+// AnyFit returns a node on which the pod would find a card, whichever.
+func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	for i, name := range names {
-		if n := l.nodes[name]; n.open() == placement.Fits {
-			scores[i] = placement.Score(cardPolicy, nodePolicy, l.cardsFor(n, pod), pod.Request)
+	if home, held := l.homes[pod.UID]; held {
+		return home, true
+	}
+	for name, n := range l.nodes {
+		if l.fit(n, pod) == placement.Fits {
+			return name, true
 		}
 	}
-	return scores
+	return "", false
+}
+
+// View is how Rank looks at nodes.
+type View struct {
+	// Card and Node are the policies that nodes are judged by.
+	Card, Node placement.Policy
+	// Promised counts what other pods were promised (see Promise), shortly before this time, as taken; zero counts nothing.
+	Promised time.Time
+}
+
+// Rank is Check with how well each node suits the pod besides; i is the node's position among the names. A pod that holds
+// memory already is best off where it is.
+func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, suits placement.Suitability, reason placement.Reason)) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	home, held := l.homes[pod.UID]
+	for i, name := range names {
+		switch {
+		case held && home == name:
+			visit(i, placement.MaxScore, placement.Fits)
+		case held:
+			visit(i, 0, placement.Elsewhere)
+		default:
+			suits, reason := l.suit(l.nodes[name], view, pod)
+			visit(i, suits, reason)
+		}
+	}
 }
 
 // Reserve chooses a card of the node for the pod and holds its memory, in one step. A pod that holds memory of this
@@ -150,6 +188,7 @@ func (l *Ledger) Score(cardPolicy, nodePolicy placement.Policy, pod gpu.Pod, nam
 func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at time.Time) (Holder, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.promises.keep(pod.UID)
 	n := l.nodes[name]
 	if home, held := l.homes[pod.UID]; held {
 		if home != name {
@@ -167,6 +206,7 @@ func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 	h := &Holder{Pod: pod, State: Reserved, Placement: where, AssumeTime: at}
 	n.holders[pod.UID] = h
 	l.homes[pod.UID] = name
+	l.touch(n)
 	add(n.cards, where) // Nothing else moves: presumed holders keep their places, and this one took free memory only.
 	return h.copy(), nil
 }
@@ -181,6 +221,7 @@ func (l *Ledger) Commit(uid gpu.PodUID) bool {
 		return false
 	}
 	h.State = Bound
+	l.touch(l.nodes[l.homes[uid]])
 	return true
 }
 
@@ -214,6 +255,7 @@ func (l *Ledger) Hold(name string, pod gpu.Pod, where gpu.Placement, assumed tim
 			n.holders[pod.UID] = h
 			l.homes[pod.UID] = name
 		})
+		l.promises.keep(pod.UID)
 	})
 }
 
@@ -254,15 +296,47 @@ func (l *Ledger) Node(name string) (Node, bool) {
 	return n.copy(name), true
 }
 
-// Nodes returns every node as it stands, in order of their names.
+// Nodes returns every node, in order of their names. They are read one after another, so that nobody who decides waits
+// for all of them: each as it stands at one moment, and a pod that changes its node meanwhile may be on neither or both.
 func (l *Ledger) Nodes() []Node {
 	l.mu.RLock()
-	defer l.mu.RUnlock()
-	nodes := make([]Node, 0, len(l.nodes))
-	for _, name := range slices.Sorted(maps.Keys(l.nodes)) {
-		nodes = append(nodes, l.nodes[name].copy(name))
+	names := slices.AppendSeq(make([]string, 0, len(l.nodes)), maps.Keys(l.nodes))
+	l.mu.RUnlock()
+	return l.read(names)
+}
+
+// read returns those of the nodes that there still are, in order of their names.
+func (l *Ledger) read(names []string) []Node {
+	slices.Sort(names)
+	nodes := make([]Node, 0, len(names))
+	for _, name := range names {
+		if node, ok := l.Node(name); ok {
+			nodes = append(nodes, node)
+		}
 	}
 	return nodes
+}
+
+// Offer is a node that shares its cards, without who holds what of them.
+type Offer struct {
+	Name   string
+	Unit   gpu.Unit
+	Closed string
+	Cards  []placement.Card
+}
+
+// Offers returns the nodes that have cards, in order of their names. It costs much less than Nodes.
+func (l *Ledger) Offers() []Offer {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	var out []Offer
+	for name, n := range l.nodes {
+		if len(n.cards) > 0 {
+			out = append(out, Offer{name, n.unit, n.closed, slices.Clone(n.cards)})
+		}
+	}
+	slices.SortFunc(out, func(a, b Offer) int { return cmp.Compare(a.Name, b.Name) })
+	return out
 }
 
 // change alters one node.
@@ -273,6 +347,7 @@ func (l *Ledger) change(name string, how func(*node)) {
 // drop removes the pod's hold, if there is one that may go.
 func (l *Ledger) drop(uid gpu.PodUID, may func(*Holder) bool) (dropped bool) {
 	l.edit(func(alter func(string, func(*node))) {
+		l.promises.keep(uid)
 		if h := l.holder(uid); h == nil || !may(h) {
 			return
 		}
@@ -303,8 +378,12 @@ func (l *Ledger) editLocked(what func(alter func(name string, how func(*node))))
 		before := n.room()
 		how(n)
 		n.recount()
+		l.touch(n)
 		if !n.known && len(n.holders) == 0 && len(n.nominees) == 0 {
 			delete(l.nodes, name)
+			if ok {
+				l.forgotten = l.revision
+			}
 		}
 		if n.roomierThan(before) {
 			roomier = append(roomier, name)

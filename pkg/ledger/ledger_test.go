@@ -527,7 +527,7 @@ func TestCard(t *testing.T) {
 	}
 }
 
-func TestScorePrefersTheFullerNode(t *testing.T) {
+func TestRankPrefersTheFullerNode(t *testing.T) {
 	b := newBook(t)
 	b.SetNode("empty", spec(16, 16))
 	b.SetNode("half", spec(16, 16))
@@ -537,8 +537,32 @@ func TestScorePrefersTheFullerNode(t *testing.T) {
 	b.Hold("full", pod("c", 16), gpu.On(0, 16), at)
 
 	names := []string{"empty", "half", "full", "whole", "unknown"}
-	expect(t, "binpack", []int{4, 9, 0, 0, 0}, b.Score(placement.Binpack, placement.Binpack, pod("d", 8), names))
-	expect(t, "spread", []int{5, 5, 0, 0, 0}, b.Score(placement.Spread, placement.Spread, pod("d", 8), names))
+	expect(t, "binpack", []int{4, 9, 0, 0, 0}, scores(b.Ledger, placement.Binpack, pod("d", 8), names))
+	expect(t, "spread", []int{5, 5, 0, 0, 0}, scores(b.Ledger, placement.Spread, pod("d", 8), names))
+	expect(t, "where it is already", []int{0, 10, 0, 0, 0}, scores(b.Ledger, placement.Binpack, pod("a", 8), names))
+}
+
+func scores(l *ledger.Ledger, policy placement.Policy, pod gpu.Pod, names []string) []int {
+	out := make([]int, len(names))
+	l.Rank(ledger.View{Card: policy, Node: policy}, pod, names, func(i int, suits placement.Suitability, _ placement.Reason) { out[i] = suits.Score() })
+	return out
+}
+
+// Rank and Check answer the same question.
+func TestRankAgreesWithCheck(t *testing.T) {
+	l, names := cluster(20)
+	names = append(names, "unknown")
+	l.SetNode("whole", ledger.NodeSpec{Cards: spec(16).Cards, WholeCards: true})
+	names = append(names, "whole")
+	l.Nominate(names[3], pod("nominee", 1500))
+	for _, asking := range []gpu.Pod{pod("asking", 1500), pod("large", 2000), pod("too large", 20000), pod(names[0]+"-0-0", 2050)} {
+		var checked, ranked []placement.Reason
+		l.Check(asking, names, func(_ string, r placement.Reason) { checked = append(checked, r) })
+		l.Rank(ledger.View{Card: placement.Binpack, Node: placement.Spread}, asking, names, func(_ int, _ placement.Suitability, r placement.Reason) {
+			ranked = append(ranked, r)
+		})
+		expect(t, asking.Name, checked, ranked)
+	}
 }
 
 func TestALedgerNeedsNoListener(t *testing.T) {

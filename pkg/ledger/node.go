@@ -15,16 +15,23 @@ type node struct {
 	known      bool
 	unit       gpu.Unit
 	wholeCards bool
+	closed     string
 	// cards, ordered by index, with what the holders take of each: recount keeps it so.
 	cards   []placement.Card
 	holders map[gpu.PodUID]*Holder
 	// nominees are the pods that wait for this node, see Nominate, the highest priority first.
 	nominees []gpu.Pod
+	// claimed is what of the cards is claimed, see Claim.
+	claimed gpu.Placement
+	// promised are the pods that may be about to come, see Promise.
+	promised []promised
+	// revision is the ledger's at the last change.
+	revision uint64
 }
 
 // offer records what the node object offers. The cards stand with nothing taken until recount.
 func (n *node) offer(spec NodeSpec) {
-	n.known, n.unit, n.wholeCards = true, spec.Unit, spec.WholeCards
+	n.known, n.unit, n.wholeCards, n.closed = true, spec.Unit, spec.WholeCards, spec.Closed
 	n.cards = make([]placement.Card, len(spec.Cards))
 	for i, c := range spec.Cards {
 		n.cards[i].Card = c
@@ -34,7 +41,7 @@ func (n *node) offer(spec NodeSpec) {
 
 // forget takes back what offer recorded.
 func (n *node) forget() {
-	n.known, n.unit, n.wholeCards, n.cards = false, 0, false, nil
+	n.known, n.unit, n.wholeCards, n.closed, n.cards = false, 0, false, "", nil
 }
 
 // open says whether the node shares its cards at all: Fits, or the reason why not. A node that isn't known may be nil.
@@ -135,7 +142,7 @@ func (n *node) roomierThan(before map[int]gpu.Memory) bool {
 func (n *node) copy(name string) Node {
 	out := Node{
 		Name:     name,
-		NodeSpec: NodeSpec{Unit: n.unit, WholeCards: n.wholeCards},
+		NodeSpec: NodeSpec{Unit: n.unit, WholeCards: n.wholeCards, Closed: n.closed},
 		Holders:  make([]Holder, 0, len(n.holders)),
 	}
 	for _, c := range n.cards {

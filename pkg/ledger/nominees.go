@@ -13,41 +13,52 @@ import (
 // there for it (status.nominatedNodeName). The pod holds nothing, but pods of equal or lower priority find its room
 // taken. A pod is nominated to one node at most; the last one counts.
 func (l *Ledger) Nominate(name string, pod gpu.Pod) {
-	if l.nominee(name, pod) {
-		return
-	}
-	l.Withdraw(pod.UID)
-	l.change(name, func(n *node) {
-		n.nominees = append(n.nominees, pod)
-		// Large requests first, since they find a card less easily.
-		slices.SortFunc(n.nominees, func(a, b gpu.Pod) int {
-			return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(b.Request, a.Request), cmp.Compare(a.UID, b.UID))
+	former, moved := "", false
+	l.edit(func(alter func(string, func(*node))) {
+		former, moved = l.nominations[pod.UID]
+		if moved && former == name && slices.Contains(l.nodes[name].nominees, pod) {
+			moved = false
+			return
+		}
+		if moved {
+			alter(former, func(n *node) { n.withdraw(pod.UID) })
+		}
+		alter(name, func(n *node) {
+			n.nominees = append(n.nominees, pod)
+			// Large requests first, since they find a card less easily.
+			slices.SortFunc(n.nominees, func(a, b gpu.Pod) int {
+				return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(b.Request, a.Request), cmp.Compare(a.UID, b.UID))
+			})
 		})
 		l.nominations[pod.UID] = name
 	})
+	if moved {
+		l.freed(former) // For others there is more room than before, though none was given back.
+	}
 }
 
 // Withdraw takes a nomination back, where there is one.
 func (l *Ledger) Withdraw(uid gpu.PodUID) {
 	l.mu.RLock()
-	name, ok := l.nominations[uid]
+	_, nominated := l.nominations[uid]
 	l.mu.RUnlock()
-	if !ok {
+	if !nominated {
 		return // Nearly every pod, at every change of it.
 	}
-	l.change(name, func(n *node) {
-		n.nominees = slices.DeleteFunc(n.nominees, func(p gpu.Pod) bool { return p.UID == uid })
-		delete(l.nominations, uid)
+	name := ""
+	l.edit(func(alter func(string, func(*node))) {
+		if name, nominated = l.nominations[uid]; nominated {
+			alter(name, func(n *node) { n.withdraw(uid) })
+			delete(l.nominations, uid)
+		}
 	})
-	l.freed(name) // For others there is more room than before, though none was given back.
+	if nominated {
+		l.freed(name)
+	}
 }
 
-// nominee says whether the pod is nominated to the node, just as it is given.
-func (l *Ledger) nominee(name string, pod gpu.Pod) bool {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	node, ok := l.nominations[pod.UID]
-	return ok && node == name && slices.Contains(l.nodes[name].nominees, pod)
+func (n *node) withdraw(uid gpu.PodUID) {
+	n.nominees = slices.DeleteFunc(n.nominees, func(p gpu.Pod) bool { return p.UID == uid })
 }
 
 // Standing is a node as one pod finds it that looks for room there. It is a copy.
@@ -90,10 +101,26 @@ func (l *Ledger) fit(n *node, pod gpu.Pod) placement.Reason {
 	return placement.Fit(l.cardsFor(n, pod), pod.Request)
 }
 
-// cardsFor returns the node's cards as the pod finds them: as they are, or a copy where nominated pods go before it. It
+// suit is fit with how well the node suits the pod besides.
+func (l *Ledger) suit(n *node, view View, pod gpu.Pod) (placement.Suitability, placement.Reason) {
+	if reason := n.open(); reason != placement.Fits {
+		return 0, reason
+	}
+	cards := l.cardsFor(n, pod)
+	if !view.Promised.IsZero() && len(n.promised) > 0 {
+		cards = n.withPromised(cards, view, pod)
+	}
+	return placement.Suit(view.Card, view.Node, cards, pod.Request)
+}
+
+// cardsFor returns the node's cards as the pod finds them: as they are, or a copy where nominated pods, or a claim, go before it. It
 // needs the lock. The node must be open.
 func (l *Ledger) cardsFor(n *node, pod gpu.Pod) []placement.Card {
 	cards, copied := n.cards, false
+	if l.claimedBefore(n, pod) {
+		cards, copied = slices.Clone(cards), true
+		add(cards, n.claimed)
+	}
 	for _, nominee := range n.nominees {
 		if nominee.Priority < pod.Priority {
 			break

@@ -48,7 +48,7 @@ func TestRoomIsHeldForNominatedPods(t *testing.T) {
 	if _, err := l.Reserve("n1", ranked("x", 7, 5), placement.Binpack, at); err == nil {
 		t.Error("its room was given away at bind")
 	}
-	if got := l.Score(placement.Binpack, placement.Binpack, ranked("x", 7, 5), []string{"n1"}); got[0] != 0 {
+	if got := scores(l, placement.Binpack, ranked("x", 7, 5), []string{"n1"}); got[0] != 0 {
 		t.Errorf("a node without room scores %d", got[0])
 	}
 	// Once it holds its card, nothing is counted twice, bound or on the way there.

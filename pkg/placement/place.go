@@ -53,3 +53,15 @@ func choose(policy Policy, cards []Card, request gpu.Memory) (int, Reason) {
 	}
 	return best, Fits
 }
+
+// Scattered says whether the cards that can be used have as much free as is asked for, taken together. Where Fit says
+// Full all the same, fragmentation is to blame: no piece is large enough.
+func Scattered(cards []Card, request gpu.Memory) bool {
+	var free gpu.Memory
+	for i := range cards {
+		if cards[i].Healthy() {
+			free = free.Add(cards[i].Free())
+		}
+	}
+	return free >= request
+}

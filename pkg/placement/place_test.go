@@ -2,6 +2,8 @@ package placement
 
 import (
 	"math"
+	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -170,6 +172,11 @@ func TestParsePolicy(t *testing.T) {
 	}
 }
 
+func score(cardPolicy, nodePolicy Policy, cards []Card, request gpu.Memory) int {
+	suits, _ := Suit(cardPolicy, nodePolicy, cards, request)
+	return suits.Score()
+}
+
 func TestScore(t *testing.T) {
 	for name, tc := range map[string]struct {
 		card, node Policy
@@ -191,7 +198,7 @@ func TestScore(t *testing.T) {
 		"too large":                                          {Spread, Spread, free(16276), 20000, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tc.want, Score(tc.card, tc.node, tc.cards, tc.request)); diff != "" {
+			if diff := cmp.Diff(tc.want, score(tc.card, tc.node, tc.cards, tc.request)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -204,17 +211,75 @@ func TestScoreBounds(t *testing.T) {
 		for second := range gpu.Memory(17) {
 			cards := []Card{{Card: gpu.Card{Index: 0, Memory: 16}, Used: first}, {Card: gpu.Card{Index: 1, Memory: 16}, Used: second}}
 			for request := range gpu.Memory(18) {
-				binpack, spread := Score(Binpack, Binpack, cards, request), Score(Spread, Spread, cards, request)
+				binpack, spread := score(Binpack, Binpack, cards, request), score(Spread, Spread, cards, request)
 				if min(binpack, spread) < 0 || max(binpack, spread) > MaxScore {
 					t.Fatalf("used %d and %d, request %d: scores %d and %d", first, second, request, binpack, spread)
 				}
 				fuller := []Card{cards[0], cards[1]}
 				fuller[0].Used++
 				if Fit(cards[:1], request) == Fits && Fit(fuller[:1], request) == Fits &&
-					Score(Binpack, Binpack, fuller[:1], request) < Score(Binpack, Binpack, cards[:1], request) {
+					score(Binpack, Binpack, fuller[:1], request) < score(Binpack, Binpack, cards[:1], request) {
 					t.Fatalf("used %d, request %d: binpack likes the fuller card less", first, request)
 				}
 			}
+		}
+	}
+}
+
+// Suit says yes and no where Place does, for the same reasons.
+func TestSuitAgreesWithPlace(t *testing.T) {
+	for _, cards := range [][]Card{nil, free(8), free(0, 4, 8), {{Card: gpu.Card{Memory: 8, Unhealthy: "Xid 79"}}}} {
+		for request := gpu.Memory(1); request < 20000; request += 3 {
+			_, want := Place(Spread, cards, request)
+			if _, got := Suit(Spread, Binpack, cards, request); got != want {
+				t.Errorf("%d on %v: %v, want %v", request, cards, got, want)
+			}
+		}
+	}
+}
+
+func TestBestAreTheMostSuitableOfTheBestScore(t *testing.T) {
+	for name, tc := range map[string]struct {
+		suits []Suitability
+		k     int
+		want  []int
+	}{
+		"none fits":                         {nil, 2, nil},
+		"one is best":                       {[]Suitability{3, 9, 5}, 3, []int{1}},
+		"equal scores are equally good":     {[]Suitability{9.1, 8.9, 9.9, 9}, 3, []int{0, 2, 3}},
+		"of too many the most suitable":     {[]Suitability{9.1, 8.9, 9.9, 9, 9.5}, 2, []int{2, 4}},
+		"of equal ones the first":           {[]Suitability{4, 4, 4}, 2, []int{0, 1}},
+		"the one":                           {[]Suitability{9.1, 9.2}, 1, []int{1}},
+		"the worst that fit are still some": {[]Suitability{0, 0.5}, 9, []int{0, 1}},
+	} {
+		var candidates []Candidate
+		for i, s := range tc.suits {
+			candidates = append(candidates, Candidate{i, s})
+		}
+		var got []int
+		for _, c := range Best(candidates, tc.k) {
+			got = append(got, c.Node)
+		}
+		if diff := cmp.Diff(tc.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func TestBestOfManyAreThoseThatSortingWouldPutFirst(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 200 {
+		candidates := make([]Candidate, 1+random.IntN(60))
+		for i := range candidates {
+			candidates[i] = Candidate{i, Suitability(8 + float64(random.IntN(20))/10)}
+		}
+		k := 1 + random.IntN(20)
+		sorted := slices.SortedFunc(slices.Values(candidates), bySuitability)
+		want := slices.DeleteFunc(slices.Clone(sorted), func(c Candidate) bool { return c.Suits.Score() < sorted[0].Suits.Score() })
+		want = want[:min(k, len(want))]
+		got := slices.SortedFunc(slices.Values(Best(candidates, k)), bySuitability)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Fatalf("the best %d (-want +got):\n%s", k, diff)
 		}
 	}
 }
@@ -255,10 +320,10 @@ func BenchmarkPlace(b *testing.B) {
 	}
 }
 
-func BenchmarkScore(b *testing.B) {
+func BenchmarkSuit(b *testing.B) {
 	cards := full()
 	b.ReportAllocs()
 	for b.Loop() {
-		Score(Binpack, Binpack, cards, 2000)
+		Suit(Binpack, Binpack, cards, 2000)
 	}
 }

@@ -46,6 +46,9 @@ const (
 	EnvDisableIsolation = "CGPU_DISABLE"
 )
 
+// AnnotationGroupWhole is "true" from the bind of a group's last member on, and on those that are bound later: it proves that all members that the group needs had been bound.
+const AnnotationGroupWhole = "gpushare.aliyun.com/group-whole"
+
 // The node annotations and labels.
 const (
 	// AnnotationInventory is the node's Inventory, in JSON.
