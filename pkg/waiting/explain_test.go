@@ -1,0 +1,95 @@
+package waiting
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+func pod(request int64, how ...func(*corev1.Pod)) *corev1.Pod {
+	p := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{
+		Limits: corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(request, resource.DecimalSI)},
+	}}}}}
+	for _, change := range how {
+		change(p)
+	}
+	return p
+}
+
+func place(name string, unit gpu.Unit, cards ...placement.Card) Place {
+	return Place{
+		Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"name": name}}},
+		Unit: unit, Cards: cards,
+	}
+}
+
+func card(index int, memory, used gpu.Memory) placement.Card {
+	return placement.Card{Card: gpu.Card{Index: index, Memory: memory}, Used: used}
+}
+
+// Pods that differ in anything that matters are told apart, though alike ones are looked into once.
+func TestAlikePodsAreExplainedAlikeAndOthersNot(t *testing.T) {
+	tainted := place("tainted", gpu.GiB, card(0, 16, 0))
+	tainted.Node.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectNoSchedule}}
+	closed := place("closed", gpu.GiB, card(0, 64, 0))
+	closed.Closed = "the node is cordoned"
+	explainer := NewExplainer([]Place{place("a", gpu.GiB, card(0, 16, 9), card(1, 16, 11)), place("b", gpu.MiB, card(0, 8192, 0)), tainted, closed})
+	onto := func(node string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": node} }
+	}
+	tolerant := func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}} }
+	required := func(p *corev1.Pod) {
+		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
+				{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"tainted"}},
+			}}},
+		}}}
+	}
+	gated := func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "quota"}} }
+	nominated := func(p *corev1.Pod) { p.Status.NominatedNodeName = "a" }
+	tests := []struct {
+		what string
+		pod  *corev1.Pod
+		want Cause
+	}{
+		{"counts in each node's own unit", pod(8), Fits},
+		{"another request", pod(12, onto("a")), Fragmented},
+		{"the same without the selector", pod(12), Fits}, // 12 MiB on b
+		{"larger than what is free in all", pod(13, onto("a")), Full},
+		{"a tainted node alone", pod(13, onto("tainted")), NoNode},
+		{"the same, tolerated", pod(13, onto("tainted"), tolerant), Fits},
+		{"required by affinity", pod(13, required), NoNode},
+		{"and tolerated", pod(13, required, tolerant), Fits},
+		{"too large for what is open", pod(9000), TooLarge},
+		{"gated", pod(12, onto("a"), gated), Gated},
+		{"nominated", pod(12, onto("a"), nominated), Nominated},
+	}
+	for range 2 { // The second time from what is known.
+		for _, test := range tests {
+			if got := explainer.Explain(test.pod); got.Cause != test.want || got.Explanation == "" {
+				t.Errorf("%s: %+v, want %s", test.what, got, test.want)
+			}
+		}
+	}
+	if got := explainer.Explain(pod(9000)).Explanation; got != "no card is large enough: the largest has 16 GiB, on a; closed: the node is cordoned; tainted: the pod doesn't tolerate its taint team:NoSchedule" {
+		t.Error(got)
+	}
+}
+
+func TestEveryCauseIsListed(t *testing.T) {
+	listed := map[Cause]bool{}
+	for _, cause := range Causes() {
+		listed[cause] = true
+	}
+	for _, cause := range []Cause{Gated, Nominated, Fits, Fragmented, Full, Unhealthy, TooLarge, NoNode} {
+		if !listed[cause] {
+			t.Errorf("%s isn't", cause)
+		}
+	}
+}
