@@ -10,12 +10,15 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // API makes the calls of which the outcome matters, each at most once and within the deadline of its context.
@@ -26,6 +29,8 @@ type API interface {
 	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
 	// PodsOn lists the pods that are bound to a node, past every cache of ours.
 	PodsOn(ctx context.Context, node string) ([]corev1.Pod, error)
+	// Evict asks for the eviction of a pod, or whether it would be granted. A disruption budget can refuse it.
+	Evict(ctx context.Context, pod gpu.Pod, dryRun bool) error
 	// AnnotateNode sets one annotation of a node.
 	AnnotateNode(ctx context.Context, node, key, value string) error
 }
@@ -61,6 +66,20 @@ func (a api) PodsOn(ctx context.Context, node string) ([]corev1.Pod, error) {
 		return nil, err
 	}
 	return list.Items, nil
+}
+
+func (a api) Evict(ctx context.Context, pod gpu.Pod, dryRun bool) error {
+	eviction := &policyv1.Eviction{
+		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
+		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))},
+	}
+	if dryRun {
+		eviction.DeleteOptions.DryRun = []string{metav1.DryRunAll}
+	}
+	return a.client.CoreV1().RESTClient().Post().
+		Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("eviction").
+		MaxRetries(0). // A budget's refusal is an answer.
+		Body(eviction).Do(ctx).Error()
 }
 
 func (a api) AnnotateNode(ctx context.Context, node, key, value string) error {

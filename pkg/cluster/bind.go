@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -30,6 +31,8 @@ const (
 	ResultRefused     = "refused"
 	ResultUnknown     = "unknown"
 	ResultInFlight    = "in_flight"
+	// ResultHeldBack: the pod's group doesn't let it go.
+	ResultHeldBack = "held_back"
 )
 
 // The Events on pods. Reasons are constant; see docs/events.md.
@@ -54,6 +57,8 @@ type BindRequest struct {
 	Namespace, Name string
 	UID             types.UID
 	Node            string
+	// groupWhole says that the pod is bound as the last of its group, or after it.
+	groupWhole bool
 }
 
 // Bind reserves a card of the node for the pod and binds it in one write that carries the annotations. Binding a pod
@@ -61,7 +66,7 @@ type BindRequest struct {
 // runs to its own deadline, since the scheduler's going away doesn't undo a write.
 func (c *Cluster) Bind(ctx context.Context, request BindRequest) error {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(request.Namespace, request.Name), "node", request.Node)
-	result, err := c.bind(klog.NewContext(ctx, logger), request)
+	result, err := c.bindInTurn(klog.NewContext(ctx, logger), request)
 	c.Observer.BindFinished(result)
 	if err != nil {
 		logger.Info("Pod not bound", "result", result, "err", err)
@@ -69,7 +74,16 @@ func (c *Cluster) Bind(ctx context.Context, request BindRequest) error {
 	return err
 }
 
-func (c *Cluster) bind(ctx context.Context, request BindRequest) (result string, err error) {
+// bindInTurn binds the pod once its group lets it go; a pod without a group at once.
+func (c *Cluster) bindInTurn(ctx context.Context, request BindRequest) (result string, err error) {
+	if c.gangs == nil {
+		return c.bind(ctx, request, c.BindTimeout)
+	}
+	return c.gangs.bind(ctx, request)
+}
+
+// bind makes one attempt, within the given time.
+func (c *Cluster) bind(ctx context.Context, request BindRequest, timeout time.Duration) (result string, err error) {
 	if request.Namespace == "" || request.Name == "" || request.UID == "" || request.Node == "" {
 		return ResultBadRequest, fmt.Errorf("%w: PodNamespace, PodName, PodUID and Node are all needed", ErrBadRequest)
 	}
@@ -82,7 +96,7 @@ func (c *Cluster) bind(ctx context.Context, request BindRequest) (result string,
 	}
 	defer c.flights.end(uid)
 
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.BindTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	defer cancel()
 
 	pod, err := c.pod(ctx, request)
@@ -100,7 +114,7 @@ func (c *Cluster) bind(ctx context.Context, request BindRequest) (result string,
 	}
 	choice, err := c.reserve(pod, request.Node)
 	if err != nil {
-		c.Recorder.Eventf(reference(pod), corev1.EventTypeWarning, EventNotAssumed,
+		c.Recorder.Eventf(reference(protocol.Pod(pod)), corev1.EventTypeWarning, EventNotAssumed,
 			"No GPU card could be assumed: %v", err)
 		return ResultNoRoom, err
 	}
@@ -110,7 +124,7 @@ func (c *Cluster) bind(ctx context.Context, request BindRequest) (result string,
 // pod returns the pod that the request names: from the informer where it knows it, else from the API server, which
 // kube-scheduler may be ahead of us in watching.
 func (c *Cluster) pod(ctx context.Context, request BindRequest) (*corev1.Pod, error) {
-	if pod, err := c.pods.Pods(request.Namespace).Get(request.Name); err == nil && pod.UID == request.UID {
+	if pod, known := c.pods.get(request.Namespace, request.Name); known && pod.UID == request.UID {
 		return pod, nil
 	}
 	return c.livePod(ctx, request)
@@ -182,6 +196,18 @@ func (ch choice) annotations() map[string]string {
 	}.Annotations()
 }
 
+// annotate adds what the pod is to carry beside the card.
+func (r BindRequest) annotate(annotations map[string]string) map[string]string {
+	if !r.groupWhole {
+		return annotations
+	}
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[protocol.AnnotationGroupWhole] = "true"
+	return annotations
+}
+
 // write makes the one write, and brings the ledger to what became of it.
 func (c *Cluster) write(ctx context.Context, pod *corev1.Pod, request BindRequest, ch choice) (string, error) {
 	// The last look: what a process that freezes between here and its write could do is caught at the node's Allocate.
@@ -194,7 +220,7 @@ func (c *Cluster) write(ctx context.Context, pod *corev1.Pod, request BindReques
 
 	err := c.API.Bind(ctx, &corev1.Binding{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Annotations: ch.annotations(),
+			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Annotations: request.annotate(ch.annotations()),
 		},
 		Target: corev1.ObjectReference{Kind: "Node", Name: request.Node},
 	})
@@ -202,7 +228,7 @@ func (c *Cluster) write(ctx context.Context, pod *corev1.Pod, request BindReques
 
 	switch judge(err) {
 	case done:
-		return c.bound(ctx, pod, request.Node, ch)
+		return c.bound(ctx, request.Node, ch)
 	case refused:
 		c.settler.failed(ch.UID)
 		return ResultRefused, fmt.Errorf("binding the pod: %w", err)
@@ -212,12 +238,10 @@ func (c *Cluster) write(ctx context.Context, pod *corev1.Pod, request BindReques
 	switch {
 	case lookErr == nil && live.Spec.NodeName == request.Node:
 		c.settler.found(live)
-		if _, holder, ok := c.ledger.Lookup(ch.UID); ok {
-			if found, ok := c.choice(request.Node, holder); ok {
-				ch = found // Whoever bound it may have chosen another card.
-			}
+		if found, ok := c.boundTo(ch.UID, request.Node); ok {
+			ch = found // Whoever bound it may have chosen another card.
 		}
-		return c.bound(ctx, pod, request.Node, ch)
+		return c.bound(ctx, request.Node, ch)
 	case judge(err) == conflict && lookErr == nil && live.Spec.NodeName != "":
 		c.settler.failed(ch.UID)
 		return ResultRefused, fmt.Errorf("%w: the pod is bound to node %s already", ErrBadRequest, live.Spec.NodeName)
@@ -225,27 +249,63 @@ func (c *Cluster) write(ctx context.Context, pod *corev1.Pod, request BindReques
 		c.settler.failed(ch.UID)
 		return ResultRefused, fmt.Errorf("binding the pod: %w", err)
 	}
-	c.settler.lost(ch.UID)
+	if !c.settler.lost(ch.UID) {
+		// The watch has told meanwhile.
+		if found, ok := c.boundTo(ch.UID, request.Node); ok {
+			return c.bound(ctx, request.Node, found)
+		}
+	}
 	return ResultUnknown, fmt.Errorf("%w: %w", ErrUnsettled, err)
 }
 
 // bound says that the pod has its card.
-func (c *Cluster) bound(ctx context.Context, pod *corev1.Pod, node string, ch choice) (string, error) {
+func (c *Cluster) bound(ctx context.Context, node string, ch choice) (string, error) {
 	c.settler.committed(ch.UID)
 	if ch.Request == 0 {
 		return ResultBound, nil
 	}
-	klog.FromContext(ctx).Info("Pod bound", "card", ch.card.Index, "memory", ch.unit.Format(ch.Request))
-	c.Recorder.Eventf(reference(pod), corev1.EventTypeNormal, EventAssumed, "Assumed GPU card %d of node %s: %s of its %s",
-		ch.card.Index, node, ch.unit.Format(ch.Request), ch.unit.Format(ch.card.Memory))
+	c.assumed(klog.FromContext(ctx), node, ch)
 	return ResultBound, nil
 }
 
-// reference is what Events are about. The informer's pods lack their kind.
-func reference(pod *corev1.Pod) *corev1.ObjectReference {
+// boundLate says that a pod has its card whose bind's answer was lost.
+func (c *Cluster) boundLate(pod gpu.Pod, node string) {
+	if ch, ok := c.boundTo(pod.UID, node); ok {
+		c.assumed(klog.Background().WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "node", node), node, ch)
+	}
+}
+
+// boundTo returns what a pod holds that is bound to the node.
+func (c *Cluster) boundTo(uid gpu.PodUID, node string) (choice, bool) {
+	home, holder, ok := c.ledger.Lookup(uid)
+	if !ok || home != node || holder.State != ledger.Bound {
+		return choice{}, false
+	}
+	return c.choice(node, holder)
+}
+
+// The Events that name a pod's card: all of them in daily life, and of a storm the first ones.
+const (
+	assumedEventsBurst  = 100
+	assumedEventsSecond = 5
+)
+
+// assumed tells of the card that a pod was given, once for each pod that this process has bound. The Event is left out
+// where many pods are bound at once: it is a write for each bind, as dear as the bind itself, and says what the pod's
+// annotations say.
+func (c *Cluster) assumed(logger klog.Logger, node string, ch choice) {
+	logger.Info("Pod bound", "card", ch.card.Index, "memory", ch.unit.Format(ch.Request))
+	if !c.assumedEvents.AllowN(c.Clock.Now(), 1) {
+		return
+	}
+	c.Recorder.Eventf(reference(ch.Pod), corev1.EventTypeNormal, EventAssumed, "Assumed GPU card %d of node %s: %s of its %s",
+		ch.card.Index, node, ch.unit.Format(ch.Request), ch.unit.Format(ch.card.Memory))
+}
+
+// reference is what Events are about.
+func reference(pod gpu.Pod) *corev1.ObjectReference {
 	return &corev1.ObjectReference{
-		APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
-		ResourceVersion: pod.ResourceVersion,
+		APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID),
 	}
 }
 

@@ -256,7 +256,71 @@ func TestBind(t *testing.T) {
 			}
 			f.await("the settler", func() bool { return f.counts.of("settled "+test.wantOutcome) == 1 })
 			f.awaitHeld(pod, test.wantThen)
+			if test.wantOutcome == OutcomeBound && strings.Contains(test.wantThen, "n1") { // Another node is none of our doing.
+				f.wantEvent("Normal GPUCardAssumed Assumed GPU card 0 of node n1: 10 MiB of its 100 MiB")
+			}
 		})
+	}
+}
+
+// Whoever finds out that a pod is bound after all, its Event is written once.
+func TestTheWatchSettlesALostAnswer(t *testing.T) {
+	for name, quicker := range map[string]bool{"after the bind was given up": false, "before the bind was given up": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pod := newPod("p", 10)
+			f := start(t, patient, newNode(t, "n1", 100), pod)
+			f.server.with(func(s *server) {
+				s.noReads = errLost
+				s.onBind = func(ctx context.Context, b *corev1.Binding) error {
+					if err := s.commit(ctx, b); err != nil {
+						return err
+					}
+					if quicker {
+						f.publish(pod)
+						f.await("the watch", func() bool { return !f.isOpen(pod) })
+						f.awaitHeld(pod, "bound n1 card 0")
+					}
+					return errLost
+				}
+			})
+			err := f.bind(pod)
+			if quicker != (err == nil) || err != nil && !errors.Is(err, ErrUnsettled) {
+				t.Fatalf("bind: %v", err)
+			}
+			if !quicker {
+				f.publish(pod)
+				f.await("the watch", func() bool { return f.counts.of("settled "+OutcomeBound) == 1 })
+			}
+			f.wantHeld(pod, "bound n1 card 0")
+			f.wantEvent("Normal GPUCardAssumed Assumed GPU card 0 of node n1: 10 MiB of its 100 MiB")
+			// The scheduler, which was told nothing, tries again.
+			f.server.with(func(s *server) { s.noReads, s.onBind = nil, nil })
+			if err := f.bind(pod); err != nil {
+				t.Errorf("bind again: %v", err)
+			}
+			if n := len(f.events); n != 0 {
+				t.Errorf("%d Events more: %s", n, <-f.events)
+			}
+		})
+	}
+}
+
+func TestAPodThatIsGoneSettlesALostAnswer(t *testing.T) {
+	pod := newPod("p", 10)
+	f := start(t, patient, newNode(t, "n1", 100), pod)
+	f.server.with(func(s *server) {
+		s.noReads = errLost
+		s.onBind = func(context.Context, *corev1.Binding) error { return errLost }
+	})
+	if err := f.bind(pod); !errors.Is(err, ErrUnsettled) {
+		t.Fatalf("bind: %v", err)
+	}
+	f.publishGone(pod)
+	f.await("the watch", func() bool { return f.counts.of("settled "+OutcomeGone) == 1 })
+	f.wantHeld(pod, "not held")
+	if n := len(f.events); n != 0 {
+		t.Errorf("an Event of a pod that is gone: %s", <-f.events)
 	}
 }
 

@@ -7,7 +7,11 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
+	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	listersv1 "k8s.io/client-go/listers/core/v1"
 	policyListersv1 "k8s.io/client-go/listers/policy/v1"
@@ -32,12 +36,16 @@ type Options struct {
 	Recorder record.EventRecorder
 	// Observer is told what happens, for metrics.
 	Observer Observer
-	// CardPolicy chooses among the cards of a node.
-	CardPolicy placement.Policy
+	// CardPolicy chooses among the cards of a node, NodePolicy among nodes for pods of groups.
+	CardPolicy, NodePolicy placement.Policy
 	// BindTimeout bounds one bind, all its calls included. It must lie below kube-scheduler's httpTimeout.
 	BindTimeout time.Duration
+	// EvictFragmented lets pods be evicted for one of higher priority that only fragmentation keeps waiting, see evictor.
+	EvictFragmented bool
 	// Leading is asked right before each write; an error keeps it from being made. Nil for the only extender.
 	Leading func() error
+	// Gangs says how groups of pods are treated; the zero value leaves them alone.
+	Gangs GangOptions
 	// Clock is real outside tests.
 	Clock clock.WithTicker
 }
@@ -48,6 +56,10 @@ type Observer interface {
 	BindFinished(result string)
 	// Settled tells how a bind whose answer was lost turned out.
 	Settled(outcome string)
+	// Evicted tells the result of a round of evictions.
+	Evicted(result string)
+	// Rebuilt tells how long it took until the ledger stood.
+	Rebuilt(took time.Duration)
 	// Woken counts the writes that made kube-scheduler look again.
 	Woken()
 	// APIWrite counts writes to the API server, Events left out, by kind ("binding", "node").
@@ -59,36 +71,48 @@ type Observer interface {
 type Cluster struct {
 	Options
 	ledger  *ledger.Ledger
-	pods    listersv1.PodLister
+	pods    podCache
 	nodes   listersv1.NodeLister
-	byNode  cache.Indexer // Of pods, see nodeIndex.
 	budgets policyListersv1.PodDisruptionBudgetLister
 	factory informers.SharedInformerFactory
 	sync    syncState
 	settler *settler
 	waker   *waker
+	pending pending
+	// evictor is nil where nobody is to be evicted.
+	evictor *evictor
 	flights flights
-	term    term
+	// assumedEvents limits the Events of pods that got their card.
+	assumedEvents *rate.Limiter
+	term          term
+	// gangs is nil where groups are left alone.
+	gangs *gangs
 }
 
 // New wires a Cluster. Nothing is read before Run.
 func New(o Options) (*Cluster, error) {
-	c := &Cluster{Options: o}
-	c.waker = newWaker(o.Clock, o.API, o.Observer, c.fits, c.anyFit, c.leading)
-	c.ledger = ledger.New(c.waker.freed)
-	c.settler = newSettler(o.Clock, o.API, o.Observer, c.ledger, o.BindTimeout, c.waker.released)
-
-	c.factory = informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTransform(new(slimmer).slim))
-	pods, nodes := c.factory.Core().V1().Pods(), c.factory.Core().V1().Nodes()
-	c.pods, c.nodes = pods.Lister(), nodes.Lister()
-	if err := pods.Informer().AddIndexers(cache.Indexers{nodeIndex: indexByNode}); err != nil {
-		return nil, fmt.Errorf("watching pods: %w", err)
+	c := &Cluster{Options: o, assumedEvents: rate.NewLimiter(assumedEventsSecond, assumedEventsBurst)}
+	c.ledger = ledger.New(c.freed)
+	c.waker = newWaker(o.Clock, o.API, o.Observer, c.fits, c.ledger.AnyFit, c.leading)
+	if o.EvictFragmented {
+		c.evictor = newEvictor(c)
 	}
-	c.byNode = pods.Informer().GetIndexer()
+	c.waker.anyNode = c.anyNode
+	c.settler = newSettler(o.Clock, o.API, o.Observer, c.ledger, o.BindTimeout, c.boundLate, c.waker.released)
+	c.gangs = newGangs(c)
+
+	c.factory = informers.NewSharedInformerFactoryWithOptions(o.Client, 0,
+		informers.WithTransform(new(slimmer).slim), informers.WithTweakListOptions(consistent))
+	pods := c.factory.InformerFor(&corev1.Pod{}, func(client kubernetes.Interface, _ time.Duration) cache.SharedIndexInformer {
+		return coreinformers.NewFilteredPodInformer(client, metav1.NamespaceAll, 0, cache.Indexers{nodeIndex: indexByNode}, consistent)
+	})
+	c.pods = podCache{pods.GetIndexer()}
+	nodes := c.factory.Core().V1().Nodes()
+	c.nodes = nodes.Lister()
 	budgets := c.factory.Policy().V1().PodDisruptionBudgets()
 	c.budgets = budgets.Lister()
 	c.sync.budgets = budgets.Informer().HasSynced
-	podHandler, err := pods.Informer().AddEventHandler(c.podEvents())
+	podHandler, err := pods.AddEventHandler(c.podEvents())
 	if err != nil {
 		return nil, fmt.Errorf("watching pods: %w", err)
 	}
@@ -113,6 +137,13 @@ func (c *Cluster) Run(ctx context.Context) error {
 
 	g.Go(func() error { return c.settler.run(ctx) })
 	g.Go(func() error { return c.waker.run(ctx) })
+	if c.EvictFragmented {
+		g.Go(func() error { return c.evictor.run(ctx) })
+	}
 	g.Go(func() error { return c.awaitLedger(ctx) })
+	if c.gangs != nil {
+		g.Go(func() error { return c.gangs.run(ctx) })
+		g.Go(func() error { return c.gangs.evict(ctx) })
+	}
 	return g.Wait()
 }

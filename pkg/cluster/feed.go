@@ -3,6 +3,7 @@ package cluster
 import (
 	"errors"
 	"maps"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -11,17 +12,29 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
 // podEvents feeds pods into the ledger.
 func (c *Cluster) podEvents() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc: func(object any) { c.podSeen(object.(*corev1.Pod)) },
+		AddFunc: func(object any) {
+			if pod, ok := podOf(object); ok {
+				c.podSeen(pod)
+			}
+		},
 		UpdateFunc: func(before, after any) {
-			old, pod := before.(*corev1.Pod), after.(*corev1.Pod)
-			if old.UID != pod.UID {
+			old, known := podOf(before)
+			pod, ok := podOf(after)
+			if !ok {
+				return
+			}
+			if known && old.UID != pod.UID {
 				// The pod in between was deleted and its name used again, while the watch was broken.
 				c.podGone(gpu.PodUID(old.UID))
+			}
+			if known {
+				c.gangs.changed(old, pod)
 			}
 			c.podSeen(pod)
 		},
@@ -29,38 +42,53 @@ func (c *Cluster) podEvents() cache.ResourceEventHandler {
 			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
 				object = unknown.Obj
 			}
-			if pod, ok := object.(*corev1.Pod); ok {
+			if pod, ok := podOf(object); ok {
 				c.podGone(gpu.PodUID(pod.UID))
+				c.gangs.gone(pod)
 			}
 		},
 	}
 }
 
 func (c *Cluster) podSeen(pod *corev1.Pod) {
+	// At the end, when the ledger knows as much.
+	defer c.gangs.seen(pod)
 	seen := protocol.Pod(pod)
 	if seen.Request == 0 {
 		return
 	}
+	c.pending.seen(pod, seen)
 	switch {
 	case protocol.Terminal(pod):
 		c.podGone(seen.UID)
 	case pod.Spec.NodeName != "":
-		c.settler.seen(seen.UID)
+		open, lost := c.settler.seen(seen.UID)
 		hold(c.ledger, pod)
+		if lost {
+			c.settler.settled(klog.Background(), open, OutcomeBound)
+		}
 		c.waker.forget(seen.UID)
+		c.evictor.forget(seen.UID)
 		c.ledger.Withdraw(seen.UID)
 	case pod.Status.NominatedNodeName != "":
 		c.ledger.Nominate(pod.Status.NominatedNodeName, seen)
 	default:
-		c.ledger.Withdraw(seen.UID)
+		if !c.evictor.holds(seen.UID) {
+			c.ledger.Withdraw(seen.UID)
+		}
 	}
 }
 
 func (c *Cluster) podGone(uid gpu.PodUID) {
-	c.settler.seen(uid)
+	c.pending.gone(uid)
+	open, lost := c.settler.seen(uid)
 	c.ledger.Drop(uid)
+	if lost {
+		c.settler.settled(klog.Background(), open, OutcomeGone)
+	}
 	c.ledger.Withdraw(uid)
 	c.waker.forget(uid)
+	c.evictor.forget(uid)
 }
 
 // hold enters a bound pod into the ledger, as its object tells it.
@@ -81,7 +109,8 @@ func (c *Cluster) nodeEvents() cache.ResourceEventHandler {
 		UpdateFunc: func(before, after any) {
 			old, node := before.(*corev1.Node), after.(*corev1.Node)
 			// Most updates of a node change none of what is kept of it.
-			if !maps.Equal(old.Annotations, node.Annotations) || !sameResources(old.Status.Capacity, node.Status.Capacity) {
+			if !maps.Equal(old.Annotations, node.Annotations) || !sameResources(old.Status.Capacity, node.Status.Capacity) ||
+				!slices.Equal(waiting.Closed(old, false), waiting.Closed(node, false)) {
 				c.nodeSeen(node)
 			}
 		},
@@ -109,7 +138,11 @@ func (c *Cluster) nodeSeen(node *corev1.Node) {
 		c.ledger.DeleteNode(node.Name)
 		return
 	}
-	c.ledger.SetNode(node.Name, ledger.NodeSpec{Unit: parsed.Unit, Cards: parsed.Cards, WholeCards: parsed.WholeCards})
+	spec := ledger.NodeSpec{Unit: parsed.Unit, Cards: parsed.Cards, WholeCards: parsed.WholeCards}
+	if reasons := waiting.Closed(node, parsed.WholeCards); len(reasons) > 0 {
+		spec.Closed = reasons[0]
+	}
+	c.ledger.SetNode(node.Name, spec)
 }
 
 func sameResources(a, b corev1.ResourceList) bool {

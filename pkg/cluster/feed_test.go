@@ -82,7 +82,8 @@ func TestADeletionThatWasMissed(t *testing.T) {
 	pod := boundPod("p", 40, "n1", 0)
 	f := start(t, patient, newNode(t, "n1", 100), pod)
 	f.awaitHeld(pod, "bound n1 card 0")
-	f.podEvents().OnDelete(cache.DeletedFinalStateUnknown{Key: "default/p", Obj: pod})
+	slimmer := new(slimmer)
+	f.podEvents().OnDelete(cache.DeletedFinalStateUnknown{Key: "default/p", Obj: slimmer.pack(slimmer.pod(pod))})
 	f.wantHeld(pod, "not held")
 	f.nodeEvents().OnDelete(cache.DeletedFinalStateUnknown{Key: "n1", Obj: newNode(t, "n1", 100)})
 	if nodes := f.ledger.Nodes(); len(nodes) != 0 {

@@ -40,6 +40,12 @@ type fixture struct {
 // start runs a Cluster that knows the objects.
 func start(t *testing.T, bindTimeout time.Duration, objects ...runtime.Object) *fixture {
 	t.Helper()
+	return startWith(t, Options{BindTimeout: bindTimeout}, func(*Cluster) {}, objects...)
+}
+
+// startWith runs a Cluster with options of the test's own beside the fixture's, after the test has changed it.
+func startWith(t *testing.T, o Options, change func(*Cluster), objects ...runtime.Object) *fixture {
+	t.Helper()
 	client := fake.NewClientset(objects...)
 	watching := make(chan struct{}, 100)
 	client.PrependWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
@@ -60,14 +66,14 @@ func start(t *testing.T, bindTimeout time.Duration, objects ...runtime.Object) *
 	}
 	recorder := record.NewFakeRecorder(100_000)
 	f.events = recorder.Events
-	c, err := New(Options{
-		Client: client, API: f.server, Recorder: recorder, Observer: f.counts,
-		CardPolicy: placement.Binpack, BindTimeout: bindTimeout, Clock: f.clock,
-	})
+	o.Client, o.API, o.Recorder, o.Observer = client, f.server, recorder, f.counts
+	o.CardPolicy, o.Clock = placement.Binpack, f.clock
+	c, err := New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	f.Cluster = c
+	change(c)
 	if err := c.Ready(); !errors.Is(err, ErrNotReady) {
 		t.Fatalf("Ready before Run: %v, want ErrNotReady", err)
 	}
@@ -170,6 +176,19 @@ func (f *fixture) awaitHeld(pod *corev1.Pod, want string) {
 	f.await(fmt.Sprintf("%s to be %q", pod.Name, want), func() bool { return f.held(pod) == want })
 }
 
+// wantEvent waits for an Event and compares it.
+func (f *fixture) wantEvent(want string) {
+	f.t.Helper()
+	select {
+	case event := <-f.events:
+		if event != want {
+			f.t.Errorf("Event %q, want %q", event, want)
+		}
+	case <-time.After(30 * time.Second):
+		f.t.Errorf("no Event, want %q", want)
+	}
+}
+
 // isOpen says whether the settler waits for news of the pod.
 func (f *fixture) isOpen(pod *corev1.Pod) bool {
 	f.settler.mu.Lock()
@@ -199,6 +218,10 @@ type server struct {
 	binds   int
 	// annotated are the nodes that an annotation was set of.
 	annotated []string
+	// evicted are the pods whose eviction was asked for, "?" before those of which only the answer was wanted.
+	evicted []string
+	// onEvict answers, where it is set.
+	onEvict func(pod gpu.Pod, dryRun bool) error
 	// noAnnotations is the answer to attempts at it, where it is set.
 	noAnnotations error
 	// committed is told of each pod that was bound.
@@ -320,6 +343,21 @@ func (s *server) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, 
 	return pod.DeepCopy(), nil
 }
 
+// Evict implements API.
+func (s *server) Evict(_ context.Context, pod gpu.Pod, dryRun bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	name := pod.Name
+	if dryRun {
+		name = "?" + name
+	}
+	s.evicted = append(s.evicted, name)
+	if s.onEvict != nil {
+		return s.onEvict(pod, dryRun)
+	}
+	return nil
+}
+
 // AnnotateNode implements API.
 func (s *server) AnnotateNode(_ context.Context, node, key, value string) error {
 	s.mu.Lock()
@@ -354,6 +392,8 @@ func (c *counts) of(what string) int {
 
 func (c *counts) BindFinished(result string) { c.add("bind " + result) }
 func (c *counts) Settled(outcome string)     { c.add("settled " + outcome) }
+func (c *counts) Rebuilt(time.Duration)      { c.add("rebuilt") }
+func (c *counts) Evicted(result string)      { c.add("evicted " + result) }
 func (c *counts) Woken()                     { c.add("woken") }
 func (c *counts) APIWrite(kind string)       { c.add("write " + kind) }
 

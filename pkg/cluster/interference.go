@@ -9,7 +9,7 @@ import (
 // look at other pods (NodePorts, InterPodAffinity, PodTopologySpread, VolumeRestrictions, NodeVolumeLimits,
 // DynamicResources), and may say yes too often, never too rarely. pod is slim, see markInterference; the preemptor isn't.
 func interferes(pod, preemptor *corev1.PodSpec) bool {
-	return pod.Affinity != nil || minds(preemptor) ||
+	return pod.Affinity != nil && pod.Affinity.PodAntiAffinity != nil || minds(preemptor) ||
 		len(pod.Volumes) > 0 && hasRareVolumes(preemptor) ||
 		len(pod.ResourceClaims) > 0 && len(preemptor.ResourceClaims) > 0 ||
 		portsConflict(hostPorts(pod), hostPorts(preemptor))
@@ -58,7 +58,7 @@ func markInterference(slim, full *corev1.PodSpec) {
 
 // The marks, which all slim pods share and nobody changes.
 var (
-	someAffinity corev1.Affinity
+	someAffinity = corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{}}
 	someVolumes  = []corev1.Volume{{}}
 	someClaims   = []corev1.PodResourceClaim{{}}
 )

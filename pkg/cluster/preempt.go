@@ -18,11 +18,14 @@ import (
 // Preempt corrects the victims that kube-scheduler proposes for a pod, node by node, so that their going frees a card.
 // Nodes where none can be freed are left out. It decides only: kube-scheduler chooses the node and evicts.
 func (c *Cluster) Preempt(ctx context.Context, pod *corev1.Pod, proposed map[string]preemption.Victims) (map[string]preemption.Victims, error) {
-	if policy := pod.Spec.PreemptionPolicy; policy != nil && *policy == corev1.PreemptNever {
+	if neverPreempts(pod) {
 		return nil, nil
 	}
 	if protocol.PodRequest(pod) == 0 {
 		return proposed, nil
+	}
+	if c.gangs.waits(pod) {
+		return nil, nil // Others would leave for one member of a group that may never be whole.
 	}
 	if err := c.Ready(); err != nil {
 		return nil, err
@@ -66,13 +69,22 @@ func (c *Cluster) newSurvey(pod *corev1.Pod) *survey {
 
 // choose decides for one node.
 func (s *survey) choose(name string, proposal preemption.Victims) (preemption.Victims, bool) {
+	node, ok := s.node(name, proposal)
+	if !ok {
+		return preemption.Victims{}, false
+	}
+	return preemption.Choose(node, s.request)
+}
+
+// node gathers what the decision needs of one node. false says that nobody's going could help there.
+func (s *survey) node(name string, proposal preemption.Victims) (preemption.Node, bool) {
 	standing, reason := s.ledger.Standing(name, s.pod)
 	if reason.Unresolvable() {
-		return preemption.Victims{}, false
+		return preemption.Node{}, false
 	}
 	object, err := s.nodes.Get(name)
 	if err != nil {
-		return preemption.Victims{}, false // It has gone meanwhile.
+		return preemption.Node{}, false // It has gone meanwhile.
 	}
 	node := preemption.Node{
 		Cards: standing.Cards, Free: s.amounts(object.Status.Allocatable), Violations: proposal.Violations,
@@ -100,7 +112,7 @@ func (s *survey) choose(name string, proposal preemption.Victims) (preemption.Vi
 		node.Pods = append(node.Pods, s.candidate(uid, pods[uid], holder, guard))
 	}
 	node.Budgets = guard.allowed
-	return preemption.Choose(node, s.request)
+	return node, true
 }
 
 // candidate tells what is known of a pod that may have to leave: its object, its hold of GPU memory, or neither.
@@ -130,9 +142,7 @@ func settled(holder *ledger.Holder) bool { return holder.State == ledger.Bound &
 // are to get, off what is free.
 func (s *survey) podsOf(name string, free preemption.Amounts) map[gpu.PodUID]*corev1.Pod {
 	pods := map[gpu.PodUID]*corev1.Pod{}
-	objects, _ := s.byNode.ByIndex(nodeIndex, name) // The index exists.
-	for _, object := range objects {
-		pod := object.(*corev1.Pod)
+	for _, pod := range s.pods.onNode(name) {
 		if pod.Spec.NodeName != "" {
 			pods[gpu.PodUID(pod.UID)] = pod
 		} else if nominee := protocol.Pod(pod); nominee.UID == s.pod.UID || nominee.Priority < s.pod.Priority {
@@ -199,20 +209,4 @@ func (g *guard) of(pod *corev1.Pod) []int {
 		out = append(out, number)
 	}
 	return out
-}
-
-// nodeIndex finds pods by node: live ones that are bound to it, and unbound ones that are nominated to it.
-const nodeIndex = "node"
-
-func indexByNode(object any) ([]string, error) {
-	pod, ok := object.(*corev1.Pod)
-	switch {
-	case !ok || protocol.Terminal(pod):
-		return nil, nil
-	case pod.Spec.NodeName != "":
-		return []string{pod.Spec.NodeName}, nil
-	case pod.Status.NominatedNodeName != "":
-		return []string{pod.Status.NominatedNodeName}, nil
-	}
-	return nil, nil
 }

@@ -335,7 +335,7 @@ func TestInterferes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for _, memory := range []int64{0, 5} { // Less is kept of pods that ask for no GPU memory.
 				preemptor := edited(newPod("p", 16), test.preemptor...)
-				pod := new(slimmer).pod(edited(newPod("v", memory), test.pod...))
+				pod := slimmed(t, new(slimmer), edited(newPod("v", memory), test.pod...))
 				if got := interferes(&pod.Spec, &preemptor.Spec); got != test.want {
 					t.Errorf("%v for a pod with %d, want %v", got, memory, test.want)
 				}
@@ -346,22 +346,25 @@ func TestInterferes(t *testing.T) {
 
 func TestWhatManyPodsHaveInCommonIsKeptOnce(t *testing.T) {
 	s := new(slimmer)
-	a := s.pod(edited(newPod("a", 16), cpu(1), label("x")))
-	b := s.pod(edited(newPod("b", 16), cpu(1), label("x")))
-	c := s.pod(edited(newPod("c", 16), cpu(2), label("y")))
-	if a.Spec.Resources != b.Spec.Resources {
-		t.Error("equal requests are kept twice")
+	keep := func(name string, memory, cpus int64, labels string) *packed {
+		return s.pack(s.pod(edited(boundPod(name, memory, "n1", 3), cpu(cpus), label(labels))))
 	}
-	if a.Spec.Resources == c.Spec.Resources || c.Labels["app"] != "y" {
+	a, b, c := keep("a", 16, 1, "x"), keep("b", 17, 1, "x"), keep("c", 16, 2, "y")
+	if a.rest != b.rest {
+		t.Error("what pods of other names and sizes have in common is kept twice")
+	}
+	if a.rest == c.rest || c.Labels["app"] != "y" {
 		t.Error("different pods are taken for equal")
 	}
 	for i := range int64(maxShared + 10) {
-		s.pod(edited(newPod("p", 16), cpu(i)))
+		keep("p", 16, i, "x")
 	}
-	if n := len(s.requests.values); n > maxShared {
+	if n := len(s.rests.values); n > maxShared {
 		t.Errorf("%d shapes are remembered", n)
 	}
-	if d := s.pod(edited(newPod("d", 16), cpu(1))); !cmp.Equal(d.Spec.Resources, a.Spec.Resources, cmp.Comparer(resource.Quantity.Equal)) {
-		t.Errorf("forgetting changed %v to %v", a.Spec.Resources, d.Spec.Resources)
+	before, _ := podOf(a)
+	after, _ := podOf(keep("a", 16, 1, "x"))
+	if diff := cmp.Diff(before, after, cmp.Comparer(resource.Quantity.Equal)); diff != "" {
+		t.Errorf("forgetting changed:\n%s", diff)
 	}
 }

@@ -42,7 +42,9 @@ type settler struct {
 	observer Observer
 	ledger   *ledger.Ledger
 	timeout  time.Duration
-	// notBound is told of a pod that may go to any node again: so far only one was offered to it.
+	// bound is told of a pod that turned out to be bound to the node after its answer had been lost, notBound of one
+	// that may go to any node again: so far only one was offered to it.
+	bound    func(pod gpu.Pod, node string)
 	notBound func(gpu.PodUID)
 
 	mu   sync.Mutex
@@ -69,9 +71,9 @@ const (
 	unseen
 )
 
-func newSettler(c clock.WithTicker, api API, o Observer, l *ledger.Ledger, bindTimeout time.Duration, notBound func(gpu.PodUID)) *settler {
+func newSettler(c clock.WithTicker, api API, o Observer, l *ledger.Ledger, bindTimeout time.Duration, bound func(gpu.Pod, string), notBound func(gpu.PodUID)) *settler {
 	return &settler{
-		clock: c, api: api, observer: o, ledger: l, timeout: bindTimeout, notBound: notBound,
+		clock: c, api: api, observer: o, ledger: l, timeout: bindTimeout, bound: bound, notBound: notBound,
 		open: map[gpu.PodUID]attempt{},
 	}
 }
@@ -97,16 +99,18 @@ func (s *settler) committed(uid gpu.PodUID) {
 	s.setState(uid, unseen)
 }
 
-// lost notes that the answer was lost.
-func (s *settler) lost(uid gpu.PodUID) { s.setState(uid, answerLost) }
+// lost notes that the answer was lost. It says whether the bind is open: otherwise the watch was quicker.
+func (s *settler) lost(uid gpu.PodUID) (open bool) { return s.setState(uid, answerLost) }
 
-func (s *settler) setState(uid gpu.PodUID, state attemptState) {
+func (s *settler) setState(uid gpu.PodUID, state attemptState) (open bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if a, ok := s.open[uid]; ok { // Otherwise the watch was quicker.
+	a, open := s.open[uid]
+	if open {
 		a.state = state
 		s.open[uid] = a
 	}
+	return open
 }
 
 // abandoned notes that no write will be made, and gives the reservation back, unless an earlier write is still open.
@@ -157,11 +161,26 @@ func (s *settler) enter(a attempt, pod *corev1.Pod) {
 }
 
 // seen notes that the watch has told what became of the pod. It is to be called before the ledger is brought to it, so
-// that what a live read found earlier can't be entered afterwards.
-func (s *settler) seen(uid gpu.PodUID) {
+// that what a live read found earlier can't be entered afterwards. Where that settles a bind whose answer was lost,
+// settled is to be told once the ledger knows.
+func (s *settler) seen(uid gpu.PodUID) (a attempt, lost bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	a, open := s.open[uid]
 	delete(s.open, uid)
+	return a, open && a.state == answerLost
+}
+
+// settled tells how a bind turned out whose answer was lost. The ledger knows already.
+func (s *settler) settled(logger klog.Logger, a attempt, outcome string) {
+	logger.Info("A bind whose answer was lost is settled", "pod", klog.KRef(a.pod.Namespace, a.pod.Name), "node", a.node, "outcome", outcome)
+	s.observer.Settled(outcome)
+	switch outcome {
+	case OutcomeBound:
+		s.bound(a.pod, a.node)
+	case OutcomeNotBound:
+		s.notBound(a.pod.UID)
+	}
 }
 
 // run looks open binds up until ctx ends.
@@ -204,42 +223,43 @@ func (s *settler) due() []attempt {
 
 // settle looks one bind up. It says whether the API server answered.
 func (s *settler) settle(ctx context.Context, a attempt) bool {
-	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(a.pod.Namespace, a.pod.Name), "node", a.node)
+	logger := klog.FromContext(ctx)
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	// What a read doesn't show can have been written while it was under way: it tells of the moment it was begun.
 	asked := s.clock.Now()
 	pod, err := s.api.Pod(ctx, a.pod.Namespace, a.pod.Name)
 	if err != nil && !apierrors.IsNotFound(err) {
-		logger.V(2).Info("An open bind can't be looked up", "err", err)
+		logger.V(2).Info("An open bind can't be looked up", "pod", klog.KRef(a.pod.Namespace, a.pod.Name), "err", err)
 		return false
 	}
 
+	if outcome := s.conclude(a, pod, err, asked); outcome != "" && a.state == answerLost {
+		s.settled(logger, a, outcome)
+	}
+	return true
+}
+
+// conclude brings the ledger to what a read found that was begun at that time. It returns the outcome, "" for none yet.
+func (s *settler) conclude(a attempt, pod *corev1.Pod, err error, asked time.Time) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open[a.pod.UID] != a {
-		return true // A newer attempt began, or the watch was quicker.
+		return "" // A newer attempt began, or the watch was quicker.
 	}
-	outcome := ""
 	switch {
 	case err != nil, gpu.PodUID(pod.UID) != a.pod.UID, protocol.Terminal(pod):
-		outcome = OutcomeGone
 		delete(s.open, a.pod.UID)
 		s.ledger.Drop(a.pod.UID)
+		return OutcomeGone
 	case pod.Spec.NodeName != "":
-		outcome = OutcomeBound
 		s.enter(a, pod)
+		return OutcomeBound
 	case asked.Sub(a.at) > s.fence():
-		outcome = OutcomeNotBound
 		delete(s.open, a.pod.UID)
 		s.ledger.Release(a.pod.UID)
-		s.notBound(a.pod.UID)
+		return OutcomeNotBound
 	default:
-		return true // Not yet, which doesn't mean never: the write may still be on its way.
+		return "" // Not yet, which doesn't mean never: the write may still be on its way.
 	}
-	if a.state == answerLost {
-		logger.Info("A bind whose answer was lost is settled", "outcome", outcome)
-		s.observer.Settled(outcome)
-	}
-	return true
 }

@@ -2,8 +2,6 @@ package cluster
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,20 +17,23 @@ import (
 // slimmer is the informers' transform: it keeps the fields that this package reads and drops the rest, so that a
 // cluster's worth of pods stays small in memory. What many pods have in common is kept once.
 type slimmer struct {
-	requests shared[corev1.ResourceRequirements]
-	labels   shared[map[string]string]
+	rests  shared[corev1.Pod] // See packed.
+	labels shared[map[string]string]
+	words  shared[string]
 }
 
 func (s *slimmer) slim(object any) (any, error) {
 	switch o := object.(type) {
 	case *corev1.Pod:
-		return s.pod(o), nil
+		slim := s.pod(o)
+		keepGroup(slim, o)
+		return s.pack(slim), nil
 	case *corev1.Node:
-		return slimNode(o), nil
+		return s.node(o), nil
 	case *policyv1.PodDisruptionBudget:
 		return slimBudget(o), nil
 	}
-	return object, nil // A DeletedFinalStateUnknown holds what was slimmed before.
+	return object, nil // What was slimmed before, or a DeletedFinalStateUnknown that holds such.
 }
 
 // pod keeps of every pod what it takes of its node, for preempt, and of those that ask for GPU memory all that the
@@ -40,34 +41,30 @@ func (s *slimmer) slim(object any) (any, error) {
 func (s *slimmer) pod(pod *corev1.Pod) *corev1.Pod {
 	out, memory := &corev1.Pod{ObjectMeta: identity(&pod.ObjectMeta)}, protocol.PodRequest(pod)
 	out.DeletionTimestamp = pod.DeletionTimestamp
-	out.Spec = corev1.PodSpec{NodeName: pod.Spec.NodeName, Priority: pod.Spec.Priority, Resources: s.sum(podRequests(pod, memory))}
+	out.Spec = corev1.PodSpec{NodeName: pod.Spec.NodeName, Priority: pod.Spec.Priority}
+	// The sum takes the place of the containers' own requests.
+	out.Spec.Resources = &corev1.ResourceRequirements{Requests: podRequests(pod, memory)}
 	markInterference(&out.Spec, &pod.Spec)
 	out.Status.Phase = pod.Status.Phase
-	out.Status.NominatedNodeName = pod.Status.NominatedNodeName
+	if ports := hostPorts(&pod.Spec); len(ports) > 0 || memory > 0 {
+		out.Spec.Containers = []corev1.Container{{Ports: ports}}
+	}
+	if pod.Spec.NodeName == "" {
+		out.Status.NominatedNodeName = pod.Status.NominatedNodeName
+	}
 	if memory == 0 {
-		if ports := hostPorts(&pod.Spec); len(ports) > 0 {
-			out.Spec.Containers = []corev1.Container{{Ports: ports}}
-		}
 		return out
 	}
+	out.Spec.Containers[0].Resources.Limits = withMemory(nil, memory)
 	// Disruption budgets go by labels. A pointer into the pod would keep all of it in memory.
 	labels := pod.Labels
 	out.Labels = *s.labels.one(fmt.Sprint(labels), &labels)
 	out.Annotations = only(pod.Annotations, protocol.AnnotationIndex, protocol.AnnotationPod, protocol.AnnotationDevice,
 		protocol.AnnotationAssumeTime, protocol.AnnotationAssigned, protocol.AnnotationAllocation)
-	out.Spec.Containers = slimContainers(pod.Spec.Containers)
-	out.Spec.InitContainers = slimContainers(pod.Spec.InitContainers)
-	return out
-}
-
-// sum takes the place of requests for the pod as a whole: its containers' own are dropped.
-func (s *slimmer) sum(requests corev1.ResourceList) *corev1.ResourceRequirements {
-	key := make([]byte, 0, 128)
-	for _, name := range slices.Sorted(maps.Keys(requests)) {
-		quantity := requests[name]
-		key = append(append(append(append(key, name...), '='), quantity.String()...), ',')
+	if pod.Spec.NodeName == "" {
+		keepWaiting(out, pod)
 	}
-	return s.requests.one(string(key), &corev1.ResourceRequirements{Requests: requests})
+	return out
 }
 
 // podRequests is what a pod, which asks for so much GPU memory, takes of its node, as kube-scheduler counts
@@ -82,38 +79,30 @@ func podRequests(pod *corev1.Pod, memory gpu.Memory) corev1.ResourceList {
 	return requests
 }
 
-// slimContainers keeps every container, since sidecars and init containers count by their place in the list.
-func slimContainers(containers []corev1.Container) []corev1.Container {
-	out := make([]corev1.Container, len(containers))
-	for i := range containers {
-		c := &containers[i]
-		out[i].RestartPolicy = c.RestartPolicy
-		out[i].Resources = corev1.ResourceRequirements{
-			Requests: onlyMemory(c.Resources.Requests),
-			Limits:   onlyMemory(c.Resources.Limits),
-		}
-		for _, port := range c.Ports {
-			if port.HostPort > 0 {
-				out[i].Ports = append(out[i].Ports, port)
-			}
-		}
-	}
-	return out
-}
-
-func onlyMemory(list corev1.ResourceList) corev1.ResourceList {
-	return only(list, protocol.ResourceMemory)
-}
-
-func slimNode(node *corev1.Node) *corev1.Node {
+func (s *slimmer) node(node *corev1.Node) *corev1.Node {
 	out := &corev1.Node{ObjectMeta: identity(&node.ObjectMeta)}
 	out.Annotations = only(node.Annotations, protocol.AnnotationInventory)
 	out.Status.Capacity = only(node.Status.Capacity,
 		protocol.ResourceMemory, protocol.ResourceCount, protocol.ResourceWholeCard)
 	if _, shares := node.Status.Capacity[protocol.ResourceMemory]; shares {
 		out.Status.Allocatable = node.Status.Allocatable // For preempt, which happens on such nodes only.
+		s.keepEntrance(out, node)
 	}
 	return out
+}
+
+// keepEntrance keeps what says which pods can go to the node, to explain why one waits.
+func (s *slimmer) keepEntrance(out, node *corev1.Node) {
+	out.Labels = make(map[string]string, len(node.Labels))
+	for key, value := range node.Labels { // Most are those of many nodes.
+		out.Labels[*s.words.one(key, &key)] = *s.words.one(value, &value)
+	}
+	out.Spec.Taints, out.Spec.Unschedulable = node.Spec.Taints, node.Spec.Unschedulable
+	for _, condition := range node.Status.Conditions {
+		if condition.Type == corev1.NodeReady { // Without its times, which change with every heartbeat.
+			out.Status.Conditions = []corev1.NodeCondition{{Type: condition.Type, Status: condition.Status}}
+		}
+	}
 }
 
 func slimBudget(budget *policyv1.PodDisruptionBudget) *policyv1.PodDisruptionBudget {

@@ -3,6 +3,8 @@ package cluster
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
 // reading is all that this package learns from a pod.
@@ -45,11 +48,7 @@ func TestSlimmingAPodLosesNothingThatIsRead(t *testing.T) {
 		pod := randomPod(random)
 		before := readPod(pod)
 		untouched := pod.DeepCopy()
-		out, err := new(slimmer).slim(pod)
-		if err != nil {
-			t.Fatal(err)
-		}
-		slimmed := out.(*corev1.Pod)
+		slimmed := slimmed(t, new(slimmer), pod)
 		if diff := cmp.Diff(untouched, pod); diff != "" {
 			t.Fatalf("slimming changed what it was given:\n%s", diff)
 		}
@@ -78,6 +77,52 @@ func TestSlimmingAPodLosesNothingThatIsRead(t *testing.T) {
 	}
 }
 
+// slimmed returns what is read of a pod that went through the cache.
+func slimmed(t *testing.T, s *slimmer, pod *corev1.Pod) *corev1.Pod {
+	t.Helper()
+	once, err := s.slim(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// An informer can slim an object twice, on its way through two stores.
+	twice, err := s.slim(once)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, ok := podOf(twice)
+	if !ok {
+		t.Fatalf("the cache keeps a %T", twice)
+	}
+	return out
+}
+
+// What is kept of many pods is so little that a large cluster's fit into a small process.
+func TestWhatAPodTakesInMemory(t *testing.T) {
+	const pods = 10_000
+	s, kept := new(slimmer), make([]any, pods)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for i := range kept {
+		pod := boundPod(fmt.Sprintf("training-7d9f8c6b5-%05d", i), 1+int64(i), fmt.Sprint("n", i%1000), i%8)
+		pod.Labels = map[string]string{"app.kubernetes.io/name": "training", "pod-template-hash": fmt.Sprint(i / 100)}
+		pod.UID = types.UID(fmt.Sprintf("%036d", i))
+		pod.Spec.Containers[0].Image = strings.Repeat("image", 1000)
+		var err error
+		if kept[i], err = s.slim(pod); err != nil {
+			t.Fatal(err)
+		}
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	each := (int64(after.HeapAlloc) - int64(before.HeapAlloc)) / pods
+	t.Logf("%d bytes a pod", each)
+	if each > 1000 {
+		t.Errorf("%d bytes a pod, want under 1000", each)
+	}
+	runtime.KeepAlive(kept)
+}
+
 func TestSlimmingANodeLosesNothingThatIsRead(t *testing.T) {
 	nodes := map[string]*corev1.Node{
 		"nothing to share": {},
@@ -97,6 +142,11 @@ func TestSlimmingANodeLosesNothingThatIsRead(t *testing.T) {
 	nodes["whole cards beside"] = whole
 	for name, node := range nodes {
 		node.Labels = map[string]string{"a": "b"}
+		node.Spec = corev1.NodeSpec{Unschedulable: true, Taints: []corev1.Taint{{Key: "a", Effect: corev1.TaintEffectNoSchedule}}}
+		node.Status.NodeInfo.KubeletVersion = "v1"
+		node.Status.Conditions = []corev1.NodeCondition{
+			{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue}, {Type: corev1.NodeReady, Status: corev1.ConditionUnknown},
+		}
 		if node.Annotations != nil {
 			node.Annotations["big"] = "text"
 		}
@@ -110,8 +160,16 @@ func TestSlimmingANodeLosesNothingThatIsRead(t *testing.T) {
 		if after := text(protocol.ParseNode(slimmed)); after != before {
 			t.Errorf("%s: %s, was %s", name, after, before)
 		}
-		if len(slimmed.Labels) != 0 || slimmed.Annotations["big"] != "" {
+		if slimmed.Annotations["big"] != "" || len(slimmed.Status.NodeInfo.KubeletVersion) > 0 || len(slimmed.Status.Conditions) > 1 {
 			t.Errorf("%s: kept what nobody reads", name)
+		}
+		// Who may go there matters where there is something to share.
+		_, shares := node.Status.Capacity[protocol.ResourceMemory]
+		if got := slimmed.Labels["a"] == "b" && len(slimmed.Spec.Taints) == 1; got != shares {
+			t.Errorf("%s: labels and taints kept: %v, want %v", name, got, shares)
+		}
+		if diff := cmp.Diff(waiting.Closed(node, false), waiting.Closed(slimmed, false)); shares && diff != "" {
+			t.Errorf("%s: why nobody may go there (-before +after):\n%s", name, diff)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -16,6 +17,15 @@ const (
 	syncPatience = 5 * time.Second
 	probeTimeout = 3 * time.Second
 )
+
+// consistent has the first list tell of all that was written before it. Where an API server can't stream it, informers
+// would ask for any state that a server has in its cache (resourceVersion 0), which can be one from before the last binds
+// of a former extender. Later lists are never older than what the informer has seen.
+func consistent(options *metav1.ListOptions) {
+	if options.ResourceVersion == "0" {
+		options.ResourceVersion = ""
+	}
+}
 
 // syncState is how far the ledger's rebuilding has come.
 type syncState struct {
@@ -56,7 +66,14 @@ func (c *Cluster) awaitLedger(ctx context.Context) error {
 		select {
 		case <-stands:
 			if ctx.Err() == nil {
-				logger.Info("The ledger stands", "after", c.Clock.Since(start).Round(time.Millisecond), "nodes", len(c.ledger.Nodes()))
+				if c.Leading == nil {
+					c.inheritRefusals() // Among replicas the leader does so, at each TakeOver.
+				}
+				took := c.Clock.Since(start)
+				c.Observer.Rebuilt(took)
+				logger.Info("The ledger stands", "after", took.Round(time.Millisecond))
+				// The lists came whole: several times of what is kept, which would stay with this process for minutes.
+				debug.FreeOSMemory()
 			}
 			return nil
 		case <-ticker.C():

@@ -42,3 +42,20 @@ func TestWhatHindersTheLedgerIsTold(t *testing.T) {
 		t.Errorf("Run: %v", err)
 	}
 }
+
+// An API server that can't stream the first list must not answer with a state from before the last binds.
+func TestTheFirstListIsNoOldOne(t *testing.T) {
+	f := start(t, patient, newNode(t, "n1", 100))
+	lists := 0
+	for _, action := range f.client.Actions() {
+		if list, ok := action.(clienttesting.ListActionImpl); ok {
+			lists++
+			if version := list.ListOptions.ResourceVersion; version != "" {
+				t.Errorf("%s are listed at version %q, which may be from before the last binds", list.Resource.Resource, version)
+			}
+		}
+	}
+	if lists < 3 {
+		t.Errorf("%d lists, want those of pods, nodes and disruption budgets", lists)
+	}
+}

@@ -18,29 +18,35 @@ const drainInterval = 20 * time.Millisecond
 
 // term is what a leader knows to be its own. A leader may answer before its watch has told it of the last binds of the
 // one before; so in each term, before the first bind to a node, that node's pods are listed once from the API server.
+// The only extender has no terms: whoever was before it had ended when it listed the pods, see consistent.
 type term struct {
 	mu sync.Mutex
-	// confirmed are the nodes whose pods were listed in this term; nil where terms don't matter, with one extender.
+	// number counts the terms; 0 where there are none.
+	number uint64
+	// confirmed are the nodes whose pods were listed in this term.
 	confirmed map[string]struct{}
 }
 
 func (t *term) begin() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.number++
 	t.confirmed = map[string]struct{}{}
 }
 
-func (t *term) isConfirmed(node string) bool {
+// isConfirmed says whether the node was listed in the term whose number it returns.
+func (t *term) isConfirmed(node string) (number uint64, confirmed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	_, confirmed := t.confirmed[node]
-	return confirmed || t.confirmed == nil
+	_, confirmed = t.confirmed[node]
+	return t.number, confirmed || t.number == 0
 }
 
-func (t *term) confirm(node string) {
+// confirm notes that the node was listed, if that was begun in the present term.
+func (t *term) confirm(node string, number uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.confirmed != nil {
+	if number == t.number {
 		t.confirmed[node] = struct{}{}
 	}
 }
@@ -51,6 +57,7 @@ func (c *Cluster) TakeOver(context.Context) error {
 		return err
 	}
 	c.term.begin()
+	c.inheritRefusals()
 	return nil
 }
 
@@ -71,7 +78,8 @@ func (c *Cluster) BindDeadline() time.Duration { return c.settler.fence() }
 
 // confirmNode makes sure that the ledger knows of every bind to the node that was made before this term.
 func (c *Cluster) confirmNode(ctx context.Context, node string) error {
-	if c.term.isConfirmed(node) {
+	number, confirmed := c.term.isConfirmed(node)
+	if confirmed {
 		return nil
 	}
 	pods, err := c.API.PodsOn(ctx, node)
@@ -81,7 +89,7 @@ func (c *Cluster) confirmNode(ctx context.Context, node string) error {
 	for i := range pods {
 		c.settler.adopt(&pods[i])
 	}
-	c.term.confirm(node)
+	c.term.confirm(node, number)
 	klog.FromContext(ctx).V(4).Info("The node's pods are confirmed", "pods", len(pods))
 	return nil
 }
@@ -96,7 +104,9 @@ func (s *settler) adopt(pod *corev1.Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, open := s.open[found.UID]
-	if _, _, known := s.ledger.Lookup(found.UID); known || open {
+	home, _, known := s.ledger.Lookup(found.UID)
+	// One that is known elsewhere was bound here by another leader, after a bind of ours that came to nothing.
+	if known && home == pod.Spec.NodeName || open && !known {
 		return
 	}
 	s.enter(attempt{pod: found, node: pod.Spec.NodeName}, pod)

@@ -38,6 +38,33 @@ func TestALeaderLearnsOfTheLastBindsBeforeItsOwn(t *testing.T) {
 	}
 }
 
+// A pod that this replica once tried to bind elsewhere, and of which it doesn't know yet what became of it, may have been
+// bound by the leader in between.
+func TestALeaderLearnsOfBindsOfPodsThatItTriedToBindElsewhere(t *testing.T) {
+	theirs, ours := newPod("theirs", 60), newPod("ours", 60)
+	f := start(t, patient, newNode(t, "n1", 100), newNode(t, "n2", 100), theirs, ours)
+	f.server.with(func(s *server) {
+		s.noReads = errLost
+		s.onBind = func(context.Context, *corev1.Binding) error { return errLost }
+	})
+	if err := f.Bind(t.Context(), f.request(theirs, "n2")); !errors.Is(err, ErrUnsettled) {
+		t.Fatalf("bind: %v, want ErrUnsettled", err)
+	}
+	f.server.with(func(s *server) {
+		s.noReads, s.onBind = nil, nil
+		bound := s.pods[types.NamespacedName{Namespace: theirs.Namespace, Name: theirs.Name}]
+		bound.Spec.NodeName = "n1"
+		bound.Annotations = map[string]string{"ALIYUN_COM_GPU_MEM_IDX": "0"}
+	})
+	if err := f.TakeOver(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.bind(ours); !errors.Is(err, ledger.ErrNoRoom) {
+		t.Errorf("binding to a card that the leader in between gave away: %v, want ErrNoRoom", err)
+	}
+	f.wantHeld(theirs, "bound n1 card 0")
+}
+
 func TestANodeIsListedOnceATerm(t *testing.T) {
 	f := start(t, patient, newNode(t, "n1", 100), newPod("a", 1), newPod("b", 1), newPod("c", 1))
 	reads := func(name string) (n int) {
@@ -58,6 +85,22 @@ func TestANodeIsListedOnceATerm(t *testing.T) {
 	}
 	if n := reads("c"); n != 0 {
 		t.Errorf("the second bind of a term read %d times, want none", n)
+	}
+}
+
+func TestAListFromAnEarlierTermConfirmsNothing(t *testing.T) {
+	var terms term
+	terms.begin()
+	earlier, _ := terms.isConfirmed("n1")
+	terms.begin()
+	terms.confirm("n1", earlier)
+	now, confirmed := terms.isConfirmed("n1")
+	if confirmed {
+		t.Error("a list that was begun in the term before confirmed the node")
+	}
+	terms.confirm("n1", now)
+	if _, confirmed := terms.isConfirmed("n1"); !confirmed {
+		t.Error("a list of this term didn't confirm the node")
 	}
 }
 

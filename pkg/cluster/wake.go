@@ -1,8 +1,11 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"maps"
+	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,6 +27,9 @@ const (
 	// refusalLife is how long a refusal is remembered. kube-scheduler looks at every refused pod again after five
 	// minutes (pkg/scheduler/backend/queue, DefaultPodMaxInUnschedulablePodsDuration).
 	refusalLife = 6 * time.Minute
+	// maxRefused bounds the refusals that are remembered, far above what waits in a large cluster: who asks for pods that
+	// don't exist doesn't fill the memory.
+	maxRefused  = 100_000
 	wakeTimeout = 5 * time.Second
 )
 
@@ -37,16 +43,20 @@ type waker struct {
 	observer Observer
 	// fits says whether the pod would find a card on the node now.
 	fits func(pod gpu.Pod, node string) bool
-	// anyFit returns a node on which the pod would find a card now, or "".
-	anyFit func(pod gpu.Pod) string
+	// anyFit returns a node on which the pod would find a card now, if there is one.
+	anyFit func(pod gpu.Pod) (node string, ok bool)
 	// leading returns an error where another process does this work.
 	leading func() error
+	// anyNode returns the name of some node, or "".
+	anyNode func() string
 	limit   *rate.Limiter
 	work    chan struct{}
 
 	mu      sync.Mutex
 	refused map[gpu.PodUID]refusal
 	freedAt map[string]time.Time
+	// called is a node that is to be changed whomever that helps, see call.
+	called *string
 }
 
 type refusal struct {
@@ -54,7 +64,7 @@ type refusal struct {
 	at  time.Time
 }
 
-func newWaker(c clock.WithTicker, api API, o Observer, fits func(gpu.Pod, string) bool, anyFit func(gpu.Pod) string, leading func() error) *waker {
+func newWaker(c clock.WithTicker, api API, o Observer, fits func(gpu.Pod, string) bool, anyFit func(gpu.Pod) (string, bool), leading func() error) *waker {
 	return &waker{
 		clock: c, api: api, observer: o, fits: fits, anyFit: anyFit, leading: leading,
 		limit:   rate.NewLimiter(rate.Every(wakeInterval), 1),
@@ -67,26 +77,68 @@ func newWaker(c clock.WithTicker, api API, o Observer, fits func(gpu.Pod, string
 func (c *Cluster) Refused(pod gpu.Pod, at time.Time) { c.waker.refuse(pod, at) }
 
 // Passed notes that filter found a node for the pod.
-func (c *Cluster) Passed(uid gpu.PodUID) { c.waker.forget(uid) }
+func (c *Cluster) Passed(uid gpu.PodUID) {
+	c.waker.forget(uid)
+	c.evictor.passed(uid)
+}
 
 func (c *Cluster) fits(pod gpu.Pod, node string) (fits bool) {
 	c.ledger.Check(pod, []string{node}, func(_ string, reason placement.Reason) { fits = reason == placement.Fits })
 	return fits
 }
 
-func (c *Cluster) anyFit(pod gpu.Pod) string {
-	for _, node := range c.ledger.Nodes() {
-		if c.fits(pod, node.Name) {
-			return node.Name
-		}
+// inheritRefusals takes every pod that waits for one that was refused: whom an extender before this one refused, and
+// whether for memory that has come free since, died with it.
+func (c *Cluster) inheritRefusals() {
+	pending, _ := c.pending.list(0)
+	pods := make([]gpu.Pod, len(pending))
+	for i := range pending {
+		pods[i] = pending[i].Pod
 	}
-	return ""
+	c.waker.inherit(pods)
 }
 
 func (w *waker) refuse(pod gpu.Pod, at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if _, again := w.refused[pod.UID]; !again && len(w.refused) >= maxRefused {
+		for uid := range w.refused {
+			delete(w.refused, uid) // Whichever: among so many it hardly is one that waits.
+			break
+		}
+	}
 	w.refused[pod.UID] = refusal{pod, at}
+}
+
+// inherit notes pods that others may have refused, and looks whether there is room for one of them already.
+func (w *waker) inherit(pods []gpu.Pod) {
+	if len(pods) == 0 {
+		return
+	}
+	before := w.clock.Now().Add(-time.Nanosecond) // What is freed from now on came after.
+	w.mu.Lock()
+	for _, pod := range pods {
+		if _, again := w.refused[pod.UID]; !again {
+			w.refused[pod.UID] = refusal{pod, before}
+		}
+	}
+	w.mu.Unlock()
+	if node, ok := w.anyFit(leastOf(pods)); ok {
+		w.freed(node)
+	}
+}
+
+// leastOf returns a pod that fits wherever one of the pods does: it asks for the least, and none of those that the pods
+// don't stand back for goes before it.
+func leastOf(pods []gpu.Pod) gpu.Pod {
+	least := gpu.Pod{Request: pods[0].Request, Priority: math.MinInt32}
+	for _, pod := range pods {
+		least.Request, least.Priority = min(least.Request, pod.Request), max(least.Priority, pod.Priority)
+	}
+	if least.Priority < math.MaxInt32 {
+		least.Priority++ // A pod doesn't stand back for its own nomination.
+	}
+	return least
 }
 
 func (w *waker) forget(uid gpu.PodUID) {
@@ -106,6 +158,31 @@ func (w *waker) freed(node string) {
 	}
 }
 
+// call wants the queue woken, whoever waits in it, by a change of the node, or of any where it is empty.
+func (w *waker) call(node string) {
+	w.mu.Lock()
+	w.called = &node
+	w.mu.Unlock()
+	select {
+	case w.work <- struct{}{}:
+	default: // Work is waiting already.
+	}
+}
+
+// takeCall returns the node that call named.
+func (w *waker) takeCall() (node string, called bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.called == nil {
+		return "", false
+	}
+	node, w.called = *w.called, nil
+	if node == "" && w.anyNode != nil {
+		node = w.anyNode()
+	}
+	return node, node != ""
+}
+
 // released notes that the pod, which for a while could go to one node only, may go to any again.
 func (w *waker) released(uid gpu.PodUID) {
 	w.mu.Lock()
@@ -114,7 +191,7 @@ func (w *waker) released(uid gpu.PodUID) {
 	if !ok {
 		return
 	}
-	if node := w.anyFit(r.pod); node != "" {
+	if node, ok := w.anyFit(r.pod); ok {
 		w.freed(node)
 	}
 }
@@ -139,12 +216,18 @@ func (w *waker) run(ctx context.Context) error {
 
 // wake changes the annotation of one node, if that helps anybody: one change wakes every refused pod.
 func (w *waker) wake(ctx context.Context) {
-	node, pod := w.reason()
+	node, called := w.takeCall()
+	var pod gpu.Pod
+	again := func() { w.call("") }
+	if !called {
+		node, pod = w.reason()
+		again = func() { w.freed(node) }
+	}
 	if node == "" {
 		return
 	}
 	if w.leading() != nil {
-		w.freed(node) // Whom this replica refused while it led waits for its next term, or asks the next leader.
+		again() // Whom this replica refused while it led waits for its next term, or asks the next leader.
 		return
 	}
 	logger := klog.FromContext(ctx).WithValues("node", node, "pod", klog.KRef(pod.Namespace, pod.Name))
@@ -155,25 +238,37 @@ func (w *waker) wake(ctx context.Context) {
 	w.observer.APIWrite("node")
 	if err != nil {
 		logger.Error(err, "Waking the scheduling queue failed, trying again")
-		w.freed(node)
+		again()
 		return
 	}
-	logger.Info("GPU memory came free that a refused pod can use: the scheduling queue is woken")
+	logger.Info("The scheduling queue is woken", "forGroup", called)
 	w.observer.Woken()
 	w.woken(at)
 }
 
 // reason returns a node on which memory came free after a pod that it would fit had been refused. Nodes that help
-// nobody are done with.
+// nobody are done with, most of them by one look, however many pods wait.
 func (w *waker) reason() (string, gpu.Pod) {
 	w.mu.Lock()
 	now := w.clock.Now()
 	maps.DeleteFunc(w.refused, func(_ gpu.PodUID, r refusal) bool { return now.Sub(r.at) > refusalLife })
-	refused, freedAt := maps.Clone(w.refused), w.freedAt
+	refused, freedAt := slices.Collect(maps.Values(w.refused)), w.freedAt
 	w.freedAt = map[string]time.Time{}
 	w.mu.Unlock()
+	if len(refused) == 0 {
+		return "", gpu.Pod{}
+	}
 
+	slices.SortFunc(refused, func(a, b refusal) int { return cmp.Compare(a.pod.Request, b.pod.Request) })
+	pods := make([]gpu.Pod, len(refused))
+	for i, r := range refused {
+		pods[i] = r.pod
+	}
+	least := leastOf(pods)
 	for node, freed := range freedAt {
+		if !w.fits(least, node) {
+			continue
+		}
 		for _, r := range refused {
 			if r.at.Before(freed) && w.fits(r.pod, node) {
 				return node, r.pod

@@ -3,11 +3,14 @@ package cluster
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -30,7 +33,7 @@ func startWaker(t *testing.T) *wakerFixture {
 	}
 	f.room.Store(true)
 	f.waker = newWaker(f.clock, f.server, f.counts, func(gpu.Pod, string) bool { return f.room.Load() },
-		func(gpu.Pod) string { return "n1" }, func() error { return nil })
+		func(gpu.Pod) (string, bool) { return "n1", f.room.Load() }, func() error { return nil })
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- f.run(ctx) }()
@@ -219,6 +222,118 @@ func TestALateWatchParksNoPod(t *testing.T) {
 	f.Passed(want.UID)
 	if n := len(f.waker.refused); n != 0 {
 		t.Errorf("%d refusals after the pod passed", n)
+	}
+}
+
+// However many pods were refused, a node that helps none of them is done with at one look.
+func TestManyRefusalsCostLittle(t *testing.T) {
+	looks, room := 0, gpu.Memory(99)
+	w := newWaker(clocktesting.NewFakeClock(time.Unix(1_000_000, 0)), &server{}, &counts{n: map[string]int{}},
+		func(p gpu.Pod, _ string) bool { looks++; return p.Request <= room }, nil, func() error { return nil })
+	for i := range 10_000 {
+		w.refuse(gpu.Pod{UID: gpu.PodUID(fmt.Sprint(i)), Request: gpu.Memory(100 + i%100), Priority: int32(i % 7)}, w.clock.Now().Add(-time.Second))
+	}
+	free := func() {
+		for i := range 1000 {
+			w.freed(fmt.Sprint("n", i))
+		}
+	}
+	free()
+	if node, _ := w.reason(); node != "" || looks > 1000 {
+		t.Errorf("reason %q after %d looks, want none after one a node", node, looks)
+	}
+	free()
+	looks, room = 0, 100
+	if node, pod := w.reason(); node == "" || pod.Request != 100 || looks > 2 {
+		t.Errorf("reason %q, a pod of %d, after %d looks", node, pod.Request, looks)
+	}
+}
+
+// Of several pods, the one that stands for all must not be kept off a node by what keeps only some of them off.
+// Pods that nobody knows, and that never are deleted therefore, don't fill the memory.
+func TestRefusalsAreBounded(t *testing.T) {
+	f := startWaker(t)
+	for i := range maxRefused + 100 {
+		f.refuse(pod(fmt.Sprint(i)), f.clock.Now())
+	}
+	if n := f.refusedPods(); n != maxRefused {
+		t.Errorf("%d refusals are remembered, want %d", n, maxRefused)
+	}
+}
+
+func TestOneStandsForAll(t *testing.T) {
+	f := start(t, patient, newNode(t, "n1", 100))
+	rival := gpu.Pod{UID: "rival", Request: 100, Priority: 5}
+	f.ledger.Nominate("n1", rival)
+	small := gpu.Pod{UID: "small", Request: 10, Priority: 5}
+	if f.fits(small, "n1") || !f.fits(rival, "n1") {
+		t.Fatal("the nomination isn't held for")
+	}
+	if !f.fits(leastOf([]gpu.Pod{small, rival}), "n1") {
+		t.Error("the nominated pod itself would not be woken")
+	}
+	f.ledger.Nominate("n1", gpu.Pod{UID: "higher", Request: 100, Priority: 7})
+	if f.fits(leastOf([]gpu.Pod{small, rival}), "n1") {
+		t.Error("a pod that all of them stand back for is passed over")
+	}
+}
+
+// Whom an extender refused before it was killed is asked about again, if there is room for it by now.
+func TestRefusalsAreInherited(t *testing.T) {
+	for name, test := range map[string]struct {
+		objects []runtime.Object
+		wake    bool
+	}{
+		"room for a pod that waits":    {[]runtime.Object{newPod("large", 101), newPod("small", 60)}, true},
+		"no room":                      {[]runtime.Object{newPod("large", 101), boundPod("b", 60, "n1", 0), newPod("small", 60)}, false},
+		"nobody waits":                 {[]runtime.Object{boundPod("b", 60, "n1", 0)}, false},
+		"nobody waits for a GPU":       {[]runtime.Object{newPod("p", 0)}, false},
+		"a pod that has ended unbound": {[]runtime.Object{ended(newPod("p", 10))}, false},
+	} {
+		for leads, begin := range map[string]func(t *testing.T, f *fixture){
+			"the only extender": func(*testing.T, *fixture) {},
+			"a new leader": func(t *testing.T, f *fixture) {
+				f.server.with(func(s *server) { s.annotated = nil })
+				if err := f.TakeOver(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			},
+		} {
+			t.Run(name+", "+leads, func(t *testing.T) {
+				t.Parallel()
+				f := start(t, patient, append(test.objects, newNode(t, "n1", 100))...)
+				if leads == "a new leader" && test.wake {
+					f.awaitWakes("n1") // As the only one, which it was at first.
+				}
+				begin(t, f)
+				if !test.wake {
+					// What comes free later shows that the round before it ended without a write.
+					f.waker.refuse(gpu.Pod{UID: "z", Request: 1}, f.clock.Now())
+					f.clock.Step(time.Second)
+					f.publishNode(newNode(t, "n2", 1))
+					f.awaitWakes("n2")
+					return
+				}
+				f.awaitWakes("n1")
+			})
+		}
+	}
+}
+
+func ended(pod *corev1.Pod) *corev1.Pod {
+	pod.Status.Phase = corev1.PodFailed
+	return pod
+}
+
+// awaitWakes lets time pass until the queue was woken by just these nodes.
+func (f *fixture) awaitWakes(nodes ...string) {
+	f.t.Helper()
+	f.await("the wakes", func() bool {
+		f.clock.Step(settleInterval)
+		return len(f.server.wakes()) >= len(nodes)
+	})
+	if got := f.server.wakes(); !slices.Equal(got, nodes) {
+		f.t.Errorf("woken by %v, want %v", got, nodes)
 	}
 }
 

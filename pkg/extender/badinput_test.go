@@ -26,6 +26,8 @@ func TestBadInput(t *testing.T) {
 			{"no pod", `{"NodeNames":["n1"]}`, "names no pod"},
 			{"null", `null`, "names no pod"},
 			{"a pod without UID", `{"Pod":{"metadata":{"name":"p","namespace":"default"}},"NodeNames":["n1"]}`, "lacks its name, namespace or UID"},
+			{"a name without end", `{"Pod":{"metadata":{"name":"` + strings.Repeat("p", 1000) + `","namespace":"default","uid":"u"}},"NodeNames":["n1"]}`, "name, namespace or UID of more than 253 bytes"},
+			{"too many whole nodes", `{"Nodes":{"items":[{"metadata":{"name":"` + strings.Repeat("x", maxBody) + `"}}]}}`, "set nodeCacheCapable: true"},
 		},
 		"bind": {
 			{"no pod", `{"Node":"n1"}`, "PodNamespace, PodName, PodUID and Node are all needed"},

@@ -3,59 +3,103 @@ package extender
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// filter passes the nodes that have a card with room for the pod, and says of the others why not. It reads only. Pods
-// that ask for no GPU memory pass untouched.
-func (s *Server) filter(_ context.Context, args *extenderv1.ExtenderArgs) (any, error) {
+// filter passes the nodes that have a card with room for the pod, or the best of them (see Options.FilterBest). It holds
+// nothing. Pods that ask for no GPU memory pass untouched.
+func (s *Server) filter(_ context.Context, args *nodesArgs) (any, error) {
 	if err := checkPod(args.Pod); err != nil {
 		return nil, err
 	}
 	pod := protocol.Pod(args.Pod)
-	names := nodeNames(args)
+	names := args.names()
+	if answer, decided := s.Cluster.FilterGang(args.Pod, names); decided {
+		return args.answerMember(answer), nil
+	}
 	if pod.Request == 0 {
-		return answerWith(args, names, nil, nil), nil
+		return args.answer(filterAnswer{names: names, fit: everyNode(names)}), nil
 	}
 	if err := s.Cluster.Ready(); err != nil {
 		return nil, err
 	}
 
 	at := time.Now()
-	fit := make([]string, 0, len(names))
-	failed, unresolvable := extenderv1.FailedNodesMap{}, extenderv1.FailedNodesMap{}
-	var counts placement.Counts
-	s.Cluster.Ledger().Check(pod, names, func(name string, reason placement.Reason) {
-		counts[reason]++
-		switch {
-		case reason == placement.Fits:
-			fit = append(fit, name)
-		case reason.Unresolvable():
-			unresolvable[name] = reason.String()
-		default:
-			failed[name] = reason.String()
+	answer := s.look(s.view(at), pod, names)
+	if len(answer.fit) == 0 && s.FilterBest > 0 {
+		// Not all that was promised is taken in the end: whoever finds a place there still may try it.
+		answer = s.look(s.plainView(), pod, names)
+	}
+	s.count(answer)
+	if len(answer.fit) > 0 {
+		s.Cluster.Passed(pod.UID)
+	} else {
+		s.Cluster.Refused(pod, at)
+		s.Cluster.Blocked(args.Pod, answer.full(), at)
+	}
+	// Where few nodes are on offer, nothing is spared by naming fewer, and a full answer serves people and other extenders.
+	if s.FilterBest > 0 && len(names) > s.FilterBest && len(answer.fit) > 0 {
+		// kube-scheduler asks why a node was left out only where none fits (pkg/scheduler/schedule_one.go, schedulePod):
+		// for the pod's Event, and to see where preemption could help.
+		answer.fit, answer.reasons = placement.Best(answer.fit, s.FilterBest), nil
+		s.Cluster.Ledger().Promise(pod, answer.passed(), at)
+	}
+	return args.answer(answer), nil
+}
+
+// view is how filter and prioritize look at nodes. What was promised to others counts where few nodes are passed; were
+// every node promised to each pod, that would say nothing.
+func (s *Server) view(at time.Time) ledger.View {
+	view := s.plainView()
+	if s.FilterBest > 0 {
+		view.Promised = at
+	}
+	return view
+}
+
+func (s *Server) plainView() ledger.View { return ledger.View{Card: s.CardPolicy, Node: s.NodePolicy} }
+
+// look says of every node whether and how well it suits the pod.
+func (s *Server) look(view ledger.View, pod gpu.Pod, names []string) filterAnswer {
+	answer := filterAnswer{
+		names: names, fit: make([]placement.Candidate, 0, len(names)), reasons: make([]placement.Reason, len(names)),
+	}
+	s.Cluster.Ledger().Rank(view, pod, names, func(i int, suits placement.Suitability, reason placement.Reason) {
+		answer.reasons[i] = reason
+		if reason == placement.Fits {
+			answer.fit = append(answer.fit, placement.Candidate{Node: i, Suits: suits})
 		}
 	})
+	return answer
+}
+
+// count tells the observer what was said of how many nodes.
+func (s *Server) count(answer filterAnswer) {
+	var counts placement.Counts
+	for _, reason := range answer.reasons {
+		counts[reason]++
+	}
 	for reason, n := range counts {
 		if n > 0 {
 			s.Observer.Filtered(placement.Reason(reason), n)
 		}
 	}
-	if len(fit) > 0 {
-		s.Cluster.Passed(pod.UID)
-	} else {
-		s.Cluster.Refused(pod, at)
-	}
-	return answerWith(args, fit, failed, unresolvable), nil
 }
 
 func filterError(err error) any { return &extenderv1.ExtenderFilterResult{Error: err.Error()} }
+
+// maxName is more than Kubernetes allows for any name. They are remembered, see cluster.Refused: no request may have a
+// megabyte of each be.
+const maxName = 253
 
 // checkPod refuses arguments without a pod that can be told from others.
 func checkPod(pod *corev1.Pod) error {
@@ -64,42 +108,8 @@ func checkPod(pod *corev1.Pod) error {
 		return errors.New("the request names no pod")
 	case pod.UID == "" || pod.Name == "" || pod.Namespace == "":
 		return errors.New("the request's pod lacks its name, namespace or UID")
+	case len(pod.UID) > maxName || len(pod.Name) > maxName || len(pod.Namespace) > maxName:
+		return fmt.Errorf("the request's pod has a name, namespace or UID of more than %d bytes", maxName)
 	}
 	return nil
-}
-
-// nodeNames returns the nodes in question: by name where the scheduler was told that we know the nodes
-// (nodeCacheCapable), else as whole objects.
-func nodeNames(args *extenderv1.ExtenderArgs) []string {
-	if args.NodeNames != nil {
-		return *args.NodeNames
-	}
-	if args.Nodes == nil {
-		return nil
-	}
-	names := make([]string, len(args.Nodes.Items))
-	for i := range args.Nodes.Items {
-		names[i] = args.Nodes.Items[i].Name
-	}
-	return names
-}
-
-// answerWith answers in the form in which was asked.
-func answerWith(args *extenderv1.ExtenderArgs, fit []string, failed, unresolvable extenderv1.FailedNodesMap) *extenderv1.ExtenderFilterResult {
-	result := &extenderv1.ExtenderFilterResult{FailedNodes: failed, FailedAndUnresolvableNodes: unresolvable}
-	if args.NodeNames != nil || args.Nodes == nil {
-		result.NodeNames = &fit
-		return result
-	}
-	passed := make(map[string]bool, len(fit))
-	for _, name := range fit {
-		passed[name] = true
-	}
-	result.Nodes = &corev1.NodeList{Items: make([]corev1.Node, 0, len(fit))}
-	for _, node := range args.Nodes.Items {
-		if passed[node.Name] {
-			result.Nodes.Items = append(result.Nodes.Items, node)
-		}
-	}
-	return result
 }

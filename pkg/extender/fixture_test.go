@@ -46,6 +46,7 @@ func TestMain(m *testing.M) {
 // fixture is the extender's router over a running cluster.Cluster that knows the objects.
 type fixture struct {
 	t        testing.TB
+	client   kubernetes.Interface
 	cluster  *cluster.Cluster
 	registry *prometheus.Registry
 	observer *watchful
@@ -71,7 +72,7 @@ func (w *watchful) Answered(verb, outcome string, took time.Duration) {
 func start(t testing.TB, objects ...runtime.Object) *fixture {
 	t.Helper()
 	client := fake.NewClientset(objects...)
-	f := &fixture{t: t, registry: prometheus.NewRegistry()}
+	f := &fixture{t: t, client: client, registry: prometheus.NewRegistry()}
 	f.observer = &watchful{Extender: metrics.NewExtender(f.registry)}
 	state, err := cluster.New(cluster.Options{
 		Client: client, API: api{client}, Recorder: &record.FakeRecorder{}, Observer: f.observer.Extender,
@@ -95,7 +96,7 @@ func start(t testing.TB, objects ...runtime.Object) *fixture {
 		_, err := state.Preempt(ctx, newPod("probe", 1), nil)
 		return err == nil
 	})
-	metrics.NewLedger(f.registry, state.Ledger(), state.Ready)
+	metrics.NewLedger(f.registry, state.Ledger(), state.Ready, true)
 	f.handler = f.over(state)
 	return f
 }
@@ -142,6 +143,8 @@ func (a api) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, erro
 func (a api) PodsOn(context.Context, string) ([]corev1.Pod, error) {
 	return nil, errors.New("no terms here")
 }
+
+func (a api) Evict(context.Context, gpu.Pod, bool) error { return errors.New("nobody is evicted here") }
 
 func (a api) AnnotateNode(context.Context, string, string, string) error { return nil }
 

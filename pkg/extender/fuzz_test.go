@@ -35,7 +35,7 @@ func FuzzFilter(f *testing.F) {
 		if got.Error == "" && got.NodeNames == nil && got.Nodes == nil {
 			// kube-scheduler takes no nodes for none that fit: right only where none were asked about.
 			var args extenderv1.ExtenderArgs
-			if err := json.Unmarshal(body, &args); err != nil || len(nodeNames(&args)) > 0 {
+			if err := json.Unmarshal(body, &args); err != nil || len((&nodesArgs{args}).names()) > 0 {
 				t.Errorf("neither nodes nor an error")
 			}
 		}

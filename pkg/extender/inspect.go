@@ -45,7 +45,7 @@ func (s *Server) inspect(w http.ResponseWriter, r *http.Request, params httprout
 	status, answer := http.StatusOK, inspection{Nodes: []nodeView{}}
 	if name := params.ByName("node"); name != "" {
 		node, ok := s.Cluster.Ledger().Node(name)
-		if !ok {
+		if !ok || !shown(node) {
 			status = http.StatusNotFound
 			answer.Error = fmt.Sprintf("node %.253q shares no GPU memory, or doesn't exist", name)
 		} else {
@@ -53,10 +53,18 @@ func (s *Server) inspect(w http.ResponseWriter, r *http.Request, params httprout
 		}
 	} else {
 		for _, node := range s.Cluster.Ledger().Nodes() {
-			answer.Nodes = append(answer.Nodes, viewNode(node))
+			if shown(node) {
+				answer.Nodes = append(answer.Nodes, viewNode(node))
+			}
 		}
 	}
 	write(w, r, status, answer)
+}
+
+// shown says whether there is anything to tell of the node: what it offers or, where its object is gone, who is still
+// bound to it. That a pod is nominated to it is no such thing.
+func shown(node ledger.Node) bool {
+	return len(node.Cards) > 0 || node.WholeCards || len(node.Holders) > 0
 }
 
 // viewNode shows the node's cards, and after them, with a total of zero, the vanished ones that pods still sit on.

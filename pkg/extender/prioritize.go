@@ -2,30 +2,34 @@ package extender
 
 import (
 	"context"
+	"time"
 
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
+	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // prioritize scores the nodes by the policy, 0 to placement.MaxScore, and all alike for a pod that asks for no GPU
 // memory. Its answer has no field for an error, so that is an HTTP status.
-func (s *Server) prioritize(_ context.Context, args *extenderv1.ExtenderArgs) (any, error) {
+func (s *Server) prioritize(_ context.Context, args *nodesArgs) (any, error) {
 	if err := checkPod(args.Pod); err != nil {
 		return nil, err
 	}
 	pod := protocol.Pod(args.Pod)
-	names := nodeNames(args)
-	scores := make([]int, len(names))
-	if pod.Request > 0 {
-		if err := s.Cluster.Ready(); err != nil {
-			return nil, err
-		}
-		scores = s.Cluster.Ledger().Score(s.CardPolicy, s.NodePolicy, pod, names)
-	}
+	names := args.names()
 	answer := make(extenderv1.HostPriorityList, len(names))
 	for i, name := range names {
-		answer[i] = extenderv1.HostPriority{Host: name, Score: int64(scores[i])}
+		answer[i].Host = name
 	}
+	if pod.Request == 0 {
+		return answer, nil
+	}
+	if err := s.Cluster.Ready(); err != nil {
+		return nil, err
+	}
+	s.Cluster.Ledger().Rank(s.view(time.Now()), pod, names, func(i int, suits placement.Suitability, _ placement.Reason) {
+		answer[i].Score = int64(suits.Score())
+	})
 	return answer, nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -171,4 +172,26 @@ func get(t *testing.T, client *http.Client, url string) string {
 		return err.Error()
 	}
 	return string(body)
+}
+
+// Whoever can ask how the extender is needn't be able to have it do something.
+func TestTheHealthAddressServesNoVerb(t *testing.T) {
+	f := start(t, newNode(t, "n1", 100))
+	handler := NewServer(f.options(f.cluster)).HealthHandler()
+	for path, want := range map[string]int{
+		"/livez": 200, "/readyz": 200, "/metrics": 200, "/version": 200, Prefix + "/inspect": 404, Prefix + "/inspect/n1": 404,
+	} {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		if w.Code != want {
+			t.Errorf("GET %s: %d, want %d", path, w.Code, want)
+		}
+	}
+	for _, verb := range []string{"filter", "prioritize", "bind", "preempt"} {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest(http.MethodPost, Prefix+"/"+verb, strings.NewReader("{}")))
+		if w.Code != http.StatusNotFound {
+			t.Errorf("POST %s: %d, want 404", verb, w.Code)
+		}
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"iter"
 	"net"
 	"net/http"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/cluster"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -32,7 +34,7 @@ const (
 	readTimeout   = 15 * time.Second
 	idleTimeout   = 2 * time.Minute
 	// writeTimeout ends clients that don't fetch their answer. It covers reading the request and a bind as well.
-	writeTimeout = 2 * time.Minute
+	writeTimeout = 2*time.Minute + readTimeout
 	// stopGrace is how long a stopping server waits for requests other than binds.
 	stopGrace = time.Second
 )
@@ -44,8 +46,12 @@ type Cluster interface {
 	Bind(ctx context.Context, request cluster.BindRequest) error
 	// Preempt corrects the victims that are proposed for each node, and leaves out the nodes that can't be helped.
 	Preempt(ctx context.Context, pod *corev1.Pod, proposed map[string]preemption.Victims) (map[string]preemption.Victims, error)
+	// FilterGang answers for a member of a group, unless it may go wherever any pod may: then decided is false.
+	FilterGang(pod *corev1.Pod, offered []string) (answer gang.Answer, decided bool)
 	Refused(pod gpu.Pod, at time.Time)
 	Passed(uid gpu.PodUID)
+	// Blocked tells of the nodes on which the pod that was refused finds no card with room now.
+	Blocked(pod *corev1.Pod, full iter.Seq[string], at time.Time)
 	Ledger() *ledger.Ledger
 }
 
@@ -70,8 +76,13 @@ type Options struct {
 	Observer Observer
 	// Metrics answers /metrics.
 	Metrics http.Handler
-	// CardPolicy and NodePolicy are what prioritize scores by.
+	// CardPolicy and NodePolicy are what filter and prioritize judge nodes by.
 	CardPolicy, NodePolicy placement.Policy
+	// FilterBest is how many of the nodes that share the best score filter passes at most. 0 passes every node that fits,
+	// and says of the others why they don't.
+	FilterBest int
+	// Page answers /ui and what lies below it; nil for none.
+	Page http.Handler
 	// TLS is nil for plain HTTP.
 	TLS *tls.Config
 	// Answer says whether this replica is to answer kube-scheduler; nil for the only one. Calls are counted before it is
@@ -89,13 +100,20 @@ type Server struct {
 	grace time.Duration
 	// inFlight counts the calls of kube-scheduler in flight.
 	inFlight atomic.Int64
+	bodies   bodies
 }
 
 // NewServer wires a Server.
-func NewServer(o Options) *Server { return &Server{Options: o, grace: stopGrace} }
+func NewServer(o Options) *Server {
+	return &Server{Options: o, grace: stopGrace, bodies: bodies{limit: maxBodies}}
+}
 
 // Handler returns the router with every path.
 func (s *Server) Handler() http.Handler {
+	return s.bodies.bound(s.router())
+}
+
+func (s *Server) router() *httprouter.Router {
 	r := httprouter.New()
 	r.HandlerFunc(http.MethodPost, Prefix+"/filter", verb(s, "filter", s.filter, filterError))
 	r.HandlerFunc(http.MethodPost, Prefix+"/prioritize", verb(s, "prioritize", s.prioritize, nil))
@@ -103,6 +121,17 @@ func (s *Server) Handler() http.Handler {
 	r.HandlerFunc(http.MethodPost, Prefix+"/preempt", verb(s, "preempt", s.preempt, nil))
 	r.GET(Prefix+"/inspect", s.inspect)
 	r.GET(Prefix+"/inspect/:node", s.inspect)
+	if s.Page != nil {
+		r.Handler(http.MethodGet, "/ui", s.Page)
+		r.Handler(http.MethodGet, "/ui/*file", s.Page)
+	}
+	return s.withHealth(r)
+}
+
+// HealthHandler returns a router with the paths that tell how the extender is, and none that does anything.
+func (s *Server) HealthHandler() http.Handler { return s.withHealth(httprouter.New()) }
+
+func (s *Server) withHealth(r *httprouter.Router) *httprouter.Router {
 	r.GET("/version", getVersion)
 	r.GET("/livez", livez)
 	r.GET("/readyz", s.readyz)
@@ -118,16 +147,27 @@ func (s *Server) InFlight() int { return int(s.inFlight.Load()) }
 
 // Serve answers on the listener until ctx ends, then waits for the requests in flight.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
+	listener = bounded(listener)
+	if s.TLS != nil {
+		listener = tls.NewListener(listener, s.TLS)
+	}
+	return s.serve(ctx, listener, s.Handler())
+}
+
+// ServeHealth answers probes and scrapers on a listener of their own, in plain HTTP: for where they can't reach the
+// other one, or have no certificate to show it.
+func (s *Server) ServeHealth(ctx context.Context, listener net.Listener) error {
+	return s.serve(ctx, bounded(listener), s.HealthHandler())
+}
+
+func (s *Server) serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
 	server := &http.Server{
-		Handler:           s.Handler(),
+		Handler:           handler,
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      writeTimeout,
 		IdleTimeout:       idleTimeout,
 		BaseContext:       func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
-	}
-	if s.TLS != nil {
-		listener = tls.NewListener(listener, s.TLS)
 	}
 	stopped := make(chan error, 1)
 	go func() {

@@ -177,8 +177,8 @@ func TestTheCertificateIsReadAgain(t *testing.T) {
 	await(t, "the new certificate", func() bool { return serial() == 3 })
 	// Half of a change: the certificate before stays, and the whole one comes in its time.
 	writeFile(t, cert, []byte("half of"), 4)
-	files := &certificateFiles{cert: cert, key: key}
-	if _, err := files.get(nil); err == nil {
+	files := &tlsFiles{cert: cert, key: key}
+	if _, err := files.config(nil); err == nil {
 		t.Error("a broken certificate was read at the start")
 	}
 	if got := serial(); got != 3 {
@@ -188,27 +188,65 @@ func TestTheCertificateIsReadAgain(t *testing.T) {
 	await(t, "the certificate after that", func() bool { return serial() == 5 })
 }
 
+// A CA that is replaced admits its own clients from then on, and those of the one before no longer, resumed sessions
+// included.
+func TestTheClientCAIsReadAgain(t *testing.T) {
+	ours, theirs := newAuthority(t), newAuthority(t)
+	cert, key := ours.issue("server", 2)
+	clientCA := filepath.Join(t.TempDir(), "clients.crt")
+	admit := func(a *authority, version int64) {
+		writeFile(t, clientCA, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw}), version)
+	}
+	admit(ours, 1)
+	config, err := ServerTLS(cert, key, clientCA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serveTLS(t, config)
+	url := "https://" + s.address + "/livez"
+	// Both trust the server's CA, whoever signed the client's own certificate.
+	client := func(a *authority) *http.Client {
+		c := ours.client(a.issue("client", 3))
+		c.Transport.(*http.Transport).TLSClientConfig.ClientSessionCache = tls.NewLRUClientSessionCache(1)
+		return c
+	}
+	before, after := client(ours), client(theirs)
+	for range 2 { // The second session is a resumed one.
+		if got := get(t, before, url); got != "ok\n" {
+			t.Fatalf("a client of the first CA: %s", got)
+		}
+	}
+	admit(theirs, 4)
+	await(t, "the new CA's client is admitted", func() bool { return get(t, after, url) == "ok\n" })
+	if got := get(t, before, url); got == "ok\n" {
+		t.Error("a client of the CA before is still admitted")
+	}
+}
+
 func TestABrokenChangeLeavesTheCertificateBefore(t *testing.T) {
 	ca := newAuthority(t)
 	cert, key := ca.issue("server", 2)
-	files := &certificateFiles{cert: cert, key: key}
-	first, err := files.get(nil)
+	clientCA := ca.caFile()
+	files := &tlsFiles{cert: cert, key: key, clientCA: clientCA}
+	first, err := files.config(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, spoil := range map[string]func(){
 		"half written": func() { writeFile(t, cert, []byte("half of"), 3) },
+		"a broken CA":  func() { writeFile(t, clientCA, []byte("half of"), 3) },
 		"gone":         func() { os.Remove(cert) },
 	} {
 		spoil()
 		files.looked = time.Time{}
-		if got, err := files.get(nil); err != nil || got != first {
+		if got, err := files.config(nil); err != nil || got != first {
 			t.Errorf("%s: %p, %v, want the one before", name, got, err)
 		}
 	}
 	ca.issue("server", 4)
+	ca.caFile()
 	files.looked = time.Time{}
-	if got, err := files.get(nil); err != nil || got == first {
+	if got, err := files.config(nil); err != nil || got == first {
 		t.Errorf("the whole one isn't read: %v", err)
 	}
 }

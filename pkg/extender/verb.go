@@ -5,9 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"runtime/debug"
+	"strconv"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -75,29 +75,19 @@ func guarded[A any](ctx context.Context, name string, args *A, answer func(conte
 
 var errInternal = errors.New("internal error, see the extender's log")
 
-// read decodes the body, which must be one JSON value and nothing else.
-func read(w http.ResponseWriter, r *http.Request, into any) error {
-	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
-	if err := decoder.Decode(into); err != nil {
-		var tooLarge *http.MaxBytesError
-		switch {
-		case errors.As(err, &tooLarge):
-			return fmt.Errorf("the request's body is over %d bytes", tooLarge.Limit)
-		case errors.Is(err, io.EOF):
-			return errors.New("the request's body is empty")
-		}
-		return fmt.Errorf("the request's body can't be read: %w", err)
-	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("the request's body goes on after its JSON value")
-	}
-	return nil
-}
-
 func write(w http.ResponseWriter, r *http.Request, status int, answer any) {
 	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	if err := json.NewEncoder(w).Encode(answer); err != nil {
+	var err error
+	if own, ok := answer.(interface{ appendJSON(to []byte) []byte }); ok {
+		body := append(own.appendJSON(nil), '\n')
+		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+		w.WriteHeader(status)
+		_, err = w.Write(body)
+	} else {
+		w.WriteHeader(status)
+		err = json.NewEncoder(w).Encode(answer)
+	}
+	if err != nil {
 		// The client went away; the status line is out already.
 		klog.FromContext(r.Context()).V(2).Info("An answer could not be sent", "err", err)
 	}

@@ -160,6 +160,28 @@ func TestInspectKeepsItsShape(t *testing.T) {
 	}
 }
 
+// A node whose object is gone is shown as long as pods are bound to it.
+func TestInspectShowsWhoIsLeftOnANode(t *testing.T) {
+	waits := newPod("waits", 5)
+	waits.Status.NominatedNodeName = "promised"
+	f := start(t, boundPod("left", 60, "deleted", 1), waits)
+	want := inspection{Nodes: []nodeView{{Name: "deleted", UsedGPU: 60, Devs: []cardView{
+		{ID: 1, UsedGPU: 60, Pods: []podView{{"left", "default", 60}}},
+	}}}}
+	for path, status := range map[string]int{"/inspect": 200, "/inspect/deleted": 200, "/inspect/promised": 404} {
+		got := answer[inspection](t, f.call(http.MethodGet, Prefix+path, ""), status)
+		if status == 404 {
+			if len(got.Nodes) != 0 {
+				t.Errorf("%s: %+v, want no node where nobody is", path, got)
+			}
+			continue
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", path, diff)
+		}
+	}
+}
+
 func TestBeforeTheLedgerStands(t *testing.T) {
 	f := start(t, newNode(t, "n1", 100))
 	f.handler = f.over(unready{f.cluster})

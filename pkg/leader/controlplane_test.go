@@ -33,9 +33,14 @@ func startCluster(t *testing.T) cluster {
 	}
 	_, err := c.Client.CoreV1().ServiceAccounts(meta.Namespace).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: meta}, metav1.CreateOptions{})
 	must(t, err)
+	_, err = c.Client.CoreV1().Services(meta.Namespace).Create(t.Context(), &corev1.Service{
+		ObjectMeta: meta, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 12345}}},
+	}, metav1.CreateOptions{})
+	must(t, err)
 	_, err = c.Client.RbacV1().Roles(meta.Namespace).Create(t.Context(), &rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
 		rule("coordination.k8s.io", "leases", nil, "create"),
 		rule("coordination.k8s.io", "leases", []string{LeaseName}, "get", "list", "watch", "update"),
+		rule("", "services", []string{name}, "get"),
 		rule("discovery.k8s.io", "endpointslices", nil, "create"),
 		rule("discovery.k8s.io", "endpointslices", []string{name}, "get", "update", "delete"),
 	}}, metav1.CreateOptions{})

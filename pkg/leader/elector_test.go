@@ -183,7 +183,7 @@ func renewed(t *term) time.Time {
 }
 
 func TestTakingOverFromASilentLeader(t *testing.T) {
-	client := fake.NewClientset(silentHolder())
+	client := fake.NewClientset(theService(), silentHolder())
 	fakeClock := clocktesting.NewFakeClock(at(0))
 	o := quick(client, fakeClock)
 	attempts := make(chan struct{}, 1000)

@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	typedv1 "k8s.io/client-go/kubernetes/typed/discovery/v1"
 	"k8s.io/client-go/util/retry"
 )
@@ -94,6 +95,7 @@ func compare(live, want *discoveryv1.EndpointSlice) (action, *discoveryv1.Endpoi
 	}
 	next := live.DeepCopy()
 	next.Labels, next.Annotations = merged(live.Labels, want.Labels), merged(live.Annotations, want.Annotations)
+	next.OwnerReferences = want.OwnerReferences
 	next.Endpoints, next.Ports = want.Endpoints, want.Ports
 	if apiequality.Semantic.DeepEqual(live, next) {
 		return keep, live
@@ -111,17 +113,22 @@ func merged(base, over map[string]string) map[string]string {
 }
 
 // publisher keeps the EndpointSlice as it should be while this replica holds the Lease. It never takes it away: the
-// next leader writes over it, and a replica that isn't the leader any more touches nothing.
+// next leader writes over it, and a replica that isn't the leader any more touches nothing. The slice belongs to the
+// Service, so that Kubernetes takes it away with that; without the Service nothing is published.
 type publisher struct {
-	slices typedv1.EndpointSliceInterface
-	want   *discoveryv1.EndpointSlice
+	services corev1client.ServiceInterface
+	slices   typedv1.EndpointSliceInterface
+	want     *discoveryv1.EndpointSlice
 	// holding is asked again before each write. Should the process freeze between the two, the write is refused:
 	// it carries the resourceVersion, and the next leader has changed the slice.
 	holding func() bool
 }
 
 func newPublisher(client kubernetes.Interface, e Endpoint, identity string, holding func() bool) *publisher {
-	return &publisher{slices: client.DiscoveryV1().EndpointSlices(e.Namespace), want: e.slice(identity), holding: holding}
+	return &publisher{
+		services: client.CoreV1().Services(e.Namespace), slices: client.DiscoveryV1().EndpointSlices(e.Namespace),
+		want: e.slice(identity), holding: holding,
+	}
 }
 
 // publish looks at the slice and writes it where it isn't as it should be. It says whether it wrote.
@@ -130,14 +137,18 @@ func (p *publisher) publish(ctx context.Context) (written bool, err error) {
 		if !p.holding() {
 			return nil
 		}
-		live, err := p.slices.Get(ctx, p.want.Name, metav1.GetOptions{})
+		want, err := p.owned(ctx)
+		if err != nil {
+			return err
+		}
+		live, err := p.slices.Get(ctx, want.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			live, err = nil, nil
 		}
 		if err != nil {
 			return err
 		}
-		action, next := compare(live, p.want)
+		action, next := compare(live, want)
 		if action == keep || !p.holding() {
 			return nil
 		}
@@ -151,6 +162,17 @@ func (p *publisher) publish(ctx context.Context) (written bool, err error) {
 		return written, fmt.Errorf("writing EndpointSlice %s/%s: %w", p.want.Namespace, p.want.Name, err)
 	}
 	return written, nil
+}
+
+// owned returns the slice as it should be, the Service its owner.
+func (p *publisher) owned(ctx context.Context) (*discoveryv1.EndpointSlice, error) {
+	service, err := p.services.Get(ctx, p.want.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("looking for its Service: %w", err)
+	}
+	want := p.want.DeepCopy()
+	want.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: service.Name, UID: service.UID}}
+	return want, nil
 }
 
 func (p *publisher) write(ctx context.Context, action action, live, next *discoveryv1.EndpointSlice) (err error) {

@@ -20,6 +20,17 @@ func endpoint(address string) Endpoint {
 	return Endpoint{Namespace: "kube-system", Service: "gpushare-extender", Address: address, Port: 12345}
 }
 
+// theService is the one that slices belong to.
+func theService() *corev1.Service {
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "gpushare-extender", UID: "service"}}
+}
+
+// ofService returns the slice with the Service as its owner.
+func ofService(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
+	s.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: "gpushare-extender", UID: "service"}}
+	return s
+}
+
 func TestTheSlicePublishesTheAddress(t *testing.T) {
 	want := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
@@ -137,13 +148,14 @@ func TestPublish(t *testing.T) {
 		"there is none":              {nil, "create"},
 		"the former leader's":        {theirs, "update"},
 		"the former's, other family": {theirs6, "delete create"},
-		"ours":                       {endpoint("10.0.0.7").slice("a"), ""},
+		"ours":                       {ofService(endpoint("10.0.0.7").slice("a")), ""},
+		"ours, of no Service":        {endpoint("10.0.0.7").slice("a"), "update"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			client := fake.NewClientset()
+			client := fake.NewClientset(theService())
 			if test.live != nil {
-				client = fake.NewClientset(test.live.DeepCopy())
+				client = fake.NewClientset(theService(), test.live.DeepCopy())
 			}
 			p := newPublisher(client, endpoint("10.0.0.7"), "a", func() bool { return true })
 			written, err := p.publish(t.Context())
@@ -157,17 +169,29 @@ func TestPublish(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if action, _ := compare(live, p.want); action != keep {
+			if action, _ := compare(live, ofService(p.want)); action != keep {
 				t.Errorf("published is %+v", live)
 			}
 		})
 	}
 }
 
+// A replica that outlives its Service for a moment, at an uninstallation, must leave nothing behind.
+func TestWithoutTheServiceNothingIsPublished(t *testing.T) {
+	client := fake.NewClientset()
+	p := newPublisher(client, endpoint("10.0.0.7"), "a", func() bool { return true })
+	if written, err := p.publish(t.Context()); written || !apierrors.IsNotFound(err) {
+		t.Errorf("written %v, error %v", written, err)
+	}
+	if got := recorded(client); got != "" {
+		t.Errorf("it did %q", got)
+	}
+}
+
 func TestWhoLostTheLeaseWritesNothing(t *testing.T) {
 	for name, answers := range map[string]int{"before it looked": 0, "after it looked": 1} {
 		t.Run(name, func(t *testing.T) {
-			client := fake.NewClientset(endpoint("10.0.0.8").slice("b"))
+			client := fake.NewClientset(theService(), endpoint("10.0.0.8").slice("b"))
 			asked := 0
 			p := newPublisher(client, endpoint("10.0.0.7"), "a", func() bool { asked++; return asked <= answers })
 			if written, err := p.publish(t.Context()); written || err != nil {
@@ -181,7 +205,7 @@ func TestWhoLostTheLeaseWritesNothing(t *testing.T) {
 }
 
 func TestASliceThatChangesMeanwhileIsLookedAtAgain(t *testing.T) {
-	client := fake.NewClientset(endpoint("10.0.0.8").slice("b"))
+	client := fake.NewClientset(theService(), endpoint("10.0.0.8").slice("b"))
 	refuse := true
 	client.PrependReactor("update", "endpointslices", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if !refuse {

@@ -21,6 +21,8 @@ type Extender struct {
 	binds    *prometheus.CounterVec
 	settled  *prometheus.CounterVec
 	writes   *prometheus.CounterVec
+	evicted  *prometheus.CounterVec
+	rebuilt  prometheus.Gauge
 	woken    prometheus.Counter
 }
 
@@ -48,6 +50,14 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 			Namespace: namespace, Name: "api_writes_total",
 			Help: "Writes to the API server, Events left out, by kind of object.",
 		}, []string{"kind"}),
+		evicted: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: namespace, Name: "eviction_rounds_total",
+			Help: "Attempts to free a card for a pod that only fragmentation kept waiting, by result.",
+		}, []string{"result"}),
+		rebuilt: prometheus.NewGauge(prometheus.GaugeOpts{
+			Namespace: namespace, Name: "ledger_rebuild_seconds",
+			Help: "How long it took from the start until the ledger stood; 0 until it does.",
+		}),
 		woken: prometheus.NewCounter(prometheus.CounterOpts{
 			Namespace: namespace, Name: "queue_wakes_total",
 			Help: "Times that kube-scheduler was made to look at refused pods again.",
@@ -56,7 +66,7 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 	for _, reason := range placement.Reasons() {
 		e.filtered.WithLabelValues(reason.Label())
 	}
-	registry.MustRegister(e.requests, e.filtered, e.binds, e.settled, e.writes, e.woken)
+	registry.MustRegister(e.requests, e.filtered, e.binds, e.settled, e.writes, e.evicted, e.rebuilt, e.woken)
 	return e
 }
 
@@ -75,6 +85,12 @@ func (e *Extender) BindFinished(result string) { e.binds.WithLabelValues(result)
 
 // Settled implements cluster.Observer.
 func (e *Extender) Settled(outcome string) { e.settled.WithLabelValues(outcome).Inc() }
+
+// Evicted implements cluster.Observer.
+func (e *Extender) Evicted(result string) { e.evicted.WithLabelValues(result).Inc() }
+
+// Rebuilt implements cluster.Observer.
+func (e *Extender) Rebuilt(took time.Duration) { e.rebuilt.Set(took.Seconds()) }
 
 // Woken implements cluster.Observer.
 func (e *Extender) Woken() { e.woken.Inc() }

@@ -23,7 +23,7 @@ func TestEveryMetricIsAsPrometheusLikesIt(t *testing.T) {
 	e.Settled("gone")
 	e.Woken()
 	e.APIWrite("binding")
-	NewLedger(registry, standing(t), func() error { return nil })
+	NewLedger(registry, standing(t), func() error { return nil }, true)
 
 	problems, err := testutil.GatherAndLint(registry)
 	if err != nil {
@@ -47,6 +47,7 @@ func TestWhatIsObservedIsCounted(t *testing.T) {
 	e.BindFinished("no_room")
 	e.Settled("gone")
 	e.Woken()
+	e.Rebuilt(1500 * time.Millisecond)
 	e.APIWrite("binding")
 	want := `
 # HELP gpushare_extender_api_writes_total Writes to the API server, Events left out, by kind of object.
@@ -64,6 +65,9 @@ gpushare_extender_filtered_nodes_total{reason="not_shared"} 0
 gpushare_extender_filtered_nodes_total{reason="too_large"} 0
 gpushare_extender_filtered_nodes_total{reason="unhealthy"} 0
 gpushare_extender_filtered_nodes_total{reason="whole_cards"} 0
+# HELP gpushare_extender_ledger_rebuild_seconds How long it took from the start until the ledger stood; 0 until it does.
+# TYPE gpushare_extender_ledger_rebuild_seconds gauge
+gpushare_extender_ledger_rebuild_seconds 1.5
 # HELP gpushare_extender_queue_wakes_total Times that kube-scheduler was made to look at refused pods again.
 # TYPE gpushare_extender_queue_wakes_total counter
 gpushare_extender_queue_wakes_total 1
@@ -80,7 +84,7 @@ func TestLedgerMetrics(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	notYet := errors.New("not yet")
 	ready := notYet
-	NewLedger(registry, standing(t), func() error { return ready })
+	NewLedger(registry, standing(t), func() error { return ready }, true)
 	compare := func(want string) {
 		t.Helper()
 		if err := testutil.GatherAndCompare(registry, strings.NewReader(want)); err != nil {
@@ -102,10 +106,18 @@ gpushare_extender_card_healthy{card="3",node="n1"} 0
 # TYPE gpushare_extender_card_memory_held_units gauge
 gpushare_extender_card_memory_held_units{card="0",node="n1"} 60
 gpushare_extender_card_memory_held_units{card="3",node="n1"} 0
+# HELP gpushare_extender_card_memory_reserved_units What of a card's memory is held for pods that aren't bound yet, in its node's unit.
+# TYPE gpushare_extender_card_memory_reserved_units gauge
+gpushare_extender_card_memory_reserved_units{card="0",node="n1"} 10
+gpushare_extender_card_memory_reserved_units{card="3",node="n1"} 0
 # HELP gpushare_extender_card_memory_units A card's memory, in its node's unit.
 # TYPE gpushare_extender_card_memory_units gauge
 gpushare_extender_card_memory_units{card="0",node="n1"} 100
 gpushare_extender_card_memory_units{card="3",node="n1"} 50
+# HELP gpushare_extender_cards Cards of all nodes, by health.
+# TYPE gpushare_extender_cards gauge
+gpushare_extender_cards{health="healthy"} 1
+gpushare_extender_cards{health="unhealthy"} 1
 # HELP gpushare_extender_holders Pods that hold GPU memory, by state.
 # TYPE gpushare_extender_holders gauge
 gpushare_extender_holders{state="bound"} 1
@@ -113,7 +125,37 @@ gpushare_extender_holders{state="reserved"} 1
 # HELP gpushare_extender_ledger_ready 1 once the ledger stands.
 # TYPE gpushare_extender_ledger_ready gauge
 gpushare_extender_ledger_ready 1
+# HELP gpushare_extender_overfull_cards Cards of which more is held than they have. This must be 0.
+# TYPE gpushare_extender_overfull_cards gauge
+gpushare_extender_overfull_cards 0
 `)
+}
+
+func TestLedgerMetricsWithoutEachCard(t *testing.T) {
+	l := standing(t)
+	// Another scheduler has put more on the card than it has.
+	l.Hold("n1", gpu.Pod{UID: "c", Name: "c", Request: 41}, gpu.On(0, 41), time.Unix(1, 0))
+	registry := prometheus.NewPedanticRegistry()
+	NewLedger(registry, l, func() error { return nil }, false)
+	err := testutil.GatherAndCompare(registry, strings.NewReader(`
+# HELP gpushare_extender_cards Cards of all nodes, by health.
+# TYPE gpushare_extender_cards gauge
+gpushare_extender_cards{health="healthy"} 1
+gpushare_extender_cards{health="unhealthy"} 1
+# HELP gpushare_extender_holders Pods that hold GPU memory, by state.
+# TYPE gpushare_extender_holders gauge
+gpushare_extender_holders{state="bound"} 2
+gpushare_extender_holders{state="reserved"} 1
+# HELP gpushare_extender_ledger_ready 1 once the ledger stands.
+# TYPE gpushare_extender_ledger_ready gauge
+gpushare_extender_ledger_ready 1
+# HELP gpushare_extender_overfull_cards Cards of which more is held than they have. This must be 0.
+# TYPE gpushare_extender_overfull_cards gauge
+gpushare_extender_overfull_cards 1
+`))
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 // standing is a ledger of one node with a card that two pods share, and an unhealthy one.

@@ -24,22 +24,27 @@ func Choose(node Node, request Request) (Victims, bool) {
 	if placement.Fit(node.Cards, request.Memory) == placement.Fits {
 		return node.proposal()
 	}
-	var best *plan
-	for i := range node.Cards {
-		card := &node.Cards[i]
-		if !card.Healthy() || card.Memory < request.Memory {
-			continue
-		}
-		for _, tie := range ties {
-			if p := node.clear(card, request, tie); p != nil && (best == nil || p.compare(best) < 0) {
-				best = p
-			}
-		}
-	}
+	best := node.cheapest(request)
 	if best == nil {
 		return Victims{}, false
 	}
 	return best.victims(), true
+}
+
+// cheapest returns the cheapest plan that frees a card, or nil.
+func (n Node) cheapest(request Request) (best *plan) {
+	for i := range n.Cards {
+		card := &n.Cards[i]
+		if !card.Healthy() || card.Memory < request.Memory {
+			continue
+		}
+		for _, tie := range ties {
+			if p := n.clear(card, request, tie); p != nil && (best == nil || p.compare(best) < 0) {
+				best = p
+			}
+		}
+	}
+	return best
 }
 
 // proposal is what kube-scheduler proposed, untouched.
@@ -188,8 +193,13 @@ func (p *plan) settle(n Node) {
 
 // compare is negative where p is better.
 func (p *plan) compare(o *plan) int {
+	return cmp.Or(p.cost(o), cmp.Compare(p.card, o.card))
+}
+
+// cost is negative where p costs less, whichever card it frees.
+func (p *plan) cost(o *plan) int {
 	return cmp.Or(cmp.Compare(p.violations, o.violations), cmp.Compare(p.highest, o.highest),
-		cmp.Compare(p.priorities, o.priorities), cmp.Compare(p.memory, o.memory), cmp.Compare(p.card, o.card))
+		cmp.Compare(p.priorities, o.priorities), cmp.Compare(p.memory, o.memory))
 }
 
 func (p *plan) victims() Victims {

@@ -1,0 +1,217 @@
+package cluster
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// fragmented is a cluster of one node with two cards of 16: 7 and 5 of priority 1 on the first, 12 of priority 2 on the
+// second. It has room for 8, and no card has.
+type fragmented struct {
+	*fixture
+	a7, a5, b12, waits *corev1.Pod
+}
+
+func startFragmented(t *testing.T, changes ...func(f *fragmented)) *fragmented {
+	f := &fragmented{
+		a7: ranked(boundPod("a7", 7, "n1", 0), 1), a5: ranked(boundPod("a5", 5, "n1", 0), 1),
+		b12: ranked(boundPod("b12", 12, "n1", 1), 2), waits: ranked(newPod("waits", 8), 9),
+	}
+	for _, change := range changes {
+		change(f)
+	}
+	node := newNode(t, "n1", 16, 16)
+	node.Status.Allocatable = amount(corev1.ResourcePods, 100)
+	node.Status.Allocatable[protocol.ResourceMemory] = amount("x", 32)["x"]
+	// Its rounds are the test's to play, see later.
+	rounds := func(c *Cluster) { c.evictor = newEvictor(c) }
+	f.fixture = startWith(t, Options{BindTimeout: patient}, rounds, node, f.a7, f.a5, f.b12, f.waits)
+	return f
+}
+
+func ranked(pod *corev1.Pod, priority int32) *corev1.Pod {
+	pod.Spec.Priority = &priority
+	return pod
+}
+
+func (f *fragmented) block(pod *corev1.Pod) {
+	f.Blocked(pod, slices.Values([]string{"n1"}), f.clock.Now())
+}
+
+// later lets time pass, and plays a round of the evictor, as its ticker would.
+func (f *fragmented) later(d time.Duration) {
+	f.clock.Step(d)
+	f.evictor.step(f.t.Context())
+}
+
+func (f *fragmented) wantEvicted(want ...string) {
+	f.t.Helper()
+	f.server.with(func(s *server) {
+		if !slices.Equal(s.evicted, want) {
+			f.t.Errorf("evicted %v, want %v", s.evicted, want)
+		}
+	})
+}
+
+// leaves lets the watch tell that the pod is being deleted.
+func (f *fragmented) leaves(pod *corev1.Pod) {
+	f.t.Helper()
+	leaving := pod.DeepCopy()
+	leaving.DeletionTimestamp, leaving.Finalizers = &metav1.Time{Time: f.clock.Now()}, []string{"test/kubelet"}
+	f.publishObject(leaving)
+	f.await(pod.Name+" to leave", func() bool {
+		_, holder, held := f.ledger.Lookup(gpu.PodUID(pod.UID))
+		return held && holder.Leaving
+	})
+}
+
+func (f *fragmented) fitsFor(priority int32, memory gpu.Memory) bool {
+	return f.fits(gpu.Pod{UID: "other", Priority: priority, Request: memory}, "n1")
+}
+
+func TestACardIsFreedForAPodThatOnlyFragmentationBlocks(t *testing.T) {
+	f := startFragmented(t)
+	f.block(f.waits)
+	f.later(evictDelay - 1)
+	f.wantEvicted() // kube-scheduler goes first.
+	f.later(1)
+	f.wantEvicted("?a5", "a5") // 4 + 5 are enough; the least memory goes.
+	f.later(evictInterval)
+	f.wantEvicted("?a5", "a5") // Nobody else, while the watch hasn't told.
+	f.leaves(f.a5)
+	f.later(evictInterval)
+	f.wantEvicted("?a5", "a5")
+	// What comes free is held, for as long as it takes and not for ever.
+	f.publishGone(f.a5)
+	f.awaitHeld(f.a5, "not held")
+	if f.fitsFor(9, 5) || !f.fitsFor(10, 5) {
+		t.Error("the freed card isn't held against pods of equal priority, or is against higher ones")
+	}
+	f.publishObject(edited(f.waits.DeepCopy(), label("told")))
+	f.later(evictInterval)
+	f.later(evictHold)
+	if f.fitsFor(9, 5) {
+		t.Error("the card is held no longer, too early")
+	}
+	f.later(evictInterval)
+	if !f.fitsFor(9, 5) {
+		t.Error("the card is held for ever")
+	}
+	f.wantEvicted("?a5", "a5")
+	if got := f.counts.of("evicted " + EvictedAll); got != 1 {
+		t.Errorf("%d rounds counted", got)
+	}
+}
+
+func TestAnExtenderThatTakesOverGoesOnWithTheSameCard(t *testing.T) {
+	f := startFragmented(t, func(f *fragmented) {
+		f.a7.DeletionTimestamp, f.a7.Finalizers = &metav1.Time{Time: time.Unix(1, 0)}, []string{"test/kubelet"}
+	})
+	f.block(f.waits)
+	f.later(evictDelay)
+	f.wantEvicted()
+	if !f.evictor.holds("uid-waits") {
+		t.Error("the card of those that leave already isn't held")
+	}
+}
+
+func TestNobodyIsEvictedInVain(t *testing.T) {
+	never := corev1.PreemptNever
+	tests := map[string]struct {
+		change func(f *fragmented)
+		after  func(f *fragmented)
+	}{
+		"its policy is never to preempt":      {change: func(f *fragmented) { f.waits.Spec.PreemptionPolicy = &never }},
+		"the others are of equal priority":    {change: func(f *fragmented) { ranked(f.waits, 1) }},
+		"the sum has no room either":          {change: func(f *fragmented) { f.waits.Spec.Containers[0].Resources.Limits = amount(protocol.ResourceMemory, 9) }},
+		"kube-scheduler has nominated a node": {change: func(f *fragmented) { f.waits.Status.NominatedNodeName = "n1" }},
+		"it is bound meanwhile": {after: func(f *fragmented) {
+			f.publishObject(boundPod("waits", 8, "n1", 0))
+			f.awaitHeld(f.waits, "bound n1 card 0")
+		}},
+		"it is gone meanwhile": {after: func(f *fragmented) {
+			f.publishGone(f.waits)
+			f.await("it to be gone", func() bool { _, known := f.pods.get("default", "waits"); return !known })
+		}},
+		"a card has room meanwhile": {after: func(f *fragmented) {
+			f.publishGone(f.a7)
+			f.awaitHeld(f.a7, "not held")
+		}},
+		"what filter was offered is long ago": {after: func(f *fragmented) { f.clock.Step(evictFresh) }},
+		"filter has passed it":                {after: func(f *fragmented) { f.Passed("uid-waits") }},
+		"this replica doesn't lead": {after: func(f *fragmented) {
+			f.Leading = func() error { return errors.New("standing by") }
+		}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := startFragmented(t, func(f *fragmented) {
+				if test.change != nil {
+					test.change(f)
+				}
+			})
+			f.block(f.waits)
+			if test.after != nil {
+				test.after(f)
+			}
+			f.later(evictDelay)
+			f.wantEvicted()
+		})
+	}
+}
+
+func TestNobodyIsEvictedUnlessAllMayBe(t *testing.T) {
+	f := startFragmented(t, func(*fragmented) {})
+	refusal := apierrors.NewTooManyRequests("the budget", 0)
+	f.server.with(func(s *server) {
+		s.onEvict = func(gpu.Pod, bool) error { return refusal }
+	})
+	f.block(f.waits)
+	f.later(evictDelay)
+	f.wantEvicted("?a5")
+	if f.evictor.holds("uid-waits") {
+		t.Error("a card is held that isn't freed")
+	}
+	if got := f.counts.of("evicted " + EvictionRefused); got != 1 {
+		t.Errorf("%d refused rounds counted", got)
+	}
+	f.later(evictInterval)
+	f.wantEvicted("?a5") // A budget isn't asked every second.
+	f.server.with(func(s *server) { s.onEvict = nil })
+	f.clock.Step(evictHold)
+	f.block(f.waits)
+	f.later(evictInterval)
+	f.wantEvicted("?a5", "?a5", "a5")
+}
+
+func TestAnEvictionWhoseAnswerIsLostIsWaitedFor(t *testing.T) {
+	f := startFragmented(t)
+	f.server.with(func(s *server) {
+		s.onEvict = func(_ gpu.Pod, dryRun bool) error {
+			if dryRun {
+				return nil
+			}
+			return errLost
+		}
+	})
+	f.block(f.waits)
+	f.later(evictDelay)
+	f.wantEvicted("?a5", "a5")
+	f.later(evictInterval)
+	f.wantEvicted("?a5", "a5")
+	f.server.with(func(s *server) { s.onEvict = nil })
+	f.clock.Step(f.settler.fence())
+	f.block(f.waits)
+	f.later(evictInterval)
+	f.wantEvicted("?a5", "a5", "?a5", "a5") // It wasn't made.
+}

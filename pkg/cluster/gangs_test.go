@@ -1,0 +1,396 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// gangCounts is a gang.Observer.
+type gangCounts struct {
+	mu sync.Mutex
+	n  map[string]int
+}
+
+func (c *gangCounts) count(what string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.n[what]++
+}
+
+func (c *gangCounts) of(what string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.n[what]
+}
+
+func (c *gangCounts) GangHeld(time.Duration)   { c.count("held") }
+func (c *gangCounts) GangBound()               { c.count("bound") }
+func (c *gangCounts) GangFailed(reason string) { c.count(reason) }
+func (c *gangCounts) GangClaimed()             { c.count("claimed") }
+func (c *gangCounts) GangEvicted()             { c.count("evicted") }
+
+// member is a pod of a group that asks for 8.
+func member(group string, size, i int) *corev1.Pod {
+	pod := newPod(fmt.Sprintf("%s-%d", group, i), 8)
+	pod.CreationTimestamp = metav1.NewTime(time.Date(2026, 7, 1, 11, 0, i, 0, time.UTC))
+	pod.Annotations = map[string]string{
+		protocol.AnnotationGroupName: group, protocol.AnnotationGroupSize: strconv.Itoa(size),
+	}
+	return pod
+}
+
+// gangFixture is a Cluster that heeds groups, with two cards of 16 on a node, and a group of three that asks for 8 each.
+type gangFixture struct {
+	*fixture
+	seen *gangCounts
+	// leads is what Leading says.
+	leads func() error
+	pods  []*corev1.Pod
+	ends  chan bindEnd
+}
+
+type bindEnd struct {
+	name string
+	err  error
+}
+
+const gangSize = 3
+
+func startGang(t *testing.T, onFailure gang.FailurePolicy) *gangFixture {
+	t.Helper()
+	g := &gangFixture{seen: &gangCounts{n: map[string]int{}}, ends: make(chan bindEnd, 100)}
+	var mu sync.Mutex
+	answer := error(nil)
+	leads := func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		return answer
+	}
+	g.leads = func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		answer = errors.New("another leads")
+		return nil
+	}
+	g.fixture = startWith(t, Options{BindTimeout: time.Minute, NodePolicy: placement.Binpack, Leading: leads, Gangs: GangOptions{
+		Hold: 10 * time.Second, Patience: 30 * time.Second, OnFailure: onFailure, Observer: g.seen,
+	}}, func(*Cluster) {}, newNode(t, "n1", 16, 16))
+	for i := range gangSize {
+		pod := member("job", gangSize, i)
+		g.pods = append(g.pods, pod)
+		g.server.set(pod)
+		g.publish(pod)
+	}
+	g.await("the group to be known", func() bool { return g.GangStates()[gang.StateWaiting] == 1 })
+	return g
+}
+
+// offered asks filter about every member.
+func (g *gangFixture) offered() {
+	g.t.Helper()
+	for _, pod := range g.pods {
+		answer, decided := g.FilterGang(pod, []string{"n1"})
+		if !decided || len(answer.Nodes) != 1 {
+			g.t.Fatalf("%s may go to %v: %s", pod.Name, answer.Nodes, answer.Why.Text)
+		}
+	}
+}
+
+// come begins the bind of some members; each end is told on g.ends.
+func (g *gangFixture) come(ctx context.Context, members ...int) {
+	for _, i := range members {
+		pod := g.pods[i]
+		go func() { g.ends <- bindEnd{pod.Name, g.Bind(ctx, g.request(pod, "n1"))} }()
+	}
+}
+
+// end returns how a bind ended.
+func (g *gangFixture) end() bindEnd {
+	g.t.Helper()
+	select {
+	case e := <-g.ends:
+		return e
+	case <-time.After(30 * time.Second):
+		g.t.Fatal("no bind ends")
+		return bindEnd{}
+	}
+}
+
+// held waits until so many binds are held.
+func (g *gangFixture) heldBinds(n int) {
+	g.t.Helper()
+	g.await(fmt.Sprintf("%d held binds", n), func() bool { return g.gangs.book.Held() == n })
+}
+
+// pass lets time pass until the condition holds, in steps of the Book's.
+func (g *gangFixture) pass(what string, condition func() bool) {
+	g.t.Helper()
+	g.await(what, func() bool {
+		g.clock.Step(gangInterval)
+		return condition()
+	})
+}
+
+func (g *gangFixture) proofs() (names []string) {
+	for _, pod := range g.pods {
+		if now := g.server.get(pod); now != nil && now.Annotations[protocol.AnnotationGroupWhole] == "true" {
+			names = append(names, pod.Name)
+		}
+	}
+	return names
+}
+
+func TestAGroupIsBoundTogether(t *testing.T) {
+	g := startGang(t, gang.Evict)
+	g.offered()
+	g.come(t.Context(), 0, 1)
+	g.heldBinds(2)
+	if n := g.server.bindsSoFar(); n != 0 {
+		t.Fatalf("%d were bound before all had come", n)
+	}
+	g.come(t.Context(), 2)
+	for range gangSize {
+		if e := g.end(); e.err != nil {
+			t.Errorf("%s: %v", e.name, e.err)
+		}
+	}
+	if got := g.proofs(); len(got) != 1 {
+		t.Errorf("the proof is on %v, want it on one", got)
+	}
+	if g.seen.of("bound") != 1 || g.seen.of("held") != 1 {
+		t.Errorf("counted: %v", g.seen.n)
+	}
+	for _, pod := range g.pods {
+		g.publish(pod)
+	}
+	g.await("the group to be whole", func() bool { return g.GangStates()[gang.StateWhole] == 1 })
+}
+
+func TestAMemberThatDoesNotComeSendsAllBack(t *testing.T) {
+	g := startGang(t, gang.Evict)
+	g.offered()
+	g.come(t.Context(), 0, 1)
+	g.heldBinds(2)
+	g.pass("the hold to end", func() bool { return len(g.ends) == 2 })
+	for range 2 {
+		if e := g.end(); !errors.Is(e.err, gang.TimedOut) {
+			t.Errorf("%s: %v", e.name, e.err)
+		}
+	}
+	g.wantHeld(g.pods[0], "reserved n1 card 0") // They come again.
+	g.come(t.Context(), 0, 1, 2)
+	for range gangSize {
+		if e := g.end(); e.err != nil {
+			t.Errorf("%s: %v", e.name, e.err)
+		}
+	}
+}
+
+func TestPlacesAreGivenBackWhenNobodyComes(t *testing.T) {
+	g := startGang(t, gang.Evict)
+	g.offered()
+	g.wantHeld(g.pods[2], "reserved n1 card 1")
+	g.pass("the places to be free", func() bool { return g.held(g.pods[0]) == "not held" })
+	g.wantHeld(g.pods[2], "not held")
+	if g.seen.of(gang.Expired.Label) != 1 {
+		t.Errorf("counted: %v", g.seen.n)
+	}
+	g.pass("the group to be called again", func() bool { return len(g.server.wakes()) > 0 })
+}
+
+func TestACallThatIsGivenUpIsNoticed(t *testing.T) {
+	g := startGang(t, gang.Evict)
+	g.offered()
+	ctx, cancel := context.WithCancel(t.Context())
+	g.come(ctx, 0)
+	g.heldBinds(1)
+	cancel()
+	if e := g.end(); e.err == nil || !errors.Is(e.err, context.Canceled) {
+		t.Errorf("it ended with %v", e.err)
+	}
+	g.heldBinds(0)
+	g.come(t.Context(), 0, 1, 2)
+	for range gangSize {
+		if e := g.end(); e.err != nil {
+			t.Errorf("%s: %v", e.name, e.err)
+		}
+	}
+}
+
+func TestADeletedMemberSendsAllBack(t *testing.T) {
+	g := startGang(t, gang.Evict)
+	g.offered()
+	g.come(t.Context(), 0, 1)
+	g.heldBinds(2)
+	g.server.remove(g.pods[2])
+	g.publishGone(g.pods[2])
+	for range 2 {
+		if e := g.end(); !errors.Is(e.err, gang.Deleted) {
+			t.Errorf("%s: %v", e.name, e.err)
+		}
+	}
+	for _, pod := range g.pods {
+		g.wantHeld(pod, "not held")
+	}
+}
+
+func TestWhoDoesNotLeadHoldsNothing(t *testing.T) {
+	g := startGang(t, gang.Evict)
+	g.offered()
+	g.come(t.Context(), 0, 1)
+	g.heldBinds(2)
+	_ = g.leads()
+	g.pass("the binds to be sent back", func() bool { return len(g.ends) == 2 })
+	for range 2 {
+		if e := g.end(); !errors.Is(e.err, gang.Stopping) {
+			t.Errorf("%s: %v", e.name, e.err)
+		}
+	}
+	g.wantHeld(g.pods[2], "not held")
+	if n := g.server.bindsSoFar(); n != 0 {
+		t.Errorf("%d binds by who doesn't lead", n)
+	}
+}
+
+// refusing has the server refuse to bind one pod for good.
+func (g *gangFixture) refusing(name string) {
+	g.server.with(func(s *server) {
+		s.onBind = func(ctx context.Context, binding *corev1.Binding) error {
+			if binding.Name == name {
+				return errRefused
+			}
+			return s.commit(ctx, binding)
+		}
+	})
+}
+
+func TestAGroupThatIsBoundInPartIsGivenUp(t *testing.T) {
+	for _, policy := range []gang.FailurePolicy{gang.Evict, gang.Keep} {
+		t.Run(string(policy), func(t *testing.T) {
+			g := startGang(t, policy)
+			g.offered()
+			g.refusing("job-1")
+			g.come(t.Context(), 0, 1, 2)
+			results := map[string]error{}
+			for range gangSize {
+				e := g.end()
+				results[e.name] = e.err
+			}
+			// The last by UID, job-2, waits for the others and isn't bound where one of them isn't.
+			if results["job-0"] != nil || results["job-1"] == nil || !errors.Is(results["job-2"], gang.NotBound) {
+				t.Errorf("the binds ended with %v", results)
+			}
+			if got := g.proofs(); got != nil {
+				t.Errorf("%v prove that the group was whole", got)
+			}
+			g.wantHeld(g.pods[1], "not held")
+			g.wantHeld(g.pods[2], "not held")
+			g.publish(g.pods[0])
+			switch policy {
+			case gang.Evict:
+				g.pass("the eviction", func() bool { return g.seen.of("evicted") > 0 })
+				g.server.with(func(s *server) {
+					if s.evicted[0] != "job-0" {
+						t.Errorf("evicted: %v", s.evicted)
+					}
+				})
+			case gang.Keep:
+				g.pass("the group to be left as it is", func() bool { return g.GangStates()[gang.StateWhole] == 1 })
+				g.server.with(func(s *server) {
+					if len(s.evicted) > 0 {
+						t.Errorf("evicted: %v", s.evicted)
+					}
+				})
+			}
+		})
+	}
+}
+
+func TestABindThatFailsForAMomentIsTriedAgain(t *testing.T) {
+	g := startGang(t, gang.Evict)
+	g.offered()
+	var mu sync.Mutex
+	failures := 2
+	g.server.with(func(s *server) {
+		s.onBind = func(ctx context.Context, binding *corev1.Binding) error {
+			mu.Lock()
+			fail := binding.Name == "job-0" && failures > 0
+			if fail {
+				failures--
+			}
+			mu.Unlock()
+			if fail {
+				return errLost
+			}
+			return s.commit(ctx, binding)
+		}
+	})
+	g.come(t.Context(), 0, 1, 2)
+	g.pass("all to be bound", func() bool { return len(g.ends) == gangSize })
+	for range gangSize {
+		if e := g.end(); e.err != nil {
+			t.Errorf("%s: %v", e.name, e.err)
+		}
+	}
+}
+
+func TestAnExtenderThatStartsLaterKnowsWholeGroups(t *testing.T) {
+	for proof, want := range map[bool]string{true: gang.StateWhole, false: gang.StatePartial} {
+		t.Run(fmt.Sprint(proof), func(t *testing.T) {
+			running := member("job", 2, 0)
+			running.Spec.NodeName, running.Status.Phase = "n1", corev1.PodRunning
+			running.Annotations[protocol.AnnotationIndex] = "0"
+			if proof {
+				running.Annotations[protocol.AnnotationGroupWhole] = "true"
+			}
+			f := startWith(t, Options{BindTimeout: time.Minute, NodePolicy: placement.Binpack, Gangs: GangOptions{
+				Hold: 10 * time.Second, Patience: 30 * time.Second, OnFailure: gang.Evict, Observer: &gangCounts{n: map[string]int{}},
+			}}, func(*Cluster) {}, newNode(t, "n1", 16, 16), running, member("job", 2, 1))
+			f.await("the group to be "+want, func() bool {
+				f.clock.Step(gangInterval)
+				return f.GangStates()[want] == 1
+			})
+			answer, decided := f.FilterGang(member("job", 2, 1), []string{"n1"})
+			if decided == proof {
+				t.Errorf("the member that waits is answered %+v", answer)
+			}
+		})
+	}
+}
+
+func TestAPodThatTheWatchHasNotToldOfIsNotBoundAlone(t *testing.T) {
+	g := startGang(t, gang.Evict)
+	stranger := member("job", gangSize, 7)
+	g.server.set(stranger)
+	if answer, decided := g.FilterGang(stranger, []string{"n1"}); !decided || answer.Why != gang.Unknown {
+		t.Errorf("filter: %+v", answer)
+	}
+	if err := g.Bind(t.Context(), g.request(stranger, "n1")); !errors.Is(err, gang.Unknown) {
+		t.Errorf("bind: %v", err)
+	}
+	g.publish(stranger)
+	g.pass("it to be called", func() bool { return len(g.server.wakes()) > 0 })
+}
+
+func TestPodsWithoutAGroupAreLeftAlone(t *testing.T) {
+	g := startGang(t, gang.Evict)
+	if _, decided := g.FilterGang(newPod("lonely", 8), []string{"n1"}); decided {
+		t.Error("a pod without a group is decided about")
+	}
+	f := start(t, time.Minute, newNode(t, "n1", 16))
+	if _, decided := f.FilterGang(member("job", 2, 0), []string{"n1"}); decided {
+		t.Error("groups are switched off, and decided about")
+	}
+}

@@ -1,0 +1,129 @@
+package cluster
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// packed is a pod as the informer's cache keeps it. Even an empty corev1.Pod takes more than a kilobyte, and a
+// cluster has tens of thousands; but apart from what is the pod's own, which stands here, most are alike.
+type packed struct {
+	// ObjectMeta has no annotations.
+	metav1.ObjectMeta
+	node string
+	// annotations are keys and values in turn.
+	annotations []string
+	memory      gpu.Memory
+	// rest is everything else. It belongs to many pods and is never changed.
+	rest *corev1.Pod
+}
+
+// pack packs a slim pod.
+func (s *slimmer) pack(pod *corev1.Pod) *packed {
+	out := &packed{ObjectMeta: pod.ObjectMeta, node: pod.Spec.NodeName, memory: protocol.PodRequest(pod)}
+	out.Annotations = nil
+	for _, key := range slices.Sorted(maps.Keys(pod.Annotations)) {
+		out.annotations = append(out.annotations, key, pod.Annotations[key])
+	}
+	out.annotations = slices.Clip(out.annotations)
+	rest := *pod
+	rest.ObjectMeta, rest.Spec.NodeName = metav1.ObjectMeta{}, ""
+	if out.memory > 0 {
+		setMemory(&rest, 0)
+	}
+	out.rest = &rest
+	// Those that wait are few, and differ.
+	if key, err := rest.Marshal(); err == nil && out.node != "" {
+		out.rest = s.rests.one(string(key), &rest)
+	}
+	return out
+}
+
+// podOf returns a pod of the cache as a slim pod, which is to be read only.
+func podOf(object any) (*corev1.Pod, bool) {
+	p, ok := object.(*packed)
+	if !ok {
+		return nil, false
+	}
+	pod := *p.rest
+	pod.ObjectMeta, pod.Spec.NodeName = p.ObjectMeta, p.node
+	for i := 0; i+1 < len(p.annotations); i += 2 {
+		if pod.Annotations == nil {
+			pod.Annotations = make(map[string]string, len(p.annotations)/2)
+		}
+		pod.Annotations[p.annotations[i]] = p.annotations[i+1]
+	}
+	if p.memory > 0 {
+		setMemory(&pod, p.memory)
+	}
+	return &pod, true
+}
+
+// setMemory sets the GPU memory that a slim pod asks for, without changing what it shares with others.
+func setMemory(pod *corev1.Pod, memory gpu.Memory) {
+	if len(pod.Spec.Containers) > 0 {
+		container := pod.Spec.Containers[0]
+		container.Resources.Limits = withMemory(nil, memory)
+		pod.Spec.Containers = []corev1.Container{container}
+	}
+	if pod.Spec.Resources != nil {
+		pod.Spec.Resources = &corev1.ResourceRequirements{Requests: withMemory(pod.Spec.Resources.Requests, memory)}
+	}
+}
+
+// withMemory returns a copy of the list with so much GPU memory, without an entry for none.
+func withMemory(list corev1.ResourceList, memory gpu.Memory) corev1.ResourceList {
+	out := make(corev1.ResourceList, len(list)+1)
+	maps.Copy(out, list)
+	delete(out, protocol.ResourceMemory)
+	if memory > 0 {
+		out[protocol.ResourceMemory] = *resource.NewQuantity(int64(memory), resource.DecimalSI)
+	}
+	return out
+}
+
+// podCache reads pods from the informer's cache.
+type podCache struct{ cache.Indexer }
+
+func (c podCache) get(namespace, name string) (*corev1.Pod, bool) {
+	object, exists, err := c.GetByKey(namespace + "/" + name)
+	if err != nil || !exists {
+		return nil, false
+	}
+	return podOf(object)
+}
+
+// onNode returns the live pods that are bound to the node, and unbound ones that are nominated to it.
+func (c podCache) onNode(name string) []*corev1.Pod {
+	objects, _ := c.ByIndex(nodeIndex, name) // The index exists.
+	pods := make([]*corev1.Pod, 0, len(objects))
+	for _, object := range objects {
+		if pod, ok := podOf(object); ok {
+			pods = append(pods, pod)
+		}
+	}
+	return pods
+}
+
+// nodeIndex finds pods by node, see onNode.
+const nodeIndex = "node"
+
+func indexByNode(object any) ([]string, error) {
+	p, ok := object.(*packed)
+	if !ok || protocol.Terminal(p.rest) {
+		return nil, nil
+	}
+	if node := cmp.Or(p.node, p.rest.Status.NominatedNodeName); node != "" {
+		return []string{node}, nil
+	}
+	return nil, nil
+}

@@ -1,0 +1,127 @@
+package cluster
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/waiting"
+)
+
+// PendingPod is a pod that asks for GPU memory and has no node yet.
+type PendingPod struct {
+	gpu.Pod
+	// Reason is kube-scheduler's message, in its own words.
+	Reason string
+	// Created is when the pod was made.
+	Created time.Time
+	// object is the pod, slim, for Explain.
+	object *corev1.Pod
+}
+
+// pending remembers which pods wait for a node, as the API server tells it. The zero value is ready for use; its methods
+// may be called from many goroutines.
+type pending struct {
+	mu       sync.RWMutex
+	pods     map[gpu.PodUID]PendingPod
+	revision uint64 // Counts the changes.
+}
+
+// Pending returns the pods that wait for a node, in order of namespace and name, and the revision of that list. Given
+// the revision that it has now, it returns nil at once.
+func (c *Cluster) Pending(known uint64) ([]PendingPod, uint64) { return c.pending.list(known) }
+
+func (p *pending) list(known uint64) ([]PendingPod, uint64) {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if known == p.revision {
+		return nil, known
+	}
+	return slices.SortedFunc(maps.Values(p.pods), func(a, b PendingPod) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	}), p.revision
+}
+
+// seen notes a pod that asks for GPU memory.
+func (p *pending) seen(pod *corev1.Pod, values gpu.Pod) {
+	if pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || protocol.Terminal(pod) {
+		p.gone(values.UID)
+		return
+	}
+	waits := PendingPod{Pod: values, Reason: waiting.Reason(pod), Created: pod.CreationTimestamp.Time, object: pod}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before, known := p.pods[values.UID]
+	if p.pods == nil {
+		p.pods = map[gpu.PodUID]PendingPod{}
+	}
+	p.pods[values.UID] = waits
+	if before.object = pod; !known || before != waits {
+		p.revision++
+	}
+}
+
+func (p *pending) gone(uid gpu.PodUID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, known := p.pods[uid]; known {
+		delete(p.pods, uid)
+		p.revision++
+	}
+}
+
+// Explain says why each of the pods waits, from the nodes as they are now.
+func (c *Cluster) Explain(pods []PendingPod) []waiting.Why {
+	if len(pods) == 0 {
+		return nil
+	}
+	explainer := waiting.NewExplainer(c.places())
+	out := make([]waiting.Why, len(pods))
+	for i := range pods {
+		out[i] = explainer.Explain(pods[i].object)
+	}
+	return out
+}
+
+func (c *Cluster) places() []waiting.Place {
+	offers := c.ledger.Offers()
+	places := make([]waiting.Place, 0, len(offers))
+	for _, s := range offers {
+		node, err := c.nodes.Get(s.Name)
+		if err != nil {
+			continue // Just gone.
+		}
+		cards := make([]gpu.Card, len(s.Cards))
+		for i := range s.Cards {
+			cards[i] = s.Cards[i].Card
+		}
+		places = append(places, waiting.Place{Node: node, Unit: gpu.UnitOf(s.Unit, cards), Cards: s.Cards, Closed: s.Closed})
+	}
+	return places
+}
+
+// keepWaiting keeps what is told of a pod without a node, and why it waits.
+func keepWaiting(out, pod *corev1.Pod) {
+	out.CreationTimestamp = pod.CreationTimestamp
+	out.Spec.SchedulerName = pod.Spec.SchedulerName
+	out.Spec.SchedulingGates = pod.Spec.SchedulingGates
+	out.Spec.NodeSelector, out.Spec.Tolerations = pod.Spec.NodeSelector, pod.Spec.Tolerations
+	if pod.Spec.Affinity != nil && pod.Spec.Affinity.NodeAffinity != nil {
+		affinity := corev1.Affinity{NodeAffinity: pod.Spec.Affinity.NodeAffinity}
+		if out.Spec.Affinity != nil { // The mark of interference.
+			affinity.PodAntiAffinity = out.Spec.Affinity.PodAntiAffinity
+		}
+		out.Spec.Affinity = &affinity
+	}
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodScheduled {
+			out.Status.Conditions = []corev1.PodCondition{condition}
+		}
+	}
+}

@@ -1,0 +1,112 @@
+package extender
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+)
+
+// nodesArgs are the arguments of filter and prioritize: a pod, and the nodes in question.
+type nodesArgs struct{ extenderv1.ExtenderArgs }
+
+// names returns the nodes in question: by name where the scheduler was told that we know the nodes (nodeCacheCapable),
+// else as whole objects.
+func (a *nodesArgs) names() []string {
+	if a.NodeNames != nil {
+		return *a.NodeNames
+	}
+	if a.Nodes == nil {
+		return nil
+	}
+	names := make([]string, len(a.Nodes.Items))
+	for i := range a.Nodes.Items {
+		names[i] = a.Nodes.Items[i].Name
+	}
+	return names
+}
+
+// decode reads what encoding/json would read, and sooner where there are thousands of names.
+func (a *nodesArgs) decode(body []byte) error {
+	body, names, found := splitNames(body)
+	if err := decodeJSON(body, &a.ExtenderArgs); err != nil {
+		return err
+	}
+	if found {
+		a.NodeNames = &names
+	}
+	return nil
+}
+
+// splitNames takes the names out of a body that ends with them, as kube-scheduler writes it, and leaves an empty list in
+// their place; any other body stays as it is. Whether what stays is JSON at all is left to the decoder: the end that was
+// looked at here is a whole list of strings, followed by the body's last brace, so it changes nothing of that.
+func splitNames(body []byte) (rest []byte, names []string, found bool) {
+	const key = `"NodeNames":[`
+	at := bytes.Index(body, []byte(key))
+	if at < 1 || body[at-1] != ',' && body[at-1] != '{' { // The quote may be an escaped one, within a longer key.
+		return body, nil, false
+	}
+	at += len(key)
+	list, ok := strings.CutSuffix(string(bytes.TrimRight(body[at:], " \t\r\n")), "]}")
+	if !ok {
+		return body, nil, false
+	}
+	names = make([]string, 0, strings.Count(list, `"`)/2)
+	for more := list != ""; more; {
+		if list == "" || list[0] != '"' {
+			return body, nil, false
+		}
+		end := strings.IndexByte(list[1:], '"')
+		if end < 0 || !isPlain(list[1:1+end]) {
+			return body, nil, false
+		}
+		names = append(names, list[1:1+end])
+		list = list[end+2:]
+		if more = list != ""; more {
+			if list[0] != ',' {
+				return body, nil, false
+			}
+			list = list[1:]
+		}
+	}
+	return append(body[:at], "]}"...), names, true
+}
+
+// firstRead is what is read of a body before it is known to be there: clients can claim any length.
+const firstRead = 64 << 10
+
+// read decodes the body, which must be one JSON value and nothing else.
+func read(w http.ResponseWriter, r *http.Request, into any) error {
+	var body bytes.Buffer
+	body.Grow(int(min(max(r.ContentLength, 0), firstRead)) + bytes.MinRead)
+	if _, err := body.ReadFrom(http.MaxBytesReader(w, r.Body, maxBody)); err != nil {
+		if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok {
+			return fmt.Errorf("the request's body is over %d bytes: where it carries whole nodes, set nodeCacheCapable: true "+
+				"for this extender in kube-scheduler's configuration", tooLarge.Limit)
+		}
+		return fmt.Errorf("the request's body can't be read: %w", err)
+	}
+	if own, ok := into.(interface{ decode(body []byte) error }); ok {
+		return own.decode(body.Bytes())
+	}
+	return decodeJSON(body.Bytes(), into)
+}
+
+func decodeJSON(body []byte, into any) error {
+	decoder := json.NewDecoder(bytes.NewReader(body))
+	if err := decoder.Decode(into); errors.Is(err, io.EOF) {
+		return errors.New("the request's body is empty")
+	} else if err != nil {
+		return fmt.Errorf("the request's body can't be read: %w", err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("the request's body goes on after its JSON value")
+	}
+	return nil
+}

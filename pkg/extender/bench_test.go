@@ -1,0 +1,152 @@
+package extender
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+const cardMemory = 16276
+
+// crowded is the router over a ledger of nodes of eight cards, about 90% taken, and the nodes' names.
+func crowded(t testing.TB, nodes, best int) (*fixture, []string) {
+	f := start(t)
+	f.best(best)
+	l, names := f.cluster.Ledger(), make([]string, nodes)
+	for i := range names {
+		names[i] = fmt.Sprintf("gpu-node-%05d.example", i)
+		spec := ledger.NodeSpec{Unit: gpu.MiB}
+		for card := range 8 {
+			spec.Cards = append(spec.Cards, gpu.Card{Index: card, Memory: cardMemory, NUMANode: gpu.NoNUMANode})
+		}
+		l.SetNode(names[i], spec)
+		for card := range 8 {
+			for part := range 7 {
+				pod := gpu.Pod{UID: gpu.PodUID(fmt.Sprintf("%s-%d-%d", names[i], card, part)), Request: gpu.Memory(1950 + (31*i+20*card)%220)}
+				l.Hold(names[i], pod, gpu.On(card, pod.Request), time.Unix(1, 0))
+			}
+		}
+	}
+	return f, names
+}
+
+// usualPod is a pod with what the API server and kube-scheduler's cache leave of one.
+func usualPod(name string, request int64) *corev1.Pod {
+	pod := newPod(name, request)
+	pod.CreationTimestamp = metav1.Unix(1780000000, 0)
+	pod.ResourceVersion, pod.Labels = "1234567", map[string]string{"app": "trainer", "pod-template-hash": "6d4cf56db6"}
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "trainer-6d4cf56db6", UID: "c2f9a1de"}}
+	pod.Spec.ServiceAccountName, pod.Spec.SchedulerName, pod.Spec.RestartPolicy = "default", "default-scheduler", corev1.RestartPolicyAlways
+	pod.Spec.Volumes = []corev1.Volume{{Name: "kube-api-access"}}
+	pod.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "kube-api-access", MountPath: "/var/run/secrets/kubernetes.io/serviceaccount"}}
+	pod.Spec.Containers[0].Resources.Requests = pod.Spec.Containers[0].Resources.Limits
+	pod.Spec.Tolerations = []corev1.Toleration{{Key: "node.kubernetes.io/not-ready", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}}
+	pod.Status = corev1.PodStatus{Phase: corev1.PodPending, QOSClass: corev1.PodQOSBestEffort}
+	return pod
+}
+
+// discard is a response that nobody reads.
+type discard struct {
+	header http.Header
+	bytes  int
+}
+
+func (d *discard) Header() http.Header         { return d.header }
+func (d *discard) Write(p []byte) (int, error) { d.bytes += len(p); return len(p), nil }
+func (d *discard) WriteHeader(int)             {}
+
+// ask returns a function that sends the same request through the router again and again.
+func (f *fixture) ask(verb string, args any) func() {
+	body, err := json.Marshal(args)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return func() {
+		request := httptest.NewRequest(http.MethodPost, Prefix+"/"+verb, strings.NewReader(string(body)))
+		f.handler.ServeHTTP(&discard{header: http.Header{}}, request)
+	}
+}
+
+// cases are the pods that filter and prioritize are measured with: one that fits on some nodes, and one that fits on none.
+var cases = map[string]int64{"fits": 2000, "full": 9000}
+
+func TestThousandsOfNodesCostLessThanAnAllocationEach(t *testing.T) {
+	const nodes = 2000
+	for _, best := range []int{32, 0} {
+		f, names := crowded(t, nodes, best)
+		for name, request := range cases {
+			filter := f.ask("filter", extenderv1.ExtenderArgs{Pod: usualPod("p", request), NodeNames: &names})
+			if got := testing.AllocsPerRun(5, filter); got > nodes/2 {
+				t.Errorf("filter, best %d, %s: %v allocations for %d nodes", best, name, got, nodes)
+			} else {
+				t.Logf("filter, best %d, %s: %v allocations for %d nodes", best, name, got, nodes)
+			}
+		}
+	}
+}
+
+func BenchmarkVerbs(b *testing.B) {
+	for _, nodes := range []int{100, 1000, 5000} {
+		f, names := crowded(b, nodes, 32)
+		for name, request := range cases {
+			args := extenderv1.ExtenderArgs{Pod: usualPod("p", request), NodeNames: &names}
+			b.Run(fmt.Sprintf("filter/%s/nodes=%d", name, nodes), func(b *testing.B) { repeat(b, f.ask("filter", args)) })
+		}
+		args := extenderv1.ExtenderArgs{Pod: usualPod("p", 2000), NodeNames: &names}
+		b.Run(fmt.Sprintf("prioritize/nodes=%d", nodes), func(b *testing.B) { repeat(b, f.ask("prioritize", args)) })
+
+		victims := map[string]*extenderv1.MetaVictims{}
+		for _, name := range names[:min(100, nodes)] { // kube-scheduler proposes a hundred nodes, or a tenth of them.
+			victims[name] = &extenderv1.MetaVictims{Pods: []*extenderv1.MetaPod{{UID: name + "-0-0"}, {UID: name + "-1-0"}}}
+		}
+		preempt := extenderv1.ExtenderPreemptionArgs{Pod: usualPod("p", 9000), NodeNameToMetaVictims: victims}
+		b.Run(fmt.Sprintf("preempt/nodes=%d", nodes), func(b *testing.B) { repeat(b, f.ask("preempt", preempt)) })
+	}
+}
+
+// repeat measures, and tells the 99th percentile besides.
+func repeat(b *testing.B, once func()) {
+	b.ReportAllocs()
+	var took []time.Duration
+	for b.Loop() {
+		start := time.Now()
+		once()
+		took = append(took, time.Since(start))
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "µs-p99")
+}
+
+// BenchmarkBind binds through a fake API server, whose cost is part of the figures.
+func BenchmarkBind(b *testing.B) {
+	for _, nodes := range []int{100, 1000, 5000} {
+		b.Run(fmt.Sprintf("nodes=%d", nodes), func(b *testing.B) {
+			f, names := crowded(b, nodes, 32)
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				pod := usualPod(fmt.Sprintf("p%d", i), 1)
+				pod.UID = types.UID(pod.Name)
+				b.StopTimer()
+				if _, err := f.client.CoreV1().Pods(pod.Namespace).Create(b.Context(), pod, metav1.CreateOptions{}); err != nil {
+					b.Fatal(err)
+				}
+				bind := f.ask("bind", bindArgs(pod, names[i%nodes]))
+				b.StartTimer()
+				bind()
+			}
+		})
+	}
+}

@@ -1,0 +1,128 @@
+package extender
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// best makes the filter pass the best k nodes only.
+func (f *fixture) best(k int) {
+	options := f.options(f.cluster)
+	options.FilterBest = k
+	f.handler = NewServer(options).Handler()
+}
+
+func TestFilterPassesTheBest(t *testing.T) {
+	// For a request of 50: half and twin leave their card full (9 points), empty and vacant leave half of it (4).
+	f := start(t, newNode(t, "empty", 100, 100), newNode(t, "vacant", 100, 100), newNode(t, "full", 50), boundPod("a", 50, "full", 0),
+		newNode(t, "half", 100, 100), boundPod("b", 50, "half", 0), newNode(t, "twin", 100, 100), boundPod("c", 50, "twin", 1),
+		newNode(t, "fuller", 100, 100), boundPod("d", 50, "fuller", 0), boundPod("e", 30, "fuller", 1))
+	all := names("empty", "half", "full", "fuller", "twin", "vacant", "unknown")
+	for name, test := range map[string]struct {
+		best  int
+		asked *[]string
+		want  filterResult
+	}{
+		"all of the best score":              {5, all, filterResult{NodeNames: names("half", "fuller", "twin")}},
+		"the most suitable of them":          {2, all, filterResult{NodeNames: names("fuller", "half")}},
+		"one":                                {1, all, filterResult{NodeNames: names("fuller")}},
+		"where the best are not in question": {2, names("empty", "full", "vacant"), filterResult{NodeNames: names("empty", "vacant")}},
+		"all that fit where few are on offer, and the others": {7, all, filterResult{NodeNames: names("empty", "half", "fuller", "twin", "vacant"), FailedNodes: extenderv1.FailedNodesMap{}, FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"full": placement.TooLarge.String(), "unknown": placement.NotShared.String()}}},
+		"where nothing fits every reason":                     {1, names("full", "unknown"), filterResult{NodeNames: &[]string{}, FailedNodes: extenderv1.FailedNodesMap{}, FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"full": placement.TooLarge.String(), "unknown": placement.NotShared.String()}}},
+		"without a limit all, and the others":                 {0, names("full", "empty"), filterResult{NodeNames: names("empty"), FailedNodes: extenderv1.FailedNodesMap{}, FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"full": placement.TooLarge.String()}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f.best(test.best)
+			request := int64(50)
+			if test.want.FailedNodes != nil {
+				request = 60
+			}
+			got := answer[filterResult](t, f.post("filter", extenderv1.ExtenderArgs{Pod: newPod("p", request), NodeNames: test.asked}), 200)
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+	t.Run("whole nodes", func(t *testing.T) {
+		f.best(2)
+		asked := &corev1.NodeList{}
+		for _, name := range *all {
+			asked.Items = append(asked.Items, corev1.Node{})
+			asked.Items[len(asked.Items)-1].Name = name
+		}
+		got := answer[filterResult](t, f.post("filter", extenderv1.ExtenderArgs{Pod: newPod("p", 50), Nodes: asked}), 200)
+		if len(got.Nodes.Items) != 2 || got.Nodes.Items[0].Name != "fuller" || got.Nodes.Items[1].Name != "half" {
+			t.Errorf("got %v", got.Nodes.Items)
+		}
+	})
+	t.Run("a pod that may be on a node already", func(t *testing.T) {
+		f.best(5)
+		got := answer[filterResult](t, f.post("filter", extenderv1.ExtenderArgs{Pod: boundPod("b", 50, "half", 0), NodeNames: all}), 200)
+		if diff := cmp.Diff(filterResult{NodeNames: names("half")}, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
+
+// What filter passes is what prioritize would have let win.
+func TestFilterAndPrioritizeAgree(t *testing.T) {
+	f := start(t, newNode(t, "n1", 100, 60), newNode(t, "n2", 100), boundPod("a", 35, "n2", 0), newNode(t, "n3", 80, 100),
+		boundPod("b", 40, "n3", 0), newNode(t, "n4", 20, 20), newNode(t, "n5", 100), boundPod("c", 34, "n5", 0))
+	all := names("n1", "n2", "n3", "n4", "n5", "unknown")
+	for request := int64(1); request <= 100; request++ {
+		args := extenderv1.ExtenderArgs{Pod: newPod("p", request), NodeNames: all}
+		f.best(0)
+		fits := answer[filterResult](t, f.post("filter", args), 200)
+		scores, top := map[string]int64{}, int64(-1)
+		for _, score := range answer[extenderv1.HostPriorityList](t, f.post("prioritize", args), 200) {
+			scores[score.Host] = score.Score
+		}
+		var want []string
+		for _, name := range *fits.NodeNames {
+			switch {
+			case scores[name] > top:
+				top, want = scores[name], []string{name}
+			case scores[name] == top:
+				want = append(want, name)
+			}
+		}
+		f.best(len(*all) - 1)
+		got := answer[filterResult](t, f.post("filter", args), 200)
+		if diff := cmp.Diff(want, *got.NodeNames); diff != "" {
+			t.Errorf("request %d (-want +got):\n%s", request, diff)
+		}
+	}
+}
+
+// Until a pod's bind arrives, pods that are filtered meanwhile are shown other places, where there are any.
+func TestPodsInFlightDoNotMeet(t *testing.T) {
+	first, second, third := newPod("first", 60), newPod("second", 60), newPod("third", 60)
+	f := start(t, first, second, third, newNode(t, "near", 100), boundPod("a", 30, "near", 0), newNode(t, "far", 100), boundPod("b", 10, "far", 0))
+	f.best(1)
+	passed := func(pod *corev1.Pod) *[]string {
+		return answer[filterResult](t, f.post("filter", extenderv1.ExtenderArgs{Pod: pod, NodeNames: names("near", "far")}), 200).NodeNames
+	}
+	expect := func(pod *corev1.Pod, want ...string) {
+		t.Helper()
+		if diff := cmp.Diff(&want, passed(pod)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", pod.Name, diff)
+		}
+	}
+	expect(first, "near")
+	expect(first, "near") // Asked again, it isn't in its own way.
+	expect(second, "far")
+	expect(third, "near") // Nothing else is left: perhaps the first doesn't come.
+	for pod, node := range map[*corev1.Pod]string{first: "near", second: "far"} {
+		if got := answer[extenderv1.ExtenderBindingResult](t, f.post("bind", bindArgs(pod, node)), 200); got.Error != "" {
+			t.Fatal(got.Error)
+		}
+	}
+	if got := passed(third); len(*got) != 0 {
+		t.Errorf("third: %v, though both are taken", *got)
+	}
+}
