@@ -44,19 +44,29 @@ type allocator struct {
 	stale chan struct{}
 	// reading is held from reading the checkpoint until the record says so: an older one must not overtake a newer one.
 	reading sync.Mutex
-	// hints and refused belong to who has the turn.
+	// hints and all below belong to who has the turn.
 	hints   map[deviceSet]hint
 	refused map[gpu.PodUID]bool
+	// lastRefusal is when a container was turned away last.
+	lastRefusal time.Time
+	// missed is the static pod whose mirror was waited for in vain, and patience how long one is.
+	missed   gpu.PodUID
+	patience time.Duration
+	// settled is when the plugin registered with the kubelet last.
+	settled time.Time
 	// doubtful says that the last match was by order, which can mislead: the checkpoint tells which pod it really was.
 	doubtful bool
 }
 
 // hint is what GetPreferredAllocation found, for the Allocate that follows.
 type hint struct {
-	candidate candidate
-	card      int
+	// container is whose turn it is, the zero one being a static pod's.
+	container containerKey
 	by        match
-	at        time.Time
+	card      int
+	// released are the static pods that the kubelet had let go of.
+	released map[gpu.PodUID]bool
+	at       time.Time
 }
 
 // hintFor is how long a hint is kept; Allocate follows at once if at all.
@@ -102,6 +112,7 @@ func (a *allocator) Settle(ctx context.Context) {
 		return
 	}
 	defer release()
+	a.settled = a.now()
 	a.record.Settle()
 	a.Sync(ctx)
 	a.resources.Renew()
@@ -140,18 +151,19 @@ func (a *allocator) allocate(ctx context.Context, ids []string) (*pluginapi.Cont
 	defer release()
 
 	devices, request := newDeviceSet(ids), gpu.Memory(len(ids))
-	snapshot, chosen, by, err := a.match(ctx, devices, request)
+	given := serving{Request: request, Devices: devices, Sample: sampleOf(ids), At: a.now()}
+	hinted := a.takeHint(devices)
+	snapshot, chosen, by, err := a.match(ctx, hinted, request)
 	a.metrics.matches.WithLabelValues(string(by)).Inc()
-	given := serving{Request: request, Devices: devices, At: a.now()}
 	if err != nil {
 		return a.refuse(ctx, given, nil, "", err)
 	}
 	if by == byNobody {
-		return a.allocateNameless(ctx, snapshot, given, ids)
+		return a.allocateNameless(ctx, snapshot, given, ids, hinted.released)
 	}
 	pod := chosen.Pod
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "container", chosen.Container.Name)
-	card, result, err := snapshot.Card(pod)
+	card, result, err := snapshot.Card(pod, chosen.Container.Name)
 	if err != nil {
 		return a.refuse(klog.NewContext(ctx, logger.WithValues("match", by)), given, pod, chosen.Container.Name, err)
 	}
@@ -161,7 +173,7 @@ func (a *allocator) allocate(ctx context.Context, ids []string) (*pluginapi.Cont
 	a.countOtherDevices(ids, card)
 	if result == moved {
 		a.events.Eventf(pod.reference(), corev1.EventTypeWarning, eventMoved,
-			"container %s got card %d: card %d, which was chosen for the pod, has been taken by pods that nobody chose it for",
+			"container %s got card %d: card %d, which was chosen for the pod, has no room left for it beside the pods that hold it",
 			chosen.Container.Name, card.Index, pod.Assignment.Card)
 	}
 	logger.Info("Allocated", "card", card.Index, "memory", request, "result", result, "match", by)
@@ -185,6 +197,7 @@ func (a *allocator) refuse(ctx context.Context, given serving, pod *podView, con
 	}
 	a.events.Event(reference, corev1.EventTypeWarning, eventRefused, text)
 	if !a.errorEnv {
+		a.lastRefusal = a.now()
 		if pod != nil {
 			a.refused[pod.UID] = true
 		}
@@ -202,8 +215,9 @@ func (a *allocator) refuse(ctx context.Context, given serving, pod *podView, con
 
 // allocateNameless serves a pod that has no object in the API: a static pod, whose mirror appears later. It is booked
 // at once, and known by name as soon as the kubelet has written its checkpoint.
-func (a *allocator) allocateNameless(ctx context.Context, s *snapshot, given serving, ids []string) (*pluginapi.ContainerAllocateResponse, outcome, error) {
-	card, err := s.place("", given.Request)
+func (a *allocator) allocateNameless(ctx context.Context, s *snapshot, given serving, ids []string, released map[gpu.PodUID]bool) (*pluginapi.ContainerAllocateResponse, outcome, error) {
+	card, err := a.static(ctx, s, given.Request, released)
+	a.missed = ""
 	if err != nil {
 		return a.refuse(ctx, given, nil, "", fmt.Errorf("a pod that the API server doesn't know: %w", err))
 	}
@@ -223,39 +237,50 @@ func (a *allocator) Prefer(ctx context.Context, available, include []string, siz
 		return nil
 	}
 	defer release()
+	a.collect(ctx, available, include)
 	request := gpu.Memory(size)
-	snapshot, chosen, by, err := a.match(ctx, deviceSet{}, request)
+	snapshot, chosen, by, err := a.match(ctx, hint{}, request)
 	if err != nil {
 		return nil
 	}
+	found := hint{by: by, at: a.now()}
 	var card gpu.Card
 	if by == byNobody {
-		card, err = snapshot.place("", request)
+		found.released = a.edited(ctx, snapshot, snapshot.Released(available, include))
+		card, err = a.static(ctx, snapshot, request, found.released)
 	} else {
-		card, _, err = snapshot.Card(chosen.Pod)
+		found.container = chosen.key()
+		card, _, err = snapshot.Card(chosen.Pod, chosen.Container.Name)
 	}
 	if err != nil {
 		return nil
 	}
+	found.card = card.Index
 	ids := preferredDevices(card.Index, available, include, size)
-	if by != byNobody && len(ids) == size {
-		a.hints[newDeviceSet(ids)] = hint{chosen, card.Index, by, a.now()}
+	if len(ids) == size {
+		a.hints[newDeviceSet(ids)] = found
 	}
 	return ids
 }
 
 // match finds the container that the kubelet asks for. A match byNobody, without an error, says that it certainly is
 // none of those that the API server knows. It is called with the turn.
-func (a *allocator) match(ctx context.Context, devices deviceSet, request gpu.Memory) (*snapshot, candidate, match, error) {
+//
+// The kubelet waits meanwhile: it is asked for at most askTimeout, and the API server for listTimeout.
+func (a *allocator) match(ctx context.Context, hinted hint, request gpu.Memory) (*snapshot, candidate, match, error) {
 	if a.doubtful {
 		a.doubtful = false
 		a.Sync(ctx)
 	}
 	s := a.snapshot(a.pods.Cached())
-	if c, by, ok := a.hinted(s, devices, request); ok {
-		return s, c, by, nil
+	if c, ok := hinted.holds(s, request); ok {
+		a.doubtful = hinted.by == byOrder
+		return s, c, hinted.by, nil
 	}
-	if c, by, ok := a.resolve(ctx, s.Candidates(request), false); ok {
+	asking, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	ask := a.asker(asking)
+	if c, by, ok := a.resolve(s.Candidates(request), ask, false); ok {
 		return s, c, by, nil
 	}
 	// The informer can be behind, and so can the record.
@@ -267,8 +292,13 @@ func (a *allocator) match(ctx context.Context, devices deviceSet, request gpu.Me
 	} else {
 		live.forgetDeleted(a.pods.Cached())
 	}
-	if c, by, ok := a.resolve(ctx, live.Candidates(request), true); ok {
+	if c, by, ok := a.resolve(live.Candidates(request), ask, true); ok {
 		return live, c, by, nil
+	}
+	if a.now().Sub(a.settled) < statusLag {
+		if c, ok := sole(live.Interrupted(request), ask); ok {
+			return live, c, byKubelet, nil
+		}
 	}
 	if err != nil {
 		return nil, candidate{}, byNobody, &refusal{refusedUnavailable, codes.Unavailable,
@@ -277,35 +307,52 @@ func (a *allocator) match(ctx context.Context, devices deviceSet, request gpu.Me
 	return live, candidate{}, byNobody, nil
 }
 
-func (a *allocator) resolve(ctx context.Context, candidates []candidate, lastResort bool) (candidate, match, bool) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	ask := func(c candidate) standing { return a.resources.Standing(ctx, c) }
+// statusLag is how long after a kubelet's start the API server may call containers running that ended with the machine.
+const statusLag = 5 * time.Minute
+
+// asker asks the kubelet about each candidate once: while it waits for an answer of ours, its own stay the same.
+func (a *allocator) asker(ctx context.Context) func(candidate) standing {
+	told := map[containerKey]standing{}
+	return func(c candidate) standing {
+		answer, ok := told[c.key()]
+		if !ok {
+			answer = a.resources.Standing(ctx, c)
+			told[c.key()] = answer
+		}
+		return answer
+	}
+}
+
+func (a *allocator) resolve(candidates []candidate, ask func(candidate) standing, lastResort bool) (candidate, match, bool) {
 	c, by, ok := resolve(candidates, ask, a.resources.Answers, lastResort)
 	a.doubtful = a.doubtful || by == byOrder
 	return c, by, ok
 }
 
-// hinted returns the candidate that GetPreferredAllocation found for these devices, if it still is one.
-func (a *allocator) hinted(s *snapshot, devices deviceSet, request gpu.Memory) (candidate, match, bool) {
+// takeHint returns what GetPreferredAllocation found for these devices, and the zero hint if nothing.
+func (a *allocator) takeHint(devices deviceSet) hint {
 	for set, h := range a.hints {
 		if a.now().Sub(h.at) > hintFor {
 			delete(a.hints, set)
 		}
 	}
-	h, ok := a.hints[devices]
-	if !ok {
-		return candidate{}, byNobody, false
-	}
+	h := a.hints[devices]
 	delete(a.hints, devices)
-	a.doubtful = h.by == byOrder
+	return h
+}
+
+// holds returns the candidate that was found, if it still is one.
+func (h hint) holds(s *snapshot, request gpu.Memory) (candidate, bool) {
+	if h.container == (containerKey{}) {
+		return candidate{}, false
+	}
 	for _, c := range s.Candidates(request) {
-		if c.key() == h.candidate.key() {
+		if c.key() == h.container {
 			s.Preferred = &h.card
-			return c, h.by, true
+			return c, true
 		}
 	}
-	return candidate{}, byNobody, false
+	return candidate{}, false
 }
 
 func (a *allocator) snapshot(pods []podView) *snapshot {
@@ -320,7 +367,7 @@ func (a *allocator) snapshot(pods []podView) *snapshot {
 		}
 	}
 	given, nameless := a.record.Snapshot()
-	return &snapshot{Cards: cards, Pods: pods, Served: given, Nameless: nameless, Refused: a.refused}
+	return &snapshot{Now: a.now(), Cards: cards, Pods: pods, Served: given, Nameless: nameless, Refused: a.refused, LastRefusal: a.lastRefusal}
 }
 
 // countOtherDevices counts allocations that the kubelet books on other cards. They can have good reasons, such as

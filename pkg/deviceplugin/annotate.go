@@ -4,14 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	events "k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/workqueue"
@@ -25,7 +23,7 @@ import (
 // a pod whose annotations are as they should be costs nothing, whatever was missed in between is made good, and an API
 // server that is away delays it without holding up anything.
 type annotator struct {
-	client  kubernetes.Interface
+	client  Client
 	pods    *podSource
 	record  *record
 	events  events.EventRecorder
@@ -36,7 +34,7 @@ type annotator struct {
 // patchTimeout bounds one write.
 const patchTimeout = 10 * time.Second
 
-func newAnnotator(client kubernetes.Interface, pods *podSource, record *record, recorder events.EventRecorder, m *metrics) *annotator {
+func newAnnotator(client Client, pods *podSource, record *record, recorder events.EventRecorder, m *metrics) *annotator {
 	return &annotator{
 		client: client, pods: pods, record: record, events: recorder, metrics: m,
 		queue: workqueue.NewTypedRateLimitingQueue(
@@ -110,7 +108,7 @@ func (a *annotator) write(ctx context.Context, uid gpu.PodUID) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, patchTimeout)
 	defer cancel()
-	_, err = a.client.CoreV1().Pods(pod.Namespace).
+	_, err = a.client.Pods(pod.Namespace).
 		Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
@@ -122,15 +120,16 @@ func (a *annotator) write(ctx context.Context, uid gpu.PodUID) error {
 		a.metrics.repairs.Inc()
 		card := annotations[protocol.AnnotationIndex]
 		a.events.Eventf(pod.reference(), corev1.EventTypeWarning, eventRepaired,
-			"the annotations named card %d, the containers got card %s", pod.Assignment.Card, card)
+			"the annotations named card %d, the containers got card %v", pod.Assignment.Card, card)
 		klog.FromContext(ctx).Info("Repaired annotations", "pod", klog.KRef(pod.Namespace, pod.Name), "card", card, "was", pod.Assignment.Card)
 	}
 	return nil
 }
 
-// due returns the annotations that a pod lacks, nil where it lacks none. repair says that it named another card than
-// its containers got. When the card was assumed is never written anew.
-func due(pod *podView, given servings) (annotations map[string]string, repair bool) {
+// due returns how a pod's annotations are to be changed, nil where they are right: a value, or nil for one that has to
+// go. repair says that they named another card than the containers got. When the card was assumed is never written anew,
+// whatever stands there.
+func due(pod *podView, given servings) (annotations map[string]any, repair bool) {
 	if pod.Terminal {
 		return nil, false
 	}
@@ -148,31 +147,31 @@ func due(pod *podView, given servings) (annotations map[string]string, repair bo
 			at = s.At
 		}
 	}
-	if !truth.HasCard() {
-		return nil, false
-	}
-	repair = pod.Assumed && pod.Assignment.Card != truth.Card
-	if !pod.Assumed || repair {
-		right := protocol.Assignment{
-			Card: truth.Card, Request: pod.Request, CardMemory: truth.CardMemory, AssumeTime: pod.Assignment.AssumeTime,
+	annotations = map[string]any{}
+	repair = truth.HasCard() && pod.Assumed && pod.Assignment.Card != truth.Card
+	if truth.HasCard() && (!pod.Assumed || repair) {
+		right := protocol.Assignment{Card: truth.Card, Request: pod.Request, CardMemory: truth.CardMemory, AssumeTime: truth.At}
+		for key, value := range right.Annotations() {
+			annotations[key] = value
 		}
-		keepTime := !right.AssumeTime.IsZero()
-		if !keepTime {
-			right.AssumeTime = truth.At
-		}
-		annotations = right.Annotations()
-		if keepTime {
+		if pod.HasAssumeTime {
 			delete(annotations, protocol.AnnotationAssumeTime)
 		}
-		if pod.Assignment.Assigned {
+		if pod.Assigned {
 			delete(annotations, protocol.AnnotationAssigned)
 		}
 	}
-	if whole && !pod.Assignment.Assigned {
-		if annotations == nil {
-			annotations = map[string]string{}
+	switch {
+	case whole && !pod.Assigned:
+		for key, value := range protocol.AssignedAnnotations(at) {
+			annotations[key] = value
 		}
-		maps.Copy(annotations, protocol.AssignedAnnotations(at))
+	case !whole && pod.Assigned && !pod.Ran:
+		// It was taken for another pod, or somebody forged it. Of one that has run the record may know less than the pod.
+		annotations[protocol.AnnotationAssigned], annotations[protocol.AnnotationAssignTime] = "false", nil
+	}
+	if len(annotations) == 0 {
+		return nil, false
 	}
 	return annotations, repair
 }

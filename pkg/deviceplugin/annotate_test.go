@@ -16,13 +16,13 @@ func TestDue(t *testing.T) {
 	for name, test := range map[string]struct {
 		pod    *corev1.Pod
 		given  servings
-		want   map[string]string
+		want   map[string]any
 		repair bool
 	}{
 		"nothing served": {pod: newPod("a", main(2), assumed(1, 5))},
 		"all served": {
 			pod: newPod("a", container("x", 2), container("none", 0), container("y", 3), assumed(1, 5)), given: servings{"x": given(1), "y": late},
-			want: map[string]string{"ALIYUN_COM_GPU_MEM_ASSIGNED": "true", "ALIYUN_COM_GPU_MEM_ASSIGN_TIME": nanoseconds(time.Minute)},
+			want: map[string]any{"ALIYUN_COM_GPU_MEM_ASSIGNED": "true", "ALIYUN_COM_GPU_MEM_ASSIGN_TIME": nanoseconds(time.Minute)},
 		},
 		"one container is still to come": {
 			pod: newPod("a", container("x", 2), container("y", 3), assumed(1, 5)), given: servings{"x": given(1)},
@@ -36,7 +36,7 @@ func TestDue(t *testing.T) {
 		},
 		"nobody assumed it: everything is written": {
 			pod: newPod("a", main(2)), given: servings{"main": given(1)},
-			want: map[string]string{
+			want: map[string]any{
 				"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "2", "ALIYUN_COM_GPU_MEM_DEV": "16",
 				"ALIYUN_COM_GPU_MEM_ASSUME_TIME": nanoseconds(0), "ALIYUN_COM_GPU_MEM_ASSIGNED": "true",
 				"ALIYUN_COM_GPU_MEM_ASSIGN_TIME": nanoseconds(0),
@@ -44,22 +44,47 @@ func TestDue(t *testing.T) {
 		},
 		"nobody assumed it, and one container is still to come": {
 			pod: newPod("a", container("x", 2), container("y", 3)), given: servings{"x": given(1)},
-			want: map[string]string{
+			want: map[string]any{
 				"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "5", "ALIYUN_COM_GPU_MEM_DEV": "16",
 				"ALIYUN_COM_GPU_MEM_ASSUME_TIME": nanoseconds(0), "ALIYUN_COM_GPU_MEM_ASSIGNED": "false",
 			},
 		},
 		"another card than it says: the card is mended, the time of assumption stays": {
 			pod: newPod("a", main(2), assumed(0, 5)), given: servings{"main": given(1)}, repair: true,
-			want: map[string]string{
+			want: map[string]any{
 				"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "2", "ALIYUN_COM_GPU_MEM_DEV": "16",
 				"ALIYUN_COM_GPU_MEM_ASSIGNED": "true", "ALIYUN_COM_GPU_MEM_ASSIGN_TIME": nanoseconds(0),
 			},
 		},
 		"another card than it says, long after": {
 			pod: newPod("a", main(2), assumed(0, 5), assigned), given: servings{"main": given(1)}, repair: true,
-			want: map[string]string{
+			want: map[string]any{
 				"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "2", "ALIYUN_COM_GPU_MEM_DEV": "16",
+			},
+		},
+		"assigned, but it was another pod that was served: taken back": {
+			pod:  newPod("a", main(2), assumed(1, 5), assigned),
+			want: map[string]any{"ALIYUN_COM_GPU_MEM_ASSIGNED": "false", "ALIYUN_COM_GPU_MEM_ASSIGN_TIME": nil},
+		},
+		"the same of one container": {
+			pod: newPod("a", container("x", 2), container("y", 2), assumed(1, 5), assigned), given: servings{"x": given(1)},
+			want: map[string]any{"ALIYUN_COM_GPU_MEM_ASSIGNED": "false", "ALIYUN_COM_GPU_MEM_ASSIGN_TIME": nil},
+		},
+		"not of a pod that has run: there the record has a gap": {
+			pod: newPod("a", main(2), assumed(1, 5), assigned, ran(false)),
+		},
+		"a time of assumption beside an index that can't be read stays": {
+			pod: newPod("a", main(2), assumed(0, 5), annotation("ALIYUN_COM_GPU_MEM_IDX", "x")), given: servings{"main": given(1)},
+			want: map[string]any{
+				"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "2", "ALIYUN_COM_GPU_MEM_DEV": "16",
+				"ALIYUN_COM_GPU_MEM_ASSIGNED": "true", "ALIYUN_COM_GPU_MEM_ASSIGN_TIME": nanoseconds(0),
+			},
+		},
+		"and one beside no index, be it legible or not": {
+			pod: newPod("a", main(2), annotation("ALIYUN_COM_GPU_MEM_ASSUME_TIME", "yesterday")), given: servings{"main": given(1)},
+			want: map[string]any{
+				"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "2", "ALIYUN_COM_GPU_MEM_DEV": "16",
+				"ALIYUN_COM_GPU_MEM_ASSIGNED": "true", "ALIYUN_COM_GPU_MEM_ASSIGN_TIME": nanoseconds(0),
 			},
 		},
 		"an environment without a card mends nothing": {
@@ -80,7 +105,13 @@ func TestDue(t *testing.T) {
 			}
 			// What was written must be enough.
 			written := test.pod.DeepCopy()
-			annotate(written, got)
+			for key, value := range got {
+				if text, ok := value.(string); ok {
+					annotate(written, map[string]string{key: text})
+				} else {
+					delete(written.Annotations, key)
+				}
+			}
 			pod = views(written)[0]
 			if more, _ := due(&pod, test.given); more != nil {
 				t.Errorf("once written, %v is due", more)

@@ -3,6 +3,7 @@ package deviceplugin
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 
@@ -16,6 +17,7 @@ type cardState struct {
 
 	mu      sync.Mutex
 	cards   []gpu.Card
+	moved   map[int]int
 	problem error
 	changed chan struct{}
 }
@@ -27,8 +29,9 @@ func newCardState(unit gpu.Unit) *cardState {
 }
 
 // Set takes a new list of cards. Where the cards can't be read, as while a driver restarts, those known before stay as
-// unhealthy ones: pods may be running on them.
-func (s *cardState) Set(cards []gpu.Card, problem string) {
+// unhealthy ones: pods may be running on them. moved has the driver's index of the cards that it lists elsewhere than at
+// theirs.
+func (s *cardState) Set(cards []gpu.Card, moved map[int]int, problem string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	cards = slices.Clone(cards)
@@ -38,7 +41,7 @@ func (s *cardState) Set(cards []gpu.Card, problem string) {
 			cards[i].Unhealthy = problem
 		}
 	}
-	s.cards, s.problem = cards, nil
+	s.cards, s.moved, s.problem = cards, maps.Clone(moved), nil
 	switch size := messageSize(cards); {
 	case len(cards) == 0 && problem != "":
 		s.problem = errors.New(problem)
@@ -59,6 +62,16 @@ func (s *cardState) Get() (cards []gpu.Card, changed <-chan struct{}, problem er
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.cards), s.changed, s.problem
+}
+
+// Position returns the index under which the driver has a card now.
+func (s *cardState) Position(card int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if position, ok := s.moved[card]; ok {
+		return position
+	}
+	return card
 }
 
 // Inventory returns what the node's annotation should say.

@@ -46,7 +46,7 @@ func (p *Plugin) missing() []string {
 	} else if !p.node.Written() {
 		out = append(out, "the inventory isn't on the node yet")
 	}
-	if p.service.listening.Load() == 0 {
+	if !p.service.Listening() {
 		out = append(out, "the kubelet isn't connected")
 	}
 	return out

@@ -43,6 +43,7 @@ type kubelet struct {
 	entries       []entry
 	admitted      map[string]*corev1.Pod
 	rejected      int
+	answered      int
 	// unwilling is what registrations are answered.
 	unwilling error
 }
@@ -264,10 +265,12 @@ func (k *kubelet) allocate(uid, container string, request int, reusable []string
 	return ids, answer.Envs, nil
 }
 
-// forget drops a pod from the books, as the kubelet does at the allocation after the pod's end.
+// forget drops a pod from the books, as the kubelet does at the allocation after the pod's end. Its checkpoint follows
+// when that allocation has succeeded.
 func (k *kubelet) forget(pod *corev1.Pod) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	delete(k.admitted, pod.Namespace+"/"+pod.Name)
 	k.entries = slices.DeleteFunc(k.entries, func(e entry) bool { return e.PodUID == string(kubeletUID(pod)) })
 }
 
@@ -279,6 +282,7 @@ func (k *kubelet) Get(_ context.Context, r *podresourcesv1.GetPodResourcesReques
 		k.rejected++
 		return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
 	}
+	k.answered++
 	pod, ok := k.admitted[r.PodNamespace+"/"+r.PodName]
 	if !ok {
 		return nil, fmt.Errorf("pod %s in namespace %s not found", r.PodName, r.PodNamespace)

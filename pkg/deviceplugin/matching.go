@@ -3,12 +3,15 @@ package deviceplugin
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // snapshot is all that a decision is made from. It is nobody else's: deciding changes nothing outside it.
 type snapshot struct {
+	// Now is when it was taken.
+	Now   time.Time
 	Cards []gpu.Card
 	// Pods are this node's pods that ask for GPU memory, in whatever phase.
 	Pods []podView
@@ -17,6 +20,8 @@ type snapshot struct {
 	Nameless []serving
 	// Refused are the pods that were told no: the kubelet fails them, of which the API server may not know yet.
 	Refused map[gpu.PodUID]bool
+	// LastRefusal is when any container was told no.
+	LastRefusal time.Time
 	// Preferred is the card whose devices the kubelet was told to take a moment ago. Where a card is to be chosen it is
 	// that one, if there still is room: else the kubelet's books name another card than the container has.
 	Preferred *int
@@ -39,7 +44,13 @@ type candidate struct {
 
 // Candidates returns the containers that ask for exactly this much and that the kubelet may have to be given an answer
 // for, the likeliest first where nothing else is known: that of the pod which was assumed first.
-func (s *snapshot) Candidates(request gpu.Memory) []candidate {
+func (s *snapshot) Candidates(request gpu.Memory) []candidate { return s.candidates(request, false) }
+
+// Interrupted returns the same of containers that the API server calls running. After the machine has started again that
+// is what was: none of them runs, until the kubelet has come to its pod.
+func (s *snapshot) Interrupted(request gpu.Memory) []candidate { return s.candidates(request, true) }
+
+func (s *snapshot) candidates(request gpu.Memory, running bool) []candidate {
 	var out []candidate
 	for i := range s.Pods {
 		pod := &s.Pods[i]
@@ -51,11 +62,11 @@ func (s *snapshot) Candidates(request gpu.Memory) []candidate {
 			serving, served := given[container.Name]
 			c := candidate{
 				Pod: pod, Container: container, Next: next, Refused: s.Refused[pod.UID],
-				// Everything was allocated before the first container ran.
-				Again: serving.Lost || !served && pod.Ran,
+				// Everything was allocated before the first container ran, or the mirror appeared.
+				Again: serving.Lost || !served && (pod.Ran || pod.Mirror()),
 			}
 			c.Begun = next && !c.Again && len(given) > 0
-			if served && !serving.Lost || container.Running {
+			if served && !serving.Lost || container.Running != running {
 				continue
 			}
 			if !c.Again {
@@ -74,32 +85,35 @@ func (s *snapshot) Candidates(request gpu.Memory) []candidate {
 // Around it stand the cases that it doesn't know.
 func byAssumeTime(a, b candidate) int {
 	return cmp.Or(
-		first(!a.Again, !b.Again),
-		first(!a.Refused, !b.Refused),
-		first(a.Begun, b.Begun),
-		first(a.Next, b.Next),
-		first(!a.Pod.Deleting, !b.Pod.Deleting),
+		byReadiness(a, b),
 		first(a.Pod.Assumed, b.Pod.Assumed),
-		first(!a.Pod.Assignment.Assigned, !b.Pod.Assignment.Assigned),
+		first(!a.Pod.Assigned, !b.Pod.Assigned),
 		a.Pod.Assignment.AssumeTime.Compare(b.Pod.Assignment.AssumeTime),
 		a.Pod.Created.Compare(b.Pod.Created),
 		cmp.Compare(a.Pod.UID, b.Pod.UID),
 	)
 }
 
-// byAdmission is the order in which the kubelet admits pods: to ask in this order is to ask little. They come to it by
-// its watch, each by itself, and so in the order in which they were bound. Only what it finds when it starts comes as
-// one batch, by time of creation in whole seconds (k8s.io/kubernetes pkg/kubelet/kubelet.go, HandlePodAdditions).
-func byAdmission(a, b candidate) int {
+// byBinding is the order in which the kubelet admits pods: to ask in this order is to ask little. They come to it by its
+// watch, each by itself, and so in the order in which they were bound.
+func byBinding(a, b candidate) int {
+	return cmp.Or(byReadiness(a, b), cmp.Compare(a.Pod.Version, b.Pod.Version), byCreation(a, b))
+}
+
+// byCreation is the order of what the kubelet finds when it starts: it comes as one batch, by time of creation in whole
+// seconds (k8s.io/kubernetes pkg/kubelet/kubelet.go, HandlePodAdditions).
+func byCreation(a, b candidate) int {
+	return cmp.Or(byReadiness(a, b), a.Pod.Created.Compare(b.Pod.Created), cmp.Compare(a.Pod.Version, b.Pod.Version), byAssumeTime(a, b))
+}
+
+// byReadiness orders those before others that the kubelet can be expected to ask for at all.
+func byReadiness(a, b candidate) int {
 	return cmp.Or(
 		first(!a.Again, !b.Again),
 		first(!a.Refused, !b.Refused),
 		first(a.Begun, b.Begun),
 		first(a.Next, b.Next),
 		first(!a.Pod.Deleting, !b.Pod.Deleting),
-		cmp.Compare(a.Pod.Version, b.Pod.Version),
-		a.Pod.Created.Compare(b.Pod.Created),
-		byAssumeTime(a, b),
 	)
 }
 
@@ -138,17 +152,23 @@ const (
 )
 
 // maxAsked bounds how many candidates the kubelet is asked about. In its own order the first one nearly always is the
-// one; but after its restart that order is chance for pods of the same second, and half a second of its waiting costs
-// less than a wrong card.
+// one; but in a batch that order is chance for pods of the same second, and half a second of its waiting costs less than
+// a wrong card.
 const maxAsked = 48
 
 // resolve finds the candidate that the kubelet is asking for. It asks the kubelet as long as that tells, and takes the
 // first of those that remain possible otherwise. answers says whether "absent" means anything: kubelets without the
-// call answer so for every pod. Containers that were served before are taken on the kubelet's word alone, unless
-// lastResort.
+// call answer so for every pod. Containers that were served before count as a lastResort only: a kubelet that has lost
+// its books waits for each of them in its own words, and it may be asking for a pod that isn't among the candidates yet.
 func resolve(candidates []candidate, ask func(candidate) standing, answers func() bool, lastResort bool) (candidate, match, bool) {
+	if !lastResort {
+		candidates = slices.DeleteFunc(candidates, func(c candidate) bool { return c.Again })
+	}
 	excluded := map[containerKey]bool{}
-	order := slices.SortedStableFunc(slices.Values(candidates), byAdmission)
+	order := slices.SortedStableFunc(slices.Values(candidates), byBinding)
+	if len(order) > 2 {
+		slices.SortStableFunc(order[1:], byCreation) // If it isn't the first, it is a batch.
+	}
 	for _, c := range order[:min(len(order), maxAsked)] {
 		switch ask(c) {
 		case waiting:
@@ -158,12 +178,27 @@ func resolve(candidates []candidate, ask func(candidate) standing, answers func(
 		}
 	}
 	for _, c := range candidates {
-		if (c.Again && !lastResort) || excluded[c.key()] && answers() {
+		if excluded[c.key()] && answers() {
 			continue
 		}
 		return c, byOrder, true
 	}
 	return candidate{}, byNobody, false
+}
+
+// sole finds the container that the kubelet is asking for where it waits for one pod alone. Those that run on while it
+// has lost its books wait in its eyes, too: several pods tell nothing.
+func sole(candidates []candidate, ask func(candidate) standing) (found candidate, ok bool) {
+	for _, c := range candidates[:min(len(candidates), maxAsked)] {
+		switch {
+		case ask(c) != waiting:
+		case !ok:
+			found, ok = c, true
+		case found.Pod.UID != c.Pod.UID:
+			return candidate{}, false
+		}
+	}
+	return found, ok
 }
 
 // containerKey names a container of this node.

@@ -143,9 +143,12 @@ func TestResolve(t *testing.T) {
 		"a single one is asked about as well": {
 			pods: batch[:1], standing: map[string]standing{"a": absent}, by: byNobody, asked: []string{"a"},
 		},
-		"a repeat isn't guessed": {pods: []*corev1.Pod{again}, by: byNobody, asked: []string{"z"}},
-		"but believed": {
-			pods: []*corev1.Pod{again}, standing: map[string]standing{"z": waiting}, want: "z", by: byKubelet, asked: []string{"z"},
+		"a repeat isn't even asked about while others may be unknown": {
+			pods: []*corev1.Pod{again}, standing: map[string]standing{"z": waiting}, by: byNobody,
+		},
+		"but believed when all are known": {
+			pods: []*corev1.Pod{again}, standing: map[string]standing{"z": waiting}, lastResort: true,
+			want: "z", by: byKubelet, asked: []string{"z"},
 		},
 		"and guessed when nothing else is left": {
 			pods: []*corev1.Pod{again}, lastResort: true, want: "z", by: byOrder, asked: []string{"z"},
@@ -167,6 +170,40 @@ func TestResolve(t *testing.T) {
 			}
 			if diff := cmp.Diff(test.asked, asked); diff != "" {
 				t.Errorf("asked (-want +got)\n%s", diff)
+			}
+		})
+	}
+}
+
+// After the machine has started again the API server goes on calling containers running that have ended.
+func TestInterrupted(t *testing.T) {
+	alsoRuns := func(pod *corev1.Pod) {
+		status := *pod.Status.ContainerStatuses[0].DeepCopy()
+		status.Name = "y"
+		pod.Status.ContainerStatuses = append(pod.Status.ContainerStatuses, status)
+	}
+	pods := []*corev1.Pod{
+		newPod("a", main(2), container("y", 2), assumed(0, 1), ran(true), alsoRuns),
+		newPod("b", main(2), assumed(1, 2), ran(true)),
+		newPod("c", main(3), assumed(1, 3), ran(true)),
+		newPod("d", main(2), assumed(1, 4), ran(false)),
+	}
+	for name, test := range map[string]struct {
+		standing map[string]standing
+		want     string // empty: nobody
+	}{
+		"the one that the kubelet waits for":             {map[string]standing{"a/main": absent, "a/y": absent, "b/main": waiting}, "b/main"},
+		"the first of its containers":                    {map[string]standing{"a/main": waiting, "a/y": waiting, "b/main": absent}, "a/main"},
+		"then the second":                                {map[string]standing{"a/main": holding, "a/y": waiting, "b/main": absent}, "a/y"},
+		"none if several wait: those really are running": {map[string]standing{"a/main": waiting, "a/y": waiting, "b/main": waiting}, ""},
+		"none without a word":                            {nil, ""},
+		"none of another size, or that isn't running":    {map[string]standing{"c/main": waiting, "d/main": waiting}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &snapshot{Pods: views(pods...)}
+			got, ok := sole(s.Interrupted(2), func(c candidate) standing { return test.standing[c.Pod.Name+"/"+c.Container.Name] })
+			if ok != (test.want != "") || ok && got.Pod.Name+"/"+got.Container.Name != test.want {
+				t.Errorf("got %+v, %t; want %q", got, ok, test.want)
 			}
 		})
 	}

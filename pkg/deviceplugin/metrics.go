@@ -16,13 +16,13 @@ type metrics struct {
 	otherDevices     prometheus.Counter
 	repairs          prometheus.Counter
 	annotationErrors prometheus.Counter
-	registered       prometheus.Gauge
 	registrations    prometheus.Counter
 	cards            *prometheus.GaugeVec
 	messageBytes     prometheus.Gauge
 }
 
-func newMetrics() *metrics {
+// newMetrics returns them; registered says whether the kubelet listens.
+func newMetrics(registered func() bool) *metrics {
 	const namespace, subsystem = "gpushare", "device_plugin"
 	counter := func(name, help string) prometheus.CounterOpts {
 		return prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help}
@@ -47,8 +47,6 @@ func newMetrics() *metrics {
 			"Pods whose annotations named another card than their containers got, and were rewritten.")),
 		annotationErrors: prometheus.NewCounter(counter("annotation_errors_total",
 			"Failed attempts to write a pod's annotations. They are tried again.")),
-		registered: prometheus.NewGauge(gauge("registered",
-			"1 while the kubelet is connected and listens for devices.")),
 		registrations: prometheus.NewCounter(counter("registrations_total",
 			"Successful registrations with the kubelet.")),
 		cards: prometheus.NewGaugeVec(gauge("cards",
@@ -63,7 +61,13 @@ func newMetrics() *metrics {
 		m.matches.WithLabelValues(string(by))
 	}
 	m.registry.MustRegister(m.allocations, m.duration, m.matches, m.otherDevices, m.repairs, m.annotationErrors,
-		m.registered, m.registrations, m.cards, m.messageBytes,
+		prometheus.NewGaugeFunc(gauge("registered", "1 while the kubelet is connected and listens for devices."), func() float64 {
+			if registered() {
+				return 1
+			}
+			return 0
+		}),
+		m.registrations, m.cards, m.messageBytes,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

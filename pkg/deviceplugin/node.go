@@ -13,12 +13,11 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
-	coreinformers "k8s.io/client-go/informers/core/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	events "k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -26,7 +25,7 @@ import (
 // its status, which no device plugin can report. The kubelet leaves both as they are, except where it makes the node
 // anew or starts without a checkpoint; so the node is watched.
 type nodeKeeper struct {
-	client   kubernetes.Interface
+	client   Client
 	name     string
 	cards    *cardState
 	events   events.EventRecorder
@@ -42,18 +41,17 @@ type nodeKeeper struct {
 // nodeRecheck is how often the node is looked at though nothing seems to have changed.
 const nodeRecheck = 30 * time.Second
 
-func newNodeKeeper(client kubernetes.Interface, name string, cards *cardState, recorder events.EventRecorder) (*nodeKeeper, error) {
-	k := &nodeKeeper{
-		client: client, name: name, cards: cards, events: recorder,
-		wake: make(chan struct{}, 1), written: make(chan struct{}),
-		informer: coreinformers.NewFilteredNodeInformer(client, 0, cache.Indexers{}, func(options *metav1.ListOptions) {
-			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
-		}),
-	}
-	if err := k.informer.SetTransform(slimNode); err != nil {
+func newNodeKeeper(client Client, name string, cards *cardState, recorder events.EventRecorder) (*nodeKeeper, error) {
+	informer, err := newInformer(client.Nodes, &corev1.Node{}, fields.OneTermEqualSelector(metav1.ObjectNameField, name),
+		client.PlainLists, slimNode, nil)
+	if err != nil {
 		return nil, fmt.Errorf("setting up the informer of the node: %w", err)
 	}
-	_, err := k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	k := &nodeKeeper{
+		client: client, name: name, cards: cards, events: recorder, informer: informer,
+		wake: make(chan struct{}, 1), written: make(chan struct{}),
+	}
+	_, err = k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { poke(k.wake) },
 		UpdateFunc: func(any, any) { poke(k.wake) },
 	})
@@ -82,6 +80,20 @@ func (k *nodeKeeper) Written() bool {
 	default:
 		return false
 	}
+}
+
+// Told returns the cards of the inventory that stands on the node, none where none does that can be read.
+func (k *nodeKeeper) Told() []gpu.Card {
+	object, _, err := k.informer.GetStore().GetByKey(k.name)
+	node, ok := object.(*corev1.Node)
+	if err != nil || !ok {
+		return nil
+	}
+	inventory, err := protocol.ParseInventory(node.Annotations)
+	if err != nil {
+		return nil
+	}
+	return inventory.Cards
 }
 
 // Run keeps the node until the context ends.
@@ -167,13 +179,18 @@ func quantity(list corev1.ResourceList) string {
 }
 
 func (k *nodeKeeper) patch(ctx context.Context, patch map[string]any, subresources ...string) error {
+	return patchNode(ctx, k.client, k.name, patch, subresources...)
+}
+
+// patchNode merges something into a node.
+func patchNode(ctx context.Context, client Client, name string, patch map[string]any, subresources ...string) error {
 	data, err := json.Marshal(patch)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, patchTimeout)
 	defer cancel()
-	_, err = k.client.CoreV1().Nodes().Patch(ctx, k.name, types.MergePatchType, data, metav1.PatchOptions{}, subresources...)
+	_, err = client.Nodes.Patch(ctx, name, types.MergePatchType, data, metav1.PatchOptions{}, subresources...)
 	return err
 }
 

@@ -5,7 +5,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -42,14 +41,15 @@ func (r *refusal) Error() string { return r.text }
 // GRPCStatus makes gRPC send the code along.
 func (r *refusal) GRPCStatus() *status.Status { return status.New(r.code, r.text) }
 
-// Card decides which card the next container of a pod is given. It never gives out more of a card than is there:
-// every other pod counts with its whole request, once, as its spec has it.
+// Card decides which card a container of a pod is given. It never gives out more of a card than is there: every other
+// pod counts with its whole request, once, as its spec has it.
 //
 // A promised card is given unless pods that really hold it leave no room; promises to pods not served yet don't stand
 // against it, because annotations can be forged, and such a pod meets this same check when its turn comes. Where a
-// card is chosen here, they do.
-func (s *snapshot) Card(pod *podView) (gpu.Card, outcome, error) {
-	promised, own := s.promised(pod)
+// card is chosen here, they do. A pod has one card: what one of its containers was given is what the others get, or
+// nothing.
+func (s *snapshot) Card(pod *podView, container string) (gpu.Card, outcome, error) {
+	promised, own := s.promised(pod, container)
 	if promised != noCard {
 		card, ok := s.card(promised)
 		switch {
@@ -59,17 +59,20 @@ func (s *snapshot) Card(pod *podView) (gpu.Card, outcome, error) {
 		case !card.Healthy():
 			return gpu.Card{}, "", &refusal{refusedUnhealthy, codes.FailedPrecondition,
 				fmt.Sprintf("pod %s was assigned card %d, which is unhealthy: %s", pod, promised, card.Unhealthy)}
-		case own || placement.Fit([]placement.Card{{Card: card, Used: s.used(pod.UID, false)[promised]}}, pod.Request) == placement.Fits:
+		case s.has(pod.UID, container, promised):
+			return card, kept, nil // Once more what it had: the kubelet has lost its books, and nothing is added to the card.
+		case s.fits(card, pod.UID, pod.Request, false):
 			return card, kept, nil
+		case own:
+			return gpu.Card{}, "", &refusal{refusedFull, codes.ResourceExhausted,
+				fmt.Sprintf("pod %s has card %d for other containers, and other pods leave no room there for the rest of it", pod, promised)}
 		}
-	}
-	if promised == noCard && s.Preferred != nil {
-		card, ok := s.card(*s.Preferred)
-		if ok && placement.Fit([]placement.Card{{Card: card, Used: s.used(pod.UID, true)[card.Index]}}, pod.Request) == placement.Fits {
+	} else if s.Preferred != nil {
+		if card, ok := s.card(*s.Preferred); ok && s.fits(card, pod.UID, pod.Request, true) {
 			return card, placed, nil
 		}
 	}
-	card, err := s.place(pod.UID, pod.Request)
+	card, err := s.place(placement.Binpack, pod.UID, pod.Request)
 	if err != nil {
 		return gpu.Card{}, "", fmt.Errorf("pod %s: %w", pod, err)
 	}
@@ -79,14 +82,19 @@ func (s *snapshot) Card(pod *podView) (gpu.Card, outcome, error) {
 	return card, placed, nil
 }
 
+// fits says whether a card has room for a request beside what pods other than this one hold, or are to have.
+func (s *snapshot) fits(card gpu.Card, except gpu.PodUID, request gpu.Memory, promises bool) bool {
+	return placement.Fit([]placement.Card{{Card: card, Used: s.used(except, promises)[card.Index]}}, request) == placement.Fits
+}
+
 // place chooses a card for a request.
-func (s *snapshot) place(uid gpu.PodUID, request gpu.Memory) (gpu.Card, error) {
+func (s *snapshot) place(policy placement.Policy, uid gpu.PodUID, request gpu.Memory) (gpu.Card, error) {
 	used := s.used(uid, true)
 	cards := make([]placement.Card, len(s.Cards))
 	for i, c := range s.Cards {
 		cards[i] = placement.Card{Card: c, Used: used[c.Index]}
 	}
-	where, reason := placement.Place(placement.Binpack, cards, request)
+	where, reason := placement.Place(policy, cards, request)
 	if reason != placement.Fits {
 		outcome := refusedFull
 		if reason == placement.Unhealthy {
@@ -99,11 +107,15 @@ func (s *snapshot) place(uid gpu.PodUID, request gpu.Memory) (gpu.Card, error) {
 	return card, nil
 }
 
-// promised returns the card that the pod is to have, or noCard. own says that containers of it have that card already:
-// then its memory is the pod's.
-func (s *snapshot) promised(pod *podView) (card int, own bool) {
-	for _, container := range pod.Containers {
-		if serving, ok := s.Served[pod.UID][container.Name]; ok && serving.HasCard() {
+// promised returns the card that a container is to have, or noCard: the one that it was given before, else the one that
+// others of its pod were, else the one chosen for the pod. own says that the pod was given it.
+func (s *snapshot) promised(pod *podView, container string) (card int, own bool) {
+	given := s.Served[pod.UID]
+	if before, ok := given[container]; ok && before.HasCard() {
+		return before.Card, true
+	}
+	for _, other := range pod.Containers {
+		if serving, ok := given[other.Name]; ok && serving.HasCard() {
 			return serving.Card, true
 		}
 	}
@@ -111,6 +123,12 @@ func (s *snapshot) promised(pod *podView) (card int, own bool) {
 		return pod.Assignment.Card, false
 	}
 	return noCard, false
+}
+
+// has says whether a container was given this card.
+func (s *snapshot) has(uid gpu.PodUID, container string, card int) bool {
+	serving, ok := s.Served[uid][container]
+	return ok && serving.Card == card
 }
 
 // forgetDeleted drops what was given to pods that had an object, as the informer still has it, and are not among the
@@ -123,7 +141,7 @@ func (s *snapshot) forgetDeleted(cached []podView) {
 	}
 	for i := range cached {
 		pod := &cached[i]
-		if !live[pod.UID] && types.UID(pod.UID) == pod.ObjectUID {
+		if !live[pod.UID] && !pod.Mirror() {
 			delete(s.Served, pod.UID)
 		}
 	}
@@ -147,7 +165,7 @@ func (s *snapshot) used(except gpu.PodUID, promises bool) map[int]gpu.Memory {
 		if pod.Terminal {
 			continue
 		}
-		if card, own := s.promised(pod); own {
+		if card, own := s.promised(pod, ""); own {
 			add(card, pod.Request)
 			// Containers that ended up on another card than the rest hold their part there as well.
 			for _, serving := range s.Served[pod.UID] {

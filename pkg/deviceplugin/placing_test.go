@@ -45,6 +45,16 @@ func TestCard(t *testing.T) {
 			cards: newCards(16, 16), pod: newPod("a", container("x", 2), container("y", 2), assumed(0, 1)),
 			served: served{"uid-a": {"x": given(1)}}, want: 1, outcome: kept,
 		},
+		"unless others have taken the rest of that card since": {
+			cards: newCards(16, 16), pod: newPod("a", container("x", 10), container("main", 6), assumed(0, 1)),
+			others: []*corev1.Pod{newPod("b", container("main", 7))}, served: served{"uid-a": {"x": given(0)}, "uid-b": {"main": given(0)}},
+			refused: refusedFull, text: "pod default/a has card 0 for other containers, and other pods leave no room there for the rest of it",
+		},
+		"what a container had it gets again, however full the card is": {
+			cards: newCards(16, 16), pod: newPod("a", container("x", 10), container("main", 6), assumed(0, 1)),
+			others: []*corev1.Pod{newPod("b", container("main", 7))}, served: served{"uid-a": {"x": given(0), "main": given(0)}, "uid-b": {"main": given(0)}},
+			want: 0, outcome: kept,
+		},
 		"taken by a pod that nobody assumed: another one that fits": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)),
 			others: []*corev1.Pod{newPod("b", main(10))}, served: served{"uid-b": {"main": given(0)}},
@@ -146,7 +156,7 @@ func TestCard(t *testing.T) {
 				Cards: test.cards, Pods: views(append(test.others, test.pod)...), Served: test.served, Nameless: test.nameless,
 			}
 			pod := &s.Pods[len(s.Pods)-1]
-			card, outcome, err := s.Card(pod)
+			card, outcome, err := s.Card(pod, "main")
 			if test.refused != "" {
 				var r *refusal
 				if !errors.As(err, &r) || r.outcome != test.refused {

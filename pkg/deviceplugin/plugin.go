@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	events "k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
@@ -20,7 +19,7 @@ import (
 // Options are what a plugin needs.
 type Options struct {
 	// Client may list, watch and patch pods and the node, and patch its status.
-	Client kubernetes.Interface
+	Client Client
 	// Events writes events on pods and the node.
 	Events events.EventRecorder
 	// NodeName is the name of the node's object.
@@ -58,10 +57,11 @@ type Plugin struct {
 
 // New puts a plugin together. It does nothing until Run.
 func New(o Options) (*Plugin, error) {
-	if o.Client == nil || o.Events == nil || o.NodeName == "" || o.Unit <= 0 || o.Directory == "" {
+	if o.Client.Pods == nil || o.Client.Nodes == nil || o.Events == nil || o.NodeName == "" || o.Unit <= 0 || o.Directory == "" {
 		return nil, errors.New("a device plugin needs a client, an event recorder, a node name, a unit and a directory")
 	}
-	p := &Plugin{options: o, metrics: newMetrics(), cards: newCardState(o.Unit)}
+	p := &Plugin{options: o, cards: newCardState(o.Unit), service: &service{logger: klog.Background(), interval: time.Second}}
+	p.metrics = newMetrics(p.service.Listening)
 	var err error
 	if p.pods, err = newPodSource(o.Client, o.NodeName); err != nil {
 		return nil, err
@@ -82,14 +82,16 @@ func New(o Options) (*Plugin, error) {
 		resources: p.resources, metrics: p.metrics, events: o.Events, node: nodeReference(o.NodeName),
 		reply: &reply{
 			unit: o.Unit, visibleBy: cmp.Or(o.VisibleDevices, VisibleByUUID), strategy: o.DeviceList,
+			position:         p.cards.Position,
 			disableIsolation: p.node.DisableIsolation,
 		},
 		errorEnv: o.ErrorEnv, notify: p.annotator.Notify, now: time.Now,
 		turn: make(chan struct{}, 1), stale: make(chan struct{}, 1),
 		hints: map[deviceSet]hint{}, refused: map[gpu.PodUID]bool{},
+		patience: mirrorPatience,
 	}
 	p.reporter = newReporter(p.cards, o.Events, nodeReference(o.NodeName))
-	p.service = &service{allocator: p.allocator, cards: p.cards, metrics: p.metrics, logger: klog.Background(), interval: time.Second}
+	p.service.allocator, p.service.cards, p.service.metrics = p.allocator, p.cards, p.metrics
 	p.registrar = &registrar{
 		dir: o.Directory, service: p.service, cards: p.cards, before: p.allocator.Settle,
 		refused: p.reporter.Refused, wake: make(chan struct{}, 1), settle: settle,
@@ -97,10 +99,19 @@ func New(o Options) (*Plugin, error) {
 	return p, nil
 }
 
-// SetCards tells the plugin what cards the node has, at any time, also while it runs. problem says why they can't be
-// told, and is empty otherwise.
-func (p *Plugin) SetCards(cards []gpu.Card, problem string) {
-	p.cards.Set(cards, problem)
+// KnownCards returns the cards that the node has been said to have, none where nobody said. It waits for the API server,
+// or until ctx ends. A card is to keep its index: running pods hold memory of it.
+func (p *Plugin) KnownCards(ctx context.Context) []gpu.Card {
+	if !cache.WaitForCacheSync(ctx.Done(), p.node.informer.HasSynced) {
+		return nil
+	}
+	return p.node.Told()
+}
+
+// SetCards tells the plugin what cards the node has, at any time, also while it runs. moved has the driver's own index
+// of cards that it lists at another than theirs. problem says why they can't be told, and is empty otherwise.
+func (p *Plugin) SetCards(cards []gpu.Card, moved map[int]int, problem string) {
+	p.cards.Set(cards, moved, problem)
 	known, _, _ := p.cards.Get()
 	p.metrics.setCards(known)
 }

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -51,6 +53,8 @@ type bench struct {
 	blind bool
 	// away makes every write fail.
 	away atomic.Bool
+	// hanging is what the plugins' requests go through, if set.
+	hanging *hanging
 	// watches counts the watches of pods that stand.
 	watches atomic.Int32
 	socket  string
@@ -58,6 +62,16 @@ type bench struct {
 	// errorEnv and deviceList are options of the plugins.
 	errorEnv   bool
 	deviceList DeviceListStrategy
+	// patience is how long plugins wait for the mirror of a static pod, where that isn't the usual time.
+	patience time.Duration
+}
+
+// fakeClient is a fake as the plugin sees it.
+func fakeClient(api *fake.Clientset) Client {
+	return Client{
+		Pods: func(namespace string) Objects[*corev1.Pod, *corev1.PodList] { return api.CoreV1().Pods(namespace) }, Nodes: api.CoreV1().Nodes(),
+		PlainLists: true,
+	}
 }
 
 func newBench(t *testing.T, objects ...runtime.Object) *bench {
@@ -92,8 +106,12 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 // start runs a plugin until the test ends or stop is called.
 func (b *bench) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	b.t.Helper()
+	client := fakeClient(b.client)
+	if b.hanging != nil {
+		client = b.hanging.around(client)
+	}
 	p, err := New(Options{
-		Client: b.client, Events: b.events, NodeName: testNode, Unit: gpu.GiB, VisibleDevices: VisibleByUUID,
+		Client: client, Events: b.events, NodeName: testNode, Unit: gpu.GiB, VisibleDevices: VisibleByUUID,
 		DeviceList: b.deviceList, ErrorEnv: b.errorEnv,
 		Directory: b.dir, PodResourcesSocket: b.socket, ListenAddress: b.address,
 	})
@@ -102,8 +120,11 @@ func (b *bench) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	}
 	p.registrar.settle = time.Millisecond
 	p.service.interval = time.Millisecond
+	if b.patience > 0 {
+		p.allocator.patience = b.patience
+	}
 	if cards != nil {
-		p.SetCards(cards, "")
+		p.SetCards(cards, nil, "")
 	}
 	watches := b.watches.Load()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -134,6 +155,15 @@ func (b *bench) create(p *Plugin, pods ...*corev1.Pod) {
 			await(b.t, "the informer to know "+pod.Name, func() bool { return p.pods.Exists(kubeletUID(pod)) })
 		}
 	}
+}
+
+// delete removes a pod and waits until the informer knows.
+func (b *bench) delete(p *Plugin, pod *corev1.Pod) {
+	b.t.Helper()
+	if err := b.client.CoreV1().Pods(pod.Namespace).Delete(context.Background(), pod.Name, metav1.DeleteOptions{}); err != nil {
+		b.t.Fatal(err)
+	}
+	await(b.t, "the informer to miss "+pod.Name, func() bool { return !p.pods.Exists(kubeletUID(pod)) })
 }
 
 func (b *bench) pod(name string) *corev1.Pod {
@@ -379,7 +409,7 @@ func TestMovedPodIsTold(t *testing.T) {
 	if got := b.awaitAssigned("promised", 1); !got.AssumeTime.Equal(start.Add(time.Second)) {
 		t.Errorf("the time of assumption became %v", got.AssumeTime)
 	}
-	b.awaitEvent("GPUCardMoved container main got card 1: card 0, which was chosen for the pod, has been taken")
+	b.awaitEvent("GPUCardMoved container main got card 1: card 0, which was chosen for the pod, has no room left for it")
 	b.awaitEvent("GPUCardRepaired")
 }
 
@@ -494,6 +524,70 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 }
 
+// A kubelet that has lost its books finds no devices with containers that run on or have ended, and says so of each for
+// as long as its pod lives. That alone must never make one of them the container that it asks for.
+func TestKubeletWithoutBooks(t *testing.T) {
+	for name, test := range map[string]struct {
+		running *corev1.Pod
+		comes   *corev1.Pod
+		later   time.Duration
+	}{
+		"a pod that the plugin hasn't heard of, and an init container that has ended": {
+			newPod("running", initStep(2), main(16), assumed(0, 1), ran(true)), newPod("new", main(2), assumed(1, 2)), 0,
+		},
+		"a pod that the plugin hasn't heard of, and a container that is to be started again": {
+			newPod("running", main(2), container("rest", 14), assumed(0, 1), ran(false)), newPod("new", main(2), assumed(1, 2)), 0,
+		},
+		"a static pod, long after the kubelet started, and an init container that has ended": {
+			newPod("running", initStep(2), main(16), assumed(0, 1), ran(true)), newPod("new", main(2), mirrors("static")), time.Hour,
+		},
+		"a static pod, long after the kubelet started, and a container that runs": {
+			newPod("running", main(16), assumed(0, 1), ran(true)), newPod("new", main(16), mirrors("static")), time.Hour,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, test.running)
+			b.blind, b.socket = true, filepath.Join(b.dir, "pods.sock")
+			var entries []entry
+			for i, c := range slices.Concat(test.running.Spec.InitContainers, test.running.Spec.Containers) {
+				entries = append(entries, newEntry(t, string(test.running.UID), c.Name, 0, deviceID(0, gpu.Memory(i))))
+			}
+			writeCheckpoint(t, b.dir, entries...)
+			k := startKubelet(t, b.dir, entries...)
+			p, _ := b.start(newCards(16, 16))
+			k.awaitDevices(32, 32)
+
+			k.stop()
+			if err := os.Remove(filepath.Join(b.dir, checkpointFile)); err != nil {
+				t.Fatal(err)
+			}
+			k = startKubelet(t, b.dir)
+			k.admitted["default/running"] = test.running
+			k.podResources(b.socket)
+			k.awaitDevices(32, 32)
+			await(t, "PodResources", func() bool {
+				p.resources.connection.Connect()
+				return p.resources.connection.GetState() == connectivity.Ready
+			})
+			if kubeletUID(test.comes) == gpu.PodUID(test.comes.UID) {
+				b.create(p, test.comes) // A static pod's object comes later.
+			}
+			clock := time.Now().Add(test.later)
+			release, err := p.allocator.take(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.allocator.reading.Lock()
+			p.allocator.now = func() time.Time { return clock }
+			p.allocator.reading.Unlock()
+			release()
+			if got := cardOf(k.mustAdmit(test.comes)["main"]); got != "1" {
+				t.Errorf("got card %s, which is full: taken for a container of a pod that runs there", got)
+			}
+		})
+	}
+}
+
 func TestDirectoryMadeAnew(t *testing.T) {
 	b := newBench(t)
 	k := startKubelet(t, b.dir)
@@ -590,7 +684,7 @@ func TestCardFailsAndRecovers(t *testing.T) {
 	b.create(p, a)
 	cards := newCards(16, 16)
 	cards[1].Unhealthy = "Xid 79"
-	p.SetCards(cards, "")
+	p.SetCards(cards, nil, "")
 	k.awaitDevices(16, 32)
 	b.awaitEvent("GPUCardUnhealthy card 1 (GPU-1): Xid 79")
 	await(t, "the inventory to say so", func() bool {
@@ -600,10 +694,10 @@ func TestCardFailsAndRecovers(t *testing.T) {
 	if _, err := k.admit(a); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("got %v, want FailedPrecondition", err)
 	}
-	p.SetCards(nil, "the driver is being updated")
+	p.SetCards(nil, nil, "the driver is being updated")
 	k.awaitDevices(0, 32)
 	b.awaitEvent("GPUCardUnhealthy card 0 (GPU-0), 1 (GPU-1): the driver is being updated")
-	p.SetCards(newCards(16, 16), "")
+	p.SetCards(newCards(16, 16), nil, "")
 	k.awaitDevices(32, 32)
 	b.awaitEvent("GPUCardHealthy card 0 (GPU-0), 1 (GPU-1) can be used again")
 	if n := testutil.ToFloat64(p.metrics.registrations); n != 1 {
@@ -624,13 +718,13 @@ func TestNothingToOffer(t *testing.T) {
 		{nil, "", "the node has no GPU card"},
 		{newCards(1150168), "", "the smallest unit that fits is 6GiB (--memory-unit)"},
 	} {
-		p.SetCards(test.cards, test.problem)
+		p.SetCards(test.cards, nil, test.problem)
 		if missing := strings.Join(p.missing(), "\n"); !strings.Contains(missing, test.want) {
 			t.Errorf("readyz says %q, want %q", missing, test.want)
 		}
 		b.awaitEvent("GPUCardNotOffered")
 	}
-	p.SetCards(newCards(16), "")
+	p.SetCards(newCards(16), nil, "")
 	k.awaitDevices(16, 16)
 	k.awaitRegistrations(1)
 }
@@ -677,6 +771,78 @@ func TestConcurrentAllocations(t *testing.T) {
 	}
 }
 
+// A kubelet that has lost its books asks anew, from several workers at once, for containers that it starts again. Which of
+// them a call is for nothing can tell then; but each is given a card once, and the checkpoint sets right whose it is.
+func TestConcurrentRestarts(t *testing.T) {
+	const pods, cards = 16, 4
+	var objects []runtime.Object
+	var before []entry
+	for i := range pods {
+		pod := newPod(fmt.Sprintf("p%d", i), main(4), assumed(i%cards, i), assigned, ran(false))
+		objects = append(objects, pod)
+		var ids []string
+		for unit := range 4 {
+			ids = append(ids, deviceID(i%cards, gpu.Memory(i/cards*4+unit)))
+		}
+		before = append(before, newEntry(t, string(pod.UID), "main", i%cards, ids...))
+	}
+	b := newBench(t, objects...)
+	b.socket = filepath.Join(b.dir, "pods.sock")
+	writeCheckpoint(t, b.dir, before...)
+	k := startKubelet(t, b.dir, before...)
+	p, _ := b.start(newCards(16, 16, 16, 16))
+	k.awaitDevices(64, 64)
+
+	k.stop()
+	if err := os.Remove(filepath.Join(b.dir, checkpointFile)); err != nil {
+		t.Fatal(err)
+	}
+	k = startKubelet(t, b.dir)
+	for _, object := range objects {
+		k.admitted["default/"+object.(*corev1.Pod).Name] = object.(*corev1.Pod)
+	}
+	k.podResources(b.socket)
+	k.awaitDevices(64, 64)
+	var group sync.WaitGroup
+	after := make([]entry, pods)
+	got := make([]int, pods)
+	for i := range pods {
+		group.Go(func() {
+			// The kubelet takes the node for empty, and so other devices than before.
+			ids := before[(i+5)%pods].DeviceIDs[-1]
+			response, err := p.allocator.Allocate(context.Background(), ids)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			assignment, err := protocol.ParseAssignment(response.Envs)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			got[i] = assignment.Card
+			after[i] = newEntry(t, before[i].PodUID, "main", assignment.Card, ids...)
+		})
+	}
+	group.Wait()
+	if t.Failed() {
+		return
+	}
+	used := map[int]int{}
+	for _, card := range got {
+		used[card] += 4
+	}
+	for card := range cards {
+		if used[card] != 16 {
+			t.Errorf("card %d has %d taken, want 16", card, used[card])
+		}
+	}
+	writeCheckpoint(t, b.dir, after...)
+	for i := range pods {
+		b.awaitAssigned(fmt.Sprintf("p%d", i), got[i])
+	}
+}
+
 func TestAllocateNothing(t *testing.T) {
 	b := newBench(t)
 	p, _ := b.start(newCards(16))
@@ -712,14 +878,14 @@ func TestHTTP(t *testing.T) {
 			t.Errorf("%s gave %d, want %d", path, got, want)
 		}
 	}
-	p.SetCards(newCards(16), "")
+	p.SetCards(newCards(16), nil, "")
 	k.awaitDevices(16, 16)
 	await(t, "ready", func() bool { return get("/readyz") == 200 })
 }
 
 func TestBadAddress(t *testing.T) {
 	b := newBench(t)
-	p, err := New(Options{Client: b.client, Events: b.events, NodeName: testNode, Unit: gpu.GiB, Directory: b.dir, ListenAddress: "127.0.0.1:nowhere"})
+	p, err := New(Options{Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Unit: gpu.GiB, Directory: b.dir, ListenAddress: "127.0.0.1:nowhere"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -732,7 +898,7 @@ func TestBadAddress(t *testing.T) {
 }
 
 func TestMetrics(t *testing.T) {
-	m := newMetrics()
+	m := newMetrics(func() bool { return true })
 	m.setCards(newCards(16))
 	problems, err := testutil.GatherAndLint(m.registry)
 	if err != nil {

@@ -22,14 +22,17 @@ import (
 // The kubelet answers 100 questions a second, 10 at once, for all its clients together
 // (k8s.io/kubernetes pkg/kubelet/apis/podresources/constants.go). Some are left to others.
 const (
-	askPerSecond = 90
-	askBurst     = 8
+	askPerSecond = 95
+	askBurst     = 9
 	askTries     = 3
-	// askTimeout bounds all questions for one allocation. It is generous: a late answer is worth more than a guess.
-	askTimeout = 3 * time.Second
-	// A service that can't be reached is left alone for a moment, and one that never knew a pod, however many it was
-	// asked about, for longer: the kubelet waits while it is asked in vain.
+	// askTimeout bounds all questions for one allocation: maxAsked of them take half of it.
+	askTimeout = time.Second
+	// answerTimeout bounds one answer, which takes a few milliseconds.
+	answerTimeout = askTimeout / 2
+	// A service that can't be reached is left alone for a moment, one that keeps silent for longer, and one that never
+	// knew a pod, however many it was asked about, for longer yet: the kubelet waits while it is asked in vain.
 	leaveUnreachable = time.Second
+	leaveSilent      = 5 * time.Second
 	leaveUseless     = 10 * time.Minute
 	uselessAfter     = 2 * maxAsked
 )
@@ -98,9 +101,11 @@ func (p *podResources) Standing(ctx context.Context, c candidate) standing {
 			klog.FromContext(ctx).V(2).Info("No time left to ask the kubelet about a pod", "pod", c.Pod.String(), "reason", err.Error())
 			return unknown
 		}
-		response, err := p.client.Get(ctx, &podresourcesv1.GetPodResourcesRequest{
+		asked, cancel := context.WithTimeout(ctx, answerTimeout)
+		response, err := p.client.Get(asked, &podresourcesv1.GetPodResourcesRequest{
 			PodName: c.Pod.Name, PodNamespace: c.Pod.Namespace,
 		})
+		cancel()
 		switch status.Code(err) {
 		case codes.OK:
 			p.answered = true
@@ -113,6 +118,12 @@ func (p *podResources) Standing(ctx context.Context, c candidate) standing {
 			return absent
 		case codes.ResourceExhausted:
 			continue // Others ask as well.
+		case codes.DeadlineExceeded:
+			if ctx.Err() == nil {
+				p.alone = time.Now().Add(leaveSilent)
+				klog.FromContext(ctx).Info("The kubelet doesn't answer about a pod", "pod", c.Pod.String(), "for", answerTimeout)
+			}
+			return unknown
 		default:
 			p.alone = time.Now().Add(leaveUnreachable)
 			klog.FromContext(ctx).V(2).Info("The kubelet can't be asked about a pod", "pod", c.Pod.String(), "reason", err.Error())

@@ -1,17 +1,20 @@
 package deviceplugin
 
 import (
+	"cmp"
 	"context"
+	"encoding/hex"
+	"errors"
 	"fmt"
+	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	coreinformers "k8s.io/client-go/informers/core/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -38,6 +41,9 @@ type podView struct {
 	// Assumed says that Assignment is what somebody chose for the pod.
 	Assumed    bool
 	Assignment protocol.Assignment
+	// Assigned is what the annotations claim, and HasAssumeTime whether they name a time, legible or not, whatever else
+	// stands there.
+	Assigned, HasAssumeTime bool
 	// Promise is the memory that the annotations speak of, empty where they don't.
 	Promise gpu.Placement
 }
@@ -53,7 +59,7 @@ type containerView struct {
 	Request gpu.Memory
 	// Init says that it is an ordinary init container, which the kubelet's PodResources leaves out.
 	Init bool
-	// Running says that it runs now.
+	// Running says that it runs now, or is an init container whose turn is over, since what comes after it runs.
 	Running bool
 }
 
@@ -68,17 +74,20 @@ func newPodView(pod *corev1.Pod) podView {
 	}
 	view.UID = kubeletUID(pod)
 	view.Version, _ = strconv.ParseUint(pod.ResourceVersion, 10, 64) // Zero where it is no number: then it tells nothing.
-	running := map[string]bool{}
+	running, mainRuns := map[string]bool{}, false
 	for _, statuses := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
 		for _, s := range statuses {
 			running[s.Name] = s.State.Running != nil
 			view.Ran = view.Ran || s.ContainerID != ""
 		}
 	}
+	for i := range pod.Spec.Containers {
+		mainRuns = mainRuns || running[pod.Spec.Containers[i].Name]
+	}
 	add := func(c *corev1.Container, init bool) {
 		if request := protocol.ContainerRequest(c); request > 0 {
 			view.Containers = append(view.Containers,
-				containerView{Name: c.Name, Request: request, Init: init, Running: running[c.Name]})
+				containerView{Name: c.Name, Request: request, Init: init, Running: running[c.Name] || init && mainRuns})
 		}
 	}
 	for i := range pod.Spec.InitContainers {
@@ -92,6 +101,8 @@ func newPodView(pod *corev1.Pod) podView {
 	if assignment, err := protocol.ParseAssignment(pod.Annotations); err == nil {
 		view.Assumed, view.Assignment = true, assignment
 	}
+	view.Assigned = pod.Annotations[protocol.AnnotationAssigned] == "true"
+	_, view.HasAssumeTime = pod.Annotations[protocol.AnnotationAssumeTime]
 	if promise, err := protocol.PodPlacement(pod); err == nil {
 		view.Promise = promise
 	}
@@ -107,21 +118,53 @@ func kubeletUID(pod *corev1.Pod) gpu.PodUID {
 	return gpu.PodUID(pod.UID)
 }
 
+// ofStaticPod says that a UID is one that the kubelet makes, of a static pod's file; the API server's are UUIDs
+// (k8s.io/kubernetes pkg/kubelet/config/common.go, applyDefaults).
+func ofStaticPod(uid gpu.PodUID) bool {
+	sum, err := hex.DecodeString(string(uid))
+	return err == nil && len(sum) == 16
+}
+
+// Mirror says that the object stands for a static pod. It appears once the kubelet has admitted that.
+func (p *podView) Mirror() bool { return types.UID(p.UID) != p.ObjectUID }
+
+// realFirst orders the objects that claim to be one pod of the kubelet's, the one to be believed first. Anybody can write
+// the annotation of a mirror: so an object whose own UID it is comes first, then the oldest, which was there before
+// anybody could know a static pod's UID.
+func realFirst(a, b *podView) int {
+	return cmp.Or(
+		first(!a.Mirror(), !b.Mirror()),
+		a.Created.Compare(b.Created),
+		cmp.Compare(a.ObjectUID, b.ObjectUID),
+	)
+}
+
+// distinct leaves one object for each pod of the kubelet's. The kubelet runs none of the others: it deletes mirrors of
+// which it has no static pod.
+func distinct(views []podView) []podView {
+	slices.SortFunc(views, func(a, b podView) int { return cmp.Or(cmp.Compare(a.UID, b.UID), realFirst(&a, &b)) })
+	return slices.CompactFunc(views, func(a, b podView) bool { return a.UID == b.UID })
+}
+
 // podSource knows this node's pods: from an informer, and from the API server itself where that isn't enough.
 type podSource struct {
-	client   kubernetes.Interface
+	client   Client
 	node     string
 	informer cache.SharedIndexInformer
+	// away is until when the API server counts as gone, in Unix nanoseconds.
+	away atomic.Int64
 }
 
 const (
 	uidIndex = "kubeletUID"
 	// listTimeout bounds the live list, during which the kubelet waits.
-	listTimeout = 3 * time.Second
+	listTimeout = 2 * time.Second
+	// leaveAway is how long an API server that didn't answer isn't asked again: every container of a pod would wait.
+	leaveAway = 2 * time.Second
 )
 
-func newPodSource(client kubernetes.Interface, node string) (*podSource, error) {
-	informer := coreinformers.NewFilteredPodInformer(client, metav1.NamespaceAll, 0, cache.Indexers{
+func newPodSource(client Client, node string) (*podSource, error) {
+	informer, err := newInformer(client.Pods(metav1.NamespaceAll), &corev1.Pod{}, onNode(node), client.PlainLists, slimPod, cache.Indexers{
 		uidIndex: func(object any) ([]string, error) {
 			pod, ok := object.(*corev1.Pod)
 			if !ok {
@@ -129,14 +172,14 @@ func newPodSource(client kubernetes.Interface, node string) (*podSource, error) 
 			}
 			return []string{string(kubeletUID(pod))}, nil
 		},
-	}, func(options *metav1.ListOptions) { options.FieldSelector = onNode(node) })
-	if err := informer.SetTransform(slimPod); err != nil {
+	})
+	if err != nil {
 		return nil, fmt.Errorf("setting up the informer of pods: %w", err)
 	}
 	return &podSource{client: client, node: node, informer: informer}, nil
 }
 
-func onNode(node string) string { return fields.OneTermEqualSelector("spec.nodeName", node).String() }
+func onNode(node string) fields.Selector { return fields.OneTermEqualSelector("spec.nodeName", node) }
 
 // Cached returns the pods that the informer knows.
 func (s *podSource) Cached() []podView {
@@ -147,15 +190,23 @@ func (s *podSource) Cached() []podView {
 			views = append(views, newPodView(pod))
 		}
 	}
-	return views
+	return distinct(views)
 }
+
+var errAway = errors.New("it didn't answer a moment ago")
 
 // Live asks the API server for the pods.
 func (s *podSource) Live(ctx context.Context) ([]podView, error) {
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	if time.Now().UnixNano() < s.away.Load() {
+		return nil, fmt.Errorf("listing the pods of node %s: %w", s.node, errAway)
+	}
+	bounded, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	pods, err := s.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: onNode(s.node)})
+	pods, err := s.client.Pods(metav1.NamespaceAll).List(bounded, metav1.ListOptions{FieldSelector: onNode(s.node).String()})
 	if err != nil {
+		if ctx.Err() == nil {
+			s.away.Store(time.Now().Add(leaveAway).UnixNano())
+		}
 		return nil, fmt.Errorf("listing the pods of node %s: %w", s.node, err)
 	}
 	var views []podView
@@ -164,26 +215,25 @@ func (s *podSource) Live(ctx context.Context) ([]podView, error) {
 			views = append(views, view)
 		}
 	}
-	return views, nil
+	return distinct(views), nil
 }
 
-// ByUID returns the pod that the kubelet knows by this UID, if the informer knows it. An object whose own UID that is
-// comes before one that claims to mirror it.
+// ByUID returns the pod that the kubelet knows by this UID, if the informer knows it.
 func (s *podSource) ByUID(uid gpu.PodUID) (podView, bool) {
 	objects, err := s.informer.GetIndexer().ByIndex(uidIndex, string(uid))
 	if err != nil {
 		return podView{}, false // There is such an index: newPodSource made it.
 	}
-	var found *corev1.Pod
+	var views []podView
 	for _, object := range objects {
-		if pod, ok := object.(*corev1.Pod); ok && (found == nil || gpu.PodUID(pod.UID) == uid) {
-			found = pod
+		if pod, ok := object.(*corev1.Pod); ok {
+			views = append(views, newPodView(pod))
 		}
 	}
-	if found == nil {
+	if views = distinct(views); len(views) == 0 {
 		return podView{}, false
 	}
-	return newPodView(found), true
+	return views[0], true
 }
 
 // Exists says whether the informer knows a pod of this UID, in whatever phase.

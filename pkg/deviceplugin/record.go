@@ -32,13 +32,15 @@ type serving struct {
 	CardMemory gpu.Memory
 	// Request is the container's part.
 	Request gpu.Memory
-	// Devices is what the kubelet asked for.
+	// Devices is what the kubelet asked for, and Sample is one of them.
 	Devices deviceSet
-	// At is when, or when we learned of it.
+	Sample  string
+	// At is when, or when the books were written that told of it.
 	At time.Time
 	// Booked says that the kubelet's checkpoint has shown it; Lost that it has ceased to, so the kubelet may ask again
-	// for a container that it has to start.
-	Booked, Lost bool
+	// for a container that it has to start. Freed says that it has ceased to though the kubelet had it until then: it has
+	// given the devices up of its own accord.
+	Booked, Lost, Freed bool
 }
 
 // HasCard says that the container was given a card, and Card is which.
@@ -69,6 +71,10 @@ type record struct {
 	pods served
 	// nameless were served before anything told which pod they are: static pods, until the checkpoint names them.
 	nameless []serving
+	// rebuilt says that books have been read since the plugin's start.
+	rebuilt bool
+	// settling says that a new kubelet's books are to be read for the first time.
+	settling bool
 }
 
 func newRecord() *record { return &record{pods: served{}} }
@@ -96,10 +102,13 @@ func (r *record) Forget(uid gpu.PodUID) {
 
 // Sync brings the record in line with the kubelet's books, as they were written at that time, and returns the pods for
 // which something changed. What was served since isn't in the books yet and stays. exists says whether there is an
-// object for the pod: one that neither exists nor was served by us is a leftover.
+// object for the pod: one that neither exists nor was served by us is a leftover. Only at the start it may be a static
+// pod as well, which was served just before and whose mirror hasn't come: that is held until collect knows better.
 func (r *record) Sync(bookings []booking, written time.Time, exists func(gpu.PodUID) bool, now time.Time) []gpu.PodUID {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	// newer says that the books can't have a serving yet: the same devices there are those of a pod that has ended.
+	newer := func(s serving) bool { return s.At.After(written.Add(clockStep)) }
 	changed := map[gpu.PodUID]bool{}
 	owner := map[deviceSet]gpu.PodUID{}
 	booked := map[gpu.PodUID]map[string]bool{}
@@ -111,10 +120,13 @@ func (r *record) Sync(bookings []booking, written time.Time, exists func(gpu.Pod
 		booked[b.UID][b.Container] = true
 
 		known, ok := r.pods[b.UID][b.Container]
-		if !r.name(b.Devices) && !ok && !exists(b.UID) {
+		if ok && newer(known) {
+			continue // What they have of this container is what it had before.
+		}
+		if !r.name(b.Devices, newer) && !ok && !exists(b.UID) && (r.rebuilt || !ofStaticPod(b.UID)) {
 			continue
 		}
-		truth := serving{Card: unknownCard, Request: b.Request, Devices: b.Devices, At: now, Booked: true}
+		truth := serving{Card: unknownCard, Request: b.Request, Devices: b.Devices, Sample: b.Sample, At: written, Booked: true}
 		if assignment, err := protocol.ParseAssignment(b.Env); err == nil {
 			truth.Card, truth.CardMemory = assignment.Card, assignment.CardMemory
 		} else if b.Env[protocol.AnnotationIndex] == noIndex {
@@ -131,19 +143,20 @@ func (r *record) Sync(bookings []booking, written time.Time, exists func(gpu.Pod
 		for name, s := range containers {
 			switch {
 			case booked[uid][name]:
-			case owner[s.Devices] != "" && owner[s.Devices] != uid && !s.At.After(written.Add(clockStep)):
-				// We took one pod for another; the kubelet knows whose devices these are. Older books can't: there they
-				// are those of a pod that has ended.
+			case owner[s.Devices] != "" && owner[s.Devices] != uid && !newer(s):
+				// We took one pod for another; the kubelet knows whose devices these are.
 				r.drop(uid, name)
 				changed[uid] = true
 			case s.Booked && !exists(uid):
 				r.drop(uid, name)
 			case s.Booked:
+				s.Freed = s.Freed || !s.Lost && !r.settling && !written.IsZero()
 				s.Lost = true
 				containers[name] = s
 			}
 		}
 	}
+	r.settling, r.rebuilt = false, r.rebuilt || !written.IsZero()
 	r.nameless = slices.DeleteFunc(r.nameless, func(s serving) bool { return now.Sub(s.At) > namelessFor })
 	return slices.Sorted(maps.Keys(changed))
 }
@@ -153,6 +166,7 @@ func (r *record) Sync(bookings []booking, written time.Time, exists func(gpu.Pod
 func (r *record) Settle() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.settling = true
 	for _, containers := range r.pods {
 		for name, s := range containers {
 			s.Booked = true
@@ -195,8 +209,8 @@ func (r *record) drop(uid gpu.PodUID, container string) {
 }
 
 // name says whether these devices were served to a nameless pod, which from then on isn't nameless.
-func (r *record) name(devices deviceSet) bool {
+func (r *record) name(devices deviceSet, newer func(serving) bool) bool {
 	before := len(r.nameless)
-	r.nameless = slices.DeleteFunc(r.nameless, func(s serving) bool { return s.Devices == devices })
+	r.nameless = slices.DeleteFunc(r.nameless, func(s serving) bool { return s.Devices == devices && !newer(s) })
 	return len(r.nameless) < before
 }

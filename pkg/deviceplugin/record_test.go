@@ -92,6 +92,16 @@ func TestRecordSync(t *testing.T) {
 			books:  []entry{newEntry(t, "static", "main", 1, "11", "10")}, exists: none,
 			want: map[string]int{"static/main": 1}, changed: []gpu.PodUID{"static"},
 		},
+		"doesn't take the name from books that are older": {
+			before: func(r *record) { r.ServeNameless(given(1, "10", "11")) },
+			books:  []entry{newEntry(t, "ended", "main", 1, "11", "10")}, age: time.Second, exists: none,
+			want: map[string]int{"nameless": 1},
+		},
+		"nor the card of a container that was given another one since": {
+			before: func(r *record) { r.Serve("a", "main", given(1, "10")) },
+			books:  []entry{newEntry(t, "a", "main", 0, "00")}, age: time.Second,
+			want: map[string]int{"a/main": 1},
+		},
 		"holds what stays nameless for a while": {
 			before: func(r *record) { r.ServeNameless(given(1, "10")) },
 			after:  namelessFor, want: map[string]int{"nameless": 1},

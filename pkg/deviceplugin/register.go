@@ -173,7 +173,7 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 			return true, errors.New("the plugin's socket was removed")
 		case !unchanged(kubeletSocket, kubelet):
 			return true, errors.New("the kubelet was restarted")
-		case r.service.listening.Load() > 0:
+		case r.service.Listening():
 			silent = time.Now()
 		case time.Since(silent) > listenGrace:
 			return true, errors.New("the kubelet doesn't listen to the plugin")

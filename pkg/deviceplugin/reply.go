@@ -15,6 +15,8 @@ type reply struct {
 	unit      gpu.Unit
 	visibleBy VisibleDevices
 	strategy  DeviceListStrategy
+	// position is the index that the driver, and so NVIDIA's runtime, has for a card now. Ours stays when it counts anew.
+	position func(card int) int
 	// disableIsolation tells whether the node's containers run without cGPU's isolation.
 	disableIsolation func() bool
 }
@@ -22,7 +24,7 @@ type reply struct {
 // Given tells a container its card. The environment and the CDI device are made from one name: they can't disagree,
 // and the kubelet's checkpoint keeps them together.
 func (r *reply) Given(card gpu.Card, pod, container gpu.Memory) *pluginapi.ContainerAllocateResponse {
-	name := r.visibleBy.name(card)
+	name := r.visibleBy.name(card, r.position(card.Index))
 	response := &pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
 		Card: card, VisibleAs: name,
 		PodRequest: pod, ContainerRequest: container,
@@ -63,12 +65,12 @@ const (
 	VisibleByIndex VisibleDevices = "index"
 )
 
-// name returns a card's name. A card without UUID has its index only.
-func (v VisibleDevices) name(card gpu.Card) string {
+// name returns the name of a card that the driver has at this position. A card without UUID has no other.
+func (v VisibleDevices) name(card gpu.Card, position int) string {
 	if v == VisibleByUUID && card.UUID != "" {
 		return card.UUID
 	}
-	return strconv.Itoa(card.Index)
+	return strconv.Itoa(position)
 }
 
 // DeviceListStrategy is by which way the card gets into the container. The names are those of NVIDIA's own device

@@ -26,16 +26,18 @@ func TestReply(t *testing.T) {
 		by       VisibleDevices
 		strategy DeviceListStrategy
 		card     gpu.Card
+		position int
 		env      map[string]string
 		cdi      []string
 	}{
-		"environment":                        {VisibleByUUID, ListByEnv, card, env("GPU-3"), nil},
-		"CDI by UUID":                        {VisibleByUUID, ListByCDI, card, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3"}},
-		"CDI by index":                       {VisibleByIndex, ListByCDI, card, env("3"), []string{"nvidia.com/gpu=3"}},
-		"CDI, a card that has an index only": {VisibleByUUID, ListByCDI, gpu.Card{Index: 3, Memory: 64}, env("3"), []string{"nvidia.com/gpu=3"}},
+		"environment":                        {VisibleByUUID, ListByEnv, card, 3, env("GPU-3"), nil},
+		"CDI by UUID":                        {VisibleByUUID, ListByCDI, card, 3, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3"}},
+		"CDI by index":                       {VisibleByIndex, ListByCDI, card, 3, env("3"), []string{"nvidia.com/gpu=3"}},
+		"CDI, a card that has an index only": {VisibleByUUID, ListByCDI, gpu.Card{Index: 3, Memory: 64}, 3, env("3"), []string{"nvidia.com/gpu=3"}},
+		"by the driver's index of the day":   {VisibleByIndex, ListByCDI, card, 2, env("2"), []string{"nvidia.com/gpu=2"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := &reply{unit: gpu.GiB, visibleBy: test.by, strategy: test.strategy, disableIsolation: func() bool { return false }}
+			r := &reply{position: func(int) int { return test.position }, unit: gpu.GiB, visibleBy: test.by, strategy: test.strategy, disableIsolation: func() bool { return false }}
 			got := r.Given(test.card, 5, 2)
 			if diff := cmp.Diff(test.env, got.Envs); diff != "" {
 				t.Errorf("environment (-want +got)\n%s", diff)

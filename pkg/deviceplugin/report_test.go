@@ -67,7 +67,7 @@ func TestStormGivesFewEvents(t *testing.T) {
 	set := func(reason string) {
 		list := newCards(16)
 		list[0].Unhealthy = reason
-		cards.Set(list, "")
+		cards.Set(list, nil, "")
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -26,6 +26,9 @@ type service struct {
 	interval time.Duration
 }
 
+// Listening says whether the kubelet does.
+func (s *service) Listening() bool { return s.listening.Load() > 0 }
+
 // options are what the kubelet is told at registration and when it asks.
 func options() *pluginapi.DevicePluginOptions {
 	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true}
@@ -37,8 +40,8 @@ func (s *service) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pl
 
 // ListAndWatch sends all devices, and again whenever a card's health changes.
 func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
-	s.metrics.registered.Set(float64(min(s.listening.Add(1), 1)))
-	defer func() { s.metrics.registered.Set(float64(min(s.listening.Add(-1), 1))) }()
+	s.listening.Add(1)
+	defer s.listening.Add(-1)
 	for {
 		cards, changed, problem := s.cards.Get()
 		if problem != nil {

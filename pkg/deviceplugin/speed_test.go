@@ -31,7 +31,7 @@ type crowd struct {
 func newCrowd(b *testing.B, memory gpu.Memory, asked bool) *crowd {
 	b.Helper()
 	o := Options{
-		Client: fake.NewClientset(), Events: &events.FakeRecorder{}, NodeName: testNode, Unit: gpu.GiB,
+		Client: fakeClient(fake.NewClientset()), Events: &events.FakeRecorder{}, NodeName: testNode, Unit: gpu.GiB,
 		VisibleDevices: VisibleByUUID, Directory: b.TempDir(),
 	}
 	c := &crowd{kubelet: newKubelet(b, o.Directory), free: map[int][]string{}, served: served{}, request: int(memory) / 13}
@@ -45,7 +45,7 @@ func newCrowd(b *testing.B, memory gpu.Memory, asked bool) *crowd {
 	}
 	b.Cleanup(c.plugin.resources.Close)
 	cards := newCards(slices.Repeat([]gpu.Memory{memory}, 8)...)
-	c.plugin.SetCards(cards, "")
+	c.plugin.SetCards(cards, nil, "")
 	for _, d := range devices(cards) {
 		card, _, _ := parseDeviceID(d.ID)
 		c.free[card] = append(c.free[card], d.ID)

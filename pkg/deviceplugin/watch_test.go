@@ -28,7 +28,7 @@ func TestMountOfADeletedDirectory(t *testing.T) {
 		t.Error("a directory counts as deleted that is there")
 	}
 	p, err := New(Options{
-		Client: b.client, Events: b.events, NodeName: testNode, Unit: gpu.GiB, Directory: b.dir,
+		Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Unit: gpu.GiB, Directory: b.dir,
 		PodResourcesSocket: filepath.Join(path, "kubelet.sock"),
 	})
 	if err != nil {

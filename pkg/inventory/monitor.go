@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -13,16 +14,21 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
+// DefaultQuietPeriod is how long a card must be without trouble to be healthy again.
+const DefaultQuietPeriod = 5 * time.Minute
+
 // Options say which driver to ask, and how often. Only Unit has to be set.
 type Options struct {
 	// Library is the path of NVIDIA's management library. Empty: libnvidia-ml.so.1, where the dynamic linker looks.
 	Library string
 	// Unit is what the cards' memory is counted in.
 	Unit gpu.Unit
+	// Known are cards as they were told before, as by an earlier run: those that the driver still has keep their index.
+	Known []gpu.Card
 
-	// ProbeInterval is how often each card is asked whether it still answers; 30 s by default.
+	// ProbeInterval is how often each card is asked whether it still answers; 30 s, or QuietPeriod if less, by default.
 	ProbeInterval time.Duration
-	// QuietPeriod is how long a card must have been without trouble to be healthy again; 5 minutes by default. A card
+	// QuietPeriod is how long a card must have been without trouble to be healthy again; DefaultQuietPeriod by default. A card
 	// that keeps failing is asked through a new session with the driver as often.
 	QuietPeriod time.Duration
 	// RetryInterval is how often a driver that isn't there, or has no cards, is looked for again; 10 s by default.
@@ -36,8 +42,8 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	o.ProbeInterval = cmp.Or(o.ProbeInterval, 30*time.Second)
-	o.QuietPeriod = cmp.Or(o.QuietPeriod, 5*time.Minute)
+	o.QuietPeriod = cmp.Or(o.QuietPeriod, DefaultQuietPeriod)
+	o.ProbeInterval = cmp.Or(o.ProbeInterval, min(30*time.Second, o.QuietPeriod))
 	o.RetryInterval = cmp.Or(o.RetryInterval, 10*time.Second)
 	o.AnswerTimeout = cmp.Or(o.AnswerTimeout, time.Minute)
 	if o.Clock == nil {
@@ -50,12 +56,14 @@ func (o Options) withDefaults() Options {
 type State struct {
 	// Cards are all that were ever seen, by index. Those that can't be used say why.
 	Cards []gpu.Card
+	// Moved is where the driver itself lists the cards that it doesn't list at their index.
+	Moved map[int]int
 	// Problem is why no card at all can be used, such as a missing driver; empty where that is not so.
 	Problem string
 }
 
 func (s State) equal(o State) bool {
-	return s.Problem == o.Problem && slices.Equal(s.Cards, o.Cards)
+	return s.Problem == o.Problem && slices.Equal(s.Cards, o.Cards) && maps.Equal(s.Moved, o.Moved)
 }
 
 // stopGrace is how long Run waits for the driver when it is to stop: longer than a step, shorter than anybody notices.
@@ -78,6 +86,7 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) {
 	logger := klog.FromContext(ctx)
 	reader := &reader{options: m.options, logger: logger}
 	roster := &roster{unit: m.options.Unit, quiet: m.options.QuietPeriod}
+	roster.expect(m.options.Known)
 
 	var last *State
 	tell := func() {
@@ -87,7 +96,7 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) {
 		}
 		logChanges(logger, last, state)
 		last = &state
-		publish(State{Cards: slices.Clone(state.Cards), Problem: state.Problem})
+		publish(State{Cards: slices.Clone(state.Cards), Moved: maps.Clone(state.Moved), Problem: state.Problem})
 	}
 
 	// A call into a sick driver may never return, so the calls are made beside this loop. The roster is this loop's, the
@@ -148,6 +157,7 @@ func List(ctx context.Context, options Options) (State, error) {
 		return State{}, o.err
 	}
 	roster := &roster{unit: options.Unit, quiet: options.QuietPeriod}
+	roster.expect(options.Known)
 	roster.list(o.devices, options.Clock.Now())
 	return roster.state(), nil
 }

@@ -187,7 +187,7 @@ func TestMonitorVanishedCard(t *testing.T) {
 		m.clock.step(quiet)
 		threeStates := func(a, b, c string) State {
 			s := twoStates(a, b, "")
-			s.Cards = append(s.Cards, card(2, "GPU-c", c))
+			s.Cards, s.Moved = append(s.Cards, card(2, "GPU-c", c)), map[int]int{1: 0, 2: 1}
 			return s
 		}
 		m.next("a new session", threeStates("open the card: GPU is lost", "", ""))
@@ -197,9 +197,10 @@ func TestMonitorVanishedCard(t *testing.T) {
 
 		setCards(t, machine, append(slices.Clone(twoCards), newCard)...)
 		m.clock.step(quiet)
-		m.next("the others are well; the first is there again", threeStates("open the card: GPU is lost", "", ""))
+		inPlace := func(s State) State { s.Moved = nil; return s }
+		m.next("the others are well; the first is there again", inPlace(threeStates("open the card: GPU is lost", "", "")))
 		m.clock.step(quiet)
-		m.next("and has been for long enough", threeStates("", "", ""))
+		m.next("and has been for long enough", inPlace(threeStates("", "", "")))
 	})
 }
 

@@ -19,7 +19,8 @@ const (
 // nobody, and needs no lock: one goroutine has it at a time.
 //
 // A card is known by its UUID and keeps the index under which it was first seen: NVML counts anew when a card falls off
-// the bus, while pods hold memory of the card with the old index. Cards that vanish stay, unhealthy.
+// the bus, while pods hold memory of the card with the old index. Cards that vanish stay, unhealthy. Those that were
+// known before the program started have their index kept for them, and no more.
 type roster struct {
 	unit gpu.Unit
 	// quiet is how long a card has to be without trouble before it counts as healthy again.
@@ -39,6 +40,21 @@ type record struct {
 	trouble time.Time
 	// failing says that the last listing couldn't read the card, or didn't have it.
 	failing bool
+	// seen says that the driver has reported the card since the program started.
+	seen bool
+	// position is the driver's own index of the card.
+	position int
+}
+
+// expect keeps the indices of cards that are known from before.
+func (r *roster) expect(known []gpu.Card) {
+	for _, card := range known {
+		if card.UUID != "" && r.find(card.UUID) == nil {
+			r.records = append(r.records, record{card: gpu.Card{Index: card.Index, UUID: card.UUID, NUMANode: gpu.NoNUMANode}})
+		}
+	}
+	slices.SortStableFunc(r.records, func(a, b record) int { return cmp.Compare(a.card.Index, b.card.Index) })
+	r.records = slices.CompactFunc(r.records, func(a, b record) bool { return a.card.Index == b.card.Index })
 }
 
 // list takes what the driver says of its cards.
@@ -67,7 +83,7 @@ func (r *roster) list(devices []device, now time.Time) {
 	}
 
 	for i := range r.records {
-		if rec := &r.records[i]; !listed[rec.card.Index] {
+		if rec := &r.records[i]; rec.seen && !listed[rec.card.Index] {
 			rec.failing = true
 			rec.blame(reasonNotReported, now)
 		}
@@ -110,6 +126,7 @@ func (r *roster) place(d device, listed map[int]bool) *record {
 // take notes what the driver says of the card, and whether that heals it. What couldn't be read keeps its last value.
 func (rec *record) take(d device, r *roster, now time.Time) {
 	card := &rec.card
+	rec.seen, rec.position = true, d.index
 	card.UUID = cmp.Or(d.uuid, card.UUID)
 	card.Model = cmp.Or(d.model, card.Model)
 	if d.bytes != 0 {
@@ -147,9 +164,12 @@ func (r *roster) report(events []event, now time.Time) {
 		if e.uuid == "" {
 			// Any of them may be the one.
 			for i := range r.records {
+				if !r.records[i].seen {
+					continue
+				}
 				r.records[i].blame(e.xid.String()+reasonUnnamed, now)
 			}
-		} else if rec := r.find(e.uuid); rec != nil {
+		} else if rec := r.find(e.uuid); rec != nil && rec.seen {
 			rec.blame(e.xid.String(), now)
 		}
 	}
@@ -170,7 +190,16 @@ func (r *roster) failing() bool {
 func (r *roster) state() State {
 	s := State{Problem: r.problem}
 	for _, rec := range r.records {
+		if !rec.seen {
+			continue
+		}
 		card := rec.card
+		if rec.position != card.Index {
+			if s.Moved == nil {
+				s.Moved = map[int]int{}
+			}
+			s.Moved[card.Index] = rec.position
+		}
 		if r.silent {
 			card.Unhealthy = cmp.Or(card.Unhealthy, r.problem)
 		}

@@ -170,9 +170,58 @@ func TestRoster(t *testing.T) {
 				default:
 					r.report(s.events, now)
 				}
-				if diff := cmp.Diff(s.want, r.state()); diff != "" {
+				got := r.state()
+				got.Moved = nil // TestRosterExpect has it.
+				if diff := cmp.Diff(s.want, got); diff != "" {
 					t.Fatalf("after step %d (-want +got):\n%s", i, diff)
 				}
+			}
+		})
+	}
+}
+
+func TestRosterExpect(t *testing.T) {
+	known := []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 79"), card(2, "c", "")}
+	for name, test := range map[string]struct {
+		known []gpu.Card
+		list  []device
+		want  State
+	}{
+		"the driver counts anew: cards keep their indices, and it is told where they are": {
+			known: known, list: []device{good(0, "b"), good(1, "c")},
+			want: State{Cards: []gpu.Card{card(1, "b", ""), card(2, "c", "")}, Moved: map[int]int{1: 0, 2: 1}},
+		},
+		"nothing has changed": {
+			known: known, list: []device{good(0, "a"), good(1, "b"), good(2, "c")},
+			want: State{Cards: []gpu.Card{card(0, "a", ""), card(1, "b", ""), card(2, "c", "")}},
+		},
+		"a new card where a known one was takes its index": {
+			known: known, list: []device{good(0, "a"), good(1, "x"), good(2, "c")},
+			want: State{Cards: []gpu.Card{card(0, "a", ""), card(1, "x", ""), card(2, "c", "")}},
+		},
+		"a new card never takes that of one that is there": {
+			known: known, list: []device{good(0, "x"), good(1, "a"), good(2, "b"), good(3, "c")},
+			want: State{
+				Cards: []gpu.Card{card(0, "a", ""), card(1, "b", ""), card(2, "c", ""), card(3, "x", "")},
+				Moved: map[int]int{0: 1, 1: 2, 2: 3, 3: 0},
+			},
+		},
+		"cards without a UUID, or that stand there twice, tell nothing": {
+			known: []gpu.Card{{Index: 5}, card(1, "a", ""), card(2, "a", ""), card(1, "b", "")},
+			list:  []device{good(0, "a"), good(1, "b")},
+			want:  State{Cards: []gpu.Card{card(1, "a", ""), card(2, "b", "")}, Moved: map[int]int{1: 0, 2: 1}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := &roster{unit: gpu.MiB, quiet: time.Minute}
+			r.expect(test.known)
+			r.report([]event{{"a", 79}, {"", 79}}, time.Unix(0, 0)) // Of cards that nobody has seen yet.
+			if got := r.state(); len(got.Cards) > 0 {
+				t.Errorf("before the driver has said anything there are %v", got.Cards)
+			}
+			r.list(test.list, time.Unix(0, 0))
+			if diff := cmp.Diff(test.want, r.state()); diff != "" {
+				t.Errorf("(-want +got)\n%s", diff)
 			}
 		})
 	}

@@ -1,0 +1,67 @@
+package deviceplugin
+
+import (
+	"context"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+func TestCleanup(t *testing.T) {
+	b := newBench(t)
+	others := corev1.ResourceList{corev1.ResourceCPU: *newQuantity(4), protocol.ResourceMemory: *newQuantity(0)}
+	node := b.node()
+	node.Annotations = map[string]string{protocol.AnnotationInventory: "{}", "someone": "else's"}
+	node.Status.Capacity, node.Status.Allocatable = others.DeepCopy(), others.DeepCopy()
+	node.Status.Capacity[protocol.ResourceCount], node.Status.Allocatable[protocol.ResourceCount] = *newQuantity(8), *newQuantity(8)
+	if _, err := b.client.CoreV1().Nodes().Update(context.Background(), node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // Once more does no harm.
+		if err := Cleanup(t.Context(), fakeClient(b.client), testNode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	after := b.node()
+	for _, list := range []corev1.ResourceList{after.Status.Capacity, after.Status.Allocatable} {
+		if diff := cmp.Diff(others, list); diff != "" {
+			t.Errorf("(-want +got)\n%s", diff)
+		}
+	}
+	if diff := cmp.Diff(map[string]string{"someone": "else's"}, after.Annotations); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	if err := Cleanup(t.Context(), fakeClient(b.client), "nowhere"); err == nil {
+		t.Error("a node that there isn't was cleaned up")
+	}
+}
+
+// What a node was said to have is what its cards keep their indices by.
+func TestKnownCards(t *testing.T) {
+	b := newBench(t)
+	_, stop := b.start(newCards(16, 16))
+	startKubelet(t, b.dir).awaitDevices(32, 32)
+	stop()
+	p, _ := b.start(nil)
+	if diff := cmp.Diff(newCards(16, 16), p.KnownCards(t.Context())); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+
+	p, _ = newBench(t).start(nil)
+	if got := p.KnownCards(t.Context()); len(got) > 0 {
+		t.Errorf("of a node that nobody told of: %v", got)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	p, err := New(Options{Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Unit: 1, Directory: b.dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := p.KnownCards(ctx); len(got) > 0 {
+		t.Errorf("of a plugin that was never run: %v", got)
+	}
+}

@@ -1,0 +1,152 @@
+package deviceplugin
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	events "k8s.io/client-go/tools/record"
+)
+
+// Client is what the plugin asks of the API server. It is that of client-go in small: three kinds of objects and four
+// verbs. The whole one has every kind that Kubernetes knows linked in and registered at start, which on each GPU node
+// costs more memory than all that the plugin does.
+type Client struct {
+	// Pods are those of a namespace, or of all where that is empty.
+	Pods  func(namespace string) Objects[*corev1.Pod, *corev1.PodList]
+	Nodes Objects[*corev1.Node, *corev1.NodeList]
+	// PlainLists says that a list can't be had as a watch: fakes can't.
+	PlainLists bool
+}
+
+// Objects are those of one kind. The methods are those of client-go's own clients, which so can stand in.
+type Objects[T, L runtime.Object] interface {
+	List(ctx context.Context, options metav1.ListOptions) (L, error)
+	Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
+	Patch(ctx context.Context, name string, kind types.PatchType, data []byte, options metav1.PatchOptions, subresources ...string) (T, error)
+}
+
+// NewClient returns a client, and where it writes events.
+func NewClient(config *rest.Config) (Client, events.EventSink, error) {
+	scheme := runtime.NewScheme()
+	scheme.AddKnownTypes(corev1.SchemeGroupVersion,
+		&corev1.Pod{}, &corev1.PodList{}, &corev1.Node{}, &corev1.NodeList{}, &corev1.Event{})
+	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
+
+	config = rest.CopyConfig(config)
+	config.APIPath, config.GroupVersion = "/api", &corev1.SchemeGroupVersion
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	client, err := rest.RESTClientFor(config)
+	if err != nil {
+		return Client{}, nil, fmt.Errorf("making a client for the API server: %w", err)
+	}
+	parameters := runtime.NewParameterCodec(scheme)
+	return Client{
+		Pods: func(namespace string) Objects[*corev1.Pod, *corev1.PodList] {
+			return &objects[corev1.Pod, corev1.PodList, *corev1.Pod, *corev1.PodList]{client, parameters, "pods", namespace}
+		},
+		Nodes: &objects[corev1.Node, corev1.NodeList, *corev1.Node, *corev1.NodeList]{client, parameters, "nodes", ""},
+	}, &eventSink{client}, nil
+}
+
+// objects are Objects at an API server.
+type objects[T, L any, PT pointer[T], PL pointer[L]] struct {
+	client     rest.Interface
+	parameters runtime.ParameterCodec
+	resource   string
+	// namespace is empty for all, and for kinds that have none.
+	namespace string
+}
+
+type pointer[T any] interface {
+	*T
+	runtime.Object
+}
+
+func (o *objects[T, L, PT, PL]) List(ctx context.Context, options metav1.ListOptions) (PL, error) {
+	list := PL(new(L))
+	err := o.client.Get().NamespaceIfScoped(o.namespace, o.namespace != "").Resource(o.resource).
+		VersionedParams(&options, o.parameters).Timeout(timeoutOf(options)).Do(ctx).Into(list)
+	return list, err
+}
+
+func (o *objects[T, L, PT, PL]) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	options.Watch = true
+	return o.client.Get().NamespaceIfScoped(o.namespace, o.namespace != "").Resource(o.resource).
+		VersionedParams(&options, o.parameters).Timeout(timeoutOf(options)).Watch(ctx)
+}
+
+func (o *objects[T, L, PT, PL]) Patch(ctx context.Context, name string, kind types.PatchType, data []byte, options metav1.PatchOptions, subresources ...string) (PT, error) {
+	object := PT(new(T))
+	err := o.client.Patch(kind).NamespaceIfScoped(o.namespace, o.namespace != "").Resource(o.resource).
+		Name(name).SubResource(subresources...).VersionedParams(&options, o.parameters).Body(data).Do(ctx).Into(object)
+	return object, err
+}
+
+func timeoutOf(options metav1.ListOptions) time.Duration {
+	if options.TimeoutSeconds == nil {
+		return 0
+	}
+	return time.Duration(*options.TimeoutSeconds) * time.Second
+}
+
+// eventSink writes events, each into its own namespace.
+type eventSink struct{ client rest.Interface }
+
+// eventTimeout bounds one write: events come one after the other, and those that wait are dropped at last.
+const eventTimeout = 10 * time.Second
+
+func (s *eventSink) Create(event *corev1.Event) (*corev1.Event, error) {
+	return s.send(s.client.Post().Body(event), event.Namespace)
+}
+
+func (s *eventSink) Update(event *corev1.Event) (*corev1.Event, error) {
+	return s.send(s.client.Put().Name(event.Name).Body(event), event.Namespace)
+}
+
+func (s *eventSink) Patch(event *corev1.Event, data []byte) (*corev1.Event, error) {
+	return s.send(s.client.Patch(types.StrategicMergePatchType).Name(event.Name).Body(data), event.Namespace)
+}
+
+func (s *eventSink) send(request *rest.Request, namespace string) (*corev1.Event, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), eventTimeout)
+	defer cancel()
+	event := &corev1.Event{}
+	err := request.Namespace(namespace).Resource("events").Do(ctx).Into(event)
+	return event, err
+}
+
+// newInformer follows those objects that the selector names.
+func newInformer[T, L runtime.Object](client Objects[T, L], kind T, selector fields.Selector, plainLists bool, transform cache.TransformFunc, indexers cache.Indexers) (cache.SharedIndexInformer, error) {
+	source := listWatcher{plainLists: plainLists, ListWatch: &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			options.FieldSelector = selector.String()
+			return client.List(ctx, options)
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.FieldSelector = selector.String()
+			return client.Watch(ctx, options)
+		},
+	}}
+	informer := cache.NewSharedIndexInformer(source, kind, 0, indexers)
+	return informer, informer.SetTransform(transform)
+}
+
+// listWatcher tells a reflector, by a method that it looks for, not to ask for its lists as watches.
+type listWatcher struct {
+	*cache.ListWatch
+	plainLists bool
+}
+
+func (l listWatcher) IsWatchListSemanticsUnSupported() bool { return l.plainLists }

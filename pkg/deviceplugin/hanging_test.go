@@ -1,0 +1,140 @@
+package deviceplugin
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// hanging is an API server that takes requests and doesn't answer them, from Hang on until Resume.
+type hanging struct {
+	resumed     atomic.Pointer[chan struct{}]
+	lists, held atomic.Int32
+}
+
+func (h *hanging) Hang() {
+	resumed := make(chan struct{})
+	h.resumed.Store(&resumed)
+}
+
+func (h *hanging) Resume() { close(*h.resumed.Swap(nil)) }
+
+// pass returns when the request is answered, or given up.
+func (h *hanging) pass(ctx context.Context) error {
+	resumed := h.resumed.Load()
+	if resumed == nil {
+		return nil
+	}
+	h.held.Add(1)
+	defer h.held.Add(-1)
+	select {
+	case <-*resumed:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// around makes a client's requests about pods and nodes hang with it.
+func (h *hanging) around(client Client) Client {
+	pods := client.Pods
+	client.Pods = func(namespace string) Objects[*corev1.Pod, *corev1.PodList] {
+		return held[*corev1.Pod, *corev1.PodList]{pods(namespace), h}
+	}
+	client.Nodes = held[*corev1.Node, *corev1.NodeList]{client.Nodes, h}
+	return client
+}
+
+type held[T, L runtime.Object] struct {
+	Objects[T, L]
+	by *hanging
+}
+
+func (o held[T, L]) List(ctx context.Context, options metav1.ListOptions) (list L, err error) {
+	o.by.lists.Add(1)
+	if err := o.by.pass(ctx); err != nil {
+		return list, err
+	}
+	return o.Objects.List(ctx, options)
+}
+
+func (o held[T, L]) Patch(ctx context.Context, name string, kind types.PatchType, data []byte, options metav1.PatchOptions, subresources ...string) (object T, err error) {
+	if err := o.by.pass(ctx); err != nil {
+		return object, err
+	}
+	return o.Objects.Patch(ctx, name, kind, data, options, subresources...)
+}
+
+// An API server that keeps silent holds up no container of a pod that is known, for no pod longer than one list may
+// take, and no end of the plugin.
+func TestAPIServerHangs(t *testing.T) {
+	b := newBench(t)
+	b.hanging = &hanging{}
+	k := startKubelet(t, b.dir)
+	p, stop := b.start(newCards(16))
+	k.awaitDevices(16, 16)
+	pods := []*corev1.Pod{
+		newPod("a", container("x", 2), container("y", 2), assumed(0, 1)), newPod("b", main(3), assumed(0, 2)), newPod("nobody's", main(1)),
+	}
+	b.create(p, pods...)
+	lists := b.hanging.lists.Load()
+
+	b.hanging.Hang()
+	for _, pod := range pods {
+		for name, env := range k.mustAdmit(pod) {
+			if cardOf(env) != "0" {
+				t.Errorf("%s/%s got %v", pod.Name, name, env)
+			}
+		}
+	}
+	if n := b.hanging.lists.Load() - lists; n != 0 {
+		t.Errorf("the API server was asked for its pods %d times, for pods that are known", n)
+	}
+	await(t, "a write that hangs", func() bool { return b.hanging.held.Load() > 0 })
+
+	// One that nobody has heard of: once the API server hasn't answered, it is left alone for a moment. Each of the four
+	// calls of the kubelet would ask it otherwise.
+	for range 2 {
+		if _, err := k.admit(newPod("unheard-of", main(4))); status.Code(err) != codes.Unavailable {
+			t.Errorf("got %v, want Unavailable", err)
+		}
+	}
+	if n := b.hanging.lists.Load() - lists; n == 0 || n > 3 {
+		t.Errorf("the API server was asked for its pods %d times, want once", n)
+	}
+	for _, pod := range pods {
+		if b.pod(pod.Name).Annotations["ALIYUN_COM_GPU_MEM_ASSIGNED"] == "true" {
+			t.Errorf("%s was annotated by an API server that hangs", pod.Name)
+		}
+	}
+
+	stop() // With a write under way.
+	b.hanging.Resume()
+	b.start(newCards(16))
+	for _, pod := range pods {
+		b.awaitAssigned(pod.Name, 0)
+	}
+}
+
+// A write that was under way when the API server fell silent goes on when it comes back.
+func TestAPIServerComesBack(t *testing.T) {
+	b := newBench(t)
+	b.hanging = &hanging{}
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(newCards(16))
+	k.awaitDevices(16, 16)
+	pod := newPod("a", main(2), assumed(0, 1))
+	b.create(p, pod)
+	b.hanging.Hang()
+	k.mustAdmit(pod)
+	await(t, "a write that hangs", func() bool { return b.hanging.held.Load() > 0 })
+	b.hanging.Resume()
+	b.awaitAssigned("a", 0)
+}
