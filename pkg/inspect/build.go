@@ -12,6 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
 // Objects is what a Report is built from.
@@ -26,29 +27,38 @@ func Build(objects Objects) Report {
 	report := Report{APIVersion: ReportAPIVersion, Kind: ReportKind, Nodes: []Node{}, PendingPods: []PendingPod{}}
 
 	bound := map[string][]*corev1.Pod{}
+	var pending []*corev1.Pod
 	for _, pod := range objects.Pods {
 		switch {
 		case protocol.Terminal(pod) || protocol.PodRequest(pod) == 0:
 		case pod.Spec.NodeName != "":
 			bound[pod.Spec.NodeName] = append(bound[pod.Spec.NodeName], pod)
 		case pod.DeletionTimestamp == nil:
-			report.PendingPods = append(report.PendingPods, buildPending(pod))
+			pending = append(pending, pod)
 		}
 	}
-	for _, object := range objects.Nodes {
+	var places []waiting.Place
+	for _, object := range slices.SortedFunc(slices.Values(objects.Nodes), byName) {
 		node := buildNode(object, bound[object.Name])
 		if len(node.Cards) > 0 || len(node.Pods) > 0 {
 			report.Nodes = append(report.Nodes, node)
 		}
+		if len(node.Cards) > 0 {
+			places = append(places, newPlace(object, &node))
+		}
 	}
-
-	slices.SortFunc(report.Nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
+	explainer := waiting.NewExplainer(places)
+	for _, pod := range pending {
+		report.PendingPods = append(report.PendingPods, buildPending(pod, explainer))
+	}
 	slices.SortFunc(report.PendingPods, func(a, b PendingPod) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	report.Cluster = sumUp(report.Nodes)
 	return report
 }
+
+func byName(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) }
 
 func buildNode(object *corev1.Node, pods []*corev1.Pod) Node {
 	parsed := protocol.ParseNode(object)
@@ -59,10 +69,7 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod) Node {
 		Cards:    []Card{},
 		Pods:     []Pod{},
 	}
-	node.Unit, node.UnitInferred = Unit(parsed.Unit), parsed.Unit == 0
-	if node.UnitInferred {
-		node.Unit = inferUnit(parsed.Cards)
-	}
+	node.Unit, node.UnitInferred = Unit(gpu.UnitOf(parsed.Unit, parsed.Cards)), parsed.Unit == 0
 	for _, card := range parsed.Cards {
 		node.Cards = append(node.Cards, buildCard(card))
 		node.Total = node.Total.Add(card.Memory)
@@ -81,6 +88,17 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod) Node {
 	node.Percent = percent(node.Allocated, node.Total)
 	node.judge(object, parsed)
 	return node
+}
+
+// newPlace is the node as the question sees it whether a pod fits.
+func newPlace(object *corev1.Node, node *Node) waiting.Place {
+	p := waiting.Place{Node: object, Unit: gpu.Unit(node.Unit), Closed: node.closed}
+	for _, card := range node.Cards {
+		p.Cards = append(p.Cards, placement.Card{
+			Card: gpu.Card{Index: card.Index, Memory: card.Total, Unhealthy: card.Reason}, Used: card.Allocated,
+		})
+	}
+	return p
 }
 
 func buildCard(card gpu.Card) Card {
@@ -132,23 +150,9 @@ func (n *Node) addPod(object *corev1.Pod) {
 // judge says what is wrong with the node once all its pods are booked, and what it still has room for.
 func (n *Node) judge(object *corev1.Node, parsed protocol.Node) {
 	problem := func(format string, args ...any) { n.Problems = append(n.Problems, fmt.Sprintf(format, args...)) }
-
-	usable := true
-	if parsed.WholeCards {
-		usable = false
-		problem("%s", placement.WholeCards)
-	}
-	if !ready(object) {
-		usable = false
-		problem("the node is not ready")
-	}
-	if object.Spec.Unschedulable {
-		usable = false
-		problem("the node is cordoned")
-	}
-	if disconnected(object) {
-		usable = false
-		problem("the device plugin is not connected: nothing of %s is allocatable", protocol.ResourceMemory)
+	for _, reason := range waiting.Closed(object, parsed.WholeCards) {
+		problem("%s", reason)
+		n.closed = cmp.Or(n.closed, reason)
 	}
 	if parsed.Problem != nil {
 		problem("the inventory is passed over: %v", parsed.Problem)
@@ -157,8 +161,9 @@ func (n *Node) judge(object *corev1.Node, parsed protocol.Node) {
 		card := &n.Cards[i]
 		if !card.Healthy {
 			problem("GPU%d is unhealthy: %s", card.Index, card.Reason)
-		} else if usable {
-			n.LargestFree = max(n.LargestFree, card.Total.Sub(card.Allocated))
+		} else if n.closed == "" {
+			free := card.Total.Sub(card.Allocated)
+			n.Free, n.LargestFree = n.Free.Add(free), max(n.LargestFree, free)
 		}
 		if card.Allocated > card.Total {
 			card.Oversubscribed = true
@@ -224,42 +229,23 @@ func (p Pod) firstCard() int {
 	return first
 }
 
-func buildPending(pod *corev1.Pod) PendingPod {
+func buildPending(pod *corev1.Pod, explainer *waiting.Explainer) PendingPod {
+	why := explainer.Explain(pod)
 	return PendingPod{
 		Namespace: pod.Namespace,
 		Name:      pod.Name,
 		UID:       pod.UID,
 		Request:   protocol.PodRequest(pod),
 		Scheduler: pod.Spec.SchedulerName,
-		Reason:    pendingReason(pod),
-	}
-}
+		Reason:    waiting.Reason(pod),
 
-func pendingReason(pod *corev1.Pod) string {
-	for _, condition := range pod.Status.Conditions {
-		if condition.Type == corev1.PodScheduled && condition.Status != corev1.ConditionTrue {
-			if reason := cmp.Or(condition.Message, condition.Reason); reason != "" {
-				return reason
-			}
-		}
+		Cause: why.Cause, Explanation: why.Explanation,
 	}
-	return fmt.Sprintf("scheduler %q has not tried it yet", cmp.Or(pod.Spec.SchedulerName, corev1.DefaultSchedulerName))
-}
-
-// inferUnit concludes the unit of a node that doesn't tell. Only plugins that count in GiB or in MiB don't tell, and a
-// card has less than 1024 of the one and more of the other.
-func inferUnit(cards []gpu.Card) Unit {
-	for _, card := range cards {
-		if card.Memory >= 1024 {
-			return Unit(gpu.MiB)
-		}
-	}
-	return Unit(gpu.GiB)
 }
 
 // sumUp adds the nodes in a unit of which every node's own is a multiple: theirs where it is the same, else GiB or MiB.
-func sumUp(nodes []Node) Sum {
-	var sum Sum
+func sumUp(nodes []Node) Cluster {
+	var sum Cluster
 	for i, node := range nodes {
 		if i == 0 {
 			sum.Unit = node.Unit
@@ -276,6 +262,8 @@ func sumUp(nodes []Node) Sum {
 	for _, node := range nodes {
 		sum.Allocated = sum.Allocated.Add(convert(node.Allocated, node.Unit, sum.Unit))
 		sum.Total = sum.Total.Add(convert(node.Total, node.Unit, sum.Unit))
+		sum.Free = sum.Free.Add(convert(node.Free, node.Unit, sum.Unit))
+		sum.LargestFree = max(sum.LargestFree, convert(node.LargestFree, node.Unit, sum.Unit))
 	}
 	sum.Percent = percent(sum.Allocated, sum.Total)
 	return sum
@@ -310,22 +298,4 @@ func address(node *corev1.Node) string {
 		return node.Status.Addresses[0].Address
 	}
 	return "unknown"
-}
-
-func ready(node *corev1.Node) bool {
-	for _, condition := range node.Status.Conditions {
-		if condition.Type == corev1.NodeReady {
-			return condition.Status == corev1.ConditionTrue
-		}
-	}
-	return true // Nobody has said otherwise.
-}
-
-// disconnected says that the kubelet has lost the device plugin: allocatable goes to zero at once, capacity some
-// minutes later.
-func disconnected(node *corev1.Node) bool {
-	capacity := node.Status.Capacity[protocol.ResourceMemory]
-	allocatable, known := node.Status.Allocatable[protocol.ResourceMemory]
-	_, announced := node.Annotations[protocol.AnnotationInventory]
-	return known && allocatable.IsZero() && (announced || !capacity.IsZero())
 }

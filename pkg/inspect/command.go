@@ -2,10 +2,12 @@ package inspect
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 
@@ -15,6 +17,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/transport"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -29,6 +32,14 @@ Columns:
   GPUn(Allocated/Total)  memory promised of card n, and what it has; 0/0 where the node has no such card
   PENDING(Allocated)     memory of pods that are bound to the node while their card isn't known
   GPU Memory(unit)       the whole node; the unit holds for all columns
+  LARGEST FREE(unit)     the biggest pod that the node has a card for now (on terminals, and with -o wide)
+
+On a terminal a bar for each card follows; one that can't be used is crossed out. Where the terminal is too narrow,
+bars take the place of the cards' figures. What is written into a file or a pipe never depends on the terminal.
+
+With --pending the pods that wait are listed instead, each with the reason in words.
+
+With --groups the groups of pods are listed instead of which all run or none, and what each waits for.
 
 With -o json or -o yaml the whole report is printed, in a structure that keeps its meaning within its apiVersion.`
 
@@ -41,6 +52,12 @@ const examples = `  # Every node that shares GPU memory, and the sum
   # Stay, and show each change
   kubectl inspect gpushare -w
 
+  # Why do pods wait?
+  kubectl inspect gpushare --pending
+
+  # Which groups of pods wait, and for what?
+  kubectl inspect gpushare --groups
+
   # For scripts
   kubectl inspect gpushare -o json | jq '.nodes[] | {name, largestFree, unit}'`
 
@@ -50,6 +67,7 @@ const (
 	outputWide  = "wide"
 	outputJSON  = "json"
 	outputYAML  = "yaml"
+	outputName  = "name"
 )
 
 // options are what the command line says.
@@ -58,7 +76,10 @@ type options struct {
 	connection    *genericclioptions.ConfigFlags
 	scope         Scope
 	output        string
+	color         string
 	details       bool
+	pending       bool
+	groups        bool
 	watch         bool
 	noHeaders     bool
 	allNamespaces bool
@@ -95,26 +116,43 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.BoolVarP(&o.details, "details", "d", false, "Show the pods on each card of each node.")
-	flags.StringVarP(&o.output, "output", "o", "", "Output format: wide, json or yaml. The last two always hold the details.")
+	flags.BoolVar(&o.pending, "pending", false, "Show the pods that wait for GPU memory, and why, instead of the nodes.")
+	flags.BoolVar(&o.groups, "groups", false, "Show the groups of pods of which all run or none, instead of the nodes.")
+	flags.StringVarP(&o.output, "output", "o", "", "Output format: wide, json, yaml or name. JSON and YAML always hold everything.")
 	flags.BoolVarP(&o.watch, "watch", "w", false, "Stay and show every change; end with Ctrl-C.")
 	flags.StringVarP(&o.scope.Selector, "selector", "l", "", "Show only the nodes with these labels (for example pool=a100,zone!=b).")
 	flags.BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "List the pods of all namespaces, as without -n.")
-	flags.BoolVar(&o.noHeaders, "no-headers", false, "Print the rows of the node table and nothing else.")
+	flags.BoolVar(&o.noHeaders, "no-headers", false, "Print the rows of the table and nothing else.")
+	flags.StringVar(&o.color, "color", colorAuto, "When to use colours and bars: auto is on terminals, and heeds NO_COLOR; always, or never.")
 	o.connection.AddFlags(flags)
 	flags.Bool("version", false, "Print the version and end.") // Defined here to have no -v: kubectl's -v is another thing.
 	// Cards are the cluster's: unlike other commands this one doesn't keep to the context's namespace.
 	flags.Lookup("namespace").Usage = "List the pods of this namespace only. The sums count all pods all the same."
+	if err := o.addCompletion(cmd); err != nil {
+		panic(err) // A flag that was just defined is missing.
+	}
 	return cmd
 }
 
 func (o *options) validate() error {
 	switch o.output {
-	case outputTable, outputWide, outputJSON, outputYAML:
+	case outputTable, outputWide, outputJSON, outputYAML, outputName:
 	default:
-		return fmt.Errorf("--output %q: want wide, json or yaml", o.output)
+		return fmt.Errorf("--output %q: want wide, json, yaml or name", o.output)
+	}
+	switch o.color {
+	case colorAuto, colorAlways, colorNever:
+	default:
+		return fmt.Errorf("--color %q: want auto, always or never", o.color)
 	}
 	if o.noHeaders && (o.details || o.structured()) {
-		return errors.New("--no-headers is for the table of nodes: it goes neither with --details nor with -o json or yaml")
+		return errors.New("--no-headers is for tables: it goes neither with --details nor with -o json or yaml")
+	}
+	if o.pending && (o.details || !o.scope.all()) {
+		return errors.New("--pending is about pods on no node yet: it goes neither with --details nor with nodes or --selector")
+	}
+	if o.groups && (o.details || o.pending || o.watch || o.output == outputName || !o.scope.all()) {
+		return errors.New("--groups is about pods: it goes neither with --details, --pending, --watch and -o name nor with nodes or --selector")
 	}
 	if o.scope.Selector != "" {
 		if len(o.scope.Nodes) > 0 {
@@ -127,26 +165,40 @@ func (o *options) validate() error {
 	return nil
 }
 
-func (o *options) run(ctx context.Context) error {
+// client returns a client of the API server, and its address.
+func (o *options) client(wrap transport.WrapperFunc) (client kubernetes.Interface, host string, err error) {
 	config, err := o.connection.ToRESTConfig()
 	if err != nil {
-		return err
+		return nil, "", err
 	}
-	reachability := NewReachability()
-	config.Wrap(reachability.Wrap)
+	config.Wrap(wrap)
 	// A large cluster's list is hundreds of pages, which the default of five requests a second would spread over a minute.
 	config.QPS, config.Burst = 50, 300
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	client, err := kubernetes.NewForConfig(config)
+	client, err = kubernetes.NewForConfig(config)
 	if err != nil {
-		return fmt.Errorf("connecting to the API server: %w", err)
+		return nil, "", fmt.Errorf("connecting to the API server: %w", err)
 	}
+	return client, config.Host, nil
+}
 
+func (o *options) run(ctx context.Context) error {
+	reachability := NewReachability()
+	client, host, err := o.client(reachability.Wrap)
+	if err != nil {
+		return o.advise(err, host)
+	}
+	if o.groups {
+		if err := o.showGroups(ctx, client); err != nil {
+			return o.advise(err, host)
+		}
+		return nil
+	}
 	// Asked once even for a watch: what is wrong at the start is an error, while a watch tries for ever.
 	objects, err := Gather(ctx, client, o.scope)
 	if err != nil {
-		return err
+		return o.advise(err, host)
 	}
 	if o.watch {
 		return o.keepShowing(ctx, client, reachability, objects)
@@ -155,17 +207,19 @@ func (o *options) run(ctx context.Context) error {
 	if err := o.write(o.streams.Out, report); err != nil {
 		return err
 	}
-	_, err = io.WriteString(o.streams.ErrOut, remarks(report, objects, o.scope))
+	_, err = io.WriteString(o.streams.ErrOut, o.remarks(report, objects))
 	return err
 }
 
 // keepShowing shows the objects and whatever becomes of them until ctx ends.
-func (o *options) keepShowing(ctx context.Context, client kubernetes.Interface, reachability *Reachability, objects Objects) error {
+func (o *options) keepShowing(ctx context.Context, client kubernetes.Interface, reachability *Reachability, objects Objects) (err error) {
+	forScripts := o.structured() || o.noHeaders || o.output == outputName
 	separator := "\n========\n\n"
-	if o.structured() || o.noHeaders {
+	if forScripts {
 		separator = "" // YAML brings its own, JSON and rows need none.
 	}
-	screen := newScreen(o.streams.Out, separator)
+	screen := newScreen(o.streams.Out, !forScripts, separator)
+	defer func() { err = cmp.Or(err, screen.close()) }()
 	lastAside := ""
 	draw := func(objects Objects) error {
 		report := o.report(objects)
@@ -173,11 +227,11 @@ func (o *options) keepShowing(ctx context.Context, client kubernetes.Interface, 
 		if err := o.write(&text, report); err != nil {
 			return err
 		}
-		aside := remarks(report, objects, o.scope)
+		aside := o.remarks(report, objects)
 		if problem := reachability.Problem(); problem != "" {
 			aside += fmt.Sprintf("Warning: the API server can't be read, this may be old: %s\n", oneLine(problem))
 		}
-		if o.structured() || o.noHeaders {
+		if forScripts {
 			if aside != lastAside {
 				if _, err := io.WriteString(o.streams.ErrOut, aside); err != nil {
 					return err
@@ -192,10 +246,12 @@ func (o *options) keepShowing(ctx context.Context, client kubernetes.Interface, 
 		}
 		return screen.show(text.Bytes())
 	}
+	resizes, stop := resized()
+	defer stop()
 	if err := draw(objects); err != nil {
 		return err
 	}
-	return Watch(ctx, client, o.scope, reachability.Changed(), draw)
+	return Watch(ctx, client, o.scope, reachability.Changed(), resizes, draw)
 }
 
 func (o *options) report(objects Objects) Report {
@@ -208,22 +264,34 @@ func (o *options) report(objects Objects) Report {
 
 func (o *options) write(out io.Writer, report Report) error {
 	wide := o.output == outputWide
+	look := lookFor(o.streams.Out, o.color, os.Getenv)
 	switch {
 	case o.output == outputJSON:
 		return WriteJSON(out, report)
 	case o.output == outputYAML:
 		return WriteYAML(out, report)
+	case o.output == outputName:
+		return WriteNames(out, report, o.pending)
+	case o.pending:
+		return WritePending(out, report, PendingOptions{Wide: wide, RowsOnly: o.noHeaders, Look: look})
 	case o.details:
-		return WriteDetails(out, report, wide)
+		return WriteDetails(out, report, wide, look)
 	}
-	return WriteTable(out, report, TableOptions{Wide: wide, RowsOnly: o.noHeaders})
+	return WriteTable(out, report, TableOptions{Wide: wide, RowsOnly: o.noHeaders, Look: look})
 }
 
 func (o *options) structured() bool { return o.output == outputJSON || o.output == outputYAML }
 
 // remarks says, a line each, what isn't in the report although it was asked for.
-func remarks(report Report, objects Objects, scope Scope) string {
+func (o *options) remarks(report Report, objects Objects) string {
+	scope := o.scope
 	var out strings.Builder
+	if o.pending {
+		if len(report.PendingPods) == 0 {
+			return "No pod waits for GPU memory.\n"
+		}
+		return ""
+	}
 	for _, name := range scope.Nodes {
 		exists := false
 		for _, node := range objects.Nodes {

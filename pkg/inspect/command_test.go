@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -70,16 +72,13 @@ func execute(t *testing.T, api *fakeAPI, args ...string) (stdout, stderr string,
 // start runs the command; what it returns waits for its end.
 func start(ctx context.Context, t *testing.T, api *fakeAPI, out, errOut *output, args ...string) func() error {
 	t.Helper()
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	config := `{"apiVersion":"v1","kind":"Config","current-context":"test",` +
-		`"clusters":[{"name":"test","cluster":{"server":"` + api.URL + `"}}],` +
-		`"users":[{"name":"test","user":{}}],` +
-		`"contexts":[{"name":"test","context":{"cluster":"test","user":"test","namespace":"of-the-context"}}]}`
-	if err := os.WriteFile(kubeconfig, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cmd := NewCommand(genericiooptions.IOStreams{In: strings.NewReader(""), Out: out, ErrOut: errOut}, "v1.2.3")
-	cmd.SetArgs(append([]string{"--kubeconfig", kubeconfig}, args...))
+	return startOn(ctx, t, api, genericiooptions.IOStreams{In: strings.NewReader(""), Out: out, ErrOut: errOut}, args...)
+}
+
+func startOn(ctx context.Context, t *testing.T, api *fakeAPI, streams genericiooptions.IOStreams, args ...string) func() error {
+	t.Helper()
+	cmd := NewCommand(streams, "v1.2.3")
+	cmd.SetArgs(append(args, "--kubeconfig", writeKubeconfig(t, api.URL)))
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.ExecuteContext(ctx) }()
 	return func() error {
@@ -92,6 +91,19 @@ func start(ctx context.Context, t *testing.T, api *fakeAPI, out, errOut *output,
 			return nil
 		}
 	}
+}
+
+func writeKubeconfig(t *testing.T, server string) string {
+	t.Helper()
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	config := `{"apiVersion":"v1","kind":"Config","current-context":"test",` +
+		`"clusters":[{"name":"test","cluster":{"server":"` + server + `"}}],` +
+		`"users":[{"name":"test","user":{}}],` +
+		`"contexts":[{"name":"test","context":{"cluster":"test","user":"test","namespace":"of-the-context"}}]}`
+	if err := os.WriteFile(kubeconfig, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return kubeconfig
 }
 
 func TestCommand(t *testing.T) {
@@ -109,6 +121,7 @@ NAME                   IPADDRESS     GPU0(Allocated/Total)  GPU1(Allocated/Total
 cn-beijing.i-2ze       192.168.0.70  0/15                   0/0                    0/15
 cn-shanghai.i-uf61h64  192.168.0.71  0/15                   9/15                   9/30
 --------------------------------------------------------------------------------------------------
+Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
 Allocated/Total GPU Memory In Cluster:
 9/45 (20%)
 `,
@@ -137,6 +150,7 @@ Allocated :  9 (30%)
 Total :      30
 --------------------------------------------------------
 
+Largest Free Piece: 15 GiB of 21 GiB free, on cn-shanghai.i-uf61h64
 Allocated/Total GPU Memory In Cluster:  9/30 (30%)
 `,
 		},
@@ -154,6 +168,7 @@ Allocated :  9 (30%)
 Total :      30
 --------------------------------------------------------
 
+Largest Free Piece: 15 GiB of 21 GiB free, on cn-shanghai.i-uf61h64
 Allocated/Total GPU Memory In Cluster:  9/30 (30%)
 `,
 		},
@@ -196,11 +211,38 @@ waiting  default    5        0/1 nodes are available.
 		},
 		"an output that doesn't exist": {
 			objects: nothing, args: []string{"-o", "xml"},
-			err: `--output "xml": want wide, json or yaml`,
+			err: `--output "xml": want wide, json, yaml or name`,
 		},
 		"rows of details": {
 			objects: nothing, args: []string{"-d", "--no-headers"},
-			err: "--no-headers is for the table of nodes: it goes neither with --details nor with -o json or yaml",
+			err: "--no-headers is for tables: it goes neither with --details nor with -o json or yaml",
+		},
+		"names for other commands": {
+			objects: twoNodes, args: []string{"-o", "name"},
+			stdout: "\nnode/cn-beijing.i-2ze\nnode/cn-shanghai.i-uf61h64\n",
+		},
+		"names of pods that wait": {
+			objects: trouble, args: []string{"--pending", "-o", "name", "-n", "ml"},
+			stdout: "\npod/fresh\n",
+		},
+		"why pods wait": {
+			objects: func(t *testing.T) Objects { return split(t, newPod("piece", 12), newPod("other", 1).in("ml")) },
+			args:    []string{"--pending", "-n", "default"},
+			stdout: `
+NAMESPACE  NAME   REQUEST  CAUSE       WHY
+default    piece  12       fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card
+`,
+		},
+		"nobody waits": {
+			objects: twoNodes, args: []string{"--pending"}, stderr: "No pod waits for GPU memory.\n",
+		},
+		"waiting on a node": {
+			objects: twoNodes, args: []string{"--pending", "cn-beijing.i-2ze"},
+			err: "--pending is about pods on no node yet: it goes neither with --details nor with nodes or --selector",
+		},
+		"a colour that doesn't exist": {
+			objects: twoNodes, args: []string{"--color", "blue"},
+			err: `--color "blue": want auto, always or never`,
 		},
 		"names and labels": {
 			objects: nothing, args: []string{"a", "-l", "b=c"},
@@ -233,6 +275,7 @@ waiting  default    5        0/1 nodes are available.
 const oneNode = `NAME  IPADDRESS  GPU0(Allocated/Total)  GPU Memory(GiB)
 b     10.0.0.2   5/80                   5/80
 -------------------------------------------------------
+Largest Free Piece: 75 GiB of 75 GiB free, on b
 Allocated/Total GPU Memory In Cluster:
 5/80 (6%)
 `
@@ -306,8 +349,86 @@ func TestAnAPIServerThatRefuses(t *testing.T) {
 	api.answerWith(http.StatusForbidden)
 	for _, args := range [][]string{nil, {"-w"}} {
 		stdout, _, err := execute(t, api, args...)
-		if err == nil || !strings.HasPrefix(err.Error(), "listing ") || stdout != "" {
+		if err == nil || !strings.HasPrefix(err.Error(), "listing ") || !strings.Contains(err.Error(), "viewer.yaml") || stdout != "" {
 			t.Errorf("%v: error %v, output %q", args, err, stdout)
+		}
+	}
+	api.answerWith(http.StatusUnauthorized)
+	if _, _, err := execute(t, api); err == nil || !strings.Contains(err.Error(), "doesn't accept your credentials") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestAnAPIServerThatIsAway(t *testing.T) {
+	api := newFakeAPI(t, twoNodes(t))
+	api.Close()
+	for _, args := range [][]string{nil, {"-w"}, {"some-node"}} {
+		stdout, _, err := execute(t, api, args...)
+		if err == nil || !strings.Contains(err.Error(), "The API server "+api.URL+" can't be reached") ||
+			!strings.Contains(err.Error(), "connection refused") || stdout != "" {
+			t.Errorf("%v: error %v, output %q", args, err, stdout)
+		}
+	}
+}
+
+func TestNoClusterIsConfigured(t *testing.T) {
+	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	cmd := NewCommand(genericiooptions.NewTestIOStreamsDiscard(), "v1.2.3")
+	cmd.SetArgs(nil)
+	err := cmd.ExecuteContext(t.Context())
+	if err == nil || !strings.HasPrefix(err.Error(), "no cluster is configured") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	api := newFakeAPI(t, twoNodes(t))
+	for name, test := range map[string]struct {
+		words []string
+		want  string
+	}{
+		"nodes that share GPU memory, and what they have": {[]string{""},
+			"cn-beijing.i-2ze\t1 card, -\ncn-shanghai.i-uf61h64\t2 cards, -\n:4\n"},
+		"those that begin so":       {[]string{"cn-s"}, "cn-shanghai.i-uf61h64\t2 cards, -\n:4\n"},
+		"those not named yet":       {[]string{"cn-beijing.i-2ze", ""}, "cn-shanghai.i-uf61h64\t2 cards, -\n:4\n"},
+		"behind other flags":        {[]string{"-d", "cn-b"}, "cn-beijing.i-2ze\t1 card, -\n:4\n"},
+		"formats":                   {[]string{"-o", ""}, "wide\njson\nyaml\nname\n:4\n"},
+		"colours":                   {[]string{"--color", "a"}, "auto\nalways\n:4\n"},
+		"contexts":                  {[]string{"--context", "t"}, "test\n:4\n"},
+		"namespaces of the cluster": {[]string{"-n", ""}, "default\nml\n:4\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			// The kubeconfig comes from the environment: on the command line it would be one word more.
+			t.Setenv("KUBECONFIG", writeKubeconfig(t, api.URL))
+			out := newOutput()
+			cmd := NewCommand(genericiooptions.IOStreams{In: strings.NewReader(""), Out: out, ErrOut: newOutput()}, "v1.2.3")
+			cmd.SetArgs(CompletionArgs(test.words))
+			if err := cmd.ExecuteContext(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, out.String()); diff != "" {
+				t.Errorf("completions (-want +got):\n%s", diff)
+			}
+		})
+	}
+	api.Close()
+	t.Setenv("KUBECONFIG", writeKubeconfig(t, api.URL))
+	out := newOutput()
+	cmd := NewCommand(genericiooptions.IOStreams{In: strings.NewReader(""), Out: out, ErrOut: newOutput()}, "v1.2.3")
+	cmd.SetArgs(CompletionArgs([]string{""}))
+	if err := cmd.ExecuteContext(t.Context()); err != nil || out.String() != ":4\n" {
+		t.Errorf("with the API server away: %q, %v", out, err)
+	}
+}
+
+func TestScriptsForShells(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		out := newOutput()
+		cmd := NewCommand(genericiooptions.IOStreams{In: strings.NewReader(""), Out: out, ErrOut: newOutput()}, "v1.2.3")
+		cmd.SetArgs([]string{"completion", shell})
+		if err := cmd.ExecuteContext(t.Context()); err != nil || !strings.Contains(out.String(), "kubectl-inspect-gpushare") {
+			t.Errorf("%s: %v\n%s", shell, err, out)
 		}
 	}
 }
@@ -333,9 +454,13 @@ func TestWatch(t *testing.T) {
 			t.Fatalf("%s (-want +got):\n%s", what, diff)
 		}
 	}
+	largest := func(used string) string {
+		n, _ := strconv.Atoi(used)
+		return fmt.Sprintf("Largest Free Piece: %[1]d GiB of %[1]d GiB free, on node\n", 16-n)
+	}
 	table := func(used, percent string) string {
 		row := "node  10.0.0.1   " + used + "/16" + strings.Repeat(" ", 20-len(used)) + used + "/16\n"
-		return header + row + rule(header) + "\n" + sum + used + "/16 (" + percent + "%)\n"
+		return header + row + rule(len(header)-1, Look{}) + "\n" + largest(used) + sum + used + "/16 (" + percent + "%)\n"
 	}
 	expect("first table", table("0", "0"))
 

@@ -11,41 +11,48 @@ import (
 )
 
 // WriteDetails writes a block a node with the pods on each card, each in its node's own unit, then the cluster's sum
-// and the pending pods. Wide adds a table of the node's cards and every pod's status.
-func WriteDetails(out io.Writer, report Report, wide bool) error {
+// and the pending pods. Wide adds a table of the node's cards, which terminals get anyway, and every pod's status.
+func WriteDetails(out io.Writer, report Report, wide bool, look Look) error {
 	var text bytes.Buffer
 	for i := range report.Nodes {
 		node := &report.Nodes[i]
 		var block bytes.Buffer
-		writeRows(&block, [][]string{
-			{"NAME:", node.Name},
-			{"IPADDRESS:", node.Address},
-			{"UNIT:", node.Unit.String()},
-		})
-		if wide {
-			fmt.Fprintln(&block)
-			writeRows(&block, cardRows(node))
+		longest := 0
+		section := func(rows [][]cell) {
+			if block.Len() > 0 {
+				fmt.Fprintln(&block)
+			}
+			writeRows(&block, look, rows)
+			longest = max(longest, rowsWidth(rows))
 		}
-		fmt.Fprintln(&block)
-		writeRows(&block, slices.Concat(podRows(node, wide), sumRows(node)))
-		fmt.Fprintln(&block, rule(block.String()))
+		section([][]cell{
+			{{text: "NAME:"}, {node.Name, bold}},
+			cells("IPADDRESS:", node.Address),
+			cells("UNIT:", node.Unit.String()),
+		})
+		if wide || look.Bars {
+			section(cardRows(node, look))
+		}
+		section(slices.Concat(podRows(node, wide), sumRows(node)))
+		fmt.Fprintln(&block, rule(longest, look))
 		fmt.Fprintln(&block)
 		text.Write(block.Bytes())
 	}
 	if len(report.Nodes) > 0 {
-		fmt.Fprintf(&text, "Allocated/Total GPU Memory In Cluster:  %s", sumText(report.Cluster))
+		fmt.Fprintln(&text, largestFreeText(report))
+		fmt.Fprintf(&text, "Allocated/Total GPU Memory In Cluster:  %s", sumText(report.Cluster.Sum))
 		if mixedUnits(report) { // Else every block above has told it.
 			fmt.Fprintf(&text, " in %s", report.Cluster.Unit)
 		}
 		fmt.Fprintln(&text)
 	}
-	writePending(&text, report.PendingPods, wide)
+	writePending(&text, look, report.PendingPods, wide)
 	_, err := text.WriteTo(out)
 	return err
 }
 
 // podRows has a row for every pod and a column for every card.
-func podRows(node *Node, wide bool) [][]string {
+func podRows(node *Node, wide bool) [][]cell {
 	unknownCard := node.UnknownCard > 0
 	withStatus := wide || slices.ContainsFunc(node.Pods, func(p Pod) bool { return p.Terminating || len(p.Notes) > 0 })
 
@@ -60,7 +67,7 @@ func podRows(node *Node, wide bool) [][]string {
 		header = append(header, "STATUS")
 	}
 
-	rows := [][]string{header}
+	rows := [][]cell{cells(header...)}
 	for i := range node.Pods {
 		pod := &node.Pods[i]
 		row := []string{pod.Name, pod.Namespace}
@@ -73,39 +80,46 @@ func podRows(node *Node, wide bool) [][]string {
 		if withStatus {
 			row = append(row, status(pod))
 		}
-		rows = append(rows, row)
+		rows = append(rows, cells(row...))
 	}
 	return rows
 }
 
 // sumRows close the table of pods: they are aligned with it.
-func sumRows(node *Node) [][]string {
-	rows := [][]string{
-		{"Allocated :", fmt.Sprintf("%d (%d%%)", node.Allocated, node.Percent)},
-		{"Total :", node.Total.String()},
+func sumRows(node *Node) [][]cell {
+	rows := [][]cell{
+		cells("Allocated :", fmt.Sprintf("%d (%d%%)", node.Allocated, node.Percent)),
+		cells("Total :", node.Total.String()),
 	}
 	label := "Problems :"
 	for _, problem := range node.Problems {
-		rows = append(rows, []string{label, problem})
+		rows = append(rows, []cell{{text: label}, {problem, red}})
 		label = ""
 	}
 	return rows
 }
 
-func cardRows(node *Node) [][]string {
-	rows := [][]string{{"GPU", "UUID", "MODEL", "NUMA", "ALLOCATED/TOTAL", "HEALTH"}}
-	for _, card := range node.Cards {
-		numa, health := "-", "healthy"
+func cardRows(node *Node, look Look) [][]cell {
+	header := cells("GPU", "UUID", "MODEL", "NUMA", "ALLOCATED/TOTAL", "HEALTH")
+	if look.Bars {
+		header = slices.Insert(header, 5, cells("")...)
+	}
+	rows := [][]cell{header}
+	for i := range node.Cards {
+		card := &node.Cards[i]
+		numa, health := "-", cell{text: "healthy"}
 		if card.NUMANode != nil {
 			numa = strconv.Itoa(*card.NUMANode)
 		}
 		if !card.Healthy {
-			health = "unhealthy: " + card.Reason
+			health = cell{"unhealthy: " + card.Reason, red}
 		}
-		rows = append(rows, []string{
-			"GPU" + strconv.Itoa(card.Index), orNone(card.UUID), orNone(card.Model), numa,
-			fmt.Sprintf("%d/%d", card.Allocated, card.Total), health,
-		})
+		row := append(cells("GPU"+strconv.Itoa(card.Index), orNone(card.UUID), orNone(card.Model), numa,
+			fmt.Sprintf("%d/%d", card.Allocated, card.Total)), health)
+		if look.Bars {
+			row = slices.Insert(row, 5, cell{look.cardBar(card, 2*widestBar), cardStyle(card)})
+		}
+		rows = append(rows, row)
 	}
 	return rows
 }

@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -54,6 +55,7 @@ func newFakeAPI(t *testing.T, objects Objects) *fakeAPI {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /api/v1/nodes/{name}", api.getNode)
 	mux.HandleFunc("GET /api/v1/nodes", func(w http.ResponseWriter, r *http.Request) { api.collection(w, r, "NodeList", isNode) })
+	mux.HandleFunc("GET /api/v1/namespaces", api.listNamespaces)
 	mux.HandleFunc("GET /api/v1/pods", func(w http.ResponseWriter, r *http.Request) { api.collection(w, r, "PodList", isPod) })
 	api.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		api.mu.Lock()
@@ -168,6 +170,21 @@ func (api *fakeAPI) getNode(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	reply(w, http.StatusOK, node)
+}
+
+// listNamespaces answers with those that pods are in.
+func (api *fakeAPI) listNamespaces(w http.ResponseWriter, _ *http.Request) {
+	api.mu.Lock()
+	names := map[string]bool{}
+	for _, p := range api.pods {
+		names[p.Namespace] = true
+	}
+	api.mu.Unlock()
+	list := corev1.NamespaceList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NamespaceList"}}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		list.Items = append(list.Items, corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	}
+	reply(w, http.StatusOK, list)
 }
 
 func (api *fakeAPI) collection(w http.ResponseWriter, r *http.Request, kind string, isKind func(metav1.Object) bool) {

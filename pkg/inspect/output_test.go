@@ -16,7 +16,7 @@ func TestOutput(t *testing.T) {
 		return func(out io.Writer, report Report) error { return WriteTable(out, report, options) }
 	}
 	details := func(wide bool) func(io.Writer, Report) error {
-		return func(out io.Writer, report Report) error { return WriteDetails(out, report, wide) }
+		return func(out io.Writer, report Report) error { return WriteDetails(out, report, wide, Look{}) }
 	}
 	tests := map[string]struct {
 		objects func(*testing.T) Objects
@@ -28,6 +28,7 @@ NAME                   IPADDRESS     GPU0(Allocated/Total)  GPU1(Allocated/Total
 cn-beijing.i-2ze       192.168.0.70  0/15                   0/0                    0/15
 cn-shanghai.i-uf61h64  192.168.0.71  0/15                   9/15                   9/30
 --------------------------------------------------------------------------------------------------
+Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
 Allocated/Total GPU Memory In Cluster:
 9/45 (20%)
 `},
@@ -37,6 +38,7 @@ in-256  10.0.0.3   1024/15360             0/0                    1024/15360     
 in-gib  10.0.0.1   0/16384                2048/16384             2048/32768       16384              GiB     2 x Tesla T4  -
 in-mib  10.0.0.2   8138/16276             0/0                    8138/16276       8138               MiB     1 x Tesla T4  -
 ------------------------------------------------------------------------------------------------------------------------
+Largest Free Piece: 16384 MiB of 53194 MiB free, on in-gib
 Allocated/Total GPU Memory In Cluster:
 11210/64404 (17%)
 `},
@@ -46,6 +48,7 @@ in-256  10.0.0.3   1024/15360             0/0                    1024/15360
 in-gib  10.0.0.1   0/16384                2048/16384             2048/32768
 in-mib  10.0.0.2   8138/16276             0/0                    8138/16276
 --------------------------------------------------------------------------------
+Largest Free Piece: 16384 MiB of 53194 MiB free, on in-gib
 Allocated/Total GPU Memory In Cluster:
 11210/64404 (17%)
 `},
@@ -55,6 +58,7 @@ node-a  10.0.0.1   18/16                  0/16                   8              
 node-b  10.0.0.2   0/16                   0/0                                        0/16
 node-c  10.0.0.3   6/16                   0/0                                        6/16
 ----------------------------------------------------------------------------------------------------
+Largest Free Piece: none
 Allocated/Total GPU Memory In Cluster:
 32/64 (50%)
 
@@ -79,6 +83,7 @@ node-a  10.0.0.1   18/16                  0/16                   8              
 node-b  10.0.0.2   0/16                   0/0                                        0/16             0                  GiB   1 x Tesla T4  the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
 node-c  10.0.0.3   6/16                   0/0                                        6/16             0                  GiB   1 x Tesla T4  the node is not ready; the node is cordoned; the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable
 ------------------------------------------------------------------------------------------------------------------------
+Largest Free Piece: none
 Allocated/Total GPU Memory In Cluster:
 32/64 (50%)
 
@@ -113,6 +118,7 @@ Allocated :  9 (30%)
 Total :      30
 --------------------------------------------------------
 
+Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
 Allocated/Total GPU Memory In Cluster:  9/45 (20%)
 `},
 		"details tell what is wrong with nodes and pods": {trouble, details(false), `
@@ -156,6 +162,7 @@ Problems :   the node is not ready
              the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable
 ---------------------------------------------------------------------------------------------
 
+Largest Free Piece: none
 Allocated/Total GPU Memory In Cluster:  32/64 (50%)
 
 Pending Pods:
@@ -194,6 +201,7 @@ Allocated :  8138 (50%)
 Total :      16276
 ---------------------------------------
 
+Largest Free Piece: 16384 MiB of 53194 MiB free, on in-gib
 Allocated/Total GPU Memory In Cluster:  11210/64404 (17%) in MiB
 `},
 		"wide details have the cards and every status": {trouble, details(true), `
@@ -247,6 +255,7 @@ Problems :   the node is not ready
              the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable
 ---------------------------------------------------------------------------------------------
 
+Largest Free Piece: none
 Allocated/Total GPU Memory In Cluster:  32/64 (50%)
 
 Pending Pods:
@@ -262,7 +271,9 @@ fresh    ml         2        scheduler "default-scheduler" has not tried it yet
         "unit": "GiB",
         "allocated": 9,
         "total": 45,
-        "percent": 20
+        "percent": 20,
+        "free": 36,
+        "largestFree": 15
     },
     "nodes": [
         {
@@ -274,6 +285,7 @@ fresh    ml         2        scheduler "default-scheduler" has not tried it yet
             "percent": 0,
             "unitInferred": true,
             "unknownCard": 0,
+            "free": 15,
             "largestFree": 15,
             "problems": [],
             "cards": [
@@ -296,6 +308,7 @@ fresh    ml         2        scheduler "default-scheduler" has not tried it yet
             "percent": 30,
             "unitInferred": true,
             "unknownCard": 0,
+            "free": 21,
             "largestFree": 15,
             "problems": [],
             "cards": [
@@ -354,6 +367,8 @@ fresh    ml         2        scheduler "default-scheduler" has not tried it yet
 apiVersion: inspect.gpushare.aliyun.com/v1
 cluster:
   allocated: 32
+  free: 0
+  largestFree: 0
   percent: 50
   total: 64
   unit: GiB
@@ -378,6 +393,7 @@ nodes:
     reason: 'Xid 79: fell off the bus'
     total: 16
     uuid: GPU-1
+  free: 0
   largestFree: 0
   name: node-a
   percent: 81
@@ -450,6 +466,7 @@ nodes:
     oversubscribed: false
     total: 16
     uuid: GPU-0
+  free: 0
   largestFree: 0
   name: node-b
   percent: 0
@@ -470,6 +487,7 @@ nodes:
     oversubscribed: false
     total: 16
     uuid: GPU-0
+  free: 0
   largestFree: 0
   name: node-c
   percent: 37
@@ -491,7 +509,11 @@ nodes:
   unit: GiB
   unknownCard: 0
 pendingPods:
-- name: waiting
+- cause: too_large
+  explanation: 'no card is large enough: the largest has 16 GiB, on node-a; node-c:
+    the node is not ready; node-b: the node offers nvidia.com/gpu and aliyun.com/gpu-mem
+    at once, which exclude each other'
+  name: waiting
   namespace: default
   reason: '0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s)
     were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful
@@ -499,7 +521,11 @@ pendingPods:
   request: 20
   schedulerName: default-scheduler
   uid: uid-waiting
-- name: fresh
+- cause: full
+  explanation: 'the cards that are large enough are taken, nothing of them is free;
+    node-c: the node is not ready; node-b: the node offers nvidia.com/gpu and aliyun.com/gpu-mem
+    at once, which exclude each other'
+  name: fresh
   namespace: ml
   reason: scheduler "default-scheduler" has not tried it yet
   request: 2
@@ -516,7 +542,9 @@ pendingPods:
         "unit": "",
         "allocated": 0,
         "total": 0,
-        "percent": 0
+        "percent": 0,
+        "free": 0,
+        "largestFree": 0
     },
     "nodes": [],
     "pendingPods": []

@@ -4,6 +4,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
 // The identity of a Report in JSON and YAML. Within one version fields are added, never renamed or given another
@@ -19,8 +20,8 @@ type Report struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 	// Cluster sums up the nodes below, in a unit that counts all of them exactly.
-	Cluster Sum    `json:"cluster"`
-	Nodes   []Node `json:"nodes"`
+	Cluster Cluster `json:"cluster"`
+	Nodes   []Node  `json:"nodes"`
 	// PendingPods ask for GPU memory and are on no node yet. It is empty where only some nodes were asked for.
 	PendingPods []PendingPod `json:"pendingPods"`
 }
@@ -34,6 +35,15 @@ type Sum struct {
 	Percent int `json:"percent"`
 }
 
+// Cluster is the sum of the nodes.
+type Cluster struct {
+	Sum
+	// Free is what healthy cards of usable nodes have left, in pieces.
+	Free gpu.Memory `json:"free"`
+	// LargestFree is the largest of these pieces: the biggest pod that would find a card now.
+	LargestFree gpu.Memory `json:"largestFree"`
+}
+
 // Node is a node that shares GPU memory. All amounts in it are in its own unit.
 type Node struct {
 	Name string `json:"name"`
@@ -44,12 +54,17 @@ type Node struct {
 	UnitInferred bool `json:"unitInferred,omitempty"`
 	// UnknownCard is the part of Allocated that is on no card of Cards: pods bound without a card, or to a vanished one.
 	UnknownCard gpu.Memory `json:"unknownCard"`
+	// Free is what healthy cards have left, in pieces; nothing where no pod can go to the node.
+	Free gpu.Memory `json:"free"`
 	// LargestFree is the largest request that a card of the node has room for now.
 	LargestFree gpu.Memory `json:"largestFree"`
 	// Problems tells people what is wrong with the node and its cards.
 	Problems []string `json:"problems"`
 	Cards    []Card   `json:"cards"`
 	Pods     []Pod    `json:"pods"`
+
+	// closed is the first of the problems for which no pod can go to the node, empty for a node in order.
+	closed string
 }
 
 // Card is one GPU.
@@ -97,6 +112,9 @@ type PendingPod struct {
 	Scheduler string     `json:"schedulerName"`
 	// Reason is the scheduler's message in full.
 	Reason string `json:"reason"`
+	// Cause and Explanation are gpushare's own view, from nodes and pods as they are now.
+	Cause       waiting.Cause `json:"cause"`
+	Explanation string        `json:"explanation"`
 }
 
 // Unit is a gpu.Unit that is written by its name, such as "GiB"; the zero Unit, of no node at all, is written "".

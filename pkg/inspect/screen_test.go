@@ -8,11 +8,15 @@ import (
 )
 
 func TestScreen(t *testing.T) {
-	four := func() int { return 4 }
+	four := func() (int, int) { return 80, 4 }
+	grows := func() func() (int, int) {
+		height := 3
+		return func() (int, int) { height++; return 80, height }
+	}()
 	tests := map[string]struct {
-		height func() int
-		texts  []string
-		want   string
+		size  func() (width, height int)
+		texts []string
+		want  string
 	}{
 		"elsewhere texts follow one another": {
 			texts: []string{"a\n", "b\n"},
@@ -27,31 +31,43 @@ func TestScreen(t *testing.T) {
 			want:  "==\nb\n",
 		},
 		"a terminal is painted over": {
-			height: four,
-			texts:  []string{"a\nb\n", "c\n", "c\n"},
-			want: "\x1b[?7l\x1b[Ha\x1b[K\r\nb\x1b[K\r\n\x1b[J\x1b[?7h" +
-				"\x1b[?7l\x1b[Hc\x1b[K\r\n\x1b[J\x1b[?7h",
+			size:  four,
+			texts: []string{"a\nb\n", "c\n", "c\n"},
+			want: "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[Ha\x1b[K\r\nb\x1b[K\r\n\x1b[J\x1b[?7h" +
+				"\x1b[?7l\x1b[Hc\x1b[K\r\n\x1b[J\x1b[?7h" + "\x1b[?25h\x1b[?1049l",
 		},
 		"what doesn't fit is counted": {
-			height: four,
-			texts:  []string{"1\n2\n3\n4\n5\n"},
-			want:   "\x1b[?7l\x1b[H1\x1b[K\r\n2\x1b[K\r\n... and 3 more lines\x1b[K\r\n\x1b[J\x1b[?7h",
+			size:  four,
+			texts: []string{"1\n2\n3\n4\n5\n"},
+			want: "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[H1\x1b[K\r\n2\x1b[K\r\n... and 3 more lines\x1b[K\r\n\x1b[J\x1b[?7h" +
+				"\x1b[?25h\x1b[?1049l",
 		},
 		"what just fits is whole": {
-			height: four,
-			texts:  []string{"1\n2\n3\n"},
-			want:   "\x1b[?7l\x1b[H1\x1b[K\r\n2\x1b[K\r\n3\x1b[K\r\n\x1b[J\x1b[?7h",
+			size:  four,
+			texts: []string{"1\n2\n3\n"},
+			want: "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[H1\x1b[K\r\n2\x1b[K\r\n3\x1b[K\r\n\x1b[J\x1b[?7h" +
+				"\x1b[?25h\x1b[?1049l",
 		},
+		"another size shows the same text anew": {
+			size:  grows,
+			texts: []string{"1\n2\n3\n4\n", "1\n2\n3\n4\n"},
+			want: "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[H1\x1b[K\r\n2\x1b[K\r\n... and 2 more lines\x1b[K\r\n\x1b[J\x1b[?7h" +
+				"\x1b[?7l\x1b[H1\x1b[K\r\n2\x1b[K\r\n3\x1b[K\r\n4\x1b[K\r\n\x1b[J\x1b[?7h" + "\x1b[?25h\x1b[?1049l",
+		},
+		"a terminal on which nothing was shown is left alone": {size: four},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
-			s := newScreen(&out, "==\n")
-			s.height = test.height
+			s := newScreen(&out, true, "==\n")
+			s.size = test.size
 			for _, text := range test.texts {
 				if err := s.show([]byte(text)); err != nil {
 					t.Fatal(err)
 				}
+			}
+			if err := s.close(); err != nil {
+				t.Fatal(err)
 			}
 			if diff := cmp.Diff(test.want, out.String()); diff != "" {
 				t.Errorf("written (-want +got):\n%s", diff)

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -26,5 +27,21 @@ func WriteYAML(out io.Writer, report Report) error {
 		return fmt.Errorf("writing the report as YAML: %w", err)
 	}
 	_, err = out.Write(append([]byte("---\n"), data...))
+	return err
+}
+
+// WriteNames writes the names of the nodes, or of the pending pods, as other commands take them: kubectl describe, say.
+func WriteNames(out io.Writer, report Report, pending bool) error {
+	var text bytes.Buffer
+	if pending {
+		for _, pod := range report.PendingPods {
+			fmt.Fprintf(&text, "pod/%s\n", pod.Name)
+		}
+	} else {
+		for _, node := range report.Nodes {
+			fmt.Fprintf(&text, "node/%s\n", node.Name)
+		}
+	}
+	_, err := text.WriteTo(out)
 	return err
 }

@@ -6,10 +6,7 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"unicode/utf8"
-
-	"k8s.io/cli-runtime/pkg/printers"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -20,75 +17,48 @@ type TableOptions struct {
 	Wide bool
 	// RowsOnly leaves the rows of the nodes and nothing else.
 	RowsOnly bool
+	Look     Look
 }
 
 // WriteTable writes one row a node, the sum of all, and what needs attention: problems and pending pods. All amounts are
-// in the unit that the header names. The columns up to "GPU Memory" and the lines of the sum are read by scripts.
+// in the unit that the header names. The columns up to "GPU Memory" and the lines of the sum are read by scripts: what is
+// added stands to the right of the ones and above the others, and what only people read is left to terminals.
 func WriteTable(out io.Writer, report Report, options TableOptions) error {
 	var text bytes.Buffer
-	header, rows := nodeRows(report, options.Wide)
+	if options.RowsOnly {
+		options.Look = Look{}
+	}
+	look := options.Look
+	header, rows := nodeRows(report, options.Wide, look)
 	switch {
 	case len(rows) == 0:
 	case options.RowsOnly:
-		writeRows(&text, rows)
+		writeRows(&text, look, rows)
 	default:
-		writeRows(&text, slices.Insert(rows, 0, header))
-		fmt.Fprintln(&text, rule(text.String()))
-		fmt.Fprintf(&text, "Allocated/Total GPU Memory In Cluster:\n%s\n", sumText(report.Cluster))
+		rows = slices.Insert(rows, 0, header)
+		writeRows(&text, look, rows)
+		fmt.Fprintln(&text, rule(rowsWidth(rows), look))
+		fmt.Fprintln(&text, largestFreeText(report))
+		fmt.Fprintf(&text, "Allocated/Total GPU Memory In Cluster:\n%s\n", clusterText(report.Cluster, look))
 		if !options.Wide { // Wide has them in a column.
-			writeProblems(&text, report.Nodes)
+			writeProblems(&text, look, report.Nodes)
 		}
 	}
 	if !options.RowsOnly {
-		writePending(&text, report.PendingPods, options.Wide)
+		writePending(&text, look, report.PendingPods, options.Wide)
 	}
 	_, err := text.WriteTo(out)
 	return err
 }
 
 // nodeRows returns the table's header and a row for every node. Scripts count on every row having every column.
-func nodeRows(report Report, wide bool) (header []string, rows [][]string) {
-	unit := report.Cluster.Unit
-	indices := cardIndices(report.Nodes)
-	unknownCard := slices.ContainsFunc(report.Nodes, func(n Node) bool { return n.UnknownCard > 0 })
-
-	header = []string{"NAME", "IPADDRESS"}
-	for _, index := range indices {
-		header = append(header, fmt.Sprintf("GPU%d(Allocated/Total)", index))
+func nodeRows(report Report, wide bool, look Look) (header []cell, rows [][]cell) {
+	layout := layOut(report, wide, look)
+	rows = make([][]cell, len(report.Nodes))
+	for i := range report.Nodes {
+		rows[i] = layout.row(&report.Nodes[i])
 	}
-	if unknownCard {
-		header = append(header, "PENDING(Allocated)")
-	}
-	header = append(header, fmt.Sprintf("GPU Memory(%s)", unit))
-	if wide {
-		header = append(header, fmt.Sprintf("LARGEST FREE(%s)", unit), "UNIT", "MODEL", "PROBLEMS")
-	}
-
-	for _, node := range report.Nodes {
-		amount := func(m gpu.Memory) string { return convert(m, node.Unit, unit).String() }
-		row := []string{node.Name, node.Address}
-		for _, index := range indices {
-			cell := "0/0"
-			if card := node.card(index); card != nil {
-				cell = amount(card.Allocated) + "/" + amount(card.Total)
-			}
-			row = append(row, cell)
-		}
-		if unknownCard {
-			cell := ""
-			if node.UnknownCard > 0 {
-				cell = amount(node.UnknownCard)
-			}
-			row = append(row, cell)
-		}
-		row = append(row, amount(node.Allocated)+"/"+amount(node.Total))
-		if wide {
-			row = append(row, amount(node.LargestFree), node.Unit.String(), models(node.Cards),
-				orNone(strings.Join(node.Problems, "; ")))
-		}
-		rows = append(rows, row)
-	}
-	return header, rows
+	return layout.header(), rows
 }
 
 // cardIndices are the indices of cards that any node has: the table's columns.
@@ -122,30 +92,30 @@ func models(cards []Card) string {
 	return orNone(strings.Join(names, ", "))
 }
 
-func writeProblems(out *bytes.Buffer, nodes []Node) {
-	rows := [][]string{{"NODE", "PROBLEM"}}
+func writeProblems(out *bytes.Buffer, look Look, nodes []Node) {
+	rows := [][]cell{cells("NODE", "PROBLEM")}
 	for _, node := range nodes {
 		for _, problem := range node.Problems {
-			rows = append(rows, []string{node.Name, problem})
+			rows = append(rows, []cell{{text: node.Name}, {problem, red}})
 		}
 	}
-	writeSection(out, "Problems:", rows)
+	writeSection(out, look, "Problems:", rows)
 }
 
-func writePending(out *bytes.Buffer, pods []PendingPod, full bool) {
-	rows := [][]string{{"NAME", "NAMESPACE", "REQUEST", "REASON"}}
+func writePending(out *bytes.Buffer, look Look, pods []PendingPod, full bool) {
+	rows := [][]cell{cells("NAME", "NAMESPACE", "REQUEST", "REASON")}
 	for _, pod := range pods {
 		reason := pod.Reason
 		if !full {
 			reason = shorten(reason)
 		}
-		rows = append(rows, []string{pod.Name, pod.Namespace, pod.Request.String(), reason})
+		rows = append(rows, cells(pod.Name, pod.Namespace, pod.Request.String(), reason))
 	}
-	writeSection(out, "Pending Pods:", rows)
+	writeSection(out, look, "Pending Pods:", rows)
 }
 
 // writeSection writes a title and its rows, of which the first is the header, or nothing where there is only that.
-func writeSection(out *bytes.Buffer, title string, rows [][]string) {
+func writeSection(out *bytes.Buffer, look Look, title string, rows [][]cell) {
 	if len(rows) < 2 {
 		return
 	}
@@ -153,31 +123,7 @@ func writeSection(out *bytes.Buffer, title string, rows [][]string) {
 		fmt.Fprintln(out)
 	}
 	fmt.Fprintln(out, title)
-	writeRows(out, rows)
-}
-
-// writeRows aligns cells two spaces apart. What stands in cells came over the network and is made harmless here.
-func writeRows(out *bytes.Buffer, rows [][]string) {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	for _, row := range rows {
-		cells := make([]string, len(row))
-		for i, cell := range row {
-			cells[i] = oneLine(cell)
-		}
-		fmt.Fprintln(w, strings.Join(cells, "\t"))
-	}
-	_ = w.Flush() // A bytes.Buffer takes everything.
-}
-
-// oneLine makes a cell of any text: no line breaks or tabs, and nothing that a terminal would act on.
-func oneLine(s string) string {
-	s = printers.EscapeTerminal(strings.Join(strings.Fields(s), " "))
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r >= 0x7f && r < 0xa0 {
-			return '?'
-		}
-		return r
-	}, s)
+	writeRows(out, look, rows)
 }
 
 // shorten keeps what a person needs of kube-scheduler's message: not its account of why preemption doesn't help.
@@ -201,11 +147,49 @@ func orNone(s string) string {
 	return s
 }
 
-// rule is a line as long as the longest of the text above it, within reason.
-func rule(text string) string {
-	longest := 0
-	for line := range strings.Lines(text) {
-		longest = max(longest, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")))
+// clusterText is the line that scripts read, on terminals with a bar behind it.
+func clusterText(sum Cluster, look Look) string {
+	text := sumText(sum.Sum)
+	if look.Bars {
+		text += "  " + look.bar(sum.Allocated, sum.Total, 2*widestBar)
 	}
-	return strings.Repeat("-", min(longest, 120))
+	return text
+}
+
+// largestFreeText tells the largest pod that would find a place now, and how much more is free, in pieces too small.
+func largestFreeText(report Report) string {
+	cluster := report.Cluster
+	if cluster.LargestFree == 0 {
+		return "Largest Free Piece: none"
+	}
+	unit := gpu.Unit(cluster.Unit)
+	var names []string
+	for i := range report.Nodes {
+		node := &report.Nodes[i]
+		if convert(node.LargestFree, node.Unit, cluster.Unit) == cluster.LargestFree {
+			names = append(names, node.Name)
+		}
+	}
+	where := names[0]
+	if more := len(names) - 1; more > 0 {
+		where += fmt.Sprintf(" and %s", count(more, "other node", "other nodes"))
+	}
+	return fmt.Sprintf("Largest Free Piece: %s of %s free, on %s", unit.Format(cluster.LargestFree), unit.Format(cluster.Free), where)
+}
+
+// count names so many things.
+func count(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
+// rule is a line as long as the longest of what stands above it, within reason.
+func rule(longest int, look Look) string {
+	limit := 120
+	if look.Width > 0 {
+		limit = look.Width
+	}
+	return strings.Repeat("-", min(longest, limit))
 }

@@ -3,6 +3,7 @@ package inspect
 import (
 	"context"
 	"fmt"
+	"os"
 	"sync"
 
 	"golang.org/x/time/rate"
@@ -17,8 +18,8 @@ import (
 const maxDrawsPerSecond = 4
 
 // Watch keeps the objects of the scope through informers and calls draw with all of them, once at first and then after
-// changes and whenever changed tells, until ctx ends or draw fails.
-func Watch(ctx context.Context, client kubernetes.Interface, scope Scope, changed <-chan struct{}, draw func(Objects) error) error {
+// changes and whenever changed or resized tells, until ctx ends or draw fails.
+func Watch(ctx context.Context, client kubernetes.Interface, scope Scope, changed <-chan struct{}, resized <-chan os.Signal, draw func(Objects) error) error {
 	ctx, stop := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -77,6 +78,7 @@ func Watch(ctx context.Context, client kubernetes.Interface, scope Scope, change
 			return nil
 		case <-events:
 		case <-changed:
+		case <-resized:
 		}
 		if limiter.Wait(ctx) != nil {
 			return nil // Told to stop.

@@ -1,0 +1,201 @@
+package inspect
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/pager"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// GroupsKind is the identity of what --groups prints in JSON and YAML, beside ReportAPIVersion.
+const GroupsKind = "GPUShareGroups"
+
+// Groups is every group of pods of which all run or none.
+type Groups struct {
+	APIVersion string  `json:"apiVersion"`
+	Kind       string  `json:"kind"`
+	Groups     []Group `json:"groups"`
+}
+
+// Group is one group, as its pods tell it.
+type Group struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	// Size is how many members must be placed together, 0 where it can't be told.
+	Size int `json:"size"`
+	// Members are those that ask for cards and haven't ended, Bound those of them that have a node.
+	Members int `json:"members"`
+	Bound   int `json:"bound"`
+	// Cardless ask for no cards, and don't count.
+	Cardless int    `json:"cardless"`
+	State    string `json:"state"`
+	// Reason is why it waits, in kube-scheduler's words or in those of who read the group.
+	Reason string `json:"reason"`
+}
+
+// The states of a group.
+const (
+	GroupInvalid    = "Invalid"    // Its size can't be told.
+	GroupIncomplete = "Incomplete" // Not all members exist.
+	GroupWaiting    = "Waiting"
+	GroupPartial    = "Partial" // Some are bound: it is being bound, or lost a member.
+	GroupBound      = "Bound"
+	GroupEnded      = "Ended"
+)
+
+// GatherGroups reads the groups of a namespace, or of all where it is empty.
+func GatherGroups(ctx context.Context, client kubernetes.Interface, namespace string) (Groups, error) {
+	list := func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		return client.CoreV1().Pods(namespace).List(ctx, options)
+	}
+	found := map[[2]string]*groupPods{}
+	err := pager.New(list).EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
+		if pod := object.(*corev1.Pod); protocol.InGroup(pod) {
+			group, err := protocol.GroupOf(pod)
+			key := [2]string{pod.Namespace, group.Name}
+			if found[key] == nil {
+				found[key] = &groupPods{Group: Group{Namespace: pod.Namespace, Name: group.Name}}
+			}
+			found[key].add(pod, group, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return Groups{}, fmt.Errorf("listing pods: %w", err)
+	}
+	out := Groups{APIVersion: ReportAPIVersion, Kind: GroupsKind, Groups: []Group{}}
+	for _, pods := range found {
+		out.Groups = append(out.Groups, pods.judge())
+	}
+	slices.SortFunc(out.Groups, func(a, b Group) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
+	return out, nil
+}
+
+// groupPods is a group while its pods are read.
+type groupPods struct {
+	Group
+	problem string
+	// ended counts the members that have, waits is what kube-scheduler says of one that waits.
+	ended, succeeded int
+	waits            string
+}
+
+func (g *groupPods) add(pod *corev1.Pod, group protocol.Group, err error) {
+	switch {
+	case pod.Status.Phase == corev1.PodSucceeded:
+		g.ended, g.succeeded = g.ended+1, g.succeeded+1
+		return
+	case protocol.Terminal(pod):
+		g.ended++
+		return
+	case pod.DeletionTimestamp != nil:
+		return
+	case err != nil:
+		g.problem = err.Error()
+		return
+	case g.Size != 0 && g.Size != group.Size:
+		g.problem = "the members disagree on the group's size"
+	}
+	g.Size = max(g.Size, group.Size)
+	switch {
+	case !protocol.AsksCards(pod):
+		g.Cardless++
+	case pod.Spec.NodeName != "":
+		g.Members, g.Bound = g.Members+1, g.Bound+1
+	default:
+		g.Members++
+		for _, condition := range pod.Status.Conditions {
+			if condition.Type == corev1.PodScheduled && condition.Message != "" {
+				g.waits = condition.Message
+			}
+		}
+	}
+}
+
+func (g *groupPods) judge() Group {
+	out := g.Group
+	switch {
+	case g.problem != "":
+		out.State, out.Reason = GroupInvalid, g.problem
+	case g.Members == 0 && g.ended > 0:
+		out.State = GroupEnded
+	case g.Bound == g.Members && g.Bound+g.succeeded >= g.Size:
+		out.State = GroupBound
+	case g.Bound > 0:
+		out.State, out.Reason = GroupPartial, g.waits
+	case g.Members+g.succeeded < g.Size:
+		out.State, out.Reason = GroupIncomplete, fmt.Sprintf("%d of %d members exist", g.Members, g.Size)
+		if g.Members+g.Cardless >= g.Size {
+			out.Reason += fmt.Sprintf(", and %d that ask for no cards don't count", g.Cardless)
+		}
+	default:
+		out.State, out.Reason = GroupWaiting, g.waits
+	}
+	return out
+}
+
+// WriteGroups writes the groups as a table, or with rows alone.
+func WriteGroups(out io.Writer, groups Groups, rowsOnly bool) error {
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	if !rowsOnly {
+		fmt.Fprintln(table, "NAMESPACE\tGROUP\tSIZE\tMEMBERS\tBOUND\tSTATE\tREASON")
+	}
+	for _, g := range groups.Groups {
+		size := "?"
+		if g.Size > 0 {
+			size = strconv.Itoa(g.Size)
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d\t%s\t%s\n", g.Namespace, cmp.Or(g.Name, "<unnamed>"), size, g.Members, g.Bound,
+			g.State, cmp.Or(oneLine(g.Reason), "-"))
+	}
+	return table.Flush()
+}
+
+// showGroups is the command with --groups.
+func (o *options) showGroups(ctx context.Context, client kubernetes.Interface) error {
+	namespace := *o.connection.Namespace
+	if o.allNamespaces {
+		namespace = ""
+	}
+	groups, err := GatherGroups(ctx, client, namespace)
+	if err != nil {
+		return err
+	}
+	switch o.output {
+	case outputJSON:
+		data, err := json.MarshalIndent(groups, "", "    ")
+		if err != nil {
+			return fmt.Errorf("writing the groups as JSON: %w", err)
+		}
+		_, err = fmt.Fprintf(o.streams.Out, "%s\n", data)
+		return err
+	case outputYAML:
+		data, err := yaml.Marshal(groups)
+		if err != nil {
+			return fmt.Errorf("writing the groups as YAML: %w", err)
+		}
+		_, err = fmt.Fprintf(o.streams.Out, "---\n%s", data)
+		return err
+	}
+	if len(groups.Groups) == 0 {
+		fmt.Fprintln(o.streams.ErrOut, "No pod belongs to a group.")
+		return nil
+	}
+	return WriteGroups(o.streams.Out, groups, o.noHeaders)
+}

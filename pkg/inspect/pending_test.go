@@ -1,0 +1,168 @@
+package inspect
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/waiting"
+)
+
+// split is a cluster of two nodes with two cards each: n1 has 7 and 5 GiB free, n2 nothing.
+func split(t *testing.T, pods ...podBuilder) Objects {
+	return objects(
+		[]nodeBuilder{
+			inventoryNode(t, "n1", "10.0.0.1", gpu.GiB, t4(0, 16), t4(1, 16)).labelled("disk", "ssd"),
+			inventoryNode(t, "n2", "10.0.0.2", gpu.GiB, t4(0, 16), t4(1, 16)).labelled("disk", "hdd"),
+		},
+		append(pods, newPod("a", 9).on("n1", 0), newPod("b", 11).on("n1", 1), newPod("c", 16).on("n2", 0), newPod("d", 16).on("n2", 1))...,
+	)
+}
+
+func TestWhyAPodWaits(t *testing.T) {
+	taint := func(effect corev1.TaintEffect) func(*corev1.Node) {
+		return func(n *corev1.Node) {
+			n.Spec.Taints = []corev1.Taint{{Key: "team", Value: "ml", Effect: effect}}
+		}
+	}
+	one := func(name string, cards ...gpu.Card) nodeBuilder {
+		return inventoryNode(t, name, "10.0.0.1", gpu.GiB, cards...)
+	}
+	tests := map[string]struct {
+		objects Objects
+		cause   waiting.Cause
+		text    string
+	}{
+		"enough in all, in pieces too small": {
+			split(t, newPod("p", 12)), waiting.Fragmented,
+			"12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card",
+		},
+		"too much taken": {
+			split(t, newPod("p", 13)), waiting.Full,
+			"the cards that are large enough are taken: the largest free piece is 7 GiB, on n1 (and 1 node alike)",
+		},
+		"all taken": {
+			split(t, newPod("p", 1).with(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "hdd"} })), waiting.Full,
+			"the cards that are large enough are taken, nothing of them is free; n1: the pod's node selector or affinity rules it out",
+		},
+		"no card so large": {
+			split(t, newPod("p", 17)), waiting.TooLarge, "no card is large enough: the largest has 16 GiB, on n1",
+		},
+		"there is room": {
+			split(t, newPod("p", 7)), waiting.Fits,
+			"n1 has room for it now, 7 GiB on one card: the scheduler is about to try, or needs something else than GPU memory",
+		},
+		"the card that is large enough has failed": {
+			objects([]nodeBuilder{one("n", t4(0, 8), unhealthy(t4(1, 16), "Xid 79"))}, newPod("p", 10)), waiting.Unhealthy,
+			"the cards that are large enough are unhealthy, on n",
+		},
+		"what failed cards have free doesn't count": {
+			objects([]nodeBuilder{one("n", t4(0, 8), unhealthy(t4(1, 16), "Xid 79"), t4(2, 16))}, newPod("p", 16), newPod("q", 15).on("n", 2)),
+			waiting.Full, "the cards that are large enough are taken: the largest free piece is 8 GiB, on n",
+		},
+		"a taint": {
+			objects([]nodeBuilder{one("n", t4(0, 8)).with(taint(corev1.TaintEffectNoSchedule))}, newPod("p", 1)), waiting.NoNode,
+			"no node that shares GPU memory can take the pod; n: the pod doesn't tolerate its taint team=ml:NoSchedule",
+		},
+		"a taint that is only a wish": {
+			objects([]nodeBuilder{one("n", t4(0, 8)).with(taint(corev1.TaintEffectPreferNoSchedule))}, newPod("p", 9)), waiting.TooLarge,
+			"no card is large enough: the largest has 8 GiB, on n",
+		},
+		"a taint that the pod tolerates": {
+			objects([]nodeBuilder{one("n", t4(0, 8)).with(taint(corev1.TaintEffectNoExecute))}, newPod("p", 9).with(func(p *corev1.Pod) {
+				p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+			})), waiting.TooLarge, "no card is large enough: the largest has 8 GiB, on n",
+		},
+		"nodes out of order": {
+			objects([]nodeBuilder{
+				one("a", t4(0, 8)).with(func(n *corev1.Node) { n.Spec.Unschedulable = true }),
+				one("b", t4(0, 8)).with(func(n *corev1.Node) { n.Spec.Unschedulable = true }),
+				one("c", t4(0, 8)).with(func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse }),
+			}, newPod("p", 1)), waiting.NoNode,
+			"no node that shares GPU memory can take the pod; 2 nodes: the node is cordoned; c: the node is not ready",
+		},
+		"nobody shares": {
+			objects([]nodeBuilder{plainNode(t, "n", "10.0.0.1")}, newPod("p", 1)), waiting.NoNode, "no node shares GPU memory",
+		},
+		"a gate": {
+			split(t, newPod("p", 1).with(func(p *corev1.Pod) {
+				p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/quota"}, {Name: "other"}}
+			})), waiting.Gated, "the pod is held back by its scheduling gates: example.com/quota, other",
+		},
+		"evictions under way": {
+			split(t, newPod("p", 16).with(func(p *corev1.Pod) { p.Status.NominatedNodeName = "n2" })), waiting.Nominated,
+			"pods of lower priority are leaving n2 to make room for it",
+		},
+		"units of different sizes are compared by what they stand for": {
+			mixed(t).plus(newPod("p", 20000)), waiting.TooLarge, "no card is large enough: the largest has 16 GiB, on in-gib",
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			pods := Build(test.objects).PendingPods
+			got := pods[len(pods)-1]
+			for _, p := range pods {
+				if p.Name == "p" {
+					got = p
+				}
+			}
+			if got.Cause != test.cause {
+				t.Errorf("cause %s, want %s", got.Cause, test.cause)
+			}
+			if diff := cmp.Diff(test.text, got.Explanation); diff != "" {
+				t.Errorf("explanation (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func (o Objects) plus(pods ...podBuilder) Objects {
+	for _, p := range pods {
+		o.Pods = append(o.Pods, p.Pod)
+	}
+	return o
+}
+
+func TestPendingOutput(t *testing.T) {
+	waiting := split(t,
+		newPod("large", 17).in("ml").refused("0/2 nodes are available: 2 too large. preemption: not helpful."),
+		newPod("piece", 12).refused("0/2 nodes are available: 2 no GPU card has enough free memory."),
+		newPod("going", 1).with(func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{}; p.Finalizers = []string{"x"} }),
+	)
+	for name, test := range map[string]struct {
+		objects Objects
+		options PendingOptions
+		want    string
+	}{
+		"a row each": {waiting, PendingOptions{}, `
+NAMESPACE  NAME   REQUEST  CAUSE       WHY
+default    piece  12       fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card
+ml         large  17       too_large   no card is large enough: the largest has 16 GiB, on n1
+`},
+		"wide has the scheduler's own words": {waiting, PendingOptions{Wide: true}, `
+NAMESPACE  NAME   REQUEST  CAUSE       WHY                                                                     SCHEDULER          SCHEDULER SAYS
+default    piece  12       fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card  default-scheduler  0/2 nodes are available: 2 no GPU card has enough free memory.
+ml         large  17       too_large   no card is large enough: the largest has 16 GiB, on n1                  default-scheduler  0/2 nodes are available: 2 too large. preemption: not helpful.
+`},
+		"rows only, in colour": {waiting, PendingOptions{RowsOnly: true, Look: Look{Color: true}}, `
+default  piece  12  ` + "\x1b[33mfragmented\x1b[0m" + `  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card
+ml       large  17  ` + "\x1b[31mtoo_large\x1b[0m" + `   no card is large enough: the largest has 16 GiB, on n1
+`},
+		"nobody waits": {twoNodes(t), PendingOptions{}, "\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			if err := WritePending(&out, Build(test.objects), test.options); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(strings.TrimPrefix(test.want, "\n"), out.String()); diff != "" {
+				t.Errorf("output (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

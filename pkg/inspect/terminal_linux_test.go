@@ -1,0 +1,106 @@
+package inspect
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+)
+
+// openTerminal returns both ends of a new pseudo-terminal: what a person sees, and what a program writes to.
+func openTerminal(t *testing.T) (person, program *os.File) {
+	t.Helper()
+	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("SKIPPED: this machine gives no pseudo-terminal: %v", err)
+	}
+	t.Cleanup(func() { person.Close() })
+	control := func(do func(fd int) error) {
+		t.Helper()
+		raw, err := person.SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var inner error
+		if err := raw.Control(func(fd uintptr) { inner = do(int(fd)) }); err != nil || inner != nil {
+			t.Fatal(err, inner)
+		}
+	}
+	number := 0
+	control(func(fd int) error { return unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0) })
+	control(func(fd int) (err error) { number, err = unix.IoctlGetInt(fd, unix.TIOCGPTN); return err })
+	program, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("SKIPPED: this machine gives no pseudo-terminal: %v", err)
+	}
+	t.Cleanup(func() { program.Close() })
+	return person, program
+}
+
+func resize(t *testing.T, terminal *os.File, width, height uint16) {
+	t.Helper()
+	if err := unix.IoctlSetWinsize(int(terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Col: width, Row: height}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A watch on a real terminal: painted in place, anew at another size, and the terminal is given back at the end.
+func TestWatchOnATerminal(t *testing.T) {
+	t.Setenv("NO_COLOR", "1")
+	t.Setenv("LC_ALL", "C")
+	person, program := openTerminal(t)
+	resize(t, program, 120, 24)
+	seen := newOutput()
+	go func() {
+		buffer := make([]byte, 4096)
+		for {
+			n, err := person.Read(buffer)
+			if err != nil {
+				return
+			}
+			_, _ = seen.Write(buffer[:n])
+		}
+	}()
+
+	api := newFakeAPI(t, objects([]nodeBuilder{legacyNode(t, "node", "10.0.0.1", 16)}))
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	errOut := newOutput()
+	ended := startOn(ctx, t, api, genericiooptions.IOStreams{In: strings.NewReader(""), Out: program, ErrOut: errOut}, "-w")
+
+	frame := func(what, want string) {
+		t.Helper()
+		seen.waitFor(t, what, func(text string) bool {
+			frames := strings.Split(text, home)
+			last := frames[len(frames)-1]
+			return strings.Contains(last, want) && strings.HasSuffix(last, clearBelow+wrapOn)
+		})
+	}
+	frame("first frame", "0/16                   0/16             16                 ..........")
+	if text := seen.String(); !strings.HasPrefix(text, enterScreen) || strings.Contains(text, "\x1b[2J") {
+		t.Errorf("the first frame doesn't paint in place: %q", text)
+	}
+	api.put(newPod("pod", 8).on("node", 0))
+	frame("frame with the pod", "8/16                   8/16             8                  #####.....")
+
+	resize(t, program, 72, 5)
+	if err := syscall.Kill(os.Getpid(), syscall.SIGWINCH); err != nil { // As the terminal would tell its foreground process.
+		t.Fatal(err)
+	}
+	frame("frame of the new size", "8/16             8                  #####.....")
+	frame("count of what doesn't fit", "... and 3 more lines")
+
+	interrupt()
+	if err := ended(); err != nil {
+		t.Errorf("ended with %v", err)
+	}
+	seen.waitFor(t, "the terminal given back", func(text string) bool { return strings.HasSuffix(text, leaveScreen) })
+	if errOut.String() != "" {
+		t.Errorf("written to stderr: %s", errOut)
+	}
+}

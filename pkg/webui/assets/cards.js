@@ -1,0 +1,231 @@
+// The list of nodes: a row for each, a bar for each of its cards, a segment for each pod.
+import { amount, byId, h, number, plural, setText } from "./dom.js";
+import { haystack, matches, terms } from "./model.js";
+import { VirtualRows } from "./virtual.js";
+
+const rowHeight = 50;
+const tones = 8;
+
+/** tone gives a pod one of a few colours, the same one each time. */
+export function tone(pod) {
+  let hash = 2166136261;
+  for (const char of pod.namespace + "/" + pod.name) hash = Math.imul(hash ^ char.codePointAt(0), 16777619);
+  return "t" + ((hash >>> 0) % tones);
+}
+
+/** bar draws a card's pods beside each other. What is over the card's memory squeezes everything, and is marked. */
+export function bar(card) {
+  const scale = Math.max(card.total, card.used, 1);
+  const element = h("span", { class: "bar" });
+  card.pods.forEach((pod, i) => {
+    const segment = h("span", { class: "segment " + tone(pod) + (pod.state ? " " + pod.state : ""), "data-pod": i });
+    segment.style.width = (100 * pod.memory) / scale + "%";
+    element.append(segment);
+  });
+  if (card.used > card.total && card.total > 0) {
+    const limit = h("span", { class: "limit" });
+    limit.style.left = (100 * card.total) / scale + "%";
+    element.append(limit);
+  }
+  return element;
+}
+
+/** trouble says what is wrong with a card, "" for nothing. */
+export function trouble(node, card) {
+  if (card.vanished) return "the node doesn't report this card any more";
+  if (card.unhealthy) return "unhealthy: " + card.unhealthy;
+  if (card.used > card.total) return "more is promised than the card has";
+  if (node.closed) return node.closed + ": nothing more is placed here";
+  return "";
+}
+
+export class Cards {
+  /** open(node name, card id) is called for a card that somebody wants to know more of. */
+  constructor(root, open) {
+    this.root = root;
+    this.open = open;
+    this.active = { node: "", card: 0 };
+    root.setAttribute("role", "grid");
+    root.setAttribute("aria-label", "Nodes and their cards. Arrow keys move, Enter tells more");
+    this.rows = new VirtualRows({
+      scroller: root, body: root, height: rowHeight, render: (node) => this.row(node),
+      spacer: () => h("div", { role: "presentation" }),
+    });
+    this.tip = byId("tip");
+    root.addEventListener("keydown", (event) => this.key(event));
+    root.addEventListener("click", (event) => this.click(event));
+    root.addEventListener("mouseover", (event) => this.hover(event));
+    root.addEventListener("mouseleave", () => this.hideTip());
+    root.addEventListener("scroll", () => this.hideTip(), { passive: true });
+    root.addEventListener("focusin", (event) => {
+      const button = event.target.closest(".card");
+      if (!button) return;
+      this.active = this.place(button);
+      this.mark();
+      if (button.matches(":focus-visible")) this.showTip(button);
+    });
+    root.addEventListener("focusout", () => this.hideTip());
+    addEventListener("keydown", (event) => event.key === "Escape" && this.hideTip());
+  }
+
+  /** show lists the nodes of the model that the filters leave. */
+  show(model, { query, room, trouble, order }) {
+    const wanted = terms(query);
+    let nodes = [];
+    for (const name of model.names) {
+      const node = model.nodes.get(name);
+      if (trouble && !node.trouble) continue;
+      if (room && node.largest < room) continue;
+      if (wanted.length && !matches(haystack(node), wanted)) continue;
+      nodes.push(node);
+    }
+    if (order === "free") nodes = nodes.sort((a, b) => b.largest * b.unitMiB - a.largest * a.unitMiB);
+    if (order === "full") nodes = nodes.sort((a, b) => b.used / (b.total || 1) - a.used / (a.total || 1));
+    this.model = model;
+    const focused = this.root.contains(document.activeElement);
+    const tipped = this.tipped;
+    this.root.setAttribute("aria-rowcount", nodes.length);
+    this.rows.show(nodes);
+    this.mark();
+    // A row that was drawn anew has lost what was focused or pointed at.
+    if (focused && !this.root.contains(document.activeElement)) this.button(this.active)?.focus({ preventScroll: true });
+    if (tipped) {
+      const button = this.button(tipped);
+      if (button) this.showTip(button, tipped.pod);
+      else this.hideTip();
+    }
+    return nodes.length;
+  }
+
+  row(node) {
+    const unit = node.unit;
+    const name = h("span", { class: "node", role: "rowheader", title: node.name }, h("b", {}, node.name));
+    const about = [amount(node.used, "") + " / " + amount(node.total, unit)];
+    if (node.gone) about.push("no longer shares memory");
+    else if (node.closed) about.push(node.closed);
+    else if (node.cardless) about.push(plural(node.cardless.length, "pod", "pods") + " without a card");
+    name.append(h("small", { class: node.gone || node.closed || node.cardless ? "warn" : "" }, about.join(" · ")));
+    const cards = node.cards.map((card) => {
+      const wrong = trouble(node, card);
+      const kind = card.vanished || card.unhealthy ? " ill" : card.used > card.total ? " over" : node.closed ? " off" : "";
+      return h("span", { role: "gridcell" },
+        h("button", {
+          type: "button", class: "card" + kind, tabindex: "-1", "data-card": card.id, "aria-describedby": "tip",
+          "aria-label": node.name + " GPU " + card.id + ": " + amount(card.used, "") + " of " + amount(card.total, unit) + " promised, " +
+            plural(card.pods.length, "pod", "pods") + (wrong ? ", " + wrong : ""),
+        }, bar(card), h("span", { class: "caption" },
+          h("span", {}, "GPU" + card.id), h("span", {}, (kind ? "⚠ " : "") + number(card.used) + "/" + number(card.total)))));
+    });
+    const line = h("div", { class: "line", role: "row", "data-node": node.name }, name, ...cards);
+    line.style.setProperty("--cards", Math.max(cards.length, 4));
+    return line;
+  }
+
+  place(button) {
+    return { node: button.closest(".line").dataset.node, card: Number(button.dataset.card) };
+  }
+
+  button({ node, card }) {
+    for (const line of this.root.querySelectorAll(".line")) {
+      if (line.dataset.node === node) return line.querySelector('[data-card="' + card + '"]');
+    }
+    return null;
+  }
+
+  /** mark lets the Tab key reach one card: the active one where it is drawn, else the first that is. */
+  mark() {
+    const before = this.root.querySelector('.card[tabindex="0"]');
+    const now = this.button(this.active) ?? this.root.querySelector(".card");
+    if (before === now) return;
+    before?.setAttribute("tabindex", "-1");
+    now?.setAttribute("tabindex", "0");
+  }
+
+  click(event) {
+    const button = event.target.closest(".card");
+    if (!button) return;
+    this.hideTip();
+    const { node, card } = this.place(button);
+    this.open(node, card);
+  }
+
+  key(event) {
+    const button = event.target.closest(".card");
+    if (!button || event.ctrlKey || event.metaKey || event.altKey) return;
+    const { node: name, card } = this.place(button);
+    const nodes = this.rows.items;
+    let row = nodes.findIndex((node) => node.name === name);
+    let column = nodes[row].cards.findIndex((c) => c.id === card);
+    const page = Math.max(1, Math.floor(this.root.clientHeight / rowHeight) - 1);
+    switch (event.key) {
+      case "ArrowRight": column++; break;
+      case "ArrowLeft": column--; break;
+      case "ArrowDown": row++; break;
+      case "ArrowUp": row--; break;
+      case "PageDown": row += page; break;
+      case "PageUp": row -= page; break;
+      case "Home": column = 0; if (event.shiftKey) row = 0; break;
+      case "End": column = Infinity; if (event.shiftKey) row = nodes.length; break;
+      default: return;
+    }
+    event.preventDefault();
+    row = Math.min(Math.max(row, 0), nodes.length - 1);
+    const cards = nodes[row].cards;
+    if (cards.length === 0) return;
+    column = Math.min(Math.max(column, 0), cards.length - 1);
+    this.rows.reveal(row);
+    this.button({ node: nodes[row].name, card: cards[column].id })?.focus({ preventScroll: true });
+  }
+
+  hover(event) {
+    const button = event.target.closest(".card");
+    if (!button) return this.hideTip();
+    const segment = event.target.closest(".segment");
+    this.showTip(button, segment ? Number(segment.dataset.pod) : undefined);
+  }
+
+  /** showTip tells who sits on the card, and which of them is pointed at. */
+  showTip(button, pod) {
+    const place = this.place(button);
+    const node = this.model.nodes.get(place.node);
+    const card = node?.cards.find((c) => c.id === place.card);
+    if (!card) return this.hideTip();
+    this.tipped = { ...place, pod };
+    const wrong = trouble(node, card);
+    const most = 14;
+    // The one that is pointed at is told also where there are too many.
+    const from = pod !== undefined && pod >= most ? pod - most + 1 : 0;
+    this.tip.replaceChildren(
+      h("p", {}, h("b", {}, node.name + " · GPU " + card.id), card.model ? " " + card.model : ""),
+      h("p", {}, amount(card.used, "") + " of " + amount(card.total, node.unit) + " promised, " + number(Math.max(0, card.total - card.used)) + " free"),
+      wrong ? h("p", { class: "warn" }, "⚠ " + wrong) : "",
+      h("ul", {}, ...card.pods.slice(from, from + most).map((p, i) => h("li", { class: from + i === pod ? "pointed" : "" },
+        h("i", { class: tone(p) }), h("span", {}, p.namespace + "/" + p.name + (p.state ? " (" + p.state + ")" : "")), h("span", {}, number(p.memory))))),
+      card.pods.length > most ? h("p", {}, "and " + number(card.pods.length - most) + " more") : "",
+      card.pods.length === 0 ? h("p", { class: "dim" }, "no pods") : "",
+    );
+    this.tip.hidden = false;
+    const at = button.getBoundingClientRect();
+    const size = this.tip.getBoundingClientRect();
+    const below = at.bottom + 6 + size.height < innerHeight;
+    this.tip.style.left = Math.max(6, Math.min(at.left, innerWidth - size.width - 6)) + "px";
+    this.tip.style.top = (below ? at.bottom + 6 : Math.max(6, at.top - size.height - 6)) + "px";
+  }
+
+  hideTip() {
+    this.tipped = undefined;
+    this.tip.hidden = true;
+  }
+
+  /** focus puts the keyboard onto a card. */
+  focus(place) {
+    const index = this.rows.items.findIndex((node) => node.name === place.node);
+    if (index < 0) return;
+    this.rows.reveal(index);
+    this.button(place)?.focus({ preventScroll: true });
+  }
+
+  count(shown, all) {
+    setText(byId("shown"), shown === all ? plural(all, "node", "nodes") : number(shown) + " of " + plural(all, "node", "nodes"));
+  }
+}

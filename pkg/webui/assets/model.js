@@ -1,0 +1,146 @@
+// What the extender has told: nodes, pending pods, samples. It knows no DOM.
+
+/** seq of whole and delta messages must be consecutive: a gap means that something was missed. */
+export class Model {
+  constructor() {
+    this.clear();
+  }
+
+  clear() {
+    this.known = false;
+    this.nodes = new Map();
+    this.names = [];
+    this.pending = [];
+    this.samples = [];
+    this.sampleEvery = 10;
+    this.status = { version: "", since: 0 };
+    this.time = 0;
+    this.seq = 0;
+    this.summed = undefined;
+  }
+
+  /** whole takes everything anew. */
+  whole(message) {
+    this.clear();
+    this.known = true;
+    this.seq = message.seq;
+    this.time = message.time;
+    this.status = message.status;
+    this.pending = message.pending;
+    this.samples = message.samples;
+    this.sampleEvery = message.sampleEverySeconds;
+    for (const node of message.nodes) this.nodes.set(node.name, prepare(node));
+    this.names = message.nodes.map((node) => node.name);
+  }
+
+  /** delta takes over what changed. */
+  delta(seq, message) {
+    if (seq !== this.seq + 1) throw new Error("a change was missed");
+    this.seq = seq;
+    this.time = message.time;
+    this.summed = undefined;
+    let named = false;
+    for (const name of message.removed ?? []) {
+      this.nodes.delete(name);
+      named = true;
+    }
+    for (const node of message.nodes ?? []) {
+      named ||= !this.nodes.has(node.name);
+      this.nodes.set(node.name, prepare(node));
+    }
+    if (named) this.names = [...this.nodes.keys()].sort();
+    if (message.pending) this.pending = message.pending;
+    if (message.status) this.status = message.status;
+    if (message.sample) {
+      this.samples.push(message.sample);
+      if (this.samples.length > 360) this.samples.shift();
+    }
+  }
+
+  /** sums adds everything up, in MiB. */
+  sums() {
+    if (this.summed) return this.summed;
+    const s = { total: 0, held: 0, whole: 0, pieces: 0, out: 0, cards: 0, ill: 0, over: 0, pods: 0, largest: 0, where: undefined, unit: undefined };
+    for (const node of this.nodes.values()) {
+      if (!node.gone) {
+        if (s.unit === undefined) s.unit = { name: node.unit, mib: node.unitMiB };
+        else if (s.unit && s.unit.name !== node.unit) s.unit = null; // Mixed.
+      }
+      s.pods += node.podCount;
+      for (const card of node.cards) {
+        if (card.vanished) continue;
+        s.cards++;
+        if (card.unhealthy) s.ill++;
+        if (card.used > card.total) s.over++;
+        const total = card.total * node.unitMiB;
+        const used = Math.min(card.used, card.total) * node.unitMiB;
+        s.total += total;
+        s.held += card.used * node.unitMiB;
+        if (card.unhealthy || node.closed) {
+          s.out += total - used;
+          continue;
+        }
+        if (card.used === 0) s.whole += total;
+        else s.pieces += total - used;
+        if (total - used > s.largest) {
+          s.largest = total - used;
+          s.where = { node, card };
+        }
+      }
+    }
+    this.summed = s;
+    return s;
+  }
+}
+
+/** prepare adds to a node what is asked for again and again. */
+function prepare(node) {
+  node.total = 0;
+  node.used = 0;
+  node.largest = 0;
+  node.podCount = (node.cardless ?? []).length;
+  node.trouble = Boolean(node.closed || node.gone || node.cardless);
+  for (const card of node.cards) {
+    node.total += card.total;
+    node.used += card.used;
+    node.podCount += card.pods.length;
+    if (card.unhealthy || card.vanished || card.used > card.total) node.trouble = true;
+    if (!card.unhealthy && !card.vanished && !node.closed) node.largest = Math.max(node.largest, card.total - card.used);
+  }
+  return node;
+}
+
+/** haystack is what a search looks through for a node. */
+export function haystack(node) {
+  if (node.haystack === undefined) {
+    const words = [node.name];
+    for (const card of node.cards) {
+      words.push(card.model ?? "", card.uuid ?? "", card.unhealthy ?? "");
+      for (const pod of card.pods) words.push(pod.namespace + "/" + pod.name);
+    }
+    for (const pod of node.cardless ?? []) words.push(pod.namespace + "/" + pod.name);
+    node.haystack = words.join("\n").toLowerCase();
+  }
+  return node.haystack;
+}
+
+/** rows are a node's pods as the table lists them. */
+export function rows(node) {
+  if (node.rows === undefined) {
+    node.rows = [];
+    const add = (card, pod) =>
+      node.rows.push({
+        namespace: pod.namespace, name: pod.name, memory: pod.memory, state: pod.state ?? "", node: node.name, card,
+        unit: node.unit, mib: pod.memory * node.unitMiB,
+        haystack: (pod.namespace + "/" + pod.name + "\n" + node.name + "\n" + (pod.state ?? "")).toLowerCase(),
+      });
+    for (const card of node.cards) for (const pod of card.pods) add(card.id, pod);
+    for (const pod of node.cardless ?? []) add(-1, pod);
+  }
+  return node.rows;
+}
+
+/** terms splits what was searched for: all of them must be found. */
+export const terms = (query) => query.toLowerCase().split(/\s+/).filter(Boolean);
+
+export const matches = (text, wanted) => wanted.every((term) => text.includes(term));

@@ -1,0 +1,34 @@
+// The cluster's sums, on top of the page.
+import { byId, h, number, plural, setText, sum } from "./dom.js";
+
+const parts = ["held", "pieces", "whole", "out"];
+
+export class Summary {
+  constructor() {
+    this.bar = byId("memory-bar");
+    this.parts = Object.fromEntries(parts.map((name) => [name, h("span", { class: name })]));
+    this.bar.append(...parts.map((name) => this.parts[name]));
+  }
+
+  show(model) {
+    const s = model.sums();
+    const percent = s.total ? Math.floor((100 * s.held) / s.total) : 0;
+    setText(byId("memory-percent"), s.total ? percent + " %" : "–");
+    setText(byId("memory-amount"), s.total ? sum(s.held, s.unit) + " of " + sum(s.total, s.unit) : "");
+    for (const name of parts) this.parts[name].style.width = s.total ? (100 * s[name]) / Math.max(s.total, s.held + s.pieces + s.whole + s.out) + "%" : "0";
+    this.bar.setAttribute("aria-label", s.total
+      ? sum(s.held, s.unit) + " promised, " + sum(s.pieces, s.unit) + " free on cards in use, " + sum(s.whole, s.unit) + " free in whole cards, " + sum(s.out, s.unit) + " out of use"
+      : "no cards");
+    setText(byId("largest"), s.where ? sum(s.largest, s.where.node.unit ? { name: s.where.node.unit, mib: s.where.node.unitMiB } : null) : "none");
+    setText(byId("largest-where"), s.where ? "on " + s.where.node.name + ", GPU " + s.where.card.id : "no card has anything free");
+    setText(byId("cards-count"), number(s.cards));
+    setText(byId("cards-note"), plural(model.names.length, "node", "nodes") + " · " + plural(s.pods, "pod", "pods"));
+    const wrong = [];
+    if (s.ill) wrong.push(number(s.ill) + " unhealthy");
+    if (s.over) wrong.push(number(s.over) + " overfull");
+    setText(byId("cards-trouble"), wrong.join(" · "));
+    setText(byId("count-pods"), number(s.pods));
+    setText(byId("count-pending"), number(model.pending.length));
+    byId("count-pending").classList.toggle("some", model.pending.length > 0);
+  }
+}

@@ -1,0 +1,132 @@
+// The tables of pods that hold memory and of pods that wait for it.
+import { age, amount, h, number } from "./dom.js";
+import { matches, rows, terms } from "./model.js";
+import { tone } from "./cards.js";
+import { VirtualRows } from "./virtual.js";
+
+/** table makes a table with sortable columns, and says through sorted() when another one was chosen. */
+function table(root, label, columns, sort, sorted) {
+  const heads = columns.map((column) => {
+    const button = h("button", { type: "button", "data-column": column.key }, column.title);
+    button.addEventListener("click", () => {
+      sort.down = sort.key === column.key ? !sort.down : Boolean(column.down);
+      sort.key = column.key;
+      mark();
+      sorted();
+    });
+    return h("th", { scope: "col", class: column.class }, button);
+  });
+  function mark() {
+    heads.forEach((head, i) => {
+      if (columns[i].key === sort.key) head.setAttribute("aria-sort", sort.down ? "descending" : "ascending");
+      else head.removeAttribute("aria-sort");
+    });
+  }
+  mark();
+  const body = h("tbody", {});
+  root.append(h("table", { "aria-label": label }, h("thead", {}, h("tr", {}, ...heads)), body));
+  return body;
+}
+
+/** sortBy orders a list by a column; equal ones by name. Text is compared by code: quick, and the same everywhere. */
+function sortBy(list, value, down) {
+  const keyed = list.map((item) => [value(item), item]);
+  const way = down ? -1 : 1;
+  keyed.sort(([a, x], [b, y]) => {
+    if (a !== b) return a < b ? -way : way;
+    if (x.namespace !== y.namespace) return x.namespace < y.namespace ? -1 : 1;
+    return x.name < y.name ? -1 : x.name > y.name ? 1 : 0;
+  });
+  return keyed.map(([, item]) => item);
+}
+
+const podColumns = [
+  { key: "namespace", title: "Namespace", value: (r) => r.namespace },
+  { key: "name", title: "Pod", value: (r) => r.name },
+  { key: "memory", title: "Memory", class: "right", down: true, value: (r) => r.mib },
+  { key: "node", title: "Node", value: undefined },
+  { key: "card", title: "Card", class: "right", value: (r) => r.card },
+  { key: "state", title: "State", value: (r) => r.state },
+];
+
+export class Pods {
+  /** open(node, card) is called for a card that somebody wants to see. */
+  constructor(root, changed, open) {
+    this.sort = { key: "node", down: false };
+    const body = table(root, "Pods that hold GPU memory", podColumns, this.sort, changed);
+    this.root = root;
+    this.rows = new VirtualRows({
+      scroller: root, body, height: 28, render: (row) => this.row(row), spacer: () => h("tr", { "aria-hidden": "true" }, h("td", { colspan: podColumns.length })),
+    });
+    body.addEventListener("click", (event) => {
+      const link = event.target.closest("button");
+      if (link) open(link.dataset.node, Number(link.dataset.card));
+    });
+  }
+
+  row(row) {
+    const where = row.card < 0 ? "not known" : "GPU" + row.card;
+    return h("tr", {},
+      h("td", {}, row.namespace),
+      h("td", { title: row.name }, h("i", { class: tone(row) }), row.name),
+      h("td", { class: "right" }, amount(row.memory, row.unit)),
+      h("td", {}, row.node),
+      h("td", { class: "right" }, row.card < 0 ? where
+        : h("button", { type: "button", class: "link", "data-node": row.node, "data-card": row.card, "aria-label": where + " of " + row.node }, where)),
+      h("td", { class: row.state ? "warn" : "dim" }, row.state || "bound"));
+  }
+
+  show(model, { query }) {
+    const wanted = terms(query);
+    const { key, down } = this.sort;
+    let list = [];
+    const names = key === "node" && down ? model.names.toReversed() : model.names;
+    for (const name of names) {
+      for (const row of rows(model.nodes.get(name))) {
+        if (!wanted.length || matches(row.haystack, wanted)) list.push(row);
+      }
+    }
+    // Nodes are in order already, and their pods by card.
+    const column = podColumns.find((c) => c.key === key);
+    if (column.value) list = sortBy(list, column.value, down);
+    this.root.querySelector("table").setAttribute("aria-rowcount", list.length + 1);
+    this.rows.show(list);
+    return list.length;
+  }
+}
+
+const pendingColumns = [
+  { key: "namespace", title: "Namespace", value: (p) => p.namespace },
+  { key: "name", title: "Pod", value: (p) => p.name },
+  { key: "request", title: "Asks for", class: "right", down: true, value: (p) => p.request },
+  { key: "created", title: "Waits", class: "right", down: true, value: (p) => -p.created },
+  { key: "cause", title: "Cause", value: (p) => p.cause },
+  { key: "explanation", title: "Why, and what kube-scheduler says", class: "wide", value: (p) => p.explanation },
+];
+const mostPending = 500; // Their reasons are long and rows of any height: more than this is for the search.
+
+export class Pending {
+  constructor(root, changed) {
+    this.sort = { key: "created", down: true };
+    this.body = table(root, "Pods that wait for GPU memory", pendingColumns, this.sort, changed);
+    this.drawn = new Map();
+  }
+
+  show(model, { query }) {
+    const wanted = terms(query);
+    const column = pendingColumns.find((c) => c.key === this.sort.key);
+    const found = model.pending.filter((pod) => !wanted.length || matches((pod.namespace + "/" + pod.name + "\n" + pod.cause + "\n" + pod.explanation + "\n" + pod.reason).toLowerCase(), wanted));
+    const list = sortBy(found, column.value, this.sort.down);
+    this.body.replaceChildren(...list.slice(0, mostPending).map((pod) => h("tr", {},
+      h("td", {}, pod.namespace),
+      h("td", {}, pod.name),
+      h("td", { class: "right" }, number(pod.request)),
+      h("td", { class: "right" }, pod.created ? age(model.time - pod.created) : "–"),
+      h("td", {}, pod.cause),
+      h("td", { class: "wide" }, pod.explanation, h("small", {}, pod.reason)))));
+    if (list.length > mostPending) {
+      this.body.append(h("tr", {}, h("td", { colspan: pendingColumns.length, class: "dim" }, "and " + number(list.length - mostPending) + " more: search for them")));
+    }
+    return found.length;
+  }
+}

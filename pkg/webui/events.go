@@ -1,0 +1,104 @@
+package webui
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+const (
+	// beatEvery is how often a viewer hears something, so that it can tell silence from a dead connection.
+	beatEvery = 15 * time.Second
+	// writeTimeout ends viewers that don't fetch what they are sent.
+	writeTimeout = 10 * time.Second
+	// lastWords is how long a stream may take to end once the board has stopped.
+	lastWords = 100 * time.Millisecond
+)
+
+// events is the stream of changes: the whole board first, then deltas, until either side goes.
+func (b *Board) events(w http.ResponseWriter, r *http.Request) {
+	if b.stopping.Err() != nil || !b.enter() {
+		w.Header().Set("Retry-After", "30")
+		http.Error(w, "too many viewers, or the extender is stopping", http.StatusServiceUnavailable)
+		return
+	}
+	defer b.leave()
+	connection := http.NewResponseController(w)
+	// The server's deadlines are for short answers: reading has none from here on, writing has its own each time.
+	if err := connection.SetReadDeadline(time.Time{}); err != nil {
+		http.Error(w, "this connection can't be streamed to", http.StatusNotImplemented)
+		return
+	}
+	header := w.Header()
+	header.Set("Content-Type", "text/event-stream")
+	header.Set("Cache-Control", "no-store")
+	header.Set("X-Accel-Buffering", "no") // nginx would hold it back.
+	header.Add("Vary", "Accept-Encoding")
+	out := &stream{to: w, packed: acceptsGzip(r)}
+	if out.packed {
+		header.Set("Content-Encoding", "gzip")
+	}
+	if err := b.feed(r.Context(), connection, out); err != nil {
+		klog.FromContext(r.Context()).V(2).Info("A viewer of the page is cut off", "err", err)
+	}
+}
+
+// feed sends to one viewer until it goes or the board stops.
+func (b *Board) feed(ctx context.Context, connection *http.ResponseController, out *stream) error {
+	// Frees a write that hangs when the board stops.
+	defer context.AfterFunc(b.stopping, func() { _ = connection.SetWriteDeadline(time.Now().Add(lastWords)) })()
+	send := func(frames ...*frame) error {
+		if err := connection.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+			return err
+		}
+		for _, f := range frames {
+			if b.stopping.Err() != nil {
+				return nil // What is left would only delay the end.
+			}
+			if err := out.write(f); err != nil {
+				return err
+			}
+		}
+		return connection.Flush()
+	}
+	beat := b.Clock.NewTicker(beatEvery)
+	defer beat.Stop()
+	beatFrame := newFrame("beat", 0, []byte("0"))
+	seq := uint64(0)
+	for {
+		frames, now, changed, err := b.after(seq)
+		if err == nil {
+			err = send(frames...)
+		}
+		if err != nil {
+			return err
+		}
+		seq = now
+		select {
+		case <-changed:
+		case <-beat.C():
+			if err := send(beatFrame); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return nil
+		case <-b.stopping.Done():
+			return out.end()
+		}
+	}
+}
+
+func acceptsGzip(r *http.Request) bool {
+	for _, list := range r.Header.Values("Accept-Encoding") {
+		for part := range strings.SplitSeq(list, ",") {
+			name, weight, _ := strings.Cut(strings.TrimSpace(part), ";")
+			if name == "gzip" && strings.ReplaceAll(weight, " ", "") != "q=0" {
+				return true
+			}
+		}
+	}
+	return false
+}

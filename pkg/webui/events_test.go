@@ -1,0 +1,248 @@
+package webui
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/cluster"
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// Viewers of either kind come to know what data.json says, by deltas alone, whatever happens meanwhile; and the stream ends
+// properly with the board.
+func TestViewersAreToldOfEveryChange(t *testing.T) {
+	for _, compressed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("compressed %v", compressed), func(t *testing.T) {
+			var mu sync.Mutex
+			var standby error
+			s := start(t, func() error {
+				mu.Lock()
+				defer mu.Unlock()
+				return standby
+			})
+			s.book.SetNode("n0", spec(16, 16))
+			v, f := s.view(compressed), &follower{}
+			e, _ := v.next()
+			if f.take(t, e); e.name != "whole" {
+				t.Fatalf("the first event is %q", e.name)
+			}
+			random := rand.New(rand.NewPCG(1, 2))
+			deltas := 0
+			for round := range 8 {
+				for range 10 {
+					node, p := fmt.Sprintf("n%d", random.IntN(3)), pod(fmt.Sprintf("p%d", random.IntN(10)), 3)
+					switch random.IntN(5) {
+					case 0:
+						s.book.SetNode(node, spec(16, 16))
+					case 1:
+						s.book.DeleteNode(node)
+					case 2:
+						s.book.Drop(p.UID)
+					default:
+						s.book.Hold(node, p, gpu.On(random.IntN(2), 3), time.Time{})
+					}
+				}
+				s.wait(cluster.PendingPod{Pod: pod(fmt.Sprintf("waits-%d", round), 9), Reason: "no room"})
+				mu.Lock()
+				standby = errors.New("another one leads since round " + fmt.Sprint(round))
+				want := standby.Error()
+				mu.Unlock()
+				for f.Status.Standby != want || len(f.Pending) != 1 || f.Pending[0].Name != fmt.Sprintf("waits-%d", round) {
+					e, ok := v.next()
+					if !ok {
+						t.Fatal("the stream ended")
+					}
+					if e.name == "delta" {
+						deltas++
+					}
+					f.take(t, e)
+				}
+				truth := s.data()
+				got := slices.SortedFunc(maps.Values(f.nodes), func(a, b nodeView) int { return strings.Compare(a.Name, b.Name) })
+				if diff := cmp.Diff(truth.Nodes, got); diff != "" {
+					t.Fatalf("round %d: nodes (-data.json +viewer):\n%s", round, diff)
+				}
+				if diff := cmp.Diff([]any{truth.Pending, truth.Status, truth.Samples, truth.Seq}, []any{f.Pending, f.Status, f.Samples, f.Seq}); diff != "" {
+					t.Fatalf("round %d (-data.json +viewer):\n%s", round, diff)
+				}
+			}
+			if deltas < 8 {
+				t.Errorf("%d deltas for 8 rounds", deltas)
+			}
+			s.stop()
+			for {
+				if _, ok := v.next(); !ok {
+					break
+				}
+			}
+		})
+	}
+}
+
+func TestALaggingViewerGetsTheWholeBoardAgain(t *testing.T) {
+	s := start(t, nil)
+	s.stop() // The test turns the board by hand.
+	b := s.board
+	if !b.enter() {
+		t.Fatal("no viewer is let in")
+	}
+	defer b.leave()
+	_, seq, _, err := b.after(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	change := func() {
+		t.Helper()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if err := b.publish(delta{Removed: []string{"x"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range deltasKept {
+		change()
+	}
+	frames, now, _, err := b.after(seq)
+	if err != nil || len(frames) != deltasKept || now != seq+deltasKept {
+		t.Errorf("%d behind: %d frames up to %d, %v", deltasKept, len(frames), now-seq, err)
+	}
+	change()
+	frames, now, _, err = b.after(seq)
+	if err != nil || len(frames) != 1 || !strings.HasPrefix(string(frames[0].plain), "event: whole\n") || now != seq+deltasKept+1 {
+		t.Errorf("%d behind: %d frames up to %d, %v", deltasKept+1, len(frames), now-seq, err)
+	}
+	again, _, _, err := b.after(0)
+	if err != nil || again[0] != frames[0] {
+		t.Error("the whole board was written down twice for two viewers")
+	}
+}
+
+func TestViewersAreLimited(t *testing.T) {
+	s := start(t, nil)
+	for range maxViewers {
+		if !s.board.enter() {
+			t.Fatal("not as many as are allowed are let in")
+		}
+	}
+	if v := s.view(false); v.status != http.StatusServiceUnavailable {
+		t.Errorf("one too many: status %d", v.status)
+	}
+	s.board.leave()
+	v := s.view(false)
+	if v.status != http.StatusOK {
+		t.Errorf("after one has left: status %d", v.status)
+	}
+	_ = v.body.Close()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		s.board.mu.Lock()
+		viewers := s.board.viewers
+		s.board.mu.Unlock()
+		if viewers == maxViewers-1 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("a viewer that has gone still counts")
+		}
+	}
+}
+
+// A viewer that reads nothing holds up nobody at the end: its write hangs, and is freed.
+func TestTheEndWaitsForNoViewer(t *testing.T) {
+	s := start(t, nil)
+	for n := range 300 {
+		name := fmt.Sprintf("node-%d", n)
+		s.book.SetNode(name, spec(16, 16, 16, 16, 16, 16, 16, 16))
+		for p := range 64 {
+			s.book.Hold(name, pod(fmt.Sprintf("%d-%d-%s", n, p, strings.Repeat("x", 200)), 1), gpu.On(p%8, 1), time.Time{})
+		}
+	}
+	connection, err := net.Dial("tcp", strings.TrimPrefix(strings.TrimSuffix(s.url, Path+"/"), "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer connection.Close()
+	if err := connection.(*net.TCPConn).SetReadBuffer(4096); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Fprintf(connection, "GET %s/events HTTP/1.1\r\nHost: x\r\n\r\n", Path); err != nil {
+		t.Fatal(err)
+	}
+	viewers := func() int {
+		s.board.mu.Lock()
+		defer s.board.mu.Unlock()
+		return s.board.viewers
+	}
+	for viewers() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	// One that is let in later has got everything: by now the first one's write hangs, or hangs soon.
+	if _, ok := s.view(true).next(); !ok {
+		t.Fatal("nothing came")
+	}
+	asked := time.Now()
+	s.stop()
+	for viewers() > 0 {
+		if time.Since(asked) > writeTimeout/2 {
+			t.Fatal("a stream goes on after the end of the board")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	t.Logf("all streams had ended after %v", time.Since(asked).Round(time.Millisecond))
+	if v := s.view(false); v.status != http.StatusServiceUnavailable {
+		t.Errorf("a stream after the end: status %d", v.status)
+	}
+}
+
+func TestAStreamOutlivesTheServersTimeouts(t *testing.T) {
+	const timeout = time.Second
+	s := startWithTimeout(t, nil, timeout)
+	v, f := s.view(true), &follower{}
+	for begun, n := time.Now(), 0; time.Since(begun) < 3*timeout; n++ {
+		name := fmt.Sprintf("n%d", n)
+		s.book.SetNode(name, spec(16))
+		for f.nodes == nil || f.nodes[name].Name == "" {
+			e, ok := v.next()
+			if !ok {
+				t.Fatalf("the stream ended after %v", time.Since(begun))
+			}
+			f.take(t, e)
+		}
+	}
+}
+
+func TestWhatIsNotReadyIsTold(t *testing.T) {
+	s := start(t, nil)
+	s.setReady(errors.New("the ledger is still being rebuilt"))
+	s.book.SetNode("n0", spec(16))
+	v, f := s.view(true), &follower{}
+	told := func(want string) {
+		t.Helper()
+		for f.nodes == nil || f.Status.Waiting != want {
+			e, ok := v.next()
+			if !ok {
+				t.Fatal("the stream ended")
+			}
+			f.take(t, e)
+		}
+	}
+	told("the ledger is still being rebuilt")
+	if len(f.nodes) > 0 {
+		t.Errorf("half a ledger is shown: %v", f.nodes)
+	}
+	s.setReady(nil)
+	told("")
+	if len(f.nodes) != 1 {
+		t.Errorf("nodes %v", f.nodes)
+	}
+}

@@ -1,0 +1,280 @@
+package webui
+
+import (
+	"bufio"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/gpushare/gpushare/pkg/cluster"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/waiting"
+)
+
+// source is a cluster that a test makes up.
+type source struct {
+	book *ledger.Ledger
+
+	mu       sync.Mutex
+	notReady error
+	pending  []cluster.PendingPod
+	revision uint64
+}
+
+func (s *source) Ready() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.notReady
+}
+
+func (s *source) setReady(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.notReady = err
+}
+
+func (s *source) Ledger() *ledger.Ledger { return s.book }
+
+func (s *source) Pending(known uint64) ([]cluster.PendingPod, uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known == s.revision {
+		return nil, known
+	}
+	return s.pending, s.revision
+}
+
+func (s *source) wait(pods ...cluster.PendingPod) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pending = pods
+	s.revision++
+}
+
+// Explain says that all that wait are too large, for a card of so many nodes.
+func (s *source) Explain(pods []cluster.PendingPod) []waiting.Why {
+	out := make([]waiting.Why, len(pods))
+	for i := range out {
+		out[i] = waiting.Why{Cause: waiting.TooLarge, Explanation: fmt.Sprintf("%d nodes, all too small", len(s.book.Offers()))}
+	}
+	return out
+}
+
+// stage is a board that runs behind a real server.
+type stage struct {
+	*source
+	t     *testing.T
+	board *Board
+	url   string
+	stop  func()
+}
+
+func start(t *testing.T, standby func() error) *stage {
+	t.Helper()
+	return startWithTimeout(t, standby, 0)
+}
+
+// startWithTimeout has a server with that timeout, 0 for none.
+func startWithTimeout(t *testing.T, standby func() error, timeout time.Duration) *stage {
+	t.Helper()
+	s := &stage{source: &source{book: ledger.New(nil)}, t: t}
+	s.board = NewBoard(Options{Source: s.source, Standby: standby, Version: "v1.2.3", Clock: clock.RealClock{}})
+	handler, err := s.board.Handler()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewUnstartedServer(handler)
+	server.Config.ReadTimeout, server.Config.WriteTimeout = timeout, timeout
+	server.Start()
+	s.url = server.URL + Path + "/"
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.board.Run(ctx) }()
+	s.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Cleanup(func() {
+		s.stop()
+		server.Close()
+	})
+	return s
+}
+
+func spec(sizes ...gpu.Memory) ledger.NodeSpec {
+	out := ledger.NodeSpec{Unit: gpu.GiB}
+	for i, size := range sizes {
+		out.Cards = append(out.Cards, gpu.Card{Index: i, UUID: fmt.Sprintf("GPU-%d", i), Memory: size, NUMANode: gpu.NoNUMANode})
+	}
+	return out
+}
+
+func pod(name string, request gpu.Memory) gpu.Pod {
+	return gpu.Pod{UID: gpu.PodUID("uid-" + name), Namespace: "default", Name: name, Request: request}
+}
+
+// page is what a viewer can decode.
+type page struct {
+	Seq     uint64        `json:"seq"`
+	Status  status        `json:"status"`
+	Nodes   []nodeView    `json:"nodes"`
+	Pending []pendingView `json:"pending"`
+	Samples [][]int64     `json:"samples"`
+}
+
+// data is the page's JSON.
+func (s *stage) data() page {
+	s.t.Helper()
+	response, err := http.Get(s.url + "data.json")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer response.Body.Close()
+	var out page
+	if err := json.NewDecoder(response.Body).Decode(&out); err != nil {
+		s.t.Fatal(err)
+	}
+	return out
+}
+
+// event is a server-sent event.
+type event struct {
+	name, data string
+	seq        uint64
+}
+
+// viewer reads a stream as a browser does.
+type viewer struct {
+	t      *testing.T
+	body   io.Closer
+	lines  *bufio.Scanner
+	status int
+}
+
+func (s *stage) view(compressed bool) *viewer {
+	s.t.Helper()
+	request, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.url+"events", nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	request.Header.Set("Accept-Encoding", "identity")
+	if compressed {
+		request.Header.Set("Accept-Encoding", "br;q=1, gzip")
+	}
+	response, err := http.DefaultTransport.RoundTrip(request)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = response.Body.Close() })
+	v := &viewer{t: s.t, body: response.Body, status: response.StatusCode}
+	if response.StatusCode != http.StatusOK {
+		return v
+	}
+	reader := io.Reader(response.Body)
+	if (response.Header.Get("Content-Encoding") == "gzip") != compressed {
+		s.t.Fatalf("Content-Encoding %q", response.Header.Get("Content-Encoding"))
+	}
+	if compressed {
+		if reader, err = gzip.NewReader(response.Body); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	v.lines = bufio.NewScanner(reader)
+	v.lines.Buffer(nil, 64<<20)
+	return v
+}
+
+// next returns the next event, false at the stream's proper end.
+func (v *viewer) next() (event, bool) {
+	v.t.Helper()
+	var e event
+	for v.lines.Scan() {
+		key, value, _ := strings.Cut(v.lines.Text(), ": ")
+		switch key {
+		case "event":
+			e.name = value
+		case "id":
+			seq, err := strconv.ParseUint(value, 10, 64)
+			if err != nil {
+				v.t.Fatal(err)
+			}
+			e.seq = seq
+		case "data":
+			e.data = value
+		case "":
+			return e, true
+		}
+	}
+	if err := v.lines.Err(); err != nil {
+		v.t.Fatalf("the stream broke off: %v", err)
+	}
+	return event{}, false
+}
+
+// follower puts together what a viewer was told.
+type follower struct {
+	page
+	nodes map[string]nodeView
+}
+
+func (f *follower) take(t *testing.T, e event) {
+	t.Helper()
+	switch e.name {
+	case "whole":
+		f.page = page{}
+		if err := json.Unmarshal([]byte(e.data), &f.page); err != nil {
+			t.Fatal(err)
+		}
+		f.nodes = map[string]nodeView{}
+		for _, n := range f.Nodes {
+			f.nodes[n.Name] = n
+		}
+		if f.Seq != e.seq {
+			t.Errorf("the whole board of %d came as event %d", f.Seq, e.seq)
+		}
+	case "delta":
+		if e.seq != f.Seq+1 {
+			t.Errorf("after %d came %d", f.Seq, e.seq)
+		}
+		f.Seq = e.seq
+		var d struct {
+			Nodes   []nodeView
+			Removed []string
+			Pending *[]pendingView
+			Sample  []int64
+			Status  *status
+		}
+		if err := json.Unmarshal([]byte(e.data), &d); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range d.Removed {
+			delete(f.nodes, name)
+		}
+		for _, n := range d.Nodes {
+			f.nodes[n.Name] = n
+		}
+		if d.Pending != nil {
+			f.Pending = *d.Pending
+		}
+		if d.Sample != nil {
+			f.Samples = append(f.Samples, d.Sample)
+		}
+		if d.Status != nil {
+			f.Status = *d.Status
+		}
+	}
+}

@@ -1,0 +1,74 @@
+package webui
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+)
+
+// Path is where the page lies.
+const Path = "/ui"
+
+// policy lets the page load its own files and talk to its own server, and nothing else: no inline script or style, no
+// text taken for HTML, no frame around it.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
+	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+
+// Handler answers Path and everything below it, and leads there from "/".
+func (b *Board) Handler() (http.Handler, error) {
+	static, err := files()
+	if err != nil {
+		return nil, err
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		harden(w.Header())
+		below, ok := strings.CutPrefix(r.URL.Path, Path)
+		switch file, known := static[strings.TrimPrefix(below, "/")]; {
+		case r.Method != http.MethodGet:
+			w.Header().Set("Allow", http.MethodGet)
+			http.Error(w, "this page can only be read", http.StatusMethodNotAllowed)
+		case r.URL.Path == "/", ok && below == "":
+			// Relative: whoever sits in front may have put a prefix before the path.
+			w.Header().Set("Location", strings.TrimPrefix(Path, "/")+"/")
+			w.WriteHeader(http.StatusFound)
+		case ok && below == "/events":
+			b.events(w, r)
+		case ok && below == "/data.json":
+			b.data(w, r)
+		case ok && known && below[0] == '/':
+			file.serve(w, r)
+		default:
+			http.Error(w, fmt.Sprintf("no such path: %.200q", r.URL.Path), http.StatusNotFound)
+		}
+	}), nil
+}
+
+func harden(header http.Header) {
+	header.Set("Content-Security-Policy", policy)
+	header.Set("X-Content-Type-Options", "nosniff")
+	header.Set("X-Frame-Options", "DENY")
+	header.Set("Referrer-Policy", "no-referrer")
+	header.Set("Cross-Origin-Opener-Policy", "same-origin")
+	header.Set("Cross-Origin-Resource-Policy", "same-origin")
+}
+
+// data is everything there is, in one answer.
+func (b *Board) data(w http.ResponseWriter, r *http.Request) {
+	whole, packed := b.Whole, acceptsGzip(r)
+	if packed {
+		whole = b.Packed
+	}
+	text, err := whole()
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	header := w.Header()
+	header.Set("Content-Type", "application/json")
+	header.Set("Cache-Control", "no-store")
+	header.Add("Vary", "Accept-Encoding")
+	if packed {
+		header.Set("Content-Encoding", "gzip")
+	}
+	_, _ = w.Write(text) // Who went away needs no answer.
+}

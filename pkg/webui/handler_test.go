@@ -1,0 +1,154 @@
+package webui
+
+import (
+	"compress/gzip"
+	"io"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// reply is an answer, read to its end.
+type reply struct {
+	status int
+	header http.Header
+	body   string
+}
+
+// ask sends a request as it is given, without following where it leads or unpacking.
+func (s *stage) ask(method, path string, header ...string) reply {
+	s.t.Helper()
+	request, err := http.NewRequestWithContext(s.t.Context(), method, strings.TrimSuffix(s.url, Path+"/")+path, nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	request.Header.Set("Accept-Encoding", "identity")
+	for i := 0; i < len(header); i += 2 {
+		request.Header.Set(header[i], header[i+1])
+	}
+	response, err := http.DefaultTransport.RoundTrip(request)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return reply{response.StatusCode, response.Header, string(body)}
+}
+
+func TestPaths(t *testing.T) {
+	s := start(t, nil)
+	for path, want := range map[string]struct {
+		status int
+		kind   string
+	}{
+		"/ui/":               {200, "text/html; charset=utf-8"},
+		"/ui/app.js":         {200, "text/javascript; charset=utf-8"},
+		"/ui/style.css":      {200, "text/css; charset=utf-8"},
+		"/ui/icon.svg":       {200, "image/svg+xml"},
+		"/ui/data.json":      {200, "application/json"},
+		"/ui":                {302, ""},
+		"/":                  {302, ""},
+		"/ui/index.html":     {404, "text/plain; charset=utf-8"},
+		"/ui/nothing":        {404, "text/plain; charset=utf-8"},
+		"/ui/../doc.go":      {404, "text/plain; charset=utf-8"},
+		"/ui//":              {404, "text/plain; charset=utf-8"},
+		"/uiapp.js":          {404, "text/plain; charset=utf-8"},
+		"/ui/<script>":       {404, "text/plain; charset=utf-8"},
+		"/gpushare/ui/inner": {404, "text/plain; charset=utf-8"},
+	} {
+		response := s.ask(http.MethodGet, path)
+		if response.status != want.status || response.header.Get("Content-Type") != want.kind {
+			t.Errorf("%s: %d %q, want %d %q", path, response.status, response.header.Get("Content-Type"), want.status, want.kind)
+		}
+		// Relative, so that it holds behind any prefix.
+		if location := response.header.Get("Location"); want.status == 302 && location != "ui/" {
+			t.Errorf("%s leads to %q", path, location)
+		}
+		for header, part := range map[string]string{
+			"Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'",
+			"X-Content-Type-Options":  "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer",
+		} {
+			if got := response.header.Get(header); !strings.Contains(got, part) {
+				t.Errorf("%s: %s is %q", path, header, got)
+			}
+		}
+	}
+	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete} {
+		if response := s.ask(method, "/ui/"); response.status != http.StatusMethodNotAllowed {
+			t.Errorf("%s: %d", method, response.status)
+		}
+	}
+}
+
+func TestStaticFilesArePackedAndAskedForOnce(t *testing.T) {
+	s := start(t, nil)
+	plain := s.ask(http.MethodGet, "/ui/app.js").body
+	packed := s.ask(http.MethodGet, "/ui/app.js", "Accept-Encoding", "gzip")
+	reader, err := gzip.NewReader(strings.NewReader(packed.body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	unpacked, err := io.ReadAll(reader)
+	if err != nil || string(unpacked) != plain || len(packed.body) >= len(plain) {
+		t.Errorf("%d bytes packed into %d, %d unpacked, %v", len(plain), len(packed.body), len(unpacked), err)
+	}
+	tag := packed.header.Get("ETag")
+	if again := s.ask(http.MethodGet, "/ui/app.js", "Accept-Encoding", "gzip", "If-None-Match", tag); again.status != http.StatusNotModified || again.body != "" {
+		t.Errorf("asked again: %d, %d bytes", again.status, len(again.body))
+	}
+	if other := s.ask(http.MethodGet, "/ui/app.js", "If-None-Match", tag); other.status != http.StatusOK {
+		t.Errorf("another encoding: %d", other.status)
+	}
+}
+
+// What the page loads is its own: no address of elsewhere, no inline script or style, nothing that takes text for HTML.
+func TestThePageNeedsNothingFromElsewhere(t *testing.T) {
+	all, err := files()
+	if err != nil {
+		t.Fatal(err)
+	}
+	forbidden := regexp.MustCompile(`(?i)https?://|innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|<script>|<style|\sstyle=|\son[a-z]+=`)
+	namespace := "http://www.w3.org/2000/svg" // A name, which nobody fetches.
+	for name, f := range all {
+		text := strings.ReplaceAll(string(f.plain), namespace, "")
+		if found := forbidden.FindString(text); found != "" {
+			t.Errorf("%q has %q", name, found)
+		}
+	}
+	for _, match := range regexp.MustCompile(`(?:src|href)="([^"#]+)"`).FindAllStringSubmatch(string(all[""].plain), -1) {
+		if _, ok := all[match[1]]; !ok && match[1] != "data.json" {
+			t.Errorf("the page refers to %q, which there isn't", match[1])
+		}
+	}
+}
+
+func TestNamesAreData(t *testing.T) {
+	s := start(t, nil)
+	s.book.SetNode("</script><script>alert(1)</script>", spec(16))
+	s.book.Hold("</script><script>alert(1)</script>", pod("a\n\nevent: whole\ndata: {}\u2028", 4), gpu.On(0, 4), time.Time{})
+	v := s.view(false)
+	for e, ok := v.next(); ; e, ok = v.next() {
+		if !ok {
+			t.Fatal("the stream ended")
+		}
+		if strings.Contains(e.data, "<") {
+			t.Fatalf("there is markup in %s", e.data)
+		}
+		f := &follower{}
+		if f.take(t, e); len(f.Nodes) == 1 && len(f.Nodes[0].Cards[0].Pods) > 0 {
+			if got := f.Nodes[0].Cards[0].Pods[0].Name; got != "a\n\nevent: whole\ndata: {}\u2028" {
+				t.Errorf("the name came as %q", got)
+			}
+			return
+		}
+		s.book.Hold("</script><script>alert(1)</script>", pod("b", 4), gpu.On(0, 4), time.Time{})
+		v = s.view(false)
+	}
+}

@@ -1,0 +1,45 @@
+package webui
+
+import (
+	"encoding/json"
+	"math"
+	"time"
+)
+
+const (
+	// sampleEvery and samplesKept make an hour, in 360 times a few words of memory.
+	sampleEvery = 10 * time.Second
+	samplesKept = 360
+)
+
+// sample is the cluster's memory at one moment, in MiB.
+type sample struct {
+	at time.Time
+	tally
+	pending int
+}
+
+// MarshalJSON writes a list of numbers, since there are many: seconds since 1970, total, held, free in whole cards, free
+// in pieces, pods pending.
+func (s sample) MarshalJSON() ([]byte, error) {
+	return json.Marshal([]int64{
+		s.at.Unix(), int64(math.Round(s.total)), int64(math.Round(s.held)),
+		int64(math.Round(s.whole)), int64(math.Round(s.pieces)), int64(s.pending),
+	})
+}
+
+// history is the last hour. The zero value is empty.
+type history struct{ samples []sample }
+
+// due says whether it is time for another sample.
+func (h *history) due(now time.Time) bool {
+	n := len(h.samples)
+	return n == 0 || now.Sub(h.samples[n-1].at) >= sampleEvery
+}
+
+func (h *history) add(s sample) {
+	if len(h.samples) == samplesKept {
+		h.samples = append(h.samples[:0], h.samples[1:]...)
+	}
+	h.samples = append(h.samples, s)
+}

@@ -1,0 +1,49 @@
+package webui
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"golang.org/x/net/netutil"
+)
+
+const (
+	requestTimeout = 5 * time.Second
+	stopTimeout    = 500 * time.Millisecond
+	// maxConnections has room for all viewers' streams and for what they load besides; others wait to be accepted.
+	maxConnections = 2 * maxViewers
+)
+
+// Serve answers the page alone on the listener until ctx ends, for those who want it on an address of its own. With
+// tlsConfig nil it is plain HTTP.
+func Serve(ctx context.Context, listener net.Listener, page http.Handler, tlsConfig *tls.Config) error {
+	server := &http.Server{
+		Handler: page, ReadHeaderTimeout: requestTimeout, ReadTimeout: requestTimeout,
+		WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute,
+		BaseContext: func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
+	}
+	listener = netutil.LimitListener(listener, maxConnections)
+	if tlsConfig != nil {
+		listener = tls.NewListener(listener, tlsConfig)
+	}
+	stopped := make(chan error, 1)
+	go func() {
+		<-ctx.Done()
+		patience, cancel := context.WithTimeout(context.Background(), stopTimeout)
+		defer cancel()
+		if server.Shutdown(patience) != nil {
+			stopped <- server.Close()
+			return
+		}
+		stopped <- nil
+	}()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serving the page on %s: %w", listener.Addr(), err)
+	}
+	return <-stopped
+}

@@ -1,0 +1,109 @@
+package webui
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+func TestWhatIsShownOfANode(t *testing.T) {
+	l := ledger.New(nil)
+	offer := spec(16, 16)
+	offer.Cards[1].Unhealthy = "Xid 79"
+	l.SetNode("n0", offer)
+	l.Hold("n0", pod("bound", 10), gpu.On(0, 10), time.Time{})
+	l.Hold("n0", pod("elsewhere", 4), gpu.On(5, 4), time.Time{})
+	leaving := pod("leaving", 3)
+	leaving.Leaving = true
+	l.Hold("n0", leaving, gpu.On(1, 3), time.Time{})
+	l.Hold("n0", pod("presumed", 2), nil, time.Time{})
+	l.Hold("n0", pod("too large", 99), nil, time.Time{})
+	if _, err := l.Reserve("n0", pod("reserved", 1), placement.Binpack, time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	node, _ := l.Node("n0")
+	want := nodeView{
+		Name: "n0", Unit: "GiB", UnitMiB: 1024,
+		Cards: []cardView{
+			{ID: 0, Total: 16, Used: 13, UUID: "GPU-0", Pods: []podView{
+				{"bound", "default", 10, ""}, {"presumed", "default", 2, "presumed"}, {"reserved", "default", 1, "reserved"},
+			}},
+			{ID: 1, Total: 16, Used: 3, UUID: "GPU-1", Unhealthy: "Xid 79", Pods: []podView{{"leaving", "default", 3, "leaving"}}},
+			{ID: 5, Used: 4, Vanished: true, Pods: []podView{{"elsewhere", "default", 4, ""}}},
+		},
+		Cardless: []podView{{"too large", "default", 99, "presumed"}},
+	}
+	if diff := cmp.Diff(want, viewNode(node)); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if diff := cmp.Diff(tally{total: 32 << 10, held: 16 << 10, pieces: 3 << 10}, tallyNode(node), cmp.AllowUnexported(tally{})); diff != "" {
+		t.Errorf("tally (-want +got):\n%s", diff)
+	}
+
+	l.DeleteNode("n0")
+	node, _ = l.Node("n0")
+	if got := viewNode(node); !got.Gone || len(got.Cards) == 0 || !got.Cards[0].Vanished {
+		t.Errorf("a node whose object is gone: %+v", got)
+	}
+}
+
+func TestUnitsAreAsTheNodesReport(t *testing.T) {
+	for name, test := range map[string]struct {
+		unit gpu.Unit
+		card gpu.Memory
+		want string
+		mib  float64
+	}{
+		"GiB":                         {gpu.GiB, 16, "GiB", 1024},
+		"MiB":                         {gpu.MiB, 16276, "MiB", 1},
+		"a size":                      {256 * gpu.MiB, 64, "256MiB", 256},
+		"not told, and small numbers": {0, 80, "", 1024},
+		"not told, and large numbers": {0, 16276, "", 1},
+	} {
+		node := ledger.Node{NodeSpec: ledger.NodeSpec{Unit: test.unit, Cards: []gpu.Card{{Memory: test.card}}}, Used: []gpu.Memory{0}}
+		if got := viewNode(node); got.Unit != test.want || got.UnitMiB != test.mib {
+			t.Errorf("%s: %q of %v MiB, want %q of %v", name, got.Unit, got.UnitMiB, test.want, test.mib)
+		}
+	}
+}
+
+func TestTheHistoryIsAnHourAndNoMore(t *testing.T) {
+	s := &source{book: ledger.New(nil)}
+	s.book.SetNode("n0", spec(16, 16))
+	clock := clocktesting.NewFakeClock(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC))
+	b := NewBoard(Options{Source: s, Clock: clock})
+	for range 2 * samplesKept {
+		b.tick(klog.Background())
+		clock.Step(sampleEvery / 2) // Every second look is too early.
+		b.tick(klog.Background())
+		clock.Step(sampleEvery / 2)
+	}
+	s.book.Hold("n0", pod("p", 4), gpu.On(0, 4), time.Time{})
+	b.tick(klog.Background())
+	text, err := b.Whole()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got page
+	if err := json.Unmarshal(text, &got); err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Samples) != samplesKept || cap(b.history.samples) > 2*samplesKept {
+		t.Fatalf("%d samples in room for %d", len(got.Samples), cap(b.history.samples))
+	}
+	last := got.Samples[samplesKept-1]
+	if want := []int64{clock.Now().Unix(), 32 << 10, 4 << 10, 16 << 10, 12 << 10, 0}; !cmp.Equal(last, want) {
+		t.Errorf("the last sample is %v, want %v", last, want)
+	}
+	if took := last[0] - got.Samples[0][0]; took != int64((samplesKept-1)*sampleEvery/time.Second) {
+		t.Errorf("the samples cover %d s", took)
+	}
+}
