@@ -16,11 +16,12 @@ test_packages() {
 
 go vet ./...
 all=$(go list ./...)
-control_plane='/test/(controlplane|e2e|preemption)'
+control_plane='/test/(browser|controlplane|e2e|gang|install|preemption)'
 # Takes a real kubelet, root, and packages of the system: a target of its own.
 real_node='/test/nodee2e$'
 # shellcheck disable=SC2046 # one word a package is what is wanted
 test_packages $(grep -vE "$control_plane|$real_node" <<<"$all")
 # shellcheck disable=SC2046
-test_packages -p 1 -timeout 25m $(grep -E "$control_plane" <<<"$all")
+test_packages -p 1 -timeout "${GPUSHARE_TEST_LONG:+1}25m" $(grep -E "$control_plane" <<<"$all")
+hack/alerts.sh
 echo "NOT RUN HERE: the tests on a real kubelet, which take root and containerd: make e2e-node"

@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
-# Builds the pinned etcd and Kubernetes binaries into bin/kube, once.
+# Builds the pinned etcd and Kubernetes binaries into bin/kube, once; with a minor version that hack/kube/VERSION pins
+# (hack/kube/build.sh v1.33) that one's control plane into bin/kube-VERSION, with the same etcd.
 #
 # The binaries depend on nothing but this folder and the Go toolchain, so they are kept under a hash of both in the
 # user's cache folder (GPUSHARE_KUBE_CACHE overrides it) and linked from there: a second clone on the same machine
 # doesn't build them again.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-out=$(cd "$here/../.." && pwd)/bin/kube
+pinned=${1:-}
+out=$(cd "$here/../.." && pwd)/bin/kube${pinned:+-$pinned}
 
-cd "$here"
+cd "$here/$pinned"
 # A parent's -mod or GOFLAGS for the main module has no meaning here.
 export GOFLAGS=-buildvcs=false GOWORK=off
 kube_version=$(go list -m -f '{{.Version}}' k8s.io/kubernetes)
-key=$( (go version; go env GOOS GOARCH; cat go.mod go.sum build.sh) | sha256sum | cut -c1-16)
+key=$( (go version; go env GOOS GOARCH; cat go.mod go.sum "$here/build.sh") | sha256sum | cut -c1-16)
 cache=${GPUSHARE_KUBE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpushare/kube}/$kube_version-$key
 mkdir -p "$cache" "$out"
 
@@ -40,8 +42,14 @@ build() { # name package
   ln -sf "$cache/$1" "$out/$1"
 }
 
-build etcd go.etcd.io/etcd/server/v3
-for name in kube-apiserver kube-scheduler kube-controller-manager kubelet; do
+components=(kube-apiserver kube-scheduler kube-controller-manager)
+if [ -z "$pinned" ]; then
+  build etcd go.etcd.io/etcd/server/v3
+  components+=(kubelet kube-proxy)
+else
+  ln -sf ../kube/etcd "$out/etcd"
+fi
+for name in "${components[@]}"; do
   build "$name" "k8s.io/kubernetes/cmd/$name"
 done
-echo "kube: Kubernetes $kube_version and etcd are in bin/kube"
+echo "kube: Kubernetes $kube_version and etcd are in bin/$(basename "$out")"

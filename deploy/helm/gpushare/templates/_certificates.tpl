@@ -1,0 +1,25 @@
+{{/*
+The certificates of mode "generated", as JSON: of the CA, the extender and kube-scheduler. They are made once; later
+they are read from the Secrets of the release, unless the extender's address has changed.
+*/}}
+{{- define "gpushare.certificates" -}}
+{{- $mine := lookup "v1" "Secret" .Release.Namespace "gpushare-extender-tls" -}}
+{{- $theirs := lookup "v1" "Secret" .Release.Namespace "gpushare-scheduler-tls" -}}
+{{- $made := "" -}}
+{{- if and $mine $theirs -}}
+{{- $made = dig "metadata" "annotations" "gpushare.aliyun.com/address" "" $mine -}}
+{{- end -}}
+{{- if and $made (eq $made .address) -}}
+{{- dict "ca" (index $mine.data "ca.crt")
+  "extender" (dict "crt" (index $mine.data "tls.crt") "key" (index $mine.data "tls.key"))
+  "scheduler" (dict "crt" (index $theirs.data "tls.crt") "key" (index $theirs.data "tls.key")) | toJson -}}
+{{- else -}}
+{{- $name := printf "gpushare-extender.%s.svc" .Release.Namespace -}}
+{{- $ca := genCA "gpushare" 3650 -}}
+{{- $extender := genSignedCert $name (list .address) (list $name) 3650 $ca -}}
+{{- $scheduler := genSignedCert "kube-scheduler" nil nil 3650 $ca -}}
+{{- dict "ca" ($ca.Cert | b64enc)
+  "extender" (dict "crt" ($extender.Cert | b64enc) "key" ($extender.Key | b64enc))
+  "scheduler" (dict "crt" ($scheduler.Cert | b64enc) "key" ($scheduler.Key | b64enc)) | toJson -}}
+{{- end -}}
+{{- end }}

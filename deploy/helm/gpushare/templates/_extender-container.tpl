@@ -1,0 +1,75 @@
+{{/* The extender's container: of the Deployment, and beside the second scheduler. */}}
+{{- define "gpushare.extenderContainer" -}}
+{{- $host := and (eq .Values.mode "extender") (eq .Values.extender.reach "host") -}}
+name: extender
+image: {{ include "gpushare.image" (list .Values.images.extender .Chart.AppVersion) }}
+imagePullPolicy: {{ .Values.images.extender.pullPolicy }}
+args:
+  {{- if include "gpushare.byService" . }}
+  - --listen-address=:12345
+  # Probes and Prometheus have no certificate to show.
+  - --health-address=:12347
+  - --leader-elect
+  - --leader-elect-namespace={{ .Release.Namespace }}
+  - --advertise-address=$(POD_IP)
+  {{- if include "gpushare.tls" . }}
+  - --tls-cert-file=/tls/tls.crt
+  - --tls-key-file=/tls/tls.key
+  - --client-ca-file=/tls/ca.crt
+  {{- end }}
+  {{- else if $host }}
+  - --listen-address=127.0.0.1:12345
+  {{- else }}
+  # For the scheduler in this pod alone; probes come from outside.
+  - --listen-address=127.0.0.1:12345
+  - --health-address=:12347
+  # Two pods must never bind at once, not even when a lost node comes back: the Lease sees to it.
+  - --leader-elect
+  - --leader-elect-namespace={{ .Release.Namespace }}
+  {{- end }}
+  - --card-policy={{ .Values.extender.cardPolicy }}
+  - --node-policy={{ .Values.extender.nodePolicy }}
+  - --bind-timeout={{ .Values.extender.bindTimeout }}
+  - --gang-hold={{ .Values.extender.gangHold }}
+  - --gang-failure-policy={{ ternary "evict" "keep" .Values.extender.allowEvictions }}
+  {{- if not .Values.extender.ui.enabled }}
+  - --ui=false
+  {{- else if or .Values.extender.ui.listenAddress (include "gpushare.tls" .) }}
+  - --ui-listen-address={{ .Values.extender.ui.listenAddress | default "127.0.0.1:12346" }}
+  {{- end }}
+  - -v={{ .Values.extender.logLevel }}
+  {{- range .Values.extender.extraArgs }}
+  - {{ . | quote }}
+  {{- end }}
+{{- if or (include "gpushare.byService" .) .Values.extender.extraEnv }}
+env:
+  {{- if include "gpushare.byService" . }}
+  - name: POD_IP
+    valueFrom: {fieldRef: {fieldPath: status.podIP}}
+  {{- end }}
+  {{- with .Values.extender.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+{{- if not $host }}
+ports:
+  {{- if include "gpushare.byService" . }}
+  - {name: extender, containerPort: 12345}
+  {{- end }}
+  - {name: health, containerPort: 12347}
+{{- end }}
+securityContext:
+  {{- include "gpushare.restrictedContainer" . | nindent 2 }}
+livenessProbe:
+  httpGet: {{ ternary "{host: 127.0.0.1, port: 12345, path: /livez}" "{port: health, path: /livez}" $host }}
+  periodSeconds: 10
+readinessProbe:
+  httpGet: {{ ternary "{host: 127.0.0.1, port: 12345, path: /readyz}" "{port: health, path: /readyz}" $host }}
+  periodSeconds: 2
+resources:
+  {{- toYaml .Values.extender.resources | nindent 2 }}
+{{- if include "gpushare.tls" . }}
+volumeMounts:
+  - {name: tls, mountPath: /tls, readOnly: true}
+{{- end }}
+{{- end }}

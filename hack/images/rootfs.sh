@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Lays out an image's file system: hack/images/rootfs.sh IMAGE GOARCH BINARIES FOLDER. The Dockerfiles run it in their
+# build stage and take all of FOLDER; the archives for machines without a container engine are made of the same.
+set -euo pipefail
+image=$1 arch=$2 binaries=$3 out=$4
+root=$(cd "$(dirname "$0")/../.." && pwd)
+
+rm -rf "$out"
+install -D -m 644 "$root/LICENSE" "$out/usr/share/doc/gpushare/copyright"
+case $image in
+extender)
+  install -D -m 755 "$binaries/gpushare-extender" "$out/gpushare-extender"
+  ;;
+device-plugin)
+  # Debian's C library and nothing else of Debian: the driver library, which NVIDIA's container runtime mounts, and the
+  # plugin need it. The runtime looks for debian_version to know where libraries go.
+  case $arch in
+  amd64) triplet=x86_64-linux-gnu loader=lib64/ld-linux-x86-64.so.2 ;;
+  arm64) triplet=aarch64-linux-gnu loader=lib/ld-linux-aarch64.so.1 ;;
+  *) echo "images: no C library is known for $arch" >&2; exit 1 ;;
+  esac
+  # The machine's own, or a cross compiler's.
+  libraries=/usr/lib/$triplet
+  [ -e "$libraries/libc.so.6" ] || libraries=/usr/$triplet/lib
+  notice=/usr/share/doc/libc6/copyright
+  [ "$libraries" = "/usr/lib/$triplet" ] || notice=/usr/share/doc/libc6-$arch-cross/copyright
+  if [ ! -e "$libraries/libc.so.6" ]; then
+    echo "images: no C library for $arch: install libc6-dev-$arch-cross" >&2
+    exit 1
+  fi
+  mkdir -p "$out/usr/lib/$triplet" "$out/usr/lib64" "$out/etc"
+  ln -s usr/lib "$out/lib"
+  ln -s usr/lib64 "$out/lib64"
+  # Since 2.34 all is in libc; libraries built before name the others.
+  for library in libc.so.6 libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1; do
+    install -m 755 "$libraries/$library" "$out/usr/lib/$triplet/$library"
+  done
+  install -m 755 "$libraries/$(basename "$loader")" "$out/usr/lib/$triplet/"
+  ln -s "/usr/lib/$triplet/$(basename "$loader")" "$out/usr/$loader"
+  [ ! -e "$notice" ] || install -D -m 644 "$notice" "$out/usr/share/doc/libc6/copyright"
+  install -m 644 /etc/debian_version "$out/etc/"
+  install -D -m 755 "$binaries/gpushare-device-plugin" "$out/usr/bin/gpushare-device-plugin"
+  ;;
+*)
+  echo "images: there is no image $image" >&2
+  exit 1
+  ;;
+esac

@@ -1,0 +1,223 @@
+// The plain manifests in deploy, and kube-scheduler's configurations in config, are rendered from the Helm chart by this
+// program, so that there is one source of each. It runs in the repository's root; --check compares instead of writing.
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"sigs.k8s.io/yaml"
+)
+
+const chart = "deploy/helm/gpushare"
+
+// manifest is a file made of some of the chart's templates.
+type manifest struct {
+	path, header string
+	templates    []string
+	// values are given by --set; replace changes what comes out.
+	values  []string
+	replace [][2]string
+}
+
+// address stands for the Service's address where none is known: the manifest leaves it to the API server.
+const address = "10.96.0.15"
+
+var (
+	onHost    = []string{"extender.reach=host", "extender.replicas=1"}
+	manifests = []manifest{{
+		path: "deploy/manifests/extender.yaml",
+		header: `The extender, on the control-plane node beside kube-scheduler, which reaches it at http://127.0.0.1:12345 (see
+config/scheduler-config.yaml). One replica: a second one would not know what the first has just promised.`,
+		templates: []string{"extender-account", "extender-deployment"},
+		values:    onHost,
+	}, {
+		path:      "deploy/manifests/device-plugin.yaml",
+		header:    "The device plugin, on every node labelled gpushare=true.",
+		templates: []string{"device-plugin-account", "device-plugin-daemonset"},
+		values:    onHost,
+	}, {
+		path: "deploy/replicas/extender.yaml",
+		header: `Two extenders of which one answers, instead of deploy/manifests/extender.yaml. kube-scheduler reaches the leader at the
+Service's address: put it into urlPrefix of config/scheduler-config.yaml. See docs/replicas.md.`,
+		templates: []string{"extender-account", "extender-election", "extender-service", "extender-deployment"},
+		values:    []string{"extender.tls.mode=none", "extender.service.clusterIP=" + address},
+		replace: [][2]string{{`  clusterIP: "` + address + `"
+`, `  # An address of your choice, or the one that the API server chooses.
+  # clusterIP: ` + address + `
+`}},
+	}, {
+		path: "deploy/second-scheduler/scheduler.yaml",
+		header: `A second kube-scheduler with the extender beside it, instead of deploy/manifests/extender.yaml: for control planes that
+can't be touched. Put your cluster's version into the scheduler's image.`,
+		templates: []string{"extender-account", "extender-election", "second-scheduler-account", "second-scheduler-deployment"},
+		values:    []string{"mode=secondScheduler"},
+	}, {
+		path:      "deploy/second-scheduler/policy.yaml",
+		header:    "Refuses pods that ask for GPU memory under another scheduler (Kubernetes 1.30 and later).",
+		templates: []string{"second-scheduler-policy"},
+		values:    []string{"mode=secondScheduler"},
+	}, {
+		path: "deploy/guard/guard.yaml",
+		header: `Keeps everybody but gpushare from setting the annotations that name cards (Kubernetes 1.30 and later). Whoever else may,
+such as a backup tool, is to be added to the list of users below.`,
+		templates: []string{"guard"},
+		values:    onHost,
+	}}
+)
+
+func main() {
+	check := flag.Bool("check", false, "say what differs, and change nothing")
+	helm := flag.String("helm", "", "path of helm; the pinned one where empty")
+	flag.Parse()
+	if err := run(*helm, *check); err != nil {
+		fmt.Fprintln(os.Stderr, "manifests:", err)
+		os.Exit(1)
+	}
+}
+
+func run(helm string, check bool) error {
+	if helm == "" {
+		path, err := exec.Command("go", "-C", "hack/helm", "tool", "-n", "helm").Output()
+		if err != nil {
+			return fmt.Errorf("building helm: %w", err)
+		}
+		helm = strings.TrimSpace(string(path))
+	}
+	files := map[string][]byte{}
+	for _, m := range manifests {
+		text, err := m.render(helm)
+		if err != nil {
+			return fmt.Errorf("%s: %w", m.path, err)
+		}
+		files[m.path] = text
+	}
+	config, err := schedulerConfig(helm)
+	if err != nil {
+		return err
+	}
+	files["config/scheduler-config.yaml"] = config
+	if files["config/scheduler-policy-config.json"], err = policyConfig(config); err != nil {
+		return err
+	}
+	var errs []error
+	for path, text := range files {
+		if check {
+			have, err := os.ReadFile(path)
+			if err != nil || !bytes.Equal(have, text) {
+				errs = append(errs, fmt.Errorf("%s isn't what the chart renders: run `make manifests`", path))
+			}
+			continue
+		}
+		errs = append(errs, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, text, 0o644))
+	}
+	return errors.Join(errs...)
+}
+
+// template renders one of the chart's templates.
+func template(helm, name string, values []string) (string, error) {
+	args := []string{"template", "gpushare", chart, "--namespace=kube-system", "--kube-version=v1.36.3", "--show-only=templates/" + name + ".yaml"}
+	for _, value := range values {
+		args = append(args, "--set="+value)
+	}
+	command := exec.Command(helm, args...)
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	out, err := command.Output()
+	if err != nil {
+		return "", fmt.Errorf("rendering %s: %w: %s", name, err, stderr.String())
+	}
+	return string(out), nil
+}
+
+func (m manifest) render(helm string) ([]byte, error) {
+	var documents []string
+	for _, name := range m.templates {
+		text, err := template(helm, name, m.values)
+		if err != nil {
+			return nil, err
+		}
+		for document := range strings.SplitSeq("\n"+text, "\n---\n") {
+			if _, after, found := strings.Cut(document, ".yaml\n"); found && strings.HasPrefix(document, "# Source: ") {
+				document = after
+			}
+			if document = strings.TrimSpace(document); document != "" {
+				documents = append(documents, document)
+			}
+		}
+	}
+	text := "# Rendered from " + chart + " by `make manifests`.\n#\n# " + strings.ReplaceAll(m.header, "\n", "\n# ") + "\n" +
+		strings.Join(documents, "\n---\n") + "\n"
+	for _, r := range m.replace {
+		if !strings.Contains(text, r[0]) {
+			return nil, fmt.Errorf("nothing to replace: %q", r[0])
+		}
+		text = strings.ReplaceAll(text, r[0], r[1])
+	}
+	return []byte(text), nil
+}
+
+// schedulerConfig returns the configuration that goes with deploy/manifests.
+func schedulerConfig(helm string) ([]byte, error) {
+	text, err := template(helm, "scheduler-config", onHost)
+	if err != nil {
+		return nil, err
+	}
+	var object struct {
+		Data map[string]string `json:"data"`
+	}
+	if err := yaml.Unmarshal([]byte(text), &object); err != nil {
+		return nil, fmt.Errorf("reading the scheduler's configuration: %w", err)
+	}
+	return []byte(object.Data["scheduler-config.yaml"]), nil
+}
+
+// policyConfig returns the same for kube-schedulers before 1.23, which want JSON of other names.
+func policyConfig(config []byte) ([]byte, error) {
+	type resource struct {
+		Name               string `json:"name"`
+		IgnoredByScheduler bool   `json:"ignoredByScheduler"`
+	}
+	type extender struct {
+		URLPrefix        string     `json:"urlPrefix"`
+		FilterVerb       string     `json:"filterVerb"`
+		PrioritizeVerb   string     `json:"prioritizeVerb,omitempty"`
+		BindVerb         string     `json:"bindVerb"`
+		PreemptVerb      string     `json:"preemptVerb"`
+		Weight           int        `json:"weight"`
+		EnableHTTPS      bool       `json:"enableHttps"`
+		HTTPTimeout      any        `json:"httpTimeout"`
+		NodeCacheCapable bool       `json:"nodeCacheCapable"`
+		Ignorable        bool       `json:"ignorable"`
+		ManagedResources []resource `json:"managedResources"`
+	}
+	type policy struct {
+		Kind       string     `json:"kind"`
+		APIVersion string     `json:"apiVersion"`
+		Extenders  []extender `json:"extenders"`
+	}
+	var out policy
+	// JSON's field names are matched whatever their case, so enableHTTPS is enableHttps.
+	if err := yaml.Unmarshal(config, &out); err != nil {
+		return nil, fmt.Errorf("reading the scheduler's configuration: %w", err)
+	}
+	out.Kind, out.APIVersion = "Policy", "v1"
+	for i := range out.Extenders {
+		text, _ := out.Extenders[i].HTTPTimeout.(string)
+		timeout, err := time.ParseDuration(text)
+		if err != nil {
+			return nil, fmt.Errorf("httpTimeout: %w", err)
+		}
+		out.Extenders[i].HTTPTimeout = timeout
+	}
+	data, err := json.MarshalIndent(out, "", "  ")
+	return append(data, '\n'), err
+}
