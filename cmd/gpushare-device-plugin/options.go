@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
@@ -13,6 +14,7 @@ import (
 	"github.com/gpushare/gpushare/cmd/internal/flagenv"
 	"github.com/gpushare/gpushare/pkg/deviceplugin"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/version"
 )
 
@@ -27,8 +29,10 @@ type options struct {
 	devicePluginDir    string
 	podResourcesSocket string
 	nvmlLibrary        string
+	healthQuietPeriod  time.Duration
 	listenAddress      string
 	printInventory     bool
+	cleanup            bool
 }
 
 func newCommand(environment func(string) (string, bool)) *cobra.Command {
@@ -60,6 +64,9 @@ The flag wins.`,
 			if o.printInventory {
 				return printInventory(command.Context(), command.OutOrStdout(), o, unit)
 			}
+			if o.cleanup {
+				return cleanUp(command.Context(), command.OutOrStdout(), o)
+			}
 			return serve(command.Context(), o, unit)
 		},
 	}
@@ -73,7 +80,9 @@ The flag wins.`,
 	f.StringVar(&o.devicePluginDir, "device-plugin-dir", "/var/lib/kubelet/device-plugins", "the kubelet's `directory` of device plugins")
 	f.StringVar(&o.podResourcesSocket, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "`socket` at which the kubelet tells which pod it is admitting; goes by the order of scheduling where empty or missing")
 	f.StringVar(&o.nvmlLibrary, "nvml-library", "", "`path` of libnvidia-ml.so.1; where the dynamic linker finds it if empty")
+	f.DurationVar(&o.healthQuietPeriod, "health-quiet-period", inventory.DefaultQuietPeriod, "`time` that an unhealthy card must be without trouble, by probe and Xid errors, to be used again")
 	f.StringVar(&o.listenAddress, "listen-address", ":12346", "`address` of /livez, /readyz, /metrics and /version; off where empty")
+	f.BoolVar(&o.cleanup, "cleanup", false, "take aliyun.com/gpu-count and the inventory annotation from the node's object and exit; for nodes that the plugin has left, from anywhere")
 	f.BoolVar(&o.printInventory, "print-inventory", false, "print this node's cards as JSON and exit")
 
 	logging := flag.NewFlagSet("klog", flag.ContinueOnError)
@@ -100,6 +109,9 @@ func (o options) validate() (gpu.Unit, error) {
 	case deviceplugin.ListByEnv, deviceplugin.ListByCDI:
 	default:
 		return 0, fmt.Errorf("--device-list-strategy: %q is neither %s nor %s", s, deviceplugin.ListByEnv, deviceplugin.ListByCDI)
+	}
+	if o.healthQuietPeriod <= 0 {
+		return 0, fmt.Errorf("--health-quiet-period: %v is no time to wait", o.healthQuietPeriod)
 	}
 	if o.nodeName == "" {
 		return 0, errors.New("--node-name (or NODE_NAME) is missing")

@@ -8,9 +8,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/record"
@@ -42,27 +40,45 @@ func printInventory(ctx context.Context, out io.Writer, o options, unit gpu.Unit
 	return nil
 }
 
+// cleanUp takes from the node what a plugin that is gone has left there.
+func cleanUp(ctx context.Context, out io.Writer, o options) error {
+	client, _, err := connect(o.kubeconfig)
+	if err != nil {
+		return err
+	}
+	if err := deviceplugin.Cleanup(ctx, client, o.nodeName); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "node %s: %s and %s are gone\n", o.nodeName, protocol.ResourceCount, protocol.AnnotationInventory)
+	return err
+}
+
+// connect returns a client for the API server, and where it writes events.
+func connect(kubeconfig string) (deviceplugin.Client, record.EventSink, error) {
+	config, err := apiConfig(kubeconfig)
+	if err != nil {
+		return deviceplugin.Client{}, nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	return deviceplugin.NewClient(config)
+}
+
 // serve wires the parts and runs them until ctx ends.
 func serve(ctx context.Context, o options, unit gpu.Unit) error {
 	logger := klog.FromContext(ctx).WithName(component).WithValues("node", o.nodeName)
 	ctx = klog.NewContext(ctx, logger)
 	logger.Info("Starting", "version", version.Get().String(), "unit", unit.String())
 
-	config, err := apiConfig(o.kubeconfig)
+	client, sink, err := connect(o.kubeconfig)
 	if err != nil {
-		return fmt.Errorf("--kubeconfig: %w", err)
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return fmt.Errorf("reaching the API server: %w", err)
+		return err
 	}
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
 	defer broadcaster.Shutdown()
-	broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	broadcaster.StartRecordingToSink(sink)
 
 	plugin, err := deviceplugin.New(deviceplugin.Options{
 		Client:             client,
-		Events:             broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component, Host: o.nodeName}),
+		Events:             broadcaster.NewRecorder(runtime.NewScheme(), corev1.EventSource{Component: component, Host: o.nodeName}),
 		NodeName:           o.nodeName,
 		Unit:               unit,
 		VisibleDevices:     deviceplugin.VisibleDevices(o.visibleDevices),
@@ -75,11 +91,13 @@ func serve(ctx context.Context, o options, unit gpu.Unit) error {
 	if err != nil {
 		return err
 	}
-	monitor := inventory.New(inventory.Options{Library: o.nvmlLibrary, Unit: unit})
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return plugin.Run(ctx) })
 	group.Go(func() error {
-		monitor.Run(ctx, func(s inventory.State) { plugin.SetCards(s.Cards, s.Problem) })
+		monitor := inventory.New(inventory.Options{
+			Library: o.nvmlLibrary, Unit: unit, Known: plugin.KnownCards(ctx), QuietPeriod: o.healthQuietPeriod,
+		})
+		monitor.Run(ctx, func(s inventory.State) { plugin.SetCards(s.Cards, s.Moved, s.Problem) })
 		return nil
 	})
 	err = group.Wait()

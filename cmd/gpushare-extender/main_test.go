@@ -57,22 +57,31 @@ func TestWhatCannotWorkEndsWithAClearMessage(t *testing.T) {
 		args []string
 		want string
 	}{
-		"an unknown flag":       {[]string{"--no-such-flag"}, "unknown flag: --no-such-flag"},
-		"an argument":           {[]string{"something"}, "unknown command \"something\""},
-		"a bad card policy":     {[]string{"--card-policy=best"}, `--card-policy: unknown policy "best": want binpack or spread`},
-		"a bad node policy":     {[]string{"--node-policy="}, `--node-policy: unknown policy "": want binpack or spread`},
-		"no time to bind":       {[]string{"--bind-timeout=0s"}, "--bind-timeout must be positive"},
-		"time that is no time":  {[]string{"--bind-timeout=4"}, `invalid argument "4" for "--bind-timeout" flag`},
-		"no requests":           {[]string{"--kube-api-qps=0"}, "--kube-api-qps and --kube-api-burst must be positive"},
-		"a bad verbosity":       {[]string{"-v=much"}, `invalid argument "much" for "-v, --v" flag`},
-		"half a key pair":       {[]string{"--tls-cert-file=x"}, "--tls-cert-file and --tls-key-file go together"},
-		"a client CA alone":     {[]string{"--client-ca-file=x"}, "--client-ca-file needs --tls-cert-file and --tls-key-file"},
-		"no such certificate":   {[]string{"--listen-address=127.0.0.1:0", "--tls-cert-file=/no/cert", "--tls-key-file=/no/key"}, "open /no/cert: no such file"},
-		"no kubeconfig":         {[]string{"--listen-address=127.0.0.1:0"}, "no --kubeconfig is given, and the pod's own service account can't be used"},
-		"no such kubeconfig":    {[]string{"--listen-address=127.0.0.1:0", "--kubeconfig=/no/config"}, "--kubeconfig: stat /no/config: no such file"},
-		"a nonsense kubeconfig": {[]string{"--listen-address=127.0.0.1:0", "--kubeconfig=" + nonsense}, "--kubeconfig: error loading config file"},
-		"no such address":       {[]string{"--listen-address=nowhere", "--kubeconfig=" + kubeconfig}, "--listen-address: listen tcp: address nowhere: missing port"},
-		"an address in use":     {[]string{"--listen-address=" + taken.Addr().String(), "--kubeconfig=" + kubeconfig}, "address already in use"},
+		"an unknown flag":         {[]string{"--no-such-flag"}, "unknown flag: --no-such-flag"},
+		"an argument":             {[]string{"something"}, "unknown command \"something\""},
+		"a bad card policy":       {[]string{"--card-policy=best"}, `--card-policy: unknown policy "best": want binpack or spread`},
+		"a bad node policy":       {[]string{"--node-policy="}, `--node-policy: unknown policy "": want binpack or spread`},
+		"fewer than no nodes":     {[]string{"--filter-best=-1"}, "--filter-best must not be negative"},
+		"too much time to bind":   {[]string{"--bind-timeout=2m"}, "--bind-timeout must be positive, and 1m0s at most"},
+		"no time to bind":         {[]string{"--bind-timeout=0s"}, "--bind-timeout must be positive"},
+		"time that is no time":    {[]string{"--bind-timeout=4"}, `invalid argument "4" for "--bind-timeout" flag`},
+		"too long a hold":         {[]string{"--gang-hold=2m"}, "--gang-hold must lie between 0 and 1m0s"},
+		"less than no hold":       {[]string{"--gang-hold=-1s"}, "--gang-hold must lie between 0 and 1m0s"},
+		"less patience":           {[]string{"--gang-patience=1s"}, "--gang-patience must not lie below --gang-hold"},
+		"a bad failure policy":    {[]string{"--gang-failure-policy=shrug"}, `unknown policy "shrug": want evict or keep`},
+		"no requests":             {[]string{"--kube-api-qps=0"}, "--kube-api-qps and --kube-api-burst must be positive"},
+		"a bad verbosity":         {[]string{"-v=much"}, `invalid argument "much" for "-v, --v" flag`},
+		"half a key pair":         {[]string{"--tls-cert-file=x"}, "--tls-cert-file and --tls-key-file go together"},
+		"a page's address alone":  {[]string{"--ui=false", "--ui-listen-address=127.0.0.1:0"}, "--ui-listen-address needs --ui"},
+		"a page's address in use": {[]string{"--listen-address=127.0.0.1:0", "--kubeconfig=" + kubeconfig, "--ui-listen-address=" + taken.Addr().String()}, "--ui-listen-address: listen tcp"},
+		"a client CA alone":       {[]string{"--client-ca-file=x"}, "--client-ca-file needs --tls-cert-file and --tls-key-file"},
+		"no such certificate":     {[]string{"--listen-address=127.0.0.1:0", "--tls-cert-file=/no/cert", "--tls-key-file=/no/key"}, "open /no/cert: no such file"},
+		"no kubeconfig":           {[]string{"--listen-address=127.0.0.1:0"}, "no --kubeconfig is given, and the pod's own service account can't be used"},
+		"no such kubeconfig":      {[]string{"--listen-address=127.0.0.1:0", "--kubeconfig=/no/config"}, "--kubeconfig: stat /no/config: no such file"},
+		"a nonsense kubeconfig":   {[]string{"--listen-address=127.0.0.1:0", "--kubeconfig=" + nonsense}, "--kubeconfig: error loading config file"},
+		"no health address":       {[]string{"--listen-address=127.0.0.1:0", "--health-address=nowhere", "--kubeconfig=" + kubeconfig}, "--health-address: listen tcp: address nowhere: missing port"},
+		"no such address":         {[]string{"--listen-address=nowhere", "--kubeconfig=" + kubeconfig}, "--listen-address: listen tcp: address nowhere: missing port"},
+		"an address in use":       {[]string{"--listen-address=" + taken.Addr().String(), "--kubeconfig=" + kubeconfig}, "address already in use"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -150,7 +159,7 @@ func TestLife(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := command(ctx, "--listen-address=127.0.0.1:0", "--kubeconfig="+writeKubeconfig(t, api.URL), "--bind-timeout=1h")
+	cmd := command(ctx, "--listen-address=127.0.0.1:0", "--kubeconfig="+writeKubeconfig(t, api.URL), "--bind-timeout=1m")
 	stderr, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/cmd/internal/flagenv"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/leader"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/version"
@@ -20,15 +21,31 @@ import (
 type options struct {
 	kubeconfig    string
 	listenAddress string
+	healthAddress string
 	tlsCertFile   string
 	tlsKeyFile    string
 	clientCAFile  string
+	ui            bool
+	uiAddress     string
 	cardPolicy    string
 	nodePolicy    string
+	filterBest    int
 	bindTimeout   time.Duration
-	election      election
-	qps           float32
-	burst         int
+	gangs         gangs
+	// evictFragmented is off by default: evicting is kube-scheduler's business otherwise.
+	evictFragmented bool
+	election        election
+	cardMetrics     bool
+	qps             float32
+	burst           int
+}
+
+// gangs is what the flags say about groups of pods.
+type gangs struct {
+	hold          time.Duration
+	patience      time.Duration
+	claimAfter    time.Duration
+	failurePolicy string
 }
 
 // election is what the flags say about replicas.
@@ -72,12 +89,22 @@ Each flag can be given as an environment variable as well, named like the flag i
 	f := command.Flags()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file`; the pod's own service account where empty")
 	f.StringVar(&o.listenAddress, "listen-address", ":12345", "`address` to answer on")
+	f.StringVar(&o.healthAddress, "health-address", "", "`address` of /livez, /readyz, /metrics and /version in plain HTTP, for probes that can't reach --listen-address or have no certificate to show there; off where empty")
 	f.StringVar(&o.tlsCertFile, "tls-cert-file", "", "certificate `file` (PEM), read again when it changes; plain HTTP where empty")
 	f.StringVar(&o.tlsKeyFile, "tls-key-file", "", "key `file` (PEM) of the certificate")
-	f.StringVar(&o.clientCAFile, "client-ca-file", "", "CA `file` (PEM); where given, clients must show a certificate that it signed")
+	f.StringVar(&o.clientCAFile, "client-ca-file", "", "CA `file` (PEM), read again when it changes; where given, clients must show a certificate that it signed")
+	f.BoolVar(&o.ui, "ui", true, "serve the web page at /ui; it shows what inspect shows and changes nothing")
+	f.StringVar(&o.uiAddress, "ui-listen-address", "", "`address` of its own for the web page, where no client certificate is asked for; --listen-address where empty")
 	f.StringVar(&o.cardPolicy, "card-policy", placement.Binpack.String(), "how to choose among the cards of a node: binpack or spread")
 	f.StringVar(&o.nodePolicy, "node-policy", placement.Binpack.String(), "how to score nodes: binpack or spread")
+	f.IntVar(&o.filterBest, "filter-best", 32, "with more nodes on offer than this, filter passes only those of the best score, and no more than this; 0 always passes every node that fits, for schedulers that ask other extenders after this one")
 	f.DurationVar(&o.bindTimeout, "bind-timeout", 4*time.Second, "time that one bind may take; must lie below the httpTimeout in kube-scheduler's configuration")
+	f.BoolVar(&o.evictFragmented, "evict-fragmented", false, "evict pods of lower priority from one card where a node's free GPU memory would do for a pod and no card's does; needs the right to create pods/eviction")
+	g := &o.gangs
+	f.DurationVar(&g.hold, "gang-hold", 10*time.Second, "how long a bind waits for the other members of the pod's group; with --bind-timeout it must lie below the httpTimeout in kube-scheduler's configuration; 0 ignores groups")
+	f.DurationVar(&g.patience, "gang-patience", 30*time.Second, "how long places are kept for a group's members to come, and how long a group may stay bound in part")
+	f.DurationVar(&g.claimAfter, "gang-claim-after", 2*time.Minute, "how long a group waits before memory that comes free is kept for it, for a bounded time; 0 never keeps any")
+	f.StringVar(&g.failurePolicy, "gang-failure-policy", string(gang.Evict), "what becomes of running members whose group stays bound in part: evict or keep")
 	e := &o.election
 	f.BoolVar(&e.elect, "leader-elect", false, "run beside other replicas: one is elected by a Lease and answers, the others stand by")
 	f.StringVar(&e.namespace, "leader-elect-namespace", "kube-system", "`namespace` of the Lease and of the published Service")
@@ -86,6 +113,7 @@ Each flag can be given as an environment variable as well, named like the flag i
 	f.DurationVar(&e.retryPeriod, "leader-elect-retry-period", leader.DefaultRetryPeriod, "how often a leader renews its Lease, and others try for it")
 	f.StringVar(&e.service, "publish-service", "gpushare-extender", "`name` of the Service without selector that the leader leads to itself, with --leader-elect and --advertise-address")
 	f.StringVar(&e.address, "advertise-address", "", "`IP address` that the leader publishes; nothing is published where empty")
+	f.BoolVar(&o.cardMetrics, "card-metrics", true, "report each card on /metrics (four series a card), beside the cluster's sums")
 	f.Float32Var(&o.qps, "kube-api-qps", 1000, "requests a second to the API server, Events left out")
 	f.IntVar(&o.burst, "kube-api-burst", 2000, "requests to the API server in one burst")
 
@@ -95,6 +123,10 @@ Each flag can be given as an environment variable as well, named like the flag i
 	return command
 }
 
+// maxHold bounds what a call is held for, and what its bind may take: together they stay within what the server gives any
+// call.
+const maxHold = time.Minute
+
 func (o options) validate() error {
 	if _, err := placement.ParsePolicy(o.cardPolicy); err != nil {
 		return fmt.Errorf("--card-policy: %w", err)
@@ -103,12 +135,24 @@ func (o options) validate() error {
 		return fmt.Errorf("--node-policy: %w", err)
 	}
 	switch {
+	case o.filterBest < 0:
+		return errors.New("--filter-best must not be negative")
 	case (o.tlsCertFile == "") != (o.tlsKeyFile == ""):
 		return errors.New("--tls-cert-file and --tls-key-file go together")
 	case o.clientCAFile != "" && o.tlsCertFile == "":
 		return errors.New("--client-ca-file needs --tls-cert-file and --tls-key-file")
-	case o.bindTimeout <= 0:
-		return errors.New("--bind-timeout must be positive")
+	case o.uiAddress != "" && !o.ui:
+		return errors.New("--ui-listen-address needs --ui")
+	case o.bindTimeout <= 0 || o.bindTimeout > maxHold:
+		return fmt.Errorf("--bind-timeout must be positive, and %v at most", maxHold)
+	case o.gangs.hold < 0 || o.gangs.hold > maxHold:
+		return fmt.Errorf("--gang-hold must lie between 0 and %v", maxHold)
+	case o.gangs.hold > 0 && o.gangs.patience < o.gangs.hold:
+		return errors.New("--gang-patience must not lie below --gang-hold")
+	case o.gangs.claimAfter < 0:
+		return errors.New("--gang-claim-after must not be negative")
+	case o.gangs.failurePolicy != string(gang.Evict) && o.gangs.failurePolicy != string(gang.Keep):
+		return fmt.Errorf("--gang-failure-policy: unknown policy %q: want %s or %s", o.gangs.failurePolicy, gang.Evict, gang.Keep)
 	case o.election.elect && o.bindTimeout >= o.election.renewDeadline:
 		return errors.New("--bind-timeout must lie below --leader-elect-renew-deadline: a bind must not outlive a leader's Lease")
 	case o.qps <= 0 || o.burst <= 0:

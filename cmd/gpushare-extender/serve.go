@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -23,10 +24,12 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/cluster"
 	"github.com/gpushare/gpushare/pkg/extender"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/leader"
 	"github.com/gpushare/gpushare/pkg/metrics"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/version"
+	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
 const component = "gpushare-extender"
@@ -45,6 +48,13 @@ func serve(ctx context.Context, o options) error {
 		return fmt.Errorf("--listen-address: %w", err)
 	}
 	defer listener.Close()
+	var health net.Listener
+	if o.healthAddress != "" {
+		if health, err = net.Listen("tcp", o.healthAddress); err != nil {
+			return fmt.Errorf("--health-address: %w", err)
+		}
+		defer health.Close()
+	}
 
 	var tlsConfig *tls.Config
 	if o.tlsCertFile != "" {
@@ -58,6 +68,9 @@ func serve(ctx context.Context, o options) error {
 	}
 	config.UserAgent = component + "/" + version.Get().Version
 	config.QPS, config.Burst = o.qps, o.burst
+	// Pods and nodes as protobuf cost a fraction of what they cost as JSON, here and in the API server.
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("reaching the API server: %w", err)
@@ -75,6 +88,7 @@ func serve(ctx context.Context, o options) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	observer := metrics.NewExtender(registry)
+	groups := metrics.NewGangs(registry)
 	// The elector and what it elects need each other: the cluster asks it before each write.
 	var elector *leader.Elector
 	var leading, answer func() error
@@ -84,15 +98,31 @@ func serve(ctx context.Context, o options) error {
 	}
 	state, err := cluster.New(cluster.Options{
 		Client: client, API: cluster.NewAPI(client), Recorder: recorder, Observer: observer,
-		CardPolicy: cardPolicy, BindTimeout: o.bindTimeout, Leading: leading, Clock: clock.RealClock{},
+		CardPolicy: cardPolicy, NodePolicy: nodePolicy, BindTimeout: o.bindTimeout, EvictFragmented: o.evictFragmented,
+		Leading: leading, Clock: clock.RealClock{},
+		Gangs: cluster.GangOptions{
+			Hold: o.gangs.hold, Patience: o.gangs.patience, ClaimAfter: o.gangs.claimAfter, OnFailure: gang.FailurePolicy(o.gangs.failurePolicy),
+			Observer: groups, Answering: answer,
+		},
 	})
 	if err != nil {
 		return err
 	}
-	metrics.NewLedger(registry, state.Ledger(), state.Ready)
+	metrics.NewLedger(registry, state.Ledger(), state.Ready, o.cardMetrics)
+	metrics.NewPending(registry, state.Ready, func() []waiting.Why {
+		pods, _ := state.Pending(0)
+		return state.Explain(pods)
+	})
+	groups.Count(state.GangStates)
+	web, err := newPage(o, state, answer)
+	if err != nil {
+		return err
+	}
+	defer web.close()
 	server := extender.NewServer(extender.Options{
-		Cluster: state, Observer: observer, Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}),
-		CardPolicy: cardPolicy, NodePolicy: nodePolicy, TLS: tlsConfig, Answer: answer, StopTimeout: min(o.bindTimeout, stopTimeout),
+		Cluster: state, Observer: observer, Page: web.mounted(), Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}),
+		CardPolicy: cardPolicy, NodePolicy: nodePolicy, FilterBest: o.filterBest,
+		TLS: tlsConfig, Answer: answer, StopTimeout: min(o.bindTimeout, stopTimeout),
 	})
 	if o.election.elect {
 		if elector, err = newElector(o.election, config, listener.Addr(), state, server, metrics.NewLeader(registry)); err != nil {
@@ -100,15 +130,22 @@ func serve(ctx context.Context, o options) error {
 		}
 	}
 
+	if tlsConfig == nil && !loopback(listener.Addr()) {
+		logger.Info("Plain HTTP on an address that others can reach: whoever does can bind pods. Give --tls-cert-file, --tls-key-file and "+
+			"--client-ca-file, or listen on 127.0.0.1", "address", listener.Addr().String())
+	}
 	logger.Info("Answering", "address", listener.Addr().String(), "tls", tlsConfig != nil)
-	err = runParts(ctx, elector, state, server, listener)
+	if health != nil {
+		logger.Info("Answering probes", "address", health.Addr().String())
+	}
+	err = runParts(ctx, elector, state, server, listener, health, web)
 	logger.Info("Stopped")
 	return err
 }
 
 // runParts runs the parts until ctx ends. A leader first hands over, while everything else still runs: its last writes are
 // looked up, and whoever calls is told to go elsewhere.
-func runParts(ctx context.Context, elector *leader.Elector, state *cluster.Cluster, server *extender.Server, listener net.Listener) error {
+func runParts(ctx context.Context, elector *leader.Elector, state *cluster.Cluster, server *extender.Server, listener, health net.Listener, web *page) error {
 	g, working := errgroup.WithContext(context.WithoutCancel(ctx))
 	working, stop := context.WithCancel(working)
 	defer stop()
@@ -118,6 +155,10 @@ func runParts(ctx context.Context, elector *leader.Elector, state *cluster.Clust
 
 	g.Go(func() error { return state.Run(working) })
 	g.Go(func() error { return server.Serve(working, listener) })
+	if health != nil {
+		g.Go(func() error { return server.ServeHealth(working, health) })
+	}
+	g.Go(func() error { return web.run(working) })
 	g.Go(func() error {
 		defer stop()
 		if elector == nil {
@@ -157,4 +198,9 @@ func newRecorder(ctx context.Context, config *rest.Config) (recorder record.Even
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
 	broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	return broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component}), broadcaster.Shutdown, nil
+}
+
+func loopback(address net.Addr) bool {
+	tcp, ok := address.(*net.TCPAddr)
+	return ok && tcp.IP.IsLoopback()
 }

@@ -1,4 +1,5 @@
-// kubectl-inspect-gpushare is the kubectl plugin behind `kubectl inspect gpushare`.
+// kubectl-inspect-gpushare is the kubectl plugin behind `kubectl inspect gpushare`. Called by the name
+// kubectl_complete-inspect-gpushare, which a link gives it, it completes that command's arguments for kubectl.
 package main
 
 import (
@@ -6,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"strings"
 	"syscall"
 
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -25,7 +28,11 @@ func run() int {
 	context.AfterFunc(ctx, stop) // A second Ctrl-C ends at once.
 
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
-	if err := inspect.NewCommand(streams, version.Get().String()).ExecuteContext(ctx); err != nil {
+	cmd := inspect.NewCommand(streams, version.Get().String())
+	if strings.HasPrefix(filepath.Base(os.Args[0]), "kubectl_complete-") {
+		cmd.SetArgs(inspect.CompletionArgs(os.Args[1:]))
+	}
+	if err := cmd.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		return 1
 	}

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// extenderProcess is the real binary, with the addresses that it said.
+type extenderProcess struct{ verbs, page string }
+
+var saidAddress = regexp.MustCompile(`"(Answering|Showing the page)".* address="([^"]+)"`)
+
+// startExtender runs the binary until the test ends, and waits for as many addresses as it is to say.
+func startExtender(t *testing.T, addresses int, args ...string) extenderProcess {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	// Nobody answers as API server: the page is there all the same.
+	cmd := command(ctx, append(args, "--listen-address=127.0.0.1:0", "--kubeconfig="+writeKubeconfig(t, "http://127.0.0.1:1"))...)
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	found, ended := make(chan [2]string, addresses+1), make(chan string, 1)
+	go func() {
+		var all strings.Builder
+		for scanner := bufio.NewScanner(stderr); scanner.Scan(); {
+			all.WriteString(scanner.Text() + "\n")
+			if match := saidAddress.FindStringSubmatch(scanner.Text()); match != nil && len(found) < cap(found) {
+				found <- [2]string{match[1], match[2]}
+			}
+		}
+		ended <- all.String()
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+		_ = cmd.Wait() // It was killed.
+	})
+	var p extenderProcess
+	for range addresses {
+		select {
+		case address := <-found:
+			if address[0] == "Answering" {
+				p.verbs = address[1]
+			} else {
+				p.page = address[1]
+			}
+		case text := <-ended:
+			ended <- text
+			t.Fatalf("it ended:\n%s", text)
+		case <-time.After(time.Minute):
+			t.Fatal("it doesn't say where it answers")
+		}
+	}
+	return p
+}
+
+func status(t *testing.T, client *http.Client, url string) (int, error) {
+	t.Helper()
+	response, err := client.Get(url)
+	if err != nil {
+		return 0, err
+	}
+	defer response.Body.Close()
+	_, err = io.Copy(io.Discard, response.Body)
+	return response.StatusCode, err
+}
+
+func TestThePageIsWhereTheFlagsSay(t *testing.T) {
+	wantStatus := func(t *testing.T, client *http.Client, url string, want int) {
+		t.Helper()
+		if got, err := status(t, client, url); err != nil || got != want {
+			t.Errorf("%s: status %d (%v), want %d", url, got, err, want)
+		}
+	}
+	plain := http.DefaultClient
+	t.Run("beside the verbs", func(t *testing.T) {
+		p := startExtender(t, 1)
+		wantStatus(t, plain, "http://"+p.verbs+"/ui/", 200)
+		wantStatus(t, plain, "http://"+p.verbs+"/livez", 200)
+	})
+	t.Run("nowhere", func(t *testing.T) {
+		p := startExtender(t, 1, "--ui=false")
+		for _, path := range []string{"/ui", "/ui/", "/ui/data.json", "/ui/events"} {
+			wantStatus(t, plain, "http://"+p.verbs+path, 404)
+		}
+		wantStatus(t, plain, "http://"+p.verbs+"/livez", 200)
+	})
+	t.Run("at an address of its own, with nothing else", func(t *testing.T) {
+		p := startExtender(t, 2, "--ui-listen-address=127.0.0.1:0")
+		wantStatus(t, plain, "http://"+p.page+"/ui/", 200)
+		wantStatus(t, plain, "http://"+p.page+"/ui/data.json", 200)
+		wantStatus(t, plain, "http://"+p.verbs+"/ui/", 404)
+		for _, path := range []string{"/gpushare-scheduler/inspect", "/gpushare-scheduler/bind", "/metrics", "/debug/pprof/"} {
+			wantStatus(t, plain, "http://"+p.page+path, 404)
+		}
+	})
+	t.Run("where the verbs ask for a certificate, only at its own address", func(t *testing.T) {
+		cert, key := writeCertificate(t)
+		p := startExtender(t, 2, "--tls-cert-file="+cert, "--tls-key-file="+key, "--client-ca-file="+cert, "--ui-listen-address=127.0.0.1:0")
+		roots := x509.NewCertPool()
+		text, err := os.ReadFile(cert)
+		if err != nil || !roots.AppendCertsFromPEM(text) {
+			t.Fatal("no certificate", err)
+		}
+		client := func(certificates ...tls.Certificate) *http.Client {
+			transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: certificates}}
+			t.Cleanup(transport.CloseIdleConnections)
+			return &http.Client{Transport: transport}
+		}
+		browser := client()
+		wantStatus(t, browser, "https://"+p.page+"/ui/", 200)
+		for _, path := range []string{"/ui/", "/gpushare-scheduler/inspect"} {
+			if got, err := status(t, browser, "https://"+p.verbs+path); err == nil {
+				t.Errorf("the verbs' address answers %s without a certificate: %d", path, got)
+			}
+		}
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		scheduler := client(pair)
+		wantStatus(t, scheduler, "https://"+p.verbs+"/ui/", 404)
+		wantStatus(t, scheduler, "https://"+p.verbs+"/livez", 200)
+	})
+}
+
+// writeCertificate makes one that is its own CA, good for both sides.
+func writeCertificate(t *testing.T) (certFile, keyFile string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(name, kind string, der []byte) string {
+		path := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	return write("tls.crt", "CERTIFICATE", cert), write("tls.key", "PRIVATE KEY", secret)
+}
