@@ -20,8 +20,6 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-type finish = func(context.Context, *turn) error
-
 // startNoop serves an extender that passes every node, scores nothing and binds: what any extender costs.
 func (s *stage) startNoop(context.Context) (string, finish, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -63,8 +61,12 @@ func answer[A any](w http.ResponseWriter, r *http.Request, reply func(*A) any) {
 	_ = json.NewEncoder(w).Encode(reply(args))
 }
 
-// startOurs starts the extender as its manifest says.
-func (s *stage) startOurs(ctx context.Context) (string, finish, error) {
+// startOurs starts the extender as its manifest says, with these arguments besides.
+func (s *stage) startOurs(args ...string) func(context.Context) (string, finish, error) {
+	return func(ctx context.Context) (string, finish, error) { return s.serveOurs(ctx, args) }
+}
+
+func (s *stage) serveOurs(ctx context.Context, args []string) (string, finish, error) {
 	root, err := controlplane.RepositoryRoot()
 	if err != nil {
 		return "", nil, err
@@ -83,7 +85,7 @@ func (s *stage) startOurs(ctx context.Context) (string, finish, error) {
 	url := port.URL("http")
 	process := &controlplane.Process{
 		Name: "gpushare-extender", Path: filepath.Join(root, "bin", "gpushare-extender"),
-		Args:    []string{"--kubeconfig=" + kubeconfig, "--listen-address=" + port.Address()},
+		Args:    append([]string{"--kubeconfig=" + kubeconfig, "--listen-address=" + port.Address()}, args...),
 		LogPath: filepath.Join(s.dir, "extender.log"),
 		Ready:   controlplane.HTTPReady(url + "/readyz"),
 	}
@@ -116,6 +118,9 @@ func readMetrics(ctx context.Context, url string, t *turn) error {
 		value, err := strconv.ParseFloat(text, 64)
 		if err != nil {
 			return fmt.Errorf("metric %s: %w", name, err)
+		}
+		if strings.HasPrefix(name, "gpushare_extender_binds_total{") {
+			t.binds += int(value)
 		}
 		switch name {
 		case "process_cpu_seconds_total":

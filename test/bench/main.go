@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
 	"syscall"
 )
 
@@ -16,6 +18,9 @@ import (
 type options struct {
 	nodes, cards, pods, rounds int
 	seed                       int64
+	kinds                      []string
+	// full are the levels at which to race, none for the comparison with no extender.
+	full []float64
 }
 
 func main() { os.Exit(run()) }
@@ -27,7 +32,20 @@ func run() int {
 	flag.IntVar(&o.pods, "pods", 3000, "pods of 512 to 16276 MiB in each turn")
 	flag.IntVar(&o.rounds, "rounds", 3, "turns of each kind")
 	flag.Int64Var(&o.seed, "seed", 1, "seed of the pods' sizes")
+	kinds := flag.String("kinds", "none,noop,ours", "what to compare, the first of them with each of the others; also: unscored, all, all-unscored, one")
+	full := flag.String("full", "", "count binds that find their card gone, with so much of all cards taken, such as 0.8,0.9,0.95; -kinds ours then")
 	flag.Parse()
+	if *full != "" {
+		for text := range strings.SplitSeq(*full, ",") {
+			level, err := strconv.ParseFloat(text, 64)
+			if err != nil || level <= 0 || level > 1 {
+				fmt.Fprintf(os.Stderr, "bench: -full: %q is no part of 1\n", text)
+				return 2
+			}
+			o.full = append(o.full, level)
+		}
+	}
+	o.kinds = strings.Split(*kinds, ",")
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := measure(ctx, o); err != nil {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/test/controlplane"
 )
@@ -28,16 +30,61 @@ type turn struct {
 	// cpu is what the extender took, memory its resident memory at the end; ours alone has them.
 	cpu    time.Duration
 	memory int64
-	// conflicts are binds for which the card was gone.
-	conflicts int
+	// everything is the processor time of the whole control plane and the benchmark.
+	everything time.Duration
+	// binds are all binds, conflicts those for which the card was gone.
+	binds, conflicts int
 }
 
 // kind is a way to schedule.
 type kind struct {
 	name string
-	// start brings the extender up and returns where it answers, "" for none. finish adds what it can tell.
-	start func(ctx context.Context) (url string, finish func(ctx context.Context, t *turn) error, err error)
+	// start brings an extender up and returns where it answers; nil for none.
+	start func(ctx context.Context) (url string, finish finish, err error)
+	// edits change the shipped configuration of kube-scheduler.
+	edits []controlplane.ConfigEdit
 	turns []turn
+}
+
+// finish adds what the extender can tell of a turn, and ends it.
+type finish = func(ctx context.Context, t *turn) error
+
+// kinds are the ways to schedule, by what they are called on the command line.
+func (s *stage) kinds(named []string) ([]*kind, error) {
+	every := []*kind{
+		{name: "none"},
+		{name: "noop", start: s.startNoop},
+		// As it is shipped.
+		{name: "ours", start: s.startOurs()},
+		// The best nodes, without a call of prioritize for them.
+		{name: "unscored", start: s.startOurs(), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
+		// Every node that fits, prioritized by us, or by kube-scheduler's own scores alone.
+		{name: "all", start: s.startOurs("--filter-best=0")},
+		{name: "all-unscored", start: s.startOurs("--filter-best=0"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
+		// The one best node, which leaves kube-scheduler nothing to score.
+		{name: "one", start: s.startOurs("--filter-best=1"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
+	}
+	var chosen []*kind
+	for _, name := range named {
+		at := slices.IndexFunc(every, func(k *kind) bool { return k.name == name })
+		if at < 0 {
+			return nil, fmt.Errorf("-kinds: unknown kind %q", name)
+		}
+		chosen = append(chosen, every[at])
+	}
+	return chosen, nil
+}
+
+func prioritizeVerb(verb string) controlplane.ConfigEdit {
+	return func(config map[string]any) error {
+		extenders, _ := config["extenders"].([]any)
+		for _, entry := range extenders {
+			if err := unstructured.SetNestedField(entry.(map[string]any), verb, "prioritizeVerb"); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 }
 
 func measure(ctx context.Context, o options) (err error) {
@@ -63,12 +110,12 @@ func measure(ctx context.Context, o options) (err error) {
 	}
 
 	stage := &stage{plane: plane, dir: dir}
-	kinds := []*kind{
-		{name: "none", start: func(context.Context) (string, func(context.Context, *turn) error, error) {
-			return "", func(context.Context, *turn) error { return nil }, nil
-		}},
-		{name: "noop", start: stage.startNoop},
-		{name: "ours", start: stage.startOurs},
+	kinds, err := stage.kinds(o.kinds)
+	if err != nil {
+		return err
+	}
+	if len(o.full) > 0 {
+		return measureRaces(ctx, stage, kinds, o)
 	}
 	for round := range o.rounds {
 		// The same pods for each kind, other ones in each round.
@@ -78,7 +125,7 @@ func measure(ctx context.Context, o options) (err error) {
 			if err != nil {
 				return fmt.Errorf("%s: %w", k.name, err)
 			}
-			fmt.Printf("%-5s %7.1f pods/s   p50 %6.2f s   p99 %6.2f s%s\n", k.name, t.rate, t.p50.Seconds(), t.p99.Seconds(), t.extra())
+			fmt.Printf("%-12s %7.1f pods/s   p50 %6.2f s   p99 %6.2f s%s\n", k.name, t.rate, t.p50.Seconds(), t.p99.Seconds(), t.extra())
 			k.turns = append(k.turns, t)
 		}
 	}
@@ -87,30 +134,41 @@ func measure(ctx context.Context, o options) (err error) {
 }
 
 func (t turn) extra() string {
+	out := fmt.Sprintf("   all cpu %5.1f s", t.everything.Seconds())
 	if t.cards == 0 {
-		return ""
+		return out
 	}
-	return fmt.Sprintf("   %d cards %.0f%% used   cpu %.1f s   rss %d MB   conflicts %d",
+	return out + fmt.Sprintf("   %d cards %.0f%% used   cpu %.1f s   rss %d MB   conflicts %d",
 		t.cards, 100*t.packing, t.cpu.Seconds(), t.memory>>20, t.conflicts)
 }
 
-// report prints the medians, and their ratios to kube-scheduler alone.
+// report prints the medians, and their ratios to the first kind.
 func report(kinds []*kind) {
-	fmt.Println("\nMedians, and ratio to no extender:")
-	base := median(kinds[0].turns)
+	fmt.Printf("\nMedians of %d, and ratio to %q:\n", len(kinds[0].turns), kinds[0].name)
+	base := median(kinds[0].turns, func(t turn) float64 { return t.rate })
 	for _, k := range kinds {
-		rate := median(k.turns)
-		fmt.Printf("%-5s %7.1f pods/s   %.2f\n", k.name, rate, rate/base)
+		middle := func(of func(turn) float64) float64 { return median(k.turns, of) }
+		rate := middle(func(t turn) float64 { return t.rate })
+		t := turn{
+			cards:      int(middle(func(t turn) float64 { return float64(t.cards) })),
+			packing:    middle(func(t turn) float64 { return t.packing }),
+			cpu:        time.Duration(middle(func(t turn) float64 { return float64(t.cpu) })),
+			memory:     int64(middle(func(t turn) float64 { return float64(t.memory) })),
+			everything: time.Duration(middle(func(t turn) float64 { return float64(t.everything) })),
+			conflicts:  int(middle(func(t turn) float64 { return float64(t.conflicts) })),
+		}
+		fmt.Printf("%-12s %7.1f pods/s   %.2f   p50 %6.2f s   p99 %6.2f s%s\n", k.name, rate, rate/base,
+			middle(func(t turn) float64 { return t.p50.Seconds() }), middle(func(t turn) float64 { return t.p99.Seconds() }), t.extra())
 	}
 }
 
-func median(turns []turn) float64 {
-	var rates []float64
-	for _, t := range turns {
-		rates = append(rates, t.rate)
+func median(turns []turn, of func(turn) float64) float64 {
+	values := make([]float64, len(turns))
+	for i, t := range turns {
+		values[i] = of(t)
 	}
-	slices.Sort(rates)
-	return rates[len(rates)/2]
+	slices.Sort(values)
+	return values[len(values)/2]
 }
 
 // sizes are pods of 512 to 16276 MiB.

@@ -20,7 +20,7 @@ import (
 type Options struct {
 	// Dir is where data, logs, certificates and kubeconfigs go; it is made where missing. StartForTest chooses one.
 	Dir string
-	// KubeDir is where the binaries are, bin/kube of this repository by default.
+	// KubeDir is where the binaries are, KubeDir of this repository by default.
 	KubeDir string
 
 	Scheduler        SchedulerOptions
@@ -35,7 +35,7 @@ type Options struct {
 func (o Options) withDefaults() (Options, error) {
 	root, err := RepositoryRoot()
 	if o.KubeDir == "" && err == nil {
-		o.KubeDir = filepath.Join(root, "bin", "kube")
+		o.KubeDir = KubeDir(root)
 	}
 	if o.Scheduler.ConfigFile == "" && err == nil {
 		o.Scheduler.ConfigFile = filepath.Join(root, "config", "scheduler-config.yaml")

@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -89,6 +90,17 @@ func Hold(w http.ResponseWriter, r *http.Request, next http.Handler, lifted <-ch
 	readBody(r)
 	hold(r, lifted, nil)
 	next.ServeHTTP(w, r)
+}
+
+// Late passes the request on once the fault is lifted, whether or not the client still waits: as a packet that was under way
+// when its sender froze.
+func Late(w http.ResponseWriter, r *http.Request, next http.Handler, lifted <-chan struct{}) {
+	readBody(r)
+	<-lifted
+	// A context that can end, though nobody ends it: the reverse proxy looks after the client by itself otherwise.
+	ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
+	defer cancel()
+	next.ServeHTTP(w, r.WithContext(ctx))
 }
 
 // Slow passes the request on after a delay.

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -38,6 +39,21 @@ func (c *ControlPlane) ServiceAccountKubeconfig(ctx context.Context, namespace, 
 	}
 	user := "system:serviceaccount:" + namespace + ":" + name
 	return c.writeKubeconfig(user, &clientcmdapi.AuthInfo{Token: answer.Status.Token})
+}
+
+// PodKubeconfig writes a kubeconfig with the token that the pod's containers would get, and returns its path: of its
+// ServiceAccount, and bound to the pod, so that the API server knows its node and refuses it once the pod is gone.
+func (c *ControlPlane) PodKubeconfig(ctx context.Context, pod *corev1.Pod) (string, error) {
+	seconds := tokenSeconds
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		ExpirationSeconds: &seconds,
+		BoundObjectRef:    &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
+	}}
+	answer, err := c.Client.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.Spec.ServiceAccountName, request, metav1.CreateOptions{})
+	if err != nil {
+		return "", fmt.Errorf("asking for the token of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	return c.writeKubeconfig("pod-"+pod.Namespace+"-"+pod.Name, &clientcmdapi.AuthInfo{Token: answer.Status.Token})
 }
 
 func (c *ControlPlane) writeKubeconfig(user string, auth *clientcmdapi.AuthInfo) (string, error) {

@@ -48,12 +48,12 @@ func newAuthority() (*authority, error) {
 	return &authority{certificate: certificate, key: key, pem: encode("CERTIFICATE", der)}, nil
 }
 
-// serving issues a certificate for a server on loopback.
+// serving issues a certificate for a server on loopback, and at the address of Service kubernetes.
 func (a *authority) serving(name string) (pair, error) {
 	template := template(pkix.Name{CommonName: name})
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 	template.DNSNames = []string{"localhost"}
-	template.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}
+	template.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback, net.IPv4(10, 0, 0, 1)}
 	return a.issue(template)
 }
 

@@ -46,3 +46,16 @@ func (o Options) Binaries() error {
 	}
 	return nil
 }
+
+// VersionEnv is the environment variable that names another Kubernetes for the tests to run on, one that hack/kube pins,
+// such as v1.33.
+const VersionEnv = "GPUSHARE_TEST_KUBERNETES"
+
+// KubeDir is where the Kubernetes binaries of the repository are.
+func KubeDir(root string) string {
+	name := "kube"
+	if version := os.Getenv(VersionEnv); version != "" {
+		name += "-" + version
+	}
+	return filepath.Join(root, "bin", name)
+}

@@ -11,6 +11,17 @@ import (
 // RequireEnv is the environment variable that turns missing binaries from a skip into a failure.
 const RequireEnv = "GPUSHARE_REQUIRE_CONTROL_PLANE"
 
+// LongEnv is the environment variable that asks for the tests' long forms.
+const LongEnv = "GPUSHARE_TEST_LONG"
+
+// Times returns how often a test is to do something: a few times, or many where LongEnv is set.
+func Times(short, long int) int {
+	if os.Getenv(LongEnv) != "" {
+		return long
+	}
+	return short
+}
+
 // StartForTest starts a control plane and stops it when the test ends. It skips the test where the binaries are
 // missing, or fails it where RequireEnv is set. After a failed test it prints the end of each log and keeps the folder.
 func StartForTest(t testing.TB, o Options) *ControlPlane {

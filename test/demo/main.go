@@ -83,7 +83,9 @@ It is all still running. In another terminal:
   export PATH=%s:$PATH
   kubectl inspect gpushare -d           # without kubectl: kubectl-inspect-gpushare -d
   kubectl apply -f %s
-  curl %s/gpushare-scheduler/inspect
+  curl %[4]s/gpushare-scheduler/inspect
+
+In a browser: %[4]s/ui/
 
 Ctrl-C ends it.`, d.bed.KubeconfigPath, filepath.Join(root, "bin"), filepath.Join(root, "deploy/samples/binpack-1.yaml"), d.bed.ExtenderURL)
 	<-ctx.Done()

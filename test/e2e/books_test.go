@@ -4,12 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
 	"slices"
 	"strconv"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -183,7 +180,7 @@ type inspection struct {
 
 // inspected reads the extender's ledger.
 func inspected(ctx context.Context, bed *testbed.Bed) (books, error) {
-	body, err := fetch(ctx, bed.ExtenderURL+"/gpushare-scheduler/inspect")
+	body, err := testbed.Fetch(ctx, bed.ExtenderURL+"/gpushare-scheduler/inspect")
 	if err != nil {
 		return nil, err
 	}
@@ -209,27 +206,4 @@ func inspected(ctx context.Context, bed *testbed.Bed) (books, error) {
 		}
 	}
 	return out, nil
-}
-
-// fetch gets a page of the extender.
-func fetch(ctx context.Context, url string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		return nil, err
-	}
-	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s answers %s: %.200s", url, response.Status, body)
-	}
-	return body, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/cluster"
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/testbed"
 )
@@ -133,6 +135,26 @@ func TestFaults(t *testing.T) {
 		s.sits(s.bound("next"), n1, 0)
 	})
 
+	play(t, bed, "a pod that was refused just before the extender was killed is woken by the next one", func(s *scene) {
+		n1 := s.at("n1")
+		s.addNodes(controlplane.Node{Name: "n1", Cards: mebibytes(cardMiB, 4069)})
+		s.sits(s.place("leaves", 12207), n1, 0)
+		s.create("next", 8138)
+		s.refused("next", "1 no GPU card has enough free memory")
+		s.checkBooks()
+
+		// The scheduler sees the memory come free and asks; the extender doesn't see it, refuses, and dies.
+		bed.Proxy.SetWatchDelay(time.Hour)
+		defer bed.Proxy.SetWatchDelay(0)
+		full := s.metric(`gpushare_extender_filtered_nodes_total{reason="full"}`)
+		must(s, s.delete("leaves", 0))
+		s.awaitMetric(`gpushare_extender_filtered_nodes_total{reason="full"}`, full+1)
+		must(s, bed.Extender.Kill())
+		bed.Proxy.SetWatchDelay(0)
+		must(s, bed.Extender.Start(s.Context()))
+		s.sits(s.bound("next"), n1, 0) // The scheduler by itself would look again after five minutes.
+	})
+
 	play(t, bed, "a watch that is cut catches up with what it missed", func(s *scene) {
 		s.addNodes(controlplane.Node{Name: "n1", Cards: mebibytes(cardMiB, cardMiB)})
 		names := s.fill(s.at("n1"), 4069, 4069, 12207)
@@ -148,10 +170,30 @@ func TestFaults(t *testing.T) {
 	// Each is done under a stream of pods that come and go.
 	for title, disturb := range map[string]func(s *scene, after func(pods int)){
 		"the extender killed again and again": func(s *scene, after func(int)) {
-			for range 4 {
+			for range controlplane.Times(3, 50) {
 				after(6)
 				must(s, bed.Extender.Kill())
 				after(3)
+				must(s, bed.Extender.Start(s.Context()))
+			}
+		},
+		// Its reservation stands, the Binding is on its way: half of them arrive, without an answer, half of them never do.
+		"the extender killed between its reservation and the answer to its Binding": func(s *scene, after func(int)) {
+			for i := range controlplane.Times(4, 50) {
+				fault := controlplane.Hold
+				if i%2 == 1 {
+					fault = controlplane.HoldAnswer
+				}
+				held := bed.Proxy.Inject(controlplane.Bindings, 0, fault)
+				after(4)
+				eventually(s, "a Binding is held", func(context.Context) error {
+					if held.Hits() == 0 {
+						return errors.New("none has come")
+					}
+					return nil
+				})
+				must(s, bed.Extender.Kill())
+				held.Lift()
 				must(s, bed.Extender.Start(s.Context()))
 			}
 		},
@@ -181,6 +223,29 @@ func TestFaults(t *testing.T) {
 		"the API server killed": func(s *scene, after func(int)) {
 			after(6)
 			must(s, bed.APIServer.Restart(s.Context()))
+			must(s, bed.Scheduler.Restart(s.Context())) // See patience: it isn't what is tested.
+		},
+		"the API server away for a while": func(s *scene, after func(int)) {
+			after(6)
+			must(s, bed.APIServer.Kill())
+			pass(s, outage)
+			must(s, bed.APIServer.Start(s.Context()))
+			must(s, bed.Scheduler.Restart(s.Context()))
+		},
+		"etcd away for a while": func(s *scene, after func(int)) {
+			after(6)
+			must(s, bed.Etcd.Kill())
+			pass(s, outage)
+			must(s, bed.Etcd.Start(s.Context()))
+			must(s, bed.Scheduler.Restart(s.Context()))
+		},
+		"the object of a node deleted and made anew": func(s *scene, after func(int)) {
+			for range controlplane.Times(2, 20) {
+				after(6)
+				must(s, bed.Client.CoreV1().Nodes().Delete(s.Context(), s.at("n1"), metav1.DeleteOptions{}))
+				after(3)
+				must(s, bed.CreateNodes(s.Context(), streamNode(s.at("n1"), s.name)))
+			}
 		},
 		"etcd and the API server killed, and the extender too": func(s *scene, after func(int)) {
 			after(6)
@@ -190,6 +255,7 @@ func TestFaults(t *testing.T) {
 			must(s, bed.Etcd.Start(s.Context()))
 			must(s, bed.APIServer.Start(s.Context()))
 			must(s, bed.Extender.Start(s.Context()))
+			must(s, bed.Scheduler.Restart(s.Context()))
 		},
 		"every other answer to a Binding lost": func(_ *scene, after func(int)) {
 			var n atomic.Int64
@@ -201,10 +267,7 @@ func TestFaults(t *testing.T) {
 		},
 	} {
 		play(t, bed, "under a stream of pods: "+title, func(s *scene) {
-			s.addNodes(
-				controlplane.Node{Name: "n1", Cards: mebibytes(cardMiB, cardMiB, cardMiB, cardMiB)},
-				controlplane.Node{Name: "n2", Cards: mebibytes(cardMiB, cardMiB, cardMiB, cardMiB)},
-			)
+			s.addNodes(streamNode("n1", s.name), streamNode("n2", s.name))
 			stream := &stream{scene: s, random: rand.New(rand.NewPCG(1, 2))}
 			disturb(s, stream.next)
 			stream.next(6)
@@ -217,7 +280,28 @@ func TestFaults(t *testing.T) {
 			after, err := inspected(s.Context(), bed)
 			must(s, err)
 			s.sameBooks("kept through everything", before, "rebuilt", after)
+			s.Logf("%d pods made, %d of them bound at the end and the others deleted; 0 lost, 0 cards over their total, 0 memory held by nobody",
+				stream.made, len(stream.alive))
 		})
+	}
+}
+
+// outage is how long something is away.
+var outage = time.Duration(controlplane.Times(3, 20)) * time.Second
+
+// pass lets time pass: what is tested is that it does.
+func pass(t testing.TB, d time.Duration) {
+	t.Helper()
+	select {
+	case <-t.Context().Done():
+	case <-time.After(d):
+	}
+}
+
+// streamNode is a node for a stream of pods: two of them hold the most that one leaves alive.
+func streamNode(name, scene string) controlplane.Node {
+	return controlplane.Node{
+		Name: name, Unit: gpu.MiB, Labels: map[string]string{sceneLabel: scene}, Cards: mebibytes(cardMiB, cardMiB, cardMiB, cardMiB),
 	}
 }
 
@@ -227,7 +311,12 @@ type stream struct {
 	random *rand.Rand
 	made   int
 	alive  map[string]bool
+	// order has the pods that are alive, the oldest first.
+	order []string
 }
+
+// streamKeeps bounds the pods that are alive.
+const streamKeeps = 25
 
 func (s *stream) next(pods int) {
 	s.Helper()
@@ -245,13 +334,25 @@ func (s *stream) next(pods int) {
 			return err
 		})
 		s.alive[name] = true
+		s.order = append(s.order, name)
 		if s.made%3 == 2 {
-			leaves := fmt.Sprintf("pod-%03d", s.made-2)
-			must(s, s.delete(leaves, 0))
-			delete(s.alive, leaves)
+			s.leaves(fmt.Sprintf("pod-%03d", s.made-2))
+		}
+		if len(s.order) > streamKeeps {
+			s.leaves(s.order[0])
 		}
 		s.made++
 	}
+}
+
+func (s *stream) leaves(name string) {
+	s.Helper()
+	if !s.alive[name] {
+		return
+	}
+	must(s, s.delete(name, 0))
+	delete(s.alive, name)
+	s.order = slices.DeleteFunc(s.order, func(other string) bool { return other == name })
 }
 
 // awaitAll waits until all pods that are still there are bound.

@@ -5,10 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
@@ -174,16 +177,11 @@ func TestMissing(t *testing.T) {
 		endsInTime(t, p)
 	})
 
-	withoutLibrary := func(t *testing.T) []string {
-		return []string{"--nvml-library=" + filepath.Join(t.TempDir(), "none.so")}
-	}
 	for title, test := range map[string]struct {
 		cards []fakenvml.Card
 		args  func(t *testing.T) []string
 		want  []string
 	}{
-		"the device plugin waits for a driver library": {nil, withoutLibrary, []string{"none.so"}},
-		"the device plugin waits for cards":            {[]fakenvml.Card{}, func(*testing.T) []string { return []string{"--nvml-library=" + library} }, []string{"the driver reports no cards"}},
 		"the device plugin waits for an API server": {
 			[]fakenvml.Card{{UUID: "GPU-1", Model: "Tesla T4", MiB: cardMiB}},
 			func(*testing.T) []string { return []string{"--nvml-library=" + library} }, []string{"Waiting for the API server", "connection refused"},
@@ -270,4 +268,84 @@ current-context: c
 users: [{name: u, user: {token: t}}]
 `, server), 0o600))
 	return path
+}
+
+// Many connections at once, of which some say nothing, some send slowly, and some send as much as they can: pods are bound
+// all the same, and the process stays the one that it was.
+func TestFlood(t *testing.T) {
+	bed := testbed.StartForTest(t, testbed.Options{})
+	s := newScene(t, bed)
+	s.addNodes(controlplane.Node{Name: "n1", Cards: mebibytes(cardMiB, cardMiB)})
+	before := bed.Extender.Pid()
+	address := strings.TrimPrefix(bed.ExtenderURL, "http://")
+
+	ctx, stop := context.WithCancel(t.Context())
+	var clients sync.WaitGroup
+	defer clients.Wait()
+	defer stop()
+	var sent atomic.Int64
+	// each runs on connections of its own, again and again.
+	flood := func(connections int, each func(conn net.Conn)) {
+		for range connections {
+			clients.Go(func() {
+				for ctx.Err() == nil {
+					conn, err := net.Dial("tcp", address)
+					if err != nil {
+						continue
+					}
+					hangUp := context.AfterFunc(ctx, func() { conn.Close() })
+					each(conn)
+					sent.Add(1)
+					hangUp()
+					conn.Close()
+				}
+			})
+		}
+	}
+	head := "POST /gpushare-scheduler/filter HTTP/1.1\r\nHost: x\r\nContent-Length: 16777216\r\n\r\n\""
+	silence := func(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }
+	chunk := strings.Repeat("x", 1<<20)
+	flood(200, silence)
+	flood(50, func(conn net.Conn) { // Sends less than it announced, and waits.
+		_, _ = io.WriteString(conn, head+chunk)
+		silence(conn)
+	})
+	flood(4, func(conn net.Conn) { // Sends as fast as it can.
+		_, err := io.WriteString(conn, head)
+		for range 16 {
+			if err == nil {
+				_, err = io.WriteString(conn, chunk)
+			}
+		}
+	})
+	flood(4, func(conn net.Conn) { // What isn't HTTP at all.
+		_, _ = io.WriteString(conn, "\x16\x03\x01 hello\r\n\r\n")
+		silence(conn)
+	})
+
+	for i := range controlplane.Times(5, 50) {
+		name := fmt.Sprintf("pod-%d", i)
+		s.place(name, 512)
+		must(t, s.delete(name, 0))
+	}
+	stop()
+	clients.Wait()
+	eventually(t, "the extender answers as before", func(context.Context) error {
+		status, text := request(t, http.MethodGet, bed.ExtenderURL+"/readyz", "")
+		if status != http.StatusOK {
+			return fmt.Errorf("status %d: %s", status, text)
+		}
+		return nil
+	})
+	if after := bed.Extender.Pid(); after != before || !bed.Extender.Running() {
+		t.Errorf("the extender is process %d, was %d", after, before)
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", before))
+	must(t, err)
+	for line := range strings.Lines(string(status)) {
+		if strings.HasPrefix(line, "VmHWM") {
+			t.Logf("%d connections ended; the extender's most memory: %s", sent.Load(), strings.TrimSpace(line))
+		}
+	}
+	s.checkBooks()
 }

@@ -210,6 +210,7 @@ func TestNode(t *testing.T) {
 		"":                             {simkubelet.RestartOptions{}, false},
 		" and has lost its checkpoint": {simkubelet.RestartOptions{DropCheckpoint: true}, false},
 		" with the machine":            {simkubelet.RestartOptions{Reboot: true}, true},
+		" with the machine, and has lost its checkpoint": {simkubelet.RestartOptions{Reboot: true, DropCheckpoint: true}, true},
 	} {
 		playOn(t, bed, node, "the kubelet starts again"+title, func(s *scene) {
 			names := []string{"one", "two", "three"}
@@ -279,11 +280,14 @@ type machine struct {
 	calls *trace
 }
 
-// addMachine starts a node of two cards.
+// addMachine starts a node, of two cards if the spec has none.
 func addMachine(t *testing.T, bed *testbed.Bed, spec testbed.NodeSpec) machine {
 	t.Helper()
 	calls := &trace{}
-	spec.Cards, spec.KubeletThroughProxy, spec.Kubelet.Trace = []uint64{cardMiB, cardMiB}, true, calls.add
+	spec.KubeletThroughProxy, spec.Kubelet.Trace = true, calls.add
+	if spec.Cards == nil {
+		spec.Cards = []uint64{cardMiB, cardMiB}
+	}
 	node, err := bed.AddNode(t.Context(), spec)
 	must(t, err)
 	return machine{node, calls}

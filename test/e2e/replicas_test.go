@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/gpushare/gpushare/test/controlplane"
@@ -20,7 +21,7 @@ import (
 // Several extenders of which one answers: hand-overs lose no pod and give no card away twice.
 func TestReplicas(t *testing.T) {
 	bed := testbed.StartForTest(t, testbed.Options{
-		Replicas: 3,
+		Replicas: 3, ThroughProxy: true,
 		// A leader that dies is missed for the rest of its Lease, and for as long as a write of its may appear.
 		ExtenderArgs: []string{
 			"--bind-timeout=1s", "--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s", "--leader-elect-retry-period=200ms",
@@ -38,7 +39,7 @@ func TestReplicas(t *testing.T) {
 	play(t, bed, "every replica is ready, one is published, and only that one answers", func(s *scene) {
 		leader := s.awaitLeader(-1)
 		for i, url := range bed.ReplicaURLs {
-			if _, err := fetch(s.Context(), url+"/readyz"); err != nil {
+			if _, err := testbed.Fetch(s.Context(), url+"/readyz"); err != nil {
 				s.Errorf("replica %d: %v", i, err)
 			}
 			switch refusal := s.refusal(url); {
@@ -78,6 +79,21 @@ func TestReplicas(t *testing.T) {
 		must(s, bed.Replicas[leader].Start(s.Context()))
 	})
 
+	play(t, bed, "a rolling update goes through in the middle of a stream of pods", func(s *scene) {
+		pods := load(s)
+		// The leader first each time: the worst order that there is.
+		for range controlplane.Times(3, 20) {
+			leader := s.awaitLeader(-1)
+			pods.next(5)
+			terminate(s, bed.Replicas[leader])
+			pods.next(5)
+			must(s, bed.Replicas[leader].Start(s.Context()))
+		}
+		pods.awaitAll()
+		s.checkBooks()
+		s.Logf("%d pods made, %d bound at the end and the others deleted", pods.made, len(pods.alive))
+	})
+
 	play(t, bed, "a leader that was frozen and wakes up late refuses", func(s *scene) {
 		pods := load(s)
 		leader := s.awaitLeader(-1)
@@ -93,6 +109,52 @@ func TestReplicas(t *testing.T) {
 		pods.next(10)
 		pods.awaitAll()
 		s.checkBooks()
+	})
+}
+
+// What a leader that freezes in the instant between its last look at the clock and its write can still do: the write
+// arrives when another leader has given the card away. The node doesn't give out what the card hasn't.
+func TestABindingOfALeaderLongGone(t *testing.T) {
+	bed := testbed.StartForTest(t, testbed.Options{
+		Replicas: 2, ThroughProxy: true,
+		ExtenderArgs: []string{
+			"--bind-timeout=1s", "--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s", "--leader-elect-retry-period=200ms",
+		},
+	})
+	node := addMachine(t, bed, testbed.NodeSpec{Name: "node", Cards: []uint64{cardMiB, cardMiB}})
+	playOn(t, bed, node, "is caught at the node", func(s *scene) {
+		leader := s.awaitLeader(-1)
+		// With this the three have just what the node has: its kubelet, which sees the sum alone, has nothing against them.
+		s.place("other", 12207, on(node.Name))
+		late := bed.Proxy.Inject(func(r *http.Request) bool {
+			return strings.HasSuffix(r.URL.Path, "/pods/late/binding")
+		}, 1, controlplane.Late)
+		defer late.Lift()
+		s.create("late", 12207, on(node.Name))
+		eventually(s, "the Binding is under way", func(context.Context) error {
+			if late.Hits() == 0 {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		must(s, bed.Replicas[leader].Pause())
+		// More important, and so served first once somebody leads again.
+		s.create("first", 8138, on(node.Name), func(pod *corev1.Pod) { pod.Spec.PriorityClassName = "system-node-critical" })
+		s.awaitLeader(leader)
+		first := s.assigned("first")
+		s.handed(node, first)
+
+		late.Lift()
+		s.await("late", "bound, and refused by its node", func(pod *corev1.Pod) bool {
+			return pod.Spec.NodeName == node.Name && pod.Status.Phase == corev1.PodFailed
+		})
+		s.event("late", "GPUCardRefused")
+		s.handed(node, s.get("first"))
+		s.checkBooks()
+		must(s, bed.Replicas[leader].Resume())
+		if refusal := s.refusal(bed.ReplicaURLs[leader]); !strings.Contains(refusal, "doesn't lead") {
+			s.Errorf("the leader that woke up late answers %q", refusal)
+		}
 	})
 }
 

@@ -313,7 +313,7 @@ func (s *scene) wantFree(node string, want ...int64) {
 // metric returns a counter that the extender exposes, by its name and labels. One that hasn't counted yet is 0.
 func (s *scene) metric(name string) float64 {
 	s.Helper()
-	body, err := fetch(s.Context(), s.bed.ExtenderURL+"/metrics")
+	body, err := testbed.Fetch(s.Context(), s.bed.ExtenderURL+"/metrics")
 	must(s, err)
 	for line := range strings.Lines(string(body)) {
 		if rest, ok := strings.CutPrefix(line, name+" "); ok {

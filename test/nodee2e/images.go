@@ -32,26 +32,34 @@ func buildImages(ctx context.Context, root, dir string) (archive string, err err
 	if err != nil {
 		return "", fmt.Errorf("reading the witness: %w", err)
 	}
-	layer, err := packTar(file{"witness", 0o755, binary})
+	archive = filepath.Join(dir, "images.tar")
+	return archive, writeImages(archive, file{"witness", 0o755, binary},
+		image{pauseImage, "pause.json", []string{"/witness", "-pause"}},
+		image{witnessImage, "witness.json", []string{"/witness"}})
+}
+
+// image is an image of one program.
+type image struct {
+	name, config string
+	entrypoint   []string
+}
+
+// writeImages writes an archive with images of one layer and one file.
+func writeImages(archive string, program file, images ...image) error {
+	layer, err := packTar(program)
 	if err != nil {
-		return "", err
+		return err
 	}
 	content := []file{{"layer.tar", 0o644, layer}}
 	var manifest []map[string]any
-	for _, image := range []struct {
-		name, config string
-		entrypoint   []string
-	}{
-		{pauseImage, "pause.json", []string{"/witness", "-pause"}},
-		{witnessImage, "witness.json", []string{"/witness"}},
-	} {
+	for _, image := range images {
 		config, err := json.Marshal(map[string]any{
 			"architecture": runtime.GOARCH, "os": "linux",
 			"config": map[string]any{"Entrypoint": image.entrypoint},
 			"rootfs": map[string]any{"type": "layers", "diff_ids": []string{digest(layer)}},
 		})
 		if err != nil {
-			return "", err
+			return err
 		}
 		content = append(content, file{image.config, 0o644, config})
 		manifest = append(manifest, map[string]any{
@@ -60,17 +68,16 @@ func buildImages(ctx context.Context, root, dir string) (archive string, err err
 	}
 	data, err := json.Marshal(manifest)
 	if err != nil {
-		return "", err
+		return err
 	}
 	packed, err := packTar(append(content, file{"manifest.json", 0o644, data})...)
 	if err != nil {
-		return "", err
+		return err
 	}
-	archive = filepath.Join(dir, "images.tar")
 	if err := os.WriteFile(archive, packed, 0o600); err != nil {
-		return "", fmt.Errorf("writing the images: %w", err)
+		return fmt.Errorf("writing the images: %w", err)
 	}
-	return archive, nil
+	return nil
 }
 
 type file struct {

@@ -1,12 +1,14 @@
 package nodee2e
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -33,7 +35,15 @@ type node struct {
 	driver  fakenvml.Machine
 
 	containerd, plugin *controlplane.Process
-	kubelet            *supervised
+	// pluginArgs are the flags that the plugin has in every test.
+	pluginArgs []string
+	kubelet    *supervised
+
+	// network is the list of CNI plugins, runtimes an addition to containerd's configuration, images further archives and
+	// kubeletArgs further flags; empty in most tests.
+	network, runtimes string
+	images            []string
+	kubeletArgs       []string
 
 	bed *testbed.Bed
 	// port is the kubelet's for its health, metrics the plugin's.
@@ -87,6 +97,13 @@ func (n *node) outside(inVar string) string { return filepath.Join(n.machine.dir
 
 func (n *node) witnessDir() string { return n.outside("witness") }
 
+func (n *node) devicePluginDir() string { return n.outside("lib/kubelet/device-plugins") }
+
+// checkpoint is the file in which the kubelet keeps who has which devices.
+func (n *node) checkpoint() string {
+	return filepath.Join(n.devicePluginDir(), "kubelet_internal_checkpoint")
+}
+
 func (n *node) podResourcesSocket() string {
 	return n.outside("lib/kubelet/pod-resources/kubelet.sock")
 }
@@ -97,7 +114,7 @@ func (n *node) startContainerd(ctx context.Context) (err error) {
 		return err
 	}
 	for path, content := range map[string]string{
-		"lib/containerd.toml": string(config), "lib/cni-conf/none.conflist": cniConf, "lib/static-pods/.keep": "", "witness/.keep": "",
+		"lib/containerd.toml": string(config) + n.runtimes, "lib/cni-conf/network.conflist": cmp.Or(n.network, cniConf), "lib/static-pods/.keep": "", "witness/.keep": "",
 	} {
 		if err := os.MkdirAll(filepath.Dir(n.outside(path)), 0o755); err != nil {
 			return fmt.Errorf("making the machine's folders: %w", err)
@@ -121,7 +138,12 @@ func (n *node) startContainerd(ctx context.Context) (err error) {
 	if err := n.containerd.Start(ctx); err != nil {
 		return err
 	}
-	return n.machine.run(ctx, "ctr", "--namespace=k8s.io", "images", "import", "--snapshotter=native", images)
+	for _, archive := range append([]string{images}, n.images...) {
+		if err := n.machine.run(ctx, "ctr", "--namespace=k8s.io", "images", "import", "--snapshotter=native", archive); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (n *node) startKubelet(ctx context.Context) error {
@@ -129,19 +151,13 @@ func (n *node) startKubelet(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	template, err := configs.ReadFile("kubelet.yaml")
-	if err != nil {
+	if err := n.configureKubelet("/run/containerd/containerd.sock"); err != nil {
 		return err
 	}
-	values := map[string]string{"HEALTHZ_PORT": n.port.String()}
-	config := filepath.Join(n.machine.dir, "kubelet.yaml")
-	text := os.Expand(string(template), func(name string) string { return values[name] })
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		return fmt.Errorf("configuring the kubelet: %w", err)
-	}
-	process, err := n.machine.process("kubelet", n.bed.Binary("kube/kubelet"),
-		"--config="+config, "--kubeconfig="+kubeconfig, "--hostname-override="+n.name,
-		"--node-labels="+protocol.LabelShared+"=true", "-v=2")
+	process, err := n.machine.process("kubelet", append([]string{
+		n.bed.Binary("kube/kubelet"), "--config=" + n.kubeletConfig(), "--kubeconfig=" + kubeconfig,
+		"--hostname-override=" + n.name, "--node-labels=" + protocol.LabelShared + "=true", "-v=2",
+	}, n.kubeletArgs...)...)
 	if err != nil {
 		return err
 	}
@@ -150,6 +166,25 @@ func (n *node) startKubelet(ctx context.Context) error {
 	return n.kubelet.Start(ctx)
 }
 
+func (n *node) kubeletConfig() string { return filepath.Join(n.machine.dir, "kubelet.yaml") }
+
+// configureKubelet has the kubelet, from its next start on, find the container runtime at this socket of the machine.
+func (n *node) configureKubelet(runtimeSocket string) error {
+	template, err := configs.ReadFile("kubelet.yaml")
+	if err != nil {
+		return err
+	}
+	values := map[string]string{"HEALTHZ_PORT": n.port.String(), "RUNTIME_SOCKET": runtimeSocket}
+	text := os.Expand(string(template), func(name string) string { return values[name] })
+	if err := os.WriteFile(n.kubeletConfig(), []byte(text), 0o600); err != nil {
+		return fmt.Errorf("configuring the kubelet: %w", err)
+	}
+	return nil
+}
+
+// quietPeriod is long enough for what tests do with a failed card.
+const quietPeriod = 15 * time.Second
+
 // startPlugin runs the device plugin outside of the machine, as a pod of it would: with the kubelet's folders only, and
 // with the rights of its ServiceAccount.
 func (n *node) startPlugin(ctx context.Context) error {
@@ -157,18 +192,29 @@ func (n *node) startPlugin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	n.pluginArgs = []string{
+		"--kubeconfig=" + kubeconfig, "--node-name=" + n.name,
+		"--device-plugin-dir=" + n.devicePluginDir(),
+		"--pod-resources-socket=" + n.podResourcesSocket(),
+		"--nvml-library=" + n.bed.Binary("fake-nvml/libnvidia-ml.so.1"),
+		"--listen-address=" + n.metrics.Address(), "-v=2",
+		// A card that has failed is used again after so long without trouble.
+		"--health-quiet-period=" + quietPeriod.String(),
+	}
 	n.plugin = &controlplane.Process{
-		Name: "gpushare-device-plugin", Path: n.bed.Binary("gpushare-device-plugin"),
-		Args: []string{
-			"--kubeconfig=" + kubeconfig, "--node-name=" + n.name,
-			"--device-plugin-dir=" + n.outside("lib/kubelet/device-plugins"),
-			"--pod-resources-socket=" + n.podResourcesSocket(),
-			"--nvml-library=" + n.bed.Binary("fake-nvml/libnvidia-ml.so.1"),
-			"--listen-address=" + n.metrics.Address(), "-v=2",
-		},
+		Name: "gpushare-device-plugin", Path: n.bed.Binary("gpushare-device-plugin"), Args: n.pluginArgs,
 		Env:     n.driver.Env(),
 		LogPath: filepath.Join(n.machine.dir, "logs", "gpushare-device-plugin.log"),
 	}
+	return n.plugin.Start(ctx)
+}
+
+// restartPlugin kills the plugin and starts it with flags of its own besides the usual ones.
+func (n *node) restartPlugin(ctx context.Context, flags ...string) error {
+	if err := n.plugin.Kill(); err != nil {
+		return err
+	}
+	n.plugin.Args = slices.Concat(n.pluginArgs, flags)
 	return n.plugin.Start(ctx)
 }
 

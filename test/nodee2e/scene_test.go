@@ -6,10 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -28,9 +25,6 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// requireEnv is the environment variable that turns a machine that can't run a node from a skip into a failure.
-const requireEnv = "GPUSHARE_REQUIRE_NODE"
-
 // patience bounds every wait. It is no promise: what should come and hasn't by then isn't coming.
 const patience = 2 * time.Minute
 
@@ -39,19 +33,17 @@ type rig struct {
 	bed     *testbed.Bed
 	node    *node
 	watcher *watcher
+	// ended are the pods of which a test has ended the containers itself, for the kubelet to start them again.
+	ended map[string]bool
 }
 
-// startRig starts a rig for as long as the test runs, with cards of these sizes in MiB.
+// startRig starts a rig for as long as the test runs, with cards of these sizes in MiB. Rigs run beside each other: what
+// takes time is mostly waiting.
 func startRig(t *testing.T, cards ...uint64) *rig {
 	t.Helper()
-	if missing := missing(); missing != "" {
-		if os.Getenv(requireEnv) != "" {
-			t.Fatal(missing)
-		}
-		fmt.Fprintf(os.Stderr, "SKIPPED %s: no real node on this machine: %s\n", t.Name(), missing)
-		t.Skip(missing)
-	}
-	r := &rig{bed: testbed.StartForTest(t, testbed.Options{ControlPlane: controlplane.Options{
+	t.Parallel()
+	requireNode(t)
+	r := &rig{ended: map[string]bool{}, bed: testbed.StartForTest(t, testbed.Options{ControlPlane: controlplane.Options{
 		ControllerManager: true,
 		// The programs under test run as processes: nobody is to make pods of their manifests.
 		ExtraArgs: map[string][]string{"kube-controller-manager": {"--controllers=*,-daemonset,-deployment"}},
@@ -87,26 +79,6 @@ func startRig(t *testing.T, cards ...uint64) *rig {
 	return r
 }
 
-// missing says why this machine can't run a real node, empty if it can.
-func missing() string {
-	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
-		return "it takes root on Linux"
-	}
-	for _, program := range []string{"containerd", "ctr", "runc", "unshare", "nsenter", "setpriv"} {
-		if _, err := exec.LookPath(program); err != nil {
-			return program + " is missing: hack/node-packages.sh installs what is needed"
-		}
-	}
-	root, err := controlplane.RepositoryRoot()
-	if err != nil {
-		return err.Error()
-	}
-	if _, err := os.Stat(filepath.Join(root, "bin/kube/kubelet")); err != nil {
-		return "bin/kube/kubelet is missing: `make kube` builds it"
-	}
-	return ""
-}
-
 // telling are the plugin's metrics that are worth a line, where they aren't 0.
 var telling = regexp.MustCompile(`^gpushare_device_plugin_(allocations|matches|other_card|annotation)\S* [1-9]`)
 
@@ -123,10 +95,17 @@ func (r *rig) report(t *testing.T) {
 			refused++
 		}
 	}
+	restarted := restarts(testimonies)
 	t.Logf("%d pods, %d of them refused by the kubelet; %d GPU containers started, %d on another card than annotated in the end, "+
-		"%d annotations repaired; looked %d times, fullest cards %v of %v MiB", len(found.Pods), refused, containers, len(wrong),
-		len(found.Repaired), found.Looks, found.Fullest, r.node.cards)
-	if body, err := fetch(context.Background(), r.node.metrics.URL("http")+"/metrics"); err == nil {
+		"%d cards over their total, %d annotations repaired, %d restarts of containers (the test ended those of %d pods itself); "+
+		"looked %d times, fullest cards %v of %v MiB", len(found.Pods), refused, containers, len(wrong), len(found.Overfull),
+		len(found.Repaired), len(restarted), len(r.ended), found.Looks, found.Fullest, r.node.cards)
+	for _, container := range restarted {
+		if !r.ended[container.pod] {
+			wrong = append(wrong, fmt.Sprintf("container %s of pod %s was started again", container.name, container.pod))
+		}
+	}
+	if body, err := testbed.Fetch(context.Background(), r.node.metrics.URL("http")+"/metrics"); err == nil {
 		for line := range strings.SplitSeq(string(body), "\n") {
 			if telling.MatchString(line) {
 				t.Logf("since the plugin's last start: %s", line)
@@ -160,32 +139,53 @@ type scene struct {
 	// otherDevices says that the kubelet's books may name devices of another card than the one given: it has lost them, or
 	// the scheduler chose a card while the node was choosing one. The containers aren't affected.
 	otherDevices bool
+	// guessing says that nobody tells which pod the kubelet serves. One that was taken for another was told what that one
+	// asks for in all; and its card may have no room for the rest of it, which is refused then.
+	guessing bool
+	// deleted are the names of the pods that the scene has deleted while they were well.
+	deleted map[string]bool
 }
 
-// play runs a part of a test in a scene of its own. At its end all books are compared.
+// play runs a part of a test in a scene of its own. At its end all books are compared. When one fails the test ends: the
+// node may not be what the next one starts from.
 func (r *rig) play(t *testing.T, title string, act func(s *scene)) {
 	t.Helper()
-	t.Run(title, func(t *testing.T) {
+	passed := t.Run(title, func(t *testing.T) {
 		from := time.Now()
-		namespace, err := r.bed.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
-			ObjectMeta: metav1.ObjectMeta{GenerateName: "scene-"},
-		}, metav1.CreateOptions{})
-		must(t, err)
-		s := &scene{T: t, rig: r, name: namespace.Name, random: rand.New(rand.NewPCG(1, uint64(len(title))))}
-		eventually(t, "the namespace has its ServiceAccount", func(ctx context.Context) error {
-			_, err := r.bed.Client.CoreV1().ServiceAccounts(s.name).Get(ctx, "default", metav1.GetOptions{})
-			return err
-		})
-		t.Cleanup(s.sweep)
+		s := r.scene(t)
 		act(s)
 		s.settle()
 		t.Logf("%d pods in %s", s.made, time.Since(from).Round(time.Second/10))
 	})
+	if !passed {
+		t.FailNow()
+	}
+}
+
+// scene makes a scene, which is swept when the test ends.
+func (r *rig) scene(t *testing.T) *scene {
+	t.Helper()
+	namespace, err := r.bed.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "scene-"},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	s := &scene{
+		T: t, rig: r, name: namespace.Name, random: rand.New(rand.NewPCG(1, uint64(len(t.Name())))), deleted: map[string]bool{},
+	}
+	eventually(t, "the namespace has its ServiceAccount", func(ctx context.Context) error {
+		_, err := r.bed.Client.CoreV1().ServiceAccounts(s.name).Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+	t.Cleanup(s.sweep)
+	return s
 }
 
 // sweep removes the scene's pods and waits until their containers are gone, so that the next scene starts on an empty
 // node.
 func (s *scene) sweep() {
+	if s.Failed() {
+		return // Nothing comes after it.
+	}
 	ctx := context.Background()
 	err := s.bed.Client.CoreV1().Pods(s.name).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](1)}, metav1.ListOptions{})
 	if err != nil {
@@ -327,6 +327,7 @@ func times(n int, pod func() *corev1.Pod) []*corev1.Pod {
 func (s *scene) delete(names ...string) {
 	s.Helper()
 	for _, name := range names {
+		s.deleted[name] = true
 		must(s, s.bed.Client.CoreV1().Pods(s.name).Delete(s.Context(), name, metav1.DeleteOptions{}))
 	}
 }
@@ -392,10 +393,13 @@ func (s *scene) removeFailed(most int) {
 	for i := range pods {
 		if pods[i].Status.Phase == corev1.PodFailed {
 			failed = append(failed, fmt.Sprintf("%s: %s: %s", pods[i].Name, pods[i].Status.Reason, pods[i].Status.Message))
-			s.delete(pods[i].Name)
+			must(s, s.bed.Client.CoreV1().Pods(s.name).Delete(s.Context(), pods[i].Name, metav1.DeleteOptions{}))
 		}
 	}
 	s.Logf("the kubelet failed %d of %d pods", len(failed), len(pods))
+	if len(failed) > 0 {
+		s.Logf("one of them: %s", failed[0])
+	}
 	if len(failed) > most {
 		s.Errorf("the kubelet failed %d pods, want no more than %d:\n%s", len(failed), most, strings.Join(failed, "\n"))
 	}
@@ -457,6 +461,7 @@ func (s *scene) settle() {
 		if s.otherDevices {
 			truth.kubelet = nil
 		}
+		truth.guessed = s.guessing
 		if wrong := truth.disagreements(s.node.cards); len(wrong) > 0 {
 			return fmt.Errorf("%s", strings.Join(wrong, "\n"))
 		}
@@ -474,7 +479,28 @@ func conditions(pod *corev1.Pod) string {
 	return strings.Join(out, "; ")
 }
 
-// unharmed returns a check that the containers which run now still do.
+// endContainers ends every process of every container at once, sandboxes too.
+func (s *scene) endContainers() {
+	s.Helper()
+	running, err := s.node.running()
+	must(s, err)
+	for _, c := range running {
+		s.ended[c.PodUID] = true
+	}
+	// A process may end while others are being ended.
+	must(s, s.node.machine.run(s.Context(), "/bin/sh", "-c",
+		`for f in /run/containerd/io.containerd.runtime.v2.task/k8s.io/*/init.pid; do kill -KILL "$(cat "$f")" || :; done`))
+	eventually(s, "no container runs", func(context.Context) error {
+		running, err := s.node.running()
+		if err == nil && len(running) > 0 {
+			err = fmt.Errorf("%d run", len(running))
+		}
+		return err
+	})
+}
+
+// unharmed returns a check that the containers which run now still do, but those of pods that the scene has deleted
+// since.
 func (s *scene) unharmed() (check func()) {
 	s.Helper()
 	before, err := s.node.running()
@@ -483,32 +509,24 @@ func (s *scene) unharmed() (check func()) {
 		s.Helper()
 		after, err := s.node.running()
 		must(s, err)
+		pods := s.watcher.findings().Pods
 		for _, was := range before {
+			if pod := pods[was.PodUID]; pod != nil && pod.Namespace == s.name && s.deleted[pod.Name] {
+				continue
+			}
 			if !slices.ContainsFunc(after, func(is sighting) bool {
-				return is.Pid == was.Pid && is.PodUID == was.PodUID && is.Container == was.Container
+				return is.ID == was.ID && is.Pid == was.Pid
 			}) {
-				s.Errorf("container %s of pod %s no longer runs as process %d", was.Container, was.PodUID, was.Pid)
+				s.Errorf("container %s of pod %s no longer runs as %s, process %d", was.Container, was.PodUID, was.ID, was.Pid)
 			}
 		}
 	}
 }
 
-// eventually waits until the condition returns nil. With the last error it says what was still missing.
+// eventually waits until the condition returns nil.
 func eventually(t testing.TB, what string, condition func(context.Context) error) {
 	t.Helper()
-	var last error
-	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-		if err := condition(ctx); err != nil {
-			if last == nil || ctx.Err() == nil {
-				last = err // Not that the time is over.
-			}
-			return false, nil
-		}
-		return true, nil
-	})
-	if err != nil {
-		t.Fatalf("waited in vain until %s: %v", what, last)
-	}
+	testbed.Eventually(t, 100*time.Millisecond, patience, what, condition)
 }
 
 func must(t testing.TB, err error) {

@@ -5,27 +5,27 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/testbed"
 )
 
 // sighting is a container of the tests, as it was found: nothing but what it was told itself.
 type sighting struct {
 	PodUID, Container string
-	// Pid is 0 for what a container has left behind.
+	// ID is the container's in containerd and Pid its process in the machine; neither is known of what a container has
+	// left behind.
+	ID  string
 	Pid int
 	Env map[string]string
 }
@@ -75,6 +75,7 @@ func (n *node) running() ([]sighting, error) {
 			continue
 		}
 		if s, ok := newSighting(environment); ok {
+			s.ID = filepath.Base(filepath.Dir(file))
 			s.Pid, _ = strconv.Atoi(string(pid))
 			out = append(out, s)
 		}
@@ -107,6 +108,23 @@ func (n *node) testimonies() ([]sighting, error) {
 	return out, nil
 }
 
+// containerOf names a container of a pod.
+type containerOf struct{ pod, name string }
+
+// restarts are the containers that started more than once.
+func restarts(testimonies []sighting) (again []containerOf) {
+	starts := map[containerOf]int{}
+	for _, s := range testimonies {
+		starts[containerOf{s.PodUID, s.Container}]++
+	}
+	for container, n := range starts {
+		if n > 1 {
+			again = append(again, container)
+		}
+	}
+	return again
+}
+
 // holders are the pods on each card, each as "namespace/name memory".
 type holders map[int][]string
 
@@ -135,6 +153,15 @@ func promised(pods []corev1.Pod) (h holders, used map[int]int64, err error) {
 		h[card] = append(h[card], fmt.Sprintf("%s/%s %d", pod.Namespace, pod.Name, memory))
 	}
 	return h.sorted(), used, err
+}
+
+// kubeletUID is the UID that a pod's containers know. A static pod's isn't that of its mirror, which is all that the API
+// server has of it.
+func kubeletUID(pod *corev1.Pod) string {
+	if uid := pod.Annotations[corev1.MirrorPodAnnotationKey]; uid != "" {
+		return uid
+	}
+	return string(pod.UID)
 }
 
 func terminal(pod *corev1.Pod) bool {
@@ -170,7 +197,7 @@ func limitOf(c *corev1.Container) int64 {
 
 // ledger reads what the extender says of the node.
 func (r *rig) ledger(ctx context.Context) (holders, error) {
-	body, err := fetch(ctx, r.bed.ExtenderURL+"/gpushare-scheduler/inspect/"+r.node.name)
+	body, err := testbed.Fetch(ctx, r.bed.ExtenderURL+"/gpushare-scheduler/inspect/"+r.node.name)
 	if err != nil {
 		return nil, err
 	}
@@ -197,25 +224,6 @@ func (r *rig) ledger(ctx context.Context) (holders, error) {
 		}
 	}
 	return out.sorted(), nil
-}
-
-func fetch(ctx context.Context, url string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s answers %s: %.200s", url, response.Status, body)
-	}
-	return body, err
 }
 
 // kubeletBooks reads, by pod and container, the cards whose devices the kubelet's PodResources names.
@@ -254,6 +262,8 @@ type truth struct {
 	ledger  holders
 	// kubelet is nil where its books aren't to be compared.
 	kubelet map[string]map[string][]int
+	// guessed says that containers may have been told what another pod asks for in all: a running one can't be told anew.
+	guessed bool
 }
 
 func (r *rig) look(ctx context.Context) (t truth, err error) {
@@ -300,10 +310,10 @@ func (t truth) disagreements(cards []uint64) (out []string) {
 	}
 	for i := range t.pods {
 		pod := &t.pods[i]
-		containers := seen[string(pod.UID)]
-		delete(seen, string(pod.UID))
+		containers := seen[kubeletUID(pod)]
+		delete(seen, kubeletUID(pod))
 		if memoryOf(pod) > 0 && !terminal(pod) {
-			out = append(out, podDisagreements(pod, containers)...)
+			out = append(out, podDisagreements(pod, containers, t.guessed)...)
 			if t.kubelet != nil {
 				out = append(out, booksDisagreements(pod, t.kubelet[pod.Namespace+"/"+pod.Name])...)
 			}
@@ -316,11 +326,13 @@ func (t truth) disagreements(cards []uint64) (out []string) {
 }
 
 // podDisagreements compares one pod that should be running with its containers.
-func podDisagreements(pod *corev1.Pod, seen map[string]sighting) (out []string) {
+func podDisagreements(pod *corev1.Pod, seen map[string]sighting, guessed bool) (out []string) {
 	say := func(format string, args ...any) {
 		out = append(out, fmt.Sprintf("pod %s: ", pod.Name)+fmt.Sprintf(format, args...))
 	}
-	if pod.Status.Phase != corev1.PodRunning || pod.DeletionTimestamp != nil {
+	// A mirror's status can lag a minute behind its static pod.
+	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
+	if pod.Status.Phase != corev1.PodRunning && !mirror || pod.DeletionTimestamp != nil {
 		say("it is %s (being deleted: %t)", pod.Status.Phase, pod.DeletionTimestamp != nil)
 		return out
 	}
@@ -356,8 +368,11 @@ func podDisagreements(pod *corev1.Pod, seen map[string]sighting) (out []string) 
 		if got != card {
 			say("container %s has card %d, the annotation says %d", c.Name, got, card)
 		}
+		// What a static pod asks for in all nobody knows when it is served.
+		if whole := strconv.FormatInt(memoryOf(pod), 10); !mirror && !guessed && s.Env[protocol.AnnotationPod] != whole {
+			say("container %s has %s=%q, want %q", c.Name, protocol.AnnotationPod, s.Env[protocol.AnnotationPod], whole)
+		}
 		for name, value := range map[string]string{
-			protocol.AnnotationPod:    strconv.FormatInt(memoryOf(pod), 10),
 			protocol.EnvContainer:     strconv.FormatInt(limitOf(c), 10),
 			protocol.AnnotationDevice: pod.Annotations[protocol.AnnotationDevice],
 		} {

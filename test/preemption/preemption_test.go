@@ -111,6 +111,15 @@ func TestPreemption(t *testing.T) {
 		s.stay("c9", "c7")
 	})
 
+	play(t, bed, "nobody is evicted where only fragmentation is in the way, unless that is asked for", 2, func(s *stage) {
+		s.place("a12", 12, 1, 0)
+		s.place("b12", 12, 1, 1)
+		s.create("blocked", 8, 9)
+		s.refused("blocked", "no GPU card has enough free memory")
+		s.refused("blocked", "expected at least one victim pod") // kube-scheduler has found none either.
+		s.stay("a12", "b12")
+	})
+
 	play(t, bed, "what comes free bit by bit is held for whom it was freed", 4, func(s *stage) {
 		s.kubelet = false // Pods take their time to end.
 		s.place("a9", 9, 1, 0)

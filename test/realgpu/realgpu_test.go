@@ -75,7 +75,13 @@ func TestAContainerIsGivenACard(t *testing.T) {
 		t.Fatal(err)
 	}
 	plugin, err := deviceplugin.New(deviceplugin.Options{
-		Client: api, Events: record.NewFakeRecorder(100), NodeName: node, Unit: gpu.GiB,
+		Client: deviceplugin.Client{
+			Pods: func(namespace string) deviceplugin.Objects[*corev1.Pod, *corev1.PodList] {
+				return api.CoreV1().Pods(namespace)
+			},
+			Nodes: api.CoreV1().Nodes(), PlainLists: true,
+		},
+		Events: record.NewFakeRecorder(100), NodeName: node, Unit: gpu.GiB,
 		VisibleDevices: deviceplugin.VisibleByUUID, Directory: kubelet.DevicePluginDir(),
 		PodResourcesSocket: kubelet.PodResourcesSocket(),
 	})
@@ -88,7 +94,7 @@ func TestAContainerIsGivenACard(t *testing.T) {
 	go func() { ended <- kubelet.Run(running) }()
 	go func() { ended <- plugin.Run(running) }()
 	go func() {
-		monitor.Run(running, func(s inventory.State) { plugin.SetCards(s.Cards, s.Problem) })
+		monitor.Run(running, func(s inventory.State) { plugin.SetCards(s.Cards, s.Moved, s.Problem) })
 		ended <- nil
 	}()
 	defer func() {

@@ -113,6 +113,16 @@ func (f *fixture) await(what string, condition func() bool) {
 	}
 }
 
+// awaitListed waits until the kubelet has been told of so many devices, since the trace was cleared last.
+func (f *fixture) awaitListed(devices int) {
+	f.t.Helper()
+	f.await("the kubelet knows devices", func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return slices.ContainsFunc(f.events, func(e Event) bool { return e.Call == CallListAndWatch && e.Available == devices })
+	})
+}
+
 // calls returns what the plugin was asked to allocate, in order, as "call pod/container".
 func (f *fixture) calls() []string {
 	f.mu.Lock()

@@ -347,6 +347,7 @@ func TestRestarts(t *testing.T) {
 				t.Errorf("books: %v, want %v", got, want)
 			}
 			f.plug(&plugin{}, healthy(4))
+			f.awaitListed(4) // The node's status still has what the kubelet before wrote.
 			f.awaitNode(resourceName, 4, 4)
 			f.create(newPod("new", app("a", 1)))
 			f.awaitPhase("new", corev1.PodRunning)

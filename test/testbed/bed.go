@@ -27,8 +27,10 @@ type Options struct {
 	ExtenderArgs []string
 	// Replicas is how many extenders run beside each other, with a leader; 0 for a single one without an election.
 	Replicas int
-	// ThroughProxy puts a proxy between the extender and the API server, so that a test can disturb it.
+	// ThroughProxy puts a proxy between the extender, or all of them, and the API server, so that a test can disturb it.
 	ThroughProxy bool
+	// Bare leaves the project out: nothing of it is applied or started.
+	Bare bool
 	// ControlPlane changes how the control plane runs; its folder and the extender's address are set here.
 	ControlPlane controlplane.Options
 }
@@ -79,6 +81,9 @@ func Start(ctx context.Context, o Options) (b *Bed, err error) {
 	if b.ControlPlane, err = controlplane.Start(ctx, o.ControlPlane); err != nil {
 		return nil, err
 	}
+	if o.Bare {
+		return b, nil
+	}
 	if err = b.Apply(ctx, filepath.Join(root, "deploy", "manifests")); err != nil {
 		return nil, err
 	}
@@ -96,13 +101,8 @@ func (b *Bed) startExtender(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if b.options.ThroughProxy {
-		if b.Proxy, err = b.StartProxy(); err != nil {
-			return err
-		}
-		if kubeconfig, err = b.Proxy.Kubeconfig(kubeconfig); err != nil {
-			return err
-		}
+	if kubeconfig, err = b.throughProxy(kubeconfig); err != nil {
+		return err
 	}
 	b.Extender = &controlplane.Process{
 		Name: "gpushare-extender", Path: b.Binary("gpushare-extender"),
@@ -113,6 +113,18 @@ func (b *Bed) startExtender(ctx context.Context) error {
 		Ready:   controlplane.HTTPReady(b.ExtenderURL + "/readyz"),
 	}
 	return b.Extender.Start(ctx)
+}
+
+// throughProxy returns a kubeconfig that leads through a proxy where the options ask for one.
+func (b *Bed) throughProxy(kubeconfig string) (string, error) {
+	if !b.options.ThroughProxy {
+		return kubeconfig, nil
+	}
+	var err error
+	if b.Proxy, err = b.StartProxy(); err != nil {
+		return "", err
+	}
+	return b.Proxy.Kubeconfig(kubeconfig)
 }
 
 // Stop ends everything that was started. What lies in Dir stays. Stopping twice is no error.

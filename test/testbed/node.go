@@ -32,6 +32,8 @@ type NodeSpec struct {
 	Labels map[string]string
 	// PluginArgs are flags to add.
 	PluginArgs []string
+	// WithoutPlugin leaves the device plugin to be started by the test.
+	WithoutPlugin bool
 	// KubeletThroughProxy puts a proxy between the kubelet and the API server, so that a test can disturb it.
 	KubeletThroughProxy bool
 	// Kubelet changes how the simulated kubelet behaves; name, client and folders are set here.
@@ -42,6 +44,7 @@ type NodeSpec struct {
 type Node struct {
 	Name    string
 	Machine fakenvml.Machine
+	Cards   []fakenvml.Card
 	Kubelet *simkubelet.Kubelet
 	Plugin  *controlplane.Process
 	// Proxy is nil without NodeSpec.KubeletThroughProxy.
@@ -59,14 +62,13 @@ func (b *Bed) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
 		return nil, err
 	}
 	node := &Node{Name: spec.Name, Machine: fakenvml.NewMachine(dir), done: make(chan error, 1)}
-	var cards []fakenvml.Card
 	for i, memory := range spec.Cards {
-		cards = append(cards, fakenvml.Card{
+		node.Cards = append(node.Cards, fakenvml.Card{
 			UUID:  fmt.Sprintf("GPU-%08x-%04x-4000-8000-%012x", len(b.nodes), i, len(b.nodes)*1000+i),
 			Model: "Tesla V100-SXM2-16GB", MiB: memory, NUMANode: i % 2,
 		})
 	}
-	if err := node.Machine.SetCards(cards...); err != nil {
+	if err := node.Machine.SetCards(node.Cards...); err != nil {
 		return nil, err
 	}
 
@@ -102,10 +104,18 @@ func (b *Bed) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
 		LogPath: filepath.Join(dir, "device-plugin.log"),
 	}
 	b.nodes = append(b.nodes, node)
-	if err := node.Plugin.Start(ctx); err != nil {
-		return nil, err
+	if spec.WithoutPlugin {
+		return node, b.awaitObject(ctx, node, func(*corev1.Node) bool { return true })
 	}
-	return node, b.awaitNode(ctx, node, len(cards))
+	return node, b.StartPlugin(ctx, node)
+}
+
+// StartPlugin starts a node's device plugin and returns when pods can be scheduled to the node's cards.
+func (b *Bed) StartPlugin(ctx context.Context, node *Node) error {
+	if err := node.Plugin.Start(ctx); err != nil {
+		return err
+	}
+	return b.awaitNode(ctx, node, len(node.Cards))
 }
 
 // proxiedClient returns an administrator's client that goes through a proxy of its own.
@@ -148,19 +158,29 @@ func (b *Bed) proxiedClient(ctx context.Context) (kubernetes.Interface, *control
 
 // awaitNode waits until the API server shows the node's cards and memory.
 func (b *Bed) awaitNode(ctx context.Context, node *Node, cards int) error {
+	err := b.awaitObject(ctx, node, func(object *corev1.Node) bool {
+		count := object.Status.Allocatable[protocol.ResourceCount]
+		memory := object.Status.Allocatable[protocol.ResourceMemory]
+		inventory, err := protocol.ParseInventory(object.Annotations)
+		return err == nil && len(inventory.Cards) == cards && count.Value() == int64(cards) && !memory.IsZero()
+	})
+	if err != nil {
+		return fmt.Errorf("the cards are awaited: %w\n%s", err, node.Plugin.Tail(10))
+	}
+	return nil
+}
+
+// awaitObject waits until the node's object is there, ready for pods, and as wanted.
+func (b *Bed) awaitObject(ctx context.Context, node *Node, ready func(*corev1.Node) bool) error {
 	err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		object, err := b.Client.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
 		if err != nil {
 			return false, nil // Not there yet.
 		}
-		count := object.Status.Allocatable[protocol.ResourceCount]
-		memory := object.Status.Allocatable[protocol.ResourceMemory]
-		inventory, err := protocol.ParseInventory(object.Annotations)
-		return err == nil && len(inventory.Cards) == cards && count.Value() == int64(cards) && !memory.IsZero() &&
-			len(object.Spec.Taints) == 0, nil
+		return len(object.Spec.Taints) == 0 && ready(object), nil
 	})
 	if err != nil {
-		return fmt.Errorf("node %s doesn't show its cards: %w\n%s", node.Name, err, node.Plugin.Tail(10))
+		return fmt.Errorf("waiting for node %s: %w", node.Name, err)
 	}
 	return nil
 }

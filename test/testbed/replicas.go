@@ -25,6 +25,9 @@ func (b *Bed) startReplicas(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if kubeconfig, err = b.throughProxy(kubeconfig); err != nil {
+		return err
+	}
 	for i := range b.options.Replicas {
 		port, err := controlplane.ReservePort()
 		if err != nil {

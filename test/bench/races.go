@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/controlplane"
+)
+
+// burst is how many pods come at a time, and so about how many binds run beside each other.
+const burst = 32
+
+// races fills the cards to a part of their memory, lets pods come and go in bursts at that level, and tells how many binds
+// found the card gone: what filter had passed was taken before bind came.
+func (s *stage) races(ctx context.Context, k *kind, full float64, capacity gpu.Memory, pods int, seed int64) (t turn, err error) {
+	url, finish, err := k.start(ctx)
+	if err != nil {
+		return t, err
+	}
+	edits := []controlplane.ConfigEdit{controlplane.ClientLimits(5000, 10000)}
+	if err := s.plane.StartScheduler(ctx, controlplane.SchedulerOptions{ExtenderURL: url, Edits: append(edits, k.edits...)}); err != nil {
+		return t, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	crowd := &crowd{stage: s, random: rand.New(rand.NewPCG(uint64(seed), 1)), requests: map[string]gpu.Memory{}, bound: map[string]bool{}}
+	if err := crowd.watch(ctx); err != nil {
+		return t, err
+	}
+	level := gpu.Memory(full * float64(capacity))
+	for crowd.sum < level {
+		if err := crowd.come(ctx, burst); err != nil {
+			return t, err
+		}
+	}
+	if err := crowd.settle(ctx); err != nil {
+		return t, err
+	}
+	start := time.Now()
+	for made := 0; made < pods; made += burst {
+		if err := crowd.leave(ctx, level); err != nil {
+			return t, err
+		}
+		if err := crowd.come(ctx, burst); err != nil {
+			return t, err
+		}
+	}
+	if err := crowd.settle(ctx); err != nil {
+		return t, err
+	}
+	t.rate = float64(pods) / time.Since(start).Seconds()
+	if err := s.countCards(ctx, &t); err != nil {
+		return t, err
+	}
+	if err := finish(ctx, &t); err != nil {
+		return t, err
+	}
+	return t, s.clear(ctx)
+}
+
+// crowd are the pods that there are.
+type crowd struct {
+	*stage
+	random *rand.Rand
+	made   int
+	// requests are the pods that are there, sum what they ask for.
+	requests map[string]gpu.Memory
+	sum      gpu.Memory
+
+	mu sync.Mutex
+	// bound are the pods that have a node.
+	bound map[string]bool
+}
+
+func (c *crowd) watch(ctx context.Context) error {
+	factory := informers.NewSharedInformerFactoryWithOptions(c.plane.Client, 0, informers.WithNamespace(metav1.NamespaceDefault))
+	handler, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		UpdateFunc: func(_, after any) {
+			if pod := after.(*corev1.Pod); pod.Spec.NodeName != "" {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				c.bound[pod.Name] = true
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	factory.StartWithContext(ctx)
+	if !cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
+		return ctx.Err()
+	}
+	return nil
+}
+
+// come creates pods of up to half a card at once.
+func (c *crowd) come(ctx context.Context, pods int) error {
+	g, creating := errgroup.WithContext(ctx)
+	for range pods {
+		request := 512 + gpu.Memory(c.random.Int64N(int64(cardMemory)/2-512))
+		pod := newPod(c.made, request)
+		c.made++
+		c.requests[pod.Name] = request
+		c.sum = c.sum.Add(request)
+		g.Go(func() error {
+			_, err := c.plane.Client.CoreV1().Pods(metav1.NamespaceDefault).Create(creating, pod, metav1.CreateOptions{})
+			return err
+		})
+	}
+	return g.Wait()
+}
+
+// leave waits until few pods wait, and deletes others until a burst has room below the level.
+func (c *crowd) leave(ctx context.Context, level gpu.Memory) error {
+	err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 5*time.Second, true, func(context.Context) (bool, error) {
+		return c.waiting() < 2*burst, nil
+	})
+	if err != nil && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	g, deleting := errgroup.WithContext(ctx)
+	for name, request := range c.requests { // In the map's order, which is none.
+		if c.sum+burst*cardMemory/4 <= level {
+			break
+		}
+		c.mu.Lock()
+		bound := c.bound[name]
+		delete(c.bound, name)
+		c.mu.Unlock()
+		if !bound {
+			continue
+		}
+		delete(c.requests, name)
+		c.sum = c.sum.Sub(request)
+		g.Go(func() error {
+			return c.plane.Client.CoreV1().Pods(metav1.NamespaceDefault).Delete(deleting, name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
+		})
+	}
+	return g.Wait()
+}
+
+func (c *crowd) waiting() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.requests) - len(c.bound)
+}
+
+// settle waits until no pod waits, or no longer gets a place: at 95% full, some find no card.
+func (c *crowd) settle(ctx context.Context) error {
+	last, since := c.waiting(), time.Now()
+	return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(context.Context) (bool, error) {
+		if now := c.waiting(); now != last {
+			last, since = now, time.Now()
+		}
+		return last == 0 || time.Since(since) > 5*time.Second, nil
+	})
+}
+
+// measureRaces plays the kinds at each level.
+func measureRaces(ctx context.Context, s *stage, kinds []*kind, o options) error {
+	capacity := gpu.Memory(o.nodes*o.cards) * cardMemory
+	for _, full := range o.full {
+		for _, k := range kinds {
+			if k.start == nil {
+				return fmt.Errorf("-full: %q has no books to race for", k.name)
+			}
+			t, err := s.races(ctx, k, full, capacity, o.pods, o.seed)
+			if err != nil {
+				return fmt.Errorf("%s at %.0f%%: %w", k.name, 100*full, err)
+			}
+			fmt.Printf("%-12s %3.0f%% full   %7.1f pods/s   %d binds, %d of them failed for a card that was gone (%.2f%%)%s\n",
+				k.name, 100*full, t.rate, t.binds, t.conflicts, 100*float64(t.conflicts)/float64(max(t.binds, 1)), t.extra())
+		}
+	}
+	return nil
+}

@@ -1,0 +1,137 @@
+package browser
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
+
+	"github.com/gpushare/gpushare/pkg/cluster"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/waiting"
+	"github.com/gpushare/gpushare/pkg/webui"
+)
+
+// source is a cluster that the test makes up.
+type source struct {
+	book *ledger.Ledger
+
+	mu       sync.Mutex
+	pending  []cluster.PendingPod
+	revision uint64
+}
+
+func newSource() *source { return &source{book: ledger.New(nil)} }
+
+func (s *source) Ready() error           { return nil }
+func (s *source) Ledger() *ledger.Ledger { return s.book }
+
+func (s *source) Pending(known uint64) ([]cluster.PendingPod, uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known == s.revision {
+		return nil, known
+	}
+	return s.pending, s.revision
+}
+
+// Explain explains as the extender does, for pods that may go to any node.
+func (s *source) Explain(pods []cluster.PendingPod) []waiting.Why {
+	var places []waiting.Place
+	for _, o := range s.book.Offers() {
+		places = append(places, waiting.Place{
+			Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: o.Name}}, Unit: o.Unit, Cards: o.Cards, Closed: o.Closed,
+		})
+	}
+	explainer, out := waiting.NewExplainer(places), make([]waiting.Why, len(pods))
+	for i := range pods {
+		out[i] = explainer.Explain(&corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{
+			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
+				protocol.ResourceMemory: *resource.NewQuantity(int64(pods[i].Request), resource.DecimalSI),
+			}},
+		}}}})
+	}
+	return out
+}
+
+func (s *source) wait(pods ...cluster.PendingPod) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pending = pods
+	s.revision++
+}
+
+// show serves the board until the test ends, and returns the page's address and a way to end it before.
+func show(t *testing.T, board *webui.Board) (url string, stop func()) {
+	t.Helper()
+	handler, err := board.Handler()
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "http://" + listener.Addr().String() + "/ui/", serve(t, board, listener, handler)
+}
+
+func serve(t *testing.T, board *webui.Board, listener net.Listener, handler http.Handler) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := board.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	running.Go(func() {
+		if err := webui.Serve(ctx, listener, handler, nil); err != nil {
+			t.Error(err)
+		}
+	})
+	stop = func() {
+		cancel()
+		running.Wait()
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+func newBoard(s *source) *webui.Board {
+	return webui.NewBoard(webui.Options{Source: s, Version: "v0.0.0-test", Clock: clock.RealClock{}})
+}
+
+// fill makes nodes of equal cards, with so many pods on each card.
+func fill(s *source, nodes, cards, pods int) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for n := range nodes {
+		name := fmt.Sprintf("gpu-node-%04d", n)
+		spec := ledger.NodeSpec{Unit: gpu.GiB}
+		for c := range cards {
+			spec.Cards = append(spec.Cards, gpu.Card{
+				Index: c, UUID: fmt.Sprintf("GPU-%08x-%04x-4000-8000-000000000000", n, c), Model: "NVIDIA A100-SXM4-80GB",
+				Memory: 80, NUMANode: gpu.NoNUMANode,
+			})
+		}
+		s.book.SetNode(name, spec)
+		for c := range cards {
+			for p := range pods {
+				id := fmt.Sprintf("%d-%d-%d", n, c, p)
+				s.book.Hold(name, gpu.Pod{
+					UID: gpu.PodUID(id), Namespace: fmt.Sprintf("team-%02d", random.IntN(40)), Name: "inference-" + id,
+					Request: gpu.Memory(1 + random.IntN(80/max(pods, 1))),
+				}, gpu.On(c, gpu.Memory(1+random.IntN(80/max(pods, 1)))), time.Time{})
+			}
+		}
+	}
+}

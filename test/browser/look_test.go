@@ -1,0 +1,167 @@
+package browser
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpushare/gpushare/pkg/cluster"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/webui"
+)
+
+// fleet makes a cluster as there might be one, with something of everything that can be seen.
+func fleet(s *source) (step func(i int)) {
+	random := rand.New(rand.NewPCG(7, 7))
+	for _, kind := range []struct {
+		name, model  string
+		nodes, cards int
+		memory       gpu.Memory
+	}{
+		{"a100", "NVIDIA A100-SXM4-80GB", 5, 8, 80},
+		{"h200", "NVIDIA H200", 3, 8, 141},
+		{"l40s", "NVIDIA L40S", 4, 4, 48},
+		{"t4", "Tesla T4", 4, 2, 16},
+	} {
+		for n := range kind.nodes {
+			spec := ledger.NodeSpec{Unit: gpu.GiB}
+			for c := range kind.cards {
+				card := gpu.Card{Index: c, UUID: fmt.Sprintf("GPU-5c0ffee%d-%04x-4000-8000-00000000%04x", n, c, n*16+c), Model: kind.model, Memory: kind.memory, NUMANode: c / 4}
+				if kind.name == "l40s" && n == 1 && c == 2 {
+					card.Unhealthy = "Xid 79: the GPU has fallen off the bus"
+				}
+				spec.Cards = append(spec.Cards, card)
+			}
+			s.book.SetNode(fmt.Sprintf("gpu-%s-%02d", kind.name, n+1), spec)
+		}
+	}
+	teams := []string{"search", "ads", "speech", "research", "notebooks", "vision"}
+	apps := []string{"embedder", "reranker", "chat-small", "transcribe", "notebook-amelie", "notebook-jonas", "detector", "batch-score"}
+	var pods []gpu.PodUID
+	return func(i int) {
+		nodes := s.book.Nodes()
+		for range 3 {
+			if len(pods) > 140+i/4 {
+				k := random.IntN(len(pods))
+				s.book.Drop(pods[k])
+				pods = append(pods[:k], pods[k+1:]...)
+				continue
+			}
+			node := nodes[random.IntN(len(nodes))]
+			card := random.IntN(len(node.Cards))
+			memory := min(gpu.Memory([]int{2, 4, 8, 10, 16, 24, 40}[random.IntN(7)]), node.Cards[card].Memory.Sub(node.Used[card]))
+			if memory == 0 || !node.Cards[card].Healthy() {
+				continue
+			}
+			uid := gpu.PodUID(fmt.Sprintf("pod-%d-%d", i, random.Uint64()))
+			s.book.Hold(node.Name, gpu.Pod{
+				UID: uid, Namespace: teams[random.IntN(len(teams))],
+				Name:    fmt.Sprintf("%s-%s", apps[random.IntN(len(apps))], strings.ToLower(fmt.Sprintf("%05x", random.IntN(1<<20)))),
+				Request: memory, Leaving: random.IntN(60) == 0,
+			}, gpu.On(card, memory), time.Time{})
+			pods = append(pods, uid)
+		}
+	}
+}
+
+// TestLook walks through what the page can look like, for the documentation's pictures.
+func TestLook(t *testing.T) {
+	s := newSource()
+	step := fleet(s)
+	for i := range 100 {
+		step(i)
+	}
+	clock := clocktesting.NewFakeClock(time.Date(2026, 11, 20, 9, 0, 0, 0, time.Local))
+	board := webui.NewBoard(webui.Options{Source: s, Version: "v0.1.0", Clock: clock})
+	url, _ := show(t, board)
+	waits := func(name, namespace string, request gpu.Memory, ago time.Duration, reason string) cluster.PendingPod {
+		return cluster.PendingPod{Pod: gpu.Pod{Namespace: namespace, Name: name, Request: request}, Reason: reason, Created: clock.Now().Add(-ago)}
+	}
+	// An hour goes by, in which the board keeps its history.
+	for i := range 360 {
+		step(100 + i)
+		clock.Step(10 * time.Second)
+		want := fmt.Sprint(clock.Now().Unix())
+		for !strings.Contains(whole(t, board), "["+want+",") {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	s.wait(
+		waits("chat-large-0", "research", 120, 26*time.Minute, "0/21 nodes are available: 5 Insufficient aliyun.com/gpu-mem, 16 no GPU card with enough free memory. preemption: 0/21 nodes are available: 21 No preemption victims found for incoming pod."),
+		waits("notebook-ines-0", "notebooks", 48, 95*time.Second, "0/21 nodes are available: 21 no GPU card with enough free memory."),
+		waits("batch-score-9f2c1", "ads", 141, 4*time.Hour, "0/21 nodes are available: 3 no GPU card with enough free memory, 18 no GPU card is large enough."),
+	)
+	if _, err := s.book.Reserve("gpu-t4-01", gpu.Pod{UID: "r", Namespace: "vision", Name: "detector-3b1e0", Request: 2}, placement.Binpack, clock.Now()); err != nil {
+		t.Log(err) // Then there is no such segment to be seen.
+	}
+	s.book.Hold("gpu-l40s-03", gpu.Pod{UID: "over", Namespace: "speech", Name: "transcribe-old", Request: 50}, gpu.On(1, 50), clock.Now())
+	clock.Step(time.Second)
+
+	tab := Start(t, 1440, 900)
+	tab.Do(chromedp.Navigate(url))
+	tab.Await("the nodes", `document.querySelectorAll(".line").length >= 14`)
+	if got := tab.Text("#count-pending"); got != "3" {
+		t.Errorf("%q pods are pending", got)
+	}
+	ill := Eval[string](tab, `document.querySelector(".card.ill").getAttribute("aria-label")`)
+	if !strings.Contains(ill, "unhealthy: Xid 79") || !strings.Contains(ill, "gpu-l40s-02 GPU 2") {
+		t.Errorf("the unhealthy card is %q", ill)
+	}
+	if !strings.Contains(Eval[string](tab, `document.querySelector(".card.over").getAttribute("aria-label")`), "more is promised than the card has") {
+		t.Error("the card that is over its memory doesn't say so")
+	}
+	themes := func(name string) {
+		t.Helper()
+		for _, theme := range []string{"light", "dark"} {
+			tab.Run(`document.documentElement.dataset.theme = "` + theme + `"`)
+			tab.Screenshot(name + "-" + theme)
+		}
+		tab.Run(`document.documentElement.dataset.theme = "light"`)
+	}
+	tab.Run(`document.querySelector('[data-node="gpu-a100-02"] [data-card="3"]').dispatchEvent(new MouseEvent("mouseover", {bubbles: true}))`)
+	tab.Await("the tip", `!document.getElementById("tip").hidden`)
+	themes("cards")
+	tab.Click(`[data-node="gpu-l40s-02"] [data-card="2"]`)
+	tab.Await("the details", `document.querySelector("#details h2")?.innerText === "gpu-l40s-02 · GPU 2"`)
+	tab.Screenshot("details")
+	tab.Type("\x1b")
+	tab.Click("#tab-pods")
+	tab.Await("the table", `document.querySelectorAll("#view-pods tbody tr").length > 10`)
+	tab.Click(`#view-pods [data-column="memory"]`)
+	themes("pods")
+	tab.Click("#tab-pending")
+	tab.Await("who waits", `document.querySelectorAll("#view-pending tbody tr").length === 3`)
+	themes("pending")
+	tab.Do(chromedp.EmulateViewport(420, 860))
+	tab.Click("#tab-cards")
+	tab.Screenshot("narrow")
+	tab.WantNoComplaints()
+}
+
+func whole(t *testing.T, board *webui.Board) string {
+	t.Helper()
+	text, err := board.Whole()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestNoNodes(t *testing.T) {
+	s := newSource()
+	url, _ := show(t, newBoard(s))
+	tab := Start(t, 1200, 700)
+	tab.Do(chromedp.Navigate(url))
+	tab.Await("the page to say so", `document.getElementById("empty").innerText.includes("No node shares GPU memory yet")`)
+	tab.Screenshot("empty")
+	fill(s, 1, 2, 1)
+	tab.Await("the first node", `document.querySelectorAll(".line").length === 1 && document.getElementById("empty").hidden`)
+	tab.WantNoComplaints()
+}

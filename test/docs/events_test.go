@@ -1,0 +1,109 @@
+package docs
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// eventConstants are the constants of the packages whose names begin with "event", by package and name: the reasons of
+// Events. Names are those of the folder and the constant.
+func eventConstants(t *testing.T) (reasons map[string]string, calls []string) {
+	t.Helper()
+	reasons = map[string]string{}
+	files := token.NewFileSet()
+	err := filepath.WalkDir("../../pkg", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		file, err := parser.ParseFile(files, path, nil, 0)
+		if err != nil {
+			return err
+		}
+		ast.Inspect(file, func(node ast.Node) bool {
+			switch n := node.(type) {
+			case *ast.ValueSpec:
+				for i, name := range n.Names {
+					if !strings.HasPrefix(strings.ToLower(name.Name), "event") || i >= len(n.Values) {
+						continue
+					}
+					if literal, ok := n.Values[i].(*ast.BasicLit); ok && literal.Kind == token.STRING {
+						reasons[filepath.Dir(path)+"."+name.Name], _ = strconv.Unquote(literal.Value)
+					}
+				}
+			case *ast.CallExpr:
+				// Event(object, type, reason, …), and Eventf alike. Notices are put together from constants elsewhere.
+				if f, ok := n.Fun.(*ast.SelectorExpr); ok && strings.HasPrefix(f.Sel.Name, "Event") && len(n.Args) > 3 {
+					switch reason := n.Args[2].(type) {
+					case *ast.Ident:
+						calls = append(calls, filepath.Dir(path)+"."+reason.Name)
+					case *ast.SelectorExpr:
+					default:
+						t.Errorf("%s: the reason of an Event is no constant", files.Position(n.Pos()))
+					}
+				}
+			}
+			return true
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reasons, calls
+}
+
+func TestEveryEventIsOnItsPage(t *testing.T) {
+	constants, calls := eventConstants(t)
+	if len(constants) < 8 || len(calls) < 4 {
+		t.Fatalf("found %v, used %v: this test shows little", constants, calls)
+	}
+	inCode := map[string]bool{}
+	for _, reason := range constants {
+		inCode[reason] = true
+	}
+	for _, name := range calls {
+		if _, known := constants[name]; !known {
+			t.Errorf("an Event's reason is %s, which is no constant whose name begins with event", name)
+		}
+	}
+	onPage := map[string]bool{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `((?:GPU|Gang)\\w+)` \\|").FindAllStringSubmatch(read(t, "docs/events.md"), -1) {
+		onPage[row[1]] = true
+	}
+	if diff := cmp.Diff(inCode, onPage); diff != "" {
+		t.Errorf("reasons of Events (-code +docs/events.md):\n%s", diff)
+	}
+}
+
+func TestEveryReasonIsOnItsPage(t *testing.T) {
+	page := read(t, "docs/events.md")
+	section, _, _ := strings.Cut(page[strings.Index(page, "## Why a pod is not scheduled"):], "\n## Events")
+	var onPage []string
+	for _, row := range regexp.MustCompile(`(?m)^\| ([^|]+) \| [^|]+ \| [^|]+ \|$`).FindAllStringSubmatch(section, -1) {
+		onPage = append(onPage, row[1])
+	}
+	for _, reason := range placement.Reasons() {
+		if !slices.Contains(onPage, reason.String()) {
+			t.Errorf("docs/events.md doesn't explain %q", reason)
+		}
+	}
+	// Beside ours stand the header, its rule, the many of groups, and what kube-scheduler itself says.
+	for _, row := range onPage {
+		ours := slices.ContainsFunc(placement.Reasons(), func(r placement.Reason) bool { return r.String() == row })
+		if !ours && row != "reason" && row != "---" && row != "gang: …" && !strings.HasPrefix(row, "Insufficient ") {
+			t.Errorf("docs/events.md explains %q, which nobody says", row)
+		}
+	}
+}

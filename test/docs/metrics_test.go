@@ -1,0 +1,329 @@
+package docs
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/record"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpushare/gpushare/pkg/deviceplugin"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/metrics"
+	"github.com/gpushare/gpushare/pkg/waiting"
+)
+
+// series are the metrics' names, each with its labels.
+type series map[string][]string
+
+// described is a Registerer that notes what collectors say of themselves: also what has no series yet.
+type described struct {
+	prometheus.Registerer
+	found series
+}
+
+var description = regexp.MustCompile(`fqName: "([^"]+)".*variableLabels: \{([^}]*)\}`)
+
+func (d described) MustRegister(collectors ...prometheus.Collector) {
+	for _, collector := range collectors {
+		ch := make(chan *prometheus.Desc)
+		go func() {
+			defer close(ch)
+			collector.Describe(ch)
+		}()
+		for desc := range ch {
+			parts := description.FindStringSubmatch(desc.String())
+			if parts == nil {
+				panic("a description of another form: " + desc.String())
+			}
+			d.found[parts[1]] = slices.DeleteFunc(strings.Split(parts[2], ","), func(s string) bool { return s == "" })
+		}
+	}
+}
+
+// extenderSeries are those of the extender's own collectors.
+func extenderSeries() series {
+	d := described{prometheus.NewRegistry(), series{}}
+	metrics.NewExtender(d)
+	metrics.NewLeader(d)
+	ready := func() error { return nil }
+	metrics.NewLedger(d, ledger.New(nil), ready, true)
+	metrics.NewPending(d, ready, func() []waiting.Why { return nil })
+	metrics.NewGangs(d).Count(func() map[string]int { return nil })
+	return d.found
+}
+
+var sample = regexp.MustCompile(`^(\w+)(?:\{([^}]*)\})? `)
+
+// pluginMetrics is what a running device plugin serves.
+func pluginMetrics(t *testing.T) string {
+	t.Helper()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := free.Addr().String()
+	free.Close()
+	api := fake.NewClientset()
+	client := deviceplugin.Client{
+		Pods: func(namespace string) deviceplugin.Objects[*corev1.Pod, *corev1.PodList] {
+			return api.CoreV1().Pods(namespace)
+		},
+		Nodes: api.CoreV1().Nodes(), PlainLists: true,
+	}
+	plugin, err := deviceplugin.New(deviceplugin.Options{
+		Client: client, Events: &record.FakeRecorder{}, NodeName: "n1", Unit: gpu.GiB,
+		Directory: t.TempDir(), ListenAddress: address,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plugin.SetCards([]gpu.Card{{Index: 0, Memory: 16}}, nil, "")
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- plugin.Run(ctx) }()
+	defer func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	for deadline := time.Now().Add(time.Minute); ; {
+		response, err := http.Get("http://" + address + "/metrics")
+		if err == nil {
+			defer response.Body.Close()
+			text, err := io.ReadAll(response.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(text)
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Millisecond) // Until it listens.
+	}
+}
+
+// pluginSeries reads the series of a scrape; every label value of the plugin's stands there from the start.
+func pluginSeries(text string) series {
+	found := series{}
+	for line := range strings.Lines(text) {
+		parts := sample.FindStringSubmatch(line)
+		if parts == nil || !strings.HasPrefix(parts[1], "gpushare_") {
+			continue
+		}
+		labels := []string{}
+		for pair := range strings.SplitSeq(parts[2], ",") {
+			if name, _, ok := strings.Cut(pair, "="); ok && name != "le" {
+				labels = append(labels, name)
+			}
+		}
+		found[base(parts[1])] = labels
+	}
+	return found
+}
+
+// base is a histogram's name without what Prometheus hangs on it.
+func base(name string) string {
+	for _, suffix := range []string{"_bucket", "_sum", "_count"} {
+		if stem, ok := strings.CutSuffix(name, suffix); ok && strings.HasSuffix(stem, "_seconds") {
+			return stem
+		}
+	}
+	return name
+}
+
+func allSeries(t *testing.T) series {
+	all := extenderSeries()
+	maps.Copy(all, pluginSeries(pluginMetrics(t)))
+	if len(all) < 20 {
+		t.Fatalf("only %d metrics were found: %v", len(all), all)
+	}
+	return all
+}
+
+func TestPluginMetricsAreAsPrometheusLikesThem(t *testing.T) {
+	problems, err := promlint.New(strings.NewReader(pluginMetrics(t))).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		if strings.HasPrefix(p.Metric, "gpushare_") {
+			t.Errorf("%s: %s", p.Metric, p.Text)
+		}
+	}
+}
+
+var metricRow = regexp.MustCompile("^\\| `(gpushare_[a-z_]+)` \\| \\w+ \\|([^|]*)\\|")
+
+func TestEveryMetricIsOnItsPage(t *testing.T) {
+	documented := series{}
+	for line := range strings.Lines(read(t, "docs/metrics.md")) {
+		if parts := metricRow.FindStringSubmatch(line); parts != nil {
+			documented[parts[1]] = nil
+			// Values stand in brackets behind the label's name.
+			for label := range strings.SplitSeq(regexp.MustCompile(`\([^)]*\)`).ReplaceAllString(parts[2], ""), ",") {
+				if label = strings.Trim(label, " `"); label != "" {
+					documented[parts[1]] = append(documented[parts[1]], label)
+				}
+			}
+		}
+	}
+	if diff := cmp.Diff(sorted(allSeries(t)), sorted(documented)); diff != "" {
+		t.Errorf("in the code, and on docs/metrics.md (-code +page):\n%s", diff)
+	}
+}
+
+func sorted(s series) map[string]string {
+	out := map[string]string{}
+	for name, labels := range s {
+		out[name] = strings.Join(slices.Sorted(slices.Values(labels)), ",")
+	}
+	return out
+}
+
+var (
+	usedMetric  = regexp.MustCompile(`(gpushare_[a-z_]+)(\{[^}]*\})?`)
+	usedMatcher = regexp.MustCompile(`(\w+)\s*(?:=~|!~|!=|=)`)
+)
+
+// checkExpression says which metrics and labels of an expression don't exist.
+func checkExpression(all series, expression string) (problems []string) {
+	for _, use := range usedMetric.FindAllStringSubmatch(expression, -1) {
+		labels, known := all[base(use[1])]
+		if !known {
+			problems = append(problems, "no metric "+use[1])
+			continue
+		}
+		for _, matcher := range usedMatcher.FindAllStringSubmatch(use[2], -1) {
+			if !slices.Contains(labels, matcher[1]) {
+				problems = append(problems, fmt.Sprintf("%s has no label %s", use[1], matcher[1]))
+			}
+		}
+	}
+	return problems
+}
+
+// expressions collects what stands under "expr" and in queries of variables, however deep.
+func expressions(value any) (out []string) {
+	switch v := value.(type) {
+	case map[string]any:
+		for key, inner := range v {
+			if text, ok := inner.(string); ok && (key == "expr" || key == "query") {
+				out = append(out, text)
+			}
+			out = append(out, expressions(inner)...)
+		}
+	case []any:
+		for _, inner := range v {
+			out = append(out, expressions(inner)...)
+		}
+	}
+	return out
+}
+
+func TestDashboardAndAlertsUseMetricsThatExist(t *testing.T) {
+	all := allSeries(t)
+	for _, file := range []string{"deploy/monitoring/dashboard.json", "deploy/monitoring/rules.yaml"} {
+		var content any
+		if err := yaml.Unmarshal([]byte(read(t, file)), &content); err != nil {
+			t.Fatal(file, err)
+		}
+		uses := 0
+		for _, expression := range expressions(content) {
+			uses += len(usedMetric.FindAllString(expression, -1))
+			for _, problem := range checkExpression(all, expression) {
+				t.Errorf("%s: %s in %s", file, problem, expression)
+			}
+		}
+		if uses < 8 {
+			t.Errorf("%s uses only %d metrics: this test shows little", file, uses)
+		}
+	}
+	if problems := checkExpression(all, `rate(gpushare_nothing[1m]) + gpushare_extender_holders{node="a"}`); len(problems) != 2 {
+		t.Errorf("what doesn't exist wasn't found: %v", problems)
+	}
+	var dashboard map[string]any
+	if err := json.Unmarshal([]byte(read(t, "deploy/monitoring/dashboard.json")), &dashboard); err != nil {
+		t.Errorf("the dashboard is no JSON: %v", err)
+	}
+}
+
+func TestBothFormsOfTheRulesAreTheSame(t *testing.T) {
+	var plain struct{ Groups any }
+	var custom struct {
+		APIVersion, Kind string
+		Spec             struct{ Groups any }
+	}
+	for file, into := range map[string]any{"rules.yaml": &plain, "prometheusrule.yaml": &custom} {
+		if err := yaml.UnmarshalStrict([]byte(read(t, "deploy/monitoring/"+file)), into); err != nil && file == "rules.yaml" {
+			t.Fatal(file, err)
+		}
+		if err := yaml.Unmarshal([]byte(read(t, "deploy/monitoring/"+file)), into); err != nil {
+			t.Fatal(file, err)
+		}
+	}
+	if custom.APIVersion != "monitoring.coreos.com/v1" || custom.Kind != "PrometheusRule" || plain.Groups == nil {
+		t.Errorf("%s %s, rules %v", custom.APIVersion, custom.Kind, plain.Groups)
+	}
+	if diff := cmp.Diff(plain.Groups, custom.Spec.Groups); diff != "" {
+		t.Errorf("run hack/prometheusrule.sh (-rules.yaml +prometheusrule.yaml):\n%s", diff)
+	}
+}
+
+func TestEveryAlertIsOnItsPage(t *testing.T) {
+	var rules struct {
+		Groups []struct {
+			Rules []struct {
+				Alert       string
+				Annotations struct{ Runbook string }
+			}
+		}
+	}
+	if err := yaml.Unmarshal([]byte(read(t, "deploy/monitoring/rules.yaml")), &rules); err != nil {
+		t.Fatal(err)
+	}
+	var alerts []string
+	for _, rule := range rules.Groups[0].Rules {
+		alerts = append(alerts, rule.Alert)
+		if want := "docs/monitoring.md#" + strings.ToLower(rule.Alert); rule.Annotations.Runbook != want {
+			t.Errorf("%s: runbook %s, want %s", rule.Alert, rule.Annotations.Runbook, want)
+		}
+	}
+	var documented []string
+	for _, heading := range regexp.MustCompile(`(?m)^### (\w+)$`).FindAllStringSubmatch(read(t, "docs/monitoring.md"), -1) {
+		documented = append(documented, heading[1])
+	}
+	if diff := cmp.Diff(alerts, documented); diff != "" {
+		t.Errorf("alerts, and headings of docs/monitoring.md (-rules +page):\n%s", diff)
+	}
+}
+
+// read returns a file of the repository.
+func read(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}

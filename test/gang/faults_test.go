@@ -1,0 +1,194 @@
+package gang
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/testbed"
+)
+
+// quick are flags under which what takes half a minute by default takes seconds.
+var quick = []string{"--bind-timeout=1s", "--gang-hold=3s", "--gang-patience=8s"}
+
+// TestFaults strikes at random moments while a group is gathered and bound, with its binds slowed down: whatever ends or goes
+// away, the group is whole afterwards, or nobody of it is bound; and nothing stays reserved.
+func TestFaults(t *testing.T) {
+	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB", ThroughProxy: true, ExtenderArgs: quick})
+	const size = 6
+	rounds := form(2, 20)
+
+	play := func(name string, cards []int, strike func(s *stage, group string)) {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t, bed, cards...)
+			random := rand.New(rand.NewPCG(1, uint64(len(name))))
+			var slow atomic.Int64
+			struck := map[int]int{}
+			for round := range rounds {
+				slow.Store(random.Int64N(300))
+				injection := bed.Proxy.Inject(controlplane.Bindings, 0, func(w http.ResponseWriter, r *http.Request, next http.Handler, lifted <-chan struct{}) {
+					controlplane.Slow(time.Duration(rand.Int64N(slow.Load()+1))*time.Millisecond)(w, r, next, lifted)
+				})
+				group := fmt.Sprintf("g%d", round)
+				s.createGroup(group, size, card)
+				pause := time.NewTimer(time.Duration(random.IntN(700)) * time.Millisecond) // Any moment will do.
+				<-pause.C
+				counts, err := s.bound(t.Context())
+				must(t, err)
+				struck[counts[group]]++
+				strike(s, group)
+				injection.Lift()
+				s.settled(size, group)
+				s.checkCards()
+				s.removeGroup(group)
+				s.awaitBound(map[string]int{})
+				s.nothingReserved()
+			}
+			t.Logf("%d rounds; so many members were bound at the moment of the fault, how often: %v", rounds, struck)
+		})
+	}
+
+	roomy := []int{4, 4}
+	play("the extender is killed", roomy, func(s *stage, _ string) {
+		must(s, bed.Extender.Kill())
+		must(s, bed.Extender.Start(s.Context()))
+	})
+	play("kube-scheduler is killed", roomy, func(s *stage, _ string) {
+		must(s, bed.Scheduler.Kill())
+		must(s, bed.Scheduler.Start(s.Context()))
+	})
+	play("a member is deleted and made anew", roomy, func(s *stage, group string) {
+		s.remove(group + "-3")
+		s.createMembers(group, size, 3, 4, card)
+	})
+	play("a node is lost", []int{4, 4, 4}, func(s *stage, _ string) {
+		must(s, bed.Client.CoreV1().Nodes().Delete(s.Context(), s.node(0), metav1.DeleteOptions{}))
+		defer func() {
+			must(s, bed.CreateNodes(s.Context(), controlplane.Node{
+				Name: s.node(0), Unit: gpu.GiB, Cards: controlplane.EqualCards(4, card), Labels: map[string]string{stageLabel: s.name},
+			}))
+		}()
+	})
+	play("binds fail for a while", roomy, func(*stage, string) {
+		bed.Proxy.Inject(controlplane.Bindings, 5, controlplane.Answer(http.StatusServiceUnavailable, 0))
+	})
+	play("answers to binds are lost", roomy, func(*stage, string) {
+		bed.Proxy.Inject(controlplane.Bindings, 3, controlplane.CutAnswer)
+	})
+
+	t.Run("a member can't be bound at all", func(t *testing.T) {
+		s := newStage(t, bed, roomy...)
+		for round := range rounds {
+			group := fmt.Sprintf("g%d", round)
+			never := bed.Proxy.Inject(func(r *http.Request) bool {
+				return controlplane.Bindings(r) && strings.Contains(r.URL.Path, "/pods/"+group+"-2/")
+			}, 0, controlplane.Answer(http.StatusUnprocessableEntity, 0))
+			s.createGroup(group, size, card)
+			// Bound in part at first, then given up: without a controller nobody makes new ones.
+			s.eventually("the members that were bound are evicted", func(ctx context.Context) error {
+				pods, err := s.pods(ctx)
+				if err != nil {
+					return err
+				}
+				bound := 0
+				for i := range pods {
+					switch {
+					case pods[i].Spec.NodeName == "":
+					case pods[i].DeletionTimestamp == nil:
+						bound++
+					default: // No kubelet is there to end it.
+						if err := s.end(ctx, &pods[i]); err != nil {
+							return err
+						}
+					}
+				}
+				if bound > 0 || len(pods) == size {
+					return fmt.Errorf("%d of %d are bound", bound, len(pods))
+				}
+				return nil
+			})
+			never.Lift()
+			s.removeGroup(group)
+			s.awaitBound(map[string]int{})
+			s.nothingReserved()
+		}
+	})
+}
+
+// TestLeaders: the extender that leads is killed at a random moment while a group is gathered and bound, and another one goes
+// on with it.
+func TestLeaders(t *testing.T) {
+	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB", Replicas: 2, ExtenderArgs: append([]string{
+		"--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s", "--leader-elect-retry-period=200ms",
+	}, append(quick, "--gang-patience=20s")...)}) // kube-scheduler may wait ten seconds before it tries again.
+	const size = 6
+	s := newStage(t, bed, 4, 4)
+	random := rand.New(rand.NewPCG(5, 5))
+	rounds, struck := form(1, 20), map[int]int{}
+	for round := range rounds {
+		s.eventually("a replica leads", func(ctx context.Context) error {
+			if bed.Leader(ctx) < 0 {
+				return errors.New("none is published")
+			}
+			return nil
+		})
+		leader := bed.Leader(t.Context())
+		group := fmt.Sprintf("g%d", round)
+		s.createGroup(group, size, card)
+		pause := time.NewTimer(time.Duration(random.IntN(60)) * time.Millisecond) // Any moment will do.
+		<-pause.C
+		counts, err := s.bound(t.Context())
+		must(t, err)
+		struck[counts[group]]++
+		must(t, bed.Replicas[leader].Kill())
+		s.settled(size, group)
+		s.checkCards()
+		must(t, bed.Replicas[leader].Start(t.Context()))
+		s.removeGroup(group)
+		s.awaitBound(map[string]int{})
+		s.nothingReserved()
+	}
+	t.Logf("%d rounds; so many members were bound at the moment of the kill, how often: %v", rounds, struck)
+}
+
+// settled waits until the group is whole and stays so. A group that isn't after patience is bound in part, or not at all
+// though there is room: neither may be.
+func (s *stage) settled(size int, group string) {
+	s.Helper()
+	s.awaitBound(map[string]int{group: size})
+}
+
+// nothingReserved waits until no pod holds memory without being bound.
+func (s *stage) nothingReserved() {
+	s.Helper()
+	s.eventually("nothing is reserved", func(ctx context.Context) error {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.bed.ExtenderURL+"/metrics", nil)
+		if err != nil {
+			return err
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		body, err := io.ReadAll(response.Body)
+		if err != nil {
+			return err
+		}
+		if !strings.Contains(string(body), `gpushare_extender_holders{state="reserved"} 0`) {
+			return errors.New("something is")
+		}
+		return nil
+	})
+}

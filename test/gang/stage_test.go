@@ -1,0 +1,352 @@
+package gang
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/testbed"
+)
+
+// patience bounds every wait. It is no promise: what should come and hasn't by then isn't coming.
+const patience = 3 * time.Minute
+
+// stageLabel keeps the pods of one test on its own nodes.
+const stageLabel = "gang/stage"
+
+// card is the memory of each card, in GiB.
+const card = 16
+
+// long says whether the long form is played.
+func long() bool { return os.Getenv("GPUSHARE_TEST_LONG") != "" }
+
+// form returns the figure of the short form, or that of the long one.
+func form(short, longer int) int {
+	if long() {
+		return longer
+	}
+	return short
+}
+
+// stage is one test's namespace and its nodes. Both are swept when the test ends.
+type stage struct {
+	testing.TB
+	bed  *testbed.Bed
+	name string
+}
+
+// newStage makes a namespace, and nodes with so many cards each.
+func newStage(t testing.TB, bed *testbed.Bed, cards ...int) *stage {
+	t.Helper()
+	namespace, err := bed.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "gang-"},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	s := &stage{TB: t, bed: bed, name: namespace.Name}
+	var nodes []controlplane.Node
+	for i, n := range cards {
+		nodes = append(nodes, controlplane.Node{
+			Name: s.node(i), Unit: gpu.GiB, Cards: controlplane.EqualCards(n, card), Labels: map[string]string{stageLabel: s.name},
+		})
+	}
+	must(t, bed.CreateNodes(t.Context(), nodes...))
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		err := s.sweep(ctx)
+		for i := range cards {
+			err = errors.Join(err, bed.Client.CoreV1().Nodes().Delete(ctx, s.node(i), metav1.DeleteOptions{}))
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func (s *stage) node(i int) string { return s.name + "-" + strconv.Itoa(i) }
+
+// sweep deletes every pod of the stage, and waits until they are gone.
+func (s *stage) sweep(ctx context.Context) error {
+	pods := s.bed.Client.CoreV1().Pods(s.name)
+	if err := pods.DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}, metav1.ListOptions{}); err != nil {
+		return err
+	}
+	return wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		left, err := pods.List(ctx, metav1.ListOptions{})
+		return err == nil && len(left.Items) == 0, nil
+	})
+}
+
+// edit changes a pod before it is created.
+type edit func(*corev1.Pod)
+
+// in makes a pod a member, by the annotations.
+func in(group string, size int) edit {
+	return func(pod *corev1.Pod) {
+		pod.Annotations = map[string]string{
+			protocol.AnnotationGroupName: group, protocol.AnnotationGroupSize: strconv.Itoa(size),
+		}
+		pod.Labels = map[string]string{"group": group}
+	}
+}
+
+// labelled makes a pod a member, by the labels.
+func labelled(group string, size int) edit {
+	return func(pod *corev1.Pod) {
+		pod.Labels = map[string]string{
+			"group": group, protocol.LabelGroupName: group, protocol.LabelGroupSize: strconv.Itoa(size),
+		}
+	}
+}
+
+// pod describes a pod that asks for GPU memory, kept to the stage's nodes.
+func (s *stage) pod(name string, memory int64, edits ...edit) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.name, Name: name},
+		Spec: corev1.PodSpec{
+			Containers:   []corev1.Container{{Name: "main", Image: "registry.example/app:1"}},
+			NodeSelector: map[string]string{stageLabel: s.name},
+		},
+	}
+	if memory > 0 {
+		pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(memory, resource.DecimalSI)}
+	}
+	for _, edit := range edits {
+		edit(pod)
+	}
+	return pod
+}
+
+// create makes a pod.
+func (s *stage) create(name string, memory int64, edits ...edit) {
+	s.Helper()
+	_, err := s.bed.Client.CoreV1().Pods(s.name).Create(s.Context(), s.pod(name, memory, edits...), metav1.CreateOptions{})
+	must(s, err)
+}
+
+// createGroup makes a group's members named group-i, several at a time.
+func (s *stage) createGroup(group string, size int, memory int64, edits ...edit) {
+	s.Helper()
+	s.createMembers(group, size, 0, size, memory, edits...)
+}
+
+// createMembers makes those of a group's members from one number up to, not including, another.
+func (s *stage) createMembers(group string, size, from, to int, memory int64, edits ...edit) {
+	s.Helper()
+	makers := new(errgroup.Group)
+	makers.SetLimit(16)
+	for i := from; i < to; i++ {
+		makers.Go(func() error {
+			pod := s.pod(fmt.Sprintf("%s-%d", group, i), memory, append([]edit{in(group, size)}, edits...)...)
+			_, err := s.bed.Client.CoreV1().Pods(s.name).Create(s.Context(), pod, metav1.CreateOptions{})
+			return err
+		})
+	}
+	must(s, makers.Wait())
+}
+
+// remove deletes pods at once.
+func (s *stage) remove(names ...string) {
+	s.Helper()
+	for _, name := range names {
+		must(s, s.bed.Client.CoreV1().Pods(s.name).Delete(s.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
+	}
+}
+
+// removeGroup deletes every member of a group.
+func (s *stage) removeGroup(group string) {
+	s.Helper()
+	must(s, s.bed.Client.CoreV1().Pods(s.name).DeleteCollection(s.Context(), metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)},
+		metav1.ListOptions{LabelSelector: "group=" + group}))
+}
+
+// pods lists the stage's pods.
+func (s *stage) pods(ctx context.Context) ([]corev1.Pod, error) {
+	list, err := s.bed.Client.CoreV1().Pods(s.name).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// bound counts the bound pods of each group; "" stands for pods without one.
+func (s *stage) bound(ctx context.Context) (map[string]int, error) {
+	pods, err := s.pods(ctx)
+	if err != nil {
+		return nil, err
+	}
+	counts := map[string]int{}
+	for i := range pods {
+		if pods[i].Spec.NodeName != "" && pods[i].DeletionTimestamp == nil {
+			counts[pods[i].Labels["group"]]++
+		}
+	}
+	return counts, nil
+}
+
+// awaitBound waits until so many pods of each of the groups are bound, and of others none.
+func (s *stage) awaitBound(want map[string]int) {
+	s.Helper()
+	s.eventually(fmt.Sprintf("bound are %v", want), func(ctx context.Context) error {
+		counts, err := s.bound(ctx)
+		if err == nil && !maps.Equal(counts, want) {
+			err = fmt.Errorf("bound are %v; %s", counts, s.waiting(ctx))
+		}
+		return err
+	})
+}
+
+// waiting tells why pods wait, by how many.
+func (s *stage) waiting(ctx context.Context) string {
+	pods, err := s.pods(ctx)
+	if err != nil {
+		return err.Error()
+	}
+	reasons := map[string]int{}
+	for i := range pods {
+		if pods[i].Spec.NodeName == "" {
+			reasons[pods[i].Labels["group"]+": "+said(&pods[i])]++
+		}
+	}
+	return fmt.Sprint(reasons)
+}
+
+// said is what kube-scheduler last said of a pod that waits.
+func said(pod *corev1.Pod) string {
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodScheduled {
+			return condition.Message
+		}
+	}
+	return "nothing"
+}
+
+// refused waits until kube-scheduler has said of so many pods of the group that they wait for this reason.
+func (s *stage) refused(group string, n int, reason string) {
+	s.Helper()
+	s.eventually(fmt.Sprintf("%d of %s are refused: %s", n, group, reason), func(ctx context.Context) error {
+		pods, err := s.pods(ctx)
+		if err != nil {
+			return err
+		}
+		refused := 0
+		for i := range pods {
+			if pods[i].Labels["group"] == group && pods[i].Spec.NodeName == "" && strings.Contains(said(&pods[i]), reason) {
+				refused++
+			}
+		}
+		if refused != n {
+			return fmt.Errorf("%d are; %s", refused, s.waiting(ctx))
+		}
+		return nil
+	})
+}
+
+// checkCards fails the test if a card holds more than it has, by what the API server has bound.
+func (s *stage) checkCards() {
+	s.Helper()
+	pods, err := s.pods(s.Context())
+	must(s, err)
+	used := map[string]gpu.Memory{}
+	for i := range pods {
+		if pods[i].Spec.NodeName == "" || protocol.PodRequest(&pods[i]) == 0 {
+			continue
+		}
+		where, err := protocol.PodPlacement(&pods[i])
+		must(s, err)
+		for _, share := range where {
+			used[fmt.Sprintf("%s card %d", pods[i].Spec.NodeName, share.Card)] += share.Memory
+		}
+	}
+	for name, memory := range used {
+		if memory > card {
+			s.Errorf("%s holds %d of %d", name, memory, card)
+		}
+	}
+}
+
+// eventually waits until the condition returns nil.
+func (s *stage) eventually(what string, condition func(context.Context) error) {
+	s.Helper()
+	s.within(patience, what, condition)
+}
+
+func (s *stage) within(patience time.Duration, what string, condition func(context.Context) error) {
+	s.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(s.Context(), 50*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		last = condition(ctx)
+		return last == nil, nil
+	})
+	if err != nil {
+		s.Fatalf("waited in vain until %s: %v", what, last)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// event waits for an Event of the pod with this reason and text.
+func (s *stage) event(pod, reason, text string) {
+	s.Helper()
+	s.eventually(fmt.Sprintf("pod %s has the Event %s", pod, reason), func(ctx context.Context) error {
+		list, err := s.bed.Client.CoreV1().Events(s.name).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
+		if err != nil {
+			return err
+		}
+		var said []string
+		for i := range list.Items {
+			if event := &list.Items[i]; event.Reason == reason && strings.Contains(event.Message, text) {
+				return nil
+			}
+			said = append(said, list.Items[i].Reason+": "+list.Items[i].Message)
+		}
+		return errors.New(strings.Join(said, "; "))
+	})
+}
+
+// wholeCard makes a pod ask for a whole card.
+func wholeCard(pod *corev1.Pod) {
+	pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{protocol.ResourceWholeCard: resource.MustParse("1")}
+}
+
+// addWholeCards makes nodes that give out whole cards.
+func (s *stage) addWholeCards(cards ...int64) {
+	s.Helper()
+	var nodes []controlplane.Node
+	for i, n := range cards {
+		nodes = append(nodes, controlplane.Node{
+			Name: fmt.Sprintf("%s-whole-%d", s.name, i), Labels: map[string]string{stageLabel: s.name},
+			Capacity: corev1.ResourceList{protocol.ResourceWholeCard: *resource.NewQuantity(n, resource.DecimalSI)},
+		})
+	}
+	must(s, s.bed.CreateNodes(s.Context(), nodes...))
+	s.Cleanup(func() {
+		for _, node := range nodes {
+			if err := s.bed.Client.CoreV1().Nodes().Delete(context.Background(), node.Name, metav1.DeleteOptions{}); err != nil {
+				s.Error(err)
+			}
+		}
+	})
+}

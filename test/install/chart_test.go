@@ -1,0 +1,103 @@
+package install
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+const chart = "deploy/helm/gpushare"
+
+func TestThePlainManifestsAreWhatTheChartRenders(t *testing.T) {
+	path, err := helmPath()
+	must(t, err)
+	cmd := exec.Command("go", "run", "./hack/manifests", "--check", "--helm="+path)
+	cmd.Dir = repository(t)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+func TestTheChartPassesHelmLint(t *testing.T) {
+	h := newHelm(t, "")
+	for name, values := range map[string]string{
+		"as it is":         "",
+		"on the host":      "extender.reach=host,extender.replicas=1",
+		"second scheduler": "mode=secondScheduler,monitoring.enabled=true,devicePlugin.nodes=discovered",
+		"cert-manager":     "extender.tls.mode=certManager,extender.tls.certManager.issuerRef.name=ca,extender.allowEvictions=true",
+	} {
+		t.Run(name, func(t *testing.T) {
+			h.run(t, "lint", chart, "--strict", "--set=extender.service.clusterIP=10.96.0.15", "--set="+values)
+		})
+	}
+}
+
+// What can't work is refused before anything is installed, with the value's name.
+func TestWrongValuesAreRefused(t *testing.T) {
+	h := newHelm(t, "")
+	tests := map[string]struct{ values, want string }{
+		"an unknown mode":                  {"mode=sidecar", "at '/mode': value must be one of 'extender', 'secondScheduler'"},
+		"a name that is misspelt":          {"devicePlugin.memoryUnits=MiB", "additional properties 'memoryUnits' not allowed"},
+		"a unit that is none":              {"devicePlugin.memoryUnit=GB", "at '/devicePlugin/memoryUnit'"},
+		"replicas that are words":          {"extender.replicas=two", "at '/extender/replicas': got string, want integer"},
+		"a name for an address":            {"extender.service.clusterIP=gpushare-extender", "at '/extender/service/clusterIP'"},
+		"no address and nobody to ask":     {"extender.replicas=2", "extender.service.clusterIP: no cluster can be asked"},
+		"several extenders on one host":    {"extender.reach=host", "extender.replicas: with extender.reach=host there is one extender"},
+		"own certificates, nowhere":        {"extender.tls.mode=secret", "at '/extender/tls/secretName'"},
+		"cert-manager without an issuer":   {"extender.tls.mode=certManager,extender.service.clusterIP=10.96.0.15", "at '/extender/tls/certManager/issuerRef': missing property 'name'"},
+		"a second scheduler of that name":  {"mode=secondScheduler,secondScheduler.name=default-scheduler", "at '/secondScheduler/name'"},
+		"an account without a namespace":   {"guard.allow.serviceAccounts[0]=velero", "at '/guard/allow/serviceAccounts/0'"},
+		"a page's address without a port":  {"extender.ui.listenAddress=127.0.0.1", "at '/extender/ui/listenAddress'"},
+		"monitors of a closed port":        {"extender.reach=host,extender.replicas=1,monitoring.enabled=true", "monitoring.enabled: with extender.reach=host"},
+		"a folder with a slash at its end": {"devicePlugin.kubeletDirectory=/var/lib/kubelet/", "at '/devicePlugin/kubeletDirectory'"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			out, err := h.try("template", "gpushare", chart, "--set="+test.values)
+			if err == nil {
+				t.Fatal("it is rendered")
+			}
+			if !strings.Contains(out, test.want) {
+				t.Errorf("it says %q, want %q", out, test.want)
+			}
+		})
+	}
+}
+
+func TestClustersBeforeTheirTimeGetNoPolicies(t *testing.T) {
+	h := newHelm(t, "")
+	for version, want := range map[string]bool{"v1.29.0": false, "v1.30.0-gke.100": true, "v1.36.3": true} {
+		out := h.run(t, "template", "gpushare", chart, "--kube-version="+version, "--set=mode=secondScheduler")
+		if got := strings.Contains(out, "kind: ValidatingAdmissionPolicy\n"); got != want {
+			t.Errorf("%s: policies %v, want %v", version, got, want)
+		}
+		image := "registry.k8s.io/kube-scheduler:" + strings.TrimSuffix(version, "-gke.100") + "\n"
+		if !strings.Contains(out, image) {
+			t.Errorf("%s: no image %s", version, image)
+		}
+	}
+}
+
+func TestThePageIsWhereTheValuesSay(t *testing.T) {
+	h := newHelm(t, "")
+	const own = "--ui-listen-address="
+	for what, test := range map[string]struct{ values, want string }{
+		"beside client certificates":  {"", own + "127.0.0.1:12346"},
+		"without them":                {"extender.tls.mode=none", ""},
+		"on the host":                 {"extender.reach=host,extender.replicas=1", ""},
+		"beside the second scheduler": {"mode=secondScheduler", ""},
+		"where it is told to":         {"extender.tls.mode=none,extender.ui.listenAddress=:8080", own + ":8080"},
+		"nowhere":                     {"extender.ui.enabled=false", "--ui=false"},
+	} {
+		out := h.run(t, "template", "gpushare", chart, "--set=extender.service.clusterIP=10.96.0.15", "--set="+test.values)
+		var got []string
+		for line := range strings.Lines(out) {
+			if arg := strings.TrimPrefix(strings.TrimSpace(line), "- "); strings.HasPrefix(arg, "--ui") {
+				got = append(got, arg)
+			}
+		}
+		if strings.Join(got, " ") != test.want {
+			t.Errorf("%s: %q, want %q", what, got, test.want)
+		}
+	}
+}

@@ -1,0 +1,316 @@
+package install
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/fakenvml"
+	"github.com/gpushare/gpushare/test/simkubelet"
+)
+
+const (
+	namespace = metav1.NamespaceSystem
+	ours      = "app.kubernetes.io/name=gpushare"
+)
+
+// patience is far above what anything here takes.
+const patience = 2 * time.Minute
+
+// cluster is a real control plane, which makes the pods of what is installed, and one GPU node.
+type cluster struct {
+	*controlplane.ControlPlane
+	t       *testing.T
+	root    string
+	helm    helm
+	kubelet *simkubelet.Kubelet
+	machine fakenvml.Machine
+	nodeDir string
+	// logs are those of the project's programs.
+	logs []string
+}
+
+const node = "gpu-1"
+
+// start starts everything but the project's programs. The scheduler runs without an extender until it is told of one.
+func start(t *testing.T) *cluster {
+	t.Helper()
+	// Short: Unix sockets lie below.
+	dir, err := os.MkdirTemp("", "gpushare-")
+	must(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the logs are in %s", dir)
+			return
+		}
+		must(t, os.RemoveAll(dir))
+	})
+	c := &cluster{
+		ControlPlane: controlplane.StartForTest(t, controlplane.Options{Dir: filepath.Join(dir, "c"), ControllerManager: true}),
+		t:            t, root: repository(t), nodeDir: filepath.Join(dir, "n"),
+	}
+	c.helm = newHelm(t, c.KubeconfigPath)
+	must(t, os.MkdirAll(c.nodeDir, 0o755))
+	c.machine = fakenvml.NewMachine(c.nodeDir)
+	must(t, c.machine.SetCards(
+		fakenvml.Card{UUID: "GPU-00000000-0000-4000-8000-000000000000", Model: "Tesla V100-SXM2-16GB", MiB: 16 << 10},
+		fakenvml.Card{UUID: "GPU-00000000-0000-4000-8000-000000000001", Model: "Tesla V100-SXM2-16GB", MiB: 16 << 10},
+	))
+	c.kubelet, err = simkubelet.New(simkubelet.Options{
+		NodeName: node, Client: c.Client, Root: c.nodeDir, LiftNotReadyTaint: true,
+		Labels: map[string]string{protocol.LabelShared: "true"},
+	})
+	must(t, err)
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- c.kubelet.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		must(t, <-done)
+	})
+	return c
+}
+
+func (c *cluster) until(what string, condition func(ctx context.Context) (bool, error)) {
+	c.t.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(c.t.Context(), 50*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		var done bool
+		done, last = condition(ctx)
+		return done && last == nil, nil
+	})
+	if err != nil {
+		c.t.Fatalf("gave up waiting until %s: %v (%v)", what, err, last)
+	}
+}
+
+// pod waits for a pod of that component that has a node, the work of the real controllers and the real scheduler.
+func (c *cluster) pod(component string) (pod *corev1.Pod) {
+	c.t.Helper()
+	selector := ours + ",app.kubernetes.io/component=" + component
+	c.until("there is a pod of "+component, func(ctx context.Context) (bool, error) {
+		list, err := c.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+		if err != nil {
+			return false, err
+		}
+		for i := range list.Items {
+			if p := &list.Items[i]; p.Spec.NodeName != "" && p.DeletionTimestamp == nil {
+				pod = p
+				return true, nil
+			}
+		}
+		return false, nil
+	})
+	return pod
+}
+
+// process makes a process of a pod's container, with the arguments that it stands there with. What a container finds in
+// its own file system and network is elsewhere here: places says where. The rest is as the kubelet would do it.
+func (c *cluster) process(pod *corev1.Pod, container, binary string, places map[string]string, extra ...string) *controlplane.Process {
+	c.t.Helper()
+	var found *corev1.Container
+	for i := range pod.Spec.Containers {
+		if pod.Spec.Containers[i].Name == container {
+			found = &pod.Spec.Containers[i]
+		}
+	}
+	if found == nil {
+		c.t.Fatalf("pod %s has no container %s", pod.Name, container)
+	}
+	environment := map[string]string{"POD_IP": "192.0.2.1", "NODE_NAME": pod.Spec.NodeName}
+	args := found.Args
+	if len(found.Command) > 0 {
+		args = append(append([]string{}, found.Command[1:]...), args...)
+	}
+	var out []string
+	used := map[string]bool{}
+	for _, arg := range args {
+		for name, value := range environment {
+			arg = strings.ReplaceAll(arg, "$("+name+")", value)
+		}
+		flag, value, _ := strings.Cut(arg, "=")
+		for from, to := range places {
+			if rest, ok := strings.CutPrefix(value, from); ok {
+				arg = flag + "=" + to + rest
+				used[from] = true
+				break
+			}
+		}
+		out = append(out, arg)
+	}
+	for from := range places {
+		if !used[from] {
+			c.t.Errorf("no argument of %s names %s: %q", container, from, args)
+		}
+	}
+	log := filepath.Join(c.Dir, "logs", pod.Name+"-"+container+".log")
+	c.logs = append(c.logs, log)
+	return &controlplane.Process{Name: container, Path: binary, Args: append(out, extra...), LogPath: log}
+}
+
+// account writes the kubeconfig that stands for what a pod finds in /var/run/secrets.
+func (c *cluster) account(pod *corev1.Pod) string {
+	c.t.Helper()
+	path, err := c.PodKubeconfig(c.t.Context(), pod)
+	must(c.t, err)
+	return path
+}
+
+// clientOf is what a pod may do.
+func (c *cluster) clientOf(kubeconfig string) kubernetes.Interface {
+	c.t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	must(c.t, err)
+	client, err := kubernetes.NewForConfig(config)
+	must(c.t, err)
+	return client
+}
+
+// binary is one of the project's own, or of Kubernetes' with "kube/" before it.
+func (c *cluster) binary(name string) string {
+	if kubernetes, found := strings.CutPrefix(name, "kube/"); found {
+		return filepath.Join(controlplane.KubeDir(c.root), kubernetes)
+	}
+	return filepath.Join(c.root, "bin", name)
+}
+
+// runPlugin runs the device plugin of the DaemonSet's pod, and returns the pod.
+func (c *cluster) runPlugin() *corev1.Pod {
+	c.t.Helper()
+	pod := c.pod("device-plugin")
+	port := controlplane.ReservePortForTest(c.t)
+	plugin := c.process(pod, "device-plugin", c.binary("gpushare-device-plugin"),
+		map[string]string{"/var/lib/kubelet/": c.nodeDir + "/", ":12346": port.Address()},
+		"--kubeconfig="+c.account(pod), "--nvml-library="+c.binary("fake-nvml/libnvidia-ml.so.1"))
+	plugin.Env = c.machine.Env()
+	plugin.Ready = controlplane.HTTPReady(port.URL("http") + "/readyz")
+	controlplane.RunForTest(c.t, plugin)
+	return pod
+}
+
+// volume writes a Secret's content as the kubelet would mount it.
+func (c *cluster) volume(secret string) string {
+	c.t.Helper()
+	object, err := c.Client.CoreV1().Secrets(namespace).Get(c.t.Context(), secret, metav1.GetOptions{})
+	must(c.t, err)
+	dir := filepath.Join(c.Dir, "volumes", secret)
+	must(c.t, os.MkdirAll(dir, 0o700))
+	for name, data := range object.Data {
+		must(c.t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
+	}
+	return dir
+}
+
+// gpuPod is a pod that asks for GPU memory.
+func gpuPod(name, scheduler string, memory string) *corev1.Pod {
+	limits := corev1.ResourceList{protocol.ResourceMemory: quantity(memory)}
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name},
+		Spec: corev1.PodSpec{
+			SchedulerName: scheduler,
+			Containers:    []corev1.Container{{Name: "main", Image: "example.com/none", Resources: corev1.ResourceRequirements{Limits: limits}}},
+		},
+	}
+}
+
+// mustGetACard creates the pod and waits until its container runs with the card that was written onto it.
+func (c *cluster) mustGetACard(pod *corev1.Pod) {
+	c.t.Helper()
+	pod, err := c.Client.CoreV1().Pods(pod.Namespace).Create(c.t.Context(), pod, metav1.CreateOptions{})
+	must(c.t, err)
+	c.until("pod "+pod.Name+" is assigned", func(ctx context.Context) (bool, error) {
+		live, err := c.Client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		env := c.kubelet.Env(pod.UID, "main")
+		if live.Annotations[protocol.AnnotationAssigned] != "true" || env == nil {
+			return false, fmt.Errorf("annotations %v, environment %v", live.Annotations, env)
+		}
+		if card := live.Annotations[protocol.AnnotationIndex]; env[protocol.AnnotationIndex] != card {
+			return false, fmt.Errorf("card %s is written on it, its container has %s", card, env[protocol.AnnotationIndex])
+		}
+		return true, nil
+	})
+}
+
+// mustHaveForbiddenNothing looks for refusals in the logs of the project's programs.
+func (c *cluster) mustHaveForbiddenNothing() {
+	c.t.Helper()
+	for _, log := range c.logs {
+		data, err := os.ReadFile(log)
+		must(c.t, err)
+		for line := range strings.Lines(string(data)) {
+			if strings.Contains(strings.ToLower(line), "forbidden") {
+				c.t.Errorf("%s: %s", filepath.Base(log), line)
+			}
+		}
+	}
+}
+
+// installed lists everything of ours that the API server has, of every kind.
+func (c *cluster) installed(ctx context.Context) ([]string, error) {
+	kinds, err := discovery.ServerPreferredResources(c.Client.Discovery())
+	if err != nil {
+		return nil, err
+	}
+	client, err := metadata.NewForConfig(c.Config)
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	for _, list := range kinds {
+		group, err := schema.ParseGroupVersion(list.GroupVersion)
+		if err != nil {
+			return nil, err
+		}
+		for _, kind := range list.APIResources {
+			if !slices.Contains(kind.Verbs, "list") || kind.Name == "events" {
+				continue
+			}
+			objects, err := client.Resource(group.WithResource(kind.Name)).List(ctx, metav1.ListOptions{})
+			if meta.IsNoMatchError(err) {
+				continue
+			}
+			if err != nil {
+				return nil, fmt.Errorf("listing %s: %w", kind.Name, err)
+			}
+			for _, object := range objects.Items {
+				if object.Labels["app.kubernetes.io/name"] == "gpushare" || strings.Contains(object.Name, "gpushare") {
+					found = append(found, kind.Name+"/"+object.Name)
+				}
+			}
+		}
+	}
+	return found, nil
+}
+
+// mustLeaveNothing uninstalls and waits until the API server has nothing of ours.
+func (c *cluster) mustLeaveNothing() {
+	c.t.Helper()
+	c.helm.run(c.t, "uninstall", "gpushare", "--namespace="+namespace)
+	c.until("nothing is left", func(ctx context.Context) (bool, error) {
+		found, err := c.installed(ctx)
+		if err == nil && len(found) > 0 {
+			err = fmt.Errorf("%d are left: %s", len(found), strings.Join(found, " "))
+		}
+		return err == nil, err
+	})
+}

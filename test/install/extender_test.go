@@ -1,0 +1,117 @@
+package install
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/test/controlplane"
+)
+
+func quantity(s string) resource.Quantity { return resource.MustParse(s) }
+
+// TestInstall goes an administrator's way: install, give kube-scheduler the configuration, share a card, upgrade, roll
+// back, uninstall.
+func TestInstall(t *testing.T) {
+	c := start(t)
+	c.helm.run(t, "install", "gpushare", chart, "--namespace="+namespace)
+
+	service, err := c.Client.CoreV1().Services(namespace).Get(t.Context(), "gpushare-extender", metav1.GetOptions{})
+	must(t, err)
+	if got, want := service.Spec.ClusterIP, "10.0.0.15"; got != want {
+		t.Errorf("the extender's address is %s, want %s, the 15th of the range", got, want)
+	}
+
+	extender := c.runExtender()
+	plugin := c.runPlugin()
+	c.until("the leader is published", func(ctx context.Context) (bool, error) {
+		slice, err := c.Client.DiscoveryV1().EndpointSlices(namespace).Get(ctx, "gpushare-extender", metav1.GetOptions{})
+		return err == nil && len(slice.Endpoints) == 1 && slice.Endpoints[0].Addresses[0] == "192.0.2.1", err
+	})
+	c.giveToScheduler(extender)
+	c.mustGetACard(gpuPod("first", "", "10"))
+	c.mustGetACard(gpuPod("second", "", "10"))
+
+	t.Run("the guard", func(t *testing.T) { c.testGuard(t, plugin) })
+
+	t.Run("nobody calls the extender without the scheduler's certificate", func(t *testing.T) {
+		if err := controlplane.HTTPReady(extender.url + "/readyz")(t.Context()); err == nil || !strings.Contains(err.Error(), "certificate") {
+			t.Errorf("got %v, want an error about the certificate", err)
+		}
+	})
+
+	t.Run("an upgrade and a rollback keep address, certificates and leader", func(t *testing.T) {
+		before := c.lasting()
+		c.helm.run(t, "upgrade", "gpushare", chart, "--namespace="+namespace, "--set=extender.replicas=3,devicePlugin.memoryUnit=GiB")
+		if diff := cmp.Diff(before, c.lasting()); diff != "" {
+			t.Errorf("after the upgrade (-before +now):\n%s", diff)
+		}
+		c.helm.run(t, "rollback", "gpushare", "1", "--namespace="+namespace)
+		if diff := cmp.Diff(before, c.lasting()); diff != "" {
+			t.Errorf("after the rollback (-before +now):\n%s", diff)
+		}
+		c.mustGetACard(gpuPod("third", "", "6"))
+	})
+
+	c.mustHaveForbiddenNothing()
+	c.mustLeaveNothing()
+}
+
+// extenderAt is a running extender.
+type extenderAt struct{ url string }
+
+// runExtender runs the extender of one of the Deployment's pods.
+func (c *cluster) runExtender() extenderAt {
+	c.t.Helper()
+	pod := c.pod("extender")
+	port, health := controlplane.ReservePortForTest(c.t), controlplane.ReservePortForTest(c.t)
+	process := c.process(pod, "extender", c.binary("gpushare-extender"),
+		map[string]string{":12345": port.Address(), ":12347": health.Address(), "/tls/": c.volume("gpushare-extender-tls") + "/"},
+		"--kubeconfig="+c.account(pod))
+	process.Ready = controlplane.HTTPReady(health.URL("http") + "/readyz")
+	controlplane.RunForTest(c.t, process)
+	return extenderAt{url: port.URL("https")}
+}
+
+// giveToScheduler gives the cluster's scheduler the configuration that was installed. Nobody makes connections to the
+// Service's address here, so host and port are replaced; the certificates are checked against the name that stands in it.
+func (c *cluster) giveToScheduler(e extenderAt) {
+	c.t.Helper()
+	secret, err := c.Client.CoreV1().Secrets(namespace).Get(c.t.Context(), "gpushare-scheduler-config", metav1.GetOptions{})
+	must(c.t, err)
+	config := string(secret.Data["scheduler-config.yaml"])
+	if !strings.Contains(config, "urlPrefix: https://10.0.0.15:12345/gpushare-scheduler\n") {
+		c.t.Fatal("the scheduler's configuration doesn't lead to the Service")
+	}
+	path := filepath.Join(c.Dir, "installed-scheduler-config.yaml")
+	must(c.t, os.WriteFile(path, []byte(config), 0o600))
+	must(c.t, c.StartScheduler(c.t.Context(), controlplane.SchedulerOptions{ConfigFile: path, ExtenderURL: e.url}))
+}
+
+// lasting is what kube-scheduler's configuration relies on, and who leads.
+func (c *cluster) lasting() map[string]string {
+	c.t.Helper()
+	out := map[string]string{}
+	for _, name := range []string{"gpushare-extender-tls", "gpushare-scheduler-tls", "gpushare-scheduler-config"} {
+		secret, err := c.Client.CoreV1().Secrets(namespace).Get(c.t.Context(), name, metav1.GetOptions{})
+		must(c.t, err)
+		for key, data := range secret.Data {
+			out[name+"/"+key] = string(data)
+		}
+	}
+	service, err := c.Client.CoreV1().Services(namespace).Get(c.t.Context(), "gpushare-extender", metav1.GetOptions{})
+	must(c.t, err)
+	out["address"] = service.Spec.ClusterIP
+	lease, err := c.Client.CoordinationV1().Leases(namespace).Get(c.t.Context(), "gpushare-extender", metav1.GetOptions{})
+	must(c.t, err)
+	if lease.Spec.HolderIdentity != nil {
+		out["leader"] = *lease.Spec.HolderIdentity
+	}
+	return out
+}

@@ -1,0 +1,289 @@
+package install
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// testGuard tries to forge annotations in every way that leads to a pod. plugin is the device plugin's pod.
+func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
+	ctx := t.Context()
+	pods := c.Client.CoreV1().Pods(metav1.NamespaceDefault)
+	forged := map[string]string{protocol.AnnotationIndex: "1"}
+	patch := func(annotations map[string]any) []byte {
+		data, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
+		must(t, err)
+		return data
+	}
+	probe := gpuPod("probe", "nobody", "1")
+	probe.Annotations = forged
+	c.untilRefused("the guard", probe)
+	victim := c.create(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "victim"}})
+	running, err := pods.Get(ctx, "first", metav1.GetOptions{})
+	must(t, err)
+
+	refused := map[string]func() error{
+		"a pod that comes with annotations": func() error {
+			pod := gpuPod("forged", "", "1")
+			pod.Annotations = forged
+			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
+			return err
+		},
+		"a pod with another scheduler's annotation": func() error {
+			pod := gpuPod("forged", "", "1")
+			pod.Annotations = map[string]string{protocol.AnnotationAllocation: "{}"}
+			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
+			return err
+		},
+		"a pod that calls itself a mirror": func() error {
+			pod := gpuPod("forged", "", "1")
+			pod.Annotations = map[string]string{protocol.AnnotationIndex: "1", corev1.MirrorPodAnnotationKey: "x"}
+			pod.Spec.NodeName = node
+			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
+			return err
+		},
+		"a patch that adds one": func() error {
+			_, err := pods.Patch(ctx, victim.Name, types.MergePatchType, patch(map[string]any{protocol.AnnotationIndex: "0"}), metav1.PatchOptions{})
+			return err
+		},
+		"a patch that changes one": func() error {
+			_, err := pods.Patch(ctx, running.Name, types.MergePatchType, patch(map[string]any{protocol.AnnotationIndex: "7"}), metav1.PatchOptions{})
+			return err
+		},
+		"a patch that removes one": func() error {
+			_, err := pods.Patch(ctx, running.Name, types.MergePatchType, patch(map[string]any{protocol.AnnotationAssigned: nil}), metav1.PatchOptions{})
+			return err
+		},
+		"server-side apply": func() error {
+			data := []byte(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"` + victim.Name + `","annotations":{"ALIYUN_COM_GPU_MEM_POD":"1"}}}`)
+			_, err := pods.Patch(ctx, victim.Name, types.ApplyPatchType, data, metav1.PatchOptions{FieldManager: "forger", Force: new(true)})
+			return err
+		},
+		"an update": func() error {
+			pod := running.DeepCopy()
+			pod.ResourceVersion = ""
+			delete(pod.Annotations, protocol.AnnotationIndex)
+			_, err := pods.Update(ctx, pod, metav1.UpdateOptions{})
+			return err
+		},
+		"an update of the status": func() error {
+			_, err := pods.Patch(ctx, running.Name, types.MergePatchType, patch(map[string]any{protocol.AnnotationIndex: "7"}), metav1.PatchOptions{}, "status")
+			return err
+		},
+		"a Binding": func() error {
+			return pods.Bind(ctx, c.binding(victim, forged), metav1.CreateOptions{})
+		},
+		"a Binding by the older path": func() error {
+			return c.Client.CoreV1().RESTClient().Post().Namespace(victim.Namespace).Resource("bindings").
+				Body(c.binding(victim, forged)).Do(ctx).Error()
+		},
+	}
+	for name, try := range refused {
+		t.Run("refuses "+name, func(t *testing.T) {
+			err := try()
+			if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "say which GPU card a pod has") {
+				t.Errorf("got %v, want it refused with the reason", err)
+			}
+		})
+	}
+	// The API server itself takes nothing but the spec from these two.
+	for _, subresource := range []string{"ephemeralcontainers", "resize"} {
+		data := patch(map[string]any{protocol.AnnotationIndex: "7"})
+		if _, err := pods.Patch(ctx, running.Name, types.MergePatchType, data, metav1.PatchOptions{}, subresource); err != nil && !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
+			t.Errorf("%s: %v", subresource, err)
+		}
+	}
+	now, err := pods.Get(ctx, running.Name, metav1.GetOptions{})
+	must(t, err)
+	if now.Annotations[protocol.AnnotationIndex] != running.Annotations[protocol.AnnotationIndex] {
+		t.Error("an annotation has changed")
+	}
+
+	t.Run("lets everything else pass", func(t *testing.T) {
+		_, err := pods.Patch(ctx, running.Name, types.MergePatchType, patch(map[string]any{"note": "mine"}), metav1.PatchOptions{})
+		must(t, err)
+		must(t, pods.Bind(ctx, c.binding(victim, map[string]string{"note": "mine"}), metav1.CreateOptions{}))
+		must(t, pods.Delete(ctx, victim.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+	})
+
+	t.Run("a Deployment whose template is forged is told why it gets no pods", func(t *testing.T) { c.testForgedTemplate(t, forged) })
+	t.Run("a kubelet shows its static pods", func(t *testing.T) { c.testMirrorPod(t, forged) })
+	t.Run("a device plugin keeps to its node", func(t *testing.T) { c.testPluginsReach(t, plugin, patch) })
+	t.Run("who is on the list may", func(t *testing.T) {
+		c.helm.run(t, "upgrade", "gpushare", chart, "--namespace="+namespace, "--reset-then-reuse-values", "--set=guard.allow.users[0]=restorer")
+		restorer := c.user(t, "restorer", "system:masters")
+		// The API server takes a moment to learn of the new policy.
+		c.until("the policy is in force", func(ctx context.Context) (bool, error) {
+			pod := gpuPod("restored", "nobody", "1")
+			pod.Annotations = forged
+			_, err := restorer.CoreV1().Pods(metav1.NamespaceDefault).Create(ctx, pod, metav1.CreateOptions{})
+			return err == nil, err
+		})
+		must(t, pods.Delete(ctx, "restored", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+		c.helm.run(t, "rollback", "gpushare", "1", "--namespace="+namespace)
+	})
+}
+
+// untilRefused waits until a policy is in force: the API server learns of policies once a second.
+func (c *cluster) untilRefused(policy string, pod *corev1.Pod) {
+	c.t.Helper()
+	c.until(policy+" is in force", func(ctx context.Context) (bool, error) {
+		_, err := c.Client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return apierrors.IsForbidden(err) || apierrors.IsInvalid(err), nil
+	})
+}
+
+// create makes a pod that asks for no GPU memory, and that no scheduler looks at.
+func (c *cluster) create(t *testing.T, pod *corev1.Pod) *corev1.Pod {
+	t.Helper()
+	if pod.Namespace == "" {
+		pod.Namespace = metav1.NamespaceDefault
+	}
+	if pod.Spec.NodeName == "" {
+		pod.Spec.SchedulerName = "nobody"
+	}
+	pod.Spec.Containers = []corev1.Container{{Name: "main", Image: "example.com/none"}}
+	pod, err := c.Client.CoreV1().Pods(pod.Namespace).Create(t.Context(), pod, metav1.CreateOptions{})
+	must(t, err)
+	return pod
+}
+
+func (c *cluster) binding(pod *corev1.Pod, annotations map[string]string) *corev1.Binding {
+	return &corev1.Binding{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Binding"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Annotations: annotations},
+		Target:     corev1.ObjectReference{Kind: "Node", Name: node},
+	}
+}
+
+func (c *cluster) user(t *testing.T, name string, groups ...string) kubernetes.Interface {
+	t.Helper()
+	path, err := c.Kubeconfig(name, groups...)
+	must(t, err)
+	return c.clientOf(path)
+}
+
+func (c *cluster) testForgedTemplate(t *testing.T, forged map[string]string) {
+	deployments := c.Client.AppsV1().Deployments(metav1.NamespaceDefault)
+	match := map[string]string{"app": "forged"}
+	_, err := deployments.Create(t.Context(), &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: "forged"},
+		Spec: appsv1.DeploymentSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: match},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: match, Annotations: forged},
+				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "example.com/none"}}},
+			},
+		},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	c.until("the Deployment says so", func(ctx context.Context) (bool, error) {
+		d, err := deployments.Get(ctx, "forged", metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		for _, condition := range d.Status.Conditions {
+			if condition.Type == appsv1.DeploymentReplicaFailure && strings.Contains(condition.Message, "leave them out of the pod and of the template") {
+				return true, nil
+			}
+		}
+		return false, nil
+	})
+	must(t, deployments.Delete(t.Context(), "forged", metav1.DeleteOptions{}))
+}
+
+// A kubelet makes an object for a pod that it runs from a file; NodeRestriction keeps it to its own node.
+func (c *cluster) testMirrorPod(t *testing.T, annotations map[string]string) {
+	const host = "static" // Without the simulated kubelet, which takes mirrors away that it doesn't know.
+	kubelet := c.user(t, "system:node:"+host, "system:nodes")
+	object, err := c.Client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: host}}, metav1.CreateOptions{})
+	must(t, err)
+	mirror := func(name string) *corev1.Pod {
+		pod := gpuPod(name, "", "1")
+		pod.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x", "kubernetes.io/config.source": "file"}
+		maps.Copy(pod.Annotations, annotations)
+		pod.Spec.NodeName = host
+		pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: host, UID: object.UID, Controller: new(true)}}
+		return pod
+	}
+	pods := kubelet.CoreV1().Pods(metav1.NamespaceDefault)
+	_, err = pods.Create(t.Context(), mirror("static"), metav1.CreateOptions{})
+	must(t, err)
+	data := []byte(`{"metadata":{"annotations":{"ALIYUN_COM_GPU_MEM_IDX":"7"}}}`)
+	if _, err := pods.Patch(t.Context(), "static", types.MergePatchType, data, metav1.PatchOptions{}, "status"); !apierrors.IsForbidden(err) {
+		t.Errorf("changing it later: got %v, want forbidden", err)
+	}
+	must(t, c.Client.CoreV1().Pods(metav1.NamespaceDefault).Delete(t.Context(), "static", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+	must(t, c.Client.CoreV1().Nodes().Delete(t.Context(), host, metav1.DeleteOptions{}))
+}
+
+// testPluginsReach uses the plugin's own token beyond what the plugin does with it.
+func (c *cluster) testPluginsReach(t *testing.T, plugin *corev1.Pod, patch func(map[string]any) []byte) {
+	ctx := t.Context()
+	other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "other"}}
+	_, err := c.Client.CoreV1().Nodes().Create(ctx, other, metav1.CreateOptions{})
+	must(t, err)
+	theirs := c.create(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "theirs"}, Spec: corev1.PodSpec{NodeName: "other"}})
+	mine := c.create(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "mine"}, Spec: corev1.PodSpec{NodeName: node}})
+
+	bound := c.clientOf(c.account(plugin))
+	path, err := c.ServiceAccountKubeconfig(ctx, namespace, "gpushare-device-plugin")
+	must(t, err)
+	unbound := c.clientOf(path)
+
+	card := patch(map[string]any{protocol.AnnotationIndex: "0"})
+	inventory := patch(map[string]any{"gpushare.aliyun.com/test": "1"})
+	pod := func(client kubernetes.Interface, name string, data []byte) error {
+		_, err := client.CoreV1().Pods(metav1.NamespaceDefault).Patch(ctx, name, types.StrategicMergePatchType, data, metav1.PatchOptions{})
+		return err
+	}
+	onNode := func(client kubernetes.Interface, name string, data []byte, subresources ...string) error {
+		_, err := client.CoreV1().Nodes().Patch(ctx, name, types.StrategicMergePatchType, data, metav1.PatchOptions{}, subresources...)
+		return err
+	}
+	count := []byte(`{"status":{"capacity":{"aliyun.com/gpu-count":"2"},"allocatable":{"aliyun.com/gpu-count":"2"}}}`)
+
+	must(t, pod(bound, mine.Name, card))
+	must(t, onNode(bound, node, inventory))
+	must(t, onNode(bound, node, count, "status"))
+	must(t, onNode(bound, node, patch(map[string]any{"gpushare.aliyun.com/test": nil})))
+
+	extender := c.clientOf(c.account(c.pod("extender")))
+	must(t, onNode(extender, "other", patch(map[string]any{protocol.AnnotationFreed: "1"})))
+
+	for name, test := range map[string]struct {
+		err  error
+		want string
+	}{
+		"a pod of another node":            {pod(bound, theirs.Name, card), `"gpu-1" changes no pod of node "other"`},
+		"a pod, with a token of no pod":    {pod(unbound, mine.Name, card), `node "" changes no pod of node "gpu-1"`},
+		"another node":                     {onNode(bound, "other", inventory), `changes no node but its own, not "other"`},
+		"another node's status":            {onNode(bound, "other", count, "status"), `changes no node but its own, not "other"`},
+		"a node, with a token of no pod":   {onNode(unbound, node, inventory), `changes no node but its own`},
+		"a pod's labels":                   {pod(bound, mine.Name, []byte(`{"metadata":{"labels":{"app":"stolen"}}}`)), "nothing of a pod but its annotations"},
+		"a pod's image":                    {pod(bound, mine.Name, []byte(`{"spec":{"containers":[{"name":"main","image":"example.com/evil"}]}}`)), "nothing of a pod but its annotations"},
+		"a pod's other annotations":        {pod(bound, mine.Name, patch(map[string]any{"note": "theirs"})), "nothing of a pod but its annotations"},
+		"a node's taints":                  {onNode(bound, node, []byte(`{"spec":{"unschedulable":true}}`)), "nothing of a node but its annotations"},
+		"a node's labels":                  {onNode(bound, node, []byte(`{"metadata":{"labels":{"zone":"mine"}}}`)), "nothing of a node but its annotations"},
+		"a node's taints, by the extender": {onNode(extender, "other", []byte(`{"spec":{"unschedulable":true}}`)), "nothing of a node but its annotations"},
+	} {
+		if !apierrors.IsForbidden(test.err) || !strings.Contains(test.err.Error(), test.want) {
+			t.Errorf("%s: got %v, want it refused: %s", name, test.err, test.want)
+		}
+	}
+	must(t, c.Client.CoreV1().Pods(metav1.NamespaceDefault).Delete(ctx, "mine", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+	must(t, c.Client.CoreV1().Pods(metav1.NamespaceDefault).Delete(ctx, "theirs", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+	must(t, c.Client.CoreV1().Nodes().Delete(ctx, "other", metav1.DeleteOptions{}))
+}

@@ -1,0 +1,75 @@
+package install
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/gpushare/gpushare/test/controlplane"
+)
+
+// repository is the repository's root.
+func repository(t *testing.T) string {
+	t.Helper()
+	root, err := controlplane.RepositoryRoot()
+	must(t, err)
+	return root
+}
+
+// helmPath builds the pinned helm, once.
+var helmPath = sync.OnceValues(func() (string, error) {
+	root, err := controlplane.RepositoryRoot()
+	if err != nil {
+		return "", err
+	}
+	out, err := exec.Command("go", "-C", filepath.Join(root, "hack", "helm"), "tool", "-n", "helm").Output()
+	return strings.TrimSpace(string(out)), err
+})
+
+// helm runs helm on the chart's folder with a home of its own.
+type helm struct {
+	path, home, kubeconfig string
+}
+
+func newHelm(t *testing.T, kubeconfig string) helm {
+	t.Helper()
+	path, err := helmPath()
+	must(t, err)
+	return helm{path: path, home: t.TempDir(), kubeconfig: kubeconfig}
+}
+
+func (h helm) try(args ...string) (string, error) {
+	root, err := controlplane.RepositoryRoot()
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.Command(h.path, args...)
+	cmd.Dir = root
+	cmd.Env = []string{"HOME=" + h.home, "PATH=" + os.Getenv("PATH"), "KUBECONFIG=" + h.kubeconfig}
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stderr.String(), err
+	}
+	return stdout.String(), nil
+}
+
+func (h helm) run(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := h.try(args...)
+	if err != nil {
+		t.Fatalf("helm %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,103 @@
+package install
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpushare/gpushare/test/controlplane"
+)
+
+const second = "gpushare-scheduler"
+
+// TestSecondScheduler leaves the cluster's own scheduler as it is.
+func TestSecondScheduler(t *testing.T) {
+	c := start(t)
+	c.helm.run(t, "install", "gpushare", chart, "--namespace="+namespace, "--set=mode=secondScheduler")
+	pod := c.pod("scheduler")
+	if names := containers(pod); !names.Equal(sets.New("scheduler", "extender")) {
+		t.Fatalf("the pod has %v", names)
+	}
+	kubeconfig := c.account(pod)
+
+	port, health := controlplane.ReservePortForTest(t), controlplane.ReservePortForTest(t)
+	extender := c.process(pod, "extender", c.binary("gpushare-extender"),
+		map[string]string{"127.0.0.1:12345": port.Address(), ":12347": health.Address()}, "--kubeconfig="+kubeconfig)
+	extender.Ready = controlplane.HTTPReady(health.URL("http") + "/readyz")
+	controlplane.RunForTest(t, extender)
+	c.runPlugin()
+
+	secure := controlplane.ReservePortForTest(t)
+	scheduler := c.process(pod, "scheduler", c.binary("kube/kube-scheduler"),
+		map[string]string{"/etc/gpushare/scheduler-config.yaml": c.schedulerConfig(kubeconfig, port), "10259": secure.String()},
+		// Inside a pod these are found by themselves.
+		"--authentication-kubeconfig="+kubeconfig, "--authorization-kubeconfig="+kubeconfig, "--bind-address=127.0.0.1")
+	scheduler.Ready = controlplane.HTTPReady(secure.URL("https") + "/healthz")
+	controlplane.RunForTest(t, scheduler)
+
+	c.mustGetACard(gpuPod("first", second, "10"))
+	c.mustGetACard(gpuPod("second", second, "10"))
+
+	c.untilRefused("the policy", gpuPod("probe", "nobody", "1"))
+	pods := c.Client.CoreV1().Pods(metav1.NamespaceDefault)
+	starting := gpuPod("starting", "", "0")
+	starting.Spec.InitContainers = []corev1.Container{{Name: "init", Image: "example.com/none", Resources: gpuPod("", "", "1").Spec.Containers[0].Resources}}
+	starting.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
+	for name, pod := range map[string]*corev1.Pod{
+		"under the cluster's scheduler": gpuPod("blind", "", "1"),
+		"under another":                 gpuPod("blind", "other", "1"),
+		"in an init container":          starting,
+	} {
+		_, err := pods.Create(t.Context(), pod, metav1.CreateOptions{})
+		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "must have spec.schedulerName: gpushare-scheduler") {
+			t.Errorf("a pod that asks %s: got %v, want it refused with the name", name, err)
+		}
+	}
+	none := gpuPod("none", "", "1")
+	none.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
+	_, err := pods.Create(t.Context(), none, metav1.CreateOptions{})
+	must(t, err)
+	// Passes by every scheduler; the plugin finds it a card.
+	direct := gpuPod("direct", "", "1")
+	direct.Spec.NodeName = node
+	c.mustGetACard(direct)
+
+	c.mustHaveForbiddenNothing()
+	c.mustLeaveNothing()
+}
+
+func containers(pod *corev1.Pod) sets.Set[string] {
+	names := sets.New[string]()
+	for _, container := range pod.Spec.Containers {
+		names.Insert(container.Name)
+	}
+	return names
+}
+
+// schedulerConfig writes the installed configuration, with the extender at its port here and the account that a pod
+// finds by itself.
+func (c *cluster) schedulerConfig(kubeconfig string, extender *controlplane.Port) string {
+	c.t.Helper()
+	installed, err := c.Client.CoreV1().ConfigMaps(namespace).Get(c.t.Context(), "gpushare-scheduler-config", metav1.GetOptions{})
+	must(c.t, err)
+	const installedAt = "http://127.0.0.1:12345/"
+	text := installed.Data["scheduler-config.yaml"]
+	if !strings.Contains(text, installedAt) {
+		c.t.Fatalf("the configuration doesn't lead to %s", installedAt)
+	}
+	var config map[string]any
+	must(c.t, yaml.Unmarshal([]byte(strings.ReplaceAll(text, installedAt, extender.URL("http")+"/")), &config))
+	config["clientConnection"] = map[string]any{"kubeconfig": kubeconfig}
+	data, err := yaml.Marshal(config)
+	must(c.t, err)
+	path := filepath.Join(c.Dir, "second-scheduler-config.yaml")
+	must(c.t, os.WriteFile(path, data, 0o600))
+	return path
+}

@@ -1,0 +1,247 @@
+package nodee2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// What the node does when its programs are killed and come back.
+func TestFaults(t *testing.T) {
+	r := startRig(t, cardMiB, cardMiB, 8138, cardMiB)
+	defer r.report(t)
+
+	r.play(t, "pods bound while the kubelet was away", func(s *scene) {
+		s.burst(times(4, func() *corev1.Pod { return s.pod(2) })...)
+		s.settle()
+		unharmed := s.unharmed()
+		must(s, s.node.kubelet.Kill())
+		s.burst(times(12, func() *corev1.Pod { return s.pod(1 + s.random.Int64N(2)) })...)
+		s.burst(times(4, func() *corev1.Pod { return s.pod(1, with("second", 1)) })...)
+		s.bound()
+		must(s, s.node.kubelet.Start(s.Context()))
+		s.removeFailed(0)
+		s.settle()
+		unharmed()
+	})
+	r.play(t, "a kubelet that is started again and again", func(s *scene) {
+		s.burst(times(6, func() *corev1.Pod { return s.pod(2, with("second", 1)) })...)
+		s.settle()
+		unharmed := s.unharmed()
+		for range 3 {
+			must(s, s.node.kubelet.Restart(s.Context()))
+			s.awaitCards()
+			s.burst(times(4, func() *corev1.Pod { return s.pod(1) })...)
+			s.settle()
+		}
+		unharmed()
+	})
+	r.play(t, "a kubelet that has lost its checkpoint", func(s *scene) {
+		s.burst(times(8, func() *corev1.Pod { return s.pod(2) })...)
+		s.settle()
+		unharmed := s.unharmed()
+		must(s, s.node.kubelet.Kill())
+		must(s, os.Remove(s.node.checkpoint()))
+		must(s, s.node.kubelet.Start(s.Context()))
+		s.awaitCards()
+		s.otherDevices = true
+		s.settle()
+		unharmed()
+		// The kubelet takes the node for empty now.
+		s.burst(times(4, func() *corev1.Pod { return s.pod(3) })...)
+		s.settle()
+		unharmed()
+		s.remove()
+	})
+	r.play(t, "a device plugin killed between bursts", func(s *scene) {
+		for range 3 {
+			s.burst(times(4, func() *corev1.Pod { return s.pod(2, with("second", 1)) })...)
+			s.settle()
+			unharmed := s.unharmed()
+			must(s, s.node.plugin.Restart(s.Context()))
+			s.awaitCards()
+			s.settle()
+			unharmed()
+		}
+	})
+	r.play(t, "bursts amid everything that can go", func(s *scene) {
+		for range inLong(4, 1) {
+			s.faultAmidBursts("the plugin killed three times", func() {
+				for range 3 {
+					s.anyMoment()
+					must(s, s.node.plugin.Restart(s.Context()))
+				}
+			})
+			s.faultAmidBursts("pods bound and deleted while the kubelet is away", func() {
+				s.anyMoment()
+				must(s, s.node.kubelet.Kill())
+				s.makeRoom(s.used() - 4)
+				s.burst(times(8, func() *corev1.Pod { return s.pod(1) })...)
+				s.bound()
+				must(s, s.node.kubelet.Start(s.Context()))
+			})
+			s.faultAmidBursts("the kubelet killed three times", func() {
+				for range 3 {
+					s.anyMoment()
+					must(s, s.node.kubelet.Restart(s.Context()))
+				}
+			})
+			s.faultAmidBursts("kubelet and plugin killed at once", func() {
+				s.anyMoment()
+				must(s, s.node.plugin.Kill())
+				must(s, s.node.kubelet.Restart(s.Context()))
+				must(s, s.node.plugin.Start(s.Context()))
+			})
+			s.faultAmidBursts("the API server away for 20 s, the plugin killed meanwhile", func() {
+				s.anyMoment()
+				must(s, s.bed.APIServer.Kill())
+				time.Sleep(10 * time.Second)
+				must(s, s.node.plugin.Restart(s.Context()))
+				time.Sleep(10 * time.Second)
+				must(s, s.bed.APIServer.Start(s.Context()))
+			})
+		}
+	})
+}
+
+// What the node does when what it relies on is lost.
+func TestLosses(t *testing.T) {
+	r := startRig(t, cardMiB, cardMiB, 8138, cardMiB)
+	defer r.report(t)
+
+	r.play(t, "an API server that goes amid a burst", func(s *scene) {
+		s.burst(times(4, func() *corev1.Pod { return s.pod(2) })...)
+		s.settle()
+		unharmed := s.unharmed()
+		s.burst(times(8, func() *corev1.Pod { return s.pod(1, with("second", 1)) })...)
+		must(s, s.bed.APIServer.Kill())
+		must(s, s.bed.APIServer.Start(s.Context()))
+		// A pod that the kubelet has heard of just before, and the plugin hasn't, is refused.
+		s.removeFailed(4)
+		s.settle()
+		unharmed()
+	})
+	r.play(t, "a node object that is made anew", func(s *scene) {
+		s.burst(times(6, func() *corev1.Pod { return s.pod(2, with("second", 1)) })...)
+		s.settle()
+		unharmed := s.unharmed()
+		for range 2 {
+			nodes := s.bed.Client.CoreV1().Nodes()
+			must(s, nodes.Delete(s.Context(), s.node.name, metav1.DeleteOptions{}))
+			must(s, s.node.kubelet.Restart(s.Context()))
+			s.awaitCards() // The number of cards and the inventory, too.
+			s.settle()
+			unharmed()
+			s.burst(times(4, func() *corev1.Pod { return s.pod(1) })...)
+			s.settle()
+		}
+	})
+	r.play(t, "a machine that starts again and has lost the kubelet's checkpoint", func(s *scene) {
+		s.burst(times(10, func() *corev1.Pod { return s.shaped(1 + s.random.Int64N(4)) })...)
+		s.settle()
+		must(s, s.node.kubelet.Kill())
+		s.endContainers()
+		must(s, os.Remove(s.node.checkpoint()))
+		must(s, s.node.kubelet.Start(s.Context()))
+		s.awaitCards()
+		// By the kubelet's rule those pods fail for good that it takes up before a plugin has registered.
+		s.removeFailed(s.made)
+		// Where an init container had devices, the kubelet has no books of them any more.
+		s.otherDevices = true
+		s.settle()
+		s.burst(times(12, func() *corev1.Pod { return s.pod(1 + s.random.Int64N(2)) })...)
+		s.removeFailed(s.made)
+		s.settle()
+	})
+	r.play(t, "a card that fails and gets well", func(s *scene) {
+		s.burst(times(8, func() *corev1.Pod { return s.pod(3) })...)
+		s.settle()
+		unharmed := s.unharmed()
+		must(s, s.node.driver.Xid("0", 79))
+		s.awaitHealth(0, false)
+		there := s.onCard(0)
+		// What the kubelet counts is what the healthy cards have, less what is held of any card.
+		s.burst(times(4, func() *corev1.Pod { return s.pod(2) })...)
+		s.settle()
+		unharmed()
+		if now := s.onCard(0); !slices.Equal(now, there) {
+			s.Errorf("on the card that has failed are %v now, and were %v", now, there)
+		}
+		s.awaitHealth(0, true)
+		s.awaitCards()
+		unharmed()
+		s.delete(there[:2]...)
+		s.gone(leaving)
+		s.burst(times(int(s.total()-s.used()), func() *corev1.Pod { return s.pod(1) })...)
+		s.settle()
+		if now := s.onCard(0); len(now) <= len(there)-2 {
+			s.Errorf("on the card that is well again are %v", now)
+		}
+	})
+}
+
+// awaitHealth waits until the inventory calls a card healthy, or not.
+func (s *scene) awaitHealth(card int, healthy bool) {
+	s.Helper()
+	eventually(s, fmt.Sprintf("card %d is healthy: %t", card, healthy), func(ctx context.Context) error {
+		node, err := s.bed.Client.CoreV1().Nodes().Get(ctx, s.node.name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		inventory, err := protocol.ParseInventory(node.Annotations)
+		if err == nil && inventory.Cards[card].Healthy() != healthy {
+			err = fmt.Errorf("the inventory says: %q", inventory.Cards[card].Unhealthy)
+		}
+		return err
+	})
+}
+
+// onCard are the names of the pods whose annotations name a card.
+func (s *scene) onCard(card int) (names []string) {
+	s.Helper()
+	pods, err := s.list(s.Context())
+	must(s, err)
+	for i := range pods {
+		if pods[i].Annotations[protocol.AnnotationIndex] == strconv.Itoa(card) {
+			names = append(names, pods[i].Name)
+		}
+	}
+	return names
+}
+
+// faultAmidBursts lets pods of all shapes come, has something happen to them on their way, and awaits that everything
+// agrees afterwards and that nothing happened to those that ran before. Pods that the kubelet failed, as it does without
+// a device plugin, are removed.
+func (s *scene) faultAmidBursts(what string, fault func()) {
+	s.Helper()
+	s.Log(what)
+	s.makeRoom(s.total() / 4)
+	s.gone(leaving)
+	unharmed := s.unharmed()
+	var burst []*corev1.Pod
+	for sum := s.total() / 2; sum > 0; {
+		pod := s.shaped(min(sum, 1+s.random.Int64N(4)))
+		sum -= memoryOf(pod)
+		burst = append(burst, pod)
+	}
+	s.burst(burst...)
+	fault()
+	s.awaitCards()
+	s.removeFailed(s.made)
+	s.settle()
+	unharmed()
+}
+
+// anyMoment is a moment like any other: there is nothing to wait for.
+func (s *scene) anyMoment() {
+	time.Sleep(time.Duration(s.random.IntN(400)) * time.Millisecond)
+}

@@ -1,0 +1,86 @@
+// nvidiaruntime stands for NVIDIA's container runtime: into containers whose environment asks for cards it mounts the
+// driver library, here the fake one with the files that it reads, and leaves everything else to runc. Its first argument
+// is not runc's: a script beside it says where the driver lies.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/fakenvml"
+)
+
+func main() {
+	if err := run(os.Args[1], os.Args[2:]); err != nil {
+		fmt.Fprintln(os.Stderr, "nvidiaruntime:", err)
+		os.Exit(1)
+	}
+}
+
+func run(driver string, args []string) error {
+	bundle := ""
+	creates := false
+	for i, arg := range args {
+		creates = creates || arg == "create"
+		if arg == "--bundle" && i+1 < len(args) {
+			bundle = args[i+1]
+		}
+	}
+	if creates {
+		if err := mountDriver(filepath.Join(bundle, "config.json"), driver); err != nil {
+			return err
+		}
+	}
+	runc, err := exec.LookPath("runc")
+	if err != nil {
+		return err
+	}
+	return syscall.Exec(runc, append([]string{runc}, args...), os.Environ())
+}
+
+// mountDriver adds the library where Debian has it, and tells it where its files are.
+func mountDriver(config, driver string) error {
+	data, err := os.ReadFile(config)
+	if err != nil {
+		return err
+	}
+	var spec map[string]any
+	if err := json.Unmarshal(data, &spec); err != nil {
+		return fmt.Errorf("%s: %w", config, err)
+	}
+	process, _ := spec["process"].(map[string]any)
+	environment, _ := process["env"].([]any)
+	asks := false
+	for _, variable := range environment {
+		text, _ := variable.(string)
+		asks = asks || strings.HasPrefix(text, protocol.EnvVisibleDevices+"=")
+	}
+	if !asks {
+		return nil
+	}
+	mounts, _ := spec["mounts"].([]any)
+	bind := func(source, destination string) {
+		mounts = append(mounts, map[string]any{
+			"source": source, "destination": destination, "type": "bind", "options": []string{"rbind", "ro"},
+		})
+	}
+	bind(driver, driver)
+	triplets, _ := filepath.Glob("/usr/lib/*-linux-gnu/libc.so.6")
+	for _, library := range triplets {
+		bind(filepath.Join(driver, "libnvidia-ml.so.1"), filepath.Join(filepath.Dir(library), "libnvidia-ml.so.1"))
+	}
+	for _, variable := range fakenvml.NewMachine(driver).Env() {
+		environment = append(environment, variable)
+	}
+	spec["mounts"], process["env"] = mounts, environment
+	if data, err = json.Marshal(spec); err != nil {
+		return err
+	}
+	return os.WriteFile(config, data, 0o600)
+}

@@ -1,0 +1,76 @@
+package nodee2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"github.com/gpushare/gpushare/test/controlplane"
+)
+
+// requireEnv is the environment variable that turns a machine that can't run a node from a skip into a failure.
+const requireEnv = "GPUSHARE_REQUIRE_NODE"
+
+// requireNode skips the test, loudly, on a machine that can't run a real node.
+func requireNode(t *testing.T) {
+	t.Helper()
+	err := missing(t.Context())
+	if err == nil {
+		return
+	}
+	if os.Getenv(requireEnv) != "" {
+		t.Fatalf("no real node on this machine, and %s is set: %v", requireEnv, err)
+	}
+	fmt.Fprintf(os.Stderr, "SKIPPED %s: no real node on this machine: %v\n", t.Name(), err)
+	t.Skip(err)
+}
+
+// missing says why this machine can't run a real node, nil if it can.
+func missing(ctx context.Context) error {
+	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
+		return errors.New("it takes root on Linux")
+	}
+	for _, program := range []string{"containerd", "ctr", "runc", "unshare", "nsenter", "setpriv"} {
+		if _, err := exec.LookPath(program); err != nil {
+			return fmt.Errorf("%w: hack/node-packages.sh installs what is needed", err)
+		}
+	}
+	root, err := controlplane.RepositoryRoot()
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(filepath.Join(root, "bin/kube/kubelet")); err != nil {
+		return fmt.Errorf("%w: `make kube` builds it", err)
+	}
+	out, err := exec.CommandContext(ctx, "unshare", "--mount", "--pid", "--fork", "--mount-proc",
+		"/bin/sh", "-c", "mount --make-rshared / && mount -t tmpfs tmpfs /run").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("no namespaces of mounts and processes can be made (in a container: run it privileged): %w: %s", err, out)
+	}
+	return missingCgroups()
+}
+
+// missingCgroups says which hierarchy of cgroups that the kubelet and runc need isn't there or can't be written to.
+func missingCgroups() error {
+	const mount = "/sys/fs/cgroup"
+	hierarchies := []string{""} // The unified one.
+	if _, err := os.Stat(filepath.Join(mount, "cgroup.controllers")); errors.Is(err, fs.ErrNotExist) {
+		hierarchies = []string{"cpu", "cpuacct", "cpuset", "memory", "devices", "pids"}
+	}
+	for _, name := range hierarchies {
+		probe, err := os.MkdirTemp(filepath.Join(mount, name), "gpushare-probe-")
+		if err != nil {
+			return fmt.Errorf("the cgroups that a kubelet needs can't be made (in a container: run it privileged): %w", err)
+		}
+		if err := os.Remove(probe); err != nil {
+			return fmt.Errorf("removing a cgroup: %w", err)
+		}
+	}
+	return nil
+}
