@@ -6,18 +6,40 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo v0.0
 COMMIT  ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 STAMP   := -X github.com/gpushare/gpushare/pkg/version.version=$(VERSION) -X github.com/gpushare/gpushare/pkg/version.commit=$(COMMIT)
 GO      ?= go
+BIN     ?= bin
 # The linter and the test runner, pinned in a module of their own.
 TOOL    := $(GO) -C hack/tools tool -n
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: build-static build-plugin ## build the binaries into bin/
+
+.PHONY: build-static
+build-static:
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w $(STAMP)' -o $(BIN)/ ./cmd/gpushare-extender ./cmd/gpushare-kubeadm ./cmd/kubectl-inspect-gpushare
+	@ln -sf kubectl-inspect-gpushare $(BIN)/kubectl_complete-inspect-gpushare
 
 # grpcnotrace leaves out gRPC's debug pages, whose templates keep the linker from dropping unused methods: 19 MB.
-.PHONY: build
-build: ## build the three binaries into bin/
-	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w $(STAMP)' -o bin/ ./cmd/gpushare-extender ./cmd/kubectl-inspect-gpushare
-	CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=false -tags grpcnotrace -ldflags "-s -w $(STAMP) -extldflags '-Wl,-z,lazy'" -o bin/ ./cmd/gpushare-device-plugin
+.PHONY: build-plugin
+build-plugin:
+	CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=false -tags grpcnotrace -ldflags "-s -w $(STAMP) -extldflags '-Wl,-z,lazy'" -o $(BIN)/ ./cmd/gpushare-device-plugin
+
+# PUSH=--push sends the images to REGISTRY; without it they stay in the engine's cache.
+REGISTRY ?= ghcr.io/gpushare
+PLATFORMS ?= linux/amd64,linux/arm64
+
+.PHONY: images
+images: ## build the images for amd64 and arm64 with docker buildx (REGISTRY=..., PUSH=--push)
+	@docker buildx version >/dev/null 2>&1 && docker info >/dev/null 2>&1 || { echo "make images takes Docker with buildx and a running engine; without one: make image-archives" >&2; exit 1; }
+	docker buildx build -f Dockerfile.extender --platform $(PLATFORMS) --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) -t $(REGISTRY)/gpushare-extender:$(VERSION) $(PUSH) .
+	docker buildx build -f Dockerfile.deviceplugin --platform $(PLATFORMS) --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) -t $(REGISTRY)/gpushare-device-plugin:$(VERSION) $(PUSH) .
+
+.PHONY: image-archives
+image-archives: build ## build the images as OCI archives into bin/images, without a container engine (ARCH="amd64 arm64")
+	@VERSION=$(VERSION) COMMIT=$(COMMIT) REGISTRY=$(REGISTRY) hack/images/build.sh $(ARCH)
 
 .PHONY: kube
 kube: ## build the pinned etcd and Kubernetes binaries into bin/kube (minutes, once)
@@ -28,12 +50,21 @@ fake-nvml: ## build the fake NVIDIA driver library into bin/fake-nvml
 	@test/fakenvml/build.sh bin/fake-nvml/libnvidia-ml.so.1
 
 .PHONY: demo
-demo: build kube fake-nvml ## play the main job end to end on this machine (KEEP=1 leaves it running)
+demo: build kube fake-nvml ## let pods share cards on a real control plane with simulated GPU nodes (KEEP=1 leaves it running)
 	@$(GO) run ./test/demo $(if $(KEEP),--keep)
 
 .PHONY: test
 test: build kube fake-nvml ## run everything that this machine can run, and say what was skipped
 	@hack/test.sh
+
+.PHONY: test-long
+test-long: build kube fake-nvml ## the same with the long forms: more pods, more rounds, more kills (an hour or so)
+	@GPUSHARE_TEST_LONG=1 hack/test.sh
+	@GPUSHARE_TEST_LONG=1 hack/node-e2e.sh
+
+.PHONY: test-versions
+test-versions: build kube fake-nvml ## run a part of the tests on the other Kubernetes versions that hack/kube pins (builds them: a quarter of an hour, once)
+	@hack/versions.sh
 
 .PHONY: e2e-node
 e2e-node: build kube fake-nvml ## run real pods on a real kubelet (root on Linux, with containerd and runc: hack/node-packages.sh)
@@ -47,6 +78,10 @@ test-gpu: ## run the node's half against the real NVIDIA driver, where this mach
 bench: build kube ## run the benchmarks, beside the same control plane without the extender (BENCH="-nodes 5000" changes it)
 	$(GO) test -run '^$$' -bench . -benchmem ./pkg/placement ./pkg/ledger ./pkg/extender ./pkg/deviceplugin
 	$(GO) run ./test/bench $(BENCH)
+
+.PHONY: manifests
+manifests: ## render the plain manifests and the scheduler's configurations from the Helm chart
+	@$(GO) run ./hack/manifests
 
 .PHONY: lint
 lint: ## run the linter, which also holds the package arrows
