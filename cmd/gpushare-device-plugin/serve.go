@@ -95,7 +95,7 @@ func serve(ctx context.Context, o options, unit gpu.Unit) error {
 	group.Go(func() error { return plugin.Run(ctx) })
 	group.Go(func() error {
 		monitor := inventory.New(inventory.Options{
-			Library: o.nvmlLibrary, Unit: unit, Known: plugin.KnownCards(ctx), QuietPeriod: o.healthQuietPeriod,
+			Library: o.nvmlLibrary, Unit: unit, Known: plugin.KnownCards, QuietPeriod: o.healthQuietPeriod,
 		})
 		monitor.Run(ctx, func(s inventory.State) { plugin.SetCards(s.Cards, s.Moved, s.Problem) })
 		return nil

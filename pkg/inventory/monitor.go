@@ -23,8 +23,10 @@ type Options struct {
 	Library string
 	// Unit is what the cards' memory is counted in.
 	Unit gpu.Unit
-	// Known are cards as they were told before, as by an earlier run: those that the driver still has keep their index.
-	Known []gpu.Card
+	// Known returns the cards as they were told before, as by an earlier run: those that the driver still has keep their
+	// index. Run asks once, when the driver first has cards to tell of, and tells of none until there is an answer. It
+	// returns when its context ends, at the latest. Nil: there were none.
+	Known func(context.Context) []gpu.Card
 
 	// ProbeInterval is how often each card is asked whether it still answers; 30 s, or QuietPeriod if less, by default.
 	ProbeInterval time.Duration
@@ -86,7 +88,7 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) {
 	logger := klog.FromContext(ctx)
 	reader := &reader{options: m.options, logger: logger}
 	roster := &roster{unit: m.options.Unit, quiet: m.options.QuietPeriod}
-	roster.expect(m.options.Known)
+	numbered := m.options.Known == nil
 
 	var last *State
 	tell := func() {
@@ -121,6 +123,12 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) {
 			break
 		}
 
+		if len(o.devices) > 0 && !numbered {
+			roster.expect(m.options.Known(ctx))
+			if numbered = true; ctx.Err() != nil {
+				break
+			}
+		}
 		now := m.options.Clock.Now()
 		roster.report(o.events, now)
 		switch {
@@ -139,7 +147,7 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) {
 	}
 }
 
-// List asks the driver once. The error says why it couldn't be asked, or that ctx ended first.
+// List asks the driver once, whatever the cards were known as before. The error says why it couldn't be asked, or that ctx ended first.
 func List(ctx context.Context, options Options) (State, error) {
 	options = options.withDefaults()
 	reader := &reader{options: options, logger: klog.FromContext(ctx)}
@@ -157,7 +165,6 @@ func List(ctx context.Context, options Options) (State, error) {
 		return State{}, o.err
 	}
 	roster := &roster{unit: options.Unit, quiet: options.QuietPeriod}
-	roster.expect(options.Known)
 	roster.list(o.devices, options.Clock.Now())
 	return roster.state(), nil
 }

@@ -57,6 +57,10 @@ const (
 )
 
 func monitor(t *testing.T, library string, answerTimeout time.Duration) *monitored {
+	return monitorKnowing(t, library, answerTimeout, nil)
+}
+
+func monitorKnowing(t *testing.T, library string, answerTimeout time.Duration, known func(context.Context) []gpu.Card) *monitored {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	m := &monitored{
 		t:       t,
@@ -68,7 +72,7 @@ func monitor(t *testing.T, library string, answerTimeout time.Duration) *monitor
 	m.cancel = cancel
 	monitor := New(Options{
 		Library: library, Unit: gpu.MiB, Clock: m.clock, AnswerTimeout: answerTimeout,
-		ProbeInterval: probe, QuietPeriod: quiet, RetryInterval: retry,
+		ProbeInterval: probe, QuietPeriod: quiet, RetryInterval: retry, Known: known,
 	})
 	go func() {
 		defer close(m.stopped)
@@ -232,6 +236,51 @@ func TestMonitorWithoutDriver(t *testing.T) {
 		setCards(t, machine, twoCards...)
 		m.clock.step(retry)
 		m.next("it comes back", twoStates("Xid 79", "", ""))
+	})
+}
+
+// While nobody can say yet what the cards were known as, a driver that is missing or has none is told of, and cards are not.
+func TestMonitorBeforeTheCardsAreKnown(t *testing.T) {
+	onMachine(t, nil, func(t *testing.T, library string, machine fakenvml.Machine) {
+		asked, answer := make(chan struct{}), make(chan []gpu.Card)
+		m := monitorKnowing(t, library, 0, func(context.Context) []gpu.Card {
+			close(asked) // panics when it is asked again
+			return <-answer
+		})
+		m.next("no driver", State{Problem: "initialize the NVIDIA driver library: Driver Not Loaded"})
+		setCards(t, machine)
+		m.clock.step(retry)
+		m.next("no cards", State{Problem: "the driver reports no cards"})
+		setCards(t, machine, twoCards...)
+		m.clock.step(retry)
+		<-asked
+		select {
+		case s := <-m.states:
+			t.Fatalf("told before it was known: %+v", s)
+		case <-time.After(100 * time.Millisecond):
+		}
+		answer <- []gpu.Card{card(0, "GPU-b", ""), card(1, "GPU-a", "")}
+		m.next("cards, under the numbers that they had", State{
+			Cards: []gpu.Card{card(0, "GPU-b", ""), card(1, "GPU-a", "")}, Moved: map[int]int{0: 1, 1: 0},
+		})
+		xids(t, machine, "0", 79)
+		m.next("and they are watched", State{
+			Cards: []gpu.Card{card(0, "GPU-b", ""), card(1, "GPU-a", "Xid 79")}, Moved: map[int]int{0: 1, 1: 0},
+		})
+	})
+}
+
+// Who waits to be told is stopped like anybody else, and numbers nothing by a guess.
+func TestMonitorStopsBeforeTheCardsAreKnown(t *testing.T) {
+	onMachine(t, twoCards, func(t *testing.T, library string, _ fakenvml.Machine) {
+		asked := make(chan struct{})
+		m := monitorKnowing(t, library, 0, func(ctx context.Context) []gpu.Card {
+			close(asked)
+			<-ctx.Done()
+			return nil
+		})
+		<-asked
+		m.stop()
 	})
 }
 

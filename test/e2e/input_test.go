@@ -177,11 +177,16 @@ func TestMissing(t *testing.T) {
 		endsInTime(t, p)
 	})
 
+	withoutLibrary := func(t *testing.T) []string {
+		return []string{"--nvml-library=" + filepath.Join(t.TempDir(), "none.so")}
+	}
 	for title, test := range map[string]struct {
 		cards []fakenvml.Card
 		args  func(t *testing.T) []string
 		want  []string
 	}{
+		"the device plugin waits for a driver library": {nil, withoutLibrary, []string{"none.so"}},
+		"the device plugin waits for cards":            {[]fakenvml.Card{}, func(*testing.T) []string { return []string{"--nvml-library=" + library} }, []string{"the driver reports no cards"}},
 		"the device plugin waits for an API server": {
 			[]fakenvml.Card{{UUID: "GPU-1", Model: "Tesla T4", MiB: cardMiB}},
 			func(*testing.T) []string { return []string{"--nvml-library=" + library} }, []string{"Waiting for the API server", "connection refused"},
