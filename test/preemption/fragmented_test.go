@@ -59,8 +59,9 @@ func TestFragmentation(t *testing.T) {
 		s.guard("guarded", 0)
 		s.place("a12", 12, 1, 0, labelled("guarded"))
 		s.place("b12", 12, 3, 1)
-		// A budget is not broken, equal priority doesn't count, and some pods never preempt.
-		s.create("equal", 8, 3)
+		// A budget is not broken, equal priority doesn't count, and some pods never preempt. (With a higher one, equal might
+		// find the node full in the end, and kube-scheduler itself breaks budgets where nothing else helps.)
+		s.create("equal", 8, 1)
 		s.create("polite", 8, 9, func(pod *corev1.Pod) {
 			pod.Spec.PriorityClassName = "polite"
 		})
