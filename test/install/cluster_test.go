@@ -5,19 +5,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -267,39 +262,9 @@ func (c *cluster) mustHaveForbiddenNothing() {
 
 // installed lists everything of ours that the API server has, of every kind.
 func (c *cluster) installed(ctx context.Context) ([]string, error) {
-	kinds, err := discovery.ServerPreferredResources(c.Client.Discovery())
-	if err != nil {
-		return nil, err
-	}
-	client, err := metadata.NewForConfig(c.Config)
-	if err != nil {
-		return nil, err
-	}
-	var found []string
-	for _, list := range kinds {
-		group, err := schema.ParseGroupVersion(list.GroupVersion)
-		if err != nil {
-			return nil, err
-		}
-		for _, kind := range list.APIResources {
-			if !slices.Contains(kind.Verbs, "list") || kind.Name == "events" {
-				continue
-			}
-			objects, err := client.Resource(group.WithResource(kind.Name)).List(ctx, metav1.ListOptions{})
-			if meta.IsNoMatchError(err) {
-				continue
-			}
-			if err != nil {
-				return nil, fmt.Errorf("listing %s: %w", kind.Name, err)
-			}
-			for _, object := range objects.Items {
-				if object.Labels["app.kubernetes.io/name"] == "gpushare" || strings.Contains(object.Name, "gpushare") {
-					found = append(found, kind.Name+"/"+object.Name)
-				}
-			}
-		}
-	}
-	return found, nil
+	return c.Find(ctx, func(object metav1.Object) bool {
+		return object.GetLabels()["app.kubernetes.io/name"] == "gpushare" || strings.Contains(object.GetName(), "gpushare")
+	})
 }
 
 // mustLeaveNothing uninstalls and waits until the API server has nothing of ours.
