@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	events "k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -52,6 +53,8 @@ type allocator struct {
 	// missed is the static pod whose mirror was waited for in vain, and patience how long one is.
 	missed   gpu.PodUID
 	patience time.Duration
+	// statusPatience is how long the word of a container's end is waited for.
+	statusPatience time.Duration
 	// settled is when the plugin registered with the kubelet last.
 	settled time.Time
 	// doubtful says that the last match was by order, which can mislead: the checkpoint tells which pod it really was.
@@ -300,12 +303,51 @@ func (a *allocator) match(ctx context.Context, hinted hint, request gpu.Memory) 
 			return live, c, byKubelet, nil
 		}
 	}
+	if err == nil && hinted.by != byNobody { // Else it was waited for in vain a moment ago.
+		if s, c, ok := a.awaitEnd(ctx, live.Interrupted(request), ask); ok {
+			a.doubtful = true
+			return s, c, byOrder, nil
+		}
+	}
 	if err != nil {
 		return nil, candidate{}, byNobody, &refusal{refusedUnavailable, codes.Unavailable,
 			fmt.Sprintf("no pod known here waits for %s of GPU memory, and the API server can't be asked: %v", request, err)}
 	}
 	return live, candidate{}, byNobody, nil
 }
+
+// awaitEnd waits until one of the containers that the API server calls running doesn't run any more there. A kubelet that
+// has lost its books asks anew for what it starts again, and that may come before its word of the end does
+// (k8s.io/kubernetes pkg/kubelet/kubelet.go, SyncPod: the status is on its way when containers are started). Only those
+// without books are waited for, so on a node that never lost them this is nothing.
+func (a *allocator) awaitEnd(ctx context.Context, running []candidate, ask func(candidate) standing) (*snapshot, candidate, bool) {
+	suspects := map[containerKey]bool{}
+	for _, c := range running[:min(len(running), maxAsked)] {
+		if where := ask(c); c.Again && where != holding && (where != absent || !a.resources.Answers()) {
+			suspects[c.key()] = true
+		}
+	}
+	if len(suspects) == 0 {
+		return nil, candidate{}, false
+	}
+	request := running[0].Container.Request
+	var s *snapshot
+	var found candidate
+	late := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, a.statusPatience, true, func(context.Context) (bool, error) {
+		s = a.snapshot(a.pods.Cached())
+		for _, found = range s.Candidates(request) {
+			if suspects[found.key()] {
+				return true, nil
+			}
+		}
+		return false, nil
+	})
+	return s, found, late == nil
+}
+
+// statusPatience bounds that wait. The kubelet writes a pod's status within moments; in vain it is waited for where a
+// static pod asks for as much as a container without books does.
+const statusPatience = 2 * time.Second
 
 // statusLag is how long after a kubelet's start the API server may call containers running that ended with the machine.
 const statusLag = 5 * time.Minute

@@ -120,6 +120,7 @@ func (b *bench) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	}
 	p.registrar.settle = time.Millisecond
 	p.service.interval = time.Millisecond
+	p.allocator.statusPatience = 500 * time.Millisecond
 	if b.patience > 0 {
 		p.allocator.patience = b.patience
 	}
@@ -586,6 +587,53 @@ func TestKubeletWithoutBooks(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A kubelet without books asks anew for a container that it starts again, and its word of the end comes after that.
+func TestEndIsToldLate(t *testing.T) {
+	one, two := newPod("one", main(4), assumed(0, 1), assigned, ran(true)), newPod("two", main(4), assumed(1, 2), assigned, ran(true))
+	b := newBench(t, one, two)
+	b.socket = filepath.Join(b.dir, "pods.sock")
+	before := []entry{
+		newEntry(t, "uid-one", "main", 0, "00", "01", "02", "03"), newEntry(t, "uid-two", "main", 1, "10", "11", "12", "13"),
+	}
+	writeCheckpoint(t, b.dir, before...)
+	k := startKubelet(t, b.dir, before...)
+	p, _ := b.start(newCards(16, 16))
+	k.awaitDevices(32, 32)
+
+	k.stop()
+	if err := os.Remove(filepath.Join(b.dir, checkpointFile)); err != nil {
+		t.Fatal(err)
+	}
+	k = startKubelet(t, b.dir)
+	k.admitted["default/one"], k.admitted["default/two"] = one, two
+	k.podResources(b.socket)
+	k.awaitDevices(32, 32)
+	b.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		// The plugin has come to ask the API server itself, to which both containers run. The word comes after the answer.
+		go func() {
+			time.Sleep(50 * time.Millisecond)
+			ended := two.DeepCopy()
+			ended.Status.ContainerStatuses[0].State.Running = nil
+			if _, err := b.client.CoreV1().Pods("default").UpdateStatus(context.Background(), ended, metav1.UpdateOptions{}); err != nil {
+				t.Error(err)
+			}
+		}()
+		return false, nil, nil
+	})
+	if got := cardOf(k.mustAdmit(two)["main"]); got != "1" {
+		t.Errorf("the container got card %s, its pod has card 1", got)
+	}
+	b.awaitAssigned("two", 1)
+	if used := (&snapshot{Served: mapOf(p.allocator.record)}).used("", false); used[0] != 4 || used[1] != 4 {
+		t.Errorf("cards 0 and 1 have %v taken, want 4 each", used)
+	}
+}
+
+func mapOf(r *record) served {
+	given, _ := r.Snapshot()
+	return given
 }
 
 func TestDirectoryMadeAnew(t *testing.T) {
