@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
+	"os"
 	"slices"
 	"time"
 
@@ -24,7 +26,7 @@ type Options struct {
 	// Unit is what the cards' memory is counted in.
 	Unit gpu.Unit
 	// Known returns the cards as they were told before, as by an earlier run: those that the driver still has keep their
-	// index. Run asks once, when the driver first has cards to tell of, and tells of none until there is an answer. It
+	// index, and are unhealthy for another QuietPeriod where a Xid had made them so, unless the machine has started since. Run asks once, when the driver first has cards to tell of, and tells of none until there is an answer. It
 	// returns when its context ends, at the latest. Nil: there were none.
 	Known func(context.Context) []gpu.Card
 
@@ -39,6 +41,8 @@ type Options struct {
 	// cards that have to be woken up first can come near.
 	AnswerTimeout time.Duration
 
+	// Uptime is how long ago the machine started; as the kernel has it by default.
+	Uptime func() time.Duration
 	// Clock is what the intervals are measured by, except AnswerTimeout; the real one by default.
 	Clock clock.PassiveClock
 }
@@ -48,10 +52,26 @@ func (o Options) withDefaults() Options {
 	o.ProbeInterval = cmp.Or(o.ProbeInterval, min(30*time.Second, o.QuietPeriod))
 	o.RetryInterval = cmp.Or(o.RetryInterval, 10*time.Second)
 	o.AnswerTimeout = cmp.Or(o.AnswerTimeout, time.Minute)
+	if o.Uptime == nil {
+		o.Uptime = uptime
+	}
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
 	return o
+}
+
+// uptime reads how long ago the machine started, and says very long ago where that can't be had.
+func uptime() time.Duration {
+	var seconds float64
+	data, err := os.ReadFile("/proc/uptime")
+	if err == nil {
+		_, err = fmt.Sscan(string(data), &seconds)
+	}
+	if err != nil {
+		return math.MaxInt64
+	}
+	return time.Duration(seconds * float64(time.Second))
 }
 
 // State is what is known of a node's cards at one time.
@@ -124,7 +144,15 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) {
 		}
 
 		if len(o.devices) > 0 && !numbered {
-			roster.expect(m.options.Known(ctx))
+			known := slices.Clone(m.options.Known(ctx))
+			if m.options.Uptime() < m.options.QuietPeriod {
+				// The start of the machine has reset the cards. Their pods come back with it, and the kubelet fails those whose
+				// card is unhealthy (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate).
+				for i := range known {
+					known[i].Unhealthy = ""
+				}
+			}
+			roster.expect(known, m.options.Clock.Now())
 			if numbered = true; ctx.Err() != nil {
 				break
 			}

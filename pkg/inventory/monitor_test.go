@@ -3,6 +3,7 @@ package inventory
 import (
 	"context"
 	"errors"
+	"math"
 	"os"
 	"slices"
 	"testing"
@@ -61,6 +62,10 @@ func monitor(t *testing.T, library string, answerTimeout time.Duration) *monitor
 }
 
 func monitorKnowing(t *testing.T, library string, answerTimeout time.Duration, known func(context.Context) []gpu.Card) *monitored {
+	return monitorUp(t, library, answerTimeout, known, nil)
+}
+
+func monitorUp(t *testing.T, library string, answerTimeout time.Duration, known func(context.Context) []gpu.Card, uptime func() time.Duration) *monitored {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	m := &monitored{
 		t:       t,
@@ -72,7 +77,7 @@ func monitorKnowing(t *testing.T, library string, answerTimeout time.Duration, k
 	m.cancel = cancel
 	monitor := New(Options{
 		Library: library, Unit: gpu.MiB, Clock: m.clock, AnswerTimeout: answerTimeout,
-		ProbeInterval: probe, QuietPeriod: quiet, RetryInterval: retry, Known: known,
+		ProbeInterval: probe, QuietPeriod: quiet, RetryInterval: retry, Known: known, Uptime: uptime,
 	})
 	go func() {
 		defer close(m.stopped)
@@ -268,6 +273,33 @@ func TestMonitorBeforeTheCardsAreKnown(t *testing.T) {
 			Cards: []gpu.Card{card(0, "GPU-b", ""), card(1, "GPU-a", "Xid 79")}, Moved: map[int]int{0: 1, 1: 0},
 		})
 	})
+}
+
+// A card that a Xid had made unhealthy isn't well for the program's having been started anew, but for the machine's.
+func TestMonitorStartedAnew(t *testing.T) {
+	known := func(context.Context) []gpu.Card { return twoStates("", "Xid 79", "").Cards }
+	for name, test := range map[string]struct {
+		up     time.Duration
+		reason string
+	}{
+		"the program":               {time.Hour, "Xid 79"},
+		"the machine just before":   {quiet - time.Second, ""},
+		"the machine not just then": {quiet, "Xid 79"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onMachine(t, twoCards, func(t *testing.T, library string, _ fakenvml.Machine) {
+				m := monitorUp(t, library, 0, known, func() time.Duration { return test.up })
+				m.next("first", twoStates("", test.reason, ""))
+				if test.reason != "" {
+					m.clock.step(quiet)
+					m.next("quiet for long enough", twoStates("", "", ""))
+				}
+			})
+		})
+	}
+	if up := uptime(); up <= 0 || up == math.MaxInt64 {
+		t.Errorf("this machine has been up for %v", up)
+	}
 }
 
 // Who waits to be told is stopped like anybody else, and numbers nothing by a guess.

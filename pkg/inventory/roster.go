@@ -20,7 +20,8 @@ const (
 //
 // A card is known by its UUID and keeps the index under which it was first seen: NVML counts anew when a card falls off
 // the bus, while pods hold memory of the card with the old index. Cards that vanish stay, unhealthy. Those that were
-// known before the program started have their index kept for them, and no more.
+// known before the program started have their index kept for them, and stay unhealthy where a Xid had made them so: it is
+// told once, and its quiet period may not be over. Everything else that is wrong with a card shows again.
 type roster struct {
 	unit gpu.Unit
 	// quiet is how long a card has to be without trouble before it counts as healthy again.
@@ -46,11 +47,15 @@ type record struct {
 	position int
 }
 
-// expect keeps the indices of cards that are known from before.
-func (r *roster) expect(known []gpu.Card) {
+// expect keeps the indices of cards that are known from before, and what Xids have done to them.
+func (r *roster) expect(known []gpu.Card, now time.Time) {
 	for _, card := range known {
 		if card.UUID != "" && r.find(card.UUID) == nil {
-			r.records = append(r.records, record{card: gpu.Card{Index: card.Index, UUID: card.UUID, NUMANode: gpu.NoNUMANode}})
+			rec := record{card: gpu.Card{Index: card.Index, UUID: card.UUID, NUMANode: gpu.NoNUMANode}}
+			if fromXid(card.Unhealthy) {
+				rec.blame(card.Unhealthy, now)
+			}
+			r.records = append(r.records, rec)
 		}
 	}
 	slices.SortStableFunc(r.records, func(a, b record) int { return cmp.Compare(a.card.Index, b.card.Index) })

@@ -189,11 +189,16 @@ func TestRosterExpect(t *testing.T) {
 	}{
 		"the driver counts anew: cards keep their indices, and it is told where they are": {
 			known: known, list: []device{good(0, "b"), good(1, "c")},
-			want: State{Cards: []gpu.Card{card(1, "b", ""), card(2, "c", "")}, Moved: map[int]int{1: 0, 2: 1}},
+			want: State{Cards: []gpu.Card{card(1, "b", "Xid 79"), card(2, "c", "")}, Moved: map[int]int{1: 0, 2: 1}},
 		},
 		"nothing has changed": {
 			known: known, list: []device{good(0, "a"), good(1, "b"), good(2, "c")},
-			want: State{Cards: []gpu.Card{card(0, "a", ""), card(1, "b", ""), card(2, "c", "")}},
+			want: State{Cards: []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 79"), card(2, "c", "")}},
+		},
+		"what was wrong but for a Xid has to show again": {
+			known: []gpu.Card{card(0, "a", "initialize the NVIDIA driver library: Driver Not Loaded"), card(1, "b", "Xid 48"+reasonUnnamed)},
+			list:  []device{good(0, "a"), good(1, "b")},
+			want:  State{Cards: []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 48"+reasonUnnamed)}},
 		},
 		"a new card where a known one was takes its index": {
 			known: known, list: []device{good(0, "a"), good(1, "x"), good(2, "c")},
@@ -202,7 +207,7 @@ func TestRosterExpect(t *testing.T) {
 		"a new card never takes that of one that is there": {
 			known: known, list: []device{good(0, "x"), good(1, "a"), good(2, "b"), good(3, "c")},
 			want: State{
-				Cards: []gpu.Card{card(0, "a", ""), card(1, "b", ""), card(2, "c", ""), card(3, "x", "")},
+				Cards: []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 79"), card(2, "c", ""), card(3, "x", "")},
 				Moved: map[int]int{0: 1, 1: 2, 2: 3, 3: 0},
 			},
 		},
@@ -214,14 +219,20 @@ func TestRosterExpect(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := &roster{unit: gpu.MiB, quiet: time.Minute}
-			r.expect(test.known)
+			r.expect(test.known, time.Unix(0, 0))
 			r.report([]event{{"a", 79}, {"", 79}}, time.Unix(0, 0)) // Of cards that nobody has seen yet.
 			if got := r.state(); len(got.Cards) > 0 {
 				t.Errorf("before the driver has said anything there are %v", got.Cards)
 			}
-			r.list(test.list, time.Unix(0, 0))
+			r.list(test.list, time.Unix(59, 0))
 			if diff := cmp.Diff(test.want, r.state()); diff != "" {
 				t.Errorf("(-want +got)\n%s", diff)
+			}
+			r.list(test.list, time.Unix(60, 0))
+			for _, card := range r.state().Cards {
+				if !card.Healthy() {
+					t.Errorf("after the quiet period card %d still is unhealthy: %s", card.Index, card.Unhealthy)
+				}
 			}
 		})
 	}

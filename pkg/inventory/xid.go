@@ -1,6 +1,9 @@
 package inventory
 
-import "strconv"
+import (
+	"strconv"
+	"strings"
+)
 
 // xid is an error that the driver reported of a card: https://docs.nvidia.com/deploy/xid-errors/.
 type xid uint64
@@ -21,7 +24,12 @@ func (x xid) application() bool {
 	return false
 }
 
-func (x xid) String() string { return "Xid " + strconv.FormatUint(uint64(x), 10) }
+const xidPrefix = "Xid "
+
+func (x xid) String() string { return xidPrefix + strconv.FormatUint(uint64(x), 10) }
+
+// fromXid says whether a card is unhealthy for a Xid error, by the reason that it was told with.
+func fromXid(reason string) bool { return strings.HasPrefix(reason, xidPrefix) }
 
 // event is a Xid error of one card.
 type event struct {
