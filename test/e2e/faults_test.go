@@ -35,7 +35,7 @@ func TestFaults(t *testing.T) {
 		result string
 	}{
 		"a Binding whose answer is lost gives the card to nobody else":             {controlplane.CutAnswer, 1, cluster.ResultBound},
-		"a Binding whose answer comes too late gives the card to nobody else":      {controlplane.HoldAnswer, 1, cluster.ResultUnknown},
+		"a Binding whose answer comes too late gives the card to nobody else":      {controlplane.HoldAnswer, 1, cluster.ResultBound},
 		"a Binding that never reached the server is made again":                    {controlplane.CutConnection, 2, cluster.ResultUnknown},
 		"a Binding that the server answered with trouble of its own is made again": {controlplane.Answer(http.StatusServiceUnavailable, 0), 2, cluster.ResultUnknown},
 		"a Binding that the server gave up on is made again":                       {controlplane.Answer(http.StatusGatewayTimeout, 0), 2, cluster.ResultUnknown},
