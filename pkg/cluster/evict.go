@@ -34,9 +34,11 @@ const (
 	// for a pod that didn't take it: something must keep it off the node that isn't known here.
 	evictHold = time.Minute
 	evictRest = 10 * time.Minute
-	// maxBlocked bounds the pods that are remembered, maxPlans the nodes that are compared for one of them.
-	maxBlocked = 100
-	maxPlans   = 100
+	// maxBlocked bounds the pods that are remembered, maxBlockedNodes the nodes of each, far above what Kubernetes supports,
+	// maxPlans those that are compared.
+	maxBlocked      = 100
+	maxBlockedNodes = 10_000
+	maxPlans        = 100
 	// evictTimeout bounds one call.
 	evictTimeout = 5 * time.Second
 )
@@ -59,7 +61,8 @@ const (
 // those of Preempt, but disruption budgets aren't broken.
 //
 // In each round the pods go that keep one card from one pod. The card is then held for it as for a nominated pod. A round
-// ends when its pod is bound or gone, or when it hasn't taken the card.
+// ends when its pod is bound or gone, when it hasn't taken the card, when somebody stays who was to leave, and with the
+// leader's term: whoever leads next finds those that are leaving, and goes on with the same card.
 type evictor struct {
 	*Cluster
 
@@ -71,9 +74,10 @@ type evictor struct {
 	asked map[gpu.PodUID]time.Time
 }
 
-// blockedPod is a pod that filter refused, and the nodes that would do if one of their cards were freed.
+// blockedPod is a pod that filter refused, and the nodes that would do if one of their cards were freed. The pod as it
+// came with the request isn't kept: it can be as large as a request.
 type blockedPod struct {
-	pod   *corev1.Pod
+	pod   gpu.Pod
 	nodes []string
 	// asked is when filter was last asked, at from when on a round may follow.
 	asked, at time.Time
@@ -81,8 +85,9 @@ type blockedPod struct {
 
 type round struct {
 	pod     gpu.Pod
+	node    string
 	victims []gpu.PodUID
-	// freed is when the last victim had gone, over when the pod turned out not to take the card; zero before.
+	// freed is when the last victim had gone, over when it turned out that the pod doesn't get the card; zero before.
 	freed, over time.Time
 }
 
@@ -93,24 +98,27 @@ func newEvictor(c *Cluster) *evictor {
 }
 
 // Blocked notes that filter found a node for the pod nowhere, and on which of those that it was offered no card has room
-// now. pod is kept.
+// now.
 func (c *Cluster) Blocked(pod *corev1.Pod, full iter.Seq[string], at time.Time) {
 	if c.evictor == nil || pod.Status.NominatedNodeName != "" || neverPreempts(pod) {
 		return
 	}
 	nodes := make([]string, 0, 16)
 	for name := range full {
+		if len(nodes) == maxBlockedNodes {
+			break
+		}
 		nodes = append(nodes, strings.Clone(name)) // It may be part of a whole request.
 	}
 	if len(nodes) > 0 {
-		c.evictor.note(blockedPod{pod: pod, nodes: nodes, asked: at, at: at.Add(evictDelay)})
+		c.evictor.note(blockedPod{pod: protocol.Pod(pod), nodes: nodes, asked: at, at: at.Add(evictDelay)})
 	}
 }
 
 func (e *evictor) note(b blockedPod) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	uid := gpu.PodUID(b.pod.UID)
+	uid := b.pod.UID
 	if before, known := e.blocked[uid]; known {
 		b.at = before.at
 	} else if len(e.blocked) >= maxBlocked {
@@ -118,15 +126,14 @@ func (e *evictor) note(b blockedPod) {
 		if b.compare(least) >= 0 {
 			return
 		}
-		delete(e.blocked, gpu.PodUID(least.pod.UID))
+		delete(e.blocked, least.pod.UID)
 	}
 	e.blocked[uid] = b
 }
 
 // compare puts those first that go first.
 func (b blockedPod) compare(o blockedPod) int {
-	mine, other := protocol.Pod(b.pod), protocol.Pod(o.pod)
-	return cmp.Or(cmp.Compare(other.Priority, mine.Priority), b.at.Compare(o.at), cmp.Compare(mine.UID, other.UID))
+	return cmp.Or(cmp.Compare(o.pod.Priority, b.pod.Priority), b.at.Compare(o.at), cmp.Compare(b.pod.UID, o.pod.UID))
 }
 
 // forget notes that the pod waits no longer.
@@ -150,15 +157,20 @@ func (e *evictor) passed(uid gpu.PodUID) {
 	delete(e.blocked, uid)
 }
 
-// holds says whether a card is held for the pod, whatever kube-scheduler nominates it to.
-func (e *evictor) holds(uid gpu.PodUID) bool {
+// holds says whether a card is held for the pod, which kube-scheduler doesn't nominate, and sees to it that it is that one:
+// kube-scheduler may have nominated the pod to another node meanwhile.
+func (e *evictor) holds(pod gpu.Pod) bool {
 	if e == nil {
 		return false
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	r, ok := e.rounds[uid]
-	return ok && r.over.IsZero()
+	r, ok := e.rounds[pod.UID]
+	if !ok || !r.over.IsZero() {
+		return false
+	}
+	e.ledger.Nominate(r.node, pod) // With the lock: who ends the round withdraws afterwards.
+	return true
 }
 
 // run begins rounds where needed until ctx ends.
@@ -171,8 +183,30 @@ func (e *evictor) run(ctx context.Context) error {
 			return nil
 		case <-ticker.C():
 		}
-		if e.Ready() == nil && e.sync.budgets() && e.leading() == nil {
-			e.step(ctx)
+		e.tick(ctx)
+	}
+}
+
+// tick does what there is to do now.
+func (e *evictor) tick(ctx context.Context) {
+	switch {
+	case e.leading() != nil:
+		e.resign()
+	case e.Ready() == nil && e.sync.budgets():
+		e.step(ctx)
+	}
+}
+
+// resign ends everything at the end of a term: what was under way is the next leader's business, and of what this one
+// meant to do nothing may be left when it leads again.
+func (e *evictor) resign() {
+	e.mu.Lock()
+	rounds := e.rounds
+	e.blocked, e.rounds, e.asked = map[gpu.PodUID]blockedPod{}, map[gpu.PodUID]round{}, map[gpu.PodUID]time.Time{}
+	e.mu.Unlock()
+	for _, r := range rounds {
+		if r.over.IsZero() {
+			e.letGo(r.pod)
 		}
 	}
 }
@@ -185,18 +219,18 @@ func (e *evictor) step(ctx context.Context) {
 	}
 	for _, b := range e.due() {
 		pod, waits := e.pods.get(b.pod.Namespace, b.pod.Name)
-		if !waits || pod.UID != b.pod.UID || pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil {
-			e.forget(gpu.PodUID(b.pod.UID))
+		if !waits || pod.UID != types.UID(b.pod.UID) || pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil {
+			e.forget(b.pod.UID)
 			continue
 		}
 		if pod.Status.NominatedNodeName != "" {
 			continue // kube-scheduler has found a way.
 		}
-		plan, ok := e.plan(b)
+		plan, ok := e.plan(pod, b.nodes)
 		if !ok {
 			continue
 		}
-		e.begin(ctx, protocol.Pod(b.pod), plan)
+		e.begin(ctx, protocol.Pod(pod), plan)
 		return
 	}
 }
@@ -214,7 +248,7 @@ func (e *evictor) endRounds() {
 			continue
 		case r.freed.IsZero() && !slices.ContainsFunc(r.victims, e.isHeld):
 			r.freed = now
-		case !r.freed.IsZero() && now.Sub(r.freed) > evictHold:
+		case r.freed.IsZero() && slices.ContainsFunc(r.victims, e.stays), !r.freed.IsZero() && now.Sub(r.freed) > evictHold:
 			r.over = now
 			over = append(over, r.pod)
 		}
@@ -237,6 +271,31 @@ func (e *evictor) letGo(pod gpu.Pod) {
 func (e *evictor) isHeld(uid gpu.PodUID) bool {
 	_, _, held := e.ledger.Lookup(uid)
 	return held
+}
+
+// stays says whether a pod that was to leave stays: its grace period is long over (nobody takes a finalizer off, or its
+// node is dead), or it isn't leaving at all. It needs the evictor's lock.
+func (e *evictor) stays(uid gpu.PodUID) bool {
+	_, holder, held := e.ledger.Lookup(uid)
+	if !held {
+		return false
+	}
+	if !holder.Leaving {
+		_, asked := e.asked[uid]
+		return !asked
+	}
+	return e.overdue(holder.Pod)
+}
+
+func (e *evictor) isOverdue(uid gpu.PodUID) bool {
+	_, holder, held := e.ledger.Lookup(uid)
+	return held && e.overdue(holder.Pod)
+}
+
+// overdue says whether a leaving pod should have been gone for evictHold.
+func (e *evictor) overdue(pod gpu.Pod) bool {
+	known, ok := e.pods.get(pod.Namespace, pod.Name)
+	return ok && known.UID == types.UID(pod.UID) && known.DeletionTimestamp != nil && e.Clock.Since(known.DeletionTimestamp.Time) > evictHold
 }
 
 // awaitsWatch says whether the ledger knows less than was done.
@@ -275,16 +334,18 @@ type evictionPlan struct {
 	victims []gpu.PodUID
 }
 
-// plan decides who leaves. false says that nobody need, or that it wouldn't help.
-func (e *evictor) plan(b blockedPod) (evictionPlan, bool) {
-	s := e.newSurvey(b.pod)
+// plan decides who leaves one of the nodes for the pod, a slim one. false says that nobody need, or that it wouldn't help.
+func (e *evictor) plan(pod *corev1.Pod, candidates []string) (evictionPlan, bool) {
+	s := e.newSurvey(pod, pod.Spec.Resources.Requests)
 	var names []string
 	var nodes []preemption.Node
-	for _, name := range b.nodes {
+	for _, name := range candidates {
 		if e.fits(s.pod, name) {
 			return evictionPlan{}, false // Room has come about. kube-scheduler is told, see waker.
 		}
 		if node, ok := s.node(name, preemption.Victims{}); ok && preemption.Fragmented(node, s.request) {
+			// To wait for one of these costs nothing, and may never end.
+			node.Pods = slices.DeleteFunc(node.Pods, func(p preemption.Pod) bool { return p.Leaving && e.isOverdue(p.UID) })
 			names, nodes = append(names, name), append(nodes, node)
 		}
 		if len(nodes) == maxPlans {
@@ -308,7 +369,7 @@ func (e *evictor) plan(b blockedPod) (evictionPlan, bool) {
 func (e *evictor) begin(ctx context.Context, pod gpu.Pod, plan evictionPlan) {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "node", plan.node, "card", plan.card)
 	e.mu.Lock()
-	e.rounds[pod.UID] = round{pod: pod, victims: plan.victims}
+	e.rounds[pod.UID] = round{pod: pod, node: plan.node, victims: plan.victims}
 	e.mu.Unlock()
 	e.ledger.Nominate(plan.node, pod)
 	if len(plan.leave) == 0 {

@@ -2,9 +2,11 @@ package cluster
 
 import (
 	"errors"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
+	"weak"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -50,7 +52,15 @@ func (f *fragmented) block(pod *corev1.Pod) {
 // later lets time pass, and plays a round of the evictor, as its ticker would.
 func (f *fragmented) later(d time.Duration) {
 	f.clock.Step(d)
-	f.evictor.step(f.t.Context())
+	f.evictor.tick(f.t.Context())
+}
+
+// underWay says whether a card is held for the pod that waits.
+func (f *fragmented) underWay() bool {
+	f.evictor.mu.Lock()
+	defer f.evictor.mu.Unlock()
+	r, ok := f.evictor.rounds["uid-waits"]
+	return ok && r.over.IsZero()
 }
 
 func (f *fragmented) wantEvicted(want ...string) {
@@ -114,12 +124,12 @@ func TestACardIsFreedForAPodThatOnlyFragmentationBlocks(t *testing.T) {
 
 func TestAnExtenderThatTakesOverGoesOnWithTheSameCard(t *testing.T) {
 	f := startFragmented(t, func(f *fragmented) {
-		f.a7.DeletionTimestamp, f.a7.Finalizers = &metav1.Time{Time: time.Unix(1, 0)}, []string{"test/kubelet"}
+		f.a7.DeletionTimestamp, f.a7.Finalizers = &metav1.Time{Time: begin}, []string{"test/kubelet"}
 	})
 	f.block(f.waits)
 	f.later(evictDelay)
 	f.wantEvicted()
-	if !f.evictor.holds("uid-waits") {
+	if !f.underWay() {
 		t.Error("the card of those that leave already isn't held")
 	}
 }
@@ -179,7 +189,7 @@ func TestNobodyIsEvictedUnlessAllMayBe(t *testing.T) {
 	f.block(f.waits)
 	f.later(evictDelay)
 	f.wantEvicted("?a5")
-	if f.evictor.holds("uid-waits") {
+	if f.underWay() {
 		t.Error("a card is held that isn't freed")
 	}
 	if got := f.counts.of("evicted " + EvictionRefused); got != 1 {
@@ -214,4 +224,102 @@ func TestAnEvictionWhoseAnswerIsLostIsWaitedFor(t *testing.T) {
 	f.block(f.waits)
 	f.later(evictInterval)
 	f.wantEvicted("?a5", "a5", "?a5", "a5") // It wasn't made.
+}
+
+// A pod that was to leave and stays, for whatever reason, doesn't keep the card from everybody else for ever.
+func TestARoundEndsWhereSomebodyStays(t *testing.T) {
+	for name, test := range map[string]struct {
+		leave func(f *fragmented)
+		// patience is how long the round lasts, next who is evicted in the one after it.
+		patience time.Duration
+		next     []string
+	}{
+		"though its grace period is over": {func(f *fragmented) { f.leaves(f.a5) }, evictHold, []string{"?a7", "a7"}},
+		"and isn't leaving at all":        {func(*fragmented) {}, 2*patient + settleMargin, []string{"?a5", "a5"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := startFragmented(t)
+			f.block(f.waits)
+			f.later(evictDelay)
+			f.wantEvicted("?a5", "a5")
+			test.leave(f)
+			f.later(test.patience)
+			if !f.underWay() {
+				t.Error("the round is over too early")
+			}
+			f.later(evictInterval)
+			f.later(evictInterval)
+			if f.underWay() {
+				t.Error("the round goes on for ever")
+			}
+			f.publishGone(f.b12)
+			f.awaitHeld(f.b12, "not held")
+			if !f.fitsFor(9, 16) {
+				t.Error("room is still kept")
+			}
+			f.publishObject(f.b12)
+			f.awaitHeld(f.b12, "bound n1 card 1")
+			f.block(f.waits)
+			f.later(evictDelay)
+			f.wantEvicted("?a5", "a5") // Not at once.
+			f.clock.Step(evictRest)
+			f.block(f.waits)
+			f.later(0)
+			f.later(evictDelay)
+			f.wantEvicted(append([]string{"?a5", "a5"}, test.next...)...)
+		})
+	}
+}
+
+func TestATermsRoundsEndWithIt(t *testing.T) {
+	f := startFragmented(t)
+	f.block(f.waits)
+	f.later(evictDelay)
+	f.publishGone(f.a5)
+	f.awaitHeld(f.a5, "not held")
+	if f.fitsFor(9, 5) {
+		t.Fatal("the freed card isn't held")
+	}
+	standby := errors.New("standing by")
+	f.Leading = func() error { return standby }
+	f.later(evictInterval)
+	if !f.fitsFor(9, 5) {
+		t.Error("the card is still held by who leads no longer")
+	}
+	standby = nil
+	f.later(evictInterval)
+	if f.underWay() || !f.fitsFor(9, 5) {
+		t.Error("a later term goes on with what is long over")
+	}
+}
+
+func TestACardIsHeldThoughAnotherNodeWasNominatedInBetween(t *testing.T) {
+	f := startFragmented(t)
+	f.block(f.waits)
+	f.later(evictDelay)
+	f.publishGone(f.a5)
+	f.awaitHeld(f.a5, "not held")
+	nominated := f.waits.DeepCopy()
+	nominated.Status.NominatedNodeName = "n2"
+	f.publishObject(nominated)
+	f.await("the other node to count", func() bool { return f.fitsFor(9, 5) })
+	f.publishObject(f.waits.DeepCopy())
+	f.await("the card to be held again", func() bool { return !f.fitsFor(9, 5) })
+}
+
+// What came with a request isn't kept: it can be as large as a request may be.
+func TestABlockedPodIsNotKept(t *testing.T) {
+	f := startFragmented(t)
+	asked := weak.Make(func() *corev1.Pod {
+		pod := f.waits.DeepCopy()
+		f.block(pod)
+		return pod
+	}())
+	f.await("the pod of the request to be collected", func() bool { runtime.GC(); return asked.Value() == nil })
+	f.later(evictDelay)
+	f.wantEvicted("?a5", "a5")
+	f.Blocked(f.waits, func(yield func(string) bool) {
+		for yield("n1") {
+		}
+	}, f.clock.Now()) // Comes to an end.
 }

@@ -73,7 +73,7 @@ func (c *Cluster) podSeen(pod *corev1.Pod) {
 	case pod.Status.NominatedNodeName != "":
 		c.ledger.Nominate(pod.Status.NominatedNodeName, seen)
 	default:
-		if !c.evictor.holds(seen.UID) {
+		if !c.evictor.holds(seen) {
 			c.ledger.Withdraw(seen.UID)
 		}
 	}

@@ -37,6 +37,9 @@ type fixture struct {
 	events chan string
 }
 
+// begin is when each test begins, by the fixture's clock.
+var begin = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+
 // start runs a Cluster that knows the objects.
 func start(t *testing.T, bindTimeout time.Duration, objects ...runtime.Object) *fixture {
 	t.Helper()
@@ -56,7 +59,7 @@ func startWith(t *testing.T, o Options, change func(*Cluster), objects ...runtim
 	})
 	f := &fixture{
 		t: t, client: client, counts: &counts{n: map[string]int{}},
-		clock:  clocktesting.NewFakeClock(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)),
+		clock:  clocktesting.NewFakeClock(begin),
 		server: &server{pods: map[types.NamespacedName]*corev1.Pod{}},
 	}
 	for _, object := range objects {

@@ -33,7 +33,7 @@ func (c *Cluster) Preempt(ctx context.Context, pod *corev1.Pod, proposed map[str
 	if !c.sync.budgets() {
 		return nil, fmt.Errorf("%w: disruption budgets are still being listed", ErrNotReady)
 	}
-	s := c.newSurvey(pod)
+	s := c.newSurvey(pod, podRequests(pod, protocol.PodRequest(pod)))
 	answer := map[string]preemption.Victims{}
 	for name, proposal := range proposed {
 		if victims, ok := s.choose(name, proposal); ok {
@@ -56,9 +56,9 @@ type survey struct {
 	book      budgetBook
 }
 
-func (c *Cluster) newSurvey(pod *corev1.Pod) *survey {
+// newSurvey begins a survey for a pod that takes these of its node.
+func (c *Cluster) newSurvey(pod *corev1.Pod, requests corev1.ResourceList) *survey {
 	s := &survey{Cluster: c, pod: protocol.Pod(pod), spec: &pod.Spec, book: budgetBook{lister: c.budgets}}
-	requests := podRequests(pod, s.pod.Request)
 	for name := range requests {
 		s.resources = append(s.resources, name)
 	}
