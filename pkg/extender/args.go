@@ -92,6 +92,11 @@ func read(w http.ResponseWriter, r *http.Request, into any) error {
 		}
 		return fmt.Errorf("the request's body can't be read: %w", err)
 	}
+	if counted, ok := r.Body.(*countedBody); ok {
+		if err := counted.decodes(body.Bytes()); err != nil {
+			return err
+		}
+	}
 	if own, ok := into.(interface{ decode(body []byte) error }); ok {
 		return own.decode(body.Bytes())
 	}

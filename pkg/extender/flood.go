@@ -1,6 +1,7 @@
 package extender
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"net"
@@ -14,16 +15,42 @@ import (
 const (
 	// maxConnections is far above what kube-scheduler opens: one for each bind in flight, and a few.
 	maxConnections = 8192
-	// maxBodies bounds the requests' bodies that are in memory at once, all connections together. kube-scheduler's calls
-	// that name nodes come one after another and have a megabyte or two; its binds come together and have half a kilobyte.
+	// maxBodies bounds the requests' bodies that are in memory at once, with what they are decoded to, all connections
+	// together. kube-scheduler's calls that name nodes come one after another and have a megabyte or two; its binds come
+	// together and have half a kilobyte.
 	maxBodies = 64 << 20
+	// valueCost and elementCost are what is counted for a value of a body, and for an element of a list that can become a
+	// struct, beside its bytes: "null," in a list of containers or nodes is five bytes, and becomes some hundreds.
+	valueCost   = 32
+	elementCost = 512
+	// maxReaders bounds the answers that tell of the whole cluster and are made, or fetched, at once.
+	maxReaders = 8
 )
 
 // errFlooded answers a request whose body finds no room. Nothing waits for room: who sends slowly would hold up others.
 var errFlooded = errors.New("too many large requests at once")
 
+// errTooMany answers a request that would never find room.
+var errTooMany = errors.New("the request's body has too many values: where it carries whole nodes, set nodeCacheCapable: true " +
+	"for this extender in kube-scheduler's configuration")
+
 // bounded lets no more connections be open than maxConnections: others wait to be accepted.
 func bounded(l net.Listener) net.Listener { return netutil.LimitListener(l, maxConnections) }
+
+// few lets no more than so many calls be answered at once: who asks for the whole cluster, and doesn't fetch it, keeps it
+// in memory. The others are told to come again.
+func few(most int, next http.Handler) http.Handler {
+	places := make(chan struct{}, most)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case places <- struct{}{}:
+			defer func() { <-places }()
+			next.ServeHTTP(w, r)
+		default:
+			http.Error(w, "too many others ask for the same at the moment", http.StatusServiceUnavailable)
+		}
+	})
+}
 
 // bodies counts what is in memory of requests' bodies.
 type bodies struct {
@@ -64,6 +91,69 @@ func (c *countedBody) Read(p []byte) (int, error) {
 		return 0, errFlooded
 	}
 	return n, err
+}
+
+// decodes counts what the body, which was read, is about to be decoded to.
+func (c *countedBody) decodes(body []byte) error {
+	cost := weigh(body, c.all.limit)
+	if cost > c.all.limit {
+		return errTooMany
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.read += cost
+	if c.all.read.Add(cost) > c.all.limit {
+		return errFlooded
+	}
+	return nil
+}
+
+// weigh returns what a body costs beside its bytes once it is decoded, or more than the limit. What is no JSON has some
+// weight too; the decoder refuses it soon enough.
+func weigh(body []byte, limit int64) (cost int64) {
+	var lists []bool // Whether each value that has begun is a list.
+	within := func() bool { return len(lists) > 0 && lists[len(lists)-1] }
+	for i := 0; i < len(body) && cost <= limit; i++ {
+		switch body[i] {
+		case '"':
+			i += stringEnd(body[i+1:])
+		case ',':
+			cost += valueCost
+		case '{', '[':
+			if within() {
+				cost += elementCost
+			}
+			cost += valueCost
+			lists = append(lists, body[i] == '[')
+		case '}', ']':
+			if len(lists) > 0 {
+				lists = lists[:len(lists)-1]
+			}
+		case 'n': // null
+			if within() {
+				cost += elementCost
+			}
+		}
+	}
+	return cost
+}
+
+// stringEnd returns how many bytes there are up to the quote that ends a JSON string, that included.
+func stringEnd(rest []byte) int {
+	for at := 0; ; {
+		quote := bytes.IndexByte(rest[at:], '"')
+		if quote < 0 {
+			return len(rest)
+		}
+		at += quote + 1
+		escapes := 0
+		for i := at - 2; i >= 0 && rest[i] == '\\'; i-- {
+			escapes++
+		}
+		if escapes%2 == 0 {
+			return at
+		}
+	}
 }
 
 func (c *countedBody) forget() {

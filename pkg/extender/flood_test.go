@@ -4,9 +4,13 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 )
 
@@ -19,6 +23,7 @@ func TestAFloodOfLargeRequests(t *testing.T) {
 	body := text(t, extenderv1.ExtenderArgs{Pod: newPod("p", 1), NodeNames: names("n1")})
 	// Room for half of two large ones, and half of a small one.
 	server.bodies.limit = int64(2*half + len(body)/2)
+	server.slowest = time.Hour // The flood is to last.
 	s := serve(t, server)
 	ask := func() string {
 		response, err := http.Post("http://"+s.address+Prefix+"/filter", "application/json", strings.NewReader(body))
@@ -46,4 +51,108 @@ func TestAFloodOfLargeRequests(t *testing.T) {
 	second.Close()
 	await(t, "an answer after the flood", func() bool { return strings.Contains(ask(), `"NodeNames":["n1"]`) })
 	await(t, "nothing is counted any more", func() bool { return server.bodies.read.Load() == 0 })
+}
+
+// Few bytes can become many: "null" in a list of containers is five bytes, and becomes four hundred. Whole nodes as they
+// are in a cluster find room.
+func TestBodiesThatBecomeLarge(t *testing.T) {
+	f := start(t, newNode(t, "n1", 100))
+	pod := `{"metadata":{"name":"p","namespace":"d","uid":"u"},"spec":{"containers":[{"resources":{"limits":{"aliyun.com/gpu-mem":"1"}}}]}}`
+	list := func(element string) string { return "[" + strings.Repeat(element+",", 1<<20) + element + "]" }
+	for name, body := range map[string]string{
+		"nulls for containers": `{"Pod":{"spec":{"containers":` + list("null") + `}}}`,
+		"nothing for nodes":    `{"Pod":` + pod + `,"Nodes":{"items":` + list("{}") + `}}`,
+		"lists in a list":      `{"Pod":{"spec":{"tolerations":` + list("[]") + `}}}`,
+		"no end of names":      `{"Pod":` + pod + `,"NodeNames":` + strings.ReplaceAll(list("{}"), "{}", `""`) + `,"x":` + list("1") + `}`,
+	} {
+		w := f.call(http.MethodPost, Prefix+"/filter", body)
+		got := answer[filterResult](t, w, 200).Error
+		if want := errTooMany.Error(); got != want {
+			t.Errorf("%s: %.300q, want %q", name, got, want)
+		}
+	}
+
+	args := extenderv1.ExtenderArgs{Pod: newPod("p", 1), Nodes: &corev1.NodeList{}}
+	for i := range 800 {
+		node := newNode(t, fmt.Sprintf("node-%d", i), 100, 100, 100, 100, 100, 100, 100, 100)
+		for j := range 50 {
+			digest := fmt.Sprintf("registry.example/team/image-%d@sha256:%064d", j, j)
+			node.Status.Images = append(node.Status.Images, corev1.ContainerImage{Names: []string{digest, digest[:40] + ":v1"}, SizeBytes: 1})
+		}
+		for range 6 {
+			node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{Type: "Ready", Reason: "some", Message: "words"})
+			node.ManagedFields = append(node.ManagedFields, metav1.ManagedFieldsEntry{Manager: "kubelet"})
+		}
+		args.Nodes.Items = append(args.Nodes.Items, *node)
+	}
+	if got := answer[extenderv1.ExtenderFilterResult](t, f.post("filter", args), 200); got.Error != "" {
+		t.Errorf("whole nodes, %d MiB of them: %s", len(text(t, args))>>20, got.Error)
+	}
+}
+
+func TestWeigh(t *testing.T) {
+	for body, want := range map[string]int64{
+		``:                            0,
+		`{}`:                          valueCost,
+		`{"a":"b"}`:                   valueCost,
+		`{"a":1,"b":null}`:            2 * valueCost,
+		`[1,2,3]`:                     3 * valueCost,
+		`[null]`:                      valueCost + elementCost,
+		`[{},{}]`:                     4*valueCost + 2*elementCost,
+		`[[],[{}]]`:                   5*valueCost + 3*elementCost,
+		`{"a":[{"b":{}}],"c":{}}`:     6*valueCost + elementCost,
+		`{"a,b\"[{,n":"\\","c":",,"}`: 2 * valueCost,
+		`["\\\"null,",null]`:          2*valueCost + elementCost,
+		`["no end, null`:              valueCost,
+		`]]][null]`:                   valueCost + elementCost,
+	} {
+		if got := weigh([]byte(body), maxBodies); got != want {
+			t.Errorf("%s: %d, want %d", body, got, want)
+		}
+	}
+	if got := weigh([]byte(strings.Repeat("[", 1<<20)), 1000); got <= 1000 || got > 2000 {
+		t.Errorf("what is over the limit: %d", got)
+	}
+}
+
+// Whoever asks for the whole cluster and doesn't fetch it can't have it held in memory any number of times.
+func TestAFloodOfReaders(t *testing.T) {
+	f := start(t, newNode(t, "n1", 100))
+	options := f.options(f.cluster)
+	begun, letGo := make(chan struct{}), make(chan struct{})
+	options.Metrics = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		begun <- struct{}{}
+		<-letGo
+	})
+	server := NewServer(options)
+	// On both addresses.
+	handlers := []http.Handler{server.Handler(), server.HealthHandler()}
+	ask := func(i int, path string) int {
+		w := httptest.NewRecorder()
+		handlers[i%2].ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		return w.Code
+	}
+	ended := make(chan int)
+	for i := range maxReaders {
+		go func() { ended <- ask(i, "/metrics") }()
+		<-begun
+	}
+	for i := range 2 {
+		if got := ask(i, "/metrics"); got != http.StatusServiceUnavailable {
+			t.Errorf("one more: %d", got)
+		}
+		if got := ask(i, "/livez"); got != http.StatusOK {
+			t.Errorf("livez meanwhile: %d", got)
+		}
+	}
+	close(letGo)
+	for range maxReaders {
+		if got := <-ended; got != http.StatusOK {
+			t.Errorf("one of the first: %d", got)
+		}
+	}
+	go func() { <-begun }()
+	if got := ask(0, "/metrics"); got != http.StatusOK {
+		t.Errorf("afterwards: %d", got)
+	}
 }

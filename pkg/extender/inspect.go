@@ -36,29 +36,43 @@ type podView struct {
 	UsedGPU   gpu.Memory `json:"usedGPU"`
 }
 
-// inspect shows the ledger: every node, or the one that the path names.
-func (s *Server) inspect(w http.ResponseWriter, r *http.Request, params httprouter.Params) {
-	if err := s.Cluster.Ready(); err != nil {
-		write(w, r, http.StatusServiceUnavailable, inspection{Nodes: []nodeView{}, Error: err.Error()})
+// inspectAll shows the ledger.
+func (s *Server) inspectAll(w http.ResponseWriter, r *http.Request) {
+	if s.unready(w, r) {
 		return
 	}
-	status, answer := http.StatusOK, inspection{Nodes: []nodeView{}}
-	if name := params.ByName("node"); name != "" {
-		node, ok := s.Cluster.Ledger().Node(name)
-		if !ok || !shown(node) {
-			status = http.StatusNotFound
-			answer.Error = fmt.Sprintf("node %.253q shares no GPU memory, or doesn't exist", name)
-		} else {
+	answer := inspection{Nodes: []nodeView{}}
+	for _, node := range s.Cluster.Ledger().Nodes() {
+		if shown(node) {
 			answer.Nodes = append(answer.Nodes, viewNode(node))
 		}
-	} else {
-		for _, node := range s.Cluster.Ledger().Nodes() {
-			if shown(node) {
-				answer.Nodes = append(answer.Nodes, viewNode(node))
-			}
-		}
 	}
-	write(w, r, status, answer)
+	write(w, r, http.StatusOK, answer)
+}
+
+// inspectNode shows the node that the path names.
+func (s *Server) inspectNode(w http.ResponseWriter, r *http.Request, params httprouter.Params) {
+	if s.unready(w, r) {
+		return
+	}
+	name := params.ByName("node")
+	node, ok := s.Cluster.Ledger().Node(name)
+	if !ok || !shown(node) {
+		write(w, r, http.StatusNotFound, inspection{
+			Nodes: []nodeView{}, Error: fmt.Sprintf("node %.253q shares no GPU memory, or doesn't exist", name),
+		})
+		return
+	}
+	write(w, r, http.StatusOK, inspection{Nodes: []nodeView{viewNode(node)}})
+}
+
+// unready says so, where the ledger doesn't stand.
+func (s *Server) unready(w http.ResponseWriter, r *http.Request) bool {
+	err := s.Cluster.Ready()
+	if err != nil {
+		write(w, r, http.StatusServiceUnavailable, inspection{Nodes: []nodeView{}, Error: err.Error()})
+	}
+	return err != nil
 }
 
 // shown says whether there is anything to tell of the node: what it offers or, where its object is gone, who is still

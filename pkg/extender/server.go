@@ -96,16 +96,20 @@ type Options struct {
 // Server answers HTTP.
 type Server struct {
 	Options
-	// grace is stopGrace outside tests.
-	grace time.Duration
+	// grace is stopGrace and slowest is readTimeout outside tests.
+	grace, slowest time.Duration
 	// inFlight counts the calls of kube-scheduler in flight.
 	inFlight atomic.Int64
 	bodies   bodies
+	// metrics answers /metrics, on whichever address.
+	metrics http.Handler
 }
 
 // NewServer wires a Server.
 func NewServer(o Options) *Server {
-	return &Server{Options: o, grace: stopGrace, bodies: bodies{limit: maxBodies}}
+	return &Server{
+		Options: o, grace: stopGrace, slowest: readTimeout, bodies: bodies{limit: maxBodies}, metrics: few(maxReaders, o.Metrics),
+	}
 }
 
 // Handler returns the router with every path.
@@ -119,8 +123,8 @@ func (s *Server) router() *httprouter.Router {
 	r.HandlerFunc(http.MethodPost, Prefix+"/prioritize", verb(s, "prioritize", s.prioritize, nil))
 	r.HandlerFunc(http.MethodPost, Prefix+"/bind", verb(s, "bind", s.bind, bindError))
 	r.HandlerFunc(http.MethodPost, Prefix+"/preempt", verb(s, "preempt", s.preempt, nil))
-	r.GET(Prefix+"/inspect", s.inspect)
-	r.GET(Prefix+"/inspect/:node", s.inspect)
+	r.Handler(http.MethodGet, Prefix+"/inspect", few(maxReaders, http.HandlerFunc(s.inspectAll)))
+	r.GET(Prefix+"/inspect/:node", s.inspectNode)
 	if s.Page != nil {
 		r.Handler(http.MethodGet, "/ui", s.Page)
 		r.Handler(http.MethodGet, "/ui/*file", s.Page)
@@ -135,7 +139,7 @@ func (s *Server) withHealth(r *httprouter.Router) *httprouter.Router {
 	r.GET("/version", getVersion)
 	r.GET("/livez", livez)
 	r.GET("/readyz", s.readyz)
-	r.Handler(http.MethodGet, "/metrics", s.Metrics)
+	r.Handler(http.MethodGet, "/metrics", s.metrics)
 	r.NotFound = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		http.Error(w, fmt.Sprintf("no such path: %.200q", req.URL.Path), http.StatusNotFound)
 	})
@@ -164,7 +168,7 @@ func (s *Server) serve(ctx context.Context, listener net.Listener, handler http.
 	server := &http.Server{
 		Handler:           handler,
 		ReadHeaderTimeout: headerTimeout,
-		ReadTimeout:       readTimeout,
+		ReadTimeout:       s.slowest,
 		WriteTimeout:      writeTimeout,
 		IdleTimeout:       idleTimeout,
 		BaseContext:       func(net.Listener) context.Context { return context.WithoutCancel(ctx) },

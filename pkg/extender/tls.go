@@ -11,7 +11,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// tlsFilesAge is how long the files' content is used before their times are looked at again.
+// tlsFilesAge is how long the files' content is used before they are looked at again.
 const tlsFilesAge = time.Second
 
 // ServerTLS returns a configuration that serves the certificate of the two files, and asks clients for a certificate
@@ -25,8 +25,8 @@ func ServerTLS(certFile, keyFile, clientCAFile string) (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: files.config}, nil
 }
 
-// tlsFiles makes the configuration of the files, anew once one of them changes. Files that can't be read (they may be half
-// written) leave the configuration before in place.
+// tlsFiles makes the configuration of the files, anew once one of them changes. Files that can't be read or used (they may
+// be half written) leave the configuration before in place.
 type tlsFiles struct {
 	cert, key string
 	// clientCA is empty where clients need no certificate.
@@ -34,9 +34,15 @@ type tlsFiles struct {
 
 	mu      sync.Mutex
 	current *tls.Config
-	changed [3]time.Time
-	looked  time.Time
+	// seen is what the files held that current was made of. Their times wouldn't do: those of two changes can be equal.
+	seen   tlsContent
+	looked time.Time
+	// problem is what was last said of files that can't be used: it is said once.
+	problem string
 }
+
+// tlsContent is what the files hold.
+type tlsContent struct{ cert, key, clientCA string }
 
 // config implements tls.Config's GetConfigForClient. It returns one and the same configuration while nothing changes,
 // and with it lets clients resume sessions; none is resumed that an earlier CA admitted.
@@ -47,46 +53,57 @@ func (f *tlsFiles) config(*tls.ClientHelloInfo) (*tls.Config, error) {
 		return f.current, nil
 	}
 	f.looked = time.Now()
-	changed := [3]time.Time{modified(f.cert), modified(f.key), modified(f.clientCA)}
-	if f.current != nil && changed == f.changed {
-		return f.current, nil
-	}
-	config, err := f.read()
+	err := f.update()
 	switch {
 	case err == nil:
-		f.current, f.changed = config, changed
+		f.problem = ""
 	case f.current == nil:
 		return nil, err
-	default:
+	case err.Error() != f.problem:
+		f.problem = err.Error()
 		klog.Background().Error(err, "The changed TLS files can't be used: the ones before still are")
 	}
 	return f.current, nil
 }
 
-func (f *tlsFiles) read() (*tls.Config, error) {
-	pair, err := tls.LoadX509KeyPair(f.cert, f.key)
+// update reads the files, and makes a configuration of them where they aren't as before.
+func (f *tlsFiles) update() error {
+	content, err := f.read()
+	if err != nil || f.current != nil && content == f.seen {
+		return err
+	}
+	pair, err := tls.X509KeyPair([]byte(content.cert), []byte(content.key))
 	if err != nil {
-		return nil, fmt.Errorf("--tls-cert-file, --tls-key-file: %w", err)
+		return fmt.Errorf("--tls-cert-file, --tls-key-file: %w", err)
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, NextProtos: []string{"http/1.1"}}
-	if f.clientCA == "" {
-		return config, nil
+	if f.clientCA != "" {
+		config.ClientAuth, config.ClientCAs = tls.RequireAndVerifyClientCert, x509.NewCertPool()
+		if !config.ClientCAs.AppendCertsFromPEM([]byte(content.clientCA)) {
+			return fmt.Errorf("--client-ca-file: no certificate in %s", f.clientCA)
+		}
 	}
-	pem, err := os.ReadFile(f.clientCA)
-	if err != nil {
-		return nil, fmt.Errorf("--client-ca-file: %w", err)
-	}
-	config.ClientAuth, config.ClientCAs = tls.RequireAndVerifyClientCert, x509.NewCertPool()
-	if !config.ClientCAs.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("--client-ca-file: no certificate in %s", f.clientCA)
-	}
-	return config, nil
+	f.current, f.seen = config, content
+	return nil
 }
 
-func modified(path string) time.Time {
-	info, err := os.Stat(path)
-	if err != nil {
-		return time.Time{}
+func (f *tlsFiles) read() (content tlsContent, err error) {
+	for _, file := range []struct {
+		flags, path string
+		into        *string
+	}{
+		{"--tls-cert-file, --tls-key-file", f.cert, &content.cert},
+		{"--tls-cert-file, --tls-key-file", f.key, &content.key},
+		{"--client-ca-file", f.clientCA, &content.clientCA},
+	} {
+		if file.path == "" {
+			continue
+		}
+		text, err := os.ReadFile(file.path)
+		if err != nil {
+			return tlsContent{}, fmt.Errorf("%s: %w", file.flags, err)
+		}
+		*file.into = string(text)
 	}
-	return info.ModTime()
+	return content, nil
 }
