@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -104,9 +105,10 @@ func (s *settler) adopt(pod *corev1.Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, open := s.open[found.UID]
-	home, _, known := s.ledger.Lookup(found.UID)
-	// One that is known elsewhere was bound here by another leader, after a bind of ours that came to nothing.
-	if known && home == pod.Spec.NodeName || open && !known {
+	home, holder, known := s.ledger.Lookup(found.UID)
+	// One that is known elsewhere, or here as no more than reserved, was bound by another leader, after a bind of ours that
+	// came to nothing: perhaps to another card.
+	if known && home == pod.Spec.NodeName && holder.State == ledger.Bound || open && !known {
 		return
 	}
 	s.enter(attempt{pod: found, node: pod.Spec.NodeName}, pod)

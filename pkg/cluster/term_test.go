@@ -65,6 +65,34 @@ func TestALeaderLearnsOfBindsOfPodsThatItTriedToBindElsewhere(t *testing.T) {
 	f.wantHeld(theirs, "bound n1 card 0")
 }
 
+// The same with the node that this replica tried: the leader in between may have chosen another card of it.
+func TestALeaderLearnsWhichCardAnotherChoseForAPodThatItTriedToBind(t *testing.T) {
+	theirs, ours := newPod("theirs", 60), newPod("ours", 60)
+	f := start(t, patient, newNode(t, "n1", 100, 100), theirs, ours)
+	f.server.with(func(s *server) {
+		s.noReads = errLost
+		s.onBind = func(context.Context, *corev1.Binding) error { return errLost }
+	})
+	if err := f.bind(theirs); !errors.Is(err, ErrUnsettled) {
+		t.Fatalf("bind: %v, want ErrUnsettled", err)
+	}
+	f.wantHeld(theirs, "reserved n1 card 0")
+	f.server.with(func(s *server) {
+		s.noReads, s.onBind = nil, nil
+		bound := s.pods[types.NamespacedName{Namespace: theirs.Namespace, Name: theirs.Name}]
+		bound.Spec.NodeName = "n1"
+		bound.Annotations = map[string]string{"ALIYUN_COM_GPU_MEM_IDX": "1"}
+	})
+	if err := f.TakeOver(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.bind(ours); err != nil {
+		t.Error(err)
+	}
+	f.wantHeld(theirs, "bound n1 card 1")
+	f.wantHeld(ours, "bound n1 card 0")
+}
+
 func TestANodeIsListedOnceATerm(t *testing.T) {
 	f := start(t, patient, newNode(t, "n1", 100), newPod("a", 1), newPod("b", 1), newPod("c", 1))
 	reads := func(name string) (n int) {
