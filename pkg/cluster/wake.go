@@ -124,7 +124,7 @@ func (w *waker) inherit(pods []gpu.Pod) {
 	}
 	w.mu.Unlock()
 	if node, ok := w.anyFit(leastOf(pods)); ok {
-		w.freed(node)
+		w.call(node) // Perhaps none of them fits just there, but on another node.
 	}
 }
 
@@ -241,7 +241,7 @@ func (w *waker) wake(ctx context.Context) {
 		again()
 		return
 	}
-	logger.Info("The scheduling queue is woken", "forGroup", called)
+	logger.Info("The scheduling queue is woken", "whoeverWaits", called)
 	w.observer.Woken()
 	w.woken(at)
 }

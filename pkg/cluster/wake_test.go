@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -318,6 +319,25 @@ func TestRefusalsAreInherited(t *testing.T) {
 			})
 		}
 	}
+}
+
+// That no pod fits on a node on which the one that stands for all would, is no reason to leave it at that.
+func TestAnInheritedRefusalIsLookedIntoOnEveryNode(t *testing.T) {
+	objects := []runtime.Object{newNode(t, "room", 100), ranked(newPod("small", 30), 0), ranked(newPod("important", 1000), 9)}
+	for i := range 20 {
+		// 40 are free, and kept for whom the others leave.
+		node := fmt.Sprint("n", i)
+		nominated := ranked(newPod("nominated-"+node, 100), 5)
+		nominated.Status.NominatedNodeName = node
+		leaves := ranked(boundPod("leaves-"+node, 60, node, 0), 1)
+		leaves.DeletionTimestamp, leaves.Finalizers = &metav1.Time{Time: begin}, []string{"test/kubelet"}
+		objects = append(objects, newNode(t, node, 100), nominated, leaves)
+	}
+	f := start(t, patient, objects...)
+	f.await("a wake", func() bool {
+		f.clock.Step(settleInterval)
+		return len(f.server.wakes()) > 0
+	})
 }
 
 func ended(pod *corev1.Pod) *corev1.Pod {
