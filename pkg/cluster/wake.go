@@ -99,6 +99,18 @@ func (c *Cluster) inheritRefusals() {
 }
 
 func (w *waker) refuse(pod gpu.Pod, at time.Time) {
+	w.note(pod, at)
+	if w.clock.Since(at) < wakeDelay {
+		return
+	}
+	// On a machine with no time to spare. What came free since filter looked may have been looked into meanwhile, without
+	// this pod.
+	if node, ok := w.anyFit(pod); ok {
+		w.freed(node)
+	}
+}
+
+func (w *waker) note(pod gpu.Pod, at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if _, again := w.refused[pod.UID]; !again && len(w.refused) >= maxRefused {

@@ -101,6 +101,18 @@ func TestMemoryThatComesFreeWakesTheQueueOnce(t *testing.T) {
 	}
 }
 
+// A refusal that is noted long after filter has looked may miss the round that would have been its own.
+func TestARefusalThatIsNotedLateIsLookedIntoAtOnce(t *testing.T) {
+	f := startWaker(t)
+	looked := f.clock.Now()
+	f.clock.Step(time.Nanosecond)
+	f.round("n1")
+	f.refuse(pod("a"), looked)
+	f.sleeps()
+	f.clock.Step(wakeInterval + wakeDelay)
+	f.wantWakes("n1")
+}
+
 func TestNobodyIsWokenInVain(t *testing.T) {
 	tests := map[string]func(f *wakerFixture){
 		"nobody was refused": func(f *wakerFixture) {},
@@ -230,7 +242,8 @@ func TestALateWatchParksNoPod(t *testing.T) {
 func TestManyRefusalsCostLittle(t *testing.T) {
 	looks, room := 0, gpu.Memory(99)
 	w := newWaker(clocktesting.NewFakeClock(time.Unix(1_000_000, 0)), &server{}, &counts{n: map[string]int{}},
-		func(p gpu.Pod, _ string) bool { looks++; return p.Request <= room }, nil, func() error { return nil })
+		func(p gpu.Pod, _ string) bool { looks++; return p.Request <= room },
+		func(gpu.Pod) (string, bool) { return "", false }, func() error { return nil })
 	for i := range 10_000 {
 		w.refuse(gpu.Pod{UID: gpu.PodUID(fmt.Sprint(i)), Request: gpu.Memory(100 + i%100), Priority: int32(i % 7)}, w.clock.Now().Add(-time.Second))
 	}
