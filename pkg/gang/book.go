@@ -254,8 +254,12 @@ func (b *Book) Tick(now time.Time) {
 	b.keepClaim(ready, now)
 }
 
-// strangerLife is how long a pod is remembered that the watch doesn't tell of.
-const strangerLife = 10 * time.Minute
+// strangerLife is how long a pod is remembered that the watch doesn't tell of, maxStrangers how many of them are: who asks
+// for pods that don't exist doesn't fill the memory.
+const (
+	strangerLife = 10 * time.Minute
+	maxStrangers = 20_000
+)
 
 // expire ends what has lasted too long: the hold of binds, and the keeping of places.
 func (b *Book) expire(g *group, now time.Time) {

@@ -26,12 +26,23 @@ func (b *Book) Filter(uid gpu.PodUID, offered []string, now time.Time) Answer {
 	defer b.mu.Unlock()
 	m := b.members[uid]
 	if m == nil {
-		b.strangers[uid] = now
+		b.remember(uid, now)
 		return Answer{Why: Unknown}
 	}
 	answer := b.filter(m, offered, now)
 	m.refused = !answer.Free && len(answer.Nodes) == 0
 	return answer
+}
+
+// remember notes that kube-scheduler asked about a pod that the watch hasn't told of.
+func (b *Book) remember(uid gpu.PodUID, now time.Time) {
+	if _, again := b.strangers[uid]; !again && len(b.strangers) >= maxStrangers {
+		for other := range b.strangers {
+			delete(b.strangers, other) // Whichever: so many don't come while a watch is behind.
+			break
+		}
+	}
+	b.strangers[uid] = now
 }
 
 func (b *Book) filter(m *member, offered []string, now time.Time) Answer {
