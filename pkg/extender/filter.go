@@ -34,11 +34,7 @@ func (s *Server) filter(_ context.Context, args *nodesArgs) (any, error) {
 	}
 
 	at := time.Now()
-	answer := s.look(s.view(at), pod, names)
-	if len(answer.fit) == 0 && s.FilterBest > 0 {
-		// Not all that was promised is taken in the end: whoever finds a place there still may try it.
-		answer = s.look(s.plainView(), pod, names)
-	}
+	answer := s.look(pod, names, at)
 	s.count(answer)
 	if len(answer.fit) > 0 {
 		s.Cluster.Passed(pod.UID)
@@ -51,34 +47,40 @@ func (s *Server) filter(_ context.Context, args *nodesArgs) (any, error) {
 		// kube-scheduler asks why a node was left out only where none fits (pkg/scheduler/schedule_one.go, schedulePod):
 		// for the pod's Event, and to see where preemption could help.
 		answer.fit, answer.reasons = placement.Best(answer.fit, s.FilterBest), nil
-		s.Cluster.Ledger().Promise(pod, answer.passed(), at)
+		s.promise(pod, answer.passed(), at)
+	} else if len(answer.fit) == 1 {
+		s.promise(pod, answer.passed(), at) // kube-scheduler doesn't ask for the score of an only one.
 	}
 	return args.answer(answer), nil
 }
 
-// view is how filter and prioritize look at nodes. What was promised to others counts where few nodes are passed; were
-// every node promised to each pod, that would say nothing.
-func (s *Server) view(at time.Time) ledger.View {
-	view := s.plainView()
-	if s.FilterBest > 0 {
-		view.Promised = at
+// promise notes to which nodes the pod may be bound in a moment: few, or that would say nothing.
+func (s *Server) promise(pod gpu.Pod, names []string, at time.Time) {
+	if len(names) > 0 && len(names) <= s.FilterBest {
+		s.Cluster.Ledger().Promise(pod, names, at)
 	}
-	return view
 }
 
-func (s *Server) plainView() ledger.View { return ledger.View{Card: s.CardPolicy, Node: s.NodePolicy} }
-
-// look says of every node whether and how well it suits the pod.
-func (s *Server) look(view ledger.View, pod gpu.Pod, names []string) filterAnswer {
+// look says of every node whether and how well it suits the pod. What was promised to others counts, see promise.
+func (s *Server) look(pod gpu.Pod, names []string, at time.Time) filterAnswer {
 	answer := filterAnswer{
 		names: names, fit: make([]placement.Candidate, 0, len(names)), reasons: make([]placement.Reason, len(names)),
 	}
-	s.Cluster.Ledger().Rank(view, pod, names, func(i int, suits placement.Suitability, reason placement.Reason) {
+	note := func(i int, suits placement.Suitability, reason placement.Reason) {
 		answer.reasons[i] = reason
 		if reason == placement.Fits {
 			answer.fit = append(answer.fit, placement.Candidate{Node: i, Suits: suits})
 		}
-	})
+	}
+	view := ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}
+	if s.FilterBest > 0 {
+		view.Promised = at
+	}
+	if promised := s.Cluster.Ledger().Rank(view, pod, names, note); promised && len(answer.fit) == 0 {
+		// Not all that was promised is taken in the end: whoever finds a place there still may try it.
+		view.Promised = time.Time{}
+		s.Cluster.Ledger().Rank(view, pod, names, note)
+	}
 	return answer
 }
 

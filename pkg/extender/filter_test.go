@@ -126,3 +126,26 @@ func TestPodsInFlightDoNotMeet(t *testing.T) {
 		t.Errorf("third: %v, though both are taken", *got)
 	}
 }
+
+// Nor do they where few nodes are on offer, and filter passes every one that fits: then the score decides.
+func TestPodsInFlightDoNotMeetWhereTheScoreDecides(t *testing.T) {
+	f := start(t, newNode(t, "near", 100), boundPod("a", 30, "near", 0), newNode(t, "far", 100), boundPod("b", 10, "far", 0))
+	f.best(32)
+	expect := func(name string, want ...string) {
+		t.Helper()
+		args := extenderv1.ExtenderArgs{Pod: newPod(name, 60), NodeNames: names("near", "far")}
+		got := answer[filterResult](t, f.post("filter", args), 200).NodeNames
+		if diff := cmp.Diff(&want, got); diff != "" {
+			t.Fatalf("%s (-want +got):\n%s", name, diff)
+		}
+		if len(*got) > 1 { // As kube-scheduler does.
+			args.NodeNames = got
+			if scores := answer[extenderv1.HostPriorityList](t, f.post("prioritize", args), 200); scores[0].Score <= scores[1].Score {
+				t.Fatalf("scores %v, want the first to win", scores)
+			}
+		}
+	}
+	expect("first", "near", "far")
+	expect("second", "far") // The only one, of which the score isn't asked.
+	expect("third", "near", "far")
+}

@@ -28,8 +28,15 @@ func (s *Server) prioritize(_ context.Context, args *nodesArgs) (any, error) {
 	if err := s.Cluster.Ready(); err != nil {
 		return nil, err
 	}
-	s.Cluster.Ledger().Rank(s.view(time.Now()), pod, names, func(i int, suits placement.Suitability, _ placement.Reason) {
-		answer[i].Score = int64(suits.Score())
-	})
+	at := time.Now()
+	found := s.look(pod, names, at)
+	for _, candidate := range found.fit {
+		answer[candidate.Node].Score = int64(candidate.Suits.Score())
+	}
+	if s.FilterBest > 0 {
+		// Where filter left nothing out, this is what decides.
+		found.fit = placement.Best(found.fit, s.FilterBest)
+		s.promise(pod, found.passed(), at)
+	}
 	return answer, nil
 }

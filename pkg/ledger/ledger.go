@@ -164,8 +164,8 @@ type View struct {
 }
 
 // Rank is Check with how well each node suits the pod besides; i is the node's position among the names. A pod that holds
-// memory already is best off where it is.
-func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, suits placement.Suitability, reason placement.Reason)) {
+// memory already is best off where it is. It says whether there were promises to count.
+func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, suits placement.Suitability, reason placement.Reason)) (promised bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	home, held := l.homes[pod.UID]
@@ -180,6 +180,7 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 			visit(i, suits, reason)
 		}
 	}
+	return l.promises.count(view)
 }
 
 // Reserve chooses a card of the node for the pod and holds its memory, in one step. A pod that holds memory of this

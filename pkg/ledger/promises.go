@@ -68,11 +68,19 @@ func (p *promises) end(which func(promise) bool) {
 	})
 }
 
+// count says whether there are any that the view counts.
+func (p *promises) count(view View) bool {
+	return !view.Promised.IsZero() && slices.ContainsFunc(p.open, func(made promise) bool { return view.counts(made.at) })
+}
+
+// counts says whether a promise of that time counts.
+func (v View) counts(at time.Time) bool { return v.Promised.Sub(at) <= promiseLife }
+
 // withPromised are the cards as the pod finds them once others have got what they were promised. It needs the lock.
 func (n *node) withPromised(cards []placement.Card, view View, pod gpu.Pod) []placement.Card {
 	copied := false
 	for _, other := range n.promised {
-		if other.UID == pod.UID || view.Promised.Sub(other.at) > promiseLife {
+		if other.UID == pod.UID || !view.counts(other.at) {
 			continue
 		}
 		if !copied {

@@ -67,6 +67,29 @@ func TestAPromiseEndsByItself(t *testing.T) {
 	expect(t, "a minute later", []placement.Reason{placement.Fits}, findsAt(l, at.Add(time.Minute), pod("second", 10), "n1"))
 }
 
+func TestRankTellsWhetherThereWerePromisesToCount(t *testing.T) {
+	l := ledger.New(nil)
+	l.SetNode("n1", spec(16))
+	rank := func(promised time.Time) bool {
+		view := ledger.View{Card: placement.Binpack, Node: placement.Binpack, Promised: promised}
+		return l.Rank(view, pod("second", 10), []string{"n1"}, func(int, placement.Suitability, placement.Reason) {})
+	}
+	if rank(at) {
+		t.Error("there were, before the first")
+	}
+	l.Promise(pod("first", 10), []string{"n1"}, at)
+	if !rank(at.Add(time.Second)) {
+		t.Error("there were none, though one stands")
+	}
+	if rank(time.Time{}) || rank(at.Add(time.Minute)) {
+		t.Error("there were, though none counts")
+	}
+	l.Drop(pod("first", 10).UID)
+	if rank(at) {
+		t.Error("there were, though the pod is gone")
+	}
+}
+
 func TestAPromiseLeavesRoomForWhoFitsBeside(t *testing.T) {
 	l := ledger.New(nil)
 	l.SetNode("n1", spec(16, 16))
