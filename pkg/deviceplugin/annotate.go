@@ -133,23 +133,21 @@ func due(pod *podView, given servings) (annotations map[string]any, repair bool)
 	if pod.Terminal {
 		return nil, false
 	}
-	truth, whole, at := serving{Card: noCard}, true, time.Time{}
+	truth, has := given.Lasting(pod.Containers)
+	whole, at := true, time.Time{}
 	for _, container := range pod.Containers {
 		s, ok := given[container.Name]
 		if !ok || !s.HasCard() {
 			whole = false
 			continue
 		}
-		if !truth.HasCard() {
-			truth = s
-		}
 		if s.At.After(at) {
 			at = s.At
 		}
 	}
 	annotations = map[string]any{}
-	repair = truth.HasCard() && pod.Assumed && pod.Assignment.Card != truth.Card
-	if truth.HasCard() && (!pod.Assumed || repair) {
+	repair = has && pod.Assumed && pod.Assignment.Card != truth.Card
+	if has && (!pod.Assumed || repair) {
 		right := protocol.Assignment{Card: truth.Card, Request: pod.Request, CardMemory: truth.CardMemory, AssumeTime: truth.At}
 		for key, value := range right.Annotations() {
 			annotations[key] = value

@@ -87,6 +87,15 @@ func TestDue(t *testing.T) {
 				"ALIYUN_COM_GPU_MEM_ASSIGNED": "true", "ALIYUN_COM_GPU_MEM_ASSIGN_TIME": nanoseconds(0),
 			},
 		},
+		"an init container that has ended has no say beside a container that runs": {
+			pod: newPod("a", initStep(2), main(2), assumed(0, 5), assigned, ran(true)), given: servings{"i": given(1), "main": given(0)},
+		},
+		"it has while it is the only one": {
+			pod: newPod("a", initStep(2), main(2), assumed(0, 5)), given: servings{"i": given(1)}, repair: true,
+			want: map[string]any{
+				"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "2", "ALIYUN_COM_GPU_MEM_DEV": "16", "ALIYUN_COM_GPU_MEM_ASSIGNED": "false",
+			},
+		},
 		"an environment without a card mends nothing": {
 			pod: newPod("a", main(2), assumed(0, 5)), given: servings{"main": {Card: noCard}},
 		},

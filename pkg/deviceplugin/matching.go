@@ -187,18 +187,33 @@ func resolve(candidates []candidate, ask func(candidate) standing, answers func(
 }
 
 // sole finds the container that the kubelet is asking for where it waits for one pod alone. Those that run on while it
-// has lost its books wait in its eyes, too: several pods tell nothing.
+// has lost its books wait in its eyes, too: several pods tell nothing. But those it doesn't ask for, while it does for
+// init containers that have ended, for each when it starts and admits its pod again
+// (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/manager.go, isContainerAlreadyRunning): so these come first.
 func sole(candidates []candidate, ask func(candidate) standing) (found candidate, ok bool) {
+	var ended, running []candidate
 	for _, c := range candidates[:min(len(candidates), maxAsked)] {
-		switch {
-		case ask(c) != waiting:
-		case !ok:
-			found, ok = c, true
-		case found.Pod.UID != c.Pod.UID:
-			return candidate{}, false
+		if c.Container.Init {
+			ended = append(ended, c)
+		} else {
+			running = append(running, c)
 		}
 	}
-	return found, ok
+	for _, group := range [][]candidate{ended, running} {
+		for _, c := range group {
+			switch {
+			case ask(c) != waiting:
+			case !ok:
+				found, ok = c, true
+			case found.Pod.UID != c.Pod.UID:
+				return candidate{}, false
+			}
+		}
+		if ok {
+			return found, true
+		}
+	}
+	return candidate{}, false
 }
 
 // containerKey names a container of this node.

@@ -187,6 +187,8 @@ func TestInterrupted(t *testing.T) {
 		newPod("b", main(2), assumed(1, 2), ran(true)),
 		newPod("c", main(3), assumed(1, 3), ran(true)),
 		newPod("d", main(2), assumed(1, 4), ran(false)),
+		newPod("e", initStep(2), main(9), assumed(1, 5), ran(true)),
+		newPod("f", initStep(2), main(9), assumed(1, 6), ran(true)),
 	}
 	for name, test := range map[string]struct {
 		standing map[string]standing
@@ -197,7 +199,10 @@ func TestInterrupted(t *testing.T) {
 		"then the second":                                {map[string]standing{"a/main": holding, "a/y": waiting, "b/main": absent}, "a/y"},
 		"none if several wait: those really are running": {map[string]standing{"a/main": waiting, "a/y": waiting, "b/main": waiting}, ""},
 		"none without a word":                            {nil, ""},
-		"none of another size, or that isn't running":    {map[string]standing{"c/main": waiting, "d/main": waiting}, ""},
+		"an init container that has ended: what really runs isn't asked for": {
+			map[string]standing{"a/main": waiting, "a/y": waiting, "b/main": waiting, "e/i": waiting, "f/i": absent}, "e/i"},
+		"none if several of them wait":                {map[string]standing{"e/i": waiting, "f/i": waiting}, ""},
+		"none of another size, or that isn't running": {map[string]standing{"c/main": waiting, "d/main": waiting}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &snapshot{Pods: views(pods...)}

@@ -114,10 +114,8 @@ func (s *snapshot) promised(pod *podView, container string) (card int, own bool)
 	if before, ok := given[container]; ok && before.HasCard() {
 		return before.Card, true
 	}
-	for _, other := range pod.Containers {
-		if serving, ok := given[other.Name]; ok && serving.HasCard() {
-			return serving.Card, true
-		}
+	if other, ok := given.Lasting(pod.Containers); ok {
+		return other.Card, true
 	}
 	if pod.Assumed {
 		return pod.Assignment.Card, false

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -589,6 +590,48 @@ func TestKubeletWithoutBooks(t *testing.T) {
 	}
 }
 
+// A kubelet that starts without its books admits the pods that run on one by one, and asks anew for their init containers,
+// which have ended.
+func TestInitContainersAreAskedForAgain(t *testing.T) {
+	var pods []*corev1.Pod
+	var before []entry
+	for i, name := range []string{"one", "two", "three"} {
+		pod := newPod(name, initStep(2), main(2), assumed(i, i), assigned, ran(true))
+		pods = append(pods, pod)
+		ids := []string{deviceID(i, 0), deviceID(i, 1)}
+		before = append(before, newEntry(t, string(pod.UID), "i", i, ids...), newEntry(t, string(pod.UID), "main", i, ids...))
+	}
+	b := newBench(t, pods[0], pods[1], pods[2])
+	b.socket = filepath.Join(b.dir, "pods.sock")
+	writeCheckpoint(t, b.dir, before...)
+	k := startKubelet(t, b.dir, before...)
+	p, _ := b.start(newCards(16, 16, 16))
+	k.awaitDevices(48, 48)
+
+	k.stop()
+	if err := os.Remove(filepath.Join(b.dir, checkpointFile)); err != nil {
+		t.Fatal(err)
+	}
+	k = startKubelet(t, b.dir)
+	k.podResources(b.socket)
+	k.awaitDevices(48, 48)
+	for i, pod := range pods {
+		if got := cardOf(k.mustAdmit(pod, "i")["i"]); got != strconv.Itoa(i) {
+			t.Errorf("the init container of pod %s got card %s, want %d as before", pod.Name, got, i)
+		}
+	}
+	p.allocator.Sync(t.Context())
+	given, _ := p.allocator.record.Snapshot()
+	for i, pod := range pods {
+		if got := b.pod(pod.Name).Annotations["ALIYUN_COM_GPU_MEM_IDX"]; got != strconv.Itoa(i) {
+			t.Errorf("pod %s is annotated with card %s now", pod.Name, got)
+		}
+		if used := (&snapshot{Pods: views(pod), Served: served{gpu.PodUID(pod.UID): given[gpu.PodUID(pod.UID)]}}).used("", false); used[i] != 2 || len(used) != 1 {
+			t.Errorf("pod %s holds %v, want 2 of card %d", pod.Name, used, i)
+		}
+	}
+}
+
 // A kubelet without books asks anew for a container that it starts again, and its word of the end comes after that.
 func TestEndIsToldLate(t *testing.T) {
 	one, two := newPod("one", main(4), assumed(0, 1), assigned, ran(true)), newPod("two", main(4), assumed(1, 2), assigned, ran(true))
@@ -626,14 +669,10 @@ func TestEndIsToldLate(t *testing.T) {
 		t.Errorf("the container got card %s, its pod has card 1", got)
 	}
 	b.awaitAssigned("two", 1)
-	if used := (&snapshot{Served: mapOf(p.allocator.record)}).used("", false); used[0] != 4 || used[1] != 4 {
+	given, _ := p.allocator.record.Snapshot()
+	if used := (&snapshot{Served: given}).used("", false); used[0] != 4 || used[1] != 4 {
 		t.Errorf("cards 0 and 1 have %v taken, want 4 each", used)
 	}
-}
-
-func mapOf(r *record) served {
-	given, _ := r.Snapshot()
-	return given
 }
 
 func TestDirectoryMadeAnew(t *testing.T) {

@@ -59,6 +59,19 @@ func (s servings) Empty() bool {
 	return len(s) > 0
 }
 
+// Lasting returns what one of the containers was given that has a card, in the order of the pod's, and the zero serving if
+// none has. Init containers come last: when the others run they have ended, and may have been asked for anew without books.
+func (s servings) Lasting(containers []containerView) (given serving, ok bool) {
+	for _, init := range []bool{false, true} {
+		for _, c := range containers {
+			if serving, served := s[c.Name]; c.Init == init && served && serving.HasCard() {
+				return serving, true
+			}
+		}
+	}
+	return serving{}, false
+}
+
 // served is what the record holds, by the UID that the kubelet knows the pod by.
 type served map[gpu.PodUID]servings
 
