@@ -136,7 +136,8 @@ func (r *record) Sync(bookings []booking, written time.Time, exists func(gpu.Pod
 		if ok && newer(known) {
 			continue // What they have of this container is what it had before.
 		}
-		if !r.name(b.Devices, newer) && !ok && !exists(b.UID) && (r.rebuilt || !ofStaticPod(b.UID)) {
+		nameless, named := r.name(b.Devices, newer)
+		if !named && !ok && !exists(b.UID) && (r.rebuilt || !ofStaticPod(b.UID)) {
 			continue
 		}
 		truth := serving{Card: unknownCard, Request: b.Request, Devices: b.Devices, Sample: b.Sample, At: written, Booked: true}
@@ -145,9 +146,13 @@ func (r *record) Sync(bookings []booking, written time.Time, exists func(gpu.Pod
 		} else if b.Env[protocol.AnnotationIndex] == noIndex {
 			truth.Card = noCard
 		}
-		if ok && known.Card == truth.Card && known.Devices == truth.Devices {
+		switch {
+		case ok && known.Card == truth.Card && known.Devices == truth.Devices:
 			truth.At = known.At
-		} else {
+		case named:
+			truth.At = nameless.At // By the file's time it could be before what was served before it.
+			changed[b.UID] = true
+		default:
 			changed[b.UID] = true
 		}
 		r.set(b.UID, b.Container, truth)
@@ -156,15 +161,17 @@ func (r *record) Sync(bookings []booking, written time.Time, exists func(gpu.Pod
 		for name, s := range containers {
 			switch {
 			case booked[uid][name]:
-			case owner[s.Devices] != "" && owner[s.Devices] != uid && !newer(s):
-				// We took one pod for another; the kubelet knows whose devices these are.
+			case !s.Booked && owner[s.Devices] != "" && owner[s.Devices] != uid && !newer(s):
+				// We took one pod for another; the kubelet knows whose devices these are. Of what the books have once shown that
+				// isn't so: a kubelet that has lost them gives the devices of a container that runs on to others.
 				r.drop(uid, name)
 				changed[uid] = true
-			case s.Booked && !exists(uid):
+			case !s.Booked && !r.settling:
+			case !exists(uid):
 				r.drop(uid, name)
-			case s.Booked:
+			default:
 				s.Freed = s.Freed || !s.Lost && !r.settling && !written.IsZero()
-				s.Lost = true
+				s.Booked, s.Lost = true, true
 				containers[name] = s
 			}
 		}
@@ -180,12 +187,6 @@ func (r *record) Settle() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.settling = true
-	for _, containers := range r.pods {
-		for name, s := range containers {
-			s.Booked = true
-			containers[name] = s
-		}
-	}
 }
 
 // Snapshot returns all that was served, and what was served to pods not known yet.
@@ -221,9 +222,13 @@ func (r *record) drop(uid gpu.PodUID, container string) {
 	}
 }
 
-// name says whether these devices were served to a nameless pod, which from then on isn't nameless.
-func (r *record) name(devices deviceSet, newer func(serving) bool) bool {
-	before := len(r.nameless)
-	r.nameless = slices.DeleteFunc(r.nameless, func(s serving) bool { return s.Devices == devices && !newer(s) })
-	return len(r.nameless) < before
+// name takes out the nameless serving of these devices, if there is one: from then on it has a name.
+func (r *record) name(devices deviceSet, newer func(serving) bool) (s serving, ok bool) {
+	i := slices.IndexFunc(r.nameless, func(s serving) bool { return s.Devices == devices && !newer(s) })
+	if i < 0 {
+		return serving{}, false
+	}
+	s = r.nameless[i]
+	r.nameless = slices.Delete(r.nameless, i, i+1)
+	return s, true
 }

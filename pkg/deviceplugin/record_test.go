@@ -130,6 +130,20 @@ func TestRecordSync(t *testing.T) {
 			books:  []entry{newEntry(t, "a", "main", 1, "10")},
 			want:   map[string]int{"a/main": 1},
 		},
+		"isn't misled when a kubelet without books gives the devices of what runs on to others": {
+			before: func(r *record) {
+				r.Sync(books(t, newEntry(t, "a", "main", 1, "10")), start, all, start)
+				r.Settle()
+				r.Sync(nil, time.Time{}, all, start)
+			},
+			books: []entry{newEntry(t, "b", "main", 0, "10")},
+			want:  map[string]int{"a/main lost": 1, "b/main": 0}, changed: []gpu.PodUID{"b"},
+		},
+		"finds out from a new kubelet's books as well that a pod was taken for another": {
+			before: func(r *record) { r.Serve("a", "main", given(1, "10")); r.Settle() },
+			books:  []entry{newEntry(t, "b", "main", 1, "10")},
+			want:   map[string]int{"b/main": 1}, changed: []gpu.PodUID{"a", "b"},
+		},
 		"knows an answer that isn't ours": {
 			books: []entry{{PodUID: "a", ContainerName: "main", ResourceName: "aliyun.com/gpu-mem", DeviceIDs: map[int64][]string{0: {"00"}}}},
 			want:  map[string]int{"a/main": unknownCard}, changed: []gpu.PodUID{"a"},
@@ -156,6 +170,16 @@ func TestRecordSync(t *testing.T) {
 				t.Errorf("changed (-want +got)\n%s", diff)
 			}
 		})
+	}
+}
+
+// The time of a file lags behind the clock: what has got its name from one isn't older for it.
+func TestRecordNamesWithoutAging(t *testing.T) {
+	r := newRecord()
+	r.ServeNameless(given(1, "10"))
+	r.Sync(books(t, newEntry(t, "static", "main", 1, "10")), start.Add(-clockStep), func(gpu.PodUID) bool { return false }, start)
+	if got := r.Pod("static")["main"]; !got.At.Equal(start) || !got.Booked {
+		t.Errorf("got %+v, want what was served at %v", got, start)
 	}
 }
 

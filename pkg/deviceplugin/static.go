@@ -171,7 +171,7 @@ func (a *allocator) collect(ctx context.Context, available, include []string) {
 	}
 	for uid := range over {
 		a.record.Forget(uid)
-		logger.Info("A static pod is over", "uid", uid)
+		logger.Info("A pod that has no object is over", "uid", uid)
 	}
 }
 
