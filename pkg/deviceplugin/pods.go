@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -153,6 +154,11 @@ type podSource struct {
 	informer cache.SharedIndexInformer
 	// away is until when the API server counts as gone, in Unix nanoseconds.
 	away atomic.Int64
+
+	mu sync.Mutex
+	// views are those of the informer's objects, which are replaced and never changed. To read a hundred pods anew takes
+	// longer than all the rest of an allocation.
+	views map[*corev1.Pod]*podView
 }
 
 const (
@@ -181,15 +187,27 @@ func newPodSource(client Client, node string) (*podSource, error) {
 
 func onNode(node string) fields.Selector { return fields.OneTermEqualSelector("spec.nodeName", node) }
 
-// Cached returns the pods that the informer knows.
+// Cached returns the pods that the informer knows. What their fields point to is shared, and not to be changed.
 func (s *podSource) Cached() []podView {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	objects := s.informer.GetStore().List()
 	views := make([]podView, 0, len(objects))
+	known := make(map[*corev1.Pod]*podView, len(objects))
 	for _, object := range objects {
-		if pod, ok := object.(*corev1.Pod); ok && len(pod.Spec.Containers) > 0 {
-			views = append(views, newPodView(pod))
+		pod, ok := object.(*corev1.Pod)
+		if !ok || len(pod.Spec.Containers) == 0 {
+			continue
 		}
+		view := s.views[pod]
+		if view == nil {
+			read := newPodView(pod)
+			view = &read
+		}
+		known[pod] = view
+		views = append(views, *view)
 	}
+	s.views = known
 	return distinct(views)
 }
 

@@ -46,7 +46,7 @@ type serving struct {
 // HasCard says that the container was given a card, and Card is which.
 func (s serving) HasCard() bool { return s.Card >= 0 }
 
-// servings are a pod's, by container.
+// servings are a pod's, by container. What the record gives out is shared and never changed, but replaced.
 type servings map[string]serving
 
 // Empty says that all containers served so far were told that there is no card for them.
@@ -78,7 +78,7 @@ type served map[gpu.PodUID]servings
 // record keeps what this node's containers were given: the truth to which annotations are held. It is rebuilt from,
 // and corrected by, the kubelet's checkpoint.
 //
-// It locks itself; what leaves it is a copy.
+// It locks itself; what leaves it stays as it was.
 type record struct {
 	mu   sync.Mutex
 	pods served
@@ -172,7 +172,7 @@ func (r *record) Sync(bookings []booking, written time.Time, exists func(gpu.Pod
 			default:
 				s.Freed = s.Freed || !s.Lost && !r.settling && !written.IsZero()
 				s.Booked, s.Lost = true, true
-				containers[name] = s
+				r.set(uid, name, s)
 			}
 		}
 	}
@@ -193,31 +193,31 @@ func (r *record) Settle() {
 func (r *record) Snapshot() (served, []serving) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	pods := make(served, len(r.pods))
-	for uid, containers := range r.pods {
-		pods[uid] = maps.Clone(containers)
-	}
-	return pods, slices.Clone(r.nameless)
+	return maps.Clone(r.pods), slices.Clone(r.nameless)
 }
 
 // Pod returns what one pod was given.
 func (r *record) Pod(uid gpu.PodUID) servings {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return maps.Clone(r.pods[uid])
+	return r.pods[uid]
 }
 
 // set, drop and name are called with the lock held.
 func (r *record) set(uid gpu.PodUID, container string, s serving) {
-	if r.pods[uid] == nil {
-		r.pods[uid] = servings{}
+	if before, ok := r.pods[uid][container]; ok && before == s {
+		return
 	}
-	r.pods[uid][container] = s
+	changed := make(servings, len(r.pods[uid])+1)
+	maps.Copy(changed, r.pods[uid])
+	changed[container] = s
+	r.pods[uid] = changed
 }
 
 func (r *record) drop(uid gpu.PodUID, container string) {
-	delete(r.pods[uid], container)
-	if len(r.pods[uid]) == 0 {
+	rest := maps.Clone(r.pods[uid])
+	delete(rest, container)
+	if r.pods[uid] = rest; len(rest) == 0 {
 		delete(r.pods, uid)
 	}
 }

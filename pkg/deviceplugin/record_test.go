@@ -194,13 +194,30 @@ func TestRecordForget(t *testing.T) {
 	}
 }
 
-func TestRecordSnapshotIsACopy(t *testing.T) {
+func TestRecordSnapshotStaysAsItWas(t *testing.T) {
 	r := newRecord()
 	r.Serve("a", "main", given(1, "10"))
-	pods, _ := r.Snapshot()
-	pods["a"]["main"] = serving{Card: 7}
-	delete(r.Pod("a"), "main")
-	if diff := cmp.Diff(map[string]int{"a/main": 1}, cardsOf(r)); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
+	r.ServeNameless(given(1, "12"))
+	pods, nameless := r.Snapshot()
+	pod := r.Pod("a")
+	r.Serve("a", "main", given(0, "00"))
+	r.Serve("a", "second", given(1, "11"))
+	r.Serve("b", "main", given(1, "13"))
+	r.Sync(books(t, newEntry(t, "static", "main", 1, "12")), start, func(gpu.PodUID) bool { return false }, start)
+	r.Forget("a")
+	want := servings{"main": given(1, "10")}
+	if diff := cmp.Diff(served{"a": want}, pods); diff != "" {
+		t.Errorf("the snapshot changed (-want +got)\n%s", diff)
+	}
+	if diff := cmp.Diff(want, pod); diff != "" {
+		t.Errorf("the pod changed (-want +got)\n%s", diff)
+	}
+	if diff := cmp.Diff([]serving{given(1, "12")}, nameless); diff != "" {
+		t.Errorf("the nameless changed (-want +got)\n%s", diff)
+	}
+	delete(pods, "a")
+	r.Serve("a", "main", given(1, "10"))
+	if diff := cmp.Diff(map[string]int{"a/main": 1, "b/main": 1, "static/main": 1}, cardsOf(r)); diff != "" {
+		t.Errorf("a caller changed the record (-want +got)\n%s", diff)
 	}
 }
