@@ -133,7 +133,7 @@ func due(pod *podView, given servings) (annotations map[string]any, repair bool)
 	if pod.Terminal {
 		return nil, false
 	}
-	truth, has := given.Lasting(pod.Containers)
+	truth, has := given.Lasting(pod)
 	whole, at := true, time.Time{}
 	for _, container := range pod.Containers {
 		s, ok := given[container.Name]

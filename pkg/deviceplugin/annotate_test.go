@@ -90,10 +90,19 @@ func TestDue(t *testing.T) {
 		"an init container that has ended has no say beside a container that runs": {
 			pod: newPod("a", initStep(2), main(2), assumed(0, 5), assigned, ran(true)), given: servings{"i": given(1), "main": given(0)},
 		},
-		"it has while it is the only one": {
+		"nor where the record knows of it alone, and the pod has run": {
+			pod: newPod("a", initStep(2), main(2), assumed(0, 5), assigned, ran(false)), given: servings{"i": given(1)},
+		},
+		"it has while the pod is being admitted": {
 			pod: newPod("a", initStep(2), main(2), assumed(0, 5)), given: servings{"i": given(1)}, repair: true,
 			want: map[string]any{
 				"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "2", "ALIYUN_COM_GPU_MEM_DEV": "16", "ALIYUN_COM_GPU_MEM_ASSIGNED": "false",
+			},
+		},
+		"and for good where no other container asks for memory": {
+			pod: newPod("a", initStep(2), container("main", 0), assumed(0, 5), assigned, ran(true)), given: servings{"i": given(1)}, repair: true,
+			want: map[string]any{
+				"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "2", "ALIYUN_COM_GPU_MEM_DEV": "16",
 			},
 		},
 		"an environment without a card mends nothing": {

@@ -114,7 +114,7 @@ func (s *snapshot) promised(pod *podView, container string) (card int, own bool)
 	if before, ok := given[container]; ok && before.HasCard() {
 		return before.Card, true
 	}
-	if other, ok := given.Lasting(pod.Containers); ok {
+	if other, ok := given.Lasting(pod); ok {
 		return other.Card, true
 	}
 	if pod.Assumed {

@@ -45,6 +45,10 @@ func TestCard(t *testing.T) {
 			cards: newCards(16, 16), pod: newPod("a", container("x", 2), container("y", 2), assumed(0, 1)),
 			served: served{"uid-a": {"x": given(1)}}, want: 1, outcome: kept,
 		},
+		"a container that is started again after the books were lost gets the pod's card, whatever an init container was given since": {
+			cards: newCards(16, 16), pod: newPod("a", initStep(2), main(2), assumed(0, 1), assigned, ran(false)),
+			served: served{"uid-a": {"i": given(1)}}, want: 0, outcome: kept,
+		},
 		"unless others have taken the rest of that card since": {
 			cards: newCards(16, 16), pod: newPod("a", container("x", 10), container("main", 6), assumed(0, 1)),
 			others: []*corev1.Pod{newPod("b", container("main", 7))}, served: served{"uid-a": {"x": given(0)}, "uid-b": {"main": given(0)}},

@@ -59,11 +59,17 @@ func (s servings) Empty() bool {
 	return len(s) > 0
 }
 
-// Lasting returns what one of the containers was given that has a card, in the order of the pod's, and the zero serving if
-// none has. Init containers come last: when the others run they have ended, and may have been asked for anew without books.
-func (s servings) Lasting(containers []containerView) (given serving, ok bool) {
+// Lasting returns what one of the pod's containers was given that has a card, in their order, and false if none has. Init
+// containers come last, and have no say once one of a pod with others has run: all was given out by then, so what isn't
+// here of the others is a gap, and an init container's card can be one of later. A kubelet without books asks anew for those
+// that have ended.
+func (s servings) Lasting(pod *podView) (given serving, ok bool) {
+	lasting := slices.ContainsFunc(pod.Containers, func(c containerView) bool { return !c.Init })
 	for _, init := range []bool{false, true} {
-		for _, c := range containers {
+		if init && lasting && pod.Ran {
+			break
+		}
+		for _, c := range pod.Containers {
 			if serving, served := s[c.Name]; c.Init == init && served && serving.HasCard() {
 				return serving, true
 			}
