@@ -1,16 +1,20 @@
 package extender
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 )
 
@@ -112,6 +116,57 @@ func TestWeigh(t *testing.T) {
 	}
 	if got := weigh([]byte(strings.Repeat("[", 1<<20)), 1000); got <= 1000 || got > 2000 {
 		t.Errorf("what is over the limit: %d", got)
+	}
+}
+
+// logText is what was logged.
+type logText struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logText) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logText) has(what string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.text.String(), what)
+}
+
+// Who can connect can't fill the log; what else there is to say of the server stands there.
+func TestClientsWithoutTLSFillNoLog(t *testing.T) {
+	ca := newAuthority(t)
+	certFile, keyFile := ca.issue("server", 2)
+	config, err := ServerTLS(certFile, keyFile, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for verbosity, want := range map[int]bool{0: false, 2: true} {
+		var text logText
+		logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(verbosity), textlogger.Output(&text)))
+		f := start(t, newNode(t, "n1", 100))
+		options := f.options(f.cluster)
+		options.TLS = config
+		s := serveWith(klog.NewContext(context.Background(), logger), t, NewServer(options))
+		conn := s.dial(t, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+		if _, err := io.ReadAll(conn); isTimeout(err) {
+			t.Error(err)
+		}
+		if want {
+			await(t, "the client to be told of", func() bool { return text.has("TLS handshake error") })
+		}
+		s.stop()
+		s.wantEnd(t)
+		if text.has("TLS handshake error") != want {
+			t.Errorf("verbosity %d: logged %t, want %t", verbosity, !want, want)
+		}
+		if _, err := (serverLog{logger}).Write([]byte("http: panic serving 192.0.2.1:1\n")); err != nil || !text.has("panic serving") {
+			t.Errorf("a panic isn't told (%v)", err)
+		}
 	}
 }
 

@@ -26,11 +26,16 @@ type serving struct {
 
 func serve(t *testing.T, s *Server) serving {
 	t.Helper()
+	return serveWith(context.Background(), t, s)
+}
+
+func serveWith(ctx context.Context, t *testing.T, s *Server) serving {
+	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(ctx)
 	out := serving{address: listener.Addr().String(), stop: cancel, ended: make(chan error, 1)}
 	go func() { out.ended <- s.Serve(ctx, listener) }()
 	t.Cleanup(cancel)

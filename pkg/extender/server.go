@@ -1,13 +1,16 @@
 package extender
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"iter"
+	"log"
 	"net"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -171,6 +174,7 @@ func (s *Server) serve(ctx context.Context, listener net.Listener, handler http.
 		ReadTimeout:       s.slowest,
 		WriteTimeout:      writeTimeout,
 		IdleTimeout:       idleTimeout,
+		ErrorLog:          log.New(serverLog{klog.FromContext(ctx)}, "", 0),
 		BaseContext:       func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
 	}
 	stopped := make(chan error, 1)
@@ -197,6 +201,21 @@ func (s *Server) stop(logger klog.Logger, server *http.Server) error {
 	// What is left never sent all of a request, or doesn't fetch its answer.
 	logger.V(2).Info("Connections that didn't come to an end are cut", "err", err)
 	return server.Close()
+}
+
+// serverLog takes what net/http has to say. Whoever can connect can have it say that no TLS connection came about, any
+// number of times: that is for those only who look for it.
+type serverLog struct{ klog.Logger }
+
+// Write implements io.Writer.
+func (l serverLog) Write(text []byte) (int, error) {
+	line := string(bytes.TrimSpace(text))
+	if strings.HasPrefix(line, "http: TLS handshake error") {
+		l.V(2).Info("A client's TLS connection did not come about", "err", line)
+	} else {
+		l.Info("The HTTP server reports", "err", line)
+	}
+	return len(text), nil
 }
 
 func shutdown(server *http.Server, patience time.Duration) error {
