@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -68,6 +70,22 @@ func TestThePage(t *testing.T) {
 		tab.Await("the reason", `document.querySelector("#view-pending tbody")?.innerText.includes("too-large") && document.querySelector("#view-pending tbody").innerText.includes("nodes are available") && document.querySelector("#view-pending tbody").innerText.includes("no card is large enough: the largest has 80 GiB, on big")`)
 		if got := Eval[string](tab, "location.hash"); got != "#pending" {
 			t.Errorf("the address says %q", got)
+		}
+		if got := Eval[string](tab, `document.querySelector("#view-pending tbody td:nth-child(3)").innerText`); got != "81 GiB" {
+			t.Errorf("it asks for %q", got)
+		}
+		// What somebody is about to copy stays where it is while others come and go.
+		tab.Run(`getSelection().selectAllChildren(document.querySelector("#view-pending tbody td.wide"))`)
+		for _, want := range []string{"2", "1"} {
+			if want == "2" {
+				createPod(t, bed, "passing", 2)
+			} else {
+				deletePod(t, bed, "passing")
+			}
+			tab.Await("the page to follow", `document.getElementById("count-pods").innerText === "`+want+`" && document.querySelectorAll("#view-pending tbody tr").length === 1`)
+		}
+		if got := Eval[string](tab, "String(getSelection())"); !strings.Contains(got, "no card is large enough") {
+			t.Errorf("of the selection is left %q", got)
 		}
 	})
 
@@ -182,14 +200,18 @@ func TestThePage(t *testing.T) {
 	})
 }
 
-// TestThePageAgrees compares what the page is told with inspect and with the API server, while pods come and go.
-func TestThePageAgrees(t *testing.T) {
+// TestTheyAgree compares the page, what it is told, the extender's inspect, and the tables and the JSON of kubectl with what the
+// pods' own objects say, while pods come and go.
+func TestTheyAgree(t *testing.T) {
 	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
+	tab := Start(t, 1280, 1800) // Tall enough for all rows.
 	var nodes []controlplane.Node
 	for i := range 5 {
 		nodes = append(nodes, controlplane.Node{Name: fmt.Sprintf("n%d", i), Unit: gpu.GiB, Cards: controlplane.EqualCards(4, 16)})
 	}
 	must(t, bed.CreateNodes(t.Context(), nodes...))
+	tab.Do(chromedp.Navigate(bed.ExtenderURL + "/ui/"))
+	tab.Await("five nodes", `document.querySelectorAll(".line").length === 5`)
 	random := rand.New(rand.NewPCG(3, 4))
 	var there []string
 	for round := range 4 {
@@ -208,29 +230,43 @@ func TestThePageAgrees(t *testing.T) {
 			_, err := bed.Client.CoreV1().Nodes().Patch(t.Context(), "n4", types.StrategicMergePatchType, []byte(`{"spec":{"unschedulable":true}}`), metav1.PatchOptions{})
 			must(t, err)
 		}
-		var page, inspect, truth, why, kubectlSays, counted, scraped string
+		var truth, why string
 		for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 			data := ask(t, bed.ExtenderURL+"/ui/data.json")
-			page, inspect, truth = data.asPage(), asInspect(t, bed), asAPIServer(t, bed)
-			why, kubectlSays = data.why(), asKubectl(t, bed)
-			counted, scraped = data.causes(), scrape(t, bed)
-			if page == truth && strings.HasPrefix(truth, inspect+"pending:") && why == kubectlSays && counted == scraped {
+			report := askKubectl(t, bed)
+			truth, why = asAPIServer(t, bed), data.why()
+			cards, _, _ := strings.Cut(truth, "pending:")
+			var differences []string
+			for _, say := range []struct{ who, want, got string }{
+				{"what the page is told", truth, data.asPage()},
+				{"what the page shows", truth, asShown(tab)},
+				{"inspect", cards, ask(t, bed.ExtenderURL+"/gpushare-scheduler/inspect").lines()},
+				{"kubectl's JSON", truth, report.asKubectl()},
+				{"kubectl's table", truth, asTable(t, bed)},
+				{"kubectl, on why pods wait", why, report.why()},
+				{"the metric", data.causes(), scrape(t, bed)},
+			} {
+				if say.want != say.got {
+					differences = append(differences, say.who+":\n"+cmp.Diff(strings.Split(say.want, "\n"), strings.Split(say.got, "\n")))
+				}
+			}
+			if differences == nil {
 				break
 			}
 			if time.Now().After(deadline) {
-				diff := func(a, b string) string { return cmp.Diff(strings.Split(a, "\n"), strings.Split(b, "\n")) }
-				t.Fatalf("round %d: they don't come to agree:\n(-API server +page)\n%s\n(-API server +inspect)\n%s\n(-kubectl +page)\n%s\n(-metric +page)\n%s",
-					round, diff(truth, page), diff(truth, inspect), diff(kubectlSays, why), diff(scraped, counted))
+				t.Fatalf("round %d: they don't come to agree (-want +got):\n%s", round, strings.Join(differences, "\n"))
 			}
 		}
-		t.Logf("round %d: page, API server, kubectl and metrics agree on %d lines and on why %d pods wait", round, strings.Count(page, "\n"), strings.Count(why, "\n"))
+		t.Logf("round %d: page, API server, kubectl and metrics agree on %d lines and on why %d pods wait", round, strings.Count(truth, "\n"), strings.Count(why, "\n"))
 		if round >= 2 && !strings.Contains(why, "n4: the node is cordoned") {
 			t.Errorf("nobody waits for the cordoned node:\n%s", why)
 		}
 	}
+	tab.WantNoComplaints()
 }
 
-// TestWhatThreeViewersCost tells how much of a core the extender takes, without viewers and with three.
+// TestWhatThreeViewersCost tells how much of a core the extender takes, without viewers and with three, on cards that are full
+// to nine tenths, while some pods wait that fit nowhere: why they do is found out again and again.
 func TestWhatThreeViewersCost(t *testing.T) {
 	size, seconds := 100, 4
 	if os.Getenv("GPUSHARE_TEST_LONG") != "" {
@@ -242,6 +278,32 @@ func TestWhatThreeViewersCost(t *testing.T) {
 		nodes = append(nodes, controlplane.Node{Name: fmt.Sprintf("n%04d", i), Unit: gpu.GiB, Cards: controlplane.EqualCards(8, 80)})
 	}
 	must(t, bed.CreateNodes(t.Context(), nodes...))
+	g, ctx := errgroup.WithContext(t.Context())
+	g.SetLimit(32)
+	const held, onCard = 3, 24
+	for i := range size * 8 * held {
+		g.Go(func() error {
+			pod := podOf(fmt.Sprintf("held-%05d", i), onCard)
+			pod.Spec.NodeName = nodes[i%size].Name
+			pod.Annotations = protocol.Assignment{Card: i / size % 8, Request: onCard, CardMemory: 80, AssumeTime: time.Unix(1_700_000_000, int64(i))}.Annotations()
+			_, err := bed.Client.CoreV1().Pods(metav1.NamespaceDefault).Create(ctx, pod, metav1.CreateOptions{})
+			return err
+		})
+	}
+	must(t, g.Wait())
+	for i := range 10 {
+		createPod(t, bed, fmt.Sprintf("too-large-%d", i), 81)
+	}
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Second) { // A scrape of so many cards is work.
+		pods := series(t, bed, `gpushare_extender_holders{state="bound"}`)
+		waiting := series(t, bed, pendingSeries+`"too_large"}`)
+		if strings.HasSuffix(pods, fmt.Sprint(" ", size*8*held)) && strings.HasSuffix(waiting, " 10") {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the extender knows of %q and %q", pods, waiting)
+		}
+	}
 	measure := func(prefix string) time.Duration {
 		before, begun := cpuTime(t, bed.Extender.Pid()), time.Now()
 		ticker := time.NewTicker(200 * time.Millisecond) // Five pods a second come, and five go: a rate, not a wait.
@@ -256,11 +318,11 @@ func TestWhatThreeViewersCost(t *testing.T) {
 		return (cpuTime(t, bed.Extender.Pid()) - before) * time.Second / time.Since(begun)
 	}
 	without := measure("without")
-	ctx, cancel := context.WithCancel(t.Context())
+	watching, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	counts := make(chan int64, 3)
 	for range 3 {
-		go func() { counts <- watch(ctx, bed.ExtenderURL+"/ui/events") }()
+		go func() { counts <- watch(watching, bed.ExtenderURL+"/ui/events") }()
 	}
 	with := measure("with")
 	cancel()
@@ -268,7 +330,7 @@ func TestWhatThreeViewersCost(t *testing.T) {
 	if got == 0 {
 		t.Error("a viewer was told nothing")
 	}
-	t.Logf("%d nodes of 8 cards, five pods a second come and go: %.1f%% of a core without viewers, %.1f%% with three; a viewer got %d KiB in %d s",
+	t.Logf("%d nodes of 8 cards, 90%% full, ten pods wait, five a second come and go: %.1f%% of a core without viewers, %.1f%% with three; a viewer got %d KiB in %d s",
 		size, 100*without.Seconds(), 100*with.Seconds(), got>>10, seconds)
 }
 
@@ -309,8 +371,7 @@ type nodesJSON struct {
 		Cards []cardJSON
 		Devs  []cardJSON
 	}
-	Pending     []pendingJSON
-	PendingPods []pendingJSON
+	Pending []pendingJSON
 }
 
 type pendingJSON struct{ Name, Reason, Cause, Explanation string }
@@ -351,14 +412,10 @@ func (n nodesJSON) lines() string {
 	return out.String()
 }
 
-func asInspect(t *testing.T, bed *testbed.Bed) string {
-	return ask(t, bed.ExtenderURL+"/gpushare-scheduler/inspect").lines()
-}
-
 // why lists why pods wait.
 func (n nodesJSON) why() string {
 	var out strings.Builder
-	for _, pod := range append(n.Pending, n.PendingPods...) {
+	for _, pod := range n.Pending {
 		fmt.Fprintf(&out, "%s: %s: %s\n", pod.Name, pod.Cause, pod.Explanation)
 	}
 	return out.String()
@@ -380,8 +437,15 @@ func (n nodesJSON) causes() string {
 
 const pendingSeries = "gpushare_extender_pending_pods{cause="
 
-// scrape returns the metric's lines that aren't zero.
+// scrape returns the lines of the pending pods' metric that aren't zero.
 func scrape(t *testing.T, bed *testbed.Bed) string {
+	t.Helper()
+	lines := strings.Split(series(t, bed, pendingSeries), "\n")
+	return strings.Join(slices.DeleteFunc(lines, func(line string) bool { return strings.HasSuffix(line, " 0") }), "\n")
+}
+
+// series returns the lines of the extender's metrics that begin so, in order.
+func series(t *testing.T, bed *testbed.Bed, prefix string) string {
 	t.Helper()
 	response, err := http.Get(bed.ExtenderURL + "/metrics")
 	must(t, err)
@@ -390,22 +454,12 @@ func scrape(t *testing.T, bed *testbed.Bed) string {
 	must(t, err)
 	var out []string
 	for line := range strings.Lines(string(text)) {
-		if line = strings.TrimSpace(line); strings.HasPrefix(line, pendingSeries) && !strings.HasSuffix(line, " 0") {
-			out = append(out, line)
+		if strings.HasPrefix(line, prefix) {
+			out = append(out, strings.TrimSpace(line))
 		}
 	}
 	slices.Sort(out)
 	return strings.Join(out, "\n")
-}
-
-// asKubectl is why pods wait as the command says it, from the API server alone.
-func asKubectl(t *testing.T, bed *testbed.Bed) string {
-	t.Helper()
-	out, err := exec.CommandContext(t.Context(), bed.Binary("kubectl-inspect-gpushare"), "--kubeconfig", bed.KubeconfigPath, "-o", "json").Output()
-	must(t, err)
-	var data nodesJSON
-	must(t, json.Unmarshal(out, &data))
-	return data.why()
 }
 
 func (n nodesJSON) asPage() string {
@@ -416,7 +470,119 @@ func (n nodesJSON) asPage() string {
 	return out
 }
 
-// asAPIServer adds up what the pods' own objects say. The nodes are those of TestThePageAgrees.
+// asShown is what stands on the page: cards by their labels, pods and who waits by the tables.
+func asShown(tab *Tab) string {
+	return Eval[string](tab, `(() => {
+		const show = (view) => document.getElementById("tab-" + view).click();
+		const rows = (view) => [...document.querySelectorAll("#view-" + view + " tbody tr:not([aria-hidden])")];
+		const cell = (row, n) => row.children[n].textContent;
+		show("pods");
+		const pods = {};
+		for (const row of rows("pods")) (pods[cell(row, 3) + " " + cell(row, 4)] ??= []).push(cell(row, 1) + " " + parseInt(cell(row, 2)));
+		show("pending");
+		const waits = rows("pending").map((row) => [cell(row, 1), row.querySelector("small").textContent])
+			.sort(([a], [b]) => a < b ? -1 : 1).map((parts) => parts.join(": "));
+		show("cards");
+		const cards = [...document.querySelectorAll(".card")].map((card) => {
+			const [, node, id, used, total] = card.getAttribute("aria-label").match(/^(\S+) GPU (\d+): (\d+) of (\d+) GiB promised/);
+			return node + " " + id + ": " + used + " of " + total + ":" + (pods[node + " GPU" + id] ?? []).sort().map((pod) => " " + pod).join("") + "\n";
+		});
+		return cards.join("") + ["pending:", ...waits].join("\n");
+	})()`)
+}
+
+func kubectl(t *testing.T, bed *testbed.Bed, args ...string) []byte {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), bed.Binary("kubectl-inspect-gpushare"), append(args, "--kubeconfig", bed.KubeconfigPath)...).Output()
+	must(t, err)
+	return out
+}
+
+func askKubectl(t *testing.T, bed *testbed.Bed) (out reportJSON) {
+	t.Helper()
+	must(t, json.Unmarshal(kubectl(t, bed, "-o", "json"), &out))
+	return out
+}
+
+// reportJSON is what a script reads of -o json, see docs/inspect.md.
+type reportJSON struct {
+	Nodes []struct {
+		Name  string
+		Cards []struct{ Index, Allocated, Total int64 }
+		Pods  []struct {
+			Name   string
+			Shares []struct{ Card, Memory int64 }
+		}
+	}
+	PendingPods []pendingJSON
+}
+
+func (r reportJSON) asKubectl() string {
+	var out strings.Builder
+	for _, node := range r.Nodes {
+		for _, card := range node.Cards {
+			fmt.Fprintf(&out, "%s %d: %d of %d:", node.Name, card.Index, card.Allocated, card.Total)
+			for _, pod := range node.Pods {
+				for _, share := range pod.Shares {
+					if share.Card == card.Index {
+						fmt.Fprintf(&out, " %s %d", pod.Name, share.Memory)
+					}
+				}
+			}
+			out.WriteByte('\n')
+		}
+	}
+	out.WriteString("pending:")
+	for _, pod := range r.PendingPods {
+		fmt.Fprintf(&out, "\n%s: %s", pod.Name, pod.Reason)
+	}
+	return out.String()
+}
+
+func (r reportJSON) why() string { return nodesJSON{Pending: r.PendingPods}.why() }
+
+// asTable puts the table of nodes, the pods on each card and the table of pending pods together, cut into columns as
+// scripts do it.
+func asTable(t *testing.T, bed *testbed.Bed) string {
+	t.Helper()
+	pods := map[string]string{} // By node and card.
+	node := ""
+	for line := range strings.Lines(string(kubectl(t, bed, "-d"))) {
+		columns := strings.Fields(line)
+		switch {
+		case len(columns) == 2 && columns[0] == "NAME:":
+			node = columns[1]
+		case len(columns) >= 6 && columns[1] == metav1.NamespaceDefault:
+			for card, memory := range columns[2:6] {
+				if memory != "0" {
+					pods[fmt.Sprintf("%s %d", node, card)] += " " + columns[0] + " " + memory
+				}
+			}
+		}
+		if strings.HasPrefix(line, "Pending Pods:") {
+			break
+		}
+	}
+	var out strings.Builder
+	for line := range strings.Lines(string(kubectl(t, bed, "--no-headers"))) {
+		columns := strings.Fields(line)
+		for card, sum := range columns[2:6] {
+			allocated, total, _ := strings.Cut(sum, "/")
+			at := fmt.Sprintf("%s %d", columns[0], card)
+			fmt.Fprintf(&out, "%s: %s of %s:%s\n", at, allocated, total, pods[at])
+		}
+	}
+	out.WriteString("pending:")
+	says := regexp.MustCompile(`^default +(\S+) .* default-scheduler +(.*)$`)
+	for line := range strings.Lines(string(kubectl(t, bed, "--pending", "-o", "wide", "--no-headers"))) {
+		if parts := says.FindStringSubmatch(strings.TrimSpace(line)); parts != nil {
+			fmt.Fprintf(&out, "\n%s: %s", parts[1], parts[2])
+		}
+	}
+	return out.String()
+}
+
+// asAPIServer adds up what the pods' own objects say. The nodes are those of TestTheyAgree.
 func asAPIServer(t *testing.T, bed *testbed.Bed) string {
 	t.Helper()
 	pods, err := bed.Client.CoreV1().Pods(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
@@ -448,16 +614,20 @@ func asAPIServer(t *testing.T, bed *testbed.Bed) string {
 	return out.String() + pending
 }
 
-func createPod(t *testing.T, bed *testbed.Bed, name string, memory int64) *corev1.Pod {
-	t.Helper()
-	pod, err := bed.Client.CoreV1().Pods(metav1.NamespaceDefault).Create(t.Context(), &corev1.Pod{
+func podOf(name string, memory int64) *corev1.Pod {
+	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{
 			Name: "main", Image: "nothing", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
 				protocol.ResourceMemory: *resource.NewQuantity(memory, resource.DecimalSI),
 			}},
 		}}},
-	}, metav1.CreateOptions{})
+	}
+}
+
+func createPod(t *testing.T, bed *testbed.Bed, name string, memory int64) *corev1.Pod {
+	t.Helper()
+	pod, err := bed.Client.CoreV1().Pods(metav1.NamespaceDefault).Create(t.Context(), podOf(name, memory), metav1.CreateOptions{})
 	must(t, err)
 	return pod
 }

@@ -1,5 +1,5 @@
 // The tables of pods that hold memory and of pods that wait for it.
-import { age, amount, h, number } from "./dom.js";
+import { age, amount, h, number, setText } from "./dom.js";
 import { matches, rows, terms } from "./model.js";
 import { tone } from "./cards.js";
 import { VirtualRows } from "./virtual.js";
@@ -109,7 +109,20 @@ export class Pending {
   constructor(root, changed) {
     this.sort = { key: "created", down: true };
     this.body = table(root, "Pods that wait for GPU memory", pendingColumns, this.sort, changed);
-    this.drawn = new Map();
+    this.drawn = new Map(); // The row's element by the pod, and what it says.
+    this.more = h("td", { colspan: pendingColumns.length, class: "dim" });
+    this.foot = h("tfoot", { hidden: true }, h("tr", {}, this.more));
+    this.body.after(this.foot);
+  }
+
+  row(pod, asks) {
+    return h("tr", {},
+      h("td", {}, pod.namespace),
+      h("td", {}, pod.name),
+      h("td", { class: "right" }, asks),
+      h("td", { class: "right" }),
+      h("td", {}, pod.cause),
+      h("td", { class: "wide" }, pod.explanation, h("small", {}, pod.reason)));
   }
 
   show(model, { query }) {
@@ -117,16 +130,25 @@ export class Pending {
     const column = pendingColumns.find((c) => c.key === this.sort.key);
     const found = model.pending.filter((pod) => !wanted.length || matches((pod.namespace + "/" + pod.name + "\n" + pod.cause + "\n" + pod.explanation + "\n" + pod.reason).toLowerCase(), wanted));
     const list = sortBy(found, column.value, this.sort.down);
-    this.body.replaceChildren(...list.slice(0, mostPending).map((pod) => h("tr", {},
-      h("td", {}, pod.namespace),
-      h("td", {}, pod.name),
-      h("td", { class: "right" }, number(pod.request)),
-      h("td", { class: "right" }, pod.created ? age(model.time - pod.created) : "–"),
-      h("td", {}, pod.cause),
-      h("td", { class: "wide" }, pod.explanation, h("small", {}, pod.reason)))));
-    if (list.length > mostPending) {
-      this.body.append(h("tr", {}, h("td", { colspan: pendingColumns.length, class: "dim" }, "and " + number(list.length - mostPending) + " more: search for them")));
+    const unit = model.sums().unit;
+    const drawn = new Map();
+    for (const pod of list.slice(0, mostPending)) {
+      const asks = unit ? amount(pod.request, unit.name) : number(pod.request);
+      const says = [pod.namespace, pod.name, asks, pod.cause, pod.explanation, pod.reason].join("\n");
+      const row = this.drawn.get(says) ?? this.row(pod, asks);
+      setText(row.children[3], pod.created ? age(model.time - pod.created) : "–");
+      drawn.set(says, row);
     }
+    for (const [says, row] of this.drawn) if (!drawn.has(says)) row.remove();
+    this.drawn = drawn;
+    // What stays is left in its place: somebody may be selecting it.
+    let next = this.body.firstChild;
+    for (const row of drawn.values()) {
+      if (row === next) next = next.nextSibling;
+      else this.body.insertBefore(row, next);
+    }
+    this.foot.hidden = list.length <= mostPending;
+    setText(this.more, "and " + number(list.length - mostPending) + " more: search for them");
     return found.length;
   }
 }
