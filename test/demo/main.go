@@ -77,15 +77,17 @@ func play(ctx context.Context, keep bool) (err error) {
 func (d *demo) hand(ctx context.Context) {
 	root, _ := controlplane.RepositoryRoot()
 	say(`
-It is all still running. In another terminal:
+It is all still running. In a browser: %[4]s/ui/
 
-  export KUBECONFIG=%s
-  export PATH=%s:$PATH
+In another terminal:
+
+  export KUBECONFIG=%[1]s
+  export PATH=%[2]s:$PATH
   kubectl inspect gpushare -d           # without kubectl: kubectl-inspect-gpushare -d
-  kubectl apply -f %s
-  curl %[4]s/gpushare-scheduler/inspect
 
-In a browser: %[4]s/ui/
+One more pod of 4000 MiB, which is the unit here:
+
+  sed 's/gpu-mem: 2/gpu-mem: 4000/' %[3]s | kubectl apply -f -
 
 Ctrl-C ends it.`, d.bed.KubeconfigPath, filepath.Join(root, "bin"), filepath.Join(root, "deploy/samples/binpack-1.yaml"), d.bed.ExtenderURL)
 	<-ctx.Done()

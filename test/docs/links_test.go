@@ -1,0 +1,100 @@
+package docs
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode"
+)
+
+var (
+	link    = regexp.MustCompile(`(?:\]\(|(?:href|src)=")([^)\s"]+)[)"]`)
+	heading = regexp.MustCompile(`(?m)^#+ (.+)$`)
+	fenced  = regexp.MustCompile("(?ms)^```.*?^```$")
+)
+
+// pages are the paths of everything that is written for people.
+func pages(t *testing.T) []string {
+	t.Helper()
+	var out []string
+	for _, pattern := range []string{"*.md", "docs/*.md"} {
+		found, err := filepath.Glob(filepath.Join("..", "..", pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range found {
+			name, err := filepath.Rel(filepath.Join("..", ".."), path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, name)
+		}
+	}
+	if len(out) < 20 {
+		t.Fatalf("found only %v", out)
+	}
+	return out
+}
+
+// anchors are what a link can lead to on a page: headings as GitHub writes them into addresses.
+func anchors(text string) []string {
+	var out []string
+	for _, h := range heading.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
+		out = append(out, strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case unicode.IsLetter(r), unicode.IsDigit(r), r == '-', r == '_':
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, h[1]))
+	}
+	return out
+}
+
+func TestLinksLeadSomewhere(t *testing.T) {
+	links := 0
+	for _, page := range pages(t) {
+		for _, found := range link.FindAllStringSubmatch(read(t, page), -1) {
+			target, anchor, _ := strings.Cut(found[1], "#")
+			if strings.Contains(target, "://") {
+				continue // Not ours to answer for.
+			}
+			links++
+			file := page
+			if target != "" {
+				file = filepath.Join(filepath.Dir(page), target)
+			}
+			if _, err := os.Stat(filepath.Join("..", "..", file)); err != nil {
+				t.Errorf("%s: %s leads nowhere", page, found[1])
+				continue
+			}
+			if anchor != "" && !slices.Contains(anchors(read(t, file)), anchor) {
+				t.Errorf("%s: %s has no heading %s", page, file, anchor)
+			}
+		}
+	}
+	if links < 60 {
+		t.Errorf("only %d links were found: this test shows little", links)
+	}
+}
+
+// Whoever begins at docs/README.md finds every page, below who they are.
+func TestEveryPageIsListed(t *testing.T) {
+	const index = "docs/README.md"
+	text := read(t, index)
+	for _, reader := range []string{"**You run pods", "**You run the cluster**", "**You work on gpushare**"} {
+		if !strings.Contains(text, reader) {
+			t.Errorf("%s has nothing for %s", index, strings.Trim(reader, "*"))
+		}
+	}
+	for _, page := range pages(t) {
+		if name, ok := strings.CutPrefix(page, "docs/"); ok && page != index && !strings.Contains(text, "]("+name+")") {
+			t.Errorf("%s doesn't lead to %s", index, page)
+		}
+	}
+}
