@@ -111,7 +111,7 @@ func newBoard(s *source) *webui.Board {
 	return webui.NewBoard(webui.Options{Source: s, Version: "v0.0.0-test", Clock: clock.RealClock{}})
 }
 
-// fill makes nodes of equal cards, with so many pods on each card.
+// fill makes nodes of equal cards, each full to nine tenths, by one pod or three.
 func fill(s *source, nodes, cards, pods int) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for n := range nodes {
@@ -125,12 +125,13 @@ func fill(s *source, nodes, cards, pods int) {
 		}
 		s.book.SetNode(name, spec)
 		for c := range cards {
+			difference := random.IntN(72 / pods)
 			for p := range pods {
 				id := fmt.Sprintf("%d-%d-%d", n, c, p)
+				memory := gpu.Memory(72/pods + (p-pods/2)*difference)
 				s.book.Hold(name, gpu.Pod{
-					UID: gpu.PodUID(id), Namespace: fmt.Sprintf("team-%02d", random.IntN(40)), Name: "inference-" + id,
-					Request: gpu.Memory(1 + random.IntN(80/max(pods, 1))),
-				}, gpu.On(c, gpu.Memory(1+random.IntN(80/max(pods, 1)))), time.Time{})
+					UID: gpu.PodUID(id), Namespace: fmt.Sprintf("team-%02d", random.IntN(40)), Name: "inference-" + id, Request: memory,
+				}, gpu.On(c, memory), time.Time{})
 			}
 		}
 	}
