@@ -218,7 +218,8 @@ func (o *options) keepShowing(ctx context.Context, client kubernetes.Interface, 
 	if forScripts {
 		separator = "" // YAML brings its own, JSON and rows need none.
 	}
-	screen := newScreen(o.streams.Out, !forScripts, separator)
+	// A dumb terminal understands no sequences: there texts follow one another, as in a pipe.
+	screen := newScreen(o.streams.Out, !forScripts && os.Getenv("TERM") != "dumb", separator)
 	defer func() { err = cmp.Or(err, screen.close()) }()
 	lastAside := ""
 	draw := func(objects Objects) error {

@@ -49,12 +49,8 @@ func resize(t *testing.T, terminal *os.File, width, height uint16) {
 	}
 }
 
-// A watch on a real terminal: painted in place, anew at another size, and the terminal is given back at the end.
-func TestWatchOnATerminal(t *testing.T) {
-	t.Setenv("NO_COLOR", "1")
-	t.Setenv("LC_ALL", "C")
-	person, program := openTerminal(t)
-	resize(t, program, 120, 24)
+// read collects what a person sees.
+func read(person *os.File) *output {
 	seen := newOutput()
 	go func() {
 		buffer := make([]byte, 4096)
@@ -66,6 +62,17 @@ func TestWatchOnATerminal(t *testing.T) {
 			_, _ = seen.Write(buffer[:n])
 		}
 	}()
+	return seen
+}
+
+// A watch on a real terminal: painted in place, anew at another size, and the terminal is given back at the end.
+func TestWatchOnATerminal(t *testing.T) {
+	t.Setenv("NO_COLOR", "1")
+	t.Setenv("LC_ALL", "C")
+	t.Setenv("TERM", "xterm")
+	person, program := openTerminal(t)
+	resize(t, program, 120, 24)
+	seen := read(person)
 
 	api := newFakeAPI(t, objects([]nodeBuilder{legacyNode(t, "node", "10.0.0.1", 16)}))
 	ctx, interrupt := context.WithCancel(t.Context())
@@ -102,5 +109,29 @@ func TestWatchOnATerminal(t *testing.T) {
 	seen.waitFor(t, "the terminal given back", func(text string) bool { return strings.HasSuffix(text, leaveScreen) })
 	if errOut.String() != "" {
 		t.Errorf("written to stderr: %s", errOut)
+	}
+}
+
+func TestWatchOnADumbTerminal(t *testing.T) {
+	t.Setenv("TERM", "dumb")
+	person, program := openTerminal(t)
+	resize(t, program, 120, 24)
+	seen := read(person)
+	api := newFakeAPI(t, objects([]nodeBuilder{legacyNode(t, "node", "10.0.0.1", 16)}))
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	ended := startOn(ctx, t, api, genericiooptions.IOStreams{In: strings.NewReader(""), Out: program, ErrOut: newOutput()}, "-w")
+	seen.waitFor(t, "the node", func(text string) bool { return strings.Contains(text, "0/16") })
+	api.put(newPod("pod", 8).on("node", 0))
+	seen.waitFor(t, "the pod, below", func(text string) bool {
+		_, second, found := strings.Cut(text, "========")
+		return found && strings.Contains(second, "8/16")
+	})
+	interrupt()
+	if err := ended(); err != nil {
+		t.Errorf("ended with %v", err)
+	}
+	if text := seen.String(); strings.Contains(text, "\x1b") {
+		t.Errorf("it isn't dumb enough: %q", text)
 	}
 }
