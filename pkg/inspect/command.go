@@ -35,7 +35,8 @@ Columns:
   LARGEST FREE(unit)     the biggest pod that the node has a card for now (on terminals, and with -o wide)
 
 On a terminal a bar for each card follows; one that can't be used is crossed out. Where the terminal is too narrow,
-bars take the place of the cards' figures. What is written into a file or a pipe never depends on the terminal.
+bars take the place of the cards' figures, and addresses are left out. What is written into a file or a pipe never
+depends on the terminal.
 
 With --pending the pods that wait are listed instead, each with the reason in words.
 

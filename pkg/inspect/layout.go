@@ -15,6 +15,8 @@ type layout struct {
 	indices []int // of cards, over all nodes
 	// figures has a column "allocated/total" for every card. Only on a terminal too narrow for them are they left out.
 	figures bool
+	// addresses has the nodes' addresses: the first to go where even bars have too little room.
+	addresses bool
 	// unknownCard has the column of pods without a card.
 	unknownCard bool
 	// largestFree has the column of what the largest pod could be.
@@ -29,7 +31,7 @@ type layout struct {
 // layOut finds the columns that the report needs and that there is room for.
 func layOut(report Report, wide bool, look Look) layout {
 	l := layout{
-		unit: report.Cluster.Unit, indices: cardIndices(report.Nodes), figures: true, wide: wide, look: look,
+		unit: report.Cluster.Unit, indices: cardIndices(report.Nodes), figures: true, addresses: true, wide: wide, look: look,
 		unknownCard: slices.ContainsFunc(report.Nodes, func(n Node) bool { return n.UnknownCard > 0 }),
 		largestFree: wide || look.Bars,
 	}
@@ -40,8 +42,15 @@ func layOut(report Report, wide bool, look Look) layout {
 		l.barColumns = widestBar
 		return l
 	}
+	thinnest := 0 // Bars of one character each.
+	for _, index := range l.indices {
+		thinnest += gap + len(strconv.Itoa(index))
+	}
 	width := l.width(report)
-	if l.figures = wide || width <= look.Width; !l.figures {
+	if l.figures = wide || width+thinnest <= look.Width; !l.figures {
+		width = l.width(report)
+	}
+	if l.addresses = wide || width+thinnest <= look.Width; !l.addresses {
 		width = l.width(report)
 	}
 	l.barColumns = 1
@@ -65,7 +74,10 @@ func (l layout) width(report Report) int {
 }
 
 func (l layout) header() []cell {
-	names := []string{"NAME", "IPADDRESS"}
+	names := []string{"NAME"}
+	if l.addresses {
+		names = append(names, "IPADDRESS")
+	}
 	if l.figures {
 		for _, index := range l.indices {
 			names = append(names, fmt.Sprintf("GPU%d(Allocated/Total)", index))
@@ -99,7 +111,10 @@ func (l layout) header() []cell {
 
 func (l layout) row(node *Node) []cell {
 	amount := func(m gpu.Memory) string { return convert(m, node.Unit, l.unit).String() }
-	row := cells(node.Name, node.Address)
+	row := cells(node.Name)
+	if l.addresses {
+		row = append(row, cell{text: node.Address})
+	}
 	if l.figures {
 		for _, index := range l.indices {
 			c := cell{text: "0/0"}

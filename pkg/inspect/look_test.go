@@ -45,11 +45,38 @@ Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
 Allocated/Total GPU Memory In Cluster:
 9/45 (20%)  ████░░░░░░░░░░░░░░░░
 `},
+		"figures stay as long as a bar of one character fits beside them": {twoNodes, TableOptions{Look: Look{Bars: true, Width: 123}}, `
+NAME                   IPADDRESS     GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(GiB)  LARGEST FREE(GiB)  0  1
+cn-beijing.i-2ze       192.168.0.70  0/15                   0/0                    0/15             15                 ·
+cn-shanghai.i-uf61h64  192.168.0.71  0/15                   9/15                   9/30             15                 ·  ▅
+---------------------------------------------------------------------------------------------------------------------------
+Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
+Allocated/Total GPU Memory In Cluster:
+9/45 (20%)  ████░░░░░░░░░░░░░░░░
+`},
+		"and no longer": {twoNodes, TableOptions{Look: Look{Bars: true, Width: 122}}, `
+NAME                   IPADDRESS     GPU Memory(GiB)  LARGEST FREE(GiB)  GPU0        GPU1
+cn-beijing.i-2ze       192.168.0.70  0/15             15                 ░░░░░░░░░░
+cn-shanghai.i-uf61h64  192.168.0.71  9/30             15                 ░░░░░░░░░░  ██████░░░░
+-----------------------------------------------------------------------------------------------
+Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
+Allocated/Total GPU Memory In Cluster:
+9/45 (20%)  ████░░░░░░░░░░░░░░░░
+`},
 		"at the narrowest a bar is one character": {twoNodes, TableOptions{Look: Look{Bars: true, Width: 78}}, `
 NAME                   IPADDRESS     GPU Memory(GiB)  LARGEST FREE(GiB)  0  1
 cn-beijing.i-2ze       192.168.0.70  0/15             15                 ·
 cn-shanghai.i-uf61h64  192.168.0.71  9/30             15                 ·  ▅
 -----------------------------------------------------------------------------
+Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
+Allocated/Total GPU Memory In Cluster:
+9/45 (20%)  ████░░░░░░░░░░░░░░░░
+`},
+		"below that addresses are left out": {twoNodes, TableOptions{Look: Look{Bars: true, Width: 76}}, `
+NAME                   GPU Memory(GiB)  LARGEST FREE(GiB)  GPU0     GPU1
+cn-beijing.i-2ze       0/15             15                 ░░░░░░░
+cn-shanghai.i-uf61h64  9/30             15                 ░░░░░░░  ████░░░
+---------------------------------------------------------------------------
 Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
 Allocated/Total GPU Memory In Cluster:
 9/45 (20%)  ████░░░░░░░░░░░░░░░░

@@ -647,6 +647,9 @@ func TestReasonsAreShortened(t *testing.T) {
 		"what is said of preemption is left out": {
 			"0/1 nodes are available: 1 full. preemption: 0/1 nodes are available: 1 No victims.", "0/1 nodes are available: 1 full.",
 		},
+		"and what others say before it": {
+			"0/1 nodes are available: 1 full. no new claims to deallocate, preemption: 0/1 nodes are available: 1 No victims.", "0/1 nodes are available: 1 full.",
+		},
 		"long ones are cut between characters": {strings.Repeat("ü", 161), strings.Repeat("ü", 159) + "…"},
 		"the limit itself is not cut":          {strings.Repeat("ü", 160), strings.Repeat("ü", 160)},
 	} {

@@ -128,7 +128,10 @@ func writeSection(out *bytes.Buffer, look Look, title string, rows [][]cell) {
 
 // shorten keeps what a person needs of kube-scheduler's message: not its account of why preemption doesn't help.
 func shorten(message string) string {
-	message, _, _ = strings.Cut(oneLine(message), " preemption:")
+	message, _, cut := strings.Cut(oneLine(message), " preemption:")
+	if end := strings.LastIndex(message, ". "); cut && end >= 0 && strings.HasSuffix(message, ",") {
+		message = message[:end+1] // Others spoke before it, who don't help either: "no new claims to deallocate, preemption: …".
+	}
 	const limit = 160
 	if utf8.RuneCountInString(message) <= limit {
 		return message

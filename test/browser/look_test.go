@@ -107,8 +107,11 @@ func TestLook(t *testing.T) {
 	}
 	// In kube-scheduler's words: 4 l40s and 4 t4 haven't the sum, the other 8 are the extender's to judge.
 	says := func(ours string, helpless int) string {
-		return fmt.Sprintf("0/16 nodes are available: %s, 8 Insufficient aliyun.com/gpu-mem. preemption: 0/16 nodes are available: %d No preemption victims found for incoming pod, %d Preemption is not helpful for scheduling.",
-			ours, 16-helpless, helpless)
+		preemption := fmt.Sprintf("%d Preemption is not helpful for scheduling", helpless)
+		if helpless < 16 {
+			preemption = fmt.Sprintf("%d No preemption victims found for incoming pod, %s", 16-helpless, preemption)
+		}
+		return fmt.Sprintf("0/16 nodes are available: %s, 8 Insufficient aliyun.com/gpu-mem. no new claims to deallocate, preemption: 0/16 nodes are available: %s.", ours, preemption)
 	}
 	s.wait(
 		waits("train-7b-0", "research", 130, 26*time.Minute, says(fmt.Sprintf("3 %s, 5 %s", placement.Full, placement.TooLarge), 13)),
@@ -161,11 +164,13 @@ func TestLook(t *testing.T) {
 	if got := Eval[string](tab, `[...document.querySelectorAll("#view-pending tbody td:nth-child(5)")].map((td) => td.innerText).join()`); got != "too_large,fragmented,fits" {
 		t.Errorf("the causes are %s", got)
 	}
-	tab.Do(chromedp.EmulateViewport(1440, 460)) // Three rows need no more.
+	tab.Do(chromedp.EmulateViewport(1440, 500)) // Three rows need no more.
 	themes("pending")
 	tab.Do(chromedp.EmulateViewport(420, 860))
-	tab.Click("#tab-cards")
-	tab.Screenshot("narrow")
+	for _, view := range []string{"cards", "pods", "pending"} {
+		tab.Click("#tab-" + view)
+		tab.Screenshot("narrow-" + view)
+	}
 	tab.WantNoComplaints()
 }
 

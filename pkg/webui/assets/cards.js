@@ -39,6 +39,13 @@ export function trouble(node, card) {
   return "";
 }
 
+/** kind is the class of a card that is out of order, "" for others. */
+export function kind(node, card) {
+  if (card.vanished || card.unhealthy) return "ill";
+  if (card.used > card.total) return "over";
+  return node.closed ? "off" : "";
+}
+
 export class Cards {
   /** open(node name, card id) is called for a card that somebody wants to know more of. */
   constructor(root, open) {
@@ -107,14 +114,14 @@ export class Cards {
     name.append(h("small", { class: node.gone || node.closed || node.cardless ? "warn" : "" }, about.join(" · ")));
     const cards = node.cards.map((card) => {
       const wrong = trouble(node, card);
-      const kind = card.vanished || card.unhealthy ? " ill" : card.used > card.total ? " over" : node.closed ? " off" : "";
+      const how = kind(node, card);
       return h("span", { role: "gridcell" },
         h("button", {
-          type: "button", class: "card" + kind, tabindex: "-1", "data-card": card.id, "aria-describedby": "tip",
+          type: "button", class: ("card " + how).trim(), tabindex: "-1", "data-card": card.id, "aria-describedby": "tip",
           "aria-label": node.name + " GPU " + card.id + ": " + amount(card.used, "") + " of " + amount(card.total, unit) + " promised, " +
             plural(card.pods.length, "pod", "pods") + (wrong ? ", " + wrong : ""),
         }, bar(card), h("span", { class: "caption" },
-          h("span", {}, "GPU" + card.id), h("span", {}, (kind ? "⚠ " : "") + number(card.used) + "/" + number(card.total)))));
+          h("span", {}, "GPU" + card.id), h("span", {}, (how ? "⚠ " : "") + number(card.used) + "/" + number(card.total)))));
     });
     const line = h("div", { class: "line", role: "row", "data-node": node.name }, name, ...cards);
     line.style.setProperty("--cards", Math.max(cards.length, 4));

@@ -1,6 +1,6 @@
 // One card, in full.
 import { amount, h } from "./dom.js";
-import { bar, tone, trouble } from "./cards.js";
+import { bar, kind, tone, trouble } from "./cards.js";
 
 export class Details {
   /** search(text) looks for something in the table of pods. closed(place) is told which card it was about. */
@@ -50,7 +50,7 @@ export class Details {
     });
     this.root.replaceChildren(close, title,
       wrong ? h("p", { class: "warn" }, "⚠ " + wrong) : "",
-      bar(card),
+      h("div", { class: kind(node, card) }, bar(card)),
       h("dl", {}, ...facts.filter(([, value]) => value).flatMap(([key, value]) => [h("dt", {}, key), h("dd", {}, value)])),
       h("h3", {}, card.pods.length ? "Pods" : "No pods"), h("ul", {}, ...pods));
     if (focused) close.focus();
