@@ -51,7 +51,8 @@ fake-nvml: ## build the fake NVIDIA driver library into bin/fake-nvml
 
 .PHONY: demo
 demo: build kube fake-nvml ## let pods share cards on a real control plane with simulated GPU nodes (KEEP=1 leaves it running)
-	@$(GO) run ./test/demo $(if $(KEEP),--keep)
+	@$(GO) build -o $(BIN)/demo ./test/demo
+	@exec $(BIN)/demo $(if $(KEEP),--keep) # Not by way of go run, which calls Ctrl-C an error.
 
 .PHONY: test
 test: build kube fake-nvml ## run everything that this machine can run, and say what was skipped
