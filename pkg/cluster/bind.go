@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -59,6 +60,8 @@ type BindRequest struct {
 	Node            string
 	// groupWhole says that the pod is bound as the last of its group, or after it.
 	groupWhole bool
+	// alone says that nobody has looked whether the pod is a member of a group.
+	alone bool
 }
 
 // Bind reserves a card of the node for the pod and binds it in one write that carries the annotations. Binding a pod
@@ -105,6 +108,9 @@ func (c *Cluster) bind(ctx context.Context, request BindRequest, timeout time.Du
 		return ResultBadRequest, err
 	case err != nil:
 		return ResultUnreachable, err
+	}
+	if request.alone && protocol.InGroup(pod) {
+		return ResultHeldBack, gang.Unknown
 	}
 	if pod.Spec.NodeName != "" {
 		return c.alreadyBound(pod, request.Node)

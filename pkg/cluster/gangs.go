@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -67,6 +68,7 @@ func newGangs(c *Cluster) *gangs {
 		book: gang.New(gang.Options{
 			Ledger: c.ledger, Release: c.settler.abandoned, View: ledger.View{Card: c.CardPolicy, Node: c.NodePolicy},
 			Hold: c.Gangs.Hold, Patience: c.Gangs.Patience, ClaimAfter: c.Gangs.ClaimAfter, OnFailure: c.Gangs.OnFailure, Observer: c.Gangs.Observer,
+			Reach: c.reach,
 		}),
 	}
 }
@@ -114,20 +116,23 @@ func (c *Cluster) anyNode() string {
 
 // bind holds a member's bind until its group lets it go. A pod without a group is bound at once.
 func (g *gangs) bind(ctx context.Context, request BindRequest) (result string, err error) {
-	uid := gpu.PodUID(request.UID)
-	key, member := g.book.Group(uid)
-	if !member {
-		// The watch may be behind. Requests that name nobody are refused in there.
-		if pod, err := g.pod(ctx, request); err == nil && protocol.InGroup(pod) {
-			return ResultHeldBack, gang.Unknown
-		}
-		return g.Cluster.bind(ctx, request, g.BindTimeout)
-	}
 	if err := g.Ready(); err != nil {
 		return ResultNotReady, err
 	}
-	if pod, ok := g.pods.get(request.Namespace, request.Name); ok && pod.UID == request.UID && pod.Spec.NodeName != "" {
+	pod, known := g.pods.get(request.Namespace, request.Name)
+	switch {
+	case !known || pod.UID != request.UID:
+		request.alone = true // The watch is behind, or the request names nobody: that shows once the pod has been read.
+		return g.Cluster.bind(ctx, request, g.BindTimeout)
+	case !protocol.InGroup(pod):
+		return g.Cluster.bind(ctx, request, g.BindTimeout) // They don't even wait for the Book's lock.
+	case pod.Spec.NodeName != "":
 		return g.alreadyBound(pod, request.Node)
+	}
+	uid := gpu.PodUID(request.UID)
+	key, member := g.book.Group(uid)
+	if !member {
+		return ResultHeldBack, gang.Unknown
 	}
 	ticket, why := g.book.Arrive(uid, request.Node, g.Clock.Now())
 	g.act()
@@ -247,6 +252,9 @@ func (g *gangs) act() {
 	if effects.Woken {
 		g.waker.call(effects.Wake)
 	}
+	if len(effects.Bound) > 0 && g.waker.outranks(slices.Min(effects.Bound)) {
+		g.waker.call("")
+	}
 	for _, notice := range effects.Notices {
 		kind := corev1.EventTypeNormal
 		if notice.Warning {
@@ -312,6 +320,7 @@ func gangReference(pod gpu.Pod) *corev1.ObjectReference {
 const (
 	noteTemplate = "slim: template"
 	noteCardless = "slim: asks for no cards"
+	noteBoundAt  = "slim: bound at"
 )
 
 // keepGroup keeps in a slim pod what memberOf reads of it, where the pod speaks of a group.
@@ -334,6 +343,12 @@ func keepGroup(slim, pod *corev1.Pod) {
 	if !protocol.AsksCards(pod) {
 		notes[noteCardless] = ""
 	}
+	for i := range pod.Status.Conditions {
+		// The API server sets it with the node (pkg/registry/core/pod/storage/storage.go, setPodNodeAndMetadata).
+		if c := &pod.Status.Conditions[i]; c.Type == corev1.PodScheduled && c.Status == corev1.ConditionTrue && pod.Spec.NodeName != "" {
+			notes[noteBoundAt] = c.LastTransitionTime.UTC().Format(time.RFC3339)
+		}
+	}
 	maps.Copy(notes, slim.Annotations)
 	slim.Annotations = notes
 }
@@ -347,6 +362,9 @@ func memberOf(pod *corev1.Pod) gang.Member {
 		Created: pod.CreationTimestamp.Time, Template: pod.Annotations[noteTemplate],
 		Node: pod.Spec.NodeName, Proof: pod.Annotations[protocol.AnnotationGroupWhole] == "true", Ended: protocol.Terminal(pod), Succeeded: pod.Status.Phase == corev1.PodSucceeded,
 		Gated: len(pod.Spec.SchedulingGates) > 0, Cardless: cardless,
+	}
+	if at, err := time.Parse(time.RFC3339, pod.Annotations[noteBoundAt]); err == nil {
+		m.BoundAt = at
 	}
 	if err != nil {
 		m.Problem, m.Size = err.Error(), 0

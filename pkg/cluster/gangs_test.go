@@ -11,9 +11,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -21,6 +24,8 @@ import (
 type gangCounts struct {
 	mu sync.Mutex
 	n  map[string]int
+	// opening, where there is one, is sent to when a barrier opens, with the Book's lock held, and then waited for.
+	opening chan struct{}
 }
 
 func (c *gangCounts) count(what string) {
@@ -35,7 +40,13 @@ func (c *gangCounts) of(what string) int {
 	return c.n[what]
 }
 
-func (c *gangCounts) GangHeld(time.Duration)   { c.count("held") }
+func (c *gangCounts) GangHeld(time.Duration) {
+	c.count("held")
+	if c.opening != nil {
+		c.opening <- struct{}{}
+		<-c.opening
+	}
+}
 func (c *gangCounts) GangBound()               { c.count("bound") }
 func (c *gangCounts) GangFailed(reason string) { c.count(reason) }
 func (c *gangCounts) GangClaimed()             { c.count("claimed") }
@@ -346,14 +357,33 @@ func TestABindThatFailsForAMomentIsTriedAgain(t *testing.T) {
 	}
 }
 
+// Nobody told the extender that starts now how the group came to have one bound member of two.
 func TestAnExtenderThatStartsLaterKnowsWholeGroups(t *testing.T) {
-	for proof, want := range map[bool]string{true: gang.StateWhole, false: gang.StatePartial} {
-		t.Run(fmt.Sprint(proof), func(t *testing.T) {
+	created := member("job", 2, 1).CreationTimestamp.Time
+	for name, tc := range map[string]struct {
+		proof bool
+		// bound is when the member that runs was bound, zero for unknown.
+		bound time.Time
+		want  string
+	}{
+		"it proves that all were bound":                          {proof: true, want: gang.StateWhole},
+		"nobody knows when it was bound":                         {want: gang.StatePartial},
+		"the one that waits was there when it was bound":         {bound: created.Add(time.Minute), want: gang.StatePartial},
+		"in the same second":                                     {bound: created, want: gang.StatePartial},
+		"the one that waits was made later: it replaces another": {bound: created.Add(-time.Second), want: gang.StateWhole},
+	} {
+		t.Run(name, func(t *testing.T) {
+			proof, want := tc.want == gang.StateWhole, tc.want
 			running := member("job", 2, 0)
 			running.Spec.NodeName, running.Status.Phase = "n1", corev1.PodRunning
 			running.Annotations[protocol.AnnotationIndex] = "0"
-			if proof {
+			if tc.proof {
 				running.Annotations[protocol.AnnotationGroupWhole] = "true"
+			}
+			if !tc.bound.IsZero() {
+				running.Status.Conditions = []corev1.PodCondition{{
+					Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(tc.bound),
+				}}
 			}
 			f := startWith(t, Options{BindTimeout: time.Minute, NodePolicy: placement.Binpack, Gangs: GangOptions{
 				Hold: 10 * time.Second, Patience: 30 * time.Second, OnFailure: gang.Evict, Observer: &gangCounts{n: map[string]int{}},
@@ -382,6 +412,141 @@ func TestAPodThatTheWatchHasNotToldOfIsNotBoundAlone(t *testing.T) {
 	}
 	g.publish(stranger)
 	g.pass("it to be called", func() bool { return len(g.server.wakes()) > 0 })
+}
+
+func TestOnlyWhoCanBeCountedDecidesWhoIsEvicted(t *testing.T) {
+	running, odd := member("job", 2, 0), member("job", 3, 1)
+	running.Spec.NodeName, running.Status.Phase = "n1", corev1.PodRunning
+	running.Annotations[protocol.AnnotationIndex] = "0"
+	seen := &gangCounts{n: map[string]int{}}
+	f := startWith(t, Options{BindTimeout: time.Minute, NodePolicy: placement.Binpack, Gangs: GangOptions{
+		Hold: 10 * time.Second, Patience: 30 * time.Second, OnFailure: gang.Evict, Observer: seen,
+	}}, func(*Cluster) {}, newNode(t, "n1", 16, 16), running, odd)
+	f.await("the group to be known", func() bool { return f.GangStates()[gang.StateIncomplete] == 1 })
+	for range 1000 {
+		f.clock.Step(gangInterval)
+	}
+	mended := odd.DeepCopy()
+	mended.Annotations[protocol.AnnotationGroupSize] = "2"
+	f.server.set(mended)
+	f.publish(mended)
+	f.await("the group to be bound in part", func() bool {
+		f.clock.Step(gangInterval)
+		return f.GangStates()[gang.StatePartial] == 1
+	})
+	if n := seen.of("evicted"); n > 0 {
+		t.Errorf("%d were evicted while nobody knew the group's size", n)
+	}
+	f.await("the eviction", func() bool {
+		f.clock.Step(gangInterval)
+		return seen.of("evicted") > 0
+	})
+}
+
+func TestAClaimReachesNodesThatAreFull(t *testing.T) {
+	seen := &gangCounts{n: map[string]int{}}
+	f := startWith(t, Options{BindTimeout: time.Minute, NodePolicy: placement.Binpack, Gangs: GangOptions{
+		Hold: 10 * time.Second, Patience: 30 * time.Second, ClaimAfter: 20 * time.Second, OnFailure: gang.Evict, Observer: seen,
+	}}, func(*Cluster) {}, newNode(t, "n1", 16, 16), boundPod("a", 16, "n1", 0), boundPod("b", 16, "n1", 1),
+		member("job", 2, 0), member("job", 2, 1))
+	// No member is ever asked about: kube-scheduler sees that the node is full.
+	f.await("a claim", func() bool {
+		f.clock.Step(gangInterval)
+		return seen.of("claimed") > 0
+	})
+	f.publishGone(boundPod("a", 16, "n1", 0))
+	f.await("room for the group alone", func() bool {
+		return f.fits(protocol.Pod(member("job", 2, 0)), "n1")
+	})
+	if f.fits(protocol.Pod(newPod("lonely", 8)), "n1") {
+		t.Error("a pod that is no member finds room that was claimed")
+	}
+}
+
+// While places are reserved nobody can be evicted from them. A pod that goes before the group is called when that has changed.
+func TestWhoGoesBeforeAGroupIsCalledWhenItIsBound(t *testing.T) {
+	for priority, want := range map[int32]bool{0: false, 5: true} {
+		t.Run(fmt.Sprint(priority), func(t *testing.T) {
+			g := startGang(t, gang.Evict)
+			g.offered()
+			g.Refused(gpu.Pod{UID: "uid-other", Namespace: "default", Name: "other", Request: 16, Priority: priority}, g.Clock.Now())
+			before := len(g.server.wakes())
+			g.come(t.Context(), 0, 1, 2)
+			for range gangSize {
+				if e := g.end(); e.err != nil {
+					t.Errorf("%s: %v", e.name, e.err)
+				}
+			}
+			if want {
+				g.pass("the queue to be woken", func() bool { return len(g.server.wakes()) > before })
+			} else if _, called := g.waker.takeCall(); called {
+				t.Error("the queue is to be woken for nobody")
+			}
+		})
+	}
+}
+
+func TestNobodyLeavesForAMemberThatWaits(t *testing.T) {
+	for name, whole := range map[string]bool{"of GPU memory": false, "of whole cards": true} {
+		t.Run(name, func(t *testing.T) {
+			waits := member("job", 2, 0)
+			if whole {
+				waits.Spec.Containers[0].Resources.Limits = amount(protocol.ResourceWholeCard, 1)
+			}
+			waits.Spec.Priority = ptr.To[int32](5)
+			f := startWith(t, Options{BindTimeout: time.Minute, NodePolicy: placement.Binpack, Gangs: GangOptions{
+				Hold: 10 * time.Second, Patience: 30 * time.Second, OnFailure: gang.Evict, Observer: &gangCounts{n: map[string]int{}},
+			}}, func(*Cluster) {}, newNode(t, "n1", 16), boundPod("a", 16, "n1", 0), waits)
+			f.await("the member to be known", func() bool { return f.GangStates()[gang.StateIncomplete] == 1 })
+			proposed := map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-a"}}}
+			if got, err := f.Preempt(t.Context(), waits, proposed); err != nil || len(got) > 0 {
+				t.Errorf("it would have %v leave, %v", got, err)
+			}
+		})
+	}
+}
+
+func TestAMemberWhoseMarksCannotBeReadIsTold(t *testing.T) {
+	g := startGang(t, gang.Evict)
+	bad := member("job", gangSize, 7)
+	bad.Annotations[protocol.AnnotationGroupSize] = "many"
+	g.server.set(bad)
+	g.publish(bad)
+	g.await("it to be known", func() bool { _, known := g.gangs.book.Group("uid-job-7"); return known })
+	for range 2 {
+		answer, decided := g.FilterGang(bad, []string{"n1"})
+		if !decided || len(answer.Nodes) > 0 || answer.Why.Text != "gang: the group's size is not a whole number from 1 on" {
+			t.Errorf("it may go to %v: %s", answer.Nodes, answer.Why.Text)
+		}
+	}
+	g.wantEvent("Warning GangInvalid The pod can't be counted as a member: the group's size is not a whole number from 1 on")
+	g.offered() // The others don't mind it.
+}
+
+func TestPodsWithoutAGroupDoNotEvenWaitForTheLock(t *testing.T) {
+	g := startGang(t, gang.Evict)
+	g.offered()
+	g.seen.opening = make(chan struct{})
+	g.come(t.Context(), 0, 1, 2)
+	<-g.seen.opening
+	lonely := newPod("lonely", 8)
+	g.server.set(lonely)
+	g.publish(lonely)
+	if _, decided := g.FilterGang(lonely, []string{"n1"}); decided {
+		t.Error("it is decided about")
+	}
+	if err := g.bind(lonely); err != nil {
+		t.Error(err)
+	}
+	if got, err := g.Preempt(t.Context(), newPod("other", 16), nil); err != nil || len(got) > 0 {
+		t.Errorf("%v, %v", got, err)
+	}
+	g.seen.opening <- struct{}{}
+	for range gangSize {
+		if e := g.end(); e.err != nil {
+			t.Errorf("%s: %v", e.name, e.err)
+		}
+	}
 }
 
 func TestPodsWithoutAGroupAreLeftAlone(t *testing.T) {

@@ -67,6 +67,13 @@ func (p *pending) seen(pod *corev1.Pod, values gpu.Pod) {
 	}
 }
 
+func (p *pending) object(uid gpu.PodUID) (*corev1.Pod, bool) {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	pod, waits := p.pods[uid]
+	return pod.object, waits
+}
+
 func (p *pending) gone(uid gpu.PodUID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -87,6 +94,15 @@ func (c *Cluster) Explain(pods []PendingPod) []waiting.Why {
 		out[i] = explainer.Explain(pods[i].object)
 	}
 	return out
+}
+
+// reach returns the nodes that a pod which waits may go to, whatever is taken there.
+func (c *Cluster) reach(uid gpu.PodUID) []string {
+	pod, waits := c.pending.object(uid)
+	if !waits {
+		return nil
+	}
+	return waiting.Reach(c.places(), pod)
 }
 
 func (c *Cluster) places() []waiting.Place {

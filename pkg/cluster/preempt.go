@@ -21,11 +21,11 @@ func (c *Cluster) Preempt(ctx context.Context, pod *corev1.Pod, proposed map[str
 	if neverPreempts(pod) {
 		return nil, nil
 	}
-	if protocol.PodRequest(pod) == 0 {
-		return proposed, nil
-	}
 	if c.gangs.waits(pod) {
 		return nil, nil // Others would leave for one member of a group that may never be whole.
+	}
+	if protocol.PodRequest(pod) == 0 {
+		return proposed, nil
 	}
 	if err := c.Ready(); err != nil {
 		return nil, err

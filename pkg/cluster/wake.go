@@ -170,6 +170,19 @@ func (w *waker) freed(node string) {
 	}
 }
 
+// outranks says whether a pod of higher priority was refused. What is reserved for a group can't be evicted: such a pod was
+// refused without a victim, and kube-scheduler sees no reason to look again when the group is bound.
+func (w *waker) outranks(priority int32) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, r := range w.refused {
+		if r.pod.Priority > priority {
+			return true
+		}
+	}
+	return false
+}
+
 // call wants the queue woken, whoever waits in it, by a change of the node, or of any where it is empty.
 func (w *waker) call(node string) {
 	w.mu.Lock()

@@ -12,11 +12,15 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
+	"github.com/gpushare/gpushare/pkg/cluster"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 const cardMemory = 16276
@@ -24,6 +28,11 @@ const cardMemory = 16276
 // crowded is the router over a ledger of nodes of eight cards, about 90% taken, and the nodes' names.
 func crowded(t testing.TB, nodes, best int) (*fixture, []string) {
 	f := start(t)
+	return f, f.crowd(nodes, best)
+}
+
+// crowd fills the ledger with such nodes, and returns their names.
+func (f *fixture) crowd(nodes, best int) []string {
 	f.best(best)
 	l, names := f.cluster.Ledger(), make([]string, nodes)
 	for i := range names {
@@ -40,7 +49,7 @@ func crowded(t testing.TB, nodes, best int) (*fixture, []string) {
 			}
 		}
 	}
-	return f, names
+	return names
 }
 
 // usualPod is a pod with what the API server and kube-scheduler's cache leave of one.
@@ -135,18 +144,63 @@ func BenchmarkBind(b *testing.B) {
 	for _, nodes := range []int{100, 1000, 5000} {
 		b.Run(fmt.Sprintf("nodes=%d", nodes), func(b *testing.B) {
 			f, names := crowded(b, nodes, 32)
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
-				pod := usualPod(fmt.Sprintf("p%d", i), 1)
-				pod.UID = types.UID(pod.Name)
-				b.StopTimer()
-				if _, err := f.client.CoreV1().Pods(pod.Namespace).Create(b.Context(), pod, metav1.CreateOptions{}); err != nil {
-					b.Fatal(err)
-				}
-				bind := f.ask("bind", bindArgs(pod, names[i%nodes]))
-				b.StartTimer()
-				bind()
-			}
+			f.repeatBind(b, names)
 		})
+	}
+}
+
+func (f *fixture) repeatBind(b *testing.B, names []string) {
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		f.serial++
+		pod := usualPod(fmt.Sprintf("p%d", f.serial), 1)
+		pod.UID = types.UID(pod.Name)
+		b.StopTimer()
+		if _, err := f.client.CoreV1().Pods(pod.Namespace).Create(b.Context(), pod, metav1.CreateOptions{}); err != nil {
+			b.Fatal(err)
+		}
+		bind := f.ask("bind", bindArgs(pod, names[i%len(names)]))
+		b.StartTimer()
+		bind()
+	}
+}
+
+// noObserver is a gang.Observer that looks away.
+type noObserver struct{}
+
+func (noObserver) GangHeld(time.Duration) {}
+func (noObserver) GangBound()             {}
+func (noObserver) GangFailed(string)      {}
+func (noObserver) GangClaimed()           {}
+func (noObserver) GangEvicted()           {}
+
+// BenchmarkWithoutGroup measures filter and bind of pods that belong to no group: where groups are switched off, where they
+// are on and there are none, and where fifty groups of twenty wait for room and are tried again and again.
+func BenchmarkWithoutGroup(b *testing.B) {
+	const nodes, groups, size = 1000, 50, 20
+	on := cluster.GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, OnFailure: gang.Evict, Observer: noObserver{}}
+	for _, setting := range []struct {
+		name    string
+		gangs   cluster.GangOptions
+		waiting int
+	}{{"groups=off", cluster.GangOptions{}, 0}, {"groups=0", on, 0}, {"groups=50", on, groups}} {
+		var members []runtime.Object
+		for i := range setting.waiting * size {
+			member := usualPod(fmt.Sprintf("member-%d-%d", i/size, i%size), cardMemory)
+			member.UID = types.UID(member.Name)
+			member.Annotations = map[string]string{
+				protocol.AnnotationGroupName: fmt.Sprint("group-", i/size), protocol.AnnotationGroupSize: fmt.Sprint(size),
+			}
+			members = append(members, member)
+		}
+		f := startWith(b, setting.gangs, members...)
+		names := f.crowd(nodes, 32)
+		await(b, "the groups to wait", func() bool { return f.cluster.GangStates()[gang.StateWaiting] == setting.waiting })
+		for i := 0; i < len(members); i += size {
+			f.ask("filter", extenderv1.ExtenderArgs{Pod: members[i].(*corev1.Pod), NodeNames: &names})()
+		}
+		args := extenderv1.ExtenderArgs{Pod: usualPod("p", 2000), NodeNames: &names}
+		b.Run("filter/"+setting.name, func(b *testing.B) { repeat(b, f.ask("filter", args)) })
+		b.Run("bind/"+setting.name, func(b *testing.B) { f.repeatBind(b, names) })
 	}
 }

@@ -51,6 +51,8 @@ type fixture struct {
 	registry *prometheus.Registry
 	observer *watchful
 	handler  http.Handler
+	// serial counts the pods that repeatBind has made.
+	serial int
 }
 
 // watchful counts panics beside the metrics: no input may cause one.
@@ -71,12 +73,17 @@ func (w *watchful) Answered(verb, outcome string, took time.Duration) {
 
 func start(t testing.TB, objects ...runtime.Object) *fixture {
 	t.Helper()
+	return startWith(t, cluster.GangOptions{}, objects...)
+}
+
+func startWith(t testing.TB, gangs cluster.GangOptions, objects ...runtime.Object) *fixture {
+	t.Helper()
 	client := fake.NewClientset(objects...)
 	f := &fixture{t: t, client: client, registry: prometheus.NewRegistry()}
 	f.observer = &watchful{Extender: metrics.NewExtender(f.registry)}
 	state, err := cluster.New(cluster.Options{
 		Client: client, API: api{client}, Recorder: &record.FakeRecorder{}, Observer: f.observer.Extender,
-		CardPolicy: placement.Binpack, BindTimeout: 10 * time.Second, Clock: clock.RealClock{},
+		CardPolicy: placement.Binpack, BindTimeout: 10 * time.Second, Clock: clock.RealClock{}, Gangs: gangs,
 	})
 	if err != nil {
 		t.Fatal(err)

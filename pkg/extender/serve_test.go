@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -198,5 +199,34 @@ func TestTheHealthAddressServesNoVerb(t *testing.T) {
 		if w.Code != http.StatusNotFound {
 			t.Errorf("POST %s: %d, want 404", verb, w.Code)
 		}
+	}
+}
+
+// heldBind is a Cluster whose binds are held until their caller has gone.
+type heldBind struct {
+	Cluster
+	begun, gone chan struct{}
+}
+
+func (h heldBind) Bind(ctx context.Context, _ cluster.BindRequest) error {
+	close(h.begun)
+	<-ctx.Done()
+	close(h.gone)
+	return ctx.Err()
+}
+
+// A member's bind may be held for long: when kube-scheduler gives the call up, whoever holds it must hear of that.
+func TestACallThatIsGivenUpReachesWhoHoldsIt(t *testing.T) {
+	f := start(t, newNode(t, "n1", 100))
+	held := heldBind{f.cluster, make(chan struct{}), make(chan struct{})}
+	s := serve(t, NewServer(f.options(held)))
+	body := `{"PodName":"a","PodNamespace":"default","PodUID":"uid-a","Node":"n1"}`
+	conn := s.dial(t, fmt.Sprintf("POST %s/bind HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", Prefix, len(body), body))
+	<-held.begun
+	conn.Close()
+	select {
+	case <-held.gone:
+	case <-time.After(30 * time.Second):
+		t.Error("it isn't told that its caller has gone")
 	}
 }

@@ -47,10 +47,14 @@ func (b *Book) Arrive(uid gpu.PodUID, node string, now time.Time) (*Ticket, *Rea
 	}
 	g := b.groups[m.Group]
 	g.judge(now)
+	ticket := &Ticket{Ended: make(chan struct{}), group: g, deadline: now.Add(b.Hold)}
+	if m.Cardless {
+		ticket.letGo(now, false)
+		return ticket, nil
+	}
 	if why := b.invalid(g, m); why != nil {
 		return nil, why
 	}
-	ticket := &Ticket{Ended: make(chan struct{}), group: g, deadline: now.Add(b.Hold)}
 	if g.whole {
 		ticket.letGo(now, true)
 		return ticket, nil
@@ -177,6 +181,7 @@ func (b *Book) conclude(g *group, bound int, now time.Time) {
 	g.plan, g.offers, g.stale = nil, nil, true
 	if bound == len(p.seats) {
 		g.whole, g.broken, g.failures = true, false, 0
+		b.effects.Bound = append(b.effects.Bound, g.priority())
 		b.Observer.GangBound()
 		b.tell(g, false, EventBound, "All members of the group are bound")
 		b.forgetEmpty(g)

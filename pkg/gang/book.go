@@ -36,6 +36,9 @@ type Options struct {
 	// Release gives a reservation back, unless an earlier bind of the pod is still open.
 	Release func(gpu.PodUID)
 	View    ledger.View
+	// Reach returns the nodes that the pod may go to, whatever is taken there. It is called with the Book's lock held, and
+	// seldom.
+	Reach func(gpu.PodUID) []string
 	// ClaimAfter is how long a group waits before memory that comes free is kept for it; 0 never does so.
 	ClaimAfter time.Duration
 	// Hold is how long a bind is held at most.
@@ -76,6 +79,8 @@ type Effects struct {
 	// will do if it isn't named.
 	Wake  string
 	Woken bool
+	// Bound are the priorities of groups that became whole: who goes before them can evict their members from now on.
+	Bound []int32
 	// Notices are Events to write.
 	Notices []Notice
 	// Evict are pods to evict.
@@ -183,6 +188,10 @@ func (b *Book) remove(m *member, now time.Time) {
 	g := b.groups[m.Group]
 	delete(g.members, m.UID)
 	delete(b.members, m.UID)
+	if b.claims.by == g {
+		b.endClaim(now) // It was for those who were there.
+		b.claims.next = now
+	}
 	g.recount()
 	b.lost(g, m.UID, now)
 	b.forgetEmpty(g)
@@ -214,12 +223,12 @@ func (b *Book) Group(uid gpu.PodUID) (Key, bool) {
 	return m.Group, true
 }
 
-// Waits says whether the pod is a member of a group that isn't whole.
+// Waits says whether the pod counts as a member of a group that isn't whole.
 func (b *Book) Waits(uid gpu.PodUID) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	m := b.members[uid]
-	return m != nil && !b.groups[m.Group].whole
+	return m != nil && !m.Cardless && !b.groups[m.Group].whole
 }
 
 // Tick lets time pass. It is to be called by a leader only, several times a second, and not before every pod is known.
@@ -240,12 +249,15 @@ func (b *Book) Tick(now time.Time) {
 		case g.whole && g.stale:
 			b.wakeRefused(g) // Those that were one too many, or whose bind failed at first.
 			g.stale = false
-		case g.plan == nil && !g.evicting && !g.waitingSince.IsZero() && !now.Before(g.notBefore) && (g.stale || len(g.offers) > 0):
+		case g.plan == nil && !g.evicting && !g.waitingSince.IsZero() && !now.Before(g.notBefore):
 			ready = append(ready, g)
 		}
 	}
 	slices.SortFunc(ready, compare)
 	for _, g := range ready {
+		if !g.stale && len(g.offers) == 0 {
+			continue // kube-scheduler itself finds no node for any of them.
+		}
 		if why, ok := b.makePlan(g, g.census(), now); !ok && why == AwaitsOthers && g.stale {
 			b.wakeRefused(g) // Where they may go must be heard anew.
 		}

@@ -46,6 +46,9 @@ func (b *Book) remember(uid gpu.PodUID, now time.Time) {
 }
 
 func (b *Book) filter(m *member, offered []string, now time.Time) Answer {
+	if m.Cardless {
+		return Answer{Free: true}
+	}
 	g := b.groups[m.Group]
 	c := g.judge(now)
 	if why := b.invalid(g, m); why != nil {
@@ -108,7 +111,10 @@ func (b *Book) invalid(g *group, m *member) *Reason {
 	switch {
 	case m.Problem != "":
 		why := invalid(m.Problem)
-		b.tell(g, true, EventInvalid, fmt.Sprintf("Pod %s can't be counted as a member: %s", m.Name, m.Problem))
+		if m.told != m.Problem {
+			m.told = m.Problem
+			b.effects.Notices = append(b.effects.Notices, Notice{m.Pod, true, EventInvalid, "The pod can't be counted as a member: " + m.Problem})
+		}
 		return &why
 	case g.size == 0:
 		b.tell(g, true, EventInvalid, Disagree.Text)

@@ -17,7 +17,7 @@ type group struct {
 	size int
 	// whole says that the group has been whole once: its members come and go as others do.
 	whole bool
-	// broken says that the barrier opened and not all were bound.
+	// broken says that the barrier opened, for this process or one before it, and not all were bound.
 	broken bool
 	// evicting says that the group was given up, and its running members are to leave.
 	evicting bool
@@ -40,6 +40,8 @@ type group struct {
 	waitingSince time.Time
 	// claimed is how long memory was kept for it last.
 	claimed time.Duration
+	// unclaimable is when that was last found to be no use.
+	unclaimable time.Time
 	// told is what Events have said already.
 	told string
 }
@@ -48,6 +50,8 @@ type member struct {
 	Member
 	// refused says that kube-scheduler may have put the pod aside: only an event brings it back.
 	refused bool
+	// told is the problem that an Event has told.
+	told string
 	// bound says that our own bind of it succeeded, whatever the watch still tells.
 	bound bool
 }
@@ -126,7 +130,16 @@ func (g *group) recount() {
 func (g *group) judge(now time.Time) census {
 	c := g.census()
 	binding := g.binding()
-	if partial := !g.whole && !binding && c.running > 0 && (c.waiting > 0 || g.broken); !partial {
+	if !g.whole && !g.broken && !binding && g.size > 0 && c.running > 0 && c.waiting > 0 {
+		// Somebody else bound those who run, before this process led.
+		if g.lostSome(c) {
+			g.whole, g.stale = true, true
+		} else {
+			g.broken = true
+		}
+	}
+	// Where the members disagree on the size nobody can say who is missing.
+	if partial := !g.whole && !binding && g.size > 0 && c.running > 0 && (c.waiting > 0 || g.broken); !partial {
 		g.partialSince = time.Time{}
 	} else if g.partialSince.IsZero() {
 		g.partialSince = now
@@ -138,6 +151,29 @@ func (g *group) judge(now time.Time) census {
 		g.waitingSince = now
 	}
 	return c
+}
+
+// lostSome says whether members must have gone since those who run were bound: a group's first bind isn't made before all of
+// its members exist, and of those there were then too few are left. Then those who wait replace others, so the group is taken
+// for one that was whole, though nobody who could prove it is left. Who is wrong here the other way round evicts a job that runs.
+func (g *group) lostSome(c census) bool {
+	var bound time.Time
+	for _, m := range g.members {
+		switch {
+		case !m.running():
+		case m.BoundAt.IsZero():
+			return false
+		case m.BoundAt.After(bound):
+			bound = m.BoundAt
+		}
+	}
+	were := c.running + c.done
+	for _, m := range g.members {
+		if m.waiting() && !m.Created.After(bound) {
+			were++
+		}
+	}
+	return were < g.size
 }
 
 // before is the order in which groups are served: those that are bound in part, then by priority, age and name.

@@ -22,6 +22,7 @@ type Member struct {
 	Size int
 	// Problem is why that can't be told, empty where it can.
 	Problem string
+	// Created is in whole seconds.
 	Created time.Time
 	// Controller is the UID of the object that made the pod, if there is one.
 	Controller string
@@ -29,6 +30,8 @@ type Member struct {
 	Template string
 	// Node is where the pod is bound, empty where it isn't.
 	Node string
+	// BoundAt is when that was done, in whole seconds; zero where it isn't known.
+	BoundAt time.Time
 	// Proof says that the pod was bound as the last of its group, or after it: all of them had been bound.
 	Proof bool
 	// Ended says that it has succeeded or failed, Succeeded that it has done its part.

@@ -70,11 +70,11 @@ func (b *Book) makePlan(g *group, c census, now time.Time) (Reason, bool) {
 	if ago := now.Sub(g.tried); !g.tried.IsZero() && (ago < noRoomHolds || g.freed == freed && ago < noRoomLasts) {
 		return NoRoom, false
 	}
-	chosen, ok := g.choose(c)
+	chosen, ok := g.choose(c, g.isOffered)
 	if !ok {
 		return AwaitsOthers, false
 	}
-	wants, wanting := g.wants(chosen)
+	wants, wanting := g.wants(chosen, func(m *member) []string { return g.offers[m.Template] })
 	if len(wants) < len(chosen) && !b.takeTurn(g, now) {
 		return OlderFirst, false
 	}
@@ -112,12 +112,15 @@ func (b *Book) makePlan(g *group, c census, now time.Time) (Reason, bool) {
 	return Reason{}, true
 }
 
-// choose returns the members that are to be placed, or false where too few are known well enough.
-func (g *group) choose(c census) ([]*member, bool) {
-	chosen := g.sorted(func(m *member) bool {
-		_, offered := g.offers[m.Template]
-		return m.waiting() && offered
-	})
+// isOffered says whether it is known where the member may go.
+func (g *group) isOffered(m *member) bool {
+	_, offered := g.offers[m.Template]
+	return offered
+}
+
+// choose returns the members that are to be placed, of those that may be; or false where they are too few.
+func (g *group) choose(c census, may func(*member) bool) ([]*member, bool) {
+	chosen := g.sorted(func(m *member) bool { return m.waiting() && may(m) })
 	need := g.size - c.running - c.done
 	if len(chosen) < need {
 		return nil, false
@@ -131,10 +134,10 @@ func (g *group) choose(c census) ([]*member, bool) {
 }
 
 // wants are what those of the members ask for that the ledger places.
-func (g *group) wants(chosen []*member) (wants []ledger.Want, wanting []*member) {
+func (g *group) wants(chosen []*member, nodes func(*member) []string) (wants []ledger.Want, wanting []*member) {
 	for _, m := range chosen {
 		if m.Request > 0 {
-			wants, wanting = append(wants, ledger.Want{Pod: m.Pod, Nodes: g.offers[m.Template]}), append(wanting, m)
+			wants, wanting = append(wants, ledger.Want{Pod: m.Pod, Nodes: nodes(m)}), append(wanting, m)
 		}
 	}
 	return wants, wanting

@@ -2,6 +2,7 @@ package gang_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -35,7 +36,10 @@ type world struct {
 	serial   int
 	// whole are the groups of which all were bound at some moment, and some have been since: who was made anew joins them
 	// when there is room.
-	whole   map[string]bool
+	whole map[string]bool
+	// blurred are the groups that lost a member while they were bound in part: who starts then can't tell them from groups that
+	// were whole, and leaves them alone.
+	blurred map[string]bool
 	evicted int
 	bound   int
 	claimed int
@@ -69,7 +73,7 @@ const (
 func newWorld(t *testing.T, seed uint64) *world {
 	w := &world{
 		T: t, random: rand.New(rand.NewPCG(seed, 3)), now: time.Unix(1_800_000_000, 0), pods: map[gpu.PodUID]*pod{},
-		claimAfter: 20 * time.Second, failed: map[string]int{}, whole: map[string]bool{},
+		claimAfter: 20 * time.Second, failed: map[string]int{}, whole: map[string]bool{}, blurred: map[string]bool{},
 	}
 	w.ledger = ledger.New(func(string) {
 		w.book.Freed()
@@ -104,10 +108,12 @@ func (w *world) restart() {
 			w.ledger.Release(p.UID)
 		}
 	}
+	maps.Copy(w.whole, w.blurred)
 	w.book = gang.New(gang.Options{
 		Ledger: w.ledger, Release: func(uid gpu.PodUID) { w.ledger.Release(uid) },
 		View:       ledger.View{Card: placement.Binpack, Node: placement.Binpack},
 		ClaimAfter: w.claimAfter, Hold: worldHold, Patience: worldPatience, OnFailure: gang.Evict, Observer: w,
+		Reach: func(uid gpu.PodUID) []string { return w.enters(w.pods[uid]) },
 	})
 	for _, p := range w.pods {
 		w.book.Seen(p.Member, w.now)
@@ -158,6 +164,9 @@ func (w *world) tell(p *pod) {
 
 // delete removes a pod at once.
 func (w *world) delete(p *pod) {
+	if name := p.Group.Name; w.groups()[name][0] > 0 && !w.whole[name] {
+		w.blurred[name] = true
+	}
 	delete(w.pods, p.UID)
 	w.ledger.Drop(p.UID)
 	w.book.Gone(p.UID, w.now)
@@ -176,7 +185,10 @@ func (w *world) step() {
 	}
 	p := queued[w.random.IntN(len(queued))]
 	p.queued = false
-	offered := slices.DeleteFunc(slices.Clone(w.nodes), func(name string) bool { return name == p.unfit })
+	offered := w.offered(p)
+	if len(offered) == 0 {
+		return // The scheduler finds that by itself, and asks nobody.
+	}
 	if p.Group.Name == "" {
 		w.single(p, offered)
 		return
@@ -198,6 +210,34 @@ func (w *world) step() {
 		w.held = append(w.held, c)
 	}
 	w.settleHeld()
+}
+
+// offered are the nodes on which the scheduler finds room for the pod by their sums, as it counts: what is bound, and whose
+// bind is under way.
+func (w *world) offered(p *pod) (names []string) {
+	taken := map[string]gpu.Memory{}
+	for _, other := range w.pods {
+		taken[other.Node] += other.Request
+	}
+	for _, c := range slices.Concat(w.held, w.released) {
+		taken[c.node] += c.pod.Request
+	}
+	for _, name := range w.enters(p) {
+		node, _ := w.ledger.Node(name)
+		var sum gpu.Memory
+		for _, card := range node.Cards {
+			sum += card.Memory
+		}
+		if taken[name]+p.Request <= sum {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// enters are the nodes that the pod may go to, whatever is taken there.
+func (w *world) enters(p *pod) []string {
+	return slices.DeleteFunc(slices.Clone(w.nodes), func(name string) bool { return name == p.unfit })
 }
 
 func (w *world) fitting(p *pod, offered []string) (nodes []string) {
@@ -224,7 +264,7 @@ func (w *world) settleHeld() {
 			return false
 		}
 		if c.ticket.Refused() != nil {
-			c.pod.queued = true
+			c.pod.queued, w.freed = true, true // The scheduler takes back what it had counted.
 		} else {
 			w.released = append(w.released, c)
 		}
@@ -242,6 +282,7 @@ func (w *world) bind(c call, fails bool) {
 		}
 	}
 	if ok {
+		c.pod.BoundAt = w.now.Truncate(time.Second)
 		c.pod.Node, c.pod.Proof = c.node, c.ticket != nil && c.ticket.Proof()
 		w.ledger.Commit(c.pod.UID)
 		if c.pod.Proof {
@@ -314,6 +355,7 @@ func (w *world) check() {
 			w.whole[name] = true
 		} else if count[0] == 0 {
 			delete(w.whole, name)
+			delete(w.blurred, name)
 		}
 	}
 	for _, name := range w.nodes {
@@ -480,8 +522,7 @@ func (w *world) allThatFitsRuns() {
 		var wants []ledger.Want
 		for _, p := range members {
 			if p.Request > 0 {
-				offered := slices.DeleteFunc(slices.Clone(w.nodes), func(name string) bool { return name == p.unfit })
-				wants = append(wants, ledger.Want{Pod: p.Pod, Nodes: offered})
+				wants = append(wants, ledger.Want{Pod: p.Pod, Nodes: w.enters(p)})
 			}
 		}
 		if places, _ := w.ledger.ReserveTogether(wants, nil, ledger.View{Card: placement.Binpack, Node: placement.Binpack}, w.now); places != nil || len(wants) == 0 {

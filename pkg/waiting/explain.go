@@ -70,6 +70,18 @@ func (p *Place) refusal(pod *corev1.Pod, affinity nodeaffinity.RequiredNodeAffin
 	return ""
 }
 
+// Reach returns the names of the places that the pod may go to, whatever is taken there.
+func Reach(places []Place, pod *corev1.Pod) []string {
+	affinity := nodeaffinity.GetRequiredNodeAffinity(pod)
+	var names []string
+	for i := range places {
+		if places[i].refusal(pod, affinity) == "" {
+			names = append(names, places[i].Node.Name)
+		}
+	}
+	return names
+}
+
 // Explainer explains from one moment's places. Pods of one shape wait for one reason, and a cluster has few shapes: each
 // is looked into once. It is not for use from several goroutines.
 type Explainer struct {

@@ -1,6 +1,7 @@
 package waiting
 
 import (
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -79,6 +80,25 @@ func TestAlikePodsAreExplainedAlikeAndOthersNot(t *testing.T) {
 	}
 	if got := explainer.Explain(pod(9000)).Explanation; got != "no card is large enough: the largest has 16 GiB, on a; closed: the node is cordoned; tainted: the pod doesn't tolerate its taint team:NoSchedule" {
 		t.Error(got)
+	}
+}
+
+func TestReachIsWhereAPodMayGoAndNotWhereThereIsRoom(t *testing.T) {
+	tainted := place("tainted", gpu.GiB, card(0, 16, 0))
+	tainted.Node.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectNoSchedule}}
+	closed := place("closed", gpu.GiB, card(0, 64, 0))
+	closed.Closed = "the node is cordoned"
+	places := []Place{place("full", gpu.GiB, card(0, 16, 16)), tainted, closed, place("small", gpu.GiB, card(0, 4, 0))}
+	for want, p := range map[string]*corev1.Pod{
+		"full small": pod(8),
+		"small":      pod(8, func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": "small"} }),
+		"full tainted small": pod(8, func(p *corev1.Pod) {
+			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+		}),
+	} {
+		if got := strings.Join(Reach(places, p), " "); got != want {
+			t.Errorf("it may go to %q, want %q", got, want)
+		}
 	}
 }
 
