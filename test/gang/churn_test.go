@@ -2,6 +2,7 @@ package gang
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/testbed"
 )
@@ -25,9 +27,24 @@ func TestChurn(t *testing.T) {
 	s := newStage(t, bed, cardsOf(form(48, 160))...)
 	grouped := s.churn(groups, largest, true)
 	alone := s.churn(groups, largest, false)
-	t.Logf("%d groups of 2 to %d beside single pods took %v, the same pods ungrouped %v: %.2f times as long",
-		groups, largest, grouped.Round(time.Millisecond), alone.Round(time.Millisecond), grouped.Seconds()/alone.Seconds())
+	for name, c := range map[string]churned{"in groups": grouped, "ungrouped": alone} {
+		t.Logf("%s: %d pods of %d groups and beside them took %v, %.1f pods/s; while half of them waited %.0f%% of the memory was taken; longest seen bound in part: %v",
+			name, c.pods, groups, c.took.Round(time.Millisecond), c.rate(), 100*c.full, c.partial.Round(time.Millisecond))
+	}
+	t.Logf("%d groups of 2 to %d: %.2f of the throughput of the same pods ungrouped", groups, largest, grouped.rate()/alone.rate())
 }
+
+// churned is what came of one churn.
+type churned struct {
+	pods int
+	took time.Duration
+	// full is how much of the cards' memory was taken, while at least half of the pods had yet to run.
+	full float64
+	// partial is the longest that any group was seen bound in part.
+	partial time.Duration
+}
+
+func (c churned) rate() float64 { return float64(c.pods) / c.took.Seconds() }
 
 // cardsOf spreads cards over nodes of eight.
 func cardsOf(cards int) (nodes []int) {
@@ -38,8 +55,8 @@ func cardsOf(cards int) (nodes []int) {
 }
 
 // churn creates the same pods each time, in groups or not, and has each group end once all of it runs, and whoever is in none
-// once it runs itself. It returns how long it took until all had run.
-func (s *stage) churn(groups, largest int, grouped bool) time.Duration {
+// once it runs itself.
+func (s *stage) churn(groups, largest int, grouped bool) (out churned) {
 	s.Helper()
 	random := rand.New(rand.NewPCG(11, 11))
 	size := map[string]int{}
@@ -50,6 +67,7 @@ func (s *stage) churn(groups, largest int, grouped bool) time.Duration {
 	for i := range groups {
 		name, n, memory := fmt.Sprintf("%s-%d", prefix, i), 2+random.IntN(largest-1), []int64{4, 8, 16}[random.IntN(3)]
 		size[name] = n
+		out.pods += n + 3
 		makers.Go(func() error {
 			for j := range n {
 				pod := s.pod(fmt.Sprintf("%s-%d", name, j), memory, in(name, n))
@@ -70,6 +88,7 @@ func (s *stage) churn(groups, largest int, grouped bool) time.Duration {
 		})
 	}
 	ran, partial := map[string]int{}, map[string]time.Time{}
+	var samples, fullness float64
 	s.within(time.Duration(form(4, 20))*time.Minute, "every group has run", func(ctx context.Context) error {
 		pods, err := s.pods(ctx)
 		if err != nil {
@@ -77,10 +96,12 @@ func (s *stage) churn(groups, largest int, grouped bool) time.Duration {
 		}
 		s.checkCards()
 		bound := map[string]int{}
+		var taken gpu.Memory
 		for i := range pods {
 			if pods[i].Spec.NodeName == "" || pods[i].DeletionTimestamp != nil {
 				continue
 			}
+			taken += protocol.PodRequest(&pods[i])
 			group := pods[i].Labels["group"]
 			if grouped && group != "" {
 				bound[group]++
@@ -90,6 +111,9 @@ func (s *stage) churn(groups, largest int, grouped bool) time.Duration {
 				return err
 			}
 			ran[group]++
+		}
+		if over := s.over(ran); over < out.pods/2 && over > 0 {
+			samples, fullness = samples+1, fullness+float64(taken)/float64(form(48, 160)*card)
 		}
 		done := 0
 		for group, n := range size {
@@ -105,6 +129,8 @@ func (s *stage) churn(groups, largest int, grouped bool) time.Duration {
 					partial[group] = time.Now()
 				} else if ago := time.Since(partial[group]); ago > 20*time.Second {
 					s.Errorf("group %s has been bound in part for %v: %d of %d", group, ago, bound[group], n)
+				} else {
+					out.partial = max(out.partial, ago)
 				}
 			default:
 				delete(partial, group)
@@ -115,10 +141,18 @@ func (s *stage) churn(groups, largest int, grouped bool) time.Duration {
 		}
 		return nil
 	})
-	took := time.Since(start)
+	out.took, out.full = time.Since(start), fullness/max(samples, 1)
 	must(s, makers.Wait())
 	must(s, s.sweep(s.Context()))
-	return took
+	return out
+}
+
+// over counts the pods that have run.
+func (*stage) over(ran map[string]int) (n int) {
+	for _, count := range ran {
+		n += count
+	}
+	return n
 }
 
 func (s *stage) end(ctx context.Context, pod *corev1.Pod) error {
@@ -129,7 +163,7 @@ func (s *stage) end(ctx context.Context, pod *corev1.Pod) error {
 
 // TestWholeCards: groups that ask for nvidia.com/gpu are counted and held back too, and kube-scheduler finds their places.
 func TestWholeCards(t *testing.T) {
-	o := testbed.Options{MemoryUnit: "GiB", ExtenderArgs: []string{"--gang-hold=2s"}}
+	o := testbed.Options{MemoryUnit: "GiB", ExtenderArgs: []string{"--gang-hold=5s"}}
 	o.ControlPlane.Scheduler.Edits = append(o.ControlPlane.Scheduler.Edits, func(config map[string]any) error {
 		extender := config["extenders"].([]any)[0].(map[string]any)
 		extender["managedResources"] = append(extender["managedResources"].([]any),
@@ -149,6 +183,23 @@ func TestWholeCards(t *testing.T) {
 	if second := s.awaitWhole(5, "a", "b"); first == second {
 		t.Errorf("%s ran twice", first)
 	}
+	s.removeGroup(first)
+	s.removeGroup("a")
+	s.removeGroup("b")
 	s.create("c-0", 0, in("c", 2), wholeCard)
 	s.refused("c", 1, "1 of 2 members exist")
+
+	// Nobody reserves whole cards: nine members come to eight cards, and the barrier sends them back until there is a ninth.
+	s.createGroup("d", 9, 0, wholeCard)
+	s.eventually("eight members have been held and sent back", func(ctx context.Context) error {
+		if counts, err := s.bound(ctx); err != nil || len(counts) > 0 {
+			t.Fatalf("bound are %v, %v", counts, err)
+		}
+		if s.metric(`gpushare_extender_gang_failures_total{reason="timed_out"}`) < 1 {
+			return errors.New("they haven't")
+		}
+		return nil
+	})
+	s.addWholeCards(1)
+	s.awaitBound(map[string]int{"d": 9})
 }

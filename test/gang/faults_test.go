@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -89,6 +89,7 @@ func TestFaults(t *testing.T) {
 
 	t.Run("a member can't be bound at all", func(t *testing.T) {
 		s := newStage(t, bed, roomy...)
+		evicted := 0
 		for round := range rounds {
 			group := fmt.Sprintf("g%d", round)
 			never := bed.Proxy.Inject(func(r *http.Request) bool {
@@ -111,6 +112,7 @@ func TestFaults(t *testing.T) {
 						if err := s.end(ctx, &pods[i]); err != nil {
 							return err
 						}
+						evicted++
 					}
 				}
 				if bound > 0 || len(pods) == size {
@@ -123,43 +125,54 @@ func TestFaults(t *testing.T) {
 			s.awaitBound(map[string]int{})
 			s.nothingReserved()
 		}
+		t.Logf("%d rounds; %d members that were bound were evicted", rounds, evicted)
 	})
 }
 
-// TestLeaders: the extender that leads is killed at a random moment while a group is gathered and bound, and another one goes
-// on with it.
+// TestLeaders: the extender that leads is killed, asked to end or frozen at a random moment while a group is gathered and
+// bound, and another one goes on with it.
 func TestLeaders(t *testing.T) {
 	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB", Replicas: 2, ExtenderArgs: append([]string{
 		"--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s", "--leader-elect-retry-period=200ms",
 	}, append(quick, "--gang-patience=20s")...)}) // kube-scheduler may wait ten seconds before it tries again.
 	const size = 6
-	s := newStage(t, bed, 4, 4)
 	random := rand.New(rand.NewPCG(5, 5))
-	rounds, struck := form(1, 20), map[int]int{}
-	for round := range rounds {
-		s.eventually("a replica leads", func(ctx context.Context) error {
-			if bed.Leader(ctx) < 0 {
-				return errors.New("none is published")
+	rounds := form(1, 20)
+	play := func(name string, strike func(leader *controlplane.Process) error, mend func(leader *controlplane.Process) error) {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t, bed, 4, 4)
+			struck := map[int]int{}
+			for round := range rounds {
+				s.eventually("a replica leads", func(ctx context.Context) error {
+					if bed.Leader(ctx) < 0 {
+						return errors.New("none is published")
+					}
+					return nil
+				})
+				leader := bed.Replicas[bed.Leader(t.Context())]
+				group := fmt.Sprintf("g%d", round)
+				s.createGroup(group, size, card)
+				pause := time.NewTimer(time.Duration(random.IntN(60)) * time.Millisecond) // Any moment will do.
+				<-pause.C
+				counts, err := s.bound(t.Context())
+				must(t, err)
+				struck[counts[group]]++
+				must(t, strike(leader))
+				s.settled(size, group)
+				s.checkCards()
+				must(t, mend(leader))
+				s.settled(size, group) // Also when the old leader is back.
+				s.removeGroup(group)
+				s.awaitBound(map[string]int{})
+				s.nothingReserved()
 			}
-			return nil
+			t.Logf("%d rounds; so many members were bound at that moment, how often: %v", rounds, struck)
 		})
-		leader := bed.Leader(t.Context())
-		group := fmt.Sprintf("g%d", round)
-		s.createGroup(group, size, card)
-		pause := time.NewTimer(time.Duration(random.IntN(60)) * time.Millisecond) // Any moment will do.
-		<-pause.C
-		counts, err := s.bound(t.Context())
-		must(t, err)
-		struck[counts[group]]++
-		must(t, bed.Replicas[leader].Kill())
-		s.settled(size, group)
-		s.checkCards()
-		must(t, bed.Replicas[leader].Start(t.Context()))
-		s.removeGroup(group)
-		s.awaitBound(map[string]int{})
-		s.nothingReserved()
 	}
-	t.Logf("%d rounds; so many members were bound at the moment of the kill, how often: %v", rounds, struck)
+	start := func(leader *controlplane.Process) error { return leader.Start(t.Context()) }
+	play("the leader is killed", (*controlplane.Process).Kill, start)
+	play("the leader is asked to end", func(leader *controlplane.Process) error { return leader.Terminate(t.Context()) }, start)
+	play("the leader is frozen", (*controlplane.Process).Pause, (*controlplane.Process).Resume)
 }
 
 // settled waits until the group is whole and stays so. A group that isn't after patience is bound in part, or not at all
@@ -173,16 +186,7 @@ func (s *stage) settled(size int, group string) {
 func (s *stage) nothingReserved() {
 	s.Helper()
 	s.eventually("nothing is reserved", func(ctx context.Context) error {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.bed.ExtenderURL+"/metrics", nil)
-		if err != nil {
-			return err
-		}
-		response, err := http.DefaultClient.Do(request)
-		if err != nil {
-			return err
-		}
-		defer response.Body.Close()
-		body, err := io.ReadAll(response.Body)
+		body, err := testbed.Fetch(ctx, s.bed.ExtenderURL+"/metrics")
 		if err != nil {
 			return err
 		}
@@ -191,4 +195,18 @@ func (s *stage) nothingReserved() {
 		}
 		return nil
 	})
+}
+
+// metric returns the extender's figure of that name and labels, 0 where it has none.
+func (s *stage) metric(name string) (value float64) {
+	s.Helper()
+	body, err := testbed.Fetch(s.Context(), s.bed.ExtenderURL+"/metrics")
+	must(s, err)
+	for line := range strings.Lines(string(body)) {
+		if figure, ok := strings.CutPrefix(line, name+" "); ok {
+			value, err = strconv.ParseFloat(strings.TrimSpace(figure), 64)
+			must(s, err)
+		}
+	}
+	return value
 }

@@ -49,6 +49,8 @@ type stage struct {
 	testing.TB
 	bed  *testbed.Bed
 	name string
+	// whole counts the nodes that give out whole cards.
+	whole int
 }
 
 // newStage makes a namespace, and nodes with so many cards each.
@@ -335,9 +337,10 @@ func wholeCard(pod *corev1.Pod) {
 func (s *stage) addWholeCards(cards ...int64) {
 	s.Helper()
 	var nodes []controlplane.Node
-	for i, n := range cards {
+	for _, n := range cards {
+		s.whole++
 		nodes = append(nodes, controlplane.Node{
-			Name: fmt.Sprintf("%s-whole-%d", s.name, i), Labels: map[string]string{stageLabel: s.name},
+			Name: fmt.Sprintf("%s-whole-%d", s.name, s.whole), Labels: map[string]string{stageLabel: s.name},
 			Capacity: corev1.ResourceList{protocol.ResourceWholeCard: *resource.NewQuantity(n, resource.DecimalSI)},
 		})
 	}
