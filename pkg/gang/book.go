@@ -190,7 +190,6 @@ func (b *Book) remove(m *member, now time.Time) {
 	delete(b.members, m.UID)
 	if b.claims.by == g {
 		b.endClaim(now) // It was for those who were there.
-		b.claims.next = now
 	}
 	g.recount()
 	b.lost(g, m.UID, now)

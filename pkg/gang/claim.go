@@ -15,10 +15,10 @@ import (
 // all are it asks about nobody. So a claim looks at every node that the members may go to at all, see Options.Reach.
 //
 // A claim lasts as long as the group had to wait for it, the next one twice as long, and after each one nothing is claimed
-// for the same time: so at least half of the time nobody is held up.
+// for as long as it did last: so at least half of the time nobody is held up, also where plans come about and fail again.
 type claims struct {
-	by    *group
-	until time.Time
+	by           *group
+	begun, until time.Time
 	// next is when another claim may begin.
 	next time.Time
 }
@@ -52,7 +52,7 @@ func (b *Book) keepClaim(ready []*group, now time.Time) {
 			continue
 		}
 		g.claimed = min(max(2*g.claimed, b.ClaimAfter), longestClaim)
-		c.by, c.until, c.next = g, now.Add(g.claimed), now.Add(2*g.claimed)
+		c.by, c.begun, c.until = g, now, now.Add(g.claimed)
 		b.Observer.GangClaimed()
 		return
 	}
@@ -78,8 +78,6 @@ func (b *Book) endClaim(now time.Time) {
 		return
 	}
 	b.Ledger.Unclaim()
-	if served := b.claims.by.plan != nil; served {
-		b.claims.next = now // It took less than it might have.
-	}
+	b.claims.next = now.Add(now.Sub(b.claims.begun))
 	b.claims.by = nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -28,17 +29,20 @@ func TestChurn(t *testing.T) {
 	grouped := s.churn(groups, largest, true)
 	alone := s.churn(groups, largest, false)
 	for name, c := range map[string]churned{"in groups": grouped, "ungrouped": alone} {
-		t.Logf("%s: %d pods of %d groups and beside them took %v, %.1f pods/s; while half of them waited %.0f%% of the memory was taken; longest seen bound in part: %v",
+		t.Logf("%s: %d pods of %d groups and beside them took %v, %.1f pods/s; in the middle %.0f%% of the memory was taken; longest seen bound in part: %v",
 			name, c.pods, groups, c.took.Round(time.Millisecond), c.rate(), 100*c.full, c.partial.Round(time.Millisecond))
 	}
 	t.Logf("%d groups of 2 to %d: %.2f of the throughput of the same pods ungrouped", groups, largest, grouped.rate()/alone.rate())
 }
 
+// singles is how many pods without a group come with each group.
+const singles = 3
+
 // churned is what came of one churn.
 type churned struct {
 	pods int
 	took time.Duration
-	// full is how much of the cards' memory was taken, while at least half of the pods had yet to run.
+	// full is how much of the cards' memory was taken, from when a tenth of the pods had run until half of them had.
 	full float64
 	// partial is the longest that any group was seen bound in part.
 	partial time.Duration
@@ -54,42 +58,54 @@ func cardsOf(cards int) (nodes []int) {
 	return nodes
 }
 
-// churn creates the same pods each time, in groups or not, and has each group end once all of it runs, and whoever is in none
-// once it runs itself.
+// churn creates the same pods each time, in groups or not. A group ends when all of it has run for a while, and whoever is in
+// none when it has itself.
 func (s *stage) churn(groups, largest int, grouped bool) (out churned) {
 	s.Helper()
 	random := rand.New(rand.NewPCG(11, 11))
 	size := map[string]int{}
 	start := time.Now()
 	makers, ctx := errgroup.WithContext(s.Context())
-	makers.SetLimit(8)
+	// So many groups at a time are there, bound or not: enough that others wait all the time.
+	makers.SetLimit(form(8, 16))
 	prefix := map[bool]string{true: "in", false: "un"}[grouped]
+	over := map[string]func(){}
+	var work []func() error
 	for i := range groups {
 		name, n, memory := fmt.Sprintf("%s-%d", prefix, i), 2+random.IntN(largest-1), []int64{4, 8, 16}[random.IntN(3)]
-		size[name] = n
-		out.pods += n + 3
-		makers.Go(func() error {
-			for j := range n {
+		done := make(chan struct{})
+		size[name], over[name] = n, sync.OnceFunc(func() { close(done) })
+		out.pods += n + singles
+		work = append(work, func() error {
+			for j := range n + singles {
 				pod := s.pod(fmt.Sprintf("%s-%d", name, j), memory, in(name, n))
-				if !grouped {
+				switch {
+				case j >= n:
+					pod = s.pod(fmt.Sprintf("single-%s-%d", name, j), 2)
+				case !grouped:
 					pod.Annotations = nil
 				}
 				if _, err := s.bed.Client.CoreV1().Pods(s.name).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
 					return err
 				}
 			}
-			for j := range 3 {
-				single := s.pod(fmt.Sprintf("single-%s-%d", name, j), 2)
-				if _, err := s.bed.Client.CoreV1().Pods(s.name).Create(ctx, single, metav1.CreateOptions{}); err != nil {
-					return err
-				}
+			select {
+			case <-done:
+			case <-ctx.Done():
 			}
 			return nil
 		})
 	}
-	ran, partial := map[string]int{}, map[string]time.Time{}
+	begun := make(chan struct{})
+	go func() {
+		defer close(begun)
+		for _, make := range work {
+			makers.Go(make)
+		}
+	}()
+	ran, partial, since := map[string]int{}, map[string]time.Time{}, map[string]time.Time{}
 	var samples, fullness float64
-	s.within(time.Duration(form(4, 20))*time.Minute, "every group has run", func(ctx context.Context) error {
+	s.within(time.Duration(form(4, 25))*time.Minute, "all have run", func(ctx context.Context) error {
 		pods, err := s.pods(ctx)
 		if err != nil {
 			return err
@@ -105,14 +121,14 @@ func (s *stage) churn(groups, largest int, grouped bool) (out churned) {
 			group := pods[i].Labels["group"]
 			if grouped && group != "" {
 				bound[group]++
-				continue
+			} else if s.hasRun(since, pods[i].Name) {
+				if err := s.end(ctx, &pods[i]); err != nil {
+					return err
+				}
+				ran[group]++
 			}
-			if err := s.end(ctx, &pods[i]); err != nil {
-				return err
-			}
-			ran[group]++
 		}
-		if over := s.over(ran); over < out.pods/2 && over > 0 {
+		if n := s.over(ran); n < out.pods/2 && n > out.pods/10 {
 			samples, fullness = samples+1, fullness+float64(taken)/float64(form(48, 160)*card)
 		}
 		done := 0
@@ -120,9 +136,13 @@ func (s *stage) churn(groups, largest int, grouped bool) (out churned) {
 			switch {
 			case ran[group] == n:
 				done++
+				over[group]()
 			case bound[group] == n:
-				ran[group] = n
-				s.removeGroup(group)
+				delete(partial, group)
+				if s.hasRun(since, group) {
+					ran[group] = n
+					s.removeGroup(group)
+				}
 			case bound[group] > 0:
 				// Members that are being bound one after the other are no group at rest.
 				if partial[group].IsZero() {
@@ -136,15 +156,24 @@ func (s *stage) churn(groups, largest int, grouped bool) (out churned) {
 				delete(partial, group)
 			}
 		}
-		if done < groups {
-			return fmt.Errorf("%d of %d have; %s", done, groups, strings.TrimSpace(s.waiting(ctx)))
+		if n := s.over(ran); n < out.pods {
+			return fmt.Errorf("%d of %d groups have, %d of %d pods; %s", done, groups, n, out.pods, strings.TrimSpace(s.waiting(ctx)))
 		}
 		return nil
 	})
 	out.took, out.full = time.Since(start), fullness/max(samples, 1)
+	<-begun
 	must(s, makers.Wait())
 	must(s, s.sweep(s.Context()))
 	return out
+}
+
+// hasRun says whether what was first asked about under that name, once it was bound, has run for as long as all do.
+func (*stage) hasRun(since map[string]time.Time, name string) bool {
+	if since[name].IsZero() {
+		since[name] = time.Now()
+	}
+	return time.Since(since[name]) > 5*time.Second
 }
 
 // over counts the pods that have run.
