@@ -46,6 +46,11 @@ const (
 	gangInterval = 100 * time.Millisecond
 	// retryInterval is the pause between attempts to bind a member whose group is being bound.
 	retryInterval = 100 * time.Millisecond
+	// deletedDelay is how long the answer waits that ends the holds of a group of which a member was deleted. kube-scheduler may
+	// have done that itself, for another pod: it looks at that one again when the places of those that were held come free in
+	// its cache, but passes that over while its own watch hasn't told of the deletion, and then waits for minutes
+	// (pkg/scheduler/framework/preemption/executor.go, isRunningPreemption).
+	deletedDelay = time.Second
 	// maxEvictions is how many evictions are asked for at once.
 	maxEvictions = 16
 )
@@ -148,6 +153,9 @@ func (g *gangs) bind(ctx context.Context, request BindRequest) (result string, e
 		<-ticket.Ended // The others are being bound: that ends within their timeout.
 	}
 	if why := ticket.Refused(); why != nil {
+		if *why == gang.Deleted {
+			<-g.Clock.After(min(deletedDelay, g.BindTimeout))
+		}
 		return ResultHeldBack, *why
 	}
 	request.groupWhole = ticket.Proof()

@@ -247,6 +247,7 @@ func TestADeletedMemberSendsAllBack(t *testing.T) {
 	g.heldBinds(2)
 	g.server.remove(g.pods[2])
 	g.publishGone(g.pods[2])
+	g.pass("the binds to be sent back", func() bool { return len(g.ends) == 2 })
 	for range 2 {
 		if e := g.end(); !errors.Is(e.err, gang.Deleted) {
 			t.Errorf("%s: %v", e.name, e.err)
