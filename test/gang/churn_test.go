@@ -162,6 +162,9 @@ func (s *stage) churn(groups, largest int, grouped bool) (out churned) {
 		return nil
 	})
 	out.took, out.full = time.Since(start), fullness/max(samples, 1)
+	for _, end := range over {
+		end()
+	}
 	<-begun
 	must(s, makers.Wait())
 	must(s, s.sweep(s.Context()))
