@@ -4,6 +4,10 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	k8slabels "k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/yaml"
 )
 
 const chart = "deploy/helm/gpushare"
@@ -99,5 +103,60 @@ func TestThePageIsWhereTheValuesSay(t *testing.T) {
 		if strings.Join(got, " ") != test.want {
 			t.Errorf("%s: %q, want %q", what, got, test.want)
 		}
+	}
+}
+
+// The monitors' own kinds aren't known to a bare API server: that they find what is installed is seen here.
+func TestTheMonitorsFindTheirPods(t *testing.T) {
+	h := newHelm(t, "")
+	for mode, part := range map[string]string{"extender": "extender", "secondScheduler": "scheduler"} {
+		t.Run(mode, func(t *testing.T) {
+			out := h.run(t, "template", "gpushare", chart, "--namespace=gpu", "--set=extender.service.clusterIP=10.96.0.15,monitoring.enabled=true,monitoring.labels.release=prometheus,mode="+mode)
+			objects := map[string]*unstructured.Unstructured{}
+			for text := range strings.SplitSeq(out, "\n---\n") {
+				var object unstructured.Unstructured
+				must(t, yaml.Unmarshal([]byte(text), &object.Object))
+				if object.Object != nil {
+					objects[object.GetKind()+"/"+object.GetName()] = &object
+				}
+			}
+			at := func(name string, path ...string) map[string]string {
+				t.Helper()
+				found, _, err := unstructured.NestedStringMap(objects[name].Object, path...)
+				must(t, err)
+				if len(found) == 0 {
+					t.Fatalf("%s has no %s", name, strings.Join(path, "."))
+				}
+				return found
+			}
+			finds := func(selector, labels map[string]string) {
+				t.Helper()
+				if !k8slabels.SelectorFromSet(selector).Matches(k8slabels.Set(labels)) {
+					t.Errorf("%v doesn't find %v", selector, labels)
+				}
+			}
+			port := func(name string, want float64, path ...string) {
+				t.Helper()
+				containers, _, err := unstructured.NestedSlice(objects[name].Object, append(path, "containers")...)
+				must(t, err)
+				for _, container := range containers {
+					ports, _, _ := unstructured.NestedSlice(container.(map[string]any), "ports")
+					for _, p := range ports {
+						if p.(map[string]any)["containerPort"] == want {
+							return
+						}
+					}
+				}
+				t.Errorf("%s has no port %v", name, want)
+			}
+			finds(at("ServiceMonitor/gpushare-extender", "spec", "selector", "matchLabels"), objects["Service/gpushare-extender-metrics"].GetLabels())
+			finds(at("Service/gpushare-extender-metrics", "spec", "selector"), at("Deployment/gpushare-"+part, "spec", "template", "metadata", "labels"))
+			port("Deployment/gpushare-"+part, 12347, "spec", "template", "spec")
+			finds(at("PodMonitor/gpushare-device-plugin", "spec", "selector", "matchLabels"), at("DaemonSet/gpushare-device-plugin", "spec", "template", "metadata", "labels"))
+			port("DaemonSet/gpushare-device-plugin", 12346, "spec", "template", "spec")
+			for _, name := range []string{"ServiceMonitor/gpushare-extender", "PodMonitor/gpushare-device-plugin"} {
+				finds(map[string]string{"release": "prometheus"}, objects[name].GetLabels())
+			}
+		})
 	}
 }

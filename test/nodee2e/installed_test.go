@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -24,11 +25,13 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/fakenvml"
+	"github.com/gpushare/gpushare/test/pages"
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
 const (
-	chart          = "deploy/helm/gpushare"
+	// page is the one whose commands are run.
+	page           = "docs/install.md"
 	schedulerImage = "gpushare.test/kube-scheduler"
 	// driverDir is where the driver lies on the node.
 	driverDir = "/var/lib/fake-driver"
@@ -37,7 +40,8 @@ const (
 )
 
 // TestInstalled goes an administrator's way on a real node: images, chart, kube-scheduler's static pod, a sample, upgrade
-// and rollback under load, uninstall; then the same with the second scheduler.
+// and rollback under load, uninstall; then the same with the second scheduler. The commands are those of docs/install.md,
+// read from there; what the test adds to them are names of images, files and nodes, and --wait.
 //
 // Real are etcd, kube-apiserver, kube-controller-manager, kubelet, kube-proxy, containerd and runc; kube-scheduler is a
 // static pod as kubeadm makes it, the extenders and the device plugin are pods of the project's own images. Substituted
@@ -50,9 +54,11 @@ func TestInstalled(t *testing.T) {
 	s := startSite(t)
 	filesBefore := s.hostFiles()
 
-	s.installed(t, filesBefore, "the extender of the cluster's scheduler", corev1.DefaultSchedulerName, nil)
-	s.installed(t, filesBefore, "the second scheduler", "gpushare-scheduler",
-		[]string{"mode=secondScheduler", "images.scheduler.repository=" + schedulerImage})
+	s.installed(t, filesBefore, "Install", corev1.DefaultSchedulerName)
+	s.installed(t, filesBefore, "A control plane that you can't touch", "gpushare-scheduler", "images.scheduler.repository="+schedulerImage)
+	if os.Getenv(longEnv) != "" {
+		t.Run("the kubelet's name of the resource", s.forgotten)
+	}
 }
 
 // site is a cluster of one node, on which nothing is installed yet.
@@ -60,7 +66,7 @@ type site struct {
 	*rig
 	t    *testing.T
 	root string
-	helm helm
+	desk desk
 }
 
 func startSite(t *testing.T) *site {
@@ -78,7 +84,7 @@ func startSite(t *testing.T) *site {
 	var err error
 	s.root, err = controlplane.RepositoryRoot()
 	must(t, err)
-	s.helm = helm{path: os.Getenv(helmEnv), home: t.TempDir(), root: s.root, kubeconfig: s.bed.KubeconfigPath}
+	s.desk = desk{home: t.TempDir(), root: s.root, kubeconfig: s.bed.KubeconfigPath}
 
 	dir, err := os.MkdirTemp("", "gpunode-")
 	must(t, err)
@@ -218,9 +224,9 @@ func (s *site) images(ctx context.Context, dir string) (archives []string, err e
 		image{schedulerImage + ":" + s.version(), "scheduler.json", []string{"kube-scheduler"}})
 }
 
-// installed installs, uses, upgrades, rolls back and uninstalls in one of the modes.
-func (s *site) installed(t *testing.T, filesBefore []string, mode, scheduler string, values []string) {
-	passed := t.Run(mode, func(t *testing.T) {
+// installed installs, uses, upgrades, rolls back and uninstalls, in the mode that is told of under this heading.
+func (s *site) installed(t *testing.T, filesBefore []string, heading, scheduler string, values ...string) {
+	passed := t.Run(heading, func(t *testing.T) {
 		step := s.steps(t)
 		manifest, err := os.ReadFile(s.node.outside("lib/static-pods/kube-scheduler.yaml"))
 		must(t, err)
@@ -229,25 +235,20 @@ func (s *site) installed(t *testing.T, filesBefore []string, mode, scheduler str
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			t.Fatal(err)
 		}
-		set := append([]string{
+		values = append([]string{
 			"images.extender.repository=gpushare.test/gpushare-extender", "images.extender.tag=one",
 			"images.devicePlugin.repository=gpushare.test/gpushare-device-plugin", "images.devicePlugin.tag=one",
 			"devicePlugin.runtimeClassName=nvidia",
 		}, values...)
-		s.helm.run(t, "install", "gpushare", chart, "--namespace=kube-system", "--wait", "--timeout=2m", "--set="+strings.Join(set, ","))
+		const wait = " --wait --timeout=2m"
+		s.desk.run(t, "", command(t, heading, 0, "helm install ")+wait+" --set="+strings.Join(values, ","))
+		s.desk.run(t, "", strings.Replace(command(t, "Install", 1, "kubectl label "), "NODE", s.node.name, 1))
 		step("helm install: all pods are ready")
 
-		kubeadm := func(args ...string) {
-			t.Helper()
-			must(t, s.node.machine.run(t.Context(), append([]string{s.bed.Binary("gpushare-kubeadm")}, append(args,
-				"--manifest=/var/lib/static-pods/kube-scheduler.yaml", "--folder="+kubernetesDir+"/gpushare", "--settle=2s")...)...))
-		}
 		if scheduler == corev1.DefaultSchedulerName {
-			secret, err := s.bed.Client.CoreV1().Secrets("kube-system").Get(t.Context(), "gpushare-scheduler-config", metav1.GetOptions{})
-			must(t, err)
-			must(t, os.WriteFile(s.node.outside("lib/kubernetes/scheduler-config.yaml"), secret.Data["scheduler-config.yaml"], 0o600))
-			kubeadm("install", "--config="+kubernetesDir+"/scheduler-config.yaml")
-			kubeadm("install", "--config="+kubernetesDir+"/scheduler-config.yaml")
+			s.desk.run(t, s.node.outside("lib/kubernetes"), block(t, "Tell kube-scheduler", 0))
+			s.onControlPlane(t, block(t, "kubeadm", 0))
+			s.onControlPlane(t, command(t, "kubeadm", 0, "gpushare-kubeadm "))
 			step("gpushare-kubeadm install, twice")
 		}
 		must(t, s.node.awaitCards(t.Context()))
@@ -255,18 +256,17 @@ func (s *site) installed(t *testing.T, filesBefore []string, mode, scheduler str
 		s.deploySample(t, scheduler)
 		step("a sample Deployment has its card")
 		load := s.startLoad(t, scheduler)
-		s.helm.run(t, "upgrade", "gpushare", chart, "--namespace=kube-system", "--reuse-values", "--wait", "--timeout=2m",
-			"--set=images.extender.tag=two,images.devicePlugin.tag=two")
+		s.desk.run(t, "", command(t, "Upgrade and roll back", 0, "helm upgrade ")+wait+" --set=images.extender.tag=two,images.devicePlugin.tag=two")
 		s.mustRun(t, "two")
 		step("helm upgrade under load")
-		s.helm.run(t, "rollback", "gpushare", "1", "--namespace=kube-system", "--wait", "--timeout=2m")
+		s.desk.run(t, "", command(t, "Upgrade and roll back", 0, "helm rollback ")+wait)
 		s.mustRun(t, "one")
 		step("helm rollback under load")
 		load(t)
 		step("the load has ended")
 
 		if scheduler == corev1.DefaultSchedulerName {
-			kubeadm("undo")
+			s.onControlPlane(t, block(t, "kubeadm", 1))
 			now, err := os.ReadFile(s.node.outside("lib/static-pods/kube-scheduler.yaml"))
 			must(t, err)
 			if !bytes.Equal(now, manifest) {
@@ -281,6 +281,49 @@ func (s *site) installed(t *testing.T, filesBefore []string, mode, scheduler str
 	if !passed {
 		t.FailNow()
 	}
+}
+
+// block returns a block of commands of the page.
+func block(t *testing.T, heading string, number int) string {
+	t.Helper()
+	blocks, err := pages.Commands(page, heading)
+	must(t, err)
+	if number >= len(blocks) {
+		t.Fatalf("%s shows %d blocks of commands under %q", page, len(blocks), heading)
+	}
+	return blocks[number]
+}
+
+// command returns the one line of a block that begins so, without its comment.
+func command(t *testing.T, heading string, number int, prefix string) string {
+	t.Helper()
+	for line := range strings.Lines(block(t, heading, number)) {
+		if strings.HasPrefix(line, prefix) {
+			line, _, _ = strings.Cut(line, " #")
+			return strings.TrimSpace(line)
+		}
+	}
+	t.Fatalf("%s shows no %q under %q", page, prefix, heading)
+	return ""
+}
+
+// onControlPlane runs commands of the page on the node, with images and files where they are here: the image is there
+// already, and the folders of this machine aren't written to.
+func (s *site) onControlPlane(t *testing.T, commands string) {
+	t.Helper()
+	for _, r := range [][2]string{
+		{"image=ghcr.io/gpushare/gpushare-extender:v0.1.0\n", "image=gpushare.test/gpushare-extender:one\n"},
+		{"crictl pull \"$image\"\n", ""},
+		{"/mnt/gpushare", "/run/image"},
+		{"/usr/local/sbin/", "/run/sbin/"},
+		{"gpushare-kubeadm install ", "gpushare-kubeadm install $here "},
+		{"gpushare-kubeadm undo", "gpushare-kubeadm undo $here"},
+	} {
+		commands = strings.ReplaceAll(commands, r[0], r[1])
+	}
+	prepare := "export PATH=/run/sbin:$PATH CONTAINERD_SNAPSHOTTER=native; mkdir -p /run/sbin; cd " + kubernetesDir +
+		"; here='--manifest=/var/lib/static-pods/kube-scheduler.yaml --folder=" + kubernetesDir + "/gpushare --settle=2s'\n"
+	must(t, s.node.machine.run(t.Context(), "bash", "-euo", "pipefail", "-c", prepare+commands))
 }
 
 // steps logs how long each step took.
@@ -388,6 +431,9 @@ func (s *site) awaitAgreement(t *testing.T, least int) {
 	})
 }
 
+// pluginAway are the kubelet's words for a device plugin that isn't there, as docs/troubleshooting.md has them.
+var pluginAway = regexp.MustCompile(`cannot allocate unregistered device aliyun\.com/gpu-mem|no healthy devices present`)
+
 // startLoad has pods come and go until stop is called, which sees to it that none ever had a wrong card.
 func (s *site) startLoad(t *testing.T, scheduler string) (stop func(*testing.T)) {
 	t.Helper()
@@ -431,14 +477,19 @@ func (s *site) startLoad(t *testing.T, scheduler string) (stop func(*testing.T))
 		must(t, err)
 		found := s.watcher.findings()
 		wrong, containers := found.mistaken(testimonies)
-		failed := 0
+		failed := map[string]int{}
 		for _, pod := range found.Pods {
-			if pod.Status.Phase == corev1.PodFailed {
-				failed++
+			// Those that were deleted end with an error of their own.
+			if pod.Status.Phase != corev1.PodFailed || pod.Status.Reason == "" && pod.DeletionTimestamp != nil {
+				continue
+			}
+			failed[pod.Status.Message]++
+			if pod.Status.Reason != "UnexpectedAdmissionError" || !pluginAway.MatchString(pod.Status.Message) {
+				t.Errorf("pod %s failed, %s: %s", pod.Name, pod.Status.Reason, pod.Status.Message)
 			}
 		}
-		t.Logf("%d pods of load; %d GPU containers started, %d with another card than annotated, %d cards over their total, %d pods "+
-			"failed by the kubelet (while no device plugin was there); looked %d times", made, containers, len(wrong), len(found.Overfull), failed, found.Looks)
+		t.Logf("%d pods of load; %d GPU containers started, %d with another card than annotated, %d cards over their total; pods that the "+
+			"kubelet failed %v; looked %d times", made, containers, len(wrong), len(found.Overfull), failed, found.Looks)
 		for _, finding := range slices.Concat(wrong, found.Overfull) {
 			t.Error(finding)
 		}
@@ -461,17 +512,38 @@ func (s *site) uninstall(t *testing.T) {
 		}
 		return err
 	})
-	s.helm.run(t, "uninstall", "gpushare", "--namespace=kube-system", "--wait", "--timeout=2m")
-	eventually(t, "the pods of the project are gone", func(ctx context.Context) error {
-		pods, err := s.bed.Client.CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=gpushare"})
-		if err == nil && len(pods.Items) > 0 {
-			err = fmt.Errorf("%d are there", len(pods.Items))
+	s.desk.run(t, "", block(t, "Uninstall", 0))
+}
+
+// forgotten waits until the kubelet has forgotten its plugin, five minutes after it went, and sees that the resource is
+// gone for good after what the page says then.
+func (s *site) forgotten(t *testing.T) {
+	memory := func(ctx context.Context) (capacity string, found bool, err error) {
+		object, err := s.bed.Client.CoreV1().Nodes().Get(ctx, s.node.name, metav1.GetOptions{})
+		if err != nil {
+			return "", false, err
 		}
-		return err
-	})
-	command := exec.CommandContext(ctx, s.bed.Binary("gpushare-device-plugin"), "--cleanup", "--node-name="+s.node.name, "--kubeconfig="+s.bed.KubeconfigPath)
-	if out, err := command.CombinedOutput(); err != nil {
-		t.Fatalf("--cleanup: %v: %s", err, out)
+		quantity, found := object.Status.Capacity[protocol.ResourceMemory]
+		_, allocatable := object.Status.Allocatable[protocol.ResourceMemory]
+		return quantity.String(), found || allocatable, nil
+	}
+	for deadline := time.Now().Add(7 * time.Minute); ; time.Sleep(time.Second) {
+		capacity, _, err := memory(t.Context())
+		must(t, err)
+		if capacity == "0" {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the kubelet still has %s of it", capacity)
+		}
+	}
+	_, loop, _ := strings.Cut(block(t, "Uninstall", 0), "for node in")
+	s.desk.run(t, "", "for node in"+loop)
+	// The kubelet writes the node's status every ten seconds where it has changed.
+	for until := time.Now().Add(30 * time.Second); time.Now().Before(until); time.Sleep(time.Second) {
+		if capacity, found, err := memory(t.Context()); err != nil || found {
+			t.Fatalf("the node has %s of it again, %v", capacity, err)
+		}
 	}
 }
 
@@ -484,10 +556,12 @@ func (s *site) mustLeaveNothing(t *testing.T, filesBefore []string) {
 			return err
 		}
 		for name := range object.Annotations {
-			// The extender's own mark goes with the command that the documents name.
-			if strings.Contains(name, "gpushare") && name != "gpushare.aliyun.com/memory-freed" {
+			if strings.Contains(name, "gpushare") {
 				return fmt.Errorf("node annotation %s", name)
 			}
+		}
+		if value, found := object.Labels[protocol.LabelShared]; found {
+			return fmt.Errorf("the node still has the label %s=%s", protocol.LabelShared, value)
 		}
 		for _, list := range []corev1.ResourceList{object.Status.Capacity, object.Status.Allocatable} {
 			if count, found := list[protocol.ResourceCount]; found {

@@ -1,8 +1,8 @@
 package nodee2e
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,8 +13,8 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// helmEnv names helm's binary in the process that has a network of its own.
-const helmEnv = "GPUSHARE_TEST_HELM"
+// toolsEnv names the folder of helm and kubectl in the process that has a network of its own.
+const toolsEnv = "GPUSHARE_TEST_TOOLS"
 
 // inNetworkOfItsOwn runs the test again, in a process whose network is its own: what it sets up there ends with it. It
 // returns true in that process, whose test is to be done.
@@ -31,18 +31,22 @@ func inNetworkOfItsOwn(t *testing.T) bool {
 			t.Skip(err)
 		}
 	}
-	if os.Getenv(helmEnv) != "" {
+	if os.Getenv(toolsEnv) != "" {
 		return true
 	}
 	t.Parallel()
 	root, err := controlplane.RepositoryRoot()
 	must(t, err)
-	// While there is a network to get it from.
-	helm, err := exec.Command("go", "-C", filepath.Join(root, "hack", "helm"), "tool", "-n", "helm").Output()
-	must(t, err)
+	tools := t.TempDir()
+	for _, name := range []string{"helm", "kubectl"} {
+		// While there is a network to get it from.
+		path, err := exec.Command("go", "-C", filepath.Join(root, "hack", "helm"), "tool", "-n", name).Output()
+		must(t, err)
+		must(t, os.Symlink(strings.TrimSpace(string(path)), filepath.Join(tools, name)))
+	}
 	command := exec.Command("unshare", "--net", "--", "setpriv", "--pdeathsig", "KILL", "--",
-		os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=10m")
-	command.Env = append(os.Environ(), helmEnv+"="+strings.TrimSpace(string(helm)))
+		os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=20m")
+	command.Env = append(os.Environ(), toolsEnv+"="+tools)
 	out, err := command.CombinedOutput()
 	t.Logf("in a network of its own:\n%s", out)
 	if err != nil {
@@ -89,25 +93,18 @@ func (n *node) startProxy(ctx context.Context) (*controlplane.Process, error) {
 	return process, process.Start(ctx)
 }
 
-// helm runs helm on this repository's chart.
-type helm struct{ path, home, root, kubeconfig string }
+// desk is where an administrator types commands: bash with helm and kubectl, and the cluster's kubeconfig.
+type desk struct{ home, root, kubeconfig string }
 
-func (h helm) run(t *testing.T, args ...string) string {
+// run runs commands in the repository's root, or in dir.
+func (d desk) run(t *testing.T, dir, commands string) string {
 	t.Helper()
-	out, err := h.try(args...)
+	command := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", commands)
+	command.Dir = cmp.Or(dir, d.root)
+	command.Env = []string{"HOME=" + d.home, "PATH=" + os.Getenv(toolsEnv) + ":" + os.Getenv("PATH"), "KUBECONFIG=" + d.kubeconfig}
+	out, err := command.CombinedOutput()
 	if err != nil {
-		t.Fatalf("helm %s: %v", strings.Join(args, " "), err)
+		t.Fatalf("%s\n%v: %s", commands, err, out)
 	}
-	return out
-}
-
-func (h helm) try(args ...string) (string, error) {
-	command := exec.Command(h.path, args...)
-	command.Dir = h.root
-	command.Env = []string{"HOME=" + h.home, "PATH=" + os.Getenv("PATH"), "KUBECONFIG=" + h.kubeconfig}
-	out, err := command.Output()
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		err = fmt.Errorf("%w: %s", err, exit.Stderr)
-	}
-	return string(out), err
+	return string(out)
 }

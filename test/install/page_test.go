@@ -1,0 +1,95 @@
+package install
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpushare/gpushare/test/pages"
+)
+
+const page = "docs/install.md"
+
+func readYAML(t *testing.T, path string) (out map[string]any) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(repository(t), path))
+	must(t, err)
+	must(t, yaml.Unmarshal(data, &out))
+	return out
+}
+
+// The image from which administrators take the installer is the one that the chart installs.
+func TestThePageNamesTheChartsImage(t *testing.T) {
+	values, version := readYAML(t, chart+"/values.yaml"), readYAML(t, chart+"/Chart.yaml")["appVersion"]
+	blocks, err := pages.Commands(page, "kubeadm")
+	must(t, err)
+	repository, _ := valueAt(values, "images.extender.repository")
+	if want := fmt.Sprintf("image=%v:%v\n", repository, version); !strings.HasPrefix(blocks[0], want) {
+		t.Errorf("the commands are %q, want them to begin with %q", blocks[0], want)
+	}
+}
+
+var quoted = regexp.MustCompile("`([^`]+)`")
+
+// The page's table has values that there are, with their defaults.
+func TestThePagesTableOfValues(t *testing.T) {
+	values := readYAML(t, chart+"/values.yaml")
+	text, err := os.ReadFile(filepath.Join(repository(t), page))
+	must(t, err)
+	_, section, _ := strings.Cut(string(text), "\n## Values\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	checked := 0
+	for line := range strings.Lines(section) {
+		cells := strings.Split(line, "|")
+		if len(cells) < 4 || !strings.Contains(cells[1], "`") {
+			continue
+		}
+		before := ""
+		defaults := quoted.FindAllStringSubmatch(cells[2], -1)
+		for i, match := range quoted.FindAllStringSubmatch(cells[1], -1) {
+			name := strings.TrimSuffix(match[1], ".*")
+			if strings.HasPrefix(name, ".") { // A sibling of the one before.
+				name = before[:strings.LastIndex(before, ".")] + name
+			}
+			before = name
+			value, found := valueAt(values, name)
+			if !found {
+				t.Errorf("there is no value %s", name)
+				continue
+			}
+			checked++
+			if _, group := value.(map[string]any); group || len(defaults) == 0 {
+				continue
+			}
+			want := defaults[min(i, len(defaults)-1)][1]
+			if i >= len(defaults) && strings.Contains(cells[2], "none") {
+				want = ""
+			}
+			if got := fmt.Sprint(value); got != want {
+				t.Errorf("%s is %q by default, the page says %q", name, got, want)
+			}
+		}
+	}
+	if checked < 25 {
+		t.Errorf("only %d values are in the table", checked)
+	}
+}
+
+func valueAt(values map[string]any, name string) (value any, found bool) {
+	value = values
+	for key := range strings.SplitSeq(name, ".") {
+		group, ok := value.(map[string]any)
+		if !ok {
+			return nil, false
+		}
+		if value, found = group[key]; !found {
+			return nil, false
+		}
+	}
+	return value, true
+}
