@@ -62,6 +62,7 @@ func TestWhatCannotWorkEndsWithAClearMessage(t *testing.T) {
 		"a bad card policy":       {[]string{"--card-policy=best"}, `--card-policy: unknown policy "best": want binpack or spread`},
 		"a bad node policy":       {[]string{"--node-policy="}, `--node-policy: unknown policy "": want binpack or spread`},
 		"fewer than no nodes":     {[]string{"--filter-best=-1"}, "--filter-best must not be negative"},
+		"fewer nodes than none":   {[]string{"--filter-best-above=-1"}, "--filter-best-above must not be negative"},
 		"too much time to bind":   {[]string{"--bind-timeout=2m"}, "--bind-timeout must be positive, and 1m0s at most"},
 		"no time to bind":         {[]string{"--bind-timeout=0s"}, "--bind-timeout must be positive"},
 		"time that is no time":    {[]string{"--bind-timeout=4"}, `invalid argument "4" for "--bind-timeout" flag`},

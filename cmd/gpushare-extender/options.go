@@ -30,6 +30,7 @@ type options struct {
 	cardPolicy    string
 	nodePolicy    string
 	filterBest    int
+	bestAbove     int
 	bindTimeout   time.Duration
 	gangs         gangs
 	// evictFragmented is off by default: evicting is kube-scheduler's business otherwise.
@@ -97,7 +98,8 @@ Each flag can be given as an environment variable as well, named like the flag i
 	f.StringVar(&o.uiAddress, "ui-listen-address", "", "`address` of its own for the web page, where no client certificate is asked for; --listen-address where empty")
 	f.StringVar(&o.cardPolicy, "card-policy", placement.Binpack.String(), "how to choose among the cards of a node: binpack or spread")
 	f.StringVar(&o.nodePolicy, "node-policy", placement.Binpack.String(), "how to score nodes: binpack or spread")
-	f.IntVar(&o.filterBest, "filter-best", 32, "with more nodes on offer than this, filter passes only those of the best score, and no more than this; 0 always passes every node that fits, for schedulers that ask other extenders after this one")
+	f.IntVar(&o.filterBest, "filter-best", 1, "how many nodes filter passes at most where more than --filter-best-above are on offer: of those that share the best score the most suitable; 0 always passes every node that fits, for schedulers that ask other extenders after this one")
+	f.IntVar(&o.bestAbove, "filter-best-above", 32, "up to how many nodes on offer filter passes every one that fits, with the reasons of the others")
 	f.DurationVar(&o.bindTimeout, "bind-timeout", 4*time.Second, "time that one bind may take; must lie below the httpTimeout in kube-scheduler's configuration")
 	f.BoolVar(&o.evictFragmented, "evict-fragmented", false, "evict pods of lower priority from one card where a node's free GPU memory would do for a pod and no card's does; needs the right to create pods/eviction")
 	g := &o.gangs
@@ -137,6 +139,8 @@ func (o options) validate() error {
 	switch {
 	case o.filterBest < 0:
 		return errors.New("--filter-best must not be negative")
+	case o.bestAbove < 0:
+		return errors.New("--filter-best-above must not be negative")
 	case (o.tlsCertFile == "") != (o.tlsKeyFile == ""):
 		return errors.New("--tls-cert-file and --tls-key-file go together")
 	case o.clientCAFile != "" && o.tlsCertFile == "":

@@ -121,7 +121,7 @@ func serve(ctx context.Context, o options) error {
 	defer web.close()
 	server := extender.NewServer(extender.Options{
 		Cluster: state, Observer: observer, Page: web.mounted(), Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}),
-		CardPolicy: cardPolicy, NodePolicy: nodePolicy, FilterBest: o.filterBest,
+		CardPolicy: cardPolicy, NodePolicy: nodePolicy, FilterBest: o.filterBest, FilterBestAbove: o.bestAbove,
 		TLS: tlsConfig, Answer: answer, StopTimeout: min(o.bindTimeout, stopTimeout),
 	})
 	if o.election.elect {

@@ -43,7 +43,7 @@ func (s *Server) filter(_ context.Context, args *nodesArgs) (any, error) {
 		s.Cluster.Blocked(args.Pod, answer.full(), at)
 	}
 	// Where few nodes are on offer, nothing is spared by naming fewer, and a full answer serves people and other extenders.
-	if s.FilterBest > 0 && len(names) > s.FilterBest && len(answer.fit) > 0 {
+	if s.FilterBest > 0 && len(names) > s.few() && len(answer.fit) > 0 {
 		// kube-scheduler asks why a node was left out only where none fits (pkg/scheduler/schedule_one.go, schedulePod):
 		// for the pod's Event, and to see where preemption could help.
 		answer.fit, answer.reasons = placement.Best(answer.fit, s.FilterBest), nil
@@ -54,9 +54,12 @@ func (s *Server) filter(_ context.Context, args *nodesArgs) (any, error) {
 	return args.answer(answer), nil
 }
 
+// few is up to how many nodes on offer filter's answer is about each of them.
+func (s *Server) few() int { return max(s.FilterBest, s.FilterBestAbove) }
+
 // promise notes to which nodes the pod may be bound in a moment: few, or that would say nothing.
 func (s *Server) promise(pod gpu.Pod, names []string, at time.Time) {
-	if len(names) > 0 && len(names) <= s.FilterBest {
+	if s.FilterBest > 0 && len(names) > 0 && len(names) <= s.few() {
 		s.Cluster.Ledger().Promise(pod, names, at)
 	}
 }

@@ -35,7 +35,7 @@ func (s *Server) prioritize(_ context.Context, args *nodesArgs) (any, error) {
 	}
 	if s.FilterBest > 0 {
 		// Where filter left nothing out, this is what decides.
-		found.fit = placement.Best(found.fit, s.FilterBest)
+		found.fit = placement.Best(found.fit, s.few())
 		s.promise(pod, found.passed(), at)
 	}
 	return answer, nil

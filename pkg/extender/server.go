@@ -81,9 +81,9 @@ type Options struct {
 	Metrics http.Handler
 	// CardPolicy and NodePolicy are what filter and prioritize judge nodes by.
 	CardPolicy, NodePolicy placement.Policy
-	// FilterBest is how many of the nodes that share the best score filter passes at most. 0 passes every node that fits,
-	// and says of the others why they don't.
-	FilterBest int
+	// FilterBest is how many of the nodes that share the best score filter passes at most where more than FilterBestAbove
+	// are on offer. With fewer, and with 0 always, it passes every node that fits, and says of the others why they don't.
+	FilterBest, FilterBestAbove int
 	// Page answers /ui and what lies below it; nil for none.
 	Page http.Handler
 	// TLS is nil for plain HTTP.

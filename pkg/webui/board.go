@@ -106,7 +106,7 @@ type Board struct {
 	names     []string // Of nodes, in order; nil where that has to be found out anew.
 	waiting   []cluster.PendingPod
 	revision  uint64          // Of waiting.
-	explained time.Time       // When it was found out why they wait.
+	explained time.Time       // When it was found out why they wait; zero where that isn't known.
 	pending   json.RawMessage // They as JSON.
 	history   history
 	status    status
@@ -158,15 +158,17 @@ func (b *Board) tick(logger klog.Logger) {
 	if b.viewers == 0 && !b.history.due(b.Clock.Now()) {
 		return
 	}
-	if err := b.refresh(); err != nil {
+	if err := b.refresh(b.viewers > 0); err != nil {
 		logger.Error(err, "The page couldn't be brought up to date")
 	}
 }
 
-// refresh brings the board up to date. It needs the lock.
-func (b *Board) refresh() error {
+// refresh brings the board up to date: also as to why pods wait, which is dear where many do, if somebody looks. It needs
+// the lock.
+func (b *Board) refresh(looks bool) error {
 	now := b.Clock.Now()
-	if !b.refreshed.IsZero() && now.Sub(b.refreshed) < refreshEvery {
+	complete := !looks || !b.explained.IsZero()
+	if complete && !b.refreshed.IsZero() && now.Sub(b.refreshed) < refreshEvery {
 		return nil
 	}
 	b.refreshed = now
@@ -175,7 +177,7 @@ func (b *Board) refresh() error {
 		b.status, d.Status = s, &s
 	}
 	if b.status.Waiting == "" {
-		if err := b.read(&d); err != nil {
+		if err := b.read(&d, looks); err != nil {
 			return err
 		}
 		if b.history.due(now) {
@@ -208,7 +210,7 @@ func (b *Board) look() status {
 }
 
 // read takes over what the source has new, and notes it in the delta.
-func (b *Board) read(d *delta) error {
+func (b *Board) read(d *delta, looks bool) error {
 	changes := b.Source.Ledger().Since(b.known)
 	b.known = changes.Revision
 	if changes.Whole {
@@ -239,15 +241,21 @@ func (b *Board) read(d *delta) error {
 		b.nodes[n.Name] = entry{text, tallyNode(n)}
 		d.Nodes = append(d.Nodes, text)
 	}
-	return b.readPending(d)
+	return b.readPending(d, looks)
 }
 
-// readPending takes over who waits, and why.
-func (b *Board) readPending(d *delta) error {
+// readPending takes over who waits, and why if somebody looks.
+func (b *Board) readPending(d *delta, looks bool) error {
 	pods, revision := b.Source.Pending(b.revision)
 	if revision != b.revision {
-		b.waiting, b.revision = pods, revision
-	} else if len(b.waiting) == 0 || b.refreshed.Sub(b.explained) < explainEvery {
+		b.waiting, b.revision, b.explained = pods, revision, time.Time{}
+	}
+	switch {
+	case !looks:
+		b.explained = time.Time{}
+		return nil
+	case b.explained.IsZero():
+	case len(b.waiting) == 0 || b.refreshed.Sub(b.explained) < explainEvery:
 		return nil
 	}
 	b.explained = b.refreshed
@@ -286,7 +294,7 @@ func (b *Board) publish(d delta) error {
 func (b *Board) Whole() ([]byte, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := b.refresh(); err != nil {
+	if err := b.refresh(true); err != nil {
 		return nil, err
 	}
 	return b.writeWhole()
@@ -296,7 +304,7 @@ func (b *Board) Whole() ([]byte, error) {
 func (b *Board) Packed() ([]byte, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := b.refresh(); err != nil {
+	if err := b.refresh(true); err != nil {
 		return nil, err
 	}
 	if b.packed != nil {
@@ -355,7 +363,7 @@ func (b *Board) after(seq uint64) ([]*frame, uint64, <-chan struct{}, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if seq == 0 {
-		if err := b.refresh(); err != nil {
+		if err := b.refresh(true); err != nil {
 			return nil, 0, nil, err
 		}
 	}

@@ -56,13 +56,12 @@ func (s *stage) kinds(named []string) ([]*kind, error) {
 		{name: "noop", start: s.startNoop},
 		// As it is shipped.
 		{name: "ours", start: s.startOurs()},
-		// The best nodes, without a call of prioritize for them.
-		{name: "unscored", start: s.startOurs(), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
+		// Some of the best nodes, for kube-scheduler's own scorers to choose from, with a call of prioritize for them or without.
+		{name: "some", start: s.startOurs("--filter-best=32")},
+		{name: "some-unscored", start: s.startOurs("--filter-best=32"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
 		// Every node that fits, prioritized by us, or by kube-scheduler's own scores alone.
 		{name: "all", start: s.startOurs("--filter-best=0")},
 		{name: "all-unscored", start: s.startOurs("--filter-best=0"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
-		// The one best node, which leaves kube-scheduler nothing to score.
-		{name: "one", start: s.startOurs("--filter-best=1"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
 	}
 	var chosen []*kind
 	for _, name := range named {
