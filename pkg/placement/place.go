@@ -33,19 +33,19 @@ func choose(policy Policy, cards []Card, request gpu.Memory) (int, Reason) {
 		return 0, NotShared
 	}
 	// Of the cards' reasons the mildest is the node's: what it takes to find room there.
-	best, reason := -1, TooLarge
+	best, bestFree, reason := -1, gpu.Memory(0), TooLarge
 	for i := range cards {
 		c := &cards[i]
+		free := c.Free()
 		switch {
 		case c.Memory < request:
 			// Too small even when empty.
 		case !c.Healthy():
 			reason = min(reason, Unhealthy)
-		case c.Free() < request:
+		case free < request:
 			reason = min(reason, Full)
-		case best < 0 || policy.better(c.Free(), cards[best].Free()) ||
-			c.Free() == cards[best].Free() && c.Index < cards[best].Index:
-			best = i
+		case best < 0 || policy.better(free, bestFree) || free == bestFree && c.Index < cards[best].Index:
+			best, bestFree = i, free
 		}
 	}
 	if best < 0 {
