@@ -122,3 +122,47 @@ func TestAClaimEndsWithItsGroup(t *testing.T) {
 		t.Errorf("%d single pods run beside a group of 4, want 4: what was claimed is still kept", singles)
 	}
 }
+
+// A claim that served ends with the plan that it made possible. Should that come to nothing, the next claim waits for as long
+// as this one lasted.
+func TestAfterAClaimOthersHaveTheirTurn(t *testing.T) {
+	w := newWorld(t, 1)
+	w.create("", 0, 16, "")
+	single := w.order[0]
+	w.step()
+	w.act()
+	for range 8 {
+		w.create("big", 8, 16, "t")
+	}
+	for range 20 { // They are asked about, and refused.
+		w.step()
+	}
+	w.pass(w.claimAfter + time.Second)
+	if w.claimed != 1 {
+		t.Fatalf("%d claims", w.claimed)
+	}
+	w.pass(4 * time.Second)
+	w.delete(single)
+	w.pass(200 * time.Millisecond)
+	if got := w.book.States()[gang.StatePlaced]; got != 1 {
+		t.Fatalf("the group has no places: %v", w.book.States())
+	}
+	// A member is made anew, and somebody else takes a card.
+	for _, p := range w.sorted() {
+		w.delete(p)
+		w.create("big", 8, 16, "t")
+		break
+	}
+	w.create("", 0, 16, "")
+	for range 20 {
+		w.step()
+	}
+	w.pass(3 * time.Second)
+	if w.claimed != 1 {
+		t.Errorf("memory is claimed again %v after a claim that lasted longer", 3*time.Second)
+	}
+	w.pass(3 * time.Second)
+	if w.claimed != 2 {
+		t.Errorf("%d claims in the end, want 2", w.claimed)
+	}
+}
