@@ -132,7 +132,8 @@ func TestMerge(t *testing.T) {
 			theirs: head + "profiles: [{schedulerName: mine}]\nextenders: [{urlPrefix: http://theirs, filterVerb: f}]\nclientConnection: {kubeconfig: /k}\n",
 			want:   []string{"schedulerName: mine", "urlPrefix: http://theirs", "urlPrefix: http://127.0.0.1:12345/gpushare-scheduler", "kubeconfig: /k", "percentageOfNodesToScore: 100"},
 		},
-		"their share of nodes is kept": {theirs: head + "percentageOfNodesToScore: 7\n", want: []string{"percentageOfNodesToScore: 7"}},
+		"their share of nodes is kept": {theirs: head + "percentageOfNodesToScore: 7\n", want: []string{"percentageOfNodesToScore: 7", "podMaxBackoffSeconds: 5"}},
+		"and their back-off":           {theirs: head + "podMaxBackoffSeconds: 7\n", want: []string{"percentageOfNodesToScore: 100", "podMaxBackoffSeconds: 7"}},
 		"another gpushare's extender is replaced": {
 			theirs: head + "extenders: [{urlPrefix: http://old, bindVerb: bind, managedResources: [{name: aliyun.com/gpu-mem}]}]\n",
 			want:   []string{"urlPrefix: http://127.0.0.1:12345/gpushare-scheduler"}, lost: []string{"http://old"},

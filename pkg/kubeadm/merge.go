@@ -58,8 +58,10 @@ func Merge(theirs, ours []byte, kubeconfig string) ([]byte, error) {
 		}
 	}
 	base["extenders"] = append(kept, extenders[0])
-	if _, set := base["percentageOfNodesToScore"]; !set && add["percentageOfNodesToScore"] != nil {
-		base["percentageOfNodesToScore"] = add["percentageOfNodesToScore"]
+	for _, key := range []string{"percentageOfNodesToScore", "podMaxBackoffSeconds"} {
+		if _, set := base[key]; !set && add[key] != nil {
+			base[key] = add[key]
+		}
 	}
 	return yaml.Marshal(base)
 }

@@ -22,6 +22,9 @@ clientConnection:
 {{- end }}
 # From 100 nodes on kube-scheduler looks at a part of the nodes only; binpack wants to see them all.
 percentageOfNodesToScore: {{ .Values.scheduler.percentageOfNodesToScore }}
+# A pod that was refused is looked at again after so long at the latest, once there is a reason to. The members of a group come
+# together only if that is well below the time for which the first one's bind waits (--gang-hold); the default is as long.
+podMaxBackoffSeconds: {{ .Values.scheduler.podMaxBackoffSeconds }}
 extenders:
   - urlPrefix: {{ include "gpushare.url" . }}
     filterVerb: filter
