@@ -32,7 +32,7 @@ func TestChurn(t *testing.T) {
 		t.Logf("%s: %d pods of %d groups and beside them took %v, %.1f pods/s; in the middle %.0f%% of the memory was taken; longest seen bound in part: %v",
 			name, c.pods, groups, c.took.Round(time.Millisecond), c.rate(), 100*c.full, c.partial.Round(time.Millisecond))
 	}
-	t.Logf("%d groups of 2 to %d: %.2f of the throughput of the same pods ungrouped", groups, largest, grouped.rate()/alone.rate())
+	t.Logf("%d groups of 2 to %d that run for %v: %.2f of the throughput of the same pods ungrouped", groups, largest, life(), grouped.rate()/alone.rate())
 }
 
 // singles is how many pods without a group come with each group.
@@ -47,6 +47,10 @@ type churned struct {
 	// partial is the longest that any group was seen bound in part.
 	partial time.Duration
 }
+
+// life is how long a group runs once it is whole, and a pod without one: short for any job, so what it costs to come together
+// weighs more than it does in life.
+func life() time.Duration { return time.Duration(form(5, 30)) * time.Second }
 
 func (c churned) rate() float64 { return float64(c.pods) / c.took.Seconds() }
 
@@ -176,7 +180,7 @@ func (*stage) hasRun(since map[string]time.Time, name string) bool {
 	if since[name].IsZero() {
 		since[name] = time.Now()
 	}
-	return time.Since(since[name]) > 5*time.Second
+	return time.Since(since[name]) > life()
 }
 
 // over counts the pods that have run.
