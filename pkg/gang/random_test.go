@@ -417,7 +417,7 @@ func (w *world) groups() map[string][2]int {
 func TestRandom(t *testing.T) {
 	worlds := uint64(30)
 	if os.Getenv("GPUSHARE_TEST_LONG") != "" {
-		worlds = 3000
+		worlds = 1000
 	}
 	for seed := range worlds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { playWorld(t, seed) })
