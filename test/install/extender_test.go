@@ -2,8 +2,11 @@ package install
 
 import (
 	"context"
+	"crypto/x509"
+	"encoding/pem"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -38,6 +41,8 @@ func TestInstall(t *testing.T) {
 	c.mustGetACard(gpuPod("first", "", "10"))
 	c.mustGetACard(gpuPod("second", "", "10"))
 
+	t.Run("the rights", c.testRights)
+	t.Run("the pods' security", c.testPodSecurity)
 	t.Run("the guard", func(t *testing.T) { c.testGuard(t, plugin) })
 
 	t.Run("nobody calls the extender without the scheduler's certificate", func(t *testing.T) {
@@ -59,8 +64,61 @@ func TestInstall(t *testing.T) {
 		c.mustGetACard(gpuPod("third", "", "6"))
 	})
 
+	t.Run("the address changes when the Service is made anew", func(t *testing.T) {
+		const address = "10.0.0.16"
+		upgrade := []string{"upgrade", "gpushare", chart, "--namespace=" + namespace, "--reset-then-reuse-values", "--set=extender.service.clusterIP=" + address}
+		if out, err := c.helm.try(upgrade...); err == nil || !strings.Contains(out, "field is immutable") && !strings.Contains(out, "may not change once set") {
+			t.Errorf("with the Service in place: %v: %s", err, out)
+		}
+		must(t, c.Client.CoreV1().Services(namespace).Delete(t.Context(), "gpushare-extender", metav1.DeleteOptions{}))
+		c.helm.run(t, upgrade...)
+		now := c.lasting()
+		if now["address"] != address || !strings.Contains(now["gpushare-scheduler-config/scheduler-config.yaml"], "urlPrefix: https://"+address+":12345/") {
+			t.Errorf("the address is %s, the configuration\n%s", now["address"], now["gpushare-scheduler-config/scheduler-config.yaml"])
+		}
+		if names := namesIn(t, now["gpushare-extender-tls/tls.crt"]); !slices.Contains(names, address) {
+			t.Errorf("the certificate is for %q", names)
+		}
+		service, err := c.Client.CoreV1().Services(namespace).Get(t.Context(), "gpushare-extender", metav1.GetOptions{})
+		must(t, err)
+		c.until("the leader is published again", func(ctx context.Context) (bool, error) {
+			slice, err := c.Client.DiscoveryV1().EndpointSlices(namespace).Get(ctx, "gpushare-extender", metav1.GetOptions{})
+			return err == nil && len(slice.Endpoints) == 1 && slice.OwnerReferences[0].UID == service.UID, err
+		})
+	})
+
+	t.Run("new certificates are made when the old ones are taken away", func(t *testing.T) {
+		before := c.lasting()
+		for _, name := range []string{"gpushare-extender-tls", "gpushare-scheduler-tls", "gpushare-scheduler-config"} {
+			must(t, c.Client.CoreV1().Secrets(namespace).Delete(t.Context(), name, metav1.DeleteOptions{}))
+		}
+		c.helm.run(t, "upgrade", "gpushare", chart, "--namespace="+namespace, "--reset-then-reuse-values")
+		now := c.lasting()
+		for _, key := range []string{"gpushare-extender-tls/ca.crt", "gpushare-extender-tls/tls.crt", "gpushare-scheduler-tls/tls.key", "gpushare-scheduler-config/scheduler-config.yaml"} {
+			if now[key] == "" || now[key] == before[key] {
+				t.Errorf("%s is as it was, or empty", key)
+			}
+		}
+	})
+
 	c.mustHaveForbiddenNothing()
 	c.mustLeaveNothing()
+}
+
+// namesIn returns what a certificate is for.
+func namesIn(t *testing.T, certificate string) (names []string) {
+	t.Helper()
+	block, _ := pem.Decode([]byte(certificate))
+	if block == nil {
+		t.Fatal("no certificate")
+	}
+	parsed, err := x509.ParseCertificate(block.Bytes)
+	must(t, err)
+	names = parsed.DNSNames
+	for _, ip := range parsed.IPAddresses {
+		names = append(names, ip.String())
+	}
+	return names
 }
 
 // extenderAt is a running extender.

@@ -47,6 +47,12 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
 			return err
 		},
+		"a pod that says its group is whole": func() error {
+			pod := gpuPod("forged", "", "1")
+			pod.Annotations = map[string]string{protocol.AnnotationGroupWhole: "true"}
+			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
+			return err
+		},
 		"a pod that calls itself a mirror": func() error {
 			pod := gpuPod("forged", "", "1")
 			pod.Annotations = map[string]string{protocol.AnnotationIndex: "1", corev1.MirrorPodAnnotationKey: "x"}
@@ -122,16 +128,28 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 	t.Run("a kubelet shows its static pods", func(t *testing.T) { c.testMirrorPod(t, forged) })
 	t.Run("a device plugin keeps to its node", func(t *testing.T) { c.testPluginsReach(t, plugin, patch) })
 	t.Run("who is on the list may", func(t *testing.T) {
-		c.helm.run(t, "upgrade", "gpushare", chart, "--namespace="+namespace, "--reset-then-reuse-values", "--set=guard.allow.users[0]=restorer")
-		restorer := c.user(t, "restorer", "system:masters")
-		// The API server takes a moment to learn of the new policy.
-		c.until("the policy is in force", func(ctx context.Context) (bool, error) {
-			pod := gpuPod("restored", "nobody", "1")
-			pod.Annotations = forged
-			_, err := restorer.CoreV1().Pods(metav1.NamespaceDefault).Create(ctx, pod, metav1.CreateOptions{})
-			return err == nil, err
-		})
-		must(t, pods.Delete(ctx, "restored", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+		c.helm.run(t, "upgrade", "gpushare", chart, "--namespace="+namespace, "--reset-then-reuse-values",
+			"--set=guard.allow.users[0]=restorer,guard.allow.serviceAccounts[0]=velero/velero,guard.allow.groups[0]=restorers")
+		for name, client := range map[string]kubernetes.Interface{
+			"user":            c.user(t, "restorer", "system:masters"),
+			"service-account": c.user(t, "system:serviceaccount:velero:velero", "system:masters"),
+			"group":           c.user(t, "somebody", "system:masters", "restorers"),
+		} {
+			// The API server takes a moment to learn of the new policy.
+			c.until("the policy lets a "+name+" pass", func(ctx context.Context) (bool, error) {
+				pod := gpuPod("restored-"+name, "nobody", "1")
+				pod.Annotations = forged
+				_, err := client.CoreV1().Pods(metav1.NamespaceDefault).Create(ctx, pod, metav1.CreateOptions{})
+				return err == nil, err
+			})
+			must(t, pods.Delete(ctx, "restored-"+name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+		}
+		nobody := c.user(t, "system:serviceaccount:velero:other", "system:masters")
+		pod := gpuPod("restored", "nobody", "1")
+		pod.Annotations = forged
+		if _, err := nobody.CoreV1().Pods(metav1.NamespaceDefault).Create(ctx, pod, metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
+			t.Errorf("who isn't on it: got %v, want it refused", err)
+		}
 		c.helm.run(t, "rollback", "gpushare", "1", "--namespace="+namespace)
 	})
 }
