@@ -20,15 +20,38 @@ func repository(t *testing.T) string {
 	return root
 }
 
-// helmPath builds the pinned helm, once.
-var helmPath = sync.OnceValues(func() (string, error) {
+// helmPath and kubectlPath build the pinned helm and kubectl, once.
+var (
+	helmPath    = sync.OnceValues(func() (string, error) { return tool("helm") })
+	kubectlPath = sync.OnceValues(func() (string, error) { return tool("kubectl") })
+)
+
+func tool(name string) (string, error) {
 	root, err := controlplane.RepositoryRoot()
 	if err != nil {
 		return "", err
 	}
-	out, err := exec.Command("go", "-C", filepath.Join(root, "hack", "helm"), "tool", "-n", "helm").Output()
+	out, err := exec.Command("go", "-C", filepath.Join(root, "hack", "helm"), "tool", "-n", name).Output()
 	return strings.TrimSpace(string(out)), err
-})
+}
+
+// shell runs commands as an administrator types them in the repository's root, with helm and kubectl.
+func (h helm) shell(t *testing.T, commands string) string {
+	t.Helper()
+	kubectl, err := kubectlPath()
+	must(t, err)
+	tools := t.TempDir()
+	must(t, os.Symlink(h.path, filepath.Join(tools, "helm")))
+	must(t, os.Symlink(kubectl, filepath.Join(tools, "kubectl")))
+	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", commands)
+	cmd.Dir = repository(t)
+	cmd.Env = []string{"HOME=" + h.home, "PATH=" + tools + ":" + os.Getenv("PATH"), "KUBECONFIG=" + h.kubeconfig}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s\n%v: %s", commands, err, out)
+	}
+	return string(out)
+}
 
 // helm runs helm on the chart's folder with a home of its own.
 type helm struct {

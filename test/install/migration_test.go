@@ -1,0 +1,111 @@
+package install
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/pages"
+)
+
+const theirExtender = "system:serviceaccount:kube-system:gpushare-schd-extender"
+
+// TestMigration types the commands of docs/migration.md, either half first, in a cluster that has what Alibaba's gpushare
+// installs: Helm must not stumble over it, and the guard must let the half that is still theirs do its work, and no longer.
+func TestMigration(t *testing.T) {
+	c := start(t)
+	type step struct {
+		heading string
+		block   int
+	}
+	for name, steps := range map[string][]step{
+		"the scheduler's half first": {{"The scheduler's half first", 0}, {"The scheduler's half first", 1}, {"The scheduler's half first", 2}},
+		"the node's half first":      {{"The node's half first", 0}, {"The node's half first", 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			must(t, c.Apply(t.Context(), filepath.Join(repository(t), "test", "install", "testdata", "theirs.yaml")))
+			pod := c.create(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "theirs"}, Spec: corev1.PodSpec{NodeName: node}})
+			extender := c.user(t, theirExtender, "system:masters")
+			for i, step := range steps {
+				blocks, err := pages.Commands("docs/migration.md", step.heading)
+				must(t, err)
+				c.helm.shell(t, blocks[step.block])
+				if i == 0 {
+					// Somebody else is refused from now on.
+					probe := gpuPod("probe", "nobody", "1")
+					probe.Annotations = map[string]string{protocol.AnnotationIndex: "1"}
+					c.untilRefused("the guard", probe)
+				}
+				must(t, assume(t, extender, pod, i))
+				if strings.HasPrefix(name, "the scheduler's") && i < 2 {
+					// Its token says which node it is on.
+					must(t, assume(t, c.clientOf(c.account(c.theirPlugin())), pod, 10+i))
+				}
+			}
+
+			blocks, err := pages.Commands("docs/migration.md", "When both are swapped")
+			must(t, err)
+			c.helm.shell(t, blocks[0])
+			c.until("the guard refuses their extender", func(context.Context) (bool, error) {
+				return apierrors.IsForbidden(assume(t, extender, pod, 99)), nil
+			})
+			c.until("both halves are the chart's, and theirs are gone", func(ctx context.Context) (bool, error) { return c.swapped(ctx) })
+			must(t, c.Client.CoreV1().Pods(pod.Namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+			c.mustLeaveNothing()
+		})
+	}
+}
+
+// theirPlugin waits for the pod of their DaemonSet.
+func (c *cluster) theirPlugin() (pod *corev1.Pod) {
+	c.until("their DaemonSet has its pod", func(ctx context.Context) (bool, error) {
+		list, err := c.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "name=gpushare-device-plugin-ds"})
+		if err != nil || len(list.Items) == 0 || list.Items[0].Spec.NodeName == "" {
+			return false, err
+		}
+		pod = &list.Items[0]
+		return true, nil
+	})
+	return pod
+}
+
+// assume writes an annotation as their halves do, by a patch of the pod.
+func assume(t *testing.T, client kubernetes.Interface, pod *corev1.Pod, value int) error {
+	t.Helper()
+	data, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{protocol.AnnotationAssumeTime: fmt.Sprint(value)}}})
+	must(t, err)
+	_, err = client.CoreV1().Pods(pod.Namespace).Patch(t.Context(), pod.Name, types.StrategicMergePatchType, data, metav1.PatchOptions{})
+	return err
+}
+
+// swapped says whether Deployment and DaemonSet are ours, as they are by default, and nothing is theirs.
+func (c *cluster) swapped(ctx context.Context) (bool, error) {
+	deployment, err := c.Client.AppsV1().Deployments(namespace).Get(ctx, "gpushare-extender", metav1.GetOptions{})
+	if err != nil {
+		return false, err
+	}
+	if *deployment.Spec.Replicas != 2 {
+		return false, fmt.Errorf("%d replicas", *deployment.Spec.Replicas)
+	}
+	if _, err := c.Client.AppsV1().DaemonSets(namespace).Get(ctx, "gpushare-device-plugin", metav1.GetOptions{}); err != nil {
+		return false, err
+	}
+	theirs, err := c.Find(ctx, func(object metav1.Object) bool {
+		name := object.GetName()
+		return strings.HasPrefix(name, "gpushare-schd-extender") || strings.HasPrefix(name, "gpushare-device-plugin-ds")
+	})
+	if err == nil && len(theirs) > 0 {
+		err = fmt.Errorf("theirs are left: %v", theirs)
+	}
+	return err == nil, err
+}
