@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/testbed"
 )
 
 // What the node does when its programs are killed and come back.
@@ -56,10 +57,30 @@ func TestFaults(t *testing.T) {
 		s.otherDevices = true
 		s.settle()
 		unharmed()
+		// It asks anew for what it starts again, while the others run on without books.
+		for _, name := range s.names()[:4] {
+			s.endContainer(name)
+		}
+		unharmed = s.unharmed()
 		// The kubelet takes the node for empty now.
 		s.burst(times(4, func() *corev1.Pod { return s.pod(3) })...)
 		s.settle()
 		unharmed()
+		s.remove()
+	})
+	r.play(t, "a kubelet that has lost its checkpoint, and init containers that have ended", func(s *scene) {
+		s.burst(times(6, func() *corev1.Pod { return s.pod(2, first("init", 2)) })...)
+		s.settle()
+		must(s, s.node.kubelet.Kill())
+		must(s, os.Remove(s.node.checkpoint()))
+		must(s, s.node.kubelet.Start(s.Context()))
+		s.awaitCards()
+		// It asks anew for the init containers, and fails, by its own rule, those pods for which it does so before a plugin has
+		// registered.
+		s.burst(s.pod(1)) // It comes after them all.
+		s.removeFailed(s.made)
+		s.otherDevices = true
+		s.settle()
 		s.remove()
 	})
 	r.play(t, "a device plugin killed between bursts", func(s *scene) {
@@ -165,10 +186,17 @@ func TestLosses(t *testing.T) {
 	r.play(t, "a card that fails and gets well", func(s *scene) {
 		s.burst(times(8, func() *corev1.Pod { return s.pod(3) })...)
 		s.settle()
+		there := s.onCard(0)
+		// The next pods would fit nowhere better.
+		s.delete(there[0])
+		s.gone(leaving)
+		there = there[1:]
 		unharmed := s.unharmed()
 		must(s, s.node.driver.Xid("0", 79))
 		s.awaitHealth(0, false)
-		there := s.onCard(0)
+		// It isn't well for that.
+		must(s, s.node.plugin.Restart(s.Context()))
+		s.awaitPlugin()
 		// What the kubelet counts is what the healthy cards have, less what is held of any card.
 		s.burst(times(4, func() *corev1.Pod { return s.pod(2) })...)
 		s.settle()
@@ -186,6 +214,15 @@ func TestLosses(t *testing.T) {
 		if now := s.onCard(0); len(now) <= len(there)-2 {
 			s.Errorf("on the card that is well again are %v", now)
 		}
+	})
+}
+
+// awaitPlugin waits until the plugin has told the kubelet of its cards, whatever they are worth.
+func (s *scene) awaitPlugin() {
+	s.Helper()
+	eventually(s, "the plugin is ready", func(ctx context.Context) error {
+		_, err := testbed.Fetch(ctx, s.node.metrics.URL("http")+"/readyz")
+		return err
 	})
 }
 

@@ -3,11 +3,13 @@ package nodee2e
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -496,6 +498,44 @@ func (s *scene) endContainers() {
 			err = fmt.Errorf("%d run", len(running))
 		}
 		return err
+	})
+}
+
+// endContainer ends a pod's only container and awaits that it runs again, on the card that it had.
+func (s *scene) endContainer(name string) {
+	s.Helper()
+	pod, err := s.bed.Client.CoreV1().Pods(s.name).Get(s.Context(), name, metav1.GetOptions{})
+	must(s, err)
+	find := func() (found sighting, err error) {
+		running, err := s.node.running()
+		if err != nil {
+			return found, err
+		}
+		for _, c := range running {
+			if c.PodUID == string(pod.UID) {
+				return c, nil
+			}
+		}
+		return found, fmt.Errorf("no container of pod %s runs", name)
+	}
+	before, err := find()
+	must(s, err)
+	had, err := before.card()
+	must(s, err)
+	s.ended[before.PodUID] = true
+	must(s, s.node.machine.run(s.Context(), "kill", "-KILL", strconv.Itoa(before.Pid)))
+	eventually(s, "the container of pod "+name+" is started again", func(context.Context) error {
+		after, err := find()
+		if err == nil && after.ID == before.ID {
+			err = errors.New("it is the one that was ended")
+		}
+		if err != nil {
+			return err
+		}
+		if has, err := after.card(); err != nil || has != had {
+			s.Errorf("the container of pod %s had card %d and was started again with card %d (%v)", name, had, has, err)
+		}
+		return nil
 	})
 }
 
