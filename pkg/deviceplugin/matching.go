@@ -57,15 +57,19 @@ func (s *snapshot) candidates(request gpu.Memory, running bool) []candidate {
 		if pod.Terminal {
 			continue
 		}
-		given, next := s.Served[pod.UID], true
+		given, next, begun := s.Served[pod.UID], true, false
+		for _, serving := range given {
+			begun = begun || !serving.Lost
+		}
 		for _, container := range pod.Containers {
 			serving, served := given[container.Name]
 			c := candidate{
 				Pod: pod, Container: container, Next: next, Refused: s.Refused[pod.UID],
-				// Everything was allocated before the first container ran, or the mirror appeared.
-				Again: serving.Lost || !served && (pod.Ran || pod.Mirror()),
+				// Everything was allocated before the first container ran, or the mirror appeared. A pod that hasn't come that far
+				// is admitted from the start by a kubelet that doesn't have it in its books, init containers first.
+				Again: (serving.Lost || !served) && (pod.Ran || pod.Mirror()),
 			}
-			c.Begun = next && !c.Again && len(given) > 0
+			c.Begun = next && !c.Again && begun
 			if served && !serving.Lost || container.Running != running {
 				continue
 			}

@@ -632,6 +632,39 @@ func TestInitContainersAreAskedForAgain(t *testing.T) {
 	}
 }
 
+// A kubelet that was killed before it had written down what an init container got asks for that one again, and not for the
+// container after it, be it of the same size.
+func TestKubeletKilledWithinAPod(t *testing.T) {
+	b := newBench(t)
+	b.socket = filepath.Join(b.dir, "pods.sock")
+	k := startKubelet(t, b.dir)
+	k.podResources(b.socket)
+	p, _ := b.start(newCards(16, 16))
+	k.awaitDevices(32, 32)
+	pod := newPod("a", initStep(1), main(1), assumed(1, 1))
+	b.create(p, pod)
+	k.mustAdmit(pod, "i")
+
+	k.stop()
+	if err := os.Remove(filepath.Join(b.dir, checkpointFile)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(b.socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	k = startKubelet(t, b.dir)
+	k.podResources(b.socket)
+	k.awaitDevices(32, 32)
+	for _, name := range []string{"i", "main"} {
+		if got := cardOf(k.mustAdmit(pod, name)[name]); got != "1" {
+			t.Errorf("container %s got card %s, want 1", name, got)
+		}
+	}
+	if none := testutil.ToFloat64(p.metrics.matches.WithLabelValues(string(byNobody))); none != 0 {
+		t.Errorf("%v calls were taken for those of a pod that nobody knows", none)
+	}
+}
+
 // A kubelet without books asks anew for a container that it starts again, and its word of the end comes after that.
 func TestEndIsToldLate(t *testing.T) {
 	one, two := newPod("one", main(4), assumed(0, 1), assigned, ran(true)), newPod("two", main(4), assumed(1, 2), assigned, ran(true))
