@@ -133,7 +133,10 @@ func measure(ctx context.Context, o options) (err error) {
 }
 
 func (t turn) extra() string {
-	out := fmt.Sprintf("   all cpu %5.1f s", t.everything.Seconds())
+	var out string
+	if t.everything > 0 {
+		out = fmt.Sprintf("   all cpu %5.1f s", t.everything.Seconds())
+	}
 	if t.cards == 0 {
 		return out
 	}
