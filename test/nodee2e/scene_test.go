@@ -138,8 +138,9 @@ type scene struct {
 	name   string
 	random *rand.Rand
 	made   int
-	// otherDevices says that the kubelet's books may name devices of another card than the one given: it has lost them, or
-	// the scheduler chose a card while the node was choosing one. The containers aren't affected.
+	// otherDevices says that the kubelet's books may name devices of another card than the one given: it has lost them, has
+	// too few left that pods who are gone don't have, or the scheduler chose a card while the node was choosing one. The
+	// containers aren't affected.
 	otherDevices bool
 	// guessing says that nobody tells which pod the kubelet serves. One that was taken for another was told what that one
 	// asks for in all; and its card may have no room for the rest of it, which is refused then.
