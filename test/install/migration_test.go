@@ -56,8 +56,10 @@ func TestMigration(t *testing.T) {
 			blocks, err := pages.Commands("docs/migration.md", "When both are swapped")
 			must(t, err)
 			c.helm.shell(t, blocks[0])
+			attempt := 100
 			c.until("the guard refuses their extender", func(context.Context) (bool, error) {
-				return apierrors.IsForbidden(assume(t, extender, pod, 99)), nil
+				attempt++ // Another value each time: what changes nothing is never refused.
+				return apierrors.IsForbidden(assume(t, extender, pod, attempt)), nil
 			})
 			c.until("both halves are the chart's, and theirs are gone", func(ctx context.Context) (bool, error) { return c.swapped(ctx) })
 			must(t, c.Client.CoreV1().Pods(pod.Namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
