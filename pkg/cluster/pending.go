@@ -113,15 +113,7 @@ func (c *Cluster) places() []waiting.Place {
 		if err != nil {
 			continue // Just gone.
 		}
-		unit := s.Unit
-		if unit == 0 { // Nodes that don't tell are few: the others are spared the copy.
-			cards := make([]gpu.Card, len(s.Cards))
-			for i := range s.Cards {
-				cards[i] = s.Cards[i].Card
-			}
-			unit = gpu.UnitOf(unit, cards)
-		}
-		places = append(places, waiting.Place{Node: node, Unit: unit, Cards: s.Cards, Closed: s.Closed})
+		places = append(places, waiting.Place{Node: node, Unit: s.Unit, Cards: s.Cards, Closed: s.Closed})
 	}
 	return places
 }

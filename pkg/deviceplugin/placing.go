@@ -84,7 +84,7 @@ func (s *snapshot) Card(pod *podView, container string) (gpu.Card, outcome, erro
 
 // fits says whether a card has room for a request beside what pods other than this one hold, or are to have.
 func (s *snapshot) fits(card gpu.Card, except gpu.PodUID, request gpu.Memory, promises bool) bool {
-	return placement.Fit([]placement.Card{{Card: card, Used: s.used(except, promises)[card.Index]}}, request) == placement.Fits
+	return placement.Fit([]placement.Card{placement.NewCard(card, s.used(except, promises)[card.Index])}, request) == placement.Fits
 }
 
 // place chooses a card for a request.
@@ -92,7 +92,7 @@ func (s *snapshot) place(policy placement.Policy, uid gpu.PodUID, request gpu.Me
 	used := s.used(uid, true)
 	cards := make([]placement.Card, len(s.Cards))
 	for i, c := range s.Cards {
-		cards[i] = placement.Card{Card: c, Used: used[c.Index]}
+		cards[i] = placement.NewCard(c, used[c.Index])
 	}
 	where, reason := placement.Place(policy, cards, request)
 	if reason != placement.Fits {

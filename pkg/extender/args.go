@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 
@@ -78,40 +77,35 @@ func splitNames(body []byte) (rest []byte, names []string, found bool) {
 	return append(body[:at], "]}"...), names, true
 }
 
-// firstRead is what is read of a body before it is known to be there: clients can claim any length.
-const firstRead = 64 << 10
-
-// read decodes the body, which must be one JSON value and nothing else.
-func read(w http.ResponseWriter, r *http.Request, into any) error {
-	var body bytes.Buffer
-	body.Grow(int(min(max(r.ContentLength, 0), firstRead)) + bytes.MinRead)
-	if _, err := body.ReadFrom(http.MaxBytesReader(w, r.Body, maxBody)); err != nil {
+// decode reads the request's body, which must be one JSON value and nothing else, into the arguments.
+func (b *bodies) decode(w http.ResponseWriter, r *http.Request, into any) error {
+	buffer := b.buffer(r.ContentLength)
+	defer b.keep(buffer) // What is decoded holds copies.
+	if _, err := buffer.ReadFrom(http.MaxBytesReader(w, r.Body, maxBody)); err != nil {
 		if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok {
 			return fmt.Errorf("the request's body is over %d bytes: where it carries whole nodes, set nodeCacheCapable: true "+
 				"for this extender in kube-scheduler's configuration", tooLarge.Limit)
 		}
 		return fmt.Errorf("the request's body can't be read: %w", err)
 	}
+	body := buffer.Bytes()
 	if counted, ok := r.Body.(*countedBody); ok {
-		if err := counted.decodes(body.Bytes()); err != nil {
+		if err := counted.decodes(body); err != nil {
 			return err
 		}
 	}
 	if own, ok := into.(interface{ decode(body []byte) error }); ok {
-		return own.decode(body.Bytes())
+		return own.decode(body)
 	}
-	return decodeJSON(body.Bytes(), into)
+	return decodeJSON(body, into)
 }
 
 func decodeJSON(body []byte, into any) error {
-	decoder := json.NewDecoder(bytes.NewReader(body))
-	if err := decoder.Decode(into); errors.Is(err, io.EOF) {
+	if len(bytes.TrimSpace(body)) == 0 {
 		return errors.New("the request's body is empty")
-	} else if err != nil {
-		return fmt.Errorf("the request's body can't be read: %w", err)
 	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("the request's body goes on after its JSON value")
+	if err := json.Unmarshal(body, into); err != nil {
+		return fmt.Errorf("the request's body can't be read: %w", err)
 	}
 	return nil
 }

@@ -50,8 +50,8 @@ func TestBadInput(t *testing.T) {
 			{"half of it", body[:len(body)/2], "can't be read"},
 			{"another shape", `[1,2]`, "can't be read"},
 			{"another type within", `{"Pod":"p","PodName":7}`, "can't be read"},
-			{"more after it", body + "{}", "goes on after its JSON value"},
-			{"rubbish after it", body + "x", "goes on after its JSON value"},
+			{"more after it", body + "{}", "after top-level value"},
+			{"rubbish after it", body + "x", "after top-level value"},
 			{"deep nesting", strings.Repeat("[", 20_000), "can't be read"},
 			{"too much", `{"PodName":"` + strings.Repeat("x", maxBody) + `"}`, "over 16777216 bytes"},
 		}, inputs[verb]...)

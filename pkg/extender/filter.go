@@ -34,19 +34,27 @@ func (s *Server) filter(_ context.Context, args *nodesArgs) (any, error) {
 	}
 
 	at := time.Now()
-	answer := s.look(pod, names, at)
-	s.count(answer)
+	// Where few nodes are on offer, nothing is spared by naming fewer, and a full answer serves people and other extenders.
+	every := s.FilterBest == 0 || len(names) <= s.few()
+	answer, best := filterAnswer{names: names}, placement.Best{K: s.FilterBest}
+	if every {
+		answer.fit = make([]placement.Candidate, 0, len(names))
+		answer.reasons = s.look(pod, names, at, func(c placement.Candidate) { answer.fit = append(answer.fit, c) })
+	} else {
+		answer.reasons = s.look(pod, names, at, best.Add)
+		answer.fit = best.Candidates()
+	}
+	s.count(answer.reasons)
 	if len(answer.fit) > 0 {
 		s.Cluster.Passed(pod.UID)
 	} else {
 		s.Cluster.Refused(pod, at)
 		s.Cluster.Blocked(args.Pod, answer.full(), at)
 	}
-	// Where few nodes are on offer, nothing is spared by naming fewer, and a full answer serves people and other extenders.
-	if s.FilterBest > 0 && len(names) > s.few() && len(answer.fit) > 0 {
+	if !every && len(answer.fit) > 0 {
 		// kube-scheduler asks why a node was left out only where none fits (pkg/scheduler/schedule_one.go, schedulePod):
 		// for the pod's Event, and to see where preemption could help.
-		answer.fit, answer.reasons = placement.Best(answer.fit, s.FilterBest), nil
+		answer.reasons = nil
 		s.promise(pod, answer.passed(), at)
 	} else if len(answer.fit) == 1 {
 		s.promise(pod, answer.passed(), at) // kube-scheduler doesn't ask for the score of an only one.
@@ -64,33 +72,33 @@ func (s *Server) promise(pod gpu.Pod, names []string, at time.Time) {
 	}
 }
 
-// look says of every node whether and how well it suits the pod. What was promised to others counts, see promise.
-func (s *Server) look(pod gpu.Pod, names []string, at time.Time) filterAnswer {
-	answer := filterAnswer{
-		names: names, fit: make([]placement.Candidate, 0, len(names)), reasons: make([]placement.Reason, len(names)),
-	}
+// look says of every node whether it suits the pod, and shows those that do to fits. What was promised to others counts,
+// see promise.
+func (s *Server) look(pod gpu.Pod, names []string, at time.Time, fits func(placement.Candidate)) []placement.Reason {
+	reasons, none := make([]placement.Reason, len(names)), true
 	note := func(i int, suits placement.Suitability, reason placement.Reason) {
-		answer.reasons[i] = reason
+		reasons[i] = reason
 		if reason == placement.Fits {
-			answer.fit = append(answer.fit, placement.Candidate{Node: i, Suits: suits})
+			none = false
+			fits(placement.Candidate{Node: i, Suits: suits})
 		}
 	}
 	view := ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}
 	if s.FilterBest > 0 {
 		view.Promised = at
 	}
-	if promised := s.Cluster.Ledger().Rank(view, pod, names, note); promised && len(answer.fit) == 0 {
+	if promised := s.Cluster.Ledger().Rank(view, pod, names, note); promised && none {
 		// Not all that was promised is taken in the end: whoever finds a place there still may try it.
 		view.Promised = time.Time{}
 		s.Cluster.Ledger().Rank(view, pod, names, note)
 	}
-	return answer
+	return reasons
 }
 
 // count tells the observer what was said of how many nodes.
-func (s *Server) count(answer filterAnswer) {
+func (s *Server) count(reasons []placement.Reason) {
 	var counts placement.Counts
-	for _, reason := range answer.reasons {
+	for _, reason := range reasons {
 		counts[reason]++
 	}
 	for reason, n := range counts {

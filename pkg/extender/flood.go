@@ -52,10 +52,35 @@ func few(most int, next http.Handler) http.Handler {
 	})
 }
 
-// bodies counts what is in memory of requests' bodies.
+// bodies counts what is in memory of requests' bodies, and keeps the buffers that they were read into for the next ones.
 type bodies struct {
-	limit int64
-	read  atomic.Int64
+	limit   int64
+	read    atomic.Int64
+	buffers sync.Pool
+}
+
+const (
+	// firstRead is what is read of a body before it is known to be there: clients can claim any length.
+	firstRead = 64 << 10
+	// maxKept bounds the buffers that are kept: more than a call has at thousands of nodes.
+	maxKept = 256 << 10
+)
+
+// buffer returns an empty one, which may be given back by keep once nothing refers to what was read into it.
+func (b *bodies) buffer(length int64) *bytes.Buffer {
+	buffer, ok := b.buffers.Get().(*bytes.Buffer)
+	if !ok {
+		buffer = new(bytes.Buffer)
+	}
+	buffer.Grow(int(min(max(length, 0), firstRead)) + bytes.MinRead)
+	return buffer
+}
+
+func (b *bodies) keep(buffer *bytes.Buffer) {
+	if buffer.Cap() <= maxKept {
+		buffer.Reset()
+		b.buffers.Put(buffer)
+	}
 }
 
 // bound makes requests' reads fail once all bodies together pass the limit.

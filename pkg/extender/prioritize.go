@@ -29,14 +29,14 @@ func (s *Server) prioritize(_ context.Context, args *nodesArgs) (any, error) {
 		return nil, err
 	}
 	at := time.Now()
-	found := s.look(pod, names, at)
-	for _, candidate := range found.fit {
-		answer[candidate.Node].Score = int64(candidate.Suits.Score())
-	}
+	best := placement.Best{K: s.few()}
+	s.look(pod, names, at, func(c placement.Candidate) {
+		answer[c.Node].Score = int64(c.Suits.Score())
+		best.Add(c)
+	})
 	if s.FilterBest > 0 {
 		// Where filter left nothing out, this is what decides.
-		found.fit = placement.Best(found.fit, s.few())
-		s.promise(pod, found.passed(), at)
+		s.promise(pod, filterAnswer{names: names, fit: best.Candidates()}.passed(), at)
 	}
 	return answer, nil
 }

@@ -21,7 +21,7 @@ func verb[A any](s *Server, name string, answer func(context.Context, *A) (any, 
 	return func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
 		args := new(A)
-		reply, outcome, err := any(nil), OutcomeError, read(w, r, args)
+		reply, outcome, err := any(nil), OutcomeError, s.bodies.decode(w, r, args)
 		// Counted before Answer is asked: a leader that hands over answers nobody any more, then waits for these.
 		s.inFlight.Add(1)
 		defer s.inFlight.Add(-1)

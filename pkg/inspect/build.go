@@ -95,7 +95,7 @@ func newPlace(object *corev1.Node, node *Node) waiting.Place {
 	p := waiting.Place{Node: object, Unit: gpu.Unit(node.Unit), Closed: node.closed}
 	for _, card := range node.Cards {
 		p.Cards = append(p.Cards, placement.Card{
-			Card: gpu.Card{Index: card.Index, Memory: card.Total, Unhealthy: card.Reason}, Used: card.Allocated,
+			Index: card.Index, Memory: card.Total, Used: card.Allocated, Unhealthy: !card.Healthy,
 		})
 	}
 	return p

@@ -80,7 +80,7 @@ func (l *Ledger) emptiest(want Want) (node string, card int, ok bool) {
 					claimed = claimed.Add(share.Memory)
 				}
 			}
-			if !c.Healthy() || c.Memory.Sub(claimed) < want.Pod.Request {
+			if c.Unhealthy || c.Memory.Sub(claimed) < want.Pod.Request {
 				continue
 			}
 			if free := c.Free().Sub(claimed); !ok || free > most {

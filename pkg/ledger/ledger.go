@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -208,7 +209,7 @@ func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 	n.holders[pod.UID] = h
 	l.homes[pod.UID] = name
 	l.touch(n)
-	add(n.cards, where) // Nothing else moves: presumed holders keep their places, and this one took free memory only.
+	n.take(where) // Nothing else moves: presumed holders keep their places, and this one took free memory only.
 	return h.copy(), nil
 }
 
@@ -283,7 +284,7 @@ func (l *Ledger) Card(name string, index int) (gpu.Card, gpu.Unit, bool) {
 	if !ok {
 		return gpu.Card{}, 0, false
 	}
-	return n.cards[i].Card, n.unit, true
+	return n.offered[i], n.unit, true
 }
 
 // Node returns one node as it stands.
@@ -320,7 +321,8 @@ func (l *Ledger) read(names []string) []Node {
 
 // Offer is a node that shares its cards, without who holds what of them.
 type Offer struct {
-	Name   string
+	Name string
+	// Unit is the node's, or as its cards look where it doesn't tell.
 	Unit   gpu.Unit
 	Closed string
 	Cards  []placement.Card
@@ -333,7 +335,7 @@ func (l *Ledger) Offers() []Offer {
 	var out []Offer
 	for name, n := range l.nodes {
 		if len(n.cards) > 0 {
-			out = append(out, Offer{name, n.unit, n.closed, slices.Clone(n.cards)})
+			out = append(out, Offer{name, gpu.UnitOf(n.unit, n.offered), n.closed, slices.Clone(n.cards)})
 		}
 	}
 	slices.SortFunc(out, func(a, b Offer) int { return cmp.Compare(a.Name, b.Name) })
@@ -374,7 +376,8 @@ func (l *Ledger) editLocked(what func(alter func(name string, how func(*node))))
 		n, ok := l.nodes[name]
 		if !ok {
 			n = &node{holders: map[gpu.PodUID]*Holder{}}
-			l.nodes[name] = n
+			// A copy, for the names that come in one list lie side by side then, which Rank's look-ups find sooner.
+			l.nodes[strings.Clone(name)] = n
 		}
 		before := n.room()
 		how(n)

@@ -11,20 +11,27 @@ import (
 
 // node is one node's page of the ledger, guarded by the ledger's lock.
 type node struct {
+	// What Rank looks at for every node and pod comes first, and so shares few cache lines.
+
 	// known says that the node object exists; without it the node has holders only.
 	known      bool
-	unit       gpu.Unit
 	wholeCards bool
-	closed     string
-	// cards, ordered by index, with what the holders take of each: recount keeps it so.
-	cards   []placement.Card
-	holders map[gpu.PodUID]*Holder
+	// cards, in the order of offered, with what the holders take of each: recount and take keep it so.
+	cards []placement.Card
+	// totals are those of the cards.
+	totals placement.Totals
 	// nominees are the pods that wait for this node, see Nominate, the highest priority first.
 	nominees []gpu.Pod
-	// claimed is what of the cards is claimed, see Claim.
-	claimed gpu.Placement
 	// promised are the pods that may be about to come, see Promise.
 	promised []promised
+	// claimed is what of the cards is claimed, see Claim.
+	claimed gpu.Placement
+
+	unit   gpu.Unit
+	closed string
+	// offered are the cards as the node tells of them, ordered by index.
+	offered []gpu.Card
+	holders map[gpu.PodUID]*Holder
 	// revision is the ledger's at the last change.
 	revision uint64
 }
@@ -32,16 +39,17 @@ type node struct {
 // offer records what the node object offers. The cards stand with nothing taken until recount.
 func (n *node) offer(spec NodeSpec) {
 	n.known, n.unit, n.wholeCards, n.closed = true, spec.Unit, spec.WholeCards, spec.Closed
-	n.cards = make([]placement.Card, len(spec.Cards))
-	for i, c := range spec.Cards {
-		n.cards[i].Card = c
+	n.offered = slices.SortedFunc(slices.Values(spec.Cards), func(a, b gpu.Card) int { return a.Index - b.Index })
+	n.cards = make([]placement.Card, len(n.offered))
+	for i, c := range n.offered {
+		n.cards[i] = placement.NewCard(c, 0)
 	}
-	slices.SortFunc(n.cards, func(a, b placement.Card) int { return a.Index - b.Index })
 }
 
 // forget takes back what offer recorded.
 func (n *node) forget() {
-	n.known, n.unit, n.wholeCards, n.closed, n.cards = false, 0, false, "", nil
+	n.known, n.unit, n.wholeCards, n.closed, n.offered, n.cards = false, 0, false, "", nil, nil
+	n.totals = placement.Totals{}
 }
 
 // open says whether the node shares its cards at all: Fits, or the reason why not. A node that isn't known may be nil.
@@ -85,6 +93,13 @@ func (n *node) recount() {
 		h.Placement, _ = placement.Place(placement.Binpack, n.cards, h.Request)
 		add(n.cards, h.Placement)
 	}
+	n.totals = placement.Sum(n.cards)
+}
+
+// take counts a new holder's placement.
+func (n *node) take(where gpu.Placement) {
+	add(n.cards, where)
+	n.totals = placement.Sum(n.cards)
 }
 
 // hasRoom says whether each of the cards exists and has that much left, well or not: a pod that sits on a card doesn't
@@ -115,38 +130,29 @@ func add(cards []placement.Card, where gpu.Placement) {
 	}
 }
 
-// room is what could be placed on each card, by index.
-func (n *node) room() map[int]gpu.Memory {
-	room := make(map[int]gpu.Memory, len(n.cards))
+// room are the cards on which something could be placed, as they are now.
+func (n *node) room() []placement.Card {
 	if n.open() != placement.Fits {
-		return room
+		return nil
 	}
-	for _, c := range n.cards {
-		if c.Healthy() {
-			room[c.Index] = c.Free()
-		}
-	}
-	return room
+	return slices.DeleteFunc(slices.Clone(n.cards), func(c placement.Card) bool { return c.Unhealthy })
 }
 
 // roomierThan says whether more can be placed on some card than before.
-func (n *node) roomierThan(before map[int]gpu.Memory) bool {
-	for index, free := range n.room() {
-		if free > before[index] {
-			return true
-		}
-	}
-	return false
+func (n *node) roomierThan(before []placement.Card) bool {
+	return slices.ContainsFunc(n.room(), func(c placement.Card) bool {
+		i, ok := position(before, c.Index)
+		return c.Free() > 0 && (!ok || c.Free() > before[i].Free())
+	})
 }
 
 func (n *node) copy(name string) Node {
 	out := Node{
 		Name:     name,
-		NodeSpec: NodeSpec{Unit: n.unit, WholeCards: n.wholeCards, Closed: n.closed},
+		NodeSpec: NodeSpec{Unit: n.unit, Cards: slices.Clone(n.offered), WholeCards: n.wholeCards, Closed: n.closed},
 		Holders:  make([]Holder, 0, len(n.holders)),
 	}
 	for _, c := range n.cards {
-		out.Cards = append(out.Cards, c.Card)
 		out.Used = append(out.Used, c.Used)
 	}
 	for h := range maps.Values(n.holders) {

@@ -106,11 +106,15 @@ func (l *Ledger) suit(n *node, view View, pod gpu.Pod) (placement.Suitability, p
 	if reason := n.open(); reason != placement.Fits {
 		return 0, reason
 	}
+	if len(n.claimed) == 0 && len(n.nominees) == 0 && len(n.promised) == 0 {
+		return placement.Suit(view.Card, view.Node, n.cards, &n.totals, pod.Request)
+	}
 	cards := l.cardsFor(n, pod)
-	if !view.Promised.IsZero() && len(n.promised) > 0 {
+	if !view.Promised.IsZero() {
 		cards = n.withPromised(cards, view, pod)
 	}
-	return placement.Suit(view.Card, view.Node, cards, pod.Request)
+	totals := placement.Sum(cards)
+	return placement.Suit(view.Card, view.Node, cards, &totals, pod.Request)
 }
 
 // cardsFor returns the node's cards as the pod finds them: as they are, or a copy where nominated pods, or a claim, go before it. It

@@ -87,7 +87,7 @@ type trial struct {
 	// lifted are the reservations that were taken away, with their nodes.
 	lifted map[gpu.PodUID]lifted
 	// before is the room of the nodes that something was taken away from.
-	before map[string]map[int]gpu.Memory
+	before map[string][]placement.Card
 }
 
 type lifted struct {
@@ -96,7 +96,7 @@ type lifted struct {
 }
 
 func (l *Ledger) try(view View, at time.Time) *trial {
-	return &trial{Ledger: l, view: view, at: at, lifted: map[gpu.PodUID]lifted{}, before: map[string]map[int]gpu.Memory{}}
+	return &trial{Ledger: l, view: view, at: at, lifted: map[gpu.PodUID]lifted{}, before: map[string][]placement.Card{}}
 }
 
 // lift takes reservations away. What is bound stays.
@@ -231,7 +231,7 @@ func (c *choice) place(pod gpu.Pod) (string, bool) {
 		c.placed++
 		c.homes[pod.UID] = best.name
 		c.touch(n)
-		add(n.cards, where)
+		n.take(where)
 		name := best.name
 		if suits, reason := c.suit(n, c.view, pod); reason == placement.Fits {
 			best.suits = suits
@@ -279,7 +279,7 @@ func (l *Ledger) Stands(uid gpu.PodUID) bool {
 		return false
 	}
 	for _, share := range h.Placement {
-		if i, ok := n.position(share.Card); !ok || !n.cards[i].Healthy() {
+		if i, ok := n.position(share.Card); !ok || n.cards[i].Unhealthy {
 			return false
 		}
 	}

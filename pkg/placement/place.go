@@ -2,10 +2,17 @@ package placement
 
 import "github.com/gpushare/gpushare/pkg/gpu"
 
-// Card is a card with what is taken of it.
+// Card is what of a card matters for placing: how much of it is taken, and whether it may be used. It is small on purpose:
+// thousands are looked at for every pod.
 type Card struct {
-	gpu.Card
-	Used gpu.Memory
+	Index        int
+	Memory, Used gpu.Memory
+	Unhealthy    bool
+}
+
+// NewCard returns the card with so much of it taken.
+func NewCard(card gpu.Card, used gpu.Memory) Card {
+	return Card{Index: card.Index, Memory: card.Memory, Used: used, Unhealthy: !card.Healthy()}
 }
 
 // Free is what can still be promised, zero for a card that holds more than it has.
@@ -14,44 +21,28 @@ func (c Card) Free() gpu.Memory { return c.Memory.Sub(c.Used) }
 // Place chooses the card that the policy likes best among those that have room for request; ties go to the lower
 // index. A request must be positive: a pod that asks nothing has no business here.
 func Place(policy Policy, cards []Card, request gpu.Memory) (gpu.Placement, Reason) {
-	best, reason := choose(policy, cards, request)
-	if reason != Fits {
+	if reason := Sum(cards).Fit(request); reason != Fits {
 		return nil, reason
 	}
-	return gpu.On(cards[best].Index, request), Fits
+	return gpu.On(cards[choose(policy, cards, request)].Index, request), Fits
 }
 
 // Fit is Place without the placement: it allocates nothing, which matters at thousands of nodes a pod.
-func Fit(cards []Card, request gpu.Memory) Reason {
-	_, reason := choose(Binpack, cards, request)
-	return reason
-}
+func Fit(cards []Card, request gpu.Memory) Reason { return Sum(cards).Fit(request) }
 
-// choose returns the position of the best card, and Fits; or the reason why there is none.
-func choose(policy Policy, cards []Card, request gpu.Memory) (int, Reason) {
-	if len(cards) == 0 {
-		return 0, NotShared
-	}
-	// Of the cards' reasons the mildest is the node's: what it takes to find room there.
-	best, bestFree, reason := -1, gpu.Memory(0), TooLarge
+// choose returns the position of the best card. There must be one that has room.
+func choose(policy Policy, cards []Card, request gpu.Memory) int {
+	best, bestFree := -1, gpu.Memory(0)
 	for i := range cards {
 		c := &cards[i]
 		free := c.Free()
 		switch {
-		case c.Memory < request:
-			// Too small even when empty.
-		case !c.Healthy():
-			reason = min(reason, Unhealthy)
-		case free < request:
-			reason = min(reason, Full)
+		case free < request || c.Unhealthy:
 		case best < 0 || policy.better(free, bestFree) || free == bestFree && c.Index < cards[best].Index:
 			best, bestFree = i, free
 		}
 	}
-	if best < 0 {
-		return 0, reason
-	}
-	return best, Fits
+	return best
 }
 
 // Scattered says whether the cards that can be used have as much free as is asked for, taken together. Where Fit says
@@ -59,7 +50,7 @@ func choose(policy Policy, cards []Card, request gpu.Memory) (int, Reason) {
 func Scattered(cards []Card, request gpu.Memory) bool {
 	var free gpu.Memory
 	for i := range cards {
-		if cards[i].Healthy() {
+		if !cards[i].Unhealthy {
 			free = free.Add(cards[i].Free())
 		}
 	}

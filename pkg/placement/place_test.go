@@ -15,22 +15,22 @@ import (
 func free(amounts ...gpu.Memory) []Card {
 	cards := make([]Card, len(amounts))
 	for i, amount := range amounts {
-		cards[i] = Card{Card: gpu.Card{Index: i, Memory: 16276}, Used: 16276 - amount}
+		cards[i] = Card{Index: i, Memory: 16276, Used: 16276 - amount}
 	}
 	return cards
 }
 
 // ill marks the card at the position unhealthy.
 func ill(position int, cards []Card) []Card {
-	cards[position].Unhealthy = "Xid 79"
+	cards[position].Unhealthy = true
 	return cards
 }
 
 func TestPlace(t *testing.T) {
 	sizes := []Card{
-		{Card: gpu.Card{Index: 0, Memory: 8192}},
-		{Card: gpu.Card{Index: 1, Memory: 40960}, Used: 30000},
-		{Card: gpu.Card{Index: 2, Memory: 16384}},
+		{Index: 0, Memory: 8192},
+		{Index: 1, Memory: 40960, Used: 30000},
+		{Index: 2, Memory: 16384},
 	}
 	for name, tc := range map[string]struct {
 		policy  Policy
@@ -59,11 +59,11 @@ func TestPlace(t *testing.T) {
 		},
 		"the lower index wins in whatever order the cards stand": {
 			policy:  Binpack,
-			cards:   []Card{{Card: gpu.Card{Index: 5, Memory: 10}}, {Card: gpu.Card{Index: 2, Memory: 10}}},
+			cards:   []Card{{Index: 5, Memory: 10}, {Index: 2, Memory: 10}},
 			request: 1, want: gpu.On(2, 1),
 		},
 		"a placement names the card's index, not its position": {
-			policy: Binpack, cards: []Card{{Card: gpu.Card{Index: 7, Memory: 10}}}, request: 10, want: gpu.On(7, 10),
+			policy: Binpack, cards: []Card{{Index: 7, Memory: 10}}, request: 10, want: gpu.On(7, 10),
 		},
 		"a whole card is given": {
 			policy: Binpack, cards: free(16275, 16276), request: 16276, want: gpu.On(1, 16276),
@@ -103,11 +103,11 @@ func TestPlace(t *testing.T) {
 		},
 		"the only card that is large enough is unhealthy": {
 			policy: Binpack, cards: []Card{
-				{Card: gpu.Card{Index: 0, Memory: 40960, Unhealthy: "Xid 79"}}, {Card: gpu.Card{Index: 1, Memory: 8192}},
+				{Index: 0, Memory: 40960, Unhealthy: true}, {Index: 1, Memory: 8192},
 			}, request: 16384, reason: Unhealthy,
 		},
 		"a card that holds more than it has gives nothing": {
-			policy: Binpack, cards: []Card{{Card: gpu.Card{Memory: 16}, Used: 24}}, request: 1, reason: Full,
+			policy: Binpack, cards: []Card{{Memory: 16, Used: 24}}, request: 1, reason: Full,
 		},
 		"no cards": {
 			policy: Binpack, request: 1, reason: NotShared,
@@ -141,11 +141,11 @@ func TestReasons(t *testing.T) {
 		TooLarge:   {"too_large", "the pod asks for more GPU memory than any card of the node has", true},
 		WholeCards: {"whole_cards", "the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other", true},
 		NotShared:  {"not_shared", "the node shares no GPU memory", true},
-		-1:         {"unknown", "unknown reason", true},
+		255:        {"unknown", "unknown reason", true},
 		99:         {"unknown", "unknown reason", true},
 	}
 	got := map[Reason]words{}
-	for _, r := range append(Reasons(), Fits, -1, 99) {
+	for _, r := range append(Reasons(), Fits, 99, 255) {
 		got[r] = words{r.Label(), r.String(), r.Unresolvable()}
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -173,7 +173,7 @@ func TestParsePolicy(t *testing.T) {
 }
 
 func score(cardPolicy, nodePolicy Policy, cards []Card, request gpu.Memory) int {
-	suits, _ := Suit(cardPolicy, nodePolicy, cards, request)
+	suits, _ := suit(cardPolicy, nodePolicy, cards, request)
 	return suits.Score()
 }
 
@@ -209,7 +209,7 @@ func TestScore(t *testing.T) {
 func TestScoreBounds(t *testing.T) {
 	for first := range gpu.Memory(17) {
 		for second := range gpu.Memory(17) {
-			cards := []Card{{Card: gpu.Card{Index: 0, Memory: 16}, Used: first}, {Card: gpu.Card{Index: 1, Memory: 16}, Used: second}}
+			cards := []Card{{Index: 0, Memory: 16, Used: first}, {Index: 1, Memory: 16, Used: second}}
 			for request := range gpu.Memory(18) {
 				binpack, spread := score(Binpack, Binpack, cards, request), score(Spread, Spread, cards, request)
 				if min(binpack, spread) < 0 || max(binpack, spread) > MaxScore {
@@ -228,14 +228,28 @@ func TestScoreBounds(t *testing.T) {
 
 // Suit says yes and no where Place does, for the same reasons.
 func TestSuitAgreesWithPlace(t *testing.T) {
-	for _, cards := range [][]Card{nil, free(8), free(0, 4, 8), {{Card: gpu.Card{Memory: 8, Unhealthy: "Xid 79"}}}} {
+	for _, cards := range [][]Card{nil, free(8), free(0, 4, 8), {{Memory: 8, Unhealthy: true}}} {
 		for request := gpu.Memory(1); request < 20000; request += 3 {
 			_, want := Place(Spread, cards, request)
-			if _, got := Suit(Spread, Binpack, cards, request); got != want {
+			if _, got := suit(Spread, Binpack, cards, request); got != want {
 				t.Errorf("%d on %v: %v, want %v", request, cards, got, want)
 			}
 		}
 	}
+}
+
+// suit is Suit with the totals that the cards have.
+func suit(cardPolicy, nodePolicy Policy, cards []Card, request gpu.Memory) (Suitability, Reason) {
+	totals := Sum(cards)
+	return Suit(cardPolicy, nodePolicy, cards, &totals, request)
+}
+
+func best(candidates []Candidate, k int) []Candidate {
+	best := Best{K: k}
+	for _, c := range candidates {
+		best.Add(c)
+	}
+	return best.Candidates()
 }
 
 func TestBestAreTheMostSuitableOfTheBestScore(t *testing.T) {
@@ -257,9 +271,10 @@ func TestBestAreTheMostSuitableOfTheBestScore(t *testing.T) {
 			candidates = append(candidates, Candidate{i, s})
 		}
 		var got []int
-		for _, c := range Best(candidates, tc.k) {
+		for _, c := range best(candidates, tc.k) {
 			got = append(got, c.Node)
 		}
+		slices.Sort(got)
 		if diff := cmp.Diff(tc.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
@@ -277,8 +292,7 @@ func TestBestOfManyAreThoseThatSortingWouldPutFirst(t *testing.T) {
 		sorted := slices.SortedFunc(slices.Values(candidates), bySuitability)
 		want := slices.DeleteFunc(slices.Clone(sorted), func(c Candidate) bool { return c.Suits.Score() < sorted[0].Suits.Score() })
 		want = want[:min(k, len(want))]
-		got := slices.SortedFunc(slices.Values(Best(candidates, k)), bySuitability)
-		if diff := cmp.Diff(want, got); diff != "" {
+		if diff := cmp.Diff(want, best(candidates, k)); diff != "" {
 			t.Fatalf("the best %d (-want +got):\n%s", k, diff)
 		}
 	}
@@ -288,7 +302,7 @@ func TestBestOfManyAreThoseThatSortingWouldPutFirst(t *testing.T) {
 func full() []Card {
 	cards := make([]Card, 8)
 	for i := range cards {
-		cards[i] = Card{Card: gpu.Card{Index: i, UUID: "GPU-0", Memory: 16276}, Used: gpu.Memory(14000 + 200*i)}
+		cards[i] = Card{Index: i, Memory: 16276, Used: gpu.Memory(14000 + 200*i)}
 	}
 	return cards
 }
@@ -322,8 +336,9 @@ func BenchmarkPlace(b *testing.B) {
 
 func BenchmarkSuit(b *testing.B) {
 	cards := full()
+	totals := Sum(cards)
 	b.ReportAllocs()
 	for b.Loop() {
-		Suit(Binpack, Binpack, cards, 2000)
+		Suit(Binpack, Binpack, cards, &totals, 2000)
 	}
 }

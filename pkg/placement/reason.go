@@ -4,7 +4,7 @@ package placement
 //
 // Reasons are shown to users in pod events and grouped by kube-scheduler, which wakes pods when their texts change: so
 // they are few, constant, and name neither cards nor amounts.
-type Reason int
+type Reason uint8
 
 // The reasons, from "yes" to "never here".
 const (
@@ -45,7 +45,7 @@ func Reasons() []Reason {
 
 // String returns the words that users read.
 func (r Reason) String() string {
-	if r < 0 || int(r) >= len(words) {
+	if int(r) >= len(words) {
 		return "unknown reason"
 	}
 	return words[r].text
@@ -53,7 +53,7 @@ func (r Reason) String() string {
 
 // Label returns a short constant name for metrics.
 func (r Reason) Label() string {
-	if r < 0 || int(r) >= len(words) {
+	if int(r) >= len(words) {
 		return "unknown"
 	}
 	return words[r].label

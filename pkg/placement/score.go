@@ -1,11 +1,6 @@
 package placement
 
-import (
-	"cmp"
-	"slices"
-
-	"github.com/gpushare/gpushare/pkg/gpu"
-)
+import "github.com/gpushare/gpushare/pkg/gpu"
 
 // MaxScore is the best score of a node, kube-scheduler's limit for extenders
 // (k8s.io/kube-scheduler/extender/v1 MaxExtenderPriority).
@@ -21,18 +16,14 @@ func (s Suitability) Score() int { return int(s) }
 
 // Suit says whether and how well a node suits a request: cardPolicy chooses the card, as Place would, and nodePolicy
 // judges what the request leaves over, eight points by what is left of that card and two by what is left of the node.
-func Suit(cardPolicy, nodePolicy Policy, cards []Card, request gpu.Memory) (Suitability, Reason) {
-	best, reason := choose(cardPolicy, cards, request)
-	if reason != Fits {
+// totals are Sum's of these cards.
+func Suit(cardPolicy, nodePolicy Policy, cards []Card, totals *Totals, request gpu.Memory) (Suitability, Reason) {
+	if reason := totals.Fit(request); reason != Fits {
 		return 0, reason
 	}
-	var total, free gpu.Memory
-	for i := range cards {
-		total = total.Add(cards[i].Memory)
-		free = free.Add(cards[i].Free())
-	}
-	card := fullness(cards[best].Memory, cards[best].Free().Sub(request))
-	node := fullness(total, free.Sub(request))
+	best := &cards[choose(cardPolicy, cards, request)]
+	card := fullness(best.Memory, best.Free().Sub(request))
+	node := fullness(totals.Memory, totals.Free.Sub(request))
 	// fullness 1 is best for a policy that prefers little left over, 0 for one that prefers much.
 	if !nodePolicy.better(0, 1) {
 		card, node = 1-card, 1-node
@@ -54,28 +45,36 @@ type Candidate struct {
 	Suits Suitability
 }
 
-// Best returns those of the candidates that share the best score, the k most suitable of them at most: the nodes that a
-// scheduler would choose from if it let these scores alone decide. It works in place.
-func Best(candidates []Candidate, k int) []Candidate {
-	if len(candidates) == 0 {
-		return nil
+// Best keeps the best of the candidates that it is shown, the most suitable first: those that share the best score, K of
+// them at most. They are the nodes that a scheduler would choose from if it let these scores alone decide.
+type Best struct {
+	K    int
+	kept []Candidate
+}
+
+// Add shows a candidate. Of thousands most are no better than the last of those kept.
+func (b *Best) Add(c Candidate) {
+	switch {
+	case len(b.kept) < b.K:
+		b.kept = append(b.kept, c)
+	case b.K > 0 && bySuitability(c, b.kept[b.K-1]) < 0:
+		b.kept[b.K-1] = c
+	default:
+		return
 	}
-	top := slices.MaxFunc(candidates, func(a, b Candidate) int { return cmp.Compare(a.Suits, b.Suits) }).Suits.Score()
-	equals := slices.DeleteFunc(candidates, func(c Candidate) bool { return c.Suits.Score() < top })
-	if len(equals) <= k {
-		return equals
+	for i := len(b.kept) - 1; i > 0 && bySuitability(b.kept[i], b.kept[i-1]) < 0; i-- {
+		b.kept[i], b.kept[i-1] = b.kept[i-1], b.kept[i]
 	}
-	// Of thousands few are kept: they are kept in order, and most others are no better than the last of them.
-	kept := equals[:k]
-	slices.SortFunc(kept, bySuitability)
-	for _, c := range equals[k:] {
-		if bySuitability(c, kept[k-1]) < 0 {
-			at, _ := slices.BinarySearchFunc(kept, c, bySuitability)
-			copy(kept[at+1:], kept[at:])
-			kept[at] = c
+}
+
+// Candidates returns those kept.
+func (b *Best) Candidates() []Candidate {
+	for i, c := range b.kept {
+		if c.Suits.Score() < b.kept[0].Suits.Score() {
+			return b.kept[:i]
 		}
 	}
-	return kept
+	return b.kept
 }
 
 // bySuitability puts the most suitable first, and of equal ones the one that comes first.

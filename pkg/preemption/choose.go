@@ -35,7 +35,7 @@ func Choose(node Node, request Request) (Victims, bool) {
 func (n Node) cheapest(request Request) (best *plan) {
 	for i := range n.Cards {
 		card := &n.Cards[i]
-		if !card.Healthy() || card.Memory < request.Memory {
+		if card.Unhealthy || card.Memory < request.Memory {
 			continue
 		}
 		for _, tie := range ties {

@@ -48,7 +48,7 @@ func node(size gpu.Memory, others []gpu.Memory, cpu int64, pods ...preemption.Po
 	n := preemption.Node{Pods: pods}
 	free := int64(0)
 	for i, held := range others {
-		n.Cards = append(n.Cards, placement.Card{Card: gpu.Card{Index: i, Memory: size}, Used: held})
+		n.Cards = append(n.Cards, placement.Card{Index: i, Memory: size, Used: held})
 		free += int64(size - held)
 	}
 	for _, p := range pods {
@@ -70,7 +70,7 @@ func TestChoose(t *testing.T) {
 		return n
 	}
 	ill := node(16, []gpu.Memory{0, 0}, 0, on(0, 16, "a", proposed), on(1, 16, "b"))
-	ill.Cards[0].Unhealthy = "Xid 79"
+	ill.Cards[0].Unhealthy = true
 	small := node(16, []gpu.Memory{0, 0}, 0, on(0, 8, "a"), on(1, 16, "b", proposed))
 	small.Cards[0].Memory = 8
 	claimed := node(16, []gpu.Memory{0, 0}, 0, on(0, 16, "a", leaving, proposed), on(1, 16, "b"))
@@ -159,7 +159,7 @@ func TestChoose(t *testing.T) {
 			// Units of a card that fell ill are allocated, but no longer allocatable.
 			node: func() preemption.Node {
 				n := node(16, []gpu.Memory{0, 0}, 0, on(0, 16, "a", proposed), on(1, 16, "b"))
-				n.Cards[0].Unhealthy, n.Free[1] = "Xid 79", -16
+				n.Cards[0].Unhealthy, n.Free[1] = true, -16
 				return n
 			}(),
 			request: 16, want: uids{"a", "b"},

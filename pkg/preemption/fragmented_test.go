@@ -13,7 +13,7 @@ import (
 func cardsOf(used ...gpu.Memory) []placement.Card {
 	cards := make([]placement.Card, len(used))
 	for i := range used {
-		cards[i] = placement.Card{Card: gpu.Card{Index: i, Memory: 16}, Used: used[i]}
+		cards[i] = placement.Card{Index: i, Memory: 16, Used: used[i]}
 	}
 	return cards
 }
@@ -28,7 +28,7 @@ func TestFragmented(t *testing.T) {
 		"a card has room":                      {Node{Cards: cardsOf(12, 8), Free: Amounts{12, 2}}, false},
 		"the sum has none":                     {Node{Cards: cardsOf(12, 13), Free: Amounts{7, 2}}, false},
 		"another resource has none":            {Node{Cards: cardsOf(12, 12), Free: Amounts{8, 1}}, false},
-		"no card is large enough, full or not": {Node{Cards: []placement.Card{{Card: gpu.Card{Memory: 4}}, {Card: gpu.Card{Index: 1, Memory: 4}}}, Free: Amounts{8, 2}}, false},
+		"no card is large enough, full or not": {Node{Cards: []placement.Card{{Memory: 4}, {Index: 1, Memory: 4}}, Free: Amounts{8, 2}}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := Fragmented(test.node, request); got != test.want {

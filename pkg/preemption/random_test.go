@@ -71,7 +71,7 @@ func randomNode(random *rand.Rand) (preemption.Node, preemption.Request) {
 	cards := 1 + random.IntN(3)
 	n := preemption.Node{Free: preemption.Amounts{int64(random.IntN(3))}}
 	for i := range cards {
-		n.Cards = append(n.Cards, placement.Card{Card: gpu.Card{Index: i, Memory: size}, Used: gpu.Memory(random.IntN(3))})
+		n.Cards = append(n.Cards, placement.Card{Index: i, Memory: size, Used: gpu.Memory(random.IntN(3))})
 	}
 	if random.IntN(2) == 0 {
 		n.Budgets = []int{random.IntN(3), random.IntN(2)}

@@ -39,7 +39,7 @@ type Place struct {
 // free returns what healthy cards have left, and the largest piece of it.
 func (p *Place) free() (sum, largest gpu.Memory) {
 	for i := range p.Cards {
-		if card := &p.Cards[i]; card.Healthy() {
+		if card := &p.Cards[i]; !card.Unhealthy {
 			sum, largest = sum.Add(card.Free()), max(largest, card.Free())
 		}
 	}

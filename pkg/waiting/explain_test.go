@@ -31,7 +31,7 @@ func place(name string, unit gpu.Unit, cards ...placement.Card) Place {
 }
 
 func card(index int, memory, used gpu.Memory) placement.Card {
-	return placement.Card{Card: gpu.Card{Index: index, Memory: memory}, Used: used}
+	return placement.Card{Index: index, Memory: memory, Used: used}
 }
 
 // Pods that differ in anything that matters are told apart, though alike ones are looked into once.

@@ -59,7 +59,7 @@ func TestBadInput(t *testing.T) {
 		"filter: malformed JSON":         {http.MethodPost, filter, `{"Pod":`, ok, []string{`"Error":"`, "can't be read"}},
 		"filter: not an object":          {http.MethodPost, filter, `[1,2]`, ok, []string{`"Error":"`, "can't be read"}},
 		"filter: empty body":             {http.MethodPost, filter, ``, ok, []string{`"Error":"the request's body is empty"`}},
-		"filter: more than one value":    {http.MethodPost, filter, `{} {}`, ok, []string{`"Error":"`, "goes on after"}},
+		"filter: more than one value":    {http.MethodPost, filter, `{} {}`, ok, []string{`"Error":"`, "after top-level value"}},
 		"filter: huge body":              {http.MethodPost, filter, `{"NodeNames":["` + strings.Repeat("x", 17<<20) + `"]}`, ok, []string{`"Error":"`, "over 16777216 bytes"}},
 		"filter: deeply nested":          {http.MethodPost, filter, strings.Repeat(`{"Pod":`, 100_000), ok, []string{`"Error":"`, "can't be read"}},
 		"filter: no pod":                 {http.MethodPost, filter, `{"NodeNames":["n1"]}`, ok, []string{`"Error":"the request names no pod"`}},
