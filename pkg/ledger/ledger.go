@@ -89,6 +89,9 @@ type Ledger struct {
 
 	mu    sync.RWMutex
 	nodes map[string]*node
+	// membership counts the changes of which nodes there are.
+	membership uint64
+	roll       roll
 	// homes is the node that each holder is on: a pod holds memory of one node at most.
 	homes map[gpu.PodUID]string
 	// claim is nil without one.
@@ -165,22 +168,23 @@ type View struct {
 }
 
 // Rank is Check with how well each node suits the pod besides; i is the node's position among the names. A pod that holds
-// memory already is best off where it is. It says whether there were promises to count.
+// memory already is best off where it is. It says whether there were promises to count. The names are kept and must not
+// change.
 func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, suits placement.Suitability, reason placement.Reason)) (promised bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	home, held := l.homes[pod.UID]
-	for i, name := range names {
+	l.each(names, func(i int, n *node) {
 		switch {
-		case held && home == name:
+		case held && home == names[i]:
 			visit(i, placement.MaxScore, placement.Fits)
 		case held:
 			visit(i, 0, placement.Elsewhere)
 		default:
-			suits, reason := l.suit(l.nodes[name], view, pod)
+			suits, reason := l.suit(n, view, pod)
 			visit(i, suits, reason)
 		}
-	}
+	})
 	return l.promises.count(view)
 }
 
@@ -378,6 +382,7 @@ func (l *Ledger) editLocked(what func(alter func(name string, how func(*node))))
 			n = &node{holders: map[gpu.PodUID]*Holder{}}
 			// A copy, for the names that come in one list lie side by side then, which Rank's look-ups find sooner.
 			l.nodes[strings.Clone(name)] = n
+			l.membership++
 		}
 		before := n.room()
 		how(n)
@@ -385,6 +390,7 @@ func (l *Ledger) editLocked(what func(alter func(name string, how func(*node))))
 		l.touch(n)
 		if !n.known && len(n.holders) == 0 && len(n.nominees) == 0 {
 			delete(l.nodes, name)
+			l.membership++
 			if ok {
 				l.forgotten = l.revision
 			}

@@ -27,6 +27,9 @@ type node struct {
 	// claimed is what of the cards is claimed, see Claim.
 	claimed gpu.Placement
 
+	// called is the node's place in the roll, guarded by that.
+	called int
+
 	unit   gpu.Unit
 	closed string
 	// offered are the cards as the node tells of them, ordered by index.

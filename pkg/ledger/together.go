@@ -136,6 +136,7 @@ func (t *trial) roomier() (names []string) {
 		}
 		if !n.known && len(n.holders) == 0 && len(n.nominees) == 0 {
 			delete(t.nodes, name)
+			t.membership++
 			t.forgotten = t.revision
 		}
 	}

@@ -21,17 +21,28 @@ func (c Card) Free() gpu.Memory { return c.Memory.Sub(c.Used) }
 // Place chooses the card that the policy likes best among those that have room for request; ties go to the lower
 // index. A request must be positive: a pod that asks nothing has no business here.
 func Place(policy Policy, cards []Card, request gpu.Memory) (gpu.Placement, Reason) {
-	if reason := Sum(cards).Fit(request); reason != Fits {
+	totals := Sum(cards)
+	if reason := totals.Fit(request); reason != Fits {
 		return nil, reason
 	}
-	return gpu.On(cards[choose(policy, cards, request)].Index, request), Fits
+	return gpu.On(cards[choose(policy, cards, &totals, request)].Index, request), Fits
 }
 
 // Fit is Place without the placement: it allocates nothing, which matters at thousands of nodes a pod.
-func Fit(cards []Card, request gpu.Memory) Reason { return Sum(cards).Fit(request) }
+func Fit(cards []Card, request gpu.Memory) Reason {
+	totals := Sum(cards)
+	return totals.Fit(request)
+}
 
 // choose returns the position of the best card. There must be one that has room.
-func choose(policy Policy, cards []Card, request gpu.Memory) int {
+func choose(policy Policy, cards []Card, totals *Totals, request gpu.Memory) int {
+	// Mostly it is one of the two that are known, and no other has to be looked at.
+	if !policy.better(totals.Tightest, totals.Roomiest) {
+		return totals.roomiestAt
+	}
+	if request <= totals.Tightest {
+		return totals.tightestAt
+	}
 	best, bestFree := -1, gpu.Memory(0)
 	for i := range cards {
 		c := &cards[i]

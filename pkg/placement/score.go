@@ -21,7 +21,7 @@ func Suit(cardPolicy, nodePolicy Policy, cards []Card, totals *Totals, request g
 	if reason := totals.Fit(request); reason != Fits {
 		return 0, reason
 	}
-	best := &cards[choose(cardPolicy, cards, request)]
+	best := &cards[choose(cardPolicy, cards, totals, request)]
 	card := fullness(best.Memory, best.Free().Sub(request))
 	node := fullness(totals.Memory, totals.Free.Sub(request))
 	// fullness 1 is best for a policy that prefers little left over, 0 for one that prefers much.

@@ -7,8 +7,10 @@ import "github.com/gpushare/gpushare/pkg/gpu"
 type Totals struct {
 	// Memory and Free are the sums over all cards.
 	Memory, Free gpu.Memory
-	// Roomiest is the most that a healthy card has free.
-	Roomiest gpu.Memory
+	// Roomiest and Tightest are the most and the least that a healthy card has free; at those positions; of several
+	// the one of the lowest index.
+	Roomiest, Tightest     gpu.Memory
+	roomiestAt, tightestAt int
 	// Largest is the memory of the largest card, and LargestHealthy that of the largest healthy one.
 	Largest, LargestHealthy gpu.Memory
 }
@@ -21,16 +23,24 @@ func Sum(cards []Card) Totals {
 		free := c.Free()
 		t.Memory, t.Free = t.Memory.Add(c.Memory), t.Free.Add(free)
 		t.Largest = max(t.Largest, c.Memory)
-		if !c.Unhealthy {
-			t.Roomiest, t.LargestHealthy = max(t.Roomiest, free), max(t.LargestHealthy, c.Memory)
+		if c.Unhealthy {
+			continue
 		}
+		first := t.LargestHealthy == 0
+		if first || free > t.Roomiest || free == t.Roomiest && c.Index < cards[t.roomiestAt].Index {
+			t.Roomiest, t.roomiestAt = free, i
+		}
+		if first || free < t.Tightest || free == t.Tightest && c.Index < cards[t.tightestAt].Index {
+			t.Tightest, t.tightestAt = free, i
+		}
+		t.LargestHealthy = max(t.LargestHealthy, c.Memory)
 	}
 	return t
 }
 
 // Fit says whether a card has room for the request, or why none has: of the cards' reasons the mildest, for that is what
 // it takes to find room there. The request must be positive.
-func (t Totals) Fit(request gpu.Memory) Reason {
+func (t *Totals) Fit(request gpu.Memory) Reason {
 	switch {
 	case request <= t.Roomiest:
 		return Fits
