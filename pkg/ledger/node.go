@@ -16,19 +16,18 @@ type node struct {
 	// known says that the node object exists; without it the node has holders only.
 	known      bool
 	wholeCards bool
-	// cards, in the order of offered, with what the holders take of each: recount and take keep it so.
-	cards []placement.Card
+	// called is the node's place in the roll, guarded by that.
+	called int
 	// totals are those of the cards.
 	totals placement.Totals
+	// cards, in the order of offered, with what the holders take of each: recount and take keep it so.
+	cards []placement.Card
 	// nominees are the pods that wait for this node, see Nominate, the highest priority first.
 	nominees []gpu.Pod
 	// promised are the pods that may be about to come, see Promise.
 	promised []promised
 	// claimed is what of the cards is claimed, see Claim.
 	claimed gpu.Placement
-
-	// called is the node's place in the roll, guarded by that.
-	called int
 
 	unit   gpu.Unit
 	closed string

@@ -25,35 +25,13 @@ func Place(policy Policy, cards []Card, request gpu.Memory) (gpu.Placement, Reas
 	if reason := totals.Fit(request); reason != Fits {
 		return nil, reason
 	}
-	return gpu.On(cards[choose(policy, cards, &totals, request)].Index, request), Fits
+	return gpu.On(cards[totals.choose(policy, cards, request).at].Index, request), Fits
 }
 
 // Fit is Place without the placement: it allocates nothing, which matters at thousands of nodes a pod.
 func Fit(cards []Card, request gpu.Memory) Reason {
 	totals := Sum(cards)
 	return totals.Fit(request)
-}
-
-// choose returns the position of the best card. There must be one that has room.
-func choose(policy Policy, cards []Card, totals *Totals, request gpu.Memory) int {
-	// Mostly it is one of the two that are known, and no other has to be looked at.
-	if !policy.better(totals.Tightest, totals.Roomiest) {
-		return totals.roomiestAt
-	}
-	if request <= totals.Tightest {
-		return totals.tightestAt
-	}
-	best, bestFree := -1, gpu.Memory(0)
-	for i := range cards {
-		c := &cards[i]
-		free := c.Free()
-		switch {
-		case free < request || c.Unhealthy:
-		case best < 0 || policy.better(free, bestFree) || free == bestFree && c.Index < cards[best].Index:
-			best, bestFree = i, free
-		}
-	}
-	return best
 }
 
 // Scattered says whether the cards that can be used have as much free as is asked for, taken together. Where Fit says

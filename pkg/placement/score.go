@@ -21,8 +21,8 @@ func Suit(cardPolicy, nodePolicy Policy, cards []Card, totals *Totals, request g
 	if reason := totals.Fit(request); reason != Fits {
 		return 0, reason
 	}
-	best := &cards[choose(cardPolicy, cards, totals, request)]
-	card := fullness(best.Memory, best.Free().Sub(request))
+	best := totals.choose(cardPolicy, cards, request)
+	card := fullness(best.memory, best.free.Sub(request))
 	node := fullness(totals.Memory, totals.Free.Sub(request))
 	// fullness 1 is best for a policy that prefers little left over, 0 for one that prefers much.
 	if !nodePolicy.better(0, 1) {

@@ -7,12 +7,17 @@ import "github.com/gpushare/gpushare/pkg/gpu"
 type Totals struct {
 	// Memory and Free are the sums over all cards.
 	Memory, Free gpu.Memory
-	// Roomiest and Tightest are the most and the least that a healthy card has free; at those positions; of several
-	// the one of the lowest index.
-	Roomiest, Tightest     gpu.Memory
-	roomiestAt, tightestAt int
 	// Largest is the memory of the largest card, and LargestHealthy that of the largest healthy one.
 	Largest, LargestHealthy gpu.Memory
+	// roomiest and tightest are the healthy cards with the most and the least free; of several the one of the lowest index.
+	roomiest, tightest spot
+}
+
+// spot is a card that was chosen among others.
+type spot struct {
+	// at is its position.
+	at           int
+	memory, free gpu.Memory
 }
 
 // Sum adds the cards up.
@@ -26,12 +31,12 @@ func Sum(cards []Card) Totals {
 		if c.Unhealthy {
 			continue
 		}
-		first := t.LargestHealthy == 0
-		if first || free > t.Roomiest || free == t.Roomiest && c.Index < cards[t.roomiestAt].Index {
-			t.Roomiest, t.roomiestAt = free, i
+		first, this := t.LargestHealthy == 0, spot{i, c.Memory, free}
+		if first || free > t.roomiest.free || free == t.roomiest.free && c.Index < cards[t.roomiest.at].Index {
+			t.roomiest = this
 		}
-		if first || free < t.Tightest || free == t.Tightest && c.Index < cards[t.tightestAt].Index {
-			t.Tightest, t.tightestAt = free, i
+		if first || free < t.tightest.free || free == t.tightest.free && c.Index < cards[t.tightest.at].Index {
+			t.tightest = this
 		}
 		t.LargestHealthy = max(t.LargestHealthy, c.Memory)
 	}
@@ -42,7 +47,7 @@ func Sum(cards []Card) Totals {
 // it takes to find room there. The request must be positive.
 func (t *Totals) Fit(request gpu.Memory) Reason {
 	switch {
-	case request <= t.Roomiest:
+	case request <= t.roomiest.free:
 		return Fits
 	case request <= t.LargestHealthy:
 		return Full
@@ -52,4 +57,26 @@ func (t *Totals) Fit(request gpu.Memory) Reason {
 		return NotShared
 	}
 	return TooLarge
+}
+
+// choose returns the card that the policy likes best for the request. There must be one that has room.
+func (t *Totals) choose(policy Policy, cards []Card, request gpu.Memory) spot {
+	// Mostly it is one of the two that are known, and none has to be looked at.
+	if !policy.better(t.tightest.free, t.roomiest.free) {
+		return t.roomiest
+	}
+	if request <= t.tightest.free {
+		return t.tightest
+	}
+	best := spot{at: -1}
+	for i := range cards {
+		c := &cards[i]
+		free := c.Free()
+		switch {
+		case free < request || c.Unhealthy:
+		case best.at < 0 || policy.better(free, best.free) || free == best.free && c.Index < cards[best.at].Index:
+			best = spot{i, c.Memory, free}
+		}
+	}
+	return best
 }
