@@ -130,7 +130,7 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("listening on %s: %w", socket, err)
 	}
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest))
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.UnaryInterceptor(r.service.count))
 	pluginapi.RegisterDevicePluginServer(server, r.service)
 	var serving error // Written before ended is closed.
 	ended := make(chan struct{})
@@ -180,6 +180,7 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 		}
 		select {
 		case <-ctx.Done():
+			r.service.finish()
 			return true, nil
 		case <-ended:
 			return true, fmt.Errorf("serving: %w", serving)

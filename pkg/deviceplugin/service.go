@@ -2,12 +2,14 @@ package deviceplugin
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
@@ -24,6 +26,43 @@ type service struct {
 	// interval is the least time between two messages of a stream: an unsteady card doesn't flood the kubelet, which
 	// writes its checkpoint at each of them.
 	interval time.Duration
+
+	// calls locks what follows: how many calls of the kubelet are under way, and when the last one ended.
+	calls    sync.Mutex
+	underWay int
+	ended    time.Time
+}
+
+const (
+	// finishTimeout is how long a plugin that is to end stays for calls that are under way.
+	finishTimeout = 5 * time.Second
+	// callPause is above the time between the two calls that an admission makes, GetPreferredAllocation and Allocate.
+	callPause = 50 * time.Millisecond
+)
+
+// count is an interceptor for finish.
+func (s *service) count(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	s.calls.Lock()
+	s.underWay++
+	s.calls.Unlock()
+	defer func() {
+		s.calls.Lock()
+		defer s.calls.Unlock()
+		s.underWay--
+		s.ended = time.Now()
+	}()
+	return handle(ctx, request)
+}
+
+// finish returns when no call is under way and none follows the last one, or after finishTimeout: the kubelet fails a pod
+// for good whose call is cut off. New calls come as long as the kubelet listens.
+func (s *service) finish() {
+	// It runs after the plugin's context has ended.
+	_ = wait.PollUntilContextTimeout(context.Background(), callPause/5, finishTimeout, true, func(context.Context) (bool, error) {
+		s.calls.Lock()
+		defer s.calls.Unlock()
+		return s.underWay == 0 && time.Since(s.ended) > callPause, nil
+	})
 }
 
 // Listening says whether the kubelet does.

@@ -1,0 +1,41 @@
+package deviceplugin
+
+import (
+	"testing"
+
+	"k8s.io/apimachinery/pkg/watch"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+// A pod that the kubelet is admitting while the plugin is told to end gets its card, in both calls: otherwise the kubelet
+// fails it for good.
+func TestEndWithinAnAdmission(t *testing.T) {
+	b := newBench(t)
+	b.blind, b.hanging = true, &hanging{}
+	unseen := watch.NewFake()
+	b.client.PrependWatchReactor("pods", func(clienttesting.Action) (bool, watch.Interface, error) { return true, unseen, nil })
+	k := startKubelet(t, b.dir)
+	p, stop := b.start(newCards(16))
+	k.awaitDevices(16, 16)
+	pod := newPod("a", main(4), assumed(0, 1))
+	b.create(p, pod)
+
+	b.hanging.Hang()
+	admitted := make(chan error, 1)
+	go func() {
+		_, err := k.admit(pod)
+		admitted <- err
+	}()
+	await(t, "a list that hangs", func() bool { return b.hanging.held.Load() > 0 })
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		stop()
+	}()
+	await(t, "the plugin to end its watches", unseen.IsStopped)
+	b.hanging.Resume()
+	if err := <-admitted; err != nil {
+		t.Error(err)
+	}
+	<-ended
+}
