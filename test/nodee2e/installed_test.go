@@ -39,9 +39,10 @@ const (
 	kubernetesDir = "/var/lib/kubernetes"
 )
 
-// TestInstalled goes an administrator's way on a real node: images, chart, kube-scheduler's static pod, a sample, upgrade
-// and rollback under load, uninstall; then the same with the second scheduler. The commands are those of docs/install.md,
-// read from there; what the test adds to them are names of images, files and nodes, and --wait.
+// TestInstalled goes an administrator's way on real nodes, one with cards and one without: images, chart, kube-scheduler's
+// static pod, a sample, upgrade and rollback under load, a drain of the leader's node under load, uninstall; then the same,
+// but for the drain, with the second scheduler. The commands are those of docs/install.md and docs/operations.md, read from
+// there; what the test adds to them are names of images, files and nodes, and --wait.
 //
 // Real are etcd, kube-apiserver, kube-controller-manager, kubelet, kube-proxy, containerd and runc; kube-scheduler is a
 // static pod as kubeadm makes it, the extenders and the device plugin are pods of the project's own images. Substituted
@@ -61,12 +62,14 @@ func TestInstalled(t *testing.T) {
 	}
 }
 
-// site is a cluster of one node, on which nothing is installed yet.
+// site is a cluster of two nodes, on which nothing is installed yet.
 type site struct {
 	*rig
-	t    *testing.T
-	root string
-	desk desk
+	// worker is a second node, without cards.
+	worker *node
+	t      *testing.T
+	root   string
+	desk   desk
 }
 
 func startSite(t *testing.T) *site {
@@ -86,31 +89,26 @@ func startSite(t *testing.T) *site {
 	must(t, err)
 	s.desk = desk{home: t.TempDir(), root: s.root, kubeconfig: s.bed.KubeconfigPath}
 
-	dir, err := os.MkdirTemp("", "gpunode-")
+	s.node = &node{
+		name: "real", cards: []uint64{cardMiB, cardMiB}, bed: s.bed, unlabelled: true,
+		network: podNetwork(16, 127), kubeletArgs: []string{"--node-ip=" + nodeAddress},
+	}
+	s.worker = &node{
+		name: "worker", bed: s.bed, unlabelled: true,
+		network: podNetwork(128, 254), kubeletArgs: []string{"--node-ip=" + workerAddress},
+	}
+	dir := s.folderOf(s.node)
+	must(t, s.startNode(ctx, dir))
+	proxy, err := s.node.startProxy(ctx)
 	must(t, err)
-	var proxy *controlplane.Process
 	t.Cleanup(func() {
-		processes := s.node.processes()
-		if proxy != nil {
-			processes = append(processes, proxy)
-			must(t, proxy.Kill())
-		}
+		must(t, proxy.Kill())
 		if t.Failed() {
-			for _, p := range processes {
-				t.Logf("the end of %s:\n%s", p.LogPath, p.Tail(15))
-			}
-			t.Logf("the node left its logs in %s", dir)
-		}
-		if err := s.node.stop(); err != nil {
-			t.Error(err)
-		}
-		if !t.Failed() {
-			must(t, os.RemoveAll(dir))
+			t.Logf("the end of %s:\n%s", proxy.LogPath, proxy.Tail(15))
 		}
 	})
-	must(t, s.startNode(ctx, dir))
-	proxy, err = s.node.startProxy(ctx)
-	must(t, err)
+	workerDir := s.folderOf(s.worker)
+	must(t, s.startWorker(ctx, workerDir))
 
 	s.watcher, err = newWatcher(s.rig)
 	must(t, err)
@@ -121,11 +119,32 @@ func startSite(t *testing.T) *site {
 	return s
 }
 
-// startNode starts the node with everything but kube-proxy and the project.
+// folderOf makes the folder of a node, which is stopped when the test ends.
+func (s *site) folderOf(n *node) string {
+	s.t.Helper()
+	dir, err := os.MkdirTemp("", "gpunode-")
+	must(s.t, err)
+	s.t.Cleanup(func() {
+		if s.t.Failed() {
+			for _, p := range n.processes() {
+				s.t.Logf("the end of %s:\n%s", p.LogPath, p.Tail(15))
+			}
+			s.t.Logf("node %s left its logs in %s", n.name, dir)
+		}
+		if err := n.stop(); err != nil {
+			s.t.Error(err)
+		}
+		if !s.t.Failed() {
+			must(s.t, os.RemoveAll(dir))
+		}
+	})
+	return dir
+}
+
+// startNode starts the node that has cards, with everything but kube-proxy and the project.
 func (s *site) startNode(ctx context.Context, dir string) (err error) {
-	n := &node{name: "real", cards: []uint64{cardMiB, cardMiB}, bed: s.bed, driver: fakenvml.NewMachine(filepath.Join(dir, "var", strings.TrimPrefix(driverDir, "/var/")))}
-	s.node = n
-	n.network, n.kubeletArgs = podNetwork, []string{"--node-ip=" + nodeAddress}
+	n := s.node
+	n.driver = fakenvml.NewMachine(filepath.Join(dir, "var", strings.TrimPrefix(driverDir, "/var/")))
 	if n.machine, err = startMachine(ctx, dir); err != nil {
 		return err
 	}
@@ -178,6 +197,22 @@ func (s *site) startNode(ctx context.Context, dir string) (err error) {
     BinaryName = "` + wrapper + `"
 `
 	if n.images, err = s.images(ctx, dir); err != nil {
+		return err
+	}
+	if n.port, err = controlplane.ReservePort(); err != nil {
+		return err
+	}
+	if err := n.startContainerd(ctx); err != nil {
+		return err
+	}
+	return n.startKubelet(ctx)
+}
+
+// startWorker starts the node that has no cards, after the other one, whose images it takes.
+func (s *site) startWorker(ctx context.Context, dir string) (err error) {
+	n := s.worker
+	n.images = s.node.images
+	if n.machine, err = startMachine(ctx, dir); err != nil {
 		return err
 	}
 	if n.port, err = controlplane.ReservePort(); err != nil {
@@ -255,17 +290,29 @@ func (s *site) installed(t *testing.T, filesBefore []string, heading, scheduler 
 
 		s.deploySample(t, scheduler)
 		step("a sample Deployment has its card")
-		load := s.startLoad(t, scheduler)
+		load := s.startLoad(t, "load", scheduler)
 		s.desk.run(t, "", command(t, "Upgrade and roll back", 0, "helm upgrade ")+wait+" --set=images.extender.tag=two,images.devicePlugin.tag=two")
 		s.mustRun(t, "two")
+		if scheduler == corev1.DefaultSchedulerName {
+			s.mustBeApart(t)
+		}
 		step("helm upgrade under load")
 		s.desk.run(t, "", command(t, "Upgrade and roll back", 0, "helm rollback ")+wait)
 		s.mustRun(t, "one")
+		if scheduler == corev1.DefaultSchedulerName {
+			s.mustBeApart(t)
+		}
 		step("helm rollback under load")
-		load(t)
+		for _, pod := range load(t) {
+			if pod.Status.Reason != "UnexpectedAdmissionError" || !pluginAway.MatchString(pod.Status.Message) {
+				t.Errorf("pod %s failed, %s: %s", pod.Name, pod.Status.Reason, pod.Status.Message)
+			}
+		}
 		step("the load has ended")
 
 		if scheduler == corev1.DefaultSchedulerName {
+			s.drainTheLeader(t)
+			step("the leader's node was drained under load")
 			s.onControlPlane(t, block(t, "kubeadm", 1))
 			now, err := os.ReadFile(s.node.outside("lib/static-pods/kube-scheduler.yaml"))
 			must(t, err)
@@ -434,8 +481,9 @@ func (s *site) awaitAgreement(t *testing.T, least int) {
 // pluginAway are the kubelet's words for a device plugin that isn't there, as docs/troubleshooting.md has them.
 var pluginAway = regexp.MustCompile(`cannot allocate unregistered device aliyun\.com/gpu-mem|no healthy devices present`)
 
-// startLoad has pods come and go until stop is called, which sees to it that none ever had a wrong card.
-func (s *site) startLoad(t *testing.T, scheduler string) (stop func(*testing.T)) {
+// startLoad has pods come and go until stop is called, which sees to it that none ever had a wrong card, and returns those
+// that failed.
+func (s *site) startLoad(t *testing.T, name, scheduler string) (stop func(*testing.T) []*corev1.Pod) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -445,7 +493,7 @@ func (s *site) startLoad(t *testing.T, scheduler string) (stop func(*testing.T))
 		done <- func() error {
 			var alive []string
 			for ctx.Err() == nil {
-				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("load-%03d", made)}}
+				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("%s-%03d", name, made), Labels: map[string]string{"load": name}}}
 				pod.Spec.Containers = []corev1.Container{container("main", int64(1+made%4))}
 				s.testifying(&pod.Spec, scheduler)
 				pod.Spec.TerminationGracePeriodSeconds = ptr.To[int64](1)
@@ -468,7 +516,7 @@ func (s *site) startLoad(t *testing.T, scheduler string) (stop func(*testing.T))
 		}()
 	}()
 	t.Cleanup(cancel)
-	return func(t *testing.T) {
+	return func(t *testing.T) (failed []*corev1.Pod) {
 		t.Helper()
 		cancel()
 		must(t, <-done)
@@ -477,25 +525,25 @@ func (s *site) startLoad(t *testing.T, scheduler string) (stop func(*testing.T))
 		must(t, err)
 		found := s.watcher.findings()
 		wrong, containers := found.mistaken(testimonies)
-		failed := map[string]int{}
+		why := map[string]int{}
 		for _, pod := range found.Pods {
 			// Those that were deleted end with an error of their own.
-			if pod.Status.Phase != corev1.PodFailed || pod.Status.Reason == "" && pod.DeletionTimestamp != nil {
+			if !strings.HasPrefix(pod.Name, name+"-") || pod.Status.Phase != corev1.PodFailed || pod.Status.Reason == "" && pod.DeletionTimestamp != nil {
 				continue
 			}
-			failed[pod.Status.Message]++
-			if pod.Status.Reason != "UnexpectedAdmissionError" || !pluginAway.MatchString(pod.Status.Message) {
-				t.Errorf("pod %s failed, %s: %s", pod.Name, pod.Status.Reason, pod.Status.Message)
-			}
+			failed = append(failed, pod)
+			why[pod.Status.Message]++
 		}
-		t.Logf("%d pods of load; %d GPU containers started, %d with another card than annotated, %d cards over their total; pods that the "+
-			"kubelet failed %v; looked %d times", made, containers, len(wrong), len(found.Overfull), failed, found.Looks)
+		t.Logf("%d pods of load; since the start %d GPU containers started, %d with another card than annotated, %d cards over their "+
+			"total; pods that the kubelet failed %v; looked %d times", made, containers, len(wrong), len(found.Overfull), why, found.Looks)
 		for _, finding := range slices.Concat(wrong, found.Overfull) {
 			t.Error(finding)
 		}
 		if containers < 6 {
 			t.Errorf("only %d GPU containers started", containers)
 		}
+		must(t, pods.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "load=" + name}))
+		return failed
 	}
 }
 
@@ -528,9 +576,9 @@ func (s *site) forgotten(t *testing.T) {
 		return quantity.String(), found || allocatable, nil
 	}
 	for deadline := time.Now().Add(7 * time.Minute); ; time.Sleep(time.Second) {
-		capacity, _, err := memory(t.Context())
+		capacity, found, err := memory(t.Context())
 		must(t, err)
-		if capacity == "0" {
+		if found && capacity == "0" { // The loop that was just run takes it away for a moment.
 			break
 		}
 		if time.Now().After(deadline) {

@@ -44,6 +44,8 @@ type node struct {
 	network, runtimes string
 	images            []string
 	kubeletArgs       []string
+	// unlabelled is for nodes that somebody else says of that they share their cards.
+	unlabelled bool
 
 	bed *testbed.Bed
 	// port is the kubelet's for its health, metrics the plugin's.
@@ -154,10 +156,14 @@ func (n *node) startKubelet(ctx context.Context) error {
 	if err := n.configureKubelet("/run/containerd/containerd.sock"); err != nil {
 		return err
 	}
-	process, err := n.machine.process("kubelet", append([]string{
+	args := []string{
 		n.bed.Binary("kube/kubelet"), "--config=" + n.kubeletConfig(), "--kubeconfig=" + kubeconfig,
-		"--hostname-override=" + n.name, "--node-labels=" + protocol.LabelShared + "=true", "-v=2",
-	}, n.kubeletArgs...)...)
+		"--hostname-override=" + n.name, "-v=2",
+	}
+	if !n.unlabelled {
+		args = append(args, "--node-labels="+protocol.LabelShared+"=true")
+	}
+	process, err := n.machine.process("kubelet", append(args, n.kubeletArgs...)...)
 	if err != nil {
 		return err
 	}

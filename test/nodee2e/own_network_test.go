@@ -55,18 +55,24 @@ func inNetworkOfItsOwn(t *testing.T) bool {
 	return false
 }
 
-// The network of the node: its address is a bridge's, on which the pods are.
+// The network of the nodes: the first one's address is a bridge's, on which the pods of both are.
 const (
-	nodeAddress = "10.88.0.1"
-	podNetwork  = `{"cniVersion": "0.4.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "pods0", "isGateway": true,
-  "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}`
+	nodeAddress   = "10.88.0.1"
+	workerAddress = "10.88.0.2"
 )
 
-// startNetwork gives this process's network its loopback and the node's bridge.
+// podNetwork gives pods addresses from 10.88.0.FIRST to 10.88.0.LAST.
+func podNetwork(first, last int) string {
+	return fmt.Sprintf(`{"cniVersion": "0.4.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "pods0", "isGateway": true,
+  "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24", "rangeStart": "10.88.0.%d", "rangeEnd": "10.88.0.%d"}]],
+    "routes": [{"dst": "0.0.0.0/0"}]}}]}`, first, last)
+}
+
+// startNetwork gives this process's network its loopback, the bridge and the nodes' addresses.
 func startNetwork(ctx context.Context) error {
 	for _, args := range []string{
 		"link set lo up", "link add pods0 type bridge", "address add " + nodeAddress + "/24 dev pods0", "link set pods0 up",
-		"route add default dev pods0",
+		"route add default dev pods0", "address add " + workerAddress + "/32 dev lo",
 	} {
 		if out, err := exec.CommandContext(ctx, "ip", strings.Fields(args)...).CombinedOutput(); err != nil {
 			return fmt.Errorf("ip %s: %w: %s", args, err, out)
@@ -75,7 +81,7 @@ func startNetwork(ctx context.Context) error {
 	return nil
 }
 
-// startProxy starts the real kube-proxy.
+// startProxy starts the real kube-proxy, one for both nodes: they have their network in common.
 func (n *node) startProxy(ctx context.Context) (*controlplane.Process, error) {
 	kubeconfig, err := n.bed.Kubeconfig("system:kube-proxy")
 	if err != nil {
