@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -48,6 +49,8 @@ type allocator struct {
 	// hints and all below belong to who has the turn.
 	hints   map[deviceSet]hint
 	refused map[gpu.PodUID]bool
+	// met are the pods of the record of which the informer has known an object of their own.
+	met map[gpu.PodUID]bool
 	// lastRefusal is when a container was turned away last.
 	lastRefusal time.Time
 	// missed is the static pod whose mirror was waited for in vain, and patience how long one is.
@@ -232,8 +235,8 @@ func (a *allocator) allocateNameless(ctx context.Context, s *snapshot, given ser
 }
 
 // Prefer returns the devices that an allocation out of the available ones should take: those of the card that its pod
-// gets, so that the kubelet's own books name the real card. It returns none where it can't tell: an error would fail
-// the pod, and Allocate has the last word.
+// gets, so that the kubelet's own books name the real card. It decides as Allocate does, and waits for the same. It
+// returns none where it can't tell: an error would fail the pod, and Allocate has the last word.
 func (a *allocator) Prefer(ctx context.Context, available, include []string, size int) []string {
 	release, err := a.take(ctx)
 	if err != nil {
@@ -254,6 +257,9 @@ func (a *allocator) Prefer(ctx context.Context, available, include []string, siz
 	} else {
 		found.container = chosen.key()
 		card, _, err = snapshot.Card(chosen.Pod, chosen.Container.Name)
+		if promised, _ := snapshot.promised(chosen.Pod, chosen.Container.Name); err != nil && promised != noCard {
+			card.Index, err = promised, nil // If there is room by the time that Allocate is called, it is there.
+		}
 	}
 	if err != nil {
 		return nil
@@ -269,32 +275,32 @@ func (a *allocator) Prefer(ctx context.Context, available, include []string, siz
 // match finds the container that the kubelet asks for. A match byNobody, without an error, says that it certainly is
 // none of those that the API server knows. It is called with the turn.
 //
-// The kubelet waits meanwhile: it is asked for at most askTimeout, and the API server for listTimeout.
+// The kubelet waits meanwhile: it is asked for at most askTimeout, and for a pod not known here searchTimeout is spent.
 func (a *allocator) match(ctx context.Context, hinted hint, request gpu.Memory) (*snapshot, candidate, match, error) {
 	if a.doubtful {
 		a.doubtful = false
 		a.Sync(ctx)
 	}
-	s := a.snapshot(a.pods.Cached())
+	s, ask := a.known(), a.asker(ctx)
+	s.Preferred = hinted.preferred()
 	if c, ok := hinted.holds(s, request); ok {
 		a.doubtful = hinted.by == byOrder
-		return s, c, hinted.by, nil
+		// By order alone it was found perhaps for want of time to ask about it.
+		if !a.doubtful || !a.ruledOut(ask(c)) {
+			return s, c, hinted.by, nil
+		}
 	}
-	asking, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	ask := a.asker(asking)
 	if c, by, ok := a.resolve(s.Candidates(request), ask, false); ok {
 		return s, c, by, nil
 	}
 	// The informer can be behind, and so can the record.
 	a.Sync(ctx)
-	pods, err := a.pods.Live(ctx)
+	pods, err := a.pods.Search(ctx, func(pods []podView) bool {
+		_, _, found := resolve(a.snapshot(pods).Candidates(request), ask, a.resources.Answers, false)
+		return found
+	})
 	live := a.snapshot(pods)
-	if err != nil {
-		live = a.snapshot(a.pods.Cached())
-	} else {
-		live.forgetDeleted(a.pods.Cached())
-	}
+	live.Preferred = s.Preferred
 	if c, by, ok := a.resolve(live.Candidates(request), ask, true); ok {
 		return live, c, by, nil
 	}
@@ -334,7 +340,7 @@ func (a *allocator) awaitEnd(ctx context.Context, running []candidate, ask func(
 	var s *snapshot
 	var found candidate
 	late := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, a.statusPatience, true, func(context.Context) (bool, error) {
-		s = a.snapshot(a.pods.Cached())
+		s = a.known()
 		for _, found = range s.Candidates(request) {
 			if suspects[found.key()] {
 				return true, nil
@@ -352,13 +358,18 @@ const statusPatience = 2 * time.Second
 // statusLag is how long after a kubelet's start the API server may call containers running that ended with the machine.
 const statusLag = 5 * time.Minute
 
-// asker asks the kubelet about each candidate once: while it waits for an answer of ours, its own stay the same.
+// asker asks the kubelet about each candidate once: while it waits for an answer of ours, its own stay the same. All
+// together it asks for askTimeout.
 func (a *allocator) asker(ctx context.Context) func(candidate) standing {
-	told := map[containerKey]standing{}
+	told, left := map[containerKey]standing{}, askTimeout
 	return func(c candidate) standing {
 		answer, ok := told[c.key()]
 		if !ok {
-			answer = a.resources.Standing(ctx, c)
+			from := time.Now()
+			asking, cancel := context.WithTimeout(ctx, left)
+			answer = a.resources.Standing(asking, c)
+			cancel()
+			left -= time.Since(from)
 			told[c.key()] = answer
 		}
 		return answer
@@ -369,6 +380,11 @@ func (a *allocator) resolve(candidates []candidate, ask func(candidate) standing
 	c, by, ok := resolve(candidates, ask, a.resources.Answers, lastResort)
 	a.doubtful = a.doubtful || by == byOrder
 	return c, by, ok
+}
+
+// ruledOut says whether a candidate that stands there can't be the one that the kubelet is asking for.
+func (a *allocator) ruledOut(where standing) bool {
+	return (where == absent || where == holding) && a.resources.Answers()
 }
 
 // takeHint returns what GetPreferredAllocation found for these devices, and the zero hint if nothing.
@@ -390,25 +406,45 @@ func (h hint) holds(s *snapshot, request gpu.Memory) (candidate, bool) {
 	}
 	for _, c := range s.Candidates(request) {
 		if c.key() == h.container {
-			s.Preferred = &h.card
 			return c, true
 		}
 	}
 	return candidate{}, false
 }
 
+// preferred returns the card whose devices the kubelet was told to take, nil if none.
+func (h hint) preferred() *int {
+	if h.by == "" {
+		return nil
+	}
+	return &h.card
+}
+
+// known returns what is known with the pods that the informer has.
+func (a *allocator) known() *snapshot {
+	pods := a.pods.Cached()
+	s := a.snapshot(pods)
+	for i := range pods {
+		if _, ok := s.Served[pods[i].UID]; ok && !pods[i].Mirror() {
+			a.met[pods[i].UID] = true
+		}
+	}
+	return s
+}
+
+// snapshot returns what is known with these pods. What was given to pods that the informer has known and that aren't among
+// these is left out: they are gone, and the record hears of it later than the informer, and that later than the API server.
+// What was given to static pods stays: their mirrors come and go while they run.
 func (a *allocator) snapshot(pods []podView) *snapshot {
 	cards, _, _ := a.cards.Get()
+	given, nameless := a.record.Snapshot()
 	present := map[gpu.PodUID]bool{}
 	for i := range pods {
 		present[pods[i].UID] = true
 	}
-	for uid := range a.refused {
-		if !present[uid] {
-			delete(a.refused, uid)
-		}
-	}
-	given, nameless := a.record.Snapshot()
+	maps.DeleteFunc(a.refused, func(uid gpu.PodUID, _ bool) bool { return !present[uid] })
+	maps.DeleteFunc(a.met, func(uid gpu.PodUID, _ bool) bool { _, ok := given[uid]; return !ok })
+	maps.DeleteFunc(given, func(uid gpu.PodUID, _ servings) bool { return a.met[uid] && !present[uid] })
 	return &snapshot{Now: a.now(), Cards: cards, Pods: pods, Served: given, Nameless: nameless, Refused: a.refused, LastRefusal: a.lastRefusal}
 }
 

@@ -67,10 +67,6 @@ func (s *snapshot) Card(pod *podView, container string) (gpu.Card, outcome, erro
 			return gpu.Card{}, "", &refusal{refusedFull, codes.ResourceExhausted,
 				fmt.Sprintf("pod %s has card %d for other containers, and other pods leave no room there for the rest of it", pod, promised)}
 		}
-	} else if s.Preferred != nil {
-		if card, ok := s.card(*s.Preferred); ok && s.fits(card, pod.UID, pod.Request, true) {
-			return card, placed, nil
-		}
 	}
 	card, err := s.place(placement.Binpack, pod.UID, pod.Request)
 	if err != nil {
@@ -89,6 +85,11 @@ func (s *snapshot) fits(card gpu.Card, except gpu.PodUID, request gpu.Memory, pr
 
 // place chooses a card for a request.
 func (s *snapshot) place(policy placement.Policy, uid gpu.PodUID, request gpu.Memory) (gpu.Card, error) {
+	if s.Preferred != nil {
+		if card, ok := s.card(*s.Preferred); ok && s.fits(card, uid, request, true) {
+			return card, nil
+		}
+	}
 	used := s.used(uid, true)
 	cards := make([]placement.Card, len(s.Cards))
 	for i, c := range s.Cards {
@@ -127,22 +128,6 @@ func (s *snapshot) promised(pod *podView, container string) (card int, own bool)
 func (s *snapshot) has(uid gpu.PodUID, container string, card int) bool {
 	serving, ok := s.Served[uid][container]
 	return ok && serving.Card == card
-}
-
-// forgetDeleted drops what was given to pods that had an object, as the informer still has it, and are not among the
-// live pods any more: they are gone, and the record hasn't heard of it. What was given to static pods stays: their
-// mirrors come and go while they run.
-func (s *snapshot) forgetDeleted(cached []podView) {
-	live := map[gpu.PodUID]bool{}
-	for i := range s.Pods {
-		live[s.Pods[i].UID] = true
-	}
-	for i := range cached {
-		pod := &cached[i]
-		if !live[pod.UID] && !pod.Mirror() {
-			delete(s.Served, pod.UID)
-		}
-	}
 }
 
 // used returns how much of each card pods other than this one hold, and with promises, are to have.

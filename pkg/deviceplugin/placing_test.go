@@ -2,7 +2,6 @@ package deviceplugin
 
 import (
 	"errors"
-	"reflect"
 	"strings"
 	"testing"
 
@@ -24,10 +23,12 @@ func TestCard(t *testing.T) {
 		others   []*corev1.Pod
 		served   served
 		nameless []serving
-		want     int
-		outcome  outcome
-		refused  outcome
-		text     string
+		// preferred is the card whose devices the kubelet was told to take.
+		preferred *int
+		want      int
+		outcome   outcome
+		refused   outcome
+		text      string
 	}{
 		"the card that was chosen": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(1, 1)), want: 1, outcome: kept,
@@ -101,6 +102,21 @@ func TestCard(t *testing.T) {
 			cards: newCards(16, 16), pod: newPod("a", main(8)),
 			others: []*corev1.Pod{newPod("b", main(4), assumed(1, 1))}, want: 1, outcome: placed,
 		},
+		"nobody chose: the card whose devices the kubelet takes": {
+			cards: newCards(16, 16), pod: newPod("a", main(8)), preferred: new(1), want: 1, outcome: placed,
+		},
+		"nobody chose: but not beside a promise that leaves too little there": {
+			cards: newCards(16, 16), pod: newPod("a", main(8)), preferred: new(1),
+			others: []*corev1.Pod{newPod("b", main(12), assumed(1, 1))}, want: 0, outcome: placed,
+		},
+		"the card that was chosen, whatever devices the kubelet takes": {
+			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)), preferred: new(1), want: 0, outcome: kept,
+		},
+		"where that is taken, the one whose devices the kubelet takes": {
+			cards: newCards(16, 8, 16), pod: newPod("a", main(8), assumed(0, 1)), preferred: new(2),
+			others: []*corev1.Pod{newPod("b", main(10))}, served: served{"uid-b": {"main": given(0)}},
+			want: 2, outcome: moved,
+		},
 		"nobody chose: promises are kept": {
 			cards: newCards(16, 16), pod: newPod("a", main(8)),
 			others: []*corev1.Pod{newPod("b", main(12), assumed(0, 1))}, want: 1, outcome: placed,
@@ -158,6 +174,7 @@ func TestCard(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := &snapshot{
 				Cards: test.cards, Pods: views(append(test.others, test.pod)...), Served: test.served, Nameless: test.nameless,
+				Preferred: test.preferred,
 			}
 			pod := &s.Pods[len(s.Pods)-1]
 			card, outcome, err := s.Card(pod, "main")
@@ -178,19 +195,5 @@ func TestCard(t *testing.T) {
 				t.Errorf("got card %d, %q, %v, want %d, %q", card.Index, outcome, err, test.want, test.outcome)
 			}
 		})
-	}
-}
-
-func TestForgetDeleted(t *testing.T) {
-	given := servings{"main": {Card: 0, Request: 16}}
-	s := &snapshot{
-		Pods:   []podView{{Pod: gpu.Pod{UID: "alive"}, ObjectUID: "alive"}},
-		Served: served{"alive": given, "deleted": given, "mirrored": given, "static": given},
-	}
-	s.forgetDeleted([]podView{
-		{Pod: gpu.Pod{UID: "alive"}, ObjectUID: "alive"}, {Pod: gpu.Pod{UID: "deleted"}, ObjectUID: "deleted"}, {Pod: gpu.Pod{UID: "mirrored"}, ObjectUID: "its-mirror"},
-	})
-	if want := (served{"alive": given, "mirrored": given, "static": given}); !reflect.DeepEqual(s.Served, want) {
-		t.Errorf("left is %v, want %v", s.Served, want)
 	}
 }

@@ -50,8 +50,9 @@ type bench struct {
 	client *fake.Clientset
 	dir    string
 	events *events.FakeRecorder
-	// blind informers are told nothing after their first list.
-	blind bool
+	// blind informers are told nothing after their first list but by watcher.
+	blind   bool
+	watcher *watch.FakeWatcher
 	// away makes every write fail.
 	away atomic.Bool
 	// hanging is what the plugins' requests go through, if set.
@@ -84,7 +85,7 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testNode}}
-	b := &bench{t: t, dir: dir, events: events.NewFakeRecorder(1000)}
+	b := &bench{t: t, dir: dir, events: events.NewFakeRecorder(1000), watcher: watch.NewFake()}
 	b.client = fake.NewClientset(append(objects, node)...)
 	b.client.PrependReactor("patch", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if b.away.Load() {
@@ -94,7 +95,7 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 	})
 	b.client.PrependWatchReactor("pods", func(action clienttesting.Action) (bool, watch.Interface, error) {
 		if b.blind {
-			return true, watch.NewFake(), nil
+			return true, b.watcher, nil
 		}
 		options := action.(clienttesting.WatchActionImpl).ListOptions
 		w, err := b.client.Tracker().Watch(action.GetResource(), action.GetNamespace(), options)
@@ -674,6 +675,22 @@ func TestEndIsToldLate(t *testing.T) {
 		newEntry(t, "uid-one", "main", 0, "00", "01", "02", "03"), newEntry(t, "uid-two", "main", 1, "10", "11", "12", "13"),
 	}
 	writeCheckpoint(t, b.dir, before...)
+	var asked atomic.Bool
+	b.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if !asked.Load() {
+			return false, nil, nil
+		}
+		// The plugin has come to ask the API server itself, to which both containers run. The word comes after the answer.
+		go func() {
+			time.Sleep(50 * time.Millisecond)
+			ended := two.DeepCopy()
+			ended.Status.ContainerStatuses[0].State.Running = nil
+			if _, err := b.client.CoreV1().Pods("default").UpdateStatus(context.Background(), ended, metav1.UpdateOptions{}); err != nil {
+				t.Error(err)
+			}
+		}()
+		return false, nil, nil
+	})
 	k := startKubelet(t, b.dir, before...)
 	p, _ := b.start(newCards(16, 16))
 	k.awaitDevices(32, 32)
@@ -686,18 +703,7 @@ func TestEndIsToldLate(t *testing.T) {
 	k.admitted["default/one"], k.admitted["default/two"] = one, two
 	k.podResources(b.socket)
 	k.awaitDevices(32, 32)
-	b.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-		// The plugin has come to ask the API server itself, to which both containers run. The word comes after the answer.
-		go func() {
-			time.Sleep(50 * time.Millisecond)
-			ended := two.DeepCopy()
-			ended.Status.ContainerStatuses[0].State.Running = nil
-			if _, err := b.client.CoreV1().Pods("default").UpdateStatus(context.Background(), ended, metav1.UpdateOptions{}); err != nil {
-				t.Error(err)
-			}
-		}()
-		return false, nil, nil
-	})
+	asked.Store(true)
 	if got := cardOf(k.mustAdmit(two)["main"]); got != "1" {
 		t.Errorf("the container got card %s, its pod has card 1", got)
 	}

@@ -163,8 +163,10 @@ type podSource struct {
 
 const (
 	uidIndex = "kubeletUID"
-	// listTimeout bounds the live list, during which the kubelet waits.
-	listTimeout = 2 * time.Second
+	// searchTimeout bounds a live list, and the wait for a pod, during which the kubelet waits.
+	searchTimeout = 2 * time.Second
+	// searchPause is how often a pod that is waited for is looked for.
+	searchPause = 10 * time.Millisecond
 	// leaveAway is how long an API server that didn't answer isn't asked again: every container of a pod would wait.
 	leaveAway = 2 * time.Second
 )
@@ -215,16 +217,70 @@ var errAway = errors.New("it didn't answer a moment ago")
 
 // Live asks the API server for the pods.
 func (s *podSource) Live(ctx context.Context) ([]podView, error) {
-	if time.Now().UnixNano() < s.away.Load() {
+	if s.isAway() {
 		return nil, fmt.Errorf("listing the pods of node %s: %w", s.node, errAway)
 	}
-	bounded, cancel := context.WithTimeout(ctx, listTimeout)
+	bounded, cancel := context.WithTimeout(ctx, searchTimeout)
 	defer cancel()
-	pods, err := s.client.Pods(metav1.NamespaceAll).List(bounded, metav1.ListOptions{FieldSelector: onNode(s.node).String()})
-	if err != nil {
-		if ctx.Err() == nil {
-			s.away.Store(time.Now().Add(leaveAway).UnixNano())
+	pods, err := s.list(bounded)
+	if err != nil && ctx.Err() == nil {
+		s.leave()
+	}
+	return pods, err
+}
+
+// Search returns the pods as the API server lists them, or as the informer has them as soon as that is enough, whichever
+// comes first: a busy API server's list takes longer than its word of a single pod. Where it can't be asked the informer
+// may still get what is on its way, and is given as long as a list may take; the error then comes with what it has.
+func (s *podSource) Search(ctx context.Context, enough func([]podView) bool) ([]podView, error) {
+	if s.isAway() {
+		return s.Cached(), fmt.Errorf("listing the pods of node %s: %w", s.node, errAway)
+	}
+	bounded, cancel := context.WithTimeout(ctx, searchTimeout)
+	defer cancel()
+	type list struct {
+		pods []podView
+		err  error
+	}
+	listed := make(chan list, 1)
+	go func() {
+		pods, err := s.list(bounded)
+		listed <- list{pods, err}
+	}()
+	ticker := time.NewTicker(searchPause)
+	defer ticker.Stop()
+	var failed error
+	for {
+		select {
+		case l := <-listed:
+			if l.err == nil {
+				return l.pods, nil
+			}
+			failed = l.err
+		case <-ticker.C:
+			if pods := s.Cached(); enough(pods) {
+				return pods, nil
+			}
+		case <-bounded.Done():
+			if ctx.Err() == nil {
+				s.leave()
+			}
+			if failed == nil {
+				failed = fmt.Errorf("listing the pods of node %s: %w", s.node, bounded.Err())
+			}
+			return s.Cached(), failed
 		}
+	}
+}
+
+func (s *podSource) isAway() bool { return time.Now().UnixNano() < s.away.Load() }
+
+// leave notes that the API server didn't answer.
+func (s *podSource) leave() { s.away.Store(time.Now().Add(leaveAway).UnixNano()) }
+
+func (s *podSource) list(ctx context.Context) ([]podView, error) {
+	pods, err := s.client.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: onNode(s.node).String()})
+	if err != nil {
 		return nil, fmt.Errorf("listing the pods of node %s: %w", s.node, err)
 	}
 	var views []podView

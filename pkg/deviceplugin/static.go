@@ -216,5 +216,5 @@ func (a *allocator) static(ctx context.Context, s *snapshot, request gpu.Memory,
 		a.missed = rest.uid
 		return card, err
 	}
-	return a.snapshot(a.pods.Cached()).Static(request, released)
+	return a.known().Static(request, released)
 }

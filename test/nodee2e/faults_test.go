@@ -143,8 +143,6 @@ func TestLosses(t *testing.T) {
 	defer r.report(t)
 
 	r.play(t, "an API server that goes amid a burst", func(s *scene) {
-		// Which devices to take is asked before it is known whose they are.
-		s.otherDevices = true
 		s.burst(times(4, func() *corev1.Pod { return s.pod(2) })...)
 		s.settle()
 		unharmed := s.unharmed()
