@@ -208,6 +208,16 @@ func (k *kubelet) admit(pod *corev1.Pod, containers ...string) (map[string]map[s
 	return env, nil
 }
 
+// admit admits a pod and fails the test where it is refused.
+func (k *kubelet) mustAdmit(pod *corev1.Pod, containers ...string) map[string]map[string]string {
+	k.t.Helper()
+	env, err := k.admit(pod, containers...)
+	if err != nil {
+		k.t.Fatalf("pod %s: %v", pod.Name, err)
+	}
+	return env
+}
+
 func (k *kubelet) allocate(uid, container string, request int, reusable []string) (ids []string, env map[string]string, err error) {
 	k.mu.Lock()
 	taken := map[string]bool{}

@@ -1,20 +1,13 @@
 package deviceplugin
 
 import (
-	"errors"
 	"path/filepath"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/fake"
-	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -41,61 +34,6 @@ func (k *kubelet) booked(p *Plugin, pod *corev1.Pod, card int) {
 	if got := testutil.ToFloat64(p.metrics.otherDevices); got != 0 {
 		k.t.Errorf("counted %v allocations with devices of another card", got)
 	}
-}
-
-// A pod of which the plugin hears only when the kubelet asks which devices to take, from an API server that then can't
-// be asked any more: what was on its way still counts.
-func TestPodHeardOfLateFromAPIServerThatIsGone(t *testing.T) {
-	b := newBench(t)
-	b.blind = true
-	late := newPod("late", container("x", 2), container("y", 2), assumed(1, 1))
-	var gone atomic.Bool
-	tell := sync.OnceFunc(func() { b.watcher.Add(late) })
-	b.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-		if !gone.Load() {
-			return false, nil, nil
-		}
-		go tell()
-		return true, nil, errors.New("the API server is away")
-	})
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(60, 4))
-	k.awaitDevices(64, 64)
-	gone.Store(true)
-	for name, env := range k.mustAdmit(late) {
-		if cardOf(env) != "1" {
-			t.Errorf("container %s got %v", name, env)
-		}
-	}
-	k.booked(p, late, 1)
-}
-
-// The list of all pods can take a busy API server longer than its word of the one that is looked for.
-func TestPodHeardOfBeforeTheListIsThere(t *testing.T) {
-	b := newBench(t)
-	b.blind, b.hanging = true, &hanging{}
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(60, 4))
-	k.awaitDevices(64, 64)
-	late := newPod("late", main(4), assumed(1, 1))
-	lists := b.hanging.lists.Load()
-	b.hanging.Hang()
-	go func() {
-		for b.hanging.lists.Load() == lists {
-			if t.Context().Err() != nil {
-				return
-			}
-		}
-		b.watcher.Add(late)
-	}()
-	if got := cardOf(k.mustAdmit(late)["main"]); got != "1" {
-		t.Errorf("got card %s", got)
-	}
-	k.booked(p, late, 1)
-	if p.pods.isAway() {
-		t.Error("the list was waited for to its end")
-	}
-	b.hanging.Resume()
 }
 
 // A card that has no room when the kubelet asks which devices to take can have some when it allocates.
@@ -159,43 +97,5 @@ func TestGuessedPreferenceIsChecked(t *testing.T) {
 	response, err := p.allocator.Allocate(t.Context(), ids)
 	if err != nil || cardOf(response.Envs) != "1" {
 		t.Errorf("got %v, %v, want the card of the pod that the kubelet asks for", response, err)
-	}
-}
-
-// The record hears of a pod's end later than the pods are known to be fewer.
-func TestPodsThatAreGone(t *testing.T) {
-	pods, err := newPodSource(fakeClient(fake.NewClientset()), testNode)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a := &allocator{pods: pods, cards: newCardState(gpu.GiB), record: newRecord(), met: map[gpu.PodUID]bool{}, refused: map[gpu.PodUID]bool{}, now: time.Now}
-	for _, uid := range []gpu.PodUID{"uid-stays", "uid-goes", "static", "static-too", "uid-not-heard-of"} {
-		a.record.Serve(uid, "main", serving{Card: 0, Request: 1})
-	}
-	stays, goes, mirror := newPod("stays", main(1)), newPod("goes", main(1)), newPod("mirror", main(1), mirrors("static"))
-	tell := func(pods ...*corev1.Pod) {
-		t.Helper()
-		var objects []any
-		for _, pod := range pods {
-			objects = append(objects, pod)
-		}
-		if err := a.pods.informer.GetStore().Replace(objects, ""); err != nil {
-			t.Fatal(err)
-		}
-	}
-	expect := func(s *snapshot, want gpu.Memory) {
-		t.Helper()
-		if got := s.used("", false)[0]; got != want {
-			t.Errorf("%d is taken, want %d", got, want)
-		}
-	}
-	tell(stays, goes, mirror)
-	expect(a.known(), 5)
-	expect(a.snapshot(views(stays, goes, mirror, newPod("not-heard-of", main(1)))), 5)
-	expect(a.known(), 5) // The informer lags behind the API server.
-	expect(a.snapshot(views(stays, mirror)), 4)
-	tell(stays)
-	for range 2 {
-		expect(a.known(), 4)
 	}
 }

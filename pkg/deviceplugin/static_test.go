@@ -3,7 +3,6 @@ package deviceplugin
 import (
 	"errors"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -12,11 +11,26 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
-
-	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-func cardOf(env map[string]string) string { return env["ALIYUN_COM_GPU_MEM_IDX"] }
+func TestStaticPod(t *testing.T) {
+	b := newBench(t)
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(newCards(16, 16))
+	k.awaitDevices(32, 32)
+	mirror := newPod("static", main(10), mirrors("static-uid"))
+	if env := k.mustAdmit(mirror)["main"]; env["ALIYUN_COM_GPU_MEM_IDX"] != "0" {
+		t.Errorf("got %v", env)
+	}
+	// It has no object, and holds its memory all the same.
+	other := newPod("other", main(10))
+	b.create(p, other)
+	if env := k.mustAdmit(other)["main"]; env["ALIYUN_COM_GPU_MEM_IDX"] != "1" {
+		t.Errorf("other got %v", env)
+	}
+	b.create(p, mirror)
+	b.awaitAssigned("static", 0)
+}
 
 // A static pod is served before there is an object that would tell what else it asks for.
 func TestStaticPodHasOneCard(t *testing.T) {
@@ -279,58 +293,5 @@ func TestStaticPodHoldsItsMemory(t *testing.T) {
 	s.Served["static-1"]["main"] = lost
 	if released := s.Released([]string{"00", "01", "02"}, nil); len(released) > 0 {
 		t.Errorf("released by a kubelet that has lost its books: %v", released)
-	}
-}
-
-func TestObjectsThatClaimToBeOnePod(t *testing.T) {
-	real := newPod("real", main(16), mirrors("static"), created(1))
-	forged := newPod("forged", main(1), mirrors("static"), created(2))
-	ordinary := newPod("ordinary", main(8), created(5))
-	copied := newPod("copied", main(1), mirrors("uid-ordinary"), created(0))
-	pods := []*corev1.Pod{real, forged, ordinary, copied}
-	for range 4 {
-		pods = append(pods[1:], pods[0])
-		var got []string
-		for _, view := range distinct(views(pods...)) {
-			got = append(got, view.Name)
-		}
-		if want := []string{"real", "ordinary"}; !slices.Equal(got, want) {
-			t.Errorf("of %v are left %v, want %v", pods, got, want)
-		}
-	}
-
-	b := newBench(t)
-	p, _ := b.start(newCards(16))
-	b.create(p, forged, real, copied, ordinary)
-	await(t, "the informer to know all of them", func() bool { return len(p.pods.informer.GetStore().List()) == len(pods) })
-	for uid, want := range map[gpu.PodUID]string{"static": "real", "uid-ordinary": "ordinary"} {
-		if got, ok := p.pods.ByUID(uid); !ok || got.Name != want {
-			t.Errorf("%s is %q, want %q", uid, got.Name, want)
-		}
-	}
-	if got := p.pods.Cached(); len(got) != 2 {
-		t.Errorf("known are %v", got)
-	}
-}
-
-// What the kubelet has said once about a pod it isn't asked again while it waits.
-func TestEachPodIsAskedAboutOnce(t *testing.T) {
-	b := newBench(t)
-	b.socket = filepath.Join(b.dir, "pods.sock")
-	k := startKubelet(t, b.dir)
-	k.podResources(b.socket)
-	p, _ := b.start(newCards(16, 16))
-	k.awaitDevices(32, 32)
-	b.create(p, newPod("a", main(2), assumed(0, 1)), newPod("b", main(2), assumed(0, 2)), newPod("c", main(2), assumed(0, 3)))
-	known := newPod("known", main(1), assumed(0, 0)) // The kubelet's word counts once it has known a pod.
-	b.create(p, known)
-	k.mustAdmit(known)
-	k.mu.Lock()
-	k.answered = 0
-	k.mu.Unlock()
-	k.mustAdmit(newPod("static", main(2), mirrors("static-1")))
-	// For each of GetPreferredAllocation and Allocate; the list of pods in between brings none that are new.
-	if k.answered != 6 {
-		t.Errorf("the kubelet was asked %d times about three pods, want 6", k.answered)
 	}
 }

@@ -2,16 +2,127 @@ package deviceplugin
 
 import (
 	"context"
+	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
 )
+
+func TestAPIServerAway(t *testing.T) {
+	b := newBench(t)
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(newCards(16))
+	k.awaitDevices(16, 16)
+	pod := newPod("a", main(4), assumed(0, 1))
+	b.create(p, pod)
+	b.away.Store(true)
+	k.mustAdmit(pod)
+	await(t, "a failed write", func() bool { return testutil.ToFloat64(p.metrics.annotationErrors) > 0 })
+	if b.pod("a").Annotations["ALIYUN_COM_GPU_MEM_ASSIGNED"] != "false" {
+		t.Error("written by an API server that is away")
+	}
+	b.away.Store(false)
+	b.awaitAssigned("a", 0)
+}
+
+func TestLiveList(t *testing.T) {
+	b := newBench(t)
+	b.blind = true
+	var down atomic.Bool
+	var selectors sync.Map
+	b.client.PrependReactor("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		selectors.Store(action.(clienttesting.ListAction).GetListRestrictions().Fields.String(), true)
+		if down.Load() {
+			return true, nil, errors.New("the API server is away")
+		}
+		return false, nil, nil
+	})
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(newCards(16))
+	k.awaitDevices(16, 16)
+
+	seen := newPod("seen", main(4), assumed(0, 1))
+	b.create(p, seen)
+	if env := k.mustAdmit(seen)["main"]; env["ALIYUN_COM_GPU_MEM_POD"] != "4" {
+		t.Errorf("got %v", env)
+	}
+	down.Store(true)
+	unseen := newPod("unseen", main(4), assumed(0, 1))
+	b.create(p, unseen)
+	if _, err := k.admit(unseen); status.Code(err) != codes.Unavailable {
+		t.Errorf("got %v, want Unavailable: nothing may be concluded", err)
+	}
+	selectors.Range(func(selector, _ any) bool {
+		if selector != "spec.nodeName="+testNode {
+			t.Errorf("listed pods of %q", selector)
+		}
+		return true
+	})
+}
+
+// A pod of which the plugin hears only when the kubelet asks which devices to take, from an API server that then can't
+// be asked any more: what was on its way still counts.
+func TestPodHeardOfLateFromAPIServerThatIsGone(t *testing.T) {
+	b := newBench(t)
+	b.blind = true
+	late := newPod("late", container("x", 2), container("y", 2), assumed(1, 1))
+	var gone atomic.Bool
+	tell := sync.OnceFunc(func() { b.watcher.Add(late) })
+	b.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if !gone.Load() {
+			return false, nil, nil
+		}
+		go tell()
+		return true, nil, errors.New("the API server is away")
+	})
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(newCards(60, 4))
+	k.awaitDevices(64, 64)
+	gone.Store(true)
+	for name, env := range k.mustAdmit(late) {
+		if cardOf(env) != "1" {
+			t.Errorf("container %s got %v", name, env)
+		}
+	}
+	k.booked(p, late, 1)
+}
+
+// The list of all pods can take a busy API server longer than its word of the one that is looked for.
+func TestPodHeardOfBeforeTheListIsThere(t *testing.T) {
+	b := newBench(t)
+	b.blind, b.hanging = true, &hanging{}
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(newCards(60, 4))
+	k.awaitDevices(64, 64)
+	late := newPod("late", main(4), assumed(1, 1))
+	lists := b.hanging.lists.Load()
+	b.hanging.Hang()
+	go func() {
+		for b.hanging.lists.Load() == lists {
+			if t.Context().Err() != nil {
+				return
+			}
+		}
+		b.watcher.Add(late)
+	}()
+	if got := cardOf(k.mustAdmit(late)["main"]); got != "1" {
+		t.Errorf("got card %s", got)
+	}
+	k.booked(p, late, 1)
+	if p.pods.isAway() {
+		t.Error("the list was waited for to its end")
+	}
+	b.hanging.Resume()
+}
 
 // hanging is an API server that takes requests and doesn't answer them, from Hang on until Resume.
 type hanging struct {

@@ -1,0 +1,274 @@
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+func TestAllocateEarliestAssumedFirst(t *testing.T) {
+	b := newBench(t)
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(newCards(16, 16))
+	k.awaitDevices(32, 32)
+
+	pods := []*corev1.Pod{
+		newPod("third", main(4), assumed(0, 3)), newPod("first", main(4), assumed(1, 1)), newPod("second", main(4), assumed(0, 2)),
+	}
+	b.create(p, pods...)
+	for _, name := range []string{"first", "second", "third"} {
+		before := b.pod(name)
+		env := k.mustAdmit(before)["main"]
+		assignment, err := protocol.ParseAssignment(before.Annotations)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]string{
+			"NVIDIA_VISIBLE_DEVICES":       fmt.Sprintf("GPU-%d", assignment.Card),
+			"ALIYUN_COM_GPU_MEM_IDX":       before.Annotations["ALIYUN_COM_GPU_MEM_IDX"],
+			"ALIYUN_COM_GPU_MEM_POD":       before.Annotations["ALIYUN_COM_GPU_MEM_POD"],
+			"ALIYUN_COM_GPU_MEM_DEV":       before.Annotations["ALIYUN_COM_GPU_MEM_DEV"],
+			"ALIYUN_COM_GPU_MEM_CONTAINER": "4",
+		}
+		if diff := cmp.Diff(want, env); diff != "" {
+			t.Errorf("%s (-want +got)\n%s", name, diff)
+		}
+		after := b.awaitAssigned(name, assignment.Card)
+		if !after.AssumeTime.Equal(assignment.AssumeTime) || after.AssignTime.IsZero() {
+			t.Errorf("%s: assumed %v, before %v; assigned %v", name, after.AssumeTime, assignment.AssumeTime, after.AssignTime)
+		}
+	}
+	if got := counted(t, p, kept); got != 3 {
+		t.Errorf("counted %v allocations, want 3", got)
+	}
+	if got := testutil.ToFloat64(p.metrics.otherDevices); got != 0 {
+		t.Errorf("the kubelet booked devices of another card %v times", got)
+	}
+}
+
+func TestContainersAreMatchedSingly(t *testing.T) {
+	b := newBench(t)
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(newCards(16, 16))
+	k.awaitDevices(32, 32)
+	many := newPod("many", initStep(2), sidecar("s", 3), container("none", 0), container("x", 2), container("y", 2), assumed(1, 5))
+	other := newPod("other", main(2), assumed(0, 1), created(1))
+	b.create(p, many, other)
+
+	for name, env := range k.mustAdmit(other) {
+		if env["ALIYUN_COM_GPU_MEM_IDX"] != "0" {
+			t.Errorf("container %s of other got card %s", name, env["ALIYUN_COM_GPU_MEM_IDX"])
+		}
+	}
+	if got := k.mustAdmit(many, "i", "s", "x"); len(got) != 3 {
+		t.Fatalf("got %v", got)
+	}
+	b.awaitAssigned("other", 0)
+	if b.pod("many").Annotations["ALIYUN_COM_GPU_MEM_ASSIGNED"] != "false" {
+		t.Error("assigned though a container is still to come")
+	}
+	env := k.mustAdmit(many, "y")["y"]
+	if env["ALIYUN_COM_GPU_MEM_IDX"] != "1" || env["ALIYUN_COM_GPU_MEM_POD"] != "7" || env["ALIYUN_COM_GPU_MEM_CONTAINER"] != "2" {
+		t.Errorf("got %v", env)
+	}
+	b.awaitAssigned("many", 1)
+}
+
+func TestPodNobodyAssumed(t *testing.T) {
+	b := newBench(t)
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(newCards(16, 16))
+	k.awaitDevices(32, 32)
+	b.create(p, newPod("promised", main(10), assumed(0, 1)))
+	direct := newPod("direct", main(8))
+	b.create(p, direct)
+	if env := k.mustAdmit(direct)["main"]; env["ALIYUN_COM_GPU_MEM_IDX"] != "1" {
+		t.Errorf("got %v, want the card that has room beside the promise", env)
+	}
+	got := b.awaitAssigned("direct", 1)
+	if got.Request != 8 || got.CardMemory != 16 || got.AssumeTime.IsZero() {
+		t.Errorf("annotations say %+v", got)
+	}
+}
+
+// A forged annotation gets its pod nowhere, and harms nobody.
+func TestForgedAnnotations(t *testing.T) {
+	b := newBench(t)
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(newCards(16, 4))
+	k.awaitDevices(20, 20)
+	forged := newPod("forged", main(12), assumed(0, 0), annotation("ALIYUN_COM_GPU_MEM_POD", "1"), annotation("ALIYUN_COM_GPU_MEM_ASSIGNED", "true"))
+	honest := newPod("honest", main(10), assumed(0, 5))
+	b.create(p, forged, honest)
+	if env := k.mustAdmit(honest)["main"]; env["ALIYUN_COM_GPU_MEM_IDX"] != "0" {
+		t.Errorf("honest got %v", env)
+	}
+	// The kubelet's own sum would refuse it with these sizes; here it is the plugin that has to.
+	k.forget(honest)
+	_, err := k.admit(forged)
+	if status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("forged: %v, want ResourceExhausted", err)
+	}
+	b.awaitEvent("GPUCardRefused container main: pod default/forged: no card for 12 of GPU memory")
+	if got := counted(t, p, refusedFull); got != 1 {
+		t.Errorf("counted %v refusals", got)
+	}
+}
+
+func TestMovedPodIsTold(t *testing.T) {
+	b := newBench(t)
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(newCards(16, 16))
+	k.awaitDevices(32, 32)
+	direct := newPod("direct", main(10))
+	b.create(p, direct)
+	k.mustAdmit(direct)
+	b.awaitAssigned("direct", 0)
+	promised := newPod("promised", main(8), assumed(0, 1))
+	b.create(p, promised)
+	if env := k.mustAdmit(promised)["main"]; env["NVIDIA_VISIBLE_DEVICES"] != "GPU-1" {
+		t.Errorf("got %v, want card 1", env)
+	}
+	if got := b.awaitAssigned("promised", 1); !got.AssumeTime.Equal(start.Add(time.Second)) {
+		t.Errorf("the time of assumption became %v", got.AssumeTime)
+	}
+	b.awaitEvent("GPUCardMoved container main got card 1: card 0, which was chosen for the pod, has no room left for it")
+	b.awaitEvent("GPUCardRepaired")
+}
+
+func TestKubeletTellsWhichPod(t *testing.T) {
+	b := newBench(t)
+	b.socket = filepath.Join(b.dir, "pods.sock")
+	k := startKubelet(t, b.dir)
+	k.podResources(b.socket)
+	p, _ := b.start(newCards(16, 16))
+	k.awaitDevices(32, 32)
+	var pods []*corev1.Pod
+	for i := range 30 {
+		// Assumed in one order, created in another.
+		pods = append(pods, newPod(fmt.Sprintf("p%02d", i), initStep(1), main(1), assumed(i%2, 100-i), created(i)))
+	}
+	b.create(p, pods...)
+	for i, pod := range pods {
+		for name, env := range k.mustAdmit(pod) {
+			if want := fmt.Sprint(i % 2); env["ALIYUN_COM_GPU_MEM_IDX"] != want {
+				t.Errorf("%s/%s got card %s, want %s", pod.Name, name, env["ALIYUN_COM_GPU_MEM_IDX"], want)
+			}
+		}
+	}
+	if k.rejected != 0 {
+		t.Errorf("the kubelet's rate limit was passed %d times", k.rejected)
+	}
+}
+
+// Without the kubelet's word the order decides; where it misleads, annotations are mended to what containers got.
+func TestOrderMisleads(t *testing.T) {
+	b := newBench(t)
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(newCards(16, 16))
+	k.awaitDevices(32, 32)
+	early, late := newPod("early", main(10), assumed(0, 1)), newPod("late", main(10), assumed(1, 2))
+	b.create(p, early, late)
+	if env := k.mustAdmit(late)["main"]; env["ALIYUN_COM_GPU_MEM_IDX"] != "0" {
+		t.Fatalf("late got %v: the test expects to be misled", env)
+	}
+	b.awaitAssigned("late", 0)
+	if env := k.mustAdmit(early)["main"]; env["ALIYUN_COM_GPU_MEM_IDX"] != "1" {
+		t.Errorf("early got %v, which holds 10 of 16 already", env)
+	}
+	b.awaitAssigned("early", 1)
+	await(t, "two repairs", func() bool { return testutil.ToFloat64(p.metrics.repairs) >= 2 })
+}
+
+func TestConcurrentAllocations(t *testing.T) {
+	b := newBench(t)
+	b.socket = filepath.Join(b.dir, "pods.sock")
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(newCards(16, 16, 16, 16))
+	k.awaitDevices(64, 64)
+	const pods = 16
+	for i := range pods {
+		b.create(p, newPod(fmt.Sprintf("p%d", i), main(4), assumed(i%4, i)))
+	}
+	var group sync.WaitGroup
+	used := make([]atomic.Int32, 4)
+	for i := range pods {
+		group.Go(func() {
+			ids := make([]string, 4)
+			for unit := range ids {
+				ids[unit] = deviceID(i%4, gpu.Memory(i/4*4+unit))
+			}
+			response, err := p.allocator.Allocate(context.Background(), ids)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			assignment, err := protocol.ParseAssignment(response.Envs)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			used[assignment.Card].Add(4)
+		})
+	}
+	group.Wait()
+	for card := range used {
+		if n := used[card].Load(); n != 16 {
+			t.Errorf("card %d has %d taken, want 16", card, n)
+		}
+	}
+	if got := len(cardsOf(p.allocator.record)); got != pods {
+		t.Errorf("%d pods are in the record, want %d", got, pods)
+	}
+}
+
+func TestAllocateNothing(t *testing.T) {
+	b := newBench(t)
+	p, _ := b.start(newCards(16))
+	if _, err := p.allocator.Allocate(context.Background(), nil); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("got %v", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	p.allocator.turn <- struct{}{} // Somebody is at it.
+	if _, err := p.allocator.Allocate(ctx, []string{"00"}); !errors.Is(err, context.Canceled) {
+		t.Errorf("a cancelled call gave %v", err)
+	}
+	<-p.allocator.turn
+}
+
+// What the kubelet has said once about a pod it isn't asked again while it waits.
+func TestEachPodIsAskedAboutOnce(t *testing.T) {
+	b := newBench(t)
+	b.socket = filepath.Join(b.dir, "pods.sock")
+	k := startKubelet(t, b.dir)
+	k.podResources(b.socket)
+	p, _ := b.start(newCards(16, 16))
+	k.awaitDevices(32, 32)
+	b.create(p, newPod("a", main(2), assumed(0, 1)), newPod("b", main(2), assumed(0, 2)), newPod("c", main(2), assumed(0, 3)))
+	known := newPod("known", main(1), assumed(0, 0)) // The kubelet's word counts once it has known a pod.
+	b.create(p, known)
+	k.mustAdmit(known)
+	k.mu.Lock()
+	k.answered = 0
+	k.mu.Unlock()
+	k.mustAdmit(newPod("static", main(2), mirrors("static-1")))
+	// For each of GetPreferredAllocation and Allocate; the list of pods in between brings none that are new.
+	if k.answered != 6 {
+		t.Errorf("the kubelet was asked %d times about three pods, want 6", k.answered)
+	}
+}

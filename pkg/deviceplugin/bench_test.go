@@ -1,0 +1,214 @@
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	events "k8s.io/client-go/tools/record"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// await waits for a condition. Its deadline is only there to end a test that has failed.
+func await(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(context.Background(), 2*time.Millisecond, 30*time.Second, true,
+		func(context.Context) (bool, error) { return condition(), nil })
+	if err != nil {
+		t.Fatalf("waited in vain for: %s", what)
+	}
+}
+
+// bench is a node: an API server's fake, the kubelet's directory, and plugins that are started on them.
+type bench struct {
+	t      *testing.T
+	client *fake.Clientset
+	dir    string
+	events *events.FakeRecorder
+	// blind informers are told nothing after their first list but by watcher.
+	blind   bool
+	watcher *watch.FakeWatcher
+	// away makes every write fail.
+	away atomic.Bool
+	// hanging is what the plugins' requests go through, if set.
+	hanging *hanging
+	// watches counts the watches of pods that stand.
+	watches atomic.Int32
+	socket  string
+	address string
+	// errorEnv and deviceList are options of the plugins.
+	errorEnv   bool
+	deviceList DeviceListStrategy
+	// patience is how long plugins wait for the mirror of a static pod, where that isn't the usual time.
+	patience time.Duration
+}
+
+// fakeClient is a fake as the plugin sees it.
+func fakeClient(api *fake.Clientset) Client {
+	return Client{
+		Pods: func(namespace string) Objects[*corev1.Pod, *corev1.PodList] { return api.CoreV1().Pods(namespace) }, Nodes: api.CoreV1().Nodes(),
+		PlainLists: true,
+	}
+}
+
+func newBench(t *testing.T, objects ...runtime.Object) *bench {
+	t.Helper()
+	// Sockets have short names only.
+	dir, err := os.MkdirTemp("", "gpushare")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testNode}}
+	b := &bench{t: t, dir: dir, events: events.NewFakeRecorder(1000), watcher: watch.NewFake()}
+	b.client = fake.NewClientset(append(objects, node)...)
+	b.client.PrependReactor("patch", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if b.away.Load() {
+			return true, nil, errors.New("the API server is away")
+		}
+		return false, nil, nil
+	})
+	b.client.PrependWatchReactor("pods", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		if b.blind {
+			return true, b.watcher, nil
+		}
+		options := action.(clienttesting.WatchActionImpl).ListOptions
+		w, err := b.client.Tracker().Watch(action.GetResource(), action.GetNamespace(), options)
+		b.watches.Add(1)
+		return true, w, err
+	})
+	return b
+}
+
+// start runs a plugin until the test ends or stop is called.
+func (b *bench) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
+	b.t.Helper()
+	client := fakeClient(b.client)
+	if b.hanging != nil {
+		client = b.hanging.around(client)
+	}
+	p, err := New(Options{
+		Client: client, Events: b.events, NodeName: testNode, Unit: gpu.GiB, VisibleDevices: VisibleByUUID,
+		DeviceList: b.deviceList, ErrorEnv: b.errorEnv,
+		Directory: b.dir, PodResourcesSocket: b.socket, ListenAddress: b.address,
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	p.registrar.settle = time.Millisecond
+	p.service.interval = time.Millisecond
+	p.allocator.statusPatience = 500 * time.Millisecond
+	if b.patience > 0 {
+		p.allocator.patience = b.patience
+	}
+	if cards != nil {
+		p.SetCards(cards, nil, "")
+	}
+	watches := b.watches.Load()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			b.t.Errorf("Run: %v", err)
+		}
+	})
+	b.t.Cleanup(stop)
+	if !b.blind {
+		// The fake forgets what happens between list and watch.
+		await(b.t, "the informer's watch", func() bool { return p.pods.informer.HasSynced() && b.watches.Load() > watches })
+	}
+	return p, stop
+}
+
+// create makes a pod and waits until the plugin knows it.
+func (b *bench) create(p *Plugin, pods ...*corev1.Pod) {
+	b.t.Helper()
+	for _, pod := range pods {
+		if _, err := b.client.CoreV1().Pods(pod.Namespace).Create(context.Background(), pod, metav1.CreateOptions{}); err != nil {
+			b.t.Fatal(err)
+		}
+		if !b.blind {
+			await(b.t, "the informer to know "+pod.Name, func() bool { return p.pods.Exists(kubeletUID(pod)) })
+		}
+	}
+}
+
+// delete removes a pod and waits until the informer knows.
+func (b *bench) delete(p *Plugin, pod *corev1.Pod) {
+	b.t.Helper()
+	if err := b.client.CoreV1().Pods(pod.Namespace).Delete(context.Background(), pod.Name, metav1.DeleteOptions{}); err != nil {
+		b.t.Fatal(err)
+	}
+	await(b.t, "the informer to miss "+pod.Name, func() bool { return !p.pods.Exists(kubeletUID(pod)) })
+}
+
+func (b *bench) pod(name string) *corev1.Pod {
+	b.t.Helper()
+	pod, err := b.client.CoreV1().Pods("default").Get(context.Background(), name, metav1.GetOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return pod
+}
+
+func (b *bench) node() *corev1.Node {
+	b.t.Helper()
+	node, err := b.client.CoreV1().Nodes().Get(context.Background(), testNode, metav1.GetOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return node
+}
+
+// awaitAssigned waits until the pod's annotations say that it was given the card.
+func (b *bench) awaitAssigned(name string, card int) protocol.Assignment {
+	b.t.Helper()
+	var got protocol.Assignment
+	await(b.t, fmt.Sprintf("%s to be assigned card %d", name, card), func() bool {
+		var err error
+		got, err = protocol.ParseAssignment(b.pod(name).Annotations)
+		return err == nil && got.Assigned && got.Card == card
+	})
+	return got
+}
+
+// awaitEvent waits for an event with these words.
+func (b *bench) awaitEvent(words string) {
+	b.t.Helper()
+	deadline := time.After(30 * time.Second)
+	for {
+		select {
+		case event := <-b.events.Events:
+			if strings.Contains(event, words) {
+				return
+			}
+		case <-deadline:
+			b.t.Fatalf("no event says %q", words)
+		}
+	}
+}
+
+func counted(t *testing.T, p *Plugin, o outcome) float64 {
+	t.Helper()
+	return testutil.ToFloat64(p.metrics.allocations.WithLabelValues(string(o)))
+}
+
+func cardOf(env map[string]string) string { return env["ALIYUN_COM_GPU_MEM_IDX"] }

@@ -1,0 +1,63 @@
+package deviceplugin
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+func TestHTTP(t *testing.T) {
+	b := newBench(t)
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(nil)
+	server := httptest.NewServer(p.handler())
+	defer server.Close()
+	get := func(path string) int {
+		t.Helper()
+		response, err := http.Get(server.URL + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close()
+		return response.StatusCode
+	}
+	for path, want := range map[string]int{"/livez": 200, "/readyz": 503, "/metrics": 200, "/version": 200, "/": 404} {
+		if got := get(path); got != want {
+			t.Errorf("%s gave %d, want %d", path, got, want)
+		}
+	}
+	p.SetCards(newCards(16), nil, "")
+	k.awaitDevices(16, 16)
+	await(t, "ready", func() bool { return get("/readyz") == 200 })
+}
+
+func TestBadAddress(t *testing.T) {
+	b := newBench(t)
+	p, err := New(Options{Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Unit: gpu.GiB, Directory: b.dir, ListenAddress: "127.0.0.1:nowhere"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Run(context.Background()); err == nil {
+		t.Error("an address that can't be had went unnoticed")
+	}
+	if _, err := New(Options{}); err == nil {
+		t.Error("a plugin of nothing went unnoticed")
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	m := newMetrics(func() bool { return true })
+	m.setCards(newCards(16))
+	problems, err := testutil.GatherAndLint(m.registry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+}

@@ -1,0 +1,69 @@
+package deviceplugin
+
+import (
+	"context"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+func TestNodeTellsItsCards(t *testing.T) {
+	b := newBench(t)
+	k := startKubelet(t, b.dir)
+	cards := newCards(16, 24)
+	cards[1].Unhealthy = "Xid 79"
+	b.start(cards)
+	k.awaitDevices(16, 40)
+	inventory, err := protocol.ParseInventory(b.node().Annotations)
+	if err != nil {
+		t.Fatalf("registered before the inventory was written: %v", err)
+	}
+	if diff := cmp.Diff(protocol.Inventory{Unit: gpu.GiB, Cards: cards}, inventory); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	count := func() string { q := b.node().Status.Capacity[protocol.ResourceCount]; return q.String() }
+	await(t, "gpu-count", func() bool { return count() == "2" })
+
+	// A kubelet that registers its node anew zeroes what isn't its own.
+	node := b.node()
+	node.Status.Capacity[protocol.ResourceCount], node.Status.Allocatable = *newQuantity(0), nil
+	if _, err := b.client.CoreV1().Nodes().UpdateStatus(context.Background(), node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "gpu-count again", func() bool { return count() == "2" })
+
+	// And the object itself can be made anew.
+	if err := b.client.CoreV1().Nodes().Delete(context.Background(), testNode, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.client.CoreV1().Nodes().Create(context.Background(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testNode}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the inventory and gpu-count on the new node", func() bool {
+		return b.node().Annotations[protocol.AnnotationInventory] != "" && count() == "2"
+	})
+}
+
+func TestNodeLabelsAndWholeCards(t *testing.T) {
+	b := newBench(t)
+	node := b.node()
+	node.Labels = map[string]string{protocol.LabelDisableIsolation: "true"}
+	node.Status.Capacity = corev1.ResourceList{protocol.ResourceWholeCard: *newQuantity(2)}
+	if err := b.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), node, ""); err != nil {
+		t.Fatal(err)
+	}
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(newCards(16))
+	k.awaitDevices(16, 16)
+	b.awaitEvent("GPUCardSharedTwice")
+	pod := newPod("a", main(4), assumed(0, 1))
+	b.create(p, pod)
+	if env := k.mustAdmit(pod)["main"]; env["CGPU_DISABLE"] != "true" {
+		t.Errorf("no CGPU_DISABLE in %v", env)
+	}
+}

@@ -1,0 +1,127 @@
+package deviceplugin
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+)
+
+func TestPluginRestartBetweenContainers(t *testing.T) {
+	b := newBench(t)
+	k := startKubelet(t, b.dir)
+	p, stop := b.start(newCards(16, 16))
+	k.awaitDevices(32, 32)
+	pod := newPod("a", container("x", 2), container("y", 2), assumed(1, 5))
+	other := newPod("b", main(2), assumed(0, 9))
+	b.create(p, pod, other)
+	k.mustAdmit(pod, "x")
+	stop()
+	b.start(newCards(16, 16))
+	k.awaitRegistrations(2)
+	k.awaitDevices(32, 32)
+	if env := k.mustAdmit(pod, "y")["y"]; env["ALIYUN_COM_GPU_MEM_IDX"] != "1" {
+		t.Errorf("y got %v", env)
+	}
+	b.awaitAssigned("a", 1)
+}
+
+func TestRepairAtStart(t *testing.T) {
+	unassigned := newPod("unassigned", main(1), assumed(1, 1))
+	wrong := newPod("wrong", main(1), assumed(0, 1), assigned)
+	b := newBench(t, unassigned, wrong)
+	writeCheckpoint(t, b.dir, newEntry(t, "uid-unassigned", "main", 1, "10"), newEntry(t, "uid-wrong", "main", 1, "11"),
+		newEntry(t, "uid-gone", "main", 1, "12"))
+	p, _ := b.start(newCards(16, 16))
+	b.awaitAssigned("unassigned", 1)
+	b.awaitAssigned("wrong", 1)
+	b.awaitEvent("the annotations named card 0, the containers got card 1")
+	if diff := cmp.Diff(map[string]int{"uid-unassigned/main": 1, "uid-wrong/main": 1}, cardsOf(p.allocator.record)); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+func TestKubeletRestarts(t *testing.T) {
+	b := newBench(t)
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(newCards(16))
+	k.awaitDevices(16, 16)
+	a := newPod("a", main(4), assumed(0, 1))
+	b.create(p, a)
+	k.mustAdmit(a)
+	for range 3 {
+		k.stop()
+		k = startKubelet(t, b.dir, k.entries...)
+		k.awaitDevices(16, 16)
+	}
+	next := newPod("next", main(4), assumed(0, 2))
+	b.create(p, next)
+	k.mustAdmit(next)
+	b.awaitAssigned("next", 0)
+
+	// One that comes up without its checkpoint asks again for what it has to start.
+	k.stop()
+	if err := os.Remove(filepath.Join(b.dir, checkpointFile)); err != nil {
+		t.Fatal(err)
+	}
+	k = startKubelet(t, b.dir)
+	k.awaitDevices(16, 16)
+	if env := k.mustAdmit(a)["main"]; env["ALIYUN_COM_GPU_MEM_IDX"] != "0" {
+		t.Errorf("got %v", env)
+	}
+	if missing := p.missing(); len(missing) > 0 {
+		t.Errorf("not ready: %v", missing)
+	}
+}
+
+// A kubelet that was killed before it had written down what an init container got asks for that one again, and not for the
+// container after it, be it of the same size.
+func TestKubeletKilledWithinAPod(t *testing.T) {
+	b := newBench(t)
+	b.socket = filepath.Join(b.dir, "pods.sock")
+	k := startKubelet(t, b.dir)
+	k.podResources(b.socket)
+	p, _ := b.start(newCards(16, 16))
+	k.awaitDevices(32, 32)
+	pod := newPod("a", initStep(1), main(1), assumed(1, 1))
+	b.create(p, pod)
+	k.mustAdmit(pod, "i")
+
+	k.stop()
+	if err := os.Remove(filepath.Join(b.dir, checkpointFile)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(b.socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	k = startKubelet(t, b.dir)
+	k.podResources(b.socket)
+	k.awaitDevices(32, 32)
+	for _, name := range []string{"i", "main"} {
+		if got := cardOf(k.mustAdmit(pod, name)[name]); got != "1" {
+			t.Errorf("container %s got card %s, want 1", name, got)
+		}
+	}
+	if none := testutil.ToFloat64(p.metrics.matches.WithLabelValues(string(byNobody))); none != 0 {
+		t.Errorf("%v calls were taken for those of a pod that nobody knows", none)
+	}
+}
+
+func TestDirectoryMadeAnew(t *testing.T) {
+	b := newBench(t)
+	k := startKubelet(t, b.dir)
+	b.start(newCards(16))
+	k.awaitDevices(16, 16)
+	k.stop()
+	if err := os.RemoveAll(b.dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(b.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	k = startKubelet(t, b.dir)
+	k.awaitDevices(16, 16)
+}
