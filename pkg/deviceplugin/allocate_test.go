@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -22,9 +21,7 @@ import (
 
 func TestAllocateEarliestAssumedFirst(t *testing.T) {
 	b := newBench(t)
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(16, 16))
-	k.awaitDevices(32, 32)
+	k, p := b.up(16, 16)
 
 	pods := []*corev1.Pod{
 		newPod("third", main(4), assumed(0, 3)), newPod("first", main(4), assumed(1, 1)), newPod("second", main(4), assumed(0, 2)),
@@ -62,16 +59,14 @@ func TestAllocateEarliestAssumedFirst(t *testing.T) {
 
 func TestContainersAreMatchedSingly(t *testing.T) {
 	b := newBench(t)
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(16, 16))
-	k.awaitDevices(32, 32)
+	k, p := b.up(16, 16)
 	many := newPod("many", initStep(2), sidecar("s", 3), container("none", 0), container("x", 2), container("y", 2), assumed(1, 5))
 	other := newPod("other", main(2), assumed(0, 1), created(1))
 	b.create(p, many, other)
 
 	for name, env := range k.mustAdmit(other) {
-		if env["ALIYUN_COM_GPU_MEM_IDX"] != "0" {
-			t.Errorf("container %s of other got card %s", name, env["ALIYUN_COM_GPU_MEM_IDX"])
+		if cardOf(env) != "0" {
+			t.Errorf("container %s of other got card %s", name, cardOf(env))
 		}
 	}
 	if got := k.mustAdmit(many, "i", "s", "x"); len(got) != 3 {
@@ -82,7 +77,7 @@ func TestContainersAreMatchedSingly(t *testing.T) {
 		t.Error("assigned though a container is still to come")
 	}
 	env := k.mustAdmit(many, "y")["y"]
-	if env["ALIYUN_COM_GPU_MEM_IDX"] != "1" || env["ALIYUN_COM_GPU_MEM_POD"] != "7" || env["ALIYUN_COM_GPU_MEM_CONTAINER"] != "2" {
+	if cardOf(env) != "1" || env["ALIYUN_COM_GPU_MEM_POD"] != "7" || env["ALIYUN_COM_GPU_MEM_CONTAINER"] != "2" {
 		t.Errorf("got %v", env)
 	}
 	b.awaitAssigned("many", 1)
@@ -90,14 +85,12 @@ func TestContainersAreMatchedSingly(t *testing.T) {
 
 func TestPodNobodyAssumed(t *testing.T) {
 	b := newBench(t)
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(16, 16))
-	k.awaitDevices(32, 32)
+	k, p := b.up(16, 16)
 	b.create(p, newPod("promised", main(10), assumed(0, 1)))
 	direct := newPod("direct", main(8))
 	b.create(p, direct)
-	if env := k.mustAdmit(direct)["main"]; env["ALIYUN_COM_GPU_MEM_IDX"] != "1" {
-		t.Errorf("got %v, want the card that has room beside the promise", env)
+	if got := cardOf(k.mustAdmit(direct)["main"]); got != "1" {
+		t.Errorf("got card %s, want the card that has room beside the promise", got)
 	}
 	got := b.awaitAssigned("direct", 1)
 	if got.Request != 8 || got.CardMemory != 16 || got.AssumeTime.IsZero() {
@@ -108,14 +101,12 @@ func TestPodNobodyAssumed(t *testing.T) {
 // A forged annotation gets its pod nowhere, and harms nobody.
 func TestForgedAnnotations(t *testing.T) {
 	b := newBench(t)
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(16, 4))
-	k.awaitDevices(20, 20)
+	k, p := b.up(16, 4)
 	forged := newPod("forged", main(12), assumed(0, 0), annotation("ALIYUN_COM_GPU_MEM_POD", "1"), annotation("ALIYUN_COM_GPU_MEM_ASSIGNED", "true"))
 	honest := newPod("honest", main(10), assumed(0, 5))
 	b.create(p, forged, honest)
-	if env := k.mustAdmit(honest)["main"]; env["ALIYUN_COM_GPU_MEM_IDX"] != "0" {
-		t.Errorf("honest got %v", env)
+	if got := cardOf(k.mustAdmit(honest)["main"]); got != "0" {
+		t.Errorf("honest got card %s", got)
 	}
 	// The kubelet's own sum would refuse it with these sizes; here it is the plugin that has to.
 	k.forget(honest)
@@ -131,9 +122,7 @@ func TestForgedAnnotations(t *testing.T) {
 
 func TestMovedPodIsTold(t *testing.T) {
 	b := newBench(t)
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(16, 16))
-	k.awaitDevices(32, 32)
+	k, p := b.up(16, 16)
 	direct := newPod("direct", main(10))
 	b.create(p, direct)
 	k.mustAdmit(direct)
@@ -152,11 +141,8 @@ func TestMovedPodIsTold(t *testing.T) {
 
 func TestKubeletTellsWhichPod(t *testing.T) {
 	b := newBench(t)
-	b.socket = filepath.Join(b.dir, "pods.sock")
-	k := startKubelet(t, b.dir)
-	k.podResources(b.socket)
-	p, _ := b.start(newCards(16, 16))
-	k.awaitDevices(32, 32)
+	b.askable()
+	k, p := b.up(16, 16)
 	var pods []*corev1.Pod
 	for i := range 30 {
 		// Assumed in one order, created in another.
@@ -165,8 +151,8 @@ func TestKubeletTellsWhichPod(t *testing.T) {
 	b.create(p, pods...)
 	for i, pod := range pods {
 		for name, env := range k.mustAdmit(pod) {
-			if want := fmt.Sprint(i % 2); env["ALIYUN_COM_GPU_MEM_IDX"] != want {
-				t.Errorf("%s/%s got card %s, want %s", pod.Name, name, env["ALIYUN_COM_GPU_MEM_IDX"], want)
+			if want := fmt.Sprint(i % 2); cardOf(env) != want {
+				t.Errorf("%s/%s got card %s, want %s", pod.Name, name, cardOf(env), want)
 			}
 		}
 	}
@@ -178,17 +164,15 @@ func TestKubeletTellsWhichPod(t *testing.T) {
 // Without the kubelet's word the order decides; where it misleads, annotations are mended to what containers got.
 func TestOrderMisleads(t *testing.T) {
 	b := newBench(t)
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(16, 16))
-	k.awaitDevices(32, 32)
+	k, p := b.up(16, 16)
 	early, late := newPod("early", main(10), assumed(0, 1)), newPod("late", main(10), assumed(1, 2))
 	b.create(p, early, late)
-	if env := k.mustAdmit(late)["main"]; env["ALIYUN_COM_GPU_MEM_IDX"] != "0" {
-		t.Fatalf("late got %v: the test expects to be misled", env)
+	if got := cardOf(k.mustAdmit(late)["main"]); got != "0" {
+		t.Fatalf("late got card %s: the test expects to be misled", got)
 	}
 	b.awaitAssigned("late", 0)
-	if env := k.mustAdmit(early)["main"]; env["ALIYUN_COM_GPU_MEM_IDX"] != "1" {
-		t.Errorf("early got %v, which holds 10 of 16 already", env)
+	if got := cardOf(k.mustAdmit(early)["main"]); got != "1" {
+		t.Errorf("early got card %s, which holds 10 of 16 already", got)
 	}
 	b.awaitAssigned("early", 1)
 	await(t, "two repairs", func() bool { return testutil.ToFloat64(p.metrics.repairs) >= 2 })
@@ -196,7 +180,7 @@ func TestOrderMisleads(t *testing.T) {
 
 func TestConcurrentAllocations(t *testing.T) {
 	b := newBench(t)
-	b.socket = filepath.Join(b.dir, "pods.sock")
+	b.askable() // By a kubelet that doesn't answer.
 	k := startKubelet(t, b.dir)
 	p, _ := b.start(newCards(16, 16, 16, 16))
 	k.awaitDevices(64, 64)
@@ -254,15 +238,10 @@ func TestAllocateNothing(t *testing.T) {
 // What the kubelet has said once about a pod it isn't asked again while it waits.
 func TestEachPodIsAskedAboutOnce(t *testing.T) {
 	b := newBench(t)
-	b.socket = filepath.Join(b.dir, "pods.sock")
-	k := startKubelet(t, b.dir)
-	k.podResources(b.socket)
-	p, _ := b.start(newCards(16, 16))
-	k.awaitDevices(32, 32)
+	b.askable()
+	k, p := b.up(16, 16)
 	b.create(p, newPod("a", main(2), assumed(0, 1)), newPod("b", main(2), assumed(0, 2)), newPod("c", main(2), assumed(0, 3)))
-	known := newPod("known", main(1), assumed(0, 0)) // The kubelet's word counts once it has known a pod.
-	b.create(p, known)
-	k.mustAdmit(known)
+	b.trust(k, p)
 	k.mu.Lock()
 	k.answered = 0
 	k.mu.Unlock()

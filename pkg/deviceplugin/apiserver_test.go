@@ -19,9 +19,7 @@ import (
 
 func TestAPIServerAway(t *testing.T) {
 	b := newBench(t)
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(16))
-	k.awaitDevices(16, 16)
+	k, p := b.up(16)
 	pod := newPod("a", main(4), assumed(0, 1))
 	b.create(p, pod)
 	b.away.Store(true)
@@ -46,9 +44,7 @@ func TestLiveList(t *testing.T) {
 		}
 		return false, nil, nil
 	})
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(16))
-	k.awaitDevices(16, 16)
+	k, p := b.up(16)
 
 	seen := newPod("seen", main(4), assumed(0, 1))
 	b.create(p, seen)
@@ -84,9 +80,7 @@ func TestPodHeardOfLateFromAPIServerThatIsGone(t *testing.T) {
 		go tell()
 		return true, nil, errors.New("the API server is away")
 	})
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(60, 4))
-	k.awaitDevices(64, 64)
+	k, p := b.up(60, 4)
 	gone.Store(true)
 	for name, env := range k.mustAdmit(late) {
 		if cardOf(env) != "1" {
@@ -100,9 +94,7 @@ func TestPodHeardOfLateFromAPIServerThatIsGone(t *testing.T) {
 func TestPodHeardOfBeforeTheListIsThere(t *testing.T) {
 	b := newBench(t)
 	b.blind, b.hanging = true, &hanging{}
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(60, 4))
-	k.awaitDevices(64, 64)
+	k, p := b.up(60, 4)
 	late := newPod("late", main(4), assumed(1, 1))
 	lists := b.hanging.lists.Load()
 	b.hanging.Hang()
@@ -238,9 +230,7 @@ func TestAPIServerHangs(t *testing.T) {
 func TestAPIServerComesBack(t *testing.T) {
 	b := newBench(t)
 	b.hanging = &hanging{}
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(16))
-	k.awaitDevices(16, 16)
+	k, p := b.up(16)
 	pod := newPod("a", main(2), assumed(0, 1))
 	b.create(p, pod)
 	b.hanging.Hang()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -50,6 +51,9 @@ type bench struct {
 	hanging *hanging
 	// watches counts the watches of pods that stand.
 	watches atomic.Int32
+	// books are what the kubelet starts with.
+	books []entry
+	// socket is that of PodResources, empty where the kubelet can't be asked.
 	socket  string
 	address string
 	// errorEnv and deviceList are options of the plugins.
@@ -136,6 +140,36 @@ func (b *bench) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 		await(b.t, "the informer's watch", func() bool { return p.pods.informer.HasSynced() && b.watches.Load() > watches })
 	}
 	return p, stop
+}
+
+// askable makes the kubelet tell which pods it has admitted.
+func (b *bench) askable() { b.socket = filepath.Join(b.dir, "pods.sock") }
+
+// up starts a kubelet and a plugin of healthy cards, and waits until the kubelet has been told of them.
+func (b *bench) up(sizes ...gpu.Memory) (*kubelet, *Plugin) {
+	b.t.Helper()
+	if b.books != nil {
+		writeCheckpoint(b.t, b.dir, b.books...)
+	}
+	k := startKubelet(b.t, b.dir, b.books...)
+	if b.socket != "" {
+		k.podResources(b.socket)
+	}
+	p, _ := b.start(newCards(sizes...))
+	var all gpu.Memory
+	for _, size := range sizes {
+		all += size
+	}
+	k.awaitDevices(int(all), int(all))
+	return k, p
+}
+
+// trust admits a pod, named "known", of one unit of card 0: the kubelet's word counts once it has known a pod.
+func (b *bench) trust(k *kubelet, p *Plugin) {
+	b.t.Helper()
+	known := newPod("known", main(1), assumed(0, 0))
+	b.create(p, known)
+	k.mustAdmit(known)
 }
 
 // create makes a pod and waits until the plugin knows it.

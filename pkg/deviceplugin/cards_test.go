@@ -14,9 +14,7 @@ import (
 
 func TestCardFailsAndRecovers(t *testing.T) {
 	b := newBench(t)
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(16, 16))
-	k.awaitDevices(32, 32)
+	k, p := b.up(16, 16)
 	a := newPod("a", main(4), assumed(1, 1))
 	b.create(p, a)
 	cards := newCards(16, 16)

@@ -30,10 +30,11 @@ import (
 type kubelet struct {
 	pluginapi.UnimplementedRegistrationServer
 	podresourcesv1.UnimplementedPodResourcesListerServer
-	t      testing.TB
-	dir    string
-	server *grpc.Server
-	asked  *rate.Limiter
+	t   testing.TB
+	dir string
+	// server serves registrations, resources PodResources.
+	server, resources *grpc.Server
+	asked             *rate.Limiter
 
 	mu            sync.Mutex
 	registrations int
@@ -51,7 +52,7 @@ type kubelet struct {
 // newKubelet returns one that doesn't serve yet.
 func newKubelet(t testing.TB, dir string, entries ...entry) *kubelet {
 	return &kubelet{
-		t: t, dir: dir, server: grpc.NewServer(), asked: rate.NewLimiter(100, 10),
+		t: t, dir: dir, server: grpc.NewServer(), resources: grpc.NewServer(), asked: rate.NewLimiter(100, 10),
 		entries: entries, admitted: map[string]*corev1.Pod{},
 	}
 }
@@ -81,19 +82,38 @@ func (k *kubelet) podResources(socket string) {
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	server := grpc.NewServer()
-	podresourcesv1.RegisterPodResourcesListerServer(server, k)
-	go func() { _ = server.Serve(listener) }()
-	k.t.Cleanup(server.Stop)
+	podresourcesv1.RegisterPodResourcesListerServer(k.resources, k)
+	go func() { _ = k.resources.Serve(listener) }()
+	k.t.Cleanup(k.resources.Stop)
 }
 
 func (k *kubelet) stop() {
 	k.server.Stop()
+	k.resources.Stop()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.connection != nil {
 		_ = k.connection.Close()
 	}
+}
+
+// withoutBooks ends the kubelet and starts one that has lost its checkpoint, but knows these pods.
+func (k *kubelet) withoutBooks(b *bench, admitted ...*corev1.Pod) *kubelet {
+	k.t.Helper()
+	healthy, all := k.devices()
+	k.stop()
+	if err := os.Remove(filepath.Join(k.dir, checkpointFile)); err != nil {
+		k.t.Fatal(err)
+	}
+	next := startKubelet(k.t, k.dir)
+	for _, pod := range admitted {
+		next.admitted[pod.Namespace+"/"+pod.Name] = pod
+	}
+	if b.socket != "" {
+		next.podResources(b.socket)
+	}
+	next.awaitDevices(healthy, all)
+	return next
 }
 
 func (k *kubelet) Register(_ context.Context, r *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {

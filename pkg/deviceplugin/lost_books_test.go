@@ -3,8 +3,6 @@ package deviceplugin
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
@@ -45,24 +43,16 @@ func TestKubeletWithoutBooks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, test.running)
-			b.blind, b.socket = true, filepath.Join(b.dir, "pods.sock")
+			b.blind = true
+			b.askable()
 			var entries []entry
 			for i, c := range slices.Concat(test.running.Spec.InitContainers, test.running.Spec.Containers) {
 				entries = append(entries, newEntry(t, string(test.running.UID), c.Name, 0, deviceID(0, gpu.Memory(i))))
 			}
-			writeCheckpoint(t, b.dir, entries...)
-			k := startKubelet(t, b.dir, entries...)
-			p, _ := b.start(newCards(16, 16))
-			k.awaitDevices(32, 32)
+			b.books = entries
+			k, p := b.up(16, 16)
 
-			k.stop()
-			if err := os.Remove(filepath.Join(b.dir, checkpointFile)); err != nil {
-				t.Fatal(err)
-			}
-			k = startKubelet(t, b.dir)
-			k.admitted["default/running"] = test.running
-			k.podResources(b.socket)
-			k.awaitDevices(32, 32)
+			k = k.withoutBooks(b, test.running)
 			await(t, "PodResources", func() bool {
 				p.resources.connection.Connect()
 				return p.resources.connection.GetState() == connectivity.Ready
@@ -98,19 +88,11 @@ func TestInitContainersAreAskedForAgain(t *testing.T) {
 		before = append(before, newEntry(t, string(pod.UID), "i", i, ids...), newEntry(t, string(pod.UID), "main", i, ids...))
 	}
 	b := newBench(t, pods[0], pods[1], pods[2])
-	b.socket = filepath.Join(b.dir, "pods.sock")
-	writeCheckpoint(t, b.dir, before...)
-	k := startKubelet(t, b.dir, before...)
-	p, _ := b.start(newCards(16, 16, 16))
-	k.awaitDevices(48, 48)
+	b.askable()
+	b.books = before
+	k, p := b.up(16, 16, 16)
 
-	k.stop()
-	if err := os.Remove(filepath.Join(b.dir, checkpointFile)); err != nil {
-		t.Fatal(err)
-	}
-	k = startKubelet(t, b.dir)
-	k.podResources(b.socket)
-	k.awaitDevices(48, 48)
+	k = k.withoutBooks(b)
 	for i, pod := range pods {
 		if got := cardOf(k.mustAdmit(pod, "i")["i"]); got != strconv.Itoa(i) {
 			t.Errorf("the init container of pod %s got card %s, want %d as before", pod.Name, got, i)
@@ -132,11 +114,11 @@ func TestInitContainersAreAskedForAgain(t *testing.T) {
 func TestEndIsToldLate(t *testing.T) {
 	one, two := newPod("one", main(4), assumed(0, 1), assigned, ran(true)), newPod("two", main(4), assumed(1, 2), assigned, ran(true))
 	b := newBench(t, one, two)
-	b.socket = filepath.Join(b.dir, "pods.sock")
+	b.askable()
 	before := []entry{
 		newEntry(t, "uid-one", "main", 0, "00", "01", "02", "03"), newEntry(t, "uid-two", "main", 1, "10", "11", "12", "13"),
 	}
-	writeCheckpoint(t, b.dir, before...)
+	b.books = before
 	var asked atomic.Bool
 	b.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if !asked.Load() {
@@ -153,18 +135,9 @@ func TestEndIsToldLate(t *testing.T) {
 		}()
 		return false, nil, nil
 	})
-	k := startKubelet(t, b.dir, before...)
-	p, _ := b.start(newCards(16, 16))
-	k.awaitDevices(32, 32)
+	k, p := b.up(16, 16)
 
-	k.stop()
-	if err := os.Remove(filepath.Join(b.dir, checkpointFile)); err != nil {
-		t.Fatal(err)
-	}
-	k = startKubelet(t, b.dir)
-	k.admitted["default/one"], k.admitted["default/two"] = one, two
-	k.podResources(b.socket)
-	k.awaitDevices(32, 32)
+	k = k.withoutBooks(b, one, two)
 	asked.Store(true)
 	if got := cardOf(k.mustAdmit(two)["main"]); got != "1" {
 		t.Errorf("the container got card %s, its pod has card 1", got)
@@ -181,10 +154,11 @@ func TestEndIsToldLate(t *testing.T) {
 func TestConcurrentRestarts(t *testing.T) {
 	const pods, cards = 16, 4
 	var objects []runtime.Object
+	var admitted []*corev1.Pod
 	var before []entry
 	for i := range pods {
 		pod := newPod(fmt.Sprintf("p%d", i), main(4), assumed(i%cards, i), assigned, ran(false))
-		objects = append(objects, pod)
+		objects, admitted = append(objects, pod), append(admitted, pod)
 		var ids []string
 		for unit := range 4 {
 			ids = append(ids, deviceID(i%cards, gpu.Memory(i/cards*4+unit)))
@@ -192,22 +166,11 @@ func TestConcurrentRestarts(t *testing.T) {
 		before = append(before, newEntry(t, string(pod.UID), "main", i%cards, ids...))
 	}
 	b := newBench(t, objects...)
-	b.socket = filepath.Join(b.dir, "pods.sock")
-	writeCheckpoint(t, b.dir, before...)
-	k := startKubelet(t, b.dir, before...)
-	p, _ := b.start(newCards(16, 16, 16, 16))
-	k.awaitDevices(64, 64)
+	b.askable()
+	b.books = before
+	k, p := b.up(16, 16, 16, 16)
 
-	k.stop()
-	if err := os.Remove(filepath.Join(b.dir, checkpointFile)); err != nil {
-		t.Fatal(err)
-	}
-	k = startKubelet(t, b.dir)
-	for _, object := range objects {
-		k.admitted["default/"+object.(*corev1.Pod).Name] = object.(*corev1.Pod)
-	}
-	k.podResources(b.socket)
-	k.awaitDevices(64, 64)
+	k.withoutBooks(b, admitted...)
 	var group sync.WaitGroup
 	after := make([]entry, pods)
 	got := make([]int, pods)

@@ -57,9 +57,7 @@ func TestNodeLabelsAndWholeCards(t *testing.T) {
 	if err := b.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), node, ""); err != nil {
 		t.Fatal(err)
 	}
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(16))
-	k.awaitDevices(16, 16)
+	k, p := b.up(16)
 	b.awaitEvent("GPUCardSharedTwice")
 	pod := newPod("a", main(4), assumed(0, 1))
 	b.create(p, pod)

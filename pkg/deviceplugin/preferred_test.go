@@ -1,7 +1,6 @@
 package deviceplugin
 
 import (
-	"path/filepath"
 	"slices"
 	"testing"
 
@@ -39,10 +38,8 @@ func (k *kubelet) booked(p *Plugin, pod *corev1.Pod, card int) {
 // A card that has no room when the kubelet asks which devices to take can have some when it allocates.
 func TestDevicesOfAFullCardArePreferred(t *testing.T) {
 	b := newBench(t)
-	k := startKubelet(t, b.dir)
+	k, p := b.up(16, 16)
 	cards := newCards(16, 16)
-	p, _ := b.start(cards)
-	k.awaitDevices(32, 32)
 	one, two := newPod("one", main(10)), newPod("two", main(10))
 	b.create(p, one, two)
 	k.mustAdmit(one)
@@ -71,15 +68,9 @@ func TestDevicesOfAFullCardArePreferred(t *testing.T) {
 // Which devices to take may have to be said before the kubelet has told whose they are. Once it has, that counts.
 func TestGuessedPreferenceIsChecked(t *testing.T) {
 	b := newBench(t)
-	b.socket = filepath.Join(b.dir, "pods.sock")
-	k := startKubelet(t, b.dir)
-	k.podResources(b.socket)
-	cards := newCards(16, 16)
-	p, _ := b.start(cards)
-	k.awaitDevices(32, 32)
-	known := newPod("known", main(1), assumed(0, 0)) // The kubelet's word counts once it has known a pod.
-	b.create(p, known)
-	k.mustAdmit(known)
+	b.askable()
+	k, p := b.up(16, 16)
+	b.trust(k, p)
 	early, late := newPod("early", main(4), assumed(0, 1)), newPod("late", main(4), assumed(1, 2))
 	b.create(p, early, late)
 
@@ -89,7 +80,7 @@ func TestGuessedPreferenceIsChecked(t *testing.T) {
 		k.admitted["default/late"], k.asked = late, l
 	}
 	limit(rate.NewLimiter(0, 0)) // Others ask so much that there is no answer for us.
-	ids := p.allocator.Prefer(t.Context(), idsOf(cards...), nil, 4)
+	ids := p.allocator.Prefer(t.Context(), idsOf(newCards(16, 16)...), nil, 4)
 	if slices.ContainsFunc(ids, func(id string) bool { return !ofCard(0)(id) }) {
 		t.Fatalf("preferred are %v: the test expects the order to mislead", ids)
 	}

@@ -60,9 +60,7 @@ func TestReply(t *testing.T) {
 func TestCheckpointKeepsCDI(t *testing.T) {
 	b := newBench(t)
 	b.deviceList = ListByCDI
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(16, 16))
-	k.awaitDevices(32, 32)
+	k, p := b.up(16, 16)
 	pod := newPod("a", main(4), assumed(1, 1))
 	b.create(p, pod)
 	k.mustAdmit(pod)
@@ -118,8 +116,8 @@ func TestErrorEnv(t *testing.T) {
 	k.mu.Unlock()
 	fits := newPod("fits", main(6), assumed(0, 2))
 	b.create(p, fits)
-	if env := k.mustAdmit(fits)["main"]; env["ALIYUN_COM_GPU_MEM_IDX"] != "0" {
-		t.Errorf("fits got %v", env)
+	if got := cardOf(k.mustAdmit(fits)["main"]); got != "0" {
+		t.Errorf("fits got card %s", got)
 	}
 	b.awaitAssigned("fits", 0)
 	if got := b.pod("late").Annotations; got["ALIYUN_COM_GPU_MEM_IDX"] != "0" || got["ALIYUN_COM_GPU_MEM_ASSIGNED"] != "false" {
@@ -134,13 +132,11 @@ func TestErrorEnvForNobody(t *testing.T) {
 	b.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return down.Load(), nil, errors.New("the API server is away")
 	})
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(16))
-	k.awaitDevices(16, 16)
+	k, p := b.up(16)
 	down.Store(true)
 	pod := newPod("unseen", main(4), assumed(0, 1))
 	b.create(p, pod)
-	if env := k.mustAdmit(pod)["main"]; env["ALIYUN_COM_GPU_MEM_IDX"] != "-1" || env["NVIDIA_VISIBLE_DEVICES"] != "no-gpu-has-4GiB-to-run" {
+	if env := k.mustAdmit(pod)["main"]; cardOf(env) != "-1" || env["NVIDIA_VISIBLE_DEVICES"] != "no-gpu-has-4GiB-to-run" {
 		t.Errorf("got %v", env)
 	}
 	b.awaitEvent("GPUCardRefused no pod known here waits for 4 of GPU memory")

@@ -1,9 +1,7 @@
 package deviceplugin
 
 import (
-	"errors"
 	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -23,8 +21,8 @@ func TestPluginRestartBetweenContainers(t *testing.T) {
 	b.start(newCards(16, 16))
 	k.awaitRegistrations(2)
 	k.awaitDevices(32, 32)
-	if env := k.mustAdmit(pod, "y")["y"]; env["ALIYUN_COM_GPU_MEM_IDX"] != "1" {
-		t.Errorf("y got %v", env)
+	if got := cardOf(k.mustAdmit(pod, "y")["y"]); got != "1" {
+		t.Errorf("y got card %s", got)
 	}
 	b.awaitAssigned("a", 1)
 }
@@ -46,9 +44,7 @@ func TestRepairAtStart(t *testing.T) {
 
 func TestKubeletRestarts(t *testing.T) {
 	b := newBench(t)
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(16))
-	k.awaitDevices(16, 16)
+	k, p := b.up(16)
 	a := newPod("a", main(4), assumed(0, 1))
 	b.create(p, a)
 	k.mustAdmit(a)
@@ -63,14 +59,9 @@ func TestKubeletRestarts(t *testing.T) {
 	b.awaitAssigned("next", 0)
 
 	// One that comes up without its checkpoint asks again for what it has to start.
-	k.stop()
-	if err := os.Remove(filepath.Join(b.dir, checkpointFile)); err != nil {
-		t.Fatal(err)
-	}
-	k = startKubelet(t, b.dir)
-	k.awaitDevices(16, 16)
-	if env := k.mustAdmit(a)["main"]; env["ALIYUN_COM_GPU_MEM_IDX"] != "0" {
-		t.Errorf("got %v", env)
+	k = k.withoutBooks(b)
+	if got := cardOf(k.mustAdmit(a)["main"]); got != "0" {
+		t.Errorf("got card %s", got)
 	}
 	if missing := p.missing(); len(missing) > 0 {
 		t.Errorf("not ready: %v", missing)
@@ -81,25 +72,13 @@ func TestKubeletRestarts(t *testing.T) {
 // container after it, be it of the same size.
 func TestKubeletKilledWithinAPod(t *testing.T) {
 	b := newBench(t)
-	b.socket = filepath.Join(b.dir, "pods.sock")
-	k := startKubelet(t, b.dir)
-	k.podResources(b.socket)
-	p, _ := b.start(newCards(16, 16))
-	k.awaitDevices(32, 32)
+	b.askable()
+	k, p := b.up(16, 16)
 	pod := newPod("a", initStep(1), main(1), assumed(1, 1))
 	b.create(p, pod)
 	k.mustAdmit(pod, "i")
 
-	k.stop()
-	if err := os.Remove(filepath.Join(b.dir, checkpointFile)); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(b.socket); err != nil && !errors.Is(err, os.ErrNotExist) {
-		t.Fatal(err)
-	}
-	k = startKubelet(t, b.dir)
-	k.podResources(b.socket)
-	k.awaitDevices(32, 32)
+	k = k.withoutBooks(b)
 	for _, name := range []string{"i", "main"} {
 		if got := cardOf(k.mustAdmit(pod, name)[name]); got != "1" {
 			t.Errorf("container %s got card %s, want 1", name, got)
@@ -112,9 +91,7 @@ func TestKubeletKilledWithinAPod(t *testing.T) {
 
 func TestDirectoryMadeAnew(t *testing.T) {
 	b := newBench(t)
-	k := startKubelet(t, b.dir)
-	b.start(newCards(16))
-	k.awaitDevices(16, 16)
+	k, _ := b.up(16)
 	k.stop()
 	if err := os.RemoveAll(b.dir); err != nil {
 		t.Fatal(err)

@@ -2,7 +2,6 @@ package deviceplugin
 
 import (
 	"errors"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,18 +14,16 @@ import (
 
 func TestStaticPod(t *testing.T) {
 	b := newBench(t)
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(16, 16))
-	k.awaitDevices(32, 32)
+	k, p := b.up(16, 16)
 	mirror := newPod("static", main(10), mirrors("static-uid"))
-	if env := k.mustAdmit(mirror)["main"]; env["ALIYUN_COM_GPU_MEM_IDX"] != "0" {
-		t.Errorf("got %v", env)
+	if got := cardOf(k.mustAdmit(mirror)["main"]); got != "0" {
+		t.Errorf("got card %s", got)
 	}
 	// It has no object, and holds its memory all the same.
 	other := newPod("other", main(10))
 	b.create(p, other)
-	if env := k.mustAdmit(other)["main"]; env["ALIYUN_COM_GPU_MEM_IDX"] != "1" {
-		t.Errorf("other got %v", env)
+	if got := cardOf(k.mustAdmit(other)["main"]); got != "1" {
+		t.Errorf("other got card %s", got)
 	}
 	b.create(p, mirror)
 	b.awaitAssigned("static", 0)
@@ -35,9 +32,7 @@ func TestStaticPod(t *testing.T) {
 // A static pod is served before there is an object that would tell what else it asks for.
 func TestStaticPodHasOneCard(t *testing.T) {
 	b := newBench(t)
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(16, 16))
-	k.awaitDevices(32, 32)
+	k, p := b.up(16, 16)
 	other := newPod("other", main(10), assumed(0, 1))
 	b.create(p, other)
 	k.mustAdmit(other)
@@ -54,9 +49,7 @@ func TestStaticPodHasOneCard(t *testing.T) {
 func TestStaticPodIsNeverSplit(t *testing.T) {
 	b := newBench(t)
 	b.patience = time.Millisecond
-	k := startKubelet(t, b.dir)
-	b.start(newCards(16, 16))
-	k.awaitDevices(32, 32)
+	k, _ := b.up(16, 16)
 	env, err := k.admit(newPod("static", container("x", 10), container("y", 10), mirrors("static-uid")))
 	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "static pod static-uid has card 0 for other containers") {
 		t.Errorf("got %v and %v, want y to be refused", env, err)
@@ -66,9 +59,7 @@ func TestStaticPodIsNeverSplit(t *testing.T) {
 // Two static pods in a row are told apart by the mirror of the first.
 func TestStaticPodsInARow(t *testing.T) {
 	b := newBench(t)
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(16, 16))
-	k.awaitDevices(32, 32)
+	k, p := b.up(16, 16)
 	one, two := newPod("one", main(16), mirrors("static-1")), newPod("two", main(16), mirrors("static-2"))
 	if got := cardOf(k.mustAdmit(one)["main"]); got != "0" {
 		t.Errorf("one got card %s", got)
@@ -96,9 +87,7 @@ func TestStaticPodTurnedAway(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			b.patience = time.Millisecond
-			k := startKubelet(t, b.dir)
-			b.start(newCards(16))
-			k.awaitDevices(16, 16)
+			k, _ := b.up(16)
 			first := newPod("first", container("x", 6), container("y", 11), mirrors("static-1"))
 			if err := admit(k, first); err == nil {
 				t.Fatal("the first static pod was admitted")
@@ -116,9 +105,7 @@ func TestStaticPodTurnedAway(t *testing.T) {
 func TestOneRefusalEndsTheDoubt(t *testing.T) {
 	b := newBench(t)
 	b.patience = time.Millisecond
-	k := startKubelet(t, b.dir)
-	b.start(newCards(16, 16))
-	k.awaitDevices(32, 32)
+	k, _ := b.up(16, 16)
 	k.mustAdmit(newPod("first", main(10), mirrors("static-1")))
 	if _, err := k.admit(newPod("second", main(10), mirrors("static-2"))); status.Code(err) != codes.ResourceExhausted {
 		t.Fatalf("got %v, want the second one to be refused", err)
@@ -168,18 +155,13 @@ func TestStaticPodsThatAreOverMakeRoom(t *testing.T) {
 func TestStaticPodInItsGracePeriod(t *testing.T) {
 	b := newBench(t)
 	b.patience = time.Millisecond
-	b.socket = filepath.Join(b.dir, "pods.sock")
-	k := startKubelet(t, b.dir)
-	k.podResources(b.socket)
-	p, _ := b.start(newCards(16))
-	k.awaitDevices(16, 16)
+	b.askable()
+	k, p := b.up(16)
 	going := newPod("going", main(10), mirrors("static-1"))
 	k.mustAdmit(going)
 	b.create(p, going)
 	b.awaitAssigned("going", 0)
-	ordinary := newPod("ordinary", main(1), assumed(0, 1)) // The kubelet's word counts once it has known a pod.
-	b.create(p, ordinary)
-	k.mustAdmit(ordinary)
+	b.trust(k, p)
 	k.forget(going)
 	scheduled := newPod("scheduled", main(10), assumed(0, 2))
 	b.create(p, scheduled)
@@ -199,9 +181,7 @@ func TestStaticPodInItsGracePeriod(t *testing.T) {
 func TestStaticPodWhoseMirrorIsUnheardOf(t *testing.T) {
 	b := newBench(t)
 	b.blind = true
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(16))
-	k.awaitDevices(16, 16)
+	k, p := b.up(16)
 	going := newPod("going", main(10), mirrors("static-1"))
 	k.mustAdmit(going)
 	b.create(p, going)
@@ -242,9 +222,7 @@ func TestPluginRestartBetweenContainersOfStaticPod(t *testing.T) {
 // An edited static pod is another pod to the kubelet, which starts it when the one before it has ended.
 func TestEditedStaticPod(t *testing.T) {
 	b := newBench(t)
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(newCards(16))
-	k.awaitDevices(16, 16)
+	k, p := b.up(16)
 	before := newPod("static", container("x", 8), container("y", 6), mirrors("static-1"))
 	k.mustAdmit(before)
 	b.create(p, before)
