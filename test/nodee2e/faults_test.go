@@ -3,7 +3,6 @@ package nodee2e
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"testing"
@@ -50,10 +49,7 @@ func TestFaults(t *testing.T) {
 		s.burst(times(8, func() *corev1.Pod { return s.pod(2) })...)
 		s.settle()
 		unharmed := s.unharmed()
-		must(s, s.node.kubelet.Kill())
-		must(s, os.Remove(s.node.checkpoint()))
-		must(s, s.node.kubelet.Start(s.Context()))
-		s.awaitCards()
+		s.withoutCheckpoint(func() {})
 		s.otherDevices = true
 		s.settle()
 		unharmed()
@@ -71,10 +67,7 @@ func TestFaults(t *testing.T) {
 	r.play(t, "a kubelet that has lost its checkpoint, and init containers that have ended", func(s *scene) {
 		s.burst(times(6, func() *corev1.Pod { return s.pod(2, first("init", 2)) })...)
 		s.settle()
-		must(s, s.node.kubelet.Kill())
-		must(s, os.Remove(s.node.checkpoint()))
-		must(s, s.node.kubelet.Start(s.Context()))
-		s.awaitCards()
+		s.withoutCheckpoint(func() {})
 		// It asks anew for the init containers, and fails, by its own rule, those pods for which it does so before a plugin has
 		// registered.
 		s.burst(s.pod(1)) // It comes after them all.
@@ -172,11 +165,7 @@ func TestLosses(t *testing.T) {
 	r.play(t, "a machine that starts again and has lost the kubelet's checkpoint", func(s *scene) {
 		s.burst(times(10, func() *corev1.Pod { return s.shaped(1 + s.random.Int64N(4)) })...)
 		s.settle()
-		must(s, s.node.kubelet.Kill())
-		s.endContainers()
-		must(s, os.Remove(s.node.checkpoint()))
-		must(s, s.node.kubelet.Start(s.Context()))
-		s.awaitCards()
+		s.withoutCheckpoint(s.endContainers)
 		// By the kubelet's rule those pods fail for good that it takes up before a plugin has registered.
 		s.removeFailed(s.made)
 		// Where an init container had devices, the kubelet has no books of them any more.

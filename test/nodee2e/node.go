@@ -11,8 +11,10 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/yaml"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
@@ -108,6 +110,32 @@ func (n *node) checkpoint() string {
 
 func (n *node) podResourcesSocket() string {
 	return n.outside("lib/kubelet/pod-resources/kubelet.sock")
+}
+
+// staticPod is the file by which the kubelet has a static pod.
+func (n *node) staticPod(namespace, name string) string {
+	return n.outside(filepath.Join("lib/static-pods", namespace+"-"+name+".yaml"))
+}
+
+// addStatic gives the kubelet a static pod.
+func (n *node) addStatic(pod *corev1.Pod) error {
+	pod = pod.DeepCopy()
+	pod.APIVersion, pod.Kind = "v1", "Pod"
+	data, err := yaml.Marshal(pod)
+	if err != nil {
+		return err
+	}
+	// In the folder only once it is whole: the kubelet reads whatever it finds there.
+	whole := n.outside("lib/static-pod.yaml")
+	if err := os.WriteFile(whole, data, 0o600); err != nil {
+		return fmt.Errorf("writing a static pod: %w", err)
+	}
+	return os.Rename(whole, n.staticPod(pod.Namespace, pod.Name))
+}
+
+// removeStatic takes one away.
+func (n *node) removeStatic(namespace, name string) error {
+	return os.Remove(n.staticPod(namespace, name))
 }
 
 func (n *node) startContainerd(ctx context.Context) (err error) {

@@ -10,11 +10,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/test/simkubelet"
 )
@@ -83,41 +81,23 @@ func recorded(name string, devices int64) corev1.Container {
 	return c
 }
 
-func asks(name string, devices int64) edit {
-	return func(pod *corev1.Pod) { pod.Spec.Containers = append(pod.Spec.Containers, recorded(name, devices)) }
-}
+func asks(name string, devices int64) edit { return add(recorded(name, devices)) }
 
-func initAsks(name string, devices int64) edit {
-	return func(pod *corev1.Pod) {
-		c := recorded(name, devices)
-		c.Args = []string{"-for=100ms"}
-		pod.Spec.InitContainers = append(pod.Spec.InitContainers, c)
-	}
-}
+func initAsks(name string, devices int64) edit { return addInit(recorded(name, devices)) }
 
-func sidecarAsks(name string, devices int64) edit {
-	return func(pod *corev1.Pod) {
-		c := recorded(name, devices)
-		c.RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
-		pod.Spec.InitContainers = append(pod.Spec.InitContainers, c)
-	}
-}
+func sidecarAsks(name string, devices int64) edit { return addSidecar(recorded(name, devices)) }
 
 // deaf makes the pod ignore SIGTERM, on either kubelet.
 func deaf(pod *corev1.Pod) {
 	pod.Annotations = map[string]string{simkubelet.AnnotationIgnoresSIGTERM: "true"}
-	for i := range pod.Spec.Containers {
-		pod.Spec.Containers[i].Args = []string{"-stubborn"}
-	}
+	tell(pod, "-stubborn")
 }
 
 // brief makes the pod come to its end by itself.
 func brief(pod *corev1.Pod) {
 	pod.Annotations = map[string]string{simkubelet.AnnotationExitAfter: "500ms"}
 	pod.Spec.RestartPolicy = corev1.RestartPolicyNever
-	for i := range pod.Spec.Containers {
-		pod.Spec.Containers[i].Args = []string{"-for=500ms"}
-	}
+	tell(pod, "-for=500ms")
 }
 
 // watch has the pod's visibility written down from now on.
@@ -146,6 +126,9 @@ func (p *player) create(name string, edits ...edit) {
 	p.newest = made.CreationTimestamp
 }
 
+// nobodys leaves the pod to a scheduler that there isn't.
+func nobodys(pod *corev1.Pod) { pod.Spec.NodeName, pod.Spec.SchedulerName = "", "nobody" }
+
 // nextSecond awaits a second in which no pod was created: by those the kubelet sorts.
 func (p *player) nextSecond() {
 	p.Helper()
@@ -162,12 +145,7 @@ func (p *player) unbound(names ...string) {
 	p.Helper()
 	for _, name := range names {
 		p.nextSecond()
-		p.watch(name)
-		pod := p.described(name, asks("main", 1))
-		pod.Spec.NodeName, pod.Spec.SchedulerName = "", "nobody"
-		made, err := p.bed.Client.CoreV1().Pods(p.name).Create(p.Context(), pod, metav1.CreateOptions{})
-		must(p, err)
-		p.newest = made.CreationTimestamp
+		p.create(name, asks("main", 1), nobodys)
 	}
 }
 
@@ -224,15 +202,7 @@ func (p *player) remove(names ...string) {
 // awaitGone waits until the pods' objects are gone.
 func (p *player) awaitGone(names ...string) {
 	p.Helper()
-	for _, name := range names {
-		eventually(p, "pod "+name+" is gone", func(ctx context.Context) error {
-			pod, err := p.bed.Client.CoreV1().Pods(p.name).Get(ctx, name, metav1.GetOptions{})
-			if apierrors.IsNotFound(err) {
-				return nil
-			}
-			return fmt.Errorf("it is %s: %w", pod.Status.Phase, err)
-		})
-	}
+	p.gone(func(pod *corev1.Pod) bool { return slices.Contains(names, pod.Name) })
 }
 
 // crashAndAwait ends a container, and waits until it has been started again so often.

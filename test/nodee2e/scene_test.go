@@ -9,7 +9,6 @@ import (
 	"os"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -79,6 +78,14 @@ func startRig(t *testing.T, cards ...uint64) *rig {
 	go func() { defer close(done); r.watcher.run(watching) }()
 	t.Cleanup(func() { stop(); <-done })
 	return r
+}
+
+// awaitCards waits until the node offers its cards.
+func (r *rig) awaitCards(t testing.TB) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	must(t, r.node.awaitCards(ctx))
 }
 
 // telling are the plugin's metrics that are worth a line, where they aren't 0.
@@ -210,26 +217,31 @@ func (s *scene) sweep() {
 // edit changes a pod before it is created.
 type edit func(*corev1.Pod)
 
-// with adds a container.
-func with(name string, memory int64) edit {
-	return func(pod *corev1.Pod) { pod.Spec.Containers = append(pod.Spec.Containers, container(name, memory)) }
+// with adds a container, first an init container and beside a sidecar.
+func with(name string, memory int64) edit { return add(container(name, memory)) }
+
+func first(name string, memory int64) edit { return addInit(container(name, memory)) }
+
+func beside(name string, memory int64) edit { return addSidecar(container(name, memory)) }
+
+func add(c corev1.Container) edit {
+	return func(pod *corev1.Pod) { pod.Spec.Containers = append(pod.Spec.Containers, c) }
 }
 
-// first adds an init container.
-func first(name string, memory int64) edit {
-	return func(pod *corev1.Pod) {
-		c := container(name, memory)
-		c.Args = []string{"-for=100ms"}
-		pod.Spec.InitContainers = append(pod.Spec.InitContainers, c)
-	}
+func addInit(c corev1.Container) edit {
+	c.Args = []string{"-for=100ms"}
+	return func(pod *corev1.Pod) { pod.Spec.InitContainers = append(pod.Spec.InitContainers, c) }
 }
 
-// beside adds a sidecar.
-func beside(name string, memory int64) edit {
-	return func(pod *corev1.Pod) {
-		c := container(name, memory)
-		c.RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
-		pod.Spec.InitContainers = append(pod.Spec.InitContainers, c)
+func addSidecar(c corev1.Container) edit {
+	c.RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
+	return func(pod *corev1.Pod) { pod.Spec.InitContainers = append(pod.Spec.InitContainers, c) }
+}
+
+// tell gives the pod's containers, but those that come before them, this argument.
+func tell(pod *corev1.Pod, argument string) {
+	for i := range pod.Spec.Containers {
+		pod.Spec.Containers[i].Args = []string{argument}
 	}
 }
 
@@ -237,9 +249,7 @@ func beside(name string, memory int64) edit {
 func stubborn(grace int64) edit {
 	return func(pod *corev1.Pod) {
 		pod.Spec.TerminationGracePeriodSeconds = &grace
-		for i := range pod.Spec.Containers {
-			pod.Spec.Containers[i].Args = []string{"-stubborn"}
-		}
+		tell(pod, "-stubborn")
 	}
 }
 
@@ -362,9 +372,7 @@ func (s *scene) names() []string {
 // awaitCards waits until the node offers its cards.
 func (s *scene) awaitCards() {
 	s.Helper()
-	ctx, cancel := context.WithTimeout(s.Context(), patience)
-	defer cancel()
-	must(s, s.node.awaitCards(ctx))
+	s.rig.awaitCards(s)
 }
 
 // remove deletes all pods of the scene and waits until they are gone.
@@ -507,26 +515,14 @@ func (s *scene) endContainer(name string) {
 	s.Helper()
 	pod, err := s.bed.Client.CoreV1().Pods(s.name).Get(s.Context(), name, metav1.GetOptions{})
 	must(s, err)
-	find := func() (found sighting, err error) {
-		running, err := s.node.running()
-		if err != nil {
-			return found, err
-		}
-		for _, c := range running {
-			if c.PodUID == string(pod.UID) {
-				return c, nil
-			}
-		}
-		return found, fmt.Errorf("no container of pod %s runs", name)
-	}
-	before, err := find()
+	before, err := s.node.find(pod.UID, "main")
 	must(s, err)
 	had, err := before.card()
 	must(s, err)
 	s.ended[before.PodUID] = true
-	must(s, s.node.machine.run(s.Context(), "kill", "-KILL", strconv.Itoa(before.Pid)))
+	must(s, s.node.end(s.Context(), before))
 	eventually(s, "the container of pod "+name+" is started again", func(context.Context) error {
-		after, err := find()
+		after, err := s.node.find(pod.UID, "main")
 		if err == nil && after.ID == before.ID {
 			err = errors.New("it is the one that was ended")
 		}
@@ -538,6 +534,16 @@ func (s *scene) endContainer(name string) {
 		}
 		return nil
 	})
+}
+
+// withoutCheckpoint ends the kubelet, has something happen, and starts it without its checkpoint.
+func (s *scene) withoutCheckpoint(meanwhile func()) {
+	s.Helper()
+	must(s, s.node.kubelet.Kill())
+	meanwhile()
+	must(s, os.Remove(s.node.checkpoint()))
+	must(s, s.node.kubelet.Start(s.Context()))
+	s.awaitCards()
 }
 
 // unharmed returns a check that the containers which run now still do, but those of pods that the scene has deleted

@@ -15,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/yaml"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/simkubelet"
@@ -51,35 +50,19 @@ type traced struct {
 
 func realKubelet(r *rig) traced {
 	n := r.node
-	file := func(namespace, name string) string {
-		return n.outside(filepath.Join("lib/static-pods", namespace+"-"+name+".yaml"))
-	}
 	return traced{
 		node: n.name, devicePlugins: n.devicePluginDir(), podResources: n.podResourcesSocket(),
 		kill: n.kubelet.Kill, start: n.kubelet.Start,
 		loseCheckpoint: func() error { return os.Remove(n.checkpoint()) },
 		crash: func(ctx context.Context, pod types.UID, container string) error {
-			running, err := n.running()
+			c, err := n.find(pod, container)
 			if err != nil {
 				return err
 			}
-			for _, c := range running {
-				if c.PodUID == string(pod) && c.Container == container {
-					return n.machine.run(ctx, "kill", "-KILL", fmt.Sprint(c.Pid))
-				}
-			}
-			return fmt.Errorf("container %s of pod %s doesn't run", container, pod)
+			return n.end(ctx, c)
 		},
-		addStatic: func(_ context.Context, pod *corev1.Pod) error {
-			pod = pod.DeepCopy()
-			pod.APIVersion, pod.Kind = "v1", "Pod"
-			data, err := yaml.Marshal(pod)
-			if err != nil {
-				return err
-			}
-			return os.WriteFile(file(pod.Namespace, pod.Name), data, 0o600)
-		},
-		removeStatic: func(_ context.Context, namespace, name string) error { return os.Remove(file(namespace, name)) },
+		addStatic:    func(_ context.Context, pod *corev1.Pod) error { return n.addStatic(pod) },
+		removeStatic: func(_ context.Context, namespace, name string) error { return n.removeStatic(namespace, name) },
 	}
 }
 

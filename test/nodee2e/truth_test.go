@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -81,6 +82,25 @@ func (n *node) running() ([]sighting, error) {
 		}
 	}
 	return out, nil
+}
+
+// find returns the process of a container that runs.
+func (n *node) find(pod types.UID, container string) (sighting, error) {
+	running, err := n.running()
+	if err != nil {
+		return sighting{}, err
+	}
+	for _, c := range running {
+		if c.PodUID == string(pod) && c.Container == container {
+			return c, nil
+		}
+	}
+	return sighting{}, fmt.Errorf("container %s of pod %s doesn't run", container, pod)
+}
+
+// end kills it.
+func (n *node) end(ctx context.Context, c sighting) error {
+	return n.machine.run(ctx, "kill", "-KILL", strconv.Itoa(c.Pid))
 }
 
 // testimonies returns what every container left behind that ever started.

@@ -13,7 +13,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/simkubelet/checkpoint"
@@ -25,9 +24,7 @@ func TestWithoutPodResources(t *testing.T) {
 	r := startRig(t, cardMiB, cardMiB, cardMiB, cardMiB)
 	defer r.report(t)
 	must(t, r.node.restartPlugin(t.Context(), "--pod-resources-socket="+filepath.Join(r.node.machine.dir, "nowhere.sock")))
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	must(t, r.node.awaitCards(ctx))
+	r.awaitCards(t)
 
 	for _, burst := range []struct {
 		pods   int
@@ -97,18 +94,8 @@ func TestStaticPods(t *testing.T) {
 // static gives the kubelet pods by files, and awaits their mirrors. They are removed when the scene ends, or before.
 func (s *scene) static(pods ...*corev1.Pod) (remove func()) {
 	s.Helper()
-	var files []string
 	for _, pod := range pods {
-		pod = pod.DeepCopy()
-		pod.APIVersion, pod.Kind = "v1", "Pod"
-		data, err := yaml.Marshal(pod)
-		must(s, err)
-		file := s.node.outside(filepath.Join("lib/static-pods", s.name+"-"+pod.Name+".yaml"))
-		// In the folder only once it is whole: the kubelet reads whatever it finds there.
-		whole := s.node.outside("lib/static-pod.yaml")
-		must(s, os.WriteFile(whole, data, 0o600))
-		must(s, os.Rename(whole, file))
-		files = append(files, file)
+		must(s, s.node.addStatic(pod))
 	}
 	mirrored := func(present bool) func(context.Context) error {
 		return func(ctx context.Context) error {
@@ -126,8 +113,8 @@ func (s *scene) static(pods ...*corev1.Pod) (remove func()) {
 		}
 	}
 	removeFiles := func() {
-		for _, file := range files {
-			if err := os.Remove(file); err != nil && !errors.Is(err, os.ErrNotExist) {
+		for _, pod := range pods {
+			if err := s.node.removeStatic(pod.Namespace, pod.Name); err != nil && !errors.Is(err, os.ErrNotExist) {
 				s.Error(err)
 			}
 		}
@@ -151,9 +138,7 @@ func TestCDI(t *testing.T) {
 	must(t, r.node.configureKubelet("/var/lib/cri.sock"))
 	must(t, r.node.kubelet.Start(t.Context()))
 	must(t, r.node.restartPlugin(t.Context(), "--device-list-strategy=cdi-cri"))
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	must(t, r.node.awaitCards(ctx))
+	r.awaitCards(t)
 	r.play(t, "every container is given the device of its card", func(s *scene) {
 		s.burst(times(6, func() *corev1.Pod { return s.pod(2, with("second", 1)) })...)
 		s.burst(times(3, func() *corev1.Pod { return s.pod(1, first("init", 2)) })...)
