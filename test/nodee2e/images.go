@@ -3,7 +3,6 @@ package nodee2e
 import (
 	"archive/tar"
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -12,6 +11,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"sync"
+
+	"github.com/gpushare/gpushare/test/controlplane"
 )
 
 // The images, which are nowhere but in the test.
@@ -20,20 +22,35 @@ const (
 	witnessImage = "gpushare.test/witness:1"
 )
 
-// buildImages compiles the witness and writes an archive with both images, of one layer and one file.
-func buildImages(ctx context.Context, root, dir string) (archive string, err error) {
+// witness is the program of both images, compiled once: nodes are started within a time that a busy machine's compiler
+// could use up.
+var witness = sync.OnceValues(func() ([]byte, error) {
+	root, err := controlplane.RepositoryRoot()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "gpushare-witness-")
+	if err != nil {
+		return nil, fmt.Errorf("building the witness: %w", err)
+	}
+	defer os.RemoveAll(dir)
 	program := filepath.Join(dir, "witness")
-	command := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, "./test/nodee2e/witness")
+	command := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, "./test/nodee2e/witness")
 	command.Dir, command.Env = root, append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := command.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building the witness: %w: %s", err, out)
+		return nil, fmt.Errorf("building the witness: %w: %s", err, out)
 	}
-	binary, err := os.ReadFile(program)
+	return os.ReadFile(program)
+})
+
+// buildImages writes an archive with both images, of one layer and one file.
+func buildImages(dir string) (archive string, err error) {
+	program, err := witness()
 	if err != nil {
-		return "", fmt.Errorf("reading the witness: %w", err)
+		return "", err
 	}
 	archive = filepath.Join(dir, "images.tar")
-	return archive, writeImages(archive, file{"witness", 0o755, binary},
+	return archive, writeImages(archive, file{"witness", 0o755, program},
 		image{pauseImage, "pause.json", []string{"/witness", "-pause"}},
 		image{witnessImage, "witness.json", []string{"/witness"}})
 }

@@ -153,11 +153,7 @@ func (n *node) startContainerd(ctx context.Context) (err error) {
 			return fmt.Errorf("configuring the machine: %w", err)
 		}
 	}
-	root, err := controlplane.RepositoryRoot()
-	if err != nil {
-		return err
-	}
-	images, err := buildImages(ctx, root, n.machine.dir)
+	images, err := buildImages(n.machine.dir)
 	if err != nil {
 		return err
 	}

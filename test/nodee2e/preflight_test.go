@@ -22,6 +22,8 @@ func requireNode(t *testing.T) {
 	t.Helper()
 	err := missing(t.Context())
 	if err == nil {
+		_, err := witness()
+		must(t, err)
 		return
 	}
 	if os.Getenv(requireEnv) != "" {
