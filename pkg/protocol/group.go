@@ -131,18 +131,19 @@ func Template(pod *corev1.Pod) string {
 		Priority    *int32
 		Overhead    corev1.ResourceList
 		HostNetwork bool
-		Containers  []corev1.ResourceRequirements
+		Resources   *corev1.ResourceRequirements
+		Containers  []step
 		Ports       []corev1.ContainerPort
 		Claims      []string
 		Devices     []corev1.PodResourceClaim
 	}{
 		Selector: spec.NodeSelector, Affinity: spec.Affinity, Tolerations: spec.Tolerations,
 		Spread: spec.TopologySpreadConstraints, Scheduler: spec.SchedulerName, Priority: spec.Priority,
-		Overhead: spec.Overhead, HostNetwork: spec.HostNetwork, Devices: spec.ResourceClaims,
+		Overhead: spec.Overhead, HostNetwork: spec.HostNetwork, Devices: spec.ResourceClaims, Resources: spec.Resources,
 	}
-	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
+	for when, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
 		for i := range containers {
-			shape.Containers = append(shape.Containers, containers[i].Resources)
+			shape.Containers = append(shape.Containers, step{when, containers[i].RestartPolicy, containers[i].Resources})
 			shape.Ports = append(shape.Ports, containers[i].Ports...)
 		}
 	}
@@ -160,6 +161,13 @@ func Template(pod *corev1.Pod) string {
 	sum := fnv.New128a()
 	_, _ = sum.Write(text) // A hash never fails.
 	return fmt.Sprintf("%x", sum.Sum(nil))
+}
+
+// step is what a container asks for, and when: those that run at the same time need more than those that follow each other.
+type step struct {
+	When    int
+	Restart *corev1.ContainerRestartPolicy
+	Asks    corev1.ResourceRequirements
 }
 
 // AsksCards says whether the pod asks for GPU memory or whole cards.

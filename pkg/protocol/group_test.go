@@ -5,7 +5,9 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 func TestGroupOf(t *testing.T) {
@@ -104,7 +106,17 @@ func TestTemplate(t *testing.T) {
 		"where it is bound": func(p *corev1.Pod) { p.Spec.NodeName = "n1" },
 	}
 	other := map[string]func(*corev1.Pod){
-		"its request":   func(p *corev1.Pod) { p.Spec.Containers[0] = limited("9") },
+		"its request": func(p *corev1.Pod) { p.Spec.Containers[0] = limited("9") },
+		"the time of its request": func(p *corev1.Pod) {
+			p.Spec.InitContainers, p.Spec.Containers = p.Spec.Containers, nil
+		},
+		"its side-car": func(p *corev1.Pod) {
+			p.Spec.InitContainers, p.Spec.Containers = p.Spec.Containers, nil
+			p.Spec.InitContainers[0].RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
+		},
+		"the whole pod's request": func(p *corev1.Pod) {
+			p.Spec.Resources = &corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}}
+		},
 		"its selector":  func(p *corev1.Pod) { p.Spec.NodeSelector["a"] = "x" },
 		"its tolerance": func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{{Key: "gpu"}} },
 		"its affinity":  func(p *corev1.Pod) { p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{}} },
