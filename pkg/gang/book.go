@@ -1,6 +1,7 @@
 package gang
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -107,8 +108,11 @@ type Book struct {
 	strangers map[gpu.PodUID]time.Time
 	// lastOffer is the list of nodes that was offered last: most are equal, and kept once.
 	lastOffer []string
-	claims    claims
-	effects   Effects
+	// queue are the groups that waited for room when time passed last, in their order.
+	queue   []*group
+	flow    flow
+	claims  claims
+	effects Effects
 }
 
 // New returns an empty Book.
@@ -158,7 +162,11 @@ func (b *Book) Seen(m Member, now time.Time) {
 		m.Node, m.Proof = known.Node, known.Proof // The watch is behind.
 	}
 	known.Member = m
+	size := g.size
 	g.recount()
+	if g.size != size {
+		b.drop(g, Changed, now, false) // It was for another number.
+	}
 	if wasWaiting && !known.waiting() {
 		b.lost(g, m.UID, now)
 	}
@@ -244,6 +252,7 @@ func (b *Book) Tick(now time.Time) {
 		g.judge(now)
 		b.expire(g, now)
 		b.giveUp(g, now)
+		b.complain(g, now)
 		switch {
 		case g.whole && g.stale:
 			b.wakeRefused(g) // Those that were one too many, or whose bind failed at first.
@@ -253,6 +262,7 @@ func (b *Book) Tick(now time.Time) {
 		}
 	}
 	slices.SortFunc(ready, compare)
+	b.queue = ready
 	for _, g := range ready {
 		if !g.stale && len(g.offers) == 0 {
 			continue // kube-scheduler itself finds no node for any of them.
@@ -289,9 +299,7 @@ func (b *Book) expire(g *group, now time.Time) {
 			return
 		}
 		if s.ticket != nil && !now.Before(s.ticket.deadline) {
-			// Their places stay: they come again together.
-			b.Observer.GangFailed(TimedOut.Label)
-			b.turnAway(p, TimedOut)
+			b.timeOut(p, now)
 			return
 		}
 	}
@@ -323,6 +331,17 @@ func (b *Book) giveUp(g *group, now time.Time) {
 	}
 }
 
+// complain tells of a group whose members don't get more. Often nobody will ever make them: a StatefulSet by default makes its
+// next pod when the last one runs, a Job no more than its parallelism.
+func (b *Book) complain(g *group, now time.Time) {
+	if g.incompleteSince.IsZero() || now.Sub(g.incompleteSince) < b.Patience || g.incomplete+g.census().cardless >= g.size {
+		return // Of those that don't count filter tells.
+	}
+	b.tell(g, true, EventMismatch, fmt.Sprintf("The group needs %d members and only %d exist: they wait for the others. "+
+		"All must be made at once: by a StatefulSet with podManagementPolicy Parallel, by a Job whose parallelism is not smaller",
+		g.size, g.incomplete))
+}
+
 // Inherit is told that this process begins to lead: whom another refused, and why, isn't known.
 func (b *Book) Inherit() {
 	b.mu.Lock()
@@ -343,6 +362,7 @@ func (b *Book) Suspend(now time.Time) {
 		b.drop(g, Stopping, now, false)
 		g.partialSince, g.evicting, g.offers = time.Time{}, false, nil
 	}
+	b.queue = nil
 	b.endClaim(now)
 }
 

@@ -90,6 +90,9 @@ func (b *Book) seated(g *group, m *member, offered []string, now time.Time) Answ
 	switch {
 	case s == nil:
 		return Answer{Why: Surplus}
+	case b.joinsLate(g.plan, s, now):
+		b.wake(s.node)
+		return Answer{Why: TimedOut}
 	case s.node == "":
 		return Answer{Nodes: offered}
 	case slices.Contains(offered, s.node):

@@ -28,6 +28,8 @@ type group struct {
 	// tried is when planning last found no room, and freed how often memory had come free by then.
 	tried time.Time
 	freed uint64
+	// looked is how often memory had come free when room was last looked for.
+	looked uint64
 	// failures are the rounds in a row that failed; no new one begins before notBefore.
 	failures  int
 	notBefore time.Time
@@ -38,6 +40,9 @@ type group struct {
 	evictedAt    time.Time
 	// waitingSince is since when all members exist and wait.
 	waitingSince time.Time
+	// incompleteSince is since when no more than so many members exist, of whom some wait for the rest; zero while that isn't so.
+	incompleteSince time.Time
+	incomplete      int
 	// claimed is how long memory was kept for it last.
 	claimed time.Duration
 	// unclaimable is when that was last found to be no use.
@@ -143,6 +148,12 @@ func (g *group) judge(now time.Time) census {
 		g.partialSince = time.Time{}
 	} else if g.partialSince.IsZero() {
 		g.partialSince = now
+	}
+	switch exist := c.exist(); {
+	case g.whole || binding || c.waiting == 0 || exist >= g.size:
+		g.incompleteSince = time.Time{}
+	case g.incompleteSince.IsZero() || exist != g.incomplete:
+		g.incompleteSince, g.incomplete = now, exist
 	}
 	ready := !g.whole && g.size > 0 && c.waiting > 0 && c.exist() >= g.size
 	if !ready {

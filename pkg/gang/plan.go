@@ -20,6 +20,9 @@ type plan struct {
 	last gpu.PodUID
 	// came is when the first member arrived in this round.
 	came time.Time
+	// most is how many arrived in the round in which most did, and gains says that it was the last one.
+	most  int
+	gains bool
 }
 
 // seat is one member's part of a plan.
@@ -32,6 +35,8 @@ type seat struct {
 	ticket *Ticket
 	// ended says that its bind came to an end, bound that it succeeded.
 	ended, bound bool
+	// late says that it hadn't come when the others were sent back, and hasn't since.
+	late bool
 }
 
 func (p *plan) isOpen() bool { return !p.opened.IsZero() }
@@ -64,12 +69,19 @@ const (
 	noRoomLasts = 2 * time.Second
 )
 
+// rests says whether what planning last said still holds.
+func (g *group) rests(freed uint64, now time.Time) bool {
+	ago := now.Sub(g.tried)
+	return !g.tried.IsZero() && (ago < noRoomHolds || g.freed == freed && ago < noRoomLasts)
+}
+
 // makePlan places all members that the group still needs, or says why not. It needs the lock.
 func (b *Book) makePlan(g *group, c census, now time.Time) (Reason, bool) {
 	freed := b.freed.Load()
-	if ago := now.Sub(g.tried); !g.tried.IsZero() && (ago < noRoomHolds || g.freed == freed && ago < noRoomLasts) {
+	if g.rests(freed, now) || !b.mayGo(g, freed, now) {
 		return NoRoom, false
 	}
+	g.looked = freed
 	chosen, ok := g.choose(c, g.isOffered)
 	if !ok {
 		return AwaitsOthers, false
@@ -110,6 +122,47 @@ func (b *Book) makePlan(g *group, c census, now time.Time) (Reason, bool) {
 		}
 	}
 	return Reason{}, true
+}
+
+const (
+	// settled is how long nothing must come free until memory goes to a group though another waits that goes before it, and
+	// settledAtLast how long that can take.
+	settled       = 300 * time.Millisecond
+	settledAtLast = time.Second
+)
+
+// flow is how memory comes free: the pods of a group that ends leave one after the other.
+type flow struct {
+	freed       uint64
+	begun, last time.Time
+}
+
+// note is told how often memory had come free by now, and says whether it has ceased to.
+func (f *flow) note(freed uint64, now time.Time) bool {
+	if freed != f.freed {
+		if now.Sub(f.last) >= settled {
+			f.begun = now
+		}
+		f.freed, f.last = freed, now
+	}
+	return now.Sub(f.last) >= settled || now.Sub(f.begun) >= settledAtLast
+}
+
+// mayGo says whether all groups that go before g have had their chance. Else a small group would take what a large one is
+// about to have room in, and give it back a moment later, with its members on their way: that costs both of them seconds.
+func (b *Book) mayGo(g *group, freed uint64, now time.Time) bool {
+	ceased := b.flow.note(freed, now)
+	for _, o := range b.queue {
+		switch {
+		case o == g, o.plan != nil, o.waitingSince.IsZero(), len(o.offers) == 0, b.groups[o.key] != o:
+			continue
+		case !before(o, g):
+			return true
+		case !ceased, o.looked != freed && !o.rests(freed, now):
+			return false // The next Tick asks all of them, in their order.
+		}
+	}
+	return true
 }
 
 // isOffered says whether it is known where the member may go.
@@ -187,6 +240,34 @@ func (b *Book) drop(g *group, why Reason, now time.Time, atFault bool) {
 		b.pause(g, now)
 	}
 	b.Observer.GangFailed(why.Label)
+}
+
+// timeOut sends back those who have been held for too long. Their places stay: they come again together. As long as each time
+// more of them have come they are not given up.
+func (b *Book) timeOut(p *plan, now time.Time) {
+	arrived := p.arrived()
+	if p.gains = arrived > p.most; p.gains {
+		p.most, p.expires = arrived, now.Add(b.Patience)
+	}
+	for _, s := range p.seats {
+		s.late = s.ticket == nil
+	}
+	b.Observer.GangFailed(TimedOut.Label)
+	b.turnAway(p, TimedOut)
+}
+
+// joinsLate says that the member is to come again, right behind those who were sent back since it wasn't there: where
+// kube-scheduler needs longer than a bind waits to go once through all who wait, it would be held now and sent back before they
+// come, and so on in turns.
+func (b *Book) joinsLate(p *plan, s *seat, now time.Time) bool {
+	if !s.late {
+		return false
+	}
+	s.late = false
+	if p.gains {
+		p.expires = now.Add(b.Patience)
+	}
+	return p.arrived() == 0
 }
 
 // turnAway fails the binds that are held.

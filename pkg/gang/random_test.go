@@ -46,6 +46,8 @@ type world struct {
 	// claimAfter is the Book's.
 	claimAfter time.Duration
 	failed     map[string]int
+	// told are the Events.
+	told []string
 	// freed says that memory came free: package cluster wakes single pods for it.
 	freed bool
 }
@@ -183,7 +185,11 @@ func (w *world) step() {
 	if len(queued) == 0 {
 		return
 	}
-	p := queued[w.random.IntN(len(queued))]
+	w.look(queued[w.random.IntN(len(queued))])
+}
+
+// look lets the scheduler look at this pod.
+func (w *world) look(p *pod) {
 	p.queued = false
 	offered := w.offered(p)
 	if len(offered) == 0 {
@@ -312,6 +318,9 @@ func (w *world) act() {
 				p.queued = true
 			}
 		}
+	}
+	for _, notice := range effects.Notices {
+		w.told = append(w.told, notice.Reason+": "+notice.Text)
 	}
 	for _, gone := range effects.Evict {
 		if p := w.pods[gone.UID]; p != nil {

@@ -1,0 +1,122 @@
+package gang_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// Whoever changes the group's size while members are on their way changes how many must be placed together.
+func TestASizeThatChangesOnTheWay(t *testing.T) {
+	for name, tc := range map[string]struct {
+		cards, size, members, bound int
+	}{
+		"one more, for whom there is no room": {cards: 3, size: 4, members: 4, bound: 0},
+		"one more, and room":                  {cards: 4, size: 4, members: 4, bound: 4},
+		"one more, who doesn't exist":         {cards: 4, size: 4, members: 3, bound: 0},
+		"one less":                            {cards: 3, size: 2, members: 3, bound: 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 1)
+			for range 8 - tc.cards {
+				w.create("others", 8-tc.cards, 16, "t")
+			}
+			w.rest()
+			for range 3 {
+				w.create("job", 3, 16, "t")
+			}
+			w.step()
+			w.step()
+			if len(w.held) != 2 {
+				t.Fatalf("%d binds are held", len(w.held))
+			}
+			for range tc.members - 3 {
+				w.create("job", tc.size, 16, "t")
+			}
+			for _, p := range w.sorted() {
+				if p.Group.Name == "job" {
+					p.Size = tc.size
+					w.tell(p)
+				}
+			}
+			w.rest()
+			if got := w.groups()["job"][0]; got != tc.bound {
+				t.Errorf("%d are bound, want %d", got, tc.bound)
+			}
+		})
+	}
+}
+
+// Members that nobody makes are waited for in vain: a StatefulSet that makes its next pod when the last one runs never has all of
+// them. That is told, once.
+func TestAGroupThatStaysIncompleteIsTold(t *testing.T) {
+	complaints := func(w *world) (n int) {
+		for _, told := range w.told {
+			if strings.HasPrefix(told, gang.EventMismatch+": The group needs 3 members and only ") {
+				n++
+			}
+		}
+		return n
+	}
+	w := newWorld(t, 1)
+	w.create("web", 3, 16, "t")
+	w.rest()
+	if n := complaints(w); n != 1 || !slices.ContainsFunc(w.told, func(s string) bool { return strings.Contains(s, "only 1 exist") }) {
+		t.Errorf("told: %q", w.told)
+	}
+	w.create("web", 3, 16, "t")
+	w.pass(worldPatience / 2)
+	w.create("web", 3, 16, "t")
+	w.rest()
+	if n := complaints(w); n != 1 || w.groups()["web"][0] != 3 {
+		t.Errorf("told: %q; bound are %v", w.told, w.groups())
+	}
+	// Whoever runs doesn't wait for anybody.
+	for _, p := range w.sorted()[:1] {
+		w.delete(p)
+	}
+	w.rest()
+	if n := complaints(w); n != 1 {
+		t.Errorf("told: %q", w.told)
+	}
+}
+
+// Where the missing ones exist but ask for no cards that is told, and nothing else beside it again and again.
+func TestMembersThatDoNotCountAreTold(t *testing.T) {
+	w := newWorld(t, 1)
+	w.create("mpi", 2, 16, "t")
+	launcher := gang.Member{Group: gang.Key{Namespace: "default", Name: "mpi"}, Size: 2, Created: w.now, Cardless: true}
+	launcher.UID, launcher.Namespace, launcher.Name = "launcher", "default", "launcher"
+	w.book.Seen(launcher, w.now)
+	w.step()
+	w.pass(10 * worldPatience)
+	for _, p := range w.order {
+		p.queued = true
+	}
+	w.step()
+	w.act()
+	if len(w.told) != 1 || !strings.Contains(w.told[0], "1 ask for none") {
+		t.Errorf("told: %q", w.told)
+	}
+}
+
+// A name counts within its namespace.
+func TestOneNameInTwoNamespaces(t *testing.T) {
+	w := newWorld(t, 1)
+	for i, namespace := range []string{"a", "b"} {
+		m := gang.Member{Group: gang.Key{Namespace: namespace, Name: "job"}, Size: 2 + i, Created: w.now, Template: "t"}
+		m.UID, m.Namespace, m.Name, m.Request = gpu.PodUID(namespace), namespace, "pod", 8
+		w.book.Seen(m, w.now)
+		want := []string{"gang: 1 of 2 members exist", "gang: 1 of 3 members exist"}[i]
+		if answer := w.book.Filter(m.UID, w.nodes, w.now); answer.Why.Text != want {
+			t.Errorf("%s: %q, want %q", namespace, answer.Why.Text, want)
+		}
+	}
+	w.book.Gone("a", w.now)
+	if _, known := w.book.Group("b"); !known {
+		t.Error("the other namespace's group is gone too")
+	}
+}
