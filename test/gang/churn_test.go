@@ -5,8 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strings"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,32 +24,36 @@ import (
 func TestChurn(t *testing.T) {
 	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
 	groups, largest := form(14, 50), form(16, 64)
-	s := newStage(t, bed, cardsOf(form(48, 160))...)
-	grouped := s.churn(groups, largest, true)
-	alone := s.churn(groups, largest, false)
+	cards := form(48, 160)
+	s := newStage(t, bed, cardsOf(cards)...)
+	grouped := s.churn(cards, groups, largest, true)
+	alone := s.churn(cards, groups, largest, false)
 	for name, c := range map[string]churned{"in groups": grouped, "ungrouped": alone} {
-		t.Logf("%s: %d pods of %d groups and beside them took %v, %.1f pods/s; in the middle %.0f%% of the memory was taken; longest seen bound in part: %v",
-			name, c.pods, groups, c.took.Round(time.Millisecond), c.rate(), 100*c.full, c.partial.Round(time.Millisecond))
+		t.Logf("%s: %d pods of %d groups and beside them took %v, %.1f pods/s; in the middle %.0f%% of the memory was bound, %.0f%% bound or reserved, and %.0f%% asked for beside that; longest seen bound in part: %v",
+			name, c.pods, groups, c.took.Round(time.Millisecond), c.rate(), 100*c.bound, 100*c.held, 100*c.wanted, c.partial.Round(time.Millisecond))
 	}
-	t.Logf("%d groups of 2 to %d that run for %v: %.2f of the throughput of the same pods ungrouped", groups, largest, life(), grouped.rate()/alone.rate())
+	t.Logf("%d groups of 2 to %d: %.2f of the throughput of the same pods ungrouped", groups, largest, grouped.rate()/alone.rate())
 }
 
 // singles is how many pods without a group come with each group.
-const singles = 3
+const singles = 8
 
 // churned is what came of one churn.
 type churned struct {
 	pods int
 	took time.Duration
-	// full is how much of the cards' memory was taken, from when a tenth of the pods had run until half of them had.
-	full float64
+	// shares are means, from when a tenth of the pods had run until the last of them were created.
+	shares
 	// partial is the longest that any group was seen bound in part.
 	partial time.Duration
 }
 
-// life is how long a group runs once it is whole, and a pod without one: short for any job, so what it costs to come together
+// life draws how long a group runs once it is whole, or a pod without one: short for any job, so what it costs to come together
 // weighs more than it does in life.
-func life() time.Duration { return time.Duration(form(5, 30)) * time.Second }
+func life(random *rand.Rand) time.Duration {
+	least := time.Duration(form(3, 20)) * time.Second
+	return least + time.Duration(random.Int64N(2*int64(least)))
+}
 
 func (c churned) rate() float64 { return float64(c.pods) / c.took.Seconds() }
 
@@ -62,133 +65,135 @@ func cardsOf(cards int) (nodes []int) {
 	return nodes
 }
 
-// churn creates the same pods each time, in groups or not. A group ends when all of it has run for a while, and whoever is in
-// none when it has itself.
-func (s *stage) churn(groups, largest int, grouped bool) (out churned) {
+// batch is a group, and single pods that come with it.
+type batch struct {
+	group string
+	size  int
+	// asks is what all of the group asks for.
+	asks int
+	pods []*corev1.Pod
+	made bool
+}
+
+// churn creates the same pods each time, in groups or not, so many that always as much as all cards hold is asked for
+// beside what runs. A group ends when all of it has run for a while, and whoever is in none when it has itself.
+func (s *stage) churn(cards, groups, largest int, grouped bool) (out churned) {
 	s.Helper()
 	random := rand.New(rand.NewPCG(11, 11))
-	size := map[string]int{}
-	start := time.Now()
-	makers, ctx := errgroup.WithContext(s.Context())
-	// So many groups at a time are there, bound or not: enough that others wait all the time.
-	makers.SetLimit(form(8, 16))
-	prefix := map[bool]string{true: "in", false: "un"}[grouped]
-	over := map[string]func(){}
-	var work []func() error
+	lives := map[string]time.Duration{}
+	var batches []batch
 	for i := range groups {
-		name, n, memory := fmt.Sprintf("%s-%d", prefix, i), 2+random.IntN(largest-1), []int64{4, 8, 16}[random.IntN(3)]
-		done := make(chan struct{})
-		size[name], over[name] = n, sync.OnceFunc(func() { close(done) })
-		out.pods += n + singles
-		work = append(work, func() error {
-			for j := range n + singles {
-				pod := s.pod(fmt.Sprintf("%s-%d", name, j), memory, in(name, n))
-				switch {
-				case j >= n:
-					pod = s.pod(fmt.Sprintf("single-%s-%d", name, j), 2)
-				case !grouped:
-					pod.Annotations = nil
-				}
-				if _, err := s.bed.Client.CoreV1().Pods(s.name).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+		b := batch{group: fmt.Sprintf("%s-%d", map[bool]string{true: "in", false: "un"}[grouped], i), size: 2 + random.IntN(largest-1)}
+		memory := []int{4, 8, 16}[random.IntN(3)]
+		b.asks = b.size * memory
+		lives[b.group] = life(random)
+		for j := range b.size {
+			pod := s.pod(fmt.Sprintf("%s-%d", b.group, j), int64(memory), in(b.group, b.size))
+			if !grouped {
+				pod.Annotations = nil
+			}
+			lives[pod.Name] = lives[b.group]
+			b.pods = append(b.pods, pod)
+		}
+		for j := range singles {
+			pod := s.pod(fmt.Sprintf("single-%s-%d", b.group, j), 1+random.Int64N(4))
+			lives[pod.Name] = life(random)
+			b.pods = append(b.pods, pod)
+		}
+		batches = append(batches, b)
+		out.pods += len(b.pods)
+	}
+	makers, enders := new(errgroup.Group), new(errgroup.Group)
+	enders.SetLimit(16)
+	come := func(b *batch) {
+		b.made = true
+		makers.Go(func() error {
+			for _, pod := range b.pods {
+				if _, err := s.bed.Client.CoreV1().Pods(s.name).Create(s.Context(), pod, metav1.CreateOptions{}); err != nil {
 					return err
 				}
-			}
-			select {
-			case <-done:
-			case <-ctx.Done():
 			}
 			return nil
 		})
 	}
-	begun := make(chan struct{})
-	go func() {
-		defer close(begun)
-		for _, make := range work {
-			makers.Go(make)
+
+	seen := s.follow()
+	defer seen.end()
+	var middle atomic.Bool
+	means := s.gauge(seen, gpu.Memory(cards*card), &middle)
+	start := time.Now()
+	ran, partial, since, ended := map[string]int{}, map[string]time.Time{}, map[string]time.Time{}, map[string]bool{}
+	// hasRun says whether what is bound, which it is asked about from then on, has been so for its life.
+	hasRun := func(name string) bool {
+		if since[name].IsZero() {
+			since[name] = time.Now()
 		}
-	}()
-	ran, partial, since := map[string]int{}, map[string]time.Time{}, map[string]time.Time{}
-	var samples, fullness float64
-	s.within(time.Duration(form(4, 25))*time.Minute, "all have run", func(ctx context.Context) error {
-		pods, err := s.pods(ctx)
-		if err != nil {
-			return err
-		}
-		s.checkCards()
+		return time.Since(since[name]) > lives[name]
+	}
+	s.within(time.Duration(form(4, 25))*time.Minute, "all have run", func(context.Context) error {
 		bound := map[string]int{}
-		var taken gpu.Memory
-		for i := range pods {
-			if pods[i].Spec.NodeName == "" || pods[i].DeletionTimestamp != nil {
-				continue
-			}
-			taken += protocol.PodRequest(&pods[i])
-			group := pods[i].Labels["group"]
+		for _, pod := range seen.bound() {
+			group := pod.Labels["group"]
 			if grouped && group != "" {
 				bound[group]++
-			} else if s.hasRun(since, pods[i].Name) {
-				if err := s.end(ctx, &pods[i]); err != nil {
-					return err
-				}
+			} else if !ended[pod.Name] && hasRun(pod.Name) {
+				ended[pod.Name] = true
 				ran[group]++
+				enders.Go(func() error { return s.end(s.Context(), pod) })
 			}
 		}
-		if n := s.over(ran); n < out.pods/2 && n > out.pods/10 {
-			samples, fullness = samples+1, fullness+float64(taken)/float64(form(48, 160)*card)
-		}
-		done := 0
-		for group, n := range size {
-			switch {
-			case ran[group] == n:
+		done, asked, more := 0, 0, false
+		for i := range batches {
+			b := &batches[i]
+			switch n := bound[b.group]; {
+			case ran[b.group] == b.size:
 				done++
-				over[group]()
-			case bound[group] == n:
-				delete(partial, group)
-				if s.hasRun(since, group) {
-					ran[group] = n
-					s.removeGroup(group)
+				continue
+			case !b.made && asked < 2*cards*card:
+				come(b)
+			case !b.made:
+				more = true
+				continue
+			case n == b.size:
+				delete(partial, b.group)
+				if hasRun(b.group) {
+					ran[b.group] = b.size
+					enders.Go(func() error { return s.endGroup(s.Context(), b.group) })
 				}
-			case bound[group] > 0:
-				// Members that are being bound one after the other are no group at rest.
-				if partial[group].IsZero() {
-					partial[group] = time.Now()
-				} else if ago := time.Since(partial[group]); ago > 20*time.Second {
-					s.Errorf("group %s has been bound in part for %v: %d of %d", group, ago, bound[group], n)
-				} else {
-					out.partial = max(out.partial, ago)
-				}
+			case n == 0:
+				delete(partial, b.group)
+			case partial[b.group].IsZero():
+				partial[b.group] = time.Now()
 			default:
-				delete(partial, group)
+				// Members that are being bound one after the other are no group at rest.
+				out.partial = max(out.partial, time.Since(partial[b.group]))
+				if out.partial > 20*time.Second {
+					s.Fatalf("group %s has been bound in part for %v: %d of %d", b.group, out.partial, n, b.size)
+				}
 			}
+			asked += b.asks * (b.size - ran[b.group]) / b.size
 		}
-		if n := s.over(ran); n < out.pods {
-			return fmt.Errorf("%d of %d groups have, %d of %d pods; %s", done, groups, n, out.pods, strings.TrimSpace(s.waiting(ctx)))
+		n := 0
+		for _, count := range ran {
+			n += count
+		}
+		middle.Store(n > out.pods/10 && more)
+		if n < out.pods {
+			return late(func() string {
+				return fmt.Sprintf("%d of %d groups have, %d of %d pods; %s", done, groups, n, out.pods, seen.waiting())
+			})
 		}
 		return nil
 	})
-	out.took, out.full = time.Since(start), fullness/max(samples, 1)
-	for _, end := range over {
-		end()
-	}
-	<-begun
+	out.took = time.Since(start)
 	must(s, makers.Wait())
+	must(s, enders.Wait())
+	out.shares = means()
+	for _, wrong := range seen.wrong() {
+		s.Error(wrong)
+	}
 	must(s, s.sweep(s.Context()))
 	return out
-}
-
-// hasRun says whether what was first asked about under that name, once it was bound, has run for as long as all do.
-func (*stage) hasRun(since map[string]time.Time, name string) bool {
-	if since[name].IsZero() {
-		since[name] = time.Now()
-	}
-	return time.Since(since[name]) > life()
-}
-
-// over counts the pods that have run.
-func (*stage) over(ran map[string]int) (n int) {
-	for _, count := range ran {
-		n += count
-	}
-	return n
 }
 
 func (s *stage) end(ctx context.Context, pod *corev1.Pod) error {
@@ -196,6 +201,18 @@ func (s *stage) end(ctx context.Context, pod *corev1.Pod) error {
 		GracePeriodSeconds: ptr.To[int64](0), Preconditions: metav1.NewUIDPreconditions(string(pod.UID)),
 	})
 }
+
+// endGroup deletes every member of a group.
+func (s *stage) endGroup(ctx context.Context, group string) error {
+	return s.bed.Client.CoreV1().Pods(s.name).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)},
+		metav1.ListOptions{LabelSelector: "group=" + group})
+}
+
+// late is an error whose text is made when somebody asks for it.
+type late func() string
+
+// Error implements error.
+func (l late) Error() string { return l() }
 
 // TestWholeCards: groups that ask for nvidia.com/gpu are counted and held back too, and kube-scheduler finds their places.
 func TestWholeCards(t *testing.T) {

@@ -175,8 +175,7 @@ func (s *stage) remove(names ...string) {
 // removeGroup deletes every member of a group.
 func (s *stage) removeGroup(group string) {
 	s.Helper()
-	must(s, s.bed.Client.CoreV1().Pods(s.name).DeleteCollection(s.Context(), metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)},
-		metav1.ListOptions{LabelSelector: "group=" + group}))
+	must(s, s.endGroup(s.Context(), group))
 }
 
 // pods lists the stage's pods.

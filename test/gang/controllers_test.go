@@ -1,0 +1,120 @@
+package gang
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/testbed"
+)
+
+// TestControllers: groups whose pods are made by controllers that make more of them than the group needs, or one after the other.
+func TestControllers(t *testing.T) {
+	o := testbed.Options{MemoryUnit: "GiB", ExtenderArgs: quick}
+	o.ControlPlane.ControllerManager = true
+	bed := testbed.StartForTest(t, o)
+	s := newStage(t, bed, 3)
+	template := func(group string, size int) corev1.PodTemplateSpec {
+		pod := s.pod("", card, in(group, size))
+		return corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: pod.Annotations, Labels: pod.Labels}, Spec: pod.Spec}
+	}
+	gone := metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}
+
+	// Four pods at a time, of a group of two, on three cards: two together, then one more.
+	job := &batchv1.Job{
+		ObjectMeta: metav1.ObjectMeta{Name: "many"},
+		Spec:       batchv1.JobSpec{Parallelism: ptr.To[int32](4), Completions: ptr.To[int32](4), Template: template("many", 2)},
+	}
+	job.Spec.Template.Spec.RestartPolicy = corev1.RestartPolicyNever
+	_, err := bed.Client.BatchV1().Jobs(s.name).Create(t.Context(), job, metav1.CreateOptions{})
+	must(t, err)
+	s.awaitBound(map[string]int{"many": 3})
+	s.refused("many", 1, "Insufficient")
+	must(t, bed.Client.BatchV1().Jobs(s.name).Delete(t.Context(), "many", gone))
+	s.removeGroup("many")
+	s.awaitBound(map[string]int{})
+
+	// A StatefulSet makes its second pod when the first one runs, which waits for the second.
+	for _, policy := range []appsv1.PodManagementPolicyType{appsv1.OrderedReadyPodManagement, appsv1.ParallelPodManagement} {
+		set := &appsv1.StatefulSet{
+			ObjectMeta: metav1.ObjectMeta{Name: "web"},
+			Spec: appsv1.StatefulSetSpec{
+				Replicas: ptr.To[int32](3), PodManagementPolicy: policy, Template: template("web", 3),
+				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"group": "web"}},
+			},
+		}
+		_, err := bed.Client.AppsV1().StatefulSets(s.name).Create(t.Context(), set, metav1.CreateOptions{})
+		must(t, err)
+		if policy == appsv1.ParallelPodManagement {
+			s.awaitBound(map[string]int{"web": 3})
+		} else {
+			s.event("web-0", "GangIncomplete", "needs 3 members and only 1 exist")
+			s.awaitBound(map[string]int{})
+		}
+		must(t, bed.Client.AppsV1().StatefulSets(s.name).Delete(t.Context(), "web", gone))
+		s.removeGroup("web")
+		s.awaitGone()
+	}
+}
+
+// TestKept: a member can't be bound though others are, who stay with --gang-failure-policy=keep; it follows when it can be.
+func TestKept(t *testing.T) {
+	bed := testbed.StartForTest(t, testbed.Options{
+		MemoryUnit: "GiB", ThroughProxy: true, ExtenderArgs: append([]string{"--gang-failure-policy=keep"}, quick...),
+	})
+	s := newStage(t, bed, 4, 4)
+	const size = 6
+	rounds := form(2, 20)
+	for round := range rounds {
+		group := fmt.Sprintf("g%d", round)
+		never := bed.Proxy.Inject(func(r *http.Request) bool {
+			return controlplane.Bindings(r) && strings.Contains(r.URL.Path, "/pods/"+group+"-2/")
+		}, 0, controlplane.Answer(http.StatusUnprocessableEntity, 0))
+		s.createGroup(group, size, card)
+		s.eventually("it is told that the group stays as it is", func(ctx context.Context) error {
+			list, err := s.bed.Client.CoreV1().Events(s.name).List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			for i := range list.Items {
+				if event := &list.Items[i]; event.Reason == "GangPartial" && strings.HasPrefix(event.InvolvedObject.Name, group+"-") {
+					return nil
+				}
+			}
+			return errors.New(s.waiting(ctx))
+		})
+		s.awaitBound(map[string]int{group: size - 1}) // Whoever waited with it goes on alone.
+		never.Lift()
+		s.awaitBound(map[string]int{group: size})
+		s.checkCards()
+		s.removeGroup(group)
+		s.awaitBound(map[string]int{})
+		s.nothingReserved()
+	}
+	if n := s.metric("gpushare_extender_gang_evictions_total"); n > 0 {
+		t.Errorf("%v members were evicted", n)
+	}
+	t.Logf("%d rounds: nobody was evicted, the missing member followed", rounds)
+}
+
+// awaitGone waits until the stage has no pods.
+func (s *stage) awaitGone() {
+	s.Helper()
+	s.eventually("all pods are gone", func(ctx context.Context) error {
+		pods, err := s.pods(ctx)
+		if err == nil && len(pods) > 0 {
+			err = fmt.Errorf("%d aren't", len(pods))
+		}
+		return err
+	})
+}
