@@ -16,10 +16,11 @@ type roll struct {
 }
 
 // each calls visit with each name's node, nil for one that isn't known. It needs the ledger's lock, for reading at least,
-// and keeps the names, which must not change.
+// and keeps the names, which must not change. Of a list that names far more than there is nothing is kept: whoever sends
+// millions of names doesn't have them stay in memory until the next list.
 func (l *Ledger) each(names []string, visit func(i int, n *node)) {
 	r := &l.roll
-	if !r.mu.TryLock() { // Others are looking too.
+	if len(names) > 2*len(l.nodes) || !r.mu.TryLock() { // Where it can't be had, others are looking too.
 		for i, name := range names {
 			visit(i, l.nodes[name])
 		}

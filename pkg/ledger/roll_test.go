@@ -3,8 +3,10 @@ package ledger_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"testing"
+	"weak"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -52,4 +54,33 @@ func TestRankFindsTheNodesOfEveryList(t *testing.T) {
 			t.Fatalf("%v:\n%v, want\n%v", names, got, want)
 		}
 	}
+}
+
+// Whoever names more than there is can't have it kept: the next list may be long in coming.
+func TestRankKeepsNoListOfNodesThatThereAreNot(t *testing.T) {
+	l := ledger.New(nil)
+	l.SetNode("n1", spec(8))
+	l.SetNode("n2", spec(8))
+	rank := func(names []string) weak.Pointer[string] {
+		fitting := 0
+		l.Rank(ledger.View{Card: placement.Binpack, Node: placement.Binpack}, pod("asking", 1), names, func(_ int, _ placement.Suitability, r placement.Reason) {
+			if r == placement.Fits {
+				fitting++
+			}
+		})
+		if fitting != 2 {
+			t.Errorf("%d of %d names fit, want 2", fitting, len(names))
+		}
+		return weak.Make(&names[0])
+	}
+	kept := rank([]string{"n1", "n2"})
+	others := rank(append([]string{"n1", "n2"}, make([]string, 1000)...))
+	runtime.GC()
+	if kept.Value() == nil {
+		t.Error("a list of the nodes that there are isn't kept")
+	}
+	if others.Value() != nil {
+		t.Error("a list of a thousand others is kept")
+	}
+	runtime.KeepAlive(l)
 }
