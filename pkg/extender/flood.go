@@ -54,22 +54,30 @@ func few(most int, next http.Handler) http.Handler {
 
 // bodies counts what is in memory of requests' bodies, and keeps the buffers that they were read into for the next ones.
 type bodies struct {
-	limit   int64
-	read    atomic.Int64
-	buffers sync.Pool
+	limit int64
+	read  atomic.Int64
+	// buffers are few: kube-scheduler's calls that have large bodies come one after another. Whoever sends slowly, and
+	// many at once, has no more of them.
+	buffers chan *bytes.Buffer
+}
+
+func newBodies() bodies {
+	return bodies{limit: maxBodies, buffers: make(chan *bytes.Buffer, keptBuffers)}
 }
 
 const (
 	// firstRead is what is read of a body before it is known to be there: clients can claim any length.
 	firstRead = 64 << 10
-	// maxKept bounds the buffers that are kept: more than a call has at thousands of nodes.
-	maxKept = 256 << 10
+	// keptBuffers is how many are kept, and maxKept how large each may be: more than a call has at thousands of nodes.
+	keptBuffers, maxKept = 4, 1 << 20
 )
 
 // buffer returns an empty one, which may be given back by keep once nothing refers to what was read into it.
 func (b *bodies) buffer(length int64) *bytes.Buffer {
-	buffer, ok := b.buffers.Get().(*bytes.Buffer)
-	if !ok {
+	var buffer *bytes.Buffer
+	select {
+	case buffer = <-b.buffers:
+	default:
 		buffer = new(bytes.Buffer)
 	}
 	buffer.Grow(int(min(max(length, 0), firstRead)) + bytes.MinRead)
@@ -77,9 +85,13 @@ func (b *bodies) buffer(length int64) *bytes.Buffer {
 }
 
 func (b *bodies) keep(buffer *bytes.Buffer) {
-	if buffer.Cap() <= maxKept {
-		buffer.Reset()
-		b.buffers.Put(buffer)
+	if buffer.Cap() > maxKept {
+		return
+	}
+	buffer.Reset()
+	select {
+	case b.buffers <- buffer:
+	default:
 	}
 }
 

@@ -111,7 +111,7 @@ type Server struct {
 // NewServer wires a Server.
 func NewServer(o Options) *Server {
 	return &Server{
-		Options: o, grace: stopGrace, slowest: readTimeout, bodies: bodies{limit: maxBodies}, metrics: few(maxReaders, o.Metrics),
+		Options: o, grace: stopGrace, slowest: readTimeout, bodies: newBodies(), metrics: few(maxReaders, o.Metrics),
 	}
 }
 

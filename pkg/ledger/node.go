@@ -51,7 +51,6 @@ func (n *node) offer(spec NodeSpec) {
 // forget takes back what offer recorded.
 func (n *node) forget() {
 	n.known, n.unit, n.wholeCards, n.closed, n.offered, n.cards = false, 0, false, "", nil, nil
-	n.totals = placement.Totals{}
 }
 
 // open says whether the node shares its cards at all: Fits, or the reason why not. A node that isn't known may be nil.

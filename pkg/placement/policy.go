@@ -10,7 +10,8 @@ import (
 // Policy orders the cards (or nodes) that have room. Policies are values over one loop: adding one adds no branch.
 type Policy struct {
 	name string
-	// better says whether to prefer having a left over to having b left over, once the request is in.
+	// better says whether to prefer having a left over to having b left over, once the request is in: always the lesser of
+	// the two, or always the greater.
 	better func(a, b gpu.Memory) bool
 }
 

@@ -47,14 +47,14 @@ func Sum(cards []Card) Totals {
 // it takes to find room there. The request must be positive.
 func (t *Totals) Fit(request gpu.Memory) Reason {
 	switch {
+	case t.Largest == 0:
+		return NotShared
 	case request <= t.roomiest.free:
 		return Fits
 	case request <= t.LargestHealthy:
 		return Full
 	case request <= t.Largest:
 		return Unhealthy
-	case t.Largest == 0:
-		return NotShared
 	}
 	return TooLarge
 }
