@@ -134,7 +134,8 @@ func TestFaults(t *testing.T) {
 func TestLeaders(t *testing.T) {
 	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB", Replicas: 2, ExtenderArgs: append([]string{
 		"--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s", "--leader-elect-retry-period=200ms",
-	}, append(quick, "--gang-patience=20s")...)}) // kube-scheduler may wait ten seconds before it tries again.
+		// kube-scheduler may wait out its timeout twice: for a bind and for a filter that the frozen one doesn't answer.
+	}, append(quick, "--gang-patience=45s")...)})
 	const size = 6
 	random := rand.New(rand.NewPCG(5, 5))
 	rounds := form(1, 20)
