@@ -123,7 +123,7 @@ func TestStoppingAnswersNoMoreDrainsAndReleases(t *testing.T) {
 		}
 	}
 	r := run(t, o)
-	if err := r.Answer(); !errors.Is(err, ErrStandingBy) && err != nil {
+	if err := r.Answer(); err != nil && !errors.Is(err, ErrNotLeading) {
 		t.Errorf("at the start: %v", err)
 	}
 	r.changes.awaitLeading(t)
