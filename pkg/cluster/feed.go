@@ -29,12 +29,12 @@ func (c *Cluster) podEvents() cache.ResourceEventHandler {
 			if !ok {
 				return
 			}
+			if known {
+				c.gangs.changed(old, pod)
+			}
 			if known && old.UID != pod.UID {
 				// The pod in between was deleted and its name used again, while the watch was broken.
 				c.podGone(gpu.PodUID(old.UID))
-			}
-			if known {
-				c.gangs.changed(old, pod)
 			}
 			c.podSeen(pod)
 		},
@@ -43,8 +43,9 @@ func (c *Cluster) podEvents() cache.ResourceEventHandler {
 				object = unknown.Obj
 			}
 			if pod, ok := podOf(object); ok {
-				c.podGone(gpu.PodUID(pod.UID))
+				// First, or its group would be told in between that it has lost its place, and not why.
 				c.gangs.gone(pod)
+				c.podGone(gpu.PodUID(pod.UID))
 			}
 		},
 	}
