@@ -2,6 +2,7 @@ package deviceplugin
 
 import (
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/watch"
 	clienttesting "k8s.io/client-go/testing"
@@ -35,6 +36,29 @@ func TestEndWithinAnAdmission(t *testing.T) {
 	await(t, "the plugin to end its watches", unseen.IsStopped)
 	b.hanging.Resume()
 	if err := <-admitted; err != nil {
+		t.Error(err)
+	}
+	<-ended
+}
+
+// So does one for which the kubelet takes its time between the two calls.
+func TestEndBetweenTheCallsOfAnAdmission(t *testing.T) {
+	b := newBench(t)
+	k := startKubelet(t, b.dir)
+	p, stop := b.start(newCards(16))
+	k.awaitDevices(16, 16)
+	pod := newPod("a", main(4), assumed(0, 1))
+	b.create(p, pod)
+
+	ended := make(chan struct{})
+	k.between = func() {
+		go func() {
+			defer close(ended)
+			stop()
+		}()
+		time.Sleep(3 * callPause)
+	}
+	if _, err := k.admit(pod); err != nil {
 		t.Error(err)
 	}
 	<-ended

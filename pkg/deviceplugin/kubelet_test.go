@@ -47,6 +47,8 @@ type kubelet struct {
 	answered      int
 	// unwilling is what registrations are answered.
 	unwilling error
+	// between, where there is one, is called between GetPreferredAllocation and Allocate.
+	between func()
 }
 
 // newKubelet returns one that doesn't serve yet.
@@ -276,6 +278,9 @@ func (k *kubelet) allocate(uid, container string, request int, reusable []string
 				ids = append(ids, id)
 			}
 		}
+	}
+	if k.between != nil {
+		k.between()
 	}
 	response, err := client.Allocate(ctx, &pluginapi.AllocateRequest{
 		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}},

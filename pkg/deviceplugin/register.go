@@ -180,7 +180,7 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 		}
 		select {
 		case <-ctx.Done():
-			r.service.finish()
+			r.service.finish(server)
 			return true, nil
 		case <-ended:
 			return true, fmt.Errorf("serving: %w", serving)

@@ -27,23 +27,37 @@ type service struct {
 	// writes its checkpoint at each of them.
 	interval time.Duration
 
-	// calls locks what follows: how many calls of the kubelet are under way, and when the last one ended.
+	// ending is closed when ListAndWatch is to return.
+	ending chan struct{}
+
+	// calls locks what follows: how many calls of the kubelet are under way, which came last, and when one last ended.
 	calls    sync.Mutex
 	underWay int
+	last     string
 	ended    time.Time
 }
 
+func newService() *service {
+	return &service{logger: klog.Background(), interval: time.Second, ending: make(chan struct{})}
+}
+
 const (
-	// finishTimeout is how long a plugin that is to end stays for calls that are under way.
+	// finishTimeout is how long a plugin that is to end stays for the pods that the kubelet is admitting.
 	finishTimeout = 5 * time.Second
-	// callPause is above the time between the two calls that an admission makes, GetPreferredAllocation and Allocate.
-	callPause = 50 * time.Millisecond
+	// drainTimeout is how long it then stays for calls that had been sent before the kubelet learnt of the end.
+	drainTimeout = 2 * time.Second
+	// callPause is above the time between the calls for the containers of one pod.
+	callPause = 100 * time.Millisecond
+	// preferencePause is above the time between GetPreferredAllocation and the Allocate that always follows it, on a machine
+	// that has other work too.
+	preferencePause = time.Second
 )
 
 // count is an interceptor for finish.
-func (s *service) count(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+func (s *service) count(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	s.calls.Lock()
 	s.underWay++
+	s.last = info.FullMethod
 	s.calls.Unlock()
 	defer func() {
 		s.calls.Lock()
@@ -54,14 +68,36 @@ func (s *service) count(ctx context.Context, request any, _ *grpc.UnaryServerInf
 	return handle(ctx, request)
 }
 
-// finish returns when no call is under way and none follows the last one, or after finishTimeout: the kubelet fails a pod
-// for good whose call is cut off. New calls come as long as the kubelet listens.
-func (s *service) finish() {
-	// It runs after the plugin's context has ended.
-	_ = wait.PollUntilContextTimeout(context.Background(), callPause/5, finishTimeout, true, func(context.Context) (bool, error) {
+// finish ends the server, once: the kubelet fails a pod for good whose call is cut off. So it waits until the kubelet admits
+// no pod, tells it to send nothing more, serves what had been sent before that, and ends ListAndWatch last, whereupon the
+// kubelet closes the connection. The caller stops what is left of the server.
+func (s *service) finish(server *grpc.Server) {
+	// The plugin's context has ended before.
+	s.awaitQuiet(finishTimeout)
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		server.GracefulStop()
+	}()
+	s.awaitQuiet(drainTimeout)
+	close(s.ending)
+	select {
+	case <-stopped:
+	case <-time.After(drainTimeout):
+	}
+}
+
+// awaitQuiet returns when no call is under way and none follows the last one, or after timeout.
+func (s *service) awaitQuiet(timeout time.Duration) {
+	from := time.Now()
+	_ = wait.PollUntilContextTimeout(context.Background(), callPause/5, timeout, true, func(context.Context) (bool, error) {
 		s.calls.Lock()
 		defer s.calls.Unlock()
-		return s.underWay == 0 && time.Since(s.ended) > callPause, nil
+		pause := callPause
+		if s.last == pluginapi.DevicePlugin_GetPreferredAllocation_FullMethodName {
+			pause = preferencePause
+		}
+		return s.underWay == 0 && time.Since(s.ended) > pause && time.Since(from) > callPause, nil
 	})
 }
 
@@ -93,11 +129,16 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 		select {
 		case <-stream.Context().Done():
 			return nil
+		case <-s.ending:
+			return nil
 		case <-changed:
 		}
 		pause := time.NewTimer(s.interval)
 		select {
 		case <-stream.Context().Done():
+			pause.Stop()
+			return nil
+		case <-s.ending:
 			pause.Stop()
 			return nil
 		case <-pause.C:

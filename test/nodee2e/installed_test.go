@@ -479,7 +479,7 @@ func (s *site) awaitAgreement(t *testing.T, least int) {
 }
 
 // pluginAway are the kubelet's words for a device plugin that isn't there, as docs/troubleshooting.md has them.
-var pluginAway = regexp.MustCompile(`cannot allocate unregistered device aliyun\.com/gpu-mem|no healthy devices present`)
+var pluginAway = regexp.MustCompile(`cannot allocate unregistered device aliyun\.com/gpu-mem|no healthy devices present|gpushare\.sock: connect: no such file or directory`)
 
 // startLoad has pods come and go until stop is called, which sees to it that none ever had a wrong card, and returns those
 // that failed.
