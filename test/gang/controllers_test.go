@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"strings"
 	"testing"
 
@@ -14,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
@@ -77,9 +75,7 @@ func TestKept(t *testing.T) {
 	rounds := form(2, 20)
 	for round := range rounds {
 		group := fmt.Sprintf("g%d", round)
-		never := bed.Proxy.Inject(func(r *http.Request) bool {
-			return controlplane.Bindings(r) && strings.Contains(r.URL.Path, "/pods/"+group+"-2/")
-		}, 0, controlplane.Answer(http.StatusUnprocessableEntity, 0))
+		never := s.neverBound(group + "-2")
 		s.createGroup(group, size, card)
 		s.eventually("it is told that the group stays as it is", func(ctx context.Context) error {
 			list, err := s.bed.Client.CoreV1().Events(s.name).List(ctx, metav1.ListOptions{})

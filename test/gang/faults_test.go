@@ -92,9 +92,7 @@ func TestFaults(t *testing.T) {
 		evicted := 0
 		for round := range rounds {
 			group := fmt.Sprintf("g%d", round)
-			never := bed.Proxy.Inject(func(r *http.Request) bool {
-				return controlplane.Bindings(r) && strings.Contains(r.URL.Path, "/pods/"+group+"-2/")
-			}, 0, controlplane.Answer(http.StatusUnprocessableEntity, 0))
+			never := s.neverBound(group + "-2")
 			s.createGroup(group, size, card)
 			// Bound in part at first, then given up: without a controller nobody makes new ones.
 			s.eventually("the members that were bound are evicted", func(ctx context.Context) error {
@@ -174,6 +172,13 @@ func TestLeaders(t *testing.T) {
 	play("the leader is killed", (*controlplane.Process).Kill, start)
 	play("the leader is asked to end", func(leader *controlplane.Process) error { return leader.Terminate(t.Context()) }, start)
 	play("the leader is frozen", (*controlplane.Process).Pause, (*controlplane.Process).Resume)
+}
+
+// neverBound turns every bind of the pod away, for good and not for a moment, until that is lifted.
+func (s *stage) neverBound(pod string) *controlplane.Injection {
+	return s.bed.Proxy.Inject(func(r *http.Request) bool {
+		return controlplane.Bindings(r) && strings.Contains(r.URL.Path, "/pods/"+pod+"/")
+	}, 0, controlplane.Answer(http.StatusUnprocessableEntity, 0))
 }
 
 // settled waits until the group is whole and stays so. A group that isn't after patience is bound in part, or not at all
