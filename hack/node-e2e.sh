@@ -6,4 +6,4 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 export GPUSHARE_REQUIRE_CONTROL_PLANE=1
-go test -count=1 -v -parallel 3 -timeout 30m "$@" ./test/nodee2e
+go test -count=1 -v -parallel 2 -timeout 30m "$@" ./test/nodee2e

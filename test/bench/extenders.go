@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,8 +21,27 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// startNoop serves an extender that passes every node, scores nothing and binds: what any extender costs.
-func (s *stage) startNoop(context.Context) (string, finish, error) {
+// startNoop serves an extender that keeps no books: it passes nodes without a look at them, scores nothing and binds. What
+// it costs, any extender does.
+func (s *stage) startNoop(pass func(names []string) []string) func(context.Context) (string, finish, error) {
+	return func(context.Context) (string, finish, error) { return s.serveNoop(pass) }
+}
+
+func everyNode(names []string) []string { return names }
+
+// inTurn passes a single node, another one each time: kube-scheduler has nothing to score then.
+func inTurn() func(names []string) []string {
+	var calls atomic.Int64
+	return func(names []string) []string {
+		if len(names) == 0 {
+			return names
+		}
+		at := int(calls.Add(1)) % len(names)
+		return names[at : at+1]
+	}
+}
+
+func (s *stage) serveNoop(pass func(names []string) []string) (string, finish, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", nil, err
@@ -29,7 +49,8 @@ func (s *stage) startNoop(context.Context) (string, finish, error) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/gpushare-scheduler/filter", func(w http.ResponseWriter, r *http.Request) {
 		answer(w, r, func(args *extenderv1.ExtenderArgs) any {
-			return &extenderv1.ExtenderFilterResult{NodeNames: args.NodeNames}
+			passed := pass(*args.NodeNames) // Not nil: nodeCacheCapable, as shipped.
+			return &extenderv1.ExtenderFilterResult{NodeNames: &passed}
 		})
 	})
 	mux.HandleFunc("/gpushare-scheduler/prioritize", func(w http.ResponseWriter, r *http.Request) {

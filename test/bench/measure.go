@@ -53,7 +53,8 @@ type finish = func(ctx context.Context, t *turn) error
 func (s *stage) kinds(named []string) ([]*kind, error) {
 	every := []*kind{
 		{name: "none"},
-		{name: "noop", start: s.startNoop},
+		{name: "noop", start: s.startNoop(everyNode)},
+		{name: "least", start: s.startNoop(inTurn())},
 		// As it is shipped.
 		{name: "ours", start: s.startOurs()},
 		// Some of the best nodes, for kube-scheduler's own scorers to choose from, with a call of prioritize for them or without.
