@@ -1,6 +1,8 @@
 package extender
 
 import (
+	"bytes"
+	"net/http"
 	"slices"
 	"testing"
 
@@ -16,6 +18,47 @@ func (f *fixture) best(k int) {
 	options := f.options(f.cluster)
 	options.FilterBest = k
 	f.handler = NewServer(options).Handler()
+}
+
+// What one request said is gone when the next one is read into the same memory, also from what is kept of the last list.
+func TestFilterRemembersNoNamesThatWereOverwritten(t *testing.T) {
+	f := start(t, newNode(t, "free-1", 100), newNode(t, "free-2", 100), newNode(t, "full-1", 40), newNode(t, "full-2", 40))
+	options := f.options(f.cluster)
+	options.FilterBest, options.FilterBestAbove = 2, 1
+	f.handler = NewServer(options).Handler()
+	free, full := names("free-1", "free-2"), names("full-1", "full-2")
+	for range 3 {
+		for asked, want := range map[*[]string]*[]string{free: free, full: {}} {
+			got := answer[filterResult](t, f.post("filter", extenderv1.ExtenderArgs{Pod: newPod("p", 50), NodeNames: asked}), http.StatusOK)
+			if diff := cmp.Diff(want, got.NodeNames); diff != "" {
+				t.Fatalf("%v (-want +got):\n%s", *asked, diff)
+			}
+		}
+	}
+}
+
+func TestFewAndSmallBuffersAreKept(t *testing.T) {
+	b := newBodies()
+	var all []*bytes.Buffer
+	for range 2 * keptBuffers {
+		all = append(all, b.buffer(1))
+	}
+	large := b.buffer(1)
+	large.Grow(maxKept + 1)
+	b.keep(large)
+	if n := len(b.buffers); n != 0 {
+		t.Errorf("%d are kept, one of %d bytes", n, large.Cap())
+	}
+	for _, buffer := range all {
+		buffer.WriteString("something")
+		b.keep(buffer)
+	}
+	if n := len(b.buffers); n != keptBuffers {
+		t.Errorf("%d are kept, want %d", n, keptBuffers)
+	}
+	if again := b.buffer(1); again.Len() != 0 {
+		t.Errorf("%q is left in one", again)
+	}
 }
 
 func TestFilterPassesTheBest(t *testing.T) {

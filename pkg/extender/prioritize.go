@@ -29,7 +29,10 @@ func (s *Server) prioritize(_ context.Context, args *nodesArgs) (any, error) {
 		return nil, err
 	}
 	at := time.Now()
-	best := placement.Best{K: s.few()}
+	var best placement.Best
+	if s.FilterBest > 0 {
+		best.K = s.few()
+	}
 	s.look(pod, names, at, func(c placement.Candidate) {
 		answer[c.Node].Score = int64(c.Suits.Score())
 		best.Add(c)

@@ -82,8 +82,9 @@ type Node struct {
 	Holders []Holder
 }
 
-// Ledger is the book of a cluster. Its methods may be called from many goroutines: one lock guards everything, is held
-// for in-memory work only, and is never held while the caller's code runs, but for the visits of Check and Rank.
+// Ledger is the book of a cluster. Its methods may be called from many goroutines: one lock guards everything but the
+// roll, which has its own. It is held for in-memory work only, and never while the caller's code runs, but for the visits of
+// Check and Rank.
 type Ledger struct {
 	freed func(node string)
 

@@ -85,6 +85,14 @@ func (b *book) check(pod gpu.Pod, names ...string) map[string]placement.Reason {
 	return reasons
 }
 
+// rank is check by way of what is kept of each node's cards together.
+func (b *book) rank(pod gpu.Pod, names ...string) map[string]placement.Reason {
+	reasons := map[string]placement.Reason{}
+	view := ledger.View{Card: placement.Binpack, Node: placement.Binpack}
+	b.Rank(view, pod, names, func(i int, _ placement.Suitability, reason placement.Reason) { reasons[names[i]] = reason })
+	return reasons
+}
+
 func expect(t *testing.T, what string, want, got any) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {

@@ -16,17 +16,20 @@ type roll struct {
 }
 
 // each calls visit with each name's node, nil for one that isn't known. It needs the ledger's lock, for reading at least,
-// and keeps the names, which must not change. Of a list that names far more than there is nothing is kept: whoever sends
-// millions of names doesn't have them stay in memory until the next list.
+// and may keep the names, which must not change. Of a list that names far more than there is nothing is kept: whoever sends
+// millions of names doesn't have them stay in memory until the next list. Nor of one that is much shorter than the last:
+// prioritize's few come between filter's many.
 func (l *Ledger) each(names []string, visit func(i int, n *node)) {
 	r := &l.roll
 	if len(names) > 2*len(l.nodes) || !r.mu.TryLock() { // Where it can't be had, others are looking too.
-		for i, name := range names {
-			visit(i, l.nodes[name])
-		}
+		l.lookUp(names, visit)
 		return
 	}
 	defer r.mu.Unlock()
+	if r.of == l.membership && len(names) < len(r.names)/2 {
+		l.lookUp(names, visit)
+		return
+	}
 	last, lastNodes := r.names, r.nodes
 	if r.of != l.membership {
 		last = nil
@@ -47,4 +50,10 @@ func (l *Ledger) each(names []string, visit func(i int, n *node)) {
 		visit(i, n)
 	}
 	r.of, r.names, r.nodes, r.spare = l.membership, names, called, lastNodes
+}
+
+func (l *Ledger) lookUp(names []string, visit func(i int, n *node)) {
+	for i, name := range names {
+		visit(i, l.nodes[name])
+	}
 }

@@ -346,6 +346,7 @@ func TestTheLedgerDoesWhatTheModelDoes(t *testing.T) {
 				reached[reasons[node]]++
 			}
 			compare("Check", reasons, s.book.check(asking, append(s.nodes, "n9")...))
+			compare("Rank", reasons, s.book.rank(asking, append(s.nodes, "n9")...))
 			for _, p := range s.pods {
 				node, holder, held := s.book.Lookup(p.UID)
 				compare("whether "+p.Name+" is held", s.model.held[p.UID] != nil, held)

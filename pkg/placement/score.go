@@ -1,6 +1,10 @@
 package placement
 
-import "github.com/gpushare/gpushare/pkg/gpu"
+import (
+	"slices"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
 
 // MaxScore is the best score of a node, kube-scheduler's limit for extenders
 // (k8s.io/kube-scheduler/extender/v1 MaxExtenderPriority).
@@ -48,27 +52,34 @@ type Candidate struct {
 // Best keeps the best of the candidates that it is shown, the most suitable first: those that share the best score, K of
 // them at most. They are the nodes that a scheduler would choose from if it let these scores alone decide.
 type Best struct {
-	K    int
-	kept []Candidate
+	K int
+	// kept are those that may be among them, fewer than twice as many; sifted says that the first K were the best so far.
+	kept   []Candidate
+	sifted bool
 }
 
 // Add shows a candidate. Of thousands most are no better than the last of those kept.
 func (b *Best) Add(c Candidate) {
-	switch {
-	case len(b.kept) < b.K:
-		b.kept = append(b.kept, c)
-	case b.K > 0 && bySuitability(c, b.kept[b.K-1]) < 0:
-		b.kept[b.K-1] = c
-	default:
+	if b.K <= 0 || b.sifted && bySuitability(c, b.kept[b.K-1]) > 0 {
 		return
 	}
-	for i := len(b.kept) - 1; i > 0 && bySuitability(b.kept[i], b.kept[i-1]) < 0; i-- {
-		b.kept[i], b.kept[i-1] = b.kept[i-1], b.kept[i]
+	b.kept = append(b.kept, c)
+	if len(b.kept)/2 >= b.K {
+		b.sift()
+	}
+}
+
+// sift leaves the best, in order.
+func (b *Best) sift() {
+	slices.SortFunc(b.kept, bySuitability)
+	if len(b.kept) >= b.K {
+		b.kept, b.sifted = b.kept[:b.K], true
 	}
 }
 
 // Candidates returns those kept.
 func (b *Best) Candidates() []Candidate {
+	b.sift()
 	for i, c := range b.kept {
 		if c.Suits.Score() < b.kept[0].Suits.Score() {
 			return b.kept[:i]

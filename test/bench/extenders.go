@@ -21,8 +21,7 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// startNoop serves an extender that keeps no books: it passes nodes without a look at them, scores nothing and binds. What
-// it costs, any extender does.
+// startNoop serves an extender that keeps no books: it passes nodes without a look at them, scores nothing and binds.
 func (s *stage) startNoop(pass func(names []string) []string) func(context.Context) (string, finish, error) {
 	return func(context.Context) (string, finish, error) { return s.serveNoop(pass) }
 }
