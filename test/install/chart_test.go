@@ -8,6 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	k8slabels "k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpushare/gpushare/pkg/leader"
 )
 
 const chart = "deploy/helm/gpushare"
@@ -39,6 +41,7 @@ func TestTheChartPassesHelmLint(t *testing.T) {
 // What can't work is refused before anything is installed, with the value's name.
 func TestWrongValuesAreRefused(t *testing.T) {
 	h := newHelm(t, "")
+	lease := leader.DefaultRenewDeadline.String()
 	tests := map[string]struct{ values, want string }{
 		"an unknown mode":                  {"mode=sidecar", "at '/mode': value must be one of 'extender', 'secondScheduler'"},
 		"a name that is misspelt":          {"devicePlugin.memoryUnits=MiB", "additional properties 'memoryUnits' not allowed"},
@@ -58,6 +61,13 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"a part that is taken away":        {"extender=null", "missing property 'extender'"},
 		"binds that outlast the timeout":   {"extender.gangHold=0.1m5s,extender.service.clusterIP=10.96.0.15", "scheduler.httpTimeout: 15s isn't above extender.gangHold and extender.bindTimeout together (0.1m5s, 4s)"},
 		"that beside a second scheduler":   {"mode=secondScheduler,scheduler.httpTimeout=5s", "scheduler.httpTimeout: 5s isn't above"},
+		"no time to bind":                  {"mode=secondScheduler,extender.bindTimeout=0s", "extender.bindTimeout: 0s isn't above 0s, and 1m at most"},
+		"too much time to bind":            {"extender.reach=host,extender.replicas=1,extender.bindTimeout=1m1ms,scheduler.httpTimeout=3m", "extender.bindTimeout: 1m1ms isn't above 0s, and 1m at most"},
+		"binds that outlast the Lease":     {"extender.service.clusterIP=10.96.0.15,extender.replicas=1,scheduler.httpTimeout=30s,extender.bindTimeout=" + lease, "extender.bindTimeout: " + lease + " isn't below 10s, for which a leader counts on its Lease"},
+		"those of a second scheduler":      {"mode=secondScheduler,scheduler.httpTimeout=30s,extender.bindTimeout=" + lease, "extender.bindTimeout: " + lease + " isn't below 10s"},
+		"too long a hold":                  {"mode=secondScheduler,scheduler.httpTimeout=3m,extender.gangHold=61s,extender.gangPatience=3m", "extender.gangHold: 61s is above 1m"},
+		"less patience than a hold":        {"mode=secondScheduler,scheduler.httpTimeout=50s,extender.gangHold=40s", "extender.gangPatience: 30s lies below extender.gangHold (40s)"},
+		"patience that is no time":         {"extender.gangPatience=30", "at '/extender/gangPatience'"},
 		"an account without a namespace":   {"guard.allow.serviceAccounts[0]=velero", "at '/guard/allow/serviceAccounts/0'"},
 		"a page's address without a port":  {"extender.ui.listenAddress=127.0.0.1", "at '/extender/ui/listenAddress'"},
 		"monitors of a closed port":        {"extender.reach=host,extender.replicas=1,monitoring.enabled=true", "monitoring.enabled: with extender.reach=host"},
@@ -73,6 +83,43 @@ func TestWrongValuesAreRefused(t *testing.T) {
 				t.Errorf("it says %q, want %q", out, test.want)
 			}
 		})
+	}
+}
+
+// Whatever times are taken, the extender is given them, and time enough to look up its binds before it is killed.
+func TestTimesReachTheExtender(t *testing.T) {
+	h := newHelm(t, "")
+	const (
+		service = "extender.service.clusterIP=10.96.0.15,"
+		host    = "extender.reach=host,extender.replicas=1,"
+	)
+	for what, test := range map[string]struct{ values, want string }{
+		"as they are":              {service, "20 4s 10s 30s"},
+		"short binds":              {service + "extender.bindTimeout=500ms", "13 500ms 10s 30s"},
+		"just below the Lease":     {service + "extender.bindTimeout=9.9s,scheduler.httpTimeout=20s", "32 9.9s 10s 30s"},
+		"that, a second scheduler": {"mode=secondScheduler,extender.bindTimeout=9.9s,scheduler.httpTimeout=20s", "32 9.9s 10s 30s"},
+		"a longer Lease": {
+			service + "extender.bindTimeout=12s,scheduler.httpTimeout=30s,extender.extraArgs={--leader-elect-renew-deadline=20s,--leader-elect-lease-duration=30s}",
+			"36 12s 10s 30s",
+		},
+		"without a Lease":             {host + "extender.bindTimeout=1m,scheduler.httpTimeout=2m", "132 1m 10s 30s"},
+		"a long hold":                 {host + "extender.gangHold=1m,extender.gangPatience=1m,scheduler.httpTimeout=2m", "20 4s 1m 1m"},
+		"no groups, and no patience":  {host + "extender.gangHold=0s,extender.gangPatience=0s,scheduler.httpTimeout=5s", "20 4s 0s 0s"},
+		"patience for a long absence": {host + "extender.gangPatience=45s", "20 4s 10s 45s"},
+	} {
+		out := h.run(t, "template", "gpushare", chart, "--set="+test.values)
+		var got []string
+		for line := range strings.Lines(out) {
+			line = strings.TrimPrefix(strings.TrimSpace(line), "- ")
+			for _, name := range []string{"terminationGracePeriodSeconds: ", "--bind-timeout=", "--gang-hold=", "--gang-patience="} {
+				if value, found := strings.CutPrefix(line, name); found {
+					got = append(got, value)
+				}
+			}
+		}
+		if strings.Join(got, " ") != test.want {
+			t.Errorf("%s: %q, want %q", what, got, test.want)
+		}
 	}
 }
 

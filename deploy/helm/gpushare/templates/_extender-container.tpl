@@ -1,6 +1,7 @@
 {{/* The extender's container: of the Deployment, and beside the second scheduler. */}}
 {{- define "gpushare.extenderContainer" -}}
 {{- $host := and (eq .Values.mode "extender") (eq .Values.extender.reach "host") -}}
+{{- include "gpushare.checkTimes" . -}}
 name: extender
 image: {{ include "gpushare.image" (list .Values.images.extender .Chart.AppVersion) }}
 imagePullPolicy: {{ .Values.images.extender.pullPolicy }}
@@ -31,6 +32,7 @@ args:
   - --node-policy={{ .Values.extender.nodePolicy }}
   - --bind-timeout={{ .Values.extender.bindTimeout }}
   - --gang-hold={{ .Values.extender.gangHold }}
+  - --gang-patience={{ .Values.extender.gangPatience }}
   - --gang-failure-policy={{ ternary "evict" "keep" .Values.extender.allowEvictions }}
   {{- if not .Values.extender.ui.enabled }}
   - --ui=false

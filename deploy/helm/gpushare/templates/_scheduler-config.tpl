@@ -1,20 +1,5 @@
-{{/* A duration as the schema takes it, in milliseconds. */}}
-{{- define "gpushare.milliseconds" -}}
-{{- $sum := 0.0 -}}
-{{- range regexFindAll "[0-9.]+(ms|s|m)" . -1 -}}
-{{- $unit := regexFind "[a-z]+$" . -}}
-{{- $sum = addf $sum (mulf (trimSuffix $unit . | float64) (get (dict "ms" 1 "s" 1000 "m" 60000) $unit)) -}}
-{{- end -}}
-{{ $sum }}
-{{- end }}
-
 {{/* kube-scheduler's configuration. Besides the root: address, certificates (mode "generated"). */}}
 {{- define "gpushare.schedulerConfig" -}}
-{{- $hold := include "gpushare.milliseconds" .Values.extender.gangHold | float64 -}}
-{{- $bind := include "gpushare.milliseconds" .Values.extender.bindTimeout | float64 -}}
-{{- if ge (addf $hold $bind) (include "gpushare.milliseconds" .Values.scheduler.httpTimeout | float64) -}}
-{{- fail (printf "scheduler.httpTimeout: %s isn't above extender.gangHold and extender.bindTimeout together (%s, %s): kube-scheduler would give up on binds that go on" .Values.scheduler.httpTimeout .Values.extender.gangHold .Values.extender.bindTimeout) -}}
-{{- end -}}
 {{- $second := include "gpushare.secondScheduler" . -}}
 {{- if $second -}}
 # Configuration of the second kube-scheduler, with the gpushare extender beside it in the same pod.

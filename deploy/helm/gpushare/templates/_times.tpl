@@ -1,0 +1,42 @@
+{{/* A duration as the schema takes it, in milliseconds. */}}
+{{- define "gpushare.milliseconds" -}}
+{{- $sum := 0.0 -}}
+{{- range regexFindAll "[0-9.]+(ms|s|m)" . -1 -}}
+{{- $unit := regexFind "[a-z]+$" . -}}
+{{- $sum = addf $sum (mulf (trimSuffix $unit . | float64) (get (dict "ms" 1 "s" 1000 "m" 60000) $unit)) -}}
+{{- end -}}
+{{ $sum }}
+{{- end }}
+
+{{/* Refuses times with which the extender would end at its start, or which kube-scheduler wouldn't wait for. */}}
+{{- define "gpushare.checkTimes" -}}
+{{- $e := .Values.extender -}}
+{{- $hold := include "gpushare.milliseconds" $e.gangHold | float64 -}}
+{{- $patience := include "gpushare.milliseconds" $e.gangPatience | float64 -}}
+{{- $bind := include "gpushare.milliseconds" $e.bindTimeout | float64 -}}
+{{- if or (eq $bind 0.0) (gt $bind 60000.0) -}}
+{{- fail (printf "extender.bindTimeout: %s isn't above 0s, and 1m at most" $e.bindTimeout) -}}
+{{- end -}}
+{{- if gt $hold 60000.0 -}}
+{{- fail (printf "extender.gangHold: %s is above 1m" $e.gangHold) -}}
+{{- end -}}
+{{- if and (gt $hold 0.0) (lt $patience $hold) -}}
+{{- fail (printf "extender.gangPatience: %s lies below extender.gangHold (%s): places would be given up before the first hold is over" $e.gangPatience $e.gangHold) -}}
+{{- end -}}
+{{- if ge (addf $hold $bind) (include "gpushare.milliseconds" .Values.scheduler.httpTimeout | float64) -}}
+{{- fail (printf "scheduler.httpTimeout: %s isn't above extender.gangHold and extender.bindTimeout together (%s, %s): kube-scheduler would give up on binds that go on" .Values.scheduler.httpTimeout $e.gangHold $e.bindTimeout) -}}
+{{- end -}}
+{{- /* Who gives another deadline, for which there is no value, is left to the extender's own check. */ -}}
+{{- $elected := or (include "gpushare.byService" .) (include "gpushare.secondScheduler" .) -}}
+{{- if and $elected (ge $bind 10000.0) (not (contains "--leader-elect-renew-deadline" (join " " $e.extraArgs))) -}}
+{{- fail (printf "extender.bindTimeout: %s isn't below 10s, for which a leader counts on its Lease: lower it, or raise --leader-elect-renew-deadline and --leader-elect-lease-duration in extender.extraArgs" $e.bindTimeout) -}}
+{{- end -}}
+{{- end }}
+
+{{/*
+Twice the time of a bind and five seconds is what a leader may need to look up binds whose answer was lost; seven more are
+for giving up the Lease, and the end itself.
+*/}}
+{{- define "gpushare.gracePeriod" -}}
+{{- include "gpushare.milliseconds" .Values.extender.bindTimeout | float64 | mulf 0.002 | addf 12 | ceil -}}
+{{- end }}
