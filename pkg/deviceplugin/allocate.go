@@ -21,8 +21,9 @@ import (
 
 // allocator answers the kubelet: it finds out which pod is meant, decides on the card, and notes what was given.
 //
-// One decision is made at a time, under turn; while it is held the kubelet may be asked and the pods listed once, both
-// within a bounded time. Nothing else waits for the API server.
+// One decision is made at a time, under turn; while it is held the kubelet may be asked, and the pods are looked for, each
+// within a bounded time (askTimeout, searchTimeout). Only where something odd is under way it takes longer: a container's end
+// (statusPatience) or a static pod's mirror (mirrorPatience) is waited for.
 type allocator struct {
 	cards     *cardState
 	pods      *podSource
@@ -283,21 +284,25 @@ func (a *allocator) match(ctx context.Context, hinted hint, request gpu.Memory) 
 	}
 	s, ask := a.known(), a.asker(ctx)
 	s.Preferred = hinted.preferred()
-	if c, ok := hinted.holds(s, request); ok {
+	c, found := hinted.holds(s, request)
+	if found {
 		a.doubtful = hinted.by == byOrder
 		// By order alone it was found perhaps for want of time to ask about it.
 		if !a.doubtful || !a.ruledOut(ask(c)) {
 			return s, c, hinted.by, nil
 		}
 	}
-	if c, by, ok := a.resolve(s.Candidates(request), ask, false); ok {
+	// Where the one that the devices were chosen for isn't known here yet, a guess among the others would be wrong.
+	guess := found || hinted.container == (containerKey{})
+	if c, by, ok := a.resolve(s.Candidates(request), ask, false); ok && (by == byKubelet || guess) {
 		return s, c, by, nil
 	}
 	// The informer can be behind, and so can the record.
 	a.Sync(ctx)
 	pods, err := a.pods.Search(ctx, func(pods []podView) bool {
-		_, _, found := resolve(a.snapshot(pods).Candidates(request), ask, a.resources.Answers, false)
-		return found
+		// A guess can wait for the list: the pod that is meant may not be among those known yet.
+		_, by, _ := resolve(a.snapshot(pods).Candidates(request), ask, a.resources.Answers, false)
+		return by == byKubelet
 	})
 	live := a.snapshot(pods)
 	live.Preferred = s.Preferred

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc/codes"
@@ -90,9 +91,38 @@ func TestPodHeardOfLateFromAPIServerThatIsGone(t *testing.T) {
 	k.booked(p, late, 1)
 }
 
+// A pod that is heard of meanwhile isn't taken for the one that is meant where the kubelet can't tell: the list may know better.
+func TestPodHeardOfBeforeTheOneThatIsMeant(t *testing.T) {
+	b := newBench(t)
+	b.blind, b.hanging = true, &hanging{}
+	k, p := b.up(16, 16)
+	meant, other := newPod("meant", main(4), assumed(1, 1)), newPod("other", main(4), assumed(0, 2))
+	for _, pod := range []*corev1.Pod{meant, other} {
+		if err := b.client.Tracker().Add(pod); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.hanging.Hang()
+	go func() {
+		for b.hanging.held.Load() == 0 && t.Context().Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		b.watcher.Add(other)
+		for len(p.pods.Cached()) == 0 && t.Context().Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(5 * searchPause)
+		b.hanging.Resume()
+	}()
+	if got := cardOf(k.mustAdmit(meant)["main"]); got != "1" {
+		t.Errorf("got card %s", got)
+	}
+}
+
 // The list of all pods can take a busy API server longer than its word of the one that is looked for.
 func TestPodHeardOfBeforeTheListIsThere(t *testing.T) {
 	b := newBench(t)
+	b.askable()
 	b.blind, b.hanging = true, &hanging{}
 	k, p := b.up(60, 4)
 	late := newPod("late", main(4), assumed(1, 1))
@@ -103,6 +133,7 @@ func TestPodHeardOfBeforeTheListIsThere(t *testing.T) {
 			if t.Context().Err() != nil {
 				return
 			}
+			time.Sleep(time.Millisecond)
 		}
 		b.watcher.Add(late)
 	}()

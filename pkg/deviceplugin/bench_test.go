@@ -61,6 +61,8 @@ type bench struct {
 	deviceList DeviceListStrategy
 	// patience is how long plugins wait for the mirror of a static pod, where that isn't the usual time.
 	patience time.Duration
+	// admitting and statusPatience are the plugins' own, much shorter where a test isn't about them.
+	admitting, statusPatience time.Duration
 }
 
 // fakeClient is a fake as the plugin sees it.
@@ -80,7 +82,7 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testNode}}
-	b := &bench{t: t, dir: dir, events: events.NewFakeRecorder(1000), watcher: watch.NewFake()}
+	b := &bench{t: t, dir: dir, events: events.NewFakeRecorder(1000), watcher: watch.NewFake(), admitting: 10 * time.Millisecond, statusPatience: 500 * time.Millisecond}
 	b.client = fake.NewClientset(append(objects, node)...)
 	b.client.PrependReactor("patch", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if b.away.Load() {
@@ -117,7 +119,7 @@ func (b *bench) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	}
 	p.registrar.settle = time.Millisecond
 	p.service.interval = time.Millisecond
-	p.allocator.statusPatience = 500 * time.Millisecond
+	p.service.admitting, p.allocator.statusPatience = b.admitting, b.statusPatience
 	if b.patience > 0 {
 		p.allocator.patience = b.patience
 	}

@@ -8,11 +8,14 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
+// slowly is more than anything takes between the calls of an admission on a machine with other work.
+const slowly = 3 * time.Second
+
 // A pod that the kubelet is admitting while the plugin is told to end gets its card, in both calls: otherwise the kubelet
 // fails it for good.
 func TestEndWithinAnAdmission(t *testing.T) {
 	b := newBench(t)
-	b.blind, b.hanging = true, &hanging{}
+	b.blind, b.hanging, b.admitting = true, &hanging{}, slowly
 	unseen := watch.NewFake()
 	b.client.PrependWatchReactor("pods", func(clienttesting.Action) (bool, watch.Interface, error) { return true, unseen, nil })
 	k := startKubelet(t, b.dir)
@@ -44,6 +47,7 @@ func TestEndWithinAnAdmission(t *testing.T) {
 // So does one for which the kubelet takes its time between the two calls.
 func TestEndBetweenTheCallsOfAnAdmission(t *testing.T) {
 	b := newBench(t)
+	b.admitting = slowly
 	k := startKubelet(t, b.dir)
 	p, stop := b.start(newCards(16))
 	k.awaitDevices(16, 16)
@@ -56,7 +60,7 @@ func TestEndBetweenTheCallsOfAnAdmission(t *testing.T) {
 			defer close(ended)
 			stop()
 		}()
-		time.Sleep(3 * callPause)
+		time.Sleep(3 * arriving)
 	}
 	if _, err := k.admit(pod); err != nil {
 		t.Error(err)

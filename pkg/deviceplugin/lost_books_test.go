@@ -114,6 +114,7 @@ func TestInitContainersAreAskedForAgain(t *testing.T) {
 func TestEndIsToldLate(t *testing.T) {
 	one, two := newPod("one", main(4), assumed(0, 1), assigned, ran(true)), newPod("two", main(4), assumed(1, 2), assigned, ran(true))
 	b := newBench(t, one, two)
+	b.statusPatience = statusPatience
 	b.askable()
 	before := []entry{
 		newEntry(t, "uid-one", "main", 0, "00", "01", "02", "03"), newEntry(t, "uid-two", "main", 1, "10", "11", "12", "13"),

@@ -167,6 +167,10 @@ const (
 	searchTimeout = 2 * time.Second
 	// searchPause is how often a pod that is waited for is looked for.
 	searchPause = 10 * time.Millisecond
+	// askAgain is the pause after a list that failed at once, as over a connection that had broken.
+	askAgain = 200 * time.Millisecond
+	// awayPatience is how long a pod is waited for whose list isn't asked for.
+	awayPatience = 500 * time.Millisecond
 	// leaveAway is how long an API server that didn't answer isn't asked again: every container of a pod would wait.
 	leaveAway = 2 * time.Second
 )
@@ -231,38 +235,47 @@ func (s *podSource) Live(ctx context.Context) ([]podView, error) {
 
 // Search returns the pods as the API server lists them, or as the informer has them as soon as that is enough, whichever
 // comes first: a busy API server's list takes longer than its word of a single pod. Where it can't be asked the informer
-// may still get what is on its way, and is given as long as a list may take; the error then comes with what it has.
+// may still get what is on its way, and is given as long as a list may take, or awayPatience where the API server has just
+// been waited for in vain; the error then comes with what the informer has.
 func (s *podSource) Search(ctx context.Context, enough func([]podView) bool) ([]podView, error) {
-	if s.isAway() {
-		return s.Cached(), fmt.Errorf("listing the pods of node %s: %w", s.node, errAway)
+	away, patience := s.isAway(), searchTimeout
+	if away {
+		patience = awayPatience
 	}
-	bounded, cancel := context.WithTimeout(ctx, searchTimeout)
+	bounded, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	type list struct {
 		pods []podView
 		err  error
 	}
 	listed := make(chan list, 1)
-	go func() {
+	ask := func() {
 		pods, err := s.list(bounded)
 		listed <- list{pods, err}
-	}()
+	}
+	failed := fmt.Errorf("listing the pods of node %s: %w", s.node, errAway)
+	if !away {
+		failed = nil
+		go ask()
+	}
 	ticker := time.NewTicker(searchPause)
 	defer ticker.Stop()
-	var failed error
+	var again <-chan time.Time
 	for {
 		select {
 		case l := <-listed:
 			if l.err == nil {
 				return l.pods, nil
 			}
-			failed = l.err
+			failed, again = l.err, time.After(askAgain)
+		case <-again:
+			go ask()
 		case <-ticker.C:
 			if pods := s.Cached(); enough(pods) {
 				return pods, nil
 			}
 		case <-bounded.Done():
-			if ctx.Err() == nil {
+			if ctx.Err() == nil && !away {
 				s.leave()
 			}
 			if failed == nil {

@@ -30,15 +30,16 @@ type service struct {
 	// ending is closed when ListAndWatch is to return.
 	ending chan struct{}
 
-	// calls locks what follows: how many calls of the kubelet are under way, which came last, and when one last ended.
+	// admitting is above the time between two calls that are for one pod, see finish.
+	admitting time.Duration
+	// calls locks what follows: how many calls of the kubelet are under way, and when one last ended.
 	calls    sync.Mutex
 	underWay int
-	last     string
 	ended    time.Time
 }
 
 func newService() *service {
-	return &service{logger: klog.Background(), interval: time.Second, ending: make(chan struct{})}
+	return &service{logger: klog.Background(), interval: time.Second, admitting: time.Second, ending: make(chan struct{})}
 }
 
 const (
@@ -46,18 +47,14 @@ const (
 	finishTimeout = 5 * time.Second
 	// drainTimeout is how long it then stays for calls that had been sent before the kubelet learnt of the end.
 	drainTimeout = 2 * time.Second
-	// callPause is above the time between the calls for the containers of one pod.
-	callPause = 100 * time.Millisecond
-	// preferencePause is above the time between GetPreferredAllocation and the Allocate that always follows it, on a machine
-	// that has other work too.
-	preferencePause = time.Second
+	// arriving is above the time that a call takes from the kubelet to here.
+	arriving = 100 * time.Millisecond
 )
 
 // count is an interceptor for finish.
-func (s *service) count(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+func (s *service) count(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	s.calls.Lock()
 	s.underWay++
-	s.last = info.FullMethod
 	s.calls.Unlock()
 	defer func() {
 		s.calls.Lock()
@@ -87,17 +84,14 @@ func (s *service) finish(server *grpc.Server) {
 	}
 }
 
-// awaitQuiet returns when no call is under way and none follows the last one, or after timeout.
+// awaitQuiet returns when no call is under way and none follows the last one, or after timeout. Between the calls for a pod
+// the kubelet writes its checkpoint, and a machine may have other work to do.
 func (s *service) awaitQuiet(timeout time.Duration) {
 	from := time.Now()
-	_ = wait.PollUntilContextTimeout(context.Background(), callPause/5, timeout, true, func(context.Context) (bool, error) {
+	_ = wait.PollUntilContextTimeout(context.Background(), arriving/5, timeout, true, func(context.Context) (bool, error) {
 		s.calls.Lock()
 		defer s.calls.Unlock()
-		pause := callPause
-		if s.last == pluginapi.DevicePlugin_GetPreferredAllocation_FullMethodName {
-			pause = preferencePause
-		}
-		return s.underWay == 0 && time.Since(s.ended) > pause && time.Since(from) > callPause, nil
+		return s.underWay == 0 && time.Since(s.ended) > s.admitting && time.Since(from) > arriving, nil
 	})
 }
 
