@@ -165,7 +165,8 @@ func (b *Book) Seen(m Member, now time.Time) {
 	size := g.size
 	g.recount()
 	if g.size != size {
-		b.drop(g, Changed, now, false) // It was for another number.
+		b.drop(g, Changed, now, false)          // It was for another number.
+		g.stale = g.stale || len(g.members) > 1 // The others may be enough now, and nothing happens to them.
 	}
 	if wasWaiting && !known.waiting() {
 		b.lost(g, m.UID, now)
@@ -199,7 +200,9 @@ func (b *Book) remove(m *member, now time.Time) {
 	if b.claims.by == g {
 		b.endClaim(now) // It was for those who were there.
 	}
+	size := g.size
 	g.recount()
+	g.stale = g.stale || g.size != size // Those who are left may agree now, and be enough.
 	b.lost(g, m.UID, now)
 	b.forgetEmpty(g)
 }

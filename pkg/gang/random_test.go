@@ -188,6 +188,16 @@ func (w *world) step() {
 	w.look(queued[w.random.IntN(len(queued))])
 }
 
+// lookAtAll lets the scheduler look once at each pod that is queued, in their order.
+func (w *world) lookAtAll() {
+	for _, p := range w.sorted() {
+		if p.queued {
+			w.look(p)
+		}
+	}
+	w.act()
+}
+
 // look lets the scheduler look at this pod.
 func (w *world) look(p *pod) {
 	p.queued = false

@@ -1,9 +1,11 @@
 package gang_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -45,6 +47,45 @@ func TestASizeThatChangesOnTheWay(t *testing.T) {
 			w.rest()
 			if got := w.groups()["job"][0]; got != tc.bound {
 				t.Errorf("%d are bound, want %d", got, tc.bound)
+			}
+		})
+	}
+}
+
+// Members agree, or are enough, once others are gone or edited, and no new one comes that would bring them back.
+func TestAGroupThatBecomesCompleteWithoutANewMember(t *testing.T) {
+	for name, change := range map[string]func(w *world, old []*pod){
+		"one of another size is made before the old one is gone": func(w *world, old []*pod) {
+			for range 4 {
+				w.create("job", 4, 16, "t")
+			}
+			w.lookAtAll()
+			for _, p := range old {
+				w.delete(p)
+				w.pass(time.Second)
+			}
+		},
+		"the size is edited": func(w *world, old []*pod) {
+			for _, p := range old {
+				p.Size, p.queued = 4, true
+				w.tell(p)
+				w.lookAtAll()
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 1)
+			w.claimAfter = 0 // The end of a claim wakes everybody.
+			w.restart()
+			w.act() // The nodes have come.
+			for i := range 4 {
+				w.create("job", 8, 16, fmt.Sprint("t", i))
+			}
+			w.lookAtAll()
+			change(w, w.sorted())
+			w.rest()
+			if got := w.groups()["job"]; got != [2]int{4, 0} {
+				t.Errorf("bound and waiting are %v", got)
 			}
 		})
 	}
