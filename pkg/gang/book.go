@@ -267,13 +267,16 @@ func (b *Book) Tick(now time.Time) {
 	slices.SortFunc(ready, compare)
 	b.queue = ready
 	for _, g := range ready {
-		if !g.stale && len(g.offers) == 0 {
-			continue // kube-scheduler itself finds no node for any of them.
+		c := g.census()
+		if g.stale {
+			if _, offered := g.choose(c, g.isOffered); !offered {
+				b.wakeRefused(g) // Where they may go must be heard anew, whether or not it is the group's turn just now.
+			}
+			g.stale = false
 		}
-		if why, ok := b.makePlan(g, g.census(), now); !ok && why == AwaitsOthers && g.stale {
-			b.wakeRefused(g) // Where they may go must be heard anew.
+		if len(g.offers) > 0 { // Else kube-scheduler itself finds no node for any of them.
+			_, _ = b.makePlan(g, c, now) // If it comes to nothing the next Tick tries again.
 		}
-		g.stale = false
 	}
 	b.keepClaim(ready, now)
 }

@@ -91,6 +91,59 @@ func TestAGroupThatBecomesCompleteWithoutANewMember(t *testing.T) {
 	}
 }
 
+// Members that were put aside while the group paused, or by another extender, are called when that is over, also where no room is
+// looked for at that moment.
+func TestMembersThatWerePutAsideAreCalled(t *testing.T) {
+	start := func(t *testing.T) *world {
+		w := newWorld(t, 1)
+		w.act()       // The nodes have come.
+		for range 9 { // One more than there are cards.
+			w.create("never", 9, 16, "t")
+		}
+		w.lookAtAll()
+		w.pass(3 * time.Second) // Ages are in whole seconds.
+		return w
+	}
+	queued := func(w *world, name string) bool {
+		return slices.ContainsFunc(w.sorted(), func(p *pod) bool { return p.Group.Name == name && p.queued })
+	}
+	t.Run("after a pause, while memory comes free", func(t *testing.T) {
+		w := start(t)
+		for range 2 {
+			w.create("small", 2, 16, "t")
+		}
+		w.lookAtAll()
+		w.lookAtAll()
+		if len(w.released) != 1 {
+			t.Fatalf("%d binds are on their way", len(w.released))
+		}
+		w.bind(w.released[0], true)
+		w.released = nil
+		w.act()
+		w.lookAtAll() // The pause has begun.
+		w.pass(800 * time.Millisecond)
+		if queued(w, "small") {
+			t.Fatal("it was called before its pause was over")
+		}
+		w.book.Freed() // The group that goes first waits for more of that.
+		w.pass(time.Second)
+		if !queued(w, "small") {
+			t.Error("nobody calls it")
+		}
+	})
+	t.Run("by an extender that begins to lead again", func(t *testing.T) {
+		w := start(t)
+		w.book.Freed()
+		w.pass(time.Second) // There was no room just now.
+		w.book.Suspend(w.now)
+		w.book.Inherit()
+		w.pass(time.Second)
+		if !queued(w, "never") {
+			t.Error("nobody calls it")
+		}
+	})
+}
+
 // Members that nobody makes are waited for in vain: a StatefulSet that makes its next pod when the last one runs never has all of
 // them. That is told, once.
 func TestAGroupThatStaysIncompleteIsTold(t *testing.T) {
