@@ -266,6 +266,7 @@ func (b *Book) Tick(now time.Time) {
 	}
 	slices.SortFunc(ready, compare)
 	b.queue = ready
+	b.flow.note(b.freed.Load(), now) // Also while nobody waits who would ask.
 	for _, g := range ready {
 		c := g.census()
 		if g.stale {

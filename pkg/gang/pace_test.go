@@ -91,6 +91,8 @@ func TestMemoryThatComesFreeInPiecesGoesToTheFirstGroup(t *testing.T) {
 		}
 		t.Fatalf("waited in vain until %s: %v, %v", what, w.groups(), w.failed)
 	}
+	w.book.Freed() // What came free a minute ago has nothing to do with what comes free now.
+	w.pass(time.Minute)
 	for range 8 {
 		w.create("runs", 8, 16, "t")
 	}
@@ -117,5 +119,49 @@ func TestMemoryThatComesFreeInPiecesGoesToTheFirstGroup(t *testing.T) {
 	wait("the large group runs", 10, func(groups map[string][2]int) bool { return groups["large"][0] == 7 })
 	if n := w.failed["gave_way"]; n > 0 {
 		t.Errorf("%d plans had to give way", n)
+	}
+}
+
+// Where memory comes free without end, a small group waits a second for a large one that goes first and finds no room, and not
+// longer: whatever the rhythm of the one, and of the moments at which the other is looked at.
+func TestMemoryThatComesFreeWithoutEndHoldsUpNobodyForLong(t *testing.T) {
+	for _, tc := range []struct{ free, tick time.Duration }{
+		{free: 50 * time.Millisecond, tick: 100 * time.Millisecond},
+		{free: 220 * time.Millisecond, tick: 100 * time.Millisecond},
+		{free: 300 * time.Millisecond, tick: 100 * time.Millisecond},
+		{free: 50 * time.Millisecond, tick: 400 * time.Millisecond}, // On a busy machine.
+	} {
+		t.Run(fmt.Sprintf("every %v, seen every %v", tc.free, tc.tick), func(t *testing.T) {
+			w := newWorld(t, 1)
+			var free, tick time.Time
+			instant := func() {
+				w.now = w.now.Add(10 * time.Millisecond)
+				if w.now.Sub(free) >= tc.free {
+					free = w.now
+					w.book.Freed()
+				}
+				if w.now.Sub(tick) >= tc.tick {
+					tick = w.now
+					w.book.Tick(w.now)
+				}
+				w.lookAtAll()
+			}
+			for range 9 { // One more than there are cards.
+				w.create("never", 9, 16, "t")
+			}
+			for range 300 {
+				instant()
+			}
+			for range 2 {
+				w.create("small", 2, 16, "t")
+			}
+			begun := w.now
+			for len(w.released) == 0 && w.now.Sub(begun) < time.Minute {
+				instant()
+			}
+			if took := w.now.Sub(begun); took > 1500*time.Millisecond { // A tick comes upon that.
+				t.Errorf("it has waited for %v", took)
+			}
+		})
 	}
 }

@@ -133,19 +133,25 @@ const (
 
 // flow is how memory comes free: the pods of a group that ends leave one after the other.
 type flow struct {
-	freed       uint64
+	freed uint64
+	// begun is when it began to, zero where it has ceased to; last is when it was last seen to.
 	begun, last time.Time
 }
 
-// note is told how often memory had come free by now, and says whether it has ceased to.
+// note is told how often memory had come free by now, and says whether it has ceased to. A pause between two calls that both see
+// more of it counts for none, since nobody knows when it was: so nobody waits for longer than settledAtLast for one to be seen.
 func (f *flow) note(freed uint64, now time.Time) bool {
 	if freed != f.freed {
-		if now.Sub(f.last) >= settled {
+		if f.begun.IsZero() {
 			f.begun = now
 		}
 		f.freed, f.last = freed, now
 	}
-	return now.Sub(f.last) >= settled || now.Sub(f.begun) >= settledAtLast
+	if now.Sub(f.last) >= settled {
+		f.begun = time.Time{}
+		return true
+	}
+	return now.Sub(f.begun) >= settledAtLast
 }
 
 // mayGo says whether all groups that go before g have had their chance. Else a small group would take what a large one is
