@@ -341,8 +341,17 @@ func (b *Book) giveUp(g *group, now time.Time) {
 // complain tells of a group whose members don't get more. Often nobody will ever make them: a StatefulSet by default makes its
 // next pod when the last one runs, a Job no more than its parallelism.
 func (b *Book) complain(g *group, now time.Time) {
-	if g.incompleteSince.IsZero() || now.Sub(g.incompleteSince) < b.Patience || g.incomplete+g.census().cardless >= g.size {
-		return // Of those that don't count filter tells.
+	if g.incompleteSince.IsZero() || now.Sub(g.incompleteSince) < b.Patience {
+		return
+	}
+	c := g.census()
+	if c.mismatch(g.size) {
+		return // Of that filter tells.
+	}
+	if c.hindered > 0 {
+		b.tell(g, true, EventMismatch, fmt.Sprintf("The group needs %d members and only %d can be placed: they wait for the others. "+
+			"Some of those exist, but have scheduling gates or can't be counted as members", g.size, g.incomplete))
+		return
 	}
 	b.tell(g, true, EventMismatch, fmt.Sprintf("The group needs %d members and only %d exist: they wait for the others. "+
 		"All must be made at once: by a StatefulSet with podManagementPolicy Parallel, by a Job whose parallelism is not smaller",

@@ -63,9 +63,9 @@ func (b *Book) filter(m *member, offered []string, now time.Time) Answer {
 	case g.binding():
 		return Answer{Why: Binding}
 	case exist < g.size:
-		if exist+c.cardless >= g.size {
+		if c.mismatch(g.size) {
 			b.tell(g, true, EventMismatch, fmt.Sprintf("The group needs %d members that ask for GPU cards, %d do, and %d ask for none: those don't count",
-				g.size, exist, c.cardless))
+				g.size, exist+c.hindered, c.cardless))
 		}
 		return Answer{Why: incomplete(exist, g.size)}
 	case now.Before(g.notBefore):

@@ -63,7 +63,7 @@ type member struct {
 
 // census counts a group's members.
 type census struct {
-	waiting, running, cardless int
+	waiting, running, hindered, cardless int
 	// done are those that have succeeded and come from the same controller as one that is alive: not from an earlier run.
 	done int
 	// proven says that one of the running ones proves that the group was whole.
@@ -72,6 +72,12 @@ type census struct {
 
 // exist counts the members that there are, or were and did their part.
 func (c census) exist() int { return c.waiting + c.running + c.done }
+
+// mismatch says whether enough pods name the group, and too few of them ask for cards.
+func (c census) mismatch(size int) bool {
+	ask := c.exist() + c.hindered
+	return ask < size && ask+c.cardless >= size
+}
 
 // binding says whether the barrier has opened and binds are under way.
 func (g *group) binding() bool { return g.plan != nil && g.plan.isOpen() }
@@ -86,6 +92,9 @@ func (g *group) census() census {
 		case m.running():
 			c.running++
 			c.proven = c.proven || m.Proof
+		case m.hindered():
+			c.hindered++
+			continue
 		case m.Cardless:
 			c.cardless++
 			continue

@@ -47,6 +47,11 @@ func (m *Member) waiting() bool {
 	return m.Node == "" && m.Problem == "" && !m.Ended && !m.Leaving && !m.Gated && !m.Cardless
 }
 
+// hindered says whether the member is there, but can't be placed as it is.
+func (m *Member) hindered() bool {
+	return m.Node == "" && (m.Problem != "" || m.Gated) && !m.Ended && !m.Leaving && !m.Cardless
+}
+
 // running says whether the member has its place, and keeps it.
 func (m *Member) running() bool {
 	return m.Node != "" && !m.Ended && !m.Leaving && !m.Cardless

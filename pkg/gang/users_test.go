@@ -178,6 +178,53 @@ func TestAGroupThatStaysIncompleteIsTold(t *testing.T) {
 	}
 }
 
+// Members that can't be placed as they are don't count, but they do exist: nobody is told to make them.
+func TestMembersThatExistAndCanNotBePlacedAreNotTakenForMissing(t *testing.T) {
+	for name, tc := range map[string]struct {
+		hinder, mend func(*pod)
+		cardless     bool
+	}{
+		"scheduling gates": {
+			hinder: func(p *pod) { p.Gated = true }, mend: func(p *pod) { p.Gated = false },
+		},
+		"no number that can be read": {
+			hinder: func(p *pod) { p.Problem, p.Size = "x is no number", 0 }, mend: func(p *pod) { p.Problem, p.Size = "", 3 },
+		},
+		"scheduling gates, and another that doesn't count": {
+			hinder: func(p *pod) { p.Gated = true }, mend: func(p *pod) { p.Gated = false }, cardless: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 1)
+			if tc.cardless {
+				launcher := gang.Member{Group: gang.Key{Namespace: "default", Name: "job"}, Size: 3, Created: w.now, Cardless: true}
+				launcher.UID, launcher.Namespace, launcher.Name = "launcher", "default", "launcher"
+				w.book.Seen(launcher, w.now)
+			}
+			for range 3 {
+				w.create("job", 3, 16, "t")
+			}
+			hindered := w.sorted()[2]
+			tc.hinder(hindered)
+			hindered.queued = false
+			w.tell(hindered)
+			w.rest()
+			want := []string{gang.EventMismatch + ": The group needs 3 members and only 2 can be placed: they wait for the others. " +
+				"Some of those exist, but have scheduling gates or can't be counted as members"}
+			if told := slices.DeleteFunc(w.told, func(s string) bool { return !strings.HasPrefix(s, gang.EventMismatch) }); !slices.Equal(told, want) {
+				t.Errorf("told: %q", told)
+			}
+			tc.mend(hindered)
+			hindered.queued = true
+			w.tell(hindered)
+			w.rest()
+			if n := w.groups()["job"][0]; n != 3 {
+				t.Errorf("%d are bound", n)
+			}
+		})
+	}
+}
+
 // Where the missing ones exist but ask for no cards that is told, and nothing else beside it again and again.
 func TestMembersThatDoNotCountAreTold(t *testing.T) {
 	w := newWorld(t, 1)
