@@ -214,6 +214,24 @@ func (s *stage) awaitBound(want map[string]int) {
 	})
 }
 
+// staysBound fails the test unless for so long so many pods of each of the groups are bound, and of others none.
+func (s *stage) staysBound(duration time.Duration, want map[string]int) {
+	s.Helper()
+	err := wait.PollUntilContextTimeout(s.Context(), 50*time.Millisecond, duration, true, func(ctx context.Context) (bool, error) {
+		counts, err := s.bound(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return false, nil
+		case err == nil && !maps.Equal(counts, want):
+			err = fmt.Errorf("bound are %v, want %v; %s", counts, want, s.waiting(ctx))
+		}
+		return false, err
+	})
+	if !wait.Interrupted(err) {
+		s.Fatalf("it didn't stay so: %v", err)
+	}
+}
+
 // waiting tells why pods wait, by how many.
 func (s *stage) waiting(ctx context.Context) string {
 	pods, err := s.pods(ctx)
