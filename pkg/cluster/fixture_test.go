@@ -92,7 +92,8 @@ func startWith(t *testing.T, o Options, change func(*Cluster), objects ...runtim
 	for range []string{"nodes", "pods", "disruption budgets"} {
 		<-watching // The fake client's watch tells nothing of what changed before it began.
 	}
-	f.await("the ledger to stand", func() bool { return c.Ready() == nil && c.sync.budgets() })
+	// Counted once Run has noticed it too: what it looks at then is the test's to change from here on.
+	f.await("the ledger to stand", func() bool { return c.Ready() == nil && c.sync.budgets() && f.counts.of("rebuilt") == 1 })
 	f.await("the settler's ticker", f.clock.HasWaiters)
 	return f
 }
