@@ -177,7 +177,7 @@ func TestNothingSurvivesAParentThatIsKilled(t *testing.T) {
 		<-p.Exited() // Never: the test kills this process.
 	}
 	parent := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
-	parent.Env = append(os.Environ(), asParent+"=1")
+	parent.Env = append(os.Environ(), asParent+"=1", "TMPDIR="+t.TempDir()) // It can't clean up behind itself.
 	out, err := parent.StdoutPipe()
 	must(t, err)
 	must(t, parent.Start())
