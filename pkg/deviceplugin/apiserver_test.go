@@ -91,6 +91,51 @@ func TestPodHeardOfLateFromAPIServerThatIsGone(t *testing.T) {
 	k.booked(p, late, 1)
 }
 
+// A list that fails at once, as over a connection that has broken, is asked for again: the watch broke with it.
+func TestPodThatOnlyTheSecondListHas(t *testing.T) {
+	b := newBench(t)
+	b.blind = true
+	var broken atomic.Bool
+	b.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if broken.CompareAndSwap(true, false) {
+			return true, nil, errors.New("connection reset by peer")
+		}
+		return false, nil, nil
+	})
+	k, _ := b.up(60, 4)
+	late := newPod("late", main(4), assumed(1, 1))
+	if err := b.client.Tracker().Add(late); err != nil {
+		t.Fatal(err)
+	}
+	broken.Store(true)
+	if got := cardOf(k.mustAdmit(late)["main"]); got != "1" {
+		t.Errorf("got card %s", got)
+	}
+	if broken.Load() {
+		t.Error("no list failed")
+	}
+}
+
+// While the API server is left alone, the watch may still tell of the pod.
+func TestPodHeardOfWhileTheAPIServerIsLeftAlone(t *testing.T) {
+	b := newBench(t)
+	b.blind = true
+	k, p := b.up(60, 4)
+	p.pods.away.Store(time.Now().Add(time.Minute).UnixNano())
+	late := newPod("late", main(4), assumed(1, 1))
+	lists := len(b.client.Actions())
+	told := time.AfterFunc(5*searchPause, func() { b.watcher.Add(late) })
+	defer told.Stop()
+	if got := cardOf(k.mustAdmit(late)["main"]); got != "1" {
+		t.Errorf("got card %s", got)
+	}
+	for _, action := range b.client.Actions()[lists:] {
+		if action.GetVerb() == "list" {
+			t.Errorf("the API server was asked: %v", action)
+		}
+	}
+}
+
 // A pod that is heard of meanwhile isn't taken for the one that is meant where the kubelet can't tell: the list may know better.
 func TestPodHeardOfBeforeTheOneThatIsMeant(t *testing.T) {
 	b := newBench(t)
@@ -102,9 +147,10 @@ func TestPodHeardOfBeforeTheOneThatIsMeant(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	lists := b.hanging.lists.Load()
 	b.hanging.Hang()
 	go func() {
-		for b.hanging.held.Load() == 0 && t.Context().Err() == nil {
+		for b.hanging.lists.Load() == lists && t.Context().Err() == nil {
 			time.Sleep(time.Millisecond)
 		}
 		b.watcher.Add(other)
