@@ -65,12 +65,13 @@ type allocator struct {
 	doubtful bool
 }
 
-// hint is what GetPreferredAllocation found, for the Allocate that follows.
+// hint is what GetPreferredAllocation found, for the Allocate that follows. The zero one says nothing.
 type hint struct {
 	// container is whose turn it is, the zero one being a static pod's.
 	container containerKey
 	by        match
-	card      int
+	// card is whose devices the kubelet was told to take.
+	card int
 	// released are the static pods that the kubelet had let go of.
 	released map[gpu.PodUID]bool
 	at       time.Time
@@ -283,7 +284,7 @@ func (a *allocator) match(ctx context.Context, hinted hint, request gpu.Memory) 
 		a.Sync(ctx)
 	}
 	s, ask := a.known(), a.asker(ctx)
-	s.Preferred = hinted.preferred()
+	s.Preferred = hinted
 	c, found := hinted.holds(s, request)
 	if found {
 		a.doubtful = hinted.by == byOrder
@@ -415,14 +416,6 @@ func (h hint) holds(s *snapshot, request gpu.Memory) (candidate, bool) {
 		}
 	}
 	return candidate{}, false
-}
-
-// preferred returns the card whose devices the kubelet was told to take, nil if none.
-func (h hint) preferred() *int {
-	if h.by == "" {
-		return nil
-	}
-	return &h.card
 }
 
 // known returns what is known with the pods that the informer has.

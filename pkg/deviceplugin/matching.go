@@ -22,9 +22,9 @@ type snapshot struct {
 	Refused map[gpu.PodUID]bool
 	// LastRefusal is when any container was told no.
 	LastRefusal time.Time
-	// Preferred is the card whose devices the kubelet was told to take a moment ago. Where a card is to be chosen it is
-	// that one, if there still is room: else the kubelet's books name another card than the container has.
-	Preferred *int
+	// Preferred is what the kubelet was told a moment ago. Where a card is to be chosen it is the one whose devices it was
+	// told to take, if there still is room: else the kubelet's books name another card than the container has.
+	Preferred hint
 }
 
 // candidate is a container for which the kubelet may be asking.

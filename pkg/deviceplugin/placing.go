@@ -61,6 +61,8 @@ func (s *snapshot) Card(pod *podView, container string) (gpu.Card, outcome, erro
 				fmt.Sprintf("pod %s was assigned card %d, which is unhealthy: %s", pod, promised, card.Unhealthy)}
 		case s.has(pod.UID, container, promised):
 			return card, kept, nil // Once more what it had: the kubelet has lost its books, and nothing is added to the card.
+		case !own && s.alreadyMoved(pod, container):
+			// Annotations changed since: those that a wrong guess had put there, before the kubelet's books told better.
 		case s.fits(card, pod.UID, pod.Request, false):
 			return card, kept, nil
 		case own:
@@ -83,12 +85,26 @@ func (s *snapshot) fits(card gpu.Card, except gpu.PodUID, request gpu.Memory, pr
 	return placement.Fit([]placement.Card{placement.NewCard(card, s.used(except, promises)[card.Index])}, request) == placement.Fits
 }
 
+// alreadyMoved says whether a moment ago the kubelet was told to take devices of another card than the promised one for
+// this very container, which still has room there.
+func (s *snapshot) alreadyMoved(pod *podView, container string) bool {
+	told, room := s.preferred(pod.UID, pod.Request)
+	return room && s.Preferred.container == containerKey{pod.UID, container} && told.Index != pod.Assignment.Card
+}
+
+// preferred returns the card whose devices the kubelet was told to take a moment ago, if it has room for a request.
+func (s *snapshot) preferred(uid gpu.PodUID, request gpu.Memory) (gpu.Card, bool) {
+	if s.Preferred.by == "" {
+		return gpu.Card{}, false
+	}
+	card, ok := s.card(s.Preferred.card)
+	return card, ok && s.fits(card, uid, request, true)
+}
+
 // place chooses a card for a request.
 func (s *snapshot) place(policy placement.Policy, uid gpu.PodUID, request gpu.Memory) (gpu.Card, error) {
-	if s.Preferred != nil {
-		if card, ok := s.card(*s.Preferred); ok && s.fits(card, uid, request, true) {
-			return card, nil
-		}
+	if card, ok := s.preferred(uid, request); ok {
+		return card, nil
 	}
 	used := s.used(uid, true)
 	cards := make([]placement.Card, len(s.Cards))

@@ -17,14 +17,18 @@ func TestCard(t *testing.T) {
 		cards[index].Unhealthy = "Xid 79"
 		return cards
 	}
+	told := func(card int) hint { return hint{by: byOrder, card: card} }
+	toldOf := func(pod gpu.PodUID, container string, card int) hint {
+		return hint{container: containerKey{pod, container}, by: byOrder, card: card}
+	}
 	for name, test := range map[string]struct {
 		cards    []gpu.Card
 		pod      *corev1.Pod
 		others   []*corev1.Pod
 		served   served
 		nameless []serving
-		// preferred is the card whose devices the kubelet was told to take.
-		preferred *int
+		// preferred is what the kubelet was told a moment ago.
+		preferred hint
 		want      int
 		outcome   outcome
 		refused   outcome
@@ -103,17 +107,28 @@ func TestCard(t *testing.T) {
 			others: []*corev1.Pod{newPod("b", main(4), assumed(1, 1))}, want: 1, outcome: placed,
 		},
 		"nobody chose: the card whose devices the kubelet takes": {
-			cards: newCards(16, 16), pod: newPod("a", main(8)), preferred: new(1), want: 1, outcome: placed,
+			cards: newCards(16, 16), pod: newPod("a", main(8)), preferred: told(1), want: 1, outcome: placed,
 		},
 		"nobody chose: but not beside a promise that leaves too little there": {
-			cards: newCards(16, 16), pod: newPod("a", main(8)), preferred: new(1),
+			cards: newCards(16, 16), pod: newPod("a", main(8)), preferred: told(1),
 			others: []*corev1.Pod{newPod("b", main(12), assumed(1, 1))}, want: 0, outcome: placed,
 		},
 		"the card that was chosen, whatever devices the kubelet takes": {
-			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)), preferred: new(1), want: 0, outcome: kept,
+			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)), preferred: told(1), want: 0, outcome: kept,
+		},
+		"unless the kubelet was told so of this very container": {
+			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)), preferred: toldOf("uid-a", "main", 1), want: 1, outcome: moved,
+		},
+		"which no longer counts where the room is gone": {
+			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)), preferred: toldOf("uid-a", "main", 1),
+			others: []*corev1.Pod{newPod("b", main(12), assumed(1, 1))}, want: 0, outcome: kept,
+		},
+		"nor where others of the pod have a card": {
+			cards: newCards(16, 16), pod: newPod("a", container("x", 2), main(2), assumed(0, 1)), preferred: toldOf("uid-a", "main", 1),
+			served: served{"uid-a": {"x": given(0)}}, want: 0, outcome: kept,
 		},
 		"where that is taken, the one whose devices the kubelet takes": {
-			cards: newCards(16, 8, 16), pod: newPod("a", main(8), assumed(0, 1)), preferred: new(2),
+			cards: newCards(16, 8, 16), pod: newPod("a", main(8), assumed(0, 1)), preferred: told(2),
 			others: []*corev1.Pod{newPod("b", main(10))}, served: served{"uid-b": {"main": given(0)}},
 			want: 2, outcome: moved,
 		},

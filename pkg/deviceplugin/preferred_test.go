@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -89,4 +90,37 @@ func TestGuessedPreferenceIsChecked(t *testing.T) {
 	if err != nil || cardOf(response.Envs) != "1" {
 		t.Errorf("got %v, %v, want the card of the pod that the kubelet asks for", response, err)
 	}
+}
+
+// The annotations of a pod can change between the two questions: a wrong guess had been written there, and the pod that it
+// was about is known only now.
+func TestAnnotationsChangedSincePreferred(t *testing.T) {
+	b := newBench(t)
+	k, p := b.up(16, 16, 16)
+	cards := newCards(16, 16, 16)
+	full := newPod("full", main(16))
+	b.create(p, full)
+	k.mustAdmit(full)
+	moved := newPod("moved", main(8), assumed(0, 1))
+	b.create(p, moved)
+	ids := p.allocator.Prefer(t.Context(), idsOf(cards...), nil, 8)
+	if len(ids) != 8 || slices.ContainsFunc(ids, func(id string) bool { return !ofCard(1)(id) }) {
+		t.Fatalf("preferred are %v, want devices of card 1", ids)
+	}
+	assumed(2, 1)(moved)
+	if _, err := b.client.CoreV1().Pods(moved.Namespace).Update(t.Context(), moved, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the plugin to know of the change", func() bool {
+		pod, ok := p.pods.ByUID(gpu.PodUID(moved.UID))
+		return ok && pod.Assignment.Card == 2
+	})
+	response, err := p.allocator.Allocate(t.Context(), ids)
+	if err != nil || cardOf(response.Envs) != "1" {
+		t.Errorf("got %v, %v, want the card whose devices the kubelet was told to take", response, err)
+	}
+	if got := testutil.ToFloat64(p.metrics.otherDevices); got != 0 {
+		t.Errorf("counted %v allocations with devices of another card", got)
+	}
+	b.awaitAssigned("moved", 1)
 }
