@@ -38,13 +38,15 @@ type kubelet struct {
 
 	mu            sync.Mutex
 	registrations int
-	connection    *grpc.ClientConn
-	health        map[string]string
-	messages      int
-	entries       []entry
-	admitted      map[string]*corev1.Pod
-	rejected      int
-	answered      int
+	// unreached are the plugins that registered and couldn't be dialled back: the real kubelet tries so for ten seconds.
+	unreached  int
+	connection *grpc.ClientConn
+	health     map[string]string
+	messages   int
+	entries    []entry
+	admitted   map[string]*corev1.Pod
+	rejected   int
+	answered   int
 	// unwilling is what registrations are answered.
 	unwilling error
 	// between, where there is one, is called between GetPreferredAllocation and Allocate.
@@ -136,6 +138,9 @@ func (k *kubelet) Register(_ context.Context, r *pluginapi.RegisterRequest) (*pl
 	// Dialled back before the answer, as the real one does.
 	client := pluginapi.NewDevicePluginClient(connection)
 	if _, err := client.GetDevicePluginOptions(context.Background(), &pluginapi.Empty{}); err != nil {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.unreached++
 		return nil, err
 	}
 	stream, err := client.ListAndWatch(context.Background(), &pluginapi.Empty{})

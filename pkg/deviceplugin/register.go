@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -121,8 +122,26 @@ func (r *registrar) pause(ctx context.Context, delay time.Duration) (fresh bool)
 
 // session serves and registers once, and stays until there is a reason to do so anew, which it returns. registered says
 // that it came that far.
+//
+// The kubelet is reached first: one that starts clears its directory and listens then, so that a socket which was made
+// before is gone when it registers, and the kubelet dials it for ten seconds while it fails the pods that want a device
+// (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Start).
 func (r *registrar) session(ctx context.Context) (registered bool, err error) {
-	socket := filepath.Join(r.dir, socketName)
+	kubeletSocket, socket := filepath.Join(r.dir, kubeletSocketName), filepath.Join(r.dir, socketName)
+	kubelet, err := os.Stat(kubeletSocket)
+	if err != nil {
+		return false, fmt.Errorf("looking for the kubelet: %w", err)
+	}
+	r.tried = kubelet
+	connection, err := new(net.Dialer).DialContext(ctx, "unix", kubeletSocket)
+	if err != nil {
+		return false, fmt.Errorf("connecting to the kubelet: %w", err)
+	}
+	defer connection.Close()
+	if !unchanged(kubeletSocket, kubelet) {
+		return false, errRestarted
+	}
+
 	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, fmt.Errorf("removing the old socket: %w", err)
 	}
@@ -148,14 +167,8 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 	}
 
 	// Served before registered: the kubelet dials back while it registers.
-	kubeletSocket := filepath.Join(r.dir, kubeletSocketName)
-	kubelet, err := os.Stat(kubeletSocket)
-	if err != nil {
-		return false, fmt.Errorf("looking for the kubelet: %w", err)
-	}
-	r.tried = kubelet
 	r.before(ctx)
-	if err := register(ctx, kubeletSocket); err != nil {
+	if err := register(ctx, connection); err != nil {
 		return false, err
 	}
 	r.service.metrics.registrations.Inc()
@@ -172,7 +185,7 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 		case !unchanged(socket, own):
 			return true, errors.New("the plugin's socket was removed")
 		case !unchanged(kubeletSocket, kubelet):
-			return true, errors.New("the kubelet was restarted")
+			return true, errRestarted
 		case r.service.Listening():
 			silent = time.Now()
 		case time.Since(silent) > listenGrace:
@@ -191,13 +204,15 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 	}
 }
 
+var errRestarted = errors.New("the kubelet was restarted")
+
 // transient says whether an attempt to register failed for the kubelet's not being there at the moment.
 func transient(err error) bool {
 	switch status.Code(err) {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
 		return true
 	}
-	return errors.Is(err, fs.ErrNotExist)
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, errRestarted)
 }
 
 // unchanged says whether a path still is the file that it was.
@@ -206,9 +221,20 @@ func unchanged(path string, was fs.FileInfo) bool {
 	return err == nil && sameFile(was, now)
 }
 
-// register tells the kubelet of the plugin.
-func register(ctx context.Context, kubeletSocket string) error {
-	connection, err := grpc.NewClient("unix://"+kubeletSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+// register tells the kubelet at the other end of the plugin. If that one goes, it is no other's turn: not for it was the
+// socket made.
+func register(ctx context.Context, kubelet net.Conn) error {
+	once := make(chan net.Conn, 1)
+	once <- kubelet
+	dial := func(context.Context, string) (net.Conn, error) {
+		select {
+		case c := <-once:
+			return c, nil
+		default:
+			return nil, errRestarted
+		}
+	}
+	connection, err := grpc.NewClient("passthrough:///kubelet", grpc.WithContextDialer(dial), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return fmt.Errorf("connecting to the kubelet: %w", err)
 	}

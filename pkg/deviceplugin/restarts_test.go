@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"context"
 	"os"
 	"testing"
 
@@ -65,6 +66,31 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 	if missing := p.missing(); len(missing) > 0 {
 		t.Errorf("not ready: %v", missing)
+	}
+}
+
+// A kubelet clears its directory before it listens. A plugin whose socket was cleared away must not register: the kubelet
+// would dial it in vain while it turns pods away.
+func TestKubeletRestartsWhileThePluginRegisters(t *testing.T) {
+	b := newBench(t)
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(nil)
+	settle, next := p.registrar.before, make(chan *kubelet, 1)
+	p.registrar.before = func(ctx context.Context) {
+		if k != nil {
+			k.stop()
+			k = nil
+			next <- startKubelet(t, b.dir)
+		}
+		settle(ctx)
+	}
+	p.SetCards(newCards(16), nil, "")
+	k2 := <-next
+	k2.awaitDevices(16, 16)
+	k2.mu.Lock()
+	defer k2.mu.Unlock()
+	if k2.unreached > 0 || k2.registrations != 1 {
+		t.Errorf("%d registrations of a plugin that couldn't be reached, %d others, want the latter once", k2.unreached, k2.registrations)
 	}
 }
 

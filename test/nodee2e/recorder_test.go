@@ -85,6 +85,13 @@ func (r *recorder) register(t testing.TB, devices []*pluginapi.Device) {
 }
 
 func (r *recorder) tryRegister(ctx context.Context, devices []*pluginapi.Device) error {
+	// A kubelet that starts clears the folder, and listens then.
+	kubelet := filepath.Join(r.dir, "kubelet.sock")
+	there, err := net.Dial("unix", kubelet)
+	if err != nil {
+		return err
+	}
+	defer there.Close()
 	socket := filepath.Join(r.dir, recorderSocket)
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -100,7 +107,7 @@ func (r *recorder) tryRegister(ctx context.Context, devices []*pluginapi.Device)
 	r.mu.Unlock()
 	pluginapi.RegisterDevicePluginServer(server, r)
 	go func() { _ = server.Serve(listener) }() // Ends with stop.
-	connection, err := grpc.NewClient("unix:"+filepath.Join(r.dir, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	connection, err := grpc.NewClient("unix:"+kubelet, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
