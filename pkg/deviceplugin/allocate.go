@@ -180,9 +180,12 @@ func (a *allocator) allocate(ctx context.Context, ids []string) (*pluginapi.Cont
 	a.notify(pod.UID)
 	a.countOtherDevices(ids, card)
 	if result == moved {
+		why := "card %d, which was chosen for the pod, has no room left for it beside the pods that hold it"
+		if promised, ok := snapshot.card(pod.Assignment.Card); ok && snapshot.fits(promised, pod.UID, pod.Request, false) {
+			why = "the kubelet was told to take its devices when card %d had no room for the pod, or wasn't the pod's"
+		}
 		a.events.Eventf(pod.reference(), corev1.EventTypeWarning, eventMoved,
-			"container %s got card %d: card %d, which was chosen for the pod, has no room left for it beside the pods that hold it",
-			chosen.Container.Name, card.Index, pod.Assignment.Card)
+			"container %s got card %d: "+why, chosen.Container.Name, card.Index, pod.Assignment.Card)
 	}
 	logger.Info("Allocated", "card", card.Index, "memory", request, "result", result, "match", by)
 	return a.reply.Given(card, pod.Request, request), result, nil

@@ -46,7 +46,8 @@ func (r *refusal) GRPCStatus() *status.Status { return status.New(r.code, r.text
 //
 // A promised card is given unless pods that really hold it leave no room; promises to pods not served yet don't stand
 // against it, because annotations can be forged, and such a pod meets this same check when its turn comes. Where a
-// card is chosen here, they do. A pod has one card: what one of its containers was given is what the others get, or
+// card is chosen here, they do; and what was chosen so when the kubelet asked which devices to take stays, though the
+// promised card should have room by now. A pod has one card: what one of its containers was given is what the others get, or
 // nothing.
 func (s *snapshot) Card(pod *podView, container string) (gpu.Card, outcome, error) {
 	promised, own := s.promised(pod, container)
@@ -62,7 +63,7 @@ func (s *snapshot) Card(pod *podView, container string) (gpu.Card, outcome, erro
 		case s.has(pod.UID, container, promised):
 			return card, kept, nil // Once more what it had: the kubelet has lost its books, and nothing is added to the card.
 		case !own && s.alreadyMoved(pod, container):
-			// Annotations changed since: those that a wrong guess had put there, before the kubelet's books told better.
+			// The promised card had no room then; or it wasn't promised yet, and a wrong guess has changed the annotations since.
 		case s.fits(card, pod.UID, pod.Request, false):
 			return card, kept, nil
 		case own:

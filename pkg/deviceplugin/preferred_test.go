@@ -122,5 +122,6 @@ func TestAnnotationsChangedSincePreferred(t *testing.T) {
 	if got := testutil.ToFloat64(p.metrics.otherDevices); got != 0 {
 		t.Errorf("counted %v allocations with devices of another card", got)
 	}
+	b.awaitEvent("container main got card 1: the kubelet was told to take its devices when card 2 had no room for the pod, or wasn't the pod's")
 	b.awaitAssigned("moved", 1)
 }

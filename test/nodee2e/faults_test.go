@@ -29,7 +29,7 @@ func TestFaults(t *testing.T) {
 		s.burst(times(4, func() *corev1.Pod { return s.pod(1, with("second", 1)) })...)
 		s.bound()
 		must(s, s.node.kubelet.Start(s.Context()))
-		s.removeFailed(0)
+		s.removeFailed(0, pluginAway) // It fails for good what it takes up before a plugin has registered.
 		s.settle()
 		unharmed()
 	})
@@ -166,6 +166,7 @@ func TestLosses(t *testing.T) {
 		s.burst(times(10, func() *corev1.Pod { return s.shaped(1 + s.random.Int64N(4)) })...)
 		s.settle()
 		s.withoutCheckpoint(s.endContainers)
+		s.burst(s.pod(1)) // It comes after them all.
 		// By the kubelet's rule those pods fail for good that it takes up before a plugin has registered.
 		s.removeFailed(s.made)
 		// Where an init container had devices, the kubelet has no books of them any more.

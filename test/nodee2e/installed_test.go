@@ -74,7 +74,7 @@ type site struct {
 
 func startSite(t *testing.T) *site {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*patience) // Programs and images are built meanwhile.
 	defer cancel()
 	must(t, startNetwork(ctx))
 	s := &site{t: t, rig: &rig{ended: map[string]bool{}}}
@@ -479,7 +479,8 @@ func (s *site) awaitAgreement(t *testing.T, least int) {
 }
 
 // pluginAway are the kubelet's words for a device plugin that isn't there, as docs/troubleshooting.md has them.
-var pluginAway = regexp.MustCompile(`cannot allocate unregistered device aliyun\.com/gpu-mem|no healthy devices present|gpushare\.sock: connect: no such file or directory`)
+var pluginAway = regexp.MustCompile(`cannot allocate unregistered device aliyun\.com/gpu-mem|no healthy devices present|` +
+	`gpushare\.sock: connect: no such file or directory|endpoint .* has been stopped|the client connection is closing`)
 
 // startLoad has pods come and go until stop is called, which sees to it that none ever had a wrong card, and returns those
 // that failed.

@@ -383,8 +383,8 @@ func (s *scene) remove() {
 }
 
 // removeFailed waits until the kubelet has taken or failed every pod, and deletes those that it failed, which may be so
-// many: a kubelet fails pods for good while no device plugin is there.
-func (s *scene) removeFailed(most int) {
+// many, not counting those that it failed with excused words: a kubelet fails pods for good while no device plugin is there.
+func (s *scene) removeFailed(most int, excused ...*regexp.Regexp) {
 	s.Helper()
 	eventually(s, "no pod is pending", func(ctx context.Context) error {
 		pods, err := s.list(ctx)
@@ -401,13 +401,20 @@ func (s *scene) removeFailed(most int) {
 	pods, err := s.list(s.Context())
 	must(s, err)
 	var failed []string
+	pardoned := 0
 	for i := range pods {
-		if pods[i].Status.Phase == corev1.PodFailed {
-			failed = append(failed, fmt.Sprintf("%s: %s: %s", pods[i].Name, pods[i].Status.Reason, pods[i].Status.Message))
-			must(s, s.bed.Client.CoreV1().Pods(s.name).Delete(s.Context(), pods[i].Name, metav1.DeleteOptions{}))
+		if pods[i].Status.Phase != corev1.PodFailed {
+			continue
 		}
+		if slices.ContainsFunc(excused, func(words *regexp.Regexp) bool { return words.MatchString(pods[i].Status.Message) }) {
+			pardoned++
+		} else {
+			failed = append(failed, fmt.Sprintf("%s: %s: %s", pods[i].Name, pods[i].Status.Reason, pods[i].Status.Message))
+		}
+		s.deleted[pods[i].Name] = true
+		must(s, s.bed.Client.CoreV1().Pods(s.name).Delete(s.Context(), pods[i].Name, metav1.DeleteOptions{}))
 	}
-	s.Logf("the kubelet failed %d of %d pods", len(failed), len(pods))
+	s.Logf("the kubelet failed %d of %d pods, and %d for want of a plugin", len(failed), len(pods), pardoned)
 	if len(failed) > 0 {
 		s.Logf("one of them: %s", failed[0])
 	}

@@ -64,7 +64,7 @@ func TestStaticPods(t *testing.T) {
 	r.play(t, "among others, through restarts of the kubelet and the plugin", func(s *scene) {
 		s.burst(times(4, func() *corev1.Pod { return s.pod(3) })...)
 		s.settle()
-		s.static(s.pod(2, with("plain", 0)), s.pod(1, with("second", 2)), s.pod(1, first("init", 3)), s.pod(2, beside("sidecar", 1)))
+		s.static(s.pod(2, with("plain", 0)), s.pod(1, with("second", 2)), s.pod(2, beside("sidecar", 1)))
 		s.settle()
 		unharmed := s.unharmed()
 		must(s, s.node.plugin.Restart(s.Context()))
@@ -74,6 +74,10 @@ func TestStaticPods(t *testing.T) {
 		s.awaitCards()
 		s.settle()
 		unharmed()
+		// Not before: for an init container that has ended a kubelet that starts asks anew, and for those of static pods before a
+		// plugin can be sure to have registered. It fails them then.
+		s.static(s.pod(1, first("init", 3)))
+		s.settle()
 		// What is left, to the last unit.
 		s.burst(times(7, func() *corev1.Pod { return s.pod(1) })...)
 		s.settle()
