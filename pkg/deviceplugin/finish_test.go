@@ -36,7 +36,7 @@ func TestEndWithinAnAdmission(t *testing.T) {
 		defer close(ended)
 		stop()
 	}()
-	await(t, "the plugin to end its watches", unseen.IsStopped)
+	time.Sleep(3 * arriving)
 	b.hanging.Resume()
 	if err := <-admitted; err != nil {
 		t.Error(err)
@@ -64,6 +64,35 @@ func TestEndBetweenTheCallsOfAnAdmission(t *testing.T) {
 	}
 	if _, err := k.admit(pod); err != nil {
 		t.Error(err)
+	}
+	<-ended
+}
+
+// While the kubelet goes on calling a plugin that is to end, pods come and go as ever: one that has gone makes room for the
+// next, and what was given is told.
+func TestPodsComeAndGoWhileThePluginEnds(t *testing.T) {
+	b := newBench(t)
+	b.admitting = slowly
+	k := startKubelet(t, b.dir)
+	p, stop := b.start(newCards(16))
+	k.awaitDevices(16, 16)
+	first := newPod("first", main(4), assumed(0, 1))
+	b.create(p, first)
+	k.mustAdmit(first) // The plugin stays until no call has come for so long after one.
+
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		stop()
+	}()
+	time.Sleep(arriving)
+	for _, name := range []string{"second", "third"} {
+		pod := newPod(name, main(12), assumed(0, 2))
+		b.create(p, pod)
+		k.mustAdmit(pod)
+		b.awaitAssigned(name, 0)
+		b.delete(p, pod)
+		k.forget(pod)
 	}
 	<-ended
 }

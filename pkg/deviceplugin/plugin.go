@@ -124,11 +124,14 @@ func (p *Plugin) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// Pods come and go while the kubelet's last calls are served, see finish: so this ends after them.
+	watching, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
 	group, ctx := errgroup.WithContext(ctx)
 	// Not waited for at the end: a reflector that can't reach the API server sleeps through its back-off, up to half a
 	// minute, whatever its context says (k8s.io/client-go tools/cache/reflector.go, watchList).
-	go p.pods.informer.RunWithContext(ctx)
-	go p.node.informer.RunWithContext(ctx)
+	go p.pods.informer.RunWithContext(watching)
+	go p.node.informer.RunWithContext(watching)
 	group.Go(func() error { return p.serve(ctx, listener) })
 	group.Go(func() error { return p.reporter.Run(ctx) })
 	group.Go(func() error { return p.work(ctx) })
@@ -144,12 +147,15 @@ func (p *Plugin) work(ctx context.Context) error {
 		return nil
 	}
 	p.allocator.Sync(ctx)
+	// What is told of the kubelet's calls ends after the last of them.
+	serving, end := context.WithCancel(context.WithoutCancel(ctx))
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return p.allocator.Follow(ctx) })
-	group.Go(func() error { return p.annotator.Run(ctx) })
+	group.Go(func() error { return p.allocator.Follow(serving) })
+	group.Go(func() error { return p.annotator.Run(serving) })
 	group.Go(func() error { return p.node.Run(ctx) })
 	group.Go(func() error { return p.follow(ctx) })
 	group.Go(func() error {
+		defer end()
 		// Who schedules by the inventory has to find it once there is memory to schedule.
 		select {
 		case <-ctx.Done():
