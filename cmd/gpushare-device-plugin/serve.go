@@ -72,7 +72,8 @@ func serve(ctx context.Context, o options, unit gpu.Unit) error {
 	if err != nil {
 		return err
 	}
-	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	// The kubelet's last calls, which come after ctx has ended, have their Events too.
+	broadcaster := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx)))
 	defer broadcaster.Shutdown()
 	broadcaster.StartRecordingToSink(sink)
 

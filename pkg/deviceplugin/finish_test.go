@@ -11,16 +11,33 @@ import (
 // slowly is more than anything takes between the calls of an admission on a machine with other work.
 const slowly = 3 * time.Second
 
+// endable starts a kubelet and a plugin with a card of 16. end tells the plugin to end, which it has once ended is closed,
+// and returns when an idle one would have begun to stop its server.
+func (b *bench) endable() (k *kubelet, p *Plugin, end func() (ended <-chan struct{})) {
+	b.t.Helper()
+	b.admitting = slowly
+	k = startKubelet(b.t, b.dir)
+	p, stop := b.start(newCards(16))
+	k.awaitDevices(16, 16)
+	return k, p, func() <-chan struct{} {
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			stop()
+		}()
+		time.Sleep(3 * arriving)
+		return ended
+	}
+}
+
 // A pod that the kubelet is admitting while the plugin is told to end gets its card, in both calls: otherwise the kubelet
 // fails it for good.
 func TestEndWithinAnAdmission(t *testing.T) {
 	b := newBench(t)
-	b.blind, b.hanging, b.admitting = true, &hanging{}, slowly
+	b.blind, b.hanging = true, &hanging{}
 	unseen := watch.NewFake()
 	b.client.PrependWatchReactor("pods", func(clienttesting.Action) (bool, watch.Interface, error) { return true, unseen, nil })
-	k := startKubelet(t, b.dir)
-	p, stop := b.start(newCards(16))
-	k.awaitDevices(16, 16)
+	k, p, end := b.endable()
 	pod := newPod("a", main(4), assumed(0, 1))
 	b.create(p, pod)
 
@@ -31,12 +48,7 @@ func TestEndWithinAnAdmission(t *testing.T) {
 		admitted <- err
 	}()
 	await(t, "a list that hangs", func() bool { return b.hanging.held.Load() > 0 })
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		stop()
-	}()
-	time.Sleep(3 * arriving)
+	ended := end()
 	b.hanging.Resume()
 	if err := <-admitted; err != nil {
 		t.Error(err)
@@ -47,21 +59,12 @@ func TestEndWithinAnAdmission(t *testing.T) {
 // So does one for which the kubelet takes its time between the two calls.
 func TestEndBetweenTheCallsOfAnAdmission(t *testing.T) {
 	b := newBench(t)
-	b.admitting = slowly
-	k := startKubelet(t, b.dir)
-	p, stop := b.start(newCards(16))
-	k.awaitDevices(16, 16)
+	k, p, end := b.endable()
 	pod := newPod("a", main(4), assumed(0, 1))
 	b.create(p, pod)
 
-	ended := make(chan struct{})
-	k.between = func() {
-		go func() {
-			defer close(ended)
-			stop()
-		}()
-		time.Sleep(3 * arriving)
-	}
+	var ended <-chan struct{}
+	k.between = func() { ended = end() }
 	if _, err := k.admit(pod); err != nil {
 		t.Error(err)
 	}
@@ -72,20 +75,12 @@ func TestEndBetweenTheCallsOfAnAdmission(t *testing.T) {
 // next, and what was given is told.
 func TestPodsComeAndGoWhileThePluginEnds(t *testing.T) {
 	b := newBench(t)
-	b.admitting = slowly
-	k := startKubelet(t, b.dir)
-	p, stop := b.start(newCards(16))
-	k.awaitDevices(16, 16)
+	k, p, end := b.endable()
 	first := newPod("first", main(4), assumed(0, 1))
 	b.create(p, first)
 	k.mustAdmit(first) // The plugin stays until no call has come for so long after one.
 
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		stop()
-	}()
-	time.Sleep(arriving)
+	ended := end()
 	for _, name := range []string{"second", "third"} {
 		pod := newPod(name, main(12), assumed(0, 2))
 		b.create(p, pod)

@@ -47,8 +47,8 @@ func (r *refusal) GRPCStatus() *status.Status { return status.New(r.code, r.text
 // A promised card is given unless pods that really hold it leave no room; promises to pods not served yet don't stand
 // against it, because annotations can be forged, and such a pod meets this same check when its turn comes. Where a
 // card is chosen here, they do; and what was chosen so when the kubelet asked which devices to take stays, though the
-// promised card should have room by now. A pod has one card: what one of its containers was given is what the others get, or
-// nothing.
+// promised card should have room by now. A pod has one card: what one of its containers was given is what the others
+// get, or nothing.
 func (s *snapshot) Card(pod *podView, container string) (gpu.Card, outcome, error) {
 	promised, own := s.promised(pod, container)
 	if promised != noCard {

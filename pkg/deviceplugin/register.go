@@ -222,8 +222,8 @@ func unchanged(path string, was fs.FileInfo) bool {
 	return err == nil && sameFile(was, now)
 }
 
-// register tells the kubelet at the other end of the plugin. If that one goes, it is no other's turn: not for it was the
-// socket made.
+// register tells the kubelet at the other end of the plugin. One that takes its place meanwhile isn't dialled: it has cleared
+// away the plugin's socket.
 func register(ctx context.Context, kubelet net.Conn) error {
 	once := make(chan net.Conn, 1)
 	once <- kubelet
