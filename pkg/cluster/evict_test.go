@@ -20,6 +20,7 @@ import (
 // second. It has room for 8, and no card has.
 type fragmented struct {
 	*fixture
+	leads              leadership
 	a7, a5, b12, waits *corev1.Pod
 }
 
@@ -36,7 +37,7 @@ func startFragmented(t *testing.T, changes ...func(f *fragmented)) *fragmented {
 	node.Status.Allocatable[protocol.ResourceMemory] = amount("x", 32)["x"]
 	// Its rounds are the test's to play, see later.
 	rounds := func(c *Cluster) { c.evictor = newEvictor(c) }
-	f.fixture = startWith(t, Options{BindTimeout: patient}, rounds, node, f.a7, f.a5, f.b12, f.waits)
+	f.fixture = startWith(t, Options{BindTimeout: patient, Leading: f.leads.ask}, rounds, node, f.a7, f.a5, f.b12, f.waits)
 	return f
 }
 
@@ -159,7 +160,7 @@ func TestNobodyIsEvictedInVain(t *testing.T) {
 		"what filter was offered is long ago": {after: func(f *fragmented) { f.clock.Step(evictFresh) }},
 		"filter has passed it":                {after: func(f *fragmented) { f.Passed("uid-waits") }},
 		"this replica doesn't lead": {after: func(f *fragmented) {
-			f.Leading = func() error { return errors.New("standing by") }
+			f.leads.set(errors.New("standing by"))
 		}},
 	}
 	for name, test := range tests {
@@ -280,13 +281,12 @@ func TestATermsRoundsEndWithIt(t *testing.T) {
 	if f.fitsFor(9, 5) {
 		t.Fatal("the freed card isn't held")
 	}
-	standby := errors.New("standing by")
-	f.Leading = func() error { return standby }
+	f.leads.set(errors.New("standing by"))
 	f.later(evictInterval)
 	if !f.fitsFor(9, 5) {
 		t.Error("the card is still held by who leads no longer")
 	}
-	standby = nil
+	f.leads.set(nil)
 	f.later(evictInterval)
 	if f.underWay() || !f.fitsFor(9, 5) {
 		t.Error("a later term goes on with what is long over")

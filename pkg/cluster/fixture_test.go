@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -44,6 +45,26 @@ var begin = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 func start(t *testing.T, bindTimeout time.Duration, objects ...runtime.Object) *fixture {
 	t.Helper()
 	return startWith(t, Options{BindTimeout: bindTimeout}, func(*Cluster) {}, objects...)
+}
+
+// leadership is what Options.Leading answers; a test may change it while Run asks.
+type leadership struct{ hindrance atomic.Pointer[error] }
+
+// ask is an Options.Leading.
+func (l *leadership) ask() error {
+	if err := l.hindrance.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// set makes err the answer, nil to lead.
+func (l *leadership) set(err error) {
+	if err == nil {
+		l.hindrance.Store(nil)
+	} else {
+		l.hindrance.Store(&err)
+	}
 }
 
 // startWith runs a Cluster with options of the test's own beside the fixture's, after the test has changed it.

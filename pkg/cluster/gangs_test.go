@@ -65,9 +65,8 @@ func member(group string, size, i int) *corev1.Pod {
 // gangFixture is a Cluster that heeds groups, with two cards of 16 on a node, and a group of three that asks for 8 each.
 type gangFixture struct {
 	*fixture
-	seen *gangCounts
-	// leads is what Leading says.
-	leads func() error
+	seen  *gangCounts
+	leads leadership
 	pods  []*corev1.Pod
 	ends  chan bindEnd
 }
@@ -82,20 +81,7 @@ const gangSize = 3
 func startGang(t *testing.T, onFailure gang.FailurePolicy) *gangFixture {
 	t.Helper()
 	g := &gangFixture{seen: &gangCounts{n: map[string]int{}}, ends: make(chan bindEnd, 100)}
-	var mu sync.Mutex
-	answer := error(nil)
-	leads := func() error {
-		mu.Lock()
-		defer mu.Unlock()
-		return answer
-	}
-	g.leads = func() error {
-		mu.Lock()
-		defer mu.Unlock()
-		answer = errors.New("another leads")
-		return nil
-	}
-	g.fixture = startWith(t, Options{BindTimeout: time.Minute, NodePolicy: placement.Binpack, Leading: leads, Gangs: GangOptions{
+	g.fixture = startWith(t, Options{BindTimeout: time.Minute, NodePolicy: placement.Binpack, Leading: g.leads.ask, Gangs: GangOptions{
 		Hold: 10 * time.Second, Patience: 30 * time.Second, OnFailure: onFailure, Observer: g.seen,
 	}}, func(*Cluster) {}, newNode(t, "n1", 16, 16))
 	for i := range gangSize {
@@ -263,7 +249,7 @@ func TestWhoDoesNotLeadHoldsNothing(t *testing.T) {
 	g.offered()
 	g.come(t.Context(), 0, 1)
 	g.heldBinds(2)
-	_ = g.leads()
+	g.leads.set(errors.New("another leads"))
 	g.pass("the binds to be sent back", func() bool { return len(g.ends) == 2 })
 	for range 2 {
 		if e := g.end(); !errors.Is(e.err, gang.Stopping) {

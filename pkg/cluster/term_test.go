@@ -152,8 +152,9 @@ func TestANodeThatCannotBeListedIsNotBoundTo(t *testing.T) {
 func TestWhoDoesNotLeadDoesNotWrite(t *testing.T) {
 	errStandby := errors.New("standing by")
 	pod := newPod("p", 10)
-	f := start(t, patient, newNode(t, "n1", 100), pod)
-	f.Leading = func() error { return errStandby }
+	var leads leadership
+	leads.set(errStandby)
+	f := startWith(t, Options{BindTimeout: patient, Leading: leads.ask}, func(*Cluster) {}, newNode(t, "n1", 100), pod)
 	if err := f.bind(pod); !errors.Is(err, errStandby) {
 		t.Errorf("bind: %v, want %v", err, errStandby)
 	}
