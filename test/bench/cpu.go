@@ -2,8 +2,10 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -12,40 +14,71 @@ import (
 // ticks a second of the times in /proc, on every Linux that Go runs on.
 const ticks = 100
 
-// spent is the processor time that this process and its children took so far: kube-apiserver, etcd, kube-scheduler, the
-// extender, and what creates the pods. Beside other work on the machine it wavers less than any rate. It is zero where
-// there is no /proc.
-func spent() time.Duration {
+// spending is processor time, by the name of the process.
+type spending map[string]time.Duration
+
+// spent is what this process and its children took so far: kube-apiserver, etcd, kube-scheduler, the extender, and what
+// creates the pods. Beside other work on the machine it wavers less than any rate. It is empty where there is no /proc.
+func spent() spending {
 	self := strconv.Itoa(os.Getpid())
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	var sum time.Duration
+	sum := spending{}
 	for _, path := range stats {
 		text, err := os.ReadFile(path)
 		if err != nil {
 			continue // It ended meanwhile.
 		}
 		pid := filepath.Base(filepath.Dir(path))
-		parent, took, err := parseStat(string(text))
+		name, parent, took, err := parseStat(string(text))
 		if err == nil && (pid == self || parent == self) {
-			sum += took
+			sum[name] += took
 		}
 	}
 	return sum
 }
 
-// parseStat reads a process's parent and processor time (proc_pid_stat(5)). Its name, in parentheses, may hold anything.
-func parseStat(text string) (parent string, took time.Duration, err error) {
-	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
+// since is what was spent after before.
+func (s spending) since(before spending) spending {
+	out := spending{}
+	for name, took := range s {
+		out[name] = took - before[name]
+	}
+	return out
+}
+
+func (s spending) total() (sum time.Duration) {
+	for _, took := range s {
+		sum += took
+	}
+	return sum
+}
+
+func (s spending) String() string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(s)) {
+		parts = append(parts, fmt.Sprintf("%s %.1f", name, s[name].Seconds()))
+	}
+	return fmt.Sprintf("%.1f s (%s)", s.total().Seconds(), strings.Join(parts, ", "))
+}
+
+// parseStat reads a process's name, parent and processor time (proc_pid_stat(5)). The name, in parentheses, may hold
+// anything, and is cut after 15 bytes.
+func parseStat(text string) (name, parent string, took time.Duration, err error) {
+	from, to := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
+	if from < 0 || to < from {
+		return "", "", 0, fmt.Errorf("no name: %q", text)
+	}
+	fields := strings.Fields(text[to+1:])
 	const ppid, utime, stime = 1, 11, 12
 	if len(fields) <= stime {
-		return "", 0, fmt.Errorf("too few fields: %q", text)
+		return "", "", 0, fmt.Errorf("too few fields: %q", text)
 	}
 	for _, field := range []string{fields[utime], fields[stime]} {
 		n, err := strconv.ParseInt(field, 10, 64)
 		if err != nil {
-			return "", 0, err
+			return "", "", 0, err
 		}
 		took += time.Duration(n) * time.Second / ticks
 	}
-	return fields[ppid], took, nil
+	return text[from+1 : to], fields[ppid], took, nil
 }

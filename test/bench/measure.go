@@ -31,7 +31,7 @@ type turn struct {
 	cpu    time.Duration
 	memory int64
 	// everything is the processor time of the whole control plane and the benchmark.
-	everything time.Duration
+	everything spending
 	// binds are all binds, conflicts those for which the card was gone.
 	binds, conflicts int
 }
@@ -135,8 +135,8 @@ func measure(ctx context.Context, o options) (err error) {
 
 func (t turn) extra() string {
 	var out string
-	if t.everything > 0 {
-		out = fmt.Sprintf("   all cpu %5.1f s", t.everything.Seconds())
+	if len(t.everything) > 0 {
+		out = "   all cpu " + t.everything.String()
 	}
 	if t.cards == 0 {
 		return out
@@ -157,8 +157,11 @@ func report(kinds []*kind) {
 			packing:    middle(func(t turn) float64 { return t.packing }),
 			cpu:        time.Duration(middle(func(t turn) float64 { return float64(t.cpu) })),
 			memory:     int64(middle(func(t turn) float64 { return float64(t.memory) })),
-			everything: time.Duration(middle(func(t turn) float64 { return float64(t.everything) })),
+			everything: spending{},
 			conflicts:  int(middle(func(t turn) float64 { return float64(t.conflicts) })),
+		}
+		for name := range k.turns[0].everything {
+			t.everything[name] = time.Duration(middle(func(t turn) float64 { return float64(t.everything[name]) }))
 		}
 		fmt.Printf("%-12s %7.1f pods/s   %.2f   p50 %6.2f s   p99 %6.2f s%s\n", k.name, rate, rate/base,
 			middle(func(t turn) float64 { return t.p50.Seconds() }), middle(func(t turn) float64 { return t.p99.Seconds() }), t.extra())

@@ -50,7 +50,7 @@ func (s *stage) run(ctx context.Context, k *kind, requests []gpu.Memory) (t turn
 	if t, err = s.bindAll(ctx, requests); err != nil {
 		return t, err
 	}
-	t.everything = spent() - before
+	t.everything = spent().since(before)
 	if url != "" {
 		if err := s.countCards(ctx, &t); err != nil {
 			return t, err
