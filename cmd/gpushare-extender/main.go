@@ -9,7 +9,10 @@ import (
 	"syscall"
 )
 
-func main() { os.Exit(run(os.Args[1:])) }
+func main() {
+	calm()
+	os.Exit(run(os.Args[1:]))
+}
 
 func run(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

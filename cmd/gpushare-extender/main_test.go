@@ -25,7 +25,7 @@ const asExtender = "GPUSHARE_TEST_AS_EXTENDER"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asExtender) != "" {
-		os.Exit(run(os.Args[1:]))
+		main()
 	}
 	os.Exit(m.Run())
 }

@@ -290,14 +290,14 @@ func (c *Cluster) boundTo(uid gpu.PodUID, node string) (choice, bool) {
 	return c.choice(node, holder)
 }
 
-// The Events that name a pod's card: all of them in daily life, and of a storm the first ones.
+// The Events that name a pod's card: all of them on most days; of a storm the first ones, and a few a second.
 const (
-	assumedEventsBurst  = 100
-	assumedEventsSecond = 5
+	assumedEventsBurst  = 50
+	assumedEventsSecond = 2
 )
 
 // assumed tells of the card that a pod was given, once for each pod that this process has bound. The Event is left out
-// where many pods are bound at once: it is a write for each bind, as dear as the bind itself, and says what the pod's
+// where many pods are bound, at once or on and on: it is a write for each bind, as dear as the bind itself, and says what the pod's
 // annotations say.
 func (c *Cluster) assumed(logger klog.Logger, node string, ch choice) {
 	logger.Info("Pod bound", "card", ch.card.Index, "memory", ch.unit.Format(ch.Request))

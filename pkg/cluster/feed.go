@@ -24,17 +24,16 @@ func (c *Cluster) podEvents() cache.ResourceEventHandler {
 			}
 		},
 		UpdateFunc: func(before, after any) {
-			old, known := podOf(before)
 			pod, ok := podOf(after)
 			if !ok {
 				return
 			}
-			if known {
+			if old, known := before.(*packed); known {
 				c.gangs.changed(old, pod)
-			}
-			if known && old.UID != pod.UID {
-				// The pod in between was deleted and its name used again, while the watch was broken.
-				c.podGone(gpu.PodUID(old.UID))
+				if old.UID != pod.UID {
+					// The pod in between was deleted and its name used again, while the watch was broken.
+					c.podGone(gpu.PodUID(old.UID))
+				}
 			}
 			c.podSeen(pod)
 		},

@@ -210,9 +210,9 @@ func (g *gangs) seen(pod *corev1.Pod) {
 }
 
 // changed tells the Book of a pod that isn't what it was: another one of its name, or one without its group.
-func (g *gangs) changed(old, pod *corev1.Pod) {
-	if g != nil && protocol.InGroup(old) && (old.UID != pod.UID || !protocol.InGroup(pod)) {
-		g.gone(old)
+func (g *gangs) changed(old *packed, pod *corev1.Pod) {
+	if g != nil && protocol.InGroup(&corev1.Pod{ObjectMeta: old.meta()}) && (old.UID != pod.UID || !protocol.InGroup(pod)) {
+		g.book.Gone(gpu.PodUID(old.UID), g.Clock.Now())
 	}
 }
 

@@ -55,17 +55,23 @@ func podOf(object any) (*corev1.Pod, bool) {
 		return nil, false
 	}
 	pod := *p.rest
-	pod.ObjectMeta, pod.Spec.NodeName = p.ObjectMeta, p.node
-	for i := 0; i+1 < len(p.annotations); i += 2 {
-		if pod.Annotations == nil {
-			pod.Annotations = make(map[string]string, len(p.annotations)/2)
-		}
-		pod.Annotations[p.annotations[i]] = p.annotations[i+1]
-	}
+	pod.ObjectMeta, pod.Spec.NodeName = p.meta(), p.node
 	if p.memory > 0 {
 		setMemory(&pod, p.memory)
 	}
 	return &pod, true
+}
+
+// meta is what it was, with the annotations.
+func (p *packed) meta() metav1.ObjectMeta {
+	meta := p.ObjectMeta
+	if len(p.annotations) > 0 {
+		meta.Annotations = make(map[string]string, len(p.annotations)/2)
+	}
+	for i := 0; i+1 < len(p.annotations); i += 2 {
+		meta.Annotations[p.annotations[i]] = p.annotations[i+1]
+	}
+	return meta
 }
 
 // setMemory sets the GPU memory that a slim pod asks for, without changing what it shares with others.

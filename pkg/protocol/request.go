@@ -15,8 +15,15 @@ import (
 // largest step of initialisation where that is more. It is read from the containers' spec alone, which nobody can
 // change later; a runtime class's overhead isn't counted, since no container gets it.
 func PodRequest(pod *corev1.Pod) gpu.Memory {
+	if len(pod.Spec.InitContainers) == 0 { // As with most pods of a cluster, and then there is nothing but the sum.
+		var sum gpu.Memory
+		for i := range pod.Spec.Containers {
+			sum = sum.Add(ContainerRequest(&pod.Spec.Containers[i]))
+		}
+		return sum
+	}
 	if !asksGPU(pod) {
-		return 0 // Most pods of a cluster: not worth the sums.
+		return 0
 	}
 	bare := corev1.Pod{Spec: corev1.PodSpec{
 		Containers:     bareContainers(pod.Spec.Containers),

@@ -58,7 +58,7 @@ func (s spending) String() string {
 	for _, name := range slices.Sorted(maps.Keys(s)) {
 		parts = append(parts, fmt.Sprintf("%s %.1f", name, s[name].Seconds()))
 	}
-	return fmt.Sprintf("%.1f s (%s)", s.total().Seconds(), strings.Join(parts, ", "))
+	return strings.Join(parts, ", ")
 }
 
 // parseStat reads a process's name, parent and processor time (proc_pid_stat(5)). The name, in parentheses, may hold

@@ -30,8 +30,9 @@ type turn struct {
 	// cpu is what the extender took, memory its resident memory at the end; ours alone has them.
 	cpu    time.Duration
 	memory int64
-	// everything is the processor time of the whole control plane and the benchmark.
+	// everything is the processor time of the whole control plane and the benchmark, all its sum.
 	everything spending
+	all        time.Duration
 	// binds are all binds, conflicts those for which the card was gone.
 	binds, conflicts int
 }
@@ -135,8 +136,8 @@ func measure(ctx context.Context, o options) (err error) {
 
 func (t turn) extra() string {
 	var out string
-	if len(t.everything) > 0 {
-		out = "   all cpu " + t.everything.String()
+	if t.all > 0 {
+		out = fmt.Sprintf("   all cpu %.1f s (%s)", t.all.Seconds(), t.everything)
 	}
 	if t.cards == 0 {
 		return out
@@ -157,6 +158,7 @@ func report(kinds []*kind) {
 			packing:    middle(func(t turn) float64 { return t.packing }),
 			cpu:        time.Duration(middle(func(t turn) float64 { return float64(t.cpu) })),
 			memory:     int64(middle(func(t turn) float64 { return float64(t.memory) })),
+			all:        time.Duration(middle(func(t turn) float64 { return float64(t.all) })),
 			everything: spending{},
 			conflicts:  int(middle(func(t turn) float64 { return float64(t.conflicts) })),
 		}

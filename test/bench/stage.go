@@ -51,6 +51,7 @@ func (s *stage) run(ctx context.Context, k *kind, requests []gpu.Memory) (t turn
 		return t, err
 	}
 	t.everything = spent().since(before)
+	t.all = t.everything.total()
 	if url != "" {
 		if err := s.countCards(ctx, &t); err != nil {
 			return t, err
