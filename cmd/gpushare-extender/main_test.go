@@ -65,6 +65,8 @@ func TestWhatCannotWorkEndsWithAClearMessage(t *testing.T) {
 		"fewer nodes than none":   {[]string{"--filter-best-above=-1"}, "--filter-best-above must not be negative"},
 		"too much time to bind":   {[]string{"--bind-timeout=2m"}, "--bind-timeout must be positive, and 1m0s at most"},
 		"no time to bind":         {[]string{"--bind-timeout=0s"}, "--bind-timeout must be positive"},
+		"less than no window":     {[]string{"--bind-window=-1ms"}, "--bind-window must lie between 0 and 1s, and below --bind-timeout"},
+		"too long a window":       {[]string{"--bind-window=500ms", "--bind-timeout=400ms"}, "--bind-window must lie between 0 and 1s, and below --bind-timeout"},
 		"time that is no time":    {[]string{"--bind-timeout=4"}, `invalid argument "4" for "--bind-timeout" flag`},
 		"too long a hold":         {[]string{"--gang-hold=2m"}, "--gang-hold must lie between 0 and 1m0s"},
 		"less than no hold":       {[]string{"--gang-hold=-1s"}, "--gang-hold must lie between 0 and 1m0s"},

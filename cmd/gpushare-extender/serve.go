@@ -98,7 +98,7 @@ func serve(ctx context.Context, o options) error {
 	}
 	state, err := cluster.New(cluster.Options{
 		Client: client, API: cluster.NewAPI(client), Recorder: recorder, Observer: observer,
-		CardPolicy: cardPolicy, NodePolicy: nodePolicy, BindTimeout: o.bindTimeout, EvictFragmented: o.evictFragmented,
+		CardPolicy: cardPolicy, NodePolicy: nodePolicy, BindTimeout: o.bindTimeout, BindWindow: o.bindWindow, EvictFragmented: o.evictFragmented,
 		Leading: leading, Clock: clock.RealClock{},
 		Gangs: cluster.GangOptions{
 			Hold: o.gangs.hold, Patience: o.gangs.patience, ClaimAfter: o.gangs.claimAfter, OnFailure: gang.FailurePolicy(o.gangs.failurePolicy),

@@ -216,6 +216,7 @@ func (r BindRequest) annotate(annotations map[string]string) map[string]string {
 
 // write makes the one write, and brings the ledger to what became of it.
 func (c *Cluster) write(ctx context.Context, pod *corev1.Pod, request BindRequest, ch choice) (string, error) {
+	c.batch.wait(ctx)
 	// The last look: what a process that freezes between here and its write could do is caught at the node's Allocate.
 	if err := c.leading(); err != nil {
 		c.settler.abandoned(ch.UID)

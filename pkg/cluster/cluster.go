@@ -40,6 +40,8 @@ type Options struct {
 	CardPolicy, NodePolicy placement.Policy
 	// BindTimeout bounds one bind, all its calls included. It must lie below kube-scheduler's httpTimeout.
 	BindTimeout time.Duration
+	// BindWindow is for how long the binds of a storm are gathered at most, to be sent together; zero sends each at once.
+	BindWindow time.Duration
 	// EvictFragmented lets pods be evicted for one of higher priority that only fragmentation keeps waiting, see evictor.
 	EvictFragmented bool
 	// Leading is asked right before each write; an error keeps it from being made. Nil for the only extender.
@@ -82,6 +84,7 @@ type Cluster struct {
 	// evictor is nil where nobody is to be evicted.
 	evictor *evictor
 	flights flights
+	batch   *batch
 	// assumedEvents limits the Events of pods that got their card.
 	assumedEvents *rate.Limiter
 	term          term
@@ -93,6 +96,7 @@ type Cluster struct {
 func New(o Options) (*Cluster, error) {
 	c := &Cluster{Options: o, assumedEvents: rate.NewLimiter(assumedEventsSecond, assumedEventsBurst)}
 	c.ledger = ledger.New(c.freed)
+	c.batch = &batch{clock: o.Clock, window: o.BindWindow}
 	c.waker = newWaker(o.Clock, o.API, o.Observer, c.fits, c.ledger.AnyFit, c.leading)
 	if o.EvictFragmented {
 		c.evictor = newEvictor(c)
