@@ -102,7 +102,7 @@ Each flag can be given as an environment variable as well, named like the flag i
 	f.IntVar(&o.filterBest, "filter-best", 1, "how many nodes filter passes at most where more than --filter-best-above are on offer: of those that share the best score the most suitable; 0 always passes every node that fits, for schedulers that ask other extenders after this one")
 	f.IntVar(&o.bestAbove, "filter-best-above", 32, "up to how many nodes on offer filter passes every one that fits, with the reasons of the others")
 	f.DurationVar(&o.bindTimeout, "bind-timeout", 4*time.Second, "time that one bind may take; must lie below the httpTimeout in kube-scheduler's configuration")
-	f.DurationVar(&o.bindWindow, "bind-window", 150*time.Millisecond, "how long binds wait at most to be sent together, where more than fifty a second come; 0 sends each at once")
+	f.DurationVar(&o.bindWindow, "bind-window", 150*time.Millisecond, "the longest that a bind waits to be sent together with others, in a storm of pods; a quarter of --bind-timeout at most; 0 sends each at once")
 	f.BoolVar(&o.evictFragmented, "evict-fragmented", false, "evict pods of lower priority from one card where a node's free GPU memory would do for a pod and no card's does; needs the right to create pods/eviction")
 	g := &o.gangs
 	f.DurationVar(&g.hold, "gang-hold", 10*time.Second, "how long a bind waits for the other members of the pod's group; with --bind-timeout it must lie below the httpTimeout in kube-scheduler's configuration; 0 ignores groups")
@@ -132,7 +132,7 @@ Each flag can be given as an environment variable as well, named like the flag i
 const maxHold = time.Minute
 
 // maxWindow bounds for how long binds are gathered.
-const maxWindow = time.Second
+const maxWindow = 500 * time.Millisecond
 
 func (o options) validate() error {
 	if _, err := placement.ParsePolicy(o.cardPolicy); err != nil {
@@ -154,8 +154,8 @@ func (o options) validate() error {
 		return errors.New("--ui-listen-address needs --ui")
 	case o.bindTimeout <= 0 || o.bindTimeout > maxHold:
 		return fmt.Errorf("--bind-timeout must be positive, and %v at most", maxHold)
-	case o.bindWindow < 0 || o.bindWindow > maxWindow || o.bindWindow >= o.bindTimeout:
-		return fmt.Errorf("--bind-window must lie between 0 and %v, and below --bind-timeout", maxWindow)
+	case o.bindWindow < 0 || o.bindWindow > maxWindow:
+		return fmt.Errorf("--bind-window must lie between 0 and %v", maxWindow)
 	case o.gangs.hold < 0 || o.gangs.hold > maxHold:
 		return fmt.Errorf("--gang-hold must lie between 0 and %v", maxHold)
 	case o.gangs.hold > 0 && o.gangs.patience < o.gangs.hold:

@@ -8,8 +8,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// windowPerBind is by how much each bind that went lengthens the wait of those that come next. Where fewer come than one
-// in this time, nearly none waits, and for no longer; where more come, the waits grow to the whole window.
+// windowPerBind is for how long each bind that goes keeps others waiting: where binds come more often than that, more and
+// more of them go together, up to what comes in a window; where they come more rarely, fewer and fewer.
 const windowPerBind = 20 * time.Millisecond
 
 // batch has binds go together in a storm of them: the API server and etcd then take less for each (etcd, for one, writes
@@ -29,15 +29,17 @@ type batch struct {
 	waiting int
 }
 
-// wait returns when the bind may go, after a window at most, or when ctx ends.
-func (b *batch) wait(ctx context.Context) {
+// wait returns when the bind may go, after a window at most. Where ctx ends before, it returns why.
+func (b *batch) wait(ctx context.Context) error {
 	next := b.join()
 	if next == nil {
-		return
+		return nil
 	}
 	select {
 	case <-next:
+		return nil
 	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 
@@ -70,8 +72,8 @@ func (b *batch) join() <-chan struct{} {
 func (b *batch) release() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	close(b.next)
 	b.gone(b.clock.Now(), b.waiting)
+	close(b.next)
 	b.next, b.waiting = nil, 0
 }
 

@@ -2,9 +2,12 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
@@ -32,6 +35,9 @@ func (g *gathered) wantGone(want bool, all ...<-chan struct{}) {
 		case <-next:
 			g.t.Errorf("number %d didn't wait", i)
 		default:
+		}
+		if !g.clock.HasWaiters() { // The timer is over, and they go in a moment.
+			g.t.Errorf("number %d waits no longer", i)
 		}
 	}
 }
@@ -96,31 +102,87 @@ func TestABindWaitsNoLongerThanItMay(t *testing.T) {
 	g.wantAtOnce()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	g.wait(ctx) // Or it waits for ever.
+	if err := g.wait(ctx); err == nil { // Or it waits for ever.
+		t.Error("it may go")
+	}
 	g.clock.Step(windowPerBind)
 }
 
-// One that waits for its turn holds its card meanwhile.
-func TestAStormOfBindsIsGathered(t *testing.T) {
-	a, b := newPod("a", 4), newPod("b", 4)
-	f := startWith(t, Options{BindTimeout: patient, BindWindow: windowPerBind}, func(*Cluster) {}, newNode(t, "n1", 16), a, b)
-	if err := f.bind(a); err != nil {
+// waitingBind is a Cluster with one pod bound, and another's bind waiting.
+type waitingBind struct {
+	*fixture
+	leads leadership
+	pod   *corev1.Pod
+	ended chan error
+}
+
+func startWaiting(t *testing.T, timeout time.Duration) *waitingBind {
+	t.Helper()
+	a, w := newPod("a", 4), &waitingBind{pod: newPod("b", 4), ended: make(chan error, 1)}
+	w.fixture = startWith(t, Options{BindTimeout: timeout, BindWindow: windowPerBind, Leading: w.leads.ask},
+		func(*Cluster) {}, newNode(t, "n1", 16), a, w.pod)
+	if err := w.TakeOver(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- f.bind(b) }()
-	f.awaitHeld(b, "reserved n1 card 0") // Its card is its own while it waits.
-	f.await("it to wait", func() bool {
-		f.batch.mu.Lock()
-		defer f.batch.mu.Unlock()
-		return f.batch.next != nil
-	})
-	if n := f.counts.of("write binding"); n != 1 {
-		t.Errorf("%d Bindings were written, want 1", n)
+	if err := w.bind(a); err != nil {
+		t.Fatal(err)
 	}
-	f.clock.Step(windowPerBind)
-	if err := <-ended; err != nil {
+	go func() { w.ended <- w.bind(w.pod) }()
+	w.await("it to wait", func() bool {
+		w.batch.mu.Lock()
+		defer w.batch.mu.Unlock()
+		return w.batch.next != nil
+	})
+	return w
+}
+
+func (w *waitingBind) wantWritten(want int) {
+	w.t.Helper()
+	if n := w.counts.of("write binding"); n != want {
+		w.t.Errorf("%d Bindings were written, want %d", n, want)
+	}
+}
+
+func TestAStormOfBindsIsGathered(t *testing.T) {
+	w := startWaiting(t, patient)
+	w.wantHeld(w.pod, "reserved n1 card 0") // Its card is its own while it waits.
+	w.wantWritten(1)
+	w.clock.Step(windowPerBind)
+	if err := <-w.ended; err != nil {
 		t.Error(err)
 	}
-	f.wantHeld(b, "bound n1 card 0")
+	w.wantHeld(w.pod, "bound n1 card 0")
+}
+
+func TestWhoLeadsNoLongerWhenItsTurnComesWritesNothing(t *testing.T) {
+	w := startWaiting(t, patient)
+	errStandby := errors.New("standing by")
+	w.leads.set(errStandby)
+	w.clock.Step(windowPerBind)
+	if err := <-w.ended; !errors.Is(err, errStandby) {
+		t.Errorf("bind: %v, want %v", err, errStandby)
+	}
+	w.wantHeld(w.pod, "not held")
+	w.wantWritten(1)
+}
+
+func TestABindWhoseTimeIsOverWhileItWaitsWasNeverWritten(t *testing.T) {
+	w := startWaiting(t, 500*time.Millisecond)
+	if err := <-w.ended; err == nil || errors.Is(err, ErrUnsettled) {
+		t.Errorf("bind: %v, want that nothing was written", err)
+	}
+	w.wantHeld(w.pod, "not held")
+	w.wantWritten(1)
+}
+
+func TestAPodThatGoesWhileItsBindWaitsHoldsNothing(t *testing.T) {
+	w := startWaiting(t, patient)
+	w.server.with(func(s *server) { delete(s.pods, types.NamespacedName{Namespace: w.pod.Namespace, Name: w.pod.Name}) })
+	w.publishGone(w.pod)
+	w.awaitHeld(w.pod, "not held")
+	w.clock.Step(windowPerBind)
+	if err := <-w.ended; err == nil {
+		t.Error("what is gone was bound")
+	}
+	w.wantHeld(w.pod, "not held")
 }

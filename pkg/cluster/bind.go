@@ -27,7 +27,7 @@ const (
 	ResultNotReady   = "not_ready"
 	ResultNotLeading = "not_leading"
 	ResultBadRequest = "bad_request"
-	// ResultUnreachable: the pod couldn't be read, and nothing was written.
+	// ResultUnreachable: the pod couldn't be read, or the time was over before the write; nothing was written.
 	ResultUnreachable = "unreachable"
 	ResultRefused     = "refused"
 	ResultUnknown     = "unknown"
@@ -216,7 +216,12 @@ func (r BindRequest) annotate(annotations map[string]string) map[string]string {
 
 // write makes the one write, and brings the ledger to what became of it.
 func (c *Cluster) write(ctx context.Context, pod *corev1.Pod, request BindRequest, ch choice) (string, error) {
-	c.batch.wait(ctx)
+	if !request.groupWhole { // Whom all other members wait for.
+		if err := c.batch.wait(ctx); err != nil {
+			c.settler.abandoned(ch.UID)
+			return ResultUnreachable, fmt.Errorf("waiting for the binds before: %w", err)
+		}
+	}
 	// The last look: what a process that freezes between here and its write could do is caught at the node's Allocate.
 	if err := c.leading(); err != nil {
 		c.settler.abandoned(ch.UID)

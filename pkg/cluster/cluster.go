@@ -41,6 +41,7 @@ type Options struct {
 	// BindTimeout bounds one bind, all its calls included. It must lie below kube-scheduler's httpTimeout.
 	BindTimeout time.Duration
 	// BindWindow is for how long the binds of a storm are gathered at most, to be sent together; zero sends each at once.
+	// No more than a quarter of BindTimeout is spent so.
 	BindWindow time.Duration
 	// EvictFragmented lets pods be evicted for one of higher priority that only fragmentation keeps waiting, see evictor.
 	EvictFragmented bool
@@ -96,7 +97,7 @@ type Cluster struct {
 func New(o Options) (*Cluster, error) {
 	c := &Cluster{Options: o, assumedEvents: rate.NewLimiter(assumedEventsSecond, assumedEventsBurst)}
 	c.ledger = ledger.New(c.freed)
-	c.batch = &batch{clock: o.Clock, window: o.BindWindow}
+	c.batch = &batch{clock: o.Clock, window: min(o.BindWindow, o.BindTimeout/4)}
 	c.waker = newWaker(o.Clock, o.API, o.Observer, c.fits, c.ledger.AnyFit, c.leading)
 	if o.EvictFragmented {
 		c.evictor = newEvictor(c)
