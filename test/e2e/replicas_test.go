@@ -12,6 +12,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/gpushare/gpushare/test/controlplane"
@@ -138,8 +140,13 @@ func TestABindingOfALeaderLongGone(t *testing.T) {
 			return nil
 		})
 		must(s, bed.Replicas[leader].Pause())
-		// More important, and so served first once somebody leads again.
-		s.create("first", 8138, on(node.Name), func(pod *corev1.Pod) { pod.Spec.PriorityClassName = "system-node-critical" })
+		// Only the write that is under way can bring the late one to the node now.
+		closed := []byte(`{"spec":{"taints":[{"key":"example.com/first","effect":"NoSchedule"}]}}`)
+		_, err := bed.Client.CoreV1().Nodes().Patch(s.Context(), node.Name, types.StrategicMergePatchType, closed, metav1.PatchOptions{})
+		must(s, err)
+		s.create("first", 8138, on(node.Name), func(pod *corev1.Pod) {
+			pod.Spec.Tolerations = []corev1.Toleration{{Key: "example.com/first", Operator: corev1.TolerationOpExists}}
+		})
 		s.awaitLeader(leader)
 		first := s.assigned("first")
 		s.handed(node, first)
