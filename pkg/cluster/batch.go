@@ -29,17 +29,15 @@ type batch struct {
 	waiting int
 }
 
-// wait returns when the bind may go, after a window at most. Where ctx ends before, it returns why.
-func (b *batch) wait(ctx context.Context) error {
+// wait returns when the bind may go, after a window at most, or when ctx ends.
+func (b *batch) wait(ctx context.Context) {
 	next := b.join()
 	if next == nil {
-		return nil
+		return
 	}
 	select {
 	case <-next:
-		return nil
 	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 

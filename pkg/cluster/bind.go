@@ -217,10 +217,11 @@ func (r BindRequest) annotate(annotations map[string]string) map[string]string {
 // write makes the one write, and brings the ledger to what became of it.
 func (c *Cluster) write(ctx context.Context, pod *corev1.Pod, request BindRequest, ch choice) (string, error) {
 	if !request.groupWhole { // Whom all other members wait for.
-		if err := c.batch.wait(ctx); err != nil {
-			c.settler.abandoned(ch.UID)
-			return ResultUnreachable, fmt.Errorf("waiting for the binds before: %w", err)
-		}
+		c.batch.wait(ctx)
+	}
+	if err := ctx.Err(); err != nil { // Nothing would be sent, and its answer be taken for lost.
+		c.settler.abandoned(ch.UID)
+		return ResultUnreachable, fmt.Errorf("no time is left of --bind-timeout to write the Binding: %w", err)
 	}
 	// The last look: what a process that freezes between here and its write could do is caught at the node's Allocate.
 	if err := c.leading(); err != nil {
@@ -303,8 +304,8 @@ const (
 )
 
 // assumed tells of the card that a pod was given, once for each pod that this process has bound. The Event is left out
-// where many pods are bound, at once or on and on: it is a write for each bind, as dear as the bind itself, and says what the pod's
-// annotations say.
+// where many pods are bound, at once or on and on: it is a write for each bind, as dear as the bind itself, and says what
+// the pod's annotations say.
 func (c *Cluster) assumed(logger klog.Logger, node string, ch choice) {
 	logger.Info("Pod bound", "card", ch.card.Index, "memory", ch.unit.Format(ch.Request))
 	if !c.assumedEvents.AllowN(c.Clock.Now(), 1) {
