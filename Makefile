@@ -21,7 +21,7 @@ build: build-static build-plugin ## build the binaries into bin/
 
 .PHONY: build-static
 build-static:
-	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w $(STAMP)' -o $(BIN)/ ./cmd/gpushare-extender ./cmd/gpushare-kubeadm ./cmd/kubectl-inspect-gpushare
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w $(STAMP)' -o $(BIN)/ ./cmd/gpushare-extender ./cmd/kubectl-inspect-gpushare
 	@ln -sf kubectl-inspect-gpushare $(BIN)/kubectl_complete-inspect-gpushare
 
 # grpcnotrace leaves out gRPC's debug pages, whose templates keep the linker from dropping unused methods: 19 MB.

@@ -10,8 +10,6 @@ install -D -m 644 "$root/LICENSE" "$out/usr/share/doc/gpushare/copyright"
 case $image in
 extender)
   install -D -m 755 "$binaries/gpushare-extender" "$out/gpushare-extender"
-  # For administrators to take out (docs/install.md): nothing in the image runs it.
-  install -m 755 "$binaries/gpushare-kubeadm" "$out/gpushare-kubeadm"
   ;;
 device-plugin)
   # Debian's C library and nothing else of Debian: the driver library, which NVIDIA's container runtime mounts, and the
