@@ -18,6 +18,18 @@ func Overdue(pod *corev1.Pod, now time.Time) bool {
 	return pod.DeletionTimestamp != nil && now.Sub(pod.DeletionTimestamp.Time) > overdueMargin
 }
 
+// Leaving returns the priorities of those pods among the given ones that hold GPU memory, are being deleted and aren't
+// overdue: memory of them should come free soon.
+func Leaving(pods []*corev1.Pod, now time.Time) []int32 {
+	var priorities []int32
+	for _, object := range pods {
+		if pod := Pod(object); pod.Leaving && pod.Request > 0 && object.Spec.NodeName != "" && !Overdue(object, now) {
+			priorities = append(priorities, pod.Priority)
+		}
+	}
+	return priorities
+}
+
 // Mirror reports whether the pod only shows a static pod of its node: the kubelet creates it again when it is deleted, and
 // no container ends.
 func Mirror(pod *corev1.Pod) bool {
