@@ -70,12 +70,11 @@ func (c *Cluster) podSeen(pod *corev1.Pod) {
 		c.waker.forget(seen.UID)
 		c.evictor.forget(seen.UID)
 		c.ledger.Withdraw(seen.UID)
+	case c.evictor.holds(seen, pod.Status.NominatedNodeName): // The ledger keeps that card.
 	case pod.Status.NominatedNodeName != "":
 		c.ledger.Nominate(pod.Status.NominatedNodeName, seen)
 	default:
-		if !c.evictor.holds(seen) {
-			c.ledger.Withdraw(seen.UID)
-		}
+		c.ledger.Withdraw(seen.UID)
 	}
 }
 

@@ -60,7 +60,7 @@ func (s *slimmer) pod(pod *corev1.Pod) *corev1.Pod {
 	labels := pod.Labels
 	out.Labels = *s.labels.one(fmt.Sprint(labels), &labels)
 	out.Annotations = only(pod.Annotations, protocol.AnnotationIndex, protocol.AnnotationPod, protocol.AnnotationDevice,
-		protocol.AnnotationAssumeTime, protocol.AnnotationAssigned, protocol.AnnotationAllocation)
+		protocol.AnnotationAssumeTime, protocol.AnnotationAssigned, protocol.AnnotationAllocation, corev1.MirrorPodAnnotationKey)
 	if pod.Spec.NodeName == "" {
 		keepWaiting(out, pod)
 	}

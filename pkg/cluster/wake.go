@@ -82,8 +82,11 @@ func (c *Cluster) Passed(uid gpu.PodUID) {
 	c.evictor.passed(uid)
 }
 
-func (c *Cluster) fits(pod gpu.Pod, node string) (fits bool) {
-	c.ledger.Check(pod, []string{node}, func(_ string, reason placement.Reason) { fits = reason == placement.Fits })
+func (c *Cluster) fits(pod gpu.Pod, node string) bool { return c.fitsAny(pod, []string{node}) }
+
+// fitsAny reports whether the pod would find a card on one of the nodes.
+func (c *Cluster) fitsAny(pod gpu.Pod, nodes []string) (fits bool) {
+	c.ledger.Check(pod, nodes, func(_ string, reason placement.Reason) { fits = fits || reason == placement.Fits })
 	return fits
 }
 

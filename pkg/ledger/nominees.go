@@ -92,6 +92,28 @@ func (l *Ledger) Standing(name string, pod gpu.Pod) (Standing, placement.Reason)
 	return s, reason
 }
 
+// Outranked returns those of the named nodes, in their order, on which a pod of lower priority is bound: where there is none, no
+// card can be freed for the pod. It costs much less than their Standings.
+func (l *Ledger) Outranked(pod gpu.Pod, names []string) (out []string) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	for _, name := range names {
+		if n := l.nodes[name]; n != nil && n.outranked(pod.Priority) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+func (n *node) outranked(priority int32) bool {
+	for _, h := range n.holders {
+		if h.State == Bound && h.Priority < priority {
+			return true
+		}
+	}
+	return false
+}
+
 // fit says whether the pod, which holds nothing, finds a card on the node. It needs the lock. A node that isn't known may
 // be nil.
 func (l *Ledger) fit(n *node, pod gpu.Pod) placement.Reason {
