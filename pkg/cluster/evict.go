@@ -131,7 +131,7 @@ func (c *Cluster) Blocked(pod *corev1.Pod, full iter.Seq[string], at time.Time) 
 	}
 	if len(nodes) > 0 {
 		c.evictor.note(blockedPod{
-			pod: protocol.Pod(pod), nodes: nodes, nominated: pod.Status.NominatedNodeName, asked: at, at: at.Add(evictDelay),
+			pod: protocol.Pod(pod), nodes: nodes, nominated: strings.Clone(pod.Status.NominatedNodeName), asked: at, at: at.Add(evictDelay),
 		})
 	}
 }
