@@ -77,7 +77,7 @@ func TestStaticPods(t *testing.T) {
 		must(s, s.node.kubelet.Restart(s.Context()))
 		s.awaitCards()
 		// It holds nothing: there is room to the last unit.
-		s.burst(times(10, func() *corev1.Pod { return s.pod(2) })...)
+		s.burst(times(18, func() *corev1.Pod { return s.pod(1) })...)
 		s.settle()
 		unharmed()
 	})
