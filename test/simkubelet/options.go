@@ -21,7 +21,7 @@ const (
 	// AnnotationExitCode is the code they exit with, 0 if absent.
 	AnnotationExitCode = "simkubelet/exit-code"
 	// AnnotationRejected is the reason with which the kubelet rejects the pod before it asks a device plugin, as under
-	// pressure.
+	// pressure. The API server hears of it when the rest of the batch has been admitted.
 	AnnotationRejected = "simkubelet/rejected"
 )
 

@@ -146,6 +146,10 @@ func (p *process) add(ctx context.Context, batch []*corev1.Pod) {
 			if ctx.Err() != nil {
 				return // The kubelet died at it, and has no opinion on the pod.
 			}
+			if why != nil && pod.Annotations[AnnotationRejected] != "" {
+				defer p.reject(ctx, pod, why) // After the batch, as where the API server is slow.
+				continue
+			}
 			if why != nil {
 				p.reject(ctx, pod, why)
 				continue
