@@ -74,7 +74,7 @@ The flag wins.`,
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file`; the pod's own service account where empty")
 	f.StringVar(&o.nodeName, "node-name", "", "`name` of this node's object")
 	f.StringVar(&o.memoryUnit, "memory-unit", gpu.GiB.String(), "what one aliyun.com/gpu-mem stands for: GiB, MiB, or a number of them such as 256MiB")
-	f.StringVar(&o.visibleDevices, "visible-devices", string(deviceplugin.VisibleByUUID), "how NVIDIA_VISIBLE_DEVICES names a card: uuid or index")
+	f.StringVar(&o.visibleDevices, "visible-devices", string(deviceplugin.VisibleByUUID), "how NVIDIA_VISIBLE_DEVICES names a card: uuid or index; with index a container that is restarted after the driver has renumbered the cards can start on another card")
 	f.StringVar(&o.deviceListStrategy, "device-list-strategy", string(deviceplugin.ListByEnv), "how a card gets into a container: envvar leaves it to NVIDIA's container runtime, cdi-cri names a CDI device as well (nvidia.com/gpu=, by uuid or index as --visible-devices has it)")
 	f.BoolVar(&o.compatErrorEnv, "compat-error-env", false, "start a container that no card can be given to all the same, with an environment that names none, as the existing plugin does; its pod fails otherwise")
 	f.StringVar(&o.devicePluginDir, "device-plugin-dir", "/var/lib/kubelet/device-plugins", "the kubelet's `directory` of device plugins")

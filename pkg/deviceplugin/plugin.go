@@ -88,7 +88,6 @@ func New(o Options) (*Plugin, error) {
 		errorEnv: o.ErrorEnv, notify: p.annotator.Notify, now: time.Now,
 		turn: make(chan struct{}, 1), stale: make(chan struct{}, 1),
 		hints: map[deviceSet]hint{}, refused: map[gpu.PodUID]bool{}, met: map[gpu.PodUID]bool{},
-		patience: mirrorPatience, statusPatience: statusPatience,
 	}
 	p.reporter = newReporter(p.cards, o.Events, nodeReference(o.NodeName))
 	p.service.allocator, p.service.cards, p.service.metrics = p.allocator, p.cards, p.metrics
