@@ -2,9 +2,11 @@ package deviceplugin
 
 import (
 	"context"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
@@ -34,6 +36,28 @@ func TestHTTP(t *testing.T) {
 	p.SetCards(newCards(16), nil, "")
 	k.awaitDevices(16, 16)
 	await(t, "ready", func() bool { return get("/readyz") == 200 })
+}
+
+// Connections that never ask don't keep the kubelet's probes from their answers.
+func TestIdleConnectionsDoNotShutOutProbes(t *testing.T) {
+	p, _ := newBench(t).start(nil)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = p.serve(t.Context(), listener) }()
+	for range 2 * connections.Total {
+		conn, err := net.Dial("tcp", listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+	}
+	response, err := (&http.Client{Timeout: 30 * time.Second}).Get("http://" + listener.Addr().String() + "/livez")
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
 }
 
 func TestBadAddress(t *testing.T) {
