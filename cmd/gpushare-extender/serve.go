@@ -116,6 +116,7 @@ func serve(ctx context.Context, o options) error {
 		return err
 	}
 	metrics.NewLedger(registry, state.Ledger(), state.Ready, o.cardMetrics)
+	metrics.NewCluster(registry, state)
 	metrics.NewPending(registry, state.Ready, func() []waiting.Why {
 		pods, _ := state.Pending(0)
 		return state.Explain(pods)

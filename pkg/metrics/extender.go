@@ -68,6 +68,12 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 			Help: "When a certificate expires, in Unix seconds: the extender's own (server), and the one that kube-scheduler has shown last (client), each with its chain.",
 		}, []string{"certificate"}),
 	}
+	// What has never happened counts as zero, so that the first time is an increase.
+	for _, verb := range []string{"filter", "prioritize", "bind", "preempt"} {
+		for _, outcome := range []string{"ok", "error", "panic"} {
+			e.requests.WithLabelValues(verb, outcome)
+		}
+	}
 	for _, reason := range placement.Reasons() {
 		e.filtered.WithLabelValues(reason.Label())
 	}
