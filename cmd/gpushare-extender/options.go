@@ -160,8 +160,8 @@ func (o options) validate() error {
 		return errors.New("--tls-cert-file and --tls-key-file go together")
 	case o.clientCAFile != "" && o.tlsCertFile == "":
 		return errors.New("--client-ca-file needs --tls-cert-file and --tls-key-file")
-	case o.clientCAFile != "" && !slices.ContainsFunc(o.clientNames, func(name string) bool { return name != "" }):
-		return errors.New("--client-names must name a client: --client-ca-file may have signed certificates of others than kube-scheduler")
+	case o.clientCAFile != "" && (len(o.clientNames) == 0 || slices.Contains(o.clientNames, "")):
+		return errors.New("--client-names must not be empty or have an empty name: --client-ca-file may have signed certificates of others than kube-scheduler")
 	case o.uiAddressGiven && !o.ui:
 		return errors.New("--ui-listen-address needs --ui")
 	case o.ui && o.uiAddress == "":

@@ -33,6 +33,14 @@ func TestHTTP(t *testing.T) {
 			t.Errorf("%s gave %d, want %d", path, got, want)
 		}
 	}
+	p.options.AuthorizeMetrics = func(http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) })
+	}
+	guarded := httptest.NewRecorder()
+	p.handler().ServeHTTP(guarded, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if guarded.Code != http.StatusUnauthorized {
+		t.Errorf("metrics that only some may read gave %d", guarded.Code)
+	}
 	p.SetCards(newCards(16), nil, "")
 	k.awaitDevices(16, 16)
 	await(t, "ready", func() bool { return get("/readyz") == 200 })

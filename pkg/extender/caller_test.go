@@ -145,6 +145,35 @@ func TestOnlyNamedClientsCall(t *testing.T) {
 	}
 }
 
+func TestMetricsAskWhoMayReadThem(t *testing.T) {
+	f := start(t, newNode(t, "n1", 100))
+	options := f.options(f.cluster)
+	options.AuthorizeMetrics = func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Authorization") == "" {
+				http.Error(w, "who are you?", http.StatusUnauthorized)
+				return
+			}
+			next.ServeHTTP(w, r)
+		})
+	}
+	server := NewServer(options)
+	for address, handler := range map[string]http.Handler{"the verbs' address": server.Handler(), "the probes' address": server.HealthHandler()} {
+		for _, test := range []struct {
+			path, token string
+			want        int
+		}{{"/metrics", "", 401}, {"/metrics", "Bearer x", 200}, {"/livez", "", 200}, {"/readyz", "", 200}} {
+			w := httptest.NewRecorder()
+			r := httptest.NewRequest(http.MethodGet, test.path, nil)
+			r.Header.Set("Authorization", test.token)
+			handler.ServeHTTP(w, r)
+			if w.Code != test.want {
+				t.Errorf("%s of %s with %q: %d, want %d", test.path, address, test.token, w.Code, test.want)
+			}
+		}
+	}
+}
+
 // Connections that never ask, of one source or of many, keep neither probes nor kube-scheduler from their answers.
 func TestIdleConnectionsDoNotShutOutProbes(t *testing.T) {
 	f := start(t, newNode(t, "n1", 100))
