@@ -13,9 +13,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/cache"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -43,7 +41,7 @@ var (
 
 // Reviewer asks the API server who a client is, and what it may do.
 type Reviewer struct {
-	client    kubernetes.Interface
+	api       api
 	decisions *cache.LRUExpireCache // By key, of error: nil allows.
 	reviews   chan struct{}
 }
@@ -52,16 +50,16 @@ type Reviewer struct {
 func New(config *rest.Config) (*Reviewer, error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 10, 20
-	client, err := kubernetes.NewForConfig(config)
+	client, err := newClient(config)
 	if err != nil {
-		return nil, fmt.Errorf("reaching the API server: %w", err)
+		return nil, fmt.Errorf("making a client for the API server: %w", err)
 	}
 	return newReviewer(client, clock.RealClock{}), nil
 }
 
-func newReviewer(client kubernetes.Interface, clock clock.PassiveClock) *Reviewer {
+func newReviewer(api api, clock clock.PassiveClock) *Reviewer {
 	return &Reviewer{
-		client: client, decisions: cache.NewLRUExpireCacheWithClock(maxDecisions, clock), reviews: make(chan struct{}, maxReviews),
+		api: api, decisions: cache.NewLRUExpireCacheWithClock(maxDecisions, clock), reviews: make(chan struct{}, maxReviews),
 	}
 }
 
@@ -133,9 +131,7 @@ func (r *Reviewer) authorize(request *http.Request) error {
 
 // review asks the API server. An error other than errUnknownToken and forbiddenError says that it didn't decide.
 func (r *Reviewer) review(ctx context.Context, token string, k key) error {
-	who, err := r.client.AuthenticationV1().TokenReviews().Create(ctx, &authenticationv1.TokenReview{
-		Spec: authenticationv1.TokenReviewSpec{Token: token},
-	}, metav1.CreateOptions{})
+	who, err := r.api.ReviewToken(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}})
 	if err != nil {
 		return fmt.Errorf("reviewing a token: %w", err)
 	}
@@ -147,12 +143,10 @@ func (r *Reviewer) review(ctx context.Context, token string, k key) error {
 	for name, values := range user.Extra {
 		extra[name] = authorizationv1.ExtraValue(values)
 	}
-	may, err := r.client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
-		Spec: authorizationv1.SubjectAccessReviewSpec{
-			User: user.Username, UID: user.UID, Groups: user.Groups, Extra: extra,
-			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: k.path, Verb: k.verb},
-		},
-	}, metav1.CreateOptions{})
+	may, err := r.api.ReviewAccess(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: user.Username, UID: user.UID, Groups: user.Groups, Extra: extra,
+		NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: k.path, Verb: k.verb},
+	}})
 	if err != nil {
 		return fmt.Errorf("reviewing the access of user %s: %w", user.Username, err)
 	}

@@ -1,6 +1,7 @@
 package tokenauth
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -11,42 +12,35 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/fake"
-	kubetesting "k8s.io/client-go/testing"
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
-// apiServer knows the token "prometheus", whose user may get /metrics, and "tenant", whose user may not. It counts reviews.
+// apiServer knows the token "prometheus", whose user may get /metrics, and "tenant", whose user may not. It counts the
+// reviews of tokens.
 type apiServer struct {
-	*fake.Clientset
 	down    bool
 	reviews int
 }
 
-func newAPIServer() *apiServer {
-	a := &apiServer{Clientset: fake.NewClientset()}
-	a.PrependReactor("create", "tokenreviews", func(action kubetesting.Action) (bool, runtime.Object, error) {
-		a.reviews++
-		if a.down {
-			return true, nil, errors.New("down")
-		}
-		review := action.(kubetesting.CreateAction).GetObject().(*authenticationv1.TokenReview).DeepCopy()
-		if token := review.Spec.Token; token == "prometheus" || token == "tenant" {
-			review.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{
-				Username: token, Groups: []string{"system:authenticated"}, Extra: map[string]authenticationv1.ExtraValue{"pod": {"p"}},
-			}}
-		}
-		return true, review, nil
-	})
-	a.PrependReactor("create", "subjectaccessreviews", func(action kubetesting.Action) (bool, runtime.Object, error) {
-		review := action.(kubetesting.CreateAction).GetObject().(*authorizationv1.SubjectAccessReview).DeepCopy()
-		spec := review.Spec
-		review.Status.Allowed = spec.User == "prometheus" && spec.Groups[0] == "system:authenticated" && spec.Extra["pod"][0] == "p" &&
-			*spec.NonResourceAttributes == authorizationv1.NonResourceAttributes{Path: "/metrics", Verb: "get"}
-		return true, review, nil
-	})
-	return a
+func (a *apiServer) ReviewToken(_ context.Context, review *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error) {
+	a.reviews++
+	if a.down {
+		return nil, errors.New("down")
+	}
+	answer := review.DeepCopy()
+	if token := review.Spec.Token; token == "prometheus" || token == "tenant" {
+		answer.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{
+			Username: token, Groups: []string{"system:authenticated"}, Extra: map[string]authenticationv1.ExtraValue{"pod": {"p"}},
+		}}
+	}
+	return answer, nil
+}
+
+func (a *apiServer) ReviewAccess(_ context.Context, review *authorizationv1.SubjectAccessReview) (*authorizationv1.SubjectAccessReview, error) {
+	answer, spec := review.DeepCopy(), review.Spec
+	answer.Status.Allowed = spec.User == "prometheus" && spec.Groups[0] == "system:authenticated" && spec.Extra["pod"][0] == "p" &&
+		*spec.NonResourceAttributes == authorizationv1.NonResourceAttributes{Path: "/metrics", Verb: "get"}
+	return answer, nil
 }
 
 func TestHandler(t *testing.T) {
@@ -68,8 +62,7 @@ func TestHandler(t *testing.T) {
 		"no token and a server is down": {"", true, 401, errNoToken.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			api := newAPIServer()
-			api.down = test.down
+			api := &apiServer{down: test.down}
 			w := ask(newReviewer(api, clocktesting.NewFakePassiveClock(time.Now())), test.authorization)
 			if w.Code != test.status || !strings.Contains(w.Body.String(), test.body) {
 				t.Errorf("%d %s, want %d %s", w.Code, w.Body, test.status, test.body)
@@ -90,7 +83,7 @@ func ask(r *Reviewer, authorization string) *httptest.ResponseRecorder {
 }
 
 func TestDecisionsAreRememberedForAWhile(t *testing.T) {
-	api, clock := newAPIServer(), clocktesting.NewFakePassiveClock(time.Now())
+	api, clock := &apiServer{}, clocktesting.NewFakePassiveClock(time.Now())
 	r := newReviewer(api, clock)
 	want := func(token string, status, reviews int) {
 		t.Helper()
@@ -115,7 +108,7 @@ func TestDecisionsAreRememberedForAWhile(t *testing.T) {
 
 // Tokens that nobody knows can't have the API server asked any number of times at once.
 func TestReviewsAreBounded(t *testing.T) {
-	api := newAPIServer()
+	api := &apiServer{}
 	r := newReviewer(api, clocktesting.NewFakePassiveClock(time.Now()))
 	if w := ask(r, "Bearer prometheus"); w.Code != 200 {
 		t.Fatal(w.Code)
