@@ -11,7 +11,7 @@ func TestWatchVersions(t *testing.T) {
 	node.ResourceVersion = "41"
 	f := start(t, patient, node)
 	if got := f.WatchVersions()["nodes"]; got > 41 {
-		t.Errorf("the watch of nodes has reached %d before it was told anything", got)
+		t.Errorf("the watch of nodes has reached %d before any change", got)
 	}
 	node = node.DeepCopy()
 	node.ResourceVersion = "57"

@@ -20,7 +20,7 @@ var (
 )
 
 // checkClient returns why a client may call nothing below Prefix, or nil. The name of a client is the common name of its
-// certificate, as for the API server: whoever approves certificates in Kubernetes judges them by that name.
+// certificate, as for the API server: approvers of certificates in Kubernetes judge them by that name.
 func (s *Server) checkClient(state *tls.ConnectionState) error {
 	if len(s.ClientNames) == 0 {
 		return nil

@@ -71,7 +71,7 @@ other      elsewhere  1     1        0      Waiting     -
 	}
 }
 
-// A group's name is text of whoever makes the pod: in no view does it reach the terminal as it is.
+// A group's name is text that a pod's author chooses: it never reaches the terminal as it is.
 func TestGroupNamesAreHarmless(t *testing.T) {
 	api := newFakeAPI(t, objects(nil,
 		newPod("p", 8).member("x\x1b]0;owned\x07\x1b[2J\nkube-system\tadmin\u202e", 2),

@@ -6,6 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/gpushare/gpushare/test/controlplane"
@@ -36,11 +37,9 @@ func TestReviewsOfARealAPIServer(t *testing.T) {
 	create := func(group, resource string) rbacv1.PolicyRule {
 		return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, Verbs: []string{"create"}}
 	}
-	config := *c.Config
-	config.TLSClientConfig.CertData, config.TLSClientConfig.KeyData = nil, nil
-	config.TLSClientConfig.CertFile, config.TLSClientConfig.KeyFile = "", ""
+	config := rest.AnonymousClientConfig(c.Config)
 	config.BearerToken = token("gpushare-extender", create("authentication.k8s.io", "tokenreviews"), create("authorization.k8s.io", "subjectaccessreviews"))
-	reviewer, err := New(&config)
+	reviewer, err := New(config)
 	must(t, err)
 	for name, test := range map[string]struct {
 		token string

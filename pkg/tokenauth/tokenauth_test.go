@@ -106,7 +106,7 @@ func TestDecisionsAreRememberedForAWhile(t *testing.T) {
 	want("another", 503, 6)
 }
 
-// Tokens that nobody knows can't have the API server asked any number of times at once.
+// Unknown tokens cause a bounded number of reviews at once.
 func TestReviewsAreBounded(t *testing.T) {
 	api := &apiServer{}
 	r := newReviewer(api, clocktesting.NewFakePassiveClock(time.Now()))
