@@ -2,16 +2,16 @@ package main
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"net"
 	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/klog/v2"
+	logsapi "k8s.io/component-base/logs/api/v1"
 
 	"github.com/gpushare/gpushare/cmd/internal/flagenv"
+	"github.com/gpushare/gpushare/cmd/internal/logflags"
 	"github.com/gpushare/gpushare/pkg/deviceplugin"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/inventory"
@@ -31,12 +31,14 @@ type options struct {
 	nvmlLibrary        string
 	healthQuietPeriod  time.Duration
 	listenAddress      string
+	authorizeMetrics   bool
+	logging            *logsapi.LoggingConfiguration
 	printInventory     bool
 	cleanup            bool
 }
 
 func newCommand(environment func(string) (string, bool)) *cobra.Command {
-	var o options
+	o := options{logging: logsapi.NewLoggingConfiguration()}
 	command := &cobra.Command{
 		Use:   "gpushare-device-plugin",
 		Short: "Device plugin that shares GPU cards between pods by memory",
@@ -61,6 +63,9 @@ The flag wins.`,
 			if err != nil {
 				return err
 			}
+			if err := logflags.Apply(o.logging); err != nil {
+				return err
+			}
 			if o.printInventory {
 				return printInventory(command.Context(), command.OutOrStdout(), o, unit)
 			}
@@ -82,12 +87,11 @@ The flag wins.`,
 	f.StringVar(&o.nvmlLibrary, "nvml-library", "", "`path` of libnvidia-ml.so.1; where the dynamic linker finds it if empty")
 	f.DurationVar(&o.healthQuietPeriod, "health-quiet-period", inventory.DefaultQuietPeriod, "`time` that an unhealthy card must be without trouble, by probe and Xid errors, to be used again")
 	f.StringVar(&o.listenAddress, "listen-address", ":12346", "`address` of /livez, /readyz, /metrics and /version; off where empty")
+	f.BoolVar(&o.authorizeMetrics, "authorize-metrics", false, "answer /metrics only for clients with a bearer token that may get the path /metrics; needs the right to create TokenReviews and SubjectAccessReviews")
 	f.BoolVar(&o.cleanup, "cleanup", false, "take aliyun.com/gpu-count and the inventory annotation from the node's object and exit; for nodes that the plugin has left, from anywhere")
 	f.BoolVar(&o.printInventory, "print-inventory", false, "print this node's cards as JSON and exit")
 
-	logging := flag.NewFlagSet("klog", flag.ContinueOnError)
-	klog.InitFlags(logging)
-	f.AddGoFlag(logging.Lookup("v"))
+	logflags.Add(f, o.logging)
 	return command
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +19,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/tokenauth"
 	"github.com/gpushare/gpushare/pkg/version"
 )
 
@@ -42,7 +44,11 @@ func printInventory(ctx context.Context, out io.Writer, o options, unit gpu.Unit
 
 // cleanUp takes from the node what a plugin that is gone has left there.
 func cleanUp(ctx context.Context, out io.Writer, o options) error {
-	client, _, err := connect(o.kubeconfig)
+	config, err := apiConfig(o.kubeconfig)
+	if err != nil {
+		return err
+	}
+	client, _, err := deviceplugin.NewClient(config)
 	if err != nil {
 		return err
 	}
@@ -53,24 +59,27 @@ func cleanUp(ctx context.Context, out io.Writer, o options) error {
 	return err
 }
 
-// connect returns a client for the API server, and where it writes events.
-func connect(kubeconfig string) (deviceplugin.Client, record.EventSink, error) {
-	config, err := apiConfig(kubeconfig)
-	if err != nil {
-		return deviceplugin.Client{}, nil, fmt.Errorf("--kubeconfig: %w", err)
-	}
-	return deviceplugin.NewClient(config)
-}
-
 // serve wires the parts and runs them until ctx ends.
 func serve(ctx context.Context, o options, unit gpu.Unit) error {
 	logger := klog.FromContext(ctx).WithName(component).WithValues("node", o.nodeName)
 	ctx = klog.NewContext(ctx, logger)
 	logger.Info("Starting", "version", version.Get().String(), "unit", unit.String())
 
-	client, sink, err := connect(o.kubeconfig)
+	config, err := apiConfig(o.kubeconfig)
 	if err != nil {
 		return err
+	}
+	client, sink, err := deviceplugin.NewClient(config)
+	if err != nil {
+		return err
+	}
+	var authorizeMetrics func(http.Handler) http.Handler
+	if o.authorizeMetrics {
+		reviewer, err := tokenauth.New(config)
+		if err != nil {
+			return err
+		}
+		authorizeMetrics = reviewer.Handler
 	}
 	// The kubelet's last calls, which come after ctx has ended, have their Events too.
 	broadcaster := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx)))
@@ -88,6 +97,7 @@ func serve(ctx context.Context, o options, unit gpu.Unit) error {
 		Directory:          o.devicePluginDir,
 		PodResourcesSocket: o.podResourcesSocket,
 		ListenAddress:      o.listenAddress,
+		AuthorizeMetrics:   authorizeMetrics,
 	})
 	if err != nil {
 		return err
@@ -115,7 +125,7 @@ func apiConfig(kubeconfig string) (config *rest.Config, err error) {
 		config, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
 	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
 	config.UserAgent = component + "/" + version.Get().Version
 	config.QPS, config.Burst = 50, 100

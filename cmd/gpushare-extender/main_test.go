@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -76,6 +77,10 @@ func TestWhatCannotWorkEndsWithAClearMessage(t *testing.T) {
 		"a bad verbosity":         {[]string{"-v=much"}, `invalid argument "much" for "-v, --v" flag`},
 		"half a key pair":         {[]string{"--tls-cert-file=x"}, "--tls-cert-file and --tls-key-file go together"},
 		"a page's address alone":  {[]string{"--ui=false", "--ui-listen-address=127.0.0.1:0"}, "--ui-listen-address needs --ui"},
+		"no page's address":       {[]string{"--ui-listen-address="}, "--ui-listen-address is empty: --ui=false switches the page off"},
+		"no client's name":        {[]string{"--tls-cert-file=x", "--tls-key-file=x", "--client-ca-file=x", "--client-names="}, "--client-names must not be empty"},
+		"an empty client's name":  {[]string{"--tls-cert-file=x", "--tls-key-file=x", "--client-ca-file=x", "--client-names=a,"}, "or have an empty name"},
+		"an unknown log format":   {[]string{"--logging-format=xml"}, `--logging-format, -v: format: Invalid value: "xml": Unsupported log format`},
 		"a page's address in use": {[]string{"--listen-address=127.0.0.1:0", "--kubeconfig=" + kubeconfig, "--ui-listen-address=" + taken.Addr().String()}, "--ui-listen-address: listen tcp"},
 		"a client CA alone":       {[]string{"--client-ca-file=x"}, "--client-ca-file needs --tls-cert-file and --tls-key-file"},
 		"no such certificate":     {[]string{"--listen-address=127.0.0.1:0", "--tls-cert-file=/no/cert", "--tls-key-file=/no/key"}, "open /no/cert: no such file"},
@@ -124,6 +129,34 @@ func TestHelpAndVersion(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Every line is one JSON object, also of what libraries log.
+func TestJSONLogs(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	cmd := command(ctx, "--logging-format=json", "--listen-address=127.0.0.1:0", "--ui=false", "--kubeconfig="+writeKubeconfig(t, "http://127.0.0.1:1"))
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		cancel()
+		_ = cmd.Wait() // It was killed.
+	}()
+	for scanner := bufio.NewScanner(stderr); scanner.Scan(); {
+		var line struct{ Msg, Address string }
+		if err := json.Unmarshal(scanner.Bytes(), &line); err != nil {
+			t.Fatalf("%v: %s", err, scanner.Text())
+		}
+		if line.Msg == "Answering" && line.Address != "" {
+			return
+		}
+	}
+	t.Error("it ended without saying where it answers")
 }
 
 // TestLife runs the extender through its life: it waits for an API server that isn't there, with a reason; stands once

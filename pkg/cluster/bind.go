@@ -53,6 +53,11 @@ var (
 	ErrUnsettled = errors.New("whether the pod was bound is not known yet")
 )
 
+// errUnmanaged refuses pods that kube-scheduler binds by itself. Were they bound here, a caller could bind any pod of the
+// cluster with the extender's rights.
+var errUnmanaged = fmt.Errorf("%w: the pod asks for none of %s, %s and %s: kube-scheduler's configuration has to name them in the extender's managedResources",
+	ErrBadRequest, protocol.ResourceMemory, protocol.ResourceCount, protocol.ResourceWholeCard)
+
 // BindRequest is what kube-scheduler sends.
 type BindRequest struct {
 	Namespace, Name string
@@ -111,6 +116,9 @@ func (c *Cluster) bind(ctx context.Context, request BindRequest, timeout time.Du
 	}
 	if request.alone && protocol.InGroup(pod) {
 		return ResultHeldBack, gang.Unknown
+	}
+	if !protocol.Managed(pod) {
+		return ResultBadRequest, errUnmanaged
 	}
 	if pod.Spec.NodeName != "" {
 		return c.alreadyBound(pod, request.Node)

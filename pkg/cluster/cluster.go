@@ -78,6 +78,8 @@ type Cluster struct {
 	nodes   listersv1.NodeLister
 	budgets policyListersv1.PodDisruptionBudgetLister
 	factory informers.SharedInformerFactory
+	// watches are the informers that the ledger is fed by, by resource.
+	watches map[string]cache.SharedIndexInformer
 	sync    syncState
 	settler *settler
 	waker   *waker
@@ -114,6 +116,7 @@ func New(o Options) (*Cluster, error) {
 	c.pods = podCache{pods.GetIndexer()}
 	nodes := c.factory.Core().V1().Nodes()
 	c.nodes = nodes.Lister()
+	c.watches = map[string]cache.SharedIndexInformer{"pods": pods, "nodes": nodes.Informer()}
 	budgets := c.factory.Policy().V1().PodDisruptionBudgets()
 	c.budgets = budgets.Lister()
 	c.sync.budgets = budgets.Informer().HasSynced

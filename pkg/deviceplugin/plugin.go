@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"path/filepath"
 	"time"
 
@@ -38,6 +39,8 @@ type Options struct {
 	PodResourcesSocket string
 	// ListenAddress is for health and metrics; empty for none.
 	ListenAddress string
+	// AuthorizeMetrics lets only those through to a handler who may read metrics; nil for everyone.
+	AuthorizeMetrics func(http.Handler) http.Handler
 }
 
 // Plugin is the device plugin of one node.

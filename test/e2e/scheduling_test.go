@@ -280,6 +280,7 @@ func (s *scene) ask(pod, node string) string {
 	must(s, err)
 	request, err := http.NewRequestWithContext(s.Context(), http.MethodPost, s.bed.ExtenderURL+"/gpushare-scheduler/filter", bytes.NewReader(body))
 	must(s, err)
+	request.Header.Set("Content-Type", "application/json")
 	response, err := http.DefaultClient.Do(request)
 	must(s, err)
 	defer response.Body.Close()

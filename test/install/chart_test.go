@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	k8slabels "k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
@@ -70,6 +71,10 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"patience that is no time":         {"extender.gangPatience=30", "at '/extender/gangPatience'"},
 		"an account without a namespace":   {"guard.allow.serviceAccounts[0]=velero", "at '/guard/allow/serviceAccounts/0'"},
 		"a page's address without a port":  {"extender.ui.listenAddress=127.0.0.1", "at '/extender/ui/listenAddress'"},
+		"no client's name":                 {"extender.service.clusterIP=10.96.0.15,extender.tls.clientNames={}", "at '/extender/tls/clientNames"},
+		"not the certificate's name":       {"extender.service.clusterIP=10.96.0.15,extender.tls.clientNames={other}", "extender.tls.clientNames: with extender.tls.mode=generated the certificate"},
+		"monitors without a token":         {"extender.service.clusterIP=10.96.0.15,monitoring.enabled=true,monitoring.authorize=true", "monitoring.credentials.name: with monitoring.authorize=true"},
+		"an unknown log format":            {"extender.service.clusterIP=10.96.0.15,logFormat=xml", "at '/logFormat'"},
 		"monitors of a closed port":        {"extender.reach=host,extender.replicas=1,monitoring.enabled=true", "monitoring.enabled: with extender.reach=host"},
 		"a folder with a slash at its end": {"devicePlugin.kubeletDirectory=/var/lib/kubelet/", "at '/devicePlugin/kubeletDirectory'"},
 	}
@@ -141,8 +146,7 @@ func TestThePageIsWhereTheValuesSay(t *testing.T) {
 	h := newHelm(t, "")
 	const own = "--ui-listen-address="
 	for what, test := range map[string]struct{ values, want string }{
-		"beside client certificates":  {"", own + "127.0.0.1:12346"},
-		"without them":                {"extender.tls.mode=none", ""},
+		"at the extender's default":   {"", ""},
 		"on the host":                 {"extender.reach=host,extender.replicas=1", ""},
 		"beside the second scheduler": {"mode=secondScheduler", ""},
 		"where it is told to":         {"extender.tls.mode=none,extender.ui.listenAddress=:8080", own + ":8080"},
@@ -158,6 +162,54 @@ func TestThePageIsWhereTheValuesSay(t *testing.T) {
 		if strings.Join(got, " ") != test.want {
 			t.Errorf("%s: %q, want %q", what, got, test.want)
 		}
+	}
+}
+
+// Whatever signs the certificates may sign those of others: the name decides.
+func TestEveryModeOfTLSNamesItsClients(t *testing.T) {
+	h := newHelm(t, "")
+	for what, test := range map[string]struct{ values, want string }{
+		"generated":    {"extender.tls.mode=generated", "--client-names=kube-scheduler"},
+		"a Secret":     {"extender.tls.mode=secret,extender.tls.secretName=mine,extender.tls.clientNames={a,system:kube-scheduler}", "--client-names=a,system:kube-scheduler"},
+		"cert-manager": {"extender.tls.mode=certManager,extender.tls.certManager.issuerRef.name=ca", "--client-names=kube-scheduler"},
+		"none":         {"extender.tls.mode=none", ""},
+	} {
+		out := h.run(t, "template", "gpushare", chart, "--set=extender.service.clusterIP=10.96.0.15", "--set="+test.values)
+		got := ""
+		for line := range strings.Lines(out) {
+			if arg := strings.TrimPrefix(strings.TrimSpace(line), "- "); strings.HasPrefix(arg, "--client-names") {
+				got = arg
+			}
+		}
+		if got != test.want {
+			t.Errorf("%s: %q, want %q", what, got, test.want)
+		}
+	}
+}
+
+func TestMetricsAreAuthorized(t *testing.T) {
+	h := newHelm(t, "")
+	counts := func(values string) map[string]int {
+		out := h.run(t, "template", "gpushare", chart, "--set=extender.service.clusterIP=10.96.0.15,monitoring.enabled=true", "--set="+values)
+		counts := map[string]int{}
+		for _, what := range []string{"- --authorize-metrics\n", "resources: [tokenreviews]", "resources: [subjectaccessreviews]", "nonResourceURLs: [/metrics]", "credentials: {name: token, key: token}"} {
+			counts[what] = strings.Count(out, what)
+		}
+		return counts
+	}
+	// The extender and the device plugin, and a monitor for each.
+	want := map[string]int{
+		"- --authorize-metrics\n": 2, "resources: [tokenreviews]": 2, "resources: [subjectaccessreviews]": 2, "nonResourceURLs: [/metrics]": 1,
+		"credentials: {name: token, key: token}": 2,
+	}
+	if diff := cmp.Diff(want, counts("monitoring.authorize=true,monitoring.credentials.name=token")); diff != "" {
+		t.Errorf("with authorize (-want +got):\n%s", diff)
+	}
+	for what := range want {
+		want[what] = 0
+	}
+	if diff := cmp.Diff(want, counts("")); diff != "" {
+		t.Errorf("by default (-want +got):\n%s", diff)
 	}
 }
 
