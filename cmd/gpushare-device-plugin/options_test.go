@@ -21,6 +21,8 @@ func TestBadFlags(t *testing.T) {
 		"a variable's bad way":     {nil, map[string]string{"NODE_NAME": "a", "DEVICE_LIST_STRATEGY": "cdi"}, `"cdi" is neither`},
 		"a directory in between":   {[]string{"--node-name=a", "--device-plugin-dir=x"}, nil, `"x" is not an absolute path`},
 		"a socket in between":      {[]string{"--node-name=a", "--pod-resources-socket=x"}, nil, `"x" is not an absolute path`},
+		"a size of cards":          {[]string{"--node-name=a", "--card-memory=GPU-a=much"}, nil, `--card-memory: GPU-a: size "much"`},
+		"a variable's bad size":    {nil, map[string]string{"NODE_NAME": "a", "CARD_MEMORY": "0"}, "--card-memory: a size must be positive"},
 		"no time to be quiet":      {[]string{"--node-name=a", "--health-quiet-period=0s"}, nil, "--health-quiet-period: 0s is no time"},
 		"no time at all":           {nil, map[string]string{"NODE_NAME": "a", "HEALTH_QUIET_PERIOD": "5"}, "environment variable HEALTH_QUIET_PERIOD: "},
 		"cleaning up whom":         {[]string{"--cleanup"}, nil, "--node-name (or NODE_NAME) is missing"},
@@ -59,7 +61,7 @@ func TestHelpNamesEveryFlag(t *testing.T) {
 	}
 	for _, flag := range []string{
 		"kubeconfig", "node-name", "memory-unit", "visible-devices", "device-list-strategy", "compat-error-env", "device-plugin-dir", "pod-resources-socket",
-		"nvml-library", "health-quiet-period", "listen-address", "print-inventory", "cleanup", "version",
+		"nvml-library", "health-quiet-period", "card-memory", "dp-disable-healthchecks", "dp-enable-healthchecks", "listen-address", "print-inventory", "cleanup", "version",
 	} {
 		if !strings.Contains(out.String(), "--"+flag) {
 			t.Errorf("help doesn't name --%s", flag)
