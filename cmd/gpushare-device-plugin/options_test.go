@@ -68,3 +68,17 @@ func TestHelpNamesEveryFlag(t *testing.T) {
 		}
 	}
 }
+
+// TestHealthCheckVariables: manifests for NVIDIA's device plugin set these variables.
+func TestHealthCheckVariables(t *testing.T) {
+	environment := map[string]string{"DP_DISABLE_HEALTHCHECKS": "48,63", "DP_ENABLE_HEALTHCHECKS": "all"}
+	command := newCommand(func(name string) (string, bool) { value, ok := environment[name]; return value, ok })
+	if err := command.PreRunE(command, nil); err != nil {
+		t.Fatal(err)
+	}
+	for flag, want := range map[string]string{"dp-disable-healthchecks": "48,63", "dp-enable-healthchecks": "all"} {
+		if got, err := command.Flags().GetString(flag); got != want || err != nil {
+			t.Errorf("--%s is %q, %v, want %q", flag, got, err, want)
+		}
+	}
+}
