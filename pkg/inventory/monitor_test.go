@@ -117,8 +117,8 @@ func (m *monitored) next(why string, want State) {
 	}
 }
 
-// round awaits a whole step of the monitor that began after the call. It looks at the clock twice in each: four times
-// are two steps' worth, of which the first may have begun before.
+// round awaits a whole step of the monitor that began after the call, and fails if something was published. It looks at
+// the clock twice in each: four times are two steps' worth, of which the first may have begun before.
 func (m *monitored) round() {
 	m.t.Helper()
 	for range 4 {
@@ -128,6 +128,22 @@ func (m *monitored) round() {
 			m.t.Fatal("the monitor stands still")
 		}
 	}
+	select {
+	case s := <-m.states:
+		m.t.Fatalf("published without need: %+v", s)
+	default:
+	}
+}
+
+// failed awaits the end of the monitor, and returns why.
+func (m *monitored) failed() error {
+	m.t.Helper()
+	select {
+	case <-m.stopped:
+	case <-time.After(time.Minute):
+		m.t.Fatal("Run didn't return")
+	}
+	return m.err
 }
 
 // stop ends the monitor, and fails if it had more to tell than was asked for.
@@ -431,9 +447,8 @@ func TestMonitorMismatch(t *testing.T) {
 		m.next("loaded again", State{Problem: "initialize the NVIDIA driver library: Driver/library version mismatch: " + errMismatch.Error()})
 		m.round()
 		m.clock.step(retry)
-		<-m.stopped
-		if !errors.Is(m.err, errMismatch) {
-			t.Errorf("Run() = %v, want %v", m.err, errMismatch)
+		if err := m.failed(); !errors.Is(err, errMismatch) {
+			t.Errorf("Run() = %v, want %v", err, errMismatch)
 		}
 	})
 }
@@ -477,9 +492,8 @@ func TestMonitorWithoutLibrary(t *testing.T) {
 				m.round()
 				return
 			}
-			<-m.stopped
-			if !errors.Is(m.err, ErrNoLibrary) || !strings.Contains(m.err.Error(), "keep the pod off the node") {
-				t.Errorf("Run() = %v, want %v with what to do", m.err, ErrNoLibrary)
+			if err := m.failed(); !errors.Is(err, ErrNoLibrary) || !strings.Contains(err.Error(), "keep the pod off the node") {
+				t.Errorf("Run() = %v, want %v with what to do", err, ErrNoLibrary)
 			}
 		})
 	}
