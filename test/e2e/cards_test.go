@@ -36,7 +36,7 @@ func TestCardsAcrossRestarts(t *testing.T) {
 		must(s, node.Plugin.Terminate(s.Context()))
 		var left []fakenvml.Card
 		for _, card := range before.Cards[1:] {
-			left = append(left, fakenvml.Card{UUID: card.UUID, Model: card.Model, MiB: 16384})
+			left = append(left, fakenvml.Card{UUID: card.UUID, Model: card.Model, MiB: 16384, NUMANode: card.NUMANode})
 		}
 		must(s, node.Machine.SetCards(left...))
 		must(s, node.Plugin.Start(s.Context()))
