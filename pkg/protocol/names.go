@@ -15,9 +15,12 @@ const (
 	ResourceCount corev1.ResourceName = "aliyun.com/gpu-count"
 	// ResourceWholeCard is NVIDIA's own resource. A node that offers it beside ResourceMemory would give cards out twice.
 	ResourceWholeCard corev1.ResourceName = "nvidia.com/gpu"
+)
 
-	resourceSharedCard corev1.ResourceName = "nvidia.com/gpu.shared"
-	resourceMIGPrefix                      = "nvidia.com/mig-"
+// The other resources by which NVIDIA's device plugin gives out cards: see IsWholeCard.
+const (
+	resourceSharedCard = "nvidia.com/gpu.shared"
+	resourceMIGPrefix  = "nvidia.com/mig-"
 )
 
 // The pod annotations. All but AnnotationAllocation are environment variables too, see ContainerEnv.
