@@ -30,11 +30,18 @@ type options struct {
 	podResourcesSocket string
 	nvmlLibrary        string
 	healthQuietPeriod  time.Duration
-	listenAddress      string
-	authorizeMetrics   bool
-	logging            *logsapi.LoggingConfiguration
-	printInventory     bool
-	cleanup            bool
+	cardMemory         string
+	// disableHealthChecks and enableHealthChecks are lists of Xids.
+	disableHealthChecks string
+	enableHealthChecks  string
+	listenAddress       string
+	authorizeMetrics    bool
+	logging             *logsapi.LoggingConfiguration
+	printInventory      bool
+	cleanup             bool
+
+	// cards is cardMemory, read by validate.
+	cards inventory.CardMemory
 }
 
 func newCommand(environment func(string) (string, bool)) *cobra.Command {
@@ -47,7 +54,8 @@ aliyun.com/gpu-mem, and gives each container the card that was chosen for its po
 
 It runs on every node that shares its cards, and keeps no state of its own: after a restart it rebuilds itself from the
 API server and the kubelet's checkpoint. Without a driver, an API server or a kubelet it waits, and says so in its log
-and at /readyz.
+and at /readyz. It ends where only a new container helps: after five minutes without the driver's library, unless
+--nvml-library says where that will be, and when the driver was exchanged under the loaded library.
 
 Each flag can be given as an environment variable as well, named like the flag in capitals: NODE_NAME for --node-name.
 The flag wins.`,
@@ -86,6 +94,9 @@ The flag wins.`,
 	f.StringVar(&o.podResourcesSocket, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "`socket` at which the kubelet tells which pod it is admitting; goes by the order of scheduling where empty or missing")
 	f.StringVar(&o.nvmlLibrary, "nvml-library", "", "`path` of libnvidia-ml.so.1; where the dynamic linker finds it if empty")
 	f.DurationVar(&o.healthQuietPeriod, "health-quiet-period", inventory.DefaultQuietPeriod, "`time` that an unhealthy card must be without trouble, by probe and Xid errors, to be used again")
+	f.StringVar(&o.cardMemory, "card-memory", "", "memory of cards that share the machine's, of which the driver reports none (GB10 and the like): a `size` for every card, such as 96Gi, or a list such as GPU-…=96Gi,GPU-…=48Gi; never more than the driver reports, where it does")
+	f.StringVar(&o.disableHealthChecks, "dp-disable-healthchecks", "", "`Xids` that make no card unhealthy beside those that a program brings about, such as 48,63, or all; a list like that of NVIDIA's device plugin (DP_DISABLE_HEALTHCHECKS)")
+	f.StringVar(&o.enableHealthChecks, "dp-enable-healthchecks", "", "`Xids` that make a card unhealthy whatever disables them, such as 31, or all; a list like that of NVIDIA's device plugin (DP_ENABLE_HEALTHCHECKS)")
 	f.StringVar(&o.listenAddress, "listen-address", ":12346", "`address` of /livez, /readyz, /metrics and /version; off where empty")
 	f.BoolVar(&o.authorizeMetrics, "authorize-metrics", false, "answer /metrics only for clients with a bearer token that may get the path /metrics; needs the right to create TokenReviews and SubjectAccessReviews")
 	f.BoolVar(&o.cleanup, "cleanup", false, "take aliyun.com/gpu-count and the inventory annotation from the node's object and exit; for nodes that the plugin has left, from anywhere")
@@ -96,10 +107,13 @@ The flag wins.`,
 }
 
 // validate checks what can be checked before anything starts.
-func (o options) validate() (gpu.Unit, error) {
+func (o *options) validate() (gpu.Unit, error) {
 	unit, err := gpu.ParseUnit(o.memoryUnit)
 	if err != nil {
 		return 0, fmt.Errorf("--memory-unit: %w", err)
+	}
+	if o.cards, err = inventory.ParseCardMemory(o.cardMemory); err != nil {
+		return 0, fmt.Errorf("--card-memory: %w", err)
 	}
 	if o.printInventory {
 		return unit, nil

@@ -36,6 +36,8 @@ func TestBadFlags(t *testing.T) {
 		"a short flag is no name":   {nil, map[string]string{"V": "x", "H": "x"}, "--node-name"},
 		"a log format that is none": {[]string{"--node-name=a", "--logging-format=xml"}, nil, `--logging-format, -v: format: Invalid value: "xml"`},
 		"help is no variable":       {nil, map[string]string{"HELP": "true", "VERSION": "true"}, "--node-name"},
+		"a size of cards":           {[]string{"--node-name=a", "--card-memory=GPU-a=much"}, nil, `--card-memory: GPU-a: size "much"`},
+		"a variable's bad size":     {nil, map[string]string{"NODE_NAME": "a", "CARD_MEMORY": "0"}, "--card-memory: a size must be positive"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("KUBERNETES_SERVICE_HOST", "")
@@ -60,10 +62,24 @@ func TestHelpNamesEveryFlag(t *testing.T) {
 	}
 	for _, flag := range []string{
 		"kubeconfig", "node-name", "memory-unit", "visible-devices", "device-list-strategy", "compat-error-env", "device-plugin-dir", "pod-resources-socket",
-		"nvml-library", "health-quiet-period", "listen-address", "print-inventory", "cleanup", "version", "logging-format", "authorize-metrics",
+		"nvml-library", "health-quiet-period", "card-memory", "dp-disable-healthchecks", "dp-enable-healthchecks", "listen-address", "print-inventory", "cleanup", "version", "logging-format", "authorize-metrics",
 	} {
 		if !strings.Contains(out.String(), "--"+flag) {
 			t.Errorf("help doesn't name --%s", flag)
+		}
+	}
+}
+
+// TestHealthCheckVariables: manifests for NVIDIA's device plugin set these variables.
+func TestHealthCheckVariables(t *testing.T) {
+	environment := map[string]string{"DP_DISABLE_HEALTHCHECKS": "48,63", "DP_ENABLE_HEALTHCHECKS": "all"}
+	command := newCommand(func(name string) (string, bool) { value, ok := environment[name]; return value, ok })
+	if err := command.PreRunE(command, nil); err != nil {
+		t.Fatal(err)
+	}
+	for flag, want := range map[string]string{"dp-disable-healthchecks": "48,63", "dp-enable-healthchecks": "all"} {
+		if got, err := command.Flags().GetString(flag); got != want || err != nil {
+			t.Errorf("--%s is %q, %v, want %q", flag, got, err, want)
 		}
 	}
 }

@@ -27,7 +27,7 @@ const component = "gpushare-device-plugin"
 
 // printInventory prints the cards as the node's annotation has them.
 func printInventory(ctx context.Context, out io.Writer, o options, unit gpu.Unit) error {
-	state, err := inventory.List(ctx, inventory.Options{Library: o.nvmlLibrary, Unit: unit})
+	state, err := inventory.List(ctx, inventory.Options{Library: o.nvmlLibrary, Unit: unit, CardMemory: o.cards})
 	if err != nil {
 		return fmt.Errorf("asking for the cards: %w", err)
 	}
@@ -86,11 +86,17 @@ func serve(ctx context.Context, o options, unit gpu.Unit) error {
 	defer broadcaster.Shutdown()
 	broadcaster.StartRecordingToSink(sink)
 
+	xids, malformed := inventory.ParseXidChecks(o.disableHealthChecks, o.enableHealthChecks)
+	if len(malformed) > 0 {
+		logger.Error(nil, "Passing over what is no Xid in --dp-disable-healthchecks and --dp-enable-healthchecks", "words", malformed)
+	}
+	bootID := inventory.BootID()
 	plugin, err := deviceplugin.New(deviceplugin.Options{
 		Client:             client,
 		Events:             broadcaster.NewRecorder(runtime.NewScheme(), corev1.EventSource{Component: component, Host: o.nodeName}),
 		NodeName:           o.nodeName,
 		Unit:               unit,
+		BootID:             bootID,
 		VisibleDevices:     deviceplugin.VisibleDevices(o.visibleDevices),
 		DeviceList:         deviceplugin.DeviceListStrategy(o.deviceListStrategy),
 		ErrorEnv:           o.compatErrorEnv,
@@ -106,10 +112,10 @@ func serve(ctx context.Context, o options, unit gpu.Unit) error {
 	group.Go(func() error { return plugin.Run(ctx) })
 	group.Go(func() error {
 		monitor := inventory.New(inventory.Options{
-			Library: o.nvmlLibrary, Unit: unit, Known: plugin.KnownCards, QuietPeriod: o.healthQuietPeriod,
+			Library: o.nvmlLibrary, Unit: unit, CardMemory: o.cards, Xids: xids,
+			Known: plugin.KnownCards, BootID: bootID, QuietPeriod: o.healthQuietPeriod,
 		})
-		monitor.Run(ctx, func(s inventory.State) { plugin.SetCards(s.Cards, s.Moved, s.Problem) })
-		return nil
+		return monitor.Run(ctx, func(s inventory.State) { plugin.SetCards(s.Cards, s.Moved, s.Problem) })
 	})
 	err = group.Wait()
 	logger.Info("Stopped")

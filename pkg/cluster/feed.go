@@ -128,7 +128,7 @@ func (c *Cluster) nodeSeen(node *corev1.Node) {
 	parsed := protocol.ParseNode(node)
 	logger := klog.Background().WithValues("node", node.Name)
 	if parsed.Problem != nil {
-		logger.Info("The node's inventory is passed over: its cards are taken for equal", "err", parsed.Problem)
+		logger.Info("The node's inventory and its capacity disagree", "err", parsed.Problem)
 	}
 	if parsed.WholeCards {
 		logger.Info("The node offers whole cards and GPU memory at once: nothing is placed on it")

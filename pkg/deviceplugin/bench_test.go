@@ -108,7 +108,7 @@ func (b *bench) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 		client = b.hanging.around(client)
 	}
 	p, err := New(Options{
-		Client: client, Events: b.events, NodeName: testNode, Unit: gpu.GiB, VisibleDevices: VisibleByUUID,
+		Client: client, Events: b.events, NodeName: testNode, Unit: gpu.GiB, BootID: "this boot", VisibleDevices: VisibleByUUID,
 		DeviceList: b.deviceList, ErrorEnv: b.errorEnv,
 		Directory: b.dir, PodResourcesSocket: b.socket, ListenAddress: b.address,
 	})

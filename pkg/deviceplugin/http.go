@@ -49,8 +49,8 @@ func (p *Plugin) handler() http.Handler {
 // missing says in words what keeps the plugin from doing its work, nothing if it does.
 func (p *Plugin) missing() []string {
 	var out []string
-	if _, _, problem := p.cards.Get(); problem != nil {
-		out = append(out, problem.Error())
+	if problem := p.cards.Missing(); problem != "" {
+		out = append(out, problem)
 	}
 	if !p.pods.informer.HasSynced() || !p.node.informer.HasSynced() {
 		out = append(out, "the API server hasn't told the node's pods yet")

@@ -160,7 +160,7 @@ func (n *Node) judge(object *corev1.Node, parsed protocol.Node) {
 		n.closed = cmp.Or(n.closed, reason)
 	}
 	if parsed.Problem != nil {
-		problem("the inventory is passed over: %v", parsed.Problem)
+		problem("%v", parsed.Problem)
 	}
 	for i := range n.Cards {
 		card := &n.Cards[i]
