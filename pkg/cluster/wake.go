@@ -79,6 +79,7 @@ func (c *Cluster) Refused(pod gpu.Pod, at time.Time) { c.waker.refuse(pod, at) }
 // Passed notes that filter found a node for the pod.
 func (c *Cluster) Passed(uid gpu.PodUID) {
 	c.waker.forget(uid)
+	c.attempts.passed(uid)
 	c.evictor.passed(uid)
 }
 
