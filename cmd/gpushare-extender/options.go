@@ -113,11 +113,11 @@ Each flag can be given as an environment variable as well, named like the flag i
 	f.StringVar(&o.nodePolicy, "node-policy", placement.Binpack.String(), "how to score nodes: binpack or spread")
 	f.IntVar(&o.filterBest, "filter-best", 1, "how many nodes filter passes at most where more than --filter-best-above are on offer: of those that share the best score the most suitable; 0 always passes every node that fits, for schedulers that ask other extenders after this one")
 	f.IntVar(&o.bestAbove, "filter-best-above", 32, "up to how many nodes on offer filter passes every one that fits, with the reasons of the others")
-	f.DurationVar(&o.bindTimeout, "bind-timeout", 4*time.Second, "time that one bind may take; must lie below the httpTimeout in kube-scheduler's configuration")
+	f.DurationVar(&o.bindTimeout, "bind-timeout", defaultBindTimeout, "time that one bind may take; must lie below the httpTimeout in kube-scheduler's configuration")
 	f.DurationVar(&o.bindWindow, "bind-window", 150*time.Millisecond, "the longest that a bind waits to be sent together with others, in a storm of pods; a quarter of --bind-timeout at most; 0 sends each at once")
 	f.BoolVar(&o.evictFragmented, "evict-fragmented", false, "evict pods of lower priority from one card where a node's free GPU memory would do for a pod and no card's does; needs the right to create pods/eviction")
 	g := &o.gangs
-	f.DurationVar(&g.hold, "gang-hold", 10*time.Second, "how long a bind waits for the other members of the pod's group; with --bind-timeout it must lie below the httpTimeout in kube-scheduler's configuration; 0 ignores groups")
+	f.DurationVar(&g.hold, "gang-hold", defaultGangHold, "how long a bind waits for the other members of the pod's group; with --bind-timeout it must lie below the httpTimeout in kube-scheduler's configuration; 0 ignores groups")
 	f.DurationVar(&g.patience, "gang-patience", 30*time.Second, "how long places are kept for a group's members to come, and how long a group may stay bound in part")
 	f.DurationVar(&g.claimAfter, "gang-claim-after", 2*time.Minute, "how long a group waits before memory that comes free is kept for it, for a bounded time; 0 never keeps any")
 	f.StringVar(&g.failurePolicy, "gang-failure-policy", string(gang.Evict), "what becomes of running members whose group stays bound in part: evict or keep")
@@ -134,8 +134,16 @@ Each flag can be given as an environment variable as well, named like the flag i
 	f.IntVar(&o.burst, "kube-api-burst", 2000, "requests to the API server in one burst")
 
 	logflags.Add(f, o.logging)
+	command.CompletionOptions.DisableDefaultCmd = true
+	command.AddCommand(newCheckCommand())
 	return command
 }
+
+// What check-scheduler-config must know.
+const (
+	defaultBindTimeout = 4 * time.Second
+	defaultGangHold    = 10 * time.Second
+)
 
 // maxHold bounds what a call is held for, and what its bind may take: together they stay within what the server gives any
 // call.

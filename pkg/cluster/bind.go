@@ -74,6 +74,7 @@ type BindRequest struct {
 // runs to its own deadline, since the scheduler's going away doesn't undo a write.
 func (c *Cluster) Bind(ctx context.Context, request BindRequest) error {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(request.Namespace, request.Name), "node", request.Node)
+	c.attempts.forget(gpu.PodUID(request.UID))
 	result, err := c.bindInTurn(klog.NewContext(ctx, logger), request)
 	c.Observer.BindFinished(result)
 	if err != nil {

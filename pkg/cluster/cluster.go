@@ -83,7 +83,9 @@ type Cluster struct {
 	sync    syncState
 	settler *settler
 	waker   *waker
-	pending pending
+	// attempts requeues pods that no change of the cluster would.
+	attempts *attempts
+	pending  pending
 	// evictor is nil where nobody is to be evicted.
 	evictor *evictor
 	flights flights
@@ -105,6 +107,7 @@ func New(o Options) (*Cluster, error) {
 		c.evictor = newEvictor(c)
 	}
 	c.waker.anyNode = c.anyNode
+	c.attempts = newAttempts(c)
 	c.settler = newSettler(o.Clock, o.API, o.Observer, c.ledger, o.BindTimeout, c.boundLate, c.waker.released)
 	c.gangs = newGangs(c)
 
@@ -145,6 +148,7 @@ func (c *Cluster) Run(ctx context.Context) error {
 
 	g.Go(func() error { return c.settler.run(ctx) })
 	g.Go(func() error { return c.waker.run(ctx) })
+	g.Go(func() error { return c.attempts.run(ctx) })
 	if c.EvictFragmented {
 		g.Go(func() error { return c.evictor.run(ctx) })
 	}

@@ -68,6 +68,7 @@ func (c *Cluster) podSeen(pod *corev1.Pod) {
 			c.settler.settled(klog.Background(), open, OutcomeBound)
 		}
 		c.waker.forget(seen.UID)
+		c.attempts.forget(seen.UID)
 		c.evictor.forget(seen.UID)
 		c.ledger.Withdraw(seen.UID)
 	case c.evictor.holds(seen, pod.Status.NominatedNodeName): // The ledger keeps that card.
@@ -87,6 +88,7 @@ func (c *Cluster) podGone(uid gpu.PodUID) {
 	}
 	c.ledger.Withdraw(uid)
 	c.waker.forget(uid)
+	c.attempts.forget(uid)
 	c.evictor.forget(uid)
 }
 

@@ -60,6 +60,12 @@ type Cluster interface {
 	FilterGang(pod *corev1.Pod, offered []string) (answer gang.Answer, decided bool)
 	Refused(pod gpu.Pod, at time.Time)
 	Passed(uid gpu.PodUID)
+	// Sampled notes that filter found no node for the pod among so many that it was asked about.
+	Sampled(uid gpu.PodUID, asked int)
+	// NamedFew notes that filter passed the pod, but named only some of the nodes that fit.
+	NamedFew(uid gpu.PodUID)
+	// NameAll reports whether filter must name every node that fits the pod.
+	NameAll(uid gpu.PodUID) bool
 	// Blocked tells of the nodes on which the pod that was refused finds no card with room now.
 	Blocked(pod *corev1.Pod, full iter.Seq[string], at time.Time)
 	Ledger() *ledger.Ledger

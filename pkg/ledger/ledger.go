@@ -160,6 +160,22 @@ func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
 	return "", false
 }
 
+// Fitting returns the nodes on which the pod would find a card, in no order.
+func (l *Ledger) Fitting(pod gpu.Pod) []string {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if home, held := l.homes[pod.UID]; held {
+		return []string{home}
+	}
+	var names []string
+	for name, n := range l.nodes {
+		if l.fit(n, pod) == placement.Fits {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // View is how Rank looks at nodes.
 type View struct {
 	// Card and Node are the policies that nodes are judged by.

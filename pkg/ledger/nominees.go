@@ -166,7 +166,7 @@ func (l *Ledger) cardsFor(n *node, pod gpu.Pod) []placement.Card {
 // have gone that are leaving. It may be none: whom it waits for may not even have been told to leave.
 func (n *node) placeNominee(cards []placement.Card, request gpu.Memory) gpu.Placement {
 	where, reason := placement.Place(placement.Binpack, cards, request)
-	if reason != placement.Full {
+	if !reason.Resolvable() {
 		return where
 	}
 	cards = slices.Clone(cards)

@@ -62,6 +62,7 @@ gpushare_extender_binds_total{result="no_room"} 2
 # HELP gpushare_extender_filtered_nodes_total Nodes that filter looked at, by what it said of them.
 # TYPE gpushare_extender_filtered_nodes_total counter
 gpushare_extender_filtered_nodes_total{reason="elsewhere"} 0
+gpushare_extender_filtered_nodes_total{reason="fragmented"} 0
 gpushare_extender_filtered_nodes_total{reason="full"} 5
 gpushare_extender_filtered_nodes_total{reason="not_shared"} 0
 gpushare_extender_filtered_nodes_total{reason="too_large"} 0

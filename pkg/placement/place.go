@@ -33,15 +33,3 @@ func Fit(cards []Card, request gpu.Memory) Reason {
 	totals := Sum(cards)
 	return totals.Fit(request)
 }
-
-// Scattered says whether the cards that can be used have as much free as is asked for, taken together. Where Fit says
-// Full all the same, fragmentation is to blame: no piece is large enough.
-func Scattered(cards []Card, request gpu.Memory) bool {
-	var free gpu.Memory
-	for i := range cards {
-		if !cards[i].Unhealthy {
-			free = free.Add(cards[i].Free())
-		}
-	}
-	return free >= request
-}

@@ -10,7 +10,9 @@ type Reason uint8
 const (
 	// Fits: there is a card with room.
 	Fits Reason = iota
-	// Full: a healthy card would be large enough, but too much of it is taken.
+	// Fragmented: no card has room, though the healthy cards together have as much free as is asked for.
+	Fragmented
+	// Full: a healthy card would be large enough, but too much of it is taken, and too much of all of them together.
 	Full
 	// Unhealthy: a card would be large enough, but only unhealthy ones are.
 	Unhealthy
@@ -27,6 +29,7 @@ const (
 // words are a reason's two forms: a label for metrics, and a text for users.
 var words = [...]struct{ label, text string }{
 	Fits:       {"fits", "fits"},
+	Fragmented: {"fragmented", "no GPU card has enough free memory, though the node's cards together have"},
 	Full:       {"full", "no GPU card has enough free memory"},
 	Unhealthy:  {"unhealthy", "the GPU cards that are large enough are unhealthy"},
 	Elsewhere:  {"elsewhere", "an earlier bind of this pod to another node is not settled yet"},
@@ -40,7 +43,7 @@ type Counts [len(words)]int
 
 // Reasons lists every reason but Fits, for metrics and documentation.
 func Reasons() []Reason {
-	return []Reason{Full, Unhealthy, Elsewhere, TooLarge, WholeCards, NotShared}
+	return []Reason{Fragmented, Full, Unhealthy, Elsewhere, TooLarge, WholeCards, NotShared}
 }
 
 // String returns the words that users read.
@@ -59,8 +62,8 @@ func (r Reason) Label() string {
 	return words[r].label
 }
 
-// Unresolvable says that no other pod's leaving can help, so that kube-scheduler must not evict any for it. Of all
-// reasons only Full can be helped so.
-func (r Reason) Unresolvable() bool {
-	return r != Fits && r != Full
-}
+// Resolvable reports whether there would be room if other pods left a card.
+func (r Reason) Resolvable() bool { return r == Fragmented || r == Full }
+
+// Unresolvable reports whether no other pod's leaving can help, so that kube-scheduler must not evict any for it.
+func (r Reason) Unresolvable() bool { return r != Fits && !r.Resolvable() }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -15,7 +16,9 @@ import (
 	k8slabels "k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpushare/gpushare/pkg/extender"
 	"github.com/gpushare/gpushare/pkg/leader"
+	"github.com/gpushare/gpushare/pkg/schedulerconfig"
 )
 
 const chart = "deploy/helm/gpushare"
@@ -130,6 +133,42 @@ func TestWrongValuesAreRefused(t *testing.T) {
 			}
 			if !strings.Contains(out, test.want) {
 				t.Errorf("it says %q, want %q", out, test.want)
+			}
+		})
+	}
+}
+
+// What the chart renders for kube-scheduler has no finding, however kube-scheduler reaches the extender.
+func TestSchedulerConfigHasNoFinding(t *testing.T) {
+	h := newHelm(t, "")
+	for name, values := range map[string]string{
+		"as it is":         "extender.service.clusterIP=10.96.0.15",
+		"IPv6":             "extender.service.clusterIP=fd00::f",
+		"on the host":      "extender.reach=host,extender.replicas=1",
+		"own certificates": "extender.service.clusterIP=10.96.0.15,extender.tls.mode=secret,extender.tls.secretName=own",
+		"cert-manager":     "extender.service.clusterIP=10.96.0.15,extender.tls.mode=certManager,extender.tls.certManager.issuerRef.name=ca",
+		"second scheduler": "mode=secondScheduler",
+	} {
+		t.Run(name, func(t *testing.T) {
+			found := false
+			for document := range strings.SplitSeq(h.run(t, "template", "gpushare", chart, "--set="+values), "\n---\n") {
+				var object struct{ Data, StringData map[string]string }
+				must(t, yaml.Unmarshal([]byte(document), &object))
+				text := object.Data["scheduler-config.yaml"] + object.StringData["scheduler-config.yaml"]
+				if text == "" {
+					continue
+				}
+				found = true
+				config, err := schedulerconfig.Decode([]byte(text))
+				must(t, err)
+				for _, finding := range schedulerconfig.Check(config, schedulerconfig.Options{
+					Path: extender.Prefix, BindTimeout: 4 * time.Second, GangHold: 10 * time.Second,
+				}) {
+					t.Error(finding)
+				}
+			}
+			if !found {
+				t.Error("no configuration is rendered")
 			}
 		})
 	}
