@@ -11,14 +11,15 @@ import (
 	"time"
 )
 
-// ticks a second of the times in /proc, on every Linux that Go runs on.
+// ticks is the clock ticks per second of the times in /proc, on every Linux that Go supports.
 const ticks = 100
 
-// spending is processor time, by the name of the process.
+// spending is processor time by process name.
 type spending map[string]time.Duration
 
-// spent is what this process and its children took so far: kube-apiserver, etcd, kube-scheduler, the extender, and what
-// creates the pods. Beside other work on the machine it wavers less than any rate. It is empty where there is no /proc.
+// spent returns the processor time that this process and its children have used so far: kube-apiserver, etcd,
+// kube-scheduler, the extender, and the creation of pods. It depends less on other work on the machine than any rate.
+// Without /proc it is empty.
 func spent() spending {
 	self := strconv.Itoa(os.Getpid())
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
@@ -26,7 +27,7 @@ func spent() spending {
 	for _, path := range stats {
 		text, err := os.ReadFile(path)
 		if err != nil {
-			continue // It ended meanwhile.
+			continue // The process has ended.
 		}
 		pid := filepath.Base(filepath.Dir(path))
 		name, parent, took, err := parseStat(string(text))
@@ -37,7 +38,7 @@ func spent() spending {
 	return sum
 }
 
-// since is what was spent after before.
+// since returns the difference to before.
 func (s spending) since(before spending) spending {
 	out := spending{}
 	for name, took := range s {
@@ -61,8 +62,8 @@ func (s spending) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// parseStat reads a process's name, parent and processor time (proc_pid_stat(5)). The name, in parentheses, may hold
-// anything, and is cut after 15 bytes.
+// parseStat parses a process's name, parent and processor time (proc_pid_stat(5)). The name, in parentheses, can
+// contain any character and is truncated after 15 bytes.
 func parseStat(text string) (name, parent string, took time.Duration, err error) {
 	from, to := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
 	if from < 0 || to < from {

@@ -20,7 +20,7 @@ func TestParseStat(t *testing.T) {
 	}
 	for _, text := range []string{"", "12", "12 (etcd)", ") (", "12 (etcd" + rest, strings.Replace("12 (etcd)"+rest, "150", "x", 1)} {
 		if _, _, _, err := parseStat(text); err == nil {
-			t.Errorf("%q is taken", text)
+			t.Errorf("%q: no error", text)
 		}
 	}
 }
@@ -29,6 +29,6 @@ func TestSpending(t *testing.T) {
 	before := spending{"etcd": time.Second}
 	got := spending{"etcd": 3 * time.Second, "bench": 500 * time.Millisecond}.since(before)
 	if got.String() != "bench 0.5, etcd 2.0" || got.total() != 2500*time.Millisecond {
-		t.Errorf("%v, in all %v", got, got.total())
+		t.Errorf("%v, total %v", got, got.total())
 	}
 }

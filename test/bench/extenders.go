@@ -21,15 +21,15 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// startNoop serves an extender that keeps no books: it passes nodes without a look at them, scores nothing and binds.
-func (s *stage) startNoop(pass func(names []string) []string) func(context.Context) (running, error) {
+// startNoop serves an extender without state: it returns the nodes that pass chooses, scores nothing and binds.
+func (s *bench) startNoop(pass func(names []string) []string) func(context.Context) (running, error) {
 	return func(context.Context) (running, error) { return s.serveNoop(pass) }
 }
 
 func everyNode(names []string) []string { return names }
 
-// inTurn passes a single node, another one each time: kube-scheduler has nothing to score then.
-func inTurn() func(names []string) []string {
+// roundRobin returns a single node, the next one for each call, so that kube-scheduler has nothing to score.
+func roundRobin() func(names []string) []string {
 	var calls atomic.Int64
 	return func(names []string) []string {
 		if len(names) == 0 {
@@ -40,7 +40,7 @@ func inTurn() func(names []string) []string {
 	}
 }
 
-func (s *stage) serveNoop(pass func(names []string) []string) (running, error) {
+func (s *bench) serveNoop(pass func(names []string) []string) (running, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return running{}, err
@@ -48,7 +48,7 @@ func (s *stage) serveNoop(pass func(names []string) []string) (running, error) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/gpushare-scheduler/filter", func(w http.ResponseWriter, r *http.Request) {
 		answer(w, r, func(args *extenderv1.ExtenderArgs) any {
-			passed := pass(*args.NodeNames) // Not nil: nodeCacheCapable, as shipped.
+			passed := pass(*args.NodeNames) // Not nil: nodeCacheCapable is set, as shipped.
 			return &extenderv1.ExtenderFilterResult{NodeNames: &passed}
 		})
 	})
@@ -71,7 +71,7 @@ func (s *stage) serveNoop(pass func(names []string) []string) (running, error) {
 	go func() { _ = server.Serve(listener) }()
 	return running{
 		url:    "http://" + listener.Addr().String(),
-		finish: func(context.Context, *turn) error { return server.Close() },
+		finish: func(context.Context, *result) error { return server.Close() },
 	}, nil
 }
 
@@ -84,12 +84,12 @@ func answer[A any](w http.ResponseWriter, r *http.Request, reply func(*A) any) {
 	_ = json.NewEncoder(w).Encode(reply(args))
 }
 
-// startOurs starts the extender as its manifest says, with these arguments besides.
-func (s *stage) startOurs(args ...string) func(context.Context) (running, error) {
+// startOurs starts the extender as in its manifest, with additional arguments.
+func (s *bench) startOurs(args ...string) func(context.Context) (running, error) {
 	return func(ctx context.Context) (running, error) { return s.serveOurs(ctx, args) }
 }
 
-func (s *stage) serveOurs(ctx context.Context, args []string) (running, error) {
+func (s *bench) serveOurs(ctx context.Context, args []string) (running, error) {
 	root, err := controlplane.RepositoryRoot()
 	if err != nil {
 		return running{}, err
@@ -115,14 +115,14 @@ func (s *stage) serveOurs(ctx context.Context, args []string) (running, error) {
 	if err := process.Start(ctx); err != nil {
 		return running{}, err
 	}
-	return running{url: url, finish: func(ctx context.Context, t *turn) error {
+	return running{url: url, finish: func(ctx context.Context, t *result) error {
 		defer port.Release()
 		return errors.Join(readMetrics(ctx, url, t), process.Kill())
 	}}, nil
 }
 
-// readMetrics adds the metrics of one extender to the turn.
-func readMetrics(ctx context.Context, url string, t *turn) error {
+// readMetrics adds the metrics of one extender to the result.
+func readMetrics(ctx context.Context, url string, t *result) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/metrics", nil)
 	if err != nil {
 		return err

@@ -1,6 +1,6 @@
-// Command bench measures what the extender costs: the same pods are bound on the same control plane by kube-scheduler
-// without any extender, with one that does nothing, with ours, and with ours as the chart installs it, in turns. Machines are noisy, so what counts is the
-// ratio of the medians within one run.
+// Command bench measures the cost of the extender: kube-scheduler binds the same pods on the same control plane without
+// an extender, with one that does nothing, with ours, and with ours as the chart installs it, alternately. Absolute
+// figures depend on the machine; the result is the ratio of the medians within one run.
 package main
 
 import (
@@ -14,12 +14,12 @@ import (
 	"syscall"
 )
 
-// options say what is measured.
+// options configure the benchmark.
 type options struct {
 	nodes, cards, pods, rounds int
 	seed                       int64
 	kinds                      []string
-	// full are the levels at which to race, none for the comparison with no extender.
+	// full are the fill levels at which conflicts are counted. If it is empty, the kinds are compared.
 	full []float64
 }
 
@@ -27,19 +27,19 @@ func main() { os.Exit(run()) }
 
 func run() int {
 	var o options
-	flag.IntVar(&o.nodes, "nodes", 1000, "nodes")
-	flag.IntVar(&o.cards, "cards", 8, "cards of 16276 MiB on each node")
-	flag.IntVar(&o.pods, "pods", 3000, "pods of 512 to 16276 MiB in each turn")
-	flag.IntVar(&o.rounds, "rounds", 3, "turns of each kind")
+	flag.IntVar(&o.nodes, "number of nodes", 1000, "number of nodes")
+	flag.IntVar(&o.cards, "cards", 8, "cards on each node, of 16276 MiB")
+	flag.IntVar(&o.pods, "pods", 3000, "pods in each run, of 512 to 16276 MiB")
+	flag.IntVar(&o.rounds, "rounds", 3, "runs of each kind")
 	flag.Int64Var(&o.seed, "seed", 1, "seed of the pods' sizes")
-	kinds := flag.String("kinds", "none,noop,ours,shipped", "what to compare, the first of them with each of the others; also: least, some, some-unscored, all, all-unscored")
-	full := flag.String("full", "", "count binds that find their card gone, with so much of all cards taken, such as 0.8,0.9,0.95; -kinds ours then")
+	kinds := flag.String("kinds", "none,noop,ours,shipped", "kinds to compare, each with the first; also: least, some, some-unscored, all, all-unscored")
+	full := flag.String("full", "", "count binds that fail because the card was taken, at these fill levels of all cards, such as 0.8,0.9,0.95; use it with -kinds ours")
 	flag.Parse()
 	if *full != "" {
 		for text := range strings.SplitSeq(*full, ",") {
 			level, err := strconv.ParseFloat(text, 64)
 			if err != nil || level <= 0 || level > 1 {
-				fmt.Fprintf(os.Stderr, "bench: -full: %q is no part of 1\n", text)
+				fmt.Fprintf(os.Stderr, "bench: -full: must be above 0 and at most 1, got %q\n", text)
 				return 2
 			}
 			o.full = append(o.full, level)

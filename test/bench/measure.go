@@ -18,60 +18,60 @@ import (
 
 const cardMemory gpu.Memory = 16276
 
-// turn is one run of the pods through one kind of scheduler.
-type turn struct {
-	// rate is pods bound a second, from the first creation to the last binding.
+// result is the result of one run of the pods with one kind.
+type result struct {
+	// rate is the number of pods bound per second, from the first creation to the last binding.
 	rate float64
-	// p50 and p99 are a pod's time from its creation to its binding.
+	// p50 and p99 are percentiles of a pod's time from its creation to its binding.
 	p50, p99 time.Duration
-	// cards are the cards in use at the end, packing the part of their memory that is used; ours alone has them.
+	// cards is the number of cards in use at the end, packing the used part of their memory; only for our extender.
 	cards   int
 	packing float64
-	// cpu is the processor time of the extender, memory its resident memory at the end, of all replicas together; ours
-	// alone has them.
+	// cpu is the extender's processor time, memory its resident memory at the end, summed over all replicas; only for
+	// our extender.
 	cpu    time.Duration
 	memory int64
-	// everything is the processor time of the whole control plane and the benchmark, all its sum.
+	// everything is the processor time of the control plane and the benchmark by process, all its sum.
 	everything spending
 	all        time.Duration
-	// binds are all binds, conflicts those for which the card was gone.
+	// binds is the number of binds, conflicts the number of those that failed because the card was taken.
 	binds, conflicts int
 }
 
-// kind is a way to schedule.
+// kind is a scheduler configuration to compare.
 type kind struct {
 	name string
-	// start starts an extender; nil for none.
+	// start starts an extender; nil means none.
 	start func(ctx context.Context) (running, error)
 	// edits change the shipped configuration of kube-scheduler.
-	edits []controlplane.ConfigEdit
-	turns []turn
+	edits   []controlplane.ConfigEdit
+	results []result
 }
 
-// running is an extender that has been started.
+// running is a started extender.
 type running struct {
-	// url is where it answers.
+	// url is its address for kube-scheduler.
 	url string
-	// schedulerConfig is kube-scheduler's configuration file to start from; the repository's own where empty.
+	// schedulerConfig is kube-scheduler's configuration file to start from; if it is empty, the repository's own.
 	schedulerConfig string
-	// finish adds the extender's metrics to the turn, and stops it.
-	finish func(ctx context.Context, t *turn) error
+	// finish adds the extender's metrics to the result and stops the extender.
+	finish func(ctx context.Context, t *result) error
 }
 
-// kinds are the ways to schedule, by what they are called on the command line.
-func (s *stage) kinds(named []string) ([]*kind, error) {
+// kinds returns the named kinds, in the order of the command line.
+func (s *bench) kinds(named []string) ([]*kind, error) {
 	every := []*kind{
 		{name: "none"},
 		{name: "noop", start: s.startNoop(everyNode)},
-		{name: "least", start: s.startNoop(inTurn())},
-		// A single one, in plain HTTP on the host's network, as deploy/manifests has it.
+		{name: "least", start: s.startNoop(roundRobin())},
+		// A single replica with plain HTTP on the host network, as in deploy/manifests.
 		{name: "ours", start: s.startOurs()},
-		// Two replicas with leader election and mutual TLS, as the chart installs it.
+		// Two replicas with leader election and mutual TLS, as the chart installs them.
 		{name: "shipped", start: s.startShipped},
-		// Some of the best nodes, for kube-scheduler's own scorers to choose from, with a call of prioritize for them or without.
+		// Filter returns the 32 best nodes; kube-scheduler's own plugins score them, with or without a prioritize call.
 		{name: "some", start: s.startOurs("--filter-best=32")},
 		{name: "some-unscored", start: s.startOurs("--filter-best=32"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
-		// Every node that fits, prioritized by us, or by kube-scheduler's own scores alone.
+		// Filter returns all fitting nodes, with or without a prioritize call.
 		{name: "all", start: s.startOurs("--filter-best=0")},
 		{name: "all-unscored", start: s.startOurs("--filter-best=0"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
 	}
@@ -104,7 +104,7 @@ func measure(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	fmt.Printf("%d nodes of %d cards of %d MiB, %d pods, %d turns of each kind\n\n", o.nodes, o.cards, cardMemory, o.pods, o.rounds)
+	fmt.Printf("%d nodes of %d cards of %d MiB, %d pods, %d runs of each kind\n\n", o.nodes, o.cards, cardMemory, o.pods, o.rounds)
 	plane, err := controlplane.Start(ctx, controlplane.Options{Dir: filepath.Join(dir, "control-plane"), WithoutScheduler: true})
 	if err != nil {
 		return err
@@ -120,31 +120,31 @@ func measure(ctx context.Context, o options) (err error) {
 		return err
 	}
 
-	stage := &stage{plane: plane, dir: dir}
-	kinds, err := stage.kinds(o.kinds)
+	bench := &bench{plane: plane, dir: dir}
+	kinds, err := bench.kinds(o.kinds)
 	if err != nil {
 		return err
 	}
 	if len(o.full) > 0 {
-		return measureRaces(ctx, stage, kinds, o)
+		return measureRaces(ctx, bench, kinds, o)
 	}
 	for round := range o.rounds {
-		// The same pods for each kind, other ones in each round.
+		// All kinds get the same pods in a round; the next round has others.
 		requests := sizes(o.pods, o.seed+int64(round))
 		for _, k := range kinds {
-			t, err := stage.run(ctx, k, requests)
+			t, err := bench.run(ctx, k, requests)
 			if err != nil {
 				return fmt.Errorf("%s: %w", k.name, err)
 			}
 			fmt.Printf("%-12s %7.1f pods/s   p50 %6.2f s   p99 %6.2f s%s\n", k.name, t.rate, t.p50.Seconds(), t.p99.Seconds(), t.extra())
-			k.turns = append(k.turns, t)
+			k.results = append(k.results, t)
 		}
 	}
 	report(kinds)
 	return nil
 }
 
-func (t turn) extra() string {
+func (t result) extra() string {
 	var out string
 	if t.all > 0 {
 		out = fmt.Sprintf("   all cpu %.1f s (%s)", t.all.Seconds(), t.everything)
@@ -156,40 +156,40 @@ func (t turn) extra() string {
 		t.cards, 100*t.packing, t.cpu.Seconds(), t.memory>>20, t.conflicts)
 }
 
-// report prints the medians, and their ratios to the first kind.
+// report prints the medians and their ratios to the first kind.
 func report(kinds []*kind) {
-	fmt.Printf("\nMedians of %d, and ratio to %q:\n", len(kinds[0].turns), kinds[0].name)
-	base := median(kinds[0].turns, func(t turn) float64 { return t.rate })
+	fmt.Printf("\nMedians of %d, and ratio to %q:\n", len(kinds[0].results), kinds[0].name)
+	base := median(kinds[0].results, func(t result) float64 { return t.rate })
 	for _, k := range kinds {
-		middle := func(of func(turn) float64) float64 { return median(k.turns, of) }
-		rate := middle(func(t turn) float64 { return t.rate })
-		t := turn{
-			cards:      int(middle(func(t turn) float64 { return float64(t.cards) })),
-			packing:    middle(func(t turn) float64 { return t.packing }),
-			cpu:        time.Duration(middle(func(t turn) float64 { return float64(t.cpu) })),
-			memory:     int64(middle(func(t turn) float64 { return float64(t.memory) })),
-			all:        time.Duration(middle(func(t turn) float64 { return float64(t.all) })),
+		middle := func(of func(result) float64) float64 { return median(k.results, of) }
+		rate := middle(func(t result) float64 { return t.rate })
+		t := result{
+			cards:      int(middle(func(t result) float64 { return float64(t.cards) })),
+			packing:    middle(func(t result) float64 { return t.packing }),
+			cpu:        time.Duration(middle(func(t result) float64 { return float64(t.cpu) })),
+			memory:     int64(middle(func(t result) float64 { return float64(t.memory) })),
+			all:        time.Duration(middle(func(t result) float64 { return float64(t.all) })),
 			everything: spending{},
-			conflicts:  int(middle(func(t turn) float64 { return float64(t.conflicts) })),
+			conflicts:  int(middle(func(t result) float64 { return float64(t.conflicts) })),
 		}
-		for name := range k.turns[0].everything {
-			t.everything[name] = time.Duration(middle(func(t turn) float64 { return float64(t.everything[name]) }))
+		for name := range k.results[0].everything {
+			t.everything[name] = time.Duration(middle(func(t result) float64 { return float64(t.everything[name]) }))
 		}
 		fmt.Printf("%-12s %7.1f pods/s   %.2f   p50 %6.2f s   p99 %6.2f s%s\n", k.name, rate, rate/base,
-			middle(func(t turn) float64 { return t.p50.Seconds() }), middle(func(t turn) float64 { return t.p99.Seconds() }), t.extra())
+			middle(func(t result) float64 { return t.p50.Seconds() }), middle(func(t result) float64 { return t.p99.Seconds() }), t.extra())
 	}
 }
 
-func median(turns []turn, of func(turn) float64) float64 {
-	values := make([]float64, len(turns))
-	for i, t := range turns {
+func median(results []result, of func(result) float64) float64 {
+	values := make([]float64, len(results))
+	for i, t := range results {
 		values[i] = of(t)
 	}
 	slices.Sort(values)
 	return values[len(values)/2]
 }
 
-// sizes are pods of 512 to 16276 MiB.
+// sizes returns random requests of 512 to 16276 MiB.
 func sizes(n int, seed int64) []gpu.Memory {
 	random := rand.New(rand.NewPCG(uint64(seed), 0))
 	out := make([]gpu.Memory, n)

@@ -18,12 +18,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// burst is how many pods come at a time, and so about how many binds run beside each other.
+// burst is the number of pods that are created at once, and so about the number of concurrent binds.
 const burst = 32
 
-// races fills the cards to a part of their memory, lets pods come and go in bursts at that level, and tells how many binds
-// found the card gone: what filter had passed was taken before bind came.
-func (s *stage) races(ctx context.Context, k *kind, full float64, capacity gpu.Memory, pods int, seed int64) (t turn, err error) {
+// races fills the cards to a part of their memory, then creates and deletes pods in bursts at that level. It counts the
+// binds that failed because another pod took the card between filter and bind.
+func (s *bench) races(ctx context.Context, k *kind, full float64, capacity gpu.Memory, pods int, seed int64) (t result, err error) {
 	extender, err := k.start(ctx)
 	if err != nil {
 		return t, err
@@ -33,29 +33,29 @@ func (s *stage) races(ctx context.Context, k *kind, full float64, capacity gpu.M
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	crowd := &crowd{stage: s, random: rand.New(rand.NewPCG(uint64(seed), 1)), requests: map[string]gpu.Memory{}, bound: map[string]bool{}}
-	if err := crowd.watch(ctx); err != nil {
+	churn := &churn{bench: s, random: rand.New(rand.NewPCG(uint64(seed), 1)), requests: map[string]gpu.Memory{}, bound: map[string]bool{}}
+	if err := churn.watch(ctx); err != nil {
 		return t, err
 	}
 	level := gpu.Memory(full * float64(capacity))
-	for crowd.sum < level {
-		if err := crowd.come(ctx, burst); err != nil {
+	for churn.sum < level {
+		if err := churn.createPods(ctx, burst); err != nil {
 			return t, err
 		}
 	}
-	if err := crowd.settle(ctx); err != nil {
+	if err := churn.waitForPending(ctx); err != nil {
 		return t, err
 	}
 	start := time.Now()
 	for made := 0; made < pods; made += burst {
-		if err := crowd.leave(ctx, level); err != nil {
+		if err := churn.deletePods(ctx, level); err != nil {
 			return t, err
 		}
-		if err := crowd.come(ctx, burst); err != nil {
+		if err := churn.createPods(ctx, burst); err != nil {
 			return t, err
 		}
 	}
-	if err := crowd.settle(ctx); err != nil {
+	if err := churn.waitForPending(ctx); err != nil {
 		return t, err
 	}
 	t.rate = float64(pods) / time.Since(start).Seconds()
@@ -68,12 +68,12 @@ func (s *stage) races(ctx context.Context, k *kind, full float64, capacity gpu.M
 	return t, s.clear(ctx)
 }
 
-// crowd are the pods that there are.
-type crowd struct {
-	*stage
+// churn creates and deletes pods and counts their requests.
+type churn struct {
+	*bench
 	random *rand.Rand
 	made   int
-	// requests are the pods that are there, sum what they ask for.
+	// requests are the requests of the existing pods, sum their total.
 	requests map[string]gpu.Memory
 	sum      gpu.Memory
 
@@ -82,7 +82,7 @@ type crowd struct {
 	bound map[string]bool
 }
 
-func (c *crowd) watch(ctx context.Context) error {
+func (c *churn) watch(ctx context.Context) error {
 	factory := informers.NewSharedInformerFactoryWithOptions(c.plane.Client, 0, informers.WithNamespace(metav1.NamespaceDefault))
 	handler, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(_, after any) {
@@ -103,8 +103,8 @@ func (c *crowd) watch(ctx context.Context) error {
 	return nil
 }
 
-// come creates pods of up to half a card at once.
-func (c *crowd) come(ctx context.Context, pods int) error {
+// createPods creates pods of up to half a card, all at once.
+func (c *churn) createPods(ctx context.Context, pods int) error {
 	g, creating := errgroup.WithContext(ctx)
 	for range pods {
 		request := 512 + gpu.Memory(c.random.Int64N(int64(cardMemory)/2-512))
@@ -120,16 +120,16 @@ func (c *crowd) come(ctx context.Context, pods int) error {
 	return g.Wait()
 }
 
-// leave waits until few pods wait, and deletes others until a burst has room below the level.
-func (c *crowd) leave(ctx context.Context, level gpu.Memory) error {
+// deletePods waits until few pods are pending, then deletes bound ones until a burst has room below the level.
+func (c *churn) deletePods(ctx context.Context, level gpu.Memory) error {
 	err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 5*time.Second, true, func(context.Context) (bool, error) {
-		return c.waiting() < 2*burst, nil
+		return c.pending() < 2*burst, nil
 	})
 	if err != nil && ctx.Err() != nil {
 		return ctx.Err()
 	}
 	g, deleting := errgroup.WithContext(ctx)
-	for name, request := range c.requests { // In the map's order, which is none.
+	for name, request := range c.requests { // Map order, which is random.
 		if c.sum+burst*cardMemory/4 <= level {
 			break
 		}
@@ -149,36 +149,37 @@ func (c *crowd) leave(ctx context.Context, level gpu.Memory) error {
 	return g.Wait()
 }
 
-func (c *crowd) waiting() int {
+func (c *churn) pending() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.requests) - len(c.bound)
 }
 
-// settle waits until no pod waits, or no longer gets a place: at 95% full, some find no card.
-func (c *crowd) settle(ctx context.Context) error {
-	last, since := c.waiting(), time.Now()
+// waitForPending waits until no pod is pending, or none was bound for five seconds: at a level of 95%, some find no
+// card.
+func (c *churn) waitForPending(ctx context.Context) error {
+	last, since := c.pending(), time.Now()
 	return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(context.Context) (bool, error) {
-		if now := c.waiting(); now != last {
+		if now := c.pending(); now != last {
 			last, since = now, time.Now()
 		}
 		return last == 0 || time.Since(since) > 5*time.Second, nil
 	})
 }
 
-// measureRaces plays the kinds at each level.
-func measureRaces(ctx context.Context, s *stage, kinds []*kind, o options) error {
+// measureRaces runs the kinds at each level.
+func measureRaces(ctx context.Context, s *bench, kinds []*kind, o options) error {
 	capacity := gpu.Memory(o.nodes*o.cards) * cardMemory
 	for _, full := range o.full {
 		for _, k := range kinds {
 			if k.start == nil {
-				return fmt.Errorf("-full: %q has no books to race for", k.name)
+				return fmt.Errorf("-full: %q has no extender that can report conflicts", k.name)
 			}
 			t, err := s.races(ctx, k, full, capacity, o.pods, o.seed)
 			if err != nil {
 				return fmt.Errorf("%s at %.0f%%: %w", k.name, 100*full, err)
 			}
-			fmt.Printf("%-12s %3.0f%% full   %7.1f pods/s   %d binds, %d of them failed for a card that was gone (%.2f%%)%s\n",
+			fmt.Printf("%-12s %3.0f%% full   %7.1f pods/s   %d binds, %d failed because the card was taken (%.2f%%)%s\n",
 				k.name, 100*full, t.rate, t.binds, t.conflicts, 100*float64(t.conflicts)/float64(max(t.binds, 1)), t.extra())
 		}
 	}

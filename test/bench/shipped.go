@@ -18,7 +18,7 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// The chart's release and the objects that it is made of.
+// Names of the chart's objects.
 const (
 	namespace      = metav1.NamespaceSystem
 	extenderName   = "gpushare-extender" // Deployment, ServiceAccount, Service and EndpointSlice.
@@ -26,16 +26,16 @@ const (
 	configSecret   = "gpushare-scheduler-config"
 )
 
-// startShipped installs the chart with its default values and runs the extender's replicas with the arguments of its
-// Deployment and the certificates of its Secrets. kube-scheduler gets the configuration that the chart made for it, with the leader's
-// address in place of the Service's: kube-proxy forwards in the kernel, and a proxy of the benchmark would cost more.
-func (s *stage) startShipped(ctx context.Context) (running, error) {
+// startShipped installs the chart with its default values and runs the extender's replicas with the arguments of the
+// Deployment and the certificates of the Secrets. kube-scheduler gets the chart's configuration with the leader's
+// address in place of the Service's: kube-proxy forwards in the kernel, and a proxy in this process would cost more.
+func (s *bench) startShipped(ctx context.Context) (running, error) {
 	root, err := controlplane.RepositoryRoot()
 	if err != nil {
 		return running{}, err
 	}
 	if err := s.helm(ctx, root, "install", "gpushare", filepath.Join(root, "deploy", "helm", "gpushare"),
-		// Another kind has applied some of the same objects.
+		// Other kinds have applied some of the same objects.
 		"--take-ownership", "--force-conflicts"); err != nil {
 		return running{}, err
 	}
@@ -78,12 +78,12 @@ func (s *stage) startShipped(ctx context.Context) (running, error) {
 	}
 	return running{
 		url: leader.url, schedulerConfig: filepath.Join(config, "scheduler-config.yaml"),
-		finish: func(ctx context.Context, t *turn) error { return s.finishShipped(ctx, root, replicas, t) },
+		finish: func(ctx context.Context, t *result) error { return s.finishShipped(ctx, root, replicas, t) },
 	}, nil
 }
 
-// finishShipped adds the metrics of all replicas to the turn, stops them and uninstalls the chart.
-func (s *stage) finishShipped(ctx context.Context, root string, replicas []*replica, t *turn) error {
+// finishShipped adds the metrics of all replicas to the result, stops them and uninstalls the chart.
+func (s *bench) finishShipped(ctx context.Context, root string, replicas []*replica, t *result) error {
 	var errs []error
 	for _, r := range replicas {
 		errs = append(errs, readMetrics(ctx, r.health, t), r.process.Kill())
@@ -92,7 +92,7 @@ func (s *stage) finishShipped(ctx context.Context, root string, replicas []*repl
 		}
 	}
 	errs = append(errs, s.helm(ctx, root, "uninstall", "gpushare"))
-	// There is no garbage collector here, which would delete it with its Service.
+	// Without a controller manager nothing deletes the EndpointSlice with its Service.
 	err := s.plane.Client.DiscoveryV1().EndpointSlices(namespace).Delete(ctx, extenderName, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		errs = append(errs, err)
@@ -101,7 +101,7 @@ func (s *stage) finishShipped(ctx context.Context, root string, replicas []*repl
 }
 
 // helm runs the pinned helm on the control plane.
-func (s *stage) helm(ctx context.Context, root string, args ...string) error {
+func (s *bench) helm(ctx context.Context, root string, args ...string) error {
 	path, err := exec.CommandContext(ctx, "go", "-C", filepath.Join(root, "hack", "helm"), "tool", "-n", "helm").Output()
 	if err != nil {
 		return fmt.Errorf("building helm: %w", err)
@@ -115,7 +115,7 @@ func (s *stage) helm(ctx context.Context, root string, args ...string) error {
 }
 
 // writeSecret writes a Secret's content as the kubelet mounts it, and returns the folder.
-func (s *stage) writeSecret(ctx context.Context, name string) (dir string, err error) {
+func (s *bench) writeSecret(ctx context.Context, name string) (dir string, err error) {
 	secret, err := s.plane.Client.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return "", err
@@ -132,8 +132,8 @@ func (s *stage) writeSecret(ctx context.Context, name string) (dir string, err e
 	return dir, nil
 }
 
-// awaitLeader returns the replica that the EndpointSlice names.
-func (s *stage) awaitLeader(ctx context.Context, replicas []*replica) (leader *replica, err error) {
+// awaitLeader waits until the EndpointSlice names a replica, and returns that replica.
+func (s *bench) awaitLeader(ctx context.Context, replicas []*replica) (leader *replica, err error) {
 	err = wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
 		slice, err := s.plane.Client.DiscoveryV1().EndpointSlices(namespace).Get(ctx, extenderName, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
@@ -154,21 +154,21 @@ func (s *stage) awaitLeader(ctx context.Context, replicas []*replica) (leader *r
 	return leader, nil
 }
 
-// replica is one of the extender's pods as a process.
+// replica is one pod of the extender, run as a process.
 type replica struct {
 	name string
 	args []string
-	// advertised is the pod's address as it stands in the EndpointSlice. The API server accepts no loopback address
-	// there, so it is one for documentation (RFC 5737), and never connected to.
+	// advertised is the address in the EndpointSlice. The API server rejects loopback addresses there, so this is one
+	// for documentation (RFC 5737). It is never connected to.
 	advertised string
-	// url is where kube-scheduler reaches it, health where probes and metrics are.
+	// url is the address for kube-scheduler, health that of probes and metrics.
 	url, health string
 	ports       []*controlplane.Port
 	process     *controlplane.Process
 }
 
-// newReplica translates a container's arguments to this machine: each address that it listens on becomes a free port of
-// loopback, the mounted Secret the folder certificates.
+// newReplica translates a container's arguments to this machine: each listen address becomes a free port on loopback,
+// and the mounted Secret becomes the folder certificates.
 func newReplica(i int, args []string, certificates string) (*replica, error) {
 	r := &replica{name: fmt.Sprintf("%s-%d", extenderName, i), advertised: fmt.Sprintf("192.0.2.%d", i+1)}
 	for _, arg := range args {
@@ -195,7 +195,7 @@ func newReplica(i int, args []string, certificates string) (*replica, error) {
 		r.args = append(r.args, arg)
 	}
 	if r.url == "" || r.health == "" {
-		return nil, fmt.Errorf("the Deployment names no --listen-address or no --health-address: %q", args)
+		return nil, fmt.Errorf("the Deployment has no --listen-address or no --health-address: %q", args)
 	}
 	return r, nil
 }

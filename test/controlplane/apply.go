@@ -24,8 +24,8 @@ import (
 // fieldManager is the name under which Apply owns fields.
 const fieldManager = "gpushare-test"
 
-// Apply applies manifests by server-side apply, in the order in which they stand: YAML files of one or more documents,
-// or folders, of which every *.yaml is taken in the order of names. Unknown fields are errors. An object without a
+// Apply applies manifests by server-side apply, in the given order. A path is a YAML file of one or more documents, or
+// a folder, of which every *.yaml is applied in the order of names. Unknown fields are errors. An object without a
 // namespace goes into "default".
 func (c *ControlPlane) Apply(ctx context.Context, paths ...string) error {
 	client, err := dynamic.NewForConfig(c.Config)
@@ -115,7 +115,7 @@ func readManifest(path string) ([]*unstructured.Unstructured, error) {
 			return nil, err
 		}
 		if len(content) == 0 {
-			continue // Nothing but comments.
+			continue // Only comments.
 		}
 		object := &unstructured.Unstructured{Object: content}
 		if !object.IsList() {

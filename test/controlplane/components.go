@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 )
 
-// The components' names, as their binaries are called and as Options.ExtraArgs knows them.
+// Names of the components: the names of their binaries, and the keys of Options.ExtraArgs.
 const (
 	etcd              = "etcd"
 	apiServer         = "kube-apiserver"
@@ -14,7 +14,7 @@ const (
 	controllerManager = "kube-controller-manager"
 )
 
-// components are the names of what is to run.
+// components returns the names of the components to run.
 func (o Options) components() []string {
 	names := []string{etcd, apiServer}
 	if !o.WithoutScheduler {
@@ -26,7 +26,7 @@ func (o Options) components() []string {
 	return names
 }
 
-// process returns a component that isn't started yet.
+// process returns a component that is not started yet.
 func (c *ControlPlane) process(name, readyURL string, args ...string) *Process {
 	return &Process{
 		Name:    name,
@@ -46,7 +46,7 @@ func (c *ControlPlane) startEtcd(ctx context.Context) error {
 	c.Etcd = c.process(etcd, clients.URL("http")+"/readyz",
 		"--name=gpushare",
 		"--data-dir="+filepath.Join(c.Dir, "etcd"),
-		// The data needs to outlive a killed process, not a power cut: the kernel keeps what was written without fsync.
+		// The data must survive a killed process but not a power cut: the kernel keeps written data without fsync.
 		"--unsafe-no-fsync",
 		"--listen-client-urls="+clients.URL("http"),
 		"--advertise-client-urls="+clients.URL("http"),
@@ -63,7 +63,8 @@ func (c *ControlPlane) startAPIServer(ctx context.Context) error {
 		"--etcd-servers=" + c.etcdPort.URL("http"),
 		"--bind-address=127.0.0.1",
 		"--secure-port=" + c.apiPort.String(),
-		// Loopback is refused as an endpoint of Service kubernetes, so that is left without any.
+		// The API server rejects a loopback address as an endpoint of the Service kubernetes, so the Service gets no
+		// endpoints.
 		"--advertise-address=127.0.0.1",
 		"--endpoint-reconciler-type=none",
 		"--tls-cert-file=" + c.files.servingCertificate,
@@ -74,19 +75,19 @@ func (c *ControlPlane) startAPIServer(ctx context.Context) error {
 		"--service-account-signing-key-file=" + c.files.accountKey,
 		"--service-account-key-file=" + c.files.accountPublicKey,
 		"--service-cluster-ip-range=10.0.0.0/24",
-		"--allow-privileged=true", // as kubeadm does: what shares a node's devices asks for it.
+		"--allow-privileged=true", // As kubeadm does: the device plugin's DaemonSet needs it.
 	}
 	if !c.options.ControllerManager {
-		// Each of the two relies on a controller: one refuses pods until somebody has made the ServiceAccount "default" in
-		// their namespace, the other gives each new node a taint that the node lifecycle controller lifts.
+		// Both plugins rely on a controller. ServiceAccount rejects pods until their namespace has a ServiceAccount
+		// "default". TaintNodesByCondition taints each new node until the node lifecycle controller removes the taint.
 		args = append(args, "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition")
 	}
 	c.APIServer = c.process(apiServer, c.apiPort.URL("https")+"/readyz", args...)
 	return c.APIServer.Start(ctx)
 }
 
-// secured are the flags that kube-scheduler and kube-controller-manager share: TLS on a reserved port, and the client
-// certificate of system:masters accepted for their metrics.
+// secured returns the flags that kube-scheduler and kube-controller-manager share: TLS on a reserved port, and their
+// metrics readable with a client certificate of system:masters.
 func (c *ControlPlane) secured(port *Port, kubeconfig string) []string {
 	return []string{
 		"--bind-address=127.0.0.1",
@@ -115,7 +116,7 @@ func (c *ControlPlane) startControllerManager(ctx context.Context) error {
 		"--use-service-account-credentials=true",
 		"--service-account-private-key-file="+c.files.accountKey,
 		"--root-ca-file="+c.files.ca,
-		// Nodes without a kubelet send no heartbeat. They stay as ready as they were made for longer than any test.
+		// Nodes without a kubelet send no heartbeats. They must stay ready for longer than any test.
 		"--node-monitor-grace-period=24h",
 		"--kube-api-qps=1000",
 		"--kube-api-burst=1000",
@@ -128,7 +129,7 @@ func (c *ControlPlane) startControllerManager(ctx context.Context) error {
 	return c.waitForDefaultAccount(ctx)
 }
 
-// StartScheduler starts kube-scheduler with these options, in place of the one that runs, if one does.
+// StartScheduler starts kube-scheduler with these options. It replaces a running one.
 func (c *ControlPlane) StartScheduler(ctx context.Context, o SchedulerOptions) error {
 	config, err := c.writeSchedulerConfig(o)
 	if err != nil {

@@ -16,19 +16,20 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Options say what to run. The zero value runs etcd, kube-apiserver, and kube-scheduler without an extender.
+// Options configure a control plane. The zero value runs etcd, kube-apiserver, and kube-scheduler without an extender.
 type Options struct {
-	// Dir is where data, logs, certificates and kubeconfigs go; it is made where missing. StartForTest chooses one.
+	// Dir is the folder for data, logs, certificates and kubeconfigs; it is created if missing. StartForTest chooses
+	// one.
 	Dir string
-	// KubeDir is where the binaries are, KubeDir of this repository by default.
+	// KubeDir is the folder of the binaries; by default KubeDir of this repository.
 	KubeDir string
 
 	Scheduler        SchedulerOptions
 	WithoutScheduler bool
-	// ControllerManager runs kube-controller-manager too: Deployments, Jobs, garbage collection, node taints. Without it
-	// the admission plugins that rely on it are switched off.
+	// ControllerManager also runs kube-controller-manager: Deployments, Jobs, garbage collection, node taints. Without
+	// it, the admission plugins that rely on it are disabled.
 	ControllerManager bool
-	// ExtraArgs are flags to add, by the component's name ("kube-scheduler"). The last of two equal flags counts.
+	// ExtraArgs are additional flags by component name ("kube-scheduler"). Of two equal flags the last one counts.
 	ExtraArgs map[string][]string
 }
 
@@ -41,24 +42,24 @@ func (o Options) withDefaults() (Options, error) {
 		o.Scheduler.ConfigFile = filepath.Join(root, "config", "scheduler-config.yaml")
 	}
 	if o.KubeDir == "" || o.Scheduler.ConfigFile == "" {
-		return o, err // Only those who name both files need no repository.
+		return o, err // The repository is only needed for the defaults.
 	}
 	return o, nil
 }
 
 // ControlPlane is a running control plane. The components may be killed, paused and restarted at will.
 type ControlPlane struct {
-	// Dir is where everything lies.
+	// Dir holds all files of the control plane.
 	Dir string
-	// KubeconfigPath, Config and Client are an administrator's (group system:masters), without a limit of requests a
-	// second on the client's side, and exempt from the API server's priority and fairness.
+	// KubeconfigPath, Config and Client belong to an administrator (group system:masters). They have no client-side
+	// rate limit, and the API server's priority and fairness does not apply to them.
 	KubeconfigPath string
 	Config         *rest.Config
 	Client         kubernetes.Interface
 
 	Etcd      *Process
 	APIServer *Process
-	// Scheduler and ControllerManager are nil where they don't run.
+	// Scheduler and ControllerManager are nil if they don't run.
 	Scheduler         *Process
 	ControllerManager *Process
 
@@ -72,8 +73,8 @@ type ControlPlane struct {
 	proxies             []*Proxy
 }
 
-// Start starts a control plane and returns when all of it is ready. Whatever was started before an error is stopped.
-// ctx bounds the start alone.
+// Start starts a control plane and returns when all components are ready. After an error it stops those that it
+// started. ctx bounds only the start.
 func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 	if o.Dir == "" {
 		return nil, errors.New("starting the control plane: Options.Dir is empty")
@@ -120,7 +121,7 @@ func (c *ControlPlane) start(ctx context.Context) error {
 	return nil
 }
 
-// prepare makes everything that the components read.
+// prepare creates the files that the components read.
 func (c *ControlPlane) prepare() (err error) {
 	if c.authority, err = newAuthority(); err != nil {
 		return err
@@ -175,7 +176,7 @@ func (c *ControlPlane) writeSchedulerConfig(o SchedulerOptions) (string, error) 
 	return path, os.WriteFile(path, config, 0o600)
 }
 
-// waitForNamespaces waits for what the API server makes only after it has called itself ready.
+// waitForNamespaces waits for the namespaces that the API server creates only after it has reported ready.
 func (c *ControlPlane) waitForNamespaces(ctx context.Context) error {
 	for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem} {
 		err := untilFound(ctx, func(ctx context.Context) error {
@@ -189,7 +190,7 @@ func (c *ControlPlane) waitForNamespaces(ctx context.Context) error {
 	return nil
 }
 
-// waitForDefaultAccount waits for the ServiceAccount without which pods in namespace "default" are refused.
+// waitForDefaultAccount waits for the ServiceAccount that pods in namespace "default" need.
 func (c *ControlPlane) waitForDefaultAccount(ctx context.Context) error {
 	err := untilFound(ctx, func(ctx context.Context) error {
 		_, err := c.Client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
@@ -222,8 +223,8 @@ func (c *ControlPlane) Processes() []*Process {
 	return out
 }
 
-// Stop ends everything at once and returns when it is gone. It kills: the API server would take its time for its open
-// watches, and what etcd has acknowledged is written. Dir stays. Stopping twice is no error.
+// Stop kills all processes and returns when they have ended. It doesn't terminate them: the API server would wait for
+// its open watches, and etcd has written what it has acknowledged. Dir is kept. Stopping twice is no error.
 func (c *ControlPlane) Stop() error {
 	var errs []error
 	for _, p := range c.proxies {

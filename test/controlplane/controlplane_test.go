@@ -29,7 +29,7 @@ import (
 
 func TestControlPlane(t *testing.T) {
 	filtered := make(chan string, 1000)
-	extender := httptest.NewServer(refusingExtender(filtered))
+	extender := httptest.NewServer(rejectingExtender(filtered))
 	defer extender.Close()
 	c := StartForTest(t, Options{Scheduler: SchedulerOptions{
 		ExtenderURL: extender.URL, Edits: []ConfigEdit{ClientLimits(1000, 1000)},
@@ -37,12 +37,12 @@ func TestControlPlane(t *testing.T) {
 
 	must(t, c.CreateNodes(t.Context(), Node{Name: "node-0", Unit: gpu.MiB, Cards: EqualCards(2, 16276)}))
 
-	t.Run("a created node is read as it was described", func(t *testing.T) {
+	t.Run("a created node has the described cards", func(t *testing.T) {
 		node, err := c.Client.CoreV1().Nodes().Get(t.Context(), "node-0", metav1.GetOptions{})
 		must(t, err)
 		read := protocol.ParseNode(node)
 		if read.Problem != nil || read.Unit != gpu.MiB || len(read.Cards) != 2 || read.Cards[1].Memory != 16276 {
-			t.Errorf("the node is read as %+v", read)
+			t.Errorf("ParseNode returned %+v", read)
 		}
 		if node.Labels[protocol.LabelShared] != "true" || len(node.Spec.Taints) != 0 {
 			t.Errorf("labels %v, taints %v", node.Labels, node.Spec.Taints)
@@ -56,21 +56,21 @@ func TestControlPlane(t *testing.T) {
 		}
 	})
 
-	t.Run("a pod that asks for GPU memory reaches the extender, and needs none once the scheduler runs without", func(t *testing.T) {
+	t.Run("a pod that requests GPU memory reaches the extender; a scheduler without an extender binds it", func(t *testing.T) {
 		createPod(t, c.Client, "sharing", 8138)
 		select {
 		case name := <-filtered:
 			if name != "sharing" {
-				t.Errorf("the extender was asked about pod %q, want sharing", name)
+				t.Errorf("the extender got pod %q, want sharing", name)
 			}
 		case <-time.After(readyTimeout):
-			t.Fatal("the extender was never asked")
+			t.Fatal("no filter call reached the extender")
 		}
 		must(t, c.StartScheduler(t.Context(), SchedulerOptions{}))
 		awaitBound(t, c.Client, "sharing")
 	})
 
-	t.Run("manifests are applied, again too, and a ServiceAccount may do what they grant", func(t *testing.T) {
+	t.Run("manifests can be applied twice, and a ServiceAccount has the rights that they grant", func(t *testing.T) {
 		for range 2 {
 			must(t, c.Apply(t.Context(), "testdata/accounts.yaml"))
 		}
@@ -83,7 +83,7 @@ func TestControlPlane(t *testing.T) {
 		}
 	})
 
-	t.Run("a manifest with an unknown field is refused", func(t *testing.T) {
+	t.Run("a manifest with an unknown field is rejected", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "wrong.yaml")
 		must(t, os.WriteFile(path, []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: wrong}\ndate: {}\n"), 0o600))
 		if err := c.Apply(t.Context(), path); err == nil || !strings.Contains(err.Error(), "date") {
@@ -91,7 +91,7 @@ func TestControlPlane(t *testing.T) {
 		}
 	})
 
-	t.Run("a user by certificate is who it says, of the groups it says", func(t *testing.T) {
+	t.Run("a client certificate authenticates its user and groups", func(t *testing.T) {
 		path, err := c.Kubeconfig("alice", "visitors")
 		must(t, err)
 		if _, err := clientFor(t, path).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
@@ -108,7 +108,7 @@ func TestControlPlane(t *testing.T) {
 		must(t, c.Apply(t.Context(), "testdata/accounts.yaml"))
 		path, err := c.ServiceAccountKubeconfig(t.Context(), "accounts", "admin")
 		must(t, err)
-		// As the ServiceAccount, not as the administrator, who is exempt from throttling.
+		// As the ServiceAccount, because the administrator is exempt from throttling.
 		ordinary := *c
 		ordinary.Client = clientFor(t, path)
 		awaitNodes(t, ordinary.Client)
@@ -124,12 +124,12 @@ func TestControlPlane(t *testing.T) {
 		}
 	})
 
-	t.Run("a paused API server answers nothing, and everything once it is resumed", func(t *testing.T) {
+	t.Run("a paused API server doesn't answer until it is resumed", func(t *testing.T) {
 		must(t, c.APIServer.Pause())
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
 		_, err := c.Client.CoreV1().Nodes().Get(ctx, "node-0", metav1.GetOptions{})
-		// Whose timer was the first, the context's or that of a connection with its deadline, is all the same.
+		// The context's timer or the connection's deadline can end first.
 		if timeout, ok := errors.AsType[net.Error](err); !ok || !timeout.Timeout() {
 			t.Errorf("got %v, want a timeout", err)
 		}
@@ -138,7 +138,7 @@ func TestControlPlane(t *testing.T) {
 		must(t, err)
 	})
 
-	t.Run("killed and started again, everything is as it was", func(t *testing.T) {
+	t.Run("after a kill and a start the state is the same", func(t *testing.T) {
 		before := c.APIServer.Pid()
 		for _, p := range c.Processes() {
 			must(t, p.Kill())
@@ -159,7 +159,7 @@ func TestControlPlane(t *testing.T) {
 		awaitBound(t, c.Client, "later")
 	})
 
-	t.Run("after Stop nothing is left", func(t *testing.T) {
+	t.Run("Stop leaves no process and no port", func(t *testing.T) {
 		must(t, c.Stop())
 		must(t, c.Stop())
 		for _, p := range c.Processes() {
@@ -167,16 +167,16 @@ func TestControlPlane(t *testing.T) {
 				t.Errorf("%s, process %d, is still there", p.Name, p.Pid())
 			}
 		}
-		// The ports aren't held any more: without SO_REUSEADDR they can be had only if nobody has them.
+		// The ports are free again: without SO_REUSEADDR, Listen fails on a port that is in use.
 		listener, err := net.Listen("tcp", c.apiPort.Address())
 		must(t, err)
 		must(t, listener.Close())
 	})
 }
 
-func TestControllerManagerMakesPodsOfADeployment(t *testing.T) {
+func TestControllerManager(t *testing.T) {
 	c := StartForTest(t, Options{ControllerManager: true})
-	// The controller manager has to lift the taint of a new node, so this shows that CreateNodes waits for it.
+	// The controller manager must remove the taint of a new node, so this also shows that CreateNodes waits for it.
 	must(t, c.CreateNodes(t.Context(), Node{Name: "node-0"}))
 	must(t, c.Apply(t.Context(), "testdata/deployment.yaml"))
 	await(t, "two pods of the Deployment are bound", func(ctx context.Context) (bool, error) {
@@ -194,7 +194,7 @@ func TestControllerManagerMakesPodsOfADeployment(t *testing.T) {
 	})
 }
 
-func TestStartOfAComponentThatEndsAtOnce(t *testing.T) {
+func TestStartComponentExits(t *testing.T) {
 	o := Options{Dir: t.TempDir(), ExtraArgs: map[string][]string{apiServer: {"--no-such-flag"}}}
 	if errors.Is(o.Binaries(), ErrNoBinaries) {
 		StartForTest(t, o) // Skips or fails, as for every test.
@@ -205,20 +205,20 @@ func TestStartOfAComponentThatEndsAtOnce(t *testing.T) {
 	}
 	for _, want := range []string{apiServer, "exit status 1", "unknown flag: --no-such-flag", "kube-apiserver.log"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("the error doesn't say %q: %v", want, err)
+			t.Errorf("the error doesn't contain %q: %v", want, err)
 		}
 	}
 }
 
-func TestMissingBinariesAreNamed(t *testing.T) {
+func TestBinariesMissing(t *testing.T) {
 	err := Options{KubeDir: t.TempDir()}.Binaries()
 	if !errors.Is(err, ErrNoBinaries) || !strings.Contains(err.Error(), "make kube") {
-		t.Errorf("got %v, want an error that says what to do", err)
+		t.Errorf("got %v, want an error that names make kube", err)
 	}
 }
 
-// refusingExtender refuses every pod, and tells which it was asked about.
-func refusingExtender(filtered chan<- string) http.Handler {
+// rejectingExtender rejects every pod and sends its name to filtered.
+func rejectingExtender(filtered chan<- string) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /gpushare-scheduler/filter", func(w http.ResponseWriter, r *http.Request) {
 		var args extenderv1.ExtenderArgs
@@ -262,11 +262,10 @@ func awaitBound(t *testing.T, client kubernetes.Interface, name string) (node st
 	return node
 }
 
-// awaitNodes waits until the client may list nodes: what grants it the right reaches the API server's authorizer a moment
-// after it was written.
+// awaitNodes waits until the client may list nodes: the API server's authorizer learns of a new grant with a delay.
 func awaitNodes(t *testing.T, client kubernetes.Interface) {
 	t.Helper()
-	await(t, "nodes may be listed", func(ctx context.Context) (bool, error) {
+	await(t, "the client may list nodes", func(ctx context.Context) (bool, error) {
 		_, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if apierrors.IsForbidden(err) {
 			return false, nil

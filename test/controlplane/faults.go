@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Match chooses requests.
+// Match selects requests.
 type Match func(*http.Request) bool
 
 // Everything matches every request.
@@ -26,12 +26,12 @@ func Bindings(r *http.Request) bool {
 	return r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/binding")
 }
 
-// Fault is what happens to a request instead of being passed on. It may call next to pass it on all the same, and may
-// wait until it is lifted.
+// Fault handles a request in place of the proxy. It can call next to forward the request, and it can wait until lifted
+// is closed.
 type Fault func(w http.ResponseWriter, r *http.Request, next http.Handler, lifted <-chan struct{})
 
-// Answer turns the request away with an error status, as the API server words one. With retryAfter above 0 the client
-// is told to try again after so many seconds, which client-go does by itself.
+// Answer answers with an error status in the API server's format and doesn't forward the request. A retryAfter above 0
+// is sent as Retry-After, in seconds; client-go then retries by itself.
 func Answer(status, retryAfter int) Fault {
 	return func(w http.ResponseWriter, _ *http.Request, _ http.Handler, _ <-chan struct{}) {
 		body, err := json.Marshal(metav1.Status{
@@ -68,42 +68,42 @@ func reason(status int) metav1.StatusReason {
 	}
 }
 
-// CutConnection cuts the connection without passing the request on.
+// CutConnection cuts the connection without forwarding the request.
 func CutConnection(http.ResponseWriter, *http.Request, http.Handler, <-chan struct{}) {
 	panic(http.ErrAbortHandler)
 }
 
-// CutAnswer passes the request on and cuts the connection once the server has answered: what was asked is done, and
-// the client can't know.
+// CutAnswer forwards the request and cuts the connection once the server has answered: the request takes effect, but
+// its answer is lost.
 func CutAnswer(w http.ResponseWriter, r *http.Request, next http.Handler, _ <-chan struct{}) {
 	next.ServeHTTP(beforeAnswer(w, func() { panic(http.ErrAbortHandler) }), r)
 }
 
-// HoldAnswer passes the request on and holds the answer back until the fault is lifted or the client gives up: what
-// was asked is done, and the client runs into its timeout.
+// HoldAnswer forwards the request and holds the answer until the fault is lifted or the client gives up: the request
+// takes effect, but the client times out.
 func HoldAnswer(w http.ResponseWriter, r *http.Request, next http.Handler, lifted <-chan struct{}) {
 	next.ServeHTTP(beforeAnswer(w, func() { hold(r, lifted, nil) }), r)
 }
 
-// Hold passes the request on only once the fault is lifted, and not at all where the client has given up by then.
+// Hold forwards the request only when the fault is lifted. It drops the request if the client has given up by then.
 func Hold(w http.ResponseWriter, r *http.Request, next http.Handler, lifted <-chan struct{}) {
 	readBody(r)
 	hold(r, lifted, nil)
 	next.ServeHTTP(w, r)
 }
 
-// Late passes the request on once the fault is lifted, whether or not the client still waits: as a packet that was under way
-// when its sender froze.
+// Late forwards the request when the fault is lifted, even if the client has given up by then: like a packet that was
+// in the network when its sender froze.
 func Late(w http.ResponseWriter, r *http.Request, next http.Handler, lifted <-chan struct{}) {
 	readBody(r)
 	<-lifted
-	// A context that can end, though nobody ends it: the reverse proxy looks after the client by itself otherwise.
+	// Given a context that can't end, the reverse proxy would watch the client's connection itself.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
 	defer cancel()
 	next.ServeHTTP(w, r.WithContext(ctx))
 }
 
-// Slow passes the request on after a delay.
+// Slow forwards the request after a delay.
 func Slow(delay time.Duration) Fault {
 	return func(w http.ResponseWriter, r *http.Request, next http.Handler, lifted <-chan struct{}) {
 		timer := time.NewTimer(delay)
@@ -114,7 +114,7 @@ func Slow(delay time.Duration) Fault {
 	}
 }
 
-// readBody reads the request's body into memory: only then does the server notice that the client hangs up.
+// readBody reads the request's body into memory. Only then does the server notice that the client disconnects.
 func readBody(r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -123,8 +123,8 @@ func readBody(r *http.Request) {
 	r.Body = io.NopCloser(bytes.NewReader(body))
 }
 
-// hold waits until the fault is lifted or over, and drops the request where the client gives up before. A nil over
-// never comes.
+// hold waits until the fault is lifted or over fires, and drops the request if the client gives up before. A nil over
+// never fires.
 func hold(r *http.Request, lifted <-chan struct{}, over <-chan time.Time) {
 	select {
 	case <-lifted:
@@ -136,7 +136,7 @@ func hold(r *http.Request, lifted <-chan struct{}, over <-chan time.Time) {
 	}
 }
 
-// answerWriter calls before once, ahead of the first byte of the answer.
+// answerWriter calls before once, before the first byte of the answer.
 type answerWriter struct {
 	http.ResponseWriter
 	before func()

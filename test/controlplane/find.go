@@ -13,11 +13,11 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Find returns the objects of every kind that match, but for Events, each as kind/name.
+// Find returns the matching objects of all kinds except Events, each as kind/name.
 func (c *ControlPlane) Find(ctx context.Context, matches func(metav1.Object) bool) (found []string, err error) {
 	kinds, err := discovery.ServerPreferredResources(c.Client.Discovery())
 	if err != nil {
-		return nil, fmt.Errorf("asking for all kinds: %w", err)
+		return nil, fmt.Errorf("listing all kinds: %w", err)
 	}
 	config := rest.CopyConfig(c.Config)
 	config.WarningHandler = rest.NoWarnings{} // Some kinds are deprecated.

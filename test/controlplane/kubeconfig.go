@@ -13,11 +13,11 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// tokenSeconds is the life of a ServiceAccount's token: longer than any test.
+// tokenSeconds is the lifetime of a ServiceAccount token: longer than any test.
 const tokenSeconds = int64(24 * 60 * 60)
 
-// Kubeconfig writes a kubeconfig for a user of these groups, by client certificate, and returns its path. The user may
-// do what RBAC grants it; the group system:masters may do everything.
+// Kubeconfig writes a kubeconfig with a client certificate for a user of these groups and returns its path. The user
+// has the rights that RBAC grants; the group system:masters has all rights.
 func (c *ControlPlane) Kubeconfig(user string, groups ...string) (string, error) {
 	client, err := c.authority.client(user, groups)
 	if err != nil {
@@ -28,21 +28,21 @@ func (c *ControlPlane) Kubeconfig(user string, groups ...string) (string, error)
 	})
 }
 
-// ServiceAccountKubeconfig writes a kubeconfig with a token of the ServiceAccount, which must exist (Apply makes it
-// from its manifest), and returns its path.
+// ServiceAccountKubeconfig writes a kubeconfig with a token of the ServiceAccount and returns its path. The
+// ServiceAccount must exist.
 func (c *ControlPlane) ServiceAccountKubeconfig(ctx context.Context, namespace, name string) (string, error) {
 	seconds := tokenSeconds
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
 	answer, err := c.Client.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, name, request, metav1.CreateOptions{})
 	if err != nil {
-		return "", fmt.Errorf("asking for a token of ServiceAccount %s/%s: %w", namespace, name, err)
+		return "", fmt.Errorf("requesting a token of ServiceAccount %s/%s: %w", namespace, name, err)
 	}
 	user := "system:serviceaccount:" + namespace + ":" + name
 	return c.writeKubeconfig(user, &clientcmdapi.AuthInfo{Token: answer.Status.Token})
 }
 
-// PodKubeconfig writes a kubeconfig with the token that the pod's containers would get, and returns its path: of its
-// ServiceAccount, and bound to the pod, so that the API server knows its node and refuses it once the pod is gone.
+// PodKubeconfig writes a kubeconfig with the token that the pod's containers would get and returns its path. The token
+// is bound to the pod: the API server knows the pod's node, and rejects the token once the pod is deleted.
 func (c *ControlPlane) PodKubeconfig(ctx context.Context, pod *corev1.Pod) (string, error) {
 	seconds := tokenSeconds
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
@@ -51,7 +51,7 @@ func (c *ControlPlane) PodKubeconfig(ctx context.Context, pod *corev1.Pod) (stri
 	}}
 	answer, err := c.Client.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.Spec.ServiceAccountName, request, metav1.CreateOptions{})
 	if err != nil {
-		return "", fmt.Errorf("asking for the token of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+		return "", fmt.Errorf("requesting the token of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	return c.writeKubeconfig("pod-"+pod.Namespace+"-"+pod.Name, &clientcmdapi.AuthInfo{Token: answer.Status.Token})
 }

@@ -16,22 +16,22 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// Node describes a node that no kubelet runs on: pods are bound to it and stay as they are.
+// Node describes a node without a kubelet: pods can be bound to it, but they never run.
 type Node struct {
 	Name string
 	// Unit and Cards are written as the inventory annotation and as gpu-mem and gpu-count. A node without cards gets
-	// neither, nor the label.
+	// neither of these nor the label.
 	Unit  gpu.Unit
 	Cards []gpu.Card
-	// WithoutInventory leaves the annotation out, as the existing plugin does.
+	// WithoutInventory omits the annotation, like the device plugin of AliyunContainerService.
 	WithoutInventory bool
-	// Labels and Annotations come on top.
+	// Labels and Annotations are added to those above.
 	Labels, Annotations map[string]string
-	// Capacity comes on top of, and overrides, the cards' resources and 64 CPUs, 256 GiB of memory and room for 1000 pods.
+	// Capacity is added to, and overrides, the cards' resources and 64 CPUs, 256 GiB of memory and 1000 pods.
 	Capacity corev1.ResourceList
 }
 
-// EqualCards returns n healthy cards of one size, with indices from 0.
+// EqualCards returns n healthy cards of one size, with indexes from 0.
 func EqualCards(n int, memory gpu.Memory) []gpu.Card {
 	cards := make([]gpu.Card, n)
 	for i := range cards {
@@ -40,7 +40,7 @@ func EqualCards(n int, memory gpu.Memory) []gpu.Card {
 	return cards
 }
 
-// Object returns the node object, ready and with everything allocatable.
+// Object returns the Node object. It is ready, and its whole capacity is allocatable.
 func (n Node) Object() (*corev1.Node, error) {
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
@@ -103,12 +103,12 @@ func (c *ControlPlane) CreateNodes(ctx context.Context, nodes ...Node) error {
 		return err
 	}
 	if c.ControllerManager == nil {
-		return nil // Nobody taints nodes then, see apiServerArgs.
+		return nil // Without the controller manager nodes have no taints, see startAPIServer.
 	}
 	return c.waitUntainted(ctx, nodes)
 }
 
-// waitUntainted waits until the controller manager has seen that the nodes are ready: until then each carries a taint.
+// waitUntainted waits until the controller manager has removed the not-ready taint from the nodes.
 func (c *ControlPlane) waitUntainted(ctx context.Context, nodes []Node) error {
 	waiting := map[string]bool{}
 	for _, n := range nodes {
@@ -127,7 +127,7 @@ func (c *ControlPlane) waitUntainted(ctx context.Context, nodes []Node) error {
 		return len(waiting) == 0, nil
 	})
 	if err != nil {
-		return fmt.Errorf("waiting until %d nodes lose the taint %s: %w", len(waiting), corev1.TaintNodeNotReady, err)
+		return fmt.Errorf("waiting for %d nodes to lose the taint %s: %w", len(waiting), corev1.TaintNodeNotReady, err)
 	}
 	return nil
 }

@@ -18,8 +18,7 @@ import (
 // validity is longer than any demo is left running.
 const validity = 365 * 24 * time.Hour
 
-// authority signs the certificates of one control plane. It lives in memory: a control plane that is started anew has
-// another.
+// authority signs the certificates of one control plane. It is not stored: each new control plane has its own.
 type authority struct {
 	certificate *x509.Certificate
 	key         *ecdsa.PrivateKey
@@ -48,7 +47,7 @@ func newAuthority() (*authority, error) {
 	return &authority{certificate: certificate, key: key, pem: encode("CERTIFICATE", der)}, nil
 }
 
-// serving issues a certificate for a server on loopback, and at the address of Service kubernetes.
+// serving issues a certificate for a server on loopback, and at the address of the Service kubernetes.
 func (a *authority) serving(name string) (pair, error) {
 	template := template(pkix.Name{CommonName: name})
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
@@ -57,7 +56,7 @@ func (a *authority) serving(name string) (pair, error) {
 	return a.issue(template)
 }
 
-// client issues a certificate that the API server reads as this user of these groups.
+// client issues a certificate that the API server accepts as this user of these groups.
 func (a *authority) client(user string, groups []string) (pair, error) {
 	template := template(pkix.Name{CommonName: user, Organization: groups})
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
@@ -102,13 +101,13 @@ func encodeKey(key *ecdsa.PrivateKey) ([]byte, error) {
 	return encode("PRIVATE KEY", der), nil
 }
 
-// files are the paths that the components' flags name.
+// files are the paths for the components' flags.
 type files struct {
 	ca, servingCertificate, servingKey, accountKey, accountPublicKey string
 }
 
-// write puts what the components read into dir: the authority, one serving certificate for all of them, and the key
-// that signs ServiceAccounts' tokens.
+// write writes the files that the components read into dir: the authority, one serving certificate for all of them, and
+// the key that signs ServiceAccount tokens.
 func (a *authority) write(dir string) (files, error) {
 	serving, err := a.serving("gpushare-test")
 	if err != nil {

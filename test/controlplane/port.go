@@ -7,11 +7,11 @@ import (
 	"syscall"
 )
 
-// Port is a free TCP port on loopback that is kept for one server until it is released, also while the server is down.
+// Port is a TCP port on loopback that stays reserved until it is released, even while its server is down.
 //
-// It is held by a socket that is bound with SO_REUSEADDR and never listens. The kernel gives a port that is held so to
-// nobody who asks for any free one, but lets a server bind it by number if it sets SO_REUSEADDR too, as every Go
-// listener does on Linux. So nothing can take the port between choosing and use, or between a kill and a restart.
+// A socket that is bound with SO_REUSEADDR and never listens holds it. The kernel doesn't choose such a port for a bind
+// to port 0, but a server can bind it by number if it also sets SO_REUSEADDR, as Go listeners do on Linux. So no other
+// process can take the port before its first use or between a kill and a restart.
 type Port struct {
 	// Number is the port's number.
 	Number int
@@ -30,7 +30,7 @@ func ReservePort() (*Port, error) {
 }
 
 func reservePort() (*Port, error) {
-	// As package net does where a socket can't be made close-on-exec at birth.
+	// As package net does on systems without SOCK_CLOEXEC.
 	syscall.ForkLock.RLock()
 	socket, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
 	if err == nil {
@@ -65,13 +65,13 @@ func bind(socket int) (int, error) {
 // Address returns "127.0.0.1:PORT".
 func (p *Port) Address() string { return "127.0.0.1:" + p.String() }
 
-// URL returns the address behind a scheme, such as "http://127.0.0.1:PORT".
+// URL returns the address with a scheme, such as "http://127.0.0.1:PORT".
 func (p *Port) URL(scheme string) string { return scheme + "://" + p.Address() }
 
-// String returns the bare number.
+// String returns the number.
 func (p *Port) String() string { return strconv.Itoa(p.Number) }
 
-// Release gives the port back. A server that listens on it isn't touched.
+// Release releases the port. A server that listens on it isn't affected.
 func (p *Port) Release() {
 	p.release.Do(func() { _ = syscall.Close(p.socket) })
 }

@@ -17,45 +17,45 @@ import (
 )
 
 const (
-	// readyTimeout bounds the wait for a process to become ready, beside the caller's context. It is long: a machine
-	// that builds and tests at once is slow, and one that isn't never waits for it.
+	// readyTimeout limits the wait for a process to become ready, in addition to the caller's context. It is long
+	// because a machine that builds and tests at the same time is slow.
 	readyTimeout = 2 * time.Minute
 	readyPoll    = 25 * time.Millisecond
 	tailLines    = 30
 )
 
-// passedOn are the variables that a process inherits. The rest of the environment stays behind, so that a KUBECONFIG
-// or NODE_NAME of the person who runs a test changes nothing.
+// passedOn are the variables that a process inherits. All others are removed, so that a KUBECONFIG or NODE_NAME in the
+// developer's environment has no effect.
 var passedOn = []string{"PATH", "HOME", "TMPDIR", "GOCOVERDIR", "GORACE"}
 
-// Process is a program that can be started, stopped in every way, and started again. The exported fields may be
-// changed while it isn't running. Its methods may be called from several goroutines, but Start by one at a time.
+// Process is a program that can be started, stopped, paused and restarted. The exported fields can be changed while it
+// isn't running. Its methods are safe for concurrent use, except that only one goroutine may call Start.
 type Process struct {
-	// Name is for people.
+	// Name is for messages.
 	Name string
 	Path string
 	Args []string
-	// Env is added to PATH and the few other variables that a process inherits.
+	// Env is added to the inherited variables.
 	Env []string
-	// LogPath is the file that output and errors are appended to.
+	// LogPath is the file to which stdout and stderr are appended.
 	LogPath string
-	// Ready says whether the process serves; Start asks it again and again. Nil takes a started process for ready.
+	// Ready returns nil once the process serves; Start polls it. If it is nil, a started process counts as ready.
 	Ready func(ctx context.Context) error
 
 	mu  sync.Mutex
-	run *run // the current run or the last one, nil before the first
+	run *run // The current or the last run; nil before the first.
 }
 
-// run is one life of a process.
+// run is one run of a process.
 type run struct {
 	process *os.Process
 	exited  chan struct{}
-	err     error // what exec.Cmd.Wait returned; written before exited is closed
+	err     error // The result of exec.Cmd.Wait; set before exited is closed.
 	code    int
 }
 
-// Start starts the process and waits until it is ready. A process that ends before, or isn't ready when ctx ends, is
-// an error that carries the last lines of its log; nothing is left running then.
+// Start starts the process and waits until it is ready. If the process ends before that, or isn't ready when ctx ends,
+// Start kills it and returns an error with the last lines of its log.
 func (p *Process) Start(ctx context.Context) error {
 	if err := p.spawn(); err != nil {
 		return fmt.Errorf("starting %s: %w", p.Name, err)
@@ -79,20 +79,20 @@ func (p *Process) WaitReady(ctx context.Context) error {
 	defer cancel()
 	ticker := time.NewTicker(readyPoll)
 	defer ticker.Stop()
-	last := errors.New("nothing")
+	last := errors.New("none")
 	for {
 		err := p.Ready(ctx)
 		if err == nil {
 			return nil
 		}
 		if ctx.Err() == nil {
-			last = err // After that the answer is only that the time is up.
+			last = err // Later errors only report that ctx has ended.
 		}
 		select {
 		case <-r.exited:
 			return fmt.Errorf("%s ended before it was ready (%w); %s", p.Name, r.err, p.tail())
 		case <-ctx.Done():
-			return fmt.Errorf("%s is not ready: %w; it last said: %w; %s", p.Name, ctx.Err(), last, p.tail())
+			return fmt.Errorf("%s is not ready: %w; last answer: %w; %s", p.Name, ctx.Err(), last, p.tail())
 		case <-ticker.C:
 		}
 	}
@@ -102,10 +102,10 @@ func (p *Process) spawn() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.run.running() {
-		return fmt.Errorf("it runs already, as process %d", p.run.process.Pid)
+		return fmt.Errorf("already running as process %d", p.run.process.Pid)
 	}
 	if err := os.MkdirAll(filepath.Dir(p.LogPath), 0o755); err != nil {
-		return fmt.Errorf("making the log's folder: %w", err)
+		return fmt.Errorf("creating the log's folder: %w", err)
 	}
 	log, err := os.OpenFile(p.LogPath, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -121,8 +121,8 @@ func (p *Process) spawn() error {
 	r := &run{exited: make(chan struct{}), code: -1}
 	started := make(chan error)
 	go func() {
-		// The kernel sends the parent-death signal when the *thread* that forked ends. So this goroutine keeps its
-		// thread for as long as the child lives; without that, the runtime could end the thread at any moment.
+		// The kernel sends the parent-death signal when the *thread* that forked ends. This goroutine keeps its thread
+		// while the child lives; otherwise the runtime could end the thread at any time.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		if err := cmd.Start(); err != nil {
@@ -175,10 +175,10 @@ func (p *Process) current() *run {
 	return p.run
 }
 
-// Running says whether the process runs; a paused one does.
+// Running reports whether the process runs. A paused process runs.
 func (p *Process) Running() bool { return p.current().running() }
 
-// Pid returns the process's id, that of the last run where it has ended, and 0 before the first.
+// Pid returns the ID of the current or last process, and 0 before the first start.
 func (p *Process) Pid() int {
 	if r := p.current(); r != nil {
 		return r.process.Pid
@@ -186,7 +186,7 @@ func (p *Process) Pid() int {
 	return 0
 }
 
-// Exited returns a channel that is closed when the current run ends, and nil before the first start.
+// Exited returns a channel that is closed when the current run ends, or nil before the first start.
 func (p *Process) Exited() <-chan struct{} {
 	if r := p.current(); r != nil {
 		return r.exited
@@ -194,7 +194,7 @@ func (p *Process) Exited() <-chan struct{} {
 	return nil
 }
 
-// ExitCode returns the exit status of the last run. It is -1 while the process runs, and where a signal ended it.
+// ExitCode returns the exit status of the last run. It is -1 while the process runs, or if a signal ended it.
 func (p *Process) ExitCode() int {
 	if r := p.current(); r != nil && !r.running() {
 		return r.code
@@ -202,7 +202,7 @@ func (p *Process) ExitCode() int {
 	return -1
 }
 
-// Wait waits until the process has ended. Its error is an *exec.ExitError where that was with another status than 0.
+// Wait waits until the process has ended. It returns an *exec.ExitError if the exit status isn't 0.
 func (p *Process) Wait(ctx context.Context) error {
 	r := p.current()
 	if r == nil {
@@ -219,7 +219,7 @@ func (p *Process) Wait(ctx context.Context) error {
 	}
 }
 
-// Kill ends the process at once (SIGKILL) and returns when it is gone. Killing what doesn't run is no error.
+// Kill sends SIGKILL and returns when the process has ended. It is no error if the process doesn't run.
 func (p *Process) Kill() error {
 	if err := p.Signal(syscall.SIGKILL); err != nil {
 		return err
@@ -230,8 +230,8 @@ func (p *Process) Kill() error {
 	return nil
 }
 
-// Terminate asks the process to end (SIGTERM) and waits until it has, with whatever status (see ExitCode). It is an
-// error if that isn't so when ctx ends; the process is left as it is then.
+// Terminate sends SIGTERM and waits until the process has ended, with any status (see ExitCode). It returns an error if
+// the process still runs when ctx ends; it doesn't kill it then.
 func (p *Process) Terminate(ctx context.Context) error {
 	if err := p.Signal(syscall.SIGTERM); err != nil {
 		return err
@@ -242,7 +242,7 @@ func (p *Process) Terminate(ctx context.Context) error {
 	return nil
 }
 
-// Restart kills the process, if it runs, and starts it again. For an orderly one call Terminate and Start.
+// Restart kills the process, if it runs, and starts it again. To stop it gracefully, call Terminate and Start.
 func (p *Process) Restart(ctx context.Context) error {
 	if err := p.Kill(); err != nil {
 		return err
@@ -250,13 +250,13 @@ func (p *Process) Restart(ctx context.Context) error {
 	return p.Start(ctx)
 }
 
-// Pause freezes the process (SIGSTOP): its connections stay open and nothing answers.
+// Pause freezes the process (SIGSTOP): its connections stay open, but it doesn't answer.
 func (p *Process) Pause() error { return p.Signal(syscall.SIGSTOP) }
 
-// Resume lets a paused process go on (SIGCONT).
+// Resume continues a paused process (SIGCONT).
 func (p *Process) Resume() error { return p.Signal(syscall.SIGCONT) }
 
-// Signal sends a signal to the process; one that has ended gets none, without an error.
+// Signal sends a signal to the process. It is no error if the process has ended.
 func (p *Process) Signal(signal os.Signal) error {
 	r := p.current()
 	if r == nil {
@@ -268,7 +268,7 @@ func (p *Process) Signal(signal os.Signal) error {
 	return nil
 }
 
-// Tail returns the last lines of the log, and the reason where it can't be read.
+// Tail returns the last lines of the log, or the error if it can't be read.
 func (p *Process) Tail(lines int) string {
 	const maxBytes = 256 << 10
 	file, err := os.Open(p.LogPath)

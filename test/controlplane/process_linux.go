@@ -2,8 +2,8 @@ package controlplane
 
 import "syscall"
 
-// dieWithParent has the kernel kill the child when its parent ends, also by SIGKILL. The child gets a process group of
-// its own, so that a Ctrl-C on the terminal reaches the parent alone, which then stops everything in order.
+// dieWithParent makes the kernel kill the child when its parent ends, even by SIGKILL. The child gets its own process
+// group, so that Ctrl-C on the terminal reaches only the parent, which then stops all children in order.
 func dieWithParent() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 }

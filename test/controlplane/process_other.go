@@ -4,5 +4,5 @@ package controlplane
 
 import "syscall"
 
-// dieWithParent has no equivalent elsewhere: what a killed test leaves behind must be ended by hand.
+// dieWithParent has no equivalent on other systems: kill the processes of a killed test by hand.
 func dieWithParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{} }

@@ -28,19 +28,19 @@ func shell(t *testing.T, script string) *Process {
 	}
 }
 
-func TestProcessTellsHowItEnded(t *testing.T) {
+func TestProcessExit(t *testing.T) {
 	tests := map[string]struct {
 		script string
 		code   int
 		clean  bool
 		log    string
 	}{
-		"well":               {script: "echo fine", code: 0, clean: true, log: "fine"},
-		"with a status":      {script: "echo bad >&2; exit 3", code: 3, log: "bad"},
-		"by a signal":        {script: "kill -9 $$", code: -1},
-		"with its own value": {script: "echo $GREETING; echo $LEAK", clean: true, log: "hello\n"},
+		"status 0":    {script: "echo fine", code: 0, clean: true, log: "fine"},
+		"status 3":    {script: "echo bad >&2; exit 3", code: 3, log: "bad"},
+		"killed":      {script: "kill -9 $$", code: -1},
+		"environment": {script: "echo $GREETING; echo $LEAK", clean: true, log: "hello\n"},
 	}
-	t.Setenv("LEAK", "of the one who runs the test")
+	t.Setenv("LEAK", "of the test's environment")
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			p := shell(t, test.script)
@@ -54,45 +54,45 @@ func TestProcessTellsHowItEnded(t *testing.T) {
 				t.Errorf("exit code %d, want %d; running %v", p.ExitCode(), test.code, p.Running())
 			}
 			if got := p.Tail(2); strings.TrimSpace(got) != strings.TrimSpace(test.log) {
-				t.Errorf("the log says %q, want %q", got, test.log)
+				t.Errorf("the log has %q, want %q", got, test.log)
 			}
 		})
 	}
 }
 
-func TestProcessTerminates(t *testing.T) {
+func TestProcessTerminate(t *testing.T) {
 	p := shell(t, `trap "exit 7" TERM; echo up; while :; do sleep 0.01; done`)
 	p.Ready = logged(p, "up")
 	RunForTest(t, p)
 	if err := p.Start(t.Context()); err == nil {
-		t.Error("a process that runs was started a second time")
+		t.Error("a running process was started a second time")
 	}
 	must(t, p.Terminate(t.Context()))
 	if p.ExitCode() != 7 {
 		t.Errorf("exit code %d, want 7: SIGTERM didn't reach it", p.ExitCode())
 	}
-	must(t, p.Terminate(t.Context())) // No error, and nothing to do.
+	must(t, p.Terminate(t.Context())) // Terminating an ended process is no error.
 }
 
-func TestProcessThatIgnoresSIGTERMIsLeftToTheCaller(t *testing.T) {
+func TestProcessTerminateTimeout(t *testing.T) {
 	p := shell(t, `trap "" TERM; echo up; while :; do sleep 0.01; done`)
 	p.Ready = logged(p, "up")
 	RunForTest(t, p)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if err := p.Terminate(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v, want the deadline", err)
+		t.Errorf("got %v, want a deadline error", err)
 	}
 	if !p.Running() {
-		t.Error("it doesn't run any more")
+		t.Error("Terminate killed the process")
 	}
 	must(t, p.Kill())
 	if p.Running() || !gone(p.Pid()) {
-		t.Error("it runs after Kill")
+		t.Error("the process runs after Kill")
 	}
 }
 
-func TestProcessPausesResumesAndRestarts(t *testing.T) {
+func TestProcessPauseAndRestart(t *testing.T) {
 	p := shell(t, "while :; do sleep 0.01; done")
 	RunForTest(t, p)
 	must(t, p.Pause())
@@ -102,25 +102,25 @@ func TestProcessPausesResumesAndRestarts(t *testing.T) {
 
 	first, exited := p.Pid(), p.Exited()
 	must(t, p.Pause())
-	must(t, p.Restart(t.Context())) // A paused process too.
+	must(t, p.Restart(t.Context())) // Also from the paused state.
 	<-exited
 	if p.Pid() == first || !p.Running() || !gone(first) {
 		t.Errorf("process %d became %d, running %v", first, p.Pid(), p.Running())
 	}
 }
 
-func TestProcessThatEndsBeforeItIsReady(t *testing.T) {
+func TestProcessExitsBeforeReady(t *testing.T) {
 	p := shell(t, "echo the reason; exit 4")
 	p.Ready = func(context.Context) error { return errors.New("not yet") }
 	err := p.Start(t.Context())
 	for _, want := range []string{"exit status 4", "the reason", p.LogPath} {
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("the error doesn't say %q: %v", want, err)
+			t.Errorf("the error doesn't contain %q: %v", want, err)
 		}
 	}
 }
 
-func TestProcessThatIsNeverReadyIsEnded(t *testing.T) {
+func TestProcessNeverReady(t *testing.T) {
 	server := httptest.NewServer(http.NotFoundHandler())
 	defer server.Close()
 	p := shell(t, "sleep 1000")
@@ -129,14 +129,14 @@ func TestProcessThatIsNeverReadyIsEnded(t *testing.T) {
 	defer cancel()
 	err := p.Start(ctx)
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "404") {
-		t.Errorf("got %v, want the deadline and the last answer", err)
+		t.Errorf("got %v, want a deadline error with the last answer", err)
 	}
 	if p.Running() {
-		t.Error("it was left running")
+		t.Error("the process still runs")
 	}
 }
 
-func TestProcessOutlivesTheThreadThatStartedIt(t *testing.T) {
+func TestProcessOutlivesThread(t *testing.T) {
 	p := shell(t, "exec sleep 1000")
 	thread := make(chan string)
 	go func() {
@@ -152,7 +152,7 @@ func TestProcessOutlivesTheThreadThatStartedIt(t *testing.T) {
 	}()
 	id := <-thread
 	t.Cleanup(func() { must(t, p.Kill()) })
-	if path.Base(id) != strconv.Itoa(os.Getpid()) { // The first thread of a process is kept, whatever happens.
+	if path.Base(id) != strconv.Itoa(os.Getpid()) { // The main thread of a process never ends.
 		await(t, "the thread has ended", func(context.Context) (bool, error) {
 			_, err := os.Stat("/proc/" + id)
 			return os.IsNotExist(err), nil
@@ -164,20 +164,20 @@ func TestProcessOutlivesTheThreadThatStartedIt(t *testing.T) {
 		t.Fatalf("got %v, want an exit error", err)
 	}
 	if got := exit.Sys().(syscall.WaitStatus).Signal(); got != syscall.SIGTERM {
-		t.Errorf("it was ended by %v, want %v", got, syscall.SIGTERM)
+		t.Errorf("ended by %v, want %v", got, syscall.SIGTERM)
 	}
 }
 
-func TestNothingSurvivesAParentThatIsKilled(t *testing.T) {
+func TestProcessDiesWithParent(t *testing.T) {
 	const asParent = "GPUSHARE_TEST_AS_PARENT"
 	if os.Getenv(asParent) != "" {
 		p := shell(t, "exec sleep 1000")
 		must(t, p.Start(t.Context()))
 		fmt.Println("child", p.Pid())
-		<-p.Exited() // Never: the test kills this process.
+		<-p.Exited() // Never returns: the test kills this process.
 	}
 	parent := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
-	parent.Env = append(os.Environ(), asParent+"=1", "TMPDIR="+t.TempDir()) // It can't clean up behind itself.
+	parent.Env = append(os.Environ(), asParent+"=1", "TMPDIR="+t.TempDir()) // The parent can't clean up after itself.
 	out, err := parent.StdoutPipe()
 	must(t, err)
 	must(t, parent.Start())
@@ -189,16 +189,16 @@ func TestNothingSurvivesAParentThatIsKilled(t *testing.T) {
 		}
 	}
 	if child == 0 || gone(child) {
-		t.Errorf("the parent told of no child that lives (%d)", child)
+		t.Errorf("the parent reported no running child (%d)", child)
 	}
 	must(t, parent.Process.Kill())
 	_ = parent.Wait()
 	await(t, "the child has ended", func(context.Context) (bool, error) { return gone(child), nil })
 }
 
-func TestReservedPortIsForItsServerAlone(t *testing.T) {
+func TestReservePort(t *testing.T) {
 	port := ReservePortForTest(t)
-	for range 2 { // A server may go and come back.
+	for range 2 { // A server can stop and start again.
 		listener, err := net.Listen("tcp", port.Address())
 		must(t, err)
 		if _, err := net.Listen("tcp", port.Address()); !errors.Is(err, syscall.EADDRINUSE) {
@@ -214,7 +214,7 @@ func TestReservedPortIsForItsServerAlone(t *testing.T) {
 		must(t, err)
 		defer other.Release()
 		if other.Number == port.Number {
-			t.Fatal("the port was given out twice")
+			t.Fatal("the port was reserved twice")
 		}
 	}
 }
@@ -223,25 +223,25 @@ func TestReservedPortIsForItsServerAlone(t *testing.T) {
 func logged(p *Process, line string) func(context.Context) error {
 	return func(context.Context) error {
 		if !strings.Contains(p.Tail(10), line) {
-			return fmt.Errorf("the log doesn't say %q", line)
+			return fmt.Errorf("the log doesn't contain %q", line)
 		}
 		return nil
 	}
 }
 
-// gone says whether no process of this id runs. One that has ended and that nobody has waited for counts as gone.
+// gone reports whether no process with this ID runs. A zombie counts as gone.
 func gone(pid int) bool {
 	s := state(pid)
 	return s == "" || s == "Z" || s == "X"
 }
 
-// state returns the letter by which the kernel names the state of a process, empty where there is none.
+// state returns the kernel's letter for the state of a process, or an empty string if there is no such process.
 func state(pid int) string {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return ""
 	}
-	// The name, in parentheses, may hold anything.
+	// The name, in parentheses, can contain any character.
 	_, rest, _ := strings.Cut(string(data[strings.LastIndexByte(string(data), ')'):]), " ")
 	letter, _, _ := strings.Cut(rest, " ")
 	return letter

@@ -22,13 +22,13 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Proxy stands between one client and the API server and plays a bad network, as a test tells it to. With nothing
-// injected it passes every request and every byte on at once. It speaks HTTP/1.1, so that one request can be cut off
-// without the others, and passes on the client's bearer token.
+// Proxy forwards the requests of one client to the API server and injects network faults. Without a fault it forwards
+// every request and every byte immediately. It uses HTTP/1.1, so that one request can be cut off without affecting
+// others, and forwards the client's bearer token.
 //
-// Safe for use by several goroutines. The lock guards the fields below it and is never held across a call.
+// It is safe for concurrent use. mu guards the fields below it and is never held during a call.
 type Proxy struct {
-	// URL is where the proxy serves.
+	// URL is the address of the proxy.
 	URL string
 
 	dir     string
@@ -43,7 +43,7 @@ type Proxy struct {
 	delayChanged chan struct{}
 }
 
-// StartProxy starts a proxy in front of the API server. Stop closes it, and so does its own Close.
+// StartProxy starts a proxy in front of the API server. Proxy.Close closes it, and so does Stop.
 func (c *ControlPlane) StartProxy() (*Proxy, error) {
 	proxy, err := newProxy(c.authority, c.apiPort.URL("https"), filepath.Join(c.Dir, "kubeconfig"))
 	if err != nil {
@@ -84,18 +84,18 @@ func newProxy(a *authority, target, dir string) (*Proxy, error) {
 		Transport: &http.Transport{
 			TLSClientConfig:     &tls.Config{RootCAs: roots},
 			MaxIdleConnsPerHost: 256,
-			DisableCompression:  true, // What the client asked for goes through as it is.
+			DisableCompression:  true, // Answers are forwarded as the API server encoded them.
 		},
 		FlushInterval:  -1,
 		ModifyResponse: p.delayWatch,
-		// An API server that can't be reached is a broken connection, not an answer of somebody's.
+		// If the API server can't be reached, the client sees a broken connection, not an error status from the proxy.
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 		ErrorLog:     quiet(),
 	}
 	p.server = &http.Server{
 		Handler:           p,
 		TLSConfig:         &tls.Config{Certificates: []tls.Certificate{certificate}},
-		TLSNextProto:      map[string]func(*http.Server, *tls.Conn, http.Handler){}, // HTTP/1.1 alone.
+		TLSNextProto:      map[string]func(*http.Server, *tls.Conn, http.Handler){}, // Only HTTP/1.1.
 		ReadHeaderTimeout: time.Minute,
 		ConnState:         p.track,
 		ErrorLog:          quiet(),
@@ -106,12 +106,12 @@ func newProxy(a *authority, target, dir string) (*Proxy, error) {
 
 func quiet() *log.Logger { return log.New(io.Discard, "", 0) }
 
-// Kubeconfig writes a copy of a kubeconfig that goes through the proxy, and returns its path. The original must carry
-// a bearer token: a client certificate can't pass through somebody in the middle.
+// Kubeconfig writes a copy of a kubeconfig that uses the proxy and returns its path. The original must have a bearer
+// token: a client certificate can't be forwarded.
 func (p *Proxy) Kubeconfig(path string) (string, error) {
 	config, err := clientcmd.LoadFromFile(path)
 	if err != nil {
-		return "", fmt.Errorf("reading the kubeconfig to send through the proxy: %w", err)
+		return "", fmt.Errorf("reading the kubeconfig for the proxy: %w", err)
 	}
 	for name, auth := range config.AuthInfos {
 		if auth.Token == "" {
@@ -124,15 +124,15 @@ func (p *Proxy) Kubeconfig(path string) (string, error) {
 	base := strings.TrimSuffix(filepath.Base(path), ".yaml")
 	out := filepath.Join(p.dir, base+"-through-"+strings.TrimPrefix(p.URL, "https://127.0.0.1:")+".yaml")
 	if err := clientcmd.WriteToFile(*config, out); err != nil {
-		return "", fmt.Errorf("writing the kubeconfig through the proxy: %w", err)
+		return "", fmt.Errorf("writing the kubeconfig for the proxy: %w", err)
 	}
 	return out, nil
 }
 
-// ServeHTTP passes a request on, through the faults that it meets, the one injected last first.
+// ServeHTTP forwards a request through all matching faults. The fault injected last is the outermost.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var next http.Handler = p.forward
-	for _, injection := range p.met(r) {
+	for _, injection := range p.matching(r) {
 		inner := next
 		next = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			injection.fault(w, r, inner, injection.lifted)
@@ -141,20 +141,21 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	next.ServeHTTP(w, r)
 }
 
-func (p *Proxy) met(r *http.Request) []*Injection {
+func (p *Proxy) matching(r *http.Request) []*Injection {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var met []*Injection
+	var matching []*Injection
 	for _, injection := range p.faults {
 		if injection.match(r) && (injection.times == 0 || injection.hits < injection.times) {
 			injection.hits++
-			met = append(met, injection)
+			matching = append(matching, injection)
 		}
 	}
-	return met
+	return matching
 }
 
-// Inject lets the next times requests that match meet the fault, or all of them, with times 0, until it is lifted.
+// Inject applies the fault to the next times matching requests. With times 0 it applies to all of them until it is
+// lifted.
 func (p *Proxy) Inject(match Match, times int, fault Fault) *Injection {
 	injection := &Injection{proxy: p, match: match, times: times, fault: fault, lifted: make(chan struct{})}
 	p.mu.Lock()
@@ -163,7 +164,7 @@ func (p *Proxy) Inject(match Match, times int, fault Fault) *Injection {
 	return injection
 }
 
-// Injection is a fault that was injected.
+// Injection is an injected fault.
 type Injection struct {
 	proxy  *Proxy
 	match  Match
@@ -174,14 +175,14 @@ type Injection struct {
 	once   sync.Once
 }
 
-// Hits returns how many requests have met the fault.
+// Hits returns the number of requests that the fault was applied to.
 func (i *Injection) Hits() int {
 	i.proxy.mu.Lock()
 	defer i.proxy.mu.Unlock()
 	return i.hits
 }
 
-// Lift takes the fault away; what it held goes on. Lifting twice does nothing.
+// Lift removes the fault and releases the requests that it holds. Lifting twice is no error.
 func (i *Injection) Lift() {
 	i.once.Do(func() {
 		i.proxy.mu.Lock()
@@ -191,8 +192,8 @@ func (i *Injection) Lift() {
 	})
 }
 
-// Blackhole lets nothing through any more: requests wait, watches stand still, connections stay open. The function
-// that it returns ends that, and what waited goes on, as after a network has healed; a watch delay set before is gone.
+// Blackhole forwards nothing: requests and watches wait, and connections stay open. heal ends that, also removes a
+// watch delay set before, and releases what was waiting, like a network that has recovered.
 func (p *Proxy) Blackhole() (heal func()) {
 	injection := p.Inject(Everything, 0, Hold)
 	p.SetWatchDelay(forever)
@@ -205,8 +206,8 @@ func (p *Proxy) Blackhole() (heal func()) {
 // forever outlasts every test.
 const forever = 24 * time.Hour
 
-// SetWatchDelay has all watches, those that run too, hand every event on that much later than it came. An event on its
-// way is due by the new delay.
+// SetWatchDelay delays every event of all present and future watches by d. It also applies to events that are being
+// delayed.
 func (p *Proxy) SetWatchDelay(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -215,12 +216,12 @@ func (p *Proxy) SetWatchDelay(d time.Duration) {
 	p.delayChanged = make(chan struct{})
 }
 
-// DropConnections cuts all connections of the client, watches included. New ones are taken.
+// DropConnections cuts all connections of the client, including watches. New connections are accepted.
 func (p *Proxy) DropConnections() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for connection := range p.connections {
-		// Closing the TLS layer could wait for a client that doesn't read; a cut cable sends no farewell either.
+		// Closing the TLS layer could block on a client that doesn't read, and a cut cable sends no close message.
 		if secure, ok := connection.(*tls.Conn); ok {
 			connection = secure.NetConn()
 		}
@@ -238,7 +239,7 @@ func (p *Proxy) track(connection net.Conn, state http.ConnState) {
 	p.connections[connection] = state
 }
 
-// Close ends the proxy and cuts its connections. Closing twice is no error.
+// Close stops the proxy and cuts its connections. Closing twice is no error.
 func (p *Proxy) Close() error {
 	err := p.server.Close()
 	p.forward.Transport.(*http.Transport).CloseIdleConnections()
@@ -248,7 +249,7 @@ func (p *Proxy) Close() error {
 	return nil
 }
 
-// delayWatch puts the delay into the body of a watch.
+// delayWatch adds the delay to the body of a watch.
 func (p *Proxy) delayWatch(response *http.Response) error {
 	if watches(response.Request) && response.StatusCode == http.StatusOK {
 		response.Body = p.delayed(response.Request.Context(), response.Body)
@@ -261,15 +262,15 @@ func watches(r *http.Request) bool {
 	return watch == "true" || watch == "1"
 }
 
-// chunk is what was read at once, and the error that ended the reading.
+// chunk is the result of one read: data, and the error that ended the reading.
 type chunk struct {
 	data    []byte
 	err     error
 	arrived time.Time
 }
 
-// delayed returns a body that hands on what comes from another, each piece and the end as late as watchDelay says.
-// Reading never waits for handing on, up to some thousand pieces; beyond those the API server feels a slow reader.
+// delayed returns a body with the content of another one, delayed by watchDelay. It buffers some thousand chunks;
+// beyond that, the API server sees a slow reader.
 func (p *Proxy) delayed(ctx context.Context, body io.ReadCloser) io.ReadCloser {
 	out, in := io.Pipe()
 	chunks := make(chan chunk, 4096)
@@ -294,7 +295,7 @@ func (p *Proxy) delayed(ctx context.Context, body io.ReadCloser) io.ReadCloser {
 				break
 			}
 			if _, err := in.Write(c.data); err != nil {
-				break // The client has gone.
+				break // The client has disconnected.
 			}
 			if c.err != nil {
 				_ = in.CloseWithError(c.err)

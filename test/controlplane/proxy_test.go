@@ -38,19 +38,19 @@ func TestProxy(t *testing.T) {
 		must(t, err)
 	}
 
-	t.Run("a kubeconfig with a client certificate can't pass", func(t *testing.T) {
+	t.Run("a kubeconfig with a client certificate is rejected", func(t *testing.T) {
 		if _, err := proxy.Kubeconfig(c.KubeconfigPath); err == nil {
 			t.Error("no error")
 		}
 	})
 
-	t.Run("with nothing injected everything passes, as the client's own user", func(t *testing.T) {
+	t.Run("without a fault requests are forwarded with the client's own user", func(t *testing.T) {
 		createPod(t, client, "passes", 0)
 		must(t, bind(t.Context(), "passes"))
 		awaitBound(t, c.Client, "passes")
-		nobody, err := c.ServiceAccountKubeconfig(t.Context(), "accounts", "reader")
+		reader, err := c.ServiceAccountKubeconfig(t.Context(), "accounts", "reader")
 		must(t, err)
-		through, err := proxy.Kubeconfig(nobody)
+		through, err := proxy.Kubeconfig(reader)
 		must(t, err)
 		_, err = clientFor(t, through).CoreV1().Pods("").List(t.Context(), metav1.ListOptions{})
 		if !apierrors.IsForbidden(err) {
@@ -58,7 +58,7 @@ func TestProxy(t *testing.T) {
 		}
 	})
 
-	t.Run("a watch is delayed, and the delay can be changed on the way", func(t *testing.T) {
+	t.Run("a watch is delayed, and the delay can be changed during the wait", func(t *testing.T) {
 		late, soon := watchMaps(t, client), watchMaps(t, c.Client)
 		const delay = 300 * time.Millisecond
 		proxy.SetWatchDelay(delay)
@@ -75,35 +75,35 @@ func TestProxy(t *testing.T) {
 		next(t, soon, "held")
 		select {
 		case event := <-late.ResultChan():
-			t.Errorf("an event came through a watch that stands still: %v", event)
+			t.Errorf("an event passed a paused watch: %v", event)
 		default:
 		}
 		proxy.SetWatchDelay(0)
 		next(t, late, "held")
 	})
 
-	t.Run("the answers of as many bindings as asked for are lost, the bindings aren't", func(t *testing.T) {
+	t.Run("CutAnswer loses the answers of two bindings, and the pods are bound", func(t *testing.T) {
 		injection := proxy.Inject(Bindings, 2, CutAnswer)
 		defer injection.Lift()
 		for _, name := range []string{"cut-0", "cut-1"} {
 			createPod(t, client, name, 0)
 			err := bind(t.Context(), name)
 			if _, answered := err.(apierrors.APIStatus); err == nil || answered {
-				t.Errorf("binding %s: got %v, want an error that isn't the server's", name, err)
+				t.Errorf("binding %s: got %v, want an error without an API status", name, err)
 			}
 			if got := awaitBound(t, c.Client, name); got != "node-0" {
 				t.Errorf("%s is on %q, want node-0", name, got)
 			}
 		}
 		if err := bind(t.Context(), "cut-1"); !apierrors.IsConflict(err) {
-			t.Errorf("binding again, the fault being spent: got %v, want a conflict", err)
+			t.Errorf("binding after the last injected fault: got %v, want a conflict", err)
 		}
 		if injection.Hits() != 2 {
 			t.Errorf("%d hits, want 2", injection.Hits())
 		}
 	})
 
-	t.Run("an answer is held until the client gives up", func(t *testing.T) {
+	t.Run("HoldAnswer holds an answer until the client gives up", func(t *testing.T) {
 		injection := proxy.Inject(Bindings, 1, HoldAnswer)
 		defer injection.Lift()
 		createPod(t, client, "unanswered", 0)
@@ -114,11 +114,11 @@ func TestProxy(t *testing.T) {
 		awaitBound(t, c.Client, "unanswered")
 		cancel()
 		if err := <-result; err == nil {
-			t.Error("the answer came through")
+			t.Error("the binding was answered")
 		}
 	})
 
-	t.Run("a request whose client gave up before it was passed on never arrives", func(t *testing.T) {
+	t.Run("Hold drops a request if the client gives up", func(t *testing.T) {
 		injection := proxy.Inject(Bindings, 1, Hold)
 		createPod(t, client, "dropped", 0)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -129,7 +129,7 @@ func TestProxy(t *testing.T) {
 		if err := <-result; err == nil {
 			t.Error("the binding was answered")
 		}
-		await(t, "the proxy has let it go", func(context.Context) (bool, error) { return proxy.busy() == 0, nil })
+		await(t, "the proxy has dropped it", func(context.Context) (bool, error) { return proxy.busy() == 0, nil })
 		injection.Lift()
 		pod, err := c.Client.CoreV1().Pods("default").Get(t.Context(), "dropped", metav1.GetOptions{})
 		must(t, err)
@@ -138,7 +138,7 @@ func TestProxy(t *testing.T) {
 		}
 	})
 
-	t.Run("an error is answered as the API server would", func(t *testing.T) {
+	t.Run("Answer sends errors in the API server's format", func(t *testing.T) {
 		tests := map[int]func(error) bool{
 			http.StatusInternalServerError: apierrors.IsInternalError,
 			http.StatusServiceUnavailable:  apierrors.IsServiceUnavailable,
@@ -148,18 +148,18 @@ func TestProxy(t *testing.T) {
 		for status, is := range tests {
 			injection := proxy.Inject(Everything, 0, Answer(status, 0))
 			if _, err := client.CoreV1().Nodes().Get(t.Context(), "node-0", metav1.GetOptions{}); !is(err) {
-				t.Errorf("status %d came out as %v", status, err)
+				t.Errorf("status %d was read as %v", status, err)
 			}
 			injection.Lift()
 		}
 		injection := proxy.Inject(Everything, 1, Answer(http.StatusTooManyRequests, 1))
 		defer injection.Lift()
 		if _, err := client.CoreV1().Nodes().Get(t.Context(), "node-0", metav1.GetOptions{}); err != nil || injection.Hits() != 1 {
-			t.Errorf("told to try again, client-go returned %v after %d hits", err, injection.Hits())
+			t.Errorf("with Retry-After, client-go returned %v after %d hits", err, injection.Hits())
 		}
 	})
 
-	t.Run("a slow request arrives, one that is cut off doesn't", func(t *testing.T) {
+	t.Run("Slow delays a request, CutConnection drops it", func(t *testing.T) {
 		const delay = 50 * time.Millisecond
 		slow := proxy.Inject(Everything, 1, Slow(delay))
 		defer slow.Lift()
@@ -182,7 +182,7 @@ func TestProxy(t *testing.T) {
 		}
 	})
 
-	t.Run("nothing passes a black hole, and all of it once that is healed", func(t *testing.T) {
+	t.Run("Blackhole holds everything until it is healed", func(t *testing.T) {
 		watching := watchMaps(t, client)
 		heal := proxy.Blackhole()
 		createMap(t, "swallowed")
@@ -196,7 +196,7 @@ func TestProxy(t *testing.T) {
 		case err := <-result:
 			t.Errorf("the request was answered: %v", err)
 		case event := <-watching.ResultChan():
-			t.Errorf("an event came through: %v", event)
+			t.Errorf("an event was forwarded: %v", event)
 		default:
 		}
 		heal()
@@ -204,7 +204,7 @@ func TestProxy(t *testing.T) {
 		next(t, watching, "swallowed")
 	})
 
-	t.Run("cut connections end a watch, and new ones work", func(t *testing.T) {
+	t.Run("DropConnections ends a watch, and new connections work", func(t *testing.T) {
 		watching := watchMaps(t, client)
 		proxy.DropConnections()
 		for range watching.ResultChan() { // Until it is closed.
@@ -213,13 +213,13 @@ func TestProxy(t *testing.T) {
 		must(t, err)
 	})
 
-	t.Run("an API server that is gone is a broken connection, and found again when it is back", func(t *testing.T) {
+	t.Run("a stopped API server is a broken connection; the proxy reconnects after a restart", func(t *testing.T) {
 		must(t, c.APIServer.Kill())
-		// A write: client-go tries a read again for ten seconds.
+		// A write, because client-go retries a read for ten seconds.
 		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "nowhere"}}
 		_, err := client.CoreV1().ConfigMaps("default").Create(t.Context(), object, metav1.CreateOptions{})
 		if _, answered := err.(apierrors.APIStatus); err == nil || answered {
-			t.Errorf("got %v, want an error that isn't a server's", err)
+			t.Errorf("got %v, want an error without an API status", err)
 		}
 		must(t, c.APIServer.Start(t.Context()))
 		_, err = client.CoreV1().Nodes().Get(t.Context(), "node-0", metav1.GetOptions{})
@@ -227,7 +227,7 @@ func TestProxy(t *testing.T) {
 	})
 }
 
-// busy returns how many connections have a request on them, a watch being one.
+// busy returns the number of connections with a request, watches included.
 func (p *Proxy) busy() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -251,20 +251,20 @@ func watchMaps(t *testing.T, client kubernetes.Interface) watch.Interface {
 	return watching
 }
 
-// next waits for the event of one ConfigMap being made.
+// next waits for the event of the named ConfigMap.
 func next(t *testing.T, watching watch.Interface, name string) {
 	t.Helper()
 	for {
 		select {
 		case event, open := <-watching.ResultChan():
 			if !open {
-				t.Fatalf("the watch ended before %s came", name)
+				t.Fatalf("the watch ended before the event of %s", name)
 			}
 			if object, ok := event.Object.(*corev1.ConfigMap); ok && object.Name == name {
 				return
 			}
 		case <-time.After(readyTimeout):
-			t.Fatalf("no event of %s came", name)
+			t.Fatalf("no event of %s", name)
 		}
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// HTTPReady returns a Process.Ready that is content once url answers 200. It believes any certificate: what it asks is
-// whether somebody serves, on a port of loopback that is reserved for it.
+// HTTPReady returns a Process.Ready that succeeds once url answers with status 200. It doesn't verify the certificate:
+// the port is reserved on loopback for this server.
 func HTTPReady(url string) func(context.Context) error {
 	client := &http.Client{
 		Timeout: 2 * time.Second,

@@ -10,10 +10,10 @@ import (
 
 const modulePath = "github.com/gpushare/gpushare"
 
-// ErrNoBinaries says that the Kubernetes binaries haven't been built.
-var ErrNoBinaries = errors.New("the Kubernetes binaries are missing: `make kube` builds them (the first time in some minutes)")
+// ErrNoBinaries is the error for Kubernetes binaries that are not built.
+var ErrNoBinaries = errors.New("the Kubernetes binaries are missing: `make kube` builds them (takes some minutes the first time)")
 
-// RepositoryRoot returns the root of this repository, looking from the working directory upwards.
+// RepositoryRoot returns the root of this repository: the first matching folder from the working directory upwards.
 func RepositoryRoot() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -32,7 +32,7 @@ func RepositoryRoot() (string, error) {
 	}
 }
 
-// Binaries returns nil if everything that Options asks for has been built, and ErrNoBinaries otherwise.
+// Binaries returns ErrNoBinaries if a binary that Options needs is not built.
 func (o Options) Binaries() error {
 	o, err := o.withDefaults()
 	if err != nil {
@@ -47,11 +47,11 @@ func (o Options) Binaries() error {
 	return nil
 }
 
-// VersionEnv is the environment variable that names another Kubernetes for the tests to run on, one that hack/kube pins,
-// such as v1.33.
+// VersionEnv is the environment variable that selects another Kubernetes version for the tests, one that hack/kube
+// pins, such as v1.33.
 const VersionEnv = "GPUSHARE_TEST_KUBERNETES"
 
-// KubeDir is where the Kubernetes binaries of the repository are.
+// KubeDir returns the folder of the Kubernetes binaries in the repository.
 func KubeDir(root string) string {
 	name := "kube"
 	if version := os.Getenv(VersionEnv); version != "" {

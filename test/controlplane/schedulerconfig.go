@@ -9,21 +9,21 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// SchedulerOptions say how kube-scheduler runs.
+// SchedulerOptions configure kube-scheduler.
 type SchedulerOptions struct {
-	// ExtenderURL is where the extender serves, such as "http://127.0.0.1:12345"; only scheme, host and port count. Empty
-	// runs the scheduler without any extender.
+	// ExtenderURL is the address of the extender, such as "http://127.0.0.1:12345"; only scheme, host and port are
+	// used. If it is empty, the scheduler runs without an extender.
 	ExtenderURL string
-	// ConfigFile is the configuration to start from, config/scheduler-config.yaml of this repository by default.
+	// ConfigFile is the configuration to start from; by default config/scheduler-config.yaml of this repository.
 	ConfigFile string
-	// Edits change the configuration further.
+	// Edits are further changes of the configuration.
 	Edits []ConfigEdit
 }
 
 // ConfigEdit changes a decoded KubeSchedulerConfiguration.
 type ConfigEdit func(config map[string]any) error
 
-// ClientLimits sets the rate at which the scheduler calls the API server, 50 a second by its own default.
+// ClientLimits sets the rate limit of the scheduler's API client. The scheduler's default is 50 requests per second.
 func ClientLimits(qps float64, burst int64) ConfigEdit {
 	return func(config map[string]any) error {
 		return errors.Join(
@@ -32,8 +32,8 @@ func ClientLimits(qps float64, burst int64) ConfigEdit {
 	}
 }
 
-// schedulerConfig returns the shipped configuration with nothing changed but where things are. What it changes must
-// stand there already: else a key that was renamed in the shipped file would go unseen.
+// schedulerConfig returns the shipped configuration with other addresses and paths. Each changed key must exist in the
+// shipped file, so that a renamed key is an error.
 func schedulerConfig(shipped []byte, kubeconfig string, o SchedulerOptions) ([]byte, error) {
 	var config map[string]any
 	if err := yaml.UnmarshalStrict(shipped, &config); err != nil {

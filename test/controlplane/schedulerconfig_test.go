@@ -22,7 +22,7 @@ func decode(t *testing.T, data string) (config map[string]any) {
 	return config
 }
 
-func TestShippedConfigurationIsChangedOnlyInItsPlaces(t *testing.T) {
+func TestSchedulerConfig(t *testing.T) {
 	shipped := shippedConfig(t)
 	got, err := schedulerConfig([]byte(shipped), "/k", SchedulerOptions{
 		ExtenderURL: "http://127.0.0.1:4711/", Edits: []ConfigEdit{ClientLimits(500, 600)},
@@ -36,7 +36,7 @@ func TestShippedConfigurationIsChangedOnlyInItsPlaces(t *testing.T) {
 	}
 }
 
-func TestConfigurationWithoutExtender(t *testing.T) {
+func TestSchedulerConfigNoExtender(t *testing.T) {
 	shipped := shippedConfig(t)
 	got, err := schedulerConfig([]byte(shipped), "/k", SchedulerOptions{})
 	must(t, err)
@@ -48,12 +48,12 @@ func TestConfigurationWithoutExtender(t *testing.T) {
 	}
 }
 
-func TestConfigurationThatLacksAPlaceIsRefused(t *testing.T) {
+func TestSchedulerConfigMissingKey(t *testing.T) {
 	for _, key := range []string{"clientConnection:", "kubeconfig:", "extenders:", "urlPrefix:"} {
 		t.Run(key, func(t *testing.T) {
 			renamed := strings.Replace(shippedConfig(t), key, "renamed"+key, 1)
 			if strings.Count(renamed, "renamed") != 1 {
-				t.Fatalf("the shipped configuration doesn't say %s", key)
+				t.Fatalf("the shipped configuration doesn't have exactly one %s", key)
 			}
 			_, err := schedulerConfig([]byte(renamed), "/k", SchedulerOptions{ExtenderURL: "http://127.0.0.1:1"})
 			if err == nil || !strings.Contains(err.Error(), "missing") {

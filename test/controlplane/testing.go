@@ -8,13 +8,13 @@ import (
 	"testing"
 )
 
-// RequireEnv is the environment variable that turns missing binaries from a skip into a failure.
+// RequireEnv is the environment variable that makes missing binaries a failure instead of a skip.
 const RequireEnv = "GPUSHARE_REQUIRE_CONTROL_PLANE"
 
-// LongEnv is the environment variable that asks for the tests' long forms.
+// LongEnv is the environment variable that enables the long form of the tests.
 const LongEnv = "GPUSHARE_TEST_LONG"
 
-// Times returns how often a test is to do something: a few times, or many where LongEnv is set.
+// Times returns short, or long if LongEnv is set: the number of repetitions in a test.
 func Times(short, long int) int {
 	if os.Getenv(LongEnv) != "" {
 		return long
@@ -22,8 +22,8 @@ func Times(short, long int) int {
 	return short
 }
 
-// StartForTest starts a control plane and stops it when the test ends. It skips the test where the binaries are
-// missing, or fails it where RequireEnv is set. After a failed test it prints the end of each log and keeps the folder.
+// StartForTest starts a control plane and stops it when the test ends. If binaries are missing it skips the test, or
+// fails it if RequireEnv is set. After a failed test it prints the end of each log and keeps the folder.
 func StartForTest(t testing.TB, o Options) *ControlPlane {
 	t.Helper()
 	if err := o.Binaries(); errors.Is(err, ErrNoBinaries) && os.Getenv(RequireEnv) == "" {
@@ -60,7 +60,7 @@ func RunForTest(t testing.TB, p *Process) {
 	}
 }
 
-// StartProxyForTest starts a proxy in front of the API server for as long as the test runs.
+// StartProxyForTest starts a proxy in front of the API server and closes it when the test ends.
 func (c *ControlPlane) StartProxyForTest(t testing.TB) *Proxy {
 	t.Helper()
 	proxy, err := c.StartProxy()
@@ -75,7 +75,7 @@ func (c *ControlPlane) StartProxyForTest(t testing.TB) *Proxy {
 	return proxy
 }
 
-// ReservePortForTest reserves a port for as long as the test runs.
+// ReservePortForTest reserves a port until the test ends.
 func ReservePortForTest(t testing.TB) *Port {
 	t.Helper()
 	port, err := ReservePort()
@@ -86,7 +86,7 @@ func ReservePortForTest(t testing.TB) *Port {
 	return port
 }
 
-// testDir is like t.TempDir, but a failed test leaves it behind: the logs in it are what one wants to read then.
+// testDir is like t.TempDir, but it keeps the folder of a failed test for its logs.
 func testDir(t testing.TB) string {
 	name := strings.NewReplacer("/", "-", " ", "-").Replace(t.Name())
 	dir, err := os.MkdirTemp("", "gpushare-"+name+"-")
@@ -95,7 +95,7 @@ func testDir(t testing.TB) string {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("what the control plane left behind is in %s", dir)
+			t.Logf("the control plane's files are in %s", dir)
 			return
 		}
 		if err := os.RemoveAll(dir); err != nil {

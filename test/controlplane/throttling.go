@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// RejectedRequests returns how many requests the API server's priority and fairness has turned away (status 429) since
-// it was started. Benchmarks and load tests check that it is 0: otherwise they measured the throttle. Requests of
-// c.Client don't count towards it, the group system:masters being exempt; those of every other kubeconfig do.
+// RejectedRequests returns the number of requests that the API server's priority and fairness has rejected (status 429)
+// since its start. Benchmarks and load tests check that it is 0, because throttling would distort their figures.
+// Requests of c.Client don't count: the group system:masters is exempt.
 func (c *ControlPlane) RejectedRequests(ctx context.Context) (int, error) {
 	metrics, err := c.Client.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("reading the API server's metrics: %w", err)
 	}
-	// The first exists only once something was rejected, so the second shows that the names are still right.
+	// The rejected metric exists only after a rejection; the dispatched metric shows that the names are still valid.
 	if _, found := sumMetric(string(metrics), "apiserver_flowcontrol_dispatched_requests_total"); !found {
-		return 0, errors.New("the API server's metrics say nothing about priority and fairness")
+		return 0, errors.New("the API server's metrics have no priority and fairness counters")
 	}
 	rejected, _ := sumMetric(string(metrics), "apiserver_flowcontrol_rejected_requests_total")
 	return int(rejected), nil

@@ -1,6 +1,6 @@
-// Command demo plays gpushare's main job on this machine: a real etcd, kube-apiserver and kube-scheduler, the extender,
-// and GPU nodes that are simulated up to the driver library and the containers. It says at each step what happens and
-// why, and ends with status 0 only if every step did what it should.
+// Command demo shows gpushare's main functions on this machine: a real etcd, kube-apiserver and kube-scheduler, the
+// extender, and simulated GPU nodes with the real device plugin. It explains each step, and exits with status 0 only if
+// every step had the expected result.
 package main
 
 import (
@@ -17,13 +17,13 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// patience is how long the demo waits for anything.
+// patience is the timeout of every wait.
 const patience = time.Minute
 
 func main() { os.Exit(run()) }
 
 func run() int {
-	keep := flag.Bool("keep", false, "leave everything running until Ctrl-C")
+	keep := flag.Bool("keep", false, "keep the cluster running until Ctrl-C")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -61,23 +61,23 @@ func play(ctx context.Context, keep bool) (err error) {
 	}()
 
 	d := &demo{bed: bed, dir: dir}
-	for _, scene := range []func(context.Context) error{d.nodes, d.filter, d.bind, d.allocate, d.full, d.table} {
-		if err := scene(ctx); err != nil {
+	for _, step := range []func(context.Context) error{d.nodes, d.filter, d.bind, d.allocate, d.full, d.table} {
+		if err := step(ctx); err != nil {
 			return err
 		}
 	}
-	say("\nEvery step did what it should.")
+	say("\nEvery step had the expected result.")
 	if keep {
-		d.hand(ctx)
+		d.waitForInterrupt(ctx)
 	}
 	return nil
 }
 
-// hand leaves everything to the user until ctx ends.
-func (d *demo) hand(ctx context.Context) {
+// waitForInterrupt prints how to use the running cluster and waits until ctx ends.
+func (d *demo) waitForInterrupt(ctx context.Context) {
 	root, _ := controlplane.RepositoryRoot()
 	say(`
-It is all still running. In a browser: %[4]s/ui/
+The cluster is still running. Web page: %[4]s/ui/
 
 In another terminal:
 
@@ -85,13 +85,13 @@ In another terminal:
   export PATH=%[2]s:$PATH
   kubectl inspect gpushare -d           # without kubectl: kubectl-inspect-gpushare -d
 
-One more pod of 4000 MiB, which is the unit here:
+Create one more pod of 4000 MiB (the unit here is MiB):
 
   sed 's/gpu-mem: 2/gpu-mem: 4000/' %[3]s | kubectl apply -f -
 
-Ctrl-C ends it.`, d.bed.KubeconfigPath, filepath.Join(root, "bin"), filepath.Join(root, "deploy/samples/binpack-1.yaml"), d.bed.PageURL)
+Press Ctrl-C to stop.`, d.bed.KubeconfigPath, filepath.Join(root, "bin"), filepath.Join(root, "deploy/samples/binpack-1.yaml"), d.bed.PageURL)
 	<-ctx.Done()
-	say("\nStopping.")
+	say("\nStopping ...")
 }
 
 func say(format string, args ...any) { fmt.Printf(format+"\n", args...) }

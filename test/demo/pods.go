@@ -17,12 +17,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// actor is a pod to be created.
-type actor struct{ *corev1.Pod }
+// podToCreate is a pod to create.
+type podToCreate struct{ *corev1.Pod }
 
-// pod describes a pod that asks for GPU memory, in MiB.
-func pod(name string, memory int64) actor {
-	return actor{&corev1.Pod{
+// pod returns a pod that requests GPU memory, in MiB.
+func pod(name string, memory int64) podToCreate {
+	return podToCreate{&corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: metav1.NamespaceDefault},
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{
 			Name: "main", Image: "cheyang/gpu-player:v2",
@@ -33,13 +33,13 @@ func pod(name string, memory int64) actor {
 	}}
 }
 
-// on restricts the pod to a node, by what kube-scheduler itself knows.
-func (a actor) on(node string) actor {
+// on restricts the pod to a node by a node selector.
+func (a podToCreate) on(node string) podToCreate {
 	a.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
 	return a
 }
 
-func (d *demo) create(ctx context.Context, a actor) (*corev1.Pod, error) {
+func (d *demo) create(ctx context.Context, a podToCreate) (*corev1.Pod, error) {
 	created, err := d.bed.Client.CoreV1().Pods(a.Namespace).Create(ctx, a.Pod, metav1.CreateOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("creating pod %s: %w", a.Name, err)
@@ -47,8 +47,8 @@ func (d *demo) create(ctx context.Context, a actor) (*corev1.Pod, error) {
 	return created, nil
 }
 
-// run creates a pod and waits until it runs and the node has said so.
-func (d *demo) run(ctx context.Context, a actor) (*corev1.Pod, error) {
+// run creates a pod and waits until it runs and the device plugin has set its assigned annotation.
+func (d *demo) run(ctx context.Context, a podToCreate) (*corev1.Pod, error) {
 	created, err := d.create(ctx, a)
 	if err != nil {
 		return nil, err
@@ -57,14 +57,14 @@ func (d *demo) run(ctx context.Context, a actor) (*corev1.Pod, error) {
 }
 
 func (d *demo) running(ctx context.Context, of *corev1.Pod) (*corev1.Pod, error) {
-	return d.await(ctx, of, "run with its card", func(pod *corev1.Pod) bool {
+	return d.await(ctx, of, "run on its card", func(pod *corev1.Pod) bool {
 		return pod.Status.Phase == corev1.PodRunning && pod.Annotations[protocol.AnnotationAssigned] == "true"
 	})
 }
 
-// refused waits until kube-scheduler has said that the pod fits nowhere, and returns what it said.
-func (d *demo) refused(ctx context.Context, of *corev1.Pod) (message string, err error) {
-	_, err = d.await(ctx, of, "be refused", func(pod *corev1.Pod) bool {
+// rejected waits until kube-scheduler has reported the pod as unschedulable, and returns its message.
+func (d *demo) rejected(ctx context.Context, of *corev1.Pod) (message string, err error) {
+	_, err = d.await(ctx, of, "be unschedulable", func(pod *corev1.Pod) bool {
 		for _, c := range pod.Status.Conditions {
 			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
 				message = c.Message
@@ -91,7 +91,7 @@ func (d *demo) await(ctx context.Context, of *corev1.Pod, what string, done func
 	return pod, nil
 }
 
-// delete deletes a pod and waits until it is gone: until then it holds its memory.
+// delete deletes a pod and waits until the object is gone, because until then the pod keeps its memory.
 func (d *demo) delete(ctx context.Context, pod *corev1.Pod) error {
 	pods := d.bed.Client.CoreV1().Pods(pod.Namespace)
 	if err := pods.Delete(ctx, pod.Name, metav1.DeleteOptions{}); err != nil {
@@ -112,7 +112,7 @@ func (d *demo) delete(ctx context.Context, pod *corev1.Pod) error {
 	return nil
 }
 
-// expect checks where a pod went, and in its container too, and says why it is there.
+// expect checks the pod's node and card, also in its container, and prints them with the reason.
 func (d *demo) expect(pod *corev1.Pod, node string, card int, why string) error {
 	say("    %s runs on %s, card %s: %s", pod.Name, pod.Spec.NodeName, pod.Annotations[protocol.AnnotationIndex], why)
 	if pod.Spec.NodeName != node || pod.Annotations[protocol.AnnotationIndex] != strconv.Itoa(card) {
@@ -121,12 +121,12 @@ func (d *demo) expect(pod *corev1.Pod, node string, card int, why string) error 
 	return agree(pod, d.node[node].Env(pod, "main"))
 }
 
-// agree checks that a container got what its pod's annotations say.
+// agree checks that the container's environment matches the pod's annotations.
 func agree(pod *corev1.Pod, env map[string]string) error {
 	var errs []error
 	for _, name := range []string{protocol.AnnotationIndex, protocol.AnnotationPod, protocol.AnnotationDevice} {
 		if pod.Annotations[name] == "" || env[name] != pod.Annotations[name] {
-			errs = append(errs, fmt.Errorf("pod %s: annotation %s is %q, the container got %q", pod.Name, name, pod.Annotations[name], env[name]))
+			errs = append(errs, fmt.Errorf("pod %s: annotation %s is %q, but the container has %q", pod.Name, name, pod.Annotations[name], env[name]))
 		}
 	}
 	return errors.Join(errs...)
@@ -134,7 +134,7 @@ func agree(pod *corev1.Pod, env map[string]string) error {
 
 func contains(message, want string) error {
 	if !strings.Contains(message, want) {
-		return fmt.Errorf("the reason should say %q", want)
+		return fmt.Errorf("the message should contain %q", want)
 	}
 	return nil
 }

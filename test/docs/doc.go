@@ -1,3 +1,3 @@
-// Package docs holds the pages, the dashboard and the alerts to the code: what they name exists, and what the code tells
-// its users is explained.
+// Package docs checks the pages, the dashboard and the alerts against the code: what they name exists, and what the
+// code reports to users is documented. It also checks the language of the whole repository.
 package docs

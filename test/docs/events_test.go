@@ -17,8 +17,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// eventConstants are the constants of the packages whose names begin with "event", by package and name: the reasons of
-// Events. Names are those of the folder and the constant.
+// eventConstants returns the string constants whose names start with "event", the reasons of Events, by folder and
+// name. calls are the reasons that are passed to an event recorder.
 func eventConstants(t *testing.T) (reasons map[string]string, calls []string) {
 	t.Helper()
 	reasons = map[string]string{}
@@ -43,14 +43,14 @@ func eventConstants(t *testing.T) (reasons map[string]string, calls []string) {
 					}
 				}
 			case *ast.CallExpr:
-				// Event(object, type, reason, …), and Eventf alike. Notices are put together from constants elsewhere.
+				// Event(object, type, reason, …) and Eventf. Reasons from another package are not checked.
 				if f, ok := n.Fun.(*ast.SelectorExpr); ok && strings.HasPrefix(f.Sel.Name, "Event") && len(n.Args) > 3 {
 					switch reason := n.Args[2].(type) {
 					case *ast.Ident:
 						calls = append(calls, filepath.Dir(path)+"."+reason.Name)
 					case *ast.SelectorExpr:
 					default:
-						t.Errorf("%s: the reason of an Event is no constant", files.Position(n.Pos()))
+						t.Errorf("%s: the reason of an Event is not a constant", files.Position(n.Pos()))
 					}
 				}
 			}
@@ -64,10 +64,10 @@ func eventConstants(t *testing.T) (reasons map[string]string, calls []string) {
 	return reasons, calls
 }
 
-func TestEveryEventIsOnItsPage(t *testing.T) {
+func TestEventsDocumented(t *testing.T) {
 	constants, calls := eventConstants(t)
 	if len(constants) < 8 || len(calls) < 4 {
-		t.Fatalf("found %v, used %v: this test shows little", constants, calls)
+		t.Fatalf("too few reasons: constants %v, used %v", constants, calls)
 	}
 	inCode := map[string]bool{}
 	for _, reason := range constants {
@@ -75,7 +75,7 @@ func TestEveryEventIsOnItsPage(t *testing.T) {
 	}
 	for _, name := range calls {
 		if _, known := constants[name]; !known {
-			t.Errorf("an Event's reason is %s, which is no constant whose name begins with event", name)
+			t.Errorf("the reason %s of an Event is not a constant whose name starts with event", name)
 		}
 	}
 	onPage := map[string]bool{}
@@ -87,7 +87,7 @@ func TestEveryEventIsOnItsPage(t *testing.T) {
 	}
 }
 
-func TestEveryReasonIsOnItsPage(t *testing.T) {
+func TestReasonsDocumented(t *testing.T) {
 	page := read(t, "docs/events.md")
 	section, _, _ := strings.Cut(page[strings.Index(page, "## Why a pod is not scheduled"):], "\n## Events")
 	var onPage []string
@@ -99,11 +99,11 @@ func TestEveryReasonIsOnItsPage(t *testing.T) {
 			t.Errorf("docs/events.md doesn't explain %q", reason)
 		}
 	}
-	// Beside ours stand the header, its rule, the many of groups, and what kube-scheduler itself says.
+	// Other allowed rows: the table's header, the gang reasons, and kube-scheduler's own messages.
 	for _, row := range onPage {
 		ours := slices.ContainsFunc(placement.Reasons(), func(r placement.Reason) bool { return r.String() == row })
 		if !ours && row != "reason" && row != "---" && row != "gang: …" && !strings.HasPrefix(row, "Insufficient ") {
-			t.Errorf("docs/events.md explains %q, which nobody says", row)
+			t.Errorf("docs/events.md explains %q, which is not a reason", row)
 		}
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// krew's own rules for a manifest (krew.sigs.k8s.io, "Writing a plugin manifest"): strict about fields, the name, a semantic
-// version with v, a hash of 64 digits for each archive, and no two platforms that both match.
+// krew's rules for a manifest (krew.sigs.k8s.io, "Writing a plugin manifest"): known fields only, the name, a semantic
+// version with v, a SHA-256 for each archive, and no two platforms that match the same system.
 func TestKrewManifest(t *testing.T) {
 	text := read(t, "deploy/krew/inspect-gpushare.yaml")
 	var manifest struct {
@@ -41,7 +41,7 @@ func TestKrewManifest(t *testing.T) {
 	}
 	planned := spec.Version == "v0.0.0"
 	if planned != strings.Contains(text, "PLANNED") {
-		t.Errorf("version %s: what isn't released is called planned, and only that", spec.Version)
+		t.Errorf("version %s: a manifest says PLANNED if and only if it is not released", spec.Version)
 	}
 	seen := map[string]bool{}
 	for _, platform := range spec.Platforms {

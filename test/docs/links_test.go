@@ -16,7 +16,7 @@ var (
 	fenced  = regexp.MustCompile("(?ms)^```.*?^```$")
 )
 
-// pages are the paths of everything that is written for people.
+// pages returns the paths of all Markdown pages.
 func pages(t *testing.T) []string {
 	t.Helper()
 	var out []string
@@ -39,7 +39,7 @@ func pages(t *testing.T) []string {
 	return out
 }
 
-// anchors are what a link can lead to on a page: headings as GitHub writes them into addresses.
+// anchors returns the anchors of a page's headings, as GitHub makes them.
 func anchors(text string) []string {
 	var out []string
 	for _, h := range heading.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
@@ -56,13 +56,13 @@ func anchors(text string) []string {
 	return out
 }
 
-func TestLinksLeadSomewhere(t *testing.T) {
+func TestLinks(t *testing.T) {
 	links := 0
 	for _, page := range pages(t) {
 		for _, found := range link.FindAllStringSubmatch(read(t, page), -1) {
 			target, anchor, _ := strings.Cut(found[1], "#")
 			if strings.Contains(target, "://") {
-				continue // Not ours to answer for.
+				continue // External links are not checked.
 			}
 			links++
 			file := page
@@ -70,7 +70,7 @@ func TestLinksLeadSomewhere(t *testing.T) {
 				file = filepath.Join(filepath.Dir(page), target)
 			}
 			if _, err := os.Stat(filepath.Join("..", "..", file)); err != nil {
-				t.Errorf("%s: %s leads nowhere", page, found[1])
+				t.Errorf("%s: the target of link %s doesn't exist", page, found[1])
 				continue
 			}
 			if anchor != "" && !slices.Contains(anchors(read(t, file)), anchor) {
@@ -79,22 +79,22 @@ func TestLinksLeadSomewhere(t *testing.T) {
 		}
 	}
 	if links < 60 {
-		t.Errorf("only %d links were found: this test shows little", links)
+		t.Errorf("too few links: %d", links)
 	}
 }
 
-// Whoever begins at docs/README.md finds every page, below who they are.
-func TestEveryPageIsListed(t *testing.T) {
+// docs/README.md lists every page, grouped by kind of reader.
+func TestIndexComplete(t *testing.T) {
 	const index = "docs/README.md"
 	text := read(t, index)
 	for _, reader := range []string{"**You run pods", "**You run the cluster**", "**You work on gpushare**"} {
 		if !strings.Contains(text, reader) {
-			t.Errorf("%s has nothing for %s", index, strings.Trim(reader, "*"))
+			t.Errorf("%s has no section %s", index, strings.Trim(reader, "*"))
 		}
 	}
 	for _, page := range pages(t) {
 		if name, ok := strings.CutPrefix(page, "docs/"); ok && page != index && !strings.Contains(text, "]("+name+")") {
-			t.Errorf("%s doesn't lead to %s", index, page)
+			t.Errorf("%s doesn't link to %s", index, page)
 		}
 	}
 }

@@ -31,10 +31,10 @@ import (
 	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
-// series are the metrics' names, each with its labels.
+// series are the labels of metrics by name.
 type series map[string][]string
 
-// described is a Registerer that notes what collectors say of themselves: also what has no series yet.
+// described is a Registerer that records the descriptions of collectors, including metrics without a series yet.
 type described struct {
 	prometheus.Registerer
 	found series
@@ -52,14 +52,14 @@ func (d described) MustRegister(collectors ...prometheus.Collector) {
 		for desc := range ch {
 			parts := description.FindStringSubmatch(desc.String())
 			if parts == nil {
-				panic("a description of another form: " + desc.String())
+				panic("unknown form of a description: " + desc.String())
 			}
 			d.found[parts[1]] = slices.DeleteFunc(strings.Split(parts[2], ","), func(s string) bool { return s == "" })
 		}
 	}
 }
 
-// extenderSeries are those of the extender's own collectors.
+// extenderSeries returns the metrics of the extender's own collectors.
 func extenderSeries() series {
 	d := described{prometheus.NewRegistry(), series{}}
 	metrics.NewExtender(d)
@@ -74,7 +74,7 @@ func extenderSeries() series {
 
 var sample = regexp.MustCompile(`^(\w+)(?:\{([^}]*)\})? `)
 
-// pluginMetrics is what a running device plugin serves.
+// pluginMetrics returns the metrics of a running device plugin.
 func pluginMetrics(t *testing.T) string {
 	t.Helper()
 	free, err := net.Listen("tcp", "127.0.0.1:0")
@@ -124,7 +124,7 @@ func pluginMetrics(t *testing.T) string {
 	}
 }
 
-// pluginSeries reads the series of a scrape; every label value of the plugin's stands there from the start.
+// pluginSeries parses the metrics of a scrape. The plugin initializes all label values, so every metric has a series.
 func pluginSeries(text string) series {
 	found := series{}
 	for line := range strings.Lines(text) {
@@ -143,7 +143,7 @@ func pluginSeries(text string) series {
 	return found
 }
 
-// base is a histogram's name without what Prometheus hangs on it.
+// base returns a histogram's name without the suffixes that Prometheus adds.
 func base(name string) string {
 	for _, suffix := range []string{"_bucket", "_sum", "_count"} {
 		if stem, ok := strings.CutSuffix(name, suffix); ok && strings.HasSuffix(stem, "_seconds") {
@@ -157,12 +157,12 @@ func allSeries(t *testing.T) series {
 	all := extenderSeries()
 	maps.Copy(all, pluginSeries(pluginMetrics(t)))
 	if len(all) < 20 {
-		t.Fatalf("only %d metrics were found: %v", len(all), all)
+		t.Fatalf("too few metrics: %d: %v", len(all), all)
 	}
 	return all
 }
 
-func TestPluginMetricsAreAsPrometheusLikesThem(t *testing.T) {
+func TestPluginMetricsLint(t *testing.T) {
 	problems, err := promlint.New(strings.NewReader(pluginMetrics(t))).Lint()
 	if err != nil {
 		t.Fatal(err)
@@ -176,12 +176,12 @@ func TestPluginMetricsAreAsPrometheusLikesThem(t *testing.T) {
 
 var metricRow = regexp.MustCompile("^\\| `(gpushare_[a-z_]+)` \\| \\w+ \\|([^|]*)\\|")
 
-func TestEveryMetricIsOnItsPage(t *testing.T) {
+func TestMetricsDocumented(t *testing.T) {
 	documented := series{}
 	for line := range strings.Lines(read(t, "docs/metrics.md")) {
 		if parts := metricRow.FindStringSubmatch(line); parts != nil {
 			documented[parts[1]] = nil
-			// Values stand in brackets behind the label's name.
+			// Values are in parentheses after the label's name.
 			for label := range strings.SplitSeq(regexp.MustCompile(`\([^)]*\)`).ReplaceAllString(parts[2], ""), ",") {
 				if label = strings.Trim(label, " `"); label != "" {
 					documented[parts[1]] = append(documented[parts[1]], label)
@@ -190,7 +190,7 @@ func TestEveryMetricIsOnItsPage(t *testing.T) {
 		}
 	}
 	if diff := cmp.Diff(sorted(allSeries(t)), sorted(documented)); diff != "" {
-		t.Errorf("in the code, and on docs/metrics.md (-code +page):\n%s", diff)
+		t.Errorf("metrics (-code +docs/metrics.md):\n%s", diff)
 	}
 }
 
@@ -207,7 +207,7 @@ var (
 	usedMatcher = regexp.MustCompile(`(\w+)\s*(?:=~|!~|!=|=)`)
 )
 
-// checkExpression says which metrics and labels of an expression don't exist.
+// checkExpression returns a message for each metric and label in the expression that doesn't exist.
 func checkExpression(all series, expression string) (problems []string) {
 	for _, use := range usedMetric.FindAllStringSubmatch(expression, -1) {
 		labels, known := all[base(use[1])]
@@ -224,7 +224,7 @@ func checkExpression(all series, expression string) (problems []string) {
 	return problems
 }
 
-// expressions collects what stands under "expr" and in queries of variables, however deep.
+// expressions returns all values of the keys "expr" and "query".
 func expressions(value any) (out []string) {
 	switch v := value.(type) {
 	case map[string]any:
@@ -242,7 +242,7 @@ func expressions(value any) (out []string) {
 	return out
 }
 
-func TestDashboardAndAlertsUseMetricsThatExist(t *testing.T) {
+func TestDashboardAndAlertMetrics(t *testing.T) {
 	all := allSeries(t)
 	for _, file := range []string{"deploy/monitoring/dashboard.json", "deploy/monitoring/rules.yaml"} {
 		var content any
@@ -257,19 +257,19 @@ func TestDashboardAndAlertsUseMetricsThatExist(t *testing.T) {
 			}
 		}
 		if uses < 8 {
-			t.Errorf("%s uses only %d metrics: this test shows little", file, uses)
+			t.Errorf("%s uses too few metrics: %d", file, uses)
 		}
 	}
 	if problems := checkExpression(all, `rate(gpushare_nothing[1m]) + gpushare_extender_holders{node="a"}`); len(problems) != 2 {
-		t.Errorf("what doesn't exist wasn't found: %v", problems)
+		t.Errorf("unknown names not found: %v", problems)
 	}
 	var dashboard map[string]any
 	if err := json.Unmarshal([]byte(read(t, "deploy/monitoring/dashboard.json")), &dashboard); err != nil {
-		t.Errorf("the dashboard is no JSON: %v", err)
+		t.Errorf("the dashboard is not JSON: %v", err)
 	}
 }
 
-func TestBothFormsOfTheRulesAreTheSame(t *testing.T) {
+func TestPrometheusRule(t *testing.T) {
 	var plain struct{ Groups any }
 	var custom struct {
 		APIVersion, Kind string
@@ -291,7 +291,7 @@ func TestBothFormsOfTheRulesAreTheSame(t *testing.T) {
 	}
 }
 
-func TestEveryAlertIsOnItsPage(t *testing.T) {
+func TestAlertsDocumented(t *testing.T) {
 	var rules struct {
 		Groups []struct {
 			Rules []struct {
@@ -315,11 +315,11 @@ func TestEveryAlertIsOnItsPage(t *testing.T) {
 		documented = append(documented, heading[1])
 	}
 	if diff := cmp.Diff(alerts, documented); diff != "" {
-		t.Errorf("alerts, and headings of docs/monitoring.md (-rules +page):\n%s", diff)
+		t.Errorf("alerts (-rules.yaml +headings of docs/monitoring.md):\n%s", diff)
 	}
 }
 
-// read returns a file of the repository.
+// read returns the content of a file of the repository.
 func read(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", name))

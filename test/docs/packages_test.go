@@ -8,12 +8,12 @@ import (
 	"testing"
 )
 
-// The picture of the packages has all of them, and every import leads from one line to a lower one.
-func TestArrowsPointDownInThePicture(t *testing.T) {
+// The diagram of packages in docs/design.md has all packages, and every import points to a lower line.
+func TestPackageDiagram(t *testing.T) {
 	_, section, _ := strings.Cut(read(t, "docs/design.md"), "\n## Packages")
 	parts := strings.SplitN(section, "```", 3)
 	if len(parts) < 3 {
-		t.Fatal("docs/design.md has no picture of the packages")
+		t.Fatal("docs/design.md has no diagram of packages")
 	}
 	line := map[string]int{}
 	for i, text := range strings.Split(parts[1], "\n") {
@@ -29,7 +29,7 @@ func TestArrowsPointDownInThePicture(t *testing.T) {
 	for _, folder := range folders {
 		from := "pkg/" + filepath.Base(folder)
 		if line[from] == 0 {
-			t.Errorf("%s isn't in the picture", from)
+			t.Errorf("%s isn't in the diagram", from)
 		}
 		code, err := build.ImportDir(folder, 0)
 		if err != nil {
@@ -42,11 +42,11 @@ func TestArrowsPointDownInThePicture(t *testing.T) {
 			}
 			arrows++
 			if line[to] <= line[from] {
-				t.Errorf("%s imports %s, which doesn't stand below it", from, to)
+				t.Errorf("%s imports %s, which isn't below it", from, to)
 			}
 		}
 	}
 	if len(line) != len(folders) || arrows < 20 {
-		t.Errorf("%d packages are drawn, %d exist, with %d arrows", len(line), len(folders), arrows)
+		t.Errorf("%d packages in the diagram, %d exist, with %d imports", len(line), len(folders), arrows)
 	}
 }

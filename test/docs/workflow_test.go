@@ -8,7 +8,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Pull requests are checked by what .ci/run checks.
+// Pull requests run all targets of .ci/run.
 func TestWorkflowTargets(t *testing.T) {
 	var workflow struct {
 		Jobs map[string]struct {
@@ -34,7 +34,7 @@ func TestWorkflowTargets(t *testing.T) {
 	}
 	steps := regexp.MustCompile(`(?m)^step make (\S+)$`).FindAllStringSubmatch(read(t, ".ci/run"), -1)
 	if len(steps) < 4 {
-		t.Fatalf("found only %q in .ci/run", steps)
+		t.Fatalf("too few targets in .ci/run: %q", steps)
 	}
 	for _, step := range steps {
 		if !targets[step[1]] {

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds the fake NVML: build.sh OUT/libnvidia-ml.so.1 [more flags for the compiler]
-# -DFAKE_NVML_OLD leaves out the functions that old drivers don't have.
+# Builds the fake NVML: build.sh OUT/libnvidia-ml.so.1 [compiler flags]
+# -DFAKE_NVML_OLD omits the functions that old drivers don't have.
 set -eu
 
 out=${1:?usage: build.sh OUT/libnvidia-ml.so.1 [flags]}

@@ -1,8 +1,8 @@
-// Package fakenvml gives tests a machine with the NVIDIA cards that they ask for: it compiles the fake management
-// library that lies in src beside it, and writes the files that tell the library its cards and their Xid errors.
+// Package fakenvml gives tests a machine with simulated NVIDIA cards: it compiles the fake management library in src,
+// and writes the files that define the library's cards and their Xid errors.
 //
-// What is faked ends at the C interface: programs load the library by dlopen through the same bindings as the real
-// one. Cards may be broken and mended while a program runs.
+// Only the C library is fake: programs load it by dlopen through the same bindings as the real one. Cards can fail and
+// recover while a program runs.
 package fakenvml
 
 import (
@@ -17,7 +17,7 @@ import (
 	"testing"
 )
 
-// The environment variables by which the library finds its files.
+// The environment variables with the paths of the library's files.
 const (
 	CardsEnv  = "FAKE_NVML_CARDS"
 	EventsEnv = "FAKE_NVML_EVENTS"
@@ -26,10 +26,10 @@ const (
 //go:embed build.sh src
 var sources embed.FS
 
-// Old leaves out the functions that an old driver's library lacks.
+// Old omits the functions that an old driver's library doesn't have.
 const Old = "-DFAKE_NVML_OLD"
 
-// ErrNoCompiler says that there is no C compiler to build the library with.
+// ErrNoCompiler is the error for a missing C compiler.
 var ErrNoCompiler = errors.New("no C compiler")
 
 // Build compiles the library into dir and returns its path.
@@ -53,7 +53,7 @@ func Build(dir string, flags ...string) (string, error) {
 	return library, nil
 }
 
-// BuildForTest compiles the library into a folder of the test's own, and skips the test where there is no C compiler.
+// BuildForTest compiles the library into a temporary folder. It skips the test if there is no C compiler.
 func BuildForTest(t testing.TB, flags ...string) string {
 	t.Helper()
 	library, err := Build(t.TempDir(), flags...)
@@ -66,35 +66,35 @@ func BuildForTest(t testing.TB, flags ...string) string {
 	return library
 }
 
-// Card is one line of the cards file. Its index is its place in the list.
+// Card is one line of the cards file. Its index is its position in the list.
 type Card struct {
 	UUID  string
 	Model string
-	// MiB is the card's memory.
+	// MiB is the card's memory in MiB.
 	MiB uint64
-	// NUMANode is written "-" (not known) where it is negative.
+	// NUMANode is written as "-" (unknown) if it is negative.
 	NUMANode int
-	// State is what is wrong with the card, empty for nothing; src/cards.c lists them.
+	// State is the card's failure, or empty for none; src/cards.c lists the states.
 	State string
 }
 
-// Machine is the pair of files that stands for one machine's driver. It keeps no state but their paths, so any process
-// that knows the folder can break a card. It may be used by one goroutine at a time.
+// Machine is the pair of files that defines one machine's driver. Its only state is their paths, so any process that
+// knows the folder can make a card fail. It is not safe for concurrent use.
 type Machine struct {
 	CardsFile, EventsFile string
 }
 
-// NewMachine names the files of a machine in dir, where they may exist already.
+// NewMachine returns the machine with its files in dir. The files can exist already.
 func NewMachine(dir string) Machine {
 	return Machine{CardsFile: filepath.Join(dir, "cards.csv"), EventsFile: filepath.Join(dir, "events")}
 }
 
-// Env is what the environment of a program needs to find the machine's files.
+// Env returns the environment variables with which a program finds the machine's files.
 func (m Machine) Env() []string {
 	return []string{CardsEnv + "=" + m.CardsFile, EventsEnv + "=" + m.EventsFile}
 }
 
-// Mismatch exchanges the machine's driver for one that doesn't match the library.
+// Mismatch replaces the machine's driver by one whose version doesn't match the library.
 func (m Machine) Mismatch() error { return m.replace([]byte("mismatch\n")) }
 
 // SetCards replaces the machine's cards.
@@ -114,7 +114,7 @@ func (m Machine) SetCards(cards ...Card) error {
 	return m.replace(text.Bytes())
 }
 
-// replace changes the cards' file at once, so that no reader finds half of it.
+// replace replaces the cards file atomically, so that no reader sees a part of it.
 func (m Machine) replace(text []byte) error {
 	temporary := m.CardsFile + ".new"
 	if err := os.WriteFile(temporary, text, 0o644); err != nil {
@@ -126,7 +126,7 @@ func (m Machine) replace(text []byte) error {
 	return nil
 }
 
-// Xid reports Xid errors of one card, named by UUID or index, in a single write.
+// Xid reports Xid errors of a card, given by UUID or index, in a single write.
 func (m Machine) Xid(card string, xids ...int) error {
 	var text bytes.Buffer
 	for _, xid := range xids {

@@ -19,16 +19,16 @@ var cards = []fakenvml.Card{
 	{UUID: "GPU-b", Model: "NVIDIA H200", MiB: 143771, NUMANode: 1},
 }
 
-// TestFake is one test, as a process can load only one library. It plays on a machine of its own in each part.
+// TestFake is a single test, because a process can load only one library. Each subtest has its own machine.
 func TestFake(t *testing.T) {
 	library := fakenvml.BuildForTest(t)
 	parts := []struct {
 		name string
 		test func(*testing.T, nvml.Interface, fakenvml.Machine)
 	}{
-		{"initialization is counted", testInit},
+		{"initialization count", testInit},
 		{"cards", testCards},
-		{"broken cards", testBrokenCards},
+		{"failing cards", testFailingCards},
 		{"bad files", testBadFiles},
 		{"events", testEvents},
 		{"many threads", testThreads},
@@ -51,7 +51,7 @@ func set(t *testing.T, machine fakenvml.Machine, cards ...fakenvml.Card) {
 	}
 }
 
-// returns fails unless the call returned what is wanted.
+// returns checks the return code of a call.
 func returns(t *testing.T, what string, got, want nvml.Return) {
 	t.Helper()
 	if got != want {
@@ -79,16 +79,16 @@ func open(t *testing.T, lib nvml.Interface, index int) nvml.Device {
 
 func testInit(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 	returns(t, "Init", lib.Init(), nvml.SUCCESS)
-	returns(t, "a second Init", lib.Init(), nvml.SUCCESS)
+	returns(t, "second Init", lib.Init(), nvml.SUCCESS)
 	returns(t, "Shutdown", lib.Shutdown(), nvml.SUCCESS)
 	_, ret := lib.DeviceGetCount()
-	returns(t, "DeviceGetCount between", ret, nvml.SUCCESS)
-	returns(t, "the last Shutdown", lib.Shutdown(), nvml.SUCCESS)
-	returns(t, "one Shutdown too many", lib.Shutdown(), nvml.ERROR_UNINITIALIZED)
+	returns(t, "DeviceGetCount with one Init left", ret, nvml.SUCCESS)
+	returns(t, "last Shutdown", lib.Shutdown(), nvml.SUCCESS)
+	returns(t, "extra Shutdown", lib.Shutdown(), nvml.ERROR_UNINITIALIZED)
 	_, ret = lib.DeviceGetCount()
-	returns(t, "DeviceGetCount afterwards", ret, nvml.ERROR_UNINITIALIZED)
+	returns(t, "DeviceGetCount after Shutdown", ret, nvml.ERROR_UNINITIALIZED)
 	_, ret = lib.EventSetCreate()
-	returns(t, "EventSetCreate afterwards", ret, nvml.ERROR_UNINITIALIZED)
+	returns(t, "EventSetCreate after Shutdown", ret, nvml.ERROR_UNINITIALIZED)
 
 	if err := os.Remove(machine.CardsFile); err != nil {
 		t.Fatal(err)
@@ -97,7 +97,7 @@ func testInit(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 	if err := machine.Mismatch(); err != nil {
 		t.Fatal(err)
 	}
-	returns(t, "Init with another driver", lib.Init(), nvml.ERROR_LIB_RM_VERSION_MISMATCH)
+	returns(t, "Init with a mismatched driver", lib.Init(), nvml.ERROR_LIB_RM_VERSION_MISMATCH)
 	set(t, machine)
 	returns(t, "Init without cards", lib.Init(), nvml.SUCCESS)
 	n, ret := lib.DeviceGetCount()
@@ -150,19 +150,19 @@ func testCards(t *testing.T, lib nvml.Interface, _ fakenvml.Machine) {
 		same, ret := lib.DeviceGetHandleByUUID(c.UUID)
 		returns(t, "DeviceGetHandleByUUID", ret, nvml.SUCCESS)
 		if same != device {
-			t.Errorf("another handle for %s", c.UUID)
+			t.Errorf("different handle for %s", c.UUID)
 		}
 	}
 	if diff := cmp.Diff(cards, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	_, ret = lib.DeviceGetHandleByIndex(n)
-	returns(t, "DeviceGetHandleByIndex beyond the last", ret, nvml.ERROR_INVALID_ARGUMENT)
+	returns(t, "DeviceGetHandleByIndex after the last", ret, nvml.ERROR_INVALID_ARGUMENT)
 	_, ret = lib.DeviceGetHandleByUUID("GPU-z")
-	returns(t, "DeviceGetHandleByUUID of no card", ret, nvml.ERROR_NOT_FOUND)
+	returns(t, "DeviceGetHandleByUUID with an unknown UUID", ret, nvml.ERROR_NOT_FOUND)
 }
 
-func testBrokenCards(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
+func testFailingCards(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 	start(t, lib)
 	device := open(t, lib, 0)
 	for _, c := range []struct {
@@ -216,9 +216,9 @@ func testBrokenCards(t *testing.T, lib nvml.Interface, machine fakenvml.Machine)
 	}
 	set(t, machine, cards[1])
 	_, ret := device.GetUUID()
-	returns(t, "GetUUID of a card that left", ret, nvml.ERROR_GPU_IS_LOST)
+	returns(t, "GetUUID of a removed card", ret, nvml.ERROR_GPU_IS_LOST)
 	_, ret = open(t, lib, 1).GetMemoryInfo()
-	returns(t, "GetMemoryInfo of the one that stayed", ret, nvml.SUCCESS)
+	returns(t, "GetMemoryInfo of the remaining card", ret, nvml.SUCCESS)
 }
 
 func testBadFiles(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
@@ -231,13 +231,13 @@ func testBadFiles(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 	}
 	for name, text := range map[string]string{
 		"too few fields":    "GPU-a, V100, 16276\n",
-		"too many":          line + ", ok, more\n",
+		"too many fields":   line + ", ok, more\n",
 		"no UUID":           ", V100, 16276, 0\n",
 		"a long UUID":       strings.Repeat("x", 80) + ", V100, 16276, 0\n",
 		"a long model":      "GPU-a, " + strings.Repeat("x", 96) + ", 16276, 0\n",
 		"no memory":         "GPU-a, V100, , 0\n",
 		"negative memory":   "GPU-a, V100, -1, 0\n",
-		"memory in words":   "GPU-a, V100, 16GiB, 0\n",
+		"memory with unit":  "GPU-a, V100, 16GiB, 0\n",
 		"too much memory":   "GPU-a, V100, 99999999999999999999, 0\n",
 		"a bad node":        "GPU-a, V100, 16276, x\n",
 		"an unknown state":  line + ", sleepy\n",
@@ -263,7 +263,7 @@ func testBadFiles(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 		})
 	}
 
-	t.Run("anything at all, while it runs", func(t *testing.T) {
+	t.Run("random content while the library is initialized", func(t *testing.T) {
 		write(line)
 		start(t, lib)
 		device := open(t, lib, 0)
@@ -295,7 +295,7 @@ func manyCards(n int) string {
 
 func testEvents(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 	start(t, lib)
-	const soon, never = 60_000, 30 // ms; the first is far beyond what is ever waited
+	const soon, never = 60_000, 30 // Milliseconds; the first is much longer than any wait.
 	report := func(card string, xids ...int) {
 		t.Helper()
 		if err := machine.Xid(card, xids...); err != nil {
@@ -331,7 +331,7 @@ func testEvents(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 
 	report("GPU-a", 1)
 	empty, both, second := newSet(), newSet(0, 1), newSet(1)
-	nothing(both) // what was before isn't told
+	nothing(both) // Earlier events aren't delivered.
 	report("GPU-a", 79)
 	report("1", 31, 48)
 	arrives(both, "GPU-a", 79)
@@ -358,21 +358,21 @@ func testEvents(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 		report(bad, 79)
 		_, ret := second.Wait(soon)
 		returns(t, "Wait with "+bad[:1], ret, nvml.ERROR_UNKNOWN)
-		for ret == nvml.ERROR_UNKNOWN { // a long line is told in pieces
+		for ret == nvml.ERROR_UNKNOWN { // A long line is read in pieces.
 			_, ret = second.Wait(0)
 		}
-		returns(t, "Wait afterwards", ret, nvml.ERROR_TIMEOUT)
+		returns(t, "Wait after the bad line", ret, nvml.ERROR_TIMEOUT)
 	}
 	if err := os.WriteFile(machine.EventsFile, []byte("1 63\n1 6"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	arrives(second, "GPU-b", 63) // the file has shrunk
-	nothing(second)              // half a line isn't one
+	arrives(second, "GPU-b", 63) // The file has shrunk.
+	nothing(second)              // An incomplete line isn't read.
 
 	report("0", 79)
 	set(t, machine, fakenvml.Card{UUID: "GPU-a", State: "lost"}, cards[1])
 	third := newSet(1)
-	nothing(third) // the lost card isn't its
+	nothing(third) // The lost card isn't registered in this set.
 	if ret := third.Free(); ret != nvml.SUCCESS {
 		t.Errorf("Free: %v", ret)
 	}
@@ -381,7 +381,7 @@ func testEvents(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 	for ret = nvml.SUCCESS; ret == nvml.SUCCESS || ret == nvml.ERROR_UNKNOWN; {
 		_, ret = both.Wait(soon)
 	}
-	returns(t, "Wait with a lost card, in the end", ret, nvml.ERROR_GPU_IS_LOST)
+	returns(t, "last Wait with a lost card", ret, nvml.ERROR_GPU_IS_LOST)
 }
 
 func testThreads(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {

@@ -2,18 +2,18 @@ package pages
 
 import "fmt"
 
-// Kubeadm is what docs/install.md has an administrator run on a kubeadm control-plane node, as scripts for bash. The edit of
-// kubeadm.yaml, which the page describes, is part of Install and Undo.
+// Kubeadm holds the commands of docs/install.md for a kubeadm control-plane node, as bash scripts. Install and Undo
+// include the edits of kubeadm.yaml that the page describes.
 type Kubeadm struct {
-	// Install writes kube-scheduler's manifest with the extender, Upload keeps it in the cluster.
+	// Install writes kube-scheduler's manifest with the extender. Upload stores the configuration in the cluster.
 	Install, Upload string
-	// Restart restarts kube-scheduler, Logs prints the end of its log.
+	// Restart restarts kube-scheduler. Logs prints the end of its log.
 	Restart, Logs string
-	// Restore writes the manifest as the cluster keeps it, Undo is for after Upload.
+	// Restore writes the manifest from the stored configuration. Undo removes the extender, also after Upload.
 	Restore, Undo string
 }
 
-// ReadKubeadm reads the page.
+// ReadKubeadm reads the commands from the page.
 func ReadKubeadm() (k Kubeadm, err error) {
 	const page = "docs/install.md"
 	blocks := map[string][]string{}
@@ -26,7 +26,7 @@ func ReadKubeadm() (k Kubeadm, err error) {
 		}
 	}
 	install, notUp, undo := blocks["kubeadm"], blocks["kube-scheduler does not come up"], blocks["Undo"]
-	// The page names the line that its entries replace.
+	// The page names the line that the entries replace.
 	const line = "scheduler: {}\n"
 	entries := install[2]
 	return Kubeadm{
@@ -37,7 +37,7 @@ func ReadKubeadm() (k Kubeadm, err error) {
 	}, nil
 }
 
-// replace returns commands that replace lines of kubeadm.yaml. They fail where the lines are missing.
+// replace returns commands that replace lines of kubeadm.yaml. They fail if the lines are missing.
 func replace(before, after string) string {
 	return fmt.Sprintf(`before='%s' after='%s' text="$(<kubeadm.yaml)"$'\n'
 [[ $text == *"$before"* ]]

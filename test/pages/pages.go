@@ -1,4 +1,4 @@
-// Package pages reads the commands that the documents show, so that tests run those very commands.
+// Package pages reads the commands in the documents, so that tests run exactly those.
 package pages
 
 import (
@@ -10,7 +10,7 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// Commands returns the indented blocks of commands under a heading of a page, up to the next heading.
+// Commands returns the indented command blocks under a heading of a page, up to the next heading.
 func Commands(page, heading string) ([]string, error) {
 	root, err := controlplane.RepositoryRoot()
 	if err != nil {
@@ -29,7 +29,7 @@ func Commands(page, heading string) ([]string, error) {
 
 const indent = "    "
 
-// commands takes indented lines for commands, unless they go on with a paragraph.
+// commands treats indented lines as commands, unless they continue a paragraph.
 func commands(text, heading string) (blocks []string) {
 	var block strings.Builder
 	end := func() {

@@ -39,9 +39,9 @@ Then
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if got := commands(page, "Elsewhere"); got != nil {
-		t.Errorf("under a heading that isn't there: %q", got)
+		t.Errorf("commands under a missing heading: %q", got)
 	}
 	if _, err := Commands("docs/install.md", "Elsewhere"); err == nil {
-		t.Error("a heading that isn't there: no error")
+		t.Error("a missing heading: no error")
 	}
 }

@@ -14,20 +14,20 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// rejection is why the kubelet doesn't take a pod.
+// rejection is the reason why the kubelet rejects a pod.
 type rejection struct {
 	reason, message string
 }
 
-// reasonUnexpected is the reason where the devices couldn't be had.
+// reasonUnexpected is the reason of a rejection after a failed device allocation.
 const reasonUnexpected = "UnexpectedAdmissionError"
 
-// admit gives the pod its devices and then looks whether it fits the node, in the kubelet's order (kubelet.go,
-// NewMainKubelet; cm/topologymanager/scope.go, admitPolicyNone). A pod that is rejected by the second step has had its
-// Allocate already. The result is nil for a pod that is taken.
+// admit allocates the pod's devices and then checks whether it fits the node, in the kubelet's order (kubelet.go,
+// NewMainKubelet; cm/topologymanager/scope.go, admitPolicyNone). So a pod that the second step rejects has had its
+// Allocate calls. It returns nil if the pod is admitted.
 func (p *process) admit(ctx context.Context, pod *corev1.Pod) *rejection {
 	if reason := pod.Annotations[AnnotationRejected]; reason != "" {
-		return &rejection{reason, "the pod's annotation says so"}
+		return &rejection{reason, "set by the pod's annotation"}
 	}
 	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range containers {
@@ -39,12 +39,12 @@ func (p *process) admit(ctx context.Context, pod *corev1.Pod) *rejection {
 	return p.fits(ctx, pod)
 }
 
-// fits is the kubelet's own check of node resources, affinity and taints (lifecycle/predicate.go).
+// fits checks node resources, affinity and taints as the kubelet does (lifecycle/predicate.go).
 func (p *process) fits(ctx context.Context, pod *corev1.Pod) *rejection {
 	node := p.node.last()
 	allocatable := node.Status.Allocatable
-	if p.devices.books.hasPod(pod.UID) {
-		p.devices.raise(allocatable)
+	if p.devices.podDevices.hasPod(pod.UID) {
+		p.devices.raiseAllocatable(allocatable)
 	}
 	used, others := corev1.ResourceList{}, 0
 	for _, other := range p.activePods() {
@@ -64,7 +64,7 @@ func (p *process) fits(ctx context.Context, pod *corev1.Pod) *rejection {
 	asked := requests(pod)
 	names := []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory}
 	for name := range asked {
-		// An extended resource that the node doesn't know is one of the cluster's, and isn't checked here.
+		// An extended resource that the node doesn't have is provided at cluster level and isn't checked.
 		if _, known := allocatable[name]; known && extendedResource(name) {
 			names = append(names, name)
 		}
@@ -104,8 +104,8 @@ func requests(pod *corev1.Pod) corev1.ResourceList {
 	return resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
 }
 
-// inOrder sorts a batch for admission: by creation time, which the API server keeps in whole seconds. Within a second
-// the order is arbitrary, as the kubelet's is, or given by the seed.
+// inOrder sorts a batch for admission by creation time, which the API server keeps in whole seconds. Within a second
+// the order is arbitrary, as in the kubelet, or determined by the seed.
 func (p *process) inOrder(batch []*corev1.Pod) []*corev1.Pod {
 	batch = slices.Clone(batch)
 	if p.rand != nil {

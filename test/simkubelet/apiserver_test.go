@@ -9,9 +9,9 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// TestLifeAgainstARealAPIServer has what the simulated kubelet writes judged by the validation of a real API server, and
-// pods deleted by its rules: the other tests' API accepts anything.
-func TestLifeAgainstARealAPIServer(t *testing.T) {
+// A real API server validates what the simulated kubelet writes and deletes pods by its own rules. The fake API of the
+// other tests accepts any object.
+func TestRealAPIServer(t *testing.T) {
 	plane := controlplane.StartForTest(t, controlplane.Options{WithoutScheduler: true})
 	f := newFixture(t, func(o *Options) { o.Client, o.LiftNotReadyTaint = plane.Client, true })
 	f.api = nil // Not the fake one.
@@ -29,7 +29,7 @@ func TestLifeAgainstARealAPIServer(t *testing.T) {
 	}
 	allocatable := func(want int64) {
 		t.Helper()
-		f.await("the node shows the devices", func() bool {
+		f.await("the node has the devices", func() bool {
 			node, err := plane.Client.CoreV1().Nodes().Get(f.ctx, nodeName, metav1.GetOptions{})
 			if err != nil {
 				return false
@@ -71,12 +71,12 @@ func TestLifeAgainstARealAPIServer(t *testing.T) {
 	if env := f.kubelet.Env(whole.UID, "b"); env["DEVICES"] == "" {
 		t.Errorf("environment of whole/b: %v", env)
 	}
-	f.await("the rejection has an event", func() bool {
+	f.await("the rejection has an Event", func() bool {
 		events, err := plane.Client.CoreV1().Events("default").List(f.ctx, metav1.ListOptions{FieldSelector: "reason=" + reasonUnexpected})
 		return err == nil && len(events.Items) == 1
 	})
 
-	// A pod that is bound, and one that is deleted, while the kubelet is away.
+	// While the kubelet is stopped, one pod is bound and another one is deleted.
 	create(newPod("stays", app("a", 1), annotated(AnnotationIgnoresSIGTERM, "true")))
 	awaitPhase("stays", corev1.PodRunning)
 	f.kubelet.Stop()
@@ -90,14 +90,14 @@ func TestLifeAgainstARealAPIServer(t *testing.T) {
 	}
 	f.plug(&plugin{}, healthy(8))
 	f.await("the deleted pod is gone", func() bool { return phase("whole") == "" })
-	f.await("late was taken up", func() bool { return phase("late") != corev1.PodPending })
+	f.await("late was admitted or rejected", func() bool { return phase("late") != corev1.PodPending })
 
 	for _, name := range []string{"stays", "done", "failed", "big", "late"} {
 		if err := pods.Delete(f.ctx, name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(1))}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	f.await("no pod is left, and no container", func() bool {
+	f.await("all pods and containers are gone", func() bool {
 		list, err := pods.List(f.ctx, metav1.ListOptions{})
 		return err == nil && len(list.Items) == 0 && len(f.kubelet.Containers()) == 0
 	})

@@ -19,18 +19,19 @@ import (
 	"github.com/gpushare/gpushare/test/simkubelet/checkpoint"
 )
 
-// devices is the kubelet's device manager with the topology policy none (cm/devicemanager/manager.go). One lock; it is
-// let go of while a plugin is called, as there, so that a second allocation can come in between.
+// devices is the kubelet's device manager with the topology policy none (cm/devicemanager/manager.go). mu guards the
+// fields below it. As in the kubelet, it is released while a plugin is called, so a second allocation can run
+// meanwhile.
 type devices struct {
-	options Options
-	books   *books
-	// activePods are the pods whose devices aren't free: known, and neither ended nor rejected.
+	options    Options
+	podDevices *podDevices
+	// activePods returns the pods whose devices are in use: known pods that neither ended nor were rejected.
 	activePods func() []*corev1.Pod
-	// sourcesReady says whether the first batch of pods has been gone through; until then nothing is taken off the books.
+	// sourcesReady reports whether the first batch of pods is processed. Until then no allocation is removed.
 	sourcesReady func() bool
-	// wasRunning says whether the container ran when this kubelet started.
+	// wasRunning reports whether the container ran when this kubelet started.
 	wasRunning func(types.UID, string) bool
-	// changed is called after the devices of a resource have changed, with the pods whose devices' health did.
+	// changed is called after the devices of a resource have changed, with the pods whose devices changed their health.
 	changed func(sets.Set[types.UID])
 
 	mu        sync.Mutex
@@ -40,10 +41,10 @@ type devices struct {
 	unhealthy map[string]sets.Set[string]
 	allocated map[string]sets.Set[string]
 	reusable  reusable
-	rand      *rand.Rand // nil: map order
+	rand      *rand.Rand // nil: map order.
 }
 
-// reusable are the devices of the init containers of the one pod that is being admitted, by resource.
+// reusable are the devices of the init containers of the pod that is being admitted, by resource.
 type reusable struct {
 	uid     types.UID
 	devices map[string]sets.Set[string]
@@ -51,13 +52,13 @@ type reusable struct {
 
 func newDevices(options Options) *devices {
 	d := &devices{
-		options:   options,
-		books:     newBooks(),
-		endpoints: map[string]*endpoint{},
-		all:       map[string]map[string]*pluginapi.Device{},
-		healthy:   map[string]sets.Set[string]{},
-		unhealthy: map[string]sets.Set[string]{},
-		allocated: map[string]sets.Set[string]{},
+		options:    options,
+		podDevices: newPodDevices(),
+		endpoints:  map[string]*endpoint{},
+		all:        map[string]map[string]*pluginapi.Device{},
+		healthy:    map[string]sets.Set[string]{},
+		unhealthy:  map[string]sets.Set[string]{},
+		allocated:  map[string]sets.Set[string]{},
 	}
 	if options.Seed != 0 {
 		d.rand = rand.New(rand.NewPCG(options.Seed, 0))
@@ -65,7 +66,8 @@ func newDevices(options Options) *devices {
 	return d
 }
 
-// order returns the members in arbitrary order, a repeatable one if the options have a seed. Callers hold the lock.
+// order returns the elements in arbitrary order, or in a repeatable one if the options have a seed. The caller holds
+// the lock.
 func (d *devices) order(set sets.Set[string]) []string {
 	if d.rand == nil {
 		return set.UnsortedList()
@@ -75,14 +77,15 @@ func (d *devices) order(set sets.Set[string]) []string {
 	return list
 }
 
-// plugin connects an endpoint to its resource, in place of one that was there.
+// plugin sets the resource's endpoint and replaces an earlier one.
 func (d *devices) plugin(e *endpoint) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.endpoints[e.resource] = e
 }
 
-// pluginGone marks all devices of the resource unhealthy and starts the time after which its capacity goes.
+// pluginGone marks all devices of the resource unhealthy. After EndpointStopGrace the node loses the resource's
+// capacity.
 func (d *devices) pluginGone(resource string) {
 	d.mu.Lock()
 	e, ok := d.endpoints[resource]
@@ -98,14 +101,14 @@ func (d *devices) pluginGone(resource string) {
 	}
 }
 
-// update takes over a plugin's list of devices.
+// update replaces the resource's devices by the plugin's list.
 func (d *devices) update(ctx context.Context, resource string, list []*pluginapi.Device) {
 	d.mu.Lock()
 	old := d.all[resource]
 	all := make(map[string]*pluginapi.Device, len(list))
 	healthy, unhealthy, touched := sets.New[string](), sets.New[string](), sets.New[string]()
 	for _, device := range list {
-		// A device that was away counts as one whose health changed.
+		// A device that is new in the list counts as changed.
 		if before, ok := old[device.ID]; !ok || before.Health != device.Health {
 			touched.Insert(device.ID)
 		}
@@ -122,11 +125,11 @@ func (d *devices) update(ctx context.Context, resource string, list []*pluginapi
 	if err := d.writeCheckpoint(); err != nil {
 		klog.FromContext(ctx).Error(err, "Could not write the checkpoint")
 	}
-	d.changed(d.books.holders(resource, touched))
+	d.changed(d.podDevices.podsUsing(resource, touched))
 }
 
-// capacity returns capacity and allocatable by resource, and the resources whose plugin has been gone for so long that
-// they are forgotten now.
+// capacity returns capacity and allocatable by resource. It removes the resources whose plugin has been gone for longer
+// than EndpointStopGrace and returns their names.
 func (d *devices) capacity(ctx context.Context) (capacity, allocatable corev1.ResourceList, removed []string) {
 	capacity, allocatable = corev1.ResourceList{}, corev1.ResourceList{}
 	d.mu.Lock()
@@ -153,7 +156,7 @@ func (d *devices) capacity(ctx context.Context) (capacity, allocatable corev1.Re
 	return capacity, allocatable, removed
 }
 
-// managed says whether the resource comes from a device plugin, now or at the time of the checkpoint.
+// managed reports whether a device plugin provides the resource, now or when the checkpoint was written.
 func (d *devices) managed(resource string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -162,7 +165,7 @@ func (d *devices) managed(resource string) bool {
 	return registered || allocated
 }
 
-// collect takes the pods that have ended off the books.
+// collect removes the allocations of ended pods.
 func (d *devices) collect() {
 	pods := d.activePods()
 	if !d.sourcesReady() {
@@ -174,13 +177,13 @@ func (d *devices) collect() {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.books.keepOnly(active) {
-		d.allocated = d.books.allocated()
+	if d.podDevices.keepOnly(active) {
+		d.allocated = d.podDevices.allocated()
 	}
 }
 
-// allocate gives the container its devices, one Allocate for each resource that comes from a plugin. Admission calls it
-// for each container, init containers first; the start of a container calls it again where the books know nothing.
+// allocate allocates the container's devices, with one Allocate call for each resource of a plugin. Admission calls it
+// for each container, init containers first. The start of a container calls it again if no allocation is recorded.
 func (d *devices) allocate(ctx context.Context, pod *corev1.Pod, container *corev1.Container) error {
 	reuse := d.reusableFor(pod.UID)
 	if err := d.allocateResources(ctx, pod, container, reuse); err != nil {
@@ -193,18 +196,18 @@ func (d *devices) allocate(ctx context.Context, pod *corev1.Pod, container *core
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for resource, h := range d.books.holdings(pod.UID, container.Name) {
+	for resource, h := range d.podDevices.allocations(pod.UID, container.Name) {
 		if init {
 			reuse[resource] = reuse[resource].Union(h.ids())
 		} else {
-			// An app container's devices, and a sidecar's, stay with it.
+			// App containers and sidecars keep their devices.
 			reuse[resource] = reuse[resource].Difference(h.ids())
 		}
 	}
 	return nil
 }
 
-// reusableFor returns the pod's reusable devices, and forgets those of any other pod.
+// reusableFor returns the pod's reusable devices and discards those of any other pod.
 func (d *devices) reusableFor(uid types.UID) map[string]sets.Set[string] {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -248,7 +251,7 @@ func (d *devices) callAllocate(ctx context.Context, pod *corev1.Pod, container, 
 	e, ok := d.endpoints[resource]
 	ids := d.order(chosen)
 	if !ok {
-		d.allocated = d.books.allocated()
+		d.allocated = d.podDevices.allocated()
 	}
 	d.mu.Unlock()
 	if !ok {
@@ -258,7 +261,7 @@ func (d *devices) callAllocate(ctx context.Context, pod *corev1.Pod, container, 
 	response, err := e.allocate(ctx, pod, container, ids)
 	if err != nil {
 		d.mu.Lock()
-		d.allocated = d.books.allocated()
+		d.allocated = d.podDevices.allocated()
 		d.mu.Unlock()
 		return err
 	}
@@ -278,17 +281,18 @@ func (d *devices) callAllocate(ctx context.Context, pod *corev1.Pod, container, 
 		}
 	}
 	d.mu.Unlock()
-	d.books.insert(pod.UID, container, resource, holding{perNUMA, response.ContainerResponses[0]})
+	d.podDevices.insert(pod.UID, container, resource, allocation{perNUMA, response.ContainerResponses[0]})
 	return nil
 }
 
-// choose picks the devices for the container and marks them allocated. None means that there is nothing to do.
+// choose chooses devices for the container and marks them allocated. An empty result means that no Allocate call is
+// needed.
 func (d *devices) choose(ctx context.Context, pod *corev1.Pod, container, resource string, required int, reuse map[string]sets.Set[string]) (sets.Set[string], error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
 	needed := required
-	held := d.books.devicesOf(pod.UID, container, resource)
+	held := d.podDevices.devicesOf(pod.UID, container, resource)
 	if held != nil {
 		needed -= held.Len()
 		if needed != 0 {
@@ -297,7 +301,7 @@ func (d *devices) choose(ctx context.Context, pod *corev1.Pod, container, resour
 		}
 	}
 	if !d.sourcesReady() && d.wasRunning(pod.UID, container) {
-		return nil, nil // The kubelet restarted: the container has what it needs.
+		return nil, nil // The kubelet restarted: the container has its devices.
 	}
 	healthy, registered := d.healthy[resource]
 	switch {
@@ -345,7 +349,7 @@ func (d *devices) choose(ctx context.Context, pod *corev1.Pod, container, resour
 	return nil, fmt.Errorf("unexpectedly allocated less resources than required. Requested: %d, Got: %d", required, required-needed)
 }
 
-// preferred asks the plugin which devices it would take, if it wants to be asked. The lock is let go of meanwhile.
+// preferred calls GetPreferredAllocation if the plugin supports it. It releases the lock during the call.
 func (d *devices) preferred(ctx context.Context, pod *corev1.Pod, container, resource string, available, mustInclude sets.Set[string], size int) (sets.Set[string], error) {
 	e, ok := d.endpoints[resource]
 	if !ok {
@@ -367,15 +371,15 @@ func (d *devices) preferred(ctx context.Context, pod *corev1.Pod, container, res
 	return nil, nil
 }
 
-// containerSettings is what a container gets from the plugins' answers.
+// containerSettings is what the plugins' answers add to a container.
 type containerSettings struct {
 	env        map[string]string
 	cdiDevices []string
 	devices    map[string][]string
 }
 
-// settings returns what the container is to be started with. It allocates where the books know nothing of the
-// container, and calls PreStartContainer where the plugin wants it (GetDeviceRunContainerOptions).
+// settings returns the plugins' settings for the start of a container. It allocates if no allocation is recorded, and
+// calls PreStartContainer if the plugin requires it (GetDeviceRunContainerOptions).
 func (d *devices) settings(ctx context.Context, pod *corev1.Pod, container *corev1.Container) (containerSettings, error) {
 	missing := false
 	for name, quantity := range container.Resources.Limits {
@@ -386,7 +390,7 @@ func (d *devices) settings(ctx context.Context, pod *corev1.Pod, container *core
 		if err := d.preStart(ctx, pod, container.Name, resource); err != nil {
 			return containerSettings{}, err
 		}
-		if d.active(pod.UID) && d.books.devicesOf(pod.UID, container.Name, resource) == nil {
+		if d.active(pod.UID) && d.podDevices.devicesOf(pod.UID, container.Name, resource) == nil {
 			missing = true
 		}
 	}
@@ -397,7 +401,7 @@ func (d *devices) settings(ctx context.Context, pod *corev1.Pod, container *core
 	}
 	out := containerSettings{env: map[string]string{}, devices: map[string][]string{}}
 	seen := sets.New[string]()
-	for resource, h := range d.books.holdings(pod.UID, container.Name) {
+	for resource, h := range d.podDevices.allocations(pod.UID, container.Name) {
 		out.devices[resource] = sets.List(h.ids())
 		for key, value := range h.response.Envs {
 			if _, taken := out.env[key]; !taken {
@@ -433,7 +437,7 @@ func (d *devices) preStart(ctx context.Context, pod *corev1.Pod, container, reso
 	if !e.options.GetPreStartRequired() {
 		return nil
 	}
-	held := d.books.devicesOf(pod.UID, container, resource)
+	held := d.podDevices.devicesOf(pod.UID, container, resource)
 	if held == nil {
 		return fmt.Errorf("no devices found allocated in local cache for pod %s, container %s, resource %s", pod.UID, container, resource)
 	}
@@ -443,9 +447,9 @@ func (d *devices) preStart(ctx context.Context, pod *corev1.Pod, container, reso
 	return nil
 }
 
-// raise lifts the node's allocatable to what is allocated, so that a plugin that failed doesn't reject pods that have
-// their devices already (sanitizeNodeAllocatable).
-func (d *devices) raise(allocatable corev1.ResourceList) {
+// raiseAllocatable raises the node's allocatable to the allocated amount, so that pods that have their devices are not
+// rejected when a plugin failed (sanitizeNodeAllocatable).
+func (d *devices) raiseAllocatable(allocatable corev1.ResourceList) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for name, held := range d.allocated {
@@ -456,14 +460,14 @@ func (d *devices) raise(allocatable corev1.ResourceList) {
 	}
 }
 
-// health returns the health of the container's devices, by resource and ID. A device that its plugin doesn't report
+// health returns the health of the container's devices by resource and ID. A device that the plugin doesn't report
 // counts as healthy.
 func (d *devices) health(uid types.UID, container string) map[string]map[string]bool {
 	out := map[string]map[string]bool{}
-	holdings := d.books.holdings(uid, container)
+	allocations := d.podDevices.allocations(uid, container)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for resource, h := range holdings {
+	for resource, h := range allocations {
 		out[resource] = map[string]bool{}
 		for id := range h.ids() {
 			device, ok := d.all[resource][id]
@@ -495,15 +499,15 @@ func (d *devices) writeCheckpoint() error {
 	for resource, ids := range d.healthy {
 		registered[resource] = ids.UnsortedList()
 	}
-	entries, err := d.books.entries()
+	entries, err := d.podDevices.entries()
 	if err != nil {
 		return err
 	}
-	// Written under the lock, so that an older state never replaces a newer one.
+	// Written under the lock, so that an older state can't replace a newer one.
 	return checkpoint.Write(d.options.checkpointFile(), entries, registered)
 }
 
-// readCheckpoint fills the books. The resources of the checkpoint have no capacity until their plugins register.
+// readCheckpoint loads the allocations. The resources of the checkpoint have no capacity until their plugins register.
 func (d *devices) readCheckpoint() error {
 	entries, registered, err := checkpoint.Read(d.options.checkpointFile())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -512,12 +516,12 @@ func (d *devices) readCheckpoint() error {
 	if err != nil {
 		return err
 	}
-	if err := d.books.load(entries); err != nil {
+	if err := d.podDevices.load(entries); err != nil {
 		return err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.allocated = d.books.allocated()
+	d.allocated = d.podDevices.allocated()
 	for resource := range registered {
 		d.healthy[resource] = sets.New[string]()
 		d.unhealthy[resource] = sets.New[string]()
@@ -526,7 +530,7 @@ func (d *devices) readCheckpoint() error {
 	return nil
 }
 
-// restartable says whether an init container is a sidecar.
+// restartable reports whether an init container is a sidecar.
 func restartable(container *corev1.Container) bool {
 	return container.RestartPolicy != nil && *container.RestartPolicy == corev1.ContainerRestartPolicyAlways
 }

@@ -18,13 +18,13 @@ import (
 )
 
 const (
-	// dialTimeout is how long a plugin's socket is tried while its Register call waits (plugin/v1beta1/client.go).
+	// dialTimeout is the time for connecting to a plugin's socket during its Register call (plugin/v1beta1/client.go).
 	dialTimeout = 10 * time.Second
-	// preStartTimeout is the only deadline that the kubelet sets on a plugin's call.
+	// preStartTimeout is the only deadline that the kubelet sets for a call to a plugin.
 	preStartTimeout = pluginapi.KubeletPreStartContainerRPCTimeoutInSecs * time.Second
 )
 
-// endpoint is one registration of a plugin: calls to it, and when it stopped.
+// endpoint is one registration of a plugin.
 type endpoint struct {
 	resource string
 	options  *pluginapi.DevicePluginOptions
@@ -32,10 +32,10 @@ type endpoint struct {
 	trace    func(Event)
 
 	mu      sync.Mutex
-	stopped time.Time // zero while it is connected
+	stopped time.Time // Zero while the plugin is connected.
 }
 
-// stoppedEndpoint stands for the plugin of a resource in the checkpoint until it registers.
+// stoppedEndpoint returns the endpoint of a resource in the checkpoint until its plugin registers.
 func stoppedEndpoint(resource string) *endpoint {
 	return &endpoint{resource: resource, stopped: time.Now()}
 }
@@ -46,7 +46,7 @@ func (e *endpoint) stop(at time.Time) {
 	e.stopped = at
 }
 
-// stoppedFor returns for how long the plugin has been gone, 0 if it isn't.
+// stoppedFor returns the time since the plugin stopped, or 0 if it is connected.
 func (e *endpoint) stoppedFor(now time.Time) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -124,7 +124,7 @@ func (e *endpoint) done(event Event, err error) {
 	e.trace(event)
 }
 
-// client is one connection to a plugin.
+// client is a connection to a plugin.
 type client struct {
 	resource string
 	socket   string
@@ -132,11 +132,11 @@ type client struct {
 	trace    func(Event)
 
 	mu   sync.Mutex
-	conn *grpc.ClientConn // nil once disconnected
+	conn *grpc.ClientConn // nil once disconnected.
 	api  pluginapi.DevicePluginClient
 }
 
-// connect dials the plugin and asks for its options. The context is the Register call's.
+// connect dials the plugin and reads its options. ctx is that of the Register call.
 func (c *client) connect(ctx context.Context) error {
 	conn, err := dial(ctx, c.socket)
 	if err != nil {
@@ -157,7 +157,8 @@ func (c *client) connect(ctx context.Context) error {
 	return nil
 }
 
-// watch takes over the plugin's lists until the stream ends. gRPC refuses messages over 4 MiB: that ends it too.
+// watch processes the plugin's device lists until the stream ends. gRPC rejects messages over 4 MiB, which also ends
+// it.
 func (c *client) watch(ctx context.Context) {
 	event := Event{Call: CallListAndWatch, Resource: c.resource}
 	end := func(err error) {
@@ -203,7 +204,7 @@ func (c *client) close(ctx context.Context) {
 	c.conn = nil
 }
 
-// dial returns once the connection stands.
+// dial returns when the connection is ready.
 func dial(ctx context.Context, socket string) (*grpc.ClientConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()

@@ -31,7 +31,7 @@ const (
 	patience     = 20 * time.Second
 )
 
-// fixture is a node with its API, and a trace of what was called.
+// fixture is a node with a fake API and a trace of the calls.
 type fixture struct {
 	t       *testing.T
 	ctx     context.Context
@@ -44,7 +44,7 @@ type fixture struct {
 
 func newFixture(t *testing.T, change ...func(*Options)) *fixture {
 	t.Helper()
-	// Not t.TempDir: its paths carry the test's name, and a socket's path may not be long.
+	// Not t.TempDir: its paths contain the test's name and are too long for a socket.
 	root, err := os.MkdirTemp("", "sk")
 	if err != nil {
 		t.Fatal(err)
@@ -74,7 +74,7 @@ func newFixture(t *testing.T, change ...func(*Options)) *fixture {
 	return f
 }
 
-// start starts the kubelet and waits until it watches pods: a fake API loses what happens before.
+// start starts the kubelet and waits until it watches pods, because a fake API doesn't deliver earlier changes.
 func (f *fixture) start() {
 	f.t.Helper()
 	if err := f.kubelet.Start(f.ctx); err != nil {
@@ -108,22 +108,22 @@ func (f *fixture) await(what string, condition func() bool) {
 	f.t.Helper()
 	for deadline := time.Now().Add(patience); !condition(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			f.t.Fatalf("waited in vain: %s\ntrace: %v", what, f.calls())
+			f.t.Fatalf("timed out waiting: %s\ntrace: %v", what, f.calls())
 		}
 	}
 }
 
-// awaitListed waits until the kubelet has been told of so many devices, since the trace was cleared last.
+// awaitListed waits for a ListAndWatch message with this number of devices since the last clear.
 func (f *fixture) awaitListed(devices int) {
 	f.t.Helper()
-	f.await("the kubelet knows devices", func() bool {
+	f.await("the kubelet has the plugin's devices", func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		return slices.ContainsFunc(f.events, func(e Event) bool { return e.Call == CallListAndWatch && e.Available == devices })
 	})
 }
 
-// calls returns what the plugin was asked to allocate, in order, as "call pod/container".
+// calls returns the allocation calls to the plugin in order, as "call pod/container".
 func (f *fixture) calls() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -136,7 +136,7 @@ func (f *fixture) calls() []string {
 	return out
 }
 
-// allocated returns the IDs that the container's Allocate named.
+// allocated returns the device IDs of the container's Allocate call.
 func (f *fixture) allocated(pod, container string) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -171,7 +171,7 @@ func (f *fixture) pod(name string) *corev1.Pod {
 	return pod
 }
 
-// del marks the pod as deleted, as the API server does for pods on a node.
+// del sets the pod's deletion timestamp, as the API server does for pods on a node.
 func (f *fixture) del(name string, grace int64) {
 	f.t.Helper()
 	pod := f.pod(name).DeepCopy()
@@ -209,7 +209,7 @@ func (f *fixture) podResources() podresourcesapi.PodResourcesListerClient {
 	return podresourcesapi.NewPodResourcesListerClient(conn)
 }
 
-// visible says how PodResources shows a pod: its device IDs by container, or the error.
+// visible returns the pod's device IDs in PodResources by container, or the error.
 func visible(ctx context.Context, client podresourcesapi.PodResourcesListerClient, name string) (map[string][]string, error) {
 	response, err := client.Get(ctx, &podresourcesapi.GetPodResourcesRequest{PodNamespace: "default", PodName: name})
 	if err != nil {
@@ -226,7 +226,7 @@ func visible(ctx context.Context, client podresourcesapi.PodResourcesListerClien
 	return out, nil
 }
 
-// podBuilder makes pods bound to the node.
+// newPod returns a pod that is bound to the node.
 func newPod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name), Annotations: map[string]string{}},
@@ -270,7 +270,7 @@ func createdAt(seconds int64) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) { pod.CreationTimestamp = metav1.Unix(1_700_000_000+seconds, 0) }
 }
 
-// plugin is a device plugin over a unix socket. Its answers name the devices in the environment.
+// plugin is a device plugin on a Unix socket. Its answers put the device IDs into the environment.
 type plugin struct {
 	pluginapi.UnimplementedDevicePluginServer
 	options  *pluginapi.DevicePluginOptions
@@ -365,7 +365,7 @@ func (p *plugin) GetPreferredAllocation(_ context.Context, request *pluginapi.Pr
 	}}, nil
 }
 
-// running returns the running containers' environments by "pod/container".
+// running returns the environments of the running containers by "pod/container".
 func (f *fixture) running() map[string]map[string]string {
 	out := map[string]map[string]string{}
 	for _, c := range f.kubelet.Containers() {

@@ -13,20 +13,20 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// errClosed is returned where the node's Run has ended.
-var errClosed = errors.New("simkubelet: the node is gone")
+// errClosed is returned after Run has ended.
+var errClosed = errors.New("simkubelet: the node is closed")
 
-// Kubelet is one simulated node: its containers, and the kubelet process that comes and goes.
+// Kubelet is a simulated node: its containers, and a kubelet process that can be stopped and started.
 type Kubelet struct {
 	options    Options
 	containers *containers
 
 	mu      sync.Mutex
-	process *process // nil while the kubelet is away
+	process *process // nil while the kubelet is stopped.
 	closed  bool
 }
 
-// New returns a node whose kubelet isn't started yet.
+// New returns a node whose kubelet is not started.
 func New(options Options) (*Kubelet, error) {
 	options, err := options.withDefaults()
 	if err != nil {
@@ -35,8 +35,8 @@ func New(options Options) (*Kubelet, error) {
 	return &Kubelet{options: options, containers: newContainers()}, nil
 }
 
-// Run starts the kubelet and waits for the context's end; then the node is gone for good. Start, Stop and Restart may
-// be used meanwhile.
+// Run starts the kubelet and waits until ctx ends. Then it closes the node. Start, Stop and Restart can be used while
+// it runs.
 func (k *Kubelet) Run(ctx context.Context) error {
 	if err := k.Start(ctx); err != nil {
 		return err
@@ -50,8 +50,8 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	return nil
 }
 
-// Start starts the kubelet and returns once its sockets are served. Only Stop ends it, not the context. Starting one
-// that runs does nothing.
+// Start starts the kubelet and returns when its sockets are served. Only Stop ends it, not the end of ctx. Starting a
+// running kubelet is no error.
 func (k *Kubelet) Start(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -73,7 +73,7 @@ func (k *Kubelet) start(ctx context.Context) error {
 	return nil
 }
 
-// Stop kills the kubelet. Containers run on; pods bound meanwhile are found, as one batch, by the next one.
+// Stop kills the kubelet. Containers continue. The next start finds the pods that were bound meanwhile as one batch.
 func (k *Kubelet) Stop() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -87,9 +87,9 @@ func (k *Kubelet) stop() {
 	}
 }
 
-// RestartOptions say what is lost between two runs of the kubelet.
+// RestartOptions define what is lost between two runs of the kubelet.
 type RestartOptions struct {
-	// DropCheckpoint removes the file in which the kubelet keeps who has which device.
+	// DropCheckpoint removes the kubelet's file of allocated devices.
 	DropCheckpoint bool
 	// Reboot ends all containers; the kubelet starts them again.
 	Reboot bool
@@ -111,7 +111,8 @@ func (k *Kubelet) Restart(ctx context.Context, what RestartOptions) error {
 	return k.start(ctx)
 }
 
-// Containers returns what runs and ran on the node, by pod and container, of pods whose object or containers are there.
+// Containers returns the running and ended containers of the pods that still have an object or a container, sorted by
+// pod and container.
 func (k *Kubelet) Containers() []Container {
 	list := k.containers.list()
 	slices.SortFunc(list, func(a, b Container) int {
@@ -120,18 +121,18 @@ func (k *Kubelet) Containers() []Container {
 	return list
 }
 
-// Env returns the environment variables that the container got from device plugins, nil if it never started.
+// Env returns the environment variables that device plugins set for the container, or nil if it never started.
 func (k *Kubelet) Env(uid types.UID, container string) map[string]string {
 	return maps.Clone(k.containers.state(uid, container).Env)
 }
 
-// CrashContainer makes a running container exit with an error; the kubelet, if it isn't away, starts it again.
+// CrashContainer makes a running container exit with an error. A running kubelet starts it again.
 func (k *Kubelet) CrashContainer(uid types.UID, container string) error {
 	return k.containers.crash(uid, container)
 }
 
-// DevicePluginDir is where plugins find kubelet.sock.
+// DevicePluginDir returns the directory of kubelet.sock.
 func (k *Kubelet) DevicePluginDir() string { return k.options.DevicePluginDir }
 
-// PodResourcesSocket is where PodResources is served.
+// PodResourcesSocket returns the path of the PodResources socket.
 func (k *Kubelet) PodResourcesSocket() string { return k.options.podResourcesSocket() }

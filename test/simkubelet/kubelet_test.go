@@ -26,7 +26,7 @@ import (
 	"github.com/gpushare/gpushare/test/simkubelet/checkpoint"
 )
 
-func TestNodeStatusFollowsDevices(t *testing.T) {
+func TestNodeStatus(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.EndpointStopGrace = 300 * time.Millisecond })
 	f.start()
 	f.awaitNode(corev1.ResourcePods, 110, 110)
@@ -41,7 +41,7 @@ func TestNodeStatusFollowsDevices(t *testing.T) {
 	if _, err := f.api.CoreV1().Nodes().Patch(f.ctx, nodeName, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
 		t.Fatal(err)
 	}
-	f.awaitNode("example.com/count", 2, 2) // Kept, and allocatable made equal to capacity.
+	f.awaitNode("example.com/count", 2, 2) // Kept, and allocatable set to the capacity.
 
 	p.server.Stop()
 	f.awaitNode(resourceName, 5, 0)
@@ -49,8 +49,8 @@ func TestNodeStatusFollowsDevices(t *testing.T) {
 	f.awaitNode("example.com/count", 2, 2)
 }
 
-func TestExtendedResourcesAreZeroedOnlyForAnEmptyDirectory(t *testing.T) {
-	for name, late := range map[string]bool{"registered after the directory was served": false, "registered before": true} {
+func TestZeroExtendedResources(t *testing.T) {
+	for name, late := range map[string]bool{"registered after the directory was served: kept": false, "registered before: zeroed": true} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, func(o *Options) { o.LateRuntime = late })
 			list := corev1.ResourceList{"example.com/count": resourceQuantity(2)}
@@ -69,7 +69,7 @@ func TestExtendedResourcesAreZeroedOnlyForAnEmptyDirectory(t *testing.T) {
 	}
 }
 
-func TestAdmissionIsInOrderOfCreation(t *testing.T) {
+func TestAdmissionOrder(t *testing.T) {
 	f := newFixture(t)
 	f.create(
 		newPod("third", createdAt(3), app("a", 1), app("b", 1)),
@@ -77,7 +77,7 @@ func TestAdmissionIsInOrderOfCreation(t *testing.T) {
 		newPod("other-node", createdAt(0), app("a", 1), func(pod *corev1.Pod) { pod.Spec.NodeName = "node-2" }),
 		newPod("second", createdAt(2), app("a", 1), initContainer("i", 1), sidecar("s", 1)),
 	)
-	// The first list waits until the devices are there.
+	// Block the first list until the devices are known.
 	gate := make(chan struct{})
 	f.api.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		<-gate
@@ -122,7 +122,7 @@ func TestVisibilityDuringAllocate(t *testing.T) {
 		err     error
 	}
 	views := make(chan map[string]view, 1)
-	var look atomic.Bool // Not each time: the kubelet answers ten questions at once, and then a hundred a second.
+	var look atomic.Bool // Only once: the kubelet's rate limit allows a burst of 10 requests.
 	f.plug(&plugin{allocate: func(ctx context.Context, _ []string) error {
 		if !look.Load() {
 			return nil
@@ -144,10 +144,10 @@ func TestVisibilityDuringAllocate(t *testing.T) {
 	f.awaitPhase("two", corev1.PodRunning)
 	seen := <-views
 	if diff := cmp.Diff(map[string][]string{"a": f.allocated("one", "a")}, seen["one"].devices); diff != "" {
-		t.Errorf("the pod served before, without its init container (-want +got):\n%s", diff)
+		t.Errorf("the pod allocated before, without its init container (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(map[string][]string{"a": nil}, seen["two"].devices); diff != "" {
-		t.Errorf("the pod being served (-want +got):\n%s", diff)
+		t.Errorf("the pod being admitted (-want +got):\n%s", diff)
 	}
 	err := seen["three"].err
 	if status.Code(err) != codes.Unknown || status.Convert(err).Message() != "pod three in namespace default not found" {
@@ -163,7 +163,7 @@ func TestVisibilityDuringAllocate(t *testing.T) {
 	}
 }
 
-// Kubelets 1.34 and 1.35 show a pod that they have rejected like one that is being served.
+// Kubelets 1.34 and 1.35 show a rejected pod like one that is being admitted.
 func TestRejectedPodsInPodResources(t *testing.T) {
 	for _, shown := range []bool{false, true} {
 		f := newFixture(t, func(o *Options) { o.ShowRejected = shown })
@@ -177,12 +177,12 @@ func TestRejectedPodsInPodResources(t *testing.T) {
 	}
 }
 
-func TestPodResourcesLimitsItsRate(t *testing.T) {
+func TestPodResourcesRateLimit(t *testing.T) {
 	f := newFixture(t)
 	f.start()
 	client := f.podResources()
 	var limited error
-	// The burst is 10, and these take far less than a second.
+	// The burst is 10, and these requests take much less than a second.
 	for range 200 {
 		if _, err := visible(f.ctx, client, "none"); status.Code(err) == codes.ResourceExhausted {
 			limited = err
@@ -193,7 +193,7 @@ func TestPodResourcesLimitsItsRate(t *testing.T) {
 	}
 }
 
-func TestDevicesOfInitContainersAreUsedAgain(t *testing.T) {
+func TestInitContainerDeviceReuse(t *testing.T) {
 	f := newFixture(t)
 	f.start()
 	var must [][]string
@@ -216,7 +216,7 @@ func TestDevicesOfInitContainersAreUsedAgain(t *testing.T) {
 
 	want := []string{
 		"GetPreferredAllocation pod/i", "Allocate pod/i",
-		"Allocate pod/s", // All of it reused: the plugin isn't asked.
+		"Allocate pod/s", // All devices are reused, so the plugin isn't called.
 		"GetPreferredAllocation pod/a", "Allocate pod/a",
 	}
 	if diff := cmp.Diff(want, f.calls()); diff != "" {
@@ -227,10 +227,10 @@ func TestDevicesOfInitContainersAreUsedAgain(t *testing.T) {
 		t.Errorf("devices preferred for i (-want +got):\n%s", diff)
 	}
 	if !i.IsSuperset(s) || s.HasAny(a.UnsortedList()...) {
-		t.Errorf("the sidecar's devices %v must be of %v, and not in %v", s, i, a)
+		t.Errorf("the sidecar's devices %v must be a subset of %v and not in %v", s, i, a)
 	}
 	if rest := i.Difference(s); !a.IsSuperset(rest) || !sets.New(must[1]...).Equal(rest) {
-		t.Errorf("app has %v, told to include %v; the init container left %v", a, must[1], rest)
+		t.Errorf("app has %v with required devices %v, but the init container left %v", a, must[1], rest)
 	}
 }
 
@@ -255,8 +255,8 @@ func TestRejectedPods(t *testing.T) {
 	}))
 	f.awaitPhase("cpu", corev1.PodFailed)
 	fail = true
-	f.create(newPod("refused", app("a", 1)))
-	f.awaitPhase("refused", corev1.PodFailed)
+	f.create(newPod("plugin-error", app("a", 1)))
+	f.awaitPhase("plugin-error", corev1.PodFailed)
 	fail = false
 
 	for name, want := range map[string][2]string{
@@ -265,7 +265,7 @@ func TestRejectedPods(t *testing.T) {
 		"half": {"UnexpectedAdmissionError", "Pod was rejected: Allocate failed due to requested number of devices unavailable for " +
 			resourceName + ". Requested: 3, Available: 1, which is unexpected"},
 		"cpu": {"OutOfcpu", "Pod was rejected: Node didn't have enough resource: cpu, requested: 65000, used: 0, capacity: 64000"},
-		"refused": {"UnexpectedAdmissionError",
+		"plugin-error": {"UnexpectedAdmissionError",
 			"Pod was rejected: Allocate failed due to rpc error: code = Unknown desc = no card, which is unexpected"},
 	} {
 		s := f.pod(name).Status
@@ -276,16 +276,16 @@ func TestRejectedPods(t *testing.T) {
 			t.Errorf("%s is visible: %v", name, err)
 		}
 	}
-	// The first container of "half" and the pod "cpu" had been served; their devices are free again.
+	// The first container of "half" and the pod "cpu" had allocations; their devices are free again.
 	f.create(newPod("all", app("a", 4)))
 	f.awaitPhase("all", corev1.PodRunning)
-	f.await("an event tells of the rejection", func() bool {
+	f.await("the rejection has an Event", func() bool {
 		events, err := f.api.CoreV1().Events("default").List(f.ctx, metav1.ListOptions{})
 		return err == nil && slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return e.Reason == "OutOfcpu" || e.Reason == reasonUnexpected })
 	})
 }
 
-func TestPodsEnd(t *testing.T) {
+func TestPodTermination(t *testing.T) {
 	f := newFixture(t)
 	f.start()
 	f.plug(&plugin{}, healthy(4))
@@ -306,7 +306,7 @@ func TestPodsEnd(t *testing.T) {
 	f.create(newPod("next", app("a", 4)))
 	f.awaitPhase("next", corev1.PodFailed) // The devices are still in use.
 	if _, runs := f.running()["stubborn/a"]; !runs {
-		t.Error("stubborn doesn't run in its grace period")
+		t.Error("stubborn ended before its grace period")
 	}
 	f.await("stubborn is killed", func() bool { return f.pod("stubborn").Name == "" })
 	if took := time.Since(begun); took < minimumGrace {
@@ -316,7 +316,7 @@ func TestPodsEnd(t *testing.T) {
 	f.awaitPhase("last", corev1.PodRunning)
 }
 
-func TestForcedDeletionFreesDevicesBeforeTheContainerEnds(t *testing.T) {
+func TestForcedDeletion(t *testing.T) {
 	f := newFixture(t)
 	f.start()
 	f.plug(&plugin{}, healthy(4))
@@ -329,17 +329,17 @@ func TestForcedDeletionFreesDevicesBeforeTheContainerEnds(t *testing.T) {
 	f.create(newPod("next", app("a", 4)))
 	f.awaitPhase("next", corev1.PodRunning)
 	if _, runs := f.running()["forced/a"]; !runs {
-		t.Error("the container ended with its object")
+		t.Error("the container ended with its pod object")
 	}
 }
 
-func TestRestarts(t *testing.T) {
+func TestRestart(t *testing.T) {
 	for name, test := range map[string]struct {
 		what    RestartOptions
 		devices bool
 	}{
-		"with the checkpoint, the books are kept":      {RestartOptions{}, true},
-		"without it, running containers have no books": {RestartOptions{DropCheckpoint: true}, false},
+		"with the checkpoint, allocations are kept": {RestartOptions{}, true},
+		"without it, running containers have none":  {RestartOptions{DropCheckpoint: true}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
@@ -354,7 +354,7 @@ func TestRestarts(t *testing.T) {
 
 			f.restart(test.what)
 			var got map[string][]string
-			f.await("the pod is taken up", func() (taken bool) {
+			f.await("the pod is known", func() (taken bool) {
 				var err error
 				got, err = visible(f.ctx, f.podResources(), "old")
 				return err == nil
@@ -364,10 +364,10 @@ func TestRestarts(t *testing.T) {
 				want["a"] = served
 			}
 			if !cmp.Equal(want, got) {
-				t.Errorf("books: %v, want %v", got, want)
+				t.Errorf("allocations: %v, want %v", got, want)
 			}
 			f.plug(&plugin{}, healthy(4))
-			f.awaitListed(4) // The node's status still has what the kubelet before wrote.
+			f.awaitListed(4) // The node's status still has the previous kubelet's resources.
 			f.awaitNode(resourceName, 4, 4)
 			f.create(newPod("new", app("a", 1)))
 			f.awaitPhase("new", corev1.PodRunning)
@@ -381,23 +381,23 @@ func TestRestarts(t *testing.T) {
 				t.Errorf("the pod that had ended is %s", phase)
 			}
 
-			// A container without books is served when it starts again, one with books isn't.
+			// A container without an allocation gets one when it starts again.
 			f.clear()
 			if err := f.kubelet.CrashContainer("uid-old", "a"); err != nil {
 				t.Fatal(err)
 			}
-			f.await("the container is started again", func() bool {
+			f.await("the container restarts", func() bool {
 				i := slices.IndexFunc(f.kubelet.Containers(), func(c Container) bool { return c.Name == "old" })
 				return f.kubelet.Containers()[i].Restarts == 1
 			})
 			if got := len(f.calls()) > 0; got == test.devices {
-				t.Errorf("calls for the container's second start: %v", f.calls())
+				t.Errorf("calls for the container's restart: %v", f.calls())
 			}
 		})
 	}
 }
 
-func TestCheckpointHoldsAnswers(t *testing.T) {
+func TestCheckpointContent(t *testing.T) {
 	f := newFixture(t)
 	f.start()
 	f.plug(&plugin{}, healthy(2))
@@ -417,7 +417,7 @@ func TestCheckpointHoldsAnswers(t *testing.T) {
 	}
 }
 
-func TestListOverFourMiBEndsTheStream(t *testing.T) {
+func TestDeviceListTooLarge(t *testing.T) {
 	f := newFixture(t)
 	f.start()
 	p := f.plug(&plugin{}, healthy(3))
@@ -428,15 +428,15 @@ func TestListOverFourMiBEndsTheStream(t *testing.T) {
 	f.awaitNode(resourceName, 3, 0)
 }
 
-func TestRegistrationIsRefused(t *testing.T) {
+func TestRegistrationRejected(t *testing.T) {
 	r := &registration{}
 	for name, test := range map[string]struct {
 		request *pluginapi.RegisterRequest
 		want    string
 	}{
-		"for another version": {&pluginapi.RegisterRequest{Version: "v1", ResourceName: resourceName},
+		"other version": {&pluginapi.RegisterRequest{Version: "v1", ResourceName: resourceName},
 			`requested API version "v1" is not supported by kubelet. Supported version is ["v1beta1"]`},
-		"for a native resource": {&pluginapi.RegisterRequest{Version: pluginapi.Version, ResourceName: "cpu"}, `the ResourceName "cpu" is invalid`},
+		"native resource": {&pluginapi.RegisterRequest{Version: pluginapi.Version, ResourceName: "cpu"}, `the ResourceName "cpu" is invalid`},
 	} {
 		if err := r.register(t.Context(), test.request); err == nil || err.Error() != test.want {
 			t.Errorf("%s: %v", name, err)
@@ -444,7 +444,7 @@ func TestRegistrationIsRefused(t *testing.T) {
 	}
 }
 
-func TestSeedRepeatsTheChoice(t *testing.T) {
+func TestSeed(t *testing.T) {
 	choose := func(seed uint64) []string {
 		f := newFixture(t, func(o *Options) { o.Seed = seed })
 		f.start()
@@ -455,21 +455,21 @@ func TestSeedRepeatsTheChoice(t *testing.T) {
 		return f.allocated("pod", "a")
 	}
 	if diff := cmp.Diff(choose(7), choose(7)); diff != "" {
-		t.Errorf("two runs with one seed differ:\n%s", diff)
+		t.Errorf("two runs with the same seed differ:\n%s", diff)
 	}
 	if cmp.Equal(choose(7), choose(8)) {
-		t.Error("another seed makes no difference")
+		t.Error("another seed has the same result")
 	}
 }
 
-func TestSocketsOfTheDeadAreRemoved(t *testing.T) {
+func TestStartRemovesSockets(t *testing.T) {
 	f := newFixture(t)
 	f.start()
 	p := f.plug(&plugin{}, healthy(1))
 	f.awaitNode(resourceName, 1, 1)
 	f.kubelet.Stop()
 	if _, err := os.Stat(f.kubelet.DevicePluginDir() + "/kubelet.sock"); err != nil {
-		t.Errorf("a killed kubelet leaves its socket: %v", err)
+		t.Errorf("the killed kubelet's socket: %v", err)
 	}
 	f.restart(RestartOptions{})
 	if _, err := os.Stat(f.kubelet.DevicePluginDir() + "/p.sock"); !errors.Is(err, os.ErrNotExist) {
@@ -479,11 +479,11 @@ func TestSocketsOfTheDeadAreRemoved(t *testing.T) {
 	p.server.Stop()
 }
 
-func TestOptionsAreChecked(t *testing.T) {
+func TestOptionsInvalid(t *testing.T) {
 	api := newFixture(t).api
 	for name, options := range map[string]Options{
-		"without a node's name":  {Client: api, Root: "/r"},
-		"with too long a socket": {Client: api, NodeName: "n", Root: "/" + strings.Repeat("x", 100)},
+		"no node name":         {Client: api, Root: "/r"},
+		"socket path too long": {Client: api, NodeName: "n", Root: "/" + strings.Repeat("x", 100)},
 	} {
 		if _, err := New(options); err == nil {
 			t.Errorf("%s: no error", name)
@@ -491,7 +491,7 @@ func TestOptionsAreChecked(t *testing.T) {
 	}
 }
 
-func TestEndOfAnOldStreamCutsTheNewRegistration(t *testing.T) {
+func TestOldStreamEndsNewRegistration(t *testing.T) {
 	f := newFixture(t)
 	f.start()
 	old := f.plug(&plugin{}, healthy(1))

@@ -26,27 +26,27 @@ import (
 )
 
 const (
-	// version is that of the kubelet whose behaviour this is.
+	// version is the simulated kubelet version.
 	version = "v1.36.3"
-	// retryInterval is the time between two attempts at registering.
+	// retryInterval is the time between two attempts to register.
 	retryInterval = time.Second
-	// leaseDuration is how long the node counts as alive without a sign of life.
+	// leaseDuration is how long a node without a renewed Lease counts as alive, in seconds.
 	leaseDuration = 40
 )
 
-// node keeps the Node object (kubelet_node_status.go).
+// node maintains the Node object (kubelet_node_status.go).
 type node struct {
-	options Options
-	devices *devices
-	kick    chan struct{} // has room for one: the devices have changed
+	options       Options
+	devices       *devices
+	statusChanged chan struct{} // Buffer of one: the devices have changed.
 
 	mu         sync.Mutex
 	registered bool
-	seen       *corev1.Node // as last read or made; never written to
+	seen       *corev1.Node // As last read or created; never modified.
 }
 
 func newNode(options Options, devices *devices) *node {
-	n := &node{options: options, devices: devices, kick: make(chan struct{}, 1)}
+	n := &node{options: options, devices: devices, statusChanged: make(chan struct{}, 1)}
 	n.seen = n.initial()
 	return n
 }
@@ -72,7 +72,7 @@ func (n *node) initial() *corev1.Node {
 	}
 }
 
-// last returns a copy of the node as it was last seen.
+// last returns a copy of the node as last read.
 func (n *node) last() *corev1.Node {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -85,20 +85,20 @@ func (n *node) remember(seen *corev1.Node) {
 	n.seen = seen
 }
 
-// changed has the node status looked at now.
+// changed requests an update of the node status.
 func (n *node) changed() {
 	select {
-	case n.kick <- struct{}{}:
+	case n.statusChanged <- struct{}{}:
 	default:
 	}
 }
 
-// registerUntilDone creates the Node, or comes to terms with the one that is there. It happens once in a kubelet's life.
+// registerUntilDone creates the Node, or adopts the existing one. A kubelet does that once.
 func (n *node) registerUntilDone(ctx context.Context) {
 	if n.registered {
 		return
 	}
-	// The only error is the context's end.
+	// The only error is the end of ctx.
 	_ = wait.PollUntilContextCancel(ctx, retryInterval, true, func(ctx context.Context) (bool, error) {
 		if err := n.register(ctx); err != nil {
 			klog.FromContext(ctx).V(2).Info("Could not register the node", "err", err)
@@ -116,7 +116,7 @@ func (n *node) register(ctx context.Context) error {
 		if seen, err = nodes.Get(ctx, n.options.NodeName, metav1.GetOptions{}); err != nil {
 			return fmt.Errorf("register node: %w", err)
 		}
-		seen, err = n.takeOver(ctx, seen)
+		seen, err = n.resetExtendedResources(ctx, seen)
 	}
 	if err != nil {
 		return fmt.Errorf("register node: %w", err)
@@ -130,14 +130,14 @@ func (n *node) register(ctx context.Context) error {
 	return nil
 }
 
-// takeOver sets all extended resources of an existing node to zero if the device-plugin directory is empty: then the
-// machine is thought to be a new one.
-func (n *node) takeOver(ctx context.Context, existing *corev1.Node) (*corev1.Node, error) {
+// resetExtendedResources sets all extended resources of an existing node to zero if the device-plugin directory is
+// empty, because then the machine could be a new one.
+func (n *node) resetExtendedResources(ctx context.Context, existing *corev1.Node) (*corev1.Node, error) {
 	files, err := os.ReadDir(n.options.DevicePluginDir)
 	if err != nil {
 		return nil, fmt.Errorf("look for a checkpoint: %w", err)
 	}
-	// The kubelet counts every file whose name doesn't begin with a dot.
+	// The kubelet counts every file whose name doesn't start with a dot.
 	if slices.ContainsFunc(files, func(f os.DirEntry) bool { return !strings.HasPrefix(f.Name(), ".") }) {
 		return existing, nil
 	}
@@ -151,7 +151,7 @@ func (n *node) takeOver(ctx context.Context, existing *corev1.Node) (*corev1.Nod
 	return n.patchStatus(ctx, existing, changed)
 }
 
-// liftTaint takes off the taint that a new node has until something calls it ready.
+// liftTaint removes the not-ready taint of a new node.
 func (n *node) liftTaint(ctx context.Context, existing *corev1.Node) (*corev1.Node, error) {
 	notReady := func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeNotReady }
 	if !slices.ContainsFunc(existing.Spec.Taints, notReady) {
@@ -168,8 +168,8 @@ func (n *node) liftTaint(ctx context.Context, existing *corev1.Node) (*corev1.No
 	return n.options.Client.CoreV1().Nodes().Patch(ctx, existing.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 }
 
-// keepStatus reports the node's resources whenever devices have changed, and looks from time to time whether others
-// have changed what is the kubelet's.
+// keepStatus reports the node's resources when devices have changed, and periodically restores fields that belong to
+// the kubelet.
 func (n *node) keepStatus(ctx context.Context) {
 	ticker := time.NewTicker(n.options.StatusInterval)
 	defer ticker.Stop()
@@ -180,15 +180,15 @@ func (n *node) keepStatus(ctx context.Context) {
 		}
 		select {
 		case <-ticker.C:
-		case <-n.kick:
+		case <-n.statusChanged:
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// updateStatus sets what is the kubelet's and leaves what others have patched in, but for the allocatable amount of
-// extended resources, which is made equal to their capacity (nodestatus/setters.go, MachineInfo).
+// updateStatus sets the kubelet's fields and keeps patches of other clients, except that the allocatable amount of
+// extended resources is set to their capacity (nodestatus/setters.go, MachineInfo).
 func (n *node) updateStatus(ctx context.Context) error {
 	existing, err := n.options.Client.CoreV1().Nodes().Get(ctx, n.options.NodeName, metav1.GetOptions{})
 	if err != nil {
@@ -215,7 +215,7 @@ func (n *node) updateStatus(ctx context.Context) error {
 	maps.Copy(status.Allocatable, status.Capacity)
 	maps.Copy(status.Allocatable, allocatable)
 	status.Conditions = conditions(status.Conditions)
-	// Before the scheduler learns of it: pods that it sends for the new devices are admitted by them.
+	// Before the patch: pods that the scheduler sends for the new devices must be admitted with them.
 	n.remember(changed)
 	if !equality.Semantic.DeepEqual(existing.Status, changed.Status) {
 		if changed, err = n.patchStatus(ctx, existing, changed); err != nil {
@@ -247,7 +247,7 @@ func (n *node) patchStatus(ctx context.Context, existing, changed *corev1.Node) 
 	return patched, nil
 }
 
-// conditions returns the given ones with the kubelet's own as they should be. Those that are so already stay untouched.
+// conditions returns the given conditions with the kubelet's own set. Conditions with the right status stay unchanged.
 func conditions(existing []corev1.NodeCondition) []corev1.NodeCondition {
 	out := slices.Clone(existing)
 	now := metav1.Now()
@@ -269,7 +269,7 @@ func conditions(existing []corev1.NodeCondition) []corev1.NodeCondition {
 	return out
 }
 
-// keepLease is the node's sign of life: lighter than a node status, which wakes every watcher of nodes.
+// keepLease renews the node's Lease. A node status would be sent to every client that watches nodes.
 func (n *node) keepLease(ctx context.Context) {
 	leases := n.options.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
 	var lease *coordinationv1.Lease

@@ -11,74 +11,75 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Annotations on pods that say how their containers behave.
+// Annotations on pods that define how their containers behave.
 const (
-	// AnnotationIgnoresSIGTERM, with the value "true", keeps the containers running through the pod's grace period.
+	// AnnotationIgnoresSIGTERM, with the value "true", makes the containers run through the pod's grace period.
 	AnnotationIgnoresSIGTERM = "simkubelet/ignores-sigterm"
-	// AnnotationExitAfter is the duration after which the app containers exit, and the pod ends whatever its restart
-	// policy says.
+	// AnnotationExitAfter is the duration after which the app containers exit. The pod then ends with any restart
+	// policy.
 	AnnotationExitAfter = "simkubelet/exit-after"
-	// AnnotationExitCode is the code they exit with, 0 if absent.
+	// AnnotationExitCode is their exit code; 0 by default.
 	AnnotationExitCode = "simkubelet/exit-code"
-	// AnnotationRejected is the reason with which the kubelet rejects the pod before it asks a device plugin, as under
-	// pressure. The API server hears of it when the rest of the batch has been admitted.
+	// AnnotationRejected is the reason with which the kubelet rejects the pod before it calls a device plugin, as under
+	// resource pressure. The API server gets the status after the rest of the batch is admitted.
 	AnnotationRejected = "simkubelet/rejected"
 )
 
-// maxSocketPath is what fits into sockaddr_un with its final zero byte.
+// maxSocketPath is the longest path in sockaddr_un, without the terminating zero byte.
 const maxSocketPath = 107
 
-// Options describe one simulated node. NodeName, Client and Root are required.
+// Options configure a simulated node. NodeName, Client and Root are required.
 type Options struct {
 	NodeName string
 	Client   kubernetes.Interface
-	// Root is the kubelet's root directory: PodResources is served on <Root>/pod-resources/kubelet.sock.
+	// Root is the kubelet's root directory. PodResources is served on <Root>/pod-resources/kubelet.sock.
 	Root string
-	// DevicePluginDir holds kubelet.sock, the plugins' sockets and the checkpoint; <Root>/device-plugins by default.
+	// DevicePluginDir contains kubelet.sock, the plugins' sockets and the checkpoint; <Root>/device-plugins by default.
 	DevicePluginDir string
 
 	Labels map[string]string
-	// CPU, Memory and Pods are the node's ordinary capacity: 64, 512Gi and 110 by default.
+	// CPU, Memory and Pods are the node's capacity: 64, 512Gi and 110 by default.
 	CPU, Memory resource.Quantity
 	Pods        int64
 
-	// Seed makes the arbitrary choices (which devices, in which order) repeatable. With 0 they are Go's map order, as
-	// the kubelet's are.
+	// Seed makes arbitrary choices (which devices, in which order) repeatable. With 0 they follow Go's map order, as in
+	// the kubelet.
 	Seed uint64
 
-	// StatusInterval is the time between two looks at the node status (10 s). A change of devices is reported at once.
+	// StatusInterval is the time between two periodic updates of the node status (10 s). Changed devices are reported
+	// immediately.
 	StatusInterval time.Duration
-	// LeaseInterval is the time between two renewals of the node's lease (10 s).
+	// LeaseInterval is the time between two renewals of the node's Lease (10 s).
 	LeaseInterval time.Duration
-	// EndpointStopGrace is how long a lost plugin's capacity stays (5 minutes).
+	// EndpointStopGrace is how long the capacity of a lost plugin is kept (5 minutes).
 	EndpointStopGrace time.Duration
-	// NodeSyncDelay is the time between the node's registration and the first list of its pods: the kubelet looks once a
-	// second whether it knows its own node (config/apiserver.go). Plugins use it to register again, or the pods that were
-	// bound meanwhile are rejected.
+	// NodeSyncDelay is the time between the node's registration and the first list of its pods: the kubelet checks once
+	// a second whether its node is known (config/apiserver.go). Plugins can register again in that time; otherwise the
+	// pods that were bound meanwhile are rejected.
 	NodeSyncDelay time.Duration
-	// BackOff is the time between two attempts at starting a container (10 s).
+	// BackOff is the time between two attempts to start a container (10 s).
 	BackOff time.Duration
 
-	// LiftNotReadyTaint removes the taint that the API server puts on new nodes: the node-lifecycle controller's work,
-	// for control planes without a controller manager.
+	// LiftNotReadyTaint removes the taint that the API server sets on new nodes, for control planes without the node
+	// lifecycle controller.
 	LiftNotReadyTaint bool
-	// LateRuntime registers the node before the device-plugin directory is served, as happens where the container
-	// runtime comes up late. Only then can the kubelet find that directory empty at registration, and only then does
-	// it set extended resources that others patched into the node status to zero (kubelet.go, Run; kubelet_node_status.go,
-	// reconcileExtendedResource; its test for a checkpoint counts every file, kubelet.sock too).
+	// LateRuntime registers the node before the device-plugin directory is served, as when the container runtime starts
+	// late. Only then can the kubelet find that directory empty at registration, and only then does it set extended
+	// resources that other clients patched into the node status to zero (kubelet.go, Run; kubelet_node_status.go,
+	// reconcileExtendedResource; its check for a checkpoint counts every file, even kubelet.sock).
 	LateRuntime bool
-	// ShowRejected makes PodResources Get answer for every pod that the kubelet has, also one that it has rejected, as
-	// kubelets 1.34 and 1.35 do (v1.34 apis/podresources/server_v1.go, Get).
+	// ShowRejected makes PodResources Get answer also for rejected pods, as kubelets 1.34 and 1.35 do (v1.34
+	// apis/podresources/server_v1.go, Get).
 	ShowRejected bool
-	// OmitResourceHealth leaves allocatedResourcesStatus out of pod statuses, as the feature gates
+	// OmitResourceHealth omits allocatedResourcesStatus from pod statuses, as the feature gates
 	// ResourceHealthStatus=false,ResourceHealthStatusMessage=false do.
 	OmitResourceHealth bool
 
-	// Trace is called after each call on the device-plugin and PodResources APIs, from several goroutines.
+	// Trace is called after each call of the device-plugin and PodResources APIs, possibly concurrently.
 	Trace func(Event)
 }
 
-// withDefaults returns the options with every gap filled, or what is wrong with them.
+// withDefaults returns the options with defaults set, or an error for invalid ones.
 func (o Options) withDefaults() (Options, error) {
 	if o.NodeName == "" || o.Client == nil || o.Root == "" {
 		return o, errors.New("simkubelet: NodeName, Client and Root are required")

@@ -17,14 +17,14 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// The kubelet's limit on PodResources queries (apis/podresources/constants.go).
+// The kubelet's rate limit for PodResources requests (apis/podresources/constants.go).
 const (
 	podResourcesQPS   = 100
 	podResourcesBurst = 10
 )
 
-// podResources serves the PodResources API (apis/podresources/server_v1.go). A pod is visible from the moment that its
-// admission begins until it has ended or was rejected.
+// podResources serves the PodResources API (apis/podresources/server_v1.go). A pod is visible from the start of its
+// admission until it has ended or is rejected.
 type podResources struct {
 	podresourcesapi.UnimplementedPodResourcesListerServer
 	process *process
@@ -70,7 +70,7 @@ func (s *podResources) stop() {
 	s.wg.Wait()
 }
 
-// Get answers for one pod. The error for a pod that can't be seen carries no code but Unknown.
+// Get returns one pod. The error for a pod that isn't visible has the code Unknown.
 func (s *podResources) Get(_ context.Context, request *podresourcesapi.GetPodResourcesRequest) (*podresourcesapi.GetPodResourcesResponse, error) {
 	pod, ok := s.process.pods.named(types.NamespacedName{Namespace: request.PodNamespace, Name: request.PodName})
 	if !ok || s.process.inactive(pod) && !s.process.options.ShowRejected {
@@ -79,7 +79,7 @@ func (s *podResources) Get(_ context.Context, request *podresourcesapi.GetPodRes
 	return &podresourcesapi.GetPodResourcesResponse{PodResources: s.of(pod)}, nil
 }
 
-// List answers for all active pods, and takes those that have ended off the books.
+// List returns all active pods and removes the allocations of ended ones.
 func (s *podResources) List(context.Context, *podresourcesapi.ListPodResourcesRequest) (*podresourcesapi.ListPodResourcesResponse, error) {
 	response := &podresourcesapi.ListPodResourcesResponse{}
 	active := s.process.activePods()
@@ -90,7 +90,7 @@ func (s *podResources) List(context.Context, *podresourcesapi.ListPodResourcesRe
 	return response, nil
 }
 
-// GetAllocatableResources answers with all healthy devices.
+// GetAllocatableResources returns all healthy devices.
 func (s *podResources) GetAllocatableResources(context.Context, *podresourcesapi.AllocatableResourcesRequest) (*podresourcesapi.AllocatableResourcesResponse, error) {
 	response := &podresourcesapi.AllocatableResourcesResponse{}
 	for resource, devices := range s.process.devices.allocatable() {
@@ -105,7 +105,7 @@ func (s *podResources) GetAllocatableResources(context.Context, *podresourcesapi
 	return response, nil
 }
 
-// of leaves ordinary init containers out.
+// of returns the pod's entry. Ordinary init containers are omitted.
 func (s *podResources) of(pod *corev1.Pod) *podresourcesapi.PodResources {
 	out := &podresourcesapi.PodResources{Name: pod.Name, Namespace: pod.Namespace}
 	for i := range pod.Spec.InitContainers {
@@ -121,7 +121,7 @@ func (s *podResources) of(pod *corev1.Pod) *podresourcesapi.PodResources {
 
 func (s *podResources) container(pod *corev1.Pod, container *corev1.Container) *podresourcesapi.ContainerResources {
 	out := &podresourcesapi.ContainerResources{Name: container.Name}
-	for resource, h := range s.process.devices.books.holdings(pod.UID, container.Name) {
+	for resource, h := range s.process.devices.podDevices.allocations(pod.UID, container.Name) {
 		for numa, ids := range h.devices {
 			for _, id := range ids {
 				var nodes []int64
@@ -135,7 +135,7 @@ func (s *podResources) container(pod *corev1.Pod, container *corev1.Container) *
 	return out
 }
 
-// containerDevices gives each device an entry of its own, one for each of its NUMA nodes.
+// containerDevices returns one entry for each of the device's NUMA nodes.
 func containerDevices(resource string, device *pluginapi.Device, nodes []int64) []*podresourcesapi.ContainerDevices {
 	if len(nodes) == 0 {
 		return []*podresourcesapi.ContainerDevices{{ResourceName: resource, DeviceIds: []string{device.ID}}}

@@ -15,8 +15,8 @@ func fullName(pod *corev1.Pod) types.NamespacedName {
 	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 }
 
-// pods are those that the kubelet has taken up, in whatever state (pod/pod_manager.go). A pod is in here from the moment
-// that its admission begins until its object is gone. Pods in here are never written to.
+// pods are the pods that the kubelet knows, in any state (pod/pod_manager.go): from the start of admission until the
+// object is deleted. The stored pods are never modified.
 type pods struct {
 	mu     sync.RWMutex
 	byUID  map[types.UID]*corev1.Pod

@@ -17,10 +17,10 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// hostIP is every simulated node's address.
+// hostIP is the address of every simulated node.
 const hostIP = "127.0.0.1"
 
-// process is one run of the kubelet, from its start to its death. What it knows dies with it, but for the checkpoint.
+// process is one run of the kubelet. Its state is lost when it ends, except for the checkpoint.
 type process struct {
 	options    Options
 	containers *containers
@@ -29,8 +29,8 @@ type process struct {
 	status     *statuses
 	node       *node
 	changes    chan change
-	rand       *rand.Rand // nil: arbitrary; used by the sync loop alone
-	// sourcesReady says whether the first batch of pods has been admitted.
+	rand       *rand.Rand // nil: arbitrary. Used only by the sync loop.
+	// sourcesReady is true once the first batch of pods is admitted.
 	sourcesReady atomic.Bool
 
 	mu      sync.Mutex
@@ -42,9 +42,9 @@ type process struct {
 	wg           sync.WaitGroup
 }
 
-// startProcess starts the kubelet. It returns once both sockets are served; the API server need not be there.
+// startProcess starts the kubelet. It returns when both sockets are served; it doesn't wait for the API server.
 func startProcess(ctx context.Context, options Options, containers *containers) (_ *process, err error) {
-	// The process ends when it is stopped and not before, like one of the operating system.
+	// Like a real process, it ends only when it is stopped, not with ctx.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("node", options.NodeName))
 	p := &process{
@@ -74,7 +74,7 @@ func startProcess(ctx context.Context, options Options, containers *containers) 
 		p.node.registerUntilDone(ctx)
 	}
 	if err := p.devices.readCheckpoint(); err != nil {
-		// The kubelet goes on with what it could read, too.
+		// Like the kubelet, continue without it.
 		klog.FromContext(ctx).Error(err, "Could not read the checkpoint")
 	}
 	if p.registration, err = serveRegistration(ctx, options, p.devices); err != nil {
@@ -101,7 +101,7 @@ func startProcess(ctx context.Context, options Options, containers *containers) 
 	return p, nil
 }
 
-// kill ends the process as a SIGKILL would: nothing is written any more, containers run on.
+// kill ends the process like SIGKILL: nothing more is written, and containers continue.
 func (p *process) kill() {
 	p.containers.listen(nil)
 	p.cancel()
@@ -114,7 +114,7 @@ func (p *process) kill() {
 	p.wg.Wait()
 }
 
-// syncLoop takes up one change after the other: while a pod is being admitted, everything else waits.
+// syncLoop processes one change after the other: while a pod is admitted, all other changes wait.
 func (p *process) syncLoop(ctx context.Context) {
 	for {
 		select {
@@ -136,18 +136,18 @@ func (p *process) syncLoop(ctx context.Context) {
 	}
 }
 
-// add admits the pods of a batch one by one (kubelet.go, HandlePodAdditions). A pod that is deleted already is admitted
-// all the same, as in the kubelet; one that has ended isn't.
+// add admits the pods of a batch one by one (kubelet.go, HandlePodAdditions). As in the kubelet, a terminating pod is
+// admitted, an ended one isn't.
 func (p *process) add(ctx context.Context, batch []*corev1.Pod) {
 	for _, pod := range p.inOrder(batch) {
 		p.pods.set(pod)
 		if !terminal(pod.Status.Phase) {
 			why := p.admit(ctx, pod)
 			if ctx.Err() != nil {
-				return // The kubelet died at it, and has no opinion on the pod.
+				return // The kubelet was killed during the admission, so it reports no result.
 			}
 			if why != nil && pod.Annotations[AnnotationRejected] != "" {
-				defer p.reject(ctx, pod, why) // After the batch, as where the API server is slow.
+				defer p.reject(ctx, pod, why) // After the batch, as with a slow API server.
 				continue
 			}
 			if why != nil {
@@ -203,14 +203,15 @@ func (p *process) reject(ctx context.Context, pod *corev1.Pod, why *rejection) {
 		Source:         corev1.EventSource{Component: "kubelet", Host: p.options.NodeName},
 		FirstTimestamp: now, LastTimestamp: now, Count: 1,
 	}
-	p.wg.Go(func() { // Beside the sync loop, which no slow API server may hold up.
+	p.wg.Go(func() { // Not in the sync loop, which must not wait for a slow API server.
 		if _, err := p.options.Client.CoreV1().Events(pod.Namespace).Create(ctx, event, metav1.CreateOptions{}); err != nil {
 			klog.FromContext(ctx).V(2).Info("Could not write an event", "pod", klog.KObj(pod), "err", err)
 		}
 	})
 }
 
-// inactive says whether the pod's devices are free and the pod is out of sight (kubelet_pods.go, isPodInactive).
+// inactive reports whether the pod's devices are free and PodResources doesn't show it (kubelet_pods.go,
+// isPodInactive).
 func (p *process) inactive(pod *corev1.Pod) bool {
 	stopping, terminated := false, false
 	if w := p.worker(pod.UID); w != nil {
@@ -236,7 +237,7 @@ func (p *process) worker(uid types.UID) *worker {
 	return p.workers[uid]
 }
 
-// ended takes note that none of the worker's containers runs any more.
+// ended is called when none of the worker's containers runs any more.
 func (p *process) ended(w *worker) {
 	if _, known := p.pods.get(w.uid); !known {
 		p.drop(w.uid)
@@ -246,7 +247,7 @@ func (p *process) ended(w *worker) {
 	p.status.finish(w.uid)
 }
 
-// drop forgets a pod whose object and containers are gone.
+// drop removes a pod whose object and containers are gone.
 func (p *process) drop(uid types.UID) {
 	p.mu.Lock()
 	delete(p.workers, uid)
@@ -256,11 +257,11 @@ func (p *process) drop(uid types.UID) {
 
 func (p *process) containerExited(uid types.UID) {
 	if w := p.worker(uid); w != nil {
-		w.poke()
+		w.notify()
 	}
 }
 
-// devicesChanged reports the node's devices, and the health of those that pods hold, at once.
+// devicesChanged requests a node status update, and a status update of the pods whose devices changed their health.
 func (p *process) devicesChanged(pods sets.Set[types.UID]) {
 	p.node.changed()
 	if p.options.OmitResourceHealth {
@@ -268,20 +269,21 @@ func (p *process) devicesChanged(pods sets.Set[types.UID]) {
 	}
 	for uid := range pods {
 		if w := p.worker(uid); w != nil {
-			w.poke()
+			w.notify()
 		}
 	}
 }
 
-// podIP makes an address up that no other running pod is likely to have.
+// podIP returns an address that is probably unique among running pods.
 func (p *process) podIP(uid types.UID) string {
 	hash := fnv.New32a()
-	_, _ = hash.Write([]byte(uid)) // A hash never fails to write.
+	_, _ = hash.Write([]byte(uid)) // Write on a hash returns no error.
 	sum := hash.Sum32()
 	return fmt.Sprintf("10.%d.%d.%d", byte(sum>>16), byte(sum>>8), byte(sum)|1)
 }
 
-// stopOrphans ends the containers of pods that were removed while the kubelet was away: the work of its housekeeping.
+// stopOrphans ends the containers of pods that were removed while the kubelet was stopped, as the kubelet's
+// housekeeping does.
 func (p *process) stopOrphans(ctx context.Context) {
 	for uid := range p.containers.running() {
 		if _, known := p.pods.get(uid); known {

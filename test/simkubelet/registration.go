@@ -19,20 +19,20 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// registration serves kubelet.sock and keeps the connections to the plugins (cm/devicemanager/plugin/v1beta1).
+// registration serves kubelet.sock and manages the connections to the plugins (cm/devicemanager/plugin/v1beta1).
 type registration struct {
 	pluginapi.UnimplementedRegistrationServer
 	options Options
 	devices *devices
-	ctx     context.Context // ends with this run of the kubelet; plugins' streams hang on it
+	ctx     context.Context // Ends with this run of the kubelet; used for the plugins' streams.
 	server  *grpc.Server
 	wg      sync.WaitGroup
 
 	mu      sync.Mutex
-	clients map[string]*client // by resource: the latest connection
+	clients map[string]*client // The latest connection by resource.
 }
 
-// serveRegistration removes the sockets that earlier plugins and kubelets left, and serves.
+// serveRegistration removes the sockets of earlier plugins and kubelets and starts the server.
 func serveRegistration(ctx context.Context, options Options, devices *devices) (*registration, error) {
 	if err := removeSockets(options.DevicePluginDir); err != nil {
 		return nil, err
@@ -51,8 +51,8 @@ func serveRegistration(ctx context.Context, options Options, devices *devices) (
 	return r, nil
 }
 
-// stop ends the server and every connection; the context must have ended. The socket file stays, as after a kubelet's
-// death.
+// stop ends the server and all connections; the context must have ended. The socket file stays, as after the kubelet is
+// killed.
 func (r *registration) stop() {
 	r.server.Stop()
 	r.mu.Lock()
@@ -65,7 +65,7 @@ func (r *registration) stop() {
 	r.wg.Wait()
 }
 
-// Register connects to the plugin before it answers.
+// Register connects to the plugin and then answers.
 func (r *registration) Register(ctx context.Context, request *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
 	event := Event{Call: CallRegister, Resource: request.ResourceName, Start: time.Now()}
 	err := r.register(ctx, request)
@@ -97,8 +97,8 @@ func (r *registration) register(ctx context.Context, request *pluginapi.Register
 	}
 	r.wg.Go(func() {
 		c.watch(r.ctx)
-		// The kubelet disconnects whichever connection the resource has by now, even one that registered while the
-		// old stream was ending (server.runClient). Plugins meet that race, so it is kept.
+		// The kubelet disconnects the resource's latest connection, even one that registered while the old stream was
+		// ending (server.runClient). Real plugins meet that race, so it is simulated.
 		if latest := r.forget(c.resource); latest != nil {
 			latest.disconnect(r.ctx)
 		}
@@ -107,7 +107,7 @@ func (r *registration) register(ctx context.Context, request *pluginapi.Register
 	return nil
 }
 
-// forget removes and returns the resource's connection, nil if there is none.
+// forget removes and returns the resource's connection, or nil if there is none.
 func (r *registration) forget(resource string) *client {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -116,7 +116,7 @@ func (r *registration) forget(resource string) *client {
 	return c
 }
 
-// listen makes the socket's directory and listens. The file outlives the listener.
+// listen creates the socket's directory and listens. Closing the listener doesn't remove the file.
 func listen(socket string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o750); err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
@@ -148,7 +148,7 @@ func removeSockets(dir string) error {
 	return nil
 }
 
-// extendedResource says whether the name is one of an extended resource (pkg/apis/core/v1/helper).
+// extendedResource reports whether the name is that of an extended resource (pkg/apis/core/v1/helper).
 func extendedResource(name corev1.ResourceName) bool {
 	if !strings.Contains(string(name), "/") || strings.Contains(string(name), corev1.ResourceDefaultNamespacePrefix) ||
 		strings.HasPrefix(string(name), corev1.DefaultResourceRequestsPrefix) {

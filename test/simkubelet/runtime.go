@@ -12,24 +12,24 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// minimumGrace is the shortest time that the kubelet leaves a container after SIGTERM (kuberuntime_manager.go).
+// minimumGrace is the shortest time between SIGTERM and SIGKILL (kuberuntime_manager.go).
 const minimumGrace = 2 * time.Second
 
-// exit codes that containers end with.
+// Exit codes of containers.
 const (
 	exitCrash = 1
 	exitKill  = 137
 )
 
-// Container is what runs, or ran, on the node: the truth that everything else is compared with.
+// Container is a running or ended container on the node. Tests compare the state of other components with it.
 type Container struct {
 	PodUID          types.UID
-	Namespace, Name string // of the pod
+	Namespace, Name string // Of the pod.
 	Container       string
 	Init, Sidecar   bool
-	// Env is what the device plugins' answers added to the container's environment.
+	// Env are the environment variables in the device plugins' answers.
 	Env map[string]string
-	// Devices are the device IDs of the container by resource, CDIDevices the names of CDI devices.
+	// Devices are the container's device IDs by resource, CDIDevices the names of its CDI devices.
 	Devices    map[string][]string
 	CDIDevices []string
 	Running    bool
@@ -39,34 +39,34 @@ type Container struct {
 	Restarts   int32
 }
 
-// record is a container of the runtime.
+// record is a container in the simulated runtime.
 type record struct {
 	Container
 	ignoresTERM bool
-	crashed     bool // to be started again
+	crashed     bool // The kubelet must start it again.
 	done        chan struct{}
-	timer       *time.Timer // of a container that exits by itself
+	timer       *time.Timer // Of a container that exits by itself.
 }
 
-// containers stands for the container runtime: what is in here goes on while the kubelet is away.
+// containers is the simulated container runtime. Its containers continue while the kubelet is stopped.
 type containers struct {
 	mu     sync.Mutex
 	pods   map[types.UID]map[string]*record
-	exited func(types.UID) // the kubelet's ear, nil while it is away
+	exited func(types.UID) // The kubelet's callback; nil while it is stopped.
 }
 
 func newContainers() *containers {
 	return &containers{pods: map[types.UID]map[string]*record{}}
 }
 
-// listen sets who is told of containers that exit.
+// listen sets the callback for containers that exit.
 func (c *containers) listen(exited func(types.UID)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.exited = exited
 }
 
-// start starts the container, again if it is there already and crashed.
+// start starts the container, or restarts a crashed one.
 func (c *containers) start(pod *corev1.Pod, container *corev1.Container, init bool, s containerSettings) error {
 	r := &record{
 		Container: Container{
@@ -107,7 +107,7 @@ func (c *containers) start(pod *corev1.Pod, container *corev1.Container, init bo
 	case exits:
 		r.timer = time.AfterFunc(exitAfter, func() { c.exit(r, int32(exitCode), false) })
 	case init && !r.Sidecar:
-		c.exitLocked(r, 0, false) // Init containers have nothing to do.
+		c.exitLocked(r, 0, false) // Init containers exit immediately.
 	}
 	return nil
 }
@@ -133,8 +133,8 @@ func (c *containers) exitLocked(r *record, code int32, crashed bool) {
 	close(r.done)
 }
 
-// stop ends the pod's containers and returns when all have: those that heed SIGTERM at once, the others after the grace
-// period. If the context ends first, they run on.
+// stop ends the pod's containers and returns when all have ended: those that react to SIGTERM immediately, the others
+// after the grace period. If ctx ends first, they continue.
 func (c *containers) stop(ctx context.Context, uid types.UID, grace time.Duration) error {
 	c.mu.Lock()
 	var waiting []*record
@@ -161,7 +161,7 @@ func (c *containers) stop(ctx context.Context, uid types.UID, grace time.Duratio
 				c.exit(r, exitKill, false)
 			}
 			return nil
-		case <-r.done: // It came to its own end.
+		case <-r.done: // It exited by itself.
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -169,7 +169,7 @@ func (c *containers) stop(ctx context.Context, uid types.UID, grace time.Duratio
 	return nil
 }
 
-// crash makes a running container exit so that the kubelet starts it again.
+// crash makes a running container exit so that the kubelet restarts it.
 func (c *containers) crash(uid types.UID, container string) error {
 	c.mu.Lock()
 	r := c.pods[uid][container]
@@ -182,7 +182,7 @@ func (c *containers) crash(uid types.UID, container string) error {
 	return nil
 }
 
-// containerState is what the kubelet wants to know of a container.
+// containerState is the kubelet's view of a container.
 type containerState struct {
 	Container
 	known   bool
@@ -199,7 +199,7 @@ func (c *containers) state(uid types.UID, container string) containerState {
 	return containerState{r.Container, true, r.crashed}
 }
 
-// running returns the containers that run, as the kubelet asks for them when it starts.
+// running returns the running containers by pod.
 func (c *containers) running() map[types.UID]sets.Set[string] {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -238,7 +238,7 @@ func (c *containers) list() []Container {
 	return out
 }
 
-// forget removes the records of a pod whose containers have all ended.
+// forget removes the records of a pod if all of its containers have ended.
 func (c *containers) forget(uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -250,7 +250,7 @@ func (c *containers) forget(uid types.UID) {
 	delete(c.pods, uid)
 }
 
-// reboot ends every container at once.
+// reboot ends all containers.
 func (c *containers) reboot() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -22,17 +22,17 @@ const (
 	removed
 )
 
-// change is what a source of pods has to say at once. Additions of one change are one batch for admission.
+// change is one update from the source of pods. The added pods of one change are admitted as one batch.
 type change struct {
 	operation operation
 	pods      []*corev1.Pod
 }
 
-// changeBuffer is how many changes wait while a pod is being admitted; then the watch waits too (config/config.go).
+// changeBuffer is the number of changes that can wait during an admission; then the watch blocks (config/config.go).
 const changeBuffer = 50
 
-// source turns full states of pods into changes (config/config.go, merge). A pod object that is another than before
-// counts as updated.
+// source computes changes from complete states of pods (config/config.go, merge). A pod counts as updated if its object
+// is another one than before.
 type source struct {
 	changes chan<- change
 
@@ -41,8 +41,8 @@ type source struct {
 	pods map[types.UID]*corev1.Pod
 }
 
-// merge compares the state with the one before, and sends removals, additions and updates in this order. The first
-// state is sent even if it is empty: it makes the source ready.
+// merge compares the state with the previous one and sends removals, additions and updates in this order. The first
+// state is sent even if it is empty, because it makes the source ready.
 func (s *source) merge(ctx context.Context, state []*corev1.Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -78,8 +78,8 @@ func (s *source) merge(ctx context.Context, state []*corev1.Pod) {
 	}
 }
 
-// watchPods feeds the source with the pods bound to the node until the context ends. As in the kubelet, the first list
-// is one batch, and so is what a broken watch missed; otherwise each event comes alone.
+// watchPods sends the pods bound to the node to the source until ctx ends. As in the kubelet, the first list is one
+// batch, and so are the changes that a broken watch missed; otherwise each event is sent alone.
 func watchPods(ctx context.Context, client kubernetes.Interface, node string, s *source) {
 	selector := fields.OneTermEqualSelector("spec.nodeName", node).String()
 	pods := client.CoreV1().Pods(metav1.NamespaceAll)
@@ -96,7 +96,7 @@ func watchPods(ctx context.Context, client kubernetes.Interface, node string, s 
 	push := func(objects []any) {
 		var state []*corev1.Pod
 		for _, object := range objects {
-			// Fake clients know no field selectors.
+			// Fake clients don't support field selectors.
 			if pod, ok := object.(*corev1.Pod); ok && pod.Spec.NodeName == node {
 				state = append(state, pod)
 			}

@@ -18,28 +18,28 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// statuses writes pod statuses to the API, one after the other, and deletes the objects of deleted pods that have ended
-// (status/status_manager.go). What it knows counts before what the API says.
+// statuses writes pod statuses to the API server, one after the other, and deletes the objects of ended pods that are
+// terminating (status/status_manager.go). Its own state takes precedence over the API server's.
 type statuses struct {
 	process *process
 	queue   workqueue.TypedRateLimitingInterface[types.UID]
 
-	mu     sync.Mutex
-	wanted map[types.UID]*wanted
+	mu       sync.Mutex
+	podState map[types.UID]*podState
 }
 
-type wanted struct {
-	status   *corev1.PodStatus // nil: leave it as it is
-	finished bool              // no container runs: the object may go
+type podState struct {
+	status   *corev1.PodStatus // nil: don't write.
+	finished bool              // No container runs: the object can be deleted.
 	written  []byte
 }
 
 func newStatuses(p *process) *statuses {
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](50*time.Millisecond, 5*time.Second)
-	return &statuses{process: p, queue: workqueue.NewTypedRateLimitingQueue(limiter), wanted: map[types.UID]*wanted{}}
+	return &statuses{process: p, queue: workqueue.NewTypedRateLimitingQueue(limiter), podState: map[types.UID]*podState{}}
 }
 
-// set is the pod's status from now on. A pod that has ended, or was rejected, keeps the status of that time.
+// set sets the pod's status. The status of an ended or rejected pod stays unchanged.
 func (s *statuses) set(uid types.UID, status corev1.PodStatus) {
 	s.mu.Lock()
 	w := s.of(uid)
@@ -50,7 +50,7 @@ func (s *statuses) set(uid types.UID, status corev1.PodStatus) {
 	s.queue.Add(uid)
 }
 
-// finish says that none of the pod's containers runs any more.
+// finish records that none of the pod's containers runs any more.
 func (s *statuses) finish(uid types.UID) {
 	s.mu.Lock()
 	s.of(uid).finished = true
@@ -58,24 +58,24 @@ func (s *statuses) finish(uid types.UID) {
 	s.queue.Add(uid)
 }
 
-func (s *statuses) of(uid types.UID) *wanted {
-	if s.wanted[uid] == nil {
-		s.wanted[uid] = &wanted{}
+func (s *statuses) of(uid types.UID) *podState {
+	if s.podState[uid] == nil {
+		s.podState[uid] = &podState{}
 	}
-	return s.wanted[uid]
+	return s.podState[uid]
 }
 
 func (s *statuses) forget(uid types.UID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.wanted, uid)
+	delete(s.podState, uid)
 }
 
-// phase returns the phase that the kubelet has come to, empty if it hasn't.
+// phase returns the phase that the kubelet has set, or an empty string.
 func (s *statuses) phase(uid types.UID) corev1.PodPhase {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if w := s.wanted[uid]; w != nil && w.status != nil {
+	if w := s.podState[uid]; w != nil && w.status != nil {
 		return w.status.Phase
 	}
 	return ""
@@ -118,7 +118,7 @@ func (s *statuses) sync(ctx context.Context, uid types.UID) error {
 			pod, err = s.process.options.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name,
 				types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 			if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-				return nil // Gone, or another pod of this name.
+				return nil // Deleted, or another pod with this name.
 			}
 			if err != nil {
 				return fmt.Errorf("patch status: %w", err)
@@ -128,7 +128,7 @@ func (s *statuses) sync(ctx context.Context, uid types.UID) error {
 			s.mu.Unlock()
 		}
 	}
-	// The object goes only once its phase says that the pod has ended.
+	// The object is deleted only when its phase is terminal.
 	if w.finished && pod.DeletionTimestamp != nil && terminal(pod.Status.Phase) {
 		err := s.process.options.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
 			GracePeriodSeconds: new(int64(0)),
@@ -141,7 +141,7 @@ func (s *statuses) sync(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
-// status returns the status that the pod's containers make.
+// status computes the pod's status from its containers.
 func (w *worker) status() corev1.PodStatus {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -238,7 +238,7 @@ func containerStatus(container *corev1.Container, state containerState, waiting 
 	return cs
 }
 
-// resourceStatus has one entry for each device, as the kubelet writes since 1.36.
+// resourceStatus returns one entry for each device, as kubelets since 1.36 write them.
 func resourceStatus(health map[string]map[string]bool) []corev1.ResourceStatus {
 	var out []corev1.ResourceStatus
 	for resource, devices := range health {

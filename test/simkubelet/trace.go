@@ -6,10 +6,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Call names a call on one of the node's APIs.
+// Call is the name of a call of one of the node's APIs.
 type Call string
 
-// The calls that are traced.
+// The traced calls.
 const (
 	CallRegister                = Call("Register")
 	CallGetDevicePluginOptions  = Call("GetDevicePluginOptions")
@@ -22,18 +22,18 @@ const (
 	CallPodResourcesAllocatable = Call("PodResources/GetAllocatableResources")
 )
 
-// Event is one call that has ended. ListAndWatch gives one event for each message and one, with Err, for the stream's end.
+// Event is one finished call. ListAndWatch has one event for each message, and one with Err for the end of the stream.
 type Event struct {
 	Call     Call
 	Resource string
-	// PodUID and Container are those that the kubelet makes the call for; the plugin isn't told. PodUID is empty for
-	// PodResources, which asks by Namespace and Name.
+	// PodUID and Container are those for which the kubelet makes the call; the call to the plugin doesn't contain them.
+	// PodUID is empty for PodResources, whose requests contain Namespace and Name.
 	PodUID          types.UID
 	Container       string
 	Namespace, Name string
-	// Devices are the IDs asked for (Allocate, PreStartContainer), preferred (GetPreferredAllocation) or, for
-	// ListAndWatch, absent. Available, MustInclude and Size belong to GetPreferredAllocation; Available is the number
-	// of devices for ListAndWatch too.
+	// Devices are the requested IDs (Allocate, PreStartContainer) or the preferred ones (GetPreferredAllocation).
+	// Available, MustInclude and Size are arguments of GetPreferredAllocation. For ListAndWatch, Available is the
+	// number of devices.
 	Devices     []string
 	MustInclude []string
 	Available   int

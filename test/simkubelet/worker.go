@@ -12,31 +12,31 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// worker leads one admitted pod through its life: starts its containers, watches them, and ends them.
+// worker manages one admitted pod: it starts, watches and ends its containers.
 type worker struct {
 	process *process
 	uid     types.UID
 	started metav1.Time
-	wake    chan struct{} // has room for one: a container exited
-	stop    chan struct{} // closed when the pod is to end
+	wake    chan struct{} // Buffer of one: a container exited.
+	stop    chan struct{} // Closed when the pod must end.
 
 	mu         sync.Mutex
 	pod        *corev1.Pod
 	stopping   bool
 	grace      time.Duration
-	starting   bool // a container is on its way
+	starting   bool // A container is being started.
 	terminated bool
-	waiting    map[string]error // containers that couldn't be started, and why
+	waiting    map[string]error // Containers that couldn't be started, with the error.
 }
 
-// startWorker makes the pod's worker and lets it run until the pod has ended or the process is stopped.
+// startWorker creates the pod's worker. It runs until the pod has ended or the process is stopped.
 func (p *process) startWorker(ctx context.Context, pod *corev1.Pod) {
 	w := &worker{
 		process: p, uid: pod.UID, pod: pod, waiting: map[string]error{}, started: metav1.Now(),
 		wake: make(chan struct{}, 1), stop: make(chan struct{}),
 	}
 	if pod.Status.StartTime != nil {
-		w.started = *pod.Status.StartTime // The kubelet restarted.
+		w.started = *pod.Status.StartTime // Set before a restart of the kubelet.
 	}
 	p.mu.Lock()
 	p.workers[pod.UID] = w
@@ -46,7 +46,7 @@ func (p *process) startWorker(ctx context.Context, pod *corev1.Pod) {
 }
 
 func (w *worker) run(ctx context.Context) {
-	if !w.live(ctx) {
+	if !w.runContainers(ctx) {
 		return
 	}
 	w.mu.Lock()
@@ -54,7 +54,7 @@ func (w *worker) run(ctx context.Context) {
 	w.mu.Unlock()
 	w.publish()
 	if err := w.process.containers.stop(ctx, w.uid, grace); err != nil {
-		return // The kubelet is stopped; the containers run on.
+		return // The kubelet is stopped; the containers continue.
 	}
 	w.mu.Lock()
 	w.terminated = true
@@ -62,8 +62,8 @@ func (w *worker) run(ctx context.Context) {
 	w.process.ended(w)
 }
 
-// live starts what has to run until all has ended or the pod is to stop. It returns false if the context ended.
-func (w *worker) live(ctx context.Context) bool {
+// runContainers starts containers until all have ended or the pod must stop. It returns false if ctx ended.
+func (w *worker) runContainers(ctx context.Context) bool {
 	for {
 		select {
 		case <-w.stop:
@@ -94,7 +94,7 @@ func (w *worker) live(ctx context.Context) bool {
 	}
 }
 
-// startMissing starts, in order, the containers that don't run and haven't ended. Init containers end as they start.
+// startMissing starts, in order, the containers that neither run nor have ended. Init containers exit immediately.
 func (w *worker) startMissing(ctx context.Context) error {
 	pod := w.latest()
 	for n, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
@@ -126,7 +126,7 @@ func (w *worker) startMissing(ctx context.Context) error {
 	return nil
 }
 
-// mayStart says whether a container may still be started, and holds the pod's end off until it was.
+// mayStart reports whether a container may still be started. If so, the pod can't end until that is done.
 func (w *worker) mayStart() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -134,14 +134,14 @@ func (w *worker) mayStart() bool {
 	return w.starting
 }
 
-// publish has the pod's status written. What the API has as ended stays so.
+// publish requests a write of the pod's status. A terminal phase in the API server stays unchanged.
 func (w *worker) publish() {
 	if !terminal(w.latest().Status.Phase) {
 		w.process.status.set(w.uid, w.status())
 	}
 }
 
-// exited says whether every app container has come to its end.
+// exited reports whether all app containers have ended.
 func (w *worker) exited() bool {
 	pod := w.latest()
 	for i := range pod.Spec.Containers {
@@ -159,7 +159,7 @@ func (w *worker) latest() *corev1.Pod {
 	return w.pod
 }
 
-// update takes over a newer version of the pod, and ends it if that says so.
+// update stores a newer version of the pod, and stops the pod if that is terminating or ended.
 func (w *worker) update(pod *corev1.Pod) {
 	w.mu.Lock()
 	w.pod = pod
@@ -169,7 +169,7 @@ func (w *worker) update(pod *corev1.Pod) {
 	}
 }
 
-// requestStop makes the pod end, with the grace period of the first request.
+// requestStop stops the pod, with the grace period of the first request.
 func (w *worker) requestStop(grace time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -177,12 +177,12 @@ func (w *worker) requestStop(grace time.Duration) {
 		return
 	}
 	w.stopping, w.grace = true, grace
-	// A pod without running containers has ended already: it shall not count as active until the worker comes to it.
+	// A pod without running containers has ended already. It must not count as active until the worker notices.
 	w.terminated = !w.starting && !w.process.containers.anyRunning(w.uid)
 	close(w.stop)
 }
 
-func (w *worker) poke() {
+func (w *worker) notify() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
@@ -195,7 +195,8 @@ func (w *worker) state() (stopping, terminated bool) {
 	return w.stopping, w.terminated
 }
 
-// gracePeriod is the deletion's, or the pod's own where there was no deletion to be seen (a forced one).
+// gracePeriod returns the grace period of the deletion, or that of the pod's spec if no deletion was seen (a forced
+// one).
 func gracePeriod(pod *corev1.Pod) time.Duration {
 	seconds := ptr.Deref(pod.Spec.TerminationGracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds)
 	if pod.DeletionTimestamp != nil && pod.DeletionGracePeriodSeconds != nil {

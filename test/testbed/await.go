@@ -11,26 +11,26 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// Eventually waits until the condition returns nil, which it asks that often. Where that takes longer than patience the
-// test ends, and with the last error says what was still missing.
+// Eventually polls the condition at the interval often until it returns nil. After patience it fails the test with the
+// last error.
 func Eventually(t testing.TB, often, patience time.Duration, what string, condition func(context.Context) error) {
 	t.Helper()
 	var last error
 	err := wait.PollUntilContextTimeout(t.Context(), often, patience, true, func(ctx context.Context) (bool, error) {
 		if err := condition(ctx); err != nil {
 			if last == nil || ctx.Err() == nil {
-				last = err // Not that the time is over.
+				last = err // Not the error of the ended context.
 			}
 			return false, nil
 		}
 		return true, nil
 	})
 	if err != nil {
-		t.Fatalf("waited in vain until %s: %v", what, last)
+		t.Fatalf("timed out waiting until %s: %v", what, last)
 	}
 }
 
-// Fetch gets a page of one of the programs.
+// Fetch returns the body of an HTTP GET. Any status but 200 is an error.
 func Fetch(ctx context.Context, url string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

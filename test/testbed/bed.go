@@ -1,8 +1,8 @@
-// Package testbed is the whole product on one machine: a real control plane, the extender, and GPU nodes that are each
-// a simulated kubelet with a real device plugin on a fake driver library. The tests and the demo run on it.
+// Package testbed runs the complete product on one machine: a real control plane, the extender, and GPU nodes, each a
+// simulated kubelet with the real device plugin on a fake driver library. Tests and the demo use it.
 //
-// The project's programs run as their manifests say: under the same ServiceAccounts, with the same rights, and
-// kube-scheduler with the configuration that is shipped.
+// The project's programs run as in their manifests: with the same ServiceAccounts and rights, and kube-scheduler with
+// the shipped configuration.
 package testbed
 
 import (
@@ -17,33 +17,33 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// Options say what to build. The zero value is a control plane with the extender and no nodes.
+// Options configure a Bed. The zero value is a control plane with the extender and no nodes.
 type Options struct {
-	// Dir is where everything goes. It should be short: Unix sockets lie below it.
+	// Dir is the folder for all files. Its path should be short, because it contains Unix sockets.
 	Dir string
-	// MemoryUnit is the device plugins' --memory-unit, MiB by default.
+	// MemoryUnit is the device plugins' --memory-unit; MiB by default.
 	MemoryUnit string
-	// ExtenderArgs are flags to add.
+	// ExtenderArgs are additional flags.
 	ExtenderArgs []string
-	// Replicas is how many extenders run beside each other, with a leader; 0 for a single one without an election.
+	// Replicas is the number of extenders with leader election, or 0 for a single extender without it.
 	Replicas int
-	// ThroughProxy puts a proxy between the extender, or all of them, and the API server, so that a test can disturb it.
+	// ThroughProxy puts a proxy between the extenders and the API server, so that a test can inject faults.
 	ThroughProxy bool
-	// Bare leaves the project out: nothing of it is applied or started.
+	// Bare runs only the control plane: nothing of gpushare is applied or started.
 	Bare bool
-	// ControlPlane changes how the control plane runs; its folder and the extender's address are set here.
+	// ControlPlane configures the control plane. Start sets its folder and the extender's address.
 	ControlPlane controlplane.Options
 }
 
-// Bed is a running product.
+// Bed is a running test bed.
 type Bed struct {
 	*controlplane.ControlPlane
-	// Extender is the extender's process, ExtenderURL where it answers kube-scheduler, PageURL where it shows the page.
+	// Extender is the extender's process. It serves kube-scheduler at ExtenderURL and the web page at PageURL.
 	Extender    *controlplane.Process
 	ExtenderURL string
 	PageURL     string
-	// Replicas and ReplicaURLs are the extenders with Options.Replicas; Extender is nil then, and ExtenderURL leads to
-	// the one that is published.
+	// Replicas and ReplicaURLs are the extenders of Options.Replicas. Extender is nil then, and ExtenderURL is
+	// forwarded to the leader.
 	Replicas    []*controlplane.Process
 	ReplicaURLs []string
 	// Proxy is nil without Options.ThroughProxy.
@@ -58,7 +58,7 @@ type Bed struct {
 	nodes            []*Node
 }
 
-// Start builds a bed and returns when all of it is ready. ctx bounds the start alone.
+// Start starts a Bed and returns when all of it is ready. ctx bounds only the start.
 func Start(ctx context.Context, o Options) (b *Bed, err error) {
 	root, err := controlplane.RepositoryRoot()
 	if err != nil {
@@ -123,7 +123,7 @@ func (b *Bed) startExtender(ctx context.Context) error {
 	return b.Extender.Start(ctx)
 }
 
-// throughProxy returns a kubeconfig that leads through a proxy where the options ask for one.
+// throughProxy returns a kubeconfig that uses a proxy, if the options ask for one.
 func (b *Bed) throughProxy(kubeconfig string) (string, error) {
 	if !b.options.ThroughProxy {
 		return kubeconfig, nil
@@ -135,7 +135,7 @@ func (b *Bed) throughProxy(kubeconfig string) (string, error) {
 	return b.Proxy.Kubeconfig(kubeconfig)
 }
 
-// Stop ends everything that was started. What lies in Dir stays. Stopping twice is no error.
+// Stop ends all processes. Dir is kept. Stopping twice is no error.
 func (b *Bed) Stop() error {
 	var errs []error
 	for _, node := range b.nodes {
@@ -170,7 +170,7 @@ func (b *Bed) Stop() error {
 	return errors.Join(errs...)
 }
 
-// Processes returns every program that runs or has run.
+// Processes returns the programs that run or have run.
 func (b *Bed) Processes() []*controlplane.Process {
 	processes := b.ControlPlane.Processes()
 	if b.Extender != nil {
@@ -183,11 +183,11 @@ func (b *Bed) Processes() []*controlplane.Process {
 	return processes
 }
 
-// Binary returns the path of one of the binaries in bin/.
+// Binary returns the path of a binary in bin/.
 func (b *Bed) Binary(name string) string { return filepath.Join(b.root, "bin", name) }
 
-// StartForTest starts a bed for as long as the test runs. It skips the test, or fails it where
-// controlplane.RequireEnv is set, if the programs that it runs haven't been built.
+// StartForTest starts a Bed and stops it when the test ends. If a program is not built it skips the test, or fails it
+// if controlplane.RequireEnv is set.
 func StartForTest(t testing.TB, o Options) *Bed {
 	t.Helper()
 	if err := built(); err != nil {
@@ -197,7 +197,7 @@ func StartForTest(t testing.TB, o Options) *Bed {
 		fmt.Fprintf(os.Stderr, "SKIPPED %s: %v\n", t.Name(), err)
 		t.Skip(err)
 	}
-	// Not t.TempDir: its names are too long for a Unix socket, and after a failure the logs are wanted.
+	// Not t.TempDir: its paths are too long for Unix sockets, and a failed test must keep its logs.
 	dir, err := os.MkdirTemp("", "gpushare-")
 	if err != nil {
 		t.Fatal(err)
@@ -214,7 +214,7 @@ func StartForTest(t testing.TB, o Options) *Bed {
 			for _, p := range b.Processes() {
 				t.Logf("the end of %s:\n%s", p.LogPath, p.Tail(15))
 			}
-			t.Logf("everything that was running left its logs in %s", dir)
+			t.Logf("the logs are in %s", dir)
 		}
 		if err := b.Stop(); err != nil {
 			t.Error(err)
@@ -228,7 +228,7 @@ func StartForTest(t testing.TB, o Options) *Bed {
 	return b
 }
 
-// built returns an error that names what has not been built.
+// built returns an error that names a program that is not built.
 func built() error {
 	root, err := controlplane.RepositoryRoot()
 	if err != nil {

@@ -27,16 +27,16 @@ import (
 // NodeSpec describes a GPU node.
 type NodeSpec struct {
 	Name string
-	// Cards is the memory of each card, in MiB.
+	// Cards is the memory of each card in MiB.
 	Cards  []uint64
 	Labels map[string]string
-	// PluginArgs are flags to add.
+	// PluginArgs are additional flags.
 	PluginArgs []string
-	// WithoutPlugin leaves the device plugin to be started by the test.
+	// WithoutPlugin doesn't start the device plugin; the test can call StartPlugin.
 	WithoutPlugin bool
-	// KubeletThroughProxy puts a proxy between the kubelet and the API server, so that a test can disturb it.
+	// KubeletThroughProxy puts a proxy between the kubelet and the API server, so that a test can inject faults.
 	KubeletThroughProxy bool
-	// Kubelet changes how the simulated kubelet behaves; name, client and folders are set here.
+	// Kubelet configures the simulated kubelet. AddNode sets its name, client and folders.
 	Kubelet simkubelet.Options
 }
 
@@ -56,7 +56,7 @@ type Node struct {
 
 // AddNode starts a GPU node and returns when pods can be scheduled to its cards.
 func (b *Bed) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
-	// The index keeps the paths of the sockets short, whatever the node is called.
+	// The index, unlike the node's name, keeps the paths of the sockets short.
 	dir := filepath.Join(b.options.Dir, "n"+strconv.Itoa(len(b.nodes)))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -118,7 +118,7 @@ func (b *Bed) StartPlugin(ctx context.Context, node *Node) error {
 	return b.awaitNode(ctx, node, len(node.Cards))
 }
 
-// proxiedClient returns an administrator's client that goes through a proxy of its own.
+// proxiedClient returns an administrator's client with its own proxy.
 func (b *Bed) proxiedClient(ctx context.Context) (kubernetes.Interface, *controlplane.Proxy, error) {
 	const account = "simulated-kubelet"
 	system := b.Client.CoreV1().ServiceAccounts(metav1.NamespaceSystem)
@@ -156,7 +156,7 @@ func (b *Bed) proxiedClient(ctx context.Context) (kubernetes.Interface, *control
 	return client, proxy, nil
 }
 
-// awaitNode waits until the API server shows the node's cards and memory.
+// awaitNode waits until the Node object has the cards and their memory.
 func (b *Bed) awaitNode(ctx context.Context, node *Node, cards int) error {
 	err := b.awaitObject(ctx, node, func(object *corev1.Node) bool {
 		count := object.Status.Allocatable[protocol.ResourceCount]
@@ -165,17 +165,17 @@ func (b *Bed) awaitNode(ctx context.Context, node *Node, cards int) error {
 		return err == nil && len(inventory.Cards) == cards && count.Value() == int64(cards) && !memory.IsZero()
 	})
 	if err != nil {
-		return fmt.Errorf("the cards are awaited: %w\n%s", err, node.Plugin.Tail(10))
+		return fmt.Errorf("cards not reported: %w\n%s", err, node.Plugin.Tail(10))
 	}
 	return nil
 }
 
-// awaitObject waits until the node's object is there, ready for pods, and as wanted.
+// awaitObject waits until the Node object exists, has no taints, and ready returns true.
 func (b *Bed) awaitObject(ctx context.Context, node *Node, ready func(*corev1.Node) bool) error {
 	err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		object, err := b.Client.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
 		if err != nil {
-			return false, nil // Not there yet.
+			return false, nil // Not found yet.
 		}
 		return len(object.Spec.Taints) == 0 && ready(object), nil
 	})
@@ -185,13 +185,13 @@ func (b *Bed) awaitObject(ctx context.Context, node *Node, ready func(*corev1.No
 	return nil
 }
 
-// Stop ends the node's programs. Its Node object stays, as after a power cut.
+// Stop ends the node's programs. The Node object stays, as after a power failure.
 func (n *Node) Stop() error {
 	n.stop()
 	return errors.Join(n.Plugin.Kill(), <-n.done)
 }
 
-// Env returns the environment that the named container of the pod got, nil if it has never run.
+// Env returns the environment variables that the device plugin set for the pod's container, or nil if it has never run.
 func (n *Node) Env(pod *corev1.Pod, container string) map[string]string {
 	for _, c := range n.Kubelet.Containers() {
 		if c.PodUID == pod.UID && c.Container == container {

@@ -16,7 +16,7 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// startReplicas starts several extenders of which one is elected, and a service that leads to that one.
+// startReplicas starts several extenders with leader election, and a service that forwards to the leader.
 func (b *Bed) startReplicas(ctx context.Context) error {
 	if err := b.Apply(ctx, filepath.Join(b.root, "deploy", "replicas")); err != nil {
 		return err
@@ -39,8 +39,8 @@ func (b *Bed) startReplicas(ctx context.Context) error {
 			Name: name, Path: b.Binary("gpushare-extender"),
 			Args: append([]string{
 				"--kubeconfig=" + kubeconfig, "--listen-address=" + port.Address(), "--ui-listen-address=127.0.0.1:0", "-v=2", "--leader-elect",
-				// The API server takes no loopback address for an endpoint. This one is for documentation
-				// (RFC 5737); the service below looks at the port alone.
+				// The API server rejects loopback addresses in an EndpointSlice. This one is for documentation (RFC
+				// 5737); the service below uses only the port.
 				"--advertise-address=192.0.2." + strconv.Itoa(i+1),
 			}, b.options.ExtenderArgs...),
 			LogPath: filepath.Join(b.options.Dir, name+".log"),
@@ -56,7 +56,7 @@ func (b *Bed) startReplicas(ctx context.Context) error {
 	return err
 }
 
-// Leader returns the position of the replica that is published, or -1.
+// Leader returns the index of the replica that the EndpointSlice names, or -1.
 func (b *Bed) Leader(ctx context.Context) int {
 	address, err := published(ctx, b.Client)
 	if err != nil {
@@ -70,8 +70,8 @@ func (b *Bed) Leader(ctx context.Context) int {
 	return -1
 }
 
-// service is what kube-proxy makes of a Service: connections lead to the address that its EndpointSlice names. It asks
-// for each connection anew, and holds none back: with nobody published, connections are cut.
+// service stands for kube-proxy: it forwards connections to the address in the Service's EndpointSlice. It reads the
+// EndpointSlice for each connection, and closes the connection if it names no address.
 type service struct {
 	listener net.Listener
 	client   kubernetes.Interface
@@ -118,7 +118,7 @@ func (s *service) forward(from net.Conn) {
 		return
 	}
 	defer s.drop(to)
-	// Either side's end ends both.
+	// When one side closes, both are closed.
 	s.running.Go(func() {
 		_, _ = io.Copy(to, from)
 		s.drop(to)
@@ -127,7 +127,8 @@ func (s *service) forward(from net.Conn) {
 	_, _ = io.Copy(from, to)
 }
 
-// track notes a connection, so that closing the service closes it. A closed service closes it at once.
+// track adds a connection to those that close closes. If the service is closed already, it closes the connection and
+// returns false.
 func (s *service) track(connection net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -158,7 +159,7 @@ func (s *service) close() error {
 	return err
 }
 
-// published returns where the EndpointSlice leads, on this machine's loopback.
+// published returns the port that the EndpointSlice names, on this machine's loopback.
 func published(ctx context.Context, client kubernetes.Interface) (string, error) {
 	slice, err := client.DiscoveryV1().EndpointSlices("kube-system").Get(ctx, "gpushare-extender", metav1.GetOptions{})
 	if err != nil {

@@ -1,6 +1,5 @@
-// Command scale measures what the extender needs to know a large cluster: on a real etcd and kube-apiserver it makes the
-// nodes and pods, starts the real extender from cold, and reads how long it took until it was ready and how much memory
-// it keeps resident.
+// Command scale measures the extender's start and memory in a large cluster: it creates nodes and bound pods on a real
+// etcd and kube-apiserver, starts the extender, and reports the time until it was ready and its resident memory.
 package main
 
 import (
@@ -13,7 +12,7 @@ import (
 	"time"
 )
 
-// options say what is measured.
+// options configure the measurement.
 type options struct {
 	nodes, cards, pods, plain, turns int
 	settle                           time.Duration
@@ -25,13 +24,13 @@ func main() { os.Exit(run()) }
 
 func run() int {
 	var o options
-	flag.IntVar(&o.nodes, "nodes", 5000, "nodes")
-	flag.IntVar(&o.cards, "cards", 8, "cards of 16276 MiB on each node")
-	flag.IntVar(&o.pods, "pods", 50_000, "bound pods, plain ones included")
-	flag.IntVar(&o.plain, "plain", 0, "how many of the pods ask for no GPU memory")
-	flag.IntVar(&o.turns, "turns", 3, "cold starts of the extender")
-	flag.DurationVar(&o.settle, "settle", time.Minute, "time from ready to the reading of the steady memory")
-	flag.StringVar(&o.extender, "extender", "bin/gpushare-extender", "the extender's `file`")
+	flag.IntVar(&o.nodes, "nodes", 5000, "number of nodes")
+	flag.IntVar(&o.cards, "cards", 8, "cards on each node, of 16276 MiB")
+	flag.IntVar(&o.pods, "pods", 50_000, "bound pods, including those without GPU memory")
+	flag.IntVar(&o.plain, "plain", 0, "number of those pods that request no GPU memory")
+	flag.IntVar(&o.turns, "turns", 3, "number of starts of the extender")
+	flag.DurationVar(&o.settle, "settle", time.Minute, "time from ready until the steady memory is read")
+	flag.StringVar(&o.extender, "extender", "bin/gpushare-extender", "`path` of the extender's binary")
 	flag.Parse()
 	o.args = flag.Args()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -15,15 +15,15 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// turn is one cold start.
-type turn struct {
+// result is the result of one start.
+type result struct {
 	// ready is the time from the start of the process until it was ready.
 	ready time.Duration
 	// atReady, steady and peak are resident memory in bytes.
 	atReady, steady, peak int64
-	// heap is what the steady extender's heap holds.
+	// heap is the allocated heap at the time of steady, in bytes.
 	heap float64
-	// rebuild is what the extender itself tells of the time, in seconds.
+	// rebuild is the extender's own metric of its start time, in seconds.
 	rebuild float64
 }
 
@@ -42,7 +42,7 @@ func measure(ctx context.Context, o options) (err error) {
 	if err := populate(ctx, plane, o); err != nil {
 		return err
 	}
-	fmt.Printf("%d nodes of %d cards, %d bound pods, %d of which ask for no GPU memory (made in %s)\n",
+	fmt.Printf("%d nodes of %d cards, %d bound pods, %d of which request no GPU memory (created in %s)\n",
 		o.nodes, o.cards, o.pods, o.plain, time.Since(start).Round(time.Second))
 	root, err := controlplane.RepositoryRoot()
 	if err != nil {
@@ -67,8 +67,8 @@ func measure(ctx context.Context, o options) (err error) {
 	return nil
 }
 
-// coldStart starts an extender, reads what there is to read, and ends it.
-func coldStart(ctx context.Context, o options, kubeconfig, log string) (t turn, err error) {
+// coldStart starts an extender, reads the figures and kills it.
+func coldStart(ctx context.Context, o options, kubeconfig, log string) (t result, err error) {
 	port, err := controlplane.ReservePort()
 	if err != nil {
 		return t, err
@@ -110,7 +110,7 @@ func coldStart(ctx context.Context, o options, kubeconfig, log string) (t turn, 
 	return t, err
 }
 
-// resident reads a line of /proc/PID/status, in bytes.
+// resident returns a value of /proc/PID/status in bytes.
 func resident(pid int, field string) (int64, error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -122,10 +122,10 @@ func resident(pid int, field string) (int64, error) {
 			return n << 10, err
 		}
 	}
-	return 0, fmt.Errorf("process %d tells no %s", pid, field)
+	return 0, fmt.Errorf("process %d has no %s", pid, field)
 }
 
-// scrape reads the metrics without labels.
+// scrape returns the metrics without labels.
 func scrape(ctx context.Context, url string) (map[string]float64, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

@@ -21,13 +21,13 @@ import (
 
 const (
 	cardMemory gpu.Memory = 16276
-	// creators is how many objects are made at a time.
+	// creators is the number of concurrent creations.
 	creators = 32
-	// perNamespace is how many pods share a namespace.
+	// perNamespace is the number of pods in a namespace.
 	perNamespace = 500
 )
 
-// populate makes the nodes, and the pods as they are once they were bound: with their node and their card.
+// populate creates the nodes, and pods that are already bound to a node and a card.
 func populate(ctx context.Context, plane *controlplane.ControlPlane, o options) error {
 	var nodes []controlplane.Node
 	for i := range o.nodes {
@@ -64,7 +64,7 @@ func populate(ctx context.Context, plane *controlplane.ControlPlane, o options) 
 func nodeName(i int) string      { return fmt.Sprintf("node-%05d", i) }
 func namespaceName(i int) string { return fmt.Sprintf("team-%03d", i/perNamespace) }
 
-// newPod returns a pod with about as much in it as pods have. Every card gets one of half its size, the first ones two.
+// newPod returns a pod with a typical spec. Every card gets one of half its size, the first cards two.
 func newPod(i int, o options) *corev1.Pod {
 	request := cardMemory / 2
 	set := fmt.Sprintf("training-%06d", i/10)

@@ -1,6 +1,6 @@
 /*
- * The part of NVML's binary interface that the fake serves: numbers and struct layouts as NVIDIA documents them in the
- * NVML API reference. Nothing here may be rearranged: callers are compiled against the real library's header.
+ * The part of NVML's binary interface that the fake serves: numbers and struct layouts from NVIDIA's NVML API
+ * reference. Don't change any layout: callers are compiled against the real library's header.
  */
 #ifndef FAKENVML_ABI_H
 #define FAKENVML_ABI_H

@@ -1,17 +1,17 @@
 /*
- * The cards file, named by the environment variable FAKE_NVML_CARDS. One card a line, in NVML's order of indices:
+ * The cards file, named by the environment variable FAKE_NVML_CARDS. One card per line, in NVML's order of indexes:
  *
  *     UUID, model, memory in MiB, NUMA node or "-" [, state]
  *
- * Empty lines and lines that begin with '#' are skipped; an empty file is a machine without cards. It is read again at
- * every call, so a card can be broken and mended while a process runs. Replace the file by rename: one that is caught
- * half written is a bad file. As with the real library, the *set* of cards is fixed by the nvmlInit that brings the
- * count of initializations to one: a card that leaves the file is lost, one that is added is seen after shutdown and
+ * Empty lines and lines that start with '#' are skipped; an empty file is a machine without cards. The file is read at
+ * every call, so a card can fail and recover while a process runs. Replace the file by rename: a partly written file is
+ * an invalid one. As with the real library, the *set* of cards is fixed by the nvmlInit that raises the initialization
+ * count to one: a card that is removed from the file is lost, and a card that is added is visible after shutdown and
  * another init.
  *
- * The states are the table below. The line "mismatch" stands for a driver that doesn't match the library: every call fails
- * with NVML_ERROR_LIB_RM_VERSION_MISMATCH. No file: NVML_ERROR_DRIVER_NOT_LOADED. A bad one: NVML_ERROR_UNKNOWN, with the line
- * named on stderr at nvmlInit.
+ * The table below defines the states. The line "mismatch" is a driver whose version doesn't match the library: every
+ * call fails with NVML_ERROR_LIB_RM_VERSION_MISMATCH. No file: NVML_ERROR_DRIVER_NOT_LOADED. An invalid file:
+ * NVML_ERROR_UNKNOWN, and nvmlInit prints the line on stderr.
  */
 #define _POSIX_C_SOURCE 200809L
 
@@ -27,23 +27,23 @@ static const struct state states[] = {
 	{.name = "ok"},
 	/* fallen off the bus */
 	{.name = "lost", .error = NVML_ERROR_GPU_IS_LOST, .calls = CALL_ALL},
-	/* recognised, but to be reset before it does anything */
+	/* recognized, but must be reset before it can be used */
 	{.name = "reset", .error = NVML_ERROR_RESET_REQUIRED, .calls = CALL_QUERY | CALL_MEMORY | CALL_EVENTS},
-	/* the device node isn't there for this process */
+	/* the process has no access to the device node */
 	{.name = "denied", .error = NVML_ERROR_NO_PERMISSION, .calls = CALL_HANDLE},
-	/* everything answers but its memory */
+	/* only the memory query fails */
 	{.name = "nomemory", .error = NVML_ERROR_UNKNOWN, .calls = CALL_MEMORY},
-	/* it shares the machine's memory and has none of its own */
+	/* shares the machine's memory and has none of its own */
 	{.name = "unified", .error = NVML_ERROR_NOT_SUPPORTED, .calls = CALL_MEMORY},
-	/* everything answers, but the driver asks for a reset of the card */
+	/* works, but the driver requests a reset of the card */
 	{.name = "wantsreset", .recovery = 1},
-	/* too old to be asked what it needs */
+	/* doesn't support the recovery action query */
 	{.name = "norecovery", .recovery = -1},
-	/* too old to report events */
+	/* doesn't support events */
 	{.name = "noevents", .error = NVML_ERROR_NOT_SUPPORTED, .calls = CALL_EVENTS},
 	/* partitioned: MIG mode is on */
 	{.name = "mig", .mig = true},
-	/* calls about it don't return until the file gives it another state */
+	/* calls for the card return only when the file gives it another state */
 	{.name = "hang", .hang = true},
 };
 
@@ -76,7 +76,7 @@ static bool parse_number(const char *s, unsigned long long max, unsigned long lo
 	return errno == 0 && *end == '\0' && *out <= max;
 }
 
-/* Reads one card; returns what is wrong with the line, or NULL. */
+/* Parses one card. Returns an error message, or NULL. */
 static const char *parse_card(char *line, struct card *card)
 {
 	char *fields[5];
@@ -112,7 +112,7 @@ static const char *parse_card(char *line, struct card *card)
 	else
 		return "NUMA node is neither a number nor \"-\"";
 	card->state = find_state(n == 5 ? fields[4] : "ok");
-	return card->state == NULL ? "no such state" : NULL;
+	return card->state == NULL ? "unknown state" : NULL;
 }
 
 nvmlReturn_t read_cards(struct card *cards, unsigned int *count, bool explain)
@@ -132,7 +132,7 @@ nvmlReturn_t read_cards(struct card *cards, unsigned int *count, bool explain)
 	while (problem == NULL && (length = getline(&line, &size, file)) >= 0) {
 		number++;
 		if (length >= MAX_LINE || strlen(line) != (size_t)length) {
-			problem = "line too long, or with a zero byte";
+			problem = "line too long or with a zero byte";
 			break;
 		}
 		char *text = trim(line);
@@ -177,8 +177,8 @@ static bool is_slot(nvmlDevice_t device)
 }
 
 /*
- * Finds a handle's line in the file as it is now, and fails the way the card's state has it for this kind of call.
- * Gives the lock up while a card hangs: the others still answer.
+ * Finds a handle's line in the current file, and returns the error of the card's state for this kind of call. Releases
+ * the lock while a card hangs, so that calls for other cards are answered.
  */
 nvmlReturn_t card_locked(nvmlDevice_t device, enum call call, struct card *card)
 {

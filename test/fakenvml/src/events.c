@@ -1,13 +1,12 @@
 /*
- * Xid events, from the file named by the environment variable FAKE_NVML_EVENTS. Each line appended to it,
+ * Xid events, from the file named by the environment variable FAKE_NVML_EVENTS. Each appended line,
  *
  *     UUID or index, a space, Xid
  *
- * is delivered once to each event set in which that card is registered. As with the real library, what happened before
- * a set's first registration isn't delivered. A line counts once its newline is there. One that can't be read makes
- * nvmlEventSetWait_v2 return NVML_ERROR_UNKNOWN once, as does one for a card that doesn't exist. A file that shrinks is
- * read from its start again. Once nothing is left to deliver and a registered card is lost, waiting returns
- * NVML_ERROR_GPU_IS_LOST at once.
+ * is delivered once to each event set in which that card is registered. As with the real library, events before a set's
+ * first registration aren't delivered. A line is read once its newline is written. For an invalid line, or a line for
+ * an unknown card, nvmlEventSetWait_v2 returns NVML_ERROR_UNKNOWN once. A file that shrinks is read from the start. If
+ * no event is left and a registered card is lost, waiting returns NVML_ERROR_GPU_IS_LOST immediately.
  */
 #define _POSIX_C_SOURCE 200809L
 
@@ -23,8 +22,8 @@
 
 struct event_set {
 	struct event_set *next;
-	off_t offset; /* of the first byte of the events file that isn't delivered yet */
-	bool started; /* a card has been registered, so offset counts */
+	off_t offset; /* position of the first unread byte of the events file */
+	bool started; /* a card is registered, so offset is valid */
 	bool registered[MAX_CARDS];
 };
 
@@ -104,7 +103,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsign
 	return ret;
 }
 
-/* Opens the events file; -1 if there is none. */
+/* Opens the events file. Returns -1 if there is none. */
 static int open_events(off_t *size)
 {
 	const char *path = getenv("FAKE_NVML_EVENTS");
@@ -140,7 +139,7 @@ EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long 
 	return ret;
 }
 
-/* Takes the next whole line from the events file; false if there is none. Longer ones are cut, and so can't be read. */
+/* Reads the next complete line of the events file. Returns false if there is none. A long line is cut and so is invalid. */
 static bool next_line(nvmlEventSet_t set, char *line, size_t size)
 {
 	off_t end;
@@ -180,7 +179,7 @@ static nvmlDevice_t find_slot(const char *name)
 	return NULL;
 }
 
-/* Delivers the next event of a registered card. NVML_ERROR_TIMEOUT: there is none now. */
+/* Reads the next event of a registered card. Returns NVML_ERROR_TIMEOUT if there is none. */
 static nvmlReturn_t next_event(nvmlEventSet_t set, nvmlEventData_t *data)
 {
 	char line[MAX_LINE], name[UUID_SIZE], extra;
@@ -207,7 +206,7 @@ static nvmlReturn_t next_event(nvmlEventSet_t set, nvmlEventData_t *data)
 		return NVML_SUCCESS;
 	}
 	for (unsigned int i = 0; i < slot_count; i++) {
-		if (!is_event_set(set)) /* freed while a hanging card had the lock given up */
+		if (!is_event_set(set)) /* freed while the lock was released for a hanging card */
 			return NVML_ERROR_INVALID_ARGUMENT;
 		if (set->registered[i] && card_locked(&slots[i], CALL_EVENTS, &card) == NVML_ERROR_GPU_IS_LOST)
 			return NVML_ERROR_GPU_IS_LOST;
@@ -235,7 +234,7 @@ EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *dat
 		pthread_mutex_lock(&lock);
 		if (init_count == 0)
 			ret = NVML_ERROR_UNINITIALIZED;
-		else if (!is_event_set(set)) /* never was one, or was freed while this call waited */
+		else if (!is_event_set(set)) /* invalid, or freed during this wait */
 			ret = NVML_ERROR_INVALID_ARGUMENT;
 		else
 			ret = next_event(set, data);

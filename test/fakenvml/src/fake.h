@@ -1,4 +1,4 @@
-/* What the fake's files share. One lock guards all of it; functions named *_locked are called with the lock held. */
+/* Declarations shared by the fake's files. One lock guards all state; functions named *_locked are called with it held. */
 #ifndef FAKENVML_FAKE_H
 #define FAKENVML_FAKE_H
 
@@ -13,7 +13,7 @@
 #define MODEL_SIZE 96
 #define POLL_MS 10
 
-/* The kinds of call that a broken card can refuse. */
+/* The kinds of call that can fail for a card. */
 enum call {
 	CALL_HANDLE = 1 << 0, /* getting the card's handle */
 	CALL_IDENTITY = 1 << 1, /* index, UUID, PCI address */
@@ -23,13 +23,13 @@ enum call {
 	CALL_ALL = (1 << 5) - 1
 };
 
-/* What is wrong with a card: the calls that fail, and with what. */
+/* A card's failure: the kinds of call that fail, and their error. */
 struct state {
 	const char *name;
 	nvmlReturn_t error;
 	unsigned int calls;
 	bool mig, hang;
-	int recovery; /* what the card needs: nvmlDeviceGpuRecoveryAction_t; -1: it doesn't know the question */
+	int recovery; /* nvmlDeviceGpuRecoveryAction_t; -1: not supported */
 };
 
 /* One line of the cards file. */
@@ -37,17 +37,17 @@ struct card {
 	char uuid[UUID_SIZE];
 	char model[MODEL_SIZE];
 	unsigned long long memory; /* bytes */
-	int numa; /* -1: not known */
+	int numa; /* -1: unknown */
 	const struct state *state;
 };
 
-/* A card as it was enumerated at nvmlInit; its address is the handle, its place in slots the index. */
+/* A card as enumerated at nvmlInit. Its address is the handle, its position in slots the index. */
 struct slot {
 	char uuid[UUID_SIZE];
 };
 
 extern pthread_mutex_t lock;
-extern unsigned int init_count; /* nvmlInit calls not yet matched by nvmlShutdown */
+extern unsigned int init_count; /* nvmlInit calls without an nvmlShutdown */
 extern struct slot slots[MAX_CARDS];
 extern unsigned int slot_count;
 

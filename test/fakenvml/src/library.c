@@ -1,7 +1,6 @@
 /*
- * A fake libnvidia-ml.so.1: cards.c tells where its cards come from, events.c where their Xids do. It exports what the
- * device plugin calls and a little more, under the versioned names of the real library. Every function may be called
- * from any thread.
+ * A fake libnvidia-ml.so.1: cards.c reads its cards, events.c their Xid errors. It exports the functions that the
+ * device plugin calls and some more, under the versioned names of the real library. All functions are thread-safe.
  */
 #define _POSIX_C_SOURCE 200809L
 
@@ -20,7 +19,7 @@ void sleep_ms(unsigned int ms)
 {
 	struct timespec rest = {.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000L};
 
-	nanosleep(&rest, NULL); /* woken early by a signal: the callers look at the clock again */
+	nanosleep(&rest, NULL); /* a signal can end it early: the callers check the clock */
 }
 
 static nvmlReturn_t init(void)
@@ -133,7 +132,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
 	if (count == NULL)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	pthread_mutex_lock(&lock);
-	/* The set of cards is the one of nvmlInit; reading the file tells whether the driver is still there. */
+	/* The set of cards is that of nvmlInit. Reading the file checks that the driver is still loaded. */
 	nvmlReturn_t ret = init_count == 0 ? NVML_ERROR_UNINITIALIZED : read_cards(cards, &ignored, false);
 	if (ret == NVML_SUCCESS)
 		*count = slot_count;
@@ -183,7 +182,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *de
 	return ret;
 }
 
-/* What every query does first: the card behind a handle, as its file has it now. */
+/* Finds the card of a handle in the current file. */
 static nvmlReturn_t query(nvmlDevice_t device, enum call call, struct card *card)
 {
 	pthread_mutex_lock(&lock);
@@ -257,7 +256,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
 	return ret;
 }
 
-#ifndef FAKE_NVML_OLD /* an old driver's library lacks these */
+#ifndef FAKE_NVML_OLD /* not in an old driver's library */
 
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned int size, unsigned long *nodes, int scope)
 {

@@ -1,9 +1,9 @@
-// Package checkpoint reads and writes kubelet_internal_checkpoint, the file in which the kubelet keeps the devices
-// that it gave to containers, and the device plugin's answers.
+// Package checkpoint reads and writes kubelet_internal_checkpoint, the kubelet's file with the allocated devices of
+// each container and the device plugin's answers.
 //
-// The kubelet's checksum is taken over a printed form of the data that includes the names of its types
-// (pkg/kubelet/checkpointmanager/checksum, k8s.io/utils/dump). So this package and its types bear the names that those
-// of pkg/kubelet/cm/devicemanager/checkpoint do, and must keep them.
+// The kubelet computes the checksum over a printed form of the data that contains the names of its types
+// (pkg/kubelet/checkpointmanager/checksum, k8s.io/utils/dump). So this package and its types must have the same names
+// as those of pkg/kubelet/cm/devicemanager/checkpoint.
 package checkpoint
 
 import (
@@ -18,13 +18,13 @@ import (
 	"k8s.io/utils/dump"
 )
 
-// ErrCorrupt says that the checksum doesn't belong to the data.
+// ErrCorrupt is the error for a wrong checksum.
 var ErrCorrupt = errors.New("checkpoint is corrupted")
 
 // DevicesPerNUMA holds device IDs by NUMA node; -1 is for devices without one.
 type DevicesPerNUMA map[int64][]string
 
-// PodDevicesEntry is what one container holds of one resource. AllocResp is a marshalled ContainerAllocateResponse.
+// PodDevicesEntry holds a container's devices of one resource. AllocResp is a marshalled ContainerAllocateResponse.
 type PodDevicesEntry struct {
 	PodUID        string
 	ContainerName string
@@ -43,7 +43,7 @@ type file struct {
 	Checksum uint64
 }
 
-// Marshal returns the file's content.
+// Marshal returns the content of the file.
 func Marshal(entries []PodDevicesEntry, registered map[string][]string) ([]byte, error) {
 	data := checkpointData{PodDeviceEntries: entries, RegisteredDevices: registered}
 	blob, err := json.Marshal(file{Data: data, Checksum: checksum(data)})
@@ -53,19 +53,19 @@ func Marshal(entries []PodDevicesEntry, registered map[string][]string) ([]byte,
 	return blob, nil
 }
 
-// Unmarshal returns what the file says. The error is ErrCorrupt where the checksum is wrong.
+// Unmarshal parses the content of the file. The error is ErrCorrupt if the checksum is wrong.
 func Unmarshal(blob []byte) (entries []PodDevicesEntry, registered map[string][]string, err error) {
 	var f file
 	if err := json.Unmarshal(blob, &f); err != nil {
 		return nil, nil, fmt.Errorf("unmarshal checkpoint: %w", err)
 	}
 	if sum := checksum(f.Data); sum != f.Checksum {
-		return nil, nil, fmt.Errorf("%w: checksum is %d, file says %d", ErrCorrupt, sum, f.Checksum)
+		return nil, nil, fmt.Errorf("%w: checksum is %d, file has %d", ErrCorrupt, sum, f.Checksum)
 	}
 	return f.Data.PodDeviceEntries, f.Data.RegisteredDevices, nil
 }
 
-// Write replaces the file at path as a whole.
+// Write replaces the file at path atomically.
 func Write(path string, entries []PodDevicesEntry, registered map[string][]string) (err error) {
 	blob, err := Marshal(entries, registered)
 	if err != nil {
@@ -83,14 +83,14 @@ func Write(path string, entries []PodDevicesEntry, registered map[string][]strin
 	if _, err := temp.Write(blob); err != nil {
 		return errors.Join(err, temp.Close())
 	}
-	// Without the kubelet's fsync: this file need not outlive a crash of the machine.
+	// Unlike the kubelet, without fsync: this file need not survive a crash of the machine.
 	if err := temp.Close(); err != nil {
 		return err
 	}
 	return os.Rename(temp.Name(), path)
 }
 
-// Read returns what the file at path says.
+// Read reads the file at path.
 func Read(path string) ([]PodDevicesEntry, map[string][]string, error) {
 	blob, err := os.ReadFile(path)
 	if err != nil {
@@ -101,6 +101,6 @@ func Read(path string) ([]PodDevicesEntry, map[string][]string, error) {
 
 func checksum(data checkpointData) uint64 {
 	hash := fnv.New32a()
-	_, _ = io.WriteString(hash, dump.ForHash(data)) // A hash never fails to write.
+	_, _ = io.WriteString(hash, dump.ForHash(data)) // Writing to a hash returns no error.
 	return uint64(hash.Sum32())
 }

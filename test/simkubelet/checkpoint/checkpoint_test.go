@@ -10,10 +10,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The file in testdata was written by k8s.io/kubernetes v1.36.3, pkg/kubelet/cm/devicemanager/checkpoint.
+// golden was written by k8s.io/kubernetes v1.36.3, pkg/kubelet/cm/devicemanager/checkpoint.
 const golden = "testdata/kubelet-v1.36.3.json"
 
-func TestKubeletsFileIsReadAndWrittenByteForByte(t *testing.T) {
+func TestRoundTrip(t *testing.T) {
 	blob, err := os.ReadFile(golden)
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +41,7 @@ func TestKubeletsFileIsReadAndWrittenByteForByte(t *testing.T) {
 	}
 }
 
-func TestWrongChecksumIsCorrupt(t *testing.T) {
+func TestWrongChecksum(t *testing.T) {
 	blob, err := os.ReadFile(golden)
 	if err != nil {
 		t.Fatal(err)

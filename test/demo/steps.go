@@ -16,31 +16,31 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// card is the memory of the cards that the design's figures are drawn with, in MiB.
+// card is the memory of the cards in MiB, as in the figures of the gpushare design.
 const card = 16276
 
-// demo is the stage.
+// demo holds the state that the steps share.
 type demo struct {
 	bed  *testbed.Bed
 	dir  string
 	node map[string]*testbed.Node
 }
 
-// nodes lets three nodes join.
+// nodes adds three nodes.
 func (d *demo) nodes(ctx context.Context) error {
-	title("Three nodes of two cards join")
+	title("Add three nodes with two cards each")
 	for _, name := range []string{"n1", "n2", "n3"} {
 		if err := d.join(ctx, name, card, card); err != nil {
 			return err
 		}
-		say("  %s: its device plugin found two cards of %d MiB and reported aliyun.com/gpu-mem=%d, aliyun.com/gpu-count=2", name, card, 2*card)
+		say("  %s: the device plugin found two cards of %d MiB and reported aliyun.com/gpu-mem=%d and aliyun.com/gpu-count=2", name, card, 2*card)
 	}
 	return nil
 }
 
-// filter plays the design's filter figure.
+// filter shows the filter phase, with the figures of the gpushare design.
 func (d *demo) filter(ctx context.Context) error {
-	title("Filter: which node has room on ONE card?")
+	title("Filter: which nodes have a card with enough free memory?")
 	for _, filler := range []struct {
 		name, node string
 		memory     int64
@@ -53,13 +53,13 @@ func (d *demo) filter(ctx context.Context) error {
 			return err
 		}
 	}
-	say("  Free in n1: 4069 MiB on one card. In n2: 4069 + 4069. In n3: 8138 on one card.")
-	say("  Now a pod asks for 8138 MiB, and may only go to n2:")
+	say("  Free memory: n1: 4069 MiB on one card; n2: 4069 MiB on each of two cards; n3: 8138 MiB on one card.")
+	say("  Create a pod that requests 8138 MiB and may run only on n2:")
 	only, err := d.create(ctx, pod("only-n2", 8138).on("n2"))
 	if err != nil {
 		return err
 	}
-	message, err := d.refused(ctx, only)
+	message, err := d.rejected(ctx, only)
 	if err != nil {
 		return err
 	}
@@ -67,26 +67,28 @@ func (d *demo) filter(ctx context.Context) error {
 	if err := contains(message, placement.Full.String()); err != nil {
 		return err
 	}
-	say("  The sum of n2 would do, and kube-scheduler alone would have bound it there; the extender knows better.")
+	say("  In total n2 has enough free memory, so kube-scheduler alone would bind the pod there. No single card has")
+	say("  enough, so the extender rejects the node.")
 	if err := d.delete(ctx, only); err != nil {
 		return err
 	}
-	say("  The same pod, free to choose:")
+	say("  Create the same pod without the restriction:")
 	bound, err := d.run(ctx, pod("anywhere", 8138))
 	if err != nil {
 		return err
 	}
-	return d.expect(bound, "n3", 1, "n1 lacks the sum, n2 has it on no single card, n3 has it on card 1")
+	return d.expect(bound, "n3", 1, "the only card with 8138 MiB free")
 }
 
-// bind plays the design's bind figure.
+// bind shows the bind phase, with the figures of the gpushare design.
 func (d *demo) bind(ctx context.Context) error {
-	title("Bind: which card of the node?")
+	title("Bind: which card of the node does the pod get?")
 	if err := d.join(ctx, "n4", card, card, card, card); err != nil {
 		return err
 	}
-	say("  A node n4 of four cards joins, and is filled until 12207, 8138, 4069 and 16276 MiB are free.")
-	// Each pair fills a card, so that binpack moves on to the next one; the second of each then leaves.
+	say("  Add node n4 with four cards. Other pods leave 12207, 8138, 4069 and 16276 MiB free on cards 0 to 3.")
+	// Each pair of pods fills a card, so that binpack continues with the next one. Then the second pod of each pair is
+	// deleted.
 	var leaving []*corev1.Pod
 	for i, memory := range []int64{4069, 8138, 12207} {
 		if _, err := d.run(ctx, pod(fmt.Sprintf("n4-stays-%d", i), memory).on("n4")); err != nil {
@@ -107,13 +109,13 @@ func (d *demo) bind(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return d.expect(bound, "n4", 1, "of the cards that fit (0, 1 and 3) it has the least left: binpack keeps card 3 whole")
+	return d.expect(bound, "n4", 1, "cards 0, 1 and 3 fit; binpack chooses the one with the least free memory")
 }
 
-// allocate shows that containers get what the scheduler wrote.
+// allocate shows that containers get the card in their pod's annotation.
 func (d *demo) allocate(ctx context.Context) error {
-	title("Allocate: what the scheduler wrote is what the container gets")
-	say("  Three pods of one size at once; the kubelet doesn't tell the device plugin which pod it is serving:")
+	title("Allocate: the container gets the card that the extender chose")
+	say("  Create three pods of equal size. The kubelet's Allocate call doesn't name the pod, so the device plugin finds it:")
 	var pods []*corev1.Pod
 	for i := range 3 {
 		created, err := d.create(ctx, pod(fmt.Sprintf("same-size-%d", i), 4000).on("n4"))
@@ -139,19 +141,19 @@ func (d *demo) allocate(ctx context.Context) error {
 	return nil
 }
 
-// full shows that a pod waits, and goes when room comes.
+// full shows that a pod stays pending until memory is freed.
 func (d *demo) full(ctx context.Context) error {
-	title("No room anywhere: the pod waits, and is told why")
+	title("No card has room: the pod stays pending, with the reason")
 	last, err := d.run(ctx, pod("last-card", card).on("n4"))
 	if err != nil {
 		return err
 	}
-	// n2 has 4069 + 4069 free: enough by the sum, not on one card. Nobody else has the sum.
-	waiting, err := d.create(ctx, pod("waiting", 5000))
+	// n2 has 4069 MiB free on each card, in total enough for the pod. No other node has enough in total.
+	pending, err := d.create(ctx, pod("pending", 5000))
 	if err != nil {
 		return err
 	}
-	message, err := d.refused(ctx, waiting)
+	message, err := d.rejected(ctx, pending)
 	if err != nil {
 		return err
 	}
@@ -159,20 +161,20 @@ func (d *demo) full(ctx context.Context) error {
 	if err := contains(message, placement.Full.String()); err != nil {
 		return err
 	}
-	say("  The pod on the last whole card ends ...")
+	say("  Delete the pod on card 3 of n4 ...")
 	start := time.Now()
 	if err := d.delete(ctx, last); err != nil {
 		return err
 	}
-	bound, err := d.running(ctx, waiting)
+	bound, err := d.running(ctx, pending)
 	if err != nil {
 		return err
 	}
-	say("    bound %.1f s after the other one was deleted", time.Since(start).Seconds())
-	return d.expect(bound, "n4", 3, "the card that came free")
+	say("    The pending pod was bound and running %.1f s after the deletion.", time.Since(start).Seconds())
+	return d.expect(bound, "n4", 3, "the freed card")
 }
 
-// table prints what people look at.
+// table prints the output of kubectl inspect gpushare.
 func (d *demo) table(ctx context.Context) error {
 	title("kubectl inspect gpushare")
 	root, err := controlplane.RepositoryRoot()

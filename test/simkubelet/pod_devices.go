@@ -16,13 +16,13 @@ import (
 // noNUMA is the NUMA node of devices without one.
 const noNUMA = -1
 
-// holding is what one container has of one resource.
-type holding struct {
+// allocation is the devices of one resource that a container has.
+type allocation struct {
 	devices  checkpoint.DevicesPerNUMA
 	response *pluginapi.ContainerAllocateResponse
 }
 
-func (h holding) ids() sets.Set[string] {
+func (h allocation) ids() sets.Set[string] {
 	ids := sets.New[string]()
 	for _, perNode := range h.devices {
 		ids.Insert(perNode...)
@@ -30,31 +30,30 @@ func (h holding) ids() sets.Set[string] {
 	return ids
 }
 
-// books say which container holds which devices (pod_devices.go). They have a lock of their own, and what leaves them
-// is a copy.
-type books struct {
+// podDevices holds the devices of each container (pod_devices.go). mu guards pods; the methods return copies.
+type podDevices struct {
 	mu   sync.RWMutex
-	pods map[types.UID]map[string]map[string]holding // by pod, container, resource
+	pods map[types.UID]map[string]map[string]allocation // By pod, container, resource.
 }
 
-func newBooks() *books {
-	return &books{pods: map[types.UID]map[string]map[string]holding{}}
+func newPodDevices() *podDevices {
+	return &podDevices{pods: map[types.UID]map[string]map[string]allocation{}}
 }
 
-func (b *books) insert(uid types.UID, container, resource string, h holding) {
+func (b *podDevices) insert(uid types.UID, container, resource string, h allocation) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.pods[uid] == nil {
-		b.pods[uid] = map[string]map[string]holding{}
+		b.pods[uid] = map[string]map[string]allocation{}
 	}
 	if b.pods[uid][container] == nil {
-		b.pods[uid][container] = map[string]holding{}
+		b.pods[uid][container] = map[string]allocation{}
 	}
 	b.pods[uid][container][resource] = h
 }
 
-// keepOnly forgets every pod that isn't in the set, and says whether there was any.
-func (b *books) keepOnly(active sets.Set[types.UID]) bool {
+// keepOnly removes the pods that aren't in the set. It reports whether there were any.
+func (b *podDevices) keepOnly(active sets.Set[types.UID]) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	before := len(b.pods)
@@ -66,15 +65,15 @@ func (b *books) keepOnly(active sets.Set[types.UID]) bool {
 	return len(b.pods) != before
 }
 
-func (b *books) hasPod(uid types.UID) bool {
+func (b *podDevices) hasPod(uid types.UID) bool {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	_, ok := b.pods[uid]
 	return ok
 }
 
-// devicesOf returns the container's devices of the resource, nil if the books know of none.
-func (b *books) devicesOf(uid types.UID, container, resource string) sets.Set[string] {
+// devicesOf returns the container's devices of the resource, or nil if none are recorded.
+func (b *podDevices) devicesOf(uid types.UID, container, resource string) sets.Set[string] {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	h, ok := b.pods[uid][container][resource]
@@ -84,17 +83,17 @@ func (b *books) devicesOf(uid types.UID, container, resource string) sets.Set[st
 	return h.ids()
 }
 
-// holdings returns what the container has, by resource.
-func (b *books) holdings(uid types.UID, container string) map[string]holding {
+// allocations returns the container's devices by resource.
+func (b *podDevices) allocations(uid types.UID, container string) map[string]allocation {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
-	out := make(map[string]holding, len(b.pods[uid][container]))
+	out := make(map[string]allocation, len(b.pods[uid][container]))
 	maps.Copy(out, b.pods[uid][container])
 	return out
 }
 
-// allocated returns all devices in use, by resource.
-func (b *books) allocated() map[string]sets.Set[string] {
+// allocated returns all allocated devices by resource.
+func (b *podDevices) allocated() map[string]sets.Set[string] {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	out := map[string]sets.Set[string]{}
@@ -113,8 +112,8 @@ func (b *books) allocated() map[string]sets.Set[string] {
 	return out
 }
 
-// holders returns the pods that hold one of the devices.
-func (b *books) holders(resource string, devices sets.Set[string]) sets.Set[types.UID] {
+// podsUsing returns the pods that have one of the devices.
+func (b *podDevices) podsUsing(resource string, devices sets.Set[string]) sets.Set[types.UID] {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	out := sets.New[types.UID]()
@@ -133,8 +132,8 @@ func (b *books) holders(resource string, devices sets.Set[string]) sets.Set[type
 	return out
 }
 
-// entries returns the books as the checkpoint holds them.
-func (b *books) entries() ([]checkpoint.PodDevicesEntry, error) {
+// entries returns the content of the checkpoint.
+func (b *podDevices) entries() ([]checkpoint.PodDevicesEntry, error) {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	var out []checkpoint.PodDevicesEntry
@@ -155,14 +154,14 @@ func (b *books) entries() ([]checkpoint.PodDevicesEntry, error) {
 	return out, nil
 }
 
-// load adds a checkpoint's entries.
-func (b *books) load(entries []checkpoint.PodDevicesEntry) error {
+// load adds the entries of a checkpoint.
+func (b *podDevices) load(entries []checkpoint.PodDevicesEntry) error {
 	for _, entry := range entries {
 		response := &pluginapi.ContainerAllocateResponse{}
 		if err := proto.Unmarshal(entry.AllocResp, response); err != nil {
 			return fmt.Errorf("unmarshal the answer for container %s of pod %s: %w", entry.ContainerName, entry.PodUID, err)
 		}
-		b.insert(types.UID(entry.PodUID), entry.ContainerName, entry.ResourceName, holding{entry.DeviceIDs, response})
+		b.insert(types.UID(entry.PodUID), entry.ContainerName, entry.ResourceName, allocation{entry.DeviceIDs, response})
 	}
 	return nil
 }

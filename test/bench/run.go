@@ -22,19 +22,20 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// stage is where the turns are played.
-type stage struct {
+// bench holds the control plane on which all kinds run.
+type bench struct {
 	plane *controlplane.ControlPlane
 	dir   string
 }
 
-// creators is how many pods are created at a time: enough that creating is not what is measured.
+// creators is the number of concurrent creations: enough that they are not the bottleneck.
 const creators = 16
 
-// run plays one turn: scheduler up, pods created, all bound, everything gone again.
-func (s *stage) run(ctx context.Context, k *kind, requests []gpu.Memory) (t turn, err error) {
+// run measures one kind: it starts the extender and the scheduler, creates the pods, waits until they are bound, and
+// deletes everything.
+func (s *bench) run(ctx context.Context, k *kind, requests []gpu.Memory) (t result, err error) {
 	before := spent()
-	extender := running{finish: func(context.Context, *turn) error { return nil }}
+	extender := running{finish: func(context.Context, *result) error { return nil }}
 	if k.start != nil {
 		if extender, err = k.start(ctx); err != nil {
 			return t, err
@@ -59,9 +60,9 @@ func (s *stage) run(ctx context.Context, k *kind, requests []gpu.Memory) (t turn
 	return t, s.clear(ctx)
 }
 
-// startScheduler starts kube-scheduler with this extender. Its rate of calls to the API server is raised, so that it isn't
-// what is measured.
-func (s *stage) startScheduler(ctx context.Context, extender running, edits []controlplane.ConfigEdit) error {
+// startScheduler starts kube-scheduler with this extender, with a client rate limit high enough not to be the
+// bottleneck.
+func (s *bench) startScheduler(ctx context.Context, extender running, edits []controlplane.ConfigEdit) error {
 	return s.plane.StartScheduler(ctx, controlplane.SchedulerOptions{
 		ExtenderURL: extender.url, ConfigFile: extender.schedulerConfig,
 		Edits: append([]controlplane.ConfigEdit{controlplane.ClientLimits(5000, 10000)}, edits...),
@@ -69,7 +70,7 @@ func (s *stage) startScheduler(ctx context.Context, extender running, edits []co
 }
 
 // bindAll creates the pods and waits until all are bound.
-func (s *stage) bindAll(ctx context.Context, requests []gpu.Memory) (turn, error) {
+func (s *bench) bindAll(ctx context.Context, requests []gpu.Memory) (result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	times := newTimes(len(requests))
@@ -82,11 +83,11 @@ func (s *stage) bindAll(ctx context.Context, requests []gpu.Memory) (turn, error
 		},
 	})
 	if err != nil {
-		return turn{}, err
+		return result{}, err
 	}
 	factory.StartWithContext(ctx)
 	if !cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
-		return turn{}, ctx.Err()
+		return result{}, ctx.Err()
 	}
 
 	pods := s.plane.Client.CoreV1().Pods(metav1.NamespaceDefault)
@@ -102,21 +103,21 @@ func (s *stage) bindAll(ctx context.Context, requests []gpu.Memory) (turn, error
 		})
 	}
 	if err := g.Wait(); err != nil {
-		return turn{}, err
+		return result{}, err
 	}
 	select {
 	case <-times.all:
 	case <-ctx.Done():
-		return turn{}, ctx.Err()
+		return result{}, ctx.Err()
 	}
 	sorted := times.sorted()
-	return turn{
+	return result{
 		rate: float64(len(requests)) / time.Since(start).Seconds(),
 		p50:  sorted[len(sorted)/2], p99: sorted[len(sorted)*99/100],
 	}, nil
 }
 
-// times are when pods were created, and how long they then took to be bound.
+// times are the creation times of pods, and the times until they were bound.
 type times struct {
 	// all is closed when every pod is bound.
 	all  chan struct{}
@@ -156,8 +157,8 @@ func (t *times) sorted() []time.Duration {
 	return slices.Sorted(maps.Values(t.took))
 }
 
-// countCards adds up from the annotations what is in use.
-func (s *stage) countCards(ctx context.Context, t *turn) error {
+// countCards computes the cards in use and their packing from the pods' annotations.
+func (s *bench) countCards(ctx context.Context, t *result) error {
 	list, err := s.plane.Client.CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -173,7 +174,7 @@ func (s *stage) countCards(ctx context.Context, t *turn) error {
 	var sum gpu.Memory
 	for card, memory := range used {
 		if memory > cardMemory {
-			return fmt.Errorf("card %s holds %d of %d", card, memory, cardMemory)
+			return fmt.Errorf("card %s has %d of %d MiB allocated", card, memory, cardMemory)
 		}
 		sum = sum.Add(memory)
 	}
@@ -183,8 +184,8 @@ func (s *stage) countCards(ctx context.Context, t *turn) error {
 	return nil
 }
 
-// clear deletes every pod and waits until they are gone.
-func (s *stage) clear(ctx context.Context) error {
+// clear stops the scheduler, deletes all pods and waits until they are gone.
+func (s *bench) clear(ctx context.Context) error {
 	pods := s.plane.Client.CoreV1().Pods(metav1.NamespaceDefault)
 	if err := s.plane.Scheduler.Kill(); err != nil {
 		return err
