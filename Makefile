@@ -11,35 +11,23 @@ BIN     ?= bin
 TOOL    := $(GO) -C hack/tools tool -n
 
 .PHONY: help
-help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+help:
+	@awk -F ':.*## ' '/^##@ / {print "\n" substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+##@ Build
 
 .PHONY: build
 build: build-static build-plugin ## build the binaries into bin/
 
 .PHONY: build-static
 build-static:
-	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w $(STAMP)' -o $(BIN)/ ./cmd/gpushare-extender ./cmd/gpushare-kubeadm ./cmd/kubectl-inspect-gpushare
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w $(STAMP)' -o $(BIN)/ ./cmd/gpushare-extender ./cmd/kubectl-inspect-gpushare
 	@ln -sf kubectl-inspect-gpushare $(BIN)/kubectl_complete-inspect-gpushare
 
 # grpcnotrace leaves out gRPC's debug pages, whose templates keep the linker from dropping unused methods: 19 MB.
 .PHONY: build-plugin
 build-plugin:
 	CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=false -tags grpcnotrace -ldflags "-s -w $(STAMP) -extldflags '-Wl,-z,lazy'" -o $(BIN)/ ./cmd/gpushare-device-plugin
-
-# PUSH=--push sends the images to REGISTRY; without it they stay in the engine's cache.
-REGISTRY ?= ghcr.io/gpushare
-PLATFORMS ?= linux/amd64,linux/arm64
-
-.PHONY: images
-images: ## build the images for amd64 and arm64 with docker buildx (REGISTRY=..., PUSH=--push)
-	@docker buildx version >/dev/null 2>&1 && docker info >/dev/null 2>&1 || { echo "make images takes Docker with buildx and a running engine; without one: make image-archives" >&2; exit 1; }
-	docker buildx build -f Dockerfile.extender --platform $(PLATFORMS) --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) -t $(REGISTRY)/gpushare-extender:$(VERSION) $(PUSH) .
-	docker buildx build -f Dockerfile.deviceplugin --platform $(PLATFORMS) --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) -t $(REGISTRY)/gpushare-device-plugin:$(VERSION) $(PUSH) .
-
-.PHONY: image-archives
-image-archives: build ## build the images as OCI archives into bin/images, without a container engine (ARCH="amd64 arm64")
-	@VERSION=$(VERSION) COMMIT=$(COMMIT) REGISTRY=$(REGISTRY) hack/images/build.sh $(ARCH)
 
 .PHONY: kube
 kube: ## build the pinned etcd and Kubernetes binaries into bin/kube (minutes, once)
@@ -49,10 +37,26 @@ kube: ## build the pinned etcd and Kubernetes binaries into bin/kube (minutes, o
 fake-nvml: ## build the fake NVIDIA driver library into bin/fake-nvml
 	@test/fakenvml/build.sh bin/fake-nvml/libnvidia-ml.so.1
 
+.PHONY: manifests
+manifests: ## render the plain manifests and the scheduler's configurations from the Helm chart
+	@$(GO) run ./hack/manifests
+
+.PHONY: clean
+clean: ## remove what was built (the Kubernetes binaries stay in the user's cache)
+	rm -rf bin
+
+##@ Try
+
 .PHONY: demo
 demo: build kube fake-nvml ## let pods share cards on a real control plane with simulated GPU nodes (KEEP=1 leaves it running)
 	@$(GO) build -o $(BIN)/demo ./test/demo
 	@exec $(BIN)/demo $(if $(KEEP),--keep) # Not by way of go run, which calls Ctrl-C an error.
+
+##@ Test
+
+.PHONY: lint
+lint: ## run the linter, which also holds the package arrows
+	@linter=$$($(TOOL) golangci-lint) && $$linter run ./...
 
 .PHONY: test
 test: build kube fake-nvml ## run everything that this machine can run, and say what was skipped
@@ -80,18 +84,27 @@ bench: build kube ## run the benchmarks, beside the same control plane without t
 	$(GO) test -run '^$$' -bench . -benchmem ./pkg/placement ./pkg/ledger ./pkg/extender ./pkg/deviceplugin
 	$(GO) run ./test/bench $(BENCH)
 
-.PHONY: manifests
-manifests: ## render the plain manifests and the scheduler's configurations from the Helm chart
-	@$(GO) run ./hack/manifests
-
-.PHONY: lint
-lint: ## run the linter, which also holds the package arrows
-	@linter=$$($(TOOL) golangci-lint) && $$linter run ./...
-
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME (10s)
 	@hack/fuzz.sh
 
-.PHONY: clean
-clean: ## remove what was built (the Kubernetes binaries stay in the user's cache)
-	rm -rf bin
+##@ Release
+
+# PUSH=--push sends the images to REGISTRY; without it they stay in the engine's cache.
+REGISTRY ?= ghcr.io/gpushare
+PLATFORMS ?= linux/amd64,linux/arm64
+# A bill of materials and the build's provenance, attached to the images; Docker's default builder can't: ATTEST= leaves them out.
+ATTEST ?= --sbom=true --provenance=mode=max
+# The builder image, golang:TAG@sha256:... in a release; what the Dockerfiles name where empty.
+GO_IMAGE ?=
+BUILDX = docker buildx build --platform $(PLATFORMS) $(ATTEST) $(if $(GO_IMAGE),--build-arg GO_IMAGE=$(GO_IMAGE)) --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT)
+
+.PHONY: images
+images: ## build the images for amd64 and arm64 with docker buildx (REGISTRY=..., PUSH=--push)
+	@docker buildx version >/dev/null 2>&1 && docker info >/dev/null 2>&1 || { echo "make images takes Docker with buildx and a running engine; without one: make image-archives" >&2; exit 1; }
+	$(BUILDX) -f Dockerfile.extender -t $(REGISTRY)/gpushare-extender:$(VERSION) $(PUSH) .
+	$(BUILDX) -f Dockerfile.deviceplugin -t $(REGISTRY)/gpushare-device-plugin:$(VERSION) $(PUSH) .
+
+.PHONY: image-archives
+image-archives: build ## build the images as OCI archives into bin/images, each with its bill of materials, without a container engine (ARCH="amd64 arm64")
+	@VERSION=$(VERSION) COMMIT=$(COMMIT) REGISTRY=$(REGISTRY) hack/images/build.sh $(ARCH)

@@ -15,6 +15,9 @@ test_packages() {
 }
 
 go vet ./...
+# A module of its own.
+go -C hack/images vet ./...
+(cd hack/images && test_packages ./...)
 all=$(go list ./...)
 control_plane='/test/(browser|controlplane|e2e|gang|install|preemption)'
 # Takes a real kubelet, root, and packages of the system: a target of its own.

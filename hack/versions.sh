@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs a telling part of the control plane's tests on the other Kubernetes that hack/kube pins: scheduling, nodes,
-# preemption, the chart with its policies, the plain manifests, kubeadm's static pod, the second scheduler. Arguments
-# name some of the versions: hack/versions.sh v1.33. What has been built is kept, as with `make kube`.
+# preemption, the chart with its policies, the plain manifests, kubeadm's static pod, the second scheduler. kubeadm itself is the
+# one of `make kube` for all of them. Arguments name some of the versions: hack/versions.sh v1.33. What has been built is
+# kept, as with `make kube`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

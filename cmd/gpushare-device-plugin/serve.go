@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +19,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/tokenauth"
 	"github.com/gpushare/gpushare/pkg/version"
 )
 
@@ -25,7 +27,7 @@ const component = "gpushare-device-plugin"
 
 // printInventory prints the cards as the node's annotation has them.
 func printInventory(ctx context.Context, out io.Writer, o options, unit gpu.Unit) error {
-	state, err := inventory.List(ctx, inventory.Options{Library: o.nvmlLibrary, Unit: unit})
+	state, err := inventory.List(ctx, inventory.Options{Library: o.nvmlLibrary, Unit: unit, CardMemory: o.cards})
 	if err != nil {
 		return fmt.Errorf("asking for the cards: %w", err)
 	}
@@ -42,7 +44,11 @@ func printInventory(ctx context.Context, out io.Writer, o options, unit gpu.Unit
 
 // cleanUp takes from the node what a plugin that is gone has left there.
 func cleanUp(ctx context.Context, out io.Writer, o options) error {
-	client, _, err := connect(o.kubeconfig)
+	config, err := apiConfig(o.kubeconfig)
+	if err != nil {
+		return err
+	}
+	client, _, err := deviceplugin.NewClient(config)
 	if err != nil {
 		return err
 	}
@@ -53,41 +59,51 @@ func cleanUp(ctx context.Context, out io.Writer, o options) error {
 	return err
 }
 
-// connect returns a client for the API server, and where it writes events.
-func connect(kubeconfig string) (deviceplugin.Client, record.EventSink, error) {
-	config, err := apiConfig(kubeconfig)
-	if err != nil {
-		return deviceplugin.Client{}, nil, fmt.Errorf("--kubeconfig: %w", err)
-	}
-	return deviceplugin.NewClient(config)
-}
-
 // serve wires the parts and runs them until ctx ends.
 func serve(ctx context.Context, o options, unit gpu.Unit) error {
 	logger := klog.FromContext(ctx).WithName(component).WithValues("node", o.nodeName)
 	ctx = klog.NewContext(ctx, logger)
 	logger.Info("Starting", "version", version.Get().String(), "unit", unit.String())
 
-	client, sink, err := connect(o.kubeconfig)
+	config, err := apiConfig(o.kubeconfig)
 	if err != nil {
 		return err
+	}
+	client, sink, err := deviceplugin.NewClient(config)
+	if err != nil {
+		return err
+	}
+	var authorizeMetrics func(http.Handler) http.Handler
+	if o.authorizeMetrics {
+		reviewer, err := tokenauth.New(config)
+		if err != nil {
+			return err
+		}
+		authorizeMetrics = reviewer.Handler
 	}
 	// The kubelet's last calls, which come after ctx has ended, have their Events too.
 	broadcaster := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx)))
 	defer broadcaster.Shutdown()
 	broadcaster.StartRecordingToSink(sink)
 
+	xids, malformed := inventory.ParseXidChecks(o.disableHealthChecks, o.enableHealthChecks)
+	if len(malformed) > 0 {
+		logger.Error(nil, "Passing over what is no Xid in --dp-disable-healthchecks and --dp-enable-healthchecks", "words", malformed)
+	}
+	bootID := inventory.BootID()
 	plugin, err := deviceplugin.New(deviceplugin.Options{
 		Client:             client,
 		Events:             broadcaster.NewRecorder(runtime.NewScheme(), corev1.EventSource{Component: component, Host: o.nodeName}),
 		NodeName:           o.nodeName,
 		Unit:               unit,
+		BootID:             bootID,
 		VisibleDevices:     deviceplugin.VisibleDevices(o.visibleDevices),
 		DeviceList:         deviceplugin.DeviceListStrategy(o.deviceListStrategy),
 		ErrorEnv:           o.compatErrorEnv,
 		Directory:          o.devicePluginDir,
 		PodResourcesSocket: o.podResourcesSocket,
 		ListenAddress:      o.listenAddress,
+		AuthorizeMetrics:   authorizeMetrics,
 	})
 	if err != nil {
 		return err
@@ -96,10 +112,10 @@ func serve(ctx context.Context, o options, unit gpu.Unit) error {
 	group.Go(func() error { return plugin.Run(ctx) })
 	group.Go(func() error {
 		monitor := inventory.New(inventory.Options{
-			Library: o.nvmlLibrary, Unit: unit, Known: plugin.KnownCards, QuietPeriod: o.healthQuietPeriod,
+			Library: o.nvmlLibrary, Unit: unit, CardMemory: o.cards, Xids: xids,
+			Known: plugin.KnownCards, BootID: bootID, QuietPeriod: o.healthQuietPeriod,
 		})
-		monitor.Run(ctx, func(s inventory.State) { plugin.SetCards(s.Cards, s.Moved, s.Problem) })
-		return nil
+		return monitor.Run(ctx, func(s inventory.State) { plugin.SetCards(s.Cards, s.Moved, s.Problem) })
 	})
 	err = group.Wait()
 	logger.Info("Stopped")
@@ -115,7 +131,7 @@ func apiConfig(kubeconfig string) (config *rest.Config, err error) {
 		config, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
 	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
 	config.UserAgent = component + "/" + version.Get().Version
 	config.QPS, config.Burst = 50, 100

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -76,6 +77,10 @@ func TestWhatCannotWorkEndsWithAClearMessage(t *testing.T) {
 		"a bad verbosity":         {[]string{"-v=much"}, `invalid argument "much" for "-v, --v" flag`},
 		"half a key pair":         {[]string{"--tls-cert-file=x"}, "--tls-cert-file and --tls-key-file go together"},
 		"a page's address alone":  {[]string{"--ui=false", "--ui-listen-address=127.0.0.1:0"}, "--ui-listen-address needs --ui"},
+		"no page's address":       {[]string{"--ui-listen-address="}, "--ui-listen-address is empty: --ui=false switches the page off"},
+		"no client's name":        {[]string{"--tls-cert-file=x", "--tls-key-file=x", "--client-ca-file=x", "--client-names="}, "--client-names must not be empty"},
+		"an empty client's name":  {[]string{"--tls-cert-file=x", "--tls-key-file=x", "--client-ca-file=x", "--client-names=a,"}, "or have an empty name"},
+		"an unknown log format":   {[]string{"--logging-format=xml"}, `--logging-format, -v: format: Invalid value: "xml": Unsupported log format`},
 		"a page's address in use": {[]string{"--listen-address=127.0.0.1:0", "--kubeconfig=" + kubeconfig, "--ui-listen-address=" + taken.Addr().String()}, "--ui-listen-address: listen tcp"},
 		"a client CA alone":       {[]string{"--client-ca-file=x"}, "--client-ca-file needs --tls-cert-file and --tls-key-file"},
 		"no such certificate":     {[]string{"--listen-address=127.0.0.1:0", "--tls-cert-file=/no/cert", "--tls-key-file=/no/key"}, "open /no/cert: no such file"},
@@ -109,6 +114,54 @@ func TestWhatCannotWorkEndsWithAClearMessage(t *testing.T) {
 	}
 }
 
+func TestCheckSchedulerConfig(t *testing.T) {
+	shipped, err := os.ReadFile("../../config/scheduler-config.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		old, new       string
+		args           []string
+		stdout, stderr string
+	}{
+		"as shipped": {},
+		"a warning":  {old: "weight: 100", new: "weight: 1", stdout: "warning: extenders[0].weight: 1: kube-scheduler's own scores"},
+		"an error": {
+			old: "ignorable: false", new: "ignorable: true", stdout: "error: extenders[0].ignorable: true: while",
+			stderr: "gpushare-extender: standard input: 1 of the findings must be corrected\n",
+		},
+		"the extender's flags": {
+			args: []string{"--gang-hold=11s"}, stdout: "error: extenders[0].httpTimeout: 15s isn't above --gang-hold and --bind-timeout together, 11s and 4s",
+			stderr: "gpushare-extender: standard input: 1 of the findings must be corrected\n",
+		},
+		"what can't be read": {old: "ignorable: false", new: "ignorant: false", stderr: "gpushare-extender: standard input: strict decoding error: unknown field \"extenders[0].ignorant\"\n"},
+		"no time":            {args: []string{"--gang-hold=-1s"}, stderr: "gpushare-extender: --bind-timeout and --gang-hold must lie between 0 and 1h0m0s\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := command(t.Context(), append([]string{"check-scheduler-config", "-"}, test.args...)...)
+			var stdout, stderr strings.Builder
+			cmd.Stdin = strings.NewReader(strings.Replace(string(shipped), test.old, test.new, 1))
+			cmd.Stdout, cmd.Stderr = &stdout, &stderr
+			err := cmd.Run()
+			if failed := err != nil; failed != (test.stderr != "") || failed && cmd.ProcessState.ExitCode() != 1 {
+				t.Errorf("it ended with %v", err)
+			}
+			if !strings.HasPrefix(stdout.String(), test.stdout) || strings.Count(stdout.String(), "\n") > 1 || test.stdout == "" && stdout.Len() > 0 {
+				t.Errorf("stdout %q, want %q", stdout.String(), test.stdout)
+			}
+			if stderr.String() != test.stderr {
+				t.Errorf("stderr %q, want %q", stderr.String(), test.stderr)
+			}
+		})
+	}
+	if out, err := command(t.Context(), "check-scheduler-config", "../../config/scheduler-config.yaml").CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("the file itself: %v: %s", err, out)
+	}
+	if out, err := command(t.Context(), "check-scheduler-config").CombinedOutput(); err == nil || !strings.Contains(string(out), "accepts 1 arg(s), received 0") {
+		t.Errorf("without a file: %v: %s", err, out)
+	}
+}
+
 func TestHelpAndVersion(t *testing.T) {
 	for flag, want := range map[string][]string{
 		"--help":    {"--kubeconfig file", "--listen-address address", "--client-ca-file file", "--bind-timeout", "-v, --v", "aliyun.com/gpu-mem"},
@@ -124,6 +177,34 @@ func TestHelpAndVersion(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Every line is one JSON object, also of what libraries log.
+func TestJSONLogs(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	cmd := command(ctx, "--logging-format=json", "--listen-address=127.0.0.1:0", "--ui=false", "--kubeconfig="+writeKubeconfig(t, "http://127.0.0.1:1"))
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		cancel()
+		_ = cmd.Wait() // It was killed.
+	}()
+	for scanner := bufio.NewScanner(stderr); scanner.Scan(); {
+		var line struct{ Msg, Address string }
+		if err := json.Unmarshal(scanner.Bytes(), &line); err != nil {
+			t.Fatalf("%v: %s", err, scanner.Text())
+		}
+		if line.Msg == "Answering" && line.Address != "" {
+			return
+		}
+	}
+	t.Error("it ended without saying where it answers")
 }
 
 // TestLife runs the extender through its life: it waits for an API server that isn't there, with a reason; stands once

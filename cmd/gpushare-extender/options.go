@@ -2,15 +2,16 @@ package main
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/klog/v2"
+	logsapi "k8s.io/component-base/logs/api/v1"
 
 	"github.com/gpushare/gpushare/cmd/internal/flagenv"
+	"github.com/gpushare/gpushare/cmd/internal/logflags"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/leader"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -25,15 +26,20 @@ type options struct {
 	tlsCertFile   string
 	tlsKeyFile    string
 	clientCAFile  string
+	clientNames   []string
 	ui            bool
 	uiAddress     string
-	cardPolicy    string
-	nodePolicy    string
-	filterBest    int
-	bestAbove     int
-	bindTimeout   time.Duration
-	bindWindow    time.Duration
-	gangs         gangs
+	// uiAddressGiven says that uiAddress isn't the default.
+	uiAddressGiven   bool
+	authorizeMetrics bool
+	logging          *logsapi.LoggingConfiguration
+	cardPolicy       string
+	nodePolicy       string
+	filterBest       int
+	bestAbove        int
+	bindTimeout      time.Duration
+	bindWindow       time.Duration
+	gangs            gangs
 	// evictFragmented is off by default: evicting is kube-scheduler's business otherwise.
 	evictFragmented bool
 	election        election
@@ -62,7 +68,7 @@ type election struct {
 }
 
 func newCommand() *cobra.Command {
-	var o options
+	o := options{logging: logsapi.NewLoggingConfiguration()}
 	command := &cobra.Command{
 		Use:   "gpushare-extender",
 		Short: "Scheduler extender that shares GPU cards between pods by memory",
@@ -82,7 +88,11 @@ Each flag can be given as an environment variable as well, named like the flag i
 			return flagenv.Set(command.Flags(), os.LookupEnv)
 		},
 		RunE: func(command *cobra.Command, _ []string) error {
+			o.uiAddressGiven = command.Flags().Changed("ui-listen-address")
 			if err := o.validate(); err != nil {
+				return err
+			}
+			if err := logflags.Apply(o.logging); err != nil {
 				return err
 			}
 			return serve(command.Context(), o)
@@ -91,21 +101,23 @@ Each flag can be given as an environment variable as well, named like the flag i
 	f := command.Flags()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file`; the pod's own service account where empty")
 	f.StringVar(&o.listenAddress, "listen-address", ":12345", "`address` to answer on")
-	f.StringVar(&o.healthAddress, "health-address", "", "`address` of /livez, /readyz, /metrics and /version in plain HTTP, for probes that can't reach --listen-address or have no certificate to show there; off where empty")
+	f.StringVar(&o.healthAddress, "health-address", "", "`address` of /livez, /readyz, /metrics and /version in plain HTTP, for probes that can't reach --listen-address or have no certificate to show there; other clients' connections can't keep them from being answered; off where empty")
 	f.StringVar(&o.tlsCertFile, "tls-cert-file", "", "certificate `file` (PEM), read again when it changes; plain HTTP where empty")
 	f.StringVar(&o.tlsKeyFile, "tls-key-file", "", "key `file` (PEM) of the certificate")
 	f.StringVar(&o.clientCAFile, "client-ca-file", "", "CA `file` (PEM), read again when it changes; where given, clients must show a certificate that it signed")
-	f.BoolVar(&o.ui, "ui", true, "serve the web page at /ui; it shows what inspect shows and changes nothing")
-	f.StringVar(&o.uiAddress, "ui-listen-address", "", "`address` of its own for the web page, where no client certificate is asked for; --listen-address where empty")
+	f.StringSliceVar(&o.clientNames, "client-names", []string{"kube-scheduler"}, "`names`, one of which a client's certificate must have as its common name to call anything below /gpushare-scheduler; with --client-ca-file")
+	f.BoolVar(&o.ui, "ui", true, "serve the web page at /ui of --ui-listen-address; it shows what inspect shows and changes nothing")
+	f.StringVar(&o.uiAddress, "ui-listen-address", "127.0.0.1:12346", "`address` of the web page, where no client certificate is asked for")
+	f.BoolVar(&o.authorizeMetrics, "authorize-metrics", false, "answer /metrics only for clients with a bearer token that may get the path /metrics; needs the right to create TokenReviews and SubjectAccessReviews")
 	f.StringVar(&o.cardPolicy, "card-policy", placement.Binpack.String(), "how to choose among the cards of a node: binpack or spread")
 	f.StringVar(&o.nodePolicy, "node-policy", placement.Binpack.String(), "how to score nodes: binpack or spread")
 	f.IntVar(&o.filterBest, "filter-best", 1, "how many nodes filter passes at most where more than --filter-best-above are on offer: of those that share the best score the most suitable; 0 always passes every node that fits, for schedulers that ask other extenders after this one")
 	f.IntVar(&o.bestAbove, "filter-best-above", 32, "up to how many nodes on offer filter passes every one that fits, with the reasons of the others")
-	f.DurationVar(&o.bindTimeout, "bind-timeout", 4*time.Second, "time that one bind may take; must lie below the httpTimeout in kube-scheduler's configuration")
+	f.DurationVar(&o.bindTimeout, "bind-timeout", defaultBindTimeout, "time that one bind may take; must lie below the httpTimeout in kube-scheduler's configuration")
 	f.DurationVar(&o.bindWindow, "bind-window", 150*time.Millisecond, "the longest that a bind waits to be sent together with others, in a storm of pods; a quarter of --bind-timeout at most; 0 sends each at once")
 	f.BoolVar(&o.evictFragmented, "evict-fragmented", false, "evict pods of lower priority from one card where a node's free GPU memory would do for a pod and no card's does; needs the right to create pods/eviction")
 	g := &o.gangs
-	f.DurationVar(&g.hold, "gang-hold", 10*time.Second, "how long a bind waits for the other members of the pod's group; with --bind-timeout it must lie below the httpTimeout in kube-scheduler's configuration; 0 ignores groups")
+	f.DurationVar(&g.hold, "gang-hold", defaultGangHold, "how long a bind waits for the other members of the pod's group; with --bind-timeout it must lie below the httpTimeout in kube-scheduler's configuration; 0 ignores groups")
 	f.DurationVar(&g.patience, "gang-patience", 30*time.Second, "how long places are kept for a group's members to come, and how long a group may stay bound in part")
 	f.DurationVar(&g.claimAfter, "gang-claim-after", 2*time.Minute, "how long a group waits before memory that comes free is kept for it, for a bounded time; 0 never keeps any")
 	f.StringVar(&g.failurePolicy, "gang-failure-policy", string(gang.Evict), "what becomes of running members whose group stays bound in part: evict or keep")
@@ -121,11 +133,17 @@ Each flag can be given as an environment variable as well, named like the flag i
 	f.Float32Var(&o.qps, "kube-api-qps", 1000, "requests a second to the API server, Events left out")
 	f.IntVar(&o.burst, "kube-api-burst", 2000, "requests to the API server in one burst")
 
-	logging := flag.NewFlagSet("klog", flag.ContinueOnError)
-	klog.InitFlags(logging)
-	f.AddGoFlag(logging.Lookup("v"))
+	logflags.Add(f, o.logging)
+	command.CompletionOptions.DisableDefaultCmd = true
+	command.AddCommand(newCheckCommand())
 	return command
 }
+
+// What check-scheduler-config must know.
+const (
+	defaultBindTimeout = 4 * time.Second
+	defaultGangHold    = 10 * time.Second
+)
 
 // maxHold bounds what a call is held for, and what its bind may take: together they stay within what the server gives any
 // call.
@@ -150,8 +168,12 @@ func (o options) validate() error {
 		return errors.New("--tls-cert-file and --tls-key-file go together")
 	case o.clientCAFile != "" && o.tlsCertFile == "":
 		return errors.New("--client-ca-file needs --tls-cert-file and --tls-key-file")
-	case o.uiAddress != "" && !o.ui:
+	case o.clientCAFile != "" && (len(o.clientNames) == 0 || slices.Contains(o.clientNames, "")):
+		return errors.New("--client-names must not be empty or have an empty name: --client-ca-file may have signed certificates of others than kube-scheduler")
+	case o.uiAddressGiven && !o.ui:
 		return errors.New("--ui-listen-address needs --ui")
+	case o.ui && o.uiAddress == "":
+		return errors.New("--ui-listen-address is empty: --ui=false switches the page off")
 	case o.bindTimeout <= 0 || o.bindTimeout > maxHold:
 		return fmt.Errorf("--bind-timeout must be positive, and %v at most", maxHold)
 	case o.bindWindow < 0 || o.bindWindow > maxWindow:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
@@ -17,44 +18,43 @@ import (
 	"github.com/gpushare/gpushare/pkg/webui"
 )
 
-// page is the web page and where it is served. The zero value is no page.
+// page is the web page, on an address of its own: who can see it needn't be able to bind pods. The zero value is no page.
 type page struct {
-	board   *webui.Board
-	handler http.Handler
-	// listener is nil where the page lies beside the verbs.
+	board    *webui.Board
+	handler  http.Handler
 	listener net.Listener
 	tls      *tls.Config
 }
 
-func newPage(o options, state *cluster.Cluster, standby func() error) (*page, error) {
+func newPage(ctx context.Context, o options, state *cluster.Cluster, standby func() error, expires func(time.Time)) (*page, error) {
 	p := &page{}
 	if !o.ui {
+		return p, nil
+	}
+	var err error
+	if p.listener, err = net.Listen("tcp", o.uiAddress); err != nil {
+		err = fmt.Errorf("--ui-listen-address: %w", err)
+		if o.uiAddressGiven {
+			return nil, err
+		}
+		// Another program on the host's network may have that port. Pods are scheduled all the same.
+		klog.FromContext(ctx).Error(err, "The web page is not served: give it another address, or switch it off with --ui=false")
 		return p, nil
 	}
 	p.board = webui.NewBoard(webui.Options{
 		Source: state, Standby: standby, Version: version.Get().Version, Clock: clock.RealClock{},
 	})
-	var err error
-	if p.handler, err = p.board.Handler(); err != nil || o.uiAddress == "" {
-		return p, err
-	}
 	if o.tlsCertFile != "" {
-		if p.tls, err = extender.ServerTLS(o.tlsCertFile, o.tlsKeyFile, ""); err != nil {
+		if p.tls, err = extender.ServerTLS(o.tlsCertFile, o.tlsKeyFile, "", expires); err != nil {
+			p.close()
 			return nil, err
 		}
 	}
-	if p.listener, err = net.Listen("tcp", o.uiAddress); err != nil {
-		return nil, fmt.Errorf("--ui-listen-address: %w", err)
+	if p.handler, err = p.board.Handler(); err != nil {
+		p.close()
+		return nil, err
 	}
 	return p, nil
-}
-
-// mounted is what answers on the verbs' address, nil for nothing.
-func (p *page) mounted() http.Handler {
-	if p.listener != nil {
-		return nil
-	}
-	return p.handler
 }
 
 func (p *page) close() {
@@ -63,16 +63,14 @@ func (p *page) close() {
 	}
 }
 
-// run keeps the page up to date, and serves it where it has an address of its own, until ctx ends.
+// run keeps the page up to date and serves it until ctx ends.
 func (p *page) run(ctx context.Context) error {
 	if p.board == nil {
 		return nil
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return p.board.Run(ctx) })
-	if p.listener != nil {
-		klog.FromContext(ctx).Info("Showing the page", "address", p.listener.Addr().String(), "tls", p.tls != nil)
-		g.Go(func() error { return webui.Serve(ctx, p.listener, p.handler, p.tls) })
-	}
+	klog.FromContext(ctx).Info("Showing the page", "address", p.listener.Addr().String(), "tls", p.tls != nil)
+	g.Go(func() error { return webui.Serve(ctx, p.listener, p.handler, p.tls) })
 	return g.Wait()
 }

@@ -93,11 +93,6 @@ func TestThePageIsWhereTheFlagsSay(t *testing.T) {
 		}
 	}
 	plain := http.DefaultClient
-	t.Run("beside the verbs", func(t *testing.T) {
-		p := startExtender(t, 1)
-		wantStatus(t, plain, "http://"+p.verbs+"/ui/", 200)
-		wantStatus(t, plain, "http://"+p.verbs+"/livez", 200)
-	})
 	t.Run("nowhere", func(t *testing.T) {
 		p := startExtender(t, 1, "--ui=false")
 		for _, path := range []string{"/ui", "/ui/", "/ui/data.json", "/ui/events"} {
@@ -113,6 +108,14 @@ func TestThePageIsWhereTheFlagsSay(t *testing.T) {
 		for _, path := range []string{"/gpushare-scheduler/inspect", "/gpushare-scheduler/bind", "/metrics", "/debug/pprof/"} {
 			wantStatus(t, plain, "http://"+p.page+path, 404)
 		}
+	})
+	t.Run("nowhere where another program has the default port", func(t *testing.T) {
+		if taken, err := net.Listen("tcp", "127.0.0.1:12346"); err == nil { // Else something has it already.
+			defer taken.Close()
+		}
+		p := startExtender(t, 1)
+		wantStatus(t, plain, "http://"+p.verbs+"/livez", 200)
+		wantStatus(t, plain, "http://"+p.verbs+"/ui/", 404)
 	})
 	t.Run("where the verbs ask for a certificate, only at its own address", func(t *testing.T) {
 		cert, key := writeCertificate(t)

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
+	"net/http"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,6 +29,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/leader"
 	"github.com/gpushare/gpushare/pkg/metrics"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/tokenauth"
 	"github.com/gpushare/gpushare/pkg/version"
 	"github.com/gpushare/gpushare/pkg/waiting"
 )
@@ -56,11 +58,19 @@ func serve(ctx context.Context, o options) error {
 		defer health.Close()
 	}
 
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	observer := metrics.NewExtender(registry)
 	var tlsConfig *tls.Config
+	var clientNames []string
+	expires := func(at time.Time) { observer.CertificateExpires(extender.CertificateServer, at) }
 	if o.tlsCertFile != "" {
-		if tlsConfig, err = extender.ServerTLS(o.tlsCertFile, o.tlsKeyFile, o.clientCAFile); err != nil {
+		if tlsConfig, err = extender.ServerTLS(o.tlsCertFile, o.tlsKeyFile, o.clientCAFile, expires); err != nil {
 			return err
 		}
+	}
+	if o.clientCAFile != "" {
+		clientNames = o.clientNames
 	}
 	config, err := restConfig(o.kubeconfig)
 	if err != nil {
@@ -85,9 +95,6 @@ func serve(ctx context.Context, o options) error {
 	cardPolicy, _ := placement.ParsePolicy(o.cardPolicy)
 	nodePolicy, _ := placement.ParsePolicy(o.nodePolicy)
 
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	observer := metrics.NewExtender(registry)
 	groups := metrics.NewGangs(registry)
 	// The elector and what it elects need each other: the cluster asks it before each write.
 	var elector *leader.Elector
@@ -109,20 +116,30 @@ func serve(ctx context.Context, o options) error {
 		return err
 	}
 	metrics.NewLedger(registry, state.Ledger(), state.Ready, o.cardMetrics)
+	metrics.NewCluster(registry, state)
 	metrics.NewPending(registry, state.Ready, func() []waiting.Why {
 		pods, _ := state.Pending(0)
 		return state.Explain(pods)
 	})
 	groups.Count(state.GangStates)
-	web, err := newPage(o, state, answer)
+	web, err := newPage(ctx, o, state, answer, expires)
 	if err != nil {
 		return err
 	}
 	defer web.close()
+	var authorizeMetrics func(http.Handler) http.Handler
+	if o.authorizeMetrics {
+		reviewer, err := tokenauth.New(config)
+		if err != nil {
+			return err
+		}
+		authorizeMetrics = reviewer.Handler
+	}
 	server := extender.NewServer(extender.Options{
-		Cluster: state, Observer: observer, Page: web.mounted(), Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}),
-		CardPolicy: cardPolicy, NodePolicy: nodePolicy, FilterBest: o.filterBest, FilterBestAbove: o.bestAbove,
-		TLS: tlsConfig, Answer: answer, StopTimeout: min(o.bindTimeout, stopTimeout),
+		Cluster: state, Observer: observer, Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}),
+		AuthorizeMetrics: authorizeMetrics,
+		CardPolicy:       cardPolicy, NodePolicy: nodePolicy, FilterBest: o.filterBest, FilterBestAbove: o.bestAbove,
+		TLS: tlsConfig, ClientNames: clientNames, Answer: answer, StopTimeout: min(o.bindTimeout, stopTimeout),
 	})
 	if o.election.elect {
 		if elector, err = newElector(o.election, config, listener.Addr(), state, server, metrics.NewLeader(registry)); err != nil {

@@ -33,7 +33,7 @@ func run() int {
 		cmd.SetArgs(inspect.CompletionArgs(os.Args[1:]))
 	}
 	if err := cmd.ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "error:", err)
+		fmt.Fprintln(os.Stderr, "error:", inspect.Printable(err.Error()))
 		return 1
 	}
 	return 0

@@ -1,12 +1,26 @@
 #!/usr/bin/env bash
 # Builds the images as archives, without a container engine: hack/images/build.sh [GOARCH...] writes
-# bin/images/{extender,device-plugin}-GOARCH.tar, for this machine's architecture where none is named. They are imported
-# with `ctr --namespace k8s.io images import`, `docker load` or `skopeo copy oci-archive:…`. A foreign architecture takes
-# a cross compiler (on Debian gcc-aarch64-linux-gnu and libc6-dev-arm64-cross).
+# bin/images/{extender,device-plugin}-GOARCH.tar, for this machine's architecture where none is named, and beside each
+# its software bill of materials, .cdx.json (CycloneDX). Archives are imported with
+# `ctr --namespace k8s.io images import`, `docker load` or `skopeo copy oci-archive:…`. A foreign architecture takes a
+# cross compiler and the C library (on Debian gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and libc6:arm64).
+# Equal inputs give equal files.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+root=$PWD
 
 version=${VERSION:?set by make} commit=${COMMIT:?set by make} registry=${REGISTRY:-ghcr.io/gpushare} out=${OUT:-bin/images}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# pack FOLDER FILE makes a tar file that depends on the names and contents in the folder only.
+pack() {
+  (LC_ALL=C && cd "$1" &&
+    tar --create --file "$2" --format gnu --sort name --mtime @0 --owner 0 --group 0 --numeric-owner --mode u=rwX,go=rX -- *)
+}
+
 native=$(go env GOHOSTARCH)
 [ $# -gt 0 ] || set -- "$native"
 for arch; do
@@ -21,12 +35,14 @@ for arch; do
     command -v "$compiler" >/dev/null || { echo "images: $arch takes $compiler, and the C library for it" >&2; exit 1; }
     GOARCH=$arch CC=$compiler make --no-print-directory build BIN="$binaries"
   fi
-  mkdir -p "$out"
   for image in extender device-plugin; do
-    rootfs=$out/$image-$arch
-    hack/images/rootfs.sh "$image" "$arch" "$binaries" "$rootfs"
-    go run ./hack/images -dockerfile "Dockerfile.${image/-/}" -arg "VERSION=$version" -arg "COMMIT=$commit" \
-      -arch "$arch" -rootfs "$rootfs" -name "$registry/gpushare-$image:$version" -o "$rootfs.tar"
-    rm -rf "$rootfs"
+    name=$registry/gpushare-$image:$version archive=$out/$image-$arch.tar
+    hack/images/rootfs.sh "$image" "$arch" "$binaries" "$work/rootfs"
+    pack "$work/rootfs" "$work/layer.tar"
+    go -C hack/images run . -dockerfile "$root/Dockerfile.${image/-/}" -arg "VERSION=$version" -arg "COMMIT=$commit" \
+      -arch "$arch" -rootfs "$work/rootfs" -layer "$work/layer.tar" -name "$name" \
+      -layout "$work/layout" -sbom "${archive%.tar}.cdx.json"
+    pack "$work/layout" "$archive"
+    echo "$archive is $name"
   done
 done

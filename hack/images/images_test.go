@@ -3,23 +3,27 @@ package main
 import (
 	"archive/tar"
 	"bytes"
-	"encoding/json"
 	"errors"
-	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
+	cdx "github.com/CycloneDX/cyclonedx-go"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
 func read(t *testing.T, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(data)
 }
 
@@ -73,75 +77,116 @@ func TestWhatAnArchiveCouldNotHaveIsRefused(t *testing.T) {
 	}
 }
 
-func TestAnArchive(t *testing.T) {
-	rootfs := t.TempDir()
-	for _, err := range []error{
-		os.MkdirAll(filepath.Join(rootfs, "usr/bin"), 0o755),
-		os.WriteFile(filepath.Join(rootfs, "usr/bin/x"), []byte("x"), 0o755),
-		os.Symlink("usr/bin", filepath.Join(rootfs, "bin")),
-	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+// The layout is read back as a container engine reads it: from the index by digests to configuration and layer.
+func TestLayout(t *testing.T) {
+	dir := t.TempDir()
+	layer := filepath.Join(dir, "layer.tar")
+	var packed bytes.Buffer
+	writer := tar.NewWriter(&packed)
+	must(t, writer.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "x", Mode: 0o755}), writer.Close(), os.WriteFile(layer, packed.Bytes(), 0o600))
+	want := stage{user: "1:1", entrypoint: []string{"/x"}, labels: map[string]string{"a": "b"}}
+	var indexes []string
+	for _, name := range []string{"one", "two"} {
+		image, err := newImage(layer, "arm64", want)
+		must(t, err, writeLayout(filepath.Join(dir, name), "example.com/x:v1", "arm64", image))
+		indexes = append(indexes, read(t, filepath.Join(dir, name, "index.json")))
 	}
-	image := stage{user: "1:1", entrypoint: []string{"/x"}, labels: map[string]string{"a": "b"}}
-	var one, two bytes.Buffer
-	if err := errors.Join(write(&one, rootfs, "arm64", "example.com/x:v1", image), write(&two, rootfs, "arm64", "example.com/x:v1", image)); err != nil {
-		t.Fatal(err)
+	if indexes[0] != indexes[1] {
+		t.Errorf("the same layer makes two images:\n%s\n%s", indexes[0], indexes[1])
 	}
-	if !bytes.Equal(one.Bytes(), two.Bytes()) {
-		t.Error("the same files make another archive")
+
+	index, err := layout.ImageIndexFromPath(filepath.Join(dir, "one"))
+	must(t, err, validate.Index(index))
+	manifest, err := index.IndexManifest()
+	must(t, err)
+	entry := manifest.Manifests[0]
+	if got := entry.Annotations["io.containerd.image.name"]; got != "example.com/x:v1" || entry.Platform.String() != "linux/arm64" {
+		t.Errorf("the index names image %q for %s", got, entry.Platform)
 	}
-	files := map[string][]byte{}
-	for reader := tar.NewReader(&one); ; {
-		header, err := reader.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if files[header.Name], err = io.ReadAll(reader); err != nil {
-			t.Fatal(err)
-		}
-	}
-	// From the index by digests to the configuration, as whoever imports it goes.
-	var index struct{ Manifests []descriptor }
-	var manifest struct {
-		Config descriptor
-		Layers []descriptor
-	}
-	var config struct {
-		Architecture string
-		Config       struct {
-			User       string
-			Entrypoint []string
-			Labels     map[string]string
-		}
-	}
-	decode := func(name string, into any) {
-		t.Helper()
-		if err := json.Unmarshal(files[name], into); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-	}
-	at := func(d descriptor) string {
-		t.Helper()
-		name := "blobs/sha256/" + strings.TrimPrefix(d.Digest, "sha256:")
-		if len(files[name]) != d.Size || digest(files[name]) != d.Digest {
-			t.Fatalf("%s isn't what its digest says", name)
-		}
-		return name
-	}
-	decode("index.json", &index)
-	if got := index.Manifests[0].Annotations["io.containerd.image.name"]; got != "example.com/x:v1" {
-		t.Errorf("it is called %q", got)
-	}
-	decode(at(index.Manifests[0]), &manifest)
-	decode(at(manifest.Config), &config)
-	at(manifest.Layers[0])
+	image, err := index.Image(entry.Digest)
+	must(t, err)
+	config, err := image.ConfigFile()
+	must(t, err)
 	got := stage{user: config.Config.User, entrypoint: config.Config.Entrypoint, labels: config.Config.Labels}
-	if diff := cmp.Diff(image, got, cmp.AllowUnexported(stage{})); diff != "" || config.Architecture != "arm64" {
-		t.Errorf("architecture %s (-want +got)\n%s", config.Architecture, diff)
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(stage{})); diff != "" || config.Platform().String() != "linux/arm64" {
+		t.Errorf("platform %s (-want +got)\n%s", config.Platform(), diff)
+	}
+}
+
+// This test's own program stands for the images' programs: it is linked from modules too.
+func TestSBOM(t *testing.T) {
+	rootfs := t.TempDir()
+	status := filepath.Join(rootfs, "var/lib/dpkg/status.d")
+	program, err := os.Executable()
+	must(t, err, os.MkdirAll(status, 0o755), os.MkdirAll(filepath.Join(rootfs, "etc"), 0o755),
+		os.Symlink(program, filepath.Join(rootfs, "link")), // Links are not followed.
+		os.WriteFile(filepath.Join(rootfs, "x"), []byte(read(t, program)), 0o600),
+		os.WriteFile(filepath.Join(rootfs, "etc/os-release"), []byte("NAME=\"Debian GNU/Linux\"\nVERSION_ID=\"12\"\nID=debian\n"), 0o600),
+		os.WriteFile(filepath.Join(status, "libc6"), []byte("Package: libc6\nArchitecture: arm64\nSource: glibc (1)\nVersion: 2.36-9+deb12u14\nDescription: C library\n and more\n"), 0o600))
+	tag, err := name.NewTag("example.com/project/x:v1")
+	must(t, err)
+	bom, err := newSBOM(rootfs, "arm64", tag, v1.Hash{Algorithm: "sha256", Hex: "0123"})
+	must(t, err)
+	path := filepath.Join(t.TempDir(), "x.cdx.json")
+	must(t, writeSBOM(path, bom))
+	var got cdx.BOM
+	must(t, cdx.NewBOMDecoder(strings.NewReader(read(t, path)), cdx.BOMFileFormatJSON).Decode(&got))
+
+	const image = "pkg:oci/x@sha256:0123?arch=arm64&repository_url=example.com%2Fproject%2Fx&tag=v1"
+	if got.Metadata.Component.PackageURL != image {
+		t.Errorf("the image is %s, want %s", got.Metadata.Component.PackageURL, image)
+	}
+	components := map[string]bool{}
+	for _, component := range *got.Components {
+		components[component.PackageURL] = true
+	}
+	dependencies := map[string][]string{}
+	for _, dependency := range *got.Dependencies {
+		if dependency.Dependencies != nil {
+			dependencies[dependency.Ref] = *dependency.Dependencies
+		}
+	}
+	const ours = "pkg:golang/github.com/gpushare/gpushare/hack/images@v1"
+	for parent, children := range map[string][]string{
+		image: {ours, "pkg:deb/debian/libc6@2.36-9%2Bdeb12u14?arch=arm64&distro=debian-12&upstream=glibc", "pkg:generic/debian@12"},
+		ours: {
+			"pkg:golang/stdlib@" + strings.TrimPrefix(runtime.Version(), "go"),
+			"pkg:golang/github.com/google/go-containerregistry@v0.22.1",
+		},
+	} {
+		for _, child := range children {
+			if !components[child] || !slices.Contains(dependencies[parent], child) {
+				t.Errorf("%s: %s is missing in %q", parent, child, dependencies[parent])
+			}
+		}
+	}
+}
+
+// Scanners need the C library's version and the distribution.
+func TestDevicePluginPackages(t *testing.T) {
+	out, err := exec.Command("dpkg-query", "--show", "--showformat=${Version}", "libc6:"+runtime.GOARCH).Output()
+	if err != nil {
+		t.Skip("this machine has no libc6 of Debian: ", err)
+	}
+	binaries, rootfs := t.TempDir(), filepath.Join(t.TempDir(), "rootfs")
+	must(t, os.WriteFile(filepath.Join(binaries, "gpushare-device-plugin"), nil, 0o600))
+	if out, err := exec.Command("./rootfs.sh", "device-plugin", runtime.GOARCH, binaries, rootfs).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	s := &sbom{components: map[string]cdx.Component{}, dependsOn: map[string][]string{}}
+	must(t, s.addPackages(rootfs, "image"))
+	var found []string
+	for _, component := range s.components {
+		found = append(found, component.Name+" "+component.Version)
+	}
+	if want := "libc6 " + string(out); !slices.Contains(found, want) || len(found) != 2 {
+		t.Errorf("found %q, want %q and the distribution", found, want)
+	}
+}
+
+func must(t *testing.T, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
 	}
 }

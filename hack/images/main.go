@@ -1,6 +1,7 @@
-// The images are built by a container engine from the Dockerfiles (`make images`), or, where there is none, as OCI
-// archives by this program (hack/images/build.sh). Files come from rootfs.sh in both cases; user, entry point and labels
-// stand in the Dockerfile and are read from there.
+// Command images writes an image of ours as an OCI image layout, and what it consists of as a CycloneDX document,
+// without a container engine. hack/images/build.sh runs it and packs the layout into an archive; `make images` builds
+// the same images with an engine. Both take the files from rootfs.sh, and user, entry point and labels from the
+// Dockerfile.
 package main
 
 import (
@@ -10,49 +11,81 @@ import (
 	"os"
 	"runtime"
 	"strings"
+
+	cdx "github.com/CycloneDX/cyclonedx-go"
+	"github.com/google/go-containerregistry/pkg/name"
 )
 
+// options are the command's flags.
+type options struct {
+	dockerfile, rootfs, layer, arch, name, layout, sbom string
+	args                                                map[string]string
+}
+
 func main() {
-	if err := run(os.Args[1:]); err != nil {
+	o := options{args: map[string]string{}}
+	flag.StringVar(&o.dockerfile, "dockerfile", "", "Dockerfile whose last stage describes the image")
+	flag.StringVar(&o.rootfs, "rootfs", "", "folder with the image's file system")
+	flag.StringVar(&o.layer, "layer", "", "tar file of that folder")
+	flag.StringVar(&o.arch, "arch", runtime.GOARCH, "architecture")
+	flag.StringVar(&o.name, "name", "", "name of the image, with registry and tag")
+	flag.StringVar(&o.layout, "layout", "", "folder to write the OCI image layout to; it is replaced")
+	flag.StringVar(&o.sbom, "sbom", "", "file to write the software bill of materials to (CycloneDX JSON)")
+	flag.Func("arg", "NAME=VALUE for an ARG of the Dockerfile; may be repeated", func(s string) error {
+		name, value, ok := strings.Cut(s, "=")
+		if !ok {
+			return errors.New("want NAME=VALUE")
+		}
+		o.args[name] = value
+		return nil
+	})
+	flag.Parse()
+	if err := run(o); err != nil {
 		fmt.Fprintln(os.Stderr, "images:", err)
 		os.Exit(1)
 	}
 }
 
-func run(arguments []string) error {
-	flags := flag.NewFlagSet("images", flag.ExitOnError)
-	dockerfile := flags.String("dockerfile", "", "whose last stage describes the image")
-	rootfs := flags.String("rootfs", "", "folder with the image's file system")
-	arch := flags.String("arch", runtime.GOARCH, "architecture")
-	name := flags.String("name", "", "the image's whole name, with the tag")
-	output := flags.String("o", "", "file to write the archive to")
-	args := map[string]string{}
-	flags.Func("arg", "NAME=VALUE for an ARG; may be repeated", func(s string) error {
-		name, value, ok := strings.Cut(s, "=")
-		if !ok {
-			return errors.New("want NAME=VALUE")
-		}
-		args[name] = value
-		return nil
-	})
-	if err := flags.Parse(arguments); err != nil {
+func run(o options) error {
+	tag, err := name.NewTag(o.name)
+	if err != nil {
 		return err
 	}
-	text, err := os.ReadFile(*dockerfile)
+	text, err := os.ReadFile(o.dockerfile)
 	if err != nil {
 		return fmt.Errorf("reading the Dockerfile: %w", err)
 	}
-	image, err := parse(string(text), args)
+	stage, err := parse(string(text), o.args)
 	if err != nil {
-		return fmt.Errorf("%s: %w", *dockerfile, err)
+		return fmt.Errorf("%s: %w", o.dockerfile, err)
 	}
-	file, err := os.Create(*output)
+	image, err := newImage(o.layer, o.arch, stage)
 	if err != nil {
-		return fmt.Errorf("writing the archive: %w", err)
+		return err
 	}
-	if err := errors.Join(write(file, *rootfs, *arch, *name, image), file.Close()); err != nil {
-		return fmt.Errorf("%s: %w", *name, err)
+	digest, err := image.Digest()
+	if err != nil {
+		return err
 	}
-	fmt.Println(*output, "is", *name)
+	bom, err := newSBOM(o.rootfs, o.arch, tag, digest)
+	if err != nil {
+		return err
+	}
+	if err := writeLayout(o.layout, o.name, o.arch, image); err != nil {
+		return err
+	}
+	return writeSBOM(o.sbom, bom)
+}
+
+func writeSBOM(path string, bom *cdx.BOM) error {
+	out, err := os.Create(path)
+	if err != nil {
+		return fmt.Errorf("writing the bill of materials: %w", err)
+	}
+	// 1.6 is the newest version that today's scanners read.
+	err = cdx.NewBOMEncoder(out, cdx.BOMFileFormatJSON).SetPretty(true).SetEscapeHTML(false).EncodeVersion(bom, cdx.SpecVersion1_6)
+	if err := errors.Join(err, out.Close()); err != nil {
+		return fmt.Errorf("writing the bill of materials: %w", err)
+	}
 	return nil
 }

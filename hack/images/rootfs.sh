@@ -10,8 +10,6 @@ install -D -m 644 "$root/LICENSE" "$out/usr/share/doc/gpushare/copyright"
 case $image in
 extender)
   install -D -m 755 "$binaries/gpushare-extender" "$out/gpushare-extender"
-  # For administrators to take out (docs/install.md): nothing in the image runs it.
-  install -m 755 "$binaries/gpushare-kubeadm" "$out/gpushare-kubeadm"
   ;;
 device-plugin)
   # Debian's C library and nothing else of Debian: the driver library, which NVIDIA's container runtime mounts, and the
@@ -21,16 +19,13 @@ device-plugin)
   arm64) triplet=aarch64-linux-gnu loader=lib/ld-linux-aarch64.so.1 ;;
   *) echo "images: no C library is known for $arch" >&2; exit 1 ;;
   esac
-  # The machine's own, or a cross compiler's.
+  # The distribution's own package, which gets security updates; a cross compiler's copy doesn't.
   libraries=/usr/lib/$triplet
-  [ -e "$libraries/libc.so.6" ] || libraries=/usr/$triplet/lib
-  notice=/usr/share/doc/libc6/copyright
-  [ "$libraries" = "/usr/lib/$triplet" ] || notice=/usr/share/doc/libc6-$arch-cross/copyright
-  if [ ! -e "$libraries/libc.so.6" ]; then
-    echo "images: no C library for $arch: install libc6-dev-$arch-cross" >&2
+  if [ ! -e "$libraries/libc.so.6" ] || ! dpkg-query --status "libc6:$arch" >/dev/null 2>&1; then
+    echo "images: no C library for $arch: on Debian, dpkg --add-architecture $arch, apt-get update, apt-get install libc6:$arch" >&2
     exit 1
   fi
-  mkdir -p "$out/usr/lib/$triplet" "$out/usr/lib64" "$out/etc"
+  mkdir -p "$out/usr/lib/$triplet" "$out/usr/lib64" "$out/etc" "$out/var/lib/dpkg/status.d"
   ln -s usr/lib "$out/lib"
   ln -s usr/lib64 "$out/lib64"
   # Since 2.34 all is in libc; libraries built before name the others.
@@ -39,8 +34,10 @@ device-plugin)
   done
   install -m 755 "$libraries/$(basename "$loader")" "$out/usr/lib/$triplet/"
   ln -s "/usr/lib/$triplet/$(basename "$loader")" "$out/usr/$loader"
-  [ ! -e "$notice" ] || install -D -m 644 "$notice" "$out/usr/share/doc/libc6/copyright"
-  install -m 644 /etc/debian_version "$out/etc/"
+  [ ! -e /usr/share/doc/libc6/copyright ] || install -D -m 644 /usr/share/doc/libc6/copyright "$out/usr/share/doc/libc6/copyright"
+  # With these scanners know the C library's version, and whose vulnerabilities to look up.
+  dpkg-query --status "libc6:$arch" >"$out/var/lib/dpkg/status.d/libc6"
+  install -m 644 /etc/os-release /etc/debian_version "$out/etc/"
   install -D -m 755 "$binaries/gpushare-device-plugin" "$out/usr/bin/gpushare-device-plugin"
   ;;
 *)

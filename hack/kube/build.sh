@@ -2,9 +2,9 @@
 # Builds the pinned etcd and Kubernetes binaries into bin/kube, once; with a minor version that hack/kube/VERSION pins
 # (hack/kube/build.sh v1.33) that one's control plane into bin/kube-VERSION, with the same etcd.
 #
-# The binaries depend on nothing but this folder and the Go toolchain, so they are kept under a hash of both in the
-# user's cache folder (GPUSHARE_KUBE_CACHE overrides it) and linked from there: a second clone on the same machine
-# doesn't build them again.
+# The binaries depend on the pinned modules, the Go toolchain and the flags below, so they are kept under a hash of these
+# in the user's cache folder (GPUSHARE_KUBE_CACHE overrides it) and linked from there: a second clone on the same machine
+# doesn't build them again. The rest of this script isn't hashed.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 pinned=${1:-}
@@ -14,10 +14,6 @@ cd "$here/$pinned"
 # A parent's -mod or GOFLAGS for the main module has no meaning here.
 export GOFLAGS=-buildvcs=false GOWORK=off
 kube_version=$(go list -m -f '{{.Version}}' k8s.io/kubernetes)
-key=$( (go version; go env GOOS GOARCH; cat go.mod go.sum "$here/build.sh") | sha256sum | cut -c1-16)
-cache=${GPUSHARE_KUBE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpushare/kube}/$kube_version-$key
-mkdir -p "$cache" "$out"
-
 # Without these the binaries call themselves v0.0.0-master, and clients refuse to talk to them.
 major=${kube_version#v}; major=${major%%.*}
 minor=${kube_version#v*.}; minor=${minor%%.*}
@@ -26,6 +22,11 @@ for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
   stamp+=" -X $package.gitVersion=$kube_version -X $package.gitMajor=$major -X $package.gitMinor=$minor"
   stamp+=" -X $package.gitTreeState=clean -X $package.gitCommit=$kube_version -X $package.buildDate=1970-01-01T00:00:00Z"
 done
+flags=(-trimpath -ldflags "$stamp")
+
+key=$( (go version; go env GOOS GOARCH; cat go.mod go.sum; echo CGO_ENABLED=0 "${flags[@]}") | sha256sum | cut -c1-16)
+cache=${GPUSHARE_KUBE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpushare/kube}/$kube_version-$key
+mkdir -p "$cache" "$out"
 
 # One builder at a time: two would only take each other's cores.
 exec 9>"$cache/.lock"
@@ -35,7 +36,7 @@ build() { # name package
   if [ ! -x "$cache/$1" ]; then
     local from=$SECONDS
     echo "kube: building $1 (the first time this takes minutes)"
-    CGO_ENABLED=0 go build -trimpath -ldflags "$stamp" -o "$cache/$1.partial" "$2"
+    CGO_ENABLED=0 go build "${flags[@]}" -o "$cache/$1.partial" "$2"
     mv "$cache/$1.partial" "$cache/$1"
     echo "kube: built $1 in $((SECONDS - from)) s"
   fi
@@ -45,7 +46,7 @@ build() { # name package
 components=(kube-apiserver kube-scheduler kube-controller-manager)
 if [ -z "$pinned" ]; then
   build etcd go.etcd.io/etcd/server/v3
-  components+=(kubelet kube-proxy)
+  components+=(kubelet kube-proxy kubeadm)
 else
   ln -sf ../kube/etcd "$out/etcd"
 fi

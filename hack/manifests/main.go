@@ -33,6 +33,7 @@ const address = "10.96.0.15"
 
 var (
 	onHost    = []string{"extender.reach=host", "extender.replicas=1"}
+	withTLS   = []string{"extender.tls.mode=secret", "extender.tls.secretName=gpushare-extender-tls", "extender.service.clusterIP=" + address}
 	manifests = []manifest{{
 		path: "deploy/manifests/extender.yaml",
 		header: `The extender, on the control-plane node beside kube-scheduler, which reaches it at http://127.0.0.1:12345 (see
@@ -47,9 +48,10 @@ config/scheduler-config.yaml). One replica: a second one would not know what the
 	}, {
 		path: "deploy/replicas/extender.yaml",
 		header: `Two extenders of which one answers, instead of deploy/manifests/extender.yaml. kube-scheduler reaches the leader at the
-Service's address: put it into urlPrefix of config/scheduler-config.yaml. See docs/replicas.md.`,
+Service's address with config/scheduler-config-replicas.yaml; both sides show certificates, which the Secret
+gpushare-extender-tls has to hold. docs/replicas.md has the commands.`,
 		templates: []string{"extender-account", "extender-election", "extender-service", "extender-deployment"},
-		values:    []string{"extender.tls.mode=none", "extender.service.clusterIP=" + address},
+		values:    withTLS,
 		replace: [][2]string{{`  clusterIP: "` + address + `"
 `, `  # An address of your choice, or the one that the API server chooses.
   # clusterIP: ` + address + `
@@ -100,10 +102,17 @@ func run(helm string, check bool) error {
 		}
 		files[m.path] = text
 	}
-	config, err := schedulerConfig(helm)
+	config, err := schedulerConfig(helm, onHost)
 	if err != nil {
 		return err
 	}
+	withReplicas, err := schedulerConfig(helm, withTLS)
+	if err != nil {
+		return err
+	}
+	// The certificate is made before the Service has its address.
+	files["config/scheduler-config-replicas.yaml"] = bytes.ReplaceAll(withReplicas,
+		[]byte(`serverName: "`+address+`"`), []byte("serverName: gpushare-extender.kube-system.svc"))
 	files["config/scheduler-config.yaml"] = config
 	if files["config/scheduler-policy-config.json"], err = policyConfig(config); err != nil {
 		return err
@@ -165,9 +174,9 @@ func (m manifest) render(helm string) ([]byte, error) {
 	return []byte(text), nil
 }
 
-// schedulerConfig returns the configuration that goes with deploy/manifests.
-func schedulerConfig(helm string) ([]byte, error) {
-	text, err := template(helm, "scheduler-config", onHost)
+// schedulerConfig returns kube-scheduler's configuration for an extender that is installed with the values.
+func schedulerConfig(helm string, values []string) ([]byte, error) {
+	text, err := template(helm, "scheduler-config", values)
 	if err != nil {
 		return nil, err
 	}

@@ -53,6 +53,11 @@ var (
 	ErrUnsettled = errors.New("whether the pod was bound is not known yet")
 )
 
+// errUnmanaged refuses pods that kube-scheduler binds by itself. Were they bound here, a caller could bind any pod of the
+// cluster with the extender's rights.
+var errUnmanaged = fmt.Errorf("%w: the pod asks for none of %s, %s and %s: kube-scheduler's configuration has to name them in the extender's managedResources",
+	ErrBadRequest, protocol.ResourceMemory, protocol.ResourceCount, protocol.ResourceWholeCard)
+
 // BindRequest is what kube-scheduler sends.
 type BindRequest struct {
 	Namespace, Name string
@@ -69,6 +74,7 @@ type BindRequest struct {
 // runs to its own deadline, since the scheduler's going away doesn't undo a write.
 func (c *Cluster) Bind(ctx context.Context, request BindRequest) error {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(request.Namespace, request.Name), "node", request.Node)
+	c.attempts.forget(gpu.PodUID(request.UID))
 	result, err := c.bindInTurn(klog.NewContext(ctx, logger), request)
 	c.Observer.BindFinished(result)
 	if err != nil {
@@ -111,6 +117,9 @@ func (c *Cluster) bind(ctx context.Context, request BindRequest, timeout time.Du
 	}
 	if request.alone && protocol.InGroup(pod) {
 		return ResultHeldBack, gang.Unknown
+	}
+	if !protocol.Managed(pod) {
+		return ResultBadRequest, errUnmanaged
 	}
 	if pod.Spec.NodeName != "" {
 		return c.alreadyBound(pod, request.Node)

@@ -556,8 +556,9 @@ func TestABindThatTheWatchNeverTellsOfIsLookedUp(t *testing.T) {
 }
 
 func TestBadBindRequestsChangeNothing(t *testing.T) {
-	pod, bound := newPod("p", 10), boundPod("b", 10, "n2", 0)
-	f := start(t, patient, newNode(t, "n1", 100), newNode(t, "n2", 100), pod, bound)
+	pod, bound, unmanaged := newPod("p", 10), boundPod("b", 10, "n2", 0), newPod("unmanaged", 0)
+	unmanaged.Spec.Containers[0].Resources.Requests = amount(corev1.ResourceCPU, 1)
+	f := start(t, patient, newNode(t, "n1", 100), newNode(t, "n2", 100), pod, bound, unmanaged)
 	good := f.request(pod, "n1")
 	change := func(how func(r *BindRequest)) BindRequest {
 		r := good
@@ -576,6 +577,7 @@ func TestBadBindRequestsChangeNothing(t *testing.T) {
 		"unknown pod":          {change(func(r *BindRequest) { r.Name = "nobody" }), ErrBadRequest, "not found"},
 		"wrong UID":            {change(func(r *BindRequest) { r.UID = "other" }), ErrBadRequest, "has UID uid-p, not other"},
 		"unknown node":         {change(func(r *BindRequest) { r.Node = "nowhere" }), ledger.ErrNoRoom, "shares no GPU memory"},
+		"nothing of ours":      {f.request(unmanaged, "n1"), ErrBadRequest, "the pod asks for none of aliyun.com/gpu-mem, aliyun.com/gpu-count and nvidia.com/gpu"},
 		"bound to another one": {f.request(bound, "n1"), ErrBadRequest, "bound to node n2 already"},
 	}
 	before := f.ledger.Nodes()
@@ -613,6 +615,7 @@ func TestNoRoomAtBindIsToldByAnEvent(t *testing.T) {
 
 func TestAPodWithoutGPUMemoryIsBoundWithoutACard(t *testing.T) {
 	pod := newPod("p", 0)
+	pod.Spec.Containers[0].Resources.Requests = amount(protocol.ResourceMemory, 0) // Or kube-scheduler wouldn't ask.
 	f := start(t, patient, newNode(t, "n1", 100), pod)
 	for range 2 { // The informers keep no node name of such pods: the second time it is the server that tells.
 		if err := f.bind(pod); err != nil {

@@ -78,10 +78,14 @@ type Cluster struct {
 	nodes   listersv1.NodeLister
 	budgets policyListersv1.PodDisruptionBudgetLister
 	factory informers.SharedInformerFactory
+	// watches are the informers that the ledger is fed by, by resource.
+	watches map[string]cache.SharedIndexInformer
 	sync    syncState
 	settler *settler
 	waker   *waker
-	pending pending
+	// attempts requeues pods that no change of the cluster would.
+	attempts *attempts
+	pending  pending
 	// evictor is nil where nobody is to be evicted.
 	evictor *evictor
 	flights flights
@@ -103,6 +107,7 @@ func New(o Options) (*Cluster, error) {
 		c.evictor = newEvictor(c)
 	}
 	c.waker.anyNode = c.anyNode
+	c.attempts = newAttempts(c)
 	c.settler = newSettler(o.Clock, o.API, o.Observer, c.ledger, o.BindTimeout, c.boundLate, c.waker.released)
 	c.gangs = newGangs(c)
 
@@ -114,6 +119,7 @@ func New(o Options) (*Cluster, error) {
 	c.pods = podCache{pods.GetIndexer()}
 	nodes := c.factory.Core().V1().Nodes()
 	c.nodes = nodes.Lister()
+	c.watches = map[string]cache.SharedIndexInformer{"pods": pods, "nodes": nodes.Informer()}
 	budgets := c.factory.Policy().V1().PodDisruptionBudgets()
 	c.budgets = budgets.Lister()
 	c.sync.budgets = budgets.Informer().HasSynced
@@ -142,6 +148,7 @@ func (c *Cluster) Run(ctx context.Context) error {
 
 	g.Go(func() error { return c.settler.run(ctx) })
 	g.Go(func() error { return c.waker.run(ctx) })
+	g.Go(func() error { return c.attempts.run(ctx) })
 	if c.EvictFragmented {
 		g.Go(func() error { return c.evictor.run(ctx) })
 	}

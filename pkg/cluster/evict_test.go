@@ -2,7 +2,8 @@ package cluster
 
 import (
 	"errors"
-	"runtime"
+	"fmt"
+	goruntime "runtime"
 	"slices"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -22,22 +24,31 @@ type fragmented struct {
 	*fixture
 	leads              leadership
 	a7, a5, b12, waits *corev1.Pod
+	others             []runtime.Object
+	t                  *testing.T
+}
+
+// fragmentedNode returns a node with places for 100 pods.
+func fragmentedNode(t testing.TB, name string, cards ...int64) *corev1.Node {
+	t.Helper()
+	node := newNode(t, name, cards...)
+	node.Status.Allocatable = amount(corev1.ResourcePods, 100)
+	node.Status.Allocatable[protocol.ResourceMemory] = node.Status.Capacity[protocol.ResourceMemory]
+	return node
 }
 
 func startFragmented(t *testing.T, changes ...func(f *fragmented)) *fragmented {
 	f := &fragmented{
+		t:  t,
 		a7: ranked(boundPod("a7", 7, "n1", 0), 1), a5: ranked(boundPod("a5", 5, "n1", 0), 1),
 		b12: ranked(boundPod("b12", 12, "n1", 1), 2), waits: ranked(newPod("waits", 8), 9),
 	}
 	for _, change := range changes {
 		change(f)
 	}
-	node := newNode(t, "n1", 16, 16)
-	node.Status.Allocatable = amount(corev1.ResourcePods, 100)
-	node.Status.Allocatable[protocol.ResourceMemory] = amount("x", 32)["x"]
 	// Its rounds are the test's to play, see later.
 	rounds := func(c *Cluster) { c.evictor = newEvictor(c) }
-	f.fixture = startWith(t, Options{BindTimeout: patient, Leading: f.leads.ask}, rounds, node, f.a7, f.a5, f.b12, f.waits)
+	f.fixture = startWith(t, Options{BindTimeout: patient, Leading: f.leads.ask}, rounds, append(f.others, fragmentedNode(t, "n1", 16, 16), f.a7, f.a5, f.b12, f.waits)...)
 	return f
 }
 
@@ -60,8 +71,8 @@ func (f *fragmented) later(d time.Duration) {
 func (f *fragmented) underWay() bool {
 	f.evictor.mu.Lock()
 	defer f.evictor.mu.Unlock()
-	r, ok := f.evictor.rounds["uid-waits"]
-	return ok && r.over.IsZero()
+	_, ok := f.evictor.rounds["uid-waits"]
+	return ok
 }
 
 func (f *fragmented) wantEvicted(want ...string) {
@@ -141,10 +152,22 @@ func TestNobodyIsEvictedInVain(t *testing.T) {
 		change func(f *fragmented)
 		after  func(f *fragmented)
 	}{
-		"its policy is never to preempt":      {change: func(f *fragmented) { f.waits.Spec.PreemptionPolicy = &never }},
-		"the others are of equal priority":    {change: func(f *fragmented) { ranked(f.waits, 1) }},
-		"the sum has no room either":          {change: func(f *fragmented) { f.waits.Spec.Containers[0].Resources.Limits = amount(protocol.ResourceMemory, 9) }},
-		"kube-scheduler has nominated a node": {change: func(f *fragmented) { f.waits.Status.NominatedNodeName = "n1" }},
+		"its policy is never to preempt":   {change: func(f *fragmented) { f.waits.Spec.PreemptionPolicy = &never }},
+		"the others are of equal priority": {change: func(f *fragmented) { ranked(f.waits, 1) }},
+		"the sum has no room either":       {change: func(f *fragmented) { f.waits.Spec.Containers[0].Resources.Limits = amount(protocol.ResourceMemory, 9) }},
+		"kube-scheduler has nominated a node, where a pod of lower priority is leaving": {change: func(f *fragmented) {
+			f.waits.Status.NominatedNodeName, f.b12.DeletionTimestamp = "n1", &metav1.Time{Time: begin}
+			f.b12.Finalizers = []string{"test/kubelet"}
+		}},
+		"kube-scheduler has nominated a node since": {after: func(f *fragmented) {
+			f.publishObject(edited(f.waits.DeepCopy(), nominated("n1")))
+			f.await("the nomination", func() bool { pod, _ := f.pods.get("default", "waits"); return pod.Status.NominatedNodeName != "" })
+		}},
+		"its victims are static pods": {change: func(f *fragmented) {
+			for _, pod := range []*corev1.Pod{f.a7, f.a5, f.b12} {
+				mirror(pod)
+			}
+		}},
 		"it is bound meanwhile": {after: func(f *fragmented) {
 			f.publishObject(boundPod("waits", 8, "n1", 0))
 			f.awaitHeld(f.waits, "bound n1 card 0")
@@ -181,28 +204,154 @@ func TestNobodyIsEvictedInVain(t *testing.T) {
 	}
 }
 
-func TestNobodyIsEvictedUnlessAllMayBe(t *testing.T) {
-	f := startFragmented(t, func(*fragmented) {})
-	refusal := apierrors.NewTooManyRequests("the budget", 0)
+func TestEvictionRefused(t *testing.T) {
+	for name, test := range map[string]struct {
+		refusal error
+		result  string
+	}{
+		"by a budget":                  {apierrors.NewTooManyRequests("the budget", 0), EvictionRefused},
+		"by a webhook":                 {apierrors.NewForbidden(podResource, "a5", errors.New("denied")), EvictionFailed},
+		"for several budgets of a pod": {apierrors.NewInternalError(errors.New("this pod has more than one PodDisruptionBudget")), EvictionFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := startFragmented(t)
+			f.server.with(func(s *server) {
+				s.onEvict = func(pod gpu.Pod, _ bool) error {
+					if pod.Name == "a5" {
+						return test.refusal
+					}
+					return nil
+				}
+			})
+			f.block(f.waits)
+			f.later(evictDelay)
+			f.wantEvicted("?a5")
+			if f.underWay() {
+				t.Error("a card is held that isn't freed")
+			}
+			if got := f.counts.of("evicted " + test.result); got != 1 {
+				t.Errorf("%d rounds counted as %s", got, test.result)
+			}
+			f.later(evictInterval)
+			f.wantEvicted("?a5") // Not every second.
+			f.later(evictPause)
+			f.wantEvicted("?a5", "?a7", "a7") // The next best, while the other one is spared.
+		})
+	}
+}
+
+// A pod for which nothing can be freed doesn't hold up those of lower priority.
+func TestEvictionGoesOnWithTheNextPod(t *testing.T) {
+	second := ranked(newPod("second", 8), 8)
+	f := startFragmented(t, withSecondNode(second))
 	f.server.with(func(s *server) {
-		s.onEvict = func(gpu.Pod, bool) error { return refusal }
+		s.onEvict = func(pod gpu.Pod, _ bool) error {
+			if pod.Name == "c12" {
+				return nil
+			}
+			return apierrors.NewForbidden(podResource, pod.Name, errors.New("denied"))
+		}
+	})
+	f.block(f.waits)
+	f.Blocked(second, slices.Values([]string{"n2"}), f.clock.Now())
+	f.later(evictDelay)
+	f.wantEvicted("?a5", "?c12", "c12")
+}
+
+func TestEvictionStopsWhileTheServerIsAway(t *testing.T) {
+	second := ranked(newPod("second", 8), 8)
+	f := startFragmented(t, withSecondNode(second))
+	f.server.with(func(s *server) { s.onEvict = func(gpu.Pod, bool) error { return errLost } })
+	f.block(f.waits)
+	f.Blocked(second, slices.Values([]string{"n2"}), f.clock.Now())
+	f.later(evictDelay)
+	f.wantEvicted("?a5")
+	f.later(evictInterval)
+	f.wantEvicted("?a5", "?c12") // The other pod's turn.
+	f.later(evictPause)
+	f.wantEvicted("?a5", "?c12", "?a5") // No victim is blamed.
+}
+
+// withSecondNode adds node n2, with 12 of priority 1 and 12 of priority 2 on two cards of 16, and a pod.
+func withSecondNode(pod *corev1.Pod) func(*fragmented) {
+	return func(f *fragmented) {
+		f.others = append(f.others, fragmentedNode(f.t, "n2", 16, 16),
+			ranked(boundPod("c12", 12, "n2", 0), 1), ranked(boundPod("d12", 12, "n2", 1), 2), pod)
+	}
+}
+
+// The API server evicts no pod that several budgets guard.
+func TestEvictionSparesPodsWithSeveralBudgets(t *testing.T) {
+	f := startFragmented(t, func(f *fragmented) {
+		label("x")(f.a5)
+		f.others = append(f.others, newBudget("one", "x", 9), newBudget("two", "x", 9))
 	})
 	f.block(f.waits)
 	f.later(evictDelay)
-	f.wantEvicted("?a5")
-	if f.underWay() {
-		t.Error("a card is held that isn't freed")
-	}
-	if got := f.counts.of("evicted " + EvictionRefused); got != 1 {
-		t.Errorf("%d refused rounds counted", got)
-	}
-	f.later(evictInterval)
-	f.wantEvicted("?a5") // A budget isn't asked every second.
-	f.server.with(func(s *server) { s.onEvict = nil })
-	f.clock.Step(evictHold)
+	f.wantEvicted("?a7", "a7")
+}
+
+// kube-scheduler keeps a nomination where only fragmentation is in the way.
+func TestEvictionForAVoidNomination(t *testing.T) {
+	f := startFragmented(t, func(f *fragmented) {
+		f.waits.Status.NominatedNodeName = "n2"
+		f.others = append(f.others, fragmentedNode(f.t, "n2", 16, 16))
+		f.others = append(f.others, boundPod("c9", 9, "n2", 0), edited(boundPod("d9", 9, "n2", 1), leavingSince(time.Hour)))
+	})
 	f.block(f.waits)
+	f.later(evictDelay)
+	f.wantEvicted("?a5", "a5")
+	f.publishGone(f.a5)
+	f.awaitHeld(f.a5, "not held")
+	f.publishObject(edited(f.waits.DeepCopy(), label("changed")))
+	f.await("the change", func() bool { pod, _ := f.pods.get("default", "waits"); return pod.Labels["app"] == "changed" })
 	f.later(evictInterval)
-	f.wantEvicted("?a5", "?a5", "a5")
+	if f.fitsFor(9, 5) {
+		t.Error("the freed card isn't held: the void nomination counts")
+	}
+	f.publishObject(edited(f.waits.DeepCopy(), nominated("n3")))
+	f.await("a new nomination to count", func() bool { return f.fitsFor(9, 5) })
+}
+
+// A filter's call that carries a new nomination gives kube-scheduler time to delete its victims.
+func TestEvictionWaitsAfterANomination(t *testing.T) {
+	f := startFragmented(t)
+	f.block(f.waits)
+	f.clock.Step(evictDelay)
+	waits := edited(f.waits.DeepCopy(), nominated("n1"))
+	f.publishObject(waits)
+	f.await("the nomination", func() bool { pod, _ := f.pods.get("default", "waits"); return pod.Status.NominatedNodeName != "" })
+	f.block(waits)
+	f.later(evictDelay - 1)
+	f.wantEvicted()
+	f.later(1)
+	f.wantEvicted("?a5", "a5")
+}
+
+// Pods that nothing can help leave the places of the remembered ones to others.
+func TestEvictionOfManyBlockedPods(t *testing.T) {
+	second := ranked(newPod("second", 8), 2)
+	var hopeless []*corev1.Pod
+	f := startFragmented(t, withSecondNode(second), func(f *fragmented) {
+		for i := range maxBlocked {
+			hopeless = append(hopeless, ranked(newPod(fmt.Sprint("hopeless-", i), 8), 1+int32(i)))
+			f.others = append(f.others, hopeless[i])
+		}
+		ranked(f.a7, 200)
+		ranked(f.a5, 200)
+		ranked(f.b12, 200)
+	})
+	for _, pod := range hopeless {
+		f.block(pod)
+	}
+	f.clock.Step(evictDelay)
+	for range maxBlocked/maxTries + 1 {
+		f.later(evictInterval)
+	}
+	f.Blocked(second, slices.Values([]string{"n2"}), f.clock.Now())
+	f.later(evictDelay)
+	f.wantEvicted("?c12", "c12")
 }
 
 func TestAnEvictionWhoseAnswerIsLostIsWaitedFor(t *testing.T) {
@@ -272,6 +421,27 @@ func TestARoundEndsWhereSomebodyStays(t *testing.T) {
 	}
 }
 
+// Where a pod of higher priority takes the card that was freed, another card is freed soon.
+func TestEvictionOfACardThatAnotherPodTook(t *testing.T) {
+	f := startFragmented(t, withSecondNode(newPod("second", 8)))
+	blockOnBoth := func() { f.Blocked(f.waits, slices.Values([]string{"n1", "n2"}), f.clock.Now()) }
+	blockOnBoth()
+	f.later(evictDelay)
+	f.publishGone(f.a5)
+	f.awaitHeld(f.a5, "not held")
+	high := ranked(boundPod("high", 9, "n1", 0), 10)
+	f.publishObject(high)
+	f.awaitHeld(high, "bound n1 card 0")
+	f.later(evictInterval)
+	if f.underWay() {
+		t.Error("the round goes on, though its card is taken")
+	}
+	f.clock.Step(evictPause)
+	blockOnBoth()
+	f.later(evictDelay)
+	f.wantEvicted("?a5", "a5", "?c12", "c12")
+}
+
 func TestATermsRoundsEndWithIt(t *testing.T) {
 	f := startFragmented(t)
 	f.block(f.waits)
@@ -315,7 +485,7 @@ func TestABlockedPodIsNotKept(t *testing.T) {
 		f.block(pod)
 		return pod
 	}())
-	f.await("the pod of the request to be collected", func() bool { runtime.GC(); return asked.Value() == nil })
+	f.await("the pod of the request to be collected", func() bool { goruntime.GC(); return asked.Value() == nil })
 	f.later(evictDelay)
 	f.wantEvicted("?a5", "a5")
 	f.Blocked(f.waits, func(yield func(string) bool) {

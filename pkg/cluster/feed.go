@@ -68,14 +68,14 @@ func (c *Cluster) podSeen(pod *corev1.Pod) {
 			c.settler.settled(klog.Background(), open, OutcomeBound)
 		}
 		c.waker.forget(seen.UID)
+		c.attempts.forget(seen.UID)
 		c.evictor.forget(seen.UID)
 		c.ledger.Withdraw(seen.UID)
+	case c.evictor.holds(seen, pod.Status.NominatedNodeName): // The ledger keeps that card.
 	case pod.Status.NominatedNodeName != "":
 		c.ledger.Nominate(pod.Status.NominatedNodeName, seen)
 	default:
-		if !c.evictor.holds(seen) {
-			c.ledger.Withdraw(seen.UID)
-		}
+		c.ledger.Withdraw(seen.UID)
 	}
 }
 
@@ -88,6 +88,7 @@ func (c *Cluster) podGone(uid gpu.PodUID) {
 	}
 	c.ledger.Withdraw(uid)
 	c.waker.forget(uid)
+	c.attempts.forget(uid)
 	c.evictor.forget(uid)
 }
 
@@ -129,7 +130,7 @@ func (c *Cluster) nodeSeen(node *corev1.Node) {
 	parsed := protocol.ParseNode(node)
 	logger := klog.Background().WithValues("node", node.Name)
 	if parsed.Problem != nil {
-		logger.Info("The node's inventory is passed over: its cards are taken for equal", "err", parsed.Problem)
+		logger.Info("The node's inventory and its capacity disagree", "err", parsed.Problem)
 	}
 	if parsed.WholeCards {
 		logger.Info("The node offers whole cards and GPU memory at once: nothing is placed on it")

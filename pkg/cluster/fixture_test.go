@@ -30,7 +30,7 @@ import (
 // fixture is a running Cluster over an API server whose answers and whose watch the test steers apart.
 type fixture struct {
 	*Cluster
-	t      *testing.T
+	t      testing.TB
 	clock  *clocktesting.FakeClock
 	client *fake.Clientset
 	server *server
@@ -42,7 +42,7 @@ type fixture struct {
 var begin = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
 // start runs a Cluster that knows the objects.
-func start(t *testing.T, bindTimeout time.Duration, objects ...runtime.Object) *fixture {
+func start(t testing.TB, bindTimeout time.Duration, objects ...runtime.Object) *fixture {
 	t.Helper()
 	return startWith(t, Options{BindTimeout: bindTimeout}, func(*Cluster) {}, objects...)
 }
@@ -68,7 +68,7 @@ func (l *leadership) set(err error) {
 }
 
 // startWith runs a Cluster with options of the test's own beside the fixture's, after the test has changed it.
-func startWith(t *testing.T, o Options, change func(*Cluster), objects ...runtime.Object) *fixture {
+func startWith(t testing.TB, o Options, change func(*Cluster), objects ...runtime.Object) *fixture {
 	t.Helper()
 	client := fake.NewClientset(objects...)
 	watching := make(chan struct{}, 100)
@@ -125,7 +125,7 @@ func (f *fixture) await(what string, condition func() bool) {
 	await(f.t, what, condition)
 }
 
-func await(t *testing.T, what string, condition func() bool) {
+func await(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -456,7 +456,7 @@ func amount(name corev1.ResourceName, n int64) corev1.ResourceList {
 }
 
 // newNode returns a node with cards of the given sizes, as our own device plugin reports it.
-func newNode(t *testing.T, name string, cards ...int64) *corev1.Node {
+func newNode(t testing.TB, name string, cards ...int64) *corev1.Node {
 	t.Helper()
 	inventory, sum := protocol.Inventory{Unit: gpu.MiB}, int64(0)
 	for i, memory := range cards {

@@ -119,6 +119,15 @@ func (c *Cluster) anyNode() string {
 	return nodes[0].Name
 }
 
+// countNodes returns the number of nodes of the cluster, with and without cards.
+func (c *Cluster) countNodes() int {
+	nodes, err := c.nodes.List(labels.Everything())
+	if err != nil {
+		return 0
+	}
+	return len(nodes)
+}
+
 // bind holds a member's bind until its group lets it go. A pod without a group is bound at once.
 func (g *gangs) bind(ctx context.Context, request BindRequest) (result string, err error) {
 	if err := g.Ready(); err != nil {

@@ -88,12 +88,27 @@ func (c *Cluster) Explain(pods []PendingPod) []waiting.Why {
 	if len(pods) == 0 {
 		return nil
 	}
-	explainer := waiting.NewExplainer(c.places())
+	nominated := map[string]bool{}
+	for i := range pods {
+		nominated[pods[i].object.Status.NominatedNodeName] = true
+	}
+	places := c.places()
+	for i := range places {
+		if name := places[i].Node.Name; nominated[name] {
+			places[i].Leaving = c.leavingOn(name)
+		}
+	}
+	explainer := waiting.NewExplainer(places)
 	out := make([]waiting.Why, len(pods))
 	for i := range pods {
 		out[i] = explainer.Explain(pods[i].object)
 	}
 	return out
+}
+
+// leavingOn returns the priorities of the pods that should free memory of the node soon.
+func (c *Cluster) leavingOn(node string) []int32 {
+	return protocol.Leaving(c.pods.onNode(node), c.Clock.Now())
 }
 
 // reach returns the nodes that a pod which waits may go to, whatever is taken there.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -54,11 +55,12 @@ type survey struct {
 	resources []corev1.ResourceName
 	request   preemption.Request
 	book      budgetBook
+	now       time.Time
 }
 
 // newSurvey begins a survey for a pod that takes these of its node.
 func (c *Cluster) newSurvey(pod *corev1.Pod, requests corev1.ResourceList) *survey {
-	s := &survey{Cluster: c, pod: protocol.Pod(pod), spec: &pod.Spec, book: budgetBook{lister: c.budgets}}
+	s := &survey{Cluster: c, pod: protocol.Pod(pod), spec: &pod.Spec, book: budgetBook{lister: c.budgets}, now: c.Clock.Now()}
 	for name := range requests {
 		s.resources = append(s.resources, name)
 	}
@@ -106,7 +108,7 @@ func (s *survey) node(name string, proposal preemption.Victims) (preemption.Node
 		delete(holders, uid)
 	}
 	for uid, holder := range holders {
-		if holder.Priority >= s.pod.Priority || !settled(holder) {
+		if holder.Priority >= s.pod.Priority || !settled(holder) || pods[uid] != nil && !s.frees(pods[uid]) {
 			continue
 		}
 		node.Pods = append(node.Pods, s.candidate(uid, pods[uid], holder, guard))
@@ -131,7 +133,15 @@ func (s *survey) candidate(uid gpu.PodUID, pod *corev1.Pod, holder *ledger.Holde
 			out.Where = holder.Placement
 		}
 	}
+	if pod != nil && !s.frees(pod) {
+		out.Where, out.Takes = nil, nil
+	}
 	return out
+}
+
+// frees reports whether the node has more room once the pod is deleted.
+func (s *survey) frees(pod *corev1.Pod) bool {
+	return !protocol.Overdue(pod, s.now) && !protocol.Mirror(pod)
 }
 
 // settled says whether the holder's going surely frees the card that it is placed on: of others kube-scheduler may not

@@ -3,6 +3,7 @@ package cluster
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -53,10 +54,17 @@ func nominated(node string) podEdit {
 
 func phase(p corev1.PodPhase) podEdit { return func(pod *corev1.Pod) { pod.Status.Phase = p } }
 
-func leaving(pod *corev1.Pod) {
-	now := metav1.Now()
-	pod.DeletionTimestamp, pod.Finalizers = &now, []string{"x/y"} // A fake client deletes at once without a finalizer.
+func leaving(pod *corev1.Pod) { leavingSince(0)(pod) }
+
+// leavingSince returns a pod that is being deleted, and whose grace period ended so long ago.
+func leavingSince(over time.Duration) podEdit {
+	return func(pod *corev1.Pod) {
+		// A fake client deletes at once without a finalizer.
+		pod.DeletionTimestamp, pod.Finalizers = &metav1.Time{Time: begin.Add(-over)}, []string{"x/y"}
+	}
 }
+
+func mirror(pod *corev1.Pod) { pod.Annotations[corev1.MirrorPodAnnotationKey] = "hash" }
 
 // roomy returns a node with 8 CPUs and places for 10 pods.
 func roomy(t *testing.T, name string, cards ...int64) *corev1.Node {
@@ -119,6 +127,26 @@ func TestPreempt(t *testing.T) {
 		"pods that leave anyway": {objects: []runtime.Object{
 			boundPod("a", 16, "n1", 0), edited(boundPod("b", 16, "n1", 1), priority(3), leaving),
 		}, want: uids{"uid-b"}},
+		"pods that should have left long ago free nothing": {
+			objects: []runtime.Object{
+				edited(boundPod("a", 16, "n1", 0), leavingSince(24*time.Hour)), boundPod("b", 16, "n1", 1),
+			},
+			proposed: preemption.Victims{Pods: uids{"uid-b"}}, want: uids{"uid-b"},
+		},
+		"even where they are proposed": {
+			objects: []runtime.Object{
+				edited(boundPod("a", 16, "n1", 0), leavingSince(24*time.Hour)), boundPod("b", 16, "n1", 1),
+			},
+			proposed: preemption.Victims{Pods: uids{"uid-a"}}, want: uids{"uid-b"},
+		},
+		"a static pod is left alone": {
+			objects:  []runtime.Object{edited(boundPod("a", 16, "n1", 0), mirror), boundPod("b9", 9, "n1", 1), boundPod("b7", 7, "n1", 1)},
+			proposed: preemption.Victims{Pods: uids{"uid-b9", "uid-b7"}}, want: uids{"uid-b7", "uid-b9"},
+		},
+		"a static pod that is proposed frees no card": {
+			objects:  []runtime.Object{edited(boundPod("a", 16, "n1", 0), mirror), edited(boundPod("b", 16, "n1", 1), priority(5))},
+			proposed: preemption.Victims{Pods: uids{"uid-a"}},
+		},
 		"CPU keeps the proposed victim that has it": {
 			objects:  with(full(), edited(newPod("busy", 0), cpu(7), at("n1"), priority(-1)), edited(newPod("idle", 0), cpu(1), at("n1"))),
 			pod:      []podEdit{cpu(4)},

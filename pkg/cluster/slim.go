@@ -60,7 +60,7 @@ func (s *slimmer) pod(pod *corev1.Pod) *corev1.Pod {
 	labels := pod.Labels
 	out.Labels = *s.labels.one(fmt.Sprint(labels), &labels)
 	out.Annotations = only(pod.Annotations, protocol.AnnotationIndex, protocol.AnnotationPod, protocol.AnnotationDevice,
-		protocol.AnnotationAssumeTime, protocol.AnnotationAssigned, protocol.AnnotationAllocation)
+		protocol.AnnotationAssumeTime, protocol.AnnotationAssigned, protocol.AnnotationAllocation, corev1.MirrorPodAnnotationKey)
 	if pod.Spec.NodeName == "" {
 		keepWaiting(out, pod)
 	}
@@ -82,8 +82,14 @@ func podRequests(pod *corev1.Pod, memory gpu.Memory) corev1.ResourceList {
 func (s *slimmer) node(node *corev1.Node) *corev1.Node {
 	out := &corev1.Node{ObjectMeta: identity(&node.ObjectMeta)}
 	out.Annotations = only(node.Annotations, protocol.AnnotationInventory)
-	out.Status.Capacity = only(node.Status.Capacity,
-		protocol.ResourceMemory, protocol.ResourceCount, protocol.ResourceWholeCard)
+	for name, amount := range node.Status.Capacity {
+		if name == protocol.ResourceMemory || name == protocol.ResourceCount || protocol.IsWholeCard(name) {
+			if out.Status.Capacity == nil {
+				out.Status.Capacity = corev1.ResourceList{}
+			}
+			out.Status.Capacity[name] = amount
+		}
+	}
 	if _, shares := node.Status.Capacity[protocol.ResourceMemory]; shares {
 		out.Status.Allocatable = node.Status.Allocatable // For preempt, which happens on such nodes only.
 		s.keepEntrance(out, node)

@@ -140,6 +140,9 @@ func TestSlimmingANodeLosesNothingThatIsRead(t *testing.T) {
 	whole := newNode(t, "n1", 100)
 	whole.Status.Capacity[protocol.ResourceWholeCard] = amount("x", 1)["x"]
 	nodes["whole cards beside"] = whole
+	shared := newNode(t, "n1", 100)
+	shared.Status.Capacity["nvidia.com/gpu.shared"] = amount("x", 1)["x"]
+	nodes["cards that NVIDIA's plugin shares beside"] = shared
 	for name, node := range nodes {
 		node.Labels = map[string]string{"a": "b"}
 		node.Spec = corev1.NodeSpec{Unschedulable: true, Taints: []corev1.Taint{{Key: "a", Effect: corev1.TaintEffectNoSchedule}}}

@@ -79,11 +79,15 @@ func (c *Cluster) Refused(pod gpu.Pod, at time.Time) { c.waker.refuse(pod, at) }
 // Passed notes that filter found a node for the pod.
 func (c *Cluster) Passed(uid gpu.PodUID) {
 	c.waker.forget(uid)
+	c.attempts.passed(uid)
 	c.evictor.passed(uid)
 }
 
-func (c *Cluster) fits(pod gpu.Pod, node string) (fits bool) {
-	c.ledger.Check(pod, []string{node}, func(_ string, reason placement.Reason) { fits = reason == placement.Fits })
+func (c *Cluster) fits(pod gpu.Pod, node string) bool { return c.fitsAny(pod, []string{node}) }
+
+// fitsAny reports whether the pod would find a card on one of the nodes.
+func (c *Cluster) fitsAny(pod gpu.Pod, nodes []string) (fits bool) {
+	c.ledger.Check(pod, nodes, func(_ string, reason placement.Reason) { fits = fits || reason == placement.Fits })
 	return fits
 }
 
@@ -164,6 +168,11 @@ func (w *waker) freed(node string) {
 	w.mu.Lock()
 	w.freedAt[node] = w.clock.Now()
 	w.mu.Unlock()
+	w.signal()
+}
+
+// signal makes run look for a reason to write.
+func (w *waker) signal() {
 	select {
 	case w.work <- struct{}{}:
 	default: // Work is waiting already.
@@ -188,10 +197,7 @@ func (w *waker) call(node string) {
 	w.mu.Lock()
 	w.called = &node
 	w.mu.Unlock()
-	select {
-	case w.work <- struct{}{}:
-	default: // Work is waiting already.
-	}
+	w.signal()
 }
 
 // takeCall returns the node that call named.
@@ -245,8 +251,9 @@ func (w *waker) wake(ctx context.Context) {
 	var pod gpu.Pod
 	again := func() { w.call("") }
 	if !called {
-		node, pod = w.reason()
-		again = func() { w.freed(node) }
+		var freed map[string]time.Time
+		node, pod, freed = w.reason()
+		again = func() { w.freedAgain(freed) }
 	}
 	if node == "" {
 		return
@@ -272,8 +279,9 @@ func (w *waker) wake(ctx context.Context) {
 }
 
 // reason returns a node on which memory came free after a pod that it would fit had been refused. Nodes that help
-// nobody are done with, most of them by one look, however many pods wait.
-func (w *waker) reason() (string, gpu.Pod) {
+// nobody are done with, most of them by one look, however many pods wait. freed are all nodes with freed memory that it took:
+// one write requeues every pod, so if that write fails, all of them must be considered again, see freedAgain.
+func (w *waker) reason() (node string, pod gpu.Pod, freed map[string]time.Time) {
 	w.mu.Lock()
 	now := w.clock.Now()
 	maps.DeleteFunc(w.refused, func(_ gpu.PodUID, r refusal) bool { return now.Sub(r.at) > refusalLife })
@@ -281,7 +289,7 @@ func (w *waker) reason() (string, gpu.Pod) {
 	w.freedAt = map[string]time.Time{}
 	w.mu.Unlock()
 	if len(refused) == 0 {
-		return "", gpu.Pod{}
+		return "", gpu.Pod{}, nil
 	}
 
 	slices.SortFunc(refused, func(a, b refusal) int { return cmp.Compare(a.pod.Request, b.pod.Request) })
@@ -296,11 +304,23 @@ func (w *waker) reason() (string, gpu.Pod) {
 		}
 		for _, r := range refused {
 			if r.at.Before(freed) && w.fits(r.pod, node) {
-				return node, r.pod
+				return node, r.pod, freedAt
 			}
 		}
 	}
-	return "", gpu.Pod{}
+	return "", gpu.Pod{}, nil
+}
+
+// freedAgain puts back nodes with freed memory that reason took, except where more came free since.
+func (w *waker) freedAgain(nodes map[string]time.Time) {
+	w.mu.Lock()
+	for node, at := range nodes {
+		if at.After(w.freedAt[node]) {
+			w.freedAt[node] = at
+		}
+	}
+	w.mu.Unlock()
+	w.signal()
 }
 
 // woken forgets the refusals from before: their pods are asked about anew, and refused anew where need be.

@@ -204,6 +204,31 @@ func TestAWakeThatFailsIsTriedAgain(t *testing.T) {
 	}
 }
 
+// Memory came free on two nodes, and the write that would requeue the pods fails. The node that the write was for has no room
+// any more when it is tried again: the other one counts all the same.
+func TestFailedRequeueRemembersEveryNode(t *testing.T) {
+	f := startWaker(t)
+	var taken atomic.Pointer[string]
+	f.fits = func(_ gpu.Pod, node string) bool {
+		if f.counts.of("write node") == 0 {
+			taken.Store(&node) // The node that the first write is for.
+		}
+		return node != *taken.Load() || f.counts.of("write node") == 0
+	}
+	f.server.with(func(s *server) { s.noAnnotations = errLost })
+	f.refuse(pod("a"), f.clock.Now())
+	f.clock.Step(time.Nanosecond)
+	f.freed("n1")
+	f.freed("n2")
+	f.sleeps()
+	f.clock.Step(wakeInterval + wakeDelay)
+	await(t, "the failed write", func() bool { return f.counts.of("write node") == 1 })
+	f.sleeps()
+	f.server.with(func(s *server) { s.noAnnotations = nil })
+	f.clock.Step(wakeInterval + wakeDelay)
+	f.wantWakes(map[string]string{"n1": "n2", "n2": "n1"}[*taken.Load()])
+}
+
 // The whole way: a pod is refused since the watch lags, then the watch tells.
 func TestALateWatchParksNoPod(t *testing.T) {
 	holder, waits := boundPod("holder", 100, "n1", 0), newPod("waits", 60)
@@ -253,12 +278,12 @@ func TestManyRefusalsCostLittle(t *testing.T) {
 		}
 	}
 	free()
-	if node, _ := w.reason(); node != "" || looks > 1000 {
+	if node, _, _ := w.reason(); node != "" || looks > 1000 {
 		t.Errorf("reason %q after %d looks, want none after one a node", node, looks)
 	}
 	free()
 	looks, room = 0, 100
-	if node, pod := w.reason(); node == "" || pod.Request != 100 || looks > 2 {
+	if node, pod, _ := w.reason(); node == "" || pod.Request != 100 || looks > 2 {
 		t.Errorf("reason %q, a pod of %d, after %d looks", node, pod.Request, looks)
 	}
 }

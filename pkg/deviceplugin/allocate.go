@@ -11,7 +11,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	events "k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -22,8 +21,7 @@ import (
 // allocator answers the kubelet: it finds out which pod is meant, decides on the card, and notes what was given.
 //
 // One decision is made at a time, under turn; while it is held the kubelet may be asked, and the pods are looked for, each
-// within a bounded time (askTimeout, searchTimeout). Only where something odd is under way it takes longer: a container's end
-// (statusPatience) or a static pod's mirror (mirrorPatience) is waited for.
+// within a bounded time (askTimeout, searchTimeout).
 type allocator struct {
 	cards     *cardState
 	pods      *podSource
@@ -52,29 +50,21 @@ type allocator struct {
 	refused map[gpu.PodUID]bool
 	// met are the pods of the record of which the informer has known an object of their own.
 	met map[gpu.PodUID]bool
-	// lastRefusal is when a container was turned away last.
-	lastRefusal time.Time
-	// missed is the static pod whose mirror was waited for in vain, and patience how long one is.
-	missed   gpu.PodUID
-	patience time.Duration
-	// statusPatience is how long the word of a container's end is waited for.
-	statusPatience time.Duration
 	// settled is when the plugin registered with the kubelet last.
 	settled time.Time
-	// doubtful says that the last match was by order, which can mislead: the checkpoint tells which pod it really was.
+	// doubtful says that the last match was by order, which can mislead, or that there was none and the container starts
+	// all the same: the checkpoint tells which pod it really was.
 	doubtful bool
 }
 
 // hint is what GetPreferredAllocation found, for the Allocate that follows. The zero one says nothing.
 type hint struct {
-	// container is whose turn it is, the zero one being a static pod's.
+	// container is whose turn it is.
 	container containerKey
 	by        match
 	// card is whose devices the kubelet was told to take.
 	card int
-	// released are the static pods that the kubelet had let go of.
-	released map[gpu.PodUID]bool
-	at       time.Time
+	at   time.Time
 }
 
 // hintFor is how long a hint is kept; Allocate follows at once if at all.
@@ -121,6 +111,7 @@ func (a *allocator) Settle(ctx context.Context) {
 	}
 	defer release()
 	a.settled = a.now()
+	clear(a.refused) // It admits again what the last one had no time to fail.
 	a.record.Settle()
 	a.Sync(ctx)
 	a.resources.Renew()
@@ -134,7 +125,7 @@ func (a *allocator) Sync(ctx context.Context) {
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "The kubelet's checkpoint can't be read: going on with what is known already")
 	}
-	for _, uid := range a.record.Sync(bookings, a.books.Written(), a.pods.Exists, a.now()) {
+	for _, uid := range a.record.Sync(bookings, a.books.Written(), a.pods) {
 		a.notify(uid)
 	}
 }
@@ -159,15 +150,12 @@ func (a *allocator) allocate(ctx context.Context, ids []string) (*pluginapi.Cont
 	defer release()
 
 	devices, request := newDeviceSet(ids), gpu.Memory(len(ids))
-	given := serving{Request: request, Devices: devices, Sample: sampleOf(ids), At: a.now()}
+	given := serving{Request: request, Devices: devices, At: a.now()}
 	hinted := a.takeHint(devices)
 	snapshot, chosen, by, err := a.match(ctx, hinted, request)
 	a.metrics.matches.WithLabelValues(string(by)).Inc()
 	if err != nil {
 		return a.refuse(ctx, given, nil, "", err)
-	}
-	if by == byNobody {
-		return a.allocateNameless(ctx, snapshot, given, ids, hinted.released)
 	}
 	pod := chosen.Pod
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "container", chosen.Container.Name)
@@ -191,8 +179,8 @@ func (a *allocator) allocate(ctx context.Context, ids []string) (*pluginapi.Cont
 	return a.reply.Given(card, pod.Request, request), result, nil
 }
 
-// refuse turns a container away, or lets it start without a card where that is wanted. pod is nil where nobody knows
-// which one it is.
+// refuse turns a container away, or lets it start without a card where that is wanted. pod is nil where it isn't known
+// which one it is: then the kubelet's checkpoint tells of such a start.
 func (a *allocator) refuse(ctx context.Context, given serving, pod *podView, container string, reason error) (*pluginapi.ContainerAllocateResponse, outcome, error) {
 	result := refusedUnavailable
 	if r := (*refusal)(nil); errors.As(reason, &r) {
@@ -208,35 +196,19 @@ func (a *allocator) refuse(ctx context.Context, given serving, pod *podView, con
 	}
 	a.events.Event(reference, corev1.EventTypeWarning, eventRefused, text)
 	if !a.errorEnv {
-		a.lastRefusal = a.now()
 		if pod != nil {
 			a.refused[pod.UID] = true
 		}
 		return nil, result, reason
 	}
-	given.Card = noCard
-	if pod != nil {
-		a.record.Serve(pod.UID, container, given)
+	if pod == nil {
+		a.doubtful = true
 	} else {
-		a.record.ServeNameless(given)
+		given.Card = noCard
+		a.record.Serve(pod.UID, container, given)
 	}
 	cards, _, _ := a.cards.Get()
 	return a.reply.Refused(cards, whole, given.Request), result, nil
-}
-
-// allocateNameless serves a pod that has no object in the API: a static pod, whose mirror appears later. It is booked
-// at once, and known by name as soon as the kubelet has written its checkpoint.
-func (a *allocator) allocateNameless(ctx context.Context, s *snapshot, given serving, ids []string, released map[gpu.PodUID]bool) (*pluginapi.ContainerAllocateResponse, outcome, error) {
-	card, err := a.static(ctx, s, given.Request, released)
-	a.missed = ""
-	if err != nil {
-		return a.refuse(ctx, given, nil, "", fmt.Errorf("a pod that the API server doesn't know: %w", err))
-	}
-	given.Card, given.CardMemory = card.Index, card.Memory
-	a.record.ServeNameless(given)
-	a.countOtherDevices(ids, card)
-	klog.FromContext(ctx).Info("Allocated for a pod that the API server doesn't know", "card", card.Index, "memory", given.Request)
-	return a.reply.Given(card, given.Request, given.Request), placed, nil
 }
 
 // Prefer returns the devices that an allocation out of the available ones should take: those of the card that its pod
@@ -248,37 +220,27 @@ func (a *allocator) Prefer(ctx context.Context, available, include []string, siz
 		return nil
 	}
 	defer release()
-	a.collect(ctx, available, include)
 	request := gpu.Memory(size)
 	snapshot, chosen, by, err := a.match(ctx, hint{}, request)
 	if err != nil {
 		return nil
 	}
-	found := hint{by: by, at: a.now()}
-	var card gpu.Card
-	if by == byNobody {
-		found.released = a.edited(ctx, snapshot, snapshot.Released(available, include))
-		card, err = a.static(ctx, snapshot, request, found.released)
-	} else {
-		found.container = chosen.key()
-		card, _, err = snapshot.Card(chosen.Pod, chosen.Container.Name)
-		if promised, _ := snapshot.promised(chosen.Pod, chosen.Container.Name); err != nil && promised != noCard {
-			card.Index, err = promised, nil // If there is room by the time that Allocate is called, it is there.
-		}
+	card, _, err := snapshot.Card(chosen.Pod, chosen.Container.Name)
+	if promised, _ := snapshot.promised(chosen.Pod, chosen.Container.Name); err != nil && promised != noCard {
+		card.Index, err = promised, nil // If there is room by the time that Allocate is called, it is there.
 	}
 	if err != nil {
 		return nil
 	}
-	found.card = card.Index
 	ids := preferredDevices(card.Index, available, include, size)
 	if len(ids) == size {
-		a.hints[newDeviceSet(ids)] = found
+		a.hints[newDeviceSet(ids)] = hint{container: chosen.key(), by: by, card: card.Index, at: a.now()}
 	}
 	return ids
 }
 
-// match finds the container that the kubelet asks for. A match byNobody, without an error, says that it certainly is
-// none of those that the API server knows. It is called with the turn.
+// match finds the container that the kubelet asks for. It returns a refusal where that is none that the API server knows,
+// or where it can't be told. It is called with the turn.
 //
 // The kubelet waits meanwhile: it is asked for at most askTimeout, and for a pod not known here searchTimeout is spent.
 func (a *allocator) match(ctx context.Context, hinted hint, request gpu.Memory) (*snapshot, candidate, match, error) {
@@ -313,56 +275,26 @@ func (a *allocator) match(ctx context.Context, hinted hint, request gpu.Memory) 
 	if c, by, ok := a.resolve(live.Candidates(request), ask, true); ok {
 		return live, c, by, nil
 	}
+	interrupted := live.Interrupted(request)
 	if a.now().Sub(a.settled) < statusLag {
-		if c, ok := sole(live.Interrupted(request), ask); ok {
+		if c, ok := sole(interrupted, ask); ok {
 			return live, c, byKubelet, nil
 		}
 	}
-	if err == nil && hinted.by != byNobody { // Else it was waited for in vain a moment ago.
-		if s, c, ok := a.awaitEnd(ctx, live.Interrupted(request), ask); ok {
-			a.doubtful = true
-			return s, c, byOrder, nil
-		}
+	resized := slices.DeleteFunc(slices.Clone(interrupted), func(c candidate) bool { return !c.Pod.Resizing })
+	if c, ok := sole(resized, ask); ok {
+		return live, c, byKubelet, nil
 	}
 	if err != nil {
 		return nil, candidate{}, byNobody, &refusal{refusedUnavailable, codes.Unavailable,
 			fmt.Sprintf("no pod known here waits for %s of GPU memory, and the API server can't be asked: %v", request, err)}
 	}
-	return live, candidate{}, byNobody, nil
-}
-
-// awaitEnd waits until one of the containers that the API server calls running doesn't run any more there. A kubelet that
-// has lost its books asks anew for what it starts again, and that may come before its word of the end does
-// (k8s.io/kubernetes pkg/kubelet/kubelet.go, SyncPod: the status is on its way when containers are started). Only those
-// without books are waited for, so on a node that never lost them this is nothing.
-func (a *allocator) awaitEnd(ctx context.Context, running []candidate, ask func(candidate) standing) (*snapshot, candidate, bool) {
-	suspects := map[containerKey]bool{}
-	for _, c := range running[:min(len(running), maxAsked)] {
-		if where := ask(c); c.Again && where != holding && (where != absent || !a.resources.Answers()) {
-			suspects[c.key()] = true
-		}
+	text := fmt.Sprintf("no pod that the API server has on this node waits for %s of GPU memory, and static pods are not supported", request)
+	if len(interrupted) > 0 {
+		text += "; the kubelet has lost its record of containers that run, and it can't be told whether it asks for one of them"
 	}
-	if len(suspects) == 0 {
-		return nil, candidate{}, false
-	}
-	request := running[0].Container.Request
-	var s *snapshot
-	var found candidate
-	late := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, a.statusPatience, true, func(context.Context) (bool, error) {
-		s = a.known()
-		for _, found = range s.Candidates(request) {
-			if suspects[found.key()] {
-				return true, nil
-			}
-		}
-		return false, nil
-	})
-	return s, found, late == nil
+	return nil, candidate{}, byNobody, &refusal{refusedUnknownPod, codes.FailedPrecondition, text}
 }
-
-// statusPatience bounds that wait. The kubelet writes a pod's status within moments; in vain it is waited for where a
-// static pod asks for as much as a container without books does.
-const statusPatience = 2 * time.Second
 
 // statusLag is how long after a kubelet's start the API server may call containers running that ended with the machine.
 const statusLag = 5 * time.Minute
@@ -426,7 +358,7 @@ func (a *allocator) known() *snapshot {
 	pods := a.pods.Cached()
 	s := a.snapshot(pods)
 	for i := range pods {
-		if _, ok := s.Served[pods[i].UID]; ok && !pods[i].Mirror() {
+		if _, ok := s.Served[pods[i].UID]; ok {
 			a.met[pods[i].UID] = true
 		}
 	}
@@ -435,10 +367,9 @@ func (a *allocator) known() *snapshot {
 
 // snapshot returns what is known with these pods. What was given to pods that the informer has known and that aren't among
 // these is left out: they are gone, and the record hears of it later than the informer, and that later than the API server.
-// What was given to static pods stays: their mirrors come and go while they run.
 func (a *allocator) snapshot(pods []podView) *snapshot {
 	cards, _, _ := a.cards.Get()
-	given, nameless := a.record.Snapshot()
+	given := a.record.Snapshot()
 	present := map[gpu.PodUID]bool{}
 	for i := range pods {
 		present[pods[i].UID] = true
@@ -446,7 +377,7 @@ func (a *allocator) snapshot(pods []podView) *snapshot {
 	maps.DeleteFunc(a.refused, func(uid gpu.PodUID, _ bool) bool { return !present[uid] })
 	maps.DeleteFunc(a.met, func(uid gpu.PodUID, _ bool) bool { _, ok := given[uid]; return !ok })
 	maps.DeleteFunc(given, func(uid gpu.PodUID, _ servings) bool { return a.met[uid] && !present[uid] })
-	return &snapshot{Now: a.now(), Cards: cards, Pods: pods, Served: given, Nameless: nameless, Refused: a.refused, LastRefusal: a.lastRefusal}
+	return &snapshot{Cards: cards, Pods: pods, Served: given, Refused: a.refused}
 }
 
 // countOtherDevices counts allocations that the kubelet books on other cards. They can have good reasons, such as

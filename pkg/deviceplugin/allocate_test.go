@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -245,9 +246,74 @@ func TestEachPodIsAskedAboutOnce(t *testing.T) {
 	k.mu.Lock()
 	k.answered = 0
 	k.mu.Unlock()
-	k.mustAdmit(newPod("static", main(2), mirrors("static-1")))
+	if _, err := k.admit(newPod("static", main(2), mirrors("static-1"))); err == nil {
+		t.Error("a static pod was served")
+	}
 	// For each of GetPreferredAllocation and Allocate; the list of pods in between brings none that are new.
 	if k.answered != 6 {
 		t.Errorf("the kubelet was asked %d times about three pods, want 6", k.answered)
+	}
+}
+
+// A static pod has no object in the API when the kubelet asks, so nothing of it is known. It is refused.
+func TestStaticPod(t *testing.T) {
+	b := newBench(t)
+	k, p := b.up(16)
+	static := newPod("static", main(10), mirrors("file"))
+	_, err := k.admit(static)
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "no pod that the API server has on this node waits for 10 of GPU memory, and static pods are not supported") {
+		t.Errorf("got %v", err)
+	}
+	if got := counted(t, p, refusedUnknownPod); got != 1 {
+		t.Errorf("%v refusals were counted", got)
+	}
+	b.awaitEvent("static pods are not supported")
+	// The kubelet can show it all the same, as failed. It takes no room, and is never taken for another pod.
+	b.create(p, static)
+	next := newPod("next", main(10))
+	b.create(p, next)
+	if got := cardOf(k.mustAdmit(next)["main"]); got != "0" {
+		t.Errorf("the next pod got card %s", got)
+	}
+	b.awaitAssigned("next", 0)
+}
+
+// A pod that the kubelet has rejected is shown by kubelets 1.34 and 1.35 like the one that they admit, until the API server
+// knows that it has failed.
+func TestRejectedPodsAreShown(t *testing.T) {
+	for name, test := range map[string]struct {
+		sick   bool // the card of the rejected pod
+		byUs   bool
+		unseen bool // the next pod isn't known to the informer
+	}{
+		"rejected by the kubelet":                      {},
+		"rejected by the kubelet, its card is sick":    {sick: true},
+		"refused here":                                 {sick: true, byUs: true},
+		"refused here, and the next one is news to us": {sick: true, byUs: true, unseen: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rejected, next := newPod("rejected", main(8), assumed(1, 1), revision("5")), newPod("next", main(8), assumed(0, 2), revision("6"))
+			b := newBench(t, rejected)
+			b.blind = test.unseen
+			b.askable()
+			k, p := b.up(16, 16)
+			k.showsRejected = true
+			await(t, "the informer", func() bool { return p.pods.Exists("uid-rejected") })
+			if test.sick {
+				cards := newCards(16, 16)
+				cards[1].Unhealthy = "Xid 79"
+				p.SetCards(cards, nil, "")
+				k.awaitDevices(16, 32)
+			}
+			if !test.byUs {
+				k.reject(rejected)
+			} else if _, err := k.admit(rejected); err == nil {
+				t.Fatal("the pod wasn't refused")
+			}
+			b.create(p, next)
+			if got := cardOf(k.mustAdmit(next)["main"]); got != "0" {
+				t.Errorf("got card %s, want 0", got)
+			}
+		})
 	}
 }

@@ -51,9 +51,8 @@ func (a *annotator) Watch() error {
 			if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
 				object = last.Obj
 			}
-			// A mirror's going says nothing of the static pod that it mirrors.
-			if pod, ok := object.(*corev1.Pod); ok && kubeletUID(pod) == gpu.PodUID(pod.UID) {
-				a.record.Forget(kubeletUID(pod))
+			if pod, ok := object.(*corev1.Pod); ok {
+				a.record.Forget(gpu.PodUID(pod.UID))
 			}
 		},
 	})
@@ -65,7 +64,7 @@ func (a *annotator) Watch() error {
 
 func (a *annotator) enqueue(object any) {
 	if pod, ok := object.(*corev1.Pod); ok && len(pod.Spec.Containers) > 0 {
-		a.queue.Add(kubeletUID(pod))
+		a.queue.Add(gpu.PodUID(pod.UID))
 	}
 }
 
@@ -102,7 +101,7 @@ func (a *annotator) write(ctx context.Context, uid gpu.PodUID) error {
 	if annotations == nil {
 		return nil
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.ObjectUID, "annotations": annotations}})
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID, "annotations": annotations}})
 	if err != nil {
 		return fmt.Errorf("writing the patch of pod %s: %w", pod.Pod, err)
 	}

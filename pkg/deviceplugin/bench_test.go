@@ -59,10 +59,8 @@ type bench struct {
 	// errorEnv and deviceList are options of the plugins.
 	errorEnv   bool
 	deviceList DeviceListStrategy
-	// patience is how long plugins wait for the mirror of a static pod, where that isn't the usual time.
-	patience time.Duration
-	// admitting and statusPatience are the plugins' own, much shorter where a test isn't about them.
-	admitting, statusPatience time.Duration
+	// admitting is the plugins' own, much shorter where a test isn't about it.
+	admitting time.Duration
 }
 
 // fakeClient is a fake as the plugin sees it.
@@ -82,7 +80,7 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testNode}}
-	b := &bench{t: t, dir: dir, events: events.NewFakeRecorder(1000), watcher: watch.NewFake(), admitting: 10 * time.Millisecond, statusPatience: 500 * time.Millisecond}
+	b := &bench{t: t, dir: dir, events: events.NewFakeRecorder(1000), watcher: watch.NewFake(), admitting: 10 * time.Millisecond}
 	b.client = fake.NewClientset(append(objects, node)...)
 	b.client.PrependReactor("patch", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if b.away.Load() {
@@ -110,7 +108,7 @@ func (b *bench) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 		client = b.hanging.around(client)
 	}
 	p, err := New(Options{
-		Client: client, Events: b.events, NodeName: testNode, Unit: gpu.GiB, VisibleDevices: VisibleByUUID,
+		Client: client, Events: b.events, NodeName: testNode, Unit: gpu.GiB, BootID: "this boot", VisibleDevices: VisibleByUUID,
 		DeviceList: b.deviceList, ErrorEnv: b.errorEnv,
 		Directory: b.dir, PodResourcesSocket: b.socket, ListenAddress: b.address,
 	})
@@ -119,10 +117,7 @@ func (b *bench) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	}
 	p.registrar.settle = time.Millisecond
 	p.service.interval = time.Millisecond
-	p.service.admitting, p.allocator.statusPatience = b.admitting, b.statusPatience
-	if b.patience > 0 {
-		p.allocator.patience = b.patience
-	}
+	p.service.admitting = b.admitting
 	if cards != nil {
 		p.SetCards(cards, nil, "")
 	}
@@ -182,7 +177,7 @@ func (b *bench) create(p *Plugin, pods ...*corev1.Pod) {
 			b.t.Fatal(err)
 		}
 		if !b.blind {
-			await(b.t, "the informer to know "+pod.Name, func() bool { return p.pods.Exists(kubeletUID(pod)) })
+			await(b.t, "the informer to know "+pod.Name, func() bool { return p.pods.Exists(gpu.PodUID(pod.UID)) })
 		}
 	}
 }
@@ -193,7 +188,7 @@ func (b *bench) delete(p *Plugin, pod *corev1.Pod) {
 	if err := b.client.CoreV1().Pods(pod.Namespace).Delete(context.Background(), pod.Name, metav1.DeleteOptions{}); err != nil {
 		b.t.Fatal(err)
 	}
-	await(b.t, "the informer to miss "+pod.Name, func() bool { return !p.pods.Exists(kubeletUID(pod)) })
+	await(b.t, "the informer to miss "+pod.Name, func() bool { return !p.pods.Exists(gpu.PodUID(pod.UID)) })
 }
 
 func (b *bench) pod(name string) *corev1.Pod {

@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,10 +15,16 @@ import (
 // cardState is the latest that is known of the node's cards. It locks itself; what leaves it is a copy.
 type cardState struct {
 	unit gpu.Unit
+	// bootID is the kernel's identity of the machine's boot, for the inventory. It doesn't change.
+	bootID string
 
-	mu      sync.Mutex
-	cards   []gpu.Card
-	moved   map[int]int
+	mu    sync.Mutex
+	cards []gpu.Card
+	moved map[int]int
+	// driver is why no card can be used, empty where that is not so. Cards known before are offered all the same, as
+	// unhealthy ones.
+	driver string
+	// problem is why the cards can't be offered at all.
 	problem error
 	changed chan struct{}
 }
@@ -41,12 +48,14 @@ func (s *cardState) Set(cards []gpu.Card, moved map[int]int, problem string) {
 			cards[i].Unhealthy = problem
 		}
 	}
-	s.cards, s.moved, s.problem = cards, maps.Clone(moved), nil
+	s.cards, s.moved, s.driver, s.problem = cards, maps.Clone(moved), problem, nil
 	switch size := messageSize(cards); {
 	case len(cards) == 0 && problem != "":
 		s.problem = errors.New(problem)
 	case len(cards) == 0:
 		s.problem = errors.New("the node has no GPU card")
+	case !slices.ContainsFunc(cards, func(c gpu.Card) bool { return c.Memory > 0 }):
+		s.problem = fmt.Errorf("no GPU card has memory that can be shared: card %d: %s", cards[0].Index, cmp.Or(cards[0].Unhealthy, "it has none"))
 	case size > maxMessage:
 		s.problem = fmt.Errorf("the cards can't be reported in units of %s: the list of devices would come to %d bytes, "+
 			"and the kubelet takes %d; the smallest unit that fits is %s (--memory-unit)",
@@ -64,6 +73,16 @@ func (s *cardState) Get() (cards []gpu.Card, changed <-chan struct{}, problem er
 	return slices.Clone(s.cards), s.changed, s.problem
 }
 
+// Missing returns why no card can be used now, be they offered or not; empty where one can.
+func (s *cardState) Missing() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.problem != nil {
+		return s.problem.Error()
+	}
+	return s.driver
+}
+
 // Position returns the index under which the driver has a card now.
 func (s *cardState) Position(card int) int {
 	s.mu.Lock()
@@ -77,5 +96,5 @@ func (s *cardState) Position(card int) int {
 // Inventory returns what the node's annotation should say.
 func (s *cardState) Inventory() protocol.Inventory {
 	cards, _, _ := s.Get()
-	return protocol.Inventory{Unit: s.unit, Cards: cards}
+	return protocol.Inventory{Unit: s.unit, Cards: cards, BootID: s.bootID}
 }

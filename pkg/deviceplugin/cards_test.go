@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -32,9 +33,15 @@ func TestCardFailsAndRecovers(t *testing.T) {
 	p.SetCards(nil, nil, "the driver is being updated")
 	k.awaitDevices(0, 32)
 	b.awaitEvent("GPUCardUnhealthy card 0 (GPU-0), 1 (GPU-1): the driver is being updated")
+	if missing := p.missing(); !slices.Equal(missing, []string{"the driver is being updated"}) {
+		t.Errorf("without a driver readyz says %q", missing)
+	}
 	p.SetCards(newCards(16, 16), nil, "")
 	k.awaitDevices(32, 32)
 	b.awaitEvent("GPUCardHealthy card 0 (GPU-0), 1 (GPU-1) can be used again")
+	if missing := p.missing(); len(missing) > 0 {
+		t.Errorf("with a driver readyz says %q", missing)
+	}
 	if n := testutil.ToFloat64(p.metrics.registrations); n != 1 {
 		t.Errorf("registered %v times, once is enough", n)
 	}
@@ -51,6 +58,7 @@ func TestNothingToOffer(t *testing.T) {
 	}{
 		{nil, "the NVIDIA library can't be loaded", "the NVIDIA library can't be loaded"},
 		{nil, "", "the node has no GPU card"},
+		{[]gpu.Card{{Index: 0, Unhealthy: "no memory of its own"}}, "", "no GPU card has memory that can be shared: card 0: no memory of its own"},
 		{newCards(1150168), "", "the smallest unit that fits is 6GiB (--memory-unit)"},
 	} {
 		p.SetCards(test.cards, nil, test.problem)

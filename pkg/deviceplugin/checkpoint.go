@@ -30,9 +30,8 @@ const maxCheckpoint = 64 << 20
 type booking struct {
 	UID       gpu.PodUID
 	Container string
-	// Devices are the IDs, Sample is one of them, and Request how many there are.
+	// Devices are the IDs, and Request how many there are.
 	Devices deviceSet
-	Sample  string
 	Request gpu.Memory
 	// Env is the environment of our answer, nil where the kubelet's file doesn't have it in a form that we know.
 	Env map[string]string
@@ -73,7 +72,7 @@ func parseCheckpoint(data []byte) ([]booking, error) {
 		}
 		b := booking{
 			UID: gpu.PodUID(entry.PodUID), Container: entry.ContainerName,
-			Devices: newDeviceSet(ids), Sample: sampleOf(ids), Request: gpu.Memory(len(ids)),
+			Devices: newDeviceSet(ids), Request: gpu.Memory(len(ids)),
 		}
 		var response pluginapi.ContainerAllocateResponse
 		if err := proto.Unmarshal(entry.AllocResp, &response); err == nil {

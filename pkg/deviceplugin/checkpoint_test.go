@@ -79,9 +79,9 @@ func TestParseCheckpoint(t *testing.T) {
 		}
 	}
 	want := []booking{
-		{UID: "uid-a", Container: "init", Sample: "10", Devices: newDeviceSet([]string{"10", "11"}), Request: 2, Env: env("1", "2")},
-		{UID: "uid-c", Container: "main", Sample: "05", Devices: newDeviceSet([]string{"05"}), Request: 1},
-		{UID: "uid-d", Container: "main", Sample: "20", Devices: newDeviceSet([]string{"20", "21"}), Request: 2, Env: env("2", "0")},
+		{UID: "uid-a", Container: "init", Devices: newDeviceSet([]string{"10", "11"}), Request: 2, Env: env("1", "2")},
+		{UID: "uid-c", Container: "main", Devices: newDeviceSet([]string{"05"}), Request: 1},
+		{UID: "uid-d", Container: "main", Devices: newDeviceSet([]string{"20", "21"}), Request: 2, Env: env("2", "0")},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -40,20 +41,25 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// What a node was said to have is what its cards keep their indices by.
+// TestKnownCards: what the node's inventory says outlives the plugin.
 func TestKnownCards(t *testing.T) {
 	b := newBench(t)
 	_, stop := b.start(newCards(16, 16))
 	startKubelet(t, b.dir).awaitDevices(32, 32)
 	stop()
 	p, _ := b.start(nil)
-	if diff := cmp.Diff(newCards(16, 16), p.KnownCards(t.Context())); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
+	cards, boot := p.KnownCards(t.Context())
+	if diff := cmp.Diff(newCards(16, 16), cards); diff != "" || boot != "this boot" {
+		t.Errorf("of boot %q (-want +got)\n%s", boot, diff)
+	}
+	p.cards.unit = 4 * gpu.GiB
+	if cards, _ = p.KnownCards(t.Context()); cards[0].Memory != 4 {
+		t.Errorf("16 GiB are %d units of 4 GiB", cards[0].Memory)
 	}
 
 	p, _ = newBench(t).start(nil)
-	if got := p.KnownCards(t.Context()); len(got) > 0 {
-		t.Errorf("of a node that nobody told of: %v", got)
+	if got, boot := p.KnownCards(t.Context()); len(got) > 0 || boot != "" {
+		t.Errorf("of a node without an inventory: %v of boot %q", got, boot)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -61,7 +67,7 @@ func TestKnownCards(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := p.KnownCards(ctx); len(got) > 0 {
+	if got, _ := p.KnownCards(ctx); len(got) > 0 {
 		t.Errorf("of a plugin that was never run: %v", got)
 	}
 }

@@ -181,11 +181,3 @@ func mix(x uint64) uint64 {
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
 }
-
-// sampleOf returns one of the IDs, the same for equal sets, and none for none.
-func sampleOf(ids []string) string {
-	if len(ids) == 0 {
-		return ""
-	}
-	return strings.Clone(slices.Min(ids)) // Not a part of the message that they came in.
-}

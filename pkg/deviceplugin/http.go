@@ -13,8 +13,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/klog/v2"
 
+	"github.com/gpushare/gpushare/pkg/connlimit"
 	"github.com/gpushare/gpushare/pkg/version"
 )
+
+// connections are far above what probes and scrapers need.
+var connections = connlimit.Limits{Total: 256, PerSource: 32}
+
+// maxScrapes bounds the scrapes that are answered at once.
+const maxScrapes = 8
 
 // handler serves health, metrics and version.
 func (p *Plugin) handler() http.Handler {
@@ -31,15 +38,19 @@ func (p *Plugin) handler() http.Handler {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(version.Get()) // The client may have left.
 	})
-	mux.Handle("GET /metrics", promhttp.HandlerFor(p.metrics.registry, promhttp.HandlerOpts{}))
+	metrics := promhttp.HandlerFor(p.metrics.registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
+	if p.options.AuthorizeMetrics != nil {
+		metrics = p.options.AuthorizeMetrics(metrics)
+	}
+	mux.Handle("GET /metrics", metrics)
 	return mux
 }
 
 // missing says in words what keeps the plugin from doing its work, nothing if it does.
 func (p *Plugin) missing() []string {
 	var out []string
-	if _, _, problem := p.cards.Get(); problem != nil {
-		out = append(out, problem.Error())
+	if problem := p.cards.Missing(); problem != "" {
+		out = append(out, problem)
 	}
 	if !p.pods.informer.HasSynced() || !p.node.informer.HasSynced() {
 		out = append(out, "the API server hasn't told the node's pods yet")
@@ -72,11 +83,11 @@ func (p *Plugin) serve(ctx context.Context, listener net.Listener) error {
 	server := &http.Server{
 		Handler:           p.handler(),
 		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
-		MaxHeaderBytes: 16 << 10,
+		IdleTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10,
 	}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
 	klog.FromContext(ctx).Info("Serving health and metrics", "address", listener.Addr().String())
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+	if err := server.Serve(connlimit.New(listener, connections)); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serving health and metrics: %w", err)
 	}
 	return nil

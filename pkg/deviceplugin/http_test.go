@@ -2,9 +2,11 @@ package deviceplugin
 
 import (
 	"context"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
@@ -31,9 +33,39 @@ func TestHTTP(t *testing.T) {
 			t.Errorf("%s gave %d, want %d", path, got, want)
 		}
 	}
+	p.options.AuthorizeMetrics = func(http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) })
+	}
+	guarded := httptest.NewRecorder()
+	p.handler().ServeHTTP(guarded, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if guarded.Code != http.StatusUnauthorized {
+		t.Errorf("metrics that only some may read gave %d", guarded.Code)
+	}
 	p.SetCards(newCards(16), nil, "")
 	k.awaitDevices(16, 16)
 	await(t, "ready", func() bool { return get("/readyz") == 200 })
+}
+
+// Connections that never ask don't keep the kubelet's probes from their answers.
+func TestIdleConnectionsDoNotShutOutProbes(t *testing.T) {
+	p, _ := newBench(t).start(nil)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = p.serve(t.Context(), listener) }()
+	for range 2 * connections.Total {
+		conn, err := net.Dial("tcp", listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+	}
+	response, err := (&http.Client{Timeout: 30 * time.Second}).Get("http://" + listener.Addr().String() + "/livez")
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
 }
 
 func TestBadAddress(t *testing.T) {

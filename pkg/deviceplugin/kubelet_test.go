@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,6 +50,8 @@ type kubelet struct {
 	answered   int
 	// unwilling is what registrations are answered.
 	unwilling error
+	// showsRejected makes Get show pods that were rejected, as kubelets 1.34 and 1.35 do.
+	showsRejected bool
 	// between, where there is one, is called between GetPreferredAllocation and Allocate.
 	between func()
 }
@@ -218,11 +221,9 @@ func (k *kubelet) admit(pod *corev1.Pod, containers ...string) (map[string]map[s
 		if request == 0 || len(containers) > 0 && !slices.Contains(containers, c.Name) {
 			continue
 		}
-		ids, response, err := k.allocate(string(kubeletUID(pod)), c.Name, request, reusable)
+		ids, response, err := k.allocate(podUID(pod), c.Name, request, reusable)
 		if err != nil {
-			k.mu.Lock()
-			delete(k.admitted, pod.Namespace+"/"+pod.Name)
-			k.mu.Unlock()
+			k.reject(pod)
 			return env, err
 		}
 		env[c.Name] = response
@@ -243,6 +244,21 @@ func (k *kubelet) mustAdmit(pod *corev1.Pod, containers ...string) map[string]ma
 		k.t.Fatalf("pod %s: %v", pod.Name, err)
 	}
 	return env
+}
+
+// podUID is the UID that the kubelet knows the pod by. That of a static pod isn't its mirror's.
+func podUID(pod *corev1.Pod) string {
+	return cmp.Or(pod.Annotations[corev1.MirrorPodAnnotationKey], string(pod.UID))
+}
+
+// reject turns a pod away. The API server doesn't know of it yet.
+func (k *kubelet) reject(pod *corev1.Pod) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.admitted[pod.Namespace+"/"+pod.Name] = pod
+	if !k.showsRejected {
+		delete(k.admitted, pod.Namespace+"/"+pod.Name)
+	}
 }
 
 func (k *kubelet) allocate(uid, container string, request int, reusable []string) (ids []string, env map[string]string, err error) {
@@ -311,7 +327,7 @@ func (k *kubelet) forget(pod *corev1.Pod) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.admitted, pod.Namespace+"/"+pod.Name)
-	k.entries = slices.DeleteFunc(k.entries, func(e entry) bool { return e.PodUID == string(kubeletUID(pod)) })
+	k.entries = slices.DeleteFunc(k.entries, func(e entry) bool { return e.PodUID == podUID(pod) })
 }
 
 // Get answers as PodResources does, its rate limit included.
@@ -331,7 +347,7 @@ func (k *kubelet) Get(_ context.Context, r *podresourcesv1.GetPodResourcesReques
 	add := func(name string) {
 		container := &podresourcesv1.ContainerResources{Name: name}
 		for _, e := range k.entries {
-			if e.PodUID == string(kubeletUID(pod)) && e.ContainerName == name {
+			if e.PodUID == podUID(pod) && e.ContainerName == name {
 				container.Devices = append(container.Devices,
 					&podresourcesv1.ContainerDevices{ResourceName: e.ResourceName, DeviceIds: e.DeviceIDs[-1]})
 			}

@@ -6,15 +6,15 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -42,35 +42,95 @@ func TestKubeletWithoutBooks(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t, test.running)
-			b.blind = true
-			b.askable()
-			var entries []entry
-			for i, c := range slices.Concat(test.running.Spec.InitContainers, test.running.Spec.Containers) {
-				entries = append(entries, newEntry(t, string(test.running.UID), c.Name, 0, deviceID(0, gpu.Memory(i))))
+			k, p, b := lostBooks(t, test.later, test.running)
+			if _, static := test.comes.Annotations[corev1.MirrorPodAnnotationKey]; static {
+				if env, err := k.admit(test.comes); status.Code(err) != codes.FailedPrecondition {
+					t.Errorf("a static pod got %v and %v", env, err)
+				}
+				return
 			}
-			b.books = entries
-			k, p := b.up(16, 16)
-
-			k = k.withoutBooks(b, test.running)
-			await(t, "PodResources", func() bool {
-				p.resources.connection.Connect()
-				return p.resources.connection.GetState() == connectivity.Ready
-			})
-			if kubeletUID(test.comes) == gpu.PodUID(test.comes.UID) {
-				b.create(p, test.comes) // A static pod's object comes later.
-			}
-			clock := time.Now().Add(test.later)
-			release, err := p.allocator.take(context.Background())
-			if err != nil {
-				t.Fatal(err)
-			}
-			p.allocator.reading.Lock()
-			p.allocator.now = func() time.Time { return clock }
-			p.allocator.reading.Unlock()
-			release()
+			b.create(p, test.comes)
 			if got := cardOf(k.mustAdmit(test.comes)["main"]); got != "1" {
 				t.Errorf("got card %s, which is full: taken for a container of a pod that runs there", got)
+			}
+		})
+	}
+}
+
+// lostBooks starts a kubelet that has lost its books while these pods run on, each on the card of its annotations of two of
+// 16, and lets time pass. The plugin's informer hears of nothing new.
+func lostBooks(t *testing.T, later time.Duration, running ...*corev1.Pod) (*kubelet, *Plugin, *bench) {
+	t.Helper()
+	b := newBench(t)
+	b.blind = true
+	b.askable()
+	for i, pod := range running {
+		if _, err := b.client.CoreV1().Pods(pod.Namespace).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		assignment, err := protocol.ParseAssignment(pod.Annotations)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+			b.books = append(b.books, newEntry(t, string(pod.UID), c.Name, assignment.Card, deviceID(assignment.Card, gpu.Memory(8*i+n))))
+		}
+	}
+	k, p := b.up(16, 16)
+
+	k = k.withoutBooks(b, running...)
+	await(t, "PodResources", func() bool {
+		p.resources.connection.Connect()
+		return p.resources.connection.GetState() == connectivity.Ready
+	})
+	clock := time.Now().Add(later)
+	release, err := p.allocator.take(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	p.allocator.reading.Lock()
+	defer p.allocator.reading.Unlock()
+	p.allocator.now = func() time.Time { return clock }
+	return k, p, b
+}
+
+// A pod that is resized in place is admitted again, and a kubelet without books asks for the devices of its containers, which
+// run. They have their card, and keep it.
+func TestResizeWithoutBooks(t *testing.T) {
+	resized := func(pod *corev1.Pod) { pod.Generation, pod.Status.ObservedGeneration = 2, 1 }
+	deferred := func(pod *corev1.Pod) {
+		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodResizePending, Status: corev1.ConditionTrue}}
+	}
+	pod := func(name string, card int, options ...podOption) *corev1.Pod {
+		return newPod(name, append([]podOption{main(10), assumed(card, 1), assigned, ran(true)}, options...)...)
+	}
+	for name, test := range map[string]struct {
+		resized *corev1.Pod
+		beside  *corev1.Pod
+		want    string // empty: the resize is put off
+	}{
+		"one whose spec has changed":              {pod("one", 1, resized), pod("two", 0), "1"},
+		"one whose resize has been put off":       {pod("one", 1, deferred), pod("two", 0), "1"},
+		"one that can't be told from another":     {pod("one", 1, resized), pod("two", 0, resized), ""},
+		"one that the API server says nothing of": {pod("one", 1), pod("two", 0), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k, p, b := lostBooks(t, time.Hour, test.resized, test.beside)
+			env, err := k.admit(test.resized)
+			if got := cardOf(env["main"]); got != test.want || (err == nil) != (got != "") {
+				t.Errorf("got card %q and %v, want %q", got, err, test.want)
+			}
+			p.allocator.Sync(t.Context())
+			for uid, containers := range p.allocator.record.Snapshot() {
+				if want := map[gpu.PodUID]int{"uid-one": 1, "uid-two": 0}[uid]; containers["main"].Card != want {
+					t.Errorf("pod %s is recorded on card %d, runs on %d", uid, containers["main"].Card, want)
+				}
+			}
+			next := newPod("next", main(10), assumed(1, 2))
+			b.create(p, next)
+			if env, err := k.admit(next); status.Code(err) != codes.ResourceExhausted {
+				t.Errorf("another pod got %v and %v beside 10 of 16 on each card", env, err)
 			}
 		})
 	}
@@ -99,7 +159,7 @@ func TestInitContainersAreAskedForAgain(t *testing.T) {
 		}
 	}
 	p.allocator.Sync(t.Context())
-	given, _ := p.allocator.record.Snapshot()
+	given := p.allocator.record.Snapshot()
 	for i, pod := range pods {
 		if got := b.pod(pod.Name).Annotations["ALIYUN_COM_GPU_MEM_IDX"]; got != strconv.Itoa(i) {
 			t.Errorf("pod %s is annotated with card %s now", pod.Name, got)
@@ -110,42 +170,24 @@ func TestInitContainersAreAskedForAgain(t *testing.T) {
 	}
 }
 
-// A kubelet without books asks anew for a container that it starts again, and its word of the end comes after that.
-func TestEndIsToldLate(t *testing.T) {
+// A kubelet without books asks again for a container that it starts again, and that before it reports the end. It is refused
+// then and tries again, as with any container that can't be started.
+func TestEndIsReportedLate(t *testing.T) {
 	one, two := newPod("one", main(4), assumed(0, 1), assigned, ran(true)), newPod("two", main(4), assumed(1, 2), assigned, ran(true))
-	b := newBench(t, one, two)
-	b.statusPatience = statusPatience
-	b.askable()
-	before := []entry{
-		newEntry(t, "uid-one", "main", 0, "00", "01", "02", "03"), newEntry(t, "uid-two", "main", 1, "10", "11", "12", "13"),
+	k, p, b := lostBooks(t, time.Hour, one, two)
+	if env, err := k.admit(two); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("got %v and %v for one of two containers that run", env, err)
 	}
-	b.books = before
-	var asked atomic.Bool
-	b.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-		if !asked.Load() {
-			return false, nil, nil
-		}
-		// The plugin has come to ask the API server itself, to which both containers run. The word comes after the answer.
-		go func() {
-			time.Sleep(50 * time.Millisecond)
-			ended := two.DeepCopy()
-			ended.Status.ContainerStatuses[0].State.Running = nil
-			if _, err := b.client.CoreV1().Pods("default").UpdateStatus(context.Background(), ended, metav1.UpdateOptions{}); err != nil {
-				t.Error(err)
-			}
-		}()
-		return false, nil, nil
-	})
-	k, p := b.up(16, 16)
-
-	k = k.withoutBooks(b, one, two)
-	asked.Store(true)
+	ended := two.DeepCopy()
+	ended.Status.ContainerStatuses[0].State.Running = nil
+	if _, err := b.client.CoreV1().Pods("default").UpdateStatus(t.Context(), ended, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	if got := cardOf(k.mustAdmit(two)["main"]); got != "1" {
 		t.Errorf("the container got card %s, its pod has card 1", got)
 	}
-	b.awaitAssigned("two", 1)
-	given, _ := p.allocator.record.Snapshot()
-	if used := (&snapshot{Served: given}).used("", false); used[0] != 4 || used[1] != 4 {
+	p.allocator.Sync(t.Context())
+	if used := p.allocator.known().used("", false); used[0] != 4 || used[1] != 4 {
 		t.Errorf("cards 0 and 1 have %v taken, want 4 each", used)
 	}
 }

@@ -3,25 +3,19 @@ package deviceplugin
 import (
 	"cmp"
 	"slices"
-	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // snapshot is all that a decision is made from. It is nobody else's: deciding changes nothing outside it.
 type snapshot struct {
-	// Now is when it was taken.
-	Now   time.Time
 	Cards []gpu.Card
 	// Pods are this node's pods that ask for GPU memory, in whatever phase.
 	Pods []podView
-	// Served is what the containers were given, Nameless what was given to pods that nothing names yet.
-	Served   served
-	Nameless []serving
+	// Served is what the containers were given.
+	Served served
 	// Refused are the pods that were told no: the kubelet fails them, of which the API server may not know yet.
 	Refused map[gpu.PodUID]bool
-	// LastRefusal is when any container was told no.
-	LastRefusal time.Time
 	// Preferred is what the kubelet was told a moment ago. Where a card is to be chosen it is the one whose devices it was
 	// told to take, if there still is room: else the kubelet's books name another card than the container has.
 	Preferred hint
@@ -46,16 +40,16 @@ type candidate struct {
 // for, the likeliest first where nothing else is known: that of the pod which was assumed first.
 func (s *snapshot) Candidates(request gpu.Memory) []candidate { return s.candidates(request, false) }
 
-// Interrupted returns the same of containers that the API server calls running. After the machine has started again that
-// is what was: none of them runs, until the kubelet has come to its pod.
+// Interrupted returns the same of containers that the API server calls running. A kubelet without books asks again for
+// those too: after the machine has started again none of them runs, and a pod that is resized in place is admitted again.
 func (s *snapshot) Interrupted(request gpu.Memory) []candidate { return s.candidates(request, true) }
 
 func (s *snapshot) candidates(request gpu.Memory, running bool) []candidate {
 	var out []candidate
 	for i := range s.Pods {
 		pod := &s.Pods[i]
-		if pod.Terminal {
-			continue
+		if pod.Terminal || pod.Mirror {
+			continue // No static pod gets a card.
 		}
 		given, next, begun := s.Served[pod.UID], true, false
 		for _, serving := range given {
@@ -65,9 +59,9 @@ func (s *snapshot) candidates(request gpu.Memory, running bool) []candidate {
 			serving, served := given[container.Name]
 			c := candidate{
 				Pod: pod, Container: container, Next: next, Refused: s.Refused[pod.UID],
-				// Everything was allocated before the first container ran, or the mirror appeared. A pod that hasn't come that far
-				// is admitted from the start by a kubelet that doesn't have it in its books, init containers first.
-				Again: (serving.Lost || !served) && (pod.Ran || pod.Mirror()),
+				// Everything was allocated before the first container ran. A pod that hasn't come that far is admitted from the start
+				// by a kubelet that doesn't have it in its books, init containers first.
+				Again: (serving.Lost || !served) && pod.Ran,
 			}
 			c.Begun = next && !c.Again && begun
 			if served && !serving.Lost || container.Running != running {
@@ -162,11 +156,12 @@ const maxAsked = 48
 
 // resolve finds the candidate that the kubelet is asking for. It asks the kubelet as long as that tells, and takes the
 // first of those that remain possible otherwise. answers says whether "absent" means anything: kubelets without the
-// call answer so for every pod. Containers that were served before count as a lastResort only: a kubelet that has lost
-// its books waits for each of them in its own words, and it may be asking for a pod that isn't among the candidates yet.
+// call answer so for every pod. Containers that were served before and pods that were refused count as a lastResort only:
+// a kubelet that has lost its books shows each of the former without devices, kubelets 1.34 and 1.35 each of the latter,
+// and it may be asking for a pod that isn't among the candidates yet.
 func resolve(candidates []candidate, ask func(candidate) standing, answers func() bool, lastResort bool) (candidate, match, bool) {
 	if !lastResort {
-		candidates = slices.DeleteFunc(candidates, func(c candidate) bool { return c.Again })
+		candidates = slices.DeleteFunc(candidates, func(c candidate) bool { return c.Again || c.Refused })
 	}
 	excluded := map[containerKey]bool{}
 	order := slices.SortedStableFunc(slices.Values(candidates), byBinding)
@@ -176,7 +171,7 @@ func resolve(candidates []candidate, ask func(candidate) standing, answers func(
 	for _, c := range order[:min(len(order), maxAsked)] {
 		switch ask(c) {
 		case waiting:
-			return c, byKubelet, true
+			return latest(c, candidates, ask), byKubelet, true
 		case absent, holding:
 			excluded[c.key()] = true
 		}
@@ -190,20 +185,52 @@ func resolve(candidates []candidate, ask func(candidate) standing, answers func(
 	return candidate{}, byNobody, false
 }
 
+// latest returns, of the candidates that wait in the kubelet's eyes, the one that it has come to last. Kubelets 1.34 and
+// 1.35 show a pod that they have rejected like the one that they admit (k8s.io/kubernetes v1.34
+// pkg/kubelet/apis/podresources/server_v1.go, Get), until the API server knows that it has failed. Pods come in the order
+// in which they were bound, or as a batch by creation: in both the search goes on to the first that the kubelet doesn't know.
+func latest(found candidate, candidates []candidate, ask func(candidate) standing) candidate {
+	likely := func(c candidate) bool { return !c.Again && !c.Refused && c.Next }
+	if !likely(found) {
+		return found
+	}
+	version := func(a, b candidate) int { return cmp.Compare(a.Pod.Version, b.Pod.Version) }
+	created := func(a, b candidate) int { return cmp.Or(a.Pod.Created.Compare(b.Pod.Created), version(a, b)) }
+	passed := map[containerKey]bool{}
+	for _, order := range []func(a, b candidate) int{version, created} {
+		for _, c := range slices.SortedStableFunc(slices.Values(candidates), order) {
+			if !likely(c) || passed[c.key()] || order(c, found) <= 0 {
+				continue
+			}
+			where := ask(c)
+			if where == waiting {
+				passed[found.key()], found = true, c
+			} else if where != holding {
+				break
+			}
+		}
+	}
+	return found
+}
+
 // sole finds the container that the kubelet is asking for where it waits for one pod alone. Those that run on while it
 // has lost its books wait in its eyes, too: several pods tell nothing. But those it doesn't ask for, while it does for
 // init containers that have ended, for each when it starts and admits its pod again
-// (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/manager.go, isContainerAlreadyRunning): so these come first.
+// (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/manager.go, isContainerAlreadyRunning): so these come first. Pods that
+// were refused come last.
 func sole(candidates []candidate, ask func(candidate) standing) (found candidate, ok bool) {
-	var ended, running []candidate
+	var groups [4][]candidate
 	for _, c := range candidates[:min(len(candidates), maxAsked)] {
-		if c.Container.Init {
-			ended = append(ended, c)
-		} else {
-			running = append(running, c)
+		group := 0
+		if !c.Container.Init {
+			group = 1
 		}
+		if c.Refused {
+			group += 2
+		}
+		groups[group] = append(groups[group], c)
 	}
-	for _, group := range [][]candidate{ended, running} {
+	for _, group := range groups {
 		for _, c := range group {
 			switch {
 			case ask(c) != waiting:

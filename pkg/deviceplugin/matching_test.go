@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -82,9 +83,8 @@ func TestCandidates(t *testing.T) {
 			pods:   []*corev1.Pod{newPod("a", main(2), assumed(0, 1)), newPod("b", main(2), assumed(0, 2), ran(true))},
 			served: served{"uid-a": {"main": lost}, "uid-b": {"main": lost}}, request: 2, want: []string{"a/main"},
 		},
-		"a static pod is known by its own UID": {
-			pods:   []*corev1.Pod{newPod("a", main(2), mirrors("static"))},
-			served: served{"static": {"main": given(0, "00", "01")}}, request: 2, want: nil,
+		"the mirrors of static pods are none": {
+			pods: []*corev1.Pod{newPod("a", main(2), mirrors("static"))}, request: 2, want: nil,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -110,6 +110,8 @@ func TestResolve(t *testing.T) {
 	for name, test := range map[string]struct {
 		pods       []*corev1.Pod
 		standing   map[string]standing
+		refused    map[gpu.PodUID]bool
+		served     served
 		silent     bool // the kubelet has never answered
 		lastResort bool
 		want       string
@@ -117,15 +119,45 @@ func TestResolve(t *testing.T) {
 		asked      []string
 	}{
 		"the kubelet's word, asked in the order in which it admits": {
-			pods: batch, standing: map[string]standing{"c": holding, "b": waiting, "a": waiting},
-			want: "b", by: byKubelet, asked: []string{"c", "b"},
+			pods: batch, standing: map[string]standing{"c": holding, "b": waiting, "a": absent},
+			want: "b", by: byKubelet, asked: []string{"c", "b", "a"},
+		},
+		"of several that wait the one bound last: kubelet 1.34 shows those that it has rejected": {
+			pods: []*corev1.Pod{
+				newPod("a", main(2), assumed(0, 1), revision("7"), created(1)), newPod("b", main(2), assumed(0, 2), revision("8"), created(4)),
+				newPod("c", main(2), assumed(0, 3), revision("9"), created(3)), newPod("d", main(2), assumed(0, 4), revision("10"), created(2)),
+			},
+			standing: map[string]standing{"a": waiting, "b": waiting, "c": waiting, "d": absent},
+			want:     "c", by: byKubelet, asked: []string{"a", "b", "c", "d"},
+		},
+		"or the one made last: what a kubelet finds when it starts it admits in this order": {
+			pods: []*corev1.Pod{
+				newPod("a", main(2), assumed(0, 1), revision("9"), created(1)), newPod("b", main(2), assumed(0, 2), revision("8"), created(2)),
+				newPod("c", main(2), assumed(0, 3), revision("7"), created(3)),
+			},
+			standing: map[string]standing{"a": waiting, "b": waiting, "c": absent},
+			want:     "b", by: byKubelet, asked: []string{"c", "a", "b"},
+		},
+		"one that has been begun is no surer": {
+			pods: []*corev1.Pod{
+				newPod("a", initStep(1), main(2), assumed(0, 1), revision("7")), newPod("b", main(2), assumed(0, 2), revision("8")),
+			},
+			served:   served{"uid-a": {"i": given(0, "00")}},
+			standing: map[string]standing{"a": waiting, "b": waiting}, want: "b", by: byKubelet, asked: []string{"a", "b"},
+		},
+		"a pod that was refused isn't even asked about while others may be unknown": {
+			pods: batch[:1], refused: map[gpu.PodUID]bool{"uid-a": true}, standing: map[string]standing{"a": waiting}, by: byNobody,
+		},
+		"but believed last when all are known": {
+			pods: batch[:2], refused: map[gpu.PodUID]bool{"uid-b": true}, standing: map[string]standing{"a": absent, "b": waiting},
+			lastResort: true, want: "b", by: byKubelet, asked: []string{"a", "b"},
 		},
 		"the order in which they were bound comes before that in which they were made": {
 			pods: []*corev1.Pod{
 				newPod("a", main(2), assumed(0, 1), created(1), revision("9")), newPod("b", main(2), assumed(0, 2), created(2), revision("10")),
 				newPod("c", main(2), assumed(0, 3), created(3), revision("8")),
 			},
-			standing: map[string]standing{"b": waiting}, want: "b", by: byKubelet, asked: []string{"c", "a", "b"},
+			standing: map[string]standing{"c": waiting}, want: "c", by: byKubelet, asked: []string{"c", "a"},
 		},
 		"no word: the earliest assumed": {
 			pods: batch, want: "a", by: byOrder, asked: []string{"c", "b", "a"},
@@ -159,10 +191,12 @@ func TestResolve(t *testing.T) {
 		"no candidates": {by: byNobody},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := &snapshot{Pods: views(test.pods...)}
+			s := &snapshot{Pods: views(test.pods...), Refused: test.refused, Served: test.served}
 			var asked []string
 			got, by, found := resolve(s.Candidates(2), func(c candidate) standing {
-				asked = append(asked, c.Pod.Name)
+				if !slices.Contains(asked, c.Pod.Name) {
+					asked = append(asked, c.Pod.Name)
+				}
 				return test.standing[c.Pod.Name]
 			}, func() bool { return !test.silent }, test.lastResort)
 			if found != (test.want != "") || by != test.by || found && got.Pod.Name != test.want {
@@ -189,6 +223,7 @@ func TestInterrupted(t *testing.T) {
 		newPod("d", main(2), assumed(1, 4), ran(false)),
 		newPod("e", initStep(2), main(9), assumed(1, 5), ran(true)),
 		newPod("f", initStep(2), main(9), assumed(1, 6), ran(true)),
+		newPod("g", main(2), assumed(1, 7), ran(true)),
 	}
 	for name, test := range map[string]struct {
 		standing map[string]standing
@@ -202,10 +237,11 @@ func TestInterrupted(t *testing.T) {
 		"an init container that has ended: what really runs isn't asked for": {
 			map[string]standing{"a/main": waiting, "a/y": waiting, "b/main": waiting, "e/i": waiting, "f/i": absent}, "e/i"},
 		"none if several of them wait":                {map[string]standing{"e/i": waiting, "f/i": waiting}, ""},
+		"one that was refused comes last":             {map[string]standing{"a/main": absent, "b/main": waiting, "g/main": waiting}, "b/main"},
 		"none of another size, or that isn't running": {map[string]standing{"c/main": waiting, "d/main": waiting}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := &snapshot{Pods: views(pods...)}
+			s := &snapshot{Pods: views(pods...), Refused: map[gpu.PodUID]bool{"uid-g": true}}
 			got, ok := sole(s.Interrupted(2), func(c candidate) standing { return test.standing[c.Pod.Name+"/"+c.Container.Name] })
 			if ok != (test.want != "") || ok && got.Pod.Name+"/"+got.Container.Name != test.want {
 				t.Errorf("got %+v, %t; want %q", got, ok, test.want)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -33,8 +34,8 @@ type nodeKeeper struct {
 	wake     chan struct{}
 	// written is closed when the inventory stands on the node for the first time.
 	written chan struct{}
-	// wholeCards says that the node was last seen offering nvidia.com/gpu. Only Run uses it.
-	wholeCards       bool
+	// wholeCards are NVIDIA's resources that the node was last seen offering, as text. Only Run uses it.
+	wholeCards       string
 	disableIsolation atomic.Bool
 }
 
@@ -82,18 +83,23 @@ func (k *nodeKeeper) Written() bool {
 	}
 }
 
-// Told returns the cards of the inventory that stands on the node, none where none does that can be read.
-func (k *nodeKeeper) Told() []gpu.Card {
+// Told returns the cards of the inventory that stands on the node, counted in the plugin's unit, and the boot in which it
+// was written; none where there is no inventory that can be read.
+func (k *nodeKeeper) Told() (cards []gpu.Card, bootID string) {
 	object, _, err := k.informer.GetStore().GetByKey(k.name)
 	node, ok := object.(*corev1.Node)
 	if err != nil || !ok {
-		return nil
+		return nil, ""
 	}
 	inventory, err := protocol.ParseInventory(node.Annotations)
 	if err != nil {
-		return nil
+		return nil, ""
 	}
-	return inventory.Cards
+	for i := range inventory.Cards {
+		card := &inventory.Cards[i]
+		card.Memory = k.cards.unit.Count(inventory.Unit.Bytes(card.Memory))
+	}
+	return inventory.Cards, inventory.BootID
 }
 
 // Run keeps the node until the context ends.
@@ -196,13 +202,12 @@ func patchNode(ctx context.Context, client Client, name string, patch map[string
 
 // warnOfWholeCards tells once that the node gives its cards out in two ways at once.
 func (k *nodeKeeper) warnOfWholeCards(ctx context.Context, node *corev1.Node) {
-	whole := node.Status.Capacity[protocol.ResourceWholeCard]
-	offers := whole.Value() > 0
-	if offers && !k.wholeCards {
-		klog.FromContext(ctx).Info("The node offers whole cards too, so nothing will be scheduled to share them: remove one of the two device plugins",
-			"node", k.name, "resource", protocol.ResourceWholeCard)
+	offers := strings.Join(protocol.WholeCardResources(node.Status.Capacity), ", ")
+	if offers != "" && offers != k.wholeCards {
+		klog.FromContext(ctx).Info("The node offers NVIDIA's resources too, so nothing will be scheduled to share its cards: remove one of the two device plugins",
+			"node", k.name, "resource", offers)
 		k.events.Eventf(nodeReference(k.name), corev1.EventTypeWarning, eventSharedTwice,
-			"the node offers %s and %s at once, which exclude each other", protocol.ResourceWholeCard, protocol.ResourceMemory)
+			"the node offers %s and %s at once, which exclude each other", offers, protocol.ResourceMemory)
 	}
 	k.wholeCards = offers
 }
@@ -221,14 +226,16 @@ func slimNode(object any) (any, error) {
 	if value, ok := node.Labels[protocol.LabelDisableIsolation]; ok {
 		metav1.SetMetaDataLabel(&out.ObjectMeta, protocol.LabelDisableIsolation, value)
 	}
-	out.Status.Capacity, out.Status.Allocatable = corev1.ResourceList{}, corev1.ResourceList{}
-	for _, name := range []corev1.ResourceName{protocol.ResourceCount, protocol.ResourceWholeCard} {
-		if amount, ok := node.Status.Capacity[name]; ok {
-			out.Status.Capacity[name] = amount
-		}
-		if amount, ok := node.Status.Allocatable[name]; ok {
-			out.Status.Allocatable[name] = amount
+	out.Status.Capacity, out.Status.Allocatable = slimResources(node.Status.Capacity), slimResources(node.Status.Allocatable)
+	return out, nil
+}
+
+func slimResources(list corev1.ResourceList) corev1.ResourceList {
+	out := corev1.ResourceList{}
+	for name, amount := range list {
+		if name == protocol.ResourceCount || protocol.IsWholeCard(name) {
+			out[name] = amount
 		}
 	}
-	return out, nil
+	return out
 }

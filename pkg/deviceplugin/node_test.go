@@ -23,7 +23,7 @@ func TestNodeTellsItsCards(t *testing.T) {
 	if err != nil {
 		t.Fatalf("registered before the inventory was written: %v", err)
 	}
-	if diff := cmp.Diff(protocol.Inventory{Unit: gpu.GiB, Cards: cards}, inventory); diff != "" {
+	if diff := cmp.Diff(protocol.Inventory{Unit: gpu.GiB, Cards: cards, BootID: "this boot"}, inventory); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
 	count := func() string { q := b.node().Status.Capacity[protocol.ResourceCount]; return q.String() }
@@ -53,12 +53,12 @@ func TestNodeLabelsAndWholeCards(t *testing.T) {
 	b := newBench(t)
 	node := b.node()
 	node.Labels = map[string]string{protocol.LabelDisableIsolation: "true"}
-	node.Status.Capacity = corev1.ResourceList{protocol.ResourceWholeCard: *newQuantity(2)}
+	node.Status.Capacity = corev1.ResourceList{"nvidia.com/gpu.shared": *newQuantity(2), "nvidia.com/mig-1g.10gb": *newQuantity(7)}
 	if err := b.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), node, ""); err != nil {
 		t.Fatal(err)
 	}
 	k, p := b.up(16)
-	b.awaitEvent("GPUCardSharedTwice")
+	b.awaitEvent("GPUCardSharedTwice the node offers nvidia.com/gpu.shared, nvidia.com/mig-1g.10gb and aliyun.com/gpu-mem at once")
 	pod := newPod("a", main(4), assumed(0, 1))
 	b.create(p, pod)
 	if env := k.mustAdmit(pod)["main"]; env["CGPU_DISABLE"] != "true" {

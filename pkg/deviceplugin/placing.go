@@ -21,12 +21,13 @@ const (
 	refusedFull        outcome = "refused_full"
 	refusedUnhealthy   outcome = "refused_unhealthy"
 	refusedUnknownCard outcome = "refused_unknown_card"
+	refusedUnknownPod  outcome = "refused_unknown_pod"
 	refusedUnavailable outcome = "refused_unavailable"
 	refusedInvalid     outcome = "refused_invalid"
 )
 
 func outcomes() []outcome {
-	return []outcome{kept, moved, placed, refusedFull, refusedUnhealthy, refusedUnknownCard, refusedUnavailable, refusedInvalid}
+	return []outcome{kept, moved, placed, refusedFull, refusedUnhealthy, refusedUnknownCard, refusedUnknownPod, refusedUnavailable, refusedInvalid}
 }
 
 // refusal is why a container gets no card, in words for the pod's owner: the kubelet shows them in the pod's status.
@@ -48,7 +49,7 @@ func (r *refusal) GRPCStatus() *status.Status { return status.New(r.code, r.text
 // against it, because annotations can be forged, and such a pod meets this same check when its turn comes. Where a
 // card is chosen here, they do; and what was chosen so when the kubelet asked which devices to take stays, though the
 // promised card should have room by now. A pod has one card: what one of its containers was given is what the others
-// get, or nothing.
+// get, or nothing. For one that runs no card is chosen: it has one.
 func (s *snapshot) Card(pod *podView, container string) (gpu.Card, outcome, error) {
 	promised, own := s.promised(pod, container)
 	if promised != noCard {
@@ -70,6 +71,10 @@ func (s *snapshot) Card(pod *podView, container string) (gpu.Card, outcome, erro
 			return gpu.Card{}, "", &refusal{refusedFull, codes.ResourceExhausted,
 				fmt.Sprintf("pod %s has card %d for other containers, and other pods leave no room there for the rest of it", pod, promised)}
 		}
+	}
+	if pod.runs(container) {
+		return gpu.Card{}, "", &refusal{refusedUnknownCard, codes.FailedPrecondition,
+			fmt.Sprintf("container %s of pod %s runs, and which card it has can't be told", container, pod)}
 	}
 	card, err := s.place(placement.Binpack, pod.UID, pod.Request)
 	if err != nil {
@@ -172,6 +177,9 @@ func (s *snapshot) used(except gpu.PodUID, promises bool) map[int]gpu.Memory {
 				if serving.Card != card {
 					add(serving.Card, serving.Request)
 				}
+				if serving.Instance != "" && serving.Next != card {
+					add(serving.Next, serving.Request)
+				}
 			}
 			continue
 		}
@@ -182,7 +190,7 @@ func (s *snapshot) used(except gpu.PodUID, promises bool) map[int]gpu.Memory {
 			}
 		}
 	}
-	// Pods without an object: static pods whose mirror hasn't appeared.
+	// Pods that the informer hasn't heard of yet.
 	for uid, containers := range s.Served {
 		if seen[uid] {
 			continue
@@ -190,9 +198,6 @@ func (s *snapshot) used(except gpu.PodUID, promises bool) map[int]gpu.Memory {
 		for _, serving := range containers {
 			add(serving.Card, serving.Request)
 		}
-	}
-	for _, serving := range s.Nameless {
-		add(serving.Card, serving.Request)
 	}
 	return used
 }

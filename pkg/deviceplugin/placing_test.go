@@ -22,11 +22,10 @@ func TestCard(t *testing.T) {
 		return hint{container: containerKey{pod, container}, by: byOrder, card: card}
 	}
 	for name, test := range map[string]struct {
-		cards    []gpu.Card
-		pod      *corev1.Pod
-		others   []*corev1.Pod
-		served   served
-		nameless []serving
+		cards  []gpu.Card
+		pod    *corev1.Pod
+		others []*corev1.Pod
+		served served
 		// preferred is what the kubelet was told a moment ago.
 		preferred hint
 		want      int
@@ -142,24 +141,31 @@ func TestCard(t *testing.T) {
 		"an assignment that can't be read is nobody's": {
 			cards: newCards(16), pod: newPod("a", main(8), annotation("ALIYUN_COM_GPU_MEM_IDX", "-1")), want: 0, outcome: placed,
 		},
-		"static pods without an object count": {
+		"pods that the informer doesn't have yet count": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)),
-			served: served{"static": {"main": serving{Card: 0, Request: 9}}}, want: 1, outcome: moved,
+			served: served{"unheard-of": {"main": serving{Card: 0, Request: 9}}}, want: 1, outcome: moved,
 		},
-		"and those without a name": {
+		"so does a static pod that an earlier version gave a card": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)),
-			nameless: []serving{{Card: 0, Request: 9}}, want: 1, outcome: moved,
+			others: []*corev1.Pod{newPod("static", main(9), mirrors("file"), assumed(0, 0), assigned, ran(true))}, want: 1, outcome: moved,
 		},
-		"two objects of one pod count once": {
-			cards: newCards(16), pod: newPod("a", main(8), assumed(0, 1)),
-			others: []*corev1.Pod{newPod("m1", main(8), mirrors("static")), newPod("m2", main(8), mirrors("static"))},
-			served: served{"static": {"main": given(0)}}, want: 0, outcome: kept,
+		"a container that runs holds its card, and the one that its next start gets": {
+			cards: newCards(16, 16, 16), pod: newPod("a", main(8), assumed(0, 1)),
+			others: []*corev1.Pod{newPod("b", main(9), assumed(1, 0), assigned, ran(true))},
+			served: served{"uid-b": {"main": serving{Card: 1, Request: 9, Instance: "containerd://1", Next: 0}}}, want: 2, outcome: moved,
+		},
+		"one that runs keeps the card that its annotations name": {
+			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(1, 1), ran(true)), want: 1, outcome: kept,
+		},
+		"and gets no other one": {
+			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1), ran(true)),
+			others: []*corev1.Pod{newPod("b", main(10))}, served: served{"uid-b": {"main": given(0)}},
+			refused: refusedUnknownCard, text: "container main of pod default/a runs, and which card it has can't be told",
 		},
 		"a pod that was told of no card holds none": {
 			cards: newCards(16), pod: newPod("a", main(8), assumed(0, 1)),
-			others:   []*corev1.Pod{newPod("b", main(16), assumed(0, 0), ran(true))},
-			served:   served{"uid-b": {"main": given(noCard)}, "static": {"main": {Card: noCard, Request: 16}}},
-			nameless: []serving{{Card: noCard, Request: 16}}, want: 0, outcome: kept,
+			others: []*corev1.Pod{newPod("b", main(16), assumed(0, 0), ran(true))},
+			served: served{"uid-b": {"main": given(noCard)}, "unheard-of": {"main": {Card: noCard, Request: 16}}}, want: 0, outcome: kept,
 		},
 		"but nobody else is put into its place": {
 			cards: newCards(16, 16), pod: newPod("a", main(8)),
@@ -188,8 +194,7 @@ func TestCard(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &snapshot{
-				Cards: test.cards, Pods: views(append(test.others, test.pod)...), Served: test.served, Nameless: test.nameless,
-				Preferred: test.preferred,
+				Cards: test.cards, Pods: views(append(test.others, test.pod)...), Served: test.served, Preferred: test.preferred,
 			}
 			pod := &s.Pods[len(s.Pods)-1]
 			card, outcome, err := s.Card(pod, "main")

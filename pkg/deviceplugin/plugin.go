@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"path/filepath"
 	"time"
 
@@ -26,6 +27,8 @@ type Options struct {
 	NodeName string
 	// Unit is what the cards' memory is counted in.
 	Unit gpu.Unit
+	// BootID is the kernel's identity of the machine's boot, which the inventory carries; empty where it isn't known.
+	BootID string
 	// VisibleDevices is by which name containers are told their card; its UUID by default.
 	VisibleDevices VisibleDevices
 	// DeviceList is by which way a card gets into a container; the environment by default.
@@ -38,6 +41,8 @@ type Options struct {
 	PodResourcesSocket string
 	// ListenAddress is for health and metrics; empty for none.
 	ListenAddress string
+	// AuthorizeMetrics lets only those through to a handler who may read metrics; nil for everyone.
+	AuthorizeMetrics func(http.Handler) http.Handler
 }
 
 // Plugin is the device plugin of one node.
@@ -61,6 +66,7 @@ func New(o Options) (*Plugin, error) {
 		return nil, errors.New("a device plugin needs a client, an event recorder, a node name, a unit and a directory")
 	}
 	p := &Plugin{options: o, cards: newCardState(o.Unit), service: newService()}
+	p.cards.bootID = o.BootID
 	p.metrics = newMetrics(p.service.Listening)
 	var err error
 	if p.pods, err = newPodSource(o.Client, o.NodeName); err != nil {
@@ -88,7 +94,6 @@ func New(o Options) (*Plugin, error) {
 		errorEnv: o.ErrorEnv, notify: p.annotator.Notify, now: time.Now,
 		turn: make(chan struct{}, 1), stale: make(chan struct{}, 1),
 		hints: map[deviceSet]hint{}, refused: map[gpu.PodUID]bool{}, met: map[gpu.PodUID]bool{},
-		patience: mirrorPatience, statusPatience: statusPatience,
 	}
 	p.reporter = newReporter(p.cards, o.Events, nodeReference(o.NodeName))
 	p.service.allocator, p.service.cards, p.service.metrics = p.allocator, p.cards, p.metrics
@@ -99,17 +104,18 @@ func New(o Options) (*Plugin, error) {
 	return p, nil
 }
 
-// KnownCards returns the cards that the node has been said to have, none where nobody said. It waits for the API server,
-// or until ctx ends. A card is to keep its index: running pods hold memory of it.
-func (p *Plugin) KnownCards(ctx context.Context) []gpu.Card {
+// KnownCards returns the cards that the node's inventory lists, none where it has none, and the boot in which it was
+// written (protocol.Inventory). It waits for the API server, or until ctx ends. A card is to keep its index: running pods
+// hold memory of it.
+func (p *Plugin) KnownCards(ctx context.Context) (cards []gpu.Card, bootID string) {
 	if !cache.WaitForCacheSync(ctx.Done(), p.node.informer.HasSynced) {
-		return nil
+		return nil, ""
 	}
 	return p.node.Told()
 }
 
-// SetCards tells the plugin what cards the node has, at any time, also while it runs. moved has the driver's own index
-// of cards that it lists at another than theirs. problem says why they can't be told, and is empty otherwise.
+// SetCards takes what cards the node has, at any time, also while it runs. moved has the driver's own index of cards that
+// it lists at another than theirs. problem says why none of the cards can be used, and is empty otherwise.
 func (p *Plugin) SetCards(cards []gpu.Card, moved map[int]int, problem string) {
 	p.cards.Set(cards, moved, problem)
 	known, _, _ := p.cards.Get()

@@ -1,9 +1,7 @@
 package deviceplugin
 
 import (
-	"cmp"
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -24,10 +22,8 @@ import (
 
 // podView is what deciding needs to know of a pod that asks for GPU memory.
 type podView struct {
-	// Pod's UID is the one that the kubelet knows the pod by, which for static pods isn't the API object's.
 	gpu.Pod
-	ObjectUID types.UID
-	Created   time.Time
+	Created time.Time
 	// Version grows with each write of any pod. Until a pod has been admitted its last write mostly is the one that bound
 	// it, so versions tell in which order pods came to the node.
 	Version uint64
@@ -35,6 +31,11 @@ type podView struct {
 	Deleting bool
 	// Terminal pods hold nothing any more.
 	Terminal bool
+	// Mirror says that the object stands for a static pod, which the kubelet doesn't know by the object's UID.
+	Mirror bool
+	// Resizing says that the kubelet has a resize of the pod's containers before it, or a change of its spec that may be
+	// one. It is known of pods that the API server was asked for, and false for those of the informer.
+	Resizing bool
 	// Ran says that a container of the pod has run: the kubelet has admitted it, and so has allocated for all of it.
 	Ran bool
 	// Containers are those that ask for GPU memory, in the order in which the kubelet allocates for them.
@@ -51,7 +52,12 @@ type podView struct {
 
 // reference returns what events are attached to.
 func (p *podView) reference() *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.ObjectUID}
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: types.UID(p.UID)}
+}
+
+// runs reports whether the API server calls a container running that isn't an init container.
+func (p *podView) runs(container string) bool {
+	return slices.ContainsFunc(p.Containers, func(c containerView) bool { return c.Name == container && c.Running && !c.Init })
 }
 
 // containerView is a container that asks for GPU memory.
@@ -67,13 +73,13 @@ type containerView struct {
 // newPodView reads a pod.
 func newPodView(pod *corev1.Pod) podView {
 	view := podView{
-		Pod:       protocol.Pod(pod),
-		ObjectUID: pod.UID,
-		Created:   pod.CreationTimestamp.Time,
-		Deleting:  pod.DeletionTimestamp != nil,
-		Terminal:  protocol.Terminal(pod),
+		Pod:      protocol.Pod(pod),
+		Created:  pod.CreationTimestamp.Time,
+		Deleting: pod.DeletionTimestamp != nil,
+		Terminal: protocol.Terminal(pod),
+		Resizing: resizing(pod),
 	}
-	view.UID = kubeletUID(pod)
+	_, view.Mirror = pod.Annotations[corev1.MirrorPodAnnotationKey]
 	view.Version, _ = strconv.ParseUint(pod.ResourceVersion, 10, 64) // Zero where it is no number: then it tells nothing.
 	running, mainRuns := map[string]bool{}, false
 	for _, statuses := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
@@ -110,41 +116,15 @@ func newPodView(pod *corev1.Pod) podView {
 	return view
 }
 
-// kubeletUID returns the UID that the kubelet uses for a pod. A static pod's comes from its file; its object in the API
-// is a mirror that carries it in an annotation.
-func kubeletUID(pod *corev1.Pod) gpu.PodUID {
-	if uid := pod.Annotations[corev1.MirrorPodAnnotationKey]; uid != "" {
-		return gpu.PodUID(uid)
+// resizing reports whether the kubelet may be admitting the pod for a resize in place: it hasn't reported on the latest
+// spec, or it has put the resize off (k8s.io/kubernetes pkg/kubelet/allocation/allocation_manager.go,
+// handlePodResourcesResize).
+func resizing(pod *corev1.Pod) bool {
+	pending := func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodResizePending && c.Status == corev1.ConditionTrue
 	}
-	return gpu.PodUID(pod.UID)
-}
-
-// ofStaticPod says that a UID is one that the kubelet makes, of a static pod's file; the API server's are UUIDs
-// (k8s.io/kubernetes pkg/kubelet/config/common.go, applyDefaults).
-func ofStaticPod(uid gpu.PodUID) bool {
-	sum, err := hex.DecodeString(string(uid))
-	return err == nil && len(sum) == 16
-}
-
-// Mirror says that the object stands for a static pod. It appears once the kubelet has admitted that.
-func (p *podView) Mirror() bool { return types.UID(p.UID) != p.ObjectUID }
-
-// realFirst orders the objects that claim to be one pod of the kubelet's, the one to be believed first. Anybody can write
-// the annotation of a mirror: so an object whose own UID it is comes first, then the oldest, which was there before
-// anybody could know a static pod's UID.
-func realFirst(a, b *podView) int {
-	return cmp.Or(
-		first(!a.Mirror(), !b.Mirror()),
-		a.Created.Compare(b.Created),
-		cmp.Compare(a.ObjectUID, b.ObjectUID),
-	)
-}
-
-// distinct leaves one object for each pod of the kubelet's. The kubelet runs none of the others: it deletes mirrors of
-// which it has no static pod.
-func distinct(views []podView) []podView {
-	slices.SortFunc(views, func(a, b podView) int { return cmp.Or(cmp.Compare(a.UID, b.UID), realFirst(&a, &b)) })
-	return slices.CompactFunc(views, func(a, b podView) bool { return a.UID == b.UID })
+	observed := pod.Status.ObservedGeneration // Zero where the kubelet doesn't report it.
+	return observed > 0 && pod.Generation > observed || slices.ContainsFunc(pod.Status.Conditions, pending)
 }
 
 // podSource knows this node's pods: from an informer, and from the API server itself where that isn't enough.
@@ -162,7 +142,7 @@ type podSource struct {
 }
 
 const (
-	uidIndex = "kubeletUID"
+	uidIndex = "uid"
 	// searchTimeout bounds a live list, and the wait for a pod, during which the kubelet waits.
 	searchTimeout = 2 * time.Second
 	// searchPause is how often a pod that is waited for is looked for.
@@ -182,7 +162,7 @@ func newPodSource(client Client, node string) (*podSource, error) {
 			if !ok {
 				return nil, nil
 			}
-			return []string{string(kubeletUID(pod))}, nil
+			return []string{string(pod.UID)}, nil
 		},
 	})
 	if err != nil {
@@ -214,7 +194,7 @@ func (s *podSource) Cached() []podView {
 		views = append(views, *view)
 	}
 	s.views = known
-	return distinct(views)
+	return views
 }
 
 var errAway = errors.New("it didn't answer a moment ago")
@@ -302,25 +282,39 @@ func (s *podSource) list(ctx context.Context) ([]podView, error) {
 			views = append(views, view)
 		}
 	}
-	return distinct(views), nil
+	return views, nil
 }
 
-// ByUID returns the pod that the kubelet knows by this UID, if the informer knows it.
+// ByUID returns the pod of this UID, if the informer knows it.
 func (s *podSource) ByUID(uid gpu.PodUID) (podView, bool) {
-	objects, err := s.informer.GetIndexer().ByIndex(uidIndex, string(uid))
-	if err != nil {
-		return podView{}, false // There is such an index: newPodSource made it.
-	}
-	var views []podView
-	for _, object := range objects {
-		if pod, ok := object.(*corev1.Pod); ok {
-			views = append(views, newPodView(pod))
-		}
-	}
-	if views = distinct(views); len(views) == 0 {
+	pod, ok := s.object(uid)
+	if !ok {
 		return podView{}, false
 	}
-	return views[0], true
+	return newPodView(pod), true
+}
+
+// Instance returns the ID of the container that runs under this name as the informer knows it, and "" if none does.
+func (s *podSource) Instance(key containerKey) string {
+	pod, ok := s.object(key.UID)
+	if !ok {
+		return ""
+	}
+	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		if status.Name == key.Name && status.State.Running != nil {
+			return status.ContainerID
+		}
+	}
+	return ""
+}
+
+func (s *podSource) object(uid gpu.PodUID) (*corev1.Pod, bool) {
+	objects, err := s.informer.GetIndexer().ByIndex(uidIndex, string(uid))
+	if err != nil || len(objects) == 0 {
+		return nil, false // There is such an index: newPodSource made it.
+	}
+	pod, ok := objects[0].(*corev1.Pod)
+	return pod, ok
 }
 
 // Exists says whether the informer knows a pod of this UID, in whatever phase.

@@ -18,10 +18,6 @@ const (
 	unknownCard = -2
 )
 
-// namelessFor is how long memory is held for a pod that nothing names. The kubelet's checkpoint does so at once, unless
-// the kubelet turned the pod away after all.
-const namelessFor = time.Minute
-
 // clockStep is by how much the time of a file can lag behind the clock.
 const clockStep = 20 * time.Millisecond
 
@@ -32,15 +28,22 @@ type serving struct {
 	CardMemory gpu.Memory
 	// Request is the container's part.
 	Request gpu.Memory
-	// Devices is what the kubelet asked for, and Sample is one of them.
+	// Devices is what the kubelet asked for.
 	Devices deviceSet
-	Sample  string
 	// At is when, or when the books were written that told of it.
 	At time.Time
 	// Booked says that the kubelet's checkpoint has shown it; Lost that it has ceased to, so the kubelet may ask again
-	// for a container that it has to start. Freed says that it has ceased to though the kubelet had it until then: it has
-	// given the devices up of its own accord.
-	Booked, Lost, Freed bool
+	// for a container that it has to start.
+	Booked, Lost bool
+	// Instance is the ID of the container that runs with Card although the kubelet's checkpoint has come to name the card
+	// Next, which its next start gets: both are held. It is empty, and Next means nothing, where they agree.
+	Instance string
+	Next     int
+}
+
+// runs reports whether the container that runs now, which has this ID, is the one that was given Card.
+func (s serving) runs(instance string) bool {
+	return instance != "" && (s.Instance == "" || s.Instance == instance)
 }
 
 // HasCard says that the container was given a card, and Card is which.
@@ -88,10 +91,6 @@ type served map[gpu.PodUID]servings
 type record struct {
 	mu   sync.Mutex
 	pods served
-	// nameless were served before anything told which pod they are: static pods, until the checkpoint names them.
-	nameless []serving
-	// rebuilt says that books have been read since the plugin's start.
-	rebuilt bool
 	// settling says that a new kubelet's books are to be read for the first time.
 	settling bool
 }
@@ -105,13 +104,6 @@ func (r *record) Serve(uid gpu.PodUID, container string, s serving) {
 	r.set(uid, container, s)
 }
 
-// ServeNameless notes what a container was given whose pod isn't known.
-func (r *record) ServeNameless(s serving) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.nameless = append(r.nameless, s)
-}
-
 // Forget drops a pod that is gone. The kubelet's checkpoint may list it until the next allocation, which Sync knows.
 func (r *record) Forget(uid gpu.PodUID) {
 	r.mu.Lock()
@@ -119,16 +111,35 @@ func (r *record) Forget(uid gpu.PodUID) {
 	delete(r.pods, uid)
 }
 
+// knownPods tells of the pods that the API server has.
+type knownPods interface {
+	// Exists reports whether there is an object of this UID.
+	Exists(uid gpu.PodUID) bool
+	// Instance returns the ID of the container that runs under this name, and "" if none does.
+	Instance(key containerKey) string
+}
+
 // Sync brings the record in line with the kubelet's books, as they were written at that time, and returns the pods for
-// which something changed. What was served since isn't in the books yet and stays. exists says whether there is an
-// object for the pod: one that neither exists nor was served by us is a leftover. Only at the start it may be a static
-// pod as well, which was served just before and whose mirror hasn't come: that is held until collect knows better.
-func (r *record) Sync(bookings []booking, written time.Time, exists func(gpu.PodUID) bool, now time.Time) []gpu.PodUID {
+// which something changed. What was served since isn't in the books yet and stays. A pod that neither exists nor has
+// what we served is a leftover.
+//
+// The card of a container that runs is never replaced: books that name another one after they had named it are those of
+// a kubelet that lost them, asked again, and was taken to ask for another container.
+func (r *record) Sync(bookings []booking, written time.Time, pods knownPods) []gpu.PodUID {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	// newer says that the books can't have a serving yet: the same devices there are those of a pod that has ended.
 	newer := func(s serving) bool { return s.At.After(written.Add(clockStep)) }
 	changed := map[gpu.PodUID]bool{}
+	// unclaimed are the devices of servings that the books haven't confirmed yet.
+	unclaimed := map[deviceSet]bool{}
+	for _, containers := range r.pods {
+		for _, s := range containers {
+			if !s.Booked && !newer(s) {
+				unclaimed[s.Devices] = true
+			}
+		}
+	}
 	owner := map[deviceSet]gpu.PodUID{}
 	booked := map[gpu.PodUID]map[string]bool{}
 	for _, b := range bookings {
@@ -142,11 +153,10 @@ func (r *record) Sync(bookings []booking, written time.Time, exists func(gpu.Pod
 		if ok && newer(known) {
 			continue // What they have of this container is what it had before.
 		}
-		nameless, named := r.name(b.Devices, newer)
-		if !named && !ok && !exists(b.UID) && (r.rebuilt || !ofStaticPod(b.UID)) {
+		if !ok && !unclaimed[b.Devices] && !pods.Exists(b.UID) {
 			continue
 		}
-		truth := serving{Card: unknownCard, Request: b.Request, Devices: b.Devices, Sample: b.Sample, At: written, Booked: true}
+		truth := serving{Card: unknownCard, Request: b.Request, Devices: b.Devices, At: written, Booked: true}
 		if assignment, err := protocol.ParseAssignment(b.Env); err == nil {
 			truth.Card, truth.CardMemory = assignment.Card, assignment.CardMemory
 		} else if b.Env[protocol.AnnotationIndex] == noIndex {
@@ -155,9 +165,10 @@ func (r *record) Sync(bookings []booking, written time.Time, exists func(gpu.Pod
 		switch {
 		case ok && known.Card == truth.Card && known.Devices == truth.Devices:
 			truth.At = known.At
-		case named:
-			truth.At = nameless.At // By the file's time it could be before what was served before it.
-			changed[b.UID] = true
+		case known.Booked && known.HasCard() && known.Card != truth.Card && known.runs(pods.Instance(containerKey{b.UID, b.Container})):
+			known.Instance, known.Next = pods.Instance(containerKey{b.UID, b.Container}), truth.Card
+			known.Devices, known.Lost = truth.Devices, false
+			truth = known
 		default:
 			changed[b.UID] = true
 		}
@@ -173,17 +184,15 @@ func (r *record) Sync(bookings []booking, written time.Time, exists func(gpu.Pod
 				r.drop(uid, name)
 				changed[uid] = true
 			case !s.Booked && !r.settling:
-			case !exists(uid):
+			case !pods.Exists(uid):
 				r.drop(uid, name)
 			default:
-				s.Freed = s.Freed || !s.Lost && !r.settling && !written.IsZero()
 				s.Booked, s.Lost = true, true
 				r.set(uid, name, s)
 			}
 		}
 	}
-	r.settling, r.rebuilt = false, r.rebuilt || !written.IsZero()
-	r.nameless = slices.DeleteFunc(r.nameless, func(s serving) bool { return now.Sub(s.At) > namelessFor })
+	r.settling = false
 	return slices.Sorted(maps.Keys(changed))
 }
 
@@ -195,11 +204,11 @@ func (r *record) Settle() {
 	r.settling = true
 }
 
-// Snapshot returns all that was served, and what was served to pods not known yet.
-func (r *record) Snapshot() (served, []serving) {
+// Snapshot returns all that was served.
+func (r *record) Snapshot() served {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return maps.Clone(r.pods), slices.Clone(r.nameless)
+	return maps.Clone(r.pods)
 }
 
 // Pod returns what one pod was given.
@@ -209,7 +218,7 @@ func (r *record) Pod(uid gpu.PodUID) servings {
 	return r.pods[uid]
 }
 
-// set, drop and name are called with the lock held.
+// set and drop are called with the lock held.
 func (r *record) set(uid gpu.PodUID, container string, s serving) {
 	if before, ok := r.pods[uid][container]; ok && before == s {
 		return
@@ -226,15 +235,4 @@ func (r *record) drop(uid gpu.PodUID, container string) {
 	if r.pods[uid] = rest; len(rest) == 0 {
 		delete(r.pods, uid)
 	}
-}
-
-// name takes out the nameless serving of these devices, if there is one: from then on it has a name.
-func (r *record) name(devices deviceSet, newer func(serving) bool) (s serving, ok bool) {
-	i := slices.IndexFunc(r.nameless, func(s serving) bool { return s.Devices == devices && !newer(s) })
-	if i < 0 {
-		return serving{}, false
-	}
-	s = r.nameless[i]
-	r.nameless = slices.Delete(r.nameless, i, i+1)
-	return s, true
 }

@@ -140,7 +140,9 @@ func TestErrorEnvForNobody(t *testing.T) {
 		t.Errorf("got %v", env)
 	}
 	b.awaitEvent("GPUCardRefused no pod known here waits for 4 of GPU memory")
+	b.watcher.Add(pod)
 	await(t, "the checkpoint to name the pod", func() bool {
+		p.allocator.Sync(t.Context())
 		s, ok := p.allocator.record.Pod("uid-unseen")["main"]
 		return ok && s.Card == noCard
 	})

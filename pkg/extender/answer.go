@@ -24,7 +24,7 @@ type filterAnswer struct {
 func (a filterAnswer) full() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for i, reason := range a.reasons {
-			if reason == placement.Full && !yield(a.names[i]) {
+			if reason.Resolvable() && !yield(a.names[i]) {
 				return
 			}
 		}

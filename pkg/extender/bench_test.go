@@ -4,9 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -84,7 +82,7 @@ func (f *fixture) ask(verb string, args any) func() {
 		f.t.Fatal(err)
 	}
 	return func() {
-		request := httptest.NewRequest(http.MethodPost, Prefix+"/"+verb, strings.NewReader(string(body)))
+		request := newRequest(http.MethodPost, Prefix+"/"+verb, string(body))
 		f.handler.ServeHTTP(&discard{header: http.Header{}}, request)
 	}
 }

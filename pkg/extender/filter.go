@@ -35,7 +35,7 @@ func (s *Server) filter(_ context.Context, args *nodesArgs) (any, error) {
 
 	at := time.Now()
 	// Where few nodes are on offer, nothing is spared by naming fewer, and a full answer serves people and other extenders.
-	every := s.FilterBest == 0 || len(names) <= s.few()
+	every := s.FilterBest == 0 || len(names) <= s.few() || s.Cluster.NameAll(pod.UID)
 	answer, best := filterAnswer{names: names}, placement.Best{K: s.FilterBest}
 	if every {
 		answer.fit = make([]placement.Candidate, 0, len(names))
@@ -44,11 +44,12 @@ func (s *Server) filter(_ context.Context, args *nodesArgs) (any, error) {
 		answer.reasons = s.look(pod, names, at, best.Add)
 		answer.fit = best.Candidates()
 	}
-	s.count(answer.reasons)
+	fitting := s.count(answer.reasons)
 	if len(answer.fit) > 0 {
 		s.Cluster.Passed(pod.UID)
 	} else {
 		s.Cluster.Refused(pod, at)
+		s.Cluster.Sampled(pod.UID, len(names))
 		s.Cluster.Blocked(args.Pod, answer.full(), at)
 	}
 	if !every && len(answer.fit) > 0 {
@@ -56,6 +57,9 @@ func (s *Server) filter(_ context.Context, args *nodesArgs) (any, error) {
 		// for the pod's Event, and to see where preemption could help.
 		answer.reasons = nil
 		s.promise(pod, answer.passed(), at)
+		if len(answer.fit) < fitting {
+			s.Cluster.NamedFew(pod.UID)
+		}
 	} else if len(answer.fit) == 1 {
 		s.promise(pod, answer.passed(), at) // kube-scheduler doesn't ask for the score of an only one.
 	}
@@ -95,8 +99,8 @@ func (s *Server) look(pod gpu.Pod, names []string, at time.Time, fits func(place
 	return reasons
 }
 
-// count tells the observer what was said of how many nodes.
-func (s *Server) count(reasons []placement.Reason) {
+// count tells the observer what was said of how many nodes, and returns how many fit.
+func (s *Server) count(reasons []placement.Reason) (fitting int) {
 	var counts placement.Counts
 	for _, reason := range reasons {
 		counts[reason]++
@@ -106,6 +110,7 @@ func (s *Server) count(reasons []placement.Reason) {
 			s.Observer.Filtered(placement.Reason(reason), n)
 		}
 	}
+	return counts[placement.Fits]
 }
 
 func filterError(err error) any { return &extenderv1.ExtenderFilterResult{Error: err.Error()} }

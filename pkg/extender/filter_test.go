@@ -2,6 +2,7 @@ package extender
 
 import (
 	"bytes"
+	"fmt"
 	"net/http"
 	"slices"
 	"testing"
@@ -10,15 +11,24 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
+	"github.com/gpushare/gpushare/pkg/cluster"
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// best makes the filter pass the best k nodes only.
-func (f *fixture) best(k int) {
-	options := f.options(f.cluster)
+// best makes the filter pass the best k nodes only, however often it is asked about a pod.
+func (f *fixture) best(k int) { f.bestOver(forgetful{f.cluster}, k) }
+
+func (f *fixture) bestOver(c Cluster, k int) {
+	options := f.options(c)
 	options.FilterBest = k
 	f.handler = NewServer(options).Handler()
 }
+
+// forgetful is a Cluster that doesn't mind if the best nodes of a pod are named again without a bind in between.
+type forgetful struct{ *cluster.Cluster }
+
+func (forgetful) NameAll(gpu.PodUID) bool { return false }
 
 // What one request said is gone when the next one is read into the same memory, also from what is kept of the last list.
 func TestFilterRemembersNoNamesThatWereOverwritten(t *testing.T) {
@@ -142,6 +152,68 @@ func TestFilterAndPrioritizeAgree(t *testing.T) {
 			t.Errorf("request %d (-want +got):\n%s", request, diff)
 		}
 	}
+}
+
+// noted keeps what filter tells the cluster about how it answered, beside Passed and Refused.
+type noted struct {
+	Cluster
+	notes []string
+}
+
+func (n *noted) Sampled(_ gpu.PodUID, asked int) {
+	n.notes = append(n.notes, fmt.Sprint("sampled ", asked))
+}
+
+func (n *noted) NamedFew(uid gpu.PodUID) {
+	n.notes = append(n.notes, "named few")
+	n.Cluster.NamedFew(uid)
+}
+
+func TestFilterNotesWhatMayFailAfterwards(t *testing.T) {
+	for name, test := range map[string]struct {
+		best  int
+		pod   *corev1.Pod
+		asked *[]string
+		want  []string
+	}{
+		"some of the nodes that fit": {1, newPod("some", 60), names("near", "far", "full"), []string{"named few"}},
+		"the only node that fits":    {1, newPod("only", 60), names("near", "full"), nil},
+		"every node that fits":       {0, newPod("every", 60), names("near", "far"), nil},
+		"none":                       {1, newPod("none", 60), names("full", "unknown"), []string{"sampled 2"}},
+		"no GPU memory":              {1, newPod("other", 0), names("near", "far"), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := start(t, newNode(t, "near", 100), boundPod("a", 30, "near", 0), newNode(t, "far", 100), newNode(t, "full", 50))
+			state := &noted{Cluster: f.cluster}
+			f.bestOver(state, test.best)
+			answer[filterResult](t, f.post("filter", extenderv1.ExtenderArgs{Pod: test.pod, NodeNames: test.asked}), 200)
+			if diff := cmp.Diff(test.want, state.notes); diff != "" {
+				t.Errorf("notes (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Of the nodes that fit filter names the best, which something that kube-scheduler asks afterwards may reject. Asked about the
+// pod again without a bind in between, it names every one. After a bind that failed it names the best again.
+func TestFilterNamesEveryNodeAfterTheBestWasRejected(t *testing.T) {
+	pod := newPod("p", 60)
+	f := start(t, pod, newNode(t, "near", 100), boundPod("a", 30, "near", 0), newNode(t, "far", 100), boundPod("full", 60, "other", 0), newNode(t, "other", 100))
+	f.bestOver(f.cluster, 1)
+	args := extenderv1.ExtenderArgs{Pod: pod, NodeNames: names("near", "far", "other")}
+	expect := func(want ...string) {
+		t.Helper()
+		if diff := cmp.Diff(&want, answer[filterResult](t, f.post("filter", args), 200).NodeNames); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	}
+	expect("near")
+	expect("near", "far")
+	expect("near", "far")
+	if got := answer[extenderv1.ExtenderBindingResult](t, f.post("bind", bindArgs(pod, "other")), 200); got.Error == "" {
+		t.Fatal("bound to a full node")
+	}
+	expect("near")
 }
 
 // Until a pod's bind arrives, pods that are filtered meanwhile are shown other places, where there are any.

@@ -158,8 +158,15 @@ func (a api) AnnotateNode(context.Context, string, string, string) error { retur
 // call sends a request through the router.
 func (f *fixture) call(method, path, body string) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
-	f.handler.ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader(body)))
+	f.handler.ServeHTTP(w, newRequest(method, path, body))
 	return w
+}
+
+// newRequest returns a request as kube-scheduler sends it.
+func newRequest(method, path, body string) *http.Request {
+	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	return r
 }
 
 func (f *fixture) post(verb string, args any) *httptest.ResponseRecorder {

@@ -4,17 +4,14 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"sync"
 	"sync/atomic"
 
-	"golang.org/x/net/netutil"
+	"github.com/gpushare/gpushare/pkg/connlimit"
 )
 
 const (
-	// maxConnections is far above what kube-scheduler opens: one for each bind in flight, and a few.
-	maxConnections = 8192
 	// maxBodies bounds the requests' bodies that are in memory at once, with what they are decoded to, all connections
 	// together. kube-scheduler's calls that name nodes come one after another and have a megabyte or two; its binds come
 	// together and have half a kilobyte.
@@ -34,22 +31,31 @@ var errFlooded = errors.New("too many large requests at once")
 var errTooMany = errors.New("the request's body has too many values: where it carries whole nodes, set nodeCacheCapable: true " +
 	"for this extender in kube-scheduler's configuration")
 
-// bounded lets no more connections be open than maxConnections: others wait to be accepted.
-func bounded(l net.Listener) net.Listener { return netutil.LimitListener(l, maxConnections) }
+// How many connections may be open at once.
+var (
+	// callerLimits are for where kube-scheduler can't be told from others: a single source is kube-scheduler for all that is
+	// known, and that opens a connection for each bind in flight.
+	callerLimits = connlimit.Limits{Total: 8192, PerSource: 4096}
+	// strangerLimits are for clients that haven't shown their certificate yet. A storm of kube-scheduler's own connections is
+	// well below them, as these count for the milliseconds of their handshakes alone.
+	strangerLimits = connlimit.Limits{Total: 2048, PerSource: 1024}
+	// healthLimits are far above what probes and scrapers need.
+	healthLimits = connlimit.Limits{Total: 256, PerSource: 32}
+)
 
 // few lets no more than so many calls be answered at once: who asks for the whole cluster, and doesn't fetch it, keeps it
 // in memory. The others are told to come again.
-func few(most int, next http.Handler) http.Handler {
+func few(most int, next http.HandlerFunc) http.HandlerFunc {
 	places := make(chan struct{}, most)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return func(w http.ResponseWriter, r *http.Request) {
 		select {
 		case places <- struct{}{}:
 			defer func() { <-places }()
-			next.ServeHTTP(w, r)
+			next(w, r)
 		default:
 			http.Error(w, "too many others ask for the same at the moment", http.StatusServiceUnavailable)
 		}
-	})
+	}
 }
 
 // bodies counts what is in memory of requests' bodies, and keeps the buffers that they were read into for the next ones.

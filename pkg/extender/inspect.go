@@ -51,11 +51,11 @@ func (s *Server) inspectAll(w http.ResponseWriter, r *http.Request) {
 }
 
 // inspectNode shows the node that the path names.
-func (s *Server) inspectNode(w http.ResponseWriter, r *http.Request, params httprouter.Params) {
+func (s *Server) inspectNode(w http.ResponseWriter, r *http.Request) {
 	if s.unready(w, r) {
 		return
 	}
-	name := params.ByName("node")
+	name := httprouter.ParamsFromContext(r.Context()).ByName("node")
 	node, ok := s.Cluster.Ledger().Node(name)
 	if !ok || !shown(node) {
 		write(w, r, http.StatusNotFound, inspection{

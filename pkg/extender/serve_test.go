@@ -79,7 +79,7 @@ func TestStoppingWaitsForNobodyWhoDoesNotAsk(t *testing.T) {
 		t.Fatalf("livez: %q", got)
 	}
 	silent := s.dial(t, "")
-	half := s.dial(t, "POST "+Prefix+"/bind HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+	half := s.dial(t, "POST "+Prefix+"/bind HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
 	s.stop()
 	s.wantEnd(t)
 	for name, conn := range map[string]net.Conn{"silent": silent, "half": half} {
@@ -221,7 +221,7 @@ func TestACallThatIsGivenUpReachesWhoHoldsIt(t *testing.T) {
 	held := heldBind{f.cluster, make(chan struct{}), make(chan struct{})}
 	s := serve(t, NewServer(f.options(held)))
 	body := `{"PodName":"a","PodNamespace":"default","PodUID":"uid-a","Node":"n1"}`
-	conn := s.dial(t, fmt.Sprintf("POST %s/bind HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", Prefix, len(body), body))
+	conn := s.dial(t, fmt.Sprintf("POST %s/bind HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", Prefix, len(body), body))
 	<-held.begun
 	conn.Close()
 	select {

@@ -15,10 +15,12 @@ import (
 	"time"
 
 	"github.com/julienschmidt/httprouter"
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/cluster"
+	"github.com/gpushare/gpushare/pkg/connlimit"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -35,9 +37,14 @@ const (
 	// headerTimeout and readTimeout end clients that send slowly.
 	headerTimeout = 5 * time.Second
 	readTimeout   = 15 * time.Second
-	idleTimeout   = 2 * time.Minute
+	// idleTimeout is above the 90 seconds after which kube-scheduler closes an idle connection: a request on a connection
+	// that the server is closing would be lost. Idle connections of others are closed once there are too many.
+	idleTimeout = 2 * time.Minute
 	// writeTimeout ends clients that don't fetch their answer. It covers reading the request and a bind as well.
 	writeTimeout = 2*time.Minute + readTimeout
+	// healthIdleTimeout and healthWriteTimeout are for probes and scrapers, which ask once in a while.
+	healthIdleTimeout  = 5 * time.Second
+	healthWriteTimeout = 30 * time.Second
 	// stopGrace is how long a stopping server waits for requests other than binds.
 	stopGrace = time.Second
 )
@@ -53,6 +60,12 @@ type Cluster interface {
 	FilterGang(pod *corev1.Pod, offered []string) (answer gang.Answer, decided bool)
 	Refused(pod gpu.Pod, at time.Time)
 	Passed(uid gpu.PodUID)
+	// Sampled notes that filter found no node for the pod among so many that it was asked about.
+	Sampled(uid gpu.PodUID, asked int)
+	// NamedFew notes that filter passed the pod, but named only some of the nodes that fit.
+	NamedFew(uid gpu.PodUID)
+	// NameAll reports whether filter must name every node that fits the pod.
+	NameAll(uid gpu.PodUID) bool
 	// Blocked tells of the nodes on which the pod that was refused finds no card with room now.
 	Blocked(pod *corev1.Pod, full iter.Seq[string], at time.Time)
 	Ledger() *ledger.Ledger
@@ -64,7 +77,16 @@ type Observer interface {
 	Answered(verb, outcome string, took time.Duration)
 	// Filtered counts nodes by what filter said of them.
 	Filtered(reason placement.Reason, nodes int)
+	// CertificateExpires tells until when a certificate that is in use is valid.
+	CertificateExpires(certificate string, at time.Time)
 }
+
+// The certificates of which an Observer hears.
+const (
+	// CertificateServer is what the extender shows, CertificateClient what kube-scheduler has shown last.
+	CertificateServer = "server"
+	CertificateClient = "client"
+)
 
 // The outcomes of a verb.
 const (
@@ -79,15 +101,17 @@ type Options struct {
 	Observer Observer
 	// Metrics answers /metrics.
 	Metrics http.Handler
+	// AuthorizeMetrics lets only those through to a handler who may read metrics; nil for everyone.
+	AuthorizeMetrics func(http.Handler) http.Handler
 	// CardPolicy and NodePolicy are what filter and prioritize judge nodes by.
 	CardPolicy, NodePolicy placement.Policy
 	// FilterBest is how many of the nodes that share the best score filter passes at most where more than FilterBestAbove
 	// are on offer. With fewer, and with 0 always, it passes every node that fits, and says of the others why they don't.
 	FilterBest, FilterBestAbove int
-	// Page answers /ui and what lies below it; nil for none.
-	Page http.Handler
 	// TLS is nil for plain HTTP.
 	TLS *tls.Config
+	// ClientNames are the names of which a client's certificate must have one; none where no certificate is asked for.
+	ClientNames []string
 	// Answer says whether this replica is to answer kube-scheduler; nil for the only one. Calls are counted before it is
 	// asked, see InFlight.
 	Answer func() error
@@ -104,15 +128,22 @@ type Server struct {
 	// inFlight counts the calls of kube-scheduler in flight.
 	inFlight atomic.Int64
 	bodies   bodies
+	// refusals limits what is logged of refused requests.
+	refusals rate.Sometimes
 	// metrics answers /metrics, on whichever address.
 	metrics http.Handler
 }
 
 // NewServer wires a Server.
 func NewServer(o Options) *Server {
-	return &Server{
-		Options: o, grace: stopGrace, slowest: readTimeout, bodies: newBodies(), metrics: few(maxReaders, o.Metrics),
+	s := &Server{
+		Options: o, grace: stopGrace, slowest: readTimeout, bodies: newBodies(), metrics: few(maxReaders, o.Metrics.ServeHTTP),
+		refusals: rate.Sometimes{First: 1, Interval: time.Minute},
 	}
+	if o.AuthorizeMetrics != nil {
+		s.metrics = o.AuthorizeMetrics(s.metrics)
+	}
+	return s
 }
 
 // Handler returns the router with every path.
@@ -126,12 +157,8 @@ func (s *Server) router() *httprouter.Router {
 	r.HandlerFunc(http.MethodPost, Prefix+"/prioritize", verb(s, "prioritize", s.prioritize, nil))
 	r.HandlerFunc(http.MethodPost, Prefix+"/bind", verb(s, "bind", s.bind, bindError))
 	r.HandlerFunc(http.MethodPost, Prefix+"/preempt", verb(s, "preempt", s.preempt, nil))
-	r.Handler(http.MethodGet, Prefix+"/inspect", few(maxReaders, http.HandlerFunc(s.inspectAll)))
-	r.GET(Prefix+"/inspect/:node", s.inspectNode)
-	if s.Page != nil {
-		r.Handler(http.MethodGet, "/ui", s.Page)
-		r.Handler(http.MethodGet, "/ui/*file", s.Page)
-	}
+	r.HandlerFunc(http.MethodGet, Prefix+"/inspect", s.clientsOnly(few(maxReaders, s.inspectAll)))
+	r.HandlerFunc(http.MethodGet, Prefix+"/inspect/:node", s.clientsOnly(s.inspectNode))
 	return s.withHealth(r)
 }
 
@@ -154,29 +181,51 @@ func (s *Server) InFlight() int { return int(s.inFlight.Load()) }
 
 // Serve answers on the listener until ctx ends, then waits for the requests in flight.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
-	listener = bounded(listener)
-	if s.TLS != nil {
-		listener = tls.NewListener(listener, s.TLS)
+	limits := callerLimits
+	if len(s.ClientNames) > 0 {
+		limits = strangerLimits
 	}
-	return s.serve(ctx, listener, s.Handler())
+	limited := connlimit.New(listener, limits)
+	listener = limited
+	if s.TLS != nil {
+		listener = tls.NewListener(limited, s.TLS)
+	}
+	return s.serve(ctx, listener, &http.Server{
+		Handler:      s.Handler(),
+		ReadTimeout:  s.slowest,
+		WriteTimeout: writeTimeout,
+		IdleTimeout:  idleTimeout,
+		ConnState:    func(c net.Conn, state http.ConnState) { s.exemptClient(limited, c, state) },
+	})
+}
+
+// exemptClient takes a connection out of the limits once its client has proved that it is kube-scheduler.
+func (s *Server) exemptClient(limited *connlimit.Listener, c net.Conn, state http.ConnState) {
+	if state != http.StateActive || len(s.ClientNames) == 0 {
+		return
+	}
+	if secure, ok := c.(*tls.Conn); ok {
+		if shown := secure.ConnectionState(); s.checkClient(&shown) == nil {
+			limited.Exempt(secure.NetConn())
+		}
+	}
 }
 
 // ServeHealth answers probes and scrapers on a listener of their own, in plain HTTP: for where they can't reach the
 // other one, or have no certificate to show it.
 func (s *Server) ServeHealth(ctx context.Context, listener net.Listener) error {
-	return s.serve(ctx, bounded(listener), s.HealthHandler())
+	return s.serve(ctx, connlimit.New(listener, healthLimits), &http.Server{
+		Handler:      s.HealthHandler(),
+		ReadTimeout:  headerTimeout,
+		WriteTimeout: healthWriteTimeout,
+		IdleTimeout:  healthIdleTimeout,
+	})
 }
 
-func (s *Server) serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
-	server := &http.Server{
-		Handler:           handler,
-		ReadHeaderTimeout: headerTimeout,
-		ReadTimeout:       s.slowest,
-		WriteTimeout:      writeTimeout,
-		IdleTimeout:       idleTimeout,
-		ErrorLog:          log.New(serverLog{klog.FromContext(ctx)}, "", 0),
-		BaseContext:       func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
-	}
+func (s *Server) serve(ctx context.Context, listener net.Listener, server *http.Server) error {
+	server.ReadHeaderTimeout = headerTimeout
+	server.ErrorLog = log.New(serverLog{klog.FromContext(ctx)}, "", 0)
+	server.BaseContext = func(net.Listener) context.Context { return context.WithoutCancel(ctx) }
 	stopped := make(chan error, 1)
 	go func() {
 		<-ctx.Done()

@@ -16,9 +16,9 @@ const tlsFilesAge = time.Second
 
 // ServerTLS returns a configuration that serves the certificate of the two files, and asks clients for a certificate
 // signed by the CA of clientCAFile where one is named. All of them are read again once they change: new connections meet
-// the new ones. Clients below TLS 1.3 are refused.
-func ServerTLS(certFile, keyFile, clientCAFile string) (*tls.Config, error) {
-	files := &tlsFiles{cert: certFile, key: keyFile, clientCA: clientCAFile}
+// the new ones. Clients below TLS 1.3 are refused. expires is called with the time at which the served certificate expires.
+func ServerTLS(certFile, keyFile, clientCAFile string, expires func(time.Time)) (*tls.Config, error) {
+	files := &tlsFiles{cert: certFile, key: keyFile, clientCA: clientCAFile, expires: expires}
 	if _, err := files.config(nil); err != nil {
 		return nil, err
 	}
@@ -31,6 +31,7 @@ type tlsFiles struct {
 	cert, key string
 	// clientCA is empty where clients need no certificate.
 	clientCA string
+	expires  func(time.Time)
 
 	mu      sync.Mutex
 	current *tls.Config
@@ -83,8 +84,31 @@ func (f *tlsFiles) update() error {
 			return fmt.Errorf("--client-ca-file: no certificate in %s", f.clientCA)
 		}
 	}
+	f.expires(expiry(parseChain(pair.Certificate)))
 	f.current, f.seen = config, content
 	return nil
+}
+
+// parseChain returns the certificates of a chain that can be read: tls.X509KeyPair has read the first.
+func parseChain(raw [][]byte) []*x509.Certificate {
+	var chain []*x509.Certificate
+	for _, der := range raw {
+		if cert, err := x509.ParseCertificate(der); err == nil {
+			chain = append(chain, cert)
+		}
+	}
+	return chain
+}
+
+// expiry returns when the first of the certificates expires. There is one at least.
+func expiry(chain []*x509.Certificate) time.Time {
+	at := chain[0].NotAfter
+	for _, cert := range chain[1:] {
+		if cert.NotAfter.Before(at) {
+			at = cert.NotAfter
+		}
+	}
+	return at
 }
 
 func (f *tlsFiles) read() (content tlsContent, err error) {

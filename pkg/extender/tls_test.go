@@ -141,7 +141,7 @@ func (s serving) refusal(client *http.Client) string {
 func TestClientsMustShowACertificateOfTheCA(t *testing.T) {
 	ours, theirs := newAuthority(t), newAuthority(t)
 	cert, key := ours.issue("server", 2)
-	config, err := ServerTLS(cert, key, ours.caFile())
+	config, err := ServerTLS(cert, key, ours.caFile(), func(time.Time) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestClientsMustShowACertificateOfTheCA(t *testing.T) {
 func TestTheCertificateIsReadAgain(t *testing.T) {
 	ca := newAuthority(t)
 	cert, key := ca.issue("server", 2)
-	config, err := ServerTLS(cert, key, "")
+	config, err := ServerTLS(cert, key, "", func(time.Time) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +191,7 @@ func TestTheCertificateIsReadAgain(t *testing.T) {
 	await(t, "the new certificate", func() bool { return serial() == 3 })
 	// Half of a change: the certificate before stays, and the whole one comes in its time.
 	writeFile(t, cert, []byte("half of"))
-	files := &tlsFiles{cert: cert, key: key}
+	files := &tlsFiles{cert: cert, key: key, expires: func(time.Time) {}}
 	if _, err := files.config(nil); err == nil {
 		t.Error("a broken certificate was read at the start")
 	}
@@ -212,7 +212,7 @@ func TestTheClientCAIsReadAgain(t *testing.T) {
 		writeFile(t, clientCA, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw}))
 	}
 	admit(ours)
-	config, err := ServerTLS(cert, key, clientCA)
+	config, err := ServerTLS(cert, key, clientCA, func(time.Time) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +241,7 @@ func TestABrokenChangeLeavesTheCertificateBefore(t *testing.T) {
 	ca := newAuthority(t)
 	cert, key := ca.issue("server", 2)
 	clientCA := ca.caFile()
-	files := &tlsFiles{cert: cert, key: key, clientCA: clientCA}
+	files := &tlsFiles{cert: cert, key: key, clientCA: clientCA, expires: func(time.Time) {}}
 	first, err := files.config(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -279,7 +279,7 @@ func TestTLSFilesThatCannotBeUsed(t *testing.T) {
 		"a certificate that is a key": {key, key, "", "--tls-cert-file, --tls-key-file: tls: failed to find certificate"},
 	}
 	for name, test := range tests {
-		if _, err := ServerTLS(test.cert, test.key, test.ca); err == nil || !strings.Contains(err.Error(), test.want) {
+		if _, err := ServerTLS(test.cert, test.key, test.ca, func(time.Time) {}); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v, want %q", name, err, test.want)
 		}
 	}

@@ -18,7 +18,7 @@ import (
 // verb makes a handler of what turns a verb's arguments into its answer. fail makes an error the answer's own, for
 // verbs that have a field for it; where it is nil the error becomes an HTTP status.
 func verb[A any](s *Server, name string, answer func(context.Context, *A) (any, error), fail func(error) any) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
+	return s.schedulerOnly(name, func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
 		args := new(A)
 		reply, outcome, err := any(nil), OutcomeError, s.bodies.decode(w, r, args)
@@ -47,7 +47,7 @@ func verb[A any](s *Server, name string, answer func(context.Context, *A) (any, 
 			http.Error(w, err.Error(), http.StatusBadRequest)
 		}
 		s.Observer.Answered(name, outcome, time.Since(start))
-	}
+	})
 }
 
 // standby returns why another replica is to be asked, or nil.

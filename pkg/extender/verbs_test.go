@@ -26,7 +26,7 @@ func TestFilterTheSeedsFigure(t *testing.T) {
 	want := filterResult{
 		NodeNames: names("n3"),
 		FailedNodes: extenderv1.FailedNodesMap{
-			"n1": "no GPU card has enough free memory", "n2": "no GPU card has enough free memory",
+			"n1": "no GPU card has enough free memory", "n2": "no GPU card has enough free memory, though the node's cards together have",
 		},
 		FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{},
 	}

@@ -3,6 +3,7 @@ package gpu
 import (
 	"fmt"
 	"math"
+	"math/bits"
 	"strconv"
 	"strings"
 )
@@ -66,6 +67,15 @@ func (u Unit) Count(bytes uint64) Memory {
 		return math.MaxInt64
 	}
 	return Memory(n)
+}
+
+// Bytes returns the number of bytes of m units, or the largest number if the product overflows.
+func (u Unit) Bytes(m Memory) uint64 {
+	high, low := bits.Mul64(uint64(max(u, 0)), uint64(max(m, 0)))
+	if high != 0 {
+		return math.MaxUint64
+	}
+	return low
 }
 
 // Format formats an amount for display: "8138 MiB", "3 x 256MiB", or only the number if the unit is unknown.

@@ -147,3 +147,22 @@ func FuzzParseUnit(f *testing.F) {
 		}
 	})
 }
+
+func TestUnitBytes(t *testing.T) {
+	for name, tc := range map[string]struct {
+		unit Unit
+		m    Memory
+		want uint64
+	}{
+		"units":                                 {GiB, 16, 16 << 30},
+		"nothing":                               {GiB, 0, 0},
+		"a negative unit stands for nothing":    {-1, 16, 0},
+		"a product that would wrap is the most": {GiB, math.MaxInt64, math.MaxUint64},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := tc.unit.Bytes(tc.m); got != tc.want {
+				t.Errorf("got %d, want %d", got, tc.want)
+			}
+		})
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -19,6 +20,8 @@ import (
 type Objects struct {
 	Nodes []*corev1.Node
 	Pods  []*corev1.Pod
+	// Now is when they were read.
+	Now time.Time
 }
 
 // Build turns nodes and pods into a report. Nodes that neither share GPU memory nor hold any are left out, as are pods
@@ -44,7 +47,9 @@ func Build(objects Objects) Report {
 			report.Nodes = append(report.Nodes, node)
 		}
 		if len(node.Cards) > 0 {
-			places = append(places, newPlace(object, &node))
+			place := newPlace(object, &node)
+			place.Leaving = protocol.Leaving(bound[object.Name], objects.Now)
+			places = append(places, place)
 		}
 	}
 	explainer := waiting.NewExplainer(places)
@@ -155,7 +160,7 @@ func (n *Node) judge(object *corev1.Node, parsed protocol.Node) {
 		n.closed = cmp.Or(n.closed, reason)
 	}
 	if parsed.Problem != nil {
-		problem("the inventory is passed over: %v", parsed.Problem)
+		problem("%v", parsed.Problem)
 	}
 	for i := range n.Cards {
 		card := &n.Cards[i]

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -33,7 +34,7 @@ func (s Scope) all() bool { return len(s.Nodes) == 0 && s.Selector == "" }
 func Gather(ctx context.Context, client kubernetes.Interface, scope Scope) (Objects, error) {
 	var (
 		mu      sync.Mutex // guards objects
-		objects Objects
+		objects = Objects{Now: time.Now()}
 	)
 	addNode := func(node *corev1.Node) {
 		mu.Lock()

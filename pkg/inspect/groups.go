@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -9,11 +10,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
 	"sigs.k8s.io/yaml"
@@ -152,19 +153,30 @@ func (g *groupPods) judge() Group {
 
 // WriteGroups writes the groups as a table, or with rows alone.
 func WriteGroups(out io.Writer, groups Groups, rowsOnly bool) error {
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	var rows [][]cell
 	if !rowsOnly {
-		fmt.Fprintln(table, "NAMESPACE\tGROUP\tSIZE\tMEMBERS\tBOUND\tSTATE\tREASON")
+		rows = append(rows, cells("NAMESPACE", "GROUP", "SIZE", "MEMBERS", "BOUND", "STATE", "REASON"))
 	}
 	for _, g := range groups.Groups {
 		size := "?"
 		if g.Size > 0 {
 			size = strconv.Itoa(g.Size)
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d\t%s\t%s\n", g.Namespace, cmp.Or(g.Name, "<unnamed>"), size, g.Members, g.Bound,
-			g.State, cmp.Or(oneLine(g.Reason), "-"))
+		rows = append(rows, cells(g.Namespace, cmp.Or(shortName(g.Name), "<unnamed>"), size, strconv.Itoa(g.Members), strconv.Itoa(g.Bound),
+			g.State, cmp.Or(g.Reason, "-")))
 	}
-	return table.Flush()
+	var text bytes.Buffer
+	writeRows(&text, Look{}, rows)
+	_, err := text.WriteTo(out)
+	return err
+}
+
+// shortName cuts off what is longer than any valid name.
+func shortName(name string) string {
+	if runes := []rune(name); len(runes) > validation.LabelValueMaxLength {
+		return string(runes[:validation.LabelValueMaxLength-1]) + "…"
+	}
+	return name
 }
 
 // showGroups is the command with --groups.

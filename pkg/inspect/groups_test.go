@@ -70,3 +70,28 @@ other      elsewhere  1     1        0      Waiting     -
 		t.Errorf("no groups: %q, %q, %v", out, aside, err)
 	}
 }
+
+// A group's name is text that a pod's author chooses: it never reaches the terminal as it is.
+func TestGroupNamesAreHarmless(t *testing.T) {
+	api := newFakeAPI(t, objects(nil,
+		newPod("p", 8).member("x\x1b]0;owned\x07\x1b[2J\nkube-system\tadmin\u202e", 2),
+		newPod("q", 8).member(strings.Repeat("y", 100_000), 2),
+	))
+	out, aside, err := execute(t, api, "--groups", "--no-headers")
+	if err != nil || aside != "" {
+		t.Errorf("it said %q, %v", aside, err)
+	}
+	const why = "the group's name is not a valid label value: up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends\n"
+	want := "default  x^[]0;owned?^[[2J kube-system admin" + strings.Repeat(" ", 30) + "?  0  0  Invalid  " + why +
+		"default  " + strings.Repeat("y", 62) + "…  ?  0  0  Invalid  " + why
+	if diff := cmp.Diff(want, out); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// What the API server says in an error is no less harmless, and keeps its lines.
+func TestPrintable(t *testing.T) {
+	if got := Printable("pods \"\x1b[31mp\" not found\nTry \u202eagain"); got != "pods \"^[[31mp\" not found\nTry again" {
+		t.Errorf("%q", got)
+	}
+}

@@ -30,6 +30,7 @@ func TestWhyAPodWaits(t *testing.T) {
 			n.Spec.Taints = []corev1.Taint{{Key: "team", Value: "ml", Effect: effect}}
 		}
 	}
+	nominated := func(p *corev1.Pod) { p.Status.NominatedNodeName, p.Spec.Priority = "n2", new(int32(1)) }
 	one := func(name string, cards ...gpu.Card) nodeBuilder {
 		return inventoryNode(t, name, "10.0.0.1", gpu.GiB, cards...)
 	}
@@ -95,8 +96,12 @@ func TestWhyAPodWaits(t *testing.T) {
 			})), waiting.Gated, "the pod is held back by its scheduling gates: example.com/quota, other",
 		},
 		"evictions under way": {
-			split(t, newPod("p", 16).with(func(p *corev1.Pod) { p.Status.NominatedNodeName = "n2" })), waiting.Nominated,
+			split(t, newPod("p", 16).with(nominated), newPod("e", 16).on("n2", 1).terminating()), waiting.Nominated,
 			"pods of lower priority are leaving n2 to make room for it",
+		},
+		"evictions that were in vain": {
+			split(t, newPod("p", 12).with(nominated)), waiting.Fragmented,
+			"12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card",
 		},
 		"units of different sizes are compared by what they stand for": {
 			mixed(t).plus(newPod("p", 20000)), waiting.TooLarge, "no card is large enough: the largest has 16 GiB, on in-gib",

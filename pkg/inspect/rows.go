@@ -128,6 +128,16 @@ func oneLine(s string) string {
 	}, s)
 }
 
+// Printable returns a text of several lines, such as an error with what the API server said, without anything that a
+// terminal would act on.
+func Printable(text string) string {
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		lines[i] = oneLine(line)
+	}
+	return strings.Join(lines, "\n")
+}
+
 // isPlain says of most texts, quickly, that oneLine has nothing to do.
 func isPlain(s string) bool {
 	for i := range len(s) {

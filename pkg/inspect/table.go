@@ -177,7 +177,7 @@ func largestFreeText(report Report) string {
 	if more := len(names) - 1; more > 0 {
 		where += fmt.Sprintf(" and %s", count(more, "other node", "other nodes"))
 	}
-	return fmt.Sprintf("Largest Free Piece: %s of %s free, on %s", unit.Format(cluster.LargestFree), unit.Format(cluster.Free), where)
+	return fmt.Sprintf("Largest Free Piece: %s of %s free, on %s", unit.Format(cluster.LargestFree), unit.Format(cluster.Free), oneLine(where))
 }
 
 // count names so many things.

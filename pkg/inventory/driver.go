@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -19,8 +20,50 @@ const defaultLibrary = "libnvidia-ml.so.1"
 // ErrNoLibrary says that NVIDIA's management library can't be loaded: mostly, that the node has no NVIDIA driver.
 var ErrNoLibrary = errors.New("no NVIDIA driver library")
 
-// errMIG is what is wrong with a card in MIG mode: containers that are given its UUID find no card to compute on.
-var errMIG = errors.New("MIG mode is on, its memory belongs to MIG devices")
+// errMismatch means that the driver was exchanged while this program had the library of the one before loaded. The library
+// stays loaded until the program ends, so waiting doesn't help.
+var errMismatch = errors.New("the library doesn't match the running driver, which was exchanged under it: only a restart of this program loads the new one")
+
+// unusable is why a card that answers every question can't be used. Asking through a new session would change nothing.
+type unusable string
+
+func (u unusable) Error() string { return string(u) }
+
+const (
+	// Containers that are given the UUID of a card in MIG mode find no card to compute on.
+	errMIG unusable = "MIG mode is on, its memory belongs to MIG devices"
+	// Cards that share the machine's memory (GB10 and the like) report none of their own.
+	errNoMemory unusable = "the driver reports no memory of its own for it: set --card-memory"
+)
+
+// recoveryAction is what the driver says that a card needs before it can be used again (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION).
+type recoveryAction int
+
+const (
+	recoveryUnknown recoveryAction = iota - 1
+	recoveryNone
+	recoveryReset
+	recoveryReboot
+	recoveryDrainPeers
+	recoveryDrainAndReset
+)
+
+// err returns why the card can't be used before the action was taken, nil where none is needed or known.
+func (a recoveryAction) err() error {
+	switch a {
+	case recoveryUnknown, recoveryNone:
+		return nil
+	case recoveryReset:
+		return unusable("the driver asks for a reset of the card")
+	case recoveryReboot:
+		return unusable("the driver asks for a restart of the machine")
+	case recoveryDrainPeers:
+		return unusable("the driver asks to end all peer-to-peer traffic of the card")
+	case recoveryDrainAndReset:
+		return unusable("the driver asks to drain the card and to reset it")
+	}
+	return unusable(fmt.Sprintf("the driver asks for recovery action %d", a))
+}
 
 // requiredSymbols are called without asking: the bindings end the process when a symbol isn't there.
 var requiredSymbols = []string{
@@ -43,6 +86,7 @@ var requiredSymbols = []string{
 const (
 	symbolMemoryAffinity = "nvmlDeviceGetMemoryAffinity"
 	symbolMIGMode        = "nvmlDeviceGetMigMode"
+	symbolFieldValues    = "nvmlDeviceGetFieldValues"
 )
 
 // device is what the driver says of one card now.
@@ -56,6 +100,10 @@ type device struct {
 	numaNode int
 	// err is why the card can't be used; the fields read before it happened are set.
 	err error
+	// lost means that the driver has lost the card, or works with it only after a reset.
+	lost bool
+	// recovery is what the driver asks for.
+	recovery recoveryAction
 
 	handle nvml.Device
 }
@@ -63,8 +111,8 @@ type device struct {
 // driver is an initialized NVML. It may be used by one goroutine at a time.
 type driver struct {
 	lib nvml.Interface
-	// hasAffinity and hasMIG say whether the library has the function.
-	hasAffinity, hasMIG bool
+	// hasAffinity, hasMIG and hasFields report whether the library has the function.
+	hasAffinity, hasMIG, hasFields bool
 
 	// watched are the UUIDs of the cards whose events are waited for, nil while there is no watch. set is nil too where
 	// none of them reports events.
@@ -97,13 +145,13 @@ func openDriver(path string) (*driver, error) {
 		lib:         nvml.New(nvml.WithLibraryPath(path)),
 		hasAffinity: library.Lookup(symbolMemoryAffinity) == nil,
 		hasMIG:      library.Lookup(symbolMIGMode) == nil,
+		hasFields:   library.Lookup(symbolFieldValues) == nil,
 	}
 	switch ret := d.lib.Init(); ret {
 	case nvml.SUCCESS:
 		return d, nil
 	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
-		// The library stays the one that was loaded first, so waiting can't help.
-		return nil, fmt.Errorf("initialize the NVIDIA driver library: %w: restart this program to load the new one", ret)
+		return nil, fmt.Errorf("initialize the NVIDIA driver library: %w: %w", ret, errMismatch)
 	default:
 		return nil, fmt.Errorf("initialize the NVIDIA driver library: %w", ret)
 	}
@@ -131,29 +179,37 @@ func (d *driver) devices() ([]device, error) {
 	return devices, nil
 }
 
-// read asks one card who it is and how much memory it has. The latter doubles as the probe of its health: unlike the
-// name, it is no constant that the library could answer without the card.
+// read asks one card who it is, how much memory it has and what it needs. The memory doubles as the probe of its health:
+// unlike the name, it is no constant that the library could answer without the card.
 func (d *driver) read(index int) device {
-	c := device{index: index, numaNode: gpu.NoNUMANode}
-	var ret nvml.Return
-	if c.handle, ret = d.lib.DeviceGetHandleByIndex(index); ret != nvml.SUCCESS {
-		c.err = fmt.Errorf("open the card: %w", ret)
+	c := device{index: index, numaNode: gpu.NoNUMANode, recovery: recoveryUnknown}
+	fail := func(what string, ret nvml.Return) device {
+		c.err = fmt.Errorf("%s: %w", what, ret)
+		c.lost = ret == nvml.ERROR_GPU_IS_LOST || ret == nvml.ERROR_RESET_REQUIRED
 		return c
 	}
+	var ret nvml.Return
+	if c.handle, ret = d.lib.DeviceGetHandleByIndex(index); ret != nvml.SUCCESS {
+		return fail("open the card", ret)
+	}
 	if c.uuid, ret = c.handle.GetUUID(); ret != nvml.SUCCESS {
-		c.uuid, c.err = "", fmt.Errorf("read its UUID: %w", ret)
-		return c
+		c.uuid = ""
+		return fail("read its UUID", ret)
 	}
 	if c.model, ret = c.handle.GetName(); ret != nvml.SUCCESS {
 		c.model = "" // for people only
 	}
 	c.numaNode = d.numaNode(c.handle)
 	memory, ret := c.handle.GetMemoryInfo()
-	if ret != nvml.SUCCESS {
-		c.err = fmt.Errorf("read its memory: %w", ret)
-		return c
+	switch ret {
+	case nvml.SUCCESS:
+		c.bytes = memory.Total
+	case nvml.ERROR_NOT_SUPPORTED: // It shares the machine's memory.
+	default:
+		return fail("read its memory", ret)
 	}
-	c.bytes = memory.Total
+	c.recovery = d.recoveryAction(c.handle)
+	c.err = c.recovery.err()
 	if d.hasMIG {
 		// NOT_SUPPORTED is the answer of cards that know no MIG.
 		if mode, _, ret := c.handle.GetMigMode(); ret == nvml.SUCCESS && mode == nvml.DEVICE_MIG_ENABLE {
@@ -161,6 +217,24 @@ func (d *driver) read(index int) device {
 		}
 	}
 	return c
+}
+
+// recoveryAction returns what the driver asks for. Older drivers don't know the question.
+func (d *driver) recoveryAction(handle nvml.Device) recoveryAction {
+	if !d.hasFields {
+		return recoveryUnknown
+	}
+	values := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
+	if handle.GetFieldValues(values) != nvml.SUCCESS || nvml.Return(values[0].NvmlReturn) != nvml.SUCCESS {
+		return recoveryUnknown
+	}
+	switch raw := values[0].Value[:]; nvml.ValueType(values[0].ValueType) {
+	case nvml.VALUE_TYPE_UNSIGNED_INT, nvml.VALUE_TYPE_SIGNED_INT:
+		return recoveryAction(binary.NativeEndian.Uint32(raw))
+	case nvml.VALUE_TYPE_UNSIGNED_LONG, nvml.VALUE_TYPE_UNSIGNED_LONG_LONG, nvml.VALUE_TYPE_SIGNED_LONG_LONG:
+		return recoveryAction(binary.NativeEndian.Uint64(raw))
+	}
+	return recoveryUnknown
 }
 
 // numaNode returns the one NUMA node that is nearest to the card. nvmlDeviceGetNumaNodeId would be another question:

@@ -3,11 +3,12 @@ package inventory
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -25,15 +26,22 @@ type Options struct {
 	Library string
 	// Unit is what the cards' memory is counted in.
 	Unit gpu.Unit
-	// Known returns the cards as they were told before, as by an earlier run: those that the driver still has keep their
-	// index, and are unhealthy for another QuietPeriod where a Xid had made them so, unless the machine has started since. Run asks once, when the driver first has cards to tell of, and tells of none until there is an answer. It
-	// returns when its context ends, at the latest. Nil: there were none.
-	Known func(context.Context) []gpu.Card
+	// CardMemory is the memory of cards by the administrator's word.
+	CardMemory CardMemory
+	// Xids are the Xid errors that count.
+	Xids XidChecks
+	// Known returns the cards as they were published before, as by an earlier run, and the boot in which that was. They keep
+	// their index; those that the driver doesn't list are published as unhealthy with the memory that they had; those that a
+	// Xid had made unhealthy are so for another QuietPeriod, or until they are reset, unless the machine has restarted since.
+	// Run calls it once, when the driver first lists cards, and publishes none before it has returned. It returns when its
+	// context ends, at the latest. Nil: there were none.
+	Known func(context.Context) (cards []gpu.Card, bootID string)
 
 	// ProbeInterval is how often each card is asked whether it still answers; 30 s, or QuietPeriod if less, by default.
 	ProbeInterval time.Duration
-	// QuietPeriod is how long a card must have been without trouble to be healthy again; DefaultQuietPeriod by default. A card
-	// that keeps failing is asked through a new session with the driver as often.
+	// QuietPeriod is how long a card must have been without trouble to be healthy again; DefaultQuietPeriod by default. After
+	// that time a card that can't be reached is looked for through a new session with the driver, then after twice that
+	// time, and so on up to an hour.
 	QuietPeriod time.Duration
 	// RetryInterval is how often a driver that isn't there, or has no cards, is looked for again; 10 s by default.
 	RetryInterval time.Duration
@@ -41,8 +49,11 @@ type Options struct {
 	// cards that have to be woken up first can come near.
 	AnswerTimeout time.Duration
 
-	// Uptime is how long ago the machine started; as the kernel has it by default.
-	Uptime func() time.Duration
+	// LibraryPatience is how long Run goes on without a library, where Library is empty; 5 minutes by default.
+	LibraryPatience time.Duration
+
+	// BootID is the kernel's identity of the machine's boot; empty where it isn't known.
+	BootID string
 	// Clock is what the intervals are measured by, except AnswerTimeout; the real one by default.
 	Clock clock.PassiveClock
 }
@@ -52,26 +63,20 @@ func (o Options) withDefaults() Options {
 	o.ProbeInterval = cmp.Or(o.ProbeInterval, min(30*time.Second, o.QuietPeriod))
 	o.RetryInterval = cmp.Or(o.RetryInterval, 10*time.Second)
 	o.AnswerTimeout = cmp.Or(o.AnswerTimeout, time.Minute)
-	if o.Uptime == nil {
-		o.Uptime = uptime
-	}
+	o.LibraryPatience = cmp.Or(o.LibraryPatience, 5*time.Minute)
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
 	return o
 }
 
-// uptime reads how long ago the machine started, and says very long ago where that can't be had.
-func uptime() time.Duration {
-	var seconds float64
-	data, err := os.ReadFile("/proc/uptime")
-	if err == nil {
-		_, err = fmt.Sscan(string(data), &seconds)
-	}
+// BootID returns the kernel's identity of the machine's boot, empty where there is none.
+func BootID() string {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return math.MaxInt64
+		return ""
 	}
-	return time.Duration(seconds * float64(time.Second))
+	return strings.TrimSpace(string(data))
 }
 
 // State is what is known of a node's cards at one time.
@@ -104,11 +109,15 @@ func New(options Options) *Monitor {
 // Run follows the cards until ctx ends, which it obeys within a second even when the driver hangs. It calls publish
 // with the first result, be it that there is no driver, and then whenever something has changed, never twice at a time;
 // the state is the callee's to keep. Run may be called once at a time in a process.
-func (m *Monitor) Run(ctx context.Context, publish func(State)) {
+//
+// It returns an error where only a restart of the program helps: the driver was exchanged under the loaded library, or
+// there has been no library for LibraryPatience and none is mounted later (ErrNoLibrary). The reason is published first.
+func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 	logger := klog.FromContext(ctx)
 	reader := &reader{options: m.options, logger: logger}
-	roster := &roster{unit: m.options.Unit, quiet: m.options.QuietPeriod}
+	roster := newRoster(m.options)
 	numbered := m.options.Known == nil
+	hopeless := hopeless{options: m.options}
 
 	var last *State
 	tell := func() {
@@ -123,9 +132,10 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) {
 
 	// A call into a sick driver may never return, so the calls are made beside this loop. The roster is this loop's, the
 	// reader belongs to the step under way.
-	for ctx.Err() == nil {
-		failing := roster.failing()
-		step := beside(func() observation { return reader.step(ctx, failing) })
+	var failure error
+	for ctx.Err() == nil && failure == nil {
+		unreachable := roster.unreachable()
+		step := beside(func() observation { return reader.step(ctx, unreachable) })
 		o, answered := await(ctx, step, m.options.AnswerTimeout)
 		if !answered && ctx.Err() == nil {
 			roster.silence(fmt.Sprintf("the NVIDIA driver has not answered for %v", m.options.AnswerTimeout))
@@ -138,21 +148,13 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) {
 			// ctx has ended. The driver can be closed only once the step is over.
 			if _, over := await(context.WithoutCancel(ctx), step, stopGrace); !over {
 				logger.Info("Leaving the NVIDIA driver without closing it: it doesn't answer")
-				return
+				return nil
 			}
 			break
 		}
 
 		if len(o.devices) > 0 && !numbered {
-			known := slices.Clone(m.options.Known(ctx))
-			if m.options.Uptime() < m.options.QuietPeriod {
-				// The start of the machine has reset the cards. Their pods come back with it, and the kubelet fails those whose
-				// card is unhealthy (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate).
-				for i := range known {
-					known[i].Unhealthy = ""
-				}
-			}
-			roster.expect(known, m.options.Clock.Now())
+			roster.expect(m.known(ctx), m.options.Clock.Now())
 			if numbered = true; ctx.Err() != nil {
 				break
 			}
@@ -167,12 +169,61 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) {
 		}
 		if o.listed || o.err != nil || len(o.events) > 0 {
 			tell()
+			failure = hopeless.after(o.err, now)
 		}
 	}
 	closed := beside(func() struct{} { reader.close(); return struct{}{} })
 	if _, answered := await(context.WithoutCancel(ctx), closed, stopGrace); !answered {
 		logger.Info("Leaving the NVIDIA driver before it is closed: it doesn't answer")
 	}
+	return failure
+}
+
+// known returns the cards of an earlier run. The restart of a machine resets its cards, so what was wrong with them before
+// says nothing any more. Their pods come back with the machine, and the kubelet fails those whose card is unhealthy
+// (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate).
+func (m *Monitor) known(ctx context.Context) []gpu.Card {
+	cards, bootID := m.options.Known(ctx)
+	if bootID == "" || m.options.BootID == "" || bootID == m.options.BootID {
+		return cards
+	}
+	cards = slices.Clone(cards)
+	for i := range cards {
+		cards[i].Unhealthy = ""
+	}
+	return cards
+}
+
+// hopeless finds out that waiting for the driver doesn't help.
+type hopeless struct {
+	options Options
+	// mismatch and noLibrary are since when the driver has failed so without a break, zero where it hasn't.
+	mismatch, noLibrary time.Time
+}
+
+// after takes how the driver was asked, nil for success, and returns an error where the program is to end. A mismatch has
+// to last until the driver was asked again, so that it is published and can be read meanwhile.
+func (h *hopeless) after(err error, now time.Time) error {
+	since := func(at time.Time, is bool) time.Time {
+		switch {
+		case !is:
+			return time.Time{}
+		case at.IsZero():
+			return now
+		}
+		return at
+	}
+	h.mismatch = since(h.mismatch, errors.Is(err, errMismatch))
+	h.noLibrary = since(h.noLibrary, errors.Is(err, ErrNoLibrary) && h.options.Library == "")
+	switch {
+	case !h.mismatch.IsZero() && now.After(h.mismatch):
+		return err
+	case !h.noLibrary.IsZero() && now.Sub(h.noLibrary) >= h.options.LibraryPatience:
+		return fmt.Errorf("%w; none for %v, and a container gets one only when it starts: if this node has an NVIDIA GPU, "+
+			"run this pod by NVIDIA's container runtime or mount the library (--nvml-library), else keep the pod off the node",
+			err, h.options.LibraryPatience)
+	}
+	return nil
 }
 
 // List asks the driver once, whatever the cards were known as before. The error says why it couldn't be asked, or that ctx ended first.
@@ -181,7 +232,7 @@ func List(ctx context.Context, options Options) (State, error) {
 	reader := &reader{options: options, logger: klog.FromContext(ctx)}
 	step := beside(func() observation {
 		defer reader.close()
-		return reader.step(ctx, false)
+		return reader.step(ctx, nil)
 	})
 	o, answered := await(ctx, step, options.AnswerTimeout)
 	switch {
@@ -192,7 +243,7 @@ func List(ctx context.Context, options Options) (State, error) {
 	case o.err != nil:
 		return State{}, o.err
 	}
-	roster := &roster{unit: options.Unit, quiet: options.QuietPeriod}
+	roster := newRoster(options)
 	roster.list(o.devices, options.Clock.Now())
 	return roster.state(), nil
 }

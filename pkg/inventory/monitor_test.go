@@ -3,9 +3,10 @@ package inventory
 import (
 	"context"
 	"errors"
-	"math"
+	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -25,6 +26,9 @@ var twoCards = []fakenvml.Card{
 func twoStates(a, b, problem string) State {
 	return State{Cards: []gpu.Card{card(0, "GPU-a", a), card(1, "GPU-b", b)}, Problem: problem}
 }
+
+// needsReset is the reason that a Xid gives which only a reset ends.
+func needsReset(x xid) string { return x.String() + reasonReset }
 
 // testClock stands still unless it is stepped, and tells on read when it is looked at.
 type testClock struct {
@@ -49,6 +53,7 @@ type monitored struct {
 	states  chan State
 	cancel  context.CancelFunc
 	stopped chan struct{}
+	err     error // Run's, once stopped is closed.
 }
 
 const (
@@ -57,15 +62,8 @@ const (
 	retry = 10 * time.Second
 )
 
-func monitor(t *testing.T, library string, answerTimeout time.Duration) *monitored {
-	return monitorKnowing(t, library, answerTimeout, nil)
-}
-
-func monitorKnowing(t *testing.T, library string, answerTimeout time.Duration, known func(context.Context) []gpu.Card) *monitored {
-	return monitorUp(t, library, answerTimeout, known, nil)
-}
-
-func monitorUp(t *testing.T, library string, answerTimeout time.Duration, known func(context.Context) []gpu.Card, uptime func() time.Duration) *monitored {
+// monitor starts a monitor, with the options that change sets.
+func monitor(t *testing.T, library string, change ...func(*Options)) *monitored {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	m := &monitored{
 		t:       t,
@@ -75,16 +73,35 @@ func monitorUp(t *testing.T, library string, answerTimeout time.Duration, known 
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	m.cancel = cancel
-	monitor := New(Options{
-		Library: library, Unit: gpu.MiB, Clock: m.clock, AnswerTimeout: answerTimeout,
-		ProbeInterval: probe, QuietPeriod: quiet, RetryInterval: retry, Known: known, Uptime: uptime,
-	})
+	options := Options{
+		Library: library, Unit: gpu.MiB, Clock: m.clock, ProbeInterval: probe, QuietPeriod: quiet, RetryInterval: retry,
+		BootID: "this boot",
+	}
+	for _, f := range change {
+		f(&options)
+	}
+	monitor := New(options)
 	go func() {
 		defer close(m.stopped)
-		monitor.Run(ctx, func(s State) { m.states <- s })
+		m.err = monitor.Run(ctx, func(s State) { m.states <- s })
 	}()
 	t.Cleanup(m.stop)
 	return m
+}
+
+// knowing has the cards known from an earlier run, of the same boot.
+func knowing(cards ...gpu.Card) func(*Options) {
+	return asking(func(context.Context) []gpu.Card { return cards })
+}
+
+func asking(known func(context.Context) []gpu.Card) func(*Options) {
+	return func(o *Options) {
+		o.Known = func(ctx context.Context) ([]gpu.Card, string) { return known(ctx), "this boot" }
+	}
+}
+
+func answeringWithin(timeout time.Duration) func(*Options) {
+	return func(o *Options) { o.AnswerTimeout = timeout }
 }
 
 // next awaits the next state that is published, and compares it.
@@ -100,8 +117,8 @@ func (m *monitored) next(why string, want State) {
 	}
 }
 
-// round awaits a whole step of the monitor that began after the call. It looks at the clock twice in each: four times
-// are two steps' worth, of which the first may have begun before.
+// round awaits a whole step of the monitor that began after the call, and fails if something was published. It looks at
+// the clock twice in each: four times are two steps' worth, of which the first may have begun before.
 func (m *monitored) round() {
 	m.t.Helper()
 	for range 4 {
@@ -111,6 +128,22 @@ func (m *monitored) round() {
 			m.t.Fatal("the monitor stands still")
 		}
 	}
+	select {
+	case s := <-m.states:
+		m.t.Fatalf("published without need: %+v", s)
+	default:
+	}
+}
+
+// failed awaits the end of the monitor, and returns why.
+func (m *monitored) failed() error {
+	m.t.Helper()
+	select {
+	case <-m.stopped:
+	case <-time.After(time.Minute):
+		m.t.Fatal("Run didn't return")
+	}
+	return m.err
 }
 
 // stop ends the monitor, and fails if it had more to tell than was asked for.
@@ -139,18 +172,18 @@ func xids(t *testing.T, machine fakenvml.Machine, card string, xids ...int) {
 func TestMonitorXids(t *testing.T) {
 	onMachine(t, twoCards, func(t *testing.T, library string, machine fakenvml.Machine) {
 		xids(t, machine, "GPU-a", 79) // before its time: not ours to know
-		m := monitor(t, library, 0)
+		m := monitor(t, library)
 		m.next("first", twoStates("", "", ""))
 
 		xids(t, machine, "GPU-a", 13, 31, 43, 45, 68, 109)
 		m.clock.step(probe)
 		m.round()
-		xids(t, machine, "1", 79)
-		m.next("application Xids on one card, a critical one on the other", twoStates("", "Xid 79", ""))
+		xids(t, machine, "1", 74)
+		m.next("application Xids on one card, a critical one on the other", twoStates("", "Xid 74", ""))
 
-		xids(t, machine, "GPU-b", slices.Repeat([]int{79, 48, 31}, 500)...)
-		xids(t, machine, "GPU-a", slices.Repeat([]int{48, 79}, 1000)...)
-		m.next("a storm", twoStates("Xid 48", "Xid 79", ""))
+		xids(t, machine, "GPU-b", slices.Repeat([]int{74, 48, 31}, 500)...)
+		xids(t, machine, "GPU-a", slices.Repeat([]int{48, 74}, 1000)...)
+		m.next("a storm", twoStates("Xid 48", "Xid 74", ""))
 
 		m.clock.step(quiet)
 		m.next("quiet for long enough", twoStates("", "", ""))
@@ -159,7 +192,7 @@ func TestMonitorXids(t *testing.T) {
 
 func TestMonitorBrokenCard(t *testing.T) {
 	onMachine(t, twoCards, func(t *testing.T, library string, machine fakenvml.Machine) {
-		m := monitor(t, library, 0)
+		m := monitor(t, library)
 		m.next("first", twoStates("", "", ""))
 
 		// The clock stands still: this is told by the failing wait for events.
@@ -186,7 +219,7 @@ func TestMonitorBrokenCard(t *testing.T) {
 
 func TestMonitorVanishedCard(t *testing.T) {
 	onMachine(t, twoCards, func(t *testing.T, library string, machine fakenvml.Machine) {
-		m := monitor(t, library, 0)
+		m := monitor(t, library)
 		m.next("first", twoStates("", "", ""))
 
 		// From the next session on, the one card left is NVML's first, and there is a new one.
@@ -206,8 +239,10 @@ func TestMonitorVanishedCard(t *testing.T) {
 
 		setCards(t, machine, append(slices.Clone(twoCards), newCard)...)
 		m.clock.step(quiet)
+		m.next("the others are well", threeStates("open the card: GPU is lost", "", ""))
+		m.clock.step(quiet)
 		inPlace := func(s State) State { s.Moved = nil; return s }
-		m.next("the others are well; the first is there again", inPlace(threeStates("open the card: GPU is lost", "", "")))
+		m.next("the first is there again", inPlace(threeStates("open the card: GPU is lost", "", "")))
 		m.clock.step(quiet)
 		m.next("and has been for long enough", inPlace(threeStates("", "", "")))
 	})
@@ -215,7 +250,7 @@ func TestMonitorVanishedCard(t *testing.T) {
 
 func TestMonitorWithoutDriver(t *testing.T) {
 	onMachine(t, nil, func(t *testing.T, library string, machine fakenvml.Machine) {
-		m := monitor(t, library, 0)
+		m := monitor(t, library)
 		const none = "initialize the NVIDIA driver library: Driver Not Loaded"
 		m.next("no driver", State{Problem: none})
 		m.clock.step(retry)
@@ -228,19 +263,19 @@ func TestMonitorWithoutDriver(t *testing.T) {
 		setCards(t, machine, twoCards...)
 		m.clock.step(retry)
 		m.next("cards", twoStates("", "", ""))
-		xids(t, machine, "0", 79)
-		m.next("and they are watched", twoStates("Xid 79", "", ""))
+		xids(t, machine, "0", 48)
+		m.next("and they are watched", twoStates("Xid 48", "", ""))
 		if err := os.Remove(machine.CardsFile); err != nil {
 			t.Fatal(err)
 		}
 		m.clock.step(probe)
 		const gone = "count the cards: Driver Not Loaded"
-		m.next("the driver goes", twoStates("Xid 79", gone, gone))
+		m.next("the driver goes", twoStates("Xid 48", gone, gone))
 		m.clock.step(retry)
-		m.next("and can't be opened", twoStates("Xid 79", none, none))
+		m.next("and can't be opened", twoStates("Xid 48", none, none))
 		setCards(t, machine, twoCards...)
 		m.clock.step(retry)
-		m.next("it comes back", twoStates("Xid 79", "", ""))
+		m.next("it comes back", twoStates("Xid 48", "", ""))
 	})
 }
 
@@ -248,10 +283,10 @@ func TestMonitorWithoutDriver(t *testing.T) {
 func TestMonitorBeforeTheCardsAreKnown(t *testing.T) {
 	onMachine(t, nil, func(t *testing.T, library string, machine fakenvml.Machine) {
 		asked, answer := make(chan struct{}), make(chan []gpu.Card)
-		m := monitorKnowing(t, library, 0, func(context.Context) []gpu.Card {
+		m := monitor(t, library, asking(func(context.Context) []gpu.Card {
 			close(asked) // panics when it is asked again
 			return <-answer
-		})
+		}))
 		m.next("no driver", State{Problem: "initialize the NVIDIA driver library: Driver Not Loaded"})
 		setCards(t, machine)
 		m.clock.step(retry)
@@ -268,71 +303,206 @@ func TestMonitorBeforeTheCardsAreKnown(t *testing.T) {
 		m.next("cards, under the numbers that they had", State{
 			Cards: []gpu.Card{card(0, "GPU-b", ""), card(1, "GPU-a", "")}, Moved: map[int]int{0: 1, 1: 0},
 		})
-		xids(t, machine, "0", 79)
+		xids(t, machine, "0", 48)
 		m.next("and they are watched", State{
-			Cards: []gpu.Card{card(0, "GPU-b", ""), card(1, "GPU-a", "Xid 79")}, Moved: map[int]int{0: 1, 1: 0},
+			Cards: []gpu.Card{card(0, "GPU-b", ""), card(1, "GPU-a", "Xid 48")}, Moved: map[int]int{0: 1, 1: 0},
 		})
 	})
 }
 
-// A card that a Xid had made unhealthy isn't well for the program's having been started anew, but for the machine's.
-func TestMonitorStartedAnew(t *testing.T) {
-	known := func(context.Context) []gpu.Card { return twoStates("", "Xid 79", "").Cards }
+// TestMonitorRestart: a card that a Xid has made unhealthy isn't well because the program was restarted, but the machine.
+func TestMonitorRestart(t *testing.T) {
 	for name, test := range map[string]struct {
-		up     time.Duration
-		reason string
+		boot        string
+		first, then string // The reasons at first and after a quiet period.
+		xid         string
 	}{
-		"the program":               {time.Hour, "Xid 79"},
-		"the machine just before":   {quiet - time.Second, ""},
-		"the machine not just then": {quiet, "Xid 79"},
+		"the program": {boot: "this boot", xid: "Xid 48", first: "Xid 48"},
+		"the program, before a reset of the card": {boot: "this boot", xid: needsReset(95), first: needsReset(95), then: needsReset(95)},
+		"the machine":  {boot: "the boot before", xid: needsReset(95)},
+		"nobody knows": {xid: needsReset(95), first: needsReset(95), then: needsReset(95)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onMachine(t, twoCards, func(t *testing.T, library string, _ fakenvml.Machine) {
-				m := monitorUp(t, library, 0, known, func() time.Duration { return test.up })
-				m.next("first", twoStates("", test.reason, ""))
-				if test.reason != "" {
+				m := monitor(t, library, func(o *Options) {
+					o.Known = func(context.Context) ([]gpu.Card, string) { return twoStates("", test.xid, "").Cards, test.boot }
+				})
+				m.next("first", twoStates("", test.first, ""))
+				m.clock.step(quiet)
+				if test.then != test.first {
+					m.next("quiet for long enough", twoStates("", test.then, ""))
+				}
+				m.round()
+			})
+		})
+	}
+	if BootID() == "" {
+		t.Error("this machine's boot has no identity")
+	}
+}
+
+// TestMonitorMissingAtStart: the program is restarted while one card is off the bus and another one is lost.
+func TestMonitorMissingAtStart(t *testing.T) {
+	cards := append(slices.Clone(twoCards), fakenvml.Card{UUID: "GPU-c", Model: "V100", MiB: 16276})
+	onMachine(t, with(cards[1:], 1, "lost"), func(t *testing.T, library string, machine fakenvml.Machine) {
+		m := monitor(t, library, knowing(card(0, "GPU-a", ""), card(1, "GPU-b", ""), card(2, "GPU-c", "")))
+		m.next("first", State{
+			Cards: []gpu.Card{card(0, "GPU-a", reasonNotReported), card(1, "GPU-b", ""), card(2, "GPU-c", reasonNotReported)},
+			Moved: map[int]int{1: 0},
+		})
+		setCards(t, machine, cards...)
+		m.clock.step(quiet)
+		m.next("both are back", State{
+			Cards: []gpu.Card{card(0, "GPU-a", reasonNotReported), card(1, "GPU-b", ""), card(2, "GPU-c", reasonNotReported)},
+		})
+		m.clock.step(quiet)
+		m.next("both have been back for long enough", State{
+			Cards: []gpu.Card{card(0, "GPU-a", ""), card(1, "GPU-b", ""), card(2, "GPU-c", "")},
+		})
+	})
+}
+
+// TestMonitorReset: a Xid that only a reset ends outlasts the quiet period, until the driver doesn't ask for the reset any
+// more.
+func TestMonitorReset(t *testing.T) {
+	onMachine(t, twoCards, func(t *testing.T, library string, machine fakenvml.Machine) {
+		m := monitor(t, library)
+		m.next("first", twoStates("", "", ""))
+		xids(t, machine, "GPU-a", 95)
+		m.next("the Xid", twoStates(needsReset(95), "", ""))
+		m.clock.step(quiet)
+		m.round()
+		setCards(t, machine, with(twoCards, 0, "wantsreset")...)
+		m.clock.step(probe)
+		m.next("the driver asks for a reset", twoStates(needsReset(95)+reasonAsked, "", ""))
+		m.clock.step(quiet)
+		m.round()
+		setCards(t, machine, twoCards...)
+		m.clock.step(probe)
+		m.round()
+		m.clock.step(quiet)
+		m.next("reset, and quiet for long enough", twoStates("", "", ""))
+
+		setCards(t, machine, with(twoCards, 1, "wantsreset")...)
+		m.clock.step(probe)
+		m.next("no Xid was seen", twoStates("", "the driver asks for a reset of the card", ""))
+		m.clock.step(quiet)
+		m.round()
+	})
+}
+
+// TestMonitorSessions: a session with NVML isn't ended for a card whose state it knows, and ever less often for one that is
+// gone. A card that is added to the machine shows when it is.
+func TestMonitorSessions(t *testing.T) {
+	for state, test := range map[string]struct{ reason string }{
+		"mig":        {string(errMIG)},
+		"wantsreset": {"the driver asks for a reset of the card"},
+		"unified":    {string(errNoMemory)},
+	} {
+		t.Run(state, func(t *testing.T) {
+			onMachine(t, with(twoCards, 1, state), func(t *testing.T, library string, machine fakenvml.Machine) {
+				m := monitor(t, library, knowing(twoStates("", "", "").Cards...))
+				want := twoStates("", test.reason, "")
+				if state == "unified" {
+					want.Cards[1].Memory = 0
+				}
+				m.next("first", want)
+				setCards(t, machine, append(with(twoCards, 1, state), fakenvml.Card{UUID: "GPU-c", Model: "V100", MiB: 16276})...)
+				for range 3 {
 					m.clock.step(quiet)
-					m.next("quiet for long enough", twoStates("", "", ""))
+					m.round()
 				}
 			})
 		})
 	}
-	if up := uptime(); up <= 0 || up == math.MaxInt64 {
-		t.Errorf("this machine has been up for %v", up)
-	}
+	t.Run("lost", func(t *testing.T) {
+		onMachine(t, with(twoCards, 1, "lost"), func(t *testing.T, library string, machine fakenvml.Machine) {
+			m := monitor(t, library, knowing(twoStates("", "", "").Cards...))
+			want := twoStates("", "open the card: GPU is lost", "")
+			m.next("first", want)
+			cards := with(twoCards, 1, "lost")
+			for i, pause := range []time.Duration{quiet, 2 * quiet, 4 * quiet, 8 * quiet, maxPatience, maxPatience} {
+				uuid := fmt.Sprintf("GPU-%d", i)
+				cards = append(cards, fakenvml.Card{UUID: uuid, Model: "V100", MiB: 16276})
+				setCards(t, machine, cards...)
+				m.clock.step(pause - probe)
+				m.round()
+				m.clock.step(probe)
+				want.Cards = append(want.Cards, card(2+i, uuid, ""))
+				m.next(fmt.Sprintf("a session after %v", pause), want)
+			}
+		})
+	})
+}
+
+// TestMonitorMismatch: the driver is exchanged under the program.
+func TestMonitorMismatch(t *testing.T) {
+	onMachine(t, nil, func(t *testing.T, library string, machine fakenvml.Machine) {
+		m := monitor(t, library)
+		m.next("unloaded", State{Problem: "initialize the NVIDIA driver library: Driver Not Loaded"})
+		if err := machine.Mismatch(); err != nil {
+			t.Fatal(err)
+		}
+		m.clock.step(retry)
+		m.next("loaded again", State{Problem: "initialize the NVIDIA driver library: Driver/library version mismatch: " + errMismatch.Error()})
+		m.round()
+		m.clock.step(retry)
+		if err := m.failed(); !errors.Is(err, errMismatch) {
+			t.Errorf("Run() = %v, want %v", err, errMismatch)
+		}
+	})
 }
 
 // Who waits to be told is stopped like anybody else, and numbers nothing by a guess.
 func TestMonitorStopsBeforeTheCardsAreKnown(t *testing.T) {
 	onMachine(t, twoCards, func(t *testing.T, library string, _ fakenvml.Machine) {
 		asked := make(chan struct{})
-		m := monitorKnowing(t, library, 0, func(ctx context.Context) []gpu.Card {
+		m := monitor(t, library, asking(func(ctx context.Context) []gpu.Card {
 			close(asked)
 			<-ctx.Done()
 			return nil
-		})
+		}))
 		<-asked
 		m.stop()
 	})
 }
 
 func TestMonitorWithoutLibrary(t *testing.T) {
-	m := monitor(t, "/nonexistent/libnvidia-ml.so.1", 0)
-	_, err := openDriver("/nonexistent/libnvidia-ml.so.1")
-	if !errors.Is(err, ErrNoLibrary) {
-		t.Fatalf("openDriver() = %v, want %v", err, ErrNoLibrary)
-	}
-	m.next("no library", State{Problem: err.Error()})
-	for range 3 {
-		m.clock.step(retry)
-		m.round()
+	for name, test := range map[string]struct {
+		library string
+		ends    bool
+	}{
+		"where the linker looks":  {"", true},
+		"where it may be mounted": {"/nonexistent/libnvidia-ml.so.1", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := openDriver(test.library)
+			if err == nil {
+				t.Skip("this machine has an NVIDIA driver")
+			}
+			if !errors.Is(err, ErrNoLibrary) {
+				t.Fatalf("openDriver() = %v, want %v", err, ErrNoLibrary)
+			}
+			m := monitor(t, test.library, func(o *Options) { o.LibraryPatience = time.Minute })
+			m.next("no library", State{Problem: err.Error()})
+			m.clock.step(time.Minute - 1)
+			m.round()
+			m.clock.step(retry)
+			if !test.ends {
+				m.round()
+				return
+			}
+			if err := m.failed(); !errors.Is(err, ErrNoLibrary) || !strings.Contains(err.Error(), "keep the pod off the node") {
+				t.Errorf("Run() = %v, want %v with what to do", err, ErrNoLibrary)
+			}
+		})
 	}
 }
 
 func TestMonitorHangingDriver(t *testing.T) {
 	onMachine(t, twoCards, func(t *testing.T, library string, machine fakenvml.Machine) {
 		const hangs = "the NVIDIA driver has not answered for 1s"
-		m := monitor(t, library, time.Second)
+		m := monitor(t, library, answeringWithin(time.Second))
 		m.next("first", twoStates("", "", ""))
 		setCards(t, machine, with(twoCards, 0, "hang")...)
 		m.next("hanging", twoStates(hangs, hangs, hangs))

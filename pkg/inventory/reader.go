@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -18,6 +19,9 @@ type reader struct {
 
 	driver *driver // nil while there is none
 	opened time.Time
+	// missing are the cards that the session is to be opened again for, and patience is how long it lasts before that.
+	missing  []int
+	patience time.Duration
 	// due is when the cards are to be listed next, or the driver to be opened.
 	due time.Time
 }
@@ -33,8 +37,12 @@ type observation struct {
 	err error
 }
 
-// step asks the driver what is due, or else waits a moment for events. failing says that some card is in a bad way.
-func (r *reader) step(ctx context.Context, failing bool) observation {
+// maxPatience is how long a session with the driver lasts at most while a card is missing.
+const maxPatience = time.Hour
+
+// step asks the driver what is due, or else waits a moment for events. unreachable are the cards that the driver can't
+// reach.
+func (r *reader) step(ctx context.Context, unreachable []int) observation {
 	now := r.options.Clock.Now()
 	var o observation
 	due := !now.Before(r.due)
@@ -47,9 +55,7 @@ func (r *reader) step(ctx context.Context, failing bool) observation {
 		return o
 	}
 
-	// NVML sees cards come back (and new ones) only when it is initialized anew. That isn't done for a healthy set:
-	// events would be lost meanwhile, and without persistence mode the cards be reset.
-	if r.driver != nil && failing && now.Sub(r.opened) >= r.options.QuietPeriod {
+	if r.driver != nil && r.stale(unreachable, now) {
 		r.close()
 	}
 	o.devices, o.err = r.list(now)
@@ -60,6 +66,20 @@ func (r *reader) step(ctx context.Context, failing bool) observation {
 		r.due = now.Add(r.options.RetryInterval)
 	}
 	return o
+}
+
+// stale reports whether the session is to be opened again: NVML sees cards come back (and new ones) only then. Xid errors of
+// the other cards are lost meanwhile, and without persistence mode cards are reset, so each session for the same missing
+// cards lasts twice as long as the one before: a card that is gone for good costs next to nothing.
+func (r *reader) stale(unreachable []int, now time.Time) bool {
+	if !slices.Equal(r.missing, unreachable) {
+		r.missing, r.patience = slices.Clone(unreachable), r.options.QuietPeriod
+	}
+	if len(unreachable) == 0 || now.Sub(r.opened) < r.patience {
+		return false
+	}
+	r.patience = min(2*r.patience, max(maxPatience, r.options.QuietPeriod))
+	return true
 }
 
 // wait collects events, and says whether it is time to list the cards.

@@ -2,7 +2,10 @@ package inventory
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -20,10 +23,17 @@ const (
 //
 // A card is known by its UUID and keeps the index under which it was first seen: NVML counts anew when a card falls off
 // the bus, while pods hold memory of the card with the old index. Cards that vanish stay, unhealthy. Those that were
-// known before the program started have their index kept for them, and stay unhealthy where a Xid had made them so: it is
+// known before the program started are listed with what they had, and stay unhealthy where a Xid had made them so: it is
 // told once, and its quiet period may not be over. Everything else that is wrong with a card shows again.
+//
+// A Xid after which a card needs a reset outlasts the quiet period. That the card was reset shows in two ways: the driver
+// asked for it and doesn't any more, or it had lost the card, or listed it no more, and has it again.
 type roster struct {
 	unit gpu.Unit
+	// memory is what the administrator says of cards' memory.
+	memory CardMemory
+	// xids are those that count.
+	xids XidChecks
 	// quiet is how long a card has to be without trouble before it counts as healthy again.
 	quiet time.Duration
 
@@ -32,6 +42,8 @@ type roster struct {
 	problem string
 	// silent says that the driver couldn't be asked, so that how the cards are isn't known.
 	silent bool
+	// listed says that the driver has listed its cards since the program started.
+	listed bool
 }
 
 // record is a card with its history.
@@ -39,21 +51,35 @@ type record struct {
 	card gpu.Card
 	// trouble is when something was last wrong with the card.
 	trouble time.Time
-	// failing says that the last listing couldn't read the card, or didn't have it.
+	// failing says that the last listing found something wrong with the card, or didn't have it.
 	failing bool
+	// unreachable says that the last listing couldn't read the card, or didn't have it: a new session with the driver might.
+	unreachable bool
+	// sticky says that the card was reported with a Xid that only a reset ends, and none has shown since.
+	sticky bool
+	// lost says that the driver had lost the card since it was last well; asked, that it asked for a reset since a sticky
+	// Xid.
+	lost, asked bool
 	// seen says that the driver has reported the card since the program started.
 	seen bool
 	// position is the driver's own index of the card.
 	position int
 }
 
-// expect keeps the indices of cards that are known from before, and what Xids have done to them.
+func newRoster(o Options) *roster {
+	return &roster{unit: o.Unit, memory: o.CardMemory, xids: o.Xids, quiet: o.QuietPeriod}
+}
+
+// expect adds cards that are known from before, with what Xids have done to them.
 func (r *roster) expect(known []gpu.Card, now time.Time) {
 	for _, card := range known {
 		if card.UUID != "" && r.find(card.UUID) == nil {
-			rec := record{card: gpu.Card{Index: card.Index, UUID: card.UUID, NUMANode: gpu.NoNUMANode}}
-			if fromXid(card.Unhealthy) {
-				rec.blame(card.Unhealthy, now)
+			reason := card.Unhealthy
+			card.Unhealthy = ""
+			rec := record{card: card}
+			if x, sticky, ok := parseReason(reason); ok && r.xids.count(x) {
+				rec.blame(reason, now)
+				rec.sticky, rec.asked = sticky, strings.HasSuffix(reason, reasonAsked)
 			}
 			r.records = append(r.records, rec)
 		}
@@ -64,7 +90,7 @@ func (r *roster) expect(known []gpu.Card, now time.Time) {
 
 // list takes what the driver says of its cards.
 func (r *roster) list(devices []device, now time.Time) {
-	r.silent, r.problem = false, ""
+	r.listed, r.silent, r.problem = true, false, ""
 	if len(devices) == 0 {
 		r.problem = problemNoCards
 	}
@@ -88,8 +114,8 @@ func (r *roster) list(devices []device, now time.Time) {
 	}
 
 	for i := range r.records {
-		if rec := &r.records[i]; rec.seen && !listed[rec.card.Index] {
-			rec.failing = true
+		if rec := &r.records[i]; !listed[rec.card.Index] {
+			rec.failing, rec.unreachable, rec.lost = true, true, true
 			rec.blame(reasonNotReported, now)
 		}
 	}
@@ -134,22 +160,59 @@ func (rec *record) take(d device, r *roster, now time.Time) {
 	rec.seen, rec.position = true, d.index
 	card.UUID = cmp.Or(d.uuid, card.UUID)
 	card.Model = cmp.Or(d.model, card.Model)
-	if d.bytes != 0 {
-		card.Memory = r.unit.Count(d.bytes)
-	}
 	if d.numaNode != gpu.NoNUMANode {
 		card.NUMANode = d.numaNode
 	}
+	var answers unusable
+	rec.unreachable = d.err != nil && !errors.As(d.err, &answers)
+	err := rec.takeMemory(d, r)
 
 	if rec.failing {
 		rec.trouble = now // it has been failing until now, as far as is known
 	}
-	rec.failing = d.err != nil
+	rec.failing = err != nil
+	rec.takeReset(d, now)
 	switch {
 	case rec.failing:
-		rec.blame(d.err.Error(), now)
-	case now.Sub(rec.trouble) >= r.quiet:
+		rec.blame(err.Error(), now)
+	case now.Sub(rec.trouble) >= r.quiet && !rec.sticky:
 		card.Unhealthy = ""
+	}
+}
+
+// takeMemory notes the memory of a card that answers, and returns why the card can't be used.
+func (rec *record) takeMemory(d device, r *roster) error {
+	bytes := r.memory.of(rec.card.UUID, d.bytes)
+	if !rec.unreachable {
+		rec.card.Memory = r.unit.Count(bytes)
+	}
+	switch {
+	case d.err != nil:
+		return d.err
+	case bytes == 0:
+		return errNoMemory
+	case rec.card.Memory == 0:
+		return unusable(fmt.Sprintf("it has less memory than one unit (%s)", r.unit))
+	}
+	return nil
+}
+
+// takeReset notes whether a reset is needed, or was made. The quiet period after it begins now.
+func (rec *record) takeReset(d device, now time.Time) {
+	switch {
+	case d.lost:
+		rec.lost = true
+	case rec.sticky && d.recovery > recoveryNone && !rec.asked:
+		rec.asked = true
+		rec.card.Unhealthy += reasonAsked
+	case !rec.unreachable && rec.sticky && (rec.lost || rec.asked && d.recovery == recoveryNone):
+		rec.sticky, rec.trouble = false, now
+	}
+	if !rec.unreachable {
+		rec.lost = false
+	}
+	if !rec.sticky {
+		rec.asked = false
 	}
 }
 
@@ -163,11 +226,11 @@ func (rec *record) blame(reason string, now time.Time) {
 // report takes Xid errors.
 func (r *roster) report(events []event, now time.Time) {
 	for _, e := range events {
-		if e.xid.application() {
+		if !r.xids.count(e.xid) {
 			continue
 		}
 		if e.uuid == "" {
-			// Any of them may be the one.
+			// Any of them may be the one. Which it is, the probe tells: a reset isn't asked of all.
 			for i := range r.records {
 				if !r.records[i].seen {
 					continue
@@ -175,7 +238,11 @@ func (r *roster) report(events []event, now time.Time) {
 				r.records[i].blame(e.xid.String()+reasonUnnamed, now)
 			}
 		} else if rec := r.find(e.uuid); rec != nil && rec.seen {
-			rec.blame(e.xid.String(), now)
+			if e.xid.needsReset() && !rec.sticky {
+				rec.card.Unhealthy = "" // What the card needs is said, whatever was wrong before.
+				rec.sticky, rec.asked = true, false
+			}
+			rec.blame(e.xid.reason(), now)
 		}
 	}
 }
@@ -186,20 +253,26 @@ func (r *roster) silence(problem string) {
 	r.silent, r.problem = true, problem
 }
 
-// failing says whether some card couldn't be read, or wasn't there, at the last listing.
-func (r *roster) failing() bool {
-	return slices.ContainsFunc(r.records, func(rec record) bool { return rec.failing })
+// unreachable returns the indices of the cards that the last listing couldn't read, or didn't have.
+func (r *roster) unreachable() []int {
+	var cards []int
+	for _, rec := range r.records {
+		if rec.unreachable {
+			cards = append(cards, rec.card.Index)
+		}
+	}
+	return cards
 }
 
 // state returns a copy of what is known now.
 func (r *roster) state() State {
 	s := State{Problem: r.problem}
+	if !r.listed {
+		return s
+	}
 	for _, rec := range r.records {
-		if !rec.seen {
-			continue
-		}
 		card := rec.card
-		if rec.position != card.Index {
+		if rec.seen && rec.position != card.Index {
 			if s.Moved == nil {
 				s.Moved = map[int]int{}
 			}

@@ -20,6 +20,13 @@ func bad(index int, uuid, reason string) device {
 	return device{index: index, uuid: uuid, numaNode: gpu.NoNUMANode, err: errors.New(reason)}
 }
 
+// lost is a card that the driver has lost.
+func lost(index int) device {
+	d := bad(index, "", "lost")
+	d.lost = true
+	return d
+}
+
 // card is what the roster makes of good, or what is left of it after reason.
 func card(index int, uuid, reason string) gpu.Card {
 	return gpu.Card{Index: index, UUID: uuid, Model: "V100", Memory: 16276, NUMANode: 0, Unhealthy: reason}
@@ -44,18 +51,60 @@ func TestRoster(t *testing.T) {
 		},
 		"a critical Xid heals at the first good probe after the quiet period": {
 			{list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
-			{at: 1 * time.Minute, events: []event{{"b", 79}}, want: cards(card(0, "a", ""), card(1, "b", "Xid 79"))},
-			{at: 2 * time.Minute, list: both, want: cards(card(0, "a", ""), card(1, "b", "Xid 79"))},
-			{at: 6*time.Minute - 1, list: both, want: cards(card(0, "a", ""), card(1, "b", "Xid 79"))},
+			{at: 1 * time.Minute, events: []event{{"b", 74}}, want: cards(card(0, "a", ""), card(1, "b", "Xid 74"))},
+			{at: 2 * time.Minute, list: both, want: cards(card(0, "a", ""), card(1, "b", "Xid 74"))},
+			{at: 6*time.Minute - 1, list: both, want: cards(card(0, "a", ""), card(1, "b", "Xid 74"))},
 			{at: 6 * time.Minute, list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+		},
+		"a Xid that only a reset ends stays": {
+			{list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+			{events: []event{{"a", 48}}, want: cards(card(0, "a", "Xid 48"), card(1, "b", ""))},
+			{events: []event{{"a", 64}}, want: cards(card(0, "a", needsReset(64)), card(1, "b", ""))},
+			{events: []event{{"a", 95}}, want: cards(card(0, "a", needsReset(64)), card(1, "b", ""))},
+			{at: 24 * time.Hour, list: both, want: cards(card(0, "a", needsReset(64)), card(1, "b", ""))},
+		},
+		"a card that can't be read for another reason than its loss wasn't reset": {
+			{list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+			{events: []event{{"a", 95}}, want: cards(card(0, "a", needsReset(95)), card(1, "b", ""))},
+			{list: []device{bad(0, "a", "no memory"), good(1, "b")}, want: cards(card(0, "a", needsReset(95)), card(1, "b", ""))},
+			{list: both, want: cards(card(0, "a", needsReset(95)), card(1, "b", ""))},
+			{at: quiet, list: both, want: cards(card(0, "a", needsReset(95)), card(1, "b", ""))},
+		},
+		"a card that was lost and is there again was reset, and has its quiet period": {
+			{list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+			{events: []event{{"a", 79}}, want: cards(card(0, "a", needsReset(79)), card(1, "b", ""))},
+			{list: []device{lost(0), good(1, "b")}, want: cards(card(0, "a", needsReset(79)), card(1, "b", ""))},
+			{at: quiet, list: []device{bad(0, "a", "no memory"), good(1, "b")}, want: cards(card(0, "a", needsReset(79)), card(1, "b", ""))},
+			{at: quiet, list: both, want: cards(card(0, "a", needsReset(79)), card(1, "b", ""))},
+			{at: 2*quiet - 1, list: both, want: cards(card(0, "a", needsReset(79)), card(1, "b", ""))},
+			{at: 2 * quiet, list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+		},
+		"a card that vanished and is there again was reset": {
+			{list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+			{events: []event{{"b", 79}}, want: cards(card(0, "a", ""), card(1, "b", needsReset(79)))},
+			{list: both[:1], want: cards(card(0, "a", ""), card(1, "b", needsReset(79)))},
+			{at: quiet, list: both, want: cards(card(0, "a", ""), card(1, "b", needsReset(79)))},
+			{at: 2 * quiet, list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
+		},
+		"a card is as large as the administrator says, but never larger than the driver reports": {
+			{list: []device{{index: 0, uuid: "unified", model: "GB10"}, good(1, "b"), {index: 2, uuid: "c"}}, want: cards(
+				gpu.Card{Index: 0, UUID: "unified", Model: "GB10", Memory: 1 << 20},
+				card(1, "b", ""),
+				gpu.Card{Index: 2, UUID: "c", Unhealthy: string(errNoMemory)},
+			)},
+		},
+		"a card with less than one unit can't be used": {
+			{list: []device{{index: 0, uuid: "small", bytes: 1<<20 - 1}}, want: cards(
+				gpu.Card{Index: 0, UUID: "small", Unhealthy: "it has less memory than one unit (MiB)"},
+			)},
 		},
 		"each Xid begins the quiet period anew, and the first reason stays": {
 			{list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
 			{at: 1 * time.Minute, events: []event{{"a", 48}}, want: cards(card(0, "a", "Xid 48"), card(1, "b", ""))},
-			{at: 4 * time.Minute, events: []event{{"a", 79}}, want: cards(card(0, "a", "Xid 48"), card(1, "b", ""))},
+			{at: 4 * time.Minute, events: []event{{"a", 74}}, want: cards(card(0, "a", "Xid 48"), card(1, "b", ""))},
 			{at: 8 * time.Minute, list: both, want: cards(card(0, "a", "Xid 48"), card(1, "b", ""))},
 			{at: 9 * time.Minute, list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
-			{at: 9 * time.Minute, events: []event{{"a", 79}}, want: cards(card(0, "a", "Xid 79"), card(1, "b", ""))},
+			{at: 9 * time.Minute, events: []event{{"a", 74}}, want: cards(card(0, "a", "Xid 74"), card(1, "b", ""))},
 		},
 		"application Xids are passed over, and don't lengthen a quiet period": {
 			{list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
@@ -148,17 +197,17 @@ func TestRoster(t *testing.T) {
 		"a silent driver makes every card unusable until it answers, no longer": {
 			{silence: "no driver", want: State{Problem: "no driver"}},
 			{list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
-			{events: []event{{"b", 79}}, want: cards(card(0, "a", ""), card(1, "b", "Xid 79"))},
+			{events: []event{{"b", 74}}, want: cards(card(0, "a", ""), card(1, "b", "Xid 74"))},
 			{silence: "no driver", want: State{
 				Problem: "no driver",
-				Cards:   []gpu.Card{card(0, "a", "no driver"), card(1, "b", "Xid 79")},
+				Cards:   []gpu.Card{card(0, "a", "no driver"), card(1, "b", "Xid 74")},
 			}},
-			{at: 1 * time.Minute, list: both, want: cards(card(0, "a", ""), card(1, "b", "Xid 79"))},
+			{at: 1 * time.Minute, list: both, want: cards(card(0, "a", ""), card(1, "b", "Xid 74"))},
 			{at: 5 * time.Minute, list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := &roster{unit: gpu.MiB, quiet: quiet}
+			r := &roster{unit: gpu.MiB, quiet: quiet, memory: CardMemory{byUUID: map[string]uint64{"unified": 1 << 40, "b": 1 << 40}}}
 			start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 			for i, s := range steps {
 				now := start.Add(s.at)
@@ -181,44 +230,72 @@ func TestRoster(t *testing.T) {
 }
 
 func TestRosterExpect(t *testing.T) {
-	known := []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 79"), card(2, "c", "")}
+	known := []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 74"), card(2, "c", needsReset(95))}
 	for name, test := range map[string]struct {
-		known []gpu.Card
-		list  []device
-		want  State
+		known   []gpu.Card
+		list    []device
+		xids    string // Disabled ones.
+		want    State
+		healthy []int // After the quiet period.
 	}{
-		"the driver counts anew: cards keep their indices, and it is told where they are": {
+		"a card is away and the driver counts anew: all keep their indices, and the missing one what it had": {
 			known: known, list: []device{good(0, "b"), good(1, "c")},
-			want: State{Cards: []gpu.Card{card(1, "b", "Xid 79"), card(2, "c", "")}, Moved: map[int]int{1: 0, 2: 1}},
+			want: State{
+				Cards: []gpu.Card{card(0, "a", reasonNotReported), card(1, "b", "Xid 74"), card(2, "c", needsReset(95))},
+				Moved: map[int]int{1: 0, 2: 1},
+			},
+			healthy: []int{1},
+		},
+		"a card is there but lost: it keeps what it had": {
+			known: known, list: []device{lost(0), good(1, "b"), good(2, "c")},
+			want:    State{Cards: []gpu.Card{card(0, "a", "lost"), card(1, "b", "Xid 74"), card(2, "c", needsReset(95))}},
+			healthy: []int{1},
 		},
 		"nothing has changed": {
 			known: known, list: []device{good(0, "a"), good(1, "b"), good(2, "c")},
-			want: State{Cards: []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 79"), card(2, "c", "")}},
+			want:    State{Cards: []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 74"), card(2, "c", needsReset(95))}},
+			healthy: []int{0, 1},
+		},
+		"the driver asked for a reset, and doesn't any more": {
+			known:   []gpu.Card{card(0, "a", needsReset(95)+reasonAsked)},
+			list:    []device{{index: 0, uuid: "a", model: "V100", bytes: 16276 << 20, recovery: recoveryNone}},
+			want:    State{Cards: []gpu.Card{card(0, "a", needsReset(95)+reasonAsked)}},
+			healthy: []int{0},
+		},
+		"a Xid doesn't count any more": {
+			known: known, xids: "95,74", list: []device{good(0, "a"), good(1, "b"), good(2, "c")},
+			want:    State{Cards: []gpu.Card{card(0, "a", ""), card(1, "b", ""), card(2, "c", "")}},
+			healthy: []int{0, 1, 2},
 		},
 		"what was wrong but for a Xid has to show again": {
-			known: []gpu.Card{card(0, "a", "initialize the NVIDIA driver library: Driver Not Loaded"), card(1, "b", "Xid 48"+reasonUnnamed)},
-			list:  []device{good(0, "a"), good(1, "b")},
-			want:  State{Cards: []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 48"+reasonUnnamed)}},
+			known:   []gpu.Card{card(0, "a", "initialize the NVIDIA driver library: Driver Not Loaded"), card(1, "b", "Xid 48"+reasonUnnamed)},
+			list:    []device{good(0, "a"), good(1, "b")},
+			want:    State{Cards: []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 48"+reasonUnnamed)}},
+			healthy: []int{0, 1},
 		},
 		"a new card where a known one was takes its index": {
 			known: known, list: []device{good(0, "a"), good(1, "x"), good(2, "c")},
-			want: State{Cards: []gpu.Card{card(0, "a", ""), card(1, "x", ""), card(2, "c", "")}},
+			want:    State{Cards: []gpu.Card{card(0, "a", ""), card(1, "x", ""), card(2, "c", needsReset(95))}},
+			healthy: []int{0, 1},
 		},
 		"a new card never takes that of one that is there": {
 			known: known, list: []device{good(0, "x"), good(1, "a"), good(2, "b"), good(3, "c")},
 			want: State{
-				Cards: []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 79"), card(2, "c", ""), card(3, "x", "")},
+				Cards: []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 74"), card(2, "c", needsReset(95)), card(3, "x", "")},
 				Moved: map[int]int{0: 1, 1: 2, 2: 3, 3: 0},
 			},
+			healthy: []int{0, 1, 3},
 		},
 		"cards without a UUID, or that stand there twice, tell nothing": {
-			known: []gpu.Card{{Index: 5}, card(1, "a", ""), card(2, "a", ""), card(1, "b", "")},
-			list:  []device{good(0, "a"), good(1, "b")},
-			want:  State{Cards: []gpu.Card{card(1, "a", ""), card(2, "b", "")}, Moved: map[int]int{1: 0, 2: 1}},
+			known:   []gpu.Card{{Index: 5}, card(1, "a", ""), card(2, "a", ""), card(1, "b", "")},
+			list:    []device{good(0, "a"), good(1, "b")},
+			want:    State{Cards: []gpu.Card{card(1, "a", ""), card(2, "b", "")}, Moved: map[int]int{1: 0, 2: 1}},
+			healthy: []int{1, 2},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := &roster{unit: gpu.MiB, quiet: time.Minute}
+			r.xids, _ = ParseXidChecks(test.xids, "")
 			r.expect(test.known, time.Unix(0, 0))
 			r.report([]event{{"a", 79}, {"", 79}}, time.Unix(0, 0)) // Of cards that nobody has seen yet.
 			if got := r.state(); len(got.Cards) > 0 {
@@ -228,31 +305,38 @@ func TestRosterExpect(t *testing.T) {
 			if diff := cmp.Diff(test.want, r.state()); diff != "" {
 				t.Errorf("(-want +got)\n%s", diff)
 			}
-			r.list(test.list, time.Unix(60, 0))
+			r.list(test.list, time.Unix(59+60, 0))
+			var healthy []int
 			for _, card := range r.state().Cards {
-				if !card.Healthy() {
-					t.Errorf("after the quiet period card %d still is unhealthy: %s", card.Index, card.Unhealthy)
+				if card.Healthy() {
+					healthy = append(healthy, card.Index)
 				}
+			}
+			if diff := cmp.Diff(test.healthy, healthy); diff != "" {
+				t.Errorf("healthy after the quiet period (-want +got)\n%s", diff)
 			}
 		})
 	}
 }
 
-func TestRosterFailing(t *testing.T) {
+func TestRosterUnreachable(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	r := &roster{unit: gpu.MiB, quiet: time.Minute}
+	partitioned := good(1, "b")
+	partitioned.err = errMIG
 	for i, s := range []struct {
 		list []device
-		want bool
+		want []int
 	}{
-		{[]device{good(0, "a"), good(1, "b")}, false},
-		{[]device{good(0, "a"), bad(1, "b", "lost")}, true},
-		{[]device{good(0, "a"), good(1, "b")}, false}, // unhealthy still, but it answers
-		{[]device{good(0, "a")}, true},
+		{[]device{good(0, "a"), good(1, "b")}, nil},
+		{[]device{good(0, "a"), bad(1, "b", "lost")}, []int{1}},
+		{[]device{good(0, "a"), good(1, "b")}, nil}, // unhealthy still, but it answers
+		{[]device{good(0, "a"), partitioned}, nil},
+		{[]device{good(0, "a")}, []int{1}},
 	} {
 		r.list(s.list, now)
-		if got := r.failing(); got != s.want {
-			t.Errorf("listing %d: failing() = %v, want %v", i, got, s.want)
+		if diff := cmp.Diff(s.want, r.unreachable()); diff != "" {
+			t.Errorf("listing %d (-want +got):\n%s", i, diff)
 		}
 	}
 }

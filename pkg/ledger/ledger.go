@@ -164,6 +164,22 @@ func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
 	return "", false
 }
 
+// Fitting returns the nodes that the pod fits, in no order.
+func (l *Ledger) Fitting(pod gpu.Pod) []string {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if home, held := l.homes[pod.UID]; held {
+		return []string{home}
+	}
+	var names []string
+	for name, n := range l.nodes {
+		if l.fit(n, pod) == placement.Fits {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // View are the parameters of Rank.
 type View struct {
 	// Card and Node are the policies by which a node's suitability is computed.

@@ -114,10 +114,10 @@ func TestTheFilterFigure(t *testing.T) {
 
 	asking := pod("asking", 8138)
 	expect(t, "Check", map[string]placement.Reason{
-		"n1": placement.Full, "n2": placement.Full, "n3": placement.Fits, "n4": placement.NotShared,
+		"n1": placement.Full, "n2": placement.Fragmented, "n3": placement.Fits, "n4": placement.NotShared,
 	}, b.check(asking, "n1", "n2", "n3", "n4"))
 	_, err := b.Reserve("n2", asking, placement.Binpack, at)
-	expect(t, "Reserve on n2", "node n2: no GPU card has enough free memory", fmt.Sprint(err))
+	expect(t, "Reserve on n2", "node n2: no GPU card has enough free memory, though the node's cards together have", fmt.Sprint(err))
 	expect(t, "the card on n3", gpu.On(0, 8138), b.reserve("n3", asking))
 	expect(t, "n3", []gpu.Memory{16276, 16276}, b.used("n3"))
 }
@@ -230,7 +230,7 @@ func TestStories(t *testing.T) {
 				b.reserve("n1", a)
 				b.reserve("n1", c)
 				expect(b.t, "its own", map[string]placement.Reason{"n1": placement.Fits}, b.check(a, "n1"))
-				expect(b.t, "another's", map[string]placement.Reason{"n1": placement.Full}, b.check(pod("d", 10), "n1"))
+				expect(b.t, "another's", map[string]placement.Reason{"n1": placement.Fragmented}, b.check(pod("d", 10), "n1"))
 			},
 			used: []gpu.Memory{10, 10},
 			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},

@@ -92,6 +92,28 @@ func (l *Ledger) Standing(name string, pod gpu.Pod) (Standing, placement.Reason)
 	return s, reason
 }
 
+// Outranked returns those of the named nodes, in order, on which a pod of lower priority is bound. On other nodes no card can
+// be freed for the pod. It is much cheaper than Standing.
+func (l *Ledger) Outranked(pod gpu.Pod, names []string) (out []string) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	for _, name := range names {
+		if n := l.nodes[name]; n != nil && n.outranked(pod.Priority) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+func (n *node) outranked(priority int32) bool {
+	for _, h := range n.holders {
+		if h.State == Bound && h.Priority < priority {
+			return true
+		}
+	}
+	return false
+}
+
 // fit returns Fits if the pod, which has no allocation, fits the node, else the reason why not. n may be nil. The caller
 // holds the lock.
 func (l *Ledger) fit(n *node, pod gpu.Pod) placement.Reason {
@@ -144,7 +166,7 @@ func (l *Ledger) cardsFor(n *node, pod gpu.Pod) []placement.Card {
 // terminating pods have ended. It can be none, if the victims are not terminating yet.
 func (n *node) placeNominee(cards []placement.Card, request gpu.Memory) gpu.Placement {
 	where, reason := placement.Place(placement.Binpack, cards, request)
-	if reason != placement.Full {
+	if !reason.Resolvable() {
 		return where
 	}
 	cards = slices.Clone(cards)

@@ -191,3 +191,20 @@ func TestNomineesAreServedByPriorityThenSize(t *testing.T) {
 		}
 	}
 }
+
+func TestOutranked(t *testing.T) {
+	l := ledger.New(nil)
+	for _, node := range []string{"low", "equal", "reserved", "empty"} {
+		l.SetNode(node, spec(16))
+	}
+	l.Hold("low", ranked("a", 4, 5), gpu.On(0, 4), at)
+	l.Hold("low", ranked("b", 4, 4), gpu.On(0, 4), at)
+	l.Hold("equal", ranked("c", 4, 5), gpu.On(0, 4), at)
+	if _, err := l.Reserve("reserved", ranked("d", 4, 4), placement.Binpack, at); err != nil {
+		t.Fatal(err)
+	}
+	names := []string{"unknown", "reserved", "low", "equal", "empty"}
+	if diff := cmp.Diff([]string{"low"}, l.Outranked(ranked("x", 16, 5), names)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

@@ -73,10 +73,13 @@ func (m *model) best(node string, request gpu.Memory, most bool) int {
 
 func (m *model) reason(node string, request gpu.Memory) placement.Reason {
 	offer, known := m.offers[node]
-	large, healthy := false, false
+	large, healthy, free := false, false, gpu.Memory(0)
 	for _, c := range offer.Cards {
 		large = large || c.Memory >= request
 		healthy = healthy || c.Memory >= request && c.Unhealthy == ""
+		if left := c.Memory - m.used(node, c.Index); c.Unhealthy == "" && left > 0 {
+			free += left
+		}
 	}
 	switch {
 	case !known:
@@ -91,6 +94,8 @@ func (m *model) reason(node string, request gpu.Memory) placement.Reason {
 		return placement.TooLarge
 	case !healthy:
 		return placement.Unhealthy
+	case free >= request:
+		return placement.Fragmented
 	}
 	return placement.Full
 }

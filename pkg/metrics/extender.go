@@ -24,6 +24,7 @@ type Extender struct {
 	evicted  *prometheus.CounterVec
 	rebuilt  prometheus.Gauge
 	woken    prometheus.Counter
+	expiry   *prometheus.GaugeVec
 }
 
 // NewExtender registers the collectors.
@@ -62,11 +63,21 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 			Namespace: namespace, Name: "queue_wakes_total",
 			Help: "Times that kube-scheduler was made to look at refused pods again.",
 		}),
+		expiry: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Namespace: namespace, Name: "certificate_expiry_timestamp_seconds",
+			Help: "When a certificate expires, in Unix seconds: the extender's own (server), and the one that kube-scheduler has shown last (client), each with its chain.",
+		}, []string{"certificate"}),
+	}
+	// What has never happened counts as zero, so that the first time is an increase.
+	for _, verb := range []string{"filter", "prioritize", "bind", "preempt"} {
+		for _, outcome := range []string{"ok", "error", "panic"} {
+			e.requests.WithLabelValues(verb, outcome)
+		}
 	}
 	for _, reason := range placement.Reasons() {
 		e.filtered.WithLabelValues(reason.Label())
 	}
-	registry.MustRegister(e.requests, e.filtered, e.binds, e.settled, e.writes, e.evicted, e.rebuilt, e.woken)
+	registry.MustRegister(e.requests, e.filtered, e.binds, e.settled, e.writes, e.evicted, e.rebuilt, e.woken, e.expiry)
 	return e
 }
 
@@ -78,6 +89,11 @@ func (e *Extender) Answered(verb, outcome string, took time.Duration) {
 // Filtered implements extender.Observer.
 func (e *Extender) Filtered(reason placement.Reason, nodes int) {
 	e.filtered.WithLabelValues(reason.Label()).Add(float64(nodes))
+}
+
+// CertificateExpires implements extender.Observer.
+func (e *Extender) CertificateExpires(certificate string, at time.Time) {
+	e.expiry.WithLabelValues(certificate).Set(float64(at.Unix()))
 }
 
 // BindFinished implements cluster.Observer.

@@ -23,7 +23,9 @@ func TestEveryMetricIsAsPrometheusLikesIt(t *testing.T) {
 	e.Settled("gone")
 	e.Woken()
 	e.APIWrite("binding")
+	e.CertificateExpires("server", time.Unix(1, 0))
 	NewLedger(registry, standing(t), func() error { return nil }, true)
+	NewCluster(registry, &fakeCluster{versions: map[string]uint64{"pods": 7}})
 
 	problems, err := testutil.GatherAndLint(registry)
 	if err != nil {
@@ -60,6 +62,7 @@ gpushare_extender_binds_total{result="no_room"} 2
 # HELP gpushare_extender_filtered_nodes_total Nodes that filter looked at, by what it said of them.
 # TYPE gpushare_extender_filtered_nodes_total counter
 gpushare_extender_filtered_nodes_total{reason="elsewhere"} 0
+gpushare_extender_filtered_nodes_total{reason="fragmented"} 0
 gpushare_extender_filtered_nodes_total{reason="full"} 5
 gpushare_extender_filtered_nodes_total{reason="not_shared"} 0
 gpushare_extender_filtered_nodes_total{reason="too_large"} 0
@@ -75,7 +78,11 @@ gpushare_extender_queue_wakes_total 1
 # TYPE gpushare_extender_settled_binds_total counter
 gpushare_extender_settled_binds_total{outcome="gone"} 1
 `
-	if err := testutil.GatherAndCompare(registry, strings.NewReader(want)); err != nil {
+	names := []string{"api_writes_total", "binds_total", "filtered_nodes_total", "ledger_rebuild_seconds", "queue_wakes_total", "settled_binds_total"}
+	for i, name := range names {
+		names[i] = namespace + "_" + name
+	}
+	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), names...); err != nil {
 		t.Error(err)
 	}
 }
@@ -192,5 +199,48 @@ gpushare_extender_leading 0
 `))
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// fakeCluster is a ClusterState.
+type fakeCluster struct {
+	notReady error
+	versions map[string]uint64
+	without  int
+}
+
+func (f *fakeCluster) Ready() error                     { return f.notReady }
+func (f *fakeCluster) WatchVersions() map[string]uint64 { return f.versions }
+func (f *fakeCluster) NodesWithoutPlugin() int          { return f.without }
+
+func TestTheClustersStateIsReadAtEachScrape(t *testing.T) {
+	registry := prometheus.NewPedanticRegistry()
+	state := &fakeCluster{notReady: errors.New("not yet")}
+	NewCluster(registry, state)
+	want := func(text string) {
+		t.Helper()
+		if err := testutil.GatherAndCompare(registry, strings.NewReader(text)); err != nil {
+			t.Error(err)
+		}
+	}
+	want("")
+	*state = fakeCluster{versions: map[string]uint64{"pods": 12, "nodes": 11}, without: 2}
+	want(`
+# HELP gpushare_extender_nodes_without_plugin Nodes that share their cards, and whose kubelet has no device plugin for them.
+# TYPE gpushare_extender_nodes_without_plugin gauge
+gpushare_extender_nodes_without_plugin 2
+# HELP gpushare_extender_watch_resource_version Resource version that a watch of the API server has reached. It stays the same where the watch is stale.
+# TYPE gpushare_extender_watch_resource_version gauge
+gpushare_extender_watch_resource_version{resource="nodes"} 11
+gpushare_extender_watch_resource_version{resource="pods"} 12
+`)
+}
+
+// An alert sees the first panic only if the counter stood at zero before.
+func TestOutcomesOfVerbsAreThereFromTheStart(t *testing.T) {
+	registry := prometheus.NewPedanticRegistry()
+	NewExtender(registry)
+	if n, err := testutil.GatherAndCount(registry, "gpushare_extender_request_duration_seconds"); err != nil || n != 12 {
+		t.Errorf("%d series (%v), want three outcomes of four verbs", n, err)
 	}
 }

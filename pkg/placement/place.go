@@ -32,15 +32,3 @@ func Fit(cards []Card, request gpu.Memory) Reason {
 	totals := Sum(cards)
 	return totals.Fit(request)
 }
-
-// Scattered reports whether the healthy cards together have enough free memory for the request. If Fit returns Full at the
-// same time, the cause is fragmentation.
-func Scattered(cards []Card, request gpu.Memory) bool {
-	var free gpu.Memory
-	for i := range cards {
-		if !cards[i].Unhealthy {
-			free = free.Add(cards[i].Free())
-		}
-	}
-	return free >= request
-}

@@ -46,7 +46,7 @@ func TestPlace(t *testing.T) {
 			policy: Spread, cards: free(12207, 8138, 4069, 16276), request: 8138, want: gpu.On(3, 8138),
 		},
 		"the filter figure: the sum would do, no card does": {
-			policy: Binpack, cards: free(4069, 4069), request: 8138, reason: Full,
+			policy: Binpack, cards: free(4069, 4069), request: 8138, reason: Fragmented,
 		},
 		"the filter figure: the same sum on one card": {
 			policy: Binpack, cards: free(8138, 0), request: 8138, want: gpu.On(0, 8138),
@@ -81,7 +81,7 @@ func TestPlace(t *testing.T) {
 			policy: Binpack, cards: sizes, request: 12000, want: gpu.On(2, 12000),
 		},
 		"a request for the largest card only waits for it": {
-			policy: Binpack, cards: sizes, request: 20000, reason: Full,
+			policy: Binpack, cards: sizes, request: 20000, reason: Fragmented,
 		},
 		"an unhealthy card is passed over": {
 			policy: Binpack, cards: ill(1, free(12207, 8138, 4069, 16276)), request: 8138, want: gpu.On(0, 8138),
@@ -135,6 +135,7 @@ func TestReasons(t *testing.T) {
 	}
 	want := map[Reason]words{
 		Fits:       {"fits", "fits", false},
+		Fragmented: {"fragmented", "no GPU card has enough free memory, though the node's cards together have", false},
 		Full:       {"full", "no GPU card has enough free memory", false},
 		Unhealthy:  {"unhealthy", "the GPU cards that are large enough are unhealthy", true},
 		Elsewhere:  {"elsewhere", "an earlier bind of this pod to another node is not settled yet", true},

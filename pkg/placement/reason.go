@@ -10,7 +10,9 @@ type Reason uint8
 const (
 	// Fits: a card has enough free memory.
 	Fits Reason = iota
-	// Full: a healthy card is large enough but has too little free memory.
+	// Fragmented: no card has enough free memory, but the healthy cards together have.
+	Fragmented
+	// Full: a healthy card is large enough, but all healthy cards together have too little free memory.
 	Full
 	// Unhealthy: only unhealthy cards are large enough.
 	Unhealthy
@@ -27,6 +29,7 @@ const (
 // words holds each reason's label for metrics and text for users.
 var words = [...]struct{ label, text string }{
 	Fits:       {"fits", "fits"},
+	Fragmented: {"fragmented", "no GPU card has enough free memory, though the node's cards together have"},
 	Full:       {"full", "no GPU card has enough free memory"},
 	Unhealthy:  {"unhealthy", "the GPU cards that are large enough are unhealthy"},
 	Elsewhere:  {"elsewhere", "an earlier bind of this pod to another node is not settled yet"},
@@ -40,7 +43,7 @@ type Counts [len(words)]int
 
 // Reasons returns all reasons except Fits.
 func Reasons() []Reason {
-	return []Reason{Full, Unhealthy, Elsewhere, TooLarge, WholeCards, NotShared}
+	return []Reason{Fragmented, Full, Unhealthy, Elsewhere, TooLarge, WholeCards, NotShared}
 }
 
 // String returns the text for users.
@@ -59,8 +62,8 @@ func (r Reason) Label() string {
 	return words[r].label
 }
 
-// Unresolvable reports whether evicting pods from the node can't help, so that kube-scheduler must not try. Only Full is
-// resolvable.
-func (r Reason) Unresolvable() bool {
-	return r != Fits && r != Full
-}
+// Resolvable reports whether the request could fit if other pods left the node.
+func (r Reason) Resolvable() bool { return r == Fragmented || r == Full }
+
+// Unresolvable reports whether evicting pods from the node can't help, so that kube-scheduler must not try.
+func (r Reason) Unresolvable() bool { return r != Fits && !r.Resolvable() }

@@ -7,6 +7,8 @@ import "github.com/gpushare/gpushare/pkg/gpu"
 type Totals struct {
 	// Memory and Free are the sums over all cards.
 	Memory, Free gpu.Memory
+	// FreeHealthy is what the healthy cards have free together.
+	FreeHealthy gpu.Memory
 	// Largest is the memory of the largest card, and LargestHealthy that of the largest healthy one.
 	Largest, LargestHealthy gpu.Memory
 	// roomiest and tightest are the healthy cards with the most and the least free memory; ties go to the lowest index.
@@ -31,6 +33,7 @@ func Sum(cards []Card) Totals {
 		if c.Unhealthy {
 			continue
 		}
+		t.FreeHealthy = t.FreeHealthy.Add(free)
 		first, this := t.LargestHealthy == 0, spot{i, c.Memory, free}
 		if first || free > t.roomiest.free || free == t.roomiest.free && c.Index < cards[t.roomiest.at].Index {
 			t.roomiest = this
@@ -51,6 +54,8 @@ func (t *Totals) Fit(request gpu.Memory) Reason {
 		return NotShared
 	case request <= t.roomiest.free:
 		return Fits
+	case request <= t.LargestHealthy && request <= t.FreeHealthy:
+		return Fragmented
 	case request <= t.LargestHealthy:
 		return Full
 	case request <= t.Largest:

@@ -16,10 +16,10 @@ import (
 // other resource. That also ends every attempt: whatever was misjudged when the card was freed, the next round leaves to
 // the scheduler.
 //
-// Otherwise every card is tried, and the cheapest plan wins by kube-scheduler's own order between nodes
+// Otherwise the cheapest set of pods that frees a card goes, by kube-scheduler's own order between nodes
 // (k8s.io/kubernetes pkg/scheduler/framework/preemption, pickOneNodeForPreemption): fewest violated budgets, then the
 // lowest highest priority, then the smallest sum of priorities, which mostly means fewest victims; then the least GPU
-// memory, then the lower card index.
+// memory, then the fewest pods that are leaving already, then the lower card index.
 func Choose(node Node, request Request) (Victims, bool) {
 	if placement.Fit(node.Cards, request.Memory) == placement.Fits {
 		return node.proposal()
@@ -38,11 +38,7 @@ func (n Node) cheapest(request Request) (best *plan) {
 		if card.Unhealthy || card.Memory < request.Memory {
 			continue
 		}
-		for _, tie := range ties {
-			if p := n.clear(card, request, tie); p != nil && (best == nil || p.compare(best) < 0) {
-				best = p
-			}
-		}
+		best = n.clear(card, request, best)
 	}
 	return best
 }
@@ -58,12 +54,6 @@ func (n Node) proposal() (Victims, bool) {
 	return out, len(out.Pods) > 0
 }
 
-// ties are the orders in which pods of one priority are let stay: no single one finds the fewest and the smallest.
-var ties = []func(a, b *candidate) int{
-	func(a, b *candidate) int { return cmp.Compare(a.holds, b.holds) }, // Small ones first: few victims.
-	func(a, b *candidate) int { return cmp.Compare(b.holds, a.holds) }, // Large ones first: little memory.
-}
-
 // candidate is a pod with what it holds of the card in question.
 type candidate struct {
 	*Pod
@@ -71,46 +61,30 @@ type candidate struct {
 	violates bool
 }
 
-// clear plans how to free a card: at first everybody in question goes, then one after the other is let stay where that
-// still leaves room. It is kube-scheduler's own way (plugins/defaultpreemption, SelectVictimsOnNode), with a card for
-// the node. nil says that the card can't be freed.
-func (n Node) clear(card *placement.Card, request Request, tie func(a, b *candidate) int) *plan {
+// clear returns the cheapest plan that frees the card, or best where none is cheaper.
+func (n Node) clear(card *placement.Card, request Request, best *plan) *plan {
 	pool := n.pool(card)
-	slices.SortFunc(pool, func(a, b *candidate) int {
-		return cmp.Or(cmp.Compare(b.Priority, a.Priority), tie(a, b), cmp.Compare(a.UID, b.UID))
-	})
-
-	used, free := card.Used, slices.Clone(n.Free)
+	s := search{
+		node: &n, request: request, pool: pool, best: best, steps: maxSteps,
+		card: *card, free: slices.Clone(n.Free), allowed: slices.Clone(n.Budgets),
+		plan: plan{card: card.Index, highest: math.MinInt64},
+	}
 	for _, c := range pool {
-		used = used.Sub(c.holds)
-		free.add(c.Takes)
+		s.card.Used = s.card.Used.Sub(c.holds)
+		s.free.add(c.Takes)
 	}
-	if card.Memory.Sub(used) < request.Memory {
-		return nil
+	if s.card.Free() < request.Memory {
+		return best
 	}
-	// Where our books say that not even all of them would be enough, kube-scheduler knows something that we don't.
-	known := free.cover(request.Others, nil)
-
-	n.markViolations(pool)
-	out := &plan{card: card.Index}
-	// Those whose eviction breaks a budget are the first to stay, those that leave anyway the last.
-	slices.SortStableFunc(pool, func(a, b *candidate) int {
-		return cmp.Or(compareBool(a.Leaving, b.Leaving), compareBool(b.violates, a.violates))
-	})
-	for _, c := range pool {
-		bound := c.Fixed || c.Proposed && !known
-		if !bound && card.Memory.Sub(used.Add(c.holds)) >= request.Memory && (!known || free.cover(request.Others, c.Takes)) {
-			used = used.Add(c.holds)
-			free.sub(c.Takes)
-			continue
-		}
-		out.pods = append(out.pods, c)
-	}
-	out.settle(n)
-	return out
+	s.known = s.free.cover(request.Others, nil)
+	s.decide(0)
+	return s.best
 }
 
-// pool is everybody whose going could help to free the card or was proposed.
+// pool returns the pods whose going could help to free the card, and the proposed ones, in the order in which they are
+// tried to stay: those whose eviction breaks a budget first, pods that are leaving already last, and in between the
+// highest priority first, of equal ones the small ones, so that few have to go. It is kube-scheduler's order
+// (plugins/defaultpreemption, SelectVictimsOnNode).
 func (n Node) pool(card *placement.Card) []*candidate {
 	var pool []*candidate
 	for i := range n.Pods {
@@ -124,6 +98,13 @@ func (n Node) pool(card *placement.Card) []*candidate {
 			pool = append(pool, c)
 		}
 	}
+	slices.SortFunc(pool, func(a, b *candidate) int {
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.holds, b.holds), cmp.Compare(a.UID, b.UID))
+	})
+	n.markViolations(pool)
+	slices.SortStableFunc(pool, func(a, b *candidate) int {
+		return cmp.Or(compareBool(a.Leaving, b.Leaving), compareBool(b.violates, a.violates))
+	})
 	return pool
 }
 
@@ -152,12 +133,102 @@ func spend(allowed, budgets []int) (violates bool) {
 	return violates
 }
 
-// plan is one way to free a card, and what it costs. Pods that leave anyway cost nothing.
+func refund(allowed, budgets []int) {
+	for _, i := range budgets {
+		allowed[i]++
+	}
+}
+
+// maxSteps bounds the search on one card. It is enough to try all sets of a dozen pods, most of which are ruled out
+// early; among many more pods the search ends with the best set that it has come upon.
+const maxSteps = 5000
+
+// search looks for the cheapest plan on one card. It begins with all candidates going and decides about one after the
+// other: it stays, where there is enough room without its going, or it goes. Both are tried, and a branch ends where it
+// costs as much as the best plan known: each further victim only adds costs.
+type search struct {
+	node    *Node
+	request Request
+	pool    []*candidate
+	// known is false where our books say that not even all going would be enough for the other resources: kube-scheduler
+	// knows something that we don't, and what it proposed goes.
+	known bool
+	best  *plan
+	steps int
+
+	// The state of the branch: what is taken and free if all that aren't decided about go, and the victims up to here.
+	card    placement.Card
+	free    Amounts
+	allowed []int
+	plan    plan
+}
+
+// decide tries both for the candidate at the position and all after it.
+func (s *search) decide(i int) {
+	switch {
+	case s.best != nil && (s.steps <= 0 || s.plan.cost(s.best) >= 0):
+		return
+	case i == len(s.pool):
+		found := s.plan
+		found.pods = slices.Clone(found.pods)
+		s.best = &found
+		return
+	}
+	s.steps--
+	c := s.pool[i]
+	if s.mayStay(c) {
+		s.card.Used = s.card.Used.Add(c.holds)
+		s.free.sub(c.Takes)
+		s.decide(i + 1)
+		s.free.add(c.Takes)
+		s.card.Used = s.card.Used.Sub(c.holds)
+	}
+	before := s.plan
+	s.evict(c)
+	s.decide(i + 1)
+	s.plan = before
+	if !c.Leaving {
+		refund(s.allowed, c.Budgets)
+	}
+}
+
+// mayStay reports whether there is enough room without the candidate's going.
+func (s *search) mayStay(c *candidate) bool {
+	if c.Fixed || c.Proposed && !s.known {
+		return false
+	}
+	return s.card.Free().Sub(c.holds) >= s.request.Memory && (!s.known || s.free.cover(s.request.Others, c.Takes))
+}
+
+// evict adds a victim to the plan, with what it costs. Pods that are leaving already cost nothing.
+func (s *search) evict(c *candidate) {
+	p := &s.plan
+	p.pods = append(p.pods, c)
+	if c.Leaving {
+		return
+	}
+	if spend(s.allowed, c.Budgets) {
+		p.violations++
+	}
+	if c.Uncounted && p.uncounted < s.node.Violations {
+		p.uncounted++
+		p.violations++
+	}
+	p.highest = max(p.highest, int64(c.Priority))
+	p.priorities += int64(c.Priority) - math.MinInt32 + 1
+	for _, share := range c.Where {
+		p.memory = p.memory.Add(share.Memory)
+	}
+}
+
+// plan is one way to free a card, and what it costs.
 type plan struct {
 	card int
 	pods []*candidate
 
 	violations int
+	// uncounted are the violations among pods whose budgets aren't known, see Node.Violations.
+	uncounted int
 	// highest is the highest priority among the victims.
 	highest int64
 	// priorities is the sum of the victims' priorities, each lifted above zero.
@@ -165,44 +236,17 @@ type plan struct {
 	memory     gpu.Memory
 }
 
-// settle sorts the victims and adds up the costs.
-func (p *plan) settle(n Node) {
+// cost is negative where p costs less.
+func (p *plan) cost(o *plan) int {
+	return cmp.Or(cmp.Compare(p.violations, o.violations), cmp.Compare(p.highest, o.highest),
+		cmp.Compare(p.priorities, o.priorities), cmp.Compare(p.memory, o.memory), cmp.Compare(len(p.pods), len(o.pods)))
+}
+
+// victims returns the plan's pods, the highest priority first.
+func (p *plan) victims() Victims {
 	slices.SortFunc(p.pods, func(a, b *candidate) int {
 		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.UID, b.UID))
 	})
-	p.highest = math.MinInt64
-	allowed, uncounted := slices.Clone(n.Budgets), 0
-	for _, c := range p.pods {
-		if c.Leaving {
-			continue
-		}
-		if spend(allowed, c.Budgets) {
-			p.violations++
-		}
-		if c.Uncounted {
-			uncounted++
-		}
-		p.highest = max(p.highest, int64(c.Priority))
-		p.priorities += int64(c.Priority) - math.MinInt32 + 1
-		for _, share := range c.Where {
-			p.memory = p.memory.Add(share.Memory)
-		}
-	}
-	p.violations += min(uncounted, n.Violations)
-}
-
-// compare is negative where p is better.
-func (p *plan) compare(o *plan) int {
-	return cmp.Or(p.cost(o), cmp.Compare(p.card, o.card))
-}
-
-// cost is negative where p costs less, whichever card it frees.
-func (p *plan) cost(o *plan) int {
-	return cmp.Or(cmp.Compare(p.violations, o.violations), cmp.Compare(p.highest, o.highest),
-		cmp.Compare(p.priorities, o.priorities), cmp.Compare(p.memory, o.memory))
-}
-
-func (p *plan) victims() Victims {
 	out := Victims{Violations: p.violations}
 	for _, c := range p.pods {
 		out.Pods = append(out.Pods, c.UID)

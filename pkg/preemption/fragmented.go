@@ -5,7 +5,7 @@ import "github.com/gpushare/gpushare/pkg/placement"
 // Fragmented says whether nothing but the way in which GPU memory is spread over the cards keeps the request off the node:
 // what the node has left in all covers everything that is asked for, and no card has room.
 func Fragmented(node Node, request Request) bool {
-	return node.Free.cover(request.Others, nil) && placement.Fit(node.Cards, request.Memory) == placement.Full
+	return node.Free.cover(request.Others, nil) && placement.Fit(node.Cards, request.Memory).Resolvable()
 }
 
 // Clearing is who must leave which of several nodes to free a card.

@@ -9,10 +9,12 @@ import (
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // The annotations and labels that make a pod a member of a group: all of its pods run, or none. Either pair will do; a pod
-// that carries both must say the same in both. A group's name counts within its namespace.
+// that carries both must say the same in both. A group's name counts within its namespace, and is a valid label value in
+// either.
 const (
 	// AnnotationGroupName and AnnotationGroupSize name the group, and say how many pods it has.
 	AnnotationGroupName = "scheduling.k8s.io/group-name"
@@ -26,6 +28,7 @@ const (
 var (
 	ErrGroupUnnamed       = errors.New("the pod gives a group's size and no name")
 	ErrGroupUnsized       = errors.New("the pod names a group and gives no size")
+	ErrGroupName          = errors.New("the group's name is not a valid label value: up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends")
 	ErrGroupSize          = errors.New("the group's size is not a whole number from 1 on")
 	ErrGroupContradictory = errors.New("the pod's annotations and labels disagree on its group")
 )
@@ -94,6 +97,8 @@ func parseGroup(from map[string]string, nameKey, sizeKey string) (*Group, error)
 		return nil, nil
 	case name == "":
 		return nil, ErrGroupUnnamed
+	case len(validation.IsValidLabelValue(name)) > 0:
+		return &Group{Name: name}, ErrGroupName
 	case !sized:
 		return &Group{Name: name}, ErrGroupUnsized
 	}

@@ -2,11 +2,13 @@ package protocol
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/ptr"
 )
 
@@ -30,6 +32,9 @@ func TestGroupOf(t *testing.T) {
 		"a size alone":          {annotations: marks{AnnotationGroupSize: "3"}, err: ErrGroupUnnamed},
 		"an empty name":         {labels: marks{LabelGroupName: "", LabelGroupSize: "3"}, err: ErrGroupUnnamed},
 		"a name and half a one": {annotations: marks{AnnotationGroupName: "a"}, labels: marks{LabelGroupSize: "3"}, want: Group{Name: "a"}, err: ErrGroupUnsized},
+		"a name with an escape": {annotations: marks{AnnotationGroupName: "x\x1b[2J", AnnotationGroupSize: "3"}, want: Group{Name: "x\x1b[2J"}, err: ErrGroupName},
+		"a name of 64 letters":  {annotations: marks{AnnotationGroupName: strings.Repeat("x", 64), AnnotationGroupSize: "3"}, want: Group{Name: strings.Repeat("x", 64)}, err: ErrGroupName},
+		"a name with a slash":   {annotations: marks{AnnotationGroupName: "a/b", AnnotationGroupSize: "3"}, want: Group{Name: "a/b"}, err: ErrGroupName},
 		"no number":             {annotations: marks{AnnotationGroupName: "a", AnnotationGroupSize: "three"}, want: Group{Name: "a"}, err: ErrGroupSize},
 		"nobody":                {annotations: marks{AnnotationGroupName: "a", AnnotationGroupSize: "0"}, want: Group{Name: "a"}, err: ErrGroupSize},
 		"less than nobody":      {annotations: marks{AnnotationGroupName: "a", AnnotationGroupSize: "-3"}, want: Group{Name: "a"}, err: ErrGroupSize},
@@ -76,7 +81,7 @@ func FuzzGroupOf(f *testing.F) {
 			if err != nil || group != (Group{}) {
 				t.Errorf("no group at all: %+v, %v", group, err)
 			}
-		case err == nil && (group.Name == "" || group.Size < 1 || group.Size > maxGroup):
+		case err == nil && (len(validation.IsValidLabelValue(group.Name)) > 0 || group.Name == "" || group.Size < 1 || group.Size > maxGroup):
 			t.Errorf("taken for a group: %+v", group)
 		case err != nil && group.Size != 0:
 			t.Errorf("a size in spite of %v: %+v", err, group)

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -22,11 +24,15 @@ var ErrNoInventory = errors.New("the node carries no GPU inventory")
 type Inventory struct {
 	Unit  gpu.Unit
 	Cards []gpu.Card
+	// BootID is the kernel's identity of the boot in which the inventory was written (/proc/sys/kernel/random/boot_id),
+	// empty where the plugin didn't write it. It tells the next plugin whether the machine has restarted since.
+	BootID string
 }
 
 type inventoryJSON struct {
 	Version int        `json:"version"`
 	Unit    string     `json:"unit"`
+	BootID  string     `json:"bootID,omitempty"`
 	Cards   []cardJSON `json:"cards"`
 }
 
@@ -48,7 +54,7 @@ func (inv Inventory) MarshalJSON() ([]byte, error) {
 	if err := inv.check(); err != nil {
 		return nil, err
 	}
-	out := inventoryJSON{Version: InventoryVersion, Unit: inv.Unit.String(), Cards: []cardJSON{}}
+	out := inventoryJSON{Version: InventoryVersion, Unit: inv.Unit.String(), BootID: inv.BootID, Cards: []cardJSON{}}
 	for _, c := range inv.Cards {
 		card := cardJSON{
 			Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory, Healthy: c.Healthy(), Reason: c.Unhealthy,
@@ -75,7 +81,7 @@ func (inv *Inventory) UnmarshalJSON(data []byte) error {
 	if err != nil {
 		return err
 	}
-	out := Inventory{Unit: unit}
+	out := Inventory{Unit: unit, BootID: in.BootID}
 	for _, c := range in.Cards {
 		card := gpu.Card{Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory, NUMANode: gpu.NoNUMANode}
 		if c.NUMANode != nil {
@@ -150,30 +156,43 @@ type Node struct {
 	Unit gpu.Unit
 	// Cards is empty for a node that shares nothing.
 	Cards []gpu.Card
-	// WholeCards says that the node offers nvidia.com/gpu beside aliyun.com/gpu-mem, and so must not be used.
+	// WholeCards says that the node offers NVIDIA's resources beside aliyun.com/gpu-mem, and so must not be used.
 	WholeCards bool
-	// Problem says, for the log, why an inventory was passed over; nil otherwise.
+	// Problem says, for the log, in what the inventory and the capacity disagree, or why the inventory can't be read, and
+	// which of the two counts; nil where there is nothing to say.
 	Problem error
 }
 
-// ParseNode reads a node's inventory. Where it has none that agrees with its capacity, as on a node of an existing
-// plugin (also one that took over from ours and left the annotation behind), the node is read as gpu-count equal cards
-// of gpu-mem / gpu-count.
+// ParseNode reads a node's cards.
+//
+// The inventory counts wherever its number of cards is gpu-count: the kubelet's gpu-mem lags behind the inventory when a
+// card's memory changes, and a plugin that is away takes it to zero. Only where both the number of cards and the sum of
+// their memory differ, or there is no inventory that can be read, the node is one of an existing plugin (also one that
+// took over from ours and left the annotation behind): it is read as gpu-count equal cards of gpu-mem / gpu-count.
 func ParseNode(node *corev1.Node) Node {
 	capacity := node.Status.Capacity
 	memory, count := memoryOf(capacity, ResourceMemory), int64(memoryOf(capacity, ResourceCount))
-	out := Node{WholeCards: memory > 0 && memoryOf(capacity, ResourceWholeCard) > 0}
+	out := Node{WholeCards: memory > 0 && len(WholeCardResources(capacity)) > 0}
 
 	inventory, err := ParseInventory(node.Annotations)
-	switch {
-	case err == nil && (memory == 0 || memory == inventory.memory()):
-		// Capacity is zero before the plugin's first registration and some minutes after it stopped.
-		out.Unit, out.Cards = inventory.Unit, inventory.Cards
-		return out
-	case err == nil:
-		out.Problem = fmt.Errorf("the inventory's cards add up to %d, the node's %s is %d", inventory.memory(), ResourceMemory, memory)
-	case !errors.Is(err, ErrNoInventory):
-		out.Problem = err
+	if err == nil {
+		differs := memory > 0 && memory != inventory.memory()
+		equalCards := differs && count > 0 && count != int64(len(inventory.Cards))
+		if differs {
+			counts := "the inventory counts"
+			if equalCards {
+				counts = fmt.Sprintf("the inventory lists %d cards, %s is %d: the node is read as %d equal cards",
+					len(inventory.Cards), ResourceCount, count, count)
+			}
+			out.Problem = fmt.Errorf("the inventory's cards add up to %d, the node's %s is %d; %s",
+				inventory.memory(), ResourceMemory, memory, counts)
+		}
+		if !equalCards {
+			out.Unit, out.Cards = inventory.Unit, inventory.Cards
+			return out
+		}
+	} else if !errors.Is(err, ErrNoInventory) {
+		out.Problem = fmt.Errorf("the inventory can't be read: %w", err)
 	}
 	if memory > 0 && count > 0 && count <= maxCard {
 		for i := range int(count) {
@@ -181,4 +200,23 @@ func ParseNode(node *corev1.Node) Node {
 		}
 	}
 	return out
+}
+
+// WholeCardResources returns the names of NVIDIA's resources of which list has some, sorted. They give out the cards that
+// aliyun.com/gpu-mem shares: whole, by time-slicing, or as MIG devices.
+func WholeCardResources(list corev1.ResourceList) []string {
+	var names []string
+	for name := range list {
+		if IsWholeCard(name) && memoryOf(list, name) > 0 {
+			names = append(names, string(name))
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// IsWholeCard reports whether a resource is one by which NVIDIA's device plugin gives out cards: nvidia.com/gpu,
+// nvidia.com/gpu.shared (time-slicing or MPS, where it renames them) or nvidia.com/mig-… (MIG with the strategy mixed).
+func IsWholeCard(name corev1.ResourceName) bool {
+	return name == ResourceWholeCard || name == resourceSharedCard || strings.HasPrefix(string(name), resourceMIGPrefix)
 }

@@ -177,15 +177,25 @@ func TestParseNode(t *testing.T) {
 		"an inventory while the plugin is away": {
 			inventory: two, memory: "0", count: "2", want: Node{Unit: gpu.MiB, Cards: cards},
 		},
+		"an inventory that is ahead of the kubelet's sum": {
+			inventory: two, memory: "32552", count: "2", want: Node{Unit: gpu.MiB, Cards: cards},
+			problem: "the inventory's cards add up to 24414, the node's aliyun.com/gpu-mem is 32552; the inventory counts",
+		},
+		"an inventory that is ahead of the kubelet's sum, before gpu-count is written": {
+			inventory: two, memory: "32552", want: Node{Unit: gpu.MiB, Cards: cards}, problem: "the inventory counts",
+		},
+		"an inventory that is ahead of gpu-count": {
+			inventory: two, memory: "24414", count: "1", want: Node{Unit: gpu.MiB, Cards: cards},
+		},
 		"an inventory that a plugin of another kind left behind": {
-			inventory: two, memory: "30", count: "2",
-			want:    Node{Cards: []gpu.Card{plain(0, 15), plain(1, 15)}},
-			problem: "the inventory's cards add up to 24414, the node's aliyun.com/gpu-mem is 30",
+			inventory: two, memory: "30", count: "3",
+			want:    Node{Cards: []gpu.Card{plain(0, 10), plain(1, 10), plain(2, 10)}},
+			problem: "the inventory lists 2 cards, aliyun.com/gpu-count is 3: the node is read as 3 equal cards",
 		},
 		"an inventory that can't be read": {
 			inventory: `{"version":9}`, memory: "32552", count: "2",
 			want:    Node{Cards: []gpu.Card{plain(0, 16276), plain(1, 16276)}},
-			problem: "inventory version 9",
+			problem: "the inventory can't be read: annotation gpushare.aliyun.com/inventory: inventory version 9",
 		},
 		"an inventory that can't be read, and no capacity": {
 			inventory: `{`, want: Node{}, problem: "unexpected end of JSON input",
@@ -277,4 +287,24 @@ func FuzzParseInventory(f *testing.F) {
 			t.Errorf("the cards add up to %d", sum)
 		}
 	})
+}
+
+func TestWholeCardResources(t *testing.T) {
+	list := corev1.ResourceList{}
+	for name, amount := range map[corev1.ResourceName]string{
+		"nvidia.com/gpu": "2", "nvidia.com/gpu.shared": "8", "nvidia.com/mig-1g.10gb": "7", "nvidia.com/mig-2g.20gb": "0",
+		"nvidia.com/gpumem": "3", "example.com/nvidia.com": "1", ResourceMemory: "16",
+	} {
+		list[name] = resource.MustParse(amount)
+	}
+	if diff := cmp.Diff([]string{"nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"}, WholeCardResources(list)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	for _, name := range []corev1.ResourceName{"nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"} {
+		node := &corev1.Node{}
+		node.Status.Capacity = corev1.ResourceList{name: list[name], ResourceMemory: list[ResourceMemory]}
+		if !ParseNode(node).WholeCards {
+			t.Errorf("%s beside %s isn't noticed", name, ResourceMemory)
+		}
+	}
 }

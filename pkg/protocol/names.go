@@ -17,6 +17,12 @@ const (
 	ResourceWholeCard corev1.ResourceName = "nvidia.com/gpu"
 )
 
+// The other resources by which NVIDIA's device plugin gives out cards: see IsWholeCard.
+const (
+	resourceSharedCard = "nvidia.com/gpu.shared"
+	resourceMIGPrefix  = "nvidia.com/mig-"
+)
+
 // The pod annotations. All but AnnotationAllocation are environment variables too, see ContainerEnv.
 const (
 	// AnnotationIndex is the index of the card. Other schedulers of the family write several, separated by commas, which

@@ -46,6 +46,34 @@ func bareContainers(containers []corev1.Container) []corev1.Container {
 	return bare
 }
 
+// Managed reports whether the pod names a resource of which kube-scheduler asks an extender, in any amount: by the rule of
+// k8s.io/kubernetes pkg/scheduler/extender.go, IsInterested, for the resources that the extender can be configured with.
+// Where a pod has requests of its own, such as the sum that stands for those of its containers, they count too.
+func Managed(pod *corev1.Pod) bool {
+	if pod.Spec.Resources != nil && names(*pod.Spec.Resources) {
+		return true
+	}
+	for _, containers := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
+		for i := range containers {
+			if names(containers[i].Resources) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func names(resources corev1.ResourceRequirements) bool {
+	for _, name := range [...]corev1.ResourceName{ResourceMemory, ResourceCount, ResourceWholeCard} {
+		_, requested := resources.Requests[name]
+		_, limited := resources.Limits[name]
+		if requested || limited {
+			return true
+		}
+	}
+	return false
+}
+
 // ContainerRequest returns the GPU memory that one container asks for.
 func ContainerRequest(container *corev1.Container) gpu.Memory {
 	// For extended resources requests and limits must be equal, and either implies the other

@@ -92,6 +92,27 @@ func TestPodRequest(t *testing.T) {
 	}
 }
 
+func TestManaged(t *testing.T) {
+	whole := corev1.Container{Resources: corev1.ResourceRequirements{Limits: list(ResourceWholeCard, "1")}}
+	cpuOnly := corev1.Container{Resources: corev1.ResourceRequirements{Requests: list(corev1.ResourceCPU, "2")}}
+	for name, tc := range map[string]struct {
+		spec corev1.PodSpec
+		want bool
+	}{
+		"nothing":               {},
+		"other resources":       {spec: corev1.PodSpec{Containers: []corev1.Container{cpuOnly}, InitContainers: []corev1.Container{cpuOnly}}},
+		"memory":                {corev1.PodSpec{Containers: []corev1.Container{cpuOnly, asks("4")}}, true},
+		"a request of zero":     {corev1.PodSpec{Containers: []corev1.Container{requesting("0")}}, true},
+		"an init container":     {corev1.PodSpec{InitContainers: []corev1.Container{limited("4")}}, true},
+		"whole cards":           {corev1.PodSpec{Containers: []corev1.Container{whole}}, true},
+		"the pod's own request": {corev1.PodSpec{Resources: &corev1.ResourceRequirements{Requests: list(ResourceWholeCard, "1")}}, true},
+	} {
+		if got := Managed(&corev1.Pod{Spec: tc.spec}); got != tc.want {
+			t.Errorf("%s: %t, want %t", name, got, tc.want)
+		}
+	}
+}
+
 func TestContainerRequest(t *testing.T) {
 	for name, tc := range map[string]struct {
 		container corev1.Container

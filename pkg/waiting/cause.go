@@ -38,14 +38,14 @@ func Causes() []Cause { return slices.Concat([]Cause{Gated, Nominated}, ofCards,
 
 // causeOf is why the request finds no card of a node, or Fits.
 func causeOf(cards []placement.Card, request gpu.Memory) Cause {
-	switch reason := placement.Fit(cards, request); {
-	case reason == placement.Fits:
+	switch placement.Fit(cards, request) {
+	case placement.Fits:
 		return Fits
-	case reason == placement.Full && placement.Scattered(cards, request):
+	case placement.Fragmented:
 		return Fragmented
-	case reason == placement.Full:
+	case placement.Full:
 		return Full
-	case reason == placement.Unhealthy:
+	case placement.Unhealthy:
 		return Unhealthy
 	}
 	return TooLarge

@@ -34,6 +34,18 @@ type Place struct {
 	Cards []placement.Card
 	// Closed is why no pod can go there, see Closed; empty for a node in order.
 	Closed string
+	// Leaving has the priorities of the pods there that should end soon, see protocol.Leaving. It is read for nodes
+	// only that pods are nominated to.
+	Leaving []int32
+}
+
+// NominationStands reports whether a pod's nomination to a node with such cards, of which pods of these priorities are
+// leaving, is to be believed: it fits there, or memory of a pod of lower priority should come free. kube-scheduler doesn't
+// clear one that has become void where its dry run finds the node's sum large enough without any victim
+// (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt: after an error nominatedNodeName stays).
+func NominationStands(pod gpu.Pod, cards []placement.Card, leaving []int32) bool {
+	return placement.Fit(cards, pod.Request) == placement.Fits ||
+		slices.ContainsFunc(leaving, func(priority int32) bool { return priority < pod.Priority })
 }
 
 // free returns what healthy cards have left, and the largest piece of it.
@@ -100,7 +112,7 @@ func (e *Explainer) Explain(pod *corev1.Pod) Why {
 	switch {
 	case len(pod.Spec.SchedulingGates) > 0:
 		return Why{Gated, "the pod is held back by its scheduling gates: " + gates(pod)}
-	case pod.Status.NominatedNodeName != "":
+	case e.nominated(pod):
 		return Why{Nominated, fmt.Sprintf("pods of lower priority are leaving %s to make room for it", pod.Status.NominatedNodeName)}
 	case len(e.places) == 0:
 		return Why{NoNode, "no node shares GPU memory"}
@@ -115,6 +127,14 @@ func (e *Explainer) Explain(pod *corev1.Pod) Why {
 		e.known[shape] = why
 	}
 	return why
+}
+
+// nominated reports whether the pod is nominated to a place, and that is to be believed.
+func (e *Explainer) nominated(pod *corev1.Pod) bool {
+	i, found := slices.BinarySearchFunc(e.places, pod.Status.NominatedNodeName, func(p Place, name string) int {
+		return cmp.Compare(p.Node.Name, name)
+	})
+	return found && NominationStands(protocol.Pod(pod), e.places[i].Cards, e.places[i].Leaving)
 }
 
 // shapeOf is all of a pod that lookInto reads.

@@ -40,7 +40,9 @@ func TestAlikePodsAreExplainedAlikeAndOthersNot(t *testing.T) {
 	tainted.Node.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectNoSchedule}}
 	closed := place("closed", gpu.GiB, card(0, 64, 0))
 	closed.Closed = "the node is cordoned"
-	explainer := NewExplainer([]Place{place("a", gpu.GiB, card(0, 16, 9), card(1, 16, 11)), place("b", gpu.MiB, card(0, 8192, 0)), tainted, closed})
+	a := place("a", gpu.GiB, card(0, 16, 9), card(1, 16, 11))
+	a.Leaving = []int32{5, 3}
+	explainer := NewExplainer([]Place{a, place("b", gpu.MiB, card(0, 8192, 0)), closed, tainted})
 	onto := func(node string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": node} }
 	}
@@ -53,7 +55,9 @@ func TestAlikePodsAreExplainedAlikeAndOthersNot(t *testing.T) {
 		}}}
 	}
 	gated := func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "quota"}} }
-	nominated := func(p *corev1.Pod) { p.Status.NominatedNodeName = "a" }
+	nominated := func(node string, priority int32) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Status.NominatedNodeName, p.Spec.Priority = node, &priority }
+	}
 	tests := []struct {
 		what string
 		pod  *corev1.Pod
@@ -69,7 +73,11 @@ func TestAlikePodsAreExplainedAlikeAndOthersNot(t *testing.T) {
 		{"and tolerated", pod(13, required, tolerant), Fits},
 		{"too large for what is open", pod(9000), TooLarge},
 		{"gated", pod(12, onto("a"), gated), Gated},
-		{"nominated", pod(12, onto("a"), nominated), Nominated},
+		{"nominated, and a pod of lower priority is leaving", pod(12, onto("a"), nominated("a", 4)), Nominated},
+		{"nominated, and only pods of higher priority are leaving", pod(12, onto("a"), nominated("a", 3)), Fragmented},
+		{"nominated, and nothing is leaving", pod(9000, nominated("b", 9)), TooLarge},
+		{"nominated to a node where it fits", pod(8192, nominated("b", 0)), Nominated},
+		{"nominated to a node that is gone", pod(12, onto("a"), nominated("x", 9)), Fragmented},
 	}
 	for range 2 { // The second time from what is known.
 		for _, test := range tests {

@@ -20,7 +20,7 @@ func Closed(node *corev1.Node, wholeCards bool) []string {
 	if node.Spec.Unschedulable {
 		reasons = append(reasons, "the node is cordoned")
 	}
-	if disconnected(node) {
+	if Disconnected(node) {
 		reasons = append(reasons, "the device plugin is not connected: nothing of "+string(protocol.ResourceMemory)+" is allocatable")
 	}
 	return reasons
@@ -35,9 +35,9 @@ func ready(node *corev1.Node) bool {
 	return true // Nobody has said otherwise.
 }
 
-// disconnected says that the kubelet has lost the device plugin: allocatable goes to zero at once, capacity some
+// Disconnected reports whether the kubelet has lost the device plugin: allocatable goes to zero at once, capacity some
 // minutes later.
-func disconnected(node *corev1.Node) bool {
+func Disconnected(node *corev1.Node) bool {
 	capacity := node.Status.Capacity[protocol.ResourceMemory]
 	allocatable, known := node.Status.Allocatable[protocol.ResourceMemory]
 	_, announced := node.Annotations[protocol.AnnotationInventory]

@@ -9,25 +9,25 @@ import (
 	"net/http"
 	"time"
 
-	"golang.org/x/net/netutil"
+	"github.com/gpushare/gpushare/pkg/connlimit"
 )
 
 const (
 	requestTimeout = 5 * time.Second
 	stopTimeout    = 500 * time.Millisecond
-	// maxConnections has room for all viewers' streams and for what they load besides; others wait to be accepted.
+	// maxConnections has room for all viewers' streams and for what they load besides. Viewers who forward a port all come
+	// from one address.
 	maxConnections = 2 * maxViewers
 )
 
-// Serve answers the page alone on the listener until ctx ends, for those who want it on an address of its own. With
-// tlsConfig nil it is plain HTTP.
+// Serve answers the page alone on the listener until ctx ends. With tlsConfig nil it is plain HTTP.
 func Serve(ctx context.Context, listener net.Listener, page http.Handler, tlsConfig *tls.Config) error {
 	server := &http.Server{
 		Handler: page, ReadHeaderTimeout: requestTimeout, ReadTimeout: requestTimeout,
 		WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute,
 		BaseContext: func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
 	}
-	listener = netutil.LimitListener(listener, maxConnections)
+	listener = connlimit.New(listener, connlimit.Limits{Total: maxConnections, PerSource: maxConnections})
 	if tlsConfig != nil {
 		listener = tls.NewListener(listener, tlsConfig)
 	}

@@ -22,8 +22,8 @@ import (
 )
 
 // startNoop serves an extender that keeps no books: it passes nodes without a look at them, scores nothing and binds.
-func (s *stage) startNoop(pass func(names []string) []string) func(context.Context) (string, finish, error) {
-	return func(context.Context) (string, finish, error) { return s.serveNoop(pass) }
+func (s *stage) startNoop(pass func(names []string) []string) func(context.Context) (running, error) {
+	return func(context.Context) (running, error) { return s.serveNoop(pass) }
 }
 
 func everyNode(names []string) []string { return names }
@@ -40,10 +40,10 @@ func inTurn() func(names []string) []string {
 	}
 }
 
-func (s *stage) serveNoop(pass func(names []string) []string) (string, finish, error) {
+func (s *stage) serveNoop(pass func(names []string) []string) (running, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return "", nil, err
+		return running{}, err
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/gpushare-scheduler/filter", func(w http.ResponseWriter, r *http.Request) {
@@ -69,7 +69,10 @@ func (s *stage) serveNoop(pass func(names []string) []string) (string, finish, e
 	})
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
 	go func() { _ = server.Serve(listener) }()
-	return "http://" + listener.Addr().String(), func(context.Context, *turn) error { return server.Close() }, nil
+	return running{
+		url:    "http://" + listener.Addr().String(),
+		finish: func(context.Context, *turn) error { return server.Close() },
+	}, nil
 }
 
 func answer[A any](w http.ResponseWriter, r *http.Request, reply func(*A) any) {
@@ -82,25 +85,25 @@ func answer[A any](w http.ResponseWriter, r *http.Request, reply func(*A) any) {
 }
 
 // startOurs starts the extender as its manifest says, with these arguments besides.
-func (s *stage) startOurs(args ...string) func(context.Context) (string, finish, error) {
-	return func(ctx context.Context) (string, finish, error) { return s.serveOurs(ctx, args) }
+func (s *stage) startOurs(args ...string) func(context.Context) (running, error) {
+	return func(ctx context.Context) (running, error) { return s.serveOurs(ctx, args) }
 }
 
-func (s *stage) serveOurs(ctx context.Context, args []string) (string, finish, error) {
+func (s *stage) serveOurs(ctx context.Context, args []string) (running, error) {
 	root, err := controlplane.RepositoryRoot()
 	if err != nil {
-		return "", nil, err
+		return running{}, err
 	}
 	if err := s.plane.Apply(ctx, filepath.Join(root, "deploy", "manifests", "extender.yaml")); err != nil {
-		return "", nil, err
+		return running{}, err
 	}
 	kubeconfig, err := s.plane.ServiceAccountKubeconfig(ctx, "kube-system", "gpushare-extender")
 	if err != nil {
-		return "", nil, err
+		return running{}, err
 	}
 	port, err := controlplane.ReservePort()
 	if err != nil {
-		return "", nil, err
+		return running{}, err
 	}
 	url := port.URL("http")
 	process := &controlplane.Process{
@@ -110,15 +113,15 @@ func (s *stage) serveOurs(ctx context.Context, args []string) (string, finish, e
 		Ready:   controlplane.HTTPReady(url + "/readyz"),
 	}
 	if err := process.Start(ctx); err != nil {
-		return "", nil, err
+		return running{}, err
 	}
-	return url, func(ctx context.Context, t *turn) error {
+	return running{url: url, finish: func(ctx context.Context, t *turn) error {
 		defer port.Release()
 		return errors.Join(readMetrics(ctx, url, t), process.Kill())
-	}, nil
+	}}, nil
 }
 
-// readMetrics adds what the extender tells of itself.
+// readMetrics adds the metrics of one extender to the turn.
 func readMetrics(ctx context.Context, url string, t *turn) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/metrics", nil)
 	if err != nil {
@@ -144,11 +147,11 @@ func readMetrics(ctx context.Context, url string, t *turn) error {
 		}
 		switch name {
 		case "process_cpu_seconds_total":
-			t.cpu = time.Duration(value * float64(time.Second))
+			t.cpu += time.Duration(value * float64(time.Second))
 		case "process_resident_memory_bytes":
-			t.memory = int64(value)
+			t.memory += int64(value)
 		case `gpushare_extender_binds_total{result="no_room"}`:
-			t.conflicts = int(value)
+			t.conflicts += int(value)
 		}
 	}
 	return lines.Err()

@@ -27,7 +27,8 @@ type turn struct {
 	// cards are the cards in use at the end, packing the part of their memory that is used; ours alone has them.
 	cards   int
 	packing float64
-	// cpu is what the extender took, memory its resident memory at the end; ours alone has them.
+	// cpu is the processor time of the extender, memory its resident memory at the end, of all replicas together; ours
+	// alone has them.
 	cpu    time.Duration
 	memory int64
 	// everything is the processor time of the whole control plane and the benchmark, all its sum.
@@ -40,15 +41,22 @@ type turn struct {
 // kind is a way to schedule.
 type kind struct {
 	name string
-	// start brings an extender up and returns where it answers; nil for none.
-	start func(ctx context.Context) (url string, finish finish, err error)
+	// start starts an extender; nil for none.
+	start func(ctx context.Context) (running, error)
 	// edits change the shipped configuration of kube-scheduler.
 	edits []controlplane.ConfigEdit
 	turns []turn
 }
 
-// finish adds what the extender can tell of a turn, and ends it.
-type finish = func(ctx context.Context, t *turn) error
+// running is an extender that has been started.
+type running struct {
+	// url is where it answers.
+	url string
+	// schedulerConfig is kube-scheduler's configuration file to start from; the repository's own where empty.
+	schedulerConfig string
+	// finish adds the extender's metrics to the turn, and stops it.
+	finish func(ctx context.Context, t *turn) error
+}
 
 // kinds are the ways to schedule, by what they are called on the command line.
 func (s *stage) kinds(named []string) ([]*kind, error) {
@@ -56,8 +64,10 @@ func (s *stage) kinds(named []string) ([]*kind, error) {
 		{name: "none"},
 		{name: "noop", start: s.startNoop(everyNode)},
 		{name: "least", start: s.startNoop(inTurn())},
-		// As it is shipped.
+		// A single one, in plain HTTP on the host's network, as deploy/manifests has it.
 		{name: "ours", start: s.startOurs()},
+		// Two replicas with leader election and mutual TLS, as the chart installs it.
+		{name: "shipped", start: s.startShipped},
 		// Some of the best nodes, for kube-scheduler's own scorers to choose from, with a call of prioritize for them or without.
 		{name: "some", start: s.startOurs("--filter-best=32")},
 		{name: "some-unscored", start: s.startOurs("--filter-best=32"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},

@@ -16,7 +16,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/test/controlplane"
 )
 
 // burst is how many pods come at a time, and so about how many binds run beside each other.
@@ -25,12 +24,11 @@ const burst = 32
 // races fills the cards to a part of their memory, lets pods come and go in bursts at that level, and tells how many binds
 // found the card gone: what filter had passed was taken before bind came.
 func (s *stage) races(ctx context.Context, k *kind, full float64, capacity gpu.Memory, pods int, seed int64) (t turn, err error) {
-	url, finish, err := k.start(ctx)
+	extender, err := k.start(ctx)
 	if err != nil {
 		return t, err
 	}
-	edits := []controlplane.ConfigEdit{controlplane.ClientLimits(5000, 10000)}
-	if err := s.plane.StartScheduler(ctx, controlplane.SchedulerOptions{ExtenderURL: url, Edits: append(edits, k.edits...)}); err != nil {
+	if err := s.startScheduler(ctx, extender, k.edits); err != nil {
 		return t, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -64,7 +62,7 @@ func (s *stage) races(ctx context.Context, k *kind, full float64, capacity gpu.M
 	if err := s.countCards(ctx, &t); err != nil {
 		return t, err
 	}
-	if err := finish(ctx, &t); err != nil {
+	if err := extender.finish(ctx, &t); err != nil {
 		return t, err
 	}
 	return t, s.clear(ctx)

@@ -43,7 +43,7 @@ func TestThePage(t *testing.T) {
 	createPod(t, bed, "first", 40)
 	createPod(t, bed, "too-large", 81)
 	tab := Start(t, 1280, 800)
-	tab.Do(chromedp.Navigate(bed.ExtenderURL + "/ui/"))
+	tab.Do(chromedp.Navigate(bed.PageURL + "/ui/"))
 	tab.Await("three nodes", `document.querySelectorAll(".line").length === 3`)
 	tab.Await("the stream", `document.getElementById("connection").className === "live"`)
 	tab.Await("the first pod", `document.getElementById("count-pods").innerText === "1"`)
@@ -210,7 +210,7 @@ func TestTheyAgree(t *testing.T) {
 		nodes = append(nodes, controlplane.Node{Name: fmt.Sprintf("n%d", i), Unit: gpu.GiB, Cards: controlplane.EqualCards(4, 16)})
 	}
 	must(t, bed.CreateNodes(t.Context(), nodes...))
-	tab.Do(chromedp.Navigate(bed.ExtenderURL + "/ui/"))
+	tab.Do(chromedp.Navigate(bed.PageURL + "/ui/"))
 	tab.Await("five nodes", `document.querySelectorAll(".line").length === 5`)
 	random := rand.New(rand.NewPCG(3, 4))
 	var there []string
@@ -232,7 +232,7 @@ func TestTheyAgree(t *testing.T) {
 		}
 		var truth, why string
 		for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-			data := ask(t, bed.ExtenderURL+"/ui/data.json")
+			data := ask(t, bed.PageURL+"/ui/data.json")
 			report := askKubectl(t, bed)
 			truth, why = asAPIServer(t, bed), data.why()
 			cards, _, _ := strings.Cut(truth, "pending:")
@@ -322,7 +322,7 @@ func TestWhatThreeViewersCost(t *testing.T) {
 	defer cancel()
 	counts := make(chan int64, 3)
 	for range 3 {
-		go func() { counts <- watch(watching, bed.ExtenderURL+"/ui/events") }()
+		go func() { counts <- watch(watching, bed.PageURL+"/ui/events") }()
 	}
 	with := measure("with")
 	cancel()

@@ -89,7 +89,7 @@ One more pod of 4000 MiB, which is the unit here:
 
   sed 's/gpu-mem: 2/gpu-mem: 4000/' %[3]s | kubectl apply -f -
 
-Ctrl-C ends it.`, d.bed.KubeconfigPath, filepath.Join(root, "bin"), filepath.Join(root, "deploy/samples/binpack-1.yaml"), d.bed.ExtenderURL)
+Ctrl-C ends it.`, d.bed.KubeconfigPath, filepath.Join(root, "bin"), filepath.Join(root, "deploy/samples/binpack-1.yaml"), d.bed.PageURL)
 	<-ctx.Done()
 	say("\nStopping.")
 }

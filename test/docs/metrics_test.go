@@ -66,6 +66,7 @@ func extenderSeries() series {
 	metrics.NewLeader(d)
 	ready := func() error { return nil }
 	metrics.NewLedger(d, ledger.New(nil), ready, true)
+	metrics.NewCluster(d, nil)
 	metrics.NewPending(d, ready, func() []waiting.Why { return nil })
 	metrics.NewGangs(d).Count(func() map[string]int { return nil })
 	return d.found

@@ -128,10 +128,10 @@ func TestFaults(t *testing.T) {
 
 		bed.Proxy.SetWatchDelay(2 * time.Second)
 		defer bed.Proxy.SetWatchDelay(0)
-		full := s.metric(`gpushare_extender_filtered_nodes_total{reason="full"}`)
+		fragmented := s.metric(`gpushare_extender_filtered_nodes_total{reason="fragmented"}`)
 		must(s, s.delete("leaves", 0))
 		// The scheduler asks at once and is refused; left alone, it would ask again after five minutes.
-		s.awaitMetric(`gpushare_extender_filtered_nodes_total{reason="full"}`, full+1)
+		s.awaitMetric(`gpushare_extender_filtered_nodes_total{reason="fragmented"}`, fragmented+1)
 		s.sits(s.bound("next"), n1, 0)
 	})
 
@@ -146,9 +146,9 @@ func TestFaults(t *testing.T) {
 		// The scheduler sees the memory come free and asks; the extender doesn't see it, refuses, and dies.
 		bed.Proxy.SetWatchDelay(time.Hour)
 		defer bed.Proxy.SetWatchDelay(0)
-		full := s.metric(`gpushare_extender_filtered_nodes_total{reason="full"}`)
+		fragmented := s.metric(`gpushare_extender_filtered_nodes_total{reason="fragmented"}`)
 		must(s, s.delete("leaves", 0))
-		s.awaitMetric(`gpushare_extender_filtered_nodes_total{reason="full"}`, full+1)
+		s.awaitMetric(`gpushare_extender_filtered_nodes_total{reason="fragmented"}`, fragmented+1)
 		must(s, bed.Extender.Kill())
 		bed.Proxy.SetWatchDelay(0)
 		must(s, bed.Extender.Start(s.Context()))

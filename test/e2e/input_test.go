@@ -108,6 +108,7 @@ func request(t *testing.T, method, url, body string) (int, string) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
 	must(t, err)
+	request.Header.Set("Content-Type", "application/json")
 	response, err := http.DefaultClient.Do(request)
 	must(t, err)
 	defer response.Body.Close()
@@ -307,7 +308,7 @@ func TestFlood(t *testing.T) {
 			})
 		}
 	}
-	head := "POST /gpushare-scheduler/filter HTTP/1.1\r\nHost: x\r\nContent-Length: 16777216\r\n\r\n\""
+	head := "POST /gpushare-scheduler/filter HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 16777216\r\n\r\n\""
 	silence := func(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }
 	chunk := strings.Repeat("x", 1<<20)
 	flood(200, silence)

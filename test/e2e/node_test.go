@@ -66,16 +66,28 @@ func TestNode(t *testing.T) {
 		}
 	})
 
+	// As kubelets 1.34 and 1.35.
+	shows := addMachine(t, bed, testbed.NodeSpec{Name: "shows", Kubelet: simkubelet.Options{OmitResourceHealth: true, ShowRejected: true}})
+	playOn(t, bed, shows, "where the kubelet shows pods that it has rejected: none of them is taken for the next", func(s *scene) {
+		var next *corev1.Pod
+		s.inOneBatch(shows, func() {
+			rejected := s.place("rejected", 12207, on(shows.Name), annotated(map[string]string{simkubelet.AnnotationRejected: "Evicted"}))
+			s.sits(rejected, shows.Name, 0)
+			s.nextSecond(rejected)
+			next = s.place("next", 12207, on(shows.Name))
+			s.sits(next, shows.Name, 1)
+		})
+		s.await("rejected", "rejected", func(pod *corev1.Pod) bool { return pod.Status.Reason == "Evicted" })
+		pod := s.assigned("next")
+		s.handed(shows, pod)
+		s.keeps(next, pod)
+	})
+
 	playOn(t, bed, old, "where the kubelet doesn't tell which pod it is: of one size the earliest assumed", func(s *scene) {
 		before := len(old.calls.of(simkubelet.CallAllocate))
 		s.inOneBatch(old, func() {
 			made := s.create("made-first", 12207, on(old.Name), gated)
-			eventually(s, "another second has begun", func(context.Context) error {
-				if made.CreationTimestamp.Unix() == time.Now().Unix() {
-					return errors.New("the kubelet couldn't tell which pod is the older one")
-				}
-				return nil
-			})
+			s.nextSecond(made)
 			s.sits(s.place("assumed-first", 12207, on(old.Name)), old.Name, 0)
 			s.ungate("made-first")
 			s.sits(s.bound("made-first"), old.Name, 1)
@@ -313,6 +325,18 @@ func (s *scene) inOneBatch(node machine, do func()) {
 	// A checkpoint would still name the devices of earlier pods, and the kubelet gives none of those out before it has
 	// seen that the pods are gone.
 	s.restartKubelet(node, simkubelet.RestartOptions{DropCheckpoint: true})
+}
+
+// nextSecond waits for another second than that in which the pod was made: within one the kubelet can't tell which of two
+// pods is older.
+func (s *scene) nextSecond(made *corev1.Pod) {
+	s.Helper()
+	eventually(s, "another second has begun", func(context.Context) error {
+		if made.CreationTimestamp.Unix() == time.Now().Unix() {
+			return errors.New("it is still the same")
+		}
+		return nil
+	})
 }
 
 // restartKubelet returns when the device plugin has registered with the new kubelet.

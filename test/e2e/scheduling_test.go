@@ -32,12 +32,12 @@ func TestScheduling(t *testing.T) {
 		s.fill(s.at("n1"), 16276, 12207) // 4069 left in all
 		s.fill(s.at("n2"), 12207, 12207) // 4069 left on each card
 		s.fill(s.at("n3"), 8138, 16276)  // 8138 left on card 0
-		full := s.metric(`gpushare_extender_filtered_nodes_total{reason="full"}`)
+		fragmented := s.metric(`gpushare_extender_filtered_nodes_total{reason="fragmented"}`)
 
 		s.sits(s.place("asks-8138", 8138), s.at("n3"), 0)
 
-		if got := s.metric(`gpushare_extender_filtered_nodes_total{reason="full"}`); got != full+1 {
-			s.Errorf("the extender refused %v nodes as full, want n2 alone: n1 fails the scheduler's own sum", got-full)
+		if got := s.metric(`gpushare_extender_filtered_nodes_total{reason="fragmented"}`); got != fragmented+1 {
+			s.Errorf("the extender refused %v nodes as fragmented, want n2 alone: n1 fails the scheduler's own sum", got-fragmented)
 		}
 		// n2 has 8138 left in all, so it is the extender that refuses it.
 		s.create("pinned-to-n2", 8138, on(s.at("n2")))
@@ -113,7 +113,7 @@ func TestScheduling(t *testing.T) {
 		s.checkBooks()
 		s.create("waits", 8000)
 		s.refused("waits", "1 no GPU card has enough free memory")
-		if reason := s.ask("waits", n1); reason != "no GPU card has enough free memory" {
+		if reason := s.ask("waits", n1); reason != "no GPU card has enough free memory, though the node's cards together have" {
 			s.Errorf("asked again, the extender says %q", reason)
 		}
 		must(s, s.delete("n1-0", 0))
@@ -280,6 +280,7 @@ func (s *scene) ask(pod, node string) string {
 	must(s, err)
 	request, err := http.NewRequestWithContext(s.Context(), http.MethodPost, s.bed.ExtenderURL+"/gpushare-scheduler/filter", bytes.NewReader(body))
 	must(s, err)
+	request.Header.Set("Content-Type", "application/json")
 	response, err := http.DefaultClient.Do(request)
 	must(s, err)
 	defer response.Body.Close()

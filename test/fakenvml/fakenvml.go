@@ -94,7 +94,10 @@ func (m Machine) Env() []string {
 	return []string{CardsEnv + "=" + m.CardsFile, EventsEnv + "=" + m.EventsFile}
 }
 
-// SetCards replaces the machine's cards. The file changes at once, so that no reader finds half of it.
+// Mismatch exchanges the machine's driver for one that doesn't match the library.
+func (m Machine) Mismatch() error { return m.replace([]byte("mismatch\n")) }
+
+// SetCards replaces the machine's cards.
 func (m Machine) SetCards(cards ...Card) error {
 	var text bytes.Buffer
 	fmt.Fprintln(&text, "# UUID, model, memory in MiB, NUMA node, state")
@@ -108,8 +111,13 @@ func (m Machine) SetCards(cards ...Card) error {
 		}
 		fmt.Fprintf(&text, "%s, %s, %d, %s, %s\n", c.UUID, c.Model, c.MiB, numa, state)
 	}
+	return m.replace(text.Bytes())
+}
+
+// replace changes the cards' file at once, so that no reader finds half of it.
+func (m Machine) replace(text []byte) error {
 	temporary := m.CardsFile + ".new"
-	if err := os.WriteFile(temporary, text.Bytes(), 0o644); err != nil {
+	if err := os.WriteFile(temporary, text, 0o644); err != nil {
 		return fmt.Errorf("write the fake NVML's cards: %w", err)
 	}
 	if err := os.Rename(temporary, m.CardsFile); err != nil {

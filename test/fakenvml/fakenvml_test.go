@@ -94,6 +94,10 @@ func testInit(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 		t.Fatal(err)
 	}
 	returns(t, "Init without a driver", lib.Init(), nvml.ERROR_DRIVER_NOT_LOADED)
+	if err := machine.Mismatch(); err != nil {
+		t.Fatal(err)
+	}
+	returns(t, "Init with another driver", lib.Init(), nvml.ERROR_LIB_RM_VERSION_MISMATCH)
 	set(t, machine)
 	returns(t, "Init without cards", lib.Init(), nvml.SUCCESS)
 	n, ret := lib.DeviceGetCount()
@@ -164,7 +168,7 @@ func testBrokenCards(t *testing.T, lib nvml.Interface, machine fakenvml.Machine)
 	for _, c := range []struct {
 		state                      string
 		handle, uuid, name, memory nvml.Return
-		mig                        int
+		mig, recovery              int
 		supportsEvents             bool
 	}{
 		{state: "ok", supportsEvents: true},
@@ -177,6 +181,9 @@ func testBrokenCards(t *testing.T, lib nvml.Interface, machine fakenvml.Machine)
 		{state: "nomemory", memory: nvml.ERROR_UNKNOWN, supportsEvents: true},
 		{state: "noevents"},
 		{state: "mig", mig: 1, supportsEvents: true},
+		{state: "unified", memory: nvml.ERROR_NOT_SUPPORTED, supportsEvents: true},
+		{state: "wantsreset", recovery: 1, supportsEvents: true},
+		{state: "norecovery", recovery: -1, supportsEvents: true},
 	} {
 		t.Run(c.state, func(t *testing.T) {
 			set(t, machine, fakenvml.Card{UUID: "GPU-a", State: c.state}, cards[1])
@@ -190,6 +197,15 @@ func testBrokenCards(t *testing.T, lib nvml.Interface, machine fakenvml.Machine)
 			returns(t, "GetMemoryInfo", ret, c.memory)
 			if mode, _, _ := device.GetMigMode(); mode != c.mig {
 				t.Errorf("MIG mode %d, want %d", mode, c.mig)
+			}
+			values := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
+			returns(t, "GetFieldValues", device.GetFieldValues(values), c.name)
+			recovery := int(values[0].Value[0])
+			if nvml.Return(values[0].NvmlReturn) == nvml.ERROR_NOT_SUPPORTED {
+				recovery = -1
+			}
+			if recovery != c.recovery {
+				t.Errorf("recovery action %d, want %d", recovery, c.recovery)
 			}
 			if types, _ := device.GetSupportedEventTypes(); (types != 0) != c.supportsEvents {
 				t.Errorf("event types %#x, want any: %v", types, c.supportsEvents)

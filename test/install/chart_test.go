@@ -1,18 +1,62 @@
 package install
 
 import (
+	"encoding/json"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	k8slabels "k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpushare/gpushare/pkg/extender"
 	"github.com/gpushare/gpushare/pkg/leader"
+	"github.com/gpushare/gpushare/pkg/schedulerconfig"
 )
 
 const chart = "deploy/helm/gpushare"
+
+// render returns what the chart renders with these values, by kind and name.
+func (h helm) render(t *testing.T, values string) map[string]*unstructured.Unstructured {
+	t.Helper()
+	out := h.run(t, "template", "gpushare", chart, "--namespace=gpu", "--set=extender.service.clusterIP=10.96.0.15", "--set="+values)
+	objects := map[string]*unstructured.Unstructured{}
+	for text := range strings.SplitSeq(out, "\n---\n") {
+		var object unstructured.Unstructured
+		must(t, yaml.Unmarshal([]byte(text), &object.Object))
+		if object.Object != nil {
+			objects[object.GetKind()+"/"+object.GetName()] = &object
+		}
+	}
+	return objects
+}
+
+// podTemplate returns the pod template of a workload that the chart renders.
+func podTemplate(t *testing.T, workload *unstructured.Unstructured) (template corev1.PodTemplateSpec) {
+	t.Helper()
+	if workload == nil {
+		t.Fatal("the chart doesn't render it")
+	}
+	nested, _, err := unstructured.NestedMap(workload.Object, "spec", "template")
+	must(t, err)
+	convert(t, nested, &template)
+	return template
+}
+
+// convert refuses fields that the type doesn't have.
+func convert(t *testing.T, object map[string]any, out any) {
+	t.Helper()
+	data, err := json.Marshal(object)
+	must(t, err)
+	must(t, yaml.UnmarshalStrict(data, out))
+}
 
 func TestThePlainManifestsAreWhatTheChartRenders(t *testing.T) {
 	path, err := helmPath()
@@ -31,6 +75,7 @@ func TestTheChartPassesHelmLint(t *testing.T) {
 		"on the host":      "extender.reach=host,extender.replicas=1",
 		"second scheduler": "mode=secondScheduler,monitoring.enabled=true,devicePlugin.nodes=discovered",
 		"cert-manager":     "extender.tls.mode=certManager,extender.tls.certManager.issuerRef.name=ca,extender.allowEvictions=true",
+		"network policies": "networkPolicy.enabled=true",
 	} {
 		t.Run(name, func(t *testing.T) {
 			h.run(t, "lint", chart, "--strict", "--set=extender.service.clusterIP=10.96.0.15", "--set="+values)
@@ -43,35 +88,42 @@ func TestWrongValuesAreRefused(t *testing.T) {
 	h := newHelm(t, "")
 	lease := leader.DefaultRenewDeadline.String()
 	tests := map[string]struct{ values, want string }{
-		"an unknown mode":                  {"mode=sidecar", "at '/mode': value must be one of 'extender', 'secondScheduler'"},
-		"a name that is misspelt":          {"devicePlugin.memoryUnits=MiB", "additional properties 'memoryUnits' not allowed"},
-		"a unit that is none":              {"devicePlugin.memoryUnit=GB", "at '/devicePlugin/memoryUnit'"},
-		"replicas that are words":          {"extender.replicas=two", "at '/extender/replicas': got string, want integer"},
-		"a name for an address":            {"extender.service.clusterIP=gpushare-extender", "at '/extender/service/clusterIP'"},
-		"an address that is none":          {"extender.service.clusterIP=10.96.0.256", "at '/extender/service/clusterIP'"},
-		"an IPv6 address that is none":     {"extender.service.clusterIP=:", "at '/extender/service/clusterIP'"},
-		"no address and nobody to ask":     {"extender.replicas=2", "extender.service.clusterIP: no cluster can be asked"},
-		"several extenders on one host":    {"extender.reach=host", "extender.replicas: with extender.reach=host there is one extender"},
-		"own certificates, nowhere":        {"extender.tls.mode=secret", "at '/extender/tls/secretName'"},
-		"cert-manager without an issuer":   {"extender.tls.mode=certManager,extender.service.clusterIP=10.96.0.15", "at '/extender/tls/certManager/issuerRef': missing property 'name'"},
-		"a second scheduler of that name":  {"mode=secondScheduler,secondScheduler.name=default-scheduler", "at '/secondScheduler/name'"},
-		"a scheduler's name with a quote":  {"mode=secondScheduler,secondScheduler.name=it's", "at '/secondScheduler/name'"},
-		"a tag with a blank":               {"images.extender.tag=v1 2", "at '/images/extender/tag'"},
-		"an upgrade of no node at a time":  {"devicePlugin.maxUnavailable=0%", "at '/devicePlugin/maxUnavailable'"},
-		"a part that is taken away":        {"extender=null", "missing property 'extender'"},
-		"binds that outlast the timeout":   {"extender.gangHold=0.1m5s,extender.service.clusterIP=10.96.0.15", "scheduler.httpTimeout: 15s isn't above extender.gangHold and extender.bindTimeout together (0.1m5s, 4s)"},
-		"that beside a second scheduler":   {"mode=secondScheduler,scheduler.httpTimeout=5s", "scheduler.httpTimeout: 5s isn't above"},
-		"no time to bind":                  {"mode=secondScheduler,extender.bindTimeout=0s", "extender.bindTimeout: 0s isn't above 0s, and 1m at most"},
-		"too much time to bind":            {"extender.reach=host,extender.replicas=1,extender.bindTimeout=1m1ms,scheduler.httpTimeout=3m", "extender.bindTimeout: 1m1ms isn't above 0s, and 1m at most"},
-		"binds that outlast the Lease":     {"extender.service.clusterIP=10.96.0.15,extender.replicas=1,scheduler.httpTimeout=30s,extender.bindTimeout=" + lease, "extender.bindTimeout: " + lease + " isn't below 10s, for which a leader counts on its Lease"},
-		"those of a second scheduler":      {"mode=secondScheduler,scheduler.httpTimeout=30s,extender.bindTimeout=" + lease, "extender.bindTimeout: " + lease + " isn't below 10s"},
-		"too long a hold":                  {"mode=secondScheduler,scheduler.httpTimeout=3m,extender.gangHold=61s,extender.gangPatience=3m", "extender.gangHold: 61s is above 1m"},
-		"less patience than a hold":        {"mode=secondScheduler,scheduler.httpTimeout=50s,extender.gangHold=40s", "extender.gangPatience: 30s lies below extender.gangHold (40s)"},
-		"patience that is no time":         {"extender.gangPatience=30", "at '/extender/gangPatience'"},
-		"an account without a namespace":   {"guard.allow.serviceAccounts[0]=velero", "at '/guard/allow/serviceAccounts/0'"},
-		"a page's address without a port":  {"extender.ui.listenAddress=127.0.0.1", "at '/extender/ui/listenAddress'"},
-		"monitors of a closed port":        {"extender.reach=host,extender.replicas=1,monitoring.enabled=true", "monitoring.enabled: with extender.reach=host"},
-		"a folder with a slash at its end": {"devicePlugin.kubeletDirectory=/var/lib/kubelet/", "at '/devicePlugin/kubeletDirectory'"},
+		"an unknown mode":                   {"mode=sidecar", "at '/mode': value must be one of 'extender', 'secondScheduler'"},
+		"a name that is misspelt":           {"devicePlugin.memoryUnits=MiB", "additional properties 'memoryUnits' not allowed"},
+		"a unit that is none":               {"devicePlugin.memoryUnit=GB", "at '/devicePlugin/memoryUnit'"},
+		"replicas that are words":           {"extender.replicas=two", "at '/extender/replicas': got string, want integer"},
+		"a name for an address":             {"extender.service.clusterIP=gpushare-extender", "at '/extender/service/clusterIP'"},
+		"an address that is none":           {"extender.service.clusterIP=10.96.0.256", "at '/extender/service/clusterIP'"},
+		"an IPv6 address that is none":      {"extender.service.clusterIP=:", "at '/extender/service/clusterIP'"},
+		"no address and nobody to ask":      {"extender.replicas=2", "extender.service.clusterIP: no cluster can be asked"},
+		"several extenders on one host":     {"extender.reach=host", "extender.replicas: with extender.reach=host there is one extender"},
+		"own certificates, nowhere":         {"extender.tls.mode=secret", "at '/extender/tls/secretName'"},
+		"cert-manager without an issuer":    {"extender.tls.mode=certManager,extender.service.clusterIP=10.96.0.15", "at '/extender/tls/certManager/issuerRef': missing property 'name'"},
+		"a second scheduler of that name":   {"mode=secondScheduler,secondScheduler.name=default-scheduler", "at '/secondScheduler/name'"},
+		"a scheduler's name with a quote":   {"mode=secondScheduler,secondScheduler.name=it's", "at '/secondScheduler/name'"},
+		"a tag with a blank":                {"images.extender.tag=v1 2", "at '/images/extender/tag'"},
+		"an upgrade of no node at a time":   {"devicePlugin.maxUnavailable=0%", "at '/devicePlugin/maxUnavailable'"},
+		"a part that is taken away":         {"extender=null", "missing property 'extender'"},
+		"binds that outlast the timeout":    {"extender.gangHold=0.1m5s,extender.service.clusterIP=10.96.0.15", "scheduler.httpTimeout: 15s isn't above extender.gangHold and extender.bindTimeout together (0.1m5s, 4s)"},
+		"that beside a second scheduler":    {"mode=secondScheduler,scheduler.httpTimeout=5s", "scheduler.httpTimeout: 5s isn't above"},
+		"no time to bind":                   {"mode=secondScheduler,extender.bindTimeout=0s", "extender.bindTimeout: 0s isn't above 0s, and 1m at most"},
+		"too much time to bind":             {"extender.reach=host,extender.replicas=1,extender.bindTimeout=1m1ms,scheduler.httpTimeout=3m", "extender.bindTimeout: 1m1ms isn't above 0s, and 1m at most"},
+		"binds that outlast the Lease":      {"extender.service.clusterIP=10.96.0.15,extender.replicas=1,scheduler.httpTimeout=30s,extender.bindTimeout=" + lease, "extender.bindTimeout: " + lease + " isn't below 10s, for which a leader counts on its Lease"},
+		"those of a second scheduler":       {"mode=secondScheduler,scheduler.httpTimeout=30s,extender.bindTimeout=" + lease, "extender.bindTimeout: " + lease + " isn't below 10s"},
+		"too long a hold":                   {"mode=secondScheduler,scheduler.httpTimeout=3m,extender.gangHold=61s,extender.gangPatience=3m", "extender.gangHold: 61s is above 1m"},
+		"less patience than a hold":         {"mode=secondScheduler,scheduler.httpTimeout=50s,extender.gangHold=40s", "extender.gangPatience: 30s lies below extender.gangHold (40s)"},
+		"patience that is no time":          {"extender.gangPatience=30", "at '/extender/gangPatience'"},
+		"an account without a namespace":    {"guard.allow.serviceAccounts[0]=velero", "at '/guard/allow/serviceAccounts/0'"},
+		"a page's address without a port":   {"extender.ui.listenAddress=127.0.0.1", "at '/extender/ui/listenAddress'"},
+		"no client's name":                  {"extender.service.clusterIP=10.96.0.15,extender.tls.clientNames={}", "at '/extender/tls/clientNames"},
+		"not the certificate's name":        {"extender.service.clusterIP=10.96.0.15,extender.tls.clientNames={other}", "extender.tls.clientNames: with extender.tls.mode=generated the certificate"},
+		"monitors without a token":          {"extender.service.clusterIP=10.96.0.15,monitoring.enabled=true,monitoring.authorize=true", "monitoring.credentials.name: with monitoring.authorize=true"},
+		"an unknown log format":             {"extender.service.clusterIP=10.96.0.15,logFormat=xml", "at '/logFormat'"},
+		"monitors of a closed port":         {"extender.reach=host,extender.replicas=1,monitoring.enabled=true", "monitoring.enabled: with extender.reach=host"},
+		"a folder with a slash at its end":  {"devicePlugin.podResourcesDirectory=/var/lib/kubelet/", "at '/devicePlugin/podResourcesDirectory'"},
+		"a folder without one at its start": {"devicePlugin.devicePluginDirectory=plugins", "at '/devicePlugin/devicePluginDirectory'"},
+		"one directory for both":            {"devicePlugin.kubeletDirectory=/data/kubelet", "additional properties 'kubeletDirectory' not allowed"},
+		"an unknown way to the driver":      {"devicePlugin.driverAccess=privileged", "at '/devicePlugin/driverAccess'"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -81,6 +133,42 @@ func TestWrongValuesAreRefused(t *testing.T) {
 			}
 			if !strings.Contains(out, test.want) {
 				t.Errorf("it says %q, want %q", out, test.want)
+			}
+		})
+	}
+}
+
+// What the chart renders for kube-scheduler has no finding, however kube-scheduler reaches the extender.
+func TestSchedulerConfigHasNoFinding(t *testing.T) {
+	h := newHelm(t, "")
+	for name, values := range map[string]string{
+		"as it is":         "extender.service.clusterIP=10.96.0.15",
+		"IPv6":             "extender.service.clusterIP=fd00::f",
+		"on the host":      "extender.reach=host,extender.replicas=1",
+		"own certificates": "extender.service.clusterIP=10.96.0.15,extender.tls.mode=secret,extender.tls.secretName=own",
+		"cert-manager":     "extender.service.clusterIP=10.96.0.15,extender.tls.mode=certManager,extender.tls.certManager.issuerRef.name=ca",
+		"second scheduler": "mode=secondScheduler",
+	} {
+		t.Run(name, func(t *testing.T) {
+			found := false
+			for document := range strings.SplitSeq(h.run(t, "template", "gpushare", chart, "--set="+values), "\n---\n") {
+				var object struct{ Data, StringData map[string]string }
+				must(t, yaml.Unmarshal([]byte(document), &object))
+				text := object.Data["scheduler-config.yaml"] + object.StringData["scheduler-config.yaml"]
+				if text == "" {
+					continue
+				}
+				found = true
+				config, err := schedulerconfig.Decode([]byte(text))
+				must(t, err)
+				for _, finding := range schedulerconfig.Check(config, schedulerconfig.Options{
+					Path: extender.Prefix, BindTimeout: 4 * time.Second, GangHold: 10 * time.Second,
+				}) {
+					t.Error(finding)
+				}
+			}
+			if !found {
+				t.Error("no configuration is rendered")
 			}
 		})
 	}
@@ -141,8 +229,7 @@ func TestThePageIsWhereTheValuesSay(t *testing.T) {
 	h := newHelm(t, "")
 	const own = "--ui-listen-address="
 	for what, test := range map[string]struct{ values, want string }{
-		"beside client certificates":  {"", own + "127.0.0.1:12346"},
-		"without them":                {"extender.tls.mode=none", ""},
+		"at the extender's default":   {"", ""},
 		"on the host":                 {"extender.reach=host,extender.replicas=1", ""},
 		"beside the second scheduler": {"mode=secondScheduler", ""},
 		"where it is told to":         {"extender.tls.mode=none,extender.ui.listenAddress=:8080", own + ":8080"},
@@ -161,20 +248,60 @@ func TestThePageIsWhereTheValuesSay(t *testing.T) {
 	}
 }
 
+// Whatever signs the certificates may sign those of others: the name decides.
+func TestEveryModeOfTLSNamesItsClients(t *testing.T) {
+	h := newHelm(t, "")
+	for what, test := range map[string]struct{ values, want string }{
+		"generated":    {"extender.tls.mode=generated", "--client-names=kube-scheduler"},
+		"a Secret":     {"extender.tls.mode=secret,extender.tls.secretName=mine,extender.tls.clientNames={a,system:kube-scheduler}", "--client-names=a,system:kube-scheduler"},
+		"cert-manager": {"extender.tls.mode=certManager,extender.tls.certManager.issuerRef.name=ca", "--client-names=kube-scheduler"},
+		"none":         {"extender.tls.mode=none", ""},
+	} {
+		out := h.run(t, "template", "gpushare", chart, "--set=extender.service.clusterIP=10.96.0.15", "--set="+test.values)
+		got := ""
+		for line := range strings.Lines(out) {
+			if arg := strings.TrimPrefix(strings.TrimSpace(line), "- "); strings.HasPrefix(arg, "--client-names") {
+				got = arg
+			}
+		}
+		if got != test.want {
+			t.Errorf("%s: %q, want %q", what, got, test.want)
+		}
+	}
+}
+
+func TestMetricsAreAuthorized(t *testing.T) {
+	h := newHelm(t, "")
+	counts := func(values string) map[string]int {
+		out := h.run(t, "template", "gpushare", chart, "--set=extender.service.clusterIP=10.96.0.15,monitoring.enabled=true", "--set="+values)
+		counts := map[string]int{}
+		for _, what := range []string{"- --authorize-metrics\n", "resources: [tokenreviews]", "resources: [subjectaccessreviews]", "nonResourceURLs: [/metrics]", "credentials: {name: token, key: token}"} {
+			counts[what] = strings.Count(out, what)
+		}
+		return counts
+	}
+	// The extender and the device plugin, and a monitor for each.
+	want := map[string]int{
+		"- --authorize-metrics\n": 2, "resources: [tokenreviews]": 2, "resources: [subjectaccessreviews]": 2, "nonResourceURLs: [/metrics]": 1,
+		"credentials: {name: token, key: token}": 2,
+	}
+	if diff := cmp.Diff(want, counts("monitoring.authorize=true,monitoring.credentials.name=token")); diff != "" {
+		t.Errorf("with authorize (-want +got):\n%s", diff)
+	}
+	for what := range want {
+		want[what] = 0
+	}
+	if diff := cmp.Diff(want, counts("")); diff != "" {
+		t.Errorf("by default (-want +got):\n%s", diff)
+	}
+}
+
 // The monitors' own kinds aren't known to a bare API server: that they find what is installed is seen here.
 func TestTheMonitorsFindTheirPods(t *testing.T) {
 	h := newHelm(t, "")
 	for mode, part := range map[string]string{"extender": "extender", "secondScheduler": "scheduler"} {
 		t.Run(mode, func(t *testing.T) {
-			out := h.run(t, "template", "gpushare", chart, "--namespace=gpu", "--set=extender.service.clusterIP=10.96.0.15,monitoring.enabled=true,monitoring.labels.release=prometheus,mode="+mode)
-			objects := map[string]*unstructured.Unstructured{}
-			for text := range strings.SplitSeq(out, "\n---\n") {
-				var object unstructured.Unstructured
-				must(t, yaml.Unmarshal([]byte(text), &object.Object))
-				if object.Object != nil {
-					objects[object.GetKind()+"/"+object.GetName()] = &object
-				}
-			}
+			objects := h.render(t, "monitoring.enabled=true,monitoring.labels.release=prometheus,mode="+mode)
 			at := func(name string, path ...string) map[string]string {
 				t.Helper()
 				found, _, err := unstructured.NestedStringMap(objects[name].Object, path...)
@@ -214,4 +341,186 @@ func TestTheMonitorsFindTheirPods(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A kubelet with --root-dir moves its PodResources socket and leaves the device-plugin directory where it is.
+func TestKubeletDirectories(t *testing.T) {
+	h := newHelm(t, "")
+	spec := podTemplate(t, h.render(t, "devicePlugin.podResourcesDirectory=/data/kubelet/pod-resources")["DaemonSet/gpushare-device-plugin"]).Spec
+	got := map[string]string{}
+	for _, arg := range spec.Containers[0].Args {
+		if name, value, _ := strings.Cut(arg, "="); name == "--device-plugin-dir" || name == "--pod-resources-socket" {
+			got[name] = value
+		}
+	}
+	for _, mount := range spec.Containers[0].VolumeMounts {
+		got["mount "+mount.Name] = mount.MountPath
+	}
+	for _, volume := range spec.Volumes {
+		got["volume "+volume.Name] = volume.HostPath.Path
+	}
+	want := map[string]string{
+		"--device-plugin-dir":    "/var/lib/kubelet/device-plugins",
+		"mount device-plugins":   "/var/lib/kubelet/device-plugins",
+		"volume device-plugins":  "/var/lib/kubelet/device-plugins",
+		"--pod-resources-socket": "/data/kubelet/pod-resources/kubelet.sock",
+		"mount pod-resources":    "/data/kubelet/pod-resources",
+		"volume pod-resources":   "/data/kubelet/pod-resources",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// How the device plugin's own container gets the driver library from NVIDIA's container runtime.
+func TestDriverAccess(t *testing.T) {
+	type access struct {
+		VisibleDevices, Mount, Source string
+		Annotations                   map[string]string
+	}
+	h := newHelm(t, "")
+	for name, test := range map[string]struct {
+		values string
+		want   access
+	}{
+		"by the environment variable": {"", access{VisibleDevices: "all"}},
+		"by a mount": {"devicePlugin.driverAccess=volume-mounts", access{
+			Mount: "/var/run/nvidia-container-devices/all", Source: "/dev/null",
+		}},
+		"by CDI annotations, beside others": {"devicePlugin.driverAccess=cdi,devicePlugin.podAnnotations.team=gpu", access{
+			Annotations: map[string]string{
+				"cdi.k8s.io/gpushare": "nvidia.com/gpu=all", "nvidia.cdi.k8s.io/container.device-plugin": "nvidia.com/gpu=all", "team": "gpu",
+			},
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			template := podTemplate(t, h.render(t, test.values)["DaemonSet/gpushare-device-plugin"])
+			container := template.Spec.Containers[0]
+			got := access{Annotations: template.Annotations}
+			for _, env := range container.Env {
+				if env.Name == "NVIDIA_VISIBLE_DEVICES" {
+					got.VisibleDevices = env.Value
+				}
+			}
+			for _, mount := range container.VolumeMounts {
+				if mount.Name == "visible-devices" {
+					got.Mount = mount.MountPath
+				}
+			}
+			for _, volume := range template.Spec.Volumes {
+				if volume.Name == "visible-devices" {
+					got.Source = volume.HostPath.Path
+				}
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// The commands of docs/node.md for toolkits and nodes that none of the chart's ways fit.
+func TestDevicePluginOverrides(t *testing.T) {
+	h := newHelm(t, "")
+	const values = "devicePlugin.securityContext.privileged=true,devicePlugin.securityContext.allowPrivilegeEscalation=true," +
+		"devicePlugin.extraVolumes[0].name=driver,devicePlugin.extraVolumes[0].hostPath.path=/usr/lib64," +
+		"devicePlugin.extraVolumeMounts[0].name=driver,devicePlugin.extraVolumeMounts[0].mountPath=/driver," +
+		"devicePlugin.extraEnv[0].name=NVML_LIBRARY,devicePlugin.extraEnv[0].value=/driver/libnvidia-ml.so.1"
+	spec := podTemplate(t, h.render(t, values)["DaemonSet/gpushare-device-plugin"]).Spec
+	container := spec.Containers[0]
+	want := &corev1.SecurityContext{
+		Privileged: new(true), AllowPrivilegeEscalation: new(true), ReadOnlyRootFilesystem: new(true),
+		Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+	}
+	if diff := cmp.Diff(want, container.SecurityContext); diff != "" {
+		t.Errorf("security context (-want +got):\n%s", diff)
+	}
+	if last := spec.Volumes[len(spec.Volumes)-1]; last.Name != "driver" || last.HostPath.Path != "/usr/lib64" {
+		t.Errorf("the last volume is %v", last)
+	}
+	if last := container.VolumeMounts[len(container.VolumeMounts)-1]; last.Name != "driver" || last.MountPath != "/driver" {
+		t.Errorf("the last mount is %v", last)
+	}
+	if last := container.Env[len(container.Env)-1]; last.Name != "NVML_LIBRARY" || last.Value != "/driver/libnvidia-ml.so.1" {
+		t.Errorf("the last variable is %v", last)
+	}
+}
+
+// Each policy selects its pods, and opens ports that these have to the peers of the values.
+func TestNetworkPolicies(t *testing.T) {
+	h := newHelm(t, "")
+	const (
+		scheduler  = "networkPolicy.schedulers[0].ipBlock.cidr=192.0.2.0/28,"
+		prometheus = "networkPolicy.monitoring[0].podSelector.matchLabels.app=prometheus,"
+	)
+	for name, test := range map[string]struct {
+		values string
+		// want has, by pod template, the open ports with their peers.
+		want map[string]string
+	}{
+		"as they are": {"", map[string]string{
+			"Deployment/gpushare-extender": "extender from anywhere", "DaemonSet/gpushare-device-plugin": "",
+		}},
+		"with peers": {scheduler + prometheus, map[string]string{
+			"Deployment/gpushare-extender": "extender from 192.0.2.0/28, health from app=prometheus", "DaemonSet/gpushare-device-plugin": "metrics from app=prometheus",
+		}},
+		"beside the second scheduler": {"mode=secondScheduler," + prometheus, map[string]string{
+			"Deployment/gpushare-scheduler": "health from app=prometheus", "DaemonSet/gpushare-device-plugin": "metrics from app=prometheus",
+		}},
+		"on the host's network": {"extender.reach=host,extender.replicas=1", map[string]string{"DaemonSet/gpushare-device-plugin": ""}},
+		"without device plugin": {"devicePlugin.enabled=false", map[string]string{"Deployment/gpushare-extender": "extender from anywhere"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			objects := h.render(t, "networkPolicy.enabled=true,"+strings.TrimSuffix(test.values, ","))
+			got := map[string]string{}
+			for _, object := range objects {
+				if object.GetKind() != "NetworkPolicy" {
+					continue
+				}
+				var policy networkingv1.NetworkPolicy
+				convert(t, object.Object, &policy)
+				selector, err := metav1.LabelSelectorAsSelector(&policy.Spec.PodSelector)
+				must(t, err)
+				for key, workload := range objects {
+					if workload.GetKind() != "Deployment" && workload.GetKind() != "DaemonSet" {
+						continue
+					}
+					if template := podTemplate(t, workload); selector.Matches(k8slabels.Set(template.Labels)) {
+						got[key] = openPorts(t, policy.Spec, template.Spec)
+					}
+				}
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// openPorts describes what a policy lets through to a pod, all of whose other ports it closes.
+func openPorts(t *testing.T, policy networkingv1.NetworkPolicySpec, pod corev1.PodSpec) string {
+	t.Helper()
+	if !slices.Equal(policy.PolicyTypes, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}) {
+		t.Errorf("policy types %v", policy.PolicyTypes)
+	}
+	var open []string
+	for _, rule := range policy.Ingress {
+		peer := "anywhere"
+		if len(rule.From) > 0 && rule.From[0].IPBlock != nil {
+			peer = rule.From[0].IPBlock.CIDR
+		} else if len(rule.From) > 0 {
+			peer = metav1.FormatLabelSelector(rule.From[0].PodSelector)
+		}
+		for _, port := range rule.Ports {
+			name := port.Port.StrVal
+			if !slices.ContainsFunc(pod.Containers, func(c corev1.Container) bool {
+				return slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == name })
+			}) {
+				t.Errorf("no container has the port %q", name)
+			}
+			open = append(open, name+" from "+peer)
+		}
+	}
+	return strings.Join(open, ", ")
 }

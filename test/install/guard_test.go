@@ -124,8 +124,10 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 		must(t, pods.Delete(ctx, victim.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 	})
 
+	t.Run("its policies fit the types of the API", c.testPolicyTypes)
 	t.Run("a Deployment whose template is forged is told why it gets no pods", func(t *testing.T) { c.testForgedTemplate(t, forged) })
 	t.Run("a kubelet shows its static pods", func(t *testing.T) { c.testMirrorPod(t, forged) })
+	t.Run("a pod's environment doesn't name its card", func(t *testing.T) { c.testEnvironment(t, running) })
 	t.Run("a device plugin keeps to its node", func(t *testing.T) { c.testPluginsReach(t, plugin, patch) })
 	t.Run("who is on the list may", func(t *testing.T) {
 		c.helm.run(t, "upgrade", "gpushare", chart, "--namespace="+namespace, "--reset-then-reuse-values",
@@ -294,6 +296,7 @@ func (c *cluster) testPluginsReach(t *testing.T, plugin *corev1.Pod, patch func(
 		"a pod's image":                    {pod(bound, mine.Name, []byte(`{"spec":{"containers":[{"name":"main","image":"example.com/evil"}]}}`)), "nothing of a pod but its annotations"},
 		"a pod's other annotations":        {pod(bound, mine.Name, patch(map[string]any{"note": "theirs"})), "nothing of a pod but its annotations"},
 		"a node's taints":                  {onNode(bound, node, []byte(`{"spec":{"unschedulable":true}}`)), "nothing of a node but its annotations"},
+		"a node's other annotations":       {onNode(bound, node, patch(map[string]any{"note": "theirs"})), "nothing of a node but its annotations"},
 		"a node's labels":                  {onNode(bound, node, []byte(`{"metadata":{"labels":{"zone":"mine"}}}`)), "nothing of a node but its annotations"},
 		"a node's taints, by the extender": {onNode(extender, "other", []byte(`{"spec":{"unschedulable":true}}`)), "nothing of a node but its annotations"},
 	} {
@@ -301,7 +304,123 @@ func (c *cluster) testPluginsReach(t *testing.T, plugin *corev1.Pod, patch func(
 			t.Errorf("%s: got %v, want it refused: %s", name, test.err, test.want)
 		}
 	}
+	// Neither account can have a node deleted, take over its traffic, or change what it offers.
+	for name, test := range map[string]struct{ patch, subresource string }{
+		"an owner":                {`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"gone","uid":"1"}]}}`, ""},
+		"an owner, by the status": {`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"gone","uid":"1"}]}}`, "status"},
+		"a finalizer":             {`{"metadata":{"finalizers":["example.com/stays"]}}`, ""},
+		"an address":              {`{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.66"}]}}`, "status"},
+		"the kubelet's port":      {`{"status":{"daemonEndpoints":{"kubeletEndpoint":{"Port":4444}}}}`, "status"},
+		"a condition":             {`{"status":{"conditions":[{"type":"Ready","status":"False","reason":"Forged"}]}}`, "status"},
+		"node information":        {`{"status":{"nodeInfo":{"kubeletVersion":"v9"}}}`, "status"},
+		"a volume":                {`{"status":{"volumesAttached":[{"name":"forged","devicePath":"/dev/sda"}]}}`, "status"},
+		"an image":                {`{"status":{"images":[{"names":["example.com/forged"],"sizeBytes":1}]}}`, "status"},
+		"another capacity":        {`{"status":{"capacity":{"nvidia.com/gpu":"8"}}}`, "status"},
+		"another allocatable":     {`{"status":{"allocatable":{"cpu":"9999"}}}`, "status"},
+		"a capacity less":         {`{"status":{"capacity":{"aliyun.com/gpu-mem":null}}}`, "status"},
+	} {
+		err := onNode(bound, node, []byte(test.patch), strings.Fields(test.subresource)...)
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "nothing of a node but its annotations") {
+			t.Errorf("%s, by the device plugin: got %v, want it refused", name, err)
+		}
+		if test.subresource != "" {
+			continue // The extender has no right to patch a node's status.
+		}
+		err = onNode(extender, "other", []byte(test.patch))
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "nothing of a node but its annotations") {
+			t.Errorf("%s, by the extender: got %v, want it refused", name, err)
+		}
+	}
+	must(t, onNode(bound, node, []byte(`{"status":{"capacity":{"aliyun.com/gpu-count":null},"allocatable":{"aliyun.com/gpu-count":null}}}`), "status"))
+	must(t, onNode(bound, node, count, "status"))
 	must(t, c.Client.CoreV1().Pods(metav1.NamespaceDefault).Delete(ctx, "mine", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 	must(t, c.Client.CoreV1().Pods(metav1.NamespaceDefault).Delete(ctx, "theirs", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 	must(t, c.Client.CoreV1().Nodes().Delete(ctx, "other", metav1.DeleteOptions{}))
+}
+
+// testPolicyTypes waits for what kube-controller-manager's type checker says of the policies.
+func (c *cluster) testPolicyTypes(t *testing.T) {
+	c.until("all policies are checked", func(ctx context.Context) (bool, error) {
+		list, err := c.Client.AdmissionregistrationV1().ValidatingAdmissionPolicies().List(ctx, metav1.ListOptions{LabelSelector: ours})
+		if err != nil {
+			return false, err
+		}
+		for _, policy := range list.Items {
+			if policy.Status.ObservedGeneration != policy.Generation {
+				return false, nil
+			}
+			if checked := policy.Status.TypeChecking; checked != nil && len(checked.ExpressionWarnings) > 0 {
+				t.Errorf("%s: %v", policy.Name, checked.ExpressionWarnings)
+			}
+		}
+		return len(list.Items) > 0, nil
+	})
+}
+
+// testEnvironment sets NVIDIA_VISIBLE_DEVICES in every kind of container. running is a pod that asks for GPU memory.
+func (c *cluster) testEnvironment(t *testing.T, running *corev1.Pod) {
+	ctx := t.Context()
+	pods := c.Client.CoreV1().Pods(metav1.NamespaceDefault)
+	visible := func(value string) []corev1.EnvVar {
+		return []corev1.EnvVar{{Name: protocol.EnvVisibleDevices, Value: value}}
+	}
+	with := func(change func(*corev1.PodSpec)) *corev1.Pod {
+		pod := gpuPod("environment", "nobody", "1")
+		change(&pod.Spec)
+		return pod
+	}
+	sidecar := func(spec *corev1.PodSpec, env []corev1.EnvVar) {
+		spec.Containers = append(spec.Containers, corev1.Container{Name: "sidecar", Image: "example.com/none", Env: env})
+	}
+	for name, test := range map[string]struct {
+		pod *corev1.Pod
+		// refused is the container that the refusal names, empty where the pod is accepted.
+		refused string
+	}{
+		"the container that asks": {with(func(s *corev1.PodSpec) { s.Containers[0].Env = visible("all") }), "main"},
+		"one beside it":           {with(func(s *corev1.PodSpec) { sidecar(s, visible("0")) }), "sidecar"},
+		"an init container": {with(func(s *corev1.PodSpec) {
+			s.InitContainers = []corev1.Container{{Name: "init", Image: "example.com/none", Env: visible("GPU-0")}}
+		}), "init"},
+		"a value from elsewhere": {with(func(s *corev1.PodSpec) {
+			s.Containers[0].Env = []corev1.EnvVar{{Name: protocol.EnvVisibleDevices, ValueFrom: &corev1.EnvVarSource{
+				FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.labels['cards']"},
+			}}}
+		}), "main"},
+		"a pod whose init container alone asks": {with(func(s *corev1.PodSpec) {
+			s.InitContainers = []corev1.Container{{Name: "init", Image: "example.com/none", Resources: s.Containers[0].Resources}}
+			s.Containers[0].Resources = corev1.ResourceRequirements{}
+			s.Containers[0].Env = visible("all")
+		}), "main"},
+		"a value that hides the cards": {with(func(s *corev1.PodSpec) { sidecar(s, visible("void")) }), ""},
+		"another variable": {with(func(s *corev1.PodSpec) {
+			s.Containers[0].Env = []corev1.EnvVar{{Name: "NVIDIA_DRIVER_CAPABILITIES", Value: "all"}}
+		}), ""},
+		"a pod that asks for no GPU memory": {with(func(s *corev1.PodSpec) {
+			s.Containers[0].Resources, s.Containers[0].Env = corev1.ResourceRequirements{}, visible("all")
+		}), ""},
+	} {
+		_, err := pods.Create(ctx, test.pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		mustNameTheContainer(t, name, err, test.refused)
+	}
+	for value, refused := range map[string]string{"all": "debug", "none": ""} {
+		pod := running.DeepCopy()
+		pod.ResourceVersion = ""
+		pod.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
+			Name: "debug", Image: "example.com/none", Env: visible(value), TerminationMessagePolicy: corev1.TerminationMessageReadFile,
+		}}}
+		_, err := pods.UpdateEphemeralContainers(ctx, pod.Name, pod, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+		mustNameTheContainer(t, "an ephemeral container with the value "+value, err, refused)
+	}
+}
+
+func mustNameTheContainer(t *testing.T, what string, err error, container string) {
+	t.Helper()
+	if container == "" {
+		if err != nil {
+			t.Errorf("%s: got %v, want it accepted", what, err)
+		}
+	} else if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "container "+container+" sets NVIDIA_VISIBLE_DEVICES") {
+		t.Errorf("%s: got %v, want it refused for container %s", what, err, container)
+	}
 }

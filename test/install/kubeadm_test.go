@@ -1,13 +1,11 @@
 package install
 
 import (
-	"bytes"
-	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,130 +15,135 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/pages"
 )
 
-// controlPlaneNode runs the real kube-scheduler as its static pod's file says, as a kubelet does: another file, another
-// process; one that ends is started again.
+// controlPlaneNode runs commands for which $dir/kubernetes is /etc/kubernetes, and $dir/home the administrator's home.
 type controlPlaneNode struct {
-	t        *testing.T
-	manifest string
-	binary   string
-	log      string
-
-	stop context.CancelFunc
-	done sync.WaitGroup
+	t   *testing.T
+	dir string
 }
 
-func (n *controlPlaneNode) start() {
-	ctx, stop := context.WithCancel(context.Background())
-	n.stop = stop
-	n.done.Go(func() {
-		var running *controlplane.Process
-		var last []byte
-		ticker := time.NewTicker(50 * time.Millisecond)
-		defer ticker.Stop()
-		for ctx.Err() == nil {
-			data, err := os.ReadFile(n.manifest)
-			var pod corev1.Pod
-			if err == nil {
-				err = yaml.UnmarshalStrict(data, &pod)
-			}
-			switch {
-			case err != nil:
-				n.t.Errorf("the static pod: %v", err)
-				return
-			case !bytes.Equal(data, last) || !running.Running():
-				if running != nil {
-					_ = running.Kill()
-				}
-				running = &controlplane.Process{
-					Name: "kube-scheduler", Path: n.binary, Args: pod.Spec.Containers[0].Command[1:], LogPath: n.log,
-				}
-				if err := running.Start(ctx); err != nil {
-					n.t.Errorf("starting kube-scheduler: %v", err)
-					return
-				}
-				last = data
-			}
-			select {
-			case <-ctx.Done():
-			case <-ticker.C:
-			}
-		}
-		_ = running.Kill()
-	})
-}
-
-// TestKubeadm gives a real kube-scheduler the configuration as an administrator does, one that it can't read, and takes
-// it away again.
-func TestKubeadm(t *testing.T) {
-	c := controlplane.StartForTest(t, controlplane.Options{WithoutScheduler: true})
-	root := repository(t)
-	dir := t.TempDir()
-	must(t, os.Mkdir(filepath.Join(dir, "manifests"), 0o700))
-	kubeconfig, err := c.Kubeconfig("system:kube-scheduler")
-	must(t, err)
-	port := controlplane.ReservePortForTest(t)
-	shipped, err := os.ReadFile(filepath.Join(root, "pkg", "kubeadm", "testdata", "kubeadm.yaml"))
-	must(t, err)
-	before := strings.NewReplacer(
-		"/etc/kubernetes/scheduler.conf", kubeconfig,
-		"--leader-elect=true", "--leader-elect=true\n    - --secure-port="+port.String(),
-	).Replace(string(shipped))
-	node := &controlPlaneNode{
-		t: t, manifest: filepath.Join(dir, "manifests", "kube-scheduler.yaml"),
-		binary: filepath.Join(controlplane.KubeDir(root), "kube-scheduler"), log: filepath.Join(c.Dir, "logs", "kube-scheduler.log"),
+// startControlPlaneNode makes a node with the kubeconfig files that kubeadm makes.
+func startControlPlaneNode(t *testing.T, c *controlplane.ControlPlane) controlPlaneNode {
+	t.Helper()
+	n := controlPlaneNode{t: t, dir: t.TempDir()}
+	for _, folder := range []string{"etc/kubernetes", "kubernetes", "home/.kube"} {
+		must(t, os.MkdirAll(filepath.Join(n.dir, folder), 0o755))
 	}
-	must(t, os.WriteFile(node.manifest, []byte(before), 0o600))
-	node.start()
-	t.Cleanup(func() {
-		node.stop()
-		node.done.Wait()
-	})
-
-	kubeadm := func(args ...string) (string, error) {
-		out, err := exec.Command(filepath.Join(root, "bin", "gpushare-kubeadm"), append(args,
-			"--manifest="+node.manifest, "--folder="+filepath.Join(dir, "gpushare"), "--timeout=15s", "--settle=2s")...).CombinedOutput()
-		t.Logf("gpushare-kubeadm %s:\n%s", args[0], out)
-		return string(out), err
+	command := n.command("true")
+	if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+		t.Skipf("no mount namespace can be made here: %v: %s", err, out)
 	}
-	manifest := func() string {
-		data, err := os.ReadFile(node.manifest)
+	n.copy(c.KubeconfigPath, "home/.kube/config", "kubernetes/admin.conf")
+	for file, user := range map[string]string{"scheduler.conf": "system:kube-scheduler", "kubelet.conf": "system:node:" + node} {
+		path, err := c.Kubeconfig(user)
 		must(t, err)
-		return string(data)
+		n.copy(path, "kubernetes/"+file)
 	}
+	return n
+}
 
-	_, err = kubeadm("install", "--config="+filepath.Join(root, "config", "scheduler-config.yaml"))
+// command returns what runs a program on the node.
+func (n controlPlaneNode) command(args ...string) []string {
+	const mounts = `mount -t overlay overlay -o "lowerdir=$1/etc:/etc" /etc; mount --bind "$1/kubernetes" /etc/kubernetes
+		cd "$1/home"; shift; exec "$@"`
+	return append([]string{"unshare", "--mount", "--map-root-user", "sh", "-ec", mounts, "sh", n.dir}, args...)
+}
+
+// run runs commands on the node and returns their output.
+func (n controlPlaneNode) run(commands string) string {
+	n.t.Helper()
+	kubectl, err := kubectlPath()
+	must(n.t, err)
+	args := n.command("bash", "-euo", "pipefail", "-c", commands)
+	command := exec.CommandContext(n.t.Context(), args[0], args[1:]...)
+	// kubeadm is the pinned one also where the control plane is of another version.
+	tools := filepath.Join(repository(n.t), "bin", "kube") + ":" + filepath.Dir(kubectl)
+	command.Env = []string{"HOME=" + n.dir + "/home", "PATH=" + tools + ":" + os.Getenv("PATH")}
+	out, err := command.CombinedOutput()
+	if err != nil {
+		n.t.Fatalf("%s\n%v: %s", commands, err, out)
+	}
+	return string(out)
+}
+
+func (n controlPlaneNode) copy(path string, targets ...string) {
+	n.t.Helper()
+	data, err := os.ReadFile(path)
+	must(n.t, err)
+	for _, target := range targets {
+		must(n.t, os.WriteFile(filepath.Join(n.dir, target), data, 0o600))
+	}
+}
+
+// manifest returns a component's manifest, and the pod that it describes.
+func (n controlPlaneNode) manifest(component string) (text string, pod *corev1.Pod) {
+	n.t.Helper()
+	data, err := os.ReadFile(filepath.Join(n.dir, "kubernetes/manifests", component+".yaml"))
+	must(n.t, err)
+	must(n.t, yaml.UnmarshalStrict(data, &pod))
+	return string(data), pod
+}
+
+// TestKubeadm runs the commands of docs/install.md with the real kubeadm: install, restore, upload, upgrade, undo.
+func TestKubeadm(t *testing.T) {
+	page, err := pages.ReadKubeadm()
 	must(t, err)
-	installed := manifest()
-	// Nobody answers where the configuration leads to: what kube-scheduler says of that shows that it asks.
-	must(t, c.CreateNodes(t.Context(), controlplane.Node{Name: "gpu-1", Unit: gpu.GiB, Cards: controlplane.EqualCards(1, 16)}))
+	c := controlplane.StartForTest(t, controlplane.Options{WithoutScheduler: true})
+	must(t, c.CreateNodes(t.Context(), controlplane.Node{Name: node, Unit: gpu.GiB, Cards: controlplane.EqualCards(1, 16)}))
+	n := startControlPlaneNode(t, c)
+	n.run(`printf '%s\n' 'apiVersion: kubeadm.k8s.io/v1beta4' 'kind: ClusterConfiguration' "kubernetesVersion: $(kubeadm version -o short)" > cluster.yaml
+		kubeadm init phase control-plane all --config cluster.yaml
+		kubeadm init phase upload-config kubeadm --config cluster.yaml --kubeconfig ~/.kube/config`)
+	n.copy(filepath.Join(repository(t), "config", "scheduler-config.yaml"), "home/scheduler-config.yaml")
+	const scheduler = "kube-scheduler"
+	before, _ := n.manifest(scheduler)
+
+	n.run(page.Install)
+	n.startScheduler(c)
+	// No extender is there. The Event shows that kube-scheduler calls it.
 	_, err = c.Client.CoreV1().Pods(metav1.NamespaceDefault).Create(t.Context(), gpuPod("asks", "", "1"), metav1.CreateOptions{})
 	must(t, err)
 	awaitEvent(t, c, "asks", "/gpushare-scheduler/filter")
 
-	t.Run("a configuration that kube-scheduler refuses is rolled back", func(t *testing.T) {
-		good, err := os.ReadFile(filepath.Join(root, "config", "scheduler-config.yaml"))
-		must(t, err)
-		broken := filepath.Join(dir, "broken.yaml")
-		must(t, os.WriteFile(broken, []byte(strings.Replace(string(good), "filterVerb:", "filterVerbs:", 1)), 0o600))
-		out, err := kubeadm("install", "--config="+broken)
-		if err == nil || !strings.Contains(out, "kube-scheduler runs as before") {
-			t.Errorf("got %v: %s", err, out)
-		}
-		if manifest() != installed {
-			t.Error("the static pod isn't as it was")
-		}
-	})
+	n.run(page.Restore)
+	if got, _ := n.manifest(scheduler); got != before {
+		t.Errorf("restored, the manifest is\n%s", got)
+	}
 
-	_, err = kubeadm("undo")
+	n.run(page.Install + page.Upload)
+	// From this pod kubeadm reads the API server's address.
+	_, pod := n.manifest("kube-apiserver")
+	pod.Spec.NodeName = node
+	_, err = c.Client.CoreV1().Pods(pod.Namespace).Create(t.Context(), pod, metav1.CreateOptions{})
 	must(t, err)
-	if manifest() != before {
-		t.Errorf("undone it is\n%s", manifest())
+	diff := n.run("kubeadm upgrade diff v1.99.0")
+	if entry := regexp.MustCompile("(?m)^[-+].*gpushare"); entry.MatchString(diff) || !strings.Contains(diff, "kube-scheduler:v1.99.0") {
+		t.Errorf("an upgrade changes:\n%s", diff)
 	}
-	if _, err := os.Stat(filepath.Join(dir, "gpushare")); !os.IsNotExist(err) {
-		t.Errorf("the folder is left: %v", err)
+
+	n.run(page.Undo + page.Restore) // The second shows what the cluster keeps.
+	if got, _ := n.manifest(scheduler); got != before {
+		t.Errorf("undone, the manifest is\n%s", got)
 	}
+	if _, err := os.Stat(filepath.Join(n.dir, "kubernetes/gpushare")); !os.IsNotExist(err) {
+		t.Errorf("undone, the folder is left: %v", err)
+	}
+}
+
+// startScheduler runs kube-scheduler as its manifest says, until the test ends.
+func (n controlPlaneNode) startScheduler(c *controlplane.ControlPlane) {
+	n.t.Helper()
+	_, pod := n.manifest("kube-scheduler")
+	program := filepath.Join(controlplane.KubeDir(repository(n.t)), "kube-scheduler")
+	port := "--secure-port=" + controlplane.ReservePortForTest(n.t).String()
+	args := n.command(append([]string{program, port}, pod.Spec.Containers[0].Command[1:]...)...)
+	unshare, err := exec.LookPath(args[0])
+	must(n.t, err)
+	controlplane.RunForTest(n.t, &controlplane.Process{
+		Name: "kube-scheduler", Path: unshare, Args: args[1:], LogPath: filepath.Join(c.Dir, "logs", "kube-scheduler.log"),
+	})
 }
 
 func awaitEvent(t *testing.T, c *controlplane.ControlPlane, pod, text string) {

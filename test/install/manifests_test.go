@@ -26,4 +26,20 @@ func TestManifests(t *testing.T) {
 			must(t, c.Apply(t.Context(), filepath.Join(repository(t), "deploy", folder)))
 		})
 	}
+	// What the plain manifests don't have.
+	h := newHelm(t, "")
+	for name, values := range map[string]string{
+		"network policies, driver by a mount": "networkPolicy.schedulers[0].ipBlock.cidr=192.0.2.0/28," +
+			"networkPolicy.monitoring[0].podSelector.matchLabels.app=prometheus,devicePlugin.driverAccess=volume-mounts",
+		"driver by CDI, SELinux": "devicePlugin.driverAccess=cdi,devicePlugin.securityContext.seLinuxOptions.type=container_device_plugin_t",
+		"a privileged plugin":    "devicePlugin.securityContext.privileged=true,devicePlugin.securityContext.allowPrivilegeEscalation=true",
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			out := h.run(t, "template", "gpushare", chart, "--namespace="+namespace, "--set=networkPolicy.enabled=true,extender.service.clusterIP=10.96.0.15",
+				"--set="+values, "--show-only=templates/device-plugin-daemonset.yaml", "--show-only=templates/networkpolicies.yaml")
+			must(t, os.WriteFile(filepath.Join(dir, "rendered.yaml"), []byte(out), 0o600))
+			must(t, c.Apply(t.Context(), dir))
+		})
+	}
 }

@@ -9,8 +9,6 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
-
-	"github.com/gpushare/gpushare/test/pages"
 )
 
 const page = "docs/install.md"
@@ -21,17 +19,6 @@ func readYAML(t *testing.T, path string) (out map[string]any) {
 	must(t, err)
 	must(t, yaml.Unmarshal(data, &out))
 	return out
-}
-
-// The image from which administrators take the installer is the one that the chart installs.
-func TestThePageNamesTheChartsImage(t *testing.T) {
-	values, version := readYAML(t, chart+"/values.yaml"), readYAML(t, chart+"/Chart.yaml")["appVersion"]
-	blocks, err := pages.Commands(page, "kubeadm")
-	must(t, err)
-	repository, _ := valueAt(values, "images.extender.repository")
-	if want := fmt.Sprintf("image=%v:%v\n", repository, version); !strings.HasPrefix(blocks[0], want) {
-		t.Errorf("the commands are %q, want them to begin with %q", blocks[0], want)
-	}
 }
 
 var quoted = regexp.MustCompile("`([^`]+)`")

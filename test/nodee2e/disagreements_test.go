@@ -17,27 +17,21 @@ func TestDisagreements(t *testing.T) {
 		spoil func(*truth)
 		want  string // empty: nothing
 	}{
-		"all is well":                   {func(*truth) {}, ""},
-		"another card in the container": {func(t *truth) { give(t, 0, "0") }, "container main has card 0, the annotation says 1"},
-		"a UUID of another card":        {func(t *truth) { t.running[0].Env[protocol.EnvVisibleDevices] = cardUUID(0) }, "which isn't card 1"},
-		"no card in the container":      {func(t *truth) { t.running[0].Env[protocol.AnnotationIndex] = "" }, "has no card"},
-		"another amount":                {func(t *truth) { t.running[0].Env[protocol.EnvContainer] = "4" }, `has ALIYUN_COM_GPU_MEM_CONTAINER="4", want "3"`},
-		"a container that doesn't run":  {func(t *truth) { t.running = t.running[:1] }, "its container second doesn't run"},
-		"a container of nobody":         {func(t *truth) { t.running[1].PodUID = "other" }, "containers run of pod other"},
-		"not assigned":                  {func(t *truth) { delete(t.pods[0].Annotations, protocol.AnnotationAssigned) }, "don't say that it is assigned"},
-		"no annotation":                 {func(t *truth) { delete(t.pods[0].Annotations, protocol.AnnotationIndex) }, "on the node without a card"},
-		"another card in the ledger":    {func(t *truth) { t.ledger = holders{0: t.ledger[1]} }, "the extender's ledger"},
-		"another card in PodResources":  {func(t *truth) { t.kubelet["a/pod"]["main"][2] = 0 }, "the kubelet books devices of cards [1 1 0]"},
-		"too few devices":               {func(t *truth) { t.kubelet["a/pod"]["second"] = nil }, "the kubelet books devices of cards []"},
-		"books that aren't looked at":   {func(t *truth) { t.kubelet = nil }, ""},
-		"a card over its total":         {func(t *truth) { t.pods = append(t.pods, sample("more", 13)) }, "card 1 is promised 18"},
-		"a pod that isn't running":      {func(t *truth) { t.pods[0].Status.Phase = corev1.PodPending }, "it is Pending"},
-		"a static pod": {func(t *truth) {
-			t.pods[0].Annotations[corev1.MirrorPodAnnotationKey] = "static"
-			for i := range t.running {
-				t.running[i].PodUID = "static"
-			}
-		}, ""},
+		"all is well":                      {func(*truth) {}, ""},
+		"another card in the container":    {func(t *truth) { give(t, 0, "0") }, "container main has card 0, the annotation says 1"},
+		"a UUID of another card":           {func(t *truth) { t.running[0].Env[protocol.EnvVisibleDevices] = cardUUID(0) }, "which isn't card 1"},
+		"no card in the container":         {func(t *truth) { t.running[0].Env[protocol.AnnotationIndex] = "" }, "has no card"},
+		"another amount":                   {func(t *truth) { t.running[0].Env[protocol.EnvContainer] = "4" }, `has ALIYUN_COM_GPU_MEM_CONTAINER="4", want "3"`},
+		"a container that doesn't run":     {func(t *truth) { t.running = t.running[:1] }, "its container second doesn't run"},
+		"a container of nobody":            {func(t *truth) { t.running[1].PodUID = "other" }, "containers run of pod other"},
+		"not assigned":                     {func(t *truth) { delete(t.pods[0].Annotations, protocol.AnnotationAssigned) }, "don't say that it is assigned"},
+		"no annotation":                    {func(t *truth) { delete(t.pods[0].Annotations, protocol.AnnotationIndex) }, "on the node without a card"},
+		"another card in the ledger":       {func(t *truth) { t.ledger = holders{0: t.ledger[1]} }, "the extender's ledger"},
+		"another card in PodResources":     {func(t *truth) { t.kubelet["a/pod"]["main"][2] = 0 }, "the kubelet books devices of cards [1 1 0]"},
+		"too few devices":                  {func(t *truth) { t.kubelet["a/pod"]["second"] = nil }, "the kubelet books devices of cards []"},
+		"books that aren't looked at":      {func(t *truth) { t.kubelet = nil }, ""},
+		"a card over its total":            {func(t *truth) { t.pods = append(t.pods, sample("more", 13)) }, "card 1 is promised 18"},
+		"a pod that isn't running":         {func(t *truth) { t.pods[0].Status.Phase = corev1.PodPending }, "it is Pending"},
 		"what another pod asks for in all": {func(t *truth) { t.running[0].Env[protocol.AnnotationPod] = "4" }, `ALIYUN_COM_GPU_MEM_POD="4", want "5"`},
 		"the same where pods are guessed": {func(t *truth) {
 			t.running[0].Env[protocol.AnnotationPod], t.guessed = "4", true

@@ -185,7 +185,7 @@ func TestLosses(t *testing.T) {
 		s.gone(leaving)
 		there = there[1:]
 		unharmed := s.unharmed()
-		must(s, s.node.driver.Xid("0", 79))
+		must(s, s.node.driver.Xid("0", 48))
 		s.awaitHealth(0, false)
 		// It isn't well for that.
 		must(s, s.node.plugin.Restart(s.Context()))

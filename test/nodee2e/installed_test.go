@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -35,8 +36,8 @@ const (
 	schedulerImage = "gpushare.test/kube-scheduler"
 	// driverDir is where the driver lies on the node.
 	driverDir = "/var/lib/fake-driver"
-	// Where kubeadm has /etc/kubernetes; the machine's /etc is this one's.
-	kubernetesDir = "/var/lib/kubernetes"
+	// adminHome is where the administrator of the control-plane node works.
+	adminHome = "/var/tmp"
 )
 
 // TestInstalled goes an administrator's way on real nodes, one with cards and one without: images, chart, kube-scheduler's
@@ -44,10 +45,10 @@ const (
 // but for the drain, with the second scheduler. The commands are those of docs/install.md and docs/operations.md, read from
 // there; what the test adds to them are names of images, files and nodes, and --wait.
 //
-// Real are etcd, kube-apiserver, kube-controller-manager, kubelet, kube-proxy, containerd and runc; kube-scheduler is a
-// static pod as kubeadm makes it, the extenders and the device plugin are pods of the project's own images. Substituted
-// are the driver library, NVIDIA's container runtime that mounts it (nvidiaruntime), the image of kube-scheduler (the same
-// binary), and /etc/kubernetes (another folder).
+// Real are etcd, kube-apiserver, kube-controller-manager, kubelet, kube-proxy, containerd, runc and kubeadm; kube-scheduler is
+// a static pod made by kubeadm, the extenders and the device plugin are pods of the project's own images. Substituted are
+// the driver library, NVIDIA's container runtime that mounts it (nvidiaruntime), and the image of kube-scheduler (the same
+// binary).
 func TestInstalled(t *testing.T) {
 	if !inNetworkOfItsOwn(t) {
 		return
@@ -145,6 +146,11 @@ func (s *site) folderOf(n *node) string {
 func (s *site) startNode(ctx context.Context, dir string) (err error) {
 	n := s.node
 	n.driver = fakenvml.NewMachine(filepath.Join(dir, "var", strings.TrimPrefix(driverDir, "/var/")))
+	for _, folder := range []string{"etc/kubernetes", "var/lib/kubernetes"} {
+		if err := os.MkdirAll(filepath.Join(dir, folder), 0o755); err != nil {
+			return err
+		}
+	}
 	if n.machine, err = startMachine(ctx, dir); err != nil {
 		return err
 	}
@@ -160,7 +166,7 @@ func (s *site) startNode(ctx context.Context, dir string) (err error) {
 	if err != nil {
 		return err
 	}
-	kubeadms, err := os.ReadFile(filepath.Join(s.root, "pkg", "kubeadm", "testdata", "kubeadm.yaml"))
+	admin, err := os.ReadFile(s.bed.KubeconfigPath)
 	if err != nil {
 		return err
 	}
@@ -172,11 +178,11 @@ func (s *site) startNode(ctx context.Context, dir string) (err error) {
 	}
 	wrapper := filepath.Join(dir, "nvidia-container-runtime")
 	for path, file := range map[string]file{
-		n.outside("lib/fake-driver/libnvidia-ml.so.1"):   {mode: 0o755, content: library},
-		n.outside("lib/fake-driver/events"):              {mode: 0o644},
-		n.outside("lib/kubernetes/scheduler.conf"):       {mode: 0o600, content: account},
-		n.outside("lib/static-pods/kube-scheduler.yaml"): {mode: 0o600, content: s.staticPod(kubeadms)},
-		wrapper: {mode: 0o755, content: []byte("#!/bin/sh\nexec " + runtimeProgram + " " + driverDir + ` "$@"` + "\n")},
+		n.outside("lib/fake-driver/libnvidia-ml.so.1"): {mode: 0o755, content: library},
+		n.outside("lib/fake-driver/events"):            {mode: 0o644},
+		n.outside("lib/kubernetes/scheduler.conf"):     {mode: 0o600, content: account},
+		n.outside("tmp/.kube/config"):                  {mode: 0o600, content: admin},
+		wrapper:                                        {mode: 0o755, content: []byte("#!/bin/sh\nexec " + runtimeProgram + " " + driverDir + ` "$@"` + "\n")},
 	} {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return err
@@ -205,6 +211,13 @@ func (s *site) startNode(ctx context.Context, dir string) (err error) {
 	if err := n.startContainerd(ctx); err != nil {
 		return err
 	}
+	if err := os.Symlink("/var/lib/static-pods", n.outside("lib/kubernetes/manifests")); err != nil {
+		return err
+	}
+	s.onControlPlane(s.t, fmt.Sprintf(`
+		printf '%%s\n' 'apiVersion: kubeadm.k8s.io/v1beta4' 'kind: ClusterConfiguration' 'kubernetesVersion: %s' 'imageRepository: %s' > cluster.yaml
+		kubeadm init phase control-plane scheduler --config cluster.yaml
+		kubeadm init phase upload-config kubeadm --config cluster.yaml --kubeconfig ~/.kube/config`, s.version(), path.Dir(schedulerImage)))
 	return n.startKubelet(ctx)
 }
 
@@ -222,12 +235,6 @@ func (s *site) startWorker(ctx context.Context, dir string) (err error) {
 		return err
 	}
 	return n.startKubelet(ctx)
-}
-
-// staticPod is kubeadm's, of this Kubernetes and with its files where they are here.
-func (s *site) staticPod(kubeadms []byte) []byte {
-	text := strings.ReplaceAll(string(kubeadms), "/etc/kubernetes/", kubernetesDir+"/")
-	return []byte(strings.Replace(text, "registry.k8s.io/kube-scheduler:v1.33.1", schedulerImage+":"+s.version(), 1))
 }
 
 // version is that of the cluster, as the chart sees it.
@@ -263,6 +270,8 @@ func (s *site) images(ctx context.Context, dir string) (archives []string, err e
 func (s *site) installed(t *testing.T, filesBefore []string, heading, scheduler string, values ...string) {
 	passed := t.Run(heading, func(t *testing.T) {
 		step := s.steps(t)
+		kubeadm, err := pages.ReadKubeadm()
+		must(t, err)
 		manifest, err := os.ReadFile(s.node.outside("lib/static-pods/kube-scheduler.yaml"))
 		must(t, err)
 		_, err = s.bed.Client.NodeV1().RuntimeClasses().Create(t.Context(),
@@ -281,10 +290,11 @@ func (s *site) installed(t *testing.T, filesBefore []string, heading, scheduler 
 		step("helm install: all pods are ready")
 
 		if scheduler == corev1.DefaultSchedulerName {
-			s.desk.run(t, s.node.outside("lib/kubernetes"), block(t, "Tell kube-scheduler", 0))
-			s.onControlPlane(t, block(t, "kubeadm", 0))
-			s.onControlPlane(t, command(t, "kubeadm", 0, "gpushare-kubeadm "))
-			step("gpushare-kubeadm install, twice")
+			s.desk.run(t, s.node.outside("tmp"), block(t, "Tell kube-scheduler", 0))
+			s.onControlPlane(t, kubeadm.Install)
+			s.awaitScheduler(t, true, 0)
+			s.onControlPlane(t, kubeadm.Upload+kubeadm.Logs)
+			step("kube-scheduler runs with the extender")
 		}
 		must(t, s.node.awaitCards(t.Context()))
 
@@ -311,15 +321,17 @@ func (s *site) installed(t *testing.T, filesBefore []string, heading, scheduler 
 		step("the load has ended")
 
 		if scheduler == corev1.DefaultSchedulerName {
+			s.onControlPlane(t, kubeadm.Restart)
+			s.awaitScheduler(t, true, 1)
 			s.drainTheLeader(t)
-			step("the leader's node was drained under load")
-			s.onControlPlane(t, block(t, "kubeadm", 1))
+			step("kube-scheduler was restarted, and the leader's node drained under load")
+			s.onControlPlane(t, kubeadm.Undo)
+			s.awaitScheduler(t, false, 0)
 			now, err := os.ReadFile(s.node.outside("lib/static-pods/kube-scheduler.yaml"))
 			must(t, err)
 			if !bytes.Equal(now, manifest) {
 				t.Errorf("the static pod isn't as it was:\n%s", now)
 			}
-			must(t, os.Remove(s.node.outside("lib/kubernetes/scheduler-config.yaml")))
 		}
 		s.uninstall(t)
 		s.mustLeaveNothing(t, filesBefore)
@@ -354,23 +366,30 @@ func command(t *testing.T, heading string, number int, prefix string) string {
 	return ""
 }
 
-// onControlPlane runs commands of the page on the node, with images and files where they are here: the image is there
-// already, and the folders of this machine aren't written to.
+// onControlPlane runs commands of the page on the node with cards, as root.
 func (s *site) onControlPlane(t *testing.T, commands string) {
 	t.Helper()
-	for _, r := range [][2]string{
-		{"image=ghcr.io/gpushare/gpushare-extender:v0.1.0\n", "image=gpushare.test/gpushare-extender:one\n"},
-		{"crictl pull \"$image\"\n", ""},
-		{"/mnt/gpushare", "/run/image"},
-		{"/usr/local/sbin/", "/run/sbin/"},
-		{"gpushare-kubeadm install ", "gpushare-kubeadm install $here "},
-		{"gpushare-kubeadm undo", "gpushare-kubeadm undo $here"},
-	} {
-		commands = strings.ReplaceAll(commands, r[0], r[1])
-	}
-	prepare := "export PATH=/run/sbin:$PATH CONTAINERD_SNAPSHOTTER=native; mkdir -p /run/sbin; cd " + kubernetesDir +
-		"; here='--manifest=/var/lib/static-pods/kube-scheduler.yaml --folder=" + kubernetesDir + "/gpushare --settle=2s'\n"
+	prepare := fmt.Sprintf("export HOME=%s PATH=%s:%s:$PATH; cd\n", adminHome, filepath.Dir(s.bed.Binary("kube/kubeadm")), os.Getenv(toolsEnv))
 	must(t, s.node.machine.run(t.Context(), "bash", "-euo", "pipefail", "-c", prepare+commands))
+}
+
+// awaitScheduler waits until kube-scheduler runs with the configuration of the extender or without, restarted so often.
+func (s *site) awaitScheduler(t *testing.T, extender bool, restarts int32) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("kube-scheduler runs, with the extender: %t, restarted %d times", extender, restarts), func(ctx context.Context) error {
+		pod, err := s.bed.Client.CoreV1().Pods("kube-system").Get(ctx, "kube-scheduler-"+s.node.name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		configured := slices.Contains(pod.Spec.Containers[0].Command, "--config=/etc/kubernetes/gpushare/scheduler-config.yaml")
+		running := slices.ContainsFunc(pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
+			return c.State.Running != nil && c.RestartCount == restarts
+		})
+		if configured != extender || !running {
+			return fmt.Errorf("configured %t, %+v", configured, pod.Status.ContainerStatuses)
+		}
+		return nil
+	})
 }
 
 // steps logs how long each step took.

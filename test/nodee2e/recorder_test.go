@@ -43,9 +43,7 @@ type recorder struct {
 	// refuse is the error that the next Allocate answers with.
 	refuse error
 	// watched are the pods whose visibility is written down at each Allocate, as "namespace/name".
-	watched []string
-	// note adds what a test wants to be known at each Allocate.
-	note        func(context.Context) string
+	watched     []string
 	allocations []sets.Set[string]
 	preferred   sets.Set[string]
 }
@@ -61,13 +59,6 @@ func (r *recorder) refuseNext(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.refuse = err
-}
-
-// noteEach has something more noted at each Allocate; nil for no more.
-func (r *recorder) noteEach(note func(context.Context) string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.note = note
 }
 
 // register serves and registers, as soon as there is a kubelet.
@@ -176,7 +167,7 @@ func (r *recorder) Allocate(ctx context.Context, request *pluginapi.AllocateRequ
 	origin := r.origin(ids)
 	r.mu.Lock()
 	asPreferred, refuse := r.preferred.Equal(ids), r.refuse
-	watched, note := slices.Clone(r.watched), r.note
+	watched := slices.Clone(r.watched)
 	r.preferred, r.refuse = nil, nil
 	r.allocations = append(r.allocations, ids)
 	number := len(r.allocations)
@@ -184,9 +175,6 @@ func (r *recorder) Allocate(ctx context.Context, request *pluginapi.AllocateRequ
 	r.say("  Allocate #%d: %d devices (%s), as preferred: %t; %d containers asked for at once", number, len(ids), origin, asPreferred, len(request.ContainerRequests))
 	for _, pod := range watched {
 		r.say("    %s: %s", pod, r.visible(ctx, pod))
-	}
-	if note != nil {
-		r.say("    %s", note(ctx))
 	}
 	if refuse != nil {
 		return nil, refuse

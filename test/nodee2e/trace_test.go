@@ -2,7 +2,6 @@ package nodee2e
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -44,8 +42,6 @@ type traced struct {
 	start                       func(context.Context) error
 	loseCheckpoint              func() error
 	crash                       func(ctx context.Context, pod types.UID, container string) error
-	addStatic                   func(context.Context, *corev1.Pod) error
-	removeStatic                func(ctx context.Context, namespace, name string) error
 }
 
 func realKubelet(r *rig) traced {
@@ -61,8 +57,6 @@ func realKubelet(r *rig) traced {
 			}
 			return n.end(ctx, c)
 		},
-		addStatic:    func(_ context.Context, pod *corev1.Pod) error { return n.addStatic(pod) },
-		removeStatic: func(_ context.Context, namespace, name string) error { return n.removeStatic(namespace, name) },
 	}
 }
 
@@ -86,11 +80,6 @@ func startSimulated(t *testing.T, r *rig) traced {
 		loseCheckpoint: func() error { return os.Remove(filepath.Join(k.DevicePluginDir(), "kubelet_internal_checkpoint")) },
 		crash: func(_ context.Context, pod types.UID, container string) error {
 			return k.CrashContainer(pod, container)
-		},
-		addStatic: func(ctx context.Context, pod *corev1.Pod) error { k.AddStaticPod(ctx, pod); return nil },
-		removeStatic: func(ctx context.Context, namespace, name string) error {
-			k.RemoveStaticPod(ctx, namespace, name+"-simulated")
-			return nil
 		},
 	}
 }
@@ -171,18 +160,6 @@ func playTrace(t *testing.T, r *rig, k traced) []string {
 
 	p.part("a container without books that ends and is started again")
 	p.crashAndAwait("plain", "main", 2)
-
-	p.part("a static pod")
-	p.watch("static-" + p.node)
-	p.recorder.noteEach(func(ctx context.Context) string {
-		_, err := p.bed.Client.CoreV1().Pods(p.name).Get(ctx, "static-"+p.node, metav1.GetOptions{})
-		return fmt.Sprintf("its mirror is in the API: %t", err == nil)
-	})
-	must(p, p.addStatic(p.Context(), p.described("static", asks("main", 1))))
-	p.awaitPhase("static-"+p.node, corev1.PodRunning)
-	must(p, p.removeStatic(p.Context(), p.name, "static"))
-	p.awaitGone("static-" + p.node)
-	p.recorder.noteEach(nil)
 
 	p.part("more questions than PodResources answers")
 	p.flood()

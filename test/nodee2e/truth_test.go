@@ -175,15 +175,6 @@ func promised(pods []corev1.Pod) (h holders, used map[int]int64, err error) {
 	return h.sorted(), used, err
 }
 
-// kubeletUID is the UID that a pod's containers know. A static pod's isn't that of its mirror, which is all that the API
-// server has of it.
-func kubeletUID(pod *corev1.Pod) string {
-	if uid := pod.Annotations[corev1.MirrorPodAnnotationKey]; uid != "" {
-		return uid
-	}
-	return string(pod.UID)
-}
-
 func terminal(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
@@ -330,8 +321,8 @@ func (t truth) disagreements(cards []uint64) (out []string) {
 	}
 	for i := range t.pods {
 		pod := &t.pods[i]
-		containers := seen[kubeletUID(pod)]
-		delete(seen, kubeletUID(pod))
+		containers := seen[string(pod.UID)]
+		delete(seen, string(pod.UID))
 		if memoryOf(pod) > 0 && !terminal(pod) {
 			out = append(out, podDisagreements(pod, containers, t.guessed)...)
 			if t.kubelet != nil {
@@ -350,9 +341,7 @@ func podDisagreements(pod *corev1.Pod, seen map[string]sighting, guessed bool) (
 	say := func(format string, args ...any) {
 		out = append(out, fmt.Sprintf("pod %s: ", pod.Name)+fmt.Sprintf(format, args...))
 	}
-	// A mirror's status can lag a minute behind its static pod.
-	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
-	if pod.Status.Phase != corev1.PodRunning && !mirror || pod.DeletionTimestamp != nil {
+	if pod.Status.Phase != corev1.PodRunning || pod.DeletionTimestamp != nil {
 		say("it is %s (being deleted: %t)", pod.Status.Phase, pod.DeletionTimestamp != nil)
 		return out
 	}
@@ -388,8 +377,7 @@ func podDisagreements(pod *corev1.Pod, seen map[string]sighting, guessed bool) (
 		if got != card {
 			say("container %s has card %d, the annotation says %d", c.Name, got, card)
 		}
-		// What a static pod asks for in all nobody knows when it is served.
-		if whole := strconv.FormatInt(memoryOf(pod), 10); !mirror && !guessed && s.Env[protocol.AnnotationPod] != whole {
+		if whole := strconv.FormatInt(memoryOf(pod), 10); !guessed && s.Env[protocol.AnnotationPod] != whole {
 			say("container %s has %s=%q, want %q", c.Name, protocol.AnnotationPod, s.Env[protocol.AnnotationPod], whole)
 		}
 		for name, value := range map[string]string{

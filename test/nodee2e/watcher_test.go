@@ -120,7 +120,7 @@ func (w *watcher) note(object any) {
 	who, used, _ := promised(pods)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	uid := kubeletUID(pod)
+	uid := string(pod.UID)
 	if before := w.pods[uid]; before != nil {
 		was, is := before.Annotations[protocol.AnnotationIndex], pod.Annotations[protocol.AnnotationIndex]
 		if was != "" && was != is {

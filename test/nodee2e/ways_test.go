@@ -2,16 +2,16 @@ package nodee2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -57,78 +57,47 @@ func TestWithoutPodResources(t *testing.T) {
 	})
 }
 
-// Pods that the kubelet has from a file of the node.
+// A pod that the kubelet has from a file of the node gets no share of a card, and leaves the pods there as they are.
 func TestStaticPods(t *testing.T) {
 	r := startRig(t, cardMiB, cardMiB)
 	defer r.report(t)
-	r.play(t, "among others, through restarts of the kubelet and the plugin", func(s *scene) {
+	r.play(t, "refused, also by a kubelet that starts with it", func(s *scene) {
 		s.burst(times(4, func() *corev1.Pod { return s.pod(3) })...)
 		s.settle()
-		s.static(s.pod(2, with("plain", 0)), s.pod(1, with("second", 2)), s.pod(2, beside("sidecar", 1)))
-		s.settle()
 		unharmed := s.unharmed()
-		must(s, s.node.plugin.Restart(s.Context()))
-		s.awaitCards()
+		static := s.pod(2)
+		must(s, s.node.addStatic(static))
+		s.Cleanup(func() {
+			if err := s.node.removeStatic(static.Namespace, static.Name); err != nil {
+				s.Error(err)
+			}
+		})
+		s.refusedOnNode("no pod that the API server has on this node waits for 2 of GPU memory, and static pods are not supported")
 		s.settle()
 		must(s, s.node.kubelet.Restart(s.Context()))
 		s.awaitCards()
+		// It holds nothing: there is room to the last unit.
+		s.burst(times(18, func() *corev1.Pod { return s.pod(1) })...)
 		s.settle()
 		unharmed()
-		// Not before: for an init container that has ended a kubelet that starts asks anew, and for those of static pods before a
-		// plugin can be sure to have registered. It fails them then.
-		s.static(s.pod(1, first("init", 3)))
-		s.settle()
-		// What is left, to the last unit.
-		s.burst(times(7, func() *corev1.Pod { return s.pod(1) })...)
-		s.settle()
-		unharmed()
-	})
-	r.play(t, "that go and come again", func(s *scene) {
-		for range 2 {
-			remove := s.static(s.pod(10), s.pod(6, with("second", 2)), s.pod(4))
-			s.settle()
-			remove()
-			s.burst(times(2, func() *corev1.Pod { return s.pod(15) })...)
-			s.settle()
-			s.remove()
-		}
 	})
 }
 
-// static gives the kubelet pods by files, and awaits their mirrors. They are removed when the scene ends, or before.
-func (s *scene) static(pods ...*corev1.Pod) (remove func()) {
+// refusedOnNode waits for an event of the node that says why a container was refused.
+func (s *scene) refusedOnNode(why string) {
 	s.Helper()
-	for _, pod := range pods {
-		must(s, s.node.addStatic(pod))
-	}
-	mirrored := func(present bool) func(context.Context) error {
-		return func(ctx context.Context) error {
-			listed, err := s.list(ctx)
-			if err != nil {
-				return err
-			}
-			for _, pod := range pods {
-				name := pod.Name + "-" + s.node.name
-				if slices.ContainsFunc(listed, func(p corev1.Pod) bool { return p.Name == name }) != present {
-					return fmt.Errorf("the mirror pod %s: there should be one: %t", name, present)
-				}
-			}
-			return nil
+	eventually(s, "the node has an event: "+why, func(ctx context.Context) error {
+		events, err := s.bed.Client.CoreV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Node,reason=GPUCardRefused"})
+		if err != nil {
+			return err
 		}
-	}
-	removeFiles := func() {
-		for _, pod := range pods {
-			if err := s.node.removeStatic(pod.Namespace, pod.Name); err != nil && !errors.Is(err, os.ErrNotExist) {
-				s.Error(err)
+		for _, event := range events.Items {
+			if strings.Contains(event.Message, why) {
+				return nil
 			}
 		}
-	}
-	s.Cleanup(removeFiles)
-	eventually(s, "the static pods have mirrors", mirrored(true))
-	return func() {
-		removeFiles()
-		eventually(s, "the static pods are gone", mirrored(false))
-	}
+		return fmt.Errorf("there are %d", len(events.Items))
+	})
 }
 
 // With --device-list-strategy=cdi-cri the card goes to the container as a CDI device too: it is in the plugin's answer, as

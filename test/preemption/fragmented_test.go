@@ -20,7 +20,7 @@ func TestFragmentation(t *testing.T) {
 	root, err := controlplane.RepositoryRoot()
 	must(t, err)
 	must(t, bed.Apply(t.Context(), filepath.Join(root, "deploy", "eviction")))
-	createPriorities(t, bed, 1, 2, 3, 9)
+	createPriorities(t, bed, 1, 2, 3, 5, 9, 20, 30)
 	never := corev1.PreemptNever
 	_, err = bed.Client.SchedulingV1().PriorityClasses().Create(t.Context(), &schedulingv1.PriorityClass{
 		ObjectMeta: metav1.ObjectMeta{Name: "polite"}, Value: 9, PreemptionPolicy: &never,
@@ -87,6 +87,30 @@ func TestFragmentation(t *testing.T) {
 		s.end("a4")
 		s.sits("blocked", 0)
 		s.stay("a5", "b12")
+	})
+
+	play(t, bed, "a pod that was nominated in vain gets a card all the same", 3, func(s *stage) {
+		s.kubelet = false
+		s.place("a12", 12, 1, 0)
+		s.place("a4", 4, 30, 0)
+		s.place("b8", 8, 5, 1)
+		s.place("b5", 5, 30, 1)
+		s.place("c8", 8, 30, 2)
+		s.place("c5", 5, 30, 2)
+		s.create("left", 9, 9)
+		s.nominated("left")
+		s.evicted("a12")
+		s.create("first", 12, 20)
+		s.nominated("first")
+		// From here on the sum has room for both, and kube-scheduler finds no victim for the other pod.
+		s.end("b5")
+		s.end("c5")
+		s.end("a12")
+		s.sits("first", 0)
+		s.evicted("b8", "a12")
+		s.end("b8")
+		s.sits("left", 1)
+		s.stay("a4", "c8")
 	})
 }
 

@@ -94,8 +94,7 @@ func TestAContainerIsGivenACard(t *testing.T) {
 	go func() { ended <- kubelet.Run(running) }()
 	go func() { ended <- plugin.Run(running) }()
 	go func() {
-		monitor.Run(running, func(s inventory.State) { plugin.SetCards(s.Cards, s.Moved, s.Problem) })
-		ended <- nil
+		ended <- monitor.Run(running, func(s inventory.State) { plugin.SetCards(s.Cards, s.Moved, s.Problem) })
 	}()
 	defer func() {
 		stop()

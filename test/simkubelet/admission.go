@@ -26,6 +26,9 @@ const reasonUnexpected = "UnexpectedAdmissionError"
 // NewMainKubelet; cm/topologymanager/scope.go, admitPolicyNone). A pod that is rejected by the second step has had its
 // Allocate already. The result is nil for a pod that is taken.
 func (p *process) admit(ctx context.Context, pod *corev1.Pod) *rejection {
+	if reason := pod.Annotations[AnnotationRejected]; reason != "" {
+		return &rejection{reason, "the pod's annotation says so"}
+	}
 	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range containers {
 			if err := p.devices.allocate(ctx, pod, &containers[i]); err != nil {
@@ -80,12 +83,10 @@ func (p *process) fits(ctx context.Context, pod *corev1.Pod) *rejection {
 	if matches, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node); err != nil || !matches {
 		return predicate("NodeAffinity", "node(s) didn't match Pod's node affinity/selector")
 	}
-	if !isStatic(pod) {
-		_, untolerated := corev1helpers.FindMatchingUntoleratedTaint(klog.FromContext(ctx), node.Spec.Taints, pod.Spec.Tolerations,
-			func(t *corev1.Taint) bool { return t.Effect == corev1.TaintEffectNoExecute }, true)
-		if untolerated {
-			return predicate("TaintToleration", "node(s) had taints that the pod didn't tolerate")
-		}
+	_, untolerated := corev1helpers.FindMatchingUntoleratedTaint(klog.FromContext(ctx), node.Spec.Taints, pod.Spec.Tolerations,
+		func(t *corev1.Taint) bool { return t.Effect == corev1.TaintEffectNoExecute }, true)
+	if untolerated {
+		return predicate("TaintToleration", "node(s) had taints that the pod didn't tolerate")
 	}
 	return nil
 }

@@ -97,11 +97,6 @@ func TestLifeAgainstARealAPIServer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	static := newPod("static", app("a", 1))
-	static.Spec.Containers[0].Image = "simulated"
-	name := f.kubelet.AddStaticPod(f.ctx, static).Name
-	awaitPhase(name, corev1.PodRunning)
-	f.kubelet.RemoveStaticPod(f.ctx, "default", name)
 	f.await("no pod is left, and no container", func() bool {
 		list, err := pods.List(f.ctx, metav1.ListOptions{})
 		return err == nil && len(list.Items) == 0 && len(f.kubelet.Containers()) == 0

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -25,7 +24,6 @@ type Kubelet struct {
 	mu      sync.Mutex
 	process *process // nil while the kubelet is away
 	closed  bool
-	static  []*corev1.Pod
 }
 
 // New returns a node whose kubelet isn't started yet.
@@ -67,7 +65,7 @@ func (k *Kubelet) start(ctx context.Context) error {
 	if k.process != nil {
 		return nil
 	}
-	process, err := startProcess(ctx, k.options, k.containers, slices.Clone(k.static))
+	process, err := startProcess(ctx, k.options, k.containers)
 	if err != nil {
 		return fmt.Errorf("start kubelet on %s: %w", k.options.NodeName, err)
 	}

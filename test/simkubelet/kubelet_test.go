@@ -163,6 +163,20 @@ func TestVisibilityDuringAllocate(t *testing.T) {
 	}
 }
 
+// Kubelets 1.34 and 1.35 show a pod that they have rejected like one that is being served.
+func TestRejectedPodsInPodResources(t *testing.T) {
+	for _, shown := range []bool{false, true} {
+		f := newFixture(t, func(o *Options) { o.ShowRejected = shown })
+		f.start()
+		f.create(newPod("rejected", app("a", 1), annotated(AnnotationRejected, "Evicted")))
+		f.awaitPhase("rejected", corev1.PodFailed)
+		devices, err := visible(f.ctx, f.podResources(), "rejected")
+		if (err == nil) != shown || len(devices["a"]) > 0 {
+			t.Errorf("shown: %t, got %v and %v", shown, devices, err)
+		}
+	}
+}
+
 func TestPodResourcesLimitsItsRate(t *testing.T) {
 	f := newFixture(t)
 	f.start()
@@ -412,36 +426,6 @@ func TestListOverFourMiBEndsTheStream(t *testing.T) {
 	big[0].ID = strings.Repeat("x", 4<<20)
 	p.lists <- big
 	f.awaitNode(resourceName, 3, 0)
-}
-
-func TestStaticPodIsServedBeforeItsMirrorExists(t *testing.T) {
-	f := newFixture(t)
-	f.start()
-	static := make(chan string, 10)
-	f.plug(&plugin{allocate: func(context.Context, []string) error {
-		pods, err := f.api.CoreV1().Pods("default").List(f.ctx, metav1.ListOptions{})
-		static <- fmt.Sprint(len(pods.Items), err)
-		return nil
-	}}, healthy(2))
-	f.awaitNode(resourceName, 2, 2)
-	pod := f.kubelet.AddStaticPod(f.ctx, newPod("static", app("a", 1)))
-	if got := <-static; got != "0 <nil>" {
-		t.Errorf("pods in the API during Allocate: %s", got)
-	}
-	f.awaitPhase("static-node-1", corev1.PodRunning)
-	mirror := f.pod("static-node-1")
-	if mirror.Annotations[annotationMirror] != string(pod.UID) || mirror.OwnerReferences[0].Kind != "Node" {
-		t.Errorf("mirror: %+v", mirror.ObjectMeta)
-	}
-	if err := f.api.CoreV1().Pods("default").Delete(f.ctx, pod.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	f.await("the mirror comes back", func() bool { return f.pod(pod.Name).Name != "" })
-	f.kubelet.RemoveStaticPod(f.ctx, "default", pod.Name)
-	f.await("the mirror goes with its pod", func() bool { return f.pod(pod.Name).Name == "" && len(f.running()) == 0 })
-	if diff := cmp.Diff([]string{"Allocate static-node-1/a"}, f.calls()); diff != "" {
-		t.Errorf("calls (-want +got):\n%s", diff)
-	}
 }
 
 func TestRegistrationIsRefused(t *testing.T) {

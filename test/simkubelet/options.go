@@ -20,6 +20,9 @@ const (
 	AnnotationExitAfter = "simkubelet/exit-after"
 	// AnnotationExitCode is the code they exit with, 0 if absent.
 	AnnotationExitCode = "simkubelet/exit-code"
+	// AnnotationRejected is the reason with which the kubelet rejects the pod before it asks a device plugin, as under
+	// pressure. The API server hears of it when the rest of the batch has been admitted.
+	AnnotationRejected = "simkubelet/rejected"
 )
 
 // maxSocketPath is what fits into sockaddr_un with its final zero byte.
@@ -64,6 +67,9 @@ type Options struct {
 	// it set extended resources that others patched into the node status to zero (kubelet.go, Run; kubelet_node_status.go,
 	// reconcileExtendedResource; its test for a checkpoint counts every file, kubelet.sock too).
 	LateRuntime bool
+	// ShowRejected makes PodResources Get answer for every pod that the kubelet has, also one that it has rejected, as
+	// kubelets 1.34 and 1.35 do (v1.34 apis/podresources/server_v1.go, Get).
+	ShowRejected bool
 	// OmitResourceHealth leaves allocatedResourcesStatus out of pod statuses, as the feature gates
 	// ResourceHealthStatus=false,ResourceHealthStatusMessage=false do.
 	OmitResourceHealth bool

@@ -73,7 +73,7 @@ func (s *podResources) stop() {
 // Get answers for one pod. The error for a pod that can't be seen carries no code but Unknown.
 func (s *podResources) Get(_ context.Context, request *podresourcesapi.GetPodResourcesRequest) (*podresourcesapi.GetPodResourcesResponse, error) {
 	pod, ok := s.process.pods.named(types.NamespacedName{Namespace: request.PodNamespace, Name: request.PodName})
-	if !ok || s.process.inactive(pod) {
+	if !ok || s.process.inactive(pod) && !s.process.options.ShowRejected {
 		return nil, fmt.Errorf("pod %s in namespace %s not found", request.PodName, request.PodNamespace)
 	}
 	return &podresourcesapi.GetPodResourcesResponse{PodResources: s.of(pod)}, nil

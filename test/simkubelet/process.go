@@ -29,7 +29,6 @@ type process struct {
 	status     *statuses
 	node       *node
 	changes    chan change
-	file       *source    // static pods
 	rand       *rand.Rand // nil: arbitrary; used by the sync loop alone
 	// sourcesReady says whether the first batch of pods has been admitted.
 	sourcesReady atomic.Bool
@@ -44,7 +43,7 @@ type process struct {
 }
 
 // startProcess starts the kubelet. It returns once both sockets are served; the API server need not be there.
-func startProcess(ctx context.Context, options Options, containers *containers, static []*corev1.Pod) (_ *process, err error) {
+func startProcess(ctx context.Context, options Options, containers *containers) (_ *process, err error) {
 	// The process ends when it is stopped and not before, like one of the operating system.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("node", options.NodeName))
@@ -52,7 +51,6 @@ func startProcess(ctx context.Context, options Options, containers *containers, 
 		options: options, containers: containers, devices: newDevices(options), pods: newPods(),
 		changes: make(chan change, changeBuffer), workers: map[types.UID]*worker{}, cancel: cancel,
 	}
-	p.file = &source{name: sourceFile, changes: p.changes}
 	p.status = newStatuses(p)
 	p.node = newNode(options, p.devices)
 	if options.Seed != 0 {
@@ -89,7 +87,6 @@ func startProcess(ctx context.Context, options Options, containers *containers, 
 
 	p.wg.Go(func() { p.status.run(ctx) })
 	p.wg.Go(func() { p.syncLoop(ctx) })
-	p.file.merge(ctx, static)
 	p.wg.Go(func() {
 		p.node.registerUntilDone(ctx)
 		p.wg.Go(func() { p.node.keepStatus(ctx) })
@@ -99,7 +96,7 @@ func startProcess(ctx context.Context, options Options, containers *containers, 
 		case <-ctx.Done():
 			return
 		}
-		watchPods(ctx, options.Client, options.NodeName, &source{name: sourceAPI, changes: p.changes})
+		watchPods(ctx, options.Client, options.NodeName, &source{changes: p.changes})
 	})
 	return p, nil
 }
@@ -130,10 +127,9 @@ func (p *process) syncLoop(ctx context.Context) {
 			case updated:
 				p.update(ctx, c.pods)
 			case removed:
-				p.remove(ctx, c.pods)
+				p.remove(c.pods)
 			}
-			// Static pods, if there are any, come first: with the API's all sources are ready.
-			if c.source == sourceAPI && ctx.Err() == nil && !p.sourcesReady.Swap(true) {
+			if ctx.Err() == nil && !p.sourcesReady.Swap(true) {
 				p.stopOrphans(ctx)
 			}
 		}
@@ -145,14 +141,14 @@ func (p *process) syncLoop(ctx context.Context) {
 func (p *process) add(ctx context.Context, batch []*corev1.Pod) {
 	for _, pod := range p.inOrder(batch) {
 		p.pods.set(pod)
-		if isMirror(pod) {
-			p.mirrorChanged(ctx, pod)
-			continue
-		}
 		if !terminal(pod.Status.Phase) {
 			why := p.admit(ctx, pod)
 			if ctx.Err() != nil {
 				return // The kubelet died at it, and has no opinion on the pod.
+			}
+			if why != nil && pod.Annotations[AnnotationRejected] != "" {
+				defer p.reject(ctx, pod, why) // After the batch, as where the API server is slow.
+				continue
 			}
 			if why != nil {
 				p.reject(ctx, pod, why)
@@ -167,8 +163,6 @@ func (p *process) update(ctx context.Context, pods []*corev1.Pod) {
 	for _, pod := range pods {
 		p.pods.set(pod)
 		switch w := p.worker(pod.UID); {
-		case isMirror(pod):
-			p.mirrorChanged(ctx, pod)
 		case w != nil:
 			w.update(pod)
 			if _, terminated := w.state(); terminated {
@@ -180,16 +174,9 @@ func (p *process) update(ctx context.Context, pods []*corev1.Pod) {
 	}
 }
 
-func (p *process) remove(ctx context.Context, pods []*corev1.Pod) {
+func (p *process) remove(pods []*corev1.Pod) {
 	for _, pod := range pods {
 		p.pods.remove(pod)
-		if isMirror(pod) {
-			p.mirrorChanged(ctx, pod)
-			continue
-		}
-		if mirror, ok := p.pods.mirror(fullName(pod)); ok && isStatic(pod) {
-			p.deleteMirror(ctx, mirror)
-		}
 		p.status.forget(pod.UID)
 		if w := p.worker(pod.UID); w != nil {
 			w.requestStop(gracePeriod(w.latest()))

@@ -25,7 +25,6 @@ const (
 // change is what a source of pods has to say at once. Additions of one change are one batch for admission.
 type change struct {
 	operation operation
-	source    string
 	pods      []*corev1.Pod
 }
 
@@ -35,7 +34,6 @@ const changeBuffer = 50
 // source turns full states of pods into changes (config/config.go, merge). A pod object that is another than before
 // counts as updated.
 type source struct {
-	name    string
 	changes chan<- change
 
 	mu   sync.Mutex
@@ -68,7 +66,7 @@ func (s *source) merge(ctx context.Context, state []*corev1.Pod) {
 	}
 	first := !s.seen
 	s.seen = true
-	for _, c := range []change{{removed, s.name, removes}, {added, s.name, adds}, {updated, s.name, updates}} {
+	for _, c := range []change{{removed, removes}, {added, adds}, {updated, updates}} {
 		if len(c.pods) == 0 && (!first || c.operation != added) {
 			continue
 		}

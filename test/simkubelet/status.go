@@ -109,13 +109,6 @@ func (s *statuses) sync(ctx context.Context, uid types.UID) error {
 	w := *s.of(uid)
 	s.mu.Unlock()
 
-	if isStatic(pod) {
-		mirror, ok := s.process.pods.mirror(fullName(pod))
-		if !ok {
-			return s.process.createMirror(ctx, pod) // Seeing it come back leads here again.
-		}
-		pod = mirror
-	}
 	if w.status != nil {
 		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": w.status})
 		if err != nil {
@@ -136,7 +129,7 @@ func (s *statuses) sync(ctx context.Context, uid types.UID) error {
 		}
 	}
 	// The object goes only once its phase says that the pod has ended.
-	if w.finished && pod.DeletionTimestamp != nil && terminal(pod.Status.Phase) && !isMirror(pod) {
+	if w.finished && pod.DeletionTimestamp != nil && terminal(pod.Status.Phase) {
 		err := s.process.options.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
 			GracePeriodSeconds: new(int64(0)),
 			Preconditions:      metav1.NewUIDPreconditions(string(uid)),
@@ -184,11 +177,10 @@ func (w *worker) status() corev1.PodStatus {
 			status.ContainerStatuses = append(status.ContainerStatuses, cs)
 		}
 	}
-	ended := w.terminated && !isStatic(pod)
 	switch {
-	case ended && succeeded == len(pod.Spec.Containers):
+	case w.terminated && succeeded == len(pod.Spec.Containers):
 		status.Phase = corev1.PodSucceeded
-	case ended:
+	case w.terminated:
 		status.Phase = corev1.PodFailed
 	case waiting > 0:
 		status.Phase = corev1.PodPending

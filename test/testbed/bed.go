@@ -38,9 +38,10 @@ type Options struct {
 // Bed is a running product.
 type Bed struct {
 	*controlplane.ControlPlane
-	// Extender is the extender's process, ExtenderURL where it answers.
+	// Extender is the extender's process, ExtenderURL where it answers kube-scheduler, PageURL where it shows the page.
 	Extender    *controlplane.Process
 	ExtenderURL string
+	PageURL     string
 	// Replicas and ReplicaURLs are the extenders with Options.Replicas; Extender is nil then, and ExtenderURL leads to
 	// the one that is published.
 	Replicas    []*controlplane.Process
@@ -51,7 +52,7 @@ type Bed struct {
 	options          Options
 	root             string
 	pluginKubeconfig string
-	port             *controlplane.Port
+	port, pagePort   *controlplane.Port
 	replicaPorts     []*controlplane.Port
 	service          *service
 	nodes            []*Node
@@ -70,7 +71,14 @@ func Start(ctx context.Context, o Options) (b *Bed, err error) {
 	if err != nil {
 		return nil, err
 	}
-	b = &Bed{options: o, root: root, port: port, ExtenderURL: port.URL("http")}
+	pagePort, err := controlplane.ReservePort()
+	if err != nil {
+		port.Release()
+		return nil, err
+	}
+	b = &Bed{
+		options: o, root: root, port: port, ExtenderURL: port.URL("http"), pagePort: pagePort, PageURL: pagePort.URL("http"),
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, b.Stop())
@@ -107,7 +115,7 @@ func (b *Bed) startExtender(ctx context.Context) error {
 	b.Extender = &controlplane.Process{
 		Name: "gpushare-extender", Path: b.Binary("gpushare-extender"),
 		Args: append([]string{
-			"--kubeconfig=" + kubeconfig, "--listen-address=" + b.port.Address(), "-v=2",
+			"--kubeconfig=" + kubeconfig, "--listen-address=" + b.port.Address(), "--ui-listen-address=" + b.pagePort.Address(), "-v=2",
 		}, b.options.ExtenderArgs...),
 		LogPath: filepath.Join(b.options.Dir, "extender.log"),
 		Ready:   controlplane.HTTPReady(b.ExtenderURL + "/readyz"),
@@ -156,6 +164,7 @@ func (b *Bed) Stop() error {
 	}
 	if b.port != nil {
 		b.port.Release()
+		b.pagePort.Release()
 		b.port = nil
 	}
 	return errors.Join(errs...)

@@ -38,7 +38,7 @@ func (b *Bed) startReplicas(ctx context.Context) error {
 		replica := &controlplane.Process{
 			Name: name, Path: b.Binary("gpushare-extender"),
 			Args: append([]string{
-				"--kubeconfig=" + kubeconfig, "--listen-address=" + port.Address(), "-v=2", "--leader-elect",
+				"--kubeconfig=" + kubeconfig, "--listen-address=" + port.Address(), "--ui-listen-address=127.0.0.1:0", "-v=2", "--leader-elect",
 				// The API server takes no loopback address for an endpoint. This one is for documentation
 				// (RFC 5737); the service below looks at the port alone.
 				"--advertise-address=192.0.2." + strconv.Itoa(i+1),

@@ -19,6 +19,7 @@ typedef enum {
 	NVML_ERROR_TIMEOUT = 10,
 	NVML_ERROR_GPU_IS_LOST = 15,
 	NVML_ERROR_RESET_REQUIRED = 16,
+	NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18,
 	NVML_ERROR_MEMORY = 20,
 	NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
 	NVML_ERROR_UNKNOWN = 999
@@ -49,6 +50,27 @@ typedef struct {
 	unsigned long long eventType, eventData;
 	unsigned int gpuInstanceId, computeInstanceId;
 } nvmlEventData_t;
+
+typedef union {
+	double dVal;
+	int siVal;
+	unsigned int uiVal;
+	unsigned long ulVal;
+	unsigned long long ullVal;
+	signed long long sllVal;
+	unsigned short usVal;
+} nvmlValue_t;
+
+typedef struct {
+	unsigned int fieldId, scopeId;
+	long long timestamp, latencyUsec;
+	unsigned int valueType; /* nvmlValueType_t */
+	nvmlReturn_t nvmlReturn;
+	nvmlValue_t value;
+} nvmlFieldValue_t;
+
+#define NVML_VALUE_TYPE_UNSIGNED_INT 1
+#define NVML_FI_DEV_GET_GPU_RECOVERY_ACTION 230
 
 #define NVML_EVENT_XID 0x8ULL
 #define NVML_NO_INSTANCE 0xFFFFFFFFU

@@ -9,7 +9,8 @@
  * count of initializations to one: a card that leaves the file is lost, one that is added is seen after shutdown and
  * another init.
  *
- * The states are the table below. No file: NVML_ERROR_DRIVER_NOT_LOADED. A bad one: NVML_ERROR_UNKNOWN, with the line
+ * The states are the table below. The line "mismatch" stands for a driver that doesn't match the library: every call fails
+ * with NVML_ERROR_LIB_RM_VERSION_MISMATCH. No file: NVML_ERROR_DRIVER_NOT_LOADED. A bad one: NVML_ERROR_UNKNOWN, with the line
  * named on stderr at nvmlInit.
  */
 #define _POSIX_C_SOURCE 200809L
@@ -32,6 +33,12 @@ static const struct state states[] = {
 	{.name = "denied", .error = NVML_ERROR_NO_PERMISSION, .calls = CALL_HANDLE},
 	/* everything answers but its memory */
 	{.name = "nomemory", .error = NVML_ERROR_UNKNOWN, .calls = CALL_MEMORY},
+	/* it shares the machine's memory and has none of its own */
+	{.name = "unified", .error = NVML_ERROR_NOT_SUPPORTED, .calls = CALL_MEMORY},
+	/* everything answers, but the driver asks for a reset of the card */
+	{.name = "wantsreset", .recovery = 1},
+	/* too old to be asked what it needs */
+	{.name = "norecovery", .recovery = -1},
 	/* too old to report events */
 	{.name = "noevents", .error = NVML_ERROR_NOT_SUPPORTED, .calls = CALL_EVENTS},
 	/* partitioned: MIG mode is on */
@@ -117,6 +124,7 @@ nvmlReturn_t read_cards(struct card *cards, unsigned int *count, bool explain)
 	ssize_t length;
 	const char *problem = NULL;
 	unsigned int number = 0;
+	bool mismatch = false;
 
 	*count = 0;
 	if (file == NULL)
@@ -130,6 +138,10 @@ nvmlReturn_t read_cards(struct card *cards, unsigned int *count, bool explain)
 		char *text = trim(line);
 		if (*text == '\0' || *text == '#')
 			continue;
+		if (strcmp(text, "mismatch") == 0) {
+			mismatch = true;
+			continue;
+		}
 		if (*count == MAX_CARDS) {
 			problem = "too many cards";
 			break;
@@ -145,9 +157,11 @@ nvmlReturn_t read_cards(struct card *cards, unsigned int *count, bool explain)
 		problem = "cannot be read";
 	free(line);
 	fclose(file);
-	if (problem == NULL)
+	if (problem == NULL && !mismatch)
 		return NVML_SUCCESS;
 	*count = 0;
+	if (problem == NULL)
+		return NVML_ERROR_LIB_RM_VERSION_MISMATCH;
 	if (explain)
 		fprintf(stderr, "fake NVML: %s:%u: %s\n", path, number, problem);
 	return NVML_ERROR_UNKNOWN;

@@ -29,6 +29,7 @@ struct state {
 	nvmlReturn_t error;
 	unsigned int calls;
 	bool mig, hang;
+	int recovery; /* what the card needs: nvmlDeviceGpuRecoveryAction_t; -1: it doesn't know the question */
 };
 
 /* One line of the cards file. */

@@ -89,6 +89,7 @@ EXPORT const char *nvmlErrorString(nvmlReturn_t result)
 	case NVML_ERROR_TIMEOUT: return "Timeout";
 	case NVML_ERROR_GPU_IS_LOST: return "GPU is lost";
 	case NVML_ERROR_RESET_REQUIRED: return "GPU requires reset";
+	case NVML_ERROR_LIB_RM_VERSION_MISMATCH: return "Driver/library version mismatch";
 	case NVML_ERROR_MEMORY: return "Insufficient Memory";
 	case NVML_ERROR_ARGUMENT_VERSION_MISMATCH: return "Argument version mismatch";
 	case NVML_ERROR_UNKNOWN: break;
@@ -286,6 +287,26 @@ EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *curr
 	nvmlReturn_t ret = query(device, CALL_QUERY, &card);
 	if (ret == NVML_SUCCESS)
 		*current = *pending = card.state->mig;
+	return ret;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values)
+{
+	struct card card;
+
+	if (values == NULL || count <= 0)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	nvmlReturn_t ret = query(device, CALL_QUERY, &card);
+	for (int i = 0; ret == NVML_SUCCESS && i < count; i++) {
+		nvmlFieldValue_t *v = &values[i];
+		if (v->fieldId != NVML_FI_DEV_GET_GPU_RECOVERY_ACTION || card.state->recovery < 0) {
+			v->nvmlReturn = NVML_ERROR_NOT_SUPPORTED;
+			continue;
+		}
+		v->nvmlReturn = NVML_SUCCESS;
+		v->valueType = NVML_VALUE_TYPE_UNSIGNED_INT;
+		v->value.uiVal = (unsigned int)card.state->recovery;
+	}
 	return ret;
 }
 

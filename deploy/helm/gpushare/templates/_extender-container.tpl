@@ -2,13 +2,17 @@
 {{- define "gpushare.extenderContainer" -}}
 {{- $host := and (eq .Values.mode "extender") (eq .Values.extender.reach "host") -}}
 {{- include "gpushare.checkTimes" . -}}
+{{- $tls := .Values.extender.tls -}}
+{{- if and (include "gpushare.tls" .) (ne $tls.mode "secret") (not (has "kube-scheduler" $tls.clientNames)) -}}
+{{- fail (printf "extender.tls.clientNames: with extender.tls.mode=%s the certificate of kube-scheduler has the name kube-scheduler" $tls.mode) -}}
+{{- end -}}
 name: extender
 image: {{ include "gpushare.image" (list .Values.images.extender .Chart.AppVersion) }}
 imagePullPolicy: {{ .Values.images.extender.pullPolicy }}
 args:
   {{- if include "gpushare.byService" . }}
   - --listen-address=:12345
-  # Probes and Prometheus have no certificate to show.
+  # Probes and Prometheus have no certificate to show, and a port that other connections can't block.
   - --health-address=:12347
   - --leader-elect
   - --leader-elect-namespace={{ .Release.Namespace }}
@@ -17,6 +21,8 @@ args:
   - --tls-cert-file=/tls/tls.crt
   - --tls-key-file=/tls/tls.key
   - --client-ca-file=/tls/ca.crt
+  # The CA may have signed certificates of others.
+  - --client-names={{ join "," .Values.extender.tls.clientNames }}
   {{- end }}
   {{- else if $host }}
   - --listen-address=127.0.0.1:12345
@@ -36,8 +42,14 @@ args:
   - --gang-failure-policy={{ ternary "evict" "keep" .Values.extender.allowEvictions }}
   {{- if not .Values.extender.ui.enabled }}
   - --ui=false
-  {{- else if or .Values.extender.ui.listenAddress (include "gpushare.tls" .) }}
-  - --ui-listen-address={{ .Values.extender.ui.listenAddress | default "127.0.0.1:12346" }}
+  {{- else if .Values.extender.ui.listenAddress }}
+  - --ui-listen-address={{ .Values.extender.ui.listenAddress }}
+  {{- end }}
+  {{- if .Values.monitoring.authorize }}
+  - --authorize-metrics
+  {{- end }}
+  {{- if ne .Values.logFormat "text" }}
+  - --logging-format={{ .Values.logFormat }}
   {{- end }}
   - -v={{ .Values.extender.logLevel }}
   {{- range .Values.extender.extraArgs }}

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpushare/gpushare/cmd/internal/flagenv"
+	"github.com/gpushare/gpushare/pkg/extender"
+	"github.com/gpushare/gpushare/pkg/schedulerconfig"
+)
+
+// newCheckCommand returns the command that checks kube-scheduler's configuration.
+func newCheckCommand() *cobra.Command {
+	o := schedulerconfig.Options{Path: extender.Prefix}
+	command := &cobra.Command{
+		Use:   "check-scheduler-config FILE",
+		Short: "Report what in kube-scheduler's configuration keeps gpushare from working, or from working well",
+		Long: `check-scheduler-config reads a KubeSchedulerConfiguration (kubescheduler.config.k8s.io/v1) from FILE, or from standard input where
+FILE is -, and prints what is wrong or missing for gpushare: one line for each finding, with its severity, the field, and what
+to do. It exits with status 1 if one of them is an error, or if the configuration can't be read.
+
+It reads no other file and calls nobody. Give --bind-timeout and --gang-hold as the extender has them.`,
+		Args: cobra.ExactArgs(1),
+		PreRunE: func(command *cobra.Command, _ []string) error {
+			return flagenv.Set(command.Flags(), os.LookupEnv)
+		},
+		RunE: func(command *cobra.Command, args []string) error {
+			return checkSchedulerConfig(command, args[0], o)
+		},
+	}
+	f := command.Flags()
+	f.DurationVar(&o.BindTimeout, "bind-timeout", defaultBindTimeout, "the extender's --bind-timeout")
+	f.DurationVar(&o.GangHold, "gang-hold", defaultGangHold, "the extender's --gang-hold")
+	return command
+}
+
+// maxConfig bounds what is read, far above any configuration.
+const maxConfig = 16 << 20
+
+func checkSchedulerConfig(command *cobra.Command, path string, o schedulerconfig.Options) error {
+	if o.BindTimeout < 0 || o.GangHold < 0 || o.BindTimeout > time.Hour || o.GangHold > time.Hour {
+		return fmt.Errorf("--bind-timeout and --gang-hold must lie between 0 and %v", time.Hour)
+	}
+	input, name := command.InOrStdin(), "standard input"
+	if path != "-" {
+		file, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		input, name = file, path
+	}
+	data, err := io.ReadAll(io.LimitReader(input, maxConfig))
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	config, err := schedulerconfig.Decode(data)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	out, errors := command.OutOrStdout(), 0
+	for _, finding := range schedulerconfig.Check(config, o) {
+		fmt.Fprintln(out, finding)
+		if finding.Severity == schedulerconfig.Error {
+			errors++
+		}
+	}
+	if errors > 0 {
+		return fmt.Errorf("%s: %d of the findings must be corrected", name, errors)
+	}
+	return nil
+}

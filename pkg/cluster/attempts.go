@@ -1,0 +1,299 @@
+package cluster
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/waiting"
+)
+
+const (
+	// minSample is the least number of nodes that kube-scheduler asks an extender about when it leaves feasible nodes out
+	// (pkg/scheduler/schedule_one.go, minFeasibleNodesToFind). Fewer nodes are all that passed its own filters.
+	minSample = 100
+	// attemptPause is the first pause before a pod is requeued: a bind follows a filter much sooner, and kube-scheduler's own
+	// back-off is about as long. maxAttemptPause is the longest: then kube-scheduler retries every pod by itself
+	// (pkg/scheduler/backend/queue, DefaultPodMaxInUnschedulablePodsDuration).
+	attemptPause    = 2 * time.Second
+	maxAttemptPause = 5 * time.Minute
+	// attemptInterval is the least time between two rounds.
+	attemptInterval = time.Second
+)
+
+// attempts remembers pods whose attempt at scheduling failed, or may have failed, although a node has room for them, and
+// requeues them: nothing in the cluster has to change for the next attempt to succeed, so kube-scheduler has no reason to make
+// one for minutes. There are two causes:
+//
+//   - kube-scheduler asked about a sample of its nodes (percentageOfNodesToScore), in which no card has room. It takes the
+//     next nodes for the next attempt.
+//   - filter named only the best of the nodes that fit, and something after it rejected those: another extender, or a plugin
+//     that runs before the bind. For the next attempt filter names every node that fits.
+//
+// One write requeues every rejected pod, so each requeue is an attempt for all of them, and the pauses of all grow. Pods are
+// forgotten when they are bound or gone. Its methods may be called from many goroutines; mu guards the fields below it.
+type attempts struct {
+	clock clock.Clock
+	// pending returns the pod while it has no node.
+	pending func(gpu.PodUID) (*corev1.Pod, bool)
+	// roomFor returns a node that has room for the pod and that the pod may go to.
+	roomFor func(*corev1.Pod) (node string, ok bool)
+	// anyFit returns a node on which a pod would find a card.
+	anyFit func(gpu.Pod) (node string, ok bool)
+	// requeue makes kube-scheduler retry every rejected pod by a change of the node, or of any node where it is empty.
+	requeue func(node string)
+	// nodes returns the number of nodes of the cluster.
+	nodes func() int
+	// leading returns an error where another process does this work.
+	leading func() error
+	begun   chan struct{}
+
+	mu   sync.Mutex
+	pods map[gpu.PodUID]triedPod
+	// until is when run will look next; zero while it waits for a pod.
+	until time.Time
+}
+
+// triedPod is what is remembered of a pod.
+type triedPod struct {
+	// due is when the pod is requeued next; zero for never.
+	due   time.Time
+	pause time.Duration
+	// sample is the number of nodes that filter was asked about when it rejected the pod; 0 where filter named few nodes.
+	sample int
+	// tries counts the requeues.
+	tries int
+	// nameAll says that filter names every node that fits.
+	nameAll bool
+}
+
+func newAttempts(c *Cluster) *attempts {
+	return &attempts{
+		clock: c.Clock, pending: c.pending.object, roomFor: c.roomFor, anyFit: c.ledger.AnyFit, requeue: c.waker.call, nodes: c.countNodes, leading: c.leading,
+		begun: make(chan struct{}, 1), pods: map[gpu.PodUID]triedPod{},
+	}
+}
+
+// Sampled notes that filter found no node for the pod among so many that it was asked about. Where these may have been only a
+// part of the nodes that passed kube-scheduler's own filters and another node has room, the pod is requeued soon.
+func (c *Cluster) Sampled(uid gpu.PodUID, asked int) { c.attempts.sampled(uid, asked) }
+
+// NamedFew notes that filter passed the pod, but named only some of the nodes that fit. It must be followed by a bind.
+func (c *Cluster) NamedFew(uid gpu.PodUID) { c.attempts.namedFew(uid) }
+
+// NameAll reports whether filter must name every node that fits the pod: the few that it named before weren't followed by a
+// bind.
+func (c *Cluster) NameAll(uid gpu.PodUID) bool { return c.attempts.mustNameAll(uid) }
+
+func (a *attempts) sampled(uid gpu.PodUID, asked int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if known := a.pods[uid]; asked >= minSample && known.sample == 0 {
+		a.note(uid, triedPod{pause: attemptPause, sample: asked, nameAll: known.nameAll})
+	}
+}
+
+func (a *attempts) namedFew(uid gpu.PodUID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.note(uid, triedPod{pause: attemptPause})
+}
+
+func (a *attempts) mustNameAll(uid gpu.PodUID) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	known, again := a.pods[uid]
+	if !again || known.sample > 0 {
+		return known.nameAll
+	}
+	a.pods[uid] = triedPod{nameAll: true} // It is asked again without a bind in between.
+	return true
+}
+
+// passed notes that filter found a node for the pod.
+func (a *attempts) passed(uid gpu.PodUID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch known := a.pods[uid]; {
+	case known.nameAll:
+		a.pods[uid] = triedPod{nameAll: true}
+	case known.sample > 0:
+		delete(a.pods, uid)
+	}
+}
+
+// forget notes that a bind of the pod came, or that the pod is bound or gone.
+func (a *attempts) forget(uid gpu.PodUID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.pods, uid)
+}
+
+// note remembers the pod, which is due after its pause. It needs the lock.
+func (a *attempts) note(uid gpu.PodUID, pod triedPod) {
+	if _, again := a.pods[uid]; !again && len(a.pods) >= maxRefused {
+		for other := range a.pods {
+			delete(a.pods, other) // Any one: of so many, most don't exist.
+			break
+		}
+	}
+	pod.due = a.clock.Now().Add(pod.pause)
+	a.pods[uid] = pod
+	if a.until.IsZero() || pod.due.Before(a.until) {
+		select {
+		case a.begun <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// run requeues pods when they are due, until ctx ends.
+func (a *attempts) run(ctx context.Context) error {
+	for {
+		var due <-chan time.Time
+		if pause, some := a.sleep(); some {
+			due = a.clock.After(pause)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.begun:
+		case <-due:
+			a.round()
+		}
+	}
+}
+
+// sleep returns the time until the next pod is due.
+func (a *attempts) sleep() (pause time.Duration, some bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.until = time.Time{}
+	for _, pod := range a.pods {
+		if !pod.due.IsZero() && (a.until.IsZero() || pod.due.Before(a.until)) {
+			a.until = pod.due
+		}
+	}
+	if a.until.IsZero() {
+		return 0, false
+	}
+	now := a.clock.Now()
+	if soonest := now.Add(attemptInterval); a.until.Before(soonest) {
+		a.until = soonest
+	}
+	return a.until.Sub(now), true
+}
+
+// round requeues all pods if that helps one that is due.
+func (a *attempts) round() {
+	requeued := false
+	defer func() { a.postpone(requeued) }()
+	if a.leading() != nil {
+		return // Another replica is asked, and remembers its own.
+	}
+	a.mu.Lock()
+	now := a.clock.Now()
+	due := maps.Clone(a.pods)
+	maps.DeleteFunc(due, func(_ gpu.PodUID, pod triedPod) bool { return pod.due.IsZero() || pod.due.After(now) })
+	a.mu.Unlock()
+	node, helps := a.judge(due)
+	if helps {
+		a.requeue(node)
+		requeued = true
+	}
+}
+
+// judge forgets those of the pods that nothing can be done for, and reports whether a requeue may help one of the others; node
+// is the one to change for that, empty for any.
+func (a *attempts) judge(due map[gpu.PodUID]triedPod) (node string, helps bool) {
+	var sampled []*corev1.Pod
+	var requests []gpu.Pod
+	for uid, was := range due {
+		pod, waits := a.pending(uid)
+		switch {
+		case !waits:
+			a.end(uid, was)
+		case was.sample > 0:
+			sampled, requests = append(sampled, pod), append(requests, protocol.Pod(pod))
+		case rejected(pod):
+			helps = true
+		}
+	}
+	if helps || len(sampled) == 0 {
+		return "", helps
+	}
+	// Where none of many pods fits, one look is enough.
+	_, some := a.anyFit(leastOf(requests))
+	for i, pod := range sampled {
+		if some {
+			if node, helps = a.roomFor(pod); helps {
+				return node, true
+			}
+		}
+		a.end(requests[i].UID, due[requests[i].UID])
+	}
+	return "", false
+}
+
+// rejected reports whether kube-scheduler has said that the pod can't be scheduled.
+func rejected(pod *corev1.Pod) bool {
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodScheduled {
+			return condition.Status == corev1.ConditionFalse
+		}
+	}
+	return false
+}
+
+// end forgets the pod, unless something happened to it since.
+func (a *attempts) end(uid gpu.PodUID, was triedPod) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.pods[uid] == was {
+		delete(a.pods, uid)
+	}
+}
+
+// postpone counts an attempt for every pod that was requeued, or only looks later after those that were due.
+func (a *attempts) postpone(requeued bool) {
+	nodes := a.nodes()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := a.clock.Now()
+	for uid, pod := range a.pods {
+		if pod.due.IsZero() || !requeued && pod.due.After(now) {
+			continue
+		}
+		pod.tries++
+		// Attempts of other pods take nodes of the same rotation, so that every node has had its turn is likely only after
+		// twice as many.
+		if pod.sample == 0 || pod.tries > 2*(nodes/pod.sample+1) {
+			pod.pause = min(2*pod.pause, maxAttemptPause)
+		}
+		pod.due = now.Add(pod.pause)
+		a.pods[uid] = pod
+	}
+}
+
+// roomFor returns a node on which the pod would find a card and to which its spec lets it go.
+func (c *Cluster) roomFor(pod *corev1.Pod) (string, bool) {
+	names := c.ledger.Fitting(protocol.Pod(pod))
+	places := make([]waiting.Place, 0, len(names))
+	for _, name := range names {
+		node, err := c.nodes.Get(name)
+		if err != nil || len(waiting.Closed(node, false)) > 0 {
+			continue
+		}
+		places = append(places, waiting.Place{Node: node})
+	}
+	if reach := waiting.Reach(places, pod); len(reach) > 0 {
+		return reach[0], true
+	}
+	return "", false
+}

@@ -1,0 +1,201 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// begin holds the card, and evicts. It reports whether this step is to try nothing else: a round is under way, or the API
+// server doesn't answer.
+func (e *evictor) begin(ctx context.Context, object *corev1.Pod, plan evictionPlan) (done bool) {
+	pod := protocol.Pod(object)
+	logger := klog.FromContext(ctx).WithValues("pod", klog.KObj(object), "node", plan.node, "card", plan.card)
+	e.mu.Lock()
+	e.rounds[pod.UID] = round{pod: pod, node: plan.node, victims: plan.victims, nominated: object.Status.NominatedNodeName}
+	e.mu.Unlock()
+	e.ledger.Nominate(plan.node, pod)
+	if len(plan.leave) == 0 {
+		return true // Others, or an extender before this one, have told them to leave.
+	}
+	result, err := e.evict(ctx, pod, plan)
+	e.Observer.Evicted(result)
+	if err != nil {
+		logger.Info("A card that only fragmentation keeps from a pod is not freed", "result", result, "err", err)
+		e.cancel(pod)
+		return !answered(err)
+	}
+	logger.Info("A card is freed for a pod that only fragmentation kept waiting", "evicted", len(plan.leave))
+	e.Recorder.Eventf(reference(pod), corev1.EventTypeNormal, EventEvicting,
+		"Evicting %d pod(s) of lower priority from GPU card %d of node %s: the node has enough free GPU memory, but no card has", len(plan.leave), plan.card, plan.node)
+	return true
+}
+
+// evict asks the API server to evict everybody, once it has said of each that it would. A pod whose eviction it refuses stays out
+// of plans for a while.
+func (e *evictor) evict(ctx context.Context, pod gpu.Pod, plan evictionPlan) (result string, err error) {
+	for _, dryRun := range []bool{true, false} {
+		for _, victim := range plan.leave {
+			if err := e.leading(); err != nil {
+				return EvictionFailed, err
+			}
+			if err := e.evictOne(ctx, victim, dryRun); err != nil {
+				if answered(err) {
+					e.spare(victim.UID)
+				}
+				result = EvictionFailed
+				if apierrors.IsTooManyRequests(err) {
+					result = EvictionRefused
+				}
+				return result, fmt.Errorf("evicting pod %s: %w", victim, err)
+			}
+			if !dryRun {
+				e.Recorder.Eventf(reference(victim), corev1.EventTypeNormal, EventEvicted,
+					"Evicted from GPU card %d of node %s for pod %s/%s of higher priority", plan.card, plan.node, pod.Namespace, pod.Name)
+			}
+		}
+	}
+	return EvictedAll, nil
+}
+
+func (e *evictor) evictOne(ctx context.Context, victim gpu.Pod, dryRun bool) error {
+	ctx, cancel := context.WithTimeout(ctx, evictTimeout)
+	defer cancel()
+	if !dryRun {
+		// Before the call: its answer may be lost.
+		e.mu.Lock()
+		e.asked[victim.UID] = e.Clock.Now()
+		e.mu.Unlock()
+	}
+	err := e.API.Evict(ctx, victim, dryRun)
+	if !dryRun {
+		e.Observer.APIWrite("eviction")
+	}
+	switch judge(err) {
+	case refused, conflict:
+		if !dryRun {
+			e.mu.Lock()
+			delete(e.asked, victim.UID)
+			e.mu.Unlock()
+		}
+	}
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil // It has gone; perhaps another pod has its name.
+	}
+	return err
+}
+
+// answered reports whether an error is the API server's answer about this one pod, such as that of a budget or a webhook, and
+// not a sign that the server is away or overloaded.
+func answered(err error) bool {
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err) && !apierrors.IsServiceUnavailable(err)
+}
+
+// spare keeps a pod out of plans for a while.
+func (e *evictor) spare(uid gpu.PodUID) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.spared.extend(uid, e.Clock.Now(), victimPause, evictRest)
+}
+
+// cancel ends a round in which not everybody was evicted.
+func (e *evictor) cancel(pod gpu.Pod) {
+	e.mu.Lock()
+	delete(e.rounds, pod.UID)
+	e.mu.Unlock()
+	e.postpone(pod.UID, evictRest)
+	e.letGo(pod)
+}
+
+// holds reports whether a card is held for the pod, and sees to it that it is that one: kube-scheduler may have nominated the
+// pod to another node meanwhile. A nomination that is newer than the round counts for more.
+func (e *evictor) holds(pod gpu.Pod, nominated string) bool {
+	if e == nil {
+		return false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r, ok := e.rounds[pod.UID]
+	if !ok || nominated != "" && nominated != r.nominated {
+		return false
+	}
+	e.ledger.Nominate(r.node, pod) // With the lock: who ends the round withdraws afterwards.
+	return true
+}
+
+// endRounds ends the rounds that don't give their pods a card.
+func (e *evictor) endRounds() {
+	var over []gpu.Pod
+	e.mu.Lock()
+	now := e.Clock.Now()
+	for uid, r := range e.rounds {
+		if r.freed.IsZero() && !slices.ContainsFunc(r.victims, e.isHeld) {
+			r.freed = now
+			e.rounds[uid] = r
+		}
+		if pause := e.failed(r, now); pause > 0 {
+			delete(e.rounds, uid)
+			e.postponed.extend(uid, now, pause, evictRest)
+			over = append(over, r.pod)
+		}
+	}
+	e.mu.Unlock()
+	for _, pod := range over {
+		e.letGo(pod)
+	}
+}
+
+// failed returns how long the pod is to be left out after a round that has failed, at least; zero for one that goes on. It
+// needs the lock.
+func (e *evictor) failed(r round, now time.Time) time.Duration {
+	switch {
+	case r.freed.IsZero() && slices.ContainsFunc(r.victims, e.stays):
+		return evictRest
+	case r.freed.IsZero():
+		return 0
+	case !e.fits(r.pod, r.node):
+		return evictPause // Another pod has taken the card, mostly one of higher priority: nothing is wrong with this one.
+	case now.Sub(r.freed) > evictHold:
+		return evictRest
+	}
+	return 0
+}
+
+// letGo holds the card no longer. What counts is kube-scheduler's nomination again, where the pod has one.
+func (e *evictor) letGo(pod gpu.Pod) {
+	if known, ok := e.pods.get(pod.Namespace, pod.Name); ok && known.UID == types.UID(pod.UID) && known.Status.NominatedNodeName != "" {
+		e.ledger.Nominate(known.Status.NominatedNodeName, pod)
+		return
+	}
+	e.ledger.Withdraw(pod.UID)
+}
+
+func (e *evictor) isHeld(uid gpu.PodUID) bool {
+	_, _, held := e.ledger.Lookup(uid)
+	return held
+}
+
+// stays reports whether a pod that was to leave stays: it is overdue, or it isn't leaving at all. It needs the lock.
+func (e *evictor) stays(uid gpu.PodUID) bool {
+	_, holder, held := e.ledger.Lookup(uid)
+	if !held {
+		return false
+	}
+	if !holder.Leaving {
+		_, asked := e.asked[uid]
+		return !asked
+	}
+	known, ok := e.pods.get(holder.Namespace, holder.Name)
+	return ok && known.UID == types.UID(uid) && protocol.Overdue(known, e.Clock.Now())
+}

@@ -1,0 +1,67 @@
+package inventory
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// CardMemory is how much memory cards have by the administrator's word, in bytes. It is for cards of which the driver
+// reports none, because they share the machine's memory. The zero value says nothing of any card.
+type CardMemory struct {
+	every  uint64
+	byUUID map[string]uint64
+}
+
+// ParseCardMemory reads one size for every card, such as 96Gi, or a list of UUID=size with commas between them.
+func ParseCardMemory(text string) (CardMemory, error) {
+	if text == "" {
+		return CardMemory{}, nil
+	}
+	if !strings.Contains(text, "=") {
+		every, err := parseSize(text)
+		return CardMemory{every: every}, err
+	}
+	memory := CardMemory{byUUID: map[string]uint64{}}
+	for entry := range strings.SplitSeq(text, ",") {
+		uuid, size, _ := strings.Cut(strings.TrimSpace(entry), "=")
+		if uuid == "" {
+			return CardMemory{}, fmt.Errorf("%q: want UUID=size", entry)
+		}
+		if _, twice := memory.byUUID[uuid]; twice {
+			return CardMemory{}, fmt.Errorf("%s is listed twice", uuid)
+		}
+		bytes, err := parseSize(size)
+		if err != nil {
+			return CardMemory{}, fmt.Errorf("%s: %w", uuid, err)
+		}
+		memory.byUUID[uuid] = bytes
+	}
+	return memory, nil
+}
+
+func parseSize(text string) (uint64, error) {
+	quantity, err := resource.ParseQuantity(text)
+	if err != nil {
+		return 0, fmt.Errorf("size %q: want one such as 96Gi: %w", text, err)
+	}
+	if quantity.Value() <= 0 {
+		return 0, errors.New("a size must be positive")
+	}
+	return uint64(quantity.Value()), nil
+}
+
+// of returns what a card has of which the driver reports so many bytes, 0 for none. It is never more than the driver
+// reports.
+func (m CardMemory) of(uuid string, reported uint64) uint64 {
+	said, ok := m.byUUID[uuid]
+	if !ok {
+		said = m.every
+	}
+	if said == 0 || reported != 0 && reported < said {
+		return reported
+	}
+	return said
+}

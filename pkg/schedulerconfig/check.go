@@ -1,0 +1,315 @@
+package schedulerconfig
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	schedulerv1 "k8s.io/kube-scheduler/config/v1"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// Severity is how bad a finding is.
+type Severity string
+
+// The severities.
+const (
+	// Error: kube-scheduler refuses the configuration, pods aren't scheduled, or they are bound without a card.
+	Error Severity = "error"
+	// Warning: it works, but not as well or as safely as it could.
+	Warning Severity = "warning"
+)
+
+// Finding is one thing that is wrong or missing.
+type Finding struct {
+	Severity Severity
+	// Path is the field in question, such as "extenders[0].httpTimeout".
+	Path string
+	// Text says what is wrong with it and what to do.
+	Text string
+}
+
+// String returns the finding on one line.
+func (f Finding) String() string { return fmt.Sprintf("%s: %s: %s", f.Severity, f.Path, f.Text) }
+
+// Options say how the extender runs.
+type Options struct {
+	// Path is the URL path below which it answers, such as "/gpushare-scheduler".
+	Path string
+	// BindTimeout and GangHold are its --bind-timeout and --gang-hold.
+	BindTimeout, GangHold time.Duration
+}
+
+const (
+	// defaultHTTPTimeout is kube-scheduler's own (k8s.io/kubernetes pkg/scheduler/extender.go, DefaultExtenderTimeout).
+	defaultHTTPTimeout = 5 * time.Second
+	// defaultInitialBackoff and defaultMaxBackoff are kube-scheduler's own, in seconds (pkg/scheduler/apis/config/v1/defaults.go).
+	defaultInitialBackoff, defaultMaxBackoff = 1, 10
+	// pluginScores is about what the scores of kube-scheduler's own plugins add up to, and scoreOfWeight what an extender's best
+	// score is worth for each unit of its weight.
+	pluginScores, scoreOfWeight = 1200, 100
+)
+
+// Check returns what is wrong with the configuration, in the order of its fields. Where there is none, it returns nil.
+func Check(config *schedulerv1.KubeSchedulerConfiguration, o Options) []Finding {
+	c := &check{Options: o, config: config}
+	c.nodesToScore()
+	c.backoff()
+	c.profiles()
+	c.extenders()
+	return c.findings
+}
+
+type check struct {
+	Options
+	config   *schedulerv1.KubeSchedulerConfiguration
+	findings []Finding
+}
+
+func (c *check) add(severity Severity, path *field.Path, format string, args ...any) {
+	c.findings = append(c.findings, Finding{severity, path.String(), fmt.Sprintf(format, args...)})
+}
+
+// nodesToScore checks the share of the nodes that kube-scheduler asks about. A profile's own share wins.
+func (c *check) nodesToScore() {
+	name := "percentageOfNodesToScore"
+	global := len(c.config.Profiles) == 0
+	for i := range c.config.Profiles {
+		if share := c.config.Profiles[i].PercentageOfNodesToScore; share != nil {
+			c.share(field.NewPath("profiles").Index(i).Child(name), share)
+		} else {
+			global = true
+		}
+	}
+	if global {
+		c.share(field.NewPath(name), c.config.PercentageOfNodesToScore)
+	}
+}
+
+func (c *check) share(path *field.Path, share *int32) {
+	const consequence = "with more than 100 nodes kube-scheduler asks about a part of them only, so a pod can be rejected although another " +
+		"node has room, and then waits for retries; set 100"
+	switch {
+	case share == nil:
+		c.add(Warning, path, "missing: %s", consequence)
+	case *share < 0 || *share > 100:
+		c.add(Error, path, "%d: must lie between 0 and 100", *share)
+	case *share < 100:
+		c.add(Warning, path, "%d: %s", *share, consequence)
+	}
+}
+
+// backoff checks how long kube-scheduler leaves a rejected pod alone.
+func (c *check) backoff() {
+	initialPath, longestPath := field.NewPath("podInitialBackoffSeconds"), field.NewPath("podMaxBackoffSeconds")
+	initial, longest := int64(defaultInitialBackoff), int64(defaultMaxBackoff)
+	if given := c.config.PodInitialBackoffSeconds; given != nil {
+		initial = *given
+	}
+	if given := c.config.PodMaxBackoffSeconds; given != nil {
+		longest = *given
+	}
+	if initial <= 0 {
+		c.add(Error, initialPath, "%d: must be positive", initial)
+	}
+	switch hold := c.GangHold; {
+	case longest < initial:
+		c.add(Error, longestPath, "%d: must not lie below podInitialBackoffSeconds, %d", longest, initial)
+	case hold > 0 && time.Duration(longest)*time.Second >= hold && c.config.PodMaxBackoffSeconds == nil:
+		c.add(Warning, longestPath, "missing: the default of %d seconds isn't below --gang-hold, %v: members of a group miss each other; set 5", longest, hold)
+	case hold > 0 && time.Duration(longest)*time.Second >= hold:
+		c.add(Warning, longestPath, "%d: isn't below --gang-hold, %v: members of a group miss each other", longest, hold)
+	}
+}
+
+// profiles checks that kube-scheduler itself counts GPU memory by node.
+func (c *check) profiles() {
+	group, _, _ := strings.Cut(string(protocol.ResourceMemory), "/")
+	for i := range c.config.Profiles {
+		for j, plugin := range c.config.Profiles[i].PluginConfig {
+			fit, ok := plugin.Args.Object.(*schedulerv1.NodeResourcesFitArgs)
+			if !ok {
+				continue
+			}
+			path := field.NewPath("profiles").Index(i).Child("pluginConfig").Index(j).Child("args")
+			const consequence = "kube-scheduler doesn't count a node's GPU memory, and doesn't preempt for it; take %s out"
+			if slices.Contains(fit.IgnoredResources, string(protocol.ResourceMemory)) {
+				c.add(Error, path.Child("ignoredResources"), consequence, protocol.ResourceMemory)
+			}
+			if slices.Contains(fit.IgnoredResourceGroups, group) {
+				c.add(Error, path.Child("ignoredResourceGroups"), consequence, group)
+			}
+		}
+	}
+}
+
+// extenders finds the entry for gpushare, and checks it and the others.
+func (c *check) extenders() {
+	path := field.NewPath("extenders")
+	ours := -1
+	for i := range c.config.Extenders {
+		switch {
+		case !c.isOurs(&c.config.Extenders[i]):
+		case ours < 0:
+			ours = i
+		default:
+			c.add(Error, path.Index(i), "a second entry for gpushare, beside extenders[%d]: kube-scheduler refuses two entries that bind, or that manage one resource", ours)
+		}
+	}
+	if ours < 0 {
+		c.add(Error, path, "no entry for gpushare: want one that manages %s, with a urlPrefix that ends with %s", protocol.ResourceMemory, c.Path)
+		return
+	}
+	c.entry(path.Index(ours), &c.config.Extenders[ours])
+	for i := range c.config.Extenders {
+		if !c.isOurs(&c.config.Extenders[i]) {
+			c.other(path.Index(i), i, ours)
+		}
+	}
+}
+
+func (c *check) isOurs(e *schedulerv1.Extender) bool {
+	return strings.HasSuffix(strings.TrimRight(e.URLPrefix, "/"), c.Path) || slices.ContainsFunc(e.ManagedResources, func(r schedulerv1.ExtenderManagedResource) bool {
+		return r.Name == string(protocol.ResourceMemory)
+	})
+}
+
+// entry checks the entry for gpushare.
+func (c *check) entry(path *field.Path, e *schedulerv1.Extender) {
+	c.target(path, e)
+	c.verb(Error, path.Child("filterVerb"), e.FilterVerb, "filter", "pods are put where no card has room")
+	c.verb(Warning, path.Child("prioritizeVerb"), e.PrioritizeVerb, "prioritize", "--node-policy has no effect where few nodes are asked about")
+	c.verb(Error, path.Child("bindVerb"), e.BindVerb, "bind", "pods are bound without a card")
+	c.verb(Warning, path.Child("preemptVerb"), e.PreemptVerb, "preempt", "kube-scheduler evicts pods from several cards, and none has room afterwards")
+	switch weight := path.Child("weight"); {
+	case e.PrioritizeVerb == "":
+	case e.Weight <= 0:
+		c.add(Error, weight, "%d: must be positive; set 100", e.Weight)
+	case e.Weight < pluginScores/scoreOfWeight:
+		c.add(Warning, weight, "%d: kube-scheduler's own scores, about %d in all, outweigh --node-policy; set 100", e.Weight, pluginScores)
+	}
+	timeout, said := e.HTTPTimeout.Duration, e.HTTPTimeout.Duration.String()
+	if timeout == 0 {
+		timeout, said = defaultHTTPTimeout, fmt.Sprintf("missing, and the default of %v", defaultHTTPTimeout)
+	}
+	if timeout <= c.GangHold+c.BindTimeout {
+		c.add(Error, path.Child("httpTimeout"), "%s isn't above --gang-hold and --bind-timeout together, %v and %v: kube-scheduler gives up on binds that are still in progress",
+			said, c.GangHold, c.BindTimeout)
+	}
+	if !e.NodeCacheCapable {
+		c.add(Warning, path.Child("nodeCacheCapable"), "false: whole nodes are sent, too much for a large cluster; set true")
+	}
+	if e.Ignorable {
+		c.add(Error, path.Child("ignorable"), "true: while the extender can't be reached, pods are bound without a card; set false")
+	}
+	c.resources(path.Child("managedResources"), e.ManagedResources)
+}
+
+func (c *check) verb(missing Severity, path *field.Path, got, want, consequence string) {
+	switch got {
+	case want:
+	case "":
+		c.add(missing, path, "missing: %s; set %s", consequence, want)
+	default:
+		c.add(Error, path, "%q: the extender doesn't know it; set %s", got, want)
+	}
+}
+
+func (c *check) resources(path *field.Path, managed []schedulerv1.ExtenderManagedResource) {
+	found := false
+	for i, resource := range managed {
+		switch {
+		case resource.Name != string(protocol.ResourceMemory):
+			c.add(Warning, path.Index(i), "%s: the extender doesn't manage it, but kube-scheduler will have it bind pods that ask for it", resource.Name)
+		case resource.IgnoredByScheduler:
+			found = true
+			c.add(Error, path.Index(i).Child("ignoredByScheduler"), "true: kube-scheduler doesn't count a node's GPU memory, and doesn't preempt for it; set false")
+		default:
+			found = true
+		}
+	}
+	if !found {
+		c.add(Error, path, "%s is missing: pods that ask for it aren't brought to the extender, or all pods are where the list is empty", protocol.ResourceMemory)
+	}
+}
+
+// other checks an extender beside gpushare.
+func (c *check) other(path *field.Path, i, ours int) {
+	e, our := &c.config.Extenders[i], &c.config.Extenders[ours]
+	if e.BindVerb != "" {
+		c.add(Error, path.Child("bindVerb"), "%q: kube-scheduler accepts one extender that binds, and that is gpushare's; take it out", e.BindVerb)
+	}
+	// kube-scheduler moves ignorable extenders behind the others (pkg/scheduler/scheduler.go, buildExtenders).
+	after := i > ours
+	if e.Ignorable != our.Ignorable {
+		after = e.Ignorable
+	}
+	if e.FilterVerb != "" && after {
+		c.add(Warning, path, "it filters after gpushare (ignorable extenders always come last) and may reject the best nodes, which are all that gpushare names at first: "+
+			"put it before gpushare, not ignorable, or run gpushare-extender with --filter-best=0")
+	}
+}
+
+// target checks where kube-scheduler finds the extender, and how the two trust each other.
+func (c *check) target(path *field.Path, e *schedulerv1.Extender) {
+	prefix := path.Child("urlPrefix")
+	target, err := url.Parse(e.URLPrefix)
+	if err != nil || target.Host == "" || target.Scheme != "http" && target.Scheme != "https" {
+		c.add(Error, prefix, "%q: want http:// or https://, the extender's address, and %s", e.URLPrefix, c.Path)
+		return
+	}
+	if !strings.HasSuffix(strings.TrimRight(target.Path, "/"), c.Path) {
+		c.add(Error, prefix, "%s: the extender answers below %s", e.URLPrefix, c.Path)
+	}
+	host := target.Hostname()
+	if strings.HasSuffix(host, ".svc") || strings.Contains(host, ".svc.") {
+		c.add(Warning, prefix, "%s: kube-scheduler on the host's network doesn't resolve names of Services; use the Service's address", e.URLPrefix)
+	}
+	if target.Scheme == "https" {
+		c.tls(path, e)
+		return
+	}
+	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		c.add(Warning, prefix, "%s: plain HTTP to another host: every client that reaches the extender can bind pods; use https with client certificates", e.URLPrefix)
+	}
+	if e.EnableHTTPS || e.TLSConfig != nil {
+		c.add(Warning, path.Child("tlsConfig"), "not used, since urlPrefix begins with http://")
+	}
+}
+
+func (c *check) tls(path *field.Path, e *schedulerv1.Extender) {
+	config := e.TLSConfig
+	if config == nil {
+		config = &schedulerv1.ExtenderTLSConfig{}
+	}
+	path = path.Child("tlsConfig")
+	hasCA := config.CAFile != "" || len(config.CAData) > 0
+	hasCertificate, hasKey := config.CertFile != "" || len(config.CertData) > 0, config.KeyFile != "" || len(config.KeyData) > 0
+	switch {
+	case config.Insecure && hasCA:
+		c.add(Error, path.Child("insecure"), "true: kube-scheduler refuses it beside a CA; take it out")
+	case config.Insecure, e.EnableHTTPS && !hasCA:
+		c.add(Warning, path, "the extender's certificate isn't verified: set caFile or caData")
+	}
+	switch {
+	case hasCertificate != hasKey:
+		c.add(Error, path, "a client certificate and its key go together: one of them is missing")
+	case !hasCertificate:
+		c.add(Warning, path, "no client certificate: an extender that runs with --client-ca-file refuses kube-scheduler; set certFile and keyFile")
+	}
+	if len(config.CAData) > 0 && !x509.NewCertPool().AppendCertsFromPEM(config.CAData) {
+		c.add(Error, path.Child("caData"), "holds no certificate (PEM)")
+	}
+	if len(config.CertData) > 0 && len(config.KeyData) > 0 {
+		if _, err := tls.X509KeyPair(config.CertData, config.KeyData); err != nil {
+			c.add(Error, path.Child("certData"), "can't be used with keyData: %v", err)
+		}
+	}
+}

@@ -1,0 +1,48 @@
+// Package schedulerconfig reads a configuration of kube-scheduler and reports what in it keeps gpushare from working, or from
+// working well. It decides from the configuration alone: it reads no files that the configuration names and makes no calls.
+package schedulerconfig
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	schedulerv1 "k8s.io/kube-scheduler/config/v1"
+	"sigs.k8s.io/yaml"
+)
+
+const kind = "KubeSchedulerConfiguration"
+
+// Decode reads a KubeSchedulerConfiguration of kubescheduler.config.k8s.io/v1, as YAML or JSON. A field that is unknown or given
+// twice is an error, as it is for kube-scheduler; so it is in the arguments of kube-scheduler's own plugins.
+func Decode(data []byte) (*schedulerv1.KubeSchedulerConfiguration, error) {
+	if len(bytes.TrimSpace(data)) == 0 {
+		return nil, errors.New("it is empty")
+	}
+	var said metav1.TypeMeta
+	if err := yaml.Unmarshal(data, &said); err != nil {
+		return nil, err
+	}
+	switch {
+	case said.Kind == "" || said.APIVersion == "":
+		return nil, fmt.Errorf("it has no kind or apiVersion, want a %s of %s", kind, schedulerv1.SchemeGroupVersion)
+	case said.Kind != kind || said.APIVersion != schedulerv1.SchemeGroupVersion.String():
+		return nil, fmt.Errorf("it is a %s of %s, want a %s of %s", said.Kind, said.APIVersion, kind, schedulerv1.SchemeGroupVersion)
+	}
+	scheme := runtime.NewScheme()
+	if err := schedulerv1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
+	config := &schedulerv1.KubeSchedulerConfiguration{}
+	if _, _, err := decoder.Decode(data, nil, config); err != nil {
+		return nil, err
+	}
+	if err := config.DecodeNestedObjects(decoder); err != nil {
+		return nil, err
+	}
+	return config, nil
+}

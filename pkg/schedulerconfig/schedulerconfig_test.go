@@ -1,0 +1,180 @@
+package schedulerconfig
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+)
+
+var options = Options{Path: "/gpushare-scheduler", BindTimeout: 4 * time.Second, GangHold: 10 * time.Second}
+
+// sound is a configuration without a finding. The tests change one line of it.
+const sound = `
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+percentageOfNodesToScore: 100
+podMaxBackoffSeconds: 5
+extenders:
+- urlPrefix: http://127.0.0.1:12345/gpushare-scheduler
+  filterVerb: filter
+  prioritizeVerb: prioritize
+  bindVerb: bind
+  preemptVerb: preempt
+  weight: 100
+  httpTimeout: 15s
+  nodeCacheCapable: true
+  managedResources:
+  - name: aliyun.com/gpu-mem
+`
+
+const (
+	encrypted = "https://10.96.0.15:12345/gpushare-scheduler\n  enableHTTPS: true\n  tlsConfig: "
+	other     = "\n- urlPrefix: http://127.0.0.1:1/other\n  "
+)
+
+func TestCheck(t *testing.T) {
+	for name, test := range map[string]struct {
+		old, new string
+		options  func(*Options)
+		// want are the findings up to the first colon after the path.
+		want []string
+	}{
+		"sound":                          {},
+		"the shortest timeout":           {old: "15s", new: "14.001s"},
+		"groups switched off":            {old: "15s", new: "5s", options: func(o *Options) { o.GangHold = 0 }},
+		"a slash at the URL's end":       {old: "gpushare-scheduler", new: "gpushare-scheduler/"},
+		"no extender":                    {old: sound[strings.Index(sound, "extenders:"):], new: "", want: []string{"error: extenders"}},
+		"another extender alone":         {old: "12345/gpushare-scheduler", new: "12345/other\n  #", want: []string{"error: extenders[0].urlPrefix"}},
+		"an extender of something else":  {old: sound[strings.Index(sound, "- urlPrefix"):], new: "- urlPrefix: http://127.0.0.1/other\n", want: []string{"error: extenders"}},
+		"two entries":                    {old: "extenders:", new: "extenders:\n- urlPrefix: http://127.0.0.1:2/gpushare-scheduler\n  filterVerb: filter", want: []string{"error: extenders[1]", "warning: extenders[0].prioritizeVerb", "error: extenders[0].bindVerb", "warning: extenders[0].preemptVerb", "error: extenders[0].httpTimeout", "warning: extenders[0].nodeCacheCapable", "error: extenders[0].managedResources"}},
+		"no URL":                         {old: "http://127.0.0.1:12345/gpushare-scheduler", new: `""`, want: []string{"error: extenders[0].urlPrefix"}},
+		"a URL of another kind":          {old: "http:", new: "ftp:", want: []string{"error: extenders[0].urlPrefix"}},
+		"no filter verb":                 {old: "filterVerb: filter", new: "", want: []string{"error: extenders[0].filterVerb"}},
+		"a filter verb that is unknown":  {old: "filterVerb: filter", new: "filterVerb: predicates", want: []string{"error: extenders[0].filterVerb"}},
+		"no bind verb":                   {old: "bindVerb: bind", new: "", want: []string{"error: extenders[0].bindVerb"}},
+		"no preempt verb":                {old: "preemptVerb: preempt", new: "", want: []string{"warning: extenders[0].preemptVerb"}},
+		"no prioritize verb":             {old: "prioritizeVerb: prioritize", new: "", want: []string{"warning: extenders[0].prioritizeVerb"}},
+		"no weight":                      {old: "weight: 100", new: "", want: []string{"error: extenders[0].weight"}},
+		"little weight":                  {old: "weight: 100", new: "weight: 1", want: []string{"warning: extenders[0].weight"}},
+		"too short a timeout":            {old: "15s", new: "14s", want: []string{"error: extenders[0].httpTimeout"}},
+		"no timeout":                     {old: "httpTimeout: 15s", new: "", want: []string{"error: extenders[0].httpTimeout"}},
+		"slow binds":                     {options: func(o *Options) { o.BindTimeout = 5 * time.Second }, want: []string{"error: extenders[0].httpTimeout"}},
+		"whole nodes":                    {old: "nodeCacheCapable: true", new: "", want: []string{"warning: extenders[0].nodeCacheCapable"}},
+		"ignorable":                      {old: "nodeCacheCapable: true", new: "nodeCacheCapable: true\n  ignorable: true", want: []string{"error: extenders[0].ignorable"}},
+		"no managed resources":           {old: "managedResources:\n  - name: aliyun.com/gpu-mem", new: "", want: []string{"error: extenders[0].managedResources"}},
+		"another resource beside":        {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: example.com/fpga", want: []string{"warning: extenders[0].managedResources[1]"}},
+		"ignored by the scheduler":       {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n    ignoredByScheduler: true", want: []string{"error: extenders[0].managedResources[0].ignoredByScheduler"}},
+		"a sample of the nodes":          {old: "ToScore: 100", new: "ToScore: 99", want: []string{"warning: percentageOfNodesToScore"}},
+		"kube-scheduler's own sample":    {old: "percentageOfNodesToScore: 100", new: "", want: []string{"warning: percentageOfNodesToScore"}},
+		"more than all nodes":            {old: "ToScore: 100", new: "ToScore: 101", want: []string{"error: percentageOfNodesToScore"}},
+		"a sample in one profile":        {old: "extenders:", new: "profiles:\n- schedulerName: a\n- schedulerName: b\n  percentageOfNodesToScore: 0\nextenders:", want: []string{"warning: profiles[1].percentageOfNodesToScore"}},
+		"a sample that no profile uses":  {old: "percentageOfNodesToScore: 100", new: "profiles:\n- schedulerName: a\n  percentageOfNodesToScore: 100"},
+		"the default back-off":           {old: "podMaxBackoffSeconds: 5", new: "", want: []string{"warning: podMaxBackoffSeconds"}},
+		"that, without groups":           {old: "podMaxBackoffSeconds: 5", new: "", options: func(o *Options) { o.GangHold = 0 }},
+		"a long back-off":                {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 11", want: []string{"warning: podMaxBackoffSeconds"}},
+		"a back-off that begins later":   {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 5\npodInitialBackoffSeconds: 6", want: []string{"error: podMaxBackoffSeconds"}},
+		"no back-off":                    {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 5\npodInitialBackoffSeconds: 0", want: []string{"error: podInitialBackoffSeconds"}},
+		"sums that aren't counted":       {old: "extenders:", new: "profiles:\n- pluginConfig:\n  - name: NodeResourcesFit\n    args: {ignoredResources: [aliyun.com/gpu-mem], ignoredResourceGroups: [aliyun.com]}\nextenders:", want: []string{"error: profiles[0].pluginConfig[0].args.ignoredResources", "error: profiles[0].pluginConfig[0].args.ignoredResourceGroups"}},
+		"other plugins' arguments":       {old: "extenders:", new: "profiles:\n- pluginConfig:\n  - name: NodeResourcesFit\n    args: {ignoredResources: [example.com/fpga]}\n  - name: Own\n    args: {any: thing}\nextenders:"},
+		"a filter before":                {old: "extenders:", new: "extenders:" + other + "filterVerb: filter"},
+		"an ignorable filter before":     {old: "extenders:", new: "extenders:" + other + "filterVerb: filter\n  ignorable: true", want: []string{"warning: extenders[0]"}},
+		"a filter after":                 {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem" + other + "filterVerb: filter", want: []string{"warning: extenders[1]"}},
+		"scores after":                   {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem" + other + "prioritizeVerb: prioritize\n  weight: 1"},
+		"another binder":                 {old: "extenders:", new: "extenders:" + other + "bindVerb: bind", want: []string{"error: extenders[0].bindVerb"}},
+		"a Service's name":               {old: "127.0.0.1", new: "gpushare-extender.kube-system.svc", want: []string{"warning: extenders[0].urlPrefix", "warning: extenders[0].urlPrefix"}},
+		"plain HTTP to elsewhere":        {old: "127.0.0.1", new: "10.96.0.15", want: []string{"warning: extenders[0].urlPrefix"}},
+		"TLS settings without TLS":       {old: "weight: 100", new: "weight: 100\n  enableHTTPS: true", want: []string{"warning: extenders[0].tlsConfig"}},
+		"TLS":                            {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caFile: ca, certFile: crt, keyFile: key}"},
+		"TLS without anything":           {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{}", want: []string{"warning: extenders[0].tlsConfig", "warning: extenders[0].tlsConfig"}},
+		"TLS without a check":            {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{insecure: true, certFile: crt, keyFile: key}", want: []string{"warning: extenders[0].tlsConfig"}},
+		"a CA that isn't used":           {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{insecure: true, caFile: ca, certFile: crt, keyFile: key}", want: []string{"error: extenders[0].tlsConfig.insecure"}},
+		"a certificate without its key":  {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caFile: ca, certFile: crt}", want: []string{"error: extenders[0].tlsConfig"}},
+		"a CA that is none":              {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caData: aGVsbG8=, certFile: crt, keyFile: key}", want: []string{"error: extenders[0].tlsConfig.caData"}},
+		"a certificate that is none":     {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caFile: ca, certData: aGVsbG8=, keyData: aGVsbG8=}", want: []string{"error: extenders[0].tlsConfig.certData"}},
+		"the system's CAs, without more": {old: "http://127.0.0.1:12345/gpushare-scheduler", new: strings.Replace(encrypted, "enableHTTPS: true", "enableHTTPS: false", 1) + "{certFile: crt, keyFile: key}"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if !strings.Contains(sound, test.old) {
+				t.Fatalf("the configuration lacks %q", test.old)
+			}
+			config, err := Decode([]byte(strings.Replace(sound, test.old, test.new, 1)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			o := options
+			if test.options != nil {
+				test.options(&o)
+			}
+			var got []string
+			for _, finding := range Check(config, o) {
+				if line := finding.String(); finding.Text == "" || strings.Contains(line, "\n") || strings.Contains(line, "%!") {
+					t.Errorf("the finding reads %q", line)
+				}
+				got = append(got, string(finding.Severity)+": "+finding.Path)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("findings (-want +got):\n%s%v", diff, Check(config, o))
+			}
+		})
+	}
+}
+
+func TestDecodeErrors(t *testing.T) {
+	for name, test := range map[string]struct{ config, want string }{
+		"nothing":                 {" \n", "it is empty"},
+		"no YAML":                 {"{{", "yaml: line 1"},
+		"a misspelt field":        {strings.Replace(sound, "weight:", "wieght:", 1), `unknown field "extenders[0].wieght"`},
+		"a field given twice":     {strings.Replace(sound, "  weight: 100", "  weight: 100\n  weight: 1", 1), `key "weight" already set`},
+		"a misspelt argument":     {sound + "profiles:\n- pluginConfig:\n  - name: NodeResourcesFit\n    args: {ignoredResource: []}\n", `unknown field "ignoredResource"`},
+		"words for a number":      {strings.Replace(sound, "weight: 100", "weight: much", 1), "cannot unmarshal string"},
+		"no kind":                 {"a: b", "it has no kind or apiVersion, want a KubeSchedulerConfiguration of kubescheduler.config.k8s.io/v1"},
+		"another version":         {strings.Replace(sound, "/v1", "/v1beta3", 1), "it is a KubeSchedulerConfiguration of kubescheduler.config.k8s.io/v1beta3, want"},
+		"the ConfigMap around":    {"apiVersion: v1\nkind: ConfigMap\n", "it is a ConfigMap of v1, want a KubeSchedulerConfiguration"},
+		"arguments of a plugin":   {"apiVersion: kubescheduler.config.k8s.io/v1\nkind: NodeResourcesFitArgs\n", "it is a NodeResourcesFitArgs of kubescheduler.config.k8s.io/v1, want"},
+		"a policy file of before": {`{"kind": "Policy", "apiVersion": "v1"}`, "it is a Policy of v1, want"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := Decode([]byte(test.config)); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+// What is shipped has no finding: the configuration itself, and the one of the second scheduler, which is rendered from the chart.
+func TestShippedConfigurations(t *testing.T) {
+	plain, err := os.ReadFile("../../config/scheduler-config.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	configs := map[string][]byte{"config/scheduler-config.yaml": plain}
+	const second = "deploy/second-scheduler/scheduler.yaml"
+	rendered, err := os.ReadFile("../../" + second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for document := range strings.SplitSeq(string(rendered), "\n---\n") {
+		var object corev1.ConfigMap
+		if err := yaml.Unmarshal([]byte(document), &object); err == nil && object.Kind == "ConfigMap" {
+			configs[second] = []byte(object.Data["scheduler-config.yaml"])
+		}
+	}
+	if len(configs) < 2 {
+		t.Fatal("found no configuration of the second scheduler")
+	}
+	for name, data := range configs {
+		config, err := Decode(data)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		for _, finding := range Check(config, options) {
+			t.Errorf("%s: %s", name, finding)
+		}
+	}
+}

@@ -1,0 +1,125 @@
+package tokenauth
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	clocktesting "k8s.io/utils/clock/testing"
+)
+
+// apiServer knows the token "prometheus", whose user may get /metrics, and "tenant", whose user may not. It counts the
+// reviews of tokens.
+type apiServer struct {
+	down    bool
+	reviews int
+}
+
+func (a *apiServer) ReviewToken(_ context.Context, review *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error) {
+	a.reviews++
+	if a.down {
+		return nil, errors.New("down")
+	}
+	answer := review.DeepCopy()
+	if token := review.Spec.Token; token == "prometheus" || token == "tenant" {
+		answer.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{
+			Username: token, Groups: []string{"system:authenticated"}, Extra: map[string]authenticationv1.ExtraValue{"pod": {"p"}},
+		}}
+	}
+	return answer, nil
+}
+
+func (a *apiServer) ReviewAccess(_ context.Context, review *authorizationv1.SubjectAccessReview) (*authorizationv1.SubjectAccessReview, error) {
+	answer, spec := review.DeepCopy(), review.Spec
+	answer.Status.Allowed = spec.User == "prometheus" && spec.Groups[0] == "system:authenticated" && spec.Extra["pod"][0] == "p" &&
+		*spec.NonResourceAttributes == authorizationv1.NonResourceAttributes{Path: "/metrics", Verb: "get"}
+	return answer, nil
+}
+
+func TestHandler(t *testing.T) {
+	for name, test := range map[string]struct {
+		authorization string
+		down          bool
+		status        int
+		body          string
+	}{
+		"a user that may":               {"Bearer prometheus", false, 200, "series"},
+		"a scheme in small letters":     {"bearer prometheus", false, 200, "series"},
+		"a user that may not":           {"Bearer tenant", false, 403, `user "tenant" may not get path "/metrics"`},
+		"an unknown token":              {"Bearer nonsense", false, 401, errUnknownToken.Error()},
+		"a token longer than any":       {"Bearer " + strings.Repeat("x", maxToken+1), false, 401, errUnknownToken.Error()},
+		"no token":                      {"", false, 401, errNoToken.Error()},
+		"an empty token":                {"Bearer ", false, 401, errNoToken.Error()},
+		"another scheme":                {"Basic prometheus", false, 401, errNoToken.Error()},
+		"an API server that is down":    {"Bearer prometheus", true, 503, "can't be authorized at the moment"},
+		"no token and a server is down": {"", true, 401, errNoToken.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			api := &apiServer{down: test.down}
+			w := ask(newReviewer(api, clocktesting.NewFakePassiveClock(time.Now())), test.authorization)
+			if w.Code != test.status || !strings.Contains(w.Body.String(), test.body) {
+				t.Errorf("%d %s, want %d %s", w.Code, w.Body, test.status, test.body)
+			}
+			if asks := w.Header().Get("WWW-Authenticate") != ""; asks != (test.status == 401) {
+				t.Errorf("asks for a token: %t", asks)
+			}
+		})
+	}
+}
+
+func ask(r *Reviewer, authorization string) *httptest.ResponseRecorder {
+	request := httptest.NewRequest(http.MethodGet, "/metrics", nil)
+	request.Header.Set("Authorization", authorization)
+	w := httptest.NewRecorder()
+	r.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "series") })).ServeHTTP(w, request)
+	return w
+}
+
+func TestDecisionsAreRememberedForAWhile(t *testing.T) {
+	api, clock := &apiServer{}, clocktesting.NewFakePassiveClock(time.Now())
+	r := newReviewer(api, clock)
+	want := func(token string, status, reviews int) {
+		t.Helper()
+		if w := ask(r, "Bearer "+token); w.Code != status || api.reviews != reviews {
+			t.Errorf("%s: status %d after %d reviews, want %d after %d", token, w.Code, api.reviews, status, reviews)
+		}
+	}
+	want("prometheus", 200, 1)
+	want("tenant", 403, 2)
+	want("prometheus", 200, 2)
+	want("tenant", 403, 2)
+	clock.SetTime(clock.Now().Add(deniedTTL + time.Second))
+	want("prometheus", 200, 2)
+	want("tenant", 403, 3)
+	clock.SetTime(clock.Now().Add(allowedTTL))
+	want("prometheus", 200, 4)
+	// An answer that the API server didn't give isn't remembered.
+	api.down = true
+	want("another", 503, 5)
+	want("another", 503, 6)
+}
+
+// Unknown tokens cause a bounded number of reviews at once.
+func TestReviewsAreBounded(t *testing.T) {
+	api := &apiServer{}
+	r := newReviewer(api, clocktesting.NewFakePassiveClock(time.Now()))
+	if w := ask(r, "Bearer prometheus"); w.Code != 200 {
+		t.Fatal(w.Code)
+	}
+	for range maxReviews {
+		r.reviews <- struct{}{}
+	}
+	if w := ask(r, "Bearer nonsense"); w.Code != 503 || api.reviews != 1 {
+		t.Errorf("one more: %d after %d reviews", w.Code, api.reviews)
+	}
+	if w := ask(r, "Bearer prometheus"); w.Code != 200 {
+		t.Errorf("a known token meanwhile: %d", w.Code)
+	}
+}

@@ -1,0 +1,201 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/gpushare/gpushare/test/controlplane"
+)
+
+// The chart's release and the objects that it is made of.
+const (
+	namespace      = metav1.NamespaceSystem
+	extenderName   = "gpushare-extender" // Deployment, ServiceAccount, Service and EndpointSlice.
+	extenderSecret = "gpushare-extender-tls"
+	configSecret   = "gpushare-scheduler-config"
+)
+
+// startShipped installs the chart with its default values and runs the extender's replicas with the arguments of its
+// Deployment and the certificates of its Secrets. kube-scheduler gets the configuration that the chart made for it, with the leader's
+// address in place of the Service's: kube-proxy forwards in the kernel, and a proxy of the benchmark would cost more.
+func (s *stage) startShipped(ctx context.Context) (running, error) {
+	root, err := controlplane.RepositoryRoot()
+	if err != nil {
+		return running{}, err
+	}
+	if err := s.helm(ctx, root, "install", "gpushare", filepath.Join(root, "deploy", "helm", "gpushare"),
+		// Another kind has applied some of the same objects.
+		"--take-ownership", "--force-conflicts"); err != nil {
+		return running{}, err
+	}
+	deployment, err := s.plane.Client.AppsV1().Deployments(namespace).Get(ctx, extenderName, metav1.GetOptions{})
+	if err != nil {
+		return running{}, err
+	}
+	certificates, err := s.writeSecret(ctx, extenderSecret)
+	if err != nil {
+		return running{}, err
+	}
+	config, err := s.writeSecret(ctx, configSecret)
+	if err != nil {
+		return running{}, err
+	}
+	kubeconfig, err := s.plane.ServiceAccountKubeconfig(ctx, namespace, extenderName)
+	if err != nil {
+		return running{}, err
+	}
+	var replicas []*replica
+	for i := range int(*deployment.Spec.Replicas) {
+		r, err := newReplica(i, deployment.Spec.Template.Spec.Containers[0].Args, certificates)
+		if err != nil {
+			return running{}, err
+		}
+		r.process = &controlplane.Process{
+			Name: r.name, Path: filepath.Join(root, "bin", "gpushare-extender"),
+			Args:    append(r.args, "--kubeconfig="+kubeconfig),
+			LogPath: filepath.Join(s.dir, r.name+".log"),
+			Ready:   controlplane.HTTPReady(r.health + "/readyz"),
+		}
+		if err := r.process.Start(ctx); err != nil {
+			return running{}, err
+		}
+		replicas = append(replicas, r)
+	}
+	leader, err := s.awaitLeader(ctx, replicas)
+	if err != nil {
+		return running{}, err
+	}
+	return running{
+		url: leader.url, schedulerConfig: filepath.Join(config, "scheduler-config.yaml"),
+		finish: func(ctx context.Context, t *turn) error { return s.finishShipped(ctx, root, replicas, t) },
+	}, nil
+}
+
+// finishShipped adds the metrics of all replicas to the turn, stops them and uninstalls the chart.
+func (s *stage) finishShipped(ctx context.Context, root string, replicas []*replica, t *turn) error {
+	var errs []error
+	for _, r := range replicas {
+		errs = append(errs, readMetrics(ctx, r.health, t), r.process.Kill())
+		for _, port := range r.ports {
+			port.Release()
+		}
+	}
+	errs = append(errs, s.helm(ctx, root, "uninstall", "gpushare"))
+	// There is no garbage collector here, which would delete it with its Service.
+	err := s.plane.Client.DiscoveryV1().EndpointSlices(namespace).Delete(ctx, extenderName, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// helm runs the pinned helm on the control plane.
+func (s *stage) helm(ctx context.Context, root string, args ...string) error {
+	path, err := exec.CommandContext(ctx, "go", "-C", filepath.Join(root, "hack", "helm"), "tool", "-n", "helm").Output()
+	if err != nil {
+		return fmt.Errorf("building helm: %w", err)
+	}
+	command := exec.CommandContext(ctx, strings.TrimSpace(string(path)), append(args, "--namespace="+namespace)...)
+	command.Env = append(os.Environ(), "HOME="+s.dir, "KUBECONFIG="+s.plane.KubeconfigPath)
+	if out, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("helm %s: %w: %s", args[0], err, out)
+	}
+	return nil
+}
+
+// writeSecret writes a Secret's content as the kubelet mounts it, and returns the folder.
+func (s *stage) writeSecret(ctx context.Context, name string) (dir string, err error) {
+	secret, err := s.plane.Client.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	dir = filepath.Join(s.dir, name)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	for key, data := range secret.Data {
+		if err := os.WriteFile(filepath.Join(dir, key), data, 0o600); err != nil {
+			return "", err
+		}
+	}
+	return dir, nil
+}
+
+// awaitLeader returns the replica that the EndpointSlice names.
+func (s *stage) awaitLeader(ctx context.Context, replicas []*replica) (leader *replica, err error) {
+	err = wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		slice, err := s.plane.Client.DiscoveryV1().EndpointSlices(namespace).Get(ctx, extenderName, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return false, nil
+		}
+		if err != nil || len(slice.Endpoints) == 0 {
+			return false, err
+		}
+		at := slices.IndexFunc(replicas, func(r *replica) bool { return r.advertised == slice.Endpoints[0].Addresses[0] })
+		if at >= 0 {
+			leader = replicas[at]
+		}
+		return at >= 0, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("waiting for a leader: %w", err)
+	}
+	return leader, nil
+}
+
+// replica is one of the extender's pods as a process.
+type replica struct {
+	name string
+	args []string
+	// advertised is the pod's address as it stands in the EndpointSlice. The API server accepts no loopback address
+	// there, so it is one for documentation (RFC 5737), and never connected to.
+	advertised string
+	// url is where kube-scheduler reaches it, health where probes and metrics are.
+	url, health string
+	ports       []*controlplane.Port
+	process     *controlplane.Process
+}
+
+// newReplica translates a container's arguments to this machine: each address that it listens on becomes a free port of
+// loopback, the mounted Secret the folder certificates.
+func newReplica(i int, args []string, certificates string) (*replica, error) {
+	r := &replica{name: fmt.Sprintf("%s-%d", extenderName, i), advertised: fmt.Sprintf("192.0.2.%d", i+1)}
+	for _, arg := range args {
+		flag, value, _ := strings.Cut(arg, "=")
+		switch {
+		case flag == "--advertise-address":
+			arg = flag + "=" + r.advertised
+		case strings.HasSuffix(flag, "-address"):
+			port, err := controlplane.ReservePort()
+			if err != nil {
+				return nil, err
+			}
+			r.ports = append(r.ports, port)
+			arg = flag + "=" + port.Address()
+			switch flag {
+			case "--listen-address":
+				r.url = port.URL("https")
+			case "--health-address":
+				r.health = port.URL("http")
+			}
+		case strings.HasPrefix(value, "/tls/"):
+			arg = flag + "=" + filepath.Join(certificates, strings.TrimPrefix(value, "/tls/"))
+		}
+		r.args = append(r.args, arg)
+	}
+	if r.url == "" || r.health == "" {
+		return nil, fmt.Errorf("the Deployment names no --listen-address or no --health-address: %q", args)
+	}
+	return r, nil
+}

@@ -1,0 +1,44 @@
+package docs
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// Pull requests are checked by what .ci/run checks.
+func TestWorkflowTargets(t *testing.T) {
+	var workflow struct {
+		Jobs map[string]struct {
+			Strategy struct {
+				Matrix struct{ Target []string }
+			}
+			Steps []struct{ Run string }
+		}
+	}
+	if err := yaml.Unmarshal([]byte(read(t, ".github/workflows/ci.yml")), &workflow); err != nil {
+		t.Fatal(err)
+	}
+	targets := map[string]bool{}
+	for _, job := range workflow.Jobs {
+		for _, target := range job.Strategy.Matrix.Target {
+			targets[target] = true
+		}
+		for _, step := range job.Steps {
+			if _, target, found := strings.Cut(step.Run, "make "); found {
+				targets[target] = true
+			}
+		}
+	}
+	steps := regexp.MustCompile(`(?m)^step make (\S+)$`).FindAllStringSubmatch(read(t, ".ci/run"), -1)
+	if len(steps) < 4 {
+		t.Fatalf("found only %q in .ci/run", steps)
+	}
+	for _, step := range steps {
+		if !targets[step[1]] {
+			t.Errorf(".github/workflows/ci.yml doesn't run make %s", step[1])
+		}
+	}
+}
