@@ -48,6 +48,7 @@ type Options struct {
 	Source Source
 	// Standby returns nil if this replica answers kube-scheduler, else the reason why another one does. It is nil if there
 	// are no other replicas.
+	Standby func() error
 	// Version is shown on the page.
 	Version string
 	Clock   clock.WithTicker
