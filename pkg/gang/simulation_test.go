@@ -201,28 +201,28 @@ func (w *world) lookAtAll() {
 // look lets the scheduler look at this pod.
 func (w *world) look(p *pod) {
 	p.queued = false
-	offered := w.offered(p)
-	if len(offered) == 0 {
+	candidates := w.offered(p)
+	if len(candidates) == 0 {
 		return // The scheduler finds that by itself, and asks nobody.
 	}
 	if p.Group.Name == "" {
-		w.single(p, offered)
+		w.single(p, candidates)
 		return
 	}
-	answer := w.book.Filter(p.UID, offered, w.now)
+	answer := w.book.Filter(p.UID, candidates, w.now)
 	nodes := answer.Nodes
 	if answer.Free {
-		nodes = w.fitting(p, offered)
+		nodes = w.fitting(p, candidates)
 	}
 	if len(nodes) == 0 {
 		return
 	}
 	c := call{pod: p, node: nodes[w.random.IntN(len(nodes))], key: p.Group}
-	ticket, why := w.book.Arrive(p.UID, c.node, w.now)
-	if why != nil {
+	permit, reason := w.book.Arrive(p.UID, c.node, w.now)
+	if reason != nil {
 		p.queued = true
 	} else {
-		c.ticket = ticket
+		c.ticket = permit
 		w.held = append(w.held, c)
 	}
 	w.settleHeld()
@@ -256,8 +256,8 @@ func (w *world) enters(p *pod) []string {
 	return slices.DeleteFunc(slices.Clone(w.nodes), func(name string) bool { return name == p.unfit })
 }
 
-func (w *world) fitting(p *pod, offered []string) (nodes []string) {
-	w.ledger.Check(p.Pod, offered, func(name string, reason placement.Reason) {
+func (w *world) fitting(p *pod, candidates []string) (nodes []string) {
+	w.ledger.Check(p.Pod, candidates, func(name string, reason placement.Reason) {
 		if reason == placement.Fits {
 			nodes = append(nodes, name)
 		}
@@ -265,8 +265,8 @@ func (w *world) fitting(p *pod, offered []string) (nodes []string) {
 	return nodes
 }
 
-func (w *world) single(p *pod, offered []string) {
-	if nodes := w.fitting(p, offered); len(nodes) > 0 {
+func (w *world) single(p *pod, candidates []string) {
+	if nodes := w.fitting(p, candidates); len(nodes) > 0 {
 		w.bind(call{pod: p, node: nodes[0]}, false)
 	}
 }
@@ -538,15 +538,15 @@ func (w *world) allThatFitsRuns() {
 		if len(members) < members[0].Size {
 			continue
 		}
-		var wants []ledger.Want
+		var requests []ledger.Want
 		for _, p := range members {
 			if p.Request > 0 {
-				wants = append(wants, ledger.Want{Pod: p.Pod, Nodes: w.enters(p)})
+				requests = append(requests, ledger.Want{Pod: p.Pod, Nodes: w.enters(p)})
 			}
 		}
-		if places, _ := w.ledger.ReserveTogether(wants, nil, ledger.View{Card: placement.Binpack, Node: placement.Binpack}, w.now); places != nil || len(wants) == 0 {
+		if reservations, _ := w.ledger.ReserveTogether(requests, nil, ledger.View{Card: placement.Binpack, Node: placement.Binpack}, w.now); reservations != nil || len(requests) == 0 {
 			w.Errorf("group %v of %d waits though there is room: %v", key, len(members), w.book.States())
-			for _, want := range wants {
+			for _, want := range requests {
 				w.ledger.Release(want.Pod.UID)
 			}
 		}

@@ -149,7 +149,7 @@ func TestMembersThatWerePutAsideAreCalled(t *testing.T) {
 func TestAGroupThatStaysIncompleteIsTold(t *testing.T) {
 	complaints := func(w *world) (n int) {
 		for _, told := range w.told {
-			if strings.HasPrefix(told, gang.EventMismatch+": The group needs 3 members and only ") {
+			if strings.HasPrefix(told, gang.EventIncomplete+": The group needs 3 members and only ") {
 				n++
 			}
 		}
@@ -209,9 +209,9 @@ func TestMembersThatExistAndCanNotBePlacedAreNotTakenForMissing(t *testing.T) {
 			hindered.queued = false
 			w.tell(hindered)
 			w.rest()
-			want := []string{gang.EventMismatch + ": The group needs 3 members and only 2 can be placed: they wait for the others. " +
+			want := []string{gang.EventIncomplete + ": The group needs 3 members and only 2 can be placed: they wait for the others. " +
 				"Some of those exist, but have scheduling gates or can't be counted as members"}
-			if told := slices.DeleteFunc(w.told, func(s string) bool { return !strings.HasPrefix(s, gang.EventMismatch) }); !slices.Equal(told, want) {
+			if told := slices.DeleteFunc(w.told, func(s string) bool { return !strings.HasPrefix(s, gang.EventIncomplete) }); !slices.Equal(told, want) {
 				t.Errorf("told: %q", told)
 			}
 			tc.mend(hindered)
