@@ -28,9 +28,9 @@ func (mgr *Book) Filter(uid gpu.PodUID, candidates []string, now time.Time) Answ
 		mgr.rememberUnknown(uid, now)
 		return Answer{Why: Unknown}
 	}
-	answer := mgr.filter(m, candidates, now)
-	m.rejected = !answer.Free && len(answer.Nodes) == 0
-	return answer
+	result := mgr.filter(m, candidates, now)
+	m.rejected = !result.Free && len(result.Nodes) == 0
+	return result
 }
 
 // rememberUnknown records a filter call for a pod that the watch has not reported yet.

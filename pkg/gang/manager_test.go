@@ -11,253 +11,256 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Whoever changes the group's size while members are on their way changes how many must be placed together.
-func TestASizeThatChangesOnTheWay(t *testing.T) {
+// TestSizeChange changes the size while binds are held.
+func TestSizeChange(t *testing.T) {
 	for name, tc := range map[string]struct {
 		cards, size, members, bound int
 	}{
-		"one more, for whom there is no room": {cards: 3, size: 4, members: 4, bound: 0},
-		"one more, and room":                  {cards: 4, size: 4, members: 4, bound: 4},
-		"one more, who doesn't exist":         {cards: 4, size: 4, members: 3, bound: 0},
-		"one less":                            {cards: 3, size: 2, members: 3, bound: 3},
+		"one more, without room": {cards: 3, size: 4, members: 4, bound: 0},
+		"one more, with room":    {cards: 4, size: 4, members: 4, bound: 4},
+		"one more, not created":  {cards: 4, size: 4, members: 3, bound: 0},
+		"one less":               {cards: 3, size: 2, members: 3, bound: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, 1)
+			s := newSimulation(t, 1)
 			for range 8 - tc.cards {
-				w.create("others", 8-tc.cards, 16, "t")
+				s.create("others", 8-tc.cards, 16, "t")
 			}
-			w.rest()
+			s.runUntilIdle()
 			for range 3 {
-				w.create("job", 3, 16, "t")
+				s.create("job", 3, 16, "t")
 			}
-			w.step()
-			w.step()
-			if len(w.held) != 2 {
-				t.Fatalf("%d binds are held", len(w.held))
+			s.scheduleOne()
+			s.scheduleOne()
+			if len(s.held) != 2 {
+				t.Fatalf("%d binds are held, want 2", len(s.held))
 			}
 			for range tc.members - 3 {
-				w.create("job", tc.size, 16, "t")
+				s.create("job", tc.size, 16, "t")
 			}
-			for _, p := range w.sorted() {
+			for _, p := range s.existing() {
 				if p.Group.Name == "job" {
 					p.Size = tc.size
-					w.tell(p)
+					s.report(p)
 				}
 			}
-			w.rest()
-			if got := w.groups()["job"][0]; got != tc.bound {
-				t.Errorf("%d are bound, want %d", got, tc.bound)
+			s.runUntilIdle()
+			if got := s.memberCounts()["job"][0]; got != tc.bound {
+				t.Errorf("%d members bound, want %d", got, tc.bound)
 			}
 		})
 	}
 }
 
-// Members agree, or are enough, once others are gone or edited, and no new one comes that would bring them back.
-func TestAGroupThatBecomesCompleteWithoutANewMember(t *testing.T) {
-	for name, change := range map[string]func(w *world, old []*pod){
-		"one of another size is made before the old one is gone": func(w *world, old []*pod) {
+// TestCompleteWithoutNewMember: the members agree on the size, or become enough, by a deletion or an edit. No new
+// member requeues them.
+func TestCompleteWithoutNewMember(t *testing.T) {
+	for name, change := range map[string]func(s *simulation, old []*pod){
+		"members of another size are created before the old ones are deleted": func(s *simulation, old []*pod) {
 			for range 4 {
-				w.create("job", 4, 16, "t")
+				s.create("job", 4, 16, "t")
 			}
-			w.lookAtAll()
+			s.scheduleAll()
 			for _, p := range old {
-				w.delete(p)
-				w.pass(time.Second)
+				s.delete(p)
+				s.advance(time.Second)
 			}
 		},
-		"the size is edited": func(w *world, old []*pod) {
+		"the size is edited": func(s *simulation, old []*pod) {
 			for _, p := range old {
 				p.Size, p.queued = 4, true
-				w.tell(p)
-				w.lookAtAll()
+				s.report(p)
+				s.scheduleAll()
 			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, 1)
-			w.claimAfter = 0 // The end of a claim wakes everybody.
-			w.restart()
-			w.act() // The nodes have come.
+			s := newSimulation(t, 1)
+			s.starvationAfter = 0 // The end of a starvation reservation requeues all pods.
+			s.restart()
+			s.performEffects() // The new nodes requeue pods.
 			for i := range 4 {
-				w.create("job", 8, 16, fmt.Sprint("t", i))
+				s.create("job", 8, 16, fmt.Sprint("t", i))
 			}
-			w.lookAtAll()
-			change(w, w.sorted())
-			w.rest()
-			if got := w.groups()["job"]; got != [2]int{4, 0} {
-				t.Errorf("bound and waiting are %v", got)
+			s.scheduleAll()
+			change(s, s.existing())
+			s.runUntilIdle()
+			if got := s.memberCounts()["job"]; got != [2]int{4, 0} {
+				t.Errorf("bound and pending: %v, want 4 and 0", got)
 			}
 		})
 	}
 }
 
-// Members that were put aside while the group paused, or by another extender, are called when that is over, also where no room is
-// looked for at that moment.
-func TestMembersThatWerePutAsideAreCalled(t *testing.T) {
-	start := func(t *testing.T) *world {
-		w := newWorld(t, 1)
-		w.act()       // The nodes have come.
-		for range 9 { // One more than there are cards.
-			w.create("never", 9, 16, "t")
+// TestRequeueRejected: members that were rejected during a back-off, or by another replica, are requeued afterwards,
+// even if no plan is made at that moment.
+func TestRequeueRejected(t *testing.T) {
+	start := func(t *testing.T) *simulation {
+		s := newSimulation(t, 1)
+		s.performEffects() // The new nodes requeue pods.
+		for range 9 {      // One more than there are cards.
+			s.create("never", 9, 16, "t")
 		}
-		w.lookAtAll()
-		w.pass(3 * time.Second) // Ages are in whole seconds.
-		return w
+		s.scheduleAll()
+		s.advance(3 * time.Second) // Creation times are in whole seconds.
+		return s
 	}
-	queued := func(w *world, name string) bool {
-		return slices.ContainsFunc(w.sorted(), func(p *pod) bool { return p.Group.Name == name && p.queued })
+	queued := func(s *simulation, name string) bool {
+		return slices.ContainsFunc(s.existing(), func(p *pod) bool { return p.Group.Name == name && p.queued })
 	}
-	t.Run("after a pause, while memory comes free", func(t *testing.T) {
-		w := start(t)
+	t.Run("after a back-off, while memory is freed", func(t *testing.T) {
+		s := start(t)
 		for range 2 {
-			w.create("small", 2, 16, "t")
+			s.create("small", 2, 16, "t")
 		}
-		w.lookAtAll()
-		w.lookAtAll()
-		if len(w.released) != 1 {
-			t.Fatalf("%d binds are on their way", len(w.released))
+		s.scheduleAll()
+		s.scheduleAll()
+		if len(s.granted) != 1 {
+			t.Fatalf("%d binds are granted, want 1", len(s.granted))
 		}
-		w.bind(w.released[0], true)
-		w.released = nil
-		w.act()
-		w.lookAtAll() // The pause has begun.
-		w.pass(800 * time.Millisecond)
-		if queued(w, "small") {
-			t.Fatal("it was called before its pause was over")
+		s.bind(s.granted[0], true)
+		s.granted = nil
+		s.performEffects()
+		s.scheduleAll() // The back-off has begun.
+		s.advance(800 * time.Millisecond)
+		if queued(s, "small") {
+			t.Fatal("requeued before the back-off was over")
 		}
-		w.book.Freed() // The group that goes first waits for more of that.
-		w.pass(time.Second)
-		if !queued(w, "small") {
-			t.Error("nobody calls it")
+		s.manager.Freed() // The gang that goes first waits for more freed memory.
+		s.advance(time.Second)
+		if !queued(s, "small") {
+			t.Error("not requeued")
 		}
 	})
-	t.Run("by an extender that begins to lead again", func(t *testing.T) {
-		w := start(t)
-		w.book.Freed()
-		w.pass(time.Second) // There was no room just now.
-		w.book.Suspend(w.now)
-		w.book.Inherit()
-		w.pass(time.Second)
-		if !queued(w, "never") {
-			t.Error("nobody calls it")
+	t.Run("when the extender becomes the leader again", func(t *testing.T) {
+		s := start(t)
+		s.manager.Freed()
+		s.advance(time.Second) // No room was found just now.
+		s.manager.Suspend(s.now)
+		s.manager.Inherit()
+		s.advance(time.Second)
+		if !queued(s, "never") {
+			t.Error("not requeued")
 		}
 	})
 }
 
-// Members that nobody makes are waited for in vain: a StatefulSet that makes its next pod when the last one runs never has all of
-// them. That is told, once.
-func TestAGroupThatStaysIncompleteIsTold(t *testing.T) {
-	complaints := func(w *world) (n int) {
-		for _, told := range w.told {
-			if strings.HasPrefix(told, gang.EventIncomplete+": The group needs 3 members and only ") {
+// TestEventIncomplete: a gang whose missing members are never created gets one Event, such as that of a StatefulSet
+// that creates its next pod only when the previous one is ready.
+func TestEventIncomplete(t *testing.T) {
+	incompleteEvents := func(s *simulation) (n int) {
+		for _, event := range s.events {
+			if strings.HasPrefix(event, gang.EventIncomplete+": The group needs 3 members and only ") {
 				n++
 			}
 		}
 		return n
 	}
-	w := newWorld(t, 1)
-	w.create("web", 3, 16, "t")
-	w.rest()
-	if n := complaints(w); n != 1 || !slices.ContainsFunc(w.told, func(s string) bool { return strings.Contains(s, "only 1 exist") }) {
-		t.Errorf("told: %q", w.told)
+	s := newSimulation(t, 1)
+	s.create("web", 3, 16, "t")
+	s.runUntilIdle()
+	if n := incompleteEvents(s); n != 1 || !slices.ContainsFunc(s.events, func(s string) bool { return strings.Contains(s, "only 1 exist") }) {
+		t.Errorf("events: %q", s.events)
 	}
-	w.create("web", 3, 16, "t")
-	w.pass(worldPatience / 2)
-	w.create("web", 3, 16, "t")
-	w.rest()
-	if n := complaints(w); n != 1 || w.groups()["web"][0] != 3 {
-		t.Errorf("told: %q; bound are %v", w.told, w.groups())
+	s.create("web", 3, 16, "t")
+	s.advance(testPatience / 2)
+	s.create("web", 3, 16, "t")
+	s.runUntilIdle()
+	if n := incompleteEvents(s); n != 1 || s.memberCounts()["web"][0] != 3 {
+		t.Errorf("events: %q; bound and pending: %v", s.events, s.memberCounts())
 	}
-	// Whoever runs doesn't wait for anybody.
-	for _, p := range w.sorted()[:1] {
-		w.delete(p)
+	// The remaining running members don't wait for the deleted one.
+	for _, p := range s.existing()[:1] {
+		s.delete(p)
 	}
-	w.rest()
-	if n := complaints(w); n != 1 {
-		t.Errorf("told: %q", w.told)
+	s.runUntilIdle()
+	if n := incompleteEvents(s); n != 1 {
+		t.Errorf("events: %q", s.events)
 	}
 }
 
-// Members that can't be placed as they are don't count, but they do exist: nobody is told to make them.
-func TestMembersThatExistAndCanNotBePlacedAreNotTakenForMissing(t *testing.T) {
+// TestEventIneligibleMembers: members that exist but can't be placed don't count. The Event must not ask to create
+// more.
+func TestEventIneligibleMembers(t *testing.T) {
 	for name, tc := range map[string]struct {
-		hinder, mend func(*pod)
-		cardless     bool
+		disable, enable func(*pod)
+		cardless        bool
 	}{
 		"scheduling gates": {
-			hinder: func(p *pod) { p.Gated = true }, mend: func(p *pod) { p.Gated = false },
+			disable: func(p *pod) { p.Gated = true }, enable: func(p *pod) { p.Gated = false },
 		},
-		"no number that can be read": {
-			hinder: func(p *pod) { p.Problem, p.Size = "x is no number", 0 }, mend: func(p *pod) { p.Problem, p.Size = "", 3 },
+		"invalid size": {
+			disable: func(p *pod) { p.Problem, p.Size = "x is no number", 0 }, enable: func(p *pod) { p.Problem, p.Size = "", 3 },
 		},
-		"scheduling gates, and another that doesn't count": {
-			hinder: func(p *pod) { p.Gated = true }, mend: func(p *pod) { p.Gated = false }, cardless: true,
+		"scheduling gates, and a member without cards": {
+			disable: func(p *pod) { p.Gated = true }, enable: func(p *pod) { p.Gated = false }, cardless: true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, 1)
+			s := newSimulation(t, 1)
 			if tc.cardless {
-				launcher := gang.Member{Group: gang.Key{Namespace: "default", Name: "job"}, Size: 3, Created: w.now, Cardless: true}
+				launcher := gang.Member{Group: gang.Key{Namespace: "default", Name: "job"}, Size: 3, Created: s.now, Cardless: true}
 				launcher.UID, launcher.Namespace, launcher.Name = "launcher", "default", "launcher"
-				w.book.Seen(launcher, w.now)
+				s.manager.Seen(launcher, s.now)
 			}
 			for range 3 {
-				w.create("job", 3, 16, "t")
+				s.create("job", 3, 16, "t")
 			}
-			hindered := w.sorted()[2]
-			tc.hinder(hindered)
-			hindered.queued = false
-			w.tell(hindered)
-			w.rest()
+			ineligible := s.existing()[2]
+			tc.disable(ineligible)
+			ineligible.queued = false
+			s.report(ineligible)
+			s.runUntilIdle()
 			want := []string{gang.EventIncomplete + ": The group needs 3 members and only 2 can be placed: they wait for the others. " +
 				"Some of those exist, but have scheduling gates or can't be counted as members"}
-			if told := slices.DeleteFunc(w.told, func(s string) bool { return !strings.HasPrefix(s, gang.EventIncomplete) }); !slices.Equal(told, want) {
-				t.Errorf("told: %q", told)
+			if told := slices.DeleteFunc(s.events, func(s string) bool { return !strings.HasPrefix(s, gang.EventIncomplete) }); !slices.Equal(told, want) {
+				t.Errorf("events: %q", told)
 			}
-			tc.mend(hindered)
-			hindered.queued = true
-			w.tell(hindered)
-			w.rest()
-			if n := w.groups()["job"][0]; n != 3 {
-				t.Errorf("%d are bound", n)
+			tc.enable(ineligible)
+			ineligible.queued = true
+			s.report(ineligible)
+			s.runUntilIdle()
+			if n := s.memberCounts()["job"][0]; n != 3 {
+				t.Errorf("%d members bound, want 3", n)
 			}
 		})
 	}
 }
 
-// Where the missing ones exist but ask for no cards that is told, and nothing else beside it again and again.
-func TestMembersThatDoNotCountAreTold(t *testing.T) {
-	w := newWorld(t, 1)
-	w.create("mpi", 2, 16, "t")
-	launcher := gang.Member{Group: gang.Key{Namespace: "default", Name: "mpi"}, Size: 2, Created: w.now, Cardless: true}
+// TestEventCardlessMembers: if the missing members exist but ask for no cards, there is one Event about it and no
+// other.
+func TestEventCardlessMembers(t *testing.T) {
+	s := newSimulation(t, 1)
+	s.create("mpi", 2, 16, "t")
+	launcher := gang.Member{Group: gang.Key{Namespace: "default", Name: "mpi"}, Size: 2, Created: s.now, Cardless: true}
 	launcher.UID, launcher.Namespace, launcher.Name = "launcher", "default", "launcher"
-	w.book.Seen(launcher, w.now)
-	w.step()
-	w.pass(10 * worldPatience)
-	for _, p := range w.order {
+	s.manager.Seen(launcher, s.now)
+	s.scheduleOne()
+	s.advance(10 * testPatience)
+	for _, p := range s.created {
 		p.queued = true
 	}
-	w.step()
-	w.act()
-	if len(w.told) != 1 || !strings.Contains(w.told[0], "1 ask for none") {
-		t.Errorf("told: %q", w.told)
+	s.scheduleOne()
+	s.performEffects()
+	if len(s.events) != 1 || !strings.Contains(s.events[0], "1 ask for none") {
+		t.Errorf("events: %q", s.events)
 	}
 }
 
-// A name counts within its namespace.
-func TestOneNameInTwoNamespaces(t *testing.T) {
-	w := newWorld(t, 1)
+// TestNamespaces: equal names in two namespaces are two gangs.
+func TestNamespaces(t *testing.T) {
+	s := newSimulation(t, 1)
 	for i, namespace := range []string{"a", "b"} {
-		m := gang.Member{Group: gang.Key{Namespace: namespace, Name: "job"}, Size: 2 + i, Created: w.now, Template: "t"}
+		m := gang.Member{Group: gang.Key{Namespace: namespace, Name: "job"}, Size: 2 + i, Created: s.now, Template: "t"}
 		m.UID, m.Namespace, m.Name, m.Request = gpu.PodUID(namespace), namespace, "pod", 8
-		w.book.Seen(m, w.now)
+		s.manager.Seen(m, s.now)
 		want := []string{"gang: 1 of 2 members exist", "gang: 1 of 3 members exist"}[i]
-		if answer := w.book.Filter(m.UID, w.nodes, w.now); answer.Why.Text != want {
-			t.Errorf("%s: %q, want %q", namespace, answer.Why.Text, want)
+		if result := s.manager.Filter(m.UID, s.nodes, s.now); result.Why.Text != want {
+			t.Errorf("%s: %q, want %q", namespace, result.Why.Text, want)
 		}
 	}
-	w.book.Gone("a", w.now)
-	if _, known := w.book.Group("b"); !known {
-		t.Error("the other namespace's group is gone too")
+	s.manager.Gone("a", s.now)
+	if _, known := s.manager.Group("b"); !known {
+		t.Error("the gang of the other namespace was removed too")
 	}
 }

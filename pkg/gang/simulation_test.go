@@ -16,168 +16,168 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// world is a cluster with a scheduler that behaves as kube-scheduler does, but for its pace: it looks at pods one by one in
-// any order, binds some in parallel, forgets calls, and puts refused pods aside until it is woken. It drives a Book over a
-// real ledger, and knows by itself what is true.
-type world struct {
+// simulation is a cluster whose scheduler behaves like kube-scheduler except for its pace: it schedules pods one by one
+// in any order, binds some in parallel, abandons calls, and parks rejected pods until a requeue. It drives a Manager
+// with a real ledger, and keeps the true state of the pods itself.
+type simulation struct {
 	*testing.T
-	random *rand.Rand
-	now    time.Time
-	book   *gang.Book
-	ledger *ledger.Ledger
-	nodes  []string
-	// pods are the API server's.
+	random  *rand.Rand
+	now     time.Time
+	manager *gang.Book
+	ledger  *ledger.Ledger
+	nodes   []string
+	// pods are the pods in the API server.
 	pods map[gpu.PodUID]*pod
-	// order has them as they were created, and some that are gone.
-	order []*pod
-	// held are the binds that wait, released those that were let go and haven't been made.
-	held     []call
-	released []call
-	serial   int
-	// whole are the groups of which all were bound at some moment, and some have been since: who was made anew joins them
-	// when there is room.
+	// created holds the pods in the order of their creation. Some of them may be deleted.
+	created []*pod
+	// held are the held binds, granted those whose permit was granted and that are not sent yet.
+	held    []bindCall
+	granted []bindCall
+	serial  int
+	// whole are the gangs of which all members were bound at some time, and some have been since. Replacements join
+	// them when there is room.
 	whole map[string]bool
-	// blurred are the groups that lost a member while they were bound in part: who starts then can't tell them from groups that
-	// were whole, and leaves them alone.
-	blurred map[string]bool
-	evicted int
-	bound   int
-	claimed int
-	// claimAfter is the Book's.
-	claimAfter time.Duration
-	failed     map[string]int
-	// told are the Events.
-	told []string
-	// freed says that memory came free: package cluster wakes single pods for it.
+	// ambiguous are the partial gangs that lost a member: a new process can't distinguish them from whole gangs, and
+	// doesn't evict them.
+	ambiguous    map[string]bool
+	evicted      int
+	bound        int
+	reservations int
+	// starvationAfter is the Manager's StarvationAfter.
+	starvationAfter time.Duration
+	failures        map[string]int
+	// events are the recorded Events.
+	events []string
+	// freed is true if memory was freed. The caller of the Manager requeues single pods for that.
 	freed bool
 }
 
 type pod struct {
 	gang.Member
-	// queued says that the scheduler will look at it; otherwise it is aside, or held.
+	// queued is true if the scheduler will schedule the pod. Otherwise the pod is parked, or its bind is held.
 	queued bool
-	// unfit is a node that the scheduler never offers it.
-	unfit string
+	// unfitNode is a node that is never a candidate for the pod.
+	unfitNode string
 }
 
-type call struct {
+type bindCall struct {
 	pod    *pod
 	node   string
 	key    gang.Key
-	ticket *gang.Ticket
+	permit *gang.Ticket
 }
 
 const (
-	worldHold     = 10 * time.Second
-	worldPatience = 30 * time.Second
+	testHold     = 10 * time.Second
+	testPatience = 30 * time.Second
 )
 
-func newWorld(t *testing.T, seed uint64) *world {
-	w := &world{
+func newSimulation(t *testing.T, seed uint64) *simulation {
+	s := &simulation{
 		T: t, random: rand.New(rand.NewPCG(seed, 3)), now: time.Unix(1_800_000_000, 0), pods: map[gpu.PodUID]*pod{},
-		claimAfter: 20 * time.Second, failed: map[string]int{}, whole: map[string]bool{}, blurred: map[string]bool{},
+		starvationAfter: 20 * time.Second, failures: map[string]int{}, whole: map[string]bool{}, ambiguous: map[string]bool{},
 	}
-	w.ledger = ledger.New(func(string) {
-		w.book.Freed()
-		w.freed = true
+	s.ledger = ledger.New(func(string) {
+		s.manager.Freed()
+		s.freed = true
 	})
-	w.book = gang.New(gang.Options{Observer: w})
-	w.restart()
+	s.manager = gang.New(gang.Options{Observer: s})
+	s.restart()
 	for i := range 4 {
 		name := fmt.Sprintf("n%d", i)
-		w.nodes = append(w.nodes, name)
-		w.offer(name)
+		s.nodes = append(s.nodes, name)
+		s.addNode(name)
 	}
-	return w
+	return s
 }
 
-func (w *world) offer(name string) {
-	w.ledger.SetNode(name, ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 16}, {Index: 1, Memory: 16}}})
+func (s *simulation) addNode(name string) {
+	s.ledger.SetNode(name, ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 16}, {Index: 1, Memory: 16}}})
 }
 
-// restart puts a new Book in the old one's place, over a ledger that knows what is bound.
-func (w *world) restart() {
-	// The old one was killed: of the binds that it had let go some were made.
-	for _, c := range w.held {
-		c.pod.queued = true
+// restart replaces the Manager by a new one, with a ledger that contains the bound pods.
+func (s *simulation) restart() {
+	// The old process was killed after it had sent some of the granted binds.
+	for _, bind := range s.held {
+		bind.pod.queued = true
 	}
-	for _, c := range w.released {
-		w.bind(c, w.random.IntN(2) == 0)
+	for _, bind := range s.granted {
+		s.bind(bind, s.random.IntN(2) == 0)
 	}
-	w.held, w.released = nil, nil
-	for _, p := range w.pods {
+	s.held, s.granted = nil, nil
+	for _, p := range s.pods {
 		if p.Node == "" {
-			w.ledger.Release(p.UID)
+			s.ledger.Release(p.UID)
 		}
 	}
-	maps.Copy(w.whole, w.blurred)
-	w.book = gang.New(gang.Options{
-		Ledger: w.ledger, Release: func(uid gpu.PodUID) { w.ledger.Release(uid) },
+	maps.Copy(s.whole, s.ambiguous)
+	s.manager = gang.New(gang.Options{
+		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.ledger.Release(uid) },
 		View:       ledger.View{Card: placement.Binpack, Node: placement.Binpack},
-		ClaimAfter: w.claimAfter, Hold: worldHold, Patience: worldPatience, OnFailure: gang.Evict, Observer: w,
-		Reach: func(uid gpu.PodUID) []string { return w.enters(w.pods[uid]) },
+		ClaimAfter: s.starvationAfter, Hold: testHold, Patience: testPatience, OnFailure: gang.Evict, Observer: s,
+		Reach: func(uid gpu.PodUID) []string { return s.eligibleNodes(s.pods[uid]) },
 	})
-	for _, p := range w.pods {
-		w.book.Seen(p.Member, w.now)
+	for _, p := range s.pods {
+		s.manager.Seen(p.Member, s.now)
 	}
-	w.book.Inherit()
+	s.manager.Inherit()
 }
 
 // GangHeld implements gang.Observer.
-func (w *world) GangHeld(wait time.Duration) {
-	if wait > worldPatience {
-		w.Errorf("a barrier opened after %v", wait)
+func (s *simulation) GangHeld(wait time.Duration) {
+	if wait > testPatience {
+		s.Errorf("a barrier opened after %v", wait)
 	}
 }
 
 // GangBound implements gang.Observer.
-func (w *world) GangBound() { w.bound++ }
+func (s *simulation) GangBound() { s.bound++ }
 
 // GangFailed implements gang.Observer.
-func (w *world) GangFailed(reason string) { w.failed[reason]++ }
+func (s *simulation) GangFailed(reason string) { s.failures[reason]++ }
 
 // GangClaimed implements gang.Observer.
-func (w *world) GangClaimed() { w.claimed++ }
+func (s *simulation) GangClaimed() { s.reservations++ }
 
 // GangEvicted implements gang.Observer.
-func (w *world) GangEvicted() {}
+func (s *simulation) GangEvicted() {}
 
-func (w *world) create(group string, size int, memory gpu.Memory, template string) {
-	w.serial++
+func (s *simulation) create(gangName string, size int, memory gpu.Memory, template string) {
+	s.serial++
 	p := &pod{queued: true}
 	if n, ok := strings.CutPrefix(template, "not on "); ok {
-		p.unfit = n
+		p.unfitNode = n
 	}
-	p.UID, p.Namespace, p.Name = gpu.PodUID(fmt.Sprintf("uid-%05d", w.serial)), "default", fmt.Sprintf("pod-%05d", w.serial)
-	p.Request, p.Created = memory, w.now.Truncate(time.Second)
-	if group != "" {
-		p.Group, p.Size, p.Template = gang.Key{Namespace: "default", Name: group}, size, template
+	p.UID, p.Namespace, p.Name = gpu.PodUID(fmt.Sprintf("uid-%05d", s.serial)), "default", fmt.Sprintf("pod-%05d", s.serial)
+	p.Request, p.Created = memory, s.now.Truncate(time.Second)
+	if gangName != "" {
+		p.Group, p.Size, p.Template = gang.Key{Namespace: "default", Name: gangName}, size, template
 	}
-	w.pods[p.UID] = p
-	w.order = append(w.order, p)
-	w.tell(p)
+	s.pods[p.UID] = p
+	s.created = append(s.created, p)
+	s.report(p)
 }
 
-func (w *world) tell(p *pod) {
+func (s *simulation) report(p *pod) {
 	if p.Group.Name != "" {
-		w.book.Seen(p.Member, w.now)
+		s.manager.Seen(p.Member, s.now)
 	}
 }
 
-// delete removes a pod at once.
-func (w *world) delete(p *pod) {
-	if name := p.Group.Name; w.groups()[name][0] > 0 && !w.whole[name] {
-		w.blurred[name] = true
+// delete removes a pod without a grace period.
+func (s *simulation) delete(p *pod) {
+	if name := p.Group.Name; s.memberCounts()[name][0] > 0 && !s.whole[name] {
+		s.ambiguous[name] = true
 	}
-	delete(w.pods, p.UID)
-	w.ledger.Drop(p.UID)
-	w.book.Gone(p.UID, w.now)
+	delete(s.pods, p.UID)
+	s.ledger.Drop(p.UID)
+	s.manager.Gone(p.UID, s.now)
 }
 
-// step lets the scheduler look at one queued pod.
-func (w *world) step() {
+// scheduleOne schedules a random queued pod.
+func (s *simulation) scheduleOne() {
 	var queued []*pod
-	for _, p := range w.sorted() {
+	for _, p := range s.existing() {
 		if p.queued {
 			queued = append(queued, p)
 		}
@@ -185,61 +185,61 @@ func (w *world) step() {
 	if len(queued) == 0 {
 		return
 	}
-	w.look(queued[w.random.IntN(len(queued))])
+	s.schedule(queued[s.random.IntN(len(queued))])
 }
 
-// lookAtAll lets the scheduler look once at each pod that is queued, in their order.
-func (w *world) lookAtAll() {
-	for _, p := range w.sorted() {
+// scheduleAll schedules each queued pod once, in the order of creation.
+func (s *simulation) scheduleAll() {
+	for _, p := range s.existing() {
 		if p.queued {
-			w.look(p)
+			s.schedule(p)
 		}
 	}
-	w.act()
+	s.performEffects()
 }
 
-// look lets the scheduler look at this pod.
-func (w *world) look(p *pod) {
+// schedule runs one scheduling attempt of the pod.
+func (s *simulation) schedule(p *pod) {
 	p.queued = false
-	candidates := w.offered(p)
+	candidates := s.candidates(p)
 	if len(candidates) == 0 {
-		return // The scheduler finds that by itself, and asks nobody.
+		return // kube-scheduler doesn't call the extender without candidates.
 	}
 	if p.Group.Name == "" {
-		w.single(p, candidates)
+		s.scheduleSingle(p, candidates)
 		return
 	}
-	answer := w.book.Filter(p.UID, candidates, w.now)
-	nodes := answer.Nodes
-	if answer.Free {
-		nodes = w.fitting(p, candidates)
+	result := s.manager.Filter(p.UID, candidates, s.now)
+	nodes := result.Nodes
+	if result.Free {
+		nodes = s.fitting(p, candidates)
 	}
 	if len(nodes) == 0 {
 		return
 	}
-	c := call{pod: p, node: nodes[w.random.IntN(len(nodes))], key: p.Group}
-	permit, reason := w.book.Arrive(p.UID, c.node, w.now)
+	bind := bindCall{pod: p, node: nodes[s.random.IntN(len(nodes))], key: p.Group}
+	permit, reason := s.manager.Arrive(p.UID, bind.node, s.now)
 	if reason != nil {
 		p.queued = true
 	} else {
-		c.ticket = permit
-		w.held = append(w.held, c)
+		bind.permit = permit
+		s.held = append(s.held, bind)
 	}
-	w.settleHeld()
+	s.collectDecided()
 }
 
-// offered are the nodes on which the scheduler finds room for the pod by their sums, as it counts: what is bound, and whose
-// bind is under way.
-func (w *world) offered(p *pod) (names []string) {
+// candidates returns the nodes whose sum of free memory covers the pod, as kube-scheduler counts: pods that are bound
+// or being bound use memory.
+func (s *simulation) candidates(p *pod) (names []string) {
 	taken := map[string]gpu.Memory{}
-	for _, other := range w.pods {
+	for _, other := range s.pods {
 		taken[other.Node] += other.Request
 	}
-	for _, c := range slices.Concat(w.held, w.released) {
-		taken[c.node] += c.pod.Request
+	for _, bind := range slices.Concat(s.held, s.granted) {
+		taken[bind.node] += bind.pod.Request
 	}
-	for _, name := range w.enters(p) {
-		node, _ := w.ledger.Node(name)
+	for _, name := range s.eligibleNodes(p) {
+		node, _ := s.ledger.Node(name)
 		var sum gpu.Memory
 		for _, card := range node.Cards {
 			sum += card.Memory
@@ -251,13 +251,13 @@ func (w *world) offered(p *pod) (names []string) {
 	return names
 }
 
-// enters are the nodes that the pod may go to, whatever is taken there.
-func (w *world) enters(p *pod) []string {
-	return slices.DeleteFunc(slices.Clone(w.nodes), func(name string) bool { return name == p.unfit })
+// eligibleNodes returns the nodes that the pod can run on regardless of free memory.
+func (s *simulation) eligibleNodes(p *pod) []string {
+	return slices.DeleteFunc(slices.Clone(s.nodes), func(name string) bool { return name == p.unfitNode })
 }
 
-func (w *world) fitting(p *pod, candidates []string) (nodes []string) {
-	w.ledger.Check(p.Pod, candidates, func(name string, reason placement.Reason) {
+func (s *simulation) fitting(p *pod, candidates []string) (nodes []string) {
+	s.ledger.Check(p.Pod, candidates, func(name string, reason placement.Reason) {
 		if reason == placement.Fits {
 			nodes = append(nodes, name)
 		}
@@ -265,157 +265,158 @@ func (w *world) fitting(p *pod, candidates []string) (nodes []string) {
 	return nodes
 }
 
-func (w *world) single(p *pod, candidates []string) {
-	if nodes := w.fitting(p, candidates); len(nodes) > 0 {
-		w.bind(call{pod: p, node: nodes[0]}, false)
+func (s *simulation) scheduleSingle(p *pod, candidates []string) {
+	if nodes := s.fitting(p, candidates); len(nodes) > 0 {
+		s.bind(bindCall{pod: p, node: nodes[0]}, false)
 	}
 }
 
-// settleHeld sorts held binds into those that may go and those that are queued again.
-func (w *world) settleHeld() {
-	w.held = slices.DeleteFunc(w.held, func(c call) bool {
+// collectDecided moves held binds whose permit was decided: granted ones to s.granted, rejected pods back into the
+// queue.
+func (s *simulation) collectDecided() {
+	s.held = slices.DeleteFunc(s.held, func(bind bindCall) bool {
 		select {
-		case <-c.ticket.Ended:
+		case <-bind.permit.Ended:
 		default:
 			return false
 		}
-		if c.ticket.Refused() != nil {
-			c.pod.queued, w.freed = true, true // The scheduler takes back what it had counted.
+		if bind.permit.Refused() != nil {
+			bind.pod.queued, s.freed = true, true // kube-scheduler removes the assumed pod from its cache.
 		} else {
-			w.released = append(w.released, c)
+			s.granted = append(s.granted, bind)
 		}
 		return true
 	})
 }
 
-// bind makes the write, as package cluster does.
-func (w *world) bind(c call, fails bool) {
-	current, exists := w.pods[c.pod.UID]
+// bind sends a bind, as the caller of the Manager does.
+func (s *simulation) bind(bind bindCall, fails bool) {
+	current, exists := s.pods[bind.pod.UID]
 	ok := exists && current.Node == "" && !fails
-	if ok && c.pod.Request > 0 {
-		if _, err := w.ledger.Reserve(c.node, c.pod.Pod, placement.Binpack, w.now); err != nil {
+	if ok && bind.pod.Request > 0 {
+		if _, err := s.ledger.Reserve(bind.node, bind.pod.Pod, placement.Binpack, s.now); err != nil {
 			ok = false
 		}
 	}
 	if ok {
-		c.pod.BoundAt = w.now.Truncate(time.Second)
-		c.pod.Node, c.pod.Proof = c.node, c.ticket != nil && c.ticket.Proof()
-		w.ledger.Commit(c.pod.UID)
-		if c.pod.Proof {
-			w.whole[c.pod.Group.Name] = true // Also where one was deleted an instant after its bind.
+		bind.pod.BoundAt = s.now.Truncate(time.Second)
+		bind.pod.Node, bind.pod.Proof = bind.node, bind.permit != nil && bind.permit.Proof()
+		s.ledger.Commit(bind.pod.UID)
+		if bind.pod.Proof {
+			s.whole[bind.pod.Group.Name] = true // Here and not in checkInvariants, since another member may be deleted at once.
 		}
 	} else {
-		w.ledger.Release(c.pod.UID)
-		c.pod.queued = exists
+		s.ledger.Release(bind.pod.UID)
+		bind.pod.queued = exists
 	}
-	if c.ticket != nil {
-		w.book.Bound(c.key, c.pod.UID, c.node, ok, c.ticket.Proof(), w.now)
+	if bind.permit != nil {
+		s.manager.Bound(bind.key, bind.pod.UID, bind.node, ok, bind.permit.Proof(), s.now)
 	}
 	if ok {
-		w.tell(c.pod)
+		s.report(bind.pod)
 	}
 }
 
-// act does what the Book wants done.
-func (w *world) act() {
-	w.settleHeld()
-	effects := w.book.Take()
-	woken := effects.Woken || w.freed
-	w.freed = false
-	if woken {
-		for _, p := range w.pods {
-			if p.Node == "" && !w.flies(p) {
+// performEffects performs the Manager's effects.
+func (s *simulation) performEffects() {
+	s.collectDecided()
+	effects := s.manager.Take()
+	requeue := effects.Woken || s.freed
+	s.freed = false
+	if requeue {
+		for _, p := range s.pods {
+			if p.Node == "" && !s.inBind(p) {
 				p.queued = true
 			}
 		}
 	}
 	for _, notice := range effects.Notices {
-		w.told = append(w.told, notice.Reason+": "+notice.Text)
+		s.events = append(s.events, notice.Reason+": "+notice.Text)
 	}
-	for _, gone := range effects.Evict {
-		if p := w.pods[gone.UID]; p != nil {
-			w.evicted++
-			w.delete(p)
-			w.create(p.Group.Name, p.Size, p.Request, p.Template) // Its controller makes a new one.
+	for _, evicted := range effects.Evict {
+		if p := s.pods[evicted.UID]; p != nil {
+			s.evicted++
+			s.delete(p)
+			s.create(p.Group.Name, p.Size, p.Request, p.Template) // Its controller creates a replacement.
 		}
 	}
 }
 
-// flies says whether a bind of the pod is under way.
-func (w *world) flies(p *pod) bool {
-	same := func(c call) bool { return c.pod == p }
-	return slices.ContainsFunc(w.held, same) || slices.ContainsFunc(w.released, same)
+// inBind reports whether a bind of the pod is held or granted.
+func (s *simulation) inBind(p *pod) bool {
+	same := func(bind bindCall) bool { return bind.pod == p }
+	return slices.ContainsFunc(s.held, same) || slices.ContainsFunc(s.granted, same)
 }
 
-func (w *world) sorted() []*pod {
+func (s *simulation) existing() []*pod {
 	var out []*pod
-	w.order = slices.DeleteFunc(w.order, func(p *pod) bool { return w.pods[p.UID] == nil })
-	return append(out, w.order...)
+	s.created = slices.DeleteFunc(s.created, func(p *pod) bool { return s.pods[p.UID] == nil })
+	return append(out, s.created...)
 }
 
-// pass lets time pass, with the Book's ticks.
-func (w *world) pass(d time.Duration) {
-	for end := w.now.Add(d); w.now.Before(end); {
-		w.now = w.now.Add(100 * time.Millisecond)
-		w.book.Tick(w.now)
-		w.act()
+// advance advances the clock in steps of a Tick.
+func (s *simulation) advance(d time.Duration) {
+	for end := s.now.Add(d); s.now.Before(end); {
+		s.now = s.now.Add(100 * time.Millisecond)
+		s.manager.Tick(s.now)
+		s.performEffects()
 	}
 }
 
-// check holds the world to what is always true.
-func (w *world) check() {
-	w.Helper()
+// checkInvariants checks what must hold at any time.
+func (s *simulation) checkInvariants() {
+	s.Helper()
 	sizes := map[string]int{}
-	for _, p := range w.pods {
+	for _, p := range s.pods {
 		sizes[p.Group.Name] = p.Size
 	}
-	for name, count := range w.groups() {
+	for name, count := range s.memberCounts() {
 		if count[0] >= sizes[name] {
-			w.whole[name] = true
+			s.whole[name] = true
 		} else if count[0] == 0 {
-			delete(w.whole, name)
-			delete(w.blurred, name)
+			delete(s.whole, name)
+			delete(s.ambiguous, name)
 		}
 	}
-	for _, name := range w.nodes {
-		node, known := w.ledger.Node(name)
+	for _, name := range s.nodes {
+		node, known := s.ledger.Node(name)
 		if !known {
 			continue
 		}
 		for i, c := range node.Cards {
 			if node.Used[i] > c.Memory {
-				w.Fatalf("card %d of %s holds %d of %d", c.Index, name, node.Used[i], c.Memory)
+				s.Fatalf("card %d of %s has %d of %d allocated", c.Index, name, node.Used[i], c.Memory)
 			}
 		}
 	}
 }
 
-// rest lets everything come to rest: binds under way succeed, and pods are looked at until nobody gets anywhere.
-func (w *world) rest() {
-	w.Helper()
+// runUntilIdle lets all granted binds succeed and schedules pods until nothing changes any more.
+func (s *simulation) runUntilIdle() {
+	s.Helper()
 	for range 400 {
-		for len(w.released) > 0 {
-			c := w.released[0]
-			w.released = w.released[1:]
-			w.bind(c, false)
-			w.act()
+		for len(s.granted) > 0 {
+			bind := s.granted[0]
+			s.granted = s.granted[1:]
+			s.bind(bind, false)
+			s.performEffects()
 		}
 		for range 30 {
-			w.step()
-			w.act()
+			s.scheduleOne()
+			s.performEffects()
 		}
-		w.pass(500 * time.Millisecond)
-		w.check()
+		s.advance(500 * time.Millisecond)
+		s.checkInvariants()
 	}
-	if len(w.held) > 0 {
-		w.Fatalf("%d binds are still held", len(w.held))
+	if len(s.held) > 0 {
+		s.Fatalf("%d binds are still held", len(s.held))
 	}
 }
 
-// groups counts the bound and the waiting members of each group.
-func (w *world) groups() map[string][2]int {
+// memberCounts counts the bound and the pending members of each gang.
+func (s *simulation) memberCounts() map[string][2]int {
 	out := map[string][2]int{}
-	for _, p := range w.pods {
+	for _, p := range s.pods {
 		if p.Group.Name == "" {
 			continue
 		}
@@ -430,106 +431,106 @@ func (w *world) groups() map[string][2]int {
 	return out
 }
 
-// TestRandom plays clusters with groups, single pods, lost calls, failing binds, deletions, nodes that vanish and restarts.
-// No card is ever over-full, no barrier lets go of less than a whole group; and once the disturbances end, every group is
-// whole or has nobody bound, nothing stays reserved, and what fits runs.
+// TestRandom simulates clusters with gangs, single pods, abandoned calls, failing binds, deletions, vanishing nodes and
+// restarts. No card is ever over-allocated, and no barrier opens for less than a complete gang. After the disturbances
+// each gang is whole or has no bound member, nothing remains reserved, and each gang that fits runs.
 func TestRandom(t *testing.T) {
 	worlds := uint64(30)
 	if os.Getenv("GPUSHARE_TEST_LONG") != "" {
 		worlds = 1000
 	}
 	for seed := range worlds {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) { playWorld(t, seed) })
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { simulate(t, seed) })
 	}
 }
 
-func playWorld(t *testing.T, seed uint64) {
-	w := newWorld(t, seed)
-	calm := seed%3 == 0 // A third of the worlds has no failing binds.
+func simulate(t *testing.T, seed uint64) {
+	s := newSimulation(t, seed)
+	reliable := seed%3 == 0 // In a third of the simulations no binds fail.
 	for round := range 200 {
-		switch w.random.IntN(14) {
+		switch s.random.IntN(14) {
 		case 0:
-			size := 1 + w.random.IntN(6)
-			memory := []gpu.Memory{4, 8, 16, 0}[w.random.IntN(4)]
+			size := 1 + s.random.IntN(6)
+			memory := []gpu.Memory{4, 8, 16, 0}[s.random.IntN(4)]
 			for i := range size {
-				template := fmt.Sprint("t", i%(1+w.random.IntN(2)))
-				if w.random.IntN(8) == 0 {
-					template = "not on " + w.nodes[w.random.IntN(len(w.nodes))]
+				template := fmt.Sprint("t", i%(1+s.random.IntN(2)))
+				if s.random.IntN(8) == 0 {
+					template = "not on " + s.nodes[s.random.IntN(len(s.nodes))]
 				}
-				w.create(fmt.Sprintf("g%d", round), size, memory, template)
+				s.create(fmt.Sprintf("g%d", round), size, memory, template)
 			}
 		case 1:
-			w.create("", 0, 1+gpu.Memory(w.random.IntN(16)), "")
+			s.create("", 0, 1+gpu.Memory(s.random.IntN(16)), "")
 		case 2: // A job or a single pod ends, or a pod is deleted.
-			if all := w.sorted(); len(all) > 0 {
-				victim := all[w.random.IntN(len(all))]
+			if all := s.existing(); len(all) > 0 {
+				victim := all[s.random.IntN(len(all))]
 				for _, p := range all {
-					if p == victim || p.Group == victim.Group && victim.Group.Name != "" && w.random.IntN(10) > 0 {
-						w.delete(p)
+					if p == victim || p.Group == victim.Group && victim.Group.Name != "" && s.random.IntN(10) > 0 {
+						s.delete(p)
 					}
 				}
 			}
-		case 3: // A member is deleted and made anew.
-			if all := w.sorted(); len(all) > 0 {
-				p := all[w.random.IntN(len(all))]
-				w.delete(p)
-				w.create(p.Group.Name, p.Size, p.Request, p.Template)
+		case 3: // A member is deleted and created again.
+			if all := s.existing(); len(all) > 0 {
+				p := all[s.random.IntN(len(all))]
+				s.delete(p)
+				s.create(p.Group.Name, p.Size, p.Request, p.Template)
 			}
-		case 4: // The scheduler drops a call.
-			if len(w.held) > 0 {
-				i := w.random.IntN(len(w.held))
-				c := w.held[i]
-				if w.book.Leave(c.pod.UID, c.ticket) {
-					w.held = slices.Delete(w.held, i, i+1)
-					c.pod.queued = true
+		case 4: // The scheduler abandons a bind call.
+			if len(s.held) > 0 {
+				i := s.random.IntN(len(s.held))
+				bind := s.held[i]
+				if s.manager.Leave(bind.pod.UID, bind.permit) {
+					s.held = slices.Delete(s.held, i, i+1)
+					bind.pod.queued = true
 				}
 			}
 		case 5:
-			w.pass(time.Duration(w.random.IntN(15_000)) * time.Millisecond)
+			s.advance(time.Duration(s.random.IntN(15_000)) * time.Millisecond)
 		case 6:
-			if w.random.IntN(5) == 0 {
-				w.restart()
+			if s.random.IntN(5) == 0 {
+				s.restart()
 			}
 		case 7:
-			if len(w.released) > 0 {
-				i := w.random.IntN(len(w.released))
-				c := w.released[i]
-				w.released = slices.Delete(w.released, i, i+1)
-				w.bind(c, !calm && w.random.IntN(4) == 0)
+			if len(s.granted) > 0 {
+				i := s.random.IntN(len(s.granted))
+				bind := s.granted[i]
+				s.granted = slices.Delete(s.granted, i, i+1)
+				s.bind(bind, !reliable && s.random.IntN(4) == 0)
 			}
 		case 8:
-			name := w.nodes[w.random.IntN(len(w.nodes))]
-			w.ledger.DeleteNode(name)
-			w.pass(200 * time.Millisecond)
-			w.offer(name)
+			name := s.nodes[s.random.IntN(len(s.nodes))]
+			s.ledger.DeleteNode(name)
+			s.advance(200 * time.Millisecond)
+			s.addNode(name)
 		default:
-			w.step()
+			s.scheduleOne()
 		}
-		w.act()
-		w.check()
+		s.performEffects()
+		s.checkInvariants()
 	}
-	w.rest()
+	s.runUntilIdle()
 
-	for name, count := range w.groups() {
-		if count[0] > 0 && count[1] > 0 && !w.whole[name] {
-			t.Errorf("group %s is bound in part: %d are, %d wait", name, count[0], count[1])
+	for name, count := range s.memberCounts() {
+		if count[0] > 0 && count[1] > 0 && !s.whole[name] {
+			t.Errorf("gang %s is partial: %d members bound, %d pending", name, count[0], count[1])
 		}
 	}
-	for _, node := range w.ledger.Nodes() {
+	for _, node := range s.ledger.Nodes() {
 		for _, h := range node.Holders {
-			if p := w.pods[h.UID]; h.State == ledger.Reserved {
-				t.Errorf("%s has a place on %s and is not bound: group %v", h.Name, node.Name, p)
+			if p := s.pods[h.UID]; h.State == ledger.Reserved {
+				t.Errorf("%s has a reservation on %s and is not bound: %v", h.Name, node.Name, p)
 			}
 		}
 	}
-	w.allThatFitsRuns()
-	t.Logf("%d groups bound, %d pods evicted, failed %v", w.bound, w.evicted, w.failed)
+	s.checkNoFittingGangPending()
+	t.Logf("%d gangs bound, %d pods evicted, failures %v", s.bound, s.evicted, s.failures)
 }
 
-// allThatFitsRuns fails the test if a complete group waits that there is room for.
-func (w *world) allThatFitsRuns() {
+// checkNoFittingGangPending fails the test if a complete gang is pending although it fits.
+func (s *simulation) checkNoFittingGangPending() {
 	waiting := map[gang.Key][]*pod{}
-	for _, p := range w.sorted() {
+	for _, p := range s.existing() {
 		if p.Node == "" && p.Group.Name != "" {
 			waiting[p.Group] = append(waiting[p.Group], p)
 		}
@@ -541,13 +542,13 @@ func (w *world) allThatFitsRuns() {
 		var requests []ledger.Want
 		for _, p := range members {
 			if p.Request > 0 {
-				requests = append(requests, ledger.Want{Pod: p.Pod, Nodes: w.enters(p)})
+				requests = append(requests, ledger.Want{Pod: p.Pod, Nodes: s.eligibleNodes(p)})
 			}
 		}
-		if reservations, _ := w.ledger.ReserveTogether(requests, nil, ledger.View{Card: placement.Binpack, Node: placement.Binpack}, w.now); reservations != nil || len(requests) == 0 {
-			w.Errorf("group %v of %d waits though there is room: %v", key, len(members), w.book.States())
-			for _, want := range requests {
-				w.ledger.Release(want.Pod.UID)
+		if reservations, _ := s.ledger.ReserveTogether(requests, nil, ledger.View{Card: placement.Binpack, Node: placement.Binpack}, s.now); reservations != nil || len(requests) == 0 {
+			s.Errorf("gang %v of %d is pending although it fits: %v", key, len(members), s.manager.States())
+			for _, request := range requests {
+				s.ledger.Release(request.Pod.UID)
 			}
 		}
 	}

@@ -7,160 +7,160 @@ import (
 	"time"
 )
 
-// line is how kube-scheduler takes pods when it has more to do than it gets through: whoever was refused comes again, behind
-// all who have waited for longer.
-func (w *world) line(perSecond int) (tenth func()) {
-	var line []*pod
+// slowScheduler runs a scheduler that handles perSecond pods a second, fewer than there are: a rejected pod returns to
+// the end of the queue. It returns a function that runs a tenth of a second.
+func (s *simulation) slowScheduler(perSecond int) (tenth func()) {
+	var queue []*pod
 	return func() {
-		for _, p := range w.sorted() {
-			if p.Node == "" && !w.flies(p) && !slices.Contains(line, p) {
-				line = append(line, p)
+		for _, p := range s.existing() {
+			if p.Node == "" && !s.inBind(p) && !slices.Contains(queue, p) {
+				queue = append(queue, p)
 			}
 		}
-		for range min(perSecond/10, len(line)) {
-			p := line[0]
-			line = line[1:]
-			if w.pods[p.UID] == p {
-				w.look(p)
+		for range min(perSecond/10, len(queue)) {
+			p := queue[0]
+			queue = queue[1:]
+			if s.pods[p.UID] == p {
+				s.schedule(p)
 			}
 		}
-		w.settleHeld()
-		for len(w.released) > 0 {
-			c := w.released[0]
-			w.released = w.released[1:]
-			w.bind(c, false)
+		s.collectDecided()
+		for len(s.granted) > 0 {
+			bind := s.granted[0]
+			s.granted = s.granted[1:]
+			s.bind(bind, false)
 		}
-		w.pass(100 * time.Millisecond)
-		w.check()
+		s.advance(100 * time.Millisecond)
+		s.checkInvariants()
 	}
 }
 
-// Where kube-scheduler needs longer than a bind waits to go once through all who wait, members come in turns of those who were
-// sent back and those who weren't there yet. They come together all the same.
-func TestASlowScheduler(t *testing.T) {
+// TestSlowScheduler: the scheduler needs longer than Hold for all pending pods. Without countermeasures, members that
+// timed out and members that were late would alternate without end.
+func TestSlowScheduler(t *testing.T) {
 	for _, perSecond := range []int{100, 40, 20, 10} {
-		t.Run(fmt.Sprintf("%d pods in a second", perSecond), func(t *testing.T) {
-			w := newWorld(t, 1)
-			w.claimAfter = 0
-			w.restart()
-			// Four groups that fit, and one that never will but is looked at each time.
+		t.Run(fmt.Sprintf("%d pods a second", perSecond), func(t *testing.T) {
+			s := newSimulation(t, 1)
+			s.starvationAfter = 0
+			s.restart()
+			// Four gangs that fit, and one that never does but is tried each time.
 			for range 30 {
-				for group := range 4 {
-					w.create(fmt.Sprint("fits", group), 30, 1, "small")
+				for i := range 4 {
+					s.create(fmt.Sprint("fits", i), 30, 1, "small")
 				}
 				for range 6 {
-					w.create("huge", 180, 16, "large")
+					s.create("huge", 180, 16, "large")
 				}
 			}
-			w.random.Shuffle(len(w.order), func(i, j int) { w.order[i], w.order[j] = w.order[j], w.order[i] })
-			tenth := w.line(perSecond)
-			start := w.now
+			s.random.Shuffle(len(s.created), func(i, j int) { s.created[i], s.created[j] = s.created[j], s.created[i] })
+			tenth := s.slowScheduler(perSecond)
+			start := s.now
 			whole := func() (n int) {
-				for name, count := range w.groups() {
+				for name, count := range s.memberCounts() {
 					if count[0] == 30 && name != "huge" {
 						n++
 					}
 				}
 				return n
 			}
-			for whole() < 4 && w.now.Sub(start) < 6*time.Minute {
+			for whole() < 4 && s.now.Sub(start) < 6*time.Minute {
 				tenth()
 			}
-			t.Logf("%d of 4 groups after %v: %v, %v", whole(), w.now.Sub(start), w.groups(), w.failed)
+			t.Logf("%d of 4 gangs after %v: %v, %v", whole(), s.now.Sub(start), s.memberCounts(), s.failures)
 			if whole() < 4 {
-				t.Error("they don't come together")
+				t.Error("not all gangs that fit were bound")
 			}
 		})
 	}
 }
 
-// A group that ends leaves pod by pod. What it leaves isn't handed to a small group first, to be taken away again when there is
-// enough for the large one that goes before it.
-func TestMemoryThatComesFreeInPiecesGoesToTheFirstGroup(t *testing.T) {
-	w := newWorld(t, 1)
-	w.claimAfter = 0
-	w.restart()
-	tenth := w.line(100)
-	wait := func(what string, seconds int, condition func(groups map[string][2]int) bool) {
+// TestFreedInPieces: the pods of a gang that ends terminate one by one. Their memory must not go to a small gang first,
+// which would have to give way once it is enough for the large gang ahead of it.
+func TestFreedInPieces(t *testing.T) {
+	s := newSimulation(t, 1)
+	s.starvationAfter = 0
+	s.restart()
+	tenth := s.slowScheduler(100)
+	wait := func(what string, seconds int, condition func(members map[string][2]int) bool) {
 		t.Helper()
 		for range 10 * seconds {
 			tenth()
-			if condition(w.groups()) {
+			if condition(s.memberCounts()) {
 				return
 			}
 		}
-		t.Fatalf("waited in vain until %s: %v, %v", what, w.groups(), w.failed)
+		t.Fatalf("timed out waiting until %s: %v, %v", what, s.memberCounts(), s.failures)
 	}
-	w.book.Freed() // What came free a minute ago has nothing to do with what comes free now.
-	w.pass(time.Minute)
+	s.manager.Freed() // Memory that was freed a minute ago belongs to no present burst.
+	s.advance(time.Minute)
 	for range 8 {
-		w.create("runs", 8, 16, "t")
+		s.create("runs", 8, 16, "t")
 	}
-	wait("the first group runs", 10, func(groups map[string][2]int) bool { return groups["runs"][0] == 8 })
-	for range 9 { // One more than there are cards: those behind it go on all the same.
-		w.create("never", 9, 16, "t")
+	wait("the first gang runs", 10, func(members map[string][2]int) bool { return members["runs"][0] == 8 })
+	for range 9 { // One more than there are cards: the gangs behind it run nevertheless.
+		s.create("never", 9, 16, "t")
 	}
 	for range 7 {
-		w.create("large", 7, 16, "t")
+		s.create("large", 7, 16, "t")
 	}
-	w.pass(2 * time.Second) // Ages are in whole seconds.
+	s.advance(2 * time.Second) // Creation times are in whole seconds.
 	for i := range 6 {
-		w.create(fmt.Sprint("small", i/2), 2, 16, "t")
+		s.create(fmt.Sprint("small", i/2), 2, 16, "t")
 	}
 	for range 50 {
 		tenth()
 	}
-	for _, p := range w.sorted() {
+	for _, p := range s.existing() {
 		if p.Group.Name == "runs" {
-			w.delete(p)
+			s.delete(p)
 			tenth()
 		}
 	}
-	wait("the large group runs", 10, func(groups map[string][2]int) bool { return groups["large"][0] == 7 })
-	if n := w.failed["gave_way"]; n > 0 {
+	wait("the large gang runs", 10, func(members map[string][2]int) bool { return members["large"][0] == 7 })
+	if n := s.failures["gave_way"]; n > 0 {
 		t.Errorf("%d plans had to give way", n)
 	}
 }
 
-// Where memory comes free without end, a small group waits a second for a large one that goes first and finds no room, and not
-// longer: whatever the rhythm of the one, and of the moments at which the other is looked at.
-func TestMemoryThatComesFreeWithoutEndHoldsUpNobodyForLong(t *testing.T) {
+// TestFreedContinuously: while memory is freed without a pause, a small gang waits for a large gang ahead of it, which
+// finds no room, for a second and not longer, at any rate of frees and of ticks.
+func TestFreedContinuously(t *testing.T) {
 	for _, tc := range []struct{ free, tick time.Duration }{
 		{free: 50 * time.Millisecond, tick: 100 * time.Millisecond},
 		{free: 220 * time.Millisecond, tick: 100 * time.Millisecond},
 		{free: 300 * time.Millisecond, tick: 100 * time.Millisecond},
-		{free: 50 * time.Millisecond, tick: 400 * time.Millisecond}, // On a busy machine.
+		{free: 50 * time.Millisecond, tick: 400 * time.Millisecond}, // As on a busy machine.
 	} {
-		t.Run(fmt.Sprintf("every %v, seen every %v", tc.free, tc.tick), func(t *testing.T) {
-			w := newWorld(t, 1)
+		t.Run(fmt.Sprintf("freed every %v, tick every %v", tc.free, tc.tick), func(t *testing.T) {
+			s := newSimulation(t, 1)
 			var free, tick time.Time
 			instant := func() {
-				w.now = w.now.Add(10 * time.Millisecond)
-				if w.now.Sub(free) >= tc.free {
-					free = w.now
-					w.book.Freed()
+				s.now = s.now.Add(10 * time.Millisecond)
+				if s.now.Sub(free) >= tc.free {
+					free = s.now
+					s.manager.Freed()
 				}
-				if w.now.Sub(tick) >= tc.tick {
-					tick = w.now
-					w.book.Tick(w.now)
+				if s.now.Sub(tick) >= tc.tick {
+					tick = s.now
+					s.manager.Tick(s.now)
 				}
-				w.lookAtAll()
+				s.scheduleAll()
 			}
 			for range 9 { // One more than there are cards.
-				w.create("never", 9, 16, "t")
+				s.create("never", 9, 16, "t")
 			}
 			for range 300 {
 				instant()
 			}
 			for range 2 {
-				w.create("small", 2, 16, "t")
+				s.create("small", 2, 16, "t")
 			}
-			begun := w.now
-			for len(w.released) == 0 && w.now.Sub(begun) < time.Minute {
+			begun := s.now
+			for len(s.granted) == 0 && s.now.Sub(begun) < time.Minute {
 				instant()
 			}
-			if took := w.now.Sub(begun); took > 1500*time.Millisecond { // A tick comes upon that.
-				t.Errorf("it has waited for %v", took)
+			if took := s.now.Sub(begun); took > 1500*time.Millisecond { // maxBurst and a tick.
+				t.Errorf("it waited for %v", took)
 			}
 		})
 	}

@@ -22,86 +22,86 @@ import (
 
 // tally follows the stage's pods by a watch. Every state that the API server had passes by it, so no card is over-full for a
 // moment without its being seen; and asking often costs the machine less than listing does.
-type tally struct {
-	end func()
+type podWatch struct {
+	stop func()
 
-	mu     sync.Mutex
-	pods   map[string]*corev1.Pod
-	cards  map[string]gpu.Memory
-	wrongs []string
+	mu    sync.Mutex
+	pods  map[string]*corev1.Pod
+	cards map[string]gpu.Memory
+	found []string
 }
 
 // follow begins a tally, of the pods that are created from now on.
-func (s *stage) follow() *tally {
-	t := &tally{pods: map[string]*corev1.Pod{}, cards: map[string]gpu.Memory{}}
-	lw := cache.NewListWatchFromClient(s.bed.Client.CoreV1().RESTClient(), "pods", s.name, fields.Everything())
+func (f *fixture) watchPods() *podWatch {
+	w := &podWatch{pods: map[string]*corev1.Pod{}, cards: map[string]gpu.Memory{}}
+	lw := cache.NewListWatchFromClient(f.bed.Client.CoreV1().RESTClient(), "pods", f.namespace, fields.Everything())
 	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: cache.ToListWatcherWithWatchListSemantics(lw, s.bed.Client), ObjectType: &corev1.Pod{},
+		ListerWatcher: cache.ToListWatcherWithWatchListSemantics(lw, f.bed.Client), ObjectType: &corev1.Pod{},
 		Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(pod any) { t.count(nil, pod.(*corev1.Pod)) },
-			UpdateFunc: func(old, pod any) { t.count(old.(*corev1.Pod), pod.(*corev1.Pod)) },
+			AddFunc:    func(pod any) { w.update(nil, pod.(*corev1.Pod)) },
+			UpdateFunc: func(old, pod any) { w.update(old.(*corev1.Pod), pod.(*corev1.Pod)) },
 			DeleteFunc: func(pod any) {
 				if last, ok := pod.(cache.DeletedFinalStateUnknown); ok {
 					pod = last.Obj
 				}
-				t.count(pod.(*corev1.Pod), nil)
+				w.update(pod.(*corev1.Pod), nil)
 			},
 		},
 	})
-	ctx, cancel := context.WithCancel(s.Context())
+	ctx, cancel := context.WithCancel(f.Context())
 	var running sync.WaitGroup
 	running.Go(func() { informer.RunWithContext(ctx) })
-	t.end = sync.OnceFunc(func() {
+	w.stop = sync.OnceFunc(func() {
 		cancel()
 		running.Wait()
 	})
-	s.Cleanup(t.end)
-	s.eventually("the watch stands", func(context.Context) error {
+	f.Cleanup(w.stop)
+	f.eventually("the watch stands", func(context.Context) error {
 		if !informer.HasSynced() {
 			return errors.New("it doesn't")
 		}
 		return nil
 	})
-	return t
+	return w
 }
 
 // count replaces what a pod was by what it is, either of which may be nil.
-func (t *tally) count(old, pod *corev1.Pod) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+func (w *podWatch) update(old, pod *corev1.Pod) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if old != nil {
-		delete(t.pods, old.Name)
-		t.hold(old, func(of, what gpu.Memory) gpu.Memory { return of - what })
+		delete(w.pods, old.Name)
+		w.addMemory(old, func(of, what gpu.Memory) gpu.Memory { return of - what })
 	}
 	if pod != nil {
-		t.pods[pod.Name] = pod
-		t.hold(pod, func(of, what gpu.Memory) gpu.Memory { return of + what })
+		w.pods[pod.Name] = pod
+		w.addMemory(pod, func(of, what gpu.Memory) gpu.Memory { return of + what })
 	}
 }
 
 // hold adds what a bound pod holds, or takes it away. It needs the lock.
-func (t *tally) hold(pod *corev1.Pod, change func(of, what gpu.Memory) gpu.Memory) {
+func (w *podWatch) addMemory(pod *corev1.Pod, change func(of, what gpu.Memory) gpu.Memory) {
 	if pod.Spec.NodeName == "" {
 		return
 	}
 	where, err := protocol.PodPlacement(pod)
 	if err != nil {
-		t.wrongs = append(t.wrongs, fmt.Sprintf("%s: %v", pod.Name, err))
+		w.found = append(w.found, fmt.Sprintf("%s: %v", pod.Name, err))
 	}
 	for _, share := range where {
 		name := fmt.Sprintf("%s card %d", pod.Spec.NodeName, share.Card)
-		t.cards[name] = change(t.cards[name], share.Memory)
-		if t.cards[name] > card {
-			t.wrongs = append(t.wrongs, fmt.Sprintf("%s holds %d of %d", name, t.cards[name], card))
+		w.cards[name] = change(w.cards[name], share.Memory)
+		if w.cards[name] > card {
+			w.found = append(w.found, fmt.Sprintf("%s holds %d of %d", name, w.cards[name], card))
 		}
 	}
 }
 
 // bound returns the pods that are bound and not being deleted.
-func (t *tally) bound() (pods []*corev1.Pod) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, pod := range t.pods {
+func (w *podWatch) bound() (pods []*corev1.Pod) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, pod := range w.pods {
 		if pod.Spec.NodeName != "" && pod.DeletionTimestamp == nil {
 			pods = append(pods, pod)
 		}
@@ -110,31 +110,31 @@ func (t *tally) bound() (pods []*corev1.Pod) {
 }
 
 // wrong returns what should never have been.
-func (t *tally) wrong() []string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return slices.Clone(t.wrongs)
+func (w *podWatch) violations() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.found)
 }
 
 // waiting tells why pods wait, by how many.
-func (t *tally) waiting() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+func (w *podWatch) pendingReasons() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	reasons := map[string]int{}
-	for _, pod := range t.pods {
+	for _, pod := range w.pods {
 		if pod.Spec.NodeName == "" {
-			reasons[pod.Labels["group"]+": "+said(pod)]++
+			reasons[pod.Labels["group"]+": "+schedulerMessage(pod)]++
 		}
 	}
 	return fmt.Sprint(reasons)
 }
 
 // shares are parts of the memory of all cards.
-type shares struct{ bound, held, wanted float64 }
+type shares struct{ bound, allocated, requested float64 }
 
 // shares returns what is bound, what is bound or reserved, and what the pods ask for that aren't bound.
-func (t *tally) shares(s *stage, total gpu.Memory) (shares, error) {
-	body, err := testbed.Fetch(s.Context(), s.bed.ExtenderURL+"/gpushare-scheduler/inspect")
+func (w *podWatch) shares(f *fixture, total gpu.Memory) (shares, error) {
+	body, err := testbed.Fetch(f.Context(), f.bed.ExtenderURL+"/gpushare-scheduler/inspect")
 	if err != nil {
 		return shares{}, err
 	}
@@ -149,13 +149,13 @@ func (t *tally) shares(s *stage, total gpu.Memory) (shares, error) {
 	}
 	var held, bound, wanted gpu.Memory
 	for _, node := range inspection.Nodes {
-		if strings.HasPrefix(node.Name, s.name) {
+		if strings.HasPrefix(node.Name, f.namespace) {
 			held += node.UsedGPU
 		}
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, pod := range t.pods {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, pod := range w.pods {
 		if pod.Spec.NodeName == "" {
 			wanted += protocol.PodRequest(pod)
 		} else {
@@ -167,8 +167,8 @@ func (t *tally) shares(s *stage, total gpu.Memory) (shares, error) {
 }
 
 // gauge reads the shares each second while it is on, and returns their means in the end.
-func (s *stage) gauge(t *tally, total gpu.Memory, on *atomic.Bool) (means func() shares) {
-	ctx, cancel := context.WithCancel(s.Context())
+func (f *fixture) measureShares(w *podWatch, total gpu.Memory, on *atomic.Bool) (means func() shares) {
+	ctx, cancel := context.WithCancel(f.Context())
 	var running sync.WaitGroup
 	var sum shares
 	n := 0.0
@@ -182,21 +182,21 @@ func (s *stage) gauge(t *tally, total gpu.Memory, on *atomic.Bool) (means func()
 				return
 			case <-ticker.C:
 			}
-			now, err := t.shares(s, total)
+			now, err := w.shares(f, total)
 			if err != nil {
 				continue // Whoever waits for the extender will be told.
 			}
 			if on.Load() {
-				sum, n = shares{sum.bound + now.bound, sum.held + now.held, sum.wanted + now.wanted}, n+1
+				sum, n = shares{sum.bound + now.bound, sum.allocated + now.allocated, sum.requested + now.requested}, n+1
 			}
 			if i%30 == 0 {
-				s.Logf("after %v: %.0f%% bound, %.0f%% bound or reserved, %.0f%% asked for beside it", time.Since(begin).Round(time.Second), 100*now.bound, 100*now.held, 100*now.wanted)
+				f.Logf("after %v: %.0f%% bound, %.0f%% bound or reserved, %.0f%% asked for beside it", time.Since(begin).Round(time.Second), 100*now.bound, 100*now.allocated, 100*now.requested)
 			}
 		}
 	})
 	return func() shares {
 		cancel()
 		running.Wait()
-		return shares{sum.bound / max(n, 1), sum.held / max(n, 1), sum.wanted / max(n, 1)}
+		return shares{sum.bound / max(n, 1), sum.allocated / max(n, 1), sum.requested / max(n, 1)}
 	}
 }

@@ -25,68 +25,68 @@ import (
 )
 
 // patience bounds every wait. It is no promise: what should come and hasn't by then isn't coming.
-const patience = 3 * time.Minute
+const timeout = 3 * time.Minute
 
 // stageLabel keeps the pods of one test on its own nodes.
-const stageLabel = "gang/stage"
+const fixtureLabel = "gang/stage"
 
 // card is the memory of each card, in GiB.
 const card = 16
 
 // long says whether the long form is played.
-func long() bool { return os.Getenv("GPUSHARE_TEST_LONG") != "" }
+func longRun() bool { return os.Getenv("GPUSHARE_TEST_LONG") != "" }
 
 // form returns the figure of the short form, or that of the long one.
-func form(short, longer int) int {
-	if long() {
+func shortOrLong(short, longer int) int {
+	if longRun() {
 		return longer
 	}
 	return short
 }
 
 // stage is one test's namespace and its nodes. Both are swept when the test ends.
-type stage struct {
+type fixture struct {
 	testing.TB
-	bed  *testbed.Bed
-	name string
+	bed       *testbed.Bed
+	namespace string
 	// whole counts the nodes that give out whole cards.
-	whole int
+	wholeCardNodes int
 }
 
 // newStage makes a namespace, and nodes with so many cards each.
-func newStage(t testing.TB, bed *testbed.Bed, cards ...int) *stage {
+func newFixture(t testing.TB, bed *testbed.Bed, cards ...int) *fixture {
 	t.Helper()
 	namespace, err := bed.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "gang-"},
 	}, metav1.CreateOptions{})
 	must(t, err)
-	s := &stage{TB: t, bed: bed, name: namespace.Name}
+	f := &fixture{TB: t, bed: bed, namespace: namespace.Name}
 	var nodes []controlplane.Node
 	for i, n := range cards {
 		nodes = append(nodes, controlplane.Node{
-			Name: s.node(i), Unit: gpu.GiB, Cards: controlplane.EqualCards(n, card), Labels: map[string]string{stageLabel: s.name},
+			Name: f.node(i), Unit: gpu.GiB, Cards: controlplane.EqualCards(n, card), Labels: map[string]string{fixtureLabel: f.namespace},
 		})
 	}
 	must(t, bed.CreateNodes(t.Context(), nodes...))
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
-		err := s.sweep(ctx)
+		err := f.deleteAll(ctx)
 		for i := range cards {
-			err = errors.Join(err, bed.Client.CoreV1().Nodes().Delete(ctx, s.node(i), metav1.DeleteOptions{}))
+			err = errors.Join(err, bed.Client.CoreV1().Nodes().Delete(ctx, f.node(i), metav1.DeleteOptions{}))
 		}
 		if err != nil {
 			t.Error(err)
 		}
 	})
-	return s
+	return f
 }
 
-func (s *stage) node(i int) string { return s.name + "-" + strconv.Itoa(i) }
+func (f *fixture) node(i int) string { return f.namespace + "-" + strconv.Itoa(i) }
 
 // sweep deletes every pod of the stage, and waits until they are gone.
-func (s *stage) sweep(ctx context.Context) error {
-	pods := s.bed.Client.CoreV1().Pods(s.name)
+func (f *fixture) deleteAll(ctx context.Context) error {
+	pods := f.bed.Client.CoreV1().Pods(f.namespace)
 	if err := pods.DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}, metav1.ListOptions{}); err != nil {
 		return err
 	}
@@ -100,31 +100,31 @@ func (s *stage) sweep(ctx context.Context) error {
 type edit func(*corev1.Pod)
 
 // in makes a pod a member, by the annotations.
-func in(group string, size int) edit {
+func inGang(gang string, size int) edit {
 	return func(pod *corev1.Pod) {
 		pod.Annotations = map[string]string{
-			protocol.AnnotationGroupName: group, protocol.AnnotationGroupSize: strconv.Itoa(size),
+			protocol.AnnotationGroupName: gang, protocol.AnnotationGroupSize: strconv.Itoa(size),
 		}
-		pod.Labels = map[string]string{"group": group}
+		pod.Labels = map[string]string{"group": gang}
 	}
 }
 
 // labelled makes a pod a member, by the labels.
-func labelled(group string, size int) edit {
+func inGangByLabels(gang string, size int) edit {
 	return func(pod *corev1.Pod) {
 		pod.Labels = map[string]string{
-			"group": group, protocol.LabelGroupName: group, protocol.LabelGroupSize: strconv.Itoa(size),
+			"group": gang, protocol.LabelGroupName: gang, protocol.LabelGroupSize: strconv.Itoa(size),
 		}
 	}
 }
 
 // pod describes a pod that asks for GPU memory, kept to the stage's nodes.
-func (s *stage) pod(name string, memory int64, edits ...edit) *corev1.Pod {
+func (f *fixture) pod(name string, memory int64, edits ...edit) *corev1.Pod {
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: s.name, Name: name},
+		ObjectMeta: metav1.ObjectMeta{Namespace: f.namespace, Name: name},
 		Spec: corev1.PodSpec{
 			Containers:   []corev1.Container{{Name: "main", Image: "registry.example/app:1"}},
-			NodeSelector: map[string]string{stageLabel: s.name},
+			NodeSelector: map[string]string{fixtureLabel: f.namespace},
 		},
 	}
 	if memory > 0 {
@@ -137,50 +137,50 @@ func (s *stage) pod(name string, memory int64, edits ...edit) *corev1.Pod {
 }
 
 // create makes a pod.
-func (s *stage) create(name string, memory int64, edits ...edit) {
-	s.Helper()
-	_, err := s.bed.Client.CoreV1().Pods(s.name).Create(s.Context(), s.pod(name, memory, edits...), metav1.CreateOptions{})
-	must(s, err)
+func (f *fixture) create(name string, memory int64, edits ...edit) {
+	f.Helper()
+	_, err := f.bed.Client.CoreV1().Pods(f.namespace).Create(f.Context(), f.pod(name, memory, edits...), metav1.CreateOptions{})
+	must(f, err)
 }
 
 // createGroup makes a group's members named group-i, several at a time.
-func (s *stage) createGroup(group string, size int, memory int64, edits ...edit) {
-	s.Helper()
-	s.createMembers(group, size, 0, size, memory, edits...)
+func (f *fixture) createGang(gang string, size int, memory int64, edits ...edit) {
+	f.Helper()
+	f.createMembers(gang, size, 0, size, memory, edits...)
 }
 
 // createMembers makes those of a group's members from one number up to, not including, another.
-func (s *stage) createMembers(group string, size, from, to int, memory int64, edits ...edit) {
-	s.Helper()
+func (f *fixture) createMembers(gang string, size, from, to int, memory int64, edits ...edit) {
+	f.Helper()
 	makers := new(errgroup.Group)
 	makers.SetLimit(16)
 	for i := from; i < to; i++ {
 		makers.Go(func() error {
-			pod := s.pod(fmt.Sprintf("%s-%d", group, i), memory, append([]edit{in(group, size)}, edits...)...)
-			_, err := s.bed.Client.CoreV1().Pods(s.name).Create(s.Context(), pod, metav1.CreateOptions{})
+			pod := f.pod(fmt.Sprintf("%s-%d", gang, i), memory, append([]edit{inGang(gang, size)}, edits...)...)
+			_, err := f.bed.Client.CoreV1().Pods(f.namespace).Create(f.Context(), pod, metav1.CreateOptions{})
 			return err
 		})
 	}
-	must(s, makers.Wait())
+	must(f, makers.Wait())
 }
 
 // remove deletes pods at once.
-func (s *stage) remove(names ...string) {
-	s.Helper()
+func (f *fixture) deletePods(names ...string) {
+	f.Helper()
 	for _, name := range names {
-		must(s, s.bed.Client.CoreV1().Pods(s.name).Delete(s.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
+		must(f, f.bed.Client.CoreV1().Pods(f.namespace).Delete(f.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
 	}
 }
 
 // removeGroup deletes every member of a group.
-func (s *stage) removeGroup(group string) {
-	s.Helper()
-	must(s, s.endGroup(s.Context(), group))
+func (f *fixture) deleteGang(gang string) {
+	f.Helper()
+	must(f, f.requestGangDeletion(f.Context(), gang))
 }
 
 // pods lists the stage's pods.
-func (s *stage) pods(ctx context.Context) ([]corev1.Pod, error) {
-	list, err := s.bed.Client.CoreV1().Pods(s.name).List(ctx, metav1.ListOptions{})
+func (f *fixture) pods(ctx context.Context) ([]corev1.Pod, error) {
+	list, err := f.bed.Client.CoreV1().Pods(f.namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -188,8 +188,8 @@ func (s *stage) pods(ctx context.Context) ([]corev1.Pod, error) {
 }
 
 // bound counts the bound pods of each group; "" stands for pods without one.
-func (s *stage) bound(ctx context.Context) (map[string]int, error) {
-	pods, err := s.pods(ctx)
+func (f *fixture) bound(ctx context.Context) (map[string]int, error) {
+	pods, err := f.pods(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -203,52 +203,52 @@ func (s *stage) bound(ctx context.Context) (map[string]int, error) {
 }
 
 // awaitBound waits until so many pods of each of the groups are bound, and of others none.
-func (s *stage) awaitBound(want map[string]int) {
-	s.Helper()
-	s.eventually(fmt.Sprintf("bound are %v", want), func(ctx context.Context) error {
-		counts, err := s.bound(ctx)
+func (f *fixture) awaitBound(want map[string]int) {
+	f.Helper()
+	f.eventually(fmt.Sprintf("bound are %v", want), func(ctx context.Context) error {
+		counts, err := f.bound(ctx)
 		if err == nil && !maps.Equal(counts, want) {
-			err = fmt.Errorf("bound are %v; %s", counts, s.waiting(ctx))
+			err = fmt.Errorf("bound are %v; %s", counts, f.pendingReasons(ctx))
 		}
 		return err
 	})
 }
 
 // staysBound fails the test unless for so long so many pods of each of the groups are bound, and of others none.
-func (s *stage) staysBound(duration time.Duration, want map[string]int) {
-	s.Helper()
-	err := wait.PollUntilContextTimeout(s.Context(), 50*time.Millisecond, duration, true, func(ctx context.Context) (bool, error) {
-		counts, err := s.bound(ctx)
+func (f *fixture) staysBound(duration time.Duration, want map[string]int) {
+	f.Helper()
+	err := wait.PollUntilContextTimeout(f.Context(), 50*time.Millisecond, duration, true, func(ctx context.Context) (bool, error) {
+		counts, err := f.bound(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return false, nil
 		case err == nil && !maps.Equal(counts, want):
-			err = fmt.Errorf("bound are %v, want %v; %s", counts, want, s.waiting(ctx))
+			err = fmt.Errorf("bound are %v, want %v; %s", counts, want, f.pendingReasons(ctx))
 		}
 		return false, err
 	})
 	if !wait.Interrupted(err) {
-		s.Fatalf("it didn't stay so: %v", err)
+		f.Fatalf("it didn't stay so: %v", err)
 	}
 }
 
 // waiting tells why pods wait, by how many.
-func (s *stage) waiting(ctx context.Context) string {
-	pods, err := s.pods(ctx)
+func (f *fixture) pendingReasons(ctx context.Context) string {
+	pods, err := f.pods(ctx)
 	if err != nil {
 		return err.Error()
 	}
 	reasons := map[string]int{}
 	for i := range pods {
 		if pods[i].Spec.NodeName == "" {
-			reasons[pods[i].Labels["group"]+": "+said(&pods[i])]++
+			reasons[pods[i].Labels["group"]+": "+schedulerMessage(&pods[i])]++
 		}
 	}
 	return fmt.Sprint(reasons)
 }
 
 // said is what kube-scheduler last said of a pod that waits.
-func said(pod *corev1.Pod) string {
+func schedulerMessage(pod *corev1.Pod) string {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodScheduled {
 			return condition.Message
@@ -258,64 +258,64 @@ func said(pod *corev1.Pod) string {
 }
 
 // refused waits until kube-scheduler has said of so many pods of the group that they wait for this reason.
-func (s *stage) refused(group string, n int, reason string) {
-	s.Helper()
-	s.eventually(fmt.Sprintf("%d of %s are refused: %s", n, group, reason), func(ctx context.Context) error {
-		pods, err := s.pods(ctx)
+func (f *fixture) awaitRejected(gang string, n int, reason string) {
+	f.Helper()
+	f.eventually(fmt.Sprintf("%d of %s are refused: %s", n, gang, reason), func(ctx context.Context) error {
+		pods, err := f.pods(ctx)
 		if err != nil {
 			return err
 		}
 		refused := 0
 		for i := range pods {
-			if pods[i].Labels["group"] == group && pods[i].Spec.NodeName == "" && strings.Contains(said(&pods[i]), reason) {
+			if pods[i].Labels["group"] == gang && pods[i].Spec.NodeName == "" && strings.Contains(schedulerMessage(&pods[i]), reason) {
 				refused++
 			}
 		}
 		if refused != n {
-			return fmt.Errorf("%d are; %s", refused, s.waiting(ctx))
+			return fmt.Errorf("%d are; %s", refused, f.pendingReasons(ctx))
 		}
 		return nil
 	})
 }
 
 // checkCards fails the test if a card holds more than it has, by what the API server has bound.
-func (s *stage) checkCards() {
-	s.Helper()
-	pods, err := s.pods(s.Context())
-	must(s, err)
+func (f *fixture) checkCards() {
+	f.Helper()
+	pods, err := f.pods(f.Context())
+	must(f, err)
 	used := map[string]gpu.Memory{}
 	for i := range pods {
 		if pods[i].Spec.NodeName == "" || protocol.PodRequest(&pods[i]) == 0 {
 			continue
 		}
 		where, err := protocol.PodPlacement(&pods[i])
-		must(s, err)
+		must(f, err)
 		for _, share := range where {
 			used[fmt.Sprintf("%s card %d", pods[i].Spec.NodeName, share.Card)] += share.Memory
 		}
 	}
 	for name, memory := range used {
 		if memory > card {
-			s.Errorf("%s holds %d of %d", name, memory, card)
+			f.Errorf("%s holds %d of %d", name, memory, card)
 		}
 	}
 }
 
 // eventually waits until the condition returns nil.
-func (s *stage) eventually(what string, condition func(context.Context) error) {
-	s.Helper()
-	s.within(patience, what, condition)
+func (f *fixture) eventually(what string, condition func(context.Context) error) {
+	f.Helper()
+	f.within(timeout, what, condition)
 }
 
-func (s *stage) within(patience time.Duration, what string, condition func(context.Context) error) {
-	s.Helper()
+func (f *fixture) within(patience time.Duration, what string, condition func(context.Context) error) {
+	f.Helper()
 	var last error
-	err := wait.PollUntilContextTimeout(s.Context(), 50*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(f.Context(), 50*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
 		last = condition(ctx)
 		return last == nil, nil
 	})
 	if err != nil {
-		s.Fatalf("waited in vain until %s: %v", what, last)
+		f.Fatalf("waited in vain until %s: %v", what, last)
 	}
 }
 
@@ -327,10 +327,10 @@ func must(t testing.TB, err error) {
 }
 
 // event waits for an Event of the pod with this reason and text.
-func (s *stage) event(pod, reason, text string) {
-	s.Helper()
-	s.eventually(fmt.Sprintf("pod %s has the Event %s", pod, reason), func(ctx context.Context) error {
-		list, err := s.bed.Client.CoreV1().Events(s.name).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
+func (f *fixture) awaitEvent(pod, reason, text string) {
+	f.Helper()
+	f.eventually(fmt.Sprintf("pod %s has the Event %s", pod, reason), func(ctx context.Context) error {
+		list, err := f.bed.Client.CoreV1().Events(f.namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
 		if err != nil {
 			return err
 		}
@@ -351,21 +351,21 @@ func wholeCard(pod *corev1.Pod) {
 }
 
 // addWholeCards makes nodes that give out whole cards.
-func (s *stage) addWholeCards(cards ...int64) {
-	s.Helper()
+func (f *fixture) addWholeCards(cards ...int64) {
+	f.Helper()
 	var nodes []controlplane.Node
 	for _, n := range cards {
-		s.whole++
+		f.wholeCardNodes++
 		nodes = append(nodes, controlplane.Node{
-			Name: fmt.Sprintf("%s-whole-%d", s.name, s.whole), Labels: map[string]string{stageLabel: s.name},
+			Name: fmt.Sprintf("%s-whole-%d", f.namespace, f.wholeCardNodes), Labels: map[string]string{fixtureLabel: f.namespace},
 			Capacity: corev1.ResourceList{protocol.ResourceWholeCard: *resource.NewQuantity(n, resource.DecimalSI)},
 		})
 	}
-	must(s, s.bed.CreateNodes(s.Context(), nodes...))
-	s.Cleanup(func() {
+	must(f, f.bed.CreateNodes(f.Context(), nodes...))
+	f.Cleanup(func() {
 		for _, node := range nodes {
-			if err := s.bed.Client.CoreV1().Nodes().Delete(context.Background(), node.Name, metav1.DeleteOptions{}); err != nil {
-				s.Error(err)
+			if err := f.bed.Client.CoreV1().Nodes().Delete(context.Background(), node.Name, metav1.DeleteOptions{}); err != nil {
+				f.Error(err)
 			}
 		}
 	})

@@ -17,22 +17,22 @@ import (
 
 // TestClaims: single pods of half a card keep eight cards full without end, each runs for some seconds. A group that needs six
 // whole cards waits for ever beside them, unless room for it is claimed.
-func TestClaims(t *testing.T) {
+func TestStarvation(t *testing.T) {
 	const claimAfter = 5 * time.Second
 	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB", ExtenderArgs: []string{"--gang-claim-after=0"}})
-	s := newStage(t, bed, 2, 2, 2, 2)
-	crowd := s.crowd(16, 4*time.Second)
-	s.eventually("the cards are full", func(ctx context.Context) error {
-		if counts, err := s.bound(ctx); err != nil || counts[""] < 16 {
+	f := newFixture(t, bed, 2, 2, 2, 2)
+	crowd := f.runSinglePods(16, 4*time.Second)
+	f.eventually("the cards are full", func(ctx context.Context) error {
+		if counts, err := f.bound(ctx); err != nil || counts[""] < 16 {
 			return fmt.Errorf("bound are %v, %w", counts, err)
 		}
 		return nil
 	})
 
-	s.createGroup("big", 6, card)
-	until := time.Now().Add(time.Duration(form(20, 90)) * time.Second)
-	s.eventually("the time is over in which nothing is claimed", func(ctx context.Context) error {
-		if counts, err := s.bound(ctx); err != nil || counts["big"] > 0 {
+	f.createGang("big", 6, card)
+	until := time.Now().Add(time.Duration(shortOrLong(20, 90)) * time.Second)
+	f.eventually("the time is over in which nothing is claimed", func(ctx context.Context) error {
+		if counts, err := f.bound(ctx); err != nil || counts["big"] > 0 {
 			t.Fatalf("of the group %d were bound though nothing was claimed: then this shows nothing (%v)", counts["big"], err)
 		}
 		if time.Now().Before(until) {
@@ -46,23 +46,23 @@ func TestClaims(t *testing.T) {
 	must(t, bed.Extender.Start(t.Context()))
 
 	var took []time.Duration
-	for round := range form(1, 10) {
+	for round := range shortOrLong(1, 10) {
 		start := time.Now()
-		s.eventually("the group runs", func(ctx context.Context) error {
-			counts, err := s.bound(ctx)
+		f.eventually("the group runs", func(ctx context.Context) error {
+			counts, err := f.bound(ctx)
 			if err == nil && counts["big"] < 6 {
-				err = fmt.Errorf("bound are %v; %s", counts, s.waiting(ctx))
+				err = fmt.Errorf("bound are %v; %s", counts, f.pendingReasons(ctx))
 			}
 			return err
 		})
 		took = append(took, time.Since(start))
-		s.checkCards()
-		s.removeGroup("big")
-		if round+1 < form(1, 10) {
-			s.createGroup("big", 6, card)
+		f.checkCards()
+		f.deleteGang("big")
+		if round+1 < shortOrLong(1, 10) {
+			f.createGang("big", 6, card)
 		}
 	}
-	claims, ended := s.metric("gpushare_extender_gang_claims_total"), crowd()
+	claims, ended := f.metric("gpushare_extender_gang_claims_total"), crowd()
 	slices.Sort(took)
 	t.Logf("%d rounds with %v claims, each after %v, beside %d single pods of 4s: half of the groups ran within %v, the last within %v",
 		len(took), claims, claimAfter, ended, took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
@@ -73,8 +73,8 @@ func TestClaims(t *testing.T) {
 
 // crowd keeps so many single pods of half a card running and as many waiting, each of which ends some time after it was bound.
 // It returns what ends that, and tells how many have run.
-func (s *stage) crowd(n int, life time.Duration) (stop func() int) {
-	ctx, cancel := context.WithCancel(s.Context())
+func (f *fixture) runSinglePods(n int, life time.Duration) (stop func() int) {
+	ctx, cancel := context.WithCancel(f.Context())
 	var running sync.WaitGroup
 	made, ran := 0, 0
 	running.Go(func() {
@@ -87,7 +87,7 @@ func (s *stage) crowd(n int, life time.Duration) (stop func() int) {
 				return
 			case <-ticker.C:
 			}
-			pods, err := s.pods(ctx)
+			pods, err := f.pods(ctx)
 			if err != nil {
 				continue // The test ends, or will be told by who waits for it.
 			}
@@ -100,14 +100,14 @@ func (s *stage) crowd(n int, life time.Duration) (stop func() int) {
 					waiting++
 				case since[pod.Name].IsZero():
 					since[pod.Name] = time.Now()
-				case time.Since(since[pod.Name]) > life && s.end(ctx, pod) == nil:
+				case time.Since(since[pod.Name]) > life && f.requestDeletion(ctx, pod) == nil:
 					ran++
 				}
 			}
 			for ; waiting < n; waiting++ {
-				single := s.pod(fmt.Sprintf("single-%d", made), card/2)
+				single := f.pod(fmt.Sprintf("single-%d", made), card/2)
 				made++
-				if _, err := s.bed.Client.CoreV1().Pods(s.name).Create(ctx, single, metav1.CreateOptions{}); err != nil {
+				if _, err := f.bed.Client.CoreV1().Pods(f.namespace).Create(ctx, single, metav1.CreateOptions{}); err != nil {
 					break
 				}
 			}
@@ -118,6 +118,6 @@ func (s *stage) crowd(n int, life time.Duration) (stop func() int) {
 		running.Wait()
 		return ran
 	})
-	s.Cleanup(func() { stop() })
+	f.Cleanup(func() { stop() })
 	return stop
 }
