@@ -55,7 +55,7 @@ type Options struct {
 // Ledger is the part of package ledger that a Manager uses.
 type Ledger interface {
 	ReserveTogether(requests []ledger.Want, yielding [][]gpu.PodUID, view ledger.View, at time.Time) ([]ledger.Place, int)
-	Move(want ledger.Want, view ledger.View, at time.Time) (string, bool)
+	Move(request ledger.Want, view ledger.View, at time.Time) (string, bool)
 	Stands(uid gpu.PodUID) bool
 	Claim(requests []ledger.Want, priority int32) bool
 	Unclaim()

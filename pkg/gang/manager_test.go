@@ -213,8 +213,8 @@ func TestEventIneligibleMembers(t *testing.T) {
 			s.runUntilIdle()
 			want := []string{gang.EventIncomplete + ": The group needs 3 members and only 2 can be placed: they wait for the others. " +
 				"Some of those exist, but have scheduling gates or can't be counted as members"}
-			if told := slices.DeleteFunc(s.events, func(s string) bool { return !strings.HasPrefix(s, gang.EventIncomplete) }); !slices.Equal(told, want) {
-				t.Errorf("events: %q", told)
+			if events := slices.DeleteFunc(s.events, func(s string) bool { return !strings.HasPrefix(s, gang.EventIncomplete) }); !slices.Equal(events, want) {
+				t.Errorf("events: %q", events)
 			}
 			tc.enable(ineligible)
 			ineligible.queued = true

@@ -19,8 +19,9 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// TestChurn runs groups of many sizes beside single pods on a cluster that is kept nearly full: groups end and others come.
-// At every moment at which no group is on its way all are whole or not bound at all; no card is ever over-full; and all run in the end.
+// TestChurn runs gangs of many sizes and single pods on a cluster that is kept nearly full: gangs end and others start.
+// Except during its binds, each gang is whole or has no bound member. No card is ever over-allocated, and all pods run
+// in the end.
 func TestChurn(t *testing.T) {
 	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
 	gangs, largest := shortOrLong(14, 50), shortOrLong(16, 64)
@@ -28,28 +29,28 @@ func TestChurn(t *testing.T) {
 	f := newFixture(t, bed, cardsOf(cards)...)
 	grouped := f.churn(cards, gangs, largest, true)
 	alone := f.churn(cards, gangs, largest, false)
-	for name, c := range map[string]churnResult{"in groups": grouped, "ungrouped": alone} {
-		t.Logf("%s: %d pods of %d groups and beside them took %v, %.1f pods/s; in the middle %.0f%% of the memory was bound, %.0f%% bound or reserved, and %.0f%% asked for beside that; longest seen bound in part: %v",
+	for name, c := range map[string]churnResult{"in gangs": grouped, "ungrouped": alone} {
+		t.Logf("%s: %d pods, with %d gangs, took %v, %.1f pods/s; meanwhile %.0f%% of the memory was bound, %.0f%% allocated, and %.0f%% requested by pending pods; longest seen partial: %v",
 			name, c.pods, gangs, c.took.Round(time.Millisecond), c.rate(), 100*c.bound, 100*c.allocated, 100*c.requested, c.partial.Round(time.Millisecond))
 	}
-	t.Logf("%d groups of 2 to %d: %.2f of the throughput of the same pods ungrouped", gangs, largest, grouped.rate()/alone.rate())
+	t.Logf("%d gangs of 2 to %d: %.2f of the throughput of the same pods ungrouped", gangs, largest, grouped.rate()/alone.rate())
 }
 
-// singles is how many pods without a group come with each group.
+// singlesPerGang is the number of single pods that are created with each gang.
 const singlesPerGang = 8
 
-// churned is what came of one churn.
+// churnResult is the result of one churn.
 type churnResult struct {
 	pods int
 	took time.Duration
-	// shares are means, from when a tenth of the pods had run until the last of them were created.
+	// shares are means over the time from when a tenth of the pods had run until the last pods were created.
 	shares
-	// partial is the longest that any group was seen bound in part.
+	// partial is the longest time for which a gang was seen partial.
 	partial time.Duration
 }
 
-// life draws how long a group runs once it is whole, or a pod without one: short for any job, so what it costs to come together
-// weighs more than it does in life.
+// lifetime returns a random time for which a gang runs once it is whole, or a single pod. It is short compared with
+// real jobs, so that the cost of gathering a gang weighs more than in reality.
 func lifetime(random *rand.Rand) time.Duration {
 	least := time.Duration(shortOrLong(3, 20)) * time.Second
 	return least + time.Duration(random.Int64N(2*int64(least)))
@@ -57,7 +58,7 @@ func lifetime(random *rand.Rand) time.Duration {
 
 func (c churnResult) rate() float64 { return float64(c.pods) / c.took.Seconds() }
 
-// cardsOf spreads cards over nodes of eight.
+// cardsOf distributes cards over nodes with eight cards each.
 func cardsOf(cards int) (nodes []int) {
 	for ; cards > 0; cards -= 8 {
 		nodes = append(nodes, min(cards, 8))
@@ -65,18 +66,18 @@ func cardsOf(cards int) (nodes []int) {
 	return nodes
 }
 
-// batch is a group, and single pods that come with it.
+// batch is a gang and the single pods that are created with it.
 type batch struct {
 	gang string
 	size int
-	// asks is what all of the group asks for.
+	// memory is the sum of the members' requests.
 	memory  int
 	pods    []*corev1.Pod
 	created bool
 }
 
-// churn creates the same pods each time, in groups or not, so many that always as much as all cards hold is asked for
-// beside what runs. A group ends when all of it has run for a while, and whoever is in none when it has itself.
+// churn creates the same pods each time, in gangs or not. There are always so many pending pods that they request as
+// much as all cards have. A gang ends some time after it is whole, a single pod some time after its bind.
 func (f *fixture) churn(cards, gangs, largest int, grouped bool) (out churnResult) {
 	f.Helper()
 	random := rand.New(rand.NewPCG(11, 11))
@@ -123,14 +124,14 @@ func (f *fixture) churn(cards, gangs, largest int, grouped bool) (out churnResul
 	means := f.measureShares(seen, gpu.Memory(cards*card), &middle)
 	start := time.Now()
 	ran, partial, since, ended := map[string]int{}, map[string]time.Time{}, map[string]time.Time{}, map[string]bool{}
-	// hasRun says whether what is bound, which it is asked about from then on, has been so for its life.
+	// hasRun reports whether the lifetime is over. It counts from the first call.
 	hasRun := func(name string) bool {
 		if since[name].IsZero() {
 			since[name] = time.Now()
 		}
 		return time.Since(since[name]) > lives[name]
 	}
-	f.within(time.Duration(shortOrLong(4, 25))*time.Minute, "all have run", func(context.Context) error {
+	f.within(time.Duration(shortOrLong(4, 25))*time.Minute, "all pods have run", func(context.Context) error {
 		bound := map[string]int{}
 		for _, pod := range seen.bound() {
 			gang := pod.Labels["group"]
@@ -165,10 +166,10 @@ func (f *fixture) churn(cards, gangs, largest int, grouped bool) (out churnResul
 			case partial[b.gang].IsZero():
 				partial[b.gang] = time.Now()
 			default:
-				// Members that are being bound one after the other are no group at rest.
+				// Members are bound one after another, so a gang is partial for a moment.
 				out.partial = max(out.partial, time.Since(partial[b.gang]))
 				if out.partial > 20*time.Second {
-					f.Fatalf("group %s has been bound in part for %v: %d of %d", b.gang, out.partial, n, b.size)
+					f.Fatalf("gang %s has been partial for %v: %d of %d", b.gang, out.partial, n, b.size)
 				}
 			}
 			asked += b.memory * (b.size - ran[b.gang]) / b.size
@@ -180,7 +181,7 @@ func (f *fixture) churn(cards, gangs, largest int, grouped bool) (out churnResul
 		middle.Store(n > out.pods/10 && more)
 		if n < out.pods {
 			return lazyError(func() string {
-				return fmt.Sprintf("%d of %d groups have, %d of %d pods; %s", done, gangs, n, out.pods, seen.pendingReasons())
+				return fmt.Sprintf("%d of %d gangs have run, %d of %d pods; %s", done, gangs, n, out.pods, seen.pendingReasons())
 			})
 		}
 		return nil
@@ -189,8 +190,8 @@ func (f *fixture) churn(cards, gangs, largest int, grouped bool) (out churnResul
 	must(f, makers.Wait())
 	must(f, enders.Wait())
 	out.shares = means()
-	for _, wrong := range seen.violations() {
-		f.Error(wrong)
+	for _, violation := range seen.violations() {
+		f.Error(violation)
 	}
 	must(f, f.deleteAll(f.Context()))
 	return out
@@ -202,19 +203,20 @@ func (f *fixture) requestDeletion(ctx context.Context, pod *corev1.Pod) error {
 	})
 }
 
-// endGroup deletes every member of a group.
+// requestGangDeletion deletes all members of a gang.
 func (f *fixture) requestGangDeletion(ctx context.Context, gang string) error {
 	return f.bed.Client.CoreV1().Pods(f.namespace).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)},
 		metav1.ListOptions{LabelSelector: "group=" + gang})
 }
 
-// late is an error whose text is made when somebody asks for it.
+// lazyError is an error whose text is only built when it is needed.
 type lazyError func() string
 
 // Error implements error.
 func (l lazyError) Error() string { return l() }
 
-// TestWholeCards: groups that ask for nvidia.com/gpu are counted and held back too, and kube-scheduler finds their places.
+// TestWholeCards: members that ask for nvidia.com/gpu are also counted and held, and kube-scheduler chooses their
+// nodes.
 func TestWholeCards(t *testing.T) {
 	o := testbed.Options{MemoryUnit: "GiB", ExtenderArgs: []string{"--gang-hold=5s"}}
 	o.ControlPlane.Scheduler.Edits = append(o.ControlPlane.Scheduler.Edits, func(config map[string]any) error {
@@ -226,7 +228,7 @@ func TestWholeCards(t *testing.T) {
 	bed := testbed.StartForTest(t, o)
 	f := newFixture(t, bed)
 	f.addWholeCards(4, 4)
-	// Two groups of five on eight cards, created pod by pod in turns: one gets its five, and the other nothing.
+	// Two gangs of five on eight cards, created alternately pod by pod: one gets five cards, the other none.
 	for i := range 5 {
 		f.create(fmt.Sprintf("a-%d", i), 0, inGang("a", 5), wholeCard)
 		f.create(fmt.Sprintf("b-%d", i), 0, inGang("b", 5), wholeCard)
@@ -242,14 +244,14 @@ func TestWholeCards(t *testing.T) {
 	f.create("c-0", 0, inGang("c", 2), wholeCard)
 	f.awaitRejected("c", 1, "1 of 2 members exist")
 
-	// Nobody reserves whole cards: nine members come to eight cards, and the barrier sends them back until there is a ninth.
+	// Whole cards aren't reserved: with nine members and eight cards, the hold times out until there is a ninth card.
 	f.createGang("d", 9, 0, wholeCard)
-	f.eventually("eight members have been held and sent back", func(ctx context.Context) error {
+	f.eventually("eight binds have been held and timed out", func(ctx context.Context) error {
 		if counts, err := f.bound(ctx); err != nil || len(counts) > 0 {
-			t.Fatalf("bound are %v, %v", counts, err)
+			t.Fatalf("bound: %v, %v", counts, err)
 		}
 		if f.metric(`gpushare_extender_gang_failures_total{reason="timed_out"}`) < 1 {
-			return errors.New("they haven't")
+			return errors.New("no hold timed out")
 		}
 		return nil
 	})

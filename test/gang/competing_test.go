@@ -13,8 +13,8 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// TestRivals: two groups that each fit alone but not together are created pod by pod in turns. One of them runs whole, then
-// the other; nobody is left with half of what it needs.
+// TestCompetingGangs: two gangs that fit one at a time are created alternately pod by pod. One of them runs completely,
+// then the other one.
 func TestCompetingGangs(t *testing.T) {
 	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
 	f := newFixture(t, bed, 4, 4, 4, 4)
@@ -47,10 +47,10 @@ func TestCompetingGangs(t *testing.T) {
 		took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
 }
 
-// awaitWhole waits until one of the groups is bound, all of it, and nobody else; and returns it.
+// awaitOneWhole waits until one of the gangs is whole and no other pod is bound, and returns that gang.
 func (f *fixture) awaitOneWhole(size int, gangs ...string) (whole string) {
 	f.Helper()
-	f.eventually("one whole group of "+strings.Join(gangs, ", ")+" runs, and nobody else", func(ctx context.Context) error {
+	f.eventually("one gang of "+strings.Join(gangs, ", ")+" is whole, and no other pod is bound", func(ctx context.Context) error {
 		counts, err := f.bound(ctx)
 		if err != nil {
 			return err

@@ -16,7 +16,7 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// TestControllers: groups whose pods are made by controllers that make more of them than the group needs, or one after the other.
+// TestControllers: controllers that create more pods than the gang needs, or one after another.
 func TestControllers(t *testing.T) {
 	o := testbed.Options{MemoryUnit: "GiB", ExtenderArgs: shortTimeouts}
 	o.ControlPlane.ControllerManager = true
@@ -28,7 +28,7 @@ func TestControllers(t *testing.T) {
 	}
 	gone := metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}
 
-	// Four pods at a time, of a group of two, on three cards: two together, then one more.
+	// Four pods at a time, of a gang of two, on three cards: two are bound together, then one more.
 	job := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{Name: "many"},
 		Spec:       batchv1.JobSpec{Parallelism: ptr.To[int32](4), Completions: ptr.To[int32](4), Template: template("many", 2)},
@@ -42,7 +42,8 @@ func TestControllers(t *testing.T) {
 	f.deleteGang("many")
 	f.awaitBound(map[string]int{})
 
-	// A StatefulSet makes its second pod when the first one runs, which waits for the second.
+	// With OrderedReady, a StatefulSet creates its second pod when the first one is ready, but that waits for the
+	// second one.
 	for _, policy := range []appsv1.PodManagementPolicyType{appsv1.OrderedReadyPodManagement, appsv1.ParallelPodManagement} {
 		set := &appsv1.StatefulSet{
 			ObjectMeta: metav1.ObjectMeta{Name: "web"},
@@ -65,7 +66,8 @@ func TestControllers(t *testing.T) {
 	}
 }
 
-// TestKept: a member can't be bound though others are, who stay with --gang-failure-policy=keep; it follows when it can be.
+// TestPolicyKeep: one member can't be bound. With --gang-failure-policy=keep the bound members stay, and that one
+// follows once it can be bound.
 func TestPolicyKeep(t *testing.T) {
 	bed := testbed.StartForTest(t, testbed.Options{
 		MemoryUnit: "GiB", ThroughProxy: true, ExtenderArgs: append([]string{"--gang-failure-policy=keep"}, shortTimeouts...),
@@ -77,7 +79,7 @@ func TestPolicyKeep(t *testing.T) {
 		gang := fmt.Sprintf("g%d", round)
 		never := f.rejectBinds(gang + "-2")
 		f.createGang(gang, size, card)
-		f.eventually("it is told that the group stays as it is", func(ctx context.Context) error {
+		f.eventually("the Event GangPartial is recorded", func(ctx context.Context) error {
 			list, err := f.bed.Client.CoreV1().Events(f.namespace).List(ctx, metav1.ListOptions{})
 			if err != nil {
 				return err
@@ -89,7 +91,7 @@ func TestPolicyKeep(t *testing.T) {
 			}
 			return errors.New(f.pendingReasons(ctx))
 		})
-		f.awaitBound(map[string]int{gang: size - 1}) // Whoever waited with it goes on alone.
+		f.awaitBound(map[string]int{gang: size - 1}) // The last member, whose bind waited for the others, is placed like a single pod now.
 		never.Lift()
 		f.awaitBound(map[string]int{gang: size})
 		f.checkCards()
@@ -100,16 +102,16 @@ func TestPolicyKeep(t *testing.T) {
 	if n := f.metric("gpushare_extender_gang_evictions_total"); n > 0 {
 		t.Errorf("%v members were evicted", n)
 	}
-	t.Logf("%d rounds: nobody was evicted, the missing member followed", rounds)
+	t.Logf("%d rounds: no member was evicted, the missing one followed", rounds)
 }
 
-// awaitGone waits until the stage has no pods.
+// awaitGone waits until the namespace has no pods.
 func (f *fixture) awaitGone() {
 	f.Helper()
 	f.eventually("all pods are gone", func(ctx context.Context) error {
 		pods, err := f.pods(ctx)
 		if err == nil && len(pods) > 0 {
-			err = fmt.Errorf("%d aren't", len(pods))
+			err = fmt.Errorf("%d pods exist", len(pods))
 		}
 		return err
 	})

@@ -24,19 +24,19 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// patience bounds every wait. It is no promise: what should come and hasn't by then isn't coming.
+// timeout bounds every wait. It is long enough for a slow machine.
 const timeout = 3 * time.Minute
 
-// stageLabel keeps the pods of one test on its own nodes.
-const fixtureLabel = "gang/stage"
+// fixtureLabel restricts the pods of a test to its own nodes.
+const fixtureLabel = "gang/fixture"
 
 // card is the memory of each card, in GiB.
 const card = 16
 
-// long says whether the long form is played.
+// longRun reports whether the long form is run.
 func longRun() bool { return os.Getenv("GPUSHARE_TEST_LONG") != "" }
 
-// form returns the figure of the short form, or that of the long one.
+// shortOrLong returns the value for the short or for the long form.
 func shortOrLong(short, longer int) int {
 	if longRun() {
 		return longer
@@ -44,16 +44,16 @@ func shortOrLong(short, longer int) int {
 	return short
 }
 
-// stage is one test's namespace and its nodes. Both are swept when the test ends.
+// fixture is the namespace and the nodes of one test. They are removed when the test ends.
 type fixture struct {
 	testing.TB
 	bed       *testbed.Bed
 	namespace string
-	// whole counts the nodes that give out whole cards.
+	// wholeCardNodes counts the nodes that offer whole cards.
 	wholeCardNodes int
 }
 
-// newStage makes a namespace, and nodes with so many cards each.
+// newFixture creates a namespace, and a node for each number of cards.
 func newFixture(t testing.TB, bed *testbed.Bed, cards ...int) *fixture {
 	t.Helper()
 	namespace, err := bed.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
@@ -84,7 +84,7 @@ func newFixture(t testing.TB, bed *testbed.Bed, cards ...int) *fixture {
 
 func (f *fixture) node(i int) string { return f.namespace + "-" + strconv.Itoa(i) }
 
-// sweep deletes every pod of the stage, and waits until they are gone.
+// deleteAll deletes all pods of the namespace and waits until they are gone.
 func (f *fixture) deleteAll(ctx context.Context) error {
 	pods := f.bed.Client.CoreV1().Pods(f.namespace)
 	if err := pods.DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}, metav1.ListOptions{}); err != nil {
@@ -99,7 +99,7 @@ func (f *fixture) deleteAll(ctx context.Context) error {
 // edit changes a pod before it is created.
 type edit func(*corev1.Pod)
 
-// in makes a pod a member, by the annotations.
+// inGang makes a pod a member by annotations.
 func inGang(gang string, size int) edit {
 	return func(pod *corev1.Pod) {
 		pod.Annotations = map[string]string{
@@ -109,7 +109,7 @@ func inGang(gang string, size int) edit {
 	}
 }
 
-// labelled makes a pod a member, by the labels.
+// inGangByLabels makes a pod a member by labels.
 func inGangByLabels(gang string, size int) edit {
 	return func(pod *corev1.Pod) {
 		pod.Labels = map[string]string{
@@ -118,7 +118,7 @@ func inGangByLabels(gang string, size int) edit {
 	}
 }
 
-// pod describes a pod that asks for GPU memory, kept to the stage's nodes.
+// pod returns a pod that asks for GPU memory and is restricted to the test's nodes.
 func (f *fixture) pod(name string, memory int64, edits ...edit) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: f.namespace, Name: name},
@@ -136,20 +136,20 @@ func (f *fixture) pod(name string, memory int64, edits ...edit) *corev1.Pod {
 	return pod
 }
 
-// create makes a pod.
+// create creates a pod.
 func (f *fixture) create(name string, memory int64, edits ...edit) {
 	f.Helper()
 	_, err := f.bed.Client.CoreV1().Pods(f.namespace).Create(f.Context(), f.pod(name, memory, edits...), metav1.CreateOptions{})
 	must(f, err)
 }
 
-// createGroup makes a group's members named group-i, several at a time.
+// createGang creates the members of a gang, named GANG-0 and so on, in parallel.
 func (f *fixture) createGang(gang string, size int, memory int64, edits ...edit) {
 	f.Helper()
 	f.createMembers(gang, size, 0, size, memory, edits...)
 }
 
-// createMembers makes those of a group's members from one number up to, not including, another.
+// createMembers creates the members with the numbers from ≤ i < to.
 func (f *fixture) createMembers(gang string, size, from, to int, memory int64, edits ...edit) {
 	f.Helper()
 	makers := new(errgroup.Group)
@@ -164,7 +164,7 @@ func (f *fixture) createMembers(gang string, size, from, to int, memory int64, e
 	must(f, makers.Wait())
 }
 
-// remove deletes pods at once.
+// deletePods deletes pods without a grace period.
 func (f *fixture) deletePods(names ...string) {
 	f.Helper()
 	for _, name := range names {
@@ -172,13 +172,13 @@ func (f *fixture) deletePods(names ...string) {
 	}
 }
 
-// removeGroup deletes every member of a group.
+// deleteGang deletes all members of a gang.
 func (f *fixture) deleteGang(gang string) {
 	f.Helper()
 	must(f, f.requestGangDeletion(f.Context(), gang))
 }
 
-// pods lists the stage's pods.
+// pods lists the pods of the namespace.
 func (f *fixture) pods(ctx context.Context) ([]corev1.Pod, error) {
 	list, err := f.bed.Client.CoreV1().Pods(f.namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -187,7 +187,7 @@ func (f *fixture) pods(ctx context.Context) ([]corev1.Pod, error) {
 	return list.Items, nil
 }
 
-// bound counts the bound pods of each group; "" stands for pods without one.
+// bound counts the bound pods by gang; "" stands for single pods.
 func (f *fixture) bound(ctx context.Context) (map[string]int, error) {
 	pods, err := f.pods(ctx)
 	if err != nil {
@@ -202,19 +202,19 @@ func (f *fixture) bound(ctx context.Context) (map[string]int, error) {
 	return counts, nil
 }
 
-// awaitBound waits until so many pods of each of the groups are bound, and of others none.
+// awaitBound waits until the numbers of bound pods by gang are as wanted.
 func (f *fixture) awaitBound(want map[string]int) {
 	f.Helper()
-	f.eventually(fmt.Sprintf("bound are %v", want), func(ctx context.Context) error {
+	f.eventually(fmt.Sprintf("bound: %v", want), func(ctx context.Context) error {
 		counts, err := f.bound(ctx)
 		if err == nil && !maps.Equal(counts, want) {
-			err = fmt.Errorf("bound are %v; %s", counts, f.pendingReasons(ctx))
+			err = fmt.Errorf("bound: %v; %s", counts, f.pendingReasons(ctx))
 		}
 		return err
 	})
 }
 
-// staysBound fails the test unless for so long so many pods of each of the groups are bound, and of others none.
+// staysBound fails the test if the numbers of bound pods by gang differ from want within the duration.
 func (f *fixture) staysBound(duration time.Duration, want map[string]int) {
 	f.Helper()
 	err := wait.PollUntilContextTimeout(f.Context(), 50*time.Millisecond, duration, true, func(ctx context.Context) (bool, error) {
@@ -223,16 +223,16 @@ func (f *fixture) staysBound(duration time.Duration, want map[string]int) {
 		case ctx.Err() != nil:
 			return false, nil
 		case err == nil && !maps.Equal(counts, want):
-			err = fmt.Errorf("bound are %v, want %v; %s", counts, want, f.pendingReasons(ctx))
+			err = fmt.Errorf("bound: %v, want %v; %s", counts, want, f.pendingReasons(ctx))
 		}
 		return false, err
 	})
 	if !wait.Interrupted(err) {
-		f.Fatalf("it didn't stay so: %v", err)
+		f.Fatalf("the bound pods changed: %v", err)
 	}
 }
 
-// waiting tells why pods wait, by how many.
+// pendingReasons returns the scheduler's messages on the pending pods, with their numbers.
 func (f *fixture) pendingReasons(ctx context.Context) string {
 	pods, err := f.pods(ctx)
 	if err != nil {
@@ -247,7 +247,7 @@ func (f *fixture) pendingReasons(ctx context.Context) string {
 	return fmt.Sprint(reasons)
 }
 
-// said is what kube-scheduler last said of a pod that waits.
+// schedulerMessage returns kube-scheduler's latest message on a pending pod.
 func schedulerMessage(pod *corev1.Pod) string {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodScheduled {
@@ -257,28 +257,28 @@ func schedulerMessage(pod *corev1.Pod) string {
 	return "nothing"
 }
 
-// refused waits until kube-scheduler has said of so many pods of the group that they wait for this reason.
+// awaitRejected waits until n pods of the gang are pending with a message that contains reason.
 func (f *fixture) awaitRejected(gang string, n int, reason string) {
 	f.Helper()
-	f.eventually(fmt.Sprintf("%d of %s are refused: %s", n, gang, reason), func(ctx context.Context) error {
+	f.eventually(fmt.Sprintf("%d pods of %s are rejected: %s", n, gang, reason), func(ctx context.Context) error {
 		pods, err := f.pods(ctx)
 		if err != nil {
 			return err
 		}
-		refused := 0
+		rejected := 0
 		for i := range pods {
 			if pods[i].Labels["group"] == gang && pods[i].Spec.NodeName == "" && strings.Contains(schedulerMessage(&pods[i]), reason) {
-				refused++
+				rejected++
 			}
 		}
-		if refused != n {
-			return fmt.Errorf("%d are; %s", refused, f.pendingReasons(ctx))
+		if rejected != n {
+			return fmt.Errorf("%d are; %s", rejected, f.pendingReasons(ctx))
 		}
 		return nil
 	})
 }
 
-// checkCards fails the test if a card holds more than it has, by what the API server has bound.
+// checkCards fails the test if a card is over-allocated, according to the annotations of the bound pods.
 func (f *fixture) checkCards() {
 	f.Helper()
 	pods, err := f.pods(f.Context())
@@ -296,7 +296,7 @@ func (f *fixture) checkCards() {
 	}
 	for name, memory := range used {
 		if memory > card {
-			f.Errorf("%s holds %d of %d", name, memory, card)
+			f.Errorf("%s has %d of %d allocated", name, memory, card)
 		}
 	}
 }
@@ -315,7 +315,7 @@ func (f *fixture) within(patience time.Duration, what string, condition func(con
 		return last == nil, nil
 	})
 	if err != nil {
-		f.Fatalf("waited in vain until %s: %v", what, last)
+		f.Fatalf("timed out waiting until %s: %v", what, last)
 	}
 }
 
@@ -326,7 +326,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// event waits for an Event of the pod with this reason and text.
+// awaitEvent waits for an Event on the pod with this reason and text.
 func (f *fixture) awaitEvent(pod, reason, text string) {
 	f.Helper()
 	f.eventually(fmt.Sprintf("pod %s has the Event %s", pod, reason), func(ctx context.Context) error {
@@ -345,12 +345,12 @@ func (f *fixture) awaitEvent(pod, reason, text string) {
 	})
 }
 
-// wholeCard makes a pod ask for a whole card.
+// wholeCard makes a pod ask for a whole card instead of memory.
 func wholeCard(pod *corev1.Pod) {
 	pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{protocol.ResourceWholeCard: resource.MustParse("1")}
 }
 
-// addWholeCards makes nodes that give out whole cards.
+// addWholeCards creates a node with whole cards for each number.
 func (f *fixture) addWholeCards(cards ...int64) {
 	f.Helper()
 	var nodes []controlplane.Node

@@ -10,7 +10,7 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// TestTheWholeGroupOrNone is the story that asked for groups: a hundred pods of a card each, and ninety-nine cards.
+// TestAllOrNothing is the case that gangs are made for: a hundred pods of a card each, and ninety-nine free cards.
 func TestAllOrNothing(t *testing.T) {
 	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
 	f := newFixture(t, bed, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 4)
@@ -29,23 +29,23 @@ func TestAllOrNothing(t *testing.T) {
 		f.create(name, card)
 	}
 	f.awaitBound(map[string]int{"": 4})
-	t.Logf("three others ran on within %v", time.Since(start).Round(time.Millisecond))
+	t.Logf("three single pods were bound within %v", time.Since(start).Round(time.Millisecond))
 	f.deletePods("other-0", "other-1", "other-2")
 	f.awaitBound(map[string]int{"": 1})
 
 	start = time.Now()
 	f.deletePods("single")
 	f.awaitBound(map[string]int{"qj-1": 100})
-	t.Logf("all 100 were bound %v after the last card came free", time.Since(start).Round(time.Millisecond))
+	t.Logf("all 100 were bound %v after the last card was freed", time.Since(start).Round(time.Millisecond))
 	f.checkCards()
 }
 
-// TestMembers plays what can be the matter with single members.
+// TestMembers covers replaced, surplus and invalid members.
 func TestMembers(t *testing.T) {
 	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
 	f := newFixture(t, bed, 2, 2)
 
-	// A member that was lost is replaced while there is room for one card only.
+	// A deleted member is replaced although only one card is free.
 	f.createGang("job", 3, card)
 	f.awaitBound(map[string]int{"job": 3})
 	f.create("single", card)
@@ -53,13 +53,13 @@ func TestMembers(t *testing.T) {
 	f.deletePods("job-1")
 	f.createMembers("job", 3, 1, 2, card)
 	f.awaitBound(map[string]int{"job": 3, "": 1})
-	// And so is it by an extender that was started since.
+	// The same with an extender that was started after the gang was bound.
 	must(t, bed.Extender.Kill())
 	must(t, bed.Extender.Start(t.Context()))
 	f.deletePods("job-0")
 	f.createMembers("job", 3, 0, 1, card)
 	f.awaitBound(map[string]int{"job": 3, "": 1})
-	// Whoever is one too many joins when there is room.
+	// A surplus member is bound when there is room.
 	f.createMembers("job", 3, 3, 4, card)
 	f.awaitRejected("job", 1, "Insufficient")
 	f.deletePods("single")
@@ -67,7 +67,7 @@ func TestMembers(t *testing.T) {
 	f.deleteGang("job")
 	f.awaitBound(map[string]int{})
 
-	// Members that disagree, annotations against labels, and a launcher that asks for no card.
+	// Members that disagree on the size, annotations that contradict labels, and a launcher that asks for no cards.
 	f.create("x-0", card, inGang("x", 2))
 	f.create("x-1", card, inGang("x", 3))
 	f.awaitRejected("x", 2, "the members disagree on the group's size")
@@ -84,6 +84,6 @@ func TestMembers(t *testing.T) {
 	f.deletePods("x-1")
 	f.createMembers("x", 2, 1, 2, card)
 	f.create("mpi-worker-1", card, inGangByLabels("mpi", 2))
-	f.awaitBound(map[string]int{"x": 2, "mpi": 3}) // The launcher never waited for anybody.
+	f.awaitBound(map[string]int{"x": 2, "mpi": 3}) // The launcher isn't held.
 	f.checkCards()
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// tally follows the stage's pods by a watch. Every state that the API server had passes by it, so no card is over-full for a
-// moment without its being seen; and asking often costs the machine less than listing does.
+// podWatch follows the pods of the namespace by a watch. It sees every state that the API server has, so that even a
+// short over-allocation is found, and is cheaper than frequent lists.
 type podWatch struct {
 	stop func()
 
@@ -31,7 +31,7 @@ type podWatch struct {
 	found []string
 }
 
-// follow begins a tally, of the pods that are created from now on.
+// watchPods starts a watch of the pods that are created from now on.
 func (f *fixture) watchPods() *podWatch {
 	w := &podWatch{pods: map[string]*corev1.Pod{}, cards: map[string]gpu.Memory{}}
 	lw := cache.NewListWatchFromClient(f.bed.Client.CoreV1().RESTClient(), "pods", f.namespace, fields.Everything())
@@ -56,16 +56,16 @@ func (f *fixture) watchPods() *podWatch {
 		running.Wait()
 	})
 	f.Cleanup(w.stop)
-	f.eventually("the watch stands", func(context.Context) error {
+	f.eventually("the watch is synced", func(context.Context) error {
 		if !informer.HasSynced() {
-			return errors.New("it doesn't")
+			return errors.New("not synced")
 		}
 		return nil
 	})
 	return w
 }
 
-// count replaces what a pod was by what it is, either of which may be nil.
+// update replaces the old state of a pod by the new one. Either may be nil.
 func (w *podWatch) update(old, pod *corev1.Pod) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -79,7 +79,7 @@ func (w *podWatch) update(old, pod *corev1.Pod) {
 	}
 }
 
-// hold adds what a bound pod holds, or takes it away. It needs the lock.
+// addMemory adds the allocations of a bound pod to the cards, or subtracts them. The caller holds the lock.
 func (w *podWatch) addMemory(pod *corev1.Pod, change func(of, what gpu.Memory) gpu.Memory) {
 	if pod.Spec.NodeName == "" {
 		return
@@ -92,12 +92,12 @@ func (w *podWatch) addMemory(pod *corev1.Pod, change func(of, what gpu.Memory) g
 		name := fmt.Sprintf("%s card %d", pod.Spec.NodeName, share.Card)
 		w.cards[name] = change(w.cards[name], share.Memory)
 		if w.cards[name] > card {
-			w.found = append(w.found, fmt.Sprintf("%s holds %d of %d", name, w.cards[name], card))
+			w.found = append(w.found, fmt.Sprintf("%s has %d of %d allocated", name, w.cards[name], card))
 		}
 	}
 }
 
-// bound returns the pods that are bound and not being deleted.
+// bound returns the pods that are bound and not terminating.
 func (w *podWatch) bound() (pods []*corev1.Pod) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -109,14 +109,14 @@ func (w *podWatch) bound() (pods []*corev1.Pod) {
 	return pods
 }
 
-// wrong returns what should never have been.
+// violations returns the errors that were found.
 func (w *podWatch) violations() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.found)
 }
 
-// waiting tells why pods wait, by how many.
+// pendingReasons returns the scheduler's messages on the pending pods, with their numbers.
 func (w *podWatch) pendingReasons() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -129,10 +129,10 @@ func (w *podWatch) pendingReasons() string {
 	return fmt.Sprint(reasons)
 }
 
-// shares are parts of the memory of all cards.
+// shares are fractions of the memory of all cards: of bound pods, of all allocations, and requested by pending pods.
 type shares struct{ bound, allocated, requested float64 }
 
-// shares returns what is bound, what is bound or reserved, and what the pods ask for that aren't bound.
+// shares returns the present shares.
 func (w *podWatch) shares(f *fixture, total gpu.Memory) (shares, error) {
 	body, err := testbed.Fetch(f.Context(), f.bed.ExtenderURL+"/gpushare-scheduler/inspect")
 	if err != nil {
@@ -166,7 +166,7 @@ func (w *podWatch) shares(f *fixture, total gpu.Memory) (shares, error) {
 	return shares{part(bound), part(held), part(wanted)}, nil
 }
 
-// gauge reads the shares each second while it is on, and returns their means in the end.
+// measureShares reads the shares each second while on is true. The returned function stops that and returns the means.
 func (f *fixture) measureShares(w *podWatch, total gpu.Memory, on *atomic.Bool) (means func() shares) {
 	ctx, cancel := context.WithCancel(f.Context())
 	var running sync.WaitGroup
@@ -184,13 +184,13 @@ func (f *fixture) measureShares(w *podWatch, total gpu.Memory, on *atomic.Bool) 
 			}
 			now, err := w.shares(f, total)
 			if err != nil {
-				continue // Whoever waits for the extender will be told.
+				continue // If the extender fails, the test's own calls fail too.
 			}
 			if on.Load() {
 				sum, n = shares{sum.bound + now.bound, sum.allocated + now.allocated, sum.requested + now.requested}, n+1
 			}
 			if i%30 == 0 {
-				f.Logf("after %v: %.0f%% bound, %.0f%% bound or reserved, %.0f%% asked for beside it", time.Since(begin).Round(time.Second), 100*now.bound, 100*now.allocated, 100*now.requested)
+				f.Logf("after %v: %.0f%% bound, %.0f%% allocated, %.0f%% requested by pending pods", time.Since(begin).Round(time.Second), 100*now.bound, 100*now.allocated, 100*now.requested)
 			}
 		}
 	})

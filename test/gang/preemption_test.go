@@ -17,14 +17,14 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// cpu makes a pod ask for processors; a node has 64.
+// cpu sets the CPU request. A node has 64 CPUs.
 func cpu(n int64) edit {
 	return func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: *resource.NewQuantity(n, resource.DecimalSI)}
 	}
 }
 
-// apart keeps the members of a group on nodes of their own.
+// onSeparateNodes places each member of a gang on another node, by required anti-affinity.
 func onSeparateNodes(gang string) edit {
 	return func(pod *corev1.Pod) {
 		pod.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
@@ -35,8 +35,9 @@ func onSeparateNodes(gang string) edit {
 	}
 }
 
-// TestPreempted: while one of two members is held, since the other is kept off its only node, kube-scheduler evicts it for a
-// pod of higher priority. Nobody of the group is bound then and nothing stays reserved; with room for both the group is whole.
+// TestPreempted: kube-scheduler evicts a member whose bind is held, for a pod of higher priority. The other member has
+// no eligible node. No member is bound then and nothing remains reserved. With room for both members the gang becomes
+// whole.
 func TestPreempted(t *testing.T) {
 	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
 	_, err := bed.Client.SchedulingV1().PriorityClasses().Create(t.Context(), &schedulingv1.PriorityClass{
@@ -50,9 +51,9 @@ func TestPreempted(t *testing.T) {
 		gang, first := fmt.Sprintf("g%d", round), fmt.Sprintf("first-%d", round)
 		deleted := f.metric(`gpushare_extender_gang_failures_total{reason="deleted"}`)
 		f.createGang(gang, 2, card, cpu(20), onSeparateNodes(gang))
-		f.eventually("the group has its places", func(context.Context) error {
+		f.eventually("the gang has a plan", func(context.Context) error {
 			if f.metric(`gpushare_extender_gangs{state="placed"}`) != 1 {
-				return errors.New("it hasn't")
+				return errors.New("it has none")
 			}
 			return nil
 		})
@@ -77,10 +78,10 @@ func TestPreempted(t *testing.T) {
 			}
 		}
 		if evicted == "" {
-			t.Errorf("round %d: no member was evicted: then this shows nothing", round)
+			t.Errorf("round %d: no member was evicted: the test shows nothing", round)
 		}
 		if n := f.metric(`gpushare_extender_gang_failures_total{reason="deleted"}`) - deleted; n < 1 {
-			t.Errorf("round %d: the group's places weren't given up for the member that was deleted", round)
+			t.Errorf("round %d: the plan wasn't dropped for the deleted member", round)
 		}
 
 		f.deletePods(first)
@@ -94,5 +95,5 @@ func TestPreempted(t *testing.T) {
 		f.awaitBound(map[string]int{})
 		must(t, bed.Client.CoreV1().Nodes().Delete(t.Context(), another, metav1.DeleteOptions{}))
 	}
-	t.Logf("%d held members were evicted; each time nobody of the group was bound, and all of it later", held)
+	t.Logf("%d held members were evicted; each time no member was bound then, and all of them later", held)
 }

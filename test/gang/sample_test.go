@@ -16,8 +16,8 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// TestSample plays the Job that the docs show: its four workers wait for a fourth card, run together, and one that fails is
-// replaced without the others.
+// TestSample runs the Job of the documentation: its four workers wait for a fourth card and are bound together, and a
+// failed one is replaced without the others.
 func TestSample(t *testing.T) {
 	o := testbed.Options{MemoryUnit: "GiB"}
 	o.ControlPlane.ControllerManager = true
@@ -30,13 +30,13 @@ func TestSample(t *testing.T) {
 	}
 	groups := func(words ...string) {
 		t.Helper()
-		f.eventually(fmt.Sprintf("kubectl inspect gpushare --groups tells %q", words), func(ctx context.Context) error {
+		f.eventually(fmt.Sprintf("kubectl inspect gpushare --groups prints %q", words), func(ctx context.Context) error {
 			out, err := exec.CommandContext(ctx, bed.Binary("kubectl-inspect-gpushare"), "--kubeconfig="+bed.KubeconfigPath, "--groups").CombinedOutput()
 			if err != nil {
 				return fmt.Errorf("%w: %s", err, out)
 			}
 			if got := strings.Join(strings.Fields(string(out)), " "); !strings.Contains(got, strings.Join(words, " ")) {
-				return fmt.Errorf("it tells %s", out)
+				return fmt.Errorf("it prints %s", out)
 			}
 			return nil
 		})
@@ -56,7 +56,7 @@ func TestSample(t *testing.T) {
 	must(t, bed.Client.BatchV1().Jobs(f.namespace).Delete(t.Context(), "train", metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}))
 }
 
-// oldest returns the name of the pod that was created first, as the extender orders them.
+// oldestPod returns the name of the pod that was created first, in the extender's order.
 func (f *fixture) oldestPod() string {
 	f.Helper()
 	pods, err := f.pods(f.Context())

@@ -15,43 +15,43 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// TestClaims: single pods of half a card keep eight cards full without end, each runs for some seconds. A group that needs six
-// whole cards waits for ever beside them, unless room for it is claimed.
+// TestStarvation: single pods of half a card, each of which runs for some seconds, keep eight cards full. Without a
+// starvation reservation, a gang that needs six whole cards waits forever.
 func TestStarvation(t *testing.T) {
-	const claimAfter = 5 * time.Second
+	const starvationAfter = 5 * time.Second
 	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB", ExtenderArgs: []string{"--gang-claim-after=0"}})
 	f := newFixture(t, bed, 2, 2, 2, 2)
 	crowd := f.runSinglePods(16, 4*time.Second)
 	f.eventually("the cards are full", func(ctx context.Context) error {
 		if counts, err := f.bound(ctx); err != nil || counts[""] < 16 {
-			return fmt.Errorf("bound are %v, %w", counts, err)
+			return fmt.Errorf("bound: %v, %w", counts, err)
 		}
 		return nil
 	})
 
 	f.createGang("big", 6, card)
 	until := time.Now().Add(time.Duration(shortOrLong(20, 90)) * time.Second)
-	f.eventually("the time is over in which nothing is claimed", func(ctx context.Context) error {
+	f.eventually("the time without starvation reservations is over", func(ctx context.Context) error {
 		if counts, err := f.bound(ctx); err != nil || counts["big"] > 0 {
-			t.Fatalf("of the group %d were bound though nothing was claimed: then this shows nothing (%v)", counts["big"], err)
+			t.Fatalf("%d members were bound without a starvation reservation: the test shows nothing (%v)", counts["big"], err)
 		}
 		if time.Now().Before(until) {
-			return errors.New("it isn't")
+			return errors.New("it is not over")
 		}
 		return nil
 	})
 	must(t, bed.Extender.Kill())
 	args := slices.DeleteFunc(slices.Clone(bed.Extender.Args), func(arg string) bool { return strings.HasPrefix(arg, "--gang-claim-after=") })
-	bed.Extender.Args = append(args, "--gang-claim-after="+claimAfter.String())
+	bed.Extender.Args = append(args, "--gang-claim-after="+starvationAfter.String())
 	must(t, bed.Extender.Start(t.Context()))
 
 	var took []time.Duration
 	for round := range shortOrLong(1, 10) {
 		start := time.Now()
-		f.eventually("the group runs", func(ctx context.Context) error {
+		f.eventually("the gang is bound", func(ctx context.Context) error {
 			counts, err := f.bound(ctx)
 			if err == nil && counts["big"] < 6 {
-				err = fmt.Errorf("bound are %v; %s", counts, f.pendingReasons(ctx))
+				err = fmt.Errorf("bound: %v; %s", counts, f.pendingReasons(ctx))
 			}
 			return err
 		})
@@ -62,17 +62,17 @@ func TestStarvation(t *testing.T) {
 			f.createGang("big", 6, card)
 		}
 	}
-	claims, ended := f.metric("gpushare_extender_gang_claims_total"), crowd()
+	reservations, ended := f.metric("gpushare_extender_gang_claims_total"), crowd()
 	slices.Sort(took)
-	t.Logf("%d rounds with %v claims, each after %v, beside %d single pods of 4s: half of the groups ran within %v, the last within %v",
-		len(took), claims, claimAfter, ended, took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
-	if claims == 0 {
-		t.Error("nothing was ever claimed")
+	t.Logf("%d rounds with %v starvation reservations, each after %v, beside %d single pods of 4s: half of the gangs ran within %v, all within %v",
+		len(took), reservations, starvationAfter, ended, took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
+	if reservations == 0 {
+		t.Error("no starvation reservation was made")
 	}
 }
 
-// crowd keeps so many single pods of half a card running and as many waiting, each of which ends some time after it was bound.
-// It returns what ends that, and tells how many have run.
+// runSinglePods keeps n single pods of half a card running and n pending. Each of them ends some time after its bind.
+// The returned function stops that and returns how many have run.
 func (f *fixture) runSinglePods(n int, life time.Duration) (stop func() int) {
 	ctx, cancel := context.WithCancel(f.Context())
 	var running sync.WaitGroup
@@ -89,7 +89,7 @@ func (f *fixture) runSinglePods(n int, life time.Duration) (stop func() int) {
 			}
 			pods, err := f.pods(ctx)
 			if err != nil {
-				continue // The test ends, or will be told by who waits for it.
+				continue // Either the test ends, or its own calls fail too.
 			}
 			waiting := 0
 			for i := range pods {
