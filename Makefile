@@ -1,4 +1,4 @@
-# `make` lists the targets.
+# `make` prints the targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
@@ -7,7 +7,7 @@ COMMIT  ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 STAMP   := -X github.com/gpushare/gpushare/pkg/version.version=$(VERSION) -X github.com/gpushare/gpushare/pkg/version.commit=$(COMMIT)
 GO      ?= go
 BIN     ?= bin
-# The linter and the test runner, pinned in a module of their own.
+# The linter and the test runner are pinned in a separate module.
 TOOL    := $(GO) -C hack/tools tool -n
 
 .PHONY: help
@@ -24,13 +24,13 @@ build-static:
 	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w $(STAMP)' -o $(BIN)/ ./cmd/gpushare-extender ./cmd/kubectl-inspect-gpushare
 	@ln -sf kubectl-inspect-gpushare $(BIN)/kubectl_complete-inspect-gpushare
 
-# grpcnotrace leaves out gRPC's debug pages, whose templates keep the linker from dropping unused methods: 19 MB.
+# grpcnotrace omits gRPC's debug pages. Their templates prevent the linker from removing unused methods (19 MB).
 .PHONY: build-plugin
 build-plugin:
 	CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=false -tags grpcnotrace -ldflags "-s -w $(STAMP) -extldflags '-Wl,-z,lazy'" -o $(BIN)/ ./cmd/gpushare-device-plugin
 
 .PHONY: kube
-kube: ## build the pinned etcd and Kubernetes binaries into bin/kube (minutes, once)
+kube: ## build the pinned etcd and Kubernetes binaries into bin/kube (minutes, the first time)
 	@hack/kube/build.sh
 
 .PHONY: fake-nvml
@@ -42,33 +42,33 @@ manifests: ## render the plain manifests and the scheduler's configurations from
 	@$(GO) run ./hack/manifests
 
 .PHONY: clean
-clean: ## remove what was built (the Kubernetes binaries stay in the user's cache)
+clean: ## remove the built files (the Kubernetes binaries stay in the user's cache)
 	rm -rf bin
 
 ##@ Try
 
 .PHONY: demo
-demo: build kube fake-nvml ## let pods share cards on a real control plane with simulated GPU nodes (KEEP=1 leaves it running)
+demo: build kube fake-nvml ## show pods that share cards on a real control plane with simulated GPU nodes (KEEP=1 keeps it running)
 	@$(GO) build -o $(BIN)/demo ./test/demo
-	@exec $(BIN)/demo $(if $(KEEP),--keep) # Not by way of go run, which calls Ctrl-C an error.
+	@exec $(BIN)/demo $(if $(KEEP),--keep) # Not with go run, which reports Ctrl-C as an error.
 
 ##@ Test
 
 .PHONY: lint
-lint: ## run the linter, which also holds the package arrows
+lint: ## run the linter, which also checks the imports between packages
 	@linter=$$($(TOOL) golangci-lint) && $$linter run ./...
 
 .PHONY: test
-test: build kube fake-nvml ## run everything that this machine can run, and say what was skipped
+test: build kube fake-nvml ## run all tests that this machine can run, and list the skipped ones
 	@hack/test.sh
 
 .PHONY: test-long
-test-long: build kube fake-nvml ## the same with the long forms: more pods, more rounds, more kills (an hour or so)
+test-long: build kube fake-nvml ## run the long form of all tests: more pods, more rounds, more kills (about an hour)
 	@GPUSHARE_TEST_LONG=1 hack/test.sh
 	@GPUSHARE_TEST_LONG=1 hack/node-e2e.sh
 
 .PHONY: test-versions
-test-versions: build kube fake-nvml ## run a part of the tests on the other Kubernetes versions that hack/kube pins (builds them: a quarter of an hour, once)
+test-versions: build kube fake-nvml ## run some tests on the other Kubernetes versions that hack/kube pins (builds them the first time: 15 minutes)
 	@hack/versions.sh
 
 .PHONY: e2e-node
@@ -76,11 +76,11 @@ e2e-node: build kube fake-nvml ## run real pods on a real kubelet (root on Linux
 	@hack/node-e2e.sh
 
 .PHONY: test-gpu
-test-gpu: ## run the node's half against the real NVIDIA driver, where this machine has one
+test-gpu: ## run the node tests with the real NVIDIA driver, if this machine has one
 	$(GO) test -count=1 -v -ldflags "-extldflags=-Wl,-z,lazy" ./test/realgpu
 
 .PHONY: bench
-bench: build kube ## run the benchmarks, beside the same control plane without the extender (BENCH="-nodes 5000" changes it)
+bench: build kube ## run the benchmarks, with and without the extender (BENCH="-nodes 5000" sets flags)
 	$(GO) test -run '^$$' -bench . -benchmem ./pkg/placement ./pkg/ledger ./pkg/extender ./pkg/deviceplugin
 	$(GO) run ./test/bench $(BENCH)
 
@@ -90,18 +90,18 @@ fuzz: ## run every fuzz target for FUZZTIME (10s)
 
 ##@ Release
 
-# PUSH=--push sends the images to REGISTRY; without it they stay in the engine's cache.
+# PUSH=--push pushes the images to REGISTRY; otherwise they stay in the engine's cache.
 REGISTRY ?= ghcr.io/gpushare
 PLATFORMS ?= linux/amd64,linux/arm64
-# A bill of materials and the build's provenance, attached to the images; Docker's default builder can't: ATTEST= leaves them out.
+# Attach a bill of materials and the build's provenance to the images. Docker's default builder can't; use ATTEST= then.
 ATTEST ?= --sbom=true --provenance=mode=max
-# The builder image, golang:TAG@sha256:... in a release; what the Dockerfiles name where empty.
+# The builder image, golang:TAG@sha256:... in a release; by default the one in the Dockerfiles.
 GO_IMAGE ?=
 BUILDX = docker buildx build --platform $(PLATFORMS) $(ATTEST) $(if $(GO_IMAGE),--build-arg GO_IMAGE=$(GO_IMAGE)) --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT)
 
 .PHONY: images
 images: ## build the images for amd64 and arm64 with docker buildx (REGISTRY=..., PUSH=--push)
-	@docker buildx version >/dev/null 2>&1 && docker info >/dev/null 2>&1 || { echo "make images takes Docker with buildx and a running engine; without one: make image-archives" >&2; exit 1; }
+	@docker buildx version >/dev/null 2>&1 && docker info >/dev/null 2>&1 || { echo "make images needs Docker with buildx and a running engine; without one use make image-archives" >&2; exit 1; }
 	$(BUILDX) -f Dockerfile.extender -t $(REGISTRY)/gpushare-extender:$(VERSION) $(PUSH) .
 	$(BUILDX) -f Dockerfile.deviceplugin -t $(REGISTRY)/gpushare-device-plugin:$(VERSION) $(PUSH) .
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every fuzz target of the project for FUZZTIME each.
+# Runs every fuzz target of the project for FUZZTIME.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 grep -rlE '^func Fuzz' --include='*_test.go' . | xargs -n1 dirname | sort -u | while read -r package; do

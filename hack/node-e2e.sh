@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs real pods on a real kubelet: some hundreds, or with GPUSHARE_TEST_LONG=1 more than a thousand. Elsewhere than as
-# root on Linux, with containerd, runc, cgroups and namespaces to be had, it is skipped and says why;
-# GPUSHARE_REQUIRE_NODE=1 makes that a failure. Arguments go to `go test`: hack/node-e2e.sh -run TestPods
+# Runs real pods on a real kubelet: some hundreds, or more than a thousand with GPUSHARE_TEST_LONG=1. Needs root on
+# Linux with containerd, runc, cgroups and namespaces; otherwise the tests are skipped with the reason, or fail with
+# GPUSHARE_REQUIRE_NODE=1. Arguments are passed to `go test`: hack/node-e2e.sh -run TestPods
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Installs what a real node takes, where it is missing: containerd with its ctr, runc,
-# and what gives pods a network. For Debian and Ubuntu, as root.
+# Installs the missing packages for a real node: containerd with ctr, runc, and those for a pod network. For Debian and
+# Ubuntu, as root.
 set -euo pipefail
 
 need=()
 command -v containerd >/dev/null && command -v ctr >/dev/null || need+=(containerd)
 command -v runc >/dev/null || need+=(runc)
-# For the test whose pods have a network.
+# For the test with a pod network.
 [ -x /usr/lib/cni/bridge ] || need+=(containernetworking-plugins)
 command -v iptables >/dev/null || need+=(iptables)
 command -v ip >/dev/null || need+=(iproute2)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes deploy/monitoring/prometheusrule.yaml, for the Prometheus operator, from the plain rules.
+# Writes deploy/monitoring/prometheusrule.yaml, for the Prometheus operator, from the plain rules.
 set -euo pipefail
 cd "$(dirname "$0")/../deploy/monitoring"
 {

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Runs every test, the race detector on. The packages that start a control plane come last and one by one: beside each
-# other they would only wait for the same cores. Skipped tests are named, with their reasons, at the end of each part.
+# Runs all tests with the race detector. The packages that start a control plane run last and one by one, because they
+# would compete for the same cores. Skipped tests are listed with their reasons at the end of each part.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 runner=$(go -C hack/tools tool -n gotestsum)
-# Whoever runs this has built the binaries: a test that can't find them is an error.
+# The callers of this script build the binaries, so a missing one is an error.
 export GPUSHARE_REQUIRE_CONTROL_PLANE=1
-# go-nvml relies on lazy binding of the driver library: made sure of, whatever the toolchain does by default.
+# go-nvml relies on lazy binding of the driver library; the toolchain's default can be different.
 flags=(-race -count=1 -ldflags "-extldflags=-Wl,-z,lazy")
 
 test_packages() {
@@ -15,16 +15,16 @@ test_packages() {
 }
 
 go vet ./...
-# A module of its own.
+# hack/images is a separate module.
 go -C hack/images vet ./...
 (cd hack/images && test_packages ./...)
 all=$(go list ./...)
 control_plane='/test/(browser|controlplane|e2e|gang|install|preemption)'
-# Takes a real kubelet, root, and packages of the system: a target of its own.
+# Needs a real kubelet, root, and system packages: make e2e-node.
 real_node='/test/nodee2e$'
-# shellcheck disable=SC2046 # one word a package is what is wanted
+# shellcheck disable=SC2046 # one word per package is intended
 test_packages $(grep -vE "$control_plane|$real_node" <<<"$all")
 # shellcheck disable=SC2046
 test_packages -p 1 -timeout "${GPUSHARE_TEST_LONG:+1}25m" $(grep -E "$control_plane" <<<"$all")
 hack/alerts.sh
-echo "NOT RUN HERE: the tests on a real kubelet, which take root and containerd: make e2e-node"
+echo "NOT RUN: the tests on a real kubelet, which need root and containerd: make e2e-node"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs a telling part of the control plane's tests on the other Kubernetes that hack/kube pins: scheduling, nodes,
-# preemption, the chart with its policies, the plain manifests, kubeadm's static pod, the second scheduler. kubeadm itself is the
-# one of `make kube` for all of them. Arguments name some of the versions: hack/versions.sh v1.33. What has been built is
-# kept, as with `make kube`.
+# Runs a selection of the control-plane tests on the other Kubernetes versions that hack/kube pins: scheduling, nodes,
+# preemption, the chart with its policies, the plain manifests, kubeadm's static pod, the second scheduler. kubeadm
+# itself is always that of `make kube`. Arguments select versions: hack/versions.sh v1.33. As with `make kube`, built
+# binaries are kept.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # Builds the images as archives, without a container engine: hack/images/build.sh [GOARCH...] writes
-# bin/images/{extender,device-plugin}-GOARCH.tar, for this machine's architecture where none is named, and beside each
-# its software bill of materials, .cdx.json (CycloneDX). Archives are imported with
-# `ctr --namespace k8s.io images import`, `docker load` or `skopeo copy oci-archive:…`. A foreign architecture takes a
-# cross compiler and the C library (on Debian gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and libc6:arm64).
-# Equal inputs give equal files.
+# bin/images/{extender,device-plugin}-GOARCH.tar, by default for this machine's architecture, and for each archive its
+# software bill of materials, .cdx.json (CycloneDX). Import archives with `ctr --namespace k8s.io images import`,
+# `docker load` or `skopeo copy oci-archive:…`. Another architecture needs a cross compiler and the C library (on Debian
+# gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and libc6:arm64). Equal inputs give equal files.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 root=$PWD
@@ -15,7 +14,7 @@ out=$(cd "$out" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# pack FOLDER FILE makes a tar file that depends on the names and contents in the folder only.
+# pack FOLDER FILE writes a tar file that depends only on the names and contents in the folder.
 pack() {
   (LC_ALL=C && cd "$1" &&
     tar --create --file "$2" --format gnu --sort name --mtime @0 --owner 0 --group 0 --numeric-owner --mode u=rwX,go=rX -- *)
@@ -30,9 +29,9 @@ for arch; do
     case $arch in
     arm64) compiler=aarch64-linux-gnu-gcc ;;
     amd64) compiler=x86_64-linux-gnu-gcc ;;
-    *) echo "images: no cross compiler is known for $arch" >&2; exit 1 ;;
+    *) echo "images: no known cross compiler for $arch" >&2; exit 1 ;;
     esac
-    command -v "$compiler" >/dev/null || { echo "images: $arch takes $compiler, and the C library for it" >&2; exit 1; }
+    command -v "$compiler" >/dev/null || { echo "images: $arch needs $compiler and its C library" >&2; exit 1; }
     GOARCH=$arch CC=$compiler make --no-print-directory build BIN="$binaries"
   fi
   for image in extender device-plugin; do

@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// stage is the last stage of a Dockerfile: what the image is, besides its files.
+// stage is the last stage of a Dockerfile: the properties of the image except its files.
 type stage struct {
 	user       string
 	entrypoint []string
 	labels     map[string]string
 }
 
-// parse reads the last stage of a Dockerfile of ours. It must be empty but for the file system that rootfs.sh lays out:
-// anything else would be in an engine's images and not in the archives.
+// parse parses the last stage of one of our Dockerfiles. The only files in it must be those of rootfs.sh; others would
+// be missing in the archives.
 func parse(dockerfile string, args map[string]string) (stage, error) {
 	out := stage{labels: map[string]string{}}
 	values := map[string]string{}
@@ -51,14 +51,14 @@ func parse(dockerfile string, args map[string]string) (stage, error) {
 				return stage{}, fmt.Errorf("%q: %w", line, err)
 			}
 		default:
-			return stage{}, fmt.Errorf("%q: not to be in the last stage", line)
+			return stage{}, fmt.Errorf("%q: not allowed in the last stage", line)
 		}
 	}
 	switch {
 	case !copied:
-		return stage{}, errors.New("the last stage doesn't take /rootfs from the build stage")
+		return stage{}, errors.New("the last stage doesn't copy /rootfs from the build stage")
 	case len(out.entrypoint) == 0:
-		return stage{}, errors.New("the last stage names no ENTRYPOINT")
+		return stage{}, errors.New("the last stage has no ENTRYPOINT")
 	}
 	for name := range args {
 		if _, found := values[name]; !found {

@@ -13,7 +13,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// newImage returns an image of one layer, the tar file at layer. It holds no times, so equal inputs give equal images.
+// newImage returns an image with one layer, the tar file at layer. It contains no times, so equal inputs give equal
+// images.
 func newImage(layer, arch string, s stage) (v1.Image, error) {
 	files, err := tarball.LayerFromFile(layer, tarball.WithMediaType(types.OCILayer))
 	if err != nil {
@@ -34,7 +35,7 @@ func newImage(layer, arch string, s stage) (v1.Image, error) {
 	return mutate.Annotations(image, s.labels).(v1.Image), nil
 }
 
-// writeLayout replaces dir by an OCI image layout that holds the image under this name.
+// writeLayout writes the image with this name to dir as an OCI image layout. It replaces the content of dir.
 func writeLayout(dir, name, arch string, image v1.Image) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return fmt.Errorf("removing the previous layout: %w", err)

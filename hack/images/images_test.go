@@ -27,8 +27,8 @@ func read(t *testing.T, path string) string {
 	return string(data)
 }
 
-// What the chart relies on: the extender is asked to run as somebody other than root.
-func TestOurDockerfiles(t *testing.T) {
+// The chart relies on the user of each image: it requires that the extender doesn't run as root.
+func TestDockerfiles(t *testing.T) {
 	args := map[string]string{"VERSION": "v1.2.3", "COMMIT": "abcdef"}
 	for name, want := range map[string]stage{
 		"extender":     {user: "65532:65532", entrypoint: []string{"/gpushare-extender"}},
@@ -53,20 +53,21 @@ func TestOurDockerfiles(t *testing.T) {
 	}
 }
 
-func TestWhatAnArchiveCouldNotHaveIsRefused(t *testing.T) {
+// Instructions that an archive can't reproduce are errors.
+func TestParseErrors(t *testing.T) {
 	const good = "FROM golang AS build\nRUN x\nFROM scratch\nARG VERSION\nLABEL v=$VERSION\nCOPY --from=build /rootfs /\nENTRYPOINT [\"/x\"]\n"
 	if _, err := parse(good, map[string]string{"VERSION": "1"}); err != nil {
-		t.Fatalf("a good one: %v", err)
+		t.Fatalf("valid Dockerfile: %v", err)
 	}
 	for name, test := range map[string]struct{ from, to, want string }{
-		"another base":           {"FROM scratch", "FROM debian", "FROM debian"},
-		"a further file":         {"ENTRYPOINT", "COPY LICENSE /\nENTRYPOINT", "COPY LICENSE"},
-		"a command":              {"ENTRYPOINT", "RUN rm -rf /etc\nENTRYPOINT", "RUN rm"},
-		"an environment":         {"ENTRYPOINT", "ENV A=b\nENTRYPOINT", "ENV A=b"},
-		"no files":               {"COPY --from=build /rootfs /\n", "", "doesn't take /rootfs"},
-		"no entry point":         {"ENTRYPOINT [\"/x\"]\n", "", "no ENTRYPOINT"},
-		"an entry point of text": {"[\"/x\"]", "/x", "ENTRYPOINT /x"},
-		"an argument not asked":  {"ARG VERSION\n", "", "no ARG VERSION"},
+		"another base":            {"FROM scratch", "FROM debian", "FROM debian"},
+		"additional file":         {"ENTRYPOINT", "COPY LICENSE /\nENTRYPOINT", "COPY LICENSE"},
+		"command":                 {"ENTRYPOINT", "RUN rm -rf /etc\nENTRYPOINT", "RUN rm"},
+		"environment":             {"ENTRYPOINT", "ENV A=b\nENTRYPOINT", "ENV A=b"},
+		"no files":                {"COPY --from=build /rootfs /\n", "", "doesn't take /rootfs"},
+		"no entry point":          {"ENTRYPOINT [\"/x\"]\n", "", "no ENTRYPOINT"},
+		"entry point not in JSON": {"[\"/x\"]", "/x", "ENTRYPOINT /x"},
+		"missing ARG":             {"ARG VERSION\n", "", "no ARG VERSION"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := parse(strings.Replace(good, test.from, test.to, 1), map[string]string{"VERSION": "1"})
@@ -77,7 +78,7 @@ func TestWhatAnArchiveCouldNotHaveIsRefused(t *testing.T) {
 	}
 }
 
-// The layout is read back as a container engine reads it: from the index by digests to configuration and layer.
+// Reads the layout like a container engine: from the index by digests to configuration and layer.
 func TestLayout(t *testing.T) {
 	dir := t.TempDir()
 	layer := filepath.Join(dir, "layer.tar")
@@ -92,7 +93,7 @@ func TestLayout(t *testing.T) {
 		indexes = append(indexes, read(t, filepath.Join(dir, name, "index.json")))
 	}
 	if indexes[0] != indexes[1] {
-		t.Errorf("the same layer makes two images:\n%s\n%s", indexes[0], indexes[1])
+		t.Errorf("two different images from the same layer:\n%s\n%s", indexes[0], indexes[1])
 	}
 
 	index, err := layout.ImageIndexFromPath(filepath.Join(dir, "one"))
@@ -113,7 +114,7 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// This test's own program stands for the images' programs: it is linked from modules too.
+// The test's own binary is used as the image's program, because it has module information too.
 func TestSBOM(t *testing.T) {
 	rootfs := t.TempDir()
 	status := filepath.Join(rootfs, "var/lib/dpkg/status.d")
@@ -134,7 +135,7 @@ func TestSBOM(t *testing.T) {
 
 	const image = "pkg:oci/x@sha256:0123?arch=arm64&repository_url=example.com%2Fproject%2Fx&tag=v1"
 	if got.Metadata.Component.PackageURL != image {
-		t.Errorf("the image is %s, want %s", got.Metadata.Component.PackageURL, image)
+		t.Errorf("image %s, want %s", got.Metadata.Component.PackageURL, image)
 	}
 	components := map[string]bool{}
 	for _, component := range *got.Components {
@@ -166,7 +167,7 @@ func TestSBOM(t *testing.T) {
 func TestDevicePluginPackages(t *testing.T) {
 	out, err := exec.Command("dpkg-query", "--show", "--showformat=${Version}", "libc6:"+runtime.GOARCH).Output()
 	if err != nil {
-		t.Skip("this machine has no libc6 of Debian: ", err)
+		t.Skip("Debian's libc6 isn't installed: ", err)
 	}
 	binaries, rootfs := t.TempDir(), filepath.Join(t.TempDir(), "rootfs")
 	must(t, os.WriteFile(filepath.Join(binaries, "gpushare-device-plugin"), nil, 0o600))

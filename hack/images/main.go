@@ -1,7 +1,6 @@
-// Command images writes an image of ours as an OCI image layout, and what it consists of as a CycloneDX document,
-// without a container engine. hack/images/build.sh runs it and packs the layout into an archive; `make images` builds
-// the same images with an engine. Both take the files from rootfs.sh, and user, entry point and labels from the
-// Dockerfile.
+// Command images writes one of our images as an OCI image layout, and its bill of materials as a CycloneDX document,
+// without a container engine. hack/images/build.sh runs it and packs the layout into an archive. `make images` builds
+// the same images with an engine. Both use the files from rootfs.sh, and the Dockerfile's user, entry point and labels.
 package main
 
 import (
@@ -82,7 +81,7 @@ func writeSBOM(path string, bom *cdx.BOM) error {
 	if err != nil {
 		return fmt.Errorf("writing the bill of materials: %w", err)
 	}
-	// 1.6 is the newest version that today's scanners read.
+	// 1.6 is the latest version that current scanners support.
 	err = cdx.NewBOMEncoder(out, cdx.BOMFileFormatJSON).SetPretty(true).SetEscapeHTML(false).EncodeVersion(bom, cdx.SpecVersion1_6)
 	if err := errors.Join(err, out.Close()); err != nil {
 		return fmt.Errorf("writing the bill of materials: %w", err)

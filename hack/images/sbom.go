@@ -21,15 +21,15 @@ import (
 	purl "github.com/package-url/packageurl-go"
 )
 
-// sbom collects the components of an image and their dependencies.
+// sbom holds the components of an image and their dependencies.
 type sbom struct {
 	version    string
 	components map[string]cdx.Component
 	dependsOn  map[string][]string
 }
 
-// newSBOM describes an image: the Go modules of each program, from its build information, and the Debian packages that
-// /var/lib/dpkg/status.d names. It holds no time and no serial number, so equal inputs give an equal document.
+// newSBOM describes an image: the Go modules of each program, from its build information, and the Debian packages in
+// /var/lib/dpkg/status.d. It contains no time and no serial number, so equal inputs give an equal document.
 func newSBOM(rootfs, arch string, tag name.Tag, digest v1.Hash) (*cdx.BOM, error) {
 	repository := tag.Context()
 	image := cdx.Component{
@@ -48,7 +48,7 @@ func newSBOM(rootfs, arch string, tag name.Tag, digest v1.Hash) (*cdx.BOM, error
 	return s.document(image), nil
 }
 
-// add adds a component that parent depends on, and returns its reference, which is its package URL.
+// add adds a component on which parent depends. It returns the component's reference, which is its package URL.
 func (s *sbom) add(parent string, kind cdx.ComponentType, name, version string, url *purl.PackageURL) string {
 	ref := url.String()
 	s.components[ref] = cdx.Component{BOMRef: ref, Type: kind, Name: name, Version: version, PackageURL: ref}
@@ -79,8 +79,7 @@ func (s *sbom) document(image cdx.Component) *cdx.BOM {
 	return out
 }
 
-// addPrograms adds each Go program below rootfs with the modules that it was linked from. Other files have no build
-// information and are skipped.
+// addPrograms adds each Go program below rootfs and its modules. Other files have no build information and are skipped.
 func (s *sbom) addPrograms(rootfs, image string) error {
 	found := false
 	err := filepath.WalkDir(rootfs, func(path string, entry fs.DirEntry, err error) error {
@@ -96,7 +95,7 @@ func (s *sbom) addPrograms(rootfs, image string) error {
 		return nil
 	})
 	if err == nil && !found {
-		err = errors.New("there is no Go program in it")
+		err = errors.New("no Go program found")
 	}
 	if err != nil {
 		return fmt.Errorf("reading %s: %w", rootfs, err)
@@ -105,7 +104,7 @@ func (s *sbom) addPrograms(rootfs, image string) error {
 }
 
 func (s *sbom) addProgram(image string, info *debug.BuildInfo) {
-	// The build doesn't stamp the main module: its version is the image's.
+	// The build sets no version of the main module. It is the image's.
 	program := s.add(image, cdx.ComponentTypeApplication, path.Base(info.Path), s.version,
 		golang(info.Main.Path, s.version, strings.TrimPrefix(strings.TrimPrefix(info.Path, info.Main.Path), "/")))
 	toolchain := strings.TrimPrefix(info.GoVersion, "go")
@@ -123,8 +122,8 @@ func golang(module, version, subpath string) *purl.PackageURL {
 	return purl.NewPackageURL(purl.TypeGolang, strings.TrimSuffix(namespace, "/"), name, version, nil, subpath)
 }
 
-// addPackages adds the distribution and the packages whose control data lies below /var/lib/dpkg/status.d, one in each
-// file. An image without that folder has none.
+// addPackages adds the distribution and the packages with control data in /var/lib/dpkg/status.d, one per file. An
+// image without that folder has no packages.
 func (s *sbom) addPackages(rootfs, image string) error {
 	records, err := filepath.Glob(filepath.Join(rootfs, "var/lib/dpkg/status.d/*"))
 	if err != nil || len(records) == 0 {
@@ -142,7 +141,7 @@ func (s *sbom) addPackages(rootfs, image string) error {
 		}
 		name, version := fields.Get("Package"), fields.Get("Version")
 		if name == "" || version == "" {
-			return fmt.Errorf("%s: no package and version", record)
+			return fmt.Errorf("%s: Package or Version is missing", record)
 		}
 		qualifiers := map[string]string{"arch": fields.Get("Architecture"), "distro": id + "-" + release}
 		if source, _, _ := strings.Cut(fields.Get("Source"), " "); source != "" {
@@ -154,7 +153,7 @@ func (s *sbom) addPackages(rootfs, image string) error {
 	return nil
 }
 
-// control reads a Debian control paragraph (deb-control(5)), whose syntax is that of a mail's header.
+// control parses a Debian control paragraph (deb-control(5)), which has the syntax of mail headers.
 func control(file string) (textproto.MIMEHeader, error) {
 	in, err := os.Open(file)
 	if err != nil {

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds the pinned etcd and Kubernetes binaries into bin/kube, once; with a minor version that hack/kube/VERSION pins
-# (hack/kube/build.sh v1.33) that one's control plane into bin/kube-VERSION, with the same etcd.
+# Builds the pinned etcd and Kubernetes binaries into bin/kube, once. With a minor version that hack/kube/VERSION pins
+# (hack/kube/build.sh v1.33), builds that version's control plane into bin/kube-VERSION, with the same etcd.
 #
-# The binaries depend on the pinned modules, the Go toolchain and the flags below, so they are kept under a hash of these
-# in the user's cache folder (GPUSHARE_KUBE_CACHE overrides it) and linked from there: a second clone on the same machine
+# The binaries depend on the pinned modules, the Go toolchain and the flags below. They are kept under a hash of these
+# in the user's cache folder (or GPUSHARE_KUBE_CACHE) and linked from there, so another clone on the same machine
 # doesn't build them again. The rest of this script isn't hashed.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -11,10 +11,10 @@ pinned=${1:-}
 out=$(cd "$here/../.." && pwd)/bin/kube${pinned:+-$pinned}
 
 cd "$here/$pinned"
-# A parent's -mod or GOFLAGS for the main module has no meaning here.
+# The caller's -mod or GOFLAGS are meant for the main module.
 export GOFLAGS=-buildvcs=false GOWORK=off
 kube_version=$(go list -m -f '{{.Version}}' k8s.io/kubernetes)
-# Without these the binaries call themselves v0.0.0-master, and clients refuse to talk to them.
+# Otherwise the binaries report version v0.0.0-master, which clients reject.
 major=${kube_version#v}; major=${major%%.*}
 minor=${kube_version#v*.}; minor=${minor%%.*}
 stamp="-s -w"
@@ -28,14 +28,14 @@ key=$( (go version; go env GOOS GOARCH; cat go.mod go.sum; echo CGO_ENABLED=0 "$
 cache=${GPUSHARE_KUBE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpushare/kube}/$kube_version-$key
 mkdir -p "$cache" "$out"
 
-# One builder at a time: two would only take each other's cores.
+# One build at a time: two would only compete for the same cores.
 exec 9>"$cache/.lock"
 flock 9
 
 build() { # name package
   if [ ! -x "$cache/$1" ]; then
     local from=$SECONDS
-    echo "kube: building $1 (the first time this takes minutes)"
+    echo "kube: building $1 (takes minutes the first time)"
     CGO_ENABLED=0 go build "${flags[@]}" -o "$cache/$1.partial" "$2"
     mv "$cache/$1.partial" "$cache/$1"
     echo "kube: built $1 in $((SECONDS - from)) s"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Pins another Kubernetes for `make test-versions`, in a module of its own: hack/kube/pin.sh v1.33.13 writes hack/kube/v1.33.
-# To be run when a version is added or moved; what it writes is committed.
+# Pins another Kubernetes version for `make test-versions` in its own module: hack/kube/pin.sh v1.33.13 writes
+# hack/kube/v1.33. Run it to add or update a version and commit the result.
 set -euo pipefail
 cd "$(dirname "$0")"
 export GOFLAGS=-mod=mod GOWORK=off
@@ -19,7 +19,7 @@ rm -f go.mod go.sum
   echo
   echo "go 1.26.0"
   echo
-  # What the version was made to run with, whatever Go builds it.
+  # The Go behaviour that this version was made for, with any Go toolchain.
   grep '^godebug default=' "$upstream" || echo "godebug default=$(awk '$1 == "go" {split($2, v, "."); print "go" v[1] "." v[2]}' "$upstream")"
   echo
   echo "require k8s.io/kubernetes $version"
@@ -32,6 +32,6 @@ rm -f go.mod go.sum
 for name in kube-apiserver kube-controller-manager kube-scheduler; do
   go get -tool "k8s.io/kubernetes/cmd/$name@$version"
 done
-# The replacements that nothing above needs stay: a later `go get` may want them.
+# Unneeded replacements stay: a later `go get` can need them.
 go list -deps k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes/cmd/kube-controller-manager k8s.io/kubernetes/cmd/kube-scheduler >/dev/null
 echo "kube: hack/kube/$folder pins Kubernetes $version"

@@ -7,21 +7,21 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestMemoryArithmeticStopsAtItsEnds(t *testing.T) {
+func TestMemoryArithmetic(t *testing.T) {
 	for name, tc := range map[string]struct{ got, want Memory }{
-		"a negative amount is nothing":                  {NewMemory(-1), 0},
-		"the smallest negative amount is nothing":       {NewMemory(math.MinInt64), 0},
-		"a sum is a sum":                                {Memory(4069).Add(4069), 8138},
-		"a sum of the largest and nothing stays":        {Memory(math.MaxInt64).Add(0), math.MaxInt64},
-		"a sum that would wrap stops at the largest":    {Memory(math.MaxInt64).Add(1), math.MaxInt64},
-		"two largest make one largest":                  {Memory(math.MaxInt64).Add(math.MaxInt64), math.MaxInt64},
-		"a difference is a difference":                  {Memory(16276).Sub(12207), 4069},
-		"a difference that would be negative is zero":   {Memory(4069).Sub(8138), 0},
-		"nothing less the largest is zero":              {Memory(0).Sub(math.MaxInt64), 0},
-		"the largest less the largest is zero":          {Memory(math.MaxInt64).Sub(math.MaxInt64), 0},
-		"a placement's total is over all its cards":     {Placement{{0, 4069}, {3, 4069}}.Total(), 8138},
-		"a placement's total stops at the largest":      {Placement{{0, math.MaxInt64}, {1, 1}}.Total(), math.MaxInt64},
-		"a placement on no card has a total of nothing": {Placement(nil).Total(), 0},
+		"a negative amount is zero":                          {NewMemory(-1), 0},
+		"the smallest negative amount is zero":               {NewMemory(math.MinInt64), 0},
+		"a sum":                                              {Memory(4069).Add(4069), 8138},
+		"a sum of the largest amount and zero":               {Memory(math.MaxInt64).Add(0), math.MaxInt64},
+		"a sum that would wrap is the largest amount":        {Memory(math.MaxInt64).Add(1), math.MaxInt64},
+		"a sum of two largest amounts is the largest amount": {Memory(math.MaxInt64).Add(math.MaxInt64), math.MaxInt64},
+		"a difference":                                       {Memory(16276).Sub(12207), 4069},
+		"a difference that would be negative is zero":        {Memory(4069).Sub(8138), 0},
+		"zero minus the largest amount is zero":              {Memory(0).Sub(math.MaxInt64), 0},
+		"the largest amount minus itself is zero":            {Memory(math.MaxInt64).Sub(math.MaxInt64), 0},
+		"a placement's total is the sum over its cards":      {Placement{{0, 4069}, {3, 4069}}.Total(), 8138},
+		"a placement's total saturates":                      {Placement{{0, math.MaxInt64}, {1, 1}}.Total(), math.MaxInt64},
+		"an empty placement has a total of zero":             {Placement(nil).Total(), 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(tc.want, tc.got); diff != "" {
@@ -31,13 +31,13 @@ func TestMemoryArithmeticStopsAtItsEnds(t *testing.T) {
 	}
 }
 
-func TestValuesAsPeopleReadThem(t *testing.T) {
+func TestString(t *testing.T) {
 	for name, tc := range map[string]struct{ got, want string }{
-		"memory is a bare number":             {Memory(8138).String(), "8138"},
-		"one card":                            {On(1, 8138).String(), "card 1"},
-		"several cards":                       {Placement{{0, 1}, {2, 1}}.String(), "cards 0, 2"},
-		"no card":                             {Placement{}.String(), "no card"},
-		"a pod is its namespace and its name": {Pod{UID: "u", Namespace: "default", Name: "binpack-1"}.String(), "default/binpack-1"},
+		"memory":        {Memory(8138).String(), "8138"},
+		"one card":      {On(1, 8138).String(), "card 1"},
+		"several cards": {Placement{{0, 1}, {2, 1}}.String(), "cards 0, 2"},
+		"no card":       {Placement{}.String(), "no card"},
+		"a pod":         {Pod{UID: "u", Namespace: "default", Name: "binpack-1"}.String(), "default/binpack-1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(tc.want, tc.got); diff != "" {
@@ -52,20 +52,20 @@ func TestPlacementEqual(t *testing.T) {
 		a, b Placement
 		want bool
 	}{
-		"the same card and memory":       {On(1, 8138), On(1, 8138), true},
-		"another card":                   {On(1, 8138), On(2, 8138), false},
-		"other memory":                   {On(1, 8138), On(1, 4069), false},
-		"the same cards, another order":  {Placement{{0, 1}, {1, 1}}, Placement{{1, 1}, {0, 1}}, false},
-		"no placement and an empty one":  {nil, Placement{}, true},
-		"a placement and none":           {On(0, 0), nil, false},
-		"the same cards, and one beside": {On(0, 1), Placement{{0, 1}, {1, 1}}, false},
+		"the same card and memory":        {On(1, 8138), On(1, 8138), true},
+		"another card":                    {On(1, 8138), On(2, 8138), false},
+		"other memory":                    {On(1, 8138), On(1, 4069), false},
+		"the same cards in another order": {Placement{{0, 1}, {1, 1}}, Placement{{1, 1}, {0, 1}}, false},
+		"a nil and an empty placement":    {nil, Placement{}, true},
+		"a placement and nil":             {On(0, 0), nil, false},
+		"an additional card":              {On(0, 1), Placement{{0, 1}, {1, 1}}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := tc.a.Equal(tc.b); got != tc.want {
 				t.Errorf("got %t, want %t", got, tc.want)
 			}
 			if got := tc.b.Equal(tc.a); got != tc.want {
-				t.Errorf("the other way round: got %t, want %t", got, tc.want)
+				t.Errorf("with swapped arguments: got %t, want %t", got, tc.want)
 			}
 		})
 	}
@@ -73,7 +73,7 @@ func TestPlacementEqual(t *testing.T) {
 
 func TestCardHealthy(t *testing.T) {
 	if !(Card{Index: 3}).Healthy() {
-		t.Error("a card with nothing against it isn't healthy")
+		t.Error("a card without a reason isn't healthy")
 	}
 	if (Card{Unhealthy: "Xid 79"}).Healthy() {
 		t.Error("a card with an Xid is healthy")

@@ -12,37 +12,37 @@ func TestParseUnit(t *testing.T) {
 	for name, tc := range map[string]struct {
 		in      string
 		want    Unit
-		written string // What String gives back, where it differs from in.
+		written string // The expected result of String if it differs from in.
 		bad     bool
 	}{
-		"the default":                           {in: "GiB", want: 1 << 30},
-		"the seeds' unit":                       {in: "MiB", want: 1 << 20},
-		"a number of MiB":                       {in: "256MiB", want: 256 << 20},
-		"a number of GiB":                       {in: "2GiB", want: 2 << 30},
-		"one GiB is GiB":                        {in: "1GiB", want: GiB, written: "GiB"},
-		"MiB that make whole GiB":               {in: "2048MiB", want: 2 << 30, written: "2GiB"},
-		"MiB that make one GiB":                 {in: "1024MiB", want: GiB, written: "GiB"},
-		"MiB that make no whole GiB":            {in: "1536MiB", want: 1536 << 20},
-		"the largest":                           {in: "8589934591GiB", want: 8589934591 << 30},
-		"one more than the largest":             {in: "8589934592GiB", bad: true},
-		"a number that alone passes 64 bits":    {in: "99999999999999999999MiB", bad: true},
-		"nothing":                               {in: "", bad: true},
-		"a number alone":                        {in: "256", bad: true},
-		"zero":                                  {in: "0MiB", bad: true},
-		"a leading zero":                        {in: "01MiB", bad: true},
-		"a sign":                                {in: "+1MiB", bad: true},
-		"a negative number":                     {in: "-1MiB", bad: true},
-		"a negative zero":                       {in: "-0MiB", bad: true},
-		"a fraction":                            {in: "0.5GiB", bad: true},
-		"an underscore":                         {in: "1_024MiB", bad: true},
-		"a space":                               {in: "1 GiB", bad: true},
-		"a space behind":                        {in: "GiB ", bad: true},
-		"digits that aren't ASCII":              {in: "２GiB", bad: true},
-		"another spelling":                      {in: "mib", bad: true},
-		"powers of ten":                         {in: "GB", bad: true},
-		"Kubernetes' spelling":                  {in: "Gi", bad: true},
-		"a unit twice":                          {in: "MiBMiB", bad: true},
-		"what String writes for no unit at all": {in: "0B", bad: true},
+		"GiB":                                    {in: "GiB", want: 1 << 30},
+		"MiB":                                    {in: "MiB", want: 1 << 20},
+		"a number of MiB":                        {in: "256MiB", want: 256 << 20},
+		"a number of GiB":                        {in: "2GiB", want: 2 << 30},
+		"one GiB":                                {in: "1GiB", want: GiB, written: "GiB"},
+		"MiB that make whole GiB":                {in: "2048MiB", want: 2 << 30, written: "2GiB"},
+		"MiB that make one GiB":                  {in: "1024MiB", want: GiB, written: "GiB"},
+		"MiB that are not a whole number of GiB": {in: "1536MiB", want: 1536 << 20},
+		"the largest":                            {in: "8589934591GiB", want: 8589934591 << 30},
+		"more than the largest":                  {in: "8589934592GiB", bad: true},
+		"a number over 64 bits":                  {in: "99999999999999999999MiB", bad: true},
+		"empty":                                  {in: "", bad: true},
+		"no suffix":                              {in: "256", bad: true},
+		"zero":                                   {in: "0MiB", bad: true},
+		"a leading zero":                         {in: "01MiB", bad: true},
+		"a sign":                                 {in: "+1MiB", bad: true},
+		"a negative number":                      {in: "-1MiB", bad: true},
+		"a negative zero":                        {in: "-0MiB", bad: true},
+		"a fraction":                             {in: "0.5GiB", bad: true},
+		"an underscore":                          {in: "1_024MiB", bad: true},
+		"a space":                                {in: "1 GiB", bad: true},
+		"a trailing space":                       {in: "GiB ", bad: true},
+		"non-ASCII digits":                       {in: "２GiB", bad: true},
+		"lower case":                             {in: "mib", bad: true},
+		"powers of ten":                          {in: "GB", bad: true},
+		"a Kubernetes suffix":                    {in: "Gi", bad: true},
+		"a repeated unit":                        {in: "MiBMiB", bad: true},
+		"the String of no unit":                  {in: "0B", bad: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := ParseUnit(tc.in)
@@ -65,15 +65,15 @@ func TestParseUnit(t *testing.T) {
 	}
 }
 
-func TestAnErrorDoesNotRepeatAWholeBadUnit(t *testing.T) {
+func TestParseUnitErrorLength(t *testing.T) {
 	for _, in := range []string{strings.Repeat("x", 1<<16), strings.Repeat("9", 1<<16) + "MiB"} {
 		if _, err := ParseUnit(in); err == nil || len(err.Error()) > 200 {
-			t.Errorf("got an error of %d bytes for %.8q…, want one of 200 at most", len(err.Error()), in)
+			t.Errorf("got an error of %d bytes for %.8q…, want at most 200", len(err.Error()), in)
 		}
 	}
 }
 
-func TestUnitThatHasNoName(t *testing.T) {
+func TestUnitStringBytes(t *testing.T) {
 	for unit, want := range map[Unit]string{0: "0B", 1000: "1000B", -1: "-1B", -GiB: "-1073741824B"} {
 		if diff := cmp.Diff(want, unit.String()); diff != "" {
 			t.Errorf("String (-want +got):\n%s", diff)
@@ -87,16 +87,16 @@ func TestUnitCount(t *testing.T) {
 		bytes uint64
 		want  Memory
 	}{
-		"the seeds' card in MiB":             {MiB, 16276 << 20, 16276},
-		"the seeds' card in GiB":             {GiB, 16276 << 20, 15},
-		"what is left over isn't promised":   {GiB, 2<<30 - 1, 1},
+		"a card in MiB":                      {MiB, 16276 << 20, 16276},
+		"a card in GiB":                      {GiB, 16276 << 20, 15},
+		"the remainder isn't counted":        {GiB, 2<<30 - 1, 1},
 		"a card smaller than one unit":       {GiB, 1<<30 - 1, 0},
 		"no bytes":                           {MiB, 0, 0},
 		"no unit":                            {0, 1 << 40, 0},
 		"a negative unit":                    {-1, 1 << 40, 0},
-		"more than Memory can count":         {1, math.MaxUint64, math.MaxInt64},
-		"as many bytes as there can be":      {MiB, math.MaxUint64, 1<<44 - 1},
-		"exactly one unit of a large card":   {256 * MiB, 256 << 20, 1},
+		"more than the largest Memory":       {1, math.MaxUint64, math.MaxInt64},
+		"the largest number of bytes":        {MiB, math.MaxUint64, 1<<44 - 1},
+		"exactly one unit":                   {256 * MiB, 256 << 20, 1},
 		"an 80 GiB card in units of 256 MiB": {256 * MiB, 80 << 30, 320},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -112,10 +112,10 @@ func TestUnitFormat(t *testing.T) {
 		unit Unit
 		want string
 	}{
-		"MiB":                    {MiB, "8138 MiB"},
-		"GiB":                    {GiB, "8138 GiB"},
-		"a number of MiB":        {256 * MiB, "8138 x 256MiB"},
-		"a unit that isn't told": {0, "8138"},
+		"MiB":             {MiB, "8138 MiB"},
+		"GiB":             {GiB, "8138 GiB"},
+		"a number of MiB": {256 * MiB, "8138 x 256MiB"},
+		"an unknown unit": {0, "8138"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(tc.want, tc.unit.Format(8138)); diff != "" {
@@ -125,25 +125,25 @@ func TestUnitFormat(t *testing.T) {
 	}
 }
 
-// FuzzParseUnit: a unit that is read is positive, and its spelling is read back as itself.
+// FuzzParseUnit checks that a parsed unit is positive, and that its String parses to the same unit.
 func FuzzParseUnit(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		unit, err := ParseUnit(s)
 		if err != nil {
 			if unit != 0 {
-				t.Errorf("ParseUnit(%q) is %d beside the error %v", s, unit, err)
+				t.Errorf("ParseUnit(%q) = %d with error %v", s, unit, err)
 			}
 			return
 		}
 		if unit <= 0 || unit%MiB != 0 {
-			t.Errorf("ParseUnit(%q) is %d, no whole number of MiB", s, unit)
+			t.Errorf("ParseUnit(%q) = %d, not a whole number of MiB", s, unit)
 		}
 		written := unit.String()
 		if len(written) > len(s) {
-			t.Errorf("ParseUnit(%q) is written %q, which is longer", s, written)
+			t.Errorf("ParseUnit(%q) has the longer String %q", s, written)
 		}
 		if again, err := ParseUnit(written); err != nil || again != unit {
-			t.Errorf("ParseUnit(%q) is %d, and its spelling %q is read as %d (error %v)", s, unit, written, again, err)
+			t.Errorf("ParseUnit(%q) = %d, but its String %q is parsed as %d (error %v)", s, unit, written, again, err)
 		}
 	})
 }
@@ -154,10 +154,10 @@ func TestUnitBytes(t *testing.T) {
 		m    Memory
 		want uint64
 	}{
-		"units":                                 {GiB, 16, 16 << 30},
-		"nothing":                               {GiB, 0, 0},
-		"a negative unit stands for nothing":    {-1, 16, 0},
-		"a product that would wrap is the most": {GiB, math.MaxInt64, math.MaxUint64},
+		"units":                               {GiB, 16, 16 << 30},
+		"zero":                                {GiB, 0, 0},
+		"a negative unit counts as zero":      {-1, 16, 0},
+		"a product that would wrap saturates": {GiB, math.MaxInt64, math.MaxUint64},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := tc.unit.Bytes(tc.m); got != tc.want {

@@ -17,7 +17,7 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// cluster is an API server, and a ServiceAccount with the permissions that an Elector needs and no others.
+// cluster is an API server and a ServiceAccount with exactly the permissions of an Elector.
 type cluster struct {
 	*controlplane.ControlPlane
 	kubeconfig string
@@ -73,7 +73,7 @@ func client(t *testing.T, kubeconfig string) kubernetes.Interface {
 	return client
 }
 
-// options are those of a replica with that address.
+// options returns the options of a replica with that address.
 func options(client kubernetes.Interface, address string) Options {
 	e := endpoint(address)
 	return Options{
@@ -83,7 +83,7 @@ func options(client kubernetes.Interface, address string) Options {
 	}
 }
 
-// published returns the address that the EndpointSlice names.
+// published returns the address in the EndpointSlice.
 func (c cluster) published(t *testing.T) string {
 	t.Helper()
 	slice, err := c.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem).Get(context.Background(), "gpushare-extender", metav1.GetOptions{})
@@ -93,7 +93,7 @@ func (c cluster) published(t *testing.T) string {
 	return slice.Endpoints[0].Addresses[0]
 }
 
-// neverTwo looks all the time whether two replicas lead at once, until the test ends.
+// neverTwo checks until the end of the test that the two replicas never lead at the same time.
 func neverTwo(t *testing.T, a, b *replica) {
 	done := make(chan struct{})
 	var watching sync.WaitGroup
@@ -105,16 +105,16 @@ func neverTwo(t *testing.T, a, b *replica) {
 				return
 			case <-time.After(time.Millisecond):
 			}
-			// The first once more, since it may have handed over between the two.
+			// a is read twice, because it can hand over between the reads of a and b.
 			if a.Leading() == nil && b.Leading() == nil && a.Leading() == nil {
-				t.Error("two replicas lead at once")
+				t.Error("two replicas lead at the same time")
 				return
 			}
 		}
 	})
 }
 
-// TestHandOver stops leaders again and again. With half a minute between tries only the watch can be that quick.
+// TestHandOver stops leaders repeatedly. The retry period is a minute, so only the watch can make a hand-over fast.
 func TestHandOver(t *testing.T) {
 	c := startCluster(t)
 	start := func(address string) *replica {
@@ -129,8 +129,8 @@ func TestHandOver(t *testing.T) {
 	for i := range 10 {
 		address := addresses[i%2]
 		standby := start(address)
-		// It has tried once and sleeps now, and its watch runs.
-		until(t, "the next one stands by", func() bool {
+		// Wait until it has tried once, sleeps, and its watch runs.
+		until(t, "the next replica is on standby", func() bool {
 			standby.term.mu.Lock()
 			defer standby.term.mu.Unlock()
 			return standby.term.former.holder == leader.Identity && standby.term.heard.holder == leader.Identity
@@ -138,17 +138,17 @@ func TestHandOver(t *testing.T) {
 		neverTwo(t, leader, standby)
 		begun := time.Now()
 		leader.stop()
-		until(t, "the next one answers", func() bool { return standby.Answer() == nil })
+		until(t, "the next replica answers", func() bool { return standby.Answer() == nil })
 		took = append(took, time.Since(begun).Round(time.Millisecond))
-		until(t, "the next one is published", func() bool { return c.published(t) == address })
+		until(t, "the next replica is published", func() bool { return c.published(t) == address })
 		leader = standby
 	}
 	slices.Sort(took)
-	t.Logf("from the stop of one leader to the next one's first answer: %v", took)
+	t.Logf("time from the stop of a leader to the first answer of the next: %v", took)
 }
 
-// TestALeaderThatCannotReachTheAPIServer lets one be cut off, be replaced, come back, stand by, and lead again.
-func TestALeaderThatCannotReachTheAPIServer(t *testing.T) {
+// TestPartition disconnects the leader from the API server. It is replaced, reconnects as a standby, and leads again.
+func TestPartition(t *testing.T) {
 	c := startCluster(t)
 	proxy := c.StartProxyForTest(t)
 	through, err := proxy.Kubeconfig(c.kubeconfig)
@@ -158,7 +158,7 @@ func TestALeaderThatCannotReachTheAPIServer(t *testing.T) {
 	until(t, "the first is published", func() bool { return c.published(t) == "10.0.0.1" })
 	second := run(t, options(client(t, c.kubeconfig), "10.0.0.2"))
 	neverTwo(t, first, second)
-	until(t, "the second stands by", func() bool {
+	until(t, "the second is on standby", func() bool {
 		second.term.mu.Lock()
 		defer second.term.mu.Unlock()
 		return second.term.former.holder == "10.0.0.1"
@@ -166,9 +166,9 @@ func TestALeaderThatCannotReachTheAPIServer(t *testing.T) {
 
 	begun := time.Now()
 	heal := proxy.Blackhole()
-	until(t, "the first knows that it can't count on the Lease", func() bool { return errors.Is(first.Answer(), ErrLapsed) })
+	until(t, "the first has lapsed", func() bool { return errors.Is(first.Answer(), ErrLapsed) })
 	lapsedAfter := time.Since(begun)
-	until(t, "the second holds the Lease, and waits", func() bool { return errors.Is(second.Answer(), ErrWaiting) })
+	until(t, "the second holds the Lease and waits", func() bool { return errors.Is(second.Answer(), ErrWaiting) })
 	until(t, "the second answers", func() bool { return second.Answer() == nil })
 	t.Logf("with 3 s of lease, 2 s to renew and 1 s for binds: the first stopped after %v, the second answered after %v",
 		lapsedAfter.Round(time.Millisecond), time.Since(begun).Round(time.Millisecond))
@@ -176,18 +176,18 @@ func TestALeaderThatCannotReachTheAPIServer(t *testing.T) {
 
 	slices := c.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem)
 	must(t, slices.Delete(t.Context(), "gpushare-extender", metav1.DeleteOptions{}))
-	until(t, "a deleted slice is there again", func() bool { return c.published(t) == "10.0.0.2" })
+	until(t, "a deleted slice is created again", func() bool { return c.published(t) == "10.0.0.2" })
 	spoiled, err := slices.Get(t.Context(), "gpushare-extender", metav1.GetOptions{})
 	must(t, err)
 	spoiled.Endpoints[0].Addresses[0] = "10.0.0.66"
 	_, err = slices.Update(t.Context(), spoiled, metav1.UpdateOptions{})
 	must(t, err)
-	until(t, "a changed slice is put right", func() bool { return c.published(t) == "10.0.0.2" })
+	until(t, "a changed slice is restored", func() bool { return c.published(t) == "10.0.0.2" })
 
 	heal()
-	until(t, "the first stands by", func() bool { return errors.Is(first.Answer(), ErrStandingBy) })
+	until(t, "the first is on standby", func() bool { return errors.Is(first.Answer(), ErrStandingBy) })
 	before := renewed(second.term)
-	until(t, "the second leads on", func() bool { return renewed(second.term).After(before) && second.Answer() == nil })
+	until(t, "the second still leads", func() bool { return renewed(second.term).After(before) && second.Answer() == nil })
 	if got := c.published(t); got != "10.0.0.2" {
 		t.Errorf("published is %q", got)
 	}
@@ -197,20 +197,21 @@ func TestALeaderThatCannotReachTheAPIServer(t *testing.T) {
 	until(t, "the first is published again", func() bool { return c.published(t) == "10.0.0.1" })
 }
 
-// TestADeletedLease is held again by the leader, or taken by another, who waits for what the leader may have written.
-func TestADeletedLease(t *testing.T) {
+// A deleted Lease is created again by the leader, or taken by another replica, which waits until the writes of the
+// former leader have ended.
+func TestLeaseDeleted(t *testing.T) {
 	c := startCluster(t)
 	first := run(t, options(client(t, c.kubeconfig), "10.0.0.1"))
 	first.changes.awaitLeading(t)
 	second := run(t, options(client(t, c.kubeconfig), "10.0.0.2"))
 	neverTwo(t, first, second)
-	until(t, "the second stands by", func() bool {
+	until(t, "the second is on standby", func() bool {
 		second.term.mu.Lock()
 		defer second.term.mu.Unlock()
 		return second.term.former.holder == "10.0.0.1"
 	})
 	must(t, c.Client.CoordinationV1().Leases(metav1.NamespaceSystem).Delete(t.Context(), LeaseName, metav1.DeleteOptions{}))
-	until(t, "there is a Lease again", func() bool {
+	until(t, "the Lease is held again", func() bool {
 		l, err := c.Client.CoordinationV1().Leases(metav1.NamespaceSystem).Get(t.Context(), LeaseName, metav1.GetOptions{})
 		return err == nil && *l.Spec.HolderIdentity != ""
 	})

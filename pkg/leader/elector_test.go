@@ -17,7 +17,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
-// patience is far above what anything here takes.
+// patience is much longer than any wait in these tests.
 const patience = 30 * time.Second
 
 // changes is an Observer.
@@ -25,7 +25,7 @@ type changes chan bool
 
 func (c changes) LeadershipChanged(leads bool) { c <- leads }
 
-// awaitLeading returns when it has been told that this replica leads.
+// awaitLeading returns when LeadershipChanged was called with true.
 func (c changes) awaitLeading(t *testing.T) {
 	t.Helper()
 	deadline := time.After(patience)
@@ -36,16 +36,16 @@ func (c changes) awaitLeading(t *testing.T) {
 				return
 			}
 		case <-deadline:
-			t.Fatal("it never came to lead")
+			t.Fatal("not leading in time")
 		}
 	}
 }
 
-// replica is an Elector that runs.
+// replica is a running Elector.
 type replica struct {
 	*Elector
 	changes changes
-	// stop ends it and waits until it is gone.
+	// stop stops it and waits until it has ended.
 	stop func()
 }
 
@@ -80,7 +80,8 @@ func run(t *testing.T, o Options) *replica {
 	return r
 }
 
-// quick are times for a test with one replica and a fake clock, which alone says how long a renewal counts.
+// quick returns options for a test with one replica and a fake clock. Only that clock determines how long a renewal is
+// valid.
 func quick(client kubernetes.Interface, clock clock.Clock) Options {
 	return Options{
 		Client: client, Identity: "us", Clock: clock,
@@ -98,17 +99,18 @@ func lease(t *testing.T, client kubernetes.Interface) *resourcelock.LeaderElecti
 	return resourcelock.LeaseSpecToLeaderElectionRecord(&l.Spec)
 }
 
-// until awaits a condition.
+// until waits for a condition.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("it never came that %s", what)
+			t.Fatalf("timed out waiting until %s", what)
 		}
 	}
 }
 
-func TestStoppingAnswersNoMoreDrainsAndReleases(t *testing.T) {
+// A stopping leader rejects new requests, drains, and then releases the Lease.
+func TestStop(t *testing.T) {
 	client := fake.NewClientset()
 	o := quick(client, nil)
 	o.Clock = clock.RealClock{}
@@ -125,21 +127,21 @@ func TestStoppingAnswersNoMoreDrainsAndReleases(t *testing.T) {
 	r := run(t, o)
 	r.changes.awaitLeading(t)
 	if err := r.Answer(); err != nil {
-		t.Errorf("leading, it refuses: %v", err)
+		t.Errorf("Answer of the leader: %v", err)
 	}
 
 	gone := make(chan struct{})
 	go func() { defer close(gone); r.stop() }()
 	<-draining
 	if err := r.Answer(); !errors.Is(err, ErrStopping) || !errors.Is(err, ErrNotLeading) {
-		t.Errorf("while draining it answers %v", err)
+		t.Errorf("Answer while draining: %v", err)
 	}
 	before := lease(t, client)
 	until(t, "the Lease is renewed while draining", func() bool {
 		return lease(t, client).RenewTime.After(before.RenewTime.Time)
 	})
 	if err := r.Leading(); err != nil {
-		t.Errorf("binds in flight are refused: %v", err)
+		t.Errorf("Leading while draining: %v", err)
 	}
 	close(drained)
 	<-gone
@@ -151,7 +153,8 @@ func TestStoppingAnswersNoMoreDrainsAndReleases(t *testing.T) {
 	}
 }
 
-func TestALeaseIsNotReleasedOverWritesUnderWay(t *testing.T) {
+// The Lease isn't released if draining fails, because a write can still take effect.
+func TestNoReleaseAfterFailedDrain(t *testing.T) {
 	client := fake.NewClientset()
 	o := quick(client, clock.RealClock{})
 	o.Drain = func(context.Context) error { return errors.New("the answer of a bind was lost") }
@@ -163,10 +166,10 @@ func TestALeaseIsNotReleasedOverWritesUnderWay(t *testing.T) {
 	}
 }
 
-// silentHolder is a Lease whose holder is gone.
+// silentHolder returns a Lease whose holder doesn't renew it any more.
 func silentHolder() *coordinationv1.Lease {
 	record := by("them", 0)
-	record.LeaseDurationSeconds = 1 // Client-go's elector goes by the real clock.
+	record.LeaseDurationSeconds = 1 // Client-go's elector uses the real clock.
 	return &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: LeaseName},
 		Spec:       resourcelock.LeaderElectionRecordToLeaseSpec(record),
@@ -179,7 +182,7 @@ func renewed(t *term) time.Time {
 	return t.renewed
 }
 
-func TestTakingOverFromASilentLeader(t *testing.T) {
+func TestTakeOverFromSilentLeader(t *testing.T) {
 	client := fake.NewClientset(theService(), silentHolder())
 	fakeClock := clocktesting.NewFakeClock(at(0))
 	o := quick(client, fakeClock)
@@ -204,13 +207,13 @@ func TestTakingOverFromASilentLeader(t *testing.T) {
 	// 1 s of lease and 13 s for binds, in steps within which the Lease is renewed.
 	for range 2 {
 		fakeClock.Step(6900 * time.Millisecond)
-		until(t, "it has renewed", func() bool { return renewed(r.term).Equal(fakeClock.Now()) })
+		until(t, "the Lease is renewed", func() bool { return renewed(r.term).Equal(fakeClock.Now()) })
 	}
 	if err := r.Answer(); !errors.Is(err, ErrWaiting) {
 		t.Fatalf("after 13.8 of 14 s: %v", err)
 	}
 	if len(attempts) != 0 {
-		t.Error("it read before all could be read")
+		t.Error("it took over before the former leader's writes had ended")
 	}
 	fakeClock.Step(200 * time.Millisecond)
 	r.changes.awaitLeading(t)
@@ -218,11 +221,12 @@ func TestTakingOverFromASilentLeader(t *testing.T) {
 		t.Error(err)
 	}
 	if got := len(attempts); got != 2 {
-		t.Errorf("%d attempts to take over, want one that failed and one that didn't", got)
+		t.Errorf("%d attempts to take over, want one failure and one success", got)
 	}
 }
 
-func TestWhoStillWaitsDoesNotRelease(t *testing.T) {
+// A new leader that still waits for the former leader's writes doesn't release the Lease.
+func TestNoReleaseWhileWaiting(t *testing.T) {
 	client := fake.NewClientset(silentHolder())
 	r := run(t, quick(client, clocktesting.NewFakeClock(at(0))))
 	until(t, "the Lease is taken", func() bool { return errors.Is(r.Answer(), ErrWaiting) })
@@ -232,8 +236,8 @@ func TestWhoStillWaitsDoesNotRelease(t *testing.T) {
 	}
 }
 
-// TestAFrozenLeaderIsRefusedTheMomentItWakes lets time pass in which no goroutine ran.
-func TestAFrozenLeaderIsRefusedTheMomentItWakes(t *testing.T) {
+// A frozen leader is rejected at its first call, before any of its goroutines runs.
+func TestFrozenLeader(t *testing.T) {
 	fakeClock := clocktesting.NewFakeClock(at(0))
 	r, err := New(Options{
 		Client: fake.NewClientset(), Identity: "us", Namespace: metav1.NamespaceSystem, Clock: fakeClock, Observer: make(changes, 10),
@@ -258,7 +262,7 @@ func TestAFrozenLeaderIsRefusedTheMomentItWakes(t *testing.T) {
 	}
 }
 
-func TestOptionsThatCannotWork(t *testing.T) {
+func TestInvalidOptions(t *testing.T) {
 	tests := map[string]func(*Options){
 		"no namespace":                 func(o *Options) { o.Namespace = "" },
 		"no identity":                  func(o *Options) { o.Identity = "" },
@@ -266,7 +270,7 @@ func TestOptionsThatCannotWork(t *testing.T) {
 		"a lease of 1.5 s":             func(o *Options) { o.LeaseDuration = 1500 * time.Millisecond },
 		"a lease below the deadline":   func(o *Options) { o.LeaseDuration = 10 * time.Second },
 		"a deadline below the retries": func(o *Options) { o.RetryPeriod = 10 * time.Second },
-		"an address nobody can reach":  func(o *Options) { e := endpoint("127.0.0.1"); o.Endpoint = &e },
+		"a loopback address":           func(o *Options) { e := endpoint("127.0.0.1"); o.Endpoint = &e },
 	}
 	for name, spoil := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -280,13 +284,13 @@ func TestOptionsThatCannotWork(t *testing.T) {
 			}
 			spoil(&o)
 			if _, err := New(o); err == nil {
-				t.Error("it passes")
+				t.Error("no error")
 			}
 		})
 	}
 }
 
-func TestIdentitiesDiffer(t *testing.T) {
+func TestNewIdentity(t *testing.T) {
 	a, err := NewIdentity()
 	if err != nil {
 		t.Fatal(err)

@@ -13,12 +13,12 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
-// fakeLease is a Lease in memory, with calls that take time and fail.
+// fakeLease is a Lease in memory. Its calls take time and can fail.
 type fakeLease struct {
 	clock  *clocktesting.FakeClock
 	record *resourcelock.LeaderElectionRecord
 	took   time.Duration
-	errs   []error // for the next calls, one each
+	errs   []error // For the next calls, one each.
 	calls  []string
 }
 
@@ -71,7 +71,7 @@ func newFakeLock() (*lock, *fakeLease) {
 	return &lock{Interface: fake, term: u, clock: clock, timeout: time.Minute, changed: func() {}}, fake
 }
 
-func TestARenewalCountsFromItsBegin(t *testing.T) {
+func TestRenewalStart(t *testing.T) {
 	l, fake := newFakeLock()
 	fake.took = 8 * time.Second
 	if err := l.Create(t.Context(), *by("us", 0)); err != nil {
@@ -79,14 +79,14 @@ func TestARenewalCountsFromItsBegin(t *testing.T) {
 	}
 	l.term.finished(1)
 	if got := l.term.status(at(9.9)).phase; got != leading {
-		t.Errorf("9.9 s after the begin: %v", got)
+		t.Errorf("9.9 s after the start: %v", got)
 	}
 	if got := l.term.status(at(10)).phase; got != lapsed {
-		t.Errorf("10 s after the begin: %v", got)
+		t.Errorf("10 s after the start: %v", got)
 	}
 }
 
-func TestARenewalThatFailedDoesNotCount(t *testing.T) {
+func TestRenewalFailed(t *testing.T) {
 	l, fake := newFakeLock()
 	fake.errs = []error{nil, errors.New("the answer was lost")}
 	if err := l.Create(t.Context(), *by("us", 0)); err != nil {
@@ -94,14 +94,14 @@ func TestARenewalThatFailedDoesNotCount(t *testing.T) {
 	}
 	fake.clock.Step(9 * time.Second)
 	if err := l.Update(t.Context(), *by("us", 9)); err == nil {
-		t.Fatal("the call's error is lost")
+		t.Fatal("no error")
 	}
 	if got := l.term.status(at(10)).phase; got != lapsed {
 		t.Errorf("10 s after the last renewal that succeeded: %v", got)
 	}
 }
 
-func TestReadsOfTheLeaseReachTheTerm(t *testing.T) {
+func TestLeaseReads(t *testing.T) {
 	l, fake := newFakeLock()
 	if err := l.Create(t.Context(), *by("us", 0)); err != nil {
 		t.Fatal(err)
@@ -111,7 +111,7 @@ func TestReadsOfTheLeaseReachTheTerm(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := l.term.status(at(1)).phase; got != standingBy {
-		t.Errorf("after another one was seen: %v", got)
+		t.Errorf("after another holder was seen: %v", got)
 	}
 
 	if err := l.Update(t.Context(), *by("us", 2)); err != nil {
@@ -122,7 +122,7 @@ func TestReadsOfTheLeaseReachTheTerm(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := l.term.status(at(2)).phase; got != standingBy {
-		t.Errorf("after the Lease was gone: %v", got)
+		t.Errorf("after the Lease was deleted: %v", got)
 	}
 }
 
@@ -134,15 +134,15 @@ func TestRelease(t *testing.T) {
 		wantCalls  []string
 		wantHolder string
 		wantErr    bool
-		// wantHolding: it may count on the Lease still.
+		// wantHolding is true if the replica still counts as the holder.
 		wantHolding bool
 	}{
-		"ours is given up":                  {by("us", 1), nil, []string{"get", "update"}, "", false, false},
-		"another one's is left alone":       {by("them", 1), nil, []string{"get"}, "them", false, false},
-		"a late renewal came between":       {by("us", 1), []error{nil, conflict}, []string{"get", "update", "get", "update"}, "", false, false},
-		"the API server can't be reached":   {by("us", 1), []error{errors.New("no route")}, []string{"get"}, "us", true, true},
-		"it stops answering in the middle":  {by("us", 1), []error{nil, errors.New("cut")}, []string{"get", "update"}, "us", true, false},
-		"one that was released stays empty": {by("", 1), nil, []string{"get"}, "", false, false},
+		"our Lease is released":                {by("us", 1), nil, []string{"get", "update"}, "", false, false},
+		"another holder's Lease isn't changed": {by("them", 1), nil, []string{"get"}, "them", false, false},
+		"a late renewal causes a conflict":     {by("us", 1), []error{nil, conflict}, []string{"get", "update", "get", "update"}, "", false, false},
+		"the API server is unreachable":        {by("us", 1), []error{errors.New("no route")}, []string{"get"}, "us", true, true},
+		"the update fails":                     {by("us", 1), []error{nil, errors.New("cut")}, []string{"get", "update"}, "us", true, false},
+		"a released Lease isn't changed":       {by("", 1), nil, []string{"get"}, "", false, false},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -159,7 +159,7 @@ func TestRelease(t *testing.T) {
 				t.Errorf("holder %q, want %q", got, test.wantHolder)
 			}
 			if l.term.holding(l.clock.Now()) != test.wantHolding {
-				t.Errorf("it counts as held: %v", !test.wantHolding)
+				t.Errorf("holding: %v", !test.wantHolding)
 			}
 		})
 	}
@@ -172,11 +172,11 @@ func TestNudge(t *testing.T) {
 	l.term.held(at(0))
 	l.nudge()
 	if round.Err() != nil {
-		t.Error("a replica that holds the Lease was disturbed")
+		t.Error("the attempt of a holder was interrupted")
 	}
 	fake.clock.Step(10 * time.Second)
 	l.nudge()
 	if round.Err() == nil {
-		t.Error("one that lapsed wasn't told to try again")
+		t.Error("the attempt of a lapsed holder wasn't interrupted")
 	}
 }

@@ -20,7 +20,7 @@ func endpoint(address string) Endpoint {
 	return Endpoint{Namespace: "kube-system", Service: "gpushare-extender", Address: address, Port: 12345}
 }
 
-// theService is the one that slices belong to.
+// theService returns the Service that owns the slices.
 func theService() *corev1.Service {
 	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "gpushare-extender", UID: "service"}}
 }
@@ -31,7 +31,7 @@ func ofService(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	return s
 }
 
-func TestTheSlicePublishesTheAddress(t *testing.T) {
+func TestSlice(t *testing.T) {
 	want := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "kube-system", Name: "gpushare-extender",
@@ -56,15 +56,15 @@ func TestTheSlicePublishesTheAddress(t *testing.T) {
 	}
 }
 
-func TestEndpointsThatCannotBePublished(t *testing.T) {
+func TestInvalidEndpoint(t *testing.T) {
 	tests := map[string]func(*Endpoint){
 		"a name instead of an address": func(e *Endpoint) { e.Address = "localhost" },
 		"no address":                   func(e *Endpoint) { e.Address = "" },
 		"a loopback address":           func(e *Endpoint) { e.Address = "127.0.0.1" },
-		"all addresses":                func(e *Endpoint) { e.Address = "0.0.0.0" },
-		"a link's own address":         func(e *Endpoint) { e.Address = "fe80::1" },
+		"unspecified":                  func(e *Endpoint) { e.Address = "0.0.0.0" },
+		"link-local":                   func(e *Endpoint) { e.Address = "fe80::1" },
 		"port 0":                       func(e *Endpoint) { e.Port = 0 },
-		"a port past the last":         func(e *Endpoint) { e.Port = 65536 },
+		"port too large":               func(e *Endpoint) { e.Port = 65536 },
 		"no service":                   func(e *Endpoint) { e.Service = "" },
 		"no namespace":                 func(e *Endpoint) { e.Namespace = "" },
 	}
@@ -76,7 +76,7 @@ func TestEndpointsThatCannotBePublished(t *testing.T) {
 			}
 			spoil(&e)
 			if err := e.validate(); err == nil {
-				t.Errorf("%+v passes", e)
+				t.Errorf("%+v: no error", e)
 			}
 		})
 	}
@@ -94,19 +94,19 @@ func TestCompare(t *testing.T) {
 		live *discoveryv1.EndpointSlice
 		want action
 	}{
-		"there is none": {nil, create},
-		"it is right":   {changed(func(*discoveryv1.EndpointSlice) {}), keep},
-		"others have added labels and annotations": {changed(func(s *discoveryv1.EndpointSlice) {
+		"no slice": {nil, create},
+		"equal":    {changed(func(*discoveryv1.EndpointSlice) {}), keep},
+		"with labels and annotations of others": {changed(func(s *discoveryv1.EndpointSlice) {
 			s.Labels["theirs"], s.Annotations["theirs"] = "1", "1"
 		}), keep},
-		"another leader's":       {changed(func(s *discoveryv1.EndpointSlice) { s.Annotations[AnnotationLeader] = "b" }), update},
-		"another address":        {changed(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses[0] = "10.0.0.8" }), update},
-		"not ready":              {changed(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Conditions.Ready = new(false) }), update},
-		"no endpoints":           {changed(func(s *discoveryv1.EndpointSlice) { s.Endpoints = nil }), update},
-		"another port":           {changed(func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = new(int32(1)) }), update},
-		"no labels":              {changed(func(s *discoveryv1.EndpointSlice) { s.Labels = nil }), update},
-		"addresses of IPv6":      {changed(func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeIPv6 }), replace},
-		"managed by another one": {changed(func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelManagedBy] = "x" }), update},
+		"another leader's":  {changed(func(s *discoveryv1.EndpointSlice) { s.Annotations[AnnotationLeader] = "b" }), update},
+		"another address":   {changed(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses[0] = "10.0.0.8" }), update},
+		"not ready":         {changed(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Conditions.Ready = new(false) }), update},
+		"no endpoints":      {changed(func(s *discoveryv1.EndpointSlice) { s.Endpoints = nil }), update},
+		"another port":      {changed(func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = new(int32(1)) }), update},
+		"no labels":         {changed(func(s *discoveryv1.EndpointSlice) { s.Labels = nil }), update},
+		"addresses of IPv6": {changed(func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeIPv6 }), replace},
+		"another manager":   {changed(func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelManagedBy] = "x" }), update},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -118,7 +118,7 @@ func TestCompare(t *testing.T) {
 				return
 			}
 			if next.ResourceVersion != "7" {
-				t.Error("the update has lost its precondition")
+				t.Error("the update has no resource version")
 			}
 			if again, _ := compare(next, want); again != keep {
 				t.Errorf("after the update: %v", again)
@@ -127,7 +127,7 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// recorded lists what a publisher did, reads left out.
+// recorded returns the verbs of the client's calls, without reads.
 func recorded(client *fake.Clientset) string {
 	var verbs []string
 	for _, a := range client.Actions() {
@@ -145,11 +145,11 @@ func TestPublish(t *testing.T) {
 		live *discoveryv1.EndpointSlice
 		want string
 	}{
-		"there is none":              {nil, "create"},
-		"the former leader's":        {theirs, "update"},
-		"the former's, other family": {theirs6, "delete create"},
-		"ours":                       {ofService(endpoint("10.0.0.7").slice("a")), ""},
-		"ours, of no Service":        {endpoint("10.0.0.7").slice("a"), "update"},
+		"no slice":            {nil, "create"},
+		"the former leader's": {theirs, "update"},
+		"the former leader's, other address family": {theirs6, "delete create"},
+		"ours":                   {ofService(endpoint("10.0.0.7").slice("a")), ""},
+		"ours, without an owner": {endpoint("10.0.0.7").slice("a"), "update"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -163,7 +163,7 @@ func TestPublish(t *testing.T) {
 				t.Errorf("written %v, error %v", written, err)
 			}
 			if got := recorded(client); got != test.want {
-				t.Errorf("it did %q, want %q", got, test.want)
+				t.Errorf("calls %q, want %q", got, test.want)
 			}
 			live, err := client.DiscoveryV1().EndpointSlices("kube-system").Get(t.Context(), "gpushare-extender", metav1.GetOptions{})
 			if err != nil {
@@ -176,20 +176,20 @@ func TestPublish(t *testing.T) {
 	}
 }
 
-// A replica that outlives its Service for a moment, at an uninstallation, must leave nothing behind.
-func TestWithoutTheServiceNothingIsPublished(t *testing.T) {
+// During an uninstallation a replica can run longer than its Service. It must create no slice then.
+func TestPublishWithoutService(t *testing.T) {
 	client := fake.NewClientset()
 	p := newPublisher(client, endpoint("10.0.0.7"), "a", func() bool { return true })
 	if written, err := p.publish(t.Context()); written || !apierrors.IsNotFound(err) {
 		t.Errorf("written %v, error %v", written, err)
 	}
 	if got := recorded(client); got != "" {
-		t.Errorf("it did %q", got)
+		t.Errorf("calls %q", got)
 	}
 }
 
-func TestWhoLostTheLeaseWritesNothing(t *testing.T) {
-	for name, answers := range map[string]int{"before it looked": 0, "after it looked": 1} {
+func TestPublishAfterLostLease(t *testing.T) {
+	for name, answers := range map[string]int{"lost before the read": 0, "lost after the read": 1} {
 		t.Run(name, func(t *testing.T) {
 			client := fake.NewClientset(theService(), endpoint("10.0.0.8").slice("b"))
 			asked := 0
@@ -198,20 +198,20 @@ func TestWhoLostTheLeaseWritesNothing(t *testing.T) {
 				t.Errorf("written %v, error %v", written, err)
 			}
 			if got := recorded(client); got != "" {
-				t.Errorf("it did %q", got)
+				t.Errorf("calls %q", got)
 			}
 		})
 	}
 }
 
-func TestASliceThatChangesMeanwhileIsLookedAtAgain(t *testing.T) {
+func TestPublishConflict(t *testing.T) {
 	client := fake.NewClientset(theService(), endpoint("10.0.0.8").slice("b"))
-	refuse := true
+	conflict := true
 	client.PrependReactor("update", "endpointslices", func(clienttesting.Action) (bool, runtime.Object, error) {
-		if !refuse {
+		if !conflict {
 			return false, nil, nil
 		}
-		refuse = false
+		conflict = false
 		return true, nil, apierrors.NewConflict(discoveryv1.Resource("endpointslices"), "gpushare-extender", errors.New("changed"))
 	})
 	p := newPublisher(client, endpoint("10.0.0.7"), "a", func() bool { return true })
@@ -219,6 +219,6 @@ func TestASliceThatChangesMeanwhileIsLookedAtAgain(t *testing.T) {
 		t.Errorf("written %v, error %v", written, err)
 	}
 	if got := recorded(client); got != "update update" {
-		t.Errorf("it did %q", got)
+		t.Errorf("calls %q", got)
 	}
 }

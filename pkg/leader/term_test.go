@@ -11,17 +11,18 @@ import (
 
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// at returns the moment so many seconds after the epoch.
+// at returns the time that many seconds after the epoch.
 func at(seconds float64) time.Time { return epoch.Add(time.Duration(seconds * float64(time.Second))) }
 
-// by is the Lease under a holder that renewed it at that second of its own clock.
+// by returns a Lease with that holder, renewed at that second of the holder's clock.
 func by(holder string, renewed float64) *resourcelock.LeaderElectionRecord {
 	return &resourcelock.LeaderElectionRecord{
 		HolderIdentity: holder, LeaseDurationSeconds: 15, RenewTime: metav1.NewTime(at(renewed)),
 	}
 }
 
-// TestTerm tells the history of a Lease to a term of "us", with 10 s to renew, 15 s of lease and 13 s for binds.
+// Each row is a history of the Lease for a term of "us", with a renew deadline of 10 s, a lease of 15 s and a bind
+// deadline of 13 s.
 func TestTerm(t *testing.T) {
 	type moment struct {
 		second float64
@@ -32,25 +33,25 @@ func TestTerm(t *testing.T) {
 		history func(*term)
 		want    []moment
 	}{
-		"nothing is known": {
+		"unknown Lease": {
 			func(*term) {}, []moment{{0, standingBy}, {100, standingBy}},
 		},
-		"the first leader ever answers at once, as soon as it has read what there is": {
+		"without a former leader there is no wait, only the first reads": {
 			func(u *term) { u.sawNone(); u.held(at(1)) }, []moment{{1, takingOver}, {10.9, takingOver}, {11, lapsed}},
 		},
-		"a renewal counts from its begin, for the renew deadline": {
+		"a renewal is valid from its start for the renew deadline": {
 			func(u *term) { u.sawNone(); u.held(at(1)); took(u); u.held(at(3)) },
 			[]moment{{3, leading}, {12.9, leading}, {13, lapsed}, {1000, lapsed}},
 		},
-		"a lapsed leader that finds the Lease its own still goes on": {
+		"a lapsed leader that still holds the Lease continues": {
 			func(u *term) { u.sawNone(); u.held(at(1)); took(u); u.saw(by("us", 1), at(14)); u.held(at(14)) },
 			[]moment{{14, leading}},
 		},
-		"a released Lease is taken at once": {
+		"a released Lease needs no wait": {
 			func(u *term) { u.saw(by("them", 1), at(1)); u.saw(by("", 2), at(2)); u.held(at(2)); took(u) },
 			[]moment{{2, leading}},
 		},
-		"after a holder that fell silent, its lease and bind deadline are waited out": {
+		"after a silent holder, its lease duration and bind deadline must pass": {
 			func(u *term) {
 				u.saw(by("them", 1), at(1))
 				for second := 3.0; second <= 16; second++ {
@@ -63,11 +64,11 @@ func TestTerm(t *testing.T) {
 			},
 			[]moment{{28, waiting}, {28.9, waiting}, {29, leading}},
 		},
-		"the silence counts from the last change that was seen": {
+		"that time starts at the last change in a read": {
 			func(u *term) { u.saw(by("them", 1), at(1)); u.saw(by("them", 3), at(4)); u.held(at(25)); took(u) },
 			[]moment{{31.9, waiting}, {32, leading}},
 		},
-		"or from when the watch told of it, where that was earlier": {
+		"or at the last change in the watch, if that is earlier": {
 			func(u *term) {
 				u.watched(by("them", 3), at(3))
 				u.watched(by("them", 3), at(3.5))
@@ -77,7 +78,7 @@ func TestTerm(t *testing.T) {
 			},
 			[]moment{{30.9, waiting}, {31, leading}},
 		},
-		"a watch that lags behind takes nothing back": {
+		"a late watch event has no effect": {
 			func(u *term) {
 				u.saw(by("them", 3), at(3))
 				u.saw(by("", 4), at(4))
@@ -88,23 +89,23 @@ func TestTerm(t *testing.T) {
 			},
 			[]moment{{6, leading}},
 		},
-		"the answer to the winning write was lost: no less is waited": {
+		"a lost answer to the winning write doesn't shorten the wait": {
 			func(u *term) { u.saw(by("them", 1), at(1)); u.saw(by("us", 17), at(19)); u.held(at(19)); took(u) },
 			[]moment{{28.9, waiting}, {29, lapsed}},
 		},
-		"a leader that sees another hold the Lease leads no more": {
+		"a leader that sees another holder stops leading": {
 			func(u *term) { u.sawNone(); u.held(at(1)); took(u); u.saw(by("them", 2), at(2)) },
 			[]moment{{2, standingBy}},
 		},
-		"nor does one whose Lease was deleted": {
+		"a leader whose Lease was deleted stops leading": {
 			func(u *term) { u.sawNone(); u.held(at(1)); took(u); u.sawNone() },
 			[]moment{{2, standingBy}},
 		},
-		"a Lease that was deleted under another holder, who may not know, is waited for": {
+		"after the deletion of another holder's Lease, the wait is needed": {
 			func(u *term) { u.saw(by("them", 1), at(1)); u.sawNone(); u.held(at(2)); took(u) },
 			[]moment{{2, waiting}},
 		},
-		"who wins again takes over again": {
+		"a second term takes over again": {
 			func(u *term) {
 				u.sawNone()
 				u.held(at(1))
@@ -115,7 +116,7 @@ func TestTerm(t *testing.T) {
 			},
 			[]moment{{3, takingOver}},
 		},
-		"taking over that ends after its term counts for nothing": {
+		"a takeover that ends after its term has no effect": {
 			func(u *term) {
 				u.sawNone()
 				u.held(at(1))
@@ -126,7 +127,7 @@ func TestTerm(t *testing.T) {
 			},
 			[]moment{{3, takingOver}},
 		},
-		"who resigns leads no more": {
+		"after resign it doesn't lead": {
 			func(u *term) { u.sawNone(); u.held(at(1)); took(u); u.resign() }, []moment{{1, standingBy}},
 		},
 	}
@@ -156,11 +157,11 @@ func TestMayRelease(t *testing.T) {
 		second  float64
 		want    bool
 	}{
-		"not what isn't held":                      {func(*term) {}, 1, false},
-		"what was free before":                     {func(u *term) { u.sawNone(); u.held(at(1)) }, 1, true},
-		"not while the former's writes may appear": {func(u *term) { u.saw(by("them", 1), at(1)); u.held(at(20)) }, 28.9, false},
-		"once they have appeared":                  {func(u *term) { u.saw(by("them", 1), at(1)); u.held(at(20)) }, 29, true},
-		"though it lapsed":                         {func(u *term) { u.sawNone(); u.held(at(1)) }, 14, true},
+		"not held":         {func(*term) {}, 1, false},
+		"no former holder": {func(u *term) { u.sawNone(); u.held(at(1)) }, 1, true},
+		"the former holder's writes can take effect": {func(u *term) { u.saw(by("them", 1), at(1)); u.held(at(20)) }, 28.9, false},
+		"the former holder's writes have ended":      {func(u *term) { u.saw(by("them", 1), at(1)); u.held(at(20)) }, 29, true},
+		"lapsed":                                     {func(u *term) { u.sawNone(); u.held(at(1)) }, 14, true},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// cluster fills a ledger with nodes of eight cards of 16276, each about 90% taken by seven pods.
+// cluster returns a ledger with nodes of eight cards of 16276; seven pods use about 90% of each card.
 func cluster(nodes int) (*ledger.Ledger, []string) {
 	l := ledger.New(nil)
 	names := make([]string, nodes)
@@ -31,7 +31,7 @@ func cluster(nodes int) (*ledger.Ledger, []string) {
 
 var sizes = []int{100, 1000, 5000}
 
-func TestCheckAllocatesNothing(t *testing.T) {
+func TestCheckAllocations(t *testing.T) {
 	l, names := cluster(10)
 	asking, fitting := pod("asking", 1500), 0
 	allocations := testing.AllocsPerRun(10, func() {
@@ -74,7 +74,7 @@ func BenchmarkRank(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("nodes=%d", size), func(b *testing.B) {
 			l, names := cluster(size)
-			// As they come: the same names, in other memory each time.
+			// Equal names in different memory, as decoded from two requests.
 			lists := [][]string{names, make([]string, size)}
 			for i, name := range names {
 				lists[1][i] = strings.Clone(name)
@@ -103,7 +103,7 @@ func BenchmarkReserveRelease(b *testing.B) {
 	}
 }
 
-// BenchmarkHold is what the watch costs: a pod that is told again, on a node with 56 others.
+// BenchmarkHold measures the event handler's call for a known pod, on a node with 55 others.
 func BenchmarkHold(b *testing.B) {
 	l, names := cluster(1)
 	p := pod(names[0]+"-0-0", 2050)
@@ -113,7 +113,7 @@ func BenchmarkHold(b *testing.B) {
 	}
 }
 
-// BenchmarkCheckBesideBinds checks 1,000 nodes while others reserve and release.
+// BenchmarkCheckBesideBinds checks 1,000 nodes during concurrent reservations.
 func BenchmarkCheckBesideBinds(b *testing.B) {
 	l, names := cluster(1000)
 	stop, stopped := make(chan struct{}), make(chan struct{})
@@ -139,7 +139,7 @@ func BenchmarkCheckBesideBinds(b *testing.B) {
 	<-stopped
 }
 
-// BenchmarkReserveBesideReaders tells how long a decision waits while everything is read, as by a scrape.
+// BenchmarkReserveBesideReaders measures how long a reservation waits during complete reads, as for metrics.
 func BenchmarkReserveBesideReaders(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("nodes=%d", size), func(b *testing.B) {

@@ -16,13 +16,13 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// follower knows the ledger by its changes alone.
+// follower builds its copy of the ledger only from changes.
 type follower struct {
 	revision uint64
 	nodes    map[string]ledger.Node
 }
 
-// follow catches up and returns every node, in order of the names, and how many it was told of.
+// follow applies the changes and returns all nodes, sorted by name, and the number of nodes in the changes.
 func (f *follower) follow(l *ledger.Ledger) ([]ledger.Node, int) {
 	changes := l.Since(f.revision)
 	if changes.Whole {
@@ -39,10 +39,10 @@ func (f *follower) follow(l *ledger.Ledger) ([]ledger.Node, int) {
 	return nodes, len(changes.Nodes)
 }
 
-func TestWhoFollowsTheChangesKnowsTheWholeLedger(t *testing.T) {
+func TestChangesReproduceLedger(t *testing.T) {
 	for seed := range uint64(30) {
 		s := &simulation{
-			random: rand.New(rand.NewPCG(seed, 3)), book: newBook(t), model: newModel(),
+			random: rand.New(rand.NewPCG(seed, 3)), recorder: newRecorder(t), model: newModel(),
 			nodes: []string{"n0", "n1", "n2", "n3"}, clock: at,
 		}
 		for i := range 14 {
@@ -52,56 +52,56 @@ func TestWhoFollowsTheChangesKnowsTheWholeLedger(t *testing.T) {
 		for range 300 {
 			did, _, _ := s.step()
 			if s.random.IntN(3) == 0 {
-				continue // Several changes in one go.
+				continue // Several changes at once.
 			}
-			got, _ := f.follow(s.book.Ledger)
-			if diff := cmp.Diff(s.book.Nodes(), got, cmpopts.EquateEmpty()); diff != "" {
+			got, _ := f.follow(s.recorder.Ledger)
+			if diff := cmp.Diff(s.recorder.Nodes(), got, cmpopts.EquateEmpty()); diff != "" {
 				t.Fatalf("seed %d, after %s (-ledger +follower):\n%s", seed, did, diff)
 			}
 		}
 	}
 }
 
-func TestSinceTellsOfWhatChangedAndOfNothingElse(t *testing.T) {
-	b, f := newBook(t), &follower{}
+func TestChangesMinimal(t *testing.T) {
+	b, f := newRecorder(t), &follower{}
 	for i := range 5 {
 		b.SetNode(fmt.Sprintf("n%d", i), spec(16, 16))
 	}
-	told := func(what string, want int) {
+	changed := func(what string, want int) {
 		t.Helper()
 		if _, got := f.follow(b.Ledger); got != want {
-			t.Errorf("%s: told of %d nodes, want %d", what, got, want)
+			t.Errorf("%s: %d nodes in the changes, want %d", what, got, want)
 		}
 	}
-	told("at first", 5)
-	told("with nothing changed", 0)
+	changed("first call", 5)
+	changed("no change", 0)
 	if _, err := b.Reserve("n1", pod("p", 4), placement.Binpack, time.Unix(1, 0)); err != nil {
 		t.Fatal(err)
 	}
-	told("a reservation", 1)
+	changed("a reservation", 1)
 	b.Commit(pod("p", 4).UID)
-	told("a bind", 1)
+	changed("a confirmed bind", 1)
 	b.Hold("n2", pod("p", 4), gpu.On(1, 4), time.Unix(1, 0))
-	told("a pod on another node", 2)
+	changed("a pod on another node", 2)
 	b.Drop(pod("p", 4).UID)
-	told("a pod's end", 1)
+	changed("a removed pod", 1)
 	b.DeleteNode("never there")
-	told("the end of a node that nobody knew", 0)
+	changed("deletion of an unknown node", 0)
 	b.DeleteNode("n3")
-	told("the end of a node", 4)
-	told("with nothing changed since", 0)
+	changed("deletion of a node", 4)
+	changed("no change after that", 0)
 }
 
-func TestFollowingBesideManyWriters(t *testing.T) {
+func TestChangesDuringWrites(t *testing.T) {
 	l, f := ledger.New(nil), &follower{}
 	l.SetNode("n0", spec(30, 30))
 	l.SetNode("n1", spec(30, 30))
-	together(t, l, func(random *rand.Rand, pods []gpu.Pod) {
+	concurrently(t, l, func(random *rand.Rand, pods []gpu.Pod) {
 		for range rounds {
 			p := pods[random.IntN(len(pods))]
 			switch random.IntN(4) {
 			case 0:
-				_, _ = l.Reserve(fmt.Sprintf("n%d", random.IntN(2)), p, placement.Binpack, at) // Full is an answer too.
+				_, _ = l.Reserve(fmt.Sprintf("n%d", random.IntN(2)), p, placement.Binpack, at) // An error for a full node is expected.
 			case 1:
 				l.Commit(p.UID)
 			case 2:
@@ -112,7 +112,7 @@ func TestFollowingBesideManyWriters(t *testing.T) {
 		}
 	}, func(n ledger.Node) error {
 		f.follow(l)
-		return addsUp(n)
+		return checkSums(n)
 	})
 	got, _ := f.follow(l)
 	if diff := cmp.Diff(l.Nodes(), got, cmpopts.EquateEmpty()); diff != "" {

@@ -19,9 +19,9 @@ const (
 	bursts   = 40
 )
 
-// together runs as many workers at once as there are, each with its own random numbers and its own pods, while an
-// auditor looks at the whole ledger again and again.
-func together(t *testing.T, l *ledger.Ledger, work func(random *rand.Rand, pods []gpu.Pod), audit func(ledger.Node) error) {
+// concurrently runs the workers concurrently, each with its own random numbers and pods, while another goroutine audits
+// all nodes repeatedly.
+func concurrently(t *testing.T, l *ledger.Ledger, work func(random *rand.Rand, pods []gpu.Pod), audit func(ledger.Node) error) {
 	t.Helper()
 	var working, auditing sync.WaitGroup
 	done := make(chan struct{})
@@ -55,8 +55,8 @@ func together(t *testing.T, l *ledger.Ledger, work func(random *rand.Rand, pods 
 	auditing.Wait()
 }
 
-// addsUp says whether what is taken of each card is what the holders have of it.
-func addsUp(n ledger.Node) error {
+// checkSums checks that the used memory of each card is the sum of its allocations.
+func checkSums(n ledger.Node) error {
 	sums := map[int]gpu.Memory{}
 	for _, h := range n.Holders {
 		for _, share := range h.Placement {
@@ -65,103 +65,103 @@ func addsUp(n ledger.Node) error {
 	}
 	for i, c := range n.Cards {
 		if n.Used[i] != sums[c.Index] {
-			return fmt.Errorf("node %s: %d of card %d are taken, its holders have %d", n.Name, n.Used[i], c.Index, sums[c.Index])
+			return fmt.Errorf("node %s: %d of card %d are used, its allocations have %d", n.Name, n.Used[i], c.Index, sums[c.Index])
 		}
 	}
 	return nil
 }
 
-// isEmpty says whether nothing at all is left of the pods.
-func isEmpty(t *testing.T, l *ledger.Ledger) {
+// checkEmpty checks that none of the pods has an allocation.
+func checkEmpty(t *testing.T, l *ledger.Ledger) {
 	t.Helper()
 	for worker := range workers {
 		for i := range podsEach {
 			uid := pod(fmt.Sprintf("w%d-p%02d", worker, i), 0).UID
 			if node, _, held := l.Lookup(uid); held {
-				t.Errorf("%s is still held on %s", uid, node)
+				t.Errorf("%s still has an allocation on %s", uid, node)
 			}
 		}
 	}
 	for _, n := range l.Nodes() {
 		for i, used := range n.Used {
 			if used != 0 {
-				t.Errorf("node %s: %d of card %d are still taken", n.Name, used, n.Cards[i].Index)
+				t.Errorf("node %s: %d of card %d are still used", n.Name, used, n.Cards[i].Index)
 			}
 		}
 		if len(n.Holders) > 0 {
-			t.Errorf("node %s still has the holders %v", n.Name, n.Holders)
+			t.Errorf("node %s still has the allocations %v", n.Name, n.Holders)
 		}
 		l.DeleteNode(n.Name)
 	}
 	expect(t, "nodes after all were deleted", []ledger.Node{}, l.Nodes())
 }
 
-// Where Reserve alone gives places out, no card is ever promised more than it has, whoever asks at once; and the ledger
-// tells of freed memory exactly as often as a hold is given back.
-func TestManyReserveAtOnce(t *testing.T) {
+// Concurrent reservations never allocate more of a card than it has, and the ledger calls freed exactly once for each
+// removed allocation.
+func TestConcurrentReserve(t *testing.T) {
 	nodes := []string{"n0", "n1", "n2"}
-	var freed, givenBack, refused atomic.Int64
+	var freed, removed, rejected atomic.Int64
 	l := ledger.New(func(string) { freed.Add(1) })
 	for _, node := range nodes {
 		l.SetNode(node, spec(16, 16, 12))
 	}
 	freed.Store(0)
 
-	together(t, l, func(random *rand.Rand, pods []gpu.Pod) {
+	concurrently(t, l, func(random *rand.Rand, pods []gpu.Pod) {
 		for range rounds {
 			pod := pods[random.IntN(len(pods))]
 			switch random.IntN(5) {
 			case 0, 1, 2:
 				node := nodes[random.IntN(len(nodes))]
 				policy := placement.Policies()[random.IntN(2)]
-				holder, err := l.Reserve(node, pod, policy, at)
+				got, err := l.Reserve(node, pod, policy, at)
 				if err != nil {
-					refused.Add(1)
-				} else if where, found, held := l.Lookup(pod.UID); !held || where != node || !found.Placement.Equal(holder.Placement) {
-					t.Errorf("Reserve gave %s %s of %s, Lookup finds %s of %q", pod, holder.Placement, node, found.Placement, where)
+					rejected.Add(1)
+				} else if where, found, held := l.Lookup(pod.UID); !held || where != node || !found.Placement.Equal(got.Placement) {
+					t.Errorf("Reserve: %s has %s of %s, Lookup: %s of %q", pod, got.Placement, node, found.Placement, where)
 				}
 			case 3:
 				if l.Commit(pod.UID) && l.Release(pod.UID) {
-					t.Errorf("%s was released after it was committed", pod)
+					t.Errorf("%s was released after its confirmation", pod)
 				}
 			case 4:
 				if l.Release(pod.UID) || l.Drop(pod.UID) {
-					givenBack.Add(1)
+					removed.Add(1)
 				}
 			}
 		}
 		for _, pod := range pods {
 			if l.Drop(pod.UID) {
-				givenBack.Add(1)
+				removed.Add(1)
 			}
 		}
 	}, func(n ledger.Node) error {
 		for i, c := range n.Cards {
 			if n.Used[i] > c.Memory {
-				return fmt.Errorf("node %s: %d of card %d are taken, it has %d", n.Name, n.Used[i], c.Index, c.Memory)
+				return fmt.Errorf("node %s: %d of card %d are used, it has %d", n.Name, n.Used[i], c.Index, c.Memory)
 			}
 		}
-		return addsUp(n)
+		return checkSums(n)
 	})
 
-	if freed.Load() != givenBack.Load() {
-		t.Errorf("freed was called %d times, memory was given back %d times", freed.Load(), givenBack.Load())
+	if freed.Load() != removed.Load() {
+		t.Errorf("freed was called %d times, allocations were removed %d times", freed.Load(), removed.Load())
 	}
-	if givenBack.Load() == 0 || refused.Load() == 0 {
-		t.Errorf("%d holds given back and %d refused: the workers didn't get in each other's way", givenBack.Load(), refused.Load())
+	if removed.Load() == 0 || rejected.Load() == 0 {
+		t.Errorf("%d allocations removed and %d reservations rejected: too few conflicts", removed.Load(), rejected.Load())
 	}
-	isEmpty(t, l)
+	checkEmpty(t, l)
 }
 
-// Everything at once: the API server tells where pods are, cards come and go, nodes are deleted and made anew. Whatever
-// the order, the sums are those of the holders, a pod is held once, and nothing is left at the end.
-func TestEverythingAtOnce(t *testing.T) {
+// Concurrent reservations, pod events and node events, including deletion and new creation of nodes. In any order the
+// used memory is the sum of the allocations, a pod has at most one allocation, and none is left at the end.
+func TestConcurrentOperations(t *testing.T) {
 	nodes := []string{"n0", "n1", "n2"}
 	var freed atomic.Int64
 	l := ledger.New(func(string) { freed.Add(1) })
-	offers := []ledger.NodeSpec{spec(16, 16), spec(16, 16, 12), spec(8), ill(spec(16, 16)), {Cards: spec(16).Cards, WholeCards: true}}
+	specs := []ledger.NodeSpec{spec(16, 16), spec(16, 16, 12), spec(8), unhealthy(spec(16, 16)), {Cards: spec(16).Cards, WholeCards: true}}
 
-	together(t, l, func(random *rand.Rand, pods []gpu.Pod) {
+	concurrently(t, l, func(random *rand.Rand, pods []gpu.Pod) {
 		for range rounds {
 			pod, node := pods[random.IntN(len(pods))], nodes[random.IntN(len(nodes))]
 			switch random.IntN(9) {
@@ -174,17 +174,17 @@ func TestEverythingAtOnce(t *testing.T) {
 			case 4:
 				l.Hold(node, pod, gpu.On(random.IntN(3), pod.Request), at)
 				if where, _, held := l.Lookup(pod.UID); !held || where != node {
-					t.Errorf("%s was told to be on %s, Lookup finds it on %q", pod, node, where)
+					t.Errorf("%s was set on %s, Lookup returns %q", pod, node, where)
 				}
 			case 5:
 				l.Hold(node, pod, nil, at)
 			case 6:
 				l.Drop(pod.UID)
 				if l.Drop(pod.UID) {
-					t.Errorf("%s was dropped twice", pod)
+					t.Errorf("%s was removed twice", pod)
 				}
 			case 7:
-				l.SetNode(node, offers[random.IntN(len(offers))])
+				l.SetNode(node, specs[random.IntN(len(specs))])
 			case 8:
 				if random.IntN(4) == 0 {
 					l.DeleteNode(node)
@@ -197,16 +197,16 @@ func TestEverythingAtOnce(t *testing.T) {
 		for _, pod := range pods {
 			l.Drop(pod.UID)
 		}
-	}, addsUp)
+	}, checkSums)
 
 	if freed.Load() == 0 {
-		t.Error("nothing ever came free")
+		t.Error("freed was never called")
 	}
-	isEmpty(t, l)
+	checkEmpty(t, l)
 }
 
-// All fight for the same pods: a retry of a bind beside the watch's word of it, a deletion in between.
-func TestTheSamePodsAtOnce(t *testing.T) {
+// Concurrent operations on the same pods: a retried bind during the pod's event, and a deletion between the two.
+func TestConcurrentSamePods(t *testing.T) {
 	nodes := []string{"n0", "n1"}
 	l := ledger.New(nil)
 	for _, node := range nodes {
@@ -216,9 +216,9 @@ func TestTheSamePodsAtOnce(t *testing.T) {
 	for i := range 4 {
 		shared = append(shared, pod(fmt.Sprintf("shared-%d", i), 10))
 	}
-	// Looked at between bursts: while a pod moves, whoever reads one node after the other may find it on both.
+	// Checked between bursts: while a pod moves, reading the nodes one after the other can return it on both.
 	for range bursts {
-		together(t, l, func(random *rand.Rand, _ []gpu.Pod) {
+		concurrently(t, l, func(random *rand.Rand, _ []gpu.Pod) {
 			for range rounds / bursts {
 				pod, node := shared[random.IntN(len(shared))], nodes[random.IntN(len(nodes))]
 				switch random.IntN(5) {
@@ -232,22 +232,22 @@ func TestTheSamePodsAtOnce(t *testing.T) {
 					l.Drop(pod.UID)
 				}
 			}
-		}, addsUp)
-		holds := map[gpu.PodUID][]string{}
+		}, checkSums)
+		nodesOf := map[gpu.PodUID][]string{}
 		for _, n := range l.Nodes() {
 			for _, h := range n.Holders {
-				holds[h.UID] = append(holds[h.UID], n.Name)
+				nodesOf[h.UID] = append(nodesOf[h.UID], n.Name)
 			}
 		}
 		for _, pod := range shared {
-			home, _, held := l.Lookup(pod.UID)
-			if on := holds[pod.UID]; held != (len(on) == 1) || (held && on[0] != home) || len(on) > 1 {
-				t.Errorf("%s is held on %v, and its home is %q", pod, on, home)
+			where, _, held := l.Lookup(pod.UID)
+			if on := nodesOf[pod.UID]; held != (len(on) == 1) || (held && on[0] != where) || len(on) > 1 {
+				t.Errorf("%s has allocations on %v, Lookup returns %q", pod, on, where)
 			}
 		}
 	}
 	for _, pod := range shared {
 		l.Drop(pod.UID)
 	}
-	isEmpty(t, l)
+	checkEmpty(t, l)
 }

@@ -15,10 +15,10 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// at is when every card of these tests was chosen.
+// at is the assume time of all allocations in these tests.
 var at = time.Unix(1700000000, 0)
 
-// spec builds a node's offer from the sizes of its cards.
+// spec returns a node with cards of these sizes.
 func spec(sizes ...gpu.Memory) ledger.NodeSpec {
 	s := ledger.NodeSpec{Unit: gpu.MiB}
 	for i, size := range sizes {
@@ -27,66 +27,66 @@ func spec(sizes ...gpu.Memory) ledger.NodeSpec {
 	return s
 }
 
-// ill returns the offer with its first card unhealthy.
-func ill(s ledger.NodeSpec) ledger.NodeSpec {
+// unhealthy returns the node with its first card unhealthy.
+func unhealthy(s ledger.NodeSpec) ledger.NodeSpec {
 	s.Cards = slices.Clone(s.Cards)
 	s.Cards[0].Unhealthy = "Xid 79"
 	return s
 }
 
-// pod builds a pod whose UID tells its name.
+// pod returns a pod whose UID contains its name.
 func pod(name string, request gpu.Memory) gpu.Pod {
 	return gpu.Pod{UID: gpu.PodUID("uid-" + name), Namespace: "default", Name: name, Request: request}
 }
 
-// book is a ledger with a memory of which nodes it said had come free.
-type book struct {
+// recorder is a ledger that records its calls of freed.
+type recorder struct {
 	*ledger.Ledger
 	t     *testing.T
 	freed []string
 }
 
-func newBook(t *testing.T) *book {
-	b := &book{t: t}
+func newRecorder(t *testing.T) *recorder {
+	b := &recorder{t: t}
 	b.Ledger = ledger.New(func(node string) { b.freed = append(b.freed, node) })
 	return b
 }
 
-// takeFreed returns the nodes that came free since the last call.
-func (b *book) takeFreed() []string {
+// takeFreed returns the nodes of the freed calls since the last takeFreed.
+func (b *recorder) takeFreed() []string {
 	freed := b.freed
 	b.freed = nil
 	return freed
 }
 
-// reserve reserves with binpack, and fails the test if it can't.
-func (b *book) reserve(node string, pod gpu.Pod) gpu.Placement {
+// reserve reserves with binpack and fails the test on an error.
+func (b *recorder) reserve(node string, pod gpu.Pod) gpu.Placement {
 	b.t.Helper()
-	holder, err := b.Reserve(node, pod, placement.Binpack, at)
+	allocation, err := b.Reserve(node, pod, placement.Binpack, at)
 	if err != nil {
 		b.t.Fatalf("Reserve(%s, %s): %v", node, pod, err)
 	}
-	return holder.Placement
+	return allocation.Placement
 }
 
-func (b *book) used(node string) []gpu.Memory {
+func (b *recorder) used(node string) []gpu.Memory {
 	n, _ := b.Node(node)
 	return n.Used
 }
 
-func (b *book) where(pod gpu.Pod) gpu.Placement {
-	_, holder, _ := b.Lookup(pod.UID)
-	return holder.Placement
+func (b *recorder) where(pod gpu.Pod) gpu.Placement {
+	_, allocation, _ := b.Lookup(pod.UID)
+	return allocation.Placement
 }
 
-func (b *book) check(pod gpu.Pod, names ...string) map[string]placement.Reason {
+func (b *recorder) check(pod gpu.Pod, names ...string) map[string]placement.Reason {
 	reasons := map[string]placement.Reason{}
 	b.Check(pod, names, func(name string, reason placement.Reason) { reasons[name] = reason })
 	return reasons
 }
 
-// rank is check by way of what is kept of each node's cards together.
-func (b *book) rank(pod gpu.Pod, names ...string) map[string]placement.Reason {
+// rank returns the same as check, from Rank, which uses per-node summaries of the cards.
+func (b *recorder) rank(pod gpu.Pod, names ...string) map[string]placement.Reason {
 	reasons := map[string]placement.Reason{}
 	view := ledger.View{Card: placement.Binpack, Node: placement.Binpack}
 	b.Rank(view, pod, names, func(i int, _ placement.Suitability, reason placement.Reason) { reasons[names[i]] = reason })
@@ -100,8 +100,9 @@ func expect(t *testing.T, what string, want, got any) {
 	}
 }
 
-func TestTheFilterFigure(t *testing.T) {
-	b := newBook(t)
+// TestFilterFigure is the filter figure of the gpushare design.
+func TestFilterFigure(t *testing.T) {
+	b := newRecorder(t)
 	for _, node := range []string{"n1", "n2", "n3"} {
 		b.SetNode(node, spec(16276, 16276))
 	}
@@ -122,8 +123,9 @@ func TestTheFilterFigure(t *testing.T) {
 	expect(t, "n3", []gpu.Memory{16276, 16276}, b.used("n3"))
 }
 
-func TestTheBindFigure(t *testing.T) {
-	b := newBook(t)
+// TestBindFigure is the bind figure of the gpushare design.
+func TestBindFigure(t *testing.T) {
+	b := newRecorder(t)
 	b.SetNode("n1", spec(16276, 16276, 16276, 16276))
 	b.Hold("n1", pod("a", 4069), gpu.On(0, 4069), at)
 	b.Hold("n1", pod("b", 8138), gpu.On(1, 8138), at)
@@ -133,77 +135,77 @@ func TestTheBindFigure(t *testing.T) {
 	expect(t, "the node", []gpu.Memory{4069, 16276, 12207, 0}, b.used("n1"))
 }
 
-// A story is told to a ledger with one node n1 of two cards of 16, and what is left at its end is compared.
-func TestStories(t *testing.T) {
+// Each row runs on a ledger with one node n1 with two cards of 16.
+func TestLedger(t *testing.T) {
 	a, c := pod("a", 10), pod("c", 10)
 	for name, tc := range map[string]struct {
-		story func(b *book)
-		used  []gpu.Memory
-		// freed is what was said to have come free since the story began.
+		run  func(b *recorder)
+		used []gpu.Memory
+		// freed are the nodes of the freed calls during the row.
 		freed []string
-		// holder is what is known of pod a, on which node.
-		node   string
-		holder ledger.Holder
+		// node and allocation are the result of Lookup for pod a.
+		node       string
+		allocation ledger.Holder
 	}{
-		"a reservation takes its memory at once": {
-			story: func(b *book) { b.reserve("n1", a) },
-			used:  []gpu.Memory{10, 0},
-			node:  "n1", holder: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+		"a reservation allocates its memory": {
+			run:  func(b *recorder) { b.reserve("n1", a) },
+			used: []gpu.Memory{10, 0},
+			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
-		"reserving again changes nothing, the time of the choice included": {
-			story: func(b *book) {
+		"a second reservation changes nothing, not even the assume time": {
+			run: func(b *recorder) {
 				b.reserve("n1", a)
-				holder, err := b.Reserve("n1", a, placement.Spread, at.Add(time.Hour))
-				expect(b.t, "the second answer", ledger.Holder{Pod: a, Placement: gpu.On(0, 10), AssumeTime: at}, holder)
+				allocation, err := b.Reserve("n1", a, placement.Spread, at.Add(time.Hour))
+				expect(b.t, "the second answer", ledger.Holder{Pod: a, Placement: gpu.On(0, 10), AssumeTime: at}, allocation)
 				expect(b.t, "its error", nil, err)
 			},
 			used: []gpu.Memory{10, 0},
-			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
-		"a committed reservation can't be released": {
-			story: func(b *book) {
+		"a confirmed reservation can't be released": {
+			run: func(b *recorder) {
 				b.reserve("n1", a)
 				expect(b.t, "Commit", true, b.Commit(a.UID))
 				expect(b.t, "Release", false, b.Release(a.UID))
 			},
 			used: []gpu.Memory{10, 0},
-			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
-		"a released reservation is gone, and says so": {
-			story: func(b *book) {
+		"a reservation can be released once": {
+			run: func(b *recorder) {
 				b.reserve("n1", a)
 				expect(b.t, "Release", true, b.Release(a.UID))
 				expect(b.t, "Release again", false, b.Release(a.UID))
 			},
 			used: []gpu.Memory{0, 0}, freed: []string{"n1"},
 		},
-		"a pod that was deleted while its bind was in flight doesn't come back": {
-			story: func(b *book) {
+		"a pod deleted during its bind isn't confirmed": {
+			run: func(b *recorder) {
 				b.reserve("n1", a)
 				expect(b.t, "Drop", true, b.Drop(a.UID))
 				expect(b.t, "Commit", false, b.Commit(a.UID))
 			},
 			used: []gpu.Memory{0, 0}, freed: []string{"n1"},
 		},
-		"the watch confirms what was reserved, and nothing comes free": {
-			story: func(b *book) {
+		"the pod's event confirms the reservation and frees nothing": {
+			run: func(b *recorder) {
 				b.reserve("n1", a)
 				b.Hold("n1", a, gpu.On(0, 10), at)
 				expect(b.t, "Commit", true, b.Commit(a.UID))
 			},
 			used: []gpu.Memory{10, 0},
-			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
-		"what the API server tells replaces the card that was reserved": {
-			story: func(b *book) {
+		"the card in the pod's event replaces the reserved card": {
+			run: func(b *recorder) {
 				b.reserve("n1", a)
 				b.Hold("n1", a, gpu.On(1, 10), at)
 			},
 			used: []gpu.Memory{0, 10}, freed: []string{"n1"},
-			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(1, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(1, 10), AssumeTime: at},
 		},
-		"what the API server tells replaces the node that was reserved": {
-			story: func(b *book) {
+		"the node in the pod's event replaces the reserved node": {
+			run: func(b *recorder) {
 				b.SetNode("n2", spec(16))
 				b.takeFreed()
 				b.reserve("n1", a)
@@ -211,10 +213,10 @@ func TestStories(t *testing.T) {
 				expect(b.t, "n2", []gpu.Memory{10}, b.used("n2"))
 			},
 			used: []gpu.Memory{0, 0}, freed: []string{"n1"},
-			node: "n2", holder: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n2", allocation: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
-		"a pod that is held on one node is promised no other": {
-			story: func(b *book) {
+		"a pod with an allocation on one node gets none on another": {
+			run: func(b *recorder) {
 				b.SetNode("n2", spec(16))
 				b.takeFreed()
 				b.reserve("n1", a)
@@ -223,35 +225,35 @@ func TestStories(t *testing.T) {
 				expect(b.t, "Check", map[string]placement.Reason{"n1": placement.Fits, "n2": placement.Elsewhere}, b.check(a, "n1", "n2"))
 			},
 			used: []gpu.Memory{10, 0},
-			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
-		"a pod finds its own place also where no other would": {
-			story: func(b *book) {
+		"a pod with an allocation fits its full node": {
+			run: func(b *recorder) {
 				b.reserve("n1", a)
 				b.reserve("n1", c)
 				expect(b.t, "its own", map[string]placement.Reason{"n1": placement.Fits}, b.check(a, "n1"))
 				expect(b.t, "another's", map[string]placement.Reason{"n1": placement.Fragmented}, b.check(pod("d", 10), "n1"))
 			},
 			used: []gpu.Memory{10, 10},
-			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
-		"others may take more of a card than it has; what is over gives no room when it leaves": {
-			story: func(b *book) {
+		"an overcommitted card has no room after the excess is removed": {
+			run: func(b *recorder) {
 				b.Hold("n1", a, gpu.On(0, 10), at)
 				b.Hold("n1", c, gpu.On(0, 10), at)
 				b.Hold("n1", pod("d", 16), gpu.On(0, 16), at)
 				b.Drop(c.UID)
 			},
 			used: []gpu.Memory{26, 0},
-			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
-		"a pod over several cards holds each share": {
-			story: func(b *book) { b.Hold("n1", a, gpu.Placement{{Card: 0, Memory: 4}, {Card: 1, Memory: 6}}, at) },
-			used:  []gpu.Memory{4, 6},
-			node:  "n1", holder: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.Placement{{Card: 0, Memory: 4}, {Card: 1, Memory: 6}}, AssumeTime: at},
+		"a pod on several cards has all its shares": {
+			run:  func(b *recorder) { b.Hold("n1", a, gpu.Placement{{Card: 0, Memory: 4}, {Card: 1, Memory: 6}}, at) },
+			used: []gpu.Memory{4, 6},
+			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.Placement{{Card: 0, Memory: 4}, {Card: 1, Memory: 6}}, AssumeTime: at},
 		},
-		"a holder stays visible on a card that has vanished, and counts again when it is back": {
-			story: func(b *book) {
+		"an allocation on a missing card stays listed and counts again when the card is back": {
+			run: func(b *recorder) {
 				b.Hold("n1", a, gpu.On(1, 10), at)
 				b.SetNode("n1", spec(16))
 				expect(b.t, "without card 1", []gpu.Memory{0}, b.used("n1"))
@@ -259,23 +261,23 @@ func TestStories(t *testing.T) {
 				b.SetNode("n1", spec(16, 16))
 			},
 			used: []gpu.Memory{0, 10}, freed: []string{"n1"},
-			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(1, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(1, 10), AssumeTime: at},
 		},
-		"a node that is deleted and made anew finds its holders": {
-			story: func(b *book) {
+		"a node that is deleted and created again keeps its allocations": {
+			run: func(b *recorder) {
 				b.reserve("n1", a)
 				b.DeleteNode("n1")
-				expect(b.t, "meanwhile", map[string]placement.Reason{"n1": placement.NotShared}, b.check(c, "n1"))
+				expect(b.t, "Check without the node", map[string]placement.Reason{"n1": placement.NotShared}, b.check(c, "n1"))
 				n, known := b.Node("n1")
-				expect(b.t, "the unit meanwhile", gpu.Unit(0), n.Unit)
-				expect(b.t, "known by its holder", true, known)
+				expect(b.t, "unit without the node", gpu.Unit(0), n.Unit)
+				expect(b.t, "known by its allocation", true, known)
 				b.SetNode("n1", spec(16, 16))
 			},
 			used: []gpu.Memory{10, 0}, freed: []string{"n1"},
-			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
-		"a deleted node is forgotten with its last holder": {
-			story: func(b *book) {
+		"a deleted node is removed with its last allocation": {
+			run: func(b *recorder) {
 				b.reserve("n1", a)
 				b.DeleteNode("n1")
 				b.Drop(a.UID)
@@ -283,34 +285,34 @@ func TestStories(t *testing.T) {
 				expect(b.t, "known", false, known)
 			},
 		},
-		"a node whose object is not there yet keeps its holders": {
-			story: func(b *book) {
+		"a node without an object yet keeps its allocations": {
+			run: func(b *recorder) {
 				b.DeleteNode("n1")
 				b.Hold("n1", a, gpu.On(0, 10), at)
 				b.SetNode("n1", spec(16, 16))
 			},
 			used: []gpu.Memory{10, 0}, freed: []string{"n1"},
-			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
-		"a node that gives out whole cards takes nothing more, and what it has stays": {
-			story: func(b *book) {
+		"a node that allocates whole cards gets no new pods and keeps its allocations": {
+			run: func(b *recorder) {
 				b.reserve("n1", a)
 				whole := spec(16, 16)
 				whole.WholeCards = true
 				b.SetNode("n1", whole)
 				_, err := b.Reserve("n1", c, placement.Binpack, at)
-				var refused *ledger.NoRoomError
-				if !errors.As(err, &refused) || !errors.Is(err, ledger.ErrNoRoom) {
+				var rejected *ledger.NoRoomError
+				if !errors.As(err, &rejected) || !errors.Is(err, ledger.ErrNoRoom) {
 					b.t.Fatalf("Reserve: got %v, want a NoRoomError", err)
 				}
-				expect(b.t, "the refusal", ledger.NoRoomError{Node: "n1", Reason: placement.WholeCards}, *refused)
+				expect(b.t, "error", ledger.NoRoomError{Node: "n1", Reason: placement.WholeCards}, *rejected)
 				expect(b.t, "Check", map[string]placement.Reason{"n1": placement.WholeCards}, b.check(c, "n1"))
 			},
 			used: []gpu.Memory{10, 0},
-			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
-		"a node that stops giving out whole cards comes free": {
-			story: func(b *book) {
+		"a node that stops allocating whole cards is freed": {
+			run: func(b *recorder) {
 				whole := spec(16, 16)
 				whole.WholeCards = true
 				b.SetNode("n1", whole)
@@ -318,46 +320,46 @@ func TestStories(t *testing.T) {
 			},
 			used: []gpu.Memory{0, 0}, freed: []string{"n1"},
 		},
-		"a card that falls ill frees nothing; one that gets well does": {
-			story: func(b *book) {
-				b.SetNode("n1", ill(spec(16, 16)))
-				expect(b.t, "ill", []string(nil), b.takeFreed())
+		"a card that becomes unhealthy frees nothing; one that recovers is freed": {
+			run: func(b *recorder) {
+				b.SetNode("n1", unhealthy(spec(16, 16)))
+				expect(b.t, "unhealthy", []string(nil), b.takeFreed())
 				expect(b.t, "the next card", gpu.On(1, 10), b.reserve("n1", a))
 				b.SetNode("n1", spec(16, 16))
 			},
 			used: []gpu.Memory{0, 10}, freed: []string{"n1"},
-			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(1, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(1, 10), AssumeTime: at},
 		},
-		"who leaves an unhealthy card frees nothing": {
-			story: func(b *book) {
+		"a pod removed from an unhealthy card frees nothing": {
+			run: func(b *recorder) {
 				b.reserve("n1", a)
-				b.SetNode("n1", ill(spec(16, 16)))
+				b.SetNode("n1", unhealthy(spec(16, 16)))
 				b.Drop(a.UID)
 			},
 			used: []gpu.Memory{0, 0},
 		},
-		"a card that grows comes free": {
-			story: func(b *book) { b.SetNode("n1", spec(16, 17)) },
-			used:  []gpu.Memory{0, 0}, freed: []string{"n1"},
+		"a larger card is freed": {
+			run:  func(b *recorder) { b.SetNode("n1", spec(16, 17)) },
+			used: []gpu.Memory{0, 0}, freed: []string{"n1"},
 		},
-		"a card that shrinks frees nothing": {
-			story: func(b *book) { b.SetNode("n1", spec(16, 15)) },
-			used:  []gpu.Memory{0, 0},
+		"a smaller card frees nothing": {
+			run:  func(b *recorder) { b.SetNode("n1", spec(16, 15)) },
+			used: []gpu.Memory{0, 0},
 		},
-		"the same offer again frees nothing": {
-			story: func(b *book) { b.SetNode("n1", spec(16, 16)) },
-			used:  []gpu.Memory{0, 0},
+		"an unchanged node frees nothing": {
+			run:  func(b *recorder) { b.SetNode("n1", spec(16, 16)) },
+			used: []gpu.Memory{0, 0},
 		},
-		"a card swapped for another index comes free": {
-			story: func(b *book) {
+		"a card with a new index is freed": {
+			run: func(b *recorder) {
 				swapped := spec(16, 16)
 				swapped.Cards[1].Index = 4
 				b.SetNode("n1", swapped)
 			},
 			used: []gpu.Memory{0, 0}, freed: []string{"n1"},
 		},
-		"cards in any order are known by their index": {
-			story: func(b *book) {
+		"cards are identified by index in any order": {
+			run: func(b *recorder) {
 				s := spec(16, 8)
 				slices.Reverse(s.Cards)
 				b.SetNode("n1", s)
@@ -366,114 +368,114 @@ func TestStories(t *testing.T) {
 				b.reserve("n1", a)
 			},
 			used: []gpu.Memory{10, 0},
-			node: "n1", holder: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBook(t)
+			b := newRecorder(t)
 			b.SetNode("n1", spec(16, 16))
 			expect(t, "freed by a new node", []string{"n1"}, b.takeFreed())
-			tc.story(b)
+			tc.run(b)
 			expect(t, "used", tc.used, b.used("n1"))
 			expect(t, "freed", tc.freed, b.takeFreed())
-			node, holder, _ := b.Lookup(a.UID)
+			node, allocation, _ := b.Lookup(a.UID)
 			expect(t, "a's node", tc.node, node)
-			expect(t, "a", tc.holder, holder)
+			expect(t, "a", tc.allocation, allocation)
 		})
 	}
 }
 
-func TestPresumedPlaces(t *testing.T) {
+func TestPresumedAllocation(t *testing.T) {
 	a, c, d := pod("a", 8), pod("c", 8), pod("d", 6)
 	for name, tc := range map[string]struct {
-		story func(b *book)
-		used  []gpu.Memory
-		// where is the place of pod a, and presumed whether it is a guess.
+		run  func(b *recorder)
+		used []gpu.Memory
+		// where is the placement of pod a, and presumed whether it is presumed.
 		where    gpu.Placement
 		presumed bool
 	}{
-		"a pod without a card is presumed where binpack would put it": {
-			story: func(b *book) { b.Hold("n1", a, nil, at) },
-			used:  []gpu.Memory{8, 0}, where: gpu.On(0, 8), presumed: true,
+		"a pod without a card is presumed on the card that binpack chooses": {
+			run:  func(b *recorder) { b.Hold("n1", a, nil, at) },
+			used: []gpu.Memory{8, 0}, where: gpu.On(0, 8), presumed: true,
 		},
-		"a guess stays when a better card comes about": {
-			story: func(b *book) {
+		"a presumed allocation stays when binpack would prefer another card": {
+			run: func(b *recorder) {
 				b.Hold("n1", a, nil, at)
-				b.Hold("n1", c, gpu.On(1, 8), at) // Binpack would now put a there, too.
+				b.Hold("n1", c, gpu.On(1, 8), at) // Binpack would now prefer this card for a, too.
 			},
 			used: []gpu.Memory{8, 8}, where: gpu.On(0, 8), presumed: true,
 		},
-		"a guess stays when it is told again that nothing is known": {
-			story: func(b *book) {
+		"a presumed allocation stays after another event without a card": {
+			run: func(b *recorder) {
 				b.Hold("n1", a, nil, at)
 				b.Hold("n1", c, gpu.On(1, 8), at)
 				b.Hold("n1", a, nil, at)
 			},
 			used: []gpu.Memory{8, 8}, where: gpu.On(0, 8), presumed: true,
 		},
-		"a reservation goes around a guess and doesn't move it": {
-			story: func(b *book) {
+		"a reservation doesn't move a presumed allocation": {
+			run: func(b *recorder) {
 				b.Hold("n1", a, nil, at)
 				expect(b.t, "c", gpu.On(1, 8), b.reserve("n1", c))
 			},
 			used: []gpu.Memory{8, 8}, where: gpu.On(0, 8), presumed: true,
 		},
-		"a guess yields to what is told": {
-			story: func(b *book) {
+		"a presumed allocation moves if another pod's event names its card": {
+			run: func(b *recorder) {
 				b.Hold("n1", a, nil, at)
 				b.Hold("n1", c, gpu.On(0, 8), at)
 			},
 			used: []gpu.Memory{8, 8}, where: gpu.On(1, 8), presumed: true,
 		},
-		"a guess becomes what is told of the pod itself": {
-			story: func(b *book) {
+		"the pod's own event replaces a presumed allocation": {
+			run: func(b *recorder) {
 				b.Hold("n1", a, nil, at)
 				b.Hold("n1", a, gpu.On(1, 8), at)
 			},
 			used: []gpu.Memory{0, 8}, where: gpu.On(1, 8),
 		},
-		"a pod whose annotations were taken away is presumed where it was": {
-			story: func(b *book) {
+		"a pod whose annotations were removed is presumed on its former card": {
+			run: func(b *recorder) {
 				b.Hold("n1", a, gpu.On(1, 8), at)
 				b.Hold("n1", a, nil, at)
 			},
 			used: []gpu.Memory{0, 8}, where: gpu.On(1, 8), presumed: true,
 		},
-		"a guess stays on a card that falls ill": {
-			story: func(b *book) {
+		"a presumed allocation stays on a card that becomes unhealthy": {
+			run: func(b *recorder) {
 				b.Hold("n1", a, nil, at)
-				b.SetNode("n1", ill(spec(10, 10)))
+				b.SetNode("n1", unhealthy(spec(10, 10)))
 			},
 			used: []gpu.Memory{8, 0}, where: gpu.On(0, 8), presumed: true,
 		},
-		"a new guess avoids an unhealthy card": {
-			story: func(b *book) {
-				b.SetNode("n1", ill(spec(10, 10)))
+		"a new presumed allocation avoids an unhealthy card": {
+			run: func(b *recorder) {
+				b.SetNode("n1", unhealthy(spec(10, 10)))
 				b.Hold("n1", a, nil, at)
 			},
 			used: []gpu.Memory{0, 8}, where: gpu.On(1, 8), presumed: true,
 		},
-		"a guess leaves a card that has become too small": {
-			story: func(b *book) {
+		"a presumed allocation moves from a card that becomes too small": {
+			run: func(b *recorder) {
 				b.Hold("n1", a, nil, at)
 				b.SetNode("n1", spec(7, 10))
 			},
 			used: []gpu.Memory{0, 8}, where: gpu.On(1, 8), presumed: true,
 		},
-		"a pod that no card has room for has no place, and gets one when room comes": {
-			story: func(b *book) {
+		"a pod that fits no card has no placement until memory is freed": {
+			run: func(b *recorder) {
 				b.Hold("n1", c, gpu.On(0, 8), at)
 				b.Hold("n1", d, gpu.On(1, 6), at)
 				b.Hold("n1", a, nil, at)
-				expect(b.t, "meanwhile", gpu.Placement(nil), b.where(a))
+				expect(b.t, "before that", gpu.Placement(nil), b.where(a))
 				b.takeFreed()
 				b.Drop(c.UID)
-				expect(b.t, "freed, though all of it is presumed taken at once", []string(nil), b.takeFreed())
+				expect(b.t, "freed, although the presumed allocation takes all of it", []string(nil), b.takeFreed())
 			},
 			used: []gpu.Memory{8, 6}, where: gpu.On(0, 8), presumed: true,
 		},
-		"pods bound before their node is known are presumed once it is": {
-			story: func(b *book) {
+		"pods bound before their node is known are presumed when it is": {
+			run: func(b *recorder) {
 				b.DeleteNode("n1")
 				b.Hold("n1", c, nil, at)
 				b.Hold("n1", a, nil, at)
@@ -483,21 +485,21 @@ func TestPresumedPlaces(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBook(t)
+			b := newRecorder(t)
 			b.SetNode("n1", spec(10, 10))
-			tc.story(b)
+			tc.run(b)
 			expect(t, "used", tc.used, b.used("n1"))
-			_, holder, _ := b.Lookup(a.UID)
-			expect(t, "a", ledger.Holder{Pod: a, State: ledger.Bound, Placement: tc.where, Presumed: tc.presumed, AssumeTime: at}, holder)
+			_, allocation, _ := b.Lookup(a.UID)
+			expect(t, "a", ledger.Holder{Pod: a, State: ledger.Bound, Placement: tc.where, Presumed: tc.presumed, AssumeTime: at}, allocation)
 		})
 	}
 }
 
 func TestReadersGetCopies(t *testing.T) {
-	b := newBook(t)
-	offer := spec(16, 16)
-	b.SetNode("n1", offer)
-	offer.Cards[0].Memory = 1
+	b := newRecorder(t)
+	nodeSpec := spec(16, 16)
+	b.SetNode("n1", nodeSpec)
+	nodeSpec.Cards[0].Memory = 1
 	where := gpu.On(0, 10)
 	b.Hold("n1", pod("a", 10), where, at)
 	where[0].Card = 1
@@ -508,8 +510,8 @@ func TestReadersGetCopies(t *testing.T) {
 
 	n, _ := b.Node("n1")
 	n.Cards[0].Memory, n.Used[0], n.Holders[0].Placement[0].Card = 1, 0, 1
-	_, holder, _ := b.Lookup("uid-a")
-	holder.Placement[0].Memory = 1
+	_, allocation, _ := b.Lookup("uid-a")
+	allocation.Placement[0].Memory = 1
 	again, err := b.Reserve("n1", pod("a", 10), placement.Binpack, at)
 	if err != nil {
 		t.Fatal(err)
@@ -521,7 +523,7 @@ func TestReadersGetCopies(t *testing.T) {
 }
 
 func TestCard(t *testing.T) {
-	b := newBook(t)
+	b := newRecorder(t)
 	b.SetNode("n1", spec(16, 8))
 	card, unit, ok := b.Card("n1", 1)
 	expect(t, "the card", spec(16, 8).Cards[1], card)
@@ -535,8 +537,8 @@ func TestCard(t *testing.T) {
 	}
 }
 
-func TestRankPrefersTheFullerNode(t *testing.T) {
-	b := newBook(t)
+func TestRankScores(t *testing.T) {
+	b := newRecorder(t)
 	b.SetNode("empty", spec(16, 16))
 	b.SetNode("half", spec(16, 16))
 	b.SetNode("full", spec(16))
@@ -547,7 +549,7 @@ func TestRankPrefersTheFullerNode(t *testing.T) {
 	names := []string{"empty", "half", "full", "whole", "unknown"}
 	expect(t, "binpack", []int{4, 9, 0, 0, 0}, scores(b.Ledger, placement.Binpack, pod("d", 8), names))
 	expect(t, "spread", []int{5, 5, 0, 0, 0}, scores(b.Ledger, placement.Spread, pod("d", 8), names))
-	expect(t, "where it is already", []int{0, 10, 0, 0, 0}, scores(b.Ledger, placement.Binpack, pod("a", 8), names))
+	expect(t, "pod with an allocation", []int{0, 10, 0, 0, 0}, scores(b.Ledger, placement.Binpack, pod("a", 8), names))
 }
 
 func scores(l *ledger.Ledger, policy placement.Policy, pod gpu.Pod, names []string) []int {
@@ -556,7 +558,7 @@ func scores(l *ledger.Ledger, policy placement.Policy, pod gpu.Pod, names []stri
 	return out
 }
 
-// Rank and Check answer the same question.
+// Rank and Check return the same reasons.
 func TestRankAgreesWithCheck(t *testing.T) {
 	l, names := cluster(20)
 	names = append(names, "unknown")
@@ -573,27 +575,28 @@ func TestRankAgreesWithCheck(t *testing.T) {
 	}
 }
 
-func TestALedgerNeedsNoListener(t *testing.T) {
+func TestFreedNil(t *testing.T) {
 	l := ledger.New(nil)
 	l.SetNode("n1", spec(16))
 	l.Hold("n1", pod("a", 10), nil, at)
 	if !l.Drop("uid-a") {
-		t.Error("the pod wasn't held")
+		t.Error("the pod had no allocation")
 	}
 }
 
-func TestTheListenerMayCallTheLedger(t *testing.T) {
+// The freed callback can call the ledger: it is called without the lock.
+func TestFreedCallsLedger(t *testing.T) {
 	var seen []gpu.Memory
 	var l *ledger.Ledger
 	l = ledger.New(func(name string) {
 		n, _ := l.Node(name)
 		seen = append(seen, n.Used...)
-		l.Drop("uid-nobody") // A writer, too: the lock is free.
+		l.Drop("uid-unknown") // A write, too.
 	})
 	l.SetNode("n1", spec(16))
 	l.Hold("n1", pod("a", 10), gpu.On(0, 10), at)
 	l.Drop("uid-a")
-	expect(t, "used, as the listener saw it", []gpu.Memory{0, 0}, seen)
+	expect(t, "used, as seen by the callback", []gpu.Memory{0, 0}, seen)
 }
 
 func TestStateString(t *testing.T) {

@@ -21,47 +21,47 @@ func fits(l *ledger.Ledger, node string, pod gpu.Pod) (out placement.Reason) {
 	return out
 }
 
-func TestRoomIsHeldForNominatedPods(t *testing.T) {
+func TestNomination(t *testing.T) {
 	l := ledger.New(nil)
 	l.SetNode("n1", spec(16, 16))
 	l.Hold("n1", pod("a", 10), gpu.On(0, 10), at)
-	l.Nominate("n1", ranked("nominee", 16, 5)) // It is to get card 1.
+	l.Nominate("n1", ranked("nominee", 16, 5)) // It gets card 1.
 
 	for name, test := range map[string]struct {
 		asks gpu.Pod
 		want placement.Reason
 	}{
-		"the nominated pod itself":    {ranked("nominee", 16, 5), placement.Fits},
-		"a lower priority":            {ranked("x", 7, 4), placement.Full},
-		"an equal priority":           {ranked("x", 7, 5), placement.Full},
-		"a higher priority":           {ranked("x", 7, 6), placement.Fits},
-		"beside it there is room":     {ranked("x", 6, 0), placement.Fits},
-		"too large for any card here": {ranked("x", 17, 0), placement.TooLarge},
+		"the nominated pod":         {ranked("nominee", 16, 5), placement.Fits},
+		"a lower priority":          {ranked("x", 7, 4), placement.Full},
+		"an equal priority":         {ranked("x", 7, 5), placement.Full},
+		"a higher priority":         {ranked("x", 7, 6), placement.Fits},
+		"a pod that fits beside it": {ranked("x", 6, 0), placement.Fits},
+		"too large for any card":    {ranked("x", 17, 0), placement.TooLarge},
 	} {
 		if got := fits(l, "n1", test.asks); got != test.want {
 			t.Errorf("%s: %v, want %v", name, got, test.want)
 		}
 		if got, reason := l.Standing("n1", test.asks); reason != test.want || len(got.Holders) != 1 {
-			t.Errorf("%s: standing %v with %d holders, want %v", name, reason, len(got.Holders), test.want)
+			t.Errorf("%s: availability %v with %d allocations, want %v", name, reason, len(got.Holders), test.want)
 		}
 	}
 	if _, err := l.Reserve("n1", ranked("x", 7, 5), placement.Binpack, at); err == nil {
-		t.Error("its room was given away at bind")
+		t.Error("Reserve ignored the nomination")
 	}
 	if got := scores(l, placement.Binpack, ranked("x", 7, 5), []string{"n1"}); got[0] != 0 {
 		t.Errorf("a node without room scores %d", got[0])
 	}
-	// Once it holds its card, nothing is counted twice, bound or on the way there.
+	// Once the nominee has an allocation, its memory isn't counted twice.
 	nominee, err := l.Reserve("n1", ranked("nominee", 16, 5), placement.Binpack, at)
 	if err != nil || nominee.Placement[0].Card != 1 {
 		t.Fatalf("%+v, %v", nominee, err)
 	}
 	if got := fits(l, "n1", ranked("x", 6, 0)); got != placement.Fits {
-		t.Errorf("beside a bound nominee: %v", got)
+		t.Errorf("beside a nominee with an allocation: %v", got)
 	}
 }
 
-func TestANominationMovesAndEnds(t *testing.T) {
+func TestNominationMoves(t *testing.T) {
 	var freed []string
 	l := ledger.New(func(node string) { freed = append(freed, node) })
 	l.SetNode("n1", spec(16))
@@ -78,7 +78,7 @@ func TestANominationMovesAndEnds(t *testing.T) {
 		{func() { l.Nominate("n1", nominee) }, [2]placement.Reason{placement.Full, placement.Fits}, nil},
 		{func() { l.Nominate("n1", nominee) }, [2]placement.Reason{placement.Full, placement.Fits}, nil},
 		{func() { l.Nominate("n2", nominee) }, [2]placement.Reason{placement.Fits, placement.Full}, []string{"n1"}},
-		{func() { l.Withdraw("somebody") }, [2]placement.Reason{placement.Fits, placement.Full}, nil},
+		{func() { l.Withdraw("unknown") }, [2]placement.Reason{placement.Fits, placement.Full}, nil},
 		{func() { l.Withdraw(nominee.UID) }, [2]placement.Reason{placement.Fits, placement.Fits}, []string{"n2"}},
 		{func() { l.Withdraw(nominee.UID) }, [2]placement.Reason{placement.Fits, placement.Fits}, nil},
 	} {
@@ -91,24 +91,24 @@ func TestANominationMovesAndEnds(t *testing.T) {
 			t.Errorf("step %d: freed (-want +got):\n%s", step, diff)
 		}
 	}
-	// A node that isn't known, or no longer, keeps its nominations and nothing else.
+	// A node without an object is known as long as it has a nomination.
 	l.Nominate("unknown", nominee)
 	if _, known := l.Node("unknown"); !known {
-		t.Error("the nomination was forgotten")
+		t.Error("the nomination is missing")
 	}
 	if got := fits(l, "unknown", asks); got != placement.NotShared {
-		t.Errorf("a node that isn't known: %v", got)
+		t.Errorf("unknown node: %v", got)
 	}
 	if _, reason := l.Standing("unknown", asks); reason != placement.NotShared {
-		t.Errorf("a node that isn't known: %v", reason)
+		t.Errorf("unknown node: %v", reason)
 	}
 	l.Withdraw(nominee.UID)
 	if _, known := l.Node("unknown"); known {
-		t.Error("something is left of the nomination")
+		t.Error("the node is still known after the nomination's end")
 	}
 }
 
-func TestRoomThatComesFreeBitByBitIsHeld(t *testing.T) {
+func TestNominationAccumulatesFreedMemory(t *testing.T) {
 	l := ledger.New(nil)
 	l.SetNode("n1", spec(16, 16))
 	first, second, stays := pod("first", 9), pod("second", 7), pod("stays", 16)
@@ -120,23 +120,23 @@ func TestRoomThatComesFreeBitByBitIsHeld(t *testing.T) {
 	l.Nominate("n1", nominee)
 	l.Drop(first.UID)
 	if got := fits(l, "n1", asks); got != placement.Full {
-		t.Errorf("while the second is leaving: %v", got)
+		t.Errorf("while the second pod is terminating: %v", got)
 	}
 	if got := fits(l, "n1", nominee); got != placement.Full {
-		t.Errorf("the nominee itself: %v", got)
+		t.Errorf("the nominee, while the second pod is terminating: %v", got)
 	}
 	l.Drop(second.UID)
 	if got := fits(l, "n1", nominee); got != placement.Fits {
-		t.Errorf("the nominee, once all have gone: %v", got)
+		t.Errorf("the nominee, after both pods have ended: %v", got)
 	}
-	// One that nobody leaves for holds nothing back.
+	// A nominee that doesn't fit, on a card without terminating pods, reserves nothing.
 	l.Hold("n1", pod("third", 7), gpu.On(1, 7), at)
 	if got := fits(l, "n1", asks); got != placement.Fits {
-		t.Errorf("beside a nominee without a chance: %v", got)
+		t.Errorf("beside a nominee that can't fit: %v", got)
 	}
 }
 
-func TestStandingCountsWhatANomineeWaitsFor(t *testing.T) {
+func TestAvailabilityCountsNominee(t *testing.T) {
 	l := ledger.New(nil)
 	l.SetNode("n1", spec(16))
 	leaving := pod("a", 16)
@@ -145,18 +145,18 @@ func TestStandingCountsWhatANomineeWaitsFor(t *testing.T) {
 	l.Nominate("n1", ranked("nominee", 16, 5))
 	got, reason := l.Standing("n1", ranked("x", 1, 5))
 	if reason != placement.Full || got.Cards[0].Used != 32 {
-		t.Errorf("%v, used %d, want 32: what is there and what is to come", reason, got.Cards[0].Used)
+		t.Errorf("%v, used %d, want 32: the terminating pod and the nominee", reason, got.Cards[0].Used)
 	}
 	if got, _ = l.Standing("n1", ranked("x", 1, 6)); got.Cards[0].Used != 16 {
 		t.Errorf("for a higher priority: used %d", got.Cards[0].Used)
 	}
 	got.Holders[0].Placement[0].Memory, got.Cards[0].Used = 1, 1
 	if n, _ := l.Node("n1"); n.Used[0] != 16 || n.Holders[0].Placement[0].Memory != 16 {
-		t.Error("a standing isn't a copy")
+		t.Error("Availability isn't a copy")
 	}
 }
 
-func TestStandingOfAPodThatHoldsSomething(t *testing.T) {
+func TestAvailabilityOfAllocatedPod(t *testing.T) {
 	l := ledger.New(nil)
 	l.SetNode("n1", spec(16))
 	l.SetNode("n2", spec(16))
@@ -169,22 +169,23 @@ func TestStandingOfAPodThatHoldsSomething(t *testing.T) {
 	}
 }
 
-func TestNomineesAreServedByPriorityThenSize(t *testing.T) {
+func TestNomineeOrder(t *testing.T) {
 	l := ledger.New(nil)
 	l.SetNode("n1", spec(16, 10))
-	// Were the small one of equal priority served first, it would take the small card, where only the next fits.
+	// By priority, then the larger one first. With the small one of equal priority first, it would take the small card,
+	// and the large one would not fit.
 	l.Nominate("n1", ranked("small", 6, 5))
 	l.Nominate("n1", ranked("large", 10, 5))
-	l.Nominate("n1", ranked("lowly", 16, 4))
+	l.Nominate("n1", ranked("low", 16, 4))
 	for name, test := range map[string]struct {
 		asks gpu.Pod
 		want placement.Reason
 	}{
-		"beside the two that both find room": {ranked("x", 10, 5), placement.Fits},
-		"more than they leave":               {ranked("x", 11, 5), placement.Full},
-		"the third doesn't count for it":     {ranked("x", 10, 5), placement.Fits},
-		"for one like it, it finds no room":  {ranked("x", 10, 4), placement.Fits},
-		"before all of them":                 {ranked("x", 16, 6), placement.Fits},
+		"what the two of higher priority leave": {ranked("x", 10, 5), placement.Fits},
+		"more than they leave":                  {ranked("x", 11, 5), placement.Full},
+		"the third nominee has lower priority":  {ranked("x", 10, 5), placement.Fits},
+		"the third nominee fits no card":        {ranked("x", 10, 4), placement.Fits},
+		"higher priority than all nominees":     {ranked("x", 16, 6), placement.Fits},
 	} {
 		if got := fits(l, "n1", test.asks); got != test.want {
 			t.Errorf("%s: %v, want %v", name, got, test.want)

@@ -17,37 +17,37 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// model is the ledger again in the plainest way there is: no lock, no index, no sums kept. Whatever is asked of it, it
-// goes through all pods. It shares no code with the ledger, nor with package placement.
+// model is the simplest possible ledger: no lock, no index, no stored sums. Every question goes through all pods. It
+// shares no code with the ledger or with package placement.
 type model struct {
-	offers map[string]ledger.NodeSpec
-	held   map[gpu.PodUID]*hold
+	specs       map[string]ledger.NodeSpec
+	allocations map[gpu.PodUID]*allocation
 }
 
-type hold struct {
+type allocation struct {
 	Node string
 	ledger.Holder
 }
 
 func newModel() *model {
-	return &model{offers: map[string]ledger.NodeSpec{}, held: map[gpu.PodUID]*hold{}}
+	return &model{specs: map[string]ledger.NodeSpec{}, allocations: map[gpu.PodUID]*allocation{}}
 }
 
-// uids lists the holders of a node in order.
+// uids returns the pods with an allocation on the node, sorted.
 func (m *model) uids(node string) []gpu.PodUID {
 	var uids []gpu.PodUID
-	for _, uid := range slices.Sorted(maps.Keys(m.held)) {
-		if m.held[uid].Node == node {
+	for _, uid := range slices.Sorted(maps.Keys(m.allocations)) {
+		if m.allocations[uid].Node == node {
 			uids = append(uids, uid)
 		}
 	}
 	return uids
 }
 
-// used adds up what is held of a card.
+// used returns the sum of the allocations of a card.
 func (m *model) used(node string, index int) (sum gpu.Memory) {
 	for _, uid := range m.uids(node) {
-		for _, share := range m.held[uid].Placement {
+		for _, share := range m.allocations[uid].Placement {
 			if share.Card == index {
 				sum += share.Memory
 			}
@@ -56,10 +56,11 @@ func (m *model) used(node string, index int) (sum gpu.Memory) {
 	return sum
 }
 
-// best returns the index of the healthy card on which the request leaves least (or most), -1 where there is none.
+// best returns the index of the healthy card on which the request leaves the least (or most) memory, or -1 if there is
+// none.
 func (m *model) best(node string, request gpu.Memory, most bool) int {
 	best, bestLeft := -1, gpu.Memory(0)
-	for _, c := range m.offers[node].Cards {
+	for _, c := range m.specs[node].Cards {
 		left := c.Memory - m.used(node, c.Index) - request
 		if c.Unhealthy != "" || left < 0 {
 			continue
@@ -72,9 +73,9 @@ func (m *model) best(node string, request gpu.Memory, most bool) int {
 }
 
 func (m *model) reason(node string, request gpu.Memory) placement.Reason {
-	offer, known := m.offers[node]
+	nodeSpec, known := m.specs[node]
 	large, healthy, free := false, false, gpu.Memory(0)
-	for _, c := range offer.Cards {
+	for _, c := range nodeSpec.Cards {
 		large = large || c.Memory >= request
 		healthy = healthy || c.Memory >= request && c.Unhealthy == ""
 		if left := c.Memory - m.used(node, c.Index); c.Unhealthy == "" && left > 0 {
@@ -84,9 +85,9 @@ func (m *model) reason(node string, request gpu.Memory) placement.Reason {
 	switch {
 	case !known:
 		return placement.NotShared
-	case offer.WholeCards:
+	case nodeSpec.WholeCards:
 		return placement.WholeCards
-	case len(offer.Cards) == 0:
+	case len(nodeSpec.Cards) == 0:
 		return placement.NotShared
 	case m.best(node, request, false) >= 0:
 		return placement.Fits
@@ -101,7 +102,7 @@ func (m *model) reason(node string, request gpu.Memory) placement.Reason {
 }
 
 func (m *model) check(pod gpu.Pod, node string) placement.Reason {
-	if h := m.held[pod.UID]; h != nil && h.Node == node {
+	if h := m.allocations[pod.UID]; h != nil && h.Node == node {
 		return placement.Fits
 	} else if h != nil {
 		return placement.Elsewhere
@@ -109,26 +110,27 @@ func (m *model) check(pod gpu.Pod, node string) placement.Reason {
 	return m.reason(node, pod.Request)
 }
 
-// guess lays the presumed holders of a node anew: who still has room keeps its place, the others get one.
-func (m *model) guess(node string) {
+// presume computes the presumed allocations of a node again: those that still fit keep their cards, the others get a
+// card.
+func (m *model) presume(node string) {
 	before := map[gpu.PodUID]gpu.Placement{}
 	for _, uid := range m.uids(node) {
-		if h := m.held[uid]; h.Presumed {
+		if h := m.allocations[uid]; h.Presumed {
 			before[uid], h.Placement = h.Placement, nil
 		}
 	}
 	for _, uid := range slices.Sorted(maps.Keys(before)) {
 		fits := len(before[uid]) > 0
 		for _, share := range before[uid] {
-			i := slices.IndexFunc(m.offers[node].Cards, func(c gpu.Card) bool { return c.Index == share.Card })
-			fits = fits && i >= 0 && m.used(node, share.Card)+share.Memory <= m.offers[node].Cards[i].Memory
+			i := slices.IndexFunc(m.specs[node].Cards, func(c gpu.Card) bool { return c.Index == share.Card })
+			fits = fits && i >= 0 && m.used(node, share.Card)+share.Memory <= m.specs[node].Cards[i].Memory
 		}
 		if fits {
-			m.held[uid].Placement = before[uid]
+			m.allocations[uid].Placement = before[uid]
 		}
 	}
 	for _, uid := range slices.Sorted(maps.Keys(before)) {
-		h := m.held[uid]
+		h := m.allocations[uid]
 		if len(h.Placement) > 0 {
 			continue
 		}
@@ -138,13 +140,13 @@ func (m *model) guess(node string) {
 	}
 }
 
-// room is what can be placed on each card of each node.
+// room returns the free memory of each card by node.
 func (m *model) room() map[string]map[int]gpu.Memory {
 	room := map[string]map[int]gpu.Memory{}
-	for node, offer := range m.offers {
+	for node, nodeSpec := range m.specs {
 		room[node] = map[int]gpu.Memory{}
-		for _, c := range offer.Cards {
-			if c.Unhealthy == "" && !offer.WholeCards {
+		for _, c := range nodeSpec.Cards {
+			if c.Unhealthy == "" && !nodeSpec.WholeCards {
 				room[node][c.Index] = max(c.Memory-m.used(node, c.Index), 0)
 			}
 		}
@@ -152,7 +154,7 @@ func (m *model) room() map[string]map[int]gpu.Memory {
 	return room
 }
 
-// grown lists the nodes on which some card has more room than before.
+// grown returns the nodes on which a card has more free memory than before.
 func (m *model) grown(before map[string]map[int]gpu.Memory) []string {
 	var grown []string
 	for node, cards := range m.room() {
@@ -167,83 +169,83 @@ func (m *model) grown(before map[string]map[int]gpu.Memory) []string {
 	return grown
 }
 
-// nodes is the model as the ledger shows itself.
+// nodes returns the model's state in the form of Ledger.Nodes.
 func (m *model) nodes() []ledger.Node {
-	names := slices.Collect(maps.Keys(m.offers))
-	for _, h := range m.held {
+	names := slices.Collect(maps.Keys(m.specs))
+	for _, h := range m.allocations {
 		names = append(names, h.Node)
 	}
 	slices.Sort(names)
 	var nodes []ledger.Node
 	for _, name := range slices.Compact(names) {
-		n := ledger.Node{Name: name, NodeSpec: m.offers[name], Holders: []ledger.Holder{}}
+		n := ledger.Node{Name: name, NodeSpec: m.specs[name], Holders: []ledger.Holder{}}
 		for _, c := range n.Cards {
 			n.Used = append(n.Used, m.used(name, c.Index))
 		}
-		for _, uid := range m.uids(name) { // UIDs sort as names do here.
-			n.Holders = append(n.Holders, m.held[uid].Holder)
+		for _, uid := range m.uids(name) { // UIDs have the same order as names here.
+			n.Holders = append(n.Holders, m.allocations[uid].Holder)
 		}
 		nodes = append(nodes, n)
 	}
 	return nodes
 }
 
-// simulation plays the same random operations to the ledger and to the model.
+// simulation runs the same random operations on the ledger and on the model.
 type simulation struct {
-	random *rand.Rand
-	book   *book
-	model  *model
-	pods   []gpu.Pod
-	nodes  []string
-	clock  time.Time
+	random   *rand.Rand
+	recorder *recorder
+	model    *model
+	pods     []gpu.Pod
+	nodes    []string
+	clock    time.Time
 }
 
-// step plays one operation and returns it in words, with what each of the two answered.
-func (s *simulation) step() (did string, got, want any) {
+// step runs one operation. It returns a description and the results of the ledger and of the model.
+func (s *simulation) step() (operation string, got, want any) {
 	pod, node := s.pods[s.random.IntN(len(s.pods))], s.nodes[s.random.IntN(len(s.nodes))]
 	s.clock = s.clock.Add(time.Second)
-	held := s.model.held[pod.UID]
+	before := s.model.allocations[pod.UID]
 	switch n := s.random.IntN(100); {
 	case n < 35:
 		policy := placement.Policies()[s.random.IntN(2)]
-		holder, err := s.book.Reserve(node, pod, policy, s.clock)
+		got, err := s.recorder.Reserve(node, pod, policy, s.clock)
 		return fmt.Sprintf("Reserve(%s, %s of %d, %s)", node, pod, pod.Request, policy),
-			[]any{holder, err}, s.modelReserve(node, pod, policy)
+			[]any{got, err}, s.modelReserve(node, pod, policy)
 	case n < 45:
-		if held != nil {
-			held.State = ledger.Bound
+		if before != nil {
+			before.State = ledger.Bound
 		}
-		return fmt.Sprintf("Commit(%s)", pod), s.book.Commit(pod.UID), held != nil
+		return fmt.Sprintf("Commit(%s)", pod), s.recorder.Commit(pod.UID), before != nil
 	case n < 55:
-		may := held != nil && held.State == ledger.Reserved
+		may := before != nil && before.State == ledger.Reserved
 		if may {
-			s.modelDrop(pod.UID)
+			s.modelRemove(pod.UID)
 		}
-		return fmt.Sprintf("Release(%s)", pod), s.book.Release(pod.UID), may
+		return fmt.Sprintf("Release(%s)", pod), s.recorder.Release(pod.UID), may
 	case n < 65:
-		s.modelDrop(pod.UID)
-		return fmt.Sprintf("Drop(%s)", pod), s.book.Drop(pod.UID), held != nil
+		s.modelRemove(pod.UID)
+		return fmt.Sprintf("Drop(%s)", pod), s.recorder.Drop(pod.UID), before != nil
 	case n < 85:
 		where := s.where(pod.Request)
-		s.book.Hold(node, pod, where, s.clock)
+		s.recorder.Hold(node, pod, where, s.clock)
 		s.modelHold(node, pod, where)
 		return fmt.Sprintf("Hold(%s, %s of %d, %v)", node, pod, pod.Request, where), nil, nil
 	case n < 90:
-		s.book.DeleteNode(node)
-		delete(s.model.offers, node)
-		s.model.guess(node)
+		s.recorder.DeleteNode(node)
+		delete(s.model.specs, node)
+		s.model.presume(node)
 		return fmt.Sprintf("DeleteNode(%s)", node), nil, nil
 	default:
-		offer := s.offer()
-		s.book.SetNode(node, offer)
-		s.model.offers[node] = offer
-		s.model.guess(node)
-		return fmt.Sprintf("SetNode(%s, %v)", node, offer), nil, nil
+		nodeSpec := s.nodeSpec()
+		s.recorder.SetNode(node, nodeSpec)
+		s.model.specs[node] = nodeSpec
+		s.model.presume(node)
+		return fmt.Sprintf("SetNode(%s, %v)", node, nodeSpec), nil, nil
 	}
 }
 
 func (s *simulation) modelReserve(node string, pod gpu.Pod, policy placement.Policy) []any {
-	if h := s.model.held[pod.UID]; h != nil && h.Node == node {
+	if h := s.model.allocations[pod.UID]; h != nil && h.Node == node {
 		return []any{h.Holder, error(nil)}
 	}
 	if reason := s.model.check(pod, node); reason != placement.Fits {
@@ -251,47 +253,47 @@ func (s *simulation) modelReserve(node string, pod gpu.Pod, policy placement.Pol
 	}
 	card := s.model.best(node, pod.Request, policy.String() == "spread")
 	h := ledger.Holder{Pod: pod, Placement: gpu.On(card, pod.Request), AssumeTime: s.clock}
-	s.model.held[pod.UID] = &hold{node, h}
+	s.model.allocations[pod.UID] = &allocation{node, h}
 	return []any{h, error(nil)}
 }
 
 func (s *simulation) modelHold(node string, pod gpu.Pod, where gpu.Placement) {
 	h := ledger.Holder{Pod: pod, State: ledger.Bound, Placement: where, Presumed: len(where) == 0, AssumeTime: s.clock}
-	switch before := s.model.held[pod.UID]; {
+	switch before := s.model.allocations[pod.UID]; {
 	case before == nil:
 	case before.Node != node:
-		s.modelDrop(pod.UID)
+		s.modelRemove(pod.UID)
 	case h.Presumed:
 		h.Placement = before.Placement
 	}
-	s.model.held[pod.UID] = &hold{node, h}
-	s.model.guess(node)
+	s.model.allocations[pod.UID] = &allocation{node, h}
+	s.model.presume(node)
 }
 
-func (s *simulation) modelDrop(uid gpu.PodUID) {
-	if h := s.model.held[uid]; h != nil {
-		delete(s.model.held, uid)
-		s.model.guess(h.Node)
+func (s *simulation) modelRemove(uid gpu.PodUID) {
+	if h := s.model.allocations[uid]; h != nil {
+		delete(s.model.allocations, uid)
+		s.model.presume(h.Node)
 	}
 }
 
-// where makes up what annotations may say: mostly one card, sometimes nothing, two cards, or one that isn't there.
+// where returns a random content of annotations: mostly one card, sometimes none, two cards, or an unknown one.
 func (s *simulation) where(request gpu.Memory) gpu.Placement {
 	switch s.random.IntN(6) {
 	case 0, 1:
 		return nil
 	case 2:
 		if request < 2 {
-			return nil // Nobody writes down a share of nothing; protocol leaves it out.
+			return nil // A share of zero doesn't occur: package protocol drops it.
 		}
 		return gpu.Placement{{Card: 0, Memory: request / 2}, {Card: 2, Memory: request - request/2}}
 	}
 	return gpu.On(s.random.IntN(5), request)
 }
 
-// offer makes up a node of up to four cards, with gaps between their indices.
-func (s *simulation) offer() ledger.NodeSpec {
-	offer := ledger.NodeSpec{Unit: []gpu.Unit{gpu.MiB, gpu.GiB}[s.random.IntN(2)], WholeCards: s.random.IntN(10) == 0}
+// nodeSpec returns a random node with up to four cards, with gaps between their indexes.
+func (s *simulation) nodeSpec() ledger.NodeSpec {
+	nodeSpec := ledger.NodeSpec{Unit: []gpu.Unit{gpu.MiB, gpu.GiB}[s.random.IntN(2)], WholeCards: s.random.IntN(10) == 0}
 	for index := range 4 {
 		if s.random.IntN(4) == 0 {
 			continue
@@ -300,12 +302,12 @@ func (s *simulation) offer() ledger.NodeSpec {
 		if s.random.IntN(6) == 0 {
 			card.Unhealthy = "Xid 79"
 		}
-		offer.Cards = append(offer.Cards, card)
+		nodeSpec.Cards = append(nodeSpec.Cards, card)
 	}
-	return offer
+	return nodeSpec
 }
 
-func TestTheLedgerDoesWhatTheModelDoes(t *testing.T) {
+func TestSimulation(t *testing.T) {
 	seeds, steps := uint64(60), 200
 	if testing.Short() {
 		seeds = 15
@@ -314,7 +316,7 @@ func TestTheLedgerDoesWhatTheModelDoes(t *testing.T) {
 	presumed, over, freed := 0, 0, 0
 	for seed := range seeds {
 		s := &simulation{
-			random: rand.New(rand.NewPCG(seed, 1)), book: newBook(t), model: newModel(), nodes: []string{"n0", "n1", "n2"},
+			random: rand.New(rand.NewPCG(seed, 1)), recorder: newRecorder(t), model: newModel(), nodes: []string{"n0", "n1", "n2"},
 			clock: at,
 		}
 		for i := range 14 {
@@ -323,46 +325,46 @@ func TestTheLedgerDoesWhatTheModelDoes(t *testing.T) {
 		var history []string
 		for range steps {
 			before := s.model.room()
-			did, got, want := s.step()
-			history = append(history, did)
+			operation, got, want := s.step()
+			history = append(history, operation)
 			compare := func(what string, want, got any) {
 				t.Helper()
 				if reflect.DeepEqual(want, got) {
-					return // cmp is far slower, and only there to tell what differs.
+					return // cmp is much slower and is only needed for the message.
 				}
 				if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 					t.Fatalf("seed %d, after %d steps, the last of them\n%s\n%s (-model +ledger):\n%s",
 						seed, len(history), history[max(0, len(history)-12):], what, diff)
 				}
 			}
-			compare("the answer", want, got)
-			compare("the nodes", s.model.nodes(), s.book.Nodes())
-			said := s.book.takeFreed()
-			slices.Sort(said)
-			compare("what came free", s.model.grown(before), said)
-			freed += len(said)
+			compare("result", want, got)
+			compare("nodes", s.model.nodes(), s.recorder.Nodes())
+			freedNodes := s.recorder.takeFreed()
+			slices.Sort(freedNodes)
+			compare("freed nodes", s.model.grown(before), freedNodes)
+			freed += len(freedNodes)
 
 			asking, reasons := s.pods[s.random.IntN(len(s.pods))], map[string]placement.Reason{}
 			if s.random.IntN(2) == 0 {
-				asking = pod("stranger", asking.Request)
+				asking = pod("unknown", asking.Request)
 			}
 			for _, node := range append(s.nodes, "n9") {
 				reasons[node] = s.model.check(asking, node)
 				reached[reasons[node]]++
 			}
-			compare("Check", reasons, s.book.check(asking, append(s.nodes, "n9")...))
-			compare("Rank", reasons, s.book.rank(asking, append(s.nodes, "n9")...))
+			compare("Check", reasons, s.recorder.check(asking, append(s.nodes, "n9")...))
+			compare("Rank", reasons, s.recorder.rank(asking, append(s.nodes, "n9")...))
 			for _, p := range s.pods {
-				node, holder, held := s.book.Lookup(p.UID)
-				compare("whether "+p.Name+" is held", s.model.held[p.UID] != nil, held)
-				if held {
-					compare(p.Name, *s.model.held[p.UID], hold{node, holder})
+				node, got, found := s.recorder.Lookup(p.UID)
+				compare(p.Name+" has an allocation", s.model.allocations[p.UID] != nil, found)
+				if found {
+					compare(p.Name, *s.model.allocations[p.UID], allocation{node, got})
 				}
-				if holder.Presumed {
+				if got.Presumed {
 					presumed++
 				}
 			}
-			for _, n := range s.book.Nodes() {
+			for _, n := range s.recorder.Nodes() {
 				for i, c := range n.Cards {
 					if n.Used[i] > c.Memory {
 						over++
@@ -371,15 +373,15 @@ func TestTheLedgerDoesWhatTheModelDoes(t *testing.T) {
 			}
 		}
 	}
-	// A simulation that never gets into the corners proves nothing about them.
+	// The simulation must reach all reasons and special cases.
 	for _, reason := range append(placement.Reasons(), placement.Fits) {
 		if reached[reason] == 0 {
-			t.Errorf("the simulation never came upon %q", reason)
+			t.Errorf("the simulation never reached %q", reason)
 		}
 	}
 	if presumed == 0 || over == 0 || freed == 0 {
-		t.Errorf("the simulation saw %d presumed places, %d overfull cards, %d nodes coming free: want some of each", presumed, over, freed)
+		t.Errorf("too few special cases: %d presumed allocations, %d overcommitted cards, %d freed nodes", presumed, over, freed)
 	}
-	t.Logf("%d steps; answers %v; %d presumed places, %d overfull cards, %d nodes coming free",
+	t.Logf("%d steps; reasons %v; %d presumed allocations, %d overcommitted cards, %d freed nodes",
 		int(seeds)*steps, reached, presumed, over, freed)
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// free builds a node's cards of 16276 MiB each, as in the design's figures, by the memory that is free on each.
+// free returns cards of 16276 MiB each, as in the figures of the gpushare design, with these amounts free.
 func free(amounts ...gpu.Memory) []Card {
 	cards := make([]Card, len(amounts))
 	for i, amount := range amounts {
@@ -20,8 +20,8 @@ func free(amounts ...gpu.Memory) []Card {
 	return cards
 }
 
-// ill marks the card at the position unhealthy.
-func ill(position int, cards []Card) []Card {
+// unhealthy marks the card at the position unhealthy.
+func unhealthy(position int, cards []Card) []Card {
 	cards[position].Unhealthy = true
 	return cards
 }
@@ -39,74 +39,74 @@ func TestPlace(t *testing.T) {
 		want    gpu.Placement
 		reason  Reason
 	}{
-		"the bind figure: of the cards with room, the one with the least": {
+		"bind figure, binpack: the fitting card with the least free memory": {
 			policy: Binpack, cards: free(12207, 8138, 4069, 16276), request: 8138, want: gpu.On(1, 8138),
 		},
-		"the bind figure, spread: the one with the most": {
+		"bind figure, spread: the card with the most free memory": {
 			policy: Spread, cards: free(12207, 8138, 4069, 16276), request: 8138, want: gpu.On(3, 8138),
 		},
-		"the filter figure: the sum would do, no card does": {
+		"filter figure: enough in total, but not on one card": {
 			policy: Binpack, cards: free(4069, 4069), request: 8138, reason: Fragmented,
 		},
-		"the filter figure: the same sum on one card": {
+		"filter figure: the same total on one card": {
 			policy: Binpack, cards: free(8138, 0), request: 8138, want: gpu.On(0, 8138),
 		},
-		"binpack leaves ties to the lower index": {
+		"binpack: of equal cards the lower index": {
 			policy: Binpack, cards: free(0, 8138, 8138), request: 4069, want: gpu.On(1, 4069),
 		},
-		"spread leaves ties to the lower index": {
+		"spread: of equal cards the lower index": {
 			policy: Spread, cards: free(0, 8138, 8138), request: 4069, want: gpu.On(1, 4069),
 		},
-		"the lower index wins in whatever order the cards stand": {
+		"the lower index in any order of cards": {
 			policy:  Binpack,
 			cards:   []Card{{Index: 5, Memory: 10}, {Index: 2, Memory: 10}},
 			request: 1, want: gpu.On(2, 1),
 		},
-		"a placement names the card's index, not its position": {
+		"a placement has the card's index, not its position": {
 			policy: Binpack, cards: []Card{{Index: 7, Memory: 10}}, request: 10, want: gpu.On(7, 10),
 		},
-		"a whole card is given": {
+		"a whole card": {
 			policy: Binpack, cards: free(16275, 16276), request: 16276, want: gpu.On(1, 16276),
 		},
-		"one more than a whole card never fits": {
+		"more than a whole card": {
 			policy: Binpack, cards: free(16276, 16276), request: 16277, reason: TooLarge,
 		},
-		"the largest request there can be never fits": {
+		"the largest possible request": {
 			policy: Binpack, cards: free(16276, 16276), request: math.MaxInt64, reason: TooLarge,
 		},
-		"cards of different sizes count each by its own": {
+		"cards of different sizes": {
 			policy: Binpack, cards: sizes, request: 10000, want: gpu.On(1, 10000),
 		},
-		"a large request passes over the small card": {
+		"a large request skips the small card": {
 			policy: Binpack, cards: sizes, request: 12000, want: gpu.On(2, 12000),
 		},
-		"a request for the largest card only waits for it": {
+		"a request that only the largest card can serve": {
 			policy: Binpack, cards: sizes, request: 20000, reason: Fragmented,
 		},
-		"an unhealthy card is passed over": {
-			policy: Binpack, cards: ill(1, free(12207, 8138, 4069, 16276)), request: 8138, want: gpu.On(0, 8138),
+		"an unhealthy card is skipped": {
+			policy: Binpack, cards: unhealthy(1, free(12207, 8138, 4069, 16276)), request: 8138, want: gpu.On(0, 8138),
 		},
-		"only an unhealthy card has room, a healthy one may get it": {
-			policy: Binpack, cards: ill(0, free(16276, 4069)), request: 8138, reason: Full,
+		"only an unhealthy card has room, but a healthy one is large enough": {
+			policy: Binpack, cards: unhealthy(0, free(16276, 4069)), request: 8138, reason: Full,
 		},
 		"the order of the cards doesn't change the reason": {
-			policy: Binpack, cards: ill(1, free(4069, 16276)), request: 8138, reason: Full,
+			policy: Binpack, cards: unhealthy(1, free(4069, 16276)), request: 8138, reason: Full,
 		},
 		"all cards are unhealthy": {
-			policy: Binpack, cards: ill(0, ill(1, free(16276, 16276))), request: 8138, reason: Unhealthy,
+			policy: Binpack, cards: unhealthy(0, unhealthy(1, free(16276, 16276))), request: 8138, reason: Unhealthy,
 		},
-		"nobody's leaving helps on an unhealthy card that is full": {
-			policy: Binpack, cards: ill(0, free(0)), request: 8138, reason: Unhealthy,
+		"the only card is unhealthy and full": {
+			policy: Binpack, cards: unhealthy(0, free(0)), request: 8138, reason: Unhealthy,
 		},
-		"an unhealthy card that is too small isn't what is missing": {
-			policy: Binpack, cards: ill(0, free(16276)), request: 20000, reason: TooLarge,
+		"an unhealthy card that is too small": {
+			policy: Binpack, cards: unhealthy(0, free(16276)), request: 20000, reason: TooLarge,
 		},
 		"the only card that is large enough is unhealthy": {
 			policy: Binpack, cards: []Card{
 				{Index: 0, Memory: 40960, Unhealthy: true}, {Index: 1, Memory: 8192},
 			}, request: 16384, reason: Unhealthy,
 		},
-		"a card that holds more than it has gives nothing": {
+		"an overcommitted card has no room": {
 			policy: Binpack, cards: []Card{{Memory: 16, Used: 24}}, request: 1, reason: Full,
 		},
 		"no cards": {
@@ -122,7 +122,7 @@ func TestPlace(t *testing.T) {
 				t.Errorf("reason (-want +got):\n%s", diff)
 			}
 			if diff := cmp.Diff(tc.reason, Fit(tc.cards, tc.request)); diff != "" {
-				t.Errorf("Fit says otherwise (-want +got):\n%s", diff)
+				t.Errorf("Fit (-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -163,7 +163,7 @@ func TestParsePolicy(t *testing.T) {
 	}
 	_, err := ParsePolicy("random")
 	if err == nil {
-		t.Fatal("an unknown policy was taken")
+		t.Fatal("an unknown policy was accepted")
 	}
 	if diff := cmp.Diff(`unknown policy "random": want binpack or spread`, err.Error()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -189,11 +189,11 @@ func TestScore(t *testing.T) {
 		"binpack: the request fills a card of an empty node": {Binpack, Binpack, free(16276, 16276), 16276, 9},
 		"binpack: half of an empty card of two":              {Binpack, Binpack, free(16276, 16276), 8138, 4},
 		"binpack: a quarter of the card is left":             {Binpack, Binpack, free(12207, 16276), 8138, 6},
-		"spread: nearly nothing of an empty node":            {Spread, Spread, free(16276, 16276), 1, 9},
+		"spread: a small request on an empty node":           {Spread, Spread, free(16276, 16276), 1, 9},
 		"spread: the request fills the node":                 {Spread, Spread, free(8138, 0), 8138, 0},
 		"spread: half of an empty card of two":               {Spread, Spread, free(16276, 16276), 8138, 5},
-		"cards are packed, nodes are spread":                 {Binpack, Spread, free(8138, 16276), 8138, 1},
-		"cards are spread, nodes are packed":                 {Spread, Binpack, free(8138, 16276), 8138, 5},
+		"binpack for cards, spread for nodes":                {Binpack, Spread, free(8138, 16276), 8138, 1},
+		"spread for cards, binpack for nodes":                {Spread, Binpack, free(8138, 16276), 8138, 5},
 		"full":                                               {Binpack, Binpack, free(4069, 4069), 8138, 0},
 		"no cards":                                           {Binpack, Binpack, nil, 1, 0},
 		"too large":                                          {Spread, Spread, free(16276), 20000, 0},
@@ -206,7 +206,7 @@ func TestScore(t *testing.T) {
 	}
 }
 
-// Whatever the node, a score lies between 0 and MaxScore; and binpack never likes a node less for being fuller.
+// Scores are between 0 and MaxScore, and binpack never scores a fuller node lower.
 func TestScoreBounds(t *testing.T) {
 	for first := range gpu.Memory(17) {
 		for second := range gpu.Memory(17) {
@@ -220,14 +220,14 @@ func TestScoreBounds(t *testing.T) {
 				fuller[0].Used++
 				if Fit(cards[:1], request) == Fits && Fit(fuller[:1], request) == Fits &&
 					score(Binpack, Binpack, fuller[:1], request) < score(Binpack, Binpack, cards[:1], request) {
-					t.Fatalf("used %d, request %d: binpack likes the fuller card less", first, request)
+					t.Fatalf("used %d, request %d: binpack scores the fuller card lower", first, request)
 				}
 			}
 		}
 	}
 }
 
-// Suit says yes and no where Place does, for the same reasons.
+// Suit returns the same reasons as Place.
 func TestSuitAgreesWithPlace(t *testing.T) {
 	for _, cards := range [][]Card{nil, free(8), free(0, 4, 8), {{Memory: 8, Unhealthy: true}}} {
 		for request := gpu.Memory(1); request < 20000; request += 3 {
@@ -239,7 +239,7 @@ func TestSuitAgreesWithPlace(t *testing.T) {
 	}
 }
 
-// suit is Suit with the totals that the cards have.
+// suit calls Suit with the totals of the cards.
 func suit(cardPolicy, nodePolicy Policy, cards []Card, request gpu.Memory) (Suitability, Reason) {
 	totals := Sum(cards)
 	return Suit(cardPolicy, nodePolicy, cards, &totals, request)
@@ -253,19 +253,19 @@ func best(candidates []Candidate, k int) []Candidate {
 	return best.Candidates()
 }
 
-func TestBestAreTheMostSuitableOfTheBestScore(t *testing.T) {
+func TestBest(t *testing.T) {
 	for name, tc := range map[string]struct {
 		suits []Suitability
 		k     int
 		want  []int
 	}{
-		"none fits":                         {nil, 2, nil},
-		"one is best":                       {[]Suitability{3, 9, 5}, 3, []int{1}},
-		"equal scores are equally good":     {[]Suitability{9.1, 8.9, 9.9, 9}, 3, []int{0, 2, 3}},
-		"of too many the most suitable":     {[]Suitability{9.1, 8.9, 9.9, 9, 9.5}, 2, []int{2, 4}},
-		"of equal ones the first":           {[]Suitability{4, 4, 4}, 2, []int{0, 1}},
-		"the one":                           {[]Suitability{9.1, 9.2}, 1, []int{1}},
-		"the worst that fit are still some": {[]Suitability{0, 0.5}, 9, []int{0, 1}},
+		"none fits":      {nil, 2, nil},
+		"one best score": {[]Suitability{3, 9, 5}, 3, []int{1}},
+		"equal scores":   {[]Suitability{9.1, 8.9, 9.9, 9}, 3, []int{0, 2, 3}},
+		"more than k equal scores: the most suitable": {[]Suitability{9.1, 8.9, 9.9, 9, 9.5}, 2, []int{2, 4}},
+		"equal suitability: the first":                {[]Suitability{4, 4, 4}, 2, []int{0, 1}},
+		"k is one":                                    {[]Suitability{9.1, 9.2}, 1, []int{1}},
+		"the lowest score":                            {[]Suitability{0, 0.5}, 9, []int{0, 1}},
 	} {
 		var candidates []Candidate
 		for i, s := range tc.suits {
@@ -282,7 +282,8 @@ func TestBestAreTheMostSuitableOfTheBestScore(t *testing.T) {
 	}
 }
 
-func TestBestOfManyAreThoseThatSortingWouldPutFirst(t *testing.T) {
+// Best returns the first k candidates of those with the best score in sorted order.
+func TestBestRandom(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
 		candidates := make([]Candidate, 1+random.IntN(60))
@@ -299,7 +300,7 @@ func TestBestOfManyAreThoseThatSortingWouldPutFirst(t *testing.T) {
 	}
 }
 
-// full builds eight cards that are 90% taken, unevenly.
+// full returns eight cards of which about 90% is used, unevenly.
 func full() []Card {
 	cards := make([]Card, 8)
 	for i := range cards {
@@ -308,7 +309,7 @@ func full() []Card {
 	return cards
 }
 
-func TestFitAllocatesNothing(t *testing.T) {
+func TestFitAllocations(t *testing.T) {
 	cards := full()
 	if allocations := testing.AllocsPerRun(100, func() { Fit(cards, 1024) }); allocations != 0 {
 		t.Errorf("Fit makes %v allocations", allocations)

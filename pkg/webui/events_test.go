@@ -19,9 +19,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Viewers of either kind come to know what data.json says, by deltas alone, whatever happens meanwhile; and the stream ends
-// properly with the board.
-func TestViewersAreToldOfEveryChange(t *testing.T) {
+// Viewers, compressed or not, reproduce data.json from deltas during random changes, and the stream ends cleanly with
+// the board.
+func TestViewersFollowChanges(t *testing.T) {
 	for _, compressed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("compressed %v", compressed), func(t *testing.T) {
 			var mu sync.Mutex
@@ -31,11 +31,11 @@ func TestViewersAreToldOfEveryChange(t *testing.T) {
 				defer mu.Unlock()
 				return standby
 			})
-			s.book.SetNode("n0", spec(16, 16))
+			s.ledger.SetNode("n0", spec(16, 16))
 			v, f := s.view(compressed), &follower{}
 			e, _ := v.next()
 			if f.take(t, e); e.name != "whole" {
-				t.Fatalf("the first event is %q", e.name)
+				t.Fatalf("first event %q", e.name)
 			}
 			random := rand.New(rand.NewPCG(1, 2))
 			deltas := 0
@@ -44,21 +44,21 @@ func TestViewersAreToldOfEveryChange(t *testing.T) {
 					node, p := fmt.Sprintf("n%d", random.IntN(3)), pod(fmt.Sprintf("p%d", random.IntN(10)), 3)
 					switch random.IntN(5) {
 					case 0:
-						s.book.SetNode(node, spec(16, 16))
+						s.ledger.SetNode(node, spec(16, 16))
 					case 1:
-						s.book.DeleteNode(node)
+						s.ledger.DeleteNode(node)
 					case 2:
-						s.book.Drop(p.UID)
+						s.ledger.Drop(p.UID)
 					default:
-						s.book.Hold(node, p, gpu.On(random.IntN(2), 3), time.Time{})
+						s.ledger.Hold(node, p, gpu.On(random.IntN(2), 3), time.Time{})
 					}
 				}
-				s.wait(cluster.PendingPod{Pod: pod(fmt.Sprintf("waits-%d", round), 9), Reason: "no room"})
+				s.setPending(cluster.PendingPod{Pod: pod(fmt.Sprintf("pending-%d", round), 9), Reason: "no room"})
 				mu.Lock()
-				standby = errors.New("another one leads since round " + fmt.Sprint(round))
+				standby = errors.New("another replica leads since round " + fmt.Sprint(round))
 				want := standby.Error()
 				mu.Unlock()
-				for f.Status.Standby != want || len(f.Pending) != 1 || f.Pending[0].Name != fmt.Sprintf("waits-%d", round) {
+				for f.Status.Standby != want || len(f.Pending) != 1 || f.Pending[0].Name != fmt.Sprintf("pending-%d", round) {
 					e, ok := v.next()
 					if !ok {
 						t.Fatal("the stream ended")
@@ -90,12 +90,12 @@ func TestViewersAreToldOfEveryChange(t *testing.T) {
 	}
 }
 
-func TestALaggingViewerGetsTheWholeBoardAgain(t *testing.T) {
+func TestLaggingViewer(t *testing.T) {
 	s := start(t, nil)
-	s.stop() // The test turns the board by hand.
+	s.stop() // The test publishes changes itself.
 	b := s.board
 	if !b.enter() {
-		t.Fatal("no viewer is let in")
+		t.Fatal("viewer rejected")
 	}
 	defer b.leave()
 	_, seq, _, err := b.after(0)
@@ -124,24 +124,24 @@ func TestALaggingViewerGetsTheWholeBoardAgain(t *testing.T) {
 	}
 	again, _, _, err := b.after(0)
 	if err != nil || again[0] != frames[0] {
-		t.Error("the whole board was written down twice for two viewers")
+		t.Error("the complete state was encoded twice for two viewers")
 	}
 }
 
-func TestViewersAreLimited(t *testing.T) {
+func TestMaxViewers(t *testing.T) {
 	s := start(t, nil)
 	for range maxViewers {
 		if !s.board.enter() {
-			t.Fatal("not as many as are allowed are let in")
+			t.Fatal("viewer rejected below the limit")
 		}
 	}
 	if v := s.view(false); v.status != http.StatusServiceUnavailable {
-		t.Errorf("one too many: status %d", v.status)
+		t.Errorf("above the limit: status %d", v.status)
 	}
 	s.board.leave()
 	v := s.view(false)
 	if v.status != http.StatusOK {
-		t.Errorf("after one has left: status %d", v.status)
+		t.Errorf("after one disconnected: status %d", v.status)
 	}
 	_ = v.body.Close()
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -152,19 +152,19 @@ func TestViewersAreLimited(t *testing.T) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("a viewer that has gone still counts")
+			t.Fatal("a disconnected viewer still counts")
 		}
 	}
 }
 
-// A viewer that reads nothing holds up nobody at the end: its write hangs, and is freed.
-func TestTheEndWaitsForNoViewer(t *testing.T) {
+// A viewer that doesn't read doesn't delay the end: its blocked write is ended.
+func TestStopWithBlockedViewer(t *testing.T) {
 	s := start(t, nil)
 	for n := range 300 {
 		name := fmt.Sprintf("node-%d", n)
-		s.book.SetNode(name, spec(16, 16, 16, 16, 16, 16, 16, 16))
+		s.ledger.SetNode(name, spec(16, 16, 16, 16, 16, 16, 16, 16))
 		for p := range 64 {
-			s.book.Hold(name, pod(fmt.Sprintf("%d-%d-%s", n, p, strings.Repeat("x", 200)), 1), gpu.On(p%8, 1), time.Time{})
+			s.ledger.Hold(name, pod(fmt.Sprintf("%d-%d-%s", n, p, strings.Repeat("x", 200)), 1), gpu.On(p%8, 1), time.Time{})
 		}
 	}
 	connection, err := net.Dial("tcp", strings.TrimPrefix(strings.TrimSuffix(s.url, Path+"/"), "http://"))
@@ -186,31 +186,31 @@ func TestTheEndWaitsForNoViewer(t *testing.T) {
 	for viewers() == 0 {
 		time.Sleep(time.Millisecond)
 	}
-	// One that is let in later has got everything: by now the first one's write hangs, or hangs soon.
+	// When a later viewer has received the complete state, the first one's write blocks or is about to.
 	if _, ok := s.view(true).next(); !ok {
-		t.Fatal("nothing came")
+		t.Fatal("no event")
 	}
 	asked := time.Now()
 	s.stop()
 	for viewers() > 0 {
 		if time.Since(asked) > writeTimeout/2 {
-			t.Fatal("a stream goes on after the end of the board")
+			t.Fatal("a stream continues after the end of the board")
 		}
 		time.Sleep(time.Millisecond)
 	}
-	t.Logf("all streams had ended after %v", time.Since(asked).Round(time.Millisecond))
+	t.Logf("all streams ended after %v", time.Since(asked).Round(time.Millisecond))
 	if v := s.view(false); v.status != http.StatusServiceUnavailable {
-		t.Errorf("a stream after the end: status %d", v.status)
+		t.Errorf("stream after the end: status %d", v.status)
 	}
 }
 
-func TestAStreamOutlivesTheServersTimeouts(t *testing.T) {
+func TestStreamOutlivesServerTimeouts(t *testing.T) {
 	const timeout = time.Second
 	s := startWithTimeout(t, nil, timeout)
 	v, f := s.view(true), &follower{}
 	for begun, n := time.Now(), 0; time.Since(begun) < 3*timeout; n++ {
 		name := fmt.Sprintf("n%d", n)
-		s.book.SetNode(name, spec(16))
+		s.ledger.SetNode(name, spec(16))
 		for f.nodes == nil || f.nodes[name].Name == "" {
 			e, ok := v.next()
 			if !ok {
@@ -221,12 +221,12 @@ func TestAStreamOutlivesTheServersTimeouts(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotReadyIsTold(t *testing.T) {
+func TestNotReady(t *testing.T) {
 	s := start(t, nil)
 	s.setReady(errors.New("the ledger is still being rebuilt"))
-	s.book.SetNode("n0", spec(16))
+	s.ledger.SetNode("n0", spec(16))
 	v, f := s.view(true), &follower{}
-	told := func(want string) {
+	awaitReason := func(want string) {
 		t.Helper()
 		for f.nodes == nil || f.Status.Waiting != want {
 			e, ok := v.next()
@@ -236,12 +236,12 @@ func TestWhatIsNotReadyIsTold(t *testing.T) {
 			f.take(t, e)
 		}
 	}
-	told("the ledger is still being rebuilt")
+	awaitReason("the ledger is still being rebuilt")
 	if len(f.nodes) > 0 {
-		t.Errorf("half a ledger is shown: %v", f.nodes)
+		t.Errorf("nodes shown before the ledger is ready: %v", f.nodes)
 	}
 	s.setReady(nil)
-	told("")
+	awaitReason("")
 	if len(f.nodes) != 1 {
 		t.Errorf("nodes %v", f.nodes)
 	}

@@ -23,9 +23,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
-// source is a cluster that a test makes up.
+// source is a Source that a test sets up.
 type source struct {
-	book *ledger.Ledger
+	ledger *ledger.Ledger
 
 	mu       sync.Mutex
 	notReady error
@@ -45,7 +45,7 @@ func (s *source) setReady(err error) {
 	s.notReady = err
 }
 
-func (s *source) Ledger() *ledger.Ledger { return s.book }
+func (s *source) Ledger() *ledger.Ledger { return s.ledger }
 
 func (s *source) Pending(known uint64) ([]cluster.PendingPod, uint64) {
 	s.mu.Lock()
@@ -56,24 +56,24 @@ func (s *source) Pending(known uint64) ([]cluster.PendingPod, uint64) {
 	return s.pending, s.revision
 }
 
-func (s *source) wait(pods ...cluster.PendingPod) {
+func (s *source) setPending(pods ...cluster.PendingPod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pending = pods
 	s.revision++
 }
 
-// Explain says that all that wait are too large, for a card of so many nodes.
+// Explain returns the diagnosis TooLarge for all pods. The message has the number of nodes.
 func (s *source) Explain(pods []cluster.PendingPod) []waiting.Why {
 	out := make([]waiting.Why, len(pods))
 	for i := range out {
-		out[i] = waiting.Why{Cause: waiting.TooLarge, Explanation: fmt.Sprintf("%d nodes, all too small", len(s.book.Offers()))}
+		out[i] = waiting.Why{Cause: waiting.TooLarge, Explanation: fmt.Sprintf("%d nodes, all too small", len(s.ledger.Offers()))}
 	}
 	return out
 }
 
-// stage is a board that runs behind a real server.
-type stage struct {
+// fixture is a running board behind a real HTTP server.
+type fixture struct {
 	*source
 	t     *testing.T
 	board *Board
@@ -81,15 +81,15 @@ type stage struct {
 	stop  func()
 }
 
-func start(t *testing.T, standby func() error) *stage {
+func start(t *testing.T, standby func() error) *fixture {
 	t.Helper()
 	return startWithTimeout(t, standby, 0)
 }
 
-// startWithTimeout has a server with that timeout, 0 for none.
-func startWithTimeout(t *testing.T, standby func() error, timeout time.Duration) *stage {
+// startWithTimeout sets the server's read and write timeouts; 0 means none.
+func startWithTimeout(t *testing.T, standby func() error, timeout time.Duration) *fixture {
 	t.Helper()
-	s := &stage{source: &source{book: ledger.New(nil)}, t: t}
+	s := &fixture{source: &source{ledger: ledger.New(nil)}, t: t}
 	s.board = NewBoard(Options{Source: s.source, Standby: standby, Version: "v1.2.3", Clock: clock.RealClock{}})
 	handler, err := s.board.Handler()
 	if err != nil {
@@ -127,7 +127,7 @@ func pod(name string, request gpu.Memory) gpu.Pod {
 	return gpu.Pod{UID: gpu.PodUID("uid-" + name), Namespace: "default", Name: name, Request: request}
 }
 
-// page is what a viewer can decode.
+// page is the decoded state of a viewer.
 type page struct {
 	Seq     uint64        `json:"seq"`
 	Status  status        `json:"status"`
@@ -136,8 +136,8 @@ type page struct {
 	Samples [][]int64     `json:"samples"`
 }
 
-// data is the page's JSON.
-func (s *stage) data() page {
+// data returns the decoded data.json.
+func (s *fixture) data() page {
 	s.t.Helper()
 	response, err := http.Get(s.url + "data.json")
 	if err != nil {
@@ -157,7 +157,7 @@ type event struct {
 	seq        uint64
 }
 
-// viewer reads a stream as a browser does.
+// viewer reads a stream like a browser.
 type viewer struct {
 	t      *testing.T
 	body   io.Closer
@@ -165,7 +165,7 @@ type viewer struct {
 	status int
 }
 
-func (s *stage) view(compressed bool) *viewer {
+func (s *fixture) view(compressed bool) *viewer {
 	s.t.Helper()
 	request, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.url+"events", nil)
 	if err != nil {
@@ -198,7 +198,7 @@ func (s *stage) view(compressed bool) *viewer {
 	return v
 }
 
-// next returns the next event, false at the stream's proper end.
+// next returns the next event, or false at the end of the stream.
 func (v *viewer) next() (event, bool) {
 	v.t.Helper()
 	var e event
@@ -220,12 +220,12 @@ func (v *viewer) next() (event, bool) {
 		}
 	}
 	if err := v.lines.Err(); err != nil {
-		v.t.Fatalf("the stream broke off: %v", err)
+		v.t.Fatalf("the stream ended with an error: %v", err)
 	}
 	return event{}, false
 }
 
-// follower puts together what a viewer was told.
+// follower applies events to its copy of the state.
 type follower struct {
 	page
 	nodes map[string]nodeView
@@ -244,11 +244,11 @@ func (f *follower) take(t *testing.T, e event) {
 			f.nodes[n.Name] = n
 		}
 		if f.Seq != e.seq {
-			t.Errorf("the whole board of %d came as event %d", f.Seq, e.seq)
+			t.Errorf("the complete state %d is in event %d", f.Seq, e.seq)
 		}
 	case "delta":
 		if e.seq != f.Seq+1 {
-			t.Errorf("after %d came %d", f.Seq, e.seq)
+			t.Errorf("event %d was followed by %d", f.Seq, e.seq)
 		}
 		f.Seq = e.seq
 		var d struct {

@@ -12,15 +12,15 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// reply is an answer, read to its end.
+// reply is a response with its complete body.
 type reply struct {
 	status int
 	header http.Header
 	body   string
 }
 
-// ask sends a request as it is given, without following where it leads or unpacking.
-func (s *stage) ask(method, path string, header ...string) reply {
+// ask sends a request without following redirects or decompressing.
+func (s *fixture) ask(method, path string, header ...string) reply {
 	s.t.Helper()
 	request, err := http.NewRequestWithContext(s.t.Context(), method, strings.TrimSuffix(s.url, Path+"/")+path, nil)
 	if err != nil {
@@ -67,9 +67,9 @@ func TestPaths(t *testing.T) {
 		if response.status != want.status || response.header.Get("Content-Type") != want.kind {
 			t.Errorf("%s: %d %q, want %d %q", path, response.status, response.header.Get("Content-Type"), want.status, want.kind)
 		}
-		// Relative, so that it holds behind any prefix.
+		// Relative, so that it works behind any path prefix.
 		if location := response.header.Get("Location"); want.status == 302 && location != "ui/" {
-			t.Errorf("%s leads to %q", path, location)
+			t.Errorf("%s redirects to %q", path, location)
 		}
 		for header, part := range map[string]string{
 			"Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'",
@@ -87,7 +87,7 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-func TestStaticFilesArePackedAndAskedForOnce(t *testing.T) {
+func TestStaticFiles(t *testing.T) {
 	s := start(t, nil)
 	plain := s.ask(http.MethodGet, "/ui/app.js").body
 	packed := s.ask(http.MethodGet, "/ui/app.js", "Accept-Encoding", "gzip")
@@ -97,25 +97,25 @@ func TestStaticFilesArePackedAndAskedForOnce(t *testing.T) {
 	}
 	unpacked, err := io.ReadAll(reader)
 	if err != nil || string(unpacked) != plain || len(packed.body) >= len(plain) {
-		t.Errorf("%d bytes packed into %d, %d unpacked, %v", len(plain), len(packed.body), len(unpacked), err)
+		t.Errorf("%d bytes compressed to %d, %d decompressed, %v", len(plain), len(packed.body), len(unpacked), err)
 	}
 	tag := packed.header.Get("ETag")
 	if again := s.ask(http.MethodGet, "/ui/app.js", "Accept-Encoding", "gzip", "If-None-Match", tag); again.status != http.StatusNotModified || again.body != "" {
-		t.Errorf("asked again: %d, %d bytes", again.status, len(again.body))
+		t.Errorf("with a matching ETag: %d, %d bytes", again.status, len(again.body))
 	}
 	if other := s.ask(http.MethodGet, "/ui/app.js", "If-None-Match", tag); other.status != http.StatusOK {
-		t.Errorf("another encoding: %d", other.status)
+		t.Errorf("with the ETag of another encoding: %d", other.status)
 	}
 }
 
-// What the page loads is its own: no address of elsewhere, no inline script or style, nothing that takes text for HTML.
-func TestThePageNeedsNothingFromElsewhere(t *testing.T) {
+// The page loads only its own files: no other host, no inline script or style, no interpretation of text as HTML.
+func TestPageSelfContained(t *testing.T) {
 	all, err := files()
 	if err != nil {
 		t.Fatal(err)
 	}
 	forbidden := regexp.MustCompile(`(?i)https?://|innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|<script>|<style|\sstyle=|\son[a-z]+=`)
-	namespace := "http://www.w3.org/2000/svg" // A name, which nobody fetches.
+	namespace := "http://www.w3.org/2000/svg" // Only a name, never loaded.
 	for name, f := range all {
 		text := strings.ReplaceAll(string(f.plain), namespace, "")
 		if found := forbidden.FindString(text); found != "" {
@@ -124,31 +124,31 @@ func TestThePageNeedsNothingFromElsewhere(t *testing.T) {
 	}
 	for _, match := range regexp.MustCompile(`(?:src|href)="([^"#]+)"`).FindAllStringSubmatch(string(all[""].plain), -1) {
 		if _, ok := all[match[1]]; !ok && match[1] != "data.json" {
-			t.Errorf("the page refers to %q, which there isn't", match[1])
+			t.Errorf("the page refers to the unknown file %q", match[1])
 		}
 	}
 }
 
-func TestNamesAreData(t *testing.T) {
+func TestNamesEscaped(t *testing.T) {
 	s := start(t, nil)
-	s.book.SetNode("</script><script>alert(1)</script>", spec(16))
-	s.book.Hold("</script><script>alert(1)</script>", pod("a\n\nevent: whole\ndata: {}\u2028", 4), gpu.On(0, 4), time.Time{})
+	s.ledger.SetNode("</script><script>alert(1)</script>", spec(16))
+	s.ledger.Hold("</script><script>alert(1)</script>", pod("a\n\nevent: whole\ndata: {}\u2028", 4), gpu.On(0, 4), time.Time{})
 	v := s.view(false)
 	for e, ok := v.next(); ; e, ok = v.next() {
 		if !ok {
 			t.Fatal("the stream ended")
 		}
 		if strings.Contains(e.data, "<") {
-			t.Fatalf("there is markup in %s", e.data)
+			t.Fatalf("markup in %s", e.data)
 		}
 		f := &follower{}
 		if f.take(t, e); len(f.Nodes) == 1 && len(f.Nodes[0].Cards[0].Pods) > 0 {
 			if got := f.Nodes[0].Cards[0].Pods[0].Name; got != "a\n\nevent: whole\ndata: {}\u2028" {
-				t.Errorf("the name came as %q", got)
+				t.Errorf("name %q", got)
 			}
 			return
 		}
-		s.book.Hold("</script><script>alert(1)</script>", pod("b", 4), gpu.On(0, 4), time.Time{})
+		s.ledger.Hold("</script><script>alert(1)</script>", pod("b", 4), gpu.On(0, 4), time.Time{})
 		v = s.view(false)
 	}
 }

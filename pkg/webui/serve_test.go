@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Connections that never ask don't exhaust the memory that binds need, and don't keep a viewer out.
-func TestConnectionsAreBounded(t *testing.T) {
+// Idle connections are limited, so that they neither exhaust memory nor keep a viewer out.
+func TestMaxConnections(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -32,7 +32,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 		}
 	}
 	if _, err := first.Read(make([]byte, 1)); err == nil {
-		t.Error("the first connection is answered, want it closed")
+		t.Error("the first connection is open, want it closed")
 	}
 	response, err := http.Get("http://" + listener.Addr().String())
 	if err != nil {
@@ -45,9 +45,9 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 }
 
-func TestTheWholeBoardIsPackedOnce(t *testing.T) {
+func TestCompressedOnce(t *testing.T) {
 	s := start(t, nil)
-	s.book.SetNode("n1", spec(16))
+	s.ledger.SetNode("n1", spec(16))
 	answer := s.ask(http.MethodGet, "/ui/data.json", "Accept-Encoding", "gzip")
 	reader, err := gzip.NewReader(strings.NewReader(answer.body))
 	if err != nil {
@@ -57,13 +57,13 @@ func TestTheWholeBoardIsPackedOnce(t *testing.T) {
 		t.Errorf("%.100s (%v)", text, err)
 	}
 	s.board.mu.Lock()
-	s.board.refreshed = s.board.Clock.Now().Add(time.Hour) // Nothing changes from here on.
+	s.board.refreshed = s.board.Clock.Now().Add(time.Hour) // No refresh from here on.
 	s.board.mu.Unlock()
 	first, err := s.board.Packed()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if again, err := s.board.Packed(); err != nil || &again[0] != &first[0] {
-		t.Errorf("packed again: %v", err)
+		t.Errorf("compressed again: %v", err)
 	}
 }

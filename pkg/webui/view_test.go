@@ -14,11 +14,11 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-func TestWhatIsShownOfANode(t *testing.T) {
+func TestViewNode(t *testing.T) {
 	l := ledger.New(nil)
-	offer := spec(16, 16)
-	offer.Cards[1].Unhealthy = "Xid 79"
-	l.SetNode("n0", offer)
+	nodeSpec := spec(16, 16)
+	nodeSpec.Cards[1].Unhealthy = "Xid 79"
+	l.SetNode("n0", nodeSpec)
 	l.Hold("n0", pod("bound", 10), gpu.On(0, 10), time.Time{})
 	l.Hold("n0", pod("elsewhere", 4), gpu.On(5, 4), time.Time{})
 	leaving := pod("leaving", 3)
@@ -51,22 +51,22 @@ func TestWhatIsShownOfANode(t *testing.T) {
 	l.DeleteNode("n0")
 	node, _ = l.Node("n0")
 	if got := viewNode(node); !got.Gone || len(got.Cards) == 0 || !got.Cards[0].Vanished {
-		t.Errorf("a node whose object is gone: %+v", got)
+		t.Errorf("deleted node: %+v", got)
 	}
 }
 
-func TestUnitsAreAsTheNodesReport(t *testing.T) {
+func TestViewNodeUnit(t *testing.T) {
 	for name, test := range map[string]struct {
 		unit gpu.Unit
 		card gpu.Memory
 		want string
 		mib  float64
 	}{
-		"GiB":                         {gpu.GiB, 16, "GiB", 1024},
-		"MiB":                         {gpu.MiB, 16276, "MiB", 1},
-		"a size":                      {256 * gpu.MiB, 64, "256MiB", 256},
-		"not told, and small numbers": {0, 80, "", 1024},
-		"not told, and large numbers": {0, 16276, "", 1},
+		"GiB":                    {gpu.GiB, 16, "GiB", 1024},
+		"MiB":                    {gpu.MiB, 16276, "MiB", 1},
+		"multiple of MiB":        {256 * gpu.MiB, 64, "256MiB", 256},
+		"unknown, small amounts": {0, 80, "", 1024},
+		"unknown, large amounts": {0, 16276, "", 1},
 	} {
 		node := ledger.Node{NodeSpec: ledger.NodeSpec{Unit: test.unit, Cards: []gpu.Card{{Memory: test.card}}}, Used: []gpu.Memory{0}}
 		if got := viewNode(node); got.Unit != test.want || got.UnitMiB != test.mib {
@@ -75,18 +75,18 @@ func TestUnitsAreAsTheNodesReport(t *testing.T) {
 	}
 }
 
-func TestTheHistoryIsAnHourAndNoMore(t *testing.T) {
-	s := &source{book: ledger.New(nil)}
-	s.book.SetNode("n0", spec(16, 16))
+func TestHistoryLength(t *testing.T) {
+	s := &source{ledger: ledger.New(nil)}
+	s.ledger.SetNode("n0", spec(16, 16))
 	clock := clocktesting.NewFakeClock(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC))
 	b := NewBoard(Options{Source: s, Clock: clock})
 	for range 2 * samplesKept {
 		b.tick(klog.Background())
-		clock.Step(sampleEvery / 2) // Every second look is too early.
+		clock.Step(sampleEvery / 2) // Every second tick is too early.
 		b.tick(klog.Background())
 		clock.Step(sampleEvery / 2)
 	}
-	s.book.Hold("n0", pod("p", 4), gpu.On(0, 4), time.Time{})
+	s.ledger.Hold("n0", pod("p", 4), gpu.On(0, 4), time.Time{})
 	b.tick(klog.Background())
 	text, err := b.Whole()
 	if err != nil {
@@ -97,11 +97,11 @@ func TestTheHistoryIsAnHourAndNoMore(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(got.Samples) != samplesKept || cap(b.history.samples) > 2*samplesKept {
-		t.Fatalf("%d samples in room for %d", len(got.Samples), cap(b.history.samples))
+		t.Fatalf("%d samples, capacity %d", len(got.Samples), cap(b.history.samples))
 	}
 	last := got.Samples[samplesKept-1]
 	if want := []int64{clock.Now().Unix(), 32 << 10, 4 << 10, 16 << 10, 12 << 10, 0}; !cmp.Equal(last, want) {
-		t.Errorf("the last sample is %v, want %v", last, want)
+		t.Errorf("last sample %v, want %v", last, want)
 	}
 	if took := last[0] - got.Samples[0][0]; took != int64((samplesKept-1)*sampleEvery/time.Second) {
 		t.Errorf("the samples cover %d s", took)

@@ -1,5 +1,5 @@
-// kubectl as it comes, for the tests that run what the documents say: Kubernetes' own main package lies in a module that
-// can't be required beside helm.
+// kubectl is Kubernetes' kubectl, for the tests that run the commands in the documents. Kubernetes' own main package is
+// in a module that can't be required together with helm.
 package main
 
 import (

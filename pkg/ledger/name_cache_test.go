@@ -13,9 +13,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// Whatever lists came before, a name stands for its node: Rank, which goes by the list before, says what Check does, which
-// looks every name up.
-func TestRankFindsTheNodesOfEveryList(t *testing.T) {
+// Rank, which uses a cache of the names in earlier calls, returns the same reasons as Check, which looks up every name.
+func TestRankNameCache(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	l := ledger.New(nil)
 	var all []string
@@ -23,13 +22,13 @@ func TestRankFindsTheNodesOfEveryList(t *testing.T) {
 		all = append(all, fmt.Sprintf("n%d", i))
 	}
 	set := func(name string) { l.SetNode(name, spec(gpu.Memory(1+random.IntN(8)), gpu.Memory(1+random.IntN(8)))) }
-	for _, name := range all[:30] { // The others aren't known, for now.
+	for _, name := range all[:30] { // The other nodes are unknown at first.
 		set(name)
 	}
 	names := slices.Clone(all)
 	for range 2000 {
 		switch random.IntN(8) {
-		case 0: // As from several workers: pieces in another order.
+		case 0: // As from several of kube-scheduler's goroutines: parts in another order.
 			at := random.IntN(len(names) + 1)
 			names = slices.Concat(names[at:], names[:at])
 		case 1:
@@ -38,7 +37,7 @@ func TestRankFindsTheNodesOfEveryList(t *testing.T) {
 		case 2:
 			names = slices.Clone(all[:random.IntN(len(all)+1)])
 		case 3:
-			names = append(slices.Clone(names), all[random.IntN(len(all))]) // Perhaps one that is named already.
+			names = append(slices.Clone(names), all[random.IntN(len(all))]) // Can be a duplicate.
 		case 4:
 			l.DeleteNode(all[random.IntN(len(all))])
 		case 5:
@@ -56,8 +55,8 @@ func TestRankFindsTheNodesOfEveryList(t *testing.T) {
 	}
 }
 
-// Whoever names more than there is can't have it kept: the next list may be long in coming.
-func TestRankKeepsNoListOfNodesThatThereAreNot(t *testing.T) {
+// A list with many unknown names isn't cached, because the cache keeps its list until the next call.
+func TestRankUnknownNamesNotCached(t *testing.T) {
 	l := ledger.New(nil)
 	l.SetNode("n1", spec(8))
 	l.SetNode("n2", spec(8))
@@ -77,10 +76,10 @@ func TestRankKeepsNoListOfNodesThatThereAreNot(t *testing.T) {
 	others := rank(append([]string{"n1", "n2"}, make([]string, 1000)...))
 	runtime.GC()
 	if kept.Value() == nil {
-		t.Error("a list of the nodes that there are isn't kept")
+		t.Error("the list of known nodes isn't cached")
 	}
 	if others.Value() != nil {
-		t.Error("a list of a thousand others is kept")
+		t.Error("the list of a thousand unknown names is cached")
 	}
 	runtime.KeepAlive(l)
 }

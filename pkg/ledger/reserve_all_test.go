@@ -16,7 +16,7 @@ import (
 
 var binpack = ledger.View{Card: placement.Binpack, Node: placement.Binpack}
 
-// twoNodes is a ledger with two nodes of two cards of 16 each. freed, which may be nil, is told what comes free from then on.
+// twoNodes returns a ledger with two nodes of two cards of 16 each. freed, if not nil, is called from then on.
 func twoNodes(freed func(string)) (*ledger.Ledger, []string) {
 	ready := false
 	l := ledger.New(func(node string) {
@@ -35,7 +35,7 @@ func asking(uid string, memory gpu.Memory) gpu.Pod {
 	return gpu.Pod{UID: gpu.PodUID(uid), Namespace: "default", Name: uid, Request: memory}
 }
 
-// wants asks for the amounts, by pods named w0, w1 and so on.
+// wants returns requests for the amounts, with pods named w0, w1 and so on.
 func wants(nodes []string, amounts ...gpu.Memory) (out []ledger.Want) {
 	for i, memory := range amounts {
 		out = append(out, ledger.Want{Pod: asking(fmt.Sprint("w", i), memory), Nodes: nodes})
@@ -43,28 +43,28 @@ func wants(nodes []string, amounts ...gpu.Memory) (out []ledger.Want) {
 	return out
 }
 
-func TestReserveTogether(t *testing.T) {
+func TestReserveAll(t *testing.T) {
 	at := time.Unix(1_800_000_000, 0)
-	t.Run("all find a place, of which each has its own time", func(t *testing.T) {
+	t.Run("all fit, each with its own assume time", func(t *testing.T) {
 		l, nodes := twoNodes(nil)
-		places, yielded := l.ReserveTogether(wants(nodes, 16, 16, 16, 16), nil, binpack, at)
-		if len(places) != 4 || yielded != 0 {
-			t.Fatalf("got %v, %d", places, yielded)
+		places, released := l.ReserveTogether(wants(nodes, 16, 16, 16, 16), nil, binpack, at)
+		if len(places) != 4 || released != 0 {
+			t.Fatalf("got %v, %d", places, released)
 		}
 		times := map[time.Time]bool{}
 		for i, place := range places {
-			node, holder, held := l.Lookup(gpu.PodUID(fmt.Sprint("w", i)))
-			if !held || node != place.Node || holder.State != ledger.Reserved || place.Kept {
-				t.Errorf("w%d: %v, %v, %v", i, place, node, holder)
+			node, got, held := l.Lookup(gpu.PodUID(fmt.Sprint("w", i)))
+			if !held || node != place.Node || got.State != ledger.Reserved || place.Kept {
+				t.Errorf("w%d: %v, %v, %v", i, place, node, got)
 			}
-			times[holder.AssumeTime] = true
+			times[got.AssumeTime] = true
 		}
 		if len(times) != 4 {
-			t.Errorf("%d different times of 4", len(times))
+			t.Errorf("%d different assume times of 4", len(times))
 		}
 	})
-	t.Run("one too many, and nothing has changed", func(t *testing.T) {
-		l, nodes := twoNodes(func(node string) { t.Errorf("memory of %s came free", node) })
+	t.Run("one too many: nothing changes", func(t *testing.T) {
+		l, nodes := twoNodes(func(node string) { t.Errorf("memory of %s was freed", node) })
 		before := l.Nodes()
 		if places, _ := l.ReserveTogether(wants(nodes, 16, 16, 16, 10, 10), nil, binpack, at); places != nil {
 			t.Fatalf("got %v", places)
@@ -73,7 +73,7 @@ func TestReserveTogether(t *testing.T) {
 			t.Errorf("(-before +after):\n%s", diff)
 		}
 	})
-	t.Run("a member keeps what it has", func(t *testing.T) {
+	t.Run("a member keeps its allocation", func(t *testing.T) {
 		l, nodes := twoNodes(nil)
 		if _, err := l.Reserve("n2", asking("w1", 16), placement.Binpack, at); err != nil {
 			t.Fatal(err)
@@ -83,7 +83,7 @@ func TestReserveTogether(t *testing.T) {
 			t.Errorf("got %v", places)
 		}
 	})
-	t.Run("a member that has something elsewhere is in the way", func(t *testing.T) {
+	t.Run("a member with an allocation on another node prevents the reservation", func(t *testing.T) {
 		l, nodes := twoNodes(nil)
 		if _, err := l.Reserve("n2", asking("w1", 16), placement.Binpack, at); err != nil {
 			t.Fatal(err)
@@ -92,7 +92,7 @@ func TestReserveTogether(t *testing.T) {
 			t.Errorf("got %v", places)
 		}
 		if _, _, held := l.Lookup("w0"); held {
-			t.Error("w0 holds a place")
+			t.Error("w0 has an allocation")
 		}
 	})
 	reserved := func(l *ledger.Ledger, node string, memory gpu.Memory, uids ...string) {
@@ -103,35 +103,35 @@ func TestReserveTogether(t *testing.T) {
 			}
 		}
 	}
-	t.Run("no more of the others yield than it takes", func(t *testing.T) {
+	t.Run("only as many reservations as needed are released", func(t *testing.T) {
 		var freed []string
 		l, nodes := twoNodes(func(node string) { freed = append(freed, node) })
 		reserved(l, "n1", 8, "a1", "a2", "b1", "b2")
-		places, yielded := l.ReserveTogether(wants(nodes, 16, 16, 16), [][]gpu.PodUID{{"b1", "b2"}, {"a1", "a2"}}, binpack, at)
-		if len(places) != 3 || yielded != 1 {
-			t.Fatalf("got %v, %d", places, yielded)
+		places, released := l.ReserveTogether(wants(nodes, 16, 16, 16), [][]gpu.PodUID{{"b1", "b2"}, {"a1", "a2"}}, binpack, at)
+		if len(places) != 3 || released != 1 {
+			t.Fatalf("got %v, %d", places, released)
 		}
 		for uid, want := range map[gpu.PodUID]bool{"a1": true, "a2": true, "b1": false, "b2": false} {
 			if _, _, held := l.Lookup(uid); held != want {
-				t.Errorf("%s holds a place: %t", uid, held)
+				t.Errorf("%s has an allocation: %t", uid, held)
 			}
 		}
 		if len(freed) > 0 {
-			t.Errorf("memory of %v came free, which was given on at once", freed)
+			t.Errorf("memory of %v was freed, although it was allocated again", freed)
 		}
 	})
-	t.Run("where even all don't help, nobody yields", func(t *testing.T) {
-		l, nodes := twoNodes(func(node string) { t.Errorf("memory of %s came free", node) })
+	t.Run("if releasing all doesn't help, none is released", func(t *testing.T) {
+		l, nodes := twoNodes(func(node string) { t.Errorf("memory of %s was freed", node) })
 		reserved(l, "n1", 8, "a1", "a2", "b1", "b2")
 		before := l.Nodes()
-		if places, yielded := l.ReserveTogether(wants(nodes, 16, 16, 16, 16, 16), [][]gpu.PodUID{{"b1", "b2"}, {"a1", "a2"}}, binpack, at); places != nil || yielded != 0 {
-			t.Fatalf("got %v, %d", places, yielded)
+		if places, released := l.ReserveTogether(wants(nodes, 16, 16, 16, 16, 16), [][]gpu.PodUID{{"b1", "b2"}, {"a1", "a2"}}, binpack, at); places != nil || released != 0 {
+			t.Fatalf("got %v, %d", places, released)
 		}
 		if diff := cmp.Diff(before, l.Nodes()); diff != "" {
 			t.Errorf("(-before +after):\n%s", diff)
 		}
 	})
-	t.Run("what is bound doesn't yield", func(t *testing.T) {
+	t.Run("a bound pod isn't released", func(t *testing.T) {
 		l, nodes := twoNodes(nil)
 		reserved(l, "n1", 16, "a1")
 		l.Commit("a1")
@@ -139,7 +139,7 @@ func TestReserveTogether(t *testing.T) {
 			t.Fatalf("got %v", places)
 		}
 	})
-	t.Run("what yields and isn't needed comes free for others", func(t *testing.T) {
+	t.Run("released memory that isn't needed is freed", func(t *testing.T) {
 		var freed []string
 		l, nodes := twoNodes(func(node string) { freed = append(freed, node) })
 		reserved(l, "n1", 16, "a1")
@@ -148,7 +148,7 @@ func TestReserveTogether(t *testing.T) {
 			t.Fatal("no places")
 		}
 		if !slices.Equal(freed, []string{"n2"}) {
-			t.Errorf("memory of %v came free", freed)
+			t.Errorf("memory of %v was freed", freed)
 		}
 	})
 }
@@ -161,17 +161,17 @@ func TestMove(t *testing.T) {
 		t.Errorf("got %s, %t", node, ok)
 	}
 	if node, _, _ := l.Lookup("w0"); node != "n2" {
-		t.Errorf("it is on %s", node)
+		t.Errorf("w0 is on %s", node)
 	}
 	if node, ok := l.Move(ledger.Want{Pod: asking("w0", 16), Nodes: []string{"n3"}}, binpack, at); ok {
-		t.Errorf("it moved to %s", node)
+		t.Errorf("w0 moved to %s", node)
 	}
 	if node, _, _ := l.Lookup("w0"); node != "n2" {
-		t.Errorf("after a move that failed it is on %q", node)
+		t.Errorf("after a failed move w0 is on %q", node)
 	}
 }
 
-func TestStands(t *testing.T) {
+func TestStillUsable(t *testing.T) {
 	at := time.Unix(1_800_000_000, 0)
 	card := func(index int, unhealthy string) gpu.Card {
 		return gpu.Card{Index: index, Memory: 16, Unhealthy: unhealthy}
@@ -180,17 +180,17 @@ func TestStands(t *testing.T) {
 		change func(*ledger.Ledger)
 		want   bool
 	}{
-		"nothing happened":  {func(*ledger.Ledger) {}, true},
-		"it was given back": {func(l *ledger.Ledger) { l.Release("w0") }, false},
-		"the node has gone": {func(l *ledger.Ledger) { l.DeleteNode("n1") }, false},
-		"the card is ill": {func(l *ledger.Ledger) {
+		"no change":    {func(*ledger.Ledger) {}, true},
+		"released":     {func(l *ledger.Ledger) { l.Release("w0") }, false},
+		"node deleted": {func(l *ledger.Ledger) { l.DeleteNode("n1") }, false},
+		"card unhealthy": {func(l *ledger.Ledger) {
 			l.SetNode("n1", ledger.NodeSpec{Cards: []gpu.Card{card(0, "Xid 79"), card(1, "")}})
 		}, false},
-		"the other card is ill": {func(l *ledger.Ledger) {
+		"other card unhealthy": {func(l *ledger.Ledger) {
 			l.SetNode("n1", ledger.NodeSpec{Cards: []gpu.Card{card(0, ""), card(1, "Xid 79")}})
 		}, true},
-		"the card has gone": {func(l *ledger.Ledger) { l.SetNode("n1", ledger.NodeSpec{Cards: []gpu.Card{card(1, "")}}) }, false},
-		"it gives out cards now": {func(l *ledger.Ledger) {
+		"card missing": {func(l *ledger.Ledger) { l.SetNode("n1", ledger.NodeSpec{Cards: []gpu.Card{card(1, "")}}) }, false},
+		"node allocates whole cards": {func(l *ledger.Ledger) {
 			l.SetNode("n1", ledger.NodeSpec{Cards: []gpu.Card{card(0, "")}, WholeCards: true})
 		}, false},
 	} {
@@ -205,8 +205,9 @@ func TestStands(t *testing.T) {
 	}
 }
 
-// TestTogetherAtRandom compares all or nothing with placing one after the other, on a copy.
-func TestTogetherAtRandom(t *testing.T) {
+// TestReserveAllRandom checks ReserveAll with random reservations: no card is overcommitted, and a failure changes
+// nothing.
+func TestReserveAllRandom(t *testing.T) {
 	at := time.Unix(1_800_000_000, 0)
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 1))
@@ -223,7 +224,7 @@ func TestTogetherAtRandom(t *testing.T) {
 			amounts = append(amounts, 1+gpu.Memory(random.IntN(16)))
 		}
 		before := l.Nodes()
-		places, yielded := l.ReserveTogether(wants(nodes, amounts...), reservations, binpack, at)
+		places, released := l.ReserveTogether(wants(nodes, amounts...), reservations, binpack, at)
 		if places == nil {
 			if diff := cmp.Diff(before, l.Nodes()); diff != "" {
 				t.Fatalf("seed %d: (-before +after):\n%s", seed, diff)
@@ -235,12 +236,12 @@ func TestTogetherAtRandom(t *testing.T) {
 			held += len(node.Holders)
 			for i, c := range node.Cards {
 				if node.Used[i] > c.Memory {
-					t.Fatalf("seed %d: card %d of %s holds %d", seed, c.Index, node.Name, node.Used[i])
+					t.Fatalf("seed %d: card %d of %s has %d allocated", seed, c.Index, node.Name, node.Used[i])
 				}
 			}
 		}
-		if want := len(reservations) - yielded + len(amounts); held != want {
-			t.Fatalf("seed %d: %d hold something, want %d", seed, held, want)
+		if want := len(reservations) - released + len(amounts); held != want {
+			t.Fatalf("seed %d: %d allocations, want %d", seed, held, want)
 		}
 	}
 }

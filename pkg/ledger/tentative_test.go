@@ -9,7 +9,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// finds says what the pod finds on the nodes, once others have got what they were promised.
+// finds returns the reasons of the nodes for the pod, with tentative placements counted.
 func finds(l *ledger.Ledger, pod gpu.Pod, names ...string) []placement.Reason {
 	return findsAt(l, at, pod, names...)
 }
@@ -21,7 +21,7 @@ func findsAt(l *ledger.Ledger, now time.Time, pod gpu.Pod, names ...string) []pl
 	return reasons
 }
 
-func TestWhatWasPromisedIsTakenForOthersUntilItIsSettled(t *testing.T) {
+func TestTentativePlacement(t *testing.T) {
 	free, taken := []placement.Reason{placement.Fits, placement.Fits}, []placement.Reason{placement.Full, placement.Full}
 	first, second := pod("first", 10), pod("second", 10)
 	for name, test := range map[string]struct {
@@ -29,17 +29,17 @@ func TestWhatWasPromisedIsTakenForOthersUntilItIsSettled(t *testing.T) {
 		first []placement.Reason
 		want  []placement.Reason
 	}{
-		"promised":               {func(*ledger.Ledger) {}, free, taken},
-		"promised again, to one": {func(l *ledger.Ledger) { l.Promise(first, []string{"n2"}, at) }, free, []placement.Reason{placement.Fits, placement.Full}},
+		"added":                {func(*ledger.Ledger) {}, free, taken},
+		"replaced by one node": {func(l *ledger.Ledger) { l.Promise(first, []string{"n2"}, at) }, free, []placement.Reason{placement.Fits, placement.Full}},
 		"reserved": {func(l *ledger.Ledger) {
 			if _, err := l.Reserve("n1", first, placement.Binpack, at); err != nil {
 				t.Error(err)
 			}
 		}, []placement.Reason{placement.Fits, placement.Elsewhere}, []placement.Reason{placement.Full, placement.Fits}},
-		"bound":    {func(l *ledger.Ledger) { l.Hold("n2", first, gpu.On(0, 10), at) }, []placement.Reason{placement.Elsewhere, placement.Fits}, []placement.Reason{placement.Fits, placement.Full}},
-		"gone":     {func(l *ledger.Ledger) { l.Drop(first.UID) }, free, free},
-		"too late": {func(l *ledger.Ledger) { l.Promise(pod("third", 1), nil, at.Add(time.Minute)) }, free, free},
-		"the node is made anew": {func(l *ledger.Ledger) {
+		"bound":   {func(l *ledger.Ledger) { l.Hold("n2", first, gpu.On(0, 10), at) }, []placement.Reason{placement.Elsewhere, placement.Fits}, []placement.Reason{placement.Fits, placement.Full}},
+		"removed": {func(l *ledger.Ledger) { l.Drop(first.UID) }, free, free},
+		"expired": {func(l *ledger.Ledger) { l.Promise(pod("third", 1), nil, at.Add(time.Minute)) }, free, free},
+		"the node is created again": {func(l *ledger.Ledger) {
 			l.DeleteNode("n1")
 			l.SetNode("n1", spec(16))
 		}, free, []placement.Reason{placement.Fits, placement.Full}},
@@ -52,22 +52,22 @@ func TestWhatWasPromisedIsTakenForOthersUntilItIsSettled(t *testing.T) {
 			test.then(l)
 			expect(t, "the pod itself", test.first, finds(l, first, "n1", "n2"))
 			expect(t, "another pod", test.want, finds(l, second, "n1", "n2"))
-			// A promise holds nothing: who doesn't ask for promises to count doesn't meet them.
+			// A tentative placement allocates nothing: Check doesn't count it.
 			l.Check(pod("small", 1), []string{"n1", "n2"}, func(name string, r placement.Reason) { expect(t, name, placement.Fits, r) })
 		})
 	}
 }
 
-// Whoever was promised something and never came is forgotten, also if nobody has been promised anything since.
-func TestAPromiseEndsByItself(t *testing.T) {
+// A tentative placement expires even if no other is added.
+func TestTentativePlacementExpires(t *testing.T) {
 	l := ledger.New(nil)
 	l.SetNode("n1", spec(16))
 	l.Promise(pod("first", 10), []string{"n1"}, at)
-	expect(t, "at once", []placement.Reason{placement.Full}, findsAt(l, at.Add(time.Second), pod("second", 10), "n1"))
+	expect(t, "a second later", []placement.Reason{placement.Full}, findsAt(l, at.Add(time.Second), pod("second", 10), "n1"))
 	expect(t, "a minute later", []placement.Reason{placement.Fits}, findsAt(l, at.Add(time.Minute), pod("second", 10), "n1"))
 }
 
-func TestRankTellsWhetherThereWerePromisesToCount(t *testing.T) {
+func TestRankReportsTentativePlacements(t *testing.T) {
 	l := ledger.New(nil)
 	l.SetNode("n1", spec(16))
 	rank := func(promised time.Time) bool {
@@ -75,27 +75,27 @@ func TestRankTellsWhetherThereWerePromisesToCount(t *testing.T) {
 		return l.Rank(view, pod("second", 10), []string{"n1"}, func(int, placement.Suitability, placement.Reason) {})
 	}
 	if rank(at) {
-		t.Error("there were, before the first")
+		t.Error("reported before the first one")
 	}
 	l.Promise(pod("first", 10), []string{"n1"}, at)
 	if !rank(at.Add(time.Second)) {
-		t.Error("there were none, though one stands")
+		t.Error("not reported")
 	}
 	if rank(time.Time{}) || rank(at.Add(time.Minute)) {
-		t.Error("there were, though none counts")
+		t.Error("reported although not counted")
 	}
 	l.Drop(pod("first", 10).UID)
 	if rank(at) {
-		t.Error("there were, though the pod is gone")
+		t.Error("reported after the pod's removal")
 	}
 }
 
-func TestAPromiseLeavesRoomForWhoFitsBeside(t *testing.T) {
+func TestTentativePlacementShares(t *testing.T) {
 	l := ledger.New(nil)
 	l.SetNode("n1", spec(16, 16))
 	for _, name := range []string{"a", "b", "c"} {
 		l.Promise(pod(name, 8), []string{"n1"}, at)
 	}
-	expect(t, "beside three halves", []placement.Reason{placement.Fits}, finds(l, pod("d", 8), "n1"))
+	expect(t, "half a card beside three halves", []placement.Reason{placement.Fits}, finds(l, pod("d", 8), "n1"))
 	expect(t, "a whole card", []placement.Reason{placement.Full}, finds(l, pod("e", 16), "n1"))
 }

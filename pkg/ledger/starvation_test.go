@@ -9,11 +9,11 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-func TestClaim(t *testing.T) {
+func TestStarvationReservation(t *testing.T) {
 	at := time.Unix(1_800_000_000, 0)
 	var freed []string
 	l, nodes := twoNodes(func(node string) { freed = append(freed, node) })
-	// n1 is half full, n2 is full but for 4.
+	// n1 has 16 of 32 allocated, n2 28 of 32.
 	for uid, node := range map[string]string{"a": "n1", "b": "n2", "c": "n2", "d": "n2"} {
 		memory := gpu.Memory(16)
 		if uid == "d" {
@@ -36,13 +36,13 @@ func TestClaim(t *testing.T) {
 		return fits
 	}
 	if l.Claim(wants(nodes, 16, 16, 16, 16, 16), 0) {
-		t.Error("five cards are claimed of four")
+		t.Error("five cards of four were reserved")
 	}
 	if got := finds(asking("x", 4)); !slices.Equal(got, nodes) {
-		t.Errorf("after a claim that failed there is room on %v", got)
+		t.Errorf("after a failed reservation the pod fits %v", got)
 	}
 	if !l.Claim(wants(nodes, 16, 16), 0) {
-		t.Fatal("two cards can't be claimed")
+		t.Fatal("two cards can't be reserved")
 	}
 	important := asking("x", 4)
 	important.Priority = 1
@@ -50,21 +50,21 @@ func TestClaim(t *testing.T) {
 		pod  gpu.Pod
 		want []string
 	}{
-		"others find it taken, and what comes free too": {asking("x", 4), nil},
-		"a member doesn't":                   {asking("w0", 16), []string{"n1"}},
-		"who is more important doesn't":      {important, nodes},
-		"who has its place already keeps it": {asking("c", 12), []string{"n2"}},
+		"the reserved memory is taken for other pods, freed memory too": {asking("x", 4), nil},
+		"a member fits":                 {asking("w0", 16), []string{"n1"}},
+		"a pod of higher priority fits": {important, nodes},
+		"a pod keeps its allocation":    {asking("c", 12), []string{"n2"}},
 	} {
 		if got := finds(tc.pod); !slices.Equal(got, tc.want) {
-			t.Errorf("%s: there is room on %v, want %v", name, got, tc.want)
+			t.Errorf("%s: fits %v, want %v", name, got, tc.want)
 		}
 	}
 	l.Drop("c")
 	if got := finds(asking("x", 4)); got != nil {
-		t.Errorf("what came free of a claimed card is given to others on %v", got)
+		t.Errorf("freed memory of a reserved card is available to another pod on %v", got)
 	}
 	if places, _ := l.ReserveTogether(wants(nodes, 16, 16), nil, binpack, at); len(places) != 2 {
-		t.Errorf("the members find %v", places)
+		t.Errorf("reservations of the members: %v", places)
 	}
 	l.Release("w0")
 	l.Release("w1")
@@ -73,9 +73,9 @@ func TestClaim(t *testing.T) {
 	l.Unclaim()
 	slices.Sort(freed)
 	if !slices.Equal(freed, nodes) {
-		t.Errorf("when the claim ended, there was more room on %v", freed)
+		t.Errorf("freed at the end of the reservation: %v", freed)
 	}
 	if got := finds(asking("x", 4)); !slices.Equal(got, nodes) {
-		t.Errorf("after the claim there is room on %v", got)
+		t.Errorf("after the reservation the pod fits %v", got)
 	}
 }
