@@ -15,8 +15,8 @@ import (
 const (
 	requestTimeout = 5 * time.Second
 	stopTimeout    = 500 * time.Millisecond
-	// maxConnections has room for all viewers' streams and for what they load besides. Viewers who forward a port all come
-	// from one address.
+	// maxConnections is enough for all viewers' streams and their other requests. With port forwarding, all viewers have
+	// the same address.
 	maxConnections = 2 * maxViewers
 )
 

@@ -1,4 +1,4 @@
-// The page: takes what the stream tells, and draws what is in sight once for each frame.
+// The page: applies the stream's messages to the model and draws the visible part, at most once per frame.
 import { Cards } from "./cards.js";
 import { Chart } from "./chart.js";
 import { Details } from "./details.js";
@@ -23,7 +23,7 @@ const pending = new Pending(byId("view-pending"), draw);
 // --- Drawing -----------------------------------------------------------------------------------------------------
 
 let asked = false;
-let since; // When the oldest change came that isn't drawn yet.
+let since; // When the oldest change arrived that isn't drawn yet.
 
 function soon() {
   since ??= performance.now();
@@ -70,7 +70,7 @@ function drawView() {
 
 const of = (shown, all, one, many) => (shown === all ? plural(all, one, many) : number(shown) + " of " + plural(all, one, many));
 
-/** emptiness is what is shown where there is nothing to list. */
+/** emptiness returns the text for an empty list. */
 function emptiness() {
   if (!model.known) return [h("p", { class: "dim" }, "Waiting for the extender …")];
   if (model.status.waiting) return [h("h2", {}, "Not ready yet"), h("p", {}, model.status.waiting)];
@@ -79,7 +79,7 @@ function emptiness() {
       h("p", {}, "Label a GPU node with gpushare=true and let the device plugin run there: its cards show up here within seconds.")];
   }
   if (state.view === "pods" && model.sums().pods === 0) return [h("h2", {}, "No pod holds GPU memory")];
-  if (state.view === "pending" && model.pending.length === 0) return [h("h2", {}, "Nobody waits"), h("p", {}, "Every pod that asks for GPU memory has a node.")];
+  if (state.view === "pending" && model.pending.length === 0) return [h("h2", {}, "No pending pods"), h("p", {}, "Every pod that asks for GPU memory has a node.")];
   return undefined;
 }
 
@@ -141,7 +141,7 @@ function findPod(name) {
   choose("pods");
 }
 
-/** remember keeps in the address what is shown, so that it can be sent to others. */
+/** remember stores the view in the page's address, so that it can be shared. */
 function remember() {
   const search = new URLSearchParams();
   if (state.query) search.set("q", state.query);

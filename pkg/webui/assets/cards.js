@@ -1,4 +1,4 @@
-// The list of nodes: a row for each, a bar for each of its cards, a segment for each pod.
+// The list of nodes: a row per node, a bar per card, a segment per pod.
 import { amount, byId, h, number, plural, setText } from "./dom.js";
 import { haystack, matches, terms } from "./model.js";
 import { VirtualRows } from "./virtual.js";
@@ -6,14 +6,14 @@ import { VirtualRows } from "./virtual.js";
 const rowHeight = 50;
 const tones = 8;
 
-/** tone gives a pod one of a few colours, the same one each time. */
+/** tone returns one of a few colours for a pod, always the same one. */
 export function tone(pod) {
   let hash = 2166136261;
   for (const char of pod.namespace + "/" + pod.name) hash = Math.imul(hash ^ char.codePointAt(0), 16777619);
   return "t" + ((hash >>> 0) % tones);
 }
 
-/** bar draws a card's pods beside each other. What is over the card's memory squeezes everything, and is marked. */
+/** bar draws a card's pods side by side. For an overcommitted card all segments are smaller, and the excess is marked. */
 export function bar(card) {
   const scale = Math.max(card.total, card.used, 1);
   const element = h("span", { class: "bar" });
@@ -30,7 +30,7 @@ export function bar(card) {
   return element;
 }
 
-/** trouble says what is wrong with a card, "" for nothing. */
+/** trouble returns a card's problem, or "". */
 export function trouble(node, card) {
   if (card.vanished) return "the node doesn't report this card any more";
   if (card.unhealthy) return "unhealthy: " + card.unhealthy;
@@ -39,7 +39,7 @@ export function trouble(node, card) {
   return "";
 }
 
-/** kind is the class of a card that is out of order, "" for others. */
+/** kind returns the CSS class of a card with a problem, or "". */
 export function kind(node, card) {
   if (card.vanished || card.unhealthy) return "ill";
   if (card.used > card.total) return "over";
@@ -47,7 +47,7 @@ export function kind(node, card) {
 }
 
 export class Cards {
-  /** open(node name, card id) is called for a card that somebody wants to know more of. */
+  /** open(node name, card id) is called when a card is selected. */
   constructor(root, open) {
     this.root = root;
     this.open = open;
@@ -75,7 +75,7 @@ export class Cards {
     addEventListener("keydown", (event) => event.key === "Escape" && this.hideTip());
   }
 
-  /** show lists the nodes of the model that the filters leave. */
+  /** show lists the nodes of the model that match the filters. */
   show(model, { query, room, trouble, order }) {
     const wanted = terms(query);
     let nodes = [];
@@ -94,7 +94,7 @@ export class Cards {
     this.root.setAttribute("aria-rowcount", nodes.length);
     this.rows.show(nodes);
     this.mark();
-    // A row that was drawn anew has lost what was focused or pointed at.
+    // A redrawn row has lost focus and hover.
     if (focused && !this.root.contains(document.activeElement)) this.button(this.active)?.focus({ preventScroll: true });
     if (tipped) {
       const button = this.button(tipped);
@@ -139,7 +139,7 @@ export class Cards {
     return null;
   }
 
-  /** mark lets the Tab key reach one card: the active one where it is drawn, else the first that is. */
+  /** mark makes one card reachable with the Tab key: the active one if it is drawn, else the first drawn one. */
   mark() {
     const before = this.root.querySelector('.card[tabindex="0"]');
     const now = this.button(this.active) ?? this.root.querySelector(".card");
@@ -191,7 +191,7 @@ export class Cards {
     this.showTip(button, segment ? Number(segment.dataset.pod) : undefined);
   }
 
-  /** showTip tells who sits on the card, and which of them is pointed at. */
+  /** showTip lists the card's pods and highlights the one under the pointer. */
   showTip(button, pod) {
     const place = this.place(button);
     const node = this.model.nodes.get(place.node);
@@ -200,7 +200,7 @@ export class Cards {
     this.tipped = { ...place, pod };
     const wrong = trouble(node, card);
     const most = 14;
-    // The one that is pointed at is told also where there are too many.
+    // The pod under the pointer is listed even if the list is cut.
     const from = pod !== undefined && pod >= most ? pod - most + 1 : 0;
     this.tip.replaceChildren(
       h("p", {}, h("b", {}, node.name + " · GPU " + card.id), card.model ? " " + card.model : ""),
@@ -224,7 +224,7 @@ export class Cards {
     this.tip.hidden = true;
   }
 
-  /** focus puts the keyboard onto a card. */
+  /** focus moves the keyboard focus to a card. */
   focus(place) {
     const index = this.rows.items.findIndex((node) => node.name === place.node);
     if (index < 0) return;

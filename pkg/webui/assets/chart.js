@@ -1,4 +1,4 @@
-// Free memory over the last hour: in pieces, on cards that are partly taken, and in whole cards.
+// Free memory over the last hour: on partly used cards and on unused cards.
 import { byId, clock, plural, setText, sum, svg } from "./dom.js";
 
 const hour = 3600;
@@ -11,7 +11,7 @@ export class Chart {
     this.cursor = svg("line", { class: "cursor", y1: 0, y2: 100 });
     root.setAttribute("viewBox", "0 0 " + hour + " 100");
     root.append(this.pieces, this.whole, this.cursor);
-    this.at = undefined; // The index of the sample that is read.
+    this.at = undefined; // The index of the selected sample.
     root.addEventListener("pointermove", (event) => {
       const box = root.getBoundingClientRect();
       this.read(this.nearest(this.from + ((event.clientX - box.left) / box.width) * hour));
@@ -42,7 +42,7 @@ export class Chart {
     this.from = now - hour;
     const top = Math.max(1, ...model.samples.map((s) => s[1]));
     const y = (value) => (100 - (96 * value) / top).toFixed(2);
-    // Where the extender wasn't there, nothing is drawn: an area for each run of samples.
+    // Nothing is drawn for times without the extender: one area per run of samples.
     const runs = [];
     let before = -Infinity;
     for (const s of model.samples) {

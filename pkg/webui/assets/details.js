@@ -1,9 +1,9 @@
-// One card, in full.
+// The details of one card.
 import { amount, h } from "./dom.js";
 import { bar, kind, tone, trouble } from "./cards.js";
 
 export class Details {
-  /** search(text) looks for something in the table of pods. closed(place) is told which card it was about. */
+  /** search(text) searches the table of pods. closed(place) is called with the card when the details are closed. */
   constructor(root, search, closed) {
     Object.assign(this, { root, search, closed });
     addEventListener("keydown", (event) => event.key === "Escape" && this.close());

@@ -1,6 +1,6 @@
-// Small helpers to build the page's elements. Everything that comes from the cluster goes in as text, never as HTML.
+// Functions that build the page's elements. Data of the cluster is inserted as text, never as HTML.
 
-/** h makes an element; attributes that are undefined or false are left out. */
+/** h creates an element; attributes that are undefined or false are omitted. */
 export function h(tag, attributes, ...children) {
   const element = document.createElement(tag);
   for (const name in attributes) {
@@ -13,7 +13,7 @@ export function h(tag, attributes, ...children) {
   return element;
 }
 
-/** svg makes an SVG element. */
+/** svg creates an SVG element. */
 export function svg(tag, attributes) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const name in attributes) element.setAttribute(name, attributes[name]);
@@ -22,7 +22,7 @@ export function svg(tag, attributes) {
 
 export const byId = (id) => document.getElementById(id);
 
-/** setText leaves alone what needn't change: most of what is shown stays as it is. */
+/** setText sets the text only if it differs, because most texts don't change. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -32,13 +32,13 @@ const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 
 export const number = (n) => whole.format(n);
 
-/** amount writes a node's own memory in the unit that it reports. */
+/** amount formats a node's memory in the unit of the node. */
 export function amount(n, unit) {
   if (!unit) return whole.format(n);
   return /^\d/.test(unit) ? whole.format(n) + " × " + unit : whole.format(n) + " " + unit;
 }
 
-/** sum writes memory given in MiB in the unit of the whole cluster. */
+/** sum formats memory in MiB in the unit of the cluster. */
 export function sum(mib, unit) {
   if (unit && unit.name) return amount(mib / unit.mib, unit.name);
   return tenths.format(mib / 1024) + " GiB";
@@ -48,7 +48,7 @@ export function clock(milliseconds) {
   return new Date(milliseconds).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 }
 
-/** age writes how long ago something was, roughly. */
+/** age formats the rounded time since a moment. */
 export function age(milliseconds) {
   const seconds = Math.max(0, Math.round(milliseconds / 1000));
   if (seconds < 120) return seconds + " s";

@@ -1,6 +1,6 @@
-// What the extender has told: nodes, pending pods, samples. It knows no DOM.
+// The data from the extender: nodes, pending pods, samples. It doesn't use the DOM.
 
-/** seq of whole and delta messages must be consecutive: a gap means that something was missed. */
+/** seq of whole and delta messages must be consecutive: a gap means that a message was lost. */
 export class Model {
   constructor() {
     this.clear();
@@ -19,7 +19,7 @@ export class Model {
     this.summed = undefined;
   }
 
-  /** whole takes everything anew. */
+  /** whole replaces all data. */
   whole(message) {
     this.clear();
     this.known = true;
@@ -33,7 +33,7 @@ export class Model {
     this.names = message.nodes.map((node) => node.name);
   }
 
-  /** delta takes over what changed. */
+  /** delta applies a change. */
   delta(seq, message) {
     if (seq !== this.seq + 1) throw new Error("a change was missed");
     this.seq = seq;
@@ -57,7 +57,7 @@ export class Model {
     }
   }
 
-  /** sums adds everything up, in MiB. */
+  /** sums returns the cluster's sums in MiB. */
   sums() {
     if (this.summed) return this.summed;
     const s = { total: 0, held: 0, whole: 0, pieces: 0, out: 0, cards: 0, ill: 0, over: 0, pods: 0, largest: 0, where: undefined, unit: undefined };
@@ -93,7 +93,7 @@ export class Model {
   }
 }
 
-/** prepare adds to a node what is asked for again and again. */
+/** prepare adds derived data that is used often to a node. */
 function prepare(node) {
   node.total = 0;
   node.used = 0;
@@ -110,7 +110,7 @@ function prepare(node) {
   return node;
 }
 
-/** haystack is what a search looks through for a node. */
+/** haystack returns the searched text of a node. */
 export function haystack(node) {
   if (node.haystack === undefined) {
     const words = [node.name];
@@ -124,7 +124,7 @@ export function haystack(node) {
   return node.haystack;
 }
 
-/** rows are a node's pods as the table lists them. */
+/** rows returns a node's pods for the table. */
 export function rows(node) {
   if (node.rows === undefined) {
     node.rows = [];
@@ -140,7 +140,7 @@ export function rows(node) {
   return node.rows;
 }
 
-/** terms splits what was searched for: all of them must be found. */
+/** terms splits a search; all terms must match. */
 export const terms = (query) => query.toLowerCase().split(/\s+/).filter(Boolean);
 
 export const matches = (text, wanted) => wanted.every((term) => text.includes(term));

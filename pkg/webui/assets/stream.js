@@ -1,19 +1,19 @@
-// The stream of changes. It comes back by itself, with growing pauses, and says how it stands.
+// The stream of changes. It reconnects with increasing pauses and reports its state.
 
 const firstPause = 500;
 const longestPause = 30000;
-// The server says something every 15 seconds: silence for much longer is a connection that nobody has told us is dead.
+// The server sends a heartbeat every 15 seconds. Without one for much longer, the connection is dead.
 const silence = 45000;
 const hiddenPatience = 10000;
 
 export class Stream {
-  /** on has whole(message), delta(seq, message) and state(name, detail). A delta that throws starts anew. */
+  /** on has whole(message), delta(seq, message) and state(name, detail). A delta that throws causes a new connection. */
   constructor(url, on) {
     this.url = url;
     this.on = on;
     this.pause = firstPause;
     document.addEventListener("visibilitychange", () => this.visibility());
-    // A connection that waits in the list of pages to go back to keeps nobody informed.
+    // A page in the back/forward cache needs no connection.
     addEventListener("pagehide", () => this.close());
     addEventListener("pageshow", (event) => event.persisted && this.open());
     this.open();
@@ -59,7 +59,7 @@ export class Stream {
   failed() {
     this.close();
     this.lost ??= Date.now();
-    // Half of it by chance, so that many pages don't come back in one moment.
+    // Half of the pause is random, so that many pages don't reconnect at the same time.
     const wait = this.pause * (0.5 + Math.random() / 2);
     this.pause = Math.min(this.pause * 2, longestPause);
     this.retry = setTimeout(() => this.open(), wait);
@@ -69,7 +69,7 @@ export class Stream {
   visibility() {
     clearTimeout(this.hidden);
     if (document.hidden) {
-      // A page that nobody looks at costs nobody anything.
+      // A hidden page closes its connection.
       this.hidden = setTimeout(() => {
         this.close();
         this.paused = true;

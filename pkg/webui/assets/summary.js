@@ -1,4 +1,4 @@
-// The cluster's sums, on top of the page.
+// The cluster's sums at the top of the page.
 import { byId, h, number, plural, setText, sum } from "./dom.js";
 
 const parts = ["held", "pieces", "whole", "out"];

@@ -1,10 +1,10 @@
-// The tables of pods that hold memory and of pods that wait for it.
+// The tables of allocations and of pending pods.
 import { age, amount, h, number, setText } from "./dom.js";
 import { matches, rows, terms } from "./model.js";
 import { tone } from "./cards.js";
 import { VirtualRows } from "./virtual.js";
 
-/** table makes a table with sortable columns, and says through sorted() when another one was chosen. */
+/** table creates a table with sortable columns. It calls sorted() when another column is chosen. */
 function table(root, label, columns, sort, sorted) {
   const heads = columns.map((column) => {
     const button = h("button", { type: "button", "data-column": column.key }, column.title);
@@ -28,7 +28,7 @@ function table(root, label, columns, sort, sorted) {
   return body;
 }
 
-/** sortBy orders a list by a column; equal ones by name. Text is compared by code: quick, and the same everywhere. */
+/** sortBy sorts a list by a column, then by name. Text is compared by code point: fast, and equal in all locales. */
 function sortBy(list, value, down) {
   const keyed = list.map((item) => [value(item), item]);
   const way = down ? -1 : 1;
@@ -50,7 +50,7 @@ const podColumns = [
 ];
 
 export class Pods {
-  /** open(node, card) is called for a card that somebody wants to see. */
+  /** open(node, card) is called when a card is selected. */
   constructor(root, changed, open) {
     this.sort = { key: "node", down: false };
     const body = table(root, "Pods that hold GPU memory", podColumns, this.sort, changed);
@@ -86,7 +86,7 @@ export class Pods {
         if (!wanted.length || matches(row.haystack, wanted)) list.push(row);
       }
     }
-    // Nodes are in order already, and their pods by card.
+    // Nodes are already sorted, and their pods by card.
     const column = podColumns.find((c) => c.key === key);
     if (column.value) list = sortBy(list, column.value, down);
     this.root.querySelector("table").setAttribute("aria-rowcount", list.length + 1);
@@ -103,13 +103,13 @@ const pendingColumns = [
   { key: "cause", title: "Cause", value: (p) => p.cause },
   { key: "explanation", title: "Why, and what kube-scheduler says", class: "wide", value: (p) => p.explanation },
 ];
-const mostPending = 500; // Their reasons are long and rows of any height: more than this is for the search.
+const mostPending = 500; // Rows with long reasons have any height, so longer lists need a search.
 
 export class Pending {
   constructor(root, changed) {
     this.sort = { key: "created", down: true };
     this.body = table(root, "Pods that wait for GPU memory", pendingColumns, this.sort, changed);
-    this.drawn = new Map(); // The row's element by the pod, and what it says.
+    this.drawn = new Map(); // The row's element by its content.
     this.more = h("td", { colspan: pendingColumns.length, class: "dim" });
     this.foot = h("tfoot", { hidden: true }, h("tr", {}, this.more));
     this.body.after(this.foot);
@@ -141,7 +141,7 @@ export class Pending {
     }
     for (const [says, row] of this.drawn) if (!drawn.has(says)) row.remove();
     this.drawn = drawn;
-    // What stays is left in its place: somebody may be selecting it.
+    // Unchanged rows stay in place, so that a text selection in them is kept.
     let next = this.body.firstChild;
     for (const row of drawn.values()) {
       if (row === next) next = next.nextSibling;

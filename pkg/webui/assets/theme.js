@@ -1,4 +1,4 @@
-// Loaded before anything is painted, so that a chosen theme doesn't flash up in the other one first.
+// Loaded before the first paint, so that the page doesn't flash in the other theme.
 "use strict";
 (function () {
   const names = ["auto", "light", "dark"];
@@ -6,7 +6,7 @@
   try {
     const kept = localStorage.getItem("gpushare.theme");
     if (names.includes(kept)) theme = kept;
-  } catch { /* No storage: the choice lasts as long as the page. */ }
+  } catch { /* No storage: the choice is lost with the page. */ }
 
   function apply() {
     document.documentElement.dataset.theme = theme;

@@ -1,6 +1,6 @@
-// Long lists of rows of one height: only what is in sight is in the document.
+// Long lists of rows of equal height: only visible rows are in the document.
 
-const spare = 6; // Rows above and below what is in sight.
+const spare = 6; // Rows above and below the visible ones.
 
 export class VirtualRows {
   /**
@@ -28,13 +28,13 @@ export class VirtualRows {
     });
   }
 
-  /** show lists other items. Items that are the same objects as before keep their rows. */
+  /** show sets the items. Items that are the same objects as before keep their rows. */
   show(items) {
     this.items = items;
     this.draw();
   }
 
-  /** draw brings the document up to date with what is in sight. */
+  /** draw updates the document for the visible rows. */
   draw() {
     const { items, height, scroller, drawn } = this;
     if (scroller.hidden || scroller.clientHeight === 0) return;
@@ -63,7 +63,7 @@ export class VirtualRows {
     });
   }
 
-  /** reveal scrolls until the item at the index is in sight, and returns its row. */
+  /** reveal scrolls until the item at the index is visible, and returns its row. */
   reveal(index) {
     const { scroller, height } = this;
     const head = scroller.querySelector("thead")?.offsetHeight ?? 0;

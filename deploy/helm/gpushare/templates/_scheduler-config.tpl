@@ -20,10 +20,10 @@ profiles:
 clientConnection:
   kubeconfig: {{ .Values.scheduler.kubeconfig }}
 {{- end }}
-# From 100 nodes on kube-scheduler looks at a part of the nodes only; binpack wants to see them all.
+# By default kube-scheduler scores only a part of the nodes of clusters with 100 nodes or more; binpack needs all of them.
 percentageOfNodesToScore: {{ .Values.scheduler.percentageOfNodesToScore }}
-# A pod that was refused is looked at again after so long at the latest, once there is a reason to. The members of a group come
-# together only if that is well below the time for which the first one's bind waits (--gang-hold); the default is as long.
+# The longest back-off of a rejected pod. It must be well below the time for which the first member's bind of a group waits
+# for the others (--gang-hold); kube-scheduler's default is as long as that.
 podMaxBackoffSeconds: {{ .Values.scheduler.podMaxBackoffSeconds }}
 extenders:
   - urlPrefix: {{ include "gpushare.url" . }}

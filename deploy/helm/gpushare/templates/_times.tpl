@@ -26,7 +26,7 @@
 {{- if ge (addf $hold $bind) (include "gpushare.milliseconds" .Values.scheduler.httpTimeout | float64) -}}
 {{- fail (printf "scheduler.httpTimeout: %s isn't above extender.gangHold and extender.bindTimeout together (%s, %s): kube-scheduler would give up on binds that go on" .Values.scheduler.httpTimeout $e.gangHold $e.bindTimeout) -}}
 {{- end -}}
-{{- /* Who gives another deadline, for which there is no value, is left to the extender's own check. */ -}}
+{{- /* A renew deadline in extraArgs is checked by the extender itself. */ -}}
 {{- $elected := or (include "gpushare.byService" .) (include "gpushare.secondScheduler" .) -}}
 {{- if and $elected (ge $bind 10000.0) (not (contains "--leader-elect-renew-deadline" (join " " $e.extraArgs))) -}}
 {{- fail (printf "extender.bindTimeout: %s isn't below 10s, for which a leader counts on its Lease: lower it, or raise --leader-elect-renew-deadline and --leader-elect-lease-duration in extender.extraArgs" $e.bindTimeout) -}}
