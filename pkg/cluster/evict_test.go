@@ -370,10 +370,47 @@ func TestAnEvictionWhoseAnswerIsLostIsWaitedFor(t *testing.T) {
 	f.later(evictInterval)
 	f.wantEvicted("?a5", "a5")
 	f.server.with(func(s *server) { s.onEvict = nil })
-	f.clock.Step(f.settler.fence())
+	f.later(f.settler.fence())
+	f.wantEvicted("?a5", "a5") // It wasn't made.
 	f.block(f.waits)
+	f.later(evictPause)
+	f.wantEvicted("?a5", "a5", "?a5", "a5")
+}
+
+// The answer is lost, the eviction was made: what it frees is for the pod that it was made for.
+func TestEvictionLostAnswerKeepsTheCard(t *testing.T) {
+	f := startFragmented(t)
+	f.server.with(func(s *server) {
+		s.onEvict = func(_ gpu.Pod, dryRun bool) error {
+			if dryRun {
+				return nil
+			}
+			return errLost
+		}
+	})
+	f.block(f.waits)
+	f.later(evictDelay)
+	f.leaves(f.a5)
+	f.publishGone(f.a5)
+	f.awaitHeld(f.a5, "not held")
 	f.later(evictInterval)
-	f.wantEvicted("?a5", "a5", "?a5", "a5") // It wasn't made.
+	if f.fitsFor(9, 5) {
+		t.Error("a pod of equal priority gets the freed card")
+	}
+}
+
+// The victim had just gone when it was to be evicted, and the watch lags.
+func TestEvictionOfAPodThatHasGone(t *testing.T) {
+	f := startFragmented(t)
+	f.server.with(func(s *server) {
+		s.onEvict = func(pod gpu.Pod, _ bool) error { return apierrors.NewNotFound(podResource, pod.Name) }
+	})
+	f.block(f.waits)
+	f.later(evictDelay)
+	f.later(evictInterval)
+	if !f.underWay() {
+		t.Error("the round is over, though its victim has gone")
+	}
 }
 
 // A pod that was to leave and stays, for whatever reason, doesn't keep the card from everybody else for ever.
