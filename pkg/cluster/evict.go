@@ -294,16 +294,24 @@ func (e *evictor) needed(b blockedPod) (*corev1.Pod, bool) {
 		e.forget(b.pod.UID)
 		return nil, false
 	}
-	if node := pod.Status.NominatedNodeName; node != "" && (node != b.nominated || e.nominationStands(b.pod, node)) {
+	if node := pod.Status.NominatedNodeName; node != "" && (node != b.nominated || e.nominationStands(pod, node)) {
 		return nil, false // kube-scheduler has found a way.
 	}
 	return pod, !e.fitsAny(b.pod, b.nodes) // If room has come about, kube-scheduler is told: see waker.
 }
 
-// nominationStands reports whether the pod may still get a card of the node that it is nominated to.
-func (e *evictor) nominationStands(pod gpu.Pod, node string) bool {
-	standing, _ := e.ledger.Standing(node, pod)
-	return waiting.NominationStands(pod, standing.Cards, e.leavingOn(node))
+// nominationStands reports whether the pod, a slim one, may still get a card of the node that it is nominated to.
+func (e *evictor) nominationStands(pod *corev1.Pod, name string) bool {
+	node, err := e.nodes.Get(name)
+	if err != nil {
+		return false // It has gone meanwhile.
+	}
+	standing, _ := e.ledger.Standing(name, protocol.Pod(pod)) // Without cards where whole ones are given out.
+	place := waiting.Place{Node: node, Cards: standing.Cards, Leaving: e.leavingOn(name)}
+	if reasons := waiting.Closed(node, false); len(reasons) > 0 {
+		place.Closed = reasons[0]
+	}
+	return waiting.NominationStands(pod, &place)
 }
 
 // postpone leaves the pod out for a while.
