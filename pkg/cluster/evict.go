@@ -5,6 +5,7 @@ import (
 	"context"
 	"iter"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -336,7 +337,11 @@ func (e *evictor) plan(pod *corev1.Pod, candidates []string) (evictionPlan, bool
 	s := e.newSurvey(pod, pod.Spec.Resources.Requests)
 	var names []string
 	var nodes []preemption.Node
-	for _, name := range e.ledger.Outranked(s.pod, candidates) {
+	outranked := e.ledger.Outranked(s.pod, candidates)
+	if len(outranked) > maxPlans { // Other ones each time: those at the end are to have their turn too.
+		rand.Shuffle(len(outranked), func(i, j int) { outranked[i], outranked[j] = outranked[j], outranked[i] })
+	}
+	for _, name := range outranked {
 		if len(nodes) == maxPlans {
 			break
 		}

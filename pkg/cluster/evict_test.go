@@ -314,6 +314,43 @@ func TestEvictionForAVoidNomination(t *testing.T) {
 	f.await("a new nomination to count", func() bool { return f.fitsFor(9, 5) })
 }
 
+// A node that has room and doesn't admit the pod, such as one that is being drained, is no reason to wait.
+func TestEvictionForANominationToACordonedNode(t *testing.T) {
+	f := startFragmented(t, func(f *fragmented) {
+		f.waits.Status.NominatedNodeName = "n2"
+		cordoned := fragmentedNode(f.t, "n2", 16)
+		cordoned.Spec.Unschedulable = true
+		f.others = append(f.others, cordoned)
+	})
+	f.block(f.waits)
+	f.later(evictDelay)
+	f.wantEvicted("?a5", "a5")
+}
+
+// More nodes where budgets guard all pods than are compared at once don't hide a node where a card can be freed.
+func TestEvictionBehindManyGuardedNodes(t *testing.T) {
+	var names []string
+	f := startFragmented(t, func(f *fragmented) {
+		f.others = append(f.others, newBudget("all", "x", 0))
+		for i := range maxPlans {
+			name := fmt.Sprint("guarded-", i)
+			names = append(names, name)
+			f.others = append(f.others, fragmentedNode(f.t, name, 16, 16),
+				edited(boundPod("c-"+name, 12, name, 0), label("x")), edited(boundPod("d-"+name, 12, name, 1), label("x")))
+		}
+	})
+	names = append(names, "n1")
+	for range 100 {
+		f.Blocked(f.waits, slices.Values(names), f.clock.Now())
+		f.later(evictDelay)
+		if f.underWay() {
+			return
+		}
+		f.clock.Step(planPause)
+	}
+	t.Error("no card is freed")
+}
+
 // A filter's call that carries a new nomination gives kube-scheduler time to delete its victims.
 func TestEvictionWaitsAfterANomination(t *testing.T) {
 	f := startFragmented(t)
