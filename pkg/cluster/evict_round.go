@@ -24,7 +24,7 @@ func (e *evictor) begin(ctx context.Context, object *corev1.Pod, plan evictionPl
 	e.mu.Lock()
 	e.rounds[pod.UID] = round{pod: pod, node: plan.node, victims: plan.victims, nominated: object.Status.NominatedNodeName}
 	e.mu.Unlock()
-	e.ledger.Nominate(plan.node, pod)
+	e.ledger.Nominate(plan.node, pod, plan.victims...)
 	if len(plan.leave) == 0 {
 		return true // Others, or an extender before this one, have told them to leave.
 	}
@@ -130,7 +130,7 @@ func (e *evictor) holds(pod gpu.Pod, nominated string) bool {
 	if !ok || nominated != "" && nominated != r.nominated {
 		return false
 	}
-	e.ledger.Nominate(r.node, pod) // With the lock: who ends the round withdraws afterwards.
+	e.ledger.Nominate(r.node, pod, r.victims...) // With the lock: who ends the round withdraws afterwards.
 	return true
 }
 

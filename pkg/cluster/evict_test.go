@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -412,6 +413,29 @@ func TestAnEvictionWhoseAnswerIsLostIsWaitedFor(t *testing.T) {
 	f.block(f.waits)
 	f.later(evictPause)
 	f.wantEvicted("?a5", "a5", "?a5", "a5")
+}
+
+// What the card has left already isn't given to others while the eviction is on its way.
+func TestEvictionHoldsTheCardFromTheStart(t *testing.T) {
+	f := startFragmented(t)
+	var where []int
+	f.server.with(func(s *server) {
+		s.onEvict = func(gpu.Pod, bool) error {
+			holder, err := f.ledger.Reserve("n1", gpu.Pod{UID: "other", Priority: 9, Request: 3}, placement.Binpack, begin)
+			if err != nil {
+				return err
+			}
+			where = append(where, holder.Placement[0].Card)
+			f.ledger.Drop("other")
+			return nil
+		}
+	})
+	f.block(f.waits)
+	f.later(evictDelay)
+	f.wantEvicted("?a5", "a5")
+	if !slices.Equal(where, []int{1, 1}) {
+		t.Errorf("another pod gets cards %v, want 1 each time", where)
+	}
 }
 
 // The answer is lost, the eviction was made: what it frees is for the pod that it was made for.
