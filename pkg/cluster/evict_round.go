@@ -26,7 +26,7 @@ func (e *evictor) begin(ctx context.Context, object *corev1.Pod, plan evictionPl
 	e.mu.Unlock()
 	e.ledger.Nominate(plan.node, pod, plan.victims...)
 	if len(plan.leave) == 0 {
-		return true // Others, or an extender before this one, have told them to leave.
+		return true // All of them are leaving already.
 	}
 	result, err := e.evict(ctx, pod, plan)
 	e.Observer.Evicted(result)
@@ -44,8 +44,8 @@ func (e *evictor) begin(ctx context.Context, object *corev1.Pod, plan evictionPl
 	return true
 }
 
-// evict asks the API server to evict everybody, once it has said of each that it would. A pod whose eviction it refuses stays out
-// of plans for a while.
+// evict evicts the victims, after a dry run for each of them has succeeded. A pod whose eviction the API server refuses stays
+// out of plans for a while.
 func (e *evictor) evict(ctx context.Context, pod gpu.Pod, plan evictionPlan) (result string, err error) {
 	for _, dryRun := range []bool{true, false} {
 		for _, victim := range plan.leave {
@@ -130,11 +130,11 @@ func (e *evictor) holds(pod gpu.Pod, nominated string) bool {
 	if !ok || nominated != "" && nominated != r.nominated {
 		return false
 	}
-	e.ledger.Nominate(r.node, pod, r.victims...) // With the lock: who ends the round withdraws afterwards.
+	e.ledger.Nominate(r.node, pod, r.victims...) // With the lock: the end of the round withdraws it afterwards.
 	return true
 }
 
-// endRounds ends the rounds that don't give their pods a card.
+// endRounds ends the rounds that have failed.
 func (e *evictor) endRounds() {
 	var over []gpu.Pod
 	e.mu.Lock()
