@@ -23,7 +23,7 @@ type node struct {
 	// cards, in the order of offered, with what the holders take of each: recount and take keep it so.
 	cards []placement.Card
 	// nominees are the pods that wait for this node, see Nominate, the highest priority first.
-	nominees []gpu.Pod
+	nominees []nominee
 	// promised are the pods that may be about to come, see Promise.
 	promised []promised
 	// claimed is what of the cards is claimed, see Claim.

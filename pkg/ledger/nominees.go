@@ -9,14 +9,24 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
+// nominee is a pod that is nominated to a node, and the pods there that are about to be evicted for it.
+type nominee struct {
+	gpu.Pod
+	victims []gpu.PodUID
+}
+
+func (n nominee) equal(o nominee) bool { return n.Pod == o.Pod && slices.Equal(n.victims, o.victims) }
+
 // Nominate records that kube-scheduler means the node for a pod that isn't bound yet, mostly because others were evicted
 // there for it (status.nominatedNodeName). The pod holds nothing, but pods of equal or lower priority find its room
-// taken. A pod is nominated to one node at most; the last one counts.
-func (l *Ledger) Nominate(name string, pod gpu.Pod) {
+// taken. Of the victims, which are about to be evicted for the pod, memory is expected as of pods that are leaving already. A pod is
+// nominated to one node at most; the last call counts.
+func (l *Ledger) Nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
+	added := nominee{Pod: pod, victims: slices.Clone(victims)}
 	former, moved := "", false
 	l.edit(func(alter func(string, func(*node))) {
 		former, moved = l.nominations[pod.UID]
-		if moved && former == name && slices.Contains(l.nodes[name].nominees, pod) {
+		if moved && former == name && slices.ContainsFunc(l.nodes[name].nominees, added.equal) {
 			moved = false
 			return
 		}
@@ -24,9 +34,9 @@ func (l *Ledger) Nominate(name string, pod gpu.Pod) {
 			alter(former, func(n *node) { n.withdraw(pod.UID) })
 		}
 		alter(name, func(n *node) {
-			n.nominees = append(n.nominees, pod)
+			n.nominees = append(n.nominees, added)
 			// Large requests first, since they find a card less easily.
-			slices.SortFunc(n.nominees, func(a, b gpu.Pod) int {
+			slices.SortFunc(n.nominees, func(a, b nominee) int {
 				return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(b.Request, a.Request), cmp.Compare(a.UID, b.UID))
 			})
 		})
@@ -58,7 +68,7 @@ func (l *Ledger) Withdraw(uid gpu.PodUID) {
 }
 
 func (n *node) withdraw(uid gpu.PodUID) {
-	n.nominees = slices.DeleteFunc(n.nominees, func(p gpu.Pod) bool { return p.UID == uid })
+	n.nominees = slices.DeleteFunc(n.nominees, func(p nominee) bool { return p.UID == uid })
 }
 
 // Standing is a node as one pod finds it that looks for room there. It is a copy.
@@ -157,21 +167,22 @@ func (l *Ledger) cardsFor(n *node, pod gpu.Pod) []placement.Card {
 		if !copied {
 			cards, copied = slices.Clone(cards), true
 		}
-		add(cards, n.placeNominee(cards, nominee.Request))
+		add(cards, n.placeNominee(cards, nominee))
 	}
 	return cards
 }
 
-// placeNominee says which card a nominated pod is likely to get: one with room, else one that will have room when those
-// have gone that are leaving. It may be none: whom it waits for may not even have been told to leave.
-func (n *node) placeNominee(cards []placement.Card, request gpu.Memory) gpu.Placement {
-	where, reason := placement.Place(placement.Binpack, cards, request)
+// placeNominee returns the card that a nominated pod is likely to get: one with room, else one that will have room when the
+// pods have gone that are leaving or about to be evicted for it. It may be none: kube-scheduler's victims aren't known before
+// they are leaving.
+func (n *node) placeNominee(cards []placement.Card, nominee nominee) gpu.Placement {
+	where, reason := placement.Place(placement.Binpack, cards, nominee.Request)
 	if !reason.Resolvable() {
 		return where
 	}
 	cards = slices.Clone(cards)
 	for h := range maps.Values(n.holders) {
-		if !h.Leaving {
+		if !h.Leaving && !slices.Contains(nominee.victims, h.UID) {
 			continue
 		}
 		for _, share := range h.Placement {
@@ -180,6 +191,6 @@ func (n *node) placeNominee(cards []placement.Card, request gpu.Memory) gpu.Plac
 			}
 		}
 	}
-	where, _ = placement.Place(placement.Binpack, cards, request)
+	where, _ = placement.Place(placement.Binpack, cards, nominee.Request)
 	return where
 }
