@@ -23,7 +23,7 @@ type node struct {
 	// cards are in the order of offered, with the memory that the allocations use: recount and take maintain it.
 	cards []placement.Card
 	// nominees are the pods nominated to this node, see Nominate, highest priority first.
-	nominees []gpu.Pod
+	nominees []nominee
 	// promised are the tentative placements that name this node, see Promise.
 	promised []promised
 	// claimed is the starvation reservation's part of this node, see Claim.

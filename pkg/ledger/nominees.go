@@ -9,14 +9,24 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
+// nominee is a pod nominated to a node, with the pods there that are about to be evicted for it.
+type nominee struct {
+	gpu.Pod
+	victims []gpu.PodUID
+}
+
+func (n nominee) equal(o nominee) bool { return n.Pod == o.Pod && slices.Equal(n.victims, o.victims) }
+
 // Nominate records that kube-scheduler has nominated the pod to the node (status.nominatedNodeName), mostly because it
 // evicts pods there. The pod has no allocation yet, but pods of equal or lower priority see the memory that it is likely
-// to get as used. A pod has at most one nomination: the last one replaces an earlier one.
-func (l *Ledger) Nominate(name string, pod gpu.Pod) {
+// to get as used. victims are about to be evicted for the pod: their memory counts as if they were terminating already. A
+// pod has at most one nomination: the last one replaces an earlier one.
+func (l *Ledger) Nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
+	added := nominee{Pod: pod, victims: slices.Clone(victims)}
 	former, moved := "", false
 	l.edit(func(alter func(string, func(*node))) {
 		former, moved = l.nominations[pod.UID]
-		if moved && former == name && slices.Contains(l.nodes[name].nominees, pod) {
+		if moved && former == name && slices.ContainsFunc(l.nodes[name].nominees, added.equal) {
 			moved = false
 			return
 		}
@@ -24,9 +34,9 @@ func (l *Ledger) Nominate(name string, pod gpu.Pod) {
 			alter(former, func(n *node) { n.withdraw(pod.UID) })
 		}
 		alter(name, func(n *node) {
-			n.nominees = append(n.nominees, pod)
+			n.nominees = append(n.nominees, added)
 			// Large requests first, since they find a card less easily.
-			slices.SortFunc(n.nominees, func(a, b gpu.Pod) int {
+			slices.SortFunc(n.nominees, func(a, b nominee) int {
 				return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(b.Request, a.Request), cmp.Compare(a.UID, b.UID))
 			})
 		})
@@ -58,7 +68,7 @@ func (l *Ledger) Withdraw(uid gpu.PodUID) {
 }
 
 func (n *node) withdraw(uid gpu.PodUID) {
-	n.nominees = slices.DeleteFunc(n.nominees, func(p gpu.Pod) bool { return p.UID == uid })
+	n.nominees = slices.DeleteFunc(n.nominees, func(p nominee) bool { return p.UID == uid })
 }
 
 // Standing is a node as one pod sees it. It is a copy.
@@ -157,21 +167,22 @@ func (l *Ledger) cardsFor(n *node, pod gpu.Pod) []placement.Card {
 		if !copied {
 			cards, copied = slices.Clone(cards), true
 		}
-		add(cards, n.placeNominee(cards, nominee.Request))
+		add(cards, n.placeNominee(cards, nominee))
 	}
 	return cards
 }
 
 // placeNominee returns the card that a nominated pod is likely to get: one with room, else one that has room once the
-// terminating pods have ended. It can be none, if the victims are not terminating yet.
-func (n *node) placeNominee(cards []placement.Card, request gpu.Memory) gpu.Placement {
-	where, reason := placement.Place(placement.Binpack, cards, request)
+// terminating pods and the nominee's victims have ended. It can be none: kube-scheduler's victims are unknown until they are
+// terminating.
+func (n *node) placeNominee(cards []placement.Card, nominee nominee) gpu.Placement {
+	where, reason := placement.Place(placement.Binpack, cards, nominee.Request)
 	if !reason.Resolvable() {
 		return where
 	}
 	cards = slices.Clone(cards)
 	for h := range maps.Values(n.holders) {
-		if !h.Leaving {
+		if !h.Leaving && !slices.Contains(nominee.victims, h.UID) {
 			continue
 		}
 		for _, share := range h.Placement {
@@ -180,6 +191,6 @@ func (n *node) placeNominee(cards []placement.Card, request gpu.Memory) gpu.Plac
 			}
 		}
 	}
-	where, _ = placement.Place(placement.Binpack, cards, request)
+	where, _ = placement.Place(placement.Binpack, cards, nominee.Request)
 	return where
 }
