@@ -64,7 +64,7 @@ func TestParseErrors(t *testing.T) {
 		"additional file":         {"ENTRYPOINT", "COPY LICENSE /\nENTRYPOINT", "COPY LICENSE"},
 		"command":                 {"ENTRYPOINT", "RUN rm -rf /etc\nENTRYPOINT", "RUN rm"},
 		"environment":             {"ENTRYPOINT", "ENV A=b\nENTRYPOINT", "ENV A=b"},
-		"no files":                {"COPY --from=build /rootfs /\n", "", "doesn't take /rootfs"},
+		"no files":                {"COPY --from=build /rootfs /\n", "", "doesn't copy /rootfs"},
 		"no entry point":          {"ENTRYPOINT [\"/x\"]\n", "", "no ENTRYPOINT"},
 		"entry point not in JSON": {"[\"/x\"]", "/x", "ENTRYPOINT /x"},
 		"missing ARG":             {"ARG VERSION\n", "", "no ARG VERSION"},
