@@ -484,7 +484,7 @@ func asShown(tab *Tab) string {
 			.sort(([a], [b]) => a < b ? -1 : 1).map((parts) => parts.join(": "));
 		show("cards");
 		const cards = [...document.querySelectorAll(".card")].map((card) => {
-			const [, node, id, used, total] = card.getAttribute("aria-label").match(/^(\S+) GPU (\d+): (\d+) of (\d+) GiB promised/);
+			const [, node, id, used, total] = card.getAttribute("aria-label").match(/^(\S+) GPU (\d+): (\d+) of (\d+) GiB allocated/);
 			return node + " " + id + ": " + used + " of " + total + ":" + (pods[node + " GPU" + id] ?? []).sort().map((pod) => " " + pod).join("") + "\n";
 		});
 		return cards.join("") + ["pending:", ...waits].join("\n");

@@ -134,7 +134,7 @@ func TestLook(t *testing.T) {
 	if !strings.Contains(ill, "unhealthy: Xid 79") || !strings.Contains(ill, "gpu-l40s-02 GPU 2") {
 		t.Errorf("the unhealthy card is %q", ill)
 	}
-	if !strings.Contains(Eval[string](tab, `document.querySelector(".card.over").getAttribute("aria-label")`), "more is promised than the card has") {
+	if !strings.Contains(Eval[string](tab, `document.querySelector(".card.over").getAttribute("aria-label")`), "more is allocated than the card has") {
 		t.Error("the card that is over its memory doesn't say so")
 	}
 	if got := Eval[int](tab, `document.querySelectorAll(".segment.reserved").length`); got != 1 {

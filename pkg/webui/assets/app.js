@@ -79,7 +79,7 @@ function emptiness() {
       h("p", {}, "Label a GPU node with gpushare=true and let the device plugin run there: its cards show up here within seconds.")];
   }
   if (state.view === "pods" && model.sums().pods === 0) return [h("h2", {}, "No pod holds GPU memory")];
-  if (state.view === "pending" && model.pending.length === 0) return [h("h2", {}, "No pending pods"), h("p", {}, "Every pod that asks for GPU memory has a node.")];
+  if (state.view === "pending" && model.pending.length === 0) return [h("h2", {}, "No pending pods"), h("p", {}, "Every pod that requests GPU memory has a node.")];
   return undefined;
 }
 

@@ -34,7 +34,7 @@ export function bar(card) {
 export function trouble(node, card) {
   if (card.vanished) return "the node doesn't report this card any more";
   if (card.unhealthy) return "unhealthy: " + card.unhealthy;
-  if (card.used > card.total) return "more is promised than the card has";
+  if (card.used > card.total) return "more is allocated than the card has";
   if (node.closed) return node.closed + ": nothing more is placed here";
   return "";
 }
@@ -53,7 +53,7 @@ export class Cards {
     this.open = open;
     this.active = { node: "", card: 0 };
     root.setAttribute("role", "grid");
-    root.setAttribute("aria-label", "Nodes and their cards. Arrow keys move, Enter tells more");
+    root.setAttribute("aria-label", "Nodes and their cards. Arrow keys move, Enter shows details");
     this.rows = new VirtualRows({
       scroller: root, body: root, height: rowHeight, render: (node) => this.row(node),
       spacer: () => h("div", { role: "presentation" }),
@@ -118,7 +118,7 @@ export class Cards {
       return h("span", { role: "gridcell" },
         h("button", {
           type: "button", class: ("card " + how).trim(), tabindex: "-1", "data-card": card.id, "aria-describedby": "tip",
-          "aria-label": node.name + " GPU " + card.id + ": " + amount(card.used, "") + " of " + amount(card.total, unit) + " promised, " +
+          "aria-label": node.name + " GPU " + card.id + ": " + amount(card.used, "") + " of " + amount(card.total, unit) + " allocated, " +
             plural(card.pods.length, "pod", "pods") + (wrong ? ", " + wrong : ""),
         }, bar(card), h("span", { class: "caption" },
           h("span", {}, "GPU" + card.id), h("span", {}, (how ? "⚠ " : "") + number(card.used) + "/" + number(card.total)))));
@@ -204,7 +204,7 @@ export class Cards {
     const from = pod !== undefined && pod >= most ? pod - most + 1 : 0;
     this.tip.replaceChildren(
       h("p", {}, h("b", {}, node.name + " · GPU " + card.id), card.model ? " " + card.model : ""),
-      h("p", {}, amount(card.used, "") + " of " + amount(card.total, node.unit) + " promised, " + number(Math.max(0, card.total - card.used)) + " free"),
+      h("p", {}, amount(card.used, "") + " of " + amount(card.total, node.unit) + " allocated, " + number(Math.max(0, card.total - card.used)) + " free"),
       wrong ? h("p", { class: "warn" }, "⚠ " + wrong) : "",
       h("ul", {}, ...card.pods.slice(from, from + most).map((p, i) => h("li", { class: from + i === pod ? "pointed" : "" },
         h("i", { class: tone(p) }), h("span", {}, p.namespace + "/" + p.name + (p.state ? " (" + p.state + ")" : "")), h("span", {}, number(p.memory))))),

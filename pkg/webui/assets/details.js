@@ -41,8 +41,8 @@ export class Details {
       return;
     }
     const wrong = trouble(node, card);
-    const facts = [["Model", card.model], ["UUID", card.uuid], ["Unit", node.unit || "not told by the node"],
-      ["Promised", amount(card.used, "") + " of " + amount(card.total, node.unit)], ["Free", wrong && !card.vanished && card.unhealthy ? "nothing, while it is unhealthy" : amount(Math.max(0, card.total - card.used), node.unit)]];
+    const facts = [["Model", card.model], ["UUID", card.uuid], ["Unit", node.unit || "not reported by the node"],
+      ["Allocated", amount(card.used, "") + " of " + amount(card.total, node.unit)], ["Free", wrong && !card.vanished && card.unhealthy ? "nothing, while it is unhealthy" : amount(Math.max(0, card.total - card.used), node.unit)]];
     const pods = card.pods.map((pod) => {
       const find = h("button", { type: "button", class: "link", "aria-label": "Find " + pod.namespace + "/" + pod.name + " in the table" }, pod.namespace + "/" + pod.name);
       find.addEventListener("click", () => this.search(pod.namespace + "/" + pod.name));

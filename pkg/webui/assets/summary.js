@@ -17,7 +17,7 @@ export class Summary {
     setText(byId("memory-amount"), s.total ? sum(s.held, s.unit) + " of " + sum(s.total, s.unit) : "");
     for (const name of parts) this.parts[name].style.width = s.total ? (100 * s[name]) / Math.max(s.total, s.held + s.pieces + s.whole + s.out) + "%" : "0";
     this.bar.setAttribute("aria-label", s.total
-      ? sum(s.held, s.unit) + " promised, " + sum(s.pieces, s.unit) + " free on cards in use, " + sum(s.whole, s.unit) + " free in whole cards, " + sum(s.out, s.unit) + " out of use"
+      ? sum(s.held, s.unit) + " allocated, " + sum(s.pieces, s.unit) + " free on cards in use, " + sum(s.whole, s.unit) + " free in whole cards, " + sum(s.out, s.unit) + " out of use"
       : "no cards");
     setText(byId("largest"), s.where ? sum(s.largest, s.where.node.unit ? { name: s.where.node.unit, mib: s.where.node.unitMiB } : null) : "none");
     setText(byId("largest-where"), s.where ? "on " + s.where.node.name + ", GPU " + s.where.card.id : "no card has anything free");

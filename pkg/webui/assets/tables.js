@@ -98,7 +98,7 @@ export class Pods {
 const pendingColumns = [
   { key: "namespace", title: "Namespace", value: (p) => p.namespace },
   { key: "name", title: "Pod", value: (p) => p.name },
-  { key: "request", title: "Asks for", class: "right", down: true, value: (p) => p.request },
+  { key: "request", title: "Requests", class: "right", down: true, value: (p) => p.request },
   { key: "created", title: "Waits", class: "right", down: true, value: (p) => -p.created },
   { key: "cause", title: "Cause", value: (p) => p.cause },
   { key: "explanation", title: "Why, and what kube-scheduler says", class: "wide", value: (p) => p.explanation },
