@@ -37,7 +37,7 @@ var (
 	manifests = []manifest{{
 		path: "deploy/manifests/extender.yaml",
 		header: `The extender, on the control-plane node beside kube-scheduler, which reaches it at http://127.0.0.1:12345 (see
-config/scheduler-config.yaml). One replica: a second one would not know what the first has just promised.`,
+config/scheduler-config.yaml). One replica: a second one would not see the first one's latest allocations.`,
 		templates: []string{"extender-account", "extender-deployment"},
 		values:    onHost,
 	}, {
@@ -47,30 +47,30 @@ config/scheduler-config.yaml). One replica: a second one would not know what the
 		values:    onHost,
 	}, {
 		path: "deploy/replicas/extender.yaml",
-		header: `Two extenders of which one answers, instead of deploy/manifests/extender.yaml. kube-scheduler reaches the leader at the
-Service's address with config/scheduler-config-replicas.yaml; both sides show certificates, which the Secret
-gpushare-extender-tls has to hold. docs/replicas.md has the commands.`,
+		header: `Two extenders, one of which answers. Replaces deploy/manifests/extender.yaml. kube-scheduler reaches the leader at the
+Service's address with config/scheduler-config-replicas.yaml. Both sides use certificates; the extender's are in the Secret
+gpushare-extender-tls. docs/replicas.md has the commands.`,
 		templates: []string{"extender-account", "extender-election", "extender-service", "extender-deployment"},
 		values:    withTLS,
 		replace: [][2]string{{`  clusterIP: "` + address + `"
-`, `  # An address of your choice, or the one that the API server chooses.
+`, `  # Set an address, or let the API server choose one.
   # clusterIP: ` + address + `
 `}},
 	}, {
 		path: "deploy/second-scheduler/scheduler.yaml",
-		header: `A second kube-scheduler with the extender beside it, instead of deploy/manifests/extender.yaml: for control planes that
-can't be touched. Put your cluster's version into the scheduler's image.`,
+		header: `A second kube-scheduler with the extender in its pod, for control planes that can't be changed. Replaces
+deploy/manifests/extender.yaml. Set your cluster's version in the scheduler's image.`,
 		templates: []string{"extender-account", "extender-election", "second-scheduler-account", "second-scheduler-deployment"},
 		values:    []string{"mode=secondScheduler"},
 	}, {
 		path:      "deploy/second-scheduler/policy.yaml",
-		header:    "Refuses pods that ask for GPU memory under another scheduler (Kubernetes 1.30 and later).",
+		header:    "Refuses pods that request GPU memory and name another scheduler (Kubernetes 1.30 and later).",
 		templates: []string{"second-scheduler-policy"},
 		values:    []string{"mode=secondScheduler"},
 	}, {
 		path: "deploy/guard/guard.yaml",
-		header: `Keeps everybody but gpushare from setting the annotations that name cards (Kubernetes 1.30 and later). Whoever else may,
-such as a backup tool, is to be added to the list of users below.`,
+		header: `Only gpushare sets the annotations that name cards (Kubernetes 1.30 and later). To allow another client, such as a backup
+tool, add it to the list of users below.`,
 		templates: []string{"guard"},
 		values:    onHost,
 	}}
