@@ -5,6 +5,7 @@ import (
 	"context"
 	"iter"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -62,21 +63,21 @@ const (
 	EventEvicting = "GPUCardEvicting"
 )
 
-// evictor frees a card for a pod that nothing but fragmentation keeps waiting: the node's sum has room for it, no card
-// has. kube-scheduler counts by node; it finds nobody whose going would help, and never asks for victims. The rules are
-// those of Preempt, but disruption budgets aren't broken.
+// evictor frees a card for a pod that is pending only because of fragmentation: the node's sum has room for it, no card
+// has. kube-scheduler counts by node, finds no victim that would help, and so never asks for one. The rules are those of
+// Preempt, but disruption budgets aren't broken.
 //
-// In each round the pods go that keep one card from one pod. The card is then held for it as for a nominated pod. A round
-// ends when its pod is bound or gone, when it hasn't taken the card or another pod has, when somebody stays who was to leave,
-// and with the leader's term: whoever leads next finds those that are leaving, and goes on with the same card.
+// A round evicts the pods that keep one card from one pod, and holds that card for it as for a nominated pod. A round ends
+// when its pod is bound or deleted, when the pod hasn't taken the card or another pod has, when a victim stays, and with the
+// leader's term: the next leader finds the victims leaving, and goes on with the same card.
 type evictor struct {
 	*Cluster
 
 	mu      sync.Mutex
 	blocked map[gpu.PodUID]blockedPod
 	rounds  map[gpu.PodUID]round
-	// asked are pods whose eviction the watch hasn't told of yet, and when it was asked for: until it has, nobody else is
-	// evicted.
+	// asked are the pods whose eviction was requested and hasn't shown in the watch yet, and when it was requested. Meanwhile
+	// no other pod is evicted.
 	asked map[gpu.PodUID]time.Time
 	// postponed are blocked pods that get no round for a while, spared are pods that aren't evicted for a while.
 	postponed, spared pauses
@@ -270,7 +271,7 @@ func (e *evictor) due() []blockedPod {
 	return due
 }
 
-// confirm forgets the evictions that the watch has shown, and those that weren't made, or of which the pod was let stay.
+// confirm forgets the evictions that the watch has shown, and those that weren't made.
 func (e *evictor) confirm() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -280,7 +281,7 @@ func (e *evictor) confirm() {
 	})
 }
 
-// awaitsWatch reports whether the ledger knows less than was done.
+// awaitsWatch reports whether an eviction may have been made that the ledger doesn't know of yet.
 func (e *evictor) awaitsWatch() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -294,16 +295,24 @@ func (e *evictor) needed(b blockedPod) (*corev1.Pod, bool) {
 		e.forget(b.pod.UID)
 		return nil, false
 	}
-	if node := pod.Status.NominatedNodeName; node != "" && (node != b.nominated || e.nominationStands(b.pod, node)) {
+	if node := pod.Status.NominatedNodeName; node != "" && (node != b.nominated || e.nominationStands(pod, node)) {
 		return nil, false // kube-scheduler has found a way.
 	}
-	return pod, !e.fitsAny(b.pod, b.nodes) // If room has come about, kube-scheduler is told: see waker.
+	return pod, !e.fitsAny(b.pod, b.nodes) // Where there is room now, the waker requeues the pod.
 }
 
-// nominationStands reports whether the pod may still get a card of the node that it is nominated to.
-func (e *evictor) nominationStands(pod gpu.Pod, node string) bool {
-	standing, _ := e.ledger.Standing(node, pod)
-	return waiting.NominationStands(pod, standing.Cards, e.leavingOn(node))
+// nominationStands reports whether the pod, a slim one, may still get a card of the node that it is nominated to.
+func (e *evictor) nominationStands(pod *corev1.Pod, name string) bool {
+	node, err := e.nodes.Get(name)
+	if err != nil {
+		return false // It has gone meanwhile.
+	}
+	standing, _ := e.ledger.Standing(name, protocol.Pod(pod)) // Without cards where whole ones are given out.
+	place := waiting.Place{Node: node, Cards: standing.Cards, Leaving: e.leavingOn(name)}
+	if reasons := waiting.Closed(node, false); len(reasons) > 0 {
+		place.Closed = reasons[0]
+	}
+	return waiting.NominationStands(pod, &place)
 }
 
 // postpone leaves the pod out for a while.
@@ -317,7 +326,7 @@ func (e *evictor) postpone(uid gpu.PodUID, most time.Duration) {
 type evictionPlan struct {
 	node string
 	card int
-	// leave are those that aren't leaving yet, victims everybody whom the card waits for.
+	// leave are the victims that aren't leaving yet, victims all that have to be gone before the card is free.
 	leave   []gpu.Pod
 	victims []gpu.PodUID
 }
@@ -328,7 +337,11 @@ func (e *evictor) plan(pod *corev1.Pod, candidates []string) (evictionPlan, bool
 	s := e.newSurvey(pod, pod.Spec.Resources.Requests)
 	var names []string
 	var nodes []preemption.Node
-	for _, name := range e.ledger.Outranked(s.pod, candidates) {
+	outranked := e.ledger.Outranked(s.pod, candidates)
+	if len(outranked) > maxPlans { // Other ones each time: those at the end are to have their turn too.
+		rand.Shuffle(len(outranked), func(i, j int) { outranked[i], outranked[j] = outranked[j], outranked[i] })
+	}
+	for _, name := range outranked {
 		if len(nodes) == maxPlans {
 			break
 		}

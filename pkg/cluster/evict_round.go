@@ -24,14 +24,17 @@ func (e *evictor) begin(ctx context.Context, object *corev1.Pod, plan evictionPl
 	e.mu.Lock()
 	e.rounds[pod.UID] = round{pod: pod, node: plan.node, victims: plan.victims, nominated: object.Status.NominatedNodeName}
 	e.mu.Unlock()
-	e.ledger.Nominate(plan.node, pod)
+	e.ledger.Nominate(plan.node, pod, plan.victims...)
 	if len(plan.leave) == 0 {
-		return true // Others, or an extender before this one, have told them to leave.
+		return true // All of them are leaving already.
 	}
 	result, err := e.evict(ctx, pod, plan)
 	e.Observer.Evicted(result)
 	if err != nil {
 		logger.Info("A card that only fragmentation keeps from a pod is not freed", "result", result, "err", err)
+		if e.awaitsWatch() {
+			return true // Some of them may be leaving: the round goes on until the watch shows which stay.
+		}
 		e.cancel(pod)
 		return !answered(err)
 	}
@@ -41,8 +44,8 @@ func (e *evictor) begin(ctx context.Context, object *corev1.Pod, plan evictionPl
 	return true
 }
 
-// evict asks the API server to evict everybody, once it has said of each that it would. A pod whose eviction it refuses stays out
-// of plans for a while.
+// evict evicts the victims, after a dry run for each of them has succeeded. A pod whose eviction the API server refuses stays
+// out of plans for a while.
 func (e *evictor) evict(ctx context.Context, pod gpu.Pod, plan evictionPlan) (result string, err error) {
 	for _, dryRun := range []bool{true, false} {
 		for _, victim := range plan.leave {
@@ -81,16 +84,13 @@ func (e *evictor) evictOne(ctx context.Context, victim gpu.Pod, dryRun bool) err
 	if !dryRun {
 		e.Observer.APIWrite("eviction")
 	}
-	switch judge(err) {
-	case refused, conflict:
-		if !dryRun {
-			e.mu.Lock()
-			delete(e.asked, victim.UID)
-			e.mu.Unlock()
-		}
-	}
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // It has gone; perhaps another pod has its name.
+		return nil // It has gone, which the watch is about to show; perhaps another pod has its name.
+	}
+	if !dryRun && judge(err) == refused {
+		e.mu.Lock()
+		delete(e.asked, victim.UID)
+		e.mu.Unlock()
 	}
 	return err
 }
@@ -109,7 +109,7 @@ func (e *evictor) spare(uid gpu.PodUID) {
 	e.spared.extend(uid, e.Clock.Now(), victimPause, evictRest)
 }
 
-// cancel ends a round in which not everybody was evicted.
+// cancel ends a round in which no pod was evicted.
 func (e *evictor) cancel(pod gpu.Pod) {
 	e.mu.Lock()
 	delete(e.rounds, pod.UID)
@@ -130,11 +130,11 @@ func (e *evictor) holds(pod gpu.Pod, nominated string) bool {
 	if !ok || nominated != "" && nominated != r.nominated {
 		return false
 	}
-	e.ledger.Nominate(r.node, pod) // With the lock: who ends the round withdraws afterwards.
+	e.ledger.Nominate(r.node, pod, r.victims...) // With the lock: the end of the round withdraws it afterwards.
 	return true
 }
 
-// endRounds ends the rounds that don't give their pods a card.
+// endRounds ends the rounds that have failed.
 func (e *evictor) endRounds() {
 	var over []gpu.Pod
 	e.mu.Lock()
@@ -160,8 +160,10 @@ func (e *evictor) endRounds() {
 // needs the lock.
 func (e *evictor) failed(r round, now time.Time) time.Duration {
 	switch {
-	case r.freed.IsZero() && slices.ContainsFunc(r.victims, e.stays):
+	case r.freed.IsZero() && slices.ContainsFunc(r.victims, e.isOverdue):
 		return evictRest
+	case r.freed.IsZero() && slices.ContainsFunc(r.victims, e.stays):
+		return evictPause // Its eviction failed, or wasn't made.
 	case r.freed.IsZero():
 		return 0
 	case !e.fits(r.pod, r.node):
@@ -186,15 +188,18 @@ func (e *evictor) isHeld(uid gpu.PodUID) bool {
 	return held
 }
 
-// stays reports whether a pod that was to leave stays: it is overdue, or it isn't leaving at all. It needs the lock.
+// stays reports whether a pod that was to leave isn't leaving, and the watch isn't about to show that it is. It needs the lock.
 func (e *evictor) stays(uid gpu.PodUID) bool {
+	_, holder, held := e.ledger.Lookup(uid)
+	_, asked := e.asked[uid]
+	return held && !holder.Leaving && !asked
+}
+
+// isOverdue reports whether a pod that is leaving should have been gone for a while.
+func (e *evictor) isOverdue(uid gpu.PodUID) bool {
 	_, holder, held := e.ledger.Lookup(uid)
 	if !held {
 		return false
-	}
-	if !holder.Leaving {
-		_, asked := e.asked[uid]
-		return !asked
 	}
 	known, ok := e.pods.get(holder.Namespace, holder.Name)
 	return ok && known.UID == types.UID(uid) && protocol.Overdue(known, e.Clock.Now())

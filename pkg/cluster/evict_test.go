@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -314,6 +315,43 @@ func TestEvictionForAVoidNomination(t *testing.T) {
 	f.await("a new nomination to count", func() bool { return f.fitsFor(9, 5) })
 }
 
+// A node that has room and doesn't admit the pod, such as one that is being drained, is no reason to wait.
+func TestEvictionForANominationToACordonedNode(t *testing.T) {
+	f := startFragmented(t, func(f *fragmented) {
+		f.waits.Status.NominatedNodeName = "n2"
+		cordoned := fragmentedNode(f.t, "n2", 16)
+		cordoned.Spec.Unschedulable = true
+		f.others = append(f.others, cordoned)
+	})
+	f.block(f.waits)
+	f.later(evictDelay)
+	f.wantEvicted("?a5", "a5")
+}
+
+// More nodes where budgets guard all pods than are compared at once don't hide a node where a card can be freed.
+func TestEvictionBehindManyGuardedNodes(t *testing.T) {
+	var names []string
+	f := startFragmented(t, func(f *fragmented) {
+		f.others = append(f.others, newBudget("all", "x", 0))
+		for i := range maxPlans {
+			name := fmt.Sprint("guarded-", i)
+			names = append(names, name)
+			f.others = append(f.others, fragmentedNode(f.t, name, 16, 16),
+				edited(boundPod("c-"+name, 12, name, 0), label("x")), edited(boundPod("d-"+name, 12, name, 1), label("x")))
+		}
+	})
+	names = append(names, "n1")
+	for range 100 {
+		f.Blocked(f.waits, slices.Values(names), f.clock.Now())
+		f.later(evictDelay)
+		if f.underWay() {
+			return
+		}
+		f.clock.Step(planPause)
+	}
+	t.Error("no card is freed")
+}
+
 // A filter's call that carries a new nomination gives kube-scheduler time to delete its victims.
 func TestEvictionWaitsAfterANomination(t *testing.T) {
 	f := startFragmented(t)
@@ -370,10 +408,70 @@ func TestAnEvictionWhoseAnswerIsLostIsWaitedFor(t *testing.T) {
 	f.later(evictInterval)
 	f.wantEvicted("?a5", "a5")
 	f.server.with(func(s *server) { s.onEvict = nil })
-	f.clock.Step(f.settler.fence())
+	f.later(f.settler.fence())
+	f.wantEvicted("?a5", "a5") // It wasn't made.
 	f.block(f.waits)
+	f.later(evictPause)
+	f.wantEvicted("?a5", "a5", "?a5", "a5")
+}
+
+// What the card has left already isn't given to others while the eviction is on its way.
+func TestEvictionHoldsTheCardFromTheStart(t *testing.T) {
+	f := startFragmented(t)
+	var where []int
+	f.server.with(func(s *server) {
+		s.onEvict = func(gpu.Pod, bool) error {
+			holder, err := f.ledger.Reserve("n1", gpu.Pod{UID: "other", Priority: 9, Request: 3}, placement.Binpack, begin)
+			if err != nil {
+				return err
+			}
+			where = append(where, holder.Placement[0].Card)
+			f.ledger.Drop("other")
+			return nil
+		}
+	})
+	f.block(f.waits)
+	f.later(evictDelay)
+	f.wantEvicted("?a5", "a5")
+	if !slices.Equal(where, []int{1, 1}) {
+		t.Errorf("another pod gets cards %v, want 1 each time", where)
+	}
+}
+
+// The answer is lost, the eviction was made: what it frees is for the pod that it was made for.
+func TestEvictionLostAnswerKeepsTheCard(t *testing.T) {
+	f := startFragmented(t)
+	f.server.with(func(s *server) {
+		s.onEvict = func(_ gpu.Pod, dryRun bool) error {
+			if dryRun {
+				return nil
+			}
+			return errLost
+		}
+	})
+	f.block(f.waits)
+	f.later(evictDelay)
+	f.leaves(f.a5)
+	f.publishGone(f.a5)
+	f.awaitHeld(f.a5, "not held")
 	f.later(evictInterval)
-	f.wantEvicted("?a5", "a5", "?a5", "a5") // It wasn't made.
+	if f.fitsFor(9, 5) {
+		t.Error("a pod of equal priority gets the freed card")
+	}
+}
+
+// The victim had just gone when it was to be evicted, and the watch lags.
+func TestEvictionOfAPodThatHasGone(t *testing.T) {
+	f := startFragmented(t)
+	f.server.with(func(s *server) {
+		s.onEvict = func(pod gpu.Pod, _ bool) error { return apierrors.NewNotFound(podResource, pod.Name) }
+	})
+	f.block(f.waits)
+	f.later(evictDelay)
+	f.later(evictInterval)
+	if !f.underWay() {
+		t.Error("the round is over, though its victim has gone")
+	}
 }
 
 // A pod that was to leave and stays, for whatever reason, doesn't keep the card from everybody else for ever.

@@ -1,11 +1,12 @@
-// Package gang decides about groups of pods of which all run or none: who belongs to a group, when it may be placed, where,
-// and when its members may be bound.
+// Package gang decides when and where the members of a gang are placed and bound. A gang is a group of pods that are
+// bound all together or not at all.
 //
-// A group passes three gates. All of its members must exist. Then a plan reserves a place for each of them in the ledger,
-// or for none. Then the barrier holds each member's bind until all have come, and opens for all at once. Until it opens
-// everything can be undone and costs nobody anything; after it the binds are under way, and what a failure leaves behind is
-// a group bound in part, which goes first from then on, and is given up when it doesn't become whole in time.
+// A gang passes three steps. First, all its members must exist. Then a plan reserves memory for all of them in the
+// ledger, or for none. Then the permit, a barrier at bind, holds each member's bind until all members have arrived, and
+// opens for all at once. Before the barrier opens, dropping the plan undoes everything. Afterwards binds are in flight.
+// If some of them fail the gang is partial: it goes before all other gangs, and is evicted if it doesn't become whole
+// in time.
 //
-// A Book never reads a clock and never does anything by itself: it is told what happens, and when, and tells what is to be
-// done. Package cluster is its hands.
+// A Manager reads no clock and does no I/O: its caller passes in the events and the time, and performs the Effects that
+// it returns.
 package gang

@@ -9,52 +9,51 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// Answer says where a member may go.
+// FilterResult is the answer to a filter call for a member.
 type Answer struct {
-	// Free says that it is to be treated like a pod without a group.
+	// AsSingle is true if the pod is to be treated like a pod without a gang.
 	Free bool
-	// Nodes are those that it may go to, of those that were offered.
+	// Nodes are the candidate nodes that the member may use.
 	Nodes []string
-	// Why is the reason where it may go nowhere.
+	// Reason is why there are none.
 	Why Reason
 }
 
-// Filter answers for a pod that is a member of a group, to which kube-scheduler offers nodes. The list must not be changed
-// afterwards.
-func (b *Book) Filter(uid gpu.PodUID, offered []string, now time.Time) Answer {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	m := b.members[uid]
+// Filter answers a filter call for a member of a gang. The caller must not change candidates afterwards.
+func (mgr *Book) Filter(uid gpu.PodUID, candidates []string, now time.Time) Answer {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	m := mgr.members[uid]
 	if m == nil {
-		b.remember(uid, now)
+		mgr.rememberUnknown(uid, now)
 		return Answer{Why: Unknown}
 	}
-	answer := b.filter(m, offered, now)
-	m.refused = !answer.Free && len(answer.Nodes) == 0
-	return answer
+	result := mgr.filter(m, candidates, now)
+	m.rejected = !result.Free && len(result.Nodes) == 0
+	return result
 }
 
-// remember notes that kube-scheduler asked about a pod that the watch hasn't told of.
-func (b *Book) remember(uid gpu.PodUID, now time.Time) {
-	if _, again := b.strangers[uid]; !again && len(b.strangers) >= maxStrangers {
-		for other := range b.strangers {
-			delete(b.strangers, other) // Whichever: so many don't come while a watch is behind.
+// rememberUnknown records a filter call for a pod that the watch has not reported yet.
+func (mgr *Book) rememberUnknown(uid gpu.PodUID, now time.Time) {
+	if _, again := mgr.unknownPods[uid]; !again && len(mgr.unknownPods) >= maxUnknown {
+		for other := range mgr.unknownPods {
+			delete(mgr.unknownPods, other) // Any of them: a watch that merely lags doesn't leave so many.
 			break
 		}
 	}
-	b.strangers[uid] = now
+	mgr.unknownPods[uid] = now
 }
 
-func (b *Book) filter(m *member, offered []string, now time.Time) Answer {
+func (mgr *Book) filter(m *member, candidates []string, now time.Time) Answer {
 	if m.Cardless {
 		return Answer{Free: true}
 	}
-	g := b.groups[m.Group]
-	c := g.judge(now)
-	if why := b.invalid(g, m); why != nil {
-		return Answer{Why: *why}
+	g := mgr.gangs[m.Group]
+	counts := g.updateState(now)
+	if reason := mgr.invalid(g, m); reason != nil {
+		return Answer{Why: *reason}
 	}
-	exist := c.exist()
+	exist := counts.existing()
 	switch {
 	case g.whole:
 		return Answer{Free: true}
@@ -63,73 +62,74 @@ func (b *Book) filter(m *member, offered []string, now time.Time) Answer {
 	case g.binding():
 		return Answer{Why: Binding}
 	case exist < g.size:
-		if c.mismatch(g.size) {
-			b.tell(g, true, EventMismatch, fmt.Sprintf("The group needs %d members that ask for GPU cards, %d do, and %d ask for none: those don't count",
-				g.size, exist+c.hindered, c.cardless))
+		if counts.tooFewAskForCards(g.size) {
+			mgr.recordEvent(g, true, EventIncomplete, fmt.Sprintf("The group needs %d members that ask for GPU cards, %d do, and %d ask for none: those don't count",
+				g.size, exist+counts.ineligible, counts.cardless))
 		}
 		return Answer{Why: incomplete(exist, g.size)}
 	case now.Before(g.notBefore):
 		return Answer{Why: Paused}
 	}
-	if g.offers == nil {
-		g.offers = map[string][]string{}
+	if g.candidates == nil {
+		g.candidates = map[string][]string{}
 	}
-	g.offers[m.Template] = b.shared(offered)
+	g.candidates[m.Template] = mgr.shareCandidates(candidates)
 	if g.plan == nil {
-		if why, ok := b.makePlan(g, c, now); !ok {
-			return Answer{Why: why}
+		if reason, ok := mgr.makePlan(g, counts, now); !ok {
+			return Answer{Why: reason}
 		}
 	}
-	return b.seated(g, m, offered, now)
+	return mgr.nodesFromPlan(g, m, candidates, now)
 }
 
-// seated answers by the plan. Where the member's place isn't on offer, which can be for reasons that nobody here knows, it
-// gets another.
-func (b *Book) seated(g *group, m *member, offered []string, now time.Time) Answer {
-	s := g.plan.seats[m.UID]
+// nodesFromPlan answers from the plan. If the planned node isn't a candidate, for reasons that only kube-scheduler
+// knows, the member moves to another one.
+func (mgr *Book) nodesFromPlan(g *gang, m *member, candidates []string, now time.Time) Answer {
+	pm := g.plan.members[m.UID]
 	switch {
-	case s == nil:
+	case pm == nil:
 		return Answer{Why: Surplus}
-	case b.joinsLate(g.plan, s, now):
-		b.wake(s.node)
+	case mgr.rejectOnceMore(g.plan, pm, now):
+		mgr.requeue(pm.node)
 		return Answer{Why: TimedOut}
-	case s.node == "":
-		return Answer{Nodes: offered}
-	case slices.Contains(offered, s.node):
-		return Answer{Nodes: []string{s.node}}
+	case pm.node == "":
+		return Answer{Nodes: candidates}
+	case slices.Contains(candidates, pm.node):
+		return Answer{Nodes: []string{pm.node}}
 	}
-	if s.owned {
-		if node, ok := b.Ledger.Move(ledger.Want{Pod: m.Pod, Nodes: offered}, b.View, now); ok {
-			s.node = node
+	if pm.reserved {
+		if node, ok := mgr.Ledger.Move(ledger.Want{Pod: m.Pod, Nodes: candidates}, mgr.View, now); ok {
+			pm.node = node
 			return Answer{Nodes: []string{node}}
 		}
 	}
-	b.tell(g, true, EventNotBound, Unplaced.Text)
-	b.drop(g, Unplaced, now, true)
+	mgr.recordEvent(g, true, EventNotBound, Unplaced.Text)
+	mgr.dropPlan(g, Unplaced, now, true)
 	return Answer{Why: Unplaced}
 }
 
-// invalid says why nobody of the group, or not this member, can be placed whatever comes free.
-func (b *Book) invalid(g *group, m *member) *Reason {
+// invalid returns the reason why the gang, or this member, can't be placed however much memory is free; nil if there is
+// none.
+func (mgr *Book) invalid(g *gang, m *member) *Reason {
 	switch {
 	case m.Problem != "":
-		why := invalid(m.Problem)
-		if m.told != m.Problem {
-			m.told = m.Problem
-			b.effects.Notices = append(b.effects.Notices, Notice{m.Pod, true, EventInvalid, "The pod can't be counted as a member: " + m.Problem})
+		reason := invalid(m.Problem)
+		if m.reportedProblem != m.Problem {
+			m.reportedProblem = m.Problem
+			mgr.effects.Notices = append(mgr.effects.Notices, Notice{m.Pod, true, EventInvalid, "The pod can't be counted as a member: " + m.Problem})
 		}
-		return &why
+		return &reason
 	case g.size == 0:
-		b.tell(g, true, EventInvalid, Disagree.Text)
+		mgr.recordEvent(g, true, EventInvalid, Disagree.Text)
 		return &Disagree
 	}
 	return nil
 }
 
-// shared returns an equal list, which is kept once.
-func (b *Book) shared(offered []string) []string {
-	if !slices.Equal(b.lastOffer, offered) {
-		b.lastOffer = offered
+// shareCandidates returns the latest list if it is equal, so that equal lists are stored once.
+func (mgr *Book) shareCandidates(candidates []string) []string {
+	if !slices.Equal(mgr.lastCandidates, candidates) {
+		mgr.lastCandidates = candidates
 	}
-	return b.lastOffer
+	return mgr.lastCandidates
 }

@@ -6,53 +6,54 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Key is a group's identity.
+// Key identifies a gang.
 type Key struct{ Namespace, Name string }
 
 // String returns namespace/name.
 func (k Key) String() string { return k.Namespace + "/" + k.Name }
 
-// Member is a pod that belongs to a group, as its object tells it.
+// Member is a pod of a gang, as read from its object.
 type Member struct {
-	// Pod asks for no memory where it asks for whole cards: those are counted and held back like others, but
-	// kube-scheduler alone knows where they fit.
+	// Request is 0 for a pod that asks for whole cards. It is counted and held like others, but only kube-scheduler
+	// knows where it fits.
 	gpu.Pod
 	Group Key
-	// Size is how many members the pod says that its group needs.
+	// Size is the size of the gang according to this pod.
 	Size int
-	// Problem is why that can't be told, empty where it can.
+	// Problem is why the gang or its size can't be read; empty if they can.
 	Problem string
-	// Created is in whole seconds.
+	// Created is truncated to seconds.
 	Created time.Time
-	// Controller is the UID of the object that made the pod, if there is one.
+	// Controller is the UID of the pod's controller; empty if it has none.
 	Controller string
-	// Template is equal for pods that kube-scheduler offers the same nodes.
+	// Template is equal for pods that get the same candidate nodes.
 	Template string
-	// Node is where the pod is bound, empty where it isn't.
+	// Node is the node that the pod is bound to; empty if it isn't bound.
 	Node string
-	// BoundAt is when that was done, in whole seconds; zero where it isn't known.
+	// BoundAt is when the pod was bound, truncated to seconds; zero if unknown.
 	BoundAt time.Time
-	// Proof says that the pod was bound as the last of its group, or after it: all of them had been bound.
+	// MarkedWhole is true if the pod marks its gang as whole: it was bound last, or later.
 	Proof bool
-	// Ended says that it has succeeded or failed, Succeeded that it has done its part.
+	// Ended is true if the pod has succeeded or failed, Succeeded if it has succeeded.
 	Ended, Succeeded bool
-	// Gated says that kube-scheduler doesn't look at the pod yet.
+	// Gated is true if the pod has scheduling gates.
 	Gated bool
-	// Cardless says that the pod asks for no cards at all: it never comes here, and doesn't count.
+	// Cardless is true if the pod asks for no cards. kube-scheduler doesn't call the extender for it, and it doesn't
+	// count.
 	Cardless bool
 }
 
-// waiting says whether the member is to be placed.
-func (m *Member) waiting() bool {
+// pending reports whether the member is to be placed.
+func (m *Member) pending() bool {
 	return m.Node == "" && m.Problem == "" && !m.Ended && !m.Leaving && !m.Gated && !m.Cardless
 }
 
-// hindered says whether the member is there, but can't be placed as it is.
-func (m *Member) hindered() bool {
+// ineligible reports whether the member exists, but can't be placed because of its gates or its problem.
+func (m *Member) ineligible() bool {
 	return m.Node == "" && (m.Problem != "" || m.Gated) && !m.Ended && !m.Leaving && !m.Cardless
 }
 
-// running says whether the member has its place, and keeps it.
+// running reports whether the member is bound and neither ended nor terminating.
 func (m *Member) running() bool {
 	return m.Node != "" && !m.Ended && !m.Leaving && !m.Cardless
 }

@@ -10,32 +10,32 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// plan is a place for each member that a group needs, and the barrier before their binds.
+// plan holds the node of each member that the gang needs, and the state of the barrier at their binds.
 type plan struct {
-	seats   map[gpu.PodUID]*seat
+	members map[gpu.PodUID]*plannedMember
 	expires time.Time
-	// opened is when the barrier opened, zero before.
+	// opened is when the barrier opened; zero before.
 	opened time.Time
-	// last is the member that is bound when all others are, and thereby proves that they were.
+	// last is the member that is bound after all others, and marks the gang as whole.
 	last gpu.PodUID
-	// came is when the first member arrived in this round.
-	came time.Time
-	// most is how many arrived in the round in which most did, and gains says that it was the last one.
-	most  int
-	gains bool
+	// firstArrival is when the first member arrived in this round.
+	firstArrival time.Time
+	// maxArrived is the largest number of members that arrived in a round. progress is true if the latest round set it.
+	maxArrived int
+	progress   bool
 }
 
-// seat is one member's part of a plan.
-type seat struct {
-	// node is where its place is, empty for a member that kube-scheduler alone can place.
+// plannedMember is a member's part of a plan.
+type plannedMember struct {
+	// node is the planned node; empty for a member that only kube-scheduler can place.
 	node string
-	// owned says that the plan made the reservation, and gives it back if it comes to nothing. Once the barrier has opened
-	// a reservation is its bind's.
-	owned  bool
-	ticket *Ticket
-	// ended says that its bind came to an end, bound that it succeeded.
-	ended, bound bool
-	// late says that it hadn't come when the others were sent back, and hasn't since.
+	// reserved is true if the plan made the reservation and must release it when the plan is dropped. Once the permit
+	// is granted, the reservation belongs to the bind.
+	reserved bool
+	permit   *Ticket
+	// bindDone is true once the bind has ended, bound if it succeeded.
+	bindDone, bound bool
+	// late is true if the member had not arrived when the others timed out, and has not been retried since.
 	late bool
 }
 
@@ -43,18 +43,18 @@ func (p *plan) isOpen() bool { return !p.opened.IsZero() }
 
 // arrived counts the members whose binds are held.
 func (p *plan) arrived() (n int) {
-	for _, s := range p.seats {
-		if s.ticket != nil {
+	for _, pm := range p.members {
+		if pm.permit != nil {
 			n++
 		}
 	}
 	return n
 }
 
-// asksWhole says whether a member of the plan is placed by kube-scheduler alone.
-func (p *plan) asksWhole() bool {
-	for _, s := range p.seats {
-		if s.node == "" {
+// hasWholeCards reports whether only kube-scheduler can place a member of the plan, because it asks for whole cards.
+func (p *plan) hasWholeCards() bool {
+	for _, pm := range p.members {
+		if pm.node == "" {
 			return true
 		}
 	}
@@ -62,62 +62,61 @@ func (p *plan) asksWhole() bool {
 }
 
 const (
-	// noRoomHolds is how long a plan that found no room is taken for the last word, whatever comes free: a group's
-	// members all ask within milliseconds.
-	noRoomHolds = 200 * time.Millisecond
-	// noRoomLasts is how long it is while no memory comes free. Nodes can have become fit for other reasons.
-	noRoomLasts = 2 * time.Second
+	// noRoomMin is how long "no room" holds even if memory is freed: a gang's members all ask within milliseconds.
+	noRoomMin = 200 * time.Millisecond
+	// noRoomMax is how long it holds if no memory is freed. Nodes can become eligible for other reasons.
+	noRoomMax = 2 * time.Second
 )
 
-// rests says whether what planning last said still holds.
-func (g *group) rests(freed uint64, now time.Time) bool {
-	ago := now.Sub(g.tried)
-	return !g.tried.IsZero() && (ago < noRoomHolds || g.freed == freed && ago < noRoomLasts)
+// recentlyNoRoom reports whether the latest "no room" still holds.
+func (g *gang) recentlyNoRoom(freed uint64, now time.Time) bool {
+	ago := now.Sub(g.noRoomAt)
+	return !g.noRoomAt.IsZero() && (ago < noRoomMin || g.noRoomFreed == freed && ago < noRoomMax)
 }
 
-// makePlan places all members that the group still needs, or says why not. It needs the lock.
-func (b *Book) makePlan(g *group, c census, now time.Time) (Reason, bool) {
-	freed := b.freed.Load()
-	if g.rests(freed, now) || !b.mayGo(g, freed, now) {
+// makePlan plans all members that the gang still needs, or returns the reason why it can't. The caller holds the lock.
+func (mgr *Book) makePlan(g *gang, counts memberCounts, now time.Time) (Reason, bool) {
+	freed := mgr.freed.Load()
+	if g.recentlyNoRoom(freed, now) || !mgr.mayPlan(g, freed, now) {
 		return NoRoom, false
 	}
-	g.looked = freed
-	chosen, ok := g.choose(c, g.isOffered)
+	g.plannedFreed = freed
+	chosen, ok := g.selectMembers(counts, g.hasCandidates)
 	if !ok {
 		return AwaitsOthers, false
 	}
-	wants, wanting := g.wants(chosen, func(m *member) []string { return g.offers[m.Template] })
-	if len(wants) < len(chosen) && !b.takeTurn(g, now) {
+	requests, requesters := g.requests(chosen, func(m *member) []string { return g.candidates[m.Template] })
+	if len(requests) < len(chosen) && !mgr.acquireWholeCards(g, now) {
 		return OlderFirst, false
 	}
-	younger := b.younger(g)
+	younger := mgr.yieldingGangs(g)
 	yielding := make([][]gpu.PodUID, len(younger))
 	for i, o := range younger {
-		for uid, s := range o.plan.seats {
-			if s.owned {
+		for uid, pm := range o.plan.members {
+			if pm.reserved {
 				yielding[i] = append(yielding[i], uid)
 			}
 		}
 	}
-	places, yielded := b.Ledger.ReserveTogether(wants, yielding, b.View, now)
-	if places == nil && len(wants) > 0 {
-		g.tried, g.freed = now, freed
+	reservations, yielded := mgr.Ledger.ReserveTogether(requests, yielding, mgr.View, now)
+	if reservations == nil && len(requests) > 0 {
+		g.noRoomAt, g.noRoomFreed = now, freed
 		return NoRoom, false
 	}
 	for _, o := range younger[:yielded] {
-		b.drop(o, GaveWay, now, false)
+		mgr.dropPlan(o, GaveWay, now, false)
 	}
-	p := &plan{seats: make(map[gpu.PodUID]*seat, len(chosen)), expires: now.Add(b.Patience)}
+	p := &plan{members: make(map[gpu.PodUID]*plannedMember, len(chosen)), expires: now.Add(mgr.Patience)}
 	for _, m := range chosen {
-		p.seats[m.UID] = &seat{}
+		p.members[m.UID] = &plannedMember{}
 	}
-	for i, m := range wanting {
-		p.seats[m.UID].node, p.seats[m.UID].owned = places[i].Node, !places[i].Kept
+	for i, m := range requesters {
+		p.members[m.UID].node, p.members[m.UID].reserved = reservations[i].Node, !reservations[i].Kept
 	}
-	g.plan, g.tried = p, time.Time{}
+	g.plan, g.noRoomAt = p, time.Time{}
 	for _, m := range chosen {
-		if m.refused {
-			b.wake(cmp.Or(p.seats[m.UID].node, anyOf(g.offers[m.Template])))
+		if m.rejected {
+			mgr.requeue(cmp.Or(p.members[m.UID].node, anyOf(g.candidates[m.Template])))
 			break
 		}
 	}
@@ -125,175 +124,177 @@ func (b *Book) makePlan(g *group, c census, now time.Time) (Reason, bool) {
 }
 
 const (
-	// settled is how long nothing must come free until memory goes to a group though another waits that goes before it, and
-	// settledAtLast how long that can take.
-	settled       = 300 * time.Millisecond
-	settledAtLast = time.Second
+	// quietPeriod is how long no memory must be freed before a gang is planned although another one that goes first has
+	// no room. maxBurst bounds the wait for that.
+	quietPeriod = 300 * time.Millisecond
+	maxBurst    = time.Second
 )
 
-// flow is how memory comes free: the pods of a group that ends leave one after the other.
-type flow struct {
-	freed uint64
-	// begun is when it began to, zero where it has ceased to; last is when it was last seen to.
-	begun, last time.Time
+// freeBurst tracks a burst of freed memory: the pods of a gang that ends terminate one after another.
+type freeBurst struct {
+	count uint64
+	// since is when the burst began, zero if it is over; last is when freed memory was last observed.
+	since, last time.Time
 }
 
-// note is told how often memory had come free by now, and says whether it has ceased to. A pause between two calls that both see
-// more of it counts for none, since nobody knows when it was: so nobody waits for longer than settledAtLast for one to be seen.
-func (f *flow) note(freed uint64, now time.Time) bool {
-	if freed != f.freed {
-		if f.begun.IsZero() {
-			f.begun = now
+// observe takes the value of Manager.freed and reports whether the burst is over. A quiet period between two calls that
+// both see more freed memory goes unnoticed, therefore a burst counts as over after maxBurst at the latest.
+func (f *freeBurst) observe(freed uint64, now time.Time) bool {
+	if freed != f.count {
+		if f.since.IsZero() {
+			f.since = now
 		}
-		f.freed, f.last = freed, now
+		f.count, f.last = freed, now
 	}
-	if now.Sub(f.last) >= settled {
-		f.begun = time.Time{}
+	if now.Sub(f.last) >= quietPeriod {
+		f.since = time.Time{}
 		return true
 	}
-	return now.Sub(f.begun) >= settledAtLast
+	return now.Sub(f.since) >= maxBurst
 }
 
-// mayGo says whether all groups that go before g have had their chance. Else a small group would take what a large one is
-// about to have room in, and give it back a moment later, with its members on their way: that costs both of them seconds.
-func (b *Book) mayGo(g *group, freed uint64, now time.Time) bool {
-	ceased := b.flow.note(freed, now)
-	for _, o := range b.queue {
+// mayPlan reports whether all gangs that go before g have been tried. Otherwise a small gang would take memory that a
+// large one is about to get, and give way a moment later when its first members have arrived, which costs both gangs
+// seconds.
+func (mgr *Book) mayPlan(g *gang, freed uint64, now time.Time) bool {
+	over := mgr.burst.observe(freed, now)
+	for _, o := range mgr.queue {
 		switch {
-		case o == g, o.plan != nil, o.waitingSince.IsZero(), len(o.offers) == 0, b.groups[o.key] != o:
+		case o == g, o.plan != nil, o.readySince.IsZero(), len(o.candidates) == 0, mgr.gangs[o.key] != o:
 			continue
 		case !before(o, g):
 			return true
-		case !ceased, o.looked != freed && !o.rests(freed, now):
-			return false // The next Tick asks all of them, in their order.
+		case !over, o.plannedFreed != freed && !o.recentlyNoRoom(freed, now):
+			return false // The next Tick tries all of them in their order.
 		}
 	}
 	return true
 }
 
-// isOffered says whether it is known where the member may go.
-func (g *group) isOffered(m *member) bool {
-	_, offered := g.offers[m.Template]
-	return offered
+// hasCandidates reports whether the candidate nodes of the member are known.
+func (g *gang) hasCandidates(m *member) bool {
+	_, known := g.candidates[m.Template]
+	return known
 }
 
-// choose returns the members that are to be placed, of those that may be; or false where they are too few.
-func (g *group) choose(c census, may func(*member) bool) ([]*member, bool) {
-	chosen := g.sorted(func(m *member) bool { return m.waiting() && may(m) })
-	need := g.size - c.running - c.done
+// selectMembers returns the pending members to place, of those that are eligible; false if they are too few.
+func (g *gang) selectMembers(counts memberCounts, eligible func(*member) bool) ([]*member, bool) {
+	chosen := g.sorted(func(m *member) bool { return m.pending() && eligible(m) })
+	need := g.size - counts.running - counts.succeeded
 	if len(chosen) < need {
 		return nil, false
 	}
 	chosen = chosen[:need]
-	// Large requests first, since they find a card less easily; those that are alike one after the other.
+	// Large requests first, since fewer cards fit them; members of one template in sequence.
 	slices.SortStableFunc(chosen, func(a, b *member) int {
 		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(a.Template, b.Template))
 	})
 	return chosen, true
 }
 
-// wants are what those of the members ask for that the ledger places.
-func (g *group) wants(chosen []*member, nodes func(*member) []string) (wants []ledger.Want, wanting []*member) {
+// requests returns the requests of those members that the ledger places, and these members.
+func (g *gang) requests(chosen []*member, nodes func(*member) []string) (requests []ledger.Want, requesters []*member) {
 	for _, m := range chosen {
 		if m.Request > 0 {
-			wants, wanting = append(wants, ledger.Want{Pod: m.Pod, Nodes: nodes(m)}), append(wanting, m)
+			requests, requesters = append(requests, ledger.Want{Pod: m.Pod, Nodes: nodes(m)}), append(requesters, m)
 		}
 	}
-	return wants, wanting
+	return requests, requesters
 }
 
-// younger returns the groups whose plans give way to that of g, the first to do so first.
-func (b *Book) younger(g *group) []*group {
-	var out []*group
-	for _, o := range b.groups {
+// yieldingGangs returns the gangs whose plans give way to a plan of g, in the order in which they do.
+func (mgr *Book) yieldingGangs(g *gang) []*gang {
+	var gangs []*gang
+	for _, o := range mgr.gangs {
 		if o != g && o.plan != nil && !o.plan.isOpen() && before(g, o) {
-			out = append(out, o)
+			gangs = append(gangs, o)
 		}
 	}
-	slices.SortFunc(out, func(a, b *group) int { return compare(b, a) })
-	return out
+	slices.SortFunc(gangs, func(a, b *gang) int { return compareGangs(b, a) })
+	return gangs
 }
 
-// takeTurn says whether g may gather now. Nobody here knows whether whole cards are free for all of it, so of the groups
-// that ask for them one gathers at a time: two would each take the half that the other needs.
-func (b *Book) takeTurn(g *group, now time.Time) bool {
-	for _, o := range b.groups {
-		if o == g || o.plan == nil || o.plan.isOpen() || !o.plan.asksWhole() {
+// acquireWholeCards reports whether g may make a plan with whole cards, and drops such plans of gangs that go after it.
+// The ledger doesn't count whole cards, so only one such gang gathers at a time: two of them could each take the half
+// that the other one needs.
+func (mgr *Book) acquireWholeCards(g *gang, now time.Time) bool {
+	for _, o := range mgr.gangs {
+		if o == g || o.plan == nil || o.plan.isOpen() || !o.plan.hasWholeCards() {
 			continue
 		}
 		if before(o, g) {
 			return false
 		}
-		b.drop(o, GaveWay, now, false)
+		mgr.dropPlan(o, GaveWay, now, false)
 	}
 	return true
 }
 
-// drop gives a plan up whose barrier hasn't opened. A group at fault waits before it tries again. It needs the lock.
-func (b *Book) drop(g *group, why Reason, now time.Time, atFault bool) {
+// dropPlan drops a plan whose barrier hasn't opened. A gang at fault backs off. The caller holds the lock.
+func (mgr *Book) dropPlan(g *gang, reason Reason, now time.Time, atFault bool) {
 	p := g.plan
 	if p == nil || p.isOpen() {
 		return
 	}
-	g.plan, g.stale = nil, true
-	b.turnAway(p, why)
-	for uid, s := range p.seats {
-		if s.owned {
-			b.Release(uid)
+	g.plan, g.needsRequeue = nil, true
+	mgr.rejectHeld(p, reason)
+	for uid, pm := range p.members {
+		if pm.reserved {
+			mgr.Release(uid)
 		}
 	}
 	if atFault {
-		b.pause(g, now)
+		mgr.backOff(g, now)
 	}
-	b.Observer.GangFailed(why.Label)
+	mgr.Observer.GangFailed(reason.Label)
 }
 
-// timeOut sends back those who have been held for too long. Their places stay: they come again together. As long as each time
-// more of them have come they are not given up.
-func (b *Book) timeOut(p *plan, now time.Time) {
+// timeOut rejects the held binds after Hold. The reservations remain and the members are retried together. The plan
+// doesn't expire while each round brings more members.
+func (mgr *Book) timeOut(p *plan, now time.Time) {
 	arrived := p.arrived()
-	if p.gains = arrived > p.most; p.gains {
-		p.most, p.expires = arrived, now.Add(b.Patience)
+	if p.progress = arrived > p.maxArrived; p.progress {
+		p.maxArrived, p.expires = arrived, now.Add(mgr.Patience)
 	}
-	for _, s := range p.seats {
-		s.late = s.ticket == nil
+	for _, pm := range p.members {
+		pm.late = pm.permit == nil
 	}
-	b.Observer.GangFailed(TimedOut.Label)
-	b.turnAway(p, TimedOut)
+	mgr.Observer.GangFailed(TimedOut.Label)
+	mgr.rejectHeld(p, TimedOut)
 }
 
-// joinsLate says that the member is to come again, right behind those who were sent back since it wasn't there: where
-// kube-scheduler needs longer than a bind waits to go once through all who wait, it would be held now and sent back before they
-// come, and so on in turns.
-func (b *Book) joinsLate(p *plan, s *seat, now time.Time) bool {
-	if !s.late {
+// rejectOnceMore reports whether a late member must be rejected again, so that it returns right behind the members that
+// timed out without it. If kube-scheduler takes longer than Hold for all pending pods, it would otherwise be held now
+// and time out before the others return, and so on alternately.
+func (mgr *Book) rejectOnceMore(p *plan, pm *plannedMember, now time.Time) bool {
+	if !pm.late {
 		return false
 	}
-	s.late = false
-	if p.gains {
-		p.expires = now.Add(b.Patience)
+	pm.late = false
+	if p.progress {
+		p.expires = now.Add(mgr.Patience)
 	}
 	return p.arrived() == 0
 }
 
-// turnAway fails the binds that are held.
-func (b *Book) turnAway(p *plan, why Reason) {
-	for _, s := range p.seats {
-		if s.ticket != nil {
-			s.ticket.end(why)
-			s.ticket = nil
+// rejectHeld rejects the held binds.
+func (mgr *Book) rejectHeld(p *plan, reason Reason) {
+	for _, pm := range p.members {
+		if pm.permit != nil {
+			pm.permit.reject(reason)
+			pm.permit = nil
 		}
 	}
 }
 
 const (
-	firstPause = time.Second
-	lastPause  = 30 * time.Second
+	minBackoff = time.Second
+	maxBackoff = 30 * time.Second
 )
 
-// pause makes the group wait, longer each time.
-func (b *Book) pause(g *group, now time.Time) {
-	g.notBefore = now.Add(min(firstPause<<min(g.failures, 10), lastPause))
+// backOff delays the next round, by more after each failure.
+func (mgr *Book) backOff(g *gang, now time.Time) {
+	g.notBefore = now.Add(min(minBackoff<<min(g.failures, 10), maxBackoff))
 	g.failures++
 }
 

@@ -2,8 +2,8 @@ package gang
 
 import "fmt"
 
-// Reason says why a member can't go on. Texts are shown to users by kube-scheduler, and labels count them in metrics; both
-// are constant, but for the numbers of Incomplete.
+// Reason is why a member can't be placed or bound. Text is shown to users by kube-scheduler, Label is a label of
+// metrics. Both are constant, except for the numbers of incomplete and the problem of invalid.
 type Reason struct{ Label, Text string }
 
 // The reasons.
@@ -19,8 +19,8 @@ var (
 	Evicting     = Reason{"evicting", "gang: the group was bound in part, and is being evicted"}
 
 	TimedOut  = Reason{"timed_out", "gang: not all members came in time"}
-	Expired   = Reason{"expired", "gang: not all members came while their places were kept"}
-	Unplaced  = Reason{"unplaced", "gang: a member is offered no node with room any more"}
+	Expired   = Reason{"expired", "gang: not all members came before their reservations expired"}
+	Unplaced  = Reason{"unplaced", "gang: no candidate node of a member has room any more"}
 	Deleted   = Reason{"deleted", "gang: a member was deleted"}
 	GaveWay   = Reason{"gave_way", "gang: an older group needs the room"}
 	PlaceLost = Reason{"place_lost", "gang: a card or node of the plan is gone"}

@@ -1,23 +1,23 @@
 package gpu
 
-// NoNUMANode says that a card's NUMA node isn't known.
+// NoNUMANode is the value of Card.NUMANode if the NUMA node is unknown.
 const NoNUMANode = -1
 
 // Card is one GPU of a node.
 type Card struct {
-	// Index is NVML's index of the card on its node. It is what annotations name; it need not be dense.
+	// Index is NVML's index of the card on its node. Annotations name cards by it. Indexes can have gaps.
 	Index int
-	// UUID is NVML's identity of the card ("GPU-…"), empty where the node doesn't tell.
+	// UUID is NVML's identifier of the card ("GPU-…"); empty if the node doesn't report it.
 	UUID string
-	// Model is the product name, for people.
+	// Model is the product name, for display.
 	Model string
-	// Memory is what the card has in total, in the node's unit.
+	// Memory is the card's total memory in the node's unit.
 	Memory Memory
-	// NUMANode is the NUMA node that the card is attached to, or NoNUMANode.
+	// NUMANode is the card's NUMA node, or NoNUMANode.
 	NUMANode int
-	// Unhealthy is the reason why nothing new may be placed on the card, empty for a healthy one.
+	// Unhealthy is the reason why no new pod may be placed on the card; empty for a healthy card.
 	Unhealthy string
 }
 
-// Healthy says whether something new may be placed on the card.
+// Healthy reports whether new pods may be placed on the card.
 func (c Card) Healthy() bool { return c.Unhealthy == "" }

@@ -1,6 +1,6 @@
-// Package gpu holds the values that every other package speaks in: amounts of GPU memory, the unit they are counted
-// in, cards, pods and placements.
+// Package gpu defines the values that all other packages use: amounts of GPU memory and their unit, cards, pods and
+// placements.
 //
-// It imports nothing but the standard library, and its types carry no behaviour beyond arithmetic that cannot go
-// wrong: what decides lives in package placement, what remembers in package ledger, what travels in package protocol.
+// It imports only the standard library. Its types have no behaviour beyond arithmetic that can't wrap. Package placement
+// makes decisions, package ledger keeps state, and package protocol encodes values for the wire.
 package gpu

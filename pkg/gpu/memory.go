@@ -5,17 +5,17 @@ import (
 	"strconv"
 )
 
-// Memory is an amount of GPU memory, counted in the unit of the node that it is on (see Unit). It is never negative:
-// the arithmetic below stops at zero and at the largest value instead of wrapping, so a card that holds more than it
-// has (which other schedulers can bring about) has nothing free rather than a huge amount.
+// Memory is an amount of GPU memory in the unit of its node (see Unit). It is never negative: its arithmetic saturates at
+// zero and at the largest value instead of wrapping. So a card with more allocated than it has (which another scheduler
+// can cause) has nothing free, not a huge amount.
 type Memory int64
 
-// NewMemory returns n, or zero where n is negative.
+// NewMemory returns n, or zero if n is negative.
 func NewMemory(n int64) Memory {
 	return Memory(max(n, 0))
 }
 
-// Add returns m+o, or the largest Memory where the sum would pass it.
+// Add returns m+o, or the largest Memory if the sum overflows.
 func (m Memory) Add(o Memory) Memory {
 	if o > math.MaxInt64-m {
 		return math.MaxInt64
@@ -23,12 +23,12 @@ func (m Memory) Add(o Memory) Memory {
 	return m + o
 }
 
-// Sub returns m-o, or zero where o is larger.
+// Sub returns m-o, or zero if o is larger.
 func (m Memory) Sub(o Memory) Memory {
 	return max(m-o, 0)
 }
 
-// String returns the bare number, as annotations and environment variables carry it.
+// String returns the number without a unit, as in annotations and environment variables.
 func (m Memory) String() string {
 	return strconv.FormatInt(int64(m), 10)
 }

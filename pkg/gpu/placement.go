@@ -13,8 +13,8 @@ type Share struct {
 	Memory Memory
 }
 
-// Placement says on which cards of its node a pod sits, and with how much. Its length is one for every pod that this
-// project places; others' pods may span cards.
+// Placement lists the cards of its node that a pod uses, with the memory on each. This extender places each pod on one
+// card; other schedulers can use several.
 type Placement []Share
 
 // On returns a placement on a single card.
@@ -22,7 +22,7 @@ func On(card int, memory Memory) Placement {
 	return Placement{{Card: card, Memory: memory}}
 }
 
-// Total is the memory over all cards.
+// Total returns the memory over all cards.
 func (p Placement) Total() Memory {
 	var sum Memory
 	for _, s := range p {
@@ -31,7 +31,7 @@ func (p Placement) Total() Memory {
 	return sum
 }
 
-// Equal says whether both name the same cards with the same memory, in the same order.
+// Equal reports whether both name the same cards with the same memory, in the same order.
 func (p Placement) Equal(o Placement) bool { return slices.Equal(p, o) }
 
 // String returns the cards, such as "card 1" or "cards 0, 2".

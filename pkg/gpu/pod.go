@@ -1,20 +1,20 @@
 package gpu
 
-// PodUID is a pod's identity over its whole life (metadata.uid). Names are used again, UIDs never.
+// PodUID is a pod's metadata.uid. Names can be reused, UIDs can't.
 type PodUID string
 
-// Pod is what the scheduling of GPU memory needs to know of a pod.
+// Pod holds the fields of a pod that decisions about GPU memory use.
 type Pod struct {
 	UID       PodUID
 	Namespace string
 	Name      string
-	// Request is the pod's whole request, in the unit of whatever node it lands on.
+	// Request is the sum over the pod's containers, in the unit of the node that the pod runs on.
 	Request Memory
-	// Priority is spec.priority: a pod of higher priority may take the place of one of lower.
+	// Priority is spec.priority. A pod can preempt pods of lower priority.
 	Priority int32
-	// Leaving says that the pod is being deleted. It holds what it holds until it has gone.
+	// Leaving is true if the pod is terminating. It keeps its allocation until it has ended.
 	Leaving bool
 }
 
-// String returns namespace/name, as people and logs write it.
+// String returns namespace/name.
 func (p Pod) String() string { return p.Namespace + "/" + p.Name }

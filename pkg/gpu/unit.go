@@ -8,18 +8,18 @@ import (
 	"strings"
 )
 
-// Unit is the number of bytes that one unit of a node's GPU memory stands for. One unit is one device in the kubelet's
-// eyes and one in `aliyun.com/gpu-mem: 1`.
+// Unit is the number of bytes in one unit of a node's GPU memory. One unit is one device for the kubelet, and 1 in
+// `aliyun.com/gpu-mem: 1`.
 type Unit int64
 
-// The units that have a name. Any whole number of MiB or GiB is a unit too ("256MiB").
+// Named units. Any whole number of MiB or GiB is a unit as well ("256MiB").
 const (
 	MiB Unit = 1 << 20
 	GiB Unit = 1 << 30
 )
 
-// ParseUnit reads "GiB", "MiB", or a whole number of either such as "256MiB". It is strict about spelling, because a
-// unit read wrongly miscounts every card of a node.
+// ParseUnit parses "GiB", "MiB", or a whole number of either such as "256MiB". It is strict, because a wrong unit
+// miscounts every card of a node.
 func ParseUnit(s string) (Unit, error) {
 	base, digits := Unit(0), ""
 	switch {
@@ -40,8 +40,8 @@ func ParseUnit(s string) (Unit, error) {
 	return Unit(n) * base, nil
 }
 
-// String returns the shortest spelling that ParseUnit reads back, and the number of bytes for a unit that is no whole
-// number of MiB.
+// String returns the shortest form that ParseUnit accepts, or the number of bytes for a unit that is not a whole number
+// of MiB.
 func (u Unit) String() string {
 	for _, named := range []struct {
 		unit Unit
@@ -57,7 +57,7 @@ func (u Unit) String() string {
 	return strconv.FormatInt(int64(u), 10) + "B"
 }
 
-// Count returns how many whole units fit into bytes: what is left over can't be promised to anybody.
+// Count returns the number of whole units in bytes. The remainder can't be allocated.
 func (u Unit) Count(bytes uint64) Memory {
 	if u <= 0 {
 		return 0
@@ -69,7 +69,7 @@ func (u Unit) Count(bytes uint64) Memory {
 	return Memory(n)
 }
 
-// Bytes returns the number of bytes of m units, or the largest number where the product would pass it.
+// Bytes returns the number of bytes of m units, or the largest number if the product overflows.
 func (u Unit) Bytes(m Memory) uint64 {
 	high, low := bits.Mul64(uint64(max(u, 0)), uint64(max(m, 0)))
 	if high != 0 {
@@ -78,7 +78,7 @@ func (u Unit) Bytes(m Memory) uint64 {
 	return low
 }
 
-// Format writes an amount for people: "8138 MiB", "3 x 256MiB", or the bare number where the unit isn't known.
+// Format formats an amount for display: "8138 MiB", "3 x 256MiB", or only the number if the unit is unknown.
 func (u Unit) Format(m Memory) string {
 	switch {
 	case u <= 0:
@@ -89,8 +89,8 @@ func (u Unit) Format(m Memory) string {
 	return m.String() + " x " + u.String()
 }
 
-// UnitOf returns the unit that a node reports or, where it reports none, what follows from its cards: only plugins that
-// count in GiB or in MiB don't tell, and a card has less than 1024 of the one and more of the other.
+// UnitOf returns the unit that a node reports. If it reports none, UnitOf derives it from the cards: only plugins that
+// count in GiB or MiB report none, and a card has less than 1024 GiB and at least 1024 MiB.
 func UnitOf(reported Unit, cards []Card) Unit {
 	if reported > 0 {
 		return reported

@@ -1,7 +1,7 @@
-// Package leader lets several replicas of the extender run of which one answers.
+// Package leader elects one of several replicas of the extender, which answers kube-scheduler; the others are standbys.
 //
-// A Lease elects it. The elections are client-go's; what this package adds is when to answer: never on the word of a
-// goroutine that may have slept, but by a comparison, made at each call, of the clock with the begin of the last
-// renewal; never before what the former leader wrote is sure to be visible; and not while stopping, which hands the
-// Lease over only after the binds in flight have ended. The leader's address is published in an EndpointSlice.
+// client-go's leader election does the election with a Lease. This package decides when the leader may answer. Each call
+// compares the clock with the start of the last renewal, so a goroutine that was paused can't give a stale answer. A new
+// leader answers only when all writes of the former one are visible. A replica that stops releases the Lease only after
+// its in-flight binds have ended. The leader's address is published in an EndpointSlice.
 package leader

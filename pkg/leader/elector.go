@@ -19,51 +19,50 @@ import (
 // LeaseName is the name of the Lease that elects the leader.
 const LeaseName = "gpushare-extender"
 
-// The usual times of Kubernetes' own components.
+// The defaults of the Kubernetes components.
 const (
 	DefaultLeaseDuration = 15 * time.Second
 	DefaultRenewDeadline = 10 * time.Second
 	DefaultRetryPeriod   = 2 * time.Second
 )
 
-// Observer is told what happens, for metrics. Its method must return at once.
+// Observer records metrics. Its method must not block.
 type Observer interface {
-	// LeadershipChanged tells whether this replica leads: once at the start, and then at each change.
+	// LeadershipChanged reports whether this replica leads: once at the start, and then after each change.
 	LeadershipChanged(leads bool)
 }
 
-// Options are what an Elector works with. All replicas must be given the same times.
+// Options configure an Elector. All replicas must have the same durations.
 type Options struct {
-	// Client should have a limit of requests of its own, so that a burst of binds doesn't hold up a renewal.
+	// Client should have its own rate limit, so that a burst of binds doesn't delay a renewal.
 	Client kubernetes.Interface
-	// Namespace is where the Lease is.
+	// Namespace is the namespace of the Lease.
 	Namespace string
-	// Identity tells this process from all others, former ones of the same pod too; see NewIdentity.
+	// Identity is unique to this process, also among former processes of the same pod; see NewIdentity.
 	Identity string
 
-	// LeaseDuration, of whole seconds, is how long others wait for a leader that is silent. RenewDeadline, which is
-	// shorter, is how long a leader counts on a renewal. RetryPeriod is how often it renews.
+	// LeaseDuration, in whole seconds, is how long standbys wait for a silent leader. RenewDeadline, which is shorter, is
+	// how long a renewal counts for the leader itself. RetryPeriod is the interval between renewals.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
-	// BindDeadline is how long after Leading has returned nil a write that relied on it may still appear.
+	// BindDeadline is how long after Leading has returned nil a write that relied on it can still take effect.
 	BindDeadline time.Duration
 
-	// Drain returns when no write that this replica has begun can appear any more: Answer refuses by then, and what it
-	// let in before goes on. Until ctx ends it has BindDeadline's time. After an error the Lease isn't released, and
-	// the next leader waits as if this one had been killed. Nil where there is nothing to wait for.
+	// Drain waits until no write of this replica can take effect any more. Answer already returns an error by then, and
+	// calls that it admitted before go on. ctx ends after BindDeadline. If Drain fails the Lease is not released, and the
+	// next leader waits as after a kill. Drain may be nil.
 	Drain func(ctx context.Context) error
-	// TakeOver brings what this process knows to what former leaders have written, all of which can be read by then;
-	// before it has returned nil, nothing is answered. It is tried again while the Lease is held. Nil where there is
-	// nothing to read.
+	// TakeOver reads what former leaders have written, all of which is visible by then. The replica answers only once it
+	// has returned nil; it is retried while the Lease is held. TakeOver may be nil.
 	TakeOver func(ctx context.Context) error
 
-	// Endpoint is what the leader publishes; nil for nothing.
+	// Endpoint is the address that the leader publishes; nil to publish none.
 	Endpoint *Endpoint
 	Observer Observer
-	// Clock is real outside tests. Client-go's own elector has the real one in any case.
+	// Clock is the real clock outside tests. client-go's elector always uses the real one.
 	Clock clock.Clock
 }
 
-// NewIdentity returns an Identity: the host's name, and what sets this process apart.
+// NewIdentity returns an Identity from the host name and a random UUID.
 func NewIdentity() (string, error) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -72,21 +71,20 @@ func NewIdentity() (string, error) {
 	return host + "_" + string(uuid.NewUUID()), nil
 }
 
-// Elector takes part in the election and says whether this replica leads. Its methods may be called from many
-// goroutines.
+// Elector takes part in the election and reports whether this replica leads. Its methods are safe for concurrent use.
 type Elector struct {
 	Options
 	term      *term
 	lock      *lock
 	elector   *leaderelection.LeaderElector
-	publisher *publisher // Nil where nothing is published.
+	publisher *publisher // Nil if nothing is published.
 	stopping  atomic.Bool
 
-	// changed and renewed wake the goroutines that attend to the phase and to the EndpointSlice.
+	// changed triggers attend, renewed triggers publish.
 	changed, renewed signal
 }
 
-// signal wakes a goroutine: any number of raises before it looks count as one.
+// signal wakes a goroutine. Several raises before it wakes count as one.
 type signal chan struct{}
 
 func (s signal) raise() {
@@ -129,9 +127,9 @@ func New(o Options) (*Elector, error) {
 	e.elector, err = leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: e.lock, Name: LeaseName,
 		LeaseDuration: o.LeaseDuration, RenewDeadline: o.RenewDeadline, RetryPeriod: o.RetryPeriod,
-		// Releasing is up to Run. This one would release as well after a renewal that failed, with binds in flight.
+		// Run releases the Lease. client-go would also release it after a failed renewal, with binds in flight.
 		ReleaseOnCancel: false,
-		// The lock tells more, and earlier.
+		// The lock reports changes earlier and in more detail.
 		Callbacks: leaderelection.LeaderCallbacks{OnStartedLeading: func(context.Context) {}, OnStoppedLeading: func() {}},
 	})
 	if err != nil {
@@ -140,8 +138,8 @@ func New(o Options) (*Elector, error) {
 	return e, nil
 }
 
-// Answer returns nil if this replica is to answer kube-scheduler, and else why not, an ErrNotLeading. What Drain waits
-// for must be counted before Answer is asked.
+// Answer returns nil if this replica is to answer kube-scheduler, else an error that wraps ErrNotLeading. A caller must
+// count a call for Drain before it asks Answer.
 func (e *Elector) Answer() error {
 	if e.stopping.Load() {
 		return ErrStopping
@@ -149,14 +147,14 @@ func (e *Elector) Answer() error {
 	return e.Leading()
 }
 
-// Leading returns nil if this replica leads at this moment, and else why not, an ErrNotLeading. While stopping it may
-// lead still. To be asked right before each write that only a leader may make.
+// Leading returns nil if this replica leads at this moment, else an error that wraps ErrNotLeading. A stopping replica can
+// still lead. Callers ask it right before each write that only a leader may make.
 func (e *Elector) Leading() error { return e.term.status(e.Clock.Now()).phase.err() }
 
 func (e *Elector) holding() bool { return e.term.holding(e.Clock.Now()) }
 
-// Run takes part in the election until ctx ends, and then hands over: answers no more, drains, and gives the Lease up.
-// A lost Lease doesn't end it.
+// Run takes part in the election until ctx ends. Then it stops answering, drains, and releases the Lease. It goes on after
+// losing the Lease.
 func (e *Elector) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx).WithValues("lease", e.lock.Describe(), "identity", e.Identity)
 	ctx = klog.NewContext(ctx, logger)
@@ -190,7 +188,7 @@ func (e *Elector) Run(ctx context.Context) error {
 	return err
 }
 
-// elect has client-go compete for the Lease and renew it, again and again.
+// elect runs client-go's elector, which returns each time that it loses the Lease.
 func (e *Elector) elect(ctx context.Context) {
 	for ctx.Err() == nil {
 		round, cancel := e.lock.begin(ctx)
@@ -208,42 +206,42 @@ func (e *Elector) drain(ctx context.Context) error {
 	return e.Drain(ctx)
 }
 
-// handOver gives the Lease up, if the next leader may answer at once.
+// handOver releases the Lease if the next leader may answer at once.
 func (e *Elector) handOver(ctx context.Context, drained error) {
 	logger := klog.FromContext(ctx)
 	switch {
 	case e.term.status(e.Clock.Now()).phase == standingBy:
 	case drained != nil:
-		logger.Info("The Lease is left to expire, since writes may still be under way", "err", drained)
+		logger.Error(drained, "Lease not released, because writes may still be in flight")
 	case !e.term.mayRelease(e.Clock.Now()):
-		logger.Info("The Lease is left to expire, since writes of the former leader may still be under way")
+		logger.Info("Lease not released, because writes of the former leader may still be in flight")
 	default:
 		if err := e.lock.release(ctx); err != nil {
-			logger.Info("The Lease is left to expire", "err", err)
+			logger.Error(err, "Lease not released")
 			return
 		}
-		logger.Info("The Lease is released")
+		logger.Info("Lease released")
 	}
 }
 
-// attend tells of each change of phase, and takes over where it is time to.
+// attend reports each change of phase, and takes over when the phase asks for it.
 func (e *Elector) attend(ctx context.Context) {
 	logger := klog.FromContext(ctx)
-	told := standingBy
+	reported := standingBy
 	e.Observer.LeadershipChanged(false)
 	defer func() {
-		if told == leading {
+		if reported == leading {
 			e.Observer.LeadershipChanged(false)
 		}
 	}()
 	for {
 		s := e.term.status(e.Clock.Now())
-		if s.phase != told {
-			logger.Info("Leadership changed", "now", s.phase, "before", told)
-			if (s.phase == leading) != (told == leading) {
+		if s.phase != reported {
+			logger.Info("Leadership changed", "now", s.phase, "before", reported)
+			if (s.phase == leading) != (reported == leading) {
 				e.Observer.LeadershipChanged(s.phase == leading)
 			}
-			told = s.phase
+			reported = s.phase
 		}
 		if s.phase == takingOver {
 			err := e.takeOver(ctx)
@@ -251,8 +249,7 @@ func (e *Elector) attend(ctx context.Context) {
 				e.term.finished(s.number)
 				continue
 			}
-			logger.Info("Taking over failed, and is tried again", "err", err)
-			// Each renewal is an occasion for the next attempt.
+			logger.Error(err, "Takeover failed, retrying after the next renewal")
 		}
 		if !e.await(ctx, s.until) {
 			return
@@ -269,7 +266,7 @@ func (e *Elector) takeOver(ctx context.Context) error {
 	return e.TakeOver(ctx)
 }
 
-// await returns at the next change, or at that time unless it is zero. It says whether ctx goes on.
+// await waits for the next change, or for the given time unless that is zero. It returns false when ctx ends.
 func (e *Elector) await(ctx context.Context, until time.Time) bool {
 	var due <-chan time.Time
 	if !until.IsZero() {
@@ -286,7 +283,7 @@ func (e *Elector) await(ctx context.Context, until time.Time) bool {
 	return true
 }
 
-// publish looks at the EndpointSlice at each renewal, the first included.
+// publish checks the EndpointSlice after each renewal, the first one included.
 func (e *Elector) publish(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	for {
@@ -303,9 +300,9 @@ func (e *Elector) publish(ctx context.Context) {
 		cancel()
 		switch {
 		case err != nil && ctx.Err() == nil:
-			logger.Info("This replica could not be published, which is tried again", "err", err)
+			logger.Error(err, "EndpointSlice not updated, retrying after the next renewal")
 		case written:
-			logger.Info("Published", "service", klog.KRef(e.Endpoint.Namespace, e.Endpoint.Service), "address", e.Endpoint.Address, "port", e.Endpoint.Port)
+			logger.Info("EndpointSlice updated", "service", klog.KRef(e.Endpoint.Namespace, e.Endpoint.Service), "address", e.Endpoint.Address, "port", e.Endpoint.Port)
 		}
 	}
 }

@@ -18,17 +18,17 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// releaseTimeout bounds giving the Lease up: a stopping process doesn't wait for an API server that is away.
+// releaseTimeout bounds the release of the Lease, so that a stopping process doesn't wait for an unreachable API server.
 const releaseTimeout = 2 * time.Second
 
-// lock is the Lease as client-go's elector uses it. It tells the term what came of each call, and when it was begun.
+// lock is the Lease as client-go's elector uses it. It reports each call's result and start time to the term.
 type lock struct {
 	resourcelock.Interface
 	term  *term
 	clock clock.PassiveClock
-	// timeout bounds each call, so that one that hangs leaves time for another within the renew deadline.
+	// timeout bounds each call, so that after a hanging call there is time for another within the renew deadline.
 	timeout time.Duration
-	// changed is called after each call that told something.
+	// changed is called after each call that updated the term.
 	changed func()
 
 	// calls is held during each call, and guards round, which ends the elector's current attempt.
@@ -67,7 +67,7 @@ func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRec
 	return l.write(ctx, record, l.Interface.Create)
 }
 
-// Update implements resourcelock.Interface. The API server refuses it where the Lease isn't as it was last read.
+// Update implements resourcelock.Interface. The API server rejects it if the Lease has changed since the last read.
 func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	return l.write(ctx, record, l.Interface.Update)
 }
@@ -81,7 +81,7 @@ func (l *lock) write(ctx context.Context, record resourcelock.LeaderElectionReco
 	defer l.changed()
 	ours := record.HolderIdentity == l.Identity()
 	if !ours {
-		l.term.resign() // Before the write: the next leader may answer before we know that it was made.
+		l.term.resign() // Before the write, because the next leader may answer before the write returns here.
 	}
 	begun := l.clock.Now()
 	if err := call(ctx, record); err != nil {
@@ -93,11 +93,11 @@ func (l *lock) write(ctx context.Context, record resourcelock.LeaderElectionReco
 	return nil
 }
 
-// release gives the Lease up, if it is ours: whoever takes it next need not wait. The elector must have ended.
+// release releases the Lease if it is ours, so that the next holder need not wait. The elector must have ended.
 func (l *lock) release(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
-	// A renewal that was cut off may still arrive between the read and the write.
+	// A renewal that was cancelled here can still reach the API server between the read and the write.
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		record, _, err := l.Get(ctx)
 		if err != nil || record.HolderIdentity != l.Identity() {
@@ -114,7 +114,7 @@ func (l *lock) release(ctx context.Context) error {
 	return nil
 }
 
-// begin returns the context of the elector's next attempt, which nudge may end.
+// begin returns the context of the elector's next attempt, which nudge can cancel.
 func (l *lock) begin(ctx context.Context) (context.Context, context.CancelFunc) {
 	round, cancel := context.WithCancel(ctx)
 	l.calls.Lock()
@@ -123,7 +123,7 @@ func (l *lock) begin(ctx context.Context) (context.Context, context.CancelFunc) 
 	return round, cancel
 }
 
-// nudge has a replica that stands by try again now rather than after its retry period. It cuts no call off.
+// nudge makes a standby try for the Lease now instead of after its retry period. It doesn't cancel a call.
 func (l *lock) nudge() {
 	l.calls.Lock()
 	defer l.calls.Unlock()
@@ -132,7 +132,8 @@ func (l *lock) nudge() {
 	}
 }
 
-// watch nudges when the Lease is free, and dates the renewals of others. It returns when ctx ends.
+// watch calls nudge when the Lease is free, and records when renewals by other replicas were seen. It returns when ctx
+// ends.
 func (l *lock) watch(ctx context.Context, client kubernetes.Interface, namespace string) error {
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {

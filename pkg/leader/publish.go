@@ -20,16 +20,16 @@ import (
 // AnnotationLeader names the replica that wrote an EndpointSlice.
 const AnnotationLeader = "gpushare.aliyun.com/leader"
 
-// managedBy keeps Kubernetes' own controllers away from the slice.
+// managedBy is the label value that makes the EndpointSlice controllers ignore the slice.
 const managedBy = "gpushare-extender"
 
-// Endpoint is where a replica answers, and the Service, one without a selector, that leads there while it is the leader.
+// Endpoint is the address of a replica, and the Service without a selector that routes to it while it leads.
 type Endpoint struct {
 	Namespace, Service string
-	// Address is an IP address that others reach this replica by.
+	// Address is the IP address at which clients reach this replica.
 	Address string
 	Port    int32
-	// PortName is the name of the Service's port; empty where the port has none.
+	// PortName is the name of the Service's port; may be empty.
 	PortName string
 }
 
@@ -37,19 +37,19 @@ func (e Endpoint) validate() error {
 	address, err := netip.ParseAddr(e.Address)
 	switch {
 	case err != nil:
-		return fmt.Errorf("the address to publish: %w", err)
+		return fmt.Errorf("address to publish: %w", err)
 	case address.IsUnspecified(), address.IsLoopback(), address.IsLinkLocalUnicast(), address.IsMulticast():
-		return fmt.Errorf("the address to publish: others can't reach %s", address)
+		return fmt.Errorf("address to publish: %s is not reachable from other hosts", address)
 	case e.Port < 1 || e.Port > 65535:
-		return fmt.Errorf("the port to publish: %d is none", e.Port)
+		return fmt.Errorf("port to publish: must be 1 to 65535, got %d", e.Port)
 	case e.Namespace == "" || e.Service == "":
-		return fmt.Errorf("the Service to publish by needs a namespace and a name, not %q and %q", e.Namespace, e.Service)
+		return fmt.Errorf("Service to publish: namespace and name are required, got %q and %q", e.Namespace, e.Service)
 	}
 	return nil
 }
 
-// slice returns the EndpointSlice that publishes e. There is one for the Service, of the Service's name, so that each
-// leader takes over the last one's.
+// slice returns the EndpointSlice that publishes e. It has the Service's name, so that each leader overwrites the former
+// leader's.
 func (e Endpoint) slice(identity string) *discoveryv1.EndpointSlice {
 	family, address := discoveryv1.AddressTypeIPv4, netip.MustParseAddr(e.Address).Unmap()
 	if address.Is6() {
@@ -73,19 +73,19 @@ func (e Endpoint) slice(identity string) *discoveryv1.EndpointSlice {
 	}
 }
 
-// action is what is to be done to bring a slice to what it should be.
+// action is the change that a slice needs.
 type action int
 
 const (
 	keep action = iota
 	create
 	update
-	// replace: delete it and create it anew, since the family of its addresses can't change.
+	// replace: delete and create, because the address family of a slice is immutable.
 	replace
 )
 
-// compare decides what to do, and with which object. live is nil where there is none. What others have added to its
-// labels and annotations stays.
+// compare returns the needed action and the object for it. live is nil if there is no slice. Labels and annotations that
+// others have added stay.
 func compare(live, want *discoveryv1.EndpointSlice) (action, *discoveryv1.EndpointSlice) {
 	switch {
 	case live == nil:
@@ -112,15 +112,15 @@ func merged(base, over map[string]string) map[string]string {
 	return out
 }
 
-// publisher keeps the EndpointSlice as it should be while this replica holds the Lease. It never takes it away: the
-// next leader writes over it, and a replica that isn't the leader any more touches nothing. The slice belongs to the
-// Service, so that Kubernetes takes it away with that; without the Service nothing is published.
+// publisher keeps the EndpointSlice up to date while this replica holds the Lease. It never deletes the slice: the next
+// leader overwrites it. The Service owns the slice, so that garbage collection deletes both; without the Service nothing is
+// published.
 type publisher struct {
 	services corev1client.ServiceInterface
 	slices   typedv1.EndpointSliceInterface
 	want     *discoveryv1.EndpointSlice
-	// holding is asked again before each write. Should the process freeze between the two, the write is refused:
-	// it carries the resourceVersion, and the next leader has changed the slice.
+	// holding is checked right before each write. If the process is paused between the check and the write, the API server
+	// rejects the write: it carries a resourceVersion, and the next leader has changed the slice.
 	holding func() bool
 }
 
@@ -131,7 +131,7 @@ func newPublisher(client kubernetes.Interface, e Endpoint, identity string, hold
 	}
 }
 
-// publish looks at the slice and writes it where it isn't as it should be. It says whether it wrote.
+// publish compares the slice and writes it if it differs. It reports whether it wrote.
 func (p *publisher) publish(ctx context.Context) (written bool, err error) {
 	err = retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		if !p.holding() {
@@ -164,11 +164,11 @@ func (p *publisher) publish(ctx context.Context) (written bool, err error) {
 	return written, nil
 }
 
-// owned returns the slice as it should be, the Service its owner.
+// owned returns the wanted slice with the Service as its owner.
 func (p *publisher) owned(ctx context.Context) (*discoveryv1.EndpointSlice, error) {
 	service, err := p.services.Get(ctx, p.want.Name, metav1.GetOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("looking for its Service: %w", err)
+		return nil, fmt.Errorf("getting its Service: %w", err)
 	}
 	want := p.want.DeepCopy()
 	want.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: service.Name, UID: service.UID}}

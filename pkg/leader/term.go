@@ -9,33 +9,34 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// ErrNotLeading is what all reasons not to answer wrap. Their texts are constant: kube-scheduler shows them on pods.
+// ErrNotLeading is wrapped by all reasons not to answer. Their texts are constant, because kube-scheduler shows them on
+// pods.
 var ErrNotLeading = errors.New("this replica doesn't lead")
 
 // The reasons not to answer.
 var (
-	ErrStandingBy = fmt.Errorf("%w: it stands by", ErrNotLeading)
+	ErrStandingBy = fmt.Errorf("%w: it is a standby", ErrNotLeading)
 	ErrLapsed     = fmt.Errorf("%w: it could not renew its Lease in time", ErrNotLeading)
-	ErrWaiting    = fmt.Errorf("%w yet: writes of the former leader may still be under way", ErrNotLeading)
-	ErrTakingOver = fmt.Errorf("%w yet: it reads what the former leader wrote", ErrNotLeading)
+	ErrWaiting    = fmt.Errorf("%w yet: writes of the former leader may still be in flight", ErrNotLeading)
+	ErrTakingOver = fmt.Errorf("%w yet: it is reading what the former leader wrote", ErrNotLeading)
 	ErrStopping   = fmt.Errorf("%w any more: it is stopping", ErrNotLeading)
 )
 
-// phase is how far a replica has come on the way to leading.
+// phase is a replica's state between standby and leader.
 type phase int
 
 const (
 	standingBy phase = iota
-	// lapsed: the Lease may still be ours, but was renewed too long ago to count on it.
+	// lapsed: the last renewal of our Lease is older than the renew deadline.
 	lapsed
-	// waiting: the Lease is ours, and writes of the former leader may still appear.
+	// waiting: the Lease is ours, and writes of the former leader can still take effect.
 	waiting
-	// takingOver: they have all appeared, and are to be read.
+	// takingOver: all of these writes are visible, and are being read.
 	takingOver
 	leading
 )
 
-// err returns why a replica in this phase doesn't lead, or nil.
+// err returns the error of Leading in this phase, nil for leading.
 func (p phase) err() error {
 	return [...]error{standingBy: ErrStandingBy, lapsed: ErrLapsed, waiting: ErrWaiting, takingOver: ErrTakingOver, leading: nil}[p]
 }
@@ -44,11 +45,11 @@ func (p phase) String() string {
 	return [...]string{standingBy: "standing by", lapsed: "lapsed", waiting: "waiting", takingOver: "taking over", leading: "leading"}[p]
 }
 
-// sighting is one state of the Lease under another holder, and when it was seen first: the write that made it was
-// begun before.
+// sighting is one state of the Lease under another holder, with the time when it was first seen. The holder's write was
+// sent before that time.
 type sighting struct {
 	holder   string
-	renewed  time.Time // By the holder's clock: it tells states apart, and is compared with nothing else.
+	renewed  time.Time // By the holder's clock: compared for equality only.
 	duration time.Duration
 	at       time.Time
 }
@@ -64,35 +65,35 @@ func (s sighting) same(other sighting) bool {
 	return s.holder == other.holder && s.renewed.Equal(other.renewed)
 }
 
-// term decides whether this replica leads. It makes no call and reads no clock: it is told what came of calls, and the
-// time. Its methods may be called from many goroutines.
+// term decides whether this replica leads. It makes no calls and reads no clock: its methods take the results of calls and
+// the time. They are safe for concurrent use.
 type term struct {
 	identity string
 	// renewDeadline is how long a renewal counts.
 	renewDeadline time.Duration
-	// bindDeadline is how long after its last look at Leading a write may still appear.
+	// bindDeadline is how long after the last check of Leading a write can still take effect.
 	bindDeadline time.Duration
 
 	mu sync.Mutex
-	// renewed is when the last successful write that made us the holder was begun; zero while the Lease isn't ours.
+	// renewed is when the last successful write that made us the holder was sent; zero while the Lease isn't ours.
 	renewed time.Time
 	// former is the last other holder, unless it released the Lease.
 	former sighting
-	// heard is the last state that the watch told of. It only dates sightings: a watch may lag.
+	// heard is the last state that the watch reported. It is only used for its time, because a watch can lag.
 	heard sighting
-	// answersFrom is when the former leader's writes have all appeared.
+	// answersFrom is when all writes of the former leader are visible.
 	answersFrom time.Time
-	// number counts the times that the Lease became ours; tookOver is the last of them whose taking over is done.
+	// number counts our terms; tookOver is the last term whose takeover is done.
 	number, tookOver uint64
 }
 
-// saw notes the Lease as a live read found it.
+// saw records the Lease as returned by a live read.
 func (t *term) saw(record *resourcelock.LeaderElectionRecord, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch record.HolderIdentity {
 	case t.identity:
-		// Ours; or an attempt whose answer was lost has made it so. A write that succeeds will tell.
+		// Ours, possibly by a write whose answer was lost. Only a write that succeeds counts.
 	case "":
 		t.renewed, t.former = time.Time{}, sighting{}
 	default:
@@ -108,7 +109,7 @@ func (t *term) saw(record *resourcelock.LeaderElectionRecord, now time.Time) {
 	}
 }
 
-// watched notes the Lease as the watch tells of it.
+// watched records the Lease as reported by the watch.
 func (t *term) watched(record *resourcelock.LeaderElectionRecord, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -117,14 +118,14 @@ func (t *term) watched(record *resourcelock.LeaderElectionRecord, now time.Time)
 	}
 }
 
-// sawNone notes that there is no Lease: somebody has deleted it. Who held it may not know yet.
+// sawNone records that the Lease doesn't exist, because it was deleted. Its former holder may not have noticed.
 func (t *term) sawNone() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.renewed = time.Time{}
 }
 
-// held notes that a write succeeded that was begun at that time and made us the holder.
+// held records a successful write, sent at the given time, that made us the holder.
 func (t *term) held(begun time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -138,25 +139,25 @@ func (t *term) held(begun time.Time) {
 	t.renewed = begun
 }
 
-// finished notes that taking over in the term of that number is done.
+// finished records that the takeover of the given term is done.
 func (t *term) finished(number uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.tookOver = max(t.tookOver, number)
 }
 
-// resign notes that we are about to give the Lease up.
+// resign records that the Lease is about to be released.
 func (t *term) resign() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.renewed = time.Time{}
 }
 
-// status is what a term says of one moment.
+// status is the state of a term at one moment.
 type status struct {
 	phase  phase
 	number uint64
-	// until is when the phase ends if nothing happens before; zero where it doesn't end by itself.
+	// until is when the phase ends by itself; zero if it doesn't.
 	until time.Time
 }
 
@@ -182,19 +183,20 @@ func (t *term) status(now time.Time) status {
 	return s
 }
 
-// holding says whether the Lease is ours for certain, whether we answer already or not.
+// holding reports whether the Lease is certainly ours, whether or not we answer yet.
 func (t *term) holding(now time.Time) bool { return t.status(now).phase >= waiting }
 
-// mayRelease says whether the next leader may answer at once, for all we know: a replica that gave the Lease up while
-// it still waited for the writes of its predecessor would have its successor not wait for them.
+// mayRelease reports whether the next leader may answer at once. A replica that releases the Lease while it still waits
+// for its predecessor's writes would make its successor not wait for them.
 func (t *term) mayRelease(now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return !t.renewed.IsZero() && !now.Before(t.answersFrom)
 }
 
-// elapsed is the longer of what the two clocks say: the monotonic one may stand still while a machine is suspended, and
-// the other one may be set back. Where it is set forward, the worst is a pause until the next renewal.
+// elapsed returns the longer of the durations by the monotonic and the wall clock: the monotonic clock can stop while a
+// machine is suspended, and the wall clock can be set back. If the wall clock is set forward, the replica pauses until its
+// next renewal at worst.
 func elapsed(from, to time.Time) time.Duration {
 	return max(to.Sub(from), to.Round(0).Sub(from.Round(0)))
 }

@@ -1,25 +1,25 @@
 package ledger
 
-// Changes is what became of a ledger after a certain revision.
+// Changes are the nodes that changed after a revision of the ledger.
 type Changes struct {
-	// Revision is to be asked about next.
+	// Revision is the one to pass to the next call of Since.
 	Revision uint64
-	// Whole says that Nodes is every node there is: of those that aren't in it, nothing is left.
+	// Whole is true if Nodes holds every node: a node that is not in it no longer exists.
 	Whole bool
-	// Nodes are the nodes that may have changed, in order of their names, each as it stands at one moment.
+	// Nodes are the nodes that may have changed, by name. Each is consistent in itself.
 	Nodes []Node
 }
 
-// Since returns what became of the ledger after the revision, which came with an earlier answer; zero asks for
-// everything. It costs next to nothing where nothing changed.
+// Since returns what changed after the revision, which an earlier call returned; zero returns everything. It is cheap if
+// nothing changed.
 func (l *Ledger) Since(revision uint64) Changes {
 	out, names := l.changed(revision)
-	// What changes from here on is of a later revision: it is told again, or makes the next answer whole.
+	// A change from here on has a later revision, so the next call returns it again.
 	out.Nodes = l.read(names)
 	return out
 }
 
-// changed returns the answer without its nodes, and their names.
+// changed returns the changes without Nodes, and the names of these nodes.
 func (l *Ledger) changed(revision uint64) (out Changes, names []string) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -35,7 +35,7 @@ func (l *Ledger) changed(revision uint64) (out Changes, names []string) {
 	return out, names
 }
 
-// touch notes, under the lock, that the node is about to be another than it was.
+// touch records a change of the node. The caller holds the lock.
 func (l *Ledger) touch(n *node) {
 	l.revision++
 	n.revision = l.revision

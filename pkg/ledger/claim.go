@@ -7,16 +7,17 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// claim is memory that is kept for certain pods as it comes free. Whoever holds it may go on; others of equal or lower
-// priority find it taken. There is one claim at a time at most.
+// claim is a starvation reservation: memory on certain cards that is held back for certain pods. Running pods on these
+// cards go on. Other pods of equal or lower priority see the reserved memory as used. There is at most one at a time.
 type claim struct {
 	pods     map[gpu.PodUID]struct{}
 	priority int32
 	nodes    []string
 }
 
-// Claim keeps memory for the wants, on the cards that have most of it free already, until Unclaim: room for each of them,
-// once others have left, and nothing where there aren't enough cards at all, however empty. It says whether it does.
+// Claim reserves memory for all wants, each on the card with the most free memory, until Unclaim. The memory may still be
+// in use: it becomes available as pods end. Claim reserves nothing and returns false if the wants don't fit even on empty
+// cards.
 func (l *Ledger) Claim(wants []Want, priority int32) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -40,13 +41,13 @@ func (l *Ledger) Claim(wants []Want, priority int32) bool {
 	return true
 }
 
-// Unclaim ends the claim, where there is one.
+// Unclaim ends the starvation reservation, if there is one.
 func (l *Ledger) Unclaim() {
 	l.mu.Lock()
 	nodes := l.unclaim()
 	l.mu.Unlock()
 	for _, name := range nodes {
-		l.freed(name) // For others there is more room than before, though none was given back.
+		l.freed(name) // Other pods can use the memory now.
 	}
 }
 
@@ -64,7 +65,7 @@ func (l *Ledger) unclaim() (nodes []string) {
 	return nodes
 }
 
-// emptiest returns the card on which the want could be placed once others have left, and most is free now.
+// emptiest returns the card with the most free memory among those that could hold the want if they were empty.
 func (l *Ledger) emptiest(want Want) (node string, card int, ok bool) {
 	var most gpu.Memory
 	for _, name := range want.Nodes {
@@ -91,7 +92,7 @@ func (l *Ledger) emptiest(want Want) (node string, card int, ok bool) {
 	return node, card, ok
 }
 
-// claimedBefore says whether the pod finds claimed memory of the node taken.
+// claimedBefore reports whether the starvation reservation on the node counts as used for the pod.
 func (l *Ledger) claimedBefore(n *node, pod gpu.Pod) bool {
 	if len(n.claimed) == 0 || pod.Priority > l.claim.priority {
 		return false

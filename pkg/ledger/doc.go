@@ -1,8 +1,8 @@
-// Package ledger remembers who holds how much of which card.
+// Package ledger keeps the allocations of GPU memory by card, for all nodes of a cluster.
 //
-// It knows nodes with their cards, and holders by pod UID. A holder is Reserved while its bind is in flight and Bound
-// once the API server has the pod on its node; it leaves when the pod is gone or has ended, never earlier. What is
-// promised is decided under one lock, so no two requests can be promised the same memory.
+// An allocation belongs to a pod UID. It is Assumed from the moment that bind chooses a card, and Bound once the API
+// server has the pod on its node. It is removed when the pod's object is gone or its phase is terminal, never earlier.
+// All decisions are made under one lock, so the same memory can't be given to two pods.
 //
-// It imports no client, no HTTP and no clock: package cluster feeds it from the API server and asks it for places.
+// The package imports no client and no HTTP, and reads no clock: its callers feed it from the API server.
 package ledger

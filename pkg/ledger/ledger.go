@@ -17,7 +17,7 @@ import (
 // ErrNoRoom is wrapped by NoRoomError.
 var ErrNoRoom = errors.New("no room")
 
-// NoRoomError says why a pod can't be placed on a node. errors.Is(err, ErrNoRoom) holds for it.
+// NoRoomError is returned where a pod doesn't fit a node. errors.Is(err, ErrNoRoom) is true for it.
 type NoRoomError struct {
 	Node   string
 	Reason placement.Reason
@@ -28,13 +28,14 @@ func (e *NoRoomError) Error() string { return fmt.Sprintf("node %s: %s", e.Node,
 // Unwrap returns ErrNoRoom.
 func (e *NoRoomError) Unwrap() error { return ErrNoRoom }
 
-// State is how firm a hold is.
+// State is the state of an allocation.
 type State int
 
 const (
-	// Reserved says that a bind is in flight, or that its outcome isn't known yet.
+	// Assumed: a card is chosen and the API server has not confirmed the bind yet. The bind is in flight, unconfirmed, or
+	// held back for the pod's gang.
 	Reserved State = iota
-	// Bound says that the API server has the pod on its node.
+	// Bound: the API server has the pod on its node.
 	Bound
 )
 
@@ -46,66 +47,69 @@ func (s State) String() string {
 	return "bound"
 }
 
-// Holder is a pod that holds memory of a node. Values handed out are copies.
+// Allocation is the memory that a pod holds on a node. The ledger returns copies.
 type Holder struct {
 	gpu.Pod
 	State State
-	// Placement is where the pod sits. It is empty for a presumed one that no card has room for.
+	// Placement is empty for a presumed allocation that fits no card.
 	Placement gpu.Placement
-	// Presumed says that nobody has told the pod's card: it was bound without one, and the ledger keeps room where the
-	// node is likely to put it, or to have put it. The place stays while there is room for it, and yields to what is
-	// told.
+	// Presumed is true for a bound pod whose annotations name no card. The ledger counts it on the card on which the node
+	// is likely to place it. Its placement changes only if another allocation needs that room, or when the annotations
+	// name a card.
 	Presumed bool
-	// AssumeTime is when the card was chosen, zero where it isn't known.
+	// AssumeTime is when the card was chosen; zero if unknown.
 	AssumeTime time.Time
 }
 
-// NodeSpec is what a node offers.
+// NodeSpec is the part of a node that its Node object determines.
 type NodeSpec struct {
 	Unit gpu.Unit
-	// Cards in the order of their index, each index once.
+	// Cards are ordered by index; each index occurs once.
 	Cards []gpu.Card
-	// WholeCards says that the node gives out whole cards too: nothing is placed on it.
+	// WholeCards is true if the node also offers whole cards to pods. No pod is placed on such a node.
 	WholeCards bool
-	// Closed is why no pod can go there for the time being, whatever is free: for people. Who may go to which node is
-	// kube-scheduler's to decide, so nothing here follows from it.
+	// Closed is the reason why no new pod can run on the node at present (cordoned, not ready). It is for display only:
+	// kube-scheduler decides which nodes a pod may use.
 	Closed string
 }
 
-// Node is a node as it stands. Values handed out are copies.
+// Node is a node with its allocations. The ledger returns copies.
 type Node struct {
 	Name string
 	NodeSpec
-	// Used is what is held of each card, in the order of Cards. It can pass the card's memory where others placed pods.
+	// Used is the allocated memory of each card, in the order of Cards. It can exceed the card's memory if pods were bound
+	// without this ledger.
 	Used []gpu.Memory
-	// Holders are the pods that hold memory, in order of namespace and name; also those whose card has vanished.
+	// Holders are the node's allocations by namespace and name, including those on cards that no longer exist.
 	Holders []Holder
 }
 
-// Ledger is the book of a cluster. Its methods may be called from many goroutines: one lock guards everything but the
-// roll, which has its own. It is held for in-memory work only, and never while the caller's code runs, but for the visits of
-// Check and Rank.
+// Ledger holds the allocations of a cluster. Its methods are safe for concurrent use: mu guards everything except the name
+// cache, which has its own lock. mu is held for in-memory work only. The caller's code runs under it only in the visit
+// functions of Check and Rank.
 type Ledger struct {
 	freed func(node string)
 
 	mu    sync.RWMutex
 	nodes map[string]*node
-	// membership counts the changes of which nodes there are.
+	// membership is incremented when a node is added or removed.
 	membership uint64
 	roll       roll
-	// homes is the node that each holder is on: a pod holds memory of one node at most.
+	// homes maps each pod with an allocation to its node. A pod has an allocation on at most one node.
 	homes map[gpu.PodUID]string
-	// claim is nil without one.
+	// claim is the starvation reservation; nil if there is none.
 	claim *claim
-	// nominations is the node that each nominated pod waits for.
+	// nominations maps each nominated pod to its node.
 	nominations map[gpu.PodUID]string
 	promises    promises
-	// revision counts the changes of nodes, see Since; forgotten is the last one that left nothing to know of a node.
+	// revision is incremented by every change of a node, see Since. forgotten is the revision of the last change that
+	// removed a node.
 	revision, forgotten uint64
 }
 
-// New returns an empty ledger. freed is called, without the lock and from the goroutine that made the change, after
-// more than before can be placed on a card of a node (a holder left, a card came, grew or got well); it may be nil.
+// New returns an empty ledger. freed may be nil. It is called after a change that lets more memory be allocated on a card
+// of the node: an allocation ended, or a card was added, grew or became healthy. The call is made without the lock, from
+// the goroutine that made the change.
 func New(freed func(node string)) *Ledger {
 	if freed == nil {
 		freed = func(string) {}
@@ -116,19 +120,19 @@ func New(freed func(node string)) *Ledger {
 	}
 }
 
-// SetNode records what a node offers, in place: holders stay, also those on cards that are no longer there.
+// SetNode sets the cards of a node. Allocations stay, including those on cards that no longer exist.
 func (l *Ledger) SetNode(name string, spec NodeSpec) {
 	l.change(name, func(n *node) { n.offer(spec) })
 }
 
-// DeleteNode forgets what a node offers. Its holders stay until their pods are gone: a node object that is deleted and
-// made anew finds them again.
+// DeleteNode removes the cards of a node. Its allocations stay until their pods are gone, so that they still count when
+// the Node object is deleted and created again.
 func (l *Ledger) DeleteNode(name string) {
 	l.change(name, (*node).forget)
 }
 
-// Check tells for each of the named nodes whether the pod would find a card there. visit is called under the lock, in
-// the order of the names, and must not call the ledger. Nothing is reserved.
+// Check calls visit for each of the named nodes, in order, with Fits or the reason why the pod doesn't fit the node. It
+// changes nothing. visit runs under the lock and must not call the ledger.
 func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reason placement.Reason)) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -145,7 +149,7 @@ func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reas
 	}
 }
 
-// AnyFit returns a node on which the pod would find a card, whichever.
+// AnyFit returns some node that the pod fits.
 func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -160,7 +164,7 @@ func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
 	return "", false
 }
 
-// Fitting returns the nodes on which the pod would find a card, in no order.
+// Fitting returns the nodes that the pod fits, in no order.
 func (l *Ledger) Fitting(pod gpu.Pod) []string {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -176,17 +180,17 @@ func (l *Ledger) Fitting(pod gpu.Pod) []string {
 	return names
 }
 
-// View is how Rank looks at nodes.
+// View are the parameters of Rank.
 type View struct {
-	// Card and Node are the policies that nodes are judged by.
+	// Card and Node are the policies by which a node's suitability is computed.
 	Card, Node placement.Policy
-	// Promised counts what other pods were promised (see Promise), shortly before this time, as taken; zero counts nothing.
+	// Promised is the present time if tentative placements of other pods count as allocated; zero if they don't.
 	Promised time.Time
 }
 
-// Rank is Check with how well each node suits the pod besides; i is the node's position among the names. A pod that holds
-// memory already is best off where it is. It says whether there were promises to count. The names are kept and must not
-// change.
+// Rank is Check with each node's suitability; i is the position of the node in names. A node on which the pod has an
+// allocation gets the best suitability. Rank reports whether it counted tentative placements. It keeps names, which the
+// caller must not change.
 func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, suits placement.Suitability, reason placement.Reason)) (promised bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -205,9 +209,9 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 	return l.promises.count(view)
 }
 
-// Reserve chooses a card of the node for the pod and holds its memory, in one step. A pod that holds memory of this
-// node already, reserved or bound, gets what it has: retries change nothing (and a bound one may have no placement, see
-// Holder). The error is a *NoRoomError where the pod can't be placed.
+// Reserve chooses a card of the node for the pod and adds an assumed allocation, in one step. If the pod already has an
+// allocation on this node, Reserve returns that one unchanged, so that retries are safe; a presumed one may have no
+// placement. The error is a *NoRoomError if the pod doesn't fit.
 func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at time.Time) (Holder, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -230,12 +234,12 @@ func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 	n.holders[pod.UID] = h
 	l.homes[pod.UID] = name
 	l.touch(n)
-	n.take(where) // Nothing else moves: presumed holders keep their places, and this one took free memory only.
+	n.take(where) // Presumed allocations stay where they are, since this one takes free memory only.
 	return h.copy(), nil
 }
 
-// Commit makes a reservation a bound hold, once the API server has the pod on its node. It says whether the pod was
-// held: one that was deleted meanwhile is not, and must not come back.
+// Commit marks the pod's allocation as bound, once the API server has the pod on its node. It reports whether the pod has
+// an allocation: if the pod was deleted meanwhile it has none, and must not get one again.
 func (l *Ledger) Commit(uid gpu.PodUID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -248,20 +252,20 @@ func (l *Ledger) Commit(uid gpu.PodUID) bool {
 	return true
 }
 
-// Release gives a reservation back, once its bind has surely failed. A bound hold stays. It says whether something was
-// given back.
+// Release removes the pod's assumed allocation, once its bind is known to have failed. A bound one stays. It reports
+// whether an allocation was removed.
 func (l *Ledger) Release(uid gpu.PodUID) bool {
 	return l.drop(uid, func(h *Holder) bool { return h.State == Reserved })
 }
 
-// Drop removes a holder, once its pod is gone or has ended. It says whether there was one.
+// Drop removes the pod's allocation, once the pod is gone or has ended. It reports whether there was one.
 func (l *Ledger) Drop(uid gpu.PodUID) bool {
 	return l.drop(uid, func(*Holder) bool { return true })
 }
 
-// Hold records that a pod is bound to a node, as the API server tells it. It is the truth: it replaces a reservation,
-// is never refused, and may make a card hold more than it has. An empty placement says that nobody told the card: room
-// is kept for the pod where it was held before on this node, else where the node is likely to put it.
+// Hold sets the bound allocation of a pod as the API server reports it. It replaces an assumed allocation, never fails,
+// and can exceed a card's memory. If where is empty the card is unknown: the allocation is then presumed, on the card of
+// the pod's former allocation on this node, or else on the card on which the node is likely to place the pod.
 func (l *Ledger) Hold(name string, pod gpu.Pod, where gpu.Placement, assumed time.Time) {
 	l.edit(func(alter func(string, func(*node))) {
 		if home, held := l.homes[pod.UID]; held && home != name {
@@ -282,7 +286,7 @@ func (l *Ledger) Hold(name string, pod gpu.Pod, where gpu.Placement, assumed tim
 	})
 }
 
-// Lookup returns the holder of the pod and its node.
+// Lookup returns the pod's allocation and its node.
 func (l *Ledger) Lookup(uid gpu.PodUID) (string, Holder, bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -293,7 +297,7 @@ func (l *Ledger) Lookup(uid gpu.PodUID) (string, Holder, bool) {
 	return l.homes[uid], h.copy(), true
 }
 
-// Card returns a card of a node, and the unit that its memory is counted in.
+// Card returns a card of a node, and the node's unit.
 func (l *Ledger) Card(name string, index int) (gpu.Card, gpu.Unit, bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -308,7 +312,7 @@ func (l *Ledger) Card(name string, index int) (gpu.Card, gpu.Unit, bool) {
 	return n.offered[i], n.unit, true
 }
 
-// Node returns one node as it stands.
+// Node returns one node with its allocations.
 func (l *Ledger) Node(name string) (Node, bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -319,8 +323,8 @@ func (l *Ledger) Node(name string) (Node, bool) {
 	return n.copy(name), true
 }
 
-// Nodes returns every node, in order of their names. They are read one after another, so that nobody who decides waits
-// for all of them: each as it stands at one moment, and a pod that changes its node meanwhile may be on neither or both.
+// Nodes returns every node, by name. It takes the lock once per node, so that decisions don't wait for the whole copy.
+// Each node is consistent in itself; a pod that changes its node meanwhile can be on neither or both.
 func (l *Ledger) Nodes() []Node {
 	l.mu.RLock()
 	names := slices.AppendSeq(make([]string, 0, len(l.nodes)), maps.Keys(l.nodes))
@@ -328,7 +332,7 @@ func (l *Ledger) Nodes() []Node {
 	return l.read(names)
 }
 
-// read returns those of the nodes that there still are, in order of their names.
+// read returns those of the named nodes that still exist, by name.
 func (l *Ledger) read(names []string) []Node {
 	slices.Sort(names)
 	nodes := make([]Node, 0, len(names))
@@ -340,16 +344,16 @@ func (l *Ledger) read(names []string) []Node {
 	return nodes
 }
 
-// Offer is a node that shares its cards, without who holds what of them.
+// Offer is a node's cards without its allocations.
 type Offer struct {
 	Name string
-	// Unit is the node's, or as its cards look where it doesn't tell.
+	// Unit is the node's unit, or a guess from the cards' sizes if the node doesn't report one.
 	Unit   gpu.Unit
 	Closed string
 	Cards  []placement.Card
 }
 
-// Offers returns the nodes that have cards, in order of their names. It costs much less than Nodes.
+// Offers returns the nodes that have cards, by name. It costs much less than Nodes.
 func (l *Ledger) Offers() []Offer {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -363,12 +367,12 @@ func (l *Ledger) Offers() []Offer {
 	return out
 }
 
-// change alters one node.
+// change edits one node.
 func (l *Ledger) change(name string, how func(*node)) {
 	l.edit(func(alter func(string, func(*node))) { alter(name, how) })
 }
 
-// drop removes the pod's hold, if there is one that may go.
+// drop removes the pod's allocation if may returns true for it.
 func (l *Ledger) drop(uid gpu.PodUID, may func(*Holder) bool) (dropped bool) {
 	l.edit(func(alter func(string, func(*node))) {
 		l.promises.keep(uid)
@@ -382,8 +386,9 @@ func (l *Ledger) drop(uid gpu.PodUID, may func(*Holder) bool) (dropped bool) {
 	return dropped
 }
 
-// edit runs under the lock what alters nodes, each by a call of alter, which counts the node anew and forgets it if
-// there is nothing left to know. Afterwards, without the lock, it tells of the nodes on which memory came free.
+// edit runs what under the lock. what changes nodes by calls of alter, which recounts the node afterwards and removes it
+// from the ledger if nothing is known of it any more. Then edit calls freed, without the lock, for each node on which
+// memory became free.
 func (l *Ledger) edit(what func(alter func(name string, how func(*node)))) {
 	for _, name := range l.editLocked(what) {
 		l.freed(name)
@@ -397,7 +402,7 @@ func (l *Ledger) editLocked(what func(alter func(name string, how func(*node))))
 		n, ok := l.nodes[name]
 		if !ok {
 			n = &node{holders: map[gpu.PodUID]*Holder{}}
-			// A copy, for the names that come in one list lie side by side then, which Rank's look-ups find sooner.
+			// The clone puts the names of one list next to each other in memory, which makes Rank's look-ups faster.
 			l.nodes[strings.Clone(name)] = n
 			l.membership++
 		}
@@ -419,7 +424,7 @@ func (l *Ledger) editLocked(what func(alter func(name string, how func(*node))))
 	return roomier
 }
 
-// holder needs the lock.
+// holder returns the pod's allocation, nil if it has none. The caller holds the lock.
 func (l *Ledger) holder(uid gpu.PodUID) *Holder {
 	name, held := l.homes[uid]
 	if !held {

@@ -9,36 +9,36 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// node is one node's page of the ledger, guarded by the ledger's lock.
+// node is the state of one node, guarded by the ledger's lock.
 type node struct {
-	// What Rank looks at for every node and pod comes first, and so shares few cache lines.
+	// The fields that Rank reads for every node and pod come first, so that they share few cache lines.
 
-	// known says that the node object exists; without it the node has holders only.
+	// known is true if the Node object exists. Otherwise the node has allocations only.
 	known      bool
 	wholeCards bool
-	// called is the node's place in the roll, guarded by that.
+	// called is the node's position in the name cache, guarded by the cache's lock.
 	called int
-	// totals are those of the cards.
+	// totals are the sums over cards.
 	totals placement.Totals
-	// cards, in the order of offered, with what the holders take of each: recount and take keep it so.
+	// cards are in the order of offered, with the memory that the allocations use: recount and take maintain it.
 	cards []placement.Card
-	// nominees are the pods that wait for this node, see Nominate, the highest priority first.
-	nominees []gpu.Pod
-	// promised are the pods that may be about to come, see Promise.
+	// nominees are the pods nominated to this node, see Nominate, highest priority first.
+	nominees []nominee
+	// promised are the tentative placements that name this node, see Promise.
 	promised []promised
-	// claimed is what of the cards is claimed, see Claim.
+	// claimed is the starvation reservation's part of this node, see Claim.
 	claimed gpu.Placement
 
 	unit   gpu.Unit
 	closed string
-	// offered are the cards as the node tells of them, ordered by index.
+	// offered are the cards as the inventory lists them, by index.
 	offered []gpu.Card
 	holders map[gpu.PodUID]*Holder
-	// revision is the ledger's at the last change.
+	// revision is the ledger's revision at the last change of this node.
 	revision uint64
 }
 
-// offer records what the node object offers. The cards stand with nothing taken until recount.
+// offer sets what the Node object determines. The cards count as unused until recount.
 func (n *node) offer(spec NodeSpec) {
 	n.known, n.unit, n.wholeCards, n.closed = true, spec.Unit, spec.WholeCards, spec.Closed
 	n.offered = slices.SortedFunc(slices.Values(spec.Cards), func(a, b gpu.Card) int { return a.Index - b.Index })
@@ -48,12 +48,12 @@ func (n *node) offer(spec NodeSpec) {
 	}
 }
 
-// forget takes back what offer recorded.
+// forget undoes offer.
 func (n *node) forget() {
 	n.known, n.unit, n.wholeCards, n.closed, n.offered, n.cards = false, 0, false, "", nil, nil
 }
 
-// open says whether the node shares its cards at all: Fits, or the reason why not. A node that isn't known may be nil.
+// open returns Fits if the node shares its cards, else the reason why not. n may be nil.
 func (n *node) open() placement.Reason {
 	switch {
 	case n == nil || !n.known:
@@ -64,11 +64,11 @@ func (n *node) open() placement.Reason {
 	return placement.Fits
 }
 
-// recount adds up from the holders what is taken of each card. Counting anew costs little at the number of pods that a
-// node runs, and leaves no way for sums to drift.
+// recount sums the used memory of each card from the allocations. A full recount is cheap at the number of pods that a
+// node runs, and sums can't drift.
 //
-// Holders whose card is told come first, presumed ones fill in around them: those that have their room still keep it,
-// so that a guess which the node may have acted on doesn't wander off to another card; the others are placed anew.
+// Allocations with a known card count first. A presumed one keeps its placement while that has room, because the node may
+// have placed the pod there; otherwise it is placed again.
 func (n *node) recount() {
 	for i := range n.cards {
 		n.cards[i].Used = 0
@@ -97,14 +97,14 @@ func (n *node) recount() {
 	n.totals = placement.Sum(n.cards)
 }
 
-// take counts a new holder's placement.
+// take counts the placement of a new allocation.
 func (n *node) take(where gpu.Placement) {
 	add(n.cards, where)
 	n.totals = placement.Sum(n.cards)
 }
 
-// hasRoom says whether each of the cards exists and has that much left, well or not: a pod that sits on a card doesn't
-// leave it when the card falls ill.
+// hasRoom reports whether each card of the placement exists and has enough free memory. Health doesn't matter: a running
+// pod stays on its card when the card becomes unhealthy.
 func (n *node) hasRoom(where gpu.Placement) bool {
 	for _, share := range where {
 		if i, ok := n.position(share.Card); !ok || n.cards[i].Free() < share.Memory {
@@ -114,15 +114,15 @@ func (n *node) hasRoom(where gpu.Placement) bool {
 	return len(where) > 0
 }
 
-// position finds a card by its index.
+// position returns the position of the card with the given index.
 func (n *node) position(index int) (int, bool) { return position(n.cards, index) }
 
-// position finds a card by its index among cards that are ordered by it.
+// position returns the position of the card with the given index in cards, which are ordered by index.
 func position(cards []placement.Card, index int) (int, bool) {
 	return slices.BinarySearchFunc(cards, index, func(c placement.Card, index int) int { return c.Index - index })
 }
 
-// add counts a placement as taken.
+// add counts a placement as used memory of cards.
 func add(cards []placement.Card, where gpu.Placement) {
 	for _, share := range where {
 		if i, ok := position(cards, share.Card); ok {
@@ -131,7 +131,7 @@ func add(cards []placement.Card, where gpu.Placement) {
 	}
 }
 
-// room are the cards on which something could be placed, as they are now.
+// room returns a copy of the cards on which pods can be placed.
 func (n *node) room() []placement.Card {
 	if n.open() != placement.Fits {
 		return nil
@@ -139,7 +139,7 @@ func (n *node) room() []placement.Card {
 	return slices.DeleteFunc(slices.Clone(n.cards), func(c placement.Card) bool { return c.Unhealthy })
 }
 
-// roomierThan says whether more can be placed on some card than before.
+// roomierThan reports whether some card has more free memory than in before.
 func (n *node) roomierThan(before []placement.Card) bool {
 	return slices.ContainsFunc(n.room(), func(c placement.Card) bool {
 		i, ok := position(before, c.Index)

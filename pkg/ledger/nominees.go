@@ -9,14 +9,24 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// Nominate records that kube-scheduler means the node for a pod that isn't bound yet, mostly because others were evicted
-// there for it (status.nominatedNodeName). The pod holds nothing, but pods of equal or lower priority find its room
-// taken. A pod is nominated to one node at most; the last one counts.
-func (l *Ledger) Nominate(name string, pod gpu.Pod) {
+// nominee is a pod nominated to a node, with the pods there that are about to be evicted for it.
+type nominee struct {
+	gpu.Pod
+	victims []gpu.PodUID
+}
+
+func (n nominee) equal(o nominee) bool { return n.Pod == o.Pod && slices.Equal(n.victims, o.victims) }
+
+// Nominate records that kube-scheduler has nominated the pod to the node (status.nominatedNodeName), mostly because it
+// evicts pods there. The pod has no allocation yet, but pods of equal or lower priority see the memory that it is likely
+// to get as used. victims are about to be evicted for the pod: their memory counts as if they were terminating already. A
+// pod has at most one nomination: the last one replaces an earlier one.
+func (l *Ledger) Nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
+	added := nominee{Pod: pod, victims: slices.Clone(victims)}
 	former, moved := "", false
 	l.edit(func(alter func(string, func(*node))) {
 		former, moved = l.nominations[pod.UID]
-		if moved && former == name && slices.Contains(l.nodes[name].nominees, pod) {
+		if moved && former == name && slices.ContainsFunc(l.nodes[name].nominees, added.equal) {
 			moved = false
 			return
 		}
@@ -24,26 +34,26 @@ func (l *Ledger) Nominate(name string, pod gpu.Pod) {
 			alter(former, func(n *node) { n.withdraw(pod.UID) })
 		}
 		alter(name, func(n *node) {
-			n.nominees = append(n.nominees, pod)
+			n.nominees = append(n.nominees, added)
 			// Large requests first, since they find a card less easily.
-			slices.SortFunc(n.nominees, func(a, b gpu.Pod) int {
+			slices.SortFunc(n.nominees, func(a, b nominee) int {
 				return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(b.Request, a.Request), cmp.Compare(a.UID, b.UID))
 			})
 		})
 		l.nominations[pod.UID] = name
 	})
 	if moved {
-		l.freed(former) // For others there is more room than before, though none was given back.
+		l.freed(former) // Other pods can use the memory now.
 	}
 }
 
-// Withdraw takes a nomination back, where there is one.
+// Withdraw removes the pod's nomination, if there is one.
 func (l *Ledger) Withdraw(uid gpu.PodUID) {
 	l.mu.RLock()
 	_, nominated := l.nominations[uid]
 	l.mu.RUnlock()
 	if !nominated {
-		return // Nearly every pod, at every change of it.
+		return // The common case, without the write lock.
 	}
 	name := ""
 	l.edit(func(alter func(string, func(*node))) {
@@ -58,19 +68,19 @@ func (l *Ledger) Withdraw(uid gpu.PodUID) {
 }
 
 func (n *node) withdraw(uid gpu.PodUID) {
-	n.nominees = slices.DeleteFunc(n.nominees, func(p gpu.Pod) bool { return p.UID == uid })
+	n.nominees = slices.DeleteFunc(n.nominees, func(p nominee) bool { return p.UID == uid })
 }
 
-// Standing is a node as one pod finds it that looks for room there. It is a copy.
+// Standing is a node as one pod sees it. It is a copy.
 type Standing struct {
-	// Cards in the order of their index. What nominated pods of equal or higher priority are to get counts as used,
-	// which can pass the card's memory where they wait for others to leave.
+	// Cards are ordered by index. The memory that nominated pods of equal or higher priority are likely to get counts as
+	// used, which can exceed a card's memory while these pods wait for victims to end.
 	Cards []placement.Card
-	// Holders are the pods that hold memory, in no order.
+	// Holders are the node's allocations, in no order.
 	Holders []Holder
 }
 
-// Standing returns a node as the pod finds it, and what Check says of it.
+// Standing returns a node as the pod sees it, and the reason that Check gives for it.
 func (l *Ledger) Standing(name string, pod gpu.Pod) (Standing, placement.Reason) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -92,8 +102,8 @@ func (l *Ledger) Standing(name string, pod gpu.Pod) (Standing, placement.Reason)
 	return s, reason
 }
 
-// Outranked returns those of the named nodes, in their order, on which a pod of lower priority is bound: where there is none, no
-// card can be freed for the pod. It costs much less than their Standings.
+// Outranked returns those of the named nodes, in order, on which a pod of lower priority is bound. On other nodes no card can
+// be freed for the pod. It is much cheaper than Standing.
 func (l *Ledger) Outranked(pod gpu.Pod, names []string) (out []string) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -114,8 +124,8 @@ func (n *node) outranked(priority int32) bool {
 	return false
 }
 
-// fit says whether the pod, which holds nothing, finds a card on the node. It needs the lock. A node that isn't known may
-// be nil.
+// fit returns Fits if the pod, which has no allocation, fits the node, else the reason why not. n may be nil. The caller
+// holds the lock.
 func (l *Ledger) fit(n *node, pod gpu.Pod) placement.Reason {
 	if reason := n.open(); reason != placement.Fits {
 		return reason
@@ -123,7 +133,7 @@ func (l *Ledger) fit(n *node, pod gpu.Pod) placement.Reason {
 	return placement.Fit(l.cardsFor(n, pod), pod.Request)
 }
 
-// suit is fit with how well the node suits the pod besides.
+// suit is fit with the node's suitability.
 func (l *Ledger) suit(n *node, view View, pod gpu.Pod) (placement.Suitability, placement.Reason) {
 	if reason := n.open(); reason != placement.Fits {
 		return 0, reason
@@ -139,8 +149,8 @@ func (l *Ledger) suit(n *node, view View, pod gpu.Pod) (placement.Suitability, p
 	return placement.Suit(view.Card, view.Node, cards, &totals, pod.Request)
 }
 
-// cardsFor returns the node's cards as the pod finds them: as they are, or a copy where nominated pods, or a claim, go before it. It
-// needs the lock. The node must be open.
+// cardsFor returns the node's cards as the pod sees them: a copy if nominations or the starvation reservation take
+// precedence over the pod. The caller holds the lock, and the node is open.
 func (l *Ledger) cardsFor(n *node, pod gpu.Pod) []placement.Card {
 	cards, copied := n.cards, false
 	if l.claimedBefore(n, pod) {
@@ -157,21 +167,22 @@ func (l *Ledger) cardsFor(n *node, pod gpu.Pod) []placement.Card {
 		if !copied {
 			cards, copied = slices.Clone(cards), true
 		}
-		add(cards, n.placeNominee(cards, nominee.Request))
+		add(cards, n.placeNominee(cards, nominee))
 	}
 	return cards
 }
 
-// placeNominee says which card a nominated pod is likely to get: one with room, else one that will have room when those
-// have gone that are leaving. It may be none: whom it waits for may not even have been told to leave.
-func (n *node) placeNominee(cards []placement.Card, request gpu.Memory) gpu.Placement {
-	where, reason := placement.Place(placement.Binpack, cards, request)
+// placeNominee returns the card that a nominated pod is likely to get: one with room, else one that has room once the
+// terminating pods and the nominee's victims have ended. It can be none: kube-scheduler's victims are unknown until they are
+// terminating.
+func (n *node) placeNominee(cards []placement.Card, nominee nominee) gpu.Placement {
+	where, reason := placement.Place(placement.Binpack, cards, nominee.Request)
 	if !reason.Resolvable() {
 		return where
 	}
 	cards = slices.Clone(cards)
 	for h := range maps.Values(n.holders) {
-		if !h.Leaving {
+		if !h.Leaving && !slices.Contains(nominee.victims, h.UID) {
 			continue
 		}
 		for _, share := range h.Placement {
@@ -180,6 +191,6 @@ func (n *node) placeNominee(cards []placement.Card, request gpu.Memory) gpu.Plac
 			}
 		}
 	}
-	where, _ = placement.Place(placement.Binpack, cards, request)
+	where, _ = placement.Place(placement.Binpack, cards, nominee.Request)
 	return where
 }

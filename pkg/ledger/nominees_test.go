@@ -136,6 +136,25 @@ func TestRoomThatComesFreeBitByBitIsHeld(t *testing.T) {
 	}
 }
 
+func TestNominateWithVictims(t *testing.T) {
+	l := ledger.New(nil)
+	l.SetNode("n1", spec(16))
+	victim, nominee, asks := pod("victim", 9), ranked("nominee", 16, 5), ranked("x", 7, 5)
+	l.Hold("n1", victim, gpu.On(0, 9), at)
+	l.Nominate("n1", nominee)
+	if got := fits(l, "n1", asks); got != placement.Fits {
+		t.Errorf("before anything is known of victims: %v", got)
+	}
+	l.Nominate("n1", nominee, victim.UID)
+	if got := fits(l, "n1", asks); got != placement.Full {
+		t.Errorf("while the victim is about to be evicted: %v", got)
+	}
+	l.Nominate("n1", nominee)
+	if got := fits(l, "n1", asks); got != placement.Fits {
+		t.Errorf("once the eviction has failed: %v", got)
+	}
+}
+
 func TestStandingCountsWhatANomineeWaitsFor(t *testing.T) {
 	l := ledger.New(nil)
 	l.SetNode("n1", spec(16))

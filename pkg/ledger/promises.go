@@ -8,16 +8,16 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// promiseLife bounds how long a promise counts: far above the time from a filter to its bind, and little enough that a
-// pod which is not bound after all is no burden for long.
+// promiseLife is how long a tentative placement counts: much longer than the time between filter and bind, and short
+// enough that a pod which is not bound after all blocks others only briefly.
 const promiseLife = 2 * time.Second
 
-// promises are what filter told kube-scheduler and no bind has come for yet. A bind takes a moment to arrive, and
-// meanwhile other pods are filtered: they are to find the card taken that the first is about to get. A promise holds
-// nothing: it counts in Rank only, where that is asked for, and ends with the pod's reservation. It names each node that
-// the pod may come to; on all but one of them it is counted for nothing, for some milliseconds.
+// promises are the tentative placements. Between a pod's filter and its bind other pods are filtered; they should see the
+// memory that the first one is about to get as used. A tentative placement is no allocation: it counts in Rank only, if
+// the view asks for it, and it ends when the pod gets an allocation. It names every node to which the pod may be bound,
+// so for some milliseconds it counts on nodes that the pod doesn't get.
 type promises struct {
-	// open are ordered by age.
+	// open is ordered by age.
 	open []promise
 }
 
@@ -27,13 +27,13 @@ type promise struct {
 	at    time.Time
 }
 
-// promised is a promise as one of its nodes knows it.
+// promised is a tentative placement, kept with each node that it names.
 type promised struct {
 	gpu.Pod
 	at time.Time
 }
 
-// Promise records that the pod was told of the named nodes. It replaces an earlier promise to the same pod.
+// Promise records the named nodes as the pod's tentative placement. It replaces an earlier one of the same pod.
 func (l *Ledger) Promise(pod gpu.Pod, names []string, at time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -51,7 +51,7 @@ func (l *Ledger) Promise(pod gpu.Pod, names []string, at time.Time) {
 	l.promises.open = append(l.promises.open, made)
 }
 
-// keep ends the promise to a pod that has its place, or needs none any more. It needs the lock.
+// keep ends the tentative placement of a pod that has an allocation or needs none any more. The caller holds the lock.
 func (p *promises) keep(uid gpu.PodUID) {
 	p.end(func(made promise) bool { return made.pod.UID == uid })
 }
@@ -68,15 +68,15 @@ func (p *promises) end(which func(promise) bool) {
 	})
 }
 
-// count says whether there are any that the view counts.
+// count reports whether there is a tentative placement that counts in the view.
 func (p *promises) count(view View) bool {
 	return !view.Promised.IsZero() && slices.ContainsFunc(p.open, func(made promise) bool { return view.counts(made.at) })
 }
 
-// counts says whether a promise of that time counts.
+// counts reports whether a tentative placement made at that time counts in the view.
 func (v View) counts(at time.Time) bool { return v.Promised.Sub(at) <= promiseLife }
 
-// withPromised are the cards as the pod finds them once others have got what they were promised. It needs the lock.
+// withPromised returns the cards with the tentative placements of other pods counted as used. The caller holds the lock.
 func (n *node) withPromised(cards []placement.Card, view View, pod gpu.Pod) []placement.Card {
 	copied := false
 	for _, other := range n.promised {

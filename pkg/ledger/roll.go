@@ -2,26 +2,26 @@ package ledger
 
 import "sync"
 
-// roll remembers which nodes the names of the last list are. kube-scheduler names thousands for every pod, in nearly the
-// same order each time: to compare a name with the one that stood there last costs a fraction of looking it up, for which
-// the processor finds nothing in its caches. The zero value is ready for use.
+// roll caches the nodes of the last list of names. kube-scheduler sends thousands of names for every pod, in nearly the
+// same order each time. Comparing a name with the one at the same position in the last list costs a fraction of a map
+// look-up, which misses the processor's caches. The zero value is ready for use.
 type roll struct {
 	mu sync.Mutex
-	// of is the ledger's membership for which the roll is good.
+	// of is the value of the ledger's membership for which the cache is valid.
 	of    uint64
 	names []string
 	nodes []*node
-	// spare is the roll before, to be written over.
+	// spare is the former nodes slice, for reuse.
 	spare []*node
 }
 
-// each calls visit with each name's node, nil for one that isn't known. It needs the ledger's lock, for reading at least,
-// and may keep the names, which must not change. Of a list that names far more than there is nothing is kept: whoever sends
-// millions of names doesn't have them stay in memory until the next list. Nor of one that is much shorter than the last:
-// prioritize's few come between filter's many.
+// each calls visit with the node of each name, nil if there is none. The caller holds the ledger's lock, at least for
+// reading. each may keep names, which must not change. It doesn't keep a list with far more names than there are nodes,
+// so that a huge request doesn't stay in memory, nor one that is much shorter than the last list, since prioritize's short
+// lists come between filter's long ones.
 func (l *Ledger) each(names []string, visit func(i int, n *node)) {
 	r := &l.roll
-	if len(names) > 2*len(l.nodes) || !r.mu.TryLock() { // Where it can't be had, others are looking too.
+	if len(names) > 2*len(l.nodes) || !r.mu.TryLock() { // Another call uses the cache.
 		l.lookUp(names, visit)
 		return
 	}

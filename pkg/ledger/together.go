@@ -9,26 +9,26 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// Want is a pod that looks for a place on one of several nodes.
+// Want is a pod to place on one of several nodes.
 type Want struct {
 	Pod gpu.Pod
-	// Nodes are the names of those in question. Wants that follow each other and share one slice are placed fast.
+	// Nodes are the names of the candidate nodes. Consecutive wants that share one slice are placed faster.
 	Nodes []string
 }
 
-// Place is what a Want was given.
+// Place is the node that a Want got.
 type Place struct {
 	Node string
-	// Kept says that the pod held this place before.
+	// Kept is true if the pod had its allocation on this node before.
 	Kept bool
 }
 
-// ReserveTogether reserves a place for each of the wants, or for none of them, in one step. A pod that holds something
-// already keeps that, and it must be on one of its nodes.
+// ReserveTogether adds an assumed allocation for every one of the wants, or for none, in one step. A pod that has an
+// allocation keeps it; that must be on one of its candidate nodes.
 //
-// Where there isn't enough room, the reservations in yielding are given up, set by set in their order, until there is: no
-// more of them than it takes, and none if even all of them don't help. It returns the places in the order of the wants, and
-// how many sets were given up; no places mean that there is no room.
+// If there is not enough room, the assumed allocations of the pods in yielding are released, set by set in order, until
+// there is: no more sets than needed, and none if all of them don't suffice. It returns the places in the order of the
+// wants, nil if there is no room, and the number of released sets.
 func (l *Ledger) ReserveTogether(wants []Want, yielding [][]gpu.PodUID, view View, at time.Time) (places []Place, yielded int) {
 	var roomier []string
 	func() {
@@ -55,7 +55,8 @@ func (l *Ledger) ReserveTogether(wants []Want, yielding [][]gpu.PodUID, view Vie
 	return places, yielded
 }
 
-// Move gives the pod's reservation up for one on another of the nodes. Where there is none, it keeps what it has.
+// Move replaces the pod's assumed allocation by one on one of the candidate nodes. If the pod fits none of them it keeps
+// what it has.
 func (l *Ledger) Move(want Want, view View, at time.Time) (node string, ok bool) {
 	var roomier []string
 	func() {
@@ -77,16 +78,16 @@ func (l *Ledger) Move(want Want, view View, at time.Time) (node string, ok bool)
 	return node, ok
 }
 
-// trial is an edit of several nodes that may be undone. It needs the ledger's lock all along.
+// trial is a change of several nodes that can be undone. The ledger's lock is held throughout.
 type trial struct {
 	*Ledger
 	view View
 	at   time.Time
-	// placed counts reservations: their assume times differ, since nodes tell pods apart by them.
+	// placed counts new allocations. It makes their assume times differ, because device plugins order pods by them.
 	placed int
-	// lifted are the reservations that were taken away, with their nodes.
+	// lifted are the released allocations.
 	lifted map[gpu.PodUID]lifted
-	// before is the room of the nodes that something was taken away from.
+	// before is the room that the nodes of released allocations had before.
 	before map[string][]placement.Card
 }
 
@@ -99,7 +100,7 @@ func (l *Ledger) try(view View, at time.Time) *trial {
 	return &trial{Ledger: l, view: view, at: at, lifted: map[gpu.PodUID]lifted{}, before: map[string][]placement.Card{}}
 }
 
-// lift takes reservations away. What is bound stays.
+// lift releases assumed allocations. Bound ones stay.
 func (t *trial) lift(uids []gpu.PodUID) {
 	for _, uid := range uids {
 		h := t.holder(uid)
@@ -116,7 +117,7 @@ func (t *trial) lift(uids []gpu.PodUID) {
 	}
 }
 
-// undo puts back what was lifted.
+// undo restores the released allocations.
 func (t *trial) undo() {
 	for uid, what := range t.lifted {
 		n := t.nodes[what.node]
@@ -127,7 +128,7 @@ func (t *trial) undo() {
 	}
 }
 
-// roomier lists the nodes on which more can be placed than before.
+// roomier returns the nodes that have more room than before.
 func (t *trial) roomier() (names []string) {
 	for name, before := range t.before {
 		n := t.nodes[name]
@@ -151,7 +152,7 @@ func (t *trial) remove(uid gpu.PodUID) {
 	t.touch(n)
 }
 
-// placeAll reserves for all wants, or for none and returns nil.
+// placeAll adds allocations for all wants. If one doesn't fit it adds none and returns nil.
 func (t *trial) placeAll(wants []Want) []Place {
 	places := make([]Place, 0, len(wants))
 	var added []gpu.PodUID
@@ -183,7 +184,7 @@ func (t *trial) placeAll(wants []Want) []Place {
 	return nil
 }
 
-// choice ranks nodes for pods that are alike: the best is on top.
+// choice is a heap of the nodes for pods with the same request, the best first.
 type choice struct {
 	*trial
 	like  *Want
@@ -193,7 +194,7 @@ type choice struct {
 type ranked struct {
 	name  string
 	suits placement.Suitability
-	// order is the node's place in the list: it decides between equals.
+	// order is the node's position in the list. It breaks ties.
 	order int
 }
 
@@ -208,17 +209,17 @@ func (t *trial) choose(want *Want) *choice {
 	return c
 }
 
-// serves says whether the nodes are ranked for this want too.
+// serves reports whether the ranking applies to this want too.
 func (c *choice) serves(want *Want) bool {
 	return want.Pod.Request == c.like.Pod.Request && want.Pod.Priority == c.like.Pod.Priority && sameList(want.Nodes, c.like.Nodes)
 }
 
-// sameList says whether both are one list, not whether they are equal.
+// sameList reports whether both are the same slice, not whether they are equal.
 func sameList(a, b []string) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
-// place reserves on the best node, and ranks it anew.
+// place adds an allocation on the best node, and ranks that node again.
 func (c *choice) place(pod gpu.Pod) (string, bool) {
 	for len(c.nodes) > 0 {
 		best := &c.nodes[0]
@@ -267,7 +268,7 @@ func (c *choice) Pop() any {
 	return last
 }
 
-// Stands says whether the pod's place is still good: it holds healthy cards of a node that shares them.
+// Stands reports whether the pod's allocation is still usable: all its cards are healthy, and the node shares them.
 func (l *Ledger) Stands(uid gpu.PodUID) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()

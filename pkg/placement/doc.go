@@ -1,6 +1,6 @@
-// Package placement decides which card of a node a request goes to. It is pure: cards with their free memory and a
-// request go in, a placement or the reason why there is none comes out.
+// Package placement chooses the card of a node for a request. It is pure: the input is the cards with their free memory
+// and the request, the output is a placement or the reason why there is none.
 //
-// The extender asks it for every node at filter and again at bind, the device plugin for pods that nobody placed; so
-// there is one answer to "which card" in the whole project.
+// It is the only place that chooses cards: the extender calls it for every node at filter and again at bind, the device
+// plugin for pods that were not scheduled by the extender.
 package placement

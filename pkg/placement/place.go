@@ -2,24 +2,23 @@ package placement
 
 import "github.com/gpushare/gpushare/pkg/gpu"
 
-// Card is what of a card matters for placing: how much of it is taken, and whether it may be used. It is small on purpose:
-// thousands are looked at for every pod.
+// Card holds the fields of a card that a placement depends on. It is small because thousands are read for every pod.
 type Card struct {
 	Index        int
 	Memory, Used gpu.Memory
 	Unhealthy    bool
 }
 
-// NewCard returns the card with so much of it taken.
+// NewCard returns the card with the given used memory.
 func NewCard(card gpu.Card, used gpu.Memory) Card {
 	return Card{Index: card.Index, Memory: card.Memory, Used: used, Unhealthy: !card.Healthy()}
 }
 
-// Free is what can still be promised, zero for a card that holds more than it has.
+// Free returns the memory that can still be allocated; zero if more is allocated than the card has.
 func (c Card) Free() gpu.Memory { return c.Memory.Sub(c.Used) }
 
-// Place chooses the card that the policy likes best among those that have room for request; ties go to the lower
-// index. A request must be positive: a pod that asks nothing has no business here.
+// Place returns the card that the policy prefers among those with room for the request; ties go to the lower index. The
+// request must be positive.
 func Place(policy Policy, cards []Card, request gpu.Memory) (gpu.Placement, Reason) {
 	totals := Sum(cards)
 	if reason := totals.Fit(request); reason != Fits {
@@ -28,7 +27,7 @@ func Place(policy Policy, cards []Card, request gpu.Memory) (gpu.Placement, Reas
 	return gpu.On(cards[totals.choose(policy, cards, request).at].Index, request), Fits
 }
 
-// Fit is Place without the placement: it allocates nothing, which matters at thousands of nodes a pod.
+// Fit returns the reason that Place returns, without allocating memory: it runs for thousands of nodes per pod.
 func Fit(cards []Card, request gpu.Memory) Reason {
 	totals := Sum(cards)
 	return totals.Fit(request)

@@ -7,25 +7,25 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Policy orders the cards (or nodes) that have room. Policies are values over one loop: adding one adds no branch.
+// Policy orders the cards (or nodes) that a request fits.
 type Policy struct {
 	name string
-	// better says whether to prefer having a left over to having b left over, once the request is in: always the lesser of
-	// the two, or always the greater.
+	// better reports whether a card with a free after the placement is preferred to one with b free. It must be monotone:
+	// always the smaller or always the larger amount wins, because Totals keeps only the fullest and the emptiest card.
 	better func(a, b gpu.Memory) bool
 }
 
 var (
-	// Binpack takes the card with the least memory left, and so keeps whole cards free for large pods. It is the default.
+	// Binpack prefers the card with the least free memory, which keeps whole cards free for large pods. It is the default.
 	Binpack = Policy{"binpack", func(a, b gpu.Memory) bool { return a < b }}
-	// Spread takes the card with the most memory left.
+	// Spread prefers the card with the most free memory.
 	Spread = Policy{"spread", func(a, b gpu.Memory) bool { return a > b }}
 )
 
-// Policies lists every policy, the default first.
+// Policies returns all policies, the default first.
 func Policies() []Policy { return []Policy{Binpack, Spread} }
 
-// ParsePolicy finds a policy by its name.
+// ParsePolicy returns the policy with the given name.
 func ParsePolicy(name string) (Policy, error) {
 	var names []string
 	for _, p := range Policies() {
@@ -37,5 +37,5 @@ func ParsePolicy(name string) (Policy, error) {
 	return Policy{}, fmt.Errorf("unknown policy %q: want %s", name, strings.Join(names, " or "))
 }
 
-// String returns the policy's name, as flags take it.
+// String returns the policy's name, as in flags.
 func (p Policy) String() string { return p.name }

@@ -1,32 +1,32 @@
 package placement
 
-// Reason says why a request can't be placed on a node. The zero value is Fits.
+// Reason is why a request doesn't fit a node. The zero value is Fits.
 //
-// Reasons are shown to users in pod events and grouped by kube-scheduler, which wakes pods when their texts change: so
-// they are few, constant, and name neither cards nor amounts.
+// kube-scheduler shows reasons in the pod's Events and requeues a pod when its message changes. So there are few reasons,
+// and their texts are constant and name neither cards nor amounts.
 type Reason uint8
 
-// The reasons, from "yes" to "never here".
+// The reasons, from Fits to those that can't change on this node.
 const (
-	// Fits: there is a card with room.
+	// Fits: a card has enough free memory.
 	Fits Reason = iota
-	// Fragmented: no card has room, though the healthy cards together have as much free as is asked for.
+	// Fragmented: no card has enough free memory, but the healthy cards together have.
 	Fragmented
-	// Full: a healthy card would be large enough, but too much of it is taken, and too much of all of them together.
+	// Full: a healthy card is large enough, but all healthy cards together have too little free memory.
 	Full
-	// Unhealthy: a card would be large enough, but only unhealthy ones are.
+	// Unhealthy: only unhealthy cards are large enough.
 	Unhealthy
-	// Elsewhere: an earlier bind of the same pod to another node hasn't been settled yet, so the pod may be there.
+	// Elsewhere: an earlier bind of the same pod to another node is unconfirmed, so the pod may be there.
 	Elsewhere
-	// TooLarge: even an empty card is too small.
+	// TooLarge: the request is larger than any card.
 	TooLarge
-	// WholeCards: the node gives out whole cards (nvidia.com/gpu) as well, which excludes sharing by memory.
+	// WholeCards: the node also offers whole cards (nvidia.com/gpu), which excludes sharing by memory.
 	WholeCards
-	// NotShared: the node shares no GPU memory, or isn't known.
+	// NotShared: the node shares no GPU memory, or is unknown.
 	NotShared
 )
 
-// words are a reason's two forms: a label for metrics, and a text for users.
+// words holds each reason's label for metrics and text for users.
 var words = [...]struct{ label, text string }{
 	Fits:       {"fits", "fits"},
 	Fragmented: {"fragmented", "no GPU card has enough free memory, though the node's cards together have"},
@@ -41,12 +41,12 @@ var words = [...]struct{ label, text string }{
 // Counts counts nodes by reason.
 type Counts [len(words)]int
 
-// Reasons lists every reason but Fits, for metrics and documentation.
+// Reasons returns all reasons except Fits.
 func Reasons() []Reason {
 	return []Reason{Fragmented, Full, Unhealthy, Elsewhere, TooLarge, WholeCards, NotShared}
 }
 
-// String returns the words that users read.
+// String returns the text for users.
 func (r Reason) String() string {
 	if int(r) >= len(words) {
 		return "unknown reason"
@@ -54,7 +54,7 @@ func (r Reason) String() string {
 	return words[r].text
 }
 
-// Label returns a short constant name for metrics.
+// Label returns the label for metrics.
 func (r Reason) Label() string {
 	if int(r) >= len(words) {
 		return "unknown"
@@ -62,8 +62,8 @@ func (r Reason) Label() string {
 	return words[r].label
 }
 
-// Resolvable reports whether there would be room if other pods left a card.
+// Resolvable reports whether the request could fit if other pods left the node.
 func (r Reason) Resolvable() bool { return r == Fragmented || r == Full }
 
-// Unresolvable reports whether no other pod's leaving can help, so that kube-scheduler must not evict any for it.
+// Unresolvable reports whether evicting pods from the node can't help, so that kube-scheduler must not try.
 func (r Reason) Unresolvable() bool { return r != Fits && !r.Resolvable() }

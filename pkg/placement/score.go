@@ -10,17 +10,17 @@ import (
 // (k8s.io/kube-scheduler/extender/v1 MaxExtenderPriority).
 const MaxScore = 10
 
-// Suitability says how well a node suits a request, from 0 to MaxScore. A node on which nothing fits has 0, and so may
-// have one that is the worst that fits.
+// Suitability rates a node for a request, from 0 to MaxScore. It is 0 if the request doesn't fit; the least suitable node
+// that fits can have 0 too.
 type Suitability float64
 
-// Score is the suitability in kube-scheduler's whole points. Nodes of one score count as equally good: among them
-// whatever else is known of the nodes may decide.
+// Score returns the suitability in kube-scheduler's whole points. Nodes with the same score count as equally good, so that
+// kube-scheduler's other scores decide among them.
 func (s Suitability) Score() int { return int(s) }
 
-// Suit says whether and how well a node suits a request: cardPolicy chooses the card, as Place would, and nodePolicy
-// judges what the request leaves over, eight points by what is left of that card and two by what is left of the node.
-// totals are Sum's of these cards.
+// Suit returns the suitability of a node, and Fits or the reason why the request doesn't fit. cardPolicy chooses the card,
+// as Place does. nodePolicy rates the memory that stays free: up to eight points for that card, up to two for the node.
+// totals must be Sum(cards).
 func Suit(cardPolicy, nodePolicy Policy, cards []Card, totals *Totals, request gpu.Memory) (Suitability, Reason) {
 	if reason := totals.Fit(request); reason != Fits {
 		return 0, reason
@@ -35,7 +35,7 @@ func Suit(cardPolicy, nodePolicy Policy, cards []Card, totals *Totals, request g
 	return Suitability(card*8 + node*2), Fits
 }
 
-// fullness is the part of total that is taken, 0 to 1.
+// fullness returns the used fraction of total, 0 to 1.
 func fullness(total, free gpu.Memory) float64 {
 	if total == 0 {
 		return 0
@@ -43,22 +43,22 @@ func fullness(total, free gpu.Memory) float64 {
 	return 1 - float64(free)/float64(total)
 }
 
-// Candidate is a node that fits, by its position among those that were asked about.
+// Candidate is a node that fits, by its position in the list of candidate nodes.
 type Candidate struct {
 	Node  int
 	Suits Suitability
 }
 
-// Best keeps the best of the candidates that it is shown, the most suitable first: those that share the best score, K of
-// them at most. They are the nodes that a scheduler would choose from if it let these scores alone decide.
+// Best collects candidates and keeps at most K of those with the best score, most suitable first: the nodes among which
+// kube-scheduler would choose if these scores alone decided.
 type Best struct {
 	K int
-	// kept are those that may be among them, fewer than twice as many; sifted says that the first K were the best so far.
+	// kept has fewer than 2K entries. If sifted, its first K are the best so far, in order.
 	kept   []Candidate
 	sifted bool
 }
 
-// Add shows a candidate. Of thousands most are no better than the last of those kept.
+// Add adds a candidate.
 func (b *Best) Add(c Candidate) {
 	if b.K <= 0 || b.sifted && bySuitability(c, b.kept[b.K-1]) > 0 {
 		return
@@ -69,7 +69,7 @@ func (b *Best) Add(c Candidate) {
 	}
 }
 
-// sift leaves the best, in order.
+// sift sorts kept and truncates it to K.
 func (b *Best) sift() {
 	slices.SortFunc(b.kept, bySuitability)
 	if len(b.kept) >= b.K {
@@ -77,7 +77,7 @@ func (b *Best) sift() {
 	}
 }
 
-// Candidates returns those kept.
+// Candidates returns the best candidates.
 func (b *Best) Candidates() []Candidate {
 	b.sift()
 	for i, c := range b.kept {
@@ -88,7 +88,7 @@ func (b *Best) Candidates() []Candidate {
 	return b.kept
 }
 
-// bySuitability puts the most suitable first, and of equal ones the one that comes first.
+// bySuitability orders by suitability, descending, then by position.
 func bySuitability(a, b Candidate) int {
 	switch {
 	case a.Suits > b.Suits:

@@ -2,8 +2,8 @@ package placement
 
 import "github.com/gpushare/gpushare/pkg/gpu"
 
-// Totals is what a node's cards come to together. It says whether a request fits without a look at each card, which
-// matters at thousands of nodes a pod: whoever keeps it has to sum anew when a card changes.
+// Totals are sums over a node's cards. They show whether a request fits without reading each card, which matters with
+// thousands of nodes per pod. The owner must recompute them by Sum when a card changes.
 type Totals struct {
 	// Memory and Free are the sums over all cards.
 	Memory, Free gpu.Memory
@@ -11,18 +11,18 @@ type Totals struct {
 	FreeHealthy gpu.Memory
 	// Largest is the memory of the largest card, and LargestHealthy that of the largest healthy one.
 	Largest, LargestHealthy gpu.Memory
-	// roomiest and tightest are the healthy cards with the most and the least free; of several the one of the lowest index.
+	// roomiest and tightest are the healthy cards with the most and the least free memory; ties go to the lowest index.
 	roomiest, tightest spot
 }
 
-// spot is a card that was chosen among others.
+// spot is a chosen card.
 type spot struct {
-	// at is its position.
+	// at is its position in the slice of cards.
 	at           int
 	memory, free gpu.Memory
 }
 
-// Sum adds the cards up.
+// Sum returns the totals of the cards.
 func Sum(cards []Card) Totals {
 	var t Totals
 	for i := range cards {
@@ -46,8 +46,8 @@ func Sum(cards []Card) Totals {
 	return t
 }
 
-// Fit says whether a card has room for the request, or why none has: of the cards' reasons the mildest, for that is what
-// it takes to find room there. The request must be positive.
+// Fit returns Fits if a card has room for the request, else the least severe reason among the cards. The request must be
+// positive.
 func (t *Totals) Fit(request gpu.Memory) Reason {
 	switch {
 	case t.Largest == 0:
@@ -64,9 +64,9 @@ func (t *Totals) Fit(request gpu.Memory) Reason {
 	return TooLarge
 }
 
-// choose returns the card that the policy likes best for the request. There must be one that has room.
+// choose returns the card that the policy prefers for the request, which must fit a card.
 func (t *Totals) choose(policy Policy, cards []Card, request gpu.Memory) spot {
-	// Mostly it is one of the two that are known, and none has to be looked at.
+	// Mostly one of the two known cards is the answer, without a loop over the cards.
 	if !policy.better(t.tightest.free, t.roomiest.free) {
 		return t.roomiest
 	}

@@ -62,8 +62,8 @@ func checkCheapest(t *testing.T, seed, stream uint64) bool {
 	return true
 }
 
-// checkEnough fails the test unless the victims free a card, none of them is superfluous, and they are told as kube-scheduler
-// reads them.
+// checkEnough fails the test unless the victims free a card, none of them is superfluous, and they are in the order that
+// kube-scheduler expects.
 func checkEnough(t *testing.T, n preemption.Node, request preemption.Request, got preemption.Victims) {
 	t.Helper()
 	victims := maskOf(n, got.Pods)

@@ -39,13 +39,17 @@ type Place struct {
 	Leaving []int32
 }
 
-// NominationStands reports whether a pod's nomination to a node with such cards, of which pods of these priorities are
-// leaving, is to be believed: it fits there, or memory of a pod of lower priority should come free. kube-scheduler doesn't
-// clear one that has become void where its dry run finds the node's sum large enough without any victim
-// (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt: after an error nominatedNodeName stays).
-func NominationStands(pod gpu.Pod, cards []placement.Card, leaving []int32) bool {
-	return placement.Fit(cards, pod.Request) == placement.Fits ||
-		slices.ContainsFunc(leaving, func(priority int32) bool { return priority < pod.Priority })
+// NominationStands reports whether a pod's nomination to the place is to be believed: the pod may go there, and it fits, or
+// memory of a pod of lower priority should come free. kube-scheduler doesn't clear one that has become void where its dry
+// run finds the node's sum large enough without any victim (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt:
+// after an error nominatedNodeName stays).
+func NominationStands(pod *corev1.Pod, place *Place) bool {
+	if place.refusal(pod, nodeaffinity.GetRequiredNodeAffinity(pod)) != "" {
+		return false
+	}
+	values := protocol.Pod(pod)
+	return placement.Fit(place.Cards, values.Request) == placement.Fits ||
+		slices.ContainsFunc(place.Leaving, func(priority int32) bool { return priority < values.Priority })
 }
 
 // free returns what healthy cards have left, and the largest piece of it.
@@ -134,7 +138,7 @@ func (e *Explainer) nominated(pod *corev1.Pod) bool {
 	i, found := slices.BinarySearchFunc(e.places, pod.Status.NominatedNodeName, func(p Place, name string) int {
 		return cmp.Compare(p.Node.Name, name)
 	})
-	return found && NominationStands(protocol.Pod(pod), e.places[i].Cards, e.places[i].Leaving)
+	return found && NominationStands(pod, &e.places[i])
 }
 
 // shapeOf is all of a pod that lookInto reads.

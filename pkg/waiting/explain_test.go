@@ -77,6 +77,8 @@ func TestAlikePodsAreExplainedAlikeAndOthersNot(t *testing.T) {
 		{"nominated, and only pods of higher priority are leaving", pod(12, onto("a"), nominated("a", 3)), Fragmented},
 		{"nominated, and nothing is leaving", pod(9000, nominated("b", 9)), TooLarge},
 		{"nominated to a node where it fits", pod(8192, nominated("b", 0)), Nominated},
+		{"nominated to a node that is cordoned", pod(12, nominated("closed", 9)), Fits},
+		{"nominated to a node whose taint it doesn't tolerate", pod(12, nominated("tainted", 9)), Fits},
 		{"nominated to a node that is gone", pod(12, onto("a"), nominated("x", 9)), Fragmented},
 	}
 	for range 2 { // The second time from what is known.

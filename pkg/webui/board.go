@@ -21,50 +21,51 @@ import (
 )
 
 const (
-	// refreshEvery is the least time between two looks at the ledger, however many viewers there are.
+	// refreshEvery is the least time between two reads of the ledger, for all viewers together.
 	refreshEvery = 250 * time.Millisecond
-	// explainEvery is how often it is found out anew why pods wait, where the pods are the same: every change of any card
-	// may be a reason.
+	// explainEvery is how often the same pending pods are diagnosed again, since a change of any card can change the
+	// diagnosis.
 	explainEvery = time.Second
-	// deltasKept is how far a viewer may lag before it gets the whole board again.
+	// deltasKept is how many changes a viewer can lag behind before it gets the complete state again.
 	deltasKept = 32
-	// maxViewers bounds the streams that are open at once.
+	// maxViewers bounds the number of open streams.
 	maxViewers = 100
 )
 
-// Source is what the page shows; *cluster.Cluster is one.
+// Source provides the data of the page; *cluster.Cluster implements it.
 type Source interface {
-	// Ready returns why there is nothing to show yet, or nil.
+	// Ready returns nil once there is data to show, else the reason.
 	Ready() error
 	Ledger() *ledger.Ledger
-	// Pending returns the pods that wait, and the revision of that list; nil where that is the known one.
+	// Pending returns the pending pods and the revision of that list; nil if the revision is the known one.
 	Pending(known uint64) ([]cluster.PendingPod, uint64)
-	// Explain says of each of these pods why it waits.
+	// Explain returns the diagnosis of each of these pods.
 	Explain(pods []cluster.PendingPod) []waiting.Why
 }
 
-// Options are what a Board works with.
+// Options configure a Board.
 type Options struct {
 	Source Source
-	// Standby returns why another replica answers kube-scheduler, or nil; it is nil itself for the only replica.
+	// Standby returns nil if this replica answers kube-scheduler, else the reason why another one does. It is nil if there
+	// are no other replicas.
 	Standby func() error
 	// Version is shown on the page.
 	Version string
 	Clock   clock.WithTicker
 }
 
-// status is what is told of the extender itself.
+// status is the state of the extender itself.
 type status struct {
 	Version string `json:"version"`
-	// Waiting is why there is nothing to show yet.
+	// Waiting is the reason why there is no data yet.
 	Waiting string `json:"waiting,omitempty"`
-	// Standby is why another replica answers kube-scheduler.
+	// Standby is the reason why another replica answers kube-scheduler.
 	Standby string `json:"standby,omitempty"`
-	// Since is when this extender began to keep the history, in Unix milliseconds.
+	// Since is the start of the history, in Unix milliseconds.
 	Since int64 `json:"since"`
 }
 
-// delta is what changed. Fields that are left out did not.
+// delta is a change. Fields without a change are left out.
 type delta struct {
 	// Time is in Unix milliseconds.
 	Time    int64             `json:"time"`
@@ -75,7 +76,7 @@ type delta struct {
 	Status  *status           `json:"status,omitempty"`
 }
 
-// whole is everything there is.
+// whole is the complete state.
 type whole struct {
 	Seq         uint64            `json:"seq"`
 	Time        int64             `json:"time"`
@@ -86,14 +87,14 @@ type whole struct {
 	Samples     []sample          `json:"samples"`
 }
 
-// entry is a node as it was last written down.
+// entry is a node as last encoded.
 type entry struct {
 	text  []byte
 	tally tally
 }
 
-// Board follows the source and writes down what changes, once for all viewers. Its methods may be called from many
-// goroutines.
+// Board reads the source and encodes changes once for all viewers. Its methods are safe for concurrent use; mu guards all
+// fields below it.
 type Board struct {
 	Options
 	stopping context.Context
@@ -103,24 +104,24 @@ type Board struct {
 	refreshed time.Time
 	known     uint64 // The ledger's revision.
 	nodes     map[string]entry
-	names     []string // Of nodes, in order; nil where that has to be found out anew.
+	names     []string // The sorted keys of nodes; nil if they must be sorted again.
 	waiting   []cluster.PendingPod
 	revision  uint64          // Of waiting.
-	explained time.Time       // When it was found out why they wait; zero where that isn't known.
-	pending   json.RawMessage // They as JSON.
+	explained time.Time       // When waiting was last diagnosed; zero if it wasn't.
+	pending   json.RawMessage // waiting as JSON.
 	history   history
 	status    status
 
 	seq     uint64
-	deltas  []*frame // The last ones; the last of all is that of seq.
-	text    []byte   // The whole board at seq, nil where nobody has asked yet.
-	packed  []byte   // The same as gzip, see Packed.
+	deltas  []*frame // The latest deltas, the last one for seq.
+	text    []byte   // The complete state at seq; nil until requested.
+	packed  []byte   // text as gzip, see Packed.
 	whole   *frame
 	changed chan struct{} // Closed at the next delta.
 	viewers int
 }
 
-// NewBoard wires a Board. It is brought up to date by Run and whenever somebody looks.
+// NewBoard returns a Board. Run updates it, and so does each request.
 func NewBoard(o Options) *Board {
 	b := &Board{
 		Options: o, nodes: map[string]entry{}, pending: json.RawMessage("[]"), changed: make(chan struct{}), seq: 1,
@@ -130,7 +131,7 @@ func NewBoard(o Options) *Board {
 	return b
 }
 
-// Run keeps the board and its history until ctx ends. Then every stream is ended, and none is begun any more.
+// Run updates the board and its history until ctx ends. Then it ends all streams, and new ones are rejected.
 func (b *Board) Run(ctx context.Context) error {
 	defer b.stop()
 	ticker := b.Clock.NewTicker(refreshEvery)
@@ -145,26 +146,25 @@ func (b *Board) Run(ctx context.Context) error {
 	}
 }
 
-// tick looks where somebody watches, or where the history wants a sample. Whatever goes wrong with the page must not end
-// the extender.
+// tick refreshes the board if there are viewers or a sample is due. A panic here must not end the extender.
 func (b *Board) tick(logger klog.Logger) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	defer func() {
 		if cause := recover(); cause != nil {
-			logger.Error(fmt.Errorf("panic: %v", cause), "The page couldn't be brought up to date", "stack", string(debug.Stack()))
+			logger.Error(fmt.Errorf("panic: %v", cause), "Page not updated", "stack", string(debug.Stack()))
 		}
 	}()
 	if b.viewers == 0 && !b.history.due(b.Clock.Now()) {
 		return
 	}
 	if err := b.refresh(b.viewers > 0); err != nil {
-		logger.Error(err, "The page couldn't be brought up to date")
+		logger.Error(err, "Page not updated")
 	}
 }
 
-// refresh brings the board up to date: also as to why pods wait, which is dear where many do, if somebody looks. It needs
-// the lock.
+// refresh updates the board. looks is true if there is a viewer: only then are pending pods diagnosed, which is expensive
+// for many pods. The caller holds the lock.
 func (b *Board) refresh(looks bool) error {
 	now := b.Clock.Now()
 	complete := !looks || !b.explained.IsZero()
@@ -195,7 +195,7 @@ func (b *Board) refresh(looks bool) error {
 	return b.publish(d)
 }
 
-// look returns how the extender stands.
+// look returns the present status.
 func (b *Board) look() status {
 	s := status{Version: b.status.Version, Since: b.status.Since}
 	if err := b.Source.Ready(); err != nil {
@@ -209,7 +209,7 @@ func (b *Board) look() status {
 	return s
 }
 
-// read takes over what the source has new, and notes it in the delta.
+// read adds the source's changes to the board and to the delta.
 func (b *Board) read(d *delta, looks bool) error {
 	changes := b.Source.Ledger().Since(b.known)
 	b.known = changes.Revision
@@ -229,11 +229,11 @@ func (b *Board) read(d *delta, looks bool) error {
 	for _, n := range changes.Nodes {
 		text, err := json.Marshal(viewNode(n))
 		if err != nil {
-			return fmt.Errorf("writing node %s for the page: %w", n.Name, err)
+			return fmt.Errorf("encoding node %s for the page: %w", n.Name, err)
 		}
 		before, there := b.nodes[n.Name]
 		if there && bytes.Equal(before.text, text) {
-			continue // What changed isn't shown.
+			continue // The page doesn't show what changed.
 		}
 		if !there {
 			b.names = nil
@@ -244,7 +244,7 @@ func (b *Board) read(d *delta, looks bool) error {
 	return b.readPending(d, looks)
 }
 
-// readPending takes over who waits, and why if somebody looks.
+// readPending adds the pending pods to the board and to the delta, with their diagnosis if there is a viewer.
 func (b *Board) readPending(d *delta, looks bool) error {
 	pods, revision := b.Source.Pending(b.revision)
 	if revision != b.revision {
@@ -261,7 +261,7 @@ func (b *Board) readPending(d *delta, looks bool) error {
 	b.explained = b.refreshed
 	text, err := json.Marshal(viewPending(b.waiting, b.Source.Explain(b.waiting)))
 	if err != nil {
-		return fmt.Errorf("writing the pending pods for the page: %w", err)
+		return fmt.Errorf("encoding the pending pods for the page: %w", err)
 	}
 	if !bytes.Equal(text, b.pending) {
 		b.pending, d.Pending = text, text
@@ -269,17 +269,17 @@ func (b *Board) readPending(d *delta, looks bool) error {
 	return nil
 }
 
-// publish hands the delta to the viewers.
+// publish makes the delta available to the viewers.
 func (b *Board) publish(d delta) error {
 	b.seq++
 	b.text, b.packed, b.whole = nil, nil, nil
 	if b.viewers == 0 {
-		b.deltas = nil // The next viewer begins with the whole.
+		b.deltas = nil // The next viewer gets the complete state.
 		return nil
 	}
 	text, err := json.Marshal(d)
 	if err != nil {
-		return fmt.Errorf("writing a change for the page: %w", err)
+		return fmt.Errorf("encoding a change for the page: %w", err)
 	}
 	if len(b.deltas) == deltasKept {
 		b.deltas = slices.Delete(b.deltas, 0, 1)
@@ -290,7 +290,7 @@ func (b *Board) publish(d delta) error {
 	return nil
 }
 
-// Whole returns everything there is, as JSON. It belongs to everybody and must not be changed.
+// Whole returns the complete state as JSON. The slice is shared and must not be changed.
 func (b *Board) Whole() ([]byte, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -300,7 +300,7 @@ func (b *Board) Whole() ([]byte, error) {
 	return b.writeWhole()
 }
 
-// Packed is Whole as gzip. It is packed once for all who ask: of a large board that takes a tenth of a second.
+// Packed returns Whole as gzip. It is compressed once for all callers: for a large cluster that takes a tenth of a second.
 func (b *Board) Packed() ([]byte, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -334,13 +334,13 @@ func (b *Board) writeWhole() ([]byte, error) {
 	}
 	text, err := json.Marshal(w)
 	if err != nil {
-		return nil, fmt.Errorf("writing everything for the page: %w", err)
+		return nil, fmt.Errorf("encoding the state for the page: %w", err)
 	}
 	b.text = text
 	return text, nil
 }
 
-// enter lets a viewer in, unless there are too many.
+// enter adds a viewer. It returns false if there are too many.
 func (b *Board) enter() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -357,8 +357,8 @@ func (b *Board) leave() {
 	b.viewers--
 }
 
-// after returns what a viewer lacks that has seen everything up to seq: deltas, or the whole board where it has seen
-// nothing or lags too far; the seq that it has then; and a channel that is closed once there is more.
+// after returns the frames that a viewer at seq needs: deltas, or the complete state if it has seen nothing or lags too
+// far. It also returns the viewer's next seq, and a channel that is closed at the next change.
 func (b *Board) after(seq uint64) ([]*frame, uint64, <-chan struct{}, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

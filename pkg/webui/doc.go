@@ -1,7 +1,8 @@
-// Package webui is the extender's web page: every card as a bar, who sits on it, who waits and why, and the last hour.
+// Package webui serves the extender's web page: every card as a bar with its pods, the pending pods with their diagnosis,
+// and the free memory of the last hour. It is read-only and loads nothing from other hosts.
 //
-// A Board follows the ledger and the pending pods and writes each change down once, for all viewers (board.go, view.go);
-// the last hour is a ring of samples (history.go). Viewers get the whole board first and then what changes, as
-// server-sent events that are compressed once for all of them (events.go, frame.go). The page itself is static files,
-// embedded in the binary (static.go, assets). Nothing here changes anything, and nothing is fetched from elsewhere.
+// A Board reads the ledger and the pending pods and encodes each change once for all viewers (board.go, view.go). The last
+// hour is a ring of samples (history.go). A viewer first gets the complete state and then the changes, as server-sent
+// events that are compressed once for all viewers (events.go, frame.go). The page is static files, embedded in the binary
+// (static.go, assets).
 package webui

@@ -10,15 +10,15 @@ import (
 )
 
 const (
-	// beatEvery is how often a viewer hears something, so that it can tell silence from a dead connection.
+	// beatEvery is the interval of heartbeats, by which a viewer detects a dead connection.
 	beatEvery = 15 * time.Second
-	// writeTimeout ends viewers that don't fetch what they are sent.
+	// writeTimeout ends the streams of viewers that don't read.
 	writeTimeout = 10 * time.Second
 	// lastWords is how long a stream may take to end once the board has stopped.
 	lastWords = 100 * time.Millisecond
 )
 
-// events is the stream of changes: the whole board first, then deltas, until either side goes.
+// events streams the complete state and then deltas, until the viewer disconnects or the board stops.
 func (b *Board) events(w http.ResponseWriter, r *http.Request) {
 	if b.stopping.Err() != nil || !b.enter() {
 		w.Header().Set("Retry-After", "30")
@@ -27,28 +27,28 @@ func (b *Board) events(w http.ResponseWriter, r *http.Request) {
 	}
 	defer b.leave()
 	connection := http.NewResponseController(w)
-	// The server's deadlines are for short answers: reading has none from here on, writing has its own each time.
+	// The server's deadlines are for short answers. From here on reads have none, and each write has its own.
 	if err := connection.SetReadDeadline(time.Time{}); err != nil {
-		http.Error(w, "this connection can't be streamed to", http.StatusNotImplemented)
+		http.Error(w, "this connection doesn't support streaming", http.StatusNotImplemented)
 		return
 	}
 	header := w.Header()
 	header.Set("Content-Type", "text/event-stream")
 	header.Set("Cache-Control", "no-store")
-	header.Set("X-Accel-Buffering", "no") // nginx would hold it back.
+	header.Set("X-Accel-Buffering", "no") // Otherwise nginx buffers the stream.
 	header.Add("Vary", "Accept-Encoding")
 	out := &stream{to: w, packed: acceptsGzip(r)}
 	if out.packed {
 		header.Set("Content-Encoding", "gzip")
 	}
 	if err := b.feed(r.Context(), connection, out); err != nil {
-		klog.FromContext(r.Context()).V(2).Info("A viewer of the page is cut off", "err", err)
+		klog.FromContext(r.Context()).V(2).Info("Stream to a viewer of the page ended", "err", err)
 	}
 }
 
-// feed sends to one viewer until it goes or the board stops.
+// feed sends frames to one viewer until it disconnects or the board stops.
 func (b *Board) feed(ctx context.Context, connection *http.ResponseController, out *stream) error {
-	// Frees a write that hangs when the board stops.
+	// Ends a blocked write when the board stops.
 	defer context.AfterFunc(b.stopping, func() { _ = connection.SetWriteDeadline(time.Now().Add(lastWords)) })()
 	send := func(frames ...*frame) error {
 		if err := connection.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
@@ -56,7 +56,7 @@ func (b *Board) feed(ctx context.Context, connection *http.ResponseController, o
 		}
 		for _, f := range frames {
 			if b.stopping.Err() != nil {
-				return nil // What is left would only delay the end.
+				return nil
 			}
 			if err := out.write(f); err != nil {
 				return err

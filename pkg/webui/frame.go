@@ -10,8 +10,8 @@ import (
 	"sync"
 )
 
-// frame is one server-sent event, for every viewer. It is compressed once, when the first of them wants it so: as blocks
-// of a deflate stream that end on a byte and look back on nothing, so that the same bytes go into each viewer's stream.
+// frame is one server-sent event, shared by all viewers. It is compressed once, on first use: as deflate blocks that end
+// on a byte boundary and don't refer to earlier data, so that the same bytes fit into each viewer's stream.
 type frame struct {
 	plain []byte
 
@@ -39,13 +39,13 @@ func (f *frame) compressed() []byte {
 	return f.packed
 }
 
-// packers are compressors that nobody uses at the moment: each one is half a megabyte.
+// packers are idle compressors, of half a megabyte each.
 var packers = sync.Pool{New: func() any {
 	w, _ := flate.NewWriter(nil, flate.BestSpeed) // The level is one that there is.
 	return w
 }}
 
-// stream writes frames to one viewer, as they are or as one gzip stream (RFC 1952).
+// stream writes frames to one viewer, uncompressed or as one gzip stream (RFC 1952).
 type stream struct {
 	to     io.Writer
 	packed bool
@@ -71,7 +71,7 @@ func (s *stream) write(f *frame) error {
 	return err
 }
 
-// end ends a gzip stream as it should end: with an empty last block, checksum and size.
+// end completes a gzip stream with an empty last block, the checksum and the size.
 func (s *stream) end() error {
 	if !s.begun {
 		return nil

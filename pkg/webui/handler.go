@@ -6,15 +6,15 @@ import (
 	"strings"
 )
 
-// Path is where the page lies.
+// Path is the URL path of the page.
 const Path = "/ui"
 
-// policy lets the page load its own files and talk to its own server, and nothing else: no inline script or style, no
-// text taken for HTML, no frame around it.
+// policy allows the page to load its own files and to connect to its own server, and nothing else: no inline scripts or
+// styles, no HTML from text, no framing.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
-// Handler answers Path and everything below it, and leads there from "/".
+// Handler serves Path and everything below it, and redirects "/" there.
 func (b *Board) Handler() (http.Handler, error) {
 	static, err := files()
 	if err != nil {
@@ -26,9 +26,9 @@ func (b *Board) Handler() (http.Handler, error) {
 		switch file, known := static[strings.TrimPrefix(below, "/")]; {
 		case r.Method != http.MethodGet:
 			w.Header().Set("Allow", http.MethodGet)
-			http.Error(w, "this page can only be read", http.StatusMethodNotAllowed)
+			http.Error(w, "the page is read-only", http.StatusMethodNotAllowed)
 		case r.URL.Path == "/", ok && below == "":
-			// Relative: whoever sits in front may have put a prefix before the path.
+			// Relative, because a proxy may have added a prefix to the path.
 			w.Header().Set("Location", strings.TrimPrefix(Path, "/")+"/")
 			w.WriteHeader(http.StatusFound)
 		case ok && below == "/events":
@@ -52,7 +52,7 @@ func harden(header http.Header) {
 	header.Set("Cross-Origin-Resource-Policy", "same-origin")
 }
 
-// data is everything there is, in one answer.
+// data answers with the complete state.
 func (b *Board) data(w http.ResponseWriter, r *http.Request) {
 	whole, packed := b.Whole, acceptsGzip(r)
 	if packed {
@@ -70,5 +70,5 @@ func (b *Board) data(w http.ResponseWriter, r *http.Request) {
 	if packed {
 		header.Set("Content-Encoding", "gzip")
 	}
-	_, _ = w.Write(text) // Who went away needs no answer.
+	_, _ = w.Write(text) // An error means that the client disconnected.
 }

@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// sampleEvery and samplesKept make an hour, in 360 times a few words of memory.
+	// samplesKept samples at an interval of sampleEvery are one hour.
 	sampleEvery = 10 * time.Second
 	samplesKept = 360
 )
@@ -19,8 +19,8 @@ type sample struct {
 	pending int
 }
 
-// MarshalJSON writes a list of numbers, since there are many: seconds since 1970, total, held, free in whole cards, free
-// in pieces, pods pending.
+// MarshalJSON returns a list of numbers, which is shorter than an object: Unix seconds, total, used, free on unused cards,
+// free on partly used cards, pending pods.
 func (s sample) MarshalJSON() ([]byte, error) {
 	return json.Marshal([]int64{
 		s.at.Unix(), int64(math.Round(s.total)), int64(math.Round(s.held)),
@@ -31,7 +31,7 @@ func (s sample) MarshalJSON() ([]byte, error) {
 // history is the last hour. The zero value is empty.
 type history struct{ samples []sample }
 
-// due says whether it is time for another sample.
+// due reports whether it is time for the next sample.
 func (h *history) due(now time.Time) bool {
 	n := len(h.samples)
 	return n == 0 || now.Sub(h.samples[n-1].at) >= sampleEvery

@@ -16,13 +16,13 @@ import (
 //go:embed assets
 var assets embed.FS
 
-// file is a static file as it is served.
+// file is a static file with its headers.
 type file struct {
 	mediaType, tag string
 	plain, packed  []byte
 }
 
-// files are the static files by their paths below the page's; the page itself is "".
+// files returns the static files by path below the page's; the page itself is "".
 func files() (map[string]file, error) {
 	out := map[string]file{}
 	err := fs.WalkDir(assets, "assets", func(name string, entry fs.DirEntry, err error) error {
@@ -53,12 +53,12 @@ func files() (map[string]file, error) {
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("reading the page's own files: %w", err)
+		return nil, fmt.Errorf("reading the embedded files: %w", err)
 	}
 	return out, nil
 }
 
-// pack makes gzip of it.
+// pack returns plain as gzip.
 func pack(plain []byte, level int) ([]byte, error) {
 	var packed bytes.Buffer
 	packer, err := gzip.NewWriterLevel(&packed, level)
@@ -71,7 +71,7 @@ func pack(plain []byte, level int) ([]byte, error) {
 	return packed.Bytes(), err
 }
 
-// mediaTypes don't depend on what the machine has installed.
+// mediaTypes are set here so that they don't depend on the machine's configuration.
 var mediaTypes = map[string]string{
 	".html": "text/html; charset=utf-8",
 	".css":  "text/css; charset=utf-8",
@@ -82,7 +82,7 @@ var mediaTypes = map[string]string{
 func (f file) serve(w http.ResponseWriter, r *http.Request) {
 	header := w.Header()
 	header.Set("Content-Type", f.mediaType)
-	// Asked for anew each time, and mostly answered by "as you have it": after an update nobody sees half of the old page.
+	// The browser revalidates each file, mostly with 304 as the answer, so that an update never mixes old and new files.
 	header.Set("Cache-Control", "no-cache")
 	header.Add("Vary", "Accept-Encoding")
 	body, tag := f.plain, `"`+f.tag+`"`
@@ -97,5 +97,5 @@ func (f file) serve(w http.ResponseWriter, r *http.Request) {
 	if acceptsGzip(r) {
 		header.Set("Content-Encoding", "gzip")
 	}
-	_, _ = w.Write(body) // Who went away needs no answer.
+	_, _ = w.Write(body) // An error means that the client disconnected.
 }

@@ -10,19 +10,19 @@ import (
 	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
-// nodeView is a node as the page gets it. Amounts count the node's unit.
+// nodeView is the JSON form of a node. Amounts are in the node's unit.
 type nodeView struct {
 	Name string `json:"name"`
-	// Unit is as the node reports it, empty where it doesn't.
+	// Unit is as reported by the node; empty if it reports none.
 	Unit string `json:"unit"`
-	// UnitMiB is what an amount is multiplied by to compare it with other nodes'.
+	// UnitMiB is the size of the node's unit in MiB, to compare amounts of several nodes.
 	UnitMiB float64 `json:"unitMiB"`
-	// Closed is why no pod can go there, whatever is free.
+	// Closed is the reason why no new pod can run on the node.
 	Closed string `json:"closed,omitempty"`
-	// Gone says that the node object is gone, or shares no memory any more, while pods still hold some there.
+	// Gone is true if the Node object is gone or shares no memory any more, while pods still have allocations there.
 	Gone  bool       `json:"gone,omitempty"`
 	Cards []cardView `json:"cards"`
-	// Cardless are pods on the node that no card is known for.
+	// Cardless are pods on the node whose card is unknown.
 	Cardless []podView `json:"cardless,omitempty"`
 }
 
@@ -32,9 +32,9 @@ type cardView struct {
 	Used  gpu.Memory `json:"used"`
 	Model string     `json:"model,omitempty"`
 	UUID  string     `json:"uuid,omitempty"`
-	// Unhealthy is the reason why nothing is placed on the card.
+	// Unhealthy is the reason why no new pod is placed on the card.
 	Unhealthy string `json:"unhealthy,omitempty"`
-	// Vanished says that pods sit on a card that the node doesn't report any more.
+	// Vanished is true for a card that the node doesn't report any more while pods have allocations on it.
 	Vanished bool      `json:"vanished,omitempty"`
 	Pods     []podView `json:"pods"`
 }
@@ -43,7 +43,8 @@ type podView struct {
 	Name      string     `json:"name"`
 	Namespace string     `json:"namespace"`
 	Memory    gpu.Memory `json:"memory"`
-	// State says what is unusual: "reserved" (its bind is in flight), "presumed" (nobody told its card) or "leaving".
+	// State is "reserved" (the bind isn't confirmed yet), "presumed" (the card is unknown), "leaving" (terminating) or
+	// empty.
 	State string `json:"state,omitempty"`
 }
 
@@ -51,7 +52,7 @@ type pendingView struct {
 	Name      string     `json:"name"`
 	Namespace string     `json:"namespace"`
 	Request   gpu.Memory `json:"request"`
-	// Reason is what kube-scheduler says, cause and explanation are gpushare's own.
+	// Reason is kube-scheduler's message; cause and explanation are the diagnosis.
 	Reason      string        `json:"reason"`
 	Cause       waiting.Cause `json:"cause"`
 	Explanation string        `json:"explanation"`
@@ -59,7 +60,8 @@ type pendingView struct {
 	Created int64 `json:"created"`
 }
 
-// viewNode shows the node's cards, and after them, with a total of zero, the vanished ones that pods still sit on.
+// viewNode returns the node's cards, followed by the vanished cards on which pods still have allocations, with a total of
+// zero.
 func viewNode(node ledger.Node) nodeView {
 	view := nodeView{
 		Name: node.Name, UnitMiB: mebibytes(node), Closed: node.Closed,
@@ -68,7 +70,7 @@ func viewNode(node ledger.Node) nodeView {
 	if node.Unit > 0 {
 		view.Unit = node.Unit.String()
 	}
-	at := make(map[int]int, len(node.Cards)) // Where in Cards a card is, by its index.
+	at := make(map[int]int, len(node.Cards)) // Card index to position in Cards.
 	for i, card := range node.Cards {
 		at[card.Index] = i
 		view.Cards[i] = cardView{
@@ -128,16 +130,16 @@ func milliseconds(at time.Time) int64 {
 	return at.UnixMilli()
 }
 
-// mebibytes is the size of the node's unit.
+// mebibytes returns the size of the node's unit in MiB.
 func mebibytes(node ledger.Node) float64 {
 	return float64(gpu.UnitOf(node.Unit, node.Cards)) / float64(gpu.MiB)
 }
 
-// tally is the memory of a node or of all of them, in MiB.
+// tally holds sums of memory for one node or for all nodes, in MiB.
 type tally struct {
 	total, held float64
-	// whole is free on cards that nobody holds anything of, pieces is free on cards that are partly taken. Of unhealthy
-	// cards, and of nodes that no pod can go to, nothing is free.
+	// whole is the free memory of unused cards, pieces that of partly used cards. Unhealthy cards and closed nodes count as
+	// having no free memory.
 	whole, pieces float64
 }
 

@@ -19,45 +19,46 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// TestChurn runs groups of many sizes beside single pods on a cluster that is kept nearly full: groups end and others come.
-// At every moment at which no group is on its way all are whole or not bound at all; no card is ever over-full; and all run in the end.
+// TestChurn runs gangs of many sizes and single pods on a cluster that is kept nearly full: gangs end and others start.
+// Except during its binds, each gang is whole or has no bound member. No card is ever over-allocated, and all pods run
+// in the end.
 func TestChurn(t *testing.T) {
 	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
-	groups, largest := form(14, 50), form(16, 64)
-	cards := form(48, 160)
-	s := newStage(t, bed, cardsOf(cards)...)
-	grouped := s.churn(cards, groups, largest, true)
-	alone := s.churn(cards, groups, largest, false)
-	for name, c := range map[string]churned{"in groups": grouped, "ungrouped": alone} {
-		t.Logf("%s: %d pods of %d groups and beside them took %v, %.1f pods/s; in the middle %.0f%% of the memory was bound, %.0f%% bound or reserved, and %.0f%% asked for beside that; longest seen bound in part: %v",
-			name, c.pods, groups, c.took.Round(time.Millisecond), c.rate(), 100*c.bound, 100*c.held, 100*c.wanted, c.partial.Round(time.Millisecond))
+	gangs, largest := shortOrLong(14, 50), shortOrLong(16, 64)
+	cards := shortOrLong(48, 160)
+	f := newFixture(t, bed, cardsOf(cards)...)
+	grouped := f.churn(cards, gangs, largest, true)
+	alone := f.churn(cards, gangs, largest, false)
+	for name, c := range map[string]churnResult{"in gangs": grouped, "ungrouped": alone} {
+		t.Logf("%s: %d pods, with %d gangs, took %v, %.1f pods/s; meanwhile %.0f%% of the memory was bound, %.0f%% allocated, and %.0f%% requested by pending pods; longest seen partial: %v",
+			name, c.pods, gangs, c.took.Round(time.Millisecond), c.rate(), 100*c.bound, 100*c.allocated, 100*c.requested, c.partial.Round(time.Millisecond))
 	}
-	t.Logf("%d groups of 2 to %d: %.2f of the throughput of the same pods ungrouped", groups, largest, grouped.rate()/alone.rate())
+	t.Logf("%d gangs of 2 to %d: %.2f of the throughput of the same pods ungrouped", gangs, largest, grouped.rate()/alone.rate())
 }
 
-// singles is how many pods without a group come with each group.
-const singles = 8
+// singlesPerGang is the number of single pods that are created with each gang.
+const singlesPerGang = 8
 
-// churned is what came of one churn.
-type churned struct {
+// churnResult is the result of one churn.
+type churnResult struct {
 	pods int
 	took time.Duration
-	// shares are means, from when a tenth of the pods had run until the last of them were created.
+	// shares are means over the time from when a tenth of the pods had run until the last pods were created.
 	shares
-	// partial is the longest that any group was seen bound in part.
+	// partial is the longest time for which a gang was seen partial.
 	partial time.Duration
 }
 
-// life draws how long a group runs once it is whole, or a pod without one: short for any job, so what it costs to come together
-// weighs more than it does in life.
-func life(random *rand.Rand) time.Duration {
-	least := time.Duration(form(3, 20)) * time.Second
+// lifetime returns a random time for which a gang runs once it is whole, or a single pod. It is short compared with
+// real jobs, so that the cost of gathering a gang weighs more than in reality.
+func lifetime(random *rand.Rand) time.Duration {
+	least := time.Duration(shortOrLong(3, 20)) * time.Second
 	return least + time.Duration(random.Int64N(2*int64(least)))
 }
 
-func (c churned) rate() float64 { return float64(c.pods) / c.took.Seconds() }
+func (c churnResult) rate() float64 { return float64(c.pods) / c.took.Seconds() }
 
-// cardsOf spreads cards over nodes of eight.
+// cardsOf distributes cards over nodes with eight cards each.
 func cardsOf(cards int) (nodes []int) {
 	for ; cards > 0; cards -= 8 {
 		nodes = append(nodes, min(cards, 8))
@@ -65,39 +66,39 @@ func cardsOf(cards int) (nodes []int) {
 	return nodes
 }
 
-// batch is a group, and single pods that come with it.
+// batch is a gang and the single pods that are created with it.
 type batch struct {
-	group string
-	size  int
-	// asks is what all of the group asks for.
-	asks int
-	pods []*corev1.Pod
-	made bool
+	gang string
+	size int
+	// memory is the sum of the members' requests.
+	memory  int
+	pods    []*corev1.Pod
+	created bool
 }
 
-// churn creates the same pods each time, in groups or not, so many that always as much as all cards hold is asked for
-// beside what runs. A group ends when all of it has run for a while, and whoever is in none when it has itself.
-func (s *stage) churn(cards, groups, largest int, grouped bool) (out churned) {
-	s.Helper()
+// churn creates the same pods each time, in gangs or not. There are always so many pending pods that they request as
+// much as all cards have. A gang ends some time after it is whole, a single pod some time after its bind.
+func (f *fixture) churn(cards, gangs, largest int, grouped bool) (out churnResult) {
+	f.Helper()
 	random := rand.New(rand.NewPCG(11, 11))
 	lives := map[string]time.Duration{}
 	var batches []batch
-	for i := range groups {
-		b := batch{group: fmt.Sprintf("%s-%d", map[bool]string{true: "in", false: "un"}[grouped], i), size: 2 + random.IntN(largest-1)}
+	for i := range gangs {
+		b := batch{gang: fmt.Sprintf("%s-%d", map[bool]string{true: "in", false: "un"}[grouped], i), size: 2 + random.IntN(largest-1)}
 		memory := []int{4, 8, 16}[random.IntN(3)]
-		b.asks = b.size * memory
-		lives[b.group] = life(random)
+		b.memory = b.size * memory
+		lives[b.gang] = lifetime(random)
 		for j := range b.size {
-			pod := s.pod(fmt.Sprintf("%s-%d", b.group, j), int64(memory), in(b.group, b.size))
+			pod := f.pod(fmt.Sprintf("%s-%d", b.gang, j), int64(memory), inGang(b.gang, b.size))
 			if !grouped {
 				pod.Annotations = nil
 			}
-			lives[pod.Name] = lives[b.group]
+			lives[pod.Name] = lives[b.gang]
 			b.pods = append(b.pods, pod)
 		}
-		for j := range singles {
-			pod := s.pod(fmt.Sprintf("single-%s-%d", b.group, j), 1+random.Int64N(4))
-			lives[pod.Name] = life(random)
+		for j := range singlesPerGang {
+			pod := f.pod(fmt.Sprintf("single-%s-%d", b.gang, j), 1+random.Int64N(4))
+			lives[pod.Name] = lifetime(random)
 			b.pods = append(b.pods, pod)
 		}
 		batches = append(batches, b)
@@ -106,10 +107,10 @@ func (s *stage) churn(cards, groups, largest int, grouped bool) (out churned) {
 	makers, enders := new(errgroup.Group), new(errgroup.Group)
 	enders.SetLimit(16)
 	come := func(b *batch) {
-		b.made = true
+		b.created = true
 		makers.Go(func() error {
 			for _, pod := range b.pods {
-				if _, err := s.bed.Client.CoreV1().Pods(s.name).Create(s.Context(), pod, metav1.CreateOptions{}); err != nil {
+				if _, err := f.bed.Client.CoreV1().Pods(f.namespace).Create(f.Context(), pod, metav1.CreateOptions{}); err != nil {
 					return err
 				}
 			}
@@ -117,61 +118,61 @@ func (s *stage) churn(cards, groups, largest int, grouped bool) (out churned) {
 		})
 	}
 
-	seen := s.follow()
-	defer seen.end()
+	seen := f.watchPods()
+	defer seen.stop()
 	var middle atomic.Bool
-	means := s.gauge(seen, gpu.Memory(cards*card), &middle)
+	means := f.measureShares(seen, gpu.Memory(cards*card), &middle)
 	start := time.Now()
 	ran, partial, since, ended := map[string]int{}, map[string]time.Time{}, map[string]time.Time{}, map[string]bool{}
-	// hasRun says whether what is bound, which it is asked about from then on, has been so for its life.
+	// hasRun reports whether the lifetime is over. It counts from the first call.
 	hasRun := func(name string) bool {
 		if since[name].IsZero() {
 			since[name] = time.Now()
 		}
 		return time.Since(since[name]) > lives[name]
 	}
-	s.within(time.Duration(form(4, 25))*time.Minute, "all have run", func(context.Context) error {
+	f.within(time.Duration(shortOrLong(4, 25))*time.Minute, "all pods have run", func(context.Context) error {
 		bound := map[string]int{}
 		for _, pod := range seen.bound() {
-			group := pod.Labels["group"]
-			if grouped && group != "" {
-				bound[group]++
+			gang := pod.Labels["group"]
+			if grouped && gang != "" {
+				bound[gang]++
 			} else if !ended[pod.Name] && hasRun(pod.Name) {
 				ended[pod.Name] = true
-				ran[group]++
-				enders.Go(func() error { return s.end(s.Context(), pod) })
+				ran[gang]++
+				enders.Go(func() error { return f.requestDeletion(f.Context(), pod) })
 			}
 		}
 		done, asked, more := 0, 0, false
 		for i := range batches {
 			b := &batches[i]
-			switch n := bound[b.group]; {
-			case ran[b.group] == b.size:
+			switch n := bound[b.gang]; {
+			case ran[b.gang] == b.size:
 				done++
 				continue
-			case !b.made && asked < 2*cards*card:
+			case !b.created && asked < 2*cards*card:
 				come(b)
-			case !b.made:
+			case !b.created:
 				more = true
 				continue
 			case n == b.size:
-				delete(partial, b.group)
-				if hasRun(b.group) {
-					ran[b.group] = b.size
-					enders.Go(func() error { return s.endGroup(s.Context(), b.group) })
+				delete(partial, b.gang)
+				if hasRun(b.gang) {
+					ran[b.gang] = b.size
+					enders.Go(func() error { return f.requestGangDeletion(f.Context(), b.gang) })
 				}
 			case n == 0:
-				delete(partial, b.group)
-			case partial[b.group].IsZero():
-				partial[b.group] = time.Now()
+				delete(partial, b.gang)
+			case partial[b.gang].IsZero():
+				partial[b.gang] = time.Now()
 			default:
-				// Members that are being bound one after the other are no group at rest.
-				out.partial = max(out.partial, time.Since(partial[b.group]))
+				// Members are bound one after another, so a gang is partial for a moment.
+				out.partial = max(out.partial, time.Since(partial[b.gang]))
 				if out.partial > 20*time.Second {
-					s.Fatalf("group %s has been bound in part for %v: %d of %d", b.group, out.partial, n, b.size)
+					f.Fatalf("gang %s has been partial for %v: %d of %d", b.gang, out.partial, n, b.size)
 				}
 			}
-			asked += b.asks * (b.size - ran[b.group]) / b.size
+			asked += b.memory * (b.size - ran[b.gang]) / b.size
 		}
 		n := 0
 		for _, count := range ran {
@@ -179,42 +180,43 @@ func (s *stage) churn(cards, groups, largest int, grouped bool) (out churned) {
 		}
 		middle.Store(n > out.pods/10 && more)
 		if n < out.pods {
-			return late(func() string {
-				return fmt.Sprintf("%d of %d groups have, %d of %d pods; %s", done, groups, n, out.pods, seen.waiting())
+			return lazyError(func() string {
+				return fmt.Sprintf("%d of %d gangs have run, %d of %d pods; %s", done, gangs, n, out.pods, seen.pendingReasons())
 			})
 		}
 		return nil
 	})
 	out.took = time.Since(start)
-	must(s, makers.Wait())
-	must(s, enders.Wait())
+	must(f, makers.Wait())
+	must(f, enders.Wait())
 	out.shares = means()
-	for _, wrong := range seen.wrong() {
-		s.Error(wrong)
+	for _, violation := range seen.violations() {
+		f.Error(violation)
 	}
-	must(s, s.sweep(s.Context()))
+	must(f, f.deleteAll(f.Context()))
 	return out
 }
 
-func (s *stage) end(ctx context.Context, pod *corev1.Pod) error {
-	return s.bed.Client.CoreV1().Pods(s.name).Delete(ctx, pod.Name, metav1.DeleteOptions{
+func (f *fixture) requestDeletion(ctx context.Context, pod *corev1.Pod) error {
+	return f.bed.Client.CoreV1().Pods(f.namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
 		GracePeriodSeconds: ptr.To[int64](0), Preconditions: metav1.NewUIDPreconditions(string(pod.UID)),
 	})
 }
 
-// endGroup deletes every member of a group.
-func (s *stage) endGroup(ctx context.Context, group string) error {
-	return s.bed.Client.CoreV1().Pods(s.name).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)},
-		metav1.ListOptions{LabelSelector: "group=" + group})
+// requestGangDeletion deletes all members of a gang.
+func (f *fixture) requestGangDeletion(ctx context.Context, gang string) error {
+	return f.bed.Client.CoreV1().Pods(f.namespace).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)},
+		metav1.ListOptions{LabelSelector: "group=" + gang})
 }
 
-// late is an error whose text is made when somebody asks for it.
-type late func() string
+// lazyError is an error whose text is only built when it is needed.
+type lazyError func() string
 
 // Error implements error.
-func (l late) Error() string { return l() }
+func (l lazyError) Error() string { return l() }
 
-// TestWholeCards: groups that ask for nvidia.com/gpu are counted and held back too, and kube-scheduler finds their places.
+// TestWholeCards: members that ask for nvidia.com/gpu are also counted and held, and kube-scheduler chooses their
+// nodes.
 func TestWholeCards(t *testing.T) {
 	o := testbed.Options{MemoryUnit: "GiB", ExtenderArgs: []string{"--gang-hold=5s"}}
 	o.ControlPlane.Scheduler.Edits = append(o.ControlPlane.Scheduler.Edits, func(config map[string]any) error {
@@ -224,35 +226,35 @@ func TestWholeCards(t *testing.T) {
 		return nil
 	})
 	bed := testbed.StartForTest(t, o)
-	s := newStage(t, bed)
-	s.addWholeCards(4, 4)
-	// Two groups of five on eight cards, created pod by pod in turns: one gets its five, and the other nothing.
+	f := newFixture(t, bed)
+	f.addWholeCards(4, 4)
+	// Two gangs of five on eight cards, created alternately pod by pod: one gets five cards, the other none.
 	for i := range 5 {
-		s.create(fmt.Sprintf("a-%d", i), 0, in("a", 5), wholeCard)
-		s.create(fmt.Sprintf("b-%d", i), 0, in("b", 5), wholeCard)
+		f.create(fmt.Sprintf("a-%d", i), 0, inGang("a", 5), wholeCard)
+		f.create(fmt.Sprintf("b-%d", i), 0, inGang("b", 5), wholeCard)
 	}
-	first := s.awaitWhole(5, "a", "b")
-	s.removeGroup(first)
-	if second := s.awaitWhole(5, "a", "b"); first == second {
+	first := f.awaitOneWhole(5, "a", "b")
+	f.deleteGang(first)
+	if second := f.awaitOneWhole(5, "a", "b"); first == second {
 		t.Errorf("%s ran twice", first)
 	}
-	s.removeGroup(first)
-	s.removeGroup("a")
-	s.removeGroup("b")
-	s.create("c-0", 0, in("c", 2), wholeCard)
-	s.refused("c", 1, "1 of 2 members exist")
+	f.deleteGang(first)
+	f.deleteGang("a")
+	f.deleteGang("b")
+	f.create("c-0", 0, inGang("c", 2), wholeCard)
+	f.awaitRejected("c", 1, "1 of 2 members exist")
 
-	// Nobody reserves whole cards: nine members come to eight cards, and the barrier sends them back until there is a ninth.
-	s.createGroup("d", 9, 0, wholeCard)
-	s.eventually("eight members have been held and sent back", func(ctx context.Context) error {
-		if counts, err := s.bound(ctx); err != nil || len(counts) > 0 {
-			t.Fatalf("bound are %v, %v", counts, err)
+	// Whole cards aren't reserved: with nine members and eight cards, the hold times out until there is a ninth card.
+	f.createGang("d", 9, 0, wholeCard)
+	f.eventually("eight binds have been held and timed out", func(ctx context.Context) error {
+		if counts, err := f.bound(ctx); err != nil || len(counts) > 0 {
+			t.Fatalf("bound: %v, %v", counts, err)
 		}
-		if s.metric(`gpushare_extender_gang_failures_total{reason="timed_out"}`) < 1 {
-			return errors.New("they haven't")
+		if f.metric(`gpushare_extender_gang_failures_total{reason="timed_out"}`) < 1 {
+			return errors.New("no hold timed out")
 		}
 		return nil
 	})
-	s.addWholeCards(1)
-	s.awaitBound(map[string]int{"d": 9})
+	f.addWholeCards(1)
+	f.awaitBound(map[string]int{"d": 9})
 }

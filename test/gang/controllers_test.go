@@ -16,33 +16,34 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// TestControllers: groups whose pods are made by controllers that make more of them than the group needs, or one after the other.
+// TestControllers: controllers that create more pods than the gang needs, or one after another.
 func TestControllers(t *testing.T) {
-	o := testbed.Options{MemoryUnit: "GiB", ExtenderArgs: quick}
+	o := testbed.Options{MemoryUnit: "GiB", ExtenderArgs: shortTimeouts}
 	o.ControlPlane.ControllerManager = true
 	bed := testbed.StartForTest(t, o)
-	s := newStage(t, bed, 3)
-	template := func(group string, size int) corev1.PodTemplateSpec {
-		pod := s.pod("", card, in(group, size))
+	f := newFixture(t, bed, 3)
+	template := func(gang string, size int) corev1.PodTemplateSpec {
+		pod := f.pod("", card, inGang(gang, size))
 		return corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: pod.Annotations, Labels: pod.Labels}, Spec: pod.Spec}
 	}
 	gone := metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}
 
-	// Four pods at a time, of a group of two, on three cards: two together, then one more.
+	// Four pods at a time, of a gang of two, on three cards: two are bound together, then one more.
 	job := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{Name: "many"},
 		Spec:       batchv1.JobSpec{Parallelism: ptr.To[int32](4), Completions: ptr.To[int32](4), Template: template("many", 2)},
 	}
 	job.Spec.Template.Spec.RestartPolicy = corev1.RestartPolicyNever
-	_, err := bed.Client.BatchV1().Jobs(s.name).Create(t.Context(), job, metav1.CreateOptions{})
+	_, err := bed.Client.BatchV1().Jobs(f.namespace).Create(t.Context(), job, metav1.CreateOptions{})
 	must(t, err)
-	s.awaitBound(map[string]int{"many": 3})
-	s.refused("many", 1, "Insufficient")
-	must(t, bed.Client.BatchV1().Jobs(s.name).Delete(t.Context(), "many", gone))
-	s.removeGroup("many")
-	s.awaitBound(map[string]int{})
+	f.awaitBound(map[string]int{"many": 3})
+	f.awaitRejected("many", 1, "Insufficient")
+	must(t, bed.Client.BatchV1().Jobs(f.namespace).Delete(t.Context(), "many", gone))
+	f.deleteGang("many")
+	f.awaitBound(map[string]int{})
 
-	// A StatefulSet makes its second pod when the first one runs, which waits for the second.
+	// With OrderedReady, a StatefulSet creates its second pod when the first one is ready, but that waits for the
+	// second one.
 	for _, policy := range []appsv1.PodManagementPolicyType{appsv1.OrderedReadyPodManagement, appsv1.ParallelPodManagement} {
 		set := &appsv1.StatefulSet{
 			ObjectMeta: metav1.ObjectMeta{Name: "web"},
@@ -51,65 +52,66 @@ func TestControllers(t *testing.T) {
 				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"group": "web"}},
 			},
 		}
-		_, err := bed.Client.AppsV1().StatefulSets(s.name).Create(t.Context(), set, metav1.CreateOptions{})
+		_, err := bed.Client.AppsV1().StatefulSets(f.namespace).Create(t.Context(), set, metav1.CreateOptions{})
 		must(t, err)
 		if policy == appsv1.ParallelPodManagement {
-			s.awaitBound(map[string]int{"web": 3})
+			f.awaitBound(map[string]int{"web": 3})
 		} else {
-			s.event("web-0", "GangIncomplete", "needs 3 members and only 1 exist")
-			s.awaitBound(map[string]int{})
+			f.awaitEvent("web-0", "GangIncomplete", "needs 3 members and only 1 exist")
+			f.awaitBound(map[string]int{})
 		}
-		must(t, bed.Client.AppsV1().StatefulSets(s.name).Delete(t.Context(), "web", gone))
-		s.removeGroup("web")
-		s.awaitGone()
+		must(t, bed.Client.AppsV1().StatefulSets(f.namespace).Delete(t.Context(), "web", gone))
+		f.deleteGang("web")
+		f.awaitGone()
 	}
 }
 
-// TestKept: a member can't be bound though others are, who stay with --gang-failure-policy=keep; it follows when it can be.
-func TestKept(t *testing.T) {
+// TestPolicyKeep: one member can't be bound. With --gang-failure-policy=keep the bound members stay, and that one
+// follows once it can be bound.
+func TestPolicyKeep(t *testing.T) {
 	bed := testbed.StartForTest(t, testbed.Options{
-		MemoryUnit: "GiB", ThroughProxy: true, ExtenderArgs: append([]string{"--gang-failure-policy=keep"}, quick...),
+		MemoryUnit: "GiB", ThroughProxy: true, ExtenderArgs: append([]string{"--gang-failure-policy=keep"}, shortTimeouts...),
 	})
-	s := newStage(t, bed, 4, 4)
+	f := newFixture(t, bed, 4, 4)
 	const size = 6
-	rounds := form(2, 20)
+	rounds := shortOrLong(2, 20)
 	for round := range rounds {
-		group := fmt.Sprintf("g%d", round)
-		never := s.neverBound(group + "-2")
-		s.createGroup(group, size, card)
-		s.eventually("it is told that the group stays as it is", func(ctx context.Context) error {
-			list, err := s.bed.Client.CoreV1().Events(s.name).List(ctx, metav1.ListOptions{})
+		gang := fmt.Sprintf("g%d", round)
+		never := f.rejectBinds(gang + "-2")
+		f.createGang(gang, size, card)
+		f.eventually("the Event GangPartial is recorded", func(ctx context.Context) error {
+			list, err := f.bed.Client.CoreV1().Events(f.namespace).List(ctx, metav1.ListOptions{})
 			if err != nil {
 				return err
 			}
 			for i := range list.Items {
-				if event := &list.Items[i]; event.Reason == "GangPartial" && strings.HasPrefix(event.InvolvedObject.Name, group+"-") {
+				if event := &list.Items[i]; event.Reason == "GangPartial" && strings.HasPrefix(event.InvolvedObject.Name, gang+"-") {
 					return nil
 				}
 			}
-			return errors.New(s.waiting(ctx))
+			return errors.New(f.pendingReasons(ctx))
 		})
-		s.awaitBound(map[string]int{group: size - 1}) // Whoever waited with it goes on alone.
+		f.awaitBound(map[string]int{gang: size - 1}) // The last member, whose bind waited for the others, is placed like a single pod now.
 		never.Lift()
-		s.awaitBound(map[string]int{group: size})
-		s.checkCards()
-		s.removeGroup(group)
-		s.awaitBound(map[string]int{})
-		s.nothingReserved()
+		f.awaitBound(map[string]int{gang: size})
+		f.checkCards()
+		f.deleteGang(gang)
+		f.awaitBound(map[string]int{})
+		f.awaitNoReservations()
 	}
-	if n := s.metric("gpushare_extender_gang_evictions_total"); n > 0 {
+	if n := f.metric("gpushare_extender_gang_evictions_total"); n > 0 {
 		t.Errorf("%v members were evicted", n)
 	}
-	t.Logf("%d rounds: nobody was evicted, the missing member followed", rounds)
+	t.Logf("%d rounds: no member was evicted, the missing one followed", rounds)
 }
 
-// awaitGone waits until the stage has no pods.
-func (s *stage) awaitGone() {
-	s.Helper()
-	s.eventually("all pods are gone", func(ctx context.Context) error {
-		pods, err := s.pods(ctx)
+// awaitGone waits until the namespace has no pods.
+func (f *fixture) awaitGone() {
+	f.Helper()
+	f.eventually("all pods are gone", func(ctx context.Context) error {
+		pods, err := f.pods(ctx)
 		if err == nil && len(pods) > 0 {
-			err = fmt.Errorf("%d aren't", len(pods))
+			err = fmt.Errorf("%d pods exist", len(pods))
 		}
 		return err
 	})

@@ -1,3 +1,3 @@
-// Package gang shows groups of pods on a real kube-scheduler: all of a group's pods run, or none. Its long form
-// (GPUSHARE_TEST_LONG) plays more rounds, more groups and more faults.
+// Package gang tests gangs with a real kube-scheduler: all members of a gang run, or none. The long form
+// (GPUSHARE_TEST_LONG) has more rounds, more gangs and more faults.
 package gang

@@ -17,26 +17,27 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// cpu makes a pod ask for processors; a node has 64.
+// cpu sets the CPU request. A node has 64 CPUs.
 func cpu(n int64) edit {
 	return func(pod *corev1.Pod) {
 		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: *resource.NewQuantity(n, resource.DecimalSI)}
 	}
 }
 
-// apart keeps the members of a group on nodes of their own.
-func apart(group string) edit {
+// onSeparateNodes places each member of a gang on another node, by required anti-affinity.
+func onSeparateNodes(gang string) edit {
 	return func(pod *corev1.Pod) {
 		pod.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
 			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
-				TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"group": group}},
+				TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"group": gang}},
 			}},
 		}}
 	}
 }
 
-// TestPreempted: while one of two members is held, since the other is kept off its only node, kube-scheduler evicts it for a
-// pod of higher priority. Nobody of the group is bound then and nothing stays reserved; with room for both the group is whole.
+// TestPreempted: kube-scheduler evicts a member whose bind is held, for a pod of higher priority. The other member has
+// no eligible node. No member is bound then and nothing remains reserved. With room for both members the gang becomes
+// whole.
 func TestPreempted(t *testing.T) {
 	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
 	_, err := bed.Client.SchedulingV1().PriorityClasses().Create(t.Context(), &schedulingv1.PriorityClass{
@@ -44,55 +45,55 @@ func TestPreempted(t *testing.T) {
 	}, metav1.CreateOptions{})
 	must(t, err)
 	important := func(pod *corev1.Pod) { pod.Spec.PriorityClassName = "important" }
-	s := newStage(t, bed, 2)
+	f := newFixture(t, bed, 2)
 	held := 0
-	for round := range form(2, 20) {
-		group, first := fmt.Sprintf("g%d", round), fmt.Sprintf("first-%d", round)
-		deleted := s.metric(`gpushare_extender_gang_failures_total{reason="deleted"}`)
-		s.createGroup(group, 2, card, cpu(20), apart(group))
-		s.eventually("the group has its places", func(context.Context) error {
-			if s.metric(`gpushare_extender_gangs{state="placed"}`) != 1 {
-				return errors.New("it hasn't")
+	for round := range shortOrLong(2, 20) {
+		gang, first := fmt.Sprintf("g%d", round), fmt.Sprintf("first-%d", round)
+		deleted := f.metric(`gpushare_extender_gang_failures_total{reason="deleted"}`)
+		f.createGang(gang, 2, card, cpu(20), onSeparateNodes(gang))
+		f.eventually("the gang has a plan", func(context.Context) error {
+			if f.metric(`gpushare_extender_gangs{state="placed"}`) != 1 {
+				return errors.New("it has none")
 			}
 			return nil
 		})
-		s.create(first, 0, cpu(50), important)
-		s.eventually("the pod of higher priority runs", func(ctx context.Context) error {
-			pod, err := bed.Client.CoreV1().Pods(s.name).Get(ctx, first, metav1.GetOptions{})
+		f.create(first, 0, cpu(50), important)
+		f.eventually("the pod of higher priority runs", func(ctx context.Context) error {
+			pod, err := bed.Client.CoreV1().Pods(f.namespace).Get(ctx, first, metav1.GetOptions{})
 			if err == nil && pod.Spec.NodeName == "" {
-				err = errors.New(said(pod))
+				err = errors.New(schedulerMessage(pod))
 			}
 			return err
 		})
-		s.awaitBound(map[string]int{"": 1})
-		s.nothingReserved()
+		f.awaitBound(map[string]int{"": 1})
+		f.awaitNoReservations()
 		evicted := ""
 		for i := range 2 {
-			name := fmt.Sprintf("%s-%d", group, i)
-			if _, err := bed.Client.CoreV1().Pods(s.name).Get(t.Context(), name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+			name := fmt.Sprintf("%s-%d", gang, i)
+			if _, err := bed.Client.CoreV1().Pods(f.namespace).Get(t.Context(), name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
 				evicted = name
 				held++
-				s.event(name, "Preempted", "Preempted by pod")
-				s.createMembers(group, 2, i, i+1, card, cpu(20), apart(group))
+				f.awaitEvent(name, "Preempted", "Preempted by pod")
+				f.createMembers(gang, 2, i, i+1, card, cpu(20), onSeparateNodes(gang))
 			}
 		}
 		if evicted == "" {
-			t.Errorf("round %d: no member was evicted: then this shows nothing", round)
+			t.Errorf("round %d: no member was evicted: the test shows nothing", round)
 		}
-		if n := s.metric(`gpushare_extender_gang_failures_total{reason="deleted"}`) - deleted; n < 1 {
-			t.Errorf("round %d: the group's places weren't given up for the member that was deleted", round)
+		if n := f.metric(`gpushare_extender_gang_failures_total{reason="deleted"}`) - deleted; n < 1 {
+			t.Errorf("round %d: the plan wasn't dropped for the deleted member", round)
 		}
 
-		s.remove(first)
-		another := fmt.Sprintf("%s-more-%d", s.name, round)
+		f.deletePods(first)
+		another := fmt.Sprintf("%s-more-%d", f.namespace, round)
 		must(t, bed.CreateNodes(t.Context(), controlplane.Node{
-			Name: another, Unit: gpu.GiB, Cards: controlplane.EqualCards(1, card), Labels: map[string]string{stageLabel: s.name},
+			Name: another, Unit: gpu.GiB, Cards: controlplane.EqualCards(1, card), Labels: map[string]string{fixtureLabel: f.namespace},
 		}))
-		s.awaitBound(map[string]int{group: 2})
-		s.checkCards()
-		s.removeGroup(group)
-		s.awaitBound(map[string]int{})
+		f.awaitBound(map[string]int{gang: 2})
+		f.checkCards()
+		f.deleteGang(gang)
+		f.awaitBound(map[string]int{})
 		must(t, bed.Client.CoreV1().Nodes().Delete(t.Context(), another, metav1.DeleteOptions{}))
 	}
-	t.Logf("%d held members were evicted; each time nobody of the group was bound, and all of it later", held)
+	t.Logf("%d held members were evicted; each time no member was bound then, and all of them later", held)
 }

@@ -16,27 +16,27 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// TestSample plays the Job that the docs show: its four workers wait for a fourth card, run together, and one that fails is
-// replaced without the others.
+// TestSample runs the Job of the documentation: its four workers wait for a fourth card and are bound together, and a
+// failed one is replaced without the others.
 func TestSample(t *testing.T) {
 	o := testbed.Options{MemoryUnit: "GiB"}
 	o.ControlPlane.ControllerManager = true
 	bed := testbed.StartForTest(t, o)
 	root, err := controlplane.RepositoryRoot()
 	must(t, err)
-	s := &stage{TB: t, bed: bed, name: metav1.NamespaceDefault}
+	f := &fixture{TB: t, bed: bed, namespace: metav1.NamespaceDefault}
 	addNode := func(name string, cards int) {
 		must(t, bed.CreateNodes(t.Context(), controlplane.Node{Name: name, Unit: gpu.GiB, Cards: controlplane.EqualCards(cards, card)}))
 	}
 	groups := func(words ...string) {
 		t.Helper()
-		s.eventually(fmt.Sprintf("kubectl inspect gpushare --groups tells %q", words), func(ctx context.Context) error {
+		f.eventually(fmt.Sprintf("kubectl inspect gpushare --groups prints %q", words), func(ctx context.Context) error {
 			out, err := exec.CommandContext(ctx, bed.Binary("kubectl-inspect-gpushare"), "--kubeconfig="+bed.KubeconfigPath, "--groups").CombinedOutput()
 			if err != nil {
 				return fmt.Errorf("%w: %s", err, out)
 			}
 			if got := strings.Join(strings.Fields(string(out)), " "); !strings.Contains(got, strings.Join(words, " ")) {
-				return fmt.Errorf("it tells %s", out)
+				return fmt.Errorf("it prints %s", out)
 			}
 			return nil
 		})
@@ -44,25 +44,25 @@ func TestSample(t *testing.T) {
 	addNode("three-cards", 3)
 	must(t, bed.Apply(t.Context(), filepath.Join(root, "deploy", "samples", "gang.yaml")))
 	groups("default", "train", "4", "4", "0", "Waiting", "0/1 nodes are available: 1 gang: there is no room for all members at once.")
-	s.awaitBound(map[string]int{})
+	f.awaitBound(map[string]int{})
 
 	addNode("another-card", 1)
 	groups("default", "train", "4", "4", "4", "Bound")
-	s.event(s.oldest(), "GangBound", "All members of the group are bound")
+	f.awaitEvent(f.oldestPod(), "GangBound", "All members of the group are bound")
 
-	s.remove(s.oldest())
+	f.deletePods(f.oldestPod())
 	groups("default", "train", "4", "4", "4", "Bound")
-	s.awaitBound(map[string]int{"": 4}) // The Job's pods have no label "group".
-	must(t, bed.Client.BatchV1().Jobs(s.name).Delete(t.Context(), "train", metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}))
+	f.awaitBound(map[string]int{"": 4}) // The Job's pods have no label "group".
+	must(t, bed.Client.BatchV1().Jobs(f.namespace).Delete(t.Context(), "train", metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}))
 }
 
-// oldest returns the name of the pod that was created first, as the extender orders them.
-func (s *stage) oldest() string {
-	s.Helper()
-	pods, err := s.pods(s.Context())
-	must(s, err)
+// oldestPod returns the name of the pod that was created first, in the extender's order.
+func (f *fixture) oldestPod() string {
+	f.Helper()
+	pods, err := f.pods(f.Context())
+	must(f, err)
 	if len(pods) == 0 {
-		s.Fatal("there are no pods")
+		f.Fatal("there are no pods")
 	}
 	first := &pods[0]
 	for i := range pods {

@@ -1,0 +1,266 @@
+package gang_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// TestSizeChange changes the size while binds are held.
+func TestSizeChange(t *testing.T) {
+	for name, tc := range map[string]struct {
+		cards, size, members, bound int
+	}{
+		"one more, without room": {cards: 3, size: 4, members: 4, bound: 0},
+		"one more, with room":    {cards: 4, size: 4, members: 4, bound: 4},
+		"one more, not created":  {cards: 4, size: 4, members: 3, bound: 0},
+		"one less":               {cards: 3, size: 2, members: 3, bound: 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSimulation(t, 1)
+			for range 8 - tc.cards {
+				s.create("others", 8-tc.cards, 16, "t")
+			}
+			s.runUntilIdle()
+			for range 3 {
+				s.create("job", 3, 16, "t")
+			}
+			s.scheduleOne()
+			s.scheduleOne()
+			if len(s.held) != 2 {
+				t.Fatalf("%d binds are held, want 2", len(s.held))
+			}
+			for range tc.members - 3 {
+				s.create("job", tc.size, 16, "t")
+			}
+			for _, p := range s.existing() {
+				if p.Group.Name == "job" {
+					p.Size = tc.size
+					s.report(p)
+				}
+			}
+			s.runUntilIdle()
+			if got := s.memberCounts()["job"][0]; got != tc.bound {
+				t.Errorf("%d members bound, want %d", got, tc.bound)
+			}
+		})
+	}
+}
+
+// TestCompleteWithoutNewMember: the members agree on the size, or become enough, by a deletion or an edit. No new
+// member requeues them.
+func TestCompleteWithoutNewMember(t *testing.T) {
+	for name, change := range map[string]func(s *simulation, old []*pod){
+		"members of another size are created before the old ones are deleted": func(s *simulation, old []*pod) {
+			for range 4 {
+				s.create("job", 4, 16, "t")
+			}
+			s.scheduleAll()
+			for _, p := range old {
+				s.delete(p)
+				s.advance(time.Second)
+			}
+		},
+		"the size is edited": func(s *simulation, old []*pod) {
+			for _, p := range old {
+				p.Size, p.queued = 4, true
+				s.report(p)
+				s.scheduleAll()
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSimulation(t, 1)
+			s.starvationAfter = 0 // The end of a starvation reservation requeues all pods.
+			s.restart()
+			s.performEffects() // The new nodes requeue pods.
+			for i := range 4 {
+				s.create("job", 8, 16, fmt.Sprint("t", i))
+			}
+			s.scheduleAll()
+			change(s, s.existing())
+			s.runUntilIdle()
+			if got := s.memberCounts()["job"]; got != [2]int{4, 0} {
+				t.Errorf("bound and pending: %v, want 4 and 0", got)
+			}
+		})
+	}
+}
+
+// TestRequeueRejected: members that were rejected during a back-off, or by another replica, are requeued afterwards,
+// even if no plan is made at that moment.
+func TestRequeueRejected(t *testing.T) {
+	start := func(t *testing.T) *simulation {
+		s := newSimulation(t, 1)
+		s.performEffects() // The new nodes requeue pods.
+		for range 9 {      // One more than there are cards.
+			s.create("never", 9, 16, "t")
+		}
+		s.scheduleAll()
+		s.advance(3 * time.Second) // Creation times are in whole seconds.
+		return s
+	}
+	queued := func(s *simulation, name string) bool {
+		return slices.ContainsFunc(s.existing(), func(p *pod) bool { return p.Group.Name == name && p.queued })
+	}
+	t.Run("after a back-off, while memory is freed", func(t *testing.T) {
+		s := start(t)
+		for range 2 {
+			s.create("small", 2, 16, "t")
+		}
+		s.scheduleAll()
+		s.scheduleAll()
+		if len(s.granted) != 1 {
+			t.Fatalf("%d binds are granted, want 1", len(s.granted))
+		}
+		s.bind(s.granted[0], true)
+		s.granted = nil
+		s.performEffects()
+		s.scheduleAll() // The back-off has begun.
+		s.advance(800 * time.Millisecond)
+		if queued(s, "small") {
+			t.Fatal("requeued before the back-off was over")
+		}
+		s.manager.Freed() // The gang that goes first waits for more freed memory.
+		s.advance(time.Second)
+		if !queued(s, "small") {
+			t.Error("not requeued")
+		}
+	})
+	t.Run("when the extender becomes the leader again", func(t *testing.T) {
+		s := start(t)
+		s.manager.Freed()
+		s.advance(time.Second) // No room was found just now.
+		s.manager.Suspend(s.now)
+		s.manager.Inherit()
+		s.advance(time.Second)
+		if !queued(s, "never") {
+			t.Error("not requeued")
+		}
+	})
+}
+
+// TestEventIncomplete: a gang whose missing members are never created gets one Event, such as that of a StatefulSet
+// that creates its next pod only when the previous one is ready.
+func TestEventIncomplete(t *testing.T) {
+	incompleteEvents := func(s *simulation) (n int) {
+		for _, event := range s.events {
+			if strings.HasPrefix(event, gang.EventIncomplete+": The group needs 3 members and only ") {
+				n++
+			}
+		}
+		return n
+	}
+	s := newSimulation(t, 1)
+	s.create("web", 3, 16, "t")
+	s.runUntilIdle()
+	if n := incompleteEvents(s); n != 1 || !slices.ContainsFunc(s.events, func(s string) bool { return strings.Contains(s, "only 1 exist") }) {
+		t.Errorf("events: %q", s.events)
+	}
+	s.create("web", 3, 16, "t")
+	s.advance(testPatience / 2)
+	s.create("web", 3, 16, "t")
+	s.runUntilIdle()
+	if n := incompleteEvents(s); n != 1 || s.memberCounts()["web"][0] != 3 {
+		t.Errorf("events: %q; bound and pending: %v", s.events, s.memberCounts())
+	}
+	// The remaining running members don't wait for the deleted one.
+	for _, p := range s.existing()[:1] {
+		s.delete(p)
+	}
+	s.runUntilIdle()
+	if n := incompleteEvents(s); n != 1 {
+		t.Errorf("events: %q", s.events)
+	}
+}
+
+// TestEventIneligibleMembers: members that exist but can't be placed don't count. The Event must not ask to create
+// more.
+func TestEventIneligibleMembers(t *testing.T) {
+	for name, tc := range map[string]struct {
+		disable, enable func(*pod)
+		cardless        bool
+	}{
+		"scheduling gates": {
+			disable: func(p *pod) { p.Gated = true }, enable: func(p *pod) { p.Gated = false },
+		},
+		"invalid size": {
+			disable: func(p *pod) { p.Problem, p.Size = "x is no number", 0 }, enable: func(p *pod) { p.Problem, p.Size = "", 3 },
+		},
+		"scheduling gates, and a member without cards": {
+			disable: func(p *pod) { p.Gated = true }, enable: func(p *pod) { p.Gated = false }, cardless: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSimulation(t, 1)
+			if tc.cardless {
+				launcher := gang.Member{Group: gang.Key{Namespace: "default", Name: "job"}, Size: 3, Created: s.now, Cardless: true}
+				launcher.UID, launcher.Namespace, launcher.Name = "launcher", "default", "launcher"
+				s.manager.Seen(launcher, s.now)
+			}
+			for range 3 {
+				s.create("job", 3, 16, "t")
+			}
+			ineligible := s.existing()[2]
+			tc.disable(ineligible)
+			ineligible.queued = false
+			s.report(ineligible)
+			s.runUntilIdle()
+			want := []string{gang.EventIncomplete + ": The group needs 3 members and only 2 can be placed: they wait for the others. " +
+				"Some of those exist, but have scheduling gates or can't be counted as members"}
+			if events := slices.DeleteFunc(s.events, func(s string) bool { return !strings.HasPrefix(s, gang.EventIncomplete) }); !slices.Equal(events, want) {
+				t.Errorf("events: %q", events)
+			}
+			tc.enable(ineligible)
+			ineligible.queued = true
+			s.report(ineligible)
+			s.runUntilIdle()
+			if n := s.memberCounts()["job"][0]; n != 3 {
+				t.Errorf("%d members bound, want 3", n)
+			}
+		})
+	}
+}
+
+// TestEventCardlessMembers: if the missing members exist but ask for no cards, there is one Event about it and no
+// other.
+func TestEventCardlessMembers(t *testing.T) {
+	s := newSimulation(t, 1)
+	s.create("mpi", 2, 16, "t")
+	launcher := gang.Member{Group: gang.Key{Namespace: "default", Name: "mpi"}, Size: 2, Created: s.now, Cardless: true}
+	launcher.UID, launcher.Namespace, launcher.Name = "launcher", "default", "launcher"
+	s.manager.Seen(launcher, s.now)
+	s.scheduleOne()
+	s.advance(10 * testPatience)
+	for _, p := range s.created {
+		p.queued = true
+	}
+	s.scheduleOne()
+	s.performEffects()
+	if len(s.events) != 1 || !strings.Contains(s.events[0], "1 ask for none") {
+		t.Errorf("events: %q", s.events)
+	}
+}
+
+// TestNamespaces: equal names in two namespaces are two gangs.
+func TestNamespaces(t *testing.T) {
+	s := newSimulation(t, 1)
+	for i, namespace := range []string{"a", "b"} {
+		m := gang.Member{Group: gang.Key{Namespace: namespace, Name: "job"}, Size: 2 + i, Created: s.now, Template: "t"}
+		m.UID, m.Namespace, m.Name, m.Request = gpu.PodUID(namespace), namespace, "pod", 8
+		s.manager.Seen(m, s.now)
+		want := []string{"gang: 1 of 2 members exist", "gang: 1 of 3 members exist"}[i]
+		if result := s.manager.Filter(m.UID, s.nodes, s.now); result.Why.Text != want {
+			t.Errorf("%s: %q, want %q", namespace, result.Why.Text, want)
+		}
+	}
+	s.manager.Gone("a", s.now)
+	if _, known := s.manager.Group("b"); !known {
+		t.Error("the gang of the other namespace was removed too")
+	}
+}

@@ -1,0 +1,169 @@
+package gang_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gang"
+)
+
+// runBesideSingles creates an endless sequence of single pods of half a card, each of which runs for a minute, and a
+// gang that needs six whole cards of eight. It returns how long the gang waited, and whether it ran.
+func runBesideSingles(t *testing.T, claimAfter time.Duration) (waited time.Duration, ran bool) {
+	s := newSimulation(t, 1)
+	s.starvationAfter = claimAfter
+	s.restart()
+	start := s.now
+	ends := map[*pod]time.Time{}
+	for i := range 16 {
+		s.create("", 0, 8, "")
+		s.scheduleOne() // So that their starts and ends are spread.
+		ends[s.created[len(s.created)-1]] = s.now.Add(time.Duration(10+4*i) * time.Second)
+	}
+	for range 6 {
+		s.create("big", 6, 16, "t")
+	}
+	for s.now.Before(start.Add(15 * time.Minute)) {
+		queued := 0
+		for _, p := range s.existing() {
+			switch {
+			case p.Group.Name != "":
+			case p.Node == "":
+				queued++
+			case ends[p].IsZero():
+				ends[p] = s.now.Add(time.Minute)
+			case s.now.After(ends[p]):
+				s.delete(p)
+			}
+		}
+		for ; queued < 8; queued++ {
+			s.create("", 0, 8, "")
+		}
+		for _, p := range s.created {
+			p.queued = p.Node == "" && !s.inBind(p)
+		}
+		for range 40 {
+			s.scheduleOne()
+			s.performEffects()
+		}
+		for len(s.granted) > 0 {
+			bind := s.granted[0]
+			s.granted = s.granted[1:]
+			s.bind(bind, false)
+			s.performEffects()
+		}
+		s.advance(500 * time.Millisecond)
+		s.checkInvariants()
+		if s.memberCounts()["big"][0] == 6 {
+			return s.now.Sub(start), true
+		}
+	}
+	return 0, false
+}
+
+func TestStarvation(t *testing.T) {
+	// Reservations last 20 s, 40 s and 80 s, with pauses as long as the previous one. The third is longer than a pod
+	// runs.
+	const bound = (20 + 2*20 + 2*40 + 80) * time.Second
+	waited, ran := runBesideSingles(t, 20*time.Second)
+	if !ran || waited > bound {
+		t.Errorf("gang ran: %t, after %v; want within %v", ran, waited, bound)
+	}
+	t.Logf("the gang ran after %v", waited)
+	if waited, ran := runBesideSingles(t, 0); ran {
+		t.Errorf("it ran after %v without starvation reservations: the test shows nothing", waited)
+	}
+}
+
+func TestStarvationReservationEnds(t *testing.T) {
+	s := newSimulation(t, 1)
+	for range 9 { // One more than there are cards.
+		s.create("big", 9, 16, "t")
+	}
+	for range 4 {
+		s.create("fits", 4, 16, "t")
+	}
+	for range 4 { // They fit on the other half of the cards.
+		s.create("", 0, 16, "")
+	}
+	s.runUntilIdle()
+	if s.memberCounts()["fits"][0] != 4 || s.memberCounts()["big"][0] != 0 {
+		t.Fatalf("bound and pending: %v", s.memberCounts())
+	}
+	if s.reservations > 0 {
+		t.Errorf("%d reservations for a gang that doesn't fit on empty cards", s.reservations)
+	}
+	for range 4 {
+		s.create("next", 8, 16, "t")
+		s.create("next", 8, 16, "t")
+	}
+	s.runUntilIdle()
+	if s.reservations == 0 {
+		t.Error("no reservation for a gang that needs all cards")
+	}
+	for _, p := range s.existing() {
+		if p.Group.Name == "next" || p.Group.Name == "" && p.Node != "" {
+			s.delete(p)
+		}
+	}
+	for range 4 {
+		s.create("", 0, 16, "")
+	}
+	s.runUntilIdle()
+	if states := s.manager.States(); states[gang.StateWhole] != 1 {
+		t.Errorf("%v", states)
+	}
+	singles := 0
+	for _, p := range s.existing() {
+		if p.Group.Name == "" && p.Node != "" {
+			singles++
+		}
+	}
+	if singles != 4 {
+		t.Errorf("%d single pods run beside a gang of 4, want 4: memory is still reserved", singles)
+	}
+}
+
+// TestStarvationReservationPause: a reservation ends with the plan that it made possible. If that plan fails, the next
+// reservation must wait for as long as this one lasted.
+func TestStarvationReservationPause(t *testing.T) {
+	s := newSimulation(t, 1)
+	s.create("", 0, 16, "")
+	single := s.created[0]
+	s.scheduleOne()
+	s.performEffects()
+	for range 8 {
+		s.create("big", 8, 16, "t")
+	}
+	for range 20 { // They are filtered, and rejected.
+		s.scheduleOne()
+	}
+	s.advance(s.starvationAfter + time.Second)
+	if s.reservations != 1 {
+		t.Fatalf("%d reservations, want 1", s.reservations)
+	}
+	s.advance(4 * time.Second)
+	s.delete(single)
+	s.advance(200 * time.Millisecond)
+	if got := s.manager.States()[gang.StatePlaced]; got != 1 {
+		t.Fatalf("the gang has no plan: %v", s.manager.States())
+	}
+	// A member is replaced, and a single pod takes a card.
+	for _, p := range s.existing() {
+		s.delete(p)
+		s.create("big", 8, 16, "t")
+		break
+	}
+	s.create("", 0, 16, "")
+	for range 20 {
+		s.scheduleOne()
+	}
+	s.advance(3 * time.Second)
+	if s.reservations != 1 {
+		t.Errorf("memory is reserved again %v after a reservation that lasted longer", 3*time.Second)
+	}
+	s.advance(3 * time.Second)
+	if s.reservations != 2 {
+		t.Errorf("%d reservations in the end, want 2", s.reservations)
+	}
+}
