@@ -28,7 +28,7 @@ type manifest struct {
 	replace [][2]string
 }
 
-// address stands for the Service's address where none is known: the manifest leaves it to the API server.
+// address is a placeholder for the Service's address, which the manifest leaves to the API server.
 const address = "10.96.0.15"
 
 var (
