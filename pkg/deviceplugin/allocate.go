@@ -276,14 +276,17 @@ func (a *allocator) match(ctx context.Context, hinted hint, request gpu.Memory) 
 		return live, c, by, nil
 	}
 	interrupted := live.Interrupted(request)
-	if a.now().Sub(a.settled) < statusLag {
-		if c, ok := sole(interrupted, ask); ok {
-			return live, c, byKubelet, nil
-		}
+	alone, isAlone := sole(interrupted, ask)
+	if isAlone && a.now().Sub(a.settled) < statusLag {
+		return live, alone, byKubelet, nil
 	}
-	resized := slices.DeleteFunc(slices.Clone(interrupted), func(c candidate) bool { return !c.Pod.Resizing })
+	resized := slices.DeleteFunc(slices.Clone(interrupted), func(c candidate) bool { return !c.Pod.Resized })
 	if c, ok := sole(resized, ask); ok {
 		return live, c, byKubelet, nil
+	}
+	// A resize can be deferred for hours, during which the kubelet starts other containers again.
+	if isAlone && alone.Pod.ResizePending {
+		return live, alone, byKubelet, nil
 	}
 	if err != nil {
 		return nil, candidate{}, byNobody, &refusal{refusedUnavailable, codes.Unavailable,

@@ -110,10 +110,11 @@ func TestResizeWithoutBooks(t *testing.T) {
 		beside  *corev1.Pod
 		want    string // empty: the resize is put off
 	}{
-		"one whose spec has changed":              {pod("one", 1, resized), pod("two", 0), "1"},
-		"one whose resize has been put off":       {pod("one", 1, deferred), pod("two", 0), "1"},
-		"one that can't be told from another":     {pod("one", 1, resized), pod("two", 0, resized), ""},
-		"one that the API server says nothing of": {pod("one", 1), pod("two", 0), ""},
+		"one whose spec has changed":                                         {pod("one", 1, resized), pod("two", 0), "1"},
+		"one whose resize has been deferred":                                 {pod("one", 1, deferred), newPod("two", main(9), assumed(0, 1), assigned, ran(true)), "1"},
+		"not one whose end isn't reported yet, for another that is deferred": {pod("one", 1), pod("two", 0, deferred), ""},
+		"one that can't be told from another":                                {pod("one", 1, resized), pod("two", 0, resized), ""},
+		"one that the API server says nothing of":                            {pod("one", 1), pod("two", 0), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k, p, b := lostBooks(t, time.Hour, test.resized, test.beside)
