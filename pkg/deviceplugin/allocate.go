@@ -260,7 +260,7 @@ func (a *allocator) match(ctx context.Context, hinted hint, request gpu.Memory) 
 	}
 	// Where the one that the devices were chosen for isn't known here yet, a guess among the others would be wrong.
 	guess := found || hinted.container == (containerKey{})
-	if c, by, ok := a.resolve(s.Candidates(request), ask, false); ok && (by == byKubelet || guess) {
+	if c, by, ok := a.resolve(s, request, ask, false); ok && (by == byKubelet || guess) {
 		return s, c, by, nil
 	}
 	// The informer can be behind, and so can the record.
@@ -272,7 +272,7 @@ func (a *allocator) match(ctx context.Context, hinted hint, request gpu.Memory) 
 	})
 	live := a.snapshot(pods)
 	live.Preferred = s.Preferred
-	if c, by, ok := a.resolve(live.Candidates(request), ask, true); ok {
+	if c, by, ok := a.resolve(live, request, ask, true); ok {
 		return live, c, by, nil
 	}
 	interrupted := live.Interrupted(request)
@@ -320,8 +320,18 @@ func (a *allocator) asker(ctx context.Context) func(candidate) standing {
 	}
 }
 
-func (a *allocator) resolve(candidates []candidate, ask func(candidate) standing, lastResort bool) (candidate, match, bool) {
-	c, by, ok := resolve(candidates, ask, a.resources.Answers, lastResort)
+func (a *allocator) resolve(s *snapshot, request gpu.Memory, ask func(candidate) standing, lastResort bool) (candidate, match, bool) {
+	// A kubelet that hasn't known a pod yet, as after a start of the plugin, is asked about some that it has to know.
+	answers := func() bool {
+		for _, c := range s.Admitted(maxAdmitted) {
+			if a.resources.Answers() {
+				break
+			}
+			ask(c)
+		}
+		return a.resources.Answers()
+	}
+	c, by, ok := resolve(s.Candidates(request), ask, answers, lastResort)
 	a.doubtful = a.doubtful || by == byOrder
 	return c, by, ok
 }

@@ -137,6 +137,17 @@ func TestResizeWithoutBooks(t *testing.T) {
 	}
 }
 
+// A plugin that has just started hasn't seen the kubelet answer yet. It asks about the pods that run, so that one which the
+// kubelet hasn't come to isn't served in place of the one that is resized.
+func TestResizeAfterPluginStart(t *testing.T) {
+	one := newPod("one", main(10), assumed(1, 1), assigned, ran(true), func(pod *corev1.Pod) { pod.Generation, pod.Status.ObservedGeneration = 2, 1 })
+	k, p, b := lostBooks(t, time.Hour, one)
+	b.create(p, newPod("next", main(10), assumed(0, 2)))
+	if got := cardOf(k.mustAdmit(one)["main"]); got != "1" {
+		t.Errorf("got card %s, runs on card 1", got)
+	}
+}
+
 // A kubelet that starts without its books admits the pods that run on one by one, and asks anew for their init containers,
 // which have ended.
 func TestInitContainersAreAskedForAgain(t *testing.T) {
