@@ -272,21 +272,19 @@ func (a *allocator) match(ctx context.Context, hinted hint, request gpu.Memory) 
 	})
 	live := a.snapshot(pods)
 	live.Preferred = s.Preferred
-	if c, by, ok := a.resolve(live, request, ask, true); ok {
+	interrupted := live.Interrupted(request)
+	resized := slices.DeleteFunc(slices.Clone(interrupted), func(c candidate) bool { return !c.Pod.Resized })
+	resizes := slices.ContainsFunc(resized, func(c candidate) bool { return ask(c) == waiting })
+	// The kubelet tries a resize and a start again, so neither is guessed beside the other: the card of what runs would be
+	// lost from the kubelet's books.
+	c, by, ok := a.resolve(live, request, ask, true)
+	if ok && !(c.Again && resizes) {
 		return live, c, by, nil
 	}
-	interrupted := live.Interrupted(request)
-	alone, isAlone := sole(interrupted, ask)
-	if isAlone && a.now().Sub(a.settled) < statusLag {
-		return live, alone, byKubelet, nil
-	}
-	resized := slices.DeleteFunc(slices.Clone(interrupted), func(c candidate) bool { return !c.Pod.Resized })
-	if c, ok := sole(resized, ask); ok {
-		return live, c, byKubelet, nil
-	}
-	// A resize can be deferred for hours, during which the kubelet starts other containers again.
-	if isAlone && alone.Pod.ResizePending {
-		return live, alone, byKubelet, nil
+	if !ok {
+		if c, ok = interruptedOne(interrupted, resized, ask, a.now().Sub(a.settled) < statusLag); ok {
+			return live, c, byKubelet, nil
+		}
 	}
 	if err != nil {
 		return nil, candidate{}, byNobody, &refusal{refusedUnavailable, codes.Unavailable,

@@ -114,6 +114,7 @@ func TestResizeWithoutBooks(t *testing.T) {
 		"one whose resize has been deferred":                                 {pod("one", 1, deferred), newPod("two", main(9), assumed(0, 1), assigned, ran(true)), "1"},
 		"not one whose end isn't reported yet, for another that is deferred": {pod("one", 1), pod("two", 0, deferred), ""},
 		"one that can't be told from another":                                {pod("one", 1, resized), pod("two", 0, resized), ""},
+		"one beside a container that has ended and waits for its start":      {pod("one", 1, resized), newPod("two", main(10), assumed(0, 1), assigned, ran(false)), ""},
 		"one that the API server says nothing of":                            {pod("one", 1), pod("two", 0), ""},
 	} {
 		t.Run(name, func(t *testing.T) {

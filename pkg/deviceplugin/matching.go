@@ -261,6 +261,21 @@ func sole(candidates []candidate, ask func(candidate) standing) (found candidate
 	return candidate{}, false
 }
 
+// interruptedOne finds the container that the kubelet is asking for among those that the API server calls running, of which
+// some are of pods whose resize the kubelet hasn't reported on. restarted reports that the kubelet has just started, perhaps
+// with the machine.
+func interruptedOne(interrupted, resized []candidate, ask func(candidate) standing, restarted bool) (candidate, bool) {
+	alone, isAlone := sole(interrupted, ask)
+	if isAlone && restarted {
+		return alone, true
+	}
+	if c, ok := sole(resized, ask); ok {
+		return c, true
+	}
+	// A resize can be deferred for hours, during which the kubelet starts other containers again.
+	return alone, isAlone && alone.Pod.ResizePending
+}
+
 // containerKey names a container of this node.
 type containerKey struct {
 	UID  gpu.PodUID
