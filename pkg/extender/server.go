@@ -34,6 +34,9 @@ const Prefix = "/gpushare-scheduler"
 const (
 	// maxBody bounds what a request may carry: far above 5,000 node names with a large pod, far below the memory at hand.
 	maxBody = 16 << 20
+	// maxHeader bounds a request's header, which takes several times as much memory once it is parsed. A bearer token has one or
+	// two kilobytes.
+	maxHeader = 8 << 10
 	// headerTimeout and readTimeout end clients that send slowly.
 	headerTimeout = 5 * time.Second
 	readTimeout   = 15 * time.Second
@@ -223,7 +226,7 @@ func (s *Server) ServeHealth(ctx context.Context, listener net.Listener) error {
 }
 
 func (s *Server) serve(ctx context.Context, listener net.Listener, server *http.Server) error {
-	server.ReadHeaderTimeout = headerTimeout
+	server.ReadHeaderTimeout, server.MaxHeaderBytes = headerTimeout, maxHeader
 	server.ErrorLog = log.New(serverLog{klog.FromContext(ctx)}, "", 0)
 	server.BaseContext = func(net.Listener) context.Context { return context.WithoutCancel(ctx) }
 	stopped := make(chan error, 1)
