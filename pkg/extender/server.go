@@ -111,7 +111,7 @@ type Options struct {
 	// FilterBest is how many of the nodes that share the best score filter passes at most where more than FilterBestAbove
 	// are on offer. With fewer, and with 0 always, it passes every node that fits, and says of the others why they don't.
 	FilterBest, FilterBestAbove int
-	// TLS is nil for plain HTTP.
+	// TLS is what ServerTLS returned; nil for plain HTTP.
 	TLS *tls.Config
 	// ClientNames are the names of which a client's certificate must have one; none where no certificate is asked for.
 	ClientNames []string
@@ -140,9 +140,10 @@ type Server struct {
 // NewServer wires a Server.
 func NewServer(o Options) *Server {
 	s := &Server{
-		Options: o, grace: stopGrace, slowest: readTimeout, bodies: newBodies(), metrics: few(maxReaders, o.Metrics.ServeHTTP),
+		Options: o, grace: stopGrace, slowest: readTimeout, bodies: newBodies(),
 		refusals: rate.Sometimes{First: 1, Interval: time.Minute},
 	}
+	s.metrics = few(maxReaders, s.getMetrics)
 	if o.AuthorizeMetrics != nil {
 		s.metrics = o.AuthorizeMetrics(s.metrics)
 	}
@@ -177,6 +178,15 @@ func (s *Server) withHealth(r *httprouter.Router) *httprouter.Router {
 		http.Error(w, fmt.Sprintf("no such path: %.200q", req.URL.Path), http.StatusNotFound)
 	})
 	return r
+}
+
+// getMetrics reads the certificate again first: no client may have connected since it changed, least of all to a replica that
+// stands by.
+func (s *Server) getMetrics(w http.ResponseWriter, r *http.Request) {
+	if s.TLS != nil {
+		_, _ = s.TLS.GetConfigForClient(nil) // Files that can't be used are logged there.
+	}
+	s.Metrics.ServeHTTP(w, r)
 }
 
 // InFlight says how many calls of kube-scheduler are being answered.
