@@ -80,7 +80,7 @@ type Observer interface {
 	Answered(verb, outcome string, took time.Duration)
 	// Filtered counts nodes by what filter said of them.
 	Filtered(reason placement.Reason, nodes int)
-	// CertificateExpires tells until when a certificate that is in use is valid.
+	// CertificateExpires notes when a certificate that is in use expires.
 	CertificateExpires(certificate string, at time.Time)
 }
 
@@ -104,7 +104,7 @@ type Options struct {
 	Observer Observer
 	// Metrics answers /metrics.
 	Metrics http.Handler
-	// AuthorizeMetrics lets only those through to a handler who may read metrics; nil for everyone.
+	// AuthorizeMetrics returns a handler that passes on only requests of clients that may read metrics; nil where every client may.
 	AuthorizeMetrics func(http.Handler) http.Handler
 	// CardPolicy and NodePolicy are what filter and prioritize judge nodes by.
 	CardPolicy, NodePolicy placement.Policy
@@ -180,8 +180,8 @@ func (s *Server) withHealth(r *httprouter.Router) *httprouter.Router {
 	return r
 }
 
-// getMetrics reads the certificate again first: no client may have connected since it changed, least of all to a replica that
-// stands by.
+// getMetrics reads the certificate again first: no client may have connected since it changed, least of all to a
+// standby replica.
 func (s *Server) getMetrics(w http.ResponseWriter, r *http.Request) {
 	if s.TLS != nil {
 		_, _ = s.TLS.GetConfigForClient(nil) // Files that can't be used are logged there.

@@ -238,7 +238,7 @@ func TestTheClientCAIsReadAgain(t *testing.T) {
 	}
 }
 
-// The metric of its expiry follows a certificate that is replaced while nobody connects.
+// The metric of its expiry follows a certificate that is replaced while no client connects.
 func TestExpiryOfACertificateThatNoClientHasSeen(t *testing.T) {
 	ca := newAuthority(t)
 	cert, key := ca.issue("server", 2)

@@ -41,7 +41,7 @@ var (
 	errBusy         = errors.New("too many requests are being authorized at the moment")
 )
 
-// Reviewer asks the API server who a client is, and what it may do.
+// Reviewer asks the API server which user a client is, and whether that user may request a path.
 type Reviewer struct {
 	api       api
 	decisions *cache.LRUExpireCache // By key, of error: nil allows.
@@ -143,14 +143,14 @@ func (r *Reviewer) authorize(request *http.Request) error {
 
 // review asks the API server. An error other than errUnknownToken and forbiddenError says that it didn't decide.
 func (r *Reviewer) review(ctx context.Context, token string, k key) error {
-	who, err := r.api.ReviewToken(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}})
+	identity, err := r.api.ReviewToken(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}})
 	if err != nil {
 		return fmt.Errorf("reviewing a token: %w", err)
 	}
-	if !who.Status.Authenticated {
+	if !identity.Status.Authenticated {
 		return errUnknownToken
 	}
-	user := who.Status.User
+	user := identity.Status.User
 	extra := make(map[string]authorizationv1.ExtraValue, len(user.Extra))
 	for name, values := range user.Extra {
 		extra[name] = authorizationv1.ExtraValue(values)
