@@ -4,10 +4,11 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/gpushare/gpushare/cmd/internal/logflags"
 )
 
 func main() { os.Exit(run(os.Args[1:])) }
@@ -18,7 +19,7 @@ func run(args []string) int {
 	command := newCommand(os.LookupEnv)
 	command.SetArgs(args)
 	if err := command.ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "gpushare-device-plugin:", err)
+		logflags.PrintError(command.Flags(), component, err)
 		return 1
 	}
 	return 0

@@ -67,11 +67,11 @@ The flag wins.`,
 			return flagenv.Set(command.Flags(), environment)
 		},
 		RunE: func(command *cobra.Command, _ []string) error {
-			unit, err := o.validate()
-			if err != nil {
+			if err := logflags.Apply(o.logging); err != nil {
 				return err
 			}
-			if err := logflags.Apply(o.logging); err != nil {
+			unit, err := o.validate()
+			if err != nil {
 				return err
 			}
 			if o.printInventory {

@@ -23,7 +23,7 @@ func newCheckCommand() *cobra.Command {
 FILE is -, and prints what is wrong or missing for gpushare: one line for each finding, with its severity, the field, and what
 to do. It exits with status 1 if one of them is an error, or if the configuration can't be read.
 
-It reads no other file and calls nobody. Give --bind-timeout and --gang-hold as the extender has them.`,
+It reads no other file and makes no calls. Give --bind-timeout and --gang-hold as the extender has them.`,
 		Args: cobra.ExactArgs(1),
 		PreRunE: func(command *cobra.Command, _ []string) error {
 			return flagenv.Set(command.Flags(), os.LookupEnv)

@@ -3,10 +3,11 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/gpushare/gpushare/cmd/internal/logflags"
 )
 
 func main() {
@@ -20,7 +21,7 @@ func run(args []string) int {
 	command := newCommand()
 	command.SetArgs(args)
 	if err := command.ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "gpushare-extender:", err)
+		logflags.PrintError(command.Flags(), component, err)
 		return 1
 	}
 	return 0

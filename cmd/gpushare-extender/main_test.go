@@ -207,6 +207,28 @@ func TestJSONLogs(t *testing.T) {
 	t.Error("it ended without saying where it answers")
 }
 
+// The line that says why the program ended is JSON as well, also where it never began.
+func TestJSONErrors(t *testing.T) {
+	for name, test := range map[string]struct {
+		args []string
+		want string
+	}{
+		"a flag's value":  {[]string{"--bind-timeout=0s"}, "--bind-timeout must be positive"},
+		"an unknown flag": {[]string{"--no-such-flag"}, "unknown flag: --no-such-flag"},
+		"the start":       {[]string{"-v=4", "--listen-address=127.0.0.1:0", "--kubeconfig=/no/config"}, "--kubeconfig: stat /no/config"},
+	} {
+		out, err := command(t.Context(), append([]string{"--logging-format=json"}, test.args...)...).CombinedOutput()
+		if err == nil {
+			t.Errorf("%s: no error", name)
+		}
+		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+		var last struct{ Err string }
+		if err := json.Unmarshal([]byte(lines[len(lines)-1]), &last); err != nil || !strings.Contains(last.Err, test.want) {
+			t.Errorf("%s: %v: %s", name, err, out)
+		}
+	}
+}
+
 // TestLife runs the extender through its life: it waits for an API server that isn't there, with a reason; stands once
 // the server is; and ends with status 0 at a SIGTERM, whatever connections are open.
 func TestLife(t *testing.T) {

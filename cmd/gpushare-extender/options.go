@@ -89,10 +89,10 @@ Each flag can be given as an environment variable as well, named like the flag i
 		},
 		RunE: func(command *cobra.Command, _ []string) error {
 			o.uiAddressGiven = command.Flags().Changed("ui-listen-address")
-			if err := o.validate(); err != nil {
+			if err := logflags.Apply(o.logging); err != nil {
 				return err
 			}
-			if err := logflags.Apply(o.logging); err != nil {
+			if err := o.validate(); err != nil {
 				return err
 			}
 			return serve(command.Context(), o)

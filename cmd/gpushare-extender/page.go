@@ -18,7 +18,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/webui"
 )
 
-// page is the web page, on an address of its own: who can see it needn't be able to bind pods. The zero value is no page.
+// page is the web page, on an address of its own: clients that may see it needn't be able to bind pods. The zero value is no page.
 type page struct {
 	board    *webui.Board
 	handler  http.Handler

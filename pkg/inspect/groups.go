@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -17,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
-	"sigs.k8s.io/yaml"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -191,19 +189,9 @@ func (o *options) showGroups(ctx context.Context, client kubernetes.Interface) e
 	}
 	switch o.output {
 	case outputJSON:
-		data, err := json.MarshalIndent(groups, "", "    ")
-		if err != nil {
-			return fmt.Errorf("writing the groups as JSON: %w", err)
-		}
-		_, err = fmt.Fprintf(o.streams.Out, "%s\n", data)
-		return err
+		return WriteJSON(o.streams.Out, groups)
 	case outputYAML:
-		data, err := yaml.Marshal(groups)
-		if err != nil {
-			return fmt.Errorf("writing the groups as YAML: %w", err)
-		}
-		_, err = fmt.Fprintf(o.streams.Out, "---\n%s", data)
-		return err
+		return WriteYAML(o.streams.Out, groups)
 	}
 	if len(groups.Groups) == 0 {
 		fmt.Fprintln(o.streams.ErrOut, "No pod belongs to a group.")

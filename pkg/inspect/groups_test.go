@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -86,6 +87,22 @@ func TestGroupNamesAreHarmless(t *testing.T) {
 		"default  " + strings.Repeat("y", 62) + "…  ?  0  0  Invalid  " + why
 	if diff := cmp.Diff(want, out); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// No name keeps JSON and YAML from being written, or has a terminal act on it, and none is changed.
+func TestGroupNamesInJSONAndYAML(t *testing.T) {
+	const name = "x\x1b\x7f\u009b\ufffe"
+	api := newFakeAPI(t, objects(nil, newPod("p", 8).member(name, 2)))
+	for format, want := range map[string]string{"json": `"name": "x\u001b\u007f\u009b\ufffe",`, "yaml": `name: "x\e\x7F\x9B\uFFFE"`} {
+		out, _, err := execute(t, api, "--groups", "-o", format)
+		if err != nil || !strings.Contains(out, want) {
+			t.Errorf("%s: %v: %q lacks %q", format, err, out, want)
+		}
+		var groups Groups
+		if err := yaml.Unmarshal([]byte(out), &groups); err != nil || groups.Groups[0].Name != name {
+			t.Errorf("%s: %v: read back as %+v", format, err, groups)
+		}
 	}
 }
 

@@ -15,6 +15,8 @@ func TestOutput(t *testing.T) {
 	table := func(options TableOptions) func(io.Writer, Report) error {
 		return func(out io.Writer, report Report) error { return WriteTable(out, report, options) }
 	}
+	asJSON := func(out io.Writer, report Report) error { return WriteJSON(out, report) }
+	asYAML := func(out io.Writer, report Report) error { return WriteYAML(out, report) }
 	details := func(wide bool) func(io.Writer, Report) error {
 		return func(out io.Writer, report Report) error { return WriteDetails(out, report, wide, Look{}) }
 	}
@@ -263,7 +265,7 @@ NAME     NAMESPACE  REQUEST  REASON
 waiting  default    20       0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.
 fresh    ml         2        scheduler "default-scheduler" has not tried it yet
 `},
-		"JSON of a healthy cluster": {twoNodes, WriteJSON, `
+		"JSON of a healthy cluster": {twoNodes, asJSON, `
 {
     "apiVersion": "inspect.gpushare.aliyun.com/v1",
     "kind": "GPUShareReport",
@@ -362,7 +364,7 @@ fresh    ml         2        scheduler "default-scheduler" has not tried it yet
     "pendingPods": []
 }
 `},
-		"YAML with everything in it": {trouble, WriteYAML, `
+		"YAML with everything in it": {trouble, asYAML, `
 ---
 apiVersion: inspect.gpushare.aliyun.com/v1
 cluster:
@@ -534,7 +536,7 @@ pendingPods:
 `},
 		"an empty cluster has an empty table": {nothing, table(TableOptions{}), `
 `},
-		"an empty cluster has empty lists": {nothing, WriteJSON, `
+		"an empty cluster has empty lists": {nothing, asJSON, `
 {
     "apiVersion": "inspect.gpushare.aliyun.com/v1",
     "kind": "GPUShareReport",

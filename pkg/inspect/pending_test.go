@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/waiting"
@@ -123,6 +124,22 @@ func TestWhyAPodWaits(t *testing.T) {
 				t.Errorf("explanation (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// A watch knows the time too: a pod that should have been gone long ago makes no room.
+func TestWatchedPodsAreOverdue(t *testing.T) {
+	nominated := newPod("p", 16).with(func(p *corev1.Pod) { p.Status.NominatedNodeName, p.Spec.Priority = "n2", new(int32(1)) })
+	all := split(t, nominated, newPod("e", 16).on("n2", 1).terminating())
+	nodes, pods := cache.NewStore(cache.MetaNamespaceKeyFunc), cache.NewStore(cache.MetaNamespaceKeyFunc)
+	for _, node := range all.Nodes {
+		_ = nodes.Add(node) // It has a name.
+	}
+	for _, pod := range all.Pods {
+		_ = pods.Add(pod)
+	}
+	if got := Build(Scope{}.objects(nodes, pods)).PendingPods[0]; got.Cause != waiting.Full {
+		t.Errorf("%s: %s", got.Cause, got.Explanation)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
@@ -121,7 +122,7 @@ func (s Scope) matters(object any) bool {
 
 // objects reads the stores; the objects are shared with them and must not be changed.
 func (s Scope) objects(nodes, pods cache.Store) Objects {
-	var objects Objects
+	objects := Objects{Now: time.Now()}
 	for _, object := range nodes.List() {
 		if node := object.(*corev1.Node); s.covers(node) {
 			objects.Nodes = append(objects.Nodes, node)

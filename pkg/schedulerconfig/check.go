@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"math"
 	"net"
 	"net/url"
 	"slices"
@@ -119,12 +120,14 @@ func (c *check) backoff() {
 	if initial <= 0 {
 		c.add(Error, initialPath, "%d: must be positive", initial)
 	}
-	switch hold := c.GangHold; {
+	hold := c.GangHold
+	misses := hold > 0 && longest >= int64(math.Ceil(hold.Seconds()))
+	switch {
 	case longest < initial:
 		c.add(Error, longestPath, "%d: must not lie below podInitialBackoffSeconds, %d", longest, initial)
-	case hold > 0 && time.Duration(longest)*time.Second >= hold && c.config.PodMaxBackoffSeconds == nil:
+	case misses && c.config.PodMaxBackoffSeconds == nil:
 		c.add(Warning, longestPath, "missing: the default of %d seconds isn't below --gang-hold, %v: members of a group miss each other; set 5", longest, hold)
-	case hold > 0 && time.Duration(longest)*time.Second >= hold:
+	case misses:
 		c.add(Warning, longestPath, "%d: isn't below --gang-hold, %v: members of a group miss each other", longest, hold)
 	}
 }

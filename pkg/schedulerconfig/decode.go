@@ -3,6 +3,7 @@
 package schedulerconfig
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	schedulerv1 "k8s.io/kube-scheduler/config/v1"
 	"sigs.k8s.io/yaml"
 )
@@ -32,6 +34,9 @@ func Decode(data []byte) (*schedulerv1.KubeSchedulerConfiguration, error) {
 	case said.Kind != kind || said.APIVersion != schedulerv1.SchemeGroupVersion.String():
 		return nil, fmt.Errorf("it is a %s of %s, want a %s of %s", said.Kind, said.APIVersion, kind, schedulerv1.SchemeGroupVersion)
 	}
+	if hasSeveral(data) {
+		return nil, errors.New("it has several documents: kube-scheduler reads the first one only")
+	}
 	scheme := runtime.NewScheme()
 	if err := schedulerv1.AddToScheme(scheme); err != nil {
 		return nil, err
@@ -45,4 +50,19 @@ func Decode(data []byte) (*schedulerv1.KubeSchedulerConfiguration, error) {
 		return nil, err
 	}
 	return config, nil
+}
+
+// hasSeveral reports whether a document with any content follows the first one.
+func hasSeveral(data []byte) bool {
+	documents := 0
+	for reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data))); ; {
+		document, err := reader.Read()
+		if err != nil { // At the end: nothing else can go wrong in memory.
+			return documents > 1
+		}
+		var content any // Not of a part that is no YAML: before the first document there may be directives.
+		if yaml.Unmarshal(document, &content) == nil && content != nil {
+			documents++
+		}
+	}
 }

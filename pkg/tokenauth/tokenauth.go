@@ -23,8 +23,10 @@ const (
 	// allowedTTL and deniedTTL are how long a decision is used without another review.
 	allowedTTL = time.Minute
 	deniedTTL  = 10 * time.Second
-	// maxDecisions bounds the decisions that are remembered, maxReviews the reviews that are under way: anybody can send
-	// tokens.
+	// renewalTTL is how long a token that was allowed keeps its place beside unknown ones: longer than between two scrapes.
+	renewalTTL = time.Hour
+	// maxDecisions bounds the decisions that are remembered, maxReviews the reviews of unknown tokens that are under way, and
+	// those of tokens that were allowed before: every client can send tokens.
 	maxDecisions = 1024
 	maxReviews   = 4
 	// maxToken is longer than the token of any ServiceAccount.
@@ -39,11 +41,14 @@ var (
 	errBusy         = errors.New("too many requests are being authorized at the moment")
 )
 
-// Reviewer asks the API server who a client is, and what it may do.
+// Reviewer asks the API server which user a client is, and whether that user may request a path.
 type Reviewer struct {
 	api       api
 	decisions *cache.LRUExpireCache // By key, of error: nil allows.
-	reviews   chan struct{}
+	// allowed has the keys that the last review allowed, also after that decision has expired. Unknown tokens take up the
+	// places of reviews, and those of renewals aren't theirs: they don't keep a monitoring system out.
+	allowed           *cache.LRUExpireCache
+	reviews, renewals chan struct{}
 }
 
 // New returns a Reviewer with a client of its own, so that a flood of tokens slows down nothing else.
@@ -59,7 +64,8 @@ func New(config *rest.Config) (*Reviewer, error) {
 
 func newReviewer(api api, clock clock.PassiveClock) *Reviewer {
 	return &Reviewer{
-		api: api, decisions: cache.NewLRUExpireCacheWithClock(maxDecisions, clock), reviews: make(chan struct{}, maxReviews),
+		api: api, decisions: cache.NewLRUExpireCacheWithClock(maxDecisions, clock), allowed: cache.NewLRUExpireCacheWithClock(maxDecisions, clock),
+		reviews: make(chan struct{}, maxReviews), renewals: make(chan struct{}, maxReviews),
 	}
 }
 
@@ -110,9 +116,13 @@ func (r *Reviewer) authorize(request *http.Request) error {
 		err, _ := decision.(error)
 		return err
 	}
+	places := r.reviews
+	if _, before := r.allowed.Get(k); before {
+		places = r.renewals
+	}
 	select {
-	case r.reviews <- struct{}{}:
-		defer func() { <-r.reviews }()
+	case places <- struct{}{}:
+		defer func() { <-places }()
 	default:
 		return errBusy
 	}
@@ -123,22 +133,24 @@ func (r *Reviewer) authorize(request *http.Request) error {
 	switch {
 	case err == nil:
 		r.decisions.Add(k, nil, allowedTTL)
+		r.allowed.Add(k, nil, renewalTTL)
 	case errors.Is(err, errUnknownToken), errors.As(err, &forbidden):
 		r.decisions.Add(k, err, deniedTTL)
+		r.allowed.Remove(k)
 	}
 	return err
 }
 
 // review asks the API server. An error other than errUnknownToken and forbiddenError says that it didn't decide.
 func (r *Reviewer) review(ctx context.Context, token string, k key) error {
-	who, err := r.api.ReviewToken(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}})
+	identity, err := r.api.ReviewToken(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}})
 	if err != nil {
 		return fmt.Errorf("reviewing a token: %w", err)
 	}
-	if !who.Status.Authenticated {
+	if !identity.Status.Authenticated {
 		return errUnknownToken
 	}
-	user := who.Status.User
+	user := identity.Status.User
 	extra := make(map[string]authorizationv1.ExtraValue, len(user.Extra))
 	for name, values := range user.Extra {
 		extra[name] = authorizationv1.ExtraValue(values)

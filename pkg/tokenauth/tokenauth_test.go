@@ -106,20 +106,24 @@ func TestDecisionsAreRememberedForAWhile(t *testing.T) {
 	want("another", 503, 6)
 }
 
-// Unknown tokens cause a bounded number of reviews at once.
+// Unknown tokens cause a bounded number of reviews at once, and keep no token out that was allowed before.
 func TestReviewsAreBounded(t *testing.T) {
-	api := &apiServer{}
-	r := newReviewer(api, clocktesting.NewFakePassiveClock(time.Now()))
-	if w := ask(r, "Bearer prometheus"); w.Code != 200 {
-		t.Fatal(w.Code)
+	api, clock := &apiServer{}, clocktesting.NewFakePassiveClock(time.Now())
+	r := newReviewer(api, clock)
+	want := func(token string, status, reviews int) {
+		t.Helper()
+		if w := ask(r, "Bearer "+token); w.Code != status || api.reviews != reviews {
+			t.Errorf("%s: status %d after %d reviews, want %d after %d", token, w.Code, api.reviews, status, reviews)
+		}
 	}
+	want("prometheus", 200, 1)
+	want("tenant", 403, 2)
 	for range maxReviews {
 		r.reviews <- struct{}{}
 	}
-	if w := ask(r, "Bearer nonsense"); w.Code != 503 || api.reviews != 1 {
-		t.Errorf("one more: %d after %d reviews", w.Code, api.reviews)
-	}
-	if w := ask(r, "Bearer prometheus"); w.Code != 200 {
-		t.Errorf("a known token meanwhile: %d", w.Code)
-	}
+	want("nonsense", 503, 2)
+	want("prometheus", 200, 2)
+	clock.SetTime(clock.Now().Add(allowedTTL + time.Second))
+	want("prometheus", 200, 3)
+	want("tenant", 503, 3)
 }
