@@ -131,7 +131,7 @@ func TestCheckSchedulerConfig(t *testing.T) {
 			stderr: "gpushare-extender: standard input: 1 of the findings must be corrected\n",
 		},
 		"the extender's flags": {
-			args: []string{"--gang-hold=11s"}, stdout: "error: extenders[0].httpTimeout: 15s isn't above --gang-hold and --bind-timeout together, 11s and 4s",
+			args: []string{"--gang-hold=11s"}, stdout: "error: extenders[0].httpTimeout: 15s is not more than the sum of --gang-hold and --bind-timeout, 11s and 4s",
 			stderr: "gpushare-extender: standard input: 1 of the findings must be corrected\n",
 		},
 		"what can't be read": {old: "ignorable: false", new: "ignorant: false", stderr: "gpushare-extender: standard input: strict decoding error: unknown field \"extenders[0].ignorant\"\n"},
