@@ -33,7 +33,7 @@ func init() {
 
 // TestCalm checks that calm executes the program once more, in the same process, with more timer slack.
 func TestCalm(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // Instead of for ever.
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // Instead of forever.
 	defer cancel()
 	for name, test := range map[string]struct {
 		environment []string

@@ -240,7 +240,7 @@ default    piece  12       fragmented  12 GiB free on n1, but the largest piece 
 			objects: twoNodes, args: []string{"--pending", "cn-beijing.i-2ze"},
 			err: "--pending shows pods that have no node: it can't be used with --details, node names or --selector",
 		},
-		"a colour that doesn't exist": {
+		"a color that doesn't exist": {
 			objects: twoNodes, args: []string{"--color", "blue"},
 			err: `--color "blue": want auto, always or never`,
 		},
@@ -394,7 +394,7 @@ func TestCompletion(t *testing.T) {
 		"nodes not named before":    {[]string{"cn-beijing.i-2ze", ""}, "cn-shanghai.i-uf61h64\t2 cards, -\n:4\n"},
 		"after other flags":         {[]string{"-d", "cn-b"}, "cn-beijing.i-2ze\t1 card, -\n:4\n"},
 		"formats":                   {[]string{"-o", ""}, "wide\njson\nyaml\nname\n:4\n"},
-		"colours":                   {[]string{"--color", "a"}, "auto\nalways\n:4\n"},
+		"colors":                    {[]string{"--color", "a"}, "auto\nalways\n:4\n"},
 		"contexts":                  {[]string{"--context", "t"}, "test\n:4\n"},
 		"namespaces of the cluster": {[]string{"-n", ""}, "default\nml\n:4\n"},
 	} {

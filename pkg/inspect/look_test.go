@@ -117,7 +117,7 @@ cn-beijing.i-2ze       192.168.0.70  0/15  0/0   0/15
 cn-shanghai.i-uf61h64  192.168.0.71  0/15  9/15  9/30
 `},
 	}
-	colours := strings.NewReplacer("<R>", "\x1b[31m", "<0>", "\x1b[0m")
+	colors := strings.NewReplacer("<R>", "\x1b[31m", "<0>", "\x1b[0m")
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
@@ -126,7 +126,7 @@ cn-shanghai.i-uf61h64  192.168.0.71  0/15  9/15  9/30
 			}
 			// The figures of unhealthy cards are red too. The table above omits this, to be easier to read.
 			got := strings.NewReplacer("\x1b[31m18/16\x1b[0m", "18/16", "\x1b[31m0/16\x1b[0m", "0/16").Replace(out.String())
-			if diff := cmp.Diff(colours.Replace(strings.TrimPrefix(test.want, "\n")), got); diff != "" {
+			if diff := cmp.Diff(colors.Replace(strings.TrimPrefix(test.want, "\n")), got); diff != "" {
 				t.Errorf("output (-want +got):\n%s", diff)
 			}
 		})

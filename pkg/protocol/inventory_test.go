@@ -306,7 +306,7 @@ func TestWholeCardResources(t *testing.T) {
 		node := &corev1.Node{}
 		node.Status.Capacity = corev1.ResourceList{name: list[name], ResourceMemory: list[ResourceMemory]}
 		if !ParseNode(node).WholeCards {
-			t.Errorf("%s beside %s isn't noticed", name, ResourceMemory)
+			t.Errorf("%s beside %s isn't reported", name, ResourceMemory)
 		}
 	}
 }

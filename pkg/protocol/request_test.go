@@ -73,7 +73,7 @@ func TestPodRequest(t *testing.T) {
 		"thousands":                             {app: containers{asks("8k")}, want: 8000},
 		"the largest there is":                  {app: containers{asks("9223372036854775807")}, want: math.MaxInt64},
 		"more than 64 bits stop at the largest": {app: containers{asks("9223372036854775807"), asks("9223372036854775807")}, want: math.MaxInt64},
-		"more than 64 bits in initialisation":   {init: containers{sidecar(asks("9223372036854775807")), asks("9223372036854775807")}, app: containers{asks("1")}, want: math.MaxInt64},
+		"more than 64 bits in initialization":   {init: containers{sidecar(asks("9223372036854775807")), asks("9223372036854775807")}, app: containers{asks("1")}, want: math.MaxInt64},
 		"a runtime class's overhead isn't a container's": {
 			app: containers{asks("8")}, overhead: list(ResourceMemory, "3"), want: 8,
 		},
