@@ -131,7 +131,7 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.StringVar(&e.address, "advertise-address", "", "`IP address` of this replica, which it publishes as the endpoint of --publish-service while it is the leader; if empty, nothing is published")
 	f.BoolVar(&o.cardMetrics, "card-metrics", true, "serve four series for each card on /metrics, in addition to the cluster's sums; turn it off if these are too many series")
 	f.Float32Var(&o.qps, "kube-api-qps", 1000, "maximum number of requests per second to the API server, without Events, leader election and token reviews")
-	f.IntVar(&o.burst, "kube-api-burst", 2000, "maximum number of requests to the API server in a burst above --kube-api-qps")
+	f.IntVar(&o.burst, "kube-api-burst", 2000, "maximum number of requests to the API server in one burst, before --kube-api-qps limits them")
 
 	logflags.Add(f, o.logging)
 	command.CompletionOptions.DisableDefaultCmd = true
