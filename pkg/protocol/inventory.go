@@ -163,10 +163,10 @@ type Node struct {
 
 // ParseNode returns a node's cards.
 //
-// The inventory is used if its number of cards equals gpu-count. The kubelet's gpu-mem alone is not reliable: it lags
-// behind the inventory when a card's memory changes, and is zero while the plugin is not running. If both the number of
-// cards and the sum of their memory differ, or if there is no valid inventory, the node runs the original gpushare plugin,
-// possibly after ours, which left its annotation. Then the node has gpu-count equal cards of gpu-mem / gpu-count each.
+// A valid inventory is used, unless both its number of cards and the sum of their memory differ from gpu-count and gpu-mem.
+// gpu-mem alone is not reliable: it lags behind the inventory when a card's memory changes, and is zero while the plugin is
+// not running. If both differ, or if there is no valid inventory, the node runs the original gpushare plugin, possibly after
+// ours, which left its annotation. Then the node has gpu-count equal cards of gpu-mem / gpu-count each.
 func ParseNode(node *corev1.Node) Node {
 	capacity := node.Status.Capacity
 	memory, count := memoryOf(capacity, ResourceMemory), int64(memoryOf(capacity, ResourceCount))

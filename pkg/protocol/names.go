@@ -54,8 +54,8 @@ const (
 	EnvDisableIsolation = "CGPU_DISABLE"
 )
 
-// AnnotationGroupWhole is "true" on all members of a gang once its last member is bound, and on members that are bound
-// later. It proves that the whole gang was bound once.
+// AnnotationGroupWhole is "true" on the member with which its gang became complete, and on members that are bound later. It
+// proves that all members that the gang needs had been bound.
 const AnnotationGroupWhole = "gpushare.aliyun.com/group-whole"
 
 // The node annotations and labels.
