@@ -1,5 +1,5 @@
-// gpushare-device-plugin reports a node's GPU memory to its kubelet and gives each container the card that was chosen
-// for its pod.
+// gpushare-device-plugin is the device plugin that reports a node's GPU memory to the kubelet, and allocates to each
+// container the card that was chosen for its pod.
 package main
 
 import (

@@ -1,4 +1,5 @@
-// gpushare-extender answers kube-scheduler: which nodes have a GPU card with room for a pod, and binds the pod to one.
+// gpushare-extender is the scheduler extender that filters nodes by the free memory of their GPU cards, and binds pods
+// together with the card that they get.
 package main
 
 import (

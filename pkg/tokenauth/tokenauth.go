@@ -1,5 +1,5 @@
-// Package tokenauth lets only those clients through to an HTTP handler whose bearer token the API server knows, and that
-// may request the path: by TokenReview and SubjectAccessReview, as Kubernetes' own components do for /metrics.
+// Package tokenauth restricts an HTTP handler to clients with a bearer token that the API server accepts and that may
+// request the path. It uses TokenReview and SubjectAccessReview, as the Kubernetes components do for /metrics.
 package tokenauth
 
 import (
@@ -20,28 +20,28 @@ import (
 )
 
 const (
-	// allowedTTL and deniedTTL are how long a decision is used without another review.
+	// allowedTTL and deniedTTL are how long a decision is cached.
 	allowedTTL = time.Minute
 	deniedTTL  = 10 * time.Second
-	// renewalTTL is how long a token that was allowed keeps its place beside unknown ones: longer than between two scrapes.
+	// renewalTTL is how long a token that was allowed is preferred to unknown ones: longer than the interval of two scrapes.
 	renewalTTL = time.Hour
-	// maxDecisions bounds the decisions that are remembered, maxReviews the reviews of unknown tokens that are under way, and
-	// those of tokens that were allowed before: every client can send tokens.
+	// maxDecisions limits the cached decisions, maxReviews the concurrent reviews of unknown tokens, and those of tokens that
+	// were allowed before, because any client can send tokens.
 	maxDecisions = 1024
 	maxReviews   = 4
-	// maxToken is longer than the token of any ServiceAccount.
+	// maxToken is the maximum length of a token, more than that of any ServiceAccount token.
 	maxToken      = 16 << 10
 	reviewTimeout = 5 * time.Second
 )
 
-// The reasons for which a request is refused.
+// The reasons why a request is rejected.
 var (
 	errNoToken      = errors.New("the request has no bearer token")
 	errUnknownToken = errors.New("the API server doesn't accept the bearer token")
 	errBusy         = errors.New("too many requests are being authorized at the moment")
 )
 
-// Reviewer asks the API server which user a client is, and whether that user may request a path.
+// Reviewer authenticates and authorizes clients with the API server. Its methods are safe for concurrent use.
 type Reviewer struct {
 	api       api
 	decisions *cache.LRUExpireCache // By key, of error: nil allows.
@@ -51,7 +51,8 @@ type Reviewer struct {
 	reviews, renewals chan struct{}
 }
 
-// New returns a Reviewer with a client of its own, so that a flood of tokens slows down nothing else.
+// New returns a Reviewer with its own client and rate limit, so that many requests with tokens don't delay other calls to
+// the API server.
 func New(config *rest.Config) (*Reviewer, error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 10, 20
@@ -69,8 +70,8 @@ func newReviewer(api api, clock clock.PassiveClock) *Reviewer {
 	}
 }
 
-// Handler returns a handler that answers 401 to clients without a token that the API server accepts, 403 to those that may
-// not request the path, and 503 where the API server doesn't say. It passes all others on to next.
+// Handler returns a handler that passes authorized requests to next. It responds with 401 if the API server doesn't accept
+// the token or there is none, with 403 if the client may not request the path, and with 503 if there was no review.
 func (r *Reviewer) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
 		err := r.authorize(request)
@@ -84,20 +85,20 @@ func (r *Reviewer) Handler(next http.Handler) http.Handler {
 		case errors.As(err, &forbidden):
 			http.Error(w, err.Error(), http.StatusForbidden)
 		default:
-			klog.FromContext(request.Context()).V(2).Info("A client could not be authorized", "path", request.URL.Path, "err", err)
+			klog.FromContext(request.Context()).V(2).Info("Client not authorized, because there was no review", "path", request.URL.Path, "err", err)
 			http.Error(w, "the client can't be authorized at the moment", http.StatusServiceUnavailable)
 		}
 	})
 }
 
-// forbiddenError says that a user is known, and may not do what it asked for.
+// forbiddenError is returned for an authenticated user that may not make the request.
 type forbiddenError struct{ user, verb, path string }
 
 func (e forbiddenError) Error() string {
 	return fmt.Sprintf("user %.253q may not %s path %q", e.user, e.verb, e.path)
 }
 
-// key is what a decision depends on. The token itself isn't kept.
+// key identifies a decision. It contains a hash of the token, so that no token is kept in memory.
 type key struct {
 	token      [sha256.Size]byte
 	verb, path string
@@ -141,7 +142,8 @@ func (r *Reviewer) authorize(request *http.Request) error {
 	return err
 }
 
-// review asks the API server. An error other than errUnknownToken and forbiddenError says that it didn't decide.
+// review returns nil if the API server authorizes the request. An error other than errUnknownToken and forbiddenError means
+// that the API server made no decision.
 func (r *Reviewer) review(ctx context.Context, token string, k key) error {
 	identity, err := r.api.ReviewToken(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}})
 	if err != nil {
@@ -155,14 +157,14 @@ func (r *Reviewer) review(ctx context.Context, token string, k key) error {
 	for name, values := range user.Extra {
 		extra[name] = authorizationv1.ExtraValue(values)
 	}
-	may, err := r.api.ReviewAccess(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+	access, err := r.api.ReviewAccess(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 		User: user.Username, UID: user.UID, Groups: user.Groups, Extra: extra,
 		NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: k.path, Verb: k.verb},
 	}})
 	if err != nil {
 		return fmt.Errorf("reviewing the access of user %s: %w", user.Username, err)
 	}
-	if !may.Status.Allowed {
+	if !access.Status.Allowed {
 		return forbiddenError{user.Username, k.verb, k.path}
 	}
 	return nil

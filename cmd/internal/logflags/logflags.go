@@ -1,4 +1,4 @@
-// Package logflags gives a command the flags of Kubernetes' components that say what is logged, and in which format.
+// Package logflags adds the logging flags of the Kubernetes components to a command.
 package logflags
 
 import (
@@ -11,7 +11,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Add adds --logging-format and -v. The configuration counts once it is applied.
+// Add adds --logging-format and -v. They take effect with Apply.
 func Add(flags *pflag.FlagSet, config *logsapi.LoggingConfiguration) {
 	all := pflag.NewFlagSet("", pflag.ContinueOnError)
 	logsapi.AddFlags(config, all)
@@ -20,8 +20,8 @@ func Add(flags *pflag.FlagSet, config *logsapi.LoggingConfiguration) {
 	}
 }
 
-// Apply has the process log as the flags say, what the standard library logs included (by slog's default logger). It is called
-// once, before anything is logged; a test may call it again.
+// Apply configures logging, and the default logger of slog for the standard library's log messages. Call it once, before
+// anything is logged; tests can call it again.
 func Apply(config *logsapi.LoggingConfiguration) error {
 	logsapi.ReapplyHandling = logsapi.ReapplyHandlingIgnoreUnchanged
 	if err := logsapi.ValidateAndApply(config, nil); err != nil {
