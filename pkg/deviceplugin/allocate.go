@@ -278,7 +278,7 @@ func (a *allocator) match(ctx context.Context, hinted hint, request gpu.Memory) 
 	// The kubelet tries a resize and a start again, so neither is guessed beside the other: the card of what runs would be
 	// lost from the kubelet's books.
 	c, by, ok := a.resolve(live, request, ask, true)
-	if ok && !(c.Again && resizes) {
+	if ok && (!c.Again || !resizes) {
 		return live, c, by, nil
 	}
 	if !ok {
