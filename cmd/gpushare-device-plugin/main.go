@@ -1,13 +1,14 @@
-// gpushare-device-plugin reports a node's GPU memory to its kubelet and gives each container the card that was chosen
-// for its pod.
+// gpushare-device-plugin is the device plugin that reports a node's GPU memory to the kubelet, and allocates to each
+// container the card that was chosen for its pod.
 package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/gpushare/gpushare/cmd/internal/logflags"
 )
 
 func main() { os.Exit(run(os.Args[1:])) }
@@ -18,7 +19,7 @@ func run(args []string) int {
 	command := newCommand(os.LookupEnv)
 	command.SetArgs(args)
 	if err := command.ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "gpushare-device-plugin:", err)
+		logflags.PrintError(command.Flags(), component, err)
 		return 1
 	}
 	return 0

@@ -18,7 +18,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/version"
 )
 
-// options are what the flags say.
+// options are the values of the flags.
 type options struct {
 	kubeconfig         string
 	nodeName           string
@@ -40,7 +40,7 @@ type options struct {
 	printInventory      bool
 	cleanup             bool
 
-	// cards is cardMemory, read by validate.
+	// cards is the parsed cardMemory, set by validate.
 	cards inventory.CardMemory
 }
 
@@ -49,16 +49,16 @@ func newCommand(environment func(string) (string, bool)) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "gpushare-device-plugin",
 		Short: "Device plugin that shares GPU cards between pods by memory",
-		Long: `gpushare-device-plugin asks NVIDIA's driver for the cards of this node, offers their memory to the kubelet as
-aliyun.com/gpu-mem, and gives each container the card that was chosen for its pod.
+		Long: `gpushare-device-plugin reads the cards of this node from NVIDIA's driver, reports their memory to the kubelet as
+aliyun.com/gpu-mem, and allocates to each container the card that was chosen for its pod.
 
-It runs on every node that shares its cards, and keeps no state of its own: after a restart it rebuilds itself from the
-API server and the kubelet's checkpoint. Without a driver, an API server or a kubelet it waits, and says so in its log
-and at /readyz. It ends where only a new container helps: after five minutes without the driver's library, unless
---nvml-library says where that will be, and when the driver was exchanged under the loaded library.
+It runs on every node that shares its cards. It keeps no state of its own: after a restart it reads it from the API
+server and the kubelet's checkpoint. If the driver, the API server or the kubelet is not available, it waits and reports
+this in its log and at /readyz. It exits if only a new container helps: after five minutes without the driver's library,
+unless --nvml-library is set, and when the driver was replaced while its library was loaded.
 
-Each flag can be given as an environment variable as well, named like the flag in capitals: NODE_NAME for --node-name.
-The flag wins.`,
+Each flag can also be set by an environment variable with the flag's name in upper case: NODE_NAME for --node-name. The
+flag takes precedence.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -67,11 +67,11 @@ The flag wins.`,
 			return flagenv.Set(command.Flags(), environment)
 		},
 		RunE: func(command *cobra.Command, _ []string) error {
-			unit, err := o.validate()
-			if err != nil {
+			if err := logflags.Apply(o.logging); err != nil {
 				return err
 			}
-			if err := logflags.Apply(o.logging); err != nil {
+			unit, err := o.validate()
+			if err != nil {
 				return err
 			}
 			if o.printInventory {
@@ -84,29 +84,29 @@ The flag wins.`,
 		},
 	}
 	f := command.Flags()
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file`; the pod's own service account where empty")
-	f.StringVar(&o.nodeName, "node-name", "", "`name` of this node's object")
-	f.StringVar(&o.memoryUnit, "memory-unit", gpu.GiB.String(), "what one aliyun.com/gpu-mem stands for: GiB, MiB, or a number of them such as 256MiB")
-	f.StringVar(&o.visibleDevices, "visible-devices", string(deviceplugin.VisibleByUUID), "how NVIDIA_VISIBLE_DEVICES names a card: uuid or index; with index a container that is restarted after the driver has renumbered the cards can start on another card")
-	f.StringVar(&o.deviceListStrategy, "device-list-strategy", string(deviceplugin.ListByEnv), "how a card gets into a container: envvar leaves it to NVIDIA's container runtime, cdi-cri names a CDI device as well (nvidia.com/gpu=, by uuid or index as --visible-devices has it)")
-	f.BoolVar(&o.compatErrorEnv, "compat-error-env", false, "start a container that no card can be given to all the same, with an environment that names none, as the existing plugin does; its pod fails otherwise")
-	f.StringVar(&o.devicePluginDir, "device-plugin-dir", "/var/lib/kubelet/device-plugins", "the kubelet's `directory` of device plugins")
-	f.StringVar(&o.podResourcesSocket, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "`socket` at which the kubelet tells which pod it is admitting; goes by the order of scheduling where empty or missing")
-	f.StringVar(&o.nvmlLibrary, "nvml-library", "", "`path` of libnvidia-ml.so.1; where the dynamic linker finds it if empty")
-	f.DurationVar(&o.healthQuietPeriod, "health-quiet-period", inventory.DefaultQuietPeriod, "`time` that an unhealthy card must be without trouble, by probe and Xid errors, to be used again")
-	f.StringVar(&o.cardMemory, "card-memory", "", "memory of cards that share the machine's, of which the driver reports none (GB10 and the like): a `size` for every card, such as 96Gi, or a list such as GPU-…=96Gi,GPU-…=48Gi; never more than the driver reports, where it does")
-	f.StringVar(&o.disableHealthChecks, "dp-disable-healthchecks", "", "`Xids` that make no card unhealthy beside those that a program brings about, such as 48,63, or all; a list like that of NVIDIA's device plugin (DP_DISABLE_HEALTHCHECKS)")
-	f.StringVar(&o.enableHealthChecks, "dp-enable-healthchecks", "", "`Xids` that make a card unhealthy whatever disables them, such as 31, or all; a list like that of NVIDIA's device plugin (DP_ENABLE_HEALTHCHECKS)")
-	f.StringVar(&o.listenAddress, "listen-address", ":12346", "`address` of /livez, /readyz, /metrics and /version; off where empty")
-	f.BoolVar(&o.authorizeMetrics, "authorize-metrics", false, "answer /metrics only for clients with a bearer token that may get the path /metrics; needs the right to create TokenReviews and SubjectAccessReviews")
-	f.BoolVar(&o.cleanup, "cleanup", false, "take aliyun.com/gpu-count and the inventory annotation from the node's object and exit; for nodes that the plugin has left, from anywhere")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file`; if empty, the pod's service account is used")
+	f.StringVar(&o.nodeName, "node-name", "", "`name` of this node's Node object; required except with --print-inventory")
+	f.StringVar(&o.memoryUnit, "memory-unit", gpu.GiB.String(), "amount of memory that one aliyun.com/gpu-mem stands for: GiB, MiB, or a multiple such as 256MiB. Use the same unit on all nodes with the same card size, and change it only while no GPU pod runs on the node")
+	f.StringVar(&o.visibleDevices, "visible-devices", string(deviceplugin.VisibleByUUID), "identifier of a card in NVIDIA_VISIBLE_DEVICES: uuid or index; set index for software that needs indices. With index, a container that restarts after the driver has renumbered the cards can start on another card")
+	f.StringVar(&o.deviceListStrategy, "device-list-strategy", string(deviceplugin.ListByEnv), "how a container gets its card: envvar relies on NVIDIA's container runtime; cdi-cri also names a CDI device (nvidia.com/gpu=, identified as --visible-devices sets). Set cdi-cri if the runtime injects devices by CDI")
+	f.BoolVar(&o.compatErrorEnv, "compat-error-env", false, "start a container without a card if none can be allocated, with an environment that names no card, as the original gpushare plugin does; by default its pod fails")
+	f.StringVar(&o.devicePluginDir, "device-plugin-dir", "/var/lib/kubelet/device-plugins", "`directory` of the kubelet's device plugin sockets and checkpoint; change it if the kubelet's root directory is not /var/lib/kubelet")
+	f.StringVar(&o.podResourcesSocket, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "`socket` of the kubelet's PodResources API, which tells which pod the kubelet is admitting; if empty or missing, the plugin infers the pod from the order of scheduling")
+	f.StringVar(&o.nvmlLibrary, "nvml-library", "", "`path` of libnvidia-ml.so.1; if empty, the dynamic linker searches for it")
+	f.DurationVar(&o.healthQuietPeriod, "health-quiet-period", inventory.DefaultQuietPeriod, "`time` without failed probes and Xid errors after which an unhealthy card is used again; must be positive")
+	f.StringVar(&o.cardMemory, "card-memory", "", "memory of the cards, as one `size` for all such as 96Gi, or by UUID such as GPU-…=96Gi,GPU-…=48Gi; for cards that share the machine's memory, for which the driver reports none (such as GB10). It can't exceed the memory that the driver reports")
+	f.StringVar(&o.disableHealthChecks, "dp-disable-healthchecks", "", "`Xids` that do not make a card unhealthy, such as 48,63, or all; in addition to the Xids of application errors. The format is that of NVIDIA's device plugin (DP_DISABLE_HEALTHCHECKS)")
+	f.StringVar(&o.enableHealthChecks, "dp-enable-healthchecks", "", "`Xids` that make a card unhealthy, such as 31, or all; takes precedence over --dp-disable-healthchecks. The format is that of NVIDIA's device plugin (DP_ENABLE_HEALTHCHECKS)")
+	f.StringVar(&o.listenAddress, "listen-address", ":12346", "`address` of /livez, /readyz, /metrics and /version, in plain HTTP; if empty, they are not served")
+	f.BoolVar(&o.authorizeMetrics, "authorize-metrics", false, "serve /metrics only to clients with a bearer token that may get the path /metrics; needs the permission to create TokenReviews and SubjectAccessReviews")
+	f.BoolVar(&o.cleanup, "cleanup", false, "remove aliyun.com/gpu-count and the inventory annotation from the Node object of --node-name and exit; for nodes from which the plugin was removed. It can run on any machine")
 	f.BoolVar(&o.printInventory, "print-inventory", false, "print this node's cards as JSON and exit")
 
 	logflags.Add(f, o.logging)
 	return command
 }
 
-// validate checks what can be checked before anything starts.
+// validate checks the flags before anything is started.
 func (o *options) validate() (gpu.Unit, error) {
 	unit, err := gpu.ParseUnit(o.memoryUnit)
 	if err != nil {
@@ -129,7 +129,7 @@ func (o *options) validate() (gpu.Unit, error) {
 		return 0, fmt.Errorf("--device-list-strategy: %q is neither %s nor %s", s, deviceplugin.ListByEnv, deviceplugin.ListByCDI)
 	}
 	if o.healthQuietPeriod <= 0 {
-		return 0, fmt.Errorf("--health-quiet-period: %v is no time to wait", o.healthQuietPeriod)
+		return 0, fmt.Errorf("--health-quiet-period: must be positive, got %v", o.healthQuietPeriod)
 	}
 	if o.nodeName == "" {
 		return 0, errors.New("--node-name (or NODE_NAME) is missing")

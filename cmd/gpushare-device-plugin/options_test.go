@@ -15,28 +15,28 @@ func TestBadFlags(t *testing.T) {
 		"no node name":              {nil, nil, "--node-name (or NODE_NAME) is missing"},
 		"unknown flag":              {[]string{"--nope"}, nil, "unknown flag: --nope"},
 		"an argument":               {[]string{"stray"}, nil, "unknown command"},
-		"a unit that is none":       {[]string{"--node-name=a", "--memory-unit=GB"}, nil, `--memory-unit: memory unit "GB"`},
-		"a name for cards":          {[]string{"--node-name=a", "--visible-devices=name"}, nil, `"name" is neither uuid nor index`},
-		"a way for cards":           {[]string{"--node-name=a", "--device-list-strategy=mount"}, nil, `"mount" is neither envvar nor cdi-cri`},
-		"a variable's bad way":      {nil, map[string]string{"NODE_NAME": "a", "DEVICE_LIST_STRATEGY": "cdi"}, `"cdi" is neither`},
-		"a directory in between":    {[]string{"--node-name=a", "--device-plugin-dir=x"}, nil, `"x" is not an absolute path`},
-		"a socket in between":       {[]string{"--node-name=a", "--pod-resources-socket=x"}, nil, `"x" is not an absolute path`},
-		"no time to be quiet":       {[]string{"--node-name=a", "--health-quiet-period=0s"}, nil, "--health-quiet-period: 0s is no time"},
-		"no time at all":            {nil, map[string]string{"NODE_NAME": "a", "HEALTH_QUIET_PERIOD": "5"}, "environment variable HEALTH_QUIET_PERIOD: "},
-		"cleaning up whom":          {[]string{"--cleanup"}, nil, "--node-name (or NODE_NAME) is missing"},
-		"cleaning up where":         {[]string{"--cleanup", "--node-name=a"}, nil, "--kubeconfig: "},
+		"an invalid unit":           {[]string{"--node-name=a", "--memory-unit=GB"}, nil, `--memory-unit: memory unit "GB"`},
+		"unknown visible devices":   {[]string{"--node-name=a", "--visible-devices=name"}, nil, `"name" is neither uuid nor index`},
+		"unknown device strategy":   {[]string{"--node-name=a", "--device-list-strategy=mount"}, nil, `"mount" is neither envvar nor cdi-cri`},
+		"a variable's bad strategy": {nil, map[string]string{"NODE_NAME": "a", "DEVICE_LIST_STRATEGY": "cdi"}, `"cdi" is neither`},
+		"a relative directory":      {[]string{"--node-name=a", "--device-plugin-dir=x"}, nil, `"x" is not an absolute path`},
+		"a relative socket":         {[]string{"--node-name=a", "--pod-resources-socket=x"}, nil, `"x" is not an absolute path`},
+		"no quiet period":           {[]string{"--node-name=a", "--health-quiet-period=0s"}, nil, "--health-quiet-period: must be positive, got 0s"},
+		"a duration without unit":   {nil, map[string]string{"NODE_NAME": "a", "HEALTH_QUIET_PERIOD": "5"}, "environment variable HEALTH_QUIET_PERIOD: "},
+		"cleanup without node name": {[]string{"--cleanup"}, nil, "--node-name (or NODE_NAME) is missing"},
+		"cleanup without cluster":   {[]string{"--cleanup", "--node-name=a"}, nil, "--kubeconfig: "},
 		"an address without port":   {[]string{"--node-name=a", "--listen-address=x"}, nil, "--listen-address: address x: missing port"},
-		"a kubeconfig not there":    {[]string{"--kubeconfig=/nowhere/at/all"}, map[string]string{"NODE_NAME": "a"}, "--kubeconfig: "},
-		"no cluster around":         {[]string{"--node-name=a"}, nil, "--kubeconfig: unable to load in-cluster configuration"},
-		"a bad variable":            {nil, map[string]string{"NODE_NAME": "a", "PRINT_INVENTORY": "perhaps"}, "environment variable PRINT_INVENTORY: "},
+		"no such kubeconfig":        {[]string{"--kubeconfig=/nowhere/at/all"}, map[string]string{"NODE_NAME": "a"}, "--kubeconfig: "},
+		"no cluster":                {[]string{"--node-name=a"}, nil, "--kubeconfig: unable to load in-cluster configuration"},
+		"a variable's bad boolean":  {nil, map[string]string{"NODE_NAME": "a", "PRINT_INVENTORY": "perhaps"}, "environment variable PRINT_INVENTORY: "},
 		"a variable's bad value":    {nil, map[string]string{"NODE_NAME": "a", "MEMORY_UNIT": "TiB"}, `"TiB"`},
 		"the flag wins":             {[]string{"--memory-unit=TB"}, map[string]string{"NODE_NAME": "a", "MEMORY_UNIT": "GiB"}, `"TB"`},
-		"no library to print from":  {[]string{"--print-inventory", "--nvml-library=/nowhere/libnvidia-ml.so.1"}, nil, "asking for the cards: "},
+		"no library":                {[]string{"--print-inventory", "--nvml-library=/nowhere/libnvidia-ml.so.1"}, nil, "listing the cards: "},
 		"printing checks the unit":  {[]string{"--print-inventory", "--memory-unit=x"}, nil, "--memory-unit"},
-		"a short flag is no name":   {nil, map[string]string{"V": "x", "H": "x"}, "--node-name"},
-		"a log format that is none": {[]string{"--node-name=a", "--logging-format=xml"}, nil, `--logging-format, -v: format: Invalid value: "xml"`},
-		"help is no variable":       {nil, map[string]string{"HELP": "true", "VERSION": "true"}, "--node-name"},
-		"a size of cards":           {[]string{"--node-name=a", "--card-memory=GPU-a=much"}, nil, `--card-memory: GPU-a: size "much"`},
+		"a short flag, no variable": {nil, map[string]string{"V": "x", "H": "x"}, "--node-name"},
+		"an unknown log format":     {[]string{"--node-name=a", "--logging-format=xml"}, nil, `--logging-format, -v: format: Invalid value: "xml"`},
+		"HELP sets no flag":         {nil, map[string]string{"HELP": "true", "VERSION": "true"}, "--node-name"},
+		"an invalid card memory":    {[]string{"--node-name=a", "--card-memory=GPU-a=much"}, nil, `--card-memory: GPU-a: size "much"`},
 		"a variable's bad size":     {nil, map[string]string{"NODE_NAME": "a", "CARD_MEMORY": "0"}, "--card-memory: a size must be positive"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -52,7 +52,7 @@ func TestBadFlags(t *testing.T) {
 	}
 }
 
-func TestHelpNamesEveryFlag(t *testing.T) {
+func TestHelp(t *testing.T) {
 	var out strings.Builder
 	command := newCommand(func(string) (string, bool) { return "", false })
 	command.SetArgs([]string{"-h"})
@@ -65,12 +65,12 @@ func TestHelpNamesEveryFlag(t *testing.T) {
 		"nvml-library", "health-quiet-period", "card-memory", "dp-disable-healthchecks", "dp-enable-healthchecks", "listen-address", "print-inventory", "cleanup", "version", "logging-format", "authorize-metrics",
 	} {
 		if !strings.Contains(out.String(), "--"+flag) {
-			t.Errorf("help doesn't name --%s", flag)
+			t.Errorf("help lacks --%s", flag)
 		}
 	}
 }
 
-// TestHealthCheckVariables: manifests for NVIDIA's device plugin set these variables.
+// TestHealthCheckVariables checks the variables that manifests of NVIDIA's device plugin set.
 func TestHealthCheckVariables(t *testing.T) {
 	environment := map[string]string{"DP_DISABLE_HEALTHCHECKS": "48,63", "DP_ENABLE_HEALTHCHECKS": "all"}
 	command := newCommand(func(name string) (string, bool) { value, ok := environment[name]; return value, ok })

@@ -25,14 +25,14 @@ import (
 
 const component = "gpushare-device-plugin"
 
-// printInventory prints the cards as the node's annotation has them.
+// printInventory prints the cards in the format of the inventory annotation.
 func printInventory(ctx context.Context, out io.Writer, o options, unit gpu.Unit) error {
 	state, err := inventory.List(ctx, inventory.Options{Library: o.nvmlLibrary, Unit: unit, CardMemory: o.cards})
 	if err != nil {
-		return fmt.Errorf("asking for the cards: %w", err)
+		return fmt.Errorf("listing the cards: %w", err)
 	}
 	if len(state.Cards) == 0 && state.Problem != "" {
-		return fmt.Errorf("asking for the cards: %s", state.Problem)
+		return fmt.Errorf("listing the cards: %s", state.Problem)
 	}
 	encoder := json.NewEncoder(out)
 	encoder.SetIndent("", "  ")
@@ -42,7 +42,7 @@ func printInventory(ctx context.Context, out io.Writer, o options, unit gpu.Unit
 	return nil
 }
 
-// cleanUp takes from the node what a plugin that is gone has left there.
+// cleanUp removes from the Node object what a removed plugin has left.
 func cleanUp(ctx context.Context, out io.Writer, o options) error {
 	config, err := apiConfig(o.kubeconfig)
 	if err != nil {
@@ -55,11 +55,11 @@ func cleanUp(ctx context.Context, out io.Writer, o options) error {
 	if err := deviceplugin.Cleanup(ctx, client, o.nodeName); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(out, "node %s: %s and %s are gone\n", o.nodeName, protocol.ResourceCount, protocol.AnnotationInventory)
+	_, err = fmt.Fprintf(out, "node %s: %s and %s removed\n", o.nodeName, protocol.ResourceCount, protocol.AnnotationInventory)
 	return err
 }
 
-// serve wires the parts and runs them until ctx ends.
+// serve creates the components and runs them until ctx ends.
 func serve(ctx context.Context, o options, unit gpu.Unit) error {
 	logger := klog.FromContext(ctx).WithName(component).WithValues("node", o.nodeName)
 	ctx = klog.NewContext(ctx, logger)
@@ -81,14 +81,14 @@ func serve(ctx context.Context, o options, unit gpu.Unit) error {
 		}
 		authorizeMetrics = reviewer.Handler
 	}
-	// The kubelet's last calls, which come after ctx has ended, have their Events too.
+	// The kubelet's last calls, after ctx has ended, can still record Events.
 	broadcaster := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx)))
 	defer broadcaster.Shutdown()
 	broadcaster.StartRecordingToSink(sink)
 
 	xids, malformed := inventory.ParseXidChecks(o.disableHealthChecks, o.enableHealthChecks)
 	if len(malformed) > 0 {
-		logger.Error(nil, "Passing over what is no Xid in --dp-disable-healthchecks and --dp-enable-healthchecks", "words", malformed)
+		logger.Error(nil, "Ignoring invalid Xids in --dp-disable-healthchecks and --dp-enable-healthchecks", "xids", malformed)
 	}
 	bootID := inventory.BootID()
 	plugin, err := deviceplugin.New(deviceplugin.Options{
@@ -122,7 +122,7 @@ func serve(ctx context.Context, o options, unit gpu.Unit) error {
 	return err
 }
 
-// apiConfig reads how to reach the API server. The client's default of five requests a second would delay the
+// apiConfig returns the configuration of clients of the API server. The default of five requests per second would delay the
 // annotations of a burst of pods.
 func apiConfig(kubeconfig string) (config *rest.Config, err error) {
 	if kubeconfig == "" {

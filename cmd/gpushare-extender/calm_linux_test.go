@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asCalmed makes the test binary calm down and tell of it.
+// asCalmed makes the test binary call calm and print the result.
 const asCalmed = "GPUSHARE_TEST_AS_CALMED"
 
 func init() {
@@ -22,7 +22,7 @@ func init() {
 		return
 	}
 	calm()
-	// A new thread has the slack of the one that began it.
+	// A new thread inherits the slack of the thread that started it.
 	runtime.LockOSThread()
 	slack, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
 	var files unix.Rlimit
@@ -31,16 +31,17 @@ func init() {
 	os.Exit(0)
 }
 
-func TestTheProgramStartsAnewWithMoreTimerSlack(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // Instead of for ever.
+// TestCalm checks that calm executes the program once more, in the same process, with more timer slack.
+func TestCalm(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // Instead of forever.
 	defer cancel()
 	for name, test := range map[string]struct {
 		environment []string
 		slack       func(slack int) bool
 	}{
-		"at once":                             {nil, func(slack int) bool { return slack == int(timerSlack.Nanoseconds()) }},
-		"not again, where the slack was lost": {[]string{calmed + "=1"}, func(slack int) bool { return slack < int(timerSlack.Nanoseconds()) }},
-		"not at all, where the variable is set to nothing": {[]string{calmed + "="}, func(slack int) bool { return slack < int(timerSlack.Nanoseconds()) }},
+		"at once":                              {nil, func(slack int) bool { return slack == int(timerSlack.Nanoseconds()) }},
+		"not again, if the slack was lost":     {[]string{calmed + "=1"}, func(slack int) bool { return slack < int(timerSlack.Nanoseconds()) }},
+		"not at all, if the variable is empty": {[]string{calmed + "="}, func(slack int) bool { return slack < int(timerSlack.Nanoseconds()) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := command(ctx, "--some", "argument")
@@ -54,28 +55,29 @@ func TestTheProgramStartsAnewWithMoreTimerSlack(t *testing.T) {
 			var problem string
 			var files bool
 			if _, err := fmt.Sscanf(out.String(), "%d %s %d --some argument %t\n", &slack, &problem, &pid, &files); err != nil {
-				t.Fatalf("it said %q: %v", out.String(), err)
+				t.Fatalf("printed %q: %v", out.String(), err)
 			}
 			if problem != "<nil>" || !test.slack(slack) {
-				t.Errorf("its timer slack is %d ns (%s)", slack, problem)
+				t.Errorf("timer slack is %d ns (%s)", slack, problem)
 			}
 			if pid != cmd.ProcessState.Pid() {
-				t.Error("it is another process now")
+				t.Error("the process ID has changed")
 			}
 			if !files {
-				t.Error("it may open fewer files than before")
+				t.Error("the limit of open files is lower than before")
 			}
 		})
 	}
 }
 
-func TestWhereItCannotStartAnewItGoesOnAsItWas(t *testing.T) {
+// TestCalmExecFails checks that a program that can't be executed again continues unchanged.
+func TestCalmExecFails(t *testing.T) {
 	gone := filepath.Join(t.TempDir(), "gone")
 	text, err := os.ReadFile(os.Args[0])
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Its name is free again once it runs: what os.Executable says of it then is no file.
+	// Once the program runs, its file is removed: os.Executable then returns a path that doesn't exist.
 	script := fmt.Sprintf(`exec 3<%s; rm %s; ulimit -Sn 64; exec /proc/self/fd/3 --some argument`, gone, gone)
 	if err := os.WriteFile(gone, text, 0o700); err != nil {
 		t.Fatal(err)
@@ -90,9 +92,9 @@ func TestWhereItCannotStartAnewItGoesOnAsItWas(t *testing.T) {
 	var slack, pid int
 	var files bool
 	if _, err := fmt.Sscanf(string(out), "%d <nil> %d --some argument %t\n", &slack, &pid, &files); err != nil {
-		t.Fatalf("it said %q: %v", out, err)
+		t.Fatalf("printed %q: %v", out, err)
 	}
 	if slack >= int(timerSlack.Nanoseconds()) || !files {
-		t.Errorf("its timer slack is %d ns; it may open as many files as it could: %t", slack, files)
+		t.Errorf("timer slack is %d ns; limit of open files kept: %t", slack, files)
 	}
 }

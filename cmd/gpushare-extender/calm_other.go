@@ -2,5 +2,5 @@
 
 package main
 
-// calm does nothing where there is no timer slack.
+// calm does nothing on systems without timer slack.
 func calm() {}

@@ -18,12 +18,12 @@ func newCheckCommand() *cobra.Command {
 	o := schedulerconfig.Options{Path: extender.Prefix}
 	command := &cobra.Command{
 		Use:   "check-scheduler-config FILE",
-		Short: "Report what in kube-scheduler's configuration keeps gpushare from working, or from working well",
-		Long: `check-scheduler-config reads a KubeSchedulerConfiguration (kubescheduler.config.k8s.io/v1) from FILE, or from standard input where
-FILE is -, and prints what is wrong or missing for gpushare: one line for each finding, with its severity, the field, and what
-to do. It exits with status 1 if one of them is an error, or if the configuration can't be read.
+		Short: "Check kube-scheduler's configuration for settings with which gpushare doesn't work, or doesn't work well",
+		Long: `check-scheduler-config reads a KubeSchedulerConfiguration (kubescheduler.config.k8s.io/v1) from FILE, or from standard input
+if FILE is -, and prints the settings that are wrong or missing for gpushare: one line for each finding, with its severity,
+the field, and what to do. It exits with status 1 if a finding is an error, or if the configuration is invalid.
 
-It reads no other file and calls nobody. Give --bind-timeout and --gang-hold as the extender has them.`,
+It reads no other file and makes no network calls. Set --bind-timeout and --gang-hold to the extender's values.`,
 		Args: cobra.ExactArgs(1),
 		PreRunE: func(command *cobra.Command, _ []string) error {
 			return flagenv.Set(command.Flags(), os.LookupEnv)
@@ -33,17 +33,17 @@ It reads no other file and calls nobody. Give --bind-timeout and --gang-hold as 
 		},
 	}
 	f := command.Flags()
-	f.DurationVar(&o.BindTimeout, "bind-timeout", defaultBindTimeout, "the extender's --bind-timeout")
-	f.DurationVar(&o.GangHold, "gang-hold", defaultGangHold, "the extender's --gang-hold")
+	f.DurationVar(&o.BindTimeout, "bind-timeout", defaultBindTimeout, "value of the extender's --bind-timeout")
+	f.DurationVar(&o.GangHold, "gang-hold", defaultGangHold, "value of the extender's --gang-hold")
 	return command
 }
 
-// maxConfig bounds what is read, far above any configuration.
+// maxConfig is the maximum number of bytes that are read, much more than any configuration has.
 const maxConfig = 16 << 20
 
 func checkSchedulerConfig(command *cobra.Command, path string, o schedulerconfig.Options) error {
 	if o.BindTimeout < 0 || o.GangHold < 0 || o.BindTimeout > time.Hour || o.GangHold > time.Hour {
-		return fmt.Errorf("--bind-timeout and --gang-hold must lie between 0 and %v", time.Hour)
+		return fmt.Errorf("--bind-timeout and --gang-hold must be between 0 and %v", time.Hour)
 	}
 	input, name := command.InOrStdin(), "standard input"
 	if path != "-" {

@@ -1,12 +1,14 @@
-// gpushare-extender answers kube-scheduler: which nodes have a GPU card with room for a pod, and binds the pod to one.
+// gpushare-extender is the scheduler extender that filters nodes by the free memory of their GPU cards, and binds pods
+// together with the card that they get.
 package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/gpushare/gpushare/cmd/internal/logflags"
 )
 
 func main() {
@@ -20,7 +22,7 @@ func run(args []string) int {
 	command := newCommand()
 	command.SetArgs(args)
 	if err := command.ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "gpushare-extender:", err)
+		logflags.PrintError(command.Flags(), component, err)
 		return 1
 	}
 	return 0

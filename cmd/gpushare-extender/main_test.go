@@ -21,7 +21,7 @@ import (
 	"time"
 )
 
-// asExtender makes the test binary behave as the extender itself, so that the tests run the real process.
+// asExtender makes the test binary run as the extender, so that the tests use a real process.
 const asExtender = "GPUSHARE_TEST_AS_EXTENDER"
 
 func TestMain(m *testing.M) {
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 func command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	for _, variable := range os.Environ() {
-		if !strings.HasPrefix(variable, "KUBE") { // Neither a kubeconfig nor a pod's service account.
+		if !strings.HasPrefix(variable, "KUBE") { // No kubeconfig and no service account of a pod.
 			cmd.Env = append(cmd.Env, variable)
 		}
 	}
@@ -42,7 +42,8 @@ func command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-func TestWhatCannotWorkEndsWithAClearMessage(t *testing.T) {
+// TestBadFlags checks that a wrong setting ends the process with a message that names the flag.
+func TestBadFlags(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -62,29 +63,29 @@ func TestWhatCannotWorkEndsWithAClearMessage(t *testing.T) {
 		"an argument":             {[]string{"something"}, "unknown command \"something\""},
 		"a bad card policy":       {[]string{"--card-policy=best"}, `--card-policy: unknown policy "best": want binpack or spread`},
 		"a bad node policy":       {[]string{"--node-policy="}, `--node-policy: unknown policy "": want binpack or spread`},
-		"fewer than no nodes":     {[]string{"--filter-best=-1"}, "--filter-best must not be negative"},
-		"fewer nodes than none":   {[]string{"--filter-best-above=-1"}, "--filter-best-above must not be negative"},
-		"too much time to bind":   {[]string{"--bind-timeout=2m"}, "--bind-timeout must be positive, and 1m0s at most"},
-		"no time to bind":         {[]string{"--bind-timeout=0s"}, "--bind-timeout must be positive"},
-		"less than no window":     {[]string{"--bind-window=-1ms"}, "--bind-window must lie between 0 and 500ms"},
-		"too long a window":       {[]string{"--bind-window=501ms"}, "--bind-window must lie between 0 and 500ms"},
-		"time that is no time":    {[]string{"--bind-timeout=4"}, `invalid argument "4" for "--bind-timeout" flag`},
-		"too long a hold":         {[]string{"--gang-hold=2m"}, "--gang-hold must lie between 0 and 1m0s"},
-		"less than no hold":       {[]string{"--gang-hold=-1s"}, "--gang-hold must lie between 0 and 1m0s"},
-		"less patience":           {[]string{"--gang-patience=1s"}, "--gang-patience must not lie below --gang-hold"},
+		"negative filter-best":    {[]string{"--filter-best=-1"}, "--filter-best must not be negative"},
+		"negative best-above":     {[]string{"--filter-best-above=-1"}, "--filter-best-above must not be negative"},
+		"bind timeout too long":   {[]string{"--bind-timeout=2m"}, "--bind-timeout must be positive, and 1m0s at most"},
+		"no bind timeout":         {[]string{"--bind-timeout=0s"}, "--bind-timeout must be positive"},
+		"negative bind window":    {[]string{"--bind-window=-1ms"}, "--bind-window must be between 0 and 500ms"},
+		"bind window too long":    {[]string{"--bind-window=501ms"}, "--bind-window must be between 0 and 500ms"},
+		"a duration without unit": {[]string{"--bind-timeout=4"}, `invalid argument "4" for "--bind-timeout" flag`},
+		"gang hold too long":      {[]string{"--gang-hold=2m"}, "--gang-hold must be between 0 and 1m0s"},
+		"negative gang hold":      {[]string{"--gang-hold=-1s"}, "--gang-hold must be between 0 and 1m0s"},
+		"too little patience":     {[]string{"--gang-patience=1s"}, "--gang-patience must not be less than --gang-hold"},
 		"a bad failure policy":    {[]string{"--gang-failure-policy=shrug"}, `unknown policy "shrug": want evict or keep`},
-		"no requests":             {[]string{"--kube-api-qps=0"}, "--kube-api-qps and --kube-api-burst must be positive"},
+		"no requests allowed":     {[]string{"--kube-api-qps=0"}, "--kube-api-qps and --kube-api-burst must be positive"},
 		"a bad verbosity":         {[]string{"-v=much"}, `invalid argument "much" for "-v, --v" flag`},
-		"half a key pair":         {[]string{"--tls-cert-file=x"}, "--tls-cert-file and --tls-key-file go together"},
-		"a page's address alone":  {[]string{"--ui=false", "--ui-listen-address=127.0.0.1:0"}, "--ui-listen-address needs --ui"},
-		"no page's address":       {[]string{"--ui-listen-address="}, "--ui-listen-address is empty: --ui=false switches the page off"},
-		"no client's name":        {[]string{"--tls-cert-file=x", "--tls-key-file=x", "--client-ca-file=x", "--client-names="}, "--client-names must not be empty"},
-		"an empty client's name":  {[]string{"--tls-cert-file=x", "--tls-key-file=x", "--client-ca-file=x", "--client-names=a,"}, "or have an empty name"},
+		"a certificate, no key":   {[]string{"--tls-cert-file=x"}, "--tls-cert-file and --tls-key-file must be set together"},
+		"a page address, no page": {[]string{"--ui=false", "--ui-listen-address=127.0.0.1:0"}, "--ui-listen-address needs --ui"},
+		"an empty page address":   {[]string{"--ui-listen-address="}, "--ui-listen-address must not be empty: set --ui=false to turn off the web page"},
+		"no client names":         {[]string{"--tls-cert-file=x", "--tls-key-file=x", "--client-ca-file=x", "--client-names="}, "--client-names must not be empty"},
+		"an empty client name":    {[]string{"--tls-cert-file=x", "--tls-key-file=x", "--client-ca-file=x", "--client-names=a,"}, "or have an empty name"},
 		"an unknown log format":   {[]string{"--logging-format=xml"}, `--logging-format, -v: format: Invalid value: "xml": Unsupported log format`},
-		"a page's address in use": {[]string{"--listen-address=127.0.0.1:0", "--kubeconfig=" + kubeconfig, "--ui-listen-address=" + taken.Addr().String()}, "--ui-listen-address: listen tcp"},
+		"a page address in use":   {[]string{"--listen-address=127.0.0.1:0", "--kubeconfig=" + kubeconfig, "--ui-listen-address=" + taken.Addr().String()}, "--ui-listen-address: listen tcp"},
 		"a client CA alone":       {[]string{"--client-ca-file=x"}, "--client-ca-file needs --tls-cert-file and --tls-key-file"},
 		"no such certificate":     {[]string{"--listen-address=127.0.0.1:0", "--tls-cert-file=/no/cert", "--tls-key-file=/no/key"}, "open /no/cert: no such file"},
-		"no kubeconfig":           {[]string{"--listen-address=127.0.0.1:0"}, "no --kubeconfig is given, and the pod's own service account can't be used"},
+		"no kubeconfig":           {[]string{"--listen-address=127.0.0.1:0"}, "--kubeconfig is not set, and the pod's service account can't be used"},
 		"no such kubeconfig":      {[]string{"--listen-address=127.0.0.1:0", "--kubeconfig=/no/config"}, "--kubeconfig: stat /no/config: no such file"},
 		"a nonsense kubeconfig":   {[]string{"--listen-address=127.0.0.1:0", "--kubeconfig=" + nonsense}, "--kubeconfig: error loading config file"},
 		"no health address":       {[]string{"--listen-address=127.0.0.1:0", "--health-address=nowhere", "--kubeconfig=" + kubeconfig}, "--health-address: listen tcp: address nowhere: missing port"},
@@ -98,17 +99,17 @@ func TestWhatCannotWorkEndsWithAClearMessage(t *testing.T) {
 			cmd := command(ctx, test.args...)
 			var stdout, stderr bytes.Buffer
 			cmd.Stdout, cmd.Stderr = &stdout, &stderr
-			_ = cmd.Run() // What it returns stands in the process's state.
+			_ = cmd.Run() // ProcessState has the result.
 			if code := cmd.ProcessState.ExitCode(); code != 1 {
 				t.Errorf("exit code %d, want 1", code)
 			}
 			lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
 			last := lines[len(lines)-1]
 			if !strings.HasPrefix(last, "gpushare-extender: ") || !strings.Contains(last, test.want) {
-				t.Errorf("said %q, want %q", stderr.String(), test.want)
+				t.Errorf("stderr %q, want %q", stderr.String(), test.want)
 			}
 			if stdout.Len() > 0 {
-				t.Errorf("on stdout: %q", stdout.String())
+				t.Errorf("stdout %q, want none", stdout.String())
 			}
 		})
 	}
@@ -131,11 +132,11 @@ func TestCheckSchedulerConfig(t *testing.T) {
 			stderr: "gpushare-extender: standard input: 1 of the findings must be corrected\n",
 		},
 		"the extender's flags": {
-			args: []string{"--gang-hold=11s"}, stdout: "error: extenders[0].httpTimeout: 15s isn't above --gang-hold and --bind-timeout together, 11s and 4s",
+			args: []string{"--gang-hold=11s"}, stdout: "error: extenders[0].httpTimeout: 15s is not more than the sum of --gang-hold and --bind-timeout, 11s and 4s",
 			stderr: "gpushare-extender: standard input: 1 of the findings must be corrected\n",
 		},
-		"what can't be read": {old: "ignorable: false", new: "ignorant: false", stderr: "gpushare-extender: standard input: strict decoding error: unknown field \"extenders[0].ignorant\"\n"},
-		"no time":            {args: []string{"--gang-hold=-1s"}, stderr: "gpushare-extender: --bind-timeout and --gang-hold must lie between 0 and 1h0m0s\n"},
+		"an invalid file":    {old: "ignorable: false", new: "ignorant: false", stderr: "gpushare-extender: standard input: strict decoding error: unknown field \"extenders[0].ignorant\"\n"},
+		"negative gang hold": {args: []string{"--gang-hold=-1s"}, stderr: "gpushare-extender: --bind-timeout and --gang-hold must be between 0 and 1h0m0s\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := command(t.Context(), append([]string{"check-scheduler-config", "-"}, test.args...)...)
@@ -144,7 +145,7 @@ func TestCheckSchedulerConfig(t *testing.T) {
 			cmd.Stdout, cmd.Stderr = &stdout, &stderr
 			err := cmd.Run()
 			if failed := err != nil; failed != (test.stderr != "") || failed && cmd.ProcessState.ExitCode() != 1 {
-				t.Errorf("it ended with %v", err)
+				t.Errorf("exit: %v", err)
 			}
 			if !strings.HasPrefix(stdout.String(), test.stdout) || strings.Count(stdout.String(), "\n") > 1 || test.stdout == "" && stdout.Len() > 0 {
 				t.Errorf("stdout %q, want %q", stdout.String(), test.stdout)
@@ -179,7 +180,7 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 }
 
-// Every line is one JSON object, also of what libraries log.
+// TestJSONLogs checks that every log line is one JSON object, also those of libraries.
 func TestJSONLogs(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
@@ -200,15 +201,37 @@ func TestJSONLogs(t *testing.T) {
 		if err := json.Unmarshal(scanner.Bytes(), &line); err != nil {
 			t.Fatalf("%v: %s", err, scanner.Text())
 		}
-		if line.Msg == "Answering" && line.Address != "" {
+		if line.Msg == "Serving kube-scheduler's calls" && line.Address != "" {
 			return
 		}
 	}
-	t.Error("it ended without saying where it answers")
+	t.Error("the process ended without logging its address")
 }
 
-// TestLife runs the extender through its life: it waits for an API server that isn't there, with a reason; stands once
-// the server is; and ends with status 0 at a SIGTERM, whatever connections are open.
+// The line that says why the program ended is JSON as well, also where it never began.
+func TestJSONErrors(t *testing.T) {
+	for name, test := range map[string]struct {
+		args []string
+		want string
+	}{
+		"a flag's value":  {[]string{"--bind-timeout=0s"}, "--bind-timeout must be positive"},
+		"an unknown flag": {[]string{"--no-such-flag"}, "unknown flag: --no-such-flag"},
+		"the start":       {[]string{"-v=4", "--listen-address=127.0.0.1:0", "--kubeconfig=/no/config"}, "--kubeconfig: stat /no/config"},
+	} {
+		out, err := command(t.Context(), append([]string{"--logging-format=json"}, test.args...)...).CombinedOutput()
+		if err == nil {
+			t.Errorf("%s: no error", name)
+		}
+		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+		var last struct{ Err string }
+		if err := json.Unmarshal([]byte(lines[len(lines)-1]), &last); err != nil || !strings.Contains(last.Err, test.want) {
+			t.Errorf("%s: %v: %s", name, err, out)
+		}
+	}
+}
+
+// TestLife runs the extender from start to end: it waits for an API server that isn't reachable and reports the reason, is
+// ready once the server is, and exits with status 0 on SIGTERM, even with open connections.
 func TestLife(t *testing.T) {
 	var mu sync.Mutex
 	up := false
@@ -261,24 +284,24 @@ func TestLife(t *testing.T) {
 	defer cancel()
 
 	address := make(chan string, 1)
-	said := make(chan string, 1)
+	logs := make(chan string, 1)
 	go func() {
 		var all strings.Builder
-		found := regexp.MustCompile(`"Answering".* address="([^"]+)"`)
+		found := regexp.MustCompile(`"Serving kube-scheduler's calls".* address="([^"]+)"`)
 		for scanner := bufio.NewScanner(stderr); scanner.Scan(); {
 			fmt.Fprintln(&all, scanner.Text())
 			if match := found.FindStringSubmatch(scanner.Text()); match != nil {
 				address <- match[1]
 			}
 		}
-		said <- all.String()
+		logs <- all.String()
 	}()
 	var url string
 	select {
 	case a := <-address:
 		url = "http://" + a
-	case text := <-said:
-		t.Fatalf("it ended:\n%s", text)
+	case text := <-logs:
+		t.Fatalf("the process ended:\n%s", text)
 	}
 
 	if code, body := get(t, url+"/readyz"); code != 503 || !strings.Contains(body, "still being rebuilt") {
@@ -292,7 +315,7 @@ func TestLife(t *testing.T) {
 	mu.Unlock()
 	for code := 0; code != 200; code, _ = get(t, url+"/readyz") {
 		if ctx.Err() != nil {
-			t.Fatal("it doesn't become ready")
+			t.Fatal("the extender doesn't become ready")
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -300,7 +323,7 @@ func TestLife(t *testing.T) {
 		t.Errorf("inspect: %s", body)
 	}
 
-	// Opened in advance and never used, as kube-scheduler's client may.
+	// A connection that is opened in advance and never used, as by kube-scheduler's client.
 	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
 	if err != nil {
 		t.Fatal(err)
@@ -310,13 +333,13 @@ func TestLife(t *testing.T) {
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	text := <-said
+	text := <-logs
 	if err := reap(); err != nil {
-		t.Errorf("it ended with %v:\n%s", err, text)
+		t.Errorf("the process ended with %v:\n%s", err, text)
 	}
-	t.Logf("it ended %v after SIGTERM", time.Since(asked).Round(time.Millisecond))
+	t.Logf("the process ended %v after SIGTERM", time.Since(asked).Round(time.Millisecond))
 	if !strings.Contains(text, `"Stopped"`) {
-		t.Errorf("it doesn't say that it stopped:\n%s", text)
+		t.Errorf("the log lacks Stopped:\n%s", text)
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/version"
 )
 
-// options are what the flags say.
+// options are the values of the flags.
 type options struct {
 	kubeconfig    string
 	listenAddress string
@@ -29,7 +29,7 @@ type options struct {
 	clientNames   []string
 	ui            bool
 	uiAddress     string
-	// uiAddressGiven says that uiAddress isn't the default.
+	// uiAddressGiven is true if the flag was set.
 	uiAddressGiven   bool
 	authorizeMetrics bool
 	logging          *logsapi.LoggingConfiguration
@@ -40,7 +40,7 @@ type options struct {
 	bindTimeout      time.Duration
 	bindWindow       time.Duration
 	gangs            gangs
-	// evictFragmented is off by default: evicting is kube-scheduler's business otherwise.
+	// evictFragmented is off by default, because normally kube-scheduler decides on evictions.
 	evictFragmented bool
 	election        election
 	cardMetrics     bool
@@ -48,7 +48,7 @@ type options struct {
 	burst           int
 }
 
-// gangs is what the flags say about groups of pods.
+// gangs are the values of the flags for groups of pods.
 type gangs struct {
 	hold          time.Duration
 	patience      time.Duration
@@ -56,7 +56,7 @@ type gangs struct {
 	failurePolicy string
 }
 
-// election is what the flags say about replicas.
+// election are the values of the flags for leader election.
 type election struct {
 	elect         bool
 	namespace     string
@@ -73,13 +73,13 @@ func newCommand() *cobra.Command {
 		Use:   "gpushare-extender",
 		Short: "Scheduler extender that shares GPU cards between pods by memory",
 		Long: `gpushare-extender answers kube-scheduler's filter, prioritize, preempt and bind calls for pods that ask for
-aliyun.com/gpu-mem: it knows how much of which card is taken, lets only nodes pass on which one card has room, and binds
-a pod together with the annotations that name its card.
+aliyun.com/gpu-mem. It keeps the allocated memory of each card, passes only nodes with a card that has room for the pod,
+and binds the pod together with the annotations that name its card.
 
-It keeps no state of its own: after a restart it rebuilds itself from the API server.
+It keeps no state of its own: after a restart it reads it from the API server.
 
-Each flag can be given as an environment variable as well, named like the flag in capitals: LISTEN_ADDRESS for
---listen-address. The flag wins.`,
+Each flag can also be set by an environment variable with the flag's name in upper case: LISTEN_ADDRESS for
+--listen-address. The flag takes precedence.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -89,49 +89,49 @@ Each flag can be given as an environment variable as well, named like the flag i
 		},
 		RunE: func(command *cobra.Command, _ []string) error {
 			o.uiAddressGiven = command.Flags().Changed("ui-listen-address")
-			if err := o.validate(); err != nil {
+			if err := logflags.Apply(o.logging); err != nil {
 				return err
 			}
-			if err := logflags.Apply(o.logging); err != nil {
+			if err := o.validate(); err != nil {
 				return err
 			}
 			return serve(command.Context(), o)
 		},
 	}
 	f := command.Flags()
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file`; the pod's own service account where empty")
-	f.StringVar(&o.listenAddress, "listen-address", ":12345", "`address` to answer on")
-	f.StringVar(&o.healthAddress, "health-address", "", "`address` of /livez, /readyz, /metrics and /version in plain HTTP, for probes that can't reach --listen-address or have no certificate to show there; other clients' connections can't keep them from being answered; off where empty")
-	f.StringVar(&o.tlsCertFile, "tls-cert-file", "", "certificate `file` (PEM), read again when it changes; plain HTTP where empty")
-	f.StringVar(&o.tlsKeyFile, "tls-key-file", "", "key `file` (PEM) of the certificate")
-	f.StringVar(&o.clientCAFile, "client-ca-file", "", "CA `file` (PEM), read again when it changes; where given, clients must show a certificate that it signed")
-	f.StringSliceVar(&o.clientNames, "client-names", []string{"kube-scheduler"}, "`names`, one of which a client's certificate must have as its common name to call anything below /gpushare-scheduler; with --client-ca-file")
-	f.BoolVar(&o.ui, "ui", true, "serve the web page at /ui of --ui-listen-address; it shows what inspect shows and changes nothing")
-	f.StringVar(&o.uiAddress, "ui-listen-address", "127.0.0.1:12346", "`address` of the web page, where no client certificate is asked for")
-	f.BoolVar(&o.authorizeMetrics, "authorize-metrics", false, "answer /metrics only for clients with a bearer token that may get the path /metrics; needs the right to create TokenReviews and SubjectAccessReviews")
-	f.StringVar(&o.cardPolicy, "card-policy", placement.Binpack.String(), "how to choose among the cards of a node: binpack or spread")
-	f.StringVar(&o.nodePolicy, "node-policy", placement.Binpack.String(), "how to score nodes: binpack or spread")
-	f.IntVar(&o.filterBest, "filter-best", 1, "how many nodes filter passes at most where more than --filter-best-above are on offer: of those that share the best score the most suitable; 0 always passes every node that fits, for schedulers that ask other extenders after this one")
-	f.IntVar(&o.bestAbove, "filter-best-above", 32, "up to how many nodes on offer filter passes every one that fits, with the reasons of the others")
-	f.DurationVar(&o.bindTimeout, "bind-timeout", defaultBindTimeout, "time that one bind may take; must lie below the httpTimeout in kube-scheduler's configuration")
-	f.DurationVar(&o.bindWindow, "bind-window", 150*time.Millisecond, "the longest that a bind waits to be sent together with others, in a storm of pods; a quarter of --bind-timeout at most; 0 sends each at once")
-	f.BoolVar(&o.evictFragmented, "evict-fragmented", false, "evict pods of lower priority from one card where a node's free GPU memory would do for a pod and no card's does; needs the right to create pods/eviction")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file`; if empty, the pod's service account is used")
+	f.StringVar(&o.listenAddress, "listen-address", ":12345", "`address` for kube-scheduler's calls, and for /livez, /readyz, /metrics and /version")
+	f.StringVar(&o.healthAddress, "health-address", "", "additional `address` of /livez, /readyz, /metrics and /version, in plain HTTP; for probes that can't reach --listen-address or have no client certificate. It answers no matter how many connections other clients open. If empty, it is not served")
+	f.StringVar(&o.tlsCertFile, "tls-cert-file", "", "`file` with the server's certificate (PEM), reloaded when it changes; needs --tls-key-file. If empty, the extender serves plain HTTP")
+	f.StringVar(&o.tlsKeyFile, "tls-key-file", "", "`file` with the private key (PEM) of --tls-cert-file, reloaded when it changes")
+	f.StringVar(&o.clientCAFile, "client-ca-file", "", "`file` with CA certificates (PEM), reloaded when it changes; if set, clients must present a certificate that one of them signed")
+	f.StringSliceVar(&o.clientNames, "client-names", []string{"kube-scheduler"}, "`names` of which a client's certificate must have one as its common name to call the verbs below /gpushare-scheduler; only with --client-ca-file")
+	f.BoolVar(&o.ui, "ui", true, "serve the read-only web page at /ui of --ui-listen-address; it shows the same data as kubectl inspect gpushare")
+	f.StringVar(&o.uiAddress, "ui-listen-address", "127.0.0.1:12346", "`address` of the web page; no client certificate is required there, so set a reachable address only if every client that reaches it may see the pods")
+	f.BoolVar(&o.authorizeMetrics, "authorize-metrics", false, "serve /metrics only to clients with a bearer token that may get the path /metrics; needs the permission to create TokenReviews and SubjectAccessReviews")
+	f.StringVar(&o.cardPolicy, "card-policy", placement.Binpack.String(), "how a card is chosen among those of a node with enough free memory: binpack (least free memory) or spread (most free memory)")
+	f.StringVar(&o.nodePolicy, "node-policy", placement.Binpack.String(), "how nodes are scored: binpack (nodes with less free GPU memory first) or spread (nodes with more free GPU memory first)")
+	f.IntVar(&o.filterBest, "filter-best", 1, "maximum number of nodes that filter returns if there are more than --filter-best-above candidate nodes: the most suitable ones of those with the best score. 0 returns all nodes that fit; set it if other extenders filter after this one")
+	f.IntVar(&o.bestAbove, "filter-best-above", 32, "number of candidate nodes up to which filter returns all nodes that fit, with the reasons why the others don't")
+	f.DurationVar(&o.bindTimeout, "bind-timeout", defaultBindTimeout, "maximum duration of a bind, without the time for which a group is held; more than 0, 1m at most, and less than the httpTimeout in kube-scheduler's configuration. Increase it if binds time out because the API server is slow")
+	f.DurationVar(&o.bindWindow, "bind-window", 150*time.Millisecond, "maximum time for which binds that arrive close together are collected and then sent together; 500ms and a quarter of --bind-timeout at most. 0 sends each bind immediately")
+	f.BoolVar(&o.evictFragmented, "evict-fragmented", false, "evict pods of lower priority from one card for a pod that only fragmentation keeps pending: a node has enough free GPU memory in total, and no card has; needs the permission to create pods/eviction")
 	g := &o.gangs
-	f.DurationVar(&g.hold, "gang-hold", defaultGangHold, "how long a bind waits for the other members of the pod's group; with --bind-timeout it must lie below the httpTimeout in kube-scheduler's configuration; 0 ignores groups")
-	f.DurationVar(&g.patience, "gang-patience", 30*time.Second, "how long places are kept for a group's members to come, and how long a group may stay bound in part")
-	f.DurationVar(&g.claimAfter, "gang-claim-after", 2*time.Minute, "how long a group waits before memory that comes free is kept for it, for a bounded time; 0 never keeps any")
-	f.StringVar(&g.failurePolicy, "gang-failure-policy", string(gang.Evict), "what becomes of running members whose group stays bound in part: evict or keep")
+	f.DurationVar(&g.hold, "gang-hold", defaultGangHold, "maximum time for which a bind is held until all members of the pod's group have arrived; 1m at most. The sum with --bind-timeout must be less than the httpTimeout in kube-scheduler's configuration. 0 turns off groups: their members are bound one by one")
+	f.DurationVar(&g.patience, "gang-patience", 30*time.Second, "time for which a group's reserved cards are kept until its members arrive, and for which a group may stay partially bound; not less than --gang-hold")
+	f.DurationVar(&g.claimAfter, "gang-claim-after", 2*time.Minute, "time for which a group must be pending before memory is held back for it, for a limited time; 0 never holds memory back")
+	f.StringVar(&g.failurePolicy, "gang-failure-policy", string(gang.Evict), "what happens to the bound members of a group that stays partially bound: evict or keep")
 	e := &o.election
-	f.BoolVar(&e.elect, "leader-elect", false, "run beside other replicas: one is elected by a Lease and answers, the others stand by")
-	f.StringVar(&e.namespace, "leader-elect-namespace", "kube-system", "`namespace` of the Lease and of the published Service")
-	f.DurationVar(&e.leaseDuration, "leader-elect-lease-duration", leader.DefaultLeaseDuration, "how long the others wait for a leader that is silent")
-	f.DurationVar(&e.renewDeadline, "leader-elect-renew-deadline", leader.DefaultRenewDeadline, "how long a leader counts on a renewal of its Lease; less than the lease duration, more than --bind-timeout")
-	f.DurationVar(&e.retryPeriod, "leader-elect-retry-period", leader.DefaultRetryPeriod, "how often a leader renews its Lease, and others try for it")
-	f.StringVar(&e.service, "publish-service", "gpushare-extender", "`name` of the Service without selector that the leader leads to itself, with --leader-elect and --advertise-address")
-	f.StringVar(&e.address, "advertise-address", "", "`IP address` that the leader publishes; nothing is published where empty")
-	f.BoolVar(&o.cardMetrics, "card-metrics", true, "report each card on /metrics (four series a card), beside the cluster's sums")
-	f.Float32Var(&o.qps, "kube-api-qps", 1000, "requests a second to the API server, Events left out")
-	f.IntVar(&o.burst, "kube-api-burst", 2000, "requests to the API server in one burst")
+	f.BoolVar(&e.elect, "leader-elect", false, "elect a leader among several replicas by a Lease; the leader answers kube-scheduler, the others are standbys. Set it on all replicas if there is more than one")
+	f.StringVar(&e.namespace, "leader-elect-namespace", "kube-system", "`namespace` of the Lease and of --publish-service")
+	f.DurationVar(&e.leaseDuration, "leader-elect-lease-duration", leader.DefaultLeaseDuration, "time after the leader's last renewal after which a standby may take over, in whole seconds; the same on all replicas")
+	f.DurationVar(&e.renewDeadline, "leader-elect-renew-deadline", leader.DefaultRenewDeadline, "time after its last renewal for which the leader answers; less than the lease duration, more than --bind-timeout")
+	f.DurationVar(&e.retryPeriod, "leader-elect-retry-period", leader.DefaultRetryPeriod, "interval at which the leader renews its Lease and standbys try to acquire it")
+	f.StringVar(&e.service, "publish-service", "gpushare-extender", "`name` of a Service without selector whose only endpoint is the leader; only with --leader-elect and --advertise-address")
+	f.StringVar(&e.address, "advertise-address", "", "`IP address` of this replica, which it publishes as the endpoint of --publish-service while it is the leader; if empty, nothing is published")
+	f.BoolVar(&o.cardMetrics, "card-metrics", true, "serve four series for each card on /metrics, in addition to the cluster's sums; turn it off if these are too many series")
+	f.Float32Var(&o.qps, "kube-api-qps", 1000, "maximum number of requests per second to the API server, without Events, leader election and token reviews")
+	f.IntVar(&o.burst, "kube-api-burst", 2000, "maximum number of requests to the API server in one burst, before --kube-api-qps limits them")
 
 	logflags.Add(f, o.logging)
 	command.CompletionOptions.DisableDefaultCmd = true
@@ -139,17 +139,16 @@ Each flag can be given as an environment variable as well, named like the flag i
 	return command
 }
 
-// What check-scheduler-config must know.
+// The defaults that check-scheduler-config needs too.
 const (
 	defaultBindTimeout = 4 * time.Second
 	defaultGangHold    = 10 * time.Second
 )
 
-// maxHold bounds what a call is held for, and what its bind may take: together they stay within what the server gives any
-// call.
+// maxHold is the maximum of --gang-hold and of --bind-timeout. Their sum stays within the server's timeout of a call.
 const maxHold = time.Minute
 
-// maxWindow bounds for how long binds are gathered.
+// maxWindow is the maximum of --bind-window.
 const maxWindow = 500 * time.Millisecond
 
 func (o options) validate() error {
@@ -165,29 +164,29 @@ func (o options) validate() error {
 	case o.bestAbove < 0:
 		return errors.New("--filter-best-above must not be negative")
 	case (o.tlsCertFile == "") != (o.tlsKeyFile == ""):
-		return errors.New("--tls-cert-file and --tls-key-file go together")
+		return errors.New("--tls-cert-file and --tls-key-file must be set together")
 	case o.clientCAFile != "" && o.tlsCertFile == "":
 		return errors.New("--client-ca-file needs --tls-cert-file and --tls-key-file")
 	case o.clientCAFile != "" && (len(o.clientNames) == 0 || slices.Contains(o.clientNames, "")):
-		return errors.New("--client-names must not be empty or have an empty name: --client-ca-file may have signed certificates of others than kube-scheduler")
+		return errors.New("--client-names must not be empty or have an empty name: the CA of --client-ca-file can have signed other certificates than kube-scheduler's")
 	case o.uiAddressGiven && !o.ui:
 		return errors.New("--ui-listen-address needs --ui")
 	case o.ui && o.uiAddress == "":
-		return errors.New("--ui-listen-address is empty: --ui=false switches the page off")
+		return errors.New("--ui-listen-address must not be empty: set --ui=false to turn off the web page")
 	case o.bindTimeout <= 0 || o.bindTimeout > maxHold:
 		return fmt.Errorf("--bind-timeout must be positive, and %v at most", maxHold)
 	case o.bindWindow < 0 || o.bindWindow > maxWindow:
-		return fmt.Errorf("--bind-window must lie between 0 and %v", maxWindow)
+		return fmt.Errorf("--bind-window must be between 0 and %v", maxWindow)
 	case o.gangs.hold < 0 || o.gangs.hold > maxHold:
-		return fmt.Errorf("--gang-hold must lie between 0 and %v", maxHold)
+		return fmt.Errorf("--gang-hold must be between 0 and %v", maxHold)
 	case o.gangs.hold > 0 && o.gangs.patience < o.gangs.hold:
-		return errors.New("--gang-patience must not lie below --gang-hold")
+		return errors.New("--gang-patience must not be less than --gang-hold")
 	case o.gangs.claimAfter < 0:
 		return errors.New("--gang-claim-after must not be negative")
 	case o.gangs.failurePolicy != string(gang.Evict) && o.gangs.failurePolicy != string(gang.Keep):
 		return fmt.Errorf("--gang-failure-policy: unknown policy %q: want %s or %s", o.gangs.failurePolicy, gang.Evict, gang.Keep)
 	case o.election.elect && o.bindTimeout >= o.election.renewDeadline:
-		return errors.New("--bind-timeout must lie below --leader-elect-renew-deadline: a bind must not outlive a leader's Lease")
+		return errors.New("--bind-timeout must be less than --leader-elect-renew-deadline: a bind must not outlive a leader's Lease")
 	case o.qps <= 0 || o.burst <= 0:
 		return errors.New("--kube-api-qps and --kube-api-burst must be positive")
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/webui"
 )
 
-// page is the web page, on an address of its own: who can see it needn't be able to bind pods. The zero value is no page.
+// page is the web page. It has its own address, so that its clients can't call the verbs. The zero value serves nothing.
 type page struct {
 	board    *webui.Board
 	handler  http.Handler
@@ -37,8 +37,8 @@ func newPage(ctx context.Context, o options, state *cluster.Cluster, standby fun
 		if o.uiAddressGiven {
 			return nil, err
 		}
-		// Another program on the host's network may have that port. Pods are scheduled all the same.
-		klog.FromContext(ctx).Error(err, "The web page is not served: give it another address, or switch it off with --ui=false")
+		// Another program in the host network may use that port. Pods are scheduled without the page.
+		klog.FromContext(ctx).Error(err, "Web page not served: set another address, or turn it off with --ui=false")
 		return p, nil
 	}
 	p.board = webui.NewBoard(webui.Options{
@@ -59,18 +59,18 @@ func newPage(ctx context.Context, o options, state *cluster.Cluster, standby fun
 
 func (p *page) close() {
 	if p.listener != nil {
-		_ = p.listener.Close() // Closed already where it served.
+		_ = p.listener.Close() // Fails if run has already closed it.
 	}
 }
 
-// run keeps the page up to date and serves it until ctx ends.
+// run updates the page and serves it until ctx ends.
 func (p *page) run(ctx context.Context) error {
 	if p.board == nil {
 		return nil
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return p.board.Run(ctx) })
-	klog.FromContext(ctx).Info("Showing the page", "address", p.listener.Addr().String(), "tls", p.tls != nil)
+	klog.FromContext(ctx).Info("Serving the web page", "address", p.listener.Addr().String(), "tls", p.tls != nil)
 	g.Go(func() error { return webui.Serve(ctx, p.listener, p.handler, p.tls) })
 	return g.Wait()
 }

@@ -21,16 +21,16 @@ import (
 	"time"
 )
 
-// extenderProcess is the real binary, with the addresses that it said.
+// extenderProcess is the real binary with the addresses that it logged.
 type extenderProcess struct{ verbs, page string }
 
-var saidAddress = regexp.MustCompile(`"(Answering|Showing the page)".* address="([^"]+)"`)
+var loggedAddress = regexp.MustCompile(`"(Serving kube-scheduler's calls|Serving the web page)".* address="([^"]+)"`)
 
-// startExtender runs the binary until the test ends, and waits for as many addresses as it is to say.
+// startExtender runs the binary until the test ends, and waits until it has logged the number of addresses.
 func startExtender(t *testing.T, addresses int, args ...string) extenderProcess {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	// Nobody answers as API server: the page is there all the same.
+	// There is no API server. The page is served without it.
 	cmd := command(ctx, append(args, "--listen-address=127.0.0.1:0", "--kubeconfig="+writeKubeconfig(t, "http://127.0.0.1:1"))...)
 	stderr, err := cmd.StderrPipe()
 	if err != nil {
@@ -44,7 +44,7 @@ func startExtender(t *testing.T, addresses int, args ...string) extenderProcess 
 		var all strings.Builder
 		for scanner := bufio.NewScanner(stderr); scanner.Scan(); {
 			all.WriteString(scanner.Text() + "\n")
-			if match := saidAddress.FindStringSubmatch(scanner.Text()); match != nil && len(found) < cap(found) {
+			if match := loggedAddress.FindStringSubmatch(scanner.Text()); match != nil && len(found) < cap(found) {
 				found <- [2]string{match[1], match[2]}
 			}
 		}
@@ -59,16 +59,16 @@ func startExtender(t *testing.T, addresses int, args ...string) extenderProcess 
 	for range addresses {
 		select {
 		case address := <-found:
-			if address[0] == "Answering" {
+			if address[0] == "Serving kube-scheduler's calls" {
 				p.verbs = address[1]
 			} else {
 				p.page = address[1]
 			}
 		case text := <-ended:
 			ended <- text
-			t.Fatalf("it ended:\n%s", text)
+			t.Fatalf("the process ended:\n%s", text)
 		case <-time.After(time.Minute):
-			t.Fatal("it doesn't say where it answers")
+			t.Fatal("the process doesn't log its addresses")
 		}
 	}
 	return p
@@ -85,7 +85,8 @@ func status(t *testing.T, client *http.Client, url string) (int, error) {
 	return response.StatusCode, err
 }
 
-func TestThePageIsWhereTheFlagsSay(t *testing.T) {
+// TestPage checks that the page is served at --ui-listen-address only, and the verbs at --listen-address only.
+func TestPage(t *testing.T) {
 	wantStatus := func(t *testing.T, client *http.Client, url string, want int) {
 		t.Helper()
 		if got, err := status(t, client, url); err != nil || got != want {
@@ -110,7 +111,7 @@ func TestThePageIsWhereTheFlagsSay(t *testing.T) {
 		}
 	})
 	t.Run("nowhere where another program has the default port", func(t *testing.T) {
-		if taken, err := net.Listen("tcp", "127.0.0.1:12346"); err == nil { // Else something has it already.
+		if taken, err := net.Listen("tcp", "127.0.0.1:12346"); err == nil { // Otherwise another process already uses it.
 			defer taken.Close()
 		}
 		p := startExtender(t, 1)
@@ -147,7 +148,7 @@ func TestThePageIsWhereTheFlagsSay(t *testing.T) {
 	})
 }
 
-// writeCertificate makes one that is its own CA, good for both sides.
+// writeCertificate writes a self-signed certificate for server and client.
 func writeCertificate(t *testing.T) (certFile, keyFile string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -17,14 +17,14 @@ import (
 	"github.com/gpushare/gpushare/pkg/leader"
 )
 
-// newElector joins this replica to the others. It has a client of its own, so that a burst of binds never holds up the
+// newElector returns the elector of this replica. The elector has its own client, so that a burst of binds doesn't delay the
 // renewal of the Lease.
 func newElector(e election, config *rest.Config, listening net.Addr, state *cluster.Cluster, server *extender.Server, observer leader.Observer) (*leader.Elector, error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 20, 40
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("reaching the API server: %w", err)
+		return nil, fmt.Errorf("creating a client of the API server: %w", err)
 	}
 	identity, err := leader.NewIdentity()
 	if err != nil {
@@ -46,7 +46,7 @@ func newElector(e election, config *rest.Config, listening net.Addr, state *clus
 	return elector, nil
 }
 
-// endpoint is what the leader publishes, nil for nothing.
+// endpoint returns the endpoint that the leader publishes, or nil to publish none.
 func (e election) endpoint(listening net.Addr) (*leader.Endpoint, error) {
 	if e.address == "" {
 		return nil, nil
@@ -60,7 +60,7 @@ func (e election) endpoint(listening net.Addr) (*leader.Endpoint, error) {
 	}, nil
 }
 
-// drain waits for the calls that were let in, and then for what they wrote.
+// drain returns a function that waits for the admitted calls, and then for the outcome of their writes.
 func drain(server *extender.Server, state *cluster.Cluster) func(context.Context) error {
 	return func(ctx context.Context) error {
 		err := wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(context.Context) (bool, error) {

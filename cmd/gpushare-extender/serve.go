@@ -36,10 +36,11 @@ import (
 
 const component = "gpushare-extender"
 
-// stopTimeout keeps the end within two seconds of SIGTERM, also while the API server hangs.
+// stopTimeout limits the time for calls that are in flight at SIGTERM. The process exits within two seconds, even if the API
+// server doesn't respond.
 const stopTimeout = 800 * time.Millisecond
 
-// serve wires the parts, runs them until ctx ends, and stops them in reverse.
+// serve creates the components, runs them until ctx ends, and stops them in reverse order.
 func serve(ctx context.Context, o options) error {
 	logger := klog.FromContext(ctx).WithName(component)
 	ctx = klog.NewContext(ctx, logger)
@@ -78,12 +79,12 @@ func serve(ctx context.Context, o options) error {
 	}
 	config.UserAgent = component + "/" + version.Get().Version
 	config.QPS, config.Burst = o.qps, o.burst
-	// Pods and nodes as protobuf cost a fraction of what they cost as JSON, here and in the API server.
+	// Decoding and encoding protobuf costs a fraction of JSON, here and in the API server.
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return fmt.Errorf("reaching the API server: %w", err)
+		return fmt.Errorf("creating a client of the API server: %w", err)
 	}
 	recorder, stopEvents, err := newRecorder(ctx, config)
 	if err != nil {
@@ -91,12 +92,12 @@ func serve(ctx context.Context, o options) error {
 	}
 	defer stopEvents()
 
-	// The flags were validated: these can't fail.
+	// validate has checked both.
 	cardPolicy, _ := placement.ParsePolicy(o.cardPolicy)
 	nodePolicy, _ := placement.ParsePolicy(o.nodePolicy)
 
 	groups := metrics.NewGangs(registry)
-	// The elector and what it elects need each other: the cluster asks it before each write.
+	// The elector needs the cluster, and the cluster asks the elector before each write.
 	var elector *leader.Elector
 	var leading, answer func() error
 	if o.election.elect {
@@ -148,25 +149,25 @@ func serve(ctx context.Context, o options) error {
 	}
 
 	if tlsConfig == nil && !loopback(listener.Addr()) {
-		logger.Info("Plain HTTP on an address that others can reach: whoever does can bind pods. Give --tls-cert-file, --tls-key-file and "+
-			"--client-ca-file, or listen on 127.0.0.1", "address", listener.Addr().String())
+		logger.Info("Serving plain HTTP on an address that is not loopback: any client that can reach it can bind pods. Set --tls-cert-file, "+
+			"--tls-key-file and --client-ca-file, or listen on 127.0.0.1", "address", listener.Addr().String())
 	}
-	logger.Info("Answering", "address", listener.Addr().String(), "tls", tlsConfig != nil)
+	logger.Info("Serving kube-scheduler's calls", "address", listener.Addr().String(), "tls", tlsConfig != nil)
 	if health != nil {
-		logger.Info("Answering probes", "address", health.Addr().String())
+		logger.Info("Serving health checks", "address", health.Addr().String())
 	}
 	err = runParts(ctx, elector, state, server, listener, health, web)
 	logger.Info("Stopped")
 	return err
 }
 
-// runParts runs the parts until ctx ends. A leader first hands over, while everything else still runs: its last writes are
-// looked up, and whoever calls is told to go elsewhere.
+// runParts runs the components until ctx ends. A leader first releases its Lease, while the other components still run: they
+// resolve its last writes, and answer new calls with the error that this replica is stopping.
 func runParts(ctx context.Context, elector *leader.Elector, state *cluster.Cluster, server *extender.Server, listener, health net.Listener, web *page) error {
 	g, working := errgroup.WithContext(context.WithoutCancel(ctx))
 	working, stop := context.WithCancel(working)
 	defer stop()
-	// Ends with ctx, and when one of the parts fails.
+	// leading ends with ctx, and when a component fails.
 	leading, resign := context.WithCancel(ctx)
 	defer context.AfterFunc(working, resign)()
 
@@ -187,12 +188,12 @@ func runParts(ctx context.Context, elector *leader.Elector, state *cluster.Clust
 	return g.Wait()
 }
 
-// restConfig reads the kubeconfig or, where none is named, the pod's own service account.
+// restConfig returns the client configuration from the kubeconfig, or from the pod's service account if there is none.
 func restConfig(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		config, err := rest.InClusterConfig()
 		if err != nil {
-			return nil, fmt.Errorf("no --kubeconfig is given, and the pod's own service account can't be used: %w", err)
+			return nil, fmt.Errorf("--kubeconfig is not set, and the pod's service account can't be used: %w", err)
 		}
 		return config, nil
 	}
@@ -203,14 +204,14 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 	return config, nil
 }
 
-// newRecorder writes Events through a client of its own, so that a burst of them never holds up a bind. stop must be
-// called at the end.
+// newRecorder returns a recorder of Events. It has its own client, so that a burst of Events doesn't delay a bind. The
+// caller must call stop.
 func newRecorder(ctx context.Context, config *rest.Config) (recorder record.EventRecorder, stop func(), err error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 100, 1000
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, nil, fmt.Errorf("reaching the API server: %w", err)
+		return nil, nil, fmt.Errorf("creating a client of the API server: %w", err)
 	}
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
 	broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: client.CoreV1().Events("")})

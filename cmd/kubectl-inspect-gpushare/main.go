@@ -1,5 +1,5 @@
-// kubectl-inspect-gpushare is the kubectl plugin behind `kubectl inspect gpushare`. Called by the name
-// kubectl_complete-inspect-gpushare, which a link gives it, it completes that command's arguments for kubectl.
+// kubectl-inspect-gpushare is the kubectl plugin of `kubectl inspect gpushare`. Under the name
+// kubectl_complete-inspect-gpushare, a link to it, it completes the arguments of that command for kubectl.
 package main
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/inspect"
 	"github.com/gpushare/gpushare/pkg/version"
 
-	// kubeconfigs of cloud providers name these.
+	// Authentication plugins that kubeconfigs of cloud providers use.
 	_ "k8s.io/client-go/plugin/pkg/client/auth"
 )
 
@@ -25,7 +25,7 @@ func main() { os.Exit(run()) }
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	context.AfterFunc(ctx, stop) // A second Ctrl-C ends at once.
+	context.AfterFunc(ctx, stop) // A second Ctrl-C ends the process immediately.
 
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
 	cmd := inspect.NewCommand(streams, version.Get().String())

@@ -1,5 +1,5 @@
-// Command manifests renders the plain manifests in deploy and kube-scheduler's configurations in config from the Helm
-// chart, their single source. Run it in the root of the repository; with --check it compares instead of writing.
+// The plain manifests in deploy, and kube-scheduler's configurations in config, are rendered from the Helm chart by this
+// program, so that there is one source of each. It runs in the repository's root; --check compares instead of writing.
 package main
 
 import (
@@ -19,17 +19,16 @@ import (
 
 const chart = "deploy/helm/gpushare"
 
-// manifest is a file rendered from some of the chart's templates.
+// manifest is a file made of some of the chart's templates.
 type manifest struct {
 	path, header string
 	templates    []string
-	// values are passed by --set; replace is applied to the result.
+	// values are given by --set; replace changes what comes out.
 	values  []string
 	replace [][2]string
 }
 
-// address is a placeholder for the Service's address if that is unknown. The manifest leaves the choice to the API
-// server.
+// address is a placeholder for the Service's address, which the manifest leaves to the API server.
 const address = "10.96.0.15"
 
 var (
@@ -38,7 +37,7 @@ var (
 	manifests = []manifest{{
 		path: "deploy/manifests/extender.yaml",
 		header: `The extender, on the control-plane node beside kube-scheduler, which reaches it at http://127.0.0.1:12345 (see
-config/scheduler-config.yaml). One replica: a second one would not know the first one's latest reservations.`,
+config/scheduler-config.yaml). One replica: a second one would not see the first one's latest allocations.`,
 		templates: []string{"extender-account", "extender-deployment"},
 		values:    onHost,
 	}, {
@@ -48,8 +47,8 @@ config/scheduler-config.yaml). One replica: a second one would not know the firs
 		values:    onHost,
 	}, {
 		path: "deploy/replicas/extender.yaml",
-		header: `Two extenders with leader election, instead of deploy/manifests/extender.yaml. kube-scheduler connects to the leader at the
-Service's address with config/scheduler-config-replicas.yaml. Both sides use certificates from the Secret
+		header: `Two extenders, one of which answers. Replaces deploy/manifests/extender.yaml. kube-scheduler reaches the leader at the
+Service's address with config/scheduler-config-replicas.yaml. Both sides use certificates; the extender's are in the Secret
 gpushare-extender-tls. docs/replicas.md has the commands.`,
 		templates: []string{"extender-account", "extender-election", "extender-service", "extender-deployment"},
 		values:    withTLS,
@@ -59,27 +58,27 @@ gpushare-extender-tls. docs/replicas.md has the commands.`,
 `}},
 	}, {
 		path: "deploy/second-scheduler/scheduler.yaml",
-		header: `A second kube-scheduler with the extender beside it, instead of deploy/manifests/extender.yaml: for control planes that
-can't be changed. Set your cluster's version in the scheduler's image.`,
+		header: `A second kube-scheduler with the extender in its pod, for control planes that can't be changed. Replaces
+deploy/manifests/extender.yaml. Set your cluster's version in the scheduler's image.`,
 		templates: []string{"extender-account", "extender-election", "second-scheduler-account", "second-scheduler-deployment"},
 		values:    []string{"mode=secondScheduler"},
 	}, {
 		path:      "deploy/second-scheduler/policy.yaml",
-		header:    "Rejects pods that request GPU memory with another scheduler (Kubernetes 1.30 and later).",
+		header:    "Refuses pods that request GPU memory and name another scheduler (Kubernetes 1.30 and later).",
 		templates: []string{"second-scheduler-policy"},
 		values:    []string{"mode=secondScheduler"},
 	}, {
 		path: "deploy/guard/guard.yaml",
-		header: `Only gpushare can set the annotations that name cards (Kubernetes 1.30 and later). Add other users that need to, such as a
-backup tool, to the list of users below.`,
+		header: `Only gpushare sets the annotations that name cards (Kubernetes 1.30 and later). To allow another client, such as a backup
+tool, add it to the list of users below.`,
 		templates: []string{"guard"},
 		values:    onHost,
 	}}
 )
 
 func main() {
-	check := flag.Bool("check", false, "report differences instead of writing files")
-	helm := flag.String("helm", "", "path of helm; by default the pinned one is built")
+	check := flag.Bool("check", false, "say what differs, and change nothing")
+	helm := flag.String("helm", "", "path of helm; the pinned one where empty")
 	flag.Parse()
 	if err := run(*helm, *check); err != nil {
 		fmt.Fprintln(os.Stderr, "manifests:", err)
@@ -111,7 +110,7 @@ func run(helm string, check bool) error {
 	if err != nil {
 		return err
 	}
-	// The certificate names the Service, because it is issued before the Service has an address.
+	// The certificate is made before the Service has its address.
 	files["config/scheduler-config-replicas.yaml"] = bytes.ReplaceAll(withReplicas,
 		[]byte(`serverName: "`+address+`"`), []byte("serverName: gpushare-extender.kube-system.svc"))
 	files["config/scheduler-config.yaml"] = config
@@ -123,7 +122,7 @@ func run(helm string, check bool) error {
 		if check {
 			have, err := os.ReadFile(path)
 			if err != nil || !bytes.Equal(have, text) {
-				errs = append(errs, fmt.Errorf("%s differs from the rendered chart: run `make manifests`", path))
+				errs = append(errs, fmt.Errorf("%s isn't what the chart renders: run `make manifests`", path))
 			}
 			continue
 		}
@@ -175,7 +174,7 @@ func (m manifest) render(helm string) ([]byte, error) {
 	return []byte(text), nil
 }
 
-// schedulerConfig returns kube-scheduler's configuration for an extender installed with the values.
+// schedulerConfig returns kube-scheduler's configuration for an extender that is installed with the values.
 func schedulerConfig(helm string, values []string) ([]byte, error) {
 	text, err := template(helm, "scheduler-config", values)
 	if err != nil {
@@ -190,7 +189,7 @@ func schedulerConfig(helm string, values []string) ([]byte, error) {
 	return []byte(object.Data["scheduler-config.yaml"]), nil
 }
 
-// policyConfig returns the same configuration as a Policy, for kube-scheduler before 1.23.
+// policyConfig returns the same for kube-schedulers before 1.23, which want JSON of other names.
 func policyConfig(config []byte) ([]byte, error) {
 	type resource struct {
 		Name               string `json:"name"`
@@ -215,7 +214,7 @@ func policyConfig(config []byte) ([]byte, error) {
 		Extenders  []extender `json:"extenders"`
 	}
 	var out policy
-	// JSON field names are matched case-insensitively, so enableHTTPS is read as enableHttps.
+	// JSON's field names are matched whatever their case, so enableHTTPS is enableHttps.
 	if err := yaml.Unmarshal(config, &out); err != nil {
 		return nil, fmt.Errorf("reading the scheduler's configuration: %w", err)
 	}

@@ -1,5 +1,5 @@
-// Package connlimit bounds the number of open connections of a listener, so that clients that open connections and keep
-// them neither exhaust the process's memory nor keep others from connecting.
+// Package connlimit limits the number of open connections of a listener, so that idle connections neither exhaust the
+// process's memory nor keep other clients from connecting.
 package connlimit
 
 import (
@@ -9,21 +9,21 @@ import (
 	"sync"
 )
 
-// Limits are how many connections may be open at once.
+// Limits are the maximum numbers of open connections.
 type Limits struct {
-	// Total counts the connections of all clients, PerSource those from one IP address.
+	// Total is the limit for all clients together, PerSource the limit for one IP address.
 	Total, PerSource int
 }
 
-// Listener accepts every connection at once. Where a connection exceeds a limit, Listener closes the oldest one in its
-// place: of the same source where that one has too many, else of all. So a client that asks a short question, such as
-// the kubelet with a probe, gets its answer however many others are connected.
+// Listener accepts every connection immediately. If a connection exceeds PerSource, Listener closes the oldest connection
+// from the same source; if it exceeds Total, the oldest of all. So a short request, such as a probe of the kubelet, is
+// answered no matter how many other connections are open.
 type Listener struct {
 	net.Listener
 	limits Limits
 
-	mu      sync.Mutex // Guards what follows.
-	open    list.List  // Of *conn, the oldest first.
+	mu      sync.Mutex // Guards the fields below.
+	open    list.List  // Of *conn, oldest first.
 	sources map[netip.Addr]*list.List
 }
 
@@ -40,19 +40,19 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 	c := &conn{Conn: accepted, listener: l, source: sourceOf(accepted.RemoteAddr())}
 	if surplus := l.count(c); surplus != nil {
-		_ = surplus.Close() // Its own user notices.
+		_ = surplus.Close() // Its reader gets the error.
 	}
 	return c, nil
 }
 
-// Exempt stops counting a connection that Accept returned: its client has proved who it is.
+// Exempt stops counting a connection that Accept returned, because its client has authenticated itself.
 func (l *Listener) Exempt(accepted net.Conn) {
 	if c, ok := accepted.(*conn); ok {
 		l.forget(c)
 	}
 }
 
-// count adds a connection, and returns the one that is to be closed for it, or nil.
+// count adds a connection, and returns the connection to close instead, or nil.
 func (l *Listener) count(c *conn) (surplus *conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -80,7 +80,7 @@ func (l *Listener) forget(c *conn) {
 	l.remove(c)
 }
 
-// remove takes a connection out of both lists, if it is there. The caller holds the lock.
+// remove removes a connection from both lists, if it is still counted. The caller holds the lock.
 func (l *Listener) remove(c *conn) {
 	if c.inAll == nil {
 		return
@@ -94,7 +94,7 @@ func (l *Listener) remove(c *conn) {
 	c.inAll, c.inSource = nil, nil
 }
 
-// conn is a connection that its listener counts while it is open. The listener's lock guards the elements.
+// conn is a connection that its listener counts while it is open. The listener's lock guards inAll and inSource.
 type conn struct {
 	net.Conn
 	listener        *Listener
@@ -108,7 +108,7 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// sourceOf returns the address that a connection counts for; that of all others where it isn't an IP address.
+// sourceOf returns the IP address that a connection counts for. All connections without one share the zero address.
 func sourceOf(address net.Addr) netip.Addr {
 	if tcp, ok := address.(*net.TCPAddr); ok {
 		return tcp.AddrPort().Addr().Unmap()

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// stage is a Listener on loopback, whose connections stay open until something closes them.
+// stage is a Listener on loopback whose connections stay open until they are closed.
 type stage struct {
 	t        *testing.T
 	listener *Listener
@@ -45,7 +45,7 @@ func (s stage) wantOpen(want int) {
 	s.listener.mu.Lock()
 	defer s.listener.mu.Unlock()
 	if got := s.listener.open.Len(); got != want {
-		s.t.Errorf("%d connections are counted, want %d", got, want)
+		s.t.Errorf("%d connections counted, want %d", got, want)
 	}
 	sum := 0
 	for _, ofSource := range s.listener.sources {
@@ -73,7 +73,8 @@ func wantClosed(t *testing.T, client, server net.Conn, want bool) {
 	}
 }
 
-func TestSourceOverItsLimitLosesItsOldest(t *testing.T) {
+// TestPerSourceLimit checks that a source above its limit loses its oldest connection, and no other source loses one.
+func TestPerSourceLimit(t *testing.T) {
 	s := newStage(t, Limits{Total: 10, PerSource: 2})
 	other, otherServer := s.connect("127.0.0.2")
 	first, firstServer := s.connect("127.0.0.3")
@@ -86,7 +87,8 @@ func TestSourceOverItsLimitLosesItsOldest(t *testing.T) {
 	s.wantOpen(3)
 }
 
-func TestTooManyInAllLoseTheOldest(t *testing.T) {
+// TestTotalLimit checks that above the total limit the oldest connection is closed.
+func TestTotalLimit(t *testing.T) {
 	s := newStage(t, Limits{Total: 2, PerSource: 2})
 	first, firstServer := s.connect("127.0.0.2")
 	second, secondServer := s.connect("127.0.0.3")
@@ -97,7 +99,7 @@ func TestTooManyInAllLoseTheOldest(t *testing.T) {
 	s.wantOpen(2)
 }
 
-func TestExemptConnectionsDoNotCount(t *testing.T) {
+func TestExempt(t *testing.T) {
 	s := newStage(t, Limits{Total: 1, PerSource: 1})
 	known, knownServer := s.connect("127.0.0.2")
 	s.listener.Exempt(knownServer)
@@ -108,7 +110,7 @@ func TestExemptConnectionsDoNotCount(t *testing.T) {
 	s.wantOpen(1)
 }
 
-func TestClosedConnectionsDoNotCount(t *testing.T) {
+func TestClose(t *testing.T) {
 	s := newStage(t, Limits{Total: 1, PerSource: 1})
 	for range 3 {
 		_, server := s.connect("127.0.0.2")

@@ -260,7 +260,7 @@ func (a *allocator) match(ctx context.Context, hinted hint, request gpu.Memory) 
 	}
 	// Where the one that the devices were chosen for isn't known here yet, a guess among the others would be wrong.
 	guess := found || hinted.container == (containerKey{})
-	if c, by, ok := a.resolve(s.Candidates(request), ask, false); ok && (by == byKubelet || guess) {
+	if c, by, ok := a.resolve(s, request, ask, false); ok && (by == byKubelet || guess) {
 		return s, c, by, nil
 	}
 	// The informer can be behind, and so can the record.
@@ -272,18 +272,19 @@ func (a *allocator) match(ctx context.Context, hinted hint, request gpu.Memory) 
 	})
 	live := a.snapshot(pods)
 	live.Preferred = s.Preferred
-	if c, by, ok := a.resolve(live.Candidates(request), ask, true); ok {
+	interrupted := live.Interrupted(request)
+	resized := slices.DeleteFunc(slices.Clone(interrupted), func(c candidate) bool { return !c.Pod.Resized })
+	resizes := slices.ContainsFunc(resized, func(c candidate) bool { return ask(c) == waiting })
+	// The kubelet tries a resize and a start again, so neither is guessed beside the other: the card of what runs would be
+	// lost from the kubelet's books.
+	c, by, ok := a.resolve(live, request, ask, true)
+	if ok && (!c.Again || !resizes) {
 		return live, c, by, nil
 	}
-	interrupted := live.Interrupted(request)
-	if a.now().Sub(a.settled) < statusLag {
-		if c, ok := sole(interrupted, ask); ok {
+	if !ok {
+		if c, ok = interruptedOne(interrupted, resized, ask, a.now().Sub(a.settled) < statusLag); ok {
 			return live, c, byKubelet, nil
 		}
-	}
-	resized := slices.DeleteFunc(slices.Clone(interrupted), func(c candidate) bool { return !c.Pod.Resizing })
-	if c, ok := sole(resized, ask); ok {
-		return live, c, byKubelet, nil
 	}
 	if err != nil {
 		return nil, candidate{}, byNobody, &refusal{refusedUnavailable, codes.Unavailable,
@@ -317,8 +318,18 @@ func (a *allocator) asker(ctx context.Context) func(candidate) standing {
 	}
 }
 
-func (a *allocator) resolve(candidates []candidate, ask func(candidate) standing, lastResort bool) (candidate, match, bool) {
-	c, by, ok := resolve(candidates, ask, a.resources.Answers, lastResort)
+func (a *allocator) resolve(s *snapshot, request gpu.Memory, ask func(candidate) standing, lastResort bool) (candidate, match, bool) {
+	// A kubelet that hasn't known a pod yet, as after a start of the plugin, is asked about some that it has to know.
+	answers := func() bool {
+		for _, c := range s.Admitted(maxAdmitted) {
+			if a.resources.Answers() {
+				break
+			}
+			ask(c)
+		}
+		return a.resources.Answers()
+	}
+	c, by, ok := resolve(s.Candidates(request), ask, answers, lastResort)
 	a.doubtful = a.doubtful || by == byOrder
 	return c, by, ok
 }

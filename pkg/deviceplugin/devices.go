@@ -125,7 +125,7 @@ func messageSize(cards []gpu.Card) int64 {
 		// Numbers of one length after the other: [0, 62), [62, 3844), …
 		for low, high, length := int64(0), base, int64(1); low < int64(c.Memory); length++ {
 			count := min(high, int64(c.Memory)) - low
-			if count > math.MaxInt64/64 {
+			if count > math.MaxInt64/64 || size > math.MaxInt64/2 {
 				return math.MaxInt64 // Far past any limit; the sum must not wrap.
 			}
 			size += count * (perDevice + prefix + length)

@@ -2,6 +2,8 @@ package deviceplugin
 
 import (
 	"fmt"
+	"math"
+	"slices"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -72,8 +74,11 @@ func TestMessageSize(t *testing.T) {
 			t.Errorf("messageSize(%v) = %d, want %d", cards, got, want)
 		}
 	}
-	if got := messageSize([]gpu.Card{{Memory: 1<<63 - 1}, {Memory: 1<<63 - 1}}); got <= maxMessage {
-		t.Errorf("the size of endless cards is %d", got)
+	// Cards that aren't there have the memory that the node's annotation names, which can be anything.
+	for _, memory := range []gpu.Memory{math.MaxInt64, math.MaxInt64 / 64} {
+		if got := messageSize(newCards(slices.Repeat([]gpu.Memory{memory}, 8)...)); got <= maxMessage {
+			t.Errorf("the size of eight cards of %d is %d", memory, got)
+		}
 	}
 }
 

@@ -110,10 +110,12 @@ func TestResizeWithoutBooks(t *testing.T) {
 		beside  *corev1.Pod
 		want    string // empty: the resize is put off
 	}{
-		"one whose spec has changed":              {pod("one", 1, resized), pod("two", 0), "1"},
-		"one whose resize has been put off":       {pod("one", 1, deferred), pod("two", 0), "1"},
-		"one that can't be told from another":     {pod("one", 1, resized), pod("two", 0, resized), ""},
-		"one that the API server says nothing of": {pod("one", 1), pod("two", 0), ""},
+		"one whose spec has changed":                                         {pod("one", 1, resized), pod("two", 0), "1"},
+		"one whose resize has been deferred":                                 {pod("one", 1, deferred), newPod("two", main(9), assumed(0, 1), assigned, ran(true)), "1"},
+		"not one whose end isn't reported yet, for another that is deferred": {pod("one", 1), pod("two", 0, deferred), ""},
+		"one that can't be told from another":                                {pod("one", 1, resized), pod("two", 0, resized), ""},
+		"one beside a container that has ended and waits for its start":      {pod("one", 1, resized), newPod("two", main(10), assumed(0, 1), assigned, ran(false)), ""},
+		"one that the API server says nothing of":                            {pod("one", 1), pod("two", 0), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k, p, b := lostBooks(t, time.Hour, test.resized, test.beside)
@@ -133,6 +135,17 @@ func TestResizeWithoutBooks(t *testing.T) {
 				t.Errorf("another pod got %v and %v beside 10 of 16 on each card", env, err)
 			}
 		})
+	}
+}
+
+// A plugin that has just started hasn't seen the kubelet answer yet. It asks about the pods that run, so that one which the
+// kubelet hasn't come to isn't served in place of the one that is resized.
+func TestResizeAfterPluginStart(t *testing.T) {
+	one := newPod("one", main(10), assumed(1, 1), assigned, ran(true), func(pod *corev1.Pod) { pod.Generation, pod.Status.ObservedGeneration = 2, 1 })
+	k, p, b := lostBooks(t, time.Hour, one)
+	b.create(p, newPod("next", main(10), assumed(0, 2)))
+	if got := cardOf(k.mustAdmit(one)["main"]); got != "1" {
+		t.Errorf("got card %s, runs on card 1", got)
 	}
 }
 

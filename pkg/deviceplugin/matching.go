@@ -79,6 +79,17 @@ func (s *snapshot) candidates(request gpu.Memory, running bool) []candidate {
 	return out
 }
 
+// Admitted returns one container of each of some pods that have run, so the kubelet has admitted them.
+func (s *snapshot) Admitted(most int) []candidate {
+	var out []candidate
+	for i := range s.Pods {
+		if pod := &s.Pods[i]; len(out) < most && pod.Ran && !pod.Terminal && !pod.Deleting && len(pod.Containers) > 0 {
+			out = append(out, candidate{Pod: pod, Container: pod.Containers[0]})
+		}
+	}
+	return out
+}
+
 // byAssumeTime is the order of the existing plugin: of the pods that were assumed and not assigned, the earliest.
 // Around it stand the cases that it doesn't know.
 func byAssumeTime(a, b candidate) int {
@@ -153,6 +164,9 @@ const (
 // one; but in a batch that order is chance for pods of the same second, and half a second of its waiting costs less than
 // a wrong card.
 const maxAsked = 48
+
+// maxAdmitted bounds how many pods that have run the kubelet is asked about. One would do, but a pod can go at any time.
+const maxAdmitted = 3
 
 // resolve finds the candidate that the kubelet is asking for. It asks the kubelet as long as that tells, and takes the
 // first of those that remain possible otherwise. answers says whether "absent" means anything: kubelets without the
@@ -245,6 +259,21 @@ func sole(candidates []candidate, ask func(candidate) standing) (found candidate
 		}
 	}
 	return candidate{}, false
+}
+
+// interruptedOne finds the container that the kubelet is asking for among those that the API server calls running, of which
+// some are of pods whose resize the kubelet hasn't reported on. restarted reports that the kubelet has just started, perhaps
+// with the machine.
+func interruptedOne(interrupted, resized []candidate, ask func(candidate) standing, restarted bool) (candidate, bool) {
+	alone, isAlone := sole(interrupted, ask)
+	if isAlone && restarted {
+		return alone, true
+	}
+	if c, ok := sole(resized, ask); ok {
+		return c, true
+	}
+	// A resize can be deferred for hours, during which the kubelet starts other containers again.
+	return alone, isAlone && alone.Pod.ResizePending
 }
 
 // containerKey names a container of this node.

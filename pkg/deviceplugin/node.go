@@ -154,24 +154,14 @@ func (k *nodeKeeper) keep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if node.Annotations[protocol.AnnotationInventory] != annotation {
-		err := k.patch(ctx, map[string]any{"metadata": map[string]any{
-			"annotations": map[string]string{protocol.AnnotationInventory: annotation},
-		}})
-		if err != nil {
-			return fmt.Errorf("writing the inventory of node %s: %w", k.name, err)
+	count := strconv.Itoa(len(inventory.Cards))
+	if node.Annotations[protocol.AnnotationInventory] != annotation || quantity(node.Status.Capacity) != count || quantity(node.Status.Allocatable) != count {
+		if err := patchCards(ctx, k.client, k.name, annotation, count); err != nil {
+			return fmt.Errorf("writing the inventory and %s of node %s: %w", protocol.ResourceCount, k.name, err)
 		}
 	}
 	if !k.Written() {
 		close(k.written)
-	}
-	count := strconv.Itoa(len(inventory.Cards))
-	if quantity(node.Status.Capacity) != count || quantity(node.Status.Allocatable) != count {
-		amount := map[string]string{string(protocol.ResourceCount): count}
-		err := k.patch(ctx, map[string]any{"status": map[string]any{"capacity": amount, "allocatable": amount}}, "status")
-		if err != nil {
-			return fmt.Errorf("writing %s of node %s: %w", protocol.ResourceCount, k.name, err)
-		}
 	}
 	return nil
 }
@@ -184,19 +174,22 @@ func quantity(list corev1.ResourceList) string {
 	return q.String()
 }
 
-func (k *nodeKeeper) patch(ctx context.Context, patch map[string]any, subresources ...string) error {
-	return patchNode(ctx, k.client, k.name, patch, subresources...)
-}
-
-// patchNode merges something into a node.
-func patchNode(ctx context.Context, client Client, name string, patch map[string]any, subresources ...string) error {
-	data, err := json.Marshal(patch)
+// patchCards sets a node's inventory and number of cards, or removes them where they are nil. It is one write: a reader
+// that finds an inventory beside the number of another one takes the node for one of the existing plugin
+// (protocol.ParseNode). A patch of a node's status changes annotations too (k8s.io/kubernetes pkg/registry/core/node/strategy.go,
+// nodeStatusStrategy).
+func patchCards(ctx context.Context, client Client, node string, inventory, count any) error {
+	amount := map[string]any{string(protocol.ResourceCount): count}
+	data, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"annotations": map[string]any{protocol.AnnotationInventory: inventory}},
+		"status":   map[string]any{"capacity": amount, "allocatable": amount},
+	})
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, patchTimeout)
 	defer cancel()
-	_, err = client.Nodes.Patch(ctx, name, types.MergePatchType, data, metav1.PatchOptions{}, subresources...)
+	_, err = client.Nodes.Patch(ctx, node, types.MergePatchType, data, metav1.PatchOptions{}, "status")
 	return err
 }
 

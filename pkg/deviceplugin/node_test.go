@@ -2,11 +2,15 @@ package deviceplugin
 
 import (
 	"context"
+	"errors"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -47,6 +51,35 @@ func TestNodeTellsItsCards(t *testing.T) {
 	await(t, "the inventory and gpu-count on the new node", func() bool {
 		return b.node().Annotations[protocol.AnnotationInventory] != "" && count() == "2"
 	})
+}
+
+// What a plugin has half written when it is killed, or its API server goes away, must not pass for a node of the existing
+// plugin: its cards are read as equal and healthy ones.
+func TestNodeIsWrittenAtOnce(t *testing.T) {
+	b := newBench(t)
+	k := startKubelet(t, b.dir)
+	cards := newCards(16, 16, 16, 16)
+	cards[1].Unhealthy = "Xid 79"
+	p, _ := b.start(cards[:3])
+	k.awaitDevices(32, 48)
+	node := b.node()
+	node.Status.Capacity[protocol.ResourceMemory] = *newQuantity(48)
+	if _, err := b.client.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	var writes atomic.Int32
+	b.client.PrependReactor("patch", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return writes.Add(1) > 1, nil, errors.New("the API server is away")
+	})
+	p.SetCards(cards, nil, "")
+	await(t, "a write", func() bool { return writes.Load() > 0 })
+	k.awaitDevices(48, 64)
+	await(t, "the new inventory", func() bool { return len(protocol.ParseNode(b.node()).Cards) == 4 })
+	for _, card := range protocol.ParseNode(b.node()).Cards {
+		if want := card.Index != 1; card.Healthy() != want {
+			t.Errorf("card %d reads as healthy: %t, want %t", card.Index, card.Healthy(), want)
+		}
+	}
 }
 
 func TestNodeLabelsAndWholeCards(t *testing.T) {

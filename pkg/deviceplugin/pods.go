@@ -33,9 +33,10 @@ type podView struct {
 	Terminal bool
 	// Mirror says that the object stands for a static pod, which the kubelet doesn't know by the object's UID.
 	Mirror bool
-	// Resizing says that the kubelet has a resize of the pod's containers before it, or a change of its spec that may be
-	// one. It is known of pods that the API server was asked for, and false for those of the informer.
-	Resizing bool
+	// Resized reports that the kubelet hasn't reported on the pod's latest spec, so it may be admitting the pod for a resize
+	// now; ResizePending that it has deferred a resize, which it tries again from time to time. Both are false for pods of
+	// the informer: they are only known of pods that the API server listed.
+	Resized, ResizePending bool
 	// Ran says that a container of the pod has run: the kubelet has admitted it, and so has allocated for all of it.
 	Ran bool
 	// Containers are those that ask for GPU memory, in the order in which the kubelet allocates for them.
@@ -77,7 +78,11 @@ func newPodView(pod *corev1.Pod) podView {
 		Created:  pod.CreationTimestamp.Time,
 		Deleting: pod.DeletionTimestamp != nil,
 		Terminal: protocol.Terminal(pod),
-		Resizing: resizing(pod),
+		Resized:  resized(pod),
+		// k8s.io/kubernetes pkg/kubelet/allocation/allocation_manager.go, handlePodResourcesResize.
+		ResizePending: slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodResizePending && c.Status == corev1.ConditionTrue
+		}),
 	}
 	_, view.Mirror = pod.Annotations[corev1.MirrorPodAnnotationKey]
 	view.Version, _ = strconv.ParseUint(pod.ResourceVersion, 10, 64) // Zero where it is no number: then it tells nothing.
@@ -116,15 +121,10 @@ func newPodView(pod *corev1.Pod) podView {
 	return view
 }
 
-// resizing reports whether the kubelet may be admitting the pod for a resize in place: it hasn't reported on the latest
-// spec, or it has put the resize off (k8s.io/kubernetes pkg/kubelet/allocation/allocation_manager.go,
-// handlePodResourcesResize).
-func resizing(pod *corev1.Pod) bool {
-	pending := func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodResizePending && c.Status == corev1.ConditionTrue
-	}
+// resized reports whether the kubelet has yet to report on the pod's latest spec, which may be a resize.
+func resized(pod *corev1.Pod) bool {
 	observed := pod.Status.ObservedGeneration // Zero where the kubelet doesn't report it.
-	return observed > 0 && pod.Generation > observed || slices.ContainsFunc(pod.Status.Conditions, pending)
+	return observed > 0 && pod.Generation > observed
 }
 
 // podSource knows this node's pods: from an informer, and from the API server itself where that isn't enough.

@@ -230,3 +230,31 @@ func TestACallThatIsGivenUpReachesWhoHoldsIt(t *testing.T) {
 		t.Error("it isn't told that its caller has gone")
 	}
 }
+
+// Headers count for nothing that bounds the memory of all requests, so each is short.
+func TestLongHeadersAreRefused(t *testing.T) {
+	f := start(t, newNode(t, "n1", 100))
+	server := NewServer(f.options(f.cluster))
+	health, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = server.ServeHealth(t.Context(), health) }()
+	for name, address := range map[string]string{"the verbs' address": serve(t, server).address, "the probes' address": health.Addr().String()} {
+		for length, want := range map[int]int{maxHeader / 2: 200, 2 * maxHeader: http.StatusRequestHeaderFieldsTooLarge} {
+			r, err := http.NewRequest(http.MethodGet, "http://"+address+"/livez", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Header.Set("Authorization", "Bearer "+strings.Repeat("x", length))
+			response, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			response.Body.Close()
+			if response.StatusCode != want {
+				t.Errorf("%s, a header of %d bytes: %d, want %d", name, length, response.StatusCode, want)
+			}
+		}
+	}
+}

@@ -34,6 +34,9 @@ const Prefix = "/gpushare-scheduler"
 const (
 	// maxBody bounds what a request may carry: far above 5,000 node names with a large pod, far below the memory at hand.
 	maxBody = 16 << 20
+	// maxHeader bounds a request's header, which takes several times as much memory once it is parsed. A bearer token has one or
+	// two kilobytes.
+	maxHeader = 8 << 10
 	// headerTimeout and readTimeout end clients that send slowly.
 	headerTimeout = 5 * time.Second
 	readTimeout   = 15 * time.Second
@@ -77,7 +80,7 @@ type Observer interface {
 	Answered(verb, outcome string, took time.Duration)
 	// Filtered counts nodes by what filter said of them.
 	Filtered(reason placement.Reason, nodes int)
-	// CertificateExpires tells until when a certificate that is in use is valid.
+	// CertificateExpires notes when a certificate that is in use expires.
 	CertificateExpires(certificate string, at time.Time)
 }
 
@@ -101,14 +104,14 @@ type Options struct {
 	Observer Observer
 	// Metrics answers /metrics.
 	Metrics http.Handler
-	// AuthorizeMetrics lets only those through to a handler who may read metrics; nil for everyone.
+	// AuthorizeMetrics returns a handler that passes on only requests of clients that may read metrics; nil where every client may.
 	AuthorizeMetrics func(http.Handler) http.Handler
 	// CardPolicy and NodePolicy are what filter and prioritize judge nodes by.
 	CardPolicy, NodePolicy placement.Policy
 	// FilterBest is how many of the nodes that share the best score filter passes at most where more than FilterBestAbove
 	// are on offer. With fewer, and with 0 always, it passes every node that fits, and says of the others why they don't.
 	FilterBest, FilterBestAbove int
-	// TLS is nil for plain HTTP.
+	// TLS is what ServerTLS returned; nil for plain HTTP.
 	TLS *tls.Config
 	// ClientNames are the names of which a client's certificate must have one; none where no certificate is asked for.
 	ClientNames []string
@@ -137,9 +140,10 @@ type Server struct {
 // NewServer wires a Server.
 func NewServer(o Options) *Server {
 	s := &Server{
-		Options: o, grace: stopGrace, slowest: readTimeout, bodies: newBodies(), metrics: few(maxReaders, o.Metrics.ServeHTTP),
+		Options: o, grace: stopGrace, slowest: readTimeout, bodies: newBodies(),
 		refusals: rate.Sometimes{First: 1, Interval: time.Minute},
 	}
+	s.metrics = few(maxReaders, s.getMetrics)
 	if o.AuthorizeMetrics != nil {
 		s.metrics = o.AuthorizeMetrics(s.metrics)
 	}
@@ -174,6 +178,15 @@ func (s *Server) withHealth(r *httprouter.Router) *httprouter.Router {
 		http.Error(w, fmt.Sprintf("no such path: %.200q", req.URL.Path), http.StatusNotFound)
 	})
 	return r
+}
+
+// getMetrics reads the certificate again first: no client may have connected since it changed, least of all to a
+// standby replica.
+func (s *Server) getMetrics(w http.ResponseWriter, r *http.Request) {
+	if s.TLS != nil {
+		_, _ = s.TLS.GetConfigForClient(nil) // Files that can't be used are logged there.
+	}
+	s.Metrics.ServeHTTP(w, r)
 }
 
 // InFlight says how many calls of kube-scheduler are being answered.
@@ -223,7 +236,7 @@ func (s *Server) ServeHealth(ctx context.Context, listener net.Listener) error {
 }
 
 func (s *Server) serve(ctx context.Context, listener net.Listener, server *http.Server) error {
-	server.ReadHeaderTimeout = headerTimeout
+	server.ReadHeaderTimeout, server.MaxHeaderBytes = headerTimeout, maxHeader
 	server.ErrorLog = log.New(serverLog{klog.FromContext(ctx)}, "", 0)
 	server.BaseContext = func(net.Listener) context.Context { return context.WithoutCancel(ctx) }
 	stopped := make(chan error, 1)

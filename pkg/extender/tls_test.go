@@ -11,6 +11,7 @@ import (
 	"math/big"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -235,6 +236,26 @@ func TestTheClientCAIsReadAgain(t *testing.T) {
 	if got := get(t, before, url); got == "ok\n" {
 		t.Error("a client of the CA before is still admitted")
 	}
+}
+
+// The metric of its expiry follows a certificate that is replaced while no client connects.
+func TestExpiryOfACertificateThatNoClientHasSeen(t *testing.T) {
+	ca := newAuthority(t)
+	cert, key := ca.issue("server", 2)
+	var expiries []time.Time
+	config, err := ServerTLS(cert, key, "", func(at time.Time) { expiries = append(expiries, at) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := start(t, newNode(t, "n1", 100))
+	options := f.options(f.cluster)
+	options.TLS = config
+	handler := NewServer(options).HealthHandler()
+	ca.issue("server", 3)
+	await(t, "the new certificate", func() bool {
+		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		return len(expiries) == 2
+	})
 }
 
 func TestABrokenChangeLeavesTheCertificateBefore(t *testing.T) {

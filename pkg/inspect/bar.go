@@ -7,13 +7,14 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// The widths of a card's bar. The largest that fits beside the table is taken; where none does, one character a card.
+// The largest and the smallest width of a card's bar. A card gets the widest bar that fits beside the table, or else one
+// character.
 const (
 	widestBar   = 10
 	narrowedBar = 3
 )
 
-// cardBar draws a card: crossed out where it can't be used.
+// cardBar returns the bar of a card. An unhealthy card is crossed out.
 func (l Look) cardBar(card *Card, columns int) string {
 	if !card.Healthy {
 		return strings.Repeat("x", columns)
@@ -21,7 +22,7 @@ func (l Look) cardBar(card *Card, columns int) string {
 	return l.bar(card.Allocated, card.Total, columns)
 }
 
-// bar draws how much is taken of a card, in so many columns. Whatever is taken shows, and so does whatever is left.
+// bar returns a bar of the given width. It never looks empty while memory is allocated, nor full while memory is free.
 func (l Look) bar(taken, total gpu.Memory, columns int) string {
 	if columns < narrowedBar {
 		return l.level(taken, total)
@@ -34,7 +35,7 @@ func (l Look) bar(taken, total gpu.Memory, columns int) string {
 	return strings.Repeat(full, n) + strings.Repeat(empty, columns-n)
 }
 
-// level is a bar of one character that grows upwards.
+// level returns a bar of one character that grows upwards.
 func (l Look) level(taken, total gpu.Memory) string {
 	if l.ASCII {
 		switch n := parts(taken, total, 10); n {
@@ -49,7 +50,7 @@ func (l Look) level(taken, total gpu.Memory) string {
 	return string([]rune("·▁▂▃▄▅▆▇█")[parts(taken, total, 8)])
 }
 
-// parts rounds taken/total to a number of n parts, of which 0 means nothing and n all.
+// parts rounds taken/total to a number of n parts. It returns 0 only if nothing is taken, and n only if all is.
 func parts(taken, total gpu.Memory, n int) int {
 	switch {
 	case taken == 0:
@@ -61,7 +62,7 @@ func parts(taken, total gpu.Memory, n int) int {
 	return min(max(rounded, 1), n-1)
 }
 
-// cardStyle tells a card's state by its colour.
+// cardStyle returns the color for a card's state.
 func cardStyle(card *Card) style {
 	switch {
 	case !card.Healthy || card.Oversubscribed:

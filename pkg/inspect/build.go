@@ -16,16 +16,16 @@ import (
 	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
-// Objects is what a Report is built from.
+// Objects are the objects that a Report is built from.
 type Objects struct {
 	Nodes []*corev1.Node
 	Pods  []*corev1.Pod
-	// Now is when they were read.
+	// Now is the time at which the objects were read.
 	Now time.Time
 }
 
-// Build turns nodes and pods into a report. Nodes that neither share GPU memory nor hold any are left out, as are pods
-// that ask for none or have ended, and pods on nodes that aren't among the given ones.
+// Build returns the report for nodes and pods. It omits nodes that neither share GPU memory nor have pods that use it, pods
+// that ask for none or have ended, and pods of nodes that are not given.
 func Build(objects Objects) Report {
 	report := Report{APIVersion: ReportAPIVersion, Kind: ReportKind, Nodes: []Node{}, PendingPods: []PendingPod{}}
 
@@ -95,7 +95,7 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod) Node {
 	return node
 }
 
-// newPlace is the node as the question sees it whether a pod fits.
+// newPlace converts a node for the diagnosis of pending pods.
 func newPlace(object *corev1.Node, node *Node) waiting.Place {
 	p := waiting.Place{Node: object, Unit: gpu.Unit(node.Unit), Closed: node.closed}
 	for _, card := range node.Cards {
@@ -117,7 +117,7 @@ func buildCard(card gpu.Card) Card {
 	return out
 }
 
-// addPod books a bound pod on the cards that it names.
+// addPod adds a bound pod to the node and its memory to the cards that its annotations name.
 func (n *Node) addPod(object *corev1.Pod) {
 	pod := Pod{
 		Namespace:   object.Namespace,
@@ -152,7 +152,7 @@ func (n *Node) addPod(object *corev1.Pod) {
 	n.Pods = append(n.Pods, pod)
 }
 
-// judge says what is wrong with the node once all its pods are booked, and what it still has room for.
+// judge sets the node's problems and its free memory. All pods must have been added.
 func (n *Node) judge(object *corev1.Node, parsed protocol.Node) {
 	problem := func(format string, args ...any) { n.Problems = append(n.Problems, fmt.Sprintf(format, args...)) }
 	for _, reason := range waiting.Closed(object, parsed.WholeCards) {
@@ -200,7 +200,7 @@ func (n *Node) card(index int) *Card {
 	return nil
 }
 
-// unknown is what the pod holds on none of the node's cards.
+// unknown returns the pod's memory that is on none of the node's cards.
 func (n *Node) unknown(pod *Pod) gpu.Memory {
 	if len(pod.Shares) == 0 {
 		return pod.Request
@@ -214,7 +214,7 @@ func (n *Node) unknown(pod *Pod) gpu.Memory {
 	return sum
 }
 
-// on is what the pod holds on one card.
+// on returns the pod's memory on one card.
 func (p *Pod) on(card int) gpu.Memory {
 	var sum gpu.Memory
 	for _, share := range p.Shares {
@@ -225,7 +225,7 @@ func (p *Pod) on(card int) gpu.Memory {
 	return sum
 }
 
-// firstCard orders pods; those without a card come last.
+// firstCard returns the lowest card index of a pod, to sort pods. Pods without a card come last.
 func (p Pod) firstCard() int {
 	first := math.MaxInt
 	for _, share := range p.Shares {
@@ -248,7 +248,8 @@ func buildPending(pod *corev1.Pod, explainer *waiting.Explainer) PendingPod {
 	}
 }
 
-// sumUp adds the nodes in a unit of which every node's own is a multiple: theirs where it is the same, else GiB or MiB.
+// sumUp returns the sum of the nodes in a common unit: theirs if it is the same, otherwise GiB or MiB, whichever divides all
+// units.
 func sumUp(nodes []Node) Cluster {
 	var sum Cluster
 	for i, node := range nodes {
@@ -274,7 +275,7 @@ func sumUp(nodes []Node) Cluster {
 	return sum
 }
 
-// convert counts memory in a smaller unit. It stops at the largest amount instead of wrapping.
+// convert converts memory to a smaller unit. It saturates.
 func convert(memory gpu.Memory, from, to Unit) gpu.Memory {
 	factor := gpu.Memory(from / to)
 	if product := memory * factor; factor == 0 || product/factor == memory {

@@ -14,13 +14,13 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// nodeBuilder makes nodes as the API server has them.
+// nodeBuilder builds nodes as the API server returns them.
 type nodeBuilder struct {
 	*corev1.Node
 	t *testing.T
 }
 
-// plainNode is a node without GPUs.
+// plainNode returns a node without GPUs.
 func plainNode(t *testing.T, name, ip string) nodeBuilder {
 	return nodeBuilder{t: t, Node: &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{}, Annotations: map[string]string{}},
@@ -36,7 +36,7 @@ func plainNode(t *testing.T, name, ip string) nodeBuilder {
 	}}
 }
 
-// legacyNode is a node of the existing plugin: equal cards, and no inventory.
+// legacyNode returns a node of the original plugin, with equal cards and no inventory.
 func legacyNode(t *testing.T, name, ip string, memory ...int64) nodeBuilder {
 	n := plainNode(t, name, ip)
 	var sum int64
@@ -46,7 +46,7 @@ func legacyNode(t *testing.T, name, ip string, memory ...int64) nodeBuilder {
 	return n.offers(protocol.ResourceMemory, sum).offers(protocol.ResourceCount, int64(len(memory)))
 }
 
-// inventoryNode is a node of this project's plugin.
+// inventoryNode returns a node of this project's plugin.
 func inventoryNode(t *testing.T, name, ip string, unit gpu.Unit, cards ...gpu.Card) nodeBuilder {
 	memory := make([]int64, len(cards))
 	for i, card := range cards {
@@ -88,10 +88,10 @@ func (n nodeBuilder) with(change func(*corev1.Node)) nodeBuilder {
 	return n
 }
 
-// podBuilder makes pods as the API server has them.
+// podBuilder builds pods as the API server returns them.
 type podBuilder struct{ *corev1.Pod }
 
-// newPod is a pending pod that asks for GPU memory.
+// newPod returns a pending pod that asks for GPU memory.
 func newPod(name string, request int64) podBuilder {
 	return podBuilder{&corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -111,7 +111,7 @@ func newPod(name string, request int64) podBuilder {
 	}}
 }
 
-// on binds the pod to a card and runs it.
+// on binds the pod to a card and sets it running.
 func (p podBuilder) on(node string, card int) podBuilder {
 	p.Annotations[protocol.AnnotationIndex] = strconv.Itoa(card)
 	return p.bound(node)

@@ -22,41 +22,41 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-const longHelp = `Show the GPU memory that the nodes of a cluster share: how much of each card is promised to pods, which pods
-hold it, and which pods wait for some and why.
+const longHelp = `Show the GPU memory that the nodes of a cluster share: the allocated memory of each card, the pods that use it, and
+why other pods are pending.
 
-Only the API server is asked, so this works without the scheduler extender too. Pods hold their memory from
-their binding until they have ended; a pod that is being deleted still holds it.
+The command reads from the API server only, so it also works without the scheduler extender. A pod holds its memory
+from its binding until it has ended; a pod that is being deleted still holds it.
 
 Columns:
-  GPUn(Allocated/Total)  memory promised of card n, and what it has; 0/0 where the node has no such card
-  PENDING(Allocated)     memory of pods that are bound to the node while their card isn't known
-  GPU Memory(unit)       the whole node; the unit holds for all columns
-  LARGEST FREE(unit)     the biggest pod that the node has a card for now (on terminals, and with -o wide)
+  GPUn(Allocated/Total)  allocated and total memory of card n; 0/0 if the node has no such card
+  PENDING(Allocated)     memory of pods that are bound to the node and whose card is unknown
+  GPU Memory(unit)       allocated and total memory of the node; the unit applies to all columns
+  LARGEST FREE(unit)     the largest request that fits a card of the node now (on terminals, and with -o wide)
 
-On a terminal a bar for each card follows; one that can't be used is crossed out. Where the terminal is too narrow,
-bars take the place of the cards' figures, and addresses are left out. What is written into a file or a pipe never
-depends on the terminal.
+On a terminal, a bar for each card follows; the bar of an unhealthy card is crossed out. If the terminal is too narrow,
+the bars replace the cards' numbers, and addresses are omitted. Output to a file or a pipe never depends on the
+terminal.
 
-With --pending the pods that wait are listed instead, each with the reason in words.
+With --pending, the command lists the pending pods instead, each with the reason.
 
-With --groups the groups of pods are listed instead of which all run or none, and what each waits for.
+With --groups, it lists the groups of pods, which are bound all together or not at all, and what each is waiting for.
 
-With -o json or -o yaml the whole report is printed, in a structure that keeps its meaning within its apiVersion.`
+With -o json or -o yaml, it prints the whole report. Fields keep their meaning within an apiVersion.`
 
-const examples = `  # Every node that shares GPU memory, and the sum
+const examples = `  # All nodes that share GPU memory, and their sum
   kubectl inspect gpushare
 
   # The pods on each card of two nodes
   kubectl inspect gpushare gpu-1 gpu-2 -d
 
-  # Stay, and show each change
+  # Keep running, and show each change
   kubectl inspect gpushare -w
 
-  # Why do pods wait?
+  # Why are pods pending?
   kubectl inspect gpushare --pending
 
-  # Which groups of pods wait, and for what?
+  # Which groups of pods are waiting, and for what?
   kubectl inspect gpushare --groups
 
   # For scripts
@@ -71,7 +71,7 @@ const (
 	outputName  = "name"
 )
 
-// options are what the command line says.
+// options are the values of the flags and arguments.
 type options struct {
 	streams       genericiooptions.IOStreams
 	connection    *genericclioptions.ConfigFlags
@@ -91,15 +91,15 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 	o := &options{streams: streams, connection: genericclioptions.NewConfigFlags(true)}
 	cmd := &cobra.Command{
 		Use:           "kubectl-inspect-gpushare [NODE...]",
-		Short:         "Show who holds the GPU memory of a cluster",
+		Short:         "Show which pods use the shared GPU memory of a cluster",
 		Long:          longHelp,
 		Example:       examples,
 		Version:       version,
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl inspect gpushare"},
-		SilenceErrors: true, // main prints them, once.
+		SilenceErrors: true, // main prints them.
 		SilenceUsage:  true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			// A node that is named twice is shown, and counted, once.
+			// A node that is named twice is shown and counted once.
 			o.scope.Nodes = slices.Compact(slices.Sorted(slices.Values(args)))
 			if err := o.validate(); err != nil {
 				return err
@@ -117,20 +117,20 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.BoolVarP(&o.details, "details", "d", false, "Show the pods on each card of each node.")
-	flags.BoolVar(&o.pending, "pending", false, "Show the pods that wait for GPU memory, and why, instead of the nodes.")
-	flags.BoolVar(&o.groups, "groups", false, "Show the groups of pods of which all run or none, instead of the nodes.")
-	flags.StringVarP(&o.output, "output", "o", "", "Output format: wide, json, yaml or name. JSON and YAML always hold everything.")
-	flags.BoolVarP(&o.watch, "watch", "w", false, "Stay and show every change; end with Ctrl-C.")
+	flags.BoolVar(&o.pending, "pending", false, "Show the pods that are pending and ask for GPU memory, and why, instead of the nodes.")
+	flags.BoolVar(&o.groups, "groups", false, "Show the groups of pods (bound all together or not at all) instead of the nodes.")
+	flags.StringVarP(&o.output, "output", "o", "", "Output format: wide, json, yaml or name. The default is a table; JSON and YAML always contain everything.")
+	flags.BoolVarP(&o.watch, "watch", "w", false, "Keep running and show every change, until Ctrl-C.")
 	flags.StringVarP(&o.scope.Selector, "selector", "l", "", "Show only the nodes with these labels (for example pool=a100,zone!=b).")
-	flags.BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "List the pods of all namespaces, as without -n.")
-	flags.BoolVar(&o.noHeaders, "no-headers", false, "Print the rows of the table and nothing else.")
-	flags.StringVar(&o.color, "color", colorAuto, "When to use colours and bars: auto is on terminals, and heeds NO_COLOR; always, or never.")
+	flags.BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "List the pods of all namespaces, which is the default; overrides -n.")
+	flags.BoolVar(&o.noHeaders, "no-headers", false, "Print only the rows of the table, for scripts.")
+	flags.StringVar(&o.color, "color", colorAuto, "When to use colors and bars: auto (on terminals; NO_COLOR turns off colors), always (also in pipes) or never (no colors).")
 	o.connection.AddFlags(flags)
-	flags.Bool("version", false, "Print the version and end.") // Defined here to have no -v: kubectl's -v is another thing.
-	// Cards are the cluster's: unlike other commands this one doesn't keep to the context's namespace.
-	flags.Lookup("namespace").Usage = "List the pods of this namespace only. The sums count all pods all the same."
+	flags.Bool("version", false, "Print the version and exit.") // Defined here without -v, which is the log level in kubectl.
+	// Cards belong to no namespace, so unlike other commands this one ignores the context's namespace.
+	flags.Lookup("namespace").Usage = "List only the pods of this namespace. The sums always include all pods."
 	if err := o.addCompletion(cmd); err != nil {
-		panic(err) // A flag that was just defined is missing.
+		panic(err) // Unreachable: the flags were defined above.
 	}
 	return cmd
 }
@@ -147,17 +147,17 @@ func (o *options) validate() error {
 		return fmt.Errorf("--color %q: want auto, always or never", o.color)
 	}
 	if o.noHeaders && (o.details || o.structured()) {
-		return errors.New("--no-headers is for tables: it goes neither with --details nor with -o json or yaml")
+		return errors.New("--no-headers applies to tables only: it can't be used with --details, -o json or -o yaml")
 	}
 	if o.pending && (o.details || !o.scope.all()) {
-		return errors.New("--pending is about pods on no node yet: it goes neither with --details nor with nodes or --selector")
+		return errors.New("--pending shows pods that have no node: it can't be used with --details, node names or --selector")
 	}
 	if o.groups && (o.details || o.pending || o.watch || o.output == outputName || !o.scope.all()) {
-		return errors.New("--groups is about pods: it goes neither with --details, --pending, --watch and -o name nor with nodes or --selector")
+		return errors.New("--groups shows groups of pods: it can't be used with --details, --pending, --watch, -o name, node names or --selector")
 	}
 	if o.scope.Selector != "" {
 		if len(o.scope.Nodes) > 0 {
-			return errors.New("nodes are asked for either by name or by --selector, not both")
+			return errors.New("nodes can be selected by name or by --selector, not by both")
 		}
 		if _, err := labels.Parse(o.scope.Selector); err != nil {
 			return fmt.Errorf("--selector: %w", err)
@@ -166,14 +166,14 @@ func (o *options) validate() error {
 	return nil
 }
 
-// client returns a client of the API server, and its address.
+// client returns a client of the API server, and the server's address.
 func (o *options) client(wrap transport.WrapperFunc) (client kubernetes.Interface, host string, err error) {
 	config, err := o.connection.ToRESTConfig()
 	if err != nil {
 		return nil, "", err
 	}
 	config.Wrap(wrap)
-	// A large cluster's list is hundreds of pages, which the default of five requests a second would spread over a minute.
+	// A list of a large cluster has hundreds of pages. With the default of five requests per second it would take a minute.
 	config.QPS, config.Burst = 50, 300
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
@@ -196,7 +196,7 @@ func (o *options) run(ctx context.Context) error {
 		}
 		return nil
 	}
-	// Asked once even for a watch: what is wrong at the start is an error, while a watch tries for ever.
+	// Also before a watch, which retries forever: a failure at the start should be an error.
 	objects, err := Gather(ctx, client, o.scope)
 	if err != nil {
 		return o.advise(err, host)
@@ -212,14 +212,14 @@ func (o *options) run(ctx context.Context) error {
 	return err
 }
 
-// keepShowing shows the objects and whatever becomes of them until ctx ends.
+// keepShowing shows the objects and their changes until ctx ends.
 func (o *options) keepShowing(ctx context.Context, client kubernetes.Interface, reachability *Reachability, objects Objects) (err error) {
 	forScripts := o.structured() || o.noHeaders || o.output == outputName
 	separator := "\n========\n\n"
 	if forScripts {
-		separator = "" // YAML brings its own, JSON and rows need none.
+		separator = "" // YAML documents have their own; JSON documents and rows need none.
 	}
-	// A dumb terminal understands no sequences: there texts follow one another, as in a pipe.
+	// A dumb terminal supports no escape sequences. It gets one text after the other, as a pipe does.
 	screen := newScreen(o.streams.Out, !forScripts && os.Getenv("TERM") != "dumb", separator)
 	defer func() { err = cmp.Or(err, screen.close()) }()
 	lastAside := ""
@@ -284,7 +284,7 @@ func (o *options) write(out io.Writer, report Report) error {
 
 func (o *options) structured() bool { return o.output == outputJSON || o.output == outputYAML }
 
-// remarks says, a line each, what isn't in the report although it was asked for.
+// remarks returns a line for each object that was requested and is not in the report.
 func (o *options) remarks(report Report, objects Objects) string {
 	scope := o.scope
 	var out strings.Builder

@@ -19,11 +19,11 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 )
 
-// output is what a command writes, readable while it runs.
+// output collects what a command writes. It can be read while the command runs.
 type output struct {
 	mu      sync.Mutex
-	text    bytes.Buffer  // guarded by mu
-	written chan struct{} // closed at the next write; guarded by mu
+	text    bytes.Buffer  // Guarded by mu.
+	written chan struct{} // Closed at the next write. Guarded by mu.
 }
 
 func newOutput() *output { return &output{written: make(chan struct{})} }
@@ -42,7 +42,7 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
-// waitFor waits until the condition holds of all that was written.
+// waitFor waits until the condition is true for the whole output.
 func (o *output) waitFor(t *testing.T, what string, condition func(string) bool) {
 	t.Helper()
 	deadline := time.After(30 * time.Second)
@@ -69,7 +69,7 @@ func execute(t *testing.T, api *fakeAPI, args ...string) (stdout, stderr string,
 	return out.String(), errOut.String(), err
 }
 
-// start runs the command; what it returns waits for its end.
+// start runs the command and returns a function that waits for its end.
 func start(ctx context.Context, t *testing.T, api *fakeAPI, out, errOut *output, args ...string) func() error {
 	t.Helper()
 	return startOn(ctx, t, api, genericiooptions.IOStreams{In: strings.NewReader(""), Out: out, ErrOut: errOut}, args...)
@@ -126,7 +126,7 @@ Allocated/Total GPU Memory In Cluster:
 9/45 (20%)
 `,
 		},
-		"a node by name: pending pods are not its own": {
+		"a node by name, without pending pods": {
 			objects: trouble, args: []string{"node-c", "--no-headers"},
 			stdout: "\nnode-c  10.0.0.3  6/16  6/16\n",
 		},
@@ -186,7 +186,7 @@ Allocated/Total GPU Memory In Cluster:  9/30 (30%)
 			objects: twoNodes, args: []string{"nowhere"},
 			err: `nodes "nowhere" not found`,
 		},
-		"one that doesn't exist beside one that does": {
+		"a node that exists and one that doesn't": {
 			objects: twoNodes, args: []string{"cn-beijing.i-2ze", "nowhere"},
 			err: `nodes "nowhere" not found`,
 		},
@@ -205,7 +205,7 @@ waiting  default    5        0/1 nodes are available.
 `,
 			stderr: "No node shares GPU memory: none offers aliyun.com/gpu-mem.\n",
 		},
-		"labels that no node with GPUs has": {
+		"a selector that matches no node with GPUs": {
 			objects: twoNodes, args: []string{"-l", "pool=none", "-o", "wide"},
 			stderr: "No selected node shares GPU memory: none offers aliyun.com/gpu-mem.\n",
 		},
@@ -213,19 +213,19 @@ waiting  default    5        0/1 nodes are available.
 			objects: nothing, args: []string{"-o", "xml"},
 			err: `--output "xml": want wide, json, yaml or name`,
 		},
-		"rows of details": {
+		"--no-headers with --details": {
 			objects: nothing, args: []string{"-d", "--no-headers"},
-			err: "--no-headers is for tables: it goes neither with --details nor with -o json or yaml",
+			err: "--no-headers applies to tables only: it can't be used with --details, -o json or -o yaml",
 		},
 		"names for other commands": {
 			objects: twoNodes, args: []string{"-o", "name"},
 			stdout: "\nnode/cn-beijing.i-2ze\nnode/cn-shanghai.i-uf61h64\n",
 		},
-		"names of pods that wait": {
+		"names of pending pods": {
 			objects: trouble, args: []string{"--pending", "-o", "name", "-n", "ml"},
 			stdout: "\npod/fresh\n",
 		},
-		"why pods wait": {
+		"pending pods": {
 			objects: func(t *testing.T) Objects { return split(t, newPod("piece", 12), newPod("other", 1).in("ml")) },
 			args:    []string{"--pending", "-n", "default"},
 			stdout: `
@@ -233,20 +233,20 @@ NAMESPACE  NAME   REQUEST  CAUSE       WHY
 default    piece  12       fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card
 `,
 		},
-		"nobody waits": {
+		"no pending pods": {
 			objects: twoNodes, args: []string{"--pending"}, stderr: "No pod waits for GPU memory.\n",
 		},
-		"waiting on a node": {
+		"--pending with a node": {
 			objects: twoNodes, args: []string{"--pending", "cn-beijing.i-2ze"},
-			err: "--pending is about pods on no node yet: it goes neither with --details nor with nodes or --selector",
+			err: "--pending shows pods that have no node: it can't be used with --details, node names or --selector",
 		},
-		"a colour that doesn't exist": {
+		"a color that doesn't exist": {
 			objects: twoNodes, args: []string{"--color", "blue"},
 			err: `--color "blue": want auto, always or never`,
 		},
-		"names and labels": {
+		"node names and a selector": {
 			objects: nothing, args: []string{"a", "-l", "b=c"},
-			err: "nodes are asked for either by name or by --selector, not both",
+			err: "nodes can be selected by name or by --selector, not by both",
 		},
 		"a flag that doesn't exist": {
 			objects: nothing, args: []string{"--nonsense"},
@@ -280,7 +280,7 @@ Allocated/Total GPU Memory In Cluster:
 5/80 (6%)
 `
 
-func TestHelpHasEveryFlag(t *testing.T) {
+func TestHelp(t *testing.T) {
 	stdout, _, err := execute(t, newFakeAPI(t, Objects{}), "-h")
 	if err != nil {
 		t.Fatal(err)
@@ -295,7 +295,7 @@ func TestHelpHasEveryFlag(t *testing.T) {
 	}
 }
 
-func TestALargeClusterIsReadInPages(t *testing.T) {
+func TestGatherPages(t *testing.T) {
 	var nodes []nodeBuilder
 	var pods []podBuilder
 	for name := range strings.FieldsSeq("a b c d e f g") {
@@ -332,7 +332,7 @@ func TestALargeClusterIsReadInPages(t *testing.T) {
 	}
 }
 
-func TestOneNodeReadsItsOwnPodsOnly(t *testing.T) {
+func TestGatherOneNode(t *testing.T) {
 	api := newFakeAPI(t, twoNodes(t))
 	if _, _, err := execute(t, api, "cn-beijing.i-2ze"); err != nil {
 		t.Fatal(err)
@@ -344,7 +344,7 @@ func TestOneNodeReadsItsOwnPodsOnly(t *testing.T) {
 	}
 }
 
-func TestAnAPIServerThatRefuses(t *testing.T) {
+func TestAPIServerRejects(t *testing.T) {
 	api := newFakeAPI(t, twoNodes(t))
 	api.answerWith(http.StatusForbidden)
 	for _, args := range [][]string{nil, {"-w"}} {
@@ -359,7 +359,7 @@ func TestAnAPIServerThatRefuses(t *testing.T) {
 	}
 }
 
-func TestAnAPIServerThatIsAway(t *testing.T) {
+func TestAPIServerUnreachable(t *testing.T) {
 	api := newFakeAPI(t, twoNodes(t))
 	api.Close()
 	for _, args := range [][]string{nil, {"-w"}, {"some-node"}} {
@@ -371,7 +371,7 @@ func TestAnAPIServerThatIsAway(t *testing.T) {
 	}
 }
 
-func TestNoClusterIsConfigured(t *testing.T) {
+func TestNoClusterConfigured(t *testing.T) {
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	cmd := NewCommand(genericiooptions.NewTestIOStreamsDiscard(), "v1.2.3")
@@ -388,18 +388,18 @@ func TestCompletion(t *testing.T) {
 		words []string
 		want  string
 	}{
-		"nodes that share GPU memory, and what they have": {[]string{""},
+		"nodes that share GPU memory, with their cards": {[]string{""},
 			"cn-beijing.i-2ze\t1 card, -\ncn-shanghai.i-uf61h64\t2 cards, -\n:4\n"},
-		"those that begin so":       {[]string{"cn-s"}, "cn-shanghai.i-uf61h64\t2 cards, -\n:4\n"},
-		"those not named yet":       {[]string{"cn-beijing.i-2ze", ""}, "cn-shanghai.i-uf61h64\t2 cards, -\n:4\n"},
-		"behind other flags":        {[]string{"-d", "cn-b"}, "cn-beijing.i-2ze\t1 card, -\n:4\n"},
+		"nodes with a prefix":       {[]string{"cn-s"}, "cn-shanghai.i-uf61h64\t2 cards, -\n:4\n"},
+		"nodes not named before":    {[]string{"cn-beijing.i-2ze", ""}, "cn-shanghai.i-uf61h64\t2 cards, -\n:4\n"},
+		"after other flags":         {[]string{"-d", "cn-b"}, "cn-beijing.i-2ze\t1 card, -\n:4\n"},
 		"formats":                   {[]string{"-o", ""}, "wide\njson\nyaml\nname\n:4\n"},
-		"colours":                   {[]string{"--color", "a"}, "auto\nalways\n:4\n"},
+		"colors":                    {[]string{"--color", "a"}, "auto\nalways\n:4\n"},
 		"contexts":                  {[]string{"--context", "t"}, "test\n:4\n"},
 		"namespaces of the cluster": {[]string{"-n", ""}, "default\nml\n:4\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// The kubeconfig comes from the environment: on the command line it would be one word more.
+			// The kubeconfig comes from the environment, since on the command line it would be another word.
 			t.Setenv("KUBECONFIG", writeKubeconfig(t, api.URL))
 			out := newOutput()
 			cmd := NewCommand(genericiooptions.IOStreams{In: strings.NewReader(""), Out: out, ErrOut: newOutput()}, "v1.2.3")
@@ -418,11 +418,11 @@ func TestCompletion(t *testing.T) {
 	cmd := NewCommand(genericiooptions.IOStreams{In: strings.NewReader(""), Out: out, ErrOut: newOutput()}, "v1.2.3")
 	cmd.SetArgs(CompletionArgs([]string{""}))
 	if err := cmd.ExecuteContext(t.Context()); err != nil || out.String() != ":4\n" {
-		t.Errorf("with the API server away: %q, %v", out, err)
+		t.Errorf("with an unreachable API server: %q, %v", out, err)
 	}
 }
 
-func TestScriptsForShells(t *testing.T) {
+func TestCompletionScripts(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
 		out := newOutput()
 		cmd := NewCommand(genericiooptions.IOStreams{In: strings.NewReader(""), Out: out, ErrOut: newOutput()}, "v1.2.3")
@@ -468,7 +468,7 @@ func TestWatch(t *testing.T) {
 	api.put(pod.on("node", 0))
 	expect("table with the pod", next+table("4", "25"))
 
-	// Changes that nobody sees are not drawn: the next table has all of them.
+	// Changes that are not visible cause no draw. The next table shows all changes.
 	api.put(newPod("no-gpu", 0).bound("node"))
 	api.put(pod.with(func(p *corev1.Pod) { p.Annotations["other"] = "changed" }))
 	api.put(legacyNode(t, "node", "10.0.0.1", 16).labelled("heartbeat", "1"))
@@ -497,7 +497,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-func TestWatchOfOneNodeAsJSON(t *testing.T) {
+func TestWatchOneNodeJSON(t *testing.T) {
 	node := legacyNode(t, "node", "10.0.0.1", 16)
 	api := newFakeAPI(t, objects([]nodeBuilder{node, legacyNode(t, "other", "10.0.0.2", 16)}))
 	ctx, interrupt := context.WithCancel(t.Context())
@@ -516,7 +516,7 @@ func TestWatchOfOneNodeAsJSON(t *testing.T) {
 		}
 	}
 	out.waitFor(t, "document", func(text string) bool { return len(documents(text)) == 1 })
-	api.put(legacyNode(t, "other", "10.0.0.2", 80)) // Not asked for.
+	api.put(legacyNode(t, "other", "10.0.0.2", 80)) // Not selected.
 	api.put(legacyNode(t, "node", "10.0.0.1", 16, 16))
 	out.waitFor(t, "second document", func(text string) bool { return len(documents(text)) == 2 })
 	api.remove(node)

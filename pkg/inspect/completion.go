@@ -15,17 +15,17 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// completionTimeout bounds how long a shell waits after the Tab key: an API server that is away completes nothing.
+// completionTimeout limits how long a shell waits after the Tab key if the API server is not reachable.
 const completionTimeout = 3 * time.Second
 
-// CompletionArgs turns the arguments that kubectl gives to a plugin's kubectl_complete-… program, the words so far and
-// the one to be completed, into those that make the command complete them. What it prints then is what kubectl expects.
-// (k8s.io/kubectl/pkg/cmd/plugin/plugin_completion.go, pluginCompletion)
+// CompletionArgs converts the arguments of a plugin's kubectl_complete-… program, the previous words and the one to
+// complete, into the arguments with which the command prints the completions in the format that kubectl expects
+// (k8s.io/kubectl/pkg/cmd/plugin/plugin_completion.go, pluginCompletion).
 func CompletionArgs(words []string) []string {
 	return append([]string{cobra.ShellCompRequestCmd}, words...)
 }
 
-// addCompletion completes what can be known: nodes and namespaces from the cluster, contexts, clusters and users from the
+// addCompletion adds completion of nodes and namespaces from the cluster, and of contexts, clusters and users from the
 // kubeconfig.
 func (o *options) addCompletion(cmd *cobra.Command) error {
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
@@ -60,8 +60,8 @@ func (o *options) addCompletion(cmd *cobra.Command) error {
 	return nil
 }
 
-// complete asks the cluster for names. Words that stand there already aren't offered again; what the shell does with a
-// description behind a tab is its own affair.
+// complete lists names from the cluster, without those that are already on the command line. A name can be followed by a tab
+// and a description, which shells show or ignore.
 func (o *options) complete(
 	ctx context.Context, begun string, have []string, list func(context.Context, kubernetes.Interface) ([]string, error),
 ) ([]string, cobra.ShellCompDirective) {
@@ -82,12 +82,12 @@ func (o *options) complete(
 	return beginning(begun, names), cobra.ShellCompDirectiveNoFileComp
 }
 
-// beginning returns the words that begin as the person did: not every shell leaves out the others.
+// beginning returns the words with the prefix begun, because not every shell filters them.
 func beginning(begun string, words []string) []string {
 	return slices.DeleteFunc(slices.Clone(words), func(word string) bool { return !strings.HasPrefix(word, begun) })
 }
 
-// sharingNodes are the nodes that share GPU memory, each with what cards it has.
+// sharingNodes returns the nodes that share GPU memory, each with a description of its cards.
 func sharingNodes(ctx context.Context, client kubernetes.Interface) (names []string, err error) {
 	err = eachNode(ctx, client, "", func(object *corev1.Node) {
 		node := buildNode(object, nil)

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// WriteDetails writes a block a node with the pods on each card, each in its node's own unit, then the cluster's sum
-// and the pending pods. Wide adds a table of the node's cards, which terminals get anyway, and every pod's status.
+// WriteDetails writes a block for each node with the pods on each card, in the node's unit, then the cluster's sum and the
+// pending pods. wide adds the status of every pod and a table of the node's cards, which terminals always get.
 func WriteDetails(out io.Writer, report Report, wide bool, look Look) error {
 	var text bytes.Buffer
 	for i := range report.Nodes {
@@ -41,7 +41,7 @@ func WriteDetails(out io.Writer, report Report, wide bool, look Look) error {
 	if len(report.Nodes) > 0 {
 		fmt.Fprintln(&text, largestFreeText(report))
 		fmt.Fprintf(&text, "Allocated/Total GPU Memory In Cluster:  %s", sumText(report.Cluster.Sum))
-		if mixedUnits(report) { // Else every block above has told it.
+		if mixedUnits(report) { // Otherwise every block above names the unit.
 			fmt.Fprintf(&text, " in %s", report.Cluster.Unit)
 		}
 		fmt.Fprintln(&text)
@@ -51,7 +51,7 @@ func WriteDetails(out io.Writer, report Report, wide bool, look Look) error {
 	return err
 }
 
-// podRows has a row for every pod and a column for every card.
+// podRows returns a row for each pod, with a column for each card.
 func podRows(node *Node, wide bool) [][]cell {
 	unknownCard := node.UnknownCard > 0
 	withStatus := wide || slices.ContainsFunc(node.Pods, func(p Pod) bool { return p.Terminating || len(p.Notes) > 0 })
@@ -85,7 +85,7 @@ func podRows(node *Node, wide bool) [][]cell {
 	return rows
 }
 
-// sumRows close the table of pods: they are aligned with it.
+// sumRows returns the last rows of the table of pods: the node's sums and problems.
 func sumRows(node *Node) [][]cell {
 	rows := [][]cell{
 		cells("Allocated :", fmt.Sprintf("%d (%d%%)", node.Allocated, node.Percent)),

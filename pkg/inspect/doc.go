@@ -1,7 +1,7 @@
-// Package inspect is `kubectl inspect gpushare`: which cards a cluster shares, who holds them, and what waits for memory
-// and why.
+// Package inspect implements `kubectl inspect gpushare`: it shows the cards that a cluster shares, the pods that use them,
+// and why other pods are pending.
 //
-// It asks the API server alone, so it tells the truth also when the extender is down. Nodes and pods are gathered
-// (gather.go), turned into a Report by a pure function (build.go), and written as a table, in detail, or as JSON and
-// YAML (table.go, details.go, structured.go); watch.go does so again whenever something changes.
+// It reads from the API server only, so it also works while the extender is down. gather.go reads nodes and pods, build.go
+// turns them into a Report without side effects, and table.go, details.go and structured.go write it as a table, in detail,
+// or as JSON and YAML. watch.go repeats this after each change.
 package inspect

@@ -19,20 +19,20 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// fakeAPI is as much of an API server as the command speaks with, over HTTP and JSON: get, list in pages, watch, and
-// selectors of labels and fields.
+// fakeAPI implements the part of an API server that the command uses, over HTTP and JSON: get, list in pages, watch, label
+// selectors and field selectors.
 type fakeAPI struct {
 	*httptest.Server
-	maxPage int // Pages hold no more than this, whatever was asked for.
+	maxPage int // The maximum page size, even if the client requests more.
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // Guards the fields below.
 	version  int
 	nodes    map[string]*corev1.Node
 	pods     map[string]*corev1.Pod
 	history  []change
 	watchers map[chan change]struct{}
 	requests []string
-	refuse   int // the status that every request is answered with, if not zero
+	refuse   int // If not zero, the status of all responses.
 }
 
 type change struct {
@@ -78,7 +78,7 @@ func newFakeAPI(t *testing.T, objects Objects) *fakeAPI {
 func isNode(o metav1.Object) bool { _, ok := o.(*corev1.Node); return ok }
 func isPod(o metav1.Object) bool  { _, ok := o.(*corev1.Pod); return ok }
 
-// unwrap takes an object out of its builder.
+// unwrap returns the object of a builder.
 func unwrap(object metav1.Object) metav1.Object {
 	switch o := object.(type) {
 	case nodeBuilder:
@@ -89,7 +89,7 @@ func unwrap(object metav1.Object) metav1.Object {
 	return object
 }
 
-// put creates or changes an object, and tells the watchers.
+// put creates or updates an object and notifies the watchers.
 func (api *fakeAPI) put(object metav1.Object) {
 	api.mu.Lock()
 	defer api.mu.Unlock()
@@ -103,7 +103,7 @@ func (api *fakeAPI) put(object metav1.Object) {
 			kind = "ADDED"
 		}
 		api.nodes[o.Name] = o
-		api.tell(kind, o)
+		api.notify(kind, o)
 	case *corev1.Pod:
 		o = o.DeepCopy()
 		o.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
@@ -112,7 +112,7 @@ func (api *fakeAPI) put(object metav1.Object) {
 			kind = "ADDED"
 		}
 		api.pods[key] = o
-		api.tell(kind, o)
+		api.notify(kind, o)
 	}
 }
 
@@ -124,16 +124,16 @@ func (api *fakeAPI) remove(object metav1.Object) {
 	case *corev1.Node:
 		gone := api.nodes[o.Name]
 		delete(api.nodes, o.Name)
-		api.tell("DELETED", gone.DeepCopy())
+		api.notify("DELETED", gone.DeepCopy())
 	case *corev1.Pod:
 		gone := api.pods[o.Namespace+"/"+o.Name]
 		delete(api.pods, o.Namespace+"/"+o.Name)
-		api.tell("DELETED", gone.DeepCopy())
+		api.notify("DELETED", gone.DeepCopy())
 	}
 }
 
-// tell records a change and passes it on. It wants mu held; channels are large enough for what a test does.
-func (api *fakeAPI) tell(kind string, object metav1.Object) {
+// notify records a change and sends it to the watchers. The caller holds mu. The channels are large enough for all tests.
+func (api *fakeAPI) notify(kind string, object metav1.Object) {
 	object.SetResourceVersion(strconv.Itoa(api.version))
 	c := change{kind, object, api.version}
 	api.history = append(api.history, c)
@@ -142,7 +142,7 @@ func (api *fakeAPI) tell(kind string, object metav1.Object) {
 	}
 }
 
-// answerWith makes every further request fail with an HTTP status, and ends the watches; zero makes all well again.
+// answerWith makes all further requests fail with an HTTP status, and ends the watches. Zero restores normal operation.
 func (api *fakeAPI) answerWith(status int) {
 	api.mu.Lock()
 	defer api.mu.Unlock()
@@ -172,7 +172,7 @@ func (api *fakeAPI) getNode(w http.ResponseWriter, r *http.Request) {
 	reply(w, http.StatusOK, node)
 }
 
-// listNamespaces answers with those that pods are in.
+// listNamespaces responds with the namespaces of all pods.
 func (api *fakeAPI) listNamespaces(w http.ResponseWriter, _ *http.Request) {
 	api.mu.Lock()
 	names := map[string]bool{}
@@ -189,7 +189,7 @@ func (api *fakeAPI) listNamespaces(w http.ResponseWriter, _ *http.Request) {
 
 func (api *fakeAPI) collection(w http.ResponseWriter, r *http.Request, kind string, isKind func(metav1.Object) bool) {
 	query := r.URL.Query()
-	if query.Get("sendInitialEvents") != "" { // As servers do that don't know it; clients list instead.
+	if query.Get("sendInitialEvents") != "" { // As servers without streaming lists do; clients list instead.
 		status := apierrors.NewBadRequest("sendInitialEvents is not supported").Status()
 		status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
 		reply(w, http.StatusBadRequest, status)
@@ -249,7 +249,7 @@ func (api *fakeAPI) list(w http.ResponseWriter, limit, from, kind string, select
 	reply(w, http.StatusOK, map[string]any{"apiVersion": "v1", "kind": kind, "metadata": meta, "items": items})
 }
 
-// watch streams the changes of one kind since the version that the client names.
+// watch streams the changes of one kind since the resource version of the request.
 func (api *fakeAPI) watch(w http.ResponseWriter, r *http.Request, isKind, selected func(metav1.Object) bool) {
 	since, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	changes := make(chan change, 1000)
@@ -283,7 +283,7 @@ func (api *fakeAPI) watch(w http.ResponseWriter, r *http.Request, isKind, select
 				continue
 			}
 			if !selected(c.object) {
-				c.kind = "DELETED" // What stopped matching is gone for this watcher.
+				c.kind = "DELETED" // An object that no longer matches is deleted for this watcher.
 			}
 			_ = json.NewEncoder(w).Encode(map[string]any{"type": c.kind, "object": c.object})
 			_ = flusher.Flush()

@@ -18,8 +18,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// Scope says which nodes are asked for: all, or those named, or those with certain labels. Pods without a node belong
-// to a scope only where it is all nodes.
+// Scope selects nodes by name or by label; the zero Scope selects all nodes. Pods without a node belong only to the zero
+// Scope.
 type Scope struct {
 	Nodes    []string
 	Selector string
@@ -27,10 +27,9 @@ type Scope struct {
 
 func (s Scope) all() bool { return len(s.Nodes) == 0 && s.Selector == "" }
 
-// Gather reads the nodes of the scope and the pods that matter to them. A named node that doesn't exist is an error.
+// Gather reads the nodes of the scope and their pods that ask for GPU memory. A named node that doesn't exist is an error.
 //
-// Lists are read in pages, and are of the server's present state rather than of its cache: a person who asks why a pod
-// is pending wants no old answer. What is kept are the pods that ask for GPU memory, a small part of most clusters.
+// Lists are read in pages, and as consistent reads (no resource version is given), so that the result is current.
 func Gather(ctx context.Context, client kubernetes.Interface, scope Scope) (Objects, error) {
 	var (
 		mu      sync.Mutex // guards objects
@@ -60,7 +59,7 @@ func Gather(ctx context.Context, client kubernetes.Interface, scope Scope) (Obje
 		group.Go(func() error {
 			node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 			if err != nil {
-				return err // It names the node.
+				return err // The error names the node.
 			}
 			addNode(node)
 			return eachPod(ctx, client, name, addPod)
@@ -87,7 +86,7 @@ func eachNode(ctx context.Context, client kubernetes.Interface, selector string,
 	return nil
 }
 
-// eachPod visits the pods that haven't ended, of one node or of all.
+// eachPod visits the pods that haven't ended, of one node, or of all if node is empty.
 func eachPod(ctx context.Context, client kubernetes.Interface, node string, visit func(*corev1.Pod)) error {
 	list := func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 		return client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
@@ -103,7 +102,7 @@ func eachPod(ctx context.Context, client kubernetes.Interface, node string, visi
 	return nil
 }
 
-// livePods selects the pods that may hold memory, so that ended ones never travel.
+// livePods returns a field selector of the pods that may hold memory, so that the server doesn't send ended ones.
 func livePods(node string) string {
 	terms := []fields.Selector{
 		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded)),
@@ -115,7 +114,7 @@ func livePods(node string) string {
 	return fields.AndSelectors(terms...).String()
 }
 
-// wants says whether the pod can appear in a report of this scope.
+// wants reports whether the pod can be part of a report of this scope.
 func (s Scope) wants(pod *corev1.Pod) bool {
 	if protocol.PodRequest(pod) == 0 {
 		return false
@@ -123,12 +122,12 @@ func (s Scope) wants(pod *corev1.Pod) bool {
 	return s.all() || pod.Spec.NodeName != ""
 }
 
-// covers says whether the node was asked for by name. Labels are left to the server.
+// covers reports whether the scope selects the node by name. The server filters by label.
 func (s Scope) covers(node *corev1.Node) bool {
 	return len(s.Nodes) == 0 || slices.Contains(s.Nodes, node.Name)
 }
 
-// trimNode takes the bulk off a node that nothing here reads.
+// trimNode removes large fields that are not used.
 func trimNode(node *corev1.Node) *corev1.Node {
 	node.ManagedFields = nil
 	node.Status.Images = nil

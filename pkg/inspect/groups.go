@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -17,48 +16,47 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
-	"sigs.k8s.io/yaml"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// GroupsKind is the identity of what --groups prints in JSON and YAML, beside ReportAPIVersion.
+// GroupsKind is the kind of the JSON and YAML output of --groups. Its apiVersion is ReportAPIVersion.
 const GroupsKind = "GPUShareGroups"
 
-// Groups is every group of pods of which all run or none.
+// Groups is the list of all groups of pods.
 type Groups struct {
 	APIVersion string  `json:"apiVersion"`
 	Kind       string  `json:"kind"`
 	Groups     []Group `json:"groups"`
 }
 
-// Group is one group, as its pods tell it.
+// Group is a group of pods.
 type Group struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
-	// Size is how many members must be placed together, 0 where it can't be told.
+	// Size is the number of members that must be bound together, 0 if unknown.
 	Size int `json:"size"`
-	// Members are those that ask for cards and haven't ended, Bound those of them that have a node.
+	// Members is the number of pods that ask for cards and haven't ended, Bound the number of those with a node.
 	Members int `json:"members"`
 	Bound   int `json:"bound"`
-	// Cardless ask for no cards, and don't count.
+	// Cardless is the number of pods that ask for no cards. They don't count as members.
 	Cardless int    `json:"cardless"`
 	State    string `json:"state"`
-	// Reason is why it waits, in kube-scheduler's words or in those of who read the group.
+	// Reason is why the group is not bound: kube-scheduler's message about a pod, or what is wrong with the group.
 	Reason string `json:"reason"`
 }
 
 // The states of a group.
 const (
-	GroupInvalid    = "Invalid"    // Its size can't be told.
+	GroupInvalid    = "Invalid"    // The name or size is invalid.
 	GroupIncomplete = "Incomplete" // Not all members exist.
 	GroupWaiting    = "Waiting"
-	GroupPartial    = "Partial" // Some are bound: it is being bound, or lost a member.
+	GroupPartial    = "Partial" // Some members are bound: the group is being bound, or has lost a member.
 	GroupBound      = "Bound"
 	GroupEnded      = "Ended"
 )
 
-// GatherGroups reads the groups of a namespace, or of all where it is empty.
+// GatherGroups reads the groups of a namespace, or of all namespaces if it is empty.
 func GatherGroups(ctx context.Context, client kubernetes.Interface, namespace string) (Groups, error) {
 	list := func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 		return client.CoreV1().Pods(namespace).List(ctx, options)
@@ -88,11 +86,11 @@ func GatherGroups(ctx context.Context, client kubernetes.Interface, namespace st
 	return out, nil
 }
 
-// groupPods is a group while its pods are read.
+// groupPods collects the pods of a group.
 type groupPods struct {
 	Group
 	problem string
-	// ended counts the members that have, waits is what kube-scheduler says of one that waits.
+	// ended is the number of members that have ended, waits kube-scheduler's message about a pending one.
 	ended, succeeded int
 	waits            string
 }
@@ -151,7 +149,7 @@ func (g *groupPods) judge() Group {
 	return out
 }
 
-// WriteGroups writes the groups as a table, or with rows alone.
+// WriteGroups writes the groups as a table, without the header if rowsOnly.
 func WriteGroups(out io.Writer, groups Groups, rowsOnly bool) error {
 	var rows [][]cell
 	if !rowsOnly {
@@ -171,7 +169,7 @@ func WriteGroups(out io.Writer, groups Groups, rowsOnly bool) error {
 	return err
 }
 
-// shortName cuts off what is longer than any valid name.
+// shortName shortens a name to the maximum length of a valid name.
 func shortName(name string) string {
 	if runes := []rune(name); len(runes) > validation.LabelValueMaxLength {
 		return string(runes[:validation.LabelValueMaxLength-1]) + "…"
@@ -179,7 +177,7 @@ func shortName(name string) string {
 	return name
 }
 
-// showGroups is the command with --groups.
+// showGroups runs the command with --groups.
 func (o *options) showGroups(ctx context.Context, client kubernetes.Interface) error {
 	namespace := *o.connection.Namespace
 	if o.allNamespaces {
@@ -191,19 +189,9 @@ func (o *options) showGroups(ctx context.Context, client kubernetes.Interface) e
 	}
 	switch o.output {
 	case outputJSON:
-		data, err := json.MarshalIndent(groups, "", "    ")
-		if err != nil {
-			return fmt.Errorf("writing the groups as JSON: %w", err)
-		}
-		_, err = fmt.Fprintf(o.streams.Out, "%s\n", data)
-		return err
+		return WriteJSON(o.streams.Out, groups)
 	case outputYAML:
-		data, err := yaml.Marshal(groups)
-		if err != nil {
-			return fmt.Errorf("writing the groups as YAML: %w", err)
-		}
-		_, err = fmt.Fprintf(o.streams.Out, "---\n%s", data)
-		return err
+		return WriteYAML(o.streams.Out, groups)
 	}
 	if len(groups.Groups) == 0 {
 		fmt.Fprintln(o.streams.ErrOut, "No pod belongs to a group.")

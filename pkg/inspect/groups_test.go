@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -47,7 +48,7 @@ other      elsewhere  1     1        0      Waiting     -
 	want = strings.Replace(want, "done       0   ", "done       ?   ", 1)
 	out, aside, err := execute(t, api, "--groups")
 	if err != nil || aside != "" {
-		t.Errorf("it said %q, %v", aside, err)
+		t.Errorf("stderr %q, %v", aside, err)
 	}
 	if diff := cmp.Diff(want, out); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -62,7 +63,7 @@ other      elsewhere  1     1        0      Waiting     -
 		}
 	}
 	for _, args := range [][]string{{"-d"}, {"--pending"}, {"-w"}, {"n1"}, {"-l", "a=b"}, {"-o", "name"}} {
-		if _, _, err := execute(t, api, append(args, "--groups")...); err == nil || !strings.Contains(err.Error(), "--groups is about pods") {
+		if _, _, err := execute(t, api, append(args, "--groups")...); err == nil || !strings.Contains(err.Error(), "--groups shows groups of pods") {
 			t.Errorf("with %v: %v", args, err)
 		}
 	}
@@ -71,21 +72,37 @@ other      elsewhere  1     1        0      Waiting     -
 	}
 }
 
-// A group's name is text that a pod's author chooses: it never reaches the terminal as it is.
-func TestGroupNamesAreHarmless(t *testing.T) {
+// TestGroupNamesSanitized checks that a group's name, which a pod's author chooses, is sanitized before it is written.
+func TestGroupNamesSanitized(t *testing.T) {
 	api := newFakeAPI(t, objects(nil,
 		newPod("p", 8).member("x\x1b]0;owned\x07\x1b[2J\nkube-system\tadmin\u202e", 2),
 		newPod("q", 8).member(strings.Repeat("y", 100_000), 2),
 	))
 	out, aside, err := execute(t, api, "--groups", "--no-headers")
 	if err != nil || aside != "" {
-		t.Errorf("it said %q, %v", aside, err)
+		t.Errorf("stderr %q, %v", aside, err)
 	}
 	const why = "the group's name is not a valid label value: up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends\n"
 	want := "default  x^[]0;owned?^[[2J kube-system admin" + strings.Repeat(" ", 30) + "?  0  0  Invalid  " + why +
 		"default  " + strings.Repeat("y", 62) + "…  ?  0  0  Invalid  " + why
 	if diff := cmp.Diff(want, out); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// No name keeps JSON and YAML from being written, or has a terminal act on it, and none is changed.
+func TestGroupNamesInJSONAndYAML(t *testing.T) {
+	const name = "x\x1b\x7f\u009b\ufffe"
+	api := newFakeAPI(t, objects(nil, newPod("p", 8).member(name, 2)))
+	for format, want := range map[string]string{"json": `"name": "x\u001b\u007f\u009b\ufffe",`, "yaml": `name: "x\e\x7F\x9B\uFFFE"`} {
+		out, _, err := execute(t, api, "--groups", "-o", format)
+		if err != nil || !strings.Contains(out, want) {
+			t.Errorf("%s: %v: %q lacks %q", format, err, out, want)
+		}
+		var groups Groups
+		if err := yaml.Unmarshal([]byte(out), &groups); err != nil || groups.Groups[0].Name != name {
+			t.Errorf("%s: %v: read back as %+v", format, err, groups)
+		}
 	}
 }
 

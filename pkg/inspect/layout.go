@@ -9,26 +9,26 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// layout is which columns the table of nodes has.
+// layout determines the columns of the table of nodes.
 type layout struct {
 	unit    Unit
-	indices []int // of cards, over all nodes
-	// figures has a column "allocated/total" for every card. Only on a terminal too narrow for them are they left out.
+	indices []int // The card indices of all nodes.
+	// figures adds a column "allocated/total" for each card. They are omitted only if the terminal is too narrow.
 	figures bool
-	// addresses has the nodes' addresses: the first to go where even bars have too little room.
+	// addresses adds the nodes' addresses. They are omitted if the table is too wide even without figures.
 	addresses bool
-	// unknownCard has the column of pods without a card.
+	// unknownCard adds the column of pods without a card.
 	unknownCard bool
-	// largestFree has the column of what the largest pod could be.
+	// largestFree adds the column of the largest request that fits.
 	largestFree bool
-	// barColumns is the width of a card's bar, zero for none.
+	// barColumns is the width of a card's bar, zero for no bars.
 	barColumns int
-	// wide has the columns on the right that explain.
+	// wide adds the last columns: unit, model, problems.
 	wide bool
 	look Look
 }
 
-// layOut finds the columns that the report needs and that there is room for.
+// layOut returns the columns that the report needs and that fit the terminal.
 func layOut(report Report, wide bool, look Look) layout {
 	l := layout{
 		unit: report.Cluster.Unit, indices: cardIndices(report.Nodes), figures: true, addresses: true, wide: wide, look: look,
@@ -42,7 +42,7 @@ func layOut(report Report, wide bool, look Look) layout {
 		l.barColumns = widestBar
 		return l
 	}
-	thinnest := 0 // Bars of one character each.
+	thinnest := 0 // The width of bars with one character each.
 	for _, index := range l.indices {
 		thinnest += gap + len(strconv.Itoa(index))
 	}
@@ -63,9 +63,9 @@ func layOut(report Report, wide bool, look Look) layout {
 	return l
 }
 
-// width is that of the table without bars.
+// width returns the width of the table without bars and without the columns of wide.
 func (l layout) width(report Report) int {
-	l.wide, l.barColumns = false, 0 // What explains is as long as it likes.
+	l.wide, l.barColumns = false, 0
 	rows := [][]cell{l.header()}
 	for i := range report.Nodes {
 		rows = append(rows, l.row(&report.Nodes[i]))

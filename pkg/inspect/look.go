@@ -10,16 +10,16 @@ import (
 	"golang.org/x/term"
 )
 
-// Look is how a text is dressed. The zero Look, plain text without bars, is what scripts get; it never changes with the
-// place where the command runs.
+// Look is the style of the output. The zero Look is plain text without bars, for scripts; it doesn't depend on the
+// environment.
 type Look struct {
-	// Color marks what needs attention with colours.
+	// Color uses colors.
 	Color bool
-	// Bars draws a bar for each card.
+	// Bars adds a bar for each card.
 	Bars bool
-	// ASCII draws with characters that every terminal has.
+	// ASCII draws bars with ASCII characters only.
 	ASCII bool
-	// Width is the number of columns that the text should keep to; zero where nothing is known of that.
+	// Width is the number of columns of the terminal; zero if unknown.
 	Width int
 }
 
@@ -30,8 +30,8 @@ const (
 	colorNever  = "never"
 )
 
-// lookFor decides how to dress what is written to out. Colours and bars are for terminals; colorAlways has them
-// elsewhere too, for pagers. NO_COLOR (no-color.org) and terminals that call themselves dumb get bars without colours.
+// lookFor returns the Look for output to out. Colors and bars are for terminals; colorAlways turns them on elsewhere, for
+// pagers. With NO_COLOR (no-color.org), and on dumb terminals, there are bars without colors.
 func lookFor(out io.Writer, color string, getenv func(string) string) Look {
 	width, _, terminal := terminalSize(out)
 	colorless := getenv("NO_COLOR") != "" || getenv("TERM") == "dumb"
@@ -44,7 +44,7 @@ func lookFor(out io.Writer, color string, getenv func(string) string) Look {
 	}
 }
 
-// terminalSize returns the columns and lines of the terminal that out is, if it is one.
+// terminalSize returns the columns and lines of out if it is a terminal.
 func terminalSize(out io.Writer) (width, height int, terminal bool) {
 	file, ok := out.(*os.File)
 	if !ok || !term.IsTerminal(int(file.Fd())) {
@@ -52,12 +52,12 @@ func terminalSize(out io.Writer) (width, height int, terminal bool) {
 	}
 	width, height, err := term.GetSize(int(file.Fd()))
 	if err != nil || width < 1 || height < 1 {
-		return 80, 24, true // Serial lines don't know theirs.
+		return 80, 24, true // Serial lines don't report their size.
 	}
 	return width, height, true
 }
 
-// style is a way to show text: the parameters of ECMA-48's "select graphic rendition".
+// style holds the parameters of ECMA-48's "select graphic rendition".
 type style string
 
 const (
@@ -69,7 +69,7 @@ const (
 	faint  style = "2"
 )
 
-// paint dresses a text that is known to be harmless.
+// paint returns the text in a style. The text must not contain control characters.
 func (l Look) paint(s style, text string) string {
 	if !l.Color || s == plain || text == "" {
 		return text

@@ -12,13 +12,13 @@ import (
 	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
-func TestOutputOnTerminals(t *testing.T) {
+func TestTableOnTerminal(t *testing.T) {
 	tests := map[string]struct {
 		objects func(*testing.T) Objects
 		options TableOptions
 		want    string
 	}{
-		"bars and the largest free piece stand to the right of the old columns": {twoNodes, TableOptions{Look: Look{Bars: true, Width: 160}}, `
+		"bars and the largest free request are right of the other columns": {twoNodes, TableOptions{Look: Look{Bars: true, Width: 160}}, `
 NAME                   IPADDRESS     GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(GiB)  LARGEST FREE(GiB)  GPU0        GPU1
 cn-beijing.i-2ze       192.168.0.70  0/15                   0/0                    0/15             15                 ░░░░░░░░░░
 cn-shanghai.i-uf61h64  192.168.0.71  0/15                   9/15                   9/30             15                 ░░░░░░░░░░  ██████░░░░
@@ -27,7 +27,7 @@ Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
 Allocated/Total GPU Memory In Cluster:
 9/45 (20%)  ████░░░░░░░░░░░░░░░░
 `},
-		"bars are as wide as there is room": {twoNodes, TableOptions{Look: Look{Bars: true, Width: 130}}, `
+		"bars are as wide as the terminal allows": {twoNodes, TableOptions{Look: Look{Bars: true, Width: 130}}, `
 NAME                   IPADDRESS     GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(GiB)  LARGEST FREE(GiB)  GPU0  GPU1
 cn-beijing.i-2ze       192.168.0.70  0/15                   0/0                    0/15             15                 ░░░░
 cn-shanghai.i-uf61h64  192.168.0.71  0/15                   9/15                   9/30             15                 ░░░░  ██░░
@@ -36,7 +36,7 @@ Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
 Allocated/Total GPU Memory In Cluster:
 9/45 (20%)  ████░░░░░░░░░░░░░░░░
 `},
-		"in a narrow terminal bars take the place of figures": {twoNodes, TableOptions{Look: Look{Bars: true, Width: 100}}, `
+		"in a narrow terminal bars replace figures": {twoNodes, TableOptions{Look: Look{Bars: true, Width: 100}}, `
 NAME                   IPADDRESS     GPU Memory(GiB)  LARGEST FREE(GiB)  GPU0        GPU1
 cn-beijing.i-2ze       192.168.0.70  0/15             15                 ░░░░░░░░░░
 cn-shanghai.i-uf61h64  192.168.0.71  9/30             15                 ░░░░░░░░░░  ██████░░░░
@@ -45,7 +45,7 @@ Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
 Allocated/Total GPU Memory In Cluster:
 9/45 (20%)  ████░░░░░░░░░░░░░░░░
 `},
-		"figures stay as long as a bar of one character fits beside them": {twoNodes, TableOptions{Look: Look{Bars: true, Width: 123}}, `
+		"figures are kept if a bar of one character fits": {twoNodes, TableOptions{Look: Look{Bars: true, Width: 123}}, `
 NAME                   IPADDRESS     GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(GiB)  LARGEST FREE(GiB)  0  1
 cn-beijing.i-2ze       192.168.0.70  0/15                   0/0                    0/15             15                 ·
 cn-shanghai.i-uf61h64  192.168.0.71  0/15                   9/15                   9/30             15                 ·  ▅
@@ -54,7 +54,7 @@ Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
 Allocated/Total GPU Memory In Cluster:
 9/45 (20%)  ████░░░░░░░░░░░░░░░░
 `},
-		"and no longer": {twoNodes, TableOptions{Look: Look{Bars: true, Width: 122}}, `
+		"figures are omitted if no bar fits": {twoNodes, TableOptions{Look: Look{Bars: true, Width: 122}}, `
 NAME                   IPADDRESS     GPU Memory(GiB)  LARGEST FREE(GiB)  GPU0        GPU1
 cn-beijing.i-2ze       192.168.0.70  0/15             15                 ░░░░░░░░░░
 cn-shanghai.i-uf61h64  192.168.0.71  9/30             15                 ░░░░░░░░░░  ██████░░░░
@@ -63,7 +63,7 @@ Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
 Allocated/Total GPU Memory In Cluster:
 9/45 (20%)  ████░░░░░░░░░░░░░░░░
 `},
-		"at the narrowest a bar is one character": {twoNodes, TableOptions{Look: Look{Bars: true, Width: 78}}, `
+		"the narrowest bar is one character": {twoNodes, TableOptions{Look: Look{Bars: true, Width: 78}}, `
 NAME                   IPADDRESS     GPU Memory(GiB)  LARGEST FREE(GiB)  0  1
 cn-beijing.i-2ze       192.168.0.70  0/15             15                 ·
 cn-shanghai.i-uf61h64  192.168.0.71  9/30             15                 ·  ▅
@@ -72,7 +72,7 @@ Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
 Allocated/Total GPU Memory In Cluster:
 9/45 (20%)  ████░░░░░░░░░░░░░░░░
 `},
-		"below that addresses are left out": {twoNodes, TableOptions{Look: Look{Bars: true, Width: 76}}, `
+		"addresses are omitted on a very narrow terminal": {twoNodes, TableOptions{Look: Look{Bars: true, Width: 76}}, `
 NAME                   GPU Memory(GiB)  LARGEST FREE(GiB)  GPU0     GPU1
 cn-beijing.i-2ze       0/15             15                 ░░░░░░░
 cn-shanghai.i-uf61h64  9/30             15                 ░░░░░░░  ████░░░
@@ -99,7 +99,7 @@ Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
 Allocated/Total GPU Memory In Cluster:
 9/45 (20%)  ####................
 `},
-		"colours mark what needs attention": {failing, TableOptions{Look: Look{Bars: true, Color: true, Width: 120}}, "\n" +
+		"colors mark problems": {failing, TableOptions{Look: Look{Bars: true, Color: true, Width: 120}}, "\n" +
 			bolds("NAME  ", "IPADDRESS  ", "GPU0(Allocated/Total)  ", "GPU1(Allocated/Total)  ", "GPU Memory(GiB)  ", "LARGEST FREE(GiB)  ", "GPU0       ", "GPU1") + `
 n     10.0.0.1   18/16                  0/16                   18/32            0                  <R>█████████<0>  <R>xxxxxxxxx<0>
 -----------------------------------------------------------------------------------------------------------------------
@@ -112,28 +112,28 @@ NODE  PROBLEM
 n     <R>GPU0 is oversubscribed: 18 of 16 (GiB)<0>
 n     <R>GPU1 is unhealthy: Xid 79<0>
 `},
-		"rows for scripts are the same anywhere": {twoNodes, TableOptions{RowsOnly: true, Look: Look{Bars: true, Color: true, Width: 60}}, `
+		"rows for scripts don't depend on the terminal": {twoNodes, TableOptions{RowsOnly: true, Look: Look{Bars: true, Color: true, Width: 60}}, `
 cn-beijing.i-2ze       192.168.0.70  0/15  0/0   0/15
 cn-shanghai.i-uf61h64  192.168.0.71  0/15  9/15  9/30
 `},
 	}
-	colours := strings.NewReplacer("<R>", "\x1b[31m", "<0>", "\x1b[0m")
+	colors := strings.NewReplacer("<R>", "\x1b[31m", "<0>", "\x1b[0m")
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
 			if err := WriteTable(&out, Build(test.objects(t)), test.options); err != nil {
 				t.Fatal(err)
 			}
-			// Figures of failed cards are red too; the table above is easier to read without.
+			// The figures of unhealthy cards are red too. The table above omits this, to be easier to read.
 			got := strings.NewReplacer("\x1b[31m18/16\x1b[0m", "18/16", "\x1b[31m0/16\x1b[0m", "0/16").Replace(out.String())
-			if diff := cmp.Diff(colours.Replace(strings.TrimPrefix(test.want, "\n")), got); diff != "" {
+			if diff := cmp.Diff(colors.Replace(strings.TrimPrefix(test.want, "\n")), got); diff != "" {
 				t.Errorf("output (-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
-// bolds writes a header: each name in bold, what follows it not.
+// bolds returns a header with each name in bold.
 func bolds(names ...string) string {
 	var out strings.Builder
 	for _, name := range names {
@@ -143,13 +143,13 @@ func bolds(names ...string) string {
 	return out.String()
 }
 
-// failing is a node with a card over its total and one that can't be used.
+// failing returns a node with an oversubscribed card and an unhealthy one.
 func failing(t *testing.T) Objects {
 	return objects([]nodeBuilder{inventoryNode(t, "n", "10.0.0.1", gpu.GiB, t4(0, 16), unhealthy(t4(1, 16), "Xid 79"))},
 		newPod("over", 18).on("n", 0))
 }
 
-func TestDetailsOnTerminals(t *testing.T) {
+func TestDetailsOnTerminal(t *testing.T) {
 	var out bytes.Buffer
 	if err := WriteDetails(&out, Build(failing(t)), false, Look{Bars: true, ASCII: true}); err != nil {
 		t.Fatal(err)
@@ -184,12 +184,12 @@ func TestLook(t *testing.T) {
 		env   map[string]string
 		want  Look
 	}{
-		"a pipe gets plain text":               {colorAuto, nil, Look{}},
-		"unless it asks for more":              {colorAlways, map[string]string{"NO_COLOR": "1"}, Look{Color: true, Bars: true}},
-		"or for even less":                     {colorNever, nil, Look{}},
-		"an old locale has no block elements":  {colorAlways, map[string]string{"LANG": "zh_CN.GB18030"}, Look{Color: true, Bars: true, ASCII: true}},
-		"a new one has":                        {colorAlways, map[string]string{"LANG": "C", "LC_ALL": "C.utf8"}, Look{Color: true, Bars: true}},
-		"the most particular variable decides": {colorAlways, map[string]string{"LANG": "C.UTF-8", "LC_CTYPE": "C"}, Look{Color: true, Bars: true, ASCII: true}},
+		"a pipe gets plain text":              {colorAuto, nil, Look{}},
+		"a pipe with --color=always":          {colorAlways, map[string]string{"NO_COLOR": "1"}, Look{Color: true, Bars: true}},
+		"a pipe with --color=never":           {colorNever, nil, Look{}},
+		"an old locale has no block elements": {colorAlways, map[string]string{"LANG": "zh_CN.GB18030"}, Look{Color: true, Bars: true, ASCII: true}},
+		"a UTF-8 locale has":                  {colorAlways, map[string]string{"LANG": "C", "LC_ALL": "C.utf8"}, Look{Color: true, Bars: true}},
+		"the most specific variable decides":  {colorAlways, map[string]string{"LANG": "C.UTF-8", "LC_CTYPE": "C"}, Look{Color: true, Bars: true, ASCII: true}},
 	} {
 		got := lookFor(&bytes.Buffer{}, test.color, func(name string) string { return test.env[name] })
 		if got != test.want {
@@ -198,7 +198,8 @@ func TestLook(t *testing.T) {
 	}
 }
 
-func TestBarsTellNothingFromLittleAndAllFromMuch(t *testing.T) {
+// TestBar checks that a bar is empty only if nothing is allocated, and full only if nothing is free.
+func TestBar(t *testing.T) {
 	for _, test := range []struct {
 		taken, total gpu.Memory
 		columns      int
@@ -214,8 +215,9 @@ func TestBarsTellNothingFromLittleAndAllFromMuch(t *testing.T) {
 	}
 }
 
-func TestColumnsAlignWhateverStandsInThem(t *testing.T) {
-	long := strings.Repeat("a-very-long-name.", 14) + "node" // 242 characters; 253 are allowed.
+// TestColumnAlignment checks that columns are aligned for long names, wide characters and control characters.
+func TestColumnAlignment(t *testing.T) {
+	long := strings.Repeat("a-very-long-name.", 14) + "node" // 242 characters, of 253 allowed.
 	var out bytes.Buffer
 	writeRows(&out, Look{}, [][]cell{
 		cells("NAME", "MODEL", "END"),
@@ -229,18 +231,18 @@ func TestColumnsAlignWhateverStandsInThem(t *testing.T) {
 	want := textWidth(strings.TrimSuffix(lines[0], "END"))
 	for _, line := range lines[1:5] {
 		if got := textWidth(strings.TrimSuffix(line, "|")); got != want {
-			t.Errorf("the last column begins at %d, want %d: %s", got, want, line)
+			t.Errorf("the last column starts at %d, want %d: %s", got, want, line)
 		}
 	}
 	if want != len(long)+gap+len("größe")-2+gap {
-		t.Errorf("the last column begins at %d", want)
+		t.Errorf("the last column starts at %d", want)
 	}
 	if strings.Contains(out.String(), "\u202e") {
-		t.Error("a character that turns text around came through")
+		t.Error("a bidirectional control character was written")
 	}
 }
 
-// manyNodes is a large cluster: nodes of eight cards, each with a pod on it, and pods that wait.
+// manyNodes returns a large cluster of nodes with eight cards, a pod on each card, and pending pods.
 func manyNodes(tb testing.TB, nodes, pending int) Objects {
 	var out Objects
 	t, _ := tb.(*testing.T)
@@ -259,7 +261,7 @@ func manyNodes(tb testing.TB, nodes, pending int) Objects {
 	return out
 }
 
-func TestALargeCluster(t *testing.T) {
+func TestLargeCluster(t *testing.T) {
 	report := Build(manyNodes(t, 1000, 100))
 	var out bytes.Buffer
 	if err := WriteTable(&out, report, TableOptions{Look: Look{Bars: true, Width: 120}}); err != nil {
@@ -275,11 +277,11 @@ func TestALargeCluster(t *testing.T) {
 	}
 	if got := report.PendingPods[0]; got.Cause != waiting.Fragmented ||
 		got.Explanation != "65104 MiB free on node-0000, but the largest piece is 8138 MiB (and 999 nodes alike): a pod gets one card" {
-		t.Errorf("explained: %s, %s", got.Cause, got.Explanation)
+		t.Errorf("diagnosis: %s, %s", got.Cause, got.Explanation)
 	}
 }
 
-func BenchmarkALargeCluster(b *testing.B) {
+func BenchmarkLargeCluster(b *testing.B) {
 	objects := manyNodes(b, 1000, 100)
 	for b.Loop() {
 		var out bytes.Buffer

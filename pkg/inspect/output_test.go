@@ -15,6 +15,8 @@ func TestOutput(t *testing.T) {
 	table := func(options TableOptions) func(io.Writer, Report) error {
 		return func(out io.Writer, report Report) error { return WriteTable(out, report, options) }
 	}
+	asJSON := func(out io.Writer, report Report) error { return WriteJSON(out, report) }
+	asYAML := func(out io.Writer, report Report) error { return WriteYAML(out, report) }
 	details := func(wide bool) func(io.Writer, Report) error {
 		return func(out io.Writer, report Report) error { return WriteDetails(out, report, wide, Look{}) }
 	}
@@ -23,7 +25,7 @@ func TestOutput(t *testing.T) {
 		write   func(io.Writer, Report) error
 		want    string
 	}{
-		"the table has the columns that scripts cut": {twoNodes, table(TableOptions{}), `
+		"the table has the columns that scripts parse": {twoNodes, table(TableOptions{}), `
 NAME                   IPADDRESS     GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(GiB)
 cn-beijing.i-2ze       192.168.0.70  0/15                   0/0                    0/15
 cn-shanghai.i-uf61h64  192.168.0.71  0/15                   9/15                   9/30
@@ -42,7 +44,7 @@ Largest Free Piece: 16384 MiB of 53194 MiB free, on in-gib
 Allocated/Total GPU Memory In Cluster:
 11210/64404 (17%)
 `},
-		"nodes of different units share one in the table": {mixed, table(TableOptions{}), `
+		"nodes of different units have a common unit in the table": {mixed, table(TableOptions{}), `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU2(Allocated/Total)  GPU Memory(MiB)
 in-256  10.0.0.3   1024/15360             0/0                    1024/15360
 in-gib  10.0.0.1   0/16384                2048/16384             2048/32768
@@ -52,7 +54,7 @@ Largest Free Piece: 16384 MiB of 53194 MiB free, on in-gib
 Allocated/Total GPU Memory In Cluster:
 11210/64404 (17%)
 `},
-		"the table tells problems and pending pods": {trouble, table(TableOptions{}), `
+		"the table lists problems and pending pods": {trouble, table(TableOptions{}), `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)
 node-a  10.0.0.1   18/16                  0/16                   8                   26/32
 node-b  10.0.0.2   0/16                   0/0                                        0/16
@@ -77,7 +79,7 @@ NAME     NAMESPACE  REQUEST  REASON
 waiting  default    20       0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable.
 fresh    ml         2        scheduler "default-scheduler" has not tried it yet
 `},
-		"wide tells problems in a column and reasons in full": {trouble, table(TableOptions{Wide: true}), `
+		"wide has problems in a column and unshortened reasons": {trouble, table(TableOptions{Wide: true}), `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)  LARGEST FREE(GiB)  UNIT  MODEL         PROBLEMS
 node-a  10.0.0.1   18/16                  0/16                   8                   26/32            0                  GiB   2 x Tesla T4  GPU0 is oversubscribed: 18 of 16 (GiB); GPU1 is unhealthy: Xid 79: fell off the bus; pods whose card is not known hold 8 (GiB)
 node-b  10.0.0.2   0/16                   0/0                                        0/16             0                  GiB   1 x Tesla T4  the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
@@ -121,7 +123,7 @@ Total :      30
 Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
 Allocated/Total GPU Memory In Cluster:  9/45 (20%)
 `},
-		"details tell what is wrong with nodes and pods": {trouble, details(false), `
+		"details list the problems of nodes and pods": {trouble, details(false), `
 NAME:       node-a
 IPADDRESS:  10.0.0.1
 UNIT:       GiB
@@ -263,7 +265,7 @@ NAME     NAMESPACE  REQUEST  REASON
 waiting  default    20       0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.
 fresh    ml         2        scheduler "default-scheduler" has not tried it yet
 `},
-		"JSON of a healthy cluster": {twoNodes, WriteJSON, `
+		"JSON of a healthy cluster": {twoNodes, asJSON, `
 {
     "apiVersion": "inspect.gpushare.aliyun.com/v1",
     "kind": "GPUShareReport",
@@ -362,7 +364,7 @@ fresh    ml         2        scheduler "default-scheduler" has not tried it yet
     "pendingPods": []
 }
 `},
-		"YAML with everything in it": {trouble, WriteYAML, `
+		"YAML with everything in it": {trouble, asYAML, `
 ---
 apiVersion: inspect.gpushare.aliyun.com/v1
 cluster:
@@ -534,7 +536,7 @@ pendingPods:
 `},
 		"an empty cluster has an empty table": {nothing, table(TableOptions{}), `
 `},
-		"an empty cluster has empty lists": {nothing, WriteJSON, `
+		"an empty cluster has empty lists": {nothing, asJSON, `
 {
     "apiVersion": "inspect.gpushare.aliyun.com/v1",
     "kind": "GPUShareReport",
@@ -564,7 +566,7 @@ pendingPods:
 	}
 }
 
-func TestReportOfOneNamespaceKeepsTheSums(t *testing.T) {
+func TestInNamespace(t *testing.T) {
 	whole := Build(twoNodes(t))
 	got := whole.InNamespace("ml")
 
@@ -579,14 +581,15 @@ func TestReportOfOneNamespaceKeepsTheSums(t *testing.T) {
 		t.Errorf("pods (-want +got):\n%s", diff)
 	}
 	if len(whole.Nodes[1].Pods) != 2 {
-		t.Errorf("the whole report lost pods: %+v", whole.Nodes[1].Pods)
+		t.Errorf("the original report lost pods: %+v", whole.Nodes[1].Pods)
 	}
 	if pending := Build(trouble(t)).InNamespace("ml").PendingPods; len(pending) != 1 || pending[0].Name != "fresh" {
 		t.Errorf("pending pods of namespace ml: %+v", pending)
 	}
 }
 
-func TestForgedAmountsStopAtTheLargest(t *testing.T) {
+// TestForgedAmounts checks that sums of forged amounts saturate.
+func TestForgedAmounts(t *testing.T) {
 	node := inventoryNode(t, "node", "10.0.0.1", gpu.GiB, t4(0, 16))
 	other := inventoryNode(t, "other", "10.0.0.2", gpu.MiB, t4(0, 16276))
 	report := Build(objects([]nodeBuilder{node, other},
@@ -601,7 +604,7 @@ func TestForgedAmountsStopAtTheLargest(t *testing.T) {
 	}
 }
 
-func TestPercentIsRoundedDown(t *testing.T) {
+func TestPercent(t *testing.T) {
 	for _, test := range []struct {
 		part, whole gpu.Memory
 		want        int
@@ -614,7 +617,7 @@ func TestPercentIsRoundedDown(t *testing.T) {
 	}
 }
 
-func TestUnitOfANodeThatDoesNotTell(t *testing.T) {
+func TestUnitInferred(t *testing.T) {
 	for _, test := range []struct {
 		cards []int64
 		want  string
@@ -628,7 +631,7 @@ func TestUnitOfANodeThatDoesNotTell(t *testing.T) {
 	}
 }
 
-func TestCellsAreHarmless(t *testing.T) {
+func TestOneLine(t *testing.T) {
 	for name, test := range map[string]struct{ in, want string }{
 		"line breaks and tabs become spaces": {"a\n b\t\tc\r\nd", "a b c d"},
 		"escape sequences are shown":         {"\x1b[2Jgone", "^[[2Jgone"},
@@ -641,17 +644,17 @@ func TestCellsAreHarmless(t *testing.T) {
 	}
 }
 
-func TestReasonsAreShortened(t *testing.T) {
+func TestShorten(t *testing.T) {
 	for name, test := range map[string]struct{ in, want string }{
-		"short ones stay": {"0/1 nodes are available: 1 full.", "0/1 nodes are available: 1 full."},
-		"what is said of preemption is left out": {
+		"a short message": {"0/1 nodes are available: 1 full.", "0/1 nodes are available: 1 full."},
+		"the part on preemption is removed": {
 			"0/1 nodes are available: 1 full. preemption: 0/1 nodes are available: 1 No victims.", "0/1 nodes are available: 1 full.",
 		},
-		"and what others say before it": {
+		"other plugins' messages before it are removed": {
 			"0/1 nodes are available: 1 full. no new claims to deallocate, preemption: 0/1 nodes are available: 1 No victims.", "0/1 nodes are available: 1 full.",
 		},
-		"long ones are cut between characters": {strings.Repeat("ü", 161), strings.Repeat("ü", 159) + "…"},
-		"the limit itself is not cut":          {strings.Repeat("ü", 160), strings.Repeat("ü", 160)},
+		"a long message is cut between characters": {strings.Repeat("ü", 161), strings.Repeat("ü", 159) + "…"},
+		"a message at the limit is not cut":        {strings.Repeat("ü", 160), strings.Repeat("ü", 160)},
 	} {
 		if got := shorten(test.in); got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)

@@ -7,16 +7,16 @@ import (
 	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
-// PendingOptions say how much the table of pending pods shows.
+// PendingOptions are the options of the table of pending pods.
 type PendingOptions struct {
-	// Wide adds what kube-scheduler itself says, in full.
+	// Wide adds kube-scheduler's message, unshortened.
 	Wide bool
-	// RowsOnly leaves the header out.
+	// RowsOnly omits the header.
 	RowsOnly bool
 	Look     Look
 }
 
-// WritePending writes one row for each pod that waits, with the reason in words. Nothing is written where none waits.
+// WritePending writes a row with the diagnosis of each pending pod. It writes nothing if there are none.
 func WritePending(out io.Writer, report Report, options PendingOptions) error {
 	if len(report.PendingPods) == 0 {
 		return nil
@@ -48,7 +48,7 @@ func WritePending(out io.Writer, report Report, options PendingOptions) error {
 func causeStyle(cause waiting.Cause) style {
 	switch cause {
 	case waiting.TooLarge, waiting.Unhealthy, waiting.NoNode:
-		return red // No pod's end helps.
+		return red // The pod stays pending even if other pods end.
 	case waiting.Fits, waiting.Nominated:
 		return green
 	}

@@ -8,12 +8,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
-// split is a cluster of two nodes with two cards each: n1 has 7 and 5 GiB free, n2 nothing.
+// split returns a cluster of two nodes with two cards each. The cards of n1 have 7 and 5 GiB free, those of n2 nothing.
 func split(t *testing.T, pods ...podBuilder) Objects {
 	return objects(
 		[]nodeBuilder{
@@ -24,7 +25,7 @@ func split(t *testing.T, pods ...podBuilder) Objects {
 	)
 }
 
-func TestWhyAPodWaits(t *testing.T) {
+func TestPendingPodDiagnosis(t *testing.T) {
 	taint := func(effect corev1.TaintEffect) func(*corev1.Node) {
 		return func(n *corev1.Node) {
 			n.Spec.Taints = []corev1.Taint{{Key: "team", Value: "ml", Effect: effect}}
@@ -39,30 +40,30 @@ func TestWhyAPodWaits(t *testing.T) {
 		cause   waiting.Cause
 		text    string
 	}{
-		"enough in all, in pieces too small": {
+		"enough free memory in total, not on one card": {
 			split(t, newPod("p", 12)), waiting.Fragmented,
 			"12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card",
 		},
-		"too much taken": {
+		"too little free memory": {
 			split(t, newPod("p", 13)), waiting.Full,
 			"the cards that are large enough are taken: the largest free piece is 7 GiB, on n1 (and 1 node alike)",
 		},
-		"all taken": {
+		"no free memory": {
 			split(t, newPod("p", 1).with(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "hdd"} })), waiting.Full,
 			"the cards that are large enough are taken, nothing of them is free; n1: the pod's node selector or affinity rules it out",
 		},
-		"no card so large": {
+		"larger than all cards": {
 			split(t, newPod("p", 17)), waiting.TooLarge, "no card is large enough: the largest has 16 GiB, on n1",
 		},
-		"there is room": {
+		"a card has room": {
 			split(t, newPod("p", 7)), waiting.Fits,
 			"n1 has room for it now, 7 GiB on one card: the scheduler is about to try, or needs something else than GPU memory",
 		},
-		"the card that is large enough has failed": {
+		"the card that is large enough is unhealthy": {
 			objects([]nodeBuilder{one("n", t4(0, 8), unhealthy(t4(1, 16), "Xid 79"))}, newPod("p", 10)), waiting.Unhealthy,
 			"the cards that are large enough are unhealthy, on n",
 		},
-		"what failed cards have free doesn't count": {
+		"free memory of unhealthy cards doesn't count": {
 			objects([]nodeBuilder{one("n", t4(0, 8), unhealthy(t4(1, 16), "Xid 79"), t4(2, 16))}, newPod("p", 16), newPod("q", 15).on("n", 2)),
 			waiting.Full, "the cards that are large enough are taken: the largest free piece is 8 GiB, on n",
 		},
@@ -70,7 +71,7 @@ func TestWhyAPodWaits(t *testing.T) {
 			objects([]nodeBuilder{one("n", t4(0, 8)).with(taint(corev1.TaintEffectNoSchedule))}, newPod("p", 1)), waiting.NoNode,
 			"no node that shares GPU memory can take the pod; n: the pod doesn't tolerate its taint team=ml:NoSchedule",
 		},
-		"a taint that is only a wish": {
+		"a taint with effect PreferNoSchedule": {
 			objects([]nodeBuilder{one("n", t4(0, 8)).with(taint(corev1.TaintEffectPreferNoSchedule))}, newPod("p", 9)), waiting.TooLarge,
 			"no card is large enough: the largest has 8 GiB, on n",
 		},
@@ -79,7 +80,7 @@ func TestWhyAPodWaits(t *testing.T) {
 				p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 			})), waiting.TooLarge, "no card is large enough: the largest has 8 GiB, on n",
 		},
-		"nodes out of order": {
+		"nodes that can't be used": {
 			objects([]nodeBuilder{
 				one("a", t4(0, 8)).with(func(n *corev1.Node) { n.Spec.Unschedulable = true }),
 				one("b", t4(0, 8)).with(func(n *corev1.Node) { n.Spec.Unschedulable = true }),
@@ -87,7 +88,7 @@ func TestWhyAPodWaits(t *testing.T) {
 			}, newPod("p", 1)), waiting.NoNode,
 			"no node that shares GPU memory can take the pod; 2 nodes: the node is cordoned; c: the node is not ready",
 		},
-		"nobody shares": {
+		"no node shares its cards": {
 			objects([]nodeBuilder{plainNode(t, "n", "10.0.0.1")}, newPod("p", 1)), waiting.NoNode, "no node shares GPU memory",
 		},
 		"a gate": {
@@ -95,15 +96,15 @@ func TestWhyAPodWaits(t *testing.T) {
 				p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/quota"}, {Name: "other"}}
 			})), waiting.Gated, "the pod is held back by its scheduling gates: example.com/quota, other",
 		},
-		"evictions under way": {
+		"evictions in progress": {
 			split(t, newPod("p", 16).with(nominated), newPod("e", 16).on("n2", 1).terminating()), waiting.Nominated,
 			"pods of lower priority are leaving n2 to make room for it",
 		},
-		"evictions that were in vain": {
+		"a nomination without terminating pods": {
 			split(t, newPod("p", 12).with(nominated)), waiting.Fragmented,
 			"12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card",
 		},
-		"units of different sizes are compared by what they stand for": {
+		"different units are compared by their size": {
 			mixed(t).plus(newPod("p", 20000)), waiting.TooLarge, "no card is large enough: the largest has 16 GiB, on in-gib",
 		},
 	}
@@ -117,12 +118,28 @@ func TestWhyAPodWaits(t *testing.T) {
 				}
 			}
 			if got.Cause != test.cause {
-				t.Errorf("cause %s, want %s", got.Cause, test.cause)
+				t.Errorf("reason %s, want %s", got.Cause, test.cause)
 			}
 			if diff := cmp.Diff(test.text, got.Explanation); diff != "" {
-				t.Errorf("explanation (-want +got):\n%s", diff)
+				t.Errorf("message (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// A watch knows the time too: a pod that should have been gone long ago makes no room.
+func TestWatchedPodsAreOverdue(t *testing.T) {
+	nominated := newPod("p", 16).with(func(p *corev1.Pod) { p.Status.NominatedNodeName, p.Spec.Priority = "n2", new(int32(1)) })
+	all := split(t, nominated, newPod("e", 16).on("n2", 1).terminating())
+	nodes, pods := cache.NewStore(cache.MetaNamespaceKeyFunc), cache.NewStore(cache.MetaNamespaceKeyFunc)
+	for _, node := range all.Nodes {
+		_ = nodes.Add(node) // It has a name.
+	}
+	for _, pod := range all.Pods {
+		_ = pods.Add(pod)
+	}
+	if got := Build(Scope{}.objects(nodes, pods)).PendingPods[0]; got.Cause != waiting.Full {
+		t.Errorf("%s: %s", got.Cause, got.Explanation)
 	}
 }
 
@@ -144,21 +161,21 @@ func TestPendingOutput(t *testing.T) {
 		options PendingOptions
 		want    string
 	}{
-		"a row each": {waiting, PendingOptions{}, `
+		"a row for each pod": {waiting, PendingOptions{}, `
 NAMESPACE  NAME   REQUEST  CAUSE       WHY
 default    piece  12       fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card
 ml         large  17       too_large   no card is large enough: the largest has 16 GiB, on n1
 `},
-		"wide has the scheduler's own words": {waiting, PendingOptions{Wide: true}, `
+		"wide has kube-scheduler's message": {waiting, PendingOptions{Wide: true}, `
 NAMESPACE  NAME   REQUEST  CAUSE       WHY                                                                     SCHEDULER          SCHEDULER SAYS
 default    piece  12       fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card  default-scheduler  0/2 nodes are available: 2 no GPU card has enough free memory.
 ml         large  17       too_large   no card is large enough: the largest has 16 GiB, on n1                  default-scheduler  0/2 nodes are available: 2 too large. preemption: not helpful.
 `},
-		"rows only, in colour": {waiting, PendingOptions{RowsOnly: true, Look: Look{Color: true}}, `
+		"rows only, in color": {waiting, PendingOptions{RowsOnly: true, Look: Look{Color: true}}, `
 default  piece  12  ` + "\x1b[33mfragmented\x1b[0m" + `  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card
 ml       large  17  ` + "\x1b[31mtoo_large\x1b[0m" + `   no card is large enough: the largest has 16 GiB, on n1
 `},
-		"nobody waits": {twoNodes(t), PendingOptions{}, "\n"},
+		"no pending pods": {twoNodes(t), PendingOptions{}, "\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer

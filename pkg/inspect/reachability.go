@@ -6,35 +6,34 @@ import (
 	"sync"
 )
 
-// Reachability looks at every answer of the API server and knows whether the last one was one. Its methods may be
-// called from several goroutines.
+// Reachability records whether the API server's last response was a success. Its methods are safe for concurrent use.
 type Reachability struct {
 	mu      sync.Mutex
-	problem string        // guarded by mu; empty while the server answers
-	changed chan struct{} // told, without blocking, when problem changes
+	problem string        // Guarded by mu; empty while the server responds.
+	changed chan struct{} // Receives a value, without blocking, when problem changes.
 }
 
-// NewReachability returns one that has seen no problem yet.
+// NewReachability returns a Reachability without a problem.
 func NewReachability() *Reachability {
 	return &Reachability{changed: make(chan struct{}, 1)}
 }
 
-// Changed tells when Problem may have another value.
+// Changed returns a channel that receives a value when Problem may have changed.
 func (r *Reachability) Changed() <-chan struct{} { return r.changed }
 
-// Problem says in words why the API server can't be read, or is empty.
+// Problem returns why the API server can't be read; empty if it can.
 func (r *Reachability) Problem() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.problem
 }
 
-// Wrap is a transport.WrapperFunc.
+// Wrap is a transport.WrapperFunc that records the results of all requests.
 func (r *Reachability) Wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(request *http.Request) (*http.Response, error) {
 		response, err := next.RoundTrip(request)
 		switch {
-		case err != nil && request.Context().Err() != nil: // We gave up ourselves.
+		case err != nil && request.Context().Err() != nil: // The client canceled the request.
 		case err != nil:
 			r.set(err.Error())
 		case response.StatusCode >= 500 || slices.Contains(refusals, response.StatusCode):
@@ -46,7 +45,7 @@ func (r *Reachability) Wrap(next http.RoundTripper) http.RoundTripper {
 	})
 }
 
-// refusals are answers with which nothing can be read. Other 4xx belong to the informers' protocol.
+// refusals are status codes with which nothing can be read. Other 4xx codes are part of the informers' protocol.
 var refusals = []int{http.StatusUnauthorized, http.StatusForbidden, http.StatusTooManyRequests}
 
 func (r *Reachability) set(problem string) {

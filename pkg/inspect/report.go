@@ -7,63 +7,64 @@ import (
 	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
-// The identity of a Report in JSON and YAML. Within one version fields are added, never renamed or given another
-// meaning.
+// The apiVersion and kind of a Report in JSON and YAML. Within one version, fields can be added, but never renamed or
+// changed in meaning.
 const (
 	ReportAPIVersion = "inspect.gpushare.aliyun.com/v1"
 	ReportKind       = "GPUShareReport"
 )
 
-// Report is everything that is shown, in the structure that `-o json` and `-o yaml` print. Lists are never null, and
-// are sorted: nodes by name, cards by index, pods by first card and then by name.
+// Report is the whole output, in the structure of `-o json` and `-o yaml`. Lists are never null. They are sorted: nodes by
+// name, cards by index, pods by first card and then by name.
 type Report struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
-	// Cluster sums up the nodes below, in a unit that counts all of them exactly.
+	// Cluster is the sum of the nodes, in a unit that represents all of them exactly.
 	Cluster Cluster `json:"cluster"`
 	Nodes   []Node  `json:"nodes"`
-	// PendingPods ask for GPU memory and are on no node yet. It is empty where only some nodes were asked for.
+	// PendingPods ask for GPU memory and have no node. The list is empty if only some nodes were selected.
 	PendingPods []PendingPod `json:"pendingPods"`
 }
 
-// Sum is how much is promised out of how much, in units of Unit.
+// Sum is allocated and total memory, in units of Unit.
 type Sum struct {
 	Unit      Unit       `json:"unit"`
 	Allocated gpu.Memory `json:"allocated"`
 	Total     gpu.Memory `json:"total"`
-	// Percent is Allocated of Total, rounded down.
+	// Percent is Allocated in percent of Total, rounded down.
 	Percent int `json:"percent"`
 }
 
 // Cluster is the sum of the nodes.
 type Cluster struct {
 	Sum
-	// Free is what healthy cards of usable nodes have left, in pieces.
+	// Free is the free memory of all healthy cards of usable nodes.
 	Free gpu.Memory `json:"free"`
-	// LargestFree is the largest of these pieces: the biggest pod that would find a card now.
+	// LargestFree is the most that one of these cards has free: the largest request that fits now.
 	LargestFree gpu.Memory `json:"largestFree"`
 }
 
-// Node is a node that shares GPU memory. All amounts in it are in its own unit.
+// Node is a node that shares GPU memory. All its amounts are in its own unit.
 type Node struct {
 	Name string `json:"name"`
-	// Address is the internal IP address where there is one, "unknown" where there is no address.
+	// Address is the internal IP address if there is one, another address otherwise, "unknown" if there is none.
 	Address string `json:"address"`
 	Sum
-	// UnitInferred says that the node doesn't tell its unit, and that it was concluded from the size of its cards.
+	// UnitInferred is true if the node doesn't report its unit, so that it was inferred from the size of its cards.
 	UnitInferred bool `json:"unitInferred,omitempty"`
-	// UnknownCard is the part of Allocated that is on no card of Cards: pods bound without a card, or to a vanished one.
+	// UnknownCard is the part of Allocated that is on none of Cards: of pods bound without a card, or to a card that no longer
+	// exists.
 	UnknownCard gpu.Memory `json:"unknownCard"`
-	// Free is what healthy cards have left, in pieces; nothing where no pod can go to the node.
+	// Free is the free memory of all healthy cards; zero if no new pod can run on the node.
 	Free gpu.Memory `json:"free"`
-	// LargestFree is the largest request that a card of the node has room for now.
+	// LargestFree is the largest request that fits a card of the node now.
 	LargestFree gpu.Memory `json:"largestFree"`
-	// Problems tells people what is wrong with the node and its cards.
+	// Problems describe for the user what is wrong with the node and its cards.
 	Problems []string `json:"problems"`
 	Cards    []Card   `json:"cards"`
 	Pods     []Pod    `json:"pods"`
 
-	// closed is the first of the problems for which no pod can go to the node, empty for a node in order.
+	// closed is the first reason why no new pod can run on the node; empty if pods can.
 	closed string
 }
 
@@ -76,9 +77,9 @@ type Card struct {
 	Allocated gpu.Memory `json:"allocated"`
 	Total     gpu.Memory `json:"total"`
 	Healthy   bool       `json:"healthy"`
-	// Reason is why the card isn't healthy.
+	// Reason is why the card is unhealthy.
 	Reason string `json:"reason,omitempty"`
-	// Oversubscribed says that more is promised than the card has.
+	// Oversubscribed is true if Allocated exceeds Total.
 	Oversubscribed bool `json:"oversubscribed"`
 }
 
@@ -88,12 +89,12 @@ type Pod struct {
 	Name      string    `json:"name"`
 	UID       types.UID `json:"uid"`
 	Phase     string    `json:"phase"`
-	// Terminating says that the pod is being deleted; it holds its memory until it is gone.
+	// Terminating is true for a pod that is being deleted; it holds its memory until it has ended.
 	Terminating bool       `json:"terminating"`
 	Request     gpu.Memory `json:"request"`
-	// Shares are the cards that the pod was given; empty where none is known.
+	// Shares are the pod's cards with the memory on each; empty if unknown.
 	Shares []Share `json:"shares"`
-	// Notes tells people what is unusual about the pod.
+	// Notes describe for the user what is unusual about the pod.
 	Notes []string `json:"notes,omitempty"`
 }
 
@@ -103,21 +104,21 @@ type Share struct {
 	Memory gpu.Memory `json:"memory"`
 }
 
-// PendingPod is a pod that waits for a node. Its request counts in the unit of whatever node it will land on.
+// PendingPod is a pod without a node. The unit of its request is that of the node to which it will be bound.
 type PendingPod struct {
 	Namespace string     `json:"namespace"`
 	Name      string     `json:"name"`
 	UID       types.UID  `json:"uid"`
 	Request   gpu.Memory `json:"request"`
 	Scheduler string     `json:"schedulerName"`
-	// Reason is the scheduler's message in full.
+	// Reason is kube-scheduler's message, unshortened.
 	Reason string `json:"reason"`
-	// Cause and Explanation are gpushare's own view, from nodes and pods as they are now.
+	// Cause and Explanation are the reason and message of gpushare's own diagnosis, from the current nodes and pods.
 	Cause       waiting.Cause `json:"cause"`
 	Explanation string        `json:"explanation"`
 }
 
-// Unit is a gpu.Unit that is written by its name, such as "GiB"; the zero Unit, of no node at all, is written "".
+// Unit is a gpu.Unit that is marshaled as its name, such as "GiB". The zero Unit, of a report without nodes, is "".
 type Unit gpu.Unit
 
 // String returns the unit's name.
@@ -128,7 +129,7 @@ func (u Unit) String() string {
 	return gpu.Unit(u).String()
 }
 
-// MarshalText writes the unit's name into JSON and YAML.
+// MarshalText returns the unit's name, for JSON and YAML.
 func (u Unit) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
 
 // node returns the node of that name, or nil.
@@ -141,8 +142,7 @@ func (r *Report) node(name string) *Node {
 	return nil
 }
 
-// InNamespace returns the report without the pods of other namespaces. The sums and cards stay as they are: a card is
-// full whoever fills it.
+// InNamespace returns the report without the pods of other namespaces. The sums and cards still include them.
 func (r Report) InNamespace(namespace string) Report {
 	nodes := make([]Node, len(r.Nodes))
 	for i, node := range r.Nodes {

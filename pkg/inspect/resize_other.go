@@ -4,5 +4,5 @@ package inspect
 
 import "os"
 
-// resized never tells: the next change of the cluster is drawn at the new size.
+// resized does nothing on this system: a new size takes effect with the next change of the cluster.
 func resized() (changes <-chan os.Signal, stop func()) { return nil, func() {} }

@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// resized tells when the terminal gets another size, until stop is called.
+// resized returns a channel that receives a value when the size of the terminal changes, until stop is called.
 func resized() (changes <-chan os.Signal, stop func()) {
 	ch := make(chan os.Signal, 1)
 	signal.Notify(ch, syscall.SIGWINCH)

@@ -15,7 +15,7 @@ type cell struct {
 	style style
 }
 
-// cells are plain ones.
+// cells returns cells in the plain style.
 func cells(texts ...string) []cell {
 	out := make([]cell, len(texts))
 	for i, text := range texts {
@@ -24,11 +24,11 @@ func cells(texts ...string) []cell {
 	return out
 }
 
-// gap stands between columns.
+// gap is the number of spaces between columns.
 const gap = 2
 
-// writeRows aligns the rows' cells, two spaces apart. Nothing follows a row's last cell, so that it makes no column wider.
-// What stands in cells came over the network and is made harmless here.
+// writeRows writes rows with aligned columns. The last cell of a row is not padded and doesn't count for the width of its
+// column. Texts come from the network, so writeRows removes control characters.
 func writeRows(out *bytes.Buffer, look Look, rows [][]cell) {
 	rows = harmless(rows)
 	widths := columnWidths(rows)
@@ -43,7 +43,7 @@ func writeRows(out *bytes.Buffer, look Look, rows [][]cell) {
 	}
 }
 
-// harmless returns the rows as they may be written, without what is empty at their ends.
+// harmless returns the rows with sanitized texts and without empty cells at their ends.
 func harmless(rows [][]cell) [][]cell {
 	out := make([][]cell, len(rows))
 	for i, row := range rows {
@@ -58,7 +58,7 @@ func harmless(rows [][]cell) [][]cell {
 	return out
 }
 
-// columnWidths are those of every column but the last of each row.
+// columnWidths returns the widths of the columns, not counting the last cell of each row.
 func columnWidths(rows [][]cell) []int {
 	var widths []int
 	for _, row := range rows {
@@ -72,7 +72,7 @@ func columnWidths(rows [][]cell) []int {
 	return widths
 }
 
-// rowsWidth is the width of the longest row, written.
+// rowsWidth returns the width of the longest row as writeRows writes it.
 func rowsWidth(rows [][]cell) int {
 	rows = harmless(rows)
 	widths, longest := columnWidths(rows), 0
@@ -90,7 +90,7 @@ func rowsWidth(rows [][]cell) int {
 	return longest
 }
 
-// textWidth is the number of columns that a terminal gives to the text: Chinese characters take two, combining marks
+// textWidth returns the number of terminal columns of a text. East Asian wide characters take two columns, combining marks
 // none.
 func textWidth(s string) int {
 	columns := 0
@@ -111,7 +111,7 @@ func textWidth(s string) int {
 	return columns
 }
 
-// oneLine makes a cell of any text: no line breaks or tabs, and nothing that a terminal would act on.
+// oneLine sanitizes a text for a cell: it contains no line breaks or tabs, and nothing that a terminal interprets.
 func oneLine(s string) string {
 	if isPlain(s) {
 		return s
@@ -121,15 +121,15 @@ func oneLine(s string) string {
 		switch {
 		case r < ' ' || r >= 0x7f && r < 0xa0:
 			return '?'
-		case unicode.Is(unicode.Bidi_Control, r): // Would turn the rest of the line around.
+		case unicode.Is(unicode.Bidi_Control, r): // It could reverse the rest of the line.
 			return -1
 		}
 		return r
 	}, s)
 }
 
-// Printable returns a text of several lines, such as an error with what the API server said, without anything that a
-// terminal would act on.
+// Printable sanitizes a text of several lines, such as an error with a message of the API server: it contains nothing that a
+// terminal interprets.
 func Printable(text string) string {
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {
@@ -138,7 +138,7 @@ func Printable(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// isPlain says of most texts, quickly, that oneLine has nothing to do.
+// isPlain reports whether a text has only printable ASCII characters without spaces. It is oneLine's fast path.
 func isPlain(s string) bool {
 	for i := range len(s) {
 		if s[i] <= ' ' || s[i] >= 0x7f {

@@ -10,9 +10,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// The clusters that the outputs are compared for.
+// The clusters for which the outputs are compared.
 
-// twoNodes is a healthy cluster of the existing plugin.
+// twoNodes returns a healthy cluster with the original plugin.
 func twoNodes(t *testing.T) Objects {
 	return objects(
 		[]nodeBuilder{
@@ -28,7 +28,7 @@ func twoNodes(t *testing.T) Objects {
 	)
 }
 
-// trouble is a cluster in which everything is wrong that can be.
+// trouble returns a cluster with all kinds of problems.
 func trouble(t *testing.T) Objects {
 	numa := t4(0, 16)
 	numa.NUMANode = 1
@@ -57,7 +57,7 @@ func trouble(t *testing.T) Objects {
 	)
 }
 
-// mixed is a cluster of nodes that count in different units.
+// mixed returns a cluster of nodes with different units.
 func mixed(t *testing.T) Objects {
 	return objects(
 		[]nodeBuilder{

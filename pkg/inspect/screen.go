@@ -6,22 +6,22 @@ import (
 	"io"
 )
 
-// screen shows one text after another: on a terminal each in the place of the one before, elsewhere one below the
-// other with a line between. It is for one goroutine.
+// screen shows successive texts. On a terminal, each replaces the previous one; elsewhere they follow each other with a
+// separator. It is not safe for concurrent use.
 type screen struct {
 	out io.Writer
-	// size is the terminal's, nil where out is none.
+	// size returns the terminal's size; nil if out is not a terminal.
 	size func() (width, height int)
-	// separator goes between texts where out is no terminal.
+	// separator is written between texts if out is not a terminal.
 	separator string
 
 	last                []byte
-	lastWide, lastLines int // the terminal's size when last was shown
+	lastWide, lastLines int // The terminal's size when last was shown.
 }
 
-// The sequences that a terminal understands (ECMA-48; those with ? are DEC's and xterm's).
+// Terminal control sequences (ECMA-48; those with ? are DEC's and xterm's).
 const (
-	enterScreen = "\x1b[?1049h\x1b[?25l" // a screen beside the shell's own, and no cursor
+	enterScreen = "\x1b[?1049h\x1b[?25l" // The alternate screen, without a cursor.
 	leaveScreen = "\x1b[?25h\x1b[?1049l"
 	wrapOff     = "\x1b[?7l"
 	wrapOn      = "\x1b[?7h"
@@ -30,7 +30,7 @@ const (
 	clearBelow  = "\x1b[J"
 )
 
-// newScreen returns a screen on out. inPlace is what a reader wants of tables, and nobody of JSON.
+// newScreen returns a screen on out. With inPlace, texts replace each other on a terminal.
 func newScreen(out io.Writer, inPlace bool, separator string) *screen {
 	s := &screen{out: out, separator: separator}
 	if _, _, terminal := terminalSize(out); terminal && inPlace {
@@ -42,7 +42,7 @@ func newScreen(out io.Writer, inPlace bool, separator string) *screen {
 	return s
 }
 
-// show writes the text unless it is what stands there already.
+// show writes the text, unless it is already shown at the same size.
 func (s *screen) show(text []byte) error {
 	width, height := 0, 0
 	if s.size != nil {
@@ -71,7 +71,7 @@ func (s *screen) show(text []byte) error {
 	return err
 }
 
-// close gives a terminal back as it was.
+// close restores the terminal.
 func (s *screen) close() error {
 	if s.size == nil || s.last == nil {
 		return nil
@@ -80,8 +80,8 @@ func (s *screen) close() error {
 	return err
 }
 
-// repaint overwrites the screen in place, line by line, so that nothing flickers. A line that is too long is cut by the
-// terminal; lines that are too many are counted.
+// repaint overwrites the screen line by line, to avoid flicker. The terminal cuts lines that are too long. Lines that don't
+// fit are replaced by a line with their number.
 func repaint(frame *bytes.Buffer, text []byte, height int) {
 	lines := bytes.Split(bytes.TrimSuffix(text, []byte("\n")), []byte("\n"))
 	if room := max(height-1, 2); len(lines) > room {

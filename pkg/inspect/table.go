@@ -11,18 +11,18 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// TableOptions say how much the table shows.
+// TableOptions are the options of the table of nodes.
 type TableOptions struct {
-	// Wide adds columns to the right and shows reasons in full.
+	// Wide adds columns on the right and doesn't shorten reasons.
 	Wide bool
-	// RowsOnly leaves the rows of the nodes and nothing else.
+	// RowsOnly writes only the rows of the nodes.
 	RowsOnly bool
 	Look     Look
 }
 
-// WriteTable writes one row a node, the sum of all, and what needs attention: problems and pending pods. All amounts are
-// in the unit that the header names. The columns up to "GPU Memory" and the lines of the sum are read by scripts: what is
-// added stands to the right of the ones and above the others, and what only people read is left to terminals.
+// WriteTable writes a row for each node, the sum of all nodes, problems and pending pods. All amounts are in the unit that
+// the header names. Scripts parse the columns up to "GPU Memory" and the last lines of the sum. So new columns come after
+// these columns, new lines before these lines, and colors and bars appear on terminals only.
 func WriteTable(out io.Writer, report Report, options TableOptions) error {
 	var text bytes.Buffer
 	if options.RowsOnly {
@@ -40,7 +40,7 @@ func WriteTable(out io.Writer, report Report, options TableOptions) error {
 		fmt.Fprintln(&text, rule(rowsWidth(rows), look))
 		fmt.Fprintln(&text, largestFreeText(report))
 		fmt.Fprintf(&text, "Allocated/Total GPU Memory In Cluster:\n%s\n", clusterText(report.Cluster, look))
-		if !options.Wide { // Wide has them in a column.
+		if !options.Wide { // With Wide they are in a column.
 			writeProblems(&text, look, report.Nodes)
 		}
 	}
@@ -51,7 +51,7 @@ func WriteTable(out io.Writer, report Report, options TableOptions) error {
 	return err
 }
 
-// nodeRows returns the table's header and a row for every node. Scripts count on every row having every column.
+// nodeRows returns the table's header and a row for each node. Every row has every column, which scripts rely on.
 func nodeRows(report Report, wide bool, look Look) (header []cell, rows [][]cell) {
 	layout := layOut(report, wide, look)
 	rows = make([][]cell, len(report.Nodes))
@@ -61,7 +61,7 @@ func nodeRows(report Report, wide bool, look Look) (header []cell, rows [][]cell
 	return layout.header(), rows
 }
 
-// cardIndices are the indices of cards that any node has: the table's columns.
+// cardIndices returns the sorted card indices of all nodes. Each is a column of the table.
 func cardIndices(nodes []Node) []int {
 	var indices []int
 	for _, node := range nodes {
@@ -73,7 +73,7 @@ func cardIndices(nodes []Node) []int {
 	return slices.Compact(indices)
 }
 
-// models lists what cards a node has, such as "2 x Tesla T4".
+// models returns the number of cards by model, such as "2 x Tesla T4".
 func models(cards []Card) string {
 	var names []string
 	counts := map[string]int{}
@@ -114,7 +114,7 @@ func writePending(out *bytes.Buffer, look Look, pods []PendingPod, full bool) {
 	writeSection(out, look, "Pending Pods:", rows)
 }
 
-// writeSection writes a title and its rows, of which the first is the header, or nothing where there is only that.
+// writeSection writes a title and rows, the first of which is the header. It writes nothing if there is only the header.
 func writeSection(out *bytes.Buffer, look Look, title string, rows [][]cell) {
 	if len(rows) < 2 {
 		return
@@ -126,11 +126,11 @@ func writeSection(out *bytes.Buffer, look Look, title string, rows [][]cell) {
 	writeRows(out, look, rows)
 }
 
-// shorten keeps what a person needs of kube-scheduler's message: not its account of why preemption doesn't help.
+// shorten shortens kube-scheduler's message. It removes the part on why preemption doesn't help.
 func shorten(message string) string {
 	message, _, cut := strings.Cut(oneLine(message), " preemption:")
 	if end := strings.LastIndex(message, ". "); cut && end >= 0 && strings.HasSuffix(message, ",") {
-		message = message[:end+1] // Others spoke before it, who don't help either: "no new claims to deallocate, preemption: …".
+		message = message[:end+1] // Messages of other plugins precede it: "no new claims to deallocate, preemption: …".
 	}
 	const limit = 160
 	if utf8.RuneCountInString(message) <= limit {
@@ -150,7 +150,7 @@ func orNone(s string) string {
 	return s
 }
 
-// clusterText is the line that scripts read, on terminals with a bar behind it.
+// clusterText returns the cluster's sum, which scripts parse, followed by a bar on terminals.
 func clusterText(sum Cluster, look Look) string {
 	text := sumText(sum.Sum)
 	if look.Bars {
@@ -159,7 +159,7 @@ func clusterText(sum Cluster, look Look) string {
 	return text
 }
 
-// largestFreeText tells the largest pod that would find a place now, and how much more is free, in pieces too small.
+// largestFreeText returns the line with the largest request that fits now and the total free memory.
 func largestFreeText(report Report) string {
 	cluster := report.Cluster
 	if cluster.LargestFree == 0 {
@@ -180,7 +180,7 @@ func largestFreeText(report Report) string {
 	return fmt.Sprintf("Largest Free Piece: %s of %s free, on %s", unit.Format(cluster.LargestFree), unit.Format(cluster.Free), oneLine(where))
 }
 
-// count names so many things.
+// count returns a number with its noun.
 func count(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one
@@ -188,7 +188,7 @@ func count(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// rule is a line as long as the longest of what stands above it, within reason.
+// rule returns a horizontal line as long as the longest line above it, up to a limit.
 func rule(longest int, look Look) string {
 	limit := 120
 	if look.Width > 0 {

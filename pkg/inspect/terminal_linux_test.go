@@ -12,17 +12,17 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 )
 
-// openTerminal returns both ends of a new pseudo-terminal: what a person sees, and what a program writes to.
-func openTerminal(t *testing.T) (person, program *os.File) {
+// openTerminal returns both ends of a new pseudo-terminal: the user's and the program's.
+func openTerminal(t *testing.T) (user, program *os.File) {
 	t.Helper()
-	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
+	user, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
 		t.Skipf("SKIPPED: this machine gives no pseudo-terminal: %v", err)
 	}
-	t.Cleanup(func() { person.Close() })
+	t.Cleanup(func() { user.Close() })
 	control := func(do func(fd int) error) {
 		t.Helper()
-		raw, err := person.SyscallConn()
+		raw, err := user.SyscallConn()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -39,7 +39,7 @@ func openTerminal(t *testing.T) (person, program *os.File) {
 		t.Skipf("SKIPPED: this machine gives no pseudo-terminal: %v", err)
 	}
 	t.Cleanup(func() { program.Close() })
-	return person, program
+	return user, program
 }
 
 func resize(t *testing.T, terminal *os.File, width, height uint16) {
@@ -49,13 +49,13 @@ func resize(t *testing.T, terminal *os.File, width, height uint16) {
 	}
 }
 
-// read collects what a person sees.
-func read(person *os.File) *output {
+// read collects the output that the user sees.
+func read(user *os.File) *output {
 	seen := newOutput()
 	go func() {
 		buffer := make([]byte, 4096)
 		for {
-			n, err := person.Read(buffer)
+			n, err := user.Read(buffer)
 			if err != nil {
 				return
 			}
@@ -65,14 +65,15 @@ func read(person *os.File) *output {
 	return seen
 }
 
-// A watch on a real terminal: painted in place, anew at another size, and the terminal is given back at the end.
-func TestWatchOnATerminal(t *testing.T) {
+// TestWatchOnTerminal checks on a pseudo-terminal that a watch repaints in place, again after a resize, and restores the
+// terminal at the end.
+func TestWatchOnTerminal(t *testing.T) {
 	t.Setenv("NO_COLOR", "1")
 	t.Setenv("LC_ALL", "C")
 	t.Setenv("TERM", "xterm")
-	person, program := openTerminal(t)
+	user, program := openTerminal(t)
 	resize(t, program, 120, 24)
-	seen := read(person)
+	seen := read(user)
 
 	api := newFakeAPI(t, objects([]nodeBuilder{legacyNode(t, "node", "10.0.0.1", 16)}))
 	ctx, interrupt := context.WithCancel(t.Context())
@@ -96,7 +97,7 @@ func TestWatchOnATerminal(t *testing.T) {
 	frame("frame with the pod", "8/16                   8/16             8                  #####.....")
 
 	resize(t, program, 72, 5)
-	if err := syscall.Kill(os.Getpid(), syscall.SIGWINCH); err != nil { // As the terminal would tell its foreground process.
+	if err := syscall.Kill(os.Getpid(), syscall.SIGWINCH); err != nil { // As the kernel signals the foreground process.
 		t.Fatal(err)
 	}
 	frame("frame of the new size", "8/16             8                  #####.....")
@@ -112,11 +113,11 @@ func TestWatchOnATerminal(t *testing.T) {
 	}
 }
 
-func TestWatchOnADumbTerminal(t *testing.T) {
+func TestWatchOnDumbTerminal(t *testing.T) {
 	t.Setenv("TERM", "dumb")
-	person, program := openTerminal(t)
+	user, program := openTerminal(t)
 	resize(t, program, 120, 24)
-	seen := read(person)
+	seen := read(user)
 	api := newFakeAPI(t, objects([]nodeBuilder{legacyNode(t, "node", "10.0.0.1", 16)}))
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
@@ -132,6 +133,6 @@ func TestWatchOnADumbTerminal(t *testing.T) {
 		t.Errorf("ended with %v", err)
 	}
 	if text := seen.String(); strings.Contains(text, "\x1b") {
-		t.Errorf("it isn't dumb enough: %q", text)
+		t.Errorf("control sequences on a dumb terminal: %q", text)
 	}
 }

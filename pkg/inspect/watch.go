@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
@@ -14,11 +15,11 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// maxDrawsPerSecond bounds the work that a busy cluster makes: a burst of events is one draw.
+// maxDrawsPerSecond limits how often a busy cluster causes a draw. A burst of events is one draw.
 const maxDrawsPerSecond = 4
 
-// Watch keeps the objects of the scope through informers and calls draw with all of them, once at first and then after
-// changes and whenever changed or resized tells, until ctx ends or draw fails.
+// Watch keeps the objects of the scope in informers. It calls draw with all of them at the start, after changes, and when
+// changed or resized receives a value, until ctx ends or draw fails.
 func Watch(ctx context.Context, client kubernetes.Interface, scope Scope, changed <-chan struct{}, resized <-chan os.Signal, draw func(Objects) error) error {
 	ctx, stop := context.WithCancel(ctx)
 	var running sync.WaitGroup
@@ -43,14 +44,14 @@ func Watch(ctx context.Context, client kubernetes.Interface, scope Scope, change
 	notify := func() {
 		select {
 		case events <- struct{}{}:
-		default: // One is waiting already.
+		default: // A draw is already pending.
 		}
 	}
 	for _, informer := range []cache.SharedIndexInformer{nodes, pods} {
 		if err := informer.SetTransform(scope.reduce); err != nil {
 			return fmt.Errorf("preparing to watch: %w", err)
 		}
-		// What goes wrong is seen, and told to the reader, by Reachability: a log line would only spoil the table.
+		// Reachability shows errors to the user. A log line would corrupt the table.
 		if err := informer.SetWatchErrorHandlerWithContext(func(context.Context, *cache.Reflector, error) {}); err != nil {
 			return fmt.Errorf("preparing to watch: %w", err)
 		}
@@ -68,9 +69,9 @@ func Watch(ctx context.Context, client kubernetes.Interface, scope Scope, change
 	}
 
 	if !cache.WaitForCacheSync(ctx.Done(), nodes.HasSynced, pods.HasSynced) {
-		return nil // Told to stop.
+		return nil // ctx has ended.
 	}
-	notify() // An empty cluster has no event.
+	notify() // An empty cluster has no events.
 	limiter := rate.NewLimiter(maxDrawsPerSecond, 1)
 	for {
 		select {
@@ -81,7 +82,7 @@ func Watch(ctx context.Context, client kubernetes.Interface, scope Scope, change
 		case <-resized:
 		}
 		if limiter.Wait(ctx) != nil {
-			return nil // Told to stop.
+			return nil // ctx has ended.
 		}
 		if err := draw(scope.objects(nodes.GetStore(), pods.GetStore())); err != nil {
 			return err
@@ -89,7 +90,7 @@ func Watch(ctx context.Context, client kubernetes.Interface, scope Scope, change
 	}
 }
 
-// reduce is the informers' transform. Of a pod that no report shows only what a store needs stays: its identity.
+// reduce is the informers' transform. Of a pod that is in no report, it keeps only the identity, which the store needs.
 func (s Scope) reduce(object any) (any, error) {
 	switch object := object.(type) {
 	case *corev1.Node:
@@ -102,10 +103,10 @@ func (s Scope) reduce(object any) (any, error) {
 			Namespace: object.Namespace, Name: object.Name, UID: object.UID, ResourceVersion: object.ResourceVersion,
 		}}, nil
 	}
-	return object, nil // A DeletedFinalStateUnknown holds what was reduced before.
+	return object, nil // A DeletedFinalStateUnknown holds an object that is already reduced.
 }
 
-// matters says whether an event is worth a look: most pods of a cluster ask for no GPU memory.
+// matters reports whether an event can change the report. Most pods of a cluster ask for no GPU memory.
 func (s Scope) matters(object any) bool {
 	if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
 		object = last.Obj
@@ -121,7 +122,7 @@ func (s Scope) matters(object any) bool {
 
 // objects reads the stores; the objects are shared with them and must not be changed.
 func (s Scope) objects(nodes, pods cache.Store) Objects {
-	var objects Objects
+	objects := Objects{Now: time.Now()}
 	for _, object := range nodes.List() {
 		if node := object.(*corev1.Node); s.covers(node) {
 			objects.Nodes = append(objects.Nodes, node)

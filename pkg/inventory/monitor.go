@@ -33,8 +33,8 @@ type Options struct {
 	// Known returns the cards as they were published before, as by an earlier run, and the boot in which that was. They keep
 	// their index; those that the driver doesn't list are published as unhealthy with the memory that they had; those that a
 	// Xid had made unhealthy are so for another QuietPeriod, or until they are reset, unless the machine has restarted since.
-	// Run calls it once, when the driver first lists cards, and publishes none before it has returned. It returns when its
-	// context ends, at the latest. Nil: there were none.
+	// Run calls it once, when the driver first answers, be it that it has no cards, and publishes none before it has returned.
+	// It returns when its context ends, at the latest. Nil: there were none.
 	Known func(context.Context) (cards []gpu.Card, bootID string)
 
 	// ProbeInterval is how often each card is asked whether it still answers; 30 s, or QuietPeriod if less, by default.
@@ -153,7 +153,7 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 			break
 		}
 
-		if len(o.devices) > 0 && !numbered {
+		if o.listed && !numbered {
 			roster.expect(m.known(ctx), m.options.Clock.Now())
 			if numbered = true; ctx.Err() != nil {
 				break

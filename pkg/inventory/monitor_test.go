@@ -279,7 +279,7 @@ func TestMonitorWithoutDriver(t *testing.T) {
 	})
 }
 
-// While nobody can say yet what the cards were known as, a driver that is missing or has none is told of, and cards are not.
+// Until it is known what the cards were before, a missing driver is published, and cards are not.
 func TestMonitorBeforeTheCardsAreKnown(t *testing.T) {
 	onMachine(t, nil, func(t *testing.T, library string, machine fakenvml.Machine) {
 		asked, answer := make(chan struct{}), make(chan []gpu.Card)
@@ -288,9 +288,6 @@ func TestMonitorBeforeTheCardsAreKnown(t *testing.T) {
 			return <-answer
 		}))
 		m.next("no driver", State{Problem: "initialize the NVIDIA driver library: Driver Not Loaded"})
-		setCards(t, machine)
-		m.clock.step(retry)
-		m.next("no cards", State{Problem: "the driver reports no cards"})
 		setCards(t, machine, twoCards...)
 		m.clock.step(retry)
 		<-asked
@@ -359,6 +356,20 @@ func TestMonitorMissingAtStart(t *testing.T) {
 		m.next("both have been back for long enough", State{
 			Cards: []gpu.Card{card(0, "GPU-a", ""), card(1, "GPU-b", ""), card(2, "GPU-c", "")},
 		})
+	})
+}
+
+// TestMonitorNoneAtStart: the program is restarted while the only card is off the bus.
+func TestMonitorNoneAtStart(t *testing.T) {
+	onMachine(t, []fakenvml.Card{}, func(t *testing.T, library string, machine fakenvml.Machine) {
+		m := monitor(t, library, knowing(card(0, "GPU-a", "")))
+		missing := []gpu.Card{card(0, "GPU-a", reasonNotReported)}
+		m.next("first", State{Problem: problemNoCards, Cards: missing})
+		setCards(t, machine, twoCards[0])
+		m.clock.step(retry)
+		m.next("it is back", State{Cards: missing})
+		m.clock.step(quiet)
+		m.next("it has been back for long enough", State{Cards: []gpu.Card{card(0, "GPU-a", "")}})
 	})
 }
 

@@ -2,17 +2,17 @@ package metrics
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// ClusterState is what is reported of the API server's objects.
+// ClusterState provides the state of the caches of nodes and pods.
 type ClusterState interface {
-	// Ready returns why nothing can be reported yet, or nil.
+	// Ready returns an error until the caches are synced.
 	Ready() error
-	// WatchVersions returns the resource version that each watch has reached, by resource.
+	// WatchVersions returns the last resource version of each watch, by resource.
 	WatchVersions() map[string]uint64
-	// NodesWithoutPlugin counts the nodes that share cards and have no device plugin.
+	// NodesWithoutPlugin returns the number of nodes that share cards and have no device plugin.
 	NodesWithoutPlugin() int
 }
 
-// Cluster collects the state of a cluster, at each scrape.
+// Cluster collects the state of a cluster at each scrape.
 type Cluster struct {
 	state             ClusterState
 	versions, without *prometheus.Desc
@@ -23,9 +23,9 @@ func NewCluster(registry prometheus.Registerer, state ClusterState) {
 	registry.MustRegister(&Cluster{
 		state: state,
 		versions: prometheus.NewDesc(prometheus.BuildFQName(namespace, "", "watch_resource_version"),
-			"Resource version that a watch of the API server has reached. It stays the same where the watch is stale.", []string{"resource"}, nil),
+			"Last resource version that the watch of a resource has received from the API server. It stops increasing if the watch is stale.", []string{"resource"}, nil),
 		without: prometheus.NewDesc(prometheus.BuildFQName(namespace, "", "nodes_without_plugin"),
-			"Nodes that share their cards, and whose kubelet has no device plugin for them.", nil, nil),
+			"Number of nodes that share cards and whose kubelet has no device plugin for them.", nil, nil),
 	})
 }
 

@@ -1,7 +1,7 @@
 // Package metrics holds the extender's Prometheus collectors.
 //
-// They hang on a registry that is handed in, and are fed through the Observer interfaces that the packages declare, so
-// that none of those knows Prometheus. What the ledger holds is read at each scrape rather than kept in step.
+// The caller provides the registry. The collectors implement the Observer interfaces of other packages, which therefore
+// don't depend on Prometheus. The ledger's state is read at each scrape.
 package metrics
 
 import (
@@ -19,11 +19,11 @@ type Extender struct {
 	requests *prometheus.HistogramVec
 	filtered *prometheus.CounterVec
 	binds    *prometheus.CounterVec
-	settled  *prometheus.CounterVec
+	resolved *prometheus.CounterVec
 	writes   *prometheus.CounterVec
 	evicted  *prometheus.CounterVec
-	rebuilt  prometheus.Gauge
-	woken    prometheus.Counter
+	synced   prometheus.Gauge
+	requeues prometheus.Counter
 	expiry   *prometheus.GaugeVec
 }
 
@@ -32,43 +32,43 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 	e := &Extender{
 		requests: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: namespace, Name: "request_duration_seconds",
-			Help:    "How long kube-scheduler's calls took, by verb and outcome (ok, error, panic).",
+			Help:    "Duration of kube-scheduler's calls in seconds, by verb and outcome (ok, error, panic).",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 17),
 		}, []string{"verb", "outcome"}),
 		filtered: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: namespace, Name: "filtered_nodes_total",
-			Help: "Nodes that filter looked at, by what it said of them.",
+			Help: "Number of candidate nodes that filter has checked, by result: fits, or the reason for the rejection.",
 		}, []string{"reason"}),
 		binds: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: namespace, Name: "binds_total",
-			Help: "Binds by result; no_room is a conflict: the card went to another pod between filter and bind.",
+			Help: "Number of bind calls, by result; no_room is a conflict: another pod got the card between filter and bind.",
 		}, []string{"result"}),
-		settled: prometheus.NewCounterVec(prometheus.CounterOpts{
+		resolved: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: namespace, Name: "settled_binds_total",
-			Help: "Binds whose answer was lost, by what had become of them.",
+			Help: "Number of resolved binds whose answer was lost, by the state of the pod in the API server.",
 		}, []string{"outcome"}),
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: namespace, Name: "api_writes_total",
-			Help: "Writes to the API server, Events left out, by kind of object.",
+			Help: "Number of writes to the API server without Events, by kind of object.",
 		}, []string{"kind"}),
 		evicted: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: namespace, Name: "eviction_rounds_total",
-			Help: "Attempts to free a card for a pod that only fragmentation kept waiting, by result.",
+			Help: "Number of attempts to free a card for a pod that only fragmentation keeps pending, by result.",
 		}, []string{"result"}),
-		rebuilt: prometheus.NewGauge(prometheus.GaugeOpts{
+		synced: prometheus.NewGauge(prometheus.GaugeOpts{
 			Namespace: namespace, Name: "ledger_rebuild_seconds",
-			Help: "How long it took from the start until the ledger stood; 0 until it does.",
+			Help: "Time from the start until the caches were synced, in seconds; 0 until then.",
 		}),
-		woken: prometheus.NewCounter(prometheus.CounterOpts{
+		requeues: prometheus.NewCounter(prometheus.CounterOpts{
 			Namespace: namespace, Name: "queue_wakes_total",
-			Help: "Times that kube-scheduler was made to look at refused pods again.",
+			Help: "Number of times that the extender made kube-scheduler retry rejected pods.",
 		}),
 		expiry: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Namespace: namespace, Name: "certificate_expiry_timestamp_seconds",
-			Help: "When a certificate expires, in Unix seconds: the extender's own (server), and the one that kube-scheduler has shown last (client), each with its chain.",
+			Help: "Time at which the first certificate of a chain expires, in Unix seconds: the extender's own chain (server), or the last one that kube-scheduler presented (client).",
 		}, []string{"certificate"}),
 	}
-	// What has never happened counts as zero, so that the first time is an increase.
+	// Series start at zero, so that the first event is an increase.
 	for _, verb := range []string{"filter", "prioritize", "bind", "preempt"} {
 		for _, outcome := range []string{"ok", "error", "panic"} {
 			e.requests.WithLabelValues(verb, outcome)
@@ -77,7 +77,7 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 	for _, reason := range placement.Reasons() {
 		e.filtered.WithLabelValues(reason.Label())
 	}
-	registry.MustRegister(e.requests, e.filtered, e.binds, e.settled, e.writes, e.evicted, e.rebuilt, e.woken, e.expiry)
+	registry.MustRegister(e.requests, e.filtered, e.binds, e.resolved, e.writes, e.evicted, e.synced, e.requeues, e.expiry)
 	return e
 }
 
@@ -99,17 +99,17 @@ func (e *Extender) CertificateExpires(certificate string, at time.Time) {
 // BindFinished implements cluster.Observer.
 func (e *Extender) BindFinished(result string) { e.binds.WithLabelValues(result).Inc() }
 
-// Settled implements cluster.Observer.
-func (e *Extender) Settled(outcome string) { e.settled.WithLabelValues(outcome).Inc() }
+// BindResolved implements cluster.Observer.
+func (e *Extender) Settled(outcome string) { e.resolved.WithLabelValues(outcome).Inc() }
 
 // Evicted implements cluster.Observer.
 func (e *Extender) Evicted(result string) { e.evicted.WithLabelValues(result).Inc() }
 
-// Rebuilt implements cluster.Observer.
-func (e *Extender) Rebuilt(took time.Duration) { e.rebuilt.Set(took.Seconds()) }
+// CacheSynced implements cluster.Observer.
+func (e *Extender) Rebuilt(took time.Duration) { e.synced.Set(took.Seconds()) }
 
-// Woken implements cluster.Observer.
-func (e *Extender) Woken() { e.woken.Inc() }
+// Requeued implements cluster.Observer.
+func (e *Extender) Woken() { e.requeues.Inc() }
 
 // APIWrite implements cluster.Observer.
 func (e *Extender) APIWrite(kind string) { e.writes.WithLabelValues(kind).Inc() }

@@ -13,40 +13,40 @@ type Gangs struct {
 	bound    prometheus.Counter
 	failed   *prometheus.CounterVec
 	evicted  prometheus.Counter
-	claimed  prometheus.Counter
+	starving prometheus.Counter
 }
 
-// NewGangs registers the collectors of groups of pods.
+// NewGangs registers the collectors of gangs.
 func NewGangs(registry prometheus.Registerer) *Gangs {
 	g := &Gangs{
 		registry: registry,
 		held: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Namespace: namespace, Name: "gang_hold_seconds",
-			Help:    "How long the first member of a group was held until all had come, for groups that came together.",
+			Help:    "Time for which the bind of a gang's first member was held until all members had arrived, in seconds; only gangs that became complete.",
 			Buckets: prometheus.ExponentialBuckets(0.01, 2, 13),
 		}),
 		bound: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: namespace, Name: "gangs_bound_total", Help: "Groups of which all members were bound together.",
+			Namespace: namespace, Name: "gangs_bound_total", Help: "Number of gangs whose members were all bound together.",
 		}),
 		failed: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: namespace, Name: "gang_failures_total",
-			Help: "Rounds of groups that came to nothing, by reason; timed_out keeps the group's places, the others don't.",
+			Help: "Number of failed attempts to bind a gang, by reason; timed_out keeps the gang's plan, all other reasons release it.",
 		}, []string{"reason"}),
 		evicted: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: namespace, Name: "gang_evictions_total", Help: "Pods evicted since their group was bound in part and didn't become whole.",
+			Namespace: namespace, Name: "gang_evictions_total", Help: "Number of pods evicted because their gang stayed partially bound.",
 		}),
 	}
-	g.claimed = prometheus.NewCounter(prometheus.CounterOpts{
-		Namespace: namespace, Name: "gang_claims_total", Help: "Times that memory that comes free was kept for a group that had waited long.",
+	g.starving = prometheus.NewCounter(prometheus.CounterOpts{
+		Namespace: namespace, Name: "gang_claims_total", Help: "Number of times that memory was held back for a starving gang.",
 	})
-	registry.MustRegister(g.held, g.bound, g.failed, g.evicted, g.claimed)
+	registry.MustRegister(g.held, g.bound, g.failed, g.evicted, g.starving)
 	return g
 }
 
-// Count registers what counts the groups by state, at each scrape.
+// Count registers the collector of the number of gangs by state. It calls states at each scrape.
 func (g *Gangs) Count(states func() map[string]int) {
 	g.registry.MustRegister(gangStates{states, prometheus.NewDesc(
-		prometheus.BuildFQName(namespace, "", "gangs"), "Groups of pods, by state.", []string{"state"}, nil)})
+		prometheus.BuildFQName(namespace, "", "gangs"), "Number of gangs (groups of pods), by state.", []string{"state"}, nil)})
 }
 
 // GangHeld implements gang.Observer.
@@ -58,8 +58,8 @@ func (g *Gangs) GangBound() { g.bound.Inc() }
 // GangFailed implements gang.Observer.
 func (g *Gangs) GangFailed(reason string) { g.failed.WithLabelValues(reason).Inc() }
 
-// GangClaimed implements gang.Observer.
-func (g *Gangs) GangClaimed() { g.claimed.Inc() }
+// GangStarving implements gang.Observer.
+func (g *Gangs) GangClaimed() { g.starving.Inc() }
 
 // GangEvicted implements gang.Observer.
 func (g *Gangs) GangEvicted() { g.evicted.Inc() }

@@ -10,27 +10,27 @@ import (
 type Leader struct {
 	leads   prometheus.Gauge
 	changes prometheus.Counter
-	told    atomic.Bool
+	started atomic.Bool
 }
 
-// NewLeader registers the collectors of a replica that takes part in an election.
+// NewLeader registers the collectors of a replica that takes part in leader election.
 func NewLeader(registry prometheus.Registerer) *Leader {
 	l := &Leader{
 		leads: prometheus.NewGauge(prometheus.GaugeOpts{
-			Namespace: namespace, Name: "leading", Help: "1 while this replica leads, 0 while it stands by.",
+			Namespace: namespace, Name: "leading", Help: "1 while this replica is the leader, 0 while it is a standby.",
 		}),
 		changes: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: namespace, Name: "leadership_changes_total", Help: "Times that this replica began or ceased to lead.",
+			Namespace: namespace, Name: "leadership_changes_total", Help: "Number of times that this replica became leader or stopped being leader.",
 		}),
 	}
 	registry.MustRegister(l.leads, l.changes)
 	return l
 }
 
-// LeadershipChanged implements leader.Observer. Its first call, at the start, is no change.
+// LeadershipChanged implements leader.Observer. The first call, at the start, is not counted as a change.
 func (l *Leader) LeadershipChanged(leads bool) {
-	l.leads.Set(truth(leads))
-	if l.told.Swap(true) {
+	l.leads.Set(toFloat(leads))
+	if l.started.Swap(true) {
 		l.changes.Inc()
 	}
 }

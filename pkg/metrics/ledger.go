@@ -9,39 +9,39 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// Ledger collects what a ledger holds, at each scrape.
+// Ledger collects the state of a ledger at each scrape.
 type Ledger struct {
 	ledger *ledger.Ledger
 	ready  func() error
-	// eachCard says whether cards are reported one by one.
+	// eachCard adds series for each card.
 	eachCard bool
 
-	standing, holders, cards, over *prometheus.Desc
-	total, held, reserved, healthy *prometheus.Desc
+	synced, allocations, cards, over   *prometheus.Desc
+	total, allocated, assumed, healthy *prometheus.Desc
 }
 
-// NewLedger registers the collector. ready tells whether the ledger stands; until it does, only that is reported.
-// eachCard adds four series a card; without it, only the cluster's sums are reported.
+// NewLedger registers the collector. ready returns an error until the caches are synced; until then only ledger_ready is
+// reported. eachCard adds four series for each card to the cluster's sums.
 func NewLedger(registry prometheus.Registerer, l *ledger.Ledger, ready func() error, eachCard bool) {
 	describe := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(prometheus.BuildFQName(namespace, "", name), help, labels, nil)
 	}
 	registry.MustRegister(&Ledger{
 		ledger: l, ready: ready, eachCard: eachCard,
-		standing: describe("ledger_ready", "1 once the ledger stands."),
-		holders:  describe("holders", "Pods that hold GPU memory, by state.", "state"),
-		cards:    describe("cards", "Cards of all nodes, by health.", "health"),
-		over:     describe("overfull_cards", "Cards of which more is held than they have. This must be 0."),
-		total:    describe("card_memory_units", "A card's memory, in its node's unit.", "node", "card"),
-		held:     describe("card_memory_held_units", "What of a card's memory is reserved or bound, in its node's unit.", "node", "card"),
-		reserved: describe("card_memory_reserved_units", "What of a card's memory is held for pods that aren't bound yet, in its node's unit.", "node", "card"),
-		healthy:  describe("card_healthy", "1 for a card on which something may be placed.", "node", "card"),
+		synced:      describe("ledger_ready", "1 once the caches are synced and the extender can answer kube-scheduler, 0 before."),
+		allocations: describe("holders", "Number of pods that hold GPU memory, by state.", "state"),
+		cards:       describe("cards", "Number of cards of all nodes, by health.", "health"),
+		over:        describe("overfull_cards", "Number of cards with more allocated memory than they have. It must be 0."),
+		total:       describe("card_memory_units", "Total memory of a card, in the unit of its node.", "node", "card"),
+		allocated:   describe("card_memory_held_units", "Allocated memory of a card, in the unit of its node.", "node", "card"),
+		assumed:     describe("card_memory_reserved_units", "Memory of a card that is allocated to pods that are not bound yet, in the unit of its node.", "node", "card"),
+		healthy:     describe("card_healthy", "1 for a healthy card, 0 for an unhealthy one, which gets no new pods.", "node", "card"),
 	})
 }
 
 // Describe implements prometheus.Collector.
 func (c *Ledger) Describe(ch chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{c.standing, c.holders, c.cards, c.over, c.total, c.held, c.reserved, c.healthy} {
+	for _, desc := range []*prometheus.Desc{c.synced, c.allocations, c.cards, c.over, c.total, c.allocated, c.assumed, c.healthy} {
 		ch <- desc
 	}
 }
@@ -51,21 +51,21 @@ func (c *Ledger) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
 	}
-	standing := c.ready() == nil
-	gauge(c.standing, truth(standing))
-	if !standing {
+	synced := c.ready() == nil
+	gauge(c.synced, toFloat(synced))
+	if !synced {
 		return
 	}
-	holders := map[ledger.State]int{ledger.Reserved: 0, ledger.Bound: 0}
+	allocations := map[ledger.State]int{ledger.Reserved: 0, ledger.Bound: 0}
 	cards := map[bool]int{true: 0, false: 0}
 	over := 0
 	for _, node := range c.ledger.Nodes() {
-		reserved := map[int]gpu.Memory{}
-		for _, holder := range node.Holders {
-			holders[holder.State]++
-			if holder.State == ledger.Reserved {
-				for _, share := range holder.Placement {
-					reserved[share.Card] += share.Memory
+		assumed := map[int]gpu.Memory{}
+		for _, allocation := range node.Holders {
+			allocations[allocation.State]++
+			if allocation.State == ledger.Reserved {
+				for _, share := range allocation.Placement {
+					assumed[share.Card] += share.Memory
 				}
 			}
 		}
@@ -79,13 +79,13 @@ func (c *Ledger) Collect(ch chan<- prometheus.Metric) {
 			}
 			labels := []string{node.Name, strconv.Itoa(card.Index)}
 			gauge(c.total, amount(card.Memory), labels...)
-			gauge(c.held, amount(node.Used[i]), labels...)
-			gauge(c.reserved, amount(reserved[card.Index]), labels...)
-			gauge(c.healthy, truth(card.Healthy()), labels...)
+			gauge(c.allocated, amount(node.Used[i]), labels...)
+			gauge(c.assumed, amount(assumed[card.Index]), labels...)
+			gauge(c.healthy, toFloat(card.Healthy()), labels...)
 		}
 	}
-	for state, n := range holders {
-		gauge(c.holders, float64(n), state.String())
+	for state, n := range allocations {
+		gauge(c.allocations, float64(n), state.String())
 	}
 	gauge(c.cards, float64(cards[true]), "healthy")
 	gauge(c.cards, float64(cards[false]), "unhealthy")
@@ -94,7 +94,7 @@ func (c *Ledger) Collect(ch chan<- prometheus.Metric) {
 
 func amount(m gpu.Memory) float64 { return float64(m) }
 
-func truth(b bool) float64 {
+func toFloat(b bool) float64 {
 	if b {
 		return 1
 	}

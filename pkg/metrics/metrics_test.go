@@ -14,7 +14,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-func TestEveryMetricIsAsPrometheusLikesIt(t *testing.T) {
+// TestMetricsLint checks all metrics with the linter of Prometheus.
+func TestMetricsLint(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	e := NewExtender(registry)
 	e.Answered("filter", "ok", time.Millisecond)
@@ -24,7 +25,7 @@ func TestEveryMetricIsAsPrometheusLikesIt(t *testing.T) {
 	e.Woken()
 	e.APIWrite("binding")
 	e.CertificateExpires("server", time.Unix(1, 0))
-	NewLedger(registry, standing(t), func() error { return nil }, true)
+	NewLedger(registry, filledLedger(t), func() error { return nil }, true)
 	NewCluster(registry, &fakeCluster{versions: map[string]uint64{"pods": 7}})
 
 	problems, err := testutil.GatherAndLint(registry)
@@ -35,11 +36,11 @@ func TestEveryMetricIsAsPrometheusLikesIt(t *testing.T) {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}
 	if n, err := testutil.GatherAndCount(registry); err != nil || n < 10 {
-		t.Errorf("%d metrics (%v): this test shows little", n, err)
+		t.Errorf("%d metrics (%v), want all of them", n, err)
 	}
 }
 
-func TestWhatIsObservedIsCounted(t *testing.T) {
+func TestExtender(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	e := NewExtender(registry)
 	e.Filtered(placement.Full, 3)
@@ -52,14 +53,14 @@ func TestWhatIsObservedIsCounted(t *testing.T) {
 	e.Rebuilt(1500 * time.Millisecond)
 	e.APIWrite("binding")
 	want := `
-# HELP gpushare_extender_api_writes_total Writes to the API server, Events left out, by kind of object.
+# HELP gpushare_extender_api_writes_total Number of writes to the API server without Events, by kind of object.
 # TYPE gpushare_extender_api_writes_total counter
 gpushare_extender_api_writes_total{kind="binding"} 1
-# HELP gpushare_extender_binds_total Binds by result; no_room is a conflict: the card went to another pod between filter and bind.
+# HELP gpushare_extender_binds_total Number of bind calls, by result; no_room is a conflict: another pod got the card between filter and bind.
 # TYPE gpushare_extender_binds_total counter
 gpushare_extender_binds_total{result="bound"} 1
 gpushare_extender_binds_total{result="no_room"} 2
-# HELP gpushare_extender_filtered_nodes_total Nodes that filter looked at, by what it said of them.
+# HELP gpushare_extender_filtered_nodes_total Number of candidate nodes that filter has checked, by result: fits, or the reason for the rejection.
 # TYPE gpushare_extender_filtered_nodes_total counter
 gpushare_extender_filtered_nodes_total{reason="elsewhere"} 0
 gpushare_extender_filtered_nodes_total{reason="fragmented"} 0
@@ -68,13 +69,13 @@ gpushare_extender_filtered_nodes_total{reason="not_shared"} 0
 gpushare_extender_filtered_nodes_total{reason="too_large"} 0
 gpushare_extender_filtered_nodes_total{reason="unhealthy"} 0
 gpushare_extender_filtered_nodes_total{reason="whole_cards"} 0
-# HELP gpushare_extender_ledger_rebuild_seconds How long it took from the start until the ledger stood; 0 until it does.
+# HELP gpushare_extender_ledger_rebuild_seconds Time from the start until the caches were synced, in seconds; 0 until then.
 # TYPE gpushare_extender_ledger_rebuild_seconds gauge
 gpushare_extender_ledger_rebuild_seconds 1.5
-# HELP gpushare_extender_queue_wakes_total Times that kube-scheduler was made to look at refused pods again.
+# HELP gpushare_extender_queue_wakes_total Number of times that the extender made kube-scheduler retry rejected pods.
 # TYPE gpushare_extender_queue_wakes_total counter
 gpushare_extender_queue_wakes_total 1
-# HELP gpushare_extender_settled_binds_total Binds whose answer was lost, by what had become of them.
+# HELP gpushare_extender_settled_binds_total Number of resolved binds whose answer was lost, by the state of the pod in the API server.
 # TYPE gpushare_extender_settled_binds_total counter
 gpushare_extender_settled_binds_total{outcome="gone"} 1
 `
@@ -91,7 +92,7 @@ func TestLedgerMetrics(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	notYet := errors.New("not yet")
 	ready := notYet
-	NewLedger(registry, standing(t), func() error { return ready }, true)
+	NewLedger(registry, filledLedger(t), func() error { return ready }, true)
 	compare := func(want string) {
 		t.Helper()
 		if err := testutil.GatherAndCompare(registry, strings.NewReader(want)); err != nil {
@@ -99,64 +100,64 @@ func TestLedgerMetrics(t *testing.T) {
 		}
 	}
 	compare(`
-# HELP gpushare_extender_ledger_ready 1 once the ledger stands.
+# HELP gpushare_extender_ledger_ready 1 once the caches are synced and the extender can answer kube-scheduler, 0 before.
 # TYPE gpushare_extender_ledger_ready gauge
 gpushare_extender_ledger_ready 0
 `)
 	ready = nil
 	compare(`
-# HELP gpushare_extender_card_healthy 1 for a card on which something may be placed.
+# HELP gpushare_extender_card_healthy 1 for a healthy card, 0 for an unhealthy one, which gets no new pods.
 # TYPE gpushare_extender_card_healthy gauge
 gpushare_extender_card_healthy{card="0",node="n1"} 1
 gpushare_extender_card_healthy{card="3",node="n1"} 0
-# HELP gpushare_extender_card_memory_held_units What of a card's memory is reserved or bound, in its node's unit.
+# HELP gpushare_extender_card_memory_held_units Allocated memory of a card, in the unit of its node.
 # TYPE gpushare_extender_card_memory_held_units gauge
 gpushare_extender_card_memory_held_units{card="0",node="n1"} 60
 gpushare_extender_card_memory_held_units{card="3",node="n1"} 0
-# HELP gpushare_extender_card_memory_reserved_units What of a card's memory is held for pods that aren't bound yet, in its node's unit.
+# HELP gpushare_extender_card_memory_reserved_units Memory of a card that is allocated to pods that are not bound yet, in the unit of its node.
 # TYPE gpushare_extender_card_memory_reserved_units gauge
 gpushare_extender_card_memory_reserved_units{card="0",node="n1"} 10
 gpushare_extender_card_memory_reserved_units{card="3",node="n1"} 0
-# HELP gpushare_extender_card_memory_units A card's memory, in its node's unit.
+# HELP gpushare_extender_card_memory_units Total memory of a card, in the unit of its node.
 # TYPE gpushare_extender_card_memory_units gauge
 gpushare_extender_card_memory_units{card="0",node="n1"} 100
 gpushare_extender_card_memory_units{card="3",node="n1"} 50
-# HELP gpushare_extender_cards Cards of all nodes, by health.
+# HELP gpushare_extender_cards Number of cards of all nodes, by health.
 # TYPE gpushare_extender_cards gauge
 gpushare_extender_cards{health="healthy"} 1
 gpushare_extender_cards{health="unhealthy"} 1
-# HELP gpushare_extender_holders Pods that hold GPU memory, by state.
+# HELP gpushare_extender_holders Number of pods that hold GPU memory, by state.
 # TYPE gpushare_extender_holders gauge
 gpushare_extender_holders{state="bound"} 1
 gpushare_extender_holders{state="reserved"} 1
-# HELP gpushare_extender_ledger_ready 1 once the ledger stands.
+# HELP gpushare_extender_ledger_ready 1 once the caches are synced and the extender can answer kube-scheduler, 0 before.
 # TYPE gpushare_extender_ledger_ready gauge
 gpushare_extender_ledger_ready 1
-# HELP gpushare_extender_overfull_cards Cards of which more is held than they have. This must be 0.
+# HELP gpushare_extender_overfull_cards Number of cards with more allocated memory than they have. It must be 0.
 # TYPE gpushare_extender_overfull_cards gauge
 gpushare_extender_overfull_cards 0
 `)
 }
 
 func TestLedgerMetricsWithoutEachCard(t *testing.T) {
-	l := standing(t)
-	// Another scheduler has put more on the card than it has.
+	l := filledLedger(t)
+	// Another scheduler has bound more to the card than it has.
 	l.Hold("n1", gpu.Pod{UID: "c", Name: "c", Request: 41}, gpu.On(0, 41), time.Unix(1, 0))
 	registry := prometheus.NewPedanticRegistry()
 	NewLedger(registry, l, func() error { return nil }, false)
 	err := testutil.GatherAndCompare(registry, strings.NewReader(`
-# HELP gpushare_extender_cards Cards of all nodes, by health.
+# HELP gpushare_extender_cards Number of cards of all nodes, by health.
 # TYPE gpushare_extender_cards gauge
 gpushare_extender_cards{health="healthy"} 1
 gpushare_extender_cards{health="unhealthy"} 1
-# HELP gpushare_extender_holders Pods that hold GPU memory, by state.
+# HELP gpushare_extender_holders Number of pods that hold GPU memory, by state.
 # TYPE gpushare_extender_holders gauge
 gpushare_extender_holders{state="bound"} 2
 gpushare_extender_holders{state="reserved"} 1
-# HELP gpushare_extender_ledger_ready 1 once the ledger stands.
+# HELP gpushare_extender_ledger_ready 1 once the caches are synced and the extender can answer kube-scheduler, 0 before.
 # TYPE gpushare_extender_ledger_ready gauge
 gpushare_extender_ledger_ready 1
-# HELP gpushare_extender_overfull_cards Cards of which more is held than they have. This must be 0.
+# HELP gpushare_extender_overfull_cards Number of cards with more allocated memory than they have. It must be 0.
 # TYPE gpushare_extender_overfull_cards gauge
 gpushare_extender_overfull_cards 1
 `))
@@ -165,8 +166,8 @@ gpushare_extender_overfull_cards 1
 	}
 }
 
-// standing is a ledger of one node with a card that two pods share, and an unhealthy one.
-func standing(t *testing.T) *ledger.Ledger {
+// filledLedger returns a ledger of one node with a card that two pods share, and an unhealthy card.
+func filledLedger(t *testing.T) *ledger.Ledger {
 	t.Helper()
 	l := ledger.New(nil)
 	l.SetNode("n1", ledger.NodeSpec{Unit: gpu.MiB, Cards: []gpu.Card{
@@ -179,7 +180,7 @@ func standing(t *testing.T) *ledger.Ledger {
 	return l
 }
 
-func TestALeadersMetrics(t *testing.T) {
+func TestLeader(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	l := NewLeader(registry)
 	for _, leads := range []bool{false, true, false} {
@@ -190,10 +191,10 @@ func TestALeadersMetrics(t *testing.T) {
 		t.Errorf("lint: %v, %v", problems, err)
 	}
 	err = testutil.GatherAndCompare(registry, strings.NewReader(`
-# HELP gpushare_extender_leadership_changes_total Times that this replica began or ceased to lead.
+# HELP gpushare_extender_leadership_changes_total Number of times that this replica became leader or stopped being leader.
 # TYPE gpushare_extender_leadership_changes_total counter
 gpushare_extender_leadership_changes_total 2
-# HELP gpushare_extender_leading 1 while this replica leads, 0 while it stands by.
+# HELP gpushare_extender_leading 1 while this replica is the leader, 0 while it is a standby.
 # TYPE gpushare_extender_leading gauge
 gpushare_extender_leading 0
 `))
@@ -213,7 +214,7 @@ func (f *fakeCluster) Ready() error                     { return f.notReady }
 func (f *fakeCluster) WatchVersions() map[string]uint64 { return f.versions }
 func (f *fakeCluster) NodesWithoutPlugin() int          { return f.without }
 
-func TestTheClustersStateIsReadAtEachScrape(t *testing.T) {
+func TestCluster(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	state := &fakeCluster{notReady: errors.New("not yet")}
 	NewCluster(registry, state)
@@ -226,18 +227,19 @@ func TestTheClustersStateIsReadAtEachScrape(t *testing.T) {
 	want("")
 	*state = fakeCluster{versions: map[string]uint64{"pods": 12, "nodes": 11}, without: 2}
 	want(`
-# HELP gpushare_extender_nodes_without_plugin Nodes that share their cards, and whose kubelet has no device plugin for them.
+# HELP gpushare_extender_nodes_without_plugin Number of nodes that share cards and whose kubelet has no device plugin for them.
 # TYPE gpushare_extender_nodes_without_plugin gauge
 gpushare_extender_nodes_without_plugin 2
-# HELP gpushare_extender_watch_resource_version Resource version that a watch of the API server has reached. It stays the same where the watch is stale.
+# HELP gpushare_extender_watch_resource_version Last resource version that the watch of a resource has received from the API server. It stops increasing if the watch is stale.
 # TYPE gpushare_extender_watch_resource_version gauge
 gpushare_extender_watch_resource_version{resource="nodes"} 11
 gpushare_extender_watch_resource_version{resource="pods"} 12
 `)
 }
 
-// An alert sees the first panic only if the counter stood at zero before.
-func TestOutcomesOfVerbsAreThereFromTheStart(t *testing.T) {
+// TestRequestSeriesAtStart checks that all series exist from the start. An alert sees the first panic only if the counter
+// was zero before.
+func TestRequestSeriesAtStart(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	NewExtender(registry)
 	if n, err := testutil.GatherAndCount(registry, "gpushare_extender_request_duration_seconds"); err != nil || n != 12 {

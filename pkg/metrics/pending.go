@@ -6,20 +6,20 @@ import (
 	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
-// Pending counts the pods that wait, at each scrape.
+// Pending counts the pending pods by reason at each scrape.
 type Pending struct {
 	ready func() error
 	pods  func() []waiting.Why
 	desc  *prometheus.Desc
 }
 
-// NewPending registers the collector. pods says of each pod without a node why it waits; nothing is reported until the
-// ledger stands.
+// NewPending registers the collector. pods returns the diagnosis of each pending pod. ready returns an error until the
+// caches are synced; until then nothing is reported.
 func NewPending(registry prometheus.Registerer, ready func() error, pods func() []waiting.Why) {
 	registry.MustRegister(&Pending{
 		ready: ready, pods: pods,
 		desc: prometheus.NewDesc(prometheus.BuildFQName(namespace, "", "pending_pods"),
-			"Pods that wait for GPU memory, by cause.", []string{"cause"}, nil),
+			"Number of pods that ask for GPU memory and have no node, by the reason in the label cause.", []string{"cause"}, nil),
 	})
 }
 
@@ -32,10 +32,10 @@ func (c *Pending) Collect(ch chan<- prometheus.Metric) {
 		return
 	}
 	count := map[waiting.Cause]int{}
-	for _, why := range c.pods() {
-		count[why.Cause]++
+	for _, diagnosis := range c.pods() {
+		count[diagnosis.Cause]++
 	}
-	for _, cause := range waiting.Causes() {
-		ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(count[cause]), string(cause))
+	for _, reason := range waiting.Causes() {
+		ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(count[reason]), string(reason))
 	}
 }

@@ -12,23 +12,23 @@ import (
 	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
-func TestPendingPodsByCause(t *testing.T) {
+func TestPending(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	ready := errors.New("not yet")
 	var pods []waiting.Why
 	NewPending(registry, func() error { return ready }, func() []waiting.Why { return pods })
 	if n, err := testutil.GatherAndCount(registry); n != 0 || err != nil {
-		t.Errorf("%d series before the ledger stands (%v)", n, err)
+		t.Errorf("%d series before the caches are synced (%v)", n, err)
 	}
 
 	ready = nil
 	expect := func(want map[waiting.Cause]int) {
 		t.Helper()
 		var text strings.Builder
-		text.WriteString("# HELP gpushare_extender_pending_pods Pods that wait for GPU memory, by cause.\n" +
+		text.WriteString("# HELP gpushare_extender_pending_pods Number of pods that ask for GPU memory and have no node, by the reason in the label cause.\n" +
 			"# TYPE gpushare_extender_pending_pods gauge\n")
-		for _, cause := range []waiting.Cause{"gated", "nominated", "fits", "fragmented", "full", "unhealthy", "too_large", "no_node"} {
-			fmt.Fprintf(&text, "gpushare_extender_pending_pods{cause=%q} %d\n", cause, want[cause])
+		for _, reason := range []waiting.Cause{"gated", "nominated", "fits", "fragmented", "full", "unhealthy", "too_large", "no_node"} {
+			fmt.Fprintf(&text, "gpushare_extender_pending_pods{cause=%q} %d\n", reason, want[reason])
 		}
 		if err := testutil.GatherAndCompare(registry, strings.NewReader(text.String())); err != nil {
 			t.Error(err)

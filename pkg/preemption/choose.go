@@ -9,17 +9,16 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// Choose returns who must leave the node so that the request finds a card. false says that the node is no candidate:
-// no card can be freed, or nobody needs to leave.
+// Choose returns the victims to evict so that the request fits a card of the node. It returns false if the node is not a
+// candidate: no card can be freed, or no victim is needed.
 //
-// A card that has room already needs no victims of its own; then kube-scheduler's stay as they are, chosen for some
-// other resource. That also ends every attempt: whatever was misjudged when the card was freed, the next round leaves to
-// the scheduler.
+// If a card already has room, Choose returns kube-scheduler's proposal, whose victims free another resource. This
+// guarantees that attempts end: once a card is free, kube-scheduler alone decides.
 //
-// Otherwise the cheapest set of pods that frees a card goes, by kube-scheduler's own order between nodes
-// (k8s.io/kubernetes pkg/scheduler/framework/preemption, pickOneNodeForPreemption): fewest violated budgets, then the
-// lowest highest priority, then the smallest sum of priorities, which mostly means fewest victims; then the least GPU
-// memory, then the fewest pods that are leaving already, then the lower card index.
+// Otherwise Choose returns the cheapest set of pods that frees a card. The order is the one of kube-scheduler between
+// nodes (k8s.io/kubernetes pkg/scheduler/framework/preemption, pickOneNodeForPreemption): fewest violated disruption
+// budgets, lowest highest priority, smallest sum of priorities (in general the fewest victims). Then follow: least GPU
+// memory, fewest terminating pods, lowest card index.
 func Choose(node Node, request Request) (Victims, bool) {
 	if placement.Fit(node.Cards, request.Memory) == placement.Fits {
 		return node.proposal()
@@ -38,12 +37,12 @@ func (n Node) cheapest(request Request) (best *plan) {
 		if card.Unhealthy || card.Memory < request.Memory {
 			continue
 		}
-		best = n.clear(card, request, best)
+		best = n.cheapestOn(card, request, best)
 	}
 	return best
 }
 
-// proposal is what kube-scheduler proposed, untouched.
+// proposal returns kube-scheduler's victims unchanged.
 func (n Node) proposal() (Victims, bool) {
 	out := Victims{Violations: n.Violations}
 	for _, p := range n.Pods {
@@ -54,63 +53,63 @@ func (n Node) proposal() (Victims, bool) {
 	return out, len(out.Pods) > 0
 }
 
-// candidate is a pod with what it holds of the card in question.
-type candidate struct {
+// potentialVictim is a pod with its memory on the card that is to be freed.
+type potentialVictim struct {
 	*Pod
-	holds    gpu.Memory
+	onCard   gpu.Memory
 	violates bool
 }
 
-// clear returns the cheapest plan that frees the card, or best where none is cheaper.
-func (n Node) clear(card *placement.Card, request Request, best *plan) *plan {
-	pool := n.pool(card)
+// cheapestOn returns the cheapest plan that frees the card, or best if none is cheaper.
+func (n Node) cheapestOn(card *placement.Card, request Request, best *plan) *plan {
+	pool := n.potentialVictims(card)
 	s := search{
 		node: &n, request: request, pool: pool, best: best, steps: maxSteps,
 		card: *card, free: slices.Clone(n.Free), allowed: slices.Clone(n.Budgets),
 		plan: plan{card: card.Index, highest: math.MinInt64},
 	}
 	for _, c := range pool {
-		s.card.Used = s.card.Used.Sub(c.holds)
+		s.card.Used = s.card.Used.Sub(c.onCard)
 		s.free.add(c.Takes)
 	}
 	if s.card.Free() < request.Memory {
 		return best
 	}
-	s.known = s.free.cover(request.Others, nil)
+	s.feasible = s.free.cover(request.Others, nil)
 	s.decide(0)
 	return s.best
 }
 
-// pool returns the pods whose going could help to free the card, and the proposed ones, in the order in which they are
-// tried to stay: those whose eviction breaks a budget first, pods that are leaving already last, and in between the
-// highest priority first, of equal ones the small ones, so that few have to go. It is kube-scheduler's order
-// (plugins/defaultpreemption, SelectVictimsOnNode).
-func (n Node) pool(card *placement.Card) []*candidate {
-	var pool []*candidate
+// potentialVictims returns the pods on the card and the proposed ones, in the order in which the search tries to keep
+// them: first pods whose eviction violates a budget, last terminating pods. In between, higher priority comes first, then
+// less memory, to need few victims. It is kube-scheduler's order (k8s.io/kubernetes
+// pkg/scheduler/framework/plugins/defaultpreemption, SelectVictimsOnNode).
+func (n Node) potentialVictims(card *placement.Card) []*potentialVictim {
+	var pool []*potentialVictim
 	for i := range n.Pods {
-		c := &candidate{Pod: &n.Pods[i]}
+		c := &potentialVictim{Pod: &n.Pods[i]}
 		for _, share := range c.Where {
 			if share.Card == card.Index {
-				c.holds = c.holds.Add(share.Memory)
+				c.onCard = c.onCard.Add(share.Memory)
 			}
 		}
-		if c.holds > 0 || c.Proposed {
+		if c.onCard > 0 || c.Proposed {
 			pool = append(pool, c)
 		}
 	}
-	slices.SortFunc(pool, func(a, b *candidate) int {
-		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.holds, b.holds), cmp.Compare(a.UID, b.UID))
+	slices.SortFunc(pool, func(a, b *potentialVictim) int {
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.onCard, b.onCard), cmp.Compare(a.UID, b.UID))
 	})
 	n.markViolations(pool)
-	slices.SortStableFunc(pool, func(a, b *candidate) int {
+	slices.SortStableFunc(pool, func(a, b *potentialVictim) int {
 		return cmp.Or(compareBool(a.Leaving, b.Leaving), compareBool(b.violates, a.violates))
 	})
 	return pool
 }
 
-// markViolations finds those whose eviction would break a budget, were all of them evicted: first those that go in any
-// case, then the others in the order in which they are likely to go, which is the pool's from its end.
-func (n Node) markViolations(pool []*candidate) {
+// markViolations marks the pods whose eviction would violate a budget if the whole pool were evicted. It counts the pods
+// that must be evicted first, then the others in the order in which they are likely to be evicted: the pool backwards.
+func (n Node) markViolations(pool []*potentialVictim) {
 	if len(n.Budgets) == 0 {
 		return
 	}
@@ -124,7 +123,7 @@ func (n Node) markViolations(pool []*candidate) {
 	}
 }
 
-// spend takes one eviction off each budget, and says whether one didn't allow it.
+// spend subtracts one eviction from each budget. It reports whether this violates one.
 func spend(allowed, budgets []int) (violates bool) {
 	for _, i := range budgets {
 		allowed[i]--
@@ -139,34 +138,34 @@ func refund(allowed, budgets []int) {
 	}
 }
 
-// maxSteps bounds the search on one card. It is enough to try all sets of a dozen pods, most of which are ruled out
-// early; among many more pods the search ends with the best set that it has come upon.
+// maxSteps limits the search on one card. It is enough to try all sets of a dozen pods, most of which are pruned. With many
+// more pods, the search returns the best set that it has found.
 const maxSteps = 5000
 
-// search looks for the cheapest plan on one card. It begins with all candidates going and decides about one after the
-// other: it stays, where there is enough room without its going, or it goes. Both are tried, and a branch ends where it
-// costs as much as the best plan known: each further victim only adds costs.
+// search finds the cheapest plan for one card by branch and bound. It starts with the whole pool evicted and decides on one
+// pod after the other: the pod is kept, if there is enough room without its eviction, or evicted. Both branches are tried.
+// A branch ends once it costs as much as the best plan so far, because each further victim only adds cost.
 type search struct {
 	node    *Node
 	request Request
-	pool    []*candidate
-	// known is false where our books say that not even all going would be enough for the other resources: kube-scheduler
-	// knows something that we don't, and what it proposed goes.
-	known bool
-	best  *plan
-	steps int
+	pool    []*potentialVictim
+	// feasible is false if by our sums not even the eviction of the whole pool frees enough of the resources. Then
+	// kube-scheduler knows more than this package, and all proposed pods become victims.
+	feasible bool
+	best     *plan
+	steps    int
 
-	// The state of the branch: what is taken and free if all that aren't decided about go, and the victims up to here.
+	// The state of the branch: the card and the resources with all undecided pods evicted, and the victims so far.
 	card    placement.Card
 	free    Amounts
 	allowed []int
 	plan    plan
 }
 
-// decide tries both for the candidate at the position and all after it.
+// decide tries to keep and to evict the pod at position i, and decides on all pods after it.
 func (s *search) decide(i int) {
 	switch {
-	case s.best != nil && (s.steps <= 0 || s.plan.cost(s.best) >= 0):
+	case s.best != nil && (s.steps <= 0 || s.plan.compareCost(s.best) >= 0):
 		return
 	case i == len(s.pool):
 		found := s.plan
@@ -176,12 +175,12 @@ func (s *search) decide(i int) {
 	}
 	s.steps--
 	c := s.pool[i]
-	if s.mayStay(c) {
-		s.card.Used = s.card.Used.Add(c.holds)
+	if s.canStay(c) {
+		s.card.Used = s.card.Used.Add(c.onCard)
 		s.free.sub(c.Takes)
 		s.decide(i + 1)
 		s.free.add(c.Takes)
-		s.card.Used = s.card.Used.Sub(c.holds)
+		s.card.Used = s.card.Used.Sub(c.onCard)
 	}
 	before := s.plan
 	s.evict(c)
@@ -192,16 +191,16 @@ func (s *search) decide(i int) {
 	}
 }
 
-// mayStay reports whether there is enough room without the candidate's going.
-func (s *search) mayStay(c *candidate) bool {
-	if c.Fixed || c.Proposed && !s.known {
+// canStay reports whether there is enough room without the eviction of the pod.
+func (s *search) canStay(c *potentialVictim) bool {
+	if c.Fixed || c.Proposed && !s.feasible {
 		return false
 	}
-	return s.card.Free().Sub(c.holds) >= s.request.Memory && (!s.known || s.free.cover(s.request.Others, c.Takes))
+	return s.card.Free().Sub(c.onCard) >= s.request.Memory && (!s.feasible || s.free.cover(s.request.Others, c.Takes))
 }
 
-// evict adds a victim to the plan, with what it costs. Pods that are leaving already cost nothing.
-func (s *search) evict(c *candidate) {
+// evict adds a victim and its cost to the plan. Terminating pods cost nothing.
+func (s *search) evict(c *potentialVictim) {
 	p := &s.plan
 	p.pods = append(p.pods, c)
 	if c.Leaving {
@@ -221,30 +220,30 @@ func (s *search) evict(c *candidate) {
 	}
 }
 
-// plan is one way to free a card, and what it costs.
+// plan is a set of victims that frees a card, with its cost.
 type plan struct {
 	card int
-	pods []*candidate
+	pods []*potentialVictim
 
 	violations int
-	// uncounted are the violations among pods whose budgets aren't known, see Node.Violations.
+	// uncounted is the number of violations attributed to pods with unknown budgets, see Node.Violations.
 	uncounted int
 	// highest is the highest priority among the victims.
 	highest int64
-	// priorities is the sum of the victims' priorities, each lifted above zero.
+	// priorities is the sum of the victims' priorities, each shifted to be positive.
 	priorities int64
 	memory     gpu.Memory
 }
 
-// cost is negative where p costs less.
-func (p *plan) cost(o *plan) int {
+// compareCost returns a negative number if p costs less than o, and a positive one if it costs more.
+func (p *plan) compareCost(o *plan) int {
 	return cmp.Or(cmp.Compare(p.violations, o.violations), cmp.Compare(p.highest, o.highest),
 		cmp.Compare(p.priorities, o.priorities), cmp.Compare(p.memory, o.memory), cmp.Compare(len(p.pods), len(o.pods)))
 }
 
-// victims returns the plan's pods, the highest priority first.
+// victims returns the plan's pods by descending priority.
 func (p *plan) victims() Victims {
-	slices.SortFunc(p.pods, func(a, b *candidate) int {
+	slices.SortFunc(p.pods, func(a, b *potentialVictim) int {
 		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.UID, b.UID))
 	})
 	out := Victims{Violations: p.violations}
@@ -266,7 +265,7 @@ func (a Amounts) sub(o Amounts) {
 	}
 }
 
-// cover says whether a, less what is taken of it, is enough. Nobody who asks for nothing is turned away.
+// cover reports whether a minus taken covers wanted. A resource of which nothing is wanted is always covered.
 func (a Amounts) cover(wanted, taken Amounts) bool {
 	for i, w := range wanted {
 		left := a[i]
@@ -280,7 +279,7 @@ func (a Amounts) cover(wanted, taken Amounts) bool {
 	return true
 }
 
-// compareBool puts false first.
+// compareBool orders false before true.
 func compareBool(a, b bool) int {
 	switch {
 	case a == b:

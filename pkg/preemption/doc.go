@@ -1,6 +1,6 @@
-// Package preemption decides who must leave a node so that a pod of higher priority finds a card there.
+// Package preemption chooses the victims on a node, so that a pod of higher priority fits one of its cards.
 //
-// kube-scheduler chooses victims by the node's sums and doesn't know cards: those it names may sit on two cards, and
-// then die for nothing. This package takes its choice as a proposal, and answers with pods that free one card, together
-// with those of the proposal that the node's other resources need. It is pure: package cluster gathers what it asks for.
+// kube-scheduler chooses victims by the node's sums and doesn't know cards. Its victims may use two cards, and evicting
+// them would free neither. This package takes kube-scheduler's victims as a proposal. It returns pods that free one card,
+// and those of the proposal that the node's other resources need. It has no side effects; its callers provide the input.
 package preemption

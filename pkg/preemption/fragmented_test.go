@@ -9,7 +9,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// cardsOf returns cards of 16 with so much used of each.
+// cardsOf returns cards with 16 units each, of which the given amounts are used.
 func cardsOf(used ...gpu.Memory) []placement.Card {
 	cards := make([]placement.Card, len(used))
 	for i := range used {
@@ -40,22 +40,22 @@ func TestFragmented(t *testing.T) {
 
 func TestChooseNode(t *testing.T) {
 	request := Request{Memory: 8, Others: Amounts{8}}
-	holder := func(uid string, card int, memory gpu.Memory, priority int32, budgets ...int) Pod {
+	podOn := func(uid string, card int, memory gpu.Memory, priority int32, budgets ...int) Pod {
 		return Pod{UID: gpu.PodUID(uid), Priority: priority, Where: gpu.On(card, memory), Takes: Amounts{int64(memory)}, Budgets: budgets}
 	}
-	dear := Node{Cards: cardsOf(12, 12), Free: Amounts{8}, Pods: []Pod{holder("dear", 0, 12, 5)}}
-	cheap := Node{Cards: cardsOf(12, 12), Free: Amounts{8}, Pods: []Pod{holder("cheap", 1, 12, 1)}}
-	guarded := Node{Cards: cardsOf(12, 12), Free: Amounts{8}, Pods: []Pod{holder("guarded", 1, 12, 0, 0)}, Budgets: []int{0}}
+	expensive := Node{Cards: cardsOf(12, 12), Free: Amounts{8}, Pods: []Pod{podOn("expensive", 0, 12, 5)}}
+	cheap := Node{Cards: cardsOf(12, 12), Free: Amounts{8}, Pods: []Pod{podOn("cheap", 1, 12, 1)}}
+	guarded := Node{Cards: cardsOf(12, 12), Free: Amounts{8}, Pods: []Pod{podOn("guarded", 1, 12, 0, 0)}, Budgets: []int{0}}
 	stuck := Node{Cards: cardsOf(12, 12), Free: Amounts{8}}
 	for name, test := range map[string]struct {
 		nodes []Node
 		want  Clearing
 		ok    bool
 	}{
-		"the cheapest":                  {[]Node{dear, cheap, guarded}, Clearing{1, 1, Victims{Pods: []gpu.PodUID{"cheap"}}}, true},
-		"of equal ones the first":       {[]Node{stuck, cheap, cheap}, Clearing{1, 1, Victims{Pods: []gpu.PodUID{"cheap"}}}, true},
-		"a budget comes before all":     {[]Node{guarded, dear}, Clearing{1, 0, Victims{Pods: []gpu.PodUID{"dear"}}}, true},
-		"a budget is told, if need be":  {[]Node{guarded}, Clearing{0, 1, Victims{Pods: []gpu.PodUID{"guarded"}, Violations: 1}}, true},
+		"the cheapest":                  {[]Node{expensive, cheap, guarded}, Clearing{1, 1, Victims{Pods: []gpu.PodUID{"cheap"}}}, true},
+		"equal cost: the first node":    {[]Node{stuck, cheap, cheap}, Clearing{1, 1, Victims{Pods: []gpu.PodUID{"cheap"}}}, true},
+		"a budget outweighs priority":   {[]Node{guarded, expensive}, Clearing{1, 0, Victims{Pods: []gpu.PodUID{"expensive"}}}, true},
+		"an unavoidable violation":      {[]Node{guarded}, Clearing{0, 1, Victims{Pods: []gpu.PodUID{"guarded"}, Violations: 1}}, true},
 		"no card can be freed anywhere": {[]Node{stuck}, Clearing{}, false},
 		"no nodes":                      {nil, Clearing{}, false},
 	} {

@@ -5,55 +5,56 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// Amounts are quantities of resources. Which ones, in which order and unit, is the caller's to choose: those that the
-// preemptor asks for.
+// Amounts are quantities of the resources that the preemptor requests. The caller chooses their order and units.
 type Amounts []int64
 
-// Request is what the preemptor asks for.
+// Request is the preemptor's request.
 type Request struct {
 	Memory gpu.Memory
-	// Others are all resources that the node is to have room for, GPU memory included: its sum is checked as well.
+	// Resources are all resources that must fit the node. They include the node's sum of GPU memory.
 	Others Amounts
 }
 
-// Pod is one that may have to leave.
+// Pod is a pod that can become a victim.
 type Pod struct {
 	UID      gpu.PodUID
 	Priority int32
-	// Leaving says that it is being deleted already: naming it costs nothing, and lets the preemptor wait for it.
+	// Terminating is true for a pod that is already being deleted. As a victim it costs nothing, and the preemptor waits
+	// for its end.
 	Leaving bool
-	// Proposed says that kube-scheduler has named it. Others are to be of lower priority than the preemptor.
+	// Proposed is true for a pod of kube-scheduler's proposal. Other pods must have a lower priority than the preemptor.
 	Proposed bool
-	// Fixed says that nobody can tell whether the preemptor could run beside it: it goes, being proposed.
+	// MustEvict is true for a proposed pod that may conflict with the preemptor in a way that this package can't check. It is
+	// always a victim.
 	Fixed bool
-	// Where is the GPU memory that surely comes free when it goes.
+	// Placement is the GPU memory that is certain to become free when the pod ends.
 	Where gpu.Placement
-	// Takes is what else comes free, in the order of Request.Others; nil for nothing.
+	// Requests are the resources that become free when the pod ends, in the order of Request.Resources; nil for none.
 	Takes Amounts
-	// Budgets are the disruption budgets that guard it, as positions in Node.Budgets.
+	// Budgets are the disruption budgets that cover the pod, as positions in Node.Budgets.
 	Budgets []int
-	// Uncounted says that its budgets aren't known, see Node.Violations.
+	// BudgetsUnknown is true if the pod's disruption budgets are unknown, see Node.Violations.
 	Uncounted bool
 }
 
-// Node is a node with the pods in question: those that kube-scheduler proposed, in its order, and those that hold GPU
-// memory and are of lower priority than the preemptor. No pod stands there twice.
+// Node is a node with the pods that can become victims: those of kube-scheduler's proposal, in its order, and those that
+// hold GPU memory and have a lower priority than the preemptor. Each pod occurs once.
 type Node struct {
-	// Cards as the preemptor finds them, see ledger.Standing.
+	// Cards are the cards as the preemptor sees them, see ledger.Availability.
 	Cards []placement.Card
-	// Free is what the node has left of the resources in Request.Others, negative where it is overfull.
+	// Free are the node's free resources in the order of Request.Resources, negative for an overcommitted one.
 	Free Amounts
 	Pods []Pod
-	// Budgets tells of each disruption budget how many evictions it still allows.
+	// Budgets holds the number of evictions that each disruption budget still allows.
 	Budgets []int
-	// Violations is how many of the proposed evictions break a budget, as kube-scheduler has counted.
+	// Violations is the number of the proposal's evictions that violate a disruption budget, as counted by kube-scheduler.
 	Violations int
 }
 
-// Victims are who must leave.
+// Victims are the pods to evict.
 type Victims struct {
-	// Pods has the highest priority first, as kube-scheduler reads it.
+	// Pods are ordered by descending priority, as kube-scheduler expects.
 	Pods []gpu.PodUID
-	// Violations is how many of their evictions break a disruption budget.
+	// Violations is the number of these evictions that violate a disruption budget.
 	Violations int
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/preemption"
 )
 
-// TestChooseCheapest compares small random nodes with what trying every set of pods finds.
+// TestChooseCheapest compares the result on small random nodes with an exhaustive search.
 func TestChooseCheapest(t *testing.T) {
 	freed := 0
 	for seed := range uint64(10_000) {
@@ -22,11 +22,11 @@ func TestChooseCheapest(t *testing.T) {
 		}
 	}
 	if freed < 3000 {
-		t.Errorf("only on %d nodes a card could be freed: this test shows little", freed)
+		t.Errorf("a card could be freed on only %d nodes: the random nodes are not useful", freed)
 	}
 }
 
-// TestChooseOfMany checks nodes with so many pods that not every set can be tried: no victim is superfluous there.
+// TestChooseOfMany checks nodes with too many pods for an exhaustive search: no victim may be superfluous.
 func TestChooseOfMany(t *testing.T) {
 	for seed := range uint64(300) {
 		n, request := randomNode(rand.New(rand.NewPCG(seed, 2)), 60, 20)
@@ -62,8 +62,8 @@ func checkCheapest(t *testing.T, seed, stream uint64) bool {
 	return true
 }
 
-// checkEnough fails the test unless the victims free a card, none of them is superfluous, and they are in the order that
-// kube-scheduler expects.
+// checkEnough fails the test unless the victims free a card, none of them is superfluous, and their order and number of
+// violations are right.
 func checkEnough(t *testing.T, n preemption.Node, request preemption.Request, got preemption.Victims) {
 	t.Helper()
 	victims := maskOf(n, got.Pods)
@@ -80,7 +80,7 @@ func checkEnough(t *testing.T, n preemption.Node, request preemption.Request, go
 	}
 }
 
-// randomNode returns a node with at most so many pods, each of at most so much memory.
+// randomNode returns a node with fewer than pods pods, each with at most largest units of memory.
 func randomNode(random *rand.Rand, pods, largest int) (preemption.Node, preemption.Request) {
 	size := gpu.Memory(2 * largest)
 	cards := 1 + random.IntN(3)
@@ -108,7 +108,7 @@ func randomNode(random *rand.Rand, pods, largest int) (preemption.Node, preempti
 		p.Leaving = random.IntN(8) == 0
 		n.Pods = append(n.Pods, p)
 	}
-	// The proposal must be enough for the other resources, as kube-scheduler's is.
+	// The proposal must free enough of the other resources, as kube-scheduler's does.
 	wanted := n.Free[0]
 	for _, p := range n.Pods {
 		if p.Proposed {
@@ -118,7 +118,7 @@ func randomNode(random *rand.Rand, pods, largest int) (preemption.Node, preempti
 	return n, preemption.Request{Memory: gpu.Memory(1 + random.IntN(int(size))), Others: preemption.Amounts{int64(random.IntN(int(wanted) + 1))}}
 }
 
-// cost is what victims cost, in the order in which it counts.
+// cost is the cost of a set of victims. The fields are compared in order.
 type cost struct {
 	violations, highest, priorities, memory, leaving int
 }
@@ -128,7 +128,7 @@ func (c cost) compare(o cost) int {
 		cmp.Compare(c.memory, o.memory), cmp.Compare(c.leaving, o.leaving))
 }
 
-// cheapest tries every set that consists of proposed pods and of pods on one card, which it frees.
+// cheapest tries every set of proposed pods and of pods on one card that frees this card.
 func cheapest(n preemption.Node, request preemption.Request) (best cost, found bool) {
 	for mask := range 1 << len(n.Pods) {
 		for _, card := range n.Cards {
@@ -143,7 +143,7 @@ func cheapest(n preemption.Node, request preemption.Request) (best cost, found b
 	return best, found
 }
 
-// within says whether those of the set that weren't proposed sit on the card.
+// within reports whether all pods of the set that weren't proposed are on the card.
 func within(n preemption.Node, mask, card int) bool {
 	for i, p := range n.Pods {
 		if mask&(1<<i) != 0 && !p.Proposed && p.Where[0].Card != card {
@@ -153,7 +153,7 @@ func within(n preemption.Node, mask, card int) bool {
 	return true
 }
 
-// enough says whether the request fits on the card once these pods have gone, all fixed ones among them.
+// enough reports whether the request fits the card without the pods of the set, which must include all MustEvict pods.
 func enough(n preemption.Node, request preemption.Request, mask, card int) bool {
 	free, used := n.Free[0], n.Cards[card].Used
 	for i, p := range n.Pods {
@@ -172,7 +172,7 @@ func enough(n preemption.Node, request preemption.Request, mask, card int) bool 
 	return free >= request.Others[0] && n.Cards[card].Memory-used >= request.Memory
 }
 
-// tooMany says whether one of the set could stay.
+// tooMany reports whether one pod of the set is superfluous.
 func tooMany(n preemption.Node, request preemption.Request, mask, card int) bool {
 	for i := range n.Pods {
 		if mask&(1<<i) != 0 && enough(n, request, mask&^(1<<i), card) {

@@ -15,27 +15,26 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// ErrNotAssumed says that a pod carries no assignment: nobody has chosen a card for it.
+// ErrNotAssumed is returned for a pod without an assignment: no card has been chosen for it.
 var ErrNotAssumed = errors.New("the pod carries no card assignment")
 
-// Assignment is what the annotations of a pod say: the scheduler's choice, and whether the node has acted on it.
+// Assignment is the content of a pod's annotations: the card that bind chose, and whether the node has allocated it.
 type Assignment struct {
 	// Card is the index of the chosen card.
 	Card int
-	// Request is the pod's whole request. As read from annotations it is a claim; see PodRequest for the truth.
+	// Request is the pod's total request. A value read from annotations is not trusted; PodRequest computes it from the spec.
 	Request gpu.Memory
-	// CardMemory is the card's total.
+	// CardMemory is the card's total memory.
 	CardMemory gpu.Memory
 	// AssumeTime is when the card was chosen.
 	AssumeTime time.Time
-	// Assigned says whether the node has handed the card to every GPU container of the pod.
+	// Assigned is true once the node has allocated the card to every GPU container of the pod.
 	Assigned bool
-	// AssignTime is when it did so, zero before.
+	// AssignTime is when Assigned became true; zero before.
 	AssignTime time.Time
 }
 
-// Annotations returns the assignment as pod annotations. An assignment that isn't assigned leaves
-// AnnotationAssignTime out.
+// Annotations returns the assignment as pod annotations. AnnotationAssignTime is omitted unless Assigned is true.
 func (a Assignment) Annotations() map[string]string {
 	annotations := map[string]string{
 		AnnotationIndex:      strconv.Itoa(a.Card),
@@ -50,8 +49,8 @@ func (a Assignment) Annotations() map[string]string {
 	return annotations
 }
 
-// AssignedAnnotations returns the annotations that turn an assumed pod into an assigned one, and no others: what the
-// extender wrote stays.
+// AssignedAnnotations returns only the annotations that turn an assumed pod into an assigned one. The extender's
+// annotations are kept.
 func AssignedAnnotations(at time.Time) map[string]string {
 	return map[string]string{
 		AnnotationAssigned:   "true",
@@ -59,9 +58,8 @@ func AssignedAnnotations(at time.Time) map[string]string {
 	}
 }
 
-// ParseAssignment reads the annotations of a pod on a single card. It returns ErrNotAssumed where there is no card
-// index, and another error where the index can't be read. Times and amounts that can't be read are zero: they came
-// from elsewhere, and the card is known all the same.
+// ParseAssignment parses the annotations of a pod on a single card. It returns ErrNotAssumed if there is no card index,
+// and another error if the index is invalid. Invalid times and amounts become zero, because the card is what matters.
 func ParseAssignment(annotations map[string]string) (Assignment, error) {
 	index, ok := annotations[AnnotationIndex]
 	if !ok {
@@ -81,11 +79,11 @@ func ParseAssignment(annotations map[string]string) (Assignment, error) {
 	}, nil
 }
 
-// PodPlacement returns where the pod's annotations say that it sits. The card in AnnotationIndex comes first: bind
-// writes it over whatever the pod brought along. AnnotationAllocation, another scheduler's, is read where there is no
-// such card. It returns ErrNotAssumed where there is neither, and another error where what is there can't be read.
+// PodPlacement returns the placement that the pod's annotations name. AnnotationIndex takes precedence, since bind always
+// overwrites it. AnnotationAllocation, which other schedulers write, is used if AnnotationIndex names no single card.
+// PodPlacement returns ErrNotAssumed if the pod has neither, and another error if the value is invalid.
 //
-// Annotations say where, never how much: the placement's total is always the pod's request as its spec has it.
+// Annotations determine the cards, never the amount: the placement's total is always the request in the pod's spec.
 func PodPlacement(pod *corev1.Pod) (gpu.Placement, error) {
 	assignment, err := ParseAssignment(pod.Annotations)
 	if err == nil {
@@ -97,8 +95,8 @@ func PodPlacement(pod *corev1.Pod) (gpu.Placement, error) {
 	return nil, err
 }
 
-// parseAllocation reads {"container": {"card": memory}}, both keys being numbers, and adds up each card. A single card
-// has the whole request; the amounts on several must add up to it.
+// parseAllocation parses {"container": {"card": memory}}, where both keys are numbers, and sums the memory by card. A
+// single card gets the whole request. Amounts on several cards must add up to the request.
 func parseAllocation(text string, request gpu.Memory) (gpu.Placement, error) {
 	var containers map[string]map[string]int64
 	if err := json.Unmarshal([]byte(text), &containers); err != nil {
@@ -134,7 +132,7 @@ func parseAllocation(text string, request gpu.Memory) (gpu.Placement, error) {
 	return placement, nil
 }
 
-// maxCard bounds what is taken for a card index: no machine comes near it, and a forged one can't grow anything.
+// maxCard is the largest accepted card index. No machine has as many cards, and a forged index can't cost memory.
 const maxCard = 1 << 16
 
 func parseCard(s string) (int, error) {
@@ -161,7 +159,7 @@ func parseTime(s string) time.Time {
 	return time.Unix(0, nanoseconds)
 }
 
-// formatTime is parseTime's inverse. The zero time has no Unix nanoseconds, they are outside of 64 bits.
+// formatTime is the inverse of parseTime. The zero time is a special case: its Unix nanoseconds don't fit in 64 bits.
 func formatTime(t time.Time) string {
 	if t.IsZero() {
 		return "0"

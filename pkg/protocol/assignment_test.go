@@ -33,7 +33,7 @@ func TestAssignmentAnnotations(t *testing.T) {
 				"ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1700000000123456789", "ALIYUN_COM_GPU_MEM_ASSIGNED": "false",
 			},
 		},
-		"once the node has acted": {
+		"once the node has assigned the card": {
 			Assignment{Card: 0, Request: 2, CardMemory: 15, AssumeTime: assumed, Assigned: true, AssignTime: assigned},
 			map[string]string{
 				"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_POD": "2", "ALIYUN_COM_GPU_MEM_DEV": "15",
@@ -41,7 +41,7 @@ func TestAssignmentAnnotations(t *testing.T) {
 				"ALIYUN_COM_GPU_MEM_ASSIGN_TIME": "1700000001987654321",
 			},
 		},
-		"a time that isn't known": {
+		"an unknown time": {
 			Assignment{Card: 1, Request: 1, CardMemory: 1},
 			map[string]string{
 				"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "1", "ALIYUN_COM_GPU_MEM_DEV": "1",
@@ -65,7 +65,7 @@ func TestAssignmentAnnotations(t *testing.T) {
 	}
 }
 
-func TestAssignedAnnotationsLeaveTheChoiceAlone(t *testing.T) {
+func TestAssignedAnnotations(t *testing.T) {
 	annotations := Assignment{Card: 3, Request: 8138, CardMemory: 16276, AssumeTime: assumed}.Annotations()
 	maps.Copy(annotations, AssignedAnnotations(assigned))
 	got, err := ParseAssignment(annotations)
@@ -84,17 +84,17 @@ func TestParseAssignment(t *testing.T) {
 		want        Assignment
 		err         string
 	}{
-		"none at all":            {err: "the pod carries no card assignment"},
+		"no annotations":         {err: "the pod carries no card assignment"},
 		"a request alone":        {annotations: map[string]string{AnnotationPod: "8"}, err: "the pod carries no card assignment"},
 		"a card alone":           {annotations: map[string]string{AnnotationIndex: "1"}, want: Assignment{Card: 1}},
 		"a card with spaces":     {annotations: map[string]string{AnnotationIndex: " 1 "}, want: Assignment{Card: 1}},
 		"no card":                {annotations: map[string]string{AnnotationIndex: ""}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "" is not a card index`},
 		"no number":              {annotations: map[string]string{AnnotationIndex: "GPU-1"}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "GPU-1" is not a card index`},
 		"a negative card":        {annotations: map[string]string{AnnotationIndex: "-1"}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "-1" is not a card index`},
-		"the last card there is": {annotations: map[string]string{AnnotationIndex: "65536"}, want: Assignment{Card: 65536}},
-		"a card out of reach":    {annotations: map[string]string{AnnotationIndex: "65537"}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "65537" is not a card index`},
+		"the largest card index": {annotations: map[string]string{AnnotationIndex: "65536"}, want: Assignment{Card: 65536}},
+		"a card index too large": {annotations: map[string]string{AnnotationIndex: "65537"}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "65537" is not a card index`},
 		"several cards":          {annotations: map[string]string{AnnotationIndex: "0,1"}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "0,1" is not a card index`},
-		"amounts and times that can't be read are unknown": {
+		"invalid amounts and times are unknown": {
 			annotations: map[string]string{
 				AnnotationIndex: "2", AnnotationPod: "much", AnnotationDevice: "-1", AnnotationAssumeTime: "yesterday",
 				AnnotationAssigned: "yes", AnnotationAssignTime: "-5",
@@ -149,7 +149,7 @@ func TestPodPlacement(t *testing.T) {
 	}{
 		"neither":                          {err: "the pod carries no card assignment"},
 		"a card":                           {index: "1", want: gpu.On(1, 8)},
-		"a card that can't be read":        {index: "x", err: `annotation ALIYUN_COM_GPU_MEM_IDX: "x" is not a card index`},
+		"an invalid card":                  {index: "x", err: `annotation ALIYUN_COM_GPU_MEM_IDX: "x" is not a card index`},
 		"an allocation on one card":        {allocation: `{"0":{"1":8}}`, want: gpu.On(1, 8)},
 		"containers add up on one card":    {allocation: `{"0":{"1":6},"1":{"1":2}}`, want: gpu.On(1, 8)},
 		"an allocation over several cards": {allocation: `{"0":{"3":6},"1":{"1":2}}`, want: gpu.Placement{{Card: 1, Memory: 2}, {Card: 3, Memory: 6}}},
@@ -157,12 +157,12 @@ func TestPodPlacement(t *testing.T) {
 		"a list of cards beside an allocation": {
 			index: "0,1", allocation: `{"0":{"0":4,"1":4}}`, want: gpu.Placement{{Card: 0, Memory: 4}, {Card: 1, Memory: 4}},
 		},
-		"bind's card comes before a forged allocation":              {index: "1", allocation: `{"0":{"5":8}}`, want: gpu.On(1, 8)},
-		"bind's card comes before an allocation that can't be read": {index: "1", allocation: `{`, want: gpu.On(1, 8)},
-		"an allocation that forges less gains nothing":              {allocation: `{"0":{"1":1}}`, want: gpu.On(1, 8)},
-		"an allocation that forges more harms nobody":               {allocation: `{"0":{"1":9000}}`, want: gpu.On(1, 8)},
-		"several cards with less than the request":                  {allocation: `{"0":{"0":1,"1":1}}`, err: allocation + "2 in all, the pod asks for 8"},
-		"several cards with more than the request":                  {allocation: `{"0":{"0":8,"1":8}}`, err: allocation + "16 in all, the pod asks for 8"},
+		"bind's card takes precedence over a forged allocation":   {index: "1", allocation: `{"0":{"5":8}}`, want: gpu.On(1, 8)},
+		"bind's card takes precedence over an invalid allocation": {index: "1", allocation: `{`, want: gpu.On(1, 8)},
+		"a forged smaller amount is ignored":                      {allocation: `{"0":{"1":1}}`, want: gpu.On(1, 8)},
+		"a forged larger amount is ignored":                       {allocation: `{"0":{"1":9000}}`, want: gpu.On(1, 8)},
+		"several cards with less than the request":                {allocation: `{"0":{"0":1,"1":1}}`, err: allocation + "2 in all, the pod asks for 8"},
+		"several cards with more than the request":                {allocation: `{"0":{"0":8,"1":8}}`, err: allocation + "16 in all, the pod asks for 8"},
 		"a sum past 64 bits": {
 			allocation: `{"0":{"0":9223372036854775807},"1":{"0":9223372036854775807},"2":{"1":10}}`,
 			err:        allocation + "9223372036854775807 in all, the pod asks for 8",
@@ -179,7 +179,7 @@ func TestPodPlacement(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			annotations := map[string]string{
-				AnnotationPod: "1", AnnotationDevice: "1", // Forged: nothing here believes them.
+				AnnotationPod: "1", AnnotationDevice: "1", // Forged: both are ignored.
 			}
 			if tc.index != "" {
 				annotations[AnnotationIndex] = tc.index
@@ -203,7 +203,7 @@ func TestPodPlacement(t *testing.T) {
 	}
 	var syntax *json.SyntaxError
 	if _, err := PodPlacement(annotated(map[string]string{AnnotationAllocation: "{"})); !errors.As(err, &syntax) {
-		t.Errorf("got %v, want it to wrap what encoding/json says", err)
+		t.Errorf("got %v, want it to wrap encoding/json's error", err)
 	}
 }
 
@@ -225,8 +225,7 @@ func TestContainerEnv(t *testing.T) {
 	}
 }
 
-// FuzzParseAssignment: whatever the annotations say, what was read is within bounds, and what is written of it is read
-// back as itself.
+// FuzzParseAssignment checks for arbitrary annotations that the result is within bounds and survives a round trip.
 func FuzzParseAssignment(f *testing.F) {
 	f.Fuzz(func(t *testing.T, index, request, device, assumeTime, assigned, assignTime string) {
 		got, err := ParseAssignment(map[string]string{
@@ -246,7 +245,7 @@ func FuzzParseAssignment(f *testing.F) {
 			t.Errorf("out of bounds: %+v", got)
 		}
 		if !got.Assigned {
-			got.AssignTime = time.Time{} // Not written before it means something.
+			got.AssignTime = time.Time{} // Written only if Assigned is true.
 		}
 		again, err := ParseAssignment(got.Annotations())
 		if err != nil {
@@ -258,8 +257,8 @@ func FuzzParseAssignment(f *testing.F) {
 	})
 }
 
-// FuzzPodPlacement: whatever the annotations say, a placement holds exactly what the spec asks for, on distinct cards
-// in order; and an allocation that says the same is read the same.
+// FuzzPodPlacement checks for arbitrary annotations that a placement's total is the request of the spec, that its cards
+// are distinct and in order, and that it survives a round trip through AnnotationAllocation.
 func FuzzPodPlacement(f *testing.F) {
 	f.Fuzz(func(t *testing.T, index, allocation string, request int64) {
 		pod := &corev1.Pod{
@@ -287,7 +286,7 @@ func FuzzPodPlacement(f *testing.F) {
 			shares[fmt.Sprint(share.Card)] = share.Memory
 		}
 		if got.Total() == 0 {
-			return // An allocation of nothing says nothing.
+			return // An empty allocation names no card.
 		}
 		text, err := json.Marshal(map[string]map[string]gpu.Memory{"0": shares})
 		if err != nil {

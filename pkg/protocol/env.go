@@ -6,13 +6,13 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// ContainerEnv is what a container learns about its card.
+// ContainerEnv determines the environment variables of a GPU container.
 type ContainerEnv struct {
-	// Card is the card that was handed out.
+	// Card is the card that was allocated.
 	Card gpu.Card
-	// VisibleAs is the name by which NVIDIA's runtime finds the card: its UUID or its index.
+	// VisibleAs identifies the card to NVIDIA's container runtime: its UUID or its index.
 	VisibleAs string
-	// PodRequest and ContainerRequest are the pod's whole request and this container's part of it.
+	// PodRequest is the pod's total request, ContainerRequest this container's part of it.
 	PodRequest, ContainerRequest gpu.Memory
 	// DisableIsolation is set on nodes labelled LabelDisableIsolation.
 	DisableIsolation bool

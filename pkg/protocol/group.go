@@ -12,19 +12,18 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// The annotations and labels that make a pod a member of a group: all of its pods run, or none. Either pair will do; a pod
-// that carries both must say the same in both. A group's name counts within its namespace, and is a valid label value in
-// either.
+// The annotations and labels that make a pod a member of a gang. Either pair is enough; if a pod has both, they must
+// agree. The gang's name is unique within a namespace, and must be a valid label value in both pairs.
 const (
-	// AnnotationGroupName and AnnotationGroupSize name the group, and say how many pods it has.
+	// AnnotationGroupName and AnnotationGroupSize are the gang's name and its number of pods.
 	AnnotationGroupName = "scheduling.k8s.io/group-name"
 	AnnotationGroupSize = "scheduling.k8s.io/group-pod-num"
-	// LabelGroupName and LabelGroupSize name the group, and say how many pods it takes at least.
+	// LabelGroupName and LabelGroupSize are the gang's name and its minimum number of pods.
 	LabelGroupName = "pod-group.scheduling.sigs.k8s.io/name"
 	LabelGroupSize = "pod-group.scheduling.sigs.k8s.io/min-available"
 )
 
-// The errors of a pod whose group can't be told. They are shown to users, so they are few and constant.
+// The errors of a pod with an invalid group. Their texts are shown to users in Events and in kubectl inspect.
 var (
 	ErrGroupUnnamed       = errors.New("the pod gives a group's size and no name")
 	ErrGroupUnsized       = errors.New("the pod names a group and gives no size")
@@ -33,17 +32,17 @@ var (
 	ErrGroupContradictory = errors.New("the pod's annotations and labels disagree on its group")
 )
 
-// maxGroup bounds a group's size: nobody runs more, and sums stay within their bits.
+// maxGroup is the largest accepted group size. It keeps sums over a gang far from overflow.
 const maxGroup = 100_000
 
-// Group is which group a pod says that it belongs to.
+// Group is the group that a pod's annotations or labels name.
 type Group struct {
 	Name string
-	// Size is how many members must be placed together.
+	// Size is the number of members that must be bound together.
 	Size int
 }
 
-// InGroup says whether the pod carries anything that speaks of a group.
+// InGroup reports whether the pod has any of the group annotations or labels, valid or not.
 func InGroup(pod *corev1.Pod) bool {
 	for _, key := range groupAnnotations {
 		if _, ok := pod.Annotations[key]; ok {
@@ -63,8 +62,8 @@ var (
 	groupLabels      = [...]string{LabelGroupName, LabelGroupSize}
 )
 
-// GroupOf returns the group of a pod of which InGroup holds. With an error it returns as much as can be told: whose name is
-// known is counted as a member that can't be placed.
+// GroupOf returns the group of a pod for which InGroup is true. On an error it still returns the name if that is known, so
+// that the pod counts as a member that can't be placed.
 func GroupOf(pod *corev1.Pod) (Group, error) {
 	a, errA := parseGroup(pod.Annotations, AnnotationGroupName, AnnotationGroupSize)
 	b, errB := parseGroup(pod.Labels, LabelGroupName, LabelGroupSize)
@@ -88,7 +87,7 @@ func orNone(g *Group) Group {
 	return *g
 }
 
-// parseGroup reads one pair; nil where it isn't there at all.
+// parseGroup parses one pair. It returns nil, nil if the pod has neither key.
 func parseGroup(from map[string]string, nameKey, sizeKey string) (*Group, error) {
 	name, named := from[nameKey]
 	size, sized := from[sizeKey]
@@ -109,7 +108,7 @@ func parseGroup(from map[string]string, nameKey, sizeKey string) (*Group, error)
 	return &Group{Name: name, Size: n}, nil
 }
 
-// WholeCards returns how many whole cards the pod asks for (ResourceWholeCard).
+// WholeCardRequest returns how many whole cards the pod requests (ResourceWholeCard).
 func WholeCards(pod *corev1.Pod) int64 {
 	var sum int64
 	for i := range pod.Spec.Containers {
@@ -123,8 +122,8 @@ func WholeCards(pod *corev1.Pod) int64 {
 	return sum
 }
 
-// Template tells pods apart that kube-scheduler may offer different nodes: pods of one template have the same. It looks at
-// those fields of the spec that decide where a pod may go, not at names, environment or commands.
+// TemplateHash returns a hash over the fields of the spec that determine a pod's candidate nodes. kube-scheduler offers
+// pods with equal hashes the same nodes. Names, environment and commands are not part of it.
 func Template(pod *corev1.Pod) string {
 	spec := &pod.Spec
 	shape := struct {
@@ -161,19 +160,20 @@ func Template(pod *corev1.Pod) string {
 	}
 	text, err := json.Marshal(shape)
 	if err != nil {
-		text = []byte(pod.UID) // Can't be, and at worst such a pod waits for its own turn.
+		text = []byte(pod.UID) // Unreachable; the pod would be treated as the only one of its template.
 	}
 	sum := fnv.New128a()
-	_, _ = sum.Write(text) // A hash never fails.
+	_, _ = sum.Write(text) // hash.Hash.Write never returns an error.
 	return fmt.Sprintf("%x", sum.Sum(nil))
 }
 
-// step is what a container asks for, and when: those that run at the same time need more than those that follow each other.
+// step is a container's requests with its kind (0 for init containers, 1 for app containers) and restart policy, because
+// init containers run one after the other and the others at the same time.
 type step struct {
 	When    int
 	Restart *corev1.ContainerRestartPolicy
 	Asks    corev1.ResourceRequirements
 }
 
-// AsksCards says whether the pod asks for GPU memory or whole cards.
+// RequestsCards reports whether the pod requests GPU memory or whole cards.
 func AsksCards(pod *corev1.Pod) bool { return PodRequest(pod) > 0 || WholeCards(pod) > 0 }

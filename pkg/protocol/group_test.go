@@ -20,26 +20,26 @@ func TestGroupOf(t *testing.T) {
 		err                 error
 		outside             bool
 	}{
-		"nothing":               {outside: true},
-		"something else":        {annotations: marks{"a": "b"}, labels: marks{"c": "d"}, outside: true},
-		"annotations":           {annotations: marks{AnnotationGroupName: "qj-1", AnnotationGroupSize: "3"}, want: Group{"qj-1", 3}},
-		"labels":                {labels: marks{LabelGroupName: "qj-1", LabelGroupSize: "3"}, want: Group{"qj-1", 3}},
-		"both, of one mind":     {marks{AnnotationGroupName: "a", AnnotationGroupSize: "3"}, marks{LabelGroupName: "a", LabelGroupSize: "3"}, Group{"a", 3}, nil, false},
-		"both, other names":     {marks{AnnotationGroupName: "a", AnnotationGroupSize: "3"}, marks{LabelGroupName: "b", LabelGroupSize: "3"}, Group{Name: "a"}, ErrGroupContradictory, false},
-		"both, other sizes":     {marks{AnnotationGroupName: "a", AnnotationGroupSize: "3"}, marks{LabelGroupName: "a", LabelGroupSize: "4"}, Group{Name: "a"}, ErrGroupContradictory, false},
-		"both, one unreadable":  {marks{AnnotationGroupName: "a", AnnotationGroupSize: "x"}, marks{LabelGroupName: "a", LabelGroupSize: "4"}, Group{Name: "a"}, ErrGroupSize, false},
-		"a name alone":          {annotations: marks{AnnotationGroupName: "a"}, want: Group{Name: "a"}, err: ErrGroupUnsized},
-		"a size alone":          {annotations: marks{AnnotationGroupSize: "3"}, err: ErrGroupUnnamed},
-		"an empty name":         {labels: marks{LabelGroupName: "", LabelGroupSize: "3"}, err: ErrGroupUnnamed},
-		"a name and half a one": {annotations: marks{AnnotationGroupName: "a"}, labels: marks{LabelGroupSize: "3"}, want: Group{Name: "a"}, err: ErrGroupUnsized},
-		"a name with an escape": {annotations: marks{AnnotationGroupName: "x\x1b[2J", AnnotationGroupSize: "3"}, want: Group{Name: "x\x1b[2J"}, err: ErrGroupName},
-		"a name of 64 letters":  {annotations: marks{AnnotationGroupName: strings.Repeat("x", 64), AnnotationGroupSize: "3"}, want: Group{Name: strings.Repeat("x", 64)}, err: ErrGroupName},
-		"a name with a slash":   {annotations: marks{AnnotationGroupName: "a/b", AnnotationGroupSize: "3"}, want: Group{Name: "a/b"}, err: ErrGroupName},
-		"no number":             {annotations: marks{AnnotationGroupName: "a", AnnotationGroupSize: "three"}, want: Group{Name: "a"}, err: ErrGroupSize},
-		"nobody":                {annotations: marks{AnnotationGroupName: "a", AnnotationGroupSize: "0"}, want: Group{Name: "a"}, err: ErrGroupSize},
-		"less than nobody":      {annotations: marks{AnnotationGroupName: "a", AnnotationGroupSize: "-3"}, want: Group{Name: "a"}, err: ErrGroupSize},
-		"past 64 bits":          {annotations: marks{AnnotationGroupName: "a", AnnotationGroupSize: "99999999999999999999"}, want: Group{Name: "a"}, err: ErrGroupSize},
-		"half a one":            {annotations: marks{AnnotationGroupName: "a", AnnotationGroupSize: "1.5"}, want: Group{Name: "a"}, err: ErrGroupSize},
+		"nothing":                {outside: true},
+		"something else":         {annotations: marks{"a": "b"}, labels: marks{"c": "d"}, outside: true},
+		"annotations":            {annotations: marks{AnnotationGroupName: "qj-1", AnnotationGroupSize: "3"}, want: Group{"qj-1", 3}},
+		"labels":                 {labels: marks{LabelGroupName: "qj-1", LabelGroupSize: "3"}, want: Group{"qj-1", 3}},
+		"both, which agree":      {marks{AnnotationGroupName: "a", AnnotationGroupSize: "3"}, marks{LabelGroupName: "a", LabelGroupSize: "3"}, Group{"a", 3}, nil, false},
+		"both, other names":      {marks{AnnotationGroupName: "a", AnnotationGroupSize: "3"}, marks{LabelGroupName: "b", LabelGroupSize: "3"}, Group{Name: "a"}, ErrGroupContradictory, false},
+		"both, other sizes":      {marks{AnnotationGroupName: "a", AnnotationGroupSize: "3"}, marks{LabelGroupName: "a", LabelGroupSize: "4"}, Group{Name: "a"}, ErrGroupContradictory, false},
+		"both, one unreadable":   {marks{AnnotationGroupName: "a", AnnotationGroupSize: "x"}, marks{LabelGroupName: "a", LabelGroupSize: "4"}, Group{Name: "a"}, ErrGroupSize, false},
+		"a name alone":           {annotations: marks{AnnotationGroupName: "a"}, want: Group{Name: "a"}, err: ErrGroupUnsized},
+		"a size alone":           {annotations: marks{AnnotationGroupSize: "3"}, err: ErrGroupUnnamed},
+		"an empty name":          {labels: marks{LabelGroupName: "", LabelGroupSize: "3"}, err: ErrGroupUnnamed},
+		"a name, another's size": {annotations: marks{AnnotationGroupName: "a"}, labels: marks{LabelGroupSize: "3"}, want: Group{Name: "a"}, err: ErrGroupUnsized},
+		"a name with an escape":  {annotations: marks{AnnotationGroupName: "x\x1b[2J", AnnotationGroupSize: "3"}, want: Group{Name: "x\x1b[2J"}, err: ErrGroupName},
+		"a name of 64 letters":   {annotations: marks{AnnotationGroupName: strings.Repeat("x", 64), AnnotationGroupSize: "3"}, want: Group{Name: strings.Repeat("x", 64)}, err: ErrGroupName},
+		"a name with a slash":    {annotations: marks{AnnotationGroupName: "a/b", AnnotationGroupSize: "3"}, want: Group{Name: "a/b"}, err: ErrGroupName},
+		"no number":              {annotations: marks{AnnotationGroupName: "a", AnnotationGroupSize: "three"}, want: Group{Name: "a"}, err: ErrGroupSize},
+		"a size of zero":         {annotations: marks{AnnotationGroupName: "a", AnnotationGroupSize: "0"}, want: Group{Name: "a"}, err: ErrGroupSize},
+		"a negative size":        {annotations: marks{AnnotationGroupName: "a", AnnotationGroupSize: "-3"}, want: Group{Name: "a"}, err: ErrGroupSize},
+		"past 64 bits":           {annotations: marks{AnnotationGroupName: "a", AnnotationGroupSize: "99999999999999999999"}, want: Group{Name: "a"}, err: ErrGroupSize},
+		"a fractional size":      {annotations: marks{AnnotationGroupName: "a", AnnotationGroupSize: "1.5"}, want: Group{Name: "a"}, err: ErrGroupSize},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations, Labels: tc.labels}}
@@ -131,12 +131,12 @@ func TestTemplate(t *testing.T) {
 	}
 	for name, edit := range same {
 		if Template(pod()) != Template(pod(edit)) {
-			t.Errorf("%s makes it another template", name)
+			t.Errorf("%s changes the template", name)
 		}
 	}
 	for name, edit := range other {
 		if Template(pod()) == Template(pod(edit)) {
-			t.Errorf("%s makes it no other template", name)
+			t.Errorf("%s does not change the template", name)
 		}
 	}
 }

@@ -12,20 +12,19 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// InventoryVersion is the version of the inventory that this package writes. A field more needs no new version, since
-// readers pass over what they don't know; one that changes what the others mean does, and a reader takes the versions
-// up to its own only.
+// InventoryVersion is the version of the inventory that this package writes. A new field needs no new version, since
+// readers ignore unknown fields. A change of the meaning of a field does: a reader rejects versions above its own.
 const InventoryVersion = 1
 
-// ErrNoInventory says that a node carries no inventory: a plugin of the existing kind runs there, or none.
+// ErrNoInventory is returned for a node without an inventory: it runs the original gpushare device plugin, or none.
 var ErrNoInventory = errors.New("the node carries no GPU inventory")
 
-// Inventory is a node's cards, as its device plugin found them.
+// Inventory lists a node's cards, as its device plugin found them.
 type Inventory struct {
 	Unit  gpu.Unit
 	Cards []gpu.Card
-	// BootID is the kernel's identity of the boot in which the inventory was written (/proc/sys/kernel/random/boot_id),
-	// empty where the plugin didn't write it. It tells the next plugin whether the machine has restarted since.
+	// BootID is the kernel's boot ID when the inventory was written (/proc/sys/kernel/random/boot_id), empty if the plugin
+	// didn't write it. A restarted plugin uses it to detect that the machine has rebooted.
 	BootID string
 }
 
@@ -46,7 +45,7 @@ type cardJSON struct {
 	Reason   string     `json:"reason,omitempty"`
 }
 
-// MarshalJSON writes the annotation's value. What UnmarshalJSON would refuse isn't written.
+// MarshalJSON returns the annotation's value. It returns an error for an inventory that UnmarshalJSON would reject.
 func (inv Inventory) MarshalJSON() ([]byte, error) {
 	if _, err := gpu.ParseUnit(inv.Unit.String()); err != nil {
 		return nil, err
@@ -67,8 +66,8 @@ func (inv Inventory) MarshalJSON() ([]byte, error) {
 	return json.Marshal(out)
 }
 
-// UnmarshalJSON reads the annotation's value. Cards come out in the order in which they were written; an index that
-// stands there twice, a negative amount, or a version from the future is an error.
+// UnmarshalJSON parses the annotation's value. It keeps the order of the cards. A duplicate index, a negative amount and a
+// version above InventoryVersion are errors.
 func (inv *Inventory) UnmarshalJSON(data []byte) error {
 	var in inventoryJSON
 	if err := json.Unmarshal(data, &in); err != nil {
@@ -102,7 +101,7 @@ func (inv *Inventory) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// check holds for every inventory that is written or read.
+// check validates an inventory before it is written and after it is read.
 func (inv Inventory) check() error {
 	seen := make(map[int]bool, len(inv.Cards))
 	for _, c := range inv.Cards {
@@ -110,7 +109,7 @@ func (inv Inventory) check() error {
 		case c.Index < 0 || c.Index > maxCard:
 			return fmt.Errorf("card index %d is not within 0 to %d", c.Index, maxCard)
 		case seen[c.Index]:
-			return fmt.Errorf("card index %d stands there twice", c.Index)
+			return fmt.Errorf("duplicate card index %d", c.Index)
 		case c.Memory < 0:
 			return fmt.Errorf("card %d has negative memory", c.Index)
 		}
@@ -128,7 +127,7 @@ func (inv Inventory) Annotation() (string, error) {
 	return string(data), nil
 }
 
-// ParseInventory reads a node's annotations. It returns ErrNoInventory where there is none.
+// ParseInventory parses the inventory in a node's annotations. It returns ErrNoInventory if there is none.
 func ParseInventory(annotations map[string]string) (Inventory, error) {
 	text, ok := annotations[AnnotationInventory]
 	if !ok {
@@ -141,7 +140,7 @@ func ParseInventory(annotations map[string]string) (Inventory, error) {
 	return inv, nil
 }
 
-// memory is the sum over all cards, healthy or not: what the kubelet calls capacity.
+// memory returns the sum over all cards, healthy or not, which is the kubelet's capacity.
 func (inv Inventory) memory() gpu.Memory {
 	var sum gpu.Memory
 	for _, c := range inv.Cards {
@@ -150,25 +149,24 @@ func (inv Inventory) memory() gpu.Memory {
 	return sum
 }
 
-// Node is what a node object says about sharing GPU memory.
+// Node is the part of a Node object that concerns the sharing of GPU memory.
 type Node struct {
-	// Unit is zero where the node doesn't tell.
+	// Unit is zero if unknown.
 	Unit gpu.Unit
-	// Cards is empty for a node that shares nothing.
+	// Cards is empty for a node that shares no cards.
 	Cards []gpu.Card
-	// WholeCards says that the node offers NVIDIA's resources beside aliyun.com/gpu-mem, and so must not be used.
+	// WholeCards is true if the node offers NVIDIA's resources as well as aliyun.com/gpu-mem. Such a node must not be used.
 	WholeCards bool
-	// Problem says, for the log, in what the inventory and the capacity disagree, or why the inventory can't be read, and
-	// which of the two counts; nil where there is nothing to say.
+	// Problem is not nil if the inventory is invalid or contradicts the capacity. It names both, and which of them is used.
 	Problem error
 }
 
-// ParseNode reads a node's cards.
+// ParseNode returns a node's cards.
 //
-// The inventory counts wherever its number of cards is gpu-count: the kubelet's gpu-mem lags behind the inventory when a
-// card's memory changes, and a plugin that is away takes it to zero. Only where both the number of cards and the sum of
-// their memory differ, or there is no inventory that can be read, the node is one of an existing plugin (also one that
-// took over from ours and left the annotation behind): it is read as gpu-count equal cards of gpu-mem / gpu-count.
+// A valid inventory is used, unless both its number of cards and the sum of their memory differ from gpu-count and gpu-mem.
+// gpu-mem alone is not reliable: it lags behind the inventory when a card's memory changes, and is zero while the plugin is
+// not running. If both differ, or if there is no valid inventory, the node runs the original gpushare plugin, possibly after
+// ours, which left its annotation. Then the node has gpu-count equal cards of gpu-mem / gpu-count each.
 func ParseNode(node *corev1.Node) Node {
 	capacity := node.Status.Capacity
 	memory, count := memoryOf(capacity, ResourceMemory), int64(memoryOf(capacity, ResourceCount))
@@ -202,8 +200,8 @@ func ParseNode(node *corev1.Node) Node {
 	return out
 }
 
-// WholeCardResources returns the names of NVIDIA's resources of which list has some, sorted. They give out the cards that
-// aliyun.com/gpu-mem shares: whole, by time-slicing, or as MIG devices.
+// WholeCardResources returns the sorted names of NVIDIA's resources in the list with a positive quantity. They allocate the
+// same cards as aliyun.com/gpu-mem: whole, by time-slicing, or as MIG devices.
 func WholeCardResources(list corev1.ResourceList) []string {
 	var names []string
 	for name := range list {
@@ -215,8 +213,8 @@ func WholeCardResources(list corev1.ResourceList) []string {
 	return names
 }
 
-// IsWholeCard reports whether a resource is one by which NVIDIA's device plugin gives out cards: nvidia.com/gpu,
-// nvidia.com/gpu.shared (time-slicing or MPS, where it renames them) or nvidia.com/mig-… (MIG with the strategy mixed).
+// IsWholeCard reports whether a resource is one by which NVIDIA's device plugin allocates cards: nvidia.com/gpu,
+// nvidia.com/gpu.shared (time-slicing or MPS with renamed resources) or nvidia.com/mig-… (MIG with the mixed strategy).
 func IsWholeCard(name corev1.ResourceName) bool {
 	return name == ResourceWholeCard || name == resourceSharedCard || strings.HasPrefix(string(name), resourceMIGPrefix)
 }

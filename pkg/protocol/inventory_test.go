@@ -15,7 +15,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// plain builds a healthy card of which nothing more is known.
+// plain builds a healthy card with index and memory only.
 func plain(index int, memory gpu.Memory) gpu.Card {
 	return gpu.Card{Index: index, Memory: memory, NUMANode: gpu.NoNUMANode}
 }
@@ -29,11 +29,11 @@ func TestInventoryRoundTrip(t *testing.T) {
 			Inventory{Unit: gpu.GiB},
 			`{"version":1,"unit":"GiB","cards":[]}`,
 		},
-		"a card of which little is known": {
+		"a card with the required fields only": {
 			Inventory{Unit: gpu.MiB, Cards: []gpu.Card{plain(0, 16276)}},
 			`{"version":1,"unit":"MiB","cards":[{"index":0,"memory":16276,"healthy":true}]}`,
 		},
-		"a card of which everything is known, on NUMA node 0": {
+		"a card with all fields, on NUMA node 0": {
 			Inventory{Unit: 256 * gpu.MiB, Cards: []gpu.Card{{Index: 3, UUID: "GPU-3", Model: "Tesla V100", Memory: 64, NUMANode: 0}}},
 			`{"version":1,"unit":"256MiB","cards":[{"index":3,"uuid":"GPU-3","model":"Tesla V100","memory":64,"numaNode":0,"healthy":true}]}`,
 		},
@@ -67,14 +67,15 @@ func TestInventoryRoundTrip(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeReadIsNotWritten(t *testing.T) {
+// TestInventoryMarshalInvalid checks that an inventory that a reader would reject is not written.
+func TestInventoryMarshalInvalid(t *testing.T) {
 	for name, inventory := range map[string]Inventory{
-		"no unit":             {},
-		"an odd unit":         {Unit: 1000},
-		"a card twice":        {Unit: gpu.GiB, Cards: []gpu.Card{plain(0, 1), plain(0, 1)}},
-		"a negative card":     {Unit: gpu.GiB, Cards: []gpu.Card{plain(-1, 1)}},
-		"a negative memory":   {Unit: gpu.GiB, Cards: []gpu.Card{plain(0, -1)}},
-		"a card out of reach": {Unit: gpu.GiB, Cards: []gpu.Card{plain(maxCard+1, 1)}},
+		"no unit":            {},
+		"an odd unit":        {Unit: 1000},
+		"a card twice":       {Unit: gpu.GiB, Cards: []gpu.Card{plain(0, 1), plain(0, 1)}},
+		"a negative card":    {Unit: gpu.GiB, Cards: []gpu.Card{plain(-1, 1)}},
+		"a negative memory":  {Unit: gpu.GiB, Cards: []gpu.Card{plain(0, -1)}},
+		"an index too large": {Unit: gpu.GiB, Cards: []gpu.Card{plain(maxCard+1, 1)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			text, err := inventory.Annotation()
@@ -95,16 +96,16 @@ func TestParseInventory(t *testing.T) {
 		want Inventory
 		err  string // A part of the error.
 	}{
-		"fields that a later program added": {
+		"fields added by a later version": {
 			text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":16,"healthy":true,"cores":108}],"driver":"570"}`,
 			want: Inventory{Unit: gpu.GiB, Cards: []gpu.Card{plain(0, 16)}},
 		},
 		"no cards": {text: `{"version":1,"unit":"GiB"}`, want: Inventory{Unit: gpu.GiB}},
-		"a card that doesn't say if it is well": {
+		"a card without its health": {
 			text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":16}]}`,
 			want: Inventory{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 16, NUMANode: gpu.NoNUMANode, Unhealthy: "reported unhealthy"}}},
 		},
-		"a reason on a healthy card means nothing": {
+		"a reason on a healthy card is ignored": {
 			text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":16,"healthy":true,"reason":"was ill"}]}`,
 			want: Inventory{Unit: gpu.GiB, Cards: []gpu.Card{plain(0, 16)}},
 		},
@@ -112,21 +113,21 @@ func TestParseInventory(t *testing.T) {
 			text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":16,"healthy":true,"numaNode":-7}]}`,
 			want: Inventory{Unit: gpu.GiB, Cards: []gpu.Card{plain(0, 16)}},
 		},
-		"a version from the future": {text: `{"version":2,"unit":"GiB","cards":[` + card + `]}`, err: "inventory version 2: this program reads versions 1 to 1"},
-		"no version":                {text: `{"unit":"GiB","cards":[` + card + `]}`, err: "inventory version 0"},
-		"no unit":                   {text: `{"version":1,"cards":[` + card + `]}`, err: `memory unit ""`},
-		"a unit nobody knows":       {text: `{"version":1,"unit":"bananas","cards":[` + card + `]}`, err: `memory unit "bananas"`},
-		"a card twice":              {text: `{"version":1,"unit":"GiB","cards":[` + card + `,` + card + `]}`, err: "card index 0 stands there twice"},
-		"a negative card":           {text: `{"version":1,"unit":"GiB","cards":[{"index":-1,"memory":16}]}`, err: "card index -1 is not within 0 to 65536"},
-		"a card out of reach":       {text: `{"version":1,"unit":"GiB","cards":[{"index":65537,"memory":16}]}`, err: "card index 65537 is not within"},
-		"negative memory":           {text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":-1}]}`, err: "card 0 has negative memory"},
-		"memory past 64 bits":       {text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":9223372036854775808}]}`, err: "cannot unmarshal number"},
-		"half a unit of memory":     {text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":0.5}]}`, err: "cannot unmarshal number"},
-		"null":                      {text: `null`, err: "inventory version 0"},
-		"empty":                     {text: ``, err: "unexpected end of JSON input"},
-		"cut off":                   {text: `{"version":1,"unit":"GiB","cards":[`, err: "unexpected end of JSON input"},
-		"a list":                    {text: `[]`, err: "cannot unmarshal array"},
-		"two":                       {text: `{"version":1,"unit":"GiB"}{}`, err: "invalid character"},
+		"a later version":        {text: `{"version":2,"unit":"GiB","cards":[` + card + `]}`, err: "inventory version 2: this program reads versions 1 to 1"},
+		"no version":             {text: `{"unit":"GiB","cards":[` + card + `]}`, err: "inventory version 0"},
+		"no unit":                {text: `{"version":1,"cards":[` + card + `]}`, err: `memory unit ""`},
+		"an unknown unit":        {text: `{"version":1,"unit":"bananas","cards":[` + card + `]}`, err: `memory unit "bananas"`},
+		"a card twice":           {text: `{"version":1,"unit":"GiB","cards":[` + card + `,` + card + `]}`, err: "duplicate card index 0"},
+		"a negative card":        {text: `{"version":1,"unit":"GiB","cards":[{"index":-1,"memory":16}]}`, err: "card index -1 is not within 0 to 65536"},
+		"a card index too large": {text: `{"version":1,"unit":"GiB","cards":[{"index":65537,"memory":16}]}`, err: "card index 65537 is not within"},
+		"negative memory":        {text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":-1}]}`, err: "card 0 has negative memory"},
+		"memory past 64 bits":    {text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":9223372036854775808}]}`, err: "cannot unmarshal number"},
+		"half a unit of memory":  {text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":0.5}]}`, err: "cannot unmarshal number"},
+		"null":                   {text: `null`, err: "inventory version 0"},
+		"empty":                  {text: ``, err: "unexpected end of JSON input"},
+		"cut off":                {text: `{"version":1,"unit":"GiB","cards":[`, err: "unexpected end of JSON input"},
+		"a list":                 {text: `[]`, err: "cannot unmarshal array"},
+		"two":                    {text: `{"version":1,"unit":"GiB"}{}`, err: "invalid character"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := ParseInventory(map[string]string{AnnotationInventory: tc.text})
@@ -148,7 +149,8 @@ func TestParseInventory(t *testing.T) {
 	}
 }
 
-func TestABadInventoryLeavesTheOldOneAlone(t *testing.T) {
+// TestInventoryUnmarshalFailed checks that a failed UnmarshalJSON leaves the receiver unchanged.
+func TestInventoryUnmarshalFailed(t *testing.T) {
 	inventory := Inventory{Unit: gpu.MiB, Cards: []gpu.Card{plain(0, 16)}}
 	want := inventory
 	if err := json.Unmarshal([]byte(`{"version":1,"unit":"GiB","cards":[{"index":-1}]}`), &inventory); err == nil {
@@ -174,7 +176,7 @@ func TestParseNode(t *testing.T) {
 		"an inventory before the kubelet counts": {
 			inventory: two, want: Node{Unit: gpu.MiB, Cards: cards},
 		},
-		"an inventory while the plugin is away": {
+		"an inventory while the plugin isn't running": {
 			inventory: two, memory: "0", count: "2", want: Node{Unit: gpu.MiB, Cards: cards},
 		},
 		"an inventory that is ahead of the kubelet's sum": {
@@ -187,35 +189,35 @@ func TestParseNode(t *testing.T) {
 		"an inventory that is ahead of gpu-count": {
 			inventory: two, memory: "24414", count: "1", want: Node{Unit: gpu.MiB, Cards: cards},
 		},
-		"an inventory that a plugin of another kind left behind": {
+		"an inventory left behind, with the original plugin running": {
 			inventory: two, memory: "30", count: "3",
 			want:    Node{Cards: []gpu.Card{plain(0, 10), plain(1, 10), plain(2, 10)}},
 			problem: "the inventory lists 2 cards, aliyun.com/gpu-count is 3: the node is read as 3 equal cards",
 		},
-		"an inventory that can't be read": {
+		"an invalid inventory": {
 			inventory: `{"version":9}`, memory: "32552", count: "2",
 			want:    Node{Cards: []gpu.Card{plain(0, 16276), plain(1, 16276)}},
 			problem: "the inventory can't be read: annotation gpushare.aliyun.com/inventory: inventory version 9",
 		},
-		"an inventory that can't be read, and no capacity": {
+		"an invalid inventory without capacity": {
 			inventory: `{`, want: Node{}, problem: "unexpected end of JSON input",
 		},
-		"the existing plugin's node, as the seeds count it": {
+		"the original plugin's node": {
 			memory: "32552", count: "2", want: Node{Cards: []gpu.Card{plain(0, 16276), plain(1, 16276)}},
 		},
-		"what doesn't divide is nobody's": {
+		"a remainder belongs to no card": {
 			memory: "33", count: "2", want: Node{Cards: []gpu.Card{plain(0, 16), plain(1, 16)}},
 		},
 		"memory without a count":         {memory: "32552", want: Node{}},
 		"memory with a count of nothing": {memory: "32552", count: "0", want: Node{}},
 		"a count without memory":         {count: "2", want: Node{}},
-		"a count out of reach":           {memory: "32552", count: "1000000", want: Node{}},
+		"a count too large":              {memory: "32552", count: "1000000", want: Node{}},
 		"negative amounts":               {memory: "-1", count: "-1", whole: "-1", want: Node{}},
 		"no GPU":                         {want: Node{}},
 		"whole cards beside memory": {
 			inventory: two, memory: "24414", count: "2", whole: "2", want: Node{Unit: gpu.MiB, Cards: cards, WholeCards: true},
 		},
-		"whole cards beside an existing plugin's memory": {
+		"whole cards beside the original plugin's memory": {
 			memory: "32", count: "1", whole: "1", want: Node{Cards: []gpu.Card{plain(0, 32)}, WholeCards: true},
 		},
 		"whole cards alone":                             {whole: "8", want: Node{}},
@@ -243,8 +245,8 @@ func TestParseNode(t *testing.T) {
 	}
 }
 
-// FuzzParseInventory: an inventory that is read is within bounds, is written, and is read back as itself; and a node
-// that carries it is read without its adding up to more than it says.
+// FuzzParseInventory checks that a valid inventory is within bounds and survives a round trip, and that ParseNode of a node
+// with that annotation returns the same cards.
 func FuzzParseInventory(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		annotations := map[string]string{AnnotationInventory: text}
@@ -304,7 +306,7 @@ func TestWholeCardResources(t *testing.T) {
 		node := &corev1.Node{}
 		node.Status.Capacity = corev1.ResourceList{name: list[name], ResourceMemory: list[ResourceMemory]}
 		if !ParseNode(node).WholeCards {
-			t.Errorf("%s beside %s isn't noticed", name, ResourceMemory)
+			t.Errorf("%s beside %s isn't reported", name, ResourceMemory)
 		}
 	}
 }

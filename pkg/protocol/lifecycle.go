@@ -6,20 +6,20 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// overdueMargin is how long after the end of its grace period a pod may take to be gone: the kubelet kills what is left,
-// unmounts volumes and reports, which takes seconds.
+// overdueMargin is how long a pod may exist after the end of its grace period. The kubelet then kills the containers,
+// unmounts the volumes and updates the status, which takes seconds.
 const overdueMargin = time.Minute
 
-// Overdue reports whether the pod is being deleted and should have been gone for a while: its containers don't end (a
-// driver that hangs), its node is dead, or nothing removes a finalizer. It may stay for ever, so no plan may count on the
-// memory that it holds. The deletion timestamp is the end of the grace period, not its start
-// (k8s.io/apimachinery pkg/apis/meta/v1, ObjectMeta).
+// Overdue reports whether the pod still exists well after its deletion deadline: its containers don't end (the driver
+// hangs), its node is down, or a finalizer is not removed. Such a pod can stay forever, so its memory is not expected to
+// become free. The deletion timestamp is the end of the grace period, not its start (k8s.io/apimachinery
+// pkg/apis/meta/v1, ObjectMeta).
 func Overdue(pod *corev1.Pod, now time.Time) bool {
 	return pod.DeletionTimestamp != nil && now.Sub(pod.DeletionTimestamp.Time) > overdueMargin
 }
 
-// Leaving returns the priorities of those pods among the given ones that hold GPU memory, are being deleted and aren't
-// overdue: memory of them should come free soon.
+// TerminatingPriorities returns the priorities of the given pods that hold GPU memory, are being deleted and are not
+// overdue. Their memory should become free soon.
 func Leaving(pods []*corev1.Pod, now time.Time) []int32 {
 	var priorities []int32
 	for _, object := range pods {
@@ -30,8 +30,8 @@ func Leaving(pods []*corev1.Pod, now time.Time) []int32 {
 	return priorities
 }
 
-// Mirror reports whether the pod only shows a static pod of its node: the kubelet creates it again when it is deleted, and
-// no container ends.
+// IsMirror reports whether the pod is the mirror pod of a static pod. Deleting a mirror pod ends no container, and the
+// kubelet creates it again.
 func Mirror(pod *corev1.Pod) bool {
 	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	return mirror

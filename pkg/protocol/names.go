@@ -1,8 +1,8 @@
-// Package protocol is the wire between the scheduler's half and the node's half: resource names, annotations,
-// environment variables and the node's inventory. It is their only reader and writer.
+// Package protocol defines the wire format between extender and device plugin: resource names, annotations, environment
+// variables and the node's inventory. No other package reads or writes them.
 //
-// The names are those of the existing gpushare, so that either half can be swapped for its own: they can't be chosen
-// anew. What travels is parsed here once, at the edge, into the values of package gpu.
+// The names are those of the original gpushare and must not change, so that our extender works with its device plugin and
+// the other way round. Values are parsed here once, into the types of package gpu.
 package protocol
 
 import corev1 "k8s.io/api/core/v1"
@@ -13,57 +13,60 @@ const (
 	ResourceMemory corev1.ResourceName = "aliyun.com/gpu-mem"
 	// ResourceCount is the number of cards.
 	ResourceCount corev1.ResourceName = "aliyun.com/gpu-count"
-	// ResourceWholeCard is NVIDIA's own resource. A node that offers it beside ResourceMemory would give cards out twice.
+	// ResourceWholeCard is NVIDIA's resource for whole cards. A node that offered it as well as ResourceMemory would
+	// allocate its cards twice.
 	ResourceWholeCard corev1.ResourceName = "nvidia.com/gpu"
 )
 
-// The other resources by which NVIDIA's device plugin gives out cards: see IsWholeCard.
+// The other resources by which NVIDIA's device plugin allocates cards; see IsWholeCard.
 const (
 	resourceSharedCard = "nvidia.com/gpu.shared"
 	resourceMIGPrefix  = "nvidia.com/mig-"
 )
 
-// The pod annotations. All but AnnotationAllocation are environment variables too, see ContainerEnv.
+// The pod annotations. AnnotationIndex, AnnotationPod and AnnotationDevice are names of environment variables too; see
+// ContainerEnv.
 const (
-	// AnnotationIndex is the index of the card. Other schedulers of the family write several, separated by commas, which
-	// is read from AnnotationAllocation instead.
+	// AnnotationIndex is the index of the card. Related schedulers write several indices, separated by commas; such pods
+	// are read from AnnotationAllocation instead.
 	AnnotationIndex = "ALIYUN_COM_GPU_MEM_IDX"
-	// AnnotationPod is the pod's whole request. It is for people and for the existing plugin: nothing here believes it.
+	// AnnotationPod is the pod's total request, for display and for the original plugin. gpushare itself never trusts it.
 	AnnotationPod = "ALIYUN_COM_GPU_MEM_POD"
-	// AnnotationDevice is the card's total.
+	// AnnotationDevice is the card's total memory.
 	AnnotationDevice = "ALIYUN_COM_GPU_MEM_DEV"
-	// AnnotationAssumeTime is when the extender chose, in Unix nanoseconds. It is written once.
+	// AnnotationAssumeTime is when the extender chose the card, in Unix nanoseconds. It is written once.
 	AnnotationAssumeTime = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
-	// AnnotationAssigned is "false" from bind on and "true" once the node has handed the card to every GPU container.
+	// AnnotationAssigned is "false" from bind on, and "true" once the node has allocated the card to every GPU container.
 	AnnotationAssigned = "ALIYUN_COM_GPU_MEM_ASSIGNED"
-	// AnnotationAssignTime is when the node did so, in Unix nanoseconds.
+	// AnnotationAssignTime is when AnnotationAssigned became "true", in Unix nanoseconds.
 	AnnotationAssignTime = "ALIYUN_COM_GPU_MEM_ASSIGN_TIME"
-	// AnnotationAllocation is where another scheduler of the family writes the cards of each container.
+	// AnnotationAllocation lists the cards of each container. Related schedulers write it.
 	AnnotationAllocation = "scheduler.framework.gpushare.allocation"
 )
 
-// The environment variables that no annotation is named like.
+// The environment variables that have no annotation of the same name.
 const (
-	// EnvContainer is the request of this one container.
+	// EnvContainer is the container's request.
 	EnvContainer = "ALIYUN_COM_GPU_MEM_CONTAINER"
-	// EnvVisibleDevices tells NVIDIA's container runtime which card to mount.
+	// EnvVisibleDevices names the card that NVIDIA's container runtime mounts.
 	EnvVisibleDevices = "NVIDIA_VISIBLE_DEVICES"
-	// EnvDisableIsolation switches cGPU's memory isolation off.
+	// EnvDisableIsolation turns off cGPU's memory isolation.
 	EnvDisableIsolation = "CGPU_DISABLE"
 )
 
-// AnnotationGroupWhole is "true" from the bind of a group's last member on, and on those that are bound later: it proves that all members that the group needs had been bound.
+// AnnotationGroupWhole is "true" on the member with which its gang became complete, and on members that are bound later. It
+// proves that all members that the gang needs had been bound.
 const AnnotationGroupWhole = "gpushare.aliyun.com/group-whole"
 
 // The node annotations and labels.
 const (
 	// AnnotationInventory is the node's Inventory, in JSON.
 	AnnotationInventory = "gpushare.aliyun.com/inventory"
-	// AnnotationFreed is the time at which GPU memory came free that a refused pod could use. Its value means nothing:
-	// changing it makes kube-scheduler look at refused pods again.
+	// AnnotationFreed is the time at which GPU memory became free that a rejected pod could use. Only its change matters: it
+	// makes kube-scheduler retry rejected pods.
 	AnnotationFreed = "gpushare.aliyun.com/memory-freed"
 	// LabelShared, with the value "true", marks the nodes that share GPU memory.
 	LabelShared = "gpushare"
-	// LabelDisableIsolation, with the value "true", marks nodes whose containers get EnvDisableIsolation.
+	// LabelDisableIsolation, with the value "true", marks the nodes whose containers get EnvDisableIsolation.
 	LabelDisableIsolation = "cgpu.disable.isolation"
 )

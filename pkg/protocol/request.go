@@ -10,12 +10,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// PodRequest returns the GPU memory that the pod takes from its node, by the rule that kube-scheduler and kubelet
-// count with (k8s.io/component-helpers/resource, PodRequests): the sum over app containers and sidecars, or the
-// largest step of initialisation where that is more. It is read from the containers' spec alone, which nobody can
-// change later; a runtime class's overhead isn't counted, since no container gets it.
+// PodRequest returns the GPU memory that the pod requests, by the rule of kube-scheduler and kubelet
+// (k8s.io/component-helpers/resource, PodRequests): the sum over app containers and sidecars, or the largest step of
+// initialization if that is more. It depends on the containers' spec alone, which is immutable. A runtime class's
+// overhead isn't counted, since no container gets it.
 func PodRequest(pod *corev1.Pod) gpu.Memory {
-	if len(pod.Spec.InitContainers) == 0 { // As with most pods of a cluster, and then there is nothing but the sum.
+	if len(pod.Spec.InitContainers) == 0 { // A fast path for most pods: the request is the sum.
 		var sum gpu.Memory
 		for i := range pod.Spec.Containers {
 			sum = sum.Add(ContainerRequest(&pod.Spec.Containers[i]))
@@ -32,8 +32,8 @@ func PodRequest(pod *corev1.Pod) gpu.Memory {
 	return memoryOf(resourcehelper.PodRequests(&bare, resourcehelper.PodResourcesOptions{}), ResourceMemory)
 }
 
-// bareContainers keeps of each container what counts: how it restarts, and its GPU memory as a request. The other
-// resources needn't be summed, and a pod that hasn't been through the API server's defaulting may have limits only.
+// bareContainers returns the containers with only their restart policy and their GPU memory as a request. A pod before the
+// API server's defaulting may have limits only, so the request is set here.
 func bareContainers(containers []corev1.Container) []corev1.Container {
 	bare := make([]corev1.Container, len(containers))
 	for i := range containers {
@@ -46,9 +46,9 @@ func bareContainers(containers []corev1.Container) []corev1.Container {
 	return bare
 }
 
-// Managed reports whether the pod names a resource of which kube-scheduler asks an extender, in any amount: by the rule of
-// k8s.io/kubernetes pkg/scheduler/extender.go, IsInterested, for the resources that the extender can be configured with.
-// Where a pod has requests of its own, such as the sum that stands for those of its containers, they count too.
+// Managed reports whether kube-scheduler can send the pod to the extender: whether the pod names a resource that the
+// extender can be configured to manage, in any amount. It follows k8s.io/kubernetes pkg/scheduler/extender.go,
+// IsInterested, and also counts pod-level resources.
 func Managed(pod *corev1.Pod) bool {
 	if pod.Spec.Resources != nil && names(*pod.Spec.Resources) {
 		return true
@@ -74,18 +74,18 @@ func names(resources corev1.ResourceRequirements) bool {
 	return false
 }
 
-// ContainerRequest returns the GPU memory that one container asks for.
+// ContainerRequest returns the GPU memory that one container requests.
 func ContainerRequest(container *corev1.Container) gpu.Memory {
-	// For extended resources requests and limits must be equal, and either implies the other
-	// (pkg/apis/core/validation and the API server's defaulting).
+	// For extended resources, requests and limits must be equal, and the API server defaults each to the other
+	// (k8s.io/kubernetes pkg/apis/core/validation).
 	if _, ok := container.Resources.Limits[ResourceMemory]; ok {
 		return memoryOf(container.Resources.Limits, ResourceMemory)
 	}
 	return memoryOf(container.Resources.Requests, ResourceMemory)
 }
 
-// memoryOf returns a resource in whole units, zero where it isn't listed. A sum that has passed 64 bits stops there:
-// resource.Quantity's own Value would wrap, and a pod that asks for far too much would seem to ask for nothing.
+// memoryOf returns the quantity of a resource in whole units, zero if it is not listed. It saturates at the largest int64:
+// resource.Quantity.Value would wrap, and a pod that requests far too much would appear to request nothing.
 func memoryOf(list corev1.ResourceList, name corev1.ResourceName) gpu.Memory {
 	quantity := list[name]
 	switch {
@@ -108,7 +108,7 @@ func asksGPU(pod *corev1.Pod) bool {
 	return false
 }
 
-// Pod returns what the scheduling of GPU memory needs to know of a pod.
+// Pod returns the fields of a pod that the scheduling of GPU memory depends on.
 func Pod(pod *corev1.Pod) gpu.Pod {
 	out := gpu.Pod{
 		UID:       gpu.PodUID(pod.UID),
@@ -123,8 +123,8 @@ func Pod(pod *corev1.Pod) gpu.Pod {
 	return out
 }
 
-// Terminal says whether the pod has given its cards back for good. A pod that is merely being deleted has not: its
-// containers run through their grace period.
+// Terminal reports whether the pod has ended and holds no memory any more. A pod that is being deleted is not terminal yet:
+// its containers run until the end of their grace period.
 func Terminal(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }

@@ -21,19 +21,19 @@ func list(name corev1.ResourceName, amount string) corev1.ResourceList {
 	return corev1.ResourceList{name: resource.MustParse(amount)}
 }
 
-// asks builds a container as the API server keeps it, limit and request being equal.
+// asks builds a container as the API server stores it, with equal limit and request.
 func asks(amount string) corev1.Container {
 	return corev1.Container{Resources: corev1.ResourceRequirements{
 		Limits: list(ResourceMemory, amount), Requests: list(ResourceMemory, amount),
 	}}
 }
 
-// limited builds a container with a limit alone, as people write it.
+// limited builds a container with a limit only, as in most manifests.
 func limited(amount string) corev1.Container {
 	return corev1.Container{Resources: corev1.ResourceRequirements{Limits: list(ResourceMemory, amount)}}
 }
 
-// requesting builds a container with a request alone.
+// requesting builds a container with a request only.
 func requesting(amount string) corev1.Container {
 	return corev1.Container{Resources: corev1.ResourceRequirements{Requests: list(ResourceMemory, amount)}}
 }
@@ -73,7 +73,7 @@ func TestPodRequest(t *testing.T) {
 		"thousands":                             {app: containers{asks("8k")}, want: 8000},
 		"the largest there is":                  {app: containers{asks("9223372036854775807")}, want: math.MaxInt64},
 		"more than 64 bits stop at the largest": {app: containers{asks("9223372036854775807"), asks("9223372036854775807")}, want: math.MaxInt64},
-		"more than 64 bits in initialisation":   {init: containers{sidecar(asks("9223372036854775807")), asks("9223372036854775807")}, app: containers{asks("1")}, want: math.MaxInt64},
+		"more than 64 bits in initialization":   {init: containers{sidecar(asks("9223372036854775807")), asks("9223372036854775807")}, app: containers{asks("1")}, want: math.MaxInt64},
 		"a runtime class's overhead isn't a container's": {
 			app: containers{asks("8")}, overhead: list(ResourceMemory, "3"), want: 8,
 		},
@@ -136,7 +136,7 @@ func TestPod(t *testing.T) {
 	object := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			UID: "uid-1", Namespace: "default", Name: "binpack-1",
-			// Whatever a pod says of itself, its spec counts.
+			// Only the spec counts, not the annotations.
 			Annotations: map[string]string{AnnotationPod: "1", AnnotationIndex: "0"},
 		},
 		Spec: corev1.PodSpec{Containers: []corev1.Container{limited("1024")}},

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"math"
 	"net"
 	"net/url"
 	"slices"
@@ -16,48 +17,49 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// Severity is how bad a finding is.
+// Severity is the severity of a finding.
 type Severity string
 
 // The severities.
 const (
-	// Error: kube-scheduler refuses the configuration, pods aren't scheduled, or they are bound without a card.
+	// Error: kube-scheduler rejects the configuration, pods aren't scheduled, or pods are bound without a card.
 	Error Severity = "error"
-	// Warning: it works, but not as well or as safely as it could.
+	// Warning: gpushare works, but not as well or as safely as it could.
 	Warning Severity = "warning"
 )
 
-// Finding is one thing that is wrong or missing.
+// Finding is a wrong or missing setting.
 type Finding struct {
 	Severity Severity
-	// Path is the field in question, such as "extenders[0].httpTimeout".
+	// Path is the field, such as "extenders[0].httpTimeout".
 	Path string
-	// Text says what is wrong with it and what to do.
+	// Text describes the problem and its solution.
 	Text string
 }
 
 // String returns the finding on one line.
 func (f Finding) String() string { return fmt.Sprintf("%s: %s: %s", f.Severity, f.Path, f.Text) }
 
-// Options say how the extender runs.
+// Options are the settings of the extender that the configuration must match.
 type Options struct {
-	// Path is the URL path below which it answers, such as "/gpushare-scheduler".
+	// Path is the URL path of the extender's verbs, such as "/gpushare-scheduler".
 	Path string
-	// BindTimeout and GangHold are its --bind-timeout and --gang-hold.
+	// BindTimeout and GangHold are the extender's --bind-timeout and --gang-hold.
 	BindTimeout, GangHold time.Duration
 }
 
 const (
-	// defaultHTTPTimeout is kube-scheduler's own (k8s.io/kubernetes pkg/scheduler/extender.go, DefaultExtenderTimeout).
+	// defaultHTTPTimeout is kube-scheduler's default (k8s.io/kubernetes pkg/scheduler/extender.go, DefaultExtenderTimeout).
 	defaultHTTPTimeout = 5 * time.Second
-	// defaultInitialBackoff and defaultMaxBackoff are kube-scheduler's own, in seconds (pkg/scheduler/apis/config/v1/defaults.go).
+	// defaultInitialBackoff and defaultMaxBackoff are kube-scheduler's defaults in seconds
+	// (k8s.io/kubernetes pkg/scheduler/apis/config/v1/defaults.go).
 	defaultInitialBackoff, defaultMaxBackoff = 1, 10
-	// pluginScores is about what the scores of kube-scheduler's own plugins add up to, and scoreOfWeight what an extender's best
-	// score is worth for each unit of its weight.
+	// pluginScores is the approximate sum of the scores of kube-scheduler's own plugins. scoreOfWeight is the best score of
+	// an extender with weight 1.
 	pluginScores, scoreOfWeight = 1200, 100
 )
 
-// Check returns what is wrong with the configuration, in the order of its fields. Where there is none, it returns nil.
+// Check returns the findings in a configuration, in the order of its fields, or nil if there are none.
 func Check(config *schedulerv1.KubeSchedulerConfiguration, o Options) []Finding {
 	c := &check{Options: o, config: config}
 	c.nodesToScore()
@@ -77,7 +79,7 @@ func (c *check) add(severity Severity, path *field.Path, format string, args ...
 	c.findings = append(c.findings, Finding{severity, path.String(), fmt.Sprintf(format, args...)})
 }
 
-// nodesToScore checks the share of the nodes that kube-scheduler asks about. A profile's own share wins.
+// nodesToScore checks the percentage of nodes that kube-scheduler evaluates. A profile's value overrides the global one.
 func (c *check) nodesToScore() {
 	name := "percentageOfNodesToScore"
 	global := len(c.config.Profiles) == 0
@@ -94,19 +96,19 @@ func (c *check) nodesToScore() {
 }
 
 func (c *check) share(path *field.Path, share *int32) {
-	const consequence = "with more than 100 nodes kube-scheduler asks about a part of them only, so a pod can be rejected although another " +
-		"node has room, and then waits for retries; set 100"
+	const consequence = "with more than 100 nodes, kube-scheduler evaluates only a part of them, so a pod can be rejected although another " +
+		"node has room, and stays pending until a retry; set 100"
 	switch {
 	case share == nil:
 		c.add(Warning, path, "missing: %s", consequence)
 	case *share < 0 || *share > 100:
-		c.add(Error, path, "%d: must lie between 0 and 100", *share)
+		c.add(Error, path, "%d: must be between 0 and 100", *share)
 	case *share < 100:
 		c.add(Warning, path, "%d: %s", *share, consequence)
 	}
 }
 
-// backoff checks how long kube-scheduler leaves a rejected pod alone.
+// backoff checks the time before kube-scheduler retries a rejected pod.
 func (c *check) backoff() {
 	initialPath, longestPath := field.NewPath("podInitialBackoffSeconds"), field.NewPath("podMaxBackoffSeconds")
 	initial, longest := int64(defaultInitialBackoff), int64(defaultMaxBackoff)
@@ -119,17 +121,19 @@ func (c *check) backoff() {
 	if initial <= 0 {
 		c.add(Error, initialPath, "%d: must be positive", initial)
 	}
-	switch hold := c.GangHold; {
+	hold := c.GangHold
+	misses := hold > 0 && longest >= int64(math.Ceil(hold.Seconds()))
+	switch {
 	case longest < initial:
-		c.add(Error, longestPath, "%d: must not lie below podInitialBackoffSeconds, %d", longest, initial)
-	case hold > 0 && time.Duration(longest)*time.Second >= hold && c.config.PodMaxBackoffSeconds == nil:
-		c.add(Warning, longestPath, "missing: the default of %d seconds isn't below --gang-hold, %v: members of a group miss each other; set 5", longest, hold)
-	case hold > 0 && time.Duration(longest)*time.Second >= hold:
-		c.add(Warning, longestPath, "%d: isn't below --gang-hold, %v: members of a group miss each other", longest, hold)
+		c.add(Error, longestPath, "%d: must not be less than podInitialBackoffSeconds, %d", longest, initial)
+	case misses && c.config.PodMaxBackoffSeconds == nil:
+		c.add(Warning, longestPath, "missing: the default of %d seconds is not less than --gang-hold, %v, so the bind of one member can time out before the next member is tried; set 5", longest, hold)
+	case misses:
+		c.add(Warning, longestPath, "%d: not less than --gang-hold, %v, so the bind of one member can time out before the next member is tried", longest, hold)
 	}
 }
 
-// profiles checks that kube-scheduler itself counts GPU memory by node.
+// profiles checks that kube-scheduler itself counts each node's GPU memory.
 func (c *check) profiles() {
 	group, _, _ := strings.Cut(string(protocol.ResourceMemory), "/")
 	for i := range c.config.Profiles {
@@ -139,7 +143,7 @@ func (c *check) profiles() {
 				continue
 			}
 			path := field.NewPath("profiles").Index(i).Child("pluginConfig").Index(j).Child("args")
-			const consequence = "kube-scheduler doesn't count a node's GPU memory, and doesn't preempt for it; take %s out"
+			const consequence = "kube-scheduler doesn't count a node's GPU memory, and doesn't preempt for it; remove %s"
 			if slices.Contains(fit.IgnoredResources, string(protocol.ResourceMemory)) {
 				c.add(Error, path.Child("ignoredResources"), consequence, protocol.ResourceMemory)
 			}
@@ -150,7 +154,7 @@ func (c *check) profiles() {
 	}
 }
 
-// extenders finds the entry for gpushare, and checks it and the others.
+// extenders finds the entry for gpushare and checks all entries.
 func (c *check) extenders() {
 	path := field.NewPath("extenders")
 	ours := -1
@@ -160,11 +164,11 @@ func (c *check) extenders() {
 		case ours < 0:
 			ours = i
 		default:
-			c.add(Error, path.Index(i), "a second entry for gpushare, beside extenders[%d]: kube-scheduler refuses two entries that bind, or that manage one resource", ours)
+			c.add(Error, path.Index(i), "a second entry for gpushare, after extenders[%d]: kube-scheduler rejects two entries that bind, or that manage the same resource; remove one", ours)
 		}
 	}
 	if ours < 0 {
-		c.add(Error, path, "no entry for gpushare: want one that manages %s, with a urlPrefix that ends with %s", protocol.ResourceMemory, c.Path)
+		c.add(Error, path, "no entry for gpushare: add one that manages %s, with a urlPrefix that ends with %s", protocol.ResourceMemory, c.Path)
 		return
 	}
 	c.entry(path.Index(ours), &c.config.Extenders[ours])
@@ -184,30 +188,30 @@ func (c *check) isOurs(e *schedulerv1.Extender) bool {
 // entry checks the entry for gpushare.
 func (c *check) entry(path *field.Path, e *schedulerv1.Extender) {
 	c.target(path, e)
-	c.verb(Error, path.Child("filterVerb"), e.FilterVerb, "filter", "pods are put where no card has room")
-	c.verb(Warning, path.Child("prioritizeVerb"), e.PrioritizeVerb, "prioritize", "--node-policy has no effect where few nodes are asked about")
+	c.verb(Error, path.Child("filterVerb"), e.FilterVerb, "filter", "pods are sent to nodes where no card has room")
+	c.verb(Warning, path.Child("prioritizeVerb"), e.PrioritizeVerb, "prioritize", "--node-policy has no effect if there are few candidate nodes")
 	c.verb(Error, path.Child("bindVerb"), e.BindVerb, "bind", "pods are bound without a card")
-	c.verb(Warning, path.Child("preemptVerb"), e.PreemptVerb, "preempt", "kube-scheduler evicts pods from several cards, and none has room afterwards")
+	c.verb(Warning, path.Child("preemptVerb"), e.PreemptVerb, "preempt", "kube-scheduler can evict pods from several cards without freeing any of them")
 	switch weight := path.Child("weight"); {
 	case e.PrioritizeVerb == "":
 	case e.Weight <= 0:
 		c.add(Error, weight, "%d: must be positive; set 100", e.Weight)
 	case e.Weight < pluginScores/scoreOfWeight:
-		c.add(Warning, weight, "%d: kube-scheduler's own scores, about %d in all, outweigh --node-policy; set 100", e.Weight, pluginScores)
+		c.add(Warning, weight, "%d: kube-scheduler's own scores, about %d in total, outweigh --node-policy; set 100", e.Weight, pluginScores)
 	}
-	timeout, said := e.HTTPTimeout.Duration, e.HTTPTimeout.Duration.String()
+	timeout, text := e.HTTPTimeout.Duration, e.HTTPTimeout.Duration.String()
 	if timeout == 0 {
-		timeout, said = defaultHTTPTimeout, fmt.Sprintf("missing, and the default of %v", defaultHTTPTimeout)
+		timeout, text = defaultHTTPTimeout, fmt.Sprintf("missing, and the default of %v", defaultHTTPTimeout)
 	}
 	if timeout <= c.GangHold+c.BindTimeout {
-		c.add(Error, path.Child("httpTimeout"), "%s isn't above --gang-hold and --bind-timeout together, %v and %v: kube-scheduler gives up on binds that are still in progress",
-			said, c.GangHold, c.BindTimeout)
+		c.add(Error, path.Child("httpTimeout"), "%s is not more than the sum of --gang-hold and --bind-timeout, %v and %v: kube-scheduler gives up on binds that are still in progress",
+			text, c.GangHold, c.BindTimeout)
 	}
 	if !e.NodeCacheCapable {
-		c.add(Warning, path.Child("nodeCacheCapable"), "false: whole nodes are sent, too much for a large cluster; set true")
+		c.add(Warning, path.Child("nodeCacheCapable"), "false: kube-scheduler sends whole Node objects, too much data in a large cluster; set true")
 	}
 	if e.Ignorable {
-		c.add(Error, path.Child("ignorable"), "true: while the extender can't be reached, pods are bound without a card; set false")
+		c.add(Error, path.Child("ignorable"), "true: while the extender is unreachable, pods are bound without a card; set false")
 	}
 	c.resources(path.Child("managedResources"), e.ManagedResources)
 }
@@ -218,7 +222,7 @@ func (c *check) verb(missing Severity, path *field.Path, got, want, consequence 
 	case "":
 		c.add(missing, path, "missing: %s; set %s", consequence, want)
 	default:
-		c.add(Error, path, "%q: the extender doesn't know it; set %s", got, want)
+		c.add(Error, path, "%q: unknown to the extender; set %s", got, want)
 	}
 }
 
@@ -227,7 +231,7 @@ func (c *check) resources(path *field.Path, managed []schedulerv1.ExtenderManage
 	for i, resource := range managed {
 		switch {
 		case resource.Name != string(protocol.ResourceMemory):
-			c.add(Warning, path.Index(i), "%s: the extender doesn't manage it, but kube-scheduler will have it bind pods that ask for it", resource.Name)
+			c.add(Warning, path.Index(i), "%s: the extender doesn't manage it, but kube-scheduler lets it bind pods that ask for it; remove the entry", resource.Name)
 		case resource.IgnoredByScheduler:
 			found = true
 			c.add(Error, path.Index(i).Child("ignoredByScheduler"), "true: kube-scheduler doesn't count a node's GPU memory, and doesn't preempt for it; set false")
@@ -236,51 +240,51 @@ func (c *check) resources(path *field.Path, managed []schedulerv1.ExtenderManage
 		}
 	}
 	if !found {
-		c.add(Error, path, "%s is missing: pods that ask for it aren't brought to the extender, or all pods are where the list is empty", protocol.ResourceMemory)
+		c.add(Error, path, "%s is missing: kube-scheduler doesn't send pods that ask for it to the extender, or sends all pods if the list is empty; add it", protocol.ResourceMemory)
 	}
 }
 
-// other checks an extender beside gpushare.
+// other checks the entry of another extender.
 func (c *check) other(path *field.Path, i, ours int) {
 	e, our := &c.config.Extenders[i], &c.config.Extenders[ours]
 	if e.BindVerb != "" {
-		c.add(Error, path.Child("bindVerb"), "%q: kube-scheduler accepts one extender that binds, and that is gpushare's; take it out", e.BindVerb)
+		c.add(Error, path.Child("bindVerb"), "%q: kube-scheduler accepts only one extender that binds, which is gpushare; remove it", e.BindVerb)
 	}
-	// kube-scheduler moves ignorable extenders behind the others (pkg/scheduler/scheduler.go, buildExtenders).
+	// kube-scheduler calls ignorable extenders after the others (k8s.io/kubernetes pkg/scheduler/scheduler.go, buildExtenders).
 	after := i > ours
 	if e.Ignorable != our.Ignorable {
 		after = e.Ignorable
 	}
 	if e.FilterVerb != "" && after {
-		c.add(Warning, path, "it filters after gpushare (ignorable extenders always come last) and may reject the best nodes, which are all that gpushare names at first: "+
+		c.add(Warning, path, "filters after gpushare (ignorable extenders always come last) and may reject the best nodes, the only ones that gpushare passes at first: "+
 			"put it before gpushare, not ignorable, or run gpushare-extender with --filter-best=0")
 	}
 }
 
-// target checks where kube-scheduler finds the extender, and how the two trust each other.
+// target checks the extender's URL and the authentication between kube-scheduler and extender.
 func (c *check) target(path *field.Path, e *schedulerv1.Extender) {
 	prefix := path.Child("urlPrefix")
 	target, err := url.Parse(e.URLPrefix)
 	if err != nil || target.Host == "" || target.Scheme != "http" && target.Scheme != "https" {
-		c.add(Error, prefix, "%q: want http:// or https://, the extender's address, and %s", e.URLPrefix, c.Path)
+		c.add(Error, prefix, "%q: must be http:// or https://, followed by the extender's address and %s", e.URLPrefix, c.Path)
 		return
 	}
 	if !strings.HasSuffix(strings.TrimRight(target.Path, "/"), c.Path) {
-		c.add(Error, prefix, "%s: the extender answers below %s", e.URLPrefix, c.Path)
+		c.add(Error, prefix, "%s: must end with %s", e.URLPrefix, c.Path)
 	}
 	host := target.Hostname()
 	if strings.HasSuffix(host, ".svc") || strings.Contains(host, ".svc.") {
-		c.add(Warning, prefix, "%s: kube-scheduler on the host's network doesn't resolve names of Services; use the Service's address", e.URLPrefix)
+		c.add(Warning, prefix, "%s: kube-scheduler in the host network can't resolve names of Services; use the Service's IP address", e.URLPrefix)
 	}
 	if target.Scheme == "https" {
 		c.tls(path, e)
 		return
 	}
 	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		c.add(Warning, prefix, "%s: plain HTTP to another host: every client that reaches the extender can bind pods; use https with client certificates", e.URLPrefix)
+		c.add(Warning, prefix, "%s: plain HTTP to another host, so any client that can reach the extender can bind pods; use https with client certificates", e.URLPrefix)
 	}
 	if e.EnableHTTPS || e.TLSConfig != nil {
-		c.add(Warning, path.Child("tlsConfig"), "not used, since urlPrefix begins with http://")
+		c.add(Warning, path.Child("tlsConfig"), "ignored, because urlPrefix starts with http://; use https://")
 	}
 }
 
@@ -294,18 +298,18 @@ func (c *check) tls(path *field.Path, e *schedulerv1.Extender) {
 	hasCertificate, hasKey := config.CertFile != "" || len(config.CertData) > 0, config.KeyFile != "" || len(config.KeyData) > 0
 	switch {
 	case config.Insecure && hasCA:
-		c.add(Error, path.Child("insecure"), "true: kube-scheduler refuses it beside a CA; take it out")
+		c.add(Error, path.Child("insecure"), "true: kube-scheduler rejects it together with a CA; remove it")
 	case config.Insecure, e.EnableHTTPS && !hasCA:
-		c.add(Warning, path, "the extender's certificate isn't verified: set caFile or caData")
+		c.add(Warning, path, "the extender's certificate is not verified; set caFile or caData")
 	}
 	switch {
 	case hasCertificate != hasKey:
-		c.add(Error, path, "a client certificate and its key go together: one of them is missing")
+		c.add(Error, path, "a client certificate needs its key, and the other way round; set both")
 	case !hasCertificate:
-		c.add(Warning, path, "no client certificate: an extender that runs with --client-ca-file refuses kube-scheduler; set certFile and keyFile")
+		c.add(Warning, path, "no client certificate: an extender with --client-ca-file rejects kube-scheduler's calls; set certFile and keyFile")
 	}
 	if len(config.CAData) > 0 && !x509.NewCertPool().AppendCertsFromPEM(config.CAData) {
-		c.add(Error, path.Child("caData"), "holds no certificate (PEM)")
+		c.add(Error, path.Child("caData"), "contains no PEM certificate")
 	}
 	if len(config.CertData) > 0 && len(config.KeyData) > 0 {
 		if _, err := tls.X509KeyPair(config.CertData, config.KeyData); err != nil {

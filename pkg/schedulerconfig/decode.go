@@ -1,8 +1,9 @@
-// Package schedulerconfig reads a configuration of kube-scheduler and reports what in it keeps gpushare from working, or from
-// working well. It decides from the configuration alone: it reads no files that the configuration names and makes no calls.
+// Package schedulerconfig checks a KubeSchedulerConfiguration for settings with which gpushare doesn't work, or doesn't work
+// well. It checks the configuration alone: it reads no files that the configuration names, and makes no network calls.
 package schedulerconfig
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -10,27 +11,31 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	schedulerv1 "k8s.io/kube-scheduler/config/v1"
 	"sigs.k8s.io/yaml"
 )
 
 const kind = "KubeSchedulerConfiguration"
 
-// Decode reads a KubeSchedulerConfiguration of kubescheduler.config.k8s.io/v1, as YAML or JSON. A field that is unknown or given
-// twice is an error, as it is for kube-scheduler; so it is in the arguments of kube-scheduler's own plugins.
+// Decode parses a KubeSchedulerConfiguration of kubescheduler.config.k8s.io/v1 in YAML or JSON. As in kube-scheduler, unknown
+// and duplicate fields are errors, also in the arguments of kube-scheduler's own plugins.
 func Decode(data []byte) (*schedulerv1.KubeSchedulerConfiguration, error) {
 	if len(bytes.TrimSpace(data)) == 0 {
 		return nil, errors.New("it is empty")
 	}
-	var said metav1.TypeMeta
-	if err := yaml.Unmarshal(data, &said); err != nil {
+	var meta metav1.TypeMeta
+	if err := yaml.Unmarshal(data, &meta); err != nil {
 		return nil, err
 	}
 	switch {
-	case said.Kind == "" || said.APIVersion == "":
+	case meta.Kind == "" || meta.APIVersion == "":
 		return nil, fmt.Errorf("it has no kind or apiVersion, want a %s of %s", kind, schedulerv1.SchemeGroupVersion)
-	case said.Kind != kind || said.APIVersion != schedulerv1.SchemeGroupVersion.String():
-		return nil, fmt.Errorf("it is a %s of %s, want a %s of %s", said.Kind, said.APIVersion, kind, schedulerv1.SchemeGroupVersion)
+	case meta.Kind != kind || meta.APIVersion != schedulerv1.SchemeGroupVersion.String():
+		return nil, fmt.Errorf("it is a %s of %s, want a %s of %s", meta.Kind, meta.APIVersion, kind, schedulerv1.SchemeGroupVersion)
+	}
+	if hasSeveral(data) {
+		return nil, errors.New("it has several documents: kube-scheduler reads the first one only")
 	}
 	scheme := runtime.NewScheme()
 	if err := schedulerv1.AddToScheme(scheme); err != nil {
@@ -45,4 +50,19 @@ func Decode(data []byte) (*schedulerv1.KubeSchedulerConfiguration, error) {
 		return nil, err
 	}
 	return config, nil
+}
+
+// hasSeveral reports whether a document with any content follows the first one.
+func hasSeveral(data []byte) bool {
+	documents := 0
+	for reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data))); ; {
+		document, err := reader.Read()
+		if err != nil { // At the end: nothing else can go wrong in memory.
+			return documents > 1
+		}
+		var content any // Not of a part that is no YAML: before the first document there may be directives.
+		if yaml.Unmarshal(document, &content) == nil && content != nil {
+			documents++
+		}
+	}
 }

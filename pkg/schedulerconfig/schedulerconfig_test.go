@@ -13,8 +13,8 @@ import (
 
 var options = Options{Path: "/gpushare-scheduler", BindTimeout: 4 * time.Second, GangHold: 10 * time.Second}
 
-// sound is a configuration without a finding. The tests change one line of it.
-const sound = `
+// valid is a configuration without findings. Each test row changes one line.
+const valid = `
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
 percentageOfNodesToScore: 100
@@ -41,16 +41,16 @@ func TestCheck(t *testing.T) {
 	for name, test := range map[string]struct {
 		old, new string
 		options  func(*Options)
-		// want are the findings up to the first colon after the path.
+		// want are the findings without their texts.
 		want []string
 	}{
-		"sound":                          {},
+		"valid":                          {},
 		"the shortest timeout":           {old: "15s", new: "14.001s"},
 		"groups switched off":            {old: "15s", new: "5s", options: func(o *Options) { o.GangHold = 0 }},
 		"a slash at the URL's end":       {old: "gpushare-scheduler", new: "gpushare-scheduler/"},
-		"no extender":                    {old: sound[strings.Index(sound, "extenders:"):], new: "", want: []string{"error: extenders"}},
+		"no extender":                    {old: valid[strings.Index(valid, "extenders:"):], new: "", want: []string{"error: extenders"}},
 		"another extender alone":         {old: "12345/gpushare-scheduler", new: "12345/other\n  #", want: []string{"error: extenders[0].urlPrefix"}},
-		"an extender of something else":  {old: sound[strings.Index(sound, "- urlPrefix"):], new: "- urlPrefix: http://127.0.0.1/other\n", want: []string{"error: extenders"}},
+		"an extender of something else":  {old: valid[strings.Index(valid, "- urlPrefix"):], new: "- urlPrefix: http://127.0.0.1/other\n", want: []string{"error: extenders"}},
 		"two entries":                    {old: "extenders:", new: "extenders:\n- urlPrefix: http://127.0.0.1:2/gpushare-scheduler\n  filterVerb: filter", want: []string{"error: extenders[1]", "warning: extenders[0].prioritizeVerb", "error: extenders[0].bindVerb", "warning: extenders[0].preemptVerb", "error: extenders[0].httpTimeout", "warning: extenders[0].nodeCacheCapable", "error: extenders[0].managedResources"}},
 		"no URL":                         {old: "http://127.0.0.1:12345/gpushare-scheduler", new: `""`, want: []string{"error: extenders[0].urlPrefix"}},
 		"a URL of another kind":          {old: "http:", new: "ftp:", want: []string{"error: extenders[0].urlPrefix"}},
@@ -67,7 +67,7 @@ func TestCheck(t *testing.T) {
 		"whole nodes":                    {old: "nodeCacheCapable: true", new: "", want: []string{"warning: extenders[0].nodeCacheCapable"}},
 		"ignorable":                      {old: "nodeCacheCapable: true", new: "nodeCacheCapable: true\n  ignorable: true", want: []string{"error: extenders[0].ignorable"}},
 		"no managed resources":           {old: "managedResources:\n  - name: aliyun.com/gpu-mem", new: "", want: []string{"error: extenders[0].managedResources"}},
-		"another resource beside":        {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: example.com/fpga", want: []string{"warning: extenders[0].managedResources[1]"}},
+		"another managed resource":       {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: example.com/fpga", want: []string{"warning: extenders[0].managedResources[1]"}},
 		"ignored by the scheduler":       {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n    ignoredByScheduler: true", want: []string{"error: extenders[0].managedResources[0].ignoredByScheduler"}},
 		"a sample of the nodes":          {old: "ToScore: 100", new: "ToScore: 99", want: []string{"warning: percentageOfNodesToScore"}},
 		"kube-scheduler's own sample":    {old: "percentageOfNodesToScore: 100", new: "", want: []string{"warning: percentageOfNodesToScore"}},
@@ -75,9 +75,11 @@ func TestCheck(t *testing.T) {
 		"a sample in one profile":        {old: "extenders:", new: "profiles:\n- schedulerName: a\n- schedulerName: b\n  percentageOfNodesToScore: 0\nextenders:", want: []string{"warning: profiles[1].percentageOfNodesToScore"}},
 		"a sample that no profile uses":  {old: "percentageOfNodesToScore: 100", new: "profiles:\n- schedulerName: a\n  percentageOfNodesToScore: 100"},
 		"the default back-off":           {old: "podMaxBackoffSeconds: 5", new: "", want: []string{"warning: podMaxBackoffSeconds"}},
-		"that, without groups":           {old: "podMaxBackoffSeconds: 5", new: "", options: func(o *Options) { o.GangHold = 0 }},
+		"the default without groups":     {old: "podMaxBackoffSeconds: 5", new: "", options: func(o *Options) { o.GangHold = 0 }},
 		"a long back-off":                {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 11", want: []string{"warning: podMaxBackoffSeconds"}},
-		"a back-off that begins later":   {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 5\npodInitialBackoffSeconds: 6", want: []string{"error: podMaxBackoffSeconds"}},
+		"the longest back-off of all":    {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 9223372036854775807", want: []string{"warning: podMaxBackoffSeconds"}},
+		"separators around":              {old: valid, new: "%YAML 1.1\n---" + valid + "---\n# no more\n---\n"},
+		"a back-off below the initial":   {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 5\npodInitialBackoffSeconds: 6", want: []string{"error: podMaxBackoffSeconds"}},
 		"no back-off":                    {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 5\npodInitialBackoffSeconds: 0", want: []string{"error: podInitialBackoffSeconds"}},
 		"sums that aren't counted":       {old: "extenders:", new: "profiles:\n- pluginConfig:\n  - name: NodeResourcesFit\n    args: {ignoredResources: [aliyun.com/gpu-mem], ignoredResourceGroups: [aliyun.com]}\nextenders:", want: []string{"error: profiles[0].pluginConfig[0].args.ignoredResources", "error: profiles[0].pluginConfig[0].args.ignoredResourceGroups"}},
 		"other plugins' arguments":       {old: "extenders:", new: "profiles:\n- pluginConfig:\n  - name: NodeResourcesFit\n    args: {ignoredResources: [example.com/fpga]}\n  - name: Own\n    args: {any: thing}\nextenders:"},
@@ -94,15 +96,15 @@ func TestCheck(t *testing.T) {
 		"TLS without a check":            {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{insecure: true, certFile: crt, keyFile: key}", want: []string{"warning: extenders[0].tlsConfig"}},
 		"a CA that isn't used":           {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{insecure: true, caFile: ca, certFile: crt, keyFile: key}", want: []string{"error: extenders[0].tlsConfig.insecure"}},
 		"a certificate without its key":  {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caFile: ca, certFile: crt}", want: []string{"error: extenders[0].tlsConfig"}},
-		"a CA that is none":              {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caData: aGVsbG8=, certFile: crt, keyFile: key}", want: []string{"error: extenders[0].tlsConfig.caData"}},
-		"a certificate that is none":     {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caFile: ca, certData: aGVsbG8=, keyData: aGVsbG8=}", want: []string{"error: extenders[0].tlsConfig.certData"}},
+		"an invalid CA":                  {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caData: aGVsbG8=, certFile: crt, keyFile: key}", want: []string{"error: extenders[0].tlsConfig.caData"}},
+		"an invalid certificate":         {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caFile: ca, certData: aGVsbG8=, keyData: aGVsbG8=}", want: []string{"error: extenders[0].tlsConfig.certData"}},
 		"the system's CAs, without more": {old: "http://127.0.0.1:12345/gpushare-scheduler", new: strings.Replace(encrypted, "enableHTTPS: true", "enableHTTPS: false", 1) + "{certFile: crt, keyFile: key}"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if !strings.Contains(sound, test.old) {
+			if !strings.Contains(valid, test.old) {
 				t.Fatalf("the configuration lacks %q", test.old)
 			}
-			config, err := Decode([]byte(strings.Replace(sound, test.old, test.new, 1)))
+			config, err := Decode([]byte(strings.Replace(valid, test.old, test.new, 1)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -128,15 +130,16 @@ func TestDecodeErrors(t *testing.T) {
 	for name, test := range map[string]struct{ config, want string }{
 		"nothing":                 {" \n", "it is empty"},
 		"no YAML":                 {"{{", "yaml: line 1"},
-		"a misspelt field":        {strings.Replace(sound, "weight:", "wieght:", 1), `unknown field "extenders[0].wieght"`},
-		"a field given twice":     {strings.Replace(sound, "  weight: 100", "  weight: 100\n  weight: 1", 1), `key "weight" already set`},
-		"a misspelt argument":     {sound + "profiles:\n- pluginConfig:\n  - name: NodeResourcesFit\n    args: {ignoredResource: []}\n", `unknown field "ignoredResource"`},
-		"words for a number":      {strings.Replace(sound, "weight: 100", "weight: much", 1), "cannot unmarshal string"},
+		"a misspelt field":        {strings.Replace(valid, "weight:", "wieght:", 1), `unknown field "extenders[0].wieght"`},
+		"a field given twice":     {strings.Replace(valid, "  weight: 100", "  weight: 100\n  weight: 1", 1), `key "weight" already set`},
+		"a misspelt argument":     {valid + "profiles:\n- pluginConfig:\n  - name: NodeResourcesFit\n    args: {ignoredResource: []}\n", `unknown field "ignoredResource"`},
+		"words for a number":      {strings.Replace(valid, "weight: 100", "weight: much", 1), "cannot unmarshal string"},
 		"no kind":                 {"a: b", "it has no kind or apiVersion, want a KubeSchedulerConfiguration of kubescheduler.config.k8s.io/v1"},
-		"another version":         {strings.Replace(sound, "/v1", "/v1beta3", 1), "it is a KubeSchedulerConfiguration of kubescheduler.config.k8s.io/v1beta3, want"},
-		"the ConfigMap around":    {"apiVersion: v1\nkind: ConfigMap\n", "it is a ConfigMap of v1, want a KubeSchedulerConfiguration"},
+		"another version":         {strings.Replace(valid, "/v1", "/v1beta3", 1), "it is a KubeSchedulerConfiguration of kubescheduler.config.k8s.io/v1beta3, want"},
+		"the whole ConfigMap":     {"apiVersion: v1\nkind: ConfigMap\n", "it is a ConfigMap of v1, want a KubeSchedulerConfiguration"},
 		"arguments of a plugin":   {"apiVersion: kubescheduler.config.k8s.io/v1\nkind: NodeResourcesFitArgs\n", "it is a NodeResourcesFitArgs of kubescheduler.config.k8s.io/v1, want"},
-		"a policy file of before": {`{"kind": "Policy", "apiVersion": "v1"}`, "it is a Policy of v1, want"},
+		"an old policy file":      {`{"kind": "Policy", "apiVersion": "v1"}`, "it is a Policy of v1, want"},
+		"another document behind": {valid + "---" + valid, "it has several documents: kube-scheduler reads the first one only"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := Decode([]byte(test.config)); err == nil || !strings.Contains(err.Error(), test.want) {
@@ -146,7 +149,8 @@ func TestDecodeErrors(t *testing.T) {
 	}
 }
 
-// What is shipped has no finding: the configuration itself, and the one of the second scheduler, which is rendered from the chart.
+// TestShippedConfigurations checks that the shipped configuration has no findings, nor the one of the second scheduler, which
+// is rendered from the chart.
 func TestShippedConfigurations(t *testing.T) {
 	plain, err := os.ReadFile("../../config/scheduler-config.yaml")
 	if err != nil {

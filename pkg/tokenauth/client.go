@@ -12,14 +12,14 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// api is what a Reviewer asks of the API server. Both methods return the review with its status.
+// api is the part of the API server that a Reviewer uses. Both methods return the review with its status.
 type api interface {
 	ReviewToken(ctx context.Context, review *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error)
 	ReviewAccess(ctx context.Context, review *authorizationv1.SubjectAccessReview) (*authorizationv1.SubjectAccessReview, error)
 }
 
-// client is the api of a real API server. client-go's own clients have every kind of Kubernetes linked in: on each GPU node
-// that costs more memory than all that the device plugin does.
+// client implements api with REST clients. client-go's typed clientset would link all kinds of Kubernetes into the device
+// plugin, which costs more memory on each GPU node than the rest of the plugin.
 type client struct{ authentication, authorization rest.Interface }
 
 func newClient(config *rest.Config) (c client, err error) {

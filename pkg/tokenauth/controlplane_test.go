@@ -12,8 +12,8 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// A real API server understands both reviews, and lets an account with the chart's rights ask for them.
-func TestReviewsOfARealAPIServer(t *testing.T) {
+// TestReviewWithAPIServer checks both reviews against a real API server, with an account that has the chart's rights.
+func TestReviewWithAPIServer(t *testing.T) {
 	c := controlplane.StartForTest(t, controlplane.Options{WithoutScheduler: true})
 	token := func(name string, rules ...rbacv1.PolicyRule) string {
 		t.Helper()

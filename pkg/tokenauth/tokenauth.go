@@ -1,5 +1,5 @@
-// Package tokenauth lets only those clients through to an HTTP handler whose bearer token the API server knows, and that
-// may request the path: by TokenReview and SubjectAccessReview, as Kubernetes' own components do for /metrics.
+// Package tokenauth restricts an HTTP handler to clients with a bearer token that the API server accepts and that may
+// request the path. It uses TokenReview and SubjectAccessReview, as the Kubernetes components do for /metrics.
 package tokenauth
 
 import (
@@ -20,33 +20,39 @@ import (
 )
 
 const (
-	// allowedTTL and deniedTTL are how long a decision is used without another review.
+	// allowedTTL and deniedTTL are how long a decision is cached.
 	allowedTTL = time.Minute
 	deniedTTL  = 10 * time.Second
-	// maxDecisions bounds the decisions that are remembered, maxReviews the reviews that are under way: anybody can send
-	// tokens.
+	// renewalTTL is how long a token that was allowed is preferred to unknown ones: longer than the interval of two scrapes.
+	renewalTTL = time.Hour
+	// maxDecisions limits the cached decisions, maxReviews the concurrent reviews of unknown tokens, and those of tokens that
+	// were allowed before, because any client can send tokens.
 	maxDecisions = 1024
 	maxReviews   = 4
-	// maxToken is longer than the token of any ServiceAccount.
+	// maxToken is the maximum length of a token, more than that of any ServiceAccount token.
 	maxToken      = 16 << 10
 	reviewTimeout = 5 * time.Second
 )
 
-// The reasons for which a request is refused.
+// The reasons why a request is rejected.
 var (
 	errNoToken      = errors.New("the request has no bearer token")
 	errUnknownToken = errors.New("the API server doesn't accept the bearer token")
 	errBusy         = errors.New("too many requests are being authorized at the moment")
 )
 
-// Reviewer asks the API server who a client is, and what it may do.
+// Reviewer authenticates and authorizes clients with the API server. Its methods are safe for concurrent use.
 type Reviewer struct {
 	api       api
 	decisions *cache.LRUExpireCache // By key, of error: nil allows.
-	reviews   chan struct{}
+	// allowed has the keys that the last review allowed, also after that decision has expired. Unknown tokens take up the
+	// places of reviews, and those of renewals aren't theirs: they don't keep a monitoring system out.
+	allowed           *cache.LRUExpireCache
+	reviews, renewals chan struct{}
 }
 
-// New returns a Reviewer with a client of its own, so that a flood of tokens slows down nothing else.
+// New returns a Reviewer with its own client and rate limit, so that many requests with tokens don't delay other calls to
+// the API server.
 func New(config *rest.Config) (*Reviewer, error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 10, 20
@@ -59,12 +65,13 @@ func New(config *rest.Config) (*Reviewer, error) {
 
 func newReviewer(api api, clock clock.PassiveClock) *Reviewer {
 	return &Reviewer{
-		api: api, decisions: cache.NewLRUExpireCacheWithClock(maxDecisions, clock), reviews: make(chan struct{}, maxReviews),
+		api: api, decisions: cache.NewLRUExpireCacheWithClock(maxDecisions, clock), allowed: cache.NewLRUExpireCacheWithClock(maxDecisions, clock),
+		reviews: make(chan struct{}, maxReviews), renewals: make(chan struct{}, maxReviews),
 	}
 }
 
-// Handler returns a handler that answers 401 to clients without a token that the API server accepts, 403 to those that may
-// not request the path, and 503 where the API server doesn't say. It passes all others on to next.
+// Handler returns a handler that passes authorized requests to next. It responds with 401 if the API server doesn't accept
+// the token or there is none, with 403 if the client may not request the path, and with 503 if there was no review.
 func (r *Reviewer) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
 		err := r.authorize(request)
@@ -78,20 +85,20 @@ func (r *Reviewer) Handler(next http.Handler) http.Handler {
 		case errors.As(err, &forbidden):
 			http.Error(w, err.Error(), http.StatusForbidden)
 		default:
-			klog.FromContext(request.Context()).V(2).Info("A client could not be authorized", "path", request.URL.Path, "err", err)
+			klog.FromContext(request.Context()).V(2).Info("Client not authorized, because there was no review", "path", request.URL.Path, "err", err)
 			http.Error(w, "the client can't be authorized at the moment", http.StatusServiceUnavailable)
 		}
 	})
 }
 
-// forbiddenError says that a user is known, and may not do what it asked for.
+// forbiddenError is returned for an authenticated user that may not make the request.
 type forbiddenError struct{ user, verb, path string }
 
 func (e forbiddenError) Error() string {
 	return fmt.Sprintf("user %.253q may not %s path %q", e.user, e.verb, e.path)
 }
 
-// key is what a decision depends on. The token itself isn't kept.
+// key identifies a decision. It contains a hash of the token, so that no token is kept in memory.
 type key struct {
 	token      [sha256.Size]byte
 	verb, path string
@@ -110,9 +117,13 @@ func (r *Reviewer) authorize(request *http.Request) error {
 		err, _ := decision.(error)
 		return err
 	}
+	places := r.reviews
+	if _, before := r.allowed.Get(k); before {
+		places = r.renewals
+	}
 	select {
-	case r.reviews <- struct{}{}:
-		defer func() { <-r.reviews }()
+	case places <- struct{}{}:
+		defer func() { <-places }()
 	default:
 		return errBusy
 	}
@@ -123,34 +134,37 @@ func (r *Reviewer) authorize(request *http.Request) error {
 	switch {
 	case err == nil:
 		r.decisions.Add(k, nil, allowedTTL)
+		r.allowed.Add(k, nil, renewalTTL)
 	case errors.Is(err, errUnknownToken), errors.As(err, &forbidden):
 		r.decisions.Add(k, err, deniedTTL)
+		r.allowed.Remove(k)
 	}
 	return err
 }
 
-// review asks the API server. An error other than errUnknownToken and forbiddenError says that it didn't decide.
+// review returns nil if the API server authorizes the request. An error other than errUnknownToken and forbiddenError means
+// that the API server made no decision.
 func (r *Reviewer) review(ctx context.Context, token string, k key) error {
-	who, err := r.api.ReviewToken(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}})
+	identity, err := r.api.ReviewToken(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}})
 	if err != nil {
 		return fmt.Errorf("reviewing a token: %w", err)
 	}
-	if !who.Status.Authenticated {
+	if !identity.Status.Authenticated {
 		return errUnknownToken
 	}
-	user := who.Status.User
+	user := identity.Status.User
 	extra := make(map[string]authorizationv1.ExtraValue, len(user.Extra))
 	for name, values := range user.Extra {
 		extra[name] = authorizationv1.ExtraValue(values)
 	}
-	may, err := r.api.ReviewAccess(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+	access, err := r.api.ReviewAccess(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 		User: user.Username, UID: user.UID, Groups: user.Groups, Extra: extra,
 		NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: k.path, Verb: k.verb},
 	}})
 	if err != nil {
 		return fmt.Errorf("reviewing the access of user %s: %w", user.Username, err)
 	}
-	if !may.Status.Allowed {
+	if !access.Status.Allowed {
 		return forbiddenError{user.Username, k.verb, k.path}
 	}
 	return nil

@@ -50,11 +50,11 @@ func TestHandler(t *testing.T) {
 		status        int
 		body          string
 	}{
-		"a user that may":               {"Bearer prometheus", false, 200, "series"},
-		"a scheme in small letters":     {"bearer prometheus", false, 200, "series"},
-		"a user that may not":           {"Bearer tenant", false, 403, `user "tenant" may not get path "/metrics"`},
+		"an authorized user":            {"Bearer prometheus", false, 200, "series"},
+		"a scheme in lower case":        {"bearer prometheus", false, 200, "series"},
+		"an unauthorized user":          {"Bearer tenant", false, 403, `user "tenant" may not get path "/metrics"`},
 		"an unknown token":              {"Bearer nonsense", false, 401, errUnknownToken.Error()},
-		"a token longer than any":       {"Bearer " + strings.Repeat("x", maxToken+1), false, 401, errUnknownToken.Error()},
+		"a token that is too long":      {"Bearer " + strings.Repeat("x", maxToken+1), false, 401, errUnknownToken.Error()},
 		"no token":                      {"", false, 401, errNoToken.Error()},
 		"an empty token":                {"Bearer ", false, 401, errNoToken.Error()},
 		"another scheme":                {"Basic prometheus", false, 401, errNoToken.Error()},
@@ -82,7 +82,7 @@ func ask(r *Reviewer, authorization string) *httptest.ResponseRecorder {
 	return w
 }
 
-func TestDecisionsAreRememberedForAWhile(t *testing.T) {
+func TestDecisionCache(t *testing.T) {
 	api, clock := &apiServer{}, clocktesting.NewFakePassiveClock(time.Now())
 	r := newReviewer(api, clock)
 	want := func(token string, status, reviews int) {
@@ -100,26 +100,30 @@ func TestDecisionsAreRememberedForAWhile(t *testing.T) {
 	want("tenant", 403, 3)
 	clock.SetTime(clock.Now().Add(allowedTTL))
 	want("prometheus", 200, 4)
-	// An answer that the API server didn't give isn't remembered.
+	// Failed reviews are not cached.
 	api.down = true
 	want("another", 503, 5)
 	want("another", 503, 6)
 }
 
-// Unknown tokens cause a bounded number of reviews at once.
-func TestReviewsAreBounded(t *testing.T) {
-	api := &apiServer{}
-	r := newReviewer(api, clocktesting.NewFakePassiveClock(time.Now()))
-	if w := ask(r, "Bearer prometheus"); w.Code != 200 {
-		t.Fatal(w.Code)
+// TestMaxReviews checks that unknown tokens cause a bounded number of reviews at once, and keep no token out that was allowed before.
+func TestMaxReviews(t *testing.T) {
+	api, clock := &apiServer{}, clocktesting.NewFakePassiveClock(time.Now())
+	r := newReviewer(api, clock)
+	want := func(token string, status, reviews int) {
+		t.Helper()
+		if w := ask(r, "Bearer "+token); w.Code != status || api.reviews != reviews {
+			t.Errorf("%s: status %d after %d reviews, want %d after %d", token, w.Code, api.reviews, status, reviews)
+		}
 	}
+	want("prometheus", 200, 1)
+	want("tenant", 403, 2)
 	for range maxReviews {
 		r.reviews <- struct{}{}
 	}
-	if w := ask(r, "Bearer nonsense"); w.Code != 503 || api.reviews != 1 {
-		t.Errorf("one more: %d after %d reviews", w.Code, api.reviews)
-	}
-	if w := ask(r, "Bearer prometheus"); w.Code != 200 {
-		t.Errorf("a known token meanwhile: %d", w.Code)
-	}
+	want("nonsense", 503, 2)
+	want("prometheus", 200, 2)
+	clock.SetTime(clock.Now().Add(allowedTTL + time.Second))
+	want("prometheus", 200, 3)
+	want("tenant", 503, 3)
 }

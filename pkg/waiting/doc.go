@@ -1,5 +1,5 @@
-// Package waiting says why a pod waits for GPU memory: a cause in one word, and an explanation from the nodes as they
-// are now. The web page, the metrics and kubectl inspect all ask it, so they never tell different stories. It decides
-// from values alone and writes nothing; kube-scheduler may know of more that is in the way, such as a lack of processors,
-// and says so in the pod's condition, see Reason.
+// Package waiting determines why a pod is pending: a reason from a fixed list, and a message about the nodes as they are
+// now. The web page, the metrics and kubectl inspect all use it, so they never contradict each other. It has no side
+// effects. kube-scheduler may have further reasons, such as a lack of CPU; SchedulerMessage returns them from the pod's
+// condition.
 package waiting

@@ -7,8 +7,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// Closed returns the reasons for which no pod can go to a node that shares its cards, whatever is free there. Read of
-// the node are its resources, its conditions and whether it is cordoned; wholeCards is protocol.Node's.
+// Closed returns the reasons why no new pod can run on a node that shares its cards, independent of its free memory. It
+// depends on the node's resources, its conditions and on whether it is cordoned. wholeCards is protocol.Node.WholeCards.
 func Closed(node *corev1.Node, wholeCards bool) []string {
 	var reasons []string
 	if wholeCards {
@@ -32,11 +32,11 @@ func ready(node *corev1.Node) bool {
 			return condition.Status == corev1.ConditionTrue
 		}
 	}
-	return true // Nobody has said otherwise.
+	return true // No Ready condition yet.
 }
 
-// Disconnected reports whether the kubelet has lost the device plugin: allocatable goes to zero at once, capacity some
-// minutes later.
+// Disconnected reports whether the device plugin is not connected to the kubelet. In that case allocatable becomes zero at
+// once, and capacity some minutes later.
 func Disconnected(node *corev1.Node) bool {
 	capacity := node.Status.Capacity[protocol.ResourceMemory]
 	allocatable, known := node.Status.Allocatable[protocol.ResourceMemory]

@@ -15,8 +15,10 @@ import (
 const (
 	requestTimeout = 5 * time.Second
 	stopTimeout    = 500 * time.Millisecond
-	// maxConnections is enough for all viewers' streams and their other requests. With port forwarding, all viewers have
-	// the same address.
+	// maxHeader has room for what browsers send, cookies of other programs on the same host included.
+	maxHeader = 16 << 10
+	// maxConnections has room for all viewers' streams and for what they load besides. Viewers who forward a port all come
+	// from one address.
 	maxConnections = 2 * maxViewers
 )
 
@@ -24,7 +26,7 @@ const (
 func Serve(ctx context.Context, listener net.Listener, page http.Handler, tlsConfig *tls.Config) error {
 	server := &http.Server{
 		Handler: page, ReadHeaderTimeout: requestTimeout, ReadTimeout: requestTimeout,
-		WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute,
+		WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: maxHeader,
 		BaseContext: func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
 	}
 	listener = connlimit.New(listener, connlimit.Limits{Total: maxConnections, PerSource: maxConnections})

@@ -127,7 +127,7 @@ func TestWrongFlags(t *testing.T) {
 		"extender: an unknown flag":            {extender, []string{"--nonsense"}, []string{"unknown flag", "--nonsense"}},
 		"extender: an argument":                {extender, []string{"nonsense"}, []string{"nonsense"}},
 		"extender: an unknown policy":          {extender, []string{"--card-policy=worst"}, []string{"--card-policy", "worst"}},
-		"extender: a certificate, but no key":  {extender, []string{"--tls-cert-file=x"}, []string{"--tls-cert-file and --tls-key-file go together"}},
+		"extender: a certificate, but no key":  {extender, []string{"--tls-cert-file=x"}, []string{"--tls-cert-file and --tls-key-file must be set together"}},
 		"extender: a kubeconfig that isn't":    {extender, []string{"--kubeconfig=/nonexistent"}, []string{"--kubeconfig", "/nonexistent", "no such file"}},
 		"extender: neither kubeconfig nor pod": {extender, nil, []string{"--kubeconfig", "service account"}},
 		"extender: an address that isn't":      {extender, []string{"--listen-address=nowhere:x"}, []string{"--listen-address", "unknown port"}},

@@ -116,6 +116,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"an account without a namespace":    {"guard.allow.serviceAccounts[0]=velero", "at '/guard/allow/serviceAccounts/0'"},
 		"a page's address without a port":   {"extender.ui.listenAddress=127.0.0.1", "at '/extender/ui/listenAddress'"},
 		"no client's name":                  {"extender.service.clusterIP=10.96.0.15,extender.tls.clientNames={}", "at '/extender/tls/clientNames"},
+		"a client's name with a blank":      {"extender.service.clusterIP=10.96.0.15,extender.tls.clientNames={kube-scheduler,own #1}", "at '/extender/tls/clientNames/1'"},
 		"not the certificate's name":        {"extender.service.clusterIP=10.96.0.15,extender.tls.clientNames={other}", "extender.tls.clientNames: with extender.tls.mode=generated the certificate"},
 		"monitors without a token":          {"extender.service.clusterIP=10.96.0.15,monitoring.enabled=true,monitoring.authorize=true", "monitoring.credentials.name: with monitoring.authorize=true"},
 		"an unknown log format":             {"extender.service.clusterIP=10.96.0.15,logFormat=xml", "at '/logFormat'"},

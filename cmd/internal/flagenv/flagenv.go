@@ -1,4 +1,4 @@
-// Package flagenv lets flags be given as environment variables, as manifests like to have it.
+// Package flagenv sets flags from environment variables.
 package flagenv
 
 import (
@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Set takes the flags that weren't given on the command line from environment variables, which are named like the flags
-// in capitals: NODE_NAME for --node-name. One letter is no name for a variable.
+// Set sets the flags that are not on the command line from environment variables with the flag's name in upper case:
+// NODE_NAME for --node-name. Flags of one letter have no variable.
 func Set(flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	var errs []error
 	flags.VisitAll(func(f *pflag.Flag) {

@@ -17,7 +17,7 @@ func TestSet(t *testing.T) {
 		"neither leaves the default":   {want: "default"},
 		"a variable sets its flag":     {environment: map[string]string{"NODE_NAME": "n1"}, want: "n1"},
 		"the command line wins":        {args: []string{"--node-name=n2"}, environment: map[string]string{"NODE_NAME": "n1"}, want: "n2"},
-		"one letter is no name":        {environment: map[string]string{"V": "x"}, want: "default"},
+		"one letter has no variable":   {environment: map[string]string{"V": "x"}, want: "default"},
 		"a bad value names its source": {environment: map[string]string{"COUNT": "many"}, want: "default", wantErr: "environment variable COUNT"},
 	}
 	for name, test := range tests {

@@ -1,7 +1,7 @@
 {{/*
-The extender's ClusterIP: what is given, else what the installed Service has, else the 15th address of the Service
-range. An IPv4 range starts at a multiple of its size, so its first address, the one of Service default/kubernetes, lies
-at most 240 into an octet's block of 16: adding 14 to the last octet stays in it for ranges of /28 and larger.
+The extender's ClusterIP: the value, else that of the installed Service, else the 15th address of the Service range. An
+IPv4 range starts at a multiple of its size, and Service default/kubernetes has its first address, so the last octet of
+that address is at most 241. Adding 14 to it stays within a range of /28 or larger.
 */}}
 {{- define "gpushare.clusterIP" -}}
 {{- $given := .Values.extender.service.clusterIP -}}

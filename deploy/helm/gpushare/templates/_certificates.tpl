@@ -1,6 +1,6 @@
 {{/*
-The certificates of mode "generated", as JSON: of the CA, the extender and kube-scheduler. They are made once; later
-they are read from the Secrets of the release, unless the extender's address has changed.
+The certificates of mode "generated", as JSON: of the CA, the extender and kube-scheduler. They are created once and then
+read from the Secrets of the release, unless the extender's address has changed.
 */}}
 {{- define "gpushare.certificates" -}}
 {{- $mine := lookup "v1" "Secret" .Release.Namespace "gpushare-extender-tls" -}}

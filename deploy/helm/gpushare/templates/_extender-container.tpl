@@ -1,4 +1,4 @@
-{{/* The extender's container: of the Deployment, and beside the second scheduler. */}}
+{{/* The extender's container, for its Deployment and for the second scheduler's. */}}
 {{- define "gpushare.extenderContainer" -}}
 {{- $host := and (eq .Values.mode "extender") (eq .Values.extender.reach "host") -}}
 {{- include "gpushare.checkTimes" . -}}
@@ -12,7 +12,7 @@ imagePullPolicy: {{ .Values.images.extender.pullPolicy }}
 args:
   {{- if include "gpushare.byService" . }}
   - --listen-address=:12345
-  # Probes and Prometheus have no certificate to show, and a port that other connections can't block.
+  # A separate port: probes and Prometheus have no certificate, and other connections can't block it.
   - --health-address=:12347
   - --leader-elect
   - --leader-elect-namespace={{ .Release.Namespace }}
@@ -21,16 +21,16 @@ args:
   - --tls-cert-file=/tls/tls.crt
   - --tls-key-file=/tls/tls.key
   - --client-ca-file=/tls/ca.crt
-  # The CA may have signed certificates of others.
+  # The CA may have signed other certificates too.
   - --client-names={{ join "," .Values.extender.tls.clientNames }}
   {{- end }}
   {{- else if $host }}
   - --listen-address=127.0.0.1:12345
   {{- else }}
-  # For the scheduler in this pod alone; probes come from outside.
+  # Only for the scheduler in this pod; probes use the other address.
   - --listen-address=127.0.0.1:12345
   - --health-address=:12347
-  # Two pods must never bind at once, not even when a lost node comes back: the Lease sees to it.
+  # The Lease prevents two pods from binding at the same time, also when a lost node returns.
   - --leader-elect
   - --leader-elect-namespace={{ .Release.Namespace }}
   {{- end }}

@@ -1,4 +1,4 @@
-{{/* Labels of every object; the argument is (list . component). */}}
+{{/* The labels of every object; the argument is (list . component). */}}
 {{- define "gpushare.labels" -}}
 {{ include "gpushare.selector" . }}
 {{- $root := index . 0 }}
@@ -20,7 +20,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 {{- end }}
 
-{{/* The cluster's version as kube-scheduler's images are tagged, without what providers append. */}}
+{{/* The cluster's version as in the tags of kube-scheduler's images, without suffixes of providers. */}}
 {{- define "gpushare.kubernetesVersion" -}}
 {{- regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version -}}
 {{- end }}
@@ -29,7 +29,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 system:serviceaccount:{{ .Release.Namespace }}:{{ .name }}
 {{- end }}
 
-{{/* Not empty where the API server has ValidatingAdmissionPolicies and tells the node of a bound token: from 1.30 on. */}}
+{{/* Not empty if the API server has ValidatingAdmissionPolicies and passes on the node of a bound token: 1.30 and later. */}}
 {{- define "gpushare.hasPolicies" -}}
 {{- if semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version }}yes{{ end -}}
 {{- end }}
@@ -38,7 +38,7 @@ system:serviceaccount:{{ .Release.Namespace }}:{{ .name }}
 {{- if eq .Values.mode "secondScheduler" }}yes{{ end -}}
 {{- end }}
 
-{{/* Not empty where the extender is reached through its Service. */}}
+{{/* Not empty if the extender is reached through its Service. */}}
 {{- define "gpushare.byService" -}}
 {{- if and (eq .Values.mode "extender") (eq .Values.extender.reach "service") }}yes{{ end -}}
 {{- end }}
@@ -47,7 +47,7 @@ system:serviceaccount:{{ .Release.Namespace }}:{{ .name }}
 {{- if and (include "gpushare.byService" .) (ne .Values.extender.tls.mode "none") }}yes{{ end -}}
 {{- end }}
 
-{{/* What the pods of the scheduler's half share. */}}
+{{/* Fields that the pods of the extender and of the second scheduler have in common. */}}
 {{- define "gpushare.restrictedPod" -}}
 runAsNonRoot: true
 runAsUser: 65532

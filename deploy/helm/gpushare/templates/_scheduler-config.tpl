@@ -1,8 +1,8 @@
-{{/* kube-scheduler's configuration. Besides the root: address, certificates (mode "generated"). */}}
+{{/* kube-scheduler's configuration. The argument is the root with address and certificates (mode "generated"). */}}
 {{- define "gpushare.schedulerConfig" -}}
 {{- $second := include "gpushare.secondScheduler" . -}}
 {{- if $second -}}
-# Configuration of the second kube-scheduler, with the gpushare extender beside it in the same pod.
+# Configuration of the second kube-scheduler, which runs in one pod with the gpushare extender.
 {{- else -}}
 # Configuration of kube-scheduler (Kubernetes 1.25 and later) with the gpushare extender. Give it to the scheduler with
 # --config. Two values depend on where the scheduler runs: clientConnection.kubeconfig and urlPrefix.
@@ -20,10 +20,10 @@ profiles:
 clientConnection:
   kubeconfig: {{ .Values.scheduler.kubeconfig }}
 {{- end }}
-# By default kube-scheduler scores only a part of the nodes of clusters with 100 nodes or more; binpack needs all of them.
+# With the default, kube-scheduler checks only a sample of more than 100 nodes; binpack needs all.
 percentageOfNodesToScore: {{ .Values.scheduler.percentageOfNodesToScore }}
-# The longest back-off of a rejected pod. It must be well below the time for which the first member's bind of a group waits
-# for the others (--gang-hold); kube-scheduler's default is as long as that.
+# Longest back-off of a rejected pod. It must be well below the time for which a bind waits for the other members of its group
+# (--gang-hold), or members miss each other; the default is as long.
 podMaxBackoffSeconds: {{ .Values.scheduler.podMaxBackoffSeconds }}
 extenders:
   - urlPrefix: {{ include "gpushare.url" . }}
@@ -31,7 +31,7 @@ extenders:
     prioritizeVerb: prioritize
     bindVerb: bind
     preemptVerb: preempt
-    # The scheduler's own scores add up to about 1,200; one of the extender's ten points is worth weight x 10.
+    # The scheduler's own scores add up to about 1,200; each of the extender's ten points counts weight x 10.
     weight: {{ .Values.scheduler.weight }}
     enableHTTPS: {{ eq "yes" (include "gpushare.tls" .) }}
     {{- if include "gpushare.tls" . }}
@@ -47,15 +47,15 @@ extenders:
       keyFile: {{ .Values.scheduler.certificateFolder }}/tls.key
       {{- end }}
     {{- end }}
-    # One timeout for all verbs. A bind may wait for the other members of the pod's group (--gang-hold) and then take its
-    # time (--bind-timeout): together they must lie below it.
+    # One timeout for all verbs. It must be above the sum of --gang-hold, for which a bind waits for the other members of the
+    # pod's group, and --bind-timeout, which limits the write.
     httpTimeout: {{ .Values.scheduler.httpTimeout }}
-    # Node names travel, not nodes: the extender knows the nodes.
+    # Send node names only: the extender has its own cache of nodes.
     nodeCacheCapable: true
-    # Never ignorable: without the extender a pod would be bound without a card.
+    # Must be false: without the extender a pod would be bound without a card.
     ignorable: false
     managedResources:
-      # Pods that ask for none of these never reach the extender. The scheduler keeps checking the node's sum itself.
+      # Only pods that request these resources reach the extender. The scheduler itself still checks the node's sum.
       - name: aliyun.com/gpu-mem
         ignoredByScheduler: false
 {{- end }}

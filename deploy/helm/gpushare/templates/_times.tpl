@@ -1,4 +1,4 @@
-{{/* A duration as the schema takes it, in milliseconds. */}}
+{{/* A duration in the schema's format, in milliseconds. */}}
 {{- define "gpushare.milliseconds" -}}
 {{- $sum := 0.0 -}}
 {{- range regexFindAll "[0-9.]+(ms|s|m)" . -1 -}}
@@ -8,7 +8,7 @@
 {{ $sum }}
 {{- end }}
 
-{{/* Refuses times with which the extender would end at its start, or which kube-scheduler wouldn't wait for. */}}
+{{/* Refuses durations that the extender would reject at its start, or that exceed kube-scheduler's timeout. */}}
 {{- define "gpushare.checkTimes" -}}
 {{- $e := .Values.extender -}}
 {{- $hold := include "gpushare.milliseconds" $e.gangHold | float64 -}}
@@ -26,7 +26,7 @@
 {{- if ge (addf $hold $bind) (include "gpushare.milliseconds" .Values.scheduler.httpTimeout | float64) -}}
 {{- fail (printf "scheduler.httpTimeout: %s isn't above extender.gangHold and extender.bindTimeout together (%s, %s): kube-scheduler would give up on binds that go on" .Values.scheduler.httpTimeout $e.gangHold $e.bindTimeout) -}}
 {{- end -}}
-{{- /* A renew deadline in extraArgs is checked by the extender itself. */ -}}
+{{- /* If extraArgs set another renew deadline, the extender itself checks the durations. */ -}}
 {{- $elected := or (include "gpushare.byService" .) (include "gpushare.secondScheduler" .) -}}
 {{- if and $elected (ge $bind 10000.0) (not (contains "--leader-elect-renew-deadline" (join " " $e.extraArgs))) -}}
 {{- fail (printf "extender.bindTimeout: %s isn't below 10s, for which a leader counts on its Lease: lower it, or raise --leader-elect-renew-deadline and --leader-elect-lease-duration in extender.extraArgs" $e.bindTimeout) -}}
@@ -34,8 +34,8 @@
 {{- end }}
 
 {{/*
-Twice the time of a bind and five seconds is what a leader may need to look up binds whose answer was lost; seven more are
-for giving up the Lease, and the end itself.
+A leader needs up to twice --bind-timeout and five seconds to resolve unconfirmed binds, and seven more to release the Lease
+and end.
 */}}
 {{- define "gpushare.gracePeriod" -}}
 {{- include "gpushare.milliseconds" .Values.extender.bindTimeout | float64 | mulf 0.002 | addf 12 | ceil -}}

@@ -18,33 +18,32 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// Why is why a pod waits.
+// Diagnosis is why a pod is pending.
 type Why struct {
 	Cause Cause
-	// Explanation is for people.
+	// Message is the explanation that is shown to users.
 	Explanation string
 }
 
-// Place is a node that shares its cards, as the question sees it whether a pod fits.
+// Node is a node that shares its cards.
 type Place struct {
-	// Node is read for its name, labels and taints.
+	// Object is the Node object. Its name, labels and taints are used.
 	Node *corev1.Node
-	// Unit is that of the cards' memory.
+	// Unit is the unit of the cards' memory.
 	Unit  gpu.Unit
 	Cards []placement.Card
-	// Closed is why no pod can go there, see Closed; empty for a node in order.
+	// Closed is the reason why no new pod can run on the node, see the function Closed; empty if pods can.
 	Closed string
-	// Leaving has the priorities of the pods there that should end soon, see protocol.Leaving. It is read for nodes
-	// only that pods are nominated to.
+	// Terminating holds the priorities of the node's pods that should end soon, see protocol.TerminatingPriorities. Only
+	// nodes to which a pod is nominated need it.
 	Leaving []int32
 }
 
-// NominationStands reports whether a pod's nomination to the place is to be believed: the pod may go there, and it fits, or
-// memory of a pod of lower priority should come free. kube-scheduler doesn't clear one that has become void where its dry
-// run finds the node's sum large enough without any victim (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt:
-// after an error nominatedNodeName stays).
+// NominationStands reports whether a pod's nomination to a node is still valid: the node admits the pod, and the pod fits one
+// of its cards or a pod of lower priority is terminating there. kube-scheduler doesn't always clear an invalid nomination:
+// nominatedNodeName stays if its dry run needs no victims (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt).
 func NominationStands(pod *corev1.Pod, place *Place) bool {
-	if place.refusal(pod, nodeaffinity.GetRequiredNodeAffinity(pod)) != "" {
+	if place.rejection(pod, nodeaffinity.GetRequiredNodeAffinity(pod)) != "" {
 		return false
 	}
 	values := protocol.Pod(pod)
@@ -52,7 +51,7 @@ func NominationStands(pod *corev1.Pod, place *Place) bool {
 		slices.ContainsFunc(place.Leaving, func(priority int32) bool { return priority < values.Priority })
 }
 
-// free returns what healthy cards have left, and the largest piece of it.
+// free returns the free memory of the healthy cards, and the most that one card has.
 func (p *Place) free() (sum, largest gpu.Memory) {
 	for i := range p.Cards {
 		if card := &p.Cards[i]; !card.Unhealthy {
@@ -62,7 +61,7 @@ func (p *Place) free() (sum, largest gpu.Memory) {
 	return sum, largest
 }
 
-// bytes makes amounts of different nodes comparable. It stops at the largest amount.
+// bytes converts an amount to bytes, to compare amounts of nodes with different units. It saturates.
 func (p *Place) bytes(m gpu.Memory) gpu.Memory {
 	if unit := gpu.Memory(p.Unit); unit > 0 && m > math.MaxInt64/unit {
 		return math.MaxInt64
@@ -70,8 +69,8 @@ func (p *Place) bytes(m gpu.Memory) gpu.Memory {
 	return m * gpu.Memory(p.Unit)
 }
 
-// refusal is why a place isn't one for the pod, whatever memory it has; empty where it may go there.
-func (p *Place) refusal(pod *corev1.Pod, affinity nodeaffinity.RequiredNodeAffinity) string {
+// rejection returns why the pod can't use the node, independent of GPU memory; empty if it can.
+func (p *Place) rejection(pod *corev1.Pod, affinity nodeaffinity.RequiredNodeAffinity) string {
 	if p.Closed != "" {
 		return p.Closed
 	}
@@ -86,32 +85,32 @@ func (p *Place) refusal(pod *corev1.Pod, affinity nodeaffinity.RequiredNodeAffin
 	return ""
 }
 
-// Reach returns the names of the places that the pod may go to, whatever is taken there.
+// EligibleNodes returns the names of the nodes that the pod may use, independent of their free memory.
 func Reach(places []Place, pod *corev1.Pod) []string {
 	affinity := nodeaffinity.GetRequiredNodeAffinity(pod)
 	var names []string
 	for i := range places {
-		if places[i].refusal(pod, affinity) == "" {
+		if places[i].rejection(pod, affinity) == "" {
 			names = append(names, places[i].Node.Name)
 		}
 	}
 	return names
 }
 
-// Explainer explains from one moment's places. Pods of one shape wait for one reason, and a cluster has few shapes: each
-// is looked into once. It is not for use from several goroutines.
+// Diagnoser diagnoses pods against the state of the nodes at one moment. Pods with the same request and node constraints
+// have the same diagnosis, which is computed once. A Diagnoser is not safe for concurrent use.
 type Explainer struct {
 	places []Place
-	known  map[string]Why
+	cache  map[string]Why
 }
 
-// NewExplainer returns an Explainer for places, each of which has cards, in order of their names.
+// NewDiagnoser returns a Diagnoser for the nodes, which must be sorted by name and have cards.
 func NewExplainer(places []Place) *Explainer {
-	return &Explainer{places: places, known: map[string]Why{}}
+	return &Explainer{places: places, cache: map[string]Why{}}
 }
 
-// Explain says why the pod, which has no node, waits. Read of it are what it asks for, its gates, its nomination, and
-// what its spec says about nodes.
+// Diagnose returns why the pod, which has no node, is pending. It depends on the pod's request, scheduling gates,
+// nomination, and on its constraints on nodes.
 func (e *Explainer) Explain(pod *corev1.Pod) Why {
 	switch {
 	case len(pod.Spec.SchedulingGates) > 0:
@@ -121,19 +120,19 @@ func (e *Explainer) Explain(pod *corev1.Pod) Why {
 	case len(e.places) == 0:
 		return Why{NoNode, "no node shares GPU memory"}
 	}
-	shape, err := shapeOf(pod)
+	key, err := cacheKey(pod)
 	if err != nil {
-		return e.lookInto(pod) // What can't be written down can't be found again either.
+		return e.diagnose(pod) // Without a key it can't be cached.
 	}
-	why, known := e.known[shape]
-	if !known {
-		why = e.lookInto(pod)
-		e.known[shape] = why
+	diagnosis, cached := e.cache[key]
+	if !cached {
+		diagnosis = e.diagnose(pod)
+		e.cache[key] = diagnosis
 	}
-	return why
+	return diagnosis
 }
 
-// nominated reports whether the pod is nominated to a place, and that is to be believed.
+// nominated reports whether the pod has a valid nomination to one of the nodes.
 func (e *Explainer) nominated(pod *corev1.Pod) bool {
 	i, found := slices.BinarySearchFunc(e.places, pod.Status.NominatedNodeName, func(p Place, name string) int {
 		return cmp.Compare(p.Node.Name, name)
@@ -141,8 +140,8 @@ func (e *Explainer) nominated(pod *corev1.Pod) bool {
 	return found && NominationStands(pod, &e.places[i])
 }
 
-// shapeOf is all of a pod that lookInto reads.
-func shapeOf(pod *corev1.Pod) (string, error) {
+// cacheKey returns a key made of all fields of a pod that diagnose uses.
+func cacheKey(pod *corev1.Pod) (string, error) {
 	spec := corev1.PodSpec{NodeSelector: pod.Spec.NodeSelector, Tolerations: pod.Spec.Tolerations}
 	if pod.Spec.Affinity != nil {
 		spec.Affinity = &corev1.Affinity{NodeAffinity: pod.Spec.Affinity.NodeAffinity}
@@ -151,35 +150,34 @@ func shapeOf(pod *corev1.Pod) (string, error) {
 	return protocol.PodRequest(pod).String() + " " + string(text), err
 }
 
-func (e *Explainer) lookInto(pod *corev1.Pod) Why {
+func (e *Explainer) diagnose(pod *corev1.Pod) Why {
 	affinity, request := nodeaffinity.GetRequiredNodeAffinity(pod), protocol.PodRequest(pod)
-	refusals := map[string][]string{}
+	rejections := map[string][]string{}
 	found := map[Cause][]*Place{}
 	for i := range e.places {
 		p := &e.places[i]
-		if why := p.refusal(pod, affinity); why != "" {
-			refusals[why] = append(refusals[why], p.Node.Name)
+		if rejection := p.rejection(pod, affinity); rejection != "" {
+			rejections[rejection] = append(rejections[rejection], p.Node.Name)
 			continue
 		}
-		cause := causeOf(p.Cards, request)
-		found[cause] = append(found[cause], p)
+		reason := reasonFor(p.Cards, request)
+		found[reason] = append(found[reason], p)
 	}
-	text := refusalText(refusals)
-	// The first of these that any node has is what it takes to find room.
-	for _, cause := range ofCards {
-		if len(found[cause]) > 0 {
-			return Why{cause, causeText(cause, found[cause]) + text}
+	text := rejectionText(rejections)
+	for _, reason := range cardReasons {
+		if len(found[reason]) > 0 {
+			return Why{reason, reasonText(reason, found[reason]) + text}
 		}
 	}
 	return Why{NoNode, "no node that shares GPU memory can take the pod" + text}
 }
 
-// causeText explains by the example of the node that comes closest.
-func causeText(cause Cause, places []*Place) string {
+// reasonText explains the reason with the node that has the most free memory as the example.
+func reasonText(reason Cause, places []*Place) string {
 	var best *Place
 	var free, largest gpu.Memory
 	for _, p := range places {
-		// Of equals the first stays.
+		// Among equal nodes, the first wins.
 		sum, piece := p.free()
 		if best == nil || cmp.Or(cmp.Compare(p.bytes(piece), best.bytes(largest)), cmp.Compare(p.bytes(sum), best.bytes(free))) > 0 {
 			best, free, largest = p, sum, piece
@@ -190,7 +188,7 @@ func causeText(cause Cause, places []*Place) string {
 		others = fmt.Sprintf(" (and %s alike)", count(n))
 	}
 	amount := best.Unit.Format
-	switch cause {
+	switch reason {
 	case Fits:
 		return fmt.Sprintf("%s has room for it now, %s on one card%s: the scheduler is about to try, or needs something else than GPU memory",
 			name, amount(largest), others)
@@ -215,19 +213,19 @@ func causeText(cause Cause, places []*Place) string {
 	return fmt.Sprintf("no card is large enough: the largest has %s, on %s", best.Unit.Format(largest), best.Node.Name)
 }
 
-// refusalText tells what else there is, most frequent first.
-func refusalText(refusals map[string][]string) string {
-	reasons := slices.SortedFunc(maps.Keys(refusals), func(a, b string) int {
-		return cmp.Or(cmp.Compare(len(refusals[b]), len(refusals[a])), cmp.Compare(a, b))
+// rejectionText lists why the other nodes can't be used, the most frequent rejection first.
+func rejectionText(rejections map[string][]string) string {
+	sorted := slices.SortedFunc(maps.Keys(rejections), func(a, b string) int {
+		return cmp.Or(cmp.Compare(len(rejections[b]), len(rejections[a])), cmp.Compare(a, b))
 	})
 	var out strings.Builder
-	for _, reason := range reasons {
-		nodes := refusals[reason]
-		who := nodes[0]
+	for _, rejection := range sorted {
+		nodes := rejections[rejection]
+		where := nodes[0]
 		if len(nodes) > 1 {
-			who = count(len(nodes))
+			where = count(len(nodes))
 		}
-		fmt.Fprintf(&out, "; %s: %s", who, reason)
+		fmt.Fprintf(&out, "; %s: %s", where, rejection)
 	}
 	return out.String()
 }
@@ -247,7 +245,7 @@ func gates(pod *corev1.Pod) string {
 	return strings.Join(names, ", ")
 }
 
-// Reason is what kube-scheduler itself said last about a pod without a node, in its own words.
+// SchedulerMessage returns kube-scheduler's last message about a pod without a node, from the pod's PodScheduled condition.
 func Reason(pod *corev1.Pod) string {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodScheduled && condition.Status != corev1.ConditionTrue {

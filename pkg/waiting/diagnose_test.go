@@ -13,11 +13,11 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-func pod(request int64, how ...func(*corev1.Pod)) *corev1.Pod {
+func pod(request int64, changes ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{
 		Limits: corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(request, resource.DecimalSI)},
 	}}}}}
-	for _, change := range how {
+	for _, change := range changes {
 		change(p)
 	}
 	return p
@@ -34,8 +34,8 @@ func card(index int, memory, used gpu.Memory) placement.Card {
 	return placement.Card{Index: index, Memory: memory, Used: used}
 }
 
-// Pods that differ in anything that matters are told apart, though alike ones are looked into once.
-func TestAlikePodsAreExplainedAlikeAndOthersNot(t *testing.T) {
+// TestDiagnose checks that pods which differ in a relevant field get their own diagnosis, also from the cache.
+func TestDiagnose(t *testing.T) {
 	tainted := place("tainted", gpu.GiB, card(0, 16, 0))
 	tainted.Node.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectNoSchedule}}
 	closed := place("closed", gpu.GiB, card(0, 64, 0))
@@ -66,22 +66,22 @@ func TestAlikePodsAreExplainedAlikeAndOthersNot(t *testing.T) {
 		{"counts in each node's own unit", pod(8), Fits},
 		{"another request", pod(12, onto("a")), Fragmented},
 		{"the same without the selector", pod(12), Fits}, // 12 MiB on b
-		{"larger than what is free in all", pod(13, onto("a")), Full},
+		{"larger than the total free memory", pod(13, onto("a")), Full},
 		{"a tainted node alone", pod(13, onto("tainted")), NoNode},
 		{"the same, tolerated", pod(13, onto("tainted"), tolerant), Fits},
 		{"required by affinity", pod(13, required), NoNode},
 		{"and tolerated", pod(13, required, tolerant), Fits},
-		{"too large for what is open", pod(9000), TooLarge},
+		{"too large for the usable nodes", pod(9000), TooLarge},
 		{"gated", pod(12, onto("a"), gated), Gated},
-		{"nominated, and a pod of lower priority is leaving", pod(12, onto("a"), nominated("a", 4)), Nominated},
-		{"nominated, and only pods of higher priority are leaving", pod(12, onto("a"), nominated("a", 3)), Fragmented},
-		{"nominated, and nothing is leaving", pod(9000, nominated("b", 9)), TooLarge},
+		{"nominated, and a pod of lower priority is terminating", pod(12, onto("a"), nominated("a", 4)), Nominated},
+		{"nominated, and only pods of higher priority are terminating", pod(12, onto("a"), nominated("a", 3)), Fragmented},
+		{"nominated, and no pod is terminating", pod(9000, nominated("b", 9)), TooLarge},
 		{"nominated to a node where it fits", pod(8192, nominated("b", 0)), Nominated},
 		{"nominated to a node that is cordoned", pod(12, nominated("closed", 9)), Fits},
 		{"nominated to a node whose taint it doesn't tolerate", pod(12, nominated("tainted", 9)), Fits},
 		{"nominated to a node that is gone", pod(12, onto("a"), nominated("x", 9)), Fragmented},
 	}
-	for range 2 { // The second time from what is known.
+	for range 2 { // The second time from the cache.
 		for _, test := range tests {
 			if got := explainer.Explain(test.pod); got.Cause != test.want || got.Explanation == "" {
 				t.Errorf("%s: %+v, want %s", test.what, got, test.want)
@@ -93,7 +93,8 @@ func TestAlikePodsAreExplainedAlikeAndOthersNot(t *testing.T) {
 	}
 }
 
-func TestReachIsWhereAPodMayGoAndNotWhereThereIsRoom(t *testing.T) {
+// TestEligibleNodes checks that free memory doesn't matter: only the pod's constraints and the nodes' state do.
+func TestEligibleNodes(t *testing.T) {
 	tainted := place("tainted", gpu.GiB, card(0, 16, 0))
 	tainted.Node.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectNoSchedule}}
 	closed := place("closed", gpu.GiB, card(0, 64, 0))
@@ -107,19 +108,19 @@ func TestReachIsWhereAPodMayGoAndNotWhereThereIsRoom(t *testing.T) {
 		}),
 	} {
 		if got := strings.Join(Reach(places, p), " "); got != want {
-			t.Errorf("it may go to %q, want %q", got, want)
+			t.Errorf("eligible nodes %q, want %q", got, want)
 		}
 	}
 }
 
-func TestEveryCauseIsListed(t *testing.T) {
+func TestReasons(t *testing.T) {
 	listed := map[Cause]bool{}
-	for _, cause := range Causes() {
-		listed[cause] = true
+	for _, reason := range Causes() {
+		listed[reason] = true
 	}
-	for _, cause := range []Cause{Gated, Nominated, Fits, Fragmented, Full, Unhealthy, TooLarge, NoNode} {
-		if !listed[cause] {
-			t.Errorf("%s isn't", cause)
+	for _, reason := range []Cause{Gated, Nominated, Fits, Fragmented, Full, Unhealthy, TooLarge, NoNode} {
+		if !listed[reason] {
+			t.Errorf("%s isn't listed", reason)
 		}
 	}
 }
