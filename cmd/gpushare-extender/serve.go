@@ -118,7 +118,7 @@ func serve(ctx context.Context, o options) error {
 	}
 	metrics.NewLedger(registry, state.Ledger(), state.Ready, o.cardMetrics)
 	metrics.NewCluster(registry, state)
-	metrics.NewPending(registry, state.Ready, func() []waiting.Why {
+	metrics.NewPending(registry, state.Ready, func() []waiting.Diagnosis {
 		pods, _ := state.Pending(0)
 		return state.Explain(pods)
 	})

@@ -284,15 +284,15 @@ func (a *attempts) postpone(requeued bool) {
 // roomFor returns a node on which the pod would find a card and to which its spec lets it go.
 func (c *Cluster) roomFor(pod *corev1.Pod) (string, bool) {
 	names := c.ledger.Fitting(protocol.Pod(pod))
-	places := make([]waiting.Place, 0, len(names))
+	places := make([]waiting.Node, 0, len(names))
 	for _, name := range names {
 		node, err := c.nodes.Get(name)
 		if err != nil || len(waiting.Closed(node, false)) > 0 {
 			continue
 		}
-		places = append(places, waiting.Place{Node: node})
+		places = append(places, waiting.Node{Object: node})
 	}
-	if reach := waiting.Reach(places, pod); len(reach) > 0 {
+	if reach := waiting.EligibleNodes(places, pod); len(reach) > 0 {
 		return reach[0], true
 	}
 	return "", false

@@ -168,7 +168,7 @@ func (c *Cluster) alreadyBound(pod *corev1.Pod, node string) (string, error) {
 
 // choice is a reservation with what its annotations tell of the card.
 type choice struct {
-	ledger.Holder
+	ledger.Allocation
 	card gpu.Card
 	unit gpu.Unit
 }
@@ -177,7 +177,7 @@ type choice struct {
 func (c *Cluster) reserve(pod *corev1.Pod, node string) (choice, error) {
 	wanted := protocol.Pod(pod)
 	if wanted.Request == 0 {
-		return choice{Holder: ledger.Holder{Pod: wanted}}, nil
+		return choice{Allocation: ledger.Allocation{Pod: wanted}}, nil
 	}
 	holder, err := c.ledger.Reserve(node, wanted, c.CardPolicy, c.Clock.Now())
 	if err != nil {
@@ -193,7 +193,7 @@ func (c *Cluster) reserve(pod *corev1.Pod, node string) (choice, error) {
 }
 
 // choice joins a holder with its card.
-func (c *Cluster) choice(node string, holder ledger.Holder) (choice, bool) {
+func (c *Cluster) choice(node string, holder ledger.Allocation) (choice, bool) {
 	for _, share := range holder.Placement {
 		if card, unit, ok := c.ledger.Card(node, share.Card); ok {
 			return choice{holder, card, unit}, true

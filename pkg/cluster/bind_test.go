@@ -348,7 +348,7 @@ func TestBindAgainIsASuccessThatChangesNothing(t *testing.T) {
 		t.Errorf("the pod changed (-before +after):\n%s", diff)
 	}
 	f.wantHeld(pod, "bound n1 card 0")
-	if n := len(f.ledger.Nodes()[0].Holders); n != 1 {
+	if n := len(f.ledger.Nodes()[0].Allocations); n != 1 {
 		t.Errorf("%d holders, want 1", n)
 	}
 }
@@ -809,7 +809,7 @@ func TestParallelBindsNeverPassACardsTotal(t *testing.T) {
 	f.await("the ledger to say what the server says", func() bool {
 		got := map[gpu.PodUID]string{}
 		for _, node := range f.ledger.Nodes() {
-			for _, h := range node.Holders {
+			for _, h := range node.Allocations {
 				got[h.UID] = fmt.Sprint(h.State, " ", node.Name, " ", h.Placement)
 			}
 		}

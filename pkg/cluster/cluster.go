@@ -57,14 +57,14 @@ type Options struct {
 type Observer interface {
 	// BindFinished tells the result of a bind, one of the Result constants.
 	BindFinished(result string)
-	// Settled tells how a bind whose answer was lost turned out.
-	Settled(outcome string)
+	// BindResolved tells how a bind whose answer was lost turned out.
+	BindResolved(outcome string)
 	// Evicted tells the result of a round of evictions.
 	Evicted(result string)
-	// Rebuilt tells how long it took until the ledger stood.
-	Rebuilt(took time.Duration)
-	// Woken counts the writes that made kube-scheduler look again.
-	Woken()
+	// CacheSynced tells how long it took until the ledger stood.
+	CacheSynced(took time.Duration)
+	// Requeued counts the writes that made kube-scheduler look again.
+	Requeued()
 	// APIWrite counts writes to the API server, Events left out, by kind ("binding", "node").
 	APIWrite(kind string)
 }

@@ -307,12 +307,12 @@ func (e *evictor) nominationStands(pod *corev1.Pod, name string) bool {
 	if err != nil {
 		return false // It has gone meanwhile.
 	}
-	standing, _ := e.ledger.Standing(name, protocol.Pod(pod)) // Without cards where whole ones are given out.
-	place := waiting.Place{Node: node, Cards: standing.Cards, Leaving: e.leavingOn(name)}
+	standing, _ := e.ledger.Availability(name, protocol.Pod(pod)) // Without cards where whole ones are given out.
+	place := waiting.Node{Object: node, Cards: standing.Cards, Terminating: e.leavingOn(name)}
 	if reasons := waiting.Closed(node, false); len(reasons) > 0 {
 		place.Closed = reasons[0]
 	}
-	return waiting.NominationStands(pod, &place)
+	return waiting.NominationValid(pod, &place)
 }
 
 // postpone leaves the pod out for a while.
@@ -368,7 +368,7 @@ func (e *evictor) plan(pod *corev1.Pod, candidates []string) (evictionPlan, bool
 func (e *evictor) evictable(p preemption.Pod) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return p.Leaving || len(p.Budgets) < 2 && !e.spared.has(p.UID, e.Clock.Now())
+	return p.Terminating || len(p.Budgets) < 2 && !e.spared.has(p.UID, e.Clock.Now())
 }
 
 // neverPreempts says whether the pod's policy lets nobody leave for it.

@@ -180,7 +180,7 @@ func (e *evictor) letGo(pod gpu.Pod) {
 		e.ledger.Nominate(known.Status.NominatedNodeName, pod)
 		return
 	}
-	e.ledger.Withdraw(pod.UID)
+	e.ledger.RemoveNomination(pod.UID)
 }
 
 func (e *evictor) isHeld(uid gpu.PodUID) bool {

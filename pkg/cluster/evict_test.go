@@ -426,7 +426,7 @@ func TestEvictionHoldsTheCardFromTheStart(t *testing.T) {
 				return err
 			}
 			where = append(where, holder.Placement[0].Card)
-			f.ledger.Drop("other")
+			f.ledger.Remove("other")
 			return nil
 		}
 	})

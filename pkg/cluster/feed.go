@@ -70,23 +70,23 @@ func (c *Cluster) podSeen(pod *corev1.Pod) {
 		c.waker.forget(seen.UID)
 		c.attempts.forget(seen.UID)
 		c.evictor.forget(seen.UID)
-		c.ledger.Withdraw(seen.UID)
+		c.ledger.RemoveNomination(seen.UID)
 	case c.evictor.holds(seen, pod.Status.NominatedNodeName): // The ledger keeps that card.
 	case pod.Status.NominatedNodeName != "":
 		c.ledger.Nominate(pod.Status.NominatedNodeName, seen)
 	default:
-		c.ledger.Withdraw(seen.UID)
+		c.ledger.RemoveNomination(seen.UID)
 	}
 }
 
 func (c *Cluster) podGone(uid gpu.PodUID) {
 	c.pending.gone(uid)
 	open, lost := c.settler.seen(uid)
-	c.ledger.Drop(uid)
+	c.ledger.Remove(uid)
 	if lost {
 		c.settler.settled(klog.Background(), open, OutcomeGone)
 	}
-	c.ledger.Withdraw(uid)
+	c.ledger.RemoveNomination(uid)
 	c.waker.forget(uid)
 	c.attempts.forget(uid)
 	c.evictor.forget(uid)
@@ -100,7 +100,7 @@ func hold(l *ledger.Ledger, pod *corev1.Pod) {
 			"pod", klog.KObj(pod), "node", pod.Spec.NodeName, "err", err)
 	}
 	assignment, _ := protocol.ParseAssignment(pod.Annotations)
-	l.Hold(pod.Spec.NodeName, protocol.Pod(pod), where, assignment.AssumeTime)
+	l.SetBound(pod.Spec.NodeName, protocol.Pod(pod), where, assignment.AssumeTime)
 }
 
 // nodeEvents feeds nodes into the ledger.

@@ -424,12 +424,12 @@ func (c *counts) of(what string) int {
 	return c.n[what]
 }
 
-func (c *counts) BindFinished(result string) { c.add("bind " + result) }
-func (c *counts) Settled(outcome string)     { c.add("settled " + outcome) }
-func (c *counts) Rebuilt(time.Duration)      { c.add("rebuilt") }
-func (c *counts) Evicted(result string)      { c.add("evicted " + result) }
-func (c *counts) Woken()                     { c.add("woken") }
-func (c *counts) APIWrite(kind string)       { c.add("write " + kind) }
+func (c *counts) BindFinished(result string)  { c.add("bind " + result) }
+func (c *counts) BindResolved(outcome string) { c.add("settled " + outcome) }
+func (c *counts) CacheSynced(time.Duration)   { c.add("rebuilt") }
+func (c *counts) Evicted(result string)       { c.add("evicted " + result) }
+func (c *counts) Requeued()                   { c.add("woken") }
+func (c *counts) APIWrite(kind string)        { c.add("write " + kind) }
 
 // newPod returns an unbound pod that asks for GPU memory.
 func newPod(name string, request int64) *corev1.Pod {

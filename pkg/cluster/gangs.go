@@ -55,11 +55,11 @@ const (
 	maxEvictions = 16
 )
 
-// gangs are the hands of a gang.Book: they tell it what happens, and do what it wants done. A nil gangs leaves groups
+// gangs are the hands of a gang.Manager: they tell it what happens, and do what it wants done. A nil gangs leaves groups
 // alone.
 type gangs struct {
 	*Cluster
-	book *gang.Book
+	book *gang.Manager
 	// evictions are pods to evict; while one batch is under way the next is dropped, since the Book repeats itself.
 	evictions chan []gpu.Pod
 }
@@ -72,27 +72,27 @@ func newGangs(c *Cluster) *gangs {
 		Cluster: c, evictions: make(chan []gpu.Pod),
 		book: gang.New(gang.Options{
 			Ledger: c.ledger, Release: c.settler.abandoned, View: ledger.View{Card: c.CardPolicy, Node: c.NodePolicy},
-			Hold: c.Gangs.Hold, Patience: c.Gangs.Patience, ClaimAfter: c.Gangs.ClaimAfter, OnFailure: c.Gangs.OnFailure, Observer: c.Gangs.Observer,
-			Reach: c.reach,
+			Hold: c.Gangs.Hold, Patience: c.Gangs.Patience, StarvationAfter: c.Gangs.ClaimAfter, OnFailure: c.Gangs.OnFailure, Observer: c.Gangs.Observer,
+			EligibleNodes: c.reach,
 		}),
 	}
 }
 
 // FilterGang answers for a member of a group that isn't placed like any pod: then decided is true. offered must not be
 // changed afterwards.
-func (c *Cluster) FilterGang(pod *corev1.Pod, offered []string) (answer gang.Answer, decided bool) {
+func (c *Cluster) FilterGang(pod *corev1.Pod, offered []string) (answer gang.FilterResult, decided bool) {
 	if c.gangs == nil || !protocol.InGroup(pod) {
-		return gang.Answer{}, false
+		return gang.FilterResult{}, false
 	}
 	if c.Ready() != nil {
-		return gang.Answer{Why: gang.Unknown}, true // Once every pod is known, those that wait are called.
+		return gang.FilterResult{Reason: gang.Unknown}, true // Once every pod is known, those that wait are called.
 	}
 	answer = c.gangs.book.Filter(gpu.PodUID(pod.UID), offered, c.Clock.Now())
 	c.gangs.act()
-	if !answer.Free {
+	if !answer.AsSingle {
 		c.waker.forget(gpu.PodUID(pod.UID)) // Waking it is the Book's business.
 	}
-	return answer, !answer.Free
+	return answer, !answer.AsSingle
 }
 
 // GangStates counts the groups by state, for metrics.
@@ -107,7 +107,7 @@ func (c *Cluster) GangStates() map[string]int {
 func (c *Cluster) freed(node string) {
 	c.waker.freed(node)
 	if c.gangs != nil {
-		c.gangs.book.Freed()
+		c.gangs.book.MemoryFreed()
 	}
 }
 
@@ -144,39 +144,39 @@ func (g *gangs) bind(ctx context.Context, request BindRequest) (result string, e
 		return g.alreadyBound(pod, request.Node)
 	}
 	uid := gpu.PodUID(request.UID)
-	key, member := g.book.Group(uid)
+	key, member := g.book.GangOf(uid)
 	if !member {
 		return ResultHeldBack, gang.Unknown
 	}
-	ticket, why := g.book.Arrive(uid, request.Node, g.Clock.Now())
+	ticket, why := g.book.RequestPermit(uid, request.Node, g.Clock.Now())
 	g.act()
 	if why != nil {
 		return ResultHeldBack, *why
 	}
 	select {
-	case <-ticket.Ended:
+	case <-ticket.Decided:
 	case <-ctx.Done():
-		if g.book.Leave(uid, ticket) {
+		if g.book.CancelPermit(uid, ticket) {
 			return ResultHeldBack, fmt.Errorf("kube-scheduler gave the call up: %w", ctx.Err())
 		}
-		<-ticket.Ended // The others are being bound: that ends within their timeout.
+		<-ticket.Decided // The others are being bound: that ends within their timeout.
 	}
-	if why := ticket.Refused(); why != nil {
+	if why := ticket.Rejection(); why != nil {
 		if *why == gang.Deleted {
 			<-g.Clock.After(min(deletedDelay, g.BindTimeout))
 		}
 		return ResultHeldBack, *why
 	}
-	request.groupWhole = ticket.Proof()
+	request.groupWhole = ticket.MarkWhole()
 	err = errPanicked // Unless bindAtLast returns.
 	defer func() {
 		if err != nil && !errors.Is(err, ErrUnsettled) && !errors.Is(err, ErrInFlight) {
 			g.settler.abandoned(uid) // What the plan had reserved.
 		}
-		g.book.Bound(key, uid, request.Node, err == nil, request.groupWhole, g.Clock.Now())
+		g.book.BindDone(key, uid, request.Node, err == nil, request.groupWhole, g.Clock.Now())
 		g.act()
 	}()
-	result, err = g.bindAtLast(ctx, request, ticket.Opened().Add(g.BindTimeout))
+	result, err = g.bindAtLast(ctx, request, ticket.OpenedAt().Add(g.BindTimeout))
 	return result, err
 }
 
@@ -207,7 +207,7 @@ func passing(result string, err error) bool {
 
 // waits says whether the pod is a member of a group that isn't whole.
 func (g *gangs) waits(pod *corev1.Pod) bool {
-	return g != nil && protocol.InGroup(pod) && g.book.Waits(gpu.PodUID(pod.UID))
+	return g != nil && protocol.InGroup(pod) && g.book.InPendingGang(gpu.PodUID(pod.UID))
 }
 
 // seen tells the Book how a pod stands.
@@ -215,20 +215,20 @@ func (g *gangs) seen(pod *corev1.Pod) {
 	if g == nil || !protocol.InGroup(pod) {
 		return
 	}
-	g.book.Seen(memberOf(pod), g.Clock.Now())
+	g.book.SetMember(memberOf(pod), g.Clock.Now())
 }
 
 // changed tells the Book of a pod that isn't what it was: another one of its name, or one without its group.
 func (g *gangs) changed(old *packed, pod *corev1.Pod) {
 	if g != nil && protocol.InGroup(&corev1.Pod{ObjectMeta: old.meta()}) && (old.UID != pod.UID || !protocol.InGroup(pod)) {
-		g.book.Gone(gpu.PodUID(old.UID), g.Clock.Now())
+		g.book.RemoveMember(gpu.PodUID(old.UID), g.Clock.Now())
 	}
 }
 
 // gone tells the Book that a pod is no more.
 func (g *gangs) gone(pod *corev1.Pod) {
 	if g != nil && protocol.InGroup(pod) {
-		g.book.Gone(gpu.PodUID(pod.UID), g.Clock.Now())
+		g.book.RemoveMember(gpu.PodUID(pod.UID), g.Clock.Now())
 	}
 }
 
@@ -240,18 +240,18 @@ func (g *gangs) run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			g.book.Suspend(g.Clock.Now())
+			g.book.StopLeading(g.Clock.Now())
 			return nil
 		case <-ticker.C():
 		}
 		now := g.Clock.Now()
 		switch {
 		case g.leading() != nil || g.Gangs.Answering != nil && g.Gangs.Answering() != nil:
-			g.book.Suspend(now)
+			g.book.StopLeading(now)
 			leads = false
 		case g.Ready() == nil:
 			if !leads {
-				g.book.Inherit()
+				g.book.StartLeading()
 			}
 			g.book.Tick(now)
 			leads = true
@@ -262,17 +262,17 @@ func (g *gangs) run(ctx context.Context) error {
 
 // act does what the Book wants done.
 func (g *gangs) act() {
-	effects := g.book.Take()
+	effects := g.book.TakeEffects()
 	if g.leading() != nil {
 		return // Whoever leads will find the same.
 	}
-	if effects.Woken {
-		g.waker.call(effects.Wake)
+	if effects.Requeue {
+		g.waker.call(effects.RequeueNode)
 	}
-	if len(effects.Bound) > 0 && g.waker.outranks(slices.Min(effects.Bound)) {
+	if len(effects.WholePriorities) > 0 && g.waker.outranks(slices.Min(effects.WholePriorities)) {
 		g.waker.call("")
 	}
-	for _, notice := range effects.Notices {
+	for _, notice := range effects.Events {
 		kind := corev1.EventTypeNormal
 		if notice.Warning {
 			kind = corev1.EventTypeWarning
@@ -355,9 +355,9 @@ func keepGroup(slim, pod *corev1.Pod) {
 	if slim.Labels == nil {
 		slim.Labels = only(pod.Labels, protocol.LabelGroupName, protocol.LabelGroupSize)
 	}
-	notes := map[string]string{noteTemplate: protocol.Template(pod)}
+	notes := map[string]string{noteTemplate: protocol.TemplateHash(pod)}
 	maps.Copy(notes, only(pod.Annotations, protocol.AnnotationGroupName, protocol.AnnotationGroupSize, protocol.AnnotationGroupWhole))
-	if !protocol.AsksCards(pod) {
+	if !protocol.RequestsCards(pod) {
 		notes[noteCardless] = ""
 	}
 	for i := range pod.Status.Conditions {
@@ -375,9 +375,9 @@ func memberOf(pod *corev1.Pod) gang.Member {
 	group, err := protocol.GroupOf(pod)
 	_, cardless := pod.Annotations[noteCardless]
 	m := gang.Member{
-		Pod: protocol.Pod(pod), Group: gang.Key{Namespace: pod.Namespace, Name: group.Name}, Size: group.Size,
+		Pod: protocol.Pod(pod), Gang: gang.Key{Namespace: pod.Namespace, Name: group.Name}, Size: group.Size,
 		Created: pod.CreationTimestamp.Time, Template: pod.Annotations[noteTemplate],
-		Node: pod.Spec.NodeName, Proof: pod.Annotations[protocol.AnnotationGroupWhole] == "true", Ended: protocol.Terminal(pod), Succeeded: pod.Status.Phase == corev1.PodSucceeded,
+		Node: pod.Spec.NodeName, MarkedWhole: pod.Annotations[protocol.AnnotationGroupWhole] == "true", Ended: protocol.Terminal(pod), Succeeded: pod.Status.Phase == corev1.PodSucceeded,
 		Gated: len(pod.Spec.SchedulingGates) > 0, Cardless: cardless,
 	}
 	if at, err := time.Parse(time.RFC3339, pod.Annotations[noteBoundAt]); err == nil {

@@ -49,7 +49,7 @@ func (c *gangCounts) GangHeld(time.Duration) {
 }
 func (c *gangCounts) GangBound()               { c.count("bound") }
 func (c *gangCounts) GangFailed(reason string) { c.count(reason) }
-func (c *gangCounts) GangClaimed()             { c.count("claimed") }
+func (c *gangCounts) GangStarving()            { c.count("claimed") }
 func (c *gangCounts) GangEvicted()             { c.count("evicted") }
 
 // member is a pod of a group that asks for 8.
@@ -100,7 +100,7 @@ func (g *gangFixture) offered() {
 	for _, pod := range g.pods {
 		answer, decided := g.FilterGang(pod, []string{"n1"})
 		if !decided || len(answer.Nodes) != 1 {
-			g.t.Fatalf("%s may go to %v: %s", pod.Name, answer.Nodes, answer.Why.Text)
+			g.t.Fatalf("%s may go to %v: %s", pod.Name, answer.Nodes, answer.Reason.Text)
 		}
 	}
 }
@@ -128,7 +128,7 @@ func (g *gangFixture) end() bindEnd {
 // held waits until so many binds are held.
 func (g *gangFixture) heldBinds(n int) {
 	g.t.Helper()
-	g.await(fmt.Sprintf("%d held binds", n), func() bool { return g.gangs.book.Held() == n })
+	g.await(fmt.Sprintf("%d held binds", n), func() bool { return g.gangs.book.HeldBinds() == n })
 }
 
 // pass lets time pass until the condition holds, in steps of the Book's.
@@ -391,7 +391,7 @@ func TestAPodThatTheWatchHasNotToldOfIsNotBoundAlone(t *testing.T) {
 	g := startGang(t, gang.Evict)
 	stranger := member("job", gangSize, 7)
 	g.server.set(stranger)
-	if answer, decided := g.FilterGang(stranger, []string{"n1"}); !decided || answer.Why != gang.Unknown {
+	if answer, decided := g.FilterGang(stranger, []string{"n1"}); !decided || answer.Reason != gang.Unknown {
 		t.Errorf("filter: %+v", answer)
 	}
 	if err := g.Bind(t.Context(), g.request(stranger, "n1")); !errors.Is(err, gang.Unknown) {
@@ -499,11 +499,11 @@ func TestAMemberWhoseMarksCannotBeReadIsTold(t *testing.T) {
 	bad.Annotations[protocol.AnnotationGroupSize] = "many"
 	g.server.set(bad)
 	g.publish(bad)
-	g.await("it to be known", func() bool { _, known := g.gangs.book.Group("uid-job-7"); return known })
+	g.await("it to be known", func() bool { _, known := g.gangs.book.GangOf("uid-job-7"); return known })
 	for range 2 {
 		answer, decided := g.FilterGang(bad, []string{"n1"})
-		if !decided || len(answer.Nodes) > 0 || answer.Why.Text != "gang: the group's size is not a whole number from 1 on" {
-			t.Errorf("it may go to %v: %s", answer.Nodes, answer.Why.Text)
+		if !decided || len(answer.Nodes) > 0 || answer.Reason.Text != "gang: the group's size is not a whole number from 1 on" {
+			t.Errorf("it may go to %v: %s", answer.Nodes, answer.Reason.Text)
 		}
 	}
 	g.wantEvent("Warning GangInvalid The pod can't be counted as a member: the group's size is not a whole number from 1 on")

@@ -54,7 +54,7 @@ func (p *pending) seen(pod *corev1.Pod, values gpu.Pod) {
 		p.gone(values.UID)
 		return
 	}
-	waits := PendingPod{Pod: values, Reason: waiting.Reason(pod), Created: pod.CreationTimestamp.Time, object: pod}
+	waits := PendingPod{Pod: values, Reason: waiting.SchedulerMessage(pod), Created: pod.CreationTimestamp.Time, object: pod}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	before, known := p.pods[values.UID]
@@ -84,7 +84,7 @@ func (p *pending) gone(uid gpu.PodUID) {
 }
 
 // Explain says why each of the pods waits, from the nodes as they are now.
-func (c *Cluster) Explain(pods []PendingPod) []waiting.Why {
+func (c *Cluster) Explain(pods []PendingPod) []waiting.Diagnosis {
 	if len(pods) == 0 {
 		return nil
 	}
@@ -94,21 +94,21 @@ func (c *Cluster) Explain(pods []PendingPod) []waiting.Why {
 	}
 	places := c.places()
 	for i := range places {
-		if name := places[i].Node.Name; nominated[name] {
-			places[i].Leaving = c.leavingOn(name)
+		if name := places[i].Object.Name; nominated[name] {
+			places[i].Terminating = c.leavingOn(name)
 		}
 	}
-	explainer := waiting.NewExplainer(places)
-	out := make([]waiting.Why, len(pods))
+	explainer := waiting.NewDiagnoser(places)
+	out := make([]waiting.Diagnosis, len(pods))
 	for i := range pods {
-		out[i] = explainer.Explain(pods[i].object)
+		out[i] = explainer.Diagnose(pods[i].object)
 	}
 	return out
 }
 
 // leavingOn returns the priorities of the pods that should free memory of the node soon.
 func (c *Cluster) leavingOn(node string) []int32 {
-	return protocol.Leaving(c.pods.onNode(node), c.Clock.Now())
+	return protocol.TerminatingPriorities(c.pods.onNode(node), c.Clock.Now())
 }
 
 // reach returns the nodes that a pod which waits may go to, whatever is taken there.
@@ -117,18 +117,18 @@ func (c *Cluster) reach(uid gpu.PodUID) []string {
 	if !waits {
 		return nil
 	}
-	return waiting.Reach(c.places(), pod)
+	return waiting.EligibleNodes(c.places(), pod)
 }
 
-func (c *Cluster) places() []waiting.Place {
-	offers := c.ledger.Offers()
-	places := make([]waiting.Place, 0, len(offers))
+func (c *Cluster) places() []waiting.Node {
+	offers := c.ledger.NodeCards()
+	places := make([]waiting.Node, 0, len(offers))
 	for _, s := range offers {
 		node, err := c.nodes.Get(s.Name)
 		if err != nil {
 			continue // Just gone.
 		}
-		places = append(places, waiting.Place{Node: node, Unit: s.Unit, Cards: s.Cards, Closed: s.Closed})
+		places = append(places, waiting.Node{Object: node, Unit: s.Unit, Cards: s.Cards, Closed: s.Closed})
 	}
 	return places
 }

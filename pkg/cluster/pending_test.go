@@ -73,12 +73,12 @@ func TestPendingIsWhoWaitsAndWhy(t *testing.T) {
 	}
 }
 
-func (f *fixture) awaitExplained(want map[string]waiting.Why) {
+func (f *fixture) awaitExplained(want map[string]waiting.Diagnosis) {
 	f.t.Helper()
-	var got map[string]waiting.Why
+	var got map[string]waiting.Diagnosis
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		pods, _ := f.Pending(0)
-		got = map[string]waiting.Why{}
+		got = map[string]waiting.Diagnosis{}
 		for i, why := range f.Explain(pods) {
 			got[pods[i].Name] = why
 		}
@@ -102,24 +102,24 @@ func TestPendingPodsAreExplained(t *testing.T) {
 	node := newNode(t, "n1", 100, 100)
 	node.Labels = map[string]string{"disk": "ssd"}
 	f := start(t, patient, node, boundPod("a", 40, "n1", 0), boundPod("b", 60, "n1", 1), plain, choosy, gated)
-	why := map[string]waiting.Why{
-		"plain":  {Cause: waiting.Fragmented, Explanation: "100 MiB free on n1, but the largest piece is 60 MiB: a pod gets one card"},
-		"choosy": {Cause: waiting.NoNode, Explanation: "no node that shares GPU memory can take the pod; n1: the pod's node selector or affinity rules it out"},
-		"gated":  {Cause: waiting.Gated, Explanation: "the pod is held back by its scheduling gates: quota"},
+	why := map[string]waiting.Diagnosis{
+		"plain":  {Reason: waiting.Fragmented, Message: "100 MiB free on n1, but the largest piece is 60 MiB: a pod gets one card"},
+		"choosy": {Reason: waiting.NoNode, Message: "no node that shares GPU memory can take the pod; n1: the pod's node selector or affinity rules it out"},
+		"gated":  {Reason: waiting.Gated, Message: "the pod is held back by its scheduling gates: quota"},
 	}
 	f.awaitExplained(why)
 
 	node = node.DeepCopy()
 	node.Labels["zone"] = "a"
 	f.publishNode(node)
-	why["choosy"] = waiting.Why{Cause: waiting.Fits, Explanation: "n1 has room for it now, 60 MiB on one card: the scheduler is about to try, or needs something else than GPU memory"}
+	why["choosy"] = waiting.Diagnosis{Reason: waiting.Fits, Message: "n1 has room for it now, 60 MiB on one card: the scheduler is about to try, or needs something else than GPU memory"}
 	f.awaitExplained(why)
 
 	node = node.DeepCopy()
 	node.Spec.Unschedulable = true
 	f.publishNode(node)
 	for _, name := range []string{"plain", "choosy"} {
-		why[name] = waiting.Why{Cause: waiting.NoNode, Explanation: "no node that shares GPU memory can take the pod; n1: the node is cordoned"}
+		why[name] = waiting.Diagnosis{Reason: waiting.NoNode, Message: "no node that shares GPU memory can take the pod; n1: the node is cordoned"}
 	}
 	f.awaitExplained(why)
 
@@ -127,14 +127,14 @@ func TestPendingPodsAreExplained(t *testing.T) {
 	node.Spec.Unschedulable, node.Spec.Taints = false, []corev1.Taint{{Key: "team", Value: "ml", Effect: corev1.TaintEffectNoSchedule}}
 	f.publishNode(node)
 	for _, name := range []string{"plain", "choosy"} {
-		why[name] = waiting.Why{Cause: waiting.NoNode, Explanation: "no node that shares GPU memory can take the pod; n1: the pod doesn't tolerate its taint team=ml:NoSchedule"}
+		why[name] = waiting.Diagnosis{Reason: waiting.NoNode, Message: "no node that shares GPU memory can take the pod; n1: the pod doesn't tolerate its taint team=ml:NoSchedule"}
 	}
 	f.awaitExplained(why)
 	if err := f.client.CoreV1().Nodes().Delete(t.Context(), node.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"plain", "choosy"} {
-		why[name] = waiting.Why{Cause: waiting.NoNode, Explanation: "no node shares GPU memory"}
+		why[name] = waiting.Diagnosis{Reason: waiting.NoNode, Message: "no node shares GPU memory"}
 	}
 	f.awaitExplained(why)
 }

@@ -65,7 +65,7 @@ func (c *Cluster) newSurvey(pod *corev1.Pod, requests corev1.ResourceList) *surv
 		s.resources = append(s.resources, name)
 	}
 	s.resources = append(s.resources, corev1.ResourcePods)
-	s.request = preemption.Request{Memory: s.pod.Request, Others: s.takes(requests)}
+	s.request = preemption.Request{Memory: s.pod.Request, Resources: s.takes(requests)}
 	return s
 }
 
@@ -80,7 +80,7 @@ func (s *survey) choose(name string, proposal preemption.Victims) (preemption.Vi
 
 // node gathers what the decision needs of one node. false says that nobody's going could help there.
 func (s *survey) node(name string, proposal preemption.Victims) (preemption.Node, bool) {
-	standing, reason := s.ledger.Standing(name, s.pod)
+	standing, reason := s.ledger.Availability(name, s.pod)
 	if reason.Unresolvable() {
 		return preemption.Node{}, false
 	}
@@ -92,9 +92,9 @@ func (s *survey) node(name string, proposal preemption.Victims) (preemption.Node
 		Cards: standing.Cards, Free: s.amounts(object.Status.Allocatable), Violations: proposal.Violations,
 	}
 	pods := s.podsOf(name, node.Free)
-	holders := map[gpu.PodUID]*ledger.Holder{}
-	for i := range standing.Holders {
-		holders[standing.Holders[i].UID] = &standing.Holders[i]
+	holders := map[gpu.PodUID]*ledger.Allocation{}
+	for i := range standing.Allocations {
+		holders[standing.Allocations[i].UID] = &standing.Allocations[i]
 	}
 	guard := &guard{book: &s.book}
 	for _, uid := range proposal.Pods {
@@ -103,7 +103,7 @@ func (s *survey) node(name string, proposal preemption.Victims) (preemption.Node
 		}
 		p := s.candidate(uid, pods[uid], holders[uid], guard)
 		p.Proposed = true
-		p.Fixed = pods[uid] == nil || interferes(&pods[uid].Spec, s.spec)
+		p.MustEvict = pods[uid] == nil || interferes(&pods[uid].Spec, s.spec)
 		node.Pods = append(node.Pods, p)
 		delete(holders, uid)
 	}
@@ -118,35 +118,35 @@ func (s *survey) node(name string, proposal preemption.Victims) (preemption.Node
 }
 
 // candidate tells what is known of a pod that may have to leave: its object, its hold of GPU memory, or neither.
-func (s *survey) candidate(uid gpu.PodUID, pod *corev1.Pod, holder *ledger.Holder, guard *guard) preemption.Pod {
-	out := preemption.Pod{UID: uid, Uncounted: holder == nil}
+func (s *survey) candidate(uid gpu.PodUID, pod *corev1.Pod, holder *ledger.Allocation, guard *guard) preemption.Pod {
+	out := preemption.Pod{UID: uid, BudgetsUnknown: holder == nil}
 	if pod != nil {
 		known := protocol.Pod(pod)
-		out.Priority, out.Leaving, out.Takes = known.Priority, known.Leaving, s.takesOf(pod)
+		out.Priority, out.Terminating, out.Requests = known.Priority, known.Leaving, s.takesOf(pod)
 		if holder != nil {
 			out.Budgets = guard.of(pod)
 		}
 	}
 	if holder != nil {
-		out.Priority, out.Leaving = holder.Priority, holder.Leaving
+		out.Priority, out.Terminating = holder.Priority, holder.Leaving
 		if settled(holder) {
-			out.Where = holder.Placement
+			out.Placement = holder.Placement
 		}
 	}
 	if pod != nil && !s.frees(pod) {
-		out.Where, out.Takes = nil, nil
+		out.Placement, out.Requests = nil, nil
 	}
 	return out
 }
 
 // frees reports whether the node has more room once the pod is deleted.
 func (s *survey) frees(pod *corev1.Pod) bool {
-	return !protocol.Overdue(pod, s.now) && !protocol.Mirror(pod)
+	return !protocol.Overdue(pod, s.now) && !protocol.IsMirror(pod)
 }
 
 // settled says whether the holder's going surely frees the card that it is placed on: of others kube-scheduler may not
 // know that they are on the node, or nobody knows on which card.
-func settled(holder *ledger.Holder) bool { return holder.State == ledger.Bound && !holder.Presumed }
+func settled(holder *ledger.Allocation) bool { return holder.State == ledger.Bound && !holder.Presumed }
 
 // podsOf returns the live pods of a node, and takes what they have, and what nominated pods of equal or higher priority
 // are to get, off what is free.

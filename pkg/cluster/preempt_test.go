@@ -235,7 +235,7 @@ func TestPreemptLeavesOthersAlone(t *testing.T) {
 	if _, err := f.ledger.Reserve("n3", gpu.Pod{}, placement.Binpack, f.clock.Now()); err == nil {
 		t.Error("an unknown node took a pod")
 	}
-	f.ledger.Drop("uid-b")
+	f.ledger.Remove("uid-b")
 	if _, err := f.ledger.Reserve("n2", gpu.Pod{UID: "uid-r", Request: 16}, placement.Binpack, f.clock.Now()); err != nil {
 		t.Fatal(err)
 	}

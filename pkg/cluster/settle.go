@@ -95,7 +95,7 @@ func (s *settler) begin(pod gpu.Pod, node string) {
 
 // committed notes that the write was made.
 func (s *settler) committed(uid gpu.PodUID) {
-	s.ledger.Commit(uid)
+	s.ledger.Confirm(uid)
 	s.setState(uid, unseen)
 }
 
@@ -152,7 +152,7 @@ func (s *settler) found(pod *corev1.Pod) {
 func (s *settler) enter(a attempt, pod *corev1.Pod) {
 	if protocol.Terminal(pod) {
 		delete(s.open, a.pod.UID)
-		s.ledger.Drop(a.pod.UID)
+		s.ledger.Remove(a.pod.UID)
 		return
 	}
 	hold(s.ledger, pod)
@@ -174,7 +174,7 @@ func (s *settler) seen(uid gpu.PodUID) (a attempt, lost bool) {
 // settled tells how a bind turned out whose answer was lost. The ledger knows already.
 func (s *settler) settled(logger klog.Logger, a attempt, outcome string) {
 	logger.Info("A bind whose answer was lost is settled", "pod", klog.KRef(a.pod.Namespace, a.pod.Name), "node", a.node, "outcome", outcome)
-	s.observer.Settled(outcome)
+	s.observer.BindResolved(outcome)
 	switch outcome {
 	case OutcomeBound:
 		s.bound(a.pod, a.node)
@@ -250,7 +250,7 @@ func (s *settler) conclude(a attempt, pod *corev1.Pod, err error, asked time.Tim
 	switch {
 	case err != nil, gpu.PodUID(pod.UID) != a.pod.UID, protocol.Terminal(pod):
 		delete(s.open, a.pod.UID)
-		s.ledger.Drop(a.pod.UID)
+		s.ledger.Remove(a.pod.UID)
 		return OutcomeGone
 	case pod.Spec.NodeName != "":
 		s.enter(a, pod)

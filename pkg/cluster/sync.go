@@ -70,7 +70,7 @@ func (c *Cluster) awaitLedger(ctx context.Context) error {
 					c.inheritRefusals() // Among replicas the leader does so, at each TakeOver.
 				}
 				took := c.Clock.Since(start)
-				c.Observer.Rebuilt(took)
+				c.Observer.CacheSynced(took)
 				logger.Info("The ledger stands", "after", took.Round(time.Millisecond))
 				// The lists came whole: several times of what is kept, which would stay with this process for minutes.
 				debug.FreeOSMemory()

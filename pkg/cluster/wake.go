@@ -274,7 +274,7 @@ func (w *waker) wake(ctx context.Context) {
 		return
 	}
 	logger.Info("The scheduling queue is woken", "whoeverWaits", called)
-	w.observer.Woken()
+	w.observer.Requeued()
 	w.woken(at)
 }
 

@@ -43,7 +43,7 @@ func (f *fixture) crowd(nodes, best int) []string {
 		for card := range 8 {
 			for part := range 7 {
 				pod := gpu.Pod{UID: gpu.PodUID(fmt.Sprintf("%s-%d-%d", names[i], card, part)), Request: gpu.Memory(1950 + (31*i+20*card)%220)}
-				l.Hold(names[i], pod, gpu.On(card, pod.Request), time.Unix(1, 0))
+				l.SetBound(names[i], pod, gpu.On(card, pod.Request), time.Unix(1, 0))
 			}
 		}
 	}
@@ -169,7 +169,7 @@ type noObserver struct{}
 func (noObserver) GangHeld(time.Duration) {}
 func (noObserver) GangBound()             {}
 func (noObserver) GangFailed(string)      {}
-func (noObserver) GangClaimed()           {}
+func (noObserver) GangStarving()          {}
 func (noObserver) GangEvicted()           {}
 
 // BenchmarkWithoutGroup measures filter and bind of pods that belong to no group: where groups are switched off, where they

@@ -43,8 +43,8 @@ func TestVerbsRefuseRequestsOfWebPages(t *testing.T) {
 			}
 		}
 	}
-	if nodes := f.cluster.Ledger().Nodes(); len(nodes[0].Holders) != 0 {
-		t.Errorf("the ledger changed: %+v", nodes[0].Holders)
+	if nodes := f.cluster.Ledger().Nodes(); len(nodes[0].Allocations) != 0 {
+		t.Errorf("the ledger changed: %+v", nodes[0].Allocations)
 	}
 
 	r := newRequest(http.MethodPost, Prefix+"/bind", bind)

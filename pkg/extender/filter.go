@@ -72,7 +72,7 @@ func (s *Server) few() int { return max(s.FilterBest, s.FilterBestAbove) }
 // promise notes to which nodes the pod may be bound in a moment: few, or that would say nothing.
 func (s *Server) promise(pod gpu.Pod, names []string, at time.Time) {
 	if s.FilterBest > 0 && len(names) > 0 && len(names) <= s.few() {
-		s.Cluster.Ledger().Promise(pod, names, at)
+		s.Cluster.Ledger().AddTentative(pod, names, at)
 	}
 }
 
@@ -89,11 +89,11 @@ func (s *Server) look(pod gpu.Pod, names []string, at time.Time, fits func(place
 	}
 	view := ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}
 	if s.FilterBest > 0 {
-		view.Promised = at
+		view.TentativeAt = at
 	}
 	if promised := s.Cluster.Ledger().Rank(view, pod, names, note); promised && none {
 		// Not all that was promised is taken in the end: whoever finds a place there still may try it.
-		view.Promised = time.Time{}
+		view.TentativeAt = time.Time{}
 		s.Cluster.Ledger().Rank(view, pod, names, note)
 	}
 	return reasons

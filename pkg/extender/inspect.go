@@ -78,7 +78,7 @@ func (s *Server) unready(w http.ResponseWriter, r *http.Request) bool {
 // shown says whether there is anything to tell of the node: what it offers or, where its object is gone, who is still
 // bound to it. That a pod is nominated to it is no such thing.
 func shown(node ledger.Node) bool {
-	return len(node.Cards) > 0 || node.WholeCards || len(node.Holders) > 0
+	return len(node.Cards) > 0 || node.WholeCards || len(node.Allocations) > 0
 }
 
 // viewNode shows the node's cards, and after them, with a total of zero, the vanished ones that pods still sit on.
@@ -93,7 +93,7 @@ func viewNode(node ledger.Node) nodeView {
 	for _, card := range node.Cards {
 		add(card.Index, card.Memory)
 	}
-	for _, holder := range node.Holders {
+	for _, holder := range node.Allocations {
 		for _, share := range holder.Placement {
 			if _, ok := dev[share.Card]; !ok {
 				add(share.Card, 0)

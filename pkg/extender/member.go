@@ -12,7 +12,7 @@ import (
 // answerMember answers for a pod whose group decides. Where it may go nowhere the reason is told of one node for all:
 // kube-scheduler shows reasons by their text, and takes nodes that nobody speaks of for such that no other pod's leaving
 // would help (k8s.io/kubernetes pkg/scheduler/framework, NodeToStatus).
-func (a *nodesArgs) answerMember(answer gang.Answer) any {
+func (a *nodesArgs) answerMember(answer gang.FilterResult) any {
 	result := &extenderv1.ExtenderFilterResult{}
 	if a.NodeNames != nil || a.Nodes == nil {
 		names := slices.Clip(append([]string{}, answer.Nodes...))
@@ -24,7 +24,7 @@ func (a *nodesArgs) answerMember(answer gang.Answer) any {
 		result.Nodes = &corev1.NodeList{Items: items}
 	}
 	if offered := a.names(); len(answer.Nodes) == 0 && len(offered) > 0 {
-		result.FailedAndUnresolvableNodes = extenderv1.FailedNodesMap{offered[0]: answer.Why.Text}
+		result.FailedAndUnresolvableNodes = extenderv1.FailedNodesMap{offered[0]: answer.Reason.Text}
 	}
 	return result
 }

@@ -60,7 +60,7 @@ type Cluster interface {
 	// Preempt corrects the victims that are proposed for each node, and leaves out the nodes that can't be helped.
 	Preempt(ctx context.Context, pod *corev1.Pod, proposed map[string]preemption.Victims) (map[string]preemption.Victims, error)
 	// FilterGang answers for a member of a group, unless it may go wherever any pod may: then decided is false.
-	FilterGang(pod *corev1.Pod, offered []string) (answer gang.Answer, decided bool)
+	FilterGang(pod *corev1.Pod, offered []string) (answer gang.FilterResult, decided bool)
 	Refused(pod gpu.Pod, at time.Time)
 	Passed(uid gpu.PodUID)
 	// Sampled notes that filter found no node for the pod among so many that it was asked about.

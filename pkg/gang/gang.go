@@ -94,7 +94,7 @@ func (g *gang) count() memberCounts {
 			counts.pending++
 		case m.running():
 			counts.running++
-			counts.markedWhole = counts.markedWhole || m.Proof
+			counts.markedWhole = counts.markedWhole || m.MarkedWhole
 		case m.ineligible():
 			counts.ineligible++
 			continue

@@ -39,10 +39,10 @@ type Options struct {
 	View    ledger.View
 	// EligibleNodes returns the nodes that the pod can run on regardless of free resources. It is called rarely, with
 	// the Manager's lock held.
-	Reach func(gpu.PodUID) []string
+	EligibleNodes func(gpu.PodUID) []string
 	// StarvationAfter is how long a gang waits before freed memory is reserved for it; 0 disables starvation
 	// reservations.
-	ClaimAfter time.Duration
+	StarvationAfter time.Duration
 	// Hold is how long a bind is held at most.
 	Hold time.Duration
 	// Patience is how long a plan's reservations last while members are missing, and how long a gang may stay partial.
@@ -54,11 +54,11 @@ type Options struct {
 
 // Ledger is the part of package ledger that a Manager uses.
 type Ledger interface {
-	ReserveTogether(requests []ledger.Want, yielding [][]gpu.PodUID, view ledger.View, at time.Time) ([]ledger.Place, int)
-	Move(request ledger.Want, view ledger.View, at time.Time) (string, bool)
-	Stands(uid gpu.PodUID) bool
-	Claim(requests []ledger.Want, priority int32) bool
-	Unclaim()
+	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, at time.Time) ([]ledger.Reservation, int)
+	Move(request ledger.Request, view ledger.View, at time.Time) (string, bool)
+	StillUsable(uid gpu.PodUID) bool
+	ReserveForStarving(requests []ledger.Request, priority int32) bool
+	EndStarvationReservation()
 }
 
 // Observer receives what metrics count.
@@ -70,7 +70,7 @@ type Observer interface {
 	// GangFailed counts failed rounds, by the label of the reason.
 	GangFailed(reason string)
 	// GangStarving counts starvation reservations.
-	GangClaimed()
+	GangStarving()
 	// GangEvicted counts evicted members of partial gangs.
 	GangEvicted()
 }
@@ -79,26 +79,26 @@ type Observer interface {
 type Effects struct {
 	// Requeue is true if kube-scheduler must retry rejected pods, by a change of RequeueNode, or of any node if that is
 	// empty.
-	Wake  string
-	Woken bool
+	RequeueNode string
+	Requeue     bool
 	// WholePriorities are the priorities of gangs that became whole. From now on pods of higher priority can preempt
 	// their members.
-	Bound []int32
+	WholePriorities []int32
 	// Events are the Events to record.
-	Notices []Notice
+	Events []Event
 	// Evict are the pods to evict.
 	Evict []gpu.Pod
 }
 
 // Event is an Event to record on a pod.
-type Notice struct {
+type Event struct {
 	Pod          gpu.Pod
 	Warning      bool
 	Reason, Text string
 }
 
 // Manager holds all gangs. mu guards the fields below it and is held for in-memory work only.
-type Book struct {
+type Manager struct {
 	Options
 	// freed counts how often memory was freed.
 	freed atomic.Uint64
@@ -118,17 +118,17 @@ type Book struct {
 }
 
 // New returns a Manager without gangs.
-func New(o Options) *Book {
-	return &Book{
+func New(o Options) *Manager {
+	return &Manager{
 		Options: o, gangs: map[Key]*gang{}, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]time.Time{},
 	}
 }
 
 // MemoryFreed records that memory was freed on some node. It takes no lock.
-func (mgr *Book) Freed() { mgr.freed.Add(1) }
+func (mgr *Manager) MemoryFreed() { mgr.freed.Add(1) }
 
 // TakeEffects returns the effects since the last call.
-func (mgr *Book) Take() Effects {
+func (mgr *Manager) TakeEffects() Effects {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	out := mgr.effects
@@ -137,18 +137,18 @@ func (mgr *Book) Take() Effects {
 }
 
 // SetMember adds or updates a member.
-func (mgr *Book) Seen(m Member, now time.Time) {
+func (mgr *Manager) SetMember(m Member, now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	known := mgr.members[m.UID]
-	if known != nil && known.Group != m.Group {
+	if known != nil && known.Gang != m.Gang {
 		mgr.removeMember(known, now)
 		known = nil
 	}
-	g := mgr.gangs[m.Group]
+	g := mgr.gangs[m.Gang]
 	if g == nil {
-		g = &gang{key: m.Group, members: map[gpu.PodUID]*member{}}
-		mgr.gangs[m.Group] = g
+		g = &gang{key: m.Gang, members: map[gpu.PodUID]*member{}}
+		mgr.gangs[m.Gang] = g
 	}
 	wasPending := known != nil && known.pending()
 	if known == nil {
@@ -161,7 +161,7 @@ func (mgr *Book) Seen(m Member, now time.Time) {
 		}
 	}
 	if known.bound && m.Node == "" {
-		m.Node, m.Proof = known.Node, known.Proof // The watch has not reported our bind yet.
+		m.Node, m.MarkedWhole = known.Node, known.MarkedWhole // The watch has not reported our bind yet.
 	}
 	known.Member = m
 	size := g.size
@@ -179,14 +179,14 @@ func (mgr *Book) Seen(m Member, now time.Time) {
 }
 
 // requeueIfComplete requeues the members that were rejected before the last one was created.
-func (mgr *Book) requeueIfComplete(g *gang) {
+func (mgr *Manager) requeueIfComplete(g *gang) {
 	if counts := g.count(); g.size > 0 && counts.existing() == g.size {
 		mgr.requeueRejected(g)
 	}
 }
 
 // RemoveMember removes a pod that was deleted or isn't a member any more. It does nothing for other pods.
-func (mgr *Book) Gone(uid gpu.PodUID, now time.Time) {
+func (mgr *Manager) RemoveMember(uid gpu.PodUID, now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	delete(mgr.unknownPods, uid)
@@ -195,8 +195,8 @@ func (mgr *Book) Gone(uid gpu.PodUID, now time.Time) {
 	}
 }
 
-func (mgr *Book) removeMember(m *member, now time.Time) {
-	g := mgr.gangs[m.Group]
+func (mgr *Manager) removeMember(m *member, now time.Time) {
+	g := mgr.gangs[m.Gang]
 	delete(g.members, m.UID)
 	delete(mgr.members, m.UID)
 	if mgr.starvation.gang == g {
@@ -210,7 +210,7 @@ func (mgr *Book) removeMember(m *member, now time.Time) {
 }
 
 // removeIfEmpty removes a gang without members, unless its binds are in flight.
-func (mgr *Book) removeIfEmpty(g *gang) {
+func (mgr *Manager) removeIfEmpty(g *gang) {
 	if len(g.members) == 0 && !g.binding() {
 		mgr.dropPlan(g, Deleted, time.Time{}, false)
 		delete(mgr.gangs, g.key)
@@ -218,34 +218,34 @@ func (mgr *Book) removeIfEmpty(g *gang) {
 }
 
 // memberLost drops the plan if it contains this member, which isn't pending any more.
-func (mgr *Book) memberLost(g *gang, uid gpu.PodUID, now time.Time) {
+func (mgr *Manager) memberLost(g *gang, uid gpu.PodUID, now time.Time) {
 	if g.plan != nil && g.plan.members[uid] != nil {
 		mgr.dropPlan(g, Deleted, now, true)
 	}
 }
 
 // GangOf returns the gang of the pod.
-func (mgr *Book) Group(uid gpu.PodUID) (Key, bool) {
+func (mgr *Manager) GangOf(uid gpu.PodUID) (Key, bool) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	m := mgr.members[uid]
 	if m == nil {
 		return Key{}, false
 	}
-	return m.Group, true
+	return m.Gang, true
 }
 
 // InPendingGang reports whether the pod asks for cards and is a member of a gang that isn't whole.
-func (mgr *Book) Waits(uid gpu.PodUID) bool {
+func (mgr *Manager) InPendingGang(uid gpu.PodUID) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	m := mgr.members[uid]
-	return m != nil && !m.Cardless && !mgr.gangs[m.Group].whole
+	return m != nil && !m.Cardless && !mgr.gangs[m.Gang].whole
 }
 
 // Tick ends what has lasted too long and plans the gangs that are ready. Only the leader may call it, several times a
 // second, once the cache is synced.
-func (mgr *Book) Tick(now time.Time) {
+func (mgr *Manager) Tick(now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	for uid, at := range mgr.unknownPods {
@@ -293,7 +293,7 @@ const (
 )
 
 // expirePlan ends holds and reservations that have lasted too long.
-func (mgr *Book) expirePlan(g *gang, now time.Time) {
+func (mgr *Manager) expirePlan(g *gang, now time.Time) {
 	p := g.plan
 	if p == nil || p.isOpen() {
 		return
@@ -304,7 +304,7 @@ func (mgr *Book) expirePlan(g *gang, now time.Time) {
 		return
 	}
 	for uid, pm := range p.members {
-		if pm.node != "" && !mgr.Ledger.Stands(uid) {
+		if pm.node != "" && !mgr.Ledger.StillUsable(uid) {
 			mgr.dropPlan(g, PlaceLost, now, true)
 			return
 		}
@@ -320,7 +320,7 @@ const evictRetry = 5 * time.Second
 
 // endPartial ends a partial gang that didn't become whole within Patience: its bound members are evicted, or stay if
 // the policy is Keep.
-func (mgr *Book) endPartial(g *gang, now time.Time) {
+func (mgr *Manager) endPartial(g *gang, now time.Time) {
 	if g.partialSince.IsZero() || now.Sub(g.partialSince) < mgr.Patience {
 		return
 	}
@@ -345,7 +345,7 @@ func (mgr *Book) endPartial(g *gang, now time.Time) {
 // reportIncomplete records an Event on a gang that gets no more members. Often they will never be created: a
 // StatefulSet by default creates its next pod when the previous one is ready, and a Job has no more pods at once than
 // its parallelism.
-func (mgr *Book) reportIncomplete(g *gang, now time.Time) {
+func (mgr *Manager) reportIncomplete(g *gang, now time.Time) {
 	if g.incompleteSince.IsZero() || now.Sub(g.incompleteSince) < mgr.Patience {
 		return
 	}
@@ -365,7 +365,7 @@ func (mgr *Book) reportIncomplete(g *gang, now time.Time) {
 
 // StartLeading is called when this process becomes the leader. It is unknown which pods another replica rejected, so
 // all pending members count as rejected.
-func (mgr *Book) Inherit() {
+func (mgr *Manager) StartLeading() {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	for _, g := range mgr.gangs {
@@ -378,7 +378,7 @@ func (mgr *Book) Inherit() {
 
 // StopLeading is called while this process isn't the leader, and when it stops. It drops all plans whose barrier hasn't
 // opened.
-func (mgr *Book) Suspend(now time.Time) {
+func (mgr *Manager) StopLeading(now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	for _, g := range mgr.gangs {
@@ -390,15 +390,15 @@ func (mgr *Book) Suspend(now time.Time) {
 }
 
 // requeue makes kube-scheduler retry rejected pods, by a change of this node, or of any node if it is empty.
-func (mgr *Book) requeue(node string) {
-	mgr.effects.Woken = true
+func (mgr *Manager) requeue(node string) {
+	mgr.effects.Requeue = true
 	if node != "" {
-		mgr.effects.Wake = node
+		mgr.effects.RequeueNode = node
 	}
 }
 
 // requeueRejected requeues the gang's pending members if any of them was rejected.
-func (mgr *Book) requeueRejected(g *gang) {
+func (mgr *Manager) requeueRejected(g *gang) {
 	for _, m := range g.members {
 		if m.rejected && m.pending() {
 			mgr.requeue(anyOf(g.candidates[m.Template]))
@@ -408,7 +408,7 @@ func (mgr *Book) requeueRejected(g *gang) {
 }
 
 // recordEvent records an Event on the gang's oldest member, unless it repeats the gang's latest Event.
-func (mgr *Book) recordEvent(g *gang, warning bool, reason, text string) {
+func (mgr *Manager) recordEvent(g *gang, warning bool, reason, text string) {
 	if g.lastEvent == reason+text {
 		return
 	}
@@ -417,7 +417,7 @@ func (mgr *Book) recordEvent(g *gang, warning bool, reason, text string) {
 		return
 	}
 	g.lastEvent = reason + text
-	mgr.effects.Notices = append(mgr.effects.Notices, Notice{pod, warning, reason, text})
+	mgr.effects.Events = append(mgr.effects.Events, Event{pod, warning, reason, text})
 }
 
 // The states of a gang, as metrics label them.
@@ -431,7 +431,7 @@ const (
 )
 
 // States counts the gangs by state.
-func (mgr *Book) States() map[string]int {
+func (mgr *Manager) States() map[string]int {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	out := map[string]int{StateIncomplete: 0, StateWaiting: 0, StatePlaced: 0, StateBinding: 0, StatePartial: 0, StateWhole: 0}
@@ -459,7 +459,7 @@ func (g *gang) state() string {
 }
 
 // HeldBinds counts the held binds.
-func (mgr *Book) Held() (n int) {
+func (mgr *Manager) HeldBinds() (n int) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	for _, g := range mgr.gangs {

@@ -39,7 +39,7 @@ func TestSizeChange(t *testing.T) {
 				s.create("job", tc.size, 16, "t")
 			}
 			for _, p := range s.existing() {
-				if p.Group.Name == "job" {
+				if p.Gang.Name == "job" {
 					p.Size = tc.size
 					s.report(p)
 				}
@@ -106,7 +106,7 @@ func TestRequeueRejected(t *testing.T) {
 		return s
 	}
 	queued := func(s *simulation, name string) bool {
-		return slices.ContainsFunc(s.existing(), func(p *pod) bool { return p.Group.Name == name && p.queued })
+		return slices.ContainsFunc(s.existing(), func(p *pod) bool { return p.Gang.Name == name && p.queued })
 	}
 	t.Run("after a back-off, while memory is freed", func(t *testing.T) {
 		s := start(t)
@@ -126,7 +126,7 @@ func TestRequeueRejected(t *testing.T) {
 		if queued(s, "small") {
 			t.Fatal("requeued before the back-off was over")
 		}
-		s.manager.Freed() // The gang that goes first waits for more freed memory.
+		s.manager.MemoryFreed() // The gang that goes first waits for more freed memory.
 		s.advance(time.Second)
 		if !queued(s, "small") {
 			t.Error("not requeued")
@@ -134,10 +134,10 @@ func TestRequeueRejected(t *testing.T) {
 	})
 	t.Run("when the extender becomes the leader again", func(t *testing.T) {
 		s := start(t)
-		s.manager.Freed()
+		s.manager.MemoryFreed()
 		s.advance(time.Second) // No room was found just now.
-		s.manager.Suspend(s.now)
-		s.manager.Inherit()
+		s.manager.StopLeading(s.now)
+		s.manager.StartLeading()
 		s.advance(time.Second)
 		if !queued(s, "never") {
 			t.Error("not requeued")
@@ -199,9 +199,9 @@ func TestEventIneligibleMembers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newSimulation(t, 1)
 			if tc.cardless {
-				launcher := gang.Member{Group: gang.Key{Namespace: "default", Name: "job"}, Size: 3, Created: s.now, Cardless: true}
+				launcher := gang.Member{Gang: gang.Key{Namespace: "default", Name: "job"}, Size: 3, Created: s.now, Cardless: true}
 				launcher.UID, launcher.Namespace, launcher.Name = "launcher", "default", "launcher"
-				s.manager.Seen(launcher, s.now)
+				s.manager.SetMember(launcher, s.now)
 			}
 			for range 3 {
 				s.create("job", 3, 16, "t")
@@ -232,9 +232,9 @@ func TestEventIneligibleMembers(t *testing.T) {
 func TestEventCardlessMembers(t *testing.T) {
 	s := newSimulation(t, 1)
 	s.create("mpi", 2, 16, "t")
-	launcher := gang.Member{Group: gang.Key{Namespace: "default", Name: "mpi"}, Size: 2, Created: s.now, Cardless: true}
+	launcher := gang.Member{Gang: gang.Key{Namespace: "default", Name: "mpi"}, Size: 2, Created: s.now, Cardless: true}
 	launcher.UID, launcher.Namespace, launcher.Name = "launcher", "default", "launcher"
-	s.manager.Seen(launcher, s.now)
+	s.manager.SetMember(launcher, s.now)
 	s.scheduleOne()
 	s.advance(10 * testPatience)
 	for _, p := range s.created {
@@ -251,16 +251,16 @@ func TestEventCardlessMembers(t *testing.T) {
 func TestNamespaces(t *testing.T) {
 	s := newSimulation(t, 1)
 	for i, namespace := range []string{"a", "b"} {
-		m := gang.Member{Group: gang.Key{Namespace: namespace, Name: "job"}, Size: 2 + i, Created: s.now, Template: "t"}
+		m := gang.Member{Gang: gang.Key{Namespace: namespace, Name: "job"}, Size: 2 + i, Created: s.now, Template: "t"}
 		m.UID, m.Namespace, m.Name, m.Request = gpu.PodUID(namespace), namespace, "pod", 8
-		s.manager.Seen(m, s.now)
+		s.manager.SetMember(m, s.now)
 		want := []string{"gang: 1 of 2 members exist", "gang: 1 of 3 members exist"}[i]
-		if result := s.manager.Filter(m.UID, s.nodes, s.now); result.Why.Text != want {
-			t.Errorf("%s: %q, want %q", namespace, result.Why.Text, want)
+		if result := s.manager.Filter(m.UID, s.nodes, s.now); result.Reason.Text != want {
+			t.Errorf("%s: %q, want %q", namespace, result.Reason.Text, want)
 		}
 	}
-	s.manager.Gone("a", s.now)
-	if _, known := s.manager.Group("b"); !known {
+	s.manager.RemoveMember("a", s.now)
+	if _, known := s.manager.GangOf("b"); !known {
 		t.Error("the gang of the other namespace was removed too")
 	}
 }

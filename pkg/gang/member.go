@@ -17,7 +17,7 @@ type Member struct {
 	// Request is 0 for a pod that asks for whole cards. It is counted and held like others, but only kube-scheduler
 	// knows where it fits.
 	gpu.Pod
-	Group Key
+	Gang Key
 	// Size is the size of the gang according to this pod.
 	Size int
 	// Problem is why the gang or its size can't be read; empty if they can.
@@ -33,7 +33,7 @@ type Member struct {
 	// BoundAt is when the pod was bound, truncated to seconds; zero if unknown.
 	BoundAt time.Time
 	// MarkedWhole is true if the pod marks its gang as whole: it was bound last, or later.
-	Proof bool
+	MarkedWhole bool
 	// Ended is true if the pod has succeeded or failed, Succeeded if it has succeeded.
 	Ended, Succeeded bool
 	// Gated is true if the pod has scheduling gates.

@@ -7,9 +7,9 @@ import (
 )
 
 // Permit is the decision about one bind call of a member: granted or rejected.
-type Ticket struct {
+type Permit struct {
 	// Decided is closed once the permit is granted or rejected. The methods may be called only after that.
-	Ended     chan struct{}
+	Decided   chan struct{}
 	reason    *Reason
 	opened    time.Time
 	markWhole bool
@@ -18,36 +18,36 @@ type Ticket struct {
 }
 
 // Rejection returns the reason why the bind is rejected, or nil if the permit is granted.
-func (p *Ticket) Refused() *Reason { return p.reason }
+func (p *Permit) Rejection() *Reason { return p.reason }
 
 // OpenedAt returns when the barrier opened. The bind timeout counts from then.
-func (p *Ticket) Opened() time.Time { return p.opened }
+func (p *Permit) OpenedAt() time.Time { return p.opened }
 
 // MarkWhole reports whether the Binding must mark the gang as whole: all other members that the gang needs are bound.
-func (p *Ticket) Proof() bool { return p.markWhole }
+func (p *Permit) MarkWhole() bool { return p.markWhole }
 
-func (p *Ticket) reject(reason Reason) {
+func (p *Permit) reject(reason Reason) {
 	p.reason = &reason
-	close(p.Ended)
+	close(p.Decided)
 }
 
-func (p *Ticket) grant(opened time.Time, markWhole bool) {
+func (p *Permit) grant(opened time.Time, markWhole bool) {
 	p.opened, p.markWhole = opened, markWhole
-	close(p.Ended)
+	close(p.Decided)
 }
 
 // RequestPermit handles a bind call for the pod on the node. It returns a permit to wait for, or nil and the reason why
 // the pod can't be bound.
-func (mgr *Book) Arrive(uid gpu.PodUID, node string, now time.Time) (*Ticket, *Reason) {
+func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*Permit, *Reason) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	m := mgr.members[uid]
 	if m == nil {
 		return nil, &Unknown
 	}
-	g := mgr.gangs[m.Group]
+	g := mgr.gangs[m.Gang]
 	g.updateState(now)
-	permit := &Ticket{Ended: make(chan struct{}), gang: g, deadline: now.Add(mgr.Hold)}
+	permit := &Permit{Decided: make(chan struct{}), gang: g, deadline: now.Add(mgr.Hold)}
 	if m.Cardless {
 		permit.grant(now, false)
 		return permit, nil
@@ -84,10 +84,10 @@ func (mgr *Book) Arrive(uid gpu.PodUID, node string, now time.Time) (*Ticket, *R
 
 // openBarrier grants the held permits, except one: the last member is bound after all others, so that its Binding can
 // mark the gang as whole.
-func (mgr *Book) openBarrier(g *gang, now time.Time) {
+func (mgr *Manager) openBarrier(g *gang, now time.Time) {
 	p := g.plan
 	for uid, pm := range p.members {
-		if pm.node != "" && !mgr.Ledger.Stands(uid) {
+		if pm.node != "" && !mgr.Ledger.StillUsable(uid) {
 			mgr.dropPlan(g, PlaceLost, now, true)
 			return
 		}
@@ -108,7 +108,7 @@ func (mgr *Book) openBarrier(g *gang, now time.Time) {
 
 // advance continues a plan whose barrier is open. Once the binds of all members but the last have ended, it grants or
 // rejects the last one's permit; once that bind has ended too, it finishes the plan.
-func (mgr *Book) advance(g *gang, now time.Time) {
+func (mgr *Manager) advance(g *gang, now time.Time) {
 	p := g.plan
 	bound := 0
 	for uid, pm := range p.members {
@@ -141,11 +141,11 @@ func (mgr *Book) advance(g *gang, now time.Time) {
 // CancelPermit handles a bind call that ended while its permit was pending. It reports whether the bind is cancelled.
 // Otherwise the permit was granted meanwhile, or will be decided soon because the other members' binds are in flight:
 // the caller must wait for Decided.
-func (mgr *Book) Leave(uid gpu.PodUID, permit *Ticket) bool {
+func (mgr *Manager) CancelPermit(uid gpu.PodUID, permit *Permit) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	select {
-	case <-permit.Ended:
+	case <-permit.Decided:
 		return permit.reason != nil
 	default:
 	}
@@ -159,7 +159,7 @@ func (mgr *Book) Leave(uid gpu.PodUID, permit *Ticket) bool {
 }
 
 // BindDone records the result of a bind whose permit was granted.
-func (mgr *Book) Bound(key Key, uid gpu.PodUID, node string, ok, markedWhole bool, now time.Time) {
+func (mgr *Manager) BindDone(key Key, uid gpu.PodUID, node string, ok, markedWhole bool, now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	g := mgr.gangs[key]
@@ -167,7 +167,7 @@ func (mgr *Book) Bound(key Key, uid gpu.PodUID, node string, ok, markedWhole boo
 		return // All members were removed.
 	}
 	if m := g.members[uid]; m != nil && ok && m.Node == "" {
-		m.Node, m.Proof, m.bound = node, markedWhole, true
+		m.Node, m.MarkedWhole, m.bound = node, markedWhole, true
 	}
 	g.membersChanged()
 	if !g.binding() || g.plan.members[uid] == nil {
@@ -179,12 +179,12 @@ func (mgr *Book) Bound(key Key, uid gpu.PodUID, node string, ok, markedWhole boo
 }
 
 // finishPlan ends a plan whose binds have all ended.
-func (mgr *Book) finishPlan(g *gang, bound int, now time.Time) {
+func (mgr *Manager) finishPlan(g *gang, bound int, now time.Time) {
 	p := g.plan
 	g.plan, g.candidates, g.needsRequeue = nil, nil, true
 	if bound == len(p.members) {
 		g.whole, g.partial, g.failures = true, false, 0
-		mgr.effects.Bound = append(mgr.effects.Bound, g.priority())
+		mgr.effects.WholePriorities = append(mgr.effects.WholePriorities, g.priority())
 		mgr.Observer.GangBound()
 		mgr.recordEvent(g, false, EventBound, "All members of the group are bound")
 		mgr.removeIfEmpty(g)

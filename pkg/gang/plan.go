@@ -32,7 +32,7 @@ type plannedMember struct {
 	// reserved is true if the plan made the reservation and must release it when the plan is dropped. Once the permit
 	// is granted, the reservation belongs to the bind.
 	reserved bool
-	permit   *Ticket
+	permit   *Permit
 	// bindDone is true once the bind has ended, bound if it succeeded.
 	bindDone, bound bool
 	// late is true if the member had not arrived when the others timed out, and has not been retried since.
@@ -75,7 +75,7 @@ func (g *gang) recentlyNoRoom(freed uint64, now time.Time) bool {
 }
 
 // makePlan plans all members that the gang still needs, or returns the reason why it can't. The caller holds the lock.
-func (mgr *Book) makePlan(g *gang, counts memberCounts, now time.Time) (Reason, bool) {
+func (mgr *Manager) makePlan(g *gang, counts memberCounts, now time.Time) (Reason, bool) {
 	freed := mgr.freed.Load()
 	if g.recentlyNoRoom(freed, now) || !mgr.mayPlan(g, freed, now) {
 		return NoRoom, false
@@ -98,7 +98,7 @@ func (mgr *Book) makePlan(g *gang, counts memberCounts, now time.Time) (Reason, 
 			}
 		}
 	}
-	reservations, yielded := mgr.Ledger.ReserveTogether(requests, yielding, mgr.View, now)
+	reservations, yielded := mgr.Ledger.ReserveAll(requests, yielding, mgr.View, now)
 	if reservations == nil && len(requests) > 0 {
 		g.noRoomAt, g.noRoomFreed = now, freed
 		return NoRoom, false
@@ -111,7 +111,7 @@ func (mgr *Book) makePlan(g *gang, counts memberCounts, now time.Time) (Reason, 
 		p.members[m.UID] = &plannedMember{}
 	}
 	for i, m := range requesters {
-		p.members[m.UID].node, p.members[m.UID].reserved = reservations[i].Node, !reservations[i].Kept
+		p.members[m.UID].node, p.members[m.UID].reserved = reservations[i].Node, !reservations[i].Existing
 	}
 	g.plan, g.noRoomAt = p, time.Time{}
 	for _, m := range chosen {
@@ -156,7 +156,7 @@ func (f *freeBurst) observe(freed uint64, now time.Time) bool {
 // mayPlan reports whether all gangs that go before g have been tried. Otherwise a small gang would take memory that a
 // large one is about to get, and give way a moment later when its first members have arrived, which costs both gangs
 // seconds.
-func (mgr *Book) mayPlan(g *gang, freed uint64, now time.Time) bool {
+func (mgr *Manager) mayPlan(g *gang, freed uint64, now time.Time) bool {
 	over := mgr.burst.observe(freed, now)
 	for _, o := range mgr.queue {
 		switch {
@@ -193,17 +193,17 @@ func (g *gang) selectMembers(counts memberCounts, eligible func(*member) bool) (
 }
 
 // requests returns the requests of those members that the ledger places, and these members.
-func (g *gang) requests(chosen []*member, nodes func(*member) []string) (requests []ledger.Want, requesters []*member) {
+func (g *gang) requests(chosen []*member, nodes func(*member) []string) (requests []ledger.Request, requesters []*member) {
 	for _, m := range chosen {
 		if m.Request > 0 {
-			requests, requesters = append(requests, ledger.Want{Pod: m.Pod, Nodes: nodes(m)}), append(requesters, m)
+			requests, requesters = append(requests, ledger.Request{Pod: m.Pod, Nodes: nodes(m)}), append(requesters, m)
 		}
 	}
 	return requests, requesters
 }
 
 // yieldingGangs returns the gangs whose plans give way to a plan of g, in the order in which they do.
-func (mgr *Book) yieldingGangs(g *gang) []*gang {
+func (mgr *Manager) yieldingGangs(g *gang) []*gang {
 	var gangs []*gang
 	for _, o := range mgr.gangs {
 		if o != g && o.plan != nil && !o.plan.isOpen() && before(g, o) {
@@ -217,7 +217,7 @@ func (mgr *Book) yieldingGangs(g *gang) []*gang {
 // acquireWholeCards reports whether g may make a plan with whole cards, and drops such plans of gangs that go after it.
 // The ledger doesn't count whole cards, so only one such gang gathers at a time: two of them could each take the half
 // that the other one needs.
-func (mgr *Book) acquireWholeCards(g *gang, now time.Time) bool {
+func (mgr *Manager) acquireWholeCards(g *gang, now time.Time) bool {
 	for _, o := range mgr.gangs {
 		if o == g || o.plan == nil || o.plan.isOpen() || !o.plan.hasWholeCards() {
 			continue
@@ -231,7 +231,7 @@ func (mgr *Book) acquireWholeCards(g *gang, now time.Time) bool {
 }
 
 // dropPlan drops a plan whose barrier hasn't opened. A gang at fault backs off. The caller holds the lock.
-func (mgr *Book) dropPlan(g *gang, reason Reason, now time.Time, atFault bool) {
+func (mgr *Manager) dropPlan(g *gang, reason Reason, now time.Time, atFault bool) {
 	p := g.plan
 	if p == nil || p.isOpen() {
 		return
@@ -251,7 +251,7 @@ func (mgr *Book) dropPlan(g *gang, reason Reason, now time.Time, atFault bool) {
 
 // timeOut rejects the held binds after Hold. The reservations remain and the members are retried together. The plan
 // doesn't expire while each round brings more members.
-func (mgr *Book) timeOut(p *plan, now time.Time) {
+func (mgr *Manager) timeOut(p *plan, now time.Time) {
 	arrived := p.arrived()
 	if p.progress = arrived > p.maxArrived; p.progress {
 		p.maxArrived, p.expires = arrived, now.Add(mgr.Patience)
@@ -266,7 +266,7 @@ func (mgr *Book) timeOut(p *plan, now time.Time) {
 // rejectOnceMore reports whether a late member must be rejected again, so that it returns right behind the members that
 // timed out without it. If kube-scheduler takes longer than Hold for all pending pods, it would otherwise be held now
 // and time out before the others return, and so on alternately.
-func (mgr *Book) rejectOnceMore(p *plan, pm *plannedMember, now time.Time) bool {
+func (mgr *Manager) rejectOnceMore(p *plan, pm *plannedMember, now time.Time) bool {
 	if !pm.late {
 		return false
 	}
@@ -278,7 +278,7 @@ func (mgr *Book) rejectOnceMore(p *plan, pm *plannedMember, now time.Time) bool 
 }
 
 // rejectHeld rejects the held binds.
-func (mgr *Book) rejectHeld(p *plan, reason Reason) {
+func (mgr *Manager) rejectHeld(p *plan, reason Reason) {
 	for _, pm := range p.members {
 		if pm.permit != nil {
 			pm.permit.reject(reason)
@@ -293,7 +293,7 @@ const (
 )
 
 // backOff delays the next round, by more after each failure.
-func (mgr *Book) backOff(g *gang, now time.Time) {
+func (mgr *Manager) backOff(g *gang, now time.Time) {
 	g.notBefore = now.Add(min(minBackoff<<min(g.failures, 10), maxBackoff))
 	g.failures++
 }

@@ -23,7 +23,7 @@ type simulation struct {
 	*testing.T
 	random  *rand.Rand
 	now     time.Time
-	manager *gang.Book
+	manager *gang.Manager
 	ledger  *ledger.Ledger
 	nodes   []string
 	// pods are the pods in the API server.
@@ -64,7 +64,7 @@ type bindCall struct {
 	pod    *pod
 	node   string
 	key    gang.Key
-	permit *gang.Ticket
+	permit *gang.Permit
 }
 
 const (
@@ -78,7 +78,7 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 		starvationAfter: 20 * time.Second, failures: map[string]int{}, whole: map[string]bool{}, ambiguous: map[string]bool{},
 	}
 	s.ledger = ledger.New(func(string) {
-		s.manager.Freed()
+		s.manager.MemoryFreed()
 		s.freed = true
 	})
 	s.manager = gang.New(gang.Options{Observer: s})
@@ -113,14 +113,14 @@ func (s *simulation) restart() {
 	maps.Copy(s.whole, s.ambiguous)
 	s.manager = gang.New(gang.Options{
 		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.ledger.Release(uid) },
-		View:       ledger.View{Card: placement.Binpack, Node: placement.Binpack},
-		ClaimAfter: s.starvationAfter, Hold: testHold, Patience: testPatience, OnFailure: gang.Evict, Observer: s,
-		Reach: func(uid gpu.PodUID) []string { return s.eligibleNodes(s.pods[uid]) },
+		View:            ledger.View{Card: placement.Binpack, Node: placement.Binpack},
+		StarvationAfter: s.starvationAfter, Hold: testHold, Patience: testPatience, OnFailure: gang.Evict, Observer: s,
+		EligibleNodes: func(uid gpu.PodUID) []string { return s.eligibleNodes(s.pods[uid]) },
 	})
 	for _, p := range s.pods {
-		s.manager.Seen(p.Member, s.now)
+		s.manager.SetMember(p.Member, s.now)
 	}
-	s.manager.Inherit()
+	s.manager.StartLeading()
 }
 
 // GangHeld implements gang.Observer.
@@ -136,8 +136,8 @@ func (s *simulation) GangBound() { s.bound++ }
 // GangFailed implements gang.Observer.
 func (s *simulation) GangFailed(reason string) { s.failures[reason]++ }
 
-// GangClaimed implements gang.Observer.
-func (s *simulation) GangClaimed() { s.reservations++ }
+// GangStarving implements gang.Observer.
+func (s *simulation) GangStarving() { s.reservations++ }
 
 // GangEvicted implements gang.Observer.
 func (s *simulation) GangEvicted() {}
@@ -151,7 +151,7 @@ func (s *simulation) create(gangName string, size int, memory gpu.Memory, templa
 	p.UID, p.Namespace, p.Name = gpu.PodUID(fmt.Sprintf("uid-%05d", s.serial)), "default", fmt.Sprintf("pod-%05d", s.serial)
 	p.Request, p.Created = memory, s.now.Truncate(time.Second)
 	if gangName != "" {
-		p.Group, p.Size, p.Template = gang.Key{Namespace: "default", Name: gangName}, size, template
+		p.Gang, p.Size, p.Template = gang.Key{Namespace: "default", Name: gangName}, size, template
 	}
 	s.pods[p.UID] = p
 	s.created = append(s.created, p)
@@ -159,19 +159,19 @@ func (s *simulation) create(gangName string, size int, memory gpu.Memory, templa
 }
 
 func (s *simulation) report(p *pod) {
-	if p.Group.Name != "" {
-		s.manager.Seen(p.Member, s.now)
+	if p.Gang.Name != "" {
+		s.manager.SetMember(p.Member, s.now)
 	}
 }
 
 // delete removes a pod without a grace period.
 func (s *simulation) delete(p *pod) {
-	if name := p.Group.Name; s.memberCounts()[name][0] > 0 && !s.whole[name] {
+	if name := p.Gang.Name; s.memberCounts()[name][0] > 0 && !s.whole[name] {
 		s.ambiguous[name] = true
 	}
 	delete(s.pods, p.UID)
-	s.ledger.Drop(p.UID)
-	s.manager.Gone(p.UID, s.now)
+	s.ledger.Remove(p.UID)
+	s.manager.RemoveMember(p.UID, s.now)
 }
 
 // scheduleOne schedules a random queued pod.
@@ -205,20 +205,20 @@ func (s *simulation) schedule(p *pod) {
 	if len(candidates) == 0 {
 		return // kube-scheduler doesn't call the extender without candidates.
 	}
-	if p.Group.Name == "" {
+	if p.Gang.Name == "" {
 		s.scheduleSingle(p, candidates)
 		return
 	}
 	result := s.manager.Filter(p.UID, candidates, s.now)
 	nodes := result.Nodes
-	if result.Free {
+	if result.AsSingle {
 		nodes = s.fitting(p, candidates)
 	}
 	if len(nodes) == 0 {
 		return
 	}
-	bind := bindCall{pod: p, node: nodes[s.random.IntN(len(nodes))], key: p.Group}
-	permit, reason := s.manager.Arrive(p.UID, bind.node, s.now)
+	bind := bindCall{pod: p, node: nodes[s.random.IntN(len(nodes))], key: p.Gang}
+	permit, reason := s.manager.RequestPermit(p.UID, bind.node, s.now)
 	if reason != nil {
 		p.queued = true
 	} else {
@@ -276,11 +276,11 @@ func (s *simulation) scheduleSingle(p *pod, candidates []string) {
 func (s *simulation) collectDecided() {
 	s.held = slices.DeleteFunc(s.held, func(bind bindCall) bool {
 		select {
-		case <-bind.permit.Ended:
+		case <-bind.permit.Decided:
 		default:
 			return false
 		}
-		if bind.permit.Refused() != nil {
+		if bind.permit.Rejection() != nil {
 			bind.pod.queued, s.freed = true, true // kube-scheduler removes the assumed pod from its cache.
 		} else {
 			s.granted = append(s.granted, bind)
@@ -300,17 +300,17 @@ func (s *simulation) bind(bind bindCall, fails bool) {
 	}
 	if ok {
 		bind.pod.BoundAt = s.now.Truncate(time.Second)
-		bind.pod.Node, bind.pod.Proof = bind.node, bind.permit != nil && bind.permit.Proof()
-		s.ledger.Commit(bind.pod.UID)
-		if bind.pod.Proof {
-			s.whole[bind.pod.Group.Name] = true // Here and not in checkInvariants, since another member may be deleted at once.
+		bind.pod.Node, bind.pod.MarkedWhole = bind.node, bind.permit != nil && bind.permit.MarkWhole()
+		s.ledger.Confirm(bind.pod.UID)
+		if bind.pod.MarkedWhole {
+			s.whole[bind.pod.Gang.Name] = true // Here and not in checkInvariants, since another member may be deleted at once.
 		}
 	} else {
 		s.ledger.Release(bind.pod.UID)
 		bind.pod.queued = exists
 	}
 	if bind.permit != nil {
-		s.manager.Bound(bind.key, bind.pod.UID, bind.node, ok, bind.permit.Proof(), s.now)
+		s.manager.BindDone(bind.key, bind.pod.UID, bind.node, ok, bind.permit.MarkWhole(), s.now)
 	}
 	if ok {
 		s.report(bind.pod)
@@ -320,8 +320,8 @@ func (s *simulation) bind(bind bindCall, fails bool) {
 // performEffects performs the Manager's effects.
 func (s *simulation) performEffects() {
 	s.collectDecided()
-	effects := s.manager.Take()
-	requeue := effects.Woken || s.freed
+	effects := s.manager.TakeEffects()
+	requeue := effects.Requeue || s.freed
 	s.freed = false
 	if requeue {
 		for _, p := range s.pods {
@@ -330,14 +330,14 @@ func (s *simulation) performEffects() {
 			}
 		}
 	}
-	for _, notice := range effects.Notices {
+	for _, notice := range effects.Events {
 		s.events = append(s.events, notice.Reason+": "+notice.Text)
 	}
 	for _, evicted := range effects.Evict {
 		if p := s.pods[evicted.UID]; p != nil {
 			s.evicted++
 			s.delete(p)
-			s.create(p.Group.Name, p.Size, p.Request, p.Template) // Its controller creates a replacement.
+			s.create(p.Gang.Name, p.Size, p.Request, p.Template) // Its controller creates a replacement.
 		}
 	}
 }
@@ -368,7 +368,7 @@ func (s *simulation) checkInvariants() {
 	s.Helper()
 	sizes := map[string]int{}
 	for _, p := range s.pods {
-		sizes[p.Group.Name] = p.Size
+		sizes[p.Gang.Name] = p.Size
 	}
 	for name, count := range s.memberCounts() {
 		if count[0] >= sizes[name] {
@@ -417,16 +417,16 @@ func (s *simulation) runUntilIdle() {
 func (s *simulation) memberCounts() map[string][2]int {
 	out := map[string][2]int{}
 	for _, p := range s.pods {
-		if p.Group.Name == "" {
+		if p.Gang.Name == "" {
 			continue
 		}
-		count := out[p.Group.Name]
+		count := out[p.Gang.Name]
 		if p.Node != "" {
 			count[0]++
 		} else {
 			count[1]++
 		}
-		out[p.Group.Name] = count
+		out[p.Gang.Name] = count
 	}
 	return out
 }
@@ -465,7 +465,7 @@ func simulate(t *testing.T, seed uint64) {
 			if all := s.existing(); len(all) > 0 {
 				victim := all[s.random.IntN(len(all))]
 				for _, p := range all {
-					if p == victim || p.Group == victim.Group && victim.Group.Name != "" && s.random.IntN(10) > 0 {
+					if p == victim || p.Gang == victim.Gang && victim.Gang.Name != "" && s.random.IntN(10) > 0 {
 						s.delete(p)
 					}
 				}
@@ -474,13 +474,13 @@ func simulate(t *testing.T, seed uint64) {
 			if all := s.existing(); len(all) > 0 {
 				p := all[s.random.IntN(len(all))]
 				s.delete(p)
-				s.create(p.Group.Name, p.Size, p.Request, p.Template)
+				s.create(p.Gang.Name, p.Size, p.Request, p.Template)
 			}
 		case 4: // The scheduler abandons a bind call.
 			if len(s.held) > 0 {
 				i := s.random.IntN(len(s.held))
 				bind := s.held[i]
-				if s.manager.Leave(bind.pod.UID, bind.permit) {
+				if s.manager.CancelPermit(bind.pod.UID, bind.permit) {
 					s.held = slices.Delete(s.held, i, i+1)
 					bind.pod.queued = true
 				}
@@ -517,8 +517,8 @@ func simulate(t *testing.T, seed uint64) {
 		}
 	}
 	for _, node := range s.ledger.Nodes() {
-		for _, h := range node.Holders {
-			if p := s.pods[h.UID]; h.State == ledger.Reserved {
+		for _, h := range node.Allocations {
+			if p := s.pods[h.UID]; h.State == ledger.Assumed {
 				t.Errorf("%s has a reservation on %s and is not bound: %v", h.Name, node.Name, p)
 			}
 		}
@@ -531,21 +531,21 @@ func simulate(t *testing.T, seed uint64) {
 func (s *simulation) checkNoFittingGangPending() {
 	waiting := map[gang.Key][]*pod{}
 	for _, p := range s.existing() {
-		if p.Node == "" && p.Group.Name != "" {
-			waiting[p.Group] = append(waiting[p.Group], p)
+		if p.Node == "" && p.Gang.Name != "" {
+			waiting[p.Gang] = append(waiting[p.Gang], p)
 		}
 	}
 	for key, members := range waiting {
 		if len(members) < members[0].Size {
 			continue
 		}
-		var requests []ledger.Want
+		var requests []ledger.Request
 		for _, p := range members {
 			if p.Request > 0 {
-				requests = append(requests, ledger.Want{Pod: p.Pod, Nodes: s.eligibleNodes(p)})
+				requests = append(requests, ledger.Request{Pod: p.Pod, Nodes: s.eligibleNodes(p)})
 			}
 		}
-		if reservations, _ := s.ledger.ReserveTogether(requests, nil, ledger.View{Card: placement.Binpack, Node: placement.Binpack}, s.now); reservations != nil || len(requests) == 0 {
+		if reservations, _ := s.ledger.ReserveAll(requests, nil, ledger.View{Card: placement.Binpack, Node: placement.Binpack}, s.now); reservations != nil || len(requests) == 0 {
 			s.Errorf("gang %v of %d is pending although it fits: %v", key, len(members), s.manager.States())
 			for _, request := range requests {
 				s.ledger.Release(request.Pod.UID)

@@ -35,41 +35,41 @@ const (
 
 // updateStarvation ends the starvation reservation if its gang has a plan or its time is over. It then makes one for
 // the first of the ready gangs that has no plan, if that has waited long enough.
-func (mgr *Book) updateStarvation(ready []*gang, now time.Time) {
+func (mgr *Manager) updateStarvation(ready []*gang, now time.Time) {
 	current := &mgr.starvation
 	if g := current.gang; g != nil && (g.plan != nil || g.readySince.IsZero() || mgr.gangs[g.key] != g || !now.Before(current.until)) {
 		mgr.endStarvation(now)
 	}
-	if mgr.ClaimAfter <= 0 || current.gang != nil || now.Before(current.next) {
+	if mgr.StarvationAfter <= 0 || current.gang != nil || now.Before(current.next) {
 		return
 	}
 	for _, g := range ready {
 		if g.plan != nil || now.Sub(g.notReservable) < starvationRetry {
 			continue
 		}
-		if now.Sub(g.readySince) < mgr.ClaimAfter {
+		if now.Sub(g.readySince) < mgr.StarvationAfter {
 			return // The gangs behind it don't reserve before it.
 		}
 		requests := mgr.starvationRequests(g)
-		if len(requests) == 0 || !mgr.Ledger.Claim(requests, g.priority()) {
+		if len(requests) == 0 || !mgr.Ledger.ReserveForStarving(requests, g.priority()) {
 			g.notReservable = now // The gang would not fit even without other pods.
 			continue
 		}
-		g.reservedFor = min(max(2*g.reservedFor, mgr.ClaimAfter), maxStarvationReservation)
+		g.reservedFor = min(max(2*g.reservedFor, mgr.StarvationAfter), maxStarvationReservation)
 		current.gang, current.begun, current.until = g, now, now.Add(g.reservedFor)
-		mgr.Observer.GangClaimed()
+		mgr.Observer.GangStarving()
 		return
 	}
 }
 
 // starvationRequests returns the requests of the members that the gang still needs, with all their eligible nodes.
-func (mgr *Book) starvationRequests(g *gang) []ledger.Want {
+func (mgr *Manager) starvationRequests(g *gang) []ledger.Request {
 	eligible := map[string][]string{}
 	chosen, _ := g.selectMembers(g.count(), func(*member) bool { return true })
 	requests, _ := g.requests(chosen, func(m *member) []string {
 		nodes, known := eligible[m.Template]
 		if !known {
-			nodes = mgr.Reach(m.UID)
+			nodes = mgr.EligibleNodes(m.UID)
 			eligible[m.Template] = nodes
 		}
 		return nodes
@@ -77,11 +77,11 @@ func (mgr *Book) starvationRequests(g *gang) []ledger.Want {
 	return requests
 }
 
-func (mgr *Book) endStarvation(now time.Time) {
+func (mgr *Manager) endStarvation(now time.Time) {
 	if mgr.starvation.gang == nil {
 		return
 	}
-	mgr.Ledger.Unclaim()
+	mgr.Ledger.EndStarvationReservation()
 	mgr.starvation.next = now.Add(now.Sub(mgr.starvation.begun))
 	mgr.starvation.gang = nil
 }

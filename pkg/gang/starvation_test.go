@@ -27,7 +27,7 @@ func runBesideSingles(t *testing.T, claimAfter time.Duration) (waited time.Durat
 		queued := 0
 		for _, p := range s.existing() {
 			switch {
-			case p.Group.Name != "":
+			case p.Gang.Name != "":
 			case p.Node == "":
 				queued++
 			case ends[p].IsZero():
@@ -102,7 +102,7 @@ func TestStarvationReservationEnds(t *testing.T) {
 		t.Error("no reservation for a gang that needs all cards")
 	}
 	for _, p := range s.existing() {
-		if p.Group.Name == "next" || p.Group.Name == "" && p.Node != "" {
+		if p.Gang.Name == "next" || p.Gang.Name == "" && p.Node != "" {
 			s.delete(p)
 		}
 	}
@@ -115,7 +115,7 @@ func TestStarvationReservationEnds(t *testing.T) {
 	}
 	singles := 0
 	for _, p := range s.existing() {
-		if p.Group.Name == "" && p.Node != "" {
+		if p.Gang.Name == "" && p.Node != "" {
 			singles++
 		}
 	}

@@ -91,7 +91,7 @@ func TestFreedInPieces(t *testing.T) {
 		}
 		t.Fatalf("timed out waiting until %s: %v, %v", what, s.memberCounts(), s.failures)
 	}
-	s.manager.Freed() // Memory that was freed a minute ago belongs to no present burst.
+	s.manager.MemoryFreed() // Memory that was freed a minute ago belongs to no present burst.
 	s.advance(time.Minute)
 	for range 8 {
 		s.create("runs", 8, 16, "t")
@@ -111,7 +111,7 @@ func TestFreedInPieces(t *testing.T) {
 		tenth()
 	}
 	for _, p := range s.existing() {
-		if p.Group.Name == "runs" {
+		if p.Gang.Name == "runs" {
 			s.delete(p)
 			tenth()
 		}
@@ -138,7 +138,7 @@ func TestFreedContinuously(t *testing.T) {
 				s.now = s.now.Add(10 * time.Millisecond)
 				if s.now.Sub(free) >= tc.free {
 					free = s.now
-					s.manager.Freed()
+					s.manager.MemoryFreed()
 				}
 				if s.now.Sub(tick) >= tc.tick {
 					tick = s.now

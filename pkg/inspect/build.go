@@ -40,7 +40,7 @@ func Build(objects Objects) Report {
 			pending = append(pending, pod)
 		}
 	}
-	var places []waiting.Place
+	var places []waiting.Node
 	for _, object := range slices.SortedFunc(slices.Values(objects.Nodes), byName) {
 		node := buildNode(object, bound[object.Name])
 		if len(node.Cards) > 0 || len(node.Pods) > 0 {
@@ -48,11 +48,11 @@ func Build(objects Objects) Report {
 		}
 		if len(node.Cards) > 0 {
 			place := newPlace(object, &node)
-			place.Leaving = protocol.Leaving(bound[object.Name], objects.Now)
+			place.Terminating = protocol.TerminatingPriorities(bound[object.Name], objects.Now)
 			places = append(places, place)
 		}
 	}
-	explainer := waiting.NewExplainer(places)
+	explainer := waiting.NewDiagnoser(places)
 	for _, pod := range pending {
 		report.PendingPods = append(report.PendingPods, buildPending(pod, explainer))
 	}
@@ -96,8 +96,8 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod) Node {
 }
 
 // newPlace converts a node for the diagnosis of pending pods.
-func newPlace(object *corev1.Node, node *Node) waiting.Place {
-	p := waiting.Place{Node: object, Unit: gpu.Unit(node.Unit), Closed: node.closed}
+func newPlace(object *corev1.Node, node *Node) waiting.Node {
+	p := waiting.Node{Object: object, Unit: gpu.Unit(node.Unit), Closed: node.closed}
 	for _, card := range node.Cards {
 		p.Cards = append(p.Cards, placement.Card{
 			Index: card.Index, Memory: card.Total, Used: card.Allocated, Unhealthy: !card.Healthy,
@@ -234,17 +234,17 @@ func (p Pod) firstCard() int {
 	return first
 }
 
-func buildPending(pod *corev1.Pod, explainer *waiting.Explainer) PendingPod {
-	why := explainer.Explain(pod)
+func buildPending(pod *corev1.Pod, explainer *waiting.Diagnoser) PendingPod {
+	why := explainer.Diagnose(pod)
 	return PendingPod{
 		Namespace: pod.Namespace,
 		Name:      pod.Name,
 		UID:       pod.UID,
 		Request:   protocol.PodRequest(pod),
 		Scheduler: pod.Spec.SchedulerName,
-		Reason:    waiting.Reason(pod),
+		Reason:    waiting.SchedulerMessage(pod),
 
-		Cause: why.Cause, Explanation: why.Explanation,
+		Cause: why.Reason, Explanation: why.Message,
 	}
 }
 

@@ -113,7 +113,7 @@ func (g *groupPods) add(pod *corev1.Pod, group protocol.Group, err error) {
 	}
 	g.Size = max(g.Size, group.Size)
 	switch {
-	case !protocol.AsksCards(pod):
+	case !protocol.RequestsCards(pod):
 		g.Cardless++
 	case pod.Spec.NodeName != "":
 		g.Members, g.Bound = g.Members+1, g.Bound+1

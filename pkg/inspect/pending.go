@@ -45,7 +45,7 @@ func WritePending(out io.Writer, report Report, options PendingOptions) error {
 	return err
 }
 
-func causeStyle(cause waiting.Cause) style {
+func causeStyle(cause waiting.Reason) style {
 	switch cause {
 	case waiting.TooLarge, waiting.Unhealthy, waiting.NoNode:
 		return red // The pod stays pending even if other pods end.

@@ -37,7 +37,7 @@ func TestPendingPodDiagnosis(t *testing.T) {
 	}
 	tests := map[string]struct {
 		objects Objects
-		cause   waiting.Cause
+		cause   waiting.Reason
 		text    string
 	}{
 		"enough free memory in total, not on one card": {

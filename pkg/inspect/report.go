@@ -114,8 +114,8 @@ type PendingPod struct {
 	// Reason is kube-scheduler's message, unshortened.
 	Reason string `json:"reason"`
 	// Cause and Explanation are the reason and message of gpushare's own diagnosis, from the current nodes and pods.
-	Cause       waiting.Cause `json:"cause"`
-	Explanation string        `json:"explanation"`
+	Cause       waiting.Reason `json:"cause"`
+	Explanation string         `json:"explanation"`
 }
 
 // Unit is a gpu.Unit that is marshaled as its name, such as "GiB". The zero Unit, of a report without nodes, is "".

@@ -43,7 +43,7 @@ func (e Endpoint) validate() error {
 	case e.Port < 1 || e.Port > 65535:
 		return fmt.Errorf("port to publish: must be 1 to 65535, got %d", e.Port)
 	case e.Namespace == "" || e.Service == "":
-		return fmt.Errorf("Service to publish: namespace and name are required, got %q and %q", e.Namespace, e.Service)
+		return fmt.Errorf("publishing the Service: namespace and name are required, got %q and %q", e.Namespace, e.Service)
 	}
 	return nil
 }

@@ -22,7 +22,7 @@ func cluster(nodes int) (*ledger.Ledger, []string) {
 		for card := range 8 {
 			for part := range 7 {
 				p := pod(fmt.Sprintf("%s-%d-%d", names[i], card, part), gpu.Memory(2050+20*card))
-				l.Hold(names[i], p, gpu.On(card, p.Request), at)
+				l.SetBound(names[i], p, gpu.On(card, p.Request), at)
 			}
 		}
 	}
@@ -81,7 +81,7 @@ func BenchmarkRank(b *testing.B) {
 			}
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
-				l.Rank(ledger.View{Card: placement.Binpack, Node: placement.Binpack, Promised: at}, pod("asking", 1500), lists[i%2], func(int, placement.Suitability, placement.Reason) {})
+				l.Rank(ledger.View{Card: placement.Binpack, Node: placement.Binpack, TentativeAt: at}, pod("asking", 1500), lists[i%2], func(int, placement.Suitability, placement.Reason) {})
 			}
 		})
 	}
@@ -109,7 +109,7 @@ func BenchmarkHold(b *testing.B) {
 	p := pod(names[0]+"-0-0", 2050)
 	b.ReportAllocs()
 	for b.Loop() {
-		l.Hold(names[0], p, gpu.On(0, p.Request), at)
+		l.SetBound(names[0], p, gpu.On(0, p.Request), at)
 	}
 }
 

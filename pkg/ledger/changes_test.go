@@ -24,8 +24,8 @@ type follower struct {
 
 // follow applies the changes and returns all nodes, sorted by name, and the number of nodes in the changes.
 func (f *follower) follow(l *ledger.Ledger) ([]ledger.Node, int) {
-	changes := l.Since(f.revision)
-	if changes.Whole {
+	changes := l.ChangesSince(f.revision)
+	if changes.Full {
 		f.nodes = map[string]ledger.Node{}
 	}
 	for _, n := range changes.Nodes {
@@ -79,11 +79,11 @@ func TestChangesMinimal(t *testing.T) {
 		t.Fatal(err)
 	}
 	changed("a reservation", 1)
-	b.Commit(pod("p", 4).UID)
+	b.Confirm(pod("p", 4).UID)
 	changed("a confirmed bind", 1)
-	b.Hold("n2", pod("p", 4), gpu.On(1, 4), time.Unix(1, 0))
+	b.SetBound("n2", pod("p", 4), gpu.On(1, 4), time.Unix(1, 0))
 	changed("a pod on another node", 2)
-	b.Drop(pod("p", 4).UID)
+	b.Remove(pod("p", 4).UID)
 	changed("a removed pod", 1)
 	b.DeleteNode("never there")
 	changed("deletion of an unknown node", 0)
@@ -103,11 +103,11 @@ func TestChangesDuringWrites(t *testing.T) {
 			case 0:
 				_, _ = l.Reserve(fmt.Sprintf("n%d", random.IntN(2)), p, placement.Binpack, at) // An error for a full node is expected.
 			case 1:
-				l.Commit(p.UID)
+				l.Confirm(p.UID)
 			case 2:
-				l.Drop(p.UID)
+				l.Remove(p.UID)
 			case 3:
-				l.Since(uint64(random.IntN(100)))
+				l.ChangesSince(uint64(random.IntN(100)))
 			}
 		}
 	}, func(n ledger.Node) error {

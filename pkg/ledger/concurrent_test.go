@@ -58,7 +58,7 @@ func concurrently(t *testing.T, l *ledger.Ledger, work func(random *rand.Rand, p
 // checkSums checks that the used memory of each card is the sum of its allocations.
 func checkSums(n ledger.Node) error {
 	sums := map[int]gpu.Memory{}
-	for _, h := range n.Holders {
+	for _, h := range n.Allocations {
 		for _, share := range h.Placement {
 			sums[share.Card] += share.Memory
 		}
@@ -88,8 +88,8 @@ func checkEmpty(t *testing.T, l *ledger.Ledger) {
 				t.Errorf("node %s: %d of card %d are still used", n.Name, used, n.Cards[i].Index)
 			}
 		}
-		if len(n.Holders) > 0 {
-			t.Errorf("node %s still has the allocations %v", n.Name, n.Holders)
+		if len(n.Allocations) > 0 {
+			t.Errorf("node %s still has the allocations %v", n.Name, n.Allocations)
 		}
 		l.DeleteNode(n.Name)
 	}
@@ -121,17 +121,17 @@ func TestConcurrentReserve(t *testing.T) {
 					t.Errorf("Reserve: %s has %s of %s, Lookup: %s of %q", pod, got.Placement, node, found.Placement, where)
 				}
 			case 3:
-				if l.Commit(pod.UID) && l.Release(pod.UID) {
+				if l.Confirm(pod.UID) && l.Release(pod.UID) {
 					t.Errorf("%s was released after its confirmation", pod)
 				}
 			case 4:
-				if l.Release(pod.UID) || l.Drop(pod.UID) {
+				if l.Release(pod.UID) || l.Remove(pod.UID) {
 					removed.Add(1)
 				}
 			}
 		}
 		for _, pod := range pods {
-			if l.Drop(pod.UID) {
+			if l.Remove(pod.UID) {
 				removed.Add(1)
 			}
 		}
@@ -168,19 +168,19 @@ func TestConcurrentOperations(t *testing.T) {
 			case 0, 1:
 				_, _ = l.Reserve(node, pod, placement.Binpack, at)
 			case 2:
-				l.Commit(pod.UID)
+				l.Confirm(pod.UID)
 			case 3:
 				l.Release(pod.UID)
 			case 4:
-				l.Hold(node, pod, gpu.On(random.IntN(3), pod.Request), at)
+				l.SetBound(node, pod, gpu.On(random.IntN(3), pod.Request), at)
 				if where, _, held := l.Lookup(pod.UID); !held || where != node {
 					t.Errorf("%s was set on %s, Lookup returns %q", pod, node, where)
 				}
 			case 5:
-				l.Hold(node, pod, nil, at)
+				l.SetBound(node, pod, nil, at)
 			case 6:
-				l.Drop(pod.UID)
-				if l.Drop(pod.UID) {
+				l.Remove(pod.UID)
+				if l.Remove(pod.UID) {
 					t.Errorf("%s was removed twice", pod)
 				}
 			case 7:
@@ -190,12 +190,12 @@ func TestConcurrentOperations(t *testing.T) {
 					l.DeleteNode(node)
 				}
 				l.Check(pod, nodes, func(string, placement.Reason) {})
-				l.Promise(pod, nodes[:1], at)
-				l.Rank(ledger.View{Card: placement.Binpack, Node: placement.Binpack, Promised: at}, pod, nodes, func(int, placement.Suitability, placement.Reason) {})
+				l.AddTentative(pod, nodes[:1], at)
+				l.Rank(ledger.View{Card: placement.Binpack, Node: placement.Binpack, TentativeAt: at}, pod, nodes, func(int, placement.Suitability, placement.Reason) {})
 			}
 		}
 		for _, pod := range pods {
-			l.Drop(pod.UID)
+			l.Remove(pod.UID)
 		}
 	}, checkSums)
 
@@ -225,17 +225,17 @@ func TestConcurrentSamePods(t *testing.T) {
 				case 0, 1:
 					_, _ = l.Reserve(node, pod, placement.Binpack, at)
 				case 2:
-					l.Hold(node, pod, gpu.On(random.IntN(2), pod.Request), at)
+					l.SetBound(node, pod, gpu.On(random.IntN(2), pod.Request), at)
 				case 3:
 					l.Release(pod.UID)
 				case 4:
-					l.Drop(pod.UID)
+					l.Remove(pod.UID)
 				}
 			}
 		}, checkSums)
 		nodesOf := map[gpu.PodUID][]string{}
 		for _, n := range l.Nodes() {
-			for _, h := range n.Holders {
+			for _, h := range n.Allocations {
 				nodesOf[h.UID] = append(nodesOf[h.UID], n.Name)
 			}
 		}
@@ -247,7 +247,7 @@ func TestConcurrentSamePods(t *testing.T) {
 		}
 	}
 	for _, pod := range shared {
-		l.Drop(pod.UID)
+		l.Remove(pod.UID)
 	}
 	checkEmpty(t, l)
 }

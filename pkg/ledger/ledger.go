@@ -32,23 +32,23 @@ func (e *NoRoomError) Unwrap() error { return ErrNoRoom }
 type State int
 
 const (
-	// Assumed: a card is chosen and the API server has not confirmed the bind yet. The bind is in flight, unconfirmed, or
+	// Assumed means that a card is chosen and the API server has not confirmed the bind yet. The bind is in flight, unconfirmed, or
 	// held back for the pod's gang.
-	Reserved State = iota
-	// Bound: the API server has the pod on its node.
+	Assumed State = iota
+	// Bound means that the API server has the pod on its node.
 	Bound
 )
 
 // String returns the state's name.
 func (s State) String() string {
-	if s == Reserved {
+	if s == Assumed {
 		return "reserved"
 	}
 	return "bound"
 }
 
 // Allocation is the memory that a pod holds on a node. The ledger returns copies.
-type Holder struct {
+type Allocation struct {
 	gpu.Pod
 	State State
 	// Placement is empty for a presumed allocation that fits no card.
@@ -80,8 +80,8 @@ type Node struct {
 	// Used is the allocated memory of each card, in the order of Cards. It can exceed the card's memory if pods were bound
 	// without this ledger.
 	Used []gpu.Memory
-	// Holders are the node's allocations by namespace and name, including those on cards that no longer exist.
-	Holders []Holder
+	// Allocations are the node's allocations by namespace and name, including those on cards that no longer exist.
+	Allocations []Allocation
 }
 
 // Ledger holds the allocations of a cluster. Its methods are safe for concurrent use: mu guards everything except the name
@@ -94,15 +94,15 @@ type Ledger struct {
 	nodes map[string]*node
 	// membership is incremented when a node is added or removed.
 	membership uint64
-	roll       roll
-	// homes maps each pod with an allocation to its node. A pod has an allocation on at most one node.
-	homes map[gpu.PodUID]string
-	// claim is the starvation reservation; nil if there is none.
-	claim *claim
+	nameCache  nameCache
+	// nodeOf maps each pod with an allocation to its node. A pod has an allocation on at most one node.
+	nodeOf map[gpu.PodUID]string
+	// starvation is the starvation reservation; nil if there is none.
+	starvation *starvationReservation
 	// nominations maps each nominated pod to its node.
 	nominations map[gpu.PodUID]string
-	promises    promises
-	// revision is incremented by every change of a node, see Since. forgotten is the revision of the last change that
+	tentative   tentativePlacements
+	// revision is incremented by every change of a node, see ChangesSince. forgotten is the revision of the last change that
 	// removed a node.
 	revision, forgotten uint64
 }
@@ -116,19 +116,19 @@ func New(freed func(node string)) *Ledger {
 	}
 	return &Ledger{
 		freed: freed, nodes: map[string]*node{},
-		homes: map[gpu.PodUID]string{}, nominations: map[gpu.PodUID]string{},
+		nodeOf: map[gpu.PodUID]string{}, nominations: map[gpu.PodUID]string{},
 	}
 }
 
 // SetNode sets the cards of a node. Allocations stay, including those on cards that no longer exist.
 func (l *Ledger) SetNode(name string, spec NodeSpec) {
-	l.change(name, func(n *node) { n.offer(spec) })
+	l.change(name, func(n *node) { n.setSpec(spec) })
 }
 
 // DeleteNode removes the cards of a node. Its allocations stay until their pods are gone, so that they still count when
 // the Node object is deleted and created again.
 func (l *Ledger) DeleteNode(name string) {
-	l.change(name, (*node).forget)
+	l.change(name, (*node).clearSpec)
 }
 
 // Check calls visit for each of the named nodes, in order, with Fits or the reason why the pod doesn't fit the node. It
@@ -136,7 +136,7 @@ func (l *Ledger) DeleteNode(name string) {
 func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reason placement.Reason)) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	home, held := l.homes[pod.UID]
+	home, held := l.nodeOf[pod.UID]
 	for _, name := range names {
 		switch {
 		case held && home == name:
@@ -153,7 +153,7 @@ func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reas
 func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	if home, held := l.homes[pod.UID]; held {
+	if home, held := l.nodeOf[pod.UID]; held {
 		return home, true
 	}
 	for name, n := range l.nodes {
@@ -168,7 +168,7 @@ func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
 func (l *Ledger) Fitting(pod gpu.Pod) []string {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	if home, held := l.homes[pod.UID]; held {
+	if home, held := l.nodeOf[pod.UID]; held {
 		return []string{home}
 	}
 	var names []string
@@ -184,8 +184,8 @@ func (l *Ledger) Fitting(pod gpu.Pod) []string {
 type View struct {
 	// Card and Node are the policies by which a node's suitability is computed.
 	Card, Node placement.Policy
-	// Promised is the present time if tentative placements of other pods count as allocated; zero if they don't.
-	Promised time.Time
+	// TentativeAt is the present time if tentative placements of other pods count as allocated; zero if they don't.
+	TentativeAt time.Time
 }
 
 // Rank is Check with each node's suitability; i is the position of the node in names. A node on which the pod has an
@@ -194,7 +194,7 @@ type View struct {
 func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, suits placement.Suitability, reason placement.Reason)) (promised bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	home, held := l.homes[pod.UID]
+	home, held := l.nodeOf[pod.UID]
 	l.each(names, func(i int, n *node) {
 		switch {
 		case held && home == names[i]:
@@ -206,95 +206,95 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 			visit(i, suits, reason)
 		}
 	})
-	return l.promises.count(view)
+	return l.tentative.anyCounts(view)
 }
 
 // Reserve chooses a card of the node for the pod and adds an assumed allocation, in one step. If the pod already has an
 // allocation on this node, Reserve returns that one unchanged, so that retries are safe; a presumed one may have no
 // placement. The error is a *NoRoomError if the pod doesn't fit.
-func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at time.Time) (Holder, error) {
+func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at time.Time) (Allocation, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.promises.keep(pod.UID)
+	l.tentative.endFor(pod.UID)
 	n := l.nodes[name]
-	if home, held := l.homes[pod.UID]; held {
+	if home, held := l.nodeOf[pod.UID]; held {
 		if home != name {
-			return Holder{}, &NoRoomError{name, placement.Elsewhere}
+			return Allocation{}, &NoRoomError{name, placement.Elsewhere}
 		}
-		return n.holders[pod.UID].copy(), nil
+		return n.allocations[pod.UID].copy(), nil
 	}
-	where, reason := gpu.Placement(nil), n.open()
+	where, reason := gpu.Placement(nil), n.shareable()
 	if reason == placement.Fits {
 		where, reason = placement.Place(policy, l.cardsFor(n, pod), pod.Request)
 	}
 	if reason != placement.Fits {
-		return Holder{}, &NoRoomError{name, reason}
+		return Allocation{}, &NoRoomError{name, reason}
 	}
-	h := &Holder{Pod: pod, State: Reserved, Placement: where, AssumeTime: at}
-	n.holders[pod.UID] = h
-	l.homes[pod.UID] = name
-	l.touch(n)
-	n.take(where) // Presumed allocations stay where they are, since this one takes free memory only.
+	h := &Allocation{Pod: pod, State: Assumed, Placement: where, AssumeTime: at}
+	n.allocations[pod.UID] = h
+	l.nodeOf[pod.UID] = name
+	l.markChanged(n)
+	n.addPlacement(where) // Presumed allocations stay where they are, since this one takes free memory only.
 	return h.copy(), nil
 }
 
-// Commit marks the pod's allocation as bound, once the API server has the pod on its node. It reports whether the pod has
+// Confirm marks the pod's allocation as bound, once the API server has the pod on its node. It reports whether the pod has
 // an allocation: if the pod was deleted meanwhile it has none, and must not get one again.
-func (l *Ledger) Commit(uid gpu.PodUID) bool {
+func (l *Ledger) Confirm(uid gpu.PodUID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	h := l.holder(uid)
+	h := l.allocation(uid)
 	if h == nil {
 		return false
 	}
 	h.State = Bound
-	l.touch(l.nodes[l.homes[uid]])
+	l.markChanged(l.nodes[l.nodeOf[uid]])
 	return true
 }
 
 // Release removes the pod's assumed allocation, once its bind is known to have failed. A bound one stays. It reports
 // whether an allocation was removed.
 func (l *Ledger) Release(uid gpu.PodUID) bool {
-	return l.drop(uid, func(h *Holder) bool { return h.State == Reserved })
+	return l.remove(uid, func(h *Allocation) bool { return h.State == Assumed })
 }
 
-// Drop removes the pod's allocation, once the pod is gone or has ended. It reports whether there was one.
-func (l *Ledger) Drop(uid gpu.PodUID) bool {
-	return l.drop(uid, func(*Holder) bool { return true })
+// Remove removes the pod's allocation, once the pod is gone or has ended. It reports whether there was one.
+func (l *Ledger) Remove(uid gpu.PodUID) bool {
+	return l.remove(uid, func(*Allocation) bool { return true })
 }
 
-// Hold sets the bound allocation of a pod as the API server reports it. It replaces an assumed allocation, never fails,
+// SetBound sets the bound allocation of a pod as the API server reports it. It replaces an assumed allocation, never fails,
 // and can exceed a card's memory. If where is empty the card is unknown: the allocation is then presumed, on the card of
 // the pod's former allocation on this node, or else on the card on which the node is likely to place the pod.
-func (l *Ledger) Hold(name string, pod gpu.Pod, where gpu.Placement, assumed time.Time) {
+func (l *Ledger) SetBound(name string, pod gpu.Pod, where gpu.Placement, assumed time.Time) {
 	l.edit(func(alter func(string, func(*node))) {
-		if home, held := l.homes[pod.UID]; held && home != name {
-			alter(home, func(n *node) { delete(n.holders, pod.UID) })
+		if home, held := l.nodeOf[pod.UID]; held && home != name {
+			alter(home, func(n *node) { delete(n.allocations, pod.UID) })
 		}
 		alter(name, func(n *node) {
-			h := &Holder{Pod: pod, State: Bound, Placement: slices.Clone(where), AssumeTime: assumed}
+			h := &Allocation{Pod: pod, State: Bound, Placement: slices.Clone(where), AssumeTime: assumed}
 			if len(where) == 0 {
 				h.Presumed = true
-				if before := n.holders[pod.UID]; before != nil {
+				if before := n.allocations[pod.UID]; before != nil {
 					h.Placement = before.Placement
 				}
 			}
-			n.holders[pod.UID] = h
-			l.homes[pod.UID] = name
+			n.allocations[pod.UID] = h
+			l.nodeOf[pod.UID] = name
 		})
-		l.promises.keep(pod.UID)
+		l.tentative.endFor(pod.UID)
 	})
 }
 
 // Lookup returns the pod's allocation and its node.
-func (l *Ledger) Lookup(uid gpu.PodUID) (string, Holder, bool) {
+func (l *Ledger) Lookup(uid gpu.PodUID) (string, Allocation, bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	h := l.holder(uid)
+	h := l.allocation(uid)
 	if h == nil {
-		return "", Holder{}, false
+		return "", Allocation{}, false
 	}
-	return l.homes[uid], h.copy(), true
+	return l.nodeOf[uid], h.copy(), true
 }
 
 // Card returns a card of a node, and the node's unit.
@@ -309,7 +309,7 @@ func (l *Ledger) Card(name string, index int) (gpu.Card, gpu.Unit, bool) {
 	if !ok {
 		return gpu.Card{}, 0, false
 	}
-	return n.offered[i], n.unit, true
+	return n.inventory[i], n.unit, true
 }
 
 // Node returns one node with its allocations.
@@ -344,8 +344,8 @@ func (l *Ledger) read(names []string) []Node {
 	return nodes
 }
 
-// Offer is a node's cards without its allocations.
-type Offer struct {
+// NodeCards is a node's cards without its allocations.
+type NodeCards struct {
 	Name string
 	// Unit is the node's unit, or a guess from the cards' sizes if the node doesn't report one.
 	Unit   gpu.Unit
@@ -353,17 +353,17 @@ type Offer struct {
 	Cards  []placement.Card
 }
 
-// Offers returns the nodes that have cards, by name. It costs much less than Nodes.
-func (l *Ledger) Offers() []Offer {
+// NodeCards returns the nodes that have cards, by name. It costs much less than Nodes.
+func (l *Ledger) NodeCards() []NodeCards {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	var out []Offer
+	var out []NodeCards
 	for name, n := range l.nodes {
 		if len(n.cards) > 0 {
-			out = append(out, Offer{name, gpu.UnitOf(n.unit, n.offered), n.closed, slices.Clone(n.cards)})
+			out = append(out, NodeCards{name, gpu.UnitOf(n.unit, n.inventory), n.closed, slices.Clone(n.cards)})
 		}
 	}
-	slices.SortFunc(out, func(a, b Offer) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b NodeCards) int { return cmp.Compare(a.Name, b.Name) })
 	return out
 }
 
@@ -372,15 +372,15 @@ func (l *Ledger) change(name string, how func(*node)) {
 	l.edit(func(alter func(string, func(*node))) { alter(name, how) })
 }
 
-// drop removes the pod's allocation if may returns true for it.
-func (l *Ledger) drop(uid gpu.PodUID, may func(*Holder) bool) (dropped bool) {
+// remove removes the pod's allocation if may returns true for it.
+func (l *Ledger) remove(uid gpu.PodUID, may func(*Allocation) bool) (dropped bool) {
 	l.edit(func(alter func(string, func(*node))) {
-		l.promises.keep(uid)
-		if h := l.holder(uid); h == nil || !may(h) {
+		l.tentative.endFor(uid)
+		if h := l.allocation(uid); h == nil || !may(h) {
 			return
 		}
-		alter(l.homes[uid], func(n *node) { delete(n.holders, uid) })
-		delete(l.homes, uid)
+		alter(l.nodeOf[uid], func(n *node) { delete(n.allocations, uid) })
+		delete(l.nodeOf, uid)
 		dropped = true
 	})
 	return dropped
@@ -401,7 +401,7 @@ func (l *Ledger) editLocked(what func(alter func(name string, how func(*node))))
 	what(func(name string, how func(*node)) {
 		n, ok := l.nodes[name]
 		if !ok {
-			n = &node{holders: map[gpu.PodUID]*Holder{}}
+			n = &node{allocations: map[gpu.PodUID]*Allocation{}}
 			// The clone puts the names of one list next to each other in memory, which makes Rank's look-ups faster.
 			l.nodes[strings.Clone(name)] = n
 			l.membership++
@@ -409,8 +409,8 @@ func (l *Ledger) editLocked(what func(alter func(name string, how func(*node))))
 		before := n.room()
 		how(n)
 		n.recount()
-		l.touch(n)
-		if !n.known && len(n.holders) == 0 && len(n.nominees) == 0 {
+		l.markChanged(n)
+		if !n.known && len(n.allocations) == 0 && len(n.nominees) == 0 {
 			delete(l.nodes, name)
 			l.membership++
 			if ok {
@@ -424,11 +424,11 @@ func (l *Ledger) editLocked(what func(alter func(name string, how func(*node))))
 	return roomier
 }
 
-// holder returns the pod's allocation, nil if it has none. The caller holds the lock.
-func (l *Ledger) holder(uid gpu.PodUID) *Holder {
-	name, held := l.homes[uid]
+// allocation returns the pod's allocation, nil if it has none. The caller holds the lock.
+func (l *Ledger) allocation(uid gpu.PodUID) *Allocation {
+	name, held := l.nodeOf[uid]
 	if !held {
 		return nil
 	}
-	return l.nodes[name].holders[uid]
+	return l.nodes[name].allocations[uid]
 }

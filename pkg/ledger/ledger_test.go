@@ -106,12 +106,12 @@ func TestFilterFigure(t *testing.T) {
 	for _, node := range []string{"n1", "n2", "n3"} {
 		b.SetNode(node, spec(16276, 16276))
 	}
-	b.Hold("n1", pod("a", 16276), gpu.On(0, 16276), at)
-	b.Hold("n1", pod("b", 12207), gpu.On(1, 12207), at)
-	b.Hold("n2", pod("c", 12207), gpu.On(0, 12207), at)
-	b.Hold("n2", pod("d", 12207), gpu.On(1, 12207), at)
-	b.Hold("n3", pod("e", 8138), gpu.On(0, 8138), at)
-	b.Hold("n3", pod("f", 16276), gpu.On(1, 16276), at)
+	b.SetBound("n1", pod("a", 16276), gpu.On(0, 16276), at)
+	b.SetBound("n1", pod("b", 12207), gpu.On(1, 12207), at)
+	b.SetBound("n2", pod("c", 12207), gpu.On(0, 12207), at)
+	b.SetBound("n2", pod("d", 12207), gpu.On(1, 12207), at)
+	b.SetBound("n3", pod("e", 8138), gpu.On(0, 8138), at)
+	b.SetBound("n3", pod("f", 16276), gpu.On(1, 16276), at)
 
 	asking := pod("asking", 8138)
 	expect(t, "Check", map[string]placement.Reason{
@@ -127,9 +127,9 @@ func TestFilterFigure(t *testing.T) {
 func TestBindFigure(t *testing.T) {
 	b := newRecorder(t)
 	b.SetNode("n1", spec(16276, 16276, 16276, 16276))
-	b.Hold("n1", pod("a", 4069), gpu.On(0, 4069), at)
-	b.Hold("n1", pod("b", 8138), gpu.On(1, 8138), at)
-	b.Hold("n1", pod("c", 12207), gpu.On(2, 12207), at)
+	b.SetBound("n1", pod("a", 4069), gpu.On(0, 4069), at)
+	b.SetBound("n1", pod("b", 8138), gpu.On(1, 8138), at)
+	b.SetBound("n1", pod("c", 12207), gpu.On(2, 12207), at)
 
 	expect(t, "the card", gpu.On(1, 8138), b.reserve("n1", pod("asking", 8138)))
 	expect(t, "the node", []gpu.Memory{4069, 16276, 12207, 0}, b.used("n1"))
@@ -145,31 +145,31 @@ func TestLedger(t *testing.T) {
 		freed []string
 		// node and allocation are the result of Lookup for pod a.
 		node       string
-		allocation ledger.Holder
+		allocation ledger.Allocation
 	}{
 		"a reservation allocates its memory": {
 			run:  func(b *recorder) { b.reserve("n1", a) },
 			used: []gpu.Memory{10, 0},
-			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Allocation{Pod: a, State: ledger.Assumed, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
 		"a second reservation changes nothing, not even the assume time": {
 			run: func(b *recorder) {
 				b.reserve("n1", a)
 				allocation, err := b.Reserve("n1", a, placement.Spread, at.Add(time.Hour))
-				expect(b.t, "the second answer", ledger.Holder{Pod: a, Placement: gpu.On(0, 10), AssumeTime: at}, allocation)
+				expect(b.t, "the second answer", ledger.Allocation{Pod: a, Placement: gpu.On(0, 10), AssumeTime: at}, allocation)
 				expect(b.t, "its error", nil, err)
 			},
 			used: []gpu.Memory{10, 0},
-			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Allocation{Pod: a, State: ledger.Assumed, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
 		"a confirmed reservation can't be released": {
 			run: func(b *recorder) {
 				b.reserve("n1", a)
-				expect(b.t, "Commit", true, b.Commit(a.UID))
+				expect(b.t, "Commit", true, b.Confirm(a.UID))
 				expect(b.t, "Release", false, b.Release(a.UID))
 			},
 			used: []gpu.Memory{10, 0},
-			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Allocation{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
 		"a reservation can be released once": {
 			run: func(b *recorder) {
@@ -182,38 +182,38 @@ func TestLedger(t *testing.T) {
 		"a pod deleted during its bind isn't confirmed": {
 			run: func(b *recorder) {
 				b.reserve("n1", a)
-				expect(b.t, "Drop", true, b.Drop(a.UID))
-				expect(b.t, "Commit", false, b.Commit(a.UID))
+				expect(b.t, "Drop", true, b.Remove(a.UID))
+				expect(b.t, "Commit", false, b.Confirm(a.UID))
 			},
 			used: []gpu.Memory{0, 0}, freed: []string{"n1"},
 		},
 		"the pod's event confirms the reservation and frees nothing": {
 			run: func(b *recorder) {
 				b.reserve("n1", a)
-				b.Hold("n1", a, gpu.On(0, 10), at)
-				expect(b.t, "Commit", true, b.Commit(a.UID))
+				b.SetBound("n1", a, gpu.On(0, 10), at)
+				expect(b.t, "Commit", true, b.Confirm(a.UID))
 			},
 			used: []gpu.Memory{10, 0},
-			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Allocation{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
 		"the card in the pod's event replaces the reserved card": {
 			run: func(b *recorder) {
 				b.reserve("n1", a)
-				b.Hold("n1", a, gpu.On(1, 10), at)
+				b.SetBound("n1", a, gpu.On(1, 10), at)
 			},
 			used: []gpu.Memory{0, 10}, freed: []string{"n1"},
-			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(1, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Allocation{Pod: a, State: ledger.Bound, Placement: gpu.On(1, 10), AssumeTime: at},
 		},
 		"the node in the pod's event replaces the reserved node": {
 			run: func(b *recorder) {
 				b.SetNode("n2", spec(16))
 				b.takeFreed()
 				b.reserve("n1", a)
-				b.Hold("n2", a, gpu.On(0, 10), at)
+				b.SetBound("n2", a, gpu.On(0, 10), at)
 				expect(b.t, "n2", []gpu.Memory{10}, b.used("n2"))
 			},
 			used: []gpu.Memory{0, 0}, freed: []string{"n1"},
-			node: "n2", allocation: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n2", allocation: ledger.Allocation{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
 		"a pod with an allocation on one node gets none on another": {
 			run: func(b *recorder) {
@@ -225,7 +225,7 @@ func TestLedger(t *testing.T) {
 				expect(b.t, "Check", map[string]placement.Reason{"n1": placement.Fits, "n2": placement.Elsewhere}, b.check(a, "n1", "n2"))
 			},
 			used: []gpu.Memory{10, 0},
-			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Allocation{Pod: a, State: ledger.Assumed, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
 		"a pod with an allocation fits its full node": {
 			run: func(b *recorder) {
@@ -235,33 +235,33 @@ func TestLedger(t *testing.T) {
 				expect(b.t, "another's", map[string]placement.Reason{"n1": placement.Fragmented}, b.check(pod("d", 10), "n1"))
 			},
 			used: []gpu.Memory{10, 10},
-			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Allocation{Pod: a, State: ledger.Assumed, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
 		"an overcommitted card has no room after the excess is removed": {
 			run: func(b *recorder) {
-				b.Hold("n1", a, gpu.On(0, 10), at)
-				b.Hold("n1", c, gpu.On(0, 10), at)
-				b.Hold("n1", pod("d", 16), gpu.On(0, 16), at)
-				b.Drop(c.UID)
+				b.SetBound("n1", a, gpu.On(0, 10), at)
+				b.SetBound("n1", c, gpu.On(0, 10), at)
+				b.SetBound("n1", pod("d", 16), gpu.On(0, 16), at)
+				b.Remove(c.UID)
 			},
 			used: []gpu.Memory{26, 0},
-			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Allocation{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
 		"a pod on several cards has all its shares": {
-			run:  func(b *recorder) { b.Hold("n1", a, gpu.Placement{{Card: 0, Memory: 4}, {Card: 1, Memory: 6}}, at) },
+			run:  func(b *recorder) { b.SetBound("n1", a, gpu.Placement{{Card: 0, Memory: 4}, {Card: 1, Memory: 6}}, at) },
 			used: []gpu.Memory{4, 6},
-			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.Placement{{Card: 0, Memory: 4}, {Card: 1, Memory: 6}}, AssumeTime: at},
+			node: "n1", allocation: ledger.Allocation{Pod: a, State: ledger.Bound, Placement: gpu.Placement{{Card: 0, Memory: 4}, {Card: 1, Memory: 6}}, AssumeTime: at},
 		},
 		"an allocation on a missing card stays listed and counts again when the card is back": {
 			run: func(b *recorder) {
-				b.Hold("n1", a, gpu.On(1, 10), at)
+				b.SetBound("n1", a, gpu.On(1, 10), at)
 				b.SetNode("n1", spec(16))
 				expect(b.t, "without card 1", []gpu.Memory{0}, b.used("n1"))
 				expect(b.t, "a", gpu.On(1, 10), b.where(a))
 				b.SetNode("n1", spec(16, 16))
 			},
 			used: []gpu.Memory{0, 10}, freed: []string{"n1"},
-			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(1, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Allocation{Pod: a, State: ledger.Bound, Placement: gpu.On(1, 10), AssumeTime: at},
 		},
 		"a node that is deleted and created again keeps its allocations": {
 			run: func(b *recorder) {
@@ -274,13 +274,13 @@ func TestLedger(t *testing.T) {
 				b.SetNode("n1", spec(16, 16))
 			},
 			used: []gpu.Memory{10, 0}, freed: []string{"n1"},
-			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Allocation{Pod: a, State: ledger.Assumed, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
 		"a deleted node is removed with its last allocation": {
 			run: func(b *recorder) {
 				b.reserve("n1", a)
 				b.DeleteNode("n1")
-				b.Drop(a.UID)
+				b.Remove(a.UID)
 				_, known := b.Node("n1")
 				expect(b.t, "known", false, known)
 			},
@@ -288,11 +288,11 @@ func TestLedger(t *testing.T) {
 		"a node without an object yet keeps its allocations": {
 			run: func(b *recorder) {
 				b.DeleteNode("n1")
-				b.Hold("n1", a, gpu.On(0, 10), at)
+				b.SetBound("n1", a, gpu.On(0, 10), at)
 				b.SetNode("n1", spec(16, 16))
 			},
 			used: []gpu.Memory{10, 0}, freed: []string{"n1"},
-			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Allocation{Pod: a, State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
 		"a node that allocates whole cards gets no new pods and keeps its allocations": {
 			run: func(b *recorder) {
@@ -309,7 +309,7 @@ func TestLedger(t *testing.T) {
 				expect(b.t, "Check", map[string]placement.Reason{"n1": placement.WholeCards}, b.check(c, "n1"))
 			},
 			used: []gpu.Memory{10, 0},
-			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Allocation{Pod: a, State: ledger.Assumed, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
 		"a node that stops allocating whole cards is freed": {
 			run: func(b *recorder) {
@@ -328,13 +328,13 @@ func TestLedger(t *testing.T) {
 				b.SetNode("n1", spec(16, 16))
 			},
 			used: []gpu.Memory{0, 10}, freed: []string{"n1"},
-			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(1, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Allocation{Pod: a, State: ledger.Assumed, Placement: gpu.On(1, 10), AssumeTime: at},
 		},
 		"a pod removed from an unhealthy card frees nothing": {
 			run: func(b *recorder) {
 				b.reserve("n1", a)
 				b.SetNode("n1", unhealthy(spec(16, 16)))
-				b.Drop(a.UID)
+				b.Remove(a.UID)
 			},
 			used: []gpu.Memory{0, 0},
 		},
@@ -368,7 +368,7 @@ func TestLedger(t *testing.T) {
 				b.reserve("n1", a)
 			},
 			used: []gpu.Memory{10, 0},
-			node: "n1", allocation: ledger.Holder{Pod: a, State: ledger.Reserved, Placement: gpu.On(0, 10), AssumeTime: at},
+			node: "n1", allocation: ledger.Allocation{Pod: a, State: ledger.Assumed, Placement: gpu.On(0, 10), AssumeTime: at},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -395,55 +395,55 @@ func TestPresumedAllocation(t *testing.T) {
 		presumed bool
 	}{
 		"a pod without a card is presumed on the card that binpack chooses": {
-			run:  func(b *recorder) { b.Hold("n1", a, nil, at) },
+			run:  func(b *recorder) { b.SetBound("n1", a, nil, at) },
 			used: []gpu.Memory{8, 0}, where: gpu.On(0, 8), presumed: true,
 		},
 		"a presumed allocation stays when binpack would prefer another card": {
 			run: func(b *recorder) {
-				b.Hold("n1", a, nil, at)
-				b.Hold("n1", c, gpu.On(1, 8), at) // Binpack would now prefer this card for a, too.
+				b.SetBound("n1", a, nil, at)
+				b.SetBound("n1", c, gpu.On(1, 8), at) // Binpack would now prefer this card for a, too.
 			},
 			used: []gpu.Memory{8, 8}, where: gpu.On(0, 8), presumed: true,
 		},
 		"a presumed allocation stays after another event without a card": {
 			run: func(b *recorder) {
-				b.Hold("n1", a, nil, at)
-				b.Hold("n1", c, gpu.On(1, 8), at)
-				b.Hold("n1", a, nil, at)
+				b.SetBound("n1", a, nil, at)
+				b.SetBound("n1", c, gpu.On(1, 8), at)
+				b.SetBound("n1", a, nil, at)
 			},
 			used: []gpu.Memory{8, 8}, where: gpu.On(0, 8), presumed: true,
 		},
 		"a reservation doesn't move a presumed allocation": {
 			run: func(b *recorder) {
-				b.Hold("n1", a, nil, at)
+				b.SetBound("n1", a, nil, at)
 				expect(b.t, "c", gpu.On(1, 8), b.reserve("n1", c))
 			},
 			used: []gpu.Memory{8, 8}, where: gpu.On(0, 8), presumed: true,
 		},
 		"a presumed allocation moves if another pod's event names its card": {
 			run: func(b *recorder) {
-				b.Hold("n1", a, nil, at)
-				b.Hold("n1", c, gpu.On(0, 8), at)
+				b.SetBound("n1", a, nil, at)
+				b.SetBound("n1", c, gpu.On(0, 8), at)
 			},
 			used: []gpu.Memory{8, 8}, where: gpu.On(1, 8), presumed: true,
 		},
 		"the pod's own event replaces a presumed allocation": {
 			run: func(b *recorder) {
-				b.Hold("n1", a, nil, at)
-				b.Hold("n1", a, gpu.On(1, 8), at)
+				b.SetBound("n1", a, nil, at)
+				b.SetBound("n1", a, gpu.On(1, 8), at)
 			},
 			used: []gpu.Memory{0, 8}, where: gpu.On(1, 8),
 		},
 		"a pod whose annotations were removed is presumed on its former card": {
 			run: func(b *recorder) {
-				b.Hold("n1", a, gpu.On(1, 8), at)
-				b.Hold("n1", a, nil, at)
+				b.SetBound("n1", a, gpu.On(1, 8), at)
+				b.SetBound("n1", a, nil, at)
 			},
 			used: []gpu.Memory{0, 8}, where: gpu.On(1, 8), presumed: true,
 		},
 		"a presumed allocation stays on a card that becomes unhealthy": {
 			run: func(b *recorder) {
-				b.Hold("n1", a, nil, at)
+				b.SetBound("n1", a, nil, at)
 				b.SetNode("n1", unhealthy(spec(10, 10)))
 			},
 			used: []gpu.Memory{8, 0}, where: gpu.On(0, 8), presumed: true,
@@ -451,25 +451,25 @@ func TestPresumedAllocation(t *testing.T) {
 		"a new presumed allocation avoids an unhealthy card": {
 			run: func(b *recorder) {
 				b.SetNode("n1", unhealthy(spec(10, 10)))
-				b.Hold("n1", a, nil, at)
+				b.SetBound("n1", a, nil, at)
 			},
 			used: []gpu.Memory{0, 8}, where: gpu.On(1, 8), presumed: true,
 		},
 		"a presumed allocation moves from a card that becomes too small": {
 			run: func(b *recorder) {
-				b.Hold("n1", a, nil, at)
+				b.SetBound("n1", a, nil, at)
 				b.SetNode("n1", spec(7, 10))
 			},
 			used: []gpu.Memory{0, 8}, where: gpu.On(1, 8), presumed: true,
 		},
 		"a pod that fits no card has no placement until memory is freed": {
 			run: func(b *recorder) {
-				b.Hold("n1", c, gpu.On(0, 8), at)
-				b.Hold("n1", d, gpu.On(1, 6), at)
-				b.Hold("n1", a, nil, at)
+				b.SetBound("n1", c, gpu.On(0, 8), at)
+				b.SetBound("n1", d, gpu.On(1, 6), at)
+				b.SetBound("n1", a, nil, at)
 				expect(b.t, "before that", gpu.Placement(nil), b.where(a))
 				b.takeFreed()
-				b.Drop(c.UID)
+				b.Remove(c.UID)
 				expect(b.t, "freed, although the presumed allocation takes all of it", []string(nil), b.takeFreed())
 			},
 			used: []gpu.Memory{8, 6}, where: gpu.On(0, 8), presumed: true,
@@ -477,8 +477,8 @@ func TestPresumedAllocation(t *testing.T) {
 		"pods bound before their node is known are presumed when it is": {
 			run: func(b *recorder) {
 				b.DeleteNode("n1")
-				b.Hold("n1", c, nil, at)
-				b.Hold("n1", a, nil, at)
+				b.SetBound("n1", c, nil, at)
+				b.SetBound("n1", a, nil, at)
 				b.SetNode("n1", spec(10, 10))
 			},
 			used: []gpu.Memory{8, 8}, where: gpu.On(0, 8), presumed: true,
@@ -490,7 +490,7 @@ func TestPresumedAllocation(t *testing.T) {
 			tc.run(b)
 			expect(t, "used", tc.used, b.used("n1"))
 			_, allocation, _ := b.Lookup(a.UID)
-			expect(t, "a", ledger.Holder{Pod: a, State: ledger.Bound, Placement: tc.where, Presumed: tc.presumed, AssumeTime: at}, allocation)
+			expect(t, "a", ledger.Allocation{Pod: a, State: ledger.Bound, Placement: tc.where, Presumed: tc.presumed, AssumeTime: at}, allocation)
 		})
 	}
 }
@@ -501,15 +501,15 @@ func TestReadersGetCopies(t *testing.T) {
 	b.SetNode("n1", nodeSpec)
 	nodeSpec.Cards[0].Memory = 1
 	where := gpu.On(0, 10)
-	b.Hold("n1", pod("a", 10), where, at)
+	b.SetBound("n1", pod("a", 10), where, at)
 	where[0].Card = 1
 	want := []ledger.Node{{
 		Name: "n1", NodeSpec: spec(16, 16), Used: []gpu.Memory{10, 0},
-		Holders: []ledger.Holder{{Pod: pod("a", 10), State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at}},
+		Allocations: []ledger.Allocation{{Pod: pod("a", 10), State: ledger.Bound, Placement: gpu.On(0, 10), AssumeTime: at}},
 	}}
 
 	n, _ := b.Node("n1")
-	n.Cards[0].Memory, n.Used[0], n.Holders[0].Placement[0].Card = 1, 0, 1
+	n.Cards[0].Memory, n.Used[0], n.Allocations[0].Placement[0].Card = 1, 0, 1
 	_, allocation, _ := b.Lookup("uid-a")
 	allocation.Placement[0].Memory = 1
 	again, err := b.Reserve("n1", pod("a", 10), placement.Binpack, at)
@@ -543,8 +543,8 @@ func TestRankScores(t *testing.T) {
 	b.SetNode("half", spec(16, 16))
 	b.SetNode("full", spec(16))
 	b.SetNode("whole", ledger.NodeSpec{Cards: spec(16).Cards, WholeCards: true})
-	b.Hold("half", pod("a", 8), gpu.On(0, 8), at)
-	b.Hold("full", pod("c", 16), gpu.On(0, 16), at)
+	b.SetBound("half", pod("a", 8), gpu.On(0, 8), at)
+	b.SetBound("full", pod("c", 16), gpu.On(0, 16), at)
 
 	names := []string{"empty", "half", "full", "whole", "unknown"}
 	expect(t, "binpack", []int{4, 9, 0, 0, 0}, scores(b.Ledger, placement.Binpack, pod("d", 8), names))
@@ -578,8 +578,8 @@ func TestRankAgreesWithCheck(t *testing.T) {
 func TestFreedNil(t *testing.T) {
 	l := ledger.New(nil)
 	l.SetNode("n1", spec(16))
-	l.Hold("n1", pod("a", 10), nil, at)
-	if !l.Drop("uid-a") {
+	l.SetBound("n1", pod("a", 10), nil, at)
+	if !l.Remove("uid-a") {
 		t.Error("the pod had no allocation")
 	}
 }
@@ -591,15 +591,15 @@ func TestFreedCallsLedger(t *testing.T) {
 	l = ledger.New(func(name string) {
 		n, _ := l.Node(name)
 		seen = append(seen, n.Used...)
-		l.Drop("uid-unknown") // A write, too.
+		l.Remove("uid-unknown") // A write, too.
 	})
 	l.SetNode("n1", spec(16))
-	l.Hold("n1", pod("a", 10), gpu.On(0, 10), at)
-	l.Drop("uid-a")
+	l.SetBound("n1", pod("a", 10), gpu.On(0, 10), at)
+	l.Remove("uid-a")
 	expect(t, "used, as seen by the callback", []gpu.Memory{0, 0}, seen)
 }
 
 func TestStateString(t *testing.T) {
-	expect(t, "reserved", "reserved", ledger.Reserved.String())
+	expect(t, "reserved", "reserved", ledger.Assumed.String())
 	expect(t, "bound", "bound", ledger.Bound.String())
 }

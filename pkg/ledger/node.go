@@ -16,45 +16,45 @@ type node struct {
 	// known is true if the Node object exists. Otherwise the node has allocations only.
 	known      bool
 	wholeCards bool
-	// called is the node's position in the name cache, guarded by the cache's lock.
-	called int
+	// cachePosition is the node's position in the name cache, guarded by the cache's lock.
+	cachePosition int
 	// totals are the sums over cards.
 	totals placement.Totals
 	// cards are in the order of offered, with the memory that the allocations use: recount and take maintain it.
 	cards []placement.Card
 	// nominees are the pods nominated to this node, see Nominate, highest priority first.
 	nominees []nominee
-	// promised are the tentative placements that name this node, see Promise.
-	promised []promised
-	// claimed is the starvation reservation's part of this node, see Claim.
-	claimed gpu.Placement
+	// tentative are the tentative placements that name this node, see AddTentative.
+	tentative []tentativePod
+	// starvation is the starvation reservation's part of this node, see ReserveForStarving.
+	starvation gpu.Placement
 
 	unit   gpu.Unit
 	closed string
-	// offered are the cards as the inventory lists them, by index.
-	offered []gpu.Card
-	holders map[gpu.PodUID]*Holder
+	// inventory are the cards as the inventory lists them, by index.
+	inventory   []gpu.Card
+	allocations map[gpu.PodUID]*Allocation
 	// revision is the ledger's revision at the last change of this node.
 	revision uint64
 }
 
-// offer sets what the Node object determines. The cards count as unused until recount.
-func (n *node) offer(spec NodeSpec) {
+// setSpec sets what the Node object determines. The cards count as unused until recount.
+func (n *node) setSpec(spec NodeSpec) {
 	n.known, n.unit, n.wholeCards, n.closed = true, spec.Unit, spec.WholeCards, spec.Closed
-	n.offered = slices.SortedFunc(slices.Values(spec.Cards), func(a, b gpu.Card) int { return a.Index - b.Index })
-	n.cards = make([]placement.Card, len(n.offered))
-	for i, c := range n.offered {
+	n.inventory = slices.SortedFunc(slices.Values(spec.Cards), func(a, b gpu.Card) int { return a.Index - b.Index })
+	n.cards = make([]placement.Card, len(n.inventory))
+	for i, c := range n.inventory {
 		n.cards[i] = placement.NewCard(c, 0)
 	}
 }
 
-// forget undoes offer.
-func (n *node) forget() {
-	n.known, n.unit, n.wholeCards, n.closed, n.offered, n.cards = false, 0, false, "", nil, nil
+// clearSpec undoes offer.
+func (n *node) clearSpec() {
+	n.known, n.unit, n.wholeCards, n.closed, n.inventory, n.cards = false, 0, false, "", nil, nil
 }
 
-// open returns Fits if the node shares its cards, else the reason why not. n may be nil.
-func (n *node) open() placement.Reason {
+// shareable returns Fits if the node shares its cards, else the reason why not. n may be nil.
+func (n *node) shareable() placement.Reason {
 	switch {
 	case n == nil || !n.known:
 		return placement.NotShared
@@ -73,16 +73,16 @@ func (n *node) recount() {
 	for i := range n.cards {
 		n.cards[i].Used = 0
 	}
-	var presumed []*Holder
-	for _, h := range n.holders {
+	var presumed []*Allocation
+	for _, h := range n.allocations {
 		if h.Presumed {
 			presumed = append(presumed, h)
 			continue
 		}
 		add(n.cards, h.Placement)
 	}
-	slices.SortFunc(presumed, func(a, b *Holder) int { return cmp.Compare(a.UID, b.UID) })
-	var homeless []*Holder
+	slices.SortFunc(presumed, func(a, b *Allocation) int { return cmp.Compare(a.UID, b.UID) })
+	var homeless []*Allocation
 	for _, h := range presumed {
 		if n.hasRoom(h.Placement) {
 			add(n.cards, h.Placement)
@@ -97,8 +97,8 @@ func (n *node) recount() {
 	n.totals = placement.Sum(n.cards)
 }
 
-// take counts the placement of a new allocation.
-func (n *node) take(where gpu.Placement) {
+// addPlacement counts the placement of a new allocation.
+func (n *node) addPlacement(where gpu.Placement) {
 	add(n.cards, where)
 	n.totals = placement.Sum(n.cards)
 }
@@ -133,7 +133,7 @@ func add(cards []placement.Card, where gpu.Placement) {
 
 // room returns a copy of the cards on which pods can be placed.
 func (n *node) room() []placement.Card {
-	if n.open() != placement.Fits {
+	if n.shareable() != placement.Fits {
 		return nil
 	}
 	return slices.DeleteFunc(slices.Clone(n.cards), func(c placement.Card) bool { return c.Unhealthy })
@@ -149,23 +149,23 @@ func (n *node) roomierThan(before []placement.Card) bool {
 
 func (n *node) copy(name string) Node {
 	out := Node{
-		Name:     name,
-		NodeSpec: NodeSpec{Unit: n.unit, Cards: slices.Clone(n.offered), WholeCards: n.wholeCards, Closed: n.closed},
-		Holders:  make([]Holder, 0, len(n.holders)),
+		Name:        name,
+		NodeSpec:    NodeSpec{Unit: n.unit, Cards: slices.Clone(n.inventory), WholeCards: n.wholeCards, Closed: n.closed},
+		Allocations: make([]Allocation, 0, len(n.allocations)),
 	}
 	for _, c := range n.cards {
 		out.Used = append(out.Used, c.Used)
 	}
-	for h := range maps.Values(n.holders) {
-		out.Holders = append(out.Holders, h.copy())
+	for h := range maps.Values(n.allocations) {
+		out.Allocations = append(out.Allocations, h.copy())
 	}
-	slices.SortFunc(out.Holders, func(a, b Holder) int {
+	slices.SortFunc(out.Allocations, func(a, b Allocation) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
 	})
 	return out
 }
 
-func (h *Holder) copy() Holder {
+func (h *Allocation) copy() Allocation {
 	out := *h
 	out.Placement = slices.Clone(h.Placement)
 	return out

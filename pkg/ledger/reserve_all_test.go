@@ -36,9 +36,9 @@ func asking(uid string, memory gpu.Memory) gpu.Pod {
 }
 
 // wants returns requests for the amounts, with pods named w0, w1 and so on.
-func wants(nodes []string, amounts ...gpu.Memory) (out []ledger.Want) {
+func wants(nodes []string, amounts ...gpu.Memory) (out []ledger.Request) {
 	for i, memory := range amounts {
-		out = append(out, ledger.Want{Pod: asking(fmt.Sprint("w", i), memory), Nodes: nodes})
+		out = append(out, ledger.Request{Pod: asking(fmt.Sprint("w", i), memory), Nodes: nodes})
 	}
 	return out
 }
@@ -47,14 +47,14 @@ func TestReserveAll(t *testing.T) {
 	at := time.Unix(1_800_000_000, 0)
 	t.Run("all fit, each with its own assume time", func(t *testing.T) {
 		l, nodes := twoNodes(nil)
-		places, released := l.ReserveTogether(wants(nodes, 16, 16, 16, 16), nil, binpack, at)
+		places, released := l.ReserveAll(wants(nodes, 16, 16, 16, 16), nil, binpack, at)
 		if len(places) != 4 || released != 0 {
 			t.Fatalf("got %v, %d", places, released)
 		}
 		times := map[time.Time]bool{}
 		for i, place := range places {
 			node, got, held := l.Lookup(gpu.PodUID(fmt.Sprint("w", i)))
-			if !held || node != place.Node || got.State != ledger.Reserved || place.Kept {
+			if !held || node != place.Node || got.State != ledger.Assumed || place.Existing {
 				t.Errorf("w%d: %v, %v, %v", i, place, node, got)
 			}
 			times[got.AssumeTime] = true
@@ -66,7 +66,7 @@ func TestReserveAll(t *testing.T) {
 	t.Run("one too many: nothing changes", func(t *testing.T) {
 		l, nodes := twoNodes(func(node string) { t.Errorf("memory of %s was freed", node) })
 		before := l.Nodes()
-		if places, _ := l.ReserveTogether(wants(nodes, 16, 16, 16, 10, 10), nil, binpack, at); places != nil {
+		if places, _ := l.ReserveAll(wants(nodes, 16, 16, 16, 10, 10), nil, binpack, at); places != nil {
 			t.Fatalf("got %v", places)
 		}
 		if diff := cmp.Diff(before, l.Nodes()); diff != "" {
@@ -78,8 +78,8 @@ func TestReserveAll(t *testing.T) {
 		if _, err := l.Reserve("n2", asking("w1", 16), placement.Binpack, at); err != nil {
 			t.Fatal(err)
 		}
-		places, _ := l.ReserveTogether(wants(nodes, 16, 16), nil, binpack, at)
-		if len(places) != 2 || places[1] != (ledger.Place{Node: "n2", Kept: true}) {
+		places, _ := l.ReserveAll(wants(nodes, 16, 16), nil, binpack, at)
+		if len(places) != 2 || places[1] != (ledger.Reservation{Node: "n2", Existing: true}) {
 			t.Errorf("got %v", places)
 		}
 	})
@@ -88,7 +88,7 @@ func TestReserveAll(t *testing.T) {
 		if _, err := l.Reserve("n2", asking("w1", 16), placement.Binpack, at); err != nil {
 			t.Fatal(err)
 		}
-		if places, _ := l.ReserveTogether(wants(nodes[:1], 16, 16), nil, binpack, at); places != nil {
+		if places, _ := l.ReserveAll(wants(nodes[:1], 16, 16), nil, binpack, at); places != nil {
 			t.Errorf("got %v", places)
 		}
 		if _, _, held := l.Lookup("w0"); held {
@@ -107,7 +107,7 @@ func TestReserveAll(t *testing.T) {
 		var freed []string
 		l, nodes := twoNodes(func(node string) { freed = append(freed, node) })
 		reserved(l, "n1", 8, "a1", "a2", "b1", "b2")
-		places, released := l.ReserveTogether(wants(nodes, 16, 16, 16), [][]gpu.PodUID{{"b1", "b2"}, {"a1", "a2"}}, binpack, at)
+		places, released := l.ReserveAll(wants(nodes, 16, 16, 16), [][]gpu.PodUID{{"b1", "b2"}, {"a1", "a2"}}, binpack, at)
 		if len(places) != 3 || released != 1 {
 			t.Fatalf("got %v, %d", places, released)
 		}
@@ -124,7 +124,7 @@ func TestReserveAll(t *testing.T) {
 		l, nodes := twoNodes(func(node string) { t.Errorf("memory of %s was freed", node) })
 		reserved(l, "n1", 8, "a1", "a2", "b1", "b2")
 		before := l.Nodes()
-		if places, released := l.ReserveTogether(wants(nodes, 16, 16, 16, 16, 16), [][]gpu.PodUID{{"b1", "b2"}, {"a1", "a2"}}, binpack, at); places != nil || released != 0 {
+		if places, released := l.ReserveAll(wants(nodes, 16, 16, 16, 16, 16), [][]gpu.PodUID{{"b1", "b2"}, {"a1", "a2"}}, binpack, at); places != nil || released != 0 {
 			t.Fatalf("got %v, %d", places, released)
 		}
 		if diff := cmp.Diff(before, l.Nodes()); diff != "" {
@@ -134,8 +134,8 @@ func TestReserveAll(t *testing.T) {
 	t.Run("a bound pod isn't released", func(t *testing.T) {
 		l, nodes := twoNodes(nil)
 		reserved(l, "n1", 16, "a1")
-		l.Commit("a1")
-		if places, _ := l.ReserveTogether(wants(nodes, 16, 16, 16, 16), [][]gpu.PodUID{{"a1"}}, binpack, at); places != nil {
+		l.Confirm("a1")
+		if places, _ := l.ReserveAll(wants(nodes, 16, 16, 16, 16), [][]gpu.PodUID{{"a1"}}, binpack, at); places != nil {
 			t.Fatalf("got %v", places)
 		}
 	})
@@ -144,7 +144,7 @@ func TestReserveAll(t *testing.T) {
 		l, nodes := twoNodes(func(node string) { freed = append(freed, node) })
 		reserved(l, "n1", 16, "a1")
 		reserved(l, "n2", 16, "a2")
-		if places, _ := l.ReserveTogether(wants(nodes[:1], 16, 16), [][]gpu.PodUID{{"a1", "a2"}}, binpack, at); places == nil {
+		if places, _ := l.ReserveAll(wants(nodes[:1], 16, 16), [][]gpu.PodUID{{"a1", "a2"}}, binpack, at); places == nil {
 			t.Fatal("no places")
 		}
 		if !slices.Equal(freed, []string{"n2"}) {
@@ -156,14 +156,14 @@ func TestReserveAll(t *testing.T) {
 func TestMove(t *testing.T) {
 	at := time.Unix(1_800_000_000, 0)
 	l, nodes := twoNodes(nil)
-	l.ReserveTogether(wants(nodes[:1], 16), nil, binpack, at)
-	if node, ok := l.Move(ledger.Want{Pod: asking("w0", 16), Nodes: nodes[1:]}, binpack, at); !ok || node != "n2" {
+	l.ReserveAll(wants(nodes[:1], 16), nil, binpack, at)
+	if node, ok := l.Move(ledger.Request{Pod: asking("w0", 16), Nodes: nodes[1:]}, binpack, at); !ok || node != "n2" {
 		t.Errorf("got %s, %t", node, ok)
 	}
 	if node, _, _ := l.Lookup("w0"); node != "n2" {
 		t.Errorf("w0 is on %s", node)
 	}
-	if node, ok := l.Move(ledger.Want{Pod: asking("w0", 16), Nodes: []string{"n3"}}, binpack, at); ok {
+	if node, ok := l.Move(ledger.Request{Pod: asking("w0", 16), Nodes: []string{"n3"}}, binpack, at); ok {
 		t.Errorf("w0 moved to %s", node)
 	}
 	if node, _, _ := l.Lookup("w0"); node != "n2" {
@@ -196,9 +196,9 @@ func TestStillUsable(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, nodes := twoNodes(nil)
-			l.ReserveTogether(wants(nodes[:1], 16), nil, binpack, at)
+			l.ReserveAll(wants(nodes[:1], 16), nil, binpack, at)
 			tc.change(l)
-			if got := l.Stands("w0"); got != tc.want {
+			if got := l.StillUsable("w0"); got != tc.want {
 				t.Errorf("got %t", got)
 			}
 		})
@@ -224,7 +224,7 @@ func TestReserveAllRandom(t *testing.T) {
 			amounts = append(amounts, 1+gpu.Memory(random.IntN(16)))
 		}
 		before := l.Nodes()
-		places, released := l.ReserveTogether(wants(nodes, amounts...), reservations, binpack, at)
+		places, released := l.ReserveAll(wants(nodes, amounts...), reservations, binpack, at)
 		if places == nil {
 			if diff := cmp.Diff(before, l.Nodes()); diff != "" {
 				t.Fatalf("seed %d: (-before +after):\n%s", seed, diff)
@@ -233,7 +233,7 @@ func TestReserveAllRandom(t *testing.T) {
 		}
 		held := 0
 		for _, node := range l.Nodes() {
-			held += len(node.Holders)
+			held += len(node.Allocations)
 			for i, c := range node.Cards {
 				if node.Used[i] > c.Memory {
 					t.Fatalf("seed %d: card %d of %s has %d allocated", seed, c.Index, node.Name, node.Used[i])

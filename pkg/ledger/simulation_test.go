@@ -26,7 +26,7 @@ type model struct {
 
 type allocation struct {
 	Node string
-	ledger.Holder
+	ledger.Allocation
 }
 
 func newModel() *model {
@@ -178,12 +178,12 @@ func (m *model) nodes() []ledger.Node {
 	slices.Sort(names)
 	var nodes []ledger.Node
 	for _, name := range slices.Compact(names) {
-		n := ledger.Node{Name: name, NodeSpec: m.specs[name], Holders: []ledger.Holder{}}
+		n := ledger.Node{Name: name, NodeSpec: m.specs[name], Allocations: []ledger.Allocation{}}
 		for _, c := range n.Cards {
 			n.Used = append(n.Used, m.used(name, c.Index))
 		}
 		for _, uid := range m.uids(name) { // UIDs have the same order as names here.
-			n.Holders = append(n.Holders, m.allocations[uid].Holder)
+			n.Allocations = append(n.Allocations, m.allocations[uid].Allocation)
 		}
 		nodes = append(nodes, n)
 	}
@@ -215,19 +215,19 @@ func (s *simulation) step() (operation string, got, want any) {
 		if before != nil {
 			before.State = ledger.Bound
 		}
-		return fmt.Sprintf("Commit(%s)", pod), s.recorder.Commit(pod.UID), before != nil
+		return fmt.Sprintf("Commit(%s)", pod), s.recorder.Confirm(pod.UID), before != nil
 	case n < 55:
-		may := before != nil && before.State == ledger.Reserved
+		may := before != nil && before.State == ledger.Assumed
 		if may {
 			s.modelRemove(pod.UID)
 		}
 		return fmt.Sprintf("Release(%s)", pod), s.recorder.Release(pod.UID), may
 	case n < 65:
 		s.modelRemove(pod.UID)
-		return fmt.Sprintf("Drop(%s)", pod), s.recorder.Drop(pod.UID), before != nil
+		return fmt.Sprintf("Drop(%s)", pod), s.recorder.Remove(pod.UID), before != nil
 	case n < 85:
 		where := s.where(pod.Request)
-		s.recorder.Hold(node, pod, where, s.clock)
+		s.recorder.SetBound(node, pod, where, s.clock)
 		s.modelHold(node, pod, where)
 		return fmt.Sprintf("Hold(%s, %s of %d, %v)", node, pod, pod.Request, where), nil, nil
 	case n < 90:
@@ -246,19 +246,19 @@ func (s *simulation) step() (operation string, got, want any) {
 
 func (s *simulation) modelReserve(node string, pod gpu.Pod, policy placement.Policy) []any {
 	if h := s.model.allocations[pod.UID]; h != nil && h.Node == node {
-		return []any{h.Holder, error(nil)}
+		return []any{h.Allocation, error(nil)}
 	}
 	if reason := s.model.check(pod, node); reason != placement.Fits {
-		return []any{ledger.Holder{}, error(&ledger.NoRoomError{Node: node, Reason: reason})}
+		return []any{ledger.Allocation{}, error(&ledger.NoRoomError{Node: node, Reason: reason})}
 	}
 	card := s.model.best(node, pod.Request, policy.String() == "spread")
-	h := ledger.Holder{Pod: pod, Placement: gpu.On(card, pod.Request), AssumeTime: s.clock}
+	h := ledger.Allocation{Pod: pod, Placement: gpu.On(card, pod.Request), AssumeTime: s.clock}
 	s.model.allocations[pod.UID] = &allocation{node, h}
 	return []any{h, error(nil)}
 }
 
 func (s *simulation) modelHold(node string, pod gpu.Pod, where gpu.Placement) {
-	h := ledger.Holder{Pod: pod, State: ledger.Bound, Placement: where, Presumed: len(where) == 0, AssumeTime: s.clock}
+	h := ledger.Allocation{Pod: pod, State: ledger.Bound, Placement: where, Presumed: len(where) == 0, AssumeTime: s.clock}
 	switch before := s.model.allocations[pod.UID]; {
 	case before == nil:
 	case before.Node != node:

@@ -25,7 +25,7 @@ func TestStarvationReservation(t *testing.T) {
 		if _, err := l.Reserve(node, asking(uid, memory), placement.Binpack, at); err != nil {
 			t.Fatal(err)
 		}
-		l.Commit(gpu.PodUID(uid))
+		l.Confirm(gpu.PodUID(uid))
 	}
 	finds := func(pod gpu.Pod) (fits []string) {
 		l.Check(pod, nodes, func(name string, reason placement.Reason) {
@@ -35,13 +35,13 @@ func TestStarvationReservation(t *testing.T) {
 		})
 		return fits
 	}
-	if l.Claim(wants(nodes, 16, 16, 16, 16, 16), 0) {
+	if l.ReserveForStarving(wants(nodes, 16, 16, 16, 16, 16), 0) {
 		t.Error("five cards of four were reserved")
 	}
 	if got := finds(asking("x", 4)); !slices.Equal(got, nodes) {
 		t.Errorf("after a failed reservation the pod fits %v", got)
 	}
-	if !l.Claim(wants(nodes, 16, 16), 0) {
+	if !l.ReserveForStarving(wants(nodes, 16, 16), 0) {
 		t.Fatal("two cards can't be reserved")
 	}
 	important := asking("x", 4)
@@ -59,18 +59,18 @@ func TestStarvationReservation(t *testing.T) {
 			t.Errorf("%s: fits %v, want %v", name, got, tc.want)
 		}
 	}
-	l.Drop("c")
+	l.Remove("c")
 	if got := finds(asking("x", 4)); got != nil {
 		t.Errorf("freed memory of a reserved card is available to another pod on %v", got)
 	}
-	if places, _ := l.ReserveTogether(wants(nodes, 16, 16), nil, binpack, at); len(places) != 2 {
+	if places, _ := l.ReserveAll(wants(nodes, 16, 16), nil, binpack, at); len(places) != 2 {
 		t.Errorf("reservations of the members: %v", places)
 	}
 	l.Release("w0")
 	l.Release("w1")
 	freed = nil
-	l.Unclaim()
-	l.Unclaim()
+	l.EndStarvationReservation()
+	l.EndStarvationReservation()
 	slices.Sort(freed)
 	if !slices.Equal(freed, nodes) {
 		t.Errorf("freed at the end of the reservation: %v", freed)

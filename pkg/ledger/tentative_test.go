@@ -16,7 +16,7 @@ func finds(l *ledger.Ledger, pod gpu.Pod, names ...string) []placement.Reason {
 
 func findsAt(l *ledger.Ledger, now time.Time, pod gpu.Pod, names ...string) []placement.Reason {
 	var reasons []placement.Reason
-	view := ledger.View{Card: placement.Binpack, Node: placement.Binpack, Promised: now}
+	view := ledger.View{Card: placement.Binpack, Node: placement.Binpack, TentativeAt: now}
 	l.Rank(view, pod, names, func(_ int, _ placement.Suitability, r placement.Reason) { reasons = append(reasons, r) })
 	return reasons
 }
@@ -30,15 +30,15 @@ func TestTentativePlacement(t *testing.T) {
 		want  []placement.Reason
 	}{
 		"added":                {func(*ledger.Ledger) {}, free, taken},
-		"replaced by one node": {func(l *ledger.Ledger) { l.Promise(first, []string{"n2"}, at) }, free, []placement.Reason{placement.Fits, placement.Full}},
+		"replaced by one node": {func(l *ledger.Ledger) { l.AddTentative(first, []string{"n2"}, at) }, free, []placement.Reason{placement.Fits, placement.Full}},
 		"reserved": {func(l *ledger.Ledger) {
 			if _, err := l.Reserve("n1", first, placement.Binpack, at); err != nil {
 				t.Error(err)
 			}
 		}, []placement.Reason{placement.Fits, placement.Elsewhere}, []placement.Reason{placement.Full, placement.Fits}},
-		"bound":   {func(l *ledger.Ledger) { l.Hold("n2", first, gpu.On(0, 10), at) }, []placement.Reason{placement.Elsewhere, placement.Fits}, []placement.Reason{placement.Fits, placement.Full}},
-		"removed": {func(l *ledger.Ledger) { l.Drop(first.UID) }, free, free},
-		"expired": {func(l *ledger.Ledger) { l.Promise(pod("third", 1), nil, at.Add(time.Minute)) }, free, free},
+		"bound":   {func(l *ledger.Ledger) { l.SetBound("n2", first, gpu.On(0, 10), at) }, []placement.Reason{placement.Elsewhere, placement.Fits}, []placement.Reason{placement.Fits, placement.Full}},
+		"removed": {func(l *ledger.Ledger) { l.Remove(first.UID) }, free, free},
+		"expired": {func(l *ledger.Ledger) { l.AddTentative(pod("third", 1), nil, at.Add(time.Minute)) }, free, free},
 		"the node is created again": {func(l *ledger.Ledger) {
 			l.DeleteNode("n1")
 			l.SetNode("n1", spec(16))
@@ -48,7 +48,7 @@ func TestTentativePlacement(t *testing.T) {
 			l := ledger.New(nil)
 			l.SetNode("n1", spec(16))
 			l.SetNode("n2", spec(16))
-			l.Promise(first, []string{"n1", "n2", "unknown"}, at)
+			l.AddTentative(first, []string{"n1", "n2", "unknown"}, at)
 			test.then(l)
 			expect(t, "the pod itself", test.first, finds(l, first, "n1", "n2"))
 			expect(t, "another pod", test.want, finds(l, second, "n1", "n2"))
@@ -62,7 +62,7 @@ func TestTentativePlacement(t *testing.T) {
 func TestTentativePlacementExpires(t *testing.T) {
 	l := ledger.New(nil)
 	l.SetNode("n1", spec(16))
-	l.Promise(pod("first", 10), []string{"n1"}, at)
+	l.AddTentative(pod("first", 10), []string{"n1"}, at)
 	expect(t, "a second later", []placement.Reason{placement.Full}, findsAt(l, at.Add(time.Second), pod("second", 10), "n1"))
 	expect(t, "a minute later", []placement.Reason{placement.Fits}, findsAt(l, at.Add(time.Minute), pod("second", 10), "n1"))
 }
@@ -71,20 +71,20 @@ func TestRankReportsTentativePlacements(t *testing.T) {
 	l := ledger.New(nil)
 	l.SetNode("n1", spec(16))
 	rank := func(promised time.Time) bool {
-		view := ledger.View{Card: placement.Binpack, Node: placement.Binpack, Promised: promised}
+		view := ledger.View{Card: placement.Binpack, Node: placement.Binpack, TentativeAt: promised}
 		return l.Rank(view, pod("second", 10), []string{"n1"}, func(int, placement.Suitability, placement.Reason) {})
 	}
 	if rank(at) {
 		t.Error("reported before the first one")
 	}
-	l.Promise(pod("first", 10), []string{"n1"}, at)
+	l.AddTentative(pod("first", 10), []string{"n1"}, at)
 	if !rank(at.Add(time.Second)) {
 		t.Error("not reported")
 	}
 	if rank(time.Time{}) || rank(at.Add(time.Minute)) {
 		t.Error("reported although not counted")
 	}
-	l.Drop(pod("first", 10).UID)
+	l.Remove(pod("first", 10).UID)
 	if rank(at) {
 		t.Error("reported after the pod's removal")
 	}
@@ -94,7 +94,7 @@ func TestTentativePlacementShares(t *testing.T) {
 	l := ledger.New(nil)
 	l.SetNode("n1", spec(16, 16))
 	for _, name := range []string{"a", "b", "c"} {
-		l.Promise(pod(name, 8), []string{"n1"}, at)
+		l.AddTentative(pod(name, 8), []string{"n1"}, at)
 	}
 	expect(t, "half a card beside three halves", []placement.Reason{placement.Fits}, finds(l, pod("d", 8), "n1"))
 	expect(t, "a whole card", []placement.Reason{placement.Full}, finds(l, pod("e", 16), "n1"))

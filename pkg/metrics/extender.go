@@ -100,16 +100,16 @@ func (e *Extender) CertificateExpires(certificate string, at time.Time) {
 func (e *Extender) BindFinished(result string) { e.binds.WithLabelValues(result).Inc() }
 
 // BindResolved implements cluster.Observer.
-func (e *Extender) Settled(outcome string) { e.resolved.WithLabelValues(outcome).Inc() }
+func (e *Extender) BindResolved(outcome string) { e.resolved.WithLabelValues(outcome).Inc() }
 
 // Evicted implements cluster.Observer.
 func (e *Extender) Evicted(result string) { e.evicted.WithLabelValues(result).Inc() }
 
 // CacheSynced implements cluster.Observer.
-func (e *Extender) Rebuilt(took time.Duration) { e.synced.Set(took.Seconds()) }
+func (e *Extender) CacheSynced(took time.Duration) { e.synced.Set(took.Seconds()) }
 
 // Requeued implements cluster.Observer.
-func (e *Extender) Woken() { e.requeues.Inc() }
+func (e *Extender) Requeued() { e.requeues.Inc() }
 
 // APIWrite implements cluster.Observer.
 func (e *Extender) APIWrite(kind string) { e.writes.WithLabelValues(kind).Inc() }

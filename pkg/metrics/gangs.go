@@ -59,7 +59,7 @@ func (g *Gangs) GangBound() { g.bound.Inc() }
 func (g *Gangs) GangFailed(reason string) { g.failed.WithLabelValues(reason).Inc() }
 
 // GangStarving implements gang.Observer.
-func (g *Gangs) GangClaimed() { g.starving.Inc() }
+func (g *Gangs) GangStarving() { g.starving.Inc() }
 
 // GangEvicted implements gang.Observer.
 func (g *Gangs) GangEvicted() { g.evicted.Inc() }

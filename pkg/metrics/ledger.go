@@ -56,14 +56,14 @@ func (c *Ledger) Collect(ch chan<- prometheus.Metric) {
 	if !synced {
 		return
 	}
-	allocations := map[ledger.State]int{ledger.Reserved: 0, ledger.Bound: 0}
+	allocations := map[ledger.State]int{ledger.Assumed: 0, ledger.Bound: 0}
 	cards := map[bool]int{true: 0, false: 0}
 	over := 0
 	for _, node := range c.ledger.Nodes() {
 		assumed := map[int]gpu.Memory{}
-		for _, allocation := range node.Holders {
+		for _, allocation := range node.Allocations {
 			allocations[allocation.State]++
-			if allocation.State == ledger.Reserved {
+			if allocation.State == ledger.Assumed {
 				for _, share := range allocation.Placement {
 					assumed[share.Card] += share.Memory
 				}

@@ -21,8 +21,8 @@ func TestMetricsLint(t *testing.T) {
 	e.Answered("filter", "ok", time.Millisecond)
 	e.Filtered(placement.Full, 3)
 	e.BindFinished("bound")
-	e.Settled("gone")
-	e.Woken()
+	e.BindResolved("gone")
+	e.Requeued()
 	e.APIWrite("binding")
 	e.CertificateExpires("server", time.Unix(1, 0))
 	NewLedger(registry, filledLedger(t), func() error { return nil }, true)
@@ -48,9 +48,9 @@ func TestExtender(t *testing.T) {
 	e.BindFinished("bound")
 	e.BindFinished("no_room")
 	e.BindFinished("no_room")
-	e.Settled("gone")
-	e.Woken()
-	e.Rebuilt(1500 * time.Millisecond)
+	e.BindResolved("gone")
+	e.Requeued()
+	e.CacheSynced(1500 * time.Millisecond)
 	e.APIWrite("binding")
 	want := `
 # HELP gpushare_extender_api_writes_total Number of writes to the API server without Events, by kind of object.
@@ -142,7 +142,7 @@ gpushare_extender_overfull_cards 0
 func TestLedgerMetricsWithoutEachCard(t *testing.T) {
 	l := filledLedger(t)
 	// Another scheduler has bound more to the card than it has.
-	l.Hold("n1", gpu.Pod{UID: "c", Name: "c", Request: 41}, gpu.On(0, 41), time.Unix(1, 0))
+	l.SetBound("n1", gpu.Pod{UID: "c", Name: "c", Request: 41}, gpu.On(0, 41), time.Unix(1, 0))
 	registry := prometheus.NewPedanticRegistry()
 	NewLedger(registry, l, func() error { return nil }, false)
 	err := testutil.GatherAndCompare(registry, strings.NewReader(`
@@ -173,7 +173,7 @@ func filledLedger(t *testing.T) *ledger.Ledger {
 	l.SetNode("n1", ledger.NodeSpec{Unit: gpu.MiB, Cards: []gpu.Card{
 		{Index: 0, Memory: 100}, {Index: 3, Memory: 50, Unhealthy: "Xid 79"},
 	}})
-	l.Hold("n1", gpu.Pod{UID: "a", Name: "a", Request: 50}, gpu.On(0, 50), time.Unix(1, 0))
+	l.SetBound("n1", gpu.Pod{UID: "a", Name: "a", Request: 50}, gpu.On(0, 50), time.Unix(1, 0))
 	if _, err := l.Reserve("n1", gpu.Pod{UID: "b", Name: "b", Request: 10}, placement.Binpack, time.Unix(1, 0)); err != nil {
 		t.Fatal(err)
 	}

@@ -9,13 +9,13 @@ import (
 // Pending counts the pending pods by reason at each scrape.
 type Pending struct {
 	ready func() error
-	pods  func() []waiting.Why
+	pods  func() []waiting.Diagnosis
 	desc  *prometheus.Desc
 }
 
 // NewPending registers the collector. pods returns the diagnosis of each pending pod. ready returns an error until the
 // caches are synced; until then nothing is reported.
-func NewPending(registry prometheus.Registerer, ready func() error, pods func() []waiting.Why) {
+func NewPending(registry prometheus.Registerer, ready func() error, pods func() []waiting.Diagnosis) {
 	registry.MustRegister(&Pending{
 		ready: ready, pods: pods,
 		desc: prometheus.NewDesc(prometheus.BuildFQName(namespace, "", "pending_pods"),
@@ -31,11 +31,11 @@ func (c *Pending) Collect(ch chan<- prometheus.Metric) {
 	if c.ready() != nil {
 		return
 	}
-	count := map[waiting.Cause]int{}
+	count := map[waiting.Reason]int{}
 	for _, diagnosis := range c.pods() {
-		count[diagnosis.Cause]++
+		count[diagnosis.Reason]++
 	}
-	for _, reason := range waiting.Causes() {
+	for _, reason := range waiting.Reasons() {
 		ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(count[reason]), string(reason))
 	}
 }

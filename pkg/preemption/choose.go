@@ -70,12 +70,12 @@ func (n Node) cheapestOn(card *placement.Card, request Request, best *plan) *pla
 	}
 	for _, c := range pool {
 		s.card.Used = s.card.Used.Sub(c.onCard)
-		s.free.add(c.Takes)
+		s.free.add(c.Requests)
 	}
 	if s.card.Free() < request.Memory {
 		return best
 	}
-	s.feasible = s.free.cover(request.Others, nil)
+	s.feasible = s.free.cover(request.Resources, nil)
 	s.decide(0)
 	return s.best
 }
@@ -88,7 +88,7 @@ func (n Node) potentialVictims(card *placement.Card) []*potentialVictim {
 	var pool []*potentialVictim
 	for i := range n.Pods {
 		c := &potentialVictim{Pod: &n.Pods[i]}
-		for _, share := range c.Where {
+		for _, share := range c.Placement {
 			if share.Card == card.Index {
 				c.onCard = c.onCard.Add(share.Memory)
 			}
@@ -102,7 +102,7 @@ func (n Node) potentialVictims(card *placement.Card) []*potentialVictim {
 	})
 	n.markViolations(pool)
 	slices.SortStableFunc(pool, func(a, b *potentialVictim) int {
-		return cmp.Or(compareBool(a.Leaving, b.Leaving), compareBool(b.violates, a.violates))
+		return cmp.Or(compareBool(a.Terminating, b.Terminating), compareBool(b.violates, a.violates))
 	})
 	return pool
 }
@@ -116,7 +116,7 @@ func (n Node) markViolations(pool []*potentialVictim) {
 	allowed := slices.Clone(n.Budgets)
 	for _, fixed := range []bool{true, false} {
 		for _, c := range slices.Backward(pool) {
-			if c.Fixed == fixed && !c.Leaving {
+			if c.MustEvict == fixed && !c.Terminating {
 				c.violates = spend(allowed, c.Budgets)
 			}
 		}
@@ -177,45 +177,45 @@ func (s *search) decide(i int) {
 	c := s.pool[i]
 	if s.canStay(c) {
 		s.card.Used = s.card.Used.Add(c.onCard)
-		s.free.sub(c.Takes)
+		s.free.sub(c.Requests)
 		s.decide(i + 1)
-		s.free.add(c.Takes)
+		s.free.add(c.Requests)
 		s.card.Used = s.card.Used.Sub(c.onCard)
 	}
 	before := s.plan
 	s.evict(c)
 	s.decide(i + 1)
 	s.plan = before
-	if !c.Leaving {
+	if !c.Terminating {
 		refund(s.allowed, c.Budgets)
 	}
 }
 
 // canStay reports whether there is enough room without the eviction of the pod.
 func (s *search) canStay(c *potentialVictim) bool {
-	if c.Fixed || c.Proposed && !s.feasible {
+	if c.MustEvict || c.Proposed && !s.feasible {
 		return false
 	}
-	return s.card.Free().Sub(c.onCard) >= s.request.Memory && (!s.feasible || s.free.cover(s.request.Others, c.Takes))
+	return s.card.Free().Sub(c.onCard) >= s.request.Memory && (!s.feasible || s.free.cover(s.request.Resources, c.Requests))
 }
 
 // evict adds a victim and its cost to the plan. Terminating pods cost nothing.
 func (s *search) evict(c *potentialVictim) {
 	p := &s.plan
 	p.pods = append(p.pods, c)
-	if c.Leaving {
+	if c.Terminating {
 		return
 	}
 	if spend(s.allowed, c.Budgets) {
 		p.violations++
 	}
-	if c.Uncounted && p.uncounted < s.node.Violations {
+	if c.BudgetsUnknown && p.uncounted < s.node.Violations {
 		p.uncounted++
 		p.violations++
 	}
 	p.highest = max(p.highest, int64(c.Priority))
 	p.priorities += int64(c.Priority) - math.MinInt32 + 1
-	for _, share := range c.Where {
+	for _, share := range c.Placement {
 		p.memory = p.memory.Add(share.Memory)
 	}
 }

@@ -14,19 +14,19 @@ import (
 type edit func(*preemption.Pod)
 
 func proposed(p *preemption.Pod)       { p.Proposed = true }
-func terminating(p *preemption.Pod)    { p.Leaving = true }
-func mustEvict(p *preemption.Pod)      { p.Proposed, p.Fixed = true, true }
-func budgetsUnknown(p *preemption.Pod) { p.Uncounted = true }
+func terminating(p *preemption.Pod)    { p.Terminating = true }
+func mustEvict(p *preemption.Pod)      { p.Proposed, p.MustEvict = true, true }
+func budgetsUnknown(p *preemption.Pod) { p.BudgetsUnknown = true }
 
 func priority(n int32) edit    { return func(p *preemption.Pod) { p.Priority = n } }
 func budgeted(ids ...int) edit { return func(p *preemption.Pod) { p.Budgets = ids } }
 func requests(cpu, sum int64) edit {
-	return func(p *preemption.Pod) { p.Takes = preemption.Amounts{cpu, sum} }
+	return func(p *preemption.Pod) { p.Requests = preemption.Amounts{cpu, sum} }
 }
 
 // on returns a pod with memory on a card, and the same amount of the node's sum.
 func on(card int, memory gpu.Memory, uid gpu.PodUID, edits ...edit) preemption.Pod {
-	p := preemption.Pod{UID: uid, Where: gpu.On(card, memory), Takes: preemption.Amounts{0, int64(memory)}}
+	p := preemption.Pod{UID: uid, Placement: gpu.On(card, memory), Requests: preemption.Amounts{0, int64(memory)}}
 	for _, edit := range edits {
 		edit(&p)
 	}
@@ -52,7 +52,7 @@ func node(size gpu.Memory, others []gpu.Memory, cpu int64, pods ...preemption.Po
 		free += int64(size - held)
 	}
 	for _, p := range pods {
-		for _, share := range p.Where {
+		for _, share := range p.Placement {
 			n.Cards[share.Card].Used = n.Cards[share.Card].Used.Add(share.Memory)
 			free -= int64(share.Memory)
 		}
@@ -198,7 +198,7 @@ func TestChoose(t *testing.T) {
 		"a card that is too small can't be freed":     {node: small, request: 16, want: uids{"b"}},
 		"a pod on two cards frees its part of each": {
 			node: func() preemption.Node {
-				wide := preemption.Pod{UID: "w", Where: gpu.Placement{{Card: 0, Memory: 6}, {Card: 1, Memory: 10}}, Takes: preemption.Amounts{0, 16}}
+				wide := preemption.Pod{UID: "w", Placement: gpu.Placement{{Card: 0, Memory: 6}, {Card: 1, Memory: 10}}, Requests: preemption.Amounts{0, 16}}
 				return node(16, []gpu.Memory{10, 0}, 0, wide, on(1, 6, "b", proposed))
 			}(),
 			request: 10, want: uids{"w"},
@@ -208,7 +208,7 @@ func TestChoose(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			got, ok := preemption.Choose(test.node, preemption.Request{
-				Memory: test.request, Others: preemption.Amounts{test.cpu, int64(test.request)},
+				Memory: test.request, Resources: preemption.Amounts{test.cpu, int64(test.request)},
 			})
 			if ok != (len(test.want) > 0) {
 				t.Errorf("found: %v", ok)

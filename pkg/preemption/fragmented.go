@@ -5,11 +5,11 @@ import "github.com/gpushare/gpushare/pkg/placement"
 // Fragmented reports whether only fragmentation keeps the request off the node: the node's free resources cover the
 // request, and no card has room, although one would be large enough.
 func Fragmented(node Node, request Request) bool {
-	return node.Free.cover(request.Others, nil) && placement.Fit(node.Cards, request.Memory).Resolvable()
+	return node.Free.cover(request.Resources, nil) && placement.Fit(node.Cards, request.Memory).Resolvable()
 }
 
 // Candidate is a node with the victims that free one of its cards.
-type Clearing struct {
+type Candidate struct {
 	// Node is the node's position in the list of nodes, Card the index of the card.
 	Node, Card int
 	Victims
@@ -17,7 +17,7 @@ type Clearing struct {
 
 // ChooseNode returns the cheapest victims over all nodes, by the order of Choose; among equal ones, those of the first
 // node. No pod may be marked as proposed. ChooseNode returns false if no card can be freed.
-func ChooseNode(nodes []Node, request Request) (Clearing, bool) {
+func ChooseNode(nodes []Node, request Request) (Candidate, bool) {
 	var best *plan
 	at := 0
 	for i, node := range nodes {
@@ -27,7 +27,7 @@ func ChooseNode(nodes []Node, request Request) (Clearing, bool) {
 		}
 	}
 	if best == nil {
-		return Clearing{}, false
+		return Candidate{}, false
 	}
-	return Clearing{Node: at, Card: best.card, Victims: best.victims()}, true
+	return Candidate{Node: at, Card: best.card, Victims: best.victims()}, true
 }

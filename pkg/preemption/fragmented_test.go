@@ -19,7 +19,7 @@ func cardsOf(used ...gpu.Memory) []placement.Card {
 }
 
 func TestFragmented(t *testing.T) {
-	request := Request{Memory: 8, Others: Amounts{8, 2}}
+	request := Request{Memory: 8, Resources: Amounts{8, 2}}
 	for name, test := range map[string]struct {
 		node Node
 		want bool
@@ -39,9 +39,9 @@ func TestFragmented(t *testing.T) {
 }
 
 func TestChooseNode(t *testing.T) {
-	request := Request{Memory: 8, Others: Amounts{8}}
+	request := Request{Memory: 8, Resources: Amounts{8}}
 	podOn := func(uid string, card int, memory gpu.Memory, priority int32, budgets ...int) Pod {
-		return Pod{UID: gpu.PodUID(uid), Priority: priority, Where: gpu.On(card, memory), Takes: Amounts{int64(memory)}, Budgets: budgets}
+		return Pod{UID: gpu.PodUID(uid), Priority: priority, Placement: gpu.On(card, memory), Requests: Amounts{int64(memory)}, Budgets: budgets}
 	}
 	expensive := Node{Cards: cardsOf(12, 12), Free: Amounts{8}, Pods: []Pod{podOn("expensive", 0, 12, 5)}}
 	cheap := Node{Cards: cardsOf(12, 12), Free: Amounts{8}, Pods: []Pod{podOn("cheap", 1, 12, 1)}}
@@ -49,15 +49,15 @@ func TestChooseNode(t *testing.T) {
 	stuck := Node{Cards: cardsOf(12, 12), Free: Amounts{8}}
 	for name, test := range map[string]struct {
 		nodes []Node
-		want  Clearing
+		want  Candidate
 		ok    bool
 	}{
-		"the cheapest":                  {[]Node{expensive, cheap, guarded}, Clearing{1, 1, Victims{Pods: []gpu.PodUID{"cheap"}}}, true},
-		"equal cost: the first node":    {[]Node{stuck, cheap, cheap}, Clearing{1, 1, Victims{Pods: []gpu.PodUID{"cheap"}}}, true},
-		"a budget outweighs priority":   {[]Node{guarded, expensive}, Clearing{1, 0, Victims{Pods: []gpu.PodUID{"expensive"}}}, true},
-		"an unavoidable violation":      {[]Node{guarded}, Clearing{0, 1, Victims{Pods: []gpu.PodUID{"guarded"}, Violations: 1}}, true},
-		"no card can be freed anywhere": {[]Node{stuck}, Clearing{}, false},
-		"no nodes":                      {nil, Clearing{}, false},
+		"the cheapest":                  {[]Node{expensive, cheap, guarded}, Candidate{1, 1, Victims{Pods: []gpu.PodUID{"cheap"}}}, true},
+		"equal cost: the first node":    {[]Node{stuck, cheap, cheap}, Candidate{1, 1, Victims{Pods: []gpu.PodUID{"cheap"}}}, true},
+		"a budget outweighs priority":   {[]Node{guarded, expensive}, Candidate{1, 0, Victims{Pods: []gpu.PodUID{"expensive"}}}, true},
+		"an unavoidable violation":      {[]Node{guarded}, Candidate{0, 1, Victims{Pods: []gpu.PodUID{"guarded"}, Violations: 1}}, true},
+		"no card can be freed anywhere": {[]Node{stuck}, Candidate{}, false},
+		"no nodes":                      {nil, Candidate{}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, ok := ChooseNode(test.nodes, request)

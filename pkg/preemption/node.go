@@ -12,7 +12,7 @@ type Amounts []int64
 type Request struct {
 	Memory gpu.Memory
 	// Resources are all resources that must fit the node. They include the node's sum of GPU memory.
-	Others Amounts
+	Resources Amounts
 }
 
 // Pod is a pod that can become a victim.
@@ -21,20 +21,20 @@ type Pod struct {
 	Priority int32
 	// Terminating is true for a pod that is already being deleted. As a victim it costs nothing, and the preemptor waits
 	// for its end.
-	Leaving bool
+	Terminating bool
 	// Proposed is true for a pod of kube-scheduler's proposal. Other pods must have a lower priority than the preemptor.
 	Proposed bool
 	// MustEvict is true for a proposed pod that may conflict with the preemptor in a way that this package can't check. It is
 	// always a victim.
-	Fixed bool
+	MustEvict bool
 	// Placement is the GPU memory that is certain to become free when the pod ends.
-	Where gpu.Placement
+	Placement gpu.Placement
 	// Requests are the resources that become free when the pod ends, in the order of Request.Resources; nil for none.
-	Takes Amounts
+	Requests Amounts
 	// Budgets are the disruption budgets that cover the pod, as positions in Node.Budgets.
 	Budgets []int
 	// BudgetsUnknown is true if the pod's disruption budgets are unknown, see Node.Violations.
-	Uncounted bool
+	BudgetsUnknown bool
 }
 
 // Node is a node with the pods that can become victims: those of kube-scheduler's proposal, in its order, and those that

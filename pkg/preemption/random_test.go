@@ -92,30 +92,30 @@ func randomNode(random *rand.Rand, pods, largest int) (preemption.Node, preempti
 		n.Budgets = []int{random.IntN(3), random.IntN(2)}
 	}
 	for i := range random.IntN(pods) {
-		p := preemption.Pod{UID: gpu.PodUID(fmt.Sprint("p", i)), Priority: int32(random.IntN(3)), Takes: preemption.Amounts{int64(random.IntN(3))}}
+		p := preemption.Pod{UID: gpu.PodUID(fmt.Sprint("p", i)), Priority: int32(random.IntN(3)), Requests: preemption.Amounts{int64(random.IntN(3))}}
 		if len(n.Budgets) > 0 && random.IntN(3) > 0 {
 			p.Budgets = []int{random.IntN(2)}
 		}
 		card, memory := random.IntN(cards), gpu.Memory(1+random.IntN(largest))
 		if n.Cards[card].Used+memory <= size {
 			n.Cards[card].Used += memory
-			p.Where = gpu.On(card, memory)
+			p.Placement = gpu.On(card, memory)
 		}
-		if p.Where == nil || random.IntN(4) == 0 {
+		if p.Placement == nil || random.IntN(4) == 0 {
 			p.Proposed = true
-			p.Fixed = random.IntN(8) == 0
+			p.MustEvict = random.IntN(8) == 0
 		}
-		p.Leaving = random.IntN(8) == 0
+		p.Terminating = random.IntN(8) == 0
 		n.Pods = append(n.Pods, p)
 	}
 	// The proposal must free enough of the other resources, as kube-scheduler's does.
 	wanted := n.Free[0]
 	for _, p := range n.Pods {
 		if p.Proposed {
-			wanted += p.Takes[0]
+			wanted += p.Requests[0]
 		}
 	}
-	return n, preemption.Request{Memory: gpu.Memory(1 + random.IntN(int(size))), Others: preemption.Amounts{int64(random.IntN(int(wanted) + 1))}}
+	return n, preemption.Request{Memory: gpu.Memory(1 + random.IntN(int(size))), Resources: preemption.Amounts{int64(random.IntN(int(wanted) + 1))}}
 }
 
 // cost is the cost of a set of victims. The fields are compared in order.
@@ -146,7 +146,7 @@ func cheapest(n preemption.Node, request preemption.Request) (best cost, found b
 // within reports whether all pods of the set that weren't proposed are on the card.
 func within(n preemption.Node, mask, card int) bool {
 	for i, p := range n.Pods {
-		if mask&(1<<i) != 0 && !p.Proposed && p.Where[0].Card != card {
+		if mask&(1<<i) != 0 && !p.Proposed && p.Placement[0].Card != card {
 			return false
 		}
 	}
@@ -159,17 +159,17 @@ func enough(n preemption.Node, request preemption.Request, mask, card int) bool 
 	for i, p := range n.Pods {
 		switch {
 		case mask&(1<<i) != 0:
-			free += p.Takes[0]
-			for _, share := range p.Where {
+			free += p.Requests[0]
+			for _, share := range p.Placement {
 				if share.Card == card {
 					used -= share.Memory
 				}
 			}
-		case p.Fixed:
+		case p.MustEvict:
 			return false
 		}
 	}
-	return free >= request.Others[0] && n.Cards[card].Memory-used >= request.Memory
+	return free >= request.Resources[0] && n.Cards[card].Memory-used >= request.Memory
 }
 
 // tooMany reports whether one pod of the set is superfluous.
@@ -188,13 +188,13 @@ func costOf(n preemption.Node, mask int) cost {
 		switch {
 		case mask&(1<<i) == 0:
 			continue
-		case p.Leaving:
+		case p.Terminating:
 			c.leaving++
 			continue
 		}
 		c.highest = max(c.highest, int(p.Priority))
 		c.priorities += int(p.Priority) - math.MinInt32 + 1
-		c.memory += int(p.Where.Total())
+		c.memory += int(p.Placement.Total())
 		for _, b := range p.Budgets {
 			if allowed[b]--; allowed[b] < 0 {
 				c.violations++

@@ -109,7 +109,7 @@ func parseGroup(from map[string]string, nameKey, sizeKey string) (*Group, error)
 }
 
 // WholeCardRequest returns how many whole cards the pod requests (ResourceWholeCard).
-func WholeCards(pod *corev1.Pod) int64 {
+func WholeCardRequest(pod *corev1.Pod) int64 {
 	var sum int64
 	for i := range pod.Spec.Containers {
 		resources := &pod.Spec.Containers[i].Resources
@@ -124,7 +124,7 @@ func WholeCards(pod *corev1.Pod) int64 {
 
 // TemplateHash returns a hash over the fields of the spec that determine a pod's candidate nodes. kube-scheduler offers
 // pods with equal hashes the same nodes. Names, environment and commands are not part of it.
-func Template(pod *corev1.Pod) string {
+func TemplateHash(pod *corev1.Pod) string {
 	spec := &pod.Spec
 	shape := struct {
 		Selector    map[string]string
@@ -176,4 +176,4 @@ type step struct {
 }
 
 // RequestsCards reports whether the pod requests GPU memory or whole cards.
-func AsksCards(pod *corev1.Pod) bool { return PodRequest(pod) > 0 || WholeCards(pod) > 0 }
+func RequestsCards(pod *corev1.Pod) bool { return PodRequest(pod) > 0 || WholeCardRequest(pod) > 0 }

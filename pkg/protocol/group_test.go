@@ -130,12 +130,12 @@ func TestTemplate(t *testing.T) {
 		},
 	}
 	for name, edit := range same {
-		if Template(pod()) != Template(pod(edit)) {
+		if TemplateHash(pod()) != TemplateHash(pod(edit)) {
 			t.Errorf("%s changes the template", name)
 		}
 	}
 	for name, edit := range other {
-		if Template(pod()) == Template(pod(edit)) {
+		if TemplateHash(pod()) == TemplateHash(pod(edit)) {
 			t.Errorf("%s does not change the template", name)
 		}
 	}

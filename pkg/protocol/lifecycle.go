@@ -20,7 +20,7 @@ func Overdue(pod *corev1.Pod, now time.Time) bool {
 
 // TerminatingPriorities returns the priorities of the given pods that hold GPU memory, are being deleted and are not
 // overdue. Their memory should become free soon.
-func Leaving(pods []*corev1.Pod, now time.Time) []int32 {
+func TerminatingPriorities(pods []*corev1.Pod, now time.Time) []int32 {
 	var priorities []int32
 	for _, object := range pods {
 		if pod := Pod(object); pod.Leaving && pod.Request > 0 && object.Spec.NodeName != "" && !Overdue(object, now) {
@@ -32,7 +32,7 @@ func Leaving(pods []*corev1.Pod, now time.Time) []int32 {
 
 // IsMirror reports whether the pod is the mirror pod of a static pod. Deleting a mirror pod ends no container, and the
 // kubelet creates it again.
-func Mirror(pod *corev1.Pod) bool {
+func IsMirror(pod *corev1.Pod) bool {
 	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	return mirror
 }

@@ -19,16 +19,16 @@ import (
 )
 
 // Diagnosis is why a pod is pending.
-type Why struct {
-	Cause Cause
+type Diagnosis struct {
+	Reason Reason
 	// Message is the explanation that is shown to users.
-	Explanation string
+	Message string
 }
 
 // Node is a node that shares its cards.
-type Place struct {
+type Node struct {
 	// Object is the Node object. Its name, labels and taints are used.
-	Node *corev1.Node
+	Object *corev1.Node
 	// Unit is the unit of the cards' memory.
 	Unit  gpu.Unit
 	Cards []placement.Card
@@ -36,23 +36,23 @@ type Place struct {
 	Closed string
 	// Terminating holds the priorities of the node's pods that should end soon, see protocol.TerminatingPriorities. Only
 	// nodes to which a pod is nominated need it.
-	Leaving []int32
+	Terminating []int32
 }
 
-// NominationStands reports whether a pod's nomination to a node is still valid: the node admits the pod, and the pod fits one
+// NominationValid reports whether a pod's nomination to a node is still valid: the node admits the pod, and the pod fits one
 // of its cards or a pod of lower priority is terminating there. kube-scheduler doesn't always clear an invalid nomination:
 // nominatedNodeName stays if its dry run needs no victims (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt).
-func NominationStands(pod *corev1.Pod, place *Place) bool {
+func NominationValid(pod *corev1.Pod, place *Node) bool {
 	if place.rejection(pod, nodeaffinity.GetRequiredNodeAffinity(pod)) != "" {
 		return false
 	}
 	values := protocol.Pod(pod)
 	return placement.Fit(place.Cards, values.Request) == placement.Fits ||
-		slices.ContainsFunc(place.Leaving, func(priority int32) bool { return priority < values.Priority })
+		slices.ContainsFunc(place.Terminating, func(priority int32) bool { return priority < values.Priority })
 }
 
 // free returns the free memory of the healthy cards, and the most that one card has.
-func (p *Place) free() (sum, largest gpu.Memory) {
+func (p *Node) free() (sum, largest gpu.Memory) {
 	for i := range p.Cards {
 		if card := &p.Cards[i]; !card.Unhealthy {
 			sum, largest = sum.Add(card.Free()), max(largest, card.Free())
@@ -62,7 +62,7 @@ func (p *Place) free() (sum, largest gpu.Memory) {
 }
 
 // bytes converts an amount to bytes, to compare amounts of nodes with different units. It saturates.
-func (p *Place) bytes(m gpu.Memory) gpu.Memory {
+func (p *Node) bytes(m gpu.Memory) gpu.Memory {
 	if unit := gpu.Memory(p.Unit); unit > 0 && m > math.MaxInt64/unit {
 		return math.MaxInt64
 	}
@@ -70,14 +70,14 @@ func (p *Place) bytes(m gpu.Memory) gpu.Memory {
 }
 
 // rejection returns why the pod can't use the node, independent of GPU memory; empty if it can.
-func (p *Place) rejection(pod *corev1.Pod, affinity nodeaffinity.RequiredNodeAffinity) string {
+func (p *Node) rejection(pod *corev1.Pod, affinity nodeaffinity.RequiredNodeAffinity) string {
 	if p.Closed != "" {
 		return p.Closed
 	}
-	if ok, err := affinity.Match(p.Node); err != nil || !ok {
+	if ok, err := affinity.Match(p.Object); err != nil || !ok {
 		return "the pod's node selector or affinity rules it out"
 	}
-	taint, untolerated := schedulinghelper.FindMatchingUntoleratedTaint(klog.Background(), p.Node.Spec.Taints, pod.Spec.Tolerations,
+	taint, untolerated := schedulinghelper.FindMatchingUntoleratedTaint(klog.Background(), p.Object.Spec.Taints, pod.Spec.Tolerations,
 		func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }, true)
 	if untolerated {
 		return fmt.Sprintf("the pod doesn't tolerate its taint %s", taint.ToString())
@@ -86,12 +86,12 @@ func (p *Place) rejection(pod *corev1.Pod, affinity nodeaffinity.RequiredNodeAff
 }
 
 // EligibleNodes returns the names of the nodes that the pod may use, independent of their free memory.
-func Reach(places []Place, pod *corev1.Pod) []string {
+func EligibleNodes(places []Node, pod *corev1.Pod) []string {
 	affinity := nodeaffinity.GetRequiredNodeAffinity(pod)
 	var names []string
 	for i := range places {
 		if places[i].rejection(pod, affinity) == "" {
-			names = append(names, places[i].Node.Name)
+			names = append(names, places[i].Object.Name)
 		}
 	}
 	return names
@@ -99,26 +99,26 @@ func Reach(places []Place, pod *corev1.Pod) []string {
 
 // Diagnoser diagnoses pods against the state of the nodes at one moment. Pods with the same request and node constraints
 // have the same diagnosis, which is computed once. A Diagnoser is not safe for concurrent use.
-type Explainer struct {
-	places []Place
-	cache  map[string]Why
+type Diagnoser struct {
+	nodes []Node
+	cache map[string]Diagnosis
 }
 
 // NewDiagnoser returns a Diagnoser for the nodes, which must be sorted by name and have cards.
-func NewExplainer(places []Place) *Explainer {
-	return &Explainer{places: places, cache: map[string]Why{}}
+func NewDiagnoser(places []Node) *Diagnoser {
+	return &Diagnoser{nodes: places, cache: map[string]Diagnosis{}}
 }
 
 // Diagnose returns why the pod, which has no node, is pending. It depends on the pod's request, scheduling gates,
 // nomination, and on its constraints on nodes.
-func (e *Explainer) Explain(pod *corev1.Pod) Why {
+func (e *Diagnoser) Diagnose(pod *corev1.Pod) Diagnosis {
 	switch {
 	case len(pod.Spec.SchedulingGates) > 0:
-		return Why{Gated, "the pod is held back by its scheduling gates: " + gates(pod)}
+		return Diagnosis{Gated, "the pod is held back by its scheduling gates: " + gates(pod)}
 	case e.nominated(pod):
-		return Why{Nominated, fmt.Sprintf("pods of lower priority are leaving %s to make room for it", pod.Status.NominatedNodeName)}
-	case len(e.places) == 0:
-		return Why{NoNode, "no node shares GPU memory"}
+		return Diagnosis{Nominated, fmt.Sprintf("pods of lower priority are leaving %s to make room for it", pod.Status.NominatedNodeName)}
+	case len(e.nodes) == 0:
+		return Diagnosis{NoNode, "no node shares GPU memory"}
 	}
 	key, err := cacheKey(pod)
 	if err != nil {
@@ -133,11 +133,11 @@ func (e *Explainer) Explain(pod *corev1.Pod) Why {
 }
 
 // nominated reports whether the pod has a valid nomination to one of the nodes.
-func (e *Explainer) nominated(pod *corev1.Pod) bool {
-	i, found := slices.BinarySearchFunc(e.places, pod.Status.NominatedNodeName, func(p Place, name string) int {
-		return cmp.Compare(p.Node.Name, name)
+func (e *Diagnoser) nominated(pod *corev1.Pod) bool {
+	i, found := slices.BinarySearchFunc(e.nodes, pod.Status.NominatedNodeName, func(p Node, name string) int {
+		return cmp.Compare(p.Object.Name, name)
 	})
-	return found && NominationStands(pod, &e.places[i])
+	return found && NominationValid(pod, &e.nodes[i])
 }
 
 // cacheKey returns a key made of all fields of a pod that diagnose uses.
@@ -150,14 +150,14 @@ func cacheKey(pod *corev1.Pod) (string, error) {
 	return protocol.PodRequest(pod).String() + " " + string(text), err
 }
 
-func (e *Explainer) diagnose(pod *corev1.Pod) Why {
+func (e *Diagnoser) diagnose(pod *corev1.Pod) Diagnosis {
 	affinity, request := nodeaffinity.GetRequiredNodeAffinity(pod), protocol.PodRequest(pod)
 	rejections := map[string][]string{}
-	found := map[Cause][]*Place{}
-	for i := range e.places {
-		p := &e.places[i]
+	found := map[Reason][]*Node{}
+	for i := range e.nodes {
+		p := &e.nodes[i]
 		if rejection := p.rejection(pod, affinity); rejection != "" {
-			rejections[rejection] = append(rejections[rejection], p.Node.Name)
+			rejections[rejection] = append(rejections[rejection], p.Object.Name)
 			continue
 		}
 		reason := reasonFor(p.Cards, request)
@@ -166,15 +166,15 @@ func (e *Explainer) diagnose(pod *corev1.Pod) Why {
 	text := rejectionText(rejections)
 	for _, reason := range cardReasons {
 		if len(found[reason]) > 0 {
-			return Why{reason, reasonText(reason, found[reason]) + text}
+			return Diagnosis{reason, reasonText(reason, found[reason]) + text}
 		}
 	}
-	return Why{NoNode, "no node that shares GPU memory can take the pod" + text}
+	return Diagnosis{NoNode, "no node that shares GPU memory can take the pod" + text}
 }
 
 // reasonText explains the reason with the node that has the most free memory as the example.
-func reasonText(reason Cause, places []*Place) string {
-	var best *Place
+func reasonText(reason Reason, places []*Node) string {
+	var best *Node
 	var free, largest gpu.Memory
 	for _, p := range places {
 		// Among equal nodes, the first wins.
@@ -183,7 +183,7 @@ func reasonText(reason Cause, places []*Place) string {
 			best, free, largest = p, sum, piece
 		}
 	}
-	name, others := best.Node.Name, ""
+	name, others := best.Object.Name, ""
 	if n := len(places) - 1; n > 0 {
 		others = fmt.Sprintf(" (and %s alike)", count(n))
 	}
@@ -210,7 +210,7 @@ func reasonText(reason Cause, places []*Place) string {
 			}
 		}
 	}
-	return fmt.Sprintf("no card is large enough: the largest has %s, on %s", best.Unit.Format(largest), best.Node.Name)
+	return fmt.Sprintf("no card is large enough: the largest has %s, on %s", best.Unit.Format(largest), best.Object.Name)
 }
 
 // rejectionText lists why the other nodes can't be used, the most frequent rejection first.
@@ -246,7 +246,7 @@ func gates(pod *corev1.Pod) string {
 }
 
 // SchedulerMessage returns kube-scheduler's last message about a pod without a node, from the pod's PodScheduled condition.
-func Reason(pod *corev1.Pod) string {
+func SchedulerMessage(pod *corev1.Pod) string {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodScheduled && condition.Status != corev1.ConditionTrue {
 			if reason := cmp.Or(condition.Message, condition.Reason); reason != "" {

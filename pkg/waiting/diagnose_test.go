@@ -23,10 +23,10 @@ func pod(request int64, changes ...func(*corev1.Pod)) *corev1.Pod {
 	return p
 }
 
-func place(name string, unit gpu.Unit, cards ...placement.Card) Place {
-	return Place{
-		Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"name": name}}},
-		Unit: unit, Cards: cards,
+func place(name string, unit gpu.Unit, cards ...placement.Card) Node {
+	return Node{
+		Object: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"name": name}}},
+		Unit:   unit, Cards: cards,
 	}
 }
 
@@ -37,12 +37,12 @@ func card(index int, memory, used gpu.Memory) placement.Card {
 // TestDiagnose checks that pods which differ in a relevant field get their own diagnosis, also from the cache.
 func TestDiagnose(t *testing.T) {
 	tainted := place("tainted", gpu.GiB, card(0, 16, 0))
-	tainted.Node.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectNoSchedule}}
+	tainted.Object.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectNoSchedule}}
 	closed := place("closed", gpu.GiB, card(0, 64, 0))
 	closed.Closed = "the node is cordoned"
 	a := place("a", gpu.GiB, card(0, 16, 9), card(1, 16, 11))
-	a.Leaving = []int32{5, 3}
-	explainer := NewExplainer([]Place{a, place("b", gpu.MiB, card(0, 8192, 0)), closed, tainted})
+	a.Terminating = []int32{5, 3}
+	explainer := NewDiagnoser([]Node{a, place("b", gpu.MiB, card(0, 8192, 0)), closed, tainted})
 	onto := func(node string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": node} }
 	}
@@ -61,7 +61,7 @@ func TestDiagnose(t *testing.T) {
 	tests := []struct {
 		what string
 		pod  *corev1.Pod
-		want Cause
+		want Reason
 	}{
 		{"counts in each node's own unit", pod(8), Fits},
 		{"another request", pod(12, onto("a")), Fragmented},
@@ -83,12 +83,12 @@ func TestDiagnose(t *testing.T) {
 	}
 	for range 2 { // The second time from the cache.
 		for _, test := range tests {
-			if got := explainer.Explain(test.pod); got.Cause != test.want || got.Explanation == "" {
+			if got := explainer.Diagnose(test.pod); got.Reason != test.want || got.Message == "" {
 				t.Errorf("%s: %+v, want %s", test.what, got, test.want)
 			}
 		}
 	}
-	if got := explainer.Explain(pod(9000)).Explanation; got != "no card is large enough: the largest has 16 GiB, on a; closed: the node is cordoned; tainted: the pod doesn't tolerate its taint team:NoSchedule" {
+	if got := explainer.Diagnose(pod(9000)).Message; got != "no card is large enough: the largest has 16 GiB, on a; closed: the node is cordoned; tainted: the pod doesn't tolerate its taint team:NoSchedule" {
 		t.Error(got)
 	}
 }
@@ -96,10 +96,10 @@ func TestDiagnose(t *testing.T) {
 // TestEligibleNodes checks that free memory doesn't matter: only the pod's constraints and the nodes' state do.
 func TestEligibleNodes(t *testing.T) {
 	tainted := place("tainted", gpu.GiB, card(0, 16, 0))
-	tainted.Node.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectNoSchedule}}
+	tainted.Object.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectNoSchedule}}
 	closed := place("closed", gpu.GiB, card(0, 64, 0))
 	closed.Closed = "the node is cordoned"
-	places := []Place{place("full", gpu.GiB, card(0, 16, 16)), tainted, closed, place("small", gpu.GiB, card(0, 4, 0))}
+	places := []Node{place("full", gpu.GiB, card(0, 16, 16)), tainted, closed, place("small", gpu.GiB, card(0, 4, 0))}
 	for want, p := range map[string]*corev1.Pod{
 		"full small": pod(8),
 		"small":      pod(8, func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": "small"} }),
@@ -107,18 +107,18 @@ func TestEligibleNodes(t *testing.T) {
 			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 		}),
 	} {
-		if got := strings.Join(Reach(places, p), " "); got != want {
+		if got := strings.Join(EligibleNodes(places, p), " "); got != want {
 			t.Errorf("eligible nodes %q, want %q", got, want)
 		}
 	}
 }
 
 func TestReasons(t *testing.T) {
-	listed := map[Cause]bool{}
-	for _, reason := range Causes() {
+	listed := map[Reason]bool{}
+	for _, reason := range Reasons() {
 		listed[reason] = true
 	}
-	for _, reason := range []Cause{Gated, Nominated, Fits, Fragmented, Full, Unhealthy, TooLarge, NoNode} {
+	for _, reason := range []Reason{Gated, Nominated, Fits, Fragmented, Full, Unhealthy, TooLarge, NoNode} {
 		if !listed[reason] {
 			t.Errorf("%s isn't listed", reason)
 		}

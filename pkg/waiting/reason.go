@@ -8,38 +8,38 @@ import (
 )
 
 // Reason is the reason why a pod is pending, in one word. It is a label value of the metrics.
-type Cause string
+type Reason string
 
 // The reasons.
 const (
 	// Gated: the pod has scheduling gates.
-	Gated Cause = "gated"
+	Gated Reason = "gated"
 	// Nominated: pods are being evicted to make room for it.
-	Nominated Cause = "nominated"
+	Nominated Reason = "nominated"
 	// Fits: a card has room. Either kube-scheduler has not tried yet, or the pod lacks something else than GPU memory.
-	Fits Cause = "fits"
+	Fits Reason = "fits"
 	// Fragmented: a node has enough free memory in total, but no card has.
-	Fragmented Cause = "fragmented"
+	Fragmented Reason = "fragmented"
 	// Full: a card would be large enough, but other pods use too much of it.
-	Full Cause = "full"
+	Full Reason = "full"
 	// Unhealthy: only unhealthy cards would be large enough.
-	Unhealthy Cause = "unhealthy"
+	Unhealthy Reason = "unhealthy"
 	// TooLarge: no card is large enough, even if empty.
-	TooLarge Cause = "too_large"
+	TooLarge Reason = "too_large"
 	// NoNode: the pod can't use any of the nodes that share GPU memory.
-	NoNode Cause = "no_node"
+	NoNode Reason = "no_node"
 )
 
 // cardReasons are the reasons that depend on a node's cards. The first one that any node has is the pod's reason.
-var cardReasons = []Cause{Fits, Fragmented, Full, Unhealthy, TooLarge}
+var cardReasons = []Reason{Fits, Fragmented, Full, Unhealthy, TooLarge}
 
 // Reasons returns all reasons.
-func Causes() []Cause {
-	return slices.Concat([]Cause{Gated, Nominated}, cardReasons, []Cause{NoNode})
+func Reasons() []Reason {
+	return slices.Concat([]Reason{Gated, Nominated}, cardReasons, []Reason{NoNode})
 }
 
 // reasonFor returns why the request fits no card of a node, or Fits.
-func reasonFor(cards []placement.Card, request gpu.Memory) Cause {
+func reasonFor(cards []placement.Card, request gpu.Memory) Reason {
 	switch placement.Fit(cards, request) {
 	case placement.Fits:
 		return Fits

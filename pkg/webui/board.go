@@ -40,7 +40,7 @@ type Source interface {
 	// Pending returns the pending pods and the revision of that list; nil if the revision is the known one.
 	Pending(known uint64) ([]cluster.PendingPod, uint64)
 	// Explain returns the diagnosis of each of these pods.
-	Explain(pods []cluster.PendingPod) []waiting.Why
+	Explain(pods []cluster.PendingPod) []waiting.Diagnosis
 }
 
 // Options configure a Board.
@@ -211,9 +211,9 @@ func (b *Board) look() status {
 
 // read adds the source's changes to the board and to the delta.
 func (b *Board) read(d *delta, looks bool) error {
-	changes := b.Source.Ledger().Since(b.known)
+	changes := b.Source.Ledger().ChangesSince(b.known)
 	b.known = changes.Revision
-	if changes.Whole {
+	if changes.Full {
 		left := make(map[string]bool, len(changes.Nodes))
 		for _, n := range changes.Nodes {
 			left[n.Name] = true

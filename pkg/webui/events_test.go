@@ -48,9 +48,9 @@ func TestViewersFollowChanges(t *testing.T) {
 					case 1:
 						s.ledger.DeleteNode(node)
 					case 2:
-						s.ledger.Drop(p.UID)
+						s.ledger.Remove(p.UID)
 					default:
-						s.ledger.Hold(node, p, gpu.On(random.IntN(2), 3), time.Time{})
+						s.ledger.SetBound(node, p, gpu.On(random.IntN(2), 3), time.Time{})
 					}
 				}
 				s.setPending(cluster.PendingPod{Pod: pod(fmt.Sprintf("pending-%d", round), 9), Reason: "no room"})
@@ -164,7 +164,7 @@ func TestStopWithBlockedViewer(t *testing.T) {
 		name := fmt.Sprintf("node-%d", n)
 		s.ledger.SetNode(name, spec(16, 16, 16, 16, 16, 16, 16, 16))
 		for p := range 64 {
-			s.ledger.Hold(name, pod(fmt.Sprintf("%d-%d-%s", n, p, strings.Repeat("x", 200)), 1), gpu.On(p%8, 1), time.Time{})
+			s.ledger.SetBound(name, pod(fmt.Sprintf("%d-%d-%s", n, p, strings.Repeat("x", 200)), 1), gpu.On(p%8, 1), time.Time{})
 		}
 	}
 	connection, err := net.Dial("tcp", strings.TrimPrefix(strings.TrimSuffix(s.url, Path+"/"), "http://"))

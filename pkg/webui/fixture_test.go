@@ -64,10 +64,10 @@ func (s *source) setPending(pods ...cluster.PendingPod) {
 }
 
 // Explain returns the diagnosis TooLarge for all pods. The message has the number of nodes.
-func (s *source) Explain(pods []cluster.PendingPod) []waiting.Why {
-	out := make([]waiting.Why, len(pods))
+func (s *source) Explain(pods []cluster.PendingPod) []waiting.Diagnosis {
+	out := make([]waiting.Diagnosis, len(pods))
 	for i := range out {
-		out[i] = waiting.Why{Cause: waiting.TooLarge, Explanation: fmt.Sprintf("%d nodes, all too small", len(s.ledger.Offers()))}
+		out[i] = waiting.Diagnosis{Reason: waiting.TooLarge, Message: fmt.Sprintf("%d nodes, all too small", len(s.ledger.NodeCards()))}
 	}
 	return out
 }

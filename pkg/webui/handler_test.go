@@ -132,7 +132,7 @@ func TestPageSelfContained(t *testing.T) {
 func TestNamesEscaped(t *testing.T) {
 	s := start(t, nil)
 	s.ledger.SetNode("</script><script>alert(1)</script>", spec(16))
-	s.ledger.Hold("</script><script>alert(1)</script>", pod("a\n\nevent: whole\ndata: {}\u2028", 4), gpu.On(0, 4), time.Time{})
+	s.ledger.SetBound("</script><script>alert(1)</script>", pod("a\n\nevent: whole\ndata: {}\u2028", 4), gpu.On(0, 4), time.Time{})
 	v := s.view(false)
 	for e, ok := v.next(); ; e, ok = v.next() {
 		if !ok {
@@ -148,7 +148,7 @@ func TestNamesEscaped(t *testing.T) {
 			}
 			return
 		}
-		s.ledger.Hold("</script><script>alert(1)</script>", pod("b", 4), gpu.On(0, 4), time.Time{})
+		s.ledger.SetBound("</script><script>alert(1)</script>", pod("b", 4), gpu.On(0, 4), time.Time{})
 		v = s.view(false)
 	}
 }

@@ -53,9 +53,9 @@ type pendingView struct {
 	Namespace string     `json:"namespace"`
 	Request   gpu.Memory `json:"request"`
 	// Reason is kube-scheduler's message; cause and explanation are the diagnosis.
-	Reason      string        `json:"reason"`
-	Cause       waiting.Cause `json:"cause"`
-	Explanation string        `json:"explanation"`
+	Reason      string         `json:"reason"`
+	Cause       waiting.Reason `json:"cause"`
+	Explanation string         `json:"explanation"`
 	// Created is in Unix milliseconds.
 	Created int64 `json:"created"`
 }
@@ -78,7 +78,7 @@ func viewNode(node ledger.Node) nodeView {
 			Unhealthy: card.Unhealthy, Pods: []podView{},
 		}
 	}
-	for _, holder := range node.Holders {
+	for _, holder := range node.Allocations {
 		if len(holder.Placement) == 0 {
 			view.Cardless = append(view.Cardless, viewPod(holder, holder.Request))
 		}
@@ -99,10 +99,10 @@ func viewNode(node ledger.Node) nodeView {
 	return view
 }
 
-func viewPod(holder ledger.Holder, memory gpu.Memory) podView {
+func viewPod(holder ledger.Allocation, memory gpu.Memory) podView {
 	view := podView{Name: holder.Name, Namespace: holder.Namespace, Memory: memory}
 	switch {
-	case holder.State == ledger.Reserved:
+	case holder.State == ledger.Assumed:
 		view.State = "reserved"
 	case holder.Leaving:
 		view.State = "leaving"
@@ -112,12 +112,12 @@ func viewPod(holder ledger.Holder, memory gpu.Memory) podView {
 	return view
 }
 
-func viewPending(pods []cluster.PendingPod, why []waiting.Why) []pendingView {
+func viewPending(pods []cluster.PendingPod, why []waiting.Diagnosis) []pendingView {
 	views := make([]pendingView, len(pods))
 	for i, pod := range pods {
 		views[i] = pendingView{
 			Name: pod.Name, Namespace: pod.Namespace, Request: pod.Request, Reason: pod.Reason,
-			Cause: why[i].Cause, Explanation: why[i].Explanation, Created: milliseconds(pod.Created),
+			Cause: why[i].Reason, Explanation: why[i].Message, Created: milliseconds(pod.Created),
 		}
 	}
 	return views

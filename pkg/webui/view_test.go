@@ -19,13 +19,13 @@ func TestViewNode(t *testing.T) {
 	nodeSpec := spec(16, 16)
 	nodeSpec.Cards[1].Unhealthy = "Xid 79"
 	l.SetNode("n0", nodeSpec)
-	l.Hold("n0", pod("bound", 10), gpu.On(0, 10), time.Time{})
-	l.Hold("n0", pod("elsewhere", 4), gpu.On(5, 4), time.Time{})
+	l.SetBound("n0", pod("bound", 10), gpu.On(0, 10), time.Time{})
+	l.SetBound("n0", pod("elsewhere", 4), gpu.On(5, 4), time.Time{})
 	leaving := pod("leaving", 3)
 	leaving.Leaving = true
-	l.Hold("n0", leaving, gpu.On(1, 3), time.Time{})
-	l.Hold("n0", pod("presumed", 2), nil, time.Time{})
-	l.Hold("n0", pod("too large", 99), nil, time.Time{})
+	l.SetBound("n0", leaving, gpu.On(1, 3), time.Time{})
+	l.SetBound("n0", pod("presumed", 2), nil, time.Time{})
+	l.SetBound("n0", pod("too large", 99), nil, time.Time{})
 	if _, err := l.Reserve("n0", pod("reserved", 1), placement.Binpack, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func TestHistoryLength(t *testing.T) {
 		b.tick(klog.Background())
 		clock.Step(sampleEvery / 2)
 	}
-	s.ledger.Hold("n0", pod("p", 4), gpu.On(0, 4), time.Time{})
+	s.ledger.SetBound("n0", pod("p", 4), gpu.On(0, 4), time.Time{})
 	b.tick(klog.Background())
 	text, err := b.Whole()
 	if err != nil {

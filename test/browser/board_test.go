@@ -47,16 +47,16 @@ func (s *source) Pending(known uint64) ([]cluster.PendingPod, uint64) {
 }
 
 // Explain explains as the extender does, for pods that may go to any node.
-func (s *source) Explain(pods []cluster.PendingPod) []waiting.Why {
-	var places []waiting.Place
-	for _, o := range s.book.Offers() {
-		places = append(places, waiting.Place{
-			Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: o.Name}}, Unit: o.Unit, Cards: o.Cards, Closed: o.Closed,
+func (s *source) Explain(pods []cluster.PendingPod) []waiting.Diagnosis {
+	var places []waiting.Node
+	for _, o := range s.book.NodeCards() {
+		places = append(places, waiting.Node{
+			Object: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: o.Name}}, Unit: o.Unit, Cards: o.Cards, Closed: o.Closed,
 		})
 	}
-	explainer, out := waiting.NewExplainer(places), make([]waiting.Why, len(pods))
+	explainer, out := waiting.NewDiagnoser(places), make([]waiting.Diagnosis, len(pods))
 	for i := range pods {
-		out[i] = explainer.Explain(&corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{
+		out[i] = explainer.Diagnose(&corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{
 			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
 				protocol.ResourceMemory: *resource.NewQuantity(int64(pods[i].Request), resource.DecimalSI),
 			}},
@@ -129,7 +129,7 @@ func fill(s *source, nodes, cards, pods int) {
 			for p := range pods {
 				id := fmt.Sprintf("%d-%d-%d", n, c, p)
 				memory := gpu.Memory(72/pods + (p-pods/2)*difference)
-				s.book.Hold(name, gpu.Pod{
+				s.book.SetBound(name, gpu.Pod{
 					UID: gpu.PodUID(id), Namespace: fmt.Sprintf("team-%02d", random.IntN(40)), Name: "inference-" + id, Request: memory,
 				}, gpu.On(c, memory), time.Time{})
 			}

@@ -46,7 +46,7 @@ func fleet(s *source) (step func(i int)) {
 					break
 				}
 				// So that 130 GiB are free of each of these nodes, but of none of its cards.
-				s.book.Hold(name, gpu.Pod{
+				s.book.SetBound(name, gpu.Pod{
 					UID: gpu.PodUID(fmt.Sprintf("gateway-%d-%d", n, c)), Namespace: "search", Name: fmt.Sprintf("gateway-%d", n*kind.cards+c), Request: 20,
 				}, gpu.On(c, 20), time.Time{})
 			}
@@ -60,7 +60,7 @@ func fleet(s *source) (step func(i int)) {
 		for range 3 {
 			if len(pods) > 140+i/4 {
 				k := random.IntN(len(pods))
-				s.book.Drop(pods[k])
+				s.book.Remove(pods[k])
 				pods = append(pods[:k], pods[k+1:]...)
 				continue
 			}
@@ -77,7 +77,7 @@ func fleet(s *source) (step func(i int)) {
 				continue // No room there.
 			}
 			pod.Leaving = random.IntN(60) == 0
-			s.book.Hold(node, pod, reserved.Placement, time.Time{})
+			s.book.SetBound(node, pod, reserved.Placement, time.Time{})
 			pods = append(pods, uid)
 		}
 	}
@@ -121,7 +121,7 @@ func TestLook(t *testing.T) {
 	if _, err := s.book.Reserve("gpu-a100-04", gpu.Pod{UID: "r", Namespace: "vision", Name: "detector-3b1e0", Request: 24}, placement.Binpack, clock.Now()); err != nil {
 		t.Fatal(err)
 	}
-	s.book.Hold("gpu-l40s-03", gpu.Pod{UID: "over", Namespace: "speech", Name: "transcribe-old", Request: 50}, gpu.On(1, 50), clock.Now())
+	s.book.SetBound("gpu-l40s-03", gpu.Pod{UID: "over", Namespace: "speech", Name: "transcribe-old", Request: 50}, gpu.On(1, 50), clock.Now())
 	clock.Step(time.Second)
 
 	tab := Start(t, 1440, 900)

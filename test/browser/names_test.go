@@ -20,7 +20,7 @@ func TestNamesAreTextBehindAnyPrefix(t *testing.T) {
 	s.book.SetNode(hostile, ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{
 		{Index: 0, Memory: 16, Model: hostile, UUID: hostile, Unhealthy: hostile},
 	}})
-	s.book.Hold(hostile, gpu.Pod{UID: "1", Namespace: hostile, Name: hostile, Request: 4}, gpu.On(0, 4), time.Time{})
+	s.book.SetBound(hostile, gpu.Pod{UID: "1", Namespace: hostile, Name: hostile, Request: 4}, gpu.On(0, 4), time.Time{})
 	s.wait(cluster.PendingPod{Pod: gpu.Pod{UID: "2", Namespace: hostile, Name: hostile, Request: 4}, Reason: hostile})
 	board := newBoard(s)
 	handler, err := board.Handler()

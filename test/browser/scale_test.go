@@ -41,7 +41,7 @@ func TestAThousandNodesOfEightCards(t *testing.T) {
 		for i := range updates {
 			// Three nodes change, one of them in sight.
 			for _, node := range []int{3, 400, 900} {
-				s.book.Hold(fmt.Sprintf("gpu-node-%04d", node), gpu.Pod{
+				s.book.SetBound(fmt.Sprintf("gpu-node-%04d", node), gpu.Pod{
 					UID: gpu.PodUID(fmt.Sprintf("new-%s-%d-%d", view, node, i)), Namespace: "fresh", Name: fmt.Sprintf("%s-%d-%d", view, node, i), Request: 1,
 				}, gpu.On(i%8, 1), time.Time{})
 			}

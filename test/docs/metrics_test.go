@@ -67,7 +67,7 @@ func extenderSeries() series {
 	ready := func() error { return nil }
 	metrics.NewLedger(d, ledger.New(nil), ready, true)
 	metrics.NewCluster(d, nil)
-	metrics.NewPending(d, ready, func() []waiting.Why { return nil })
+	metrics.NewPending(d, ready, func() []waiting.Diagnosis { return nil })
 	metrics.NewGangs(d).Count(func() map[string]int { return nil })
 	return d.found
 }

@@ -31,7 +31,7 @@ func (l *Ledger) Nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
 			return
 		}
 		if moved {
-			alter(former, func(n *node) { n.withdraw(pod.UID) })
+			alter(former, func(n *node) { n.removeNominee(pod.UID) })
 		}
 		alter(name, func(n *node) {
 			n.nominees = append(n.nominees, added)
@@ -47,8 +47,8 @@ func (l *Ledger) Nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
 	}
 }
 
-// Withdraw removes the pod's nomination, if there is one.
-func (l *Ledger) Withdraw(uid gpu.PodUID) {
+// RemoveNomination removes the pod's nomination, if there is one.
+func (l *Ledger) RemoveNomination(uid gpu.PodUID) {
 	l.mu.RLock()
 	_, nominated := l.nominations[uid]
 	l.mu.RUnlock()
@@ -58,7 +58,7 @@ func (l *Ledger) Withdraw(uid gpu.PodUID) {
 	name := ""
 	l.edit(func(alter func(string, func(*node))) {
 		if name, nominated = l.nominations[uid]; nominated {
-			alter(name, func(n *node) { n.withdraw(uid) })
+			alter(name, func(n *node) { n.removeNominee(uid) })
 			delete(l.nominations, uid)
 		}
 	})
@@ -67,43 +67,43 @@ func (l *Ledger) Withdraw(uid gpu.PodUID) {
 	}
 }
 
-func (n *node) withdraw(uid gpu.PodUID) {
+func (n *node) removeNominee(uid gpu.PodUID) {
 	n.nominees = slices.DeleteFunc(n.nominees, func(p nominee) bool { return p.UID == uid })
 }
 
-// Standing is a node as one pod sees it. It is a copy.
-type Standing struct {
+// Availability is a node as one pod sees it. It is a copy.
+type Availability struct {
 	// Cards are ordered by index. The memory that nominated pods of equal or higher priority are likely to get counts as
 	// used, which can exceed a card's memory while these pods wait for victims to end.
 	Cards []placement.Card
-	// Holders are the node's allocations, in no order.
-	Holders []Holder
+	// Allocations are the node's allocations, in no order.
+	Allocations []Allocation
 }
 
-// Standing returns a node as the pod sees it, and the reason that Check gives for it.
-func (l *Ledger) Standing(name string, pod gpu.Pod) (Standing, placement.Reason) {
+// Availability returns a node as the pod sees it, and the reason that Check gives for it.
+func (l *Ledger) Availability(name string, pod gpu.Pod) (Availability, placement.Reason) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	n := l.nodes[name]
 	reason := l.fit(n, pod)
-	if home, held := l.homes[pod.UID]; held {
+	if home, held := l.nodeOf[pod.UID]; held {
 		reason = placement.Elsewhere
 		if home == name {
 			reason = placement.Fits
 		}
 	}
-	if n.open() != placement.Fits {
-		return Standing{}, reason
+	if n.shareable() != placement.Fits {
+		return Availability{}, reason
 	}
-	s := Standing{Cards: slices.Clone(l.cardsFor(n, pod)), Holders: make([]Holder, 0, len(n.holders))}
-	for h := range maps.Values(n.holders) {
-		s.Holders = append(s.Holders, h.copy())
+	s := Availability{Cards: slices.Clone(l.cardsFor(n, pod)), Allocations: make([]Allocation, 0, len(n.allocations))}
+	for h := range maps.Values(n.allocations) {
+		s.Allocations = append(s.Allocations, h.copy())
 	}
 	return s, reason
 }
 
 // Outranked returns those of the named nodes, in order, on which a pod of lower priority is bound. On other nodes no card can
-// be freed for the pod. It is much cheaper than Standing.
+// be freed for the pod. It is much cheaper than Availability.
 func (l *Ledger) Outranked(pod gpu.Pod, names []string) (out []string) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -116,7 +116,7 @@ func (l *Ledger) Outranked(pod gpu.Pod, names []string) (out []string) {
 }
 
 func (n *node) outranked(priority int32) bool {
-	for _, h := range n.holders {
+	for _, h := range n.allocations {
 		if h.State == Bound && h.Priority < priority {
 			return true
 		}
@@ -127,7 +127,7 @@ func (n *node) outranked(priority int32) bool {
 // fit returns Fits if the pod, which has no allocation, fits the node, else the reason why not. n may be nil. The caller
 // holds the lock.
 func (l *Ledger) fit(n *node, pod gpu.Pod) placement.Reason {
-	if reason := n.open(); reason != placement.Fits {
+	if reason := n.shareable(); reason != placement.Fits {
 		return reason
 	}
 	return placement.Fit(l.cardsFor(n, pod), pod.Request)
@@ -135,15 +135,15 @@ func (l *Ledger) fit(n *node, pod gpu.Pod) placement.Reason {
 
 // suit is fit with the node's suitability.
 func (l *Ledger) suit(n *node, view View, pod gpu.Pod) (placement.Suitability, placement.Reason) {
-	if reason := n.open(); reason != placement.Fits {
+	if reason := n.shareable(); reason != placement.Fits {
 		return 0, reason
 	}
-	if len(n.claimed) == 0 && len(n.nominees) == 0 && len(n.promised) == 0 {
+	if len(n.starvation) == 0 && len(n.nominees) == 0 && len(n.tentative) == 0 {
 		return placement.Suit(view.Card, view.Node, n.cards, &n.totals, pod.Request)
 	}
 	cards := l.cardsFor(n, pod)
-	if !view.Promised.IsZero() {
-		cards = n.withPromised(cards, view, pod)
+	if !view.TentativeAt.IsZero() {
+		cards = n.withTentative(cards, view, pod)
 	}
 	totals := placement.Sum(cards)
 	return placement.Suit(view.Card, view.Node, cards, &totals, pod.Request)
@@ -153,15 +153,15 @@ func (l *Ledger) suit(n *node, view View, pod gpu.Pod) (placement.Suitability, p
 // precedence over the pod. The caller holds the lock, and the node is open.
 func (l *Ledger) cardsFor(n *node, pod gpu.Pod) []placement.Card {
 	cards, copied := n.cards, false
-	if l.claimedBefore(n, pod) {
+	if l.seesStarvationReservation(n, pod) {
 		cards, copied = slices.Clone(cards), true
-		add(cards, n.claimed)
+		add(cards, n.starvation)
 	}
 	for _, nominee := range n.nominees {
 		if nominee.Priority < pod.Priority {
 			break
 		}
-		if _, held := l.homes[nominee.UID]; held || nominee.UID == pod.UID {
+		if _, held := l.nodeOf[nominee.UID]; held || nominee.UID == pod.UID {
 			continue
 		}
 		if !copied {
@@ -181,7 +181,7 @@ func (n *node) placeNominee(cards []placement.Card, nominee nominee) gpu.Placeme
 		return where
 	}
 	cards = slices.Clone(cards)
-	for h := range maps.Values(n.holders) {
+	for h := range maps.Values(n.allocations) {
 		if !h.Leaving && !slices.Contains(nominee.victims, h.UID) {
 			continue
 		}

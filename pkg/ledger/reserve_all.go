@@ -9,37 +9,37 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// Want is a pod to place on one of several nodes.
-type Want struct {
+// Request is a pod to place on one of several nodes.
+type Request struct {
 	Pod gpu.Pod
-	// Nodes are the names of the candidate nodes. Consecutive wants that share one slice are placed faster.
+	// Nodes are the names of the candidate nodes. Consecutive requests that share one slice are placed faster.
 	Nodes []string
 }
 
-// Place is the node that a Want got.
-type Place struct {
+// Reservation is the node that a request got.
+type Reservation struct {
 	Node string
-	// Kept is true if the pod had its allocation on this node before.
-	Kept bool
+	// Existing is true if the pod had its allocation on this node before.
+	Existing bool
 }
 
-// ReserveTogether adds an assumed allocation for every one of the wants, or for none, in one step. A pod that has an
+// ReserveAll adds an assumed allocation for every one of the requests, or for none, in one step. A pod that has an
 // allocation keeps it; that must be on one of its candidate nodes.
 //
 // If there is not enough room, the assumed allocations of the pods in yielding are released, set by set in order, until
 // there is: no more sets than needed, and none if all of them don't suffice. It returns the places in the order of the
-// wants, nil if there is no room, and the number of released sets.
-func (l *Ledger) ReserveTogether(wants []Want, yielding [][]gpu.PodUID, view View, at time.Time) (places []Place, yielded int) {
+// requests, nil if there is no room, and the number of released sets.
+func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view View, at time.Time) (places []Reservation, yielded int) {
 	var roomier []string
 	func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		t := l.try(view, at)
 		for {
-			if places = t.placeAll(wants); places != nil || yielded == len(yielding) {
+			if places = t.placeAll(requests); places != nil || yielded == len(yielding) {
 				break
 			}
-			t.lift(yielding[yielded])
+			t.release(yielding[yielded])
 			yielded++
 		}
 		if places == nil {
@@ -57,14 +57,14 @@ func (l *Ledger) ReserveTogether(wants []Want, yielding [][]gpu.PodUID, view Vie
 
 // Move replaces the pod's assumed allocation by one on one of the candidate nodes. If the pod fits none of them it keeps
 // what it has.
-func (l *Ledger) Move(want Want, view View, at time.Time) (node string, ok bool) {
+func (l *Ledger) Move(request Request, view View, at time.Time) (node string, ok bool) {
 	var roomier []string
 	func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		t := l.try(view, at)
-		t.lift([]gpu.PodUID{want.Pod.UID})
-		places := t.placeAll([]Want{want})
+		t.release([]gpu.PodUID{request.Pod.UID})
+		places := t.placeAll([]Request{request})
 		if places == nil {
 			t.undo()
 			return
@@ -85,46 +85,46 @@ type trial struct {
 	at   time.Time
 	// placed counts new allocations. It makes their assume times differ, because device plugins order pods by them.
 	placed int
-	// lifted are the released allocations.
-	lifted map[gpu.PodUID]lifted
+	// released are the released allocations.
+	released map[gpu.PodUID]releasedAllocation
 	// before is the room that the nodes of released allocations had before.
 	before map[string][]placement.Card
 }
 
-type lifted struct {
-	node   string
-	holder *Holder
+type releasedAllocation struct {
+	node       string
+	allocation *Allocation
 }
 
 func (l *Ledger) try(view View, at time.Time) *trial {
-	return &trial{Ledger: l, view: view, at: at, lifted: map[gpu.PodUID]lifted{}, before: map[string][]placement.Card{}}
+	return &trial{Ledger: l, view: view, at: at, released: map[gpu.PodUID]releasedAllocation{}, before: map[string][]placement.Card{}}
 }
 
-// lift releases assumed allocations. Bound ones stay.
-func (t *trial) lift(uids []gpu.PodUID) {
+// release releases assumed allocations. Bound ones stay.
+func (t *trial) release(uids []gpu.PodUID) {
 	for _, uid := range uids {
-		h := t.holder(uid)
-		if h == nil || h.State != Reserved {
+		h := t.allocation(uid)
+		if h == nil || h.State != Assumed {
 			continue
 		}
-		name := t.homes[uid]
+		name := t.nodeOf[uid]
 		n := t.nodes[name]
 		if _, touched := t.before[name]; !touched {
 			t.before[name] = n.room()
 		}
-		t.lifted[uid] = lifted{name, h}
-		t.remove(uid)
+		t.released[uid] = releasedAllocation{name, h}
+		t.unplace(uid)
 	}
 }
 
 // undo restores the released allocations.
 func (t *trial) undo() {
-	for uid, what := range t.lifted {
+	for uid, what := range t.released {
 		n := t.nodes[what.node]
-		n.holders[uid] = what.holder
-		t.homes[uid] = what.node
+		n.allocations[uid] = what.allocation
+		t.nodeOf[uid] = what.node
 		n.recount()
-		t.touch(n)
+		t.markChanged(n)
 	}
 }
 
@@ -135,7 +135,7 @@ func (t *trial) roomier() (names []string) {
 		if n.roomierThan(before) {
 			names = append(names, name)
 		}
-		if !n.known && len(n.holders) == 0 && len(n.nominees) == 0 {
+		if !n.known && len(n.allocations) == 0 && len(n.nominees) == 0 {
 			delete(t.nodes, name)
 			t.membership++
 			t.forgotten = t.revision
@@ -144,50 +144,50 @@ func (t *trial) roomier() (names []string) {
 	return slices.Sorted(slices.Values(names))
 }
 
-func (t *trial) remove(uid gpu.PodUID) {
-	n := t.nodes[t.homes[uid]]
-	delete(n.holders, uid)
-	delete(t.homes, uid)
+func (t *trial) unplace(uid gpu.PodUID) {
+	n := t.nodes[t.nodeOf[uid]]
+	delete(n.allocations, uid)
+	delete(t.nodeOf, uid)
 	n.recount()
-	t.touch(n)
+	t.markChanged(n)
 }
 
-// placeAll adds allocations for all wants. If one doesn't fit it adds none and returns nil.
-func (t *trial) placeAll(wants []Want) []Place {
-	places := make([]Place, 0, len(wants))
+// placeAll adds allocations for all requests. If one doesn't fit it adds none and returns nil.
+func (t *trial) placeAll(requests []Request) []Reservation {
+	places := make([]Reservation, 0, len(requests))
 	var added []gpu.PodUID
-	var choice *choice
-	for i := range wants {
-		want := &wants[i]
-		if home, held := t.homes[want.Pod.UID]; held {
-			if !slices.Contains(want.Nodes, home) {
+	var choice *nodeHeap
+	for i := range requests {
+		request := &requests[i]
+		if home, held := t.nodeOf[request.Pod.UID]; held {
+			if !slices.Contains(request.Nodes, home) {
 				break
 			}
-			places = append(places, Place{Node: home, Kept: true})
+			places = append(places, Reservation{Node: home, Existing: true})
 			continue
 		}
-		if choice == nil || !choice.serves(want) {
-			choice = t.choose(want)
+		if choice == nil || !choice.appliesTo(request) {
+			choice = t.rankFor(request)
 		}
-		node, ok := choice.place(want.Pod)
+		node, ok := choice.place(request.Pod)
 		if !ok {
 			break
 		}
-		places, added = append(places, Place{Node: node}), append(added, want.Pod.UID)
+		places, added = append(places, Reservation{Node: node}), append(added, request.Pod.UID)
 	}
-	if len(places) == len(wants) {
+	if len(places) == len(requests) {
 		return places
 	}
 	for _, uid := range added {
-		t.remove(uid)
+		t.unplace(uid)
 	}
 	return nil
 }
 
-// choice is a heap of the nodes for pods with the same request, the best first.
-type choice struct {
+// nodeHeap is a heap of the nodes for pods with the same request, the best first.
+type nodeHeap struct {
 	*trial
-	like  *Want
+	like  *Request
 	nodes []ranked
 }
 
@@ -198,10 +198,10 @@ type ranked struct {
 	order int
 }
 
-func (t *trial) choose(want *Want) *choice {
-	c := &choice{trial: t, like: want}
-	for i, name := range want.Nodes {
-		if suits, reason := t.suit(t.nodes[name], t.view, want.Pod); reason == placement.Fits {
+func (t *trial) rankFor(request *Request) *nodeHeap {
+	c := &nodeHeap{trial: t, like: request}
+	for i, name := range request.Nodes {
+		if suits, reason := t.suit(t.nodes[name], t.view, request.Pod); reason == placement.Fits {
 			c.nodes = append(c.nodes, ranked{name, suits, i})
 		}
 	}
@@ -209,9 +209,9 @@ func (t *trial) choose(want *Want) *choice {
 	return c
 }
 
-// serves reports whether the ranking applies to this want too.
-func (c *choice) serves(want *Want) bool {
-	return want.Pod.Request == c.like.Pod.Request && want.Pod.Priority == c.like.Pod.Priority && sameList(want.Nodes, c.like.Nodes)
+// appliesTo reports whether the ranking applies to this request too.
+func (c *nodeHeap) appliesTo(request *Request) bool {
+	return request.Pod.Request == c.like.Pod.Request && request.Pod.Priority == c.like.Pod.Priority && sameList(request.Nodes, c.like.Nodes)
 }
 
 // sameList reports whether both are the same slice, not whether they are equal.
@@ -220,7 +220,7 @@ func sameList(a, b []string) bool {
 }
 
 // place adds an allocation on the best node, and ranks that node again.
-func (c *choice) place(pod gpu.Pod) (string, bool) {
+func (c *nodeHeap) place(pod gpu.Pod) (string, bool) {
 	for len(c.nodes) > 0 {
 		best := &c.nodes[0]
 		n := c.Ledger.nodes[best.name]
@@ -229,11 +229,11 @@ func (c *choice) place(pod gpu.Pod) (string, bool) {
 			heap.Pop(c)
 			continue
 		}
-		n.holders[pod.UID] = &Holder{Pod: pod, State: Reserved, Placement: where, AssumeTime: c.at.Add(time.Duration(c.placed))}
+		n.allocations[pod.UID] = &Allocation{Pod: pod, State: Assumed, Placement: where, AssumeTime: c.at.Add(time.Duration(c.placed))}
 		c.placed++
-		c.homes[pod.UID] = best.name
-		c.touch(n)
-		n.take(where)
+		c.nodeOf[pod.UID] = best.name
+		c.markChanged(n)
+		n.addPlacement(where)
 		name := best.name
 		if suits, reason := c.suit(n, c.view, pod); reason == placement.Fits {
 			best.suits = suits
@@ -247,37 +247,37 @@ func (c *choice) place(pod gpu.Pod) (string, bool) {
 }
 
 // Len implements heap.Interface.
-func (c *choice) Len() int { return len(c.nodes) }
+func (c *nodeHeap) Len() int { return len(c.nodes) }
 
 // Less implements heap.Interface.
-func (c *choice) Less(i, j int) bool {
+func (c *nodeHeap) Less(i, j int) bool {
 	a, b := &c.nodes[i], &c.nodes[j]
 	return a.suits > b.suits || a.suits == b.suits && a.order < b.order
 }
 
 // Swap implements heap.Interface.
-func (c *choice) Swap(i, j int) { c.nodes[i], c.nodes[j] = c.nodes[j], c.nodes[i] }
+func (c *nodeHeap) Swap(i, j int) { c.nodes[i], c.nodes[j] = c.nodes[j], c.nodes[i] }
 
 // Push implements heap.Interface; nothing is ever pushed.
-func (c *choice) Push(x any) { c.nodes = append(c.nodes, x.(ranked)) }
+func (c *nodeHeap) Push(x any) { c.nodes = append(c.nodes, x.(ranked)) }
 
 // Pop implements heap.Interface.
-func (c *choice) Pop() any {
+func (c *nodeHeap) Pop() any {
 	last := c.nodes[len(c.nodes)-1]
 	c.nodes = c.nodes[:len(c.nodes)-1]
 	return last
 }
 
-// Stands reports whether the pod's allocation is still usable: all its cards are healthy, and the node shares them.
-func (l *Ledger) Stands(uid gpu.PodUID) bool {
+// StillUsable reports whether the pod's allocation is still usable: all its cards are healthy, and the node shares them.
+func (l *Ledger) StillUsable(uid gpu.PodUID) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	h := l.holder(uid)
+	h := l.allocation(uid)
 	if h == nil {
 		return false
 	}
-	n := l.nodes[l.homes[uid]]
-	if n.open() != placement.Fits || len(h.Placement) == 0 {
+	n := l.nodes[l.nodeOf[uid]]
+	if n.shareable() != placement.Fits || len(h.Placement) == 0 {
 		return false
 	}
 	for _, share := range h.Placement {

@@ -24,7 +24,7 @@ func fits(l *ledger.Ledger, node string, pod gpu.Pod) (out placement.Reason) {
 func TestNomination(t *testing.T) {
 	l := ledger.New(nil)
 	l.SetNode("n1", spec(16, 16))
-	l.Hold("n1", pod("a", 10), gpu.On(0, 10), at)
+	l.SetBound("n1", pod("a", 10), gpu.On(0, 10), at)
 	l.Nominate("n1", ranked("nominee", 16, 5)) // It gets card 1.
 
 	for name, test := range map[string]struct {
@@ -41,8 +41,8 @@ func TestNomination(t *testing.T) {
 		if got := fits(l, "n1", test.asks); got != test.want {
 			t.Errorf("%s: %v, want %v", name, got, test.want)
 		}
-		if got, reason := l.Standing("n1", test.asks); reason != test.want || len(got.Holders) != 1 {
-			t.Errorf("%s: availability %v with %d allocations, want %v", name, reason, len(got.Holders), test.want)
+		if got, reason := l.Availability("n1", test.asks); reason != test.want || len(got.Allocations) != 1 {
+			t.Errorf("%s: availability %v with %d allocations, want %v", name, reason, len(got.Allocations), test.want)
 		}
 	}
 	if _, err := l.Reserve("n1", ranked("x", 7, 5), placement.Binpack, at); err == nil {
@@ -78,9 +78,9 @@ func TestNominationMoves(t *testing.T) {
 		{func() { l.Nominate("n1", nominee) }, [2]placement.Reason{placement.Full, placement.Fits}, nil},
 		{func() { l.Nominate("n1", nominee) }, [2]placement.Reason{placement.Full, placement.Fits}, nil},
 		{func() { l.Nominate("n2", nominee) }, [2]placement.Reason{placement.Fits, placement.Full}, []string{"n1"}},
-		{func() { l.Withdraw("unknown") }, [2]placement.Reason{placement.Fits, placement.Full}, nil},
-		{func() { l.Withdraw(nominee.UID) }, [2]placement.Reason{placement.Fits, placement.Fits}, []string{"n2"}},
-		{func() { l.Withdraw(nominee.UID) }, [2]placement.Reason{placement.Fits, placement.Fits}, nil},
+		{func() { l.RemoveNomination("unknown") }, [2]placement.Reason{placement.Fits, placement.Full}, nil},
+		{func() { l.RemoveNomination(nominee.UID) }, [2]placement.Reason{placement.Fits, placement.Fits}, []string{"n2"}},
+		{func() { l.RemoveNomination(nominee.UID) }, [2]placement.Reason{placement.Fits, placement.Fits}, nil},
 	} {
 		freed = nil
 		test.act()
@@ -99,10 +99,10 @@ func TestNominationMoves(t *testing.T) {
 	if got := fits(l, "unknown", asks); got != placement.NotShared {
 		t.Errorf("unknown node: %v", got)
 	}
-	if _, reason := l.Standing("unknown", asks); reason != placement.NotShared {
+	if _, reason := l.Availability("unknown", asks); reason != placement.NotShared {
 		t.Errorf("unknown node: %v", reason)
 	}
-	l.Withdraw(nominee.UID)
+	l.RemoveNomination(nominee.UID)
 	if _, known := l.Node("unknown"); known {
 		t.Error("the node is still known after the nomination's end")
 	}
@@ -112,25 +112,25 @@ func TestNominationAccumulatesFreedMemory(t *testing.T) {
 	l := ledger.New(nil)
 	l.SetNode("n1", spec(16, 16))
 	first, second, stays := pod("first", 9), pod("second", 7), pod("stays", 16)
-	l.Hold("n1", stays, gpu.On(0, 16), at)
-	l.Hold("n1", first, gpu.On(1, 9), at)
+	l.SetBound("n1", stays, gpu.On(0, 16), at)
+	l.SetBound("n1", first, gpu.On(1, 9), at)
 	second.Leaving = true
-	l.Hold("n1", second, gpu.On(1, 7), at)
+	l.SetBound("n1", second, gpu.On(1, 7), at)
 	nominee, asks := ranked("nominee", 16, 5), ranked("x", 9, 0)
 	l.Nominate("n1", nominee)
-	l.Drop(first.UID)
+	l.Remove(first.UID)
 	if got := fits(l, "n1", asks); got != placement.Full {
 		t.Errorf("while the second pod is terminating: %v", got)
 	}
 	if got := fits(l, "n1", nominee); got != placement.Full {
 		t.Errorf("the nominee, while the second pod is terminating: %v", got)
 	}
-	l.Drop(second.UID)
+	l.Remove(second.UID)
 	if got := fits(l, "n1", nominee); got != placement.Fits {
 		t.Errorf("the nominee, after both pods have ended: %v", got)
 	}
 	// A nominee that doesn't fit, on a card without terminating pods, reserves nothing.
-	l.Hold("n1", pod("third", 7), gpu.On(1, 7), at)
+	l.SetBound("n1", pod("third", 7), gpu.On(1, 7), at)
 	if got := fits(l, "n1", asks); got != placement.Fits {
 		t.Errorf("beside a nominee that can't fit: %v", got)
 	}
@@ -140,7 +140,7 @@ func TestNominateWithVictims(t *testing.T) {
 	l := ledger.New(nil)
 	l.SetNode("n1", spec(16))
 	victim, nominee, asks := pod("victim", 9), ranked("nominee", 16, 5), ranked("x", 7, 5)
-	l.Hold("n1", victim, gpu.On(0, 9), at)
+	l.SetBound("n1", victim, gpu.On(0, 9), at)
 	l.Nominate("n1", nominee)
 	if got := fits(l, "n1", asks); got != placement.Fits {
 		t.Errorf("without victims: %v", got)
@@ -160,17 +160,17 @@ func TestAvailabilityCountsNominee(t *testing.T) {
 	l.SetNode("n1", spec(16))
 	leaving := pod("a", 16)
 	leaving.Leaving = true
-	l.Hold("n1", leaving, gpu.On(0, 16), at)
+	l.SetBound("n1", leaving, gpu.On(0, 16), at)
 	l.Nominate("n1", ranked("nominee", 16, 5))
-	got, reason := l.Standing("n1", ranked("x", 1, 5))
+	got, reason := l.Availability("n1", ranked("x", 1, 5))
 	if reason != placement.Full || got.Cards[0].Used != 32 {
 		t.Errorf("%v, used %d, want 32: the terminating pod and the nominee", reason, got.Cards[0].Used)
 	}
-	if got, _ = l.Standing("n1", ranked("x", 1, 6)); got.Cards[0].Used != 16 {
+	if got, _ = l.Availability("n1", ranked("x", 1, 6)); got.Cards[0].Used != 16 {
 		t.Errorf("for a higher priority: used %d", got.Cards[0].Used)
 	}
-	got.Holders[0].Placement[0].Memory, got.Cards[0].Used = 1, 1
-	if n, _ := l.Node("n1"); n.Used[0] != 16 || n.Holders[0].Placement[0].Memory != 16 {
+	got.Allocations[0].Placement[0].Memory, got.Cards[0].Used = 1, 1
+	if n, _ := l.Node("n1"); n.Used[0] != 16 || n.Allocations[0].Placement[0].Memory != 16 {
 		t.Error("Availability isn't a copy")
 	}
 }
@@ -180,9 +180,9 @@ func TestAvailabilityOfAllocatedPod(t *testing.T) {
 	l.SetNode("n1", spec(16))
 	l.SetNode("n2", spec(16))
 	p := pod("a", 16)
-	l.Hold("n1", p, gpu.On(0, 16), at)
+	l.SetBound("n1", p, gpu.On(0, 16), at)
 	for node, want := range map[string]placement.Reason{"n1": placement.Fits, "n2": placement.Elsewhere} {
-		if _, got := l.Standing(node, p); got != want {
+		if _, got := l.Availability(node, p); got != want {
 			t.Errorf("%s: %v, want %v", node, got, want)
 		}
 	}
@@ -217,9 +217,9 @@ func TestOutranked(t *testing.T) {
 	for _, node := range []string{"low", "equal", "reserved", "empty"} {
 		l.SetNode(node, spec(16))
 	}
-	l.Hold("low", ranked("a", 4, 5), gpu.On(0, 4), at)
-	l.Hold("low", ranked("b", 4, 4), gpu.On(0, 4), at)
-	l.Hold("equal", ranked("c", 4, 5), gpu.On(0, 4), at)
+	l.SetBound("low", ranked("a", 4, 5), gpu.On(0, 4), at)
+	l.SetBound("low", ranked("b", 4, 4), gpu.On(0, 4), at)
+	l.SetBound("equal", ranked("c", 4, 5), gpu.On(0, 4), at)
 	if _, err := l.Reserve("reserved", ranked("d", 4, 4), placement.Binpack, at); err != nil {
 		t.Fatal(err)
 	}
