@@ -21,21 +21,22 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// API makes the calls of which the outcome matters, each at most once and within the deadline of its context.
+// API makes the calls whose outcome matters. It sends each at most once and within the deadline of its context.
 type API interface {
-	// Bind creates the Binding. The server gives up on it when the context's deadline has passed.
+	// Bind creates the Binding. The API server abandons it after the context's deadline.
 	Bind(ctx context.Context, binding *corev1.Binding) error
-	// Pod reads a pod, past every cache.
+	// Pod reads a pod from the API server, not from a cache.
 	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
-	// PodsOn lists the pods that are bound to a node, past every cache of ours.
+	// PodsOn lists the pods that are bound to a node from the API server, not from a cache of this process.
 	PodsOn(ctx context.Context, node string) ([]corev1.Pod, error)
-	// Evict asks for the eviction of a pod, or whether it would be granted. A disruption budget can refuse it.
+	// Evict requests the eviction of a pod. A dry run only checks whether the eviction would be granted. A disruption
+	// budget can refuse either.
 	Evict(ctx context.Context, pod gpu.Pod, dryRun bool) error
-	// AnnotateNode sets one annotation of a node.
+	// AnnotateNode sets one annotation of a Node.
 	AnnotateNode(ctx context.Context, node, key, value string) error
 }
 
-// NewAPI returns the API of a real API server.
+// NewAPI returns an API that uses the client.
 func NewAPI(client kubernetes.Interface) API { return api{client} }
 
 type api struct{ client kubernetes.Interface }
@@ -44,11 +45,11 @@ func (a api) Bind(ctx context.Context, binding *corev1.Binding) error {
 	request := a.client.CoreV1().RESTClient().Post().
 		Namespace(binding.Namespace).Resource("pods").Name(binding.Name).SubResource("binding").
 		VersionedParams(&metav1.CreateOptions{}, scheme.ParameterCodec).
-		// The server has its own clock for retries; a second attempt here could outlive our deadline unseen.
+		// No retries: this process does not see a second attempt, which could reach the API server after the deadline.
 		MaxRetries(0).
 		Body(binding)
 	if deadline, ok := ctx.Deadline(); ok {
-		// Sent along as a query parameter: what the server began stops there as well, not here alone (settler.fence).
+		// The deadline is sent as a query parameter, so that the API server stops the request as well (settler.fence).
 		request = request.Timeout(time.Until(deadline))
 	}
 	return request.Do(ctx).Error()
@@ -78,7 +79,7 @@ func (a api) Evict(ctx context.Context, pod gpu.Pod, dryRun bool) error {
 	}
 	return a.client.CoreV1().RESTClient().Post().
 		Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("eviction").
-		MaxRetries(0). // A budget's refusal is an answer.
+		MaxRetries(0). // A refusal by a disruption budget is an answer.
 		Body(eviction).Do(ctx).Error()
 }
 
@@ -91,21 +92,21 @@ func (a api) AnnotateNode(ctx context.Context, node, key, value string) error {
 	return err
 }
 
-// verdict is what an answer of the API server says about whether a write was made.
+// verdict is what an answer of the API server says about a write.
 type verdict int
 
 const (
-	// done: it was made.
+	// done means that the write was made.
 	done verdict = iota
-	// refused: it surely wasn't made, and this attempt will not make it.
+	// refused means that the write was not made and that this attempt will not make it.
 	refused
-	// conflict: the object isn't as the write expected. An earlier attempt may have made it so.
+	// conflict means that the object is not in the state that the write expects. An earlier attempt may be the cause.
 	conflict
-	// unknown: the answer was lost, or the server doesn't know itself.
+	// unknown means that the answer was lost, or that the API server does not know the outcome.
 	unknown
 )
 
-// judge reads the error of a write.
+// judge returns the verdict for the error of a write.
 func judge(err error) verdict {
 	if err == nil {
 		return done
@@ -114,7 +115,7 @@ func judge(err error) verdict {
 	if !errors.As(err, &status) {
 		var op *net.OpError
 		if errors.As(err, &op) && op.Op == "dial" {
-			return refused // No connection came about: nothing was sent.
+			return refused // There was no connection, so nothing was sent.
 		}
 		return unknown
 	}

@@ -15,61 +15,65 @@ import (
 )
 
 const (
-	// minSample is the least number of nodes that kube-scheduler asks an extender about when it leaves feasible nodes out
-	// (pkg/scheduler/schedule_one.go, minFeasibleNodesToFind). Fewer nodes are all that passed its own filters.
+	// minSample is the smallest number of nodes to which kube-scheduler limits its sample of feasible nodes
+	// (pkg/scheduler/schedule_one.go, minFeasibleNodesToFind). If an extender receives fewer nodes, these are all that
+	// passed kube-scheduler's own filters.
 	minSample = 100
-	// attemptPause is the first pause before a pod is requeued: a bind follows a filter much sooner, and kube-scheduler's own
-	// back-off is about as long. maxAttemptPause is the longest: then kube-scheduler retries every pod by itself
-	// (pkg/scheduler/backend/queue, DefaultPodMaxInUnschedulablePodsDuration).
+	// attemptPause is the first pause before a pod is requeued. A bind follows a filter call much sooner, and
+	// kube-scheduler's own back-off takes about as long. maxAttemptPause is the longest pause: after that time
+	// kube-scheduler retries every pod by itself (pkg/scheduler/backend/queue,
+	// DefaultPodMaxInUnschedulablePodsDuration).
 	attemptPause    = 2 * time.Second
 	maxAttemptPause = 5 * time.Minute
-	// attemptInterval is the least time between two rounds.
+	// attemptInterval is the minimum time between two rounds.
 	attemptInterval = time.Second
 )
 
-// attempts remembers pods whose attempt at scheduling failed, or may have failed, although a node has room for them, and
-// requeues them: nothing in the cluster has to change for the next attempt to succeed, so kube-scheduler has no reason to make
-// one for minutes. There are two causes:
+// attempts requeues pods whose scheduling attempt failed, or may have failed, although a node has room for them. The
+// next attempt can succeed without a change of the cluster, so kube-scheduler has no reason for one for minutes. There
+// are two causes:
 //
-//   - kube-scheduler asked about a sample of its nodes (percentageOfNodesToScore), in which no card has room. It takes the
-//     next nodes for the next attempt.
-//   - filter named only the best of the nodes that fit, and something after it rejected those: another extender, or a plugin
+//   - kube-scheduler sent a sample of its nodes (percentageOfNodesToScore), and no card of these nodes has room. The
+//     next attempt uses the next nodes.
+//   - filter named only the best of the nodes that fit, and a later step rejected them: another extender, or a plugin
 //     that runs before the bind. For the next attempt filter names every node that fits.
 //
-// One write requeues every rejected pod, so each requeue is an attempt for all of them, and the pauses of all grow. Pods are
-// forgotten when they are bound or gone. Its methods may be called from many goroutines; mu guards the fields below it.
+// One write requeues every rejected pod, so each requeue is an attempt for all of them, and the pauses of all grow.
+// Pods are forgotten when they are bound or deleted. Its methods are safe for concurrent use; mu guards the fields
+// below it.
 type attempts struct {
 	clock clock.Clock
-	// pending returns the pod while it has no node.
+	// pending returns the pod if it is pending.
 	pending func(gpu.PodUID) (*corev1.Pod, bool)
-	// roomFor returns a node that has room for the pod and that the pod may go to.
+	// roomFor returns a node that has room for the pod and that the pod's spec allows.
 	roomFor func(*corev1.Pod) (node string, ok bool)
-	// anyFit returns a node on which a pod would find a card.
+	// anyFit returns a node on which the pod would find a card.
 	anyFit func(gpu.Pod) (node string, ok bool)
-	// requeue makes kube-scheduler retry every rejected pod by a change of the node, or of any node where it is empty.
+	// requeue makes kube-scheduler retry every rejected pod by a change of the node. An empty node means any node.
 	requeue func(node string)
 	// nodes returns the number of nodes of the cluster.
 	nodes func() int
-	// leading returns an error where another process does this work.
+	// leading returns an error if another process does this work.
 	leading func() error
 	begun   chan struct{}
 
 	mu   sync.Mutex
 	pods map[gpu.PodUID]triedPod
-	// until is when run will look next; zero while it waits for a pod.
+	// until is the time of run's next round; zero while no pod is due.
 	until time.Time
 }
 
-// triedPod is what is remembered of a pod.
+// triedPod is the state that is kept for a pod.
 type triedPod struct {
 	// due is when the pod is requeued next; zero for never.
 	due   time.Time
 	pause time.Duration
-	// sample is the number of nodes that filter was asked about when it rejected the pod; 0 where filter named few nodes.
+	// sample is the number of candidate nodes of the filter call that rejected the pod. It is 0 if filter named only
+	// some of the nodes.
 	sample int
 	// tries counts the requeues.
 	tries int
-	// nameAll says that filter names every node that fits.
+	// nameAll is true if filter names every node that fits.
 	nameAll bool
 }
 
@@ -80,15 +84,15 @@ func newAttempts(c *Cluster) *attempts {
 	}
 }
 
-// Sampled notes that filter found no node for the pod among so many that it was asked about. Where these may have been only a
-// part of the nodes that passed kube-scheduler's own filters and another node has room, the pod is requeued soon.
+// Sampled records that filter found no node for the pod among asked candidate nodes. These may be only some of the
+// nodes that passed kube-scheduler's own filters. If so, and if another node has room, the pod is requeued soon.
 func (c *Cluster) Sampled(uid gpu.PodUID, asked int) { c.attempts.sampled(uid, asked) }
 
-// NamedFew notes that filter passed the pod, but named only some of the nodes that fit. It must be followed by a bind.
+// NamedFew records that filter accepted nodes for the pod but named only some of those that fit. A bind must follow.
 func (c *Cluster) NamedFew(uid gpu.PodUID) { c.attempts.namedFew(uid) }
 
-// NameAll reports whether filter must name every node that fits the pod: the few that it named before weren't followed by a
-// bind.
+// NameAll reports whether filter must name every node that fits the pod, because no bind followed the call in which it
+// named only some.
 func (c *Cluster) NameAll(uid gpu.PodUID) bool { return c.attempts.mustNameAll(uid) }
 
 func (a *attempts) sampled(uid gpu.PodUID, asked int) {
@@ -112,11 +116,11 @@ func (a *attempts) mustNameAll(uid gpu.PodUID) bool {
 	if !again || known.sample > 0 {
 		return known.nameAll
 	}
-	a.pods[uid] = triedPod{nameAll: true} // It is asked again without a bind in between.
+	a.pods[uid] = triedPod{nameAll: true} // This is another filter call without a bind in between.
 	return true
 }
 
-// passed notes that filter found a node for the pod.
+// passed records that filter found a node for the pod.
 func (a *attempts) passed(uid gpu.PodUID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -128,18 +132,18 @@ func (a *attempts) passed(uid gpu.PodUID) {
 	}
 }
 
-// forget notes that a bind of the pod came, or that the pod is bound or gone.
+// forget records that a bind call for the pod has arrived, or that the pod is bound or gone.
 func (a *attempts) forget(uid gpu.PodUID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.pods, uid)
 }
 
-// note remembers the pod, which is due after its pause. It needs the lock.
+// note adds the pod, which becomes due after its pause. The caller holds mu.
 func (a *attempts) note(uid gpu.PodUID, pod triedPod) {
 	if _, again := a.pods[uid]; !again && len(a.pods) >= maxRefused {
 		for other := range a.pods {
-			delete(a.pods, other) // Any one: of so many, most don't exist.
+			delete(a.pods, other) // Any of them: with so many, most do not exist.
 			break
 		}
 	}
@@ -170,7 +174,7 @@ func (a *attempts) run(ctx context.Context) error {
 	}
 }
 
-// sleep returns the time until the next pod is due.
+// sleep returns the time until the next pod is due, at least attemptInterval. some is false if no pod will be due.
 func (a *attempts) sleep() (pause time.Duration, some bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -195,7 +199,7 @@ func (a *attempts) round() {
 	requeued := false
 	defer func() { a.postpone(requeued) }()
 	if a.leading() != nil {
-		return // Another replica is asked, and remembers its own.
+		return // Another replica receives the filter calls and keeps its own list.
 	}
 	a.mu.Lock()
 	now := a.clock.Now()
@@ -209,8 +213,8 @@ func (a *attempts) round() {
 	}
 }
 
-// judge forgets those of the pods that nothing can be done for, and reports whether a requeue may help one of the others; node
-// is the one to change for that, empty for any.
+// judge drops due pods that a requeue cannot help, and reports whether a requeue may help one of the others. node is
+// the node to change; it is empty for any node.
 func (a *attempts) judge(due map[gpu.PodUID]triedPod) (node string, helps bool) {
 	var sampled []*corev1.Pod
 	var requests []gpu.Pod
@@ -228,7 +232,7 @@ func (a *attempts) judge(due map[gpu.PodUID]triedPod) (node string, helps bool) 
 	if helps || len(sampled) == 0 {
 		return "", helps
 	}
-	// Where none of many pods fits, one look is enough.
+	// If none of many pods fits any node, this one check is enough.
 	_, some := a.anyFit(leastOf(requests))
 	for i, pod := range sampled {
 		if some {
@@ -241,7 +245,7 @@ func (a *attempts) judge(due map[gpu.PodUID]triedPod) (node string, helps bool) 
 	return "", false
 }
 
-// rejected reports whether kube-scheduler has said that the pod can't be scheduled.
+// rejected reports whether kube-scheduler has marked the pod as unschedulable.
 func rejected(pod *corev1.Pod) bool {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodScheduled {
@@ -251,7 +255,7 @@ func rejected(pod *corev1.Pod) bool {
 	return false
 }
 
-// end forgets the pod, unless something happened to it since.
+// end drops the pod, unless its state has changed since.
 func (a *attempts) end(uid gpu.PodUID, was triedPod) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -260,7 +264,8 @@ func (a *attempts) end(uid gpu.PodUID, was triedPod) {
 	}
 }
 
-// postpone counts an attempt for every pod that was requeued, or only looks later after those that were due.
+// postpone sets the next due time of the pods. After a requeue it counts an attempt for every pod; otherwise only for
+// the pods that were due.
 func (a *attempts) postpone(requeued bool) {
 	nodes := a.nodes()
 	a.mu.Lock()
@@ -271,8 +276,8 @@ func (a *attempts) postpone(requeued bool) {
 			continue
 		}
 		pod.tries++
-		// Attempts of other pods take nodes of the same rotation, so that every node has had its turn is likely only after
-		// twice as many.
+		// Attempts of other pods use nodes of the same rotation. Therefore every node is likely to have been in a
+		// sample only after twice as many attempts.
 		if pod.sample == 0 || pod.tries > 2*(nodes/pod.sample+1) {
 			pod.pause = min(2*pod.pause, maxAttemptPause)
 		}
@@ -281,7 +286,7 @@ func (a *attempts) postpone(requeued bool) {
 	}
 }
 
-// roomFor returns a node on which the pod would find a card and to which its spec lets it go.
+// roomFor returns a node on which the pod would find a card and that the pod's spec allows.
 func (c *Cluster) roomFor(pod *corev1.Pod) (string, bool) {
 	names := c.ledger.Fitting(protocol.Pod(pod))
 	places := make([]waiting.Node, 0, len(names))

@@ -8,28 +8,28 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// windowPerBind is for how long each bind that goes keeps others waiting: where binds come more often than that, more and
-// more of them go together, up to what comes in a window; where they come more rarely, fewer and fewer.
+// windowPerBind is the time by which each bind that was sent delays the next ones. If binds arrive faster than that,
+// the batches grow, up to what arrives in one window. If they arrive more slowly, the batches shrink.
 const windowPerBind = 20 * time.Millisecond
 
-// batch has binds go together in a storm of them: the API server and etcd then take less for each (etcd, for one, writes
-// its log once for all that it is given at a time), every watcher is woken less often, and all of them get less in each
-// other's way.
+// batch sends binds together when many arrive close together. The API server and etcd then need less work per bind
+// (etcd writes its log once for all requests that it receives at a time), watchers wake up less often, and binds
+// compete less with each other.
 type batch struct {
 	clock clock.WithTicker
-	// window is for how long binds are gathered at most; zero lets each go at once.
+	// window is the longest time for which binds are collected. Zero sends each at once.
 	window time.Duration
 
 	mu sync.Mutex
-	// open is from when on one may go at once.
+	// open is the time from which a bind is sent at once.
 	open time.Time
-	// next lets those go that wait, once it is closed; nil where none waits.
+	// next is closed to send the waiting binds; nil if none waits.
 	next chan struct{}
-	// waiting is how many wait.
+	// waiting is the number of waiting binds.
 	waiting int
 }
 
-// wait returns when the bind may go, after a window at most, or when ctx ends.
+// wait blocks until the bind may be sent: for one window at most, or until ctx ends.
 func (b *batch) wait(ctx context.Context) {
 	next := b.join()
 	if next == nil {
@@ -41,7 +41,7 @@ func (b *batch) wait(ctx context.Context) {
 	}
 }
 
-// join returns what to wait for, nil for nothing.
+// join returns the channel to wait for, or nil if the bind may be sent at once.
 func (b *batch) join() <-chan struct{} {
 	if b.window == 0 {
 		return nil
@@ -56,7 +56,7 @@ func (b *batch) join() <-chan struct{} {
 			return nil
 		}
 		b.next = make(chan struct{})
-		timer := b.clock.NewTimer(min(left, b.window)) // A clock that was set back must not make it longer.
+		timer := b.clock.NewTimer(min(left, b.window)) // A clock that was set back must not lengthen the wait.
 		go func() {
 			<-timer.C()
 			b.release()
@@ -66,7 +66,7 @@ func (b *batch) join() <-chan struct{} {
 	return b.next
 }
 
-// release lets all go that wait.
+// release sends all waiting binds.
 func (b *batch) release() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -75,7 +75,7 @@ func (b *batch) release() {
 	b.next, b.waiting = nil, 0
 }
 
-// gone notes that so many went. It needs the lock.
+// gone records that n binds were sent. The caller holds mu.
 func (b *batch) gone(now time.Time, n int) {
 	b.open = now.Add(min(time.Duration(n)*windowPerBind, b.window))
 }

@@ -20,58 +20,59 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// The results of a bind, as metrics label them.
+// The results of a bind, as labels of metrics.
 const (
 	ResultBound      = "bound"
 	ResultNoRoom     = "no_room"
 	ResultNotReady   = "not_ready"
 	ResultNotLeading = "not_leading"
 	ResultBadRequest = "bad_request"
-	// ResultUnreachable: the pod couldn't be read, or the time was over before the write; nothing was written.
+	// ResultUnreachable means that the pod or the pods of its node could not be read, or that no time was left for the
+	// write. Nothing was written.
 	ResultUnreachable = "unreachable"
 	ResultRefused     = "refused"
 	ResultUnknown     = "unknown"
 	ResultInFlight    = "in_flight"
-	// ResultHeldBack: the pod's group doesn't let it go.
+	// ResultHeldBack means that the pod's gang does not allow the bind yet.
 	ResultHeldBack = "held_back"
 )
 
-// The Events on pods. Reasons are constant; see docs/events.md.
+// The Events on pods. Their reasons are stable; see docs/events.md.
 const (
 	EventAssumed    = "GPUCardAssumed"
 	EventNotAssumed = "GPUCardNotAssumed"
 )
 
-// Errors of Bind that say who is to blame.
+// Errors of Bind that the caller distinguishes.
 var (
-	// ErrBadRequest: the request names a pod or node that can't be bound so.
+	// ErrBadRequest means that the named pod cannot be bound to the named node by this request.
 	ErrBadRequest = errors.New("bad bind request")
-	// ErrInFlight: another bind of the same pod hasn't ended.
+	// ErrInFlight means that another bind of the same pod has not ended.
 	ErrInFlight = errors.New("a bind of this pod is in flight already")
-	// ErrUnsettled: the answer of the API server was lost. The card stays reserved until it is known what became of
-	// the pod; trying again is safe.
+	// ErrUnsettled means that the API server's answer was lost. The card stays assumed until the bind is resolved. A
+	// retry is safe.
 	ErrUnsettled = errors.New("whether the pod was bound is not known yet")
 )
 
-// errUnmanaged refuses pods that kube-scheduler binds by itself. Were they bound here, a caller could bind any pod of the
-// cluster with the extender's rights.
+// errUnmanaged rejects pods that kube-scheduler binds without the extender. Otherwise a caller could bind any pod of
+// the cluster with the extender's permissions.
 var errUnmanaged = fmt.Errorf("%w: the pod asks for none of %s, %s and %s: kube-scheduler's configuration has to name them in the extender's managedResources",
 	ErrBadRequest, protocol.ResourceMemory, protocol.ResourceCount, protocol.ResourceWholeCard)
 
-// BindRequest is what kube-scheduler sends.
+// BindRequest is kube-scheduler's bind call.
 type BindRequest struct {
 	Namespace, Name string
 	UID             types.UID
 	Node            string
-	// groupWhole says that the pod is bound as the last of its group, or after it.
+	// groupWhole is true if this bind completes the pod's gang, or if the gang is complete already.
 	groupWhole bool
-	// alone says that nobody has looked whether the pod is a member of a group.
+	// alone is true if the caller has not checked whether the pod is a member of a gang.
 	alone bool
 }
 
-// Bind reserves a card of the node for the pod and binds it in one write that carries the annotations. Binding a pod
-// that is bound to this node already is a success, so retries are safe. ctx carries values only: a bind that has begun
-// runs to its own deadline, since the scheduler's going away doesn't undo a write.
+// Bind assumes a card of the node for the pod and binds the pod in one write that carries the annotations. It succeeds
+// for a pod that is already bound to this node, so retries are safe. Only the values of ctx are used, not its end: a
+// bind that has begun runs until its own deadline, because a write is not undone if the scheduler disconnects.
 func (c *Cluster) Bind(ctx context.Context, request BindRequest) error {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(request.Namespace, request.Name), "node", request.Node)
 	c.attempts.forget(gpu.PodUID(request.UID))
@@ -83,7 +84,7 @@ func (c *Cluster) Bind(ctx context.Context, request BindRequest) error {
 	return err
 }
 
-// bindInTurn binds the pod once its group lets it go; a pod without a group at once.
+// bindInTurn binds the pod as soon as its gang allows it. It binds a pod without a gang at once.
 func (c *Cluster) bindInTurn(ctx context.Context, request BindRequest) (result string, err error) {
 	if c.gangs == nil {
 		return c.bind(ctx, request, c.BindTimeout)
@@ -91,7 +92,7 @@ func (c *Cluster) bindInTurn(ctx context.Context, request BindRequest) (result s
 	return c.gangs.bind(ctx, request)
 }
 
-// bind makes one attempt, within the given time.
+// bind makes one attempt within the timeout.
 func (c *Cluster) bind(ctx context.Context, request BindRequest, timeout time.Duration) (result string, err error) {
 	if request.Namespace == "" || request.Name == "" || request.UID == "" || request.Node == "" {
 		return ResultBadRequest, fmt.Errorf("%w: PodNamespace, PodName, PodUID and Node are all needed", ErrBadRequest)
@@ -136,8 +137,8 @@ func (c *Cluster) bind(ctx context.Context, request BindRequest, timeout time.Du
 	return c.write(ctx, pod, request, choice)
 }
 
-// pod returns the pod that the request names: from the informer where it knows it, else from the API server, which
-// kube-scheduler may be ahead of us in watching.
+// pod returns the pod that the request names. It reads from the informer if the informer has the pod, otherwise from
+// the API server: kube-scheduler's watch can be ahead.
 func (c *Cluster) pod(ctx context.Context, request BindRequest) (*corev1.Pod, error) {
 	if pod, known := c.pods.get(request.Namespace, request.Name); known && pod.UID == request.UID {
 		return pod, nil
@@ -145,7 +146,7 @@ func (c *Cluster) pod(ctx context.Context, request BindRequest) (*corev1.Pod, er
 	return c.livePod(ctx, request)
 }
 
-// livePod returns the pod that the request names as the API server has it now. ErrBadRequest says that there is none.
+// livePod reads the pod that the request names from the API server. It returns ErrBadRequest if there is none.
 func (c *Cluster) livePod(ctx context.Context, request BindRequest) (*corev1.Pod, error) {
 	pod, err := c.API.Pod(ctx, request.Namespace, request.Name)
 	switch {
@@ -166,14 +167,14 @@ func (c *Cluster) alreadyBound(pod *corev1.Pod, node string) (string, error) {
 	return ResultBound, nil
 }
 
-// choice is a reservation with what its annotations tell of the card.
+// choice is an allocation with the card and the unit that its annotations need.
 type choice struct {
 	ledger.Allocation
 	card gpu.Card
 	unit gpu.Unit
 }
 
-// reserve chooses the card. A pod that asks for no GPU memory needs none.
+// reserve assumes a card for the pod. A pod that asks for no GPU memory gets none.
 func (c *Cluster) reserve(pod *corev1.Pod, node string) (choice, error) {
 	wanted := protocol.Pod(pod)
 	if wanted.Request == 0 {
@@ -185,14 +186,14 @@ func (c *Cluster) reserve(pod *corev1.Pod, node string) (choice, error) {
 	}
 	ch, ok := c.choice(node, holder)
 	if !ok {
-		// The card vanished, or the pod came to the node without one.
+		// The node no longer has the card, or the pod is on the node without a card.
 		c.settler.abandoned(holder.UID)
 		return choice{}, &ledger.NoRoomError{Node: node, Reason: placement.Full}
 	}
 	return ch, nil
 }
 
-// choice joins a holder with its card.
+// choice adds the card to an allocation.
 func (c *Cluster) choice(node string, holder ledger.Allocation) (choice, bool) {
 	for _, share := range holder.Placement {
 		if card, unit, ok := c.ledger.Card(node, share.Card); ok {
@@ -211,7 +212,7 @@ func (ch choice) annotations() map[string]string {
 	}.Annotations()
 }
 
-// annotate adds what the pod is to carry beside the card.
+// annotate adds the annotations that do not depend on the card.
 func (r BindRequest) annotate(annotations map[string]string) map[string]string {
 	if !r.groupWhole {
 		return annotations
@@ -223,21 +224,22 @@ func (r BindRequest) annotate(annotations map[string]string) map[string]string {
 	return annotations
 }
 
-// write makes the one write, and brings the ledger to what became of it.
+// write sends the Binding and updates the ledger with the outcome.
 func (c *Cluster) write(ctx context.Context, pod *corev1.Pod, request BindRequest, ch choice) (string, error) {
-	if !request.groupWhole { // Whom all other members wait for.
+	if !request.groupWhole { // The bind that completes a gang is not delayed: all other members wait for it.
 		c.batch.wait(ctx)
 	}
-	if err := ctx.Err(); err != nil { // Nothing would be sent, and its answer be taken for lost.
+	if err := ctx.Err(); err != nil { // Nothing would be sent, and the answer would count as lost.
 		c.settler.abandoned(ch.UID)
 		return ResultUnreachable, fmt.Errorf("no time is left of --bind-timeout to write the Binding: %w", err)
 	}
-	// The last look: what a process that freezes between here and its write could do is caught at the node's Allocate.
+	// The last check before the write. If the process freezes between the check and the write, the node's Allocate
+	// catches the late bind.
 	if err := c.leading(); err != nil {
 		c.settler.abandoned(ch.UID)
 		return ResultNotLeading, err
 	}
-	// Before the write: should this end in a way that nobody foresaw, the settler finds out what became of the pod.
+	// Before the write, so that the settler resolves the bind even if this function ends in an unexpected way.
 	c.settler.begin(ch.Pod, request.Node)
 
 	err := c.API.Bind(ctx, &corev1.Binding{
@@ -255,13 +257,13 @@ func (c *Cluster) write(ctx context.Context, pod *corev1.Pod, request BindReques
 		c.settler.failed(ch.UID)
 		return ResultRefused, fmt.Errorf("binding the pod: %w", err)
 	}
-	// The write may have been made all the same, by this attempt or an earlier one: look before saying anything.
+	// This attempt or an earlier one may still have made the write: read the pod before answering.
 	live, lookErr := c.livePod(ctx, request)
 	switch {
 	case lookErr == nil && live.Spec.NodeName == request.Node:
 		c.settler.found(live)
 		if found, ok := c.boundTo(ch.UID, request.Node); ok {
-			ch = found // Whoever bound it may have chosen another card.
+			ch = found // Another process may have bound the pod, to another card.
 		}
 		return c.bound(ctx, request.Node, ch)
 	case judge(err) == conflict && lookErr == nil && live.Spec.NodeName != "":
@@ -272,7 +274,7 @@ func (c *Cluster) write(ctx context.Context, pod *corev1.Pod, request BindReques
 		return ResultRefused, fmt.Errorf("binding the pod: %w", err)
 	}
 	if !c.settler.lost(ch.UID) {
-		// The watch has told meanwhile.
+		// The watch has reported the pod meanwhile.
 		if found, ok := c.boundTo(ch.UID, request.Node); ok {
 			return c.bound(ctx, request.Node, found)
 		}
@@ -280,7 +282,7 @@ func (c *Cluster) write(ctx context.Context, pod *corev1.Pod, request BindReques
 	return ResultUnknown, fmt.Errorf("%w: %w", ErrUnsettled, err)
 }
 
-// bound says that the pod has its card.
+// bound records that the write was made.
 func (c *Cluster) bound(ctx context.Context, node string, ch choice) (string, error) {
 	c.settler.committed(ch.UID)
 	if ch.Request == 0 {
@@ -290,14 +292,14 @@ func (c *Cluster) bound(ctx context.Context, node string, ch choice) (string, er
 	return ResultBound, nil
 }
 
-// boundLate says that a pod has its card whose bind's answer was lost.
+// boundLate reports the card of a pod whose unconfirmed bind turned out to have succeeded.
 func (c *Cluster) boundLate(pod gpu.Pod, node string) {
 	if ch, ok := c.boundTo(pod.UID, node); ok {
 		c.assumed(klog.Background().WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "node", node), node, ch)
 	}
 }
 
-// boundTo returns what a pod holds that is bound to the node.
+// boundTo returns the allocation of a pod that is bound to the node.
 func (c *Cluster) boundTo(uid gpu.PodUID, node string) (choice, bool) {
 	home, holder, ok := c.ledger.Lookup(uid)
 	if !ok || home != node || holder.State != ledger.Bound {
@@ -306,15 +308,16 @@ func (c *Cluster) boundTo(uid gpu.PodUID, node string) (choice, bool) {
 	return c.choice(node, holder)
 }
 
-// The Events that name a pod's card: all of them on most days; of a storm the first ones, and a few a second.
+// The limits of the Events that name a pod's card: on most days each pod gets its Event. If many pods are bound, only
+// the first ones and then a few per second get one.
 const (
 	assumedEventsBurst  = 50
 	assumedEventsSecond = 2
 )
 
-// assumed tells of the card that a pod was given, once for each pod that this process has bound. The Event is left out
-// where many pods are bound, at once or on and on: it is a write for each bind, as dear as the bind itself, and says what
-// the pod's annotations say.
+// assumed reports the pod's card in the log and in an Event, once for each pod that this process has bound. While many
+// pods are bound, at once or continuously, Events are left out: an Event is one more write per bind, costs as much as
+// the bind itself, and repeats the pod's annotations.
 func (c *Cluster) assumed(logger klog.Logger, node string, ch choice) {
 	logger.Info("Pod bound", "card", ch.card.Index, "memory", ch.unit.Format(ch.Request))
 	if !c.assumedEvents.AllowN(c.Clock.Now(), 1) {
@@ -324,15 +327,15 @@ func (c *Cluster) assumed(logger klog.Logger, node string, ch choice) {
 		ch.card.Index, node, ch.unit.Format(ch.Request), ch.unit.Format(ch.card.Memory))
 }
 
-// reference is what Events are about.
+// reference returns the object reference of a pod for Events.
 func reference(pod gpu.Pod) *corev1.ObjectReference {
 	return &corev1.ObjectReference{
 		APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID),
 	}
 }
 
-// flights are the pods with a bind in flight: one at a time for each, so that two attempts can't take each other's
-// outcome for their own.
+// flights are the pods with a bind call in progress. Each pod has at most one, so that an attempt does not take the
+// outcome of another for its own.
 type flights struct {
 	mu   sync.Mutex
 	pods map[gpu.PodUID]struct{}

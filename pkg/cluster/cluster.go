@@ -23,54 +23,55 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// ErrNotReady says that the ledger doesn't stand yet: nodes and pods are still being listed.
+// ErrNotReady means that the cache is not synced: nodes and pods are still being listed.
 var ErrNotReady = errors.New("the ledger is still being rebuilt from the API server")
 
-// Options are what a Cluster works with.
+// Options configure a Cluster.
 type Options struct {
-	// Client reads, watches and binds.
+	// Client lists and watches nodes, pods and disruption budgets.
 	Client kubernetes.Interface
-	// API makes the calls of which the outcome matters; NewAPI(Client) outside tests.
+	// API makes the calls whose outcome matters. Outside tests it is NewAPI(Client).
 	API API
 	// Recorder writes Events.
 	Recorder record.EventRecorder
-	// Observer is told what happens, for metrics.
+	// Observer receives what metrics count.
 	Observer Observer
-	// CardPolicy chooses among the cards of a node, NodePolicy among nodes for pods of groups.
+	// CardPolicy ranks the cards of a node. NodePolicy ranks nodes for members of gangs.
 	CardPolicy, NodePolicy placement.Policy
-	// BindTimeout bounds one bind, all its calls included. It must lie below kube-scheduler's httpTimeout.
+	// BindTimeout bounds one bind with all its calls. It must be less than kube-scheduler's httpTimeout.
 	BindTimeout time.Duration
-	// BindWindow is for how long the binds of a storm are gathered at most, to be sent together; zero sends each at once.
-	// No more than a quarter of BindTimeout is spent so.
+	// BindWindow is the longest time for which binds that arrive close together are collected before they are sent
+	// together. Zero sends each bind at once. At most a quarter of BindTimeout is used for it.
 	BindWindow time.Duration
-	// EvictFragmented lets pods be evicted for one of higher priority that only fragmentation keeps waiting, see evictor.
+	// EvictFragmented allows the eviction of lower-priority pods for a pod that only fragmentation keeps pending, see
+	// evictor.
 	EvictFragmented bool
-	// Leading is asked right before each write; an error keeps it from being made. Nil for the only extender.
+	// Leading is called right before each write; an error prevents the write. It is nil for an extender without
+	// replicas.
 	Leading func() error
-	// Gangs says how groups of pods are treated; the zero value leaves them alone.
+	// Gangs configures gangs. The zero value treats their members like any other pod.
 	Gangs GangOptions
-	// Clock is real outside tests.
+	// Clock is the real clock outside tests.
 	Clock clock.WithTicker
 }
 
-// Observer is told what happens. Its methods are called often and must return at once.
+// Observer receives what metrics count. Its methods are called often and must return at once.
 type Observer interface {
-	// BindFinished tells the result of a bind, one of the Result constants.
+	// BindFinished reports the result of a bind, one of the Result constants.
 	BindFinished(result string)
-	// BindResolved tells how a bind whose answer was lost turned out.
+	// BindResolved reports the outcome of an unconfirmed bind, one of the Outcome constants.
 	BindResolved(outcome string)
-	// Evicted tells the result of a round of evictions.
+	// Evicted reports the result of a round of evictions.
 	Evicted(result string)
-	// CacheSynced tells how long it took until the ledger stood.
+	// CacheSynced reports how long the cache sync took.
 	CacheSynced(took time.Duration)
-	// Requeued counts the writes that made kube-scheduler look again.
+	// Requeued counts the writes that made kube-scheduler retry rejected pods.
 	Requeued()
-	// APIWrite counts writes to the API server, Events left out, by kind ("binding", "node").
+	// APIWrite counts writes to the API server by kind ("binding", "node"). Events are not counted.
 	APIWrite(kind string)
 }
 
-// Cluster is the API server's view of who holds what, and the way to change it. Its methods may be called from many
-// goroutines.
+// Cluster keeps the ledger in step with the API server, and binds pods. Its methods are safe for concurrent use.
 type Cluster struct {
 	Options
 	ledger  *ledger.Ledger
@@ -78,26 +79,26 @@ type Cluster struct {
 	nodes   listersv1.NodeLister
 	budgets policyListersv1.PodDisruptionBudgetLister
 	factory informers.SharedInformerFactory
-	// watches are the informers that the ledger is fed by, by resource.
+	// watches are the informers that feed the ledger, by resource.
 	watches map[string]cache.SharedIndexInformer
 	sync    syncState
 	settler *settler
 	waker   *waker
-	// attempts requeues pods that no change of the cluster would.
+	// attempts requeues pods that no change of the cluster would requeue.
 	attempts *attempts
 	pending  pending
-	// evictor is nil where nobody is to be evicted.
+	// evictor is nil if fragmentation eviction is off.
 	evictor *evictor
 	flights flights
 	batch   *batch
-	// assumedEvents limits the Events of pods that got their card.
+	// assumedEvents limits the Events that name a pod's card.
 	assumedEvents *rate.Limiter
 	term          term
-	// gangs is nil where groups are left alone.
+	// gangs is nil if members of gangs are treated like any other pod.
 	gangs *gangs
 }
 
-// New wires a Cluster. Nothing is read before Run.
+// New builds a Cluster. It reads nothing before Run.
 func New(o Options) (*Cluster, error) {
 	c := &Cluster{Options: o, assumedEvents: rate.NewLimiter(assumedEventsSecond, assumedEventsBurst)}
 	c.ledger = ledger.New(c.freed)
@@ -131,19 +132,20 @@ func New(o Options) (*Cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watching nodes: %w", err)
 	}
-	// The handlers' own HasSynced: the informers' would say yes before the ledger has seen the last of the list.
+	// The handlers' own HasSynced: an informer's HasSynced can return true before the handlers have passed the whole
+	// list to the ledger.
 	c.sync.synced = []cache.InformerSynced{podHandler.HasSynced, nodeHandler.HasSynced}
 	return c, nil
 }
 
-// Ledger returns the book that this cluster keeps.
+// Ledger returns the ledger that the Cluster keeps.
 func (c *Cluster) Ledger() *ledger.Ledger { return c.ledger }
 
-// Run feeds the ledger until ctx ends.
+// Run runs the informers and the loops of the Cluster until ctx ends.
 func (c *Cluster) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
-	// Not waited for at the end: a reflector that can't reach the API server sleeps through its back-off, up to half a
-	// minute, whatever its context says (k8s.io/client-go tools/cache/reflector.go, watchList).
+	// Run does not wait for the informers to stop: a reflector that cannot reach the API server sleeps through its
+	// back-off of up to half a minute and ignores its context (k8s.io/client-go tools/cache/reflector.go, watchList).
 	c.factory.StartWithContext(ctx)
 
 	g.Go(func() error { return c.settler.run(ctx) })

@@ -1,6 +1,7 @@
-// Package cluster joins the ledger to the API server.
+// Package cluster connects the ledger to the API server.
 //
-// Informers feed nodes and pods into the ledger; Bind reserves a card and makes the one write that binds a pod with its
-// annotations; what a lost answer leaves open, the settler looks up; and when memory comes free after kube-scheduler
-// had already asked, the waker makes it ask again. All state is the API server's: Cluster rebuilds itself from there.
+// Informers report nodes and pods to the ledger. Bind assumes a card for a pod and makes the one write that binds the
+// pod and sets its annotations. The settler resolves an unconfirmed bind by a live read. The waker requeues a rejected
+// pod if memory comes free after kube-scheduler's last attempt. All state belongs to the API server: a Cluster is
+// rebuilt from there.
 package cluster

@@ -8,8 +8,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
-// WatchVersions returns the resource version that each watch has reached, by resource; none of one that has reached none.
-// It grows as long as the watch is alive: with every change, and with the API server's bookmarks.
+// WatchVersions returns the resource version that each watch has reached, by resource. A watch that has reached none is
+// left out. While a watch works, its version grows with every change and with the API server's bookmarks.
 func (c *Cluster) WatchVersions() map[string]uint64 {
 	versions := make(map[string]uint64, len(c.watches))
 	for resource, informer := range c.watches {
@@ -20,11 +20,11 @@ func (c *Cluster) WatchVersions() map[string]uint64 {
 	return versions
 }
 
-// NodesWithoutPlugin returns how many nodes share their cards by what they report, and have no device plugin.
+// NodesWithoutPlugin returns the number of nodes with GPU memory whose device plugin is not connected to the kubelet.
 func (c *Cluster) NodesWithoutPlugin() int {
 	nodes, err := c.nodes.List(labels.Everything())
 	if err != nil {
-		return 0 // A lister reads memory.
+		return 0 // A lister reads memory and does not fail.
 	}
 	count := 0
 	for _, node := range nodes {

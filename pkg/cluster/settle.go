@@ -16,34 +16,35 @@ import (
 )
 
 const (
-	// settleInterval is how often open binds are looked at.
+	// settleInterval is how often unconfirmed binds are read.
 	settleInterval = 500 * time.Millisecond
-	// settleMargin is for the way to the API server and for etcd, see fence.
+	// settleMargin allows for the network and for etcd, see fence.
 	settleMargin = 5 * time.Second
-	// unseenAfter is how long a bind that succeeded may go unseen by the watch before it is looked up: a pod that came
-	// and went while the watch was broken is never told of.
+	// unseenAfter is how long the watch may fail to report a successful bind before the pod is read. The watch never
+	// reports a pod that came and went while it was broken.
 	unseenAfter = 30 * time.Second
 	// lookupTimeout bounds one live read.
 	lookupTimeout = 2 * time.Second
 )
 
-// The outcomes of binds whose answer was lost, as metrics label them. A pod is gone that was deleted or has ended.
+// The outcomes of unconfirmed binds, as labels of metrics. A pod is gone if it was deleted or has ended.
 const (
 	OutcomeBound    = "bound"
 	OutcomeNotBound = "not_bound"
 	OutcomeGone     = "gone"
 )
 
-// settler knows every bind from its write until the watch has told what became of the pod, and finds out where the
-// answer was lost. Until then the card stays reserved: freeing it on a guess could give it to two pods.
+// settler tracks every bind from its write until the watch reports the pod, and resolves unconfirmed binds by live
+// reads. Until then the card stays assumed: if it were released on a guess, two pods could get it.
 type settler struct {
 	clock    clock.WithTicker
 	api      API
 	observer Observer
 	ledger   *ledger.Ledger
 	timeout  time.Duration
-	// bound is told of a pod that turned out to be bound to the node after its answer had been lost, notBound of one
-	// that may go to any node again: so far only one was offered to it.
+	// bound is called for a pod whose unconfirmed bind turned out to have succeeded. notBound is called for a pod whose
+	// unconfirmed bind turned out to have failed: until then the pod fits one node only, afterwards it may go to any
+	// node.
 	bound    func(pod gpu.Pod, node string)
 	notBound func(gpu.PodUID)
 
@@ -55,9 +56,10 @@ type attempt struct {
 	pod   gpu.Pod
 	node  string
 	state attemptState
-	// at is when the last write began or, of one that is unseen, when it was last looked up.
+	// at is when the last write began. For an unseen bind that was read, it is the time of the last read.
 	at time.Time
-	// lost says that an earlier write of this pod is open as well: a refusal of the last one doesn't settle it.
+	// lost is true if an earlier write of this pod is open too. Then a refusal of the last write does not resolve the
+	// bind.
 	lost bool
 }
 
@@ -65,9 +67,9 @@ type attemptState int
 
 const (
 	inFlight attemptState = iota
-	// answerLost: nobody knows whether the write was made.
+	// answerLost means that it is not known whether the write was made.
 	answerLost
-	// unseen: the write was made, and the watch hasn't told of it yet.
+	// unseen means that the write was made and that the watch has not reported it yet.
 	unseen
 )
 
@@ -78,11 +80,11 @@ func newSettler(c clock.WithTicker, api API, o Observer, l *ledger.Ledger, bindT
 	}
 }
 
-// fence is how long after its begin a write may still be made: it is sent within the timeout, and the API server stops
-// when the same time has passed again since it came there.
+// fence returns how long after its begin a write may still be made. It is sent within the timeout, and the API server
+// stops it when the same time has passed since its arrival.
 func (s *settler) fence() time.Duration { return 2*s.timeout + settleMargin }
 
-// begin notes that a write is about to be made. A pod without GPU memory holds nothing that could be settled.
+// begin records that a write is about to be made. A pod without GPU memory has no allocation to resolve.
 func (s *settler) begin(pod gpu.Pod, node string) {
 	if pod.Request == 0 {
 		return
@@ -93,13 +95,13 @@ func (s *settler) begin(pod gpu.Pod, node string) {
 	s.open[pod.UID] = attempt{pod: pod, node: node, at: s.clock.Now(), lost: earlier}
 }
 
-// committed notes that the write was made.
+// committed records that the write was made.
 func (s *settler) committed(uid gpu.PodUID) {
 	s.ledger.Confirm(uid)
 	s.setState(uid, unseen)
 }
 
-// lost notes that the answer was lost. It says whether the bind is open: otherwise the watch was quicker.
+// lost records that the answer was lost. It returns false if the watch has reported the pod already.
 func (s *settler) lost(uid gpu.PodUID) (open bool) { return s.setState(uid, answerLost) }
 
 func (s *settler) setState(uid gpu.PodUID, state attemptState) (open bool) {
@@ -113,7 +115,7 @@ func (s *settler) setState(uid gpu.PodUID, state attemptState) (open bool) {
 	return open
 }
 
-// abandoned notes that no write will be made, and gives the reservation back, unless an earlier write is still open.
+// abandoned records that no write will be made. It releases the allocation unless an earlier write is still open.
 func (s *settler) abandoned(uid gpu.PodUID) {
 	s.mu.Lock()
 	_, open := s.open[uid]
@@ -123,7 +125,7 @@ func (s *settler) abandoned(uid gpu.PodUID) {
 	}
 }
 
-// failed notes that the write was refused, and gives the reservation back, unless an earlier write is still open.
+// failed records that the write was refused. It releases the allocation unless an earlier write is still open.
 func (s *settler) failed(uid gpu.PodUID) {
 	s.mu.Lock()
 	a, ok := s.open[uid]
@@ -138,7 +140,8 @@ func (s *settler) failed(uid gpu.PodUID) {
 	s.ledger.Release(uid)
 }
 
-// found notes that a live read found the pod bound. Where the watch has told of it meanwhile, that is newer.
+// found records that a live read found the pod bound. If the watch has reported the pod meanwhile, the watch is newer
+// and the read is ignored.
 func (s *settler) found(pod *corev1.Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,8 +150,8 @@ func (s *settler) found(pod *corev1.Pod) {
 	}
 }
 
-// enter brings the ledger to what a live read found of a bound pod. It needs the lock. A pod that still runs stays
-// open until the watch tells of it: were it to go while the watch is broken, nobody else would notice.
+// enter updates the ledger with a bound pod that a live read found. The caller holds mu. A running pod stays open until
+// the watch reports it: if the pod ended while the watch is broken, nothing else would detect that.
 func (s *settler) enter(a attempt, pod *corev1.Pod) {
 	if protocol.Terminal(pod) {
 		delete(s.open, a.pod.UID)
@@ -160,9 +163,9 @@ func (s *settler) enter(a attempt, pod *corev1.Pod) {
 	s.open[a.pod.UID] = a
 }
 
-// seen notes that the watch has told what became of the pod. It is to be called before the ledger is brought to it, so
-// that what a live read found earlier can't be entered afterwards. Where that settles a bind whose answer was lost,
-// settled is to be told once the ledger knows.
+// seen records that the watch has reported the pod. Call it before the ledger is updated, so that the result of an
+// earlier live read cannot be entered afterwards. If lost is true, the report resolves an unconfirmed bind: call
+// settled once the ledger is updated.
 func (s *settler) seen(uid gpu.PodUID) (a attempt, lost bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -171,7 +174,7 @@ func (s *settler) seen(uid gpu.PodUID) (a attempt, lost bool) {
 	return a, open && a.state == answerLost
 }
 
-// settled tells how a bind turned out whose answer was lost. The ledger knows already.
+// settled reports the outcome of an unconfirmed bind. The ledger must be up to date already.
 func (s *settler) settled(logger klog.Logger, a attempt, outcome string) {
 	logger.Info("A bind whose answer was lost is settled", "pod", klog.KRef(a.pod.Namespace, a.pod.Name), "node", a.node, "outcome", outcome)
 	s.observer.BindResolved(outcome)
@@ -183,7 +186,7 @@ func (s *settler) settled(logger klog.Logger, a attempt, outcome string) {
 	}
 }
 
-// run looks open binds up until ctx ends.
+// run reads open binds until ctx ends.
 func (s *settler) run(ctx context.Context) error {
 	ticker := s.clock.NewTicker(settleInterval)
 	defer ticker.Stop()
@@ -195,13 +198,13 @@ func (s *settler) run(ctx context.Context) error {
 		}
 		for _, a := range s.due() {
 			if !s.settle(ctx, a) {
-				break // The API server can't be reached: the others would only wait for it one by one.
+				break // The API server is unreachable: each further read would only time out.
 			}
 		}
 	}
 }
 
-// due returns the binds that are to be looked up now.
+// due returns the binds that must be read now.
 func (s *settler) due() []attempt {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -210,7 +213,7 @@ func (s *settler) due() []attempt {
 	for uid, a := range s.open {
 		age := now.Sub(a.at)
 		if a.state == inFlight && age > s.fence() {
-			// Its goroutine would long have said so, were it still alive.
+			// If its goroutine were still running, it would have reported the outcome long ago.
 			a.state = answerLost
 			s.open[uid] = a
 		}
@@ -221,12 +224,12 @@ func (s *settler) due() []attempt {
 	return due
 }
 
-// settle looks one bind up. It says whether the API server answered.
+// settle reads the pod of one bind. It reports whether the API server answered.
 func (s *settler) settle(ctx context.Context, a attempt) bool {
 	logger := klog.FromContext(ctx)
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
-	// What a read doesn't show can have been written while it was under way: it tells of the moment it was begun.
+	// The begin of the read counts: a write that the read does not show can have been made during the read.
 	asked := s.clock.Now()
 	pod, err := s.api.Pod(ctx, a.pod.Namespace, a.pod.Name)
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -240,12 +243,13 @@ func (s *settler) settle(ctx context.Context, a attempt) bool {
 	return true
 }
 
-// conclude brings the ledger to what a read found that was begun at that time. It returns the outcome, "" for none yet.
+// conclude updates the ledger with the result of a read that began at asked. It returns the outcome, or "" if there is
+// none yet.
 func (s *settler) conclude(a attempt, pod *corev1.Pod, err error, asked time.Time) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open[a.pod.UID] != a {
-		return "" // A newer attempt began, or the watch was quicker.
+		return "" // A newer attempt began, or the watch has reported the pod.
 	}
 	switch {
 	case err != nil, gpu.PodUID(pod.UID) != a.pod.UID, protocol.Terminal(pod):
@@ -260,6 +264,6 @@ func (s *settler) conclude(a attempt, pod *corev1.Pod, err error, asked time.Tim
 		s.ledger.Release(a.pod.UID)
 		return OutcomeNotBound
 	default:
-		return "" // Not yet, which doesn't mean never: the write may still be on its way.
+		return "" // Not bound yet: the write may still be under way.
 	}
 }

@@ -13,31 +13,31 @@ import (
 )
 
 const (
-	// syncPatience is how long the first lists may take before somebody is told why.
+	// syncPatience is how long the first lists may take before the reason for the delay is logged.
 	syncPatience = 5 * time.Second
 	probeTimeout = 3 * time.Second
 )
 
-// consistent has the first list tell of all that was written before it. Where an API server can't stream it, informers
-// would ask for any state that a server has in its cache (resourceVersion 0), which can be one from before the last binds
-// of a former extender. Later lists are never older than what the informer has seen.
+// consistent makes the first list include every write that was made before it. If the API server cannot stream that
+// list, informers ask for any state in the API server's cache (resourceVersion 0). That state can be older than the
+// last binds of a former extender. Later lists are never older than what the informer has received.
 func consistent(options *metav1.ListOptions) {
 	if options.ResourceVersion == "0" {
 		options.ResourceVersion = ""
 	}
 }
 
-// syncState is how far the ledger's rebuilding has come.
+// syncState is the progress of the cache sync.
 type syncState struct {
 	synced []cache.InformerSynced
-	// budgets says whether the disruption budgets are known, which preempt alone waits for.
+	// budgets reports whether the disruption budgets are listed. Only preempt waits for that.
 	budgets cache.InformerSynced
-	// hindrance is why the API server can't be listed, as far as that is known.
+	// hindrance is why listing from the API server fails; nil if no failure is known.
 	hindrance atomic.Pointer[error]
 }
 
-// Ready returns nil once the ledger stands; before, an error that wraps ErrNotReady and says what hinders it, where
-// that is known.
+// Ready returns nil once the cache is synced. Before, it returns an error that wraps ErrNotReady and includes the cause
+// of the delay if it is known.
 func (c *Cluster) Ready() error {
 	for _, synced := range c.sync.synced {
 		if synced() {
@@ -51,7 +51,7 @@ func (c *Cluster) Ready() error {
 	return nil
 }
 
-// awaitLedger waits until the ledger stands, and says why where that takes long: the informers keep it to themselves.
+// awaitLedger waits until the cache is synced. If that takes long it logs the cause, which informers do not report.
 func (c *Cluster) awaitLedger(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	start := c.Clock.Now()
@@ -67,12 +67,13 @@ func (c *Cluster) awaitLedger(ctx context.Context) error {
 		case <-stands:
 			if ctx.Err() == nil {
 				if c.Leading == nil {
-					c.inheritRefusals() // Among replicas the leader does so, at each TakeOver.
+					c.inheritRefusals() // With replicas, the leader does so at each TakeOver.
 				}
 				took := c.Clock.Since(start)
 				c.Observer.CacheSynced(took)
 				logger.Info("The ledger stands", "after", took.Round(time.Millisecond))
-				// The lists came whole: several times of what is kept, which would stay with this process for minutes.
+				// The first lists arrive whole and are several times larger than what is kept of them. Without this
+				// call, the process would keep that memory for minutes.
 				debug.FreeOSMemory()
 			}
 			return nil
@@ -85,7 +86,7 @@ func (c *Cluster) awaitLedger(ctx context.Context) error {
 	}
 }
 
-// probe asks for what the informers ask for.
+// probe lists what the informers list.
 func (c *Cluster) probe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()

@@ -14,15 +14,16 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// drainInterval is how often a leader that stops looks whether its writes have ended.
+// drainInterval is how often a stopping leader checks whether its writes have ended.
 const drainInterval = 20 * time.Millisecond
 
-// term is what a leader knows to be its own. A leader may answer before its watch has told it of the last binds of the
-// one before; so in each term, before the first bind to a node, that node's pods are listed once from the API server.
-// The only extender has no terms: whoever was before it had ended when it listed the pods, see consistent.
+// term records which nodes a leader has confirmed. A leader can answer calls before its watch has reported the last
+// binds of the former leader. Therefore the pods of a node are listed once per term from the API server, before the
+// first bind to that node. An extender without replicas has no terms: a former extender has ended before this one lists
+// the pods, see consistent.
 type term struct {
 	mu sync.Mutex
-	// number counts the terms; 0 where there are none.
+	// number counts the terms. It is 0 before the first one, and always for an extender without replicas.
 	number uint64
 	// confirmed are the nodes whose pods were listed in this term.
 	confirmed map[string]struct{}
@@ -35,7 +36,8 @@ func (t *term) begin() {
 	t.confirmed = map[string]struct{}{}
 }
 
-// isConfirmed says whether the node was listed in the term whose number it returns.
+// isConfirmed reports whether the node was listed in the current term, whose number it returns. Without terms every
+// node is confirmed.
 func (t *term) isConfirmed(node string) (number uint64, confirmed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -43,7 +45,7 @@ func (t *term) isConfirmed(node string) (number uint64, confirmed bool) {
 	return t.number, confirmed || t.number == 0
 }
 
-// confirm notes that the node was listed, if that was begun in the present term.
+// confirm records that the node was listed, unless the list began in an earlier term.
 func (t *term) confirm(node string, number uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -52,7 +54,7 @@ func (t *term) confirm(node string, number uint64) {
 	}
 }
 
-// TakeOver begins a term as leader. Every write of former leaders can be read by now.
+// TakeOver begins a term as leader. At the time of the call, a read must show every write of former leaders.
 func (c *Cluster) TakeOver(context.Context) error {
 	if err := c.Ready(); err != nil {
 		return err
@@ -62,8 +64,8 @@ func (c *Cluster) TakeOver(context.Context) error {
 	return nil
 }
 
-// Drain waits until no write of this process can appear any more: no bind is in flight, and every lost answer is
-// settled. No new bind may begin meanwhile.
+// Drain waits until no further write of this process can take effect: no bind is in flight, and every unconfirmed bind
+// is resolved. No new bind may begin meanwhile.
 func (c *Cluster) Drain(ctx context.Context) error {
 	err := wait.PollUntilContextCancel(ctx, drainInterval, true, func(context.Context) (bool, error) {
 		return c.flights.none() && c.settler.idle(), nil
@@ -74,10 +76,10 @@ func (c *Cluster) Drain(ctx context.Context) error {
 	return nil
 }
 
-// BindDeadline is how long after a bind began its write may still appear.
+// BindDeadline returns how long after the begin of a bind its write may still take effect.
 func (c *Cluster) BindDeadline() time.Duration { return c.settler.fence() }
 
-// confirmNode makes sure that the ledger knows of every bind to the node that was made before this term.
+// confirmNode ensures that the ledger has every bind to the node that was made before this term.
 func (c *Cluster) confirmNode(ctx context.Context, node string) error {
 	number, confirmed := c.term.isConfirmed(node)
 	if confirmed {
@@ -95,8 +97,8 @@ func (c *Cluster) confirmNode(ctx context.Context, node string) error {
 	return nil
 }
 
-// adopt enters a pod that a live read found on a node, and of which the watch hasn't told. It stays open until the
-// watch does, so that a pod that was gone by then doesn't stay in the ledger.
+// adopt adds a pod that a live read found on a node and that the watch has not reported. The bind stays open until the
+// watch reports it, so that a pod that has ended meanwhile does not stay in the ledger.
 func (s *settler) adopt(pod *corev1.Pod) {
 	found := protocol.Pod(pod)
 	if found.Request == 0 || protocol.Terminal(pod) {
@@ -106,15 +108,15 @@ func (s *settler) adopt(pod *corev1.Pod) {
 	defer s.mu.Unlock()
 	_, open := s.open[found.UID]
 	home, holder, known := s.ledger.Lookup(found.UID)
-	// One that is known elsewhere, or here as no more than reserved, was bound by another leader, after a bind of ours that
-	// came to nothing: perhaps to another card.
+	// A pod that the ledger has on another node, or only assumed on this one, was bound by another leader after a bind
+	// of this process failed. The other leader may have chosen another card.
 	if known && home == pod.Spec.NodeName && holder.State == ledger.Bound || open && !known {
 		return
 	}
 	s.enter(attempt{pod: found, node: pod.Spec.NodeName}, pod)
 }
 
-// idle says that no write is under way whose outcome isn't known.
+// idle reports whether every write has a known outcome.
 func (s *settler) idle() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

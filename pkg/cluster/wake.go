@@ -19,35 +19,36 @@ import (
 )
 
 const (
-	// wakeDelay is how long freed memory waits before anybody is woken: kube-scheduler mostly sees the same change
-	// itself and asks again at once, and then there is nothing to do.
+	// wakeDelay is the time between the release of memory and the requeue. kube-scheduler usually sees the same change
+	// and retries at once; then no requeue is needed.
 	wakeDelay = 300 * time.Millisecond
-	// wakeInterval is the least time between two writes that wake the queue.
+	// wakeInterval is the minimum time between two writes that requeue pods.
 	wakeInterval = time.Second
-	// refusalLife is how long a refusal is remembered. kube-scheduler looks at every refused pod again after five
-	// minutes (pkg/scheduler/backend/queue, DefaultPodMaxInUnschedulablePodsDuration).
+	// refusalLife is how long a rejection is remembered. kube-scheduler retries every rejected pod after five minutes
+	// (pkg/scheduler/backend/queue, DefaultPodMaxInUnschedulablePodsDuration).
 	refusalLife = 6 * time.Minute
-	// maxRefused bounds the refusals that are remembered, far above what waits in a large cluster: who asks for pods that
-	// don't exist doesn't fill the memory.
+	// maxRefused limits the remembered rejections, so that requests for pods that do not exist cannot exhaust memory.
+	// It is far above the number of pending pods in a large cluster.
 	maxRefused  = 100_000
 	wakeTimeout = 5 * time.Second
 )
 
-// waker sees to it that no pod stays refused because the extender saw a change later than kube-scheduler did. The
-// scheduler asks again as soon as it sees memory come free; when the extender, whose watch lags, refuses once more,
-// nothing would make the scheduler ask a third time for minutes. So when memory comes free that a pod refused before
-// could use, an annotation of that node is changed, which kube-scheduler takes as a reason to look again.
+// waker requeues pods that the extender rejected because it saw a change later than kube-scheduler. kube-scheduler
+// retries a pod as soon as it sees that memory comes free. If the extender's watch lags and the pod is rejected again,
+// kube-scheduler has no reason for a third attempt for minutes. Therefore, when memory comes free that a rejected pod
+// could use, waker changes an annotation of that node, and kube-scheduler retries the pod. Its methods are safe for
+// concurrent use; mu guards the fields below it.
 type waker struct {
 	clock    clock.WithTicker
 	api      API
 	observer Observer
-	// fits says whether the pod would find a card on the node now.
+	// fits reports whether the pod would find a card on the node now.
 	fits func(pod gpu.Pod, node string) bool
 	// anyFit returns a node on which the pod would find a card now, if there is one.
 	anyFit func(pod gpu.Pod) (node string, ok bool)
-	// leading returns an error where another process does this work.
+	// leading returns an error if another process does this work.
 	leading func() error
-	// anyNode returns the name of some node, or "".
+	// anyNode returns the name of any node, or "" if there is none.
 	anyNode func() string
 	limit   *rate.Limiter
 	work    chan struct{}
@@ -55,7 +56,7 @@ type waker struct {
 	mu      sync.Mutex
 	refused map[gpu.PodUID]refusal
 	freedAt map[string]time.Time
-	// called is a node that is to be changed whomever that helps, see call.
+	// called is a node to change regardless of which pods that helps, see call.
 	called *string
 }
 
@@ -73,10 +74,10 @@ func newWaker(c clock.WithTicker, api API, o Observer, fits func(gpu.Pod, string
 	}
 }
 
-// Refused notes that filter, which looked at the ledger at the given time, found no node for the pod.
+// Refused records that filter found no node for the pod. at is when filter read the ledger.
 func (c *Cluster) Refused(pod gpu.Pod, at time.Time) { c.waker.refuse(pod, at) }
 
-// Passed notes that filter found a node for the pod.
+// Passed records that filter found a node for the pod.
 func (c *Cluster) Passed(uid gpu.PodUID) {
 	c.waker.forget(uid)
 	c.attempts.passed(uid)
@@ -91,8 +92,8 @@ func (c *Cluster) fitsAny(pod gpu.Pod, nodes []string) (fits bool) {
 	return fits
 }
 
-// inheritRefusals takes every pod that waits for one that was refused: whom an extender before this one refused, and
-// whether for memory that has come free since, died with it.
+// inheritRefusals treats every pending pod as rejected. Which pods a former extender rejected, and for which of them
+// memory has come free since, was lost with that process.
 func (c *Cluster) inheritRefusals() {
 	pending, _ := c.pending.list(0)
 	pods := make([]gpu.Pod, len(pending))
@@ -107,8 +108,8 @@ func (w *waker) refuse(pod gpu.Pod, at time.Time) {
 	if w.clock.Since(at) < wakeDelay {
 		return
 	}
-	// On a machine with no time to spare. What came free since filter looked may have been looked into meanwhile, without
-	// this pod.
+	// The machine is overloaded: memory that came free after filter read the ledger may have been handled meanwhile,
+	// without this pod.
 	if node, ok := w.anyFit(pod); ok {
 		w.freed(node)
 	}
@@ -119,19 +120,19 @@ func (w *waker) note(pod gpu.Pod, at time.Time) {
 	defer w.mu.Unlock()
 	if _, again := w.refused[pod.UID]; !again && len(w.refused) >= maxRefused {
 		for uid := range w.refused {
-			delete(w.refused, uid) // Whichever: among so many it hardly is one that waits.
+			delete(w.refused, uid) // Any of them: with so many, most are not pending pods.
 			break
 		}
 	}
 	w.refused[pod.UID] = refusal{pod, at}
 }
 
-// inherit notes pods that others may have refused, and looks whether there is room for one of them already.
+// inherit records pods that another extender may have rejected, and checks whether one of them fits a node already.
 func (w *waker) inherit(pods []gpu.Pod) {
 	if len(pods) == 0 {
 		return
 	}
-	before := w.clock.Now().Add(-time.Nanosecond) // What is freed from now on came after.
+	before := w.clock.Now().Add(-time.Nanosecond) // Memory that comes free from now on counts as later.
 	w.mu.Lock()
 	for _, pod := range pods {
 		if _, again := w.refused[pod.UID]; !again {
@@ -140,19 +141,19 @@ func (w *waker) inherit(pods []gpu.Pod) {
 	}
 	w.mu.Unlock()
 	if node, ok := w.anyFit(leastOf(pods)); ok {
-		w.call(node) // Perhaps none of them fits just there, but on another node.
+		w.call(node) // Another node may be the one that fits, but one change requeues every pod.
 	}
 }
 
-// leastOf returns a pod that fits wherever one of the pods does: it asks for the least, and none of those that the pods
-// don't stand back for goes before it.
+// leastOf returns a pod that fits wherever one of the pods fits. It has the smallest request, and only nominations that
+// every pod respects count against it.
 func leastOf(pods []gpu.Pod) gpu.Pod {
 	least := gpu.Pod{Request: pods[0].Request, Priority: math.MinInt32}
 	for _, pod := range pods {
 		least.Request, least.Priority = min(least.Request, pod.Request), max(least.Priority, pod.Priority)
 	}
 	if least.Priority < math.MaxInt32 {
-		least.Priority++ // A pod doesn't stand back for its own nomination.
+		least.Priority++ // A pod ignores its own nomination, which has its own priority.
 	}
 	return least
 }
@@ -163,7 +164,7 @@ func (w *waker) forget(uid gpu.PodUID) {
 	delete(w.refused, uid)
 }
 
-// freed notes that memory of the node came free.
+// freed records that memory of the node came free.
 func (w *waker) freed(node string) {
 	w.mu.Lock()
 	w.freedAt[node] = w.clock.Now()
@@ -171,16 +172,16 @@ func (w *waker) freed(node string) {
 	w.signal()
 }
 
-// signal makes run look for a reason to write.
+// signal makes run check for a reason to write.
 func (w *waker) signal() {
 	select {
 	case w.work <- struct{}{}:
-	default: // Work is waiting already.
+	default: // A signal is pending already.
 	}
 }
 
-// outranks says whether a pod of higher priority was refused. What is reserved for a group can't be evicted: such a pod was
-// refused without a victim, and kube-scheduler sees no reason to look again when the group is bound.
+// outranks reports whether a pod of higher priority was rejected. Memory that is reserved for a gang cannot be evicted:
+// such a pod was rejected without a victim, and kube-scheduler has no reason to retry it when the gang is bound.
 func (w *waker) outranks(priority int32) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -192,7 +193,7 @@ func (w *waker) outranks(priority int32) bool {
 	return false
 }
 
-// call wants the queue woken, whoever waits in it, by a change of the node, or of any where it is empty.
+// call requests a requeue of every rejected pod by a change of the node. An empty node means any node.
 func (w *waker) call(node string) {
 	w.mu.Lock()
 	w.called = &node
@@ -200,7 +201,7 @@ func (w *waker) call(node string) {
 	w.signal()
 }
 
-// takeCall returns the node that call named.
+// takeCall returns and clears the node that call set.
 func (w *waker) takeCall() (node string, called bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -214,7 +215,7 @@ func (w *waker) takeCall() (node string, called bool) {
 	return node, node != ""
 }
 
-// released notes that the pod, which for a while could go to one node only, may go to any again.
+// released records that the pod, which was limited to one node for a while, may go to any node again.
 func (w *waker) released(uid gpu.PodUID) {
 	w.mu.Lock()
 	r, ok := w.refused[uid]
@@ -227,7 +228,7 @@ func (w *waker) released(uid gpu.PodUID) {
 	}
 }
 
-// run wakes the queue where needed until ctx ends.
+// run requeues pods when needed until ctx ends.
 func (w *waker) run(ctx context.Context) error {
 	for {
 		select {
@@ -245,7 +246,7 @@ func (w *waker) run(ctx context.Context) error {
 	}
 }
 
-// wake changes the annotation of one node, if that helps anybody: one change wakes every refused pod.
+// wake changes the annotation of one node if that helps a pod. One change requeues every rejected pod.
 func (w *waker) wake(ctx context.Context) {
 	node, called := w.takeCall()
 	var pod gpu.Pod
@@ -259,7 +260,7 @@ func (w *waker) wake(ctx context.Context) {
 		return
 	}
 	if w.leading() != nil {
-		again() // Whom this replica refused while it led waits for its next term, or asks the next leader.
+		again() // This replica requeues the pods that it rejected in its next term. Otherwise the next leader receives their filter calls.
 		return
 	}
 	logger := klog.FromContext(ctx).WithValues("node", node, "pod", klog.KRef(pod.Namespace, pod.Name))
@@ -278,9 +279,9 @@ func (w *waker) wake(ctx context.Context) {
 	w.woken(at)
 }
 
-// reason returns a node on which memory came free after a pod that it would fit had been refused. Nodes that help
-// nobody are done with, most of them by one look, however many pods wait. freed are all nodes with freed memory that it took:
-// one write requeues every pod, so if that write fails, all of them must be considered again, see freedAgain.
+// reason returns a node on which memory came free after the rejection of a pod that fits it now. It drops nodes that
+// help no pod, most of them after one check, however many pods are pending. freed are all nodes with freed memory that
+// it took: one write requeues every pod, so if that write fails, all of them must be considered again, see freedAgain.
 func (w *waker) reason() (node string, pod gpu.Pod, freed map[string]time.Time) {
 	w.mu.Lock()
 	now := w.clock.Now()
@@ -311,7 +312,8 @@ func (w *waker) reason() (node string, pod gpu.Pod, freed map[string]time.Time) 
 	return "", gpu.Pod{}, nil
 }
 
-// freedAgain puts back nodes with freed memory that reason took, except where more came free since.
+// freedAgain restores nodes with freed memory that reason took. If more memory of a node came free meanwhile, the later
+// time is kept.
 func (w *waker) freedAgain(nodes map[string]time.Time) {
 	w.mu.Lock()
 	for node, at := range nodes {
@@ -323,7 +325,8 @@ func (w *waker) freedAgain(nodes map[string]time.Time) {
 	w.signal()
 }
 
-// woken forgets the refusals from before: their pods are asked about anew, and refused anew where need be.
+// woken deletes the rejections from before the write: kube-scheduler retries their pods, and filter rejects them again
+// if necessary.
 func (w *waker) woken(at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
