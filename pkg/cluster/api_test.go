@@ -22,7 +22,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// newAPI returns the API over client-go's real client.
+// newAPI returns an API with client-go's real client.
 func newAPI(t *testing.T, url string) API {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(&rest.Config{
@@ -34,7 +34,7 @@ func newAPI(t *testing.T, url string) API {
 	return NewAPI(client)
 }
 
-// newBinding returns a Binding of its own to each caller: the client writes its kind while it sends it.
+// newBinding returns a new Binding for each call: the client sets its kind when it sends it.
 func newBinding() *corev1.Binding {
 	return &corev1.Binding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "uid-p", Annotations: map[string]string{"a": "b"}},
@@ -42,7 +42,7 @@ func newBinding() *corev1.Binding {
 	}
 }
 
-// cut ends the connection without an answer.
+// cut closes the connection without an answer.
 func cut(w http.ResponseWriter) {
 	conn, _, err := w.(http.Hijacker).Hijack()
 	if err == nil {
@@ -62,7 +62,7 @@ func status(code int, reason metav1.StatusReason) http.HandlerFunc {
 	}
 }
 
-// TestJudgeRealAnswers sends Bindings through client-go's real client to servers that fail in every way.
+// TestJudgeRealAnswers sends Bindings through client-go's real client to servers that fail in different ways.
 func TestJudgeRealAnswers(t *testing.T) {
 	tests := map[string]struct {
 		answer http.HandlerFunc
@@ -135,7 +135,7 @@ func TestJudgeWhatWasNeverSent(t *testing.T) {
 	if err := newAPI(t, url).Bind(t.Context(), newBinding()); err == nil || judge(err) != refused {
 		t.Errorf("nobody listens: verdict %d of %v, want a refusal", judge(err), err)
 	}
-	// The deadline passed before: whether anything was sent can't be told from the error, so it isn't tried to.
+	// The deadline has passed already. The error does not show whether anything was sent, so the verdict is unknown.
 	ctx, cancel := context.WithTimeout(t.Context(), -1)
 	defer cancel()
 	if err := newAPI(t, url).Bind(ctx, newBinding()); err == nil || judge(err) != unknown {

@@ -13,13 +13,14 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// attemptsFixture is attempts over a cluster of 1,000 nodes with one pending pod. The test moves time and calls the rounds.
+// attemptsFixture is attempts for a cluster of 1,000 nodes with one pending pod. The test moves the clock and calls the
+// rounds.
 type attemptsFixture struct {
 	*attempts
 	clock *clocktesting.FakeClock
-	// pod is nil once it isn't pending any more.
+	// pod is nil once it is no longer pending.
 	pod *corev1.Pod
-	// room is the node with room, "" for none.
+	// room is the node with room, or "" if there is none.
 	room     string
 	requeues []string
 	standby  error
@@ -38,7 +39,7 @@ func newAttemptsFixture() *attemptsFixture {
 	return f
 }
 
-// pass lets time pass, with the rounds that run would make.
+// pass lets time pass and makes the rounds that run would make.
 func (f *attemptsFixture) pass(time time.Duration) {
 	for end := f.clock.Now().Add(time); ; {
 		pause, some := f.sleep()
@@ -64,7 +65,7 @@ func TestSampledPodIsRequeued(t *testing.T) {
 	if diff := cmp.Diff([]string{"n1"}, f.requeues); diff != "" {
 		t.Fatalf("requeues (-want +got):\n%s", diff)
 	}
-	// Rejected again and again, the pod soon has had every node's turn twice; from then on the pauses grow.
+	// The pod is rejected repeatedly. Soon every node has been in a sample twice, and from then on the pauses grow.
 	f.sampled(podP, minSample)
 	f.pass(time.Minute)
 	first := len(f.requeues)
@@ -98,14 +99,15 @@ func TestSampledPodIsNotRequeuedInVain(t *testing.T) {
 	}
 }
 
-// A few nodes are named and no bind follows: once kube-scheduler has rejected the pod it is requeued, and filter names every node.
+// filter names a few nodes and no bind follows: once kube-scheduler has rejected the pod it is requeued, and filter
+// names every node.
 func TestFewNamedNodesWithoutBind(t *testing.T) {
 	f := newAttemptsFixture()
 	if f.mustNameAll(podP) {
 		t.Fatal("every node is to be named for a pod that was never filtered")
 	}
 	f.namedFew(podP)
-	f.pass(10 * time.Second) // Something before the bind takes its time, such as a volume that is being made.
+	f.pass(10 * time.Second) // A step before the bind takes time, such as the creation of a volume.
 	if len(f.requeues) > 0 {
 		t.Fatalf("requeued by %v, though kube-scheduler hasn't rejected the pod", f.requeues)
 	}
@@ -118,7 +120,7 @@ func TestFewNamedNodesWithoutBind(t *testing.T) {
 		t.Error("few nodes are to be named again")
 	}
 	f.passed(podP)
-	f.pass(time.Hour) // It is rejected all the same: that is no business of filter's.
+	f.pass(time.Hour) // The pod is rejected although filter named every node, so filter is not the cause.
 	if len(f.requeues) != 1 || !f.mustNameAll(podP) {
 		t.Errorf("requeues %q, and then few nodes are named again", f.requeues)
 	}
@@ -128,7 +130,7 @@ func TestFewNamedNodesWithoutBind(t *testing.T) {
 	}
 }
 
-// A pod that is asked about again without a bind in between gets every node, also before it is due.
+// A second filter call without a bind in between gets every node, even before the pod is due.
 func TestNameAllWithoutRequeue(t *testing.T) {
 	f := newAttemptsFixture()
 	f.namedFew(podP)
@@ -142,7 +144,7 @@ func TestNameAllWithoutRequeue(t *testing.T) {
 	}
 }
 
-// Requests about pods that don't exist don't fill the memory.
+// Requests for pods that do not exist do not exhaust memory.
 func TestAttemptsAreBounded(t *testing.T) {
 	f := newAttemptsFixture()
 	for i := range maxRefused + 10 {
@@ -153,7 +155,7 @@ func TestAttemptsAreBounded(t *testing.T) {
 	}
 }
 
-// Through the running cluster: the pod is requeued by the node that has room and that its spec lets it go to.
+// In the running cluster, the pod is requeued by a change of the node that has room and that the pod's spec allows.
 func TestSampledPodIsRequeuedByANodeInReach(t *testing.T) {
 	pod := newPod("p", 60)
 	pod.Spec.NodeSelector = map[string]string{"pool": "a"}

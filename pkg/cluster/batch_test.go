@@ -11,7 +11,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
-// gathered is a batch by a clock of the test's.
+// gathered is a batch with a fake clock.
 type gathered struct {
 	batch
 	t     *testing.T
@@ -23,7 +23,7 @@ func newGathered(t *testing.T, window time.Duration) *gathered {
 	return &gathered{batch: batch{clock: c, window: window}, t: t, clock: c}
 }
 
-// wantGone checks whether those wait that hold these.
+// wantGone checks whether the binds that wait for these channels were sent.
 func (g *gathered) wantGone(want bool, all ...<-chan struct{}) {
 	g.t.Helper()
 	for i, next := range all {
@@ -36,7 +36,7 @@ func (g *gathered) wantGone(want bool, all ...<-chan struct{}) {
 			g.t.Errorf("number %d didn't wait", i)
 		default:
 		}
-		if !g.clock.HasWaiters() { // The timer is over, and they go in a moment.
+		if !g.clock.HasWaiters() { // The timer has fired, and the binds are sent at any moment.
 			g.t.Errorf("number %d waits no longer", i)
 		}
 	}
@@ -58,14 +58,14 @@ func TestBindsOfAStormGoTogether(t *testing.T) {
 	g.clock.Step(windowPerBind / 2)
 	g.wantGone(true, first, second)
 
-	// After two the wait is twice as long.
+	// After two binds the wait is twice as long.
 	third, fourth, fifth := g.join(), g.join(), g.join()
 	g.clock.Step(2*windowPerBind - time.Millisecond)
 	g.wantGone(false, third, fourth, fifth)
 	g.clock.Step(time.Millisecond)
 	g.wantGone(true, third, fourth, fifth)
 
-	// And never longer than the window.
+	// The wait is never longer than the window.
 	sixth := g.join()
 	g.clock.Step(49 * time.Millisecond)
 	g.wantGone(false, sixth)
@@ -102,11 +102,11 @@ func TestABindWaitsNoLongerThanItMay(t *testing.T) {
 	g.wantAtOnce()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	g.wait(ctx) // Or it waits for ever.
+	g.wait(ctx) // If wait ignored ctx, it would block forever.
 	g.clock.Step(windowPerBind)
 }
 
-// waitingBind is a Cluster with one pod bound, and another's bind waiting.
+// waitingBind is a Cluster with one bound pod and another pod whose bind waits.
 type waitingBind struct {
 	*fixture
 	leads leadership
@@ -143,7 +143,7 @@ func (w *waitingBind) wantWritten(want int) {
 
 func TestAStormOfBindsIsGathered(t *testing.T) {
 	w := startWaiting(t, patient)
-	w.wantHeld(w.pod, "reserved n1 card 0") // Its card is its own while it waits.
+	w.wantHeld(w.pod, "reserved n1 card 0") // The card is assumed while the bind waits.
 	w.wantWritten(1)
 	w.clock.Step(windowPerBind)
 	if err := <-w.ended; err != nil {
@@ -165,7 +165,7 @@ func TestWhoLeadsNoLongerWhenItsTurnComesWritesNothing(t *testing.T) {
 }
 
 func TestABindWhoseTimeIsOverWhileItWaitsWasNeverWritten(t *testing.T) {
-	w := startWaiting(t, 2*time.Second) // Real time, and enough for what comes before.
+	w := startWaiting(t, 2*time.Second) // Real time, long enough for the steps before.
 	if err := <-w.ended; err == nil || errors.Is(err, ErrUnsettled) {
 		t.Errorf("bind: %v, want that nothing was written", err)
 	}

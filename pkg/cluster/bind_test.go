@@ -31,7 +31,7 @@ var (
 
 func TestBindWritesTheNodeAndTheAnnotationsInOne(t *testing.T) {
 	pod := newPod("p", 8138)
-	// The seeds' figure: 12207, 8138, 4069 and 16276 are free, and card 1 is the one.
+	// The free memory is 12207, 8138, 4069 and 16276 MiB: card 1 fits best.
 	f := start(t, patient, newNode(t, "n1", 16276, 16276, 16276, 16276), pod,
 		boundPod("a", 4069, "n1", 0), boundPod("b", 8138, "n1", 1), boundPod("c", 12207, "n1", 2))
 	if err := f.bind(pod); err != nil {
@@ -54,9 +54,9 @@ func TestBindWritesTheNodeAndTheAnnotationsInOne(t *testing.T) {
 	}
 }
 
-// TestBind takes one bind of one pod through everything that can become of its write. The watch tells nothing.
+// TestBind covers every outcome of the write of one bind. The watch reports nothing.
 func TestBind(t *testing.T) {
-	// at node n1; the server answers in the given way.
+	// The bind is to node n1. answer is the API server's answer.
 	commit := func(f *fixture, binding *corev1.Binding) {
 		if err := f.server.commit(context.Background(), binding); err != nil {
 			f.t.Errorf("commit: %v", err)
@@ -69,10 +69,10 @@ func TestBind(t *testing.T) {
 		timeout time.Duration
 		answer  func(f *fixture, ctx context.Context, binding *corev1.Binding) error
 
-		wantErr    error // nil: bound.
+		wantErr    error // nil if the pod is bound.
 		wantResult string
 		wantHeld   string
-		// wantOutcome is what the settler finds, at once or where late is set after the fence; wantThen is what is held
+		// wantOutcome is what the settler finds: at once, or after the fence if late is set. wantThen is the allocation
 		// afterwards.
 		late        bool
 		wantOutcome string
@@ -241,14 +241,14 @@ func TestBind(t *testing.T) {
 				return
 			}
 
-			// The settler looks every so often; while reads fail it must change nothing.
+			// The settler reads at intervals. While reads fail it must change nothing.
 			f.server.with(func(s *server) { s.noReads = errLost })
 			f.look(settleInterval)
 			f.wantHeld(pod, test.wantHeld)
 			f.server.with(func(s *server) { s.noReads = nil })
 			if test.late {
 				f.look(settleInterval)
-				f.look(timeout + settleInterval) // Once the deadline has passed, the server may still be at it.
+				f.look(timeout + settleInterval) // The API server may still be writing after the deadline.
 				f.wantHeld(pod, test.wantHeld)
 				f.clock.Step(timeout + settleMargin)
 			} else {
@@ -256,14 +256,14 @@ func TestBind(t *testing.T) {
 			}
 			f.await("the settler", func() bool { return f.counts.of("settled "+test.wantOutcome) == 1 })
 			f.awaitHeld(pod, test.wantThen)
-			if test.wantOutcome == OutcomeBound && strings.Contains(test.wantThen, "n1") { // Another node is none of our doing.
+			if test.wantOutcome == OutcomeBound && strings.Contains(test.wantThen, "n1") { // This process did not bind it to another node.
 				f.wantEvent("Normal GPUCardAssumed Assumed GPU card 0 of node n1: 10 MiB of its 100 MiB")
 			}
 		})
 	}
 }
 
-// Whoever finds out that a pod is bound after all, its Event is written once.
+// The Event is written once, whether the watch or the bind call confirms the pod.
 func TestTheWatchSettlesALostAnswer(t *testing.T) {
 	for name, quicker := range map[string]bool{"after the bind was given up": false, "before the bind was given up": true} {
 		t.Run(name, func(t *testing.T) {
@@ -294,7 +294,7 @@ func TestTheWatchSettlesALostAnswer(t *testing.T) {
 			}
 			f.wantHeld(pod, "bound n1 card 0")
 			f.wantEvent("Normal GPUCardAssumed Assumed GPU card 0 of node n1: 10 MiB of its 100 MiB")
-			// The scheduler, which was told nothing, tries again.
+			// kube-scheduler got no success, so it retries.
 			f.server.with(func(s *server) { s.noReads, s.onBind = nil, nil })
 			if err := f.bind(pod); err != nil {
 				t.Errorf("bind again: %v", err)
@@ -331,7 +331,7 @@ func TestBindAgainIsASuccessThatChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := f.server.get(pod)
-	// The watch hasn't told yet: the informer still has the pod unbound.
+	// The watch has not reported the bind yet: the informer has the pod unbound.
 	f.clock.Step(time.Second)
 	if err := f.bind(pod); err != nil {
 		t.Errorf("before the watch has told: %v", err)
@@ -372,7 +372,7 @@ func TestARetryAfterALostAnswerAsksForTheSameCard(t *testing.T) {
 	if err != nil || assignment.Card != 0 || !assignment.AssumeTime.Equal(at) {
 		t.Errorf("the retry wrote %+v (%v), want card 0 assumed at %s", assignment, err, at)
 	}
-	// Elsewhere it may not go: the first write could still be made.
+	// The pod must not go to another node: the first write could still be made.
 	other := newPod("q", 10)
 	f.server.set(other)
 	f.server.with(func(s *server) {
@@ -386,7 +386,7 @@ func TestARetryAfterALostAnswerAsksForTheSameCard(t *testing.T) {
 	}
 }
 
-// What an earlier write of the pod left open, nothing but the server's own word closes.
+// Only the API server's state resolves an earlier unconfirmed bind of the pod.
 func TestAnOpenWriteKeepsTheCardWhateverComesAfter(t *testing.T) {
 	refuse := func(f *fixture, pod *corev1.Pod) {
 		f.server.with(func(s *server) {
@@ -397,7 +397,7 @@ func TestAnOpenWriteKeepsTheCardWhateverComesAfter(t *testing.T) {
 		}
 	}
 	tests := map[string]struct {
-		// first says what becomes of the first write, which is made in any case.
+		// first is the answer to the first write, which is made in any case.
 		first error
 		later func(f *fixture, pod *corev1.Pod)
 		held  string
@@ -449,11 +449,11 @@ func TestAnOpenWriteKeepsTheCardWhateverComesAfter(t *testing.T) {
 			if !f.isOpen(pod) {
 				t.Error("the settler no longer waits for news of the pod")
 			}
-			// And it is found out.
+			// The live read resolves the bind.
 			f.server.with(func(s *server) { s.noReads = nil })
 			f.look(unseenAfter + settleInterval)
 			f.awaitHeld(pod, "bound n1 card 0")
-			// Gone, while the watch is broken.
+			// The pod is deleted while the watch is broken.
 			f.server.remove(pod)
 			f.look(unseenAfter + settleInterval)
 			f.awaitHeld(pod, "not held")
@@ -487,12 +487,12 @@ func TestTheWatchMayBeQuickerThanTheAnswer(t *testing.T) {
 	}
 }
 
-// A pod that was bound and deleted, all told by the watch before the answer: nothing may bring it back.
+// The watch reports that a pod was bound and deleted before the answer arrives. Nothing may add it to the ledger again.
 func TestAPodDeletedInFlightStaysAway(t *testing.T) {
 	tests := map[string]struct {
 		commits bool
 		answer  error
-		look    bool // whether the look after a lost answer still sees the pod as it was
+		look    bool // true if the read after a lost answer returns the old pod
 		wantErr bool
 	}{
 		"bound, and the answer comes":                   {commits: true},
@@ -538,11 +538,11 @@ func TestAPodDeletedInFlightStaysAway(t *testing.T) {
 func TestABindThatTheWatchNeverTellsOfIsLookedUp(t *testing.T) {
 	pod := newPod("p", 10)
 	f := start(t, patient, newNode(t, "n1", 100, 100))
-	f.server.set(pod) // Known to the server alone: the watch is broken since before the pod came.
+	f.server.set(pod) // Only the API server has the pod: the watch broke before the pod was created.
 	if err := f.bind(pod); err != nil {
 		t.Fatal(err)
 	}
-	// It still runs: nothing changes, however often it is looked up.
+	// The pod still runs: no read changes anything.
 	for range 3 {
 		f.look(unseenAfter + settleInterval)
 		f.wantHeld(pod, "bound n1 card 0")
@@ -615,9 +615,9 @@ func TestNoRoomAtBindIsToldByAnEvent(t *testing.T) {
 
 func TestAPodWithoutGPUMemoryIsBoundWithoutACard(t *testing.T) {
 	pod := newPod("p", 0)
-	pod.Spec.Containers[0].Resources.Requests = amount(protocol.ResourceMemory, 0) // Or kube-scheduler wouldn't ask.
+	pod.Spec.Containers[0].Resources.Requests = amount(protocol.ResourceMemory, 0) // Without the resource, kube-scheduler would not call the extender.
 	f := start(t, patient, newNode(t, "n1", 100), pod)
-	for range 2 { // The informers keep no node name of such pods: the second time it is the server that tells.
+	for range 2 { // The informers drop the node name of such pods: the second bind learns it from the API server.
 		if err := f.bind(pod); err != nil {
 			t.Fatal(err)
 		}
@@ -681,7 +681,7 @@ func TestOfTwoBindsOfOnePodOneIsMade(t *testing.T) {
 	}
 }
 
-// The scheduler's going away doesn't end a bind that has begun.
+// A bind that has begun does not end when the scheduler disconnects.
 func TestABindOutlivesItsCaller(t *testing.T) {
 	pod := newPod("p", 10)
 	f := start(t, patient, newNode(t, "n1", 100), pod)
@@ -701,8 +701,8 @@ func TestABindOutlivesItsCaller(t *testing.T) {
 	f.wantHeld(pod, "bound n1 card 0")
 }
 
-// Many pods at once, over a server that refuses, loses answers and forgets, and pods that end meanwhile: no card is
-// ever promised twice, and in the end the ledger says what the server says.
+// Many pods are bound in parallel by an API server that refuses writes and loses answers, and some pods end meanwhile.
+// No card is ever overcommitted, and in the end the ledger equals the API server's state.
 func TestParallelBindsNeverPassACardsTotal(t *testing.T) {
 	const cards, memory, pods = 4, 100, 300
 	names := []string{"n1", "n2", "n3"}
@@ -738,7 +738,7 @@ func TestParallelBindsNeverPassACardsTotal(t *testing.T) {
 		}
 	})
 
-	// overfull looks at what the server has, which is what the nodes act on.
+	// overfull checks the API server's state, on which the nodes act.
 	overfull := func() {
 		taken := map[string]gpu.Memory{}
 		f.server.mu.Lock()
@@ -777,7 +777,7 @@ func TestParallelBindsNeverPassACardsTotal(t *testing.T) {
 				}
 				if now := f.server.get(pod); now.Spec.NodeName != "" {
 					f.publishObject(now)
-					if roll(2) == 0 { // It ends, and its card goes to others.
+					if roll(2) == 0 { // The pod ends, and its card becomes free for others.
 						f.server.remove(pod)
 						f.publishGone(pod)
 					}
@@ -792,7 +792,7 @@ func TestParallelBindsNeverPassACardsTotal(t *testing.T) {
 	wg.Wait()
 	overfull()
 
-	// Everything open comes to an end, and the ledger is the server's truth.
+	// Every open bind is resolved, and the ledger equals the API server's state.
 	want := map[gpu.PodUID]string{}
 	f.server.with(func(s *server) {
 		for _, pod := range s.pods {

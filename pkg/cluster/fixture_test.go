@@ -27,7 +27,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// fixture is a running Cluster over an API server whose answers and whose watch the test steers apart.
+// fixture is a running Cluster on a fake API server. The test controls its answers and its watch separately.
 type fixture struct {
 	*Cluster
 	t      testing.TB
@@ -38,19 +38,19 @@ type fixture struct {
 	events chan string
 }
 
-// begin is when each test begins, by the fixture's clock.
+// begin is the time on the fixture's clock at the start of each test.
 var begin = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
-// start runs a Cluster that knows the objects.
+// start runs a Cluster whose API server has the objects.
 func start(t testing.TB, bindTimeout time.Duration, objects ...runtime.Object) *fixture {
 	t.Helper()
 	return startWith(t, Options{BindTimeout: bindTimeout}, func(*Cluster) {}, objects...)
 }
 
-// leadership is what Options.Leading answers; a test may change it while Run asks.
+// leadership holds the answer of Options.Leading. A test may change it while Run calls it.
 type leadership struct{ hindrance atomic.Pointer[error] }
 
-// ask is an Options.Leading.
+// ask implements Options.Leading.
 func (l *leadership) ask() error {
 	if err := l.hindrance.Load(); err != nil {
 		return *err
@@ -58,7 +58,7 @@ func (l *leadership) ask() error {
 	return nil
 }
 
-// set makes err the answer, nil to lead.
+// set sets the answer; nil means that this process leads.
 func (l *leadership) set(err error) {
 	if err == nil {
 		l.hindrance.Store(nil)
@@ -67,7 +67,8 @@ func (l *leadership) set(err error) {
 	}
 }
 
-// startWith runs a Cluster with options of the test's own beside the fixture's, after the test has changed it.
+// startWith runs a Cluster with the options of the test in addition to the fixture's. change modifies the Cluster
+// before Run.
 func startWith(t testing.TB, o Options, change func(*Cluster), objects ...runtime.Object) *fixture {
 	t.Helper()
 	client := fake.NewClientset(objects...)
@@ -111,9 +112,9 @@ func startWith(t testing.TB, o Options, change func(*Cluster), objects ...runtim
 		}
 	})
 	for range []string{"nodes", "pods", "disruption budgets"} {
-		<-watching // The fake client's watch tells nothing of what changed before it began.
+		<-watching // The fake client's watch does not report changes from before it began.
 	}
-	// Counted once Run has noticed it too: what it looks at then is the test's to change from here on.
+	// Wait for CacheSynced as well: Run has then finished reading what depends on the sync, and the test may change it.
 	f.await("the ledger to stand", func() bool { return c.Ready() == nil && c.sync.budgets() && f.counts.of("rebuilt") == 1 })
 	f.await("the settler's ticker", f.clock.HasWaiters)
 	return f
@@ -141,13 +142,13 @@ func (f *fixture) request(pod *corev1.Pod, node string) BindRequest {
 // bind binds the pod to node n1.
 func (f *fixture) bind(pod *corev1.Pod) error { return f.Bind(f.t.Context(), f.request(pod, "n1")) }
 
-// publish lets the watch tell how the pod stands at the server now.
+// publish makes the watch report the API server's current state of the pod.
 func (f *fixture) publish(pod *corev1.Pod) {
 	f.t.Helper()
 	f.publishObject(f.server.get(pod))
 }
 
-// publishObject lets the watch tell of the pod as it is given.
+// publishObject makes the watch report the given pod.
 func (f *fixture) publishObject(pod *corev1.Pod) {
 	f.t.Helper()
 	pods := f.client.CoreV1().Pods(pod.Namespace)
@@ -160,7 +161,7 @@ func (f *fixture) publishObject(pod *corev1.Pod) {
 	}
 }
 
-// publishGone lets the watch tell that the pod is gone.
+// publishGone makes the watch report that the pod was deleted.
 func (f *fixture) publishGone(pod *corev1.Pod) {
 	f.t.Helper()
 	if err := f.client.CoreV1().Pods(pod.Namespace).Delete(f.t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
@@ -180,7 +181,7 @@ func (f *fixture) publishNode(node *corev1.Node) {
 	}
 }
 
-// held says how and where the ledger holds the pod, such as "bound n1 card 0".
+// held returns the state and the placement of the pod in the ledger, such as "bound n1 card 0".
 func (f *fixture) held(pod *corev1.Pod) string {
 	node, holder, ok := f.ledger.Lookup(gpu.PodUID(pod.UID))
 	if !ok {
@@ -214,7 +215,7 @@ func (f *fixture) wantEvent(want string) {
 	}
 }
 
-// isOpen says whether the settler waits for news of the pod.
+// isOpen reports whether the settler has an open bind of the pod.
 func (f *fixture) isOpen(pod *corev1.Pod) bool {
 	f.settler.mu.Lock()
 	defer f.settler.mu.Unlock()
@@ -222,7 +223,7 @@ func (f *fixture) isOpen(pod *corev1.Pod) bool {
 	return open
 }
 
-// look lets time pass, and waits until the settler has looked at the pod once more at least.
+// look lets time pass, and waits until the settler has read a pod at least once more.
 func (f *fixture) look(after time.Duration) {
 	f.t.Helper()
 	reads, stepped := f.server.readsSoFar(), time.Time{}
@@ -230,7 +231,8 @@ func (f *fixture) look(after time.Duration) {
 		if f.server.readsSoFar() > reads {
 			return true
 		}
-		// Again after a while: it may have been about to note the time of its last look when the clock was stepped.
+		// Step again after a while: the settler may have been about to record the time of its last read when the clock
+		// moved.
 		if time.Since(stepped) > time.Second {
 			f.clock.Step(after)
 			stepped = time.Now()
@@ -239,26 +241,26 @@ func (f *fixture) look(after time.Duration) {
 	})
 }
 
-// server is what the API server knows of pods, apart from what the watch has told. It binds as the real one does,
-// unless a test says otherwise.
+// server is the API server's state of pods, independent of what the watch has reported. It binds as the real API server
+// does, unless a test sets onBind.
 type server struct {
 	mu   sync.Mutex
 	pods map[types.NamespacedName]*corev1.Pod
-	// onBind answers in the server's place, where it is set.
+	// onBind replaces the answer to a Binding if set.
 	onBind func(ctx context.Context, binding *corev1.Binding) error
-	// noReads is the answer to live reads, where it is set.
+	// noReads is the error of live reads if set.
 	noReads error
 	reads   int
 	binds   int
-	// annotated are the nodes that an annotation was set of.
+	// annotated are the nodes of which an annotation was set.
 	annotated []string
-	// evicted are the pods whose eviction was asked for, "?" before those of which only the answer was wanted.
+	// evicted are the pods whose eviction was requested. A dry run has the prefix "?".
 	evicted []string
-	// onEvict answers, where it is set.
+	// onEvict replaces the answer to an eviction if set.
 	onEvict func(pod gpu.Pod, dryRun bool) error
-	// noAnnotations is the answer to attempts at it, where it is set.
+	// noAnnotations is the error of AnnotateNode if set.
 	noAnnotations error
-	// committed is told of each pod that was bound.
+	// committed is called with each pod that was bound.
 	committed func(pod *corev1.Pod)
 }
 
@@ -318,7 +320,7 @@ func (s *server) Bind(ctx context.Context, binding *corev1.Binding) error {
 
 var podResource = corev1.Resource("pods")
 
-// commit binds as the API server does: once, if the UID is right, annotations and node in one.
+// commit binds as the API server does: once, if the UID matches, with annotations and node in one write.
 func (s *server) commit(_ context.Context, binding *corev1.Binding) error {
 	s.mu.Lock()
 	pod, ok := s.pods[types.NamespacedName{Namespace: binding.Namespace, Name: binding.Name}]
@@ -406,7 +408,7 @@ func (s *server) AnnotateNode(_ context.Context, node, key, value string) error 
 	return nil
 }
 
-// counts is an Observer.
+// counts implements Observer.
 type counts struct {
 	mu sync.Mutex
 	n  map[string]int
@@ -443,7 +445,7 @@ func newPod(name string, request int64) *corev1.Pod {
 	}
 }
 
-// boundPod returns a pod that sits on a card of a node.
+// boundPod returns a pod that is bound to a node and annotated with a card.
 func boundPod(name string, request int64, node string, card int) *corev1.Pod {
 	pod := newPod(name, request)
 	pod.Spec.NodeName = node
@@ -455,7 +457,7 @@ func amount(name corev1.ResourceName, n int64) corev1.ResourceList {
 	return corev1.ResourceList{name: *resource.NewQuantity(n, resource.DecimalSI)}
 }
 
-// newNode returns a node with cards of the given sizes, as our own device plugin reports it.
+// newNode returns a node with cards of the given sizes, as the device plugin reports it.
 func newNode(t testing.TB, name string, cards ...int64) *corev1.Node {
 	t.Helper()
 	inventory, sum := protocol.Inventory{Unit: gpu.MiB}, int64(0)

@@ -43,7 +43,7 @@ func TestWhatHindersTheLedgerIsTold(t *testing.T) {
 	}
 }
 
-// An API server that can't stream the first list must not answer with a state from before the last binds.
+// An API server that cannot stream the first list must not answer with a state from before the last binds.
 func TestTheFirstListIsNoOldOne(t *testing.T) {
 	f := start(t, patient, newNode(t, "n1", 100))
 	lists := 0

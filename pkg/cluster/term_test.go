@@ -18,7 +18,7 @@ func TestALeaderLearnsOfTheLastBindsBeforeItsOwn(t *testing.T) {
 	if err := f.TakeOver(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// The leader before has bound a pod to the only card, and our watch hasn't told.
+	// The former leader has bound a pod to the only card, and this replica's watch has not reported it.
 	f.server.with(func(s *server) {
 		bound := s.pods[types.NamespacedName{Namespace: theirs.Namespace, Name: theirs.Name}]
 		bound.Spec.NodeName = "n1"
@@ -29,7 +29,7 @@ func TestALeaderLearnsOfTheLastBindsBeforeItsOwn(t *testing.T) {
 	}
 	f.wantHeld(theirs, "bound n1 card 0")
 
-	// Should it be gone before the watch ever tells, it is found out.
+	// If the pod ends before the watch reports it, a live read detects that.
 	f.server.remove(theirs)
 	f.look(unseenAfter + settleInterval)
 	f.awaitHeld(theirs, "not held")
@@ -38,8 +38,7 @@ func TestALeaderLearnsOfTheLastBindsBeforeItsOwn(t *testing.T) {
 	}
 }
 
-// A pod that this replica once tried to bind elsewhere, and of which it doesn't know yet what became of it, may have been
-// bound by the leader in between.
+// A pod has an unconfirmed bind of this replica to another node. The leader in between may have bound it.
 func TestALeaderLearnsOfBindsOfPodsThatItTriedToBindElsewhere(t *testing.T) {
 	theirs, ours := newPod("theirs", 60), newPod("ours", 60)
 	f := start(t, patient, newNode(t, "n1", 100), newNode(t, "n2", 100), theirs, ours)
@@ -65,7 +64,7 @@ func TestALeaderLearnsOfBindsOfPodsThatItTriedToBindElsewhere(t *testing.T) {
 	f.wantHeld(theirs, "bound n1 card 0")
 }
 
-// The same with the node that this replica tried: the leader in between may have chosen another card of it.
+// As above, with the node of the unconfirmed bind: the leader in between may have chosen another card.
 func TestALeaderLearnsWhichCardAnotherChoseForAPodThatItTriedToBind(t *testing.T) {
 	theirs, ours := newPod("theirs", 60), newPod("ours", 60)
 	f := start(t, patient, newNode(t, "n1", 100, 100), theirs, ours)

@@ -17,14 +17,14 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// wakerFixture is a running waker whose time the test moves. Its run sleeps whenever the clock has a waiter.
+// wakerFixture is a running waker with a fake clock. Its run loop sleeps while the clock has a waiter.
 type wakerFixture struct {
 	*waker
 	t      *testing.T
 	clock  *clocktesting.FakeClock
 	server *server
 	counts *counts
-	room   atomic.Bool // whether a refused pod would fit now
+	room   atomic.Bool // true if a rejected pod would fit now
 }
 
 func startWaker(t *testing.T) *wakerFixture {
@@ -47,13 +47,13 @@ func startWaker(t *testing.T) *wakerFixture {
 	return f
 }
 
-// sleeps waits until the waker waits for time to pass.
+// sleeps waits until the waker waits for the clock.
 func (f *wakerFixture) sleeps() {
 	f.t.Helper()
 	await(f.t, "the waker to sleep", f.clock.HasWaiters)
 }
 
-// round lets the waker go through one round: something came free, time passes, and what was free is looked at.
+// round runs one round of the waker: memory of the node comes free, time passes, and the waker handles the free memory.
 func (f *wakerFixture) round(node string) {
 	f.t.Helper()
 	f.freed(node)
@@ -92,7 +92,7 @@ func TestMemoryThatComesFreeWakesTheQueueOnce(t *testing.T) {
 	f.round("n1")
 	f.wantWakes("n1")
 	await(t, "the refusals to be done with", func() bool { return f.refusedPods() == 0 })
-	// Nobody is refused any more: nothing is written for what comes free next.
+	// No rejected pod is left: memory that comes free next causes no write.
 	f.round("n1")
 	f.round("n2")
 	f.wantWakes("n1")
@@ -101,7 +101,7 @@ func TestMemoryThatComesFreeWakesTheQueueOnce(t *testing.T) {
 	}
 }
 
-// A refusal that is noted long after filter has looked may miss the round that would have been its own.
+// A rejection that is recorded long after filter read the ledger may miss the round of the memory that it needs.
 func TestARefusalThatIsNotedLateIsLookedIntoAtOnce(t *testing.T) {
 	f := startWaker(t)
 	looked := f.clock.Now()
@@ -153,7 +153,7 @@ func TestNobodyIsWokenInVain(t *testing.T) {
 				defer f.mu.Unlock()
 				return len(f.freedAt) == 0
 			})
-			// A round with a reason shows that the one before ended without a write.
+			// A round with a reason shows that the previous one ended without a write.
 			f.room.Store(true)
 			f.refuse(pod("z"), f.clock.Now())
 			f.clock.Step(time.Second)
@@ -195,7 +195,7 @@ func TestAWakeThatFailsIsTriedAgain(t *testing.T) {
 	f.sleeps()
 	f.clock.Step(wakeInterval)
 	await(t, "the first attempt", func() bool { return f.counts.of("write node") == 1 })
-	f.sleeps() // Without anything new that comes free.
+	f.sleeps() // No further memory comes free.
 	f.server.with(func(s *server) { s.noAnnotations = nil })
 	f.clock.Step(wakeInterval)
 	f.wantWakes("n1")
@@ -204,14 +204,14 @@ func TestAWakeThatFailsIsTriedAgain(t *testing.T) {
 	}
 }
 
-// Memory came free on two nodes, and the write that would requeue the pods fails. The node that the write was for has no room
-// any more when it is tried again: the other one counts all the same.
+// Memory came free on two nodes, and the write that would requeue the pods fails. At the retry, the node of the failed
+// write has no room any more. The other node still counts.
 func TestFailedRequeueRemembersEveryNode(t *testing.T) {
 	f := startWaker(t)
 	var taken atomic.Pointer[string]
 	f.fits = func(_ gpu.Pod, node string) bool {
 		if f.counts.of("write node") == 0 {
-			taken.Store(&node) // The node that the first write is for.
+			taken.Store(&node) // The node of the first write.
 		}
 		return node != *taken.Load() || f.counts.of("write node") == 0
 	}
@@ -229,7 +229,7 @@ func TestFailedRequeueRemembersEveryNode(t *testing.T) {
 	f.wantWakes(map[string]string{"n1": "n2", "n2": "n1"}[*taken.Load()])
 }
 
-// The whole way: a pod is refused since the watch lags, then the watch tells.
+// The whole path: a pod is rejected because the watch lags, then the watch reports the change.
 func TestALateWatchParksNoPod(t *testing.T) {
 	holder, waits := boundPod("holder", 100, "n1", 0), newPod("waits", 60)
 	f := start(t, patient, newNode(t, "n1", 100), holder, waits)
@@ -248,7 +248,7 @@ func TestALateWatchParksNoPod(t *testing.T) {
 	if err := f.bind(waits); err != nil {
 		t.Fatal(err)
 	}
-	// Bound pods are no longer waited for.
+	// Rejections of bound pods are dropped.
 	f.Refused(want, f.clock.Now())
 	f.publish(waits)
 	f.await("the refusal to be forgotten", func() bool {
@@ -263,7 +263,7 @@ func TestALateWatchParksNoPod(t *testing.T) {
 	}
 }
 
-// However many pods were refused, a node that helps none of them is done with at one look.
+// One check is enough for a node that helps no rejected pod, however many there are.
 func TestManyRefusalsCostLittle(t *testing.T) {
 	looks, room := 0, gpu.Memory(99)
 	w := newWaker(clocktesting.NewFakeClock(time.Unix(1_000_000, 0)), &server{}, &counts{n: map[string]int{}},
@@ -288,8 +288,7 @@ func TestManyRefusalsCostLittle(t *testing.T) {
 	}
 }
 
-// Of several pods, the one that stands for all must not be kept off a node by what keeps only some of them off.
-// Pods that nobody knows, and that never are deleted therefore, don't fill the memory.
+// Requests for pods that do not exist, and that are therefore never deleted, do not exhaust memory.
 func TestRefusalsAreBounded(t *testing.T) {
 	f := startWaker(t)
 	for i := range maxRefused + 100 {
@@ -300,6 +299,7 @@ func TestRefusalsAreBounded(t *testing.T) {
 	}
 }
 
+// The pod of leastOf stays off a node only if every pod stays off it.
 func TestOneStandsForAll(t *testing.T) {
 	f := start(t, patient, newNode(t, "n1", 100))
 	rival := gpu.Pod{UID: "rival", Request: 100, Priority: 5}
@@ -317,7 +317,7 @@ func TestOneStandsForAll(t *testing.T) {
 	}
 }
 
-// Whom an extender refused before it was killed is asked about again, if there is room for it by now.
+// A pod that a former extender rejected before it was killed is requeued if there is room for it now.
 func TestRefusalsAreInherited(t *testing.T) {
 	for name, test := range map[string]struct {
 		objects []runtime.Object
@@ -342,11 +342,11 @@ func TestRefusalsAreInherited(t *testing.T) {
 				t.Parallel()
 				f := start(t, patient, append(test.objects, newNode(t, "n1", 100))...)
 				if leads == "a new leader" && test.wake {
-					f.awaitWakes("n1") // As the only one, which it was at first.
+					f.awaitWakes("n1") // The first requeue comes from the cache sync, before the extender becomes a leader.
 				}
 				begin(t, f)
 				if !test.wake {
-					// What comes free later shows that the round before it ended without a write.
+					// A later requeue shows that the previous round ended without a write.
 					f.waker.refuse(gpu.Pod{UID: "z", Request: 1}, f.clock.Now())
 					f.clock.Step(time.Second)
 					f.publishNode(newNode(t, "n2", 1))
@@ -359,11 +359,11 @@ func TestRefusalsAreInherited(t *testing.T) {
 	}
 }
 
-// That no pod fits on a node on which the one that stands for all would, is no reason to leave it at that.
+// A node may fit the pod of leastOf and none of the pods. The waker must then check the other nodes as well.
 func TestAnInheritedRefusalIsLookedIntoOnEveryNode(t *testing.T) {
 	objects := []runtime.Object{newNode(t, "room", 100), ranked(newPod("small", 30), 0), ranked(newPod("important", 1000), 9)}
 	for i := range 20 {
-		// 40 are free, and kept for whom the others leave.
+		// 40 units are free, and held for the preemptor of the leaving pod.
 		node := fmt.Sprint("n", i)
 		nominated := ranked(newPod("nominated-"+node, 100), 5)
 		nominated.Status.NominatedNodeName = node
@@ -383,7 +383,7 @@ func ended(pod *corev1.Pod) *corev1.Pod {
 	return pod
 }
 
-// awaitWakes lets time pass until the queue was woken by just these nodes.
+// awaitWakes lets time pass until exactly these nodes were changed to requeue pods.
 func (f *fixture) awaitWakes(nodes ...string) {
 	f.t.Helper()
 	f.await("the wakes", func() bool {
@@ -399,7 +399,7 @@ func TestAPodThatMayGoAnywhereAgainIsWoken(t *testing.T) {
 	f := startWaker(t)
 	f.refuse(pod("a"), f.clock.Now())
 	f.clock.Step(time.Second)
-	f.released("b") // Nobody refused that one.
+	f.released("b") // That pod was not rejected.
 	if f.clock.HasWaiters() {
 		t.Fatal("a pod that wasn't refused set the waker going")
 	}
