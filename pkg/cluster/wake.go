@@ -260,7 +260,8 @@ func (w *waker) wake(ctx context.Context) {
 		return
 	}
 	if w.leading() != nil {
-		again() // This replica requeues the pods that it rejected in its next term. Otherwise the next leader receives their filter calls.
+		// The pods that this replica rejected are requeued in its next term, or the next leader receives their filter calls.
+		again()
 		return
 	}
 	logger := klog.FromContext(ctx).WithValues("node", node, "pod", klog.KRef(pod.Namespace, pod.Name))
