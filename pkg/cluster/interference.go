@@ -66,7 +66,7 @@ var (
 	someClaims   = []corev1.PodResourceClaim{{}}
 )
 
-// hostPorts returns the host ports of the pod's containers and sidecars.
+// hostPorts returns the host ports of the pod's containers and sidecars (init containers that restart always).
 func hostPorts(spec *corev1.PodSpec) []corev1.ContainerPort {
 	var ports []corev1.ContainerPort
 	collect := func(container *corev1.Container) {
