@@ -8,8 +8,9 @@ import (
 	policyListersv1 "k8s.io/client-go/listers/policy/v1"
 )
 
-// budgetBook finds the disruption budgets of pods, by kube-scheduler's rules
-// (plugins/defaultpreemption, filterPodsWithPDBViolation). It reads a namespace once, and serves one request.
+// budgetBook finds the disruption budgets of pods by kube-scheduler's rules (k8s.io/kubernetes
+// pkg/scheduler/framework/plugins/defaultpreemption, filterPodsWithPDBViolation). It lists each namespace once, and is
+// used for one request only.
 type budgetBook struct {
 	lister     policyListersv1.PodDisruptionBudgetLister
 	namespaces map[string][]budget
@@ -20,7 +21,7 @@ type budget struct {
 	selector labels.Selector
 }
 
-// of returns the budgets of which the pod's eviction takes one.
+// of returns the budgets of which the pod's eviction uses one disruption.
 func (b *budgetBook) of(pod *corev1.Pod) []*policyv1.PodDisruptionBudget {
 	var out []*policyv1.PodDisruptionBudget
 	for _, candidate := range b.in(pod.Namespace) {
@@ -38,12 +39,12 @@ func (b *budgetBook) in(namespace string) []budget {
 	if budgets, known := b.namespaces[namespace]; known {
 		return budgets
 	}
-	list, _ := b.lister.PodDisruptionBudgets(namespace).List(labels.Everything()) // A cache's never fails.
+	list, _ := b.lister.PodDisruptionBudgets(namespace).List(labels.Everything()) // A List from the cache never fails.
 	var budgets []budget
 	for _, object := range list {
 		selector, err := metav1.LabelSelectorAsSelector(object.Spec.Selector)
 		if err != nil || selector.Empty() {
-			continue // Neither matches anything.
+			continue // An invalid or empty selector matches no pod.
 		}
 		budgets = append(budgets, budget{object, selector})
 	}

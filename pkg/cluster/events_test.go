@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Each pod's Event in daily life, few of them in a storm; and what goes wrong is told in any case.
+// Each pod gets an Event in normal operation. In a storm few do, but each failure is still reported.
 func TestAStormOfPodsMakesFewEvents(t *testing.T) {
 	objects := []runtime.Object{newNode(t, "n1", 1000)}
 	var pods []*corev1.Pod

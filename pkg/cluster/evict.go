@@ -21,76 +21,79 @@ import (
 )
 
 const (
-	// evictInterval is the least time between two rounds of evictions.
+	// evictInterval is the minimum time between two rounds of evictions.
 	evictInterval = time.Second
-	// evictDelay is how long a refused pod waits before others are evicted for it: kube-scheduler, which may preempt on
-	// other nodes, goes first, and what comes free meanwhile may do.
+	// evictDelay is the time from the first rejection of a pod to a round of evictions for it. kube-scheduler, which
+	// may preempt on other nodes, goes first, and memory that is freed in the meantime may be enough.
 	evictDelay = 3 * time.Second
-	// evictFresh is how long what filter was offered counts: a node can be cordoned meanwhile. Whatever changes such that
-	// a round is possible makes kube-scheduler ask again.
+	// evictFresh is how long the candidate nodes of a filter call remain valid, because a node can be cordoned later.
+	// Every change that makes a round possible also makes kube-scheduler send a new filter call.
 	evictFresh = 30 * time.Second
-	// evictHold is how long a card that was freed is kept for whom it was freed, and evictRest how long nobody else goes
-	// for a pod that didn't take it: something must keep it off the node that isn't known here.
+	// evictHold is how long a freed card is reserved for the pod. If the pod doesn't take the card in that time,
+	// something unknown to the extender keeps it off the node: for evictRest no pod is evicted for it.
 	evictHold = time.Minute
 	evictRest = 10 * time.Minute
-	// evictPause is how long a pod is left out at first after a round that failed, or where there was nothing to plan. It
-	// doubles each time, up to evictRest or planPause.
+	// evictPause is the first pause of a blocked pod after a failed round, or if there is no plan for it. The pause
+	// doubles each time, up to evictRest after a round, or planPause without a plan.
 	evictPause = 10 * time.Second
 	planPause  = time.Minute
-	// victimPause is how long a pod stays out of plans whose eviction was refused, at first.
+	// victimPause is the first pause for which a pod stays out of plans after the API server rejected its eviction.
 	victimPause = 5 * time.Minute
-	// maxBlocked bounds the pods that are remembered, maxBlockedNodes the nodes of each, far above what Kubernetes supports,
-	// maxPlans those that are compared, maxTries the pods that are planned for in one step: all that are remembered have their
-	// turn within evictPause.
+	// maxBlocked limits the blocked pods that are remembered, and maxBlockedNodes the nodes of each, which is far above
+	// what Kubernetes supports. maxPlans limits the nodes that are compared for one pod. maxTries limits the pods that
+	// are planned for in one step; all remembered pods get their turn within evictPause.
 	maxBlocked      = 100
 	maxBlockedNodes = 10_000
 	maxPlans        = 100
 	maxTries        = 20
-	// evictTimeout bounds one call.
+	// evictTimeout limits one API call.
 	evictTimeout = 5 * time.Second
 )
 
-// The results of a round of evictions, as metrics label them.
+// The results of a round of evictions, as labels of metrics.
 const (
 	EvictedAll      = "evicted"
 	EvictionRefused = "refused"
 	EvictionFailed  = "failed"
 )
 
-// The Events of evictions, on the pod that has to leave and on the one that it leaves for.
+// The reasons of the Events of evictions: EventEvicted on the victim, EventEvicting on the pod for which it is evicted.
 const (
 	EventEvicted  = "GPUCardEvicted"
 	EventEvicting = "GPUCardEvicting"
 )
 
-// evictor frees a card for a pod that is pending only because of fragmentation: the node's sum has room for it, no card
-// has. kube-scheduler counts by node, finds no victim that would help, and so never asks for one. The rules are those of
-// Preempt, but disruption budgets aren't broken.
+// evictor frees a card for a pod that is pending only because of fragmentation: the node's sum has room for it, but no
+// card has. kube-scheduler counts by node, finds no victim that would help, and never sends a preempt call. The rules
+// are those of Preempt, but no disruption budget is violated.
 //
-// A round evicts the pods that keep one card from one pod, and holds that card for it as for a nominated pod. A round ends
-// when its pod is bound or deleted, when the pod hasn't taken the card or another pod has, when a victim stays, and with the
-// leader's term: the next leader finds the victims leaving, and goes on with the same card.
+// A round evicts the pods that occupy one card, and reserves that card for one pod as for a nominated pod. A round ends
+// when its pod is bound or deleted, when the pod doesn't take the card, when another pod takes it, when a victim stays,
+// or when the leader's term ends. The next leader then finds the victims terminating and continues with the same card.
+//
+// mu guards the fields below it.
 type evictor struct {
 	*Cluster
 
 	mu      sync.Mutex
 	blocked map[gpu.PodUID]blockedPod
 	rounds  map[gpu.PodUID]round
-	// asked are the pods whose eviction was requested and hasn't shown in the watch yet, and when it was requested. Meanwhile
-	// no other pod is evicted.
+	// asked holds the pods whose eviction was requested and is not yet visible in the watch, with the time of the
+	// request. Until then no other pod is evicted.
 	asked map[gpu.PodUID]time.Time
-	// postponed are blocked pods that get no round for a while, spared are pods that aren't evicted for a while.
+	// postponed holds the blocked pods that get no round for a while. spared holds the pods that are not evicted for a
+	// while.
 	postponed, spared pauses
 }
 
-// blockedPod is a pod that filter refused, and the nodes that would do if one of their cards were freed. The pod as it
-// came with the request isn't kept: it can be as large as a request.
+// blockedPod is a pod that filter rejected, with the nodes that would suit it if one of their cards were freed. The Pod
+// object of the request is not kept: it can be as large as a request.
 type blockedPod struct {
 	pod   gpu.Pod
 	nodes []string
-	// nominated is the node that the pod was nominated to when filter was last asked.
+	// nominated is the node of the pod's nomination at the last filter call.
 	nominated string
-	// asked is when filter was last asked, at from when on a round may follow.
+	// asked is the time of the last filter call. at is the earliest time of a round.
 	asked, at time.Time
 }
 
@@ -99,9 +102,9 @@ type round struct {
 	pod     gpu.Pod
 	node    string
 	victims []gpu.PodUID
-	// nominated is the node of a nomination that the pod had when the round began, and that had become void.
+	// nominated is the node of the pod's nomination, no longer valid, when the round began.
 	nominated string
-	// freed is when the last victim had gone.
+	// freed is when the last victim was gone.
 	freed time.Time
 }
 
@@ -111,14 +114,13 @@ func newEvictor(c *Cluster) *evictor {
 	return e
 }
 
-// clear forgets everything. It needs the lock, or an evictor that isn't used yet.
+// clear removes all state. The caller holds the lock, or the evictor isn't used yet.
 func (e *evictor) clear() {
 	e.blocked, e.rounds, e.asked = map[gpu.PodUID]blockedPod{}, map[gpu.PodUID]round{}, map[gpu.PodUID]time.Time{}
 	e.postponed, e.spared = pauses{}, pauses{}
 }
 
-// Blocked notes that filter found a node for the pod nowhere, and on which of those that it was offered no card has room
-// now.
+// Blocked records that filter found no node for the pod. full yields the candidate nodes of which no card has room now.
 func (c *Cluster) Blocked(pod *corev1.Pod, full iter.Seq[string], at time.Time) {
 	if c.evictor == nil || neverPreempts(pod) {
 		return
@@ -128,7 +130,7 @@ func (c *Cluster) Blocked(pod *corev1.Pod, full iter.Seq[string], at time.Time) 
 		if len(nodes) == maxBlockedNodes {
 			break
 		}
-		nodes = append(nodes, strings.Clone(name)) // It may be part of a whole request.
+		nodes = append(nodes, strings.Clone(name)) // The name may be a slice of the whole request.
 	}
 	if len(nodes) > 0 {
 		c.evictor.note(blockedPod{
@@ -153,7 +155,7 @@ func (e *evictor) note(b blockedPod) {
 	e.blocked[uid] = b
 }
 
-// compare puts those first that are worth remembering: postponed ones last. It needs the lock.
+// compare orders the pods that are worth remembering first, and postponed pods last. The caller holds the lock.
 func (e *evictor) compare(a, b blockedPod) int {
 	now := e.Clock.Now()
 	switch later, otherLater := e.postponed.has(a.pod.UID, now), e.postponed.has(b.pod.UID, now); {
@@ -165,12 +167,12 @@ func (e *evictor) compare(a, b blockedPod) int {
 	return a.compare(b)
 }
 
-// compare puts those first that go first.
+// compare orders pods by descending priority, then by the earliest time of a round.
 func (b blockedPod) compare(o blockedPod) int {
 	return cmp.Or(cmp.Compare(o.pod.Priority, b.pod.Priority), b.at.Compare(o.at), cmp.Compare(b.pod.UID, o.pod.UID))
 }
 
-// forget notes that the pod waits no longer.
+// forget removes the pod, which is no longer pending.
 func (e *evictor) forget(uid gpu.PodUID) {
 	if e == nil {
 		return
@@ -182,7 +184,7 @@ func (e *evictor) forget(uid gpu.PodUID) {
 	delete(e.postponed, uid)
 }
 
-// passed notes that filter has found a node for the pod.
+// passed records that filter found a node for the pod.
 func (e *evictor) passed(uid gpu.PodUID) {
 	if e == nil {
 		return
@@ -192,7 +194,7 @@ func (e *evictor) passed(uid gpu.PodUID) {
 	delete(e.blocked, uid)
 }
 
-// run begins rounds where needed until ctx ends.
+// run begins rounds as needed until ctx ends.
 func (e *evictor) run(ctx context.Context) error {
 	ticker := e.Clock.NewTicker(evictInterval)
 	defer ticker.Stop()
@@ -206,7 +208,7 @@ func (e *evictor) run(ctx context.Context) error {
 	}
 }
 
-// tick does what there is to do now.
+// tick performs one step, or ends all rounds if this process isn't the leader.
 func (e *evictor) tick(ctx context.Context) {
 	switch {
 	case e.leading() != nil:
@@ -216,8 +218,8 @@ func (e *evictor) tick(ctx context.Context) {
 	}
 }
 
-// resign ends everything at the end of a term: what was under way is the next leader's business, and of what this one
-// meant to do nothing may be left when it leads again.
+// resign ends all rounds at the end of a term. The next leader continues them, and nothing of them may remain when this
+// process leads again.
 func (e *evictor) resign() {
 	e.mu.Lock()
 	rounds := e.rounds
@@ -228,7 +230,7 @@ func (e *evictor) resign() {
 	}
 }
 
-// step ends the rounds that are over, and begins one where there is reason to.
+// step ends the rounds that are over, and begins at most one.
 func (e *evictor) step(ctx context.Context) {
 	e.confirm()
 	e.endRounds()
@@ -271,7 +273,7 @@ func (e *evictor) due() []blockedPod {
 	return due
 }
 
-// confirm forgets the evictions that the watch has shown, and those that weren't made.
+// confirm removes the requested evictions that are visible in the watch, and those that can no longer take effect.
 func (e *evictor) confirm() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -281,14 +283,14 @@ func (e *evictor) confirm() {
 	})
 }
 
-// awaitsWatch reports whether an eviction may have been made that the ledger doesn't know of yet.
+// awaitsWatch reports whether an eviction may have taken effect that the ledger doesn't know yet.
 func (e *evictor) awaitsWatch() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.asked) > 0
 }
 
-// needed returns the pod, slim, if only evictions can help it now.
+// needed returns the pod, as the cache keeps it, if only evictions can help it now.
 func (e *evictor) needed(b blockedPod) (*corev1.Pod, bool) {
 	pod, known := e.pods.get(b.pod.Namespace, b.pod.Name)
 	if !known || pod.UID != types.UID(b.pod.UID) || pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil {
@@ -296,18 +298,19 @@ func (e *evictor) needed(b blockedPod) (*corev1.Pod, bool) {
 		return nil, false
 	}
 	if node := pod.Status.NominatedNodeName; node != "" && (node != b.nominated || e.nominationStands(pod, node)) {
-		return nil, false // kube-scheduler has found a way.
+		return nil, false // kube-scheduler has found a node.
 	}
-	return pod, !e.fitsAny(b.pod, b.nodes) // Where there is room now, the waker requeues the pod.
+	return pod, !e.fitsAny(b.pod, b.nodes) // If a card has room now, the waker requeues the pod.
 }
 
-// nominationStands reports whether the pod, a slim one, may still get a card of the node that it is nominated to.
+// nominationStands reports whether the pod, as the cache keeps it, can still get a card of the node to which it is
+// nominated.
 func (e *evictor) nominationStands(pod *corev1.Pod, name string) bool {
 	node, err := e.nodes.Get(name)
 	if err != nil {
-		return false // It has gone meanwhile.
+		return false // The node was deleted in the meantime.
 	}
-	standing, _ := e.ledger.Availability(name, protocol.Pod(pod)) // Without cards where whole ones are given out.
+	standing, _ := e.ledger.Availability(name, protocol.Pod(pod)) // It has no cards if the node offers whole cards.
 	place := waiting.Node{Object: node, Cards: standing.Cards, Terminating: e.leavingOn(name)}
 	if reasons := waiting.Closed(node, false); len(reasons) > 0 {
 		place.Closed = reasons[0]
@@ -315,30 +318,31 @@ func (e *evictor) nominationStands(pod *corev1.Pod, name string) bool {
 	return waiting.NominationValid(pod, &place)
 }
 
-// postpone leaves the pod out for a while.
+// postpone pauses the pod: it gets no round until the pause ends. most limits the pause.
 func (e *evictor) postpone(uid gpu.PodUID, most time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.postponed.extend(uid, e.Clock.Now(), evictPause, most)
 }
 
-// evictionPlan is whom to evict of which node.
+// evictionPlan says which pods to evict from one card of a node.
 type evictionPlan struct {
 	node string
 	card int
-	// leave are the victims that aren't leaving yet, victims all that have to be gone before the card is free.
+	// leave are the victims that aren't terminating yet. victims are all pods that must be gone before the card is
+	// free.
 	leave   []gpu.Pod
 	victims []gpu.PodUID
 }
 
-// plan decides which pods leave one of the nodes for the pod, a slim one. false says that no card can be freed without
-// breaking a disruption budget.
+// plan chooses the victims on one of the candidate nodes for the pod, which is as the cache keeps it. It returns false
+// if no card can be freed without violating a disruption budget.
 func (e *evictor) plan(pod *corev1.Pod, candidates []string) (evictionPlan, bool) {
 	s := e.newSurvey(pod, pod.Spec.Resources.Requests)
 	var names []string
 	var nodes []preemption.Node
 	outranked := e.ledger.Outranked(s.pod, candidates)
-	if len(outranked) > maxPlans { // Other ones each time: those at the end are to have their turn too.
+	if len(outranked) > maxPlans { // Different nodes each time, so that the last ones are compared too.
 		rand.Shuffle(len(outranked), func(i, j int) { outranked[i], outranked[j] = outranked[j], outranked[i] })
 	}
 	for _, name := range outranked {
@@ -363,15 +367,16 @@ func (e *evictor) plan(pod *corev1.Pod, candidates []string) (evictionPlan, bool
 	return plan, true
 }
 
-// evictable reports whether the pod is leaving, or the API server is expected to evict it: it evicts no pod with several
-// budgets (pkg/registry/core/pod/storage/eviction.go), and what it refused lately it is likely to refuse again.
+// evictable reports whether the pod is terminating, or the API server is expected to evict it. The API server evicts no
+// pod with several budgets (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go), and is likely to reject again
+// an eviction that it rejected recently.
 func (e *evictor) evictable(p preemption.Pod) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return p.Terminating || len(p.Budgets) < 2 && !e.spared.has(p.UID, e.Clock.Now())
 }
 
-// neverPreempts says whether the pod's policy lets nobody leave for it.
+// neverPreempts reports whether the pod's preemption policy is Never.
 func neverPreempts(pod *corev1.Pod) bool {
 	policy := pod.Spec.PreemptionPolicy
 	return policy != nil && *policy == corev1.PreemptNever

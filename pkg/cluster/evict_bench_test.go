@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// BenchmarkEvictorHopeless is the first step for as many blocked pods as are remembered, none of which has a plan: of 120
-// nodes with 8 cards and 24 pods each, either no pod is of lower priority, or budgets guard them all.
+// BenchmarkEvictorHopeless measures one step with maxBlocked blocked pods, none of which has a plan. On 120 nodes with
+// 8 cards and 24 pods each, either no pod has a lower priority, or budgets guard all pods.
 func BenchmarkEvictorHopeless(b *testing.B) {
 	for name, priority := range map[string]int32{"equal priority": 0, "guarded": 9} {
 		b.Run(name, func(b *testing.B) {

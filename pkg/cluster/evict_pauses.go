@@ -7,7 +7,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// pauses leaves pods out for a time that doubles with each failure. Its user's lock guards it.
+// pauses holds the current pause of each pod. A pod's pause doubles with each failure. The lock of the struct that
+// holds it guards it.
 type pauses map[gpu.PodUID]pause
 
 type pause struct {
@@ -15,16 +16,16 @@ type pause struct {
 	length time.Duration
 }
 
-// extend begins a pause, twice as long as the pod's last one, within the bounds.
+// extend begins a pause of the pod, twice as long as its last one, between least and most.
 func (p pauses) extend(uid gpu.PodUID, now time.Time, least, most time.Duration) {
 	length := min(max(least, 2*p[uid].length), most)
 	p[uid] = pause{until: now.Add(length), length: length}
 }
 
-// has reports whether a pause of the pod lasts.
+// has reports whether the pod's pause is not over.
 func (p pauses) has(uid gpu.PodUID, now time.Time) bool { return now.Before(p[uid].until) }
 
-// prune forgets the pods that have had no failure for as long as the longest pause lasts.
+// prune removes the pods without a failure for longer than the longest pause after the end of their last one.
 func (p pauses) prune(now time.Time) {
 	maps.DeleteFunc(p, func(_ gpu.PodUID, last pause) bool { return now.Sub(last.until) > evictRest })
 }

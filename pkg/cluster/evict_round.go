@@ -16,8 +16,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// begin holds the card, and evicts. It reports whether this step is to try nothing else: a round is under way, or the API
-// server doesn't answer.
+// begin reserves the card and evicts the victims. It reports whether this step must not try another pod: a round is in
+// progress, or the API server doesn't answer.
 func (e *evictor) begin(ctx context.Context, object *corev1.Pod, plan evictionPlan) (done bool) {
 	pod := protocol.Pod(object)
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KObj(object), "node", plan.node, "card", plan.card)
@@ -26,14 +26,14 @@ func (e *evictor) begin(ctx context.Context, object *corev1.Pod, plan evictionPl
 	e.mu.Unlock()
 	e.ledger.Nominate(plan.node, pod, plan.victims...)
 	if len(plan.leave) == 0 {
-		return true // All of them are leaving already.
+		return true // All victims are terminating already.
 	}
 	result, err := e.evict(ctx, pod, plan)
 	e.Observer.Evicted(result)
 	if err != nil {
 		logger.Info("A card that only fragmentation keeps from a pod is not freed", "result", result, "err", err)
 		if e.awaitsWatch() {
-			return true // Some of them may be leaving: the round goes on until the watch shows which stay.
+			return true // Some victims may be terminating: the round lasts until the watch shows which ones stay.
 		}
 		e.cancel(pod)
 		return !answered(err)
@@ -44,8 +44,8 @@ func (e *evictor) begin(ctx context.Context, object *corev1.Pod, plan evictionPl
 	return true
 }
 
-// evict evicts the victims, after a dry run for each of them has succeeded. A pod whose eviction the API server refuses stays
-// out of plans for a while.
+// evict evicts the victims, after a dry run for each of them has succeeded. If the API server rejects an eviction, that
+// victim stays out of plans for a while.
 func (e *evictor) evict(ctx context.Context, pod gpu.Pod, plan evictionPlan) (result string, err error) {
 	for _, dryRun := range []bool{true, false} {
 		for _, victim := range plan.leave {
@@ -75,7 +75,7 @@ func (e *evictor) evictOne(ctx context.Context, victim gpu.Pod, dryRun bool) err
 	ctx, cancel := context.WithTimeout(ctx, evictTimeout)
 	defer cancel()
 	if !dryRun {
-		// Before the call: its answer may be lost.
+		// This comes before the call, because its answer may be lost.
 		e.mu.Lock()
 		e.asked[victim.UID] = e.Clock.Now()
 		e.mu.Unlock()
@@ -85,7 +85,7 @@ func (e *evictor) evictOne(ctx context.Context, victim gpu.Pod, dryRun bool) err
 		e.Observer.APIWrite("eviction")
 	}
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // It has gone, which the watch is about to show; perhaps another pod has its name.
+		return nil // The pod is gone, which the watch will show soon; another pod may have its name.
 	}
 	if !dryRun && judge(err) == refused {
 		e.mu.Lock()
@@ -95,14 +95,14 @@ func (e *evictor) evictOne(ctx context.Context, victim gpu.Pod, dryRun bool) err
 	return err
 }
 
-// answered reports whether an error is the API server's answer about this one pod, such as that of a budget or a webhook, and
-// not a sign that the server is away or overloaded.
+// answered reports whether the error is the API server's answer about this pod, such as a rejection by a budget or a
+// webhook. It is false if the API server is unavailable or overloaded.
 func answered(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) && !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err) && !apierrors.IsServiceUnavailable(err)
 }
 
-// spare keeps a pod out of plans for a while.
+// spare keeps the victim out of plans for a while.
 func (e *evictor) spare(uid gpu.PodUID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -118,8 +118,8 @@ func (e *evictor) cancel(pod gpu.Pod) {
 	e.letGo(pod)
 }
 
-// holds reports whether a card is held for the pod, and sees to it that it is that one: kube-scheduler may have nominated the
-// pod to another node meanwhile. A nomination that is newer than the round counts for more.
+// holds reports whether a card is reserved for the pod. It also renews that reservation, because kube-scheduler may
+// have nominated the pod to another node in the meantime. A nomination that is newer than the round takes precedence.
 func (e *evictor) holds(pod gpu.Pod, nominated string) bool {
 	if e == nil {
 		return false
@@ -130,7 +130,7 @@ func (e *evictor) holds(pod gpu.Pod, nominated string) bool {
 	if !ok || nominated != "" && nominated != r.nominated {
 		return false
 	}
-	e.ledger.Nominate(r.node, pod, r.victims...) // With the lock: the end of the round withdraws it afterwards.
+	e.ledger.Nominate(r.node, pod, r.victims...) // Under the lock, so that the end of the round removes it later.
 	return true
 }
 
@@ -156,25 +156,25 @@ func (e *evictor) endRounds() {
 	}
 }
 
-// failed returns how long the pod is to be left out after a round that has failed, at least; zero for one that goes on. It
-// needs the lock.
+// failed returns the minimum pause of the pod if the round has failed, or zero if the round continues. The caller holds
+// the lock.
 func (e *evictor) failed(r round, now time.Time) time.Duration {
 	switch {
 	case r.freed.IsZero() && slices.ContainsFunc(r.victims, e.isOverdue):
 		return evictRest
 	case r.freed.IsZero() && slices.ContainsFunc(r.victims, e.stays):
-		return evictPause // Its eviction failed, or wasn't made.
+		return evictPause // The eviction failed, or was not made.
 	case r.freed.IsZero():
 		return 0
 	case !e.fits(r.pod, r.node):
-		return evictPause // Another pod has taken the card, mostly one of higher priority: nothing is wrong with this one.
+		return evictPause // Another pod has taken the card, usually one of higher priority. The round's pod isn't at fault.
 	case now.Sub(r.freed) > evictHold:
 		return evictRest
 	}
 	return 0
 }
 
-// letGo holds the card no longer. What counts is kube-scheduler's nomination again, where the pod has one.
+// letGo ends the reservation of the card. kube-scheduler's nomination of the pod, if it has one, applies again.
 func (e *evictor) letGo(pod gpu.Pod) {
 	if known, ok := e.pods.get(pod.Namespace, pod.Name); ok && known.UID == types.UID(pod.UID) && known.Status.NominatedNodeName != "" {
 		e.ledger.Nominate(known.Status.NominatedNodeName, pod)
@@ -188,14 +188,15 @@ func (e *evictor) isHeld(uid gpu.PodUID) bool {
 	return held
 }
 
-// stays reports whether a pod that was to leave isn't leaving, and the watch isn't about to show that it is. It needs the lock.
+// stays reports whether a victim is not terminating and no requested eviction of it awaits the watch. The caller holds
+// the lock.
 func (e *evictor) stays(uid gpu.PodUID) bool {
 	_, holder, held := e.ledger.Lookup(uid)
 	_, asked := e.asked[uid]
 	return held && !holder.Leaving && !asked
 }
 
-// isOverdue reports whether a pod that is leaving should have been gone for a while.
+// isOverdue reports whether the pod is overdue.
 func (e *evictor) isOverdue(uid gpu.PodUID) bool {
 	_, holder, held := e.ledger.Lookup(uid)
 	if !held {

@@ -19,8 +19,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// fragmented is a cluster of one node with two cards of 16: 7 and 5 of priority 1 on the first, 12 of priority 2 on the
-// second. It has room for 8, and no card has.
+// fragmented is a cluster with one node of two cards of 16. Pods with 7 and 5 of priority 1 use the first card, a pod
+// with 12 of priority 2 the second. The node's sum has room for 8, but no card has.
 type fragmented struct {
 	*fixture
 	leads              leadership
@@ -29,7 +29,7 @@ type fragmented struct {
 	t                  *testing.T
 }
 
-// fragmentedNode returns a node with places for 100 pods.
+// fragmentedNode returns a node that allows 100 pods.
 func fragmentedNode(t testing.TB, name string, cards ...int64) *corev1.Node {
 	t.Helper()
 	node := newNode(t, name, cards...)
@@ -47,7 +47,7 @@ func startFragmented(t *testing.T, changes ...func(f *fragmented)) *fragmented {
 	for _, change := range changes {
 		change(f)
 	}
-	// Its rounds are the test's to play, see later.
+	// The test runs the evictor's rounds itself, see later.
 	rounds := func(c *Cluster) { c.evictor = newEvictor(c) }
 	f.fixture = startWith(t, Options{BindTimeout: patient, Leading: f.leads.ask}, rounds, append(f.others, fragmentedNode(t, "n1", 16, 16), f.a7, f.a5, f.b12, f.waits)...)
 	return f
@@ -62,13 +62,13 @@ func (f *fragmented) block(pod *corev1.Pod) {
 	f.Blocked(pod, slices.Values([]string{"n1"}), f.clock.Now())
 }
 
-// later lets time pass, and plays a round of the evictor, as its ticker would.
+// later advances the clock and runs one step of the evictor, as its ticker would.
 func (f *fragmented) later(d time.Duration) {
 	f.clock.Step(d)
 	f.evictor.tick(f.t.Context())
 }
 
-// underWay says whether a card is held for the pod that waits.
+// underWay reports whether a card is reserved for the pending pod.
 func (f *fragmented) underWay() bool {
 	f.evictor.mu.Lock()
 	defer f.evictor.mu.Unlock()
@@ -85,7 +85,7 @@ func (f *fragmented) wantEvicted(want ...string) {
 	})
 }
 
-// leaves lets the watch tell that the pod is being deleted.
+// leaves makes the watch report that the pod is being deleted.
 func (f *fragmented) leaves(pod *corev1.Pod) {
 	f.t.Helper()
 	leaving := pod.DeepCopy()
@@ -107,13 +107,13 @@ func TestACardIsFreedForAPodThatOnlyFragmentationBlocks(t *testing.T) {
 	f.later(evictDelay - 1)
 	f.wantEvicted() // kube-scheduler goes first.
 	f.later(1)
-	f.wantEvicted("?a5", "a5") // 4 + 5 are enough; the least memory goes.
+	f.wantEvicted("?a5", "a5") // 4 + 5 are enough; the victim with the least memory is chosen.
 	f.later(evictInterval)
-	f.wantEvicted("?a5", "a5") // Nobody else, while the watch hasn't told.
+	f.wantEvicted("?a5", "a5") // No other pod is evicted while the watch hasn't reported the deletion.
 	f.leaves(f.a5)
 	f.later(evictInterval)
 	f.wantEvicted("?a5", "a5")
-	// What comes free is held, for as long as it takes and not for ever.
+	// The freed memory is reserved, but only for evictHold.
 	f.publishGone(f.a5)
 	f.awaitHeld(f.a5, "not held")
 	if f.fitsFor(9, 5) || !f.fitsFor(10, 5) {
@@ -235,14 +235,14 @@ func TestEvictionRefused(t *testing.T) {
 				t.Errorf("%d rounds counted as %s", got, test.result)
 			}
 			f.later(evictInterval)
-			f.wantEvicted("?a5") // Not every second.
+			f.wantEvicted("?a5") // It is not retried every second.
 			f.later(evictPause)
-			f.wantEvicted("?a5", "?a7", "a7") // The next best, while the other one is spared.
+			f.wantEvicted("?a5", "?a7", "a7") // The next best victim, while the first one is spared.
 		})
 	}
 }
 
-// A pod for which nothing can be freed doesn't hold up those of lower priority.
+// A pod for which no card can be freed doesn't block pods of lower priority.
 func TestEvictionGoesOnWithTheNextPod(t *testing.T) {
 	second := ranked(newPod("second", 8), 8)
 	f := startFragmented(t, withSecondNode(second))
@@ -271,10 +271,11 @@ func TestEvictionStopsWhileTheServerIsAway(t *testing.T) {
 	f.later(evictInterval)
 	f.wantEvicted("?a5", "?c12") // The other pod's turn.
 	f.later(evictPause)
-	f.wantEvicted("?a5", "?c12", "?a5") // No victim is blamed.
+	f.wantEvicted("?a5", "?c12", "?a5") // No victim is spared because of an unavailable server.
 }
 
-// withSecondNode adds node n2, with 12 of priority 1 and 12 of priority 2 on two cards of 16, and a pod.
+// withSecondNode adds the pod and a node n2 of two cards of 16, with a pod with 12 of priority 1 on one and a pod with
+// 12 of priority 2 on the other.
 func withSecondNode(pod *corev1.Pod) func(*fragmented) {
 	return func(f *fragmented) {
 		f.others = append(f.others, fragmentedNode(f.t, "n2", 16, 16),
@@ -282,7 +283,7 @@ func withSecondNode(pod *corev1.Pod) func(*fragmented) {
 	}
 }
 
-// The API server evicts no pod that several budgets guard.
+// The API server evicts no pod with several budgets.
 func TestEvictionSparesPodsWithSeveralBudgets(t *testing.T) {
 	f := startFragmented(t, func(f *fragmented) {
 		label("x")(f.a5)
@@ -293,7 +294,7 @@ func TestEvictionSparesPodsWithSeveralBudgets(t *testing.T) {
 	f.wantEvicted("?a7", "a7")
 }
 
-// kube-scheduler keeps a nomination where only fragmentation is in the way.
+// kube-scheduler doesn't clear a nomination if only fragmentation prevents the placement.
 func TestEvictionForAVoidNomination(t *testing.T) {
 	f := startFragmented(t, func(f *fragmented) {
 		f.waits.Status.NominatedNodeName = "n2"
@@ -315,7 +316,7 @@ func TestEvictionForAVoidNomination(t *testing.T) {
 	f.await("a new nomination to count", func() bool { return f.fitsFor(9, 5) })
 }
 
-// A node that has room and doesn't admit the pod, such as one that is being drained, is no reason to wait.
+// A nomination to a node with room that doesn't admit the pod, such as a cordoned one, doesn't prevent a round.
 func TestEvictionForANominationToACordonedNode(t *testing.T) {
 	f := startFragmented(t, func(f *fragmented) {
 		f.waits.Status.NominatedNodeName = "n2"
@@ -328,7 +329,7 @@ func TestEvictionForANominationToACordonedNode(t *testing.T) {
 	f.wantEvicted("?a5", "a5")
 }
 
-// More nodes where budgets guard all pods than are compared at once don't hide a node where a card can be freed.
+// With more guarded nodes than maxPlans, the node on which a card can be freed still gets its turn.
 func TestEvictionBehindManyGuardedNodes(t *testing.T) {
 	var names []string
 	f := startFragmented(t, func(f *fragmented) {
@@ -352,7 +353,7 @@ func TestEvictionBehindManyGuardedNodes(t *testing.T) {
 	t.Error("no card is freed")
 }
 
-// A filter's call that carries a new nomination gives kube-scheduler time to delete its victims.
+// A filter call with a new nomination gives kube-scheduler time to delete its victims.
 func TestEvictionWaitsAfterANomination(t *testing.T) {
 	f := startFragmented(t)
 	f.block(f.waits)
@@ -367,7 +368,7 @@ func TestEvictionWaitsAfterANomination(t *testing.T) {
 	f.wantEvicted("?a5", "a5")
 }
 
-// Pods that nothing can help leave the places of the remembered ones to others.
+// Pods for which there is no plan give up their places among the remembered pods.
 func TestEvictionOfManyBlockedPods(t *testing.T) {
 	second := ranked(newPod("second", 8), 2)
 	var hopeless []*corev1.Pod
@@ -409,13 +410,13 @@ func TestAnEvictionWhoseAnswerIsLostIsWaitedFor(t *testing.T) {
 	f.wantEvicted("?a5", "a5")
 	f.server.with(func(s *server) { s.onEvict = nil })
 	f.later(f.settler.fence())
-	f.wantEvicted("?a5", "a5") // It wasn't made.
+	f.wantEvicted("?a5", "a5") // The eviction wasn't made.
 	f.block(f.waits)
 	f.later(evictPause)
 	f.wantEvicted("?a5", "a5", "?a5", "a5")
 }
 
-// What the card has left already isn't given to others while the eviction is on its way.
+// The card's remaining free memory isn't given to other pods while the eviction is in progress.
 func TestEvictionHoldsTheCardFromTheStart(t *testing.T) {
 	f := startFragmented(t)
 	var where []int
@@ -438,7 +439,7 @@ func TestEvictionHoldsTheCardFromTheStart(t *testing.T) {
 	}
 }
 
-// The answer is lost, the eviction was made: what it frees is for the pod that it was made for.
+// The answer is lost, but the eviction was made: the freed memory is reserved for the round's pod.
 func TestEvictionLostAnswerKeepsTheCard(t *testing.T) {
 	f := startFragmented(t)
 	f.server.with(func(s *server) {
@@ -460,7 +461,7 @@ func TestEvictionLostAnswerKeepsTheCard(t *testing.T) {
 	}
 }
 
-// The victim had just gone when it was to be evicted, and the watch lags.
+// The victim is already gone when it is evicted, and the watch lags.
 func TestEvictionOfAPodThatHasGone(t *testing.T) {
 	f := startFragmented(t)
 	f.server.with(func(s *server) {
@@ -474,11 +475,11 @@ func TestEvictionOfAPodThatHasGone(t *testing.T) {
 	}
 }
 
-// A pod that was to leave and stays, for whatever reason, doesn't keep the card from everybody else for ever.
+// A victim that stays, for any reason, doesn't keep the card from other pods forever.
 func TestARoundEndsWhereSomebodyStays(t *testing.T) {
 	for name, test := range map[string]struct {
 		leave func(f *fragmented)
-		// patience is how long the round lasts, next who is evicted in the one after it.
+		// patience is how long the round lasts. next are the evictions of the round after it.
 		patience time.Duration
 		next     []string
 	}{
@@ -509,7 +510,7 @@ func TestARoundEndsWhereSomebodyStays(t *testing.T) {
 			f.awaitHeld(f.b12, "bound n1 card 1")
 			f.block(f.waits)
 			f.later(evictDelay)
-			f.wantEvicted("?a5", "a5") // Not at once.
+			f.wantEvicted("?a5", "a5") // There is no second round at once.
 			f.clock.Step(evictRest)
 			f.block(f.waits)
 			f.later(0)
@@ -519,7 +520,7 @@ func TestARoundEndsWhereSomebodyStays(t *testing.T) {
 	}
 }
 
-// Where a pod of higher priority takes the card that was freed, another card is freed soon.
+// If a pod of higher priority takes the freed card, another card is freed soon.
 func TestEvictionOfACardThatAnotherPodTook(t *testing.T) {
 	f := startFragmented(t, withSecondNode(newPod("second", 8)))
 	blockOnBoth := func() { f.Blocked(f.waits, slices.Values([]string{"n1", "n2"}), f.clock.Now()) }
@@ -575,7 +576,7 @@ func TestACardIsHeldThoughAnotherNodeWasNominatedInBetween(t *testing.T) {
 	f.await("the card to be held again", func() bool { return !f.fitsFor(9, 5) })
 }
 
-// What came with a request isn't kept: it can be as large as a request may be.
+// The Pod object of a request isn't kept: it can be as large as a request.
 func TestABlockedPodIsNotKept(t *testing.T) {
 	f := startFragmented(t)
 	asked := weak.Make(func() *corev1.Pod {
@@ -589,5 +590,5 @@ func TestABlockedPodIsNotKept(t *testing.T) {
 	f.Blocked(f.waits, func(yield func(string) bool) {
 		for yield("n1") {
 		}
-	}, f.clock.Now()) // Comes to an end.
+	}, f.clock.Now()) // The loop over the names ends at a limit.
 }

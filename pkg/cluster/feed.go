@@ -15,7 +15,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
-// podEvents feeds pods into the ledger.
+// podEvents returns the event handlers that apply changes of pods to the ledger.
 func (c *Cluster) podEvents() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(object any) {
@@ -31,7 +31,8 @@ func (c *Cluster) podEvents() cache.ResourceEventHandler {
 			if old, known := before.(*packed); known {
 				c.gangs.changed(old, pod)
 				if old.UID != pod.UID {
-					// The pod in between was deleted and its name used again, while the watch was broken.
+					// While the watch was interrupted, the old pod was deleted and another pod was created with its
+					// name.
 					c.podGone(gpu.PodUID(old.UID))
 				}
 			}
@@ -42,7 +43,8 @@ func (c *Cluster) podEvents() cache.ResourceEventHandler {
 				object = unknown.Obj
 			}
 			if pod, ok := podOf(object); ok {
-				// First, or its group would be told in between that it has lost its place, and not why.
+				// This comes first: otherwise the gang would see the lost allocation before the deletion that explains
+				// it.
 				c.gangs.gone(pod)
 				c.podGone(gpu.PodUID(pod.UID))
 			}
@@ -51,7 +53,7 @@ func (c *Cluster) podEvents() cache.ResourceEventHandler {
 }
 
 func (c *Cluster) podSeen(pod *corev1.Pod) {
-	// At the end, when the ledger knows as much.
+	// This comes last, when the ledger is up to date.
 	defer c.gangs.seen(pod)
 	seen := protocol.Pod(pod)
 	if seen.Request == 0 {
@@ -92,7 +94,7 @@ func (c *Cluster) podGone(uid gpu.PodUID) {
 	c.evictor.forget(uid)
 }
 
-// hold enters a bound pod into the ledger, as its object tells it.
+// hold sets the bound allocation of the pod in the ledger, as the Pod object says.
 func hold(l *ledger.Ledger, pod *corev1.Pod) {
 	where, err := protocol.PodPlacement(pod)
 	if err != nil && !errors.Is(err, protocol.ErrNotAssumed) {
@@ -103,13 +105,13 @@ func hold(l *ledger.Ledger, pod *corev1.Pod) {
 	l.SetBound(pod.Spec.NodeName, protocol.Pod(pod), where, assignment.AssumeTime)
 }
 
-// nodeEvents feeds nodes into the ledger.
+// nodeEvents returns the event handlers that apply changes of nodes to the ledger.
 func (c *Cluster) nodeEvents() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(object any) { c.nodeSeen(object.(*corev1.Node)) },
 		UpdateFunc: func(before, after any) {
 			old, node := before.(*corev1.Node), after.(*corev1.Node)
-			// Most updates of a node change none of what is kept of it.
+			// Most updates of a Node change none of the fields that the ledger uses.
 			if !maps.Equal(old.Annotations, node.Annotations) || !sameResources(old.Status.Capacity, node.Status.Capacity) ||
 				!slices.Equal(waiting.Closed(old, false), waiting.Closed(node, false)) {
 				c.nodeSeen(node)

@@ -24,7 +24,7 @@ func TestTheLedgerIsRebuiltFromTheServer(t *testing.T) {
 	ended := boundPod("ended", 50, "n1", 0)
 	ended.Status.Phase = corev1.PodFailed
 	presumed := newPod("presumed", 30)
-	presumed.Spec.NodeName = "n1" // Bound by somebody who told no card.
+	presumed.Spec.NodeName = "n1" // Another scheduler bound it, and its annotations name no card.
 	f := start(t, patient, newNode(t, "n1", 100, 100), newNode(t, "plain"),
 		boundPod("a", 40, "n1", 1), ended, newPod("waits", 10), presumed, newPod("asks nothing", 0))
 	f.wantHeld(newPod("a", 0), "bound n1 card 1")
@@ -44,7 +44,7 @@ func TestMemoryComesFreeWhenAPodEndsOrIsGoneAndNotBefore(t *testing.T) {
 			f := start(t, patient, newNode(t, "n1", 100, 100), pod)
 			f.awaitHeld(pod, "bound n1 card 0")
 
-			// Its grace period has begun. The pod that comes after shows that the watch has told of that.
+			// The grace period has begun. The watch has reported this once it reports the pod that is published next.
 			now := metav1.Now()
 			pod.DeletionTimestamp, pod.DeletionGracePeriodSeconds = &now, new(int64)
 			pod.Finalizers = []string{"x/y"}
@@ -65,12 +65,12 @@ func TestANameUsedAgainIsAnotherPod(t *testing.T) {
 	first, second := boundPod("p", 40, "n1", 0), boundPod("p", 10, "n1", 1)
 	second.UID = "second"
 	f := start(t, patient, newNode(t, "n1", 100, 100), first)
-	// The watch was broken meanwhile: it tells of a change where there was a deletion.
+	// The watch was interrupted in the meantime: it reports an update instead of a deletion.
 	f.publishObject(second)
 	f.awaitHeld(second, "bound n1 card 1")
 	f.awaitHeld(first, "not held")
 
-	// An unbound successor frees the card as well.
+	// A successor without a node frees the card as well.
 	third := newPod("p", 10)
 	third.UID = "third"
 	f.publishObject(third)

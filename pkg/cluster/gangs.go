@@ -23,44 +23,47 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// GangOptions say how groups of pods are treated of which all run or none.
+// GangOptions configure gangs: groups of pods that are bound all together or not at all.
 type GangOptions struct {
-	// Hold is how long a member's bind is held at most; 0 leaves groups alone. Hold and BindTimeout together must lie
-	// below kube-scheduler's httpTimeout.
+	// Hold is how long a member's bind call is held at most; 0 disables gangs. The sum of Hold and BindTimeout must be
+	// less than kube-scheduler's httpTimeout.
 	Hold time.Duration
-	// Patience is how long places are kept for members to come, and how long a group may be bound in part.
+	// Patience is how long a plan's reservations last while members are missing, and how long a gang may stay partial.
 	Patience time.Duration
-	// ClaimAfter is how long a group waits before memory that comes free is kept for it; 0 never does so.
+	// ClaimAfter is how long a gang waits before freed memory is reserved for it; 0 disables starvation reservations.
 	ClaimAfter time.Duration
-	// OnFailure says what becomes of the members that run when that time is over.
+	// OnFailure is what happens to the bound members of a gang that is still partial after Patience.
 	OnFailure gang.FailurePolicy
-	// Observer is told what happens.
+	// Observer receives the events of gangs, for metrics.
 	Observer gang.Observer
-	// Answering returns why kube-scheduler isn't answered any more, or nil: then nobody new comes, and binds that are held
-	// would only hold up whoever waits for them. Nil for the only extender.
+	// Answering returns why this process no longer answers kube-scheduler, or nil if it does. If it doesn't, no further
+	// members arrive, and held binds would only delay the processes that wait for them. It is nil if there is only one
+	// extender.
 	Answering func() error
 }
 
 const (
-	// gangInterval is how often time passes for groups.
+	// gangInterval is the interval between two calls of Tick.
 	gangInterval = 100 * time.Millisecond
-	// retryInterval is the pause between attempts to bind a member whose group is being bound.
+	// retryInterval is the pause between attempts to bind a member whose barrier has opened.
 	retryInterval = 100 * time.Millisecond
-	// deletedDelay is how long the answer waits that ends the holds of a group of which a member was deleted. kube-scheduler may
-	// have done that itself, for another pod: it looks at that one again when the places of those that were held come free in
-	// its cache, but passes that over while its own watch hasn't told of the deletion, and then waits for minutes
-	// (pkg/scheduler/framework/preemption/executor.go, isRunningPreemption).
+	// deletedDelay is how long the rejection of held binds is delayed after a member of the gang was deleted.
+	// kube-scheduler may have deleted the member itself, as a victim of a preemptor. It retries the preemptor when the
+	// members with rejected binds leave its cache. But it skips the preemptor as long as its own watch hasn't reported
+	// the deletion, and then the preemptor waits for minutes (k8s.io/kubernetes
+	// pkg/scheduler/framework/preemption/executor.go, isRunningPreemption).
 	deletedDelay = time.Second
-	// maxEvictions is how many evictions are asked for at once.
+	// maxEvictions limits the concurrent eviction calls.
 	maxEvictions = 16
 )
 
-// gangs are the hands of a gang.Manager: they tell it what happens, and do what it wants done. A nil gangs leaves groups
-// alone.
+// gangs connects a gang.Manager to the cluster: it passes in the events and the time, and performs the Effects. A nil
+// gangs means that gangs are disabled.
 type gangs struct {
 	*Cluster
 	book *gang.Manager
-	// evictions are pods to evict; while one batch is under way the next is dropped, since the Book repeats itself.
+	// evictions receives the pods to evict. While one batch is in progress the next one is dropped, because the manager
+	// requests it again.
 	evictions chan []gpu.Pod
 }
 
@@ -78,24 +81,24 @@ func newGangs(c *Cluster) *gangs {
 	}
 }
 
-// FilterGang answers for a member of a group that isn't placed like any pod: then decided is true. offered must not be
-// changed afterwards.
+// FilterGang answers a filter call for a member of a gang. decided is false if the pod is to be placed like any single
+// pod. The caller must not change offered afterwards.
 func (c *Cluster) FilterGang(pod *corev1.Pod, offered []string) (answer gang.FilterResult, decided bool) {
 	if c.gangs == nil || !protocol.InGroup(pod) {
 		return gang.FilterResult{}, false
 	}
 	if c.Ready() != nil {
-		return gang.FilterResult{Reason: gang.Unknown}, true // Once every pod is known, those that wait are called.
+		return gang.FilterResult{Reason: gang.Unknown}, true // The pending pods are requeued after the cache sync.
 	}
 	answer = c.gangs.book.Filter(gpu.PodUID(pod.UID), offered, c.Clock.Now())
 	c.gangs.act()
 	if !answer.AsSingle {
-		c.waker.forget(gpu.PodUID(pod.UID)) // Waking it is the Book's business.
+		c.waker.forget(gpu.PodUID(pod.UID)) // The manager requeues the pod.
 	}
 	return answer, !answer.AsSingle
 }
 
-// GangStates counts the groups by state, for metrics.
+// GangStates returns the number of gangs in each state, for metrics.
 func (c *Cluster) GangStates() map[string]int {
 	if c.gangs == nil {
 		return nil
@@ -103,7 +106,7 @@ func (c *Cluster) GangStates() map[string]int {
 	return c.gangs.book.States()
 }
 
-// freed is told by the ledger that memory of the node came free.
+// freed is the ledger's callback for freed memory of the node.
 func (c *Cluster) freed(node string) {
 	c.waker.freed(node)
 	if c.gangs != nil {
@@ -119,7 +122,7 @@ func (c *Cluster) anyNode() string {
 	return nodes[0].Name
 }
 
-// countNodes returns the number of nodes of the cluster, with and without cards.
+// countNodes returns the number of the cluster's nodes, with and without cards.
 func (c *Cluster) countNodes() int {
 	nodes, err := c.nodes.List(labels.Everything())
 	if err != nil {
@@ -128,7 +131,7 @@ func (c *Cluster) countNodes() int {
 	return len(nodes)
 }
 
-// bind holds a member's bind until its group lets it go. A pod without a group is bound at once.
+// bind holds a member's bind call until its gang's permit is decided. A pod without a gang is bound at once.
 func (g *gangs) bind(ctx context.Context, request BindRequest) (result string, err error) {
 	if err := g.Ready(); err != nil {
 		return ResultNotReady, err
@@ -136,10 +139,10 @@ func (g *gangs) bind(ctx context.Context, request BindRequest) (result string, e
 	pod, known := g.pods.get(request.Namespace, request.Name)
 	switch {
 	case !known || pod.UID != request.UID:
-		request.alone = true // The watch is behind, or the request names nobody: that shows once the pod has been read.
+		request.alone = true // The watch lags, or the pod doesn't exist: the live read of the pod will show which.
 		return g.Cluster.bind(ctx, request, g.BindTimeout)
 	case !protocol.InGroup(pod):
-		return g.Cluster.bind(ctx, request, g.BindTimeout) // They don't even wait for the Book's lock.
+		return g.Cluster.bind(ctx, request, g.BindTimeout) // It doesn't even need the manager's lock.
 	case pod.Spec.NodeName != "":
 		return g.alreadyBound(pod, request.Node)
 	}
@@ -159,7 +162,7 @@ func (g *gangs) bind(ctx context.Context, request BindRequest) (result string, e
 		if g.book.CancelPermit(uid, ticket) {
 			return ResultHeldBack, fmt.Errorf("kube-scheduler gave the call up: %w", ctx.Err())
 		}
-		<-ticket.Decided // The others are being bound: that ends within their timeout.
+		<-ticket.Decided // The barrier is open: the decision follows within the BindTimeout of the other members.
 	}
 	if why := ticket.Rejection(); why != nil {
 		if *why == gang.Deleted {
@@ -168,10 +171,10 @@ func (g *gangs) bind(ctx context.Context, request BindRequest) (result string, e
 		return ResultHeldBack, *why
 	}
 	request.groupWhole = ticket.MarkWhole()
-	err = errPanicked // Unless bindAtLast returns.
+	err = errPanicked // It stays so if bindAtLast panics.
 	defer func() {
 		if err != nil && !errors.Is(err, ErrUnsettled) && !errors.Is(err, ErrInFlight) {
-			g.settler.abandoned(uid) // What the plan had reserved.
+			g.settler.abandoned(uid) // This releases the plan's reservation.
 		}
 		g.book.BindDone(key, uid, request.Node, err == nil, request.groupWhole, g.Clock.Now())
 		g.act()
@@ -182,7 +185,8 @@ func (g *gangs) bind(ctx context.Context, request BindRequest) (result string, e
 
 var errPanicked = errors.New("the bind panicked")
 
-// bindAtLast binds a member whose group has been let go: the others are being bound, so what may pass is tried again.
+// bindAtLast binds a member whose permit was granted. It retries failures that may be temporary, because the other
+// members are being bound.
 func (g *gangs) bindAtLast(ctx context.Context, request BindRequest, deadline time.Time) (result string, err error) {
 	for {
 		result, err = g.Cluster.bind(ctx, request, deadline.Sub(g.Clock.Now()))
@@ -193,7 +197,7 @@ func (g *gangs) bindAtLast(ctx context.Context, request BindRequest, deadline ti
 	}
 }
 
-// passing says whether the bind failed for something that may be over in a moment.
+// passing reports whether the bind failed for a reason that may be temporary.
 func passing(result string, err error) bool {
 	var dial *net.OpError
 	switch result {
@@ -205,12 +209,12 @@ func passing(result string, err error) bool {
 	return false
 }
 
-// waits says whether the pod is a member of a group that isn't whole.
+// waits reports whether the pod is a member of a gang that isn't whole.
 func (g *gangs) waits(pod *corev1.Pod) bool {
 	return g != nil && protocol.InGroup(pod) && g.book.InPendingGang(gpu.PodUID(pod.UID))
 }
 
-// seen tells the Book how a pod stands.
+// seen passes the state of a pod to the manager.
 func (g *gangs) seen(pod *corev1.Pod) {
 	if g == nil || !protocol.InGroup(pod) {
 		return
@@ -218,21 +222,21 @@ func (g *gangs) seen(pod *corev1.Pod) {
 	g.book.SetMember(memberOf(pod), g.Clock.Now())
 }
 
-// changed tells the Book of a pod that isn't what it was: another one of its name, or one without its group.
+// changed removes the old pod from the manager if another pod now has its name, or if the pod no longer names a group.
 func (g *gangs) changed(old *packed, pod *corev1.Pod) {
 	if g != nil && protocol.InGroup(&corev1.Pod{ObjectMeta: old.meta()}) && (old.UID != pod.UID || !protocol.InGroup(pod)) {
 		g.book.RemoveMember(gpu.PodUID(old.UID), g.Clock.Now())
 	}
 }
 
-// gone tells the Book that a pod is no more.
+// gone removes the pod from the manager.
 func (g *gangs) gone(pod *corev1.Pod) {
 	if g != nil && protocol.InGroup(pod) {
 		g.book.RemoveMember(gpu.PodUID(pod.UID), g.Clock.Now())
 	}
 }
 
-// run lets time pass for the Book until ctx ends.
+// run calls the manager's Tick until ctx ends, and starts and stops leading with the term.
 func (g *gangs) run(ctx context.Context) error {
 	ticker := g.Clock.NewTicker(gangInterval)
 	defer ticker.Stop()
@@ -260,11 +264,11 @@ func (g *gangs) run(ctx context.Context) error {
 	}
 }
 
-// act does what the Book wants done.
+// act performs the manager's Effects, if this process is the leader.
 func (g *gangs) act() {
 	effects := g.book.TakeEffects()
 	if g.leading() != nil {
-		return // Whoever leads will find the same.
+		return // The leader has the same effects.
 	}
 	if effects.Requeue {
 		g.waker.call(effects.RequeueNode)
@@ -287,7 +291,7 @@ func (g *gangs) act() {
 	}
 }
 
-// evict asks for evictions until ctx ends.
+// evict makes the eviction calls until ctx ends.
 func (g *gangs) evict(ctx context.Context) error {
 	for {
 		select {
@@ -299,12 +303,13 @@ func (g *gangs) evict(ctx context.Context) error {
 			for _, pod := range pods {
 				group.Go(func() error { g.evictPod(ctx, pod); return nil })
 			}
-			_ = group.Wait() // Each has said what went wrong.
+			_ = group.Wait() // evictPod logs its errors.
 		}
 	}
 }
 
-// evictPod asks for one eviction. Disruption budgets are respected: the Book asks again until it is allowed.
+// evictPod makes one eviction call. Disruption budgets are respected: the manager requests the eviction again until it
+// is allowed.
 func (g *gangs) evictPod(ctx context.Context, pod gpu.Pod) {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name))
 	if g.leading() != nil {
@@ -316,7 +321,7 @@ func (g *gangs) evictPod(ctx context.Context, pod gpu.Pod) {
 	g.Observer.APIWrite("eviction")
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return // It has gone by itself.
+		return // The pod is gone without an eviction.
 	case err != nil:
 		logger.Info("A member of a group that is bound in part is not evicted yet", "err", err)
 		return
@@ -333,14 +338,15 @@ func gangReference(pod gpu.Pod) *corev1.ObjectReference {
 	}
 }
 
-// What keepGroup notes in a slim pod. No annotation of a real pod can be named so: they are no valid keys.
+// The keys that keepGroup adds to the annotations of a slim pod. They are not valid as annotation keys, so no
+// annotation of a real pod can have them.
 const (
 	noteTemplate = "slim: template"
 	noteCardless = "slim: asks for no cards"
 	noteBoundAt  = "slim: bound at"
 )
 
-// keepGroup keeps in a slim pod what memberOf reads of it, where the pod speaks of a group.
+// keepGroup copies to slim the fields that memberOf reads, if the pod names a group.
 func keepGroup(slim, pod *corev1.Pod) {
 	if !protocol.InGroup(pod) {
 		return
@@ -361,7 +367,8 @@ func keepGroup(slim, pod *corev1.Pod) {
 		notes[noteCardless] = ""
 	}
 	for i := range pod.Status.Conditions {
-		// The API server sets it with the node (pkg/registry/core/pod/storage/storage.go, setPodNodeAndMetadata).
+		// The API server sets the condition together with the node (k8s.io/kubernetes
+		// pkg/registry/core/pod/storage/storage.go, setPodNodeAndMetadata).
 		if c := &pod.Status.Conditions[i]; c.Type == corev1.PodScheduled && c.Status == corev1.ConditionTrue && pod.Spec.NodeName != "" {
 			notes[noteBoundAt] = c.LastTransitionTime.UTC().Format(time.RFC3339)
 		}
@@ -370,7 +377,7 @@ func keepGroup(slim, pod *corev1.Pod) {
 	slim.Annotations = notes
 }
 
-// memberOf reads a slim pod that speaks of a group.
+// memberOf returns the gang member that a slim pod describes. The pod must name a group.
 func memberOf(pod *corev1.Pod) gang.Member {
 	group, err := protocol.GroupOf(pod)
 	_, cardless := pod.Annotations[noteCardless]

@@ -20,11 +20,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// gangCounts is a gang.Observer.
+// gangCounts is a gang.Observer that counts the calls.
 type gangCounts struct {
 	mu sync.Mutex
 	n  map[string]int
-	// opening, where there is one, is sent to when a barrier opens, with the Book's lock held, and then waited for.
+	// opening, if not nil, receives a value when a barrier opens; the Manager, with its lock held, then waits for one
+	// from it.
 	opening chan struct{}
 }
 
@@ -52,7 +53,7 @@ func (c *gangCounts) GangFailed(reason string) { c.count(reason) }
 func (c *gangCounts) GangStarving()            { c.count("claimed") }
 func (c *gangCounts) GangEvicted()             { c.count("evicted") }
 
-// member is a pod of a group that asks for 8.
+// member returns a pod of a group. The pod asks for 8.
 func member(group string, size, i int) *corev1.Pod {
 	pod := newPod(fmt.Sprintf("%s-%d", group, i), 8)
 	pod.CreationTimestamp = metav1.NewTime(time.Date(2026, 7, 1, 11, 0, i, 0, time.UTC))
@@ -62,7 +63,8 @@ func member(group string, size, i int) *corev1.Pod {
 	return pod
 }
 
-// gangFixture is a Cluster that heeds groups, with two cards of 16 on a node, and a group of three that asks for 8 each.
+// gangFixture is a Cluster with gangs enabled, a node of two cards of 16, and a group of three pods that ask for 8
+// each.
 type gangFixture struct {
 	*fixture
 	seen  *gangCounts
@@ -94,7 +96,7 @@ func startGang(t *testing.T, onFailure gang.FailurePolicy) *gangFixture {
 	return g
 }
 
-// offered asks filter about every member.
+// offered makes a filter call for each member.
 func (g *gangFixture) offered() {
 	g.t.Helper()
 	for _, pod := range g.pods {
@@ -105,7 +107,7 @@ func (g *gangFixture) offered() {
 	}
 }
 
-// come begins the bind of some members; each end is told on g.ends.
+// come starts the bind calls of some members. Their results are sent to g.ends.
 func (g *gangFixture) come(ctx context.Context, members ...int) {
 	for _, i := range members {
 		pod := g.pods[i]
@@ -113,7 +115,7 @@ func (g *gangFixture) come(ctx context.Context, members ...int) {
 	}
 }
 
-// end returns how a bind ended.
+// end returns the result of the next bind call that ends.
 func (g *gangFixture) end() bindEnd {
 	g.t.Helper()
 	select {
@@ -125,13 +127,13 @@ func (g *gangFixture) end() bindEnd {
 	}
 }
 
-// held waits until so many binds are held.
+// heldBinds waits until n binds are held.
 func (g *gangFixture) heldBinds(n int) {
 	g.t.Helper()
 	g.await(fmt.Sprintf("%d held binds", n), func() bool { return g.gangs.book.HeldBinds() == n })
 }
 
-// pass lets time pass until the condition holds, in steps of the Book's.
+// pass advances the clock in steps of gangInterval until the condition is true.
 func (g *gangFixture) pass(what string, condition func() bool) {
 	g.t.Helper()
 	g.await(what, func() bool {
@@ -186,7 +188,7 @@ func TestAMemberThatDoesNotComeSendsAllBack(t *testing.T) {
 			t.Errorf("%s: %v", e.name, e.err)
 		}
 	}
-	g.wantHeld(g.pods[0], "reserved n1 card 0") // They come again.
+	g.wantHeld(g.pods[0], "reserved n1 card 0") // The members return.
 	g.come(t.Context(), 0, 1, 2)
 	for range gangSize {
 		if e := g.end(); e.err != nil {
@@ -262,7 +264,7 @@ func TestWhoDoesNotLeadHoldsNothing(t *testing.T) {
 	}
 }
 
-// refusing has the server refuse to bind one pod for good.
+// refusing makes the server reject the binding of one pod for good.
 func (g *gangFixture) refusing(name string) {
 	g.server.with(func(s *server) {
 		s.onBind = func(ctx context.Context, binding *corev1.Binding) error {
@@ -286,7 +288,7 @@ func TestAGroupThatIsBoundInPartIsGivenUp(t *testing.T) {
 				e := g.end()
 				results[e.name] = e.err
 			}
-			// The last by UID, job-2, waits for the others and isn't bound where one of them isn't.
+			// The last one by UID, job-2, waits for the others and isn't bound if one of them isn't.
 			if results["job-0"] != nil || results["job-1"] == nil || !errors.Is(results["job-2"], gang.NotBound) {
 				t.Errorf("the binds ended with %v", results)
 			}
@@ -344,12 +346,12 @@ func TestABindThatFailsForAMomentIsTriedAgain(t *testing.T) {
 	}
 }
 
-// Nobody told the extender that starts now how the group came to have one bound member of two.
+// An extender that starts now learns only from the pods how the gang came to have one bound member of two.
 func TestAnExtenderThatStartsLaterKnowsWholeGroups(t *testing.T) {
 	created := member("job", 2, 1).CreationTimestamp.Time
 	for name, tc := range map[string]struct {
 		proof bool
-		// bound is when the member that runs was bound, zero for unknown.
+		// bound is when the running member was bound, or zero if that is unknown.
 		bound time.Time
 		want  string
 	}{
@@ -436,7 +438,7 @@ func TestAClaimReachesNodesThatAreFull(t *testing.T) {
 		Hold: 10 * time.Second, Patience: 30 * time.Second, ClaimAfter: 20 * time.Second, OnFailure: gang.Evict, Observer: seen,
 	}}, func(*Cluster) {}, newNode(t, "n1", 16, 16), boundPod("a", 16, "n1", 0), boundPod("b", 16, "n1", 1),
 		member("job", 2, 0), member("job", 2, 1))
-	// No member is ever asked about: kube-scheduler sees that the node is full.
+	// No filter call arrives for any member: kube-scheduler sees that the node is full.
 	f.await("a claim", func() bool {
 		f.clock.Step(gangInterval)
 		return seen.of("claimed") > 0
@@ -450,7 +452,7 @@ func TestAClaimReachesNodesThatAreFull(t *testing.T) {
 	}
 }
 
-// While places are reserved nobody can be evicted from them. A pod that goes before the group is called when that has changed.
+// A plan's reservations can't be preempted. A rejected pod of higher priority is requeued when the gang becomes whole.
 func TestWhoGoesBeforeAGroupIsCalledWhenItIsBound(t *testing.T) {
 	for priority, want := range map[int32]bool{0: false, 5: true} {
 		t.Run(fmt.Sprint(priority), func(t *testing.T) {
@@ -507,7 +509,7 @@ func TestAMemberWhoseMarksCannotBeReadIsTold(t *testing.T) {
 		}
 	}
 	g.wantEvent("Warning GangInvalid The pod can't be counted as a member: the group's size is not a whole number from 1 on")
-	g.offered() // The others don't mind it.
+	g.offered() // The other members are not affected.
 }
 
 func TestPodsWithoutAGroupDoNotEvenWaitForTheLock(t *testing.T) {

@@ -4,10 +4,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// interferes says whether a pod may keep the preemptor off a node by more than what it takes of the node's resources:
-// then nobody here can tell that the preemptor would fit beside it. It stands for those of kube-scheduler's filters that
-// look at other pods (NodePorts, InterPodAffinity, PodTopologySpread, VolumeRestrictions, NodeVolumeLimits,
-// DynamicResources), and may say yes too often, never too rarely. pod is slim, see markInterference; the preemptor isn't.
+// interferes reports whether a pod may keep the preemptor off a node by more than the resources that it uses. Then it
+// is unknown whether the preemptor fits beside that pod. It approximates the filters of kube-scheduler that depend on
+// other pods (NodePorts, InterPodAffinity, PodTopologySpread, VolumeRestrictions, NodeVolumeLimits, DynamicResources).
+// It may return true too often, but never false too often. pod is as the cache keeps it, see markInterference;
+// preemptor is complete.
 func interferes(pod, preemptor *corev1.PodSpec) bool {
 	return pod.Affinity != nil && pod.Affinity.PodAntiAffinity != nil || minds(preemptor) ||
 		len(pod.Volumes) > 0 && hasRareVolumes(preemptor) ||
@@ -15,7 +16,7 @@ func interferes(pod, preemptor *corev1.PodSpec) bool {
 		portsConflict(hostPorts(pod), hostPorts(preemptor))
 }
 
-// minds says whether the pod itself is choosy about its neighbours.
+// minds reports whether the pod has constraints on the other pods of its node.
 func minds(spec *corev1.PodSpec) bool {
 	for _, constraint := range spec.TopologySpreadConstraints {
 		if constraint.WhenUnsatisfiable == corev1.DoNotSchedule {
@@ -30,7 +31,8 @@ func keepsOthersOff(spec *corev1.PodSpec) bool {
 		len(spec.Affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution) > 0
 }
 
-// hasRareVolumes says whether the pod has volumes that two pods, or many pods of one node, may not have at once.
+// hasRareVolumes reports whether the pod has volumes that two pods, or many pods of one node, can't use at the same
+// time.
 func hasRareVolumes(spec *corev1.PodSpec) bool {
 	for i := range spec.Volumes {
 		switch source := &spec.Volumes[i].VolumeSource; {
@@ -43,7 +45,8 @@ func hasRareVolumes(spec *corev1.PodSpec) bool {
 	return false
 }
 
-// markInterference keeps in a slim pod no more than that there is something which interferes looks for.
+// markInterference marks in slim which fields of full interferes depends on. It copies only their presence, to save
+// memory.
 func markInterference(slim, full *corev1.PodSpec) {
 	if keepsOthersOff(full) {
 		slim.Affinity = &someAffinity
@@ -56,14 +59,14 @@ func markInterference(slim, full *corev1.PodSpec) {
 	}
 }
 
-// The marks, which all slim pods share and nobody changes.
+// The marks. All pods of the cache share them; they are never changed.
 var (
 	someAffinity = corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{}}
 	someVolumes  = []corev1.Volume{{}}
 	someClaims   = []corev1.PodResourceClaim{{}}
 )
 
-// hostPorts are the ports of the node that the pod takes.
+// hostPorts returns the host ports of the pod's containers and sidecars (init containers that restart always).
 func hostPorts(spec *corev1.PodSpec) []corev1.ContainerPort {
 	var ports []corev1.ContainerPort
 	collect := func(container *corev1.Container) {
@@ -84,7 +87,7 @@ func hostPorts(spec *corev1.PodSpec) []corev1.ContainerPort {
 	return ports
 }
 
-// portsConflict says whether two pods can't both have these ports of one node.
+// portsConflict reports whether the two lists have a host port in common.
 func portsConflict(a, b []corev1.ContainerPort) bool {
 	for _, p := range a {
 		for _, q := range b {

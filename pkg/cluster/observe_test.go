@@ -27,7 +27,7 @@ func TestNodesWithoutPlugin(t *testing.T) {
 		t.Errorf("%d nodes have lost their plugin, want none", got)
 	}
 	node = node.DeepCopy()
-	node.Status.Allocatable = amount(protocol.ResourceMemory, 0) // As the kubelet reports it once a plugin has gone.
+	node.Status.Allocatable = amount(protocol.ResourceMemory, 0) // The kubelet reports this once a plugin is gone.
 	f.publishNode(node)
 	f.await("the node to lose its plugin", func() bool { return f.NodesWithoutPlugin() == 1 })
 }

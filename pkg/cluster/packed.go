@@ -14,20 +14,20 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// packed is a pod as the informer's cache keeps it. Even an empty corev1.Pod takes more than a kilobyte, and a
-// cluster has tens of thousands; but apart from what is the pod's own, which stands here, most are alike.
+// packed is a pod as the informer's cache stores it. Even an empty corev1.Pod needs more than a kilobyte, and a cluster
+// has tens of thousands of pods. Most of them differ only in the fields of packed other than rest.
 type packed struct {
 	// ObjectMeta has no annotations.
 	metav1.ObjectMeta
 	node string
-	// annotations are keys and values in turn.
+	// annotations are keys and values alternately.
 	annotations []string
 	memory      gpu.Memory
-	// rest is everything else. It belongs to many pods and is never changed.
+	// rest is the remainder of the pod. Many pods share it; it is never changed.
 	rest *corev1.Pod
 }
 
-// pack packs a slim pod.
+// pack converts a slim pod to the form that the cache stores.
 func (s *slimmer) pack(pod *corev1.Pod) *packed {
 	out := &packed{ObjectMeta: pod.ObjectMeta, node: pod.Spec.NodeName, memory: protocol.PodRequest(pod)}
 	out.Annotations = nil
@@ -41,14 +41,14 @@ func (s *slimmer) pack(pod *corev1.Pod) *packed {
 		setMemory(&rest, 0)
 	}
 	out.rest = &rest
-	// Those that wait are few, and differ.
+	// Pending pods are few, and differ from each other.
 	if key, err := rest.Marshal(); err == nil && out.node != "" {
 		out.rest = s.rests.one(string(key), &rest)
 	}
 	return out
 }
 
-// podOf returns a pod of the cache as a slim pod, which is to be read only.
+// podOf converts an object of the cache back to a slim pod, which the caller must not change.
 func podOf(object any) (*corev1.Pod, bool) {
 	p, ok := object.(*packed)
 	if !ok {
@@ -62,7 +62,7 @@ func podOf(object any) (*corev1.Pod, bool) {
 	return &pod, true
 }
 
-// meta is what it was, with the annotations.
+// meta returns the pod's metadata with its annotations.
 func (p *packed) meta() metav1.ObjectMeta {
 	meta := p.ObjectMeta
 	if len(p.annotations) > 0 {
@@ -74,7 +74,7 @@ func (p *packed) meta() metav1.ObjectMeta {
 	return meta
 }
 
-// setMemory sets the GPU memory that a slim pod asks for, without changing what it shares with others.
+// setMemory sets the GPU memory that a slim pod asks for. It copies the values that the pod shares with others.
 func setMemory(pod *corev1.Pod, memory gpu.Memory) {
 	if len(pod.Spec.Containers) > 0 {
 		container := pod.Spec.Containers[0]
@@ -86,7 +86,7 @@ func setMemory(pod *corev1.Pod, memory gpu.Memory) {
 	}
 }
 
-// withMemory returns a copy of the list with so much GPU memory, without an entry for none.
+// withMemory returns a copy of the list with the given GPU memory. Zero removes the entry.
 func withMemory(list corev1.ResourceList, memory gpu.Memory) corev1.ResourceList {
 	out := make(corev1.ResourceList, len(list)+1)
 	maps.Copy(out, list)
@@ -108,9 +108,9 @@ func (c podCache) get(namespace, name string) (*corev1.Pod, bool) {
 	return podOf(object)
 }
 
-// onNode returns the live pods that are bound to the node, and unbound ones that are nominated to it.
+// onNode returns the live pods that are bound to the node, and the pending pods that are nominated to it.
 func (c podCache) onNode(name string) []*corev1.Pod {
-	objects, _ := c.ByIndex(nodeIndex, name) // The index exists.
+	objects, _ := c.ByIndex(nodeIndex, name) // It can't fail, because the index exists.
 	pods := make([]*corev1.Pod, 0, len(objects))
 	for _, object := range objects {
 		if pod, ok := podOf(object); ok {
@@ -120,7 +120,7 @@ func (c podCache) onNode(name string) []*corev1.Pod {
 	return pods
 }
 
-// nodeIndex finds pods by node, see onNode.
+// nodeIndex is the name of the index of pods by node, see onNode.
 const nodeIndex = "node"
 
 func indexByNode(object any) ([]string, error) {

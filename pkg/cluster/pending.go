@@ -14,27 +14,27 @@ import (
 	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
-// PendingPod is a pod that asks for GPU memory and has no node yet.
+// PendingPod is a pod that asks for GPU memory and has no node.
 type PendingPod struct {
 	gpu.Pod
-	// Reason is kube-scheduler's message, in its own words.
+	// Reason is kube-scheduler's message, unchanged.
 	Reason string
-	// Created is when the pod was made.
+	// Created is the pod's creation time.
 	Created time.Time
-	// object is the pod, slim, for Explain.
+	// object is the pod as the cache keeps it, for Explain.
 	object *corev1.Pod
 }
 
-// pending remembers which pods wait for a node, as the API server tells it. The zero value is ready for use; its methods
-// may be called from many goroutines.
+// pending holds the pending pods, as the watch reports them. The zero value is ready for use. mu guards its fields; its
+// methods are safe for concurrent use.
 type pending struct {
 	mu       sync.RWMutex
 	pods     map[gpu.PodUID]PendingPod
-	revision uint64 // Counts the changes.
+	revision uint64 // It increases with each change.
 }
 
-// Pending returns the pods that wait for a node, in order of namespace and name, and the revision of that list. Given
-// the revision that it has now, it returns nil at once.
+// Pending returns the pending pods, ordered by namespace and name, and the revision of that list. If known is the
+// current revision, it returns nil without a list.
 func (c *Cluster) Pending(known uint64) ([]PendingPod, uint64) { return c.pending.list(known) }
 
 func (p *pending) list(known uint64) ([]PendingPod, uint64) {
@@ -48,7 +48,7 @@ func (p *pending) list(known uint64) ([]PendingPod, uint64) {
 	}), p.revision
 }
 
-// seen notes a pod that asks for GPU memory.
+// seen updates the entry of a pod that asks for GPU memory.
 func (p *pending) seen(pod *corev1.Pod, values gpu.Pod) {
 	if pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || protocol.Terminal(pod) {
 		p.gone(values.UID)
@@ -83,7 +83,7 @@ func (p *pending) gone(uid gpu.PodUID) {
 	}
 }
 
-// Explain says why each of the pods waits, from the nodes as they are now.
+// Explain returns the diagnosis of each pod against the current state of the nodes.
 func (c *Cluster) Explain(pods []PendingPod) []waiting.Diagnosis {
 	if len(pods) == 0 {
 		return nil
@@ -111,7 +111,7 @@ func (c *Cluster) leavingOn(node string) []int32 {
 	return protocol.TerminatingPriorities(c.pods.onNode(node), c.Clock.Now())
 }
 
-// reach returns the nodes that a pod which waits may go to, whatever is taken there.
+// reach returns the nodes that the pending pod can use, independent of their free memory.
 func (c *Cluster) reach(uid gpu.PodUID) []string {
 	pod, waits := c.pending.object(uid)
 	if !waits {
@@ -126,14 +126,14 @@ func (c *Cluster) places() []waiting.Node {
 	for _, s := range offers {
 		node, err := c.nodes.Get(s.Name)
 		if err != nil {
-			continue // Just gone.
+			continue // The node was just deleted.
 		}
 		places = append(places, waiting.Node{Object: node, Unit: s.Unit, Cards: s.Cards, Closed: s.Closed})
 	}
 	return places
 }
 
-// keepWaiting keeps what is told of a pod without a node, and why it waits.
+// keepWaiting copies to out the fields of a pod without a node that the list of pending pods and their diagnosis use.
 func keepWaiting(out, pod *corev1.Pod) {
 	out.CreationTimestamp = pod.CreationTimestamp
 	out.Spec.SchedulerName = pod.Spec.SchedulerName
@@ -141,7 +141,7 @@ func keepWaiting(out, pod *corev1.Pod) {
 	out.Spec.NodeSelector, out.Spec.Tolerations = pod.Spec.NodeSelector, pod.Spec.Tolerations
 	if pod.Spec.Affinity != nil && pod.Spec.Affinity.NodeAffinity != nil {
 		affinity := corev1.Affinity{NodeAffinity: pod.Spec.Affinity.NodeAffinity}
-		if out.Spec.Affinity != nil { // The mark of interference.
+		if out.Spec.Affinity != nil { // It is a mark from markInterference.
 			affinity.PodAntiAffinity = out.Spec.Affinity.PodAntiAffinity
 		}
 		out.Spec.Affinity = &affinity

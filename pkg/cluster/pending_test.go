@@ -11,7 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
-// pendingReasons are the pods that wait, with their reasons, by name.
+// pendingReasons returns kube-scheduler's message for each pending pod, by name.
 func (f *fixture) pendingReasons() map[string]string {
 	reasons := map[string]string{}
 	pods, _ := f.Pending(0)
@@ -91,7 +91,8 @@ func (f *fixture) awaitExplained(want map[string]waiting.Diagnosis) {
 	}
 }
 
-// What the informer's cache leaves of pods and nodes is enough to explain why pods wait, and follows both.
+// The fields that the informer's cache keeps of pods and nodes are enough for the diagnosis, which follows changes of
+// nodes.
 func TestPendingPodsAreExplained(t *testing.T) {
 	plain, choosy, gated := newPod("plain", 70), newPod("choosy", 50), newPod("gated", 1)
 	choosy.Spec.NodeSelector = map[string]string{"disk": "ssd"}

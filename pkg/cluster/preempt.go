@@ -16,14 +16,15 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// Preempt corrects the victims that kube-scheduler proposes for a pod, node by node, so that their going frees a card.
-// Nodes where none can be freed are left out. It decides only: kube-scheduler chooses the node and evicts.
+// Preempt corrects the victims of kube-scheduler's proposal for a pod, node by node, so that their eviction frees a
+// card. It omits the nodes on which no card can be freed. It has no side effects: kube-scheduler chooses the node and
+// evicts the victims.
 func (c *Cluster) Preempt(ctx context.Context, pod *corev1.Pod, proposed map[string]preemption.Victims) (map[string]preemption.Victims, error) {
 	if neverPreempts(pod) {
 		return nil, nil
 	}
 	if c.gangs.waits(pod) {
-		return nil, nil // Others would leave for one member of a group that may never be whole.
+		return nil, nil // Pods would be evicted for one member of a gang that may never become whole.
 	}
 	if protocol.PodRequest(pod) == 0 {
 		return proposed, nil
@@ -46,19 +47,19 @@ func (c *Cluster) Preempt(ctx context.Context, pod *corev1.Pod, proposed map[str
 	return answer, nil
 }
 
-// survey gathers what the decision needs to know of nodes, for one preemptor.
+// survey collects the input of the decision about nodes for one preemptor.
 type survey struct {
 	*Cluster
 	pod  gpu.Pod
 	spec *corev1.PodSpec
-	// resources are those that the preemptor asks for, a place among the node's pods last: the order of all Amounts.
+	// resources are the resources that the preemptor requests, and pods as the last one. All Amounts have this order.
 	resources []corev1.ResourceName
 	request   preemption.Request
 	book      budgetBook
 	now       time.Time
 }
 
-// newSurvey begins a survey for a pod that takes these of its node.
+// newSurvey returns a survey for a pod with these requests.
 func (c *Cluster) newSurvey(pod *corev1.Pod, requests corev1.ResourceList) *survey {
 	s := &survey{Cluster: c, pod: protocol.Pod(pod), spec: &pod.Spec, book: budgetBook{lister: c.budgets}, now: c.Clock.Now()}
 	for name := range requests {
@@ -69,7 +70,7 @@ func (c *Cluster) newSurvey(pod *corev1.Pod, requests corev1.ResourceList) *surv
 	return s
 }
 
-// choose decides for one node.
+// choose returns the victims on one node. It returns false if the node is not a candidate.
 func (s *survey) choose(name string, proposal preemption.Victims) (preemption.Victims, bool) {
 	node, ok := s.node(name, proposal)
 	if !ok {
@@ -78,7 +79,7 @@ func (s *survey) choose(name string, proposal preemption.Victims) (preemption.Vi
 	return preemption.Choose(node, s.request)
 }
 
-// node gathers what the decision needs of one node. false says that nobody's going could help there.
+// node collects the input of the decision about one node. It returns false if no eviction can help there.
 func (s *survey) node(name string, proposal preemption.Victims) (preemption.Node, bool) {
 	standing, reason := s.ledger.Availability(name, s.pod)
 	if reason.Unresolvable() {
@@ -86,7 +87,7 @@ func (s *survey) node(name string, proposal preemption.Victims) (preemption.Node
 	}
 	object, err := s.nodes.Get(name)
 	if err != nil {
-		return preemption.Node{}, false // It has gone meanwhile.
+		return preemption.Node{}, false // The node was deleted in the meantime.
 	}
 	node := preemption.Node{
 		Cards: standing.Cards, Free: s.amounts(object.Status.Allocatable), Violations: proposal.Violations,
@@ -99,7 +100,7 @@ func (s *survey) node(name string, proposal preemption.Victims) (preemption.Node
 	guard := &guard{book: &s.book}
 	for _, uid := range proposal.Pods {
 		if slices.ContainsFunc(node.Pods, func(p preemption.Pod) bool { return p.UID == uid }) {
-			continue // Named twice.
+			continue // The proposal names the pod twice.
 		}
 		p := s.candidate(uid, pods[uid], holders[uid], guard)
 		p.Proposed = true
@@ -117,7 +118,7 @@ func (s *survey) node(name string, proposal preemption.Victims) (preemption.Node
 	return node, true
 }
 
-// candidate tells what is known of a pod that may have to leave: its object, its hold of GPU memory, or neither.
+// candidate describes a potential victim. Its object, its allocation, or both may be unknown (nil).
 func (s *survey) candidate(uid gpu.PodUID, pod *corev1.Pod, holder *ledger.Allocation, guard *guard) preemption.Pod {
 	out := preemption.Pod{UID: uid, BudgetsUnknown: holder == nil}
 	if pod != nil {
@@ -139,17 +140,17 @@ func (s *survey) candidate(uid gpu.PodUID, pod *corev1.Pod, holder *ledger.Alloc
 	return out
 }
 
-// frees reports whether the node has more room once the pod is deleted.
+// frees reports whether the deletion of the pod makes room on the node.
 func (s *survey) frees(pod *corev1.Pod) bool {
 	return !protocol.Overdue(pod, s.now) && !protocol.IsMirror(pod)
 }
 
-// settled says whether the holder's going surely frees the card that it is placed on: of others kube-scheduler may not
-// know that they are on the node, or nobody knows on which card.
+// settled reports whether the end of the pod certainly frees the card of its allocation. For an assumed allocation,
+// kube-scheduler may not know that the pod is on the node. For a presumed allocation, the card is unknown.
 func settled(holder *ledger.Allocation) bool { return holder.State == ledger.Bound && !holder.Presumed }
 
-// podsOf returns the live pods of a node, and takes what they have, and what nominated pods of equal or higher priority
-// are to get, off what is free.
+// podsOf returns the live pods of a node. It subtracts from free what they use, and what nominated pods of equal or
+// higher priority are about to use.
 func (s *survey) podsOf(name string, free preemption.Amounts) map[gpu.PodUID]*corev1.Pod {
 	pods := map[gpu.PodUID]*corev1.Pod{}
 	for _, pod := range s.pods.onNode(name) {
@@ -165,22 +166,22 @@ func (s *survey) podsOf(name string, free preemption.Amounts) map[gpu.PodUID]*co
 	return pods
 }
 
-// takesOf is what a slim pod takes of its node.
+// takesOf returns what a pod, as the cache keeps it, uses of its node.
 func (s *survey) takesOf(pod *corev1.Pod) preemption.Amounts {
 	return s.takes(pod.Spec.Resources.Requests)
 }
 
-// takes is what a pod with these requests takes of its node.
+// takes returns what a pod with these requests uses of its node.
 func (s *survey) takes(requests corev1.ResourceList) preemption.Amounts {
 	out := s.amounts(requests)
-	out[len(out)-1] = 1 // The pod's own place.
+	out[len(out)-1] = 1 // The pod itself counts as one pod.
 	return out
 }
 
-// maxAmount keeps sums over a node's pods within 64 bits, whatever they ask for.
+// maxAmount keeps the sums over a node's pods within 64 bits, for any requests.
 const maxAmount = 1 << 52
 
-// amounts puts a list into the order of the preemptor's resources.
+// amounts converts a resource list to the order of the preemptor's resources.
 func (s *survey) amounts(list corev1.ResourceList) preemption.Amounts {
 	out := make(preemption.Amounts, len(s.resources))
 	for i, name := range s.resources {
@@ -197,7 +198,7 @@ func (s *survey) amounts(list corev1.ResourceList) preemption.Amounts {
 	return out
 }
 
-// guard numbers the disruption budgets that are met with on one node.
+// guard numbers the disruption budgets of one node's pods.
 type guard struct {
 	book    *budgetBook
 	numbers map[*policyv1.PodDisruptionBudget]int

@@ -56,17 +56,17 @@ func phase(p corev1.PodPhase) podEdit { return func(pod *corev1.Pod) { pod.Statu
 
 func leaving(pod *corev1.Pod) { leavingSince(0)(pod) }
 
-// leavingSince returns a pod that is being deleted, and whose grace period ended so long ago.
+// leavingSince returns an edit that marks a pod as being deleted, with a grace period that ended the given time ago.
 func leavingSince(over time.Duration) podEdit {
 	return func(pod *corev1.Pod) {
-		// A fake client deletes at once without a finalizer.
+		// Without a finalizer, a fake client deletes the pod at once.
 		pod.DeletionTimestamp, pod.Finalizers = &metav1.Time{Time: begin.Add(-over)}, []string{"x/y"}
 	}
 }
 
 func mirror(pod *corev1.Pod) { pod.Annotations[corev1.MirrorPodAnnotationKey] = "hash" }
 
-// roomy returns a node with 8 CPUs and places for 10 pods.
+// roomy returns a node with 8 CPUs that allows 10 pods.
 func roomy(t *testing.T, name string, cards ...int64) *corev1.Node {
 	node := newNode(t, name, cards...)
 	node.Status.Allocatable = node.Status.Capacity.DeepCopy()
@@ -88,7 +88,7 @@ func newBudget(name, app string, allowed int32, disrupted ...string) *policyv1.P
 }
 
 func TestPreempt(t *testing.T) {
-	// Two cards of 16, 9 + 7 on each.
+	// Two cards of 16, with 9 + 7 in use on each.
 	full := func(edits ...podEdit) []runtime.Object {
 		return []runtime.Object{
 			edited(boundPod("a9", 9, "n1", 0), edits...), boundPod("a7", 7, "n1", 0),
@@ -151,7 +151,7 @@ func TestPreempt(t *testing.T) {
 			objects:  with(full(), edited(newPod("busy", 0), cpu(7), at("n1"), priority(-1)), edited(newPod("idle", 0), cpu(1), at("n1"))),
 			pod:      []podEdit{cpu(4)},
 			proposed: preemption.Victims{Pods: uids{"uid-idle", "uid-b9", "uid-b7", "uid-busy"}, Violations: 3},
-			want:     uids{"uid-a7", "uid-a9", "uid-busy"}, breaks: 1, // Nobody knows which of the four had a budget.
+			want:     uids{"uid-a7", "uid-a9", "uid-busy"}, breaks: 1, // It is unknown which of the four had a budget.
 		},
 		"CPU that pods had which have ended": {
 			objects:  with(full(), edited(newPod("busy", 0), cpu(7), at("n1"), phase(corev1.PodSucceeded)), edited(newPod("idle", 0), cpu(1), at("n1"))),
@@ -227,11 +227,11 @@ func TestPreemptLeavesOthersAlone(t *testing.T) {
 	if got := preempt(edited(newPod("p", 16), priority(5), func(pod *corev1.Pod) { pod.Spec.PreemptionPolicy = &never })); len(got) != 0 {
 		t.Errorf("a pod that is never to preempt: %v", got)
 	}
-	// A pod whose bind isn't settled may be on its node already.
+	// A pod with an unconfirmed bind may already be on its node.
 	if got := preempt(edited(boundPod("a", 16, "n1", 0), priority(5))); !cmp.Equal(got, map[string]preemption.Victims{"n1": both["n1"]}) {
 		t.Errorf("a pod that holds a card: %v", got)
 	}
-	// Of a holder whose bind is in flight nobody knows yet that it is there.
+	// For a pod with an in-flight bind, kube-scheduler may not know that it is on the node.
 	if _, err := f.ledger.Reserve("n3", gpu.Pod{}, placement.Binpack, f.clock.Now()); err == nil {
 		t.Error("an unknown node took a pod")
 	}
@@ -275,7 +275,7 @@ func TestNominatedPodsAreKnownFromTheWatch(t *testing.T) {
 	f.publishObject(nominee)
 	awaitRoom([2]bool{false, true})
 
-	// Bound elsewhere it holds that place and no other.
+	// Once bound to another node, it has only that allocation.
 	bound := boundPod("nominee", 16, "n2", 0)
 	bound.Status.NominatedNodeName = "n1"
 	f.publishObject(bound)
@@ -361,7 +361,7 @@ func TestInterferes(t *testing.T) {
 		"the port of a step that has passed":         {pod: edits{sidecarPort(corev1.ContainerRestartPolicyNever)}, preemptor: edits{port(80, "", "")}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, memory := range []int64{0, 5} { // Less is kept of pods that ask for no GPU memory.
+			for _, memory := range []int64{0, 5} { // The cache keeps less of pods that ask for no GPU memory.
 				preemptor := edited(newPod("p", 16), test.preemptor...)
 				pod := slimmed(t, new(slimmer), edited(newPod("v", memory), test.pod...))
 				if got := interferes(&pod.Spec, &preemptor.Spec); got != test.want {

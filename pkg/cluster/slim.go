@@ -14,8 +14,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// slimmer is the informers' transform: it keeps the fields that this package reads and drops the rest, so that a
-// cluster's worth of pods stays small in memory. What many pods have in common is kept once.
+// slimmer is the transform of the informers. It keeps only the fields that this package reads, so that the pods of a
+// large cluster need little memory. Values that many pods have in common are stored once.
 type slimmer struct {
 	rests  shared[corev1.Pod] // See packed.
 	labels shared[map[string]string]
@@ -33,16 +33,16 @@ func (s *slimmer) slim(object any) (any, error) {
 	case *policyv1.PodDisruptionBudget:
 		return slimBudget(o), nil
 	}
-	return object, nil // What was slimmed before, or a DeletedFinalStateUnknown that holds such.
+	return object, nil // It was transformed before, or is a DeletedFinalStateUnknown that holds such an object.
 }
 
-// pod keeps of every pod what it takes of its node, for preempt, and of those that ask for GPU memory all that the
-// ledger reads.
+// pod returns a reduced copy of the pod. Of every pod it keeps the resources that the pod uses of its node, for
+// preempt. Of a pod that asks for GPU memory it also keeps all fields that the ledger reads.
 func (s *slimmer) pod(pod *corev1.Pod) *corev1.Pod {
 	out, memory := &corev1.Pod{ObjectMeta: identity(&pod.ObjectMeta)}, protocol.PodRequest(pod)
 	out.DeletionTimestamp = pod.DeletionTimestamp
 	out.Spec = corev1.PodSpec{NodeName: pod.Spec.NodeName, Priority: pod.Spec.Priority}
-	// The sum takes the place of the containers' own requests.
+	// The sum replaces the requests of the containers.
 	out.Spec.Resources = &corev1.ResourceRequirements{Requests: podRequests(pod, memory)}
 	markInterference(&out.Spec, &pod.Spec)
 	out.Status.Phase = pod.Status.Phase
@@ -56,7 +56,8 @@ func (s *slimmer) pod(pod *corev1.Pod) *corev1.Pod {
 		return out
 	}
 	out.Spec.Containers[0].Resources.Limits = withMemory(nil, memory)
-	// Disruption budgets go by labels. A pointer into the pod would keep all of it in memory.
+	// Disruption budgets select by labels. The pointer must be to a copy: a pointer into the pod would keep the whole
+	// pod in memory.
 	labels := pod.Labels
 	out.Labels = *s.labels.one(fmt.Sprint(labels), &labels)
 	out.Annotations = only(pod.Annotations, protocol.AnnotationIndex, protocol.AnnotationPod, protocol.AnnotationDevice,
@@ -67,8 +68,8 @@ func (s *slimmer) pod(pod *corev1.Pod) *corev1.Pod {
 	return out
 }
 
-// podRequests is what a pod, which asks for so much GPU memory, takes of its node, as kube-scheduler counts
-// (pkg/scheduler/framework/types.go, calculateResource).
+// podRequests returns what a pod that asks for the given GPU memory uses of its node, as kube-scheduler counts it
+// (k8s.io/kubernetes pkg/scheduler/framework/types.go, calculateResource).
 func podRequests(pod *corev1.Pod, memory gpu.Memory) corev1.ResourceList {
 	requests := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{
 		UseStatusResources: true, InPlacePodLevelResourcesVerticalScalingEnabled: true,
@@ -91,21 +92,21 @@ func (s *slimmer) node(node *corev1.Node) *corev1.Node {
 		}
 	}
 	if _, shares := node.Status.Capacity[protocol.ResourceMemory]; shares {
-		out.Status.Allocatable = node.Status.Allocatable // For preempt, which happens on such nodes only.
+		out.Status.Allocatable = node.Status.Allocatable // Preempt uses it, and only on such nodes.
 		s.keepEntrance(out, node)
 	}
 	return out
 }
 
-// keepEntrance keeps what says which pods can go to the node, to explain why one waits.
+// keepEntrance copies to out the fields that decide which pods can use the node. The diagnosis uses them.
 func (s *slimmer) keepEntrance(out, node *corev1.Node) {
 	out.Labels = make(map[string]string, len(node.Labels))
-	for key, value := range node.Labels { // Most are those of many nodes.
+	for key, value := range node.Labels { // Most labels are common to many nodes.
 		out.Labels[*s.words.one(key, &key)] = *s.words.one(value, &value)
 	}
 	out.Spec.Taints, out.Spec.Unschedulable = node.Spec.Taints, node.Spec.Unschedulable
 	for _, condition := range node.Status.Conditions {
-		if condition.Type == corev1.NodeReady { // Without its times, which change with every heartbeat.
+		if condition.Type == corev1.NodeReady { // Its times are dropped, because they change with every heartbeat.
 			out.Status.Conditions = []corev1.NodeCondition{{Type: condition.Type, Status: condition.Status}}
 		}
 	}
@@ -125,7 +126,7 @@ func identity(meta *metav1.ObjectMeta) metav1.ObjectMeta {
 	}
 }
 
-// only returns the entries with the given keys, nil where there are none.
+// only returns the entries with the given keys, or nil if there are none.
 func only[M ~map[K]V, K comparable, V any](from M, keys ...K) M {
 	var out M
 	for _, key := range keys {
@@ -139,16 +140,16 @@ func only[M ~map[K]V, K comparable, V any](from M, keys ...K) M {
 	return out
 }
 
-// maxShared bounds what shared remembers: most clusters have far fewer shapes of pods.
+// maxShared limits the values that shared remembers. Most clusters have far fewer kinds of pods.
 const maxShared = 4096
 
-// shared keeps equal values once. What it returns belongs to many pods and must not be changed.
+// shared stores equal values once. Many pods share what it returns, so it must not be changed. mu guards values.
 type shared[T any] struct {
 	mu     sync.Mutex
 	values map[string]*T
 }
 
-// one returns the value that was first given under the key.
+// one returns the value that was first passed with the key.
 func (s *shared[T]) one(key string, value *T) *T {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,7 +157,7 @@ func (s *shared[T]) one(key string, value *T) *T {
 		return known
 	}
 	if s.values == nil || len(s.values) >= maxShared {
-		s.values = map[string]*T{} // The pods keep what they have.
+		s.values = map[string]*T{} // The pods keep the values that they have.
 	}
 	s.values[key] = value
 	return value

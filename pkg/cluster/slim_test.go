@@ -20,7 +20,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
-// reading is all that this package learns from a pod.
+// reading holds all values that this package reads from a pod.
 type reading struct {
 	Pod        gpu.Pod
 	Where      gpu.Placement
@@ -77,14 +77,14 @@ func TestSlimmingAPodLosesNothingThatIsRead(t *testing.T) {
 	}
 }
 
-// slimmed returns what is read of a pod that went through the cache.
+// slimmed returns the pod as it is read from the cache.
 func slimmed(t *testing.T, s *slimmer, pod *corev1.Pod) *corev1.Pod {
 	t.Helper()
 	once, err := s.slim(pod)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// An informer can slim an object twice, on its way through two stores.
+	// An informer can transform an object twice, on its way through two stores.
 	twice, err := s.slim(once)
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +96,7 @@ func slimmed(t *testing.T, s *slimmer, pod *corev1.Pod) *corev1.Pod {
 	return out
 }
 
-// What is kept of many pods is so little that a large cluster's fit into a small process.
+// The cached form of a pod is small enough that a large cluster fits into a small process.
 func TestWhatAPodTakesInMemory(t *testing.T) {
 	const pods = 10_000
 	s, kept := new(slimmer), make([]any, pods)
@@ -166,7 +166,7 @@ func TestSlimmingANodeLosesNothingThatIsRead(t *testing.T) {
 		if slimmed.Annotations["big"] != "" || len(slimmed.Status.NodeInfo.KubeletVersion) > 0 || len(slimmed.Status.Conditions) > 1 {
 			t.Errorf("%s: kept what nobody reads", name)
 		}
-		// Who may go there matters where there is something to share.
+		// Labels and taints matter only on nodes that share their cards.
 		_, shares := node.Status.Capacity[protocol.ResourceMemory]
 		if got := slimmed.Labels["a"] == "b" && len(slimmed.Spec.Taints) == 1; got != shares {
 			t.Errorf("%s: labels and taints kept: %v, want %v", name, got, shares)
@@ -184,7 +184,7 @@ func TestSlimmingPassesOverWhatIsNoObject(t *testing.T) {
 	}
 }
 
-// randomPod is shaped by chance in everything that what is read depends on.
+// randomPod returns a pod with random values in all fields that affect what is read.
 func randomPod(random *rand.Rand) *corev1.Pod {
 	one := func(of ...string) string { return of[random.IntN(len(of))] }
 	containers := func(most int) []corev1.Container {
