@@ -36,7 +36,7 @@ type allocator struct {
 	reply *reply
 	// errorEnv lets a rejected container start without a card instead of failing its pod, as the existing plugin does.
 	errorEnv bool
-	// notify is called for each pod for which a container got a card, or whose record changed.
+	// notify is called for each pod of which a container got a card or the record changed.
 	notify func(gpu.PodUID)
 	now    func() time.Time
 
@@ -64,7 +64,7 @@ type hint struct {
 	// container is the matched container.
 	container containerKey
 	by        match
-	// card is the card whose devices the plugin returned to the kubelet.
+	// card is the card of the devices that the plugin returned to the kubelet.
 	card int
 	at   time.Time
 }

@@ -68,7 +68,7 @@ func (a *annotator) enqueue(object any) {
 	}
 }
 
-// Notify enqueues a pod for which a container got a card, or whose record changed.
+// Notify enqueues a pod of which a container got a card or the record changed.
 func (a *annotator) Notify(uid gpu.PodUID) { a.queue.Add(uid) }
 
 // Run processes the queue until the context ends.

@@ -267,7 +267,7 @@ func sole(candidates []candidate, ask func(candidate) standing) (found candidate
 }
 
 // interruptedOne finds the container for which the kubelet calls Allocate among those that the API server reports as running.
-// resized are those of pods whose resize the kubelet has not reported on yet. restarted is true if the kubelet has just
+// resized are those of pods with a resize on which the kubelet has not reported yet. restarted is true if the kubelet has just
 // started, perhaps with the machine.
 func interruptedOne(interrupted, resized []candidate, ask func(candidate) standing, restarted bool) (candidate, bool) {
 	alone, isAlone := sole(interrupted, ask)

@@ -103,8 +103,8 @@ func (s *snapshot) alreadyMoved(pod *podView, container string) bool {
 	return room && s.Preferred.container == containerKey{pod.UID, container} && told.Index != pod.Assignment.Card
 }
 
-// preferred returns the card whose devices the preceding GetPreferredAllocation call returned. It returns false if there is
-// none or if it has no room for the request.
+// preferred returns the card of the devices that the preceding GetPreferredAllocation call returned. It returns false if there
+// is no such card or if the card has no room for the request.
 func (s *snapshot) preferred(uid gpu.PodUID, request gpu.Memory) (gpu.Card, bool) {
 	if s.Preferred.by == "" {
 		return gpu.Card{}, false

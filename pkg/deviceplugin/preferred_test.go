@@ -21,7 +21,7 @@ func idsOf(cards ...gpu.Card) []string {
 	return ids
 }
 
-// booked fails the test if the kubelet's checkpoint has a pod's devices on another card than this one.
+// booked fails the test where the kubelet has booked a pod's devices on another card than this one.
 func (k *kubelet) booked(p *Plugin, pod *corev1.Pod, card int) {
 	k.t.Helper()
 	k.mu.Lock()
@@ -36,7 +36,7 @@ func (k *kubelet) booked(p *Plugin, pod *corev1.Pod, card int) {
 	}
 }
 
-// TestDevicesOfAFullCardArePreferred: an annotated card that has no room at GetPreferredAllocation can have room at Allocate.
+// A card that has no room when the kubelet asks which devices to take can have some when it allocates.
 func TestDevicesOfAFullCardArePreferred(t *testing.T) {
 	b := newBench(t)
 	k, p := b.up(16, 16)
@@ -59,15 +59,14 @@ func TestDevicesOfAFullCardArePreferred(t *testing.T) {
 	if got := testutil.ToFloat64(p.metrics.otherDevices); got != 0 {
 		t.Errorf("counted %v allocations with devices of another card", got)
 	}
-	// A pod without annotations that fits no card gets no preferred devices.
+	// Nor does a pod that nobody chose a card for, and that has none to hope for, do harm.
 	b.create(p, newPod("nobody's", main(15)))
 	if ids := p.allocator.Prefer(t.Context(), idsOf(cards...), nil, 15); ids != nil {
 		t.Errorf("preferred are %v for a pod that fits nowhere", ids)
 	}
 }
 
-// TestGuessedPreferenceIsChecked: GetPreferredAllocation may have to match by order because the kubelet doesn't answer the
-// query. Its answer counts if it comes by the time of Allocate.
+// Which devices to take may have to be said before the kubelet has told whose they are. Once it has, that counts.
 func TestGuessedPreferenceIsChecked(t *testing.T) {
 	b := newBench(t)
 	b.askable()
@@ -81,7 +80,7 @@ func TestGuessedPreferenceIsChecked(t *testing.T) {
 		defer k.mu.Unlock()
 		k.admitted["default/late"], k.asked = late, l
 	}
-	limit(rate.NewLimiter(0, 0)) // Other clients use up the kubelet's rate limit.
+	limit(rate.NewLimiter(0, 0)) // Others ask so much that there is no answer for us.
 	ids := p.allocator.Prefer(t.Context(), idsOf(newCards(16, 16)...), nil, 4)
 	if slices.ContainsFunc(ids, func(id string) bool { return !ofCard(0)(id) }) {
 		t.Fatalf("preferred are %v: the test expects the order to mislead", ids)
@@ -93,8 +92,8 @@ func TestGuessedPreferenceIsChecked(t *testing.T) {
 	}
 }
 
-// TestAnnotationsChangedSincePreferred: a pod's annotations can change between GetPreferredAllocation and Allocate, when a
-// wrong match is repaired. The card of GetPreferredAllocation stays.
+// The annotations of a pod can change between the two questions: a wrong guess had been written there, and the pod that it
+// was about is known only now.
 func TestAnnotationsChangedSincePreferred(t *testing.T) {
 	b := newBench(t)
 	k, p := b.up(16, 16, 16)
