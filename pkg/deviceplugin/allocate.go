@@ -18,10 +18,11 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// allocator answers the kubelet: it finds out which pod is meant, decides on the card, and notes what was given.
+// allocator answers the kubelet's Allocate and GetPreferredAllocation calls: it matches the pod, selects the card, and records
+// what the container got.
 //
-// One decision is made at a time, under turn; while it is held the kubelet may be asked, and the pods are looked for, each
-// within a bounded time (askTimeout, searchTimeout).
+// turn serializes the decisions. While it is held, the allocator may query the kubelet and search for pods, each within a
+// bounded time (askTimeout, searchTimeout).
 type allocator struct {
 	cards     *cardState
 	pods      *podSource
@@ -30,44 +31,45 @@ type allocator struct {
 	resources *podResources
 	metrics   *metrics
 	events    events.EventRecorder
-	// node is what the events of pods are attached to that nobody knows.
+	// node is the object for an event if no pod was matched.
 	node  *corev1.ObjectReference
 	reply *reply
-	// errorEnv makes a container that is refused a card start without one, as the existing plugin does.
+	// errorEnv lets a rejected container start without a card instead of failing its pod, as the existing plugin does.
 	errorEnv bool
-	// notify is told of each pod that was given something, or whose record changed.
+	// notify is called for each pod of which a container got a card or the record changed.
 	notify func(gpu.PodUID)
 	now    func() time.Time
 
-	// turn is a lock that a cancelled call doesn't wait for.
+	// turn is a lock. A call stops waiting for it when the call's context ends.
 	turn chan struct{}
-	// stale says that the checkpoint may have changed.
+	// stale receives a value when the checkpoint may have changed.
 	stale chan struct{}
-	// reading is held from reading the checkpoint until the record says so: an older one must not overtake a newer one.
+	// reading is held from the read of the checkpoint until the record is updated, so that an older checkpoint can't overwrite
+	// a newer one.
 	reading sync.Mutex
-	// hints and all below belong to who has the turn.
+	// hints and the fields below are guarded by turn.
 	hints   map[deviceSet]hint
 	refused map[gpu.PodUID]bool
-	// met are the pods of the record of which the informer has known an object of their own.
+	// met holds the pods of the record that the informer has had in its cache under their own UID.
 	met map[gpu.PodUID]bool
-	// settled is when the plugin registered with the kubelet last.
+	// settled is when the plugin last registered with the kubelet.
 	settled time.Time
-	// doubtful says that the last match was by order, which can mislead, or that there was none and the container starts
-	// all the same: the checkpoint tells which pod it really was.
+	// doubtful is true if the last match was by order, which can be wrong, or if there was no match and the container starts
+	// without a card. The kubelet's checkpoint then shows which pod it was.
 	doubtful bool
 }
 
-// hint is what GetPreferredAllocation found, for the Allocate that follows. The zero one says nothing.
+// hint is the result of GetPreferredAllocation, kept for the Allocate call that follows. The zero value is no result.
 type hint struct {
-	// container is whose turn it is.
+	// container is the matched container.
 	container containerKey
 	by        match
-	// card is whose devices the kubelet was told to take.
+	// card is the card of the devices that the plugin returned to the kubelet.
 	card int
 	at   time.Time
 }
 
-// hintFor is how long a hint is kept; Allocate follows at once if at all.
+// hintFor is how long a hint is kept. If Allocate follows at all, it follows at once.
 const hintFor = 30 * time.Second
 
 func (a *allocator) take(ctx context.Context) (release func(), err error) {
@@ -79,8 +81,8 @@ func (a *allocator) take(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// Follow keeps the record in line with the kubelet's checkpoint until the context ends. It doesn't take the turn: in
-// the finest units the file is megabytes, and the kubelet writes it after each allocation, with the next one waiting.
+// Follow updates the record from the kubelet's checkpoint until the context ends. It doesn't take turn: with the smallest unit
+// the file has several megabytes, and the kubelet writes it after each allocation while the next one waits.
 func (a *allocator) Follow(ctx context.Context) error {
 	for {
 		select {
@@ -89,7 +91,7 @@ func (a *allocator) Follow(ctx context.Context) error {
 		case <-a.stale:
 		}
 		a.Sync(ctx)
-		// A burst of pods is one change.
+		// A burst of pods is handled as one change.
 		pause := time.NewTimer(syncPause)
 		select {
 		case <-ctx.Done():
@@ -100,10 +102,11 @@ func (a *allocator) Follow(ctx context.Context) error {
 	}
 }
 
-// syncPause is the least time between two readings of the checkpoint that nobody waits for.
+// syncPause is the minimum time between two background reads of the checkpoint, for which no call waits.
 const syncPause = 100 * time.Millisecond
 
-// Settle reads the checkpoint of a kubelet that has just started: what isn't in it the kubelet doesn't know.
+// Settle reads the checkpoint of a kubelet that has just started. The kubelet doesn't know a container that is not in its
+// checkpoint.
 func (a *allocator) Settle(ctx context.Context) {
 	release, err := a.take(ctx)
 	if err != nil {
@@ -111,13 +114,13 @@ func (a *allocator) Settle(ctx context.Context) {
 	}
 	defer release()
 	a.settled = a.now()
-	clear(a.refused) // It admits again what the last one had no time to fail.
+	clear(a.refused) // The new kubelet admits the rejected pods again that its predecessor had no time to fail.
 	a.record.Settle()
 	a.Sync(ctx)
 	a.resources.Renew()
 }
 
-// Sync reads the kubelet's checkpoint into the record.
+// Sync updates the record from the kubelet's checkpoint. If the file can't be read, its last known content is used.
 func (a *allocator) Sync(ctx context.Context) {
 	a.reading.Lock()
 	defer a.reading.Unlock()
@@ -130,7 +133,7 @@ func (a *allocator) Sync(ctx context.Context) {
 	}
 }
 
-// Allocate gives one container its card.
+// Allocate selects a card for one container and returns the response for the kubelet. ids are the fake devices.
 func (a *allocator) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	start := a.now()
 	defer func() { a.metrics.duration.Observe(a.now().Sub(start).Seconds()) }()
@@ -179,8 +182,8 @@ func (a *allocator) allocate(ctx context.Context, ids []string) (*pluginapi.Cont
 	return a.reply.Given(card, pod.Request, request), result, nil
 }
 
-// refuse turns a container away, or lets it start without a card where that is wanted. pod is nil where it isn't known
-// which one it is: then the kubelet's checkpoint tells of such a start.
+// refuse rejects an allocation, or lets the container start without a card if errorEnv is set. pod is nil if no pod was
+// matched; the kubelet's checkpoint then shows which container started in this way.
 func (a *allocator) refuse(ctx context.Context, given serving, pod *podView, container string, reason error) (*pluginapi.ContainerAllocateResponse, outcome, error) {
 	result := refusedUnavailable
 	if r := (*refusal)(nil); errors.As(reason, &r) {
@@ -211,9 +214,9 @@ func (a *allocator) refuse(ctx context.Context, given serving, pod *podView, con
 	return a.reply.Refused(cards, whole, given.Request), result, nil
 }
 
-// Prefer returns the devices that an allocation out of the available ones should take: those of the card that its pod
-// gets, so that the kubelet's own books name the real card. It decides as Allocate does, and waits for the same. It
-// returns none where it can't tell: an error would fail the pod, and Allocate has the last word.
+// Prefer returns the devices, out of the available ones, that the allocation should use: those of the card that the pod gets,
+// so that the kubelet's checkpoint names the real card. It decides as Allocate does and has the same waits. It returns nil if
+// it can't decide: an error would fail the pod, and Allocate makes the final decision.
 func (a *allocator) Prefer(ctx context.Context, available, include []string, size int) []string {
 	release, err := a.take(ctx)
 	if err != nil {
@@ -227,7 +230,7 @@ func (a *allocator) Prefer(ctx context.Context, available, include []string, siz
 	}
 	card, _, err := snapshot.Card(chosen.Pod, chosen.Container.Name)
 	if promised, _ := snapshot.promised(chosen.Pod, chosen.Container.Name); err != nil && promised != noCard {
-		card.Index, err = promised, nil // If there is room by the time that Allocate is called, it is there.
+		card.Index, err = promised, nil // Allocate selects this card if it has room by then.
 	}
 	if err != nil {
 		return nil
@@ -239,10 +242,11 @@ func (a *allocator) Prefer(ctx context.Context, available, include []string, siz
 	return ids
 }
 
-// match finds the container that the kubelet asks for. It returns a refusal where that is none that the API server knows,
-// or where it can't be told. It is called with the turn.
+// match finds the container for which the kubelet calls Allocate. It returns a refusal if the API server knows no such
+// container, or if the match is ambiguous. The caller holds turn.
 //
-// The kubelet waits meanwhile: it is asked for at most askTimeout, and for a pod not known here searchTimeout is spent.
+// The kubelet waits during the call. All queries to it together take askTimeout at most, and the search for a pod that is not
+// known here takes searchTimeout at most.
 func (a *allocator) match(ctx context.Context, hinted hint, request gpu.Memory) (*snapshot, candidate, match, error) {
 	if a.doubtful {
 		a.doubtful = false
@@ -253,20 +257,22 @@ func (a *allocator) match(ctx context.Context, hinted hint, request gpu.Memory) 
 	c, found := hinted.holds(s, request)
 	if found {
 		a.doubtful = hinted.by == byOrder
-		// By order alone it was found perhaps for want of time to ask about it.
+		// A hint that was found by order is checked again: there may have been no time to query the kubelet about it.
 		if !a.doubtful || !a.ruledOut(ask(c)) {
 			return s, c, hinted.by, nil
 		}
 	}
-	// Where the one that the devices were chosen for isn't known here yet, a guess among the others would be wrong.
+	// If the hint's container is not among the candidates, its pod may not be known here yet. A match by order among the other
+	// candidates would be wrong.
 	guess := found || hinted.container == (containerKey{})
 	if c, by, ok := a.resolve(s, request, ask, false); ok && (by == byKubelet || guess) {
 		return s, c, by, nil
 	}
-	// The informer can be behind, and so can the record.
+	// The informer and the record can be out of date.
 	a.Sync(ctx)
 	pods, err := a.pods.Search(ctx, func(pods []podView) bool {
-		// A guess can wait for the list: the pod that is meant may not be among those known yet.
+		// Only a match by the kubelet ends the search early. A match by order waits for the list, because the right pod may not
+		// be among the known ones yet.
 		_, by, _ := resolve(a.snapshot(pods).Candidates(request), ask, a.resources.Answers, false)
 		return by == byKubelet
 	})
@@ -275,8 +281,8 @@ func (a *allocator) match(ctx context.Context, hinted hint, request gpu.Memory) 
 	interrupted := live.Interrupted(request)
 	resized := slices.DeleteFunc(slices.Clone(interrupted), func(c candidate) bool { return !c.Pod.Resized })
 	resizes := slices.ContainsFunc(resized, func(c candidate) bool { return ask(c) == waiting })
-	// The kubelet tries a resize and a start again, so neither is guessed beside the other: the card of what runs would be
-	// lost from the kubelet's books.
+	// If both a resize and a repeated start are possible, neither is guessed: the kubelet retries both, and after a wrong guess
+	// its checkpoint would no longer have the card of the running container.
 	c, by, ok := a.resolve(live, request, ask, true)
 	if ok && (!c.Again || !resizes) {
 		return live, c, by, nil
@@ -297,11 +303,12 @@ func (a *allocator) match(ctx context.Context, hinted hint, request gpu.Memory) 
 	return nil, candidate{}, byNobody, &refusal{refusedUnknownPod, codes.FailedPrecondition, text}
 }
 
-// statusLag is how long after a kubelet's start the API server may call containers running that ended with the machine.
+// statusLag is the time after a kubelet's start during which the API server may report containers as running although they
+// ended with the machine.
 const statusLag = 5 * time.Minute
 
-// asker asks the kubelet about each candidate once: while it waits for an answer of ours, its own stay the same. All
-// together it asks for askTimeout.
+// asker returns a function that queries the kubelet about each candidate once: the kubelet's state doesn't change while it
+// waits for the plugin's response. All queries together take askTimeout at most.
 func (a *allocator) asker(ctx context.Context) func(candidate) standing {
 	told, left := map[containerKey]standing{}, askTimeout
 	return func(c candidate) standing {
@@ -319,7 +326,7 @@ func (a *allocator) asker(ctx context.Context) func(candidate) standing {
 }
 
 func (a *allocator) resolve(s *snapshot, request gpu.Memory, ask func(candidate) standing, lastResort bool) (candidate, match, bool) {
-	// A kubelet that hasn't known a pod yet, as after a start of the plugin, is asked about some that it has to know.
+	// If the kubelet has not yet known any pod, as after a start of the plugin, it is queried about pods that it must know.
 	answers := func() bool {
 		for _, c := range s.Admitted(maxAdmitted) {
 			if a.resources.Answers() {
@@ -334,12 +341,12 @@ func (a *allocator) resolve(s *snapshot, request gpu.Memory, ask func(candidate)
 	return c, by, ok
 }
 
-// ruledOut says whether a candidate that stands there can't be the one that the kubelet is asking for.
+// ruledOut reports whether a candidate with this standing can't be the one for which the kubelet calls.
 func (a *allocator) ruledOut(where standing) bool {
 	return (where == absent || where == holding) && a.resources.Answers()
 }
 
-// takeHint returns what GetPreferredAllocation found for these devices, and the zero hint if nothing.
+// takeHint removes and returns the hint for these devices, or returns the zero hint. It drops expired hints.
 func (a *allocator) takeHint(devices deviceSet) hint {
 	for set, h := range a.hints {
 		if a.now().Sub(h.at) > hintFor {
@@ -351,7 +358,7 @@ func (a *allocator) takeHint(devices deviceSet) hint {
 	return h
 }
 
-// holds returns the candidate that was found, if it still is one.
+// holds returns the hint's container if it is still a candidate.
 func (h hint) holds(s *snapshot, request gpu.Memory) (candidate, bool) {
 	if h.container == (containerKey{}) {
 		return candidate{}, false
@@ -364,7 +371,7 @@ func (h hint) holds(s *snapshot, request gpu.Memory) (candidate, bool) {
 	return candidate{}, false
 }
 
-// known returns what is known with the pods that the informer has.
+// known returns a snapshot with the pods of the informer's cache. It adds those with a record to met.
 func (a *allocator) known() *snapshot {
 	pods := a.pods.Cached()
 	s := a.snapshot(pods)
@@ -376,8 +383,9 @@ func (a *allocator) known() *snapshot {
 	return s
 }
 
-// snapshot returns what is known with these pods. What was given to pods that the informer has known and that aren't among
-// these is left out: they are gone, and the record hears of it later than the informer, and that later than the API server.
+// snapshot returns a snapshot with these pods. It omits the servings of pods that the informer has known and that are not among
+// these pods. Such a pod is deleted: the record learns of a deletion later than the informer, and the informer later than the
+// API server.
 func (a *allocator) snapshot(pods []podView) *snapshot {
 	cards, _, _ := a.cards.Get()
 	given := a.record.Snapshot()
@@ -391,8 +399,8 @@ func (a *allocator) snapshot(pods []podView) *snapshot {
 	return &snapshot{Cards: cards, Pods: pods, Served: given, Refused: a.refused}
 }
 
-// countOtherDevices counts allocations that the kubelet books on other cards. They can have good reasons, such as
-// devices that an init container of another size had.
+// countOtherDevices counts allocations with devices of another card, which the kubelet's checkpoint then names. There can be
+// good reasons, such as devices that an init container with another request had.
 func (a *allocator) countOtherDevices(ids []string, card gpu.Card) {
 	own := ofCard(card.Index)
 	if slices.ContainsFunc(ids, func(id string) bool { return !own(id) }) {
@@ -400,7 +408,8 @@ func (a *allocator) countOtherDevices(ids []string, card gpu.Card) {
 	}
 }
 
-// preferredDevices returns size devices: those to be included, then those of the card, then any.
+// preferredDevices returns size devices: first those of include, then those of the card, then any others. It returns nil if
+// fewer than size are available.
 func preferredDevices(card int, available, include []string, size int) []string {
 	if size <= 0 || len(available) < size {
 		return nil

@@ -99,7 +99,7 @@ func TestPodNobodyAssumed(t *testing.T) {
 	}
 }
 
-// A forged annotation gets its pod nowhere, and harms nobody.
+// TestForgedAnnotations checks that a forged annotation gets its pod no card and takes no room from another pod.
 func TestForgedAnnotations(t *testing.T) {
 	b := newBench(t)
 	k, p := b.up(16, 4)
@@ -109,7 +109,8 @@ func TestForgedAnnotations(t *testing.T) {
 	if got := cardOf(k.mustAdmit(honest)["main"]); got != "0" {
 		t.Errorf("honest got card %s", got)
 	}
-	// The kubelet's own sum would refuse it with these sizes; here it is the plugin that has to.
+	// With these sizes the kubelet would reject the pod by its own count. It forgets the other pod here, so that the plugin has
+	// to reject.
 	k.forget(honest)
 	_, err := k.admit(forged)
 	if status.Code(err) != codes.ResourceExhausted {
@@ -146,7 +147,7 @@ func TestKubeletTellsWhichPod(t *testing.T) {
 	k, p := b.up(16, 16)
 	var pods []*corev1.Pod
 	for i := range 30 {
-		// Assumed in one order, created in another.
+		// The order of assumption is the reverse of the order of creation.
 		pods = append(pods, newPod(fmt.Sprintf("p%02d", i), initStep(1), main(1), assumed(i%2, 100-i), created(i)))
 	}
 	b.create(p, pods...)
@@ -162,7 +163,8 @@ func TestKubeletTellsWhichPod(t *testing.T) {
 	}
 }
 
-// Without the kubelet's word the order decides; where it misleads, annotations are mended to what containers got.
+// TestOrderMisleads: if the kubelet doesn't answer queries, the match is by order. Where it is wrong, the annotations are
+// repaired to what the containers got.
 func TestOrderMisleads(t *testing.T) {
 	b := newBench(t)
 	k, p := b.up(16, 16)
@@ -181,7 +183,7 @@ func TestOrderMisleads(t *testing.T) {
 
 func TestConcurrentAllocations(t *testing.T) {
 	b := newBench(t)
-	b.askable() // By a kubelet that doesn't answer.
+	b.askable() // The kubelet gives no answer.
 	k := startKubelet(t, b.dir)
 	p, _ := b.start(newCards(16, 16, 16, 16))
 	k.awaitDevices(64, 64)
@@ -229,14 +231,14 @@ func TestAllocateNothing(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	p.allocator.turn <- struct{}{} // Somebody is at it.
+	p.allocator.turn <- struct{}{} // Another call holds turn.
 	if _, err := p.allocator.Allocate(ctx, []string{"00"}); !errors.Is(err, context.Canceled) {
 		t.Errorf("a cancelled call gave %v", err)
 	}
 	<-p.allocator.turn
 }
 
-// What the kubelet has said once about a pod it isn't asked again while it waits.
+// TestEachPodIsAskedAboutOnce checks that one call queries the kubelet about each pod only once.
 func TestEachPodIsAskedAboutOnce(t *testing.T) {
 	b := newBench(t)
 	b.askable()
@@ -249,13 +251,14 @@ func TestEachPodIsAskedAboutOnce(t *testing.T) {
 	if _, err := k.admit(newPod("static", main(2), mirrors("static-1"))); err == nil {
 		t.Error("a static pod was served")
 	}
-	// For each of GetPreferredAllocation and Allocate; the list of pods in between brings none that are new.
+	// Three queries each for GetPreferredAllocation and Allocate. The list of pods in between has no new pod.
 	if k.answered != 6 {
 		t.Errorf("the kubelet was asked %d times about three pods, want 6", k.answered)
 	}
 }
 
-// A static pod has no object in the API when the kubelet asks, so nothing of it is known. It is refused.
+// TestStaticPod checks that a static pod is rejected: it has no object in the API when the kubelet calls Allocate, so nothing
+// is known about it.
 func TestStaticPod(t *testing.T) {
 	b := newBench(t)
 	k, p := b.up(16)
@@ -268,7 +271,7 @@ func TestStaticPod(t *testing.T) {
 		t.Errorf("%v refusals were counted", got)
 	}
 	b.awaitEvent("static pods are not supported")
-	// The kubelet can show it all the same, as failed. It takes no room, and is never taken for another pod.
+	// The kubelet can still create the mirror pod, as failed. It takes no room and is never matched for another pod.
 	b.create(p, static)
 	next := newPod("next", main(10))
 	b.create(p, next)
@@ -278,13 +281,13 @@ func TestStaticPod(t *testing.T) {
 	b.awaitAssigned("next", 0)
 }
 
-// A pod that the kubelet has rejected is shown by kubelets 1.34 and 1.35 like the one that they admit, until the API server
-// knows that it has failed.
+// TestRejectedPodsAreShown: kubelets 1.34 and 1.35 show a pod that they have rejected like the one that they admit, until the
+// API server knows that it has failed.
 func TestRejectedPodsAreShown(t *testing.T) {
 	for name, test := range map[string]struct {
-		sick   bool // the card of the rejected pod
+		sick   bool // the card of the rejected pod is unhealthy
 		byUs   bool
-		unseen bool // the next pod isn't known to the informer
+		unseen bool // the informer doesn't know the next pod
 	}{
 		"rejected by the kubelet":                      {},
 		"rejected by the kubelet, its card is sick":    {sick: true},

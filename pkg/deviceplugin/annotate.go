@@ -19,9 +19,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// annotator makes the pods' annotations say what their containers got. It is driven by what is, not by what happened:
-// a pod whose annotations are as they should be costs nothing, whatever was missed in between is made good, and an API
-// server that is away delays it without holding up anything.
+// annotator updates the pods' annotations to what their containers got. It compares the annotations with the record and doesn't
+// depend on single events: a pod with correct annotations causes no write, a missed event does no harm, and an unreachable API
+// server delays the write without blocking an allocation.
 type annotator struct {
 	client  Client
 	pods    *podSource
@@ -31,7 +31,7 @@ type annotator struct {
 	queue   workqueue.TypedRateLimitingInterface[gpu.PodUID]
 }
 
-// patchTimeout bounds one write.
+// patchTimeout bounds one patch request.
 const patchTimeout = 10 * time.Second
 
 func newAnnotator(client Client, pods *podSource, record *record, recorder events.EventRecorder, m *metrics) *annotator {
@@ -42,7 +42,7 @@ func newAnnotator(client Client, pods *podSource, record *record, recorder event
 	}
 }
 
-// Watch follows the informer.
+// Watch registers the event handlers for pods.
 func (a *annotator) Watch() error {
 	_, err := a.pods.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    a.enqueue,
@@ -68,10 +68,10 @@ func (a *annotator) enqueue(object any) {
 	}
 }
 
-// Notify says that a pod was given something.
+// Notify enqueues a pod of which a container got a card or the record changed.
 func (a *annotator) Notify(uid gpu.PodUID) { a.queue.Add(uid) }
 
-// Run writes until the context ends.
+// Run processes the queue until the context ends.
 func (a *annotator) Run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, a.queue.ShutDown)()
 	for {
@@ -90,8 +90,8 @@ func (a *annotator) Run(ctx context.Context) error {
 	}
 }
 
-// write brings one pod's annotations in line with the record. A pod that isn't there yet comes by again with the
-// informer.
+// write brings the annotations of one pod in line with the record. A pod that the informer doesn't know yet is enqueued again
+// by the event handler.
 func (a *annotator) write(ctx context.Context, uid gpu.PodUID) error {
 	pod, ok := a.pods.ByUID(uid)
 	if !ok {
@@ -111,7 +111,7 @@ func (a *annotator) write(ctx context.Context, uid gpu.PodUID) error {
 		Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return nil // The pod is gone, or another one has its name.
+		return nil // The pod is deleted, or another pod has its name now.
 	case err != nil:
 		return fmt.Errorf("annotating pod %s: %w", pod.Pod, err)
 	}
@@ -125,9 +125,9 @@ func (a *annotator) write(ctx context.Context, uid gpu.PodUID) error {
 	return nil
 }
 
-// due returns how a pod's annotations are to be changed, nil where they are right: a value, or nil for one that has to
-// go. repair says that they named another card than the containers got. When the card was assumed is never written anew,
-// whatever stands there.
+// due returns the changes to a pod's annotations: a new value, or nil for an annotation to remove. It returns nil if the
+// annotations are correct. repair is true if they named another card than the one that the containers got. An existing assume
+// time is never overwritten, whatever its value.
 func due(pod *podView, given servings) (annotations map[string]any, repair bool) {
 	if pod.Terminal {
 		return nil, false
@@ -164,7 +164,8 @@ func due(pod *podView, given servings) (annotations map[string]any, repair bool)
 			annotations[key] = value
 		}
 	case !whole && pod.Assigned && !pod.Ran:
-		// It was taken for another pod, or somebody forged it. Of one that has run the record may know less than the pod.
+		// An allocation for another pod was matched to this one, or the annotation was forged. If the pod has run, the
+		// annotation stays: the record can be less complete than the annotations.
 		annotations[protocol.AnnotationAssigned], annotations[protocol.AnnotationAssignTime] = "false", nil
 	}
 	if len(annotations) == 0 {

@@ -121,7 +121,7 @@ func TestDue(t *testing.T) {
 			if diff := cmp.Diff(test.want, got); diff != "" || repair != test.repair {
 				t.Errorf("repair %v, want %v; (-want +got)\n%s", repair, test.repair, diff)
 			}
-			// What was written must be enough.
+			// A pod with the written annotations needs no further write.
 			written := test.pod.DeepCopy()
 			for key, value := range got {
 				if text, ok := value.(string); ok {

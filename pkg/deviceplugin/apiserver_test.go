@@ -66,8 +66,8 @@ func TestLiveList(t *testing.T) {
 	})
 }
 
-// A pod of which the plugin hears only when the kubelet asks which devices to take, from an API server that then can't
-// be asked any more: what was on its way still counts.
+// TestPodHeardOfLateFromAPIServerThatIsGone: the plugin learns of a pod only at GetPreferredAllocation, and the API server then
+// becomes unreachable. An event that was on its way still counts.
 func TestPodHeardOfLateFromAPIServerThatIsGone(t *testing.T) {
 	b := newBench(t)
 	b.blind = true
@@ -91,7 +91,8 @@ func TestPodHeardOfLateFromAPIServerThatIsGone(t *testing.T) {
 	k.booked(p, late, 1)
 }
 
-// A list that fails at once, as over a connection that has broken, is asked for again: the watch broke with it.
+// TestPodThatOnlyTheSecondListHas: a list that fails at once, as over a broken connection, is repeated, because the watch broke
+// with it.
 func TestPodThatOnlyTheSecondListHas(t *testing.T) {
 	b := newBench(t)
 	b.blind = true
@@ -116,7 +117,8 @@ func TestPodThatOnlyTheSecondListHas(t *testing.T) {
 	}
 }
 
-// While the API server is left alone, the watch may still tell of the pod.
+// TestPodHeardOfWhileTheAPIServerIsLeftAlone: while the plugin sends the API server no list, the watch can still deliver the
+// pod.
 func TestPodHeardOfWhileTheAPIServerIsLeftAlone(t *testing.T) {
 	b := newBench(t)
 	b.blind = true
@@ -136,7 +138,8 @@ func TestPodHeardOfWhileTheAPIServerIsLeftAlone(t *testing.T) {
 	}
 }
 
-// A pod that is heard of meanwhile isn't taken for the one that is meant where the kubelet can't tell: the list may know better.
+// TestPodHeardOfBeforeTheOneThatIsMeant: a pod that the watch delivers during the list isn't matched by order. The list may
+// have the right pod.
 func TestPodHeardOfBeforeTheOneThatIsMeant(t *testing.T) {
 	b := newBench(t)
 	b.blind, b.hanging = true, &hanging{}
@@ -165,7 +168,8 @@ func TestPodHeardOfBeforeTheOneThatIsMeant(t *testing.T) {
 	}
 }
 
-// The list of all pods can take a busy API server longer than its word of the one that is looked for.
+// TestPodHeardOfBeforeTheListIsThere: a busy API server can take longer for the list of all pods than for the event of the one
+// pod that is searched for.
 func TestPodHeardOfBeforeTheListIsThere(t *testing.T) {
 	b := newBench(t)
 	b.askable()
@@ -193,7 +197,7 @@ func TestPodHeardOfBeforeTheListIsThere(t *testing.T) {
 	b.hanging.Resume()
 }
 
-// hanging is an API server that takes requests and doesn't answer them, from Hang on until Resume.
+// hanging is an API server that accepts requests and doesn't answer them from Hang until Resume.
 type hanging struct {
 	resumed     atomic.Pointer[chan struct{}]
 	lists, held atomic.Int32
@@ -206,7 +210,7 @@ func (h *hanging) Hang() {
 
 func (h *hanging) Resume() { close(*h.resumed.Swap(nil)) }
 
-// pass returns when the request is answered, or given up.
+// pass returns when the request is answered or canceled.
 func (h *hanging) pass(ctx context.Context) error {
 	resumed := h.resumed.Load()
 	if resumed == nil {
@@ -222,7 +226,7 @@ func (h *hanging) pass(ctx context.Context) error {
 	}
 }
 
-// around makes a client's requests about pods and nodes hang with it.
+// around returns a client with requests about pods and nodes that hang with h.
 func (h *hanging) around(client Client) Client {
 	pods := client.Pods
 	client.Pods = func(namespace string) Objects[*corev1.Pod, *corev1.PodList] {
@@ -252,8 +256,8 @@ func (o held[T, L]) Patch(ctx context.Context, name string, kind types.PatchType
 	return o.Objects.Patch(ctx, name, kind, data, options, subresources...)
 }
 
-// An API server that keeps silent holds up no container of a pod that is known, for no pod longer than one list may
-// take, and no end of the plugin.
+// TestAPIServerHangs: an API server that doesn't answer delays no container of a known pod, delays another pod no longer than
+// one list may take, and doesn't keep the plugin from stopping.
 func TestAPIServerHangs(t *testing.T) {
 	b := newBench(t)
 	b.hanging = &hanging{}
@@ -279,8 +283,8 @@ func TestAPIServerHangs(t *testing.T) {
 	}
 	await(t, "a write that hangs", func() bool { return b.hanging.held.Load() > 0 })
 
-	// One that nobody has heard of: once the API server hasn't answered, it is left alone for a moment. Each of the four
-	// calls of the kubelet would ask it otherwise.
+	// An unknown pod: after an unanswered request the plugin sends the API server no list for a moment. Otherwise each of the
+	// kubelet's four calls would send one.
 	for range 2 {
 		if _, err := k.admit(newPod("unheard-of", main(4))); status.Code(err) != codes.Unavailable {
 			t.Errorf("got %v, want Unavailable", err)
@@ -295,7 +299,7 @@ func TestAPIServerHangs(t *testing.T) {
 		}
 	}
 
-	stop() // With a write under way.
+	stop() // With a write in progress.
 	b.hanging.Resume()
 	b.start(newCards(16))
 	for _, pod := range pods {
@@ -303,7 +307,7 @@ func TestAPIServerHangs(t *testing.T) {
 	}
 }
 
-// A write that was under way when the API server fell silent goes on when it comes back.
+// TestAPIServerComesBack: a write that was in progress when the API server stopped answering is completed after its return.
 func TestAPIServerComesBack(t *testing.T) {
 	b := newBench(t)
 	b.hanging = &hanging{}

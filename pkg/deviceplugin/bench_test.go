@@ -26,7 +26,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// await waits for a condition. Its deadline is only there to end a test that has failed.
+// await waits for a condition. The deadline is only there to end a failed test.
 func await(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	err := wait.PollUntilContextTimeout(context.Background(), 2*time.Millisecond, 30*time.Second, true,
@@ -36,34 +36,34 @@ func await(t testing.TB, what string, condition func() bool) {
 	}
 }
 
-// bench is a node: an API server's fake, the kubelet's directory, and plugins that are started on them.
+// bench is a test node: a fake API server, the kubelet's directory, and the plugins that a test starts there.
 type bench struct {
 	t      *testing.T
 	client *fake.Clientset
 	dir    string
 	events *events.FakeRecorder
-	// blind informers are told nothing after their first list but by watcher.
+	// blind is true if informers get no events after their first list except from watcher.
 	blind   bool
 	watcher *watch.FakeWatcher
 	// away makes every write fail.
 	away atomic.Bool
-	// hanging is what the plugins' requests go through, if set.
+	// hanging delays the plugins' requests, if it is set.
 	hanging *hanging
-	// watches counts the watches of pods that stand.
+	// watches counts the watches of pods that were opened.
 	watches atomic.Int32
-	// books are what the kubelet starts with.
+	// books are the entries of the kubelet's checkpoint at its start.
 	books []entry
-	// socket is that of PodResources, empty where the kubelet can't be asked.
+	// socket is the socket of PodResources; empty if the kubelet has no such service.
 	socket  string
 	address string
 	// errorEnv and deviceList are options of the plugins.
 	errorEnv   bool
 	deviceList DeviceListStrategy
-	// admitting is the plugins' own, much shorter where a test isn't about it.
+	// admitting is the plugins' field of the same name. It is much shorter than in production unless a test is about it.
 	admitting time.Duration
 }
 
-// fakeClient is a fake as the plugin sees it.
+// fakeClient returns the plugin's client for a fake clientset.
 func fakeClient(api *fake.Clientset) Client {
 	return Client{
 		Pods: func(namespace string) Objects[*corev1.Pod, *corev1.PodList] { return api.CoreV1().Pods(namespace) }, Nodes: api.CoreV1().Nodes(),
@@ -73,7 +73,7 @@ func fakeClient(api *fake.Clientset) Client {
 
 func newBench(t *testing.T, objects ...runtime.Object) *bench {
 	t.Helper()
-	// Sockets have short names only.
+	// The path of a socket must be short.
 	dir, err := os.MkdirTemp("", "gpushare")
 	if err != nil {
 		t.Fatal(err)
@@ -133,16 +133,16 @@ func (b *bench) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	})
 	b.t.Cleanup(stop)
 	if !b.blind {
-		// The fake forgets what happens between list and watch.
+		// The fake clientset drops events between list and watch.
 		await(b.t, "the informer's watch", func() bool { return p.pods.informer.HasSynced() && b.watches.Load() > watches })
 	}
 	return p, stop
 }
 
-// askable makes the kubelet tell which pods it has admitted.
+// askable makes the kubelet serve PodResources, which shows the pods that it has admitted.
 func (b *bench) askable() { b.socket = filepath.Join(b.dir, "pods.sock") }
 
-// up starts a kubelet and a plugin of healthy cards, and waits until the kubelet has been told of them.
+// up starts a kubelet and a plugin with healthy cards, and waits until the kubelet has their devices.
 func (b *bench) up(sizes ...gpu.Memory) (*kubelet, *Plugin) {
 	b.t.Helper()
 	if b.books != nil {
@@ -161,7 +161,7 @@ func (b *bench) up(sizes ...gpu.Memory) (*kubelet, *Plugin) {
 	return k, p
 }
 
-// trust admits a pod, named "known", of one unit of card 0: the kubelet's word counts once it has known a pod.
+// trust admits a pod, named "known", with one unit on card 0: the kubelet's answers count once it has known a pod.
 func (b *bench) trust(k *kubelet, p *Plugin) {
 	b.t.Helper()
 	known := newPod("known", main(1), assumed(0, 0))
@@ -169,7 +169,7 @@ func (b *bench) trust(k *kubelet, p *Plugin) {
 	k.mustAdmit(known)
 }
 
-// create makes a pod and waits until the plugin knows it.
+// create creates pods and waits until the informer knows them.
 func (b *bench) create(p *Plugin, pods ...*corev1.Pod) {
 	b.t.Helper()
 	for _, pod := range pods {
@@ -182,7 +182,7 @@ func (b *bench) create(p *Plugin, pods ...*corev1.Pod) {
 	}
 }
 
-// delete removes a pod and waits until the informer knows.
+// delete deletes a pod and waits until the informer has dropped it.
 func (b *bench) delete(p *Plugin, pod *corev1.Pod) {
 	b.t.Helper()
 	if err := b.client.CoreV1().Pods(pod.Namespace).Delete(context.Background(), pod.Name, metav1.DeleteOptions{}); err != nil {
@@ -209,7 +209,7 @@ func (b *bench) node() *corev1.Node {
 	return node
 }
 
-// awaitAssigned waits until the pod's annotations say that it was given the card.
+// awaitAssigned waits until the pod's annotations name this card as assigned.
 func (b *bench) awaitAssigned(name string, card int) protocol.Assignment {
 	b.t.Helper()
 	var got protocol.Assignment
@@ -221,7 +221,7 @@ func (b *bench) awaitAssigned(name string, card int) protocol.Assignment {
 	return got
 }
 
-// awaitEvent waits for an event with these words.
+// awaitEvent waits for an event that contains these words.
 func (b *bench) awaitEvent(words string) {
 	b.t.Helper()
 	deadline := time.After(30 * time.Second)

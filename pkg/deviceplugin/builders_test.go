@@ -62,10 +62,10 @@ func sidecar(name string, memory int64) podOption {
 	}
 }
 
-// main is the container of a simple pod.
+// main adds the only container of a simple pod.
 func main(memory int64) podOption { return container("main", memory) }
 
-// assumed writes the extender's annotations; at is in seconds after start.
+// assumed sets the extender's annotations; at is in seconds after start.
 func assumed(card int, at int) podOption {
 	return func(pod *corev1.Pod) {
 		annotate(pod, protocol.Assignment{
@@ -103,7 +103,7 @@ func phase(phase corev1.PodPhase) podOption {
 	return func(pod *corev1.Pod) { pod.Status.Phase = phase }
 }
 
-// ran marks the container "main" as one that has run, and runs now if running.
+// ran marks the container "main" as one that has run, and as running now if running is true.
 func ran(running bool) podOption {
 	return func(pod *corev1.Pod) {
 		status := corev1.ContainerStatus{Name: "main", ContainerID: "containerd://1"}
@@ -114,10 +114,10 @@ func ran(running bool) podOption {
 	}
 }
 
-// mirrors makes the pod the mirror of a static pod.
+// mirrors makes the pod the mirror pod of a static pod.
 func mirrors(uid string) podOption { return annotation(corev1.MirrorPodAnnotationKey, uid) }
 
-// views reads pods as the informer would have them.
+// views returns the pods as the informer would have them.
 func views(pods ...*corev1.Pod) []podView {
 	out := make([]podView, 0, len(pods))
 	for _, pod := range pods {
@@ -130,7 +130,7 @@ func views(pods ...*corev1.Pod) []podView {
 	return out
 }
 
-// newCards returns healthy cards of these sizes.
+// newCards returns healthy cards of these sizes, in units.
 func newCards(sizes ...gpu.Memory) []gpu.Card {
 	cards := make([]gpu.Card, len(sizes))
 	for i, size := range sizes {

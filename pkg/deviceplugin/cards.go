@@ -12,19 +12,18 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// cardState is the latest that is known of the node's cards. It locks itself; what leaves it is a copy.
+// cardState holds the latest known state of the node's cards. mu guards it; what its methods return is a copy.
 type cardState struct {
 	unit gpu.Unit
-	// bootID is the kernel's identity of the machine's boot, for the inventory. It doesn't change.
+	// bootID is the kernel's ID of the machine's boot, for the inventory. It doesn't change.
 	bootID string
 
 	mu    sync.Mutex
 	cards []gpu.Card
 	moved map[int]int
-	// driver is why no card can be used, empty where that is not so. Cards known before are offered all the same, as
-	// unhealthy ones.
+	// driver is why no card can be used; empty otherwise. The known cards are still reported to the kubelet, as unhealthy ones.
 	driver string
-	// problem is why the cards can't be offered at all.
+	// problem is why the cards can't be reported to the kubelet at all.
 	problem error
 	changed chan struct{}
 }
@@ -35,9 +34,9 @@ func newCardState(unit gpu.Unit) *cardState {
 	return &cardState{unit: unit, problem: errNoCardsYet, changed: make(chan struct{})}
 }
 
-// Set takes a new list of cards. Where the cards can't be read, as while a driver restarts, those known before stay as
-// unhealthy ones: pods may be running on them. moved has the driver's index of the cards that it lists elsewhere than at
-// theirs.
+// Set replaces the list of cards. If the cards can't be read, for example while the driver restarts, the known cards stay and
+// become unhealthy: pods may be running on them. problem is then the reason. moved maps a card's index to the driver's index
+// where the two differ.
 func (s *cardState) Set(cards []gpu.Card, moved map[int]int, problem string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -65,15 +64,15 @@ func (s *cardState) Set(cards []gpu.Card, moved map[int]int, problem string) {
 	s.changed = make(chan struct{})
 }
 
-// Get returns the cards, and a channel that is closed at the next change. The error says why the cards, which it
-// returns all the same, can't be offered to the kubelet.
+// Get returns the cards and a channel that is closed at the next change. problem is why the cards can't be reported to the
+// kubelet; Get returns the cards in this case too.
 func (s *cardState) Get() (cards []gpu.Card, changed <-chan struct{}, problem error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.cards), s.changed, s.problem
 }
 
-// Missing returns why no card can be used now, be they offered or not; empty where one can.
+// Missing returns why no card can be used, whether the cards are reported to the kubelet or not; empty if a card can be used.
 func (s *cardState) Missing() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,7 +82,7 @@ func (s *cardState) Missing() string {
 	return s.driver
 }
 
-// Position returns the index under which the driver has a card now.
+// Position returns the driver's current index of a card.
 func (s *cardState) Position(card int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,7 +92,7 @@ func (s *cardState) Position(card int) int {
 	return card
 }
 
-// Inventory returns what the node's annotation should say.
+// Inventory returns the inventory for the node's annotation.
 func (s *cardState) Inventory() protocol.Inventory {
 	cards, _, _ := s.Get()
 	return protocol.Inventory{Unit: s.unit, Cards: cards, BootID: s.bootID}

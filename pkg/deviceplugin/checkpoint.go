@@ -18,27 +18,27 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// checkpointFile is where the kubelet keeps what its device plugins handed out
-// (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/types.go), in the directory of the plugins' sockets. It replaces the
-// file as a whole, after each allocation and before the next one.
+// checkpointFile is the file in which the kubelet keeps the devices that it allocated (k8s.io/kubernetes
+// pkg/kubelet/cm/devicemanager/types.go), in the directory of the plugins' sockets. The kubelet replaces the whole file after
+// each allocation and before the next one.
 const checkpointFile = "kubelet_internal_checkpoint"
 
-// maxCheckpoint bounds what is read: a full node in the finest unit comes to a few MiB.
+// maxCheckpoint bounds the number of bytes that are read. For a full node with the smallest unit the file has a few MiB.
 const maxCheckpoint = 64 << 20
 
-// booking is one container in the kubelet's books: what it was given, in truth.
+// booking is the entry of one container in the kubelet's checkpoint: what the container really got.
 type booking struct {
 	UID       gpu.PodUID
 	Container string
-	// Devices are the IDs, and Request how many there are.
+	// Devices are the device IDs, and Request is their number.
 	Devices deviceSet
 	Request gpu.Memory
-	// Env is the environment of our answer, nil where the kubelet's file doesn't have it in a form that we know.
+	// Env is the environment of the plugin's response; nil if the entry has no response in a known form.
 	Env map[string]string
 }
 
-// checkpointJSON is the part of k8s.io/kubernetes pkg/kubelet/cm/devicemanager/checkpoint that is read here. Its
-// checksum covers a Go value's printed form and can't be computed by others; the file is replaced atomically anyway.
+// checkpointJSON is the part of k8s.io/kubernetes pkg/kubelet/cm/devicemanager/checkpoint that is read here. The checksum
+// covers the printed form of a Go value, so other programs can't compute it. It isn't needed: the file is replaced atomically.
 type checkpointJSON struct {
 	Data *struct {
 		PodDeviceEntries []struct {
@@ -52,7 +52,7 @@ type checkpointJSON struct {
 	}
 }
 
-// parseCheckpoint returns the bookings of GPU memory.
+// parseCheckpoint returns the entries for GPU memory.
 func parseCheckpoint(data []byte) ([]booking, error) {
 	var file checkpointJSON
 	if err := json.Unmarshal(data, &file); err != nil {
@@ -83,15 +83,14 @@ func parseCheckpoint(data []byte) ([]booking, error) {
 	return bookings, nil
 }
 
-// checkpoint reads the kubelet's file, and only when it has been replaced since the last time. One goroutine uses it
-// at a time.
+// checkpoint reads the kubelet's checkpoint file if it was replaced since the last read. It is not safe for concurrent use.
 type checkpoint struct {
 	dir      string
 	last     fs.FileInfo
 	bookings []booking
 }
 
-// Written returns when the books that Read returned last were written.
+// Written returns when the content that Read last returned was written; zero if there was no file.
 func (c *checkpoint) Written() time.Time {
 	if c.last == nil {
 		return time.Time{}
@@ -99,8 +98,8 @@ func (c *checkpoint) Written() time.Time {
 	return c.last.ModTime()
 }
 
-// Read returns the kubelet's books. A file that isn't there says that it has none. On an error they are what they were
-// the last time.
+// Read returns the entries of the checkpoint; none if the file doesn't exist. With an error it returns the entries of the last
+// successful read.
 func (c *checkpoint) Read() ([]booking, error) {
 	file, err := os.Open(filepath.Join(c.dir, checkpointFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -130,8 +129,8 @@ func (c *checkpoint) Read() ([]booking, error) {
 	return bookings, nil
 }
 
-// sameFile says whether both are one file in one state. An inode alone isn't enough: a file made anew can get the old
-// one's.
+// sameFile reports whether both are the same file in the same state. The inode alone isn't enough: a new file can get the inode
+// of a deleted one.
 func sameFile(a, b fs.FileInfo) bool {
 	return a != nil && b != nil && os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }

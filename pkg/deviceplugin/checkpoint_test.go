@@ -14,14 +14,14 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// entry is one of the kubelet's checkpoint, as it writes them.
+// entry is an entry of the kubelet's checkpoint, in the kubelet's format.
 type entry struct {
 	PodUID, ContainerName, ResourceName string
 	DeviceIDs                           map[int64][]string
 	AllocResp                           []byte
 }
 
-// newEntry returns the entry of a container that got these devices with an answer that names the card.
+// newEntry returns the entry of a container that got these devices with a response that names the card.
 func newEntry(t testing.TB, uid, container string, card int, ids ...string) entry {
 	t.Helper()
 	response, err := proto.Marshal(&pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
@@ -48,7 +48,7 @@ func checkpointData(t testing.TB, entries ...entry) []byte {
 	return data
 }
 
-// writeCheckpoint replaces the file as the kubelet does.
+// writeCheckpoint replaces the checkpoint file atomically, as the kubelet does.
 func writeCheckpoint(t testing.TB, dir string, entries ...entry) {
 	t.Helper()
 	temporary := filepath.Join(dir, ".new-checkpoint")

@@ -22,7 +22,7 @@ func TestCleanup(t *testing.T) {
 	if _, err := b.client.CoreV1().Nodes().Update(context.Background(), node, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // Once more does no harm.
+	for range 2 { // A second cleanup does no harm.
 		if err := Cleanup(t.Context(), fakeClient(b.client), testNode); err != nil {
 			t.Fatal(err)
 		}
@@ -41,7 +41,7 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// TestKnownCards: what the node's inventory says outlives the plugin.
+// TestKnownCards checks that the node's inventory outlives the plugin.
 func TestKnownCards(t *testing.T) {
 	b := newBench(t)
 	_, stop := b.start(newCards(16, 16))

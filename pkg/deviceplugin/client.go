@@ -17,25 +17,24 @@ import (
 	events "k8s.io/client-go/tools/record"
 )
 
-// Client is what the plugin asks of the API server. It is that of client-go in small: three kinds of objects and four
-// verbs. The whole one has every kind that Kubernetes knows linked in and registered at start, which on each GPU node
-// costs more memory than all that the plugin does.
+// Client is the part of the Kubernetes API that the plugin uses: three kinds of objects and four verbs. client-go's clientset
+// links and registers every kind of Kubernetes, which costs more memory on each GPU node than the rest of the plugin.
 type Client struct {
-	// Pods are those of a namespace, or of all where that is empty.
+	// Pods returns the client for the pods of a namespace, or of all namespaces if it is empty.
 	Pods  func(namespace string) Objects[*corev1.Pod, *corev1.PodList]
 	Nodes Objects[*corev1.Node, *corev1.NodeList]
-	// PlainLists says that a list can't be had as a watch: fakes can't.
+	// PlainLists is true if the API server can't send a list as a watch; fake clients can't.
 	PlainLists bool
 }
 
-// Objects are those of one kind. The methods are those of client-go's own clients, which so can stand in.
+// Objects is the client for one kind of objects. Its methods are those of client-go's clients, which therefore implement it.
 type Objects[T, L runtime.Object] interface {
 	List(ctx context.Context, options metav1.ListOptions) (L, error)
 	Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
 	Patch(ctx context.Context, name string, kind types.PatchType, data []byte, options metav1.PatchOptions, subresources ...string) (T, error)
 }
 
-// NewClient returns a client, and where it writes events.
+// NewClient returns a client for the API server and a sink for events.
 func NewClient(config *rest.Config) (Client, events.EventSink, error) {
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(corev1.SchemeGroupVersion,
@@ -60,12 +59,12 @@ func NewClient(config *rest.Config) (Client, events.EventSink, error) {
 	}, &eventSink{client}, nil
 }
 
-// objects are Objects at an API server.
+// objects implements Objects with a REST client.
 type objects[T, L any, PT pointer[T], PL pointer[L]] struct {
 	client     rest.Interface
 	parameters runtime.ParameterCodec
 	resource   string
-	// namespace is empty for all, and for kinds that have none.
+	// namespace is empty for all namespaces and for kinds without namespaces.
 	namespace string
 }
 
@@ -101,10 +100,10 @@ func timeoutOf(options metav1.ListOptions) time.Duration {
 	return time.Duration(*options.TimeoutSeconds) * time.Second
 }
 
-// eventSink writes events, each into its own namespace.
+// eventSink writes each event to the event's own namespace.
 type eventSink struct{ client rest.Interface }
 
-// eventTimeout bounds one write: events come one after the other, and those that wait are dropped at last.
+// eventTimeout bounds one write. Events are written one at a time; if writes are slow, queued events are dropped.
 const eventTimeout = 10 * time.Second
 
 func (s *eventSink) Create(event *corev1.Event) (*corev1.Event, error) {
@@ -127,7 +126,7 @@ func (s *eventSink) send(request *rest.Request, namespace string) (*corev1.Event
 	return event, err
 }
 
-// newInformer follows those objects that the selector names.
+// newInformer returns an informer for the objects that the selector matches.
 func newInformer[T, L runtime.Object](client Objects[T, L], kind T, selector fields.Selector, plainLists bool, transform cache.TransformFunc, indexers cache.Indexers) (cache.SharedIndexInformer, error) {
 	source := listWatcher{plainLists: plainLists, ListWatch: &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
@@ -143,7 +142,8 @@ func newInformer[T, L runtime.Object](client Objects[T, L], kind T, selector fie
 	return informer, informer.SetTransform(transform)
 }
 
-// listWatcher tells a reflector, by a method that it looks for, not to ask for its lists as watches.
+// listWatcher is a ListWatch with a method that a reflector checks for: it reports whether the reflector must not request its
+// lists as watches.
 type listWatcher struct {
 	*cache.ListWatch
 	plainLists bool

@@ -13,17 +13,17 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// maxMessage is the largest ListAndWatch message that the kubelet takes: gRPC's default, which its client leaves as it
-// is (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go). Past it the stream ends and the node's
-// allocatable drops to zero, while the registration is still called a success.
+// maxMessage is the size in bytes of the largest ListAndWatch message that the kubelet accepts. It is gRPC's default, which the
+// kubelet's client doesn't change (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go). A larger message
+// ends the stream and the node's allocatable drops to zero, while the registration still counts as successful.
 const maxMessage = 4 << 20
 
-// Device IDs count in base 62: the kubelet sends, checkpoints and puts into the pods' status every single one of them,
+// Device IDs contain numbers in base 62. The kubelet sends every single ID, checkpoints it and writes it to the pod's status,
 // so each character costs.
 //
-// An ID is the card, then the number of the unit on that card, without a separator: "1A0" is unit 620 of card 1.
-// A card is one digit; cards from 61 on are 'z' and three digits. The unit has no leading zeros, so that each unit has
-// one ID and each ID at most one meaning.
+// An ID is the card followed by the number of the unit on that card, without a separator: "1A0" is unit 620 of card 1. A card
+// is one digit; cards from 61 on are 'z' and three digits. The unit has no leading zeros, so each unit has one ID and each ID
+// has at most one meaning.
 const (
 	digits     = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 	base       = int64(len(digits))
@@ -32,7 +32,7 @@ const (
 	maxCards   = int(base * base * base)
 )
 
-// deviceID returns the ID of one unit of a card. Cards lie within 0 and maxCards.
+// deviceID returns the ID of one unit of a card. card must be at least 0 and less than maxCards.
 func deviceID(card int, unit gpu.Memory) string {
 	id := appendCard(make([]byte, 0, 16), card)
 	start := len(id)
@@ -46,7 +46,7 @@ func deviceID(card int, unit gpu.Memory) string {
 	return string(id)
 }
 
-// appendCard appends what the IDs of a card's units begin with, and no others.
+// appendCard appends the prefix of the IDs of a card's units. No other card's IDs have this prefix.
 func appendCard(id []byte, card int) []byte {
 	if card < shortCards {
 		return append(id, digits[card])
@@ -55,13 +55,13 @@ func appendCard(id []byte, card int) []byte {
 	return append(id, escape, digits[c/base/base%base], digits[c/base%base], digits[c%base])
 }
 
-// ofCard returns whether an ID, which is one of ours, is that of a card's unit.
+// ofCard returns a function that reports whether an ID of this plugin is the ID of one of the card's units.
 func ofCard(card int) func(id string) bool {
 	prefix := string(appendCard(nil, card))
 	return func(id string) bool { return strings.HasPrefix(id, prefix) }
 }
 
-// parseDeviceID reads what deviceID wrote, and nothing else.
+// parseDeviceID parses an ID that deviceID returned. For any other string it returns an error.
 func parseDeviceID(id string) (card int, unit gpu.Memory, err error) {
 	bad := func() (int, gpu.Memory, error) {
 		return 0, 0, fmt.Errorf("%.32q is not a device ID of this plugin", id)
@@ -79,7 +79,7 @@ func parseDeviceID(id string) (card int, unit gpu.Memory, err error) {
 		case digit < 0 || number > (math.MaxInt64-digit)/base:
 			return bad()
 		case i == 0 && prefix > 1:
-			// The escape itself.
+			// The escape digit has no value.
 		case i < prefix:
 			card = card*int(base) + int(digit)
 		default:
@@ -87,13 +87,13 @@ func parseDeviceID(id string) (card int, unit gpu.Memory, err error) {
 		}
 	}
 	if deviceID(card, gpu.Memory(number)) != id {
-		return bad() // Leading zeros, or a card that has a shorter name.
+		return bad() // Leading zeros, or the long form of a card that has a short one.
 	}
 	return card, gpu.Memory(number), nil
 }
 
-// devices returns one device for each unit of each card. There is no topology in it: the kubelet's NUMA alignment
-// would choose other devices than those of the card that the pod was given.
+// devices returns one device for each unit of each card. The devices have no topology: with one, the kubelet's NUMA alignment
+// would select devices of other cards than the one that was chosen for the pod.
 func devices(cards []gpu.Card) []*pluginapi.Device {
 	var total gpu.Memory
 	for _, c := range cards {
@@ -112,21 +112,21 @@ func devices(cards []gpu.Card) []*pluginapi.Device {
 	return out
 }
 
-// messageSize returns the size of the largest ListAndWatch message that these cards can come to, which is that of all
-// being unhealthy: per device 15 bytes and its ID.
+// messageSize returns the size in bytes of the largest ListAndWatch message for these cards. It is the message in which all
+// devices are unhealthy, with 15 bytes and the ID per device.
 func messageSize(cards []gpu.Card) int64 {
-	const perDevice = int64(4 + 2 + len(pluginapi.Unhealthy)) // tag and length of: device, ID, health; and the health.
+	const perDevice = int64(4 + 2 + len(pluginapi.Unhealthy)) // Tag and length of the device, the ID and the health; and the health.
 	var size int64
 	for _, c := range cards {
 		prefix := int64(1)
 		if c.Index >= shortCards {
 			prefix = 4
 		}
-		// Numbers of one length after the other: [0, 62), [62, 3844), …
+		// Each pass covers the numbers of one length: [0, 62), [62, 3844), …
 		for low, high, length := int64(0), base, int64(1); low < int64(c.Memory); length++ {
 			count := min(high, int64(c.Memory)) - low
 			if count > math.MaxInt64/64 || size > math.MaxInt64/2 {
-				return math.MaxInt64 // Far past any limit; the sum must not wrap.
+				return math.MaxInt64 // Far above any limit. The sum must not wrap.
 			}
 			size += count * (perDevice + prefix + length)
 			low = high
@@ -140,13 +140,14 @@ func messageSize(cards []gpu.Card) int64 {
 	return size
 }
 
-// smallestUnit returns the smallest multiple of the inventory's unit with which its cards can be reported.
+// smallestUnit returns the smallest multiple of the inventory's unit with which the cards fit into a message.
 func smallestUnit(inventory protocol.Inventory) gpu.Unit {
 	var largest gpu.Memory
 	for _, c := range inventory.Cards {
 		largest = max(largest, c.Memory)
 	}
-	// Whole units of a multiple are whole multiples of units, so the cards' bytes aren't needed.
+	// Rounding down to units and then to multiples of the unit gives the same as rounding down once, so the cards' memory in
+	// bytes isn't needed.
 	times := 1 + sort.Search(int(largest), func(i int) bool {
 		cards := slices.Clone(inventory.Cards)
 		for c := range cards {
@@ -157,15 +158,15 @@ func smallestUnit(inventory protocol.Inventory) gpu.Unit {
 	return inventory.Unit * gpu.Unit(times)
 }
 
-// deviceSet stands for a set of device IDs: equal for equal sets, whatever their order. A pod can hold many thousand
-// IDs, so they aren't kept: it is their number and the sums of two hashes of each. Nobody chooses IDs but this plugin,
-// so nothing but chance could make two sets one.
+// deviceSet represents a set of device IDs. Equal sets have equal values, whatever the order of the IDs. A pod can have many
+// thousands of IDs, so the IDs themselves aren't kept: the value is their number and the sums of two hashes of each ID. Only
+// this plugin chooses IDs, so two different sets can have the same value by chance only.
 type deviceSet [3]uint64
 
 func newDeviceSet(ids []string) deviceSet {
 	set := deviceSet{uint64(len(ids))}
 	for _, id := range ids {
-		// FNV-1a, whose bits are mixed as in SplitMix64, so that sums don't cancel out.
+		// FNV-1a, with its bits mixed as in SplitMix64 so that sums don't cancel out.
 		hash := uint64(14695981039346656037)
 		for i := range len(id) {
 			hash = (hash ^ uint64(id[i])) * 1099511628211

@@ -57,7 +57,7 @@ func FuzzParseDeviceID(f *testing.F) {
 	})
 }
 
-// The size is computed without making the devices: it has to be what gRPC would send.
+// TestMessageSize checks that the size, which is computed without making the devices, is the size of the message in gRPC.
 func TestMessageSize(t *testing.T) {
 	for _, cards := range [][]gpu.Card{
 		nil,
@@ -74,7 +74,7 @@ func TestMessageSize(t *testing.T) {
 			t.Errorf("messageSize(%v) = %d, want %d", cards, got, want)
 		}
 	}
-	// Cards that aren't there have the memory that the node's annotation names, which can be anything.
+	// A missing card has the memory that the node's annotation names, which can be any number.
 	for _, memory := range []gpu.Memory{math.MaxInt64, math.MaxInt64 / 64} {
 		if got := messageSize(newCards(slices.Repeat([]gpu.Memory{memory}, 8)...)); got <= maxMessage {
 			t.Errorf("the size of eight cards of %d is %d", memory, got)
@@ -134,7 +134,7 @@ func TestDeviceSet(t *testing.T) {
 			t.Errorf("%q makes no difference", other)
 		}
 	}
-	// Neighbours in every combination: sums that cancel out would show here.
+	// Every pair of neighbors: sums that cancel out would show here.
 	seen := map[deviceSet]string{}
 	for first := range 200 {
 		for second := range first {

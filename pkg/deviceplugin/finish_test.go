@@ -8,11 +8,11 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// slowly is more than anything takes between the calls of an admission on a machine with other work.
+// slowly is longer than anything takes between the calls of an admission on a busy machine.
 const slowly = 3 * time.Second
 
-// endable starts a kubelet and a plugin with a card of 16. end tells the plugin to end, which it has once ended is closed,
-// and returns when an idle one would have begun to stop its server.
+// endable starts a kubelet and a plugin with one card of 16 units. end makes the plugin stop. It returns when an idle plugin
+// would have begun to stop its server. ended is closed when the plugin has stopped.
 func (b *bench) endable() (k *kubelet, p *Plugin, end func() (ended <-chan struct{})) {
 	b.t.Helper()
 	b.admitting = slowly
@@ -30,8 +30,8 @@ func (b *bench) endable() (k *kubelet, p *Plugin, end func() (ended <-chan struc
 	}
 }
 
-// A pod that the kubelet is admitting while the plugin is told to end gets its card, in both calls: otherwise the kubelet
-// fails it for good.
+// TestEndWithinAnAdmission: a pod that the kubelet is admitting while the plugin is stopped gets its card, in both calls.
+// Otherwise the kubelet fails the pod for good.
 func TestEndWithinAnAdmission(t *testing.T) {
 	b := newBench(t)
 	b.blind, b.hanging = true, &hanging{}
@@ -56,7 +56,7 @@ func TestEndWithinAnAdmission(t *testing.T) {
 	<-ended
 }
 
-// So does one for which the kubelet takes its time between the two calls.
+// TestEndBetweenTheCallsOfAnAdmission: so does a pod for which the plugin is stopped between the two calls.
 func TestEndBetweenTheCallsOfAnAdmission(t *testing.T) {
 	b := newBench(t)
 	k, p, end := b.endable()
@@ -71,14 +71,14 @@ func TestEndBetweenTheCallsOfAnAdmission(t *testing.T) {
 	<-ended
 }
 
-// While the kubelet goes on calling a plugin that is to end, pods come and go as ever: one that has gone makes room for the
-// next, and what was given is told.
+// TestPodsComeAndGoWhileThePluginEnds: as long as the kubelet keeps calling a plugin that is stopping, it works as usual. A
+// deleted pod makes room for the next one, and the annotations are written.
 func TestPodsComeAndGoWhileThePluginEnds(t *testing.T) {
 	b := newBench(t)
 	k, p, end := b.endable()
 	first := newPod("first", main(4), assumed(0, 1))
 	b.create(p, first)
-	k.mustAdmit(first) // The plugin stays until no call has come for so long after one.
+	k.mustAdmit(first) // The plugin stays until no call has come for that long after the last one.
 
 	ended := end()
 	for _, name := range []string{"second", "third"} {

@@ -17,13 +17,13 @@ import (
 	"github.com/gpushare/gpushare/pkg/version"
 )
 
-// connections are far above what probes and scrapers need.
+// connections limits the open connections. The limits are far above what probes and scrapers need.
 var connections = connlimit.Limits{Total: 256, PerSource: 32}
 
-// maxScrapes bounds the scrapes that are answered at once.
+// maxScrapes bounds the number of concurrent scrapes.
 const maxScrapes = 8
 
-// handler serves health, metrics and version.
+// handler returns the handler for health, metrics and version.
 func (p *Plugin) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -36,7 +36,7 @@ func (p *Plugin) handler() http.Handler {
 	})
 	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(version.Get()) // The client may have left.
+		_ = json.NewEncoder(w).Encode(version.Get()) // The client may have disconnected.
 	})
 	metrics := promhttp.HandlerFor(p.metrics.registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
 	if p.options.AuthorizeMetrics != nil {
@@ -46,7 +46,7 @@ func (p *Plugin) handler() http.Handler {
 	return mux
 }
 
-// missing says in words what keeps the plugin from doing its work, nothing if it does.
+// missing returns the reasons why the plugin is not ready; none if it is.
 func (p *Plugin) missing() []string {
 	var out []string
 	if problem := p.cards.Missing(); problem != "" {
@@ -63,7 +63,8 @@ func (p *Plugin) missing() []string {
 	return out
 }
 
-// listen opens the address, so that one that can't be had is known before anything starts.
+// listen opens the address. It is called before anything starts, so that an unusable address is an error at once. It returns
+// nil if the address is empty.
 func listen(ctx context.Context, address string) (net.Listener, error) {
 	if address == "" {
 		return nil, nil
@@ -75,7 +76,7 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 	return listener, nil
 }
 
-// serve answers until the context ends.
+// serve answers requests until the context ends.
 func (p *Plugin) serve(ctx context.Context, listener net.Listener) error {
 	if listener == nil {
 		return nil

@@ -46,7 +46,8 @@ func TestHTTP(t *testing.T) {
 	await(t, "ready", func() bool { return get("/readyz") == 200 })
 }
 
-// Connections that never ask don't keep the kubelet's probes from their answers.
+// TestIdleConnectionsDoNotShutOutProbes checks that connections without a request don't keep the kubelet's probes from an
+// answer.
 func TestIdleConnectionsDoNotShutOutProbes(t *testing.T) {
 	p, _ := newBench(t).start(nil)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -26,20 +26,20 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// kubelet is the little of a kubelet that the plugin's own tests need: registration, the device list, allocation
-// container by container, its checkpoint, and PodResources where a test wants it.
+// kubelet is the part of a kubelet that the plugin's tests need: registration, the device list, allocation container by
+// container, the checkpoint, and PodResources if a test wants it.
 type kubelet struct {
 	pluginapi.UnimplementedRegistrationServer
 	podresourcesv1.UnimplementedPodResourcesListerServer
 	t   testing.TB
 	dir string
-	// server serves registrations, resources PodResources.
+	// server serves registrations, and resources serves PodResources.
 	server, resources *grpc.Server
 	asked             *rate.Limiter
 
 	mu            sync.Mutex
 	registrations int
-	// unreached are the plugins that registered and couldn't be dialled back: the real kubelet tries so for ten seconds.
+	// unreached counts the plugins that registered and couldn't be dialed back. The real kubelet keeps trying for ten seconds.
 	unreached  int
 	connection *grpc.ClientConn
 	health     map[string]string
@@ -48,15 +48,15 @@ type kubelet struct {
 	admitted   map[string]*corev1.Pod
 	rejected   int
 	answered   int
-	// unwilling is what registrations are answered.
+	// unwilling is the error with which registrations are answered.
 	unwilling error
-	// showsRejected makes Get show pods that were rejected, as kubelets 1.34 and 1.35 do.
+	// showsRejected makes Get show rejected pods, as kubelets 1.34 and 1.35 do.
 	showsRejected bool
-	// between, where there is one, is called between GetPreferredAllocation and Allocate.
+	// between, if set, is called between GetPreferredAllocation and Allocate.
 	between func()
 }
 
-// newKubelet returns one that doesn't serve yet.
+// newKubelet returns a kubelet that doesn't serve yet.
 func newKubelet(t testing.TB, dir string, entries ...entry) *kubelet {
 	return &kubelet{
 		t: t, dir: dir, server: grpc.NewServer(), resources: grpc.NewServer(), asked: rate.NewLimiter(100, 10),
@@ -64,7 +64,7 @@ func newKubelet(t testing.TB, dir string, entries ...entry) *kubelet {
 	}
 }
 
-// startKubelet starts one on the directory, with what the last one left in its checkpoint.
+// startKubelet starts a kubelet in the directory, with the entries of its predecessor's checkpoint.
 func startKubelet(t testing.TB, dir string, entries ...entry) *kubelet {
 	t.Helper()
 	for _, name := range []string{socketName, kubeletSocketName} {
@@ -104,7 +104,7 @@ func (k *kubelet) stop() {
 	}
 }
 
-// withoutBooks ends the kubelet and starts one that has lost its checkpoint, but knows these pods.
+// withoutBooks stops the kubelet and starts one that has lost its checkpoint but has admitted these pods.
 func (k *kubelet) withoutBooks(b *bench, admitted ...*corev1.Pod) *kubelet {
 	k.t.Helper()
 	healthy, all := k.devices()
@@ -138,7 +138,7 @@ func (k *kubelet) Register(_ context.Context, r *pluginapi.RegisterRequest) (*pl
 	if err != nil {
 		return nil, err
 	}
-	// Dialled back before the answer, as the real one does.
+	// The real kubelet also dials back before it answers.
 	client := pluginapi.NewDevicePluginClient(connection)
 	if _, err := client.GetDevicePluginOptions(context.Background(), &pluginapi.Empty{}); err != nil {
 		k.mu.Lock()
@@ -177,7 +177,7 @@ func (k *kubelet) listen(stream grpc.ServerStreamingClient[pluginapi.ListAndWatc
 	}
 }
 
-// devices returns how many devices are healthy, and how many there are.
+// devices returns the number of healthy devices and of all devices.
 func (k *kubelet) devices() (healthy, all int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -189,7 +189,7 @@ func (k *kubelet) devices() (healthy, all int) {
 	return healthy, len(k.health)
 }
 
-// awaitRegistrations waits until that many registrations were made in all.
+// awaitRegistrations waits until there were n registrations in total.
 func (k *kubelet) awaitRegistrations(n int) {
 	k.t.Helper()
 	await(k.t, fmt.Sprintf("%d registrations", n), func() bool {
@@ -199,7 +199,7 @@ func (k *kubelet) awaitRegistrations(n int) {
 	})
 }
 
-// awaitDevices waits for a list of devices.
+// awaitDevices waits until the kubelet has this number of healthy devices and of all devices.
 func (k *kubelet) awaitDevices(healthy, all int) {
 	k.t.Helper()
 	await(k.t, fmt.Sprintf("%d of %d devices", healthy, all), func() bool {
@@ -208,13 +208,13 @@ func (k *kubelet) awaitDevices(healthy, all int) {
 	})
 }
 
-// admit allocates for the pod, container by container: all of them, or those named.
+// admit allocates for the pod's containers one by one: for all, or for those named.
 func (k *kubelet) admit(pod *corev1.Pod, containers ...string) (map[string]map[string]string, error) {
 	k.mu.Lock()
 	k.admitted[pod.Namespace+"/"+pod.Name] = pod
 	k.mu.Unlock()
 	env := map[string]map[string]string{}
-	// What ordinary init containers had is used again by those that come after them.
+	// The devices of ordinary init containers are reused by the containers after them.
 	var reusable []string
 	for i, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		request := int(protocol.ContainerRequest(&c))
@@ -236,7 +236,7 @@ func (k *kubelet) admit(pod *corev1.Pod, containers ...string) (map[string]map[s
 	return env, nil
 }
 
-// admit admits a pod and fails the test where it is refused.
+// mustAdmit admits a pod and fails the test if it is rejected.
 func (k *kubelet) mustAdmit(pod *corev1.Pod, containers ...string) map[string]map[string]string {
 	k.t.Helper()
 	env, err := k.admit(pod, containers...)
@@ -246,12 +246,12 @@ func (k *kubelet) mustAdmit(pod *corev1.Pod, containers ...string) map[string]ma
 	return env
 }
 
-// podUID is the UID that the kubelet knows the pod by. That of a static pod isn't its mirror's.
+// podUID returns the UID by which the kubelet knows the pod. For a static pod it isn't the mirror pod's UID.
 func podUID(pod *corev1.Pod) string {
 	return cmp.Or(pod.Annotations[corev1.MirrorPodAnnotationKey], string(pod.UID))
 }
 
-// reject turns a pod away. The API server doesn't know of it yet.
+// reject rejects a pod. The API server doesn't know of it yet.
 func (k *kubelet) reject(pod *corev1.Pod) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -321,8 +321,8 @@ func (k *kubelet) allocate(uid, container string, request int, reusable []string
 	return ids, answer.Envs, nil
 }
 
-// forget drops a pod from the books, as the kubelet does at the allocation after the pod's end. Its checkpoint follows
-// when that allocation has succeeded.
+// forget drops a pod from the device allocations, as the kubelet does at the allocation after the pod's end. The checkpoint
+// file is written when that allocation has succeeded.
 func (k *kubelet) forget(pod *corev1.Pod) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -330,7 +330,7 @@ func (k *kubelet) forget(pod *corev1.Pod) {
 	k.entries = slices.DeleteFunc(k.entries, func(e entry) bool { return e.PodUID == podUID(pod) })
 }
 
-// Get answers as PodResources does, its rate limit included.
+// Get answers as PodResources does, including its rate limit.
 func (k *kubelet) Get(_ context.Context, r *podresourcesv1.GetPodResourcesRequest) (*podresourcesv1.GetPodResourcesResponse, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -20,8 +20,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// A kubelet that has lost its books finds no devices with containers that run on or have ended, and says so of each for
-// as long as its pod lives. That alone must never make one of them the container that it asks for.
+// TestKubeletWithoutBooks: a kubelet that has lost its checkpoint shows no devices for containers that still run or have ended,
+// as long as their pods exist. This alone must not make one of them the container for which the kubelet calls Allocate.
 func TestKubeletWithoutBooks(t *testing.T) {
 	for name, test := range map[string]struct {
 		running *corev1.Pod
@@ -57,8 +57,8 @@ func TestKubeletWithoutBooks(t *testing.T) {
 	}
 }
 
-// lostBooks starts a kubelet that has lost its books while these pods run on, each on the card of its annotations of two of
-// 16, and lets time pass. The plugin's informer hears of nothing new.
+// lostBooks starts a kubelet that has lost its checkpoint while these pods still run, each on the annotated one of two cards of
+// 16 units. The allocator's clock is later ahead. The plugin's informer gets no further events.
 func lostBooks(t *testing.T, later time.Duration, running ...*corev1.Pod) (*kubelet, *Plugin, *bench) {
 	t.Helper()
 	b := newBench(t)
@@ -95,8 +95,8 @@ func lostBooks(t *testing.T, later time.Duration, running ...*corev1.Pod) (*kube
 	return k, p, b
 }
 
-// A pod that is resized in place is admitted again, and a kubelet without books asks for the devices of its containers, which
-// run. They have their card, and keep it.
+// TestResizeWithoutBooks: a pod that is resized in place is admitted again, and a kubelet that has lost its checkpoint asks for
+// the devices of its containers, which are running. The containers keep their card.
 func TestResizeWithoutBooks(t *testing.T) {
 	resized := func(pod *corev1.Pod) { pod.Generation, pod.Status.ObservedGeneration = 2, 1 }
 	deferred := func(pod *corev1.Pod) {
@@ -108,7 +108,7 @@ func TestResizeWithoutBooks(t *testing.T) {
 	for name, test := range map[string]struct {
 		resized *corev1.Pod
 		beside  *corev1.Pod
-		want    string // empty: the resize is put off
+		want    string // empty: the resize is deferred
 	}{
 		"one whose spec has changed":                                         {pod("one", 1, resized), pod("two", 0), "1"},
 		"one whose resize has been deferred":                                 {pod("one", 1, deferred), newPod("two", main(9), assumed(0, 1), assigned, ran(true)), "1"},
@@ -138,8 +138,8 @@ func TestResizeWithoutBooks(t *testing.T) {
 	}
 }
 
-// A plugin that has just started hasn't seen the kubelet answer yet. It asks about the pods that run, so that one which the
-// kubelet hasn't come to isn't served in place of the one that is resized.
+// TestResizeAfterPluginStart: a plugin that has just started doesn't know yet whether the kubelet answers queries. It queries
+// the kubelet about the running pods, so that a pod which the kubelet hasn't reached isn't served in place of the resized one.
 func TestResizeAfterPluginStart(t *testing.T) {
 	one := newPod("one", main(10), assumed(1, 1), assigned, ran(true), func(pod *corev1.Pod) { pod.Generation, pod.Status.ObservedGeneration = 2, 1 })
 	k, p, b := lostBooks(t, time.Hour, one)
@@ -149,8 +149,8 @@ func TestResizeAfterPluginStart(t *testing.T) {
 	}
 }
 
-// A kubelet that starts without its books admits the pods that run on one by one, and asks anew for their init containers,
-// which have ended.
+// TestInitContainersAreAskedForAgain: a kubelet that starts without its checkpoint admits the running pods one by one. It asks
+// again for their init containers, which have ended.
 func TestInitContainersAreAskedForAgain(t *testing.T) {
 	var pods []*corev1.Pod
 	var before []entry
@@ -183,8 +183,8 @@ func TestInitContainersAreAskedForAgain(t *testing.T) {
 	}
 }
 
-// A kubelet without books asks again for a container that it starts again, and that before it reports the end. It is refused
-// then and tries again, as with any container that can't be started.
+// TestEndIsReportedLate: a kubelet that has lost its checkpoint asks again for a container that it restarts, before it reports
+// the container's end. The plugin rejects the call, and the kubelet tries again, as for any container that can't be started.
 func TestEndIsReportedLate(t *testing.T) {
 	one, two := newPod("one", main(4), assumed(0, 1), assigned, ran(true)), newPod("two", main(4), assumed(1, 2), assigned, ran(true))
 	k, p, b := lostBooks(t, time.Hour, one, two)
@@ -205,8 +205,9 @@ func TestEndIsReportedLate(t *testing.T) {
 	}
 }
 
-// A kubelet that has lost its books asks anew, from several workers at once, for containers that it starts again. Which of
-// them a call is for nothing can tell then; but each is given a card once, and the checkpoint sets right whose it is.
+// TestConcurrentRestarts: a kubelet that has lost its checkpoint asks again, from several workers at once, for containers that
+// it restarts. Nothing shows for which container a call is. But each container gets a card once, and the checkpoint then
+// corrects the record.
 func TestConcurrentRestarts(t *testing.T) {
 	const pods, cards = 16, 4
 	var objects []runtime.Object
@@ -232,7 +233,7 @@ func TestConcurrentRestarts(t *testing.T) {
 	got := make([]int, pods)
 	for i := range pods {
 		group.Go(func() {
-			// The kubelet takes the node for empty, and so other devices than before.
+			// For the kubelet the node is empty, so it allocates other devices than before.
 			ids := before[(i+5)%pods].DeviceIDs[-1]
 			response, err := p.allocator.Allocate(context.Background(), ids)
 			if err != nil {

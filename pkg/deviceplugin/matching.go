@@ -7,41 +7,42 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// snapshot is all that a decision is made from. It is nobody else's: deciding changes nothing outside it.
+// snapshot is the complete input of one decision. It isn't shared, and a decision changes nothing outside it.
 type snapshot struct {
 	Cards []gpu.Card
-	// Pods are this node's pods that ask for GPU memory, in whatever phase.
+	// Pods are this node's pods that ask for GPU memory, in any phase.
 	Pods []podView
-	// Served is what the containers were given.
+	// Served is what each container was given.
 	Served served
-	// Refused are the pods that were told no: the kubelet fails them, of which the API server may not know yet.
+	// Refused are the pods that got a rejection. The kubelet fails such a pod; the API server may not know it yet.
 	Refused map[gpu.PodUID]bool
-	// Preferred is what the kubelet was told a moment ago. Where a card is to be chosen it is the one whose devices it was
-	// told to take, if there still is room: else the kubelet's books name another card than the container has.
+	// Preferred is the result of the preceding GetPreferredAllocation call. If a card must be selected, it is the hint's card
+	// as long as that has room. Otherwise the kubelet's checkpoint would name another card than the container has.
 	Preferred hint
 }
 
-// candidate is a container for which the kubelet may be asking.
+// candidate is a container for which the kubelet may be calling Allocate.
 type candidate struct {
 	Pod       *podView
 	Container containerView
-	// Again says that the container was served before; the kubelet asks again only if it has lost its books.
+	// Again is true if the container was served before. The kubelet asks for it again only if it has lost its checkpoint.
 	Again bool
-	// Next says that no container of the pod has to be served before this one.
+	// Next is true if no other container of the pod must be served before this one.
 	Next bool
-	// Begun says that another container of the pod was served and this one is next: the kubelet admits one pod at a
-	// time, so it can hardly be asking for another pod.
+	// Begun is true if another container of the pod was served and this one is next. The kubelet admits one pod at a time, so
+	// it is unlikely to ask for another pod.
 	Begun bool
-	// Refused says that the pod was told no.
+	// Refused is true if the pod got a rejection.
 	Refused bool
 }
 
-// Candidates returns the containers that ask for exactly this much and that the kubelet may have to be given an answer
-// for, the likeliest first where nothing else is known: that of the pod which was assumed first.
+// Candidates returns the containers with exactly this request for which the kubelet may need a response. The order is by
+// likelihood if nothing else is known: the pod that was assumed first comes first.
 func (s *snapshot) Candidates(request gpu.Memory) []candidate { return s.candidates(request, false) }
 
-// Interrupted returns the same of containers that the API server calls running. A kubelet without books asks again for
-// those too: after the machine has started again none of them runs, and a pod that is resized in place is admitted again.
+// Interrupted returns the same for containers that the API server reports as running. A kubelet that has lost its checkpoint
+// asks for them again too: after a restart of the machine none of them runs, and a pod that is resized in place is admitted
+// again.
 func (s *snapshot) Interrupted(request gpu.Memory) []candidate { return s.candidates(request, true) }
 
 func (s *snapshot) candidates(request gpu.Memory, running bool) []candidate {
@@ -49,7 +50,7 @@ func (s *snapshot) candidates(request gpu.Memory, running bool) []candidate {
 	for i := range s.Pods {
 		pod := &s.Pods[i]
 		if pod.Terminal || pod.Mirror {
-			continue // No static pod gets a card.
+			continue // Static pods get no card.
 		}
 		given, next, begun := s.Served[pod.UID], true, false
 		for _, serving := range given {
@@ -59,8 +60,8 @@ func (s *snapshot) candidates(request gpu.Memory, running bool) []candidate {
 			serving, served := given[container.Name]
 			c := candidate{
 				Pod: pod, Container: container, Next: next, Refused: s.Refused[pod.UID],
-				// Everything was allocated before the first container ran. A pod that hasn't come that far is admitted from the start
-				// by a kubelet that doesn't have it in its books, init containers first.
+				// All containers were allocated before the first one ran. A pod of which no container has run is admitted from
+				// the start, init containers first, by a kubelet that doesn't have it in its checkpoint.
 				Again: (serving.Lost || !served) && pod.Ran,
 			}
 			c.Begun = next && !c.Again && begun
@@ -79,7 +80,7 @@ func (s *snapshot) candidates(request gpu.Memory, running bool) []candidate {
 	return out
 }
 
-// Admitted returns one container of each of some pods that have run, so the kubelet has admitted them.
+// Admitted returns one container each of up to most pods that have run, so the kubelet has admitted them.
 func (s *snapshot) Admitted(most int) []candidate {
 	var out []candidate
 	for i := range s.Pods {
@@ -90,8 +91,8 @@ func (s *snapshot) Admitted(most int) []candidate {
 	return out
 }
 
-// byAssumeTime is the order of the existing plugin: of the pods that were assumed and not assigned, the earliest.
-// Around it stand the cases that it doesn't know.
+// byAssumeTime is the order of the existing plugin: of the pods that are assumed and not assigned, the earliest comes first.
+// The other keys are for cases that the existing plugin doesn't have.
 func byAssumeTime(a, b candidate) int {
 	return cmp.Or(
 		byReadiness(a, b),
@@ -103,19 +104,19 @@ func byAssumeTime(a, b candidate) int {
 	)
 }
 
-// byBinding is the order in which the kubelet admits pods: to ask in this order is to ask little. They come to it by its
-// watch, each by itself, and so in the order in which they were bound.
+// byBinding is the order in which the kubelet admits pods. Queries in this order find the pod after few of them. The kubelet's
+// watch delivers pods one by one, so in the order in which they were bound.
 func byBinding(a, b candidate) int {
 	return cmp.Or(byReadiness(a, b), cmp.Compare(a.Pod.Version, b.Pod.Version), byCreation(a, b))
 }
 
-// byCreation is the order of what the kubelet finds when it starts: it comes as one batch, by time of creation in whole
-// seconds (k8s.io/kubernetes pkg/kubelet/kubelet.go, HandlePodAdditions).
+// byCreation is the order of the pods that the kubelet finds when it starts. They are one batch, ordered by creation time in
+// whole seconds (k8s.io/kubernetes pkg/kubelet/kubelet.go, HandlePodAdditions).
 func byCreation(a, b candidate) int {
 	return cmp.Or(byReadiness(a, b), a.Pod.Created.Compare(b.Pod.Created), cmp.Compare(a.Pod.Version, b.Pod.Version), byAssumeTime(a, b))
 }
 
-// byReadiness orders those before others that the kubelet can be expected to ask for at all.
+// byReadiness puts the candidates first for which the kubelet is likely to ask at all.
 func byReadiness(a, b candidate) int {
 	return cmp.Or(
 		first(!a.Again, !b.Again),
@@ -126,7 +127,7 @@ func byReadiness(a, b candidate) int {
 	)
 }
 
-// first orders what holds before what doesn't.
+// first orders true before false.
 func first(a, b bool) int {
 	switch {
 	case a == b:
@@ -137,17 +138,18 @@ func first(a, b bool) int {
 	return 1
 }
 
-// standing is where a candidate stands in the kubelet's eyes.
+// standing is the state of a candidate in the kubelet.
 type standing int
 
 const (
-	// unknown: the kubelet didn't say.
+	// unknown means that the kubelet gave no answer.
 	unknown standing = iota
-	// absent: it doesn't know the pod, or not yet, or no longer.
+	// absent means that the kubelet doesn't know the pod: not yet, or no longer.
 	absent
-	// holding: the container has its devices.
+	// holding means that the container has its devices.
 	holding
-	// waiting: it has admitted the pod, and the container has no devices. This is the one.
+	// waiting means that the kubelet has admitted the pod and that the container has no devices. The kubelet calls Allocate for
+	// such a container.
 	waiting
 )
 
@@ -160,19 +162,22 @@ const (
 	byNobody  match = "none"
 )
 
-// maxAsked bounds how many candidates the kubelet is asked about. In its own order the first one nearly always is the
-// one; but in a batch that order is chance for pods of the same second, and half a second of its waiting costs less than
-// a wrong card.
+// maxAsked bounds the number of candidates about which the kubelet is queried. In the kubelet's own order the first one is
+// nearly always the right one. In a batch, however, the order of pods of the same second is random, and half a second of the
+// kubelet's time costs less than a wrong card.
 const maxAsked = 48
 
-// maxAdmitted bounds how many pods that have run the kubelet is asked about. One would do, but a pod can go at any time.
+// maxAdmitted bounds the number of pods that have run about which the kubelet is queried. One would be enough, but a pod can be
+// deleted at any time.
 const maxAdmitted = 3
 
-// resolve finds the candidate that the kubelet is asking for. It asks the kubelet as long as that tells, and takes the
-// first of those that remain possible otherwise. answers says whether "absent" means anything: kubelets without the
-// call answer so for every pod. Containers that were served before and pods that were refused count as a lastResort only:
-// a kubelet that has lost its books shows each of the former without devices, kubelets 1.34 and 1.35 each of the latter,
-// and it may be asking for a pod that isn't among the candidates yet.
+// resolve finds the candidate for which the kubelet calls Allocate. It queries the kubelet as long as the answers help, and
+// otherwise takes the first of the candidates that remain possible. answers reports whether absent is meaningful: kubelets
+// without the call return it for every pod.
+//
+// Containers that were served before and pods that got a rejection are candidates only as a lastResort. A kubelet that has lost
+// its checkpoint shows each of the former without devices, and kubelets 1.34 and 1.35 show each of the latter without devices.
+// The kubelet may also be asking for a pod that is not among the candidates yet.
 func resolve(candidates []candidate, ask func(candidate) standing, answers func() bool, lastResort bool) (candidate, match, bool) {
 	if !lastResort {
 		candidates = slices.DeleteFunc(candidates, func(c candidate) bool { return c.Again || c.Refused })
@@ -180,7 +185,7 @@ func resolve(candidates []candidate, ask func(candidate) standing, answers func(
 	excluded := map[containerKey]bool{}
 	order := slices.SortedStableFunc(slices.Values(candidates), byBinding)
 	if len(order) > 2 {
-		slices.SortStableFunc(order[1:], byCreation) // If it isn't the first, it is a batch.
+		slices.SortStableFunc(order[1:], byCreation) // If the first one doesn't match, the pods came as a batch.
 	}
 	for _, c := range order[:min(len(order), maxAsked)] {
 		switch ask(c) {
@@ -199,10 +204,10 @@ func resolve(candidates []candidate, ask func(candidate) standing, answers func(
 	return candidate{}, byNobody, false
 }
 
-// latest returns, of the candidates that wait in the kubelet's eyes, the one that it has come to last. Kubelets 1.34 and
-// 1.35 show a pod that they have rejected like the one that they admit (k8s.io/kubernetes v1.34
-// pkg/kubelet/apis/podresources/server_v1.go, Get), until the API server knows that it has failed. Pods come in the order
-// in which they were bound, or as a batch by creation: in both the search goes on to the first that the kubelet doesn't know.
+// latest returns, of the candidates that are waiting, the one that the kubelet reached last. Kubelets 1.34 and 1.35 show a pod
+// that they have rejected like the one that they admit (k8s.io/kubernetes v1.34 pkg/kubelet/apis/podresources/server_v1.go,
+// Get), until the API server knows that it has failed. Pods arrive in the order in which they were bound, or as a batch by
+// creation. In each of the two orders the search goes on to the first pod that the kubelet doesn't know.
 func latest(found candidate, candidates []candidate, ask func(candidate) standing) candidate {
 	likely := func(c candidate) bool { return !c.Again && !c.Refused && c.Next }
 	if !likely(found) {
@@ -227,11 +232,11 @@ func latest(found candidate, candidates []candidate, ask func(candidate) standin
 	return found
 }
 
-// sole finds the container that the kubelet is asking for where it waits for one pod alone. Those that run on while it
-// has lost its books wait in its eyes, too: several pods tell nothing. But those it doesn't ask for, while it does for
-// init containers that have ended, for each when it starts and admits its pod again
-// (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/manager.go, isContainerAlreadyRunning): so these come first. Pods that
-// were refused come last.
+// sole finds the container for which the kubelet calls Allocate if the waiting containers belong to one pod. If they belong to
+// several pods, there is no result: after the kubelet has lost its checkpoint, containers that still run are waiting too. The
+// kubelet doesn't ask for these. It does ask for init containers that have ended, for each one when it starts and admits the
+// pod again (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/manager.go, isContainerAlreadyRunning), so init containers come
+// first. Pods that got a rejection come last.
 func sole(candidates []candidate, ask func(candidate) standing) (found candidate, ok bool) {
 	var groups [4][]candidate
 	for _, c := range candidates[:min(len(candidates), maxAsked)] {
@@ -261,9 +266,9 @@ func sole(candidates []candidate, ask func(candidate) standing) (found candidate
 	return candidate{}, false
 }
 
-// interruptedOne finds the container that the kubelet is asking for among those that the API server calls running, of which
-// some are of pods whose resize the kubelet hasn't reported on. restarted reports that the kubelet has just started, perhaps
-// with the machine.
+// interruptedOne finds the container for which the kubelet calls Allocate among those that the API server reports as running.
+// resized are those of pods with a resize on which the kubelet has not reported yet. restarted is true if the kubelet has just
+// started, perhaps with the machine.
 func interruptedOne(interrupted, resized []candidate, ask func(candidate) standing, restarted bool) (candidate, bool) {
 	alone, isAlone := sole(interrupted, ask)
 	if isAlone && restarted {
@@ -272,11 +277,11 @@ func interruptedOne(interrupted, resized []candidate, ask func(candidate) standi
 	if c, ok := sole(resized, ask); ok {
 		return c, true
 	}
-	// A resize can be deferred for hours, during which the kubelet starts other containers again.
+	// A resize can be deferred for hours. During this time the kubelet can start other containers again.
 	return alone, isAlone && alone.Pod.ResizePending
 }
 
-// containerKey names a container of this node.
+// containerKey identifies a container of this node.
 type containerKey struct {
 	UID  gpu.PodUID
 	Name string

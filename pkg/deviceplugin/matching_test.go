@@ -48,7 +48,7 @@ func TestCandidates(t *testing.T) {
 		},
 		"init containers before containers, each in the order of the spec": {
 			pods: []*corev1.Pod{newPod("a", container("x", 2), container("none", 0), container("y", 2), initStep(2), sidecar("s", 2))},
-			// Relaxed: the record can have holes.
+			// All containers are candidates, not only the first, because the record can have gaps.
 			request: 2, want: []string{"a/i", "a/s", "a/x", "a/y"},
 		},
 		"the pod that was begun is next": {
@@ -209,7 +209,7 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// After the machine has started again the API server goes on calling containers running that have ended.
+// TestInterrupted: after a restart of the machine the API server still reports containers as running that have ended.
 func TestInterrupted(t *testing.T) {
 	alsoRuns := func(pod *corev1.Pod) {
 		status := *pod.Status.ContainerStatuses[0].DeepCopy()
@@ -227,7 +227,7 @@ func TestInterrupted(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		standing map[string]standing
-		want     string // empty: nobody
+		want     string // empty: none
 	}{
 		"the one that the kubelet waits for":             {map[string]standing{"a/main": absent, "a/y": absent, "b/main": waiting}, "b/main"},
 		"the first of its containers":                    {map[string]standing{"a/main": waiting, "a/y": waiting, "b/main": absent}, "a/main"},

@@ -7,7 +7,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// metrics are what the plugin counts. Every label has few values, and all of them stand there from the start.
+// metrics are the plugin's metrics. Every label has few values, and each value is present from the start.
 type metrics struct {
 	registry         *prometheus.Registry
 	allocations      *prometheus.CounterVec
@@ -21,7 +21,7 @@ type metrics struct {
 	messageBytes     prometheus.Gauge
 }
 
-// newMetrics returns them; registered says whether the kubelet listens.
+// newMetrics returns the metrics, registered in a registry of their own. registered reports whether the kubelet is connected.
 func newMetrics(registered func() bool) *metrics {
 	const namespace, subsystem = "gpushare", "device_plugin"
 	counter := func(name, help string) prometheus.CounterOpts {

@@ -10,13 +10,13 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// outcome is how a container came to its card, or why to none; for logs and metrics.
+// outcome is how the card of a container was selected, or why it got none, for logs and metrics.
 type outcome string
 
 const (
-	kept   outcome = "assumed" // The card that the scheduler's half chose, or that the pod has already.
-	moved  outcome = "moved"   // Another one: the chosen card was taken.
-	placed outcome = "placed"  // Nobody had chosen.
+	kept   outcome = "assumed" // The annotated card, or the one that the pod already has.
+	moved  outcome = "moved"   // Another card, because the annotated one had no room.
+	placed outcome = "placed"  // The pod's annotations named no card.
 
 	refusedFull        outcome = "refused_full"
 	refusedUnhealthy   outcome = "refused_unhealthy"
@@ -30,7 +30,8 @@ func outcomes() []outcome {
 	return []outcome{kept, moved, placed, refusedFull, refusedUnhealthy, refusedUnknownCard, refusedUnknownPod, refusedUnavailable, refusedInvalid}
 }
 
-// refusal is why a container gets no card, in words for the pod's owner: the kubelet shows them in the pod's status.
+// refusal is the error of a rejection: why a container gets no card. The text is for the pod's owner, because the kubelet shows
+// it in the pod's status.
 type refusal struct {
 	outcome outcome
 	code    codes.Code
@@ -39,17 +40,19 @@ type refusal struct {
 
 func (r *refusal) Error() string { return r.text }
 
-// GRPCStatus makes gRPC send the code along.
+// GRPCStatus returns the status that gRPC sends to the kubelet. It carries the code.
 func (r *refusal) GRPCStatus() *status.Status { return status.New(r.code, r.text) }
 
-// Card decides which card a container of a pod is given. It never gives out more of a card than is there: every other
-// pod counts with its whole request, once, as its spec has it.
+// Card selects the card for a container of a pod. It never allocates more of a card than there is: every other pod counts once,
+// with its whole request, as in its spec.
 //
-// A promised card is given unless pods that really hold it leave no room; promises to pods not served yet don't stand
-// against it, because annotations can be forged, and such a pod meets this same check when its turn comes. Where a
-// card is chosen here, they do; and what was chosen so when the kubelet asked which devices to take stays, though the
-// promised card should have room by now. A pod has one card: what one of its containers was given is what the others
-// get, or nothing. For one that runs no card is chosen: it has one.
+// The annotated card is selected unless pods that really hold memory on it leave no room. The annotations of pods that were not
+// served yet don't count against it: annotations can be forged, and such a pod is checked in the same way at its own Allocate
+// call. They do count if the card is selected here. A card that was selected here at GetPreferredAllocation stays, even if the
+// annotated card has room by now.
+//
+// A pod has one card: if one of its containers has a card, the other containers get the same card or a rejection. For a
+// container that runs no card is selected, because it has one.
 func (s *snapshot) Card(pod *podView, container string) (gpu.Card, outcome, error) {
 	promised, own := s.promised(pod, container)
 	if promised != noCard {
@@ -62,9 +65,10 @@ func (s *snapshot) Card(pod *podView, container string) (gpu.Card, outcome, erro
 			return gpu.Card{}, "", &refusal{refusedUnhealthy, codes.FailedPrecondition,
 				fmt.Sprintf("pod %s was assigned card %d, which is unhealthy: %s", pod, promised, card.Unhealthy)}
 		case s.has(pod.UID, container, promised):
-			return card, kept, nil // Once more what it had: the kubelet has lost its books, and nothing is added to the card.
+			return card, kept, nil // The kubelet has lost its checkpoint and asks again. The container keeps its card, which gets no more load.
 		case !own && s.alreadyMoved(pod, container):
-			// The promised card had no room then; or it wasn't promised yet, and a wrong guess has changed the annotations since.
+			// The annotated card had no room at GetPreferredAllocation, or the annotations named no such card then and were
+			// changed by a wrong match since.
 		case s.fits(card, pod.UID, pod.Request, false):
 			return card, kept, nil
 		case own:
@@ -86,19 +90,21 @@ func (s *snapshot) Card(pod *podView, container string) (gpu.Card, outcome, erro
 	return card, placed, nil
 }
 
-// fits says whether a card has room for a request beside what pods other than this one hold, or are to have.
+// fits reports whether a card has room for a request beside the memory that all pods but except hold. If promises is set, the
+// memory that annotations name counts too.
 func (s *snapshot) fits(card gpu.Card, except gpu.PodUID, request gpu.Memory, promises bool) bool {
 	return placement.Fit([]placement.Card{placement.NewCard(card, s.used(except, promises)[card.Index])}, request) == placement.Fits
 }
 
-// alreadyMoved says whether a moment ago the kubelet was told to take devices of another card than the promised one for
-// this very container, which still has room there.
+// alreadyMoved reports whether the preceding GetPreferredAllocation call returned devices of another card than the annotated
+// one for this container, and that card still has room.
 func (s *snapshot) alreadyMoved(pod *podView, container string) bool {
 	told, room := s.preferred(pod.UID, pod.Request)
 	return room && s.Preferred.container == containerKey{pod.UID, container} && told.Index != pod.Assignment.Card
 }
 
-// preferred returns the card whose devices the kubelet was told to take a moment ago, if it has room for a request.
+// preferred returns the card of the devices that the preceding GetPreferredAllocation call returned. It returns false if there
+// is no such card or if the card has no room for the request.
 func (s *snapshot) preferred(uid gpu.PodUID, request gpu.Memory) (gpu.Card, bool) {
 	if s.Preferred.by == "" {
 		return gpu.Card{}, false
@@ -107,7 +113,7 @@ func (s *snapshot) preferred(uid gpu.PodUID, request gpu.Memory) (gpu.Card, bool
 	return card, ok && s.fits(card, uid, request, true)
 }
 
-// place chooses a card for a request.
+// place selects a card for a request: the preferred card if it has room, otherwise a card by the policy.
 func (s *snapshot) place(policy placement.Policy, uid gpu.PodUID, request gpu.Memory) (gpu.Card, error) {
 	if card, ok := s.preferred(uid, request); ok {
 		return card, nil
@@ -130,8 +136,8 @@ func (s *snapshot) place(policy placement.Policy, uid gpu.PodUID, request gpu.Me
 	return card, nil
 }
 
-// promised returns the card that a container is to have, or noCard: the one that it was given before, else the one that
-// others of its pod were, else the one chosen for the pod. own says that the pod was given it.
+// promised returns the card that a container is to get, or noCard: the card that it was given before, else the one that other
+// containers of its pod were given, else the annotated card. own reports whether the pod was given that card.
 func (s *snapshot) promised(pod *podView, container string) (card int, own bool) {
 	given := s.Served[pod.UID]
 	if before, ok := given[container]; ok && before.HasCard() {
@@ -146,13 +152,14 @@ func (s *snapshot) promised(pod *podView, container string) (card int, own bool)
 	return noCard, false
 }
 
-// has says whether a container was given this card.
+// has reports whether a container was given this card.
 func (s *snapshot) has(uid gpu.PodUID, container string, card int) bool {
 	serving, ok := s.Served[uid][container]
 	return ok && serving.Card == card
 }
 
-// used returns how much of each card pods other than this one hold, and with promises, are to have.
+// used returns the memory that all pods but except hold on each card. If promises is set, the memory that annotations name
+// counts too.
 func (s *snapshot) used(except gpu.PodUID, promises bool) map[int]gpu.Memory {
 	used := map[int]gpu.Memory{}
 	add := func(card int, memory gpu.Memory) {
@@ -172,7 +179,7 @@ func (s *snapshot) used(except gpu.PodUID, promises bool) map[int]gpu.Memory {
 		}
 		if card, own := s.promised(pod, ""); own {
 			add(card, pod.Request)
-			// Containers that ended up on another card than the rest hold their part there as well.
+			// A container on another card than the rest of its pod holds its own request there as well.
 			for _, serving := range s.Served[pod.UID] {
 				if serving.Card != card {
 					add(serving.Card, serving.Request)
@@ -190,7 +197,7 @@ func (s *snapshot) used(except gpu.PodUID, promises bool) map[int]gpu.Memory {
 			}
 		}
 	}
-	// Pods that the informer hasn't heard of yet.
+	// Pods that the informer doesn't know yet.
 	for uid, containers := range s.Served {
 		if seen[uid] {
 			continue

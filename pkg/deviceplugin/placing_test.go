@@ -26,7 +26,7 @@ func TestCard(t *testing.T) {
 		pod    *corev1.Pod
 		others []*corev1.Pod
 		served served
-		// preferred is what the kubelet was told a moment ago.
+		// preferred is the result of the preceding GetPreferredAllocation call.
 		preferred hint
 		want      int
 		outcome   outcome
