@@ -22,9 +22,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// nodeKeeper makes the node object say what cards the node has: the inventory annotation, and the number of cards in
-// its status, which no device plugin can report. The kubelet leaves both as they are, except where it makes the node
-// anew or starts without a checkpoint; so the node is watched.
+// nodeKeeper writes the node's cards to the Node object: the inventory annotation, and the number of cards in the status,
+// which no device plugin can report. The kubelet leaves both unchanged, unless it creates the Node again or starts
+// without a checkpoint. The keeper therefore watches the Node.
 type nodeKeeper struct {
 	client   Client
 	name     string
@@ -32,14 +32,14 @@ type nodeKeeper struct {
 	events   events.EventRecorder
 	informer cache.SharedIndexInformer
 	wake     chan struct{}
-	// written is closed when the inventory stands on the node for the first time.
+	// written is closed once the inventory is on the Node.
 	written chan struct{}
-	// wholeCards are NVIDIA's resources that the node was last seen offering, as text. Only Run uses it.
+	// wholeCards lists, as text, NVIDIA's resources that the Node offered at the last check. Only Run uses it.
 	wholeCards       string
 	disableIsolation atomic.Bool
 }
 
-// nodeRecheck is how often the node is looked at though nothing seems to have changed.
+// nodeRecheck is the interval at which the Node is checked even if no change was reported.
 const nodeRecheck = 30 * time.Second
 
 func newNodeKeeper(client Client, name string, cards *cardState, recorder events.EventRecorder) (*nodeKeeper, error) {
@@ -62,7 +62,7 @@ func newNodeKeeper(client Client, name string, cards *cardState, recorder events
 	return k, nil
 }
 
-// poke wakes whoever waits for the channel, once.
+// poke notifies the receiver of the channel. It doesn't block: one pending notification is enough.
 func poke(wake chan<- struct{}) {
 	select {
 	case wake <- struct{}{}:
@@ -70,10 +70,10 @@ func poke(wake chan<- struct{}) {
 	}
 }
 
-// DisableIsolation says whether the node carries the label that switches cGPU's isolation off.
+// DisableIsolation reports whether the node carries the label that switches cGPU's isolation off.
 func (k *nodeKeeper) DisableIsolation() bool { return k.disableIsolation.Load() }
 
-// Written says whether the inventory has been written.
+// Written reports whether the inventory has been written.
 func (k *nodeKeeper) Written() bool {
 	select {
 	case <-k.written:
@@ -83,8 +83,8 @@ func (k *nodeKeeper) Written() bool {
 	}
 }
 
-// Told returns the cards of the inventory that stands on the node, counted in the plugin's unit, and the boot in which it
-// was written; none where there is no inventory that can be read.
+// Told returns the cards of the inventory on the Node, counted in the plugin's unit, and the boot in which the inventory
+// was written. It returns none if the Node has no readable inventory.
 func (k *nodeKeeper) Told() (cards []gpu.Card, bootID string) {
 	object, _, err := k.informer.GetStore().GetByKey(k.name)
 	node, ok := object.(*corev1.Node)
@@ -102,7 +102,7 @@ func (k *nodeKeeper) Told() (cards []gpu.Card, bootID string) {
 	return inventory.Cards, inventory.BootID
 }
 
-// Run keeps the node until the context ends.
+// Run keeps the Node up to date until ctx ends.
 func (k *nodeKeeper) Run(ctx context.Context) error {
 	backoff := newBackoff()
 	for {
@@ -128,15 +128,15 @@ func (k *nodeKeeper) Run(ctx context.Context) error {
 	}
 }
 
-// newBackoff is for what is tried again without end: quickly at first, twice a minute at last.
+// newBackoff returns the backoff for retries without a limit: quickly at first, then twice a minute.
 func newBackoff() wait.Backoff {
 	return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 10, Cap: 30 * time.Second}
 }
 
-// keep makes the writes that the node needs, none as a rule.
+// keep makes the writes that the Node needs. Usually it needs none.
 func (k *nodeKeeper) keep(ctx context.Context) error {
 	if _, _, problem := k.cards.Get(); problem != nil {
-		return nil // Nothing to say about cards that aren't offered.
+		return nil // No inventory is written for cards that aren't offered.
 	}
 	object, ok, err := k.informer.GetStore().GetByKey(k.name)
 	if err != nil {
@@ -174,10 +174,10 @@ func quantity(list corev1.ResourceList) string {
 	return q.String()
 }
 
-// patchCards sets a node's inventory and number of cards, or removes them where they are nil. It is one write: a reader
-// that finds an inventory beside the number of another one takes the node for one of the existing plugin
-// (protocol.ParseNode). A patch of a node's status changes annotations too (k8s.io/kubernetes pkg/registry/core/node/strategy.go,
-// nodeStatusStrategy).
+// patchCards sets the inventory and the number of cards of a node; nil removes them. Both are in one write, because a
+// reader that finds an inventory beside the number of another inventory takes the node for a node of the existing plugin
+// (protocol.ParseNode). A patch of a node's status changes annotations too (k8s.io/kubernetes
+// pkg/registry/core/node/strategy.go, nodeStatusStrategy).
 func patchCards(ctx context.Context, client Client, node string, inventory, count any) error {
 	amount := map[string]any{string(protocol.ResourceCount): count}
 	data, err := json.Marshal(map[string]any{
@@ -193,7 +193,7 @@ func patchCards(ctx context.Context, client Client, node string, inventory, coun
 	return err
 }
 
-// warnOfWholeCards tells once that the node gives its cards out in two ways at once.
+// warnOfWholeCards warns once if the node offers its cards both as whole cards and as shared memory.
 func (k *nodeKeeper) warnOfWholeCards(ctx context.Context, node *corev1.Node) {
 	offers := strings.Join(protocol.WholeCardResources(node.Status.Capacity), ", ")
 	if offers != "" && offers != k.wholeCards {
@@ -205,7 +205,7 @@ func (k *nodeKeeper) warnOfWholeCards(ctx context.Context, node *corev1.Node) {
 	k.wholeCards = offers
 }
 
-// slimNode is the informer's transform.
+// slimNode is the informer's transform. It keeps only what nodeKeeper reads.
 func slimNode(object any) (any, error) {
 	node, ok := object.(*corev1.Node)
 	if !ok {

@@ -33,7 +33,7 @@ func TestNodeTellsItsCards(t *testing.T) {
 	count := func() string { q := b.node().Status.Capacity[protocol.ResourceCount]; return q.String() }
 	await(t, "gpu-count", func() bool { return count() == "2" })
 
-	// A kubelet that registers its node anew zeroes what isn't its own.
+	// A kubelet that registers its node again sets resources that aren't its own to zero.
 	node := b.node()
 	node.Status.Capacity[protocol.ResourceCount], node.Status.Allocatable = *newQuantity(0), nil
 	if _, err := b.client.CoreV1().Nodes().UpdateStatus(context.Background(), node, metav1.UpdateOptions{}); err != nil {
@@ -41,7 +41,7 @@ func TestNodeTellsItsCards(t *testing.T) {
 	}
 	await(t, "gpu-count again", func() bool { return count() == "2" })
 
-	// And the object itself can be made anew.
+	// The Node object can also be deleted and created again.
 	if err := b.client.CoreV1().Nodes().Delete(context.Background(), testNode, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -53,8 +53,8 @@ func TestNodeTellsItsCards(t *testing.T) {
 	})
 }
 
-// What a plugin has half written when it is killed, or its API server goes away, must not pass for a node of the existing
-// plugin: its cards are read as equal and healthy ones.
+// A plugin that is killed during its writes, or loses its API server, must not leave a node that reads as a node of the
+// existing plugin: all cards of such a node are read as equal and healthy.
 func TestNodeIsWrittenAtOnce(t *testing.T) {
 	b := newBench(t)
 	k := startKubelet(t, b.dir)

@@ -17,31 +17,33 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Options are what a plugin needs.
+// Options configures a Plugin.
 type Options struct {
-	// Client may list, watch and patch pods and the node, and patch its status.
+	// Client may list, watch and patch pods and the node, and patch the node's status.
 	Client Client
-	// Events writes events on pods and the node.
+	// Events writes Events on pods and the node.
 	Events events.EventRecorder
-	// NodeName is the name of the node's object.
+	// NodeName is the name of the Node object.
 	NodeName string
-	// Unit is what the cards' memory is counted in.
+	// Unit is the unit in which card memory is counted.
 	Unit gpu.Unit
-	// BootID is the kernel's identity of the machine's boot, which the inventory carries; empty where it isn't known.
+	// BootID is the kernel's identity of the machine's boot. The inventory carries it. It is empty if it is not known.
 	BootID string
-	// VisibleDevices is by which name containers are told their card; its UUID by default.
+	// VisibleDevices is the kind of name by which a container's environment names its card. The default is the UUID.
 	VisibleDevices VisibleDevices
-	// DeviceList is by which way a card gets into a container; the environment by default.
+	// DeviceList is the way in which a card gets into a container. The default is the environment.
 	DeviceList DeviceListStrategy
-	// ErrorEnv makes a container that is refused a card start without one, as the existing plugin does.
+	// ErrorEnv makes a container whose Allocate call is rejected start without a card, as the existing plugin does.
 	ErrorEnv bool
-	// Directory is the kubelet's, with its socket and its checkpoint.
+	// Directory is the kubelet's device plugin directory, which contains its socket and its checkpoint.
 	Directory string
-	// PodResourcesSocket is the kubelet's service that tells which pod is being admitted; empty for none.
+	// PodResourcesSocket is the socket of the kubelet's PodResources service, which shows which pod is being admitted.
+	// Empty disables its use.
 	PodResourcesSocket string
-	// ListenAddress is for health and metrics; empty for none.
+	// ListenAddress is the address for health and metrics. Empty disables both.
 	ListenAddress string
-	// AuthorizeMetrics lets only those through to a handler who may read metrics; nil for everyone.
+	// AuthorizeMetrics wraps a handler so that it serves only requests that may read metrics. If it is nil, all requests
+	// are served.
 	AuthorizeMetrics func(http.Handler) http.Handler
 }
 
@@ -60,7 +62,7 @@ type Plugin struct {
 	resources *podResources
 }
 
-// New puts a plugin together. It does nothing until Run.
+// New returns a plugin. It has no effect until Run.
 func New(o Options) (*Plugin, error) {
 	if o.Client.Pods == nil || o.Client.Nodes == nil || o.Events == nil || o.NodeName == "" || o.Unit <= 0 || o.Directory == "" {
 		return nil, errors.New("a device plugin needs a client, an event recorder, a node name, a unit and a directory")
@@ -104,9 +106,9 @@ func New(o Options) (*Plugin, error) {
 	return p, nil
 }
 
-// KnownCards returns the cards that the node's inventory lists, none where it has none, and the boot in which it was
-// written (protocol.Inventory). It waits for the API server, or until ctx ends. A card is to keep its index: running pods
-// hold memory of it.
+// KnownCards returns the cards that the node's inventory lists, and the boot in which the inventory was written
+// (protocol.Inventory). It returns none if the node has no inventory. It waits for the API server until ctx ends. Each
+// card must keep its index, because running pods hold memory of it.
 func (p *Plugin) KnownCards(ctx context.Context) (cards []gpu.Card, bootID string) {
 	if !cache.WaitForCacheSync(ctx.Done(), p.node.informer.HasSynced) {
 		return nil, ""
@@ -114,15 +116,16 @@ func (p *Plugin) KnownCards(ctx context.Context) (cards []gpu.Card, bootID strin
 	return p.node.Told()
 }
 
-// SetCards takes what cards the node has, at any time, also while it runs. moved has the driver's own index of cards that
-// it lists at another than theirs. problem says why none of the cards can be used, and is empty otherwise.
+// SetCards sets the cards of the node. It can be called at any time, also while the plugin runs. moved maps the index of
+// a card to the driver's index where the driver lists the card at another one. problem is the reason why none of the
+// cards can be used, and empty otherwise.
 func (p *Plugin) SetCards(cards []gpu.Card, moved map[int]int, problem string) {
 	p.cards.Set(cards, moved, problem)
 	known, _, _ := p.cards.Get()
 	p.metrics.setCards(known)
 }
 
-// Run serves the kubelet until the context ends, and returns an error only for what waiting can't mend.
+// Run serves the kubelet until ctx ends. It returns an error only for a failure that waiting can't resolve.
 func (p *Plugin) Run(ctx context.Context) error {
 	p.service.logger = klog.FromContext(ctx)
 	defer p.resources.Close()
@@ -130,12 +133,13 @@ func (p *Plugin) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Pods come and go while the kubelet's last calls are served, see finish: so this ends after them.
+	// The informers end after the kubelet's last calls are served (see finish), because pods still come and go during
+	// these calls.
 	watching, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	group, ctx := errgroup.WithContext(ctx)
-	// Not waited for at the end: a reflector that can't reach the API server sleeps through its back-off, up to half a
-	// minute, whatever its context says (k8s.io/client-go tools/cache/reflector.go, watchList).
+	// Run doesn't wait for the informers to end: a reflector that can't reach the API server sleeps through its backoff,
+	// up to half a minute, even if its context has ended (k8s.io/client-go tools/cache/reflector.go, watchList).
 	go p.pods.informer.RunWithContext(watching)
 	go p.node.informer.RunWithContext(watching)
 	group.Go(func() error { return p.serve(ctx, listener) })
@@ -147,13 +151,13 @@ func (p *Plugin) Run(ctx context.Context) error {
 	return nil
 }
 
-// work does what has to wait for the API server's first answer: without it nobody's card is known.
+// work runs what needs the API server's first answer. Before that answer the card of no pod is known.
 func (p *Plugin) work(ctx context.Context) error {
 	if !p.waitForAPI(ctx) {
 		return nil
 	}
 	p.allocator.Sync(ctx)
-	// What is told of the kubelet's calls ends after the last of them.
+	// Follow and the annotator process the results of the kubelet's calls, so they end after the last call.
 	serving, end := context.WithCancel(context.WithoutCancel(ctx))
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.allocator.Follow(serving) })
@@ -162,7 +166,7 @@ func (p *Plugin) work(ctx context.Context) error {
 	group.Go(func() error { return p.follow(ctx) })
 	group.Go(func() error {
 		defer end()
-		// Who schedules by the inventory has to find it once there is memory to schedule.
+		// The inventory must be on the Node before the kubelet reports memory: the extender schedules by the inventory.
 		select {
 		case <-ctx.Done():
 			return nil
@@ -173,7 +177,8 @@ func (p *Plugin) work(ctx context.Context) error {
 	return group.Wait()
 }
 
-// follow watches the kubelet's directory, and gives up where it can never see the kubelet again.
+// follow watches the kubelet's directory. It returns an error once a mounted directory is deleted, because the plugin can
+// then never reach the kubelet again.
 func (p *Plugin) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -200,7 +205,8 @@ func (p *Plugin) follow(ctx context.Context) error {
 	return nil
 }
 
-// waitForAPI waits until the pods and the node are known, and says so when that takes long.
+// waitForAPI waits until the informers of the pods and the node are synced, and reports whether they are. It logs a
+// message every ten seconds while it waits.
 func (p *Plugin) waitForAPI(ctx context.Context) bool {
 	synced := make(chan bool, 1)
 	go func() {
@@ -213,7 +219,7 @@ func (p *Plugin) waitForAPI(ctx context.Context) bool {
 		case ok := <-synced:
 			return ok
 		case <-ticker.C:
-			// The informers keep the reason to themselves.
+			// The informers don't expose why they aren't synced. A list shows the reason.
 			reason := "the informers aren't through yet"
 			if _, err := p.pods.Live(ctx); err != nil {
 				reason = err.Error()

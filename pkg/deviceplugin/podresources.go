@@ -19,38 +19,41 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// The kubelet answers 100 questions a second, 10 at once, for all its clients together
-// (k8s.io/kubernetes pkg/kubelet/apis/podresources/constants.go). Some are left to others.
+// The kubelet serves 100 requests per second, with bursts of 10, for all clients together (k8s.io/kubernetes
+// pkg/kubelet/apis/podresources/constants.go). The plugin leaves some of them to other clients.
 const (
 	askPerSecond = 95
 	askBurst     = 9
 	askTries     = 3
-	// askTimeout bounds all questions for one allocation: maxAsked of them take half of it.
+	// askTimeout bounds all requests for one allocation: maxAsked requests take half of it.
 	askTimeout = time.Second
-	// answerTimeout bounds one answer, which takes a few milliseconds.
+	// answerTimeout bounds one request, which takes a few milliseconds.
 	answerTimeout = askTimeout / 2
-	// A service that can't be reached is left alone for a moment, one that keeps silent for longer, and one that never
-	// knew a pod, however many it was asked about, for longer yet: the kubelet waits while it is asked in vain.
+	// The kubelet waits while the plugin asks, so a service that gives no useful answer is not asked again for some time:
+	// shortest if it can't be reached, longer if it doesn't answer, and longest if it has known no pod in uselessAfter
+	// requests.
 	leaveUnreachable = time.Second
 	leaveSilent      = 5 * time.Second
 	leaveUseless     = 10 * time.Minute
 	uselessAfter     = 2 * maxAsked
 )
 
-// podResources asks the kubelet's PodResources service about single pods. It never uses List, which changes the
-// kubelet's bookkeeping. A nil one knows nothing. It belongs to who has the allocator's turn.
+// podResources asks the kubelet's PodResources service about single pods. It never calls List, which changes the
+// kubelet's bookkeeping. A nil podResources answers unknown. The allocator's turn guards it.
 type podResources struct {
 	connection *grpc.ClientConn
 	client     podresourcesv1.PodResourcesListerClient
 	limiter    *rate.Limiter
-	// answered says that it has known a pod, unknown how often it hasn't before that.
+	// answered is true once the service has known a pod. unknown counts the requests before that for which it knew no
+	// pod.
 	answered bool
 	unknown  int
-	// alone is until when it isn't asked.
+	// alone is the time until which the service is not asked.
 	alone time.Time
 }
 
-// newPodResources connects lazily: the socket comes and goes with the kubelet.
+// newPodResources returns a client of the socket, and nil if there is no socket. The client connects lazily, because the
+// socket is removed and created with the kubelet.
 func newPodResources(socket string) (*podResources, error) {
 	if socket == "" {
 		return nil, nil
@@ -70,14 +73,14 @@ func newPodResources(socket string) (*podResources, error) {
 	}, nil
 }
 
-// Close ends the connection.
+// Close closes the connection.
 func (p *podResources) Close() {
 	if p != nil {
-		_ = p.connection.Close() // It says no more than that it is closed already.
+		_ = p.connection.Close() // The only error is that the connection is already closed.
 	}
 }
 
-// Renew is for a kubelet that has just started.
+// Renew makes the client ask again at once. It is called when a kubelet has just started.
 func (p *podResources) Renew() {
 	if p == nil {
 		return
@@ -86,12 +89,12 @@ func (p *podResources) Renew() {
 	p.connection.ResetConnectBackoff()
 }
 
-// Answers says whether the kubelet has been seen to answer. Before Kubernetes 1.34 it has the call switched off, and
-// says so with the same code as for a pod that it doesn't know.
+// Answers reports whether the kubelet has known a pod so far. Before Kubernetes 1.34 the kubelet has the call switched
+// off, and answers with the same code as for a pod that it doesn't know.
 func (p *podResources) Answers() bool { return p != nil && p.answered }
 
-// Standing asks where a candidate stands. All that keeps the kubelet from telling, its rate limit first of all, comes
-// out as unknown, never as absent.
+// Standing asks the kubelet for the state of a candidate. If the kubelet can't answer, above all because of its rate
+// limit, the result is unknown and never absent.
 func (p *podResources) Standing(ctx context.Context, c candidate) standing {
 	if p == nil || time.Now().Before(p.alone) {
 		return unknown
@@ -111,13 +114,13 @@ func (p *podResources) Standing(ctx context.Context, c candidate) standing {
 			p.answered = true
 			return standingOf(c, response.GetPodResources())
 		case codes.Unknown:
-			// It has no better code for a pod that it can't find.
+			// The kubelet has no better code for a pod that it can't find.
 			if p.unknown++; !p.answered && p.unknown >= uselessAfter {
 				p.alone = time.Now().Add(leaveUseless)
 			}
 			return absent
 		case codes.ResourceExhausted:
-			continue // Others ask as well.
+			continue // Other clients use the same limit.
 		case codes.DeadlineExceeded:
 			if ctx.Err() == nil {
 				p.alone = time.Now().Add(leaveSilent)
@@ -133,12 +136,12 @@ func (p *podResources) Standing(ctx context.Context, c candidate) standing {
 	return unknown
 }
 
-// standingOf reads the kubelet's books of a pod that it has admitted.
+// standingOf reads the state of a candidate from the kubelet's answer about an admitted pod.
 func standingOf(c candidate, pod *podresourcesv1.PodResources) standing {
 	telling := map[string]bool{c.Container.Name: true}
 	if c.Container.Init {
-		// Ordinary init containers aren't listed. One of them is waiting as long as none that comes after it has got
-		// anything; sidecars that come before it have.
+		// Ordinary init containers aren't listed. Such a container still waits if no container after it has devices.
+		// Sidecars before it already have theirs.
 		for _, other := range slices.Backward(c.Pod.Containers) {
 			if other.Name == c.Container.Name {
 				break

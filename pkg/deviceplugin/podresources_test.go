@@ -13,7 +13,7 @@ import (
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// answering is a PodResources service that says what a test wants.
+// answering is a PodResources service with an answer that the test sets.
 type answering struct {
 	podresourcesv1.UnimplementedPodResourcesListerServer
 	answer func(pod string) (*podresourcesv1.PodResources, error)
@@ -139,7 +139,7 @@ func TestStandingWithoutService(t *testing.T) {
 	}
 }
 
-// A kubelet that has the call switched off answers like one that knows no pod. It isn't asked forever.
+// A kubelet that has the call switched off answers as if it knew no pod. The plugin stops asking it after some time.
 func TestStandingUseless(t *testing.T) {
 	service := &answering{answer: func(string) (*podresourcesv1.PodResources, error) { return nil, errors.New("disabled") }}
 	p := serveAnswers(t, service)

@@ -20,43 +20,44 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// podView is what deciding needs to know of a pod that asks for GPU memory.
+// podView is the part of a pod that matching and card selection read. The pod asks for GPU memory.
 type podView struct {
 	gpu.Pod
 	Created time.Time
-	// Version grows with each write of any pod. Until a pod has been admitted its last write mostly is the one that bound
-	// it, so versions tell in which order pods came to the node.
+	// Version grows with each write of any pod. The last write of a pod that has not been admitted is usually its
+	// Binding, so versions show the order in which pods came to the node.
 	Version uint64
-	// Deleting pods run through their grace period, and hold their memory.
+	// Deleting is true for a pod in its grace period. It holds its memory.
 	Deleting bool
-	// Terminal pods hold nothing any more.
+	// Terminal is true for a pod that no longer holds memory.
 	Terminal bool
-	// Mirror says that the object stands for a static pod, which the kubelet doesn't know by the object's UID.
+	// Mirror is true if the object mirrors a static pod. The kubelet knows a static pod by another UID than the object's.
 	Mirror bool
-	// Resized reports that the kubelet hasn't reported on the pod's latest spec, so it may be admitting the pod for a resize
-	// now; ResizePending that it has deferred a resize, which it tries again from time to time. Both are false for pods of
-	// the informer: they are only known of pods that the API server listed.
+	// Resized is true if the kubelet hasn't reported on the pod's latest spec, so it may be admitting the pod for a
+	// resize now. ResizePending is true if the kubelet has deferred a resize, which it retries from time to time. Both
+	// are false for pods of the informer: only pods that the API server listed have them.
 	Resized, ResizePending bool
-	// Ran says that a container of the pod has run: the kubelet has admitted it, and so has allocated for all of it.
+	// Ran is true if a container of the pod has run: the kubelet has admitted the pod, so it has allocated for all its
+	// containers.
 	Ran bool
-	// Containers are those that ask for GPU memory, in the order in which the kubelet allocates for them.
+	// Containers are the containers that ask for GPU memory, in the order in which the kubelet allocates for them.
 	Containers []containerView
-	// Assumed says that Assignment is what somebody chose for the pod.
+	// Assumed is true if a card was chosen for the pod. Assignment is that choice.
 	Assumed    bool
 	Assignment protocol.Assignment
-	// Assigned is what the annotations claim, and HasAssumeTime whether they name a time, legible or not, whatever else
-	// stands there.
+	// Assigned is what the annotations claim. HasAssumeTime is true if the annotations have an assume time, readable or
+	// not, regardless of the other annotations.
 	Assigned, HasAssumeTime bool
-	// Promise is the memory that the annotations speak of, empty where they don't.
+	// Promise is the memory that the annotations name. It is empty if they name none.
 	Promise gpu.Placement
 }
 
-// reference returns what events are attached to.
+// reference returns the object to which the pod's Events are attached.
 func (p *podView) reference() *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: types.UID(p.UID)}
 }
 
-// runs reports whether the API server calls a container running that isn't an init container.
+// runs reports whether the container runs, according to the API server, and is not an init container.
 func (p *podView) runs(container string) bool {
 	return slices.ContainsFunc(p.Containers, func(c containerView) bool { return c.Name == container && c.Running && !c.Init })
 }
@@ -65,13 +66,14 @@ func (p *podView) runs(container string) bool {
 type containerView struct {
 	Name    string
 	Request gpu.Memory
-	// Init says that it is an ordinary init container, which the kubelet's PodResources leaves out.
+	// Init is true for an ordinary init container, which the kubelet's PodResources service doesn't list.
 	Init bool
-	// Running says that it runs now, or is an init container whose turn is over, since what comes after it runs.
+	// Running is true if the container runs now, or if it is an init container that has ended, because a container after
+	// it runs.
 	Running bool
 }
 
-// newPodView reads a pod.
+// newPodView returns the view of a pod.
 func newPodView(pod *corev1.Pod) podView {
 	view := podView{
 		Pod:      protocol.Pod(pod),
@@ -79,13 +81,14 @@ func newPodView(pod *corev1.Pod) podView {
 		Deleting: pod.DeletionTimestamp != nil,
 		Terminal: protocol.Terminal(pod),
 		Resized:  resized(pod),
-		// k8s.io/kubernetes pkg/kubelet/allocation/allocation_manager.go, handlePodResourcesResize.
+		// The condition is set in k8s.io/kubernetes pkg/kubelet/allocation/allocation_manager.go,
+		// handlePodResourcesResize.
 		ResizePending: slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 			return c.Type == corev1.PodResizePending && c.Status == corev1.ConditionTrue
 		}),
 	}
 	_, view.Mirror = pod.Annotations[corev1.MirrorPodAnnotationKey]
-	view.Version, _ = strconv.ParseUint(pod.ResourceVersion, 10, 64) // Zero where it is no number: then it tells nothing.
+	view.Version, _ = strconv.ParseUint(pod.ResourceVersion, 10, 64) // Zero if it isn't a number; it then shows no order.
 	running, mainRuns := map[string]bool{}, false
 	for _, statuses := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
 		for _, s := range statuses {
@@ -109,7 +112,7 @@ func newPodView(pod *corev1.Pod) podView {
 	for i := range pod.Spec.Containers {
 		add(&pod.Spec.Containers[i], false)
 	}
-	// An assignment that can't be read is nobody's: the pod is given a card here, and told so.
+	// An assignment that can't be read counts as none: the plugin selects a card for the pod and reports it on the pod.
 	if assignment, err := protocol.ParseAssignment(pod.Annotations); err == nil {
 		view.Assumed, view.Assignment = true, assignment
 	}
@@ -121,37 +124,38 @@ func newPodView(pod *corev1.Pod) podView {
 	return view
 }
 
-// resized reports whether the kubelet has yet to report on the pod's latest spec, which may be a resize.
+// resized reports whether the kubelet has not yet reported on the pod's latest spec, which may be a resize.
 func resized(pod *corev1.Pod) bool {
-	observed := pod.Status.ObservedGeneration // Zero where the kubelet doesn't report it.
+	observed := pod.Status.ObservedGeneration // Zero if the kubelet doesn't report it.
 	return observed > 0 && pod.Generation > observed
 }
 
-// podSource knows this node's pods: from an informer, and from the API server itself where that isn't enough.
+// podSource provides this node's pods: from an informer, and from the API server itself if the informer isn't enough.
 type podSource struct {
 	client   Client
 	node     string
 	informer cache.SharedIndexInformer
-	// away is until when the API server counts as gone, in Unix nanoseconds.
+	// away is the time until which the API server counts as unreachable, in Unix nanoseconds.
 	away atomic.Int64
 
 	mu sync.Mutex
-	// views are those of the informer's objects, which are replaced and never changed. To read a hundred pods anew takes
-	// longer than all the rest of an allocation.
+	// views caches the views of the informer's objects, which are replaced and never changed. mu guards it. Without it,
+	// reading a hundred pods takes longer than the rest of an allocation.
 	views map[*corev1.Pod]*podView
 }
 
 const (
 	uidIndex = "uid"
-	// searchTimeout bounds a live list, and the wait for a pod, during which the kubelet waits.
+	// searchTimeout bounds a live list, and the search for a pod. The kubelet waits meanwhile.
 	searchTimeout = 2 * time.Second
-	// searchPause is how often a pod that is waited for is looked for.
+	// searchPause is the interval at which the informer is checked for an awaited pod.
 	searchPause = 10 * time.Millisecond
-	// askAgain is the pause after a list that failed at once, as over a connection that had broken.
+	// askAgain is the pause after a list that failed at once, for example on a broken connection.
 	askAgain = 200 * time.Millisecond
-	// awayPatience is how long a pod is waited for whose list isn't asked for.
+	// awayPatience is how long Search waits for a pod if it makes no list.
 	awayPatience = 500 * time.Millisecond
-	// leaveAway is how long an API server that didn't answer isn't asked again: every container of a pod would wait.
+	// leaveAway is how long an API server that didn't answer isn't asked again. Without this pause every container of a
+	// pod would wait.
 	leaveAway = 2 * time.Second
 )
 
@@ -173,7 +177,7 @@ func newPodSource(client Client, node string) (*podSource, error) {
 
 func onNode(node string) fields.Selector { return fields.OneTermEqualSelector("spec.nodeName", node) }
 
-// Cached returns the pods that the informer knows. What their fields point to is shared, and not to be changed.
+// Cached returns the pods that the informer knows. The data that their fields point to is shared and must not be changed.
 func (s *podSource) Cached() []podView {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,7 +203,7 @@ func (s *podSource) Cached() []podView {
 
 var errAway = errors.New("it didn't answer a moment ago")
 
-// Live asks the API server for the pods.
+// Live returns the pods as the API server lists them. It fails at once if the API server counts as unreachable.
 func (s *podSource) Live(ctx context.Context) ([]podView, error) {
 	if s.isAway() {
 		return nil, fmt.Errorf("listing the pods of node %s: %w", s.node, errAway)
@@ -213,10 +217,10 @@ func (s *podSource) Live(ctx context.Context) ([]podView, error) {
 	return pods, err
 }
 
-// Search returns the pods as the API server lists them, or as the informer has them as soon as that is enough, whichever
-// comes first: a busy API server's list takes longer than its word of a single pod. Where it can't be asked the informer
-// may still get what is on its way, and is given as long as a list may take, or awayPatience where the API server has just
-// been waited for in vain; the error then comes with what the informer has.
+// Search returns the pods as the API server lists them, or as the informer has them as soon as enough accepts them,
+// whichever comes first: a busy API server takes longer for a list than for a watch event of a single pod. If the list
+// fails, the informer may still receive the pod. Search waits for it as long as a list may take, or awayPatience if the
+// API server has just failed to answer. It then returns the informer's pods together with the error.
 func (s *podSource) Search(ctx context.Context, enough func([]podView) bool) ([]podView, error) {
 	away, patience := s.isAway(), searchTimeout
 	if away {
@@ -268,7 +272,7 @@ func (s *podSource) Search(ctx context.Context, enough func([]podView) bool) ([]
 
 func (s *podSource) isAway() bool { return time.Now().UnixNano() < s.away.Load() }
 
-// leave notes that the API server didn't answer.
+// leave records that the API server didn't answer.
 func (s *podSource) leave() { s.away.Store(time.Now().Add(leaveAway).UnixNano()) }
 
 func (s *podSource) list(ctx context.Context) ([]podView, error) {
@@ -285,7 +289,7 @@ func (s *podSource) list(ctx context.Context) ([]podView, error) {
 	return views, nil
 }
 
-// ByUID returns the pod of this UID, if the informer knows it.
+// ByUID returns the pod with this UID, and whether the informer knows it.
 func (s *podSource) ByUID(uid gpu.PodUID) (podView, bool) {
 	pod, ok := s.object(uid)
 	if !ok {
@@ -294,7 +298,7 @@ func (s *podSource) ByUID(uid gpu.PodUID) (podView, bool) {
 	return newPodView(pod), true
 }
 
-// Instance returns the ID of the container that runs under this name as the informer knows it, and "" if none does.
+// Instance returns the ID of the container that runs under this name according to the informer, and "" if none runs.
 func (s *podSource) Instance(key containerKey) string {
 	pod, ok := s.object(key.UID)
 	if !ok {
@@ -311,20 +315,20 @@ func (s *podSource) Instance(key containerKey) string {
 func (s *podSource) object(uid gpu.PodUID) (*corev1.Pod, bool) {
 	objects, err := s.informer.GetIndexer().ByIndex(uidIndex, string(uid))
 	if err != nil || len(objects) == 0 {
-		return nil, false // There is such an index: newPodSource made it.
+		return nil, false // The index exists: newPodSource adds it.
 	}
 	pod, ok := objects[0].(*corev1.Pod)
 	return pod, ok
 }
 
-// Exists says whether the informer knows a pod of this UID, in whatever phase.
+// Exists reports whether the informer knows a pod with this UID, in any phase.
 func (s *podSource) Exists(uid gpu.PodUID) bool {
 	keys, err := s.informer.GetIndexer().IndexKeys(uidIndex, string(uid))
 	return err == nil && len(keys) > 0
 }
 
-// slimPod is the informer's transform: of pods that ask for no GPU memory the identity stays, of others what newPodView
-// reads. Pods without containers in the store are such.
+// slimPod is the informer's transform. It keeps what newPodView reads of a pod that asks for GPU memory, and only the
+// identity of any other pod. A pod without containers in the store is of the second kind.
 func slimPod(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
 	if !ok {
@@ -354,7 +358,7 @@ func slimPod(object any) (any, error) {
 	return out, nil
 }
 
-// slimContainers keeps every container, since a pod's request depends on their order.
+// slimContainers keeps every container, because a pod's request depends on their order.
 func slimContainers(containers []corev1.Container) []corev1.Container {
 	out := make([]corev1.Container, len(containers))
 	for i := range containers {

@@ -10,7 +10,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// The record hears of a pod's end later than the pods are known to be fewer.
+// The list of pods can lack a pod before the record learns of the pod's end.
 func TestPodsThatAreGone(t *testing.T) {
 	pods, err := newPodSource(fakeClient(fake.NewClientset()), testNode)
 	if err != nil {

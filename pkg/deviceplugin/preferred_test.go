@@ -21,7 +21,8 @@ func idsOf(cards ...gpu.Card) []string {
 	return ids
 }
 
-// booked fails the test where the kubelet has booked a pod's devices on another card than this one.
+// booked fails the test if the kubelet has booked the pod's devices on another card than this one, or if an allocation
+// used devices of another card.
 func (k *kubelet) booked(p *Plugin, pod *corev1.Pod, card int) {
 	k.t.Helper()
 	k.mu.Lock()
@@ -36,7 +37,7 @@ func (k *kubelet) booked(p *Plugin, pod *corev1.Pod, card int) {
 	}
 }
 
-// A card that has no room when the kubelet asks which devices to take can have some when it allocates.
+// A card that has no room at GetPreferredAllocation can have room at Allocate.
 func TestDevicesOfAFullCardArePreferred(t *testing.T) {
 	b := newBench(t)
 	k, p := b.up(16, 16)
@@ -59,14 +60,15 @@ func TestDevicesOfAFullCardArePreferred(t *testing.T) {
 	if got := testutil.ToFloat64(p.metrics.otherDevices); got != 0 {
 		t.Errorf("counted %v allocations with devices of another card", got)
 	}
-	// Nor does a pod that nobody chose a card for, and that has none to hope for, do harm.
+	// A pod that has no chosen card and fits no card gets no preference.
 	b.create(p, newPod("nobody's", main(15)))
 	if ids := p.allocator.Prefer(t.Context(), idsOf(cards...), nil, 15); ids != nil {
 		t.Errorf("preferred are %v for a pod that fits nowhere", ids)
 	}
 }
 
-// Which devices to take may have to be said before the kubelet has told whose they are. Once it has, that counts.
+// The plugin may have to name preferred devices before the kubelet has shown which pod they are for. Once the kubelet
+// shows it, its answer decides.
 func TestGuessedPreferenceIsChecked(t *testing.T) {
 	b := newBench(t)
 	b.askable()
@@ -80,7 +82,7 @@ func TestGuessedPreferenceIsChecked(t *testing.T) {
 		defer k.mu.Unlock()
 		k.admitted["default/late"], k.asked = late, l
 	}
-	limit(rate.NewLimiter(0, 0)) // Others ask so much that there is no answer for us.
+	limit(rate.NewLimiter(0, 0)) // Other clients use up the limit, so the plugin gets no answer.
 	ids := p.allocator.Prefer(t.Context(), idsOf(newCards(16, 16)...), nil, 4)
 	if slices.ContainsFunc(ids, func(id string) bool { return !ofCard(0)(id) }) {
 		t.Fatalf("preferred are %v: the test expects the order to mislead", ids)
@@ -92,8 +94,8 @@ func TestGuessedPreferenceIsChecked(t *testing.T) {
 	}
 }
 
-// The annotations of a pod can change between the two questions: a wrong guess had been written there, and the pod that it
-// was about is known only now.
+// The annotations of a pod can change between GetPreferredAllocation and Allocate: a wrong match was written to them, and
+// the pod that it concerned is known only now.
 func TestAnnotationsChangedSincePreferred(t *testing.T) {
 	b := newBench(t)
 	k, p := b.up(16, 16, 16)

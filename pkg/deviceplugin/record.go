@@ -10,49 +10,51 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// The cards of containers that have none.
+// Values of serving.Card that aren't the index of a card.
 const (
-	// noCard is that of a container which was told that there is none for it, and of a pod that nobody chose one for.
+	// noCard means that the container's response named no card, or that no card was chosen for the pod.
 	noCard = -1
-	// unknownCard is that of a container whose answer isn't one of ours.
+	// unknownCard means that the container's response isn't one of this plugin.
 	unknownCard = -2
 )
 
-// clockStep is by how much the time of a file can lag behind the clock.
+// clockStep is how far the modification time of a file can lag behind the clock.
 const clockStep = 20 * time.Millisecond
 
 // serving is what one container was given.
 type serving struct {
-	// Card is the card's index, noCard or unknownCard; CardMemory is its total.
+	// Card is the card's index, noCard or unknownCard. CardMemory is the card's total memory.
 	Card       int
 	CardMemory gpu.Memory
-	// Request is the container's part.
+	// Request is the memory for which the container asks.
 	Request gpu.Memory
-	// Devices is what the kubelet asked for.
+	// Devices are the fake devices in the kubelet's call.
 	Devices deviceSet
-	// At is when, or when the books were written that told of it.
+	// At is the time of the allocation, or the time at which the checkpoint that shows it was written.
 	At time.Time
-	// Booked says that the kubelet's checkpoint has shown it; Lost that it has ceased to, so the kubelet may ask again
-	// for a container that it has to start.
+	// Booked is true once the kubelet's checkpoint has shown the serving. Lost is true if the checkpoint no longer shows
+	// it: the kubelet may then call Allocate again if it has to start the container.
 	Booked, Lost bool
-	// Instance is the ID of the container that runs with Card although the kubelet's checkpoint has come to name the card
-	// Next, which its next start gets: both are held. It is empty, and Next means nothing, where they agree.
+	// Instance is set if the container runs with Card but the kubelet's checkpoint has come to name another card. It is
+	// the ID of the running container. Next is the card that the checkpoint names and that the container's next start
+	// gets. Both cards are held. If the checkpoint agrees, Instance is empty and Next has no meaning.
 	Instance string
 	Next     int
 }
 
-// runs reports whether the container that runs now, which has this ID, is the one that was given Card.
+// runs reports whether the container that runs now with this ID is the one that was given Card.
 func (s serving) runs(instance string) bool {
 	return instance != "" && (s.Instance == "" || s.Instance == instance)
 }
 
-// HasCard says that the container was given a card, and Card is which.
+// HasCard reports whether the container was given a card. Card is then the card's index.
 func (s serving) HasCard() bool { return s.Card >= 0 }
 
-// servings are a pod's, by container. What the record gives out is shared and never changed, but replaced.
+// servings holds what the containers of one pod were given, by container name. The record returns shared values, which
+// are replaced and never changed.
 type servings map[string]serving
 
-// Empty says that all containers served so far were told that there is no card for them.
+// Empty reports whether all containers served so far were given no card. It is false if none was served.
 func (s servings) Empty() bool {
 	for _, serving := range s {
 		if serving.Card != noCard {
@@ -62,10 +64,10 @@ func (s servings) Empty() bool {
 	return len(s) > 0
 }
 
-// Lasting returns what one of the pod's containers was given that has a card, in their order, and false if none has. Init
-// containers come last, and have no say once one of a pod with others has run: all was given out by then, so what isn't
-// here of the others is a gap, and an init container's card can be one of later. A kubelet without books asks anew for those
-// that have ended.
+// Lasting returns what the first of the pod's containers that has a card was given, and false if none has one. Init
+// containers come last. They are ignored once a pod with other containers has run: all cards were given out by then, so
+// another container that is missing here is a gap in the record, and the card of an init container can be a later one. A
+// kubelet without its checkpoint calls Allocate again for init containers that have ended.
 func (s servings) Lasting(pod *podView) (given serving, ok bool) {
 	lasting := slices.ContainsFunc(pod.Containers, func(c containerView) bool { return !c.Init })
 	for _, init := range []bool{false, true} {
@@ -81,57 +83,60 @@ func (s servings) Lasting(pod *podView) (given serving, ok bool) {
 	return serving{}, false
 }
 
-// served is what the record holds, by the UID that the kubelet knows the pod by.
+// served is the content of the record, by the UID under which the kubelet knows the pod.
 type served map[gpu.PodUID]servings
 
-// record keeps what this node's containers were given: the truth to which annotations are held. It is rebuilt from,
-// and corrected by, the kubelet's checkpoint.
+// record keeps what this node's containers were given. Annotations are repaired to match it. It is rebuilt from the
+// kubelet's checkpoint and corrected by it.
 //
-// It locks itself; what leaves it stays as it was.
+// mu guards all fields. What the methods return does not change later.
 type record struct {
 	mu   sync.Mutex
 	pods served
-	// settling says that a new kubelet's books are to be read for the first time.
+	// settling is true until the checkpoint of a new kubelet has been read for the first time.
 	settling bool
 }
 
 func newRecord() *record { return &record{pods: served{}} }
 
-// Serve notes what a container was given.
+// Serve records what a container was given.
 func (r *record) Serve(uid gpu.PodUID, container string, s serving) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.set(uid, container, s)
 }
 
-// Forget drops a pod that is gone. The kubelet's checkpoint may list it until the next allocation, which Sync knows.
+// Forget removes a pod that is gone. The kubelet's checkpoint may list the pod until the next allocation; Sync doesn't
+// add it again.
 func (r *record) Forget(uid gpu.PodUID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.pods, uid)
 }
 
-// knownPods tells of the pods that the API server has.
+// knownPods reads the pods that the API server has.
 type knownPods interface {
-	// Exists reports whether there is an object of this UID.
+	// Exists reports whether there is an object with this UID.
 	Exists(uid gpu.PodUID) bool
-	// Instance returns the ID of the container that runs under this name, and "" if none does.
+	// Instance returns the ID of the container that runs under this name, and "" if none runs.
 	Instance(key containerKey) string
 }
 
-// Sync brings the record in line with the kubelet's books, as they were written at that time, and returns the pods for
-// which something changed. What was served since isn't in the books yet and stays. A pod that neither exists nor has
-// what we served is a leftover.
+// Sync brings the record in line with the kubelet's checkpoint, which was written at the given time, and returns the pods
+// for which something changed. Servings that are newer stay, because the checkpoint can't have them yet. A pod that
+// doesn't exist and doesn't have devices that this plugin served is a leftover of the checkpoint and is ignored.
 //
-// The card of a container that runs is never replaced: books that name another one after they had named it are those of
-// a kubelet that lost them, asked again, and was taken to ask for another container.
+// The card of a running container is never replaced. If the checkpoint has named this card and later names another one,
+// the kubelet had lost its checkpoint, called Allocate again for the container, and the call was matched to another
+// container.
 func (r *record) Sync(bookings []booking, written time.Time, pods knownPods) []gpu.PodUID {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	// newer says that the books can't have a serving yet: the same devices there are those of a pod that has ended.
+	// newer reports whether the checkpoint is too old to have a serving. The same devices in it belong to a pod that has
+	// ended.
 	newer := func(s serving) bool { return s.At.After(written.Add(clockStep)) }
 	changed := map[gpu.PodUID]bool{}
-	// unclaimed are the devices of servings that the books haven't confirmed yet.
+	// unclaimed holds the devices of servings that the checkpoint hasn't confirmed yet.
 	unclaimed := map[deviceSet]bool{}
 	for _, containers := range r.pods {
 		for _, s := range containers {
@@ -151,7 +156,7 @@ func (r *record) Sync(bookings []booking, written time.Time, pods knownPods) []g
 
 		known, ok := r.pods[b.UID][b.Container]
 		if ok && newer(known) {
-			continue // What they have of this container is what it had before.
+			continue // The checkpoint has what the container had before.
 		}
 		if !ok && !unclaimed[b.Devices] && !pods.Exists(b.UID) {
 			continue
@@ -179,8 +184,9 @@ func (r *record) Sync(bookings []booking, written time.Time, pods knownPods) []g
 			switch {
 			case booked[uid][name]:
 			case !s.Booked && owner[s.Devices] != "" && owner[s.Devices] != uid && !newer(s):
-				// We took one pod for another; the kubelet knows whose devices these are. Of what the books have once shown that
-				// isn't so: a kubelet that has lost them gives the devices of a container that runs on to others.
+				// Pod matching chose the wrong pod: the checkpoint shows which pod has these devices. This doesn't hold
+				// for a serving that the checkpoint has shown once: a kubelet that has lost its checkpoint gives the
+				// devices of a running container to others.
 				r.drop(uid, name)
 				changed[uid] = true
 			case !s.Booked && !r.settling:
@@ -196,7 +202,7 @@ func (r *record) Sync(bookings []booking, written time.Time, pods knownPods) []g
 	return slices.Sorted(maps.Keys(changed))
 }
 
-// Settle says that a new kubelet has started: what its checkpoint doesn't show, it doesn't know. The next Sync marks
+// Settle records that a new kubelet has started. It doesn't know what its checkpoint doesn't show. The next Sync marks
 // that as lost.
 func (r *record) Settle() {
 	r.mu.Lock()
@@ -204,21 +210,21 @@ func (r *record) Settle() {
 	r.settling = true
 }
 
-// Snapshot returns all that was served.
+// Snapshot returns all servings.
 func (r *record) Snapshot() served {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return maps.Clone(r.pods)
 }
 
-// Pod returns what one pod was given.
+// Pod returns what the containers of one pod were given.
 func (r *record) Pod(uid gpu.PodUID) servings {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.pods[uid]
 }
 
-// set and drop are called with the lock held.
+// set replaces a serving. The caller of set or drop holds mu.
 func (r *record) set(uid gpu.PodUID, container string, s serving) {
 	if before, ok := r.pods[uid][container]; ok && before == s {
 		return

@@ -20,7 +20,7 @@ func books(t *testing.T, entries ...entry) []booking {
 	return bookings
 }
 
-// cardsOf returns the card of each container, and "lost" ones marked.
+// cardsOf returns the card of each container. The keys of lost servings end in "lost".
 func cardsOf(r *record) map[string]int {
 	out := map[string]int{}
 	for uid, containers := range r.Snapshot() {
@@ -39,7 +39,7 @@ func given(card int, ids ...string) serving {
 	return serving{Card: card, CardMemory: 16, Request: gpu.Memory(len(ids)), Devices: newDeviceSet(ids), At: start}
 }
 
-// apiPods are what the API server has: every pod, or none, and their containers run as instance.
+// apiPods stubs the pods of the API server: it has every pod, or none, and their containers run with the ID instance.
 type apiPods struct {
 	none     bool
 	instance string
@@ -53,7 +53,7 @@ func TestRecordSync(t *testing.T) {
 	for name, test := range map[string]struct {
 		before func(*record)
 		books  []entry
-		// age is how long before start the books were written.
+		// age is how long before start the checkpoint was written.
 		age     time.Duration
 		pods    apiPods
 		want    map[string]int
@@ -185,7 +185,7 @@ func TestRecordForget(t *testing.T) {
 	r := newRecord()
 	r.Serve("a", "main", given(1, "10"))
 	r.Forget("a")
-	// The kubelet's file lists it until its next allocation.
+	// The kubelet's checkpoint lists the pod until the next allocation.
 	r.Sync(books(t, newEntry(t, "a", "main", 1, "10")), start, apiPods{none: true})
 	if got := cardsOf(r); len(got) != 0 {
 		t.Errorf("a pod that is gone is remembered: %v", got)

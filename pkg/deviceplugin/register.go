@@ -23,30 +23,31 @@ import (
 )
 
 const (
-	// socketName is ours, in the kubelet's directory.
+	// socketName is the plugin's socket, in the kubelet's directory.
 	socketName = "gpushare.sock"
-	// kubeletSocketName is the kubelet's.
+	// kubeletSocketName is the kubelet's socket.
 	kubeletSocketName = "kubelet.sock"
-	// settle is how long to wait after a stream to the kubelet ended: it cleans up behind the old stream, and cuts a new
-	// one that comes in between.
+	// settle is the pause after a stream to the kubelet has ended. The kubelet cleans up after the old stream, and cuts a
+	// new stream that starts meanwhile.
 	settle = time.Second
-	// registerTimeout covers the kubelet's dialling back, for which it allows itself ten seconds.
+	// registerTimeout bounds a registration. It covers the kubelet's dial back, for which the kubelet allows itself ten
+	// seconds.
 	registerTimeout = 15 * time.Second
-	// listenGrace is how long a registered kubelet may be without a ListAndWatch stream.
+	// listenGrace is how long a kubelet may have no ListAndWatch stream after the registration.
 	listenGrace = 10 * time.Second
-	// maxRequest is for requests that name every device of a node.
+	// maxRequest is the size limit of requests, in bytes: a request can name every device of a node.
 	maxRequest = 4 * maxMessage
 )
 
-// registrar keeps the plugin registered: it serves, registers, and does both again when the kubelet was restarted, the
-// directory was cleaned or the kubelet stopped listening.
+// registrar keeps the plugin registered. It serves and registers again if the kubelet was restarted, the directory was
+// cleaned or the kubelet stopped listening.
 type registrar struct {
 	dir     string
 	service *service
 	cards   *cardState
 	// before is called before each registration with a kubelet.
 	before func(context.Context)
-	// refused is told why the kubelet doesn't want the plugin.
+	// refused is called with the reason why the kubelet rejects the plugin.
 	refused func(reason error)
 	wake    chan struct{}
 	settle  time.Duration
@@ -54,7 +55,7 @@ type registrar struct {
 	tried fs.FileInfo
 }
 
-// Run serves until the context ends.
+// Run serves until ctx ends.
 func (r *registrar) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	backoff := newRegistrationBackoff()
@@ -95,13 +96,14 @@ func (r *registrar) Run(ctx context.Context) error {
 	return nil
 }
 
-// newRegistrationBackoff starts fast: a kubelet's socket is there some moments before it serves.
+// newRegistrationBackoff returns a backoff that starts with short delays, because a kubelet's socket exists some moments
+// before the kubelet serves.
 func newRegistrationBackoff() wait.Backoff {
 	return wait.Backoff{Duration: 20 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 15, Cap: 30 * time.Second}
 }
 
-// pause waits, but not for a kubelet that hasn't been tried yet: one that has just started has no old stream to clean up
-// behind, and it admits, and fails, its pods within the second. It says whether there is such a one.
+// pause waits for delay, but returns at once if there is a kubelet that has not been tried yet, and reports whether there
+// is. A kubelet that has just started has no old stream to clean up, and it admits and fails its pods within a second.
 func (r *registrar) pause(ctx context.Context, delay time.Duration) (fresh bool) {
 	timer := time.NewTimer(delay)
 	defer timer.Stop()
@@ -120,12 +122,13 @@ func (r *registrar) pause(ctx context.Context, delay time.Duration) (fresh bool)
 	}
 }
 
-// session serves and registers once, and stays until there is a reason to do so anew, which it returns. registered says
-// that it came that far.
+// session serves and registers once. It returns when both must be repeated, with the reason. registered reports whether
+// the registration succeeded.
 //
-// The kubelet is reached first: one that starts clears its directory and listens then, so that a socket which was made
-// before is gone when it registers, and the kubelet dials it for ten seconds while it fails the pods that want a device
-// (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Start).
+// session connects to the kubelet before it creates its own socket. A kubelet that starts clears its directory and
+// listens after that. A socket that was created earlier is gone at the registration: the kubelet then dials it for ten
+// seconds and meanwhile fails the pods that ask for a device (k8s.io/kubernetes
+// pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Start).
 func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 	kubeletSocket, socket := filepath.Join(r.dir, kubeletSocketName), filepath.Join(r.dir, socketName)
 	kubelet, err := os.Stat(kubeletSocket)
@@ -166,7 +169,7 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 		return false, fmt.Errorf("looking at the own socket: %w", err)
 	}
 
-	// Served before registered: the kubelet dials back while it registers.
+	// The plugin serves before it registers, because the kubelet dials back during the registration.
 	r.before(ctx)
 	if err := register(ctx, connection); err != nil {
 		return false, err
@@ -206,7 +209,7 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 
 var errRestarted = errors.New("the kubelet was restarted")
 
-// transient says whether an attempt to register failed for the kubelet's not being there at the moment.
+// transient reports whether an attempt to register failed only because the kubelet isn't there at the moment.
 func transient(err error) bool {
 	switch status.Code(err) {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
@@ -216,14 +219,14 @@ func transient(err error) bool {
 		errors.Is(err, errRestarted)
 }
 
-// unchanged says whether a path still is the file that it was.
+// unchanged reports whether the path is still the same file.
 func unchanged(path string, was fs.FileInfo) bool {
 	now, err := os.Stat(path)
 	return err == nil && sameFile(was, now)
 }
 
-// register tells the kubelet at the other end of the plugin. One that takes its place meanwhile isn't dialled: it has cleared
-// away the plugin's socket.
+// register registers the plugin with the kubelet at the other end of the connection. If another kubelet takes its place
+// meanwhile, that one isn't dialed: it has removed the plugin's socket.
 func register(ctx context.Context, kubelet net.Conn) error {
 	once := make(chan net.Conn, 1)
 	once <- kubelet

@@ -10,19 +10,20 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// reply words what containers are told.
+// reply builds the responses to Allocate.
 type reply struct {
 	unit      gpu.Unit
 	visibleBy VisibleDevices
 	strategy  DeviceListStrategy
-	// position is the index that the driver, and so NVIDIA's runtime, has for a card now. Ours stays when it counts anew.
+	// position returns the index that the driver, and so NVIDIA's runtime, uses for a card now. The card's own index
+	// stays the same when the driver renumbers the cards.
 	position func(card int) int
-	// disableIsolation tells whether the node's containers run without cGPU's isolation.
+	// disableIsolation reports whether the node's containers run without cGPU's isolation.
 	disableIsolation func() bool
 }
 
-// Given tells a container its card. The environment and the CDI device are made from one name: they can't disagree,
-// and the kubelet's checkpoint keeps them together.
+// Given returns the response that gives a container its card. The environment and the CDI device are made from one name,
+// so they can't disagree. The kubelet's checkpoint keeps them together.
 func (r *reply) Given(card gpu.Card, pod, container gpu.Memory) *pluginapi.ContainerAllocateResponse {
 	name := r.visibleBy.name(card, r.position(card.Index))
 	response := &pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
@@ -36,9 +37,9 @@ func (r *reply) Given(card gpu.Card, pod, container gpu.Memory) *pluginapi.Conta
 	return response
 }
 
-// Refused is what the existing plugin answers in place of an error: a container that starts with the name of a card
-// that there isn't (AliyunContainerService/gpushare-device-plugin pkg/gpu/nvidia/allocate.go). The kubelet's checkpoint
-// keeps it, so noIndex is what such containers are known by after a restart.
+// Refused returns what the existing plugin answers in place of an error: the container starts with the name of a card
+// that doesn't exist (AliyunContainerService/gpushare-device-plugin pkg/gpu/nvidia/allocate.go). The kubelet's checkpoint
+// keeps the response, so noIndex identifies such containers after a restart.
 func (r *reply) Refused(cards []gpu.Card, pod, container gpu.Memory) *pluginapi.ContainerAllocateResponse {
 	var total gpu.Memory
 	if len(cards) > 0 {
@@ -53,19 +54,20 @@ func (r *reply) Refused(cards []gpu.Card, pod, container gpu.Memory) *pluginapi.
 	}}
 }
 
-// noIndex is the card index of a container that was told that there is no card for it.
+// noIndex is the card index in the response to a container that gets no card.
 const noIndex = "-1"
 
-// VisibleDevices is by which name NVIDIA's runtime is told the card.
+// VisibleDevices is the kind of name by which NVIDIA's runtime finds the card.
 type VisibleDevices string
 
-// The names that it knows.
+// The kinds of names that NVIDIA's runtime accepts.
 const (
 	VisibleByUUID  VisibleDevices = "uuid"
 	VisibleByIndex VisibleDevices = "index"
 )
 
-// name returns the name of a card that the driver has at this position. A card without UUID has no other.
+// name returns the name of a card at this position in the driver's list. A card without a UUID is always named by its
+// position.
 func (v VisibleDevices) name(card gpu.Card, position int) string {
 	if v == VisibleByUUID && card.UUID != "" {
 		return card.UUID
@@ -73,18 +75,18 @@ func (v VisibleDevices) name(card gpu.Card, position int) string {
 	return strconv.Itoa(position)
 }
 
-// DeviceListStrategy is by which way the card gets into the container. The names are those of NVIDIA's own device
+// DeviceListStrategy is the way in which a card gets into the container. The values are those of NVIDIA's own device
 // plugin.
 type DeviceListStrategy string
 
-// The ways.
+// The supported strategies.
 const (
 	// ListByEnv leaves it to NVIDIA's container runtime, which reads the environment.
 	ListByEnv DeviceListStrategy = "envvar"
-	// ListByCDI names a CDI device besides, which the container runtime itself puts into the container.
+	// ListByCDI also names a CDI device, which the container runtime itself adds to the container.
 	ListByCDI DeviceListStrategy = "cdi-cri"
 )
 
-// cdiKind is the kind in the specifications that NVIDIA's container toolkit generates (nvidia-ctk cdi generate), whose
-// devices are named by UUID and by index.
+// cdiKind is the device kind in the specifications that NVIDIA's container toolkit generates (nvidia-ctk cdi generate).
+// They name the devices by UUID and by index.
 const cdiKind = "nvidia.com/gpu"

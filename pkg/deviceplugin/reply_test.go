@@ -56,7 +56,8 @@ func TestReply(t *testing.T) {
 	}
 }
 
-// What the kubelet keeps, and starts a container with after its own restart, names one card throughout.
+// The kubelet keeps the response, and starts a container with it after its own restart. The response must name one card
+// throughout.
 func TestCheckpointKeepsCDI(t *testing.T) {
 	b := newBench(t)
 	b.deviceList = ListByCDI
@@ -84,7 +85,7 @@ func TestErrorEnv(t *testing.T) {
 	b.create(p, direct)
 	k.mustAdmit(direct)
 	b.awaitAssigned("direct", 0)
-	// The kubelet's own sum would refuse the next one.
+	// Otherwise the kubelet's own count of devices would reject the next pod.
 	k.mu.Lock()
 	k.entries[0].DeviceIDs[-1] = k.entries[0].DeviceIDs[-1][:1]
 	k.mu.Unlock()
@@ -103,7 +104,7 @@ func TestErrorEnv(t *testing.T) {
 		t.Errorf("counted %v refusals", got)
 	}
 
-	// Nor does it hold a card for a plugin that has the checkpoint to go by.
+	// The pod doesn't hold a card either after a restart, when the plugin rebuilds the record from the checkpoint.
 	stop()
 	p, _ = b.start(newCards(16))
 	k.awaitRegistrations(2)

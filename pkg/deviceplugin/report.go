@@ -18,7 +18,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// The reasons of the plugin's events; docs/events.md has what each means.
+// The reasons of the plugin's Events. docs/events.md describes each of them.
 const (
 	eventRefused  = "GPUCardRefused"
 	eventMoved    = "GPUCardMoved"
@@ -31,19 +31,20 @@ const (
 	eventSharedTwice = "GPUCardSharedTwice"
 )
 
-// nodeReference returns what a node's events are attached to. Like the kubelet's they carry the name as UID, which is
-// how `kubectl describe node` finds them.
+// nodeReference returns the object to which a node's Events are attached. As in the kubelet's Events, the UID is the
+// node's name, because `kubectl describe node` finds the Events by it.
 func nodeReference(name string) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name, UID: types.UID(name)}
 }
 
-// reporter tells by events on the node what becomes of its cards.
+// reporter reports changes of the node's cards as Events on the node.
 type reporter struct {
 	cards  *cardState
 	events events.EventRecorder
 	node   *corev1.ObjectReference
-	// limit keeps an unsteady card or driver from flooding: what comes and goes in between isn't told. All events of a
-	// node share one allowance in the client, 25 at once and one in five minutes, and this leaves others some of it.
+	// limit prevents a flood of Events from an unsteady card or driver: a state that ends before the next Event isn't
+	// reported. All Events of a node share one allowance in the client, 25 at once and one in five minutes. limit leaves
+	// some of it to other Events.
 	limit *rate.Limiter
 }
 
@@ -51,7 +52,7 @@ func newReporter(cards *cardState, recorder events.EventRecorder, node *corev1.O
 	return &reporter{cards: cards, events: recorder, node: node, limit: rate.NewLimiter(rate.Every(2*time.Minute), 4)}
 }
 
-// Run reports until the context ends.
+// Run reports changes until ctx ends.
 func (r *reporter) Run(ctx context.Context) error {
 	var told condition
 	for {
@@ -76,16 +77,16 @@ func (r *reporter) Run(ctx context.Context) error {
 	}
 }
 
-// Refused tells that the kubelet doesn't want the plugin.
+// Refused reports that the kubelet rejects the plugin.
 func (r *reporter) Refused(reason error) {
 	r.events.Event(r.node, corev1.EventTypeWarning, eventNotOffered, reason.Error())
 }
 
-// condition is how a node's cards are.
+// condition is the state of a node's cards.
 type condition struct {
-	// problem is why they aren't offered, empty where they are.
+	// problem is the reason why the cards aren't offered, and empty if they are.
 	problem string
-	// sick are the cards that can't be used, by name, with the reason.
+	// sick maps the name of each unhealthy card to the reason.
 	sick map[string]string
 }
 
@@ -106,10 +107,10 @@ func conditionOf(cards []gpu.Card, problem error) condition {
 	return c
 }
 
-// notice is an event to be.
+// notice is the content of an Event.
 type notice struct{ kind, reason, text string }
 
-// since returns what has changed: cards that share a reason in one notice.
+// since returns the notices of the changes since before. Cards with the same reason share a notice.
 func (c condition) since(before condition) []notice {
 	var out []notice
 	switch {

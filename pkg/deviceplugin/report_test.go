@@ -80,7 +80,7 @@ func TestStormGivesFewEvents(t *testing.T) {
 		set([]string{"Xid 2", ""}[i%2])
 	}
 	set("Xid 3")
-	<-recorder.Events // The second of two; which one is chance.
+	<-recorder.Events // The second of the two allowed Events. Which change it reports is chance.
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)

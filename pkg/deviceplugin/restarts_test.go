@@ -59,7 +59,7 @@ func TestKubeletRestarts(t *testing.T) {
 	k.mustAdmit(next)
 	b.awaitAssigned("next", 0)
 
-	// One that comes up without its checkpoint asks again for what it has to start.
+	// A kubelet that starts without its checkpoint calls Allocate again for the containers that it has to start.
 	k = k.withoutBooks(b)
 	if got := cardOf(k.mustAdmit(a)["main"]); got != "0" {
 		t.Errorf("got card %s", got)
@@ -69,8 +69,8 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 }
 
-// A kubelet clears its directory before it listens. A plugin whose socket was cleared away must not register: the kubelet
-// would dial it in vain while it turns pods away.
+// A kubelet clears its directory before it listens. A plugin whose socket was removed must not register: the kubelet
+// would dial it in vain and meanwhile reject pods.
 func TestKubeletRestartsWhileThePluginRegisters(t *testing.T) {
 	b := newBench(t)
 	k := startKubelet(t, b.dir)
@@ -94,8 +94,8 @@ func TestKubeletRestartsWhileThePluginRegisters(t *testing.T) {
 	}
 }
 
-// A kubelet that was killed before it had written down what an init container got asks for that one again, and not for the
-// container after it, be it of the same size.
+// A kubelet that was killed before its checkpoint had the devices of an init container calls Allocate again for that
+// container, and not for the container after it, even if both have the same size.
 func TestKubeletKilledWithinAPod(t *testing.T) {
 	b := newBench(t)
 	b.askable()

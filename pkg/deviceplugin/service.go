@@ -14,7 +14,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// service is what the kubelet calls.
+// service serves the kubelet's calls.
 type service struct {
 	pluginapi.UnimplementedDevicePluginServer
 	allocator *allocator
@@ -23,16 +23,17 @@ type service struct {
 	logger    klog.Logger
 	// listening counts the open ListAndWatch streams.
 	listening atomic.Int32
-	// interval is the least time between two messages of a stream: an unsteady card doesn't flood the kubelet, which
-	// writes its checkpoint at each of them.
+	// interval is the minimum time between two messages of a stream. The kubelet writes its checkpoint at each message,
+	// so an unsteady card must not flood it.
 	interval time.Duration
 
-	// ending is closed when ListAndWatch is to return.
+	// ending is closed when ListAndWatch must return.
 	ending chan struct{}
 
-	// admitting is above the time between two calls that are for one pod, see finish.
+	// admitting is longer than the time between two calls for one pod, see finish.
 	admitting time.Duration
-	// calls locks what follows: how many calls of the kubelet are under way, and when one last ended.
+	// calls guards underWay, the number of the kubelet's calls in progress, and ended, the time at which a call last
+	// ended.
 	calls    sync.Mutex
 	underWay int
 	ended    time.Time
@@ -43,15 +44,15 @@ func newService() *service {
 }
 
 const (
-	// finishTimeout is how long a plugin that is to end stays for the pods that the kubelet is admitting.
+	// finishTimeout is how long a plugin that stops waits for the pods that the kubelet is admitting.
 	finishTimeout = 5 * time.Second
-	// drainTimeout is how long it then stays for calls that had been sent before the kubelet learnt of the end.
+	// drainTimeout is how long it then waits for calls that were sent before the kubelet learned of the stop.
 	drainTimeout = 2 * time.Second
-	// arriving is above the time that a call takes from the kubelet to here.
+	// arriving is longer than the time that a call takes from the kubelet to the plugin.
 	arriving = 100 * time.Millisecond
 )
 
-// count is an interceptor for finish.
+// count is an interceptor that counts the calls in progress for finish.
 func (s *service) count(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	s.calls.Lock()
 	s.underWay++
@@ -65,11 +66,12 @@ func (s *service) count(ctx context.Context, request any, _ *grpc.UnaryServerInf
 	return handle(ctx, request)
 }
 
-// finish ends the server, once: the kubelet fails a pod for good whose call is cut off. So it waits until the kubelet admits
-// no pod, tells it to send nothing more, serves what had been sent before that, and ends ListAndWatch last, whereupon the
-// kubelet closes the connection. The caller stops what is left of the server.
+// finish stops the server. It is called once. The kubelet fails a pod for good if a call for it is cut off. finish
+// therefore waits until the kubelet admits no pod, makes the kubelet send no more calls, serves the calls that were sent
+// before that, and ends ListAndWatch last. The kubelet then closes the connection. The caller stops what is left of the
+// server.
 func (s *service) finish(server *grpc.Server) {
-	// The plugin's context has ended before.
+	// The plugin's context has already ended, so these waits have their own timeouts.
 	s.awaitQuiet(finishTimeout)
 	stopped := make(chan struct{})
 	go func() {
@@ -84,8 +86,8 @@ func (s *service) finish(server *grpc.Server) {
 	}
 }
 
-// awaitQuiet returns when no call is under way and none follows the last one, or after timeout. Between the calls for a pod
-// the kubelet writes its checkpoint, and a machine may have other work to do.
+// awaitQuiet returns when no call is in progress and none follows the last one, or after timeout. Between the calls for a
+// pod the kubelet writes its checkpoint, which can be slow on a busy machine.
 func (s *service) awaitQuiet(timeout time.Duration) {
 	from := time.Now()
 	_ = wait.PollUntilContextTimeout(context.Background(), arriving/5, timeout, true, func(context.Context) (bool, error) {
@@ -95,10 +97,10 @@ func (s *service) awaitQuiet(timeout time.Duration) {
 	})
 }
 
-// Listening says whether the kubelet does.
+// Listening reports whether the kubelet has an open ListAndWatch stream.
 func (s *service) Listening() bool { return s.listening.Load() > 0 }
 
-// options are what the kubelet is told at registration and when it asks.
+// options returns the plugin's options, for the registration and for GetDevicePluginOptions.
 func options() *pluginapi.DevicePluginOptions {
 	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true}
 }
@@ -107,7 +109,7 @@ func (s *service) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pl
 	return options(), nil
 }
 
-// ListAndWatch sends all devices, and again whenever a card's health changes.
+// ListAndWatch sends all devices, and sends them again whenever a card's health changes.
 func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	s.listening.Add(1)
 	defer s.listening.Add(-1)

@@ -17,17 +17,17 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// crowd is a node of eight cards with a hundred pods, forty of them of one size and not served yet.
+// crowd is a node with eight cards and a hundred pods. Forty of the pods have the same size and are not served yet.
 type crowd struct {
 	plugin  *Plugin
 	kubelet *kubelet
 	waiting []*corev1.Pod
 	free    map[int][]string // Device IDs by card.
-	served  served           // What the sixty others were given.
+	served  served           // What the other sixty were given.
 	request int
 }
 
-// newCrowd makes one with cards of this many units. asked says that the kubelet tells which pod it is serving.
+// newCrowd returns a crowd whose cards have this many units. asked makes the kubelet report which pod it is admitting.
 func newCrowd(b *testing.B, memory gpu.Memory, asked bool) *crowd {
 	b.Helper()
 	o := Options{
@@ -79,7 +79,7 @@ func newCrowd(b *testing.B, memory gpu.Memory, asked bool) *crowd {
 	return c
 }
 
-// admit serves the forty as the kubelet would, one after the other, and notes how long each call took.
+// admit serves the forty pods one after the other, as the kubelet does, and records how long each call took.
 func (c *crowd) admit(b *testing.B, took map[string][]time.Duration) {
 	record := c.plugin.allocator.record
 	record.mu.Lock()
@@ -121,7 +121,8 @@ func setOf(ids []string) func(string) bool {
 	return func(id string) bool { return set[id] }
 }
 
-// BenchmarkAdmission admits forty pods of one size on a node that has a hundred: one operation is both calls of each.
+// BenchmarkAdmission admits forty pods of the same size on a node that has a hundred pods. One operation makes both calls
+// for each of them.
 func BenchmarkAdmission(b *testing.B) {
 	for _, memory := range []gpu.Memory{80, 16276} {
 		for _, asked := range []bool{false, true} {
@@ -146,7 +147,7 @@ func BenchmarkAdmission(b *testing.B) {
 	}
 }
 
-// BenchmarkCheckpoint reads the checkpoint of the same node.
+// BenchmarkCheckpoint parses the checkpoint of the same node.
 func BenchmarkCheckpoint(b *testing.B) {
 	for _, memory := range []gpu.Memory{80, 16276} {
 		b.Run(fmt.Sprintf("cards=8x%d", memory), func(b *testing.B) {

@@ -26,7 +26,7 @@ const (
 	unitsEnd   = "<!-- end of tables -->\n"
 )
 
-// The page says what the code does: its tables are computed here.
+// TestUnitsPage computes the tables of docs/units.md from the code, so that the page matches the code.
 func TestUnitsPage(t *testing.T) {
 	page, err := os.ReadFile(unitsPage)
 	if err != nil {
@@ -88,7 +88,7 @@ func unitTables(t *testing.T) string {
 	return out.String()
 }
 
-// sick returns the cards as unhealthy ones.
+// sick returns copies of the cards, all of them unhealthy.
 func sick(cards []gpu.Card) []gpu.Card {
 	cards = slices.Clone(cards)
 	for i := range cards {
@@ -97,7 +97,7 @@ func sick(cards []gpu.Card) []gpu.Card {
 	return cards
 }
 
-// statusSize returns by how many bytes of JSON the kubelet lengthens the status of a pod that holds these units of a card.
+// statusSize returns how many bytes of JSON the kubelet adds to the status of a pod that holds this many units of a card.
 func statusSize(t *testing.T, units gpu.Memory) int64 {
 	t.Helper()
 	status := corev1.ResourceStatus{Name: protocol.ResourceMemory}

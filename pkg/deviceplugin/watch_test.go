@@ -11,7 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// A file descriptor shows what a mount would: the directory that once was, deleted.
+// A file descriptor shows what a mount shows: the deleted directory.
 func TestMountOfADeletedDirectory(t *testing.T) {
 	b := newBench(t)
 	dir := filepath.Join(b.dir, "mounted")
