@@ -11,16 +11,16 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// filterAnswer is what filter says of the nodes that it was asked about.
+// filterAnswer is filter's result for the nodes of one call.
 type filterAnswer struct {
 	names []string
-	// fit are the nodes that pass, the most suitable first where they are the best few.
+	// fit are the nodes that pass. If filter limits them to the best few, the most suitable node is the first.
 	fit []placement.Candidate
-	// reasons are what is said of each node, in the order of names; nil where only those that pass are told.
+	// reasons are the results of the nodes, in the order of names; nil if the answer contains only the nodes that pass.
 	reasons []placement.Reason
 }
 
-// full are the nodes on which no card has room now.
+// full returns the names of the nodes on which no card has room now.
 func (a filterAnswer) full() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for i, reason := range a.reasons {
@@ -39,7 +39,7 @@ func everyNode(names []string) []placement.Candidate {
 	return fit
 }
 
-// passed are the names of the nodes that pass.
+// passed returns the names of the nodes that pass.
 func (a filterAnswer) passed() []string {
 	names := make([]string, len(a.fit))
 	for i, candidate := range a.fit {
@@ -48,7 +48,7 @@ func (a filterAnswer) passed() []string {
 	return names
 }
 
-// answer answers in the form in which was asked: by name, or with whole nodes.
+// answer returns the answer in the form of the request: node names or whole nodes.
 func (a *nodesArgs) answer(answer filterAnswer) any {
 	if a.NodeNames != nil || a.Nodes == nil {
 		return answer
@@ -72,8 +72,8 @@ func (a *nodesArgs) answer(answer filterAnswer) any {
 	return result
 }
 
-// appendJSON writes the answer as encoding/json would write an ExtenderFilterResult, but for the order of the failed
-// nodes: without a map in between, thousands of them cost next to nothing.
+// appendJSON appends the JSON that encoding/json would write for an ExtenderFilterResult, except for the order of the failed
+// nodes. It builds no map, so thousands of failed nodes cost next to nothing.
 func (a filterAnswer) appendJSON(to []byte) []byte {
 	to = slices.Grow(to, a.size())
 	to = append(to, `{"NodeNames":[`...)
@@ -93,7 +93,7 @@ func (a filterAnswer) appendJSON(to []byte) []byte {
 	return append(to, '}')
 }
 
-// size is about how long the answer is, so that it isn't copied while it grows.
+// size returns the approximate length of the JSON answer in bytes, so that the buffer is not copied while it grows.
 func (a filterAnswer) size() int {
 	const punctuation = len(`"":"",`)
 	size := 128
@@ -108,7 +108,7 @@ func (a filterAnswer) size() int {
 	return size
 }
 
-// appendFailed writes the nodes with such a reason, as an object that tells it.
+// appendFailed appends an object that maps each node whose reason satisfies such to the text of the reason.
 func (a filterAnswer) appendFailed(to []byte, such func(placement.Reason) bool) []byte {
 	to = append(to, '{')
 	first := true
@@ -127,10 +127,10 @@ func (a filterAnswer) appendFailed(to []byte, such func(placement.Reason) bool) 
 	return append(to, '}')
 }
 
-// appendString writes a JSON string.
+// appendString appends s as a JSON string.
 func appendString(to []byte, s string) []byte {
 	if !isPlain(s) {
-		quoted, _ := json.Marshal(s) // A string can always be written.
+		quoted, _ := json.Marshal(s) // Marshal of a string can't fail.
 		return append(to, quoted...)
 	}
 	to = append(to, '"')
@@ -138,7 +138,7 @@ func appendString(to []byte, s string) []byte {
 	return append(to, '"')
 }
 
-// isPlain says whether a string stands in JSON just as it is: printable ASCII without quotes and backslashes.
+// isPlain reports whether s needs no escaping in JSON: it is printable ASCII without quotes and backslashes.
 func isPlain(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {

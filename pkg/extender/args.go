@@ -11,11 +11,11 @@ import (
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 )
 
-// nodesArgs are the arguments of filter and prioritize: a pod, and the nodes in question.
+// nodesArgs are the arguments of filter and prioritize: a pod and the candidate nodes.
 type nodesArgs struct{ extenderv1.ExtenderArgs }
 
-// names returns the nodes in question: by name where the scheduler was told that we know the nodes (nodeCacheCapable),
-// else as whole objects.
+// names returns the names of the candidate nodes. The request has only names if kube-scheduler's configuration has
+// nodeCacheCapable: true, else whole Node objects.
 func (a *nodesArgs) names() []string {
 	if a.NodeNames != nil {
 		return *a.NodeNames
@@ -30,7 +30,7 @@ func (a *nodesArgs) names() []string {
 	return names
 }
 
-// decode reads what encoding/json would read, and sooner where there are thousands of names.
+// decode gives the same result as encoding/json, and is faster for a body with thousands of node names.
 func (a *nodesArgs) decode(body []byte) error {
 	body, names, found := splitNames(body)
 	if err := decodeJSON(body, &a.ExtenderArgs); err != nil {
@@ -42,13 +42,14 @@ func (a *nodesArgs) decode(body []byte) error {
 	return nil
 }
 
-// splitNames takes the names out of a body that ends with them, as kube-scheduler writes it, and leaves an empty list in
-// their place; any other body stays as it is. Whether what stays is JSON at all is left to the decoder: the end that was
-// looked at here is a whole list of strings, followed by the body's last brace, so it changes nothing of that.
+// splitNames removes the node names from a body that ends with them, as kube-scheduler writes it, and leaves an empty list
+// in their place. It returns any other body unchanged. It doesn't check that the rest is valid JSON; the decoder does. The
+// removal doesn't affect that check: the removed part is a complete list of strings, and only the body's last brace follows
+// it.
 func splitNames(body []byte) (rest []byte, names []string, found bool) {
 	const key = `"NodeNames":[`
 	at := bytes.Index(body, []byte(key))
-	if at < 1 || body[at-1] != ',' && body[at-1] != '{' { // The quote may be an escaped one, within a longer key.
+	if at < 1 || body[at-1] != ',' && body[at-1] != '{' { // The quote can be an escaped one inside a longer key.
 		return body, nil, false
 	}
 	at += len(key)
@@ -77,10 +78,10 @@ func splitNames(body []byte) (rest []byte, names []string, found bool) {
 	return append(body[:at], "]}"...), names, true
 }
 
-// decode reads the request's body, which must be one JSON value and nothing else, into the arguments.
+// decode reads the request's body into the arguments. The body must be exactly one JSON value.
 func (b *bodies) decode(w http.ResponseWriter, r *http.Request, into any) error {
 	buffer := b.buffer(r.ContentLength)
-	defer b.keep(buffer) // What is decoded holds copies.
+	defer b.keep(buffer) // The decoded arguments share no memory with the buffer.
 	if _, err := buffer.ReadFrom(http.MaxBytesReader(w, r.Body, maxBody)); err != nil {
 		if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok {
 			return fmt.Errorf("the request's body is over %d bytes: where it carries whole nodes, set nodeCacheCapable: true "+

@@ -11,7 +11,7 @@ import (
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 )
 
-// TestBadInput sends to every verb what makes no sense: a clear error comes, and the ledger stays as it was.
+// TestBadInput sends invalid input to every verb. The answer is a clear error, and the ledger does not change.
 func TestBadInput(t *testing.T) {
 	pod, elsewhere := newPod("p", 10), boundPod("b", 10, "n1", 0)
 	f := start(t, newNode(t, "n1", 100), newNode(t, "n2", 100), pod, elsewhere)
@@ -83,7 +83,7 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// A body that is too large gets its answer over a real connection too.
+// The answer to a body that is too large also arrives over a real connection.
 func TestATooLargeBodyOverTheWire(t *testing.T) {
 	f := start(t, newNode(t, "n1", 100))
 	server := httptest.NewServer(f.handler)
@@ -100,7 +100,7 @@ func TestATooLargeBodyOverTheWire(t *testing.T) {
 	}
 }
 
-// errorOf returns the error that the answer of a verb carries, in the form that kube-scheduler reads.
+// errorOf returns the error of a verb's answer, from the field or status that kube-scheduler reads.
 func errorOf(t *testing.T, verb string, w *httptest.ResponseRecorder) string {
 	t.Helper()
 	switch verb {

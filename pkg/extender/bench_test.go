@@ -23,13 +23,14 @@ import (
 
 const cardMemory = 16276
 
-// crowded is the router over a ledger of nodes of eight cards, about 90% taken, and the nodes' names.
+// crowded returns the router over a ledger of nodes with eight cards each, of which about 90% is allocated, and the names of
+// the nodes.
 func crowded(t testing.TB, nodes, best int) (*fixture, []string) {
 	f := start(t)
 	return f, f.crowd(nodes, best)
 }
 
-// crowd fills the ledger with such nodes, and returns their names.
+// crowd adds such nodes to the ledger, and returns their names.
 func (f *fixture) crowd(nodes, best int) []string {
 	f.best(best)
 	l, names := f.cluster.Ledger(), make([]string, nodes)
@@ -50,7 +51,7 @@ func (f *fixture) crowd(nodes, best int) []string {
 	return names
 }
 
-// usualPod is a pod with what the API server and kube-scheduler's cache leave of one.
+// usualPod returns a pod with the fields that the API server sets and that kube-scheduler's cache keeps.
 func usualPod(name string, request int64) *corev1.Pod {
 	pod := newPod(name, request)
 	pod.CreationTimestamp = metav1.Unix(1780000000, 0)
@@ -65,7 +66,7 @@ func usualPod(name string, request int64) *corev1.Pod {
 	return pod
 }
 
-// discard is a response that nobody reads.
+// discard is a response writer that only counts bytes.
 type discard struct {
 	header http.Header
 	bytes  int
@@ -75,7 +76,7 @@ func (d *discard) Header() http.Header         { return d.header }
 func (d *discard) Write(p []byte) (int, error) { d.bytes += len(p); return len(p), nil }
 func (d *discard) WriteHeader(int)             {}
 
-// ask returns a function that sends the same request through the router again and again.
+// ask returns a function that sends the same request through the router on each call.
 func (f *fixture) ask(verb string, args any) func() {
 	body, err := json.Marshal(args)
 	if err != nil {
@@ -87,7 +88,7 @@ func (f *fixture) ask(verb string, args any) func() {
 	}
 }
 
-// cases are the pods that filter and prioritize are measured with: one that fits on some nodes, and one that fits on none.
+// cases are the requests of the pods with which filter and prioritize are measured: one fits on some nodes, one on none.
 var cases = map[string]int64{"fits": 2000, "full": 9000}
 
 func TestThousandsOfNodesCostLessThanAnAllocationEach(t *testing.T) {
@@ -116,7 +117,7 @@ func BenchmarkVerbs(b *testing.B) {
 		b.Run(fmt.Sprintf("prioritize/nodes=%d", nodes), func(b *testing.B) { repeat(b, f.ask("prioritize", args)) })
 
 		victims := map[string]*extenderv1.MetaVictims{}
-		for _, name := range names[:min(100, nodes)] { // kube-scheduler proposes a hundred nodes, or a tenth of them.
+		for _, name := range names[:min(100, nodes)] { // kube-scheduler proposes 100 nodes, or 10% if that is more.
 			victims[name] = &extenderv1.MetaVictims{Pods: []*extenderv1.MetaPod{{UID: name + "-0-0"}, {UID: name + "-1-0"}}}
 		}
 		preempt := extenderv1.ExtenderPreemptionArgs{Pod: usualPod("p", 9000), NodeNameToMetaVictims: victims}
@@ -124,7 +125,7 @@ func BenchmarkVerbs(b *testing.B) {
 	}
 }
 
-// repeat measures, and tells the 99th percentile besides.
+// repeat runs the benchmark, and also reports the 99th percentile.
 func repeat(b *testing.B, once func()) {
 	b.ReportAllocs()
 	var took []time.Duration
@@ -137,7 +138,7 @@ func repeat(b *testing.B, once func()) {
 	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "µs-p99")
 }
 
-// BenchmarkBind binds through a fake API server, whose cost is part of the figures.
+// BenchmarkBind binds through a fake API server. The figures include its cost.
 func BenchmarkBind(b *testing.B) {
 	for _, nodes := range []int{100, 1000, 5000} {
 		b.Run(fmt.Sprintf("nodes=%d", nodes), func(b *testing.B) {
@@ -163,7 +164,7 @@ func (f *fixture) repeatBind(b *testing.B, names []string) {
 	}
 }
 
-// noObserver is a gang.Observer that looks away.
+// noObserver is a gang.Observer that does nothing.
 type noObserver struct{}
 
 func (noObserver) GangHeld(time.Duration) {}
@@ -172,8 +173,8 @@ func (noObserver) GangFailed(string)      {}
 func (noObserver) GangStarving()          {}
 func (noObserver) GangEvicted()           {}
 
-// BenchmarkWithoutGroup measures filter and bind of pods that belong to no group: where groups are switched off, where they
-// are on and there are none, and where fifty groups of twenty wait for room and are tried again and again.
+// BenchmarkWithoutGroup measures filter and bind of pods without a gang in three cases: gangs are disabled; gangs are
+// enabled and there are none; fifty gangs of twenty members wait for room and are retried repeatedly.
 func BenchmarkWithoutGroup(b *testing.B) {
 	const nodes, groups, size = 1000, 50, 20
 	on := cluster.GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, OnFailure: gang.Evict, Observer: noObserver{}}

@@ -8,7 +8,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/cluster"
 )
 
-// bind chooses the card and binds the pod.
+// bind chooses the card and binds the pod to the node of the request.
 func (s *Server) bind(ctx context.Context, args *extenderv1.ExtenderBindingArgs) (any, error) {
 	err := s.Cluster.Bind(ctx, cluster.BindRequest{
 		Namespace: args.PodNamespace, Name: args.PodName, UID: args.PodUID, Node: args.Node,

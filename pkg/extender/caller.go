@@ -13,14 +13,14 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// The reasons for which a request is refused before its body is read.
+// The errors for requests that are refused before their body is read.
 var (
 	errOrigin      = errors.New("the request has an Origin header: it comes from a web page, not from kube-scheduler")
 	errContentType = errors.New("the request's Content-Type is not application/json")
 )
 
-// checkClient returns why a client may call nothing below Prefix, or nil. The name of a client is the common name of its
-// certificate, as for the API server: approvers of certificates in Kubernetes judge them by that name.
+// checkClient returns the reason why the client must not call any path below Prefix, or nil. A client's name is the common
+// name of its certificate, as for the API server. Approvers of certificates in Kubernetes decide by that name.
 func (s *Server) checkClient(state *tls.ConnectionState) error {
 	if len(s.ClientNames) == 0 {
 		return nil
@@ -34,7 +34,7 @@ func (s *Server) checkClient(state *tls.ConnectionState) error {
 	return nil
 }
 
-// clientsOnly answers only clients that checkClient accepts.
+// clientsOnly refuses clients that checkClient refuses.
 func (s *Server) clientsOnly(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if err := s.checkClient(r.TLS); err != nil {
@@ -45,9 +45,9 @@ func (s *Server) clientsOnly(next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// schedulerOnly answers only requests that kube-scheduler can have sent. It always sends JSON and says so
-// (k8s.io/kubernetes pkg/scheduler/extender.go, send). A browser can be made to send other types to any address, and names
-// the page's origin.
+// schedulerOnly refuses requests that kube-scheduler can't have sent. kube-scheduler always sends JSON with the matching
+// Content-Type (k8s.io/kubernetes pkg/scheduler/extender.go, send). A web page can make a browser send other types to any
+// address, and the browser adds the page's origin.
 func (s *Server) schedulerOnly(verb string, next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
@@ -71,7 +71,7 @@ func (s *Server) schedulerOnly(verb string, next http.HandlerFunc) http.HandlerF
 	}
 }
 
-// refuse answers with an error. The log has one such line a minute: clients can cause any number.
+// refuse answers with an error. At most one refusal a minute is logged, because clients can cause any number of them.
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, status int, err error) {
 	s.refusals.Do(func() {
 		klog.FromContext(r.Context()).Error(err, "Refused a request", "path", r.URL.Path, "client", r.RemoteAddr)

@@ -16,8 +16,8 @@ import (
 
 var verbs = []string{"filter", "prioritize", "bind", "preempt"}
 
-// Any page that a browser shows can have it send a request to an address that the browser reaches: with an Origin, or with
-// one of the types that need no permission of the server.
+// A web page can make the browser send a request to any address that the browser reaches: with an Origin header, or with a
+// content type for which the browser asks no permission of the server.
 func TestVerbsRefuseRequestsOfWebPages(t *testing.T) {
 	pod := newPod("p", 10)
 	f := start(t, newNode(t, "n1", 100), pod)
@@ -56,7 +56,7 @@ func TestVerbsRefuseRequestsOfWebPages(t *testing.T) {
 	}
 }
 
-// One CA may sign for many: the name decides who may call.
+// One CA can sign certificates for many clients. The name decides which client may call.
 func TestOnlyNamedClientsCall(t *testing.T) {
 	ca := newAuthority(t)
 	cert, key := ca.issue("server", 2)
@@ -115,7 +115,7 @@ func TestOnlyNamedClientsCall(t *testing.T) {
 	scheduler := ca.client(ca.issue("kube-scheduler", 4))
 	config := scheduler.Transport.(*http.Transport).TLSClientConfig
 	config.ClientSessionCache = tls.NewLRUClientSessionCache(1)
-	for range 2 { // The second session is a resumed one.
+	for range 2 { // The second connection resumes the session.
 		if code, got := ask(scheduler, http.MethodPost, Prefix+"/bind", bind); code != 200 || !strings.Contains(got, `"Error":""`) {
 			t.Errorf("kube-scheduler's bind: %d %s", code, got)
 		}
@@ -124,7 +124,7 @@ func TestOnlyNamedClientsCall(t *testing.T) {
 		t.Errorf("kube-scheduler's inspect: %d %s", code, got)
 	}
 
-	// Both certificates are good for an hour, the CA for longer.
+	// Both certificates are valid for an hour, and the CA for longer.
 	for _, certificate := range []string{CertificateServer, CertificateClient} {
 		const metric = "gpushare_extender_certificate_expiry_timestamp_seconds"
 		families, err := f.registry.Gather()
@@ -174,7 +174,7 @@ func TestMetricsAskWhoMayReadThem(t *testing.T) {
 	}
 }
 
-// Connections that never ask, of one source or of many, keep neither probes nor kube-scheduler from their answers.
+// Idle connections, from one source or from many, don't keep the server from answering probes and kube-scheduler.
 func TestIdleConnectionsDoNotShutOutProbes(t *testing.T) {
 	f := start(t, newNode(t, "n1", 100))
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -192,17 +192,17 @@ func TestIdleConnectionsDoNotShutOutProbes(t *testing.T) {
 		}
 		defer conn.Close()
 		if _, err := io.WriteString(conn, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
-			continue // It is closed already for a later one.
+			continue // A later connection has already displaced this one.
 		}
 	}
-	for range 3 { // The kubelet gives up after three.
+	for range 3 { // The kubelet gives up after three failed probes.
 		if got := get(t, &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}, "http://"+address+"/livez"); got != "ok\n" {
 			t.Errorf("livez: %s", got)
 		}
 	}
 }
 
-// A client whose certificate has been accepted keeps its connections, whatever others open beside it.
+// A client whose certificate was accepted keeps its connections, however many connections other clients open.
 func TestStrangersDoNotCutOffKubeScheduler(t *testing.T) {
 	ca := newAuthority(t)
 	cert, key := ca.issue("server", 2)
@@ -214,7 +214,8 @@ func TestStrangersDoNotCutOffKubeScheduler(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := serve(t, NewServer(options))
-	// connect shows a certificate and returns what asks and awaits an answer on one and the same connection.
+	// connect opens a connection with a certificate. It returns a function that sends a request on this connection and
+	// awaits the answer.
 	connect := func(name string) (*tls.Conn, func() error) {
 		client := ca.client(ca.issue(name, 3))
 		conn, err := tls.Dial("tcp", s.address, client.Transport.(*http.Transport).TLSClientConfig)

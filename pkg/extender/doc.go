@@ -1,7 +1,7 @@
-// Package extender answers kube-scheduler over HTTP: filter, prioritize, bind and preempt
-// (k8s.io/kube-scheduler/extender/v1), and people: inspect, version, health and metrics.
+// Package extender answers over HTTP the calls of kube-scheduler: filter, prioritize, bind and preempt
+// (k8s.io/kube-scheduler/extender/v1). For users it serves inspect, version, health and metrics.
 //
-// Its handlers parse, ask and answer; what they ask is the ledger (which nodes have room) and package cluster (bind,
-// preempt). kube-scheduler throws away the body of any answer but 200, so what goes wrong travels as 200 with Error set wherever
-// the verb's answer has such a field.
+// A handler parses the request, calls the ledger (which nodes have room) or package cluster (bind, preempt), and writes the
+// answer. kube-scheduler discards the body of every answer with a status other than 200. So an error is answered with status
+// 200 and the field Error, if the verb's answer has that field.
 package extender

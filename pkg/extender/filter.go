@@ -15,8 +15,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// filter passes the nodes that have a card with room for the pod, or the best of them (see Options.FilterBest). It holds
-// nothing. Pods that ask for no GPU memory pass untouched.
+// filter passes the nodes that have a card with room for the pod, or the best of them (see Options.FilterBest). It creates
+// no allocation. A pod that asks for no GPU memory passes on every node.
 func (s *Server) filter(_ context.Context, args *nodesArgs) (any, error) {
 	if err := checkPod(args.Pod); err != nil {
 		return nil, err
@@ -34,7 +34,8 @@ func (s *Server) filter(_ context.Context, args *nodesArgs) (any, error) {
 	}
 
 	at := time.Now()
-	// Where few nodes are on offer, nothing is spared by naming fewer, and a full answer serves people and other extenders.
+	// With few candidate nodes, an answer with fewer names saves nothing, and the full answer is useful to users and to
+	// other extenders.
 	every := s.FilterBest == 0 || len(names) <= s.few() || s.Cluster.NameAll(pod.UID)
 	answer, best := filterAnswer{names: names}, placement.Best{K: s.FilterBest}
 	if every {
@@ -53,31 +54,32 @@ func (s *Server) filter(_ context.Context, args *nodesArgs) (any, error) {
 		s.Cluster.Blocked(args.Pod, answer.full(), at)
 	}
 	if !every && len(answer.fit) > 0 {
-		// kube-scheduler asks why a node was left out only where none fits (pkg/scheduler/schedule_one.go, schedulePod):
-		// for the pod's Event, and to see where preemption could help.
+		// kube-scheduler uses the reasons only if no node fits (pkg/scheduler/schedule_one.go, schedulePod): for the pod's
+		// Event, and to find the nodes on which preemption could help.
 		answer.reasons = nil
 		s.promise(pod, answer.passed(), at)
 		if len(answer.fit) < fitting {
 			s.Cluster.NamedFew(pod.UID)
 		}
 	} else if len(answer.fit) == 1 {
-		s.promise(pod, answer.passed(), at) // kube-scheduler doesn't ask for the score of an only one.
+		s.promise(pod, answer.passed(), at) // kube-scheduler doesn't call prioritize for a single node.
 	}
 	return args.answer(answer), nil
 }
 
-// few is up to how many nodes on offer filter's answer is about each of them.
+// few returns the maximum number of candidate nodes for which filter's answer covers every node.
 func (s *Server) few() int { return max(s.FilterBest, s.FilterBestAbove) }
 
-// promise notes to which nodes the pod may be bound in a moment: few, or that would say nothing.
+// promise records a tentative placement of the pod on the named nodes. It records none if there are more nodes than few:
+// each of them is then too unlikely to get the pod.
 func (s *Server) promise(pod gpu.Pod, names []string, at time.Time) {
 	if s.FilterBest > 0 && len(names) > 0 && len(names) <= s.few() {
 		s.Cluster.Ledger().AddTentative(pod, names, at)
 	}
 }
 
-// look says of every node whether it suits the pod, and shows those that do to fits. What was promised to others counts,
-// see promise.
+// look checks whether the pod fits each node. It calls fits for each node that it fits, and returns the reason of every
+// node. Tentative placements of other pods count as allocated, see promise.
 func (s *Server) look(pod gpu.Pod, names []string, at time.Time, fits func(placement.Candidate)) []placement.Reason {
 	reasons, none := make([]placement.Reason, len(names)), true
 	note := func(i int, suits placement.Suitability, reason placement.Reason) {
@@ -92,14 +94,14 @@ func (s *Server) look(pod gpu.Pod, names []string, at time.Time, fits func(place
 		view.TentativeAt = at
 	}
 	if promised := s.Cluster.Ledger().Rank(view, pod, names, note); promised && none {
-		// Not all that was promised is taken in the end: whoever finds a place there still may try it.
+		// Not every tentative placement becomes an allocation. A pod that fits nowhere else may try such a node.
 		view.TentativeAt = time.Time{}
 		s.Cluster.Ledger().Rank(view, pod, names, note)
 	}
 	return reasons
 }
 
-// count tells the observer what was said of how many nodes, and returns how many fit.
+// count reports to the observer the number of nodes with each reason, and returns how many nodes fit.
 func (s *Server) count(reasons []placement.Reason) (fitting int) {
 	var counts placement.Counts
 	for _, reason := range reasons {
@@ -115,11 +117,11 @@ func (s *Server) count(reasons []placement.Reason) (fitting int) {
 
 func filterError(err error) any { return &extenderv1.ExtenderFilterResult{Error: err.Error()} }
 
-// maxName is more than Kubernetes allows for any name. They are remembered, see cluster.Refused: no request may have a
-// megabyte of each be.
+// maxName is the longest name, in bytes, that Kubernetes allows for any object. The extender keeps these names (see
+// cluster.Cluster.Refused), so a request must not make it keep a megabyte of each.
 const maxName = 253
 
-// checkPod refuses arguments without a pod that can be told from others.
+// checkPod refuses arguments without a pod, and a pod that can't be identified.
 func checkPod(pod *corev1.Pod) error {
 	switch {
 	case pod == nil:

@@ -16,7 +16,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// best makes the filter pass the best k nodes only, however often it is asked about a pod.
+// best makes filter pass only the best k nodes, however often it is called for a pod.
 func (f *fixture) best(k int) { f.bestOver(forgetful{f.cluster}, k) }
 
 func (f *fixture) bestOver(c Cluster, k int) {
@@ -25,12 +25,13 @@ func (f *fixture) bestOver(c Cluster, k int) {
 	f.handler = NewServer(options).Handler()
 }
 
-// forgetful is a Cluster that doesn't mind if the best nodes of a pod are named again without a bind in between.
+// forgetful is a Cluster that never requires filter to name all nodes, even if no bind followed the last call.
 type forgetful struct{ *cluster.Cluster }
 
 func (forgetful) NameAll(gpu.PodUID) bool { return false }
 
-// What one request said is gone when the next one is read into the same memory, also from what is kept of the last list.
+// A later request can be read into the buffer of an earlier one. No name of the earlier request may appear in the answer,
+// neither from the buffer nor from the cached list of names.
 func TestFilterRemembersNoNamesThatWereOverwritten(t *testing.T) {
 	f := start(t, newNode(t, "free-1", 100), newNode(t, "free-2", 100), newNode(t, "full-1", 40), newNode(t, "full-2", 40))
 	options := f.options(f.cluster)
@@ -123,7 +124,7 @@ func TestFilterPassesTheBest(t *testing.T) {
 	})
 }
 
-// What filter passes is what prioritize would have let win.
+// The nodes that filter passes are those with the highest score of prioritize.
 func TestFilterAndPrioritizeAgree(t *testing.T) {
 	f := start(t, newNode(t, "n1", 100, 60), newNode(t, "n2", 100), boundPod("a", 35, "n2", 0), newNode(t, "n3", 80, 100),
 		boundPod("b", 40, "n3", 0), newNode(t, "n4", 20, 20), newNode(t, "n5", 100), boundPod("c", 34, "n5", 0))
@@ -154,7 +155,7 @@ func TestFilterAndPrioritizeAgree(t *testing.T) {
 	}
 }
 
-// noted keeps what filter tells the cluster about how it answered, beside Passed and Refused.
+// noted records what filter reports to the cluster about its answer, except Passed and Refused.
 type noted struct {
 	Cluster
 	notes []string
@@ -194,8 +195,9 @@ func TestFilterNotesWhatMayFailAfterwards(t *testing.T) {
 	}
 }
 
-// Of the nodes that fit filter names the best, which something that kube-scheduler asks afterwards may reject. Asked about the
-// pod again without a bind in between, it names every one. After a bind that failed it names the best again.
+// Filter names only the best of the nodes that fit. A later phase of kube-scheduler may reject these. If filter is called
+// for the pod again without a bind in between, it names all nodes that fit. After a failed bind, it names only the best
+// again.
 func TestFilterNamesEveryNodeAfterTheBestWasRejected(t *testing.T) {
 	pod := newPod("p", 60)
 	f := start(t, pod, newNode(t, "near", 100), boundPod("a", 30, "near", 0), newNode(t, "far", 100), boundPod("full", 60, "other", 0), newNode(t, "other", 100))
@@ -216,7 +218,7 @@ func TestFilterNamesEveryNodeAfterTheBestWasRejected(t *testing.T) {
 	expect("near")
 }
 
-// Until a pod's bind arrives, pods that are filtered meanwhile are shown other places, where there are any.
+// Between filter and bind of a pod, filter passes other nodes for other pods, if there are any.
 func TestPodsInFlightDoNotMeet(t *testing.T) {
 	first, second, third := newPod("first", 60), newPod("second", 60), newPod("third", 60)
 	f := start(t, first, second, third, newNode(t, "near", 100), boundPod("a", 30, "near", 0), newNode(t, "far", 100), boundPod("b", 10, "far", 0))
@@ -231,9 +233,9 @@ func TestPodsInFlightDoNotMeet(t *testing.T) {
 		}
 	}
 	expect(first, "near")
-	expect(first, "near") // Asked again, it isn't in its own way.
+	expect(first, "near") // A pod's own tentative placement doesn't count for it.
 	expect(second, "far")
-	expect(third, "near") // Nothing else is left: perhaps the first doesn't come.
+	expect(third, "near") // No other node is left, and the first pod's bind may never arrive.
 	for pod, node := range map[*corev1.Pod]string{first: "near", second: "far"} {
 		if got := answer[extenderv1.ExtenderBindingResult](t, f.post("bind", bindArgs(pod, node)), 200); got.Error != "" {
 			t.Fatal(got.Error)
@@ -244,7 +246,7 @@ func TestPodsInFlightDoNotMeet(t *testing.T) {
 	}
 }
 
-// Nor do they where few nodes are on offer, and filter passes every one that fits: then the score decides.
+// The same holds with few candidate nodes, when filter passes every node that fits and the score decides.
 func TestPodsInFlightDoNotMeetWhereTheScoreDecides(t *testing.T) {
 	f := start(t, newNode(t, "near", 100), boundPod("a", 30, "near", 0), newNode(t, "far", 100), boundPod("b", 10, "far", 0))
 	f.best(32)
@@ -255,7 +257,7 @@ func TestPodsInFlightDoNotMeetWhereTheScoreDecides(t *testing.T) {
 		if diff := cmp.Diff(&want, got); diff != "" {
 			t.Fatalf("%s (-want +got):\n%s", name, diff)
 		}
-		if len(*got) > 1 { // As kube-scheduler does.
+		if len(*got) > 1 { // kube-scheduler calls prioritize only for more than one node.
 			args.NodeNames = got
 			if scores := answer[extenderv1.HostPriorityList](t, f.post("prioritize", args), 200); scores[0].Score <= scores[1].Score {
 				t.Fatalf("scores %v, want the first to win", scores)
@@ -263,6 +265,6 @@ func TestPodsInFlightDoNotMeetWhereTheScoreDecides(t *testing.T) {
 		}
 	}
 	expect("first", "near", "far")
-	expect("second", "far") // The only one, of which the score isn't asked.
+	expect("second", "far") // kube-scheduler doesn't call prioritize for a single node.
 	expect("third", "near", "far")
 }

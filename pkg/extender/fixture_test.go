@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// fixture is the extender's router over a running cluster.Cluster that knows the objects.
+// fixture is the extender's router over a running cluster.Cluster that has the given objects.
 type fixture struct {
 	t        testing.TB
 	client   kubernetes.Interface
@@ -51,11 +51,11 @@ type fixture struct {
 	registry *prometheus.Registry
 	observer *watchful
 	handler  http.Handler
-	// serial counts the pods that repeatBind has made.
+	// serial is the number of pods that repeatBind has made.
 	serial int
 }
 
-// watchful counts panics beside the metrics: no input may cause one.
+// watchful counts panics in addition to the metrics. No input may cause a panic.
 type watchful struct {
 	*metrics.Extender
 	mu     sync.Mutex
@@ -127,7 +127,7 @@ func await(t testing.TB, what string, condition func() bool) {
 	}
 }
 
-// api binds through the fake client as the API server does.
+// api binds through the fake client in the way of the API server.
 type api struct{ client kubernetes.Interface }
 
 func (a api) Bind(ctx context.Context, binding *corev1.Binding) error {
@@ -162,7 +162,7 @@ func (f *fixture) call(method, path, body string) *httptest.ResponseRecorder {
 	return w
 }
 
-// newRequest returns a request as kube-scheduler sends it.
+// newRequest returns a request in the form that kube-scheduler sends.
 func newRequest(method, path, body string) *http.Request {
 	r := httptest.NewRequest(method, path, strings.NewReader(body))
 	r.Header.Set("Content-Type", "application/json")
@@ -178,7 +178,7 @@ func (f *fixture) post(verb string, args any) *httptest.ResponseRecorder {
 	return f.call(http.MethodPost, Prefix+"/"+verb, string(body))
 }
 
-// answer reads a JSON answer with the given status, strictly.
+// answer decodes a JSON answer strictly, and checks its status.
 func answer[T any](t testing.TB, w *httptest.ResponseRecorder, status int) T {
 	t.Helper()
 	var out T
@@ -218,7 +218,7 @@ func amount(name corev1.ResourceName, n int64) corev1.ResourceList {
 	return corev1.ResourceList{name: *resource.NewQuantity(n, resource.DecimalSI)}
 }
 
-// newNode returns a node with cards of the given sizes; a negative size makes an unhealthy card.
+// newNode returns a node with cards of the given sizes in MiB. A negative size makes an unhealthy card.
 func newNode(t testing.TB, name string, cards ...int64) *corev1.Node {
 	t.Helper()
 	inventory, sum := protocol.Inventory{Unit: gpu.MiB}, int64(0)
@@ -243,8 +243,8 @@ func newNode(t testing.TB, name string, cards ...int64) *corev1.Node {
 	return node
 }
 
-// seedsFigure is the seeds' filter figure: 8138 MiB are asked for. n1 has 4069 left in all, n2 has 4069 on each card,
-// n3 has 8138 on one.
+// seedsFigure is the filter figure of the existing extender's design document, with a request of 8138 MiB. n1 has 4069 MiB
+// free in total, n2 has 4069 MiB free on each card, and n3 has 8138 MiB free on one card.
 func seedsFigure(t testing.TB) []runtime.Object {
 	return []runtime.Object{
 		newNode(t, "n1", 16276, 16276), boundPod("a", 16276, "n1", 0), boundPod("b", 12207, "n1", 1),
@@ -253,7 +253,7 @@ func seedsFigure(t testing.TB) []runtime.Object {
 	}
 }
 
-// broken is a Cluster that panics wherever it is asked for more than readiness.
+// broken is a Cluster that panics in every call except Ready.
 type broken struct{ Cluster }
 
 func (broken) Ready() error { return nil }
@@ -267,7 +267,7 @@ func (broken) Bind(context.Context, cluster.BindRequest) error {
 	return fmt.Errorf("never said: %d", *nothing)
 }
 
-// unready is a Cluster whose ledger doesn't stand.
+// unready is a Cluster that is not synced.
 type unready struct{ Cluster }
 
 func (unready) Ready() error { return cluster.ErrNotReady }

@@ -12,39 +12,41 @@ import (
 )
 
 const (
-	// maxBodies bounds the requests' bodies that are in memory at once, with what they are decoded to, all connections
-	// together. kube-scheduler's calls that name nodes come one after another and have a megabyte or two; its binds come
-	// together and have half a kilobyte.
+	// maxBodies limits the memory, in bytes, of the request bodies of all connections together, including their decoded
+	// values. kube-scheduler sends its calls that name nodes one after another, with one or two megabytes each. It sends
+	// binds concurrently, with half a kilobyte each.
 	maxBodies = 64 << 20
-	// valueCost and elementCost are what is counted for a value of a body, and for an element of a list that can become a
-	// struct, beside its bytes: "null," in a list of containers or nodes is five bytes, and becomes some hundreds.
+	// valueCost and elementCost are the bytes that are counted for a value of a body, and for an element of a list that can
+	// become a struct, in addition to its length: "null," in a list of containers or nodes has five bytes, and becomes some
+	// hundreds.
 	valueCost   = 32
 	elementCost = 512
-	// maxReaders bounds the answers that tell of the whole cluster and are made, or fetched, at once.
+	// maxReaders limits the number of answers about the whole cluster that are built or sent at the same time.
 	maxReaders = 8
 )
 
-// errFlooded answers a request whose body finds no room. Nothing waits for room: who sends slowly would hold up others.
+// errFlooded is the answer to a request whose body finds no room at present. A request doesn't wait for room, because a
+// client that sends slowly would delay the others.
 var errFlooded = errors.New("too many large requests at once")
 
-// errTooMany answers a request that would never find room.
+// errTooMany is the answer to a request whose body exceeds the limit on its own.
 var errTooMany = errors.New("the request's body has too many values: where it carries whole nodes, set nodeCacheCapable: true " +
 	"for this extender in kube-scheduler's configuration")
 
-// How many connections may be open at once.
+// The limits of open connections.
 var (
-	// callerLimits are for where kube-scheduler can't be told from others: a single source is kube-scheduler for all that is
-	// known, and that opens a connection for each bind in flight.
+	// callerLimits apply if no client certificate is required, so that kube-scheduler can't be distinguished from other
+	// clients. Any source can then be kube-scheduler, which opens a connection for each bind in flight.
 	callerLimits = connlimit.Limits{Total: 8192, PerSource: 4096}
-	// strangerLimits are for clients that haven't shown their certificate yet. A storm of kube-scheduler's own connections is
-	// well below them, as these count for the milliseconds of their handshakes alone.
+	// strangerLimits apply to clients that haven't shown their certificate yet. A burst of kube-scheduler's own connections
+	// stays well below these limits, because each counts only for the milliseconds of its handshake.
 	strangerLimits = connlimit.Limits{Total: 2048, PerSource: 1024}
 	// healthLimits are far above what probes and scrapers need.
 	healthLimits = connlimit.Limits{Total: 256, PerSource: 32}
 )
 
-// few lets no more than so many calls be answered at once: who asks for the whole cluster, and doesn't fetch it, keeps it
-// in memory. The others are told to come again.
+// few returns a handler that runs next for no more than the given number of calls at the same time. A client that requests
+// the whole cluster and doesn't read the answer keeps it in memory. Further calls get status 503.
 func few(most int, next http.HandlerFunc) http.HandlerFunc {
 	places := make(chan struct{}, most)
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -58,12 +60,12 @@ func few(most int, next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// bodies counts what is in memory of requests' bodies, and keeps the buffers that they were read into for the next ones.
+// bodies counts the memory of the request bodies, and keeps the buffers into which they were read for later requests.
 type bodies struct {
 	limit int64
 	read  atomic.Int64
-	// buffers are few: kube-scheduler's calls that have large bodies come one after another. Whoever sends slowly, and
-	// many at once, has no more of them.
+	// buffers are the buffers kept for reuse. A few are enough, because kube-scheduler sends its calls with large bodies one
+	// after another. Clients that send many bodies slowly don't increase their number.
 	buffers chan *bytes.Buffer
 }
 
@@ -72,13 +74,15 @@ func newBodies() bodies {
 }
 
 const (
-	// firstRead is what is read of a body before it is known to be there: clients can claim any length.
+	// firstRead limits the buffer, in bytes, that is allocated before any byte of the body has arrived: clients can claim
+	// any length.
 	firstRead = 64 << 10
-	// keptBuffers is how many are kept, and maxKept how large each may be: more than a call has at thousands of nodes.
+	// keptBuffers is the number of buffers that are kept, and maxKept the size limit of each in bytes. A call needs less
+	// than maxKept with thousands of nodes.
 	keptBuffers, maxKept = 4, 1 << 20
 )
 
-// buffer returns an empty one, which may be given back by keep once nothing refers to what was read into it.
+// buffer returns an empty buffer. The caller may give it back with keep once nothing refers to its content.
 func (b *bodies) buffer(length int64) *bytes.Buffer {
 	var buffer *bytes.Buffer
 	select {
@@ -101,7 +105,7 @@ func (b *bodies) keep(buffer *bytes.Buffer) {
 	}
 }
 
-// bound makes requests' reads fail once all bodies together pass the limit.
+// bound returns a handler in which reading a request's body fails while all bodies together exceed the limit.
 func (b *bodies) bound(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body := &countedBody{ReadCloser: r.Body, all: b}
@@ -111,7 +115,7 @@ func (b *bodies) bound(next http.Handler) http.Handler {
 	})
 }
 
-// countedBody counts what was read of one body until it is forgotten.
+// countedBody counts the memory of one body until forget is called.
 type countedBody struct {
 	io.ReadCloser
 	all *bodies
@@ -136,7 +140,7 @@ func (c *countedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// decodes counts what the body, which was read, is about to be decoded to.
+// decodes counts the memory of the values into which the body is about to be decoded. The body must have been read.
 func (c *countedBody) decodes(body []byte) error {
 	cost := weigh(body, c.all.limit)
 	if cost > c.all.limit {
@@ -151,10 +155,10 @@ func (c *countedBody) decodes(body []byte) error {
 	return nil
 }
 
-// weigh returns what a body costs beside its bytes once it is decoded, or more than the limit. What is no JSON has some
-// weight too; the decoder refuses it soon enough.
+// weigh returns the cost in bytes of decoding a body, in addition to the body's length. If the cost exceeds limit, it
+// returns some value above limit. A body that is not JSON has a cost too; the decoder refuses it later.
 func weigh(body []byte, limit int64) (cost int64) {
-	var lists []bool // Whether each value that has begun is a list.
+	var lists []bool // For each open value, whether it is a list.
 	within := func() bool { return len(lists) > 0 && lists[len(lists)-1] }
 	for i := 0; i < len(body) && cost <= limit; i++ {
 		switch body[i] {
@@ -181,7 +185,7 @@ func weigh(body []byte, limit int64) (cost int64) {
 	return cost
 }
 
-// stringEnd returns how many bytes there are up to the quote that ends a JSON string, that included.
+// stringEnd returns the number of bytes up to and including the quote that ends a JSON string.
 func stringEnd(rest []byte) int {
 	for at := 0; ; {
 		quote := bytes.IndexByte(rest[at:], '"')

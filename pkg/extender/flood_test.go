@@ -18,16 +18,16 @@ import (
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 )
 
-// Bodies that are on their way count too: whoever sends a lot and never ends can't fill the memory, and what they took is
-// free again once they are gone.
+// Incomplete bodies count too: a client that sends much and never completes its request can't exhaust the memory. The memory
+// is free again once the client has disconnected.
 func TestAFloodOfLargeRequests(t *testing.T) {
 	f := start(t, newNode(t, "n1", 100))
 	server := NewServer(f.options(f.cluster))
 	const half = 600 << 10
 	body := text(t, extenderv1.ExtenderArgs{Pod: newPod("p", 1), NodeNames: names("n1")})
-	// Room for half of two large ones, and half of a small one.
+	// Room for half of two large bodies, and half of a small one.
 	server.bodies.limit = int64(2*half + len(body)/2)
-	server.slowest = time.Hour // The flood is to last.
+	server.slowest = time.Hour // The flood must not time out.
 	s := serve(t, server)
 	ask := func() string {
 		response, err := http.Post("http://"+s.address+Prefix+"/filter", "application/json", strings.NewReader(body))
@@ -47,7 +47,7 @@ func TestAFloodOfLargeRequests(t *testing.T) {
 
 	flood := fmt.Sprintf("POST %s/filter HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n\"%s", Prefix, 2*half, strings.Repeat("x", half-1))
 	first, second := s.dial(t, flood), s.dial(t, flood)
-	// A request beside the flood's last bytes could have the flood refused instead.
+	// A request that is sent together with the flood's last bytes could cause the flood to be refused instead.
 	await(t, "the flood is counted", func() bool { return server.bodies.read.Load() == 2*half })
 	if got := ask(); !strings.Contains(got, "too many large requests at once") {
 		t.Errorf("under the flood: %s", got)
@@ -61,8 +61,8 @@ func TestAFloodOfLargeRequests(t *testing.T) {
 	await(t, "nothing is counted any more", func() bool { return server.bodies.read.Load() == 0 })
 }
 
-// Few bytes can become many: "null" in a list of containers is five bytes, and becomes four hundred. Whole nodes as they
-// are in a cluster find room.
+// Few bytes can decode to many: "null," in a list of containers has five bytes, and becomes four hundred. Whole nodes of a
+// normal cluster find room.
 func TestBodiesThatBecomeLarge(t *testing.T) {
 	f := start(t, newNode(t, "n1", 100))
 	pod := `{"metadata":{"name":"p","namespace":"d","uid":"u"},"spec":{"containers":[{"resources":{"limits":{"aliyun.com/gpu-mem":"1"}}}]}}`
@@ -123,7 +123,7 @@ func TestWeigh(t *testing.T) {
 	}
 }
 
-// logText is what was logged.
+// logText collects the log.
 type logText struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -141,7 +141,7 @@ func (l *logText) has(what string) bool {
 	return strings.Contains(l.text.String(), what)
 }
 
-// Who can connect can't fill the log; what else there is to say of the server stands there.
+// A client that can connect can't fill the log. Other messages of the server are logged.
 func TestClientsWithoutTLSFillNoLog(t *testing.T) {
 	ca := newAuthority(t)
 	certFile, keyFile := ca.issue("server", 2)
@@ -174,7 +174,7 @@ func TestClientsWithoutTLSFillNoLog(t *testing.T) {
 	}
 }
 
-// Whoever asks for the whole cluster and doesn't fetch it can't have it held in memory any number of times.
+// Clients that request the whole cluster and don't read the answer can't keep any number of answers in memory.
 func TestAFloodOfReaders(t *testing.T) {
 	f := start(t, newNode(t, "n1", 100))
 	options := f.options(f.cluster)
@@ -184,7 +184,7 @@ func TestAFloodOfReaders(t *testing.T) {
 		<-letGo
 	})
 	server := NewServer(options)
-	// On both addresses.
+	// The limit is common to both addresses.
 	handlers := []http.Handler{server.Handler(), server.HealthHandler()}
 	ask := func(i int, path string) int {
 		w := httptest.NewRecorder()

@@ -11,8 +11,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// fuzzed is the router and what its ledger holds at first. The pods that it knows are bound already, so that nothing
-// that is sent can rightly change it.
+// fuzzed returns the router and the initial content of its ledger. The pods that it knows are already bound, so no input may
+// change the ledger.
 func fuzzed(f *testing.F) (*fixture, []ledger.Node) {
 	fixture := start(f, append(seedsFigure(f), newPod("plain", 0))...)
 	return fixture, fixture.cluster.Ledger().Nodes()
@@ -33,7 +33,8 @@ func FuzzFilter(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		got := answer[filterResult](t, fixture.call(http.MethodPost, Prefix+"/filter", string(body)), 200)
 		if got.Error == "" && got.NodeNames == nil && got.Nodes == nil {
-			// kube-scheduler takes no nodes for none that fit: right only where none were asked about.
+			// kube-scheduler reads an answer without nodes as "no node fits". That is correct only if the request has no
+			// nodes.
 			var args extenderv1.ExtenderArgs
 			if err := json.Unmarshal(body, &args); err != nil || len((&nodesArgs{args}).names()) > 0 {
 				t.Errorf("neither nodes nor an error")

@@ -9,10 +9,11 @@ import (
 	"github.com/gpushare/gpushare/pkg/version"
 )
 
-// livez says that the process answers. An API server that is gone is no reason to kill an extender.
+// livez reports that the process answers. It doesn't depend on the API server: killing the extender doesn't help if the API
+// server is unreachable.
 func livez(w http.ResponseWriter, _ *http.Request, _ httprouter.Params) { fmt.Fprintln(w, "ok") }
 
-// readyz says whether the ledger stands.
+// readyz reports whether the cache is synced.
 func (s *Server) readyz(w http.ResponseWriter, _ *http.Request, _ httprouter.Params) {
 	if err := s.Cluster.Ready(); err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)

@@ -10,7 +10,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// inspection is what inspect answers: the JSON shape that users of the existing extender read.
+// inspection is the answer of inspect. Users of the existing extender read this JSON shape.
 type inspection struct {
 	Nodes []nodeView `json:"nodes"`
 	Error string     `json:"error,omitempty"`
@@ -36,7 +36,7 @@ type podView struct {
 	UsedGPU   gpu.Memory `json:"usedGPU"`
 }
 
-// inspectAll shows the ledger.
+// inspectAll answers with all nodes of the ledger that shown accepts.
 func (s *Server) inspectAll(w http.ResponseWriter, r *http.Request) {
 	if s.unready(w, r) {
 		return
@@ -50,7 +50,7 @@ func (s *Server) inspectAll(w http.ResponseWriter, r *http.Request) {
 	write(w, r, http.StatusOK, answer)
 }
 
-// inspectNode shows the node that the path names.
+// inspectNode answers with the node that the path names.
 func (s *Server) inspectNode(w http.ResponseWriter, r *http.Request) {
 	if s.unready(w, r) {
 		return
@@ -66,7 +66,7 @@ func (s *Server) inspectNode(w http.ResponseWriter, r *http.Request) {
 	write(w, r, http.StatusOK, inspection{Nodes: []nodeView{viewNode(node)}})
 }
 
-// unready says so, where the ledger doesn't stand.
+// unready answers with status 503 if the cache is not synced, and reports whether it did.
 func (s *Server) unready(w http.ResponseWriter, r *http.Request) bool {
 	err := s.Cluster.Ready()
 	if err != nil {
@@ -75,16 +75,17 @@ func (s *Server) unready(w http.ResponseWriter, r *http.Request) bool {
 	return err != nil
 }
 
-// shown says whether there is anything to tell of the node: what it offers or, where its object is gone, who is still
-// bound to it. That a pod is nominated to it is no such thing.
+// shown reports whether inspect shows the node: it has cards or offers whole cards, or pods are still bound to it after its
+// Node object was deleted. A nomination alone is no reason to show a node.
 func shown(node ledger.Node) bool {
 	return len(node.Cards) > 0 || node.WholeCards || len(node.Allocations) > 0
 }
 
-// viewNode shows the node's cards, and after them, with a total of zero, the vanished ones that pods still sit on.
+// viewNode returns the node's cards. After them it lists the cards that no longer exist and on which pods still hold memory,
+// with a total of zero.
 func viewNode(node ledger.Node) nodeView {
 	view := nodeView{Name: node.Name, Devs: make([]cardView, 0, len(node.Cards))}
-	dev := map[int]int{} // Where in Devs a card is, by its index.
+	dev := map[int]int{} // Maps a card's index to its position in Devs.
 	add := func(index int, total gpu.Memory) {
 		dev[index] = len(view.Devs)
 		view.Devs = append(view.Devs, cardView{ID: index, TotalGPU: total, Pods: []podView{}})

@@ -9,9 +9,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/gang"
 )
 
-// answerMember answers for a pod whose group decides. Where it may go nowhere the reason is told of one node for all:
-// kube-scheduler shows reasons by their text, and takes nodes that nobody speaks of for such that no other pod's leaving
-// would help (k8s.io/kubernetes pkg/scheduler/framework, NodeToStatus).
+// answerMember returns filter's answer for a pod that its gang places. If no node passes, the answer gives the reason for
+// one node only. kube-scheduler groups reasons by their text, and assumes that preemption can't help on a node without a
+// reason (k8s.io/kubernetes pkg/scheduler/framework, NodeToStatus).
 func (a *nodesArgs) answerMember(answer gang.FilterResult) any {
 	result := &extenderv1.ExtenderFilterResult{}
 	if a.NodeNames != nil || a.Nodes == nil {

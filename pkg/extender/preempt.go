@@ -10,9 +10,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/preemption"
 )
 
-// preempt answers kube-scheduler's choice of victims with one that frees a card. The answer replaces what was asked
-// (k8s.io/kubernetes pkg/scheduler/extender.go, ProcessPreemption): it always names pods by their UIDs, never a node
-// with nobody to evict. It has no field for an error, so that is an HTTP status.
+// preempt answers kube-scheduler's proposal with victims whose eviction frees a card. The answer replaces the proposal
+// (k8s.io/kubernetes pkg/scheduler/extender.go, ProcessPreemption). It always names pods by their UIDs, and contains no node
+// without victims. It has no field for an error, so an error becomes an HTTP status.
 func (s *Server) preempt(ctx context.Context, args *extenderv1.ExtenderPreemptionArgs) (any, error) {
 	if err := checkPod(args.Pod); err != nil {
 		return nil, err
@@ -37,8 +37,8 @@ func (s *Server) preempt(ctx context.Context, args *extenderv1.ExtenderPreemptio
 	return answer, nil
 }
 
-// proposedVictims reads kube-scheduler's choice: by UID where it was told that we know the nodes (nodeCacheCapable), else
-// as whole pods. It may name nobody for a node.
+// proposedVictims reads kube-scheduler's proposal: UIDs if kube-scheduler's configuration has nodeCacheCapable: true, else
+// whole pods. The proposal for a node can be empty.
 func proposedVictims(args *extenderv1.ExtenderPreemptionArgs) map[string]preemption.Victims {
 	proposed := make(map[string]preemption.Victims, len(args.NodeNameToVictims)+len(args.NodeNameToMetaVictims))
 	for name, victims := range args.NodeNameToVictims {

@@ -16,7 +16,7 @@ func ranked(pod *corev1.Pod, priority int32) *corev1.Pod {
 	return pod
 }
 
-// meta names victims on a node by their UIDs.
+// meta returns a node's victims by their UIDs.
 func meta(node string, violations int64, uids ...string) map[string]*extenderv1.MetaVictims {
 	victims := &extenderv1.MetaVictims{NumPDBViolations: violations}
 	for _, uid := range uids {
@@ -85,7 +85,7 @@ func TestPreempt(t *testing.T) {
 	}
 }
 
-// An empty object for an empty map: kube-scheduler reads null and {} alike, other clients may not.
+// An empty map becomes an empty object. kube-scheduler reads null and {} alike, other clients may not.
 func TestPreemptAnswersWithAMap(t *testing.T) {
 	f := start(t)
 	if got := f.post("preempt", preemptArgs{Pod: newPod("p", 16)}).Body.String(); got != `{"NodeNameToMetaVictims":{}}`+"\n" {

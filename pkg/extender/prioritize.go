@@ -10,8 +10,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// prioritize scores the nodes by the policy, 0 to placement.MaxScore, and all alike for a pod that asks for no GPU
-// memory. Its answer has no field for an error, so that is an HTTP status.
+// prioritize scores the nodes by the policies, from 0 to placement.MaxScore. If the pod asks for no GPU memory, all nodes
+// get the same score. The answer has no field for an error, so an error becomes an HTTP status.
 func (s *Server) prioritize(_ context.Context, args *nodesArgs) (any, error) {
 	if err := checkPod(args.Pod); err != nil {
 		return nil, err
@@ -38,7 +38,7 @@ func (s *Server) prioritize(_ context.Context, args *nodesArgs) (any, error) {
 		best.Add(c)
 	})
 	if s.FilterBest > 0 {
-		// Where filter left nothing out, this is what decides.
+		// If filter passed every node that fits, these scores decide.
 		s.promise(pod, filterAnswer{names: names, fit: best.Candidates()}.passed(), at)
 	}
 	return answer, nil

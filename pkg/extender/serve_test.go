@@ -55,7 +55,7 @@ func (s serving) wantEnd(t *testing.T) {
 	}
 }
 
-// dial opens a connection and says what it is given.
+// dial opens a connection and writes say to it.
 func (s serving) dial(t *testing.T, say string) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("tcp", s.address)
@@ -69,7 +69,7 @@ func (s serving) dial(t *testing.T, say string) net.Conn {
 	return conn
 }
 
-// Connections that say nothing, or half of something, keep no server from stopping, however long a bind may take.
+// Connections without a request, or with an incomplete one, don't delay stopping, however long the limit for binds is.
 func TestStoppingWaitsForNobodyWhoDoesNotAsk(t *testing.T) {
 	f := start(t, newNode(t, "n1", 100))
 	options := f.options(f.cluster)
@@ -97,7 +97,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// slowBind is a Cluster whose binds take until they are let go.
+// slowBind is a Cluster whose binds block until letGo is closed.
 type slowBind struct {
 	Cluster
 	begun, letGo chan struct{}
@@ -115,7 +115,7 @@ func TestStoppingWaitsForABindInFlight(t *testing.T) {
 	options := f.options(slow)
 	options.StopTimeout = time.Hour
 	server := NewServer(options)
-	server.grace = time.Nanosecond // So that it is over before the bind is.
+	server.grace = time.Nanosecond // The grace must end before the bind does.
 	s := serve(t, server)
 
 	type outcome struct {
@@ -180,7 +180,7 @@ func get(t *testing.T, client *http.Client, url string) string {
 	return string(body)
 }
 
-// Whoever can ask how the extender is needn't be able to have it do something.
+// The health address only reports the extender's state. Its clients must not be able to change anything.
 func TestTheHealthAddressServesNoVerb(t *testing.T) {
 	f := start(t, newNode(t, "n1", 100))
 	handler := NewServer(f.options(f.cluster)).HealthHandler()
@@ -202,7 +202,7 @@ func TestTheHealthAddressServesNoVerb(t *testing.T) {
 	}
 }
 
-// heldBind is a Cluster whose binds are held until their caller has gone.
+// heldBind is a Cluster whose binds block until the client has disconnected.
 type heldBind struct {
 	Cluster
 	begun, gone chan struct{}
@@ -215,7 +215,7 @@ func (h heldBind) Bind(ctx context.Context, _ cluster.BindRequest) error {
 	return ctx.Err()
 }
 
-// A member's bind may be held for long: when kube-scheduler gives the call up, whoever holds it must hear of that.
+// A member's bind can be held for a long time. If kube-scheduler gives up the call, the context of the held bind must end.
 func TestACallThatIsGivenUpReachesWhoHoldsIt(t *testing.T) {
 	f := start(t, newNode(t, "n1", 100))
 	held := heldBind{f.cluster, make(chan struct{}), make(chan struct{})}
@@ -231,7 +231,7 @@ func TestACallThatIsGivenUpReachesWhoHoldsIt(t *testing.T) {
 	}
 }
 
-// Headers count for nothing that bounds the memory of all requests, so each is short.
+// Headers don't count towards the limit for all request bodies, so each header has its own limit.
 func TestLongHeadersAreRefused(t *testing.T) {
 	f := start(t, newNode(t, "n1", 100))
 	server := NewServer(f.options(f.cluster))

@@ -28,116 +28,121 @@ import (
 	"github.com/gpushare/gpushare/pkg/preemption"
 )
 
-// Prefix is the path that every verb lies under.
+// Prefix is the common path prefix of all verbs.
 const Prefix = "/gpushare-scheduler"
 
 const (
-	// maxBody bounds what a request may carry: far above 5,000 node names with a large pod, far below the memory at hand.
+	// maxBody limits a request's body, in bytes. It is far above the size of 5,000 node names with a large pod, and far
+	// below the available memory.
 	maxBody = 16 << 20
-	// maxHeader bounds a request's header, which takes several times as much memory once it is parsed. A bearer token has one or
-	// two kilobytes.
+	// maxHeader limits a request's header, in bytes. A header takes several times as much memory once it is parsed. A bearer
+	// token has one or two kilobytes.
 	maxHeader = 8 << 10
-	// headerTimeout and readTimeout end clients that send slowly.
+	// headerTimeout and readTimeout end the connections of clients that send slowly.
 	headerTimeout = 5 * time.Second
 	readTimeout   = 15 * time.Second
 	// idleTimeout is above the 90 seconds after which kube-scheduler closes an idle connection: a request on a connection
-	// that the server is closing would be lost. Idle connections of others are closed once there are too many.
+	// that the server is closing would be lost. Idle connections of other clients are closed once there are too many.
 	idleTimeout = 2 * time.Minute
-	// writeTimeout ends clients that don't fetch their answer. It covers reading the request and a bind as well.
+	// writeTimeout ends the connections of clients that don't read their answer. It includes the time to read the request,
+	// and the time of a bind.
 	writeTimeout = 2*time.Minute + readTimeout
-	// healthIdleTimeout and healthWriteTimeout are for probes and scrapers, which ask once in a while.
+	// healthIdleTimeout and healthWriteTimeout apply to probes and scrapers, which send a request only now and then.
 	healthIdleTimeout  = 5 * time.Second
 	healthWriteTimeout = 30 * time.Second
 	// stopGrace is how long a stopping server waits for requests other than binds.
 	stopGrace = time.Second
 )
 
-// Cluster is what the verbs need of package cluster.
+// Cluster is the part of package cluster that the verbs use.
 type Cluster interface {
-	// Ready returns why nothing can be answered yet, or nil.
+	// Ready returns the reason why no call can be answered yet, or nil.
 	Ready() error
 	Bind(ctx context.Context, request cluster.BindRequest) error
-	// Preempt corrects the victims that are proposed for each node, and leaves out the nodes that can't be helped.
+	// Preempt corrects the victims proposed for each node, and leaves out the nodes on which no eviction frees a card.
 	Preempt(ctx context.Context, pod *corev1.Pod, proposed map[string]preemption.Victims) (map[string]preemption.Victims, error)
-	// FilterGang answers for a member of a group, unless it may go wherever any pod may: then decided is false.
+	// FilterGang returns the answer for a member of a gang. decided is false if the pod may be placed on any node, like a
+	// pod without a gang.
 	FilterGang(pod *corev1.Pod, offered []string) (answer gang.FilterResult, decided bool)
 	Refused(pod gpu.Pod, at time.Time)
 	Passed(uid gpu.PodUID)
-	// Sampled notes that filter found no node for the pod among so many that it was asked about.
+	// Sampled records that filter found no node for the pod. asked is the number of candidate nodes.
 	Sampled(uid gpu.PodUID, asked int)
-	// NamedFew notes that filter passed the pod, but named only some of the nodes that fit.
+	// NamedFew records that filter passed the pod, but named only some of the nodes that fit.
 	NamedFew(uid gpu.PodUID)
 	// NameAll reports whether filter must name every node that fits the pod.
 	NameAll(uid gpu.PodUID) bool
-	// Blocked tells of the nodes on which the pod that was refused finds no card with room now.
+	// Blocked records the nodes on which a rejected pod finds no card with room now.
 	Blocked(pod *corev1.Pod, full iter.Seq[string], at time.Time)
 	Ledger() *ledger.Ledger
 }
 
-// Observer is told what happens, for metrics. Its methods must return at once.
+// Observer receives events for metrics. Its methods must return at once.
 type Observer interface {
-	// Answered tells how long a verb took, and whether it answered, refused with an error, or panicked.
+	// Answered records the duration of a verb's call, and its outcome: OutcomeOK, OutcomeError or OutcomePanic.
 	Answered(verb, outcome string, took time.Duration)
-	// Filtered counts nodes by what filter said of them.
+	// Filtered counts nodes by filter's result.
 	Filtered(reason placement.Reason, nodes int)
-	// CertificateExpires notes when a certificate that is in use expires.
+	// CertificateExpires records when a certificate in use expires. certificate is CertificateServer or CertificateClient.
 	CertificateExpires(certificate string, at time.Time)
 }
 
-// The certificates of which an Observer hears.
+// The certificates that an Observer distinguishes.
 const (
-	// CertificateServer is what the extender shows, CertificateClient what kube-scheduler has shown last.
+	// CertificateServer is the extender's own certificate. CertificateClient is the one that kube-scheduler presented last.
 	CertificateServer = "server"
 	CertificateClient = "client"
 )
 
-// The outcomes of a verb.
+// The outcomes of a verb's call.
 const (
 	OutcomeOK    = "ok"
 	OutcomeError = "error"
 	OutcomePanic = "panic"
 )
 
-// Options are what a Server works with.
+// Options configure a Server.
 type Options struct {
 	Cluster  Cluster
 	Observer Observer
 	// Metrics answers /metrics.
 	Metrics http.Handler
-	// AuthorizeMetrics returns a handler that passes on only requests of clients that may read metrics; nil where every client may.
+	// AuthorizeMetrics returns a handler that passes on only requests of clients that may read metrics. It is nil if every
+	// client may.
 	AuthorizeMetrics func(http.Handler) http.Handler
-	// CardPolicy and NodePolicy are what filter and prioritize judge nodes by.
+	// CardPolicy and NodePolicy are the policies by which filter and prioritize rank nodes.
 	CardPolicy, NodePolicy placement.Policy
-	// FilterBest is how many of the nodes that share the best score filter passes at most where more than FilterBestAbove
-	// are on offer. With fewer, and with 0 always, it passes every node that fits, and says of the others why they don't.
+	// FilterBest is the maximum number of nodes that filter passes, of those that share the best score, if there are more
+	// than FilterBestAbove candidate nodes. If there are not, or FilterBest is 0, filter passes every node that fits and
+	// gives a reason for each of the others.
 	FilterBest, FilterBestAbove int
-	// TLS is what ServerTLS returned; nil for plain HTTP.
+	// TLS is the result of ServerTLS; nil for plain HTTP.
 	TLS *tls.Config
-	// ClientNames are the names of which a client's certificate must have one; none where no certificate is asked for.
+	// ClientNames are the names that a client's certificate may have; empty if no certificate is required.
 	ClientNames []string
-	// Answer says whether this replica is to answer kube-scheduler; nil for the only one. Calls are counted before it is
-	// asked, see InFlight.
+	// Answer returns an error if this replica must not answer kube-scheduler. It is nil if there is only one replica. A call
+	// is counted before Answer is called, see InFlight.
 	Answer func() error
-	// StopTimeout is how long a stopping server waits for binds in flight, after a second for everything. What is cut
-	// then is found out by whoever comes next, as after a kill.
+	// StopTimeout is how long a stopping server waits for binds in flight, after it has waited stopGrace for all requests.
+	// If a bind is cut then, the process that leads next finds out its result, as after a kill.
 	StopTimeout time.Duration
 }
 
 // Server answers HTTP.
 type Server struct {
 	Options
-	// grace is stopGrace and slowest is readTimeout outside tests.
+	// grace is stopGrace and slowest is readTimeout, except in tests.
 	grace, slowest time.Duration
-	// inFlight counts the calls of kube-scheduler in flight.
+	// inFlight is the number of kube-scheduler's calls in flight.
 	inFlight atomic.Int64
 	bodies   bodies
-	// refusals limits what is logged of refused requests.
+	// refusals limits the log lines about refused requests.
 	refusals rate.Sometimes
-	// metrics answers /metrics, on whichever address.
+	// metrics answers /metrics on both addresses.
 	metrics http.Handler
 }
 
-// NewServer wires a Server.
+// NewServer returns a Server with these options.
 func NewServer(o Options) *Server {
 	s := &Server{
 		Options: o, grace: stopGrace, slowest: readTimeout, bodies: newBodies(),
@@ -150,7 +155,7 @@ func NewServer(o Options) *Server {
 	return s
 }
 
-// Handler returns the router with every path.
+// Handler returns a handler for all paths.
 func (s *Server) Handler() http.Handler {
 	return s.bodies.bound(s.router())
 }
@@ -166,7 +171,7 @@ func (s *Server) router() *httprouter.Router {
 	return s.withHealth(r)
 }
 
-// HealthHandler returns a router with the paths that tell how the extender is, and none that does anything.
+// HealthHandler returns a handler for the paths that report the extender's state. None of them has a side effect.
 func (s *Server) HealthHandler() http.Handler { return s.withHealth(httprouter.New()) }
 
 func (s *Server) withHealth(r *httprouter.Router) *httprouter.Router {
@@ -180,16 +185,16 @@ func (s *Server) withHealth(r *httprouter.Router) *httprouter.Router {
 	return r
 }
 
-// getMetrics reads the certificate again first: no client may have connected since it changed, least of all to a
-// standby replica.
+// getMetrics reads the certificate again first, so that the metric of its expiry is current: possibly no client has
+// connected since the certificate changed, least of all to a standby.
 func (s *Server) getMetrics(w http.ResponseWriter, r *http.Request) {
 	if s.TLS != nil {
-		_, _ = s.TLS.GetConfigForClient(nil) // Files that can't be used are logged there.
+		_, _ = s.TLS.GetConfigForClient(nil) // GetConfigForClient logs files that can't be used.
 	}
 	s.Metrics.ServeHTTP(w, r)
 }
 
-// InFlight says how many calls of kube-scheduler are being answered.
+// InFlight returns the number of kube-scheduler's calls that are being answered.
 func (s *Server) InFlight() int { return int(s.inFlight.Load()) }
 
 // Serve answers on the listener until ctx ends, then waits for the requests in flight.
@@ -212,7 +217,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	})
 }
 
-// exemptClient takes a connection out of the limits once its client has proved that it is kube-scheduler.
+// exemptClient exempts a connection from the limits once its client has proved that it is kube-scheduler.
 func (s *Server) exemptClient(limited *connlimit.Listener, c net.Conn, state http.ConnState) {
 	if state != http.StateActive || len(s.ClientNames) == 0 {
 		return
@@ -224,8 +229,8 @@ func (s *Server) exemptClient(limited *connlimit.Listener, c net.Conn, state htt
 	}
 }
 
-// ServeHealth answers probes and scrapers on a listener of their own, in plain HTTP: for where they can't reach the
-// other one, or have no certificate to show it.
+// ServeHealth answers probes and scrapers on a separate listener in plain HTTP. It is for probes and scrapers that can't
+// reach the main listener, or that have no certificate for it.
 func (s *Server) ServeHealth(ctx context.Context, listener net.Listener) error {
 	return s.serve(ctx, connlimit.New(listener, healthLimits), &http.Server{
 		Handler:      s.HealthHandler(),
@@ -250,7 +255,7 @@ func (s *Server) serve(ctx context.Context, listener net.Listener, server *http.
 	return <-stopped
 }
 
-// stop waits a moment for everything, and somewhat longer for calls in flight. Without that limit
+// stop waits grace for all requests, and then up to StopTimeout if calls are in flight. Without the first limit,
 // http.Server.Shutdown would wait seconds for connections that were opened in advance and never used.
 func (s *Server) stop(logger klog.Logger, server *http.Server) error {
 	err := shutdown(server, s.grace)
@@ -260,13 +265,13 @@ func (s *Server) stop(logger klog.Logger, server *http.Server) error {
 	if err == nil {
 		return nil
 	}
-	// What is left never sent all of a request, or doesn't fetch its answer.
+	// The remaining clients haven't sent a complete request, or don't read their answer.
 	logger.V(2).Info("Connections that didn't come to an end are cut", "err", err)
 	return server.Close()
 }
 
-// serverLog takes what net/http has to say. Whoever can connect can have it say that no TLS connection came about, any
-// number of times: that is for those only who look for it.
+// serverLog logs the messages of net/http. Any client can cause any number of failed TLS handshakes, so these are logged
+// only at a higher verbosity.
 type serverLog struct{ klog.Logger }
 
 // Write implements io.Writer.

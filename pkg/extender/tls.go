@@ -11,12 +11,13 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// tlsFilesAge is how long the files' content is used before they are looked at again.
+// tlsFilesAge is how long the files' content is used before the files are read again.
 const tlsFilesAge = time.Second
 
-// ServerTLS returns a configuration that serves the certificate of the two files, and asks clients for a certificate
-// signed by the CA of clientCAFile where one is named. All of them are read again once they change: new connections meet
-// the new ones. Clients below TLS 1.3 are refused. expires is called with the time at which the served certificate expires.
+// ServerTLS returns a configuration that serves the certificate of certFile and keyFile. If clientCAFile is not empty,
+// clients must have a certificate that is signed by its CA. All files are read again when they change, and new connections
+// use the new content. Clients below TLS 1.3 are refused. expires is called with the time at which the served certificate
+// expires.
 func ServerTLS(certFile, keyFile, clientCAFile string, expires func(time.Time)) (*tls.Config, error) {
 	files := &tlsFiles{cert: certFile, key: keyFile, clientCA: clientCAFile, expires: expires}
 	if _, err := files.config(nil); err != nil {
@@ -25,28 +26,29 @@ func ServerTLS(certFile, keyFile, clientCAFile string, expires func(time.Time)) 
 	return &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: files.config}, nil
 }
 
-// tlsFiles makes the configuration of the files, anew once one of them changes. Files that can't be read or used (they may
-// be half written) leave the configuration before in place.
+// tlsFiles builds the TLS configuration from the files, and rebuilds it when one of them changes. If files can't be read or
+// used (they may be half written), the previous configuration stays in use.
 type tlsFiles struct {
 	cert, key string
-	// clientCA is empty where clients need no certificate.
+	// clientCA is empty if clients need no certificate.
 	clientCA string
 	expires  func(time.Time)
 
 	mu      sync.Mutex
 	current *tls.Config
-	// seen is what the files held that current was made of. Their times wouldn't do: those of two changes can be equal.
+	// seen is the content from which current was built. Modification times are not enough: two changes can have the same
+	// time.
 	seen   tlsContent
 	looked time.Time
-	// problem is what was last said of files that can't be used: it is said once.
+	// problem is the last logged error about files that can't be used, so that the same error is logged once.
 	problem string
 }
 
-// tlsContent is what the files hold.
+// tlsContent is the content of the files.
 type tlsContent struct{ cert, key, clientCA string }
 
-// config implements tls.Config's GetConfigForClient. It returns one and the same configuration while nothing changes,
-// and with it lets clients resume sessions; none is resumed that an earlier CA admitted.
+// config implements GetConfigForClient of tls.Config. It returns the same configuration as long as nothing changes, which
+// lets clients resume sessions. A session that was admitted by an earlier CA is not resumed.
 func (f *tlsFiles) config(*tls.ClientHelloInfo) (*tls.Config, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -67,7 +69,7 @@ func (f *tlsFiles) config(*tls.ClientHelloInfo) (*tls.Config, error) {
 	return f.current, nil
 }
 
-// update reads the files, and makes a configuration of them where they aren't as before.
+// update reads the files, and builds a new configuration if their content has changed.
 func (f *tlsFiles) update() error {
 	content, err := f.read()
 	if err != nil || f.current != nil && content == f.seen {
@@ -89,7 +91,8 @@ func (f *tlsFiles) update() error {
 	return nil
 }
 
-// parseChain returns the certificates of a chain that can be read: tls.X509KeyPair has read the first.
+// parseChain returns those certificates of a chain that can be parsed. It always returns the first, which tls.X509KeyPair
+// has parsed.
 func parseChain(raw [][]byte) []*x509.Certificate {
 	var chain []*x509.Certificate
 	for _, der := range raw {
@@ -100,7 +103,7 @@ func parseChain(raw [][]byte) []*x509.Certificate {
 	return chain
 }
 
-// expiry returns when the first of the certificates expires. There is one at least.
+// expiry returns the earliest expiry time of the certificates. chain must not be empty.
 func expiry(chain []*x509.Certificate) time.Time {
 	at := chain[0].NotAfter
 	for _, cert := range chain[1:] {

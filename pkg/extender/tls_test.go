@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// authority is a CA that lives as long as its test.
+// authority is a CA for the duration of a test.
 type authority struct {
 	t    *testing.T
 	dir  string
@@ -60,7 +60,7 @@ func (a *authority) sign(template, parent *x509.Certificate, key *ecdsa.PublicKe
 	return cert
 }
 
-// issue writes a certificate for loopback, server and client at once, and returns its files.
+// issue writes a certificate for the loopback address, valid for servers and clients, and returns its files.
 func (a *authority) issue(name string, serial int64) (certFile, keyFile string) {
 	a.t.Helper()
 	key := newKey(a.t)
@@ -85,7 +85,8 @@ func (a *authority) write(name, kind string, der []byte) string {
 	return path
 }
 
-// written is the time of every file, whatever was written to it when: a file system's clock may not tell two changes apart.
+// written is the modification time of every file, whenever it was written: two changes can get the same time from a file
+// system's clock.
 var written = time.Unix(1_000_000_000, 0)
 
 func writeFile(t *testing.T, path string, data []byte) {
@@ -98,7 +99,7 @@ func writeFile(t *testing.T, path string, data []byte) {
 	}
 }
 
-// client trusts the CA and shows a certificate where one is given. It keeps no connection.
+// client returns a client that trusts the CA, and presents a certificate if one is given. It keeps no connection open.
 func (a *authority) client(certFile, keyFile string) *http.Client {
 	a.t.Helper()
 	config := &tls.Config{RootCAs: x509.NewCertPool()}
@@ -126,15 +127,16 @@ func serveTLS(t *testing.T, config *tls.Config) serving {
 	return s
 }
 
-// refusal is what a client is told that says nothing after its handshake. Had it sent a request already, it could learn of
-// the reset connection rather than why it was closed: a client's part of a handshake ends before the server has judged it.
+// refusal returns the error that a client gets if it sends nothing after its handshake. The client's part of a handshake
+// ends before the server has checked the certificate. A client that had already sent a request could get a connection reset
+// instead of the reason.
 func (s serving) refusal(client *http.Client) string {
 	conn, err := tls.Dial("tcp", s.address, client.Transport.(*http.Transport).TLSClientConfig)
 	if err != nil {
 		return err.Error()
 	}
 	defer conn.Close()
-	_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second)) // Whom nobody refuses nobody answers.
+	_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second)) // A client that is not refused gets no answer either.
 	_, err = conn.Read(make([]byte, 1))
 	return err.Error()
 }
@@ -190,7 +192,7 @@ func TestTheCertificateIsReadAgain(t *testing.T) {
 	}
 	ca.issue("server", 3)
 	await(t, "the new certificate", func() bool { return serial() == 3 })
-	// Half of a change: the certificate before stays, and the whole one comes in its time.
+	// After half of a change, the previous certificate stays in use. The complete change is used once it is there.
 	writeFile(t, cert, []byte("half of"))
 	files := &tlsFiles{cert: cert, key: key, expires: func(time.Time) {}}
 	if _, err := files.config(nil); err == nil {
@@ -203,8 +205,8 @@ func TestTheCertificateIsReadAgain(t *testing.T) {
 	await(t, "the certificate after that", func() bool { return serial() == 5 })
 }
 
-// A CA that is replaced admits its own clients from then on, and those of the one before no longer, resumed sessions
-// included.
+// After the CA is replaced, clients of the new CA are admitted. Clients of the previous CA are not, even with a resumed
+// session.
 func TestTheClientCAIsReadAgain(t *testing.T) {
 	ours, theirs := newAuthority(t), newAuthority(t)
 	cert, key := ours.issue("server", 2)
@@ -219,14 +221,14 @@ func TestTheClientCAIsReadAgain(t *testing.T) {
 	}
 	s := serveTLS(t, config)
 	url := "https://" + s.address + "/livez"
-	// Both trust the server's CA, whoever signed the client's own certificate.
+	// Both clients trust the server's CA, regardless of the CA of their own certificate.
 	client := func(a *authority) *http.Client {
 		c := ours.client(a.issue("client", 3))
 		c.Transport.(*http.Transport).TLSClientConfig.ClientSessionCache = tls.NewLRUClientSessionCache(1)
 		return c
 	}
 	before, after := client(ours), client(theirs)
-	for range 2 { // The second session is a resumed one.
+	for range 2 { // The second connection resumes the session.
 		if got := get(t, before, url); got != "ok\n" {
 			t.Fatalf("a client of the first CA: %s", got)
 		}
@@ -238,7 +240,7 @@ func TestTheClientCAIsReadAgain(t *testing.T) {
 	}
 }
 
-// The metric of its expiry follows a certificate that is replaced while no client connects.
+// The expiry metric follows a certificate that is replaced while no client connects.
 func TestExpiryOfACertificateThatNoClientHasSeen(t *testing.T) {
 	ca := newAuthority(t)
 	cert, key := ca.issue("server", 2)

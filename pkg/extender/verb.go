@@ -15,20 +15,21 @@ import (
 	"github.com/gpushare/gpushare/pkg/cluster"
 )
 
-// verb makes a handler of what turns a verb's arguments into its answer. fail makes an error the answer's own, for
-// verbs that have a field for it; where it is nil the error becomes an HTTP status.
+// verb returns the handler of a verb. answer turns the verb's arguments into its answer. fail turns an error into an answer,
+// for verbs whose answer has a field for it. If fail is nil, an error becomes an HTTP status.
 func verb[A any](s *Server, name string, answer func(context.Context, *A) (any, error), fail func(error) any) http.HandlerFunc {
 	return s.schedulerOnly(name, func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
 		args := new(A)
 		reply, outcome, err := any(nil), OutcomeError, s.bodies.decode(w, r, args)
-		// Counted before Answer is asked: a leader that hands over answers nobody any more, then waits for these.
+		// The call is counted before Answer is called: a leader that hands over first stops answering, and then waits for
+		// the counted calls.
 		s.inFlight.Add(1)
 		defer s.inFlight.Add(-1)
 		standby := s.standby()
 		switch {
 		case standby != nil:
-			// The next connection may lead to the leader.
+			// The client's next connection may reach the leader.
 			w.Header().Set("Connection", "close")
 			err = standby
 		case err == nil:
@@ -50,7 +51,7 @@ func verb[A any](s *Server, name string, answer func(context.Context, *A) (any, 
 	})
 }
 
-// standby returns why another replica is to be asked, or nil.
+// standby returns the reason why another replica must answer, or nil.
 func (s *Server) standby() error {
 	if s.Answer == nil {
 		return nil
@@ -58,7 +59,7 @@ func (s *Server) standby() error {
 	return s.Answer()
 }
 
-// guarded runs a verb. A panic ends this one request, with an error like any other.
+// guarded runs a verb. A panic fails only this request, with an error like any other.
 func guarded[A any](ctx context.Context, name string, args *A, answer func(context.Context, *A) (any, error)) (reply any, outcome string, err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -88,7 +89,7 @@ func write(w http.ResponseWriter, r *http.Request, status int, answer any) {
 		err = json.NewEncoder(w).Encode(answer)
 	}
 	if err != nil {
-		// The client went away; the status line is out already.
+		// The client closed the connection. The status line has already been sent.
 		klog.FromContext(r.Context()).V(2).Info("An answer could not be sent", "err", err)
 	}
 }

@@ -40,7 +40,7 @@ func TestFilterSaysWhyAndWhetherAnybodysLeavingCanHelp(t *testing.T) {
 	whole.Status.Capacity[protocol.ResourceWholeCard] = amount("x", 1)["x"]
 	f := start(t, newNode(t, "fits", 100), newNode(t, "full", 100), boundPod("a", 60, "full", 0),
 		newNode(t, "small", 49, 49), newNode(t, "ill", 49, -100), whole)
-	for _, request := range []int64{50, 51} { // The words are the same whatever is asked for.
+	for _, request := range []int64{50, 51} { // The reasons don't depend on the size of the request.
 		got := answer[filterResult](t, f.post("filter", extenderv1.ExtenderArgs{
 			Pod: newPod("p", request), NodeNames: names("fits", "full", "small", "ill", "whole", "unknown"),
 		}), 200)
@@ -121,7 +121,7 @@ func bindArgs(pod *corev1.Pod, node string) extenderv1.ExtenderBindingArgs {
 func TestBindThenInspect(t *testing.T) {
 	pod := newPod("p", 8138)
 	f := start(t, append(seedsFigure(t), pod)...)
-	for range 2 { // Again is a success.
+	for range 2 { // A repeated bind succeeds.
 		if got := answer[extenderv1.ExtenderBindingResult](t, f.post("bind", bindArgs(pod, "n3")), 200); got.Error != "" {
 			t.Fatal(got.Error)
 		}
@@ -144,7 +144,7 @@ func TestBindThenInspect(t *testing.T) {
 	}
 }
 
-// The very text, since scripts of existing users read it.
+// The test compares the exact text, because scripts of existing users read it.
 func TestInspectKeepsItsShape(t *testing.T) {
 	f := start(t, newNode(t, "n1", 100), boundPod("a", 60, "n1", 0), boundPod("b", 10, "n1", 7), newNode(t, "n2", 50))
 	const want = `{"nodes":[{"name":"n1","totalGPU":100,"usedGPU":70,"devs":[` +
@@ -160,7 +160,7 @@ func TestInspectKeepsItsShape(t *testing.T) {
 	}
 }
 
-// A node whose object is gone is shown as long as pods are bound to it.
+// A node whose Node object was deleted is shown as long as pods are bound to it.
 func TestInspectShowsWhoIsLeftOnANode(t *testing.T) {
 	waits := newPod("waits", 5)
 	waits.Status.NominatedNodeName = "promised"
