@@ -134,7 +134,7 @@ func (s *scene) used() (sum int64) {
 	return sum
 }
 
-// makeRoom deletes random pods until the requests of the rest are at most most units.
+// makeRoom deletes random pods until the requests of the rest don't exceed most, in units.
 func (s *scene) makeRoom(most int64) {
 	s.Helper()
 	pods, err := s.list(s.Context())

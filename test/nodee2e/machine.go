@@ -28,7 +28,7 @@ type machine struct {
 	anchor *controlplane.Process
 }
 
-// startMachine starts a machine in dir, which must be empty and should have a short path. The machine's /var is dir/var.
+// startMachine starts a machine in dir, which should be empty and have a short path. The machine's /var is dir/var.
 func startMachine(ctx context.Context, dir string) (*machine, error) {
 	m := &machine{dir: dir}
 	for _, sub := range []string{"var/lib", "var/log", "var/tmp", "sysctl"} {

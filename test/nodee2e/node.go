@@ -249,7 +249,7 @@ func (n *node) restartPlugin(ctx context.Context, flags ...string) error {
 }
 
 // awaitCards waits until the kubelet offers all of the node's memory, the Node object shows the memory and the inventory,
-// and no condition or taint keeps pods off the node.
+// and no taint keeps pods off the node.
 func (n *node) awaitCards(ctx context.Context) error {
 	var last error
 	var total int64
