@@ -1,9 +1,11 @@
-// Package inventory knows a node's GPUs and how they are: it asks NVIDIA's management library (NVML) for the cards,
-// listens for their Xid errors, and probes them from time to time.
+// Package inventory reads the inventory of a node: its cards and their health. It lists the cards through NVIDIA's
+// management library (NVML), receives their Xid errors as NVML events, and probes each card at an interval.
 //
-// Monitor does so for as long as a program runs and tells when something changed; List asks once. What is decided about
-// a card (roster) is kept apart from asking the driver (driver) and from when to ask (reader): it needs no GPU, no
-// library and no clock. NVML is loaded at run time, so a program that has this package runs on machines without it.
+// Monitor runs as long as the program and publishes each change. List reads the cards once. The package has three layers:
+// roster decides which cards are healthy, driver calls NVML, and reader schedules the calls. The roster needs no GPU, no
+// library and no clock. NVML is loaded at run time, so a program that imports this package also runs on a machine without
+// the library.
 //
-// A process can use one NVML library: the first one loaded answers every call, whatever is opened later.
+// A process can use only one NVML library: the first library that it loads answers every call, even if another one is
+// opened later.
 package inventory

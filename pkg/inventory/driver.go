@@ -14,29 +14,32 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// defaultLibrary is what the dynamic linker is asked for when no path is given.
+// defaultLibrary is the name that is passed to the dynamic linker if no path is set.
 const defaultLibrary = "libnvidia-ml.so.1"
 
-// ErrNoLibrary says that NVIDIA's management library can't be loaded: mostly, that the node has no NVIDIA driver.
+// ErrNoLibrary means that NVIDIA's management library can't be loaded. The usual reason is a node without an NVIDIA driver.
 var ErrNoLibrary = errors.New("no NVIDIA driver library")
 
-// errMismatch means that the driver was exchanged while this program had the library of the one before loaded. The library
-// stays loaded until the program ends, so waiting doesn't help.
+// errMismatch means that the driver was replaced while this program had the library of the previous driver loaded. A
+// library stays loaded until the program ends, so a retry doesn't help.
 var errMismatch = errors.New("the library doesn't match the running driver, which was exchanged under it: only a restart of this program loads the new one")
 
-// unusable is why a card that answers every question can't be used. Asking through a new session would change nothing.
+// unusable is the reason why a card can't be used although it answers every call. A new session with the driver would not
+// change that.
 type unusable string
 
 func (u unusable) Error() string { return string(u) }
 
 const (
-	// Containers that are given the UUID of a card in MIG mode find no card to compute on.
+	// errMIG is the reason for a card in MIG mode: a container that gets the UUID of such a card finds no compute device.
 	errMIG unusable = "MIG mode is on, its memory belongs to MIG devices"
-	// Cards that share the machine's memory (GB10 and the like) report none of their own.
+	// errNoMemory is the reason for a card that shares the machine's memory, such as GB10: it reports no memory of its
+	// own.
 	errNoMemory unusable = "the driver reports no memory of its own for it: set --card-memory"
 )
 
-// recoveryAction is what the driver says that a card needs before it can be used again (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION).
+// recoveryAction is the action that a card needs before it can be used again, as the driver reports it
+// (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION).
 type recoveryAction int
 
 const (
@@ -48,7 +51,8 @@ const (
 	recoveryDrainAndReset
 )
 
-// err returns why the card can't be used before the action was taken, nil where none is needed or known.
+// err returns why the card can't be used until the action was taken. It returns nil if no action is needed or the action
+// is unknown.
 func (a recoveryAction) err() error {
 	switch a {
 	case recoveryUnknown, recoveryNone:
@@ -65,7 +69,8 @@ func (a recoveryAction) err() error {
 	return unusable(fmt.Sprintf("the driver asks for recovery action %d", a))
 }
 
-// requiredSymbols are called without asking: the bindings end the process when a symbol isn't there.
+// requiredSymbols are the functions that are called without a further check. They are looked up when the library is
+// opened, because the bindings end the process if a symbol is missing.
 var requiredSymbols = []string{
 	"nvmlInit_v2",
 	"nvmlShutdown",
@@ -82,59 +87,60 @@ var requiredSymbols = []string{
 	"nvmlEventSetFree",
 }
 
-// Symbols that came with later drivers; without them there is nothing to tell.
+// Symbols that only newer drivers have. Without one of them, the value that it would return is unknown.
 const (
 	symbolMemoryAffinity = "nvmlDeviceGetMemoryAffinity"
 	symbolMIGMode        = "nvmlDeviceGetMigMode"
 	symbolFieldValues    = "nvmlDeviceGetFieldValues"
 )
 
-// device is what the driver says of one card now.
+// device is the state of one card as the driver reports it in one listing.
 type device struct {
 	index int
-	// uuid is empty where the card couldn't even tell that.
+	// uuid is empty if the driver could not read it.
 	uuid  string
 	model string
-	// bytes is the card's total memory.
+	// bytes is the card's total memory; 0 if the driver reports none.
 	bytes    uint64
 	numaNode int
-	// err is why the card can't be used; the fields read before it happened are set.
+	// err is the reason why the card can't be used. The fields that were read before the error are set.
 	err error
-	// lost means that the driver has lost the card, or works with it only after a reset.
+	// lost is true if the driver has lost the card, or can use it only after a reset.
 	lost bool
-	// recovery is what the driver asks for.
+	// recovery is the recovery action that the driver asks for.
 	recovery recoveryAction
 
 	handle nvml.Device
 }
 
-// driver is an initialized NVML. It may be used by one goroutine at a time.
+// driver is an initialized NVML session. It has no lock: only one goroutine may use it at a time.
 type driver struct {
 	lib nvml.Interface
 	// hasAffinity, hasMIG and hasFields report whether the library has the function.
 	hasAffinity, hasMIG, hasFields bool
 
-	// watched are the UUIDs of the cards whose events are waited for, nil while there is no watch. set is nil too where
-	// none of them reports events.
+	// watched holds the UUIDs of the cards for which a watch was set up; nil if there is no watch. set is the event set of
+	// the watch; nil if there is no watch or none of the cards reports events. uuids maps the handles of the cards in set
+	// to their UUIDs.
 	watched []string
 	set     nvml.EventSet
 	uuids   map[nvml.Device]string
-	// failed are the cards of the watch that failed last.
+	// failed holds the UUIDs of the cards of the watch that failed last.
 	failed []string
 }
 
-// openDriver loads the library at path, or the one that the dynamic linker finds where path is empty, and initializes
-// it.
+// openDriver loads the library at path and initializes it. If path is empty, it loads the library that the dynamic linker
+// finds.
 func openDriver(path string) (*driver, error) {
 	if path == "" {
 		path = defaultLibrary
 	}
-	// The bindings tell neither why a library can't be loaded nor, before calling it, what it lacks.
+	// The bindings report neither why a library can't be loaded nor which symbols it lacks before the first call.
 	library := dl.New(path, dl.RTLD_LAZY|dl.RTLD_LOCAL)
 	if err := library.Open(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoLibrary, err)
 	}
-	defer func() { _ = library.Close() }() // the bindings hold it by themselves
+	defer func() { _ = library.Close() }() // the bindings open the library themselves
 	for _, symbol := range requiredSymbols {
 		if err := library.Lookup(symbol); err != nil {
 			return nil, fmt.Errorf("%w: %s is none or too old: %w", ErrNoLibrary, path, err)
@@ -157,7 +163,7 @@ func openDriver(path string) (*driver, error) {
 	}
 }
 
-// close ends the session. The driver can't be used afterwards.
+// close ends the session. The driver must not be used after it.
 func (d *driver) close() error {
 	d.unwatch()
 	if ret := d.lib.Shutdown(); ret != nvml.SUCCESS {
@@ -166,7 +172,7 @@ func (d *driver) close() error {
 	return nil
 }
 
-// devices lists the cards. One that can't be read is listed with its error.
+// devices lists the cards. A card that can't be read is listed with its error.
 func (d *driver) devices() ([]device, error) {
 	n, ret := d.lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
@@ -179,8 +185,8 @@ func (d *driver) devices() ([]device, error) {
 	return devices, nil
 }
 
-// read asks one card who it is, how much memory it has and what it needs. The memory doubles as the probe of its health:
-// unlike the name, it is no constant that the library could answer without the card.
+// read reads the UUID, model, NUMA node, memory, recovery action and MIG mode of one card. The memory also serves as the
+// health probe: unlike the name, it is not a constant that the library could return without access to the card.
 func (d *driver) read(index int) device {
 	c := device{index: index, numaNode: gpu.NoNUMANode, recovery: recoveryUnknown}
 	fail := func(what string, ret nvml.Return) device {
@@ -197,21 +203,21 @@ func (d *driver) read(index int) device {
 		return fail("read its UUID", ret)
 	}
 	if c.model, ret = c.handle.GetName(); ret != nvml.SUCCESS {
-		c.model = "" // for people only
+		c.model = "" // the model is for display only
 	}
 	c.numaNode = d.numaNode(c.handle)
 	memory, ret := c.handle.GetMemoryInfo()
 	switch ret {
 	case nvml.SUCCESS:
 		c.bytes = memory.Total
-	case nvml.ERROR_NOT_SUPPORTED: // It shares the machine's memory.
+	case nvml.ERROR_NOT_SUPPORTED: // The card shares the machine's memory.
 	default:
 		return fail("read its memory", ret)
 	}
 	c.recovery = d.recoveryAction(c.handle)
 	c.err = c.recovery.err()
 	if d.hasMIG {
-		// NOT_SUPPORTED is the answer of cards that know no MIG.
+		// A card without MIG support returns NOT_SUPPORTED.
 		if mode, _, ret := c.handle.GetMigMode(); ret == nvml.SUCCESS && mode == nvml.DEVICE_MIG_ENABLE {
 			c.err = errMIG
 		}
@@ -219,7 +225,8 @@ func (d *driver) read(index int) device {
 	return c
 }
 
-// recoveryAction returns what the driver asks for. Older drivers don't know the question.
+// recoveryAction returns the recovery action that the driver asks for. Older drivers don't have this field; the result is
+// then recoveryUnknown.
 func (d *driver) recoveryAction(handle nvml.Device) recoveryAction {
 	if !d.hasFields {
 		return recoveryUnknown
@@ -237,8 +244,9 @@ func (d *driver) recoveryAction(handle nvml.Device) recoveryAction {
 	return recoveryUnknown
 }
 
-// numaNode returns the one NUMA node that is nearest to the card. nvmlDeviceGetNumaNodeId would be another question:
-// which node the card's own memory is, on machines where it is one.
+// numaNode returns the NUMA node that is nearest to the card, or NoNUMANode if it is unknown or several nodes are equally
+// near. nvmlDeviceGetNumaNodeId returns something else: the node that the card's own memory forms, on machines where that
+// memory is a NUMA node.
 func (d *driver) numaNode(handle nvml.Device) int {
 	const maxNodes = 1024 // the largest CONFIG_NODES_SHIFT of Linux
 	if !d.hasAffinity {
@@ -253,7 +261,7 @@ func (d *driver) numaNode(handle nvml.Device) int {
 		switch {
 		case word == 0:
 		case node != gpu.NoNUMANode || bits.OnesCount(word) > 1:
-			return gpu.NoNUMANode // equally near to several
+			return gpu.NoNUMANode // several nodes are equally near
 		default:
 			node = i*bits.UintSize + bits.TrailingZeros(word)
 		}
@@ -261,9 +269,10 @@ func (d *driver) numaNode(handle nvml.Device) int {
 	return node
 }
 
-// watch has wait tell the Xid errors of the cards that have no error. It does nothing where those are watched already;
-// else what waits to be delivered is lost. A card whose events can't be had gets an error, unless it just doesn't
-// report any. The very cards whose watch has just failed are left alone this time: it might fail at once, without end.
+// watch sets up a watch for the Xid errors of the cards that have no error, so that wait returns them. It does nothing if
+// exactly these cards are watched already. Otherwise it replaces the watch, and events that were not yet delivered are
+// lost. A card whose registration fails gets an error; a card that doesn't support events doesn't. If the last watch
+// failed and was for exactly these cards, the call sets up no watch: the new watch might fail at once, again and again.
 func (d *driver) watch(devices []device) error {
 	for {
 		wanted := readable(devices)
@@ -285,14 +294,14 @@ func (d *driver) watch(devices []device) error {
 			set = nil
 		}
 		if failed {
-			continue // with a card less; a failed registration leaves the set unusable
+			continue // without the card that failed, in a new set: a failed registration leaves the set unusable
 		}
 		d.watched, d.set, d.uuids = wanted, set, uuids
 		return nil
 	}
 }
 
-// readable returns the UUIDs of the cards without an error, never nil.
+// readable returns the UUIDs of the cards without an error. The result is never nil.
 func readable(devices []device) []string {
 	uuids := make([]string, 0, len(devices))
 	for _, c := range devices {
@@ -303,8 +312,8 @@ func readable(devices []device) []string {
 	return uuids
 }
 
-// register adds the cards to the set, and returns those that report events. It stops at the first that fails, and notes
-// the error there.
+// register adds the cards without an error to the set. It returns the UUIDs of the cards that report events, by handle. It
+// stops at the first card whose registration fails and stores the error in that card.
 func register(set nvml.EventSet, devices []device) (uuids map[nvml.Device]string, failed bool) {
 	uuids = make(map[nvml.Device]string)
 	for i := range devices {
@@ -325,7 +334,7 @@ func register(set nvml.EventSet, devices []device) (uuids map[nvml.Device]string
 	return uuids, false
 }
 
-// unwatch ends what watch began.
+// unwatch ends the watch, if there is one.
 func (d *driver) unwatch() {
 	if d.set != nil {
 		_ = d.set.Free()
@@ -333,13 +342,13 @@ func (d *driver) unwatch() {
 	d.watched, d.set, d.uuids = nil, nil, nil
 }
 
-// watching says whether there is anything to wait for.
+// watching reports whether there is an event set to wait on.
 func (d *driver) watching() bool { return d.set != nil }
 
-// wait returns the Xid errors that the watched cards reported, waiting for the first one at most the given time. A
-// failure ends the watch; what had been read before it is returned too.
+// wait returns the Xid errors of the watched cards. It waits for the first event for at most the timeout. A failure ends
+// the watch; the events that were read before the failure are returned with the error.
 func (d *driver) wait(timeout time.Duration) ([]event, error) {
-	const most = 10000 // a bound on how long a storm can keep it here
+	const most = 10000 // limits how long an event storm can keep the loop running
 	var events []event
 	for d.watching() && len(events) < most {
 		data, ret := d.set.Wait(uint32(timeout.Milliseconds()))
@@ -353,7 +362,7 @@ func (d *driver) wait(timeout time.Duration) ([]event, error) {
 			d.failed = failed
 			return events, fmt.Errorf("wait for events: %w", ret)
 		}
-		timeout = 0 // take what else is there
+		timeout = 0 // read the events that are already queued
 		if data.EventType != nvml.EventTypeXidCriticalError {
 			continue
 		}
@@ -362,8 +371,9 @@ func (d *driver) wait(timeout time.Duration) ([]event, error) {
 	return events, nil
 }
 
-// uuidOf asks the card first: that two handles of one card are equal is nothing that NVML promises. It returns an empty
-// string where neither tells.
+// uuidOf returns the UUID of the card behind a handle. It reads the UUID from the card first, because NVML doesn't
+// guarantee that two handles of one card are equal. It returns an empty string if the card doesn't answer and the handle
+// isn't in the watch.
 func (d *driver) uuidOf(handle nvml.Device) string {
 	if uuid, ret := handle.GetUUID(); ret == nvml.SUCCESS {
 		return uuid

@@ -9,11 +9,12 @@ import (
 	"github.com/gpushare/gpushare/test/fakenvml"
 )
 
-// childEnv names, in a child process of a test, the folder with the machine that it runs on.
+// childEnv is set in a test's child process. It holds the directory of the fake machine on which the process runs.
 const childEnv = "GPUSHARE_INVENTORY_TEST_MACHINE"
 
-// onMachine runs a top-level test in a process of its own, with a fake NVML built with flags: a process can load one
-// library only, and never gets rid of it. machine's cards are cards, or there is no driver where that is nil.
+// onMachine runs a top-level test in its own process, with a fake NVML that is built with flags. The extra process is
+// needed because a process can load only one library and can't unload it. The machine has the given cards; if cards is
+// nil, it has no driver.
 func onMachine(t *testing.T, cards []fakenvml.Card, test func(t *testing.T, library string, machine fakenvml.Machine),
 	flags ...string,
 ) {
@@ -49,7 +50,7 @@ func setCards(t *testing.T, machine fakenvml.Machine, cards ...fakenvml.Card) {
 	}
 }
 
-// with returns a copy of cards in which one has another state.
+// with returns a copy of cards in which one card has another state.
 func with(cards []fakenvml.Card, index int, state string) []fakenvml.Card {
 	changed := append([]fakenvml.Card(nil), cards...)
 	changed[index].State = state

@@ -14,7 +14,7 @@ import (
 	"github.com/gpushare/gpushare/test/fakenvml"
 )
 
-// mixedCards are one of each kind, the broken ones between the good ones.
+// mixedCards has one card of each kind; the broken cards are between the good ones.
 var mixedCards = []fakenvml.Card{
 	{UUID: "GPU-0", Model: "Tesla V100-SXM2-16GB", MiB: 16276, NUMANode: 0},
 	{UUID: "GPU-1", Model: "Tesla V100-SXM2-16GB", MiB: 16276, NUMANode: 0, State: "lost"},
@@ -55,7 +55,7 @@ func TestList(t *testing.T) {
 			t.Errorf("in MiB (-want +got):\n%s", diff)
 		}
 
-		// Asking again finds a new session, and what doesn't fill a unit is nobody's.
+		// A second List opens a new session. Memory that doesn't fill a unit is not counted.
 		setCards(t, machine, mixedCards[0])
 		want = State{Cards: []gpu.Card{{UUID: "GPU-0", Model: "Tesla V100-SXM2-16GB", Memory: 15}}}
 		if got, err = List(t.Context(), Options{Library: library, Unit: gpu.GiB}); err != nil {
@@ -123,7 +123,7 @@ func TestListWithBadDriver(t *testing.T) {
 	})
 }
 
-// A call into a driver that hangs can't be taken back, so each of these has a process of its own.
+// A call into a driver that hangs can't be canceled, so each of the following tests has its own process.
 
 func TestListCanceled(t *testing.T) {
 	onMachine(t, with(mixedCards[:1], 0, "hang"), func(t *testing.T, library string, machine fakenvml.Machine) {

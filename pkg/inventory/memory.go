@@ -8,14 +8,15 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// CardMemory is how much memory cards have by the administrator's word, in bytes. It is for cards of which the driver
-// reports none, because they share the machine's memory. The zero value says nothing of any card.
+// CardMemory is the memory of cards as the administrator sets it, in bytes. It is meant for cards that share the machine's
+// memory, for which the driver reports no memory. The zero value sets no card's memory.
 type CardMemory struct {
 	every  uint64
 	byUUID map[string]uint64
 }
 
-// ParseCardMemory reads one size for every card, such as 96Gi, or a list of UUID=size with commas between them.
+// ParseCardMemory parses one size for all cards, such as 96Gi, or a comma-separated list of UUID=size. An empty text sets
+// nothing. A size must be positive, and a UUID may occur once.
 func ParseCardMemory(text string) (CardMemory, error) {
 	if text == "" {
 		return CardMemory{}, nil
@@ -53,8 +54,8 @@ func parseSize(text string) (uint64, error) {
 	return uint64(quantity.Value()), nil
 }
 
-// of returns what a card has of which the driver reports so many bytes, 0 for none. It is never more than the driver
-// reports.
+// of returns the memory of a card in bytes. reported is the memory that the driver reports; 0 if it reports none. The
+// result never exceeds reported, unless reported is 0.
 func (m CardMemory) of(uuid string, reported uint64) uint64 {
 	said, ok := m.byUUID[uuid]
 	if !ok {

@@ -17,44 +17,46 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// DefaultQuietPeriod is how long a card must be without trouble to be healthy again.
+// DefaultQuietPeriod is the default of Options.QuietPeriod.
 const DefaultQuietPeriod = 5 * time.Minute
 
-// Options say which driver to ask, and how often. Only Unit has to be set.
+// Options configure a Monitor or a call of List. Only Unit is required.
 type Options struct {
-	// Library is the path of NVIDIA's management library. Empty: libnvidia-ml.so.1, where the dynamic linker looks.
+	// Library is the path of NVIDIA's management library. If it is empty, the dynamic linker searches for libnvidia-ml.so.1.
 	Library string
-	// Unit is what the cards' memory is counted in.
+	// Unit is the unit in which the cards' memory is counted.
 	Unit gpu.Unit
-	// CardMemory is the memory of cards by the administrator's word.
+	// CardMemory is the memory of cards as the administrator sets it.
 	CardMemory CardMemory
-	// Xids are the Xid errors that count.
+	// Xids selects the Xid errors that make a card unhealthy.
 	Xids XidChecks
-	// Known returns the cards as they were published before, as by an earlier run, and the boot in which that was. They keep
-	// their index; those that the driver doesn't list are published as unhealthy with the memory that they had; those that a
-	// Xid had made unhealthy are so for another QuietPeriod, or until they are reset, unless the machine has restarted since.
-	// Run calls it once, when the driver first answers, be it that it has no cards, and publishes none before it has returned.
-	// It returns when its context ends, at the latest. Nil: there were none.
+	// Known returns the cards as an earlier run published them, and the boot ID of that run. These cards keep their index. A
+	// card that the driver doesn't list is published as unhealthy, with the memory that it had. A card that a Xid had made
+	// unhealthy stays unhealthy for another QuietPeriod, or until it is reset, unless the machine has restarted since.
+	//
+	// Run calls Known once, when the driver first answers, even if the driver has no cards. Run publishes no card before Known
+	// has returned. Known must return when its context ends. If Known is nil, there was no earlier run.
 	Known func(context.Context) (cards []gpu.Card, bootID string)
 
-	// ProbeInterval is how often each card is asked whether it still answers; 30 s, or QuietPeriod if less, by default.
+	// ProbeInterval is the time between two probes of each card. The default is 30 s, or QuietPeriod if that is shorter.
 	ProbeInterval time.Duration
-	// QuietPeriod is how long a card must have been without trouble to be healthy again; DefaultQuietPeriod by default. After
-	// that time a card that can't be reached is looked for through a new session with the driver, then after twice that
-	// time, and so on up to an hour.
+	// QuietPeriod is how long a card must be without errors before it is healthy again. The default is DefaultQuietPeriod. It
+	// is also the time after which a new session with the driver is opened because of an unreachable card. That time doubles
+	// with each further session, up to one hour.
 	QuietPeriod time.Duration
-	// RetryInterval is how often a driver that isn't there, or has no cards, is looked for again; 10 s by default.
+	// RetryInterval is the time between two attempts to open a driver that can't be opened or has no cards. The default is
+	// 10 s.
 	RetryInterval time.Duration
-	// AnswerTimeout is how long a driver may keep silent before its cards count as unusable; a minute by default, which
-	// cards that have to be woken up first can come near.
+	// AnswerTimeout is how long the driver may take to answer before its cards count as unusable. The default is one minute,
+	// because cards that must first be woken up can take nearly that long.
 	AnswerTimeout time.Duration
 
-	// LibraryPatience is how long Run goes on without a library, where Library is empty; 5 minutes by default.
+	// LibraryPatience is how long Run continues without a library if Library is empty. The default is 5 minutes.
 	LibraryPatience time.Duration
 
-	// BootID is the kernel's identity of the machine's boot; empty where it isn't known.
+	// BootID is the kernel's ID of the machine's current boot; empty if unknown.
 	BootID string
-	// Clock is what the intervals are measured by, except AnswerTimeout; the real one by default.
+	// Clock measures all intervals except AnswerTimeout. The default is the real clock.
 	Clock clock.PassiveClock
 }
 
@@ -70,7 +72,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// BootID returns the kernel's identity of the machine's boot, empty where there is none.
+// BootID returns the kernel's ID of the machine's current boot. It returns an empty string if the ID can't be read.
 func BootID() string {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -79,13 +81,13 @@ func BootID() string {
 	return strings.TrimSpace(string(data))
 }
 
-// State is what is known of a node's cards at one time.
+// State is the state of a node's cards at one time.
 type State struct {
-	// Cards are all that were ever seen, by index. Those that can't be used say why.
+	// Cards are all cards that were ever listed, by index. A card that can't be used carries the reason.
 	Cards []gpu.Card
-	// Moved is where the driver itself lists the cards that it doesn't list at their index.
+	// Moved maps the index of a card to the driver's own index of it, for the cards for which the two differ.
 	Moved map[int]int
-	// Problem is why no card at all can be used, such as a missing driver; empty where that is not so.
+	// Problem is why no card of the node can be used, such as a missing driver; empty if there is no such reason.
 	Problem string
 }
 
@@ -93,25 +95,27 @@ func (s State) equal(o State) bool {
 	return s.Problem == o.Problem && slices.Equal(s.Cards, o.Cards) && maps.Equal(s.Moved, o.Moved)
 }
 
-// stopGrace is how long Run waits for the driver when it is to stop: longer than a step, shorter than anybody notices.
+// stopGrace is how long Run waits for the driver at a stop. It is longer than a normal step and too short to delay the
+// stop noticeably.
 const stopGrace = 2 * slice
 
-// Monitor follows a node's cards and their health.
+// Monitor watches a node's cards and their health.
 type Monitor struct {
 	options Options
 }
 
-// New returns a monitor; it does nothing until Run.
+// New returns a monitor. It does nothing until Run is called.
 func New(options Options) *Monitor {
 	return &Monitor{options: options.withDefaults()}
 }
 
-// Run follows the cards until ctx ends, which it obeys within a second even when the driver hangs. It calls publish
-// with the first result, be it that there is no driver, and then whenever something has changed, never twice at a time;
-// the state is the callee's to keep. Run may be called once at a time in a process.
+// Run watches the cards until ctx ends. It then returns within a second, even if the driver hangs. It calls publish with
+// the first result, even if that is a missing driver, and then with each change. The calls of publish never overlap, and
+// the callee may keep the state. Only one Run may be active in a process at a time.
 //
-// It returns an error where only a restart of the program helps: the driver was exchanged under the loaded library, or
-// there has been no library for LibraryPatience and none is mounted later (ErrNoLibrary). The reason is published first.
+// Run returns an error if only a restart of the program helps. Either the driver was replaced while the old library was
+// loaded. Or Library is empty and there was no library for LibraryPatience (ErrNoLibrary), and a running container doesn't
+// get one later. The reason is published first.
 func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 	logger := klog.FromContext(ctx)
 	reader := &reader{options: m.options, logger: logger}
@@ -130,8 +134,8 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 		publish(State{Cards: slices.Clone(state.Cards), Moved: maps.Clone(state.Moved), Problem: state.Problem})
 	}
 
-	// A call into a sick driver may never return, so the calls are made beside this loop. The roster is this loop's, the
-	// reader belongs to the step under way.
+	// A call into a faulty driver may never return, so each step runs in its own goroutine. Only this loop uses the roster.
+	// Only the running step uses the reader; this loop may use it between steps.
 	var failure error
 	for ctx.Err() == nil && failure == nil {
 		unreachable := roster.unreachable()
@@ -141,11 +145,11 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 			roster.silence(fmt.Sprintf("the NVIDIA driver has not answered for %v", m.options.AnswerTimeout))
 			tell()
 			if o, answered = await(ctx, step, 0); answered {
-				reader.due = time.Time{} // whatever that step was: how are the cards now?
+				reader.due = time.Time{} // the step's result may be old: list the cards in the next step
 			}
 		}
 		if !answered {
-			// ctx has ended. The driver can be closed only once the step is over.
+			// ctx has ended. The driver can be closed only after the step has ended.
 			if _, over := await(context.WithoutCancel(ctx), step, stopGrace); !over {
 				logger.Info("Leaving the NVIDIA driver without closing it: it doesn't answer")
 				return nil
@@ -179,9 +183,10 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 	return failure
 }
 
-// known returns the cards of an earlier run. The restart of a machine resets its cards, so what was wrong with them before
-// says nothing any more. Their pods come back with the machine, and the kubelet fails those whose card is unhealthy
-// (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate).
+// known returns the cards of an earlier run. If the machine has restarted since, it drops the reasons why cards were
+// unhealthy, because a restart of the machine resets its cards. The drop matters: the pods restart with the machine, and
+// the kubelet fails a pod if its card is unhealthy (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/manager.go,
+// devicesToAllocate).
 func (m *Monitor) known(ctx context.Context) []gpu.Card {
 	cards, bootID := m.options.Known(ctx)
 	if bootID == "" || m.options.BootID == "" || bootID == m.options.BootID {
@@ -194,15 +199,16 @@ func (m *Monitor) known(ctx context.Context) []gpu.Card {
 	return cards
 }
 
-// hopeless finds out that waiting for the driver doesn't help.
+// hopeless detects failures of the driver that a retry can't fix.
 type hopeless struct {
 	options Options
-	// mismatch and noLibrary are since when the driver has failed so without a break, zero where it hasn't.
+	// mismatch and noLibrary are the start of the current, uninterrupted series of each failure; zero if the last attempt
+	// did not fail in that way.
 	mismatch, noLibrary time.Time
 }
 
-// after takes how the driver was asked, nil for success, and returns an error where the program is to end. A mismatch has
-// to last until the driver was asked again, so that it is published and can be read meanwhile.
+// after records the result of a step, nil for success. It returns an error if the program must end. A mismatch is returned
+// only when a later attempt fails in the same way, so that the published reason can be read in the meantime.
 func (h *hopeless) after(err error, now time.Time) error {
 	since := func(at time.Time, is bool) time.Time {
 		switch {
@@ -226,7 +232,8 @@ func (h *hopeless) after(err error, now time.Time) error {
 	return nil
 }
 
-// List asks the driver once, whatever the cards were known as before. The error says why it couldn't be asked, or that ctx ended first.
+// List lists the cards once. It doesn't call Options.Known. It returns an error if the driver can't be used, if it doesn't
+// answer within AnswerTimeout, or if ctx ends first.
 func List(ctx context.Context, options Options) (State, error) {
 	options = options.withDefaults()
 	reader := &reader{options: options, logger: klog.FromContext(ctx)}
@@ -248,14 +255,15 @@ func List(ctx context.Context, options Options) (State, error) {
 	return roster.state(), nil
 }
 
-// beside runs f in a goroutine of its own, which ends when f does, whoever waits for it.
+// beside runs f in its own goroutine and returns the channel for its result. The channel is buffered, so the goroutine ends
+// with f even if the result is never received.
 func beside[T any](f func() T) <-chan T {
 	result := make(chan T, 1)
 	go func() { result <- f() }()
 	return result
 }
 
-// await returns what comes, unless ctx ends or the timeout (0: none) passes first.
+// await receives the result. It returns false if ctx ends or the timeout passes first. A timeout of 0 means no timeout.
 func await[T any](ctx context.Context, result <-chan T, timeout time.Duration) (T, bool) {
 	var expired <-chan time.Time
 	if timeout > 0 {
@@ -273,7 +281,7 @@ func await[T any](ctx context.Context, result <-chan T, timeout time.Duration) (
 	return none, false
 }
 
-// logChanges writes a line for each card and problem that came or went.
+// logChanges logs each change of the problem and of a card.
 func logChanges(logger klog.Logger, before *State, now State) {
 	was := make(map[string]gpu.Card)
 	problem := ""

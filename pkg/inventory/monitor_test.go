@@ -22,15 +22,15 @@ var twoCards = []fakenvml.Card{
 	{UUID: "GPU-b", Model: "V100", MiB: 16276},
 }
 
-// twoStates are these cards, unhealthy for the given reasons, under a problem.
+// twoStates returns the state of twoCards with a reason for each card and a problem; an empty reason means healthy.
 func twoStates(a, b, problem string) State {
 	return State{Cards: []gpu.Card{card(0, "GPU-a", a), card(1, "GPU-b", b)}, Problem: problem}
 }
 
-// needsReset is the reason that a Xid gives which only a reset ends.
+// needsReset returns the reason of a card with a Xid that only a reset ends.
 func needsReset(x xid) string { return x.String() + reasonReset }
 
-// testClock stands still unless it is stepped, and tells on read when it is looked at.
+// testClock advances only by step. Each call of Now sends to read if a test receives from it.
 type testClock struct {
 	*clocktesting.FakePassiveClock
 	read chan struct{}
@@ -46,14 +46,14 @@ func (c testClock) Now() time.Time {
 
 func (c testClock) step(d time.Duration) { c.SetTime(c.FakePassiveClock.Now().Add(d)) }
 
-// monitored is a monitor at work.
+// monitored is a running monitor.
 type monitored struct {
 	t       *testing.T
 	clock   testClock
 	states  chan State
 	cancel  context.CancelFunc
 	stopped chan struct{}
-	err     error // Run's, once stopped is closed.
+	err     error // the result of Run; set when stopped is closed
 }
 
 const (
@@ -62,7 +62,7 @@ const (
 	retry = 10 * time.Second
 )
 
-// monitor starts a monitor, with the options that change sets.
+// monitor starts a monitor. change changes its options.
 func monitor(t *testing.T, library string, change ...func(*Options)) *monitored {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	m := &monitored{
@@ -89,7 +89,7 @@ func monitor(t *testing.T, library string, change ...func(*Options)) *monitored 
 	return m
 }
 
-// knowing has the cards known from an earlier run, of the same boot.
+// knowing sets the cards of an earlier run in the same boot.
 func knowing(cards ...gpu.Card) func(*Options) {
 	return asking(func(context.Context) []gpu.Card { return cards })
 }
@@ -104,7 +104,7 @@ func answeringWithin(timeout time.Duration) func(*Options) {
 	return func(o *Options) { o.AnswerTimeout = timeout }
 }
 
-// next awaits the next state that is published, and compares it.
+// next waits for the next published state and compares it with want.
 func (m *monitored) next(why string, want State) {
 	m.t.Helper()
 	select {
@@ -117,8 +117,9 @@ func (m *monitored) next(why string, want State) {
 	}
 }
 
-// round awaits a whole step of the monitor that began after the call, and fails if something was published. It looks at
-// the clock twice in each: four times are two steps' worth, of which the first may have begun before.
+// round waits for a complete step of the monitor that began after the call. It fails if something was published. The
+// monitor reads the clock twice in each step. round waits for four reads, because the first step may have begun before the
+// call.
 func (m *monitored) round() {
 	m.t.Helper()
 	for range 4 {
@@ -135,7 +136,7 @@ func (m *monitored) round() {
 	}
 }
 
-// failed awaits the end of the monitor, and returns why.
+// failed waits until Run returns, and returns its error.
 func (m *monitored) failed() error {
 	m.t.Helper()
 	select {
@@ -146,7 +147,7 @@ func (m *monitored) failed() error {
 	return m.err
 }
 
-// stop ends the monitor, and fails if it had more to tell than was asked for.
+// stop stops the monitor. It fails if a published state was not received.
 func (m *monitored) stop() {
 	m.t.Helper()
 	m.cancel()
@@ -171,7 +172,7 @@ func xids(t *testing.T, machine fakenvml.Machine, card string, xids ...int) {
 
 func TestMonitorXids(t *testing.T) {
 	onMachine(t, twoCards, func(t *testing.T, library string, machine fakenvml.Machine) {
-		xids(t, machine, "GPU-a", 79) // before its time: not ours to know
+		xids(t, machine, "GPU-a", 79) // before the monitor starts, so it must not receive it
 		m := monitor(t, library)
 		m.next("first", twoStates("", "", ""))
 
@@ -195,7 +196,7 @@ func TestMonitorBrokenCard(t *testing.T) {
 		m := monitor(t, library)
 		m.next("first", twoStates("", "", ""))
 
-		// The clock stands still: this is told by the failing wait for events.
+		// The clock doesn't advance: the monitor detects this by the failed wait for events.
 		setCards(t, machine, with(twoCards, 1, "lost")...)
 		m.next("lost", twoStates("", "open the card: GPU is lost", ""))
 		xids(t, machine, "GPU-a", 48)
@@ -222,7 +223,7 @@ func TestMonitorVanishedCard(t *testing.T) {
 		m := monitor(t, library)
 		m.next("first", twoStates("", "", ""))
 
-		// From the next session on, the one card left is NVML's first, and there is a new one.
+		// From the next session on, the remaining card is NVML's first card, and there is a new card.
 		newCard := fakenvml.Card{UUID: "GPU-c", Model: "V100", MiB: 16276}
 		setCards(t, machine, twoCards[1], newCard)
 		m.next("lost for the session", twoStates("open the card: GPU is lost", "", ""))
@@ -279,12 +280,12 @@ func TestMonitorWithoutDriver(t *testing.T) {
 	})
 }
 
-// Until it is known what the cards were before, a missing driver is published, and cards are not.
+// Before Known returns, a missing driver is published, but no cards are.
 func TestMonitorBeforeTheCardsAreKnown(t *testing.T) {
 	onMachine(t, nil, func(t *testing.T, library string, machine fakenvml.Machine) {
 		asked, answer := make(chan struct{}), make(chan []gpu.Card)
 		m := monitor(t, library, asking(func(context.Context) []gpu.Card {
-			close(asked) // panics when it is asked again
+			close(asked) // a second call panics
 			return <-answer
 		}))
 		m.next("no driver", State{Problem: "initialize the NVIDIA driver library: Driver Not Loaded"})
@@ -307,11 +308,12 @@ func TestMonitorBeforeTheCardsAreKnown(t *testing.T) {
 	})
 }
 
-// TestMonitorRestart: a card that a Xid has made unhealthy isn't well because the program was restarted, but the machine.
+// TestMonitorRestart: a card that a Xid has made unhealthy is still unhealthy after a restart of the program, but not after
+// a restart of the machine.
 func TestMonitorRestart(t *testing.T) {
 	for name, test := range map[string]struct {
 		boot        string
-		first, then string // The reasons at first and after a quiet period.
+		first, then string // the reasons at first and after a quiet period
 		xid         string
 	}{
 		"the program": {boot: "this boot", xid: "Xid 48", first: "Xid 48"},
@@ -338,7 +340,7 @@ func TestMonitorRestart(t *testing.T) {
 	}
 }
 
-// TestMonitorMissingAtStart: the program is restarted while one card is off the bus and another one is lost.
+// TestMonitorMissingAtStart: the program restarts while one card is off the bus and another one is lost.
 func TestMonitorMissingAtStart(t *testing.T) {
 	cards := append(slices.Clone(twoCards), fakenvml.Card{UUID: "GPU-c", Model: "V100", MiB: 16276})
 	onMachine(t, with(cards[1:], 1, "lost"), func(t *testing.T, library string, machine fakenvml.Machine) {
@@ -359,7 +361,7 @@ func TestMonitorMissingAtStart(t *testing.T) {
 	})
 }
 
-// TestMonitorNoneAtStart: the program is restarted while the only card is off the bus.
+// TestMonitorNoneAtStart: the program restarts while the only card is off the bus.
 func TestMonitorNoneAtStart(t *testing.T) {
 	onMachine(t, []fakenvml.Card{}, func(t *testing.T, library string, machine fakenvml.Machine) {
 		m := monitor(t, library, knowing(card(0, "GPU-a", "")))
@@ -373,8 +375,8 @@ func TestMonitorNoneAtStart(t *testing.T) {
 	})
 }
 
-// TestMonitorReset: a Xid that only a reset ends outlasts the quiet period, until the driver doesn't ask for the reset any
-// more.
+// TestMonitorReset: after a Xid that only a reset ends, the card stays unhealthy beyond the quiet period, until the driver no
+// longer asks for the reset.
 func TestMonitorReset(t *testing.T) {
 	onMachine(t, twoCards, func(t *testing.T, library string, machine fakenvml.Machine) {
 		m := monitor(t, library)
@@ -402,8 +404,8 @@ func TestMonitorReset(t *testing.T) {
 	})
 }
 
-// TestMonitorSessions: a session with NVML isn't ended for a card whose state it knows, and ever less often for one that is
-// gone. A card that is added to the machine shows when it is.
+// TestMonitorSessions: the monitor doesn't reopen the NVML session for a card that answers but can't be used. For a lost card
+// it reopens the session at growing intervals. A card that is added to the machine appears in the next session.
 func TestMonitorSessions(t *testing.T) {
 	for state, test := range map[string]struct{ reason string }{
 		"mig":        {string(errMIG)},
@@ -446,7 +448,7 @@ func TestMonitorSessions(t *testing.T) {
 	})
 }
 
-// TestMonitorMismatch: the driver is exchanged under the program.
+// TestMonitorMismatch: the driver is replaced while the program runs.
 func TestMonitorMismatch(t *testing.T) {
 	onMachine(t, nil, func(t *testing.T, library string, machine fakenvml.Machine) {
 		m := monitor(t, library)
@@ -464,7 +466,7 @@ func TestMonitorMismatch(t *testing.T) {
 	})
 }
 
-// Who waits to be told is stopped like anybody else, and numbers nothing by a guess.
+// A monitor that waits for Known can be stopped. It then publishes no cards, because their indices are unknown.
 func TestMonitorStopsBeforeTheCardsAreKnown(t *testing.T) {
 	onMachine(t, twoCards, func(t *testing.T, library string, _ fakenvml.Machine) {
 		asked := make(chan struct{})
@@ -522,6 +524,6 @@ func TestMonitorHangingDriver(t *testing.T) {
 		setCards(t, machine, with(twoCards, 1, "hang")...)
 		t.Cleanup(func() { setCards(t, machine, twoCards...) })
 		m.next("hanging again", twoStates(hangs, hangs, hangs))
-		m.stop() // with the call still under way
+		m.stop() // while the call into the driver still hangs
 	})
 }

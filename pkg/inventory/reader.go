@@ -8,40 +8,41 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// slice is how long a step may wait inside NVML, which can't be interrupted: stopping takes up to this long.
+// slice is the longest time that a step waits inside NVML. Such a wait can't be interrupted, so a stop can take this long.
 const slice = 250 * time.Millisecond
 
-// reader decides when to ask the driver what. Its steps come one after the other, each within moments as long as the
-// driver answers.
+// reader decides when to call the driver and for what. Its steps run one after another, never concurrently. Each step is
+// short as long as the driver answers.
 type reader struct {
 	options Options
 	logger  klog.Logger
 
-	driver *driver // nil while there is none
+	driver *driver // nil if no session is open
 	opened time.Time
-	// missing are the cards that the session is to be opened again for, and patience is how long it lasts before that.
+	// missing holds the indices of the unreachable cards for which the session is to be reopened. patience is how long the
+	// session lasts before that.
 	missing  []int
 	patience time.Duration
-	// due is when the cards are to be listed next, or the driver to be opened.
+	// due is when the next listing is due. The listing opens the driver if no session is open.
 	due time.Time
 }
 
-// observation is what one step found out.
+// observation is the result of one step.
 type observation struct {
 	// events are the Xid errors reported since the last step.
 	events []event
-	// devices are the cards, if they were listed.
+	// listed is true if the step listed the cards; devices holds them.
 	listed  bool
 	devices []device
-	// err is why the driver couldn't be asked.
+	// err is why the listing failed.
 	err error
 }
 
-// maxPatience is how long a session with the driver lasts at most while a card is missing.
+// maxPatience is the longest time that a session with the driver lasts while a card is unreachable.
 const maxPatience = time.Hour
 
-// step asks the driver what is due, or else waits a moment for events. unreachable are the cards that the driver can't
-// reach.
+// step collects events and lists the cards if a listing is due. If none is due, it waits for events, for at most slice.
+// unreachable holds the indices of the cards that the driver can't reach.
 func (r *reader) step(ctx context.Context, unreachable []int) observation {
 	now := r.options.Clock.Now()
 	var o observation
@@ -68,9 +69,10 @@ func (r *reader) step(ctx context.Context, unreachable []int) observation {
 	return o
 }
 
-// stale reports whether the session is to be opened again: NVML sees cards come back (and new ones) only then. Xid errors of
-// the other cards are lost meanwhile, and without persistence mode cards are reset, so each session for the same missing
-// cards lasts twice as long as the one before: a card that is gone for good costs next to nothing.
+// stale reports whether the session is to be closed and opened again. NVML detects returned cards and new cards only in a
+// new session. A new session has a cost: Xid errors of the other cards are lost while no session is open, and without
+// persistence mode the cards are reset. Each session for the same unreachable cards therefore lasts twice as long as the
+// one before, up to maxPatience, so that a permanently missing card costs very little.
 func (r *reader) stale(unreachable []int, now time.Time) bool {
 	if !slices.Equal(r.missing, unreachable) {
 		r.missing, r.patience = slices.Clone(unreachable), r.options.QuietPeriod
@@ -82,7 +84,7 @@ func (r *reader) stale(unreachable []int, now time.Time) bool {
 	return true
 }
 
-// wait collects events, and says whether it is time to list the cards.
+// wait collects events, and reports whether the cards are to be listed now: if the listing is due, or if the wait failed.
 func (r *reader) wait(ctx context.Context, due bool) ([]event, bool) {
 	timeout := slice
 	if due {
@@ -94,14 +96,14 @@ func (r *reader) wait(ctx context.Context, due bool) ([]event, bool) {
 	}
 	events, err := r.driver.wait(timeout)
 	if err != nil {
-		// Mostly, a card is lost: asking each tells which.
+		// The usual reason is a lost card. A listing shows which one.
 		r.logger.Info("Waiting for Xid errors failed, asking each GPU", "err", err)
 		return events, true
 	}
 	return events, due
 }
 
-// list opens the driver if need be, and asks it for its cards.
+// list lists the cards and sets up the watch for their events. It opens the driver if no session is open.
 func (r *reader) list(now time.Time) ([]device, error) {
 	if r.driver == nil {
 		d, err := openDriver(r.options.Library)
@@ -115,13 +117,13 @@ func (r *reader) list(now time.Time) ([]device, error) {
 		return nil, err
 	}
 	if err := r.driver.watch(devices); err != nil {
-		// The probe goes on without.
+		// The probe works without events.
 		r.logger.Error(err, "Xid errors aren't watched")
 	}
 	return devices, nil
 }
 
-// close ends the session with the driver, if there is one.
+// close ends the session with the driver, if one is open.
 func (r *reader) close() {
 	if r.driver == nil {
 		return
@@ -132,7 +134,7 @@ func (r *reader) close() {
 	r.driver = nil
 }
 
-// pause waits for d, or until ctx ends.
+// pause waits for d or until ctx ends, whichever comes first.
 func pause(ctx context.Context, d time.Duration) {
 	if d <= 0 {
 		return

@@ -11,56 +11,59 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Problems and reasons that aren't the driver's own words.
+// Problems and reasons that don't come from the driver.
 const (
 	problemNoCards    = "the driver reports no cards"
 	reasonNotReported = "the driver doesn't report it any more"
 	reasonUnnamed     = " on a card that the driver couldn't name"
 )
 
-// roster holds the cards seen so far and decides which of them are healthy. It is told what happened, and when; it asks
-// nobody, and needs no lock: one goroutine has it at a time.
+// roster holds all cards that were listed so far and decides which of them are healthy. Its methods receive each observation
+// with its time. The roster calls neither the driver nor a clock. It has no lock: only one goroutine may use it at a time.
 //
-// A card is known by its UUID and keeps the index under which it was first seen: NVML counts anew when a card falls off
-// the bus, while pods hold memory of the card with the old index. Cards that vanish stay, unhealthy. Those that were
-// known before the program started are listed with what they had, and stay unhealthy where a Xid had made them so: it is
-// told once, and its quiet period may not be over. Everything else that is wrong with a card shows again.
+// The roster identifies a card by its UUID. A card keeps the index at which it was first listed, because NVML renumbers the
+// cards when one falls off the bus, while pods hold allocations on the old index. A missing card stays in the roster as
+// unhealthy. Cards from an earlier run are listed with the values that they had. Such a card stays unhealthy if a Xid was the
+// reason: the driver reports a Xid only once, and its quiet period may not be over. Any other problem of a card shows again
+// in the next listing.
 //
-// A Xid after which a card needs a reset outlasts the quiet period. That the card was reset shows in two ways: the driver
-// asked for it and doesn't any more, or it had lost the card, or listed it no more, and has it again.
+// A Xid after which a card needs a reset lasts beyond the quiet period. There are two signs that the card was reset. Either
+// the driver asked for a reset and no longer does. Or the driver had lost the card, or no longer listed it, and can read it
+// again.
 type roster struct {
 	unit gpu.Unit
-	// memory is what the administrator says of cards' memory.
+	// memory is the memory of cards as the administrator sets it.
 	memory CardMemory
-	// xids are those that count.
+	// xids selects the Xid errors that make a card unhealthy.
 	xids XidChecks
-	// quiet is how long a card has to be without trouble before it counts as healthy again.
+	// quiet is how long a card must be without errors before it is healthy again.
 	quiet time.Duration
 
-	records []record // by index
-	// problem is why no card can be used, empty where that is not so.
+	records []record // sorted by index
+	// problem is why no card can be used; empty if there is no such reason.
 	problem string
-	// silent says that the driver couldn't be asked, so that how the cards are isn't known.
+	// silent is true if the driver failed or did not answer last time, so that the current state of the cards is unknown.
 	silent bool
-	// listed says that the driver has listed its cards since the program started.
+	// listed is true if the driver has listed its cards since the program started.
 	listed bool
 }
 
 // record is a card with its history.
 type record struct {
 	card gpu.Card
-	// trouble is when something was last wrong with the card.
+	// trouble is the time of the card's last error. The quiet period starts at it.
 	trouble time.Time
-	// failing says that the last listing found something wrong with the card, or didn't have it.
+	// failing is true if the last listing found an error of the card, or did not contain it.
 	failing bool
-	// unreachable says that the last listing couldn't read the card, or didn't have it: a new session with the driver might.
+	// unreachable is true if the last listing could not read the card, or did not contain it. A new session with the driver
+	// may reach it.
 	unreachable bool
-	// sticky says that the card was reported with a Xid that only a reset ends, and none has shown since.
+	// sticky is true if the card had a Xid that only a reset ends, and no reset was detected since.
 	sticky bool
-	// lost says that the driver had lost the card since it was last well; asked, that it asked for a reset since a sticky
-	// Xid.
+	// lost is true if the driver has lost the card, or did not list it, since it last read the card. asked is true if the
+	// driver has asked for a reset since the sticky Xid.
 	lost, asked bool
-	// seen says that the driver has reported the card since the program started.
+	// seen is true if the driver has listed the card since the program started.
 	seen bool
 	// position is the driver's own index of the card.
 	position int
@@ -70,7 +73,8 @@ func newRoster(o Options) *roster {
 	return &roster{unit: o.Unit, memory: o.CardMemory, xids: o.Xids, quiet: o.QuietPeriod}
 }
 
-// expect adds cards that are known from before, with what Xids have done to them.
+// expect adds the cards of an earlier run. A card that a Xid had made unhealthy stays unhealthy, if that Xid still counts;
+// other reasons are dropped. A card without a UUID, or with the UUID or the index of an earlier card in the list, is ignored.
 func (r *roster) expect(known []gpu.Card, now time.Time) {
 	for _, card := range known {
 		if card.UUID != "" && r.find(card.UUID) == nil {
@@ -88,15 +92,15 @@ func (r *roster) expect(known []gpu.Card, now time.Time) {
 	r.records = slices.CompactFunc(r.records, func(a, b record) bool { return a.card.Index == b.card.Index })
 }
 
-// list takes what the driver says of its cards.
+// list records a listing of the driver's cards.
 func (r *roster) list(devices []device, now time.Time) {
 	r.listed, r.silent, r.problem = true, false, ""
 	if len(devices) == 0 {
 		r.problem = problemNoCards
 	}
 
-	// Known cards first: a stranger must not take the place of one that has merely moved.
-	listed := make(map[int]bool, len(devices)) // by the roster's index
+	// Known cards come first: an unknown card must not take the record of a known card whose index has changed.
+	listed := make(map[int]bool, len(devices)) // keyed by the roster's index
 	var strangers []device
 	for _, d := range devices {
 		if rec := r.find(d.uuid); rec != nil {
@@ -121,7 +125,7 @@ func (r *roster) list(devices []device, now time.Time) {
 	}
 }
 
-// find returns the record of the card with this UUID, or nil.
+// find returns the record of the card with this UUID, or nil. An empty UUID matches no record.
 func (r *roster) find(uuid string) *record {
 	for i := range r.records {
 		if uuid != "" && r.records[i].card.UUID == uuid {
@@ -131,13 +135,13 @@ func (r *roster) find(uuid string) *record {
 	return nil
 }
 
-// place returns the record for a card that isn't known by UUID. listed are the indices of cards that are there for
-// sure. It returns nil where there is no telling whose record it would be.
+// place returns the record for a card whose UUID is not in the roster. It adds a record if needed. listed holds the roster's
+// indices of the cards that this listing already contains. place returns nil if it can't determine the card's record.
 func (r *roster) place(d device, listed map[int]bool) *record {
 	index := d.index
 	if listed[index] {
 		if d.uuid == "" {
-			return nil // some card that couldn't be opened, and the numbers have moved: it will be missed by its UUID
+			return nil // a card that couldn't be opened, after a renumbering: its record counts as not listed
 		}
 		index = r.records[len(r.records)-1].card.Index + 1
 	}
@@ -149,12 +153,13 @@ func (r *roster) place(d device, listed map[int]bool) *record {
 	case !found:
 		r.records = slices.Insert(r.records, i, fresh)
 	case d.uuid != "" && r.records[i].card.UUID != "":
-		r.records[i] = fresh // another card sits where this one was
+		r.records[i] = fresh // another card has replaced the one at this index
 	}
 	return &r.records[i]
 }
 
-// take notes what the driver says of the card, and whether that heals it. What couldn't be read keeps its last value.
+// take records the driver's values of the card and decides whether it is healthy. A value that could not be read keeps its
+// last known value.
 func (rec *record) take(d device, r *roster, now time.Time) {
 	card := &rec.card
 	rec.seen, rec.position = true, d.index
@@ -168,7 +173,7 @@ func (rec *record) take(d device, r *roster, now time.Time) {
 	err := rec.takeMemory(d, r)
 
 	if rec.failing {
-		rec.trouble = now // it has been failing until now, as far as is known
+		rec.trouble = now // the card may have been failing until now
 	}
 	rec.failing = err != nil
 	rec.takeReset(d, now)
@@ -180,7 +185,7 @@ func (rec *record) take(d device, r *roster, now time.Time) {
 	}
 }
 
-// takeMemory notes the memory of a card that answers, and returns why the card can't be used.
+// takeMemory records the card's memory, if the card answers. It returns why the card can't be used; nil if it can.
 func (rec *record) takeMemory(d device, r *roster) error {
 	bytes := r.memory.of(rec.card.UUID, d.bytes)
 	if !rec.unreachable {
@@ -197,7 +202,7 @@ func (rec *record) takeMemory(d device, r *roster) error {
 	return nil
 }
 
-// takeReset notes whether a reset is needed, or was made. The quiet period after it begins now.
+// takeReset records whether the card needs a reset or was reset. The quiet period after a reset begins now.
 func (rec *record) takeReset(d device, now time.Time) {
 	switch {
 	case d.lost:
@@ -216,21 +221,22 @@ func (rec *record) takeReset(d device, now time.Time) {
 	}
 }
 
-// blame makes the card unhealthy. The first reason stays until the card is healthy again: what follows is mostly its
-// consequence, and a reason that keeps changing would be written to the API server each time.
+// blame makes the card unhealthy. The first reason stays until the card is healthy again: later errors are usually a
+// consequence of the first one, and each change of the reason would be written to the API server.
 func (rec *record) blame(reason string, now time.Time) {
 	rec.card.Unhealthy = cmp.Or(rec.card.Unhealthy, reason)
 	rec.trouble = now
 }
 
-// report takes Xid errors.
+// report records Xid errors. It ignores errors of cards that the driver has not listed since the program started.
 func (r *roster) report(events []event, now time.Time) {
 	for _, e := range events {
 		if !r.xids.count(e.xid) {
 			continue
 		}
 		if e.uuid == "" {
-			// Any of them may be the one. Which it is, the probe tells: a reset isn't asked of all.
+			// Any card may have caused the event, so all become unhealthy. None becomes sticky: a reset of all cards would be
+			// required otherwise. The probe shows which card is affected.
 			for i := range r.records {
 				if !r.records[i].seen {
 					continue
@@ -239,7 +245,7 @@ func (r *roster) report(events []event, now time.Time) {
 			}
 		} else if rec := r.find(e.uuid); rec != nil && rec.seen {
 			if e.xid.needsReset() && !rec.sticky {
-				rec.card.Unhealthy = "" // What the card needs is said, whatever was wrong before.
+				rec.card.Unhealthy = "" // The need for a reset replaces any earlier reason.
 				rec.sticky, rec.asked = true, false
 			}
 			rec.blame(e.xid.reason(), now)
@@ -247,13 +253,13 @@ func (r *roster) report(events []event, now time.Time) {
 	}
 }
 
-// silence notes that the driver can't be asked. The cards are unusable until it answers again, but that is no mark
-// against any of them: there is no quiet period to wait for afterwards.
+// silence records that the driver doesn't answer or can't be used. The cards are unusable until it answers again. This is
+// not an error of a card, so no quiet period follows.
 func (r *roster) silence(problem string) {
 	r.silent, r.problem = true, problem
 }
 
-// unreachable returns the indices of the cards that the last listing couldn't read, or didn't have.
+// unreachable returns the indices of the cards that the last listing could not read or did not contain.
 func (r *roster) unreachable() []int {
 	var cards []int
 	for _, rec := range r.records {
@@ -264,7 +270,7 @@ func (r *roster) unreachable() []int {
 	return cards
 }
 
-// state returns a copy of what is known now.
+// state returns a copy of the current state. It contains no cards before the first listing.
 func (r *roster) state() State {
 	s := State{Problem: r.problem}
 	if !r.listed {

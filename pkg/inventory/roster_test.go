@@ -10,31 +10,31 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// good is a card that can be read.
+// good returns a card that can be read.
 func good(index int, uuid string) device {
 	return device{index: index, uuid: uuid, model: "V100", bytes: 16276 << 20, numaNode: 0}
 }
 
-// bad is a card that can't; uuid is empty where it doesn't even tell that.
+// bad returns a card that can't be read. uuid is empty if the UUID can't be read either.
 func bad(index int, uuid, reason string) device {
 	return device{index: index, uuid: uuid, numaNode: gpu.NoNUMANode, err: errors.New(reason)}
 }
 
-// lost is a card that the driver has lost.
+// lost returns a card that the driver has lost.
 func lost(index int) device {
 	d := bad(index, "", "lost")
 	d.lost = true
 	return d
 }
 
-// card is what the roster makes of good, or what is left of it after reason.
+// card returns the roster's card for a good device. It is unhealthy if reason is not empty.
 func card(index int, uuid, reason string) gpu.Card {
 	return gpu.Card{Index: index, UUID: uuid, Model: "V100", Memory: 16276, NUMANode: 0, Unhealthy: reason}
 }
 
 func TestRoster(t *testing.T) {
 	const quiet = 5 * time.Minute
-	// One of list, events and silence happens at a step, then want is what is known.
+	// A step has one of list, events and silence. want is the state after it.
 	type step struct {
 		at      time.Duration
 		list    []device
@@ -220,7 +220,7 @@ func TestRoster(t *testing.T) {
 					r.report(s.events, now)
 				}
 				got := r.state()
-				got.Moved = nil // TestRosterExpect has it.
+				got.Moved = nil // tested by TestRosterExpect
 				if diff := cmp.Diff(s.want, got); diff != "" {
 					t.Fatalf("after step %d (-want +got):\n%s", i, diff)
 				}
@@ -234,9 +234,9 @@ func TestRosterExpect(t *testing.T) {
 	for name, test := range map[string]struct {
 		known   []gpu.Card
 		list    []device
-		xids    string // Disabled ones.
+		xids    string // the disabled Xids
 		want    State
-		healthy []int // After the quiet period.
+		healthy []int // the healthy cards after the quiet period
 	}{
 		"a card is away and the driver counts anew: all keep their indices, and the missing one what it had": {
 			known: known, list: []device{good(0, "b"), good(1, "c")},
@@ -297,7 +297,7 @@ func TestRosterExpect(t *testing.T) {
 			r := &roster{unit: gpu.MiB, quiet: time.Minute}
 			r.xids, _ = ParseXidChecks(test.xids, "")
 			r.expect(test.known, time.Unix(0, 0))
-			r.report([]event{{"a", 79}, {"", 79}}, time.Unix(0, 0)) // Of cards that nobody has seen yet.
+			r.report([]event{{"a", 79}, {"", 79}}, time.Unix(0, 0)) // of cards that the driver has not listed yet
 			if got := r.state(); len(got.Cards) > 0 {
 				t.Errorf("before the driver has said anything there are %v", got.Cards)
 			}
@@ -330,7 +330,7 @@ func TestRosterUnreachable(t *testing.T) {
 	}{
 		{[]device{good(0, "a"), good(1, "b")}, nil},
 		{[]device{good(0, "a"), bad(1, "b", "lost")}, []int{1}},
-		{[]device{good(0, "a"), good(1, "b")}, nil}, // unhealthy still, but it answers
+		{[]device{good(0, "a"), good(1, "b")}, nil}, // still unhealthy, but it answers
 		{[]device{good(0, "a"), partitioned}, nil},
 		{[]device{good(0, "a")}, []int{1}},
 	} {

@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// xid is an error that the driver reported of a card: https://docs.nvidia.com/deploy/xid-errors/.
+// xid is the number of an error that the driver reports for a card: https://docs.nvidia.com/deploy/xid-errors/.
 type xid uint64
 
-// application reports whether the error is one that a program on the card brings about (a page fault, its being killed)
-// and that leaves the card as good as before. The list is that of the health check of NVIDIA's own device plugin
+// application reports whether the error is caused by a program on the card, such as a page fault or the end of a killed
+// program, and leaves the card intact. The list is that of the health check of NVIDIA's device plugin
 // (github.com/NVIDIA/k8s-device-plugin, internal/rm/health.go).
 func (x xid) application() bool {
 	switch x {
@@ -24,10 +24,10 @@ func (x xid) application() bool {
 	return false
 }
 
-// needsReset reports whether only a reset of the card, or a restart of the machine, ends what the error stands for. These
-// are the Xids for which NVIDIA's catalog has the immediate action RESET_GPU, RESTART_VM or RESTART_BM
-// (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). Those for which it depends on more than the
-// number (48, 74, 144 to 150, 154) aren't: the driver's recovery action tells.
+// needsReset reports whether only a reset of the card, or a restart of the machine, ends the fault. These are the Xids for
+// which NVIDIA's catalog has the immediate action RESET_GPU, RESTART_VM or RESTART_BM
+// (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). It returns false for the Xids for which the action
+// depends on more than the number (48, 74, 144 to 150, 154): for those the driver's recovery action decides.
 func (x xid) needsReset() bool {
 	switch x {
 	case 46, // GPU stopped processing
@@ -55,13 +55,14 @@ const (
 	xidPrefix = "Xid "
 	// reasonReset follows the number of a Xid that only a reset ends.
 	reasonReset = ", until the card is reset or the machine restarts"
-	// reasonAsked follows reasonReset where the driver has asked for the reset too: it tells when that was done.
+	// reasonAsked follows reasonReset if the driver also asks for the reset. Then the end of that request shows that the
+	// reset is done.
 	reasonAsked = "; the driver asks for it"
 )
 
 func (x xid) String() string { return xidPrefix + strconv.FormatUint(uint64(x), 10) }
 
-// reason returns why a card is unhealthy on which the error was reported. parseReason reads it back.
+// reason returns the reason for a card that is unhealthy because of the error. parseReason parses it.
 func (x xid) reason() string {
 	if x.needsReset() {
 		return x.String() + reasonReset
@@ -69,8 +70,8 @@ func (x xid) reason() string {
 	return x.String()
 }
 
-// parseReason returns the Xid error that made a card unhealthy, by the reason that was reported with it, and whether only
-// a reset ends it. It returns false where it wasn't a Xid.
+// parseReason parses the reason of an unhealthy card. It returns the Xid that is the reason, and whether only a reset ends
+// it. ok is false if the reason is not a Xid.
 func parseReason(reason string) (x xid, sticky, ok bool) {
 	rest, ok := strings.CutPrefix(reason, xidPrefix)
 	if !ok {
@@ -83,26 +84,27 @@ func parseReason(reason string) (x xid, sticky, ok bool) {
 
 // event is a Xid error of one card.
 type event struct {
-	// uuid is empty where the driver couldn't say which card it was.
+	// uuid is empty if the driver could not name the card.
 	uuid string
 	xid  xid
 }
 
-// XidChecks are the Xid errors that make a card unhealthy. The zero value takes all but those that a program on the card
-// brings about.
+// XidChecks selects the Xid errors that make a card unhealthy. The zero value selects all except those that a program on
+// the card causes.
 type XidChecks struct {
 	disabled, enabled xidSet
 }
 
-// xidSet is a set of Xids, or all of them.
+// xidSet is a set of Xids. If all is true, it contains every Xid.
 type xidSet struct {
 	all  bool
 	some map[xid]bool
 }
 
-// ParseXidChecks reads the lists that NVIDIA's device plugin has in DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS:
-// Xids with commas between them, or "all" or "xids" for all of them. An enabled Xid counts whatever disables it. Like
-// NVIDIA's plugin it passes over what is no number, and returns it for the log.
+// ParseXidChecks parses the lists that NVIDIA's device plugin reads from DP_DISABLE_HEALTHCHECKS and
+// DP_ENABLE_HEALTHCHECKS. Each is a comma-separated list of Xids; "all" or "xids" stands for every Xid. An enabled Xid
+// counts even if it is also disabled. Like NVIDIA's plugin, it ignores words that are not numbers; it returns them as
+// malformed, for the log.
 func ParseXidChecks(disable, enable string) (checks XidChecks, malformed []string) {
 	for list, set := range map[*string]*xidSet{&disable: &checks.disabled, &enable: &checks.enabled} {
 		set.some = map[xid]bool{}

@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestXidChecks: the lists mean what they mean to NVIDIA's device plugin.
+// TestXidChecks: the lists have the same meaning as in NVIDIA's device plugin.
 func TestXidChecks(t *testing.T) {
 	for name, test := range map[string]struct {
 		disable, enable string

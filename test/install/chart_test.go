@@ -23,7 +23,7 @@ import (
 
 const chart = "deploy/helm/gpushare"
 
-// render returns what the chart renders with these values, by kind and name.
+// render returns the objects that the chart renders with these values, by kind and name.
 func (h helm) render(t *testing.T, values string) map[string]*unstructured.Unstructured {
 	t.Helper()
 	out := h.run(t, "template", "gpushare", chart, "--namespace=gpu", "--set=extender.service.clusterIP=10.96.0.15", "--set="+values)
@@ -50,7 +50,7 @@ func podTemplate(t *testing.T, workload *unstructured.Unstructured) (template co
 	return template
 }
 
-// convert refuses fields that the type doesn't have.
+// convert converts an object to a typed one. It fails the test if the object has a field that the type doesn't have.
 func convert(t *testing.T, object map[string]any, out any) {
 	t.Helper()
 	data, err := json.Marshal(object)
@@ -83,7 +83,8 @@ func TestTheChartPassesHelmLint(t *testing.T) {
 	}
 }
 
-// What can't work is refused before anything is installed, with the value's name.
+// TestWrongValuesAreRefused: values that can't work are rejected before anything is installed, and the error names the
+// value.
 func TestWrongValuesAreRefused(t *testing.T) {
 	h := newHelm(t, "")
 	lease := leader.DefaultRenewDeadline.String()
@@ -139,7 +140,8 @@ func TestWrongValuesAreRefused(t *testing.T) {
 	}
 }
 
-// What the chart renders for kube-scheduler has no finding, however kube-scheduler reaches the extender.
+// TestSchedulerConfigHasNoFinding: the configuration that the chart renders for kube-scheduler has no finding, in every way
+// in which kube-scheduler can reach the extender.
 func TestSchedulerConfigHasNoFinding(t *testing.T) {
 	h := newHelm(t, "")
 	for name, values := range map[string]string{
@@ -175,7 +177,8 @@ func TestSchedulerConfigHasNoFinding(t *testing.T) {
 	}
 }
 
-// Whatever times are taken, the extender is given them, and time enough to look up its binds before it is killed.
+// TestTimesReachTheExtender: the extender gets the configured times, and a grace period that lets it resolve its binds before
+// it is killed.
 func TestTimesReachTheExtender(t *testing.T) {
 	h := newHelm(t, "")
 	const (
@@ -249,7 +252,8 @@ func TestThePageIsWhereTheValuesSay(t *testing.T) {
 	}
 }
 
-// Whatever signs the certificates may sign those of others: the name decides.
+// TestEveryModeOfTLSNamesItsClients: in every TLS mode the chart passes the names of the extender's clients. The signer of
+// the certificates may also sign certificates for others, so the extender must check the name.
 func TestEveryModeOfTLSNamesItsClients(t *testing.T) {
 	h := newHelm(t, "")
 	for what, test := range map[string]struct{ values, want string }{
@@ -281,7 +285,7 @@ func TestMetricsAreAuthorized(t *testing.T) {
 		}
 		return counts
 	}
-	// The extender and the device plugin, and a monitor for each.
+	// the extender, the device plugin, and a monitor for each
 	want := map[string]int{
 		"- --authorize-metrics\n": 2, "resources: [tokenreviews]": 2, "resources: [subjectaccessreviews]": 2, "nonResourceURLs: [/metrics]": 1,
 		"credentials: {name: token, key: token}": 2,
@@ -297,7 +301,8 @@ func TestMetricsAreAuthorized(t *testing.T) {
 	}
 }
 
-// The monitors' own kinds aren't known to a bare API server: that they find what is installed is seen here.
+// TestTheMonitorsFindTheirPods: the monitors select the installed pods. This is tested on the rendered objects, because a
+// bare API server doesn't have the monitors' kinds.
 func TestTheMonitorsFindTheirPods(t *testing.T) {
 	h := newHelm(t, "")
 	for mode, part := range map[string]string{"extender": "extender", "secondScheduler": "scheduler"} {
@@ -344,7 +349,8 @@ func TestTheMonitorsFindTheirPods(t *testing.T) {
 	}
 }
 
-// A kubelet with --root-dir moves its PodResources socket and leaves the device-plugin directory where it is.
+// TestKubeletDirectories: the kubelet's --root-dir changes the path of its PodResources socket, but not the device-plugin
+// directory.
 func TestKubeletDirectories(t *testing.T) {
 	h := newHelm(t, "")
 	spec := podTemplate(t, h.render(t, "devicePlugin.podResourcesDirectory=/data/kubelet/pod-resources")["DaemonSet/gpushare-device-plugin"]).Spec
@@ -373,7 +379,7 @@ func TestKubeletDirectories(t *testing.T) {
 	}
 }
 
-// How the device plugin's own container gets the driver library from NVIDIA's container runtime.
+// TestDriverAccess tests how the device plugin's own container gets the driver library from NVIDIA's container runtime.
 func TestDriverAccess(t *testing.T) {
 	type access struct {
 		VisibleDevices, Mount, Source string
@@ -420,7 +426,7 @@ func TestDriverAccess(t *testing.T) {
 	}
 }
 
-// The commands of docs/node.md for toolkits and nodes that none of the chart's ways fit.
+// TestDevicePluginOverrides tests the commands of docs/node.md for toolkits and nodes that no option of the chart fits.
 func TestDevicePluginOverrides(t *testing.T) {
 	h := newHelm(t, "")
 	const values = "devicePlugin.securityContext.privileged=true,devicePlugin.securityContext.allowPrivilegeEscalation=true," +
@@ -448,7 +454,8 @@ func TestDevicePluginOverrides(t *testing.T) {
 	}
 }
 
-// Each policy selects its pods, and opens ports that these have to the peers of the values.
+// TestNetworkPolicies: each policy selects its pods, and opens only ports that these pods have, to the peers that the values
+// name.
 func TestNetworkPolicies(t *testing.T) {
 	h := newHelm(t, "")
 	const (
@@ -457,7 +464,7 @@ func TestNetworkPolicies(t *testing.T) {
 	)
 	for name, test := range map[string]struct {
 		values string
-		// want has, by pod template, the open ports with their peers.
+		// want maps each pod template to its open ports with their peers.
 		want map[string]string
 	}{
 		"as they are": {"", map[string]string{
@@ -499,7 +506,7 @@ func TestNetworkPolicies(t *testing.T) {
 	}
 }
 
-// openPorts describes what a policy lets through to a pod, all of whose other ports it closes.
+// openPorts returns, as text, the ports of a pod that a policy opens, with their peers. The policy closes all other ports.
 func openPorts(t *testing.T, policy networkingv1.NetworkPolicySpec, pod corev1.PodSpec) string {
 	t.Helper()
 	if !slices.Equal(policy.PolicyTypes, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}) {

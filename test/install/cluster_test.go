@@ -26,10 +26,10 @@ const (
 	ours      = "app.kubernetes.io/name=gpushare"
 )
 
-// patience is far above what anything here takes.
+// patience limits every wait. It is far longer than any step normally takes.
 const patience = 2 * time.Minute
 
-// cluster is a real control plane, which makes the pods of what is installed, and one GPU node.
+// cluster is a real control plane, which creates the pods of the installed objects, and one GPU node.
 type cluster struct {
 	*controlplane.ControlPlane
 	t       *testing.T
@@ -38,16 +38,16 @@ type cluster struct {
 	kubelet *simkubelet.Kubelet
 	machine fakenvml.Machine
 	nodeDir string
-	// logs are those of the project's programs.
+	// logs holds the log files of the project's programs.
 	logs []string
 }
 
 const node = "gpu-1"
 
-// start starts everything but the project's programs. The scheduler runs without an extender until it is told of one.
+// start starts everything except the project's programs. The scheduler runs without an extender until giveToScheduler.
 func start(t *testing.T) *cluster {
 	t.Helper()
-	// Short: Unix sockets lie below.
+	// The path is short because it contains Unix sockets.
 	dir, err := os.MkdirTemp("", "gpushare-")
 	must(t, err)
 	t.Cleanup(func() {
@@ -96,7 +96,7 @@ func (c *cluster) until(what string, condition func(ctx context.Context) (bool, 
 	}
 }
 
-// pod waits for a pod of that component that has a node, the work of the real controllers and the real scheduler.
+// pod waits for a pod of the component that has a node. The real controllers create the pod, and the real scheduler binds it.
 func (c *cluster) pod(component string) (pod *corev1.Pod) {
 	c.t.Helper()
 	selector := ours + ",app.kubernetes.io/component=" + component
@@ -116,8 +116,8 @@ func (c *cluster) pod(component string) (pod *corev1.Pod) {
 	return pod
 }
 
-// process makes a process of a pod's container, with the arguments that it stands there with. What a container finds in
-// its own file system and network is elsewhere here: places says where. The rest is as the kubelet would do it.
+// process returns a process that runs a pod's container with the arguments of the pod's spec. places maps paths and addresses
+// in the container to those outside. Everything else is set as the kubelet would set it.
 func (c *cluster) process(pod *corev1.Pod, container, binary string, places map[string]string, extra ...string) *controlplane.Process {
 	c.t.Helper()
 	var found *corev1.Container
@@ -160,7 +160,7 @@ func (c *cluster) process(pod *corev1.Pod, container, binary string, places map[
 	return &controlplane.Process{Name: container, Path: binary, Args: append(out, extra...), LogPath: log}
 }
 
-// account writes the kubeconfig that stands for what a pod finds in /var/run/secrets.
+// account writes a kubeconfig that replaces the pod's files in /var/run/secrets.
 func (c *cluster) account(pod *corev1.Pod) string {
 	c.t.Helper()
 	path, err := c.PodKubeconfig(c.t.Context(), pod)
@@ -168,7 +168,7 @@ func (c *cluster) account(pod *corev1.Pod) string {
 	return path
 }
 
-// clientOf is what a pod may do.
+// clientOf returns a client with the rights of a kubeconfig.
 func (c *cluster) clientOf(kubeconfig string) kubernetes.Interface {
 	c.t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
@@ -178,7 +178,7 @@ func (c *cluster) clientOf(kubeconfig string) kubernetes.Interface {
 	return client
 }
 
-// binary is one of the project's own, or of Kubernetes' with "kube/" before it.
+// binary returns the path of one of the project's programs, or of a Kubernetes program if the name begins with "kube/".
 func (c *cluster) binary(name string) string {
 	if kubernetes, found := strings.CutPrefix(name, "kube/"); found {
 		return filepath.Join(controlplane.KubeDir(c.root), kubernetes)
@@ -200,7 +200,7 @@ func (c *cluster) runPlugin() *corev1.Pod {
 	return pod
 }
 
-// volume writes a Secret's content as the kubelet would mount it.
+// volume writes the content of a Secret as the kubelet would mount it.
 func (c *cluster) volume(secret string) string {
 	c.t.Helper()
 	object, err := c.Client.CoreV1().Secrets(namespace).Get(c.t.Context(), secret, metav1.GetOptions{})
@@ -213,7 +213,7 @@ func (c *cluster) volume(secret string) string {
 	return dir
 }
 
-// gpuPod is a pod that asks for GPU memory.
+// gpuPod returns a pod that requests GPU memory.
 func gpuPod(name, scheduler string, memory string) *corev1.Pod {
 	limits := corev1.ResourceList{protocol.ResourceMemory: quantity(memory)}
 	return &corev1.Pod{
@@ -225,7 +225,7 @@ func gpuPod(name, scheduler string, memory string) *corev1.Pod {
 	}
 }
 
-// mustGetACard creates the pod and waits until its container runs with the card that was written onto it.
+// mustGetACard creates the pod and waits until its container runs with the card in the pod's annotation.
 func (c *cluster) mustGetACard(pod *corev1.Pod) {
 	c.t.Helper()
 	pod, err := c.Client.CoreV1().Pods(pod.Namespace).Create(c.t.Context(), pod, metav1.CreateOptions{})
@@ -246,7 +246,7 @@ func (c *cluster) mustGetACard(pod *corev1.Pod) {
 	})
 }
 
-// mustHaveForbiddenNothing looks for refusals in the logs of the project's programs.
+// mustHaveForbiddenNothing fails the test if the logs of the project's programs contain a forbidden request.
 func (c *cluster) mustHaveForbiddenNothing() {
 	c.t.Helper()
 	for _, log := range c.logs {
@@ -260,14 +260,14 @@ func (c *cluster) mustHaveForbiddenNothing() {
 	}
 }
 
-// installed lists everything of ours that the API server has, of every kind.
+// installed lists the project's objects of every kind on the API server.
 func (c *cluster) installed(ctx context.Context) ([]string, error) {
 	return c.Find(ctx, func(object metav1.Object) bool {
 		return object.GetLabels()["app.kubernetes.io/name"] == "gpushare" || strings.Contains(object.GetName(), "gpushare")
 	})
 }
 
-// mustLeaveNothing uninstalls and waits until the API server has nothing of ours.
+// mustLeaveNothing uninstalls the project and waits until the API server has no object of it.
 func (c *cluster) mustLeaveNothing() {
 	c.t.Helper()
 	c.helm.run(c.t, "uninstall", "gpushare", "--namespace="+namespace)

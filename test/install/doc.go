@@ -1,3 +1,3 @@
-// Package install tests what an administrator installs: the Helm chart and the plain manifests rendered from it, on a
-// real control plane, with the project's programs run as the installed objects say, under their pods' own tokens.
+// Package install tests the installation: the Helm chart and the plain manifests that are rendered from it, on a real control
+// plane. The project's programs run as the installed objects specify, with their pods' own tokens.
 package install

@@ -19,7 +19,7 @@ import (
 
 func quantity(s string) resource.Quantity { return resource.MustParse(s) }
 
-// TestInstall goes an administrator's way: install, give kube-scheduler the configuration, share a card, upgrade, roll
+// TestInstall follows an administrator's steps: install, give kube-scheduler the configuration, share a card, upgrade, roll
 // back, uninstall.
 func TestInstall(t *testing.T) {
 	c := start(t)
@@ -105,7 +105,7 @@ func TestInstall(t *testing.T) {
 	c.mustLeaveNothing()
 }
 
-// namesIn returns what a certificate is for.
+// namesIn returns the names in a certificate.
 func namesIn(t *testing.T, certificate string) (names []string) {
 	t.Helper()
 	block, _ := pem.Decode([]byte(certificate))
@@ -137,8 +137,8 @@ func (c *cluster) runExtender() extenderAt {
 	return extenderAt{url: port.URL("https")}
 }
 
-// giveToScheduler gives the cluster's scheduler the configuration that was installed. Nobody makes connections to the
-// Service's address here, so host and port are replaced; the certificates are checked against the name that stands in it.
+// giveToScheduler restarts the cluster's scheduler with the installed configuration. It replaces host and port, because the
+// Service's address has no route here. The certificates are still checked against the name in the configuration.
 func (c *cluster) giveToScheduler(e extenderAt) {
 	c.t.Helper()
 	secret, err := c.Client.CoreV1().Secrets(namespace).Get(c.t.Context(), "gpushare-scheduler-config", metav1.GetOptions{})
@@ -152,7 +152,7 @@ func (c *cluster) giveToScheduler(e extenderAt) {
 	must(c.t, c.StartScheduler(c.t.Context(), controlplane.SchedulerOptions{ConfigFile: path, ExtenderURL: e.url}))
 }
 
-// lasting is what kube-scheduler's configuration relies on, and who leads.
+// lasting returns the objects on which kube-scheduler's configuration relies, and the leader.
 func (c *cluster) lasting() map[string]string {
 	c.t.Helper()
 	out := map[string]string{}

@@ -17,7 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// testGuard tries to forge annotations in every way that leads to a pod. plugin is the device plugin's pod.
+// testGuard tries to forge annotations by every request that can change a pod. plugin is the device plugin's pod.
 func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 	ctx := t.Context()
 	pods := c.Client.CoreV1().Pods(metav1.NamespaceDefault)
@@ -104,7 +104,7 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 			}
 		})
 	}
-	// The API server itself takes nothing but the spec from these two.
+	// The API server itself accepts only the spec from these two.
 	for _, subresource := range []string{"ephemeralcontainers", "resize"} {
 		data := patch(map[string]any{protocol.AnnotationIndex: "7"})
 		if _, err := pods.Patch(ctx, running.Name, types.MergePatchType, data, metav1.PatchOptions{}, subresource); err != nil && !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
@@ -137,7 +137,7 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 			"service-account": c.user(t, "system:serviceaccount:velero:velero", "system:masters"),
 			"group":           c.user(t, "somebody", "system:masters", "restorers"),
 		} {
-			// The API server takes a moment to learn of the new policy.
+			// The API server needs a moment to load the new policy.
 			c.until("the policy lets a "+name+" pass", func(ctx context.Context) (bool, error) {
 				pod := gpuPod("restored-"+name, "nobody", "1")
 				pod.Annotations = forged
@@ -156,7 +156,7 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 	})
 }
 
-// untilRefused waits until a policy is in force: the API server learns of policies once a second.
+// untilRefused waits until a policy is in force. The API server loads policies once per second.
 func (c *cluster) untilRefused(policy string, pod *corev1.Pod) {
 	c.t.Helper()
 	c.until(policy+" is in force", func(ctx context.Context) (bool, error) {
@@ -165,7 +165,7 @@ func (c *cluster) untilRefused(policy string, pod *corev1.Pod) {
 	})
 }
 
-// create makes a pod that asks for no GPU memory, and that no scheduler looks at.
+// create creates a pod that requests no GPU memory and that no scheduler handles.
 func (c *cluster) create(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 	t.Helper()
 	if pod.Namespace == "" {
@@ -224,9 +224,9 @@ func (c *cluster) testForgedTemplate(t *testing.T, forged map[string]string) {
 	must(t, deployments.Delete(t.Context(), "forged", metav1.DeleteOptions{}))
 }
 
-// A kubelet makes an object for a pod that it runs from a file; NodeRestriction keeps it to its own node.
+// testMirrorPod: a kubelet may create the mirror pod of a static pod. NodeRestriction limits it to its own node.
 func (c *cluster) testMirrorPod(t *testing.T, annotations map[string]string) {
-	const host = "static" // Without the simulated kubelet, which takes mirrors away that it doesn't know.
+	const host = "static" // not the simulated kubelet's node: it deletes mirror pods that it doesn't know
 	kubelet := c.user(t, "system:node:"+host, "system:nodes")
 	object, err := c.Client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: host}}, metav1.CreateOptions{})
 	must(t, err)
@@ -249,7 +249,7 @@ func (c *cluster) testMirrorPod(t *testing.T, annotations map[string]string) {
 	must(t, c.Client.CoreV1().Nodes().Delete(t.Context(), host, metav1.DeleteOptions{}))
 }
 
-// testPluginsReach uses the plugin's own token beyond what the plugin does with it.
+// testPluginsReach uses the plugin's own token for requests that the plugin itself never makes.
 func (c *cluster) testPluginsReach(t *testing.T, plugin *corev1.Pod, patch func(map[string]any) []byte) {
 	ctx := t.Context()
 	other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "other"}}
@@ -304,7 +304,7 @@ func (c *cluster) testPluginsReach(t *testing.T, plugin *corev1.Pod, patch func(
 			t.Errorf("%s: got %v, want it refused: %s", name, test.err, test.want)
 		}
 	}
-	// Neither account can have a node deleted, take over its traffic, or change what it offers.
+	// Neither account can cause the deletion of a node, redirect its traffic, or change its resources.
 	for name, test := range map[string]struct{ patch, subresource string }{
 		"an owner":                {`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"gone","uid":"1"}]}}`, ""},
 		"an owner, by the status": {`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"gone","uid":"1"}]}}`, "status"},
@@ -338,7 +338,7 @@ func (c *cluster) testPluginsReach(t *testing.T, plugin *corev1.Pod, patch func(
 	must(t, c.Client.CoreV1().Nodes().Delete(ctx, "other", metav1.DeleteOptions{}))
 }
 
-// testPolicyTypes waits for what kube-controller-manager's type checker says of the policies.
+// testPolicyTypes waits for the result of kube-controller-manager's type check of the policies.
 func (c *cluster) testPolicyTypes(t *testing.T) {
 	c.until("all policies are checked", func(ctx context.Context) (bool, error) {
 		list, err := c.Client.AdmissionregistrationV1().ValidatingAdmissionPolicies().List(ctx, metav1.ListOptions{LabelSelector: ours})
@@ -374,7 +374,7 @@ func (c *cluster) testEnvironment(t *testing.T, running *corev1.Pod) {
 	}
 	for name, test := range map[string]struct {
 		pod *corev1.Pod
-		// refused is the container that the refusal names, empty where the pod is accepted.
+		// refused is the container that the rejection names; empty if the pod is accepted.
 		refused string
 	}{
 		"the container that asks": {with(func(s *corev1.PodSpec) { s.Containers[0].Env = visible("all") }), "main"},

@@ -12,7 +12,7 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// repository is the repository's root.
+// repository returns the repository's root.
 func repository(t *testing.T) string {
 	t.Helper()
 	root, err := controlplane.RepositoryRoot()
@@ -20,7 +20,7 @@ func repository(t *testing.T) string {
 	return root
 }
 
-// helmPath and kubectlPath build the pinned helm and kubectl, once.
+// helmPath and kubectlPath build the pinned helm and kubectl once and return their paths.
 var (
 	helmPath    = sync.OnceValues(func() (string, error) { return tool("helm") })
 	kubectlPath = sync.OnceValues(func() (string, error) { return tool("kubectl") })
@@ -35,7 +35,7 @@ func tool(name string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// shell runs commands as an administrator types them in the repository's root, with helm and kubectl.
+// shell runs commands in the repository's root, with helm and kubectl, as an administrator would.
 func (h helm) shell(t *testing.T, commands string) string {
 	t.Helper()
 	kubectl, err := kubectlPath()
@@ -53,7 +53,7 @@ func (h helm) shell(t *testing.T, commands string) string {
 	return string(out)
 }
 
-// helm runs helm on the chart's folder with a home of its own.
+// helm runs helm on the chart's folder with its own home directory.
 type helm struct {
 	path, home, kubeconfig string
 }

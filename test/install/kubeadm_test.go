@@ -18,13 +18,14 @@ import (
 	"github.com/gpushare/gpushare/test/pages"
 )
 
-// controlPlaneNode runs commands for which $dir/kubernetes is /etc/kubernetes, and $dir/home the administrator's home.
+// controlPlaneNode runs commands in a mount namespace in which $dir/kubernetes is /etc/kubernetes. $dir/home is the
+// administrator's home.
 type controlPlaneNode struct {
 	t   *testing.T
 	dir string
 }
 
-// startControlPlaneNode makes a node with the kubeconfig files that kubeadm makes.
+// startControlPlaneNode returns a node with the kubeconfig files that kubeadm creates.
 func startControlPlaneNode(t *testing.T, c *controlplane.ControlPlane) controlPlaneNode {
 	t.Helper()
 	n := controlPlaneNode{t: t, dir: t.TempDir()}
@@ -44,7 +45,7 @@ func startControlPlaneNode(t *testing.T, c *controlplane.ControlPlane) controlPl
 	return n
 }
 
-// command returns what runs a program on the node.
+// command returns the command line that runs a program on the node.
 func (n controlPlaneNode) command(args ...string) []string {
 	const mounts = `mount -t overlay overlay -o "lowerdir=$1/etc:/etc" /etc; mount --bind "$1/kubernetes" /etc/kubernetes
 		cd "$1/home"; shift; exec "$@"`
@@ -58,7 +59,7 @@ func (n controlPlaneNode) run(commands string) string {
 	must(n.t, err)
 	args := n.command("bash", "-euo", "pipefail", "-c", commands)
 	command := exec.CommandContext(n.t.Context(), args[0], args[1:]...)
-	// kubeadm is the pinned one also where the control plane is of another version.
+	// kubeadm is always the pinned version, even if the control plane has another version.
 	tools := filepath.Join(repository(n.t), "bin", "kube") + ":" + filepath.Dir(kubectl)
 	command.Env = []string{"HOME=" + n.dir + "/home", "PATH=" + tools + ":" + os.Getenv("PATH")}
 	out, err := command.CombinedOutput()
@@ -77,7 +78,7 @@ func (n controlPlaneNode) copy(path string, targets ...string) {
 	}
 }
 
-// manifest returns a component's manifest, and the pod that it describes.
+// manifest returns a component's manifest, as text and as a pod.
 func (n controlPlaneNode) manifest(component string) (text string, pod *corev1.Pod) {
 	n.t.Helper()
 	data, err := os.ReadFile(filepath.Join(n.dir, "kubernetes/manifests", component+".yaml"))
@@ -102,7 +103,7 @@ func TestKubeadm(t *testing.T) {
 
 	n.run(page.Install)
 	n.startScheduler(c)
-	// No extender is there. The Event shows that kube-scheduler calls it.
+	// No extender runs. The Event shows that kube-scheduler calls it.
 	_, err = c.Client.CoreV1().Pods(metav1.NamespaceDefault).Create(t.Context(), gpuPod("asks", "", "1"), metav1.CreateOptions{})
 	must(t, err)
 	awaitEvent(t, c, "asks", "/gpushare-scheduler/filter")
@@ -113,7 +114,7 @@ func TestKubeadm(t *testing.T) {
 	}
 
 	n.run(page.Install + page.Upload)
-	// From this pod kubeadm reads the API server's address.
+	// kubeadm reads the API server's address from this pod.
 	_, pod := n.manifest("kube-apiserver")
 	pod.Spec.NodeName = node
 	_, err = c.Client.CoreV1().Pods(pod.Namespace).Create(t.Context(), pod, metav1.CreateOptions{})
@@ -123,7 +124,7 @@ func TestKubeadm(t *testing.T) {
 		t.Errorf("an upgrade changes:\n%s", diff)
 	}
 
-	n.run(page.Undo + page.Restore) // The second shows what the cluster keeps.
+	n.run(page.Undo + page.Restore) // The second command shows what the cluster keeps.
 	if got, _ := n.manifest(scheduler); got != before {
 		t.Errorf("undone, the manifest is\n%s", got)
 	}
@@ -132,7 +133,7 @@ func TestKubeadm(t *testing.T) {
 	}
 }
 
-// startScheduler runs kube-scheduler as its manifest says, until the test ends.
+// startScheduler runs kube-scheduler as its manifest specifies until the test ends.
 func (n controlPlaneNode) startScheduler(c *controlplane.ControlPlane) {
 	n.t.Helper()
 	_, pod := n.manifest("kube-scheduler")

@@ -9,11 +9,11 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// Every manifest that needs no other operator's kinds is taken by the API server without a warning about an unknown or
-// repeated field.
+// TestManifests: the API server accepts every manifest without a warning about an unknown or repeated field. Manifests with
+// kinds of other operators are left out.
 func TestManifests(t *testing.T) {
 	c := controlplane.StartForTest(t, controlplane.Options{WithoutScheduler: true, ControllerManager: true})
-	// The chart's own tests and others go by the same binaries.
+	// The chart's tests and other tests use the same binaries.
 	if want := os.Getenv(controlplane.VersionEnv); want != "" {
 		version, err := c.Client.Discovery().ServerVersion()
 		must(t, err)
@@ -26,7 +26,7 @@ func TestManifests(t *testing.T) {
 			must(t, c.Apply(t.Context(), filepath.Join(repository(t), "deploy", folder)))
 		})
 	}
-	// What the plain manifests don't have.
+	// objects that the plain manifests don't contain
 	h := newHelm(t, "")
 	for name, values := range map[string]string{
 		"network policies, driver by a mount": "networkPolicy.schedulers[0].ipBlock.cidr=192.0.2.0/28," +

@@ -20,8 +20,9 @@ import (
 
 const theirExtender = "system:serviceaccount:kube-system:gpushare-schd-extender"
 
-// TestMigration types the commands of docs/migration.md, either half first, in a cluster that has what Alibaba's gpushare
-// installs: Helm must not stumble over it, and the guard must let the half that is still theirs do its work, and no longer.
+// TestMigration runs the commands of docs/migration.md, with either half first, in a cluster with Alibaba's gpushare
+// installed. Helm must not fail on the existing objects. The guard must allow the requests of Alibaba's half as long as that
+// half is in use, and reject them afterwards.
 func TestMigration(t *testing.T) {
 	c := start(t)
 	type step struct {
@@ -41,14 +42,14 @@ func TestMigration(t *testing.T) {
 				must(t, err)
 				c.helm.shell(t, blocks[step.block])
 				if i == 0 {
-					// Somebody else is refused from now on.
+					// From now on, requests of other users are rejected.
 					probe := gpuPod("probe", "nobody", "1")
 					probe.Annotations = map[string]string{protocol.AnnotationIndex: "1"}
 					c.untilRefused("the guard", probe)
 				}
 				must(t, assume(t, extender, pod, i))
 				if strings.HasPrefix(name, "the scheduler's") && i < 2 {
-					// Its token says which node it is on.
+					// The plugin's token names its node.
 					must(t, assume(t, c.clientOf(c.account(c.theirPlugin())), pod, 10+i))
 				}
 			}
@@ -58,7 +59,7 @@ func TestMigration(t *testing.T) {
 			c.helm.shell(t, blocks[0])
 			attempt := 100
 			c.until("the guard refuses their extender", func(context.Context) (bool, error) {
-				attempt++ // Another value each time: what changes nothing is never refused.
+				attempt++ // Each attempt uses another value, because a request that changes nothing is never rejected.
 				return apierrors.IsForbidden(assume(t, extender, pod, attempt)), nil
 			})
 			c.until("both halves are the chart's, and theirs are gone", func(ctx context.Context) (bool, error) { return c.swapped(ctx) })
@@ -68,7 +69,7 @@ func TestMigration(t *testing.T) {
 	}
 }
 
-// theirPlugin waits for the pod of their DaemonSet.
+// theirPlugin waits for the pod of Alibaba's DaemonSet.
 func (c *cluster) theirPlugin() (pod *corev1.Pod) {
 	c.until("their DaemonSet has its pod", func(ctx context.Context) (bool, error) {
 		list, err := c.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "name=gpushare-device-plugin-ds"})
@@ -81,7 +82,7 @@ func (c *cluster) theirPlugin() (pod *corev1.Pod) {
 	return pod
 }
 
-// assume writes an annotation as their halves do, by a patch of the pod.
+// assume writes an annotation by a patch of the pod, as both of Alibaba's halves do.
 func assume(t *testing.T, client kubernetes.Interface, pod *corev1.Pod, value int) error {
 	t.Helper()
 	data, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{protocol.AnnotationAssumeTime: fmt.Sprint(value)}}})
@@ -90,7 +91,8 @@ func assume(t *testing.T, client kubernetes.Interface, pod *corev1.Pod, value in
 	return err
 }
 
-// swapped says whether Deployment and DaemonSet are ours, as they are by default, and nothing is theirs.
+// swapped reports whether the project's Deployment and DaemonSet are installed with their defaults and no object of
+// Alibaba's gpushare is left.
 func (c *cluster) swapped(ctx context.Context) (bool, error) {
 	deployment, err := c.Client.AppsV1().Deployments(namespace).Get(ctx, "gpushare-extender", metav1.GetOptions{})
 	if err != nil {

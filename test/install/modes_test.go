@@ -12,7 +12,7 @@ import (
 	"github.com/gpushare/gpushare/test/pages"
 )
 
-// TestTheOtherMode goes from one way to reach the scheduler to the other and back, with the commands of docs/install.md.
+// TestTheOtherMode switches to the other scheduler mode and back, with the commands of docs/install.md.
 func TestTheOtherMode(t *testing.T) {
 	c := start(t)
 	blocks, err := pages.Commands(page, "From one mode to the other")

@@ -23,7 +23,7 @@ func readYAML(t *testing.T, path string) (out map[string]any) {
 
 var quoted = regexp.MustCompile("`([^`]+)`")
 
-// The page's table has values that there are, with their defaults.
+// TestThePagesTableOfValues: each value in the page's table exists in the chart and has the default that the table shows.
 func TestThePagesTableOfValues(t *testing.T) {
 	values := readYAML(t, chart+"/values.yaml")
 	text, err := os.ReadFile(filepath.Join(repository(t), page))
@@ -40,7 +40,7 @@ func TestThePagesTableOfValues(t *testing.T) {
 		defaults := quoted.FindAllStringSubmatch(cells[2], -1)
 		for i, match := range quoted.FindAllStringSubmatch(cells[1], -1) {
 			name := strings.TrimSuffix(match[1], ".*")
-			if strings.HasPrefix(name, ".") { // A sibling of the one before.
+			if strings.HasPrefix(name, ".") { // a sibling of the previous value
 				name = before[:strings.LastIndex(before, ".")] + name
 			}
 			before = name

@@ -10,8 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// testRights asks the API server for every verb on whatever these accounts could be after. A right more is as wrong here
-// as a right less.
+// testRights checks, through the API server, every verb on all resources that these accounts could use. An extra right is an
+// error, and so is a missing one.
 func (c *cluster) testRights(t *testing.T) {
 	resources := []struct{ group, resource, name string }{
 		{"", "pods", ""},
@@ -84,8 +84,9 @@ func (c *cluster) testRights(t *testing.T) {
 	}
 }
 
-// testPodSecurity has the API server hold the installed pods to Kubernetes' Pod Security Standards: the extender's to
-// the strictest; the device plugin's breaks nothing but the rules about host paths and about root.
+// testPodSecurity checks the installed pods against Kubernetes' Pod Security Standards, through the API server. The
+// extender's pod must meet the restricted standard. The device plugin's pod may break only the rules about host paths and
+// root.
 func (c *cluster) testPodSecurity(t *testing.T) {
 	strict := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 		Name: "strict", Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"},

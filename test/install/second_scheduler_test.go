@@ -17,7 +17,7 @@ import (
 
 const second = "gpushare-scheduler"
 
-// TestSecondScheduler leaves the cluster's own scheduler as it is.
+// TestSecondScheduler installs the second scheduler, which leaves the cluster's own scheduler unchanged.
 func TestSecondScheduler(t *testing.T) {
 	c := start(t)
 	c.helm.run(t, "install", "gpushare", chart, "--namespace="+namespace, "--set=mode=secondScheduler")
@@ -37,7 +37,7 @@ func TestSecondScheduler(t *testing.T) {
 	secure := controlplane.ReservePortForTest(t)
 	scheduler := c.process(pod, "scheduler", c.binary("kube/kube-scheduler"),
 		map[string]string{"/etc/gpushare/scheduler-config.yaml": c.schedulerConfig(kubeconfig, port), "10259": secure.String()},
-		// Inside a pod these are found by themselves.
+		// Inside a pod, kube-scheduler finds these files by itself.
 		"--authentication-kubeconfig="+kubeconfig, "--authorization-kubeconfig="+kubeconfig, "--bind-address=127.0.0.1")
 	scheduler.Ready = controlplane.HTTPReady(secure.URL("https") + "/healthz")
 	controlplane.RunForTest(t, scheduler)
@@ -64,7 +64,7 @@ func TestSecondScheduler(t *testing.T) {
 	none.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
 	_, err := pods.Create(t.Context(), none, metav1.CreateOptions{})
 	must(t, err)
-	// Passes by every scheduler; the plugin finds it a card.
+	// This pod bypasses all schedulers; the plugin selects its card.
 	direct := gpuPod("direct", "", "1")
 	direct.Spec.NodeName = node
 	c.mustGetACard(direct)
@@ -81,8 +81,8 @@ func containers(pod *corev1.Pod) sets.Set[string] {
 	return names
 }
 
-// schedulerConfig writes the installed configuration, with the extender at its port here and the account that a pod
-// finds by itself.
+// schedulerConfig writes the installed configuration with the extender's port in this test, and with the account that a pod
+// would use by default.
 func (c *cluster) schedulerConfig(kubeconfig string, extender *controlplane.Port) string {
 	c.t.Helper()
 	installed, err := c.Client.CoreV1().ConfigMaps(namespace).Get(c.t.Context(), "gpushare-scheduler-config", metav1.GetOptions{})

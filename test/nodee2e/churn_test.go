@@ -11,7 +11,7 @@ import (
 // longEnv selects the long forms of tests.
 const longEnv = "GPUSHARE_TEST_LONG"
 
-// inLong is how many there are in the long form of a test, and otherwise.
+// inLong returns long in the long form of a test, and short otherwise.
 func inLong(long, short int) int {
 	if os.Getenv(longEnv) != "" {
 		return long
@@ -19,10 +19,11 @@ func inLong(long, short int) int {
 	return short
 }
 
-// Pods of all shapes come in bursts of 8 to 40, of one size or of many, and go, while everything is compared after each
-// burst: on equal cards and on cards of different sizes, with a quarter of the node free and with none.
+// TestChurn creates and deletes pods of all shapes in bursts of 8 to 40, of one size or of many sizes, and compares
+// everything after each burst. It runs on equal cards and on cards of different sizes, with a quarter of the node free and
+// on a full node.
 func TestChurn(t *testing.T) {
-	t.Parallel() // Its nodes beside those of the other tests.
+	t.Parallel() // Its nodes run beside those of the other tests.
 	for _, node := range []struct {
 		title string
 		cards []uint64
@@ -39,10 +40,11 @@ func TestChurn(t *testing.T) {
 	}
 }
 
-// churnWithRoom makes so many pods, in bursts for which older ones have to leave. What all ask for is most at most.
+// churnWithRoom creates the given number of pods in bursts and deletes older pods to make room. The requests of all pods
+// together never exceed most.
 func (s *scene) churnWithRoom(pods int, most int64) {
 	s.Helper()
-	// With a quarter of four cards free, one of them has room for the largest.
+	// If a quarter of four cards is free, at least one card has room for the largest pod.
 	const largest = 4
 	for s.made < pods {
 		size := 8 + s.random.Int64N(33)
@@ -56,7 +58,7 @@ func (s *scene) churnWithRoom(pods int, most int64) {
 		for range size {
 			pod := shape(1 + s.random.Int64N(largest))
 			if sum+memoryOf(pod) > most {
-				s.made-- // Not this one.
+				s.made-- // This pod is not created.
 				break
 			}
 			sum += memoryOf(pod)
@@ -64,7 +66,7 @@ func (s *scene) churnWithRoom(pods int, most int64) {
 		}
 		s.makeRoom(most - sum)
 		if s.random.IntN(4) == 0 {
-			// The kubelet doesn't let such pods wait for those that are on their way out.
+			// The kubelet doesn't hold such pods back until terminating pods are gone.
 			s.gone(leaving)
 			for _, pod := range burst {
 				onNode(s.node.name)(pod)
@@ -78,8 +80,8 @@ func (s *scene) churnWithRoom(pods int, most int64) {
 	}
 }
 
-// churnFull fills the node to the last unit and replaces parts of what is there at a stroke, so many pods in all. All
-// ask for the same, in different shapes: one that comes fits where one has gone.
+// churnFull fills the node to the last unit. Then it replaces several pods at a time, until it has created the given number
+// of pods. All pods have the same total request in different shapes, so each new pod fits where an old one was.
 func (s *scene) churnFull(pods int) {
 	s.Helper()
 	const request = 3
@@ -108,7 +110,7 @@ func (s *scene) churnFull(pods int) {
 	}
 }
 
-// total is what the node's cards have together.
+// total returns the memory of all the node's cards, in units.
 func (s *scene) total() (sum int64) {
 	for _, card := range s.node.cards {
 		sum += gibibytes(card)
@@ -116,10 +118,10 @@ func (s *scene) total() (sum int64) {
 	return sum
 }
 
-// leaving says that a pod has been told to end.
+// leaving reports whether a pod is terminating.
 func leaving(pod *corev1.Pod) bool { return pod.DeletionTimestamp != nil }
 
-// used is what the scene's pods ask for, but those that are leaving.
+// used returns the requests of the scene's pods, without those that are terminating, in units.
 func (s *scene) used() (sum int64) {
 	s.Helper()
 	pods, err := s.list(s.Context())
@@ -132,7 +134,7 @@ func (s *scene) used() (sum int64) {
 	return sum
 }
 
-// makeRoom deletes pods at random until the rest asks for no more than this.
+// makeRoom deletes random pods until the requests of the rest don't exceed most, in units.
 func (s *scene) makeRoom(most int64) {
 	s.Helper()
 	pods, err := s.list(s.Context())
@@ -147,7 +149,7 @@ func (s *scene) makeRoom(most int64) {
 	}
 }
 
-// shaped describes a pod of random shape that asks for this much in all. Some ignore SIGTERM.
+// shaped returns a pod of random shape with this total request. Some of these pods ignore SIGTERM.
 func (s *scene) shaped(total int64) *corev1.Pod {
 	part := func(of int64) int64 { return 1 + s.random.Int64N(of) }
 	var pod *corev1.Pod
@@ -159,7 +161,7 @@ func (s *scene) shaped(total int64) *corev1.Pod {
 		second := part(total - 2)
 		third := part(total - second - 1)
 		pod = s.pod(total-second-third, with("second", second), with("third", third))
-	case shape == 2: // What is asked for most decides.
+	case shape == 2: // The largest request decides.
 		pod = s.pod(total, first("init", part(total)))
 	case shape == 3:
 		pod = s.pod(part(total), first("init", total))

@@ -17,8 +17,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// criWitness stands between the kubelet and the container runtime. It passes every call on as it is, and keeps which CDI
-// devices the kubelet asks for, for which container.
+// criWitness is a proxy between the kubelet and the container runtime. It forwards every call unchanged and records the CDI
+// devices that the kubelet requests for each container.
 type criWitness struct {
 	runtime *grpc.ClientConn
 
@@ -27,7 +27,7 @@ type criWitness struct {
 	err     error
 }
 
-// watchCRI serves on one socket what answers on the other, for as long as the test runs.
+// watchCRI forwards calls from socket to the container runtime at the socket runtime until the test ends.
 func watchCRI(t *testing.T, socket, runtime string) *criWitness {
 	t.Helper()
 	connection, err := grpc.NewClient("unix:"+runtime, grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -46,17 +46,17 @@ func watchCRI(t *testing.T, socket, runtime string) *criWitness {
 	return w
 }
 
-// criMessage is how large the kubelet lets a message be.
+// criMessage is the largest message that the kubelet allows, in bytes.
 const criMessage = 16 << 20
 
-// asked are the CDI devices asked for so far.
+// asked returns the CDI devices that were requested so far, by container.
 func (w *criWitness) asked() (map[containerOf][]string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return maps.Clone(w.devices), w.err
 }
 
-// pass passes one call on. All calls of the CRI carry one request.
+// pass forwards one call. Each call of the CRI carries one request.
 func (w *criWitness) pass(_ any, kubelet grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(kubelet)
 	var request []byte
@@ -84,7 +84,7 @@ func (w *criWitness) pass(_ any, kubelet grpc.ServerStream) error {
 			return nil
 		}
 		if err != nil {
-			return err // It carries the runtime's status.
+			return err // It contains the runtime's status.
 		}
 		if err := kubelet.SendMsg(&answer); err != nil {
 			return err
@@ -92,7 +92,8 @@ func (w *criWitness) pass(_ any, kubelet grpc.ServerStream) error {
 	}
 }
 
-// note reads a CreateContainerRequest by its fields' numbers (k8s.io/cri-api, pkg/apis/runtime/v1/api.proto).
+// note records the CDI devices of a CreateContainerRequest. It parses the request by field numbers (k8s.io/cri-api,
+// pkg/apis/runtime/v1/api.proto).
 func (w *criWitness) note(request []byte) {
 	const (
 		config, sandbox                       = 2, 3  // of the request
@@ -112,7 +113,7 @@ func (w *criWitness) note(request []byte) {
 	w.devices[containerOf{uid[0], name[0]}] = names
 }
 
-// field returns every value at a path of fields in a message.
+// field returns all values at a path of field numbers in a message.
 func field(message []byte, path ...protowire.Number) (values []string, err error) {
 	for len(message) > 0 {
 		number, kind, n := protowire.ConsumeTag(message)
@@ -141,7 +142,7 @@ func field(message []byte, path ...protowire.Number) (values []string, err error
 	return values, nil
 }
 
-// untouched is a codec that leaves messages as they are.
+// untouched is a codec that passes messages through unchanged.
 type untouched struct{}
 
 func (untouched) Name() string { return "proto" }

@@ -11,11 +11,11 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// The comparison that all tests rely on sees each thing that can be wrong.
+// TestDisagreements: the comparison that all tests rely on detects each kind of error.
 func TestDisagreements(t *testing.T) {
 	for name, test := range map[string]struct {
 		spoil func(*truth)
-		want  string // empty: nothing
+		want  string // empty if there is no disagreement
 	}{
 		"all is well":                      {func(*truth) {}, ""},
 		"another card in the container":    {func(t *truth) { give(t, 0, "0") }, "container main has card 0, the annotation says 1"},
@@ -49,7 +49,7 @@ func TestDisagreements(t *testing.T) {
 	}
 }
 
-// sampleTruth is a pod of two containers on card 1, about which everything agrees.
+// sampleTruth returns a pod with two containers on card 1, without any disagreement.
 func sampleTruth() truth {
 	t := truth{
 		pods: []corev1.Pod{sample("pod", 3, 2)},
@@ -67,13 +67,13 @@ func sampleTruth() truth {
 	return t
 }
 
-// give puts a container on a card.
+// give sets the card of a container.
 func give(t *truth, container int, card string) {
 	env := t.running[container].Env
 	env[protocol.AnnotationIndex], env[protocol.EnvVisibleDevices] = card, cardUUID(int(card[0]-'0'))
 }
 
-// sample is a running pod on card 1.
+// sample returns a running pod on card 1.
 func sample(name string, memory ...int64) corev1.Pod {
 	pod := corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: name, UID: types.UID(name), Annotations: map[string]string{

@@ -1,7 +1,9 @@
-// Package nodee2e shows on a real kubelet, with containerd, runc and real containers, that the card in a container is
-// the card on its pod's annotations, in the extender's ledger and in the kubelet's books, whatever happens to the node.
+// Package nodee2e tests the node's side on a real kubelet, with containerd, runc and real containers. The card that a
+// container gets must be the card in its pod's annotations, in the extender's ledger and in the kubelet's PodResources,
+// whatever happens to the node.
 //
-// The node is a machine of its own within this one: namespaces of mounts and processes that end with the test, however
-// that ends (machine.go). Its containers run a program that bears witness to the environment it got (witness). What they
-// tell is compared with all the books (truth_test.go), and looked at all the time while a test runs (watcher_test.go).
+// The node is a machine within this one: mount and process namespaces that end with the test, even if the test is killed
+// (machine.go). Its containers run a program that records the environment that it got (witness). A test compares these
+// environments with the annotations, the ledger and PodResources (truth_test.go). A watcher checks the running containers
+// all the time (watcher_test.go).
 package nodee2e

@@ -16,9 +16,10 @@ import (
 	"github.com/gpushare/gpushare/test/pages"
 )
 
-// drainTheLeader drains the node on which the extender leads, with the commands of docs/operations.md and while GPU pods
-// come and go: the budget lets its pod be evicted, the other replica is handed the Lease, and no pod fails. That node has
-// no cards, since pods without a controller, as the load's are, would be in kubectl's way there.
+// drainTheLeader drains the node of the leader with the commands of docs/operations.md, while GPU pods come and go. The
+// PodDisruptionBudget must allow the eviction of the leader's pod, the leader must hand the Lease over to the standby, and no
+// pod may fail. The drained node has no cards, because the load's pods have no controller and kubectl drain refuses such
+// pods.
 func (s *site) drainTheLeader(t *testing.T) {
 	t.Helper()
 	blocks, err := pages.Commands("docs/operations.md", "Drain a node")
@@ -27,7 +28,7 @@ func (s *site) drainTheLeader(t *testing.T) {
 
 	before := s.leaderOnTheWorker(t)
 	load := s.startLoad(t, "drain", corev1.DefaultSchedulerName)
-	time.Sleep(2 * time.Second) // Some load.
+	time.Sleep(2 * time.Second) // Let some load run.
 	begun := time.Now()
 	out := s.desk.run(t, "", drain)
 	took := time.Since(begun)
@@ -41,12 +42,12 @@ func (s *site) drainTheLeader(t *testing.T) {
 		}
 		return err
 	})
-	// Whoever isn't handed the Lease waits until it has run out.
+	// A standby that isn't handed the Lease waits until it expires.
 	if waited := after.since.Sub(begun); waited >= leader.DefaultLeaseDuration-leader.DefaultRetryPeriod {
 		t.Errorf("it leads %v after the drain began: the Lease wasn't handed over", waited)
 	}
 	t.Logf("drained in %v; the other replica led %v after the drain had begun", took.Round(time.Millisecond), after.since.Sub(begun).Round(time.Millisecond))
-	time.Sleep(2 * time.Second) // Load for the new leader.
+	time.Sleep(2 * time.Second) // Let some load run under the new leader.
 	for _, pod := range load(t) {
 		t.Errorf("pod %s failed, %s: %s", pod.Name, pod.Status.Reason, pod.Status.Message)
 	}
@@ -54,7 +55,7 @@ func (s *site) drainTheLeader(t *testing.T) {
 	s.awaitBudget(t)
 }
 
-// leadership is who leads, and since when.
+// leadership is the pod that leads and the time since which it leads.
 type leadership struct {
 	pod   string
 	since time.Time
@@ -71,7 +72,7 @@ func (s *site) leads(ctx context.Context) (leadership, error) {
 	return leadership{pod, lease.Spec.AcquireTime.Time}, nil
 }
 
-// leaderOnTheWorker deletes replicas until the one that leads is on the worker and the other on the other node.
+// leaderOnTheWorker deletes replicas until the leader is on the worker and the standby is on the other node.
 func (s *site) leaderOnTheWorker(t *testing.T) leadership {
 	t.Helper()
 	for range 10 {
@@ -91,7 +92,7 @@ func (s *site) leaderOnTheWorker(t *testing.T) leadership {
 			switch {
 			case nodes[leading.pod] == s.worker.name && node != s.worker.name:
 				return leading
-			case nodes[leading.pod] == node: // Where two are on a node, the next one goes to the other.
+			case nodes[leading.pod] == node: // If two replicas are on one node, the next one goes to the other node.
 				surplus = name
 			}
 		}
@@ -111,7 +112,7 @@ func (s *site) leaderOnTheWorker(t *testing.T) leadership {
 	return leadership{}
 }
 
-// extenders are the replicas.
+// extenders returns the pods of the extender's replicas.
 func (s *site) extenders(t *testing.T) []corev1.Pod {
 	t.Helper()
 	pods, err := s.bed.Client.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=extender"})
@@ -119,7 +120,7 @@ func (s *site) extenders(t *testing.T) []corev1.Pod {
 	return pods.Items
 }
 
-// mustBeApart fails the test unless the replicas, of which none is being replaced, are on different nodes.
+// mustBeApart fails the test unless the replicas are on different nodes and none of them is being replaced.
 func (s *site) mustBeApart(t *testing.T) {
 	t.Helper()
 	where := map[string][]string{}
@@ -131,7 +132,7 @@ func (s *site) mustBeApart(t *testing.T) {
 	}
 }
 
-// awaitBudget waits until both replicas are there and one of them may be evicted.
+// awaitBudget waits until both replicas are ready and the budget allows the eviction of one.
 func (s *site) awaitBudget(t *testing.T) {
 	t.Helper()
 	eventually(t, "one replica may be evicted", func(ctx context.Context) error {

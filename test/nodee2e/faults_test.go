@@ -15,7 +15,7 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// What the node does when its programs are killed and come back.
+// TestFaults kills and restarts the node's programs.
 func TestFaults(t *testing.T) {
 	r := startRig(t, cardMiB, cardMiB, 8138, cardMiB)
 	defer r.report(t)
@@ -29,7 +29,7 @@ func TestFaults(t *testing.T) {
 		s.burst(times(4, func() *corev1.Pod { return s.pod(1, with("second", 1)) })...)
 		s.bound()
 		must(s, s.node.kubelet.Start(s.Context()))
-		s.removeFailed(0, pluginAway) // It fails for good what it takes up before a plugin has registered.
+		s.removeFailed(0, pluginAway) // The kubelet fails a pod for good if it admits it before a plugin has registered.
 		s.settle()
 		unharmed()
 	})
@@ -53,12 +53,13 @@ func TestFaults(t *testing.T) {
 		s.otherDevices = true
 		s.settle()
 		unharmed()
-		// It asks anew for what it starts again, while the others run on without books.
+		// The kubelet calls Allocate again for the containers that it restarts. The others keep running without an entry in the
+		// checkpoint.
 		for _, name := range s.names()[:4] {
 			s.endContainer(name)
 		}
 		unharmed = s.unharmed()
-		// The kubelet takes the node for empty now.
+		// To the kubelet, the node is now empty.
 		s.burst(times(4, func() *corev1.Pod { return s.pod(3) })...)
 		s.settle()
 		unharmed()
@@ -68,9 +69,9 @@ func TestFaults(t *testing.T) {
 		s.burst(times(6, func() *corev1.Pod { return s.pod(2, first("init", 2)) })...)
 		s.settle()
 		s.withoutCheckpoint(func() {})
-		// It asks anew for the init containers, and fails, by its own rule, those pods for which it does so before a plugin has
-		// registered.
-		s.burst(s.pod(1)) // It comes after them all.
+		// The kubelet calls Allocate again for the init containers. By its own rule it fails the pods for which it does so before a
+		// plugin has registered.
+		s.burst(s.pod(1)) // the kubelet admits it after all others
 		s.removeFailed(s.made)
 		s.otherDevices = true
 		s.settle()
@@ -88,8 +89,8 @@ func TestFaults(t *testing.T) {
 		}
 	})
 	r.play(t, "bursts amid everything that can go", func(s *scene) {
-		// A kubelet that comes back takes up pods before it has freed what pods had that went meanwhile: the devices that it
-		// has left then may all be of another card.
+		// A restarted kubelet admits pods before it has freed the devices of pods that went meanwhile. All its remaining free
+		// devices may then belong to another card.
 		s.otherDevices = true
 		for range inLong(4, 1) {
 			s.faultAmidBursts("the plugin killed three times", func() {
@@ -130,7 +131,7 @@ func TestFaults(t *testing.T) {
 	})
 }
 
-// What the node does when what it relies on is lost.
+// TestLosses takes away what the node relies on: the API server, the Node object, the checkpoint, a card.
 func TestLosses(t *testing.T) {
 	r := startRig(t, cardMiB, cardMiB, 8138, cardMiB)
 	defer r.report(t)
@@ -142,7 +143,7 @@ func TestLosses(t *testing.T) {
 		s.burst(times(8, func() *corev1.Pod { return s.pod(1, with("second", 1)) })...)
 		must(s, s.bed.APIServer.Kill())
 		must(s, s.bed.APIServer.Start(s.Context()))
-		// A pod that the kubelet has heard of just before, and the plugin hasn't, is refused.
+		// A pod is rejected if the kubelet had received it just before and the plugin had not.
 		s.removeFailed(4)
 		s.settle()
 		unharmed()
@@ -155,7 +156,7 @@ func TestLosses(t *testing.T) {
 			nodes := s.bed.Client.CoreV1().Nodes()
 			must(s, nodes.Delete(s.Context(), s.node.name, metav1.DeleteOptions{}))
 			must(s, s.node.kubelet.Restart(s.Context()))
-			s.awaitCards() // The number of cards and the inventory, too.
+			s.awaitCards() // It also checks the number of cards and the inventory.
 			s.settle()
 			unharmed()
 			s.burst(times(4, func() *corev1.Pod { return s.pod(1) })...)
@@ -166,10 +167,10 @@ func TestLosses(t *testing.T) {
 		s.burst(times(10, func() *corev1.Pod { return s.shaped(1 + s.random.Int64N(4)) })...)
 		s.settle()
 		s.withoutCheckpoint(s.endContainers)
-		s.burst(s.pod(1)) // It comes after them all.
-		// By the kubelet's rule those pods fail for good that it takes up before a plugin has registered.
+		s.burst(s.pod(1)) // the kubelet admits it after all others
+		// By its own rule the kubelet fails pods for good that it admits before a plugin has registered.
 		s.removeFailed(s.made)
-		// Where an init container had devices, the kubelet has no books of them any more.
+		// If an init container had devices, the kubelet has no entry for them any more.
 		s.otherDevices = true
 		s.settle()
 		s.burst(times(12, func() *corev1.Pod { return s.pod(1 + s.random.Int64N(2)) })...)
@@ -180,17 +181,17 @@ func TestLosses(t *testing.T) {
 		s.burst(times(8, func() *corev1.Pod { return s.pod(3) })...)
 		s.settle()
 		there := s.onCard(0)
-		// The next pods would fit nowhere better.
+		// The deletion makes this card the best fit for the next pods.
 		s.delete(there[0])
 		s.gone(leaving)
 		there = there[1:]
 		unharmed := s.unharmed()
 		must(s, s.node.driver.Xid("0", 48))
 		s.awaitHealth(0, false)
-		// It isn't well for that.
+		// A restart of the plugin doesn't make the card healthy.
 		must(s, s.node.plugin.Restart(s.Context()))
 		s.awaitPlugin()
-		// What the kubelet counts is what the healthy cards have, less what is held of any card.
+		// The kubelet's free amount is the memory of the healthy cards, minus the allocations on all cards.
 		s.burst(times(4, func() *corev1.Pod { return s.pod(2) })...)
 		s.settle()
 		unharmed()
@@ -210,7 +211,7 @@ func TestLosses(t *testing.T) {
 	})
 }
 
-// awaitPlugin waits until the plugin has told the kubelet of its cards, whatever they are worth.
+// awaitPlugin waits until the plugin has reported its devices to the kubelet, healthy or not.
 func (s *scene) awaitPlugin() {
 	s.Helper()
 	eventually(s, "the plugin is ready", func(ctx context.Context) error {
@@ -219,7 +220,7 @@ func (s *scene) awaitPlugin() {
 	})
 }
 
-// awaitHealth waits until the inventory calls a card healthy, or not.
+// awaitHealth waits until the inventory lists a card as healthy, or as unhealthy.
 func (s *scene) awaitHealth(card int, healthy bool) {
 	s.Helper()
 	eventually(s, fmt.Sprintf("card %d is healthy: %t", card, healthy), func(ctx context.Context) error {
@@ -235,7 +236,7 @@ func (s *scene) awaitHealth(card int, healthy bool) {
 	})
 }
 
-// onCard are the names of the pods whose annotations name a card.
+// onCard returns the names of the pods whose annotations name this card.
 func (s *scene) onCard(card int) (names []string) {
 	s.Helper()
 	pods, err := s.list(s.Context())
@@ -248,9 +249,9 @@ func (s *scene) onCard(card int) (names []string) {
 	return names
 }
 
-// faultAmidBursts lets pods of all shapes come, has something happen to them on their way, and awaits that everything
-// agrees afterwards and that nothing happened to those that ran before. Pods that the kubelet failed, as it does without
-// a device plugin, are removed.
+// faultAmidBursts creates pods of all shapes and calls fault while they start. Then it waits until everything agrees, and
+// checks that the pods that ran before are unharmed. It removes the pods that the kubelet failed, as it does if no device
+// plugin is registered.
 func (s *scene) faultAmidBursts(what string, fault func()) {
 	s.Helper()
 	s.Log(what)
@@ -271,7 +272,7 @@ func (s *scene) faultAmidBursts(what string, fault func()) {
 	unharmed()
 }
 
-// anyMoment is a moment like any other: there is nothing to wait for.
+// anyMoment waits a random time, so that the next fault has no fixed place in the sequence.
 func (s *scene) anyMoment() {
 	time.Sleep(time.Duration(s.random.IntN(400)) * time.Millisecond)
 }

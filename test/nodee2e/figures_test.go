@@ -15,8 +15,8 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// What the plugin takes in time and memory on a full node of eight cards. It is told and not judged: on a machine that
-// does other things besides, the figures would say nothing.
+// TestFigures logs the plugin's time per Allocate call and its memory on a full node with eight cards. It checks no limits,
+// because the figures mean little on a machine that also does other work.
 func TestFigures(t *testing.T) {
 	r := startRig(t, cardMiB, cardMiB, cardMiB, cardMiB, cardMiB, cardMiB, cardMiB, cardMiB)
 	defer r.report(t)
@@ -36,7 +36,7 @@ func TestFigures(t *testing.T) {
 	})
 }
 
-// resident is the memory that the plugin has.
+// resident returns the plugin's resident memory.
 func (n *node) resident() string {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.plugin.Pid()))
 	if err != nil {
@@ -50,12 +50,12 @@ func (n *node) resident() string {
 	return "nothing"
 }
 
-// buckets are a histogram's: how many were at most so much, in ascending order.
+// buckets are the buckets of a histogram in ascending order: count observations were at most atMost.
 type buckets []struct{ atMost, count float64 }
 
 var bucketLine = regexp.MustCompile(`_bucket\{le="([^"]+)"\} (\S+)$`)
 
-// histogram reads a histogram without labels.
+// histogram parses a histogram without labels.
 func histogram(metrics, name string) (out buckets) {
 	for line := range strings.SplitSeq(metrics, "\n") {
 		rest, ok := strings.CutPrefix(line, name)
@@ -81,7 +81,7 @@ func (b buckets) count() float64 {
 	return b[len(b)-1].count
 }
 
-// quantile is the upper bound of the bucket that the quantile lies in.
+// quantile returns the upper bound of the bucket that contains the quantile.
 func (b buckets) quantile(q float64) string {
 	for _, bucket := range b {
 		if bucket.count >= q*b.count() && !math.IsInf(bucket.atMost, 1) {

@@ -16,14 +16,14 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// The images, which are nowhere but in the test.
+// The images. They exist only in the test.
 const (
 	pauseImage   = "gpushare.test/pause:1"
 	witnessImage = "gpushare.test/witness:1"
 )
 
-// witness is the program of both images, compiled once: nodes are started within a time that a busy machine's compiler
-// could use up.
+// witness is the program of both images. It is compiled only once, because a node's start has a time limit and the compiler
+// on a busy machine could use it up.
 var witness = sync.OnceValues(func() ([]byte, error) {
 	root, err := controlplane.RepositoryRoot()
 	if err != nil {
@@ -43,7 +43,7 @@ var witness = sync.OnceValues(func() ([]byte, error) {
 	return os.ReadFile(program)
 })
 
-// buildImages writes an archive with both images, of one layer and one file.
+// buildImages writes an archive with both images. Each image has one layer with one file.
 func buildImages(dir string) (archive string, err error) {
 	program, err := witness()
 	if err != nil {
@@ -55,13 +55,13 @@ func buildImages(dir string) (archive string, err error) {
 		image{witnessImage, "witness.json", []string{"/witness"}})
 }
 
-// image is an image of one program.
+// image is a container image with one program.
 type image struct {
 	name, config string
 	entrypoint   []string
 }
 
-// writeImages writes an archive with images of one layer and one file.
+// writeImages writes an archive with images that have one layer with one file.
 func writeImages(archive string, program file, images ...image) error {
 	layer, err := packTar(program)
 	if err != nil {

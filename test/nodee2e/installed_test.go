@@ -31,24 +31,24 @@ import (
 )
 
 const (
-	// page is the one whose commands are run.
+	// page is the documentation page with the commands that the test runs.
 	page           = "docs/install.md"
 	schedulerImage = "gpushare.test/kube-scheduler"
-	// driverDir is where the driver lies on the node.
+	// driverDir is the driver's folder on the node.
 	driverDir = "/var/lib/fake-driver"
-	// adminHome is where the administrator of the control-plane node works.
+	// adminHome is the administrator's working folder on the control-plane node.
 	adminHome = "/var/tmp"
 )
 
-// TestInstalled goes an administrator's way on real nodes, one with cards and one without: images, chart, kube-scheduler's
-// static pod, a sample, upgrade and rollback under load, a drain of the leader's node under load, uninstall; then the same,
-// but for the drain, with the second scheduler. The commands are those of docs/install.md and docs/operations.md, read from
-// there; what the test adds to them are names of images, files and nodes, and --wait.
+// TestInstalled follows an administrator's steps on two real nodes, one with cards and one without: images, chart,
+// kube-scheduler's static pod, a sample, upgrade and rollback under load, a drain of the leader's node under load, uninstall.
+// It repeats all steps except the drain with the second scheduler. The commands are read from docs/install.md and
+// docs/operations.md; the test adds only names of images, files and nodes, and --wait.
 //
-// Real are etcd, kube-apiserver, kube-controller-manager, kubelet, kube-proxy, containerd, runc and kubeadm; kube-scheduler is
-// a static pod made by kubeadm, the extenders and the device plugin are pods of the project's own images. Substituted are
-// the driver library, NVIDIA's container runtime that mounts it (nvidiaruntime), and the image of kube-scheduler (the same
-// binary).
+// These programs are real: etcd, kube-apiserver, kube-controller-manager, kubelet, kube-proxy, containerd, runc and kubeadm.
+// kube-scheduler is a static pod made by kubeadm. The extenders and the device plugin are pods of the project's own images.
+// These parts are replaced: the driver library, NVIDIA's container runtime that mounts it (nvidiaruntime), and the image of
+// kube-scheduler (with the same binary).
 func TestInstalled(t *testing.T) {
 	if !inNetworkOfItsOwn(t) {
 		return
@@ -63,10 +63,10 @@ func TestInstalled(t *testing.T) {
 	}
 }
 
-// site is a cluster of two nodes, on which nothing is installed yet.
+// site is a cluster with two nodes. Nothing of the project is installed at first.
 type site struct {
 	*rig
-	// worker is a second node, without cards.
+	// worker is the second node. It has no cards.
 	worker *node
 	t      *testing.T
 	root   string
@@ -75,7 +75,7 @@ type site struct {
 
 func startSite(t *testing.T) *site {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*patience) // Programs and images are built meanwhile.
+	ctx, cancel := context.WithTimeout(t.Context(), 3*patience) // includes the build of programs and images
 	defer cancel()
 	must(t, startNetwork(ctx))
 	s := &site{t: t, rig: &rig{ended: map[string]bool{}}}
@@ -120,7 +120,7 @@ func startSite(t *testing.T) *site {
 	return s
 }
 
-// folderOf makes the folder of a node, which is stopped when the test ends.
+// folderOf creates the folder of a node. The node is stopped when the test ends.
 func (s *site) folderOf(n *node) string {
 	s.t.Helper()
 	dir, err := os.MkdirTemp("", "gpunode-")
@@ -142,7 +142,7 @@ func (s *site) folderOf(n *node) string {
 	return dir
 }
 
-// startNode starts the node that has cards, with everything but kube-proxy and the project.
+// startNode starts the node with cards, without kube-proxy and the project's programs.
 func (s *site) startNode(ctx context.Context, dir string) (err error) {
 	n := s.node
 	n.driver = fakenvml.NewMachine(filepath.Join(dir, "var", strings.TrimPrefix(driverDir, "/var/")))
@@ -221,7 +221,7 @@ func (s *site) startNode(ctx context.Context, dir string) (err error) {
 	return n.startKubelet(ctx)
 }
 
-// startWorker starts the node that has no cards, after the other one, whose images it takes.
+// startWorker starts the node without cards. It uses the images of the other node, which must be started first.
 func (s *site) startWorker(ctx context.Context, dir string) (err error) {
 	n := s.worker
 	n.images = s.node.images
@@ -237,14 +237,14 @@ func (s *site) startWorker(ctx context.Context, dir string) (err error) {
 	return n.startKubelet(ctx)
 }
 
-// version is that of the cluster, as the chart sees it.
+// version returns the cluster's version as the chart sees it.
 func (s *site) version() string {
 	info, err := s.bed.Client.Discovery().ServerVersion()
 	must(s.t, err)
 	return info.GitVersion
 }
 
-// images builds the project's images twice, under two tags, and that of kube-scheduler.
+// images builds the project's images under two tags, and the image of kube-scheduler.
 func (s *site) images(ctx context.Context, dir string) (archives []string, err error) {
 	for _, tag := range []string{"one", "two"} {
 		out := filepath.Join(dir, "images", tag)
@@ -266,7 +266,8 @@ func (s *site) images(ctx context.Context, dir string) (archives []string, err e
 		image{schedulerImage + ":" + s.version(), "scheduler.json", []string{"kube-scheduler"}})
 }
 
-// installed installs, uses, upgrades, rolls back and uninstalls, in the mode that is told of under this heading.
+// installed installs, uses, upgrades, rolls back and uninstalls the project in the mode that the page describes under this
+// heading.
 func (s *site) installed(t *testing.T, filesBefore []string, heading, scheduler string, values ...string) {
 	passed := t.Run(heading, func(t *testing.T) {
 		step := s.steps(t)
@@ -342,7 +343,7 @@ func (s *site) installed(t *testing.T, filesBefore []string, heading, scheduler 
 	}
 }
 
-// block returns a block of commands of the page.
+// block returns the block of commands with this number under a heading of the page.
 func block(t *testing.T, heading string, number int) string {
 	t.Helper()
 	blocks, err := pages.Commands(page, heading)
@@ -353,7 +354,7 @@ func block(t *testing.T, heading string, number int) string {
 	return blocks[number]
 }
 
-// command returns the one line of a block that begins so, without its comment.
+// command returns the only line of a block that begins with prefix, without its comment.
 func command(t *testing.T, heading string, number int, prefix string) string {
 	t.Helper()
 	for line := range strings.Lines(block(t, heading, number)) {
@@ -366,14 +367,15 @@ func command(t *testing.T, heading string, number int, prefix string) string {
 	return ""
 }
 
-// onControlPlane runs commands of the page on the node with cards, as root.
+// onControlPlane runs commands of the page as root on the node with cards.
 func (s *site) onControlPlane(t *testing.T, commands string) {
 	t.Helper()
 	prepare := fmt.Sprintf("export HOME=%s PATH=%s:%s:$PATH; cd\n", adminHome, filepath.Dir(s.bed.Binary("kube/kubeadm")), os.Getenv(toolsEnv))
 	must(t, s.node.machine.run(t.Context(), "bash", "-euo", "pipefail", "-c", prepare+commands))
 }
 
-// awaitScheduler waits until kube-scheduler runs with the configuration of the extender or without, restarted so often.
+// awaitScheduler waits until kube-scheduler runs, with or without the extender's configuration and with this number of
+// restarts.
 func (s *site) awaitScheduler(t *testing.T, extender bool, restarts int32) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("kube-scheduler runs, with the extender: %t, restarted %d times", extender, restarts), func(ctx context.Context) error {
@@ -392,7 +394,7 @@ func (s *site) awaitScheduler(t *testing.T, extender bool, restarts int32) {
 	})
 }
 
-// steps logs how long each step took.
+// steps returns a function that logs the duration of each step.
 func (s *site) steps(t *testing.T) func(string) {
 	last := time.Now()
 	return func(what string) {
@@ -402,7 +404,7 @@ func (s *site) steps(t *testing.T) func(string) {
 	}
 }
 
-// mustRun fails the test unless all pods of the project are of the images with this tag.
+// mustRun fails the test unless all pods of the project use the images with this tag.
 func (s *site) mustRun(t *testing.T, tag string) {
 	t.Helper()
 	eventually(t, "all pods are of tag "+tag, func(ctx context.Context) error {
@@ -428,7 +430,7 @@ func (s *site) mustRun(t *testing.T, tag string) {
 	})
 }
 
-// testifying makes the pods of a template those of the witness.
+// testifying makes the pods of a template run the witness program.
 func (s *site) testifying(spec *corev1.PodSpec, scheduler string) {
 	spec.SchedulerName = scheduler
 	spec.AutomountServiceAccountToken = new(false)
@@ -443,8 +445,8 @@ func (s *site) testifying(spec *corev1.PodSpec, scheduler string) {
 	}}}
 }
 
-// deploySample deploys the first sample, with an image that exists here, and waits until its container has the card that
-// is annotated.
+// deploySample deploys the first sample with an image that exists on the node. It waits until the container has the card
+// that the pod's annotation names.
 func (s *site) deploySample(t *testing.T, scheduler string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(s.root, "deploy", "samples", "binpack-1.yaml"))
@@ -459,7 +461,8 @@ func (s *site) deploySample(t *testing.T, scheduler string) {
 	s.awaitAgreement(t, 3)
 }
 
-// awaitAgreement waits until at least so many pods run, and every container has the card that its pod is annotated with.
+// awaitAgreement waits until at least the given number of pods run and every container has the card that its pod's
+// annotation names.
 func (s *site) awaitAgreement(t *testing.T, least int) {
 	t.Helper()
 	eventually(t, "containers have the cards that are annotated", func(ctx context.Context) error {
@@ -497,12 +500,12 @@ func (s *site) awaitAgreement(t *testing.T, least int) {
 	})
 }
 
-// pluginAway are the kubelet's words for a device plugin that isn't there, as docs/troubleshooting.md has them.
+// pluginAway matches the kubelet's messages for a missing device plugin, as docs/troubleshooting.md lists them.
 var pluginAway = regexp.MustCompile(`cannot allocate unregistered device aliyun\.com/gpu-mem|no healthy devices present|` +
 	`gpushare\.sock: connect: no such file or directory|endpoint .* has been stopped|the client connection is closing`)
 
-// startLoad has pods come and go until stop is called, which sees to it that none ever had a wrong card, and returns those
-// that failed.
+// startLoad creates and deletes pods until stop is called. stop checks that no pod ever had a wrong card and returns the
+// pods that failed.
 func (s *site) startLoad(t *testing.T, name, scheduler string) (stop func(*testing.T) []*corev1.Pod) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -532,7 +535,7 @@ func (s *site) startLoad(t *testing.T, name, scheduler string) (stop func(*testi
 				}
 				select {
 				case <-ctx.Done():
-				case <-time.After(500 * time.Millisecond): // The load's own pace.
+				case <-time.After(500 * time.Millisecond): // the interval of the load
 				}
 			}
 			return nil
@@ -550,7 +553,7 @@ func (s *site) startLoad(t *testing.T, name, scheduler string) (stop func(*testi
 		wrong, containers := found.mistaken(testimonies)
 		why := map[string]int{}
 		for _, pod := range found.Pods {
-			// Those that were deleted end with an error of their own.
+			// A deleted pod ends with an error of its own.
 			if !strings.HasPrefix(pod.Name, name+"-") || pod.Status.Phase != corev1.PodFailed || pod.Status.Reason == "" && pod.DeletionTimestamp != nil {
 				continue
 			}
@@ -570,7 +573,7 @@ func (s *site) startLoad(t *testing.T, name, scheduler string) (stop func(*testi
 	}
 }
 
-// uninstall does what the documents say, after all GPU pods are gone.
+// uninstall follows the documented steps after all GPU pods are gone.
 func (s *site) uninstall(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
@@ -586,8 +589,8 @@ func (s *site) uninstall(t *testing.T) {
 	s.desk.run(t, "", block(t, "Uninstall", 0))
 }
 
-// forgotten waits until the kubelet has forgotten its plugin, five minutes after it went, and sees that the resource is
-// gone for good after what the page says then.
+// forgotten waits until the kubelet has dropped the plugin's resource, five minutes after the plugin went. Then it runs the
+// page's next commands and checks that the resource does not come back.
 func (s *site) forgotten(t *testing.T) {
 	memory := func(ctx context.Context) (capacity string, found bool, err error) {
 		object, err := s.bed.Client.CoreV1().Nodes().Get(ctx, s.node.name, metav1.GetOptions{})
@@ -601,7 +604,7 @@ func (s *site) forgotten(t *testing.T) {
 	for deadline := time.Now().Add(7 * time.Minute); ; time.Sleep(time.Second) {
 		capacity, found, err := memory(t.Context())
 		must(t, err)
-		if found && capacity == "0" { // The loop that was just run takes it away for a moment.
+		if found && capacity == "0" { // The page's loop, which ran just before, removes it for a moment.
 			break
 		}
 		if time.Now().After(deadline) {
@@ -610,7 +613,7 @@ func (s *site) forgotten(t *testing.T) {
 	}
 	_, loop, _ := strings.Cut(block(t, "Uninstall", 0), "for node in")
 	s.desk.run(t, "", "for node in"+loop)
-	// The kubelet writes the node's status every ten seconds where it has changed.
+	// The kubelet writes a changed node status every ten seconds.
 	for until := time.Now().Add(30 * time.Second); time.Now().Before(until); time.Sleep(time.Second) {
 		if capacity, found, err := memory(t.Context()); err != nil || found {
 			t.Fatalf("the node has %s of it again, %v", capacity, err)
@@ -618,7 +621,7 @@ func (s *site) forgotten(t *testing.T) {
 	}
 }
 
-// mustLeaveNothing looks at all objects, the node's status and the node's files.
+// mustLeaveNothing checks that nothing of the project is left: no object, no node status, no file on the node.
 func (s *site) mustLeaveNothing(t *testing.T, filesBefore []string) {
 	t.Helper()
 	eventually(t, "nothing of it is left", func(ctx context.Context) error {
@@ -639,7 +642,7 @@ func (s *site) mustLeaveNothing(t *testing.T, filesBefore []string) {
 				return fmt.Errorf("the node still has %s %s", count.String(), protocol.ResourceCount)
 			}
 		}
-		// The kubelet keeps the name of a resource that it has known, with nothing to give.
+		// The kubelet keeps the name of a resource that it has known, with an amount of 0.
 		if memory := object.Status.Allocatable[protocol.ResourceMemory]; !memory.IsZero() {
 			return fmt.Errorf("the node still gives %s %s", memory.String(), protocol.ResourceMemory)
 		}
@@ -656,7 +659,7 @@ func (s *site) mustLeaveNothing(t *testing.T, filesBefore []string) {
 	})
 }
 
-// hostFiles lists what lies where the project's programs may write on a node.
+// hostFiles lists the files in the folders of a node in which the project's programs may write.
 func (s *site) hostFiles() (files []string) {
 	s.t.Helper()
 	for _, dir := range []string{"var/lib/kubelet/device-plugins", "var/lib/static-pods", "var/lib/kubernetes", "var/run/cdi", "run/cdi", "etc/cdi"} {
@@ -665,7 +668,7 @@ func (s *site) hostFiles() (files []string) {
 			s.t.Fatal(err)
 		}
 		for _, entry := range entries {
-			// The kubelet writes its own checkpoint at the first allocation.
+			// The kubelet creates its own checkpoint at the first allocation.
 			if entry.Name() != "kubelet_internal_checkpoint" {
 				files = append(files, filepath.Join(dir, entry.Name()))
 			}

@@ -20,15 +20,15 @@ import (
 //go:embed machine.sh
 var machineScript []byte
 
-// machine is a machine within this one: its processes see a /var and a /run of their own, and each other only. When it
-// is stopped, or the test dies, the kernel ends all of them, and their mounts with them.
+// machine is a machine within this one. Its processes have their own /var and /run and see only each other. When the
+// machine is stopped or the test dies, the kernel ends all its processes and removes its mounts.
 type machine struct {
 	dir string
-	// anchor holds the namespaces.
+	// anchor is the process that keeps the namespaces alive.
 	anchor *controlplane.Process
 }
 
-// startMachine makes a machine in dir, which should be short and empty. Its /var lies in dir/var.
+// startMachine starts a machine in dir, which should be empty and have a short path. The machine's /var is dir/var.
 func startMachine(ctx context.Context, dir string) (*machine, error) {
 	m := &machine{dir: dir}
 	for _, sub := range []string{"var/lib", "var/log", "var/tmp", "sysctl"} {
@@ -59,7 +59,8 @@ func startMachine(ctx context.Context, dir string) (*machine, error) {
 	return m, m.anchor.Start(ctx)
 }
 
-// process returns a program that will run in the machine. It dies with the process that stands for it outside.
+// process returns a process that runs in the machine when it is started. It ends with the process that represents it
+// outside of the machine.
 func (m *machine) process(name string, args ...string) (*controlplane.Process, error) {
 	command, err := m.command(args...)
 	if err != nil {
@@ -70,7 +71,7 @@ func (m *machine) process(name string, args ...string) (*controlplane.Process, e
 	}, nil
 }
 
-// command returns what runs a command in the machine.
+// command returns the command line that runs a command in the machine.
 func (m *machine) command(args ...string) ([]string, error) {
 	nsenter, err := exec.LookPath("nsenter")
 	if err != nil {
@@ -96,15 +97,15 @@ func (m *machine) run(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// path returns where a path of the machine is to be found from outside while the machine runs.
+// path returns the path outside of the machine for a path inside it. It is valid while the machine runs.
 func (m *machine) path(inside ...string) string {
 	root := "/proc/" + strconv.Itoa(m.anchor.Pid()) + "/root"
 	return filepath.Join(append([]string{root}, inside...)...)
 }
 
-// stop ends the machine and sweeps what the kernel keeps of it.
+// stop stops the machine and removes the cgroups of its containers, which the kernel keeps.
 func (m *machine) stop() error {
-	// Those that are removed in the meantime do no harm.
+	// A container that is removed in the meantime does no harm.
 	containers, err := filepath.Glob(filepath.Join(m.dir, "var/lib/containerd/io.containerd.runtime.v2.task/k8s.io/*"))
 	if err != nil {
 		return err
@@ -115,8 +116,8 @@ func (m *machine) stop() error {
 	return sweepCgroups(containers)
 }
 
-// sweepCgroups removes the cgroups of these containers, which are empty as soon as the kernel has seen the last process
-// off, and the one around them unless another containerd has its own there.
+// sweepCgroups removes the cgroups of these containers. They are empty as soon as the kernel has removed the last process.
+// It also removes the parent cgroup, unless another containerd has cgroups in it.
 func sweepCgroups(containers []string) error {
 	var parents []string
 	for _, pattern := range []string{"/sys/fs/cgroup/*/k8s.io", "/sys/fs/cgroup/k8s.io"} {
@@ -147,7 +148,7 @@ func sweepCgroups(containers []string) error {
 	return nil
 }
 
-// removeCgroup removes a cgroup unless it is gone. The files in it neither can be removed nor need to be.
+// removeCgroup removes a cgroup, if it still exists. The files in it can't be removed and don't have to be.
 func removeCgroup(path string) error {
 	if err := syscall.Rmdir(path); err != nil && !errors.Is(err, syscall.ENOENT) {
 		return fmt.Errorf("%s: %w", path, err)

@@ -25,32 +25,32 @@ import (
 //go:embed kubelet.yaml containerd.toml
 var configs embed.FS
 
-// cniConf makes the network "ready" that no pod uses.
+// cniConf makes the network "ready". No pod uses it.
 const cniConf = `{"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]}`
 
-// node is a real GPU node, but for its GPUs: kubelet, containerd and runc, and the device plugin on a fake driver.
+// node is a node with a real kubelet, containerd and runc, and with the device plugin on a fake driver.
 type node struct {
 	name string
-	// cards are their memories, in MiB; the unit is GiB.
+	// cards holds the memory of each card in MiB. The unit is GiB.
 	cards   []uint64
 	machine *machine
 	driver  fakenvml.Machine
 
 	containerd, plugin *controlplane.Process
-	// pluginArgs are the flags that the plugin has in every test.
+	// pluginArgs are the plugin's flags in every test.
 	pluginArgs []string
 	kubelet    *supervised
 
-	// network is the list of CNI plugins, runtimes an addition to containerd's configuration, images further archives and
-	// kubeletArgs further flags; empty in most tests.
+	// network is the list of CNI plugins. runtimes is added to containerd's configuration. images are additional archives of
+	// images, and kubeletArgs are additional flags. All are empty in most tests.
 	network, runtimes string
 	images            []string
 	kubeletArgs       []string
-	// unlabelled is for nodes that somebody else says of that they share their cards.
+	// unlabelled is true for a node that another component labels as one that shares its cards.
 	unlabelled bool
 
 	bed *testbed.Bed
-	// port is the kubelet's for its health, metrics the plugin's.
+	// port is the kubelet's health port. metrics is the plugin's metrics port.
 	port, metrics *controlplane.Port
 }
 
@@ -96,14 +96,14 @@ func (n *node) setCards() error {
 
 func cardUUID(index int) string { return fmt.Sprintf("GPU-%08d-0000-4000-8000-000000000000", index) }
 
-// outside returns a folder of the machine's /var as this process finds it.
+// outside returns the path, for this process, of a folder in the machine's /var.
 func (n *node) outside(inVar string) string { return filepath.Join(n.machine.dir, "var", inVar) }
 
 func (n *node) witnessDir() string { return n.outside("witness") }
 
 func (n *node) devicePluginDir() string { return n.outside("lib/kubelet/device-plugins") }
 
-// checkpoint is the file in which the kubelet keeps who has which devices.
+// checkpoint returns the path of the kubelet's checkpoint, which holds the devices of each container.
 func (n *node) checkpoint() string {
 	return filepath.Join(n.devicePluginDir(), "kubelet_internal_checkpoint")
 }
@@ -112,12 +112,12 @@ func (n *node) podResourcesSocket() string {
 	return n.outside("lib/kubelet/pod-resources/kubelet.sock")
 }
 
-// staticPod is the file by which the kubelet has a static pod.
+// staticPod returns the path of the manifest of a static pod.
 func (n *node) staticPod(namespace, name string) string {
 	return n.outside(filepath.Join("lib/static-pods", namespace+"-"+name+".yaml"))
 }
 
-// addStatic gives the kubelet a static pod.
+// addStatic writes the manifest of a static pod into the kubelet's folder.
 func (n *node) addStatic(pod *corev1.Pod) error {
 	pod = pod.DeepCopy()
 	pod.APIVersion, pod.Kind = "v1", "Pod"
@@ -125,7 +125,7 @@ func (n *node) addStatic(pod *corev1.Pod) error {
 	if err != nil {
 		return err
 	}
-	// In the folder only once it is whole: the kubelet reads whatever it finds there.
+	// The file is moved into the folder when it is complete, because the kubelet reads every file that it finds there.
 	whole := n.outside("lib/static-pod.yaml")
 	if err := os.WriteFile(whole, data, 0o600); err != nil {
 		return fmt.Errorf("writing a static pod: %w", err)
@@ -133,7 +133,7 @@ func (n *node) addStatic(pod *corev1.Pod) error {
 	return os.Rename(whole, n.staticPod(pod.Namespace, pod.Name))
 }
 
-// removeStatic takes one away.
+// removeStatic removes the manifest of a static pod.
 func (n *node) removeStatic(namespace, name string) error {
 	return os.Remove(n.staticPod(namespace, name))
 }
@@ -198,7 +198,7 @@ func (n *node) startKubelet(ctx context.Context) error {
 
 func (n *node) kubeletConfig() string { return filepath.Join(n.machine.dir, "kubelet.yaml") }
 
-// configureKubelet has the kubelet, from its next start on, find the container runtime at this socket of the machine.
+// configureKubelet sets the container runtime's socket in the machine that the kubelet uses from its next start on.
 func (n *node) configureKubelet(runtimeSocket string) error {
 	template, err := configs.ReadFile("kubelet.yaml")
 	if err != nil {
@@ -212,11 +212,11 @@ func (n *node) configureKubelet(runtimeSocket string) error {
 	return nil
 }
 
-// quietPeriod is long enough for what tests do with a failed card.
+// quietPeriod is the plugin's quiet period. It is long enough for a test's work with an unhealthy card.
 const quietPeriod = 15 * time.Second
 
-// startPlugin runs the device plugin outside of the machine, as a pod of it would: with the kubelet's folders only, and
-// with the rights of its ServiceAccount.
+// startPlugin starts the device plugin outside of the machine, with the access that its pod would have: the kubelet's
+// folders only, and the rights of its ServiceAccount.
 func (n *node) startPlugin(ctx context.Context) error {
 	kubeconfig, err := n.bed.ServiceAccountKubeconfig(ctx, "kube-system", "gpushare-device-plugin")
 	if err != nil {
@@ -228,7 +228,7 @@ func (n *node) startPlugin(ctx context.Context) error {
 		"--pod-resources-socket=" + n.podResourcesSocket(),
 		"--nvml-library=" + n.bed.Binary("fake-nvml/libnvidia-ml.so.1"),
 		"--listen-address=" + n.metrics.Address(), "-v=2",
-		// A card that has failed is used again after so long without trouble.
+		// An unhealthy card is healthy again after this time without errors.
 		"--health-quiet-period=" + quietPeriod.String(),
 	}
 	n.plugin = &controlplane.Process{
@@ -239,7 +239,7 @@ func (n *node) startPlugin(ctx context.Context) error {
 	return n.plugin.Start(ctx)
 }
 
-// restartPlugin kills the plugin and starts it with flags of its own besides the usual ones.
+// restartPlugin kills the plugin and starts it with additional flags.
 func (n *node) restartPlugin(ctx context.Context, flags ...string) error {
 	if err := n.plugin.Kill(); err != nil {
 		return err
@@ -248,8 +248,8 @@ func (n *node) restartPlugin(ctx context.Context, flags ...string) error {
 	return n.plugin.Start(ctx)
 }
 
-// awaitCards waits until the kubelet has the node's memory to give, the API server shows it and the cards, and nothing
-// keeps pods away.
+// awaitCards waits until the kubelet offers all of the node's memory, the Node object shows the memory and the inventory,
+// and no taint keeps pods off the node.
 func (n *node) awaitCards(ctx context.Context) error {
 	var last error
 	var total int64
@@ -257,7 +257,7 @@ func (n *node) awaitCards(ctx context.Context) error {
 		total += gibibytes(card)
 	}
 	err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		// What the API server says may be from before a restart.
+		// The Node object may still show the state before a restart.
 		if units, err := n.allocatable(ctx); err != nil || units != total {
 			last = errors.Join(fmt.Errorf("the kubelet has %d units to give", units), err)
 			return false, nil
@@ -280,7 +280,7 @@ func (n *node) awaitCards(ctx context.Context) error {
 	return nil
 }
 
-// gibibytes are the whole units of a card.
+// gibibytes returns the number of whole units of a card.
 func gibibytes(mebibytes uint64) int64 { return int64(mebibytes / 1024) }
 
 // processes returns every program of the node.
@@ -297,7 +297,7 @@ func (n *node) processes() []*controlplane.Process {
 	return out
 }
 
-// stop ends the node with its containers. Its folder and its Node object stay.
+// stop stops the node with its containers. Its folder and its Node object stay.
 func (n *node) stop() error {
 	var errs []error
 	if n.kubelet != nil {

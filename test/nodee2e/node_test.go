@@ -7,10 +7,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// cardMiB is a card of 16 GB: 15 whole GiB.
+// cardMiB is the memory of a 16 GB card in MiB; it has 15 whole GiB.
 const cardMiB = 16276
 
-// What the node does while nothing goes wrong.
+// TestPods runs pods on a node without faults.
 func TestPods(t *testing.T) {
 	r := startRig(t, cardMiB, cardMiB, cardMiB, cardMiB)
 	defer r.report(t)

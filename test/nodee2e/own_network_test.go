@@ -13,11 +13,11 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// toolsEnv names the folder of helm and kubectl in the process that has a network of its own.
+// toolsEnv holds the folder of helm and kubectl, in the process with its own network.
 const toolsEnv = "GPUSHARE_TEST_TOOLS"
 
-// inNetworkOfItsOwn runs the test again, in a process whose network is its own: what it sets up there ends with it. It
-// returns true in that process, whose test is to be done.
+// inNetworkOfItsOwn runs the test again in a process with its own network namespace, so that the network ends with the
+// process. It returns true in that process, in which the caller must run the test.
 func inNetworkOfItsOwn(t *testing.T) bool {
 	t.Helper()
 	requireNode(t)
@@ -39,7 +39,7 @@ func inNetworkOfItsOwn(t *testing.T) bool {
 	must(t, err)
 	tools := t.TempDir()
 	for _, name := range []string{"helm", "kubectl"} {
-		// While there is a network to get it from.
+		// The tools are built before the new network starts, because nothing can be downloaded in it.
 		path, err := exec.Command("go", "-C", filepath.Join(root, "hack", "helm"), "tool", "-n", name).Output()
 		must(t, err)
 		must(t, os.Symlink(strings.TrimSpace(string(path)), filepath.Join(tools, name)))
@@ -55,20 +55,20 @@ func inNetworkOfItsOwn(t *testing.T) bool {
 	return false
 }
 
-// The network of the nodes: the first one's address is a bridge's, on which the pods of both are.
+// The network of the nodes. The first node's address is that of a bridge, to which the pods of both nodes are attached.
 const (
 	nodeAddress   = "10.88.0.1"
 	workerAddress = "10.88.0.2"
 )
 
-// podNetwork gives pods addresses from 10.88.0.FIRST to 10.88.0.LAST.
+// podNetwork returns the CNI configuration that gives pods addresses from 10.88.0.FIRST to 10.88.0.LAST.
 func podNetwork(first, last int) string {
 	return fmt.Sprintf(`{"cniVersion": "0.4.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "pods0", "isGateway": true,
   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24", "rangeStart": "10.88.0.%d", "rangeEnd": "10.88.0.%d"}]],
     "routes": [{"dst": "0.0.0.0/0"}]}}]}`, first, last)
 }
 
-// startNetwork gives this process's network its loopback, the bridge and the nodes' addresses.
+// startNetwork sets up the loopback device, the bridge and the nodes' addresses in this process's network.
 func startNetwork(ctx context.Context) error {
 	for _, args := range []string{
 		"link set lo up", "link add pods0 type bridge", "address add " + nodeAddress + "/24 dev pods0", "link set pods0 up",
@@ -81,7 +81,7 @@ func startNetwork(ctx context.Context) error {
 	return nil
 }
 
-// startProxy starts the real kube-proxy, one for both nodes: they have their network in common.
+// startProxy starts the real kube-proxy. One serves both nodes, because they share a network.
 func (n *node) startProxy(ctx context.Context) (*controlplane.Process, error) {
 	kubeconfig, err := n.bed.Kubeconfig("system:kube-proxy")
 	if err != nil {
@@ -90,7 +90,7 @@ func (n *node) startProxy(ctx context.Context) (*controlplane.Process, error) {
 	process, err := n.machine.process("kube-proxy", n.bed.Binary("kube/kube-proxy"), "--kubeconfig="+kubeconfig,
 		"--hostname-override="+n.name, "--proxy-mode=iptables", "--cluster-cidr=10.88.0.0/24", "--v=2",
 		"--healthz-bind-address=127.0.0.1:10256", "--metrics-bind-address=127.0.0.1:10249",
-		// They are the whole kernel's.
+		// These settings belong to the whole kernel.
 		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
 	if err != nil {
 		return nil, err
@@ -99,10 +99,10 @@ func (n *node) startProxy(ctx context.Context) (*controlplane.Process, error) {
 	return process, process.Start(ctx)
 }
 
-// desk is where an administrator types commands: bash with helm and kubectl, and the cluster's kubeconfig.
+// desk is an administrator's shell: bash with helm and kubectl, and the cluster's kubeconfig.
 type desk struct{ home, root, kubeconfig string }
 
-// run runs commands in the repository's root, or in dir.
+// run runs commands in dir, or in the repository's root if dir is empty.
 func (d desk) run(t *testing.T, dir, commands string) string {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", commands)

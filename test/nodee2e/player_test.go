@@ -22,14 +22,14 @@ type player struct {
 	*scene
 	traced
 	recorder *recorder
-	// newest is when the last pod was created.
+	// newest is the creation time of the last pod.
 	newest metav1.Time
 }
 
-// devices are what the recorder offers.
+// devices is the number of devices that the recorder offers.
 const devices = 20
 
-// offered are the devices, so many of them unhealthy.
+// offered returns the devices, with the given number of unhealthy ones.
 func offered(unhealthy int) []*pluginapi.Device {
 	out := make([]*pluginapi.Device, devices)
 	for i := range out {
@@ -50,7 +50,7 @@ func (p *player) offer() {
 	p.awaitOffer(devices)
 }
 
-// awaitOffer waits until the node has so many devices to give.
+// awaitOffer waits until the node offers this number of devices.
 func (p *player) awaitOffer(want int64) {
 	p.Helper()
 	eventually(p, fmt.Sprintf("node %s offers %d", p.node, want), func(ctx context.Context) error {
@@ -65,7 +65,7 @@ func (p *player) awaitOffer(want int64) {
 	})
 }
 
-// described is a pod for the recorder's node.
+// described returns a pod for the recorder's node.
 func (p *player) described(name string, edits ...edit) *corev1.Pod {
 	pod := p.pod(0, func(pod *corev1.Pod) { pod.Spec.Containers = nil })
 	pod.Name, pod.Spec.NodeName = name, p.node
@@ -87,27 +87,27 @@ func initAsks(name string, devices int64) edit { return addInit(recorded(name, d
 
 func sidecarAsks(name string, devices int64) edit { return addSidecar(recorded(name, devices)) }
 
-// deaf makes the pod ignore SIGTERM, on either kubelet.
+// deaf makes the pod ignore SIGTERM on both kubelets.
 func deaf(pod *corev1.Pod) {
 	pod.Annotations = map[string]string{simkubelet.AnnotationIgnoresSIGTERM: "true"}
 	tell(pod, "-stubborn")
 }
 
-// brief makes the pod come to its end by itself.
+// brief makes the pod end by itself.
 func brief(pod *corev1.Pod) {
 	pod.Annotations = map[string]string{simkubelet.AnnotationExitAfter: "500ms"}
 	pod.Spec.RestartPolicy = corev1.RestartPolicyNever
 	tell(pod, "-for=500ms")
 }
 
-// watch has the pod's visibility written down from now on.
+// watch makes the recorder record the pod's visibility from now on.
 func (p *player) watch(name string) {
 	p.recorder.mu.Lock()
 	defer p.recorder.mu.Unlock()
 	p.recorder.watched = append(p.recorder.watched, p.name+"/"+name)
 }
 
-// unwatch ends that.
+// unwatch ends the recording of the pods' visibility.
 func (p *player) unwatch(names ...string) {
 	p.recorder.mu.Lock()
 	defer p.recorder.mu.Unlock()
@@ -117,7 +117,7 @@ func (p *player) unwatch(names ...string) {
 	})
 }
 
-// create makes a pod on the node and watches it.
+// create creates a pod on the node and watches it.
 func (p *player) create(name string, edits ...edit) {
 	p.Helper()
 	p.watch(name)
@@ -126,10 +126,10 @@ func (p *player) create(name string, edits ...edit) {
 	p.newest = made.CreationTimestamp
 }
 
-// nobodys leaves the pod to a scheduler that there isn't.
+// nobodys assigns the pod to a scheduler that doesn't exist.
 func nobodys(pod *corev1.Pod) { pod.Spec.NodeName, pod.Spec.SchedulerName = "", "nobody" }
 
-// nextSecond awaits a second in which no pod was created: by those the kubelet sorts.
+// nextSecond waits for a second in which no pod was created. The kubelet sorts pods by their creation time in seconds.
 func (p *player) nextSecond() {
 	p.Helper()
 	eventually(p, "the next second has begun", func(context.Context) error {
@@ -140,7 +140,7 @@ func (p *player) nextSecond() {
 	})
 }
 
-// unbound makes pods that nobody schedules, each in a second of its own.
+// unbound creates pods that no scheduler binds, each in its own second.
 func (p *player) unbound(names ...string) {
 	p.Helper()
 	for _, name := range names {
@@ -149,7 +149,7 @@ func (p *player) unbound(names ...string) {
 	}
 }
 
-// bind binds pods, in this order.
+// bind binds pods in this order.
 func (p *player) bind(names ...string) {
 	p.Helper()
 	for _, name := range names {
@@ -160,7 +160,7 @@ func (p *player) bind(names ...string) {
 	}
 }
 
-// awaitPhase waits until the pod has come to this.
+// awaitPhase waits until the pod has this phase.
 func (p *player) awaitPhase(name string, phase corev1.PodPhase) *corev1.Pod {
 	p.Helper()
 	var pod *corev1.Pod
@@ -174,7 +174,7 @@ func (p *player) awaitPhase(name string, phase corev1.PodPhase) *corev1.Pod {
 	return pod
 }
 
-// tellFailed writes down why the kubelet failed the pod, and that it can't be seen any more.
+// tellFailed records why the kubelet failed the pod, and that PodResources no longer shows it.
 func (p *player) tellFailed(name string) {
 	p.Helper()
 	pod := p.awaitPhase(name, corev1.PodFailed)
@@ -183,7 +183,7 @@ func (p *player) tellFailed(name string) {
 	p.unwatch(name)
 }
 
-// deletePods deletes pods with this grace period.
+// deletePods deletes pods with this grace period in seconds.
 func (p *player) deletePods(grace int64, names ...string) {
 	p.Helper()
 	for _, name := range names {
@@ -199,13 +199,13 @@ func (p *player) remove(names ...string) {
 	p.unwatch(names...)
 }
 
-// awaitGone waits until the pods' objects are gone.
+// awaitGone waits until the pod objects are gone.
 func (p *player) awaitGone(names ...string) {
 	p.Helper()
 	p.gone(func(pod *corev1.Pod) bool { return slices.Contains(names, pod.Name) })
 }
 
-// crashAndAwait ends a container, and waits until it has been started again so often.
+// crashAndAwait ends a container and waits until it has this number of restarts.
 func (p *player) crashAndAwait(name, container string, restarts int32) {
 	p.Helper()
 	pod := p.awaitPhase(name, corev1.PodRunning)
@@ -225,7 +225,7 @@ func (p *player) crashAndAwait(name, container string, restarts int32) {
 	p.recorder.say("  it runs again")
 }
 
-// flood asks PodResources more than it answers.
+// flood sends more calls to PodResources than it answers, and records the refusal.
 func (p *player) flood() {
 	p.Helper()
 	var group sync.WaitGroup

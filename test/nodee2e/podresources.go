@@ -12,7 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// allocatable returns how many units the kubelet has to give, given away or not.
+// allocatable returns how many units the kubelet offers, allocated or not.
 func (n *node) allocatable(ctx context.Context) (units int64, err error) {
 	err = n.askKubelet(ctx, func(ctx context.Context, client podresourcesv1.PodResourcesListerClient) error {
 		answer, err := client.GetAllocatableResources(ctx, &podresourcesv1.AllocatableResourcesRequest{})
@@ -29,7 +29,8 @@ func (n *node) allocatable(ctx context.Context) (units int64, err error) {
 	return units, err
 }
 
-// askKubelet connects anew each time: the kubelet may have been restarted.
+// askKubelet calls ask with a client of the kubelet's PodResources API. It opens a new connection for each call, because the
+// kubelet may have restarted.
 func (n *node) askKubelet(ctx context.Context, ask func(context.Context, podresourcesv1.PodResourcesListerClient) error) error {
 	connection, err := grpc.NewClient("unix:"+n.podResourcesSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

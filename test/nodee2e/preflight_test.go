@@ -14,10 +14,10 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// requireEnv is the environment variable that turns a machine that can't run a node from a skip into a failure.
+// requireEnv is the environment variable that makes the test fail instead of skip on a machine that can't run a node.
 const requireEnv = "GPUSHARE_REQUIRE_NODE"
 
-// requireNode skips the test, loudly, on a machine that can't run a real node.
+// requireNode skips the test, with a visible message, on a machine that can't run a real node.
 func requireNode(t *testing.T) {
 	t.Helper()
 	err := missing(t.Context())
@@ -33,7 +33,7 @@ func requireNode(t *testing.T) {
 	t.Skip(err)
 }
 
-// missing says why this machine can't run a real node, nil if it can.
+// missing returns why this machine can't run a real node; nil if it can.
 func missing(ctx context.Context) error {
 	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
 		return errors.New("it takes root on Linux")
@@ -58,10 +58,10 @@ func missing(ctx context.Context) error {
 	return missingCgroups()
 }
 
-// missingCgroups says which hierarchy of cgroups that the kubelet and runc need isn't there or can't be written to.
+// missingCgroups returns an error if a cgroup hierarchy that the kubelet and runc need is missing or not writable.
 func missingCgroups() error {
 	const mount = "/sys/fs/cgroup"
-	hierarchies := []string{""} // The unified one.
+	hierarchies := []string{""} // the unified hierarchy
 	if _, err := os.Stat(filepath.Join(mount, "cgroup.controllers")); errors.Is(err, fs.ErrNotExist) {
 		hierarchies = []string{"cpu", "cpuacct", "cpuset", "memory", "devices", "pids"}
 	}

@@ -29,9 +29,9 @@ const (
 	recorderSocket   = "recorder.sock"
 )
 
-// recorder is a device plugin that writes down what a kubelet asks of it, and what the kubelet's PodResources shows of
-// pods meanwhile. Devices have no names in what it writes, which are chance, but the number of the allocation that had
-// them before.
+// recorder is a device plugin that records the kubelet's calls, and what the kubelet's PodResources shows of pods at each
+// call. It doesn't record the names of devices, because they are random. Instead it records the number of the allocation
+// that had the devices before.
 type recorder struct {
 	pluginapi.UnimplementedDevicePluginServer
 	dir, podResources string
@@ -40,9 +40,9 @@ type recorder struct {
 	server *grpc.Server
 	lists  chan []*pluginapi.Device
 	lines  []string
-	// refuse is the error that the next Allocate answers with.
+	// refuse is the error that the next Allocate returns.
 	refuse error
-	// watched are the pods whose visibility is written down at each Allocate, as "namespace/name".
+	// watched holds the pods whose visibility is recorded at each Allocate, as "namespace/name".
 	watched     []string
 	allocations []sets.Set[string]
 	preferred   sets.Set[string]
@@ -54,14 +54,14 @@ func (r *recorder) say(format string, args ...any) {
 	r.lines = append(r.lines, fmt.Sprintf(format, args...))
 }
 
-// refuseNext lets the next Allocate answer with an error.
+// refuseNext makes the next Allocate return an error.
 func (r *recorder) refuseNext(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.refuse = err
 }
 
-// register serves and registers, as soon as there is a kubelet.
+// register serves the plugin and registers it as soon as a kubelet runs.
 func (r *recorder) register(t testing.TB, devices []*pluginapi.Device) {
 	t.Helper()
 	r.stop()
@@ -76,7 +76,7 @@ func (r *recorder) register(t testing.TB, devices []*pluginapi.Device) {
 }
 
 func (r *recorder) tryRegister(ctx context.Context, devices []*pluginapi.Device) error {
-	// A kubelet that starts clears the folder, and listens then.
+	// A starting kubelet first clears the folder and then listens.
 	kubelet := filepath.Join(r.dir, "kubelet.sock")
 	there, err := net.Dial("unix", kubelet)
 	if err != nil {
@@ -97,7 +97,7 @@ func (r *recorder) tryRegister(ctx context.Context, devices []*pluginapi.Device)
 	r.server, r.lists = server, lists
 	r.mu.Unlock()
 	pluginapi.RegisterDevicePluginServer(server, r)
-	go func() { _ = server.Serve(listener) }() // Ends with stop.
+	go func() { _ = server.Serve(listener) }() // It ends with stop.
 	connection, err := grpc.NewClient("unix:"+kubelet, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
@@ -143,7 +143,7 @@ func (r *recorder) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingS
 	}
 }
 
-// GetPreferredAllocation prefers what must be, and then the last of what is available.
+// GetPreferredAllocation returns the devices that must be included, and then the last available ones.
 func (r *recorder) GetPreferredAllocation(_ context.Context, request *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
 	asked := request.ContainerRequests[0]
 	must := sets.New(asked.MustIncludeDeviceIDs...)
@@ -184,7 +184,7 @@ func (r *recorder) Allocate(ctx context.Context, request *pluginapi.AllocateRequ
 	}}, nil
 }
 
-// origin says which allocation last had each of the devices.
+// origin returns, as text, how many of the devices each earlier allocation had last.
 func (r *recorder) origin(ids sets.Set[string]) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -212,7 +212,7 @@ func (r *recorder) origin(ids sets.Set[string]) string {
 	return strings.Join(out, ", ")
 }
 
-// visible is what PodResources shows of a pod. It asks again where the kubelet has no time for it.
+// visible returns what PodResources shows of a pod. It retries if the kubelet limits the rate of calls.
 func (r *recorder) visible(ctx context.Context, pod string) string {
 	namespace, name, _ := strings.Cut(pod, "/")
 	for {

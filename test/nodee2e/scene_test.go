@@ -26,30 +26,30 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// patience bounds every wait. It is no promise: what should come and hasn't by then isn't coming.
+// patience limits every wait. It is not a performance target: a state that is not reached by then is not reached at all.
 const patience = 2 * time.Minute
 
-// rig is a control plane with the extender and one real node, watched all the time.
+// rig is a control plane with the extender and one real node, with a watcher that checks the node all the time.
 type rig struct {
 	bed     *testbed.Bed
 	node    *node
 	watcher *watcher
-	// ended are the pods of which a test has ended the containers itself, for the kubelet to start them again.
+	// ended holds the pods whose containers a test has ended, so that the kubelet restarts them.
 	ended map[string]bool
 }
 
-// startRig starts a rig for as long as the test runs, with cards of these sizes in MiB. Rigs run beside each other: what
-// takes time is mostly waiting.
+// startRig starts a rig with cards of these sizes in MiB. It is stopped when the test ends. Rigs run in parallel, because
+// most of their time is waiting.
 func startRig(t *testing.T, cards ...uint64) *rig {
 	t.Helper()
 	t.Parallel()
 	requireNode(t)
 	r := &rig{ended: map[string]bool{}, bed: testbed.StartForTest(t, testbed.Options{ControlPlane: controlplane.Options{
 		ControllerManager: true,
-		// The programs under test run as processes: nobody is to make pods of their manifests.
+		// The programs under test run as processes, so no controller may create pods for their manifests.
 		ExtraArgs: map[string][]string{"kube-controller-manager": {"--controllers=*,-daemonset,-deployment"}},
 	}})}
-	// Short: sockets lie below it.
+	// The path is short because it contains sockets.
 	dir, err := os.MkdirTemp("", "gpunode-")
 	must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -88,10 +88,11 @@ func (r *rig) awaitCards(t testing.TB) {
 	must(t, r.node.awaitCards(ctx))
 }
 
-// telling are the plugin's metrics that are worth a line, where they aren't 0.
+// telling matches the plugin's metrics that are logged if they are not 0.
 var telling = regexp.MustCompile(`^gpushare_device_plugin_(allocations|matches|other_card|annotation)\S* [1-9]`)
 
-// report prints what was found over all, and fails the test for what must never be.
+// report logs the results of the whole test. It fails the test for each error among them, such as a wrong card, an
+// unexpected restart of a container, or a card above its total.
 func (r *rig) report(t *testing.T) {
 	t.Helper()
 	found := r.watcher.findings()
@@ -138,26 +139,26 @@ func (r *rig) report(t *testing.T) {
 	}
 }
 
-// scene is one test's part of a rig: a namespace. Its pods are removed when it ends.
+// scene is one test's namespace on a rig. Its pods are removed when it ends.
 type scene struct {
 	*testing.T
 	*rig
 	name   string
 	random *rand.Rand
 	made   int
-	// otherDevices says that the kubelet's books may name devices of another card than the one given: it has lost them, has
-	// too few left that pods who are gone don't have, or the scheduler chose a card while the node was choosing one. The
-	// containers aren't affected.
+	// otherDevices is true if the kubelet's records may name devices of another card than the one that the container got.
+	// There are three reasons: the kubelet has lost its records, too few devices are free because it still counts those of
+	// deleted pods, or the scheduler chose a card while the node did. The containers aren't affected.
 	otherDevices bool
-	// guessing says that nobody tells which pod the kubelet serves. One that was taken for another was told what that one
-	// asks for in all; and its card may have no room for the rest of it, which is refused then.
+	// guessing is true if no API reports which pod the kubelet serves. A container that was matched to the wrong pod gets that
+	// pod's total request in its environment. Its card may have no room for the rest of its own pod, which is then rejected.
 	guessing bool
-	// deleted are the names of the pods that the scene has deleted while they were well.
+	// deleted holds the names of the pods that the scene itself has deleted.
 	deleted map[string]bool
 }
 
-// play runs a part of a test in a scene of its own. At its end all books are compared. When one fails the test ends: the
-// node may not be what the next one starts from.
+// play runs a part of a test in its own scene. At the end it compares all sources. If a part fails, the test ends, because
+// the next part relies on the state of the node.
 func (r *rig) play(t *testing.T, title string, act func(s *scene)) {
 	t.Helper()
 	passed := t.Run(title, func(t *testing.T) {
@@ -172,7 +173,7 @@ func (r *rig) play(t *testing.T, title string, act func(s *scene)) {
 	}
 }
 
-// scene makes a scene, which is swept when the test ends.
+// scene creates a scene. It is swept when the test ends.
 func (r *rig) scene(t *testing.T) *scene {
 	t.Helper()
 	namespace, err := r.bed.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
@@ -194,7 +195,7 @@ func (r *rig) scene(t *testing.T) *scene {
 // node.
 func (s *scene) sweep() {
 	if s.Failed() {
-		return // Nothing comes after it.
+		return // No scene follows.
 	}
 	ctx := context.Background()
 	err := s.bed.Client.CoreV1().Pods(s.name).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](1)}, metav1.ListOptions{})
@@ -217,7 +218,7 @@ func (s *scene) sweep() {
 // edit changes a pod before it is created.
 type edit func(*corev1.Pod)
 
-// with adds a container, first an init container and beside a sidecar.
+// with adds a container. first adds an init container, and beside adds a sidecar.
 func with(name string, memory int64) edit { return add(container(name, memory)) }
 
 func first(name string, memory int64) edit { return addInit(container(name, memory)) }
@@ -238,14 +239,14 @@ func addSidecar(c corev1.Container) edit {
 	return func(pod *corev1.Pod) { pod.Spec.InitContainers = append(pod.Spec.InitContainers, c) }
 }
 
-// tell gives the pod's containers, but those that come before them, this argument.
+// tell sets the argument of the pod's containers, except init containers and sidecars.
 func tell(pod *corev1.Pod, argument string) {
 	for i := range pod.Spec.Containers {
 		pod.Spec.Containers[i].Args = []string{argument}
 	}
 }
 
-// stubborn makes the containers ignore SIGTERM through the grace period.
+// stubborn makes the containers ignore SIGTERM until the grace period, in seconds, is over.
 func stubborn(grace int64) edit {
 	return func(pod *corev1.Pod) {
 		pod.Spec.TerminationGracePeriodSeconds = &grace
@@ -253,10 +254,10 @@ func stubborn(grace int64) edit {
 	}
 }
 
-// onNode names the node in the pod's spec: no scheduler sees it, and nobody chooses a card for it.
+// onNode sets the node in the pod's spec, so that no scheduler handles the pod and the extender chooses no card for it.
 func onNode(name string) edit { return func(pod *corev1.Pod) { pod.Spec.NodeName = name } }
 
-// container describes a container; without memory it asks for none.
+// container returns a container. If memory is 0, it requests no GPU memory.
 func container(name string, memory int64) corev1.Container {
 	c := corev1.Container{
 		Name: name, Image: witnessImage, ImagePullPolicy: corev1.PullNever,
@@ -272,7 +273,7 @@ func container(name string, memory int64) corev1.Container {
 	return c
 }
 
-// pod describes a pod of one container that asks for GPU memory.
+// pod returns a pod with one container that requests GPU memory, in units.
 func (s *scene) pod(memory int64, edits ...edit) *corev1.Pod {
 	s.made++
 	pod := &corev1.Pod{
@@ -294,7 +295,7 @@ func (s *scene) pod(memory int64, edits ...edit) *corev1.Pod {
 	return pod
 }
 
-// any describes a pod of random shape: one to three GPU containers, perhaps with an init container or a sidecar.
+// any returns a pod of random shape: one to three GPU containers, sometimes with an init container or a sidecar.
 func (s *scene) any(largest int64) *corev1.Pod {
 	size := func() int64 { return 1 + s.random.Int64N(largest) }
 	var edits []edit
@@ -313,7 +314,7 @@ func (s *scene) any(largest int64) *corev1.Pod {
 	return s.pod(size(), edits...)
 }
 
-// burst creates pods all at once.
+// burst creates all pods at the same time.
 func (s *scene) burst(pods ...*corev1.Pod) {
 	s.Helper()
 	var group errgroup.Group
@@ -327,7 +328,7 @@ func (s *scene) burst(pods ...*corev1.Pod) {
 	must(s, group.Wait())
 }
 
-// times makes n pods.
+// times returns n pods.
 func times(n int, pod func() *corev1.Pod) []*corev1.Pod {
 	pods := make([]*corev1.Pod, n)
 	for i := range pods {
@@ -336,7 +337,7 @@ func times(n int, pod func() *corev1.Pod) []*corev1.Pod {
 	return pods
 }
 
-// delete asks for the end of pods, with the grace period of each.
+// delete deletes pods with their own grace periods. It doesn't wait until they are gone.
 func (s *scene) delete(names ...string) {
 	s.Helper()
 	for _, name := range names {
@@ -355,7 +356,7 @@ func (s *scene) list(ctx context.Context) ([]corev1.Pod, error) {
 	return list.Items, nil
 }
 
-// names are those of the scene's pods that aren't on their way out.
+// names returns the names of the scene's pods that aren't terminating.
 func (s *scene) names() []string {
 	s.Helper()
 	pods, err := s.list(s.Context())
@@ -382,8 +383,9 @@ func (s *scene) remove() {
 	s.gone(func(*corev1.Pod) bool { return true })
 }
 
-// removeFailed waits until the kubelet has taken or failed every pod, and deletes those that it failed, which may be so
-// many, not counting those that it failed with excused words: a kubelet fails pods for good while no device plugin is there.
+// removeFailed waits until the kubelet has admitted or failed every pod, and deletes the failed ones. The test fails if there
+// are more than most of them. A pod whose message matches one of excused isn't counted: a kubelet fails pods for good while
+// no device plugin is registered.
 func (s *scene) removeFailed(most int, excused ...*regexp.Regexp) {
 	s.Helper()
 	eventually(s, "no pod is pending", func(ctx context.Context) error {
@@ -424,7 +426,7 @@ func (s *scene) removeFailed(most int, excused ...*regexp.Regexp) {
 	s.gone(func(pod *corev1.Pod) bool { return pod.Status.Phase == corev1.PodFailed })
 }
 
-// gone waits until no such pod is left.
+// gone waits until no pod is left for which which returns true.
 func (s *scene) gone(which func(*corev1.Pod) bool) {
 	s.Helper()
 	eventually(s, "pods are gone", func(ctx context.Context) error {
@@ -458,8 +460,8 @@ func (s *scene) bound() {
 	})
 }
 
-// settle waits until the scene's pods run and everything agrees. Pods that the kubelet failed count as disagreement
-// unless they are removed before.
+// settle waits until the scene's pods run and all sources agree. A pod that the kubelet failed counts as a disagreement
+// until it is removed.
 func (s *scene) settle() {
 	s.Helper()
 	eventually(s, "everything agrees", func(ctx context.Context) error {
@@ -497,7 +499,7 @@ func conditions(pod *corev1.Pod) string {
 	return strings.Join(out, "; ")
 }
 
-// endContainers ends every process of every container at once, sandboxes too.
+// endContainers ends all processes of all containers at once, including sandboxes.
 func (s *scene) endContainers() {
 	s.Helper()
 	running, err := s.node.running()
@@ -505,7 +507,7 @@ func (s *scene) endContainers() {
 	for _, c := range running {
 		s.ended[c.PodUID] = true
 	}
-	// A process may end while others are being ended.
+	// A process may end by itself before it is killed.
 	must(s, s.node.machine.run(s.Context(), "/bin/sh", "-c",
 		`for f in /run/containerd/io.containerd.runtime.v2.task/k8s.io/*/init.pid; do kill -KILL "$(cat "$f")" || :; done`))
 	eventually(s, "no container runs", func(context.Context) error {
@@ -517,7 +519,7 @@ func (s *scene) endContainers() {
 	})
 }
 
-// endContainer ends a pod's only container and awaits that it runs again, on the card that it had.
+// endContainer ends a pod's only container and waits until it runs again on the same card.
 func (s *scene) endContainer(name string) {
 	s.Helper()
 	pod, err := s.bed.Client.CoreV1().Pods(s.name).Get(s.Context(), name, metav1.GetOptions{})
@@ -543,7 +545,7 @@ func (s *scene) endContainer(name string) {
 	})
 }
 
-// withoutCheckpoint ends the kubelet, has something happen, and starts it without its checkpoint.
+// withoutCheckpoint stops the kubelet, calls meanwhile, and starts the kubelet without its checkpoint.
 func (s *scene) withoutCheckpoint(meanwhile func()) {
 	s.Helper()
 	must(s, s.node.kubelet.Kill())
@@ -553,8 +555,8 @@ func (s *scene) withoutCheckpoint(meanwhile func()) {
 	s.awaitCards()
 }
 
-// unharmed returns a check that the containers which run now still do, but those of pods that the scene has deleted
-// since.
+// unharmed returns a check that the containers that run now are still running. The check ignores the pods that the scene has
+// deleted since.
 func (s *scene) unharmed() (check func()) {
 	s.Helper()
 	before, err := s.node.running()

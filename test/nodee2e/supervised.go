@@ -8,7 +8,7 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// supervised is a process that is started again when it ends by itself, as systemd does with a kubelet.
+// supervised is a process that is restarted when it ends by itself, as systemd does with a kubelet.
 type supervised struct {
 	process *controlplane.Process
 
@@ -45,14 +45,14 @@ func (s *supervised) Start(ctx context.Context) error {
 			s.crashes = append(s.crashes, s.process.Tail(60))
 			s.mu.Unlock()
 			if err := s.process.Start(watching); err != nil {
-				return // It can't be started; what waits for it will say so.
+				return // It can't be started. The caller that waits for it reports that.
 			}
 		}
 	}()
 	return nil
 }
 
-// Kill ends the process for good.
+// Kill ends the process. It is not restarted.
 func (s *supervised) Kill() error {
 	s.mu.Lock()
 	stop, done := s.stop, s.done
@@ -64,7 +64,7 @@ func (s *supervised) Kill() error {
 	stop()
 	err := s.process.Kill()
 	<-done
-	return errors.Join(err, s.process.Kill()) // It may have been on its way up.
+	return errors.Join(err, s.process.Kill()) // It may have been restarting.
 }
 
 // Restart kills the process and starts it again.
@@ -75,7 +75,7 @@ func (s *supervised) Restart(ctx context.Context) error {
 	return s.Start(ctx)
 }
 
-// Crashes returns the end of the log at each end that nobody asked for.
+// Crashes returns, for each unexpected end of the process, the end of its log.
 func (s *supervised) Crashes() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

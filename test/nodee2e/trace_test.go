@@ -18,9 +18,9 @@ import (
 	"github.com/gpushare/gpushare/test/simkubelet"
 )
 
-// One trace is played against the real kubelet and the simulated one that the other tests rely on: in which order they
-// ask a device plugin for what, which pods PodResources shows meanwhile and how, which devices they use again, when they
-// turn questions and pods away and with what words. Both have to do the same.
+// TestTrace plays one trace against the real kubelet and against the simulated kubelet that other tests use. Both must
+// behave the same: the order and content of their calls to a device plugin, the pods that PodResources shows at each call,
+// the devices that they reuse, and the calls and pods that they reject, with the messages.
 func TestTrace(t *testing.T) {
 	r := startRig(t, cardMiB)
 	sim := startSimulated(t, r)
@@ -34,7 +34,7 @@ func TestTrace(t *testing.T) {
 	t.Logf("the real kubelet's trace:\n%s", strings.Join(got["real"], "\n"))
 }
 
-// traced is a kubelet that the trace is played against.
+// traced is a kubelet against which the trace is played.
 type traced struct {
 	node                        string
 	devicePlugins, podResources string
@@ -84,7 +84,7 @@ func startSimulated(t *testing.T, r *rig) traced {
 	}
 }
 
-// playTrace plays the trace and returns what was seen, without the names that differ.
+// playTrace plays the trace and returns the record, without the names that differ between runs.
 func playTrace(t *testing.T, r *rig, k traced) []string {
 	p := &player{scene: r.scene(t), traced: k, recorder: &recorder{dir: k.devicePlugins, podResources: k.podResources}}
 	t.Cleanup(p.recorder.stop)

@@ -21,11 +21,11 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// sighting is a container of the tests, as it was found: nothing but what it was told itself.
+// sighting is a test container as it was found. It holds only what the container's own environment contains.
 type sighting struct {
 	PodUID, Container string
-	// ID is the container's in containerd and Pid its process in the machine; neither is known of what a container has
-	// left behind.
+	// ID is the container's ID in containerd, and Pid its process in the machine. Both are empty for a file that a container
+	// has left behind.
 	ID  string
 	Pid int
 	Env map[string]string
@@ -42,7 +42,7 @@ func newSighting(environment []byte) (sighting, bool) {
 	return s, s.PodUID != "" && s.Container != ""
 }
 
-// card is the card that the container was given, by all that its environment says of it.
+// card returns the index of the container's card. It returns an error if the variables of the environment disagree.
 func (s sighting) card() (int, error) {
 	card, err := strconv.Atoi(s.Env[protocol.AnnotationIndex])
 	if err != nil {
@@ -55,11 +55,11 @@ func (s sighting) card() (int, error) {
 }
 
 func (s sighting) memory() int64 {
-	memory, _ := strconv.ParseInt(s.Env[protocol.EnvContainer], 10, 64) // Else 0: not a GPU container.
+	memory, _ := strconv.ParseInt(s.Env[protocol.EnvContainer], 10, 64) // 0 if it isn't a GPU container
 	return memory
 }
 
-// running returns the containers that run now, from the environment of their first process.
+// running returns the running containers, from the environment of their first process.
 func (n *node) running() ([]sighting, error) {
 	files, err := filepath.Glob(n.machine.path("run/containerd/io.containerd.runtime.v2.task/k8s.io/*/init.pid"))
 	if err != nil {
@@ -69,7 +69,7 @@ func (n *node) running() ([]sighting, error) {
 	for _, file := range files {
 		pid, err := os.ReadFile(file)
 		if err != nil {
-			continue // Gone since.
+			continue // The process has ended in the meantime.
 		}
 		environment, err := os.ReadFile(n.machine.path("proc", string(pid), "environ"))
 		if err != nil {
@@ -84,7 +84,7 @@ func (n *node) running() ([]sighting, error) {
 	return out, nil
 }
 
-// find returns the process of a container that runs.
+// find returns a running container.
 func (n *node) find(pod types.UID, container string) (sighting, error) {
 	running, err := n.running()
 	if err != nil {
@@ -98,12 +98,12 @@ func (n *node) find(pod types.UID, container string) (sighting, error) {
 	return sighting{}, fmt.Errorf("container %s of pod %s doesn't run", container, pod)
 }
 
-// end kills it.
+// end kills the container's process.
 func (n *node) end(ctx context.Context, c sighting) error {
 	return n.machine.run(ctx, "kill", "-KILL", strconv.Itoa(c.Pid))
 }
 
-// testimonies returns what every container left behind that ever started.
+// testimonies returns the environments of all containers that ever started, from the files that they wrote.
 func (n *node) testimonies() ([]sighting, error) {
 	entries, err := os.ReadDir(n.witnessDir())
 	if err != nil {
@@ -128,10 +128,10 @@ func (n *node) testimonies() ([]sighting, error) {
 	return out, nil
 }
 
-// containerOf names a container of a pod.
+// containerOf identifies a container of a pod.
 type containerOf struct{ pod, name string }
 
-// restarts are the containers that started more than once.
+// restarts returns the containers that started more than once.
 func restarts(testimonies []sighting) (again []containerOf) {
 	starts := map[containerOf]int{}
 	for _, s := range testimonies {
@@ -145,7 +145,7 @@ func restarts(testimonies []sighting) (again []containerOf) {
 	return again
 }
 
-// holders are the pods on each card, each as "namespace/name memory".
+// holders maps each card to its pods, each as "namespace/name memory".
 type holders map[int][]string
 
 func (h holders) sorted() holders {
@@ -155,7 +155,8 @@ func (h holders) sorted() holders {
 	return h
 }
 
-// promised adds up what the pods' annotations say. It shares no arithmetic with the programs under test.
+// promised returns the pods and the used memory of each card according to the annotations. It shares no code for the sums
+// with the programs under test.
 func promised(pods []corev1.Pod) (h holders, used map[int]int64, err error) {
 	h, used = holders{}, map[int]int64{}
 	for i := range pods {
@@ -179,8 +180,8 @@ func terminal(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// memoryOf is what the pod asks for: the sum of its containers and sidecars, or an init container beside the sidecars
-// started before it, whatever is most.
+// memoryOf returns the pod's request: the sum of its containers and sidecars, or an init container plus the sidecars that
+// start before it, whichever is larger.
 func memoryOf(pod *corev1.Pod) int64 {
 	var sidecars, most, sum int64
 	for i := range pod.Spec.InitContainers {
@@ -206,7 +207,7 @@ func limitOf(c *corev1.Container) int64 {
 	return quantity.Value()
 }
 
-// ledger reads what the extender says of the node.
+// ledger reads the node's allocations from the extender.
 func (r *rig) ledger(ctx context.Context) (holders, error) {
 	body, err := testbed.Fetch(ctx, r.bed.ExtenderURL+"/gpushare-scheduler/inspect/"+r.node.name)
 	if err != nil {
@@ -237,7 +238,7 @@ func (r *rig) ledger(ctx context.Context) (holders, error) {
 	return out.sorted(), nil
 }
 
-// kubeletBooks reads, by pod and container, the cards whose devices the kubelet's PodResources names.
+// kubeletBooks returns, by pod and container, the cards of the devices that the kubelet's PodResources lists.
 func (n *node) kubeletBooks(ctx context.Context) (map[string]map[string][]int, error) {
 	var answer *podresourcesv1.ListPodResourcesResponse
 	err := n.askKubelet(ctx, func(ctx context.Context, client podresourcesv1.PodResourcesListerClient) (err error) {
@@ -256,7 +257,7 @@ func (n *node) kubeletBooks(ctx context.Context) (map[string]map[string][]int, e
 					continue
 				}
 				for _, id := range devices.DeviceIds {
-					// The first character is the card, and no test has more than ten.
+					// The first character is the card's index; no test has more than ten cards.
 					containers[container.Name] = append(containers[container.Name], int(id[0]-'0'))
 				}
 			}
@@ -266,14 +267,15 @@ func (n *node) kubeletBooks(ctx context.Context) (map[string]map[string][]int, e
 	return out, nil
 }
 
-// truth is everything that can be known of the node at one moment.
+// truth is the complete state of the node at one moment, from all sources.
 type truth struct {
 	pods    []corev1.Pod
 	running []sighting
 	ledger  holders
-	// kubelet is nil where its books aren't to be compared.
+	// kubelet is nil if PodResources must not be compared.
 	kubelet map[string]map[string][]int
-	// guessed says that containers may have been told what another pod asks for in all: a running one can't be told anew.
+	// guessed is true if a container's environment may have the total request of another pod. The environment of a running
+	// container can't be corrected.
 	guessed bool
 }
 
@@ -293,8 +295,8 @@ func (r *rig) look(ctx context.Context) (t truth, err error) {
 	return t, err
 }
 
-// disagreements returns what isn't as it should be on a node at rest: every pod runs, and annotations, environments, the
-// extender's ledger and the kubelet's PodResources all tell the same.
+// disagreements returns all errors on a node at rest. There every pod must run, and annotations, environments, the
+// extender's ledger and the kubelet's PodResources must agree.
 func (t truth) disagreements(cards []uint64) (out []string) {
 	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 
@@ -336,7 +338,7 @@ func (t truth) disagreements(cards []uint64) (out []string) {
 	return out
 }
 
-// podDisagreements compares one pod that should be running with its containers.
+// podDisagreements compares one pod that must be running with its containers.
 func podDisagreements(pod *corev1.Pod, seen map[string]sighting, guessed bool) (out []string) {
 	say := func(format string, args ...any) {
 		out = append(out, fmt.Sprintf("pod %s: ", pod.Name)+fmt.Sprintf(format, args...))
@@ -353,7 +355,7 @@ func podDisagreements(pod *corev1.Pod, seen map[string]sighting, guessed bool) (
 	}
 	card, err := strconv.Atoi(pod.Annotations[protocol.AnnotationIndex])
 	if err != nil {
-		return out // Told already.
+		return out // already reported
 	}
 	all := lasting(pod)
 	for i := range all {
@@ -392,11 +394,11 @@ func podDisagreements(pod *corev1.Pod, seen map[string]sighting, guessed bool) (
 	return out
 }
 
-// booksDisagreements compares one pod that should be running with the cards that the kubelet's books name.
+// booksDisagreements compares one pod that must be running with the cards that PodResources lists.
 func booksDisagreements(pod *corev1.Pod, booked map[string][]int) (out []string) {
 	card, err := strconv.Atoi(pod.Annotations[protocol.AnnotationIndex])
 	if err != nil {
-		return nil // Told already.
+		return nil // already reported
 	}
 	all := lasting(pod)
 	for i := range all {
@@ -409,7 +411,7 @@ func booksDisagreements(pod *corev1.Pod, booked map[string][]int) (out []string)
 	return out
 }
 
-// lasting are the containers that run as long as the pod does.
+// lasting returns the containers that run as long as the pod: all except init containers that end.
 func lasting(pod *corev1.Pod) []corev1.Container {
 	all := slices.Clone(pod.Spec.Containers)
 	for i := range pod.Spec.InitContainers {

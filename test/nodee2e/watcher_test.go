@@ -17,21 +17,21 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// watchEvery is how often the containers that run are looked at.
+// watchEvery is the interval at which the running containers are checked.
 const watchEvery = 50 * time.Millisecond
 
-// watcher looks at the node all the time, whatever happens to it: what the processes that run hold of each card, and
-// what the annotations promise. It locks itself.
+// watcher checks the node all the time, even during faults: the memory of each card that running containers have, and the
+// memory that annotations assign. It has its own lock.
 type watcher struct {
 	node     *node
 	informer cache.SharedIndexInformer
 
 	mu sync.Mutex
-	// overfull and overpromised are the cards found over their total, by what was found.
+	// overfull and overpromised hold the findings of cards above their total, by running containers and by annotations.
 	overfull, overpromised map[string]bool
-	// pods are all that ever were on the node, as they were last seen.
+	// pods holds all pods that were ever on the node, in their last known state.
 	pods map[string]*corev1.Pod
-	// repaired are pods whose annotation changed from one card to another.
+	// repaired holds the pods whose annotation changed from one card to another.
 	repaired map[string]string
 	looks    int
 	fullest  map[int]int64
@@ -58,7 +58,7 @@ func newWatcher(r *rig) (*watcher, error) {
 	return w, err
 }
 
-// run looks until ctx ends.
+// run checks the node until ctx ends.
 func (w *watcher) run(ctx context.Context) {
 	go w.informer.RunWithContext(ctx)
 	ticker := time.NewTicker(watchEvery)
@@ -73,7 +73,7 @@ func (w *watcher) run(ctx context.Context) {
 	}
 }
 
-// look adds up what the containers that run were given of each card.
+// look adds up the memory of each card that the running containers were given.
 func (w *watcher) look() {
 	seen, err := w.node.running()
 	w.mu.Lock()
@@ -105,7 +105,7 @@ func (w *watcher) look() {
 	}
 }
 
-// note takes a pod's latest state, and adds up what is promised.
+// note records a pod's latest state and adds up the memory that annotations assign.
 func (w *watcher) note(object any) {
 	pod, ok := object.(*corev1.Pod)
 	if !ok || memoryOf(pod) == 0 {
@@ -135,7 +135,7 @@ func (w *watcher) note(object any) {
 	}
 }
 
-// findings is what the watcher has found so far.
+// findings is the watcher's result so far.
 type findings struct {
 	Overfull, Overpromised, Repaired []string
 	Looks                            int
@@ -155,7 +155,7 @@ func (w *watcher) findings() findings {
 	}
 }
 
-// mistaken returns the containers that ever started with another card than their pod's annotation named in the end.
+// mistaken returns the containers that started with another card than the one that their pod's annotation named in the end.
 func (f findings) mistaken(testimonies []sighting) (wrong []string, counted int) {
 	for _, s := range testimonies {
 		pod := f.Pods[s.PodUID]

@@ -18,8 +18,9 @@ import (
 	"github.com/gpushare/gpushare/test/simkubelet/checkpoint"
 )
 
-// A kubelet that can't be asked which pod it is serving, as before Kubernetes 1.34: order alone tells, and misleads
-// now and then. What the containers got is the truth then, to which everything else has to come.
+// TestWithoutPodResources: the plugin can't find out through PodResources which pod the kubelet serves, as before
+// Kubernetes 1.34. Pod matching then relies on the order of the pods only, which is sometimes wrong. The containers'
+// environments are then the truth, and everything else must be repaired to agree with them.
 func TestWithoutPodResources(t *testing.T) {
 	r := startRig(t, cardMiB, cardMiB, cardMiB, cardMiB)
 	defer r.report(t)
@@ -38,8 +39,8 @@ func TestWithoutPodResources(t *testing.T) {
 		for range inLong(4, 1) {
 			s.makeRoom(0)
 			s.gone(leaving)
-			// Its checkpoint has pods that have gone until it is written anew, and when the kubelet starts it holds their
-			// devices against others.
+			// The checkpoint contains deleted pods until the kubelet writes it again. A restarted kubelet counts their devices as
+			// used.
 			s.burst(s.pod(1))
 			s.settle()
 			must(s, s.node.kubelet.Kill())
@@ -57,7 +58,7 @@ func TestWithoutPodResources(t *testing.T) {
 	})
 }
 
-// A pod that the kubelet has from a file of the node gets no share of a card, and leaves the pods there as they are.
+// TestStaticPods: a static pod gets no memory of a card, and the pods on the node are unaffected.
 func TestStaticPods(t *testing.T) {
 	r := startRig(t, cardMiB, cardMiB)
 	defer r.report(t)
@@ -76,14 +77,14 @@ func TestStaticPods(t *testing.T) {
 		s.settle()
 		must(s, s.node.kubelet.Restart(s.Context()))
 		s.awaitCards()
-		// It holds nothing: there is room to the last unit.
+		// The static pod has no allocation: the node can be filled to the last unit.
 		s.burst(times(18, func() *corev1.Pod { return s.pod(1) })...)
 		s.settle()
 		unharmed()
 	})
 }
 
-// refusedOnNode waits for an event of the node that says why a container was refused.
+// refusedOnNode waits for an Event of the node with the reason why a container was rejected.
 func (s *scene) refusedOnNode(why string) {
 	s.Helper()
 	eventually(s, "the node has an event: "+why, func(ctx context.Context) error {
@@ -100,9 +101,9 @@ func (s *scene) refusedOnNode(why string) {
 	})
 }
 
-// With --device-list-strategy=cdi-cri the card goes to the container as a CDI device too: it is in the plugin's answer, as
-// the kubelet's checkpoint keeps it, and in what the kubelet asks of the container runtime. What a runtime makes of that
-// isn't tested here: Debian's containerd is too old to know of it.
+// TestCDI: with --device-list-strategy=cdi-cri the container also gets the card as a CDI device. The device is in the
+// plugin's answer, as the kubelet's checkpoint keeps it, and in the kubelet's request to the container runtime. The test
+// doesn't cover the runtime itself, because Debian's containerd is too old for CDI devices in the request.
 func TestCDI(t *testing.T) {
 	r := startRig(t, cardMiB, cardMiB)
 	defer r.report(t)
@@ -142,7 +143,7 @@ func TestCDI(t *testing.T) {
 	})
 }
 
-// answers are the plugin's, by container, as the kubelet's checkpoint keeps them.
+// answers returns the plugin's answers by container, as the kubelet's checkpoint keeps them.
 func (n *node) answers() (map[containerOf]*pluginapi.ContainerAllocateResponse, error) {
 	entries, _, err := checkpoint.Read(n.checkpoint())
 	if err != nil {

@@ -1,6 +1,6 @@
-// nvidiaruntime stands for NVIDIA's container runtime: into containers whose environment asks for cards it mounts the
-// driver library, here the fake one with the files that it reads, and leaves everything else to runc. Its first argument
-// is not runc's: a script beside it says where the driver lies.
+// nvidiaruntime replaces NVIDIA's container runtime in tests. It mounts the driver library into each container whose
+// environment asks for cards; here this is the fake library with the files that it reads. Everything else is done by runc.
+// The first argument is the path of the driver, which a wrapper script sets; the other arguments are runc's.
 package main
 
 import (
@@ -44,7 +44,7 @@ func run(driver string, args []string) error {
 	return syscall.Exec(runc, append([]string{runc}, args...), os.Environ())
 }
 
-// mountDriver adds the library where Debian has it, and tells it where its files are.
+// mountDriver mounts the library at Debian's path for it and sets the path of its files.
 func mountDriver(config, driver string) error {
 	data, err := os.ReadFile(config)
 	if err != nil {

@@ -1,7 +1,7 @@
-// witness is what runs in the containers of the node's tests. It writes the environment that it got into a file of its
-// own in /testimony, and runs until it is told to end, for a time, or, on demand, against its being told.
+// witness is the program in the containers of the node's tests. It writes its environment to a new file in /testimony. Then
+// it runs until it gets a signal or for a set time. With -stubborn it ignores SIGTERM.
 //
-// As "pause" it is the process that holds a pod's sandbox.
+// With -pause it is the process of a pod's sandbox and writes no file.
 package main
 
 import (
@@ -52,7 +52,7 @@ func run(args []string) int {
 	return 0
 }
 
-// testify writes one file a start, complete from the moment that it has its name.
+// testify writes one file per start. It renames the file when it is complete, so that a reader never sees a partial file.
 func testify() error {
 	name := os.Getenv("POD_UID") + "." + os.Getenv("CONTAINER") + "." + strconv.FormatInt(time.Now().UnixNano(), 10)
 	temporary := filepath.Join(folder, "."+name)
