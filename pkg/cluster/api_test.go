@@ -133,7 +133,7 @@ func TestJudgeWhatWasNeverSent(t *testing.T) {
 	url := server.URL
 	server.Close()
 	if err := newAPI(t, url).Bind(t.Context(), newBinding()); err == nil || judge(err) != refused {
-		t.Errorf("nobody listens: verdict %d of %v, want a refusal", judge(err), err)
+		t.Errorf("no listener: verdict %d of %v, want a refusal", judge(err), err)
 	}
 	// The deadline has passed already. The error does not show whether anything was sent, so the verdict is unknown.
 	ctx, cancel := context.WithTimeout(t.Context(), -1)

@@ -169,7 +169,7 @@ func TestBind(t *testing.T) {
 			answer:  func(*fixture, context.Context, *corev1.Binding) error { return errRefused },
 			wantErr: errRefused, wantResult: ResultRefused, wantHeld: "not held",
 		},
-		"a conflict with a pod bound here by somebody else is a bind, on their card": {
+		"a conflict with a pod bound here by another writer is a bind, on its card": {
 			answer: func(f *fixture, _ context.Context, _ *corev1.Binding) error {
 				bindElsewhere(f, "n1", 1)
 				return errOther
@@ -589,7 +589,7 @@ func TestBadBindRequestsChangeNothing(t *testing.T) {
 	}
 	f.server.with(func(s *server) { s.noReads = errLost })
 	if err := f.Bind(t.Context(), change(func(r *BindRequest) { r.Name = "nobody" })); err == nil || errors.Is(err, ErrBadRequest) {
-		t.Errorf("a pod that can't be read: %v, want an error that blames nobody", err)
+		t.Errorf("a pod that can't be read: %v, want an error that is not ErrBadRequest", err)
 	}
 	if diff := cmp.Diff(before, f.ledger.Nodes()); diff != "" {
 		t.Errorf("the ledger changed (-before +after):\n%s", diff)

@@ -356,7 +356,7 @@ func TestAnExtenderThatStartsLaterKnowsWholeGroups(t *testing.T) {
 		want  string
 	}{
 		"it proves that all were bound":                          {proof: true, want: gang.StateWhole},
-		"nobody knows when it was bound":                         {want: gang.StatePartial},
+		"the bind time is unknown":                               {want: gang.StatePartial},
 		"the one that waits was there when it was bound":         {bound: created.Add(time.Minute), want: gang.StatePartial},
 		"in the same second":                                     {bound: created, want: gang.StatePartial},
 		"the one that waits was made later: it replaces another": {bound: created.Add(-time.Second), want: gang.StateWhole},
@@ -424,7 +424,7 @@ func TestOnlyWhoCanBeCountedDecidesWhoIsEvicted(t *testing.T) {
 		return f.GangStates()[gang.StatePartial] == 1
 	})
 	if n := seen.of("evicted"); n > 0 {
-		t.Errorf("%d were evicted while nobody knew the group's size", n)
+		t.Errorf("%d were evicted while the group's size was unknown", n)
 	}
 	f.await("the eviction", func() bool {
 		f.clock.Step(gangInterval)
@@ -469,7 +469,7 @@ func TestWhoGoesBeforeAGroupIsCalledWhenItIsBound(t *testing.T) {
 			if want {
 				g.pass("the queue to be woken", func() bool { return len(g.server.wakes()) > before })
 			} else if _, called := g.waker.takeCall(); called {
-				t.Error("the queue is to be woken for nobody")
+				t.Error("a requeue without a rejected pod")
 			}
 		})
 	}

@@ -178,7 +178,7 @@ func TestPreempt(t *testing.T) {
 			pod:      []podEdit{hostPort(80)},
 			proposed: preemption.Victims{Pods: uids{"uid-web", "uid-other"}}, want: uids{"uid-a7", "uid-a9", "uid-web"},
 		},
-		"a pod whose card nobody has told can't free one": {objects: []runtime.Object{
+		"a pod whose card is unknown can't free one": {objects: []runtime.Object{
 			edited(newPod("presumed", 16), at("n1")), boundPod("b9", 9, "n1", 1), boundPod("b7", 7, "n1", 1),
 		}, want: uids{"uid-b7", "uid-b9"}},
 		"a card of which another pod waits for the victims": {

@@ -57,7 +57,7 @@ func TestSlimmingAPodLosesNothingThatIsRead(t *testing.T) {
 		}
 		if before.Pod.Request == 0 {
 			if len(slimmed.Labels)+len(slimmed.Annotations)+len(slimmed.Spec.Containers) != 0 {
-				t.Fatalf("kept what nobody reads: %v", slimmed)
+				t.Fatalf("kept fields that are never read: %v", slimmed)
 			}
 			if diff := cmp.Diff(before.Pod, protocol.Pod(slimmed)); diff != "" {
 				t.Fatalf("(-before +after):\n%s", diff)
@@ -69,7 +69,7 @@ func TestSlimmingAPodLosesNothingThatIsRead(t *testing.T) {
 			t.Fatalf("(-before +after):\n%s\nof %v", diff, pod)
 		}
 		if len(slimmed.Spec.Volumes) != 0 || slimmed.Annotations["big"] != "" {
-			t.Fatalf("kept what nobody reads: %v", slimmed)
+			t.Fatalf("kept fields that are never read: %v", slimmed)
 		}
 	}
 	if asking < 1000 {
@@ -164,7 +164,7 @@ func TestSlimmingANodeLosesNothingThatIsRead(t *testing.T) {
 			t.Errorf("%s: %s, was %s", name, after, before)
 		}
 		if slimmed.Annotations["big"] != "" || len(slimmed.Status.NodeInfo.KubeletVersion) > 0 || len(slimmed.Status.Conditions) > 1 {
-			t.Errorf("%s: kept what nobody reads", name)
+			t.Errorf("%s: kept fields that are never read", name)
 		}
 		// Labels and taints matter only on nodes that share their cards.
 		_, shares := node.Status.Capacity[protocol.ResourceMemory]
@@ -172,7 +172,7 @@ func TestSlimmingANodeLosesNothingThatIsRead(t *testing.T) {
 			t.Errorf("%s: labels and taints kept: %v, want %v", name, got, shares)
 		}
 		if diff := cmp.Diff(waiting.Closed(node, false), waiting.Closed(slimmed, false)); shares && diff != "" {
-			t.Errorf("%s: why nobody may go there (-before +after):\n%s", name, diff)
+			t.Errorf("%s: why no pod can run there (-before +after):\n%s", name, diff)
 		}
 	}
 }

@@ -28,7 +28,7 @@ func TestWhatHindersTheLedgerIsTold(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
-	await(t, "somebody to wait", fakeClock.HasWaiters)
+	await(t, "a waiter", fakeClock.HasWaiters)
 	if err := c.Ready(); !errors.Is(err, ErrNotReady) {
 		t.Errorf("Ready before the lists: %v, want ErrNotReady", err)
 	}

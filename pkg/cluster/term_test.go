@@ -194,7 +194,7 @@ func TestDrainWaitsForWritesAndForLostAnswers(t *testing.T) {
 		t.Fatalf("bind: %v, want ErrUnsettled", err)
 	}
 	if drained() {
-		t.Error("drained while nobody knew whether the write was made")
+		t.Error("drained while the outcome of the write was unknown")
 	}
 	f.server.with(func(s *server) { s.noReads = nil })
 	f.look(settleInterval)

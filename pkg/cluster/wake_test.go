@@ -115,7 +115,7 @@ func TestARefusalThatIsNotedLateIsLookedIntoAtOnce(t *testing.T) {
 
 func TestNobodyIsWokenInVain(t *testing.T) {
 	tests := map[string]func(f *wakerFixture){
-		"nobody was refused": func(f *wakerFixture) {},
+		"no pod was rejected": func(f *wakerFixture) {},
 		"the pod asked again since": func(f *wakerFixture) {
 			f.refuse(pod("a"), f.clock.Now())
 			f.clock.Step(time.Second)
@@ -325,8 +325,8 @@ func TestRefusalsAreInherited(t *testing.T) {
 	}{
 		"room for a pod that waits":    {[]runtime.Object{newPod("large", 101), newPod("small", 60)}, true},
 		"no room":                      {[]runtime.Object{newPod("large", 101), boundPod("b", 60, "n1", 0), newPod("small", 60)}, false},
-		"nobody waits":                 {[]runtime.Object{boundPod("b", 60, "n1", 0)}, false},
-		"nobody waits for a GPU":       {[]runtime.Object{newPod("p", 0)}, false},
+		"no pending pod":               {[]runtime.Object{boundPod("b", 60, "n1", 0)}, false},
+		"no pending pod of ours":       {[]runtime.Object{newPod("p", 0)}, false},
 		"a pod that has ended unbound": {[]runtime.Object{ended(newPod("p", 10))}, false},
 	} {
 		for leads, begin := range map[string]func(t *testing.T, f *fixture){

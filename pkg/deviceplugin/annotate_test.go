@@ -34,7 +34,7 @@ func TestDue(t *testing.T) {
 		"ended": {
 			pod: newPod("a", main(2), assumed(1, 5), phase(corev1.PodFailed)), given: servings{"main": given(1)},
 		},
-		"nobody assumed it: everything is written": {
+		"not assumed: everything is written": {
 			pod: newPod("a", main(2)), given: servings{"main": given(1)},
 			want: map[string]any{
 				"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "2", "ALIYUN_COM_GPU_MEM_DEV": "16",
@@ -42,7 +42,7 @@ func TestDue(t *testing.T) {
 				"ALIYUN_COM_GPU_MEM_ASSIGN_TIME": nanoseconds(0),
 			},
 		},
-		"nobody assumed it, and one container is still to come": {
+		"not assumed, and one container is still to come": {
 			pod: newPod("a", container("x", 2), container("y", 3)), given: servings{"x": given(1)},
 			want: map[string]any{
 				"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "5", "ALIYUN_COM_GPU_MEM_DEV": "16",

@@ -40,7 +40,7 @@ func newMetrics(registered func() bool) *metrics {
 			Buckets: []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .5, 1, 3, 10},
 		}),
 		matches: prometheus.NewCounterVec(counter("matches_total",
-			"Allocations by what told which pod they were for: the kubelet itself, the order of assumption, or nobody."), []string{"by"}),
+			"Allocations by how their pod was found: kubelet (it was asked), order (of assume time), none (not found)."), []string{"by"}),
 		otherDevices: prometheus.NewCounter(counter("other_card_devices_total",
 			"Allocations for which the kubelet booked devices of another card than the one given. Containers aren't affected.")),
 		repairs: prometheus.NewCounter(counter("annotation_repairs_total",

@@ -63,7 +63,7 @@ func TestCard(t *testing.T) {
 			others: []*corev1.Pod{newPod("b", container("main", 7))}, served: served{"uid-a": {"x": given(0), "main": given(0)}, "uid-b": {"main": given(0)}},
 			want: 0, outcome: kept,
 		},
-		"taken by a pod that nobody assumed: another one that fits": {
+		"taken by a pod that was not assumed: another one that fits": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)),
 			others: []*corev1.Pod{newPod("b", main(10))}, served: served{"uid-b": {"main": given(0)}},
 			want: 1, outcome: moved,
@@ -101,14 +101,14 @@ func TestCard(t *testing.T) {
 			others: []*corev1.Pod{newPod("b", main(16), assumed(0, 0), annotation("ALIYUN_COM_GPU_MEM_POD", "1"))},
 			served: served{"uid-b": {"main": given(0)}}, refused: refusedFull,
 		},
-		"nobody chose: binpack over what is there": {
+		"no card chosen: binpack over what is there": {
 			cards: newCards(16, 16), pod: newPod("a", main(8)),
 			others: []*corev1.Pod{newPod("b", main(4), assumed(1, 1))}, want: 1, outcome: placed,
 		},
-		"nobody chose: the card whose devices the kubelet takes": {
+		"no card chosen: the card whose devices the kubelet takes": {
 			cards: newCards(16, 16), pod: newPod("a", main(8)), preferred: told(1), want: 1, outcome: placed,
 		},
-		"nobody chose: but not beside a promise that leaves too little there": {
+		"no card chosen: but not beside a promise that leaves too little there": {
 			cards: newCards(16, 16), pod: newPod("a", main(8)), preferred: told(1),
 			others: []*corev1.Pod{newPod("b", main(12), assumed(1, 1))}, want: 0, outcome: placed,
 		},
@@ -131,14 +131,14 @@ func TestCard(t *testing.T) {
 			others: []*corev1.Pod{newPod("b", main(10))}, served: served{"uid-b": {"main": given(0)}},
 			want: 2, outcome: moved,
 		},
-		"nobody chose: promises are kept": {
+		"no card chosen: promises are kept": {
 			cards: newCards(16, 16), pod: newPod("a", main(8)),
 			others: []*corev1.Pod{newPod("b", main(12), assumed(0, 1))}, want: 1, outcome: placed,
 		},
-		"nobody chose: the whole pod has to fit": {
+		"no card chosen: the whole pod has to fit": {
 			cards: newCards(8, 16), pod: newPod("a", container("x", 6), container("y", 6)), want: 1, outcome: placed,
 		},
-		"an assignment that can't be read is nobody's": {
+		"an assignment that can't be parsed counts for no pod": {
 			cards: newCards(16), pod: newPod("a", main(8), annotation("ALIYUN_COM_GPU_MEM_IDX", "-1")), want: 0, outcome: placed,
 		},
 		"pods that the informer doesn't have yet count": {
@@ -167,7 +167,7 @@ func TestCard(t *testing.T) {
 			others: []*corev1.Pod{newPod("b", main(16), assumed(0, 0), ran(true))},
 			served: served{"uid-b": {"main": given(noCard)}, "unheard-of": {"main": {Card: noCard, Request: 16}}}, want: 0, outcome: kept,
 		},
-		"but nobody else is put into its place": {
+		"but no other pod gets its memory": {
 			cards: newCards(16, 16), pod: newPod("a", main(8)),
 			others: []*corev1.Pod{newPod("b", main(12), assumed(0, 0))}, served: served{"uid-b": {"main": given(noCard)}},
 			want: 1, outcome: placed,

@@ -80,7 +80,7 @@ func TestStanding(t *testing.T) {
 			pod(&podresourcesv1.ContainerResources{Name: "main"}, &podresourcesv1.ContainerResources{Name: "y", Devices: devices("aliyun.com/gpu-mem", "00")}),
 			nil, waiting, 1,
 		},
-		"an init container isn't listed: nobody has any": {
+		"an init container isn't listed: no container has devices": {
 			candidateOf(initStep(2), main(2)), pod(&podresourcesv1.ContainerResources{Name: "main"}), nil, waiting, 1,
 		},
 		"an init container isn't listed: a later one has some": {
@@ -130,7 +130,7 @@ func TestStandingWithoutService(t *testing.T) {
 	p.Renew()
 	p.Close()
 
-	if p, err = newPodResources(filepath.Join(t.TempDir(), "nobody.sock")); err != nil {
+	if p, err = newPodResources(filepath.Join(t.TempDir(), "missing.sock")); err != nil {
 		t.Fatal(err)
 	}
 	defer p.Close()

@@ -61,7 +61,7 @@ func TestDevicesOfAFullCardArePreferred(t *testing.T) {
 		t.Errorf("counted %v allocations with devices of another card", got)
 	}
 	// A pod that has no chosen card and fits no card gets no preference.
-	b.create(p, newPod("nobody's", main(15)))
+	b.create(p, newPod("unassigned", main(15)))
 	if ids := p.allocator.Prefer(t.Context(), idsOf(cards...), nil, 15); ids != nil {
 		t.Errorf("preferred are %v for a pod that fits nowhere", ids)
 	}

@@ -111,7 +111,7 @@ func TestKubeletKilledWithinAPod(t *testing.T) {
 		}
 	}
 	if none := testutil.ToFloat64(p.metrics.matches.WithLabelValues(string(byNobody))); none != 0 {
-		t.Errorf("%v calls were taken for those of a pod that nobody knows", none)
+		t.Errorf("%v calls were matched to no pod", none)
 	}
 }
 

@@ -151,7 +151,7 @@ func (a api) PodsOn(context.Context, string) ([]corev1.Pod, error) {
 	return nil, errors.New("no terms here")
 }
 
-func (a api) Evict(context.Context, gpu.Pod, bool) error { return errors.New("nobody is evicted here") }
+func (a api) Evict(context.Context, gpu.Pod, bool) error { return errors.New("no eviction expected") }
 
 func (a api) AnnotateNode(context.Context, string, string, string) error { return nil }
 

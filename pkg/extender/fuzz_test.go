@@ -68,7 +68,7 @@ func FuzzPreempt(f *testing.F) {
 		if w.Code != http.StatusBadRequest {
 			for node, victims := range answer[extenderv1.ExtenderPreemptionResult](t, w, 200).NodeNameToMetaVictims {
 				if len(victims.Pods) == 0 {
-					t.Errorf("nobody is to be evicted on node %q", node)
+					t.Errorf("no victims on node %q", node)
 				}
 			}
 		} else if w.Body.Len() == 0 {

@@ -66,10 +66,10 @@ func TestPreempt(t *testing.T) {
 		},
 		"a node that isn't known is dropped":    {preemptArgs{Pod: preemptor, NodeNameToMetaVictims: meta("n9", 0, "uid-x")}, nil},
 		"no nodes":                              {preemptArgs{Pod: preemptor}, nil},
-		"equal priority preempts nobody":        {preemptArgs{Pod: newPod("p", 16), NodeNameToMetaVictims: meta("n1", 0)}, nil},
+		"equal priority preempts no pod":        {preemptArgs{Pod: newPod("p", 16), NodeNameToMetaVictims: meta("n1", 0)}, nil},
 		"a pod that is never to preempt":        {preemptArgs{Pod: never, NodeNameToMetaVictims: meta("n1", 0, "uid-a9")}, nil},
 		"a pod that asks for no GPU memory":     {preemptArgs{Pod: newPod("p", 0), NodeNameToMetaVictims: meta("n1", 3, "uid-x")}, meta("n1", 3, "uid-x")},
-		"a pod that nobody knows is kept in":    {preemptArgs{Pod: preemptor, NodeNameToMetaVictims: meta("n1", 1, "uid-x")}, meta("n1", 1, "uid-a7", "uid-a9", "uid-x")},
+		"an unknown pod is kept in":             {preemptArgs{Pod: preemptor, NodeNameToMetaVictims: meta("n1", 1, "uid-x")}, meta("n1", 1, "uid-a7", "uid-a9", "uid-x")},
 		"nonsense for a number is no hindrance": {preemptArgs{Pod: preemptor, NodeNameToMetaVictims: meta("n1", -7, "uid-a9")}, oneCard},
 	}
 	for name, test := range tests {

@@ -172,7 +172,7 @@ func TestInspectShowsWhoIsLeftOnANode(t *testing.T) {
 		got := answer[inspection](t, f.call(http.MethodGet, Prefix+path, ""), status)
 		if status == 404 {
 			if len(got.Nodes) != 0 {
-				t.Errorf("%s: %+v, want no node where nobody is", path, got)
+				t.Errorf("%s: %+v, want no node without pods", path, got)
 			}
 			continue
 		}

@@ -158,6 +158,10 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 		}
 
 		if o.listed && !numbered {
+			if len(o.devices) == 0 {
+				// Not published yet: an empty inventory would replace the cards that Known returns.
+				logger.Info("No GPU cards, reading those of an earlier run", "reason", problemNoCards)
+			}
 			roster.expect(m.known(ctx), m.options.Clock.Now())
 			if numbered = true; ctx.Err() != nil {
 				break

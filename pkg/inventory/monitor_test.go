@@ -318,8 +318,8 @@ func TestMonitorRestart(t *testing.T) {
 	}{
 		"the program": {boot: "this boot", xid: "Xid 48", first: "Xid 48"},
 		"the program, before a reset of the card": {boot: "this boot", xid: needsReset(95), first: needsReset(95), then: needsReset(95)},
-		"the machine":  {boot: "the boot before", xid: needsReset(95)},
-		"nobody knows": {xid: needsReset(95), first: needsReset(95), then: needsReset(95)},
+		"the machine": {boot: "the boot before", xid: needsReset(95)},
+		"unknown":     {xid: needsReset(95), first: needsReset(95), then: needsReset(95)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onMachine(t, twoCards, func(t *testing.T, library string, _ fakenvml.Machine) {

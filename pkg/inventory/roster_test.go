@@ -98,7 +98,7 @@ func TestRoster(t *testing.T) {
 				gpu.Card{Index: 0, UUID: "small", Unhealthy: "it has less memory than one unit (MiB)"},
 			)},
 		},
-		"each Xid begins the quiet period anew, and the first reason stays": {
+		"each Xid restarts the quiet period, and the first reason stays": {
 			{list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
 			{at: 1 * time.Minute, events: []event{{"a", 48}}, want: cards(card(0, "a", "Xid 48"), card(1, "b", ""))},
 			{at: 4 * time.Minute, events: []event{{"a", 74}}, want: cards(card(0, "a", "Xid 48"), card(1, "b", ""))},
@@ -122,7 +122,7 @@ func TestRoster(t *testing.T) {
 				card(1, "b", "Xid 79 on a card that the driver couldn't name"),
 			)},
 		},
-		"an Xid on a card that isn't known is nobody's": {
+		"an Xid of an unknown card is ignored": {
 			{list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
 			{events: []event{{"z", 79}}, want: cards(card(0, "a", ""), card(1, "b", ""))},
 		},
@@ -153,7 +153,7 @@ func TestRoster(t *testing.T) {
 				gpu.Card{Index: 0, UUID: "a", Model: "V100", Memory: 15000, NUMANode: 1},
 			)},
 		},
-		"a card that vanishes stays listed, and the others keep their index though NVML counts anew": {
+		"a card that vanishes stays listed, and the others keep their index though NVML renumbers": {
 			{list: []device{good(0, "a"), good(1, "b"), good(2, "c")}, want: cards(
 				card(0, "a", ""), card(1, "b", ""), card(2, "c", ""),
 			)},
@@ -167,7 +167,7 @@ func TestRoster(t *testing.T) {
 				card(0, "a", ""), card(1, "b", ""), card(2, "c", ""),
 			)},
 		},
-		"a nameless card is nobody's where the numbers have moved": {
+		"a card without a UUID matches none where indices have moved": {
 			{list: []device{good(0, "a"), good(1, "b"), good(2, "c")}, want: cards(
 				card(0, "a", ""), card(1, "b", ""), card(2, "c", ""),
 			)},
@@ -238,7 +238,7 @@ func TestRosterExpect(t *testing.T) {
 		want    State
 		healthy []int // the healthy cards after the quiet period
 	}{
-		"a card is away and the driver counts anew: all keep their indices, and the missing one what it had": {
+		"a card is away and the driver renumbers: all keep their indices, and the missing one what it had": {
 			known: known, list: []device{good(0, "b"), good(1, "c")},
 			want: State{
 				Cards: []gpu.Card{card(0, "a", reasonNotReported), card(1, "b", "Xid 74"), card(2, "c", needsReset(95))},
