@@ -42,7 +42,6 @@ var unchecked = []string{
 	"pkg/cluster",
 	"pkg/deviceplugin",
 	"pkg/extender",
-	"pkg/inventory",
 	"test/browser",
 	"test/e2e",
 	"test/install",
