@@ -15,7 +15,7 @@ import (
 	"github.com/gpushare/gpushare/test/testbed"
 )
 
-// A card falls off the bus while the plugin is away, and NVML counts anew. It stays in the inventory until the plugin has left
+// A card falls off the bus while the plugin is away, and NVML renumbers its cards. It stays in the inventory until the plugin has left
 // the node and what it kept there was removed.
 func TestCardsAcrossRestarts(t *testing.T) {
 	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})

@@ -96,7 +96,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"a name for an address":             {"extender.service.clusterIP=gpushare-extender", "at '/extender/service/clusterIP'"},
 		"an address that is none":           {"extender.service.clusterIP=10.96.0.256", "at '/extender/service/clusterIP'"},
 		"an IPv6 address that is none":      {"extender.service.clusterIP=:", "at '/extender/service/clusterIP'"},
-		"no address and nobody to ask":      {"extender.replicas=2", "extender.service.clusterIP: no cluster can be asked"},
+		"no address and no cluster to ask":  {"extender.replicas=2", "extender.service.clusterIP: no cluster can be asked"},
 		"several extenders on one host":     {"extender.reach=host", "extender.replicas: with extender.reach=host there is one extender"},
 		"own certificates, nowhere":         {"extender.tls.mode=secret", "at '/extender/tls/secretName'"},
 		"cert-manager without an issuer":    {"extender.tls.mode=certManager,extender.service.clusterIP=10.96.0.15", "at '/extender/tls/certManager/issuerRef': missing property 'name'"},
