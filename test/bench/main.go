@@ -27,7 +27,7 @@ func main() { os.Exit(run()) }
 
 func run() int {
 	var o options
-	flag.IntVar(&o.nodes, "number of nodes", 1000, "number of nodes")
+	flag.IntVar(&o.nodes, "nodes", 1000, "number of nodes")
 	flag.IntVar(&o.cards, "cards", 8, "cards on each node, of 16276 MiB")
 	flag.IntVar(&o.pods, "pods", 3000, "pods in each run, of 512 to 16276 MiB")
 	flag.IntVar(&o.rounds, "rounds", 3, "runs of each kind")
