@@ -1,4 +1,4 @@
-package cluster
+package requeue
 
 import (
 	"context"
@@ -6,12 +6,9 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/utils/clock"
-
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
 const (
@@ -42,19 +39,9 @@ const (
 // Pods are forgotten when they are bound or deleted. Its methods are safe for concurrent use; mu guards the fields
 // below it.
 type attempts struct {
-	clock clock.Clock
-	// pending returns the pod if it is pending.
-	pending func(gpu.PodUID) (*corev1.Pod, bool)
-	// roomFor returns a node that has room for the pod and that the pod's spec allows.
-	roomFor func(*corev1.Pod) (node string, ok bool)
-	// anyFit returns a node on which the pod would find a card.
-	anyFit func(gpu.Pod) (node string, ok bool)
+	Options
 	// requeue makes kube-scheduler retry every rejected pod by a change of the node. An empty node means any node.
 	requeue func(node string)
-	// nodes returns the number of nodes of the cluster.
-	nodes func() int
-	// leading returns an error if another process does this work.
-	leading func() error
 	begun   chan struct{}
 
 	mu   sync.Mutex
@@ -77,38 +64,27 @@ type triedPod struct {
 	nameAll bool
 }
 
-func newAttempts(c *Cluster) *attempts {
-	return &attempts{
-		clock: c.Clock, pending: c.pending.object, roomFor: c.roomFor, anyFit: c.ledger.AnyFit, requeue: c.waker.call, nodes: c.countNodes, leading: c.leading,
-		begun: make(chan struct{}, 1), pods: map[gpu.PodUID]triedPod{},
-	}
+func newAttempts(o Options, requeue func(node string)) *attempts {
+	return &attempts{Options: o, requeue: requeue, begun: make(chan struct{}, 1), pods: map[gpu.PodUID]triedPod{}}
 }
 
-// Sampled records that filter found no node for the pod among asked candidate nodes. These may be only some of the
-// nodes that passed kube-scheduler's own filters. If so, and if another node has room, the pod is requeued soon.
-func (c *Cluster) Sampled(uid gpu.PodUID, asked int) { c.attempts.sampled(uid, asked) }
-
-// NamedFew records that filter accepted nodes for the pod but named only some of those that fit. A bind must follow.
-func (c *Cluster) NamedFew(uid gpu.PodUID) { c.attempts.namedFew(uid) }
-
-// NameAll reports whether filter must name every node that fits the pod, because no bind followed the call in which it
-// named only some.
-func (c *Cluster) NameAll(uid gpu.PodUID) bool { return c.attempts.mustNameAll(uid) }
-
-func (a *attempts) sampled(uid gpu.PodUID, asked int) {
+// sampled records that filter found no node for the pod among the candidate nodes of one call.
+func (a *attempts) sampled(uid gpu.PodUID, candidates int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if known := a.pods[uid]; asked >= minSample && known.sample == 0 {
-		a.note(uid, triedPod{pause: attemptPause, sample: asked, nameAll: known.nameAll})
+	if known := a.pods[uid]; candidates >= minSample && known.sample == 0 {
+		a.note(uid, triedPod{pause: attemptPause, sample: candidates, nameAll: known.nameAll})
 	}
 }
 
+// namedFew records that filter named only some of the nodes that fit the pod.
 func (a *attempts) namedFew(uid gpu.PodUID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.note(uid, triedPod{pause: attemptPause})
 }
 
+// mustNameAll implements Requeuer.NameAll.
 func (a *attempts) mustNameAll(uid gpu.PodUID) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -141,13 +117,13 @@ func (a *attempts) forget(uid gpu.PodUID) {
 
 // note adds the pod, which becomes due after its pause. The caller holds mu.
 func (a *attempts) note(uid gpu.PodUID, pod triedPod) {
-	if _, again := a.pods[uid]; !again && len(a.pods) >= maxRefused {
+	if _, again := a.pods[uid]; !again && len(a.pods) >= maxRejected {
 		for other := range a.pods {
 			delete(a.pods, other) // Any of them: with so many, most do not exist.
 			break
 		}
 	}
-	pod.due = a.clock.Now().Add(pod.pause)
+	pod.due = a.Clock.Now().Add(pod.pause)
 	a.pods[uid] = pod
 	if a.until.IsZero() || pod.due.Before(a.until) {
 		select {
@@ -162,7 +138,7 @@ func (a *attempts) run(ctx context.Context) error {
 	for {
 		var due <-chan time.Time
 		if pause, some := a.sleep(); some {
-			due = a.clock.After(pause)
+			due = a.Clock.After(pause)
 		}
 		select {
 		case <-ctx.Done():
@@ -187,7 +163,7 @@ func (a *attempts) sleep() (pause time.Duration, some bool) {
 	if a.until.IsZero() {
 		return 0, false
 	}
-	now := a.clock.Now()
+	now := a.Clock.Now()
 	if soonest := now.Add(attemptInterval); a.until.Before(soonest) {
 		a.until = soonest
 	}
@@ -198,11 +174,11 @@ func (a *attempts) sleep() (pause time.Duration, some bool) {
 func (a *attempts) round() {
 	requeued := false
 	defer func() { a.postpone(requeued) }()
-	if a.leading() != nil {
+	if a.Leading() != nil {
 		return // Another replica receives the filter calls and keeps its own list.
 	}
 	a.mu.Lock()
-	now := a.clock.Now()
+	now := a.Clock.Now()
 	due := maps.Clone(a.pods)
 	maps.DeleteFunc(due, func(_ gpu.PodUID, pod triedPod) bool { return pod.due.IsZero() || pod.due.After(now) })
 	a.mu.Unlock()
@@ -216,16 +192,16 @@ func (a *attempts) round() {
 // judge drops due pods that a requeue cannot help, and reports whether a requeue may help one of the others. node is
 // the node to change; it is empty for any node.
 func (a *attempts) judge(due map[gpu.PodUID]triedPod) (node string, helps bool) {
-	var sampled []*corev1.Pod
+	var sampled []*clustercache.PodInfo
 	var requests []gpu.Pod
 	for uid, was := range due {
-		pod, waits := a.pending(uid)
+		pod, pending := a.Cache.PendingPod(uid)
 		switch {
-		case !waits:
+		case !pending:
 			a.end(uid, was)
 		case was.sample > 0:
-			sampled, requests = append(sampled, pod), append(requests, protocol.Pod(pod))
-		case rejected(pod):
+			sampled, requests = append(sampled, pod), append(requests, pod.Pod)
+		case pod.Pending.Rejected:
 			helps = true
 		}
 	}
@@ -233,7 +209,7 @@ func (a *attempts) judge(due map[gpu.PodUID]triedPod) (node string, helps bool) 
 		return "", helps
 	}
 	// If none of many pods fits any node, this one check is enough.
-	_, some := a.anyFit(leastOf(requests))
+	_, some := a.Ledger.AnyFit(leastOf(requests))
 	for i, pod := range sampled {
 		if some {
 			if node, helps = a.roomFor(pod); helps {
@@ -243,16 +219,6 @@ func (a *attempts) judge(due map[gpu.PodUID]triedPod) (node string, helps bool) 
 		a.end(requests[i].UID, due[requests[i].UID])
 	}
 	return "", false
-}
-
-// rejected reports whether kube-scheduler has marked the pod as unschedulable.
-func rejected(pod *corev1.Pod) bool {
-	for _, condition := range pod.Status.Conditions {
-		if condition.Type == corev1.PodScheduled {
-			return condition.Status == corev1.ConditionFalse
-		}
-	}
-	return false
 }
 
 // end drops the pod, unless its state has changed since.
@@ -267,10 +233,10 @@ func (a *attempts) end(uid gpu.PodUID, was triedPod) {
 // postpone sets the next due time of the pods. After a requeue it counts an attempt for every pod; otherwise only for
 // the pods that were due.
 func (a *attempts) postpone(requeued bool) {
-	nodes := a.nodes()
+	nodes := len(a.Cache.Nodes())
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	now := a.clock.Now()
+	now := a.Clock.Now()
 	for uid, pod := range a.pods {
 		if pod.due.IsZero() || !requeued && pod.due.After(now) {
 			continue
@@ -287,18 +253,15 @@ func (a *attempts) postpone(requeued bool) {
 }
 
 // roomFor returns a node on which the pod would find a card and that the pod's spec allows.
-func (c *Cluster) roomFor(pod *corev1.Pod) (string, bool) {
-	names := c.ledger.Fitting(protocol.Pod(pod))
-	places := make([]waiting.Node, 0, len(names))
-	for _, name := range names {
-		node, err := c.nodes.Get(name)
-		if err != nil || len(waiting.Closed(node, false)) > 0 {
-			continue
+func (a *attempts) roomFor(pod *clustercache.PodInfo) (string, bool) {
+	var nodes []diagnosis.Node
+	for _, name := range a.Ledger.Fitting(pod.Pod) {
+		if node, ok := a.Cache.Node(name); ok && len(diagnosis.Closed(node, false)) == 0 {
+			nodes = append(nodes, diagnosis.Node{Object: node})
 		}
-		places = append(places, waiting.Node{Object: node})
 	}
-	if reach := waiting.EligibleNodes(places, pod); len(reach) > 0 {
-		return reach[0], true
+	if eligible := diagnosis.EligibleNodes(nodes, pod.Pending); len(eligible) > 0 {
+		return eligible[0], true
 	}
 	return "", false
 }

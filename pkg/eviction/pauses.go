@@ -1,4 +1,4 @@
-package cluster
+package eviction
 
 import (
 	"maps"
@@ -27,5 +27,5 @@ func (p pauses) has(uid gpu.PodUID, now time.Time) bool { return now.Before(p[ui
 
 // prune removes the pods without a failure for longer than the longest pause after the end of their last one.
 func (p pauses) prune(now time.Time) {
-	maps.DeleteFunc(p, func(_ gpu.PodUID, last pause) bool { return now.Sub(last.until) > evictRest })
+	maps.DeleteFunc(p, func(_ gpu.PodUID, last pause) bool { return now.Sub(last.until) > longestPause })
 }

@@ -1,4 +1,8 @@
-package cluster
+// Package eviction evicts pods, and finds out what an eviction would free. It is the only place that evicts.
+//
+// Evictor frees a card for a pod that only fragmentation keeps pending. Members evicts the members of partial gangs. Survey
+// collects the input for the choice of victims, also for kube-scheduler's own preemption.
+package eviction
 
 import (
 	"cmp"
@@ -11,43 +15,44 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/clock"
 
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
-	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
 const (
-	// evictInterval is the minimum time between two rounds of evictions.
-	evictInterval = time.Second
-	// evictDelay is the time from the first rejection of a pod to a round of evictions for it. kube-scheduler, which
+	// interval is the minimum time between two rounds of evictions.
+	interval = time.Second
+	// firstDelay is the time from the first rejection of a pod to a round of evictions for it. kube-scheduler, which
 	// may preempt on other nodes, goes first, and memory that is freed in the meantime may be enough.
-	evictDelay = 3 * time.Second
-	// evictFresh is how long the candidate nodes of a filter call remain valid, because a node can be cordoned later.
+	firstDelay = 3 * time.Second
+	// candidatesLife is how long the candidate nodes of a filter call remain valid, because a node can be cordoned later.
 	// Every change that makes a round possible also makes kube-scheduler send a new filter call.
-	evictFresh = 30 * time.Second
-	// evictHold is how long a freed card is reserved for the pod. If the pod doesn't take the card in that time,
-	// something unknown to the extender keeps it off the node: for evictRest no pod is evicted for it.
-	evictHold = time.Minute
-	evictRest = 10 * time.Minute
-	// evictPause is the first pause of a blocked pod after a failed round, or if there is no plan for it. The pause
-	// doubles each time, up to evictRest after a round, or planPause without a plan.
-	evictPause = 10 * time.Second
+	candidatesLife = 30 * time.Second
+	// reservationLife is how long a freed card is reserved for the pod. If the pod doesn't take the card in that time,
+	// something unknown to the extender keeps it off the node: for longestPause no pod is evicted for it.
+	reservationLife = time.Minute
+	longestPause    = 10 * time.Minute
+	// firstPause is the first pause of a blocked pod after a failed round, or if there is no plan for it. The pause
+	// doubles each time, up to longestPause after a round, or planPause without a plan.
+	firstPause = 10 * time.Second
 	planPause  = time.Minute
 	// victimPause is the first pause for which a pod stays out of plans after the API server rejected its eviction.
 	victimPause = 5 * time.Minute
 	// maxBlocked limits the blocked pods that are remembered, and maxBlockedNodes the nodes of each, which is far above
 	// what Kubernetes supports. maxPlans limits the nodes that are compared for one pod. maxTries limits the pods that
-	// are planned for in one step; all remembered pods get their turn within evictPause.
+	// are planned for in one step; all remembered pods get their turn within firstPause.
 	maxBlocked      = 100
 	maxBlockedNodes = 10_000
 	maxPlans        = 100
 	maxTries        = 20
-	// evictTimeout limits one API call.
-	evictTimeout = 5 * time.Second
+	// callTimeout limits one API call.
+	callTimeout = 5 * time.Second
 )
 
 // The results of a round of evictions, as labels of metrics.
@@ -63,24 +68,52 @@ const (
 	EventEvicting = "GPUCardEvicting"
 )
 
-// evictor frees a card for a pod that is pending only because of fragmentation: the node's sum has room for it, but no
+// API is the part of package apiserver that evicts.
+type API interface {
+	// Evict requests the eviction of a pod. A dry run only checks whether the eviction would be granted.
+	Evict(ctx context.Context, pod gpu.Pod, dryRun bool) error
+}
+
+// Observer receives what metrics count. Its methods must return at once.
+type Observer interface {
+	// Evicted reports the result of a round of evictions.
+	Evicted(result string)
+	// APIWrite counts the evictions ("eviction").
+	APIWrite(kind string)
+}
+
+// Options configure an Evictor.
+type Options struct {
+	API      API
+	Ledger   Ledger
+	Cache    Cache
+	Recorder record.EventRecorder
+	Observer Observer
+	// AnswerLost is how long after its begin an eviction may still be made whose answer was lost.
+	AnswerLost time.Duration
+	// Leading returns an error if another process does this work.
+	Leading func() error
+	Clock   clock.WithTicker
+}
+
+// Evictor frees a card for a pod that is pending only because of fragmentation: the node's sum has room for it, but no
 // card has. kube-scheduler counts by node, finds no victim that would help, and never sends a preempt call. The rules
-// are those of Preempt, but no disruption budget is violated.
+// are those of preemption, but no disruption budget is violated.
 //
 // A round evicts the pods that occupy one card, and reserves that card for one pod as for a nominated pod. A round ends
 // when its pod is bound or deleted, when the pod doesn't take the card, when another pod takes it, when a victim stays,
 // or when the leader's term ends. The next leader then finds the victims terminating and continues with the same card.
 //
-// mu guards the fields below it.
-type evictor struct {
-	*Cluster
+// Its methods are safe for concurrent use; mu guards the fields below it. A nil Evictor does nothing.
+type Evictor struct {
+	Options
 
 	mu      sync.Mutex
 	blocked map[gpu.PodUID]blockedPod
 	rounds  map[gpu.PodUID]round
-	// asked holds the pods whose eviction was requested and is not yet visible in the watch, with the time of the
+	// requested holds the pods whose eviction was requested and is not yet visible in the watch, with the time of the
 	// request. Until then no other pod is evicted.
-	asked map[gpu.PodUID]time.Time
+	requested map[gpu.PodUID]time.Time
 	// postponed holds the blocked pods that get no round for a while. spared holds the pods that are not evicted for a
 	// while.
 	postponed, spared pauses
@@ -108,21 +141,23 @@ type round struct {
 	freed time.Time
 }
 
-func newEvictor(c *Cluster) *evictor {
-	e := &evictor{Cluster: c}
+// New returns an Evictor. It evicts nothing before Run.
+func New(o Options) *Evictor {
+	e := &Evictor{Options: o}
 	e.clear()
 	return e
 }
 
-// clear removes all state. The caller holds the lock, or the evictor isn't used yet.
-func (e *evictor) clear() {
-	e.blocked, e.rounds, e.asked = map[gpu.PodUID]blockedPod{}, map[gpu.PodUID]round{}, map[gpu.PodUID]time.Time{}
+// clear removes all state. The caller holds the lock, or the Evictor isn't used yet.
+func (e *Evictor) clear() {
+	e.blocked, e.rounds, e.requested = map[gpu.PodUID]blockedPod{}, map[gpu.PodUID]round{}, map[gpu.PodUID]time.Time{}
 	e.postponed, e.spared = pauses{}, pauses{}
 }
 
-// Blocked records that filter found no node for the pod. full yields the candidate nodes of which no card has room now.
-func (c *Cluster) Blocked(pod *corev1.Pod, full iter.Seq[string], at time.Time) {
-	if c.evictor == nil || neverPreempts(pod) {
+// Rejected records that filter found no node for the pod, which is nominated to a node or to none. full yields the candidate
+// nodes of which no card has room now.
+func (e *Evictor) Rejected(pod gpu.Pod, nominated string, full iter.Seq[string], at time.Time) {
+	if e == nil {
 		return
 	}
 	nodes := make([]string, 0, 16)
@@ -133,13 +168,11 @@ func (c *Cluster) Blocked(pod *corev1.Pod, full iter.Seq[string], at time.Time) 
 		nodes = append(nodes, strings.Clone(name)) // The name may be a slice of the whole request.
 	}
 	if len(nodes) > 0 {
-		c.evictor.note(blockedPod{
-			pod: protocol.Pod(pod), nodes: nodes, nominated: strings.Clone(pod.Status.NominatedNodeName), asked: at, at: at.Add(evictDelay),
-		})
+		e.add(blockedPod{pod: pod, nodes: nodes, nominated: strings.Clone(nominated), asked: at, at: at.Add(firstDelay)})
 	}
 }
 
-func (e *evictor) note(b blockedPod) {
+func (e *Evictor) add(b blockedPod) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	uid := b.pod.UID
@@ -156,7 +189,7 @@ func (e *evictor) note(b blockedPod) {
 }
 
 // compare orders the pods that are worth remembering first, and postponed pods last. The caller holds the lock.
-func (e *evictor) compare(a, b blockedPod) int {
+func (e *Evictor) compare(a, b blockedPod) int {
 	now := e.Clock.Now()
 	switch later, otherLater := e.postponed.has(a.pod.UID, now), e.postponed.has(b.pod.UID, now); {
 	case later && !otherLater:
@@ -172,8 +205,8 @@ func (b blockedPod) compare(o blockedPod) int {
 	return cmp.Or(cmp.Compare(o.pod.Priority, b.pod.Priority), b.at.Compare(o.at), cmp.Compare(b.pod.UID, o.pod.UID))
 }
 
-// forget removes the pod, which is no longer pending.
-func (e *evictor) forget(uid gpu.PodUID) {
+// Forget removes the pod, which is no longer pending.
+func (e *Evictor) Forget(uid gpu.PodUID) {
 	if e == nil {
 		return
 	}
@@ -184,8 +217,8 @@ func (e *evictor) forget(uid gpu.PodUID) {
 	delete(e.postponed, uid)
 }
 
-// passed records that filter found a node for the pod.
-func (e *evictor) passed(uid gpu.PodUID) {
+// Passed records that filter found a node for the pod.
+func (e *Evictor) Passed(uid gpu.PodUID) {
 	if e == nil {
 		return
 	}
@@ -194,9 +227,9 @@ func (e *evictor) passed(uid gpu.PodUID) {
 	delete(e.blocked, uid)
 }
 
-// run begins rounds as needed until ctx ends.
-func (e *evictor) run(ctx context.Context) error {
-	ticker := e.Clock.NewTicker(evictInterval)
+// Run begins rounds as needed until ctx ends.
+func (e *Evictor) Run(ctx context.Context) error {
+	ticker := e.Clock.NewTicker(interval)
 	defer ticker.Stop()
 	for {
 		select {
@@ -209,29 +242,29 @@ func (e *evictor) run(ctx context.Context) error {
 }
 
 // tick performs one step, or ends all rounds if this process isn't the leader.
-func (e *evictor) tick(ctx context.Context) {
+func (e *Evictor) tick(ctx context.Context) {
 	switch {
-	case e.leading() != nil:
+	case e.Leading() != nil:
 		e.resign()
-	case e.Ready() == nil && e.sync.budgets():
+	case e.Cache.Ready() == nil && e.Cache.BudgetsSynced():
 		e.step(ctx)
 	}
 }
 
 // resign ends all rounds at the end of a term. The next leader continues them, and nothing of them may remain when this
 // process leads again.
-func (e *evictor) resign() {
+func (e *Evictor) resign() {
 	e.mu.Lock()
 	rounds := e.rounds
 	e.clear()
 	e.mu.Unlock()
 	for _, r := range rounds {
-		e.letGo(r.pod)
+		e.endReservation(r.pod)
 	}
 }
 
 // step ends the rounds that are over, and begins at most one.
-func (e *evictor) step(ctx context.Context) {
+func (e *Evictor) step(ctx context.Context) {
 	e.confirm()
 	e.endRounds()
 	tries := 0
@@ -244,25 +277,25 @@ func (e *evictor) step(ctx context.Context) {
 			continue
 		}
 		tries++
-		plan, found := e.plan(pod, b.nodes)
+		chosen, found := e.choosePlan(pod, b.nodes)
 		if !found {
 			e.postpone(b.pod.UID, planPause)
 			continue
 		}
-		if e.begin(ctx, pod, plan) {
+		if e.begin(ctx, pod, chosen) {
 			return
 		}
 	}
 }
 
 // due returns the pods for which a round may begin, in their order.
-func (e *evictor) due() []blockedPod {
+func (e *Evictor) due() []blockedPod {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := e.Clock.Now()
 	e.postponed.prune(now)
 	e.spared.prune(now)
-	maps.DeleteFunc(e.blocked, func(_ gpu.PodUID, b blockedPod) bool { return now.Sub(b.asked) > evictFresh })
+	maps.DeleteFunc(e.blocked, func(_ gpu.PodUID, b blockedPod) bool { return now.Sub(b.asked) > candidatesLife })
 	var due []blockedPod
 	for uid, b := range e.blocked {
 		if _, under := e.rounds[uid]; !under && !now.Before(b.at) && !e.postponed.has(uid, now) {
@@ -274,74 +307,79 @@ func (e *evictor) due() []blockedPod {
 }
 
 // confirm removes the requested evictions that are visible in the watch, and those that can no longer take effect.
-func (e *evictor) confirm() {
+func (e *Evictor) confirm() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	maps.DeleteFunc(e.asked, func(uid gpu.PodUID, at time.Time) bool {
-		_, holder, held := e.ledger.Lookup(uid)
-		return !held || holder.Leaving || e.Clock.Since(at) > e.settler.fence()
+	maps.DeleteFunc(e.requested, func(uid gpu.PodUID, at time.Time) bool {
+		_, allocation, held := e.Ledger.Lookup(uid)
+		return !held || allocation.Leaving || e.Clock.Since(at) > e.AnswerLost
 	})
 }
 
 // awaitsWatch reports whether an eviction may have taken effect that the ledger doesn't know yet.
-func (e *evictor) awaitsWatch() bool {
+func (e *Evictor) awaitsWatch() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return len(e.asked) > 0
+	return len(e.requested) > 0
 }
 
-// needed returns the pod, as the cache keeps it, if only evictions can help it now.
-func (e *evictor) needed(b blockedPod) (*corev1.Pod, bool) {
-	pod, known := e.pods.get(b.pod.Namespace, b.pod.Name)
-	if !known || pod.UID != types.UID(b.pod.UID) || pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil {
-		e.forget(b.pod.UID)
+// needed returns the pod if only evictions can help it now.
+func (e *Evictor) needed(b blockedPod) (*clustercache.PodInfo, bool) {
+	pod, known := e.Cache.Pod(b.pod.Namespace, b.pod.Name)
+	if !known || pod.UID != b.pod.UID || pod.Pending == nil {
+		e.Forget(b.pod.UID)
 		return nil, false
 	}
-	if node := pod.Status.NominatedNodeName; node != "" && (node != b.nominated || e.nominationStands(pod, node)) {
+	if node := pod.NominatedNode; node != "" && (node != b.nominated || e.nominationValid(pod, node)) {
 		return nil, false // kube-scheduler has found a node.
 	}
-	return pod, !e.fitsAny(b.pod, b.nodes) // If a card has room now, the waker requeues the pod.
+	return pod, !e.fits(b.pod, b.nodes...) // If a card has room now, the pod is requeued.
 }
 
-// nominationStands reports whether the pod, as the cache keeps it, can still get a card of the node to which it is
-// nominated.
-func (e *evictor) nominationStands(pod *corev1.Pod, name string) bool {
-	node, err := e.nodes.Get(name)
-	if err != nil {
+// nominationValid reports whether the pod can still get a card of the node to which it is nominated.
+func (e *Evictor) nominationValid(pod *clustercache.PodInfo, name string) bool {
+	object, ok := e.Cache.Node(name)
+	if !ok {
 		return false // The node was deleted in the meantime.
 	}
-	standing, _ := e.ledger.Availability(name, protocol.Pod(pod)) // It has no cards if the node offers whole cards.
-	place := waiting.Node{Object: node, Cards: standing.Cards, Terminating: e.leavingOn(name)}
-	if reasons := waiting.Closed(node, false); len(reasons) > 0 {
-		place.Closed = reasons[0]
+	available, _ := e.Ledger.Availability(name, pod.Pod) // It has no cards if the node offers whole cards.
+	node := diagnosis.Node{Object: object, Cards: available.Cards,
+		Terminating: clustercache.TerminatingPriorities(e.Cache.PodsOn(name), e.Clock.Now())}
+	if reasons := diagnosis.Closed(object, false); len(reasons) > 0 {
+		node.Closed = reasons[0]
 	}
-	return waiting.NominationValid(pod, &place)
+	return diagnosis.NominationValid(pod.Pending, &node)
+}
+
+// fits reports whether the pod would find a card on one of the nodes.
+func (e *Evictor) fits(pod gpu.Pod, nodes ...string) (fits bool) {
+	e.Ledger.Check(pod, nodes, func(_ string, reason placement.Reason) { fits = fits || reason == placement.Fits })
+	return fits
 }
 
 // postpone pauses the pod: it gets no round until the pause ends. most limits the pause.
-func (e *evictor) postpone(uid gpu.PodUID, most time.Duration) {
+func (e *Evictor) postpone(uid gpu.PodUID, most time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.postponed.extend(uid, e.Clock.Now(), evictPause, most)
+	e.postponed.extend(uid, e.Clock.Now(), firstPause, most)
 }
 
-// evictionPlan says which pods to evict from one card of a node.
-type evictionPlan struct {
+// plan says which pods to evict from one card of a node.
+type plan struct {
 	node string
 	card int
-	// leave are the victims that aren't terminating yet. victims are all pods that must be gone before the card is
-	// free.
-	leave   []gpu.Pod
+	// evict are the victims that aren't terminating yet. victims are all pods that must be gone before the card is free.
+	evict   []gpu.Pod
 	victims []gpu.PodUID
 }
 
-// plan chooses the victims on one of the candidate nodes for the pod, which is as the cache keeps it. It returns false
-// if no card can be freed without violating a disruption budget.
-func (e *evictor) plan(pod *corev1.Pod, candidates []string) (evictionPlan, bool) {
-	s := e.newSurvey(pod, pod.Spec.Resources.Requests)
+// choosePlan chooses the victims on one of the candidate nodes for the pod. It returns false if no card can be freed without
+// violating a disruption budget.
+func (e *Evictor) choosePlan(pod *clustercache.PodInfo, candidates []string) (plan, bool) {
+	s := NewSurvey(e.Ledger, e.Cache, pod, e.Clock.Now())
 	var names []string
 	var nodes []preemption.Node
-	outranked := e.ledger.Outranked(s.pod, candidates)
+	outranked := e.Ledger.Outranked(pod.Pod, candidates)
 	if len(outranked) > maxPlans { // Different nodes each time, so that the last ones are compared too.
 		rand.Shuffle(len(outranked), func(i, j int) { outranked[i], outranked[j] = outranked[j], outranked[i] })
 	}
@@ -356,28 +394,22 @@ func (e *evictor) plan(pod *corev1.Pod, candidates []string) (evictionPlan, bool
 	}
 	chosen, ok := preemption.ChooseNode(nodes, s.request)
 	if !ok || chosen.Violations > 0 {
-		return evictionPlan{}, false
+		return plan{}, false
 	}
-	plan := evictionPlan{node: names[chosen.Node], card: chosen.Card, victims: chosen.Pods}
+	out := plan{node: names[chosen.Node], card: chosen.Card, victims: chosen.Pods}
 	for _, uid := range chosen.Pods {
-		if _, holder, held := e.ledger.Lookup(uid); held && !holder.Leaving {
-			plan.leave = append(plan.leave, holder.Pod)
+		if _, allocation, held := e.Ledger.Lookup(uid); held && !allocation.Leaving {
+			out.evict = append(out.evict, allocation.Pod)
 		}
 	}
-	return plan, true
+	return out, true
 }
 
 // evictable reports whether the pod is terminating, or the API server is expected to evict it. The API server evicts no
 // pod with several budgets (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go), and is likely to reject again
 // an eviction that it rejected recently.
-func (e *evictor) evictable(p preemption.Pod) bool {
+func (e *Evictor) evictable(p preemption.Pod) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return p.Terminating || len(p.Budgets) < 2 && !e.spared.has(p.UID, e.Clock.Now())
-}
-
-// neverPreempts reports whether the pod's preemption policy is Never.
-func neverPreempts(pod *corev1.Pod) bool {
-	policy := pod.Spec.PreemptionPolicy
-	return policy != nil && *policy == corev1.PreemptNever
 }

@@ -1,18 +1,18 @@
-package cluster
+package eviction
 
 import (
-	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	policyListersv1 "k8s.io/client-go/listers/policy/v1"
+
+	"github.com/gpushare/gpushare/pkg/clustercache"
 )
 
-// budgetBook finds the disruption budgets of pods by kube-scheduler's rules (k8s.io/kubernetes
+// budgets finds the disruption budgets of pods by kube-scheduler's rules (k8s.io/kubernetes
 // pkg/scheduler/framework/plugins/defaultpreemption, filterPodsWithPDBViolation). It lists each namespace once, and is
 // used for one request only.
-type budgetBook struct {
-	lister     policyListersv1.PodDisruptionBudgetLister
+type budgets struct {
+	cache      Cache
 	namespaces map[string][]budget
 }
 
@@ -22,7 +22,7 @@ type budget struct {
 }
 
 // of returns the budgets of which the pod's eviction uses one disruption.
-func (b *budgetBook) of(pod *corev1.Pod) []*policyv1.PodDisruptionBudget {
+func (b *budgets) of(pod *clustercache.PodInfo) []*policyv1.PodDisruptionBudget {
 	var out []*policyv1.PodDisruptionBudget
 	for _, candidate := range b.in(pod.Namespace) {
 		if !candidate.selector.Matches(labels.Set(pod.Labels)) {
@@ -35,13 +35,12 @@ func (b *budgetBook) of(pod *corev1.Pod) []*policyv1.PodDisruptionBudget {
 	return out
 }
 
-func (b *budgetBook) in(namespace string) []budget {
+func (b *budgets) in(namespace string) []budget {
 	if budgets, known := b.namespaces[namespace]; known {
 		return budgets
 	}
-	list, _ := b.lister.PodDisruptionBudgets(namespace).List(labels.Everything()) // A List from the cache never fails.
 	var budgets []budget
-	for _, object := range list {
+	for _, object := range b.cache.Budgets(namespace) {
 		selector, err := metav1.LabelSelectorAsSelector(object.Spec.Selector)
 		if err != nil || selector.Empty() {
 			continue // An invalid or empty selector matches no pod.
@@ -53,4 +52,28 @@ func (b *budgetBook) in(namespace string) []budget {
 	}
 	b.namespaces[namespace] = budgets
 	return budgets
+}
+
+// budgetNumbers numbers the disruption budgets of one node's pods.
+type budgetNumbers struct {
+	budgets *budgets
+	numbers map[*policyv1.PodDisruptionBudget]int
+	allowed []int
+}
+
+func (n *budgetNumbers) of(pod *clustercache.PodInfo) []int {
+	var out []int
+	for _, budget := range n.budgets.of(pod) {
+		number, known := n.numbers[budget]
+		if !known {
+			if n.numbers == nil {
+				n.numbers = map[*policyv1.PodDisruptionBudget]int{}
+			}
+			number = len(n.allowed)
+			n.numbers[budget] = number
+			n.allowed = append(n.allowed, int(budget.Status.DisruptionsAllowed))
+		}
+		out = append(out, number)
+	}
+	return out
 }

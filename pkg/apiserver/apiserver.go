@@ -1,0 +1,130 @@
+// Package apiserver makes the calls to the API server whose outcome matters, and classifies their results.
+package apiserver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// Client sends each call at most once and within the deadline of its context.
+type Client struct{ client kubernetes.Interface }
+
+// New returns a Client.
+func New(client kubernetes.Interface) Client { return Client{client} }
+
+// Bind creates the Binding. The API server abandons it after the context's deadline.
+func (c Client) Bind(ctx context.Context, binding *corev1.Binding) error {
+	request := c.client.CoreV1().RESTClient().Post().
+		Namespace(binding.Namespace).Resource("pods").Name(binding.Name).SubResource("binding").
+		VersionedParams(&metav1.CreateOptions{}, scheme.ParameterCodec).
+		// No retries: this process does not see a second attempt, which could reach the API server after the deadline.
+		MaxRetries(0).
+		Body(binding)
+	if deadline, ok := ctx.Deadline(); ok {
+		// The deadline is sent as a query parameter, so that the API server stops the request as well (binding.Deadline).
+		request = request.Timeout(time.Until(deadline))
+	}
+	return request.Do(ctx).Error()
+}
+
+// Pod reads a pod from the API server, not from a cache.
+func (c Client) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	return c.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+}
+
+// PodsOn lists the pods that are bound to a node from the API server, not from a cache of this process.
+func (c Client) PodsOn(ctx context.Context, node string) ([]corev1.Pod, error) {
+	list, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// Evict requests the eviction of a pod. A dry run only checks whether the eviction would be granted. A disruption budget can
+// reject either.
+func (c Client) Evict(ctx context.Context, pod gpu.Pod, dryRun bool) error {
+	eviction := &policyv1.Eviction{
+		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
+		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))},
+	}
+	if dryRun {
+		eviction.DeleteOptions.DryRun = []string{metav1.DryRunAll}
+	}
+	return c.client.CoreV1().RESTClient().Post().
+		Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("eviction").
+		MaxRetries(0). // A rejection by a disruption budget is an answer.
+		Body(eviction).Do(ctx).Error()
+}
+
+// AnnotateNode sets one annotation of a Node.
+func (c Client) AnnotateNode(ctx context.Context, node, key, value string) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{key: value}}})
+	if err != nil {
+		return fmt.Errorf("writing the patch of node %s: %w", node, err)
+	}
+	_, err = c.client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{})
+	return err
+}
+
+// Outcome is what the error of a write says about the write.
+type Outcome int
+
+const (
+	// Done means that the write was made.
+	Done Outcome = iota
+	// Rejected means that the write was not made and that this attempt will not make it.
+	Rejected
+	// Conflict means that the object is not in the state that the write expects. An earlier attempt may be the cause.
+	Conflict
+	// Unknown means that the answer was lost, or that the API server does not know the outcome.
+	Unknown
+)
+
+// OutcomeOf returns the outcome of a write that returned the error.
+func OutcomeOf(err error) Outcome {
+	if err == nil {
+		return Done
+	}
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		var op *net.OpError
+		if errors.As(err, &op) && op.Op == "dial" {
+			return Rejected // There was no connection, so nothing was sent.
+		}
+		return Unknown
+	}
+	switch code := status.Status().Code; {
+	case code == http.StatusConflict:
+		return Conflict
+	case code == http.StatusRequestTimeout, code < 400, code >= 500:
+		return Unknown
+	default:
+		return Rejected
+	}
+}
+
+// Reference returns the object reference of a pod for Events.
+func Reference(pod gpu.Pod) *corev1.ObjectReference {
+	return &corev1.ObjectReference{
+		APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID),
+	}
+}

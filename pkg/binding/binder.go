@@ -1,0 +1,353 @@
+// Package binding writes Bindings and keeps the ledger in step with their outcomes.
+//
+// A pod has at most one bind in flight (inFlight). Binds that arrive close together are sent together (batch). Each write is
+// open from its begin until the watch reports the pod; a bind whose answer was lost is unconfirmed until a live read resolves
+// it (open.go). A new leader lists the pods of a node from the API server before its first bind there (term.go).
+package binding
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpushare/gpushare/pkg/apiserver"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// Result is the result of a bind, as a label of metrics.
+type Result string
+
+// The results of a bind.
+const (
+	Bound      Result = "bound"
+	NoRoom     Result = "no_room"
+	NotReady   Result = "not_ready"
+	NotLeading Result = "not_leading"
+	BadRequest Result = "bad_request"
+	// Unreachable means that the pod or the pods of its node could not be read, or that no time was left for the write.
+	// Nothing was written.
+	Unreachable Result = "unreachable"
+	// Rejected means that the API server rejected the write.
+	Rejected Result = "rejected"
+	// Unconfirmed means that the answer was lost, see ErrUnconfirmed.
+	Unconfirmed Result = "unconfirmed"
+	InFlight    Result = "in_flight"
+	// HeldBack means that the pod's gang does not permit the bind yet.
+	HeldBack Result = "held_back"
+)
+
+// EventAssumed is the reason of the Event that names a pod's card, see docs/events.md.
+const EventAssumed = "GPUCardAssumed"
+
+// Errors that callers distinguish.
+var (
+	// ErrBadRequest means that the named pod cannot be bound to the named node by this request.
+	ErrBadRequest = errors.New("bad bind request")
+	// ErrInFlight means that another bind of the same pod has not ended.
+	ErrInFlight = errors.New("a bind of this pod is in flight already")
+	// ErrUnconfirmed means that the API server's answer was lost. The card stays assumed until the bind is resolved. A
+	// retry is safe.
+	ErrUnconfirmed = errors.New("whether the pod was bound is not known yet")
+)
+
+// API is the part of package apiserver that a Binder uses.
+type API interface {
+	Bind(ctx context.Context, binding *corev1.Binding) error
+	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
+	PodsOn(ctx context.Context, node string) ([]corev1.Pod, error)
+}
+
+// Observer receives what metrics count. Its methods must return at once.
+type Observer interface {
+	// BindResolved reports the outcome of an unconfirmed bind, one of the Outcome constants.
+	BindResolved(outcome string)
+	// APIWrite counts the writes of Bindings ("binding").
+	APIWrite(kind string)
+}
+
+// Options configure a Binder.
+type Options struct {
+	API      API
+	Ledger   *ledger.Ledger
+	Recorder record.EventRecorder
+	Observer Observer
+	// NotBound is called for a pod whose unconfirmed bind turned out to have failed: until then the pod fits one node only,
+	// afterwards it may go to any node.
+	NotBound func(gpu.PodUID)
+	// Timeout bounds one bind with all its calls.
+	Timeout time.Duration
+	// Window is the longest time for which binds that arrive close together are collected. Zero sends each bind at once.
+	Window time.Duration
+	// Leading is called right before each write; an error prevents the write.
+	Leading func() error
+	Clock   clock.WithTicker
+}
+
+// Binder binds pods. Its methods are safe for concurrent use.
+type Binder struct {
+	Options
+	inFlight inFlight
+	batch    *batch
+	open     *openBinds
+	term     term
+	// events limits the Events that name a pod's card.
+	events *rate.Limiter
+}
+
+// New returns a Binder. It writes nothing before Run.
+func New(o Options) *Binder {
+	b := &Binder{
+		Options: o, events: rate.NewLimiter(eventsSecond, eventsBurst),
+		batch: &batch{clock: o.Clock, window: min(o.Window, o.Timeout/4)},
+	}
+	b.open = newOpenBinds(o, b.reportLate)
+	return b
+}
+
+// Run resolves unconfirmed binds until ctx ends.
+func (b *Binder) Run(ctx context.Context) error { return b.open.run(ctx) }
+
+// Deadline returns how long after its begin a write may still be made, if a bind takes at most timeout. The write is sent
+// within the timeout, and the API server abandons it when the same time has passed since its arrival there.
+func Deadline(timeout time.Duration) time.Duration { return 2*timeout + deadlineMargin }
+
+// Start marks the pod as being bound. It returns false if it is marked already: each pod has at most one bind in flight, so
+// that an attempt does not take the outcome of another for its own. The caller calls end when the bind has ended.
+func (b *Binder) Start(uid gpu.PodUID) (end func(), ok bool) {
+	if !b.inFlight.begin(uid) {
+		return nil, false
+	}
+	return func() { b.inFlight.end(uid) }, true
+}
+
+// ReadPod reads a pod from the API server. It returns ErrBadRequest if there is none with this UID.
+func (b *Binder) ReadPod(ctx context.Context, namespace, name string, uid types.UID) (*corev1.Pod, error) {
+	pod, err := b.API.Pod(ctx, namespace, name)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("%w: %w", ErrBadRequest, err)
+	case err != nil:
+		return nil, fmt.Errorf("reading the pod: %w", err)
+	case pod.UID != uid:
+		return nil, fmt.Errorf("%w: pod %s/%s has UID %s, not %s", ErrBadRequest, namespace, name, pod.UID, uid)
+	}
+	return pod, nil
+}
+
+// Write binds the pod to the node in one write that carries the annotations of the allocation, which the ledger assumes for
+// the pod on that node; it has no placement if the pod asks for no GPU memory. completes is true if the bind completes the
+// pod's gang, or if the gang is complete already. Write updates the ledger with the outcome.
+func (b *Binder) Write(ctx context.Context, node string, allocation ledger.Allocation, completes bool) (Result, error) {
+	pod := allocation.Pod
+	card, err := b.card(node, allocation)
+	if err != nil {
+		b.Abandon(pod.UID)
+		return NoRoom, err
+	}
+	if !completes { // The bind that completes a gang is not delayed: all other members wait for it.
+		b.batch.wait(ctx)
+	}
+	if err := ctx.Err(); err != nil { // Nothing would be sent, and the answer would count as lost.
+		b.Abandon(pod.UID)
+		return Unreachable, fmt.Errorf("no time is left of --bind-timeout to write the Binding: %w", err)
+	}
+	// The last check before the write. If the process freezes between the check and the write, the node's Allocate
+	// catches the late bind.
+	if err := b.Leading(); err != nil {
+		b.Abandon(pod.UID)
+		return NotLeading, err
+	}
+	// Before the write, so that the bind is resolved even if this function ends in an unexpected way.
+	b.open.begin(pod, node)
+	err = b.API.Bind(ctx, &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID), Annotations: annotations(allocation, card, completes),
+		},
+		Target: corev1.ObjectReference{Kind: "Node", Name: node},
+	})
+	b.Observer.APIWrite("binding")
+	switch apiserver.OutcomeOf(err) {
+	case apiserver.Done:
+		b.bound(ctx, node, allocation)
+		return Bound, nil
+	case apiserver.Rejected:
+		b.open.rejected(pod.UID)
+		return Rejected, fmt.Errorf("binding the pod: %w", err)
+	}
+	return b.confirm(ctx, node, allocation, err)
+}
+
+// confirm reads the pod after a write whose answer was lost, or that met a conflict: this write or an earlier one may still
+// have been made.
+func (b *Binder) confirm(ctx context.Context, node string, allocation ledger.Allocation, err error) (Result, error) {
+	pod, conflict := allocation.Pod, apiserver.OutcomeOf(err) == apiserver.Conflict
+	live, readErr := b.ReadPod(ctx, pod.Namespace, pod.Name, types.UID(pod.UID))
+	switch {
+	case readErr == nil && live.Spec.NodeName == node:
+		b.open.found(clustercache.NewPodInfo(live))
+		if found, ok := b.boundTo(pod.UID, node); ok {
+			allocation = found // Another process may have bound the pod, to another card.
+		}
+		b.bound(ctx, node, allocation)
+		return Bound, nil
+	case conflict && readErr == nil && live.Spec.NodeName != "":
+		b.open.rejected(pod.UID)
+		return Rejected, fmt.Errorf("%w: the pod is bound to node %s already", ErrBadRequest, live.Spec.NodeName)
+	case conflict && (readErr == nil || errors.Is(readErr, ErrBadRequest)):
+		b.open.rejected(pod.UID)
+		return Rejected, fmt.Errorf("binding the pod: %w", err)
+	}
+	if !b.open.answerLost(pod.UID) {
+		// The watch has reported the pod meanwhile.
+		if found, ok := b.boundTo(pod.UID, node); ok {
+			b.bound(ctx, node, found)
+			return Bound, nil
+		}
+	}
+	return Unconfirmed, fmt.Errorf("%w: %w", ErrUnconfirmed, err)
+}
+
+// Abandon records that no write will be made. It releases the allocation unless an earlier write of the pod is open.
+func (b *Binder) Abandon(uid gpu.PodUID) { b.open.abandon(uid) }
+
+// PodBound updates the ledger with a bound pod that the watch reports, and resolves the pod's open bind.
+func (b *Binder) PodBound(pod *clustercache.PodInfo) {
+	b.open.reported(pod.UID, OutcomeBound, func() { setBound(b.Ledger, pod) })
+}
+
+// PodGone removes a pod from the ledger that has ended or was deleted, and resolves the pod's open bind.
+func (b *Binder) PodGone(uid gpu.PodUID) {
+	b.open.reported(uid, OutcomeGone, func() { b.Ledger.Remove(uid) })
+}
+
+// setBound sets the bound allocation of the pod in the ledger.
+func setBound(l *ledger.Ledger, pod *clustercache.PodInfo) {
+	if pod.PlacementErr != nil {
+		klog.Background().Error(pod.PlacementErr, "The pod's card can't be read: memory is kept where the node is likely to put the pod",
+			"pod", klog.KRef(pod.Namespace, pod.Name), "node", pod.Node)
+	}
+	l.SetBound(pod.Node, pod.Pod, pod.Placement, pod.AssumeTime)
+}
+
+// cardOfNode is a card with the unit of its node.
+type cardOfNode struct {
+	gpu.Card
+	unit gpu.Unit
+}
+
+// card returns the card of the allocation. It returns an error if the node no longer has the card, or if the pod is on the
+// node without a card.
+func (b *Binder) card(node string, allocation ledger.Allocation) (cardOfNode, error) {
+	if allocation.Request == 0 {
+		return cardOfNode{}, nil
+	}
+	for _, share := range allocation.Placement {
+		if card, unit, ok := b.Ledger.Card(node, share.Card); ok {
+			return cardOfNode{card, unit}, nil
+		}
+	}
+	return cardOfNode{}, &ledger.NoRoomError{Node: node, Reason: placement.Full}
+}
+
+// annotations returns the annotations of a Binding.
+func annotations(allocation ledger.Allocation, card cardOfNode, completes bool) map[string]string {
+	out := map[string]string{}
+	if allocation.Request > 0 {
+		out = protocol.Assignment{
+			Card: card.Index, Request: allocation.Request, CardMemory: card.Memory, AssumeTime: allocation.AssumeTime,
+		}.Annotations()
+	}
+	if completes {
+		out[protocol.AnnotationGroupWhole] = "true"
+	}
+	return out
+}
+
+// boundTo returns the allocation of a pod that is bound to the node.
+func (b *Binder) boundTo(uid gpu.PodUID, node string) (ledger.Allocation, bool) {
+	home, allocation, ok := b.Ledger.Lookup(uid)
+	return allocation, ok && home == node && allocation.State == ledger.Bound
+}
+
+// bound records that the write was made.
+func (b *Binder) bound(ctx context.Context, node string, allocation ledger.Allocation) {
+	b.open.written(allocation.UID)
+	b.report(klog.FromContext(ctx), node, allocation)
+}
+
+// reportLate reports the card of a pod whose unconfirmed bind turned out to have succeeded.
+func (b *Binder) reportLate(pod gpu.Pod, node string) {
+	if allocation, ok := b.boundTo(pod.UID, node); ok {
+		b.report(klog.Background().WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "node", node), node, allocation)
+	}
+}
+
+// The limits of the Events that name a pod's card: on most days each pod gets its Event. If many pods are bound, only
+// the first ones and then a few per second get one.
+const (
+	eventsBurst  = 50
+	eventsSecond = 2
+)
+
+// report reports the pod's card in the log and in an Event, once for each pod that this process has bound. While many
+// pods are bound, at once or continuously, Events are left out: an Event is one more write per bind, costs as much as
+// the bind itself, and repeats the pod's annotations.
+func (b *Binder) report(logger klog.Logger, node string, allocation ledger.Allocation) {
+	card, err := b.card(node, allocation)
+	if allocation.Request == 0 || err != nil {
+		return
+	}
+	request := card.unit.Format(allocation.Request)
+	logger.Info("Pod bound", "card", card.Index, "memory", request)
+	if !b.events.AllowN(b.Clock.Now(), 1) {
+		return
+	}
+	b.Recorder.Eventf(apiserver.Reference(allocation.Pod), corev1.EventTypeNormal, EventAssumed, "Assumed GPU card %d of node %s: %s of its %s",
+		card.Index, node, request, card.unit.Format(card.Memory))
+}
+
+// inFlight are the pods with a bind call in progress. mu guards pods.
+type inFlight struct {
+	mu   sync.Mutex
+	pods map[gpu.PodUID]struct{}
+}
+
+func (f *inFlight) begin(uid gpu.PodUID) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, begun := f.pods[uid]; begun {
+		return false
+	}
+	if f.pods == nil {
+		f.pods = map[gpu.PodUID]struct{}{}
+	}
+	f.pods[uid] = struct{}{}
+	return true
+}
+
+func (f *inFlight) end(uid gpu.PodUID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.pods, uid)
+}
+
+func (f *inFlight) none() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.pods) == 0
+}

@@ -1,0 +1,298 @@
+package binding
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+const (
+	// resolveInterval is how often unconfirmed binds are read.
+	resolveInterval = 500 * time.Millisecond
+	// deadlineMargin allows for the network and for etcd, see Deadline.
+	deadlineMargin = 5 * time.Second
+	// unseenAfter is how long the watch may fail to report a successful bind before the pod is read. The watch never
+	// reports a pod that came and went while it was broken.
+	unseenAfter = 30 * time.Second
+	// readTimeout bounds one live read.
+	readTimeout = 2 * time.Second
+)
+
+// The outcomes of unconfirmed binds, as labels of metrics. A pod is gone if it was deleted or has ended.
+const (
+	OutcomeBound    = "bound"
+	OutcomeNotBound = "not_bound"
+	OutcomeGone     = "gone"
+)
+
+// openBinds tracks every bind from its write until the watch reports the pod, and resolves unconfirmed binds by live reads.
+// Until then the card stays assumed: if it were released on a guess, two pods could get it. mu guards binds.
+type openBinds struct {
+	api      API
+	ledger   *ledger.Ledger
+	observer Observer
+	clock    clock.WithTicker
+	// deadline is how long after its begin a write may still be made, see Deadline.
+	deadline time.Duration
+	// bound is called for a pod whose unconfirmed bind turned out to have succeeded, and notBound for one whose bind failed.
+	bound    func(pod gpu.Pod, node string)
+	notBound func(gpu.PodUID)
+
+	mu    sync.Mutex
+	binds map[gpu.PodUID]openBind
+}
+
+type openBind struct {
+	pod   gpu.Pod
+	node  string
+	state bindState
+	// at is when the last write began. For an unseen bind that was read, it is the time of the last read.
+	at time.Time
+	// earlier is true if an earlier write of this pod is open too. Then a rejection of the last write does not resolve the
+	// bind: the earlier write may still be made.
+	earlier bool
+}
+
+type bindState int
+
+const (
+	inProgress bindState = iota
+	// unconfirmed means that it is not known whether the write was made.
+	unconfirmed
+	// unseen means that the write was made and that the watch has not reported it yet.
+	unseen
+)
+
+func newOpenBinds(o Options, bound func(gpu.Pod, string)) *openBinds {
+	return &openBinds{
+		api: o.API, ledger: o.Ledger, observer: o.Observer, clock: o.Clock, deadline: Deadline(o.Timeout),
+		bound: bound, notBound: o.NotBound, binds: map[gpu.PodUID]openBind{},
+	}
+}
+
+// begin records that a write is about to be made. A pod without GPU memory has no allocation to resolve.
+func (o *openBinds) begin(pod gpu.Pod, node string) {
+	if pod.Request == 0 {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, earlier := o.binds[pod.UID]
+	o.binds[pod.UID] = openBind{pod: pod, node: node, at: o.clock.Now(), earlier: earlier}
+}
+
+// written records that the write was made.
+func (o *openBinds) written(uid gpu.PodUID) {
+	o.ledger.Confirm(uid)
+	o.setState(uid, unseen)
+}
+
+// answerLost records that the answer was lost. It returns false if the watch has reported the pod already.
+func (o *openBinds) answerLost(uid gpu.PodUID) (open bool) { return o.setState(uid, unconfirmed) }
+
+func (o *openBinds) setState(uid gpu.PodUID, state bindState) (open bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	bind, open := o.binds[uid]
+	if open {
+		bind.state = state
+		o.binds[uid] = bind
+	}
+	return open
+}
+
+// abandon implements Binder.Abandon.
+func (o *openBinds) abandon(uid gpu.PodUID) {
+	o.mu.Lock()
+	_, open := o.binds[uid]
+	o.mu.Unlock()
+	if !open {
+		o.ledger.Release(uid)
+	}
+}
+
+// rejected records that the write was rejected. It releases the allocation unless an earlier write is still open.
+func (o *openBinds) rejected(uid gpu.PodUID) {
+	o.mu.Lock()
+	bind, ok := o.binds[uid]
+	if ok && bind.earlier {
+		bind.state = unconfirmed
+		o.binds[uid] = bind
+		o.mu.Unlock()
+		return
+	}
+	delete(o.binds, uid)
+	o.mu.Unlock()
+	o.ledger.Release(uid)
+}
+
+// found records that a live read found the pod bound. If the watch has reported the pod meanwhile, the watch is newer
+// and the read is ignored.
+func (o *openBinds) found(pod *clustercache.PodInfo) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if bind, ok := o.binds[pod.UID]; ok {
+		o.enter(bind, pod)
+	}
+}
+
+// enter updates the ledger with a bound pod that a live read found. The caller holds mu. A running pod stays open until
+// the watch reports it: if the pod ended while the watch is broken, nothing else would detect that.
+func (o *openBinds) enter(bind openBind, pod *clustercache.PodInfo) {
+	if pod.Ended {
+		delete(o.binds, bind.pod.UID)
+		o.ledger.Remove(bind.pod.UID)
+		return
+	}
+	setBound(o.ledger, pod)
+	bind.state, bind.earlier, bind.at = unseen, false, o.clock.Now()
+	o.binds[bind.pod.UID] = bind
+}
+
+// reported records that the watch has reported the pod, whose bind then has this outcome. update applies the report to the
+// ledger. The bind is closed before, so that the result of an earlier live read cannot be entered afterwards.
+func (o *openBinds) reported(uid gpu.PodUID, outcome string, update func()) {
+	o.mu.Lock()
+	bind, open := o.binds[uid]
+	delete(o.binds, uid)
+	o.mu.Unlock()
+	update()
+	if open && bind.state == unconfirmed {
+		o.resolved(klog.Background(), bind, outcome)
+	}
+}
+
+// resolved reports the outcome of an unconfirmed bind. The ledger must be up to date already.
+func (o *openBinds) resolved(logger klog.Logger, bind openBind, outcome string) {
+	logger.Info("Unconfirmed bind resolved", "pod", klog.KRef(bind.pod.Namespace, bind.pod.Name), "node", bind.node, "outcome", outcome)
+	o.observer.BindResolved(outcome)
+	switch outcome {
+	case OutcomeBound:
+		o.bound(bind.pod, bind.node)
+	case OutcomeNotBound:
+		o.notBound(bind.pod.UID)
+	}
+}
+
+// run reads open binds until ctx ends.
+func (o *openBinds) run(ctx context.Context) error {
+	ticker := o.clock.NewTicker(resolveInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C():
+		}
+		for _, bind := range o.due() {
+			if !o.resolve(ctx, bind) {
+				break // The API server is unreachable: each further read would only time out.
+			}
+		}
+	}
+}
+
+// due returns the binds that must be read now.
+func (o *openBinds) due() []openBind {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now := o.clock.Now()
+	var due []openBind
+	for uid, bind := range o.binds {
+		age := now.Sub(bind.at)
+		if bind.state == inProgress && age > o.deadline {
+			// If its goroutine were still running, it would have reported the outcome long ago.
+			bind.state = unconfirmed
+			o.binds[uid] = bind
+		}
+		if bind.state == unconfirmed || bind.state == unseen && age > unseenAfter {
+			due = append(due, bind)
+		}
+	}
+	return due
+}
+
+// resolve reads the pod of one bind. It reports whether the API server answered.
+func (o *openBinds) resolve(ctx context.Context, bind openBind) bool {
+	logger := klog.FromContext(ctx)
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	// The begin of the read counts: a write that the read does not show can have been made during the read.
+	asked := o.clock.Now()
+	live, err := o.api.Pod(ctx, bind.pod.Namespace, bind.pod.Name)
+	if err != nil && !apierrors.IsNotFound(err) {
+		logger.V(2).Info("Pod of an open bind not read, trying again", "pod", klog.KRef(bind.pod.Namespace, bind.pod.Name), "err", err)
+		return false
+	}
+	var pod *clustercache.PodInfo // It stays nil if the pod is gone.
+	if err == nil {
+		pod = clustercache.NewPodInfo(live)
+	}
+	if outcome := o.conclude(bind, pod, asked); outcome != "" && bind.state == unconfirmed {
+		o.resolved(logger, bind, outcome)
+	}
+	return true
+}
+
+// conclude updates the ledger with the result of a read that began at asked. pod is nil if there is none. It returns the
+// outcome, or "" if there is none yet.
+func (o *openBinds) conclude(bind openBind, pod *clustercache.PodInfo, asked time.Time) string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.binds[bind.pod.UID] != bind {
+		return "" // A newer attempt began, or the watch has reported the pod.
+	}
+	switch {
+	case pod == nil, pod.UID != bind.pod.UID, pod.Ended:
+		delete(o.binds, bind.pod.UID)
+		o.ledger.Remove(bind.pod.UID)
+		return OutcomeGone
+	case pod.Node != "":
+		o.enter(bind, pod)
+		return OutcomeBound
+	case asked.Sub(bind.at) > o.deadline:
+		delete(o.binds, bind.pod.UID)
+		o.ledger.Release(bind.pod.UID)
+		return OutcomeNotBound
+	default:
+		return "" // Not bound yet: the write may still be under way.
+	}
+}
+
+// adopt adds a pod that a live read found on a node and that the watch has not reported. The bind stays open until the
+// watch reports it, so that a pod that has ended meanwhile does not stay in the ledger.
+func (o *openBinds) adopt(pod *clustercache.PodInfo) {
+	if pod.Request == 0 || pod.Ended {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, open := o.binds[pod.UID]
+	home, allocation, known := o.ledger.Lookup(pod.UID)
+	// A pod that the ledger has on another node, or only assumed on this one, was bound by another leader after a bind
+	// of this process failed. The other leader may have chosen another card.
+	if known && home == pod.Node && allocation.State == ledger.Bound || open && !known {
+		return
+	}
+	o.enter(openBind{pod: pod.Pod, node: pod.Node}, pod)
+}
+
+// idle reports whether every write has a known outcome.
+func (o *openBinds) idle() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, bind := range o.binds {
+		if bind.state != unseen {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,86 @@
+package binding
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/clustercache"
+)
+
+// drainInterval is how often a stopping leader checks whether its writes have ended.
+const drainInterval = 20 * time.Millisecond
+
+// term records which nodes a leader has confirmed. A leader can answer calls before its watch has reported the last
+// binds of the former leader. Therefore the pods of a node are listed once per term from the API server, before the
+// first bind to that node. An extender without replicas has no terms: a former extender has ended before this one lists
+// the pods, see package clustercache.
+type term struct {
+	mu sync.Mutex
+	// number counts the terms. It is 0 before the first one, and always for an extender without replicas.
+	number uint64
+	// confirmed are the nodes whose pods were listed in this term.
+	confirmed map[string]struct{}
+}
+
+func (t *term) begin() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.number++
+	t.confirmed = map[string]struct{}{}
+}
+
+// isConfirmed reports whether the node was listed in the current term, whose number it returns. Without terms every
+// node is confirmed.
+func (t *term) isConfirmed(node string) (number uint64, confirmed bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, confirmed = t.confirmed[node]
+	return t.number, confirmed || t.number == 0
+}
+
+// confirm records that the node was listed, unless the list began in an earlier term.
+func (t *term) confirm(node string, number uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if number == t.number {
+		t.confirmed[node] = struct{}{}
+	}
+}
+
+// BeginTerm begins a term as leader. At the time of the call, a read must show every write of former leaders.
+func (b *Binder) BeginTerm() { b.term.begin() }
+
+// Drain waits until no further write of this process can take effect: no bind is in flight, and every unconfirmed bind
+// is resolved. No new bind may begin meanwhile.
+func (b *Binder) Drain(ctx context.Context) error {
+	err := wait.PollUntilContextCancel(ctx, drainInterval, true, func(context.Context) (bool, error) {
+		return b.inFlight.none() && b.open.idle(), nil
+	})
+	if err != nil {
+		return fmt.Errorf("waiting for the binds in flight: %w", err)
+	}
+	return nil
+}
+
+// ConfirmNode ensures that the ledger has every bind to the node that was made before this term.
+func (b *Binder) ConfirmNode(ctx context.Context, node string) error {
+	number, confirmed := b.term.isConfirmed(node)
+	if confirmed {
+		return nil
+	}
+	pods, err := b.API.PodsOn(ctx, node)
+	if err != nil {
+		return fmt.Errorf("listing the pods of node %s: %w", node, err)
+	}
+	for i := range pods {
+		b.open.adopt(clustercache.NewPodInfo(&pods[i]))
+	}
+	b.term.confirm(node, number)
+	klog.FromContext(ctx).V(4).Info("The node's pods are confirmed", "pods", len(pods))
+	return nil
+}

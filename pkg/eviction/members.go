@@ -1,0 +1,80 @@
+package eviction
+
+import (
+	"context"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/apiserver"
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// maxConcurrent limits the concurrent eviction calls of Members.
+const maxConcurrent = 16
+
+// Members evicts the members of partial gangs.
+type Members struct {
+	Options
+	// evicted counts the evicted members.
+	evicted  func()
+	requests chan []gpu.Pod
+}
+
+// NewMembers returns a Members. It evicts nothing before Run. evicted is called for each evicted member.
+func NewMembers(o Options, evicted func()) *Members {
+	return &Members{Options: o, evicted: evicted, requests: make(chan []gpu.Pod)}
+}
+
+// Evict starts the eviction of the pods. While earlier pods are being evicted it does nothing: the gang's manager requests
+// the eviction again.
+func (m *Members) Evict(pods []gpu.Pod) {
+	select {
+	case m.requests <- pods:
+	default:
+	}
+}
+
+// Run makes the eviction calls until ctx ends.
+func (m *Members) Run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case pods := <-m.requests:
+			group := new(errgroup.Group)
+			group.SetLimit(maxConcurrent)
+			for _, pod := range pods {
+				group.Go(func() error { m.evict(ctx, pod); return nil })
+			}
+			_ = group.Wait() // evict logs its errors.
+		}
+	}
+}
+
+// evict makes one eviction call. Disruption budgets are respected: the manager requests the eviction again until it is
+// allowed.
+func (m *Members) evict(ctx context.Context, pod gpu.Pod) {
+	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name))
+	if m.Leading() != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := m.API.Evict(ctx, pod, false)
+	m.Observer.APIWrite("eviction")
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return // The pod is gone without an eviction.
+	case err != nil:
+		logger.Error(err, "Member of a partial group not evicted, trying again")
+		return
+	}
+	logger.Info("Evicted a member of a partial group")
+	m.evicted()
+	m.Recorder.Event(apiserver.Reference(pod), corev1.EventTypeWarning, gang.EventEvicted,
+		"Evicted: the pod's group was bound in part, and its other members could not be bound in time")
+}

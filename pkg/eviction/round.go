@@ -1,0 +1,208 @@
+package eviction
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/apiserver"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// begin reserves the card and evicts the victims. It reports whether this step must not try another pod: a round is in
+// progress, or the API server doesn't answer.
+func (e *Evictor) begin(ctx context.Context, info *clustercache.PodInfo, plan plan) (done bool) {
+	pod := info.Pod
+	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "node", plan.node, "card", plan.card)
+	e.mu.Lock()
+	e.rounds[pod.UID] = round{pod: pod, node: plan.node, victims: plan.victims, nominated: info.NominatedNode}
+	e.mu.Unlock()
+	e.Ledger.Nominate(plan.node, pod, plan.victims...)
+	if len(plan.evict) == 0 {
+		return true // All victims are terminating already.
+	}
+	result, err := e.evict(ctx, pod, plan)
+	e.Observer.Evicted(result)
+	if err != nil {
+		logger.Error(err, "Card not freed for a pod that only fragmentation keeps pending", "result", result)
+		if e.awaitsWatch() {
+			return true // Some victims may be terminating: the round lasts until the watch shows which ones stay.
+		}
+		e.cancel(pod)
+		return !answered(err)
+	}
+	logger.Info("Freeing a card for a pod that only fragmentation keeps pending", "evicted", len(plan.evict))
+	e.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventEvicting,
+		"Evicting %d pod(s) of lower priority from GPU card %d of node %s: the node has enough free GPU memory, but no card has", len(plan.evict), plan.card, plan.node)
+	return true
+}
+
+// evict evicts the victims, after a dry run for each of them has succeeded. If the API server rejects an eviction, that
+// victim stays out of plans for a while.
+func (e *Evictor) evict(ctx context.Context, pod gpu.Pod, plan plan) (result string, err error) {
+	for _, dryRun := range []bool{true, false} {
+		for _, victim := range plan.evict {
+			if err := e.Leading(); err != nil {
+				return EvictionFailed, err
+			}
+			if err := e.evictOne(ctx, victim, dryRun); err != nil {
+				if answered(err) {
+					e.spare(victim.UID)
+				}
+				result = EvictionFailed
+				if apierrors.IsTooManyRequests(err) {
+					result = EvictionRefused
+				}
+				return result, fmt.Errorf("evicting pod %s: %w", victim, err)
+			}
+			if !dryRun {
+				e.Recorder.Eventf(apiserver.Reference(victim), corev1.EventTypeNormal, EventEvicted,
+					"Evicted from GPU card %d of node %s for pod %s/%s of higher priority", plan.card, plan.node, pod.Namespace, pod.Name)
+			}
+		}
+	}
+	return EvictedAll, nil
+}
+
+func (e *Evictor) evictOne(ctx context.Context, victim gpu.Pod, dryRun bool) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if !dryRun {
+		// This comes before the call, because its answer may be lost.
+		e.mu.Lock()
+		e.requested[victim.UID] = e.Clock.Now()
+		e.mu.Unlock()
+	}
+	err := e.API.Evict(ctx, victim, dryRun)
+	if !dryRun {
+		e.Observer.APIWrite("eviction")
+	}
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil // The pod is gone, which the watch will show soon; another pod may have its name.
+	}
+	if !dryRun && apiserver.OutcomeOf(err) == apiserver.Rejected {
+		e.mu.Lock()
+		delete(e.requested, victim.UID)
+		e.mu.Unlock()
+	}
+	return err
+}
+
+// answered reports whether the error is the API server's answer about this pod, such as a rejection by a budget or a
+// webhook. It is false if the API server is unavailable or overloaded.
+func answered(err error) bool {
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err) && !apierrors.IsServiceUnavailable(err)
+}
+
+// spare keeps the victim out of plans for a while.
+func (e *Evictor) spare(uid gpu.PodUID) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.spared.extend(uid, e.Clock.Now(), victimPause, longestPause)
+}
+
+// cancel ends a round in which no pod was evicted.
+func (e *Evictor) cancel(pod gpu.Pod) {
+	e.mu.Lock()
+	delete(e.rounds, pod.UID)
+	e.mu.Unlock()
+	e.postpone(pod.UID, longestPause)
+	e.endReservation(pod)
+}
+
+// KeepsCard reports whether a card is reserved for the pod by a round. It also renews that reservation, because
+// kube-scheduler may have nominated the pod to another node in the meantime. A nomination that is newer than the round takes
+// precedence.
+func (e *Evictor) KeepsCard(pod gpu.Pod, nominated string) bool {
+	if e == nil {
+		return false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r, ok := e.rounds[pod.UID]
+	if !ok || nominated != "" && nominated != r.nominated {
+		return false
+	}
+	e.Ledger.Nominate(r.node, pod, r.victims...) // Under the lock, so that the end of the round removes it later.
+	return true
+}
+
+// endRounds ends the rounds that have failed.
+func (e *Evictor) endRounds() {
+	var over []gpu.Pod
+	e.mu.Lock()
+	now := e.Clock.Now()
+	for uid, r := range e.rounds {
+		if r.freed.IsZero() && !slices.ContainsFunc(r.victims, e.isAllocated) {
+			r.freed = now
+			e.rounds[uid] = r
+		}
+		if pause := e.failed(r, now); pause > 0 {
+			delete(e.rounds, uid)
+			e.postponed.extend(uid, now, pause, longestPause)
+			over = append(over, r.pod)
+		}
+	}
+	e.mu.Unlock()
+	for _, pod := range over {
+		e.endReservation(pod)
+	}
+}
+
+// failed returns the minimum pause of the pod if the round has failed, or zero if the round continues. The caller holds
+// the lock.
+func (e *Evictor) failed(r round, now time.Time) time.Duration {
+	switch {
+	case r.freed.IsZero() && slices.ContainsFunc(r.victims, e.isOverdue):
+		return longestPause
+	case r.freed.IsZero() && slices.ContainsFunc(r.victims, e.remains):
+		return firstPause // The eviction failed, or was not made.
+	case r.freed.IsZero():
+		return 0
+	case !e.fits(r.pod, r.node):
+		return firstPause // Another pod has taken the card, usually one of higher priority. The round's pod isn't at fault.
+	case now.Sub(r.freed) > reservationLife:
+		return longestPause
+	}
+	return 0
+}
+
+// endReservation ends the reservation of the card. kube-scheduler's nomination of the pod, if it has one, applies again.
+func (e *Evictor) endReservation(pod gpu.Pod) {
+	if known, ok := e.Cache.Pod(pod.Namespace, pod.Name); ok && known.UID == pod.UID && known.NominatedNode != "" {
+		e.Ledger.Nominate(known.NominatedNode, pod)
+		return
+	}
+	e.Ledger.RemoveNomination(pod.UID)
+}
+
+func (e *Evictor) isAllocated(uid gpu.PodUID) bool {
+	_, _, held := e.Ledger.Lookup(uid)
+	return held
+}
+
+// remains reports whether a victim is not terminating and no requested eviction of it awaits the watch. The caller holds
+// the lock.
+func (e *Evictor) remains(uid gpu.PodUID) bool {
+	_, allocation, held := e.Ledger.Lookup(uid)
+	_, requested := e.requested[uid]
+	return held && !allocation.Leaving && !requested
+}
+
+// isOverdue reports whether the pod is overdue.
+func (e *Evictor) isOverdue(uid gpu.PodUID) bool {
+	_, allocation, held := e.Ledger.Lookup(uid)
+	if !held {
+		return false
+	}
+	known, ok := e.Cache.Pod(allocation.Namespace, allocation.Name)
+	return ok && known.UID == uid && known.Overdue(e.Clock.Now())
+}

@@ -1,0 +1,184 @@
+package eviction
+
+import (
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/preemption"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// Cache is the part of package clustercache that evictions use.
+type Cache interface {
+	Ready() error
+	BudgetsSynced() bool
+	Pod(namespace, name string) (*clustercache.PodInfo, bool)
+	PodsOn(node string) []*clustercache.PodInfo
+	Node(name string) (*corev1.Node, bool)
+	Budgets(namespace string) []*policyv1.PodDisruptionBudget
+}
+
+// Ledger is the part of package ledger that evictions use.
+type Ledger interface {
+	Availability(node string, pod gpu.Pod) (ledger.Availability, placement.Reason)
+	Check(pod gpu.Pod, nodes []string, visit func(node string, reason placement.Reason))
+	Lookup(uid gpu.PodUID) (node string, allocation ledger.Allocation, ok bool)
+	Outranked(pod gpu.Pod, nodes []string) []string
+	Nominate(node string, pod gpu.Pod, victims ...gpu.PodUID)
+	RemoveNomination(uid gpu.PodUID)
+}
+
+// Survey collects the input of the decision which pods of a node to evict for one preemptor. It is used for one request
+// only.
+type Survey struct {
+	ledger Ledger
+	cache  Cache
+	pod    *clustercache.PodInfo
+	// resources are the resources that the preemptor requests, and pods as the last one. All Amounts have this order.
+	resources []corev1.ResourceName
+	request   preemption.Request
+	budgets   budgets
+	now       time.Time
+}
+
+// NewSurvey returns a Survey for the preemptor.
+func NewSurvey(l Ledger, cache Cache, preemptor *clustercache.PodInfo, now time.Time) *Survey {
+	s := &Survey{ledger: l, cache: cache, pod: preemptor, budgets: budgets{cache: cache}, now: now}
+	for name := range preemptor.Requests {
+		s.resources = append(s.resources, name)
+	}
+	s.resources = append(s.resources, protocol.ResourceMemory, corev1.ResourcePods)
+	s.request = preemption.Request{Memory: preemptor.Request, Resources: s.used(preemptor)}
+	return s
+}
+
+// Victims returns the victims on one node, given kube-scheduler's proposal. It returns false if the node is not a
+// candidate.
+func (s *Survey) Victims(name string, proposal preemption.Victims) (preemption.Victims, bool) {
+	node, ok := s.node(name, proposal)
+	if !ok {
+		return preemption.Victims{}, false
+	}
+	return preemption.Choose(node, s.request)
+}
+
+// node collects the input of the decision about one node. It returns false if no eviction can help there.
+func (s *Survey) node(name string, proposal preemption.Victims) (preemption.Node, bool) {
+	available, reason := s.ledger.Availability(name, s.pod.Pod)
+	if reason.Unresolvable() {
+		return preemption.Node{}, false
+	}
+	object, ok := s.cache.Node(name)
+	if !ok {
+		return preemption.Node{}, false // The node was deleted in the meantime.
+	}
+	node := preemption.Node{
+		Cards: available.Cards, Free: s.amounts(object.Status.Allocatable), Violations: proposal.Violations,
+	}
+	pods := s.podsOf(name, node.Free)
+	allocations := map[gpu.PodUID]*ledger.Allocation{}
+	for i := range available.Allocations {
+		allocations[available.Allocations[i].UID] = &available.Allocations[i]
+	}
+	numbers := &budgetNumbers{budgets: &s.budgets}
+	for _, uid := range proposal.Pods {
+		if slices.ContainsFunc(node.Pods, func(p preemption.Pod) bool { return p.UID == uid }) {
+			continue // The proposal names the pod twice.
+		}
+		p := s.candidate(uid, pods[uid], allocations[uid], numbers)
+		p.Proposed = true
+		p.MustEvict = pods[uid] == nil || clustercache.Interferes(pods[uid], s.pod)
+		node.Pods = append(node.Pods, p)
+		delete(allocations, uid)
+	}
+	for uid, allocation := range allocations {
+		if allocation.Priority >= s.pod.Priority || !certain(allocation) || pods[uid] != nil && !s.frees(pods[uid]) {
+			continue
+		}
+		node.Pods = append(node.Pods, s.candidate(uid, pods[uid], allocation, numbers))
+	}
+	node.Budgets = numbers.allowed
+	return node, true
+}
+
+// candidate describes a potential victim. Its object, its allocation, or both may be unknown (nil).
+func (s *Survey) candidate(uid gpu.PodUID, pod *clustercache.PodInfo, allocation *ledger.Allocation, numbers *budgetNumbers) preemption.Pod {
+	out := preemption.Pod{UID: uid, BudgetsUnknown: allocation == nil}
+	if pod != nil {
+		out.Priority, out.Terminating, out.Requests = pod.Priority, pod.Leaving, s.used(pod)
+		if allocation != nil {
+			out.Budgets = numbers.of(pod)
+		}
+	}
+	if allocation != nil {
+		out.Priority, out.Terminating = allocation.Priority, allocation.Leaving
+		if certain(allocation) {
+			out.Placement = allocation.Placement
+		}
+	}
+	if pod != nil && !s.frees(pod) {
+		out.Placement, out.Requests = nil, nil
+	}
+	return out
+}
+
+// frees reports whether the deletion of the pod makes room on the node.
+func (s *Survey) frees(pod *clustercache.PodInfo) bool { return !pod.Overdue(s.now) && !pod.Mirror }
+
+// certain reports whether the end of the pod certainly frees the card of its allocation. For an assumed allocation,
+// kube-scheduler may not know that the pod is on the node. For a presumed allocation, the card is unknown.
+func certain(allocation *ledger.Allocation) bool {
+	return allocation.State == ledger.Bound && !allocation.Presumed
+}
+
+// podsOf returns the live pods of a node. It subtracts from free what they use, and what nominated pods of equal or
+// higher priority are about to use.
+func (s *Survey) podsOf(name string, free preemption.Amounts) map[gpu.PodUID]*clustercache.PodInfo {
+	pods := map[gpu.PodUID]*clustercache.PodInfo{}
+	for _, pod := range s.cache.PodsOn(name) {
+		if pod.Node != "" {
+			pods[pod.UID] = pod
+		} else if pod.UID == s.pod.UID || pod.Priority < s.pod.Priority {
+			continue
+		}
+		for i, used := range s.used(pod) {
+			free[i] -= used
+		}
+	}
+	return pods
+}
+
+// used returns what the pod uses of its node.
+func (s *Survey) used(pod *clustercache.PodInfo) preemption.Amounts {
+	out := s.amounts(pod.Requests)
+	out[len(out)-2] = int64(min(pod.Request, maxAmount))
+	out[len(out)-1] = 1 // The pod itself counts as one pod.
+	return out
+}
+
+// maxAmount keeps the sums over a node's pods within 64 bits, for any requests.
+const maxAmount = 1 << 52
+
+// amounts converts a resource list to the order of the preemptor's resources.
+func (s *Survey) amounts(list corev1.ResourceList) preemption.Amounts {
+	out := make(preemption.Amounts, len(s.resources))
+	for i, name := range s.resources {
+		quantity := list[name]
+		switch {
+		case quantity.CmpInt64(maxAmount) >= 0:
+			out[i] = maxAmount
+		case name == corev1.ResourceCPU:
+			out[i] = min(quantity.MilliValue(), maxAmount)
+		default:
+			out[i] = quantity.Value()
+		}
+	}
+	return out
+}

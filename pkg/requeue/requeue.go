@@ -1,0 +1,385 @@
+// Package requeue makes kube-scheduler retry pods.
+//
+// kube-scheduler retries a rejected pod after a change of the cluster that may help the pod, or after five minutes. Three
+// things make an earlier attempt useful that kube-scheduler can't know: the extender saw freed memory later than
+// kube-scheduler (see Requeuer), filter answered for some nodes only (see attempts), and a gang may be placed now (see
+// All). The means is always the same: a change of an annotation of one node requeues every rejected pod.
+package requeue
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+const (
+	// freedDelay is the time between the release of memory and the requeue. kube-scheduler usually sees the same change
+	// and retries at once; then no requeue is needed.
+	freedDelay = 300 * time.Millisecond
+	// writeInterval is the minimum time between two writes that requeue pods.
+	writeInterval = time.Second
+	// rejectionLife is how long a rejection is remembered. kube-scheduler retries every rejected pod after five minutes
+	// (pkg/scheduler/backend/queue, DefaultPodMaxInUnschedulablePodsDuration).
+	rejectionLife = 6 * time.Minute
+	// maxRejected limits the remembered rejections, so that requests for pods that do not exist cannot exhaust memory.
+	// It is far above the number of pending pods in a large cluster.
+	maxRejected  = 100_000
+	writeTimeout = 5 * time.Second
+)
+
+// Options configure a Requeuer.
+type Options struct {
+	API interface {
+		AnnotateNode(ctx context.Context, node, key, value string) error
+	}
+	Ledger   Ledger
+	Cache    Cache
+	Observer Observer
+	// Leading returns an error if another process does this work.
+	Leading func() error
+	Clock   clock.WithTicker
+}
+
+// Observer receives what metrics count. Its methods must return at once.
+type Observer interface {
+	// Requeued counts the writes that made kube-scheduler retry rejected pods.
+	Requeued()
+	// APIWrite counts the writes to nodes ("node").
+	APIWrite(kind string)
+}
+
+// Ledger is the part of package ledger that a Requeuer uses.
+type Ledger interface {
+	Check(pod gpu.Pod, nodes []string, visit func(node string, reason placement.Reason))
+	AnyFit(pod gpu.Pod) (node string, ok bool)
+	Fitting(pod gpu.Pod) []string
+}
+
+// Cache is the part of package clustercache that a Requeuer uses.
+type Cache interface {
+	Node(name string) (*corev1.Node, bool)
+	Nodes() []*corev1.Node
+	PendingPod(uid gpu.PodUID) (*clustercache.PodInfo, bool)
+}
+
+// Requeuer requeues pods that the extender rejected because it saw a change later than kube-scheduler. kube-scheduler
+// retries a pod as soon as it sees that memory comes free. If the extender's watch lags and the pod is rejected again,
+// kube-scheduler has no reason for a third attempt for minutes. Therefore, when memory comes free that a rejected pod
+// could use, Requeuer changes an annotation of that node, and kube-scheduler retries the pod. Its methods are safe for
+// concurrent use; mu guards the fields below it.
+type Requeuer struct {
+	Options
+	attempts *attempts
+	limit    *rate.Limiter
+	work     chan struct{}
+
+	mu       sync.Mutex
+	rejected map[gpu.PodUID]rejection
+	freedAt  map[string]time.Time
+	// requested is a node to change regardless of which pods that helps, see All.
+	requested *string
+}
+
+type rejection struct {
+	pod gpu.Pod
+	at  time.Time
+}
+
+// New returns a Requeuer. It writes nothing before Run.
+func New(o Options) *Requeuer {
+	r := &Requeuer{
+		Options:  o,
+		limit:    rate.NewLimiter(rate.Every(writeInterval), 1),
+		work:     make(chan struct{}, 1),
+		rejected: map[gpu.PodUID]rejection{}, freedAt: map[string]time.Time{},
+	}
+	r.attempts = newAttempts(o, r.All)
+	return r
+}
+
+// Run requeues pods when needed until ctx ends.
+func (r *Requeuer) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return r.attempts.run(ctx) })
+	g.Go(func() error { return r.run(ctx) })
+	return g.Wait()
+}
+
+// Rejected records that filter found no node for the pod among the candidate nodes of one call. These may be only some of
+// the nodes that passed kube-scheduler's own filters; if another node has room, the pod is requeued soon. at is when filter
+// read the ledger.
+func (r *Requeuer) Rejected(pod gpu.Pod, candidates int, at time.Time) {
+	r.attempts.sampled(pod.UID, candidates)
+	r.add(pod, at)
+	if r.Clock.Since(at) < freedDelay {
+		return
+	}
+	// The machine is overloaded: memory that came free after filter read the ledger may have been handled meanwhile,
+	// without this pod.
+	if node, ok := r.Ledger.AnyFit(pod); ok {
+		r.Freed(node)
+	}
+}
+
+// Passed records that filter found a node for the pod. partly is true if filter named only some of the nodes that fit: then a
+// bind must follow, or the next call names all.
+func (r *Requeuer) Passed(uid gpu.PodUID, partly bool) {
+	r.ForgetRejection(uid)
+	r.attempts.passed(uid)
+	if partly {
+		r.attempts.namedFew(uid)
+	}
+}
+
+// NameAll reports whether filter must name every node that fits the pod, because no bind followed the call in which it
+// named only some.
+func (r *Requeuer) NameAll(uid gpu.PodUID) bool { return r.attempts.mustNameAll(uid) }
+
+// BindStarted records that a bind call for the pod has arrived.
+func (r *Requeuer) BindStarted(uid gpu.PodUID) { r.attempts.forget(uid) }
+
+// Forget removes the pod: it is bound or gone.
+func (r *Requeuer) Forget(uid gpu.PodUID) {
+	r.ForgetRejection(uid)
+	r.attempts.forget(uid)
+}
+
+// ForgetRejection removes the rejection of a pod that something else requeues.
+func (r *Requeuer) ForgetRejection(uid gpu.PodUID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.rejected, uid)
+}
+
+func (r *Requeuer) fits(pod gpu.Pod, node string) (fits bool) {
+	r.Ledger.Check(pod, []string{node}, func(_ string, reason placement.Reason) { fits = reason == placement.Fits })
+	return fits
+}
+
+func (r *Requeuer) add(pod gpu.Pod, at time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, again := r.rejected[pod.UID]; !again && len(r.rejected) >= maxRejected {
+		for uid := range r.rejected {
+			delete(r.rejected, uid) // Any of them: with so many, most are not pending pods.
+			break
+		}
+	}
+	r.rejected[pod.UID] = rejection{pod, at}
+}
+
+// Inherit records pods that another extender may have rejected, and checks whether one of them fits a node already.
+func (r *Requeuer) Inherit(pods []gpu.Pod) {
+	if len(pods) == 0 {
+		return
+	}
+	before := r.Clock.Now().Add(-time.Nanosecond) // Memory that comes free from now on counts as later.
+	r.mu.Lock()
+	for _, pod := range pods {
+		if _, again := r.rejected[pod.UID]; !again {
+			r.rejected[pod.UID] = rejection{pod, before}
+		}
+	}
+	r.mu.Unlock()
+	if node, ok := r.Ledger.AnyFit(leastOf(pods)); ok {
+		r.All(node) // Another node may be the one that fits, but one change requeues every pod.
+	}
+}
+
+// leastOf returns a pod that fits wherever one of the pods fits. It has the smallest request, and only nominations that
+// every pod respects count against it.
+func leastOf(pods []gpu.Pod) gpu.Pod {
+	least := gpu.Pod{Request: pods[0].Request, Priority: math.MinInt32}
+	for _, pod := range pods {
+		least.Request, least.Priority = min(least.Request, pod.Request), max(least.Priority, pod.Priority)
+	}
+	if least.Priority < math.MaxInt32 {
+		least.Priority++ // A pod ignores its own nomination, which has its own priority.
+	}
+	return least
+}
+
+// Freed records that memory of the node came free.
+func (r *Requeuer) Freed(node string) {
+	r.mu.Lock()
+	r.freedAt[node] = r.Clock.Now()
+	r.mu.Unlock()
+	r.signal()
+}
+
+// signal makes run check for a reason to write.
+func (r *Requeuer) signal() {
+	select {
+	case r.work <- struct{}{}:
+	default: // A signal is pending already.
+	}
+}
+
+// RejectedAbove reports whether a pod of higher priority was rejected. Memory that is reserved for a gang cannot be evicted:
+// such a pod was rejected without a victim, and kube-scheduler has no reason to retry it when the gang is bound.
+func (r *Requeuer) RejectedAbove(priority int32) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, rejected := range r.rejected {
+		if rejected.pod.Priority > priority {
+			return true
+		}
+	}
+	return false
+}
+
+// All requests a requeue of every rejected pod by a change of the node. An empty node means any node.
+func (r *Requeuer) All(node string) {
+	r.mu.Lock()
+	r.requested = &node
+	r.mu.Unlock()
+	r.signal()
+}
+
+// takeRequest returns and clears the node that All set. It returns false if there is none, or no node to change.
+func (r *Requeuer) takeRequest() (node string, requested bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.requested == nil {
+		return "", false
+	}
+	node, r.requested = *r.requested, nil
+	if nodes := r.Cache.Nodes(); node == "" && len(nodes) > 0 {
+		node = nodes[0].Name
+	}
+	return node, node != ""
+}
+
+// Unrestricted records that the pod, which was limited to one node for a while, may go to any node again.
+func (r *Requeuer) Unrestricted(uid gpu.PodUID) {
+	r.mu.Lock()
+	rejected, ok := r.rejected[uid]
+	r.mu.Unlock()
+	if !ok {
+		return
+	}
+	if node, ok := r.Ledger.AnyFit(rejected.pod); ok {
+		r.Freed(node)
+	}
+}
+
+// run requeues pods when needed until ctx ends.
+func (r *Requeuer) run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-r.work:
+		}
+		now := r.Clock.Now()
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-r.Clock.After(max(freedDelay, r.limit.ReserveN(now, 1).DelayFrom(now))):
+		}
+		r.requeue(ctx)
+	}
+}
+
+// requeue changes the annotation of one node if that helps a pod. One change requeues every rejected pod.
+func (r *Requeuer) requeue(ctx context.Context) {
+	node, requested := r.takeRequest()
+	var pod gpu.Pod
+	again := func() { r.All("") }
+	if !requested {
+		var freed map[string]time.Time
+		node, pod, freed = r.reason()
+		again = func() { r.restoreFreed(freed) }
+	}
+	if node == "" {
+		return
+	}
+	if r.Leading() != nil {
+		// The pods that this replica rejected are requeued in its next term, or the next leader receives their filter calls.
+		again()
+		return
+	}
+	logger := klog.FromContext(ctx).WithValues("node", node, "pod", klog.KRef(pod.Namespace, pod.Name))
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	at := r.Clock.Now()
+	err := r.API.AnnotateNode(ctx, node, protocol.AnnotationFreed, at.UTC().Format(time.RFC3339Nano))
+	r.Observer.APIWrite("node")
+	if err != nil {
+		logger.Error(err, "Rejected pods not requeued, trying again")
+		again()
+		return
+	}
+	logger.Info("Requeued the rejected pods", "requested", requested)
+	r.Observer.Requeued()
+	r.requeued(at)
+}
+
+// reason returns a node on which memory came free after the rejection of a pod that fits it now. It drops nodes that
+// help no pod, most of them after one check, however many pods are pending. freed are all nodes with freed memory that
+// it took: one write requeues every pod, so if that write fails, all of them must be considered again, see restoreFreed.
+func (r *Requeuer) reason() (node string, pod gpu.Pod, freed map[string]time.Time) {
+	r.mu.Lock()
+	now := r.Clock.Now()
+	maps.DeleteFunc(r.rejected, func(_ gpu.PodUID, old rejection) bool { return now.Sub(old.at) > rejectionLife })
+	rejected, freedAt := slices.Collect(maps.Values(r.rejected)), r.freedAt
+	r.freedAt = map[string]time.Time{}
+	r.mu.Unlock()
+	if len(rejected) == 0 {
+		return "", gpu.Pod{}, nil
+	}
+
+	slices.SortFunc(rejected, func(a, b rejection) int { return cmp.Compare(a.pod.Request, b.pod.Request) })
+	pods := make([]gpu.Pod, len(rejected))
+	for i := range rejected {
+		pods[i] = rejected[i].pod
+	}
+	least := leastOf(pods)
+	for node, freed := range freedAt {
+		if !r.fits(least, node) {
+			continue
+		}
+		for _, old := range rejected {
+			if old.at.Before(freed) && r.fits(old.pod, node) {
+				return node, old.pod, freedAt
+			}
+		}
+	}
+	return "", gpu.Pod{}, nil
+}
+
+// restoreFreed restores nodes with freed memory that reason took. If more memory of a node came free meanwhile, the later
+// time is kept.
+func (r *Requeuer) restoreFreed(nodes map[string]time.Time) {
+	r.mu.Lock()
+	for node, at := range nodes {
+		if at.After(r.freedAt[node]) {
+			r.freedAt[node] = at
+		}
+	}
+	r.mu.Unlock()
+	r.signal()
+}
+
+// requeued deletes the rejections from before the write: kube-scheduler retries their pods, and filter rejects them again
+// if necessary.
+func (r *Requeuer) requeued(at time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.rejected, func(_ gpu.PodUID, old rejection) bool { return old.at.Before(at) })
+}

@@ -1,0 +1,164 @@
+package scheduling
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/apiserver"
+	"github.com/gpushare/gpushare/pkg/binding"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// EventNotAssumed is the reason of the Event on a pod for which a bind found no card, see docs/events.md.
+const EventNotAssumed = "GPUCardNotAssumed"
+
+// errUnmanaged rejects pods that kube-scheduler binds without the extender. Otherwise a caller could bind any pod of
+// the cluster with the extender's permissions.
+var errUnmanaged = fmt.Errorf("%w: the pod asks for none of %s, %s and %s: kube-scheduler's configuration has to name them in the extender's managedResources",
+	binding.ErrBadRequest, protocol.ResourceMemory, protocol.ResourceCount, protocol.ResourceWholeCard)
+
+// BindRequest is kube-scheduler's bind call.
+type BindRequest struct {
+	Namespace, Name string
+	UID             types.UID
+	Node            string
+}
+
+// Bind assumes a card of the node for the pod and binds the pod in one write that carries the annotations. It succeeds
+// for a pod that is already bound to this node, so retries are safe. Only the values of ctx are used, not its end: a
+// bind that has begun runs until its own deadline, because a write is not undone if the scheduler disconnects. A member of a
+// gang waits until its gang permits the bind.
+func (s *Scheduler) Bind(ctx context.Context, request BindRequest) error {
+	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(request.Namespace, request.Name), "node", request.Node)
+	s.requeue.BindStarted(gpu.PodUID(request.UID))
+	result, err := s.bindPermitted(klog.NewContext(ctx, logger), request)
+	s.Observer.BindFinished(string(result))
+	if err != nil {
+		logger.Info("Pod not bound", "result", result, "err", err)
+	}
+	return err
+}
+
+// bindPermitted binds the pod as soon as its gang permits it. A pod without a gang is bound at once.
+func (s *Scheduler) bindPermitted(ctx context.Context, request BindRequest) (result binding.Result, err error) {
+	if request.Namespace == "" || request.Name == "" || request.UID == "" || request.Node == "" {
+		return binding.BadRequest, fmt.Errorf("%w: PodNamespace, PodName, PodUID and Node are all needed", binding.ErrBadRequest)
+	}
+	if err := s.cache.Ready(); err != nil {
+		return binding.NotReady, err
+	}
+	if pod, known := s.cachedPod(request); !known || pod.Node != "" || !s.groups.holds(pod) {
+		return s.bind(ctx, request, permit{deadline: s.Clock.Now().Add(s.BindTimeout)})
+	}
+	uid := gpu.PodUID(request.UID)
+	permit, err := s.groups.await(ctx, uid, request.Node)
+	if err != nil {
+		return binding.HeldBack, err
+	}
+	err = errPanicked // It stays so if bindMember panics.
+	defer func() { s.groups.end(uid, request.Node, permit, err) }()
+	result, err = s.bindMember(ctx, request, permit)
+	return result, err
+}
+
+var errPanicked = errors.New("the bind panicked")
+
+// bindMember binds a member whose permit was granted. It retries failures that may be temporary, because the other
+// members are being bound.
+func (s *Scheduler) bindMember(ctx context.Context, request BindRequest, permit permit) (binding.Result, error) {
+	for {
+		result, err := s.bind(ctx, request, permit)
+		if err == nil || !temporary(result, err) || permit.deadline.Sub(s.Clock.Now()) <= 2*retryInterval {
+			return result, err
+		}
+		<-s.Clock.After(retryInterval)
+	}
+}
+
+// temporary reports whether the bind failed for a reason that may be temporary.
+func temporary(result binding.Result, err error) bool {
+	var dial *net.OpError
+	switch result {
+	case binding.Unreachable, binding.Unconfirmed:
+		return true
+	case binding.Rejected:
+		return apierrors.IsTooManyRequests(err) || errors.As(err, &dial)
+	}
+	return false
+}
+
+// bind makes one attempt until the permit's deadline.
+func (s *Scheduler) bind(ctx context.Context, request BindRequest, permit permit) (binding.Result, error) {
+	end, ok := s.binder.Start(gpu.PodUID(request.UID))
+	if !ok {
+		return binding.InFlight, binding.ErrInFlight
+	}
+	defer end()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), permit.deadline.Sub(s.Clock.Now()))
+	defer cancel()
+
+	pod, err := s.readPod(ctx, request)
+	switch {
+	case errors.Is(err, binding.ErrBadRequest):
+		return binding.BadRequest, err
+	case err != nil:
+		return binding.Unreachable, err
+	case pod.Node == request.Node:
+		return binding.Bound, nil
+	case pod.Node != "":
+		return binding.BadRequest, fmt.Errorf("%w: the pod is bound to node %s already", binding.ErrBadRequest, pod.Node)
+	case s.groups.holds(pod) && permit.member == nil:
+		return binding.HeldBack, gang.Unknown // The cache doesn't have the pod yet.
+	case !pod.Managed:
+		return binding.BadRequest, errUnmanaged
+	}
+	if err := s.binder.ConfirmNode(ctx, request.Node); err != nil {
+		return binding.Unreachable, err
+	}
+	allocation, err := s.assumeCard(pod.Pod, request.Node)
+	if err != nil {
+		return binding.NoRoom, err
+	}
+	return s.binder.Write(ctx, request.Node, allocation, permit.completes)
+}
+
+// assumeCard chooses a card of the node for the pod and assumes it in the ledger. A pod that asks for no GPU memory gets none.
+func (s *Scheduler) assumeCard(pod gpu.Pod, node string) (ledger.Allocation, error) {
+	if pod.Request == 0 {
+		return ledger.Allocation{Pod: pod}, nil
+	}
+	allocation, err := s.ledger.Reserve(node, pod, s.CardPolicy, s.Clock.Now())
+	if err != nil {
+		s.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeWarning, EventNotAssumed, "No GPU card could be assumed: %v", err)
+	}
+	return allocation, err
+}
+
+// readPod returns the pod that the request names. It reads from the cache if the cache has the pod, otherwise from the API
+// server: kube-scheduler's watch can be ahead.
+func (s *Scheduler) readPod(ctx context.Context, request BindRequest) (*clustercache.PodInfo, error) {
+	if pod, known := s.cachedPod(request); known {
+		return pod, nil
+	}
+	live, err := s.binder.ReadPod(ctx, request.Namespace, request.Name, request.UID)
+	if err != nil {
+		return nil, err
+	}
+	return clustercache.NewPodInfo(live), nil
+}
+
+func (s *Scheduler) cachedPod(request BindRequest) (*clustercache.PodInfo, bool) {
+	pod, known := s.cache.Pod(request.Namespace, request.Name)
+	return pod, known && pod.UID == gpu.PodUID(request.UID)
+}

@@ -1,0 +1,94 @@
+package scheduling
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/binding"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/eviction"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/requeue"
+)
+
+// eventHandlers applies the changes of the cluster to the ledger and to everything that keeps state of pods. It implements
+// clustercache.Handler.
+type eventHandlers struct {
+	ledger  *ledger.Ledger
+	binder  *binding.Binder
+	requeue *requeue.Requeuer
+	evictor *eviction.Evictor
+	groups  *groups
+	synced  func()
+}
+
+// PodUpdated implements clustercache.Handler. The gang's manager comes last, when the ledger is up to date.
+func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
+	defer h.groups.updated(old, pod)
+	if old != nil && old.UID != pod.UID {
+		// While the watch was interrupted, the old pod was deleted and another pod was created with its name.
+		h.podGone(old.UID)
+	}
+	switch {
+	case pod.Request == 0: // The ledger doesn't have it.
+	case pod.Ended:
+		h.podGone(pod.UID)
+	case pod.Node != "":
+		h.binder.PodBound(pod)
+		h.notPending(pod.UID)
+	case h.evictor.KeepsCard(pod.Pod, pod.NominatedNode): // The ledger keeps that card.
+	case pod.NominatedNode != "":
+		h.ledger.Nominate(pod.NominatedNode, pod.Pod)
+	default:
+		h.ledger.RemoveNomination(pod.UID)
+	}
+}
+
+// PodDeleted implements clustercache.Handler. The gang's manager comes first: otherwise the gang would see the lost allocation
+// before the deletion that explains it.
+func (h *eventHandlers) PodDeleted(pod *clustercache.PodInfo) {
+	h.groups.deleted(pod)
+	h.podGone(pod.UID)
+}
+
+func (h *eventHandlers) podGone(uid gpu.PodUID) {
+	h.binder.PodGone(uid)
+	h.notPending(uid)
+}
+
+// notPending removes what is kept of a pending pod.
+func (h *eventHandlers) notPending(uid gpu.PodUID) {
+	h.requeue.Forget(uid)
+	h.evictor.Forget(uid)
+	h.ledger.RemoveNomination(uid)
+}
+
+// NodeUpdated implements clustercache.Handler.
+func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
+	node := protocol.ParseNode(object)
+	logger := klog.Background().WithValues("node", object.Name)
+	if node.Problem != nil {
+		logger.Error(node.Problem, "The node's inventory and its capacity disagree")
+	}
+	if node.WholeCards {
+		logger.Info("The node offers whole cards and GPU memory at once: nothing is placed on it")
+	}
+	if len(node.Cards) == 0 && !node.WholeCards {
+		h.ledger.DeleteNode(object.Name)
+		return
+	}
+	spec := ledger.NodeSpec{Unit: node.Unit, Cards: node.Cards, WholeCards: node.WholeCards}
+	if reasons := diagnosis.Closed(object, node.WholeCards); len(reasons) > 0 {
+		spec.Closed = reasons[0]
+	}
+	h.ledger.SetNode(object.Name, spec)
+}
+
+// NodeDeleted implements clustercache.Handler.
+func (h *eventHandlers) NodeDeleted(name string) { h.ledger.DeleteNode(name) }
+
+// Synced implements clustercache.Handler.
+func (h *eventHandlers) Synced() { h.synced() }

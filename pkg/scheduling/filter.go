@@ -1,0 +1,164 @@
+package scheduling
+
+import (
+	"iter"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// FilterResult is the answer of Filter.
+type FilterResult struct {
+	// Nodes are the candidate nodes of the call.
+	Nodes []string
+	// Passed are the nodes that pass, by their position in Nodes. If they are only the best few, the most suitable node is
+	// the first.
+	Passed []placement.Candidate
+	// Reasons are the results of all Nodes, in their order; nil if Passed are only the best few, and for members of gangs.
+	Reasons []placement.Reason
+	// Message is why no node passes for a member of a gang; empty for other pods. No preemption can help such a pod.
+	Message string
+}
+
+// Names returns the names of the nodes that pass.
+func (r FilterResult) Names() []string { return names(r.Nodes, r.Passed) }
+
+func names(nodes []string, candidates []placement.Candidate) []string {
+	out := make([]string, len(candidates))
+	for i, candidate := range candidates {
+		out[i] = nodes[candidate.Node]
+	}
+	return out
+}
+
+// full returns the names of the nodes on which no card has room now.
+func (r FilterResult) full() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for i, reason := range r.Reasons {
+			if reason.Resolvable() && !yield(r.Nodes[i]) {
+				return
+			}
+		}
+	}
+}
+
+// Filter returns the candidate nodes that have a card with room for the pod, or the best of them (see Options.FilterBest). It
+// creates no allocation. A pod that asks for no GPU memory passes on every node.
+func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, error) {
+	pod := protocol.Pod(object)
+	if result, decided := s.groups.filter(object, nodes); decided {
+		return result, nil
+	}
+	if pod.Request == 0 {
+		return FilterResult{Nodes: nodes, Passed: everyNode(nodes)}, nil
+	}
+	if err := s.cache.Ready(); err != nil {
+		return FilterResult{}, err
+	}
+	now := s.Clock.Now()
+	result, fitting := s.fit(pod, nodes, now)
+	if len(result.Passed) == 0 {
+		s.recordRejection(object, result, now)
+		return result, nil
+	}
+	s.requeue.Passed(pod.UID, len(result.Passed) < fitting)
+	s.evictor.Passed(pod.UID)
+	if result.Reasons == nil || len(result.Passed) == 1 { // kube-scheduler doesn't call prioritize for a single node.
+		s.addTentative(pod, result.Names(), now)
+	}
+	return result, nil
+}
+
+// fit checks the pod against each node. The result has all nodes that fit and the reasons of the others, or only the best
+// nodes. It also returns the number of nodes that fit.
+func (s *Scheduler) fit(pod gpu.Pod, nodes []string, now time.Time) (result FilterResult, fitting int) {
+	result.Nodes = nodes
+	// With few candidate nodes, an answer with fewer names saves nothing, and the full answer is useful to users and to
+	// other extenders.
+	every := s.FilterBest == 0 || len(nodes) <= s.few() || s.requeue.NameAll(pod.UID)
+	if every {
+		result.Passed = make([]placement.Candidate, 0, len(nodes))
+		result.Reasons = s.rank(pod, nodes, now, func(c placement.Candidate) { result.Passed = append(result.Passed, c) })
+		return result, s.count(result.Reasons)
+	}
+	best := placement.Best{K: s.FilterBest}
+	result.Reasons = s.rank(pod, nodes, now, best.Add)
+	result.Passed = best.Candidates()
+	fitting = s.count(result.Reasons)
+	if fitting > 0 {
+		// kube-scheduler uses the reasons only if no node fits (pkg/scheduler/schedule_one.go, schedulePod): for the pod's
+		// Event, and to find the nodes on which preemption could help.
+		result.Reasons = nil
+	}
+	return result, fitting
+}
+
+// rank checks whether the pod fits each node. It calls fits for each node that it fits, and returns the reason of every
+// node. Tentative placements of other pods count as allocated, see addTentative.
+func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, fits func(placement.Candidate)) []placement.Reason {
+	reasons, none := make([]placement.Reason, len(nodes)), true
+	visit := func(i int, suits placement.Suitability, reason placement.Reason) {
+		reasons[i] = reason
+		if reason == placement.Fits {
+			none = false
+			fits(placement.Candidate{Node: i, Suits: suits})
+		}
+	}
+	view := ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}
+	if s.FilterBest > 0 {
+		view.TentativeAt = now
+	}
+	if tentative := s.ledger.Rank(view, pod, nodes, visit); tentative && none {
+		// Not every tentative placement becomes an allocation. A pod that fits nowhere else may try such a node.
+		view.TentativeAt = time.Time{}
+		s.ledger.Rank(view, pod, nodes, visit)
+	}
+	return reasons
+}
+
+// recordRejection keeps what later requeues and evictions for the rejected pod need.
+func (s *Scheduler) recordRejection(object *corev1.Pod, result FilterResult, now time.Time) {
+	pod := protocol.Pod(object)
+	s.requeue.Rejected(pod, len(result.Nodes), now)
+	if !neverPreempts(object) {
+		s.evictor.Rejected(pod, object.Status.NominatedNodeName, result.full(), now)
+	}
+}
+
+// addTentative records a tentative placement of the pod on the named nodes. It records none if there are more nodes than
+// few: each of them is then too unlikely to get the pod.
+func (s *Scheduler) addTentative(pod gpu.Pod, nodes []string, now time.Time) {
+	if s.FilterBest > 0 && len(nodes) > 0 && len(nodes) <= s.few() {
+		s.ledger.AddTentative(pod, nodes, now)
+	}
+}
+
+// few returns the maximum number of candidate nodes for which Filter's answer covers every node.
+func (s *Scheduler) few() int { return max(s.FilterBest, s.FilterBestAbove) }
+
+// count reports to the observer the number of nodes with each reason, and returns how many nodes fit.
+func (s *Scheduler) count(reasons []placement.Reason) (fitting int) {
+	var counts placement.Counts
+	for _, reason := range reasons {
+		counts[reason]++
+	}
+	for reason, n := range counts {
+		if n > 0 {
+			s.Observer.Filtered(placement.Reason(reason), n)
+		}
+	}
+	return counts[placement.Fits]
+}
+
+func everyNode(nodes []string) []placement.Candidate {
+	fit := make([]placement.Candidate, len(nodes))
+	for i := range fit {
+		fit[i].Node = i
+	}
+	return fit
+}

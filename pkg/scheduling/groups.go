@@ -1,0 +1,240 @@
+package scheduling
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/clock"
+
+	"github.com/gpushare/gpushare/pkg/apiserver"
+	"github.com/gpushare/gpushare/pkg/binding"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/eviction"
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/requeue"
+)
+
+// GangOptions configure gangs: groups of pods that are bound all together or not at all.
+type GangOptions struct {
+	// Hold is how long a member's bind call is held at most; 0 disables gangs. The sum of Hold and BindTimeout must be
+	// less than kube-scheduler's httpTimeout.
+	Hold time.Duration
+	// Patience is how long a plan's reservations last while members are missing, and how long a gang may stay partial.
+	Patience time.Duration
+	// ClaimAfter is how long a gang waits before freed memory is reserved for it; 0 disables starvation reservations.
+	ClaimAfter time.Duration
+	// OnFailure is what happens to the bound members of a gang that is still partial after Patience.
+	OnFailure gang.FailurePolicy
+	// Observer receives the events of gangs, for metrics.
+	Observer gang.Observer
+	// Answering returns why this process no longer answers kube-scheduler, or nil if it does. If it doesn't, no further
+	// members arrive, and held binds would only delay the processes that wait for them. It is nil if there is only one
+	// extender.
+	Answering func() error
+}
+
+const (
+	// gangInterval is the interval between two calls of Tick.
+	gangInterval = 100 * time.Millisecond
+	// retryInterval is the pause between attempts to bind a member whose barrier has opened.
+	retryInterval = 100 * time.Millisecond
+	// deletedDelay is how long the rejection of held binds is delayed after a member of the gang was deleted.
+	// kube-scheduler may have deleted the member itself, as a victim of a preemptor. It retries the preemptor when the
+	// members with rejected binds leave its cache. But it skips the preemptor as long as its own watch hasn't reported
+	// the deletion, and then the preemptor waits for minutes (k8s.io/kubernetes
+	// pkg/scheduler/framework/preemption/executor.go, isRunningPreemption).
+	deletedDelay = time.Second
+)
+
+// groups connects a gang.Manager to the cluster: it passes in the events and the time, and performs the Effects. A nil groups
+// means that members of gangs are treated like any other pod.
+type groups struct {
+	GangOptions
+	manager  *gang.Manager
+	cache    *clustercache.Cache
+	binder   *binding.Binder
+	requeue  *requeue.Requeuer
+	members  *eviction.Members
+	recorder record.EventRecorder
+	leading  func() error
+	// bindTimeout limits the binds of a gang's members, from the moment in which its barrier opens.
+	bindTimeout time.Duration
+	clock       clock.WithTicker
+}
+
+// filter answers a filter call for a member of a gang. decided is false if the pod is to be placed like any single pod.
+func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, decided bool) {
+	if g == nil || !protocol.InGroup(pod) {
+		return FilterResult{}, false
+	}
+	uid := gpu.PodUID(pod.UID)
+	answer := gang.FilterResult{Reason: gang.Unknown} // The pending pods are requeued after the cache sync.
+	if g.cache.Ready() == nil {
+		answer = g.manager.Filter(uid, nodes, g.clock.Now())
+		g.act()
+		if answer.AsSingle {
+			return FilterResult{}, false
+		}
+		g.requeue.ForgetRejection(uid) // The manager requeues the pod.
+	}
+	result = FilterResult{Nodes: nodes, Message: answer.Reason.Text}
+	for _, name := range answer.Nodes {
+		if i := slices.Index(nodes, name); i >= 0 {
+			result.Passed = append(result.Passed, placement.Candidate{Node: i})
+		}
+	}
+	return result, true
+}
+
+// holds reports whether the pod's bind needs a permit.
+func (g *groups) holds(pod *clustercache.PodInfo) bool { return g != nil && pod.Member != nil }
+
+// incomplete reports whether the pod is a member of a gang that isn't whole.
+func (g *groups) incomplete(pod *corev1.Pod) bool {
+	return g != nil && protocol.InGroup(pod) && g.manager.InPendingGang(gpu.PodUID(pod.UID))
+}
+
+// permit is what a gang allows for the bind of one pod. A pod without a gang needs none.
+type permit struct {
+	// member is the gang's key; nil for a pod without a gang.
+	member *gang.Key
+	// completes is true if this bind completes the gang, or if the gang is complete already.
+	completes bool
+	// deadline is when the bind must have ended.
+	deadline time.Time
+}
+
+// await holds a member's bind call until the permit of its gang is decided. The caller of a permit must call end.
+func (g *groups) await(ctx context.Context, uid gpu.PodUID, node string) (permit, error) {
+	key, member := g.manager.GangOf(uid)
+	if !member {
+		return permit{}, gang.Unknown
+	}
+	request, rejection := g.manager.RequestPermit(uid, node, g.clock.Now())
+	g.act()
+	if rejection != nil {
+		return permit{}, *rejection
+	}
+	select {
+	case <-request.Decided:
+	case <-ctx.Done():
+		if g.manager.CancelPermit(uid, request) {
+			return permit{}, fmt.Errorf("kube-scheduler gave the call up: %w", ctx.Err())
+		}
+		<-request.Decided // The barrier is open: the decision follows within the bindTimeout of the other members.
+	}
+	if rejection := request.Rejection(); rejection != nil {
+		if *rejection == gang.Deleted {
+			<-g.clock.After(min(deletedDelay, g.bindTimeout))
+		}
+		return permit{}, *rejection
+	}
+	return permit{member: &key, completes: request.MarkWhole(), deadline: request.OpenedAt().Add(g.bindTimeout)}, nil
+}
+
+// end records the outcome of a permitted bind. err is nil if the pod is bound.
+func (g *groups) end(uid gpu.PodUID, node string, p permit, err error) {
+	if err != nil && !errors.Is(err, binding.ErrUnconfirmed) && !errors.Is(err, binding.ErrInFlight) {
+		g.binder.Abandon(uid) // This releases the plan's reservation.
+	}
+	g.manager.BindDone(*p.member, uid, node, err == nil, p.completes, g.clock.Now())
+	g.act()
+}
+
+// updated passes the state of a pod to the manager. old is the former state; nil for a new pod.
+func (g *groups) updated(old, pod *clustercache.PodInfo) {
+	if g == nil {
+		return
+	}
+	if old != nil && old.Member != nil && (old.UID != pod.UID || pod.Member == nil) {
+		g.manager.RemoveMember(old.UID, g.clock.Now())
+	}
+	if pod.Member != nil {
+		g.manager.SetMember(*pod.Member, g.clock.Now())
+	}
+}
+
+// deleted removes the pod from the manager.
+func (g *groups) deleted(pod *clustercache.PodInfo) {
+	if g != nil && pod.Member != nil {
+		g.manager.RemoveMember(pod.UID, g.clock.Now())
+	}
+}
+
+// memoryFreed passes freed memory to the manager.
+func (g *groups) memoryFreed(string) {
+	if g != nil {
+		g.manager.MemoryFreed()
+	}
+}
+
+// states returns the number of gangs in each state.
+func (g *groups) states() map[string]int {
+	if g == nil {
+		return nil
+	}
+	return g.manager.States()
+}
+
+// run calls the manager's Tick until ctx ends, and starts and stops leading with the term.
+func (g *groups) run(ctx context.Context) error {
+	if g == nil {
+		return nil
+	}
+	ticker := g.clock.NewTicker(gangInterval)
+	defer ticker.Stop()
+	leads := false
+	for {
+		select {
+		case <-ctx.Done():
+			g.manager.StopLeading(g.clock.Now())
+			return nil
+		case <-ticker.C():
+		}
+		now := g.clock.Now()
+		switch {
+		case g.leading() != nil || g.Answering != nil && g.Answering() != nil:
+			g.manager.StopLeading(now)
+			leads = false
+		case g.cache.Ready() == nil:
+			if !leads {
+				g.manager.StartLeading()
+			}
+			g.manager.Tick(now)
+			leads = true
+		}
+		g.act()
+	}
+}
+
+// act performs the manager's Effects, if this process is the leader.
+func (g *groups) act() {
+	effects := g.manager.TakeEffects()
+	if g.leading() != nil {
+		return // The leader has the same effects.
+	}
+	if effects.Requeue {
+		g.requeue.All(effects.RequeueNode)
+	}
+	if len(effects.WholePriorities) > 0 && g.requeue.RejectedAbove(slices.Min(effects.WholePriorities)) {
+		g.requeue.All("")
+	}
+	for _, notice := range effects.Events {
+		kind := corev1.EventTypeNormal
+		if notice.Warning {
+			kind = corev1.EventTypeWarning
+		}
+		g.recorder.Event(apiserver.Reference(notice.Pod), kind, notice.Reason, notice.Text)
+	}
+	if len(effects.Evict) > 0 {
+		g.members.Evict(effects.Evict)
+	}
+}

@@ -1,0 +1,188 @@
+// Package scheduling answers kube-scheduler's calls: Filter, Prioritize, Bind and Preempt, each a list of steps.
+//
+// It wires the scheduler's half together. Package clustercache reports pods and nodes, which the event handlers apply to the
+// ledger. Bind assumes a card in the ledger and package binding makes the one write that binds the pod and sets its
+// annotations. Package requeue makes kube-scheduler retry rejected pods, package eviction evicts, package gang decides about
+// groups. All state belongs to the API server: a Scheduler is rebuilt from there.
+package scheduling
+
+import (
+	"context"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/clock"
+
+	"github.com/gpushare/gpushare/pkg/binding"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/eviction"
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/requeue"
+)
+
+// API makes the calls to the API server whose outcome matters; apiserver.Client implements it.
+type API interface {
+	binding.API
+	eviction.API
+	AnnotateNode(ctx context.Context, node, key, value string) error
+}
+
+// Options configure a Scheduler.
+type Options struct {
+	// Client lists and watches nodes, pods and disruption budgets.
+	Client kubernetes.Interface
+	API    API
+	// Recorder writes Events.
+	Recorder record.EventRecorder
+	// Observer receives what metrics count.
+	Observer Observer
+	// CardPolicy ranks the cards of a node, NodePolicy ranks nodes.
+	CardPolicy, NodePolicy placement.Policy
+	// FilterBest is the maximum number of nodes that Filter passes, of those that share the best score, if there are more
+	// than FilterBestAbove candidate nodes. If there are not, or FilterBest is 0, Filter passes every node that fits and
+	// gives a reason for each of the others.
+	FilterBest, FilterBestAbove int
+	// BindTimeout bounds one bind with all its calls. It must be less than kube-scheduler's httpTimeout.
+	BindTimeout time.Duration
+	// BindWindow is the longest time for which binds that arrive close together are collected before they are sent
+	// together. Zero sends each bind at once. At most a quarter of BindTimeout is used for it.
+	BindWindow time.Duration
+	// EvictFragmented allows the eviction of lower-priority pods for a pod that only fragmentation keeps pending, see
+	// eviction.Evictor.
+	EvictFragmented bool
+	// Leading is called right before each write; an error prevents the write. It is nil for an extender without
+	// replicas.
+	Leading func() error
+	// Gangs configures gangs. The zero value treats their members like any other pod.
+	Gangs GangOptions
+	// Clock is the real clock outside tests.
+	Clock clock.WithTicker
+}
+
+// Observer receives what metrics count. Its methods are called often and must return at once.
+type Observer interface {
+	binding.Observer
+	requeue.Observer
+	eviction.Observer
+	// Filtered counts nodes by Filter's result.
+	Filtered(reason placement.Reason, nodes int)
+	// BindFinished reports the result of a bind, one of binding's results.
+	BindFinished(result string)
+	// CacheSynced reports how long the cache sync took.
+	CacheSynced(took time.Duration)
+}
+
+// Scheduler answers kube-scheduler's calls. Its methods are safe for concurrent use.
+type Scheduler struct {
+	Options
+	ledger  *ledger.Ledger
+	cache   *clustercache.Cache
+	requeue *requeue.Requeuer
+	binder  *binding.Binder
+	// evictor is nil if fragmentation eviction is off.
+	evictor *eviction.Evictor
+	members *eviction.Members
+	// groups is nil if members of gangs are treated like any other pod.
+	groups *groups
+}
+
+// New builds a Scheduler. It reads and writes nothing before Run.
+func New(o Options) (*Scheduler, error) {
+	replicas := o.Leading != nil
+	if !replicas {
+		o.Leading = func() error { return nil }
+	}
+	s := &Scheduler{Options: o, ledger: ledger.New()}
+	s.cache = clustercache.New(clustercache.Options{Client: o.Client, Clock: o.Clock, CacheSynced: o.Observer.CacheSynced})
+	s.requeue = requeue.New(requeue.Options{
+		API: o.API, Ledger: s.ledger, Cache: s.cache, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
+	})
+	s.binder = binding.New(binding.Options{
+		API: o.API, Ledger: s.ledger, Recorder: o.Recorder, Observer: o.Observer, NotBound: s.requeue.Unrestricted,
+		Timeout: o.BindTimeout, Window: o.BindWindow, Leading: o.Leading, Clock: o.Clock,
+	})
+	evictions := eviction.Options{
+		API: o.API, Ledger: s.ledger, Cache: s.cache, Recorder: o.Recorder, Observer: o.Observer,
+		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock,
+	}
+	if o.EvictFragmented {
+		s.evictor = eviction.New(evictions)
+	}
+	if o.Gangs.Hold > 0 {
+		s.members = eviction.NewMembers(evictions, o.Gangs.Observer.GangEvicted)
+		s.groups = s.newGroups()
+	}
+	s.ledger.AddFreedListener(s.requeue.Freed)
+	s.ledger.AddFreedListener(s.groups.memoryFreed)
+	synced := func() {}
+	if !replicas { // With replicas, the leader does so at each TakeOver.
+		synced = s.requeuePending
+	}
+	err := s.cache.AddHandler(&eventHandlers{
+		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, synced: synced,
+	})
+	return s, err
+}
+
+func (s *Scheduler) newGroups() *groups {
+	return &groups{
+		GangOptions: s.Gangs, cache: s.cache, binder: s.binder, requeue: s.requeue, members: s.members, recorder: s.Recorder,
+		leading: s.Leading, bindTimeout: s.BindTimeout, clock: s.Clock,
+		manager: gang.New(gang.Options{
+			Ledger: s.ledger, Release: s.binder.Abandon, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
+			Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, StarvationAfter: s.Gangs.ClaimAfter, OnFailure: s.Gangs.OnFailure,
+			Observer: s.Gangs.Observer, EligibleNodes: s.eligibleNodes,
+		}),
+	}
+}
+
+// Run keeps the cache in step with the API server, and runs the loops of all parts, until ctx ends.
+func (s *Scheduler) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.cache.Run(ctx) })
+	g.Go(func() error { return s.binder.Run(ctx) })
+	g.Go(func() error { return s.requeue.Run(ctx) })
+	if s.evictor != nil {
+		g.Go(func() error { return s.evictor.Run(ctx) })
+	}
+	if s.groups != nil {
+		g.Go(func() error { return s.groups.run(ctx) })
+		g.Go(func() error { return s.members.Run(ctx) })
+	}
+	return g.Wait()
+}
+
+// Ready returns nil once the cache is synced. Before, it returns an error that wraps clustercache.ErrNotSynced.
+func (s *Scheduler) Ready() error { return s.cache.Ready() }
+
+// TakeOver begins a term as leader. At the time of the call, a read must show every write of former leaders.
+func (s *Scheduler) TakeOver(context.Context) error {
+	if err := s.cache.Ready(); err != nil {
+		return err
+	}
+	s.binder.BeginTerm()
+	s.requeuePending()
+	return nil
+}
+
+// Drain waits until no further write of this process can take effect. No new bind may begin meanwhile.
+func (s *Scheduler) Drain(ctx context.Context) error { return s.binder.Drain(ctx) }
+
+// BindDeadline returns how long after the begin of a bind its write may still take effect.
+func (s *Scheduler) BindDeadline() time.Duration { return binding.Deadline(s.BindTimeout) }
+
+// requeuePending treats every pending pod as rejected. Which pods a former extender rejected, and for which of them
+// memory has come free since, was lost with that process.
+func (s *Scheduler) requeuePending() {
+	pending, _ := s.cache.Pending(0)
+	pods := make([]gpu.Pod, len(pending))
+	for i := range pending {
+		pods[i] = pending[i].Pod
+	}
+	s.requeue.Inherit(pods)
+}

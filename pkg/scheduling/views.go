@@ -1,0 +1,75 @@
+package scheduling
+
+import (
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+// The methods in this file only read. They serve the web page, the metrics and the inspect path.
+
+// Nodes returns the nodes of the ledger with their allocations.
+func (s *Scheduler) Nodes() []ledger.Node { return s.ledger.Nodes() }
+
+// Node returns one node of the ledger.
+func (s *Scheduler) Node(name string) (ledger.Node, bool) { return s.ledger.Node(name) }
+
+// ChangesSince returns the nodes of the ledger that have changed since a revision, see ledger.Ledger.
+func (s *Scheduler) ChangesSince(revision uint64) ledger.Changes { return s.ledger.ChangesSince(revision) }
+
+// Pending returns the pending pods, ordered by namespace and name, and the revision of that list. If known is the
+// current revision, it returns nil without a list.
+func (s *Scheduler) Pending(known uint64) ([]*clustercache.PodInfo, uint64) { return s.cache.Pending(known) }
+
+// Diagnose returns the diagnosis of each pending pod against the current state of the nodes.
+func (s *Scheduler) Diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis {
+	if len(pods) == 0 {
+		return nil
+	}
+	nominated := map[string]bool{}
+	for _, pod := range pods {
+		nominated[pod.NominatedNode] = true
+	}
+	nodes := s.diagnosisNodes()
+	for i := range nodes {
+		if name := nodes[i].Object.Name; nominated[name] {
+			nodes[i].Terminating = clustercache.TerminatingPriorities(s.cache.PodsOn(name), s.Clock.Now())
+		}
+	}
+	diagnoser := diagnosis.NewDiagnoser(nodes)
+	out := make([]diagnosis.Diagnosis, len(pods))
+	for i := range pods {
+		out[i] = diagnoser.Diagnose(pods[i].Pending)
+	}
+	return out
+}
+
+// eligibleNodes returns the nodes that the pending pod can use, independent of their free memory.
+func (s *Scheduler) eligibleNodes(uid gpu.PodUID) []string {
+	pod, pending := s.cache.PendingPod(uid)
+	if !pending {
+		return nil
+	}
+	return diagnosis.EligibleNodes(s.diagnosisNodes(), pod.Pending)
+}
+
+func (s *Scheduler) diagnosisNodes() []diagnosis.Node {
+	cards := s.ledger.NodeCards()
+	nodes := make([]diagnosis.Node, 0, len(cards))
+	for _, node := range cards {
+		if object, ok := s.cache.Node(node.Name); ok { // Otherwise the node was just deleted.
+			nodes = append(nodes, diagnosis.Node{Object: object, Unit: node.Unit, Cards: node.Cards, Closed: node.Closed})
+		}
+	}
+	return nodes
+}
+
+// GangStates returns the number of gangs in each state.
+func (s *Scheduler) GangStates() map[string]int { return s.groups.states() }
+
+// WatchVersions returns the resource version that each watch has reached, by resource.
+func (s *Scheduler) WatchVersions() map[string]uint64 { return s.cache.WatchVersions() }
+
+// NodesWithoutPlugin returns the number of nodes with GPU memory whose device plugin is not connected to the kubelet.
+func (s *Scheduler) NodesWithoutPlugin() int { return s.cache.NodesWithoutPlugin() }
