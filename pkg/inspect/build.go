@@ -10,10 +10,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
 // Objects are the objects that a Report is built from.
@@ -40,7 +40,7 @@ func Build(objects Objects) Report {
 			pending = append(pending, pod)
 		}
 	}
-	var places []waiting.Node
+	var places []diagnosis.Node
 	for _, object := range slices.SortedFunc(slices.Values(objects.Nodes), byName) {
 		node := buildNode(object, bound[object.Name])
 		if len(node.Cards) > 0 || len(node.Pods) > 0 {
@@ -52,7 +52,7 @@ func Build(objects Objects) Report {
 			places = append(places, place)
 		}
 	}
-	explainer := waiting.NewDiagnoser(places)
+	explainer := diagnosis.NewDiagnoser(places)
 	for _, pod := range pending {
 		report.PendingPods = append(report.PendingPods, buildPending(pod, explainer))
 	}
@@ -96,8 +96,8 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod) Node {
 }
 
 // newPlace converts a node for the diagnosis of pending pods.
-func newPlace(object *corev1.Node, node *Node) waiting.Node {
-	p := waiting.Node{Object: object, Unit: gpu.Unit(node.Unit), Closed: node.closed}
+func newPlace(object *corev1.Node, node *Node) diagnosis.Node {
+	p := diagnosis.Node{Object: object, Unit: gpu.Unit(node.Unit), Closed: node.closed}
 	for _, card := range node.Cards {
 		p.Cards = append(p.Cards, placement.Card{
 			Index: card.Index, Memory: card.Total, Used: card.Allocated, Unhealthy: !card.Healthy,
@@ -155,7 +155,7 @@ func (n *Node) addPod(object *corev1.Pod) {
 // judge sets the node's problems and its free memory. All pods must have been added.
 func (n *Node) judge(object *corev1.Node, parsed protocol.Node) {
 	problem := func(format string, args ...any) { n.Problems = append(n.Problems, fmt.Sprintf(format, args...)) }
-	for _, reason := range waiting.Closed(object, parsed.WholeCards) {
+	for _, reason := range diagnosis.Closed(object, parsed.WholeCards) {
 		problem("%s", reason)
 		n.closed = cmp.Or(n.closed, reason)
 	}
@@ -234,15 +234,16 @@ func (p Pod) firstCard() int {
 	return first
 }
 
-func buildPending(pod *corev1.Pod, explainer *waiting.Diagnoser) PendingPod {
-	why := explainer.Diagnose(pod)
+func buildPending(pod *corev1.Pod, explainer *diagnosis.Diagnoser) PendingPod {
+	pendingPod := diagnosis.NewPod(pod)
+	why := explainer.Diagnose(pendingPod)
 	return PendingPod{
 		Namespace: pod.Namespace,
 		Name:      pod.Name,
 		UID:       pod.UID,
 		Request:   protocol.PodRequest(pod),
 		Scheduler: pod.Spec.SchedulerName,
-		Reason:    waiting.SchedulerMessage(pod),
+		Reason:    pendingPod.Message,
 
 		Cause: why.Reason, Explanation: why.Message,
 	}

@@ -8,8 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
 func TestTableOnTerminal(t *testing.T) {
@@ -275,7 +275,7 @@ func TestLargeCluster(t *testing.T) {
 			t.Fatalf("too long for the terminal: %s", line)
 		}
 	}
-	if got := report.PendingPods[0]; got.Cause != waiting.Fragmented ||
+	if got := report.PendingPods[0]; got.Cause != diagnosis.Fragmented ||
 		got.Explanation != "65104 MiB free on node-0000, but the largest piece is 8138 MiB (and 999 nodes alike): a pod gets one card" {
 		t.Errorf("diagnosis: %s, %s", got.Cause, got.Explanation)
 	}

@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"io"
 
-	"github.com/gpushare/gpushare/pkg/waiting"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 )
 
 // PendingOptions are the options of the table of pending pods.
@@ -45,11 +45,11 @@ func WritePending(out io.Writer, report Report, options PendingOptions) error {
 	return err
 }
 
-func causeStyle(cause waiting.Reason) style {
+func causeStyle(cause diagnosis.Reason) style {
 	switch cause {
-	case waiting.TooLarge, waiting.Unhealthy, waiting.NoNode:
+	case diagnosis.TooLarge, diagnosis.Unhealthy, diagnosis.NoNode:
 		return red // The pod stays pending even if other pods end.
-	case waiting.Fits, waiting.Nominated:
+	case diagnosis.Fits, diagnosis.Nominated:
 		return green
 	}
 	return yellow

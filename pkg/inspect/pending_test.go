@@ -10,8 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
 // split returns a cluster of two nodes with two cards each. The cards of n1 have 7 and 5 GiB free, those of n2 nothing.
@@ -37,75 +37,75 @@ func TestPendingPodDiagnosis(t *testing.T) {
 	}
 	tests := map[string]struct {
 		objects Objects
-		cause   waiting.Reason
+		cause   diagnosis.Reason
 		text    string
 	}{
 		"enough free memory in total, not on one card": {
-			split(t, newPod("p", 12)), waiting.Fragmented,
+			split(t, newPod("p", 12)), diagnosis.Fragmented,
 			"12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card",
 		},
 		"too little free memory": {
-			split(t, newPod("p", 13)), waiting.Full,
+			split(t, newPod("p", 13)), diagnosis.Full,
 			"the cards that are large enough are taken: the largest free piece is 7 GiB, on n1 (and 1 node alike)",
 		},
 		"no free memory": {
-			split(t, newPod("p", 1).with(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "hdd"} })), waiting.Full,
+			split(t, newPod("p", 1).with(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "hdd"} })), diagnosis.Full,
 			"the cards that are large enough are taken, nothing of them is free; n1: the pod's node selector or affinity rules it out",
 		},
 		"larger than all cards": {
-			split(t, newPod("p", 17)), waiting.TooLarge, "no card is large enough: the largest has 16 GiB, on n1",
+			split(t, newPod("p", 17)), diagnosis.TooLarge, "no card is large enough: the largest has 16 GiB, on n1",
 		},
 		"a card has room": {
-			split(t, newPod("p", 7)), waiting.Fits,
+			split(t, newPod("p", 7)), diagnosis.Fits,
 			"n1 has room for it now, 7 GiB on one card: the scheduler is about to try, or needs something else than GPU memory",
 		},
 		"the card that is large enough is unhealthy": {
-			objects([]nodeBuilder{one("n", t4(0, 8), unhealthy(t4(1, 16), "Xid 79"))}, newPod("p", 10)), waiting.Unhealthy,
+			objects([]nodeBuilder{one("n", t4(0, 8), unhealthy(t4(1, 16), "Xid 79"))}, newPod("p", 10)), diagnosis.Unhealthy,
 			"the cards that are large enough are unhealthy, on n",
 		},
 		"free memory of unhealthy cards doesn't count": {
 			objects([]nodeBuilder{one("n", t4(0, 8), unhealthy(t4(1, 16), "Xid 79"), t4(2, 16))}, newPod("p", 16), newPod("q", 15).on("n", 2)),
-			waiting.Full, "the cards that are large enough are taken: the largest free piece is 8 GiB, on n",
+			diagnosis.Full, "the cards that are large enough are taken: the largest free piece is 8 GiB, on n",
 		},
 		"a taint": {
-			objects([]nodeBuilder{one("n", t4(0, 8)).with(taint(corev1.TaintEffectNoSchedule))}, newPod("p", 1)), waiting.NoNode,
+			objects([]nodeBuilder{one("n", t4(0, 8)).with(taint(corev1.TaintEffectNoSchedule))}, newPod("p", 1)), diagnosis.NoNode,
 			"no node that shares GPU memory can take the pod; n: the pod doesn't tolerate its taint team=ml:NoSchedule",
 		},
 		"a taint with effect PreferNoSchedule": {
-			objects([]nodeBuilder{one("n", t4(0, 8)).with(taint(corev1.TaintEffectPreferNoSchedule))}, newPod("p", 9)), waiting.TooLarge,
+			objects([]nodeBuilder{one("n", t4(0, 8)).with(taint(corev1.TaintEffectPreferNoSchedule))}, newPod("p", 9)), diagnosis.TooLarge,
 			"no card is large enough: the largest has 8 GiB, on n",
 		},
 		"a taint that the pod tolerates": {
 			objects([]nodeBuilder{one("n", t4(0, 8)).with(taint(corev1.TaintEffectNoExecute))}, newPod("p", 9).with(func(p *corev1.Pod) {
 				p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-			})), waiting.TooLarge, "no card is large enough: the largest has 8 GiB, on n",
+			})), diagnosis.TooLarge, "no card is large enough: the largest has 8 GiB, on n",
 		},
 		"nodes that can't be used": {
 			objects([]nodeBuilder{
 				one("a", t4(0, 8)).with(func(n *corev1.Node) { n.Spec.Unschedulable = true }),
 				one("b", t4(0, 8)).with(func(n *corev1.Node) { n.Spec.Unschedulable = true }),
 				one("c", t4(0, 8)).with(func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse }),
-			}, newPod("p", 1)), waiting.NoNode,
+			}, newPod("p", 1)), diagnosis.NoNode,
 			"no node that shares GPU memory can take the pod; 2 nodes: the node is cordoned; c: the node is not ready",
 		},
 		"no node shares its cards": {
-			objects([]nodeBuilder{plainNode(t, "n", "10.0.0.1")}, newPod("p", 1)), waiting.NoNode, "no node shares GPU memory",
+			objects([]nodeBuilder{plainNode(t, "n", "10.0.0.1")}, newPod("p", 1)), diagnosis.NoNode, "no node shares GPU memory",
 		},
 		"a gate": {
 			split(t, newPod("p", 1).with(func(p *corev1.Pod) {
 				p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/quota"}, {Name: "other"}}
-			})), waiting.Gated, "the pod is held back by its scheduling gates: example.com/quota, other",
+			})), diagnosis.Gated, "the pod is held back by its scheduling gates: example.com/quota, other",
 		},
 		"evictions in progress": {
-			split(t, newPod("p", 16).with(nominated), newPod("e", 16).on("n2", 1).terminating()), waiting.Nominated,
+			split(t, newPod("p", 16).with(nominated), newPod("e", 16).on("n2", 1).terminating()), diagnosis.Nominated,
 			"pods of lower priority are leaving n2 to make room for it",
 		},
 		"a nomination without terminating pods": {
-			split(t, newPod("p", 12).with(nominated)), waiting.Fragmented,
+			split(t, newPod("p", 12).with(nominated)), diagnosis.Fragmented,
 			"12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card",
 		},
 		"different units are compared by their size": {
-			mixed(t).plus(newPod("p", 20000)), waiting.TooLarge, "no card is large enough: the largest has 16 GiB, on in-gib",
+			mixed(t).plus(newPod("p", 20000)), diagnosis.TooLarge, "no card is large enough: the largest has 16 GiB, on in-gib",
 		},
 	}
 	for name, test := range tests {
@@ -138,7 +138,7 @@ func TestWatchedPodsAreOverdue(t *testing.T) {
 	for _, pod := range all.Pods {
 		_ = pods.Add(pod)
 	}
-	if got := Build(Scope{}.objects(nodes, pods)).PendingPods[0]; got.Cause != waiting.Full {
+	if got := Build(Scope{}.objects(nodes, pods)).PendingPods[0]; got.Cause != diagnosis.Full {
 		t.Errorf("%s: %s", got.Cause, got.Explanation)
 	}
 }

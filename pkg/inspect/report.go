@@ -3,8 +3,8 @@ package inspect
 import (
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
 // The apiVersion and kind of a Report in JSON and YAML. Within one version, fields can be added, but never renamed or
@@ -114,8 +114,8 @@ type PendingPod struct {
 	// Reason is kube-scheduler's message, unshortened.
 	Reason string `json:"reason"`
 	// Cause and Explanation are the reason and message of gpushare's own diagnosis, from the current nodes and pods.
-	Cause       waiting.Reason `json:"cause"`
-	Explanation string         `json:"explanation"`
+	Cause       diagnosis.Reason `json:"cause"`
+	Explanation string           `json:"explanation"`
 }
 
 // Unit is a gpu.Unit that is marshaled as its name, such as "GiB". The zero Unit, of a report without nodes, is "".

@@ -6,16 +6,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// overdueMargin is how long a pod may exist after the end of its grace period. The kubelet then kills the containers,
+// OverdueMargin is how long a pod may exist after the end of its grace period. The kubelet then kills the containers,
 // unmounts the volumes and updates the status, which takes seconds.
-const overdueMargin = time.Minute
+const OverdueMargin = time.Minute
 
 // Overdue reports whether the pod still exists well after its deletion deadline: its containers don't end (the driver
 // hangs), its node is down, or a finalizer is not removed. Such a pod can stay forever, so its memory is not expected to
 // become free. The deletion timestamp is the end of the grace period, not its start (k8s.io/apimachinery
 // pkg/apis/meta/v1, ObjectMeta).
 func Overdue(pod *corev1.Pod, now time.Time) bool {
-	return pod.DeletionTimestamp != nil && now.Sub(pod.DeletionTimestamp.Time) > overdueMargin
+	return pod.DeletionTimestamp != nil && now.Sub(pod.DeletionTimestamp.Time) > OverdueMargin
 }
 
 // TerminatingPriorities returns the priorities of the given pods that hold GPU memory, are being deleted and are not

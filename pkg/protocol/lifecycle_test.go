@@ -19,8 +19,8 @@ func TestOverdue(t *testing.T) {
 	}{
 		"not being deleted":                   {&corev1.Pod{}, false},
 		"within its grace period":             {endsAt(now.Add(time.Hour)), false},
-		"its grace period has just ended":     {endsAt(now.Add(-overdueMargin)), false},
-		"its grace period is long over":       {endsAt(now.Add(-overdueMargin - time.Second)), true},
+		"its grace period has just ended":     {endsAt(now.Add(-OverdueMargin)), false},
+		"its grace period is long over":       {endsAt(now.Add(-OverdueMargin - time.Second)), true},
 		"it was deleted without grace period": {endsAt(now), false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,0 +1,165 @@
+package clustercache
+
+import (
+	"cmp"
+	"fmt"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/informers"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	policylisters "k8s.io/client-go/listers/policy/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+
+	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// Options configure a Cache.
+type Options struct {
+	// Client lists and watches pods, nodes and disruption budgets.
+	Client kubernetes.Interface
+	// Clock is the real clock outside tests.
+	Clock clock.WithTicker
+	// CacheSynced is called with the duration of the cache sync, if it isn't nil.
+	CacheSynced func(took time.Duration)
+}
+
+// Cache keeps the pods, nodes and disruption budgets of the cluster. Its methods are safe for concurrent use. Callers
+// must not change the objects that it returns.
+type Cache struct {
+	Options
+	factory informers.SharedInformerFactory
+	// podInformer and nodeInformer are the informers for which the cache sync waits.
+	podInformer, nodeInformer cache.SharedIndexInformer
+	nodes                     corelisters.NodeLister
+	budgets                   policylisters.PodDisruptionBudgetLister
+	budgetsSynced             cache.InformerSynced
+	pending                   pendingPods
+	handler                   Handler
+	// synced reports for each informer whether the handler has received its first list.
+	synced []cache.InformerSynced
+	// hindrance is why listing from the API server fails; nil if no failure is known.
+	hindrance atomic.Pointer[error]
+}
+
+// New returns a Cache. It reads nothing before Run.
+func New(o Options) *Cache {
+	factory := informers.NewSharedInformerFactoryWithOptions(o.Client, 0,
+		informers.WithTransform(new(sharing).transform), informers.WithTweakListOptions(consistent))
+	pods := factory.InformerFor(&corev1.Pod{}, func(client kubernetes.Interface, _ time.Duration) cache.SharedIndexInformer {
+		return coreinformers.NewFilteredPodInformer(client, metav1.NamespaceAll, 0, cache.Indexers{nodeIndex: indexByNode}, consistent)
+	})
+	nodes, budgets := factory.Core().V1().Nodes(), factory.Policy().V1().PodDisruptionBudgets()
+	return &Cache{
+		Options: o, factory: factory, podInformer: pods, nodeInformer: nodes.Informer(),
+		nodes: nodes.Lister(), budgets: budgets.Lister(), budgetsSynced: budgets.Informer().HasSynced,
+	}
+}
+
+// AddHandler registers the handler. It must be called once, before Run and before any other method.
+func (c *Cache) AddHandler(h Handler) error {
+	pods, err := c.podInformer.AddEventHandler(c.podEvents(h))
+	if err != nil {
+		return fmt.Errorf("watching pods: %w", err)
+	}
+	nodes, err := c.nodeInformer.AddEventHandler(nodeEvents(h))
+	if err != nil {
+		return fmt.Errorf("watching nodes: %w", err)
+	}
+	c.handler = h
+	// The handlers' own HasSynced: an informer's HasSynced can return true before the handlers have received the whole
+	// list.
+	c.synced = []cache.InformerSynced{pods.HasSynced, nodes.HasSynced}
+	return nil
+}
+
+// Pod returns the pod with the name.
+func (c *Cache) Pod(namespace, name string) (*PodInfo, bool) {
+	object, _, _ := c.podInformer.GetIndexer().GetByKey(namespace + "/" + name) // It never fails.
+	pod, ok := object.(*PodInfo)
+	return pod, ok
+}
+
+// PodsOn returns the pods that are bound to the node and have not ended, and the pending pods that are nominated to it.
+func (c *Cache) PodsOn(node string) []*PodInfo {
+	objects, _ := c.podInformer.GetIndexer().ByIndex(nodeIndex, node) // It can't fail, because the index exists.
+	pods := make([]*PodInfo, 0, len(objects))
+	for _, object := range objects {
+		if pod, ok := object.(*PodInfo); ok {
+			pods = append(pods, pod)
+		}
+	}
+	return pods
+}
+
+// nodeIndex is the name of the index of pods by node, see PodsOn.
+const nodeIndex = "node"
+
+func indexByNode(object any) ([]string, error) {
+	pod, ok := object.(*PodInfo)
+	if !ok || pod.Ended {
+		return nil, nil
+	}
+	if node := cmp.Or(pod.Node, pod.NominatedNode); node != "" {
+		return []string{node}, nil
+	}
+	return nil, nil
+}
+
+// Pending returns the pending pods, ordered by namespace and name, and the revision of that list. If known is the
+// current revision, it returns nil without a list.
+func (c *Cache) Pending(known uint64) ([]*PodInfo, uint64) { return c.pending.list(known) }
+
+// PendingPod returns the pod if it is pending.
+func (c *Cache) PendingPod(uid gpu.PodUID) (*PodInfo, bool) { return c.pending.get(uid) }
+
+// Node returns the node with the name. It has only the fields that the extender reads.
+func (c *Cache) Node(name string) (*corev1.Node, bool) {
+	node, err := c.nodes.Get(name)
+	return node, err == nil
+}
+
+// Nodes returns all nodes, with and without cards.
+func (c *Cache) Nodes() []*corev1.Node {
+	nodes, _ := c.nodes.List(labels.Everything()) // A List from the cache never fails.
+	return nodes
+}
+
+// NodesWithoutPlugin returns the number of nodes with GPU memory whose device plugin is not connected to the kubelet.
+func (c *Cache) NodesWithoutPlugin() int {
+	count := 0
+	for _, node := range c.Nodes() {
+		if diagnosis.Disconnected(node) {
+			count++
+		}
+	}
+	return count
+}
+
+// Budgets returns the disruption budgets of the namespace.
+func (c *Cache) Budgets(namespace string) []*policyv1.PodDisruptionBudget {
+	budgets, _ := c.budgets.PodDisruptionBudgets(namespace).List(labels.Everything()) // A List from the cache never fails.
+	return budgets
+}
+
+// WatchVersions returns the resource version that the watches of pods and nodes have reached, by resource. A watch that
+// has reached none is left out. While a watch works, its version grows with every change and with the API server's
+// bookmarks.
+func (c *Cache) WatchVersions() map[string]uint64 {
+	versions := map[string]uint64{}
+	for resource, informer := range map[string]cache.SharedIndexInformer{"pods": c.podInformer, "nodes": c.nodeInformer} {
+		if version, err := strconv.ParseUint(informer.LastSyncResourceVersion(), 10, 64); err == nil && version > 0 {
+			versions[resource] = version
+		}
+	}
+	return versions
+}

@@ -1,0 +1,96 @@
+package clustercache
+
+import (
+	"cmp"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Conflicts tells by what else than resources a pod may keep another one off its node.
+type Conflicts struct {
+	// RequiredAntiAffinity is true if the pod has required anti-affinity to other pods.
+	RequiredAntiAffinity bool
+	// RequiredSpread is true if the pod has a topology spread constraint that forbids nodes (DoNotSchedule).
+	RequiredSpread bool
+	// RareVolumes is true if the pod has volumes that two pods, or many pods of one node, can't use at the same time.
+	RareVolumes bool
+	// Claims is true if the pod has resource claims.
+	Claims bool
+	// HostPorts are the host ports of the pod's containers and sidecars.
+	HostPorts []HostPort
+}
+
+// HostPort is a port that a container uses on its node.
+type HostPort struct {
+	Port     int32
+	Protocol corev1.Protocol
+	// Address is empty if the container listens on every address of the node.
+	Address string
+}
+
+// Interferes reports whether a pod may keep the preemptor off a node by more than the resources that it uses. Then it
+// is unknown whether the preemptor fits beside that pod. It approximates the filters of kube-scheduler that depend on
+// other pods (NodePorts, InterPodAffinity, PodTopologySpread, VolumeRestrictions, NodeVolumeLimits, DynamicResources).
+// It may return true too often, but never false too often.
+func Interferes(pod, preemptor *PodInfo) bool {
+	a, b := &pod.Conflicts, &preemptor.Conflicts
+	return a.RequiredAntiAffinity || b.RequiredAntiAffinity || b.RequiredSpread ||
+		a.RareVolumes && b.RareVolumes || a.Claims && b.Claims || portsConflict(a.HostPorts, b.HostPorts)
+}
+
+func conflictsOf(spec *corev1.PodSpec) Conflicts {
+	return Conflicts{
+		RequiredAntiAffinity: spec.Affinity != nil && spec.Affinity.PodAntiAffinity != nil &&
+			len(spec.Affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution) > 0,
+		RequiredSpread: slices.ContainsFunc(spec.TopologySpreadConstraints, func(c corev1.TopologySpreadConstraint) bool {
+			return c.WhenUnsatisfiable == corev1.DoNotSchedule
+		}),
+		RareVolumes: slices.ContainsFunc(spec.Volumes, isRare),
+		Claims:      len(spec.ResourceClaims) > 0,
+		HostPorts:   hostPorts(spec),
+	}
+}
+
+func isRare(volume corev1.Volume) bool {
+	return volume.EmptyDir == nil && volume.ConfigMap == nil && volume.Secret == nil && volume.Projected == nil &&
+		volume.DownwardAPI == nil && volume.HostPath == nil && volume.NFS == nil && volume.Image == nil
+}
+
+// hostPorts returns the host ports of the pod's containers and sidecars (init containers that restart always).
+func hostPorts(spec *corev1.PodSpec) []HostPort {
+	var ports []HostPort
+	collect := func(container *corev1.Container) {
+		for _, port := range container.Ports {
+			if port.HostPort <= 0 {
+				continue
+			}
+			address := port.HostIP
+			if address == "0.0.0.0" {
+				address = ""
+			}
+			ports = append(ports, HostPort{Port: port.HostPort, Protocol: cmp.Or(port.Protocol, corev1.ProtocolTCP), Address: address})
+		}
+	}
+	for i := range spec.InitContainers {
+		if policy := spec.InitContainers[i].RestartPolicy; policy != nil && *policy == corev1.ContainerRestartPolicyAlways {
+			collect(&spec.InitContainers[i])
+		}
+	}
+	for i := range spec.Containers {
+		collect(&spec.Containers[i])
+	}
+	return ports
+}
+
+// portsConflict reports whether the two lists have a host port in common.
+func portsConflict(a, b []HostPort) bool {
+	for _, p := range a {
+		for _, q := range b {
+			if p.Port == q.Port && p.Protocol == q.Protocol && (p.Address == "" || q.Address == "" || p.Address == q.Address) {
+				return true
+			}
+		}
+	}
+	return false
+}

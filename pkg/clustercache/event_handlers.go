@@ -1,0 +1,93 @@
+package clustercache
+
+import (
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/gpushare/gpushare/pkg/diagnosis"
+)
+
+// Handler receives the changes of the cluster, in the order of the watches. The methods for pods are called on one
+// goroutine, those for nodes on another one.
+type Handler interface {
+	// PodUpdated reports a new or a changed pod. old is nil for a new pod. It has another UID than pod if the watch was
+	// interrupted, and in the meantime the old pod was deleted and another pod was created with its name. Such a deletion
+	// is not reported by PodDeleted.
+	PodUpdated(old, pod *PodInfo)
+	PodDeleted(pod *PodInfo)
+	// NodeUpdated reports a new node, or a node whose cards, or the reasons why no pod can run on it, may have changed.
+	// Changes of other fields are not reported.
+	NodeUpdated(node *corev1.Node)
+	NodeDeleted(name string)
+	// Synced is called once, after the first lists were handed to the handler.
+	Synced()
+}
+
+// podEvents returns the event handlers that pass changes of pods to the handler. The list of pending pods is updated
+// first.
+func (c *Cache) podEvents(h Handler) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: func(object any) {
+			if pod, ok := object.(*PodInfo); ok {
+				c.pending.update(pod)
+				h.PodUpdated(nil, pod)
+			}
+		},
+		UpdateFunc: func(before, after any) {
+			old, _ := before.(*PodInfo)
+			pod, ok := after.(*PodInfo)
+			if !ok {
+				return
+			}
+			if old != nil && old.UID != pod.UID {
+				c.pending.remove(old.UID)
+			}
+			c.pending.update(pod)
+			h.PodUpdated(old, pod)
+		},
+		DeleteFunc: func(object any) {
+			if pod, ok := lastState(object).(*PodInfo); ok {
+				c.pending.remove(pod.UID)
+				h.PodDeleted(pod)
+			}
+		},
+	}
+}
+
+func nodeEvents(h Handler) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: func(object any) { h.NodeUpdated(object.(*corev1.Node)) },
+		UpdateFunc: func(before, after any) {
+			if old, node := before.(*corev1.Node), after.(*corev1.Node); relevantChange(old, node) {
+				h.NodeUpdated(node)
+			}
+		},
+		DeleteFunc: func(object any) {
+			if node, ok := lastState(object).(*corev1.Node); ok {
+				h.NodeDeleted(node.Name)
+			}
+		},
+	}
+}
+
+// lastState returns the last known state of a deleted object. If the watch missed the deletion, it comes in a wrapper.
+func lastState(object any) any {
+	if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
+		return unknown.Obj
+	}
+	return object
+}
+
+// relevantChange reports whether an update of a node must be passed to the handler. Most updates needn't.
+func relevantChange(old, node *corev1.Node) bool {
+	return !maps.Equal(old.Annotations, node.Annotations) || !equalResources(old.Status.Capacity, node.Status.Capacity) ||
+		!slices.Equal(diagnosis.Closed(old, false), diagnosis.Closed(node, false))
+}
+
+func equalResources(a, b corev1.ResourceList) bool {
+	return maps.EqualFunc(a, b, func(x, y resource.Quantity) bool { return x.Equal(y) })
+}

@@ -1,0 +1,206 @@
+package clustercache
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/klog/v2"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+func TestMain(m *testing.M) {
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	os.Exit(m.Run())
+}
+
+var begin = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+
+// events is a Handler that records its calls.
+type events struct{ pods, nodes, synced chan string }
+
+func newEvents() events {
+	return events{make(chan string, 100), make(chan string, 100), make(chan string, 100)}
+}
+
+func (e events) PodUpdated(old, pod *PodInfo) {
+	if old == nil {
+		e.pods <- "new " + string(pod.UID)
+	} else {
+		e.pods <- fmt.Sprintf("%s becomes %s", old.UID, pod.UID)
+	}
+}
+func (e events) PodDeleted(pod *PodInfo)       { e.pods <- "deleted " + string(pod.UID) }
+func (e events) NodeUpdated(node *corev1.Node) { e.nodes <- "updated " + node.Name }
+func (e events) NodeDeleted(name string)       { e.nodes <- "deleted " + name }
+func (e events) Synced()                       { e.synced <- fmt.Sprintf("%d pods, %d nodes", len(e.pods), len(e.nodes)) }
+
+// fixture is a synced Cache on a fake API server.
+type fixture struct {
+	*Cache
+	got    events
+	t      *testing.T
+	client *fake.Clientset
+}
+
+// start runs a Cache and waits for the sync. The events of the objects are still to be received.
+func start(t *testing.T, objects ...runtime.Object) *fixture {
+	t.Helper()
+	client, watching := fake.NewClientset(objects...), make(chan struct{}, 100)
+	client.PrependWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		w, err := client.Tracker().Watch(action.GetResource(), action.GetNamespace(), action.(clienttesting.WatchActionImpl).ListOptions)
+		watching <- struct{}{}
+		return true, w, err
+	})
+	f := &fixture{New(Options{Client: client, Clock: clocktesting.NewFakeClock(begin)}), newEvents(), t, client}
+	if err := f.AddHandler(f.got); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	if err := f.Run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for range []string{"pods", "nodes", "disruption budgets"} {
+		<-watching // The fake client's watch does not report changes from before it began.
+	}
+	return f
+}
+
+// want waits for one event.
+func (f *fixture) want(from <-chan string, want string) {
+	f.t.Helper()
+	select {
+	case got := <-from:
+		if got != want {
+			f.t.Fatalf("event %q, want %q", got, want)
+		}
+	case <-time.After(30 * time.Second):
+		f.t.Fatalf("no event, want %q", want)
+	}
+}
+
+// publish makes the watch report the pod.
+func (f *fixture) publish(pod *corev1.Pod) {
+	f.t.Helper()
+	pods := f.client.CoreV1().Pods(pod.Namespace)
+	_, err := pods.Update(f.t.Context(), pod, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = pods.Create(f.t.Context(), pod, metav1.CreateOptions{})
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// publishNode makes the watch report the node.
+func (f *fixture) publishNode(node *corev1.Node) {
+	f.t.Helper()
+	if _, err := f.client.CoreV1().Nodes().Update(f.t.Context(), node, metav1.UpdateOptions{}); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// names returns the names of the pods.
+func names(pods []*PodInfo) map[string]bool {
+	out := map[string]bool{}
+	for _, pod := range pods {
+		out[pod.Name] = true
+	}
+	return out
+}
+
+func await(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("timed out waiting for %s", what)
+		}
+	}
+}
+
+// wantEqual compares two values. Quantities are equal if their amounts are.
+func wantEqual(t *testing.T, what string, want, got any, options ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, append(options, cmp.Comparer(resource.Quantity.Equal))...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+type podEdit func(*corev1.Pod)
+
+// newPod returns a pod that asks for GPU memory, with the edits.
+func newPod(name string, request int64, edits ...podEdit) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{
+			Name:      "main",
+			Resources: corev1.ResourceRequirements{Limits: amount(protocol.ResourceMemory, request)},
+		}}},
+		Status: corev1.PodStatus{Phase: corev1.PodPending},
+	}
+	for _, edit := range edits {
+		edit(pod)
+	}
+	return pod
+}
+
+// bound binds a pod to a node and annotates it with a card.
+func bound(node string, card int) podEdit {
+	return func(pod *corev1.Pod) {
+		pod.Spec.NodeName = node
+		pod.Annotations = protocol.Assignment{Card: card, AssumeTime: time.Unix(1, 0)}.Annotations()
+	}
+}
+
+func nominated(node string) podEdit {
+	return func(pod *corev1.Pod) { pod.Status.NominatedNodeName = node }
+}
+
+func phase(p corev1.PodPhase) podEdit { return func(pod *corev1.Pod) { pod.Status.Phase = p } }
+
+func terminating(pod *corev1.Pod) {
+	// Without a finalizer, a fake client deletes the pod at once.
+	pod.DeletionTimestamp, pod.Finalizers = &metav1.Time{Time: begin}, []string{"x/y"}
+}
+
+func amount(name corev1.ResourceName, n int64) corev1.ResourceList {
+	return corev1.ResourceList{name: *resource.NewQuantity(n, resource.DecimalSI)}
+}
+
+// newNode returns a node with cards of the given sizes, as the device plugin reports it.
+func newNode(t *testing.T, name string, cards ...int64) *corev1.Node {
+	t.Helper()
+	inventory, sum := protocol.Inventory{Unit: gpu.MiB}, int64(0)
+	for i, memory := range cards {
+		inventory.Cards = append(inventory.Cards, gpu.Card{Index: i, Memory: gpu.Memory(memory), NUMANode: gpu.NoNUMANode})
+		sum += memory
+	}
+	annotation, err := inventory.Annotation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: name, Annotations: map[string]string{protocol.AnnotationInventory: annotation},
+	}}
+	node.Status.Capacity = amount(protocol.ResourceMemory, sum)
+	maps.Copy(node.Status.Capacity, amount(protocol.ResourceCount, int64(len(cards))))
+	return node
+}

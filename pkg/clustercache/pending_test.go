@@ -1,0 +1,77 @@
+package clustercache
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestPending checks that the handler finds the list as it is after the change, and that the revision follows what the
+// list shows.
+func TestPending(t *testing.T) {
+	rejected := func(message string) podEdit {
+		return func(pod *corev1.Pod) {
+			pod.CreationTimestamp = metav1.NewTime(begin.Add(-time.Hour))
+			pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: message}}
+		}
+	}
+	f := start(t, newPod("b", 10, rejected("no room")), newPod("a", 10), newPod("terminating", 10, terminating),
+		newPod("no GPU", 0), newPod("ended", 10, phase(corev1.PodFailed)), newPod("bound", 10, bound("n1", 0)))
+	for range 6 {
+		<-f.got.pods
+	}
+	type entry struct{ name, message string }
+	want := func(want ...entry) (revision uint64) {
+		t.Helper()
+		var got []entry
+		pods, revision := f.Pending(0)
+		for _, pod := range pods {
+			got = append(got, entry{pod.Name, pod.Pending.Message})
+		}
+		wantEqual(t, "pending pods", want, got, cmp.AllowUnexported(entry{}))
+		if again, _ := f.Pending(revision); again != nil {
+			t.Errorf("although its revision is known: %v", names(again))
+		}
+		return revision
+	}
+	a := entry{"a", `scheduler "default-scheduler" has not tried it yet`}
+	first := want(a, entry{"b", "no room"})
+	if pod, ok := f.PendingPod("uid-b"); !ok || !pod.Pending.Created.Equal(begin.Add(-time.Hour)) {
+		t.Errorf("%+v, %v", pod, ok)
+	}
+	if _, ok := f.PendingPod("uid-bound"); ok {
+		t.Error("a bound pod is pending")
+	}
+
+	f.publish(newPod("b", 10, rejected("no room"), nominated("n1")))
+	f.want(f.got.pods, "uid-b becomes uid-b")
+	if now := want(a, entry{"b", "no room"}); now != first {
+		t.Errorf("revision %d, was %d, although no value changed that is shown", now, first)
+	}
+	if pod, _ := f.PendingPod("uid-b"); pod.NominatedNode != "n1" || pod.Pending.NominatedNode != "n1" {
+		t.Errorf("the nomination is not kept: %+v", pod)
+	}
+	f.publish(newPod("b", 10, rejected("another reason")))
+	f.want(f.got.pods, "uid-b becomes uid-b")
+	second := want(a, entry{"b", "another reason"})
+	f.publish(newPod("b", 10, bound("n1", 0)))
+	f.want(f.got.pods, "uid-b becomes uid-b")
+	third := want(a)
+	f.publish(newPod("a", 10, func(pod *corev1.Pod) { pod.UID = "another" }))
+	f.want(f.got.pods, "uid-a becomes another")
+	fourth := want(a)
+	if _, ok := f.PendingPod("uid-a"); ok {
+		t.Error("a pod is pending that was replaced by another one with its name")
+	}
+	if err := f.client.CoreV1().Pods("default").Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	f.want(f.got.pods, "deleted another")
+	fifth := want()
+	if !(first < second && second < third && third < fourth && fourth < fifth) {
+		t.Errorf("the list changed, its revision did not: %d %d %d %d %d", first, second, third, fourth, fifth)
+	}
+}

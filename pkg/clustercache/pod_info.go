@@ -1,0 +1,118 @@
+package clustercache
+
+import (
+	"errors"
+	"maps"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	resourcehelper "k8s.io/component-helpers/resource"
+
+	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// PodInfo is what the extender keeps of a pod. A corev1.Pod needs more than a kilobyte even if it is empty, and a cluster
+// has tens of thousands of pods. A PodInfo is never changed after it was built, since pods share parts of it.
+type PodInfo struct {
+	gpu.Pod
+	// Node is spec.nodeName.
+	Node string
+	// NominatedNode is status.nominatedNodeName; empty if Node is set.
+	NominatedNode string
+	// Ended is true if the pod has succeeded or failed.
+	Ended bool
+	// Mirror is true for the mirror pod of a static pod.
+	Mirror bool
+	// Managed is true if kube-scheduler can send the pod to the extender, see protocol.Managed.
+	Managed bool
+	// DeletionTime is metadata.deletionTimestamp, the end of the grace period; zero if the pod isn't being deleted.
+	DeletionTime time.Time
+	// Labels are the labels of a pod that asks for GPU memory, for disruption budgets; nil for other pods.
+	Labels map[string]string
+	// Requests is what the pod uses of its node, as kube-scheduler counts it, without GPU memory, which is Request.
+	Requests corev1.ResourceList
+	// Conflicts is what else than resources may keep two pods from running on the same node.
+	Conflicts Conflicts
+	// Placement are the cards that the annotations of a pod that asks for GPU memory name. It is nil if they name none, or
+	// if they are invalid; then PlacementErr is why.
+	Placement    gpu.Placement
+	PlacementErr error
+	// AssumeTime is when the extender chose the card, according to the annotations; zero if unknown.
+	AssumeTime time.Time
+	// Member is the pod as a member of its gang; nil if the pod names no group.
+	Member *gang.Member
+	// Pending is what the diagnosis needs; nil if the pod has a node, has ended, is being deleted, or asks for no GPU memory.
+	Pending *diagnosis.Pod
+
+	resourceVersion string
+}
+
+// NewPodInfo returns the pod info of a pod from a watch, a live read, or a request of kube-scheduler. It shares nothing
+// with the argument.
+func NewPodInfo(pod *corev1.Pod) *PodInfo {
+	p := &PodInfo{
+		Pod: protocol.Pod(pod), Node: pod.Spec.NodeName, Ended: protocol.Terminal(pod), Mirror: protocol.IsMirror(pod),
+		Managed: protocol.Managed(pod), Requests: podRequests(pod), Conflicts: conflictsOf(&pod.Spec), Member: memberOf(pod),
+		resourceVersion: pod.ResourceVersion,
+	}
+	if p.Node == "" {
+		p.NominatedNode = pod.Status.NominatedNodeName
+	}
+	if p.Leaving {
+		p.DeletionTime = pod.DeletionTimestamp.Time
+	}
+	if p.Request == 0 {
+		return p
+	}
+	p.Labels = maps.Clone(pod.Labels)
+	p.Placement, p.PlacementErr = protocol.PodPlacement(pod)
+	if errors.Is(p.PlacementErr, protocol.ErrNotAssumed) {
+		p.PlacementErr = nil
+	}
+	assignment, _ := protocol.ParseAssignment(pod.Annotations)
+	p.AssumeTime = assignment.AssumeTime
+	if p.Node == "" && !p.Leaving && !p.Ended {
+		p.Pending = diagnosis.NewPod(pod)
+	}
+	return p
+}
+
+// podRequests returns what the pod uses of its node except GPU memory, by the rule of kube-scheduler (k8s.io/kubernetes
+// pkg/scheduler/framework/types.go, calculateResource).
+func podRequests(pod *corev1.Pod) corev1.ResourceList {
+	requests := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{
+		UseStatusResources: true, InPlacePodLevelResourcesVerticalScalingEnabled: true,
+	})
+	delete(requests, protocol.ResourceMemory)
+	return requests
+}
+
+// GetObjectMeta implements metav1.ObjectMetaAccessor, by which client-go finds an object's key and version. The result is
+// a copy.
+func (p *PodInfo) GetObjectMeta() metav1.Object {
+	return &metav1.ObjectMeta{
+		Namespace: p.Namespace, Name: p.Name, UID: types.UID(p.UID), ResourceVersion: p.resourceVersion,
+	}
+}
+
+// Overdue reports whether the pod still exists well after its deletion deadline, see protocol.Overdue.
+func (p *PodInfo) Overdue(now time.Time) bool {
+	return p.Leaving && now.Sub(p.DeletionTime) > protocol.OverdueMargin
+}
+
+// TerminatingPriorities returns the priorities of the given pods that hold GPU memory, are being deleted and are not
+// overdue. Their memory should become free soon.
+func TerminatingPriorities(pods []*PodInfo, now time.Time) []int32 {
+	var priorities []int32
+	for _, pod := range pods {
+		if pod.Leaving && pod.Request > 0 && pod.Node != "" && !pod.Overdue(now) {
+			priorities = append(priorities, pod.Priority)
+		}
+	}
+	return priorities
+}

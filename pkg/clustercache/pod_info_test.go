@@ -1,0 +1,221 @@
+package clustercache
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// exported ignores what only client-go and the diagnosis read. An error is compared by its text.
+var exported = []cmp.Option{
+	cmpopts.IgnoreUnexported(PodInfo{}, diagnosis.Pod{}),
+	cmp.Comparer(func(a, b error) bool { return fmt.Sprint(a) == fmt.Sprint(b) }),
+}
+
+func TestNewPodInfo(t *testing.T) {
+	priority := int32(7)
+	prioritized := func(pod *corev1.Pod) { pod.Spec.Priority = &priority }
+	labelled := func(pod *corev1.Pod) { pod.Labels = map[string]string{"app": "a"} }
+	cpu := func(pod *corev1.Pod) { pod.Spec.Containers[0].Resources.Requests = amount(corev1.ResourceCPU, 3) }
+	annotated := func(key, value string) podEdit {
+		return func(pod *corev1.Pod) { metav1.SetMetaDataAnnotation(&pod.ObjectMeta, key, value) }
+	}
+	mirror := annotated(corev1.MirrorPodAnnotationKey, "hash")
+	pending := func(p gpu.Pod, nominated string) *diagnosis.Pod {
+		return &diagnosis.Pod{Pod: p, NominatedNode: nominated, Message: `scheduler "default-scheduler" has not tried it yet`}
+	}
+	p := gpu.Pod{Namespace: "default", Name: "p", UID: "uid-p", Request: 5}
+	leaving, bare, important := p, p, p
+	leaving.Leaving, bare.Request, important.Priority = true, 0, priority
+	for name, test := range map[string]struct {
+		edits []podEdit
+		want  PodInfo
+	}{
+		"pending": {
+			[]podEdit{prioritized, nominated("n1"), labelled},
+			PodInfo{Pod: important, NominatedNode: "n1", Labels: map[string]string{"app": "a"}, Pending: pending(important, "n1")},
+		},
+		"bound with a card": {
+			[]podEdit{bound("n1", 2), nominated("n2"), cpu},
+			PodInfo{Pod: p, Node: "n1", Requests: amount(corev1.ResourceCPU, 3), Placement: gpu.On(2, 5), AssumeTime: time.Unix(1, 0)},
+		},
+		"bound by another scheduler, on several cards": {
+			[]podEdit{bound("n1", 0), annotated(protocol.AnnotationIndex, "0,1"), annotated(protocol.AnnotationAllocation, `{"c":{"0":2,"1":3}}`)},
+			PodInfo{Pod: p, Node: "n1", Placement: gpu.Placement{{Card: 0, Memory: 2}, {Card: 1, Memory: 3}}},
+		},
+		"bound without a card": {
+			[]podEdit{func(pod *corev1.Pod) { pod.Spec.NodeName = "n1" }}, PodInfo{Pod: p, Node: "n1"},
+		},
+		"a card that can't be read": {
+			[]podEdit{bound("n1", 0), annotated(protocol.AnnotationIndex, "x")},
+			PodInfo{Pod: p, Node: "n1", PlacementErr: fmt.Errorf(`annotation %s: "x" is not a card index`, protocol.AnnotationIndex)},
+		},
+		"terminating": {
+			[]podEdit{terminating}, PodInfo{Pod: leaving, DeletionTime: begin},
+		},
+		"ended":    {[]podEdit{phase(corev1.PodFailed)}, PodInfo{Pod: p, Ended: true}},
+		"a mirror": {[]podEdit{bound("n1", 0), mirror}, PodInfo{Pod: p, Node: "n1", Mirror: true, Placement: gpu.On(0, 5), AssumeTime: time.Unix(1, 0)}},
+		"without a request for GPU memory": {
+			[]podEdit{bound("n1", 2), labelled, func(pod *corev1.Pod) {
+				pod.Spec.Containers[0].Resources.Limits[protocol.ResourceMemory] = *resource.NewQuantity(0, resource.DecimalSI)
+			}},
+			PodInfo{Pod: bare, Node: "n1"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := newPod("p", 5, test.edits...)
+			before := pod.DeepCopy()
+			got := NewPodInfo(pod)
+			wantEqual(t, "the argument", before, pod)
+			clear(pod.Labels) // Nothing is shared.
+			clear(pod.Spec.Containers[0].Resources.Requests)
+			test.want.Managed = true
+			if test.want.Requests == nil {
+				test.want.Requests = corev1.ResourceList{}
+			}
+			wantEqual(t, "pod info", &test.want, got, exported...)
+		})
+	}
+	if NewPodInfo(newPod("p", 0, func(pod *corev1.Pod) { pod.Spec.Containers = nil })).Managed {
+		t.Error("a pod that names no managed resource is managed")
+	}
+}
+
+// TestGangMember checks how a pod is read as a member of a gang.
+func TestGangMember(t *testing.T) {
+	inGroup := func(size string) podEdit {
+		return func(pod *corev1.Pod) {
+			pod.CreationTimestamp = metav1.NewTime(begin)
+			pod.Labels = map[string]string{protocol.LabelGroupName: "job", protocol.LabelGroupSize: size}
+		}
+	}
+	scheduled := func(pod *corev1.Pod) {
+		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(begin)}}
+	}
+	owned := func(pod *corev1.Pod) {
+		yes := true
+		pod.OwnerReferences = []metav1.OwnerReference{{UID: "other"}, {UID: "owner", Controller: &yes}}
+	}
+	type changes = func(*gang.Member)
+	for name, test := range map[string]struct {
+		edits []podEdit
+		want  changes
+	}{
+		"pending":                    {nil, func(*gang.Member) {}},
+		"gated":                      {[]podEdit{func(pod *corev1.Pod) { pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }}, func(m *gang.Member) { m.Gated = true }},
+		"an invalid size":            {[]podEdit{inGroup("x")}, func(m *gang.Member) { m.Size, m.Problem = 0, protocol.ErrGroupSize.Error() }},
+		"owned by a controller":      {[]podEdit{owned}, func(m *gang.Member) { m.Controller = "owner" }},
+		"bound":                      {[]podEdit{bound("n1", 0), scheduled}, func(m *gang.Member) { m.Node, m.BoundAt = "n1", begin }},
+		"bound, the time is unknown": {[]podEdit{bound("n1", 0)}, func(m *gang.Member) { m.Node = "n1" }},
+		"a condition without a node": {[]podEdit{scheduled}, func(*gang.Member) {}},
+		"succeeded":                  {[]podEdit{phase(corev1.PodSucceeded)}, func(m *gang.Member) { m.Ended, m.Succeeded = true, true }},
+		"failed":                     {[]podEdit{phase(corev1.PodFailed)}, func(m *gang.Member) { m.Ended = true }},
+		"terminating":                {[]podEdit{terminating}, func(m *gang.Member) { m.Leaving = true }},
+		"it marks its gang as whole": {[]podEdit{func(pod *corev1.Pod) { pod.Annotations = map[string]string{protocol.AnnotationGroupWhole: "true"} }}, func(m *gang.Member) { m.MarkedWhole = true }},
+		"it asks for whole cards":    {[]podEdit{limits(amount(protocol.ResourceWholeCard, 1))}, func(m *gang.Member) { m.Request = 0 }},
+		"it asks for neither":        {[]podEdit{limits(nil)}, func(m *gang.Member) { m.Request, m.Cardless = 0, true }},
+		"by annotations, without a name": {[]podEdit{func(pod *corev1.Pod) {
+			pod.Labels, pod.Annotations = nil, map[string]string{protocol.AnnotationGroupSize: "2"}
+		}}, func(m *gang.Member) { m.Gang.Name, m.Size, m.Problem = "", 0, protocol.ErrGroupUnnamed.Error() }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := newPod("p", 5, append([]podEdit{inGroup("2")}, test.edits...)...)
+			want := gang.Member{
+				Pod:  gpu.Pod{Namespace: "default", Name: "p", UID: "uid-p", Request: 5},
+				Gang: gang.Key{Namespace: "default", Name: "job"}, Size: 2, Created: begin, Template: protocol.TemplateHash(pod),
+			}
+			test.want(&want)
+			wantEqual(t, "member", &want, NewPodInfo(pod).Member)
+		})
+	}
+	if m := NewPodInfo(newPod("p", 5)).Member; m != nil {
+		t.Errorf("a pod without a group is the member %+v", m)
+	}
+}
+
+func limits(list corev1.ResourceList) podEdit {
+	return func(pod *corev1.Pod) { pod.Spec.Containers[0].Resources.Limits = list }
+}
+
+func TestTerminatingPriorities(t *testing.T) {
+	const priority = 7
+	pod := func(change func(*PodInfo)) *PodInfo {
+		p := &PodInfo{Pod: gpu.Pod{Request: 5, Priority: priority, Leaving: true}, Node: "n1", DeletionTime: begin}
+		change(p)
+		return p
+	}
+	for name, test := range map[string]struct {
+		pod  *PodInfo
+		want bool
+	}{
+		"terminating":                   {pod(func(*PodInfo) {}), true},
+		"at the end of the margin":      {pod(func(p *PodInfo) { p.DeletionTime = begin.Add(-protocol.OverdueMargin) }), true},
+		"overdue":                       {pod(func(p *PodInfo) { p.DeletionTime = begin.Add(-protocol.OverdueMargin - time.Second) }), false},
+		"not being deleted":             {pod(func(p *PodInfo) { p.Leaving, p.DeletionTime = false, time.Time{} }), false},
+		"not bound":                     {pod(func(p *PodInfo) { p.Node = "" }), false},
+		"it doesn't ask for GPU memory": {pod(func(p *PodInfo) { p.Request = 0 }), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var want []int32
+			if test.want {
+				want = []int32{priority}
+			}
+			wantEqual(t, "priorities", want, TerminatingPriorities([]*PodInfo{test.pod}, begin))
+		})
+	}
+}
+
+// client-go finds the key and the version of a pod info.
+func TestObjectMeta(t *testing.T) {
+	pod := newPod("p", 5)
+	pod.ResourceVersion = "41"
+	info := NewPodInfo(pod)
+	if key, err := cache.MetaNamespaceKeyFunc(info); key != "default/p" || err != nil {
+		t.Errorf("key %q, %v", key, err)
+	}
+	if meta := info.GetObjectMeta(); meta.GetResourceVersion() != "41" || meta.GetUID() != "uid-p" {
+		t.Errorf("%+v", meta)
+	}
+}
+
+// A pod info is small enough that a large cluster fits into a small process.
+func TestPodInfoMemory(t *testing.T) {
+	const pods = 10_000
+	s, kept := new(sharing), make([]any, pods)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for i := range kept {
+		pod := newPod(fmt.Sprintf("training-7d9f8c6b5-%05d", i), 1+int64(i), bound(fmt.Sprint("n", i%1000), i%8))
+		pod.Labels = map[string]string{"app.kubernetes.io/name": "training", "pod-template-hash": fmt.Sprint(i / 100)}
+		pod.UID = types.UID(fmt.Sprintf("%036d", i))
+		pod.Spec.Containers[0].Image = strings.Repeat("image", 1000)
+		var err error
+		if kept[i], err = s.transform(pod); err != nil {
+			t.Fatal(err)
+		}
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	each := (int64(after.HeapAlloc) - int64(before.HeapAlloc)) / pods
+	t.Logf("%d bytes a pod", each)
+	if each > 500 {
+		t.Errorf("%d bytes a pod, want at most 500", each)
+	}
+	runtime.KeepAlive(kept)
+}

@@ -1,0 +1,67 @@
+package clustercache
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// sharing lets the objects of the cache share equal values, because most pods differ in a few fields only.
+type sharing struct {
+	labels   shared[map[string]string]
+	requests shared[corev1.ResourceList]
+	// podStrings are namespaces, nodes and the like; nodeStrings are keys and values of labels.
+	podStrings, nodeStrings shared[string]
+}
+
+// pod replaces parts of a new pod info by equal parts of earlier ones.
+func (s *sharing) pod(p *PodInfo) {
+	if p.Labels != nil {
+		p.Labels = s.labels.one(fmt.Sprint(p.Labels), p.Labels)
+	}
+	p.Requests = s.requests.one(requestsKey(p.Requests), p.Requests)
+	texts := []*string{&p.Namespace, &p.Node, &p.NominatedNode}
+	if m := p.Member; m != nil {
+		m.Namespace, m.Name, m.UID = p.Namespace, p.Name, p.UID
+		texts = append(texts, &m.Namespace, &m.Gang.Namespace, &m.Gang.Name, &m.Controller, &m.Template, &m.Node)
+	}
+	for _, text := range texts {
+		*text = s.podStrings.one(*text, *text)
+	}
+}
+
+func requestsKey(requests corev1.ResourceList) string {
+	var key strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(requests)) {
+		quantity := requests[name]
+		fmt.Fprintf(&key, "%s=%s ", name, quantity.String())
+	}
+	return key.String()
+}
+
+// maxShared limits the values that shared remembers. Most clusters have far fewer kinds of pods.
+const maxShared = 4096
+
+// shared stores equal values once. Many objects share what it returns, so it must not be changed. mu guards values.
+type shared[T any] struct {
+	mu     sync.Mutex
+	values map[string]T
+}
+
+// one returns the value that was first passed with the key.
+func (s *shared[T]) one(key string, value T) T {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known, ok := s.values[key]; ok {
+		return known
+	}
+	if s.values == nil || len(s.values) >= maxShared {
+		s.values = map[string]T{} // The objects keep the values that they have.
+	}
+	s.values[key] = value
+	return value
+}

@@ -1,0 +1,70 @@
+package clustercache
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	clocktesting "k8s.io/utils/clock/testing"
+)
+
+// If the API server can't list the objects, Ready returns the reason, until ctx ends or the lists succeed.
+func TestSyncHindrance(t *testing.T) {
+	client := fake.NewClientset()
+	client.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("the network is down")
+	})
+	fakeClock := clocktesting.NewFakeClock(begin)
+	c := New(Options{Client: client, Clock: fakeClock, CacheSynced: func(time.Duration) { t.Error("the cache is synced") }})
+	if err := c.Ready(); !errors.Is(err, ErrNotSynced) {
+		t.Errorf("Ready without a handler: %v, want ErrNotSynced", err)
+	}
+	handler := newEvents()
+	if err := c.AddHandler(handler); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	await(t, "the ticker", fakeClock.HasWaiters)
+	if err := c.Ready(); !errors.Is(err, ErrNotSynced) {
+		t.Errorf("Ready before the lists: %v, want ErrNotSynced", err)
+	}
+	await(t, "the reason", func() bool {
+		fakeClock.Step(syncPatience)
+		err := c.Ready()
+		return errors.Is(err, ErrNotSynced) && strings.Contains(err.Error(), "listing nodes: the network is down")
+	})
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("Run: %v", err)
+	}
+	if len(handler.synced) > 0 {
+		t.Error("Synced was called")
+	}
+}
+
+// An API server that cannot stream the first list must not answer with a state from before the last binds.
+func TestFirstListIsConsistent(t *testing.T) {
+	f := start(t, newNode(t, "n1", 100))
+	if err := f.Ready(); err != nil {
+		t.Errorf("Ready after Run: %v", err)
+	}
+	lists := 0
+	for _, action := range f.client.Actions() {
+		if list, ok := action.(clienttesting.ListActionImpl); ok {
+			lists++
+			if version := list.ListOptions.ResourceVersion; version != "" {
+				t.Errorf("%s are listed at version %q, which may be from before the last binds", list.Resource.Resource, version)
+			}
+		}
+	}
+	if lists < 3 {
+		t.Errorf("%d lists, want those of pods, nodes and disruption budgets", lists)
+	}
+}

@@ -1,0 +1,71 @@
+package clustercache
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// TestTransformNode checks that no field is lost that is read, and that large fields are.
+func TestTransformNode(t *testing.T) {
+	edited := func(edit func(*corev1.Node), cards ...int64) *corev1.Node {
+		node := newNode(t, "n1", cards...)
+		edit(node)
+		return node
+	}
+	for name, node := range map[string]*corev1.Node{
+		"nothing to share":                         {},
+		"an inventory":                             newNode(t, "n1", 100, 200),
+		"an inventory that disagrees":              edited(func(n *corev1.Node) { n.Status.Capacity = amount(protocol.ResourceMemory, 7) }, 100, 200),
+		"an inventory that can't be read":          edited(func(n *corev1.Node) { n.Annotations[protocol.AnnotationInventory] = "{" }, 100, 200),
+		"an existing plugin's node":                edited(func(n *corev1.Node) { n.Annotations = nil }, 100, 100),
+		"whole cards beside":                       edited(func(n *corev1.Node) { n.Status.Capacity[protocol.ResourceWholeCard] = amount("x", 1)["x"] }, 100),
+		"cards that NVIDIA's plugin shares beside": edited(func(n *corev1.Node) { n.Status.Capacity["nvidia.com/gpu.shared"] = amount("x", 1)["x"] }, 100),
+		"without its device plugin":                edited(func(n *corev1.Node) { n.Status.Allocatable = amount(protocol.ResourceMemory, 0) }, 100),
+	} {
+		t.Run(name, func(t *testing.T) {
+			node.Labels = map[string]string{"a": "b"}
+			node.Spec = corev1.NodeSpec{Unschedulable: true, Taints: []corev1.Taint{{Key: "a", Effect: corev1.TaintEffectNoSchedule}}}
+			node.Status.NodeInfo.KubeletVersion = "v1"
+			node.Status.Conditions = []corev1.NodeCondition{
+				{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue}, {Type: corev1.NodeReady, Status: corev1.ConditionUnknown},
+			}
+			if node.Annotations != nil {
+				node.Annotations["big"] = "text"
+			}
+			out, err := new(sharing).transform(node)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := out.(*corev1.Node)
+			text := func(n protocol.Node) string { return fmt.Sprintf("%+v", n) }
+			wantEqual(t, "parsed", text(protocol.ParseNode(node)), text(protocol.ParseNode(got)))
+			if got.Annotations["big"] != "" || got.Status.NodeInfo.KubeletVersion != "" || len(got.Status.Conditions) > 1 {
+				t.Errorf("it keeps fields that are never read: %v", got)
+			}
+			_, shares := node.Status.Capacity[protocol.ResourceMemory]
+			if !shares { // Then its other fields don't matter.
+				if len(got.Labels)+len(got.Spec.Taints) > 0 {
+					t.Errorf("it keeps labels or taints: %v", got)
+				}
+				return
+			}
+			wantEqual(t, "labels", node.Labels, got.Labels)
+			wantEqual(t, "taints", node.Spec.Taints, got.Spec.Taints)
+			wantEqual(t, "allocatable", node.Status.Allocatable, got.Status.Allocatable)
+			wantEqual(t, "why no pod can run there", diagnosis.Closed(node, false), diagnosis.Closed(got, false))
+		})
+	}
+}
+
+func TestTransformUnknownObject(t *testing.T) {
+	gone := cache.DeletedFinalStateUnknown{Key: "k", Obj: newPod("p", 1)}
+	if out, err := new(sharing).transform(gone); err != nil || out.(cache.DeletedFinalStateUnknown).Key != "k" {
+		t.Errorf("%v, %v", out, err)
+	}
+}

@@ -1,0 +1,163 @@
+package diagnosis
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+func pod(request int64, changes ...func(*corev1.Pod)) *Pod {
+	p := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{
+		Limits: corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(request, resource.DecimalSI)},
+	}}}}}
+	for _, change := range changes {
+		change(p)
+	}
+	return NewPod(p)
+}
+
+func node(name string, unit gpu.Unit, cards ...placement.Card) Node {
+	return Node{
+		Object: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"name": name}}},
+		Unit:   unit, Cards: cards,
+	}
+}
+
+func card(index int, memory, used gpu.Memory) placement.Card {
+	return placement.Card{Index: index, Memory: memory, Used: used}
+}
+
+// TestDiagnose checks that pods which differ in a relevant field get their own diagnosis, also from the cache.
+func TestDiagnose(t *testing.T) {
+	tainted := node("tainted", gpu.GiB, card(0, 16, 0))
+	tainted.Object.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectNoSchedule}}
+	closed := node("closed", gpu.GiB, card(0, 64, 0))
+	closed.Closed = "the node is cordoned"
+	a := node("a", gpu.GiB, card(0, 16, 9), card(1, 16, 11))
+	a.Terminating = []int32{5, 3}
+	diagnoser := NewDiagnoser([]Node{a, node("b", gpu.MiB, card(0, 8192, 0)), closed, tainted})
+	onto := func(name string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": name} }
+	}
+	tolerant := func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}} }
+	required := func(p *corev1.Pod) {
+		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
+				{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"tainted"}},
+			}}},
+		}}}
+	}
+	gated := func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "quota"}} }
+	nominated := func(name string, priority int32) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Status.NominatedNodeName, p.Spec.Priority = name, &priority }
+	}
+	tests := []struct {
+		what string
+		pod  *Pod
+		want Reason
+	}{
+		{"counts in each node's own unit", pod(8), Fits},
+		{"another request", pod(12, onto("a")), Fragmented},
+		{"the same without the selector", pod(12), Fits}, // 12 MiB on b
+		{"larger than the total free memory", pod(13, onto("a")), Full},
+		{"a tainted node alone", pod(13, onto("tainted")), NoNode},
+		{"the same, tolerated", pod(13, onto("tainted"), tolerant), Fits},
+		{"required by affinity", pod(13, required), NoNode},
+		{"and tolerated", pod(13, required, tolerant), Fits},
+		{"too large for the usable nodes", pod(9000), TooLarge},
+		{"gated", pod(12, onto("a"), gated), Gated},
+		{"nominated, and a pod of lower priority is terminating", pod(12, onto("a"), nominated("a", 4)), Nominated},
+		{"nominated, and only pods of higher priority are terminating", pod(12, onto("a"), nominated("a", 3)), Fragmented},
+		{"nominated, and no pod is terminating", pod(9000, nominated("b", 9)), TooLarge},
+		{"nominated to a node where it fits", pod(8192, nominated("b", 0)), Nominated},
+		{"nominated to a node that is cordoned", pod(12, nominated("closed", 9)), Fits},
+		{"nominated to a node whose taint it doesn't tolerate", pod(12, nominated("tainted", 9)), Fits},
+		{"nominated to a node that is gone", pod(12, onto("a"), nominated("x", 9)), Fragmented},
+	}
+	for range 2 { // The second time from the cache.
+		for _, test := range tests {
+			if got := diagnoser.Diagnose(test.pod); got.Reason != test.want || got.Message == "" {
+				t.Errorf("%s: %+v, want %s", test.what, got, test.want)
+			}
+		}
+	}
+	if got := diagnoser.Diagnose(pod(9000)).Message; got != "no card is large enough: the largest has 16 GiB, on a; closed: the node is cordoned; tainted: the pod doesn't tolerate its taint team:NoSchedule" {
+		t.Error(got)
+	}
+}
+
+// TestEligibleNodes checks that free memory doesn't matter: only the pod's constraints and the nodes' state do.
+func TestEligibleNodes(t *testing.T) {
+	tainted := node("tainted", gpu.GiB, card(0, 16, 0))
+	tainted.Object.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectNoSchedule}}
+	closed := node("closed", gpu.GiB, card(0, 64, 0))
+	closed.Closed = "the node is cordoned"
+	nodes := []Node{node("full", gpu.GiB, card(0, 16, 16)), tainted, closed, node("small", gpu.GiB, card(0, 4, 0))}
+	for want, p := range map[string]*Pod{
+		"full small": pod(8),
+		"small":      pod(8, func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": "small"} }),
+		"full tainted small": pod(8, func(p *corev1.Pod) {
+			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+		}),
+	} {
+		if got := strings.Join(EligibleNodes(nodes, p), " "); got != want {
+			t.Errorf("eligible nodes %q, want %q", got, want)
+		}
+	}
+}
+
+func TestNewPod(t *testing.T) {
+	const untried = `scheduler "default-scheduler" has not tried it yet`
+	created := metav1.NewTime(time.Date(2026, 7, 1, 11, 0, 0, 0, time.UTC))
+	condition := func(status corev1.ConditionStatus, reason, message string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Status.Conditions = []corev1.PodCondition{
+				{Type: corev1.PodReady, Status: corev1.ConditionFalse, Message: "another condition"},
+				{Type: corev1.PodScheduled, Status: status, Reason: reason, Message: message},
+			}
+		}
+	}
+	for name, test := range map[string]struct {
+		change func(*corev1.Pod)
+		want   Pod
+	}{
+		"not tried yet":         {func(*corev1.Pod) {}, Pod{Message: untried}},
+		"another scheduler":     {func(p *corev1.Pod) { p.Spec.SchedulerName = "mine" }, Pod{Message: `scheduler "mine" has not tried it yet`}},
+		"rejected":              {condition(corev1.ConditionFalse, "Unschedulable", "no room"), Pod{Message: "no room", Rejected: true}},
+		"without a message":     {condition(corev1.ConditionFalse, "SchedulerError", ""), Pod{Message: "SchedulerError", Rejected: true}},
+		"an unknown condition":  {condition(corev1.ConditionUnknown, "", "asking"), Pod{Message: "asking"}},
+		"already bound":         {condition(corev1.ConditionTrue, "", "bound"), Pod{Message: untried}},
+		"nominated":             {func(p *corev1.Pod) { p.Status.NominatedNodeName = "n" }, Pod{NominatedNode: "n", Message: untried}},
+		"with scheduling gates": {func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "a"}, {Name: "b"}} }, Pod{Gates: []string{"a", "b"}, Message: untried}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := pod(8, test.change, func(p *corev1.Pod) { p.UID, p.CreationTimestamp = "uid", created })
+			test.want.Pod, test.want.Created = gpu.Pod{UID: "uid", Request: 8}, created.Time
+			if diff := cmp.Diff(&test.want, got, cmpopts.IgnoreUnexported(Pod{})); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestReasons(t *testing.T) {
+	listed := map[Reason]bool{}
+	for _, reason := range Reasons() {
+		listed[reason] = true
+	}
+	for _, reason := range []Reason{Gated, Nominated, Fits, Fragmented, Full, Unhealthy, TooLarge, NoNode} {
+		if !listed[reason] {
+			t.Errorf("%s isn't listed", reason)
+		}
+	}
+}
