@@ -88,7 +88,7 @@ type Node struct {
 // cache, which has its own lock. mu is held for in-memory work only. The caller's code runs under it only in the visit
 // functions of Check and Rank.
 type Ledger struct {
-	freed func(node string)
+	freedListeners []func(node string)
 
 	mu    sync.RWMutex
 	nodes map[string]*node
@@ -107,16 +107,24 @@ type Ledger struct {
 	revision, forgotten uint64
 }
 
-// New returns an empty ledger. freed may be nil. It is called after a change that lets more memory be allocated on a card
-// of the node: an allocation ended, or a card was added, grew or became healthy. The call is made without the lock, from
-// the goroutine that made the change.
-func New(freed func(node string)) *Ledger {
-	if freed == nil {
-		freed = func(string) {}
-	}
+// New returns an empty ledger.
+func New() *Ledger {
 	return &Ledger{
-		freed: freed, nodes: map[string]*node{},
+		nodes:  map[string]*node{},
 		nodeOf: map[gpu.PodUID]string{}, nominations: map[gpu.PodUID]string{},
+	}
+}
+
+// AddFreedListener adds a function that is called after a change that lets more memory be allocated on a card of the node: an
+// allocation ended, or a card was added, grew or became healthy. The call is made without the lock, from the goroutine that
+// made the change. Listeners are added before the ledger is used by several goroutines.
+func (l *Ledger) AddFreedListener(listener func(node string)) {
+	l.freedListeners = append(l.freedListeners, listener)
+}
+
+func (l *Ledger) freed(node string) {
+	for _, listener := range l.freedListeners {
+		listener(node)
 	}
 }
 
@@ -387,7 +395,7 @@ func (l *Ledger) remove(uid gpu.PodUID, may func(*Allocation) bool) (dropped boo
 }
 
 // edit runs what under the lock. what changes nodes by calls of alter, which recounts the node afterwards and removes it
-// from the ledger if nothing is known of it any more. Then edit calls freed, without the lock, for each node on which
+// from the ledger if nothing is known of it any more. Then edit calls the freed listeners, without the lock, for each node on which
 // memory became free.
 func (l *Ledger) edit(what func(alter func(name string, how func(*node)))) {
 	for _, name := range l.editLocked(what) {

@@ -27,7 +27,8 @@ type eventHandlers struct {
 
 // PodUpdated implements clustercache.Handler. The gang's manager comes last, when the ledger is up to date.
 func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
-	defer h.groups.updated(old, pod)
+	defer h.groups.updated(pod)
+	h.groups.replaced(old, pod)
 	if old != nil && old.UID != pod.UID {
 		// While the watch was interrupted, the old pod was deleted and another pod was created with its name.
 		h.podGone(old.UID)

@@ -149,15 +149,17 @@ func (g *groups) end(uid gpu.PodUID, node string, p permit, err error) {
 	g.act()
 }
 
-// updated passes the state of a pod to the manager. old is the former state; nil for a new pod.
-func (g *groups) updated(old, pod *clustercache.PodInfo) {
-	if g == nil {
-		return
-	}
-	if old != nil && old.Member != nil && (old.UID != pod.UID || pod.Member == nil) {
+// replaced removes the old pod from the manager if another pod now has its name, or if the pod no longer names a group. old is
+// nil for a new pod.
+func (g *groups) replaced(old, pod *clustercache.PodInfo) {
+	if g != nil && old != nil && old.Member != nil && (old.UID != pod.UID || pod.Member == nil) {
 		g.manager.RemoveMember(old.UID, g.clock.Now())
 	}
-	if pod.Member != nil {
+}
+
+// updated passes the state of a pod to the manager.
+func (g *groups) updated(pod *clustercache.PodInfo) {
+	if g != nil && pod.Member != nil {
 		g.manager.SetMember(*pod.Member, g.clock.Now())
 	}
 }
