@@ -12,8 +12,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/gpushare/gpushare/pkg/cluster"
 	"github.com/gpushare/gpushare/pkg/extender"
+	"github.com/gpushare/gpushare/pkg/scheduling"
 	"github.com/gpushare/gpushare/pkg/version"
 	"github.com/gpushare/gpushare/pkg/webui"
 )
@@ -26,7 +26,7 @@ type page struct {
 	tls      *tls.Config
 }
 
-func newPage(ctx context.Context, o options, state *cluster.Cluster, standby func() error, expires func(time.Time)) (*page, error) {
+func newPage(ctx context.Context, o options, scheduler *scheduling.Scheduler, standby func() error, expires func(time.Time)) (*page, error) {
 	p := &page{}
 	if !o.ui {
 		return p, nil
@@ -42,7 +42,7 @@ func newPage(ctx context.Context, o options, state *cluster.Cluster, standby fun
 		return p, nil
 	}
 	p.board = webui.NewBoard(webui.Options{
-		Source: state, Standby: standby, Version: version.Get().Version, Clock: clock.RealClock{},
+		Source: scheduler, Standby: standby, Version: version.Get().Version, Clock: clock.RealClock{},
 	})
 	if o.tlsCertFile != "" {
 		if p.tls, err = extender.ServerTLS(o.tlsCertFile, o.tlsKeyFile, "", expires); err != nil {

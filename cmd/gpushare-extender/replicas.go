@@ -12,14 +12,14 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
-	"github.com/gpushare/gpushare/pkg/cluster"
 	"github.com/gpushare/gpushare/pkg/extender"
 	"github.com/gpushare/gpushare/pkg/leader"
+	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
 // newElector returns the elector of this replica. The elector has its own client, so that a burst of binds doesn't delay the
 // renewal of the Lease.
-func newElector(e election, config *rest.Config, listening net.Addr, state *cluster.Cluster, server *extender.Server, observer leader.Observer) (*leader.Elector, error) {
+func newElector(e election, config *rest.Config, listening net.Addr, scheduler *scheduling.Scheduler, server *extender.Server, observer leader.Observer) (*leader.Elector, error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 20, 40
 	client, err := kubernetes.NewForConfig(config)
@@ -37,7 +37,7 @@ func newElector(e election, config *rest.Config, listening net.Addr, state *clus
 	elector, err := leader.New(leader.Options{
 		Client: client, Namespace: e.namespace, Identity: identity,
 		LeaseDuration: e.leaseDuration, RenewDeadline: e.renewDeadline, RetryPeriod: e.retryPeriod,
-		BindDeadline: state.BindDeadline(), Drain: drain(server, state), TakeOver: state.TakeOver,
+		BindDeadline: scheduler.BindDeadline(), Drain: drain(server, scheduler), TakeOver: scheduler.TakeOver,
 		Endpoint: endpoint, Observer: observer, Clock: clock.RealClock{},
 	})
 	if err != nil {
@@ -61,7 +61,7 @@ func (e election) endpoint(listening net.Addr) (*leader.Endpoint, error) {
 }
 
 // drain returns a function that waits for the admitted calls, and then for the outcome of their writes.
-func drain(server *extender.Server, state *cluster.Cluster) func(context.Context) error {
+func drain(server *extender.Server, scheduler *scheduling.Scheduler) func(context.Context) error {
 	return func(ctx context.Context) error {
 		err := wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(context.Context) (bool, error) {
 			return server.InFlight() == 0, nil
@@ -69,6 +69,6 @@ func drain(server *extender.Server, state *cluster.Cluster) func(context.Context
 		if err != nil {
 			return fmt.Errorf("waiting for kube-scheduler's calls in flight: %w", err)
 		}
-		return state.Drain(ctx)
+		return scheduler.Drain(ctx)
 	}
 }

@@ -23,15 +23,16 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/gpushare/gpushare/pkg/cluster"
+	"github.com/gpushare/gpushare/pkg/apiserver"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/extender"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/leader"
 	"github.com/gpushare/gpushare/pkg/metrics"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/scheduling"
 	"github.com/gpushare/gpushare/pkg/tokenauth"
 	"github.com/gpushare/gpushare/pkg/version"
-	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
 const component = "gpushare-extender"
@@ -97,18 +98,19 @@ func serve(ctx context.Context, o options) error {
 	nodePolicy, _ := placement.ParsePolicy(o.nodePolicy)
 
 	groups := metrics.NewGangs(registry)
-	// The elector needs the cluster, and the cluster asks the elector before each write.
+	// The elector needs the scheduler, and the scheduler asks the elector before each write.
 	var elector *leader.Elector
 	var leading, answer func() error
 	if o.election.elect {
 		leading = func() error { return elector.Leading() }
 		answer = func() error { return elector.Answer() }
 	}
-	state, err := cluster.New(cluster.Options{
-		Client: client, API: cluster.NewAPI(client), Recorder: recorder, Observer: observer,
-		CardPolicy: cardPolicy, NodePolicy: nodePolicy, BindTimeout: o.bindTimeout, BindWindow: o.bindWindow, EvictFragmented: o.evictFragmented,
+	scheduler, err := scheduling.New(scheduling.Options{
+		Client: client, API: apiserver.New(client), Recorder: recorder, Observer: observer,
+		CardPolicy: cardPolicy, NodePolicy: nodePolicy, FilterBest: o.filterBest, FilterBestAbove: o.bestAbove,
+		BindTimeout: o.bindTimeout, BindWindow: o.bindWindow, EvictFragmented: o.evictFragmented,
 		Leading: leading, Clock: clock.RealClock{},
-		Gangs: cluster.GangOptions{
+		Gangs: scheduling.GangOptions{
 			Hold: o.gangs.hold, Patience: o.gangs.patience, ClaimAfter: o.gangs.claimAfter, OnFailure: gang.FailurePolicy(o.gangs.failurePolicy),
 			Observer: groups, Answering: answer,
 		},
@@ -116,14 +118,14 @@ func serve(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	metrics.NewLedger(registry, state.Ledger(), state.Ready, o.cardMetrics)
-	metrics.NewCluster(registry, state)
-	metrics.NewPending(registry, state.Ready, func() []waiting.Diagnosis {
-		pods, _ := state.Pending(0)
-		return state.Explain(pods)
+	metrics.NewLedger(registry, scheduler, scheduler.Ready, o.cardMetrics)
+	metrics.NewCluster(registry, scheduler)
+	metrics.NewPending(registry, scheduler.Ready, func() []diagnosis.Diagnosis {
+		pods, _ := scheduler.Pending(0)
+		return scheduler.Diagnose(pods)
 	})
-	groups.Count(state.GangStates)
-	web, err := newPage(ctx, o, state, answer, expires)
+	groups.Count(scheduler.GangStates)
+	web, err := newPage(ctx, o, scheduler, answer, expires)
 	if err != nil {
 		return err
 	}
@@ -137,13 +139,12 @@ func serve(ctx context.Context, o options) error {
 		authorizeMetrics = reviewer.Handler
 	}
 	server := extender.NewServer(extender.Options{
-		Cluster: state, Observer: observer, Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}),
+		Scheduler: scheduler, Observer: observer, Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}),
 		AuthorizeMetrics: authorizeMetrics,
-		CardPolicy:       cardPolicy, NodePolicy: nodePolicy, FilterBest: o.filterBest, FilterBestAbove: o.bestAbove,
-		TLS: tlsConfig, ClientNames: clientNames, Answer: answer, StopTimeout: min(o.bindTimeout, stopTimeout),
+		TLS:              tlsConfig, ClientNames: clientNames, Answer: answer, StopTimeout: min(o.bindTimeout, stopTimeout),
 	})
 	if o.election.elect {
-		if elector, err = newElector(o.election, config, listener.Addr(), state, server, metrics.NewLeader(registry)); err != nil {
+		if elector, err = newElector(o.election, config, listener.Addr(), scheduler, server, metrics.NewLeader(registry)); err != nil {
 			return err
 		}
 	}
@@ -156,14 +157,14 @@ func serve(ctx context.Context, o options) error {
 	if health != nil {
 		logger.Info("Serving health checks", "address", health.Addr().String())
 	}
-	err = runParts(ctx, elector, state, server, listener, health, web)
+	err = runParts(ctx, elector, scheduler, server, listener, health, web)
 	logger.Info("Stopped")
 	return err
 }
 
 // runParts runs the components until ctx ends. A leader first releases its Lease, while the other components still run: they
 // resolve its last writes, and answer new calls with the error that this replica is stopping.
-func runParts(ctx context.Context, elector *leader.Elector, state *cluster.Cluster, server *extender.Server, listener, health net.Listener, web *page) error {
+func runParts(ctx context.Context, elector *leader.Elector, scheduler *scheduling.Scheduler, server *extender.Server, listener, health net.Listener, web *page) error {
 	g, working := errgroup.WithContext(context.WithoutCancel(ctx))
 	working, stop := context.WithCancel(working)
 	defer stop()
@@ -171,7 +172,7 @@ func runParts(ctx context.Context, elector *leader.Elector, state *cluster.Clust
 	leading, resign := context.WithCancel(ctx)
 	defer context.AfterFunc(working, resign)()
 
-	g.Go(func() error { return state.Run(working) })
+	g.Go(func() error { return scheduler.Run(working) })
 	g.Go(func() error { return server.Serve(working, listener) })
 	if health != nil {
 		g.Go(func() error { return server.ServeHealth(working, health) })

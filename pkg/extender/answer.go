@@ -2,74 +2,52 @@ package extender
 
 import (
 	"encoding/json"
-	"iter"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
-// filterAnswer is filter's result for the nodes of one call.
-type filterAnswer struct {
-	names []string
-	// fit are the nodes that pass. If filter limits them to the best few, the most suitable node is the first.
-	fit []placement.Candidate
-	// reasons are the results of the nodes, in the order of names; nil if the answer contains only the nodes that pass.
-	reasons []placement.Reason
-}
-
-// full returns the names of the nodes on which no card has room now.
-func (a filterAnswer) full() iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for i, reason := range a.reasons {
-			if reason.Resolvable() && !yield(a.names[i]) {
-				return
-			}
-		}
-	}
-}
-
-func everyNode(names []string) []placement.Candidate {
-	fit := make([]placement.Candidate, len(names))
-	for i := range fit {
-		fit[i].Node = i
-	}
-	return fit
-}
-
-// passed returns the names of the nodes that pass.
-func (a filterAnswer) passed() []string {
-	names := make([]string, len(a.fit))
-	for i, candidate := range a.fit {
-		names[i] = a.names[candidate.Node]
-	}
-	return names
-}
+// filterAnswer is filter's answer for a request with node names.
+type filterAnswer struct{ scheduling.FilterResult }
 
 // answer returns the answer in the form of the request: node names or whole nodes.
 func (a *nodesArgs) answer(answer filterAnswer) any {
 	if a.NodeNames != nil || a.Nodes == nil {
 		return answer
 	}
-	result := &extenderv1.ExtenderFilterResult{Nodes: &corev1.NodeList{Items: make([]corev1.Node, len(answer.fit))}}
-	for i, candidate := range answer.fit {
+	result := &extenderv1.ExtenderFilterResult{Nodes: &corev1.NodeList{Items: make([]corev1.Node, len(answer.Passed))}}
+	for i, candidate := range answer.Passed {
 		result.Nodes.Items[i] = a.Nodes.Items[candidate.Node]
 	}
-	if answer.reasons != nil {
-		result.FailedNodes, result.FailedAndUnresolvableNodes = extenderv1.FailedNodesMap{}, extenderv1.FailedNodesMap{}
+	result.FailedNodes, result.FailedAndUnresolvableNodes = answer.failed()
+	return result
+}
+
+// failed returns the reasons of the nodes that don't pass; nil if the answer has none. A member of a gang gets the reason for
+// one node only: kube-scheduler groups reasons by their text, and assumes that preemption can't help on a node without a
+// reason (k8s.io/kubernetes pkg/scheduler/framework, NodeToStatus).
+func (a filterAnswer) failed() (failed, unresolvable extenderv1.FailedNodesMap) {
+	if a.Message != "" && len(a.Passed) == 0 && len(a.Nodes) > 0 {
+		return nil, extenderv1.FailedNodesMap{a.Nodes[0]: a.Message}
 	}
-	for i, reason := range answer.reasons {
+	if a.Reasons == nil {
+		return nil, nil
+	}
+	failed, unresolvable = extenderv1.FailedNodesMap{}, extenderv1.FailedNodesMap{}
+	for i, reason := range a.Reasons {
 		switch {
 		case reason == placement.Fits:
 		case reason.Unresolvable():
-			result.FailedAndUnresolvableNodes[answer.names[i]] = reason.String()
+			unresolvable[a.Nodes[i]] = reason.String()
 		default:
-			result.FailedNodes[answer.names[i]] = reason.String()
+			failed[a.Nodes[i]] = reason.String()
 		}
 	}
-	return result
+	return failed, unresolvable
 }
 
 // appendJSON appends the JSON that encoding/json would write for an ExtenderFilterResult, except for the order of the failed
@@ -77,14 +55,21 @@ func (a *nodesArgs) answer(answer filterAnswer) any {
 func (a filterAnswer) appendJSON(to []byte) []byte {
 	to = slices.Grow(to, a.size())
 	to = append(to, `{"NodeNames":[`...)
-	for i, candidate := range a.fit {
+	for i, candidate := range a.Passed {
 		if i > 0 {
 			to = append(to, ',')
 		}
-		to = appendString(to, a.names[candidate.Node])
+		to = appendString(to, a.Nodes[candidate.Node])
 	}
 	to = append(to, ']')
-	if a.reasons != nil {
+	switch {
+	case a.Message != "" && len(a.Passed) == 0 && len(a.Nodes) > 0:
+		to = append(to, `,"FailedAndUnresolvableNodes":{`...)
+		to = appendString(to, a.Nodes[0])
+		to = append(to, ':')
+		to = appendString(to, a.Message)
+		to = append(to, '}')
+	case a.Reasons != nil:
 		to = append(to, `,"FailedNodes":`...)
 		to = a.appendFailed(to, func(r placement.Reason) bool { return r != placement.Fits && !r.Unresolvable() })
 		to = append(to, `,"FailedAndUnresolvableNodes":`...)
@@ -97,12 +82,12 @@ func (a filterAnswer) appendJSON(to []byte) []byte {
 func (a filterAnswer) size() int {
 	const punctuation = len(`"":"",`)
 	size := 128
-	for _, candidate := range a.fit {
-		size += len(a.names[candidate.Node]) + punctuation
+	for _, candidate := range a.Passed {
+		size += len(a.Nodes[candidate.Node]) + punctuation
 	}
-	for i, reason := range a.reasons {
+	for i, reason := range a.Reasons {
 		if reason != placement.Fits {
-			size += len(a.names[i]) + len(reason.String()) + punctuation
+			size += len(a.Nodes[i]) + len(reason.String()) + punctuation
 		}
 	}
 	return size
@@ -112,7 +97,7 @@ func (a filterAnswer) size() int {
 func (a filterAnswer) appendFailed(to []byte, such func(placement.Reason) bool) []byte {
 	to = append(to, '{')
 	first := true
-	for i, reason := range a.reasons {
+	for i, reason := range a.Reasons {
 		if !such(reason) {
 			continue
 		}
@@ -120,7 +105,7 @@ func (a filterAnswer) appendFailed(to []byte, such func(placement.Reason) bool) 
 			to = append(to, ',')
 		}
 		first = false
-		to = appendString(to, a.names[i])
+		to = appendString(to, a.Nodes[i])
 		to = append(to, ':')
 		to = appendString(to, reason.String())
 	}

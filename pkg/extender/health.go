@@ -15,7 +15,7 @@ func livez(w http.ResponseWriter, _ *http.Request, _ httprouter.Params) { fmt.Fp
 
 // readyz reports whether the cache is synced.
 func (s *Server) readyz(w http.ResponseWriter, _ *http.Request, _ httprouter.Params) {
-	if err := s.Cluster.Ready(); err != nil {
+	if err := s.Scheduler.Ready(); err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
 	}

@@ -42,7 +42,7 @@ func (s *Server) inspectAll(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	answer := inspection{Nodes: []nodeView{}}
-	for _, node := range s.Cluster.Ledger().Nodes() {
+	for _, node := range s.Scheduler.Nodes() {
 		if shown(node) {
 			answer.Nodes = append(answer.Nodes, viewNode(node))
 		}
@@ -56,7 +56,7 @@ func (s *Server) inspectNode(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	name := httprouter.ParamsFromContext(r.Context()).ByName("node")
-	node, ok := s.Cluster.Ledger().Node(name)
+	node, ok := s.Scheduler.Node(name)
 	if !ok || !shown(node) {
 		write(w, r, http.StatusNotFound, inspection{
 			Nodes: []nodeView{}, Error: fmt.Sprintf("node %.253q shares no GPU memory, or doesn't exist", name),
@@ -68,7 +68,7 @@ func (s *Server) inspectNode(w http.ResponseWriter, r *http.Request) {
 
 // unready answers with status 503 if the cache is not synced, and reports whether it did.
 func (s *Server) unready(w http.ResponseWriter, r *http.Request) bool {
-	err := s.Cluster.Ready()
+	err := s.Scheduler.Ready()
 	if err != nil {
 		write(w, r, http.StatusServiceUnavailable, inspection{Nodes: []nodeView{}, Error: err.Error()})
 	}

@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"iter"
 	"log"
 	"net"
 	"net/http"
@@ -19,13 +18,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
-	"github.com/gpushare/gpushare/pkg/cluster"
 	"github.com/gpushare/gpushare/pkg/connlimit"
-	"github.com/gpushare/gpushare/pkg/gang"
-	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
+	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
 // Prefix is the common path prefix of all verbs.
@@ -54,35 +50,23 @@ const (
 	stopGrace = time.Second
 )
 
-// Cluster is the part of package cluster that the verbs use.
-type Cluster interface {
+// Scheduler answers kube-scheduler's calls; *scheduling.Scheduler implements it.
+type Scheduler interface {
 	// Ready returns the reason why no call can be answered yet, or nil.
 	Ready() error
-	Bind(ctx context.Context, request cluster.BindRequest) error
-	// Preempt corrects the victims proposed for each node, and leaves out the nodes on which no eviction frees a card.
+	Filter(pod *corev1.Pod, nodes []string) (scheduling.FilterResult, error)
+	Prioritize(pod *corev1.Pod, nodes []string) (scores []int64, err error)
+	Bind(ctx context.Context, request scheduling.BindRequest) error
 	Preempt(ctx context.Context, pod *corev1.Pod, proposed map[string]preemption.Victims) (map[string]preemption.Victims, error)
-	// FilterGang returns the answer for a member of a gang. decided is false if the pod may be placed on any node, like a
-	// pod without a gang.
-	FilterGang(pod *corev1.Pod, offered []string) (answer gang.FilterResult, decided bool)
-	Refused(pod gpu.Pod, at time.Time)
-	Passed(uid gpu.PodUID)
-	// Sampled records that filter found no node for the pod. asked is the number of candidate nodes.
-	Sampled(uid gpu.PodUID, asked int)
-	// NamedFew records that filter passed the pod, but named only some of the nodes that fit.
-	NamedFew(uid gpu.PodUID)
-	// NameAll reports whether filter must name every node that fits the pod.
-	NameAll(uid gpu.PodUID) bool
-	// Blocked records the nodes on which a rejected pod finds no card with room now.
-	Blocked(pod *corev1.Pod, full iter.Seq[string], at time.Time)
-	Ledger() *ledger.Ledger
+	// Nodes and Node return the nodes of the ledger, for inspect.
+	Nodes() []ledger.Node
+	Node(name string) (ledger.Node, bool)
 }
 
 // Observer receives events for metrics. Its methods must return at once.
 type Observer interface {
 	// Answered records the duration of a verb's call, and its outcome: OutcomeOK, OutcomeError or OutcomePanic.
 	Answered(verb, outcome string, took time.Duration)
-	// Filtered counts nodes by filter's result.
-	Filtered(reason placement.Reason, nodes int)
 	// CertificateExpires records when a certificate in use expires. certificate is CertificateServer or CertificateClient.
 	CertificateExpires(certificate string, at time.Time)
 }
@@ -103,19 +87,13 @@ const (
 
 // Options configure a Server.
 type Options struct {
-	Cluster  Cluster
-	Observer Observer
+	Scheduler Scheduler
+	Observer  Observer
 	// Metrics answers /metrics.
 	Metrics http.Handler
 	// AuthorizeMetrics returns a handler that passes on only requests of clients that may read metrics. It is nil if every
 	// client may.
 	AuthorizeMetrics func(http.Handler) http.Handler
-	// CardPolicy and NodePolicy are the policies by which filter and prioritize rank nodes.
-	CardPolicy, NodePolicy placement.Policy
-	// FilterBest is the maximum number of nodes that filter passes, of those that share the best score, if there are more
-	// than FilterBestAbove candidate nodes. If there are not, or FilterBest is 0, filter passes every node that fits and
-	// gives a reason for each of the others.
-	FilterBest, FilterBestAbove int
 	// TLS is the result of ServerTLS; nil for plain HTTP.
 	TLS *tls.Config
 	// ClientNames are the names that a client's certificate may have; empty if no certificate is required.

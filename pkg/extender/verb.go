@@ -12,7 +12,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpushare/gpushare/pkg/cluster"
+	"github.com/gpushare/gpushare/pkg/clustercache"
 )
 
 // verb returns the handler of a verb. answer turns the verb's arguments into its answer. fail turns an error into an answer,
@@ -42,7 +42,7 @@ func verb[A any](s *Server, name string, answer func(context.Context, *A) (any, 
 			write(w, r, http.StatusOK, fail(err))
 		case outcome == OutcomePanic:
 			http.Error(w, err.Error(), http.StatusInternalServerError)
-		case standby != nil, errors.Is(err, cluster.ErrNotReady):
+		case standby != nil, errors.Is(err, clustercache.ErrNotSynced):
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		default:
 			http.Error(w, err.Error(), http.StatusBadRequest)

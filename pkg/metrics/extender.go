@@ -14,7 +14,7 @@ import (
 
 const namespace = "gpushare_extender"
 
-// Extender implements the Observers of packages extender and cluster.
+// Extender implements the Observers of packages extender and scheduling.
 type Extender struct {
 	requests *prometheus.HistogramVec
 	filtered *prometheus.CounterVec
@@ -96,20 +96,20 @@ func (e *Extender) CertificateExpires(certificate string, at time.Time) {
 	e.expiry.WithLabelValues(certificate).Set(float64(at.Unix()))
 }
 
-// BindFinished implements cluster.Observer.
+// BindFinished implements scheduling.Observer.
 func (e *Extender) BindFinished(result string) { e.binds.WithLabelValues(result).Inc() }
 
-// BindResolved implements cluster.Observer.
+// BindResolved implements scheduling.Observer.
 func (e *Extender) BindResolved(outcome string) { e.resolved.WithLabelValues(outcome).Inc() }
 
-// Evicted implements cluster.Observer.
+// Evicted implements scheduling.Observer.
 func (e *Extender) Evicted(result string) { e.evicted.WithLabelValues(result).Inc() }
 
-// CacheSynced implements cluster.Observer.
+// CacheSynced implements scheduling.Observer.
 func (e *Extender) CacheSynced(took time.Duration) { e.synced.Set(took.Seconds()) }
 
-// Requeued implements cluster.Observer.
+// Requeued implements scheduling.Observer.
 func (e *Extender) Requeued() { e.requeues.Inc() }
 
-// APIWrite implements cluster.Observer.
+// APIWrite implements scheduling.Observer.
 func (e *Extender) APIWrite(kind string) { e.writes.WithLabelValues(kind).Inc() }

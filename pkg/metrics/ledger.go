@@ -11,7 +11,7 @@ import (
 
 // Ledger collects the state of a ledger at each scrape.
 type Ledger struct {
-	ledger *ledger.Ledger
+	ledger interface{ Nodes() []ledger.Node }
 	ready  func() error
 	// eachCard adds series for each card.
 	eachCard bool
@@ -22,7 +22,7 @@ type Ledger struct {
 
 // NewLedger registers the collector. ready returns an error until the caches are synced; until then only ledger_ready is
 // reported. eachCard adds four series for each card to the cluster's sums.
-func NewLedger(registry prometheus.Registerer, l *ledger.Ledger, ready func() error, eachCard bool) {
+func NewLedger(registry prometheus.Registerer, l interface{ Nodes() []ledger.Node }, ready func() error, eachCard bool) {
 	describe := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(prometheus.BuildFQName(namespace, "", name), help, labels, nil)
 	}

@@ -3,19 +3,19 @@ package metrics
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/gpushare/gpushare/pkg/waiting"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 )
 
 // Pending counts the pending pods by reason at each scrape.
 type Pending struct {
 	ready func() error
-	pods  func() []waiting.Diagnosis
+	pods  func() []diagnosis.Diagnosis
 	desc  *prometheus.Desc
 }
 
 // NewPending registers the collector. pods returns the diagnosis of each pending pod. ready returns an error until the
 // caches are synced; until then nothing is reported.
-func NewPending(registry prometheus.Registerer, ready func() error, pods func() []waiting.Diagnosis) {
+func NewPending(registry prometheus.Registerer, ready func() error, pods func() []diagnosis.Diagnosis) {
 	registry.MustRegister(&Pending{
 		ready: ready, pods: pods,
 		desc: prometheus.NewDesc(prometheus.BuildFQName(namespace, "", "pending_pods"),
@@ -31,11 +31,11 @@ func (c *Pending) Collect(ch chan<- prometheus.Metric) {
 	if c.ready() != nil {
 		return
 	}
-	count := map[waiting.Reason]int{}
-	for _, diagnosis := range c.pods() {
-		count[diagnosis.Reason]++
+	count := map[diagnosis.Reason]int{}
+	for _, d := range c.pods() {
+		count[d.Reason]++
 	}
-	for _, reason := range waiting.Reasons() {
+	for _, reason := range diagnosis.Reasons() {
 		ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(count[reason]), string(reason))
 	}
 }

@@ -16,11 +16,15 @@ func (s *Scheduler) Nodes() []ledger.Node { return s.ledger.Nodes() }
 func (s *Scheduler) Node(name string) (ledger.Node, bool) { return s.ledger.Node(name) }
 
 // ChangesSince returns the nodes of the ledger that have changed since a revision, see ledger.Ledger.
-func (s *Scheduler) ChangesSince(revision uint64) ledger.Changes { return s.ledger.ChangesSince(revision) }
+func (s *Scheduler) ChangesSince(revision uint64) ledger.Changes {
+	return s.ledger.ChangesSince(revision)
+}
 
 // Pending returns the pending pods, ordered by namespace and name, and the revision of that list. If known is the
 // current revision, it returns nil without a list.
-func (s *Scheduler) Pending(known uint64) ([]*clustercache.PodInfo, uint64) { return s.cache.Pending(known) }
+func (s *Scheduler) Pending(known uint64) ([]*clustercache.PodInfo, uint64) {
+	return s.cache.Pending(known)
+}
 
 // Diagnose returns the diagnosis of each pending pod against the current state of the nodes.
 func (s *Scheduler) Diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis {

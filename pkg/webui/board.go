@@ -15,9 +15,9 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/gpushare/gpushare/pkg/cluster"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
 const (
@@ -32,15 +32,16 @@ const (
 	maxViewers = 100
 )
 
-// Source provides the data of the page; *cluster.Cluster implements it.
+// Source provides the data of the page; *scheduling.Scheduler implements it.
 type Source interface {
 	// Ready returns nil once there is data to show, else the reason.
 	Ready() error
-	Ledger() *ledger.Ledger
+	// ChangesSince returns the nodes that have changed since a revision, see ledger.Ledger.
+	ChangesSince(revision uint64) ledger.Changes
 	// Pending returns the pending pods and the revision of that list; nil if the revision is the known one.
-	Pending(known uint64) ([]cluster.PendingPod, uint64)
-	// Explain returns the diagnosis of each of these pods.
-	Explain(pods []cluster.PendingPod) []waiting.Diagnosis
+	Pending(known uint64) ([]*clustercache.PodInfo, uint64)
+	// Diagnose returns the diagnosis of each of these pods.
+	Diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis
 }
 
 // Options configure a Board.
@@ -105,8 +106,8 @@ type Board struct {
 	known     uint64 // The ledger's revision.
 	nodes     map[string]entry
 	names     []string // The sorted keys of nodes; nil if they must be sorted again.
-	waiting   []cluster.PendingPod
-	revision  uint64          // Of waiting.
+	waiting   []*clustercache.PodInfo
+	revision  uint64          // Of diagnosis.
 	explained time.Time       // When waiting was last diagnosed; zero if it wasn't.
 	pending   json.RawMessage // waiting as JSON.
 	history   history
@@ -211,7 +212,7 @@ func (b *Board) look() status {
 
 // read adds the source's changes to the board and to the delta.
 func (b *Board) read(d *delta, looks bool) error {
-	changes := b.Source.Ledger().ChangesSince(b.known)
+	changes := b.Source.ChangesSince(b.known)
 	b.known = changes.Revision
 	if changes.Full {
 		left := make(map[string]bool, len(changes.Nodes))
@@ -259,7 +260,7 @@ func (b *Board) readPending(d *delta, looks bool) error {
 		return nil
 	}
 	b.explained = b.refreshed
-	text, err := json.Marshal(viewPending(b.waiting, b.Source.Explain(b.waiting)))
+	text, err := json.Marshal(viewPending(b.waiting, b.Source.Diagnose(b.waiting)))
 	if err != nil {
 		return fmt.Errorf("encoding the pending pods for the page: %w", err)
 	}

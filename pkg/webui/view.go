@@ -4,10 +4,10 @@ import (
 	"math"
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/cluster"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
 // nodeView is the JSON form of a node. Amounts are in the node's unit.
@@ -53,9 +53,9 @@ type pendingView struct {
 	Namespace string     `json:"namespace"`
 	Request   gpu.Memory `json:"request"`
 	// Reason is kube-scheduler's message; cause and explanation are the diagnosis.
-	Reason      string         `json:"reason"`
-	Cause       waiting.Reason `json:"cause"`
-	Explanation string         `json:"explanation"`
+	Reason      string           `json:"reason"`
+	Cause       diagnosis.Reason `json:"cause"`
+	Explanation string           `json:"explanation"`
 	// Created is in Unix milliseconds.
 	Created int64 `json:"created"`
 }
@@ -112,12 +112,12 @@ func viewPod(holder ledger.Allocation, memory gpu.Memory) podView {
 	return view
 }
 
-func viewPending(pods []cluster.PendingPod, why []waiting.Diagnosis) []pendingView {
+func viewPending(pods []*clustercache.PodInfo, why []diagnosis.Diagnosis) []pendingView {
 	views := make([]pendingView, len(pods))
 	for i, pod := range pods {
 		views[i] = pendingView{
-			Name: pod.Name, Namespace: pod.Namespace, Request: pod.Request, Reason: pod.Reason,
-			Cause: why[i].Reason, Explanation: why[i].Message, Created: milliseconds(pod.Created),
+			Name: pod.Name, Namespace: pod.Namespace, Request: pod.Request, Reason: pod.Pending.Message,
+			Cause: why[i].Reason, Explanation: why[i].Message, Created: milliseconds(pod.Pending.Created),
 		}
 	}
 	return views
