@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Conflicts tells by what else than resources a pod may keep another one off its node.
+// Conflicts are the properties of a pod by which, beside the resources that it uses, it may keep another pod off its node.
 type Conflicts struct {
 	// RequiredAntiAffinity is true if the pod has required anti-affinity to other pods.
 	RequiredAntiAffinity bool

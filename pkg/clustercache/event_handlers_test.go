@@ -13,6 +13,7 @@ import (
 func TestHandler(t *testing.T) {
 	f := start(t, newNode(t, "n1", 100), newPod("a", 10))
 	f.want(f.got.synced, "1 pods, 1 nodes")
+	f.want(f.got.synced, "CacheSynced")
 	f.want(f.got.nodes, "updated n1")
 	f.want(f.got.pods, "new uid-a")
 

@@ -69,7 +69,8 @@ func start(t *testing.T, objects ...runtime.Object) *fixture {
 		watching <- struct{}{}
 		return true, w, err
 	})
-	f := &fixture{New(Options{Client: client, Clock: clocktesting.NewFakeClock(begin)}), newEvents(), t, client}
+	f := &fixture{got: newEvents(), t: t, client: client}
+	f.Cache = New(Options{Client: client, Clock: clocktesting.NewFakeClock(begin), CacheSynced: func(time.Duration) { f.got.synced <- "CacheSynced" }})
 	if err := f.AddHandler(f.got); err != nil {
 		t.Fatal(err)
 	}

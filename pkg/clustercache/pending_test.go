@@ -57,6 +57,12 @@ func TestPending(t *testing.T) {
 	f.publish(newPod("b", 10, rejected("another reason")))
 	f.want(f.got.pods, "uid-b becomes uid-b")
 	second := want(a, entry{"b", "another reason"})
+	priority := int32(7)
+	f.publish(newPod("b", 10, rejected("another reason"), func(pod *corev1.Pod) { pod.Spec.Priority = &priority }))
+	f.want(f.got.pods, "uid-b becomes uid-b")
+	if now := want(a, entry{"b", "another reason"}); now == second {
+		t.Error("the priority changed, the revision did not")
+	}
 	f.publish(newPod("b", 10, bound("n1", 0)))
 	f.want(f.got.pods, "uid-b becomes uid-b")
 	third := want(a)
@@ -71,7 +77,7 @@ func TestPending(t *testing.T) {
 	}
 	f.want(f.got.pods, "deleted another")
 	fifth := want()
-	if !(first < second && second < third && third < fourth && fourth < fifth) {
+	if first >= second || second >= third || third >= fourth || fourth >= fifth {
 		t.Errorf("the list changed, its revision did not: %d %d %d %d %d", first, second, third, fourth, fifth)
 	}
 }

@@ -36,7 +36,7 @@ type PodInfo struct {
 	Labels map[string]string
 	// Requests is what the pod uses of its node, as kube-scheduler counts it, without GPU memory, which is Request.
 	Requests corev1.ResourceList
-	// Conflicts is what else than resources may keep two pods from running on the same node.
+	// Conflicts may keep another pod off the same node, see Interferes.
 	Conflicts Conflicts
 	// Placement are the cards that the annotations of a pod that asks for GPU memory name. It is nil if they name none, or
 	// if they are invalid; then PlacementErr is why.

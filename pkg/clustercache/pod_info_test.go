@@ -2,6 +2,7 @@ package clustercache
 
 import (
 	"fmt"
+	"maps"
 	"runtime"
 	"strings"
 	"testing"
@@ -31,7 +32,11 @@ func TestNewPodInfo(t *testing.T) {
 	priority := int32(7)
 	prioritized := func(pod *corev1.Pod) { pod.Spec.Priority = &priority }
 	labelled := func(pod *corev1.Pod) { pod.Labels = map[string]string{"app": "a"} }
-	cpu := func(pod *corev1.Pod) { pod.Spec.Containers[0].Resources.Requests = amount(corev1.ResourceCPU, 3) }
+	cpu := func(pod *corev1.Pod) {
+		requests := amount(corev1.ResourceCPU, 3)
+		maps.Copy(requests, pod.Spec.Containers[0].Resources.Limits) // As the API server does.
+		pod.Spec.Containers[0].Resources.Requests = requests
+	}
 	annotated := func(key, value string) podEdit {
 		return func(pod *corev1.Pod) { metav1.SetMetaDataAnnotation(&pod.ObjectMeta, key, value) }
 	}

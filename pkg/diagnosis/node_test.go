@@ -1,0 +1,56 @@
+package diagnosis
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+func TestClosed(t *testing.T) {
+	condition := func(kind corev1.NodeConditionType, status corev1.ConditionStatus) func(*corev1.Node) {
+		return func(n *corev1.Node) {
+			n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: kind, Status: status})
+		}
+	}
+	memory := func(capacity, allocatable string) func(*corev1.Node) {
+		return func(n *corev1.Node) {
+			n.Status.Capacity = corev1.ResourceList{protocol.ResourceMemory: resource.MustParse(capacity)}
+			n.Status.Allocatable = corev1.ResourceList{protocol.ResourceMemory: resource.MustParse(allocatable)}
+		}
+	}
+	const notConnected = "the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable"
+	for name, test := range map[string]struct {
+		node func(*corev1.Node)
+		want []string
+	}{
+		"no condition yet":         {func(*corev1.Node) {}, nil},
+		"ready, with a plugin":     {func(n *corev1.Node) { condition(corev1.NodeReady, corev1.ConditionTrue)(n); memory("16", "16")(n) }, nil},
+		"another condition":        {condition(corev1.NodeDiskPressure, corev1.ConditionFalse), nil},
+		"not ready":                {condition(corev1.NodeReady, corev1.ConditionUnknown), []string{"the node is not ready"}},
+		"cordoned":                 {func(n *corev1.Node) { n.Spec.Unschedulable = true }, []string{"the node is cordoned"}},
+		"the plugin has just gone": {memory("16", "0"), []string{notConnected}},
+		"the plugin has been gone for longer": {func(n *corev1.Node) {
+			memory("0", "0")(n)
+			n.Annotations = map[string]string{protocol.AnnotationInventory: "{}"}
+		}, []string{notConnected}},
+		"it never shared GPU memory": {memory("0", "0"), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var node corev1.Node
+			test.node(&node)
+			if diff := cmp.Diff(test.want, Closed(&node, false)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if got, want := Disconnected(&node), len(test.want) > 0 && test.want[0] == notConnected; got != want {
+				t.Errorf("disconnected: %v, want %v", got, want)
+			}
+			if got := Closed(&node, true); len(got) != len(test.want)+1 {
+				t.Errorf("with whole cards: %q", got)
+			}
+		})
+	}
+}
