@@ -77,7 +77,8 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 		T: t, random: rand.New(rand.NewPCG(seed, 3)), now: time.Unix(1_800_000_000, 0), pods: map[gpu.PodUID]*pod{},
 		starvationAfter: 20 * time.Second, failures: map[string]int{}, whole: map[string]bool{}, ambiguous: map[string]bool{},
 	}
-	s.ledger = ledger.New(func(string) {
+	s.ledger = ledger.New()
+	s.ledger.AddFreedListener(func(string) {
 		s.manager.MemoryFreed()
 		s.freed = true
 	})

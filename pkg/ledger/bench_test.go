@@ -14,7 +14,7 @@ import (
 
 // cluster returns a ledger with nodes of eight cards of 16276; seven pods use about 90% of each card.
 func cluster(nodes int) (*ledger.Ledger, []string) {
-	l := ledger.New(nil)
+	l := ledger.New()
 	names := make([]string, nodes)
 	for i := range names {
 		names[i] = fmt.Sprintf("node-%04d", i)

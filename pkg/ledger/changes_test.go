@@ -93,7 +93,7 @@ func TestChangesMinimal(t *testing.T) {
 }
 
 func TestChangesDuringWrites(t *testing.T) {
-	l, f := ledger.New(nil), &follower{}
+	l, f := ledger.New(), &follower{}
 	l.SetNode("n0", spec(30, 30))
 	l.SetNode("n1", spec(30, 30))
 	concurrently(t, l, func(random *rand.Rand, pods []gpu.Pod) {

@@ -101,7 +101,8 @@ func checkEmpty(t *testing.T, l *ledger.Ledger) {
 func TestConcurrentReserve(t *testing.T) {
 	nodes := []string{"n0", "n1", "n2"}
 	var freed, removed, rejected atomic.Int64
-	l := ledger.New(func(string) { freed.Add(1) })
+	l := ledger.New()
+	l.AddFreedListener(func(string) { freed.Add(1) })
 	for _, node := range nodes {
 		l.SetNode(node, spec(16, 16, 12))
 	}
@@ -158,7 +159,8 @@ func TestConcurrentReserve(t *testing.T) {
 func TestConcurrentOperations(t *testing.T) {
 	nodes := []string{"n0", "n1", "n2"}
 	var freed atomic.Int64
-	l := ledger.New(func(string) { freed.Add(1) })
+	l := ledger.New()
+	l.AddFreedListener(func(string) { freed.Add(1) })
 	specs := []ledger.NodeSpec{spec(16, 16), spec(16, 16, 12), spec(8), unhealthy(spec(16, 16)), {Cards: spec(16).Cards, WholeCards: true}}
 
 	concurrently(t, l, func(random *rand.Rand, pods []gpu.Pod) {
@@ -208,7 +210,7 @@ func TestConcurrentOperations(t *testing.T) {
 // Concurrent operations on the same pods: a retried bind during the pod's event, and a deletion between the two.
 func TestConcurrentSamePods(t *testing.T) {
 	nodes := []string{"n0", "n1"}
-	l := ledger.New(nil)
+	l := ledger.New()
 	for _, node := range nodes {
 		l.SetNode(node, spec(16, 16))
 	}

@@ -48,7 +48,8 @@ type recorder struct {
 
 func newRecorder(t *testing.T) *recorder {
 	b := &recorder{t: t}
-	b.Ledger = ledger.New(func(node string) { b.freed = append(b.freed, node) })
+	b.Ledger = ledger.New()
+	b.Ledger.AddFreedListener(func(node string) { b.freed = append(b.freed, node) })
 	return b
 }
 
@@ -576,7 +577,7 @@ func TestRankAgreesWithCheck(t *testing.T) {
 }
 
 func TestFreedNil(t *testing.T) {
-	l := ledger.New(nil)
+	l := ledger.New()
 	l.SetNode("n1", spec(16))
 	l.SetBound("n1", pod("a", 10), nil, at)
 	if !l.Remove("uid-a") {
@@ -588,7 +589,8 @@ func TestFreedNil(t *testing.T) {
 func TestFreedCallsLedger(t *testing.T) {
 	var seen []gpu.Memory
 	var l *ledger.Ledger
-	l = ledger.New(func(name string) {
+	l = ledger.New()
+	l.AddFreedListener(func(name string) {
 		n, _ := l.Node(name)
 		seen = append(seen, n.Used...)
 		l.Remove("uid-unknown") // A write, too.

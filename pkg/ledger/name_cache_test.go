@@ -16,7 +16,7 @@ import (
 // Rank, which uses a cache of the names in earlier calls, returns the same reasons as Check, which looks up every name.
 func TestRankNameCache(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	l := ledger.New(nil)
+	l := ledger.New()
 	var all []string
 	for i := range 40 {
 		all = append(all, fmt.Sprintf("n%d", i))
@@ -57,7 +57,7 @@ func TestRankNameCache(t *testing.T) {
 
 // A list with many unknown names isn't cached, because the cache keeps its list until the next call.
 func TestRankUnknownNamesNotCached(t *testing.T) {
-	l := ledger.New(nil)
+	l := ledger.New()
 	l.SetNode("n1", spec(8))
 	l.SetNode("n2", spec(8))
 	rank := func(names []string) weak.Pointer[string] {

@@ -22,7 +22,7 @@ func fits(l *ledger.Ledger, node string, pod gpu.Pod) (out placement.Reason) {
 }
 
 func TestNomination(t *testing.T) {
-	l := ledger.New(nil)
+	l := ledger.New()
 	l.SetNode("n1", spec(16, 16))
 	l.SetBound("n1", pod("a", 10), gpu.On(0, 10), at)
 	l.Nominate("n1", ranked("nominee", 16, 5)) // It gets card 1.
@@ -63,7 +63,8 @@ func TestNomination(t *testing.T) {
 
 func TestNominationMoves(t *testing.T) {
 	var freed []string
-	l := ledger.New(func(node string) { freed = append(freed, node) })
+	l := ledger.New()
+	l.AddFreedListener(func(node string) { freed = append(freed, node) })
 	l.SetNode("n1", spec(16))
 	l.SetNode("n2", spec(16))
 	freed = nil
@@ -109,7 +110,7 @@ func TestNominationMoves(t *testing.T) {
 }
 
 func TestNominationAccumulatesFreedMemory(t *testing.T) {
-	l := ledger.New(nil)
+	l := ledger.New()
 	l.SetNode("n1", spec(16, 16))
 	first, second, stays := pod("first", 9), pod("second", 7), pod("stays", 16)
 	l.SetBound("n1", stays, gpu.On(0, 16), at)
@@ -137,7 +138,7 @@ func TestNominationAccumulatesFreedMemory(t *testing.T) {
 }
 
 func TestNominateWithVictims(t *testing.T) {
-	l := ledger.New(nil)
+	l := ledger.New()
 	l.SetNode("n1", spec(16))
 	victim, nominee, asks := pod("victim", 9), ranked("nominee", 16, 5), ranked("x", 7, 5)
 	l.SetBound("n1", victim, gpu.On(0, 9), at)
@@ -156,7 +157,7 @@ func TestNominateWithVictims(t *testing.T) {
 }
 
 func TestAvailabilityCountsNominee(t *testing.T) {
-	l := ledger.New(nil)
+	l := ledger.New()
 	l.SetNode("n1", spec(16))
 	leaving := pod("a", 16)
 	leaving.Leaving = true
@@ -176,7 +177,7 @@ func TestAvailabilityCountsNominee(t *testing.T) {
 }
 
 func TestAvailabilityOfAllocatedPod(t *testing.T) {
-	l := ledger.New(nil)
+	l := ledger.New()
 	l.SetNode("n1", spec(16))
 	l.SetNode("n2", spec(16))
 	p := pod("a", 16)
@@ -189,7 +190,7 @@ func TestAvailabilityOfAllocatedPod(t *testing.T) {
 }
 
 func TestNomineeOrder(t *testing.T) {
-	l := ledger.New(nil)
+	l := ledger.New()
 	l.SetNode("n1", spec(16, 10))
 	// By priority, then the larger one first. With the small one of equal priority first, it would take the small card,
 	// and the large one would not fit.
@@ -213,7 +214,7 @@ func TestNomineeOrder(t *testing.T) {
 }
 
 func TestOutranked(t *testing.T) {
-	l := ledger.New(nil)
+	l := ledger.New()
 	for _, node := range []string{"low", "equal", "reserved", "empty"} {
 		l.SetNode(node, spec(16))
 	}

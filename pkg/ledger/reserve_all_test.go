@@ -19,7 +19,8 @@ var binpack = ledger.View{Card: placement.Binpack, Node: placement.Binpack}
 // twoNodes returns a ledger with two nodes of two cards of 16 each. freed, if not nil, is called from then on.
 func twoNodes(freed func(string)) (*ledger.Ledger, []string) {
 	ready := false
-	l := ledger.New(func(node string) {
+	l := ledger.New()
+	l.AddFreedListener(func(node string) {
 		if ready && freed != nil {
 			freed(node)
 		}

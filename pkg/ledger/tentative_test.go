@@ -45,7 +45,7 @@ func TestTentativePlacement(t *testing.T) {
 		}, free, []placement.Reason{placement.Fits, placement.Full}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := ledger.New(nil)
+			l := ledger.New()
 			l.SetNode("n1", spec(16))
 			l.SetNode("n2", spec(16))
 			l.AddTentative(first, []string{"n1", "n2", "unknown"}, at)
@@ -60,7 +60,7 @@ func TestTentativePlacement(t *testing.T) {
 
 // A tentative placement expires even if no other is added.
 func TestTentativePlacementExpires(t *testing.T) {
-	l := ledger.New(nil)
+	l := ledger.New()
 	l.SetNode("n1", spec(16))
 	l.AddTentative(pod("first", 10), []string{"n1"}, at)
 	expect(t, "a second later", []placement.Reason{placement.Full}, findsAt(l, at.Add(time.Second), pod("second", 10), "n1"))
@@ -68,7 +68,7 @@ func TestTentativePlacementExpires(t *testing.T) {
 }
 
 func TestRankReportsTentativePlacements(t *testing.T) {
-	l := ledger.New(nil)
+	l := ledger.New()
 	l.SetNode("n1", spec(16))
 	rank := func(promised time.Time) bool {
 		view := ledger.View{Card: placement.Binpack, Node: placement.Binpack, TentativeAt: promised}
@@ -91,7 +91,7 @@ func TestRankReportsTentativePlacements(t *testing.T) {
 }
 
 func TestTentativePlacementShares(t *testing.T) {
-	l := ledger.New(nil)
+	l := ledger.New()
 	l.SetNode("n1", spec(16, 16))
 	for _, name := range []string{"a", "b", "c"} {
 		l.AddTentative(pod(name, 8), []string{"n1"}, at)

@@ -169,7 +169,7 @@ gpushare_extender_overfull_cards 1
 // filledLedger returns a ledger of one node with a card that two pods share, and an unhealthy card.
 func filledLedger(t *testing.T) *ledger.Ledger {
 	t.Helper()
-	l := ledger.New(nil)
+	l := ledger.New()
 	l.SetNode("n1", ledger.NodeSpec{Unit: gpu.MiB, Cards: []gpu.Card{
 		{Index: 0, Memory: 100}, {Index: 3, Memory: 50, Unhealthy: "Xid 79"},
 	}})

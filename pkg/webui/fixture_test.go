@@ -89,7 +89,7 @@ func start(t *testing.T, standby func() error) *fixture {
 // startWithTimeout sets the server's read and write timeouts; 0 means none.
 func startWithTimeout(t *testing.T, standby func() error, timeout time.Duration) *fixture {
 	t.Helper()
-	s := &fixture{source: &source{ledger: ledger.New(nil)}, t: t}
+	s := &fixture{source: &source{ledger: ledger.New()}, t: t}
 	s.board = NewBoard(Options{Source: s.source, Standby: standby, Version: "v1.2.3", Clock: clock.RealClock{}})
 	handler, err := s.board.Handler()
 	if err != nil {

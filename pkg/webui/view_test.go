@@ -15,7 +15,7 @@ import (
 )
 
 func TestViewNode(t *testing.T) {
-	l := ledger.New(nil)
+	l := ledger.New()
 	nodeSpec := spec(16, 16)
 	nodeSpec.Cards[1].Unhealthy = "Xid 79"
 	l.SetNode("n0", nodeSpec)
@@ -76,7 +76,7 @@ func TestViewNodeUnit(t *testing.T) {
 }
 
 func TestHistoryLength(t *testing.T) {
-	s := &source{ledger: ledger.New(nil)}
+	s := &source{ledger: ledger.New()}
 	s.ledger.SetNode("n0", spec(16, 16))
 	clock := clocktesting.NewFakeClock(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC))
 	b := NewBoard(Options{Source: s, Clock: clock})

@@ -32,7 +32,7 @@ type source struct {
 	revision uint64
 }
 
-func newSource() *source { return &source{book: ledger.New(nil)} }
+func newSource() *source { return &source{book: ledger.New()} }
 
 func (s *source) Ready() error           { return nil }
 func (s *source) Ledger() *ledger.Ledger { return s.book }

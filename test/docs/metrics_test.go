@@ -65,7 +65,7 @@ func extenderSeries() series {
 	metrics.NewExtender(d)
 	metrics.NewLeader(d)
 	ready := func() error { return nil }
-	metrics.NewLedger(d, ledger.New(nil), ready, true)
+	metrics.NewLedger(d, ledger.New(), ready, true)
 	metrics.NewCluster(d, nil)
 	metrics.NewPending(d, ready, func() []waiting.Diagnosis { return nil })
 	metrics.NewGangs(d).Count(func() map[string]int { return nil })
