@@ -28,7 +28,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/metrics"
-	"github.com/gpushare/gpushare/pkg/waiting"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 )
 
 // series are the labels of metrics by name.
@@ -67,7 +67,7 @@ func extenderSeries() series {
 	ready := func() error { return nil }
 	metrics.NewLedger(d, ledger.New(), ready, true)
 	metrics.NewCluster(d, nil)
-	metrics.NewPending(d, ready, func() []waiting.Diagnosis { return nil })
+	metrics.NewPending(d, ready, func() []diagnosis.Diagnosis { return nil })
 	metrics.NewGangs(d).Count(func() map[string]int { return nil })
 	return d.found
 }
