@@ -4,407 +4,259 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	clocktesting "k8s.io/utils/clock/testing"
-
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// wakerFixture is a running waker with a fake clock. Its run loop sleeps while the clock has a waiter.
-type wakerFixture struct {
-	*waker
-	t      *testing.T
-	clock  *clocktesting.FakeClock
-	server *server
-	counts *counts
-	room   atomic.Bool // true if a rejected pod would fit now
-}
-
-func startWaker(t *testing.T) *wakerFixture {
-	f := &wakerFixture{
-		t: t, clock: clocktesting.NewFakeClock(time.Unix(1_000_000, 0)),
-		server: &server{}, counts: &counts{n: map[string]int{}},
-	}
-	f.room.Store(true)
-	f.waker = newWaker(f.clock, f.server, f.counts, func(gpu.Pod, string) bool { return f.room.Load() },
-		func(gpu.Pod) (string, bool) { return "n1", f.room.Load() }, func() error { return nil })
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- f.run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("run: %v", err)
-		}
-	})
-	return f
-}
-
-// sleeps waits until the waker waits for the clock.
-func (f *wakerFixture) sleeps() {
-	f.t.Helper()
-	await(f.t, "the waker to sleep", f.clock.HasWaiters)
-}
-
-// round runs one round of the waker: memory of the node comes free, time passes, and the waker handles the free memory.
-func (f *wakerFixture) round(node string) {
-	f.t.Helper()
-	f.freed(node)
-	f.sleeps()
-	f.clock.Step(wakeInterval + wakeDelay)
-	await(f.t, "the waker's round", func() bool {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		return len(f.freedAt) == 0
-	})
-}
-
-func (f *wakerFixture) wantWakes(want ...string) {
-	f.t.Helper()
-	await(f.t, "the wakes", func() bool { return len(f.server.wakes()) >= len(want) })
-	if got := f.server.wakes(); !slices.Equal(got, want) {
-		f.t.Errorf("woken by %v, want %v", got, want)
-	}
-}
-
-func (f *wakerFixture) refusedPods() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return len(f.refused)
-}
-
-func pod(uid string) gpu.Pod {
-	return gpu.Pod{UID: gpu.PodUID(uid), Namespace: "default", Name: uid, Request: 10}
-}
-
-func TestMemoryThatComesFreeWakesTheQueueOnce(t *testing.T) {
-	f := startWaker(t)
-	f.refuse(pod("a"), f.clock.Now())
-	f.refuse(pod("b"), f.clock.Now())
-	f.clock.Step(time.Second)
-	f.round("n1")
-	f.wantWakes("n1")
-	await(t, "the refusals to be done with", func() bool { return f.refusedPods() == 0 })
-	// No rejected pod is left: memory that comes free next causes no write.
-	f.round("n1")
-	f.round("n2")
-	f.wantWakes("n1")
-	if f.counts.of("woken") != 1 || f.counts.of("write node") != 1 {
-		t.Errorf("counted %v", f.counts.n)
-	}
-}
-
-// A rejection that is recorded long after filter read the ledger may miss the round of the memory that it needs.
-func TestARefusalThatIsNotedLateIsLookedIntoAtOnce(t *testing.T) {
-	f := startWaker(t)
-	looked := f.clock.Now()
-	f.clock.Step(time.Nanosecond)
-	f.round("n1")
-	f.refuse(pod("a"), looked)
-	f.sleeps()
-	f.clock.Step(wakeInterval + wakeDelay)
-	f.wantWakes("n1")
-}
-
-func TestNobodyIsWokenInVain(t *testing.T) {
-	tests := map[string]func(f *wakerFixture){
-		"no pod was rejected": func(f *wakerFixture) {},
-		"the pod asked again since": func(f *wakerFixture) {
-			f.refuse(pod("a"), f.clock.Now())
-			f.clock.Step(time.Second)
-			f.freed("n1")
-			f.sleeps()
-			f.clock.Step(wakeDelay / 2)
-			f.refuse(pod("a"), f.clock.Now())
-		},
-		"the pod has passed since": func(f *wakerFixture) {
-			f.refuse(pod("a"), f.clock.Now())
-			f.freed("n1")
-			f.forget("a")
-		},
-		"the pod still wouldn't fit": func(f *wakerFixture) {
-			f.refuse(pod("a"), f.clock.Now())
-			f.room.Store(false)
-		},
-		"the refusal is so old that the scheduler has looked again by itself": func(f *wakerFixture) {
-			f.refuse(pod("a"), f.clock.Now())
-			f.clock.Step(refusalLife)
-		},
-	}
-	for name, before := range tests {
+func TestRequeue(t *testing.T) {
+	freed := func(f *fixture) { f.ledger.Remove("full-n1") }
+	for name, test := range map[string]struct {
+		// before happens while both nodes, with 100 each, are full.
+		before func(f *fixture)
+		// want is the node by which the pods are requeued; empty if they are not.
+		want string
+	}{
+		"memory came free after rejections":            {func(f *fixture) { f.reject("a"); f.reject("b"); freed(f) }, "n1"},
+		"no pod was rejected":                          {freed, ""},
+		"the pod was rejected again since":             {func(f *fixture) { f.reject("a"); freed(f); f.clock.Step(1); f.reject("a") }, ""},
+		"the pod passed since":                         {func(f *fixture) { f.reject("a"); freed(f); f.Passed("a", false) }, ""},
+		"the pod is bound or gone":                     {func(f *fixture) { f.reject("a"); freed(f); f.Forget("a") }, ""},
+		"something else requeues the pod":              {func(f *fixture) { f.reject("a"); freed(f); f.ForgetRejection("a") }, ""},
+		"another pod took the memory":                  {func(f *fixture) { f.reject("a"); freed(f); f.allocate("n1", pod("b", 91)) }, ""},
+		"kube-scheduler has retried the pod by itself": {func(f *fixture) { f.reject("a"); f.clock.Step(rejectionLife); freed(f) }, ""},
+		"filter's result is recorded long after a round": {func(f *fixture) {
+			read := f.clock.Now()
+			freed(f)
+			f.requeue(f.t.Context())
+			f.clock.Step(freedDelay)
+			f.Rejected(pod("a", 10), 1, read)
+		}, "n1"},
+		"a rejected pod may go to any node again": {func(f *fixture) {
+			freed(f)
+			f.requeue(f.t.Context())
+			f.reject("a")
+			f.Unrestricted("a")
+		}, "n1"},
+		"a pod that passed may go to any node again": {func(f *fixture) {
+			freed(f)
+			f.requeue(f.t.Context())
+			f.reject("a")
+			f.Unrestricted("b")
+		}, ""},
+		"a request with a node":                    {func(f *fixture) { f.All("n2") }, "n2"},
+		"a request without a node":                 {func(f *fixture) { f.All("") }, "n1"},
+		"a request while the cluster has no nodes": {func(f *fixture) { f.cache.nodes = nil; f.All("") }, ""},
+		"a pod of a former extender fits": {func(f *fixture) {
+			freed(f)
+			f.requeue(f.t.Context())
+			f.Inherit([]gpu.Pod{pod("large", 101), pod("small", 60)})
+		}, "n1"},
+		"memory comes free for a pod of a former extender": {func(f *fixture) {
+			f.Inherit([]gpu.Pod{pod("large", 101), pod("small", 60)})
+			freed(f)
+		}, "n1"},
+		"no pod of a former extender fits": {func(f *fixture) {
+			freed(f)
+			f.requeue(f.t.Context())
+			f.Inherit([]gpu.Pod{pod("large", 101)})
+		}, ""},
+		"a former extender left no pod": {func(f *fixture) { f.Inherit(nil); freed(f) }, ""},
+	} {
 		t.Run(name, func(t *testing.T) {
-			f := startWaker(t)
-			before(f)
-			if name != "the pod asked again since" {
-				f.clock.Step(time.Nanosecond)
-				f.freed("n1")
-				f.sleeps()
-			}
-			f.clock.Step(wakeInterval + wakeDelay)
-			await(t, "the round", func() bool {
-				f.mu.Lock()
-				defer f.mu.Unlock()
-				return len(f.freedAt) == 0
-			})
-			// A round with a reason shows that the previous one ended without a write.
-			f.room.Store(true)
-			f.refuse(pod("z"), f.clock.Now())
+			f := newFixture(t, fake.Node("n1", 100), fake.Node("n2", 100))
+			f.allocate("n1", pod("full-n1", 100))
+			f.allocate("n2", pod("full-n2", 100))
+			f.requeue(t.Context()) // The nodes were added, so they have free memory.
 			f.clock.Step(time.Second)
-			f.round("last")
-			f.wantWakes("last")
+			test.before(f)
+			if test.want == "" {
+				f.wantRequeue()
+				return
+			}
+			f.wantRequeue(test.want)
+			if got := f.observer.Counts(); got["requeued"] != 1 || got["write node"] != 1 {
+				t.Errorf("counted %v", got)
+			}
+			// One write requeued every pod: no rejected pod is left.
+			f.clock.Step(time.Second)
+			f.Freed("n1")
+			f.wantRequeue(test.want)
 		})
 	}
 }
 
-func TestWakingIsRateLimited(t *testing.T) {
-	f := startWaker(t)
-	f.refuse(pod("a"), f.clock.Now())
-	f.clock.Step(time.Nanosecond)
-	f.freed("n1")
-	f.sleeps()
-	f.clock.Step(wakeDelay)
-	f.wantWakes("n1")
-	await(t, "the refusals to be done with", func() bool { return f.refusedPods() == 0 })
+// A write that isn't made, because it fails or because another replica leads, is made later. Memory came free on two nodes. In
+// the meantime the node of the first write is full: the other node still counts.
+func TestRequeueAgain(t *testing.T) {
+	for name, set := range map[string]func(f *fixture, err error){
+		"the write fails":       func(f *fixture, err error) { f.server.Answer(fake.Answers{Annotate: err}) },
+		"another replica leads": func(f *fixture, err error) { f.standby = err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, fake.Node("n1", 100), fake.Node("n2", 100))
+			set(f, errors.New("no"))
+			f.reject("a")
+			f.Freed("n1")
+			f.Freed("n2")
+			f.wantRequeue()
+			select {
+			case <-f.work: // Freed's signal, which run would have taken.
+			default:
+				t.Error("no further round follows")
+			}
+			f.allocate("n1", pod("b", 100))
+			set(f, nil)
+			f.wantRequeue("n2")
 
-	f.refuse(pod("a"), f.clock.Now())
-	f.clock.Step(time.Nanosecond)
-	f.freed("n2")
-	f.sleeps()
-	f.clock.Step(wakeDelay)
-	if !f.clock.HasWaiters() {
-		t.Error("the second wake doesn't wait")
-	}
-	f.wantWakes("n1")
-	f.clock.Step(wakeInterval)
-	f.wantWakes("n1", "n2")
-}
-
-func TestAWakeThatFailsIsTriedAgain(t *testing.T) {
-	f := startWaker(t)
-	f.server.with(func(s *server) { s.noAnnotations = errors.New("no answer") })
-	f.refuse(pod("a"), f.clock.Now())
-	f.clock.Step(time.Nanosecond)
-	f.freed("n1")
-	f.sleeps()
-	f.clock.Step(wakeInterval)
-	await(t, "the first attempt", func() bool { return f.counts.of("write node") == 1 })
-	f.sleeps() // No further memory comes free.
-	f.server.with(func(s *server) { s.noAnnotations = nil })
-	f.clock.Step(wakeInterval)
-	f.wantWakes("n1")
-	if f.counts.of("woken") != 1 {
-		t.Errorf("counted %v", f.counts.n)
+			set(f, errors.New("no"))
+			f.All("n1")
+			f.wantRequeue("n2")
+			set(f, nil)
+			f.wantRequeue("n2", "n1")
+		})
 	}
 }
 
-// Memory came free on two nodes, and the write that would requeue the pods fails. At the retry, the node of the failed
-// write has no room any more. The other node still counts.
-func TestFailedRequeueRemembersEveryNode(t *testing.T) {
-	f := startWaker(t)
-	var taken atomic.Pointer[string]
-	f.fits = func(_ gpu.Pod, node string) bool {
-		if f.counts.of("write node") == 0 {
-			taken.Store(&node) // The node of the first write.
+// Run requeues pods after a pause, and at most once in writeInterval.
+func TestRun(t *testing.T) {
+	f := newFixture(t, fake.Node("n1", 100), fake.Node("n2", 100))
+	f.cache.pending[podP] = clustercache.NewPodInfo(fake.Pod("p", 10))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- f.Run(ctx) }()
+	await := func(what string, condition func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("timed out waiting for %s", what)
+			}
 		}
-		return node != *taken.Load() || f.counts.of("write node") == 0
 	}
-	f.server.with(func(s *server) { s.noAnnotations = errLost })
-	f.refuse(pod("a"), f.clock.Now())
-	f.clock.Step(time.Nanosecond)
-	f.freed("n1")
-	f.freed("n2")
-	f.sleeps()
-	f.clock.Step(wakeInterval + wakeDelay)
-	await(t, "the failed write", func() bool { return f.counts.of("write node") == 1 })
-	f.sleeps()
-	f.server.with(func(s *server) { s.noAnnotations = nil })
-	f.clock.Step(wakeInterval + wakeDelay)
-	f.wantWakes(map[string]string{"n1": "n2", "n2": "n1"}[*taken.Load()])
+	writes := func(n int) func() bool { return func() bool { return f.observer.Count("requeued") == n } }
+	f.All("n1")
+	await("the pause", f.clock.HasWaiters)
+	f.clock.Step(freedDelay - 1)
+	if !f.clock.HasWaiters() {
+		t.Error("kube-scheduler gets no time to retry by itself")
+	}
+	f.clock.Step(1)
+	await("the first write", writes(1))
+	f.All("n2")
+	await("the pause", f.clock.HasWaiters)
+	f.clock.Step(freedDelay)
+	if !f.clock.HasWaiters() {
+		t.Error("the second write doesn't wait for writeInterval")
+	}
+	f.clock.Step(writeInterval)
+	await("the second write", writes(2))
+	f.Rejected(pod(podP, 10), minSample, f.clock.Now())
+	await("the write for a sampled pod", func() bool {
+		f.clock.Step(attemptInterval)
+		return writes(3)()
+	})
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("Run: %v", err)
+	}
 }
 
-// The whole path: a pod is rejected because the watch lags, then the watch reports the change.
-func TestALateWatchParksNoPod(t *testing.T) {
-	holder, waits := boundPod("holder", 100, "n1", 0), newPod("waits", 60)
-	f := start(t, patient, newNode(t, "n1", 100), holder, waits)
-	want := gpu.Pod{UID: "uid-waits", Namespace: "default", Name: "waits", Request: 60}
-	if f.fits(want, "n1") {
-		t.Fatal("the node isn't full")
-	}
-	f.Refused(want, f.clock.Now())
-	f.clock.Step(2 * time.Second)
-	f.publishGone(holder)
-	f.awaitHeld(holder, "not held")
-	f.await("the wake", func() bool {
-		f.clock.Step(settleInterval)
-		return slices.Equal(f.server.wakes(), []string{"n1"})
-	})
-	if err := f.bind(waits); err != nil {
-		t.Fatal(err)
-	}
-	// Rejections of bound pods are dropped.
-	f.Refused(want, f.clock.Now())
-	f.publish(waits)
-	f.await("the refusal to be forgotten", func() bool {
-		f.waker.mu.Lock()
-		defer f.waker.mu.Unlock()
-		return len(f.waker.refused) == 0
-	})
-	f.Refused(want, f.clock.Now())
-	f.Passed(want.UID)
-	if n := len(f.waker.refused); n != 0 {
-		t.Errorf("%d refusals after the pod passed", n)
-	}
+// checks counts the calls of Check.
+type checks struct {
+	*ledger.Ledger
+	n int
+}
+
+func (c *checks) Check(pod gpu.Pod, nodes []string, visit func(string, placement.Reason)) {
+	c.n++
+	c.Ledger.Check(pod, nodes, visit)
 }
 
 // One check is enough for a node that helps no rejected pod, however many there are.
-func TestManyRefusalsCostLittle(t *testing.T) {
-	looks, room := 0, gpu.Memory(99)
-	w := newWaker(clocktesting.NewFakeClock(time.Unix(1_000_000, 0)), &server{}, &counts{n: map[string]int{}},
-		func(p gpu.Pod, _ string) bool { looks++; return p.Request <= room },
-		func(gpu.Pod) (string, bool) { return "", false }, func() error { return nil })
-	for i := range 10_000 {
-		w.refuse(gpu.Pod{UID: gpu.PodUID(fmt.Sprint(i)), Request: gpu.Memory(100 + i%100), Priority: int32(i % 7)}, w.clock.Now().Add(-time.Second))
-	}
-	free := func() {
-		for i := range 1000 {
-			w.freed(fmt.Sprint("n", i))
+func TestManyRejectionsCostLittle(t *testing.T) {
+	f := newFixture(t)
+	counted := &checks{Ledger: f.ledger}
+	f.Ledger = counted
+	const nodes = 1000
+	add := func(memory int64) {
+		for i := range nodes {
+			name := fmt.Sprint("n", i)
+			f.ledger.SetNode(name, ledger.NodeSpec{Cards: []gpu.Card{{Memory: gpu.Memory(memory)}}})
+			f.Freed(name)
 		}
 	}
-	free()
-	if node, _, _ := w.reason(); node != "" || looks > 1000 {
-		t.Errorf("reason %q after %d looks, want none after one a node", node, looks)
+	for i := range 10_000 {
+		rejected := gpu.Pod{UID: gpu.PodUID(fmt.Sprint(i)), Request: gpu.Memory(100 + i%100), Priority: int32(i % 7)}
+		f.Rejected(rejected, 1, f.clock.Now())
 	}
-	free()
-	looks, room = 0, 100
-	if node, pod, _ := w.reason(); node == "" || pod.Request != 100 || looks > 2 {
-		t.Errorf("reason %q, a pod of %d, after %d looks", node, pod.Request, looks)
+	f.clock.Step(time.Second)
+	add(99)
+	if node, _, _ := f.reason(); node != "" || counted.n > nodes {
+		t.Errorf("reason %q after %d checks, want none after one for each node", node, counted.n)
+	}
+	counted.n = 0
+	add(100)
+	if node, pod, _ := f.reason(); node == "" || pod.Request != 100 || counted.n > 2 {
+		t.Errorf("reason %q, a pod that asks for %d, after %d checks", node, pod.Request, counted.n)
 	}
 }
 
 // Requests for pods that do not exist, and that are therefore never deleted, do not exhaust memory.
-func TestRefusalsAreBounded(t *testing.T) {
-	f := startWaker(t)
-	for i := range maxRefused + 100 {
-		f.refuse(pod(fmt.Sprint(i)), f.clock.Now())
+func TestRejectionsAreBounded(t *testing.T) {
+	f := newFixture(t)
+	for i := range maxRejected + 100 {
+		f.Rejected(pod(gpu.PodUID(fmt.Sprint(i)), 10), minSample, f.clock.Now())
 	}
-	if n := f.refusedPods(); n != maxRefused {
-		t.Errorf("%d refusals are remembered, want %d", n, maxRefused)
+	if len(f.rejected) != maxRejected || len(f.attempts.pods) != maxRejected {
+		t.Errorf("%d rejections and %d attempts are remembered, want %d", len(f.rejected), len(f.attempts.pods), maxRejected)
 	}
 }
 
-// The pod of leastOf stays off a node only if every pod stays off it.
-func TestOneStandsForAll(t *testing.T) {
-	f := start(t, patient, newNode(t, "n1", 100))
-	rival := gpu.Pod{UID: "rival", Request: 100, Priority: 5}
-	f.ledger.Nominate("n1", rival)
+// The pod of leastOf fits no node only if none of the pods fits it.
+func TestLeastOf(t *testing.T) {
+	f := newFixture(t, fake.Node("n1", 100))
+	nominated := gpu.Pod{UID: "nominated", Request: 100, Priority: 5}
+	f.ledger.Nominate("n1", nominated)
 	small := gpu.Pod{UID: "small", Request: 10, Priority: 5}
-	if f.fits(small, "n1") || !f.fits(rival, "n1") {
-		t.Fatal("the nomination isn't held for")
+	if f.fits(small, "n1") || !f.fits(nominated, "n1") {
+		t.Fatal("the nomination has no effect")
 	}
-	if !f.fits(leastOf([]gpu.Pod{small, rival}), "n1") {
-		t.Error("the nominated pod itself would not be woken")
+	if !f.fits(leastOf([]gpu.Pod{small, nominated}), "n1") {
+		t.Error("it does not fit where the nominated pod fits")
 	}
 	f.ledger.Nominate("n1", gpu.Pod{UID: "higher", Request: 100, Priority: 7})
-	if f.fits(leastOf([]gpu.Pod{small, rival}), "n1") {
-		t.Error("a pod that all of them stand back for is passed over")
+	if f.fits(leastOf([]gpu.Pod{small, nominated}), "n1") {
+		t.Error("it fits where a nomination keeps all pods off")
 	}
 }
 
-// A pod that a former extender rejected before it was killed is requeued if there is room for it now.
-func TestRefusalsAreInherited(t *testing.T) {
-	for name, test := range map[string]struct {
-		objects []runtime.Object
-		wake    bool
-	}{
-		"room for a pod that waits":    {[]runtime.Object{newPod("large", 101), newPod("small", 60)}, true},
-		"no room":                      {[]runtime.Object{newPod("large", 101), boundPod("b", 60, "n1", 0), newPod("small", 60)}, false},
-		"no pending pod":               {[]runtime.Object{boundPod("b", 60, "n1", 0)}, false},
-		"no pending pod of ours":       {[]runtime.Object{newPod("p", 0)}, false},
-		"a pod that has ended unbound": {[]runtime.Object{ended(newPod("p", 10))}, false},
-	} {
-		for leads, begin := range map[string]func(t *testing.T, f *fixture){
-			"the only extender": func(*testing.T, *fixture) {},
-			"a new leader": func(t *testing.T, f *fixture) {
-				f.server.with(func(s *server) { s.annotated = nil })
-				if err := f.TakeOver(t.Context()); err != nil {
-					t.Fatal(err)
-				}
-			},
-		} {
-			t.Run(name+", "+leads, func(t *testing.T) {
-				t.Parallel()
-				f := start(t, patient, append(test.objects, newNode(t, "n1", 100))...)
-				if leads == "a new leader" && test.wake {
-					f.awaitWakes("n1") // The first requeue comes from the cache sync, before the extender becomes a leader.
-				}
-				begin(t, f)
-				if !test.wake {
-					// A later requeue shows that the previous round ended without a write.
-					f.waker.refuse(gpu.Pod{UID: "z", Request: 1}, f.clock.Now())
-					f.clock.Step(time.Second)
-					f.publishNode(newNode(t, "n2", 1))
-					f.awaitWakes("n2")
-					return
-				}
-				f.awaitWakes("n1")
-			})
-		}
-	}
-}
-
-// A node may fit the pod of leastOf and none of the pods. The waker must then check the other nodes as well.
-func TestAnInheritedRefusalIsLookedIntoOnEveryNode(t *testing.T) {
-	objects := []runtime.Object{newNode(t, "room", 100), ranked(newPod("small", 30), 0), ranked(newPod("important", 1000), 9)}
+// Nodes may fit the pod of leastOf and none of the pods. Then the other nodes count as well.
+func TestInheritChecksEveryNode(t *testing.T) {
+	f := newFixture(t, fake.Node("room", 100))
 	for i := range 20 {
-		// 40 units are free, and held for the preemptor of the leaving pod.
+		// 40 units are free, and reserved for a preemptor.
 		node := fmt.Sprint("n", i)
-		nominated := ranked(newPod("nominated-"+node, 100), 5)
-		nominated.Status.NominatedNodeName = node
-		leaves := ranked(boundPod("leaves-"+node, 60, node, 0), 1)
-		leaves.DeletionTimestamp, leaves.Finalizers = &metav1.Time{Time: begin}, []string{"test/kubelet"}
-		objects = append(objects, newNode(t, node, 100), nominated, leaves)
+		f.ledger.SetNode(node, ledger.NodeSpec{Cards: []gpu.Card{{Memory: 100}}})
+		f.allocate(node, gpu.Pod{UID: gpu.PodUID("victim-" + node), Request: 60, Priority: 1, Leaving: true})
+		f.ledger.Nominate(node, gpu.Pod{UID: gpu.PodUID("preemptor-" + node), Request: 100, Priority: 5})
 	}
-	f := start(t, patient, objects...)
-	f.await("a wake", func() bool {
-		f.clock.Step(settleInterval)
-		return len(f.server.wakes()) > 0
-	})
-}
-
-func ended(pod *corev1.Pod) *corev1.Pod {
-	pod.Status.Phase = corev1.PodFailed
-	return pod
-}
-
-// awaitWakes lets time pass until exactly these nodes were changed to requeue pods.
-func (f *fixture) awaitWakes(nodes ...string) {
-	f.t.Helper()
-	f.await("the wakes", func() bool {
-		f.clock.Step(settleInterval)
-		return len(f.server.wakes()) >= len(nodes)
-	})
-	if got := f.server.wakes(); !slices.Equal(got, nodes) {
-		f.t.Errorf("woken by %v, want %v", got, nodes)
+	f.requeue(t.Context())
+	f.Inherit([]gpu.Pod{{UID: "small", Request: 30}, {UID: "important", Request: 1000, Priority: 9}})
+	f.requeue(t.Context())
+	if got := f.server.Calls().Annotated; len(got) != 1 {
+		t.Errorf("changed nodes %v, want one", got)
 	}
 }
 
-func TestAPodThatMayGoAnywhereAgainIsWoken(t *testing.T) {
-	f := startWaker(t)
-	f.refuse(pod("a"), f.clock.Now())
-	f.clock.Step(time.Second)
-	f.released("b") // That pod was not rejected.
-	if f.clock.HasWaiters() {
-		t.Fatal("a pod that wasn't refused set the waker going")
+func TestRejectedAbove(t *testing.T) {
+	f := newFixture(t)
+	f.Rejected(gpu.Pod{UID: "a", Priority: 5}, 1, f.clock.Now())
+	if !f.RejectedAbove(4) || f.RejectedAbove(5) {
+		t.Error("a pod of priority 5 is above 4 only")
 	}
-	f.released("a")
-	f.sleeps()
-	f.clock.Step(wakeInterval + wakeDelay)
-	f.wantWakes("n1")
 }

@@ -1,0 +1,57 @@
+package fake
+
+import (
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// Observer counts what metrics count, by a text such as "bind bound". Its methods are safe for concurrent use.
+type Observer struct {
+	mu     sync.Mutex
+	counts map[string]int
+}
+
+func (o *Observer) add(what string, n int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.counts == nil {
+		o.counts = map[string]int{}
+	}
+	o.counts[what] += n
+}
+
+// Count returns one count.
+func (o *Observer) Count(what string) int { return o.Counts()[what] }
+
+// Counts returns all counts.
+func (o *Observer) Counts() map[string]int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return maps.Clone(o.counts)
+}
+
+// Filtered counts "filtered" and the reason.
+func (o *Observer) Filtered(reason placement.Reason, nodes int) {
+	o.add("filtered "+reason.String(), nodes)
+}
+
+// BindFinished counts "bind" and the result.
+func (o *Observer) BindFinished(result string) { o.add("bind "+result, 1) }
+
+// BindResolved counts "resolved" and the outcome.
+func (o *Observer) BindResolved(outcome string) { o.add("resolved "+outcome, 1) }
+
+// CacheSynced counts "synced".
+func (o *Observer) CacheSynced(time.Duration) { o.add("synced", 1) }
+
+// Evicted counts "evicted" and the result.
+func (o *Observer) Evicted(result string) { o.add("evicted "+result, 1) }
+
+// Requeued counts "requeued".
+func (o *Observer) Requeued() { o.add("requeued", 1) }
+
+// APIWrite counts "write" and the kind.
+func (o *Observer) APIWrite(kind string) { o.add("write "+kind, 1) }

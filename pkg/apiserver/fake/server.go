@@ -1,0 +1,204 @@
+package fake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// Server has the methods of apiserver.Client. Its state of pods is independent of what a watch has reported. It answers as an
+// API server does, unless a test sets another answer. Its methods are safe for concurrent use.
+type Server struct {
+	mu      sync.Mutex
+	pods    map[types.NamespacedName]*corev1.Pod
+	answers Answers
+	calls   Calls
+}
+
+// Answers replace the answers of a Server.
+type Answers struct {
+	// Bind answers a Binding.
+	Bind func(ctx context.Context, binding *corev1.Binding) error
+	// Evict answers the request of an eviction.
+	Evict func(pod gpu.Pod, dryRun bool) error
+	// Read is the error of reads, Annotate that of AnnotateNode.
+	Read, Annotate error
+}
+
+// Calls are the calls that a Server has received.
+type Calls struct {
+	// Binds and Reads count the calls.
+	Binds, Reads int
+	// Evicted are the names of the pods whose eviction was requested. A dry run has the prefix "?".
+	Evicted []string
+	// Annotated are the nodes whose annotation was set.
+	Annotated []string
+}
+
+// PodResource is the resource of pods, for errors.
+var PodResource = corev1.Resource("pods")
+
+// NewServer returns a Server that has the pods.
+func NewServer(pods ...*corev1.Pod) *Server {
+	s := &Server{pods: map[types.NamespacedName]*corev1.Pod{}}
+	for _, pod := range pods {
+		s.Set(pod)
+	}
+	return s
+}
+
+func key(pod *corev1.Pod) types.NamespacedName {
+	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+}
+
+// Answer sets the answers. The zero value of a field stands for the answer of an API server.
+func (s *Server) Answer(answers Answers) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.answers = answers
+}
+
+// Calls returns the calls so far.
+func (s *Server) Calls() Calls {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	calls := s.calls
+	calls.Evicted, calls.Annotated = slices.Clone(calls.Evicted), slices.Clone(calls.Annotated)
+	return calls
+}
+
+// Set creates or replaces a pod.
+func (s *Server) Set(pod *corev1.Pod) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pods[key(pod)] = pod.DeepCopy()
+}
+
+// Get returns the current state of the pod; nil if it was removed.
+func (s *Server) Get(pod *corev1.Pod) *corev1.Pod {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pods[key(pod)].DeepCopy()
+}
+
+// Remove deletes a pod.
+func (s *Server) Remove(pod *corev1.Pod) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.pods, key(pod))
+}
+
+// Pods returns the current state of all pods.
+func (s *Server) Pods() []*corev1.Pod {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var pods []*corev1.Pod
+	for _, pod := range s.pods {
+		pods = append(pods, pod.DeepCopy())
+	}
+	return pods
+}
+
+// Bind creates a Binding.
+func (s *Server) Bind(ctx context.Context, binding *corev1.Binding) error {
+	s.mu.Lock()
+	s.calls.Binds++
+	answer := s.answers.Bind
+	s.mu.Unlock()
+	if answer != nil {
+		return answer(ctx, binding)
+	}
+	return s.Commit(binding)
+}
+
+// Commit binds as an API server does: once, if the UID matches, with annotations and node in one write.
+func (s *Server) Commit(binding *corev1.Binding) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	pod, ok := s.pods[types.NamespacedName{Namespace: binding.Namespace, Name: binding.Name}]
+	switch {
+	case !ok:
+		return apierrors.NewNotFound(PodResource, binding.Name)
+	case pod.UID != binding.UID, pod.Spec.NodeName != "":
+		return apierrors.NewConflict(PodResource, binding.Name, errors.New("precondition failed, or already assigned"))
+	}
+	maps.Copy(annotations(pod), binding.Annotations)
+	pod.Spec.NodeName = binding.Target.Name
+	return nil
+}
+
+// Pod reads a pod.
+func (s *Server) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.read(ctx); err != nil {
+		return nil, err
+	}
+	pod, ok := s.pods[types.NamespacedName{Namespace: namespace, Name: name}]
+	if !ok {
+		return nil, apierrors.NewNotFound(PodResource, name)
+	}
+	return pod.DeepCopy(), nil
+}
+
+// PodsOn lists the pods of a node.
+func (s *Server) PodsOn(ctx context.Context, node string) ([]corev1.Pod, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.read(ctx); err != nil {
+		return nil, err
+	}
+	var pods []corev1.Pod
+	for _, pod := range s.pods {
+		if pod.Spec.NodeName == node {
+			pods = append(pods, *pod.DeepCopy())
+		}
+	}
+	return pods, nil
+}
+
+// read counts a read and returns its error. The caller holds mu.
+func (s *Server) read(ctx context.Context) error {
+	s.calls.Reads++
+	return errors.Join(ctx.Err(), s.answers.Read)
+}
+
+// Evict requests an eviction. The pod stays.
+func (s *Server) Evict(_ context.Context, pod gpu.Pod, dryRun bool) error {
+	s.mu.Lock()
+	name := pod.Name
+	if dryRun {
+		name = "?" + name
+	}
+	s.calls.Evicted = append(s.calls.Evicted, name)
+	answer := s.answers.Evict
+	s.mu.Unlock()
+	if answer != nil {
+		return answer(pod, dryRun)
+	}
+	return nil
+}
+
+// AnnotateNode sets the annotation that requeues pods.
+func (s *Server) AnnotateNode(_ context.Context, node, key, value string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.answers.Annotate != nil {
+		return s.answers.Annotate
+	}
+	if key != protocol.AnnotationFreed || value == "" {
+		return fmt.Errorf("annotated with %q=%q", key, value)
+	}
+	s.calls.Annotated = append(s.calls.Annotated, node)
+	return nil
+}

@@ -1,0 +1,86 @@
+package requeue
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+// fixture is a Requeuer that doesn't run: the test moves the clock and calls the rounds.
+type fixture struct {
+	*Requeuer
+	t        *testing.T
+	clock    *clocktesting.FakeClock
+	server   *fake.Server
+	observer *fake.Observer
+	ledger   *ledger.Ledger
+	cache    *cache
+	// standby is why this replica must not write; nil if it may.
+	standby error
+}
+
+func newFixture(t *testing.T, nodes ...*corev1.Node) *fixture {
+	f := &fixture{
+		t: t, clock: clocktesting.NewFakeClock(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)), server: fake.NewServer(),
+		observer: &fake.Observer{}, ledger: fake.Ledger(nodes...), cache: &cache{nodes: nodes, pending: map[gpu.PodUID]*clustercache.PodInfo{}},
+	}
+	f.Requeuer = New(Options{
+		API: f.server, Ledger: f.ledger, Cache: f.cache, Observer: f.observer, Leading: func() error { return f.standby }, Clock: f.clock,
+	})
+	f.ledger.AddFreedListener(f.Freed)
+	return f
+}
+
+// cache implements Cache.
+type cache struct {
+	nodes   []*corev1.Node
+	pending map[gpu.PodUID]*clustercache.PodInfo
+}
+
+func (c *cache) Nodes() []*corev1.Node { return c.nodes }
+
+func (c *cache) Node(name string) (*corev1.Node, bool) {
+	for _, node := range c.nodes {
+		if node.Name == name {
+			return node, true
+		}
+	}
+	return nil, false
+}
+
+func (c *cache) PendingPod(uid gpu.PodUID) (*clustercache.PodInfo, bool) {
+	pod, ok := c.pending[uid]
+	return pod, ok
+}
+
+func pod(uid gpu.PodUID, memory gpu.Memory) gpu.Pod {
+	return gpu.Pod{UID: uid, Namespace: "default", Name: string(uid), Request: memory}
+}
+
+// allocate gives memory of the node's card 0 to a pod.
+func (f *fixture) allocate(node string, pod gpu.Pod) {
+	f.ledger.SetBound(node, pod, gpu.On(0, pod.Request), f.clock.Now())
+}
+
+// reject records a rejection, and lets time pass.
+func (f *fixture) reject(uid gpu.PodUID) {
+	f.Rejected(pod(uid, 10), 1, f.clock.Now())
+	f.clock.Step(time.Millisecond)
+}
+
+// wantRequeue runs one round and compares the nodes that were changed so far.
+func (f *fixture) wantRequeue(want ...string) {
+	f.t.Helper()
+	f.requeue(f.t.Context())
+	if diff := cmp.Diff(want, f.server.Calls().Annotated); diff != "" {
+		f.t.Errorf("changed nodes (-want +got):\n%s", diff)
+	}
+}
