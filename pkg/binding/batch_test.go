@@ -6,25 +6,27 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// gathered is a batch with a fake clock.
-type gathered struct {
+// batchFixture is a batch with a fake clock.
+type batchFixture struct {
 	batch
 	t     *testing.T
 	clock *clocktesting.FakeClock
 }
 
-func newGathered(t *testing.T, window time.Duration) *gathered {
+func newBatch(t *testing.T, window time.Duration) *batchFixture {
 	c := clocktesting.NewFakeClock(begin)
-	return &gathered{batch: batch{clock: c, window: window}, t: t, clock: c}
+	return &batchFixture{batch: batch{clock: c, window: window}, t: t, clock: c}
 }
 
-// wantGone checks whether the binds that wait for these channels were sent.
-func (g *gathered) wantGone(want bool, all ...<-chan struct{}) {
+// wantSent checks whether the binds that wait for these channels were sent.
+func (g *batchFixture) wantSent(want bool, all ...<-chan struct{}) {
 	g.t.Helper()
 	for i, next := range all {
 		if want {
@@ -33,72 +35,72 @@ func (g *gathered) wantGone(want bool, all ...<-chan struct{}) {
 		}
 		select {
 		case <-next:
-			g.t.Errorf("number %d didn't wait", i)
+			g.t.Errorf("bind %d didn't wait", i)
 		default:
 		}
 		if !g.clock.HasWaiters() { // The timer has fired, and the binds are sent at any moment.
-			g.t.Errorf("number %d waits no longer", i)
+			g.t.Errorf("bind %d waits no longer", i)
 		}
 	}
 }
 
-func (g *gathered) wantAtOnce() {
+func (g *batchFixture) wantAtOnce() {
 	g.t.Helper()
 	if g.join() != nil {
-		g.t.Error("it was to go at once")
+		g.t.Error("the bind waits, want that it is sent at once")
 	}
 }
 
-func TestBindsOfAStormGoTogether(t *testing.T) {
-	g := newGathered(t, 50*time.Millisecond)
+func TestBatch(t *testing.T) {
+	g := newBatch(t, 50*time.Millisecond)
 	g.wantAtOnce()
 	g.clock.Step(windowPerBind / 2)
 	first, second := g.join(), g.join()
-	g.wantGone(false, first, second)
+	g.wantSent(false, first, second)
 	g.clock.Step(windowPerBind / 2)
-	g.wantGone(true, first, second)
+	g.wantSent(true, first, second)
 
 	// After two binds the wait is twice as long.
 	third, fourth, fifth := g.join(), g.join(), g.join()
 	g.clock.Step(2*windowPerBind - time.Millisecond)
-	g.wantGone(false, third, fourth, fifth)
+	g.wantSent(false, third, fourth, fifth)
 	g.clock.Step(time.Millisecond)
-	g.wantGone(true, third, fourth, fifth)
+	g.wantSent(true, third, fourth, fifth)
 
 	// The wait is never longer than the window.
 	sixth := g.join()
 	g.clock.Step(49 * time.Millisecond)
-	g.wantGone(false, sixth)
+	g.wantSent(false, sixth)
 	g.clock.Step(time.Millisecond)
-	g.wantGone(true, sixth)
+	g.wantSent(true, sixth)
 
 	g.clock.Step(windowPerBind)
 	g.wantAtOnce()
 }
 
-func TestBindsThatComeOneByOneDoNotWait(t *testing.T) {
-	g := newGathered(t, time.Second)
+func TestBatchFewBinds(t *testing.T) {
+	g := newBatch(t, time.Second)
 	for range 3 {
 		g.wantAtOnce()
 		g.clock.Step(windowPerBind)
 	}
-	each := newGathered(t, 0)
+	each := newBatch(t, 0)
 	for range 3 {
 		each.wantAtOnce()
 	}
 }
 
-func TestNobodyWaitsLongerThanAWindowWhateverTheClockDoes(t *testing.T) {
-	g := newGathered(t, windowPerBind)
+func TestBatchClockSetBack(t *testing.T) {
+	g := newBatch(t, windowPerBind)
 	g.wantAtOnce()
 	g.clock.SetTime(begin.Add(-time.Hour))
 	next := g.join()
 	g.clock.Step(windowPerBind)
-	g.wantGone(true, next)
+	g.wantSent(true, next)
 }
 
-func TestABindWaitsNoLongerThanItMay(t *testing.T) {
-	g := newGathered(t, windowPerBind)
+func TestBatchContext(t *testing.T) {
+	g := newBatch(t, windowPerBind)
 	g.wantAtOnce()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -106,81 +108,66 @@ func TestABindWaitsNoLongerThanItMay(t *testing.T) {
 	g.clock.Step(windowPerBind)
 }
 
-// waitingBind is a Cluster with one bound pod and another pod whose bind waits.
-type waitingBind struct {
-	*fixture
-	leads leadership
-	pod   *corev1.Pod
-	ended chan error
+// A bind that waits in a batch has its card assumed. What ends its wait decides whether it is written.
+func TestWriteInBatch(t *testing.T) {
+	for name, test := range map[string]struct {
+		// end ends the wait.
+		end        func(f *fixture, cancel func())
+		wantResult Result
+		want       string
+		wantWrites int
+	}{
+		"the window is over":      {func(*fixture, func()) {}, Bound, "bound n1 card 0", 2},
+		"the bind's time is over": {func(_ *fixture, cancel func()) { cancel() }, Unreachable, "none", 1},
+		"the term is over":        {func(f *fixture, _ func()) { f.standby = errors.New("standby") }, NotLeading, "none", 1},
+		"the pod is deleted": {func(f *fixture, _ func()) {
+			f.server.Remove(fake.Pod("b", 4))
+			f.PodGone("uid-b")
+			f.want(fake.Pod("b", 4), "none")
+		}, Rejected, "none", 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := fake.Pod("a", 4), fake.Pod("b", 4)
+			f := newFixture(t, windowPerBind, a, b)
+			if _, err := f.bind(a, "n1"); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			ended := make(chan Result)
+			go func() {
+				result, _ := f.bindUntil(ctx, b, "n1")
+				ended <- result
+			}()
+			await(t, "the bind to wait", func() bool {
+				f.batch.mu.Lock()
+				defer f.batch.mu.Unlock()
+				return f.batch.next != nil
+			})
+			f.want(b, "assumed n1 card 0")
+			test.end(f, cancel)
+			if test.wantResult != Unreachable {
+				f.clock.Step(windowPerBind)
+			}
+			if result := <-ended; result != test.wantResult {
+				t.Errorf("%s, want %s", result, test.wantResult)
+			}
+			f.want(b, test.want)
+			if n := f.observer.Count("write binding"); n != test.wantWrites {
+				t.Errorf("%d Bindings were written, want %d", n, test.wantWrites)
+			}
+		})
+	}
 }
 
-func startWaiting(t *testing.T, timeout time.Duration) *waitingBind {
-	t.Helper()
-	a, w := newPod("a", 4), &waitingBind{pod: newPod("b", 4), ended: make(chan error, 1)}
-	w.fixture = startWith(t, Options{BindTimeout: timeout, BindWindow: windowPerBind, Leading: w.leads.ask},
-		func(*Cluster) {}, newNode(t, "n1", 16), a, w.pod)
-	if err := w.TakeOver(t.Context()); err != nil {
+// All other members wait for the bind that completes their gang.
+func TestCompletingBindDoesNotWait(t *testing.T) {
+	a, b := fake.Pod("a", 4), fake.Pod("b", 0)
+	f := newFixture(t, windowPerBind, a, b)
+	if _, err := f.bind(a, "n1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.bind(a); err != nil {
-		t.Fatal(err)
-	}
-	go func() { w.ended <- w.bind(w.pod) }()
-	w.await("it to wait", func() bool {
-		w.batch.mu.Lock()
-		defer w.batch.mu.Unlock()
-		return w.batch.next != nil
-	})
-	return w
-}
-
-func (w *waitingBind) wantWritten(want int) {
-	w.t.Helper()
-	if n := w.counts.of("write binding"); n != want {
-		w.t.Errorf("%d Bindings were written, want %d", n, want)
-	}
-}
-
-func TestAStormOfBindsIsGathered(t *testing.T) {
-	w := startWaiting(t, patient)
-	w.wantHeld(w.pod, "reserved n1 card 0") // The card is assumed while the bind waits.
-	w.wantWritten(1)
-	w.clock.Step(windowPerBind)
-	if err := <-w.ended; err != nil {
+	if _, err := f.Write(t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(b)}, true); err != nil {
 		t.Error(err)
 	}
-	w.wantHeld(w.pod, "bound n1 card 0")
-}
-
-func TestWhoLeadsNoLongerWhenItsTurnComesWritesNothing(t *testing.T) {
-	w := startWaiting(t, patient)
-	errStandby := errors.New("standing by")
-	w.leads.set(errStandby)
-	w.clock.Step(windowPerBind)
-	if err := <-w.ended; !errors.Is(err, errStandby) {
-		t.Errorf("bind: %v, want %v", err, errStandby)
-	}
-	w.wantHeld(w.pod, "not held")
-	w.wantWritten(1)
-}
-
-func TestABindWhoseTimeIsOverWhileItWaitsWasNeverWritten(t *testing.T) {
-	w := startWaiting(t, 2*time.Second) // Real time, long enough for the steps before.
-	if err := <-w.ended; err == nil || errors.Is(err, ErrUnsettled) {
-		t.Errorf("bind: %v, want that nothing was written", err)
-	}
-	w.wantHeld(w.pod, "not held")
-	w.wantWritten(1)
-}
-
-func TestAPodThatGoesWhileItsBindWaitsHoldsNothing(t *testing.T) {
-	w := startWaiting(t, patient)
-	w.server.with(func(s *server) { delete(s.pods, types.NamespacedName{Namespace: w.pod.Namespace, Name: w.pod.Name}) })
-	w.publishGone(w.pod)
-	w.awaitHeld(w.pod, "not held")
-	w.clock.Step(windowPerBind)
-	if err := <-w.ended; err == nil {
-		t.Error("what is gone was bound")
-	}
-	w.wantHeld(w.pod, "not held")
 }

@@ -192,10 +192,15 @@ func (o *openBinds) run(ctx context.Context) error {
 			return nil
 		case <-ticker.C():
 		}
-		for _, bind := range o.due() {
-			if !o.resolve(ctx, bind) {
-				break // The API server is unreachable: each further read would only time out.
-			}
+		o.resolveDue(ctx)
+	}
+}
+
+// resolveDue reads the pods of the binds that are due.
+func (o *openBinds) resolveDue(ctx context.Context) {
+	for _, bind := range o.due() {
+		if !o.resolve(ctx, bind) {
+			return // The API server is unreachable: each further read would only time out.
 		}
 	}
 }

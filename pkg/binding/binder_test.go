@@ -1,0 +1,435 @@
+package binding
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// TestWrite covers every outcome of one write to node n1. The watch reports nothing.
+func TestWrite(t *testing.T) {
+	pod := fake.Pod("p", 10)
+	boundBy := func(node string, card int) func(*fixture) {
+		return func(f *fixture) { f.server.Set(fake.Pod("p", 10, fake.Bound(node, card))) }
+	}
+	removed := func(f *fixture) { f.server.Remove(pod) }
+	for name, test := range map[string]struct {
+		// commits is true if the write is made. answer is the API server's answer. If hangs is true, the answer comes when
+		// the time is over. read is the error of reads.
+		commits, hangs bool
+		answer, read   error
+		// before happens before the answer.
+		before func(f *fixture)
+
+		wantErr    error // nil if the pod is bound.
+		wantResult Result
+		want       string
+		// wantOutcome is how the bind is resolved: by the first read, or by the first read after the deadline if late is
+		// true. wantThen is the allocation afterwards.
+		late        bool
+		wantOutcome string
+		wantThen    string
+	}{
+		"the write is made": {
+			commits: true, wantResult: Bound, want: "bound n1 card 0",
+		},
+		"the write is made and the answer is lost": {
+			commits: true, answer: errLost, wantResult: Bound, want: "bound n1 card 0",
+		},
+		"the write is made and the answer is a server error": {
+			commits: true, answer: errServer, wantResult: Bound, want: "bound n1 card 0",
+		},
+		"the write is made, the answer is lost and the read fails": {
+			commits: true, answer: errLost, read: errLost, wantErr: ErrUnconfirmed, wantResult: Unconfirmed, want: "assumed n1 card 0",
+			wantOutcome: OutcomeBound, wantThen: "bound n1 card 0",
+		},
+		"the write is made and hangs": {
+			commits: true, hangs: true, wantErr: ErrUnconfirmed, wantResult: Unconfirmed, want: "assumed n1 card 0",
+			wantOutcome: OutcomeBound, wantThen: "bound n1 card 0",
+		},
+		"the write hangs and isn't made": {
+			hangs: true, wantErr: ErrUnconfirmed, wantResult: Unconfirmed, want: "assumed n1 card 0",
+			late: true, wantOutcome: OutcomeNotBound, wantThen: "none",
+		},
+		"the answer is lost and the write isn't made": {
+			answer: errLost, wantErr: ErrUnconfirmed, wantResult: Unconfirmed, want: "assumed n1 card 0",
+			late: true, wantOutcome: OutcomeNotBound, wantThen: "none",
+		},
+		"a server error is no rejection": {
+			answer: errServer, wantErr: errServer, wantResult: Unconfirmed, want: "assumed n1 card 0",
+			late: true, wantOutcome: OutcomeNotBound, wantThen: "none",
+		},
+		"the answer is lost and the pod is deleted": {
+			before: removed, answer: errLost, wantErr: ErrUnconfirmed, wantResult: Unconfirmed, want: "assumed n1 card 0",
+			wantOutcome: OutcomeGone, wantThen: "none",
+		},
+		"the answer is lost and the pod has ended before it is read": {
+			before: func(f *fixture) {
+				f.server.Set(fake.Pod("p", 10, fake.Bound("n1", 0), fake.Phase(corev1.PodSucceeded)))
+			},
+			answer: errLost, read: errLost, wantErr: ErrUnconfirmed, wantResult: Unconfirmed, want: "assumed n1 card 0",
+			wantOutcome: OutcomeGone, wantThen: "none",
+		},
+		"the answer is lost and the pod is on another node": {
+			before: boundBy("n2", 1), answer: errLost, wantErr: ErrUnconfirmed, wantResult: Unconfirmed, want: "assumed n1 card 0",
+			wantOutcome: OutcomeBound, wantThen: "bound n2 card 1",
+		},
+		"a rejection": {
+			answer: errForbidden, wantErr: errForbidden, wantResult: Rejected, want: "none",
+		},
+		"a conflict with another writer's bind to the node": {
+			before: boundBy("n1", 1), answer: errConflict, wantResult: Bound, want: "bound n1 card 1",
+		},
+		"a conflict with a bind to another node": {
+			before: boundBy("n2", 1), answer: errConflict, wantErr: ErrBadRequest, wantResult: Rejected, want: "none",
+		},
+		"a conflict, and the pod is gone": {
+			before: removed, answer: errConflict, wantErr: errConflict, wantResult: Rejected, want: "none",
+		},
+		"a conflict, and another pod has the name": {
+			before: func(f *fixture) {
+				f.server.Set(fake.Pod("p", 10, fake.Bound("n1", 1), func(pod *corev1.Pod) { pod.UID = "another" }))
+			},
+			answer: errConflict, wantErr: errConflict, wantResult: Rejected, want: "none",
+		},
+		"a conflict, and the pod isn't bound": {
+			answer: errConflict, wantErr: errConflict, wantResult: Rejected, want: "none",
+		},
+		"a conflict, and the read fails": {
+			commits: true, answer: errConflict, read: errServer, wantErr: ErrUnconfirmed, wantResult: Unconfirmed, want: "assumed n1 card 0",
+			wantOutcome: OutcomeBound, wantThen: "bound n1 card 0",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, 0, pod)
+			ctx, cancel := context.WithCancel(t.Context())
+			f.server.Answer(fake.Answers{Read: test.read, Bind: func(_ context.Context, b *corev1.Binding) error {
+				if test.commits {
+					f.commit(b)
+				}
+				if test.before != nil {
+					test.before(f)
+				}
+				if test.hangs {
+					cancel()
+					return ctx.Err()
+				}
+				return test.answer
+			}})
+			result, err := f.bindUntil(ctx, pod, "n1")
+			cancel()
+			if result != test.wantResult || !errors.Is(err, test.wantErr) {
+				t.Errorf("%s, %v, want %s, %v", result, err, test.wantResult, test.wantErr)
+			}
+			if writes, binds := f.observer.Count("write binding"), f.server.Calls().Binds; writes != 1 || binds != 1 {
+				t.Errorf("%d writes counted, %d made, want 1", writes, binds)
+			}
+			f.want(pod, test.want)
+			if result == Bound {
+				f.wantEvents(fmt.Sprintf("Normal GPUCardAssumed Assumed GPU card %c of node n1: 10 MiB of its 100 MiB", test.want[len(test.want)-1]))
+			}
+			if test.wantOutcome == "" {
+				return
+			}
+
+			// While reads fail, nothing changes.
+			f.server.Answer(fake.Answers{Read: errLost})
+			f.resolve(resolveInterval)
+			f.want(pod, test.want)
+			f.server.Answer(fake.Answers{})
+			if test.late {
+				f.resolve(2 * timeout) // The API server may still be writing.
+				f.want(pod, test.want)
+				f.clock.Step(deadlineMargin)
+			}
+			f.resolve(resolveInterval)
+			f.want(pod, test.wantThen)
+			if f.observer.Count("resolved "+test.wantOutcome) != 1 {
+				t.Errorf("counted %v, want resolved %s", f.observer.Counts(), test.wantOutcome)
+			}
+			if (len(f.notBound) == 1) != (test.wantOutcome == OutcomeNotBound) {
+				t.Errorf("NotBound was called for %v", f.notBound)
+			}
+			if test.wantThen == "bound n1 card 0" { // This process did not bind it to another node.
+				f.wantEvents(assumedEvent)
+			} else {
+				f.wantEvents()
+			}
+		})
+	}
+}
+
+// The watch resolves a bind whose answer is lost. There is one Event, and no other outcome, when kube-scheduler retries the bind.
+func TestWatchResolves(t *testing.T) {
+	pod := fake.Pod("p", 10)
+	f := newFixture(t, 0, pod)
+	f.loseAnswers(true)
+	if result, err := f.bind(pod, "n1"); result != Unconfirmed || !errors.Is(err, ErrUnconfirmed) {
+		t.Fatalf("%s, %v", result, err)
+	}
+	f.report(pod)
+	f.want(pod, "bound n1 card 0")
+	f.wantEvents(assumedEvent)
+	f.report(pod)
+	f.wantEvents()
+	if f.isOpen(pod) || f.observer.Count("resolved "+OutcomeBound) != 1 {
+		t.Errorf("counted %v", f.observer.Counts())
+	}
+
+	gone := fake.Pod("gone", 10)
+	f.server.Set(gone)
+	f.loseAnswers(false)
+	if _, err := f.bind(gone, "n1"); !errors.Is(err, ErrUnconfirmed) {
+		t.Fatal(err)
+	}
+	f.PodGone("uid-gone")
+	f.want(gone, "none")
+	f.wantEvents()
+	if f.isOpen(gone) || f.observer.Count("resolved "+OutcomeGone) != 1 {
+		t.Errorf("counted %v", f.observer.Counts())
+	}
+}
+
+// The watch reports that the pod was bound, and perhaps deleted, before the answer of the write arrives.
+func TestWatchBeforeAnswer(t *testing.T) {
+	for name, test := range map[string]struct {
+		commits, deleted bool
+		answer           error
+		// oldRead is true if the read after a lost answer still finds the pod.
+		oldRead    bool
+		wantResult Result
+		want       string
+	}{
+		"bound":                                     {commits: true, wantResult: Bound, want: "bound n1 card 0"},
+		"bound, and the answer is lost":             {commits: true, answer: errLost, wantResult: Bound, want: "bound n1 card 0"},
+		"bound and deleted":                         {commits: true, deleted: true, wantResult: Bound, want: "none"},
+		"bound and deleted, an old read":            {commits: true, deleted: true, answer: errLost, oldRead: true, wantResult: Bound, want: "none"},
+		"bound and deleted, and the answer is lost": {commits: true, deleted: true, answer: errLost, wantResult: Unconfirmed, want: "none"},
+		"deleted, and the answer is lost":           {deleted: true, answer: errLost, wantResult: Unconfirmed, want: "none"},
+		"deleted, and a rejection":                  {deleted: true, answer: errForbidden, wantResult: Rejected, want: "none"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := fake.Pod("p", 10)
+			f := newFixture(t, 0, pod)
+			answers := fake.Answers{Bind: func(_ context.Context, b *corev1.Binding) error {
+				if test.commits {
+					f.commit(b)
+					f.report(pod)
+				}
+				if test.deleted {
+					f.PodGone("uid-p")
+				}
+				if test.deleted && !test.oldRead {
+					f.server.Remove(pod)
+				}
+				return test.answer
+			}}
+			if !test.deleted {
+				answers.Read = errLost
+			}
+			f.server.Answer(answers)
+			if result, err := f.bind(pod, "n1"); result != test.wantResult || (err == nil) != (result == Bound) {
+				t.Errorf("%s, %v, want %s", result, err, test.wantResult)
+			}
+			f.want(pod, test.want)
+			if f.isOpen(pod) {
+				t.Error("the bind is open, although the watch has reported the pod")
+			}
+			f.resolve(unseenAfter + resolveInterval)
+			f.want(pod, test.want)
+		})
+	}
+}
+
+// A retry after a lost answer writes the same card. The pod must not go to another node: the first write may still be made.
+func TestRetryAfterLostAnswer(t *testing.T) {
+	pod := fake.Pod("p", 10)
+	f := newFixture(t, 0, pod)
+	f.answerBinds(errLost)
+	if _, err := f.bind(pod, "n1"); !errors.Is(err, ErrUnconfirmed) {
+		t.Fatal(err)
+	}
+	f.clock.Step(time.Second)
+	f.server.Answer(fake.Answers{})
+	if result, err := f.bind(pod, "n2"); result != NoRoom || !errors.Is(err, ledger.ErrNoRoom) {
+		t.Errorf("to another node: %s, %v", result, err)
+	}
+	if _, err := f.bind(pod, "n1"); err != nil {
+		t.Fatal(err)
+	}
+	assignment, err := protocol.ParseAssignment(f.server.Get(pod).Annotations)
+	if err != nil || assignment.Card != 0 || !assignment.AssumeTime.Equal(begin) {
+		t.Errorf("the retry wrote %+v (%v), want card 0 assumed at %s", assignment, err, begin)
+	}
+}
+
+// Only the API server's state resolves an open write, not a later attempt that fails.
+func TestOpenWriteKeepsCard(t *testing.T) {
+	reject := func(f *fixture, pod *corev1.Pod) {
+		f.server.Answer(fake.Answers{Read: errLost, Bind: func(context.Context, *corev1.Binding) error { return errForbidden }})
+		if result, err := f.bind(pod, "n1"); result != Rejected {
+			f.t.Errorf("the later bind: %s, %v", result, err)
+		}
+	}
+	cards := func(f *fixture, index int) {
+		f.ledger.SetNode("n1", ledger.NodeSpec{Unit: gpu.MiB, Cards: []gpu.Card{{Index: index, Memory: 100}}})
+	}
+	for name, test := range map[string]struct {
+		lost  bool
+		later func(f *fixture, pod *corev1.Pod)
+		want  string
+	}{
+		"the answer is lost, then a rejection":    {true, reject, "assumed n1 card 0"},
+		"the answer is lost, then two":            {true, func(f *fixture, pod *corev1.Pod) { reject(f, pod); reject(f, pod) }, "assumed n1 card 0"},
+		"not seen by the watch, then a rejection": {false, reject, "bound n1 card 0"},
+		"the answer is lost, then the card is missing for a while": {true, func(f *fixture, pod *corev1.Pod) {
+			cards(f, 5)
+			if result, err := f.bind(pod, "n1"); result != NoRoom || !errors.Is(err, ledger.ErrNoRoom) {
+				f.t.Errorf("the later bind: %s, %v", result, err)
+			}
+			cards(f, 0)
+		}, "assumed n1 card 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := fake.Pod("p", 10)
+			f := newFixture(t, 0, pod)
+			if test.lost {
+				f.loseAnswers(true)
+			}
+			if _, err := f.bind(pod, "n1"); (err != nil) != test.lost {
+				t.Fatal(err)
+			}
+			test.later(f, pod)
+			f.want(pod, test.want)
+			if !f.isOpen(pod) {
+				t.Error("the bind is no longer open")
+			}
+			f.server.Answer(fake.Answers{})
+			f.resolve(unseenAfter + resolveInterval)
+			f.want(pod, "bound n1 card 0")
+			f.server.Remove(pod) // It is deleted while the watch is broken.
+			f.resolve(unseenAfter + resolveInterval)
+			f.want(pod, "none")
+		})
+	}
+}
+
+// A bind that the watch does not report is read from time to time.
+func TestUnseenBindIsRead(t *testing.T) {
+	pod := fake.Pod("p", 10)
+	f := newFixture(t, 0, pod)
+	if _, err := f.bind(pod, "n1"); err != nil {
+		t.Fatal(err)
+	}
+	for reads := range 3 { // The pod still runs: no read changes anything.
+		f.resolve(unseenAfter)
+		if got := f.server.Calls().Reads; got != reads {
+			t.Errorf("%d reads, want %d", got, reads)
+		}
+		f.resolve(resolveInterval)
+		f.want(pod, "bound n1 card 0")
+	}
+	f.server.Remove(pod)
+	f.resolve(unseenAfter + resolveInterval)
+	f.want(pod, "none")
+	if got := f.observer.Counts(); got["resolved "+OutcomeBound]+got["resolved "+OutcomeGone] != 0 {
+		t.Errorf("its answer wasn't lost, yet counted so: %v", got)
+	}
+}
+
+// If a bind call ends in an unexpected way, the bind is resolved after the deadline.
+func TestPanickedBindIsResolved(t *testing.T) {
+	pod := fake.Pod("p", 10)
+	f := newFixture(t, 0, pod)
+	f.server.Answer(fake.Answers{Bind: func(context.Context, *corev1.Binding) error { panic("a defect") }})
+	func() {
+		defer func() { _ = recover() }()
+		_, _ = f.bind(pod, "n1")
+	}()
+	f.resolve(Deadline(timeout))
+	f.want(pod, "assumed n1 card 0")
+	f.resolve(resolveInterval)
+	f.want(pod, "none")
+}
+
+// Run resolves binds by itself.
+func TestRun(t *testing.T) {
+	pod := fake.Pod("p", 10)
+	f := newFixture(t, 0, pod)
+	f.loseAnswers(true)
+	if _, err := f.bind(pod, "n1"); !errors.Is(err, ErrUnconfirmed) {
+		t.Fatal(err)
+	}
+	f.server.Answer(fake.Answers{})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- f.Run(ctx) }()
+	await(t, "the outcome", func() bool {
+		f.clock.Step(resolveInterval)
+		return f.observer.Count("resolved "+OutcomeBound) == 1
+	})
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("Run: %v", err)
+	}
+	f.want(pod, "bound n1 card 0")
+}
+
+func await(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("timed out waiting for %s", what)
+		}
+	}
+}
+
+func TestNoGPUMemory(t *testing.T) {
+	pod := fake.Pod("p", 0)
+	f := newFixture(t, 0, pod)
+	result, err := f.Write(t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(pod)}, true)
+	if result != Bound || err != nil {
+		t.Fatalf("%s, %v", result, err)
+	}
+	got := f.server.Get(pod)
+	if got.Spec.NodeName != "n1" || len(got.Annotations) != 1 || got.Annotations[protocol.AnnotationGroupWhole] != "true" {
+		t.Errorf("bound to %q with %v", got.Spec.NodeName, got.Annotations)
+	}
+	f.want(pod, "none")
+	f.wantEvents()
+	if f.isOpen(pod) {
+		t.Error("the bind of a pod without an allocation is open")
+	}
+}
+
+// Each pod gets an Event in normal operation. If many pods are bound, only a few do.
+func TestEventsAreLimited(t *testing.T) {
+	f := newFixture(t, 0)
+	bind := func(i int) {
+		pod := fake.Pod(fmt.Sprint(i), 1)
+		f.server.Set(pod)
+		if _, err := f.bind(pod, "n1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range eventsBurst + 30 {
+		bind(i)
+	}
+	if got := len(f.events); got != eventsBurst {
+		t.Errorf("%d Events, want %d", got, eventsBurst)
+	}
+	f.clock.Step(time.Second)
+	bind(eventsBurst + 30)
+	if got := len(f.events); got != eventsBurst+1 {
+		t.Errorf("%d Events a second later, want one more", got-eventsBurst)
+	}
+}

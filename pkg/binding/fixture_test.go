@@ -1,0 +1,145 @@
+package binding
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/record"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+var begin = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+
+const timeout = 30 * time.Second // No test reaches it.
+
+var (
+	errLost      = fmt.Errorf("reading the answer: %w", io.ErrUnexpectedEOF)
+	errForbidden = apierrors.NewForbidden(fake.PodResource, "p", errors.New("no permission"))
+	errServer    = apierrors.NewInternalError(errors.New("etcdserver: request timed out"))
+	errConflict  = apierrors.NewConflict(fake.PodResource, "p", errors.New("changed"))
+)
+
+// fixture is a Binder that doesn't run: the test moves the clock, reports pods as the watch does, and resolves binds.
+type fixture struct {
+	*Binder
+	t        *testing.T
+	clock    *clocktesting.FakeClock
+	server   *fake.Server
+	observer *fake.Observer
+	ledger   *ledger.Ledger
+	events   chan string
+	// standby is why this process must not write; nil if it may.
+	standby  error
+	notBound []gpu.PodUID
+}
+
+// newFixture returns a Binder for the nodes n1 and n2 with two cards of 100 each, and an API server that has the pods.
+func newFixture(t *testing.T, window time.Duration, pods ...*corev1.Pod) *fixture {
+	recorder := record.NewFakeRecorder(1000)
+	f := &fixture{
+		t: t, clock: clocktesting.NewFakeClock(begin), server: fake.NewServer(pods...), observer: &fake.Observer{}, events: recorder.Events,
+		ledger: fake.Ledger(fake.Node("n1", 100, 100), fake.Node("n2", 100, 100)),
+	}
+	f.Binder = New(Options{
+		API: f.server, Ledger: f.ledger, Recorder: recorder, Observer: f.observer, Clock: f.clock, Timeout: timeout, Window: window,
+		NotBound: func(uid gpu.PodUID) { f.notBound = append(f.notBound, uid) }, Leading: func() error { return f.standby },
+	})
+	return f
+}
+
+// bind makes the steps of package scheduling: it confirms the node, assumes a card and writes the Binding.
+func (f *fixture) bind(pod *corev1.Pod, node string) (Result, error) {
+	return f.bindUntil(f.t.Context(), pod, node)
+}
+
+func (f *fixture) bindUntil(ctx context.Context, pod *corev1.Pod, node string) (Result, error) {
+	if err := f.ConfirmNode(ctx, node); err != nil {
+		return Unreachable, err
+	}
+	allocation, err := f.ledger.Reserve(node, protocol.Pod(pod), placement.Binpack, f.clock.Now())
+	if err != nil {
+		return NoRoom, err
+	}
+	return f.Write(ctx, node, allocation, false)
+}
+
+// commit makes the write of a Binding.
+func (f *fixture) commit(binding *corev1.Binding) {
+	f.t.Helper()
+	if err := f.server.Commit(binding); err != nil {
+		f.t.Errorf("commit: %v", err)
+	}
+}
+
+// answerBinds sets the answers to Bindings.
+func (f *fixture) answerBinds(err error) {
+	f.server.Answer(fake.Answers{Bind: func(context.Context, *corev1.Binding) error { return err }})
+}
+
+// loseAnswers makes all answers get lost. If commits is true, the writes are made.
+func (f *fixture) loseAnswers(commits bool) {
+	f.server.Answer(fake.Answers{Read: errLost, Bind: func(_ context.Context, b *corev1.Binding) error {
+		if commits {
+			f.commit(b)
+		}
+		return errLost
+	}})
+}
+
+// report reports the API server's state of the pod, as the watch does.
+func (f *fixture) report(pod *corev1.Pod) {
+	f.PodBound(clustercache.NewPodInfo(f.server.Get(pod)))
+}
+
+// resolve lets time pass and reads the pods of the binds that are due.
+func (f *fixture) resolve(after time.Duration) {
+	f.clock.Step(after)
+	f.open.resolveDue(f.t.Context())
+}
+
+func (f *fixture) isOpen(pod *corev1.Pod) bool {
+	_, open := f.open.binds[gpu.PodUID(pod.UID)]
+	return open
+}
+
+// want compares the pod's allocation, such as "bound n1 card 0", "assumed n1 card 0" or "none".
+func (f *fixture) want(pod *corev1.Pod, want string) {
+	f.t.Helper()
+	got := "none"
+	if node, allocation, ok := f.ledger.Lookup(gpu.PodUID(pod.UID)); ok {
+		state := map[ledger.State]string{ledger.Assumed: "assumed", ledger.Bound: "bound"}[allocation.State]
+		got = fmt.Sprint(state, " ", node, " ", allocation.Placement)
+	}
+	if got != want {
+		f.t.Errorf("the allocation of %s is %q, want %q", pod.Name, got, want)
+	}
+}
+
+// wantEvents compares the Events since the last call.
+func (f *fixture) wantEvents(want ...string) {
+	f.t.Helper()
+	var got []string
+	for len(f.events) > 0 {
+		got = append(got, <-f.events)
+	}
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		f.t.Errorf("Events %q, want %q", got, want)
+	}
+}
+
+// assumedEvent is the Event for a pod that asks for 10 on card 0 of n1.
+const assumedEvent = "Normal GPUCardAssumed Assumed GPU card 0 of node n1: 10 MiB of its 100 MiB"

@@ -1,0 +1,143 @@
+package binding
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+// Another leader has bound a pod to card 1 of n1, and the watch has not reported it. Before the first bind to n1 in its term,
+// the leader learns of that bind, even after an own attempt to bind the pod.
+func TestLeaderLearnsOfEarlierBinds(t *testing.T) {
+	for name, tried := range map[string]string{
+		"it never tried to bind the pod":  "",
+		"it tried to bind it to the node": "n1",
+		"it tried to bind it to another":  "n2",
+	} {
+		t.Run(name, func(t *testing.T) {
+			theirs, ours, large := fake.Pod("theirs", 60), fake.Pod("ours", 60), fake.Pod("large", 60)
+			f := newFixture(t, 0, theirs, ours, large)
+			if tried != "" {
+				f.loseAnswers(false)
+				if _, err := f.bind(theirs, tried); !errors.Is(err, ErrUnconfirmed) {
+					t.Fatal(err)
+				}
+				f.want(theirs, "assumed "+tried+" card 0")
+			}
+			f.server.Answer(fake.Answers{})
+			f.server.Set(fake.Edited(theirs, fake.Bound("n1", 1)))
+			f.BeginTerm()
+			if _, err := f.bind(ours, "n1"); err != nil {
+				t.Error(err)
+			}
+			f.want(theirs, "bound n1 card 1")
+			f.want(ours, "bound n1 card 0")
+			if result, err := f.bind(large, "n1"); result != NoRoom || !errors.Is(err, ledger.ErrNoRoom) {
+				t.Errorf("a bind to a full node: %s, %v", result, err)
+			}
+			// If the pod ends before the watch reports it, a live read detects that.
+			f.server.Remove(theirs)
+			f.resolve(unseenAfter + resolveInterval)
+			f.want(theirs, "none")
+		})
+	}
+}
+
+func TestNodeIsListedOncePerTerm(t *testing.T) {
+	a, b, c := fake.Pod("a", 1), fake.Pod("b", 1), fake.Pod("c", 1)
+	f := newFixture(t, 0, a, b, c)
+	wantReads := func(pod *corev1.Pod, want int) {
+		t.Helper()
+		before := f.server.Calls().Reads
+		if _, err := f.bind(pod, "n1"); err != nil {
+			t.Fatal(err)
+		}
+		if n := f.server.Calls().Reads - before; n != want {
+			t.Errorf("%d reads, want %d", n, want)
+		}
+	}
+	wantReads(a, 0) // There are no terms without replicas.
+	f.BeginTerm()
+	f.server.Answer(fake.Answers{Read: errLost})
+	if result, err := f.bind(b, "n1"); result != Unreachable || !errors.Is(err, errLost) {
+		t.Errorf("a node that can't be listed: %s, %v", result, err)
+	}
+	f.want(b, "none")
+	f.server.Answer(fake.Answers{})
+	wantReads(b, 1)
+	wantReads(c, 0)
+}
+
+func TestListFromEarlierTermConfirmsNothing(t *testing.T) {
+	var terms term
+	terms.begin()
+	earlier, _ := terms.isConfirmed("n1")
+	terms.begin()
+	terms.confirm("n1", earlier)
+	now, confirmed := terms.isConfirmed("n1")
+	if confirmed {
+		t.Error("a list that began in the earlier term confirmed the node")
+	}
+	terms.confirm("n1", now)
+	if _, confirmed := terms.isConfirmed("n1"); !confirmed {
+		t.Error("a list of this term didn't confirm the node")
+	}
+}
+
+func TestStandbyWritesNothing(t *testing.T) {
+	pod := fake.Pod("p", 10)
+	f := newFixture(t, 0, pod)
+	f.standby = errors.New("standby")
+	if result, err := f.bind(pod, "n1"); result != NotLeading || !errors.Is(err, f.standby) {
+		t.Errorf("%s, %v", result, err)
+	}
+	f.want(pod, "none")
+	if f.server.Calls().Binds != 0 {
+		t.Error("a Binding was written")
+	}
+}
+
+// Drain waits for binds in flight and for unconfirmed binds. Each pod has at most one bind in flight.
+func TestDrain(t *testing.T) {
+	pod := fake.Pod("p", 10)
+	f := newFixture(t, 0, pod)
+	drained := func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*drainInterval)
+		defer cancel()
+		return f.Drain(ctx) == nil
+	}
+	end, ok := f.Start("uid-p")
+	if _, again := f.Start("uid-p"); !ok || again {
+		t.Errorf("Start: %v, and again %v", ok, again)
+	}
+	if drained() {
+		t.Error("drained while a bind is in flight")
+	}
+	f.loseAnswers(true)
+	if _, err := f.bind(pod, "n1"); !errors.Is(err, ErrUnconfirmed) {
+		t.Fatal(err)
+	}
+	end()
+	if drained() {
+		t.Error("drained while a bind is unconfirmed")
+	}
+	f.server.Answer(fake.Answers{})
+	f.resolve(resolveInterval)
+	if !drained() {
+		t.Error("not drained")
+	}
+	if _, ok := f.Start("uid-p"); !ok {
+		t.Error("the bind that has ended is still in flight")
+	}
+}
+
+func TestDeadline(t *testing.T) {
+	if got := Deadline(timeout); got <= 2*timeout {
+		t.Errorf("Deadline(%v) = %v: a write of two timeouts would last longer", timeout, got)
+	}
+}
