@@ -113,7 +113,7 @@ func Amount(name corev1.ResourceName, n int64) corev1.ResourceList {
 	return corev1.ResourceList{name: *resource.NewQuantity(n, resource.DecimalSI)}
 }
 
-// Node returns a node with cards of the given sizes in MiB, as the device plugin reports it. It allows 10 CPUs and 100 pods.
+// Node returns a node with cards of the given sizes in MiB, as the device plugin reports it. It allows 8 CPUs and 100 pods.
 func Node(name string, cards ...int64) *corev1.Node {
 	inventory, sum := protocol.Inventory{Unit: gpu.MiB}, int64(0)
 	for i, memory := range cards {
@@ -129,7 +129,7 @@ func Node(name string, cards ...int64) *corev1.Node {
 	}}
 	node.Status.Capacity = Amount(protocol.ResourceMemory, sum)
 	maps.Copy(node.Status.Capacity, Amount(protocol.ResourceCount, int64(len(cards))))
-	maps.Copy(node.Status.Capacity, Amount(corev1.ResourceCPU, 10))
+	maps.Copy(node.Status.Capacity, Amount(corev1.ResourceCPU, 8))
 	maps.Copy(node.Status.Capacity, Amount(corev1.ResourcePods, 100))
 	node.Status.Allocatable = node.Status.Capacity.DeepCopy()
 	return node

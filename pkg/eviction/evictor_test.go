@@ -1,0 +1,494 @@
+package eviction
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+func TestEvictor(t *testing.T) {
+	f := newFixture(t, nil)
+	f.reject(f.pending, "n1")
+	f.later(firstDelay - 1)
+	f.wantEvicted() // kube-scheduler goes first.
+	f.later(1)
+	f.wantEvicted("?a5", "a5") // 4 + 5 are enough; the victim with the least memory is chosen.
+	for _, want := range []string{
+		"Normal GPUCardEvicted Evicted from GPU card 0 of node n1 for pod default/pending of higher priority",
+		"Normal GPUCardEvicting Evicting 1 pod(s) of lower priority from GPU card 0 of node n1: the node has enough free GPU memory, but no card has",
+	} {
+		if got := <-f.events; got != want {
+			t.Errorf("Event %q, want %q", got, want)
+		}
+	}
+	f.later(interval) // No other pod is evicted while the watch hasn't reported the deletion.
+	f.report(fake.Edited(f.a5, fake.Terminating(f.clock.Now())))
+	f.later(interval)
+	f.delete(f.a5)
+	if f.fitsFor(9, 5) || !f.fitsFor(10, 5) {
+		t.Error("the freed card isn't reserved against pods of equal priority, or is against higher ones")
+	}
+	f.later(interval)
+	f.later(reservationLife)
+	if f.fitsFor(9, 5) {
+		t.Error("the reservation ended too early")
+	}
+	f.later(interval)
+	if !f.fitsFor(9, 5) {
+		t.Error("the reservation doesn't end")
+	}
+	f.wantEvicted("?a5", "a5")
+	if got := f.observer.Counts(); got["evicted "+EvictedAll] != 1 || got["write eviction"] != 1 {
+		t.Errorf("counted %v", got)
+	}
+}
+
+// An extender that takes over finds the victims terminating, and continues with their card.
+func TestEvictorTakesOver(t *testing.T) {
+	f := newFixture(t, func(f *fixture) { f.a7 = fake.Edited(f.a7, fake.Terminating(begin)) })
+	f.startRound()
+	f.wantEvicted()
+	if !f.inRound() {
+		t.Error("the card of the terminating pods isn't reserved")
+	}
+}
+
+func TestNoEviction(t *testing.T) {
+	for name, test := range map[string]struct {
+		// before changes the pods of the cluster. after happens after the rejection.
+		before, after func(f *fixture)
+	}{
+		"the others are of equal priority":  {before: func(f *fixture) { fake.Priority(1)(f.pending) }},
+		"the node's sum has no room either": {before: func(f *fixture) { f.pending = fake.Pod("pending", 9, fake.Priority(9)) }},
+		"it is nominated to a node, where a pod of lower priority is terminating": {before: func(f *fixture) {
+			fake.Nominated("n1")(f.pending)
+			fake.Terminating(begin)(f.b12)
+		}},
+		"the victims are static pods": {before: func(f *fixture) {
+			for _, pod := range []*corev1.Pod{f.a7, f.a5, f.b12} {
+				fake.Mirror(pod)
+			}
+		}},
+		"kube-scheduler has nominated a node since": {after: func(f *fixture) { f.report(fake.Edited(f.pending, fake.Nominated("n1"))) }},
+		"it is bound":                         {after: func(f *fixture) { f.report(fake.Edited(f.pending, fake.Bound("n1", 0))) }},
+		"it is terminating":                   {after: func(f *fixture) { f.report(fake.Edited(f.pending, fake.Terminating(begin))) }},
+		"it is gone":                          {after: func(f *fixture) { f.delete(f.pending) }},
+		"another pod has its name":            {after: func(f *fixture) { f.report(fake.Edited(f.pending, func(pod *corev1.Pod) { pod.UID = "another" })) }},
+		"a card has room":                     {after: func(f *fixture) { f.delete(f.a7) }},
+		"the candidate nodes are out of date": {after: func(f *fixture) { f.clock.Step(candidatesLife) }},
+		"filter has passed it":                {after: func(f *fixture) { f.Passed("uid-pending") }},
+		"this replica doesn't lead":           {after: func(f *fixture) { f.standby = errors.New("standby") }},
+		"the cache isn't synced":              {after: func(f *fixture) { f.notReady = errLost }},
+		"the budgets aren't synced":           {after: func(f *fixture) { f.budgetsNotSynced = errLost }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, test.before)
+			f.reject(f.pending, "n1")
+			if test.after != nil {
+				test.after(f)
+			}
+			f.later(firstDelay)
+			f.wantEvicted()
+		})
+	}
+}
+
+func TestEvictionRejected(t *testing.T) {
+	for name, test := range map[string]struct {
+		answer error
+		result string
+	}{
+		"by a budget":                  {apierrors.NewTooManyRequests("the budget", 0), EvictionRefused},
+		"by a webhook":                 {apierrors.NewForbidden(fake.PodResource, "a5", errors.New("denied")), EvictionFailed},
+		"for several budgets of a pod": {apierrors.NewInternalError(errors.New("this pod has more than one PodDisruptionBudget")), EvictionFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, nil)
+			f.server.Answer(fake.Answers{Evict: func(pod gpu.Pod, _ bool) error {
+				if pod.Name == "a5" {
+					return test.answer
+				}
+				return nil
+			}})
+			f.startRound()
+			f.wantEvicted("?a5")
+			if f.inRound() {
+				t.Error("a card is reserved that isn't freed")
+			}
+			if got := f.observer.Count("evicted " + test.result); got != 1 {
+				t.Errorf("%d rounds counted as %s", got, test.result)
+			}
+			f.later(interval)
+			f.wantEvicted("?a5") // It is not retried every second.
+			f.later(firstPause)
+			f.wantEvicted("?a5", "?a7", "a7") // The next best victim, while the first one is spared.
+		})
+	}
+}
+
+// A pod for which no card can be freed doesn't block pods of lower priority. But while the API server doesn't answer, no other
+// pod is tried in the same step.
+func TestEvictionForNextPod(t *testing.T) {
+	denied := apierrors.NewForbidden(fake.PodResource, "a5", errors.New("denied"))
+	for name, test := range map[string]struct {
+		answer error
+		want   [3][]string // after each step
+	}{
+		"evictions are rejected": {denied, [3][]string{{"?a5", "?c12", "c12"}, {"?a5", "?c12", "c12"}, {"?a5", "?c12", "c12"}}},
+		// No victim is spared because of an unavailable server.
+		"the API server doesn't answer": {errLost, [3][]string{{"?a5"}, {"?a5", "?c12"}, {"?a5", "?c12", "?a5"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			second := fake.Pod("second", 8, fake.Priority(8))
+			f := newFixture(t, nil, append(withSecondNode(), second)...)
+			f.server.Answer(fake.Answers{Evict: func(pod gpu.Pod, _ bool) error {
+				if test.answer == denied && pod.Name == "c12" {
+					return nil
+				}
+				return test.answer
+			}})
+			f.reject(f.pending, "n1")
+			f.reject(second, "n2")
+			for i, d := range []time.Duration{firstDelay, interval, firstPause} {
+				f.later(d)
+				f.wantEvicted(test.want[i]...)
+			}
+		})
+	}
+}
+
+// The API server evicts no pod with several budgets.
+func TestEvictionSparesPodsWithSeveralBudgets(t *testing.T) {
+	f := newFixture(t, func(f *fixture) { fake.Label("x")(f.a5) }, fake.Budget("one", "x", 9), fake.Budget("two", "x", 9))
+	f.startRound()
+	f.wantEvicted("?a7", "a7")
+}
+
+// kube-scheduler doesn't clear a nomination if only fragmentation prevents the placement.
+func TestEvictionForInvalidNomination(t *testing.T) {
+	f := newFixture(t, func(f *fixture) { fake.Nominated("n2")(f.pending) }, fake.Node("n2", 16, 16),
+		fake.Pod("c9", 9, fake.Bound("n2", 0)), fake.Pod("d9", 9, fake.Bound("n2", 1), fake.Terminating(begin.Add(-time.Hour))))
+	f.startRound()
+	f.wantEvicted("?a5", "a5")
+	f.delete(f.a5)
+	f.report(fake.Edited(f.pending, fake.Label("changed")))
+	f.later(interval)
+	if f.fitsFor(9, 5) {
+		t.Error("the freed card isn't reserved: the invalid nomination counts")
+	}
+	f.report(fake.Edited(f.pending, fake.Nominated("n3")))
+	if !f.fitsFor(9, 5) {
+		t.Error("a new nomination doesn't count")
+	}
+}
+
+// A nomination to a node with room that doesn't admit the pod, such as a cordoned one, doesn't prevent a round.
+func TestEvictionForNominationToCordonedNode(t *testing.T) {
+	cordoned := fake.Node("n2", 16)
+	cordoned.Spec.Unschedulable = true
+	f := newFixture(t, func(f *fixture) { fake.Nominated("n2")(f.pending) }, cordoned)
+	f.startRound()
+	f.wantEvicted("?a5", "a5")
+}
+
+// With more guarded nodes than maxPlans, the node on which a card can be freed still gets its turn.
+func TestEvictionBehindManyGuardedNodes(t *testing.T) {
+	names, objects := []string{"n1"}, []runtime.Object{fake.Budget("all", "x", 0)}
+	for i := range maxPlans {
+		node := fmt.Sprint("guarded-", i)
+		names = append(names, node)
+		objects = append(objects, fake.Node(node, 16, 16),
+			fake.Pod("c-"+node, 12, fake.Bound(node, 0), fake.Label("x")), fake.Pod("d-"+node, 12, fake.Bound(node, 1), fake.Label("x")))
+	}
+	f := newFixture(t, nil, objects...)
+	for range 100 {
+		f.reject(f.pending, names...)
+		f.later(firstDelay)
+		if f.inRound() {
+			return
+		}
+		f.clock.Step(planPause)
+	}
+	t.Error("no card is freed")
+}
+
+// A filter call with a new nomination gives kube-scheduler time to delete its victims.
+func TestEvictionWaitsAfterNomination(t *testing.T) {
+	f := newFixture(t, nil)
+	f.reject(f.pending, "n1")
+	f.clock.Step(firstDelay)
+	nominated := fake.Edited(f.pending, fake.Nominated("n1"))
+	f.report(nominated)
+	f.reject(nominated, "n1")
+	f.later(firstDelay - 1)
+	f.wantEvicted()
+	f.later(1)
+	f.wantEvicted("?a5", "a5")
+}
+
+// Pods for which there is no plan give up their places among the remembered pods.
+func TestEvictionOfManyBlockedPods(t *testing.T) {
+	second := fake.Pod("second", 8, fake.Priority(2))
+	objects := append(withSecondNode(), second)
+	var hopeless []*corev1.Pod
+	for i := range maxBlocked {
+		hopeless = append(hopeless, fake.Pod(fmt.Sprint("hopeless-", i), 8, fake.Priority(1+int32(i))))
+		objects = append(objects, hopeless[i])
+	}
+	f := newFixture(t, func(f *fixture) {
+		for _, pod := range []*corev1.Pod{f.a7, f.a5, f.b12} {
+			fake.Priority(200)(pod)
+		}
+	}, objects...)
+	for _, pod := range hopeless {
+		f.reject(pod, "n1")
+	}
+	f.clock.Step(firstDelay)
+	for range maxBlocked/maxTries + 1 {
+		f.later(interval)
+	}
+	f.reject(second, "n2")
+	f.later(firstDelay)
+	f.wantEvicted("?c12", "c12")
+}
+
+// While the answer to an eviction is lost, no other pod is evicted, and the card is reserved.
+func TestEvictionLostAnswer(t *testing.T) {
+	for name, evicted := range map[string]bool{"the eviction was made": true, "the eviction wasn't made": false} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, nil)
+			f.server.Answer(fake.Answers{Evict: func(_ gpu.Pod, dryRun bool) error {
+				if dryRun {
+					return nil
+				}
+				return errLost
+			}})
+			f.startRound()
+			f.later(interval)
+			f.wantEvicted("?a5", "a5")
+			f.server.Answer(fake.Answers{})
+			if evicted {
+				f.delete(f.a5)
+				f.later(interval)
+				if f.fitsFor(9, 5) {
+					t.Error("a pod of equal priority gets the freed card")
+				}
+				return
+			}
+			f.later(f.AnswerLost - interval)
+			f.reject(f.pending, "n1")
+			f.later(firstPause)
+			f.later(firstPause)
+			f.wantEvicted("?a5", "a5", "?a5", "a5")
+		})
+	}
+}
+
+// The card's remaining free memory isn't given to other pods while the eviction is in progress.
+func TestEvictionReservesCardFromTheStart(t *testing.T) {
+	f := newFixture(t, nil)
+	var cards []int
+	f.server.Answer(fake.Answers{Evict: func(gpu.Pod, bool) error {
+		allocation, err := f.ledger.Reserve("n1", gpu.Pod{UID: "other", Priority: 9, Request: 3}, placement.Binpack, begin)
+		if err != nil {
+			return err
+		}
+		cards = append(cards, allocation.Placement[0].Card)
+		f.ledger.Remove("other")
+		return nil
+	}})
+	f.startRound()
+	f.wantEvicted("?a5", "a5")
+	if !slices.Equal(cards, []int{1, 1}) {
+		t.Errorf("another pod gets cards %v, want 1 each time", cards)
+	}
+}
+
+// The victim is already gone when it is evicted, and the watch lags.
+func TestEvictionOfDeletedPod(t *testing.T) {
+	f := newFixture(t, nil)
+	f.server.Answer(fake.Answers{Evict: func(pod gpu.Pod, _ bool) error { return apierrors.NewNotFound(fake.PodResource, pod.Name) }})
+	f.startRound()
+	f.later(interval)
+	if !f.inRound() {
+		t.Error("the round is over, though its victim is gone")
+	}
+}
+
+// A victim that stays, for any reason, doesn't keep the card from other pods forever.
+func TestEvictionVictimStays(t *testing.T) {
+	for name, test := range map[string]struct {
+		terminating bool
+		// patience is how long the round lasts. next are the evictions of the round after it.
+		patience time.Duration
+		next     []string
+	}{
+		"it is terminating, though its grace period is over": {true, protocol.OverdueMargin, []string{"?a7", "a7"}},
+		"it isn't terminating":                               {false, 65 * time.Second, []string{"?a5", "a5"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, nil)
+			f.startRound()
+			if test.terminating {
+				f.report(fake.Edited(f.a5, fake.Terminating(f.clock.Now())))
+			}
+			f.later(test.patience)
+			if !f.inRound() {
+				t.Error("the round is over too early")
+			}
+			f.later(interval)
+			f.later(interval)
+			if f.inRound() {
+				t.Error("the round doesn't end")
+			}
+			f.delete(f.b12)
+			if !f.fitsFor(9, 16) {
+				t.Error("memory is still reserved")
+			}
+			f.report(f.b12)
+			f.startRound()
+			f.wantEvicted("?a5", "a5") // There is no second round at once.
+			f.clock.Step(longestPause)
+			f.reject(f.pending, "n1")
+			f.later(0)
+			f.later(firstDelay)
+			f.wantEvicted(append([]string{"?a5", "a5"}, test.next...)...)
+		})
+	}
+}
+
+// If a pod of higher priority takes the freed card, another card is freed soon.
+func TestEvictionCardTaken(t *testing.T) {
+	f := newFixture(t, nil, withSecondNode()...)
+	f.reject(f.pending, "n1", "n2")
+	f.later(firstDelay)
+	f.delete(f.a5)
+	f.report(fake.Pod("high", 9, fake.Bound("n1", 0), fake.Priority(10)))
+	f.later(interval)
+	if f.inRound() {
+		t.Error("the round goes on, though its card is taken")
+	}
+	f.clock.Step(firstPause)
+	f.reject(f.pending, "n1", "n2")
+	f.later(firstDelay)
+	f.wantEvicted("?a5", "a5", "?c12", "c12")
+}
+
+func TestRoundsEndWithTerm(t *testing.T) {
+	f := newFixture(t, nil)
+	f.startRound()
+	f.delete(f.a5)
+	if f.fitsFor(9, 5) {
+		t.Fatal("the freed card isn't reserved")
+	}
+	f.standby = errors.New("standby")
+	f.later(interval)
+	if !f.fitsFor(9, 5) {
+		t.Error("the card is still reserved by a former leader")
+	}
+	f.standby = nil
+	f.later(interval)
+	if f.inRound() || !f.fitsFor(9, 5) {
+		t.Error("a later term continues the round")
+	}
+}
+
+// The card is reserved again after a nomination to another node has ended.
+func TestReservationAfterNomination(t *testing.T) {
+	f := newFixture(t, nil)
+	f.startRound()
+	f.delete(f.a5)
+	f.report(fake.Edited(f.pending, fake.Nominated("n2")))
+	if !f.fitsFor(9, 5) {
+		t.Error("the nomination to another node doesn't count")
+	}
+	f.report(f.pending)
+	if f.fitsFor(9, 5) {
+		t.Error("the card isn't reserved again")
+	}
+}
+
+// The number of candidate nodes that are kept is limited.
+func TestBlockedNodesAreBounded(t *testing.T) {
+	f := newFixture(t, nil)
+	f.Rejected(protocol.Pod(f.pending), "", func(yield func(string) bool) {
+		for yield("n1") {
+		}
+	}, begin)
+	if n := len(f.blocked["uid-pending"].nodes); n != maxBlockedNodes {
+		t.Errorf("%d nodes are kept", n)
+	}
+}
+
+// Run makes steps by itself. A nil Evictor does nothing.
+func TestRun(t *testing.T) {
+	f := newFixture(t, nil)
+	f.reject(f.pending, "n1")
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- f.Run(ctx) }()
+	for deadline := time.Now().Add(30 * time.Second); f.observer.Count("evicted "+EvictedAll) == 0; time.Sleep(time.Millisecond) {
+		if f.clock.Step(interval); time.Now().After(deadline) {
+			t.Fatal("timed out waiting for an eviction")
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("Run: %v", err)
+	}
+	f.wantEvicted("?a5", "a5")
+
+	var none *Evictor
+	none.Rejected(gpu.Pod{}, "", slices.Values([]string{"n1"}), begin)
+	none.Passed("a")
+	none.Forget("a")
+	if none.KeepsCard(gpu.Pod{}, "") {
+		t.Error("a nil Evictor keeps a card")
+	}
+}
+
+// BenchmarkHopeless measures one step with maxBlocked blocked pods, none of which has a plan. On 120 nodes with 8 cards and 24
+// pods each, either no pod has a lower priority, or budgets guard all pods.
+func BenchmarkHopeless(b *testing.B) {
+	for name, priority := range map[string]int32{"equal priority": 0, "guarded": 9} {
+		b.Run(name, func(b *testing.B) {
+			objects := []runtime.Object{fake.Budget("all", "x", 0)}
+			var names []string
+			for i := range 120 {
+				names = append(names, fmt.Sprint("n-", i))
+				objects = append(objects, fake.Node(names[i], 16, 16, 16, 16, 16, 16, 16, 16))
+				for pod := range 24 {
+					objects = append(objects, fake.Pod(fmt.Sprintf("p-%d-%d", i, pod), 4, fake.Bound(names[i], pod%8), fake.Label("x")))
+				}
+			}
+			var blocked []*corev1.Pod
+			for i := range maxBlocked {
+				blocked = append(blocked, fake.Pod(fmt.Sprint("w", i), 8, fake.Priority(priority)))
+				objects = append(objects, blocked[i])
+			}
+			f := newFixture(b, nil, objects...)
+			for b.Loop() {
+				b.StopTimer()
+				f.clear()
+				for _, pod := range blocked {
+					f.reject(pod, names...)
+				}
+				f.clock.Step(firstDelay)
+				b.StartTimer()
+				f.tick(b.Context())
+			}
+		})
+	}
+}

@@ -1,0 +1,168 @@
+package eviction
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/preemption"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+func TestSurvey(t *testing.T) {
+	type (
+		objects = []runtime.Object
+		uids    = []gpu.PodUID
+		edits   = []fake.PodEdit
+	)
+	// The node n1 has two cards of 16, 8 CPUs and room for 10 pods. The preemptor, of priority 5, asks for 16.
+	node := fake.Node("n1", 16, 16)
+	node.Status.Allocatable[corev1.ResourcePods] = fake.Amount("x", 10)["x"]
+	// pod returns a pod on a card of n1, plain one that asks for no GPU memory.
+	pod := func(name string, memory int64, card int, edits ...fake.PodEdit) *corev1.Pod {
+		return fake.Pod(name, memory, append(edits, fake.Bound("n1", card))...)
+	}
+	plain := func(name string, edits ...fake.PodEdit) *corev1.Pod {
+		return fake.Pod(name, 0, append(edits, fake.On("n1"))...)
+	}
+	nominee := func(cpus int64, priority int32) *corev1.Pod {
+		return fake.Pod("nominee", 0, fake.CPU(cpus), fake.Nominated("n1"), fake.Priority(priority))
+	}
+	// full returns pods with 9 + 7 on each card. The edits are for the first of them.
+	full := func(edits ...fake.PodEdit) objects {
+		return objects{pod("a9", 9, 0, edits...), pod("a7", 7, 0), pod("b9", 9, 1), pod("b7", 7, 1)}
+	}
+	with := func(list objects, more ...runtime.Object) objects { return append(list, more...) }
+	overdue, important := fake.Terminating(begin.Add(-24*time.Hour)), fake.Priority(5)
+	matchesAll, invalid, elsewhere := fake.Budget("all", "", 0), fake.Budget("invalid", "", 0), fake.Budget("elsewhere", "x", 0)
+	matchesAll.Spec.Selector = &metav1.LabelSelector{}
+	invalid.Spec.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "?"}}}
+	elsewhere.Namespace = "other"
+
+	for name, test := range map[string]struct {
+		objects   objects
+		preemptor edits
+		proposed  preemption.Victims
+		// want are the victims; nil if the node is no candidate.
+		want       uids
+		violations int
+	}{
+		"one card is freed":                     {objects: full(), proposed: preemption.Victims{Pods: uids{"uid-a9", "uid-b7"}}, want: uids{"uid-a7", "uid-a9"}},
+		"pods of equal or higher priority stay": {objects: full(important), want: uids{"uid-b7", "uid-b9"}},
+		"a budget allows no disruption":         {objects: with(full(fake.Label("x")), fake.Budget("x", "x", 0)), want: uids{"uid-b7", "uid-b9"}},
+		"a budget allows a disruption":          {objects: with(full(fake.Label("x")), fake.Budget("x", "x", 1)), want: uids{"uid-a7", "uid-a9"}},
+		"a budget has counted the pod":          {objects: with(full(fake.Label("x")), fake.Budget("x", "x", 0, "a9")), want: uids{"uid-a7", "uid-a9"}},
+		"budgets that match no pod":             {objects: with(full(fake.Label("x")), matchesAll, invalid, elsewhere), want: uids{"uid-a7", "uid-a9"}},
+		"two budgets, one allows no disruption": {objects: with(full(fake.Label("x")), fake.Budget("x", "x", 1), fake.Budget("y", "x", 0)), want: uids{"uid-b7", "uid-b9"}},
+		"a budget that must be violated": {
+			objects: objects{pod("a", 16, 0, fake.Label("x")), pod("b", 16, 1, important), fake.Budget("x", "x", 0)},
+			want:    uids{"uid-a"}, violations: 1,
+		},
+		"pods that are terminating go first": {
+			objects: objects{pod("a", 16, 0), pod("b", 16, 1, fake.Priority(3), fake.Terminating(begin))}, want: uids{"uid-b"},
+		},
+		"overdue pods free nothing": {
+			objects:  objects{pod("a", 16, 0, overdue), pod("b", 16, 1)},
+			proposed: preemption.Victims{Pods: uids{"uid-b"}}, want: uids{"uid-b"},
+		},
+		"overdue pods free nothing if they are proposed": {
+			objects:  objects{pod("a", 16, 0, overdue), pod("b", 16, 1)},
+			proposed: preemption.Victims{Pods: uids{"uid-a"}}, want: uids{"uid-b"},
+		},
+		"a static pod is no victim": {
+			objects:  objects{pod("a", 16, 0, fake.Mirror), pod("b9", 9, 1), pod("b7", 7, 1)},
+			proposed: preemption.Victims{Pods: uids{"uid-b9", "uid-b7"}}, want: uids{"uid-b7", "uid-b9"},
+		},
+		"a static pod that is proposed frees no card": {
+			objects:  objects{pod("a", 16, 0, fake.Mirror), pod("b", 16, 1, important)},
+			proposed: preemption.Victims{Pods: uids{"uid-a"}},
+		},
+		"the proposed victim that has the CPUs": {
+			objects:   with(full(), plain("busy", fake.CPU(7), fake.Priority(-1)), plain("idle", fake.CPU(1))),
+			preemptor: edits{fake.CPU(4)},
+			proposed:  preemption.Victims{Pods: uids{"uid-idle", "uid-b9", "uid-b7", "uid-busy"}, Violations: 3},
+			want:      uids{"uid-a7", "uid-a9", "uid-busy"}, violations: 1, // It is unknown which of the four had a budget.
+		},
+		"pods that have ended use no CPUs": {
+			objects:   with(full(), plain("busy", fake.CPU(7), fake.Phase(corev1.PodSucceeded)), plain("idle", fake.CPU(1))),
+			preemptor: edits{fake.CPU(4)},
+			proposed:  preemption.Victims{Pods: uids{"uid-idle"}}, want: uids{"uid-a7", "uid-a9"},
+		},
+		"a nominated pod of equal priority gets its CPUs first": {
+			objects:   with(full(), nominee(7, 5), plain("busy", fake.CPU(4))),
+			preemptor: edits{fake.CPU(1)},
+			proposed:  preemption.Victims{Pods: uids{"uid-busy"}}, want: uids{"uid-a7", "uid-a9", "uid-busy"},
+		},
+		"a nominated pod of lower priority does not": {
+			objects:   with(full(), nominee(7, 4), plain("busy", fake.CPU(4))),
+			preemptor: edits{fake.CPU(1)},
+			proposed:  preemption.Victims{Pods: uids{"uid-busy"}}, want: uids{"uid-a7", "uid-a9"},
+		},
+		"the number of pods": {
+			objects:  with(full(), plain("c"), plain("d"), plain("e"), plain("f"), plain("g"), plain("h"), plain("i")),
+			proposed: preemption.Victims{Pods: uids{"uid-h", "uid-i"}}, want: uids{"uid-a7", "uid-a9"},
+		},
+		"the proposed victim that has the host port": {
+			objects:   with(full(), plain("web", fake.HostPort(80)), plain("other", fake.HostPort(81))),
+			preemptor: edits{fake.HostPort(80)},
+			proposed:  preemption.Victims{Pods: uids{"uid-web", "uid-other"}}, want: uids{"uid-a7", "uid-a9", "uid-web"},
+		},
+		"a presumed allocation may be on another card": {
+			objects: objects{fake.Pod("presumed", 16, fake.On("n1")), pod("b9", 9, 1), pod("b7", 7, 1)}, want: uids{"uid-b7", "uid-b9"},
+		},
+		"a card that another pod is nominated to": {
+			objects: objects{
+				pod("a", 16, 0, fake.Terminating(begin)), pod("b", 16, 1), fake.Pod("nominee", 16, fake.Nominated("n1"), important),
+			}, want: uids{"uid-b"},
+		},
+		"no card can be freed": {
+			objects:  objects{pod("a", 1, 0, important), pod("b", 1, 1, important), pod("c", 15, 0)},
+			proposed: preemption.Victims{Pods: uids{"uid-c"}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(append(test.objects, node)...)
+			preemptor := clustercache.NewPodInfo(fake.Pod("p", 16, append(test.preemptor, important)...))
+			got, ok := NewSurvey(c.ledger, c, preemptor, begin).Victims("n1", test.proposed)
+			want := preemption.Victims{Pods: test.want, Violations: test.violations}
+			if ok != (test.want != nil) {
+				t.Errorf("candidate: %v", ok)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestSurveyNoCandidate(t *testing.T) {
+	c := newCluster(fake.Node("assumed", 16), fake.Node("other", 16), fake.Node("own", 16), fake.Pod("victim", 16, fake.Bound("other", 0)))
+	if _, err := c.ledger.Reserve("assumed", gpu.Pod{UID: "x", Request: 16}, placement.Binpack, begin); err != nil {
+		t.Fatal(err)
+	}
+	tried := fake.Pod("tried", 16, fake.Priority(5))
+	if _, err := c.ledger.Reserve("own", protocol.Pod(tried), placement.Binpack, begin); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		preemptor *corev1.Pod
+		node      string
+	}{
+		"kube-scheduler may not know the pod of an assumed allocation": {fake.Pod("p", 16, fake.Priority(5)), "assumed"},
+		"an unknown node": {fake.Pod("p", 16, fake.Priority(5)), "unknown"},
+		"the preemptor has an unconfirmed bind to another node": {tried, "other"},
+	} {
+		survey := NewSurvey(c.ledger, c, clustercache.NewPodInfo(test.preemptor), begin)
+		if got, ok := survey.Victims(test.node, preemption.Victims{Pods: []gpu.PodUID{"uid-victim"}}); ok {
+			t.Errorf("%s: victims %v", name, got)
+		}
+	}
+}
