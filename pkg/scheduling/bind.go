@@ -126,11 +126,15 @@ func (s *Scheduler) bind(ctx context.Context, request BindRequest, permit permit
 	if err := s.binder.ConfirmNode(ctx, request.Node); err != nil {
 		return binding.Unreachable, err
 	}
+	result := binding.NoRoom
 	allocation, err := s.assumeCard(pod.Pod, request.Node)
-	if err != nil {
-		return binding.NoRoom, err
+	if err == nil {
+		result, err = s.binder.Write(ctx, request.Node, allocation, permit.completes)
 	}
-	return s.binder.Write(ctx, request.Node, allocation, permit.completes)
+	if result == binding.NoRoom {
+		s.Recorder.Eventf(apiserver.Reference(pod.Pod), corev1.EventTypeWarning, EventNotAssumed, "No GPU card could be assumed: %v", err)
+	}
+	return result, err
 }
 
 // assumeCard chooses a card of the node for the pod and assumes it in the ledger. A pod that asks for no GPU memory gets none.
@@ -138,11 +142,7 @@ func (s *Scheduler) assumeCard(pod gpu.Pod, node string) (ledger.Allocation, err
 	if pod.Request == 0 {
 		return ledger.Allocation{Pod: pod}, nil
 	}
-	allocation, err := s.ledger.Reserve(node, pod, s.CardPolicy, s.Clock.Now())
-	if err != nil {
-		s.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeWarning, EventNotAssumed, "No GPU card could be assumed: %v", err)
-	}
-	return allocation, err
+	return s.ledger.Reserve(node, pod, s.CardPolicy, s.Clock.Now())
 }
 
 // readPod returns the pod that the request names. It reads from the cache if the cache has the pod, otherwise from the API
