@@ -22,8 +22,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// newAPI returns an API with client-go's real client.
-func newAPI(t *testing.T, url string) API {
+// newClient returns a Client over client-go's real client.
+func newClient(t *testing.T, url string) Client {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(&rest.Config{
 		Host: url, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: "application/json"},
@@ -31,7 +31,7 @@ func newAPI(t *testing.T, url string) API {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return NewAPI(client)
+	return New(client)
 }
 
 // newBinding returns a new Binding for each call: the client sets its kind when it sends it.
@@ -58,46 +58,46 @@ func status(code int, reason metav1.StatusReason) http.HandlerFunc {
 		if code < 300 {
 			result = "Success"
 		}
-		fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":%q,"message":"told so","reason":%q,"code":%d}`, result, reason, code)
+		fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":%q,"message":"a message","reason":%q,"code":%d}`, result, reason, code)
 	}
 }
 
-// TestJudgeRealAnswers sends Bindings through client-go's real client to servers that fail in different ways.
-func TestJudgeRealAnswers(t *testing.T) {
+// TestOutcomeOf sends Bindings through client-go's real client to servers that fail in different ways.
+func TestOutcomeOf(t *testing.T) {
 	tests := map[string]struct {
 		answer http.HandlerFunc
-		want   verdict
+		want   Outcome
 	}{
-		"201":                            {status(201, ""), done},
-		"400":                            {status(400, metav1.StatusReasonBadRequest), refused},
-		"401":                            {status(401, metav1.StatusReasonUnauthorized), refused},
-		"403":                            {status(403, metav1.StatusReasonForbidden), refused},
-		"404":                            {status(404, metav1.StatusReasonNotFound), refused},
-		"408":                            {status(408, metav1.StatusReasonTimeout), unknown},
-		"409":                            {status(409, metav1.StatusReasonConflict), conflict},
-		"422":                            {status(422, metav1.StatusReasonInvalid), refused},
-		"429":                            {status(429, metav1.StatusReasonTooManyRequests), refused},
-		"500":                            {status(500, metav1.StatusReasonInternalError), unknown},
-		"503":                            {status(503, metav1.StatusReasonServiceUnavailable), unknown},
-		"504, the server's own deadline": {status(504, metav1.StatusReasonTimeout), unknown},
-		"429 that asks to come back": {func(w http.ResponseWriter, r *http.Request) {
+		"201":                            {status(201, ""), Done},
+		"400":                            {status(400, metav1.StatusReasonBadRequest), Rejected},
+		"401":                            {status(401, metav1.StatusReasonUnauthorized), Rejected},
+		"403":                            {status(403, metav1.StatusReasonForbidden), Rejected},
+		"404":                            {status(404, metav1.StatusReasonNotFound), Rejected},
+		"408":                            {status(408, metav1.StatusReasonTimeout), Unknown},
+		"409":                            {status(409, metav1.StatusReasonConflict), Conflict},
+		"422":                            {status(422, metav1.StatusReasonInvalid), Rejected},
+		"429":                            {status(429, metav1.StatusReasonTooManyRequests), Rejected},
+		"500":                            {status(500, metav1.StatusReasonInternalError), Unknown},
+		"503":                            {status(503, metav1.StatusReasonServiceUnavailable), Unknown},
+		"504, the server's own deadline": {status(504, metav1.StatusReasonTimeout), Unknown},
+		"429 with Retry-After": {func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Retry-After", "0")
 			status(429, metav1.StatusReasonTooManyRequests)(w, r)
-		}, refused},
-		"500 that asks to come back": {func(w http.ResponseWriter, r *http.Request) {
+		}, Rejected},
+		"500 with Retry-After": {func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Retry-After", "0")
 			status(500, metav1.StatusReasonServerTimeout)(w, r)
-		}, unknown},
-		"502 of a proxy, no Status in it": {func(w http.ResponseWriter, _ *http.Request) {
+		}, Unknown},
+		"502 of a proxy, without a Status": {func(w http.ResponseWriter, _ *http.Request) {
 			http.Error(w, "<html>bad gateway</html>", http.StatusBadGateway)
-		}, unknown},
-		"the connection is cut after the request was read": {func(w http.ResponseWriter, _ *http.Request) { cut(w) }, unknown},
-		"the connection is cut amid the answer": {func(w http.ResponseWriter, _ *http.Request) {
+		}, Unknown},
+		"the connection is cut after the request was read": {func(w http.ResponseWriter, _ *http.Request) { cut(w) }, Unknown},
+		"the connection is cut during the answer": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "1000")
 			w.WriteHeader(http.StatusCreated)
 			fmt.Fprint(w, `{"kind":"Status"`)
-		}, unknown},
-		"no answer comes before the deadline": {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, unknown},
+		}, Unknown},
+		"no answer comes before the deadline": {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, Unknown},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -112,14 +112,14 @@ func TestJudgeRealAnswers(t *testing.T) {
 			}))
 			defer server.Close()
 			deadline := 10 * time.Second
-			if strings.Contains(name, "deadline") && test.want == unknown {
+			if strings.Contains(name, "deadline") && test.want == Unknown {
 				deadline = 200 * time.Millisecond
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), deadline)
 			defer cancel()
-			err := newAPI(t, server.URL).Bind(ctx, newBinding())
-			if got := judge(err); got != test.want {
-				t.Errorf("verdict %d, want %d: %v", got, test.want, err)
+			err := newClient(t, server.URL).Bind(ctx, newBinding())
+			if got := OutcomeOf(err); got != test.want {
+				t.Errorf("outcome %d, want %d: %v", got, test.want, err)
 			}
 			if n := calls.Load(); n != 1 {
 				t.Errorf("sent %d times, want once", n)
@@ -128,22 +128,22 @@ func TestJudgeRealAnswers(t *testing.T) {
 	}
 }
 
-func TestJudgeWhatWasNeverSent(t *testing.T) {
+func TestOutcomeOfUnsent(t *testing.T) {
 	server := httptest.NewServer(http.NotFoundHandler())
 	url := server.URL
 	server.Close()
-	if err := newAPI(t, url).Bind(t.Context(), newBinding()); err == nil || judge(err) != refused {
-		t.Errorf("no listener: verdict %d of %v, want a refusal", judge(err), err)
+	if err := newClient(t, url).Bind(t.Context(), newBinding()); err == nil || OutcomeOf(err) != Rejected {
+		t.Errorf("no listener: outcome %d of %v, want Rejected", OutcomeOf(err), err)
 	}
-	// The deadline has passed already. The error does not show whether anything was sent, so the verdict is unknown.
+	// The deadline has passed already. The error does not show whether anything was sent, so the outcome is unknown.
 	ctx, cancel := context.WithTimeout(t.Context(), -1)
 	defer cancel()
-	if err := newAPI(t, url).Bind(ctx, newBinding()); err == nil || judge(err) != unknown {
-		t.Errorf("no time left: verdict %d of %v, want unknown", judge(err), err)
+	if err := newClient(t, url).Bind(ctx, newBinding()); err == nil || OutcomeOf(err) != Unknown {
+		t.Errorf("no time left: outcome %d of %v, want Unknown", OutcomeOf(err), err)
 	}
 }
 
-func TestWhatBindSends(t *testing.T) {
+func TestBindRequest(t *testing.T) {
 	var path, timeout string
 	var got corev1.Binding
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -156,7 +156,7 @@ func TestWhatBindSends(t *testing.T) {
 	defer server.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := newAPI(t, server.URL).Bind(ctx, newBinding()); err != nil {
+	if err := newClient(t, server.URL).Bind(ctx, newBinding()); err != nil {
 		t.Fatal(err)
 	}
 	if path != "POST /api/v1/namespaces/default/pods/p/binding" {
@@ -166,11 +166,11 @@ func TestWhatBindSends(t *testing.T) {
 		t.Errorf("sent %+v", got)
 	}
 	if d, err := time.ParseDuration(timeout); err != nil || d <= 0 || d > time.Minute {
-		t.Errorf("the server is given %q (%v), want at most the minute", timeout, err)
+		t.Errorf("timeout %q (%v), want at most a minute", timeout, err)
 	}
 }
 
-func TestPodAndAnnotateNodeThroughTheRealClient(t *testing.T) {
+func TestPodAndAnnotateNode(t *testing.T) {
 	var patch []byte
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -188,7 +188,7 @@ func TestPodAndAnnotateNodeThroughTheRealClient(t *testing.T) {
 		}
 	}))
 	defer server.Close()
-	api := newAPI(t, server.URL)
+	api := newClient(t, server.URL)
 	if pod, err := api.Pod(t.Context(), "default", "p"); err != nil || pod.UID != "uid-p" {
 		t.Errorf("Pod: %v", err)
 	}

@@ -15,7 +15,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpushare/gpushare/pkg/cluster"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
@@ -53,7 +52,7 @@ func TestViewersFollowChanges(t *testing.T) {
 						s.ledger.SetBound(node, p, gpu.On(random.IntN(2), 3), time.Time{})
 					}
 				}
-				s.setPending(cluster.PendingPod{Pod: pod(fmt.Sprintf("pending-%d", round), 9), Reason: "no room"})
+				s.setPending(pending(fmt.Sprintf("pending-%d", round), 9, "no room"))
 				mu.Lock()
 				standby = errors.New("another replica leads since round " + fmt.Sprint(round))
 				want := standby.Error()

@@ -17,10 +17,10 @@ import (
 
 	"k8s.io/utils/clock"
 
-	"github.com/gpushare/gpushare/pkg/cluster"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
 // source is a Source that a test sets up.
@@ -29,7 +29,7 @@ type source struct {
 
 	mu       sync.Mutex
 	notReady error
-	pending  []cluster.PendingPod
+	pending  []*clustercache.PodInfo
 	revision uint64
 }
 
@@ -45,9 +45,9 @@ func (s *source) setReady(err error) {
 	s.notReady = err
 }
 
-func (s *source) Ledger() *ledger.Ledger { return s.ledger }
+func (s *source) ChangesSince(revision uint64) ledger.Changes { return s.ledger.ChangesSince(revision) }
 
-func (s *source) Pending(known uint64) ([]cluster.PendingPod, uint64) {
+func (s *source) Pending(known uint64) ([]*clustercache.PodInfo, uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if known == s.revision {
@@ -56,18 +56,18 @@ func (s *source) Pending(known uint64) ([]cluster.PendingPod, uint64) {
 	return s.pending, s.revision
 }
 
-func (s *source) setPending(pods ...cluster.PendingPod) {
+func (s *source) setPending(pods ...*clustercache.PodInfo) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pending = pods
 	s.revision++
 }
 
-// Explain returns the diagnosis TooLarge for all pods. The message has the number of nodes.
-func (s *source) Explain(pods []cluster.PendingPod) []waiting.Diagnosis {
-	out := make([]waiting.Diagnosis, len(pods))
+// Diagnose returns the diagnosis TooLarge for all pods. The message has the number of nodes.
+func (s *source) Diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis {
+	out := make([]diagnosis.Diagnosis, len(pods))
 	for i := range out {
-		out[i] = waiting.Diagnosis{Reason: waiting.TooLarge, Message: fmt.Sprintf("%d nodes, all too small", len(s.ledger.NodeCards()))}
+		out[i] = diagnosis.Diagnosis{Reason: diagnosis.TooLarge, Message: fmt.Sprintf("%d nodes, all too small", len(s.ledger.NodeCards()))}
 	}
 	return out
 }
@@ -277,4 +277,10 @@ func (f *follower) take(t *testing.T, e event) {
 			f.Status = *d.Status
 		}
 	}
+}
+
+// pending returns a pending pod with kube-scheduler's message about it.
+func pending(name string, request gpu.Memory, message string) *clustercache.PodInfo {
+	p := pod(name, request)
+	return &clustercache.PodInfo{Pod: p, Pending: &diagnosis.Pod{Pod: p, Message: message}}
 }

@@ -11,15 +11,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
 
-	"github.com/gpushare/gpushare/pkg/cluster"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/pkg/waiting"
 	"github.com/gpushare/gpushare/pkg/webui"
 )
 
@@ -28,16 +26,16 @@ type source struct {
 	book *ledger.Ledger
 
 	mu       sync.Mutex
-	pending  []cluster.PendingPod
+	pending  []*clustercache.PodInfo
 	revision uint64
 }
 
 func newSource() *source { return &source{book: ledger.New()} }
 
-func (s *source) Ready() error           { return nil }
-func (s *source) Ledger() *ledger.Ledger { return s.book }
+func (s *source) Ready() error                                { return nil }
+func (s *source) ChangesSince(revision uint64) ledger.Changes { return s.book.ChangesSince(revision) }
 
-func (s *source) Pending(known uint64) ([]cluster.PendingPod, uint64) {
+func (s *source) Pending(known uint64) ([]*clustercache.PodInfo, uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if known == s.revision {
@@ -46,26 +44,27 @@ func (s *source) Pending(known uint64) ([]cluster.PendingPod, uint64) {
 	return s.pending, s.revision
 }
 
-// Explain explains as the extender does, for pods that may go to any node.
-func (s *source) Explain(pods []cluster.PendingPod) []waiting.Diagnosis {
-	var places []waiting.Node
+// Diagnose returns the extender's diagnosis of pods that may use any node.
+func (s *source) Diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis {
+	var places []diagnosis.Node
 	for _, o := range s.book.NodeCards() {
-		places = append(places, waiting.Node{
+		places = append(places, diagnosis.Node{
 			Object: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: o.Name}}, Unit: o.Unit, Cards: o.Cards, Closed: o.Closed,
 		})
 	}
-	explainer, out := waiting.NewDiagnoser(places), make([]waiting.Diagnosis, len(pods))
+	diagnoser, out := diagnosis.NewDiagnoser(places), make([]diagnosis.Diagnosis, len(pods))
 	for i := range pods {
-		out[i] = explainer.Diagnose(&corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{
-			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
-				protocol.ResourceMemory: *resource.NewQuantity(int64(pods[i].Request), resource.DecimalSI),
-			}},
-		}}}})
+		out[i] = diagnoser.Diagnose(pods[i].Pending)
 	}
 	return out
 }
 
-func (s *source) wait(pods ...cluster.PendingPod) {
+// pendingPod returns a pending pod with kube-scheduler's message about it.
+func pendingPod(pod gpu.Pod, message string, created time.Time) *clustercache.PodInfo {
+	return &clustercache.PodInfo{Pod: pod, Pending: &diagnosis.Pod{Pod: pod, Message: message, Created: created}}
+}
+
+func (s *source) wait(pods ...*clustercache.PodInfo) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pending = pods

@@ -10,7 +10,7 @@ import (
 	"github.com/chromedp/chromedp"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/gpushare/gpushare/pkg/cluster"
+	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -93,8 +93,8 @@ func TestLook(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Date(2026, 11, 20, 9, 0, 0, 0, time.Local))
 	board := webui.NewBoard(webui.Options{Source: s, Version: "v0.1.0", Clock: clock})
 	url, _ := show(t, board)
-	waits := func(name, namespace string, request gpu.Memory, ago time.Duration, reason string) cluster.PendingPod {
-		return cluster.PendingPod{Pod: gpu.Pod{Namespace: namespace, Name: name, Request: request}, Reason: reason, Created: clock.Now().Add(-ago)}
+	waits := func(name, namespace string, request gpu.Memory, ago time.Duration, reason string) *clustercache.PodInfo {
+		return pendingPod(gpu.Pod{Namespace: namespace, Name: name, Request: request}, reason, clock.Now().Add(-ago))
 	}
 	// An hour goes by, in which the board keeps its history.
 	for i := range 360 {

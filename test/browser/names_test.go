@@ -8,7 +8,6 @@ import (
 
 	"github.com/chromedp/chromedp"
 
-	"github.com/gpushare/gpushare/pkg/cluster"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
@@ -21,7 +20,7 @@ func TestNamesAreTextBehindAnyPrefix(t *testing.T) {
 		{Index: 0, Memory: 16, Model: hostile, UUID: hostile, Unhealthy: hostile},
 	}})
 	s.book.SetBound(hostile, gpu.Pod{UID: "1", Namespace: hostile, Name: hostile, Request: 4}, gpu.On(0, 4), time.Time{})
-	s.wait(cluster.PendingPod{Pod: gpu.Pod{UID: "2", Namespace: hostile, Name: hostile, Request: 4}, Reason: hostile})
+	s.wait(pendingPod(gpu.Pod{UID: "2", Namespace: hostile, Name: hostile, Request: 4}, hostile, time.Time{}))
 	board := newBoard(s)
 	handler, err := board.Handler()
 	must(t, err)

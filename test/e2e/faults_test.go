@@ -15,7 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpushare/gpushare/pkg/cluster"
+	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/testbed"
@@ -32,14 +32,14 @@ func TestFaults(t *testing.T) {
 		fault controlplane.Fault
 		times int
 		// result is what the extender takes the disturbed bind for.
-		result string
+		result binding.Result
 	}{
-		"a Binding whose answer is lost gives the card to nobody else":             {controlplane.CutAnswer, 1, cluster.ResultBound},
-		"a Binding whose answer comes too late gives the card to nobody else":      {controlplane.HoldAnswer, 1, cluster.ResultBound},
-		"a Binding that never reached the server is made again":                    {controlplane.CutConnection, 2, cluster.ResultUnknown},
-		"a Binding that the server answered with trouble of its own is made again": {controlplane.Answer(http.StatusServiceUnavailable, 0), 2, cluster.ResultUnknown},
-		"a Binding that the server gave up on is made again":                       {controlplane.Answer(http.StatusGatewayTimeout, 0), 2, cluster.ResultUnknown},
-		"a Binding that the server was too busy for is made again":                 {controlplane.Answer(http.StatusTooManyRequests, 0), 2, cluster.ResultRefused},
+		"a Binding whose answer is lost gives the card to nobody else":             {controlplane.CutAnswer, 1, binding.Bound},
+		"a Binding whose answer comes too late gives the card to nobody else":      {controlplane.HoldAnswer, 1, binding.Bound},
+		"a Binding that never reached the server is made again":                    {controlplane.CutConnection, 2, binding.Unconfirmed},
+		"a Binding that the server answered with trouble of its own is made again": {controlplane.Answer(http.StatusServiceUnavailable, 0), 2, binding.Unconfirmed},
+		"a Binding that the server gave up on is made again":                       {controlplane.Answer(http.StatusGatewayTimeout, 0), 2, binding.Unconfirmed},
+		"a Binding that the server was too busy for is made again":                 {controlplane.Answer(http.StatusTooManyRequests, 0), 2, binding.Rejected},
 	} {
 		play(t, bed, title, func(s *scene) {
 			s.addNodes(controlplane.Node{Name: "n1", Cards: mebibytes(cardMiB, 4069)})
@@ -98,12 +98,12 @@ func TestFaults(t *testing.T) {
 		defer bed.Proxy.SetWatchDelay(0)
 		cut := bed.Proxy.Inject(controlplane.Bindings, 1, controlplane.CutAnswer)
 		defer cut.Lift()
-		unknown := s.metric(`gpushare_extender_binds_total{result="unknown"}`)
+		unknown := s.metric(`gpushare_extender_binds_total{result="unconfirmed"}`)
 		settled := s.metric(`gpushare_extender_settled_binds_total{outcome="bound"}`)
 
 		s.ungate("disturbed")
 		s.sits(s.bound("disturbed"), n1, 0)
-		s.awaitMetric(`gpushare_extender_binds_total{result="unknown"}`, unknown+1)
+		s.awaitMetric(`gpushare_extender_binds_total{result="unconfirmed"}`, unknown+1)
 		s.ungate("next")
 		s.refused("next", "1 no GPU card has enough free memory")
 
