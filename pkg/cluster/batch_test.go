@@ -143,7 +143,7 @@ func (w *waitingBind) wantWritten(want int) {
 
 func TestAStormOfBindsIsGathered(t *testing.T) {
 	w := startWaiting(t, patient)
-	w.wantHeld(w.pod, "reserved n1 card 0") // The card is assumed while the bind waits.
+	w.wantHeld(w.pod, "assumed n1 card 0") // The card is assumed while the bind waits.
 	w.wantWritten(1)
 	w.clock.Step(windowPerBind)
 	if err := <-w.ended; err != nil {

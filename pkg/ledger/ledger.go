@@ -42,7 +42,7 @@ const (
 // String returns the state's name.
 func (s State) String() string {
 	if s == Assumed {
-		return "reserved"
+		return "assumed"
 	}
 	return "bound"
 }

@@ -600,6 +600,6 @@ func TestFreedCallsLedger(t *testing.T) {
 }
 
 func TestStateString(t *testing.T) {
-	expect(t, "reserved", "reserved", ledger.Assumed.String())
+	expect(t, "State", "assumed", ledger.Assumed.String())
 	expect(t, "bound", "bound", ledger.Bound.String())
 }
