@@ -145,7 +145,7 @@ func TestStarvationReservationPause(t *testing.T) {
 	s.advance(4 * time.Second)
 	s.delete(single)
 	s.advance(200 * time.Millisecond)
-	if got := s.manager.States()[gang.StatePlaced]; got != 1 {
+	if got := s.manager.States()[gang.StatePlanned]; got != 1 {
 		t.Fatalf("the gang has no plan: %v", s.manager.States())
 	}
 	// A member is replaced, and a single pod takes a card.

@@ -295,7 +295,7 @@ func TestWhatThreeViewersCost(t *testing.T) {
 		createPod(t, bed, fmt.Sprintf("too-large-%d", i), 81)
 	}
 	for deadline := time.Now().Add(patience); ; time.Sleep(time.Second) { // A scrape of so many cards is work.
-		pods := series(t, bed, `gpushare_extender_holders{state="bound"}`)
+		pods := series(t, bed, `gpushare_extender_allocations{state="bound"}`)
 		waiting := series(t, bed, pendingSeries+`"too_large"}`)
 		if strings.HasSuffix(pods, fmt.Sprint(" ", size*8*held)) && strings.HasSuffix(waiting, " 10") {
 			break
@@ -435,7 +435,7 @@ func (n nodesJSON) causes() string {
 	return strings.Join(out, "\n")
 }
 
-const pendingSeries = "gpushare_extender_pending_pods{cause="
+const pendingSeries = "gpushare_extender_pending_pods{reason="
 
 // scrape returns the lines of the pending pods' metric that aren't zero.
 func scrape(t *testing.T, bed *testbed.Bed) string {
