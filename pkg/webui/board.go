@@ -57,8 +57,8 @@ type Options struct {
 // status is the state of the extender itself.
 type status struct {
 	Version string `json:"version"`
-	// Waiting is the reason why there is no data yet.
-	Waiting string `json:"waiting,omitempty"`
+	// NotReady is the reason why there is no data yet.
+	NotReady string `json:"notReady,omitempty"`
 	// Standby is the reason why another replica answers kube-scheduler.
 	Standby string `json:"standby,omitempty"`
 	// Since is the start of the history, in Unix milliseconds.
@@ -176,7 +176,7 @@ func (b *Board) refresh(looks bool) error {
 	if s := b.look(); s != b.status {
 		b.status, d.Status = s, &s
 	}
-	if b.status.Waiting == "" {
+	if b.status.NotReady == "" {
 		if err := b.read(&d, looks); err != nil {
 			return err
 		}
@@ -199,7 +199,7 @@ func (b *Board) refresh(looks bool) error {
 func (b *Board) look() status {
 	s := status{Version: b.status.Version, Since: b.status.Since}
 	if err := b.Source.Ready(); err != nil {
-		s.Waiting = err.Error()
+		s.NotReady = err.Error()
 	}
 	if b.Standby != nil {
 		if err := b.Standby(); err != nil {
