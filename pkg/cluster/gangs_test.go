@@ -504,11 +504,11 @@ func TestAMemberWhoseMarksCannotBeReadIsTold(t *testing.T) {
 	g.await("it to be known", func() bool { _, known := g.gangs.book.GangOf("uid-job-7"); return known })
 	for range 2 {
 		answer, decided := g.FilterGang(bad, []string{"n1"})
-		if !decided || len(answer.Nodes) > 0 || answer.Reason.Text != "gang: the group's size is not a whole number from 1 on" {
+		if !decided || len(answer.Nodes) > 0 || answer.Reason.Text != "gang: the group's size is not a positive integer" {
 			t.Errorf("it may go to %v: %s", answer.Nodes, answer.Reason.Text)
 		}
 	}
-	g.wantEvent("Warning GangInvalid The pod can't be counted as a member: the group's size is not a whole number from 1 on")
+	g.wantEvent("Warning GangInvalid The pod can't be counted as a member: the group's size is not a positive integer")
 	g.offered() // The other members are not affected.
 }
 

@@ -292,7 +292,7 @@ const (
 	maxUnknown      = 20_000
 )
 
-// expirePlan ends holds and reservations that have lasted too long.
+// expirePlan ends plans that have expired, and rejects binds that were held for too long.
 func (mgr *Manager) expirePlan(g *gang, now time.Time) {
 	p := g.plan
 	if p == nil || p.isOpen() {
@@ -325,7 +325,7 @@ func (mgr *Manager) endPartial(g *gang, now time.Time) {
 		return
 	}
 	if mgr.OnFailure == Keep {
-		mgr.recordEvent(g, true, EventPartial, "The group is bound in part and did not become whole in time: its members stay")
+		mgr.recordEvent(g, true, EventPartial, "The group stays partially bound: its other members could not be bound in time")
 		mgr.dropPlan(g, Expired, now, false)
 		g.whole, g.needsRequeue = true, true
 		return
@@ -359,7 +359,7 @@ func (mgr *Manager) reportIncomplete(g *gang, now time.Time) {
 		return
 	}
 	mgr.recordEvent(g, true, EventIncomplete, fmt.Sprintf("The group needs %d members and only %d exist: they wait for the others. "+
-		"All must be made at once: by a StatefulSet with podManagementPolicy Parallel, by a Job whose parallelism is not smaller",
+		"All must be created at once: by a StatefulSet with podManagementPolicy Parallel, or by a Job whose parallelism is not smaller",
 		g.size, g.incomplete))
 }
 

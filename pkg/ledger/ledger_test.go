@@ -221,7 +221,7 @@ func TestLedger(t *testing.T) {
 				b.takeFreed()
 				b.reserve("n1", a)
 				_, err := b.Reserve("n2", a, placement.Binpack, at)
-				expect(b.t, "Reserve", "node n2: an earlier bind of this pod to another node is not settled yet", fmt.Sprint(err))
+				expect(b.t, "Reserve", "node n2: an earlier bind of this pod to another node is unconfirmed", fmt.Sprint(err))
 				expect(b.t, "Check", map[string]placement.Reason{"n1": placement.Fits, "n2": placement.Elsewhere}, b.check(a, "n1", "n2"))
 			},
 			used: []gpu.Memory{10, 0},
