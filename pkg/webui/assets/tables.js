@@ -101,7 +101,7 @@ const pendingColumns = [
   { key: "request", title: "Requests", class: "right", down: true, value: (p) => p.request },
   { key: "created", title: "Age", class: "right", down: true, value: (p) => -p.created },
   { key: "reason", title: "Reason", value: (p) => p.reason },
-  { key: "message", title: "Message, and that of kube-scheduler", class: "wide", value: (p) => p.message },
+  { key: "message", title: "Messages of gpushare and kube-scheduler", class: "wide", value: (p) => p.message },
 ];
 const mostPending = 500; // Rows with long reasons have any height, so longer lists need a search.
 
