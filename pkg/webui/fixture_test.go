@@ -221,7 +221,7 @@ func (v *viewer) next() (event, bool) {
 			return e, true
 		}
 	}
-	if err := v.lines.Err(); err != nil && !(v.compressed && errors.Is(err, io.ErrUnexpectedEOF)) { // The gzip stream has no trailer.
+	if err := v.lines.Err(); err != nil && (!v.compressed || !errors.Is(err, io.ErrUnexpectedEOF)) { // The gzip stream has no trailer.
 		v.t.Fatalf("the stream ended with an error: %v", err)
 	}
 	return event{}, false
