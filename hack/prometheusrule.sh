@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../deploy/monitoring"
 {
   cat <<'HEAD'
-# Made from rules.yaml by hack/prometheusrule.sh: change it there.
+# Generated from rules.yaml by hack/prometheusrule.sh: change it there.
 apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
 metadata:

@@ -12,7 +12,6 @@ import (
 )
 
 func main() {
-	calm()
 	os.Exit(run(os.Args[1:]))
 }
 

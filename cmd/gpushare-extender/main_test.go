@@ -208,7 +208,7 @@ func TestJSONLogs(t *testing.T) {
 	t.Error("the process ended without logging its address")
 }
 
-// The line that says why the program ended is JSON as well, also where it never began.
+// The line with the reason why the program ended is JSON too, even if it failed before it started.
 func TestJSONErrors(t *testing.T) {
 	for name, test := range map[string]struct {
 		args []string

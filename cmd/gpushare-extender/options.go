@@ -52,7 +52,7 @@ type options struct {
 type gangs struct {
 	hold          time.Duration
 	patience      time.Duration
-	claimAfter    time.Duration
+	starvation    time.Duration
 	failurePolicy string
 }
 
@@ -119,7 +119,7 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	g := &o.gangs
 	f.DurationVar(&g.hold, "gang-hold", defaultGangHold, "maximum time for which a bind is held until all members of the pod's group have arrived; 1m at most. The sum with --bind-timeout must be less than the httpTimeout in kube-scheduler's configuration. 0 turns off groups: their members are bound one by one")
 	f.DurationVar(&g.patience, "gang-patience", 30*time.Second, "time for which a group's reserved cards are kept until its members arrive, and for which a group may stay partially bound; not less than --gang-hold")
-	f.DurationVar(&g.claimAfter, "gang-claim-after", 2*time.Minute, "time for which a group must be pending before memory is held back for it, for a limited time; 0 never holds memory back")
+	f.DurationVar(&g.starvation, "gang-claim-after", 2*time.Minute, "time for which a group must be pending before it gets a starvation reservation: freed memory is reserved for it, for a limited time; 0 turns these reservations off")
 	f.StringVar(&g.failurePolicy, "gang-failure-policy", string(gang.Evict), "what happens to the bound members of a group that stays partially bound: evict or keep")
 	e := &o.election
 	f.BoolVar(&e.elect, "leader-elect", false, "elect a leader among several replicas by a Lease; the leader answers kube-scheduler, the others are standbys. Set it on all replicas if there is more than one")
@@ -181,7 +181,7 @@ func (o options) validate() error {
 		return fmt.Errorf("--gang-hold must be between 0 and %v", maxHold)
 	case o.gangs.hold > 0 && o.gangs.patience < o.gangs.hold:
 		return errors.New("--gang-patience must not be less than --gang-hold")
-	case o.gangs.claimAfter < 0:
+	case o.gangs.starvation < 0:
 		return errors.New("--gang-claim-after must not be negative")
 	case o.gangs.failurePolicy != string(gang.Evict) && o.gangs.failurePolicy != string(gang.Keep):
 		return fmt.Errorf("--gang-failure-policy: unknown policy %q: want %s or %s", o.gangs.failurePolicy, gang.Evict, gang.Keep)

@@ -194,7 +194,7 @@ func BenchmarkWithoutGroup(b *testing.B) {
 		}
 		f := startWith(b, setting.gangs, members...)
 		names := f.crowd(nodes, 32)
-		await(b, "the groups to wait", func() bool { return f.cluster.GangStates()[gang.StateWaiting] == setting.waiting })
+		await(b, "the groups to wait", func() bool { return f.cluster.GangStates()[gang.StatePending] == setting.waiting })
 		for i := 0; i < len(members); i += size {
 			f.ask("filter", extenderv1.ExtenderArgs{Pod: members[i].(*corev1.Pod), NodeNames: &names})()
 		}

@@ -226,8 +226,8 @@ func TestHealthVersionAndMetrics(t *testing.T) {
 		`gpushare_extender_filtered_nodes_total{reason="not_shared"} 1`,
 		`gpushare_extender_request_duration_seconds_count{outcome="ok",verb="filter"} 1`,
 		`gpushare_extender_request_duration_seconds_count{outcome="error",verb="bind"} 1`,
-		`gpushare_extender_card_memory_held_units{card="0",node="n1"} 60`,
-		`gpushare_extender_ledger_ready 1`,
+		`gpushare_extender_card_memory_allocated_units{card="0",node="n1"} 60`,
+		`gpushare_extender_cache_synced 1`,
 	} {
 		if !strings.Contains(page, line+"\n") {
 			t.Errorf("metrics lack %s:\n%s", line, page)

@@ -292,7 +292,7 @@ const (
 	maxUnknown      = 20_000
 )
 
-// expirePlan ends holds and reservations that have lasted too long.
+// expirePlan ends plans that have expired, and rejects binds that were held for too long.
 func (mgr *Manager) expirePlan(g *gang, now time.Time) {
 	p := g.plan
 	if p == nil || p.isOpen() {
@@ -325,7 +325,7 @@ func (mgr *Manager) endPartial(g *gang, now time.Time) {
 		return
 	}
 	if mgr.OnFailure == Keep {
-		mgr.recordEvent(g, true, EventPartial, "The group is bound in part and did not become whole in time: its members stay")
+		mgr.recordEvent(g, true, EventPartial, "The group stays partially bound: its other members could not be bound in time")
 		mgr.dropPlan(g, Expired, now, false)
 		g.whole, g.needsRequeue = true, true
 		return
@@ -359,7 +359,7 @@ func (mgr *Manager) reportIncomplete(g *gang, now time.Time) {
 		return
 	}
 	mgr.recordEvent(g, true, EventIncomplete, fmt.Sprintf("The group needs %d members and only %d exist: they wait for the others. "+
-		"All must be made at once: by a StatefulSet with podManagementPolicy Parallel, by a Job whose parallelism is not smaller",
+		"All must be created at once: by a StatefulSet with podManagementPolicy Parallel, or by a Job whose parallelism is not smaller",
 		g.size, g.incomplete))
 }
 
@@ -423,8 +423,8 @@ func (mgr *Manager) recordEvent(g *gang, warning bool, reason, text string) {
 // The states of a gang, as metrics label them.
 const (
 	StateIncomplete = "incomplete" // Not all members exist.
-	StateWaiting    = "waiting"    // There is no room, or another gang goes first.
-	StatePlaced     = "placed"     // Memory is reserved for all members, and not all binds have arrived.
+	StatePending    = "pending"    // There is no room, or another gang goes first.
+	StatePlanned    = "planned"    // Memory is reserved for all members, and not all binds have arrived.
 	StateBinding    = "binding"
 	StatePartial    = "partial" // Some members are bound, others could not be.
 	StateWhole      = "whole"
@@ -434,7 +434,7 @@ const (
 func (mgr *Manager) States() map[string]int {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
-	out := map[string]int{StateIncomplete: 0, StateWaiting: 0, StatePlaced: 0, StateBinding: 0, StatePartial: 0, StateWhole: 0}
+	out := map[string]int{StateIncomplete: 0, StatePending: 0, StatePlanned: 0, StateBinding: 0, StatePartial: 0, StateWhole: 0}
 	for _, g := range mgr.gangs {
 		out[g.state()]++
 	}
@@ -449,13 +449,13 @@ func (g *gang) state() string {
 	case g.whole:
 		return StateWhole
 	case g.plan != nil:
-		return StatePlaced
+		return StatePlanned
 	case !g.partialSince.IsZero():
 		return StatePartial
 	case g.size == 0 || counts.existing() < g.size:
 		return StateIncomplete
 	}
-	return StateWaiting
+	return StatePending
 }
 
 // HeldBinds counts the held binds.

@@ -9,9 +9,9 @@ import (
 
 // runBesideSingles creates an endless sequence of single pods of half a card, each of which runs for a minute, and a
 // gang that needs six whole cards of eight. It returns how long the gang waited, and whether it ran.
-func runBesideSingles(t *testing.T, claimAfter time.Duration) (waited time.Duration, ran bool) {
+func runBesideSingles(t *testing.T, starvationAfter time.Duration) (waited time.Duration, ran bool) {
 	s := newSimulation(t, 1)
-	s.starvationAfter = claimAfter
+	s.starvationAfter = starvationAfter
 	s.restart()
 	start := s.now
 	ends := map[*pod]time.Time{}
@@ -145,7 +145,7 @@ func TestStarvationReservationPause(t *testing.T) {
 	s.advance(4 * time.Second)
 	s.delete(single)
 	s.advance(200 * time.Millisecond)
-	if got := s.manager.States()[gang.StatePlaced]; got != 1 {
+	if got := s.manager.States()[gang.StatePlanned]; got != 1 {
 		t.Fatalf("the gang has no plan: %v", s.manager.States())
 	}
 	// A member is replaced, and a single pod takes a card.

@@ -22,7 +22,7 @@ var ErrNoLibrary = errors.New("no NVIDIA driver library")
 
 // errMismatch means that the driver was replaced while this program had the library of the previous driver loaded. A
 // library stays loaded until the program ends, so a retry doesn't help.
-var errMismatch = errors.New("the library doesn't match the running driver, which was exchanged under it: only a restart of this program loads the new one")
+var errMismatch = errors.New("the library doesn't match the running driver, which was replaced: only a restart of this program loads the new library")
 
 // unusable is the reason why a card can't be used although it answers every call. A new session with the driver would not
 // change that.

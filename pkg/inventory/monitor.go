@@ -124,7 +124,7 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 	hopeless := hopeless{options: m.options}
 
 	var last *State
-	tell := func() {
+	publishChange := func() {
 		state := roster.state()
 		if last != nil && last.equal(state) {
 			return
@@ -143,7 +143,7 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 		o, answered := await(ctx, step, m.options.AnswerTimeout)
 		if !answered && ctx.Err() == nil {
 			roster.silence(fmt.Sprintf("the NVIDIA driver has not answered for %v", m.options.AnswerTimeout))
-			tell()
+			publishChange()
 			if o, answered = await(ctx, step, 0); answered {
 				reader.due = time.Time{} // the step's result may be old: list the cards in the next step
 			}
@@ -151,7 +151,7 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 		if !answered {
 			// ctx has ended. The driver can be closed only after the step has ended.
 			if _, over := await(context.WithoutCancel(ctx), step, stopGrace); !over {
-				logger.Info("Leaving the NVIDIA driver without closing it: it doesn't answer")
+				logger.Info("NVIDIA driver not closed, because it doesn't answer")
 				return nil
 			}
 			break
@@ -176,13 +176,13 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 			roster.silence(o.err.Error())
 		}
 		if o.listed || o.err != nil || len(o.events) > 0 {
-			tell()
+			publishChange()
 			failure = hopeless.after(o.err, now)
 		}
 	}
 	closed := beside(func() struct{} { reader.close(); return struct{}{} })
 	if _, answered := await(context.WithoutCancel(ctx), closed, stopGrace); !answered {
-		logger.Info("Leaving the NVIDIA driver before it is closed: it doesn't answer")
+		logger.Info("NVIDIA driver not closed in time, because it doesn't answer")
 	}
 	return failure
 }

@@ -126,7 +126,7 @@ func (m *monitored) round() {
 		select {
 		case <-m.clock.read:
 		case <-time.After(time.Minute):
-			m.t.Fatal("the monitor stands still")
+			m.t.Fatal("the monitor makes no progress")
 		}
 	}
 	select {
@@ -294,7 +294,7 @@ func TestMonitorBeforeTheCardsAreKnown(t *testing.T) {
 		<-asked
 		select {
 		case s := <-m.states:
-			t.Fatalf("told before it was known: %+v", s)
+			t.Fatalf("published before it was known: %+v", s)
 		case <-time.After(100 * time.Millisecond):
 		}
 		answer <- []gpu.Card{card(0, "GPU-b", ""), card(1, "GPU-a", "")}

@@ -97,7 +97,7 @@ func (r *reader) wait(ctx context.Context, due bool) ([]event, bool) {
 	events, err := r.driver.wait(timeout)
 	if err != nil {
 		// The usual reason is a lost card. A listing shows which one.
-		r.logger.Info("Waiting for Xid errors failed, asking each GPU", "err", err)
+		r.logger.Info("Waiting for Xid errors failed, probing each GPU", "err", err)
 		return events, true
 	}
 	return events, due
@@ -118,7 +118,7 @@ func (r *reader) list(now time.Time) ([]device, error) {
 	}
 	if err := r.driver.watch(devices); err != nil {
 		// The probe works without events.
-		r.logger.Error(err, "Xid errors aren't watched")
+		r.logger.Error(err, "Xid errors not watched")
 	}
 	return devices, nil
 }
@@ -129,7 +129,7 @@ func (r *reader) close() {
 		return
 	}
 	if err := r.driver.close(); err != nil {
-		r.logger.Error(err, "Leaving the NVIDIA driver library")
+		r.logger.Error(err, "NVIDIA driver library not closed")
 	}
 	r.driver = nil
 }

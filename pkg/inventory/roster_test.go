@@ -86,7 +86,7 @@ func TestRoster(t *testing.T) {
 			{at: quiet, list: both, want: cards(card(0, "a", ""), card(1, "b", needsReset(79)))},
 			{at: 2 * quiet, list: both, want: cards(card(0, "a", ""), card(1, "b", ""))},
 		},
-		"a card is as large as the administrator says, but never larger than the driver reports": {
+		"a card has the memory that the administrator sets, but never more than the driver reports": {
 			{list: []device{{index: 0, uuid: "unified", model: "GB10"}, good(1, "b"), {index: 2, uuid: "c"}}, want: cards(
 				gpu.Card{Index: 0, UUID: "unified", Model: "GB10", Memory: 1 << 20},
 				card(1, "b", ""),
@@ -286,7 +286,7 @@ func TestRosterExpect(t *testing.T) {
 			},
 			healthy: []int{0, 1, 3},
 		},
-		"cards without a UUID, or that stand there twice, tell nothing": {
+		"cards without a UUID, or listed twice, are ignored": {
 			known:   []gpu.Card{{Index: 5}, card(1, "a", ""), card(2, "a", ""), card(1, "b", "")},
 			list:    []device{good(0, "a"), good(1, "b")},
 			want:    State{Cards: []gpu.Card{card(1, "a", ""), card(2, "b", "")}, Moved: map[int]int{1: 0, 2: 1}},

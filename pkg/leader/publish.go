@@ -3,7 +3,6 @@ package leader
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,6 +10,7 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	typedv1 "k8s.io/client-go/kubernetes/typed/discovery/v1"
@@ -73,43 +73,13 @@ func (e Endpoint) slice(identity string) *discoveryv1.EndpointSlice {
 	}
 }
 
-// action is the change that a slice needs.
-type action int
-
-const (
-	keep action = iota
-	create
-	update
-	// replace: delete and create, because the address family of a slice is immutable.
-	replace
-)
-
-// compare returns the needed action and the object for it. live is nil if there is no slice. Labels and annotations that
-// others have added stay.
-func compare(live, want *discoveryv1.EndpointSlice) (action, *discoveryv1.EndpointSlice) {
-	switch {
-	case live == nil:
-		return create, want
-	case live.AddressType != want.AddressType:
-		return replace, want
-	}
+// merge returns live with the content of want. Labels and annotations that others have added stay.
+func merge(live, want *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	next := live.DeepCopy()
-	next.Labels, next.Annotations = merged(live.Labels, want.Labels), merged(live.Annotations, want.Annotations)
+	next.Labels, next.Annotations = labels.Merge(live.Labels, want.Labels), labels.Merge(live.Annotations, want.Annotations)
 	next.OwnerReferences = want.OwnerReferences
-	next.Endpoints, next.Ports = want.Endpoints, want.Ports
-	if apiequality.Semantic.DeepEqual(live, next) {
-		return keep, live
-	}
-	return update, next
-}
-
-func merged(base, over map[string]string) map[string]string {
-	out := maps.Clone(base)
-	if out == nil {
-		out = map[string]string{}
-	}
-	maps.Copy(out, over)
-	return out
+	next.AddressType, next.Endpoints, next.Ports = want.AddressType, want.Endpoints, want.Ports
+	return next
 }
 
 // publisher keeps the EndpointSlice up to date while this replica holds the Lease. It never deletes the slice: the next
@@ -142,21 +112,29 @@ func (p *publisher) publish(ctx context.Context) (written bool, err error) {
 			return err
 		}
 		live, err := p.slices.Get(ctx, want.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			live, err = nil, nil
-		}
-		if err != nil {
+		absent := apierrors.IsNotFound(err)
+		if err != nil && !absent {
 			return err
 		}
-		action, next := compare(live, want)
-		if action == keep || !p.holding() {
+		next := merge(live, want)
+		if !absent && apiequality.Semantic.DeepEqual(live, next) || !p.holding() {
 			return nil
 		}
-		if err := p.write(ctx, action, live, next); err != nil {
-			return err
+		switch {
+		case absent:
+			_, err = p.slices.Create(ctx, want, metav1.CreateOptions{})
+		case live.AddressType == want.AddressType:
+			_, err = p.slices.Update(ctx, next, metav1.UpdateOptions{})
+		default: // The address family of a slice is immutable.
+			err = p.slices.Delete(ctx, live.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{
+				UID: &live.UID, ResourceVersion: &live.ResourceVersion,
+			}})
+			if err == nil || apierrors.IsNotFound(err) {
+				_, err = p.slices.Create(ctx, want, metav1.CreateOptions{})
+			}
 		}
-		written = true
-		return nil
+		written = err == nil
+		return err
 	})
 	if err != nil {
 		return written, fmt.Errorf("writing EndpointSlice %s/%s: %w", p.want.Namespace, p.want.Name, err)
@@ -173,21 +151,4 @@ func (p *publisher) owned(ctx context.Context) (*discoveryv1.EndpointSlice, erro
 	want := p.want.DeepCopy()
 	want.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: service.Name, UID: service.UID}}
 	return want, nil
-}
-
-func (p *publisher) write(ctx context.Context, action action, live, next *discoveryv1.EndpointSlice) (err error) {
-	switch action {
-	case update:
-		_, err = p.slices.Update(ctx, next, metav1.UpdateOptions{})
-		return err
-	case replace:
-		err = p.slices.Delete(ctx, live.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{
-			UID: &live.UID, ResourceVersion: &live.ResourceVersion,
-		}})
-		if err != nil && !apierrors.IsNotFound(err) {
-			return err
-		}
-	}
-	_, err = p.slices.Create(ctx, next, metav1.CreateOptions{})
-	return err
 }

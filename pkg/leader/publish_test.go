@@ -82,51 +82,6 @@ func TestInvalidEndpoint(t *testing.T) {
 	}
 }
 
-func TestCompare(t *testing.T) {
-	want := endpoint("10.0.0.7").slice("a")
-	changed := func(change func(*discoveryv1.EndpointSlice)) *discoveryv1.EndpointSlice {
-		s := want.DeepCopy()
-		s.ResourceVersion, s.UID = "7", "uid"
-		change(s)
-		return s
-	}
-	tests := map[string]struct {
-		live *discoveryv1.EndpointSlice
-		want action
-	}{
-		"no slice": {nil, create},
-		"equal":    {changed(func(*discoveryv1.EndpointSlice) {}), keep},
-		"with labels and annotations of others": {changed(func(s *discoveryv1.EndpointSlice) {
-			s.Labels["theirs"], s.Annotations["theirs"] = "1", "1"
-		}), keep},
-		"another leader's":  {changed(func(s *discoveryv1.EndpointSlice) { s.Annotations[AnnotationLeader] = "b" }), update},
-		"another address":   {changed(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses[0] = "10.0.0.8" }), update},
-		"not ready":         {changed(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Conditions.Ready = new(false) }), update},
-		"no endpoints":      {changed(func(s *discoveryv1.EndpointSlice) { s.Endpoints = nil }), update},
-		"another port":      {changed(func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = new(int32(1)) }), update},
-		"no labels":         {changed(func(s *discoveryv1.EndpointSlice) { s.Labels = nil }), update},
-		"addresses of IPv6": {changed(func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeIPv6 }), replace},
-		"another manager":   {changed(func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelManagedBy] = "x" }), update},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			got, next := compare(test.live, want)
-			if got != test.want {
-				t.Fatalf("action %v, want %v", got, test.want)
-			}
-			if got != update {
-				return
-			}
-			if next.ResourceVersion != "7" {
-				t.Error("the update has no resource version")
-			}
-			if again, _ := compare(next, want); again != keep {
-				t.Errorf("after the update: %v", again)
-			}
-		})
-	}
-}
-
 // recorded returns the verbs of the client's calls, without reads.
 func recorded(client *fake.Clientset) string {
 	var verbs []string
@@ -139,27 +94,46 @@ func recorded(client *fake.Clientset) string {
 }
 
 func TestPublish(t *testing.T) {
-	theirs := endpoint("10.0.0.8").slice("b")
-	theirs6 := endpoint("fd00::8").slice("b")
+	want := ofService(endpoint("10.0.0.7").slice("a"))
+	changed := func(change func(*discoveryv1.EndpointSlice)) *discoveryv1.EndpointSlice {
+		s := want.DeepCopy()
+		s.ResourceVersion, s.UID = "7", "uid"
+		change(s)
+		return s
+	}
 	tests := map[string]struct {
 		live *discoveryv1.EndpointSlice
 		want string
 	}{
-		"no slice":            {nil, "create"},
-		"the former leader's": {theirs, "update"},
-		"the former leader's, other address family": {theirs6, "delete create"},
-		"ours":                   {ofService(endpoint("10.0.0.7").slice("a")), ""},
-		"ours, without an owner": {endpoint("10.0.0.7").slice("a"), "update"},
+		"no slice": {nil, "create"},
+		"equal":    {changed(func(*discoveryv1.EndpointSlice) {}), ""},
+		"with labels and annotations of others": {changed(func(s *discoveryv1.EndpointSlice) {
+			s.Labels["theirs"], s.Annotations["theirs"] = "1", "1"
+		}), ""},
+		"another leader's":  {changed(func(s *discoveryv1.EndpointSlice) { s.Annotations[AnnotationLeader] = "b" }), "update"},
+		"another address":   {changed(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses[0] = "10.0.0.8" }), "update"},
+		"not ready":         {changed(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Conditions.Ready = new(false) }), "update"},
+		"no endpoints":      {changed(func(s *discoveryv1.EndpointSlice) { s.Endpoints = nil }), "update"},
+		"another port":      {changed(func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = new(int32(1)) }), "update"},
+		"no labels":         {changed(func(s *discoveryv1.EndpointSlice) { s.Labels = nil }), "update"},
+		"no owner":          {changed(func(s *discoveryv1.EndpointSlice) { s.OwnerReferences = nil }), "update"},
+		"another manager":   {changed(func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelManagedBy] = "x" }), "update"},
+		"addresses of IPv6": {ofService(endpoint("fd00::8").slice("b")), "delete create"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			client := fake.NewClientset(theService())
 			if test.live != nil {
-				client = fake.NewClientset(theService(), test.live.DeepCopy())
+				client = fake.NewClientset(theService(), test.live)
 			}
+			client.PrependReactor("update", "endpointslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
+				if s := action.(clienttesting.UpdateAction).GetObject().(*discoveryv1.EndpointSlice); s.ResourceVersion != "7" {
+					t.Errorf("update with resource version %q", s.ResourceVersion)
+				}
+				return false, nil, nil
+			})
 			p := newPublisher(client, endpoint("10.0.0.7"), "a", func() bool { return true })
-			written, err := p.publish(t.Context())
-			if err != nil || written != (test.want != "") {
+			if written, err := p.publish(t.Context()); err != nil || written != (test.want != "") {
 				t.Errorf("written %v, error %v", written, err)
 			}
 			if got := recorded(client); got != test.want {
@@ -169,8 +143,8 @@ func TestPublish(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if action, _ := compare(live, ofService(p.want)); action != keep {
-				t.Errorf("published is %+v", live)
+			if diff := cmp.Diff(merge(live, want), live); diff != "" {
+				t.Errorf("published (-want +got):\n%s", diff)
 			}
 		})
 	}

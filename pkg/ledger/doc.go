@@ -4,5 +4,5 @@
 // server has the pod on its node. It is removed when the pod's object is gone or its phase is terminal, never earlier.
 // All decisions are made under one lock, so the same memory can't be given to two pods.
 //
-// The package imports no client and no HTTP, and reads no clock: its callers feed it from the API server.
+// The package imports no client and no HTTP, and reads no clock: its callers update it from the API server.
 package ledger

@@ -33,7 +33,7 @@ type State int
 
 const (
 	// Assumed means that a card is chosen and the API server has not confirmed the bind yet. The bind is in flight, unconfirmed, or
-	// held back for the pod's gang.
+	// waits for the permit of the pod's gang.
 	Assumed State = iota
 	// Bound means that the API server has the pod on its node.
 	Bound
@@ -42,7 +42,7 @@ const (
 // String returns the state's name.
 func (s State) String() string {
 	if s == Assumed {
-		return "reserved"
+		return "assumed"
 	}
 	return "bound"
 }
@@ -144,12 +144,12 @@ func (l *Ledger) DeleteNode(name string) {
 func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reason placement.Reason)) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	home, held := l.nodeOf[pod.UID]
+	home, allocated := l.nodeOf[pod.UID]
 	for _, name := range names {
 		switch {
-		case held && home == name:
+		case allocated && home == name:
 			visit(name, placement.Fits)
-		case held:
+		case allocated:
 			visit(name, placement.Elsewhere)
 		default:
 			visit(name, l.fit(l.nodes[name], pod))
@@ -161,7 +161,7 @@ func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reas
 func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	if home, held := l.nodeOf[pod.UID]; held {
+	if home, allocated := l.nodeOf[pod.UID]; allocated {
 		return home, true
 	}
 	for name, n := range l.nodes {
@@ -176,7 +176,7 @@ func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
 func (l *Ledger) Fitting(pod gpu.Pod) []string {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	if home, held := l.nodeOf[pod.UID]; held {
+	if home, allocated := l.nodeOf[pod.UID]; allocated {
 		return []string{home}
 	}
 	var names []string
@@ -199,15 +199,15 @@ type View struct {
 // Rank is Check with each node's suitability; i is the position of the node in names. A node on which the pod has an
 // allocation gets the best suitability. Rank reports whether it counted tentative placements. It keeps names, which the
 // caller must not change.
-func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, suits placement.Suitability, reason placement.Reason)) (promised bool) {
+func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, suits placement.Suitability, reason placement.Reason)) (tentative bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	home, held := l.nodeOf[pod.UID]
+	home, allocated := l.nodeOf[pod.UID]
 	l.each(names, func(i int, n *node) {
 		switch {
-		case held && home == names[i]:
+		case allocated && home == names[i]:
 			visit(i, placement.MaxScore, placement.Fits)
-		case held:
+		case allocated:
 			visit(i, 0, placement.Elsewhere)
 		default:
 			suits, reason := l.suit(n, view, pod)
@@ -225,7 +225,7 @@ func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 	defer l.mu.Unlock()
 	l.tentative.endFor(pod.UID)
 	n := l.nodes[name]
-	if home, held := l.nodeOf[pod.UID]; held {
+	if home, allocated := l.nodeOf[pod.UID]; allocated {
 		if home != name {
 			return Allocation{}, &NoRoomError{name, placement.Elsewhere}
 		}
@@ -276,7 +276,7 @@ func (l *Ledger) Remove(uid gpu.PodUID) bool {
 // the pod's former allocation on this node, or else on the card on which the node is likely to place the pod.
 func (l *Ledger) SetBound(name string, pod gpu.Pod, where gpu.Placement, assumed time.Time) {
 	l.edit(func(alter func(string, func(*node))) {
-		if home, held := l.nodeOf[pod.UID]; held && home != name {
+		if home, allocated := l.nodeOf[pod.UID]; allocated && home != name {
 			alter(home, func(n *node) { delete(n.allocations, pod.UID) })
 		}
 		alter(name, func(n *node) {
@@ -434,8 +434,8 @@ func (l *Ledger) editLocked(what func(alter func(name string, how func(*node))))
 
 // allocation returns the pod's allocation, nil if it has none. The caller holds the lock.
 func (l *Ledger) allocation(uid gpu.PodUID) *Allocation {
-	name, held := l.nodeOf[uid]
-	if !held {
+	name, allocated := l.nodeOf[uid]
+	if !allocated {
 		return nil
 	}
 	return l.nodes[name].allocations[uid]

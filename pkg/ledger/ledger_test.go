@@ -222,7 +222,7 @@ func TestLedger(t *testing.T) {
 				b.takeFreed()
 				b.reserve("n1", a)
 				_, err := b.Reserve("n2", a, placement.Binpack, at)
-				expect(b.t, "Reserve", "node n2: an earlier bind of this pod to another node is not settled yet", fmt.Sprint(err))
+				expect(b.t, "Reserve", "node n2: an earlier bind of this pod to another node is unconfirmed", fmt.Sprint(err))
 				expect(b.t, "Check", map[string]placement.Reason{"n1": placement.Fits, "n2": placement.Elsewhere}, b.check(a, "n1", "n2"))
 			},
 			used: []gpu.Memory{10, 0},
@@ -602,6 +602,6 @@ func TestFreedCallsLedger(t *testing.T) {
 }
 
 func TestStateString(t *testing.T) {
-	expect(t, "reserved", "reserved", ledger.Assumed.String())
+	expect(t, "State", "assumed", ledger.Assumed.String())
 	expect(t, "bound", "bound", ledger.Bound.String())
 }

@@ -86,7 +86,7 @@ func (l *Ledger) Availability(name string, pod gpu.Pod) (Availability, placement
 	defer l.mu.RUnlock()
 	n := l.nodes[name]
 	reason := l.fit(n, pod)
-	if home, held := l.nodeOf[pod.UID]; held {
+	if home, allocated := l.nodeOf[pod.UID]; allocated {
 		reason = placement.Elsewhere
 		if home == name {
 			reason = placement.Fits
@@ -161,7 +161,7 @@ func (l *Ledger) cardsFor(n *node, pod gpu.Pod) []placement.Card {
 		if nominee.Priority < pod.Priority {
 			break
 		}
-		if _, held := l.nodeOf[nominee.UID]; held || nominee.UID == pod.UID {
+		if _, allocated := l.nodeOf[nominee.UID]; allocated || nominee.UID == pod.UID {
 			continue
 		}
 		if !copied {

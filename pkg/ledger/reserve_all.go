@@ -159,7 +159,7 @@ func (t *trial) placeAll(requests []Request) []Reservation {
 	var choice *nodeHeap
 	for i := range requests {
 		request := &requests[i]
-		if home, held := t.nodeOf[request.Pod.UID]; held {
+		if home, allocated := t.nodeOf[request.Pod.UID]; allocated {
 			if !slices.Contains(request.Nodes, home) {
 				break
 			}

@@ -7,7 +7,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// starvationReservation is a starvation reservation: memory on certain cards that is held back for certain pods. Running pods on these
+// starvationReservation is a starvation reservation: memory on certain cards that is reserved for certain pods. Running pods on these
 // cards go on. Other pods of equal or lower priority see the reserved memory as used. There is at most one at a time.
 type starvationReservation struct {
 	pods     map[gpu.PodUID]struct{}
@@ -25,7 +25,7 @@ func (l *Ledger) ReserveForStarving(requests []Request, priority int32) bool {
 	c := &starvationReservation{pods: map[gpu.PodUID]struct{}{}, priority: priority}
 	l.starvation = c
 	for _, request := range requests {
-		if _, held := l.nodeOf[request.Pod.UID]; held {
+		if _, allocated := l.nodeOf[request.Pod.UID]; allocated {
 			continue
 		}
 		name, card, ok := l.emptiest(request)
@@ -75,16 +75,16 @@ func (l *Ledger) emptiest(request Request) (node string, card int, ok bool) {
 		}
 		for i := range n.cards {
 			c := &n.cards[i]
-			var claimed gpu.Memory
+			var reserved gpu.Memory
 			for _, share := range n.starvation {
 				if share.Card == c.Index {
-					claimed = claimed.Add(share.Memory)
+					reserved = reserved.Add(share.Memory)
 				}
 			}
-			if c.Unhealthy || c.Memory.Sub(claimed) < request.Pod.Request {
+			if c.Unhealthy || c.Memory.Sub(reserved) < request.Pod.Request {
 				continue
 			}
-			if free := c.Free().Sub(claimed); !ok || free > most {
+			if free := c.Free().Sub(reserved); !ok || free > most {
 				node, card, most, ok = name, c.Index, free, true
 			}
 		}

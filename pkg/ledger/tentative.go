@@ -8,7 +8,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// promiseLife is how long a tentative placement counts: much longer than the time between filter and bind, and short
+// tentativeLifetime is how long a tentative placement counts: much longer than the time between filter and bind, and short
 // enough that a pod which is not bound after all blocks others only briefly.
 const tentativeLifetime = 2 * time.Second
 
@@ -38,7 +38,7 @@ func (l *Ledger) AddTentative(pod gpu.Pod, names []string, at time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.tentative.endIf(func(p tentativePlacement) bool { return p.pod.UID == pod.UID || at.Sub(p.at) > tentativeLifetime })
-	if _, held := l.nodeOf[pod.UID]; held {
+	if _, allocated := l.nodeOf[pod.UID]; allocated {
 		return
 	}
 	made := tentativePlacement{pod: pod, at: at}

@@ -70,8 +70,8 @@ func TestTentativePlacementExpires(t *testing.T) {
 func TestRankReportsTentativePlacements(t *testing.T) {
 	l := ledger.New()
 	l.SetNode("n1", spec(16))
-	rank := func(promised time.Time) bool {
-		view := ledger.View{Card: placement.Binpack, Node: placement.Binpack, TentativeAt: promised}
+	rank := func(tentativeAt time.Time) bool {
+		view := ledger.View{Card: placement.Binpack, Node: placement.Binpack, TentativeAt: tentativeAt}
 		return l.Rank(view, pod("second", 10), []string{"n1"}, func(int, placement.Suitability, placement.Reason) {})
 	}
 	if rank(at) {

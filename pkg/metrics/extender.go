@@ -44,7 +44,7 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 			Help: "Number of bind calls, by result; no_room is a conflict: another pod got the card between filter and bind.",
 		}, []string{"result"}),
 		resolved: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: namespace, Name: "settled_binds_total",
+			Namespace: namespace, Name: "resolved_binds_total",
 			Help: "Number of resolved binds whose answer was lost, by the state of the pod in the API server.",
 		}, []string{"outcome"}),
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -56,11 +56,11 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 			Help: "Number of attempts to free a card for a pod that only fragmentation keeps pending, by result.",
 		}, []string{"result"}),
 		synced: prometheus.NewGauge(prometheus.GaugeOpts{
-			Namespace: namespace, Name: "ledger_rebuild_seconds",
+			Namespace: namespace, Name: "cache_sync_seconds",
 			Help: "Time from the start until the caches were synced, in seconds; 0 until then.",
 		}),
 		requeues: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: namespace, Name: "queue_wakes_total",
+			Namespace: namespace, Name: "requeues_total",
 			Help: "Number of times that the extender made kube-scheduler retry rejected pods.",
 		}),
 		expiry: prometheus.NewGaugeVec(prometheus.GaugeOpts{

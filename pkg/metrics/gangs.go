@@ -37,7 +37,7 @@ func NewGangs(registry prometheus.Registerer) *Gangs {
 		}),
 	}
 	g.starving = prometheus.NewCounter(prometheus.CounterOpts{
-		Namespace: namespace, Name: "gang_claims_total", Help: "Number of times that memory was held back for a starving gang.",
+		Namespace: namespace, Name: "starvation_reservations_total", Help: "Number of starvation reservations that were made for gangs.",
 	})
 	registry.MustRegister(g.held, g.bound, g.failed, g.evicted, g.starving)
 	return g

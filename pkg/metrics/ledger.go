@@ -20,7 +20,7 @@ type Ledger struct {
 	total, allocated, assumed, healthy *prometheus.Desc
 }
 
-// NewLedger registers the collector. ready returns an error until the caches are synced; until then only ledger_ready is
+// NewLedger registers the collector. ready returns an error until the caches are synced; until then only cache_synced is
 // reported. eachCard adds four series for each card to the cluster's sums.
 func NewLedger(registry prometheus.Registerer, l interface{ Nodes() []ledger.Node }, ready func() error, eachCard bool) {
 	describe := func(name, help string, labels ...string) *prometheus.Desc {
@@ -28,13 +28,13 @@ func NewLedger(registry prometheus.Registerer, l interface{ Nodes() []ledger.Nod
 	}
 	registry.MustRegister(&Ledger{
 		ledger: l, ready: ready, eachCard: eachCard,
-		synced:      describe("ledger_ready", "1 once the caches are synced and the extender can answer kube-scheduler, 0 before."),
-		allocations: describe("holders", "Number of pods that hold GPU memory, by state.", "state"),
+		synced:      describe("cache_synced", "1 once the caches are synced and the extender can answer kube-scheduler, 0 before."),
+		allocations: describe("allocations", "Number of allocations of GPU memory, one for each pod that holds some, by state.", "state"),
 		cards:       describe("cards", "Number of cards of all nodes, by health.", "health"),
 		over:        describe("overfull_cards", "Number of cards with more allocated memory than they have. It must be 0."),
 		total:       describe("card_memory_units", "Total memory of a card, in the unit of its node.", "node", "card"),
-		allocated:   describe("card_memory_held_units", "Allocated memory of a card, in the unit of its node.", "node", "card"),
-		assumed:     describe("card_memory_reserved_units", "Memory of a card that is allocated to pods that are not bound yet, in the unit of its node.", "node", "card"),
+		allocated:   describe("card_memory_allocated_units", "Allocated memory of a card, in the unit of its node.", "node", "card"),
+		assumed:     describe("card_memory_assumed_units", "Allocated memory of a card that is assumed because the API server has not confirmed the bind yet, in the unit of its node.", "node", "card"),
 		healthy:     describe("card_healthy", "1 for a healthy card, 0 for an unhealthy one, which gets no new pods.", "node", "card"),
 	})
 }

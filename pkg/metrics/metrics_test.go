@@ -69,17 +69,17 @@ gpushare_extender_filtered_nodes_total{reason="not_shared"} 0
 gpushare_extender_filtered_nodes_total{reason="too_large"} 0
 gpushare_extender_filtered_nodes_total{reason="unhealthy"} 0
 gpushare_extender_filtered_nodes_total{reason="whole_cards"} 0
-# HELP gpushare_extender_ledger_rebuild_seconds Time from the start until the caches were synced, in seconds; 0 until then.
-# TYPE gpushare_extender_ledger_rebuild_seconds gauge
-gpushare_extender_ledger_rebuild_seconds 1.5
-# HELP gpushare_extender_queue_wakes_total Number of times that the extender made kube-scheduler retry rejected pods.
-# TYPE gpushare_extender_queue_wakes_total counter
-gpushare_extender_queue_wakes_total 1
-# HELP gpushare_extender_settled_binds_total Number of resolved binds whose answer was lost, by the state of the pod in the API server.
-# TYPE gpushare_extender_settled_binds_total counter
-gpushare_extender_settled_binds_total{outcome="gone"} 1
+# HELP gpushare_extender_cache_sync_seconds Time from the start until the caches were synced, in seconds; 0 until then.
+# TYPE gpushare_extender_cache_sync_seconds gauge
+gpushare_extender_cache_sync_seconds 1.5
+# HELP gpushare_extender_requeues_total Number of times that the extender made kube-scheduler retry rejected pods.
+# TYPE gpushare_extender_requeues_total counter
+gpushare_extender_requeues_total 1
+# HELP gpushare_extender_resolved_binds_total Number of resolved binds whose answer was lost, by the state of the pod in the API server.
+# TYPE gpushare_extender_resolved_binds_total counter
+gpushare_extender_resolved_binds_total{outcome="gone"} 1
 `
-	names := []string{"api_writes_total", "binds_total", "filtered_nodes_total", "ledger_rebuild_seconds", "queue_wakes_total", "settled_binds_total"}
+	names := []string{"api_writes_total", "binds_total", "filtered_nodes_total", "cache_sync_seconds", "requeues_total", "resolved_binds_total"}
 	for i, name := range names {
 		names[i] = namespace + "_" + name
 	}
@@ -100,9 +100,9 @@ func TestLedgerMetrics(t *testing.T) {
 		}
 	}
 	compare(`
-# HELP gpushare_extender_ledger_ready 1 once the caches are synced and the extender can answer kube-scheduler, 0 before.
-# TYPE gpushare_extender_ledger_ready gauge
-gpushare_extender_ledger_ready 0
+# HELP gpushare_extender_cache_synced 1 once the caches are synced and the extender can answer kube-scheduler, 0 before.
+# TYPE gpushare_extender_cache_synced gauge
+gpushare_extender_cache_synced 0
 `)
 	ready = nil
 	compare(`
@@ -110,14 +110,14 @@ gpushare_extender_ledger_ready 0
 # TYPE gpushare_extender_card_healthy gauge
 gpushare_extender_card_healthy{card="0",node="n1"} 1
 gpushare_extender_card_healthy{card="3",node="n1"} 0
-# HELP gpushare_extender_card_memory_held_units Allocated memory of a card, in the unit of its node.
-# TYPE gpushare_extender_card_memory_held_units gauge
-gpushare_extender_card_memory_held_units{card="0",node="n1"} 60
-gpushare_extender_card_memory_held_units{card="3",node="n1"} 0
-# HELP gpushare_extender_card_memory_reserved_units Memory of a card that is allocated to pods that are not bound yet, in the unit of its node.
-# TYPE gpushare_extender_card_memory_reserved_units gauge
-gpushare_extender_card_memory_reserved_units{card="0",node="n1"} 10
-gpushare_extender_card_memory_reserved_units{card="3",node="n1"} 0
+# HELP gpushare_extender_card_memory_allocated_units Allocated memory of a card, in the unit of its node.
+# TYPE gpushare_extender_card_memory_allocated_units gauge
+gpushare_extender_card_memory_allocated_units{card="0",node="n1"} 60
+gpushare_extender_card_memory_allocated_units{card="3",node="n1"} 0
+# HELP gpushare_extender_card_memory_assumed_units Allocated memory of a card that is assumed because the API server has not confirmed the bind yet, in the unit of its node.
+# TYPE gpushare_extender_card_memory_assumed_units gauge
+gpushare_extender_card_memory_assumed_units{card="0",node="n1"} 10
+gpushare_extender_card_memory_assumed_units{card="3",node="n1"} 0
 # HELP gpushare_extender_card_memory_units Total memory of a card, in the unit of its node.
 # TYPE gpushare_extender_card_memory_units gauge
 gpushare_extender_card_memory_units{card="0",node="n1"} 100
@@ -126,13 +126,13 @@ gpushare_extender_card_memory_units{card="3",node="n1"} 50
 # TYPE gpushare_extender_cards gauge
 gpushare_extender_cards{health="healthy"} 1
 gpushare_extender_cards{health="unhealthy"} 1
-# HELP gpushare_extender_holders Number of pods that hold GPU memory, by state.
-# TYPE gpushare_extender_holders gauge
-gpushare_extender_holders{state="bound"} 1
-gpushare_extender_holders{state="reserved"} 1
-# HELP gpushare_extender_ledger_ready 1 once the caches are synced and the extender can answer kube-scheduler, 0 before.
-# TYPE gpushare_extender_ledger_ready gauge
-gpushare_extender_ledger_ready 1
+# HELP gpushare_extender_allocations Number of allocations of GPU memory, one for each pod that holds some, by state.
+# TYPE gpushare_extender_allocations gauge
+gpushare_extender_allocations{state="bound"} 1
+gpushare_extender_allocations{state="assumed"} 1
+# HELP gpushare_extender_cache_synced 1 once the caches are synced and the extender can answer kube-scheduler, 0 before.
+# TYPE gpushare_extender_cache_synced gauge
+gpushare_extender_cache_synced 1
 # HELP gpushare_extender_overfull_cards Number of cards with more allocated memory than they have. It must be 0.
 # TYPE gpushare_extender_overfull_cards gauge
 gpushare_extender_overfull_cards 0
@@ -150,13 +150,13 @@ func TestLedgerMetricsWithoutEachCard(t *testing.T) {
 # TYPE gpushare_extender_cards gauge
 gpushare_extender_cards{health="healthy"} 1
 gpushare_extender_cards{health="unhealthy"} 1
-# HELP gpushare_extender_holders Number of pods that hold GPU memory, by state.
-# TYPE gpushare_extender_holders gauge
-gpushare_extender_holders{state="bound"} 2
-gpushare_extender_holders{state="reserved"} 1
-# HELP gpushare_extender_ledger_ready 1 once the caches are synced and the extender can answer kube-scheduler, 0 before.
-# TYPE gpushare_extender_ledger_ready gauge
-gpushare_extender_ledger_ready 1
+# HELP gpushare_extender_allocations Number of allocations of GPU memory, one for each pod that holds some, by state.
+# TYPE gpushare_extender_allocations gauge
+gpushare_extender_allocations{state="bound"} 2
+gpushare_extender_allocations{state="assumed"} 1
+# HELP gpushare_extender_cache_synced 1 once the caches are synced and the extender can answer kube-scheduler, 0 before.
+# TYPE gpushare_extender_cache_synced gauge
+gpushare_extender_cache_synced 1
 # HELP gpushare_extender_overfull_cards Number of cards with more allocated memory than they have. It must be 0.
 # TYPE gpushare_extender_overfull_cards gauge
 gpushare_extender_overfull_cards 1

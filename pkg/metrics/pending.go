@@ -19,7 +19,7 @@ func NewPending(registry prometheus.Registerer, ready func() error, pods func() 
 	registry.MustRegister(&Pending{
 		ready: ready, pods: pods,
 		desc: prometheus.NewDesc(prometheus.BuildFQName(namespace, "", "pending_pods"),
-			"Number of pods that ask for GPU memory and have no node, by the reason in the label cause.", []string{"cause"}, nil),
+			"Number of pods that ask for GPU memory and have no node, by the reason of their diagnosis.", []string{"reason"}, nil),
 	})
 }
 

@@ -25,10 +25,10 @@ func TestPending(t *testing.T) {
 	expect := func(want map[diagnosis.Reason]int) {
 		t.Helper()
 		var text strings.Builder
-		text.WriteString("# HELP gpushare_extender_pending_pods Number of pods that ask for GPU memory and have no node, by the reason in the label cause.\n" +
+		text.WriteString("# HELP gpushare_extender_pending_pods Number of pods that ask for GPU memory and have no node, by the reason of their diagnosis.\n" +
 			"# TYPE gpushare_extender_pending_pods gauge\n")
 		for _, reason := range []diagnosis.Reason{"gated", "nominated", "fits", "fragmented", "full", "unhealthy", "too_large", "no_node"} {
-			fmt.Fprintf(&text, "gpushare_extender_pending_pods{cause=%q} %d\n", reason, want[reason])
+			fmt.Fprintf(&text, "gpushare_extender_pending_pods{reason=%q} %d\n", reason, want[reason])
 		}
 		if err := testutil.GatherAndCompare(registry, strings.NewReader(text.String())); err != nil {
 			t.Error(err)

@@ -32,7 +32,7 @@ var words = [...]struct{ label, text string }{
 	Fragmented: {"fragmented", "no GPU card has enough free memory, though the node's cards together have"},
 	Full:       {"full", "no GPU card has enough free memory"},
 	Unhealthy:  {"unhealthy", "the GPU cards that are large enough are unhealthy"},
-	Elsewhere:  {"elsewhere", "an earlier bind of this pod to another node is not settled yet"},
+	Elsewhere:  {"elsewhere", "an earlier bind of this pod to another node is unconfirmed"},
 	TooLarge:   {"too_large", "the pod asks for more GPU memory than any card of the node has"},
 	WholeCards: {"whole_cards", "the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other"},
 	NotShared:  {"not_shared", "the node shares no GPU memory"},

@@ -16,7 +16,7 @@ import (
 )
 
 // ErrNotAssumed is returned for a pod without an assignment: no card has been chosen for it.
-var ErrNotAssumed = errors.New("the pod carries no card assignment")
+var ErrNotAssumed = errors.New("the pod has no card assignment")
 
 // Assignment is the content of a pod's annotations: the card that bind chose, and whether the node has allocated it.
 type Assignment struct {
@@ -127,7 +127,7 @@ func parseAllocation(text string, request gpu.Memory) (gpu.Placement, error) {
 	case len(placement) == 1:
 		return gpu.On(placement[0].Card, request), nil
 	case placement.Total() != request:
-		return nil, fmt.Errorf("annotation %s: %d in all, the pod asks for %d", AnnotationAllocation, placement.Total(), request)
+		return nil, fmt.Errorf("annotation %s: %d in total, the pod requests %d", AnnotationAllocation, placement.Total(), request)
 	}
 	return placement, nil
 }

@@ -84,8 +84,8 @@ func TestParseAssignment(t *testing.T) {
 		want        Assignment
 		err         string
 	}{
-		"no annotations":         {err: "the pod carries no card assignment"},
-		"a request alone":        {annotations: map[string]string{AnnotationPod: "8"}, err: "the pod carries no card assignment"},
+		"no annotations":         {err: "the pod has no card assignment"},
+		"a request alone":        {annotations: map[string]string{AnnotationPod: "8"}, err: "the pod has no card assignment"},
 		"a card alone":           {annotations: map[string]string{AnnotationIndex: "1"}, want: Assignment{Card: 1}},
 		"a card with spaces":     {annotations: map[string]string{AnnotationIndex: " 1 "}, want: Assignment{Card: 1}},
 		"no card":                {annotations: map[string]string{AnnotationIndex: ""}, err: `annotation ALIYUN_COM_GPU_MEM_IDX: "" is not a card index`},
@@ -147,7 +147,7 @@ func TestPodPlacement(t *testing.T) {
 		want              gpu.Placement
 		err               string
 	}{
-		"neither":                          {err: "the pod carries no card assignment"},
+		"neither":                          {err: "the pod has no card assignment"},
 		"a card":                           {index: "1", want: gpu.On(1, 8)},
 		"an invalid card":                  {index: "x", err: `annotation ALIYUN_COM_GPU_MEM_IDX: "x" is not a card index`},
 		"an allocation on one card":        {allocation: `{"0":{"1":8}}`, want: gpu.On(1, 8)},
@@ -161,16 +161,16 @@ func TestPodPlacement(t *testing.T) {
 		"bind's card takes precedence over an invalid allocation": {index: "1", allocation: `{`, want: gpu.On(1, 8)},
 		"a forged smaller amount is ignored":                      {allocation: `{"0":{"1":1}}`, want: gpu.On(1, 8)},
 		"a forged larger amount is ignored":                       {allocation: `{"0":{"1":9000}}`, want: gpu.On(1, 8)},
-		"several cards with less than the request":                {allocation: `{"0":{"0":1,"1":1}}`, err: allocation + "2 in all, the pod asks for 8"},
-		"several cards with more than the request":                {allocation: `{"0":{"0":8,"1":8}}`, err: allocation + "16 in all, the pod asks for 8"},
+		"several cards with less than the request":                {allocation: `{"0":{"0":1,"1":1}}`, err: allocation + "2 in total, the pod requests 8"},
+		"several cards with more than the request":                {allocation: `{"0":{"0":8,"1":8}}`, err: allocation + "16 in total, the pod requests 8"},
 		"a sum past 64 bits": {
 			allocation: `{"0":{"0":9223372036854775807},"1":{"0":9223372036854775807},"2":{"1":10}}`,
-			err:        allocation + "9223372036854775807 in all, the pod asks for 8",
+			err:        allocation + "9223372036854775807 in total, the pod requests 8",
 		},
 		"a share of nothing isn't one":       {allocation: `{"0":{"0":0,"1":8}}`, want: gpu.On(1, 8)},
-		"an allocation of nothing":           {allocation: `{"0":{"0":0}}`, err: "the pod carries no card assignment"},
-		"an empty allocation":                {allocation: `{}`, err: "the pod carries no card assignment"},
-		"an allocation that is null":         {allocation: `null`, err: "the pod carries no card assignment"},
+		"an allocation of nothing":           {allocation: `{"0":{"0":0}}`, err: "the pod has no card assignment"},
+		"an empty allocation":                {allocation: `{}`, err: "the pod has no card assignment"},
+		"an allocation that is null":         {allocation: `null`, err: "the pod has no card assignment"},
 		"an allocation with a negative":      {allocation: `{"0":{"0":-1}}`, err: allocation + "negative memory on card 0"},
 		"an allocation of a negative card":   {allocation: `{"0":{"-1":8}}`, err: allocation + `"-1" is not a card index`},
 		"an allocation that isn't an object": {allocation: `[1]`, err: allocation + "json: cannot unmarshal array into Go value of type map[string]map[string]int64"},

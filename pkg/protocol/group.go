@@ -25,10 +25,10 @@ const (
 
 // The errors of a pod with an invalid group. Their texts are shown to users in Events and in kubectl inspect.
 var (
-	ErrGroupUnnamed       = errors.New("the pod gives a group's size and no name")
-	ErrGroupUnsized       = errors.New("the pod names a group and gives no size")
+	ErrGroupUnnamed       = errors.New("the pod has a group size and no group name")
+	ErrGroupUnsized       = errors.New("the pod has a group name and no group size")
 	ErrGroupName          = errors.New("the group's name is not a valid label value: up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends")
-	ErrGroupSize          = errors.New("the group's size is not a whole number from 1 on")
+	ErrGroupSize          = errors.New("the group's size is not a positive integer")
 	ErrGroupContradictory = errors.New("the pod's annotations and labels disagree on its group")
 )
 

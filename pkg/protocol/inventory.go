@@ -17,7 +17,7 @@ import (
 const InventoryVersion = 1
 
 // ErrNoInventory is returned for a node without an inventory: it runs the original gpushare device plugin, or none.
-var ErrNoInventory = errors.New("the node carries no GPU inventory")
+var ErrNoInventory = errors.New("the node has no GPU inventory")
 
 // Inventory lists a node's cards, as its device plugin found them.
 type Inventory struct {

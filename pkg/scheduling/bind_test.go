@@ -105,7 +105,7 @@ func TestBind(t *testing.T) {
 				f.server.with(func(s *server) { s.noReads = errLost })
 				return errLost
 			},
-			wantErr: ErrUnsettled, wantResult: ResultUnknown, wantHeld: "reserved n1 card 0",
+			wantErr: ErrUnsettled, wantResult: ResultUnknown, wantHeld: "assumed n1 card 0",
 			wantOutcome: OutcomeBound, wantThen: "bound n1 card 0",
 		},
 		"a write that hangs past the deadline and was made keeps the card": {
@@ -115,7 +115,7 @@ func TestBind(t *testing.T) {
 				<-ctx.Done()
 				return ctx.Err()
 			},
-			wantErr: ErrUnsettled, wantResult: ResultUnknown, wantHeld: "reserved n1 card 0",
+			wantErr: ErrUnsettled, wantResult: ResultUnknown, wantHeld: "assumed n1 card 0",
 			wantOutcome: OutcomeBound, wantThen: "bound n1 card 0",
 		},
 		"a write that hangs past the deadline and wasn't made is given back after the fence": {
@@ -124,17 +124,17 @@ func TestBind(t *testing.T) {
 				<-ctx.Done()
 				return ctx.Err()
 			},
-			wantErr: ErrUnsettled, wantResult: ResultUnknown, wantHeld: "reserved n1 card 0",
+			wantErr: ErrUnsettled, wantResult: ResultUnknown, wantHeld: "assumed n1 card 0",
 			late: true, wantOutcome: OutcomeNotBound, wantThen: "not held",
 		},
 		"an answer lost before the write was made keeps the card until after the fence": {
 			answer:  func(*fixture, context.Context, *corev1.Binding) error { return errLost },
-			wantErr: ErrUnsettled, wantResult: ResultUnknown, wantHeld: "reserved n1 card 0",
+			wantErr: ErrUnsettled, wantResult: ResultUnknown, wantHeld: "assumed n1 card 0",
 			late: true, wantOutcome: OutcomeNotBound, wantThen: "not held",
 		},
 		"a server that doesn't know itself is no refusal": {
 			answer:  func(*fixture, context.Context, *corev1.Binding) error { return errServer },
-			wantErr: errServer, wantResult: ResultUnknown, wantHeld: "reserved n1 card 0",
+			wantErr: errServer, wantResult: ResultUnknown, wantHeld: "assumed n1 card 0",
 			late: true, wantOutcome: OutcomeNotBound, wantThen: "not held",
 		},
 		"an answer lost and the pod deleted gives the card back": {
@@ -142,7 +142,7 @@ func TestBind(t *testing.T) {
 				f.server.remove(newPod("p", 10))
 				return errLost
 			},
-			wantErr: ErrUnsettled, wantResult: ResultUnknown, wantHeld: "reserved n1 card 0",
+			wantErr: ErrUnsettled, wantResult: ResultUnknown, wantHeld: "assumed n1 card 0",
 			wantOutcome: OutcomeGone, wantThen: "not held",
 		},
 		"an answer lost, the write made, and the pod ended before it is looked at": {
@@ -154,7 +154,7 @@ func TestBind(t *testing.T) {
 				f.server.with(func(s *server) { s.noReads = errLost })
 				return errLost
 			},
-			wantErr: ErrUnsettled, wantResult: ResultUnknown, wantHeld: "reserved n1 card 0",
+			wantErr: ErrUnsettled, wantResult: ResultUnknown, wantHeld: "assumed n1 card 0",
 			wantOutcome: OutcomeGone, wantThen: "not held",
 		},
 		"an answer lost and the pod bound to another node: it is held there": {
@@ -162,7 +162,7 @@ func TestBind(t *testing.T) {
 				bindElsewhere(f, "n2", 1)
 				return errLost
 			},
-			wantErr: ErrUnsettled, wantResult: ResultUnknown, wantHeld: "reserved n1 card 0",
+			wantErr: ErrUnsettled, wantResult: ResultUnknown, wantHeld: "assumed n1 card 0",
 			wantOutcome: OutcomeBound, wantThen: "bound n2 card 1",
 		},
 		"a refusal gives the card back at once": {
@@ -209,7 +209,7 @@ func TestBind(t *testing.T) {
 				f.server.with(func(s *server) { s.noReads = errServer })
 				return errOther
 			},
-			wantErr: ErrUnsettled, wantResult: ResultUnknown, wantHeld: "reserved n1 card 0",
+			wantErr: ErrUnsettled, wantResult: ResultUnknown, wantHeld: "assumed n1 card 0",
 			wantOutcome: OutcomeBound, wantThen: "bound n1 card 0",
 		},
 	}
@@ -402,13 +402,13 @@ func TestAnOpenWriteKeepsTheCardWhateverComesAfter(t *testing.T) {
 		later func(f *fixture, pod *corev1.Pod)
 		held  string
 	}{
-		"its answer was lost, then a refusal": {first: errLost, later: refuse, held: "reserved n1 card 0"},
+		"its answer was lost, then a refusal": {first: errLost, later: refuse, held: "assumed n1 card 0"},
 		"its answer was lost, then two refusals": {
-			first: errLost, held: "reserved n1 card 0",
+			first: errLost, held: "assumed n1 card 0",
 			later: func(f *fixture, pod *corev1.Pod) { refuse(f, pod); refuse(f, pod) },
 		},
 		"its answer was lost, then the card vanished": {
-			first: errLost, held: "reserved n1 card 0",
+			first: errLost, held: "assumed n1 card 0",
 			later: func(f *fixture, pod *corev1.Pod) {
 				node := newNode(f.t, "n1", 100, 100)
 				other := newNode(f.t, "n1", 7)

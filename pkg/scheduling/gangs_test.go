@@ -92,7 +92,7 @@ func startGang(t *testing.T, onFailure gang.FailurePolicy) *gangFixture {
 		g.server.set(pod)
 		g.publish(pod)
 	}
-	g.await("the group to be known", func() bool { return g.GangStates()[gang.StateWaiting] == 1 })
+	g.await("the group to be known", func() bool { return g.GangStates()[gang.StatePending] == 1 })
 	return g
 }
 
@@ -188,7 +188,7 @@ func TestAMemberThatDoesNotComeSendsAllBack(t *testing.T) {
 			t.Errorf("%s: %v", e.name, e.err)
 		}
 	}
-	g.wantHeld(g.pods[0], "reserved n1 card 0") // The members return.
+	g.wantHeld(g.pods[0], "assumed n1 card 0") // The members return.
 	g.come(t.Context(), 0, 1, 2)
 	for range gangSize {
 		if e := g.end(); e.err != nil {
@@ -200,7 +200,7 @@ func TestAMemberThatDoesNotComeSendsAllBack(t *testing.T) {
 func TestPlacesAreGivenBackWhenNobodyComes(t *testing.T) {
 	g := startGang(t, gang.Evict)
 	g.offered()
-	g.wantHeld(g.pods[2], "reserved n1 card 1")
+	g.wantHeld(g.pods[2], "assumed n1 card 1")
 	g.pass("the places to be free", func() bool { return g.held(g.pods[0]) == "not held" })
 	g.wantHeld(g.pods[2], "not held")
 	if g.seen.of(gang.Expired.Label) != 1 {
@@ -504,11 +504,11 @@ func TestAMemberWhoseMarksCannotBeReadIsTold(t *testing.T) {
 	g.await("it to be known", func() bool { _, known := g.gangs.book.GangOf("uid-job-7"); return known })
 	for range 2 {
 		answer, decided := g.FilterGang(bad, []string{"n1"})
-		if !decided || len(answer.Nodes) > 0 || answer.Reason.Text != "gang: the group's size is not a whole number from 1 on" {
+		if !decided || len(answer.Nodes) > 0 || answer.Reason.Text != "gang: the group's size is not a positive integer" {
 			t.Errorf("it may go to %v: %s", answer.Nodes, answer.Reason.Text)
 		}
 	}
-	g.wantEvent("Warning GangInvalid The pod can't be counted as a member: the group's size is not a whole number from 1 on")
+	g.wantEvent("Warning GangInvalid The pod can't be counted as a member: the group's size is not a positive integer")
 	g.offered() // The other members are not affected.
 }
 

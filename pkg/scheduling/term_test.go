@@ -75,7 +75,7 @@ func TestALeaderLearnsWhichCardAnotherChoseForAPodThatItTriedToBind(t *testing.T
 	if err := f.bind(theirs); !errors.Is(err, ErrUnsettled) {
 		t.Fatalf("bind: %v, want ErrUnsettled", err)
 	}
-	f.wantHeld(theirs, "reserved n1 card 0")
+	f.wantHeld(theirs, "assumed n1 card 0")
 	f.server.with(func(s *server) {
 		s.noReads, s.onBind = nil, nil
 		bound := s.pods[types.NamespacedName{Namespace: theirs.Namespace, Name: theirs.Name}]

@@ -2,7 +2,6 @@ package webui
 
 import (
 	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -12,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -58,8 +58,8 @@ type Options struct {
 // status is the state of the extender itself.
 type status struct {
 	Version string `json:"version"`
-	// Waiting is the reason why there is no data yet.
-	Waiting string `json:"waiting,omitempty"`
+	// NotReady is the reason why there is no data yet.
+	NotReady string `json:"notReady,omitempty"`
 	// Standby is the reason why another replica answers kube-scheduler.
 	Standby string `json:"standby,omitempty"`
 	// Since is the start of the history, in Unix milliseconds.
@@ -105,19 +105,16 @@ type Board struct {
 	refreshed time.Time
 	known     uint64 // The ledger's revision.
 	nodes     map[string]entry
-	names     []string // The sorted keys of nodes; nil if they must be sorted again.
 	waiting   []*clustercache.PodInfo
-	revision  uint64          // Of diagnosis.
+	revision  uint64          // Of waiting.
 	explained time.Time       // When waiting was last diagnosed; zero if it wasn't.
 	pending   json.RawMessage // waiting as JSON.
 	history   history
 	status    status
 
 	seq     uint64
-	deltas  []*frame // The latest deltas, the last one for seq.
-	text    []byte   // The complete state at seq; nil until requested.
-	packed  []byte   // text as gzip, see Packed.
-	whole   *frame
+	deltas  []*frame      // The latest deltas, the last one for seq.
+	whole   *frame        // The complete state at seq; nil until requested.
 	changed chan struct{} // Closed at the next delta.
 	viewers int
 }
@@ -164,21 +161,20 @@ func (b *Board) tick(logger klog.Logger) {
 	}
 }
 
-// refresh updates the board. looks is true if there is a viewer: only then are pending pods diagnosed, which is expensive
-// for many pods. The caller holds the lock.
-func (b *Board) refresh(looks bool) error {
+// refresh updates the board. watched is true if there is a viewer: only then are pending pods diagnosed, which is
+// expensive for many pods. The caller holds the lock.
+func (b *Board) refresh(watched bool) error {
 	now := b.Clock.Now()
-	complete := !looks || !b.explained.IsZero()
-	if complete && !b.refreshed.IsZero() && now.Sub(b.refreshed) < refreshEvery {
+	if complete := !watched || !b.explained.IsZero(); complete && now.Sub(b.refreshed) < refreshEvery {
 		return nil
 	}
 	b.refreshed = now
 	d := delta{Time: now.UnixMilli()}
-	if s := b.look(); s != b.status {
+	if s := b.currentStatus(); s != b.status {
 		b.status, d.Status = s, &s
 	}
-	if b.status.Waiting == "" {
-		if err := b.read(&d, looks); err != nil {
+	if b.status.NotReady == "" {
+		if err := b.read(&d, watched); err != nil {
 			return err
 		}
 		if b.history.due(now) {
@@ -196,11 +192,10 @@ func (b *Board) refresh(looks bool) error {
 	return b.publish(d)
 }
 
-// look returns the present status.
-func (b *Board) look() status {
+func (b *Board) currentStatus() status {
 	s := status{Version: b.status.Version, Since: b.status.Since}
 	if err := b.Source.Ready(); err != nil {
-		s.Waiting = err.Error()
+		s.NotReady = err.Error()
 	}
 	if b.Standby != nil {
 		if err := b.Standby(); err != nil {
@@ -211,18 +206,17 @@ func (b *Board) look() status {
 }
 
 // read adds the source's changes to the board and to the delta.
-func (b *Board) read(d *delta, looks bool) error {
+func (b *Board) read(d *delta, watched bool) error {
 	changes := b.Source.ChangesSince(b.known)
 	b.known = changes.Revision
 	if changes.Full {
-		left := make(map[string]bool, len(changes.Nodes))
+		left := sets.New[string]()
 		for _, n := range changes.Nodes {
-			left[n.Name] = true
+			left.Insert(n.Name)
 		}
 		for name := range b.nodes {
-			if !left[name] {
+			if !left.Has(name) {
 				delete(b.nodes, name)
-				b.names = nil
 				d.Removed = append(d.Removed, name)
 			}
 		}
@@ -232,31 +226,25 @@ func (b *Board) read(d *delta, looks bool) error {
 		if err != nil {
 			return fmt.Errorf("encoding node %s for the page: %w", n.Name, err)
 		}
-		before, there := b.nodes[n.Name]
-		if there && bytes.Equal(before.text, text) {
+		if bytes.Equal(b.nodes[n.Name].text, text) {
 			continue // The page doesn't show what changed.
-		}
-		if !there {
-			b.names = nil
 		}
 		b.nodes[n.Name] = entry{text, tallyNode(n)}
 		d.Nodes = append(d.Nodes, text)
 	}
-	return b.readPending(d, looks)
+	return b.readPending(d, watched)
 }
 
 // readPending adds the pending pods to the board and to the delta, with their diagnosis if there is a viewer.
-func (b *Board) readPending(d *delta, looks bool) error {
+func (b *Board) readPending(d *delta, watched bool) error {
 	pods, revision := b.Source.Pending(b.revision)
 	if revision != b.revision {
 		b.waiting, b.revision, b.explained = pods, revision, time.Time{}
 	}
-	switch {
-	case !looks:
+	if !watched {
 		b.explained = time.Time{}
-		return nil
-	case b.explained.IsZero():
-	case len(b.waiting) == 0 || b.refreshed.Sub(b.explained) < explainEvery:
+	}
+	if !watched || b.refreshed.Sub(b.explained) < explainEvery {
 		return nil
 	}
 	b.explained = b.refreshed
@@ -273,7 +261,7 @@ func (b *Board) readPending(d *delta, looks bool) error {
 // publish makes the delta available to the viewers.
 func (b *Board) publish(d delta) error {
 	b.seq++
-	b.text, b.packed, b.whole = nil, nil, nil
+	b.whole = nil
 	if b.viewers == 0 {
 		b.deltas = nil // The next viewer gets the complete state.
 		return nil
@@ -298,47 +286,31 @@ func (b *Board) Whole() ([]byte, error) {
 	if err := b.refresh(true); err != nil {
 		return nil, err
 	}
-	return b.writeWhole()
-}
-
-// Packed returns Whole as gzip. It is compressed once for all callers: for a large cluster that takes a tenth of a second.
-func (b *Board) Packed() ([]byte, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if err := b.refresh(true); err != nil {
-		return nil, err
-	}
-	if b.packed != nil {
-		return b.packed, nil
-	}
-	text, err := b.writeWhole()
+	frame, err := b.wholeFrame()
 	if err != nil {
 		return nil, err
 	}
-	b.packed, err = pack(text, gzip.BestSpeed)
-	return b.packed, err
+	return frame.data, nil
 }
 
-func (b *Board) writeWhole() ([]byte, error) {
-	if b.text != nil {
-		return b.text, nil
-	}
-	if b.names == nil {
-		b.names = slices.Sorted(maps.Keys(b.nodes))
+// wholeFrame returns the complete state. The caller holds the lock.
+func (b *Board) wholeFrame() (*frame, error) {
+	if b.whole != nil {
+		return b.whole, nil
 	}
 	w := whole{
-		Seq: b.seq, Time: b.refreshed.UnixMilli(), Status: b.status, Nodes: make([]json.RawMessage, len(b.names)),
+		Seq: b.seq, Time: b.refreshed.UnixMilli(), Status: b.status, Nodes: make([]json.RawMessage, 0, len(b.nodes)),
 		Pending: b.pending, SampleEvery: int(sampleEvery / time.Second), Samples: append([]sample{}, b.history.samples...),
 	}
-	for i, name := range b.names {
-		w.Nodes[i] = b.nodes[name].text
+	for _, name := range slices.Sorted(maps.Keys(b.nodes)) {
+		w.Nodes = append(w.Nodes, b.nodes[name].text)
 	}
 	text, err := json.Marshal(w)
 	if err != nil {
 		return nil, fmt.Errorf("encoding the state for the page: %w", err)
 	}
-	b.text = text
-	return text, nil
+	b.whole = newFrame("whole", b.seq, text)
+	return b.whole, nil
 }
 
 // enter adds a viewer. It returns false if there are too many.
@@ -371,12 +343,9 @@ func (b *Board) after(seq uint64) ([]*frame, uint64, <-chan struct{}, error) {
 	if behind := b.seq - seq; seq > 0 && behind <= uint64(len(b.deltas)) {
 		return slices.Clone(b.deltas[len(b.deltas)-int(behind):]), b.seq, b.changed, nil
 	}
-	if b.whole == nil {
-		text, err := b.writeWhole()
-		if err != nil {
-			return nil, 0, nil, err
-		}
-		b.whole = newFrame("whole", b.seq, text)
+	whole, err := b.wholeFrame()
+	if err != nil {
+		return nil, 0, nil, err
 	}
-	return []*frame{b.whole}, b.seq, b.changed, nil
+	return []*frame{whole}, b.seq, b.changed, nil
 }

@@ -37,17 +37,27 @@ func (b *Board) events(w http.ResponseWriter, r *http.Request) {
 	header.Set("Cache-Control", "no-store")
 	header.Set("X-Accel-Buffering", "no") // Otherwise nginx buffers the stream.
 	header.Add("Vary", "Accept-Encoding")
-	out := &stream{to: w, packed: acceptsGzip(r)}
-	if out.packed {
-		header.Set("Content-Encoding", "gzip")
+	write := func(f *frame) error {
+		_, err := w.Write(f.plain)
+		return err
 	}
-	if err := b.feed(r.Context(), connection, out); err != nil {
+	if acceptsGzip(r) {
+		header.Set("Content-Encoding", "gzip")
+		if _, err := w.Write(gzipHeader); err != nil {
+			return // The client has disconnected.
+		}
+		write = func(f *frame) error {
+			_, err := w.Write(f.packed())
+			return err
+		}
+	}
+	if err := b.stream(r.Context(), connection, write); err != nil {
 		klog.FromContext(r.Context()).V(2).Info("Stream to a viewer of the page ended", "err", err)
 	}
 }
 
-// feed sends frames to one viewer until it disconnects or the board stops.
-func (b *Board) feed(ctx context.Context, connection *http.ResponseController, out *stream) error {
+// stream writes frames to one viewer until it disconnects or the board stops.
+func (b *Board) stream(ctx context.Context, connection *http.ResponseController, write func(*frame) error) error {
 	// Ends a blocked write when the board stops.
 	defer context.AfterFunc(b.stopping, func() { _ = connection.SetWriteDeadline(time.Now().Add(lastWords)) })()
 	send := func(frames ...*frame) error {
@@ -58,7 +68,7 @@ func (b *Board) feed(ctx context.Context, connection *http.ResponseController, o
 			if b.stopping.Err() != nil {
 				return nil
 			}
-			if err := out.write(f); err != nil {
+			if err := write(f); err != nil {
 				return err
 			}
 		}
@@ -86,7 +96,7 @@ func (b *Board) feed(ctx context.Context, connection *http.ResponseController, o
 		case <-ctx.Done():
 			return nil
 		case <-b.stopping.Done():
-			return out.end()
+			return nil
 		}
 	}
 }

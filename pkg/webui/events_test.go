@@ -222,12 +222,12 @@ func TestStreamOutlivesServerTimeouts(t *testing.T) {
 
 func TestNotReady(t *testing.T) {
 	s := start(t, nil)
-	s.setReady(errors.New("the ledger is still being rebuilt"))
+	s.setReady(errors.New("the caches are not synced"))
 	s.ledger.SetNode("n0", spec(16))
 	v, f := s.view(true), &follower{}
 	awaitReason := func(want string) {
 		t.Helper()
-		for f.nodes == nil || f.Status.Waiting != want {
+		for f.nodes == nil || f.Status.NotReady != want {
 			e, ok := v.next()
 			if !ok {
 				t.Fatal("the stream ended")
@@ -235,9 +235,9 @@ func TestNotReady(t *testing.T) {
 			f.take(t, e)
 		}
 	}
-	awaitReason("the ledger is still being rebuilt")
+	awaitReason("the caches are not synced")
 	if len(f.nodes) > 0 {
-		t.Errorf("nodes shown before the ledger is ready: %v", f.nodes)
+		t.Errorf("nodes shown before the caches are synced: %v", f.nodes)
 	}
 	s.setReady(nil)
 	awaitReason("")

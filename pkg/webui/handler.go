@@ -34,7 +34,7 @@ func (b *Board) Handler() (http.Handler, error) {
 		case ok && below == "/events":
 			b.events(w, r)
 		case ok && below == "/data.json":
-			b.data(w, r)
+			b.data(w)
 		case ok && known && below[0] == '/':
 			file.serve(w, r)
 		default:
@@ -53,12 +53,8 @@ func harden(header http.Header) {
 }
 
 // data answers with the complete state.
-func (b *Board) data(w http.ResponseWriter, r *http.Request) {
-	whole, packed := b.Whole, acceptsGzip(r)
-	if packed {
-		whole = b.Packed
-	}
-	text, err := whole()
+func (b *Board) data(w http.ResponseWriter) {
+	text, err := b.Whole()
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -66,9 +62,5 @@ func (b *Board) data(w http.ResponseWriter, r *http.Request) {
 	header := w.Header()
 	header.Set("Content-Type", "application/json")
 	header.Set("Cache-Control", "no-store")
-	header.Add("Vary", "Accept-Encoding")
-	if packed {
-		header.Set("Content-Encoding", "gzip")
-	}
 	_, _ = w.Write(text) // An error means that the client disconnected.
 }

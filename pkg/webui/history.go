@@ -19,11 +19,11 @@ type sample struct {
 	pending int
 }
 
-// MarshalJSON returns a list of numbers, which is shorter than an object: Unix seconds, total, used, free on unused cards,
+// MarshalJSON returns a list of numbers, which is shorter than an object: Unix seconds, total, allocated, free on unused cards,
 // free on partly used cards, pending pods.
 func (s sample) MarshalJSON() ([]byte, error) {
 	return json.Marshal([]int64{
-		s.at.Unix(), int64(math.Round(s.total)), int64(math.Round(s.held)),
+		s.at.Unix(), int64(math.Round(s.total)), int64(math.Round(s.allocated)),
 		int64(math.Round(s.whole)), int64(math.Round(s.pieces)), int64(s.pending),
 	})
 }

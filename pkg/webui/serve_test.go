@@ -1,14 +1,10 @@
 package webui
 
 import (
-	"compress/gzip"
 	"context"
-	"io"
 	"net"
 	"net/http"
-	"strings"
 	"testing"
-	"time"
 )
 
 // Idle connections are limited, so that they neither exhaust memory nor keep a viewer out.
@@ -42,28 +38,5 @@ func TestMaxConnections(t *testing.T) {
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
-	}
-}
-
-func TestCompressedOnce(t *testing.T) {
-	s := start(t, nil)
-	s.ledger.SetNode("n1", spec(16))
-	answer := s.ask(http.MethodGet, "/ui/data.json", "Accept-Encoding", "gzip")
-	reader, err := gzip.NewReader(strings.NewReader(answer.body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if text, err := io.ReadAll(reader); err != nil || !strings.HasPrefix(string(text), `{"seq":`) {
-		t.Errorf("%.100s (%v)", text, err)
-	}
-	s.board.mu.Lock()
-	s.board.refreshed = s.board.Clock.Now().Add(time.Hour) // No refresh from here on.
-	s.board.mu.Unlock()
-	first, err := s.board.Packed()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if again, err := s.board.Packed(); err != nil || &again[0] != &first[0] {
-		t.Errorf("compressed again: %v", err)
 	}
 }

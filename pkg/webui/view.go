@@ -43,7 +43,7 @@ type podView struct {
 	Name      string     `json:"name"`
 	Namespace string     `json:"namespace"`
 	Memory    gpu.Memory `json:"memory"`
-	// State is "reserved" (the bind isn't confirmed yet), "presumed" (the card is unknown), "leaving" (terminating) or
+	// State is "assumed" (the bind isn't confirmed yet), "presumed" (the card is unknown), "leaving" (terminating) or
 	// empty.
 	State string `json:"state,omitempty"`
 }
@@ -52,10 +52,10 @@ type pendingView struct {
 	Name      string     `json:"name"`
 	Namespace string     `json:"namespace"`
 	Request   gpu.Memory `json:"request"`
-	// Reason is kube-scheduler's message; cause and explanation are the diagnosis.
-	Reason      string           `json:"reason"`
-	Cause       diagnosis.Reason `json:"cause"`
-	Explanation string           `json:"explanation"`
+	// Reason and Message are the diagnosis.
+	Reason           diagnosis.Reason `json:"reason"`
+	Message          string           `json:"message"`
+	SchedulerMessage string           `json:"schedulerMessage"`
 	// Created is in Unix milliseconds.
 	Created int64 `json:"created"`
 }
@@ -78,11 +78,11 @@ func viewNode(node ledger.Node) nodeView {
 			Unhealthy: card.Unhealthy, Pods: []podView{},
 		}
 	}
-	for _, holder := range node.Allocations {
-		if len(holder.Placement) == 0 {
-			view.Cardless = append(view.Cardless, viewPod(holder, holder.Request))
+	for _, allocation := range node.Allocations {
+		if len(allocation.Placement) == 0 {
+			view.Cardless = append(view.Cardless, viewPod(allocation, allocation.Request))
 		}
-		for _, share := range holder.Placement {
+		for _, share := range allocation.Placement {
 			i, ok := at[share.Card]
 			if !ok {
 				i = len(view.Cards)
@@ -90,7 +90,7 @@ func viewNode(node ledger.Node) nodeView {
 				view.Cards = append(view.Cards, cardView{ID: share.Card, Vanished: true})
 			}
 			card := &view.Cards[i]
-			card.Pods = append(card.Pods, viewPod(holder, share.Memory))
+			card.Pods = append(card.Pods, viewPod(allocation, share.Memory))
 			if card.Vanished {
 				card.Used = card.Used.Add(share.Memory)
 			}
@@ -99,25 +99,25 @@ func viewNode(node ledger.Node) nodeView {
 	return view
 }
 
-func viewPod(holder ledger.Allocation, memory gpu.Memory) podView {
-	view := podView{Name: holder.Name, Namespace: holder.Namespace, Memory: memory}
+func viewPod(allocation ledger.Allocation, memory gpu.Memory) podView {
+	view := podView{Name: allocation.Name, Namespace: allocation.Namespace, Memory: memory}
 	switch {
-	case holder.State == ledger.Assumed:
-		view.State = "reserved"
-	case holder.Leaving:
+	case allocation.State == ledger.Assumed:
+		view.State = "assumed"
+	case allocation.Leaving:
 		view.State = "leaving"
-	case holder.Presumed:
+	case allocation.Presumed:
 		view.State = "presumed"
 	}
 	return view
 }
 
-func viewPending(pods []*clustercache.PodInfo, why []diagnosis.Diagnosis) []pendingView {
+func viewPending(pods []*clustercache.PodInfo, diagnoses []diagnosis.Diagnosis) []pendingView {
 	views := make([]pendingView, len(pods))
 	for i, pod := range pods {
 		views[i] = pendingView{
-			Name: pod.Name, Namespace: pod.Namespace, Request: pod.Request, Reason: pod.Pending.Message,
-			Cause: why[i].Reason, Explanation: why[i].Message, Created: milliseconds(pod.Pending.Created),
+			Name: pod.Name, Namespace: pod.Namespace, Request: pod.Request, SchedulerMessage: pod.Pending.Message,
+			Reason: diagnoses[i].Reason, Message: diagnoses[i].Message, Created: milliseconds(pod.Pending.Created),
 		}
 	}
 	return views
@@ -137,7 +137,7 @@ func mebibytes(node ledger.Node) float64 {
 
 // tally holds sums of memory for one node or for all nodes, in MiB.
 type tally struct {
-	total, held float64
+	total, allocated float64
 	// whole is the free memory of unused cards, pieces that of partly used cards. Unhealthy cards and closed nodes count as
 	// having no free memory.
 	whole, pieces float64
@@ -149,7 +149,7 @@ func tallyNode(node ledger.Node) tally {
 	for i, card := range node.Cards {
 		memory, used := float64(card.Memory)*unit, float64(node.Used[i])*unit
 		t.total += memory
-		t.held += used
+		t.allocated += used
 		free := math.Max(memory-used, 0)
 		switch {
 		case !card.Healthy() || node.Closed != "":
@@ -163,5 +163,5 @@ func tallyNode(node ledger.Node) tally {
 }
 
 func (t tally) add(o tally) tally {
-	return tally{t.total + o.total, t.held + o.held, t.whole + o.whole, t.pieces + o.pieces}
+	return tally{t.total + o.total, t.allocated + o.allocated, t.whole + o.whole, t.pieces + o.pieces}
 }

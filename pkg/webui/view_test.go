@@ -26,7 +26,7 @@ func TestViewNode(t *testing.T) {
 	l.SetBound("n0", leaving, gpu.On(1, 3), time.Time{})
 	l.SetBound("n0", pod("presumed", 2), nil, time.Time{})
 	l.SetBound("n0", pod("too large", 99), nil, time.Time{})
-	if _, err := l.Reserve("n0", pod("reserved", 1), placement.Binpack, time.Time{}); err != nil {
+	if _, err := l.Reserve("n0", pod("assumed", 1), placement.Binpack, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	node, _ := l.Node("n0")
@@ -34,7 +34,7 @@ func TestViewNode(t *testing.T) {
 		Name: "n0", Unit: "GiB", UnitMiB: 1024,
 		Cards: []cardView{
 			{ID: 0, Total: 16, Used: 13, UUID: "GPU-0", Pods: []podView{
-				{"bound", "default", 10, ""}, {"presumed", "default", 2, "presumed"}, {"reserved", "default", 1, "reserved"},
+				{"assumed", "default", 1, "assumed"}, {"bound", "default", 10, ""}, {"presumed", "default", 2, "presumed"},
 			}},
 			{ID: 1, Total: 16, Used: 3, UUID: "GPU-1", Unhealthy: "Xid 79", Pods: []podView{{"leaving", "default", 3, "leaving"}}},
 			{ID: 5, Used: 4, Vanished: true, Pods: []podView{{"elsewhere", "default", 4, ""}}},
@@ -44,7 +44,7 @@ func TestViewNode(t *testing.T) {
 	if diff := cmp.Diff(want, viewNode(node)); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
-	if diff := cmp.Diff(tally{total: 32 << 10, held: 16 << 10, pieces: 3 << 10}, tallyNode(node), cmp.AllowUnexported(tally{})); diff != "" {
+	if diff := cmp.Diff(tally{total: 32 << 10, allocated: 16 << 10, pieces: 3 << 10}, tallyNode(node), cmp.AllowUnexported(tally{})); diff != "" {
 		t.Errorf("tally (-want +got):\n%s", diff)
 	}
 

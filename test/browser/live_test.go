@@ -244,7 +244,7 @@ func TestTheyAgree(t *testing.T) {
 				{"kubectl's JSON", truth, report.asKubectl()},
 				{"kubectl's table", truth, asTable(t, bed)},
 				{"kubectl, on why pods wait", why, report.why()},
-				{"the metric", data.causes(), scrape(t, bed)},
+				{"the metric", data.reasons(), scrape(t, bed)},
 			} {
 				if say.want != say.got {
 					differences = append(differences, say.who+":\n"+cmp.Diff(strings.Split(say.want, "\n"), strings.Split(say.got, "\n")))
@@ -295,7 +295,7 @@ func TestWhatThreeViewersCost(t *testing.T) {
 		createPod(t, bed, fmt.Sprintf("too-large-%d", i), 81)
 	}
 	for deadline := time.Now().Add(patience); ; time.Sleep(time.Second) { // A scrape of so many cards is work.
-		pods := series(t, bed, `gpushare_extender_holders{state="bound"}`)
+		pods := series(t, bed, `gpushare_extender_allocations{state="bound"}`)
 		waiting := series(t, bed, pendingSeries+`"too_large"}`)
 		if strings.HasSuffix(pods, fmt.Sprint(" ", size*8*held)) && strings.HasSuffix(waiting, " 10") {
 			break
@@ -374,7 +374,7 @@ type nodesJSON struct {
 	Pending []pendingJSON
 }
 
-type pendingJSON struct{ Name, Reason, Cause, Explanation string }
+type pendingJSON struct{ Name, Reason, Message, SchedulerMessage string }
 
 type cardJSON struct {
 	ID       int
@@ -416,26 +416,26 @@ func (n nodesJSON) lines() string {
 func (n nodesJSON) why() string {
 	var out strings.Builder
 	for _, pod := range n.Pending {
-		fmt.Fprintf(&out, "%s: %s: %s\n", pod.Name, pod.Cause, pod.Explanation)
+		fmt.Fprintf(&out, "%s: %s: %s\n", pod.Name, pod.Reason, pod.Message)
 	}
 	return out.String()
 }
 
-// causes counts the pending pods by cause, in the metric's words.
-func (n nodesJSON) causes() string {
+// reasons counts the pending pods by reason, in the form of the metric.
+func (n nodesJSON) reasons() string {
 	count := map[string]int{}
 	for _, pod := range n.Pending {
-		count[pod.Cause]++
+		count[pod.Reason]++
 	}
 	var out []string
-	for cause, pods := range count {
-		out = append(out, fmt.Sprintf("%s%q} %d", pendingSeries, cause, pods))
+	for reason, pods := range count {
+		out = append(out, fmt.Sprintf("%s%q} %d", pendingSeries, reason, pods))
 	}
 	slices.Sort(out)
 	return strings.Join(out, "\n")
 }
 
-const pendingSeries = "gpushare_extender_pending_pods{cause="
+const pendingSeries = "gpushare_extender_pending_pods{reason="
 
 // scrape returns the lines of the pending pods' metric that aren't zero.
 func scrape(t *testing.T, bed *testbed.Bed) string {
@@ -465,7 +465,7 @@ func series(t *testing.T, bed *testbed.Bed, prefix string) string {
 func (n nodesJSON) asPage() string {
 	out := n.lines() + "pending:"
 	for _, pod := range n.Pending {
-		out += fmt.Sprintf("\n%s: %s", pod.Name, pod.Reason)
+		out += fmt.Sprintf("\n%s: %s", pod.Name, pod.SchedulerMessage)
 	}
 	return out
 }
@@ -514,7 +514,7 @@ type reportJSON struct {
 			Shares []struct{ Card, Memory int64 }
 		}
 	}
-	PendingPods []pendingJSON
+	PendingPods []struct{ Name, Reason, Cause, Explanation string }
 }
 
 func (r reportJSON) asKubectl() string {
@@ -539,7 +539,13 @@ func (r reportJSON) asKubectl() string {
 	return out.String()
 }
 
-func (r reportJSON) why() string { return nodesJSON{Pending: r.PendingPods}.why() }
+func (r reportJSON) why() string {
+	var page nodesJSON
+	for _, pod := range r.PendingPods {
+		page.Pending = append(page.Pending, pendingJSON{Name: pod.Name, Reason: pod.Cause, Message: pod.Explanation})
+	}
+	return page.why()
+}
 
 // asTable puts the table of nodes, the pods on each card and the table of pending pods together, cut into columns as
 // scripts do it.

@@ -137,7 +137,7 @@ func TestLook(t *testing.T) {
 	if !strings.Contains(Eval[string](tab, `document.querySelector(".card.over").getAttribute("aria-label")`), "more is allocated than the card has") {
 		t.Error("the card that is over its memory doesn't say so")
 	}
-	if got := Eval[int](tab, `document.querySelectorAll(".segment.reserved").length`); got != 1 {
+	if got := Eval[int](tab, `document.querySelectorAll(".segment.assumed").length`); got != 1 {
 		t.Errorf("%d segments are shown as binds in flight", got)
 	}
 	themes := func(name string) {

@@ -260,12 +260,28 @@ func TestDashboardAndAlertMetrics(t *testing.T) {
 			t.Errorf("%s uses too few metrics: %d", file, uses)
 		}
 	}
-	if problems := checkExpression(all, `rate(gpushare_nothing[1m]) + gpushare_extender_holders{node="a"}`); len(problems) != 2 {
+	if problems := checkExpression(all, `rate(gpushare_nothing[1m]) + gpushare_extender_allocations{node="a"}`); len(problems) != 2 {
 		t.Errorf("unknown names not found: %v", problems)
 	}
 	var dashboard map[string]any
 	if err := json.Unmarshal([]byte(read(t, "deploy/monitoring/dashboard.json")), &dashboard); err != nil {
 		t.Errorf("the dashboard is not JSON: %v", err)
+	}
+}
+
+// TestPageMetrics checks that the metrics and labels that the pages name exist. A name before "…" is a prefix.
+func TestPageMetrics(t *testing.T) {
+	all := allSeries(t)
+	pages, err := filepath.Glob("../../docs/*.md")
+	if err != nil || len(pages) == 0 {
+		t.Fatal(pages, err)
+	}
+	prefix := regexp.MustCompile(`gpushare_[a-z_]*…`)
+	for _, page := range pages {
+		text := prefix.ReplaceAllString(read(t, "docs/"+filepath.Base(page)), "")
+		for _, problem := range checkExpression(all, text) {
+			t.Errorf("%s: %s", page, problem)
+		}
 	}
 }
 

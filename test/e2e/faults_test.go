@@ -99,7 +99,7 @@ func TestFaults(t *testing.T) {
 		cut := bed.Proxy.Inject(controlplane.Bindings, 1, controlplane.CutAnswer)
 		defer cut.Lift()
 		unknown := s.metric(`gpushare_extender_binds_total{result="unconfirmed"}`)
-		settled := s.metric(`gpushare_extender_settled_binds_total{outcome="bound"}`)
+		settled := s.metric(`gpushare_extender_resolved_binds_total{outcome="bound"}`)
 
 		s.ungate("disturbed")
 		s.sits(s.bound("disturbed"), n1, 0)
@@ -108,7 +108,7 @@ func TestFaults(t *testing.T) {
 		s.refused("next", "1 no GPU card has enough free memory")
 
 		reads.Lift()
-		s.awaitMetric(`gpushare_extender_settled_binds_total{outcome="bound"}`, settled+1)
+		s.awaitMetric(`gpushare_extender_resolved_binds_total{outcome="bound"}`, settled+1)
 		s.checkBooks()
 		if s.ask("next", n1) == "" {
 			s.Error("the card is free for the next pod once the bind is settled")

@@ -74,7 +74,7 @@ func TestBesideOtherConfiguration(t *testing.T) {
 			nodes = append(nodes, controlplane.Node{Name: fmt.Sprintf("n%d", i), Cards: mebibytes(cardMiB/2, cardMiB/2)})
 		}
 		s.addNodes(nodes...)
-		const wakes = "gpushare_extender_queue_wakes_total"
+		const wakes = "gpushare_extender_requeues_total"
 		for i := range 20 {
 			name, before := fmt.Sprintf("asks-%d", i), s.metric(wakes)
 			s.create(name, 12207, func(pod *corev1.Pod) { pod.Spec.SchedulerName = sampledScheduler })

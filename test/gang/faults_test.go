@@ -200,7 +200,7 @@ func (f *fixture) awaitNoReservations() {
 		if err != nil {
 			return err
 		}
-		if !strings.Contains(string(body), `gpushare_extender_holders{state="reserved"} 0`) {
+		if !strings.Contains(string(body), `gpushare_extender_allocations{state="assumed"} 0`) {
 			return errors.New("memory is reserved")
 		}
 		return nil

@@ -52,7 +52,7 @@ func TestPreempted(t *testing.T) {
 		deleted := f.metric(`gpushare_extender_gang_failures_total{reason="deleted"}`)
 		f.createGang(gang, 2, card, cpu(20), onSeparateNodes(gang))
 		f.eventually("the gang has a plan", func(context.Context) error {
-			if f.metric(`gpushare_extender_gangs{state="placed"}`) != 1 {
+			if f.metric(`gpushare_extender_gangs{state="planned"}`) != 1 {
 				return errors.New("it has none")
 			}
 			return nil

@@ -62,7 +62,7 @@ func TestStarvation(t *testing.T) {
 			f.createGang("big", 6, card)
 		}
 	}
-	reservations, ended := f.metric("gpushare_extender_gang_claims_total"), crowd()
+	reservations, ended := f.metric("gpushare_extender_starvation_reservations_total"), crowd()
 	slices.Sort(took)
 	t.Logf("%d rounds with %v starvation reservations, each after %v, beside %d single pods of 4s: half of the gangs ran within %v, all within %v",
 		len(took), reservations, starvationAfter, ended, took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))

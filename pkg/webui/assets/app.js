@@ -52,7 +52,7 @@ let drawn = false;
 
 function drawView() {
   const filters = {
-    query: state.query, room: Number(byId("room").value) || 0, trouble: byId("trouble").checked, order: byId("order").value,
+    query: state.query, room: Number(byId("room").value) || 0, problems: byId("problems").checked, order: byId("order").value,
   };
   const nothing = emptiness();
   byId("empty").hidden = !nothing;
@@ -65,7 +65,7 @@ function drawView() {
   }
   if (state.view === "cards") cards.count(cards.show(model, filters), model.names.length);
   if (state.view === "pods") setText(byId("shown"), of(pods.show(model, filters), model.sums().pods, "pod", "pods"));
-  if (state.view === "pending") setText(byId("shown"), of(pending.show(model, filters), model.pending.length, "pod waits", "pods wait"));
+  if (state.view === "pending") setText(byId("shown"), of(pending.show(model, filters), model.pending.length, "pending pod", "pending pods"));
 }
 
 const of = (shown, all, one, many) => (shown === all ? plural(all, one, many) : number(shown) + " of " + plural(all, one, many));
@@ -73,7 +73,7 @@ const of = (shown, all, one, many) => (shown === all ? plural(all, one, many) : 
 /** emptiness returns the text for an empty list. */
 function emptiness() {
   if (!model.known) return [h("p", { class: "dim" }, "Waiting for the extender …")];
-  if (model.status.waiting) return [h("h2", {}, "Not ready yet"), h("p", {}, model.status.waiting)];
+  if (model.status.notReady) return [h("h2", {}, "Not ready yet"), h("p", {}, model.status.notReady)];
   if (state.view === "cards" && model.names.length === 0) {
     return [h("h2", {}, "No node shares GPU memory yet"),
       h("p", {}, "Label a GPU node with gpushare=true and let the device plugin run there: its cards show up here within seconds.")];
@@ -115,9 +115,9 @@ new Stream("events", {
     const retry = byId("connection-retry");
     setText(retry, "");
     if (name !== "disconnected") return;
-    const tell = () => setText(retry, Date.now() < next ? "trying again in " + Math.ceil((next - Date.now()) / 1000) + " s" : "trying again");
-    tell();
-    countdown = setInterval(tell, 1000);
+    const update = () => setText(retry, Date.now() < next ? "trying again in " + Math.ceil((next - Date.now()) / 1000) + " s" : "trying again");
+    update();
+    countdown = setInterval(update, 1000);
   },
 });
 
@@ -167,7 +167,7 @@ byId("search").addEventListener("input", (event) => {
   remember();
   draw();
 });
-for (const id of ["room", "trouble", "order"]) byId(id).addEventListener("input", draw);
+for (const id of ["room", "problems", "order"]) byId(id).addEventListener("input", draw);
 addEventListener("keydown", (event) => {
   if (event.key !== "/" || event.target.closest("input, select, textarea")) return;
   event.preventDefault();

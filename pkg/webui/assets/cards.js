@@ -30,12 +30,12 @@ export function bar(card) {
   return element;
 }
 
-/** trouble returns a card's problem, or "". */
-export function trouble(node, card) {
+/** problem returns a card's problem, or "". */
+export function problem(node, card) {
   if (card.vanished) return "the node doesn't report this card any more";
   if (card.unhealthy) return "unhealthy: " + card.unhealthy;
   if (card.used > card.total) return "more is allocated than the card has";
-  if (node.closed) return node.closed + ": nothing more is placed here";
+  if (node.closed) return node.closed + ": no new pod is placed here";
   return "";
 }
 
@@ -76,12 +76,12 @@ export class Cards {
   }
 
   /** show lists the nodes of the model that match the filters. */
-  show(model, { query, room, trouble, order }) {
+  show(model, { query, room, problems, order }) {
     const wanted = terms(query);
     let nodes = [];
     for (const name of model.names) {
       const node = model.nodes.get(name);
-      if (trouble && !node.trouble) continue;
+      if (problems && !node.problem) continue;
       if (room && node.largest < room) continue;
       if (wanted.length && !matches(haystack(node), wanted)) continue;
       nodes.push(node);
@@ -113,7 +113,7 @@ export class Cards {
     else if (node.cardless) about.push(plural(node.cardless.length, "pod", "pods") + " without a card");
     name.append(h("small", { class: node.gone || node.closed || node.cardless ? "warn" : "" }, about.join(" · ")));
     const cards = node.cards.map((card) => {
-      const wrong = trouble(node, card);
+      const wrong = problem(node, card);
       const how = kind(node, card);
       return h("span", { role: "gridcell" },
         h("button", {
@@ -198,7 +198,7 @@ export class Cards {
     const card = node?.cards.find((c) => c.id === place.card);
     if (!card) return this.hideTip();
     this.tipped = { ...place, pod };
-    const wrong = trouble(node, card);
+    const wrong = problem(node, card);
     const most = 14;
     // The pod under the pointer is listed even if the list is cut.
     const from = pod !== undefined && pod >= most ? pod - most + 1 : 0;

@@ -1,6 +1,6 @@
 // The details of one card.
 import { amount, h } from "./dom.js";
-import { bar, kind, tone, trouble } from "./cards.js";
+import { bar, kind, problem, tone } from "./cards.js";
 
 export class Details {
   /** search(text) searches the table of pods. closed(place) is called with the card when the details are closed. */
@@ -40,7 +40,7 @@ export class Details {
       if (focused) close.focus();
       return;
     }
-    const wrong = trouble(node, card);
+    const wrong = problem(node, card);
     const facts = [["Model", card.model], ["UUID", card.uuid], ["Unit", node.unit || "not reported by the node"],
       ["Allocated", amount(card.used, "") + " of " + amount(card.total, node.unit)], ["Free", wrong && !card.vanished && card.unhealthy ? "nothing, while it is unhealthy" : amount(Math.max(0, card.total - card.used), node.unit)]];
     const pods = card.pods.map((pod) => {

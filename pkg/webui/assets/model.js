@@ -60,7 +60,7 @@ export class Model {
   /** sums returns the cluster's sums in MiB. */
   sums() {
     if (this.summed) return this.summed;
-    const s = { total: 0, held: 0, whole: 0, pieces: 0, out: 0, cards: 0, ill: 0, over: 0, pods: 0, largest: 0, where: undefined, unit: undefined };
+    const s = { total: 0, allocated: 0, whole: 0, pieces: 0, out: 0, cards: 0, ill: 0, over: 0, pods: 0, largest: 0, where: undefined, unit: undefined };
     for (const node of this.nodes.values()) {
       if (!node.gone) {
         if (s.unit === undefined) s.unit = { name: node.unit, mib: node.unitMiB };
@@ -75,7 +75,7 @@ export class Model {
         const total = card.total * node.unitMiB;
         const used = Math.min(card.used, card.total) * node.unitMiB;
         s.total += total;
-        s.held += card.used * node.unitMiB;
+        s.allocated += card.used * node.unitMiB;
         if (card.unhealthy || node.closed) {
           s.out += total - used;
           continue;
@@ -99,12 +99,12 @@ function prepare(node) {
   node.used = 0;
   node.largest = 0;
   node.podCount = (node.cardless ?? []).length;
-  node.trouble = Boolean(node.closed || node.gone || node.cardless);
+  node.problem = Boolean(node.closed || node.gone || node.cardless);
   for (const card of node.cards) {
     node.total += card.total;
     node.used += card.used;
     node.podCount += card.pods.length;
-    if (card.unhealthy || card.vanished || card.used > card.total) node.trouble = true;
+    if (card.unhealthy || card.vanished || card.used > card.total) node.problem = true;
     if (!card.unhealthy && !card.vanished && !node.closed) node.largest = Math.max(node.largest, card.total - card.used);
   }
   return node;

@@ -1,7 +1,7 @@
 // The cluster's sums at the top of the page.
 import { byId, h, number, plural, setText, sum } from "./dom.js";
 
-const parts = ["held", "pieces", "whole", "out"];
+const parts = ["allocated", "pieces", "whole", "out"];
 
 export class Summary {
   constructor() {
@@ -12,12 +12,12 @@ export class Summary {
 
   show(model) {
     const s = model.sums();
-    const percent = s.total ? Math.floor((100 * s.held) / s.total) : 0;
+    const percent = s.total ? Math.floor((100 * s.allocated) / s.total) : 0;
     setText(byId("memory-percent"), s.total ? percent + " %" : "–");
-    setText(byId("memory-amount"), s.total ? sum(s.held, s.unit) + " of " + sum(s.total, s.unit) : "");
-    for (const name of parts) this.parts[name].style.width = s.total ? (100 * s[name]) / Math.max(s.total, s.held + s.pieces + s.whole + s.out) + "%" : "0";
+    setText(byId("memory-amount"), s.total ? sum(s.allocated, s.unit) + " of " + sum(s.total, s.unit) : "");
+    for (const name of parts) this.parts[name].style.width = s.total ? (100 * s[name]) / Math.max(s.total, s.allocated + s.pieces + s.whole + s.out) + "%" : "0";
     this.bar.setAttribute("aria-label", s.total
-      ? sum(s.held, s.unit) + " allocated, " + sum(s.pieces, s.unit) + " free on cards in use, " + sum(s.whole, s.unit) + " free in whole cards, " + sum(s.out, s.unit) + " out of use"
+      ? sum(s.allocated, s.unit) + " allocated, " + sum(s.pieces, s.unit) + " free on cards in use, " + sum(s.whole, s.unit) + " free in whole cards, " + sum(s.out, s.unit) + " out of use"
       : "no cards");
     setText(byId("largest"), s.where ? sum(s.largest, s.where.node.unit ? { name: s.where.node.unit, mib: s.where.node.unitMiB } : null) : "none");
     setText(byId("largest-where"), s.where ? "on " + s.where.node.name + ", GPU " + s.where.card.id : "no card has anything free");
@@ -26,7 +26,7 @@ export class Summary {
     const wrong = [];
     if (s.ill) wrong.push(number(s.ill) + " unhealthy");
     if (s.over) wrong.push(number(s.over) + " overfull");
-    setText(byId("cards-trouble"), wrong.join(" · "));
+    setText(byId("cards-problems"), wrong.join(" · "));
     setText(byId("count-pods"), number(s.pods));
     setText(byId("count-pending"), number(model.pending.length));
     byId("count-pending").classList.toggle("some", model.pending.length > 0);

@@ -53,7 +53,7 @@ export class Pods {
   /** open(node, card) is called when a card is selected. */
   constructor(root, changed, open) {
     this.sort = { key: "node", down: false };
-    const body = table(root, "Pods that hold GPU memory", podColumns, this.sort, changed);
+    const body = table(root, "Pods with GPU memory", podColumns, this.sort, changed);
     this.root = root;
     this.rows = new VirtualRows({
       scroller: root, body, height: 28, render: (row) => this.row(row), spacer: () => h("tr", { "aria-hidden": "true" }, h("td", { colspan: podColumns.length })),
@@ -99,16 +99,16 @@ const pendingColumns = [
   { key: "namespace", title: "Namespace", value: (p) => p.namespace },
   { key: "name", title: "Pod", value: (p) => p.name },
   { key: "request", title: "Requests", class: "right", down: true, value: (p) => p.request },
-  { key: "created", title: "Waits", class: "right", down: true, value: (p) => -p.created },
-  { key: "cause", title: "Cause", value: (p) => p.cause },
-  { key: "explanation", title: "Why, and what kube-scheduler says", class: "wide", value: (p) => p.explanation },
+  { key: "created", title: "Age", class: "right", down: true, value: (p) => -p.created },
+  { key: "reason", title: "Reason", value: (p) => p.reason },
+  { key: "message", title: "Messages of gpushare and kube-scheduler", class: "wide", value: (p) => p.message },
 ];
 const mostPending = 500; // Rows with long reasons have any height, so longer lists need a search.
 
 export class Pending {
   constructor(root, changed) {
     this.sort = { key: "created", down: true };
-    this.body = table(root, "Pods that wait for GPU memory", pendingColumns, this.sort, changed);
+    this.body = table(root, "Pending pods", pendingColumns, this.sort, changed);
     this.drawn = new Map(); // The row's element by its content.
     this.more = h("td", { colspan: pendingColumns.length, class: "dim" });
     this.foot = h("tfoot", { hidden: true }, h("tr", {}, this.more));
@@ -121,25 +121,25 @@ export class Pending {
       h("td", {}, pod.name),
       h("td", { class: "right" }, asks),
       h("td", { class: "right" }),
-      h("td", {}, pod.cause),
-      h("td", { class: "wide" }, pod.explanation, h("small", {}, pod.reason)));
+      h("td", {}, pod.reason),
+      h("td", { class: "wide" }, pod.message, h("small", {}, pod.schedulerMessage)));
   }
 
   show(model, { query }) {
     const wanted = terms(query);
     const column = pendingColumns.find((c) => c.key === this.sort.key);
-    const found = model.pending.filter((pod) => !wanted.length || matches((pod.namespace + "/" + pod.name + "\n" + pod.cause + "\n" + pod.explanation + "\n" + pod.reason).toLowerCase(), wanted));
+    const found = model.pending.filter((pod) => !wanted.length || matches((pod.namespace + "/" + pod.name + "\n" + pod.reason + "\n" + pod.message + "\n" + pod.schedulerMessage).toLowerCase(), wanted));
     const list = sortBy(found, column.value, this.sort.down);
     const unit = model.sums().unit;
     const drawn = new Map();
     for (const pod of list.slice(0, mostPending)) {
       const asks = unit ? amount(pod.request, unit.name) : number(pod.request);
-      const says = [pod.namespace, pod.name, asks, pod.cause, pod.explanation, pod.reason].join("\n");
-      const row = this.drawn.get(says) ?? this.row(pod, asks);
+      const key = [pod.namespace, pod.name, asks, pod.reason, pod.message, pod.schedulerMessage].join("\n");
+      const row = this.drawn.get(key) ?? this.row(pod, asks);
       setText(row.children[3], pod.created ? age(model.time - pod.created) : "–");
-      drawn.set(says, row);
+      drawn.set(key, row);
     }
-    for (const [says, row] of this.drawn) if (!drawn.has(says)) row.remove();
+    for (const [key, row] of this.drawn) if (!drawn.has(key)) row.remove();
     this.drawn = drawn;
     // Unchanged rows stay in place, so that a text selection in them is kept.
     let next = this.body.firstChild;

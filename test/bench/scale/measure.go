@@ -106,7 +106,7 @@ func coldStart(ctx context.Context, o options, kubeconfig, log string) (t result
 		return t, err
 	}
 	values, err := scrape(ctx, url+"/metrics")
-	t.heap, t.rebuild = values["go_memstats_heap_alloc_bytes"], values["gpushare_extender_ledger_rebuild_seconds"]
+	t.heap, t.rebuild = values["go_memstats_heap_alloc_bytes"], values["gpushare_extender_cache_sync_seconds"]
 	return t, err
 }
 

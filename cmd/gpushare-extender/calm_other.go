@@ -1,6 +1,0 @@
-//go:build !linux
-
-package main
-
-// calm does nothing on systems without timer slack.
-func calm() {}
