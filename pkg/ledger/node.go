@@ -91,7 +91,7 @@ func (n *node) recount() {
 		}
 	}
 	for _, h := range homeless {
-		h.Placement, _ = placement.Place(placement.Binpack, n.cards, h.Request)
+		h.Placement, _ = placement.Place(placement.Expected, n.cards, h.Request)
 		add(n.cards, h.Placement)
 	}
 	n.totals = placement.Sum(n.cards)

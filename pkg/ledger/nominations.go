@@ -176,7 +176,7 @@ func (l *Ledger) cardsFor(n *node, pod gpu.Pod) []placement.Card {
 // terminating pods and the nominee's victims have ended. It can be none: kube-scheduler's victims are unknown until they are
 // terminating.
 func (n *node) placeNominee(cards []placement.Card, nominee nominee) gpu.Placement {
-	where, reason := placement.Place(placement.Binpack, cards, nominee.Request)
+	where, reason := placement.Place(placement.Expected, cards, nominee.Request)
 	if !reason.Resolvable() {
 		return where
 	}
@@ -191,6 +191,6 @@ func (n *node) placeNominee(cards []placement.Card, nominee nominee) gpu.Placeme
 			}
 		}
 	}
-	where, _ = placement.Place(placement.Binpack, cards, nominee.Request)
+	where, _ = placement.Place(placement.Expected, cards, nominee.Request)
 	return where
 }
