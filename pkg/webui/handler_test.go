@@ -42,6 +42,20 @@ func (s *fixture) ask(method, path string, header ...string) reply {
 	return reply{response.StatusCode, response.Header, string(body)}
 }
 
+// unpack returns the decompressed text.
+func unpack(t *testing.T, packed string) string {
+	t.Helper()
+	reader, err := gzip.NewReader(strings.NewReader(packed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
 func TestPaths(t *testing.T) {
 	s := start(t, nil)
 	for path, want := range map[string]struct {
@@ -91,13 +105,8 @@ func TestStaticFiles(t *testing.T) {
 	s := start(t, nil)
 	plain := s.ask(http.MethodGet, "/ui/app.js").body
 	packed := s.ask(http.MethodGet, "/ui/app.js", "Accept-Encoding", "gzip")
-	reader, err := gzip.NewReader(strings.NewReader(packed.body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	unpacked, err := io.ReadAll(reader)
-	if err != nil || string(unpacked) != plain || len(packed.body) >= len(plain) {
-		t.Errorf("%d bytes compressed to %d, %d decompressed, %v", len(plain), len(packed.body), len(unpacked), err)
+	if unpacked := unpack(t, packed.body); unpacked != plain || len(packed.body) >= len(plain) {
+		t.Errorf("%d bytes compressed to %d, %d decompressed", len(plain), len(packed.body), len(unpacked))
 	}
 	tag := packed.header.Get("ETag")
 	if again := s.ask(http.MethodGet, "/ui/app.js", "Accept-Encoding", "gzip", "If-None-Match", tag); again.status != http.StatusNotModified || again.body != "" {
@@ -129,26 +138,15 @@ func TestPageSelfContained(t *testing.T) {
 	}
 }
 
+// TestNamesEscaped checks that a name can't end an event; take checks that no event has markup.
 func TestNamesEscaped(t *testing.T) {
+	const node, name = "</script><script>alert(1)</script>", "a\n\nevent: whole\ndata: {}\u2028"
 	s := start(t, nil)
-	s.ledger.SetNode("</script><script>alert(1)</script>", spec(16))
-	s.ledger.SetBound("</script><script>alert(1)</script>", pod("a\n\nevent: whole\ndata: {}\u2028", 4), gpu.On(0, 4), time.Time{})
-	v := s.view(false)
-	for e, ok := v.next(); ; e, ok = v.next() {
-		if !ok {
-			t.Fatal("the stream ended")
-		}
-		if strings.Contains(e.data, "<") {
-			t.Fatalf("markup in %s", e.data)
-		}
-		f := &follower{}
-		if f.take(t, e); len(f.Nodes) == 1 && len(f.Nodes[0].Cards[0].Pods) > 0 {
-			if got := f.Nodes[0].Cards[0].Pods[0].Name; got != "a\n\nevent: whole\ndata: {}\u2028" {
-				t.Errorf("name %q", got)
-			}
-			return
-		}
-		s.ledger.SetBound("</script><script>alert(1)</script>", pod("b", 4), gpu.On(0, 4), time.Time{})
-		v = s.view(false)
+	s.ledger.SetNode(node, spec(16))
+	s.ledger.SetBound(node, pod(name, 4), gpu.On(0, 4), time.Time{})
+	f := &follower{}
+	f.await(s.view(false), func() bool { return len(f.nodes[node].Cards) > 0 && len(f.nodes[node].Cards[0].Pods) > 0 })
+	if got := f.nodes[node].Cards[0].Pods[0].Name; got != name {
+		t.Errorf("name %q", got)
 	}
 }

@@ -1,9 +1,7 @@
 package webui
 
 import (
-	"compress/gzip"
 	"context"
-	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -48,13 +46,8 @@ func TestMaxConnections(t *testing.T) {
 func TestCompressedOnce(t *testing.T) {
 	s := start(t, nil)
 	s.ledger.SetNode("n1", spec(16))
-	answer := s.ask(http.MethodGet, "/ui/data.json", "Accept-Encoding", "gzip")
-	reader, err := gzip.NewReader(strings.NewReader(answer.body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if text, err := io.ReadAll(reader); err != nil || !strings.HasPrefix(string(text), `{"seq":`) {
-		t.Errorf("%.100s (%v)", text, err)
+	if text := unpack(t, s.ask(http.MethodGet, "/ui/data.json", "Accept-Encoding", "gzip").body); !strings.HasPrefix(text, `{"seq":`) {
+		t.Errorf("%.100s", text)
 	}
 	s.board.mu.Lock()
 	s.board.refreshed = s.board.Clock.Now().Add(time.Hour) // No refresh from here on.
