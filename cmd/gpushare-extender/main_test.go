@@ -1,46 +1,21 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 )
-
-// asExtender makes the test binary run as the extender, so that the tests use a real process.
-const asExtender = "GPUSHARE_TEST_AS_EXTENDER"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(asExtender) != "" {
-		main()
-	}
-	os.Exit(m.Run())
-}
-
-func command(ctx context.Context, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, os.Args[0], args...)
-	for _, variable := range os.Environ() {
-		if !strings.HasPrefix(variable, "KUBE") { // No kubeconfig and no service account of a pod.
-			cmd.Env = append(cmd.Env, variable)
-		}
-	}
-	cmd.Env = append(cmd.Env, asExtender+"=1")
-	return cmd
-}
 
 // TestBadFlags checks that a wrong setting ends the process with a message that names the flag.
 func TestBadFlags(t *testing.T) {
@@ -182,30 +157,16 @@ func TestHelpAndVersion(t *testing.T) {
 
 // TestJSONLogs checks that every log line is one JSON object, also those of libraries.
 func TestJSONLogs(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	cmd := command(ctx, "--logging-format=json", "--listen-address=127.0.0.1:0", "--ui=false", "--kubeconfig="+writeKubeconfig(t, "http://127.0.0.1:1"))
-	stderr, err := cmd.StderrPipe()
-	if err != nil {
+	p := startExtender(t, 1, "--logging-format=json", "--ui=false")
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		cancel()
-		_ = cmd.Wait() // It was killed.
-	}()
-	for scanner := bufio.NewScanner(stderr); scanner.Scan(); {
-		var line struct{ Msg, Address string }
-		if err := json.Unmarshal(scanner.Bytes(), &line); err != nil {
-			t.Fatalf("%v: %s", err, scanner.Text())
-		}
-		if line.Msg == "Serving kube-scheduler's calls" && line.Address != "" {
-			return
+	for line := range strings.Lines(p.wait()) {
+		var anything struct{ Msg string }
+		if err := json.Unmarshal([]byte(line), &anything); err != nil || anything.Msg == "" {
+			t.Errorf("%v: %s", err, line)
 		}
 	}
-	t.Error("the process ended without logging its address")
 }
 
 // The line with the reason why the program ended is JSON too, even if it failed before it started.
@@ -233,14 +194,10 @@ func TestJSONErrors(t *testing.T) {
 // TestLife runs the extender from start to end: it waits for an API server that isn't reachable and reports the reason, is
 // ready once the server is, and exits with status 0 on SIGTERM, even with open connections.
 func TestLife(t *testing.T) {
-	var mu sync.Mutex
-	up := false
+	var up atomic.Bool
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		mu.Lock()
-		there := up
-		mu.Unlock()
 		switch {
-		case !there:
+		case !up.Load():
 			http.Error(w, "not there yet", http.StatusServiceUnavailable)
 		case r.URL.Query().Get("watch") != "" && r.URL.Query().Get("sendInitialEvents") != "":
 			w.Header().Set("Content-Type", "application/json")
@@ -264,110 +221,44 @@ func TestLife(t *testing.T) {
 	}))
 	defer api.Close()
 
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	cmd := command(ctx, "--listen-address=127.0.0.1:0", "--kubeconfig="+writeKubeconfig(t, api.URL), "--bind-timeout=1m")
-	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	var ended error
-	var wait sync.Once
-	reap := func() error {
-		wait.Do(func() { ended = cmd.Wait() })
-		return ended
-	}
-	defer func() { _ = reap() }()
-	defer cancel()
-
-	address := make(chan string, 1)
-	logs := make(chan string, 1)
-	go func() {
-		var all strings.Builder
-		found := regexp.MustCompile(`"Serving kube-scheduler's calls".* address="([^"]+)"`)
-		for scanner := bufio.NewScanner(stderr); scanner.Scan(); {
-			fmt.Fprintln(&all, scanner.Text())
-			if match := found.FindStringSubmatch(scanner.Text()); match != nil {
-				address <- match[1]
-			}
+	p := startExtender(t, 1, "--ui=false", "--kubeconfig="+writeKubeconfig(t, api.URL), "--bind-timeout=1m")
+	get := func(path string) (int, string) {
+		t.Helper()
+		code, body, err := get(http.DefaultClient, "http://"+p.verbs+path)
+		if err != nil {
+			t.Fatal(err)
 		}
-		logs <- all.String()
-	}()
-	var url string
-	select {
-	case a := <-address:
-		url = "http://" + a
-	case text := <-logs:
-		t.Fatalf("the process ended:\n%s", text)
+		return code, body
 	}
-
-	if code, body := get(t, url+"/readyz"); code != 503 || !strings.Contains(body, "still being rebuilt") {
+	if code, body := get("/readyz"); code != 503 || !strings.Contains(body, "still being rebuilt") {
 		t.Errorf("readyz without an API server: %d %s", code, body)
 	}
-	if code, _ := get(t, url+"/livez"); code != 200 {
+	if code, _ := get("/livez"); code != 200 {
 		t.Errorf("livez without an API server: %d", code)
 	}
-	mu.Lock()
-	up = true
-	mu.Unlock()
-	for code := 0; code != 200; code, _ = get(t, url+"/readyz") {
-		if ctx.Err() != nil {
-			t.Fatal("the extender doesn't become ready")
+	up.Store(true)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		if code, body := get("/readyz"); code == 200 {
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatalf("the extender doesn't become ready: %s", body)
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
-	if _, body := get(t, url+"/gpushare-scheduler/inspect"); !strings.Contains(body, `"name":"n1","totalGPU":32,`) {
+	if _, body := get("/gpushare-scheduler/inspect"); !strings.Contains(body, `"name":"n1","totalGPU":32,`) {
 		t.Errorf("inspect: %s", body)
 	}
 
 	// A connection that is opened in advance and never used, as by kube-scheduler's client.
-	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+	conn, err := net.Dial("tcp", p.verbs)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	asked := time.Now()
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	text := <-logs
-	if err := reap(); err != nil {
-		t.Errorf("the process ended with %v:\n%s", err, text)
+	logs := p.wait()
+	if !p.cmd.ProcessState.Success() || !strings.Contains(logs, `"Stopped"`) {
+		t.Errorf("the process ended with %v:\n%s", p.cmd.ProcessState, logs)
 	}
-	t.Logf("the process ended %v after SIGTERM", time.Since(asked).Round(time.Millisecond))
-	if !strings.Contains(text, `"Stopped"`) {
-		t.Errorf("the log lacks Stopped:\n%s", text)
-	}
-}
-
-func get(t *testing.T, url string) (int, string) {
-	t.Helper()
-	response, err := http.Get(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return response.StatusCode, string(body)
-}
-
-func writeKubeconfig(t *testing.T, server string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "kubeconfig")
-	text := fmt.Sprintf(`apiVersion: v1
-kind: Config
-clusters: [{name: c, cluster: {server: %q}}]
-contexts: [{name: c, context: {cluster: c}}]
-current-context: c
-`, server)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
 }

@@ -1,95 +1,26 @@
 package main
 
 import (
-	"bufio"
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
-	"io"
 	"math/big"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
-	"regexp"
-	"strings"
 	"testing"
 	"time"
 )
-
-// extenderProcess is the real binary with the addresses that it logged.
-type extenderProcess struct{ verbs, page string }
-
-var loggedAddress = regexp.MustCompile(`"(Serving kube-scheduler's calls|Serving the web page)".* address="([^"]+)"`)
-
-// startExtender runs the binary until the test ends, and waits until it has logged the number of addresses.
-func startExtender(t *testing.T, addresses int, args ...string) extenderProcess {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	// There is no API server. The page is served without it.
-	cmd := command(ctx, append(args, "--listen-address=127.0.0.1:0", "--kubeconfig="+writeKubeconfig(t, "http://127.0.0.1:1"))...)
-	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	found, ended := make(chan [2]string, addresses+1), make(chan string, 1)
-	go func() {
-		var all strings.Builder
-		for scanner := bufio.NewScanner(stderr); scanner.Scan(); {
-			all.WriteString(scanner.Text() + "\n")
-			if match := loggedAddress.FindStringSubmatch(scanner.Text()); match != nil && len(found) < cap(found) {
-				found <- [2]string{match[1], match[2]}
-			}
-		}
-		ended <- all.String()
-	}()
-	t.Cleanup(func() {
-		cancel()
-		<-ended
-		_ = cmd.Wait() // It was killed.
-	})
-	var p extenderProcess
-	for range addresses {
-		select {
-		case address := <-found:
-			if address[0] == "Serving kube-scheduler's calls" {
-				p.verbs = address[1]
-			} else {
-				p.page = address[1]
-			}
-		case text := <-ended:
-			ended <- text
-			t.Fatalf("the process ended:\n%s", text)
-		case <-time.After(time.Minute):
-			t.Fatal("the process doesn't log its addresses")
-		}
-	}
-	return p
-}
-
-func status(t *testing.T, client *http.Client, url string) (int, error) {
-	t.Helper()
-	response, err := client.Get(url)
-	if err != nil {
-		return 0, err
-	}
-	defer response.Body.Close()
-	_, err = io.Copy(io.Discard, response.Body)
-	return response.StatusCode, err
-}
 
 // TestPage checks that the page is served at --ui-listen-address only, and the verbs at --listen-address only.
 func TestPage(t *testing.T) {
 	wantStatus := func(t *testing.T, client *http.Client, url string, want int) {
 		t.Helper()
-		if got, err := status(t, client, url); err != nil || got != want {
+		if got, _, err := get(client, url); err != nil || got != want {
 			t.Errorf("%s: status %d (%v), want %d", url, got, err, want)
 		}
 	}
@@ -134,7 +65,7 @@ func TestPage(t *testing.T) {
 		browser := client()
 		wantStatus(t, browser, "https://"+p.page+"/ui/", 200)
 		for _, path := range []string{"/ui/", "/gpushare-scheduler/inspect"} {
-			if got, err := status(t, browser, "https://"+p.verbs+path); err == nil {
+			if got, _, err := get(browser, "https://"+p.verbs+path); err == nil {
 				t.Errorf("the verbs' address answers %s without a certificate: %d", path, got)
 			}
 		}

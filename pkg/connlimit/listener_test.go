@@ -25,19 +25,23 @@ func newStage(t *testing.T, limits Limits) stage {
 	return stage{t, New(inner, limits)}
 }
 
-// connect opens a connection from a loopback address and returns both its ends.
-func (s stage) connect(from string) (client, server net.Conn) {
+// connection is both ends of a connection.
+type connection struct{ client, server net.Conn }
+
+// connect opens a connection from a loopback address.
+func (s stage) connect(from string) connection {
 	s.t.Helper()
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
 	client, err := dialer.Dial("tcp", s.listener.Addr().String())
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	if server, err = s.listener.Accept(); err != nil {
+	server, err := s.listener.Accept()
+	if err != nil {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() { client.Close(); server.Close() })
-	return client, server
+	return connection{client, server}
 }
 
 func (s stage) wantOpen(want int) {
@@ -56,66 +60,62 @@ func (s stage) wantOpen(want int) {
 	}
 }
 
-// wantClosed checks that the server has closed a connection, or that the connection still carries data.
-func wantClosed(t *testing.T, client, server net.Conn, want bool) {
-	t.Helper()
-	if want {
-		_ = client.SetReadDeadline(time.Now().Add(30 * time.Second))
-		if _, err := client.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) || err == nil {
-			t.Errorf("the connection is open (%v), want it closed", err)
-		}
-		return
+// wantClosed checks that the server has closed the connection.
+func (s stage) wantClosed(c connection) {
+	s.t.Helper()
+	_ = c.client.SetReadDeadline(time.Now().Add(30 * time.Second))
+	if _, err := c.client.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) || err == nil {
+		s.t.Errorf("the connection is open (%v), want it closed", err)
 	}
-	if _, err := server.Write([]byte("x")); err != nil {
-		t.Errorf("the connection is closed: %v", err)
-	} else if _, err := io.ReadFull(client, make([]byte, 1)); err != nil {
-		t.Errorf("the connection is closed: %v", err)
+}
+
+// wantData checks that the connections carry data.
+func (s stage) wantData(connections ...connection) {
+	s.t.Helper()
+	for i, c := range connections {
+		if _, err := c.server.Write([]byte("x")); err != nil {
+			s.t.Errorf("connection %d is closed: %v", i, err)
+		} else if _, err := io.ReadFull(c.client, make([]byte, 1)); err != nil {
+			s.t.Errorf("connection %d is closed: %v", i, err)
+		}
 	}
 }
 
 // TestPerSourceLimit checks that a source above its limit loses its oldest connection, and no other source loses one.
 func TestPerSourceLimit(t *testing.T) {
 	s := newStage(t, Limits{Total: 10, PerSource: 2})
-	other, otherServer := s.connect("127.0.0.2")
-	first, firstServer := s.connect("127.0.0.3")
-	second, secondServer := s.connect("127.0.0.3")
-	third, thirdServer := s.connect("127.0.0.3")
-	wantClosed(t, first, firstServer, true)
-	wantClosed(t, second, secondServer, false)
-	wantClosed(t, third, thirdServer, false)
-	wantClosed(t, other, otherServer, false)
+	other, first, second, third := s.connect("127.0.0.2"), s.connect("127.0.0.3"), s.connect("127.0.0.3"), s.connect("127.0.0.3")
+	s.wantClosed(first)
+	s.wantData(other, second, third)
 	s.wantOpen(3)
 }
 
 // TestTotalLimit checks that above the total limit the oldest connection is closed.
 func TestTotalLimit(t *testing.T) {
 	s := newStage(t, Limits{Total: 2, PerSource: 2})
-	first, firstServer := s.connect("127.0.0.2")
-	second, secondServer := s.connect("127.0.0.3")
-	third, thirdServer := s.connect("127.0.0.4")
-	wantClosed(t, first, firstServer, true)
-	wantClosed(t, second, secondServer, false)
-	wantClosed(t, third, thirdServer, false)
+	first, second, third := s.connect("127.0.0.2"), s.connect("127.0.0.3"), s.connect("127.0.0.4")
+	s.wantClosed(first)
+	s.wantData(second, third)
 	s.wantOpen(2)
 }
 
 func TestExempt(t *testing.T) {
 	s := newStage(t, Limits{Total: 1, PerSource: 1})
-	known, knownServer := s.connect("127.0.0.2")
-	s.listener.Exempt(knownServer)
+	known := s.connect("127.0.0.2")
+	s.listener.Exempt(known.server)
 	s.wantOpen(0)
-	_, _ = s.connect("127.0.0.2")
-	_, _ = s.connect("127.0.0.2")
-	wantClosed(t, known, knownServer, false)
+	s.connect("127.0.0.2")
+	s.connect("127.0.0.2")
+	s.wantData(known)
 	s.wantOpen(1)
 }
 
 func TestClose(t *testing.T) {
 	s := newStage(t, Limits{Total: 1, PerSource: 1})
 	for range 3 {
-		_, server := s.connect("127.0.0.2")
-		server.Close()
-		server.Close()
+		c := s.connect("127.0.0.2")
+		c.server.Close()
+		c.server.Close()
 		s.wantOpen(0)
 	}
 	if len(s.listener.sources) != 0 {

@@ -23,21 +23,15 @@ func TestSizeChange(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSimulation(t, 1)
-			for range 8 - tc.cards {
-				s.create("others", 8-tc.cards, 16, "t")
-			}
+			s.createMany(8-tc.cards, "others", 8-tc.cards, 16, "t")
 			s.runUntilIdle()
-			for range 3 {
-				s.create("job", 3, 16, "t")
-			}
+			s.createMany(3, "job", 3, 16, "t")
 			s.scheduleOne()
 			s.scheduleOne()
 			if len(s.held) != 2 {
 				t.Fatalf("%d binds are held, want 2", len(s.held))
 			}
-			for range tc.members - 3 {
-				s.create("job", tc.size, 16, "t")
-			}
+			s.createMany(tc.members-3, "job", tc.size, 16, "t")
 			for _, p := range s.existing() {
 				if p.Gang.Name == "job" {
 					p.Size = tc.size
@@ -57,9 +51,7 @@ func TestSizeChange(t *testing.T) {
 func TestCompleteWithoutNewMember(t *testing.T) {
 	for name, change := range map[string]func(s *simulation, old []*pod){
 		"members of another size are created before the old ones are deleted": func(s *simulation, old []*pod) {
-			for range 4 {
-				s.create("job", 4, 16, "t")
-			}
+			s.createMany(4, "job", 4, 16, "t")
 			s.scheduleAll()
 			for _, p := range old {
 				s.delete(p)
@@ -76,8 +68,7 @@ func TestCompleteWithoutNewMember(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSimulation(t, 1)
-			s.starvationAfter = 0 // The end of a starvation reservation requeues all pods.
-			s.restart()
+			s.restartWith(0)   // The end of a starvation reservation requeues all pods.
 			s.performEffects() // The new nodes requeue pods.
 			for i := range 4 {
 				s.create("job", 8, 16, fmt.Sprint("t", i))
@@ -97,10 +88,8 @@ func TestCompleteWithoutNewMember(t *testing.T) {
 func TestRequeueRejected(t *testing.T) {
 	start := func(t *testing.T) *simulation {
 		s := newSimulation(t, 1)
-		s.performEffects() // The new nodes requeue pods.
-		for range 9 {      // One more than there are cards.
-			s.create("never", 9, 16, "t")
-		}
+		s.performEffects()                   // The new nodes requeue pods.
+		s.createMany(9, "never", 9, 16, "t") // One more than there are cards.
 		s.scheduleAll()
 		s.advance(3 * time.Second) // Creation times are in whole seconds.
 		return s
@@ -110,9 +99,7 @@ func TestRequeueRejected(t *testing.T) {
 	}
 	t.Run("after a back-off, while memory is freed", func(t *testing.T) {
 		s := start(t)
-		for range 2 {
-			s.create("small", 2, 16, "t")
-		}
+		s.createMany(2, "small", 2, 16, "t")
 		s.scheduleAll()
 		s.scheduleAll()
 		if len(s.granted) != 1 {
@@ -199,13 +186,9 @@ func TestEventIneligibleMembers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newSimulation(t, 1)
 			if tc.cardless {
-				launcher := gang.Member{Gang: gang.Key{Namespace: "default", Name: "job"}, Size: 3, Created: s.now, Cardless: true}
-				launcher.UID, launcher.Namespace, launcher.Name = "launcher", "default", "launcher"
-				s.manager.SetMember(launcher, s.now)
+				s.createCardless("job", 3)
 			}
-			for range 3 {
-				s.create("job", 3, 16, "t")
-			}
+			s.createMany(3, "job", 3, 16, "t")
 			ineligible := s.existing()[2]
 			tc.disable(ineligible)
 			ineligible.queued = false
@@ -232,9 +215,7 @@ func TestEventIneligibleMembers(t *testing.T) {
 func TestEventCardlessMembers(t *testing.T) {
 	s := newSimulation(t, 1)
 	s.create("mpi", 2, 16, "t")
-	launcher := gang.Member{Gang: gang.Key{Namespace: "default", Name: "mpi"}, Size: 2, Created: s.now, Cardless: true}
-	launcher.UID, launcher.Namespace, launcher.Name = "launcher", "default", "launcher"
-	s.manager.SetMember(launcher, s.now)
+	s.createCardless("mpi", 2)
 	s.scheduleOne()
 	s.advance(10 * testPatience)
 	for _, p := range s.created {

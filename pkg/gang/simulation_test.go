@@ -96,6 +96,12 @@ func (s *simulation) addNode(name string) {
 	s.ledger.SetNode(name, ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 16}, {Index: 1, Memory: 16}}})
 }
 
+// restartWith restarts with another Options.StarvationAfter; 0 means no starvation reservations, whose end requeues all pods.
+func (s *simulation) restartWith(starvationAfter time.Duration) {
+	s.starvationAfter = starvationAfter
+	s.restart()
+}
+
 // restart replaces the Manager by a new one, with a ledger that contains the bound pods.
 func (s *simulation) restart() {
 	// The old process was killed after it had sent some of the granted binds.
@@ -163,6 +169,20 @@ func (s *simulation) report(p *pod) {
 	if p.Gang.Name != "" {
 		s.manager.SetMember(p.Member, s.now)
 	}
+}
+
+// createMany creates n equal pods.
+func (s *simulation) createMany(n int, gangName string, size int, memory gpu.Memory, template string) {
+	for range n {
+		s.create(gangName, size, memory, template)
+	}
+}
+
+// createCardless creates a member that asks for no cards.
+func (s *simulation) createCardless(gangName string, size int) {
+	m := gang.Member{Gang: gang.Key{Namespace: "default", Name: gangName}, Size: size, Created: s.now, Cardless: true}
+	m.UID, m.Namespace, m.Name = "launcher", "default", "launcher"
+	s.manager.SetMember(m, s.now)
 }
 
 // delete removes a pod without a grace period.
@@ -318,6 +338,16 @@ func (s *simulation) bind(bind bindCall, fails bool) {
 	}
 }
 
+// bindGranted sends all granted binds. They succeed.
+func (s *simulation) bindGranted() {
+	for len(s.granted) > 0 {
+		bind := s.granted[0]
+		s.granted = s.granted[1:]
+		s.bind(bind, false)
+		s.performEffects()
+	}
+}
+
 // performEffects performs the Manager's effects.
 func (s *simulation) performEffects() {
 	s.collectDecided()
@@ -396,12 +426,7 @@ func (s *simulation) checkInvariants() {
 func (s *simulation) runUntilIdle() {
 	s.Helper()
 	for range 400 {
-		for len(s.granted) > 0 {
-			bind := s.granted[0]
-			s.granted = s.granted[1:]
-			s.bind(bind, false)
-			s.performEffects()
-		}
+		s.bindGranted()
 		for range 30 {
 			s.scheduleOne()
 			s.performEffects()

@@ -11,8 +11,7 @@ import (
 // gang that needs six whole cards of eight. It returns how long the gang waited, and whether it ran.
 func runBesideSingles(t *testing.T, starvationAfter time.Duration) (waited time.Duration, ran bool) {
 	s := newSimulation(t, 1)
-	s.starvationAfter = starvationAfter
-	s.restart()
+	s.restartWith(starvationAfter)
 	start := s.now
 	ends := map[*pod]time.Time{}
 	for i := range 16 {
@@ -20,9 +19,7 @@ func runBesideSingles(t *testing.T, starvationAfter time.Duration) (waited time.
 		s.scheduleOne() // So that their starts and ends are spread.
 		ends[s.created[len(s.created)-1]] = s.now.Add(time.Duration(10+4*i) * time.Second)
 	}
-	for range 6 {
-		s.create("big", 6, 16, "t")
-	}
+	s.createMany(6, "big", 6, 16, "t")
 	for s.now.Before(start.Add(15 * time.Minute)) {
 		queued := 0
 		for _, p := range s.existing() {
@@ -46,12 +43,7 @@ func runBesideSingles(t *testing.T, starvationAfter time.Duration) (waited time.
 			s.scheduleOne()
 			s.performEffects()
 		}
-		for len(s.granted) > 0 {
-			bind := s.granted[0]
-			s.granted = s.granted[1:]
-			s.bind(bind, false)
-			s.performEffects()
-		}
+		s.bindGranted()
 		s.advance(500 * time.Millisecond)
 		s.checkInvariants()
 		if s.memberCounts()["big"][0] == 6 {
@@ -77,15 +69,9 @@ func TestStarvation(t *testing.T) {
 
 func TestStarvationReservationEnds(t *testing.T) {
 	s := newSimulation(t, 1)
-	for range 9 { // One more than there are cards.
-		s.create("big", 9, 16, "t")
-	}
-	for range 4 {
-		s.create("fits", 4, 16, "t")
-	}
-	for range 4 { // They fit on the other half of the cards.
-		s.create("", 0, 16, "")
-	}
+	s.createMany(9, "big", 9, 16, "t") // One more than there are cards.
+	s.createMany(4, "fits", 4, 16, "t")
+	s.createMany(4, "", 0, 16, "") // They fit on the other half of the cards.
 	s.runUntilIdle()
 	if s.memberCounts()["fits"][0] != 4 || s.memberCounts()["big"][0] != 0 {
 		t.Fatalf("bound and pending: %v", s.memberCounts())
@@ -106,9 +92,7 @@ func TestStarvationReservationEnds(t *testing.T) {
 			s.delete(p)
 		}
 	}
-	for range 4 {
-		s.create("", 0, 16, "")
-	}
+	s.createMany(4, "", 0, 16, "")
 	s.runUntilIdle()
 	if states := s.manager.States(); states[gang.StateWhole] != 1 {
 		t.Errorf("%v", states)
@@ -132,9 +116,7 @@ func TestStarvationReservationPause(t *testing.T) {
 	single := s.created[0]
 	s.scheduleOne()
 	s.performEffects()
-	for range 8 {
-		s.create("big", 8, 16, "t")
-	}
+	s.createMany(8, "big", 8, 16, "t")
 	for range 20 { // They are filtered, and rejected.
 		s.scheduleOne()
 	}

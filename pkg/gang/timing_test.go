@@ -25,11 +25,7 @@ func (s *simulation) slowScheduler(perSecond int) (tenth func()) {
 			}
 		}
 		s.collectDecided()
-		for len(s.granted) > 0 {
-			bind := s.granted[0]
-			s.granted = s.granted[1:]
-			s.bind(bind, false)
-		}
+		s.bindGranted()
 		s.advance(100 * time.Millisecond)
 		s.checkInvariants()
 	}
@@ -41,16 +37,13 @@ func TestSlowScheduler(t *testing.T) {
 	for _, perSecond := range []int{100, 40, 20, 10} {
 		t.Run(fmt.Sprintf("%d pods a second", perSecond), func(t *testing.T) {
 			s := newSimulation(t, 1)
-			s.starvationAfter = 0
-			s.restart()
+			s.restartWith(0)
 			// Four gangs that fit, and one that never does but is tried each time.
 			for range 30 {
 				for i := range 4 {
 					s.create(fmt.Sprint("fits", i), 30, 1, "small")
 				}
-				for range 6 {
-					s.create("huge", 180, 16, "large")
-				}
+				s.createMany(6, "huge", 180, 16, "large")
 			}
 			s.random.Shuffle(len(s.created), func(i, j int) { s.created[i], s.created[j] = s.created[j], s.created[i] })
 			tenth := s.slowScheduler(perSecond)
@@ -78,8 +71,7 @@ func TestSlowScheduler(t *testing.T) {
 // which would have to give way once it is enough for the large gang ahead of it.
 func TestFreedInPieces(t *testing.T) {
 	s := newSimulation(t, 1)
-	s.starvationAfter = 0
-	s.restart()
+	s.restartWith(0)
 	tenth := s.slowScheduler(100)
 	wait := func(what string, seconds int, condition func(members map[string][2]int) bool) {
 		t.Helper()
@@ -93,16 +85,10 @@ func TestFreedInPieces(t *testing.T) {
 	}
 	s.manager.MemoryFreed() // Memory that was freed a minute ago belongs to no present burst.
 	s.advance(time.Minute)
-	for range 8 {
-		s.create("runs", 8, 16, "t")
-	}
+	s.createMany(8, "runs", 8, 16, "t")
 	wait("the first gang runs", 10, func(members map[string][2]int) bool { return members["runs"][0] == 8 })
-	for range 9 { // One more than there are cards: the gangs behind it run nevertheless.
-		s.create("never", 9, 16, "t")
-	}
-	for range 7 {
-		s.create("large", 7, 16, "t")
-	}
+	s.createMany(9, "never", 9, 16, "t") // One more than there are cards: the gangs behind it run nevertheless.
+	s.createMany(7, "large", 7, 16, "t")
 	s.advance(2 * time.Second) // Creation times are in whole seconds.
 	for i := range 6 {
 		s.create(fmt.Sprint("small", i/2), 2, 16, "t")
@@ -146,15 +132,11 @@ func TestFreedContinuously(t *testing.T) {
 				}
 				s.scheduleAll()
 			}
-			for range 9 { // One more than there are cards.
-				s.create("never", 9, 16, "t")
-			}
+			s.createMany(9, "never", 9, 16, "t") // One more than there are cards.
 			for range 300 {
 				instant()
 			}
-			for range 2 {
-				s.create("small", 2, 16, "t")
-			}
+			s.createMany(2, "small", 2, 16, "t")
 			begun := s.now
 			for len(s.granted) == 0 && s.now.Sub(begun) < time.Minute {
 				instant()

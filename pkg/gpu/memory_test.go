@@ -23,11 +23,7 @@ func TestMemoryArithmetic(t *testing.T) {
 		"a placement's total saturates":                      {Placement{{0, math.MaxInt64}, {1, 1}}.Total(), math.MaxInt64},
 		"an empty placement has a total of zero":             {Placement(nil).Total(), 0},
 	} {
-		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tc.want, tc.got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
+		expect(t, name, tc.want, tc.got)
 	}
 }
 
@@ -39,11 +35,7 @@ func TestString(t *testing.T) {
 		"no card":       {Placement{}.String(), "no card"},
 		"a pod":         {Pod{UID: "u", Namespace: "default", Name: "binpack-1"}.String(), "default/binpack-1"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tc.want, tc.got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
+		expect(t, name, tc.want, tc.got)
 	}
 }
 
@@ -60,22 +52,19 @@ func TestPlacementEqual(t *testing.T) {
 		"a placement and nil":             {On(0, 0), nil, false},
 		"an additional card":              {On(0, 1), Placement{{0, 1}, {1, 1}}, false},
 	} {
-		t.Run(name, func(t *testing.T) {
-			if got := tc.a.Equal(tc.b); got != tc.want {
-				t.Errorf("got %t, want %t", got, tc.want)
-			}
-			if got := tc.b.Equal(tc.a); got != tc.want {
-				t.Errorf("with swapped arguments: got %t, want %t", got, tc.want)
-			}
-		})
+		expect(t, name, tc.want, tc.a.Equal(tc.b))
+		expect(t, name+", with swapped arguments", tc.want, tc.b.Equal(tc.a))
 	}
 }
 
 func TestCardHealthy(t *testing.T) {
-	if !(Card{Index: 3}).Healthy() {
-		t.Error("a card without a reason isn't healthy")
-	}
-	if (Card{Unhealthy: "Xid 79"}).Healthy() {
-		t.Error("a card with an Xid is healthy")
+	expect(t, "without a reason", true, Card{Index: 3}.Healthy())
+	expect(t, "with a Xid", false, Card{Unhealthy: "Xid 79"}.Healthy())
+}
+
+func expect(t *testing.T, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
 }

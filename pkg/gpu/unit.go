@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Unit is the number of bytes in one unit of a node's GPU memory. One unit is one device for the kubelet, and 1 in
-// `aliyun.com/gpu-mem: 1`.
+// Unit is the number of bytes in one unit of a node's GPU memory, 1 in `aliyun.com/gpu-mem: 1`. Count turns a card's bytes
+// into units. The kubelet counts devices: the function devices of package deviceplugin makes one device of each unit.
 type Unit int64
 
 // Named units. Any whole number of MiB or GiB is a unit as well ("256MiB").

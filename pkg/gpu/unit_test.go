@@ -1,11 +1,10 @@
 package gpu
 
 import (
+	"cmp"
 	"math"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 func TestParseUnit(t *testing.T) {
@@ -49,17 +48,9 @@ func TestParseUnit(t *testing.T) {
 			if (err != nil) != tc.bad {
 				t.Fatalf("ParseUnit(%q): error %v, want an error: %t", tc.in, err, tc.bad)
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("ParseUnit(%q) (-want +got):\n%s", tc.in, diff)
-			}
-			if tc.bad {
-				return
-			}
-			if tc.written == "" {
-				tc.written = tc.in
-			}
-			if diff := cmp.Diff(tc.written, got.String()); diff != "" {
-				t.Errorf("String (-want +got):\n%s", diff)
+			expect(t, "ParseUnit", tc.want, got)
+			if !tc.bad {
+				expect(t, "String", cmp.Or(tc.written, tc.in), got.String())
 			}
 		})
 	}
@@ -75,9 +66,7 @@ func TestParseUnitErrorLength(t *testing.T) {
 
 func TestUnitStringBytes(t *testing.T) {
 	for unit, want := range map[Unit]string{0: "0B", 1000: "1000B", -1: "-1B", -GiB: "-1073741824B"} {
-		if diff := cmp.Diff(want, unit.String()); diff != "" {
-			t.Errorf("String (-want +got):\n%s", diff)
-		}
+		expect(t, "String", want, unit.String())
 	}
 }
 
@@ -99,11 +88,7 @@ func TestUnitCount(t *testing.T) {
 		"exactly one unit":                   {256 * MiB, 256 << 20, 1},
 		"an 80 GiB card in units of 256 MiB": {256 * MiB, 80 << 30, 320},
 	} {
-		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tc.want, tc.unit.Count(tc.bytes)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
+		expect(t, name, tc.want, tc.unit.Count(tc.bytes))
 	}
 }
 
@@ -117,11 +102,7 @@ func TestUnitFormat(t *testing.T) {
 		"a number of MiB": {256 * MiB, "8138 x 256MiB"},
 		"an unknown unit": {0, "8138"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tc.want, tc.unit.Format(8138)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
+		expect(t, name, tc.want, tc.unit.Format(8138))
 	}
 }
 
@@ -159,10 +140,6 @@ func TestUnitBytes(t *testing.T) {
 		"a negative unit counts as zero":      {-1, 16, 0},
 		"a product that would wrap saturates": {GiB, math.MaxInt64, math.MaxUint64},
 	} {
-		t.Run(name, func(t *testing.T) {
-			if got := tc.unit.Bytes(tc.m); got != tc.want {
-				t.Errorf("got %d, want %d", got, tc.want)
-			}
-		})
+		expect(t, name, tc.want, tc.unit.Bytes(tc.m))
 	}
 }

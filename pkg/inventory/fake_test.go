@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/gpushare/gpushare/test/fakenvml"
 )
 
@@ -47,6 +49,13 @@ func setCards(t *testing.T, machine fakenvml.Machine, cards ...fakenvml.Card) {
 	t.Helper()
 	if err := machine.SetCards(cards...); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func expect(t *testing.T, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
 }
 

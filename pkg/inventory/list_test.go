@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/test/fakenvml"
@@ -24,68 +23,48 @@ var mixedCards = []fakenvml.Card{
 	{UUID: "GPU-5", Model: "Tesla T4", MiB: 15360, NUMANode: 1, State: "denied"},
 	{UUID: "GPU-6", Model: "Tesla T4", MiB: 15360, NUMANode: 1, State: "reset"},
 	{UUID: "GPU-7", Model: "Tesla K80", MiB: 11441, NUMANode: -1, State: "noevents"},
+	{UUID: "GPU-8", Model: "Tesla T4", MiB: 15360, State: "wantsreset"},
+	{UUID: "GPU-9", Model: "GB10", State: "unified"},
 }
 
 func TestList(t *testing.T) {
 	onMachine(t, mixedCards, func(t *testing.T, library string, machine fakenvml.Machine) {
-		want := State{Cards: []gpu.Card{
+		list := func(what string, unit gpu.Unit, want State) {
+			t.Helper()
+			got, err := List(t.Context(), Options{Library: library, Unit: unit})
+			if err != nil {
+				t.Fatal(err)
+			}
+			expect(t, what, want, got)
+		}
+		list("in MiB", gpu.MiB, State{Cards: []gpu.Card{
 			{Index: 0, UUID: "GPU-0", Model: "Tesla V100-SXM2-16GB", Memory: 16276, NUMANode: 0},
 			{Index: 1, NUMANode: gpu.NoNUMANode, Unhealthy: "open the card: GPU is lost"},
-			{
-				Index: 2, UUID: "GPU-2", Model: "NVIDIA A100-SXM4-40GB", Memory: 40960, NUMANode: 1,
-				Unhealthy: "MIG mode is on, its memory belongs to MIG devices",
-			},
+			{Index: 2, UUID: "GPU-2", Model: "NVIDIA A100-SXM4-40GB", Memory: 40960, NUMANode: 1, Unhealthy: "MIG mode is on, its memory belongs to MIG devices"},
 			{Index: 3, UUID: "GPU-3", Model: "NVIDIA H200", Memory: 143771, NUMANode: 70},
-			{
-				Index: 4, UUID: "GPU-4", Model: "Tesla T4", NUMANode: 1,
-				Unhealthy: "read its memory: Unknown Error",
-			},
+			{Index: 4, UUID: "GPU-4", Model: "Tesla T4", NUMANode: 1, Unhealthy: "read its memory: Unknown Error"},
 			{Index: 5, NUMANode: gpu.NoNUMANode, Unhealthy: "open the card: Insufficient Permissions"},
-			{
-				Index: 6, UUID: "GPU-6", NUMANode: gpu.NoNUMANode,
-				Unhealthy: "read its memory: GPU requires reset",
-			},
+			{Index: 6, UUID: "GPU-6", NUMANode: gpu.NoNUMANode, Unhealthy: "read its memory: GPU requires reset"},
 			{Index: 7, UUID: "GPU-7", Model: "Tesla K80", Memory: 11441, NUMANode: gpu.NoNUMANode},
-		}}
-		got, err := List(t.Context(), Options{Library: library, Unit: gpu.MiB})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("in MiB (-want +got):\n%s", diff)
-		}
-
+			{Index: 8, UUID: "GPU-8", Model: "Tesla T4", Memory: 15360, Unhealthy: "the driver asks for a reset of the card"},
+			{Index: 9, UUID: "GPU-9", Model: "GB10", Unhealthy: "the driver reports no memory of its own for it: set --card-memory"},
+		}})
 		// A second List opens a new session. Memory that doesn't fill a unit is not counted.
 		setCards(t, machine, mixedCards[0])
-		want = State{Cards: []gpu.Card{{UUID: "GPU-0", Model: "Tesla V100-SXM2-16GB", Memory: 15}}}
-		if got, err = List(t.Context(), Options{Library: library, Unit: gpu.GiB}); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("in GiB (-want +got):\n%s", diff)
-		}
-
+		list("in GiB", gpu.GiB, State{Cards: []gpu.Card{{UUID: "GPU-0", Model: "Tesla V100-SXM2-16GB", Memory: 15}}})
 		setCards(t, machine)
-		if got, err = List(t.Context(), Options{Library: library, Unit: gpu.GiB}); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(State{Problem: "the driver reports no cards"}, got); diff != "" {
-			t.Errorf("without cards (-want +got):\n%s", diff)
-		}
+		list("without cards", gpu.GiB, State{Problem: "the driver reports no cards"})
 	})
 }
 
 func TestListOldDriver(t *testing.T) {
 	cards := []fakenvml.Card{{UUID: "GPU-0", Model: "Tesla K80", MiB: 11441, NUMANode: 1}}
 	onMachine(t, cards, func(t *testing.T, library string, _ fakenvml.Machine) {
-		want := State{Cards: []gpu.Card{{UUID: "GPU-0", Model: "Tesla K80", Memory: 11441, NUMANode: gpu.NoNUMANode}}}
 		got, err := List(t.Context(), Options{Library: library, Unit: gpu.MiB})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		expect(t, "state", State{Cards: []gpu.Card{{UUID: "GPU-0", Model: "Tesla K80", Memory: 11441, NUMANode: gpu.NoNUMANode}}}, got)
 	}, fakenvml.Old)
 }
 

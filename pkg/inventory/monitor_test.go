@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -26,9 +25,6 @@ var twoCards = []fakenvml.Card{
 func twoStates(a, b, problem string) State {
 	return State{Cards: []gpu.Card{card(0, "GPU-a", a), card(1, "GPU-b", b)}, Problem: problem}
 }
-
-// needsReset returns the reason of a card with a Xid that only a reset ends.
-func needsReset(x xid) string { return x.String() + reasonReset }
 
 // testClock advances only by step. Each call of Now sends to read if a test receives from it.
 type testClock struct {
@@ -89,11 +85,7 @@ func monitor(t *testing.T, library string, change ...func(*Options)) *monitored 
 	return m
 }
 
-// knowing sets the cards of an earlier run in the same boot.
-func knowing(cards ...gpu.Card) func(*Options) {
-	return asking(func(context.Context) []gpu.Card { return cards })
-}
-
+// asking sets the function that returns the cards of an earlier run in the same boot.
 func asking(known func(context.Context) []gpu.Card) func(*Options) {
 	return func(o *Options) {
 		o.Known = func(ctx context.Context) ([]gpu.Card, string) { return known(ctx), "this boot" }
@@ -109,9 +101,7 @@ func (m *monitored) next(why string, want State) {
 	m.t.Helper()
 	select {
 	case got := <-m.states:
-		if diff := cmp.Diff(want, got); diff != "" {
-			m.t.Fatalf("%s (-want +got):\n%s", why, diff)
-		}
+		expect(m.t, why, want, got)
 	case <-time.After(time.Minute):
 		m.t.Fatalf("%s: nothing was published", why)
 	}
@@ -187,7 +177,7 @@ func TestMonitorXids(t *testing.T) {
 		m.next("a storm", twoStates("Xid 48", "Xid 74", ""))
 
 		m.clock.step(quiet)
-		m.next("quiet for long enough", twoStates("", "", ""))
+		m.next("after the quiet period", twoStates("", "", ""))
 	})
 }
 
@@ -200,9 +190,9 @@ func TestMonitorBrokenCard(t *testing.T) {
 		setCards(t, machine, with(twoCards, 1, "lost")...)
 		m.next("lost", twoStates("", "open the card: GPU is lost", ""))
 		xids(t, machine, "GPU-a", 48)
-		m.next("the other is still watched", twoStates("Xid 48", "open the card: GPU is lost", ""))
+		m.next("the other one is still watched", twoStates("Xid 48", "open the card: GPU is lost", ""))
 		m.clock.step(quiet)
-		m.next("the other is well again", twoStates("", "open the card: GPU is lost", ""))
+		m.next("the other one is healthy again", twoStates("", "open the card: GPU is lost", ""))
 
 		setCards(t, machine, twoCards...)
 		m.clock.step(probe)
@@ -210,7 +200,7 @@ func TestMonitorBrokenCard(t *testing.T) {
 		m.clock.step(quiet - 1)
 		m.round()
 		m.clock.step(1 + probe)
-		m.next("mended for long enough", twoStates("", "", ""))
+		m.next("repaired for the quiet period", twoStates("", "", ""))
 
 		setCards(t, machine, with(twoCards, 0, "nomemory")...)
 		m.clock.step(probe)
@@ -240,12 +230,12 @@ func TestMonitorVanishedCard(t *testing.T) {
 
 		setCards(t, machine, append(slices.Clone(twoCards), newCard)...)
 		m.clock.step(quiet)
-		m.next("the others are well", threeStates("open the card: GPU is lost", "", ""))
+		m.next("the others are healthy again", threeStates("open the card: GPU is lost", "", ""))
 		m.clock.step(quiet)
 		inPlace := func(s State) State { s.Moved = nil; return s }
-		m.next("the first is there again", inPlace(threeStates("open the card: GPU is lost", "", "")))
+		m.next("the first one is back", inPlace(threeStates("open the card: GPU is lost", "", "")))
 		m.clock.step(quiet)
-		m.next("and has been for long enough", inPlace(threeStates("", "", "")))
+		m.next("and has been back for the quiet period", inPlace(threeStates("", "", "")))
 	})
 }
 
@@ -271,7 +261,7 @@ func TestMonitorWithoutDriver(t *testing.T) {
 		}
 		m.clock.step(probe)
 		const gone = "count the cards: Driver Not Loaded"
-		m.next("the driver goes", twoStates("Xid 48", gone, gone))
+		m.next("the driver is unloaded", twoStates("Xid 48", gone, gone))
 		m.clock.step(retry)
 		m.next("and can't be opened", twoStates("Xid 48", none, none))
 		setCards(t, machine, twoCards...)
@@ -294,11 +284,11 @@ func TestMonitorBeforeTheCardsAreKnown(t *testing.T) {
 		<-asked
 		select {
 		case s := <-m.states:
-			t.Fatalf("published before it was known: %+v", s)
+			t.Fatalf("published before the cards were known: %+v", s)
 		case <-time.After(100 * time.Millisecond):
 		}
 		answer <- []gpu.Card{card(0, "GPU-b", ""), card(1, "GPU-a", "")}
-		m.next("cards, under the numbers that they had", State{
+		m.next("cards, with their earlier indices", State{
 			Cards: []gpu.Card{card(0, "GPU-b", ""), card(1, "GPU-a", "")}, Moved: map[int]int{0: 1, 1: 0},
 		})
 		xids(t, machine, "0", 48)
@@ -308,144 +298,45 @@ func TestMonitorBeforeTheCardsAreKnown(t *testing.T) {
 	})
 }
 
-// TestMonitorRestart: a card that a Xid has made unhealthy is still unhealthy after a restart of the program, but not after
-// a restart of the machine.
-func TestMonitorRestart(t *testing.T) {
-	for name, test := range map[string]struct {
-		boot        string
-		first, then string // the reasons at first and after a quiet period
-		xid         string
-	}{
-		"the program": {boot: "this boot", xid: "Xid 48", first: "Xid 48"},
-		"the program, before a reset of the card": {boot: "this boot", xid: needsReset(95), first: needsReset(95), then: needsReset(95)},
-		"the machine": {boot: "the boot before", xid: needsReset(95)},
-		"unknown":     {xid: needsReset(95), first: needsReset(95), then: needsReset(95)},
+// TestKnown: the reason of a card that an earlier run published is kept after a restart of the program, but not after one of
+// the machine.
+func TestKnown(t *testing.T) {
+	const before = "Xid 48"
+	for name, test := range map[string]struct{ now, then, want string }{
+		"the program has restarted":   {"this boot", "this boot", before},
+		"the machine has restarted":   {"this boot", "the boot before", ""},
+		"the earlier boot is unknown": {"this boot", "", before},
+		"the present boot is unknown": {"", "the boot before", before},
 	} {
-		t.Run(name, func(t *testing.T) {
-			onMachine(t, twoCards, func(t *testing.T, library string, _ fakenvml.Machine) {
-				m := monitor(t, library, func(o *Options) {
-					o.Known = func(context.Context) ([]gpu.Card, string) { return twoStates("", test.xid, "").Cards, test.boot }
-				})
-				m.next("first", twoStates("", test.first, ""))
-				m.clock.step(quiet)
-				if test.then != test.first {
-					m.next("quiet for long enough", twoStates("", test.then, ""))
-				}
-				m.round()
-			})
-		})
+		published := twoStates("", before, "").Cards
+		m := New(Options{BootID: test.now, Known: func(context.Context) ([]gpu.Card, string) { return published, test.then }})
+		expect(t, name, twoStates("", test.want, "").Cards, m.known(t.Context()))
+		expect(t, name+": the caller's cards", before, published[1].Unhealthy)
 	}
 	if BootID() == "" {
 		t.Error("this machine's boot has no identity")
 	}
 }
 
-// TestMonitorMissingAtStart: the program restarts while one card is off the bus and another one is lost.
-func TestMonitorMissingAtStart(t *testing.T) {
-	cards := append(slices.Clone(twoCards), fakenvml.Card{UUID: "GPU-c", Model: "V100", MiB: 16276})
-	onMachine(t, with(cards[1:], 1, "lost"), func(t *testing.T, library string, machine fakenvml.Machine) {
-		m := monitor(t, library, knowing(card(0, "GPU-a", ""), card(1, "GPU-b", ""), card(2, "GPU-c", "")))
-		m.next("first", State{
-			Cards: []gpu.Card{card(0, "GPU-a", reasonNotReported), card(1, "GPU-b", ""), card(2, "GPU-c", reasonNotReported)},
-			Moved: map[int]int{1: 0},
-		})
-		setCards(t, machine, cards...)
-		m.clock.step(quiet)
-		m.next("both are back", State{
-			Cards: []gpu.Card{card(0, "GPU-a", reasonNotReported), card(1, "GPU-b", ""), card(2, "GPU-c", reasonNotReported)},
-		})
-		m.clock.step(quiet)
-		m.next("both have been back for long enough", State{
-			Cards: []gpu.Card{card(0, "GPU-a", ""), card(1, "GPU-b", ""), card(2, "GPU-c", "")},
-		})
-	})
-}
-
-// TestMonitorNoneAtStart: the program restarts while the only card is off the bus.
-func TestMonitorNoneAtStart(t *testing.T) {
-	onMachine(t, []fakenvml.Card{}, func(t *testing.T, library string, machine fakenvml.Machine) {
-		m := monitor(t, library, knowing(card(0, "GPU-a", "")))
-		missing := []gpu.Card{card(0, "GPU-a", reasonNotReported)}
-		m.next("first", State{Problem: problemNoCards, Cards: missing})
-		setCards(t, machine, twoCards[0])
-		m.clock.step(retry)
-		m.next("it is back", State{Cards: missing})
-		m.clock.step(quiet)
-		m.next("it has been back for long enough", State{Cards: []gpu.Card{card(0, "GPU-a", "")}})
-	})
-}
-
-// TestMonitorReset: after a Xid that only a reset ends, the card stays unhealthy beyond the quiet period, until the driver no
-// longer asks for the reset.
-func TestMonitorReset(t *testing.T) {
-	onMachine(t, twoCards, func(t *testing.T, library string, machine fakenvml.Machine) {
-		m := monitor(t, library)
-		m.next("first", twoStates("", "", ""))
-		xids(t, machine, "GPU-a", 95)
-		m.next("the Xid", twoStates(needsReset(95), "", ""))
-		m.clock.step(quiet)
-		m.round()
-		setCards(t, machine, with(twoCards, 0, "wantsreset")...)
-		m.clock.step(probe)
-		m.next("the driver asks for a reset", twoStates(needsReset(95)+reasonAsked, "", ""))
-		m.clock.step(quiet)
-		m.round()
-		setCards(t, machine, twoCards...)
-		m.clock.step(probe)
-		m.round()
-		m.clock.step(quiet)
-		m.next("reset, and quiet for long enough", twoStates("", "", ""))
-
-		setCards(t, machine, with(twoCards, 1, "wantsreset")...)
-		m.clock.step(probe)
-		m.next("no Xid was seen", twoStates("", "the driver asks for a reset of the card", ""))
-		m.clock.step(quiet)
-		m.round()
-	})
-}
-
-// TestMonitorSessions: the monitor doesn't reopen the NVML session for a card that answers but can't be used. For a lost card
-// it reopens the session at growing intervals. A card that is added to the machine appears in the next session.
-func TestMonitorSessions(t *testing.T) {
-	for state, test := range map[string]struct{ reason string }{
-		"mig":        {string(errMIG)},
-		"wantsreset": {"the driver asks for a reset of the card"},
-		"unified":    {string(errNoMemory)},
-	} {
-		t.Run(state, func(t *testing.T) {
-			onMachine(t, with(twoCards, 1, state), func(t *testing.T, library string, machine fakenvml.Machine) {
-				m := monitor(t, library, knowing(twoStates("", "", "").Cards...))
-				want := twoStates("", test.reason, "")
-				if state == "unified" {
-					want.Cards[1].Memory = 0
-				}
-				m.next("first", want)
-				setCards(t, machine, append(with(twoCards, 1, state), fakenvml.Card{UUID: "GPU-c", Model: "V100", MiB: 16276})...)
-				for range 3 {
-					m.clock.step(quiet)
-					m.round()
-				}
-			})
-		})
+// TestReaderStale: a session is reopened for unreachable cards at growing intervals, and for no other reason.
+func TestReaderStale(t *testing.T) {
+	r, now := &reader{options: Options{QuietPeriod: quiet}}, time.Unix(0, 0)
+	stale := func(after time.Duration, want bool, unreachable ...int) {
+		t.Helper()
+		now = r.opened.Add(after)
+		expect(t, fmt.Sprintf("unreachable %v, after %v", unreachable, after), want, r.stale(unreachable, now))
+		if want {
+			r.opened = now
+		}
 	}
-	t.Run("lost", func(t *testing.T) {
-		onMachine(t, with(twoCards, 1, "lost"), func(t *testing.T, library string, machine fakenvml.Machine) {
-			m := monitor(t, library, knowing(twoStates("", "", "").Cards...))
-			want := twoStates("", "open the card: GPU is lost", "")
-			m.next("first", want)
-			cards := with(twoCards, 1, "lost")
-			for i, pause := range []time.Duration{quiet, 2 * quiet, 4 * quiet, 8 * quiet, maxPatience, maxPatience} {
-				uuid := fmt.Sprintf("GPU-%d", i)
-				cards = append(cards, fakenvml.Card{UUID: uuid, Model: "V100", MiB: 16276})
-				setCards(t, machine, cards...)
-				m.clock.step(pause - probe)
-				m.round()
-				m.clock.step(probe)
-				want.Cards = append(want.Cards, card(2+i, uuid, ""))
-				m.next(fmt.Sprintf("a session after %v", pause), want)
-			}
-		})
-	})
+	stale(24*time.Hour, false)
+	for _, patience := range []time.Duration{quiet, 2 * quiet, 4 * quiet, 8 * quiet, maxPatience, maxPatience} {
+		stale(patience-1, false, 1)
+		stale(patience, true, 1)
+	}
+	stale(quiet-1, false, 1, 2)
+	stale(quiet, true, 1, 2)
+	stale(2*quiet-1, false, 1, 2)
 }
 
 // TestMonitorMismatch: the driver is replaced while the program runs.
@@ -520,7 +411,7 @@ func TestMonitorHangingDriver(t *testing.T) {
 		setCards(t, machine, with(twoCards, 0, "hang")...)
 		m.next("hanging", twoStates(hangs, hangs, hangs))
 		setCards(t, machine, twoCards...)
-		m.next("going on", twoStates("", "", ""))
+		m.next("answering again", twoStates("", "", ""))
 		setCards(t, machine, with(twoCards, 1, "hang")...)
 		t.Cleanup(func() { setCards(t, machine, twoCards...) })
 		m.next("hanging again", twoStates(hangs, hangs, hangs))

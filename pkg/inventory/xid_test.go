@@ -1,10 +1,9 @@
 package inventory
 
 import (
+	"fmt"
 	"slices"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // TestXidChecks: the lists have the same meaning as in NVIDIA's device plugin.
@@ -14,27 +13,21 @@ func TestXidChecks(t *testing.T) {
 		count, ignore   []xid
 		malformed       []string
 	}{
-		"no lists":                                    {count: []xid{48, 79, 94}, ignore: []xid{13, 31, 43, 45, 68, 109}},
-		"some disabled":                               {disable: "48, 79", count: []xid{94}, ignore: []xid{13, 48, 79}},
-		"all disabled":                                {disable: "all", ignore: []xid{13, 48, 79}},
-		"all disabled, by the other word":             {disable: "12,XIDs", ignore: []xid{13, 48, 79}},
-		"all disabled but some":                       {disable: "all", enable: "79,13", count: []xid{13, 79}, ignore: []xid{31, 48}},
-		"enabled ones count though disabled":          {disable: "48,79", enable: "79,31", count: []xid{31, 79, 94}, ignore: []xid{13, 48}},
-		"all enabled":                                 {disable: "48,all", enable: "all", count: []xid{13, 31, 48, 79}},
-		"what is no number is passed over":            {disable: "48,-1,x,,0x4f", count: []xid{79}, ignore: []xid{48}, malformed: []string{"-1", "x", "0x4f"}},
-		"an application's error that is disabled too": {disable: "13", count: []xid{48}, ignore: []xid{13, 31}},
+		"no lists":                                 {count: []xid{48, 79, 94}, ignore: []xid{13, 31, 43, 45, 68, 109}},
+		"some disabled":                            {disable: "48, 79", count: []xid{94}, ignore: []xid{13, 48, 79}},
+		"all disabled":                             {disable: "all", ignore: []xid{13, 48, 79}},
+		"all disabled, by the other word":          {disable: "12,XIDs", ignore: []xid{13, 48, 79}},
+		"all disabled but some":                    {disable: "all", enable: "79,13", count: []xid{13, 79}, ignore: []xid{31, 48}},
+		"enabled wins over disabled":               {disable: "48,79", enable: "79,31", count: []xid{31, 79, 94}, ignore: []xid{13, 48}},
+		"all enabled":                              {disable: "48,all", enable: "all", count: []xid{13, 31, 48, 79}},
+		"words that are not numbers are ignored":   {disable: "48,-1,x,,0x4f", count: []xid{79}, ignore: []xid{48}, malformed: []string{"-1", "x", "0x4f"}},
+		"an application Xid that is also disabled": {disable: "13", count: []xid{48}, ignore: []xid{13, 31}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			checks, malformed := ParseXidChecks(test.disable, test.enable)
-			if diff := cmp.Diff(test.malformed, malformed); diff != "" {
-				t.Errorf("malformed (-want +got):\n%s", diff)
-			}
-			for _, x := range slices.Concat(test.count, test.ignore) {
-				if got, want := checks.count(x), slices.Contains(test.count, x); got != want {
-					t.Errorf("%s counts: %v, want %v", x, got, want)
-				}
-			}
-		})
+		checks, malformed := ParseXidChecks(test.disable, test.enable)
+		expect(t, name+": malformed", test.malformed, malformed)
+		for _, x := range slices.Concat(test.count, test.ignore) {
+			expect(t, fmt.Sprintf("%s: %s counts", name, x), slices.Contains(test.count, x), checks.count(x))
+		}
 	}
 }
 

@@ -12,154 +12,125 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// cluster returns a ledger with nodes of eight cards of 16276; seven pods use about 90% of each card.
-func cluster(nodes int) (*ledger.Ledger, []string) {
-	l := ledger.New()
-	names := make([]string, nodes)
-	for i := range names {
-		names[i] = fmt.Sprintf("node-%04d", i)
-		l.SetNode(names[i], spec(16276, 16276, 16276, 16276, 16276, 16276, 16276, 16276))
-		for card := range 8 {
-			for part := range 7 {
-				p := pod(fmt.Sprintf("%s-%d-%d", names[i], card, part), gpu.Memory(2050+20*card))
-				l.SetBound(names[i], p, gpu.On(card, p.Request), at)
-			}
-		}
-	}
-	return l, names
-}
-
 var sizes = []int{100, 1000, 5000}
 
-func TestCheckAllocations(t *testing.T) {
-	l, names := cluster(10)
-	asking, fitting := pod("asking", 1500), 0
-	allocations := testing.AllocsPerRun(10, func() {
-		l.Check(asking, names, func(_ string, reason placement.Reason) {
-			if reason == placement.Fits {
-				fitting++
+// benchmark runs a benchmark with clusters of several sizes. The nodes have eight cards of 16276; seven pods use about 90%
+// of each card.
+func benchmark(b *testing.B, run func(b *testing.B, l *ledger.Ledger, names []string), sizes ...int) {
+	for _, size := range sizes {
+		b.Run(fmt.Sprintf("nodes=%d", size), func(b *testing.B) {
+			f, names := newFixture(b), make([]string, size)
+			for i := range names {
+				names[i] = fmt.Sprintf("node-%04d", i)
+				f.SetNode(names[i], spec(16276, 16276, 16276, 16276, 16276, 16276, 16276, 16276))
+				for card := range 8 {
+					for part := range 7 {
+						f.bind(names[i], card, pod(fmt.Sprintf("%s-%d-%d", names[i], card, part), gpu.Memory(2050+20*card)))
+					}
+				}
 			}
+			b.ReportAllocs()
+			run(b, f.Ledger, names)
 		})
-	})
-	if allocations != 0 {
-		t.Errorf("Check of 10 nodes makes %v allocations", allocations)
 	}
-	if fitting == 0 {
-		t.Error("nothing fits")
+}
+
+func TestCheckAllocations(t *testing.T) {
+	f := newFixture(t, spec(16, 16), spec(16))
+	names := []string{"n1", "n2", "unknown"}
+	if n := testing.AllocsPerRun(10, func() { f.Check(pod("asking", 1), names, func(string, placement.Reason) {}) }); n != 0 {
+		t.Errorf("Check makes %v allocations", n)
 	}
 }
 
 func BenchmarkCheck(b *testing.B) {
-	for _, size := range sizes {
-		b.Run(fmt.Sprintf("nodes=%d", size), func(b *testing.B) {
-			l, names := cluster(size)
-			asking, fitting := pod("asking", 1500), 0
-			b.ReportAllocs()
-			for b.Loop() {
-				l.Check(asking, names, func(_ string, reason placement.Reason) {
-					if reason == placement.Fits {
-						fitting++
-					}
-				})
-			}
-			if fitting == 0 {
-				b.Error("nothing fits")
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*size), "ns/node")
-		})
-	}
+	benchmark(b, func(b *testing.B, l *ledger.Ledger, names []string) {
+		fitting := 0
+		for b.Loop() {
+			l.Check(pod("asking", 1500), names, func(_ string, reason placement.Reason) {
+				if reason == placement.Fits {
+					fitting++
+				}
+			})
+		}
+		if fitting == 0 {
+			b.Error("nothing fits")
+		}
+		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(names)), "ns/node")
+	}, sizes...)
 }
 
 func BenchmarkRank(b *testing.B) {
-	for _, size := range sizes {
-		b.Run(fmt.Sprintf("nodes=%d", size), func(b *testing.B) {
-			l, names := cluster(size)
-			// Equal names in different memory, as decoded from two requests.
-			lists := [][]string{names, make([]string, size)}
-			for i, name := range names {
-				lists[1][i] = strings.Clone(name)
-			}
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
-				l.Rank(ledger.View{Card: placement.Binpack, Node: placement.Binpack, TentativeAt: at}, pod("asking", 1500), lists[i%2], func(int, placement.Suitability, placement.Reason) {})
-			}
-		})
+	benchmark(b, func(b *testing.B, l *ledger.Ledger, names []string) {
+		// Equal names in different memory, as decoded from two requests.
+		lists := [][]string{names, make([]string, len(names))}
+		for i, name := range names {
+			lists[1][i] = strings.Clone(name)
+		}
+		for i := 0; b.Loop(); i++ {
+			l.Rank(tentative, pod("asking", 1500), lists[i%2], func(int, placement.Suitability, placement.Reason) {})
+		}
+	}, sizes...)
+}
+
+// reserveAndRelease reserves memory for a pod on the node and releases it.
+func reserveAndRelease(b *testing.B, l *ledger.Ledger, node string) {
+	asking := pod("asking", 1500)
+	if _, err := l.Reserve(node, asking, placement.Binpack, at); err != nil {
+		b.Error(err)
 	}
+	l.Release(asking.UID)
+}
+
+// besides runs the benchmark while another goroutine calls work repeatedly.
+func besides(work, run func()) {
+	var working sync.WaitGroup
+	var done atomic.Bool
+	working.Go(func() {
+		for !done.Load() {
+			work()
+		}
+	})
+	run()
+	done.Store(true)
+	working.Wait()
 }
 
 func BenchmarkReserveRelease(b *testing.B) {
-	for _, size := range sizes {
-		b.Run(fmt.Sprintf("nodes=%d", size), func(b *testing.B) {
-			l, names := cluster(size)
-			asking := pod("asking", 1500)
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
-				if _, err := l.Reserve(names[i%size], asking, placement.Binpack, at); err != nil {
-					b.Fatal(err)
-				}
-				l.Release(asking.UID)
+	benchmark(b, func(b *testing.B, l *ledger.Ledger, names []string) {
+		for i := 0; b.Loop(); i++ {
+			reserveAndRelease(b, l, names[i%len(names)])
+		}
+	}, sizes...)
+}
+
+// BenchmarkSetBound measures the event handler's call for a known pod, on a node with 55 others.
+func BenchmarkSetBound(b *testing.B) {
+	benchmark(b, func(b *testing.B, l *ledger.Ledger, names []string) {
+		for p := pod(names[0]+"-0-0", 2050); b.Loop(); {
+			l.SetBound(names[0], p, gpu.On(0, p.Request), at)
+		}
+	}, 1)
+}
+
+func BenchmarkCheckBesideBinds(b *testing.B) {
+	benchmark(b, func(b *testing.B, l *ledger.Ledger, names []string) {
+		node := 0
+		besides(func() { reserveAndRelease(b, l, names[node%len(names)]); node++ }, func() {
+			for b.Loop() {
+				l.Check(pod("checked", 1500), names, func(string, placement.Reason) {})
 			}
 		})
-	}
-}
-
-// BenchmarkHold measures the event handler's call for a known pod, on a node with 55 others.
-func BenchmarkHold(b *testing.B) {
-	l, names := cluster(1)
-	p := pod(names[0]+"-0-0", 2050)
-	b.ReportAllocs()
-	for b.Loop() {
-		l.SetBound(names[0], p, gpu.On(0, p.Request), at)
-	}
-}
-
-// BenchmarkCheckBesideBinds checks 1,000 nodes during concurrent reservations.
-func BenchmarkCheckBesideBinds(b *testing.B) {
-	l, names := cluster(1000)
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		binding := pod("binding", 1500)
-		for i := 0; ; i++ {
-			select {
-			case <-stop:
-				return
-			default:
-				_, _ = l.Reserve(names[i%len(names)], binding, placement.Binpack, at)
-				l.Release(binding.UID)
-			}
-		}
-	}()
-	b.ReportAllocs()
-	for b.Loop() {
-		l.Check(pod("asking", 1500), names, func(string, placement.Reason) {})
-	}
-	b.StopTimer()
-	close(stop)
-	<-stopped
+	}, 1000)
 }
 
 // BenchmarkReserveBesideReaders measures how long a reservation waits during complete reads, as for metrics.
 func BenchmarkReserveBesideReaders(b *testing.B) {
-	for _, size := range sizes {
-		b.Run(fmt.Sprintf("nodes=%d", size), func(b *testing.B) {
-			l, names := cluster(size)
-			var readers sync.WaitGroup
-			var done atomic.Bool
-			readers.Go(func() {
-				for !done.Load() {
-					l.Nodes()
-				}
-			})
-			asking := pod("asking", 1500)
+	benchmark(b, func(b *testing.B, l *ledger.Ledger, names []string) {
+		besides(func() { l.Nodes() }, func() {
 			for b.Loop() {
-				if _, err := l.Reserve(names[0], asking, placement.Binpack, at); err != nil {
-					b.Fatal(err)
-				}
-				l.Release(asking.UID)
+				reserveAndRelease(b, l, names[0])
 			}
-			done.Store(true)
-			readers.Wait()
 		})
-	}
+	}, sizes...)
 }

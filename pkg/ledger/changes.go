@@ -10,8 +10,8 @@ type Changes struct {
 	Nodes []Node
 }
 
-// ChangesSince returns what changed after the revision, which an earlier call returned; zero returns everything. It is cheap if
-// nothing changed.
+// ChangesSince returns what changed after the revision, which an earlier call returned; zero returns everything. It is
+// cheap if nothing changed.
 func (l *Ledger) ChangesSince(revision uint64) Changes {
 	out, names := l.changed(revision)
 	// A change from here on has a later revision, so the next call returns it again.

@@ -32,8 +32,8 @@ func (e *NoRoomError) Unwrap() error { return ErrNoRoom }
 type State int
 
 const (
-	// Assumed means that a card is chosen and the API server has not confirmed the bind yet. The bind is in flight, unconfirmed, or
-	// waits for the permit of the pod's gang.
+	// Assumed means that a card is chosen and the API server has not confirmed the bind yet. The bind is in flight,
+	// unconfirmed, or waits for the permit of the pod's gang.
 	Assumed State = iota
 	// Bound means that the API server has the pod on its node.
 	Bound
@@ -159,33 +159,35 @@ func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reas
 
 // AnyFit returns some node that the pod fits.
 func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	if home, allocated := l.nodeOf[pod.UID]; allocated {
-		return home, true
-	}
-	for name, n := range l.nodes {
-		if l.fit(n, pod) == placement.Fits {
-			return name, true
-		}
-	}
-	return "", false
+	l.eachFit(pod, func(node string) bool {
+		name, ok = node, true
+		return false
+	})
+	return name, ok
 }
 
 // Fitting returns the nodes that the pod fits, in no order.
-func (l *Ledger) Fitting(pod gpu.Pod) []string {
+func (l *Ledger) Fitting(pod gpu.Pod) (names []string) {
+	l.eachFit(pod, func(node string) bool {
+		names = append(names, node)
+		return true
+	})
+	return names
+}
+
+// eachFit calls visit, under the lock, for each node that the pod fits, until visit returns false.
+func (l *Ledger) eachFit(pod gpu.Pod, visit func(node string) bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	if home, allocated := l.nodeOf[pod.UID]; allocated {
-		return []string{home}
+		visit(home)
+		return
 	}
-	var names []string
 	for name, n := range l.nodes {
-		if l.fit(n, pod) == placement.Fits {
-			names = append(names, name)
+		if l.fit(n, pod) == placement.Fits && !visit(name) {
+			return
 		}
 	}
-	return names
 }
 
 // View are the parameters of Rank.
@@ -238,12 +240,19 @@ func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 	if reason != placement.Fits {
 		return Allocation{}, &NoRoomError{name, reason}
 	}
-	h := &Allocation{Pod: pod, State: Assumed, Placement: where, AssumeTime: at}
-	n.allocations[pod.UID] = h
+	return l.assume(name, pod, where, at).copy(), nil
+}
+
+// assume adds an assumed allocation. Presumed allocations stay where they are, since this one takes free memory only. The
+// caller holds the lock.
+func (l *Ledger) assume(name string, pod gpu.Pod, where gpu.Placement, at time.Time) *Allocation {
+	n, a := l.nodes[name], &Allocation{Pod: pod, State: Assumed, Placement: where, AssumeTime: at}
+	n.allocations[pod.UID] = a
 	l.nodeOf[pod.UID] = name
 	l.markChanged(n)
-	n.addPlacement(where) // Presumed allocations stay where they are, since this one takes free memory only.
-	return h.copy(), nil
+	add(n.cards, where)
+	n.totals = placement.Sum(n.cards)
+	return a
 }
 
 // Confirm marks the pod's allocation as bound, once the API server has the pod on its node. It reports whether the pod has
@@ -251,11 +260,11 @@ func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 func (l *Ledger) Confirm(uid gpu.PodUID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	h := l.allocation(uid)
-	if h == nil {
+	a := l.allocation(uid)
+	if a == nil {
 		return false
 	}
-	h.State = Bound
+	a.State = Bound
 	l.markChanged(l.nodes[l.nodeOf[uid]])
 	return true
 }
@@ -263,7 +272,7 @@ func (l *Ledger) Confirm(uid gpu.PodUID) bool {
 // Release removes the pod's assumed allocation, once its bind is known to have failed. A bound one stays. It reports
 // whether an allocation was removed.
 func (l *Ledger) Release(uid gpu.PodUID) bool {
-	return l.remove(uid, func(h *Allocation) bool { return h.State == Assumed })
+	return l.remove(uid, func(a *Allocation) bool { return a.State == Assumed })
 }
 
 // Remove removes the pod's allocation, once the pod is gone or has ended. It reports whether there was one.
@@ -280,14 +289,11 @@ func (l *Ledger) SetBound(name string, pod gpu.Pod, where gpu.Placement, assumed
 			alter(home, func(n *node) { delete(n.allocations, pod.UID) })
 		}
 		alter(name, func(n *node) {
-			h := &Allocation{Pod: pod, State: Bound, Placement: slices.Clone(where), AssumeTime: assumed}
-			if len(where) == 0 {
-				h.Presumed = true
-				if before := n.allocations[pod.UID]; before != nil {
-					h.Placement = before.Placement
-				}
+			a := &Allocation{Pod: pod, State: Bound, Placement: slices.Clone(where), Presumed: len(where) == 0, AssumeTime: assumed}
+			if before := n.allocations[pod.UID]; before != nil && a.Presumed {
+				a.Placement = before.Placement
 			}
-			n.allocations[pod.UID] = h
+			n.allocations[pod.UID] = a
 			l.nodeOf[pod.UID] = name
 		})
 		l.tentative.endFor(pod.UID)
@@ -298,11 +304,11 @@ func (l *Ledger) SetBound(name string, pod gpu.Pod, where gpu.Placement, assumed
 func (l *Ledger) Lookup(uid gpu.PodUID) (string, Allocation, bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	h := l.allocation(uid)
-	if h == nil {
+	a := l.allocation(uid)
+	if a == nil {
 		return "", Allocation{}, false
 	}
-	return l.nodeOf[uid], h.copy(), true
+	return l.nodeOf[uid], a.copy(), true
 }
 
 // Card returns a card of a node, and the node's unit.
@@ -381,17 +387,17 @@ func (l *Ledger) change(name string, how func(*node)) {
 }
 
 // remove removes the pod's allocation if may returns true for it.
-func (l *Ledger) remove(uid gpu.PodUID, may func(*Allocation) bool) (dropped bool) {
+func (l *Ledger) remove(uid gpu.PodUID, may func(*Allocation) bool) (removed bool) {
 	l.edit(func(alter func(string, func(*node))) {
 		l.tentative.endFor(uid)
-		if h := l.allocation(uid); h == nil || !may(h) {
+		if a := l.allocation(uid); a == nil || !may(a) {
 			return
 		}
 		alter(l.nodeOf[uid], func(n *node) { delete(n.allocations, uid) })
 		delete(l.nodeOf, uid)
-		dropped = true
+		removed = true
 	})
-	return dropped
+	return removed
 }
 
 // edit runs what under the lock. what changes nodes by calls of alter, which recounts the node afterwards and removes it
@@ -418,18 +424,25 @@ func (l *Ledger) editLocked(what func(alter func(name string, how func(*node))))
 		how(n)
 		n.recount()
 		l.markChanged(n)
-		if !n.known && len(n.allocations) == 0 && len(n.nominees) == 0 {
-			delete(l.nodes, name)
-			l.membership++
-			if ok {
-				l.forgotten = l.revision
-			}
+		if l.dropUnused(name, n) && ok {
+			l.forgotten = l.revision
 		}
 		if n.roomierThan(before) {
 			roomier = append(roomier, name)
 		}
 	})
 	return roomier
+}
+
+// dropUnused removes the node if it has neither an object nor allocations nor nominations, and reports whether it did. The
+// caller holds the lock.
+func (l *Ledger) dropUnused(name string, n *node) bool {
+	if n.known || len(n.allocations) > 0 || len(n.nominees) > 0 {
+		return false
+	}
+	delete(l.nodes, name)
+	l.membership++
+	return true
 }
 
 // allocation returns the pod's allocation, nil if it has none. The caller holds the lock.

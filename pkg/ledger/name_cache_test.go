@@ -9,19 +9,17 @@ import (
 	"weak"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/placement"
 )
 
 // Rank, which uses a cache of the names in earlier calls, returns the same reasons as Check, which looks up every name.
 func TestRankNameCache(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	l := ledger.New()
+	f := newFixture(t)
 	var all []string
 	for i := range 40 {
 		all = append(all, fmt.Sprintf("n%d", i))
 	}
-	set := func(name string) { l.SetNode(name, spec(gpu.Memory(1+random.IntN(8)), gpu.Memory(1+random.IntN(8)))) }
+	set := func(name string) { f.SetNode(name, spec(gpu.Memory(1+random.IntN(8)), gpu.Memory(1+random.IntN(8)))) }
 	for _, name := range all[:30] { // The other nodes are unknown at first.
 		set(name)
 	}
@@ -39,17 +37,12 @@ func TestRankNameCache(t *testing.T) {
 		case 3:
 			names = append(slices.Clone(names), all[random.IntN(len(all))]) // Can be a duplicate.
 		case 4:
-			l.DeleteNode(all[random.IntN(len(all))])
+			f.DeleteNode(all[random.IntN(len(all))])
 		case 5:
 			set(all[random.IntN(len(all))])
 		}
 		asking := pod("asking", gpu.Memory(1+random.IntN(9)))
-		var want, got []placement.Reason
-		l.Check(asking, names, func(_ string, r placement.Reason) { want = append(want, r) })
-		l.Rank(ledger.View{Card: placement.Binpack, Node: placement.Binpack}, asking, names, func(_ int, _ placement.Suitability, r placement.Reason) {
-			got = append(got, r)
-		})
-		if !slices.Equal(want, got) {
+		if want, got := f.check(asking, names...), f.rank(binpack, asking, names...); !slices.Equal(want, got) {
 			t.Fatalf("%v:\n%v, want\n%v", names, got, want)
 		}
 	}
@@ -57,19 +50,9 @@ func TestRankNameCache(t *testing.T) {
 
 // A list with many unknown names isn't cached, because the cache keeps its list until the next call.
 func TestRankUnknownNamesNotCached(t *testing.T) {
-	l := ledger.New()
-	l.SetNode("n1", spec(8))
-	l.SetNode("n2", spec(8))
+	f := newFixture(t, spec(8), spec(8))
 	rank := func(names []string) weak.Pointer[string] {
-		fitting := 0
-		l.Rank(ledger.View{Card: placement.Binpack, Node: placement.Binpack}, pod("asking", 1), names, func(_ int, _ placement.Suitability, r placement.Reason) {
-			if r == placement.Fits {
-				fitting++
-			}
-		})
-		if fitting != 2 {
-			t.Errorf("%d of %d names fit, want 2", fitting, len(names))
-		}
+		f.rank(binpack, pod("asking", 1), names...)
 		return weak.Make(&names[0])
 	}
 	kept := rank([]string{"n1", "n2"})
@@ -81,5 +64,5 @@ func TestRankUnknownNamesNotCached(t *testing.T) {
 	if others.Value() != nil {
 		t.Error("the list of a thousand unknown names is cached")
 	}
-	runtime.KeepAlive(l)
+	runtime.KeepAlive(f)
 }

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -20,7 +19,7 @@ type node struct {
 	cachePosition int
 	// totals are the sums over cards.
 	totals placement.Totals
-	// cards are in the order of offered, with the memory that the allocations use: recount and take maintain it.
+	// cards are in the order of inventory, with the memory that the allocations use: recount and assume maintain it.
 	cards []placement.Card
 	// nominees are the pods nominated to this node, see Nominate, highest priority first.
 	nominees []nominee
@@ -48,7 +47,7 @@ func (n *node) setSpec(spec NodeSpec) {
 	}
 }
 
-// clearSpec undoes offer.
+// clearSpec undoes setSpec.
 func (n *node) clearSpec() {
 	n.known, n.unit, n.wholeCards, n.closed, n.inventory, n.cards = false, 0, false, "", nil, nil
 }
@@ -74,32 +73,26 @@ func (n *node) recount() {
 		n.cards[i].Used = 0
 	}
 	var presumed []*Allocation
-	for _, h := range n.allocations {
-		if h.Presumed {
-			presumed = append(presumed, h)
+	for _, a := range n.allocations {
+		if a.Presumed {
+			presumed = append(presumed, a)
 			continue
 		}
-		add(n.cards, h.Placement)
+		add(n.cards, a.Placement)
 	}
 	slices.SortFunc(presumed, func(a, b *Allocation) int { return cmp.Compare(a.UID, b.UID) })
-	var homeless []*Allocation
-	for _, h := range presumed {
-		if n.hasRoom(h.Placement) {
-			add(n.cards, h.Placement)
+	var moving []*Allocation
+	for _, a := range presumed {
+		if n.hasRoom(a.Placement) {
+			add(n.cards, a.Placement)
 		} else {
-			homeless = append(homeless, h)
+			moving = append(moving, a)
 		}
 	}
-	for _, h := range homeless {
-		h.Placement, _ = placement.Place(placement.Binpack, n.cards, h.Request)
-		add(n.cards, h.Placement)
+	for _, a := range moving {
+		a.Placement, _ = placement.Place(placement.Expected, n.cards, a.Request)
+		add(n.cards, a.Placement)
 	}
-	n.totals = placement.Sum(n.cards)
-}
-
-// addPlacement counts the placement of a new allocation.
-func (n *node) addPlacement(where gpu.Placement) {
-	add(n.cards, where)
 	n.totals = placement.Sum(n.cards)
 }
 
@@ -151,13 +144,10 @@ func (n *node) copy(name string) Node {
 	out := Node{
 		Name:        name,
 		NodeSpec:    NodeSpec{Unit: n.unit, Cards: slices.Clone(n.inventory), WholeCards: n.wholeCards, Closed: n.closed},
-		Allocations: make([]Allocation, 0, len(n.allocations)),
+		Allocations: n.copyAllocations(),
 	}
 	for _, c := range n.cards {
 		out.Used = append(out.Used, c.Used)
-	}
-	for h := range maps.Values(n.allocations) {
-		out.Allocations = append(out.Allocations, h.copy())
 	}
 	slices.SortFunc(out.Allocations, func(a, b Allocation) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
@@ -165,8 +155,17 @@ func (n *node) copy(name string) Node {
 	return out
 }
 
-func (h *Allocation) copy() Allocation {
-	out := *h
-	out.Placement = slices.Clone(h.Placement)
+// copyAllocations returns the allocations in no order.
+func (n *node) copyAllocations() []Allocation {
+	out := make([]Allocation, 0, len(n.allocations))
+	for _, a := range n.allocations {
+		out = append(out, a.copy())
+	}
+	return out
+}
+
+func (a *Allocation) copy() Allocation {
+	out := *a
+	out.Placement = slices.Clone(a.Placement)
 	return out
 }

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -95,11 +94,7 @@ func (l *Ledger) Availability(name string, pod gpu.Pod) (Availability, placement
 	if n.shareable() != placement.Fits {
 		return Availability{}, reason
 	}
-	s := Availability{Cards: slices.Clone(l.cardsFor(n, pod)), Allocations: make([]Allocation, 0, len(n.allocations))}
-	for h := range maps.Values(n.allocations) {
-		s.Allocations = append(s.Allocations, h.copy())
-	}
-	return s, reason
+	return Availability{Cards: slices.Clone(l.cardsFor(n, pod)), Allocations: n.copyAllocations()}, reason
 }
 
 // Outranked returns those of the named nodes, in order, on which a pod of lower priority is bound. On other nodes no card can
@@ -116,8 +111,8 @@ func (l *Ledger) Outranked(pod gpu.Pod, names []string) (out []string) {
 }
 
 func (n *node) outranked(priority int32) bool {
-	for _, h := range n.allocations {
-		if h.State == Bound && h.Priority < priority {
+	for _, a := range n.allocations {
+		if a.State == Bound && a.Priority < priority {
 			return true
 		}
 	}
@@ -176,21 +171,21 @@ func (l *Ledger) cardsFor(n *node, pod gpu.Pod) []placement.Card {
 // terminating pods and the nominee's victims have ended. It can be none: kube-scheduler's victims are unknown until they are
 // terminating.
 func (n *node) placeNominee(cards []placement.Card, nominee nominee) gpu.Placement {
-	where, reason := placement.Place(placement.Binpack, cards, nominee.Request)
+	where, reason := placement.Place(placement.Expected, cards, nominee.Request)
 	if !reason.Resolvable() {
 		return where
 	}
 	cards = slices.Clone(cards)
-	for h := range maps.Values(n.allocations) {
-		if !h.Leaving && !slices.Contains(nominee.victims, h.UID) {
+	for _, a := range n.allocations {
+		if !a.Leaving && !slices.Contains(nominee.victims, a.UID) {
 			continue
 		}
-		for _, share := range h.Placement {
+		for _, share := range a.Placement {
 			if i, ok := position(cards, share.Card); ok {
 				cards[i].Used = cards[i].Used.Sub(share.Memory)
 			}
 		}
 	}
-	where, _ = placement.Place(placement.Binpack, cards, nominee.Request)
+	where, _ = placement.Place(placement.Expected, cards, nominee.Request)
 	return where
 }

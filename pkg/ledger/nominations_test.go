@@ -3,229 +3,146 @@ package ledger_test
 import (
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-func ranked(uid string, request gpu.Memory, priority int32) gpu.Pod {
-	p := pod(uid, request)
-	p.Priority = priority
-	return p
-}
-
-func fits(l *ledger.Ledger, node string, pod gpu.Pod) (out placement.Reason) {
-	l.Check(pod, []string{node}, func(_ string, reason placement.Reason) { out = reason })
-	return out
-}
-
+// TestNomination checks which pods fit a node n1 with two cards of 16 beside nominations to it.
 func TestNomination(t *testing.T) {
-	l := ledger.New()
-	l.SetNode("n1", spec(16, 16))
-	l.SetBound("n1", pod("a", 10), gpu.On(0, 10), at)
-	l.Nominate("n1", ranked("nominee", 16, 5)) // It gets card 1.
-
-	for name, test := range map[string]struct {
-		asks gpu.Pod
-		want placement.Reason
+	a, x := pod("a", 10), func(request gpu.Memory, priority int32) gpu.Pod { return pod("x", request, priority) }
+	nominee := pod("nominee", 16, 5)
+	nominated := func(f *fixture) {
+		f.bind("n1", 0, a)
+		f.Nominate("n1", nominee) // It is expected on card 1.
+	}
+	// 16 and 10 are free. By priority, then the larger one first: with the small one of equal priority first, it would take
+	// the small card, and the large one would not fit. The last one fits no card.
+	three := func(f *fixture) {
+		f.SetNode("n1", spec(16, 10))
+		f.Nominate("n1", pod("small", 6, 5))
+		f.Nominate("n1", pod("large", 10, 5))
+		f.Nominate("n1", pod("low", 16, 4))
+	}
+	victims := func(uids ...gpu.PodUID) func(f *fixture) {
+		return func(f *fixture) {
+			f.bind("n1", 0, a)
+			f.bind("n1", 1, pod("other", 16))
+			f.Nominate("n1", nominee, "a")
+			f.Nominate("n1", nominee, uids...)
+		}
+	}
+	freeing := func(then ...string) func(f *fixture) {
+		return func(f *fixture) {
+			f.bind("n1", 0, pod("stays", 16))
+			f.bind("n1", 1, pod("first", 9), terminating(pod("second", 7)))
+			f.Nominate("n1", nominee)
+			for _, uid := range then {
+				f.Remove(gpu.PodUID(uid))
+			}
+		}
+	}
+	for name, tc := range map[string]struct {
+		before func(f *fixture)
+		pod    gpu.Pod
+		want   placement.Reason
 	}{
-		"the nominated pod":         {ranked("nominee", 16, 5), placement.Fits},
-		"a lower priority":          {ranked("x", 7, 4), placement.Full},
-		"an equal priority":         {ranked("x", 7, 5), placement.Full},
-		"a higher priority":         {ranked("x", 7, 6), placement.Fits},
-		"a pod that fits beside it": {ranked("x", 6, 0), placement.Fits},
-		"too large for any card":    {ranked("x", 17, 0), placement.TooLarge},
+		"the nominated pod":                                     {nominated, nominee, placement.Fits},
+		"a lower priority":                                      {nominated, x(7, 4), placement.Full},
+		"an equal priority":                                     {nominated, x(7, 5), placement.Full},
+		"a higher priority":                                     {nominated, x(7, 6), placement.Fits},
+		"a pod that fits beside it":                             {nominated, x(6, 0), placement.Fits},
+		"too large for any card":                                {nominated, x(17, 0), placement.TooLarge},
+		"what the two of higher priority leave":                 {three, x(10, 5), placement.Fits},
+		"more than they leave":                                  {three, x(11, 5), placement.Full},
+		"a nominee that fits no card reserves nothing":          {three, x(10, 4), placement.Fits},
+		"higher priority than all nominees":                     {three, x(16, 6), placement.Fits},
+		"the victims' memory counts before their eviction":      {victims("a"), x(6, 5), placement.Full},
+		"it doesn't after a failed eviction":                    {victims(), x(6, 5), placement.Fits},
+		"a pod has ended, another one is terminating":           {freeing("first"), x(9, 0), placement.Full},
+		"the nominee, while a pod is terminating":               {freeing("first"), nominee, placement.Full},
+		"the nominee, after both have ended":                    {freeing("first", "second"), nominee, placement.Fits},
+		"a card without enough terminating pods isn't reserved": {freeing("second"), x(7, 0), placement.Fits},
 	} {
-		if got := fits(l, "n1", test.asks); got != test.want {
-			t.Errorf("%s: %v, want %v", name, got, test.want)
-		}
-		if got, reason := l.Availability("n1", test.asks); reason != test.want || len(got.Allocations) != 1 {
-			t.Errorf("%s: availability %v with %d allocations, want %v", name, reason, len(got.Allocations), test.want)
-		}
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, spec(16, 16))
+			tc.before(f)
+			expect(t, "Check", []placement.Reason{tc.want}, f.check(tc.pod, "n1"))
+			expect(t, "Rank", []placement.Reason{tc.want}, f.rank(binpack, tc.pod, "n1"))
+			n, _ := f.Node("n1")
+			available, reason := f.Availability("n1", tc.pod)
+			expect(t, "Availability", []any{tc.want, len(n.Allocations)}, []any{reason, len(available.Allocations)})
+			if _, err := f.Reserve("n1", tc.pod, placement.Binpack, at); (err == nil) != (tc.want == placement.Fits) {
+				t.Errorf("Reserve returns %v", err)
+			}
+		})
 	}
-	if _, err := l.Reserve("n1", ranked("x", 7, 5), placement.Binpack, at); err == nil {
-		t.Error("Reserve ignored the nomination")
-	}
-	if got := scores(l, placement.Binpack, ranked("x", 7, 5), []string{"n1"}); got[0] != 0 {
-		t.Errorf("a node without room scores %d", got[0])
-	}
-	// Once the nominee has an allocation, its memory isn't counted twice.
-	nominee, err := l.Reserve("n1", ranked("nominee", 16, 5), placement.Binpack, at)
-	if err != nil || nominee.Placement[0].Card != 1 {
-		t.Fatalf("%+v, %v", nominee, err)
-	}
-	if got := fits(l, "n1", ranked("x", 6, 0)); got != placement.Fits {
-		t.Errorf("beside a nominee with an allocation: %v", got)
-	}
+}
+
+// Once the nominee has an allocation, its memory isn't counted twice.
+func TestNomineeReserved(t *testing.T) {
+	f := newFixture(t, spec(16, 16))
+	f.bind("n1", 0, pod("a", 10))
+	f.Nominate("n1", pod("nominee", 16, 5))
+	f.reserve("n1", pod("nominee", 16, 5))
+	expect(t, "beside it", []placement.Reason{placement.Fits}, f.check(pod("x", 6), "n1"))
 }
 
 func TestNominationMoves(t *testing.T) {
-	var freed []string
-	l := ledger.New()
-	l.AddFreedListener(func(node string) { freed = append(freed, node) })
-	l.SetNode("n1", spec(16))
-	l.SetNode("n2", spec(16))
-	freed = nil
-	asks := ranked("x", 1, 0)
-	nominee := ranked("nominee", 16, 0)
-	state := func() [2]placement.Reason { return [2]placement.Reason{fits(l, "n1", asks), fits(l, "n2", asks)} }
-	for step, test := range []struct {
-		act   func()
-		want  [2]placement.Reason
+	f := newFixture(t, spec(16), spec(16))
+	nominee, x := pod("nominee", 16), pod("x", 1)
+	const fits, full, notShared = placement.Fits, placement.Full, placement.NotShared
+	for _, step := range []struct {
+		what  string
+		do    func()
+		want  []placement.Reason // n1, n2 and an unknown node for another pod
 		freed []string
+		known bool // The unknown node has a nomination.
 	}{
-		{func() { l.Nominate("n1", nominee) }, [2]placement.Reason{placement.Full, placement.Fits}, nil},
-		{func() { l.Nominate("n1", nominee) }, [2]placement.Reason{placement.Full, placement.Fits}, nil},
-		{func() { l.Nominate("n2", nominee) }, [2]placement.Reason{placement.Fits, placement.Full}, []string{"n1"}},
-		{func() { l.RemoveNomination("unknown") }, [2]placement.Reason{placement.Fits, placement.Full}, nil},
-		{func() { l.RemoveNomination(nominee.UID) }, [2]placement.Reason{placement.Fits, placement.Fits}, []string{"n2"}},
-		{func() { l.RemoveNomination(nominee.UID) }, [2]placement.Reason{placement.Fits, placement.Fits}, nil},
+		{"nominated", func() { f.Nominate("n1", nominee) }, []placement.Reason{full, fits, notShared}, nil, false},
+		{"nominated again", func() { f.Nominate("n1", nominee) }, []placement.Reason{full, fits, notShared}, nil, false},
+		{"moved", func() { f.Nominate("n2", nominee) }, []placement.Reason{fits, full, notShared}, []string{"n1"}, false},
+		{"of another pod", func() { f.RemoveNomination("another") }, []placement.Reason{fits, full, notShared}, nil, false},
+		{"removed", func() { f.RemoveNomination(nominee.UID) }, []placement.Reason{fits, fits, notShared}, []string{"n2"}, false},
+		{"removed again", func() { f.RemoveNomination(nominee.UID) }, []placement.Reason{fits, fits, notShared}, nil, false},
+		{"to an unknown node", func() { f.Nominate("unknown", nominee) }, []placement.Reason{fits, fits, notShared}, nil, true},
+		{"from it", func() { f.RemoveNomination(nominee.UID) }, []placement.Reason{fits, fits, notShared}, []string{"unknown"}, false},
 	} {
-		freed = nil
-		test.act()
-		if got := state(); got != test.want {
-			t.Errorf("step %d: %v, want %v", step, got, test.want)
-		}
-		if diff := cmp.Diff(test.freed, freed); diff != "" {
-			t.Errorf("step %d: freed (-want +got):\n%s", step, diff)
-		}
-	}
-	// A node without an object is known as long as it has a nomination.
-	l.Nominate("unknown", nominee)
-	if _, known := l.Node("unknown"); !known {
-		t.Error("the nomination is missing")
-	}
-	if got := fits(l, "unknown", asks); got != placement.NotShared {
-		t.Errorf("unknown node: %v", got)
-	}
-	if _, reason := l.Availability("unknown", asks); reason != placement.NotShared {
-		t.Errorf("unknown node: %v", reason)
-	}
-	l.RemoveNomination(nominee.UID)
-	if _, known := l.Node("unknown"); known {
-		t.Error("the node is still known after the nomination's end")
+		step.do()
+		expect(t, step.what, step.want, f.check(x, "n1", "n2", "unknown"))
+		expect(t, step.what+": freed", step.freed, f.takeFreed())
+		_, known := f.Node("unknown")
+		expect(t, step.what+": the unknown node is known", step.known, known)
+		_, reason := f.Availability("unknown", x)
+		expect(t, step.what+": Availability", notShared, reason)
 	}
 }
 
-func TestNominationAccumulatesFreedMemory(t *testing.T) {
-	l := ledger.New()
-	l.SetNode("n1", spec(16, 16))
-	first, second, stays := pod("first", 9), pod("second", 7), pod("stays", 16)
-	l.SetBound("n1", stays, gpu.On(0, 16), at)
-	l.SetBound("n1", first, gpu.On(1, 9), at)
-	second.Leaving = true
-	l.SetBound("n1", second, gpu.On(1, 7), at)
-	nominee, asks := ranked("nominee", 16, 5), ranked("x", 9, 0)
-	l.Nominate("n1", nominee)
-	l.Remove(first.UID)
-	if got := fits(l, "n1", asks); got != placement.Full {
-		t.Errorf("while the second pod is terminating: %v", got)
-	}
-	if got := fits(l, "n1", nominee); got != placement.Full {
-		t.Errorf("the nominee, while the second pod is terminating: %v", got)
-	}
-	l.Remove(second.UID)
-	if got := fits(l, "n1", nominee); got != placement.Fits {
-		t.Errorf("the nominee, after both pods have ended: %v", got)
-	}
-	// A nominee that doesn't fit, on a card without terminating pods, reserves nothing.
-	l.SetBound("n1", pod("third", 7), gpu.On(1, 7), at)
-	if got := fits(l, "n1", asks); got != placement.Fits {
-		t.Errorf("beside a nominee that can't fit: %v", got)
-	}
-}
-
-func TestNominateWithVictims(t *testing.T) {
-	l := ledger.New()
-	l.SetNode("n1", spec(16))
-	victim, nominee, asks := pod("victim", 9), ranked("nominee", 16, 5), ranked("x", 7, 5)
-	l.SetBound("n1", victim, gpu.On(0, 9), at)
-	l.Nominate("n1", nominee)
-	if got := fits(l, "n1", asks); got != placement.Fits {
-		t.Errorf("without victims: %v", got)
-	}
-	l.Nominate("n1", nominee, victim.UID)
-	if got := fits(l, "n1", asks); got != placement.Full {
-		t.Errorf("with a victim before its eviction: %v", got)
-	}
-	l.Nominate("n1", nominee)
-	if got := fits(l, "n1", asks); got != placement.Fits {
-		t.Errorf("after a failed eviction: %v", got)
-	}
-}
-
-func TestAvailabilityCountsNominee(t *testing.T) {
-	l := ledger.New()
-	l.SetNode("n1", spec(16))
-	leaving := pod("a", 16)
-	leaving.Leaving = true
-	l.SetBound("n1", leaving, gpu.On(0, 16), at)
-	l.Nominate("n1", ranked("nominee", 16, 5))
-	got, reason := l.Availability("n1", ranked("x", 1, 5))
-	if reason != placement.Full || got.Cards[0].Used != 32 {
-		t.Errorf("%v, used %d, want 32: the terminating pod and the nominee", reason, got.Cards[0].Used)
-	}
-	if got, _ = l.Availability("n1", ranked("x", 1, 6)); got.Cards[0].Used != 16 {
-		t.Errorf("for a higher priority: used %d", got.Cards[0].Used)
-	}
-	got.Allocations[0].Placement[0].Memory, got.Cards[0].Used = 1, 1
-	if n, _ := l.Node("n1"); n.Used[0] != 16 || n.Allocations[0].Placement[0].Memory != 16 {
-		t.Error("Availability isn't a copy")
-	}
-}
-
-func TestAvailabilityOfAllocatedPod(t *testing.T) {
-	l := ledger.New()
-	l.SetNode("n1", spec(16))
-	l.SetNode("n2", spec(16))
-	p := pod("a", 16)
-	l.SetBound("n1", p, gpu.On(0, 16), at)
-	for node, want := range map[string]placement.Reason{"n1": placement.Fits, "n2": placement.Elsewhere} {
-		if _, got := l.Availability(node, p); got != want {
-			t.Errorf("%s: %v, want %v", node, got, want)
-		}
-	}
-}
-
-func TestNomineeOrder(t *testing.T) {
-	l := ledger.New()
-	l.SetNode("n1", spec(16, 10))
-	// By priority, then the larger one first. With the small one of equal priority first, it would take the small card,
-	// and the large one would not fit.
-	l.Nominate("n1", ranked("small", 6, 5))
-	l.Nominate("n1", ranked("large", 10, 5))
-	l.Nominate("n1", ranked("low", 16, 4))
-	for name, test := range map[string]struct {
-		asks gpu.Pod
+func TestAvailability(t *testing.T) {
+	f := newFixture(t, spec(16), spec(16))
+	a := terminating(pod("a", 16))
+	f.bind("n1", 0, a)
+	f.Nominate("n1", pod("nominee", 16, 5))
+	for name, tc := range map[string]struct {
+		pod  gpu.Pod
+		node string
+		used gpu.Memory
 		want placement.Reason
 	}{
-		"what the two of higher priority leave": {ranked("x", 10, 5), placement.Fits},
-		"more than they leave":                  {ranked("x", 11, 5), placement.Full},
-		"the third nominee has lower priority":  {ranked("x", 10, 5), placement.Fits},
-		"the third nominee fits no card":        {ranked("x", 10, 4), placement.Fits},
-		"higher priority than all nominees":     {ranked("x", 16, 6), placement.Fits},
+		"the terminating pod and the nominee":      {pod("x", 1, 5), "n1", 32, placement.Full},
+		"without the nominee of lower priority":    {pod("x", 1, 6), "n1", 16, placement.Full},
+		"a pod with an allocation, on its node":    {a, "n1", 32, placement.Fits},
+		"a pod with an allocation, on another one": {a, "n2", 0, placement.Elsewhere},
 	} {
-		if got := fits(l, "n1", test.asks); got != test.want {
-			t.Errorf("%s: %v, want %v", name, got, test.want)
-		}
+		got, reason := f.Availability(tc.node, tc.pod)
+		expect(t, name, []any{tc.want, tc.used}, []any{reason, got.Cards[0].Used})
 	}
 }
 
 func TestOutranked(t *testing.T) {
-	l := ledger.New()
-	for _, node := range []string{"low", "equal", "reserved", "empty"} {
-		l.SetNode(node, spec(16))
-	}
-	l.SetBound("low", ranked("a", 4, 5), gpu.On(0, 4), at)
-	l.SetBound("low", ranked("b", 4, 4), gpu.On(0, 4), at)
-	l.SetBound("equal", ranked("c", 4, 5), gpu.On(0, 4), at)
-	if _, err := l.Reserve("reserved", ranked("d", 4, 4), placement.Binpack, at); err != nil {
-		t.Fatal(err)
-	}
-	names := []string{"unknown", "reserved", "low", "equal", "empty"}
-	if diff := cmp.Diff([]string{"low"}, l.Outranked(ranked("x", 16, 5), names)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	f := newFixture(t, spec(16), spec(16), spec(16), spec(16))
+	f.bind("n1", 0, pod("a", 4, 5), pod("b", 4, 4))
+	f.bind("n2", 0, pod("c", 4, 5))
+	f.reserve("n3", pod("d", 4, 4))
+	expect(t, "only n1 has a bound pod of lower priority", []string{"n1"}, f.Outranked(pod("x", 16, 5), []string{"unknown", "n3", "n1", "n2", "n4"}))
+	f.DeleteNode("n1") // It would block if Outranked kept the lock.
 }

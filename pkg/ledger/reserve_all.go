@@ -30,27 +30,15 @@ type Reservation struct {
 // there is: no more sets than needed, and none if all of them don't suffice. It returns the places in the order of the
 // requests, nil if there is no room, and the number of released sets.
 func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view View, at time.Time) (places []Reservation, yielded int) {
-	var roomier []string
-	func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		t := l.try(view, at)
-		for {
-			if places = t.placeAll(requests); places != nil || yielded == len(yielding) {
-				break
-			}
+	l.try(view, at, func(t *trial) bool {
+		for places = t.placeAll(requests); places == nil && yielded < len(yielding); places = t.placeAll(requests) {
 			t.release(yielding[yielded])
 			yielded++
 		}
-		if places == nil {
-			t.undo()
-			yielded = 0
-			return
-		}
-		roomier = t.roomier()
-	}()
-	for _, name := range roomier {
-		l.freed(name)
+		return places != nil
+	})
+	if places == nil {
+		return nil, 0
 	}
 	return places, yielded
 }
@@ -58,23 +46,13 @@ func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view Vi
 // Move replaces the pod's assumed allocation by one on one of the candidate nodes. If the pod fits none of them it keeps
 // what it has.
 func (l *Ledger) Move(request Request, view View, at time.Time) (node string, ok bool) {
-	var roomier []string
-	func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		t := l.try(view, at)
+	l.try(view, at, func(t *trial) bool {
 		t.release([]gpu.PodUID{request.Pod.UID})
-		places := t.placeAll([]Request{request})
-		if places == nil {
-			t.undo()
-			return
+		if places := t.placeAll([]Request{request}); places != nil {
+			node, ok = places[0].Node, true
 		}
-		node, ok = places[0].Node, true
-		roomier = t.roomier()
-	}()
-	for _, name := range roomier {
-		l.freed(name)
-	}
+		return ok
+	})
 	return node, ok
 }
 
@@ -96,15 +74,30 @@ type releasedAllocation struct {
 	allocation *Allocation
 }
 
-func (l *Ledger) try(view View, at time.Time) *trial {
-	return &trial{Ledger: l, view: view, at: at, released: map[gpu.PodUID]releasedAllocation{}, before: map[string][]placement.Card{}}
+// try runs what under the lock, and restores the released allocations if it returns false. Otherwise it calls freed, without
+// the lock, for each node on which memory became free.
+func (l *Ledger) try(view View, at time.Time, what func(t *trial) bool) {
+	for _, name := range l.tryLocked(view, at, what) {
+		l.freed(name)
+	}
+}
+
+func (l *Ledger) tryLocked(view View, at time.Time, what func(t *trial) bool) (roomier []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t := &trial{Ledger: l, view: view, at: at, released: map[gpu.PodUID]releasedAllocation{}, before: map[string][]placement.Card{}}
+	if !what(t) {
+		t.undo()
+		return nil
+	}
+	return t.roomier()
 }
 
 // release releases assumed allocations. Bound ones stay.
 func (t *trial) release(uids []gpu.PodUID) {
 	for _, uid := range uids {
-		h := t.allocation(uid)
-		if h == nil || h.State != Assumed {
+		a := t.allocation(uid)
+		if a == nil || a.State != Assumed {
 			continue
 		}
 		name := t.nodeOf[uid]
@@ -112,7 +105,7 @@ func (t *trial) release(uids []gpu.PodUID) {
 		if _, touched := t.before[name]; !touched {
 			t.before[name] = n.room()
 		}
-		t.released[uid] = releasedAllocation{name, h}
+		t.released[uid] = releasedAllocation{name, a}
 		t.unplace(uid)
 	}
 }
@@ -135,9 +128,7 @@ func (t *trial) roomier() (names []string) {
 		if n.roomierThan(before) {
 			names = append(names, name)
 		}
-		if !n.known && len(n.allocations) == 0 && len(n.nominees) == 0 {
-			delete(t.nodes, name)
-			t.membership++
+		if t.dropUnused(name, n) {
 			t.forgotten = t.revision
 		}
 	}
@@ -229,12 +220,9 @@ func (c *nodeHeap) place(pod gpu.Pod) (string, bool) {
 			heap.Pop(c)
 			continue
 		}
-		n.allocations[pod.UID] = &Allocation{Pod: pod, State: Assumed, Placement: where, AssumeTime: c.at.Add(time.Duration(c.placed))}
-		c.placed++
-		c.nodeOf[pod.UID] = best.name
-		c.markChanged(n)
-		n.addPlacement(where)
 		name := best.name
+		c.assume(name, pod, where, c.at.Add(time.Duration(c.placed)))
+		c.placed++
 		if suits, reason := c.suit(n, c.view, pod); reason == placement.Fits {
 			best.suits = suits
 			heap.Fix(c, 0)
@@ -272,15 +260,15 @@ func (c *nodeHeap) Pop() any {
 func (l *Ledger) StillUsable(uid gpu.PodUID) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	h := l.allocation(uid)
-	if h == nil {
+	a := l.allocation(uid)
+	if a == nil {
 		return false
 	}
 	n := l.nodes[l.nodeOf[uid]]
-	if n.shareable() != placement.Fits || len(h.Placement) == 0 {
+	if n.shareable() != placement.Fits || len(a.Placement) == 0 {
 		return false
 	}
-	for _, share := range h.Placement {
+	for _, share := range a.Placement {
 		if i, ok := n.position(share.Card); !ok || n.cards[i].Unhealthy {
 			return false
 		}

@@ -7,242 +7,169 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-var binpack = ledger.View{Card: placement.Binpack, Node: placement.Binpack}
-
-// twoNodes returns a ledger with two nodes of two cards of 16 each. freed, if not nil, is called from then on.
-func twoNodes(freed func(string)) (*ledger.Ledger, []string) {
-	ready := false
-	l := ledger.New()
-	l.AddFreedListener(func(node string) {
-		if ready && freed != nil {
-			freed(node)
-		}
-	})
-	for _, name := range []string{"n1", "n2"} {
-		l.SetNode(name, ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: 16}, {Index: 1, Memory: 16}}})
-	}
-	ready = true
-	return l, []string{"n1", "n2"}
-}
-
-func asking(uid string, memory gpu.Memory) gpu.Pod {
-	return gpu.Pod{UID: gpu.PodUID(uid), Namespace: "default", Name: uid, Request: memory}
-}
-
-// wants returns requests for the amounts, with pods named w0, w1 and so on.
-func wants(nodes []string, amounts ...gpu.Memory) (out []ledger.Request) {
+// requests returns requests for the amounts, by pods named w0, w1 and so on.
+func requests(nodes []string, amounts ...gpu.Memory) (out []ledger.Request) {
 	for i, memory := range amounts {
-		out = append(out, ledger.Request{Pod: asking(fmt.Sprint("w", i), memory), Nodes: nodes})
+		out = append(out, ledger.Request{Pod: pod(fmt.Sprint("w", i), memory), Nodes: nodes})
 	}
 	return out
 }
 
+// TestReserveAll runs on two nodes with two cards of 16 each.
 func TestReserveAll(t *testing.T) {
-	at := time.Unix(1_800_000_000, 0)
-	t.Run("all fit, each with its own assume time", func(t *testing.T) {
-		l, nodes := twoNodes(nil)
-		places, released := l.ReserveAll(wants(nodes, 16, 16, 16, 16), nil, binpack, at)
-		if len(places) != 4 || released != 0 {
-			t.Fatalf("got %v, %d", places, released)
+	both, n1 := []string{"n1", "n2"}, []string{"n1"}
+	halves := func(f *fixture) { f.reserve("n1", pod("a1", 8), pod("a2", 8), pod("b1", 8), pod("b2", 8)) }
+	yielding := [][]gpu.PodUID{{"b1", "b2"}, {"a1", "a2"}}
+	on := func(nodes ...string) (places []ledger.Reservation) {
+		for _, node := range nodes {
+			places = append(places, ledger.Reservation{Node: node})
 		}
-		times := map[time.Time]bool{}
-		for i, place := range places {
-			node, got, held := l.Lookup(gpu.PodUID(fmt.Sprint("w", i)))
-			if !held || node != place.Node || got.State != ledger.Assumed || place.Existing {
-				t.Errorf("w%d: %v, %v, %v", i, place, node, got)
+		return places
+	}
+	for name, tc := range map[string]struct {
+		before   func(f *fixture)
+		requests []ledger.Request
+		yielding [][]gpu.PodUID
+		// want is nil if there is no room; then nothing may have changed.
+		want     []ledger.Reservation
+		released int
+		freed    []string
+		gone     []gpu.PodUID
+	}{
+		"all fit":                         {requests: requests(both, 16, 16, 16, 16), want: on("n1", "n1", "n2", "n2")},
+		"one too many":                    {requests: requests(both, 16, 16, 16, 10, 10)},
+		"a member keeps its allocation":   {before: func(f *fixture) { f.reserve("n2", pod("w1", 16)) }, requests: requests(both, 16, 16), want: []ledger.Reservation{{Node: "n2"}, {Node: "n2", Existing: true}}},
+		"a member has one elsewhere":      {before: func(f *fixture) { f.reserve("n2", pod("w1", 16)) }, requests: requests(n1, 16, 16)},
+		"no more is released than needed": {before: halves, requests: requests(both, 16, 16, 16), yielding: yielding, want: on("n1", "n2", "n2"), released: 1, gone: yielding[0]},
+		"releasing all doesn't help":      {before: halves, requests: requests(both, 16, 16, 16, 16, 16), yielding: yielding},
+		"a bound pod isn't released": {
+			before: func(f *fixture) { f.bind("n1", 0, pod("a1", 16)) }, requests: requests(both, 16, 16, 16, 16), yielding: [][]gpu.PodUID{{"a1"}},
+		},
+		"released memory that isn't needed is freed": {
+			before:   func(f *fixture) { f.reserve("n1", pod("a1", 16)); f.reserve("n2", pod("a2", 16)) },
+			requests: requests(n1, 16, 16), yielding: [][]gpu.PodUID{{"a1", "a2"}},
+			want: on("n1", "n1"), released: 1, freed: []string{"n2"}, gone: []gpu.PodUID{"a1", "a2"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, spec(16, 16), spec(16, 16))
+			if tc.before != nil {
+				tc.before(f)
 			}
-			times[got.AssumeTime] = true
-		}
-		if len(times) != 4 {
-			t.Errorf("%d different assume times of 4", len(times))
-		}
-	})
-	t.Run("one too many: nothing changes", func(t *testing.T) {
-		l, nodes := twoNodes(func(node string) { t.Errorf("memory of %s was freed", node) })
-		before := l.Nodes()
-		if places, _ := l.ReserveAll(wants(nodes, 16, 16, 16, 10, 10), nil, binpack, at); places != nil {
-			t.Fatalf("got %v", places)
-		}
-		if diff := cmp.Diff(before, l.Nodes()); diff != "" {
-			t.Errorf("(-before +after):\n%s", diff)
-		}
-	})
-	t.Run("a member keeps its allocation", func(t *testing.T) {
-		l, nodes := twoNodes(nil)
-		if _, err := l.Reserve("n2", asking("w1", 16), placement.Binpack, at); err != nil {
-			t.Fatal(err)
-		}
-		places, _ := l.ReserveAll(wants(nodes, 16, 16), nil, binpack, at)
-		if len(places) != 2 || places[1] != (ledger.Reservation{Node: "n2", Existing: true}) {
-			t.Errorf("got %v", places)
-		}
-	})
-	t.Run("a member with an allocation on another node prevents the reservation", func(t *testing.T) {
-		l, nodes := twoNodes(nil)
-		if _, err := l.Reserve("n2", asking("w1", 16), placement.Binpack, at); err != nil {
-			t.Fatal(err)
-		}
-		if places, _ := l.ReserveAll(wants(nodes[:1], 16, 16), nil, binpack, at); places != nil {
-			t.Errorf("got %v", places)
-		}
-		if _, _, held := l.Lookup("w0"); held {
-			t.Error("w0 has an allocation")
-		}
-	})
-	reserved := func(l *ledger.Ledger, node string, memory gpu.Memory, uids ...string) {
-		t.Helper()
-		for _, uid := range uids {
-			if _, err := l.Reserve(node, asking(uid, memory), placement.Binpack, at); err != nil {
-				t.Fatal(err)
+			nodes := f.Nodes()
+			before := uids(nodes)
+			places, released := f.ReserveAll(tc.requests, tc.yielding, binpack, at)
+			expect(t, "places", tc.want, places)
+			expect(t, "released sets", tc.released, released)
+			expect(t, "freed", tc.freed, f.takeFreed())
+			if places == nil {
+				expect(t, "nodes", nodes, f.Nodes())
+				return
 			}
+			times := map[time.Time]bool{}
+			for i, place := range places {
+				node, got, _ := f.Lookup(tc.requests[i].Pod.UID)
+				if node != place.Node || got.State != ledger.Assumed || times[got.AssumeTime] && !place.Existing {
+					t.Errorf("%s has %+v on %q", tc.requests[i].Pod, got, node)
+				}
+				times[got.AssumeTime] = true
+			}
+			want := slices.DeleteFunc(slices.Clone(before), func(uid gpu.PodUID) bool { return slices.Contains(tc.gone, uid) })
+			for _, request := range tc.requests {
+				want = append(want, request.Pod.UID)
+			}
+			slices.Sort(want)
+			expect(t, "pods with an allocation", slices.Compact(want), uids(f.Nodes()))
+		})
+	}
+}
+
+// uids returns the pods with an allocation, sorted.
+func uids(nodes []ledger.Node) (uids []gpu.PodUID) {
+	for _, node := range nodes {
+		for _, h := range node.Allocations {
+			uids = append(uids, h.UID)
 		}
 	}
-	t.Run("only as many reservations as needed are released", func(t *testing.T) {
-		var freed []string
-		l, nodes := twoNodes(func(node string) { freed = append(freed, node) })
-		reserved(l, "n1", 8, "a1", "a2", "b1", "b2")
-		places, released := l.ReserveAll(wants(nodes, 16, 16, 16), [][]gpu.PodUID{{"b1", "b2"}, {"a1", "a2"}}, binpack, at)
-		if len(places) != 3 || released != 1 {
-			t.Fatalf("got %v, %d", places, released)
-		}
-		for uid, want := range map[gpu.PodUID]bool{"a1": true, "a2": true, "b1": false, "b2": false} {
-			if _, _, held := l.Lookup(uid); held != want {
-				t.Errorf("%s has an allocation: %t", uid, held)
-			}
-		}
-		if len(freed) > 0 {
-			t.Errorf("memory of %v was freed, although it was allocated again", freed)
-		}
-	})
-	t.Run("if releasing all doesn't help, none is released", func(t *testing.T) {
-		l, nodes := twoNodes(func(node string) { t.Errorf("memory of %s was freed", node) })
-		reserved(l, "n1", 8, "a1", "a2", "b1", "b2")
-		before := l.Nodes()
-		if places, released := l.ReserveAll(wants(nodes, 16, 16, 16, 16, 16), [][]gpu.PodUID{{"b1", "b2"}, {"a1", "a2"}}, binpack, at); places != nil || released != 0 {
-			t.Fatalf("got %v, %d", places, released)
-		}
-		if diff := cmp.Diff(before, l.Nodes()); diff != "" {
-			t.Errorf("(-before +after):\n%s", diff)
-		}
-	})
-	t.Run("a bound pod isn't released", func(t *testing.T) {
-		l, nodes := twoNodes(nil)
-		reserved(l, "n1", 16, "a1")
-		l.Confirm("a1")
-		if places, _ := l.ReserveAll(wants(nodes, 16, 16, 16, 16), [][]gpu.PodUID{{"a1"}}, binpack, at); places != nil {
-			t.Fatalf("got %v", places)
-		}
-	})
-	t.Run("released memory that isn't needed is freed", func(t *testing.T) {
-		var freed []string
-		l, nodes := twoNodes(func(node string) { freed = append(freed, node) })
-		reserved(l, "n1", 16, "a1")
-		reserved(l, "n2", 16, "a2")
-		if places, _ := l.ReserveAll(wants(nodes[:1], 16, 16), [][]gpu.PodUID{{"a1", "a2"}}, binpack, at); places == nil {
-			t.Fatal("no places")
-		}
-		if !slices.Equal(freed, []string{"n2"}) {
-			t.Errorf("memory of %v was freed", freed)
-		}
-	})
+	slices.Sort(uids)
+	return uids
 }
 
 func TestMove(t *testing.T) {
-	at := time.Unix(1_800_000_000, 0)
-	l, nodes := twoNodes(nil)
-	l.ReserveAll(wants(nodes[:1], 16), nil, binpack, at)
-	if node, ok := l.Move(ledger.Request{Pod: asking("w0", 16), Nodes: nodes[1:]}, binpack, at); !ok || node != "n2" {
-		t.Errorf("got %s, %t", node, ok)
-	}
-	if node, _, _ := l.Lookup("w0"); node != "n2" {
-		t.Errorf("w0 is on %s", node)
-	}
-	if node, ok := l.Move(ledger.Request{Pod: asking("w0", 16), Nodes: []string{"n3"}}, binpack, at); ok {
-		t.Errorf("w0 moved to %s", node)
-	}
-	if node, _, _ := l.Lookup("w0"); node != "n2" {
-		t.Errorf("after a failed move w0 is on %q", node)
+	f := newFixture(t, spec(16), spec(16))
+	f.reserve("n1", pod("w", 16))
+	for _, step := range []struct {
+		to, want string
+		ok       bool
+	}{{"n2", "n2", true}, {"n3", "", false}} {
+		node, ok := f.Move(ledger.Request{Pod: pod("w", 16), Nodes: []string{step.to}}, binpack, at)
+		expect(t, "Move to "+step.to, []any{step.want, step.ok}, []any{node, ok})
+		expect(t, "the pod's node", "n2", f.nodeOf("w"))
 	}
 }
 
+// TestStillUsable changes something about a pod with an allocation on card 0 of n1.
 func TestStillUsable(t *testing.T) {
-	at := time.Unix(1_800_000_000, 0)
-	card := func(index int, unhealthy string) gpu.Card {
-		return gpu.Card{Index: index, Memory: 16, Unhealthy: unhealthy}
-	}
 	for name, tc := range map[string]struct {
-		change func(*ledger.Ledger)
+		change func(f *fixture)
 		want   bool
 	}{
-		"no change":    {func(*ledger.Ledger) {}, true},
-		"released":     {func(l *ledger.Ledger) { l.Release("w0") }, false},
-		"node deleted": {func(l *ledger.Ledger) { l.DeleteNode("n1") }, false},
-		"card unhealthy": {func(l *ledger.Ledger) {
-			l.SetNode("n1", ledger.NodeSpec{Cards: []gpu.Card{card(0, "Xid 79"), card(1, "")}})
-		}, false},
-		"other card unhealthy": {func(l *ledger.Ledger) {
-			l.SetNode("n1", ledger.NodeSpec{Cards: []gpu.Card{card(0, ""), card(1, "Xid 79")}})
-		}, true},
-		"card missing": {func(l *ledger.Ledger) { l.SetNode("n1", ledger.NodeSpec{Cards: []gpu.Card{card(1, "")}}) }, false},
-		"node allocates whole cards": {func(l *ledger.Ledger) {
-			l.SetNode("n1", ledger.NodeSpec{Cards: []gpu.Card{card(0, "")}, WholeCards: true})
-		}, false},
+		"no change":                  {func(*fixture) {}, true},
+		"released":                   {func(f *fixture) { f.Release("w") }, false},
+		"node deleted":               {func(f *fixture) { f.DeleteNode("n1") }, false},
+		"card unhealthy":             {func(f *fixture) { f.SetNode("n1", unhealthy(0, spec(16, 16))) }, false},
+		"other card unhealthy":       {func(f *fixture) { f.SetNode("n1", unhealthy(1, spec(16, 16))) }, true},
+		"card missing":               {func(f *fixture) { f.SetNode("n1", ledger.NodeSpec{Cards: spec(16, 16).Cards[1:]}) }, false},
+		"node allocates whole cards": {func(f *fixture) { f.SetNode("n1", wholeCards(spec(16))) }, false},
+		"presumed, and fits no card": {func(f *fixture) { f.SetNode("n1", spec(8)); f.Release("w"); f.SetBound("n1", pod("w", 16), nil, at) }, false},
 	} {
-		t.Run(name, func(t *testing.T) {
-			l, nodes := twoNodes(nil)
-			l.ReserveAll(wants(nodes[:1], 16), nil, binpack, at)
-			tc.change(l)
-			if got := l.StillUsable("w0"); got != tc.want {
-				t.Errorf("got %t", got)
-			}
-		})
+		f := newFixture(t, spec(16, 16))
+		f.reserve("n1", pod("w", 16))
+		tc.change(f)
+		expect(t, name, tc.want, f.StillUsable("w"))
 	}
 }
 
 // TestReserveAllRandom checks ReserveAll with random reservations: no card is overcommitted, and a failure changes
 // nothing.
 func TestReserveAllRandom(t *testing.T) {
-	at := time.Unix(1_800_000_000, 0)
+	nodes := []string{"n1", "n2"}
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 1))
-		l, nodes := twoNodes(nil)
-		var reservations [][]gpu.PodUID
+		memory := func() gpu.Memory { return 1 + gpu.Memory(random.IntN(16)) }
+		f := newFixture(t, spec(16, 16), spec(16, 16))
+		var yielding [][]gpu.PodUID
 		for i := range random.IntN(8) {
-			uid := fmt.Sprint("r", i)
-			if _, err := l.Reserve(nodes[random.IntN(2)], asking(uid, 1+gpu.Memory(random.IntN(16))), placement.Binpack, at); err == nil {
-				reservations = append(reservations, []gpu.PodUID{gpu.PodUID(uid)})
+			p := pod(fmt.Sprint("r", i), memory())
+			if _, err := f.Reserve(nodes[random.IntN(2)], p, placement.Binpack, at); err == nil {
+				yielding = append(yielding, []gpu.PodUID{p.UID})
 			}
 		}
 		var amounts []gpu.Memory
 		for range 1 + random.IntN(6) {
-			amounts = append(amounts, 1+gpu.Memory(random.IntN(16)))
+			amounts = append(amounts, memory())
 		}
-		before := l.Nodes()
-		places, released := l.ReserveAll(wants(nodes, amounts...), reservations, binpack, at)
+		before := f.Nodes()
+		places, released := f.ReserveAll(requests(nodes, amounts...), yielding, binpack, at)
 		if places == nil {
-			if diff := cmp.Diff(before, l.Nodes()); diff != "" {
-				t.Fatalf("seed %d: (-before +after):\n%s", seed, diff)
-			}
+			expect(t, "nodes after a failure", before, f.Nodes())
 			continue
 		}
-		held := 0
-		for _, node := range l.Nodes() {
-			held += len(node.Allocations)
+		for _, node := range f.Nodes() {
 			for i, c := range node.Cards {
 				if node.Used[i] > c.Memory {
-					t.Fatalf("seed %d: card %d of %s has %d allocated", seed, c.Index, node.Name, node.Used[i])
+					t.Errorf("card %d of %s has %d allocated", c.Index, node.Name, node.Used[i])
 				}
 			}
 		}
-		if want := len(reservations) - released + len(amounts); held != want {
-			t.Fatalf("seed %d: %d allocations, want %d", seed, held, want)
+		expect(t, "number of allocations", len(yielding)-released+len(amounts), len(uids(f.Nodes())))
+		if t.Failed() {
+			t.Fatalf("with seed %d", seed)
 		}
 	}
 }

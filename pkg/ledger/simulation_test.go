@@ -192,12 +192,12 @@ func (m *model) nodes() []ledger.Node {
 
 // simulation runs the same random operations on the ledger and on the model.
 type simulation struct {
-	random   *rand.Rand
-	recorder *recorder
-	model    *model
-	pods     []gpu.Pod
-	nodes    []string
-	clock    time.Time
+	random  *rand.Rand
+	fixture *fixture
+	model   *model
+	pods    []gpu.Pod
+	nodes   []string
+	clock   time.Time
 }
 
 // step runs one operation. It returns a description and the results of the ledger and of the model.
@@ -208,36 +208,41 @@ func (s *simulation) step() (operation string, got, want any) {
 	switch n := s.random.IntN(100); {
 	case n < 35:
 		policy := placement.Policies()[s.random.IntN(2)]
-		got, err := s.recorder.Reserve(node, pod, policy, s.clock)
+		got, err := s.fixture.Reserve(node, pod, policy, s.clock)
 		return fmt.Sprintf("Reserve(%s, %s of %d, %s)", node, pod, pod.Request, policy),
 			[]any{got, err}, s.modelReserve(node, pod, policy)
 	case n < 45:
 		if before != nil {
 			before.State = ledger.Bound
 		}
-		return fmt.Sprintf("Commit(%s)", pod), s.recorder.Confirm(pod.UID), before != nil
+		return fmt.Sprintf("Confirm(%s)", pod), s.fixture.Confirm(pod.UID), before != nil
 	case n < 55:
 		may := before != nil && before.State == ledger.Assumed
 		if may {
 			s.modelRemove(pod.UID)
 		}
-		return fmt.Sprintf("Release(%s)", pod), s.recorder.Release(pod.UID), may
+		return fmt.Sprintf("Release(%s)", pod), s.fixture.Release(pod.UID), may
 	case n < 65:
 		s.modelRemove(pod.UID)
-		return fmt.Sprintf("Drop(%s)", pod), s.recorder.Remove(pod.UID), before != nil
+		return fmt.Sprintf("Remove(%s)", pod), s.fixture.Remove(pod.UID), before != nil
 	case n < 85:
 		where := s.where(pod.Request)
-		s.recorder.SetBound(node, pod, where, s.clock)
-		s.modelHold(node, pod, where)
-		return fmt.Sprintf("Hold(%s, %s of %d, %v)", node, pod, pod.Request, where), nil, nil
+		s.fixture.SetBound(node, pod, where, s.clock)
+		s.modelSetBound(node, pod, where)
+		return fmt.Sprintf("SetBound(%s, %s of %d, %v)", node, pod, pod.Request, where), nil, nil
 	case n < 90:
-		s.recorder.DeleteNode(node)
+		s.fixture.DeleteNode(node)
 		delete(s.model.specs, node)
 		s.model.presume(node)
 		return fmt.Sprintf("DeleteNode(%s)", node), nil, nil
 	default:
 		nodeSpec := s.nodeSpec()
-		s.recorder.SetNode(node, nodeSpec)
+		shuffled := nodeSpec
+		shuffled.Cards = slices.Clone(nodeSpec.Cards)
+		s.random.Shuffle(len(shuffled.Cards), func(i, j int) {
+			shuffled.Cards[i], shuffled.Cards[j] = shuffled.Cards[j], shuffled.Cards[i]
+		})
+		s.fixture.SetNode(node, shuffled)
 		s.model.specs[node] = nodeSpec
 		s.model.presume(node)
 		return fmt.Sprintf("SetNode(%s, %v)", node, nodeSpec), nil, nil
@@ -257,7 +262,7 @@ func (s *simulation) modelReserve(node string, pod gpu.Pod, policy placement.Pol
 	return []any{h, error(nil)}
 }
 
-func (s *simulation) modelHold(node string, pod gpu.Pod, where gpu.Placement) {
+func (s *simulation) modelSetBound(node string, pod gpu.Pod, where gpu.Placement) {
 	h := ledger.Allocation{Pod: pod, State: ledger.Bound, Placement: where, Presumed: len(where) == 0, AssumeTime: s.clock}
 	switch before := s.model.allocations[pod.UID]; {
 	case before == nil:
@@ -307,6 +312,8 @@ func (s *simulation) nodeSpec() ledger.NodeSpec {
 	return nodeSpec
 }
 
+// TestSimulation compares the ledger with the model after each of many random operations: results, nodes, calls of freed,
+// the reasons of Check and Rank, Lookup, and the copy of a reader that follows the changes.
 func TestSimulation(t *testing.T) {
 	seeds, steps := uint64(60), 200
 	if testing.Short() {
@@ -316,12 +323,12 @@ func TestSimulation(t *testing.T) {
 	presumed, over, freed := 0, 0, 0
 	for seed := range seeds {
 		s := &simulation{
-			random: rand.New(rand.NewPCG(seed, 1)), recorder: newRecorder(t), model: newModel(), nodes: []string{"n0", "n1", "n2"},
-			clock: at,
+			random: rand.New(rand.NewPCG(seed, 1)), fixture: newFixture(t), model: newModel(), nodes: []string{"n0", "n1", "n2"}, clock: at,
 		}
 		for i := range 14 {
 			s.pods = append(s.pods, pod(fmt.Sprintf("p%02d", i), gpu.Memory(1+s.random.IntN(13))))
 		}
+		reader, asked := &follower{}, append(s.nodes, "n9")
 		var history []string
 		for range steps {
 			before := s.model.room()
@@ -338,24 +345,38 @@ func TestSimulation(t *testing.T) {
 				}
 			}
 			compare("result", want, got)
-			compare("nodes", s.model.nodes(), s.recorder.Nodes())
-			freedNodes := s.recorder.takeFreed()
-			slices.Sort(freedNodes)
+			nodes := s.model.nodes()
+			compare("nodes", nodes, s.fixture.Nodes())
+			if s.random.IntN(3) > 0 { // Otherwise there are several changes at once.
+				copied, _ := reader.follow(s.fixture.Ledger)
+				compare("the reader's copy", nodes, copied)
+			}
+			freedNodes := s.fixture.takeFreed()
 			compare("freed nodes", s.model.grown(before), freedNodes)
 			freed += len(freedNodes)
 
-			asking, reasons := s.pods[s.random.IntN(len(s.pods))], map[string]placement.Reason{}
+			asking := s.pods[s.random.IntN(len(s.pods))]
 			if s.random.IntN(2) == 0 {
 				asking = pod("unknown", asking.Request)
 			}
-			for _, node := range append(s.nodes, "n9") {
-				reasons[node] = s.model.check(asking, node)
-				reached[reasons[node]]++
+			var reasons []placement.Reason
+			for _, node := range asked {
+				reasons = append(reasons, s.model.check(asking, node))
+				reached[reasons[len(reasons)-1]]++
 			}
-			compare("Check", reasons, s.recorder.check(asking, append(s.nodes, "n9")...))
-			compare("Rank", reasons, s.recorder.rank(asking, append(s.nodes, "n9")...))
+			compare("Check", reasons, s.fixture.check(asking, asked...))
+			compare("Rank", reasons, s.fixture.rank(binpack, asking, asked...))
+			fitting := []string{}
+			for i, node := range s.nodes {
+				if reasons[i] == placement.Fits {
+					fitting = append(fitting, node)
+				}
+			}
+			node, fits := s.fixture.AnyFit(asking)
+			compare("AnyFit", []bool{len(fitting) > 0, len(fitting) > 0}, []bool{fits, slices.Contains(fitting, node)})
+			compare("Fitting", fitting, slices.Sorted(slices.Values(s.fixture.Fitting(asking))))
 			for _, p := range s.pods {
-				node, got, found := s.recorder.Lookup(p.UID)
+				node, got, found := s.fixture.Lookup(p.UID)
 				compare(p.Name+" has an allocation", s.model.allocations[p.UID] != nil, found)
 				if found {
 					compare(p.Name, *s.model.allocations[p.UID], allocation{node, got})
@@ -364,7 +385,7 @@ func TestSimulation(t *testing.T) {
 					presumed++
 				}
 			}
-			for _, n := range s.recorder.Nodes() {
+			for _, n := range nodes {
 				for i, c := range n.Cards {
 					if n.Used[i] > c.Memory {
 						over++
@@ -382,6 +403,4 @@ func TestSimulation(t *testing.T) {
 	if presumed == 0 || over == 0 || freed == 0 {
 		t.Errorf("too few special cases: %d presumed allocations, %d overcommitted cards, %d freed nodes", presumed, over, freed)
 	}
-	t.Logf("%d steps; reasons %v; %d presumed allocations, %d overcommitted cards, %d freed nodes",
-		int(seeds)*steps, reached, presumed, over, freed)
 }

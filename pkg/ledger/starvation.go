@@ -7,8 +7,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// starvationReservation is a starvation reservation: memory on certain cards that is reserved for certain pods. Running pods on these
-// cards go on. Other pods of equal or lower priority see the reserved memory as used. There is at most one at a time.
+// starvationReservation is memory on certain cards that is held back for certain pods. Running pods on these cards go on.
+// Other pods of equal or lower priority see the reserved memory as used. There is at most one at a time.
 type starvationReservation struct {
 	pods     map[gpu.PodUID]struct{}
 	priority int32
@@ -22,8 +22,7 @@ func (l *Ledger) ReserveForStarving(requests []Request, priority int32) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.endStarvationReservation()
-	c := &starvationReservation{pods: map[gpu.PodUID]struct{}{}, priority: priority}
-	l.starvation = c
+	l.starvation = &starvationReservation{pods: map[gpu.PodUID]struct{}{}, priority: priority}
 	for _, request := range requests {
 		if _, allocated := l.nodeOf[request.Pod.UID]; allocated {
 			continue
@@ -35,8 +34,8 @@ func (l *Ledger) ReserveForStarving(requests []Request, priority int32) bool {
 		}
 		n := l.nodes[name]
 		n.starvation = append(n.starvation, gpu.Share{Card: card, Memory: request.Pod.Request})
-		c.pods[request.Pod.UID] = struct{}{}
-		c.nodes = append(c.nodes, name)
+		l.starvation.pods[request.Pod.UID] = struct{}{}
+		l.starvation.nodes = append(l.starvation.nodes, name)
 	}
 	return true
 }

@@ -12,10 +12,10 @@ import (
 // enough that a pod which is not bound after all blocks others only briefly.
 const tentativeLifetime = 2 * time.Second
 
-// tentativePlacements are the tentative placements. Between a pod's filter and its bind other pods are filtered; they should see the
-// memory that the first one is about to get as used. A tentative placement is no allocation: it counts in Rank only, if
-// the view asks for it, and it ends when the pod gets an allocation. It names every node to which the pod may be bound,
-// so for some milliseconds it counts on nodes that the pod doesn't get.
+// tentativePlacements are the tentative placements. Between a pod's filter and its bind other pods are filtered; they
+// should see the memory that the first one is about to get as used. A tentative placement is no allocation: it counts in
+// Rank only, if the view asks for it, and it ends when the pod gets an allocation. It names every node to which the pod
+// may be bound, so for some milliseconds it counts on nodes that the pod doesn't get.
 type tentativePlacements struct {
 	// open is ordered by age.
 	open []tentativePlacement

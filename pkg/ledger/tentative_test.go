@@ -9,93 +9,64 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// finds returns the reasons of the nodes for the pod, with tentative placements counted.
-func finds(l *ledger.Ledger, pod gpu.Pod, names ...string) []placement.Reason {
-	return findsAt(l, at, pod, names...)
-}
-
-func findsAt(l *ledger.Ledger, now time.Time, pod gpu.Pod, names ...string) []placement.Reason {
-	var reasons []placement.Reason
-	view := ledger.View{Card: placement.Binpack, Node: placement.Binpack, TentativeAt: now}
-	l.Rank(view, pod, names, func(_ int, _ placement.Suitability, r placement.Reason) { reasons = append(reasons, r) })
-	return reasons
-}
-
 func TestTentativePlacement(t *testing.T) {
-	free, taken := []placement.Reason{placement.Fits, placement.Fits}, []placement.Reason{placement.Full, placement.Full}
-	first, second := pod("first", 10), pod("second", 10)
-	for name, test := range map[string]struct {
-		then  func(l *ledger.Ledger)
-		first []placement.Reason
-		want  []placement.Reason
+	const fits, full, elsewhere = placement.Fits, placement.Full, placement.Elsewhere
+	type reasons = []placement.Reason
+	free, taken := reasons{fits, fits}, reasons{full, full}
+	first := pod("first", 10)
+	for name, tc := range map[string]struct {
+		then func(f *fixture)
+		// first and second are the reasons of n1 and n2 for the pod itself and for another pod.
+		first, second reasons
 	}{
-		"added":                {func(*ledger.Ledger) {}, free, taken},
-		"replaced by one node": {func(l *ledger.Ledger) { l.AddTentative(first, []string{"n2"}, at) }, free, []placement.Reason{placement.Fits, placement.Full}},
-		"reserved": {func(l *ledger.Ledger) {
-			if _, err := l.Reserve("n1", first, placement.Binpack, at); err != nil {
-				t.Error(err)
-			}
-		}, []placement.Reason{placement.Fits, placement.Elsewhere}, []placement.Reason{placement.Full, placement.Fits}},
-		"bound":   {func(l *ledger.Ledger) { l.SetBound("n2", first, gpu.On(0, 10), at) }, []placement.Reason{placement.Elsewhere, placement.Fits}, []placement.Reason{placement.Fits, placement.Full}},
-		"removed": {func(l *ledger.Ledger) { l.Remove(first.UID) }, free, free},
-		"expired": {func(l *ledger.Ledger) { l.AddTentative(pod("third", 1), nil, at.Add(time.Minute)) }, free, free},
-		"the node is created again": {func(l *ledger.Ledger) {
-			l.DeleteNode("n1")
-			l.SetNode("n1", spec(16))
-		}, free, []placement.Reason{placement.Fits, placement.Full}},
+		"added":                     {func(*fixture) {}, free, taken},
+		"replaced by one node":      {func(f *fixture) { f.AddTentative(first, []string{"n2"}, at) }, free, reasons{fits, full}},
+		"reserved":                  {func(f *fixture) { f.reserve("n1", first) }, reasons{fits, elsewhere}, reasons{full, fits}},
+		"bound":                     {func(f *fixture) { f.bind("n2", 0, first) }, reasons{elsewhere, fits}, reasons{fits, full}},
+		"removed":                   {func(f *fixture) { f.Remove(first.UID) }, free, free},
+		"expired":                   {func(f *fixture) { f.AddTentative(pod("third", 1), nil, at.Add(time.Minute)) }, free, free},
+		"the node is created again": {func(f *fixture) { f.DeleteNode("n1"); f.SetNode("n1", spec(16)) }, free, reasons{fits, full}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := ledger.New()
-			l.SetNode("n1", spec(16))
-			l.SetNode("n2", spec(16))
-			l.AddTentative(first, []string{"n1", "n2", "unknown"}, at)
-			test.then(l)
-			expect(t, "the pod itself", test.first, finds(l, first, "n1", "n2"))
-			expect(t, "another pod", test.want, finds(l, second, "n1", "n2"))
-			// A tentative placement allocates nothing: Check doesn't count it.
-			l.Check(pod("small", 1), []string{"n1", "n2"}, func(name string, r placement.Reason) { expect(t, name, placement.Fits, r) })
+			f := newFixture(t, spec(16), spec(16))
+			f.AddTentative(first, []string{"n1", "n2", "unknown"}, at)
+			tc.then(f)
+			expect(t, "the pod itself", tc.first, f.rank(tentative, first, "n1", "n2"))
+			expect(t, "another pod", tc.second, f.rank(tentative, pod("second", 10), "n1", "n2"))
+			expect(t, "Check, which counts allocations only", free, f.check(pod("small", 1), "n1", "n2"))
 		})
 	}
 }
 
-// A tentative placement expires even if no other is added.
+// A tentative placement expires even if no other is added, and Rank reports whether it counted one.
 func TestTentativePlacementExpires(t *testing.T) {
-	l := ledger.New()
-	l.SetNode("n1", spec(16))
-	l.AddTentative(pod("first", 10), []string{"n1"}, at)
-	expect(t, "a second later", []placement.Reason{placement.Full}, findsAt(l, at.Add(time.Second), pod("second", 10), "n1"))
-	expect(t, "a minute later", []placement.Reason{placement.Fits}, findsAt(l, at.Add(time.Minute), pod("second", 10), "n1"))
-}
-
-func TestRankReportsTentativePlacements(t *testing.T) {
-	l := ledger.New()
-	l.SetNode("n1", spec(16))
-	rank := func(tentativeAt time.Time) bool {
-		view := ledger.View{Card: placement.Binpack, Node: placement.Binpack, TentativeAt: tentativeAt}
-		return l.Rank(view, pod("second", 10), []string{"n1"}, func(int, placement.Suitability, placement.Reason) {})
+	f := newFixture(t, spec(16))
+	f.AddTentative(pod("first", 10), []string{"n1"}, at)
+	for name, tc := range map[string]struct {
+		now     time.Time
+		want    placement.Reason
+		counted bool
+	}{
+		"a second later": {at.Add(time.Second), placement.Full, true},
+		"a minute later": {at.Add(time.Minute), placement.Fits, false},
+		"not asked for":  {time.Time{}, placement.Fits, false},
+	} {
+		view := ledger.View{Card: placement.Binpack, Node: placement.Binpack, TentativeAt: tc.now}
+		counted := f.Rank(view, pod("second", 10), []string{"n1"}, func(_ int, _ placement.Suitability, got placement.Reason) {
+			expect(t, name, tc.want, got)
+		})
+		expect(t, name+": counted", tc.counted, counted)
 	}
-	if rank(at) {
-		t.Error("reported before the first one")
-	}
-	l.AddTentative(pod("first", 10), []string{"n1"}, at)
-	if !rank(at.Add(time.Second)) {
-		t.Error("not reported")
-	}
-	if rank(time.Time{}) || rank(at.Add(time.Minute)) {
-		t.Error("reported although not counted")
-	}
-	l.Remove(pod("first", 10).UID)
-	if rank(at) {
-		t.Error("reported after the pod's removal")
-	}
+	f.Remove("first")
+	expect(t, "counted after the pod's removal", false, f.Rank(tentative, pod("second", 10), nil, nil))
 }
 
 func TestTentativePlacementShares(t *testing.T) {
-	l := ledger.New()
-	l.SetNode("n1", spec(16, 16))
+	f := newFixture(t, spec(16, 16))
 	for _, name := range []string{"a", "b", "c"} {
-		l.AddTentative(pod(name, 8), []string{"n1"}, at)
+		f.AddTentative(pod(name, 8), []string{"n1"}, at)
 	}
-	expect(t, "half a card beside three halves", []placement.Reason{placement.Fits}, finds(l, pod("d", 8), "n1"))
-	expect(t, "a whole card", []placement.Reason{placement.Full}, finds(l, pod("e", 16), "n1"))
+	for request, want := range map[gpu.Memory]placement.Reason{8: placement.Fits, 9: placement.Full} {
+		expect(t, "beside three halves of a card", []placement.Reason{want}, f.rank(tentative, pod("d", request), "n1"))
+	}
 }

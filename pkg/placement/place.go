@@ -24,7 +24,20 @@ func Place(policy Policy, cards []Card, request gpu.Memory) (gpu.Placement, Reas
 	if reason := totals.Fit(request); reason != Fits {
 		return nil, reason
 	}
-	return gpu.On(cards[totals.choose(policy, cards, request).at].Index, request), Fits
+	return gpu.On(policy.choose(cards, request).Index, request), Fits
+}
+
+// choose returns the card that the policy prefers among those with room for the request. At least one must have room.
+func (p Policy) choose(cards []Card, request gpu.Memory) (best *Card) {
+	for i := range cards {
+		c := &cards[i]
+		switch {
+		case c.Unhealthy || c.Free() < request:
+		case best == nil || p.better(c, best) || c.Index < best.Index && !p.better(best, c):
+			best = c
+		}
+	}
+	return best
 }
 
 // Fit returns the reason that Place returns, without allocating memory: it runs for thousands of nodes per pod.

@@ -1,8 +1,11 @@
 package placement
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
+	"regexp"
 	"slices"
 	"testing"
 
@@ -20,18 +23,17 @@ func free(amounts ...gpu.Memory) []Card {
 	return cards
 }
 
-// unhealthy marks the card at the position unhealthy.
+// unhealthy returns the cards with the one at the position unhealthy.
 func unhealthy(position int, cards []Card) []Card {
+	cards = slices.Clone(cards)
 	cards[position].Unhealthy = true
 	return cards
 }
 
 func TestPlace(t *testing.T) {
-	sizes := []Card{
-		{Index: 0, Memory: 8192},
-		{Index: 1, Memory: 40960, Used: 30000},
-		{Index: 2, Memory: 16384},
-	}
+	figure := free(12207, 8138, 4069, 16276)
+	sizes := []Card{{Index: 0, Memory: 8192}, {Index: 1, Memory: 40960, Used: 30000}, {Index: 2, Memory: 16384}}
+	sick := []Card{{Index: 0, Memory: 40960, Unhealthy: true}, {Index: 1, Memory: 8192}}
 	for name, tc := range map[string]struct {
 		policy  Policy
 		cards   []Card
@@ -39,92 +41,102 @@ func TestPlace(t *testing.T) {
 		want    gpu.Placement
 		reason  Reason
 	}{
-		"bind figure, binpack: the fitting card with the least free memory": {
-			policy: Binpack, cards: free(12207, 8138, 4069, 16276), request: 8138, want: gpu.On(1, 8138),
-		},
-		"bind figure, spread: the card with the most free memory": {
-			policy: Spread, cards: free(12207, 8138, 4069, 16276), request: 8138, want: gpu.On(3, 8138),
-		},
-		"filter figure: enough in total, but not on one card": {
-			policy: Binpack, cards: free(4069, 4069), request: 8138, reason: Fragmented,
-		},
-		"filter figure: the same total on one card": {
-			policy: Binpack, cards: free(8138, 0), request: 8138, want: gpu.On(0, 8138),
-		},
-		"binpack: of equal cards the lower index": {
-			policy: Binpack, cards: free(0, 8138, 8138), request: 4069, want: gpu.On(1, 4069),
-		},
-		"spread: of equal cards the lower index": {
-			policy: Spread, cards: free(0, 8138, 8138), request: 4069, want: gpu.On(1, 4069),
-		},
-		"the lower index in any order of cards": {
-			policy:  Binpack,
-			cards:   []Card{{Index: 5, Memory: 10}, {Index: 2, Memory: 10}},
-			request: 1, want: gpu.On(2, 1),
-		},
-		"a placement has the card's index, not its position": {
-			policy: Binpack, cards: []Card{{Index: 7, Memory: 10}}, request: 10, want: gpu.On(7, 10),
-		},
-		"a whole card": {
-			policy: Binpack, cards: free(16275, 16276), request: 16276, want: gpu.On(1, 16276),
-		},
-		"more than a whole card": {
-			policy: Binpack, cards: free(16276, 16276), request: 16277, reason: TooLarge,
-		},
-		"the largest possible request": {
-			policy: Binpack, cards: free(16276, 16276), request: math.MaxInt64, reason: TooLarge,
-		},
-		"cards of different sizes": {
-			policy: Binpack, cards: sizes, request: 10000, want: gpu.On(1, 10000),
-		},
-		"a large request skips the small card": {
-			policy: Binpack, cards: sizes, request: 12000, want: gpu.On(2, 12000),
-		},
-		"a request that only the largest card can serve": {
-			policy: Binpack, cards: sizes, request: 20000, reason: Fragmented,
-		},
-		"an unhealthy card is skipped": {
-			policy: Binpack, cards: unhealthy(1, free(12207, 8138, 4069, 16276)), request: 8138, want: gpu.On(0, 8138),
-		},
-		"only an unhealthy card has room, but a healthy one is large enough": {
-			policy: Binpack, cards: unhealthy(0, free(16276, 4069)), request: 8138, reason: Full,
-		},
-		"the order of the cards doesn't change the reason": {
-			policy: Binpack, cards: unhealthy(1, free(4069, 16276)), request: 8138, reason: Full,
-		},
-		"all cards are unhealthy": {
-			policy: Binpack, cards: unhealthy(0, unhealthy(1, free(16276, 16276))), request: 8138, reason: Unhealthy,
-		},
-		"the only card is unhealthy and full": {
-			policy: Binpack, cards: unhealthy(0, free(0)), request: 8138, reason: Unhealthy,
-		},
-		"an unhealthy card that is too small": {
-			policy: Binpack, cards: unhealthy(0, free(16276)), request: 20000, reason: TooLarge,
-		},
-		"the only card that is large enough is unhealthy": {
-			policy: Binpack, cards: []Card{
-				{Index: 0, Memory: 40960, Unhealthy: true}, {Index: 1, Memory: 8192},
-			}, request: 16384, reason: Unhealthy,
-		},
-		"an overcommitted card has no room": {
-			policy: Binpack, cards: []Card{{Memory: 16, Used: 24}}, request: 1, reason: Full,
-		},
-		"no cards": {
-			policy: Binpack, request: 1, reason: NotShared,
-		},
+		"bind figure, binpack: the fitting card with the least free memory": {Binpack, figure, 8138, gpu.On(1, 8138), Fits},
+		"bind figure, spread: the card with the most free memory":           {Spread, figure, 8138, gpu.On(3, 8138), Fits},
+		"filter figure: enough in total, but not on one card":               {Binpack, free(4069, 4069), 8138, nil, Fragmented},
+		"filter figure: the same total on one card":                         {Binpack, free(8138, 0), 8138, gpu.On(0, 8138), Fits},
+		"a placement has the card's index, not its position":                {Binpack, []Card{{Index: 7, Memory: 10}}, 10, gpu.On(7, 10), Fits},
+		"of equal cards the lower index":                                    {Spread, []Card{{Index: 5, Memory: 10}, {Index: 2, Memory: 10}}, 1, gpu.On(2, 1), Fits},
+		"a whole card":                                                      {Binpack, free(16275, 16276), 16276, gpu.On(1, 16276), Fits},
+		"more than a whole card":                                            {Binpack, free(16276, 16276), 16277, nil, TooLarge},
+		"the largest possible request":                                      {Binpack, free(16276, 16276), math.MaxInt64, nil, TooLarge},
+		"cards of different sizes":                                          {Binpack, sizes, 10000, gpu.On(1, 10000), Fits},
+		"a large request skips the small card":                              {Binpack, sizes, 12000, gpu.On(2, 12000), Fits},
+		"a request that only the largest card can serve":                    {Binpack, sizes, 20000, nil, Fragmented},
+		"an unhealthy card is skipped":                                      {Binpack, unhealthy(1, figure), 8138, gpu.On(0, 8138), Fits},
+		"an unhealthy card has room, a healthy one only the size":           {Binpack, unhealthy(0, free(16276, 4069)), 8138, nil, Full},
+		"the order of the cards doesn't change the reason":                  {Binpack, unhealthy(1, free(4069, 16276)), 8138, nil, Full},
+		"all cards are unhealthy":                                           {Binpack, unhealthy(0, unhealthy(1, free(16276, 16276))), 8138, nil, Unhealthy},
+		"the only card is unhealthy and full":                               {Binpack, unhealthy(0, free(0)), 8138, nil, Unhealthy},
+		"an unhealthy card that is too small":                               {Binpack, unhealthy(0, free(16276)), 20000, nil, TooLarge},
+		"the only card that is large enough is unhealthy":                   {Binpack, sick, 16384, nil, Unhealthy},
+		"an overcommitted card has no room":                                 {Binpack, []Card{{Memory: 16, Used: 24}}, 1, nil, Full},
+		"no cards":                                                          {Binpack, nil, 1, nil, NotShared},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, reason := Place(tc.policy, tc.cards, tc.request)
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("placement (-want +got):\n%s", diff)
 			}
-			if diff := cmp.Diff(tc.reason, reason); diff != "" {
-				t.Errorf("reason (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(tc.reason, Fit(tc.cards, tc.request)); diff != "" {
-				t.Errorf("Fit (-want +got):\n%s", diff)
+			_, suited := suit(tc.policy, Spread, tc.cards, tc.request)
+			if fit := Fit(tc.cards, tc.request); reason != tc.reason || fit != tc.reason || suited != tc.reason {
+				t.Errorf("Place returns %q, Fit %q, Suit %q; want %q", reason, fit, suited, tc.reason)
 			}
 		})
+	}
+}
+
+// TestPolicies checks for all policies what Policy promises: better is a strict order, the choice doesn't depend on the
+// order of the cards, and scores are between 0 and MaxScore.
+func TestPolicies(t *testing.T) {
+	var all []Card
+	for memory := range gpu.Memory(9) {
+		for used := range memory + 2 {
+			all = append(all, Card{Index: len(all), Memory: memory, Used: used})
+		}
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	for _, p := range Policies() {
+		parsed, err := ParsePolicy(p.String())
+		if err != nil || parsed.String() != p.String() {
+			t.Errorf("ParsePolicy(%q) = %v, %v", p, parsed, err)
+		}
+		for range 20_000 {
+			c := []Card{all[random.IntN(len(all))], all[random.IntN(len(all))], all[random.IntN(len(all))]}
+			if p.better(&c[0], &c[1]) && (p.better(&c[1], &c[0]) || !p.better(&c[0], &c[2]) && !p.better(&c[2], &c[1])) {
+				t.Fatalf("%s is no strict order of %v", p, c)
+			}
+			request := 1 + random.Int64N(9)
+			want, _ := Place(p, c, gpu.Memory(request))
+			random.Shuffle(len(c), func(i, j int) { c[i], c[j] = c[j], c[i] })
+			if got, _ := Place(p, c, gpu.Memory(request)); !got.Equal(want) {
+				t.Fatalf("%s chooses %v or %v of %v for %d, depending on their order", p, want, got, c, request)
+			}
+			for _, card := range Policies() {
+				if suits, _ := suit(card, p, c, gpu.Memory(request)); suits < 0 || suits > MaxScore {
+					t.Fatalf("%s scores %v with %v for %d", p, c, suits, request)
+				}
+			}
+		}
+	}
+	if got, want := Choices(), "binpack (least free memory) or spread (most free memory)"; got != want {
+		t.Errorf("choices %q, want %q", got, want)
+	}
+	_, err := ParsePolicy("random")
+	if diff := cmp.Diff(`unknown policy "random": want binpack or spread`, fmt.Sprint(err)); diff != "" {
+		t.Errorf("error (-want +got):\n%s", diff)
+	}
+}
+
+// TestChartPolicies checks that the chart accepts exactly the policies of the code.
+func TestChartPolicies(t *testing.T) {
+	text, err := os.ReadFile("../../deploy/helm/gpushare/values.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, p := range Policies() {
+		want = append(want, p.String())
+	}
+	for _, flag := range []string{"cardPolicy", "nodePolicy"} {
+		enum := regexp.MustCompile(`"` + flag + `": \{\s*"enum": \[([^]]*)\]`).FindSubmatch(text)
+		if enum == nil {
+			t.Fatalf("values.schema.json has no %s", flag)
+		}
+		got := regexp.MustCompile(`\w+`).FindAllString(string(enum[1]), -1)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-code +chart):\n%s", flag, diff)
+		}
 	}
 }
 
@@ -151,25 +163,6 @@ func TestReasons(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
-func TestParsePolicy(t *testing.T) {
-	for _, want := range Policies() {
-		got, err := ParsePolicy(want.String())
-		if err != nil || got.String() != want.String() {
-			t.Errorf("ParsePolicy(%q) = %v, %v", want, got, err)
-		}
-	}
-	_, err := ParsePolicy("random")
-	if err == nil {
-		t.Fatal("an unknown policy was accepted")
-	}
-	if diff := cmp.Diff(`unknown policy "random": want binpack or spread`, err.Error()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if got := Policies()[0].String(); got != "binpack" {
-		t.Errorf("the default policy is %s, want binpack", got)
 	}
 }
 
@@ -206,34 +199,13 @@ func TestScore(t *testing.T) {
 	}
 }
 
-// Scores are between 0 and MaxScore, and binpack never scores a fuller node lower.
-func TestScoreBounds(t *testing.T) {
-	for first := range gpu.Memory(17) {
-		for second := range gpu.Memory(17) {
-			cards := []Card{{Index: 0, Memory: 16, Used: first}, {Index: 1, Memory: 16, Used: second}}
-			for request := range gpu.Memory(18) {
-				binpack, spread := score(Binpack, Binpack, cards, request), score(Spread, Spread, cards, request)
-				if min(binpack, spread) < 0 || max(binpack, spread) > MaxScore {
-					t.Fatalf("used %d and %d, request %d: scores %d and %d", first, second, request, binpack, spread)
-				}
-				fuller := []Card{cards[0], cards[1]}
-				fuller[0].Used++
-				if Fit(cards[:1], request) == Fits && Fit(fuller[:1], request) == Fits &&
-					score(Binpack, Binpack, fuller[:1], request) < score(Binpack, Binpack, cards[:1], request) {
-					t.Fatalf("used %d, request %d: binpack scores the fuller card lower", first, request)
-				}
-			}
-		}
-	}
-}
-
-// Suit returns the same reasons as Place.
-func TestSuitAgreesWithPlace(t *testing.T) {
-	for _, cards := range [][]Card{nil, free(8), free(0, 4, 8), {{Memory: 8, Unhealthy: true}}} {
-		for request := gpu.Memory(1); request < 20000; request += 3 {
-			_, want := Place(Spread, cards, request)
-			if _, got := suit(Spread, Binpack, cards, request); got != want {
-				t.Errorf("%d on %v: %v, want %v", request, cards, got, want)
+// TestBinpackScore checks that binpack never scores a fuller card lower.
+func TestBinpackScore(t *testing.T) {
+	for used := range gpu.Memory(16) {
+		for request := range 16 - used {
+			card, fuller := []Card{{Memory: 16, Used: used}}, []Card{{Memory: 16, Used: used + 1}}
+			if Fit(fuller, request) == Fits && score(Binpack, Binpack, fuller, request) < score(Binpack, Binpack, card, request) {
+				t.Errorf("used %d, request %d: the fuller card has a lower score", used, request)
 			}
 		}
 	}

@@ -3,38 +3,71 @@ package placement
 import (
 	"fmt"
 	"strings"
-
-	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Policy orders the cards (or nodes) that a request fits.
+// Policy is a preference among the cards of a node, or among nodes, that have room for a request.
+//
+// To add a policy, add a value below and list it in policies: the command line and its help take it from there.
+// Users find the names in deploy/helm/gpushare (values.yaml, values.schema.json) and docs/install.md. TestPolicies
+// checks for each policy what other code relies on:
+//
+//   - better is a strict order, so that the choice depends neither on the order of the cards nor on which function asks:
+//     Suit rates the card that Place then chooses. Equal cards are ordered by index.
+//   - rate stays within 0 to 1, so that scores stay within MaxScore.
 type Policy struct {
-	name string
-	// better reports whether a card with a free after the placement is preferred to one with b free. It must be monotone:
-	// always the smaller or always the larger amount wins, because Totals keeps only the fullest and the emptiest card.
-	better func(a, b gpu.Memory) bool
+	name, help string
+	// better reports whether card a is preferred to card b.
+	better func(a, b *Card) bool
+	// rate rates a card or a node by the fraction of its memory that is used after the placement, 0 to 1. The highest rate
+	// is best.
+	rate func(used float64) float64
 }
 
 var (
-	// Binpack prefers the card with the least free memory, which keeps whole cards free for large pods. It is the default.
-	Binpack = Policy{"binpack", func(a, b gpu.Memory) bool { return a < b }}
+	// Binpack prefers the card with the least free memory, which keeps whole cards free for large pods.
+	Binpack = Policy{
+		name: "binpack", help: "least free memory",
+		better: func(a, b *Card) bool { return a.Free() < b.Free() },
+		rate:   func(used float64) float64 { return used },
+	}
 	// Spread prefers the card with the most free memory.
-	Spread = Policy{"spread", func(a, b gpu.Memory) bool { return a > b }}
+	Spread = Policy{
+		name: "spread", help: "most free memory",
+		better: func(a, b *Card) bool { return a.Free() > b.Free() },
+		rate:   func(used float64) float64 { return 1 - used },
+	}
 )
 
+// policies are all policies, the default first.
+var policies = []Policy{Binpack, Spread}
+
+// Expected is the policy of choices that the extender predicts instead of making, whatever --card-policy is: where the
+// node puts a pod whose annotations name no card, and which card a nominated pod gets. The device plugin must choose by
+// it as well. It also holds back the least for nominated pods.
+var Expected = Binpack
+
 // Policies returns all policies, the default first.
-func Policies() []Policy { return []Policy{Binpack, Spread} }
+func Policies() []Policy { return append([]Policy(nil), policies...) }
+
+// Choices lists all policies for a flag's help, such as "binpack (least free memory) or spread (most free memory)".
+func Choices() string { return list(func(p Policy) string { return p.name + " (" + p.help + ")" }) }
 
 // ParsePolicy returns the policy with the given name.
 func ParsePolicy(name string) (Policy, error) {
-	var names []string
-	for _, p := range Policies() {
+	for _, p := range policies {
 		if p.name == name {
 			return p, nil
 		}
-		names = append(names, p.name)
 	}
-	return Policy{}, fmt.Errorf("unknown policy %q: want %s", name, strings.Join(names, " or "))
+	return Policy{}, fmt.Errorf("unknown policy %q: want %s", name, list(Policy.String))
+}
+
+func list(describe func(Policy) string) string {
+	var out []string
+	for _, p := range policies {
+		out = append(out, describe(p))
+	}
+	return strings.Join(out, " or ")
 }
 
 // String returns the policy's name, as in flags.

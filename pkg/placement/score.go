@@ -25,22 +25,9 @@ func Suit(cardPolicy, nodePolicy Policy, cards []Card, totals *Totals, request g
 	if reason := totals.Fit(request); reason != Fits {
 		return 0, reason
 	}
-	best := totals.choose(cardPolicy, cards, request)
-	card := fullness(best.memory, best.free.Sub(request))
-	node := fullness(totals.Memory, totals.Free.Sub(request))
-	// fullness 1 is best for a policy that prefers little left over, 0 for one that prefers much.
-	if !nodePolicy.better(0, 1) {
-		card, node = 1-card, 1-node
-	}
-	return Suitability(card*8 + node*2), Fits
-}
-
-// fullness returns the used fraction of total, 0 to 1.
-func fullness(total, free gpu.Memory) float64 {
-	if total == 0 {
-		return 0
-	}
-	return 1 - float64(free)/float64(total)
+	card := cardPolicy.choose(cards, request)
+	used := func(memory, free gpu.Memory) float64 { return 1 - float64(free.Sub(request))/float64(memory) }
+	return Suitability(8*nodePolicy.rate(used(card.Memory, card.Free())) + 2*nodePolicy.rate(used(totals.Memory, totals.Free))), Fits
 }
 
 // Candidate is a node that fits, by its position in the list of candidate nodes.

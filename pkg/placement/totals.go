@@ -11,15 +11,8 @@ type Totals struct {
 	FreeHealthy gpu.Memory
 	// Largest is the memory of the largest card, and LargestHealthy that of the largest healthy one.
 	Largest, LargestHealthy gpu.Memory
-	// roomiest and tightest are the healthy cards with the most and the least free memory; ties go to the lowest index.
-	roomiest, tightest spot
-}
-
-// spot is a chosen card.
-type spot struct {
-	// at is its position in the slice of cards.
-	at           int
-	memory, free gpu.Memory
+	// MostFree is the free memory of the healthy card that has the most.
+	MostFree gpu.Memory
 }
 
 // Sum returns the totals of the cards.
@@ -34,13 +27,7 @@ func Sum(cards []Card) Totals {
 			continue
 		}
 		t.FreeHealthy = t.FreeHealthy.Add(free)
-		first, this := t.LargestHealthy == 0, spot{i, c.Memory, free}
-		if first || free > t.roomiest.free || free == t.roomiest.free && c.Index < cards[t.roomiest.at].Index {
-			t.roomiest = this
-		}
-		if first || free < t.tightest.free || free == t.tightest.free && c.Index < cards[t.tightest.at].Index {
-			t.tightest = this
-		}
+		t.MostFree = max(t.MostFree, free)
 		t.LargestHealthy = max(t.LargestHealthy, c.Memory)
 	}
 	return t
@@ -52,7 +39,7 @@ func (t *Totals) Fit(request gpu.Memory) Reason {
 	switch {
 	case t.Largest == 0:
 		return NotShared
-	case request <= t.roomiest.free:
+	case request <= t.MostFree:
 		return Fits
 	case request <= t.LargestHealthy && request <= t.FreeHealthy:
 		return Fragmented
@@ -62,26 +49,4 @@ func (t *Totals) Fit(request gpu.Memory) Reason {
 		return Unhealthy
 	}
 	return TooLarge
-}
-
-// choose returns the card that the policy prefers for the request, which must fit a card.
-func (t *Totals) choose(policy Policy, cards []Card, request gpu.Memory) spot {
-	// Mostly one of the two known cards is the answer, without a loop over the cards.
-	if !policy.better(t.tightest.free, t.roomiest.free) {
-		return t.roomiest
-	}
-	if request <= t.tightest.free {
-		return t.tightest
-	}
-	best := spot{at: -1}
-	for i := range cards {
-		c := &cards[i]
-		free := c.Free()
-		switch {
-		case free < request || c.Unhealthy:
-		case best.at < 0 || policy.better(free, best.free) || free == best.free && c.Index < cards[best.at].Index:
-			best = spot{i, c.Memory, free}
-		}
-	}
-	return best
 }

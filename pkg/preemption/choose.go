@@ -215,9 +215,7 @@ func (s *search) evict(c *potentialVictim) {
 	}
 	p.highest = max(p.highest, int64(c.Priority))
 	p.priorities += int64(c.Priority) - math.MinInt32 + 1
-	for _, share := range c.Placement {
-		p.memory = p.memory.Add(share.Memory)
-	}
+	p.memory = p.memory.Add(c.Placement.Total())
 }
 
 // plan is a set of victims that frees a card, with its cost.

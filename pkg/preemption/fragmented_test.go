@@ -1,4 +1,4 @@
-package preemption
+package preemption_test
 
 import (
 	"testing"
@@ -6,64 +6,55 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/preemption"
 )
 
-// cardsOf returns cards with 16 units each, of which the given amounts are used.
-func cardsOf(used ...gpu.Memory) []placement.Card {
-	cards := make([]placement.Card, len(used))
-	for i := range used {
-		cards[i] = placement.Card{Index: i, Memory: 16, Used: used[i]}
-	}
-	return cards
-}
-
 func TestFragmented(t *testing.T) {
-	request := Request{Memory: 8, Resources: Amounts{8, 2}}
-	for name, test := range map[string]struct {
-		node Node
+	request := preemption.Request{Memory: 8, Resources: preemption.Amounts{2, 8}}
+	for name, tc := range map[string]struct {
+		node preemption.Node
 		want bool
 	}{
-		"the sum has room, no card has":        {Node{Cards: cardsOf(12, 12), Free: Amounts{8, 2}}, true},
-		"a card has room":                      {Node{Cards: cardsOf(12, 8), Free: Amounts{12, 2}}, false},
-		"the sum has none":                     {Node{Cards: cardsOf(12, 13), Free: Amounts{7, 2}}, false},
-		"another resource has none":            {Node{Cards: cardsOf(12, 12), Free: Amounts{8, 1}}, false},
-		"no card is large enough, full or not": {Node{Cards: []placement.Card{{Memory: 4}, {Index: 1, Memory: 4}}, Free: Amounts{8, 2}}, false},
+		"the sum has room, no card has":        {node(16, []gpu.Memory{12, 12}, 2), true},
+		"a card has room":                      {node(16, []gpu.Memory{12, 8}, 2), false},
+		"the sum has none":                     {node(16, []gpu.Memory{12, 13}, 2), false},
+		"another resource has none":            {node(16, []gpu.Memory{12, 12}, 1), false},
+		"no card is large enough, full or not": {node(4, []gpu.Memory{0, 0}, 2), false},
 	} {
-		t.Run(name, func(t *testing.T) {
-			if got := Fragmented(test.node, request); got != test.want {
-				t.Errorf("%v, want %v", got, test.want)
-			}
-		})
+		if got := preemption.Fragmented(tc.node, request); got != tc.want {
+			t.Errorf("%s: %t, want %t", name, got, tc.want)
+		}
 	}
 }
 
 func TestChooseNode(t *testing.T) {
-	request := Request{Memory: 8, Resources: Amounts{8}}
-	podOn := func(uid string, card int, memory gpu.Memory, priority int32, budgets ...int) Pod {
-		return Pod{UID: gpu.PodUID(uid), Priority: priority, Placement: gpu.On(card, memory), Requests: Amounts{int64(memory)}, Budgets: budgets}
+	request := preemption.Request{Memory: 8, Resources: preemption.Amounts{0, 8}}
+	onlyCard := func(card int, uid gpu.PodUID, edits ...edit) preemption.Node {
+		others := []gpu.Memory{12, 12}
+		others[card] = 0
+		return node(16, others, 0, on(card, 12, uid, edits...))
 	}
-	expensive := Node{Cards: cardsOf(12, 12), Free: Amounts{8}, Pods: []Pod{podOn("expensive", 0, 12, 5)}}
-	cheap := Node{Cards: cardsOf(12, 12), Free: Amounts{8}, Pods: []Pod{podOn("cheap", 1, 12, 1)}}
-	guarded := Node{Cards: cardsOf(12, 12), Free: Amounts{8}, Pods: []Pod{podOn("guarded", 1, 12, 0, 0)}, Budgets: []int{0}}
-	stuck := Node{Cards: cardsOf(12, 12), Free: Amounts{8}}
-	for name, test := range map[string]struct {
-		nodes []Node
-		want  Candidate
-		ok    bool
+	expensive, cheap := onlyCard(0, "expensive", priority(5)), onlyCard(1, "cheap", priority(1))
+	guarded, stuck := onlyCard(1, "guarded", budgeted(0)), node(16, []gpu.Memory{12, 12}, 0)
+	guarded.Budgets = []int{0}
+	victims := func(at, card, violations int, uid gpu.PodUID) preemption.Candidate {
+		return preemption.Candidate{Node: at, Card: card, Victims: preemption.Victims{Pods: []gpu.PodUID{uid}, Violations: violations}}
+	}
+	type nodes = []preemption.Node
+	for name, tc := range map[string]struct {
+		nodes nodes
+		want  preemption.Candidate
 	}{
-		"the cheapest":                  {[]Node{expensive, cheap, guarded}, Candidate{1, 1, Victims{Pods: []gpu.PodUID{"cheap"}}}, true},
-		"equal cost: the first node":    {[]Node{stuck, cheap, cheap}, Candidate{1, 1, Victims{Pods: []gpu.PodUID{"cheap"}}}, true},
-		"a budget outweighs priority":   {[]Node{guarded, expensive}, Candidate{1, 0, Victims{Pods: []gpu.PodUID{"expensive"}}}, true},
-		"an unavoidable violation":      {[]Node{guarded}, Candidate{0, 1, Victims{Pods: []gpu.PodUID{"guarded"}, Violations: 1}}, true},
-		"no card can be freed anywhere": {[]Node{stuck}, Candidate{}, false},
-		"no nodes":                      {nil, Candidate{}, false},
+		"the cheapest":                   {nodes{expensive, cheap, guarded}, victims(1, 1, 0, "cheap")},
+		"equal cost: the first node":     {nodes{stuck, cheap, cheap}, victims(1, 1, 0, "cheap")},
+		"a budget outweighs priority":    {nodes{guarded, expensive}, victims(1, 0, 0, "expensive")},
+		"an unavoidable violation":       {nodes{guarded}, victims(0, 1, 1, "guarded")},
+		"no card can be freed on a node": {nodes: nodes{stuck}},
+		"no nodes":                       {},
 	} {
-		t.Run(name, func(t *testing.T) {
-			got, ok := ChooseNode(test.nodes, request)
-			if diff := cmp.Diff(test.want, got); diff != "" || ok != test.ok {
-				t.Errorf("%v (-want +got):\n%s", ok, diff)
-			}
-		})
+		got, ok := preemption.ChooseNode(tc.nodes, request)
+		if diff := cmp.Diff(tc.want, got); diff != "" || ok != (tc.want.Pods != nil) {
+			t.Errorf("%s: %t (-want +got):\n%s", name, ok, diff)
+		}
 	}
 }

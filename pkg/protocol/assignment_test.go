@@ -9,10 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
@@ -22,59 +18,29 @@ var (
 )
 
 func TestAssignmentAnnotations(t *testing.T) {
+	atBind := map[string]string{
+		"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "8138", "ALIYUN_COM_GPU_MEM_DEV": "16276",
+		"ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1700000000123456789", "ALIYUN_COM_GPU_MEM_ASSIGNED": "false",
+	}
+	unknownTime := maps.Clone(atBind)
+	unknownTime["ALIYUN_COM_GPU_MEM_ASSUME_TIME"] = "0"
+	onNode := maps.Clone(atBind)
+	onNode["ALIYUN_COM_GPU_MEM_ASSIGNED"], onNode["ALIYUN_COM_GPU_MEM_ASSIGN_TIME"] = "true", "1700000001987654321"
+	patched := maps.Clone(atBind)
+	maps.Copy(patched, AssignedAnnotations(assigned))
+	expect(t, "the extender's annotations with those of the node", onNode, patched)
 	for name, tc := range map[string]struct {
 		in   Assignment
 		want map[string]string
 	}{
-		"at bind": {
-			Assignment{Card: 1, Request: 8138, CardMemory: 16276, AssumeTime: assumed},
-			map[string]string{
-				"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "8138", "ALIYUN_COM_GPU_MEM_DEV": "16276",
-				"ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1700000000123456789", "ALIYUN_COM_GPU_MEM_ASSIGNED": "false",
-			},
-		},
-		"once the node has assigned the card": {
-			Assignment{Card: 0, Request: 2, CardMemory: 15, AssumeTime: assumed, Assigned: true, AssignTime: assigned},
-			map[string]string{
-				"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_POD": "2", "ALIYUN_COM_GPU_MEM_DEV": "15",
-				"ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1700000000123456789", "ALIYUN_COM_GPU_MEM_ASSIGNED": "true",
-				"ALIYUN_COM_GPU_MEM_ASSIGN_TIME": "1700000001987654321",
-			},
-		},
-		"an unknown time": {
-			Assignment{Card: 1, Request: 1, CardMemory: 1},
-			map[string]string{
-				"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "1", "ALIYUN_COM_GPU_MEM_DEV": "1",
-				"ALIYUN_COM_GPU_MEM_ASSUME_TIME": "0", "ALIYUN_COM_GPU_MEM_ASSIGNED": "false",
-			},
-		},
+		"at bind":                   {Assignment{Card: 1, Request: 8138, CardMemory: 16276, AssumeTime: assumed}, atBind},
+		"once the card is assigned": {Assignment{Card: 1, Request: 8138, CardMemory: 16276, AssumeTime: assumed, Assigned: true, AssignTime: assigned}, onNode},
+		"an unknown time":           {Assignment{Card: 1, Request: 8138, CardMemory: 16276}, unknownTime},
 	} {
-		t.Run(name, func(t *testing.T) {
-			annotations := tc.in.Annotations()
-			if diff := cmp.Diff(tc.want, annotations); diff != "" {
-				t.Errorf("written (-want +got):\n%s", diff)
-			}
-			again, err := ParseAssignment(annotations)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tc.in, again); diff != "" {
-				t.Errorf("read back (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
-func TestAssignedAnnotations(t *testing.T) {
-	annotations := Assignment{Card: 3, Request: 8138, CardMemory: 16276, AssumeTime: assumed}.Annotations()
-	maps.Copy(annotations, AssignedAnnotations(assigned))
-	got, err := ParseAssignment(annotations)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := Assignment{Card: 3, Request: 8138, CardMemory: 16276, AssumeTime: assumed, Assigned: true, AssignTime: assigned}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+		expect(t, name+": written", tc.want, tc.in.Annotations())
+		again, err := ParseAssignment(tc.want)
+		expect(t, name+": read back", tc.in, again)
+		expect(t, name+": error", "", message(err))
 	}
 }
 
@@ -106,15 +72,9 @@ func TestParseAssignment(t *testing.T) {
 			want:        Assignment{Card: 2},
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			got, err := ParseAssignment(tc.annotations)
-			if diff := cmp.Diff(tc.err, message(err)); diff != "" {
-				t.Errorf("error (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
+		got, err := ParseAssignment(tc.annotations)
+		expect(t, name, tc.want, got)
+		expect(t, name+": error", tc.err, message(err))
 	}
 	if _, err := ParseAssignment(nil); !errors.Is(err, ErrNotAssumed) {
 		t.Errorf("got %v, want ErrNotAssumed", err)
@@ -122,21 +82,6 @@ func TestParseAssignment(t *testing.T) {
 	_, err := ParseAssignment(map[string]string{AnnotationIndex: strings.Repeat("9", 1<<16)})
 	if err == nil || errors.Is(err, ErrNotAssumed) || len(err.Error()) > 200 {
 		t.Errorf("a huge index: got an error of %d bytes, want a short one of its own", len(message(err)))
-	}
-}
-
-func message(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
-// annotated builds a pod that asks for 8 with these annotations.
-func annotated(annotations map[string]string) *corev1.Pod {
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Annotations: annotations},
-		Spec:       corev1.PodSpec{Containers: []corev1.Container{asks("6"), asks("2")}},
 	}
 }
 
@@ -187,19 +132,11 @@ func TestPodPlacement(t *testing.T) {
 			if tc.allocation != "" {
 				annotations[AnnotationAllocation] = tc.allocation
 			}
-			got, err := PodPlacement(annotated(annotations))
-			if diff := cmp.Diff(tc.err, message(err)); diff != "" {
-				t.Errorf("error (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			got, err := PodPlacement(annotated(annotations, asks("6"), asks("2")))
+			expect(t, "placement", tc.want, got)
+			expect(t, "error", tc.err, message(err))
+			expect(t, "ErrNotAssumed", tc.err == ErrNotAssumed.Error(), errors.Is(err, ErrNotAssumed))
 		})
-	}
-	for _, annotations := range []map[string]string{nil, {AnnotationAllocation: "{}"}} {
-		if _, err := PodPlacement(annotated(annotations)); !errors.Is(err, ErrNotAssumed) {
-			t.Errorf("%v: got %v, want ErrNotAssumed", annotations, err)
-		}
 	}
 	var syntax *json.SyntaxError
 	if _, err := PodPlacement(annotated(map[string]string{AnnotationAllocation: "{"})); !errors.As(err, &syntax) {
@@ -216,13 +153,9 @@ func TestContainerEnv(t *testing.T) {
 		"NVIDIA_VISIBLE_DEVICES": "GPU-1", "ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "8138",
 		"ALIYUN_COM_GPU_MEM_DEV": "16276", "ALIYUN_COM_GPU_MEM_CONTAINER": "4069",
 	}
-	if diff := cmp.Diff(want, env.Variables()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	expect(t, "variables", want, env.Variables())
 	env.DisableIsolation, want["CGPU_DISABLE"] = true, "true"
-	if diff := cmp.Diff(want, env.Variables()); diff != "" {
-		t.Errorf("without isolation (-want +got):\n%s", diff)
-	}
+	expect(t, "without isolation", want, env.Variables())
 }
 
 // FuzzParseAssignment checks for arbitrary annotations that the result is within bounds and survives a round trip.
@@ -236,9 +169,7 @@ func FuzzParseAssignment(f *testing.F) {
 			if !strings.HasPrefix(err.Error(), "annotation "+AnnotationIndex+": ") || errors.Is(err, ErrNotAssumed) {
 				t.Errorf("index %q: the error doesn't say which annotation is wrong: %v", index, err)
 			}
-			if diff := cmp.Diff(Assignment{}, got); diff != "" {
-				t.Errorf("beside an error (-want +got):\n%s", diff)
-			}
+			expect(t, "beside an error", Assignment{}, got)
 			return
 		}
 		if got.Card < 0 || got.Card > maxCard || got.Request < 0 || got.CardMemory < 0 {
@@ -251,9 +182,7 @@ func FuzzParseAssignment(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%+v can't be read back: %v", got, err)
 		}
-		if diff := cmp.Diff(got, again); diff != "" {
-			t.Errorf("read back (-first +again):\n%s", diff)
-		}
+		expect(t, "read back", got, again)
 	})
 }
 
@@ -261,10 +190,7 @@ func FuzzParseAssignment(f *testing.F) {
 // are distinct and in order, and that it survives a round trip through AnnotationAllocation.
 func FuzzPodPlacement(f *testing.F) {
 	f.Fuzz(func(t *testing.T, index, allocation string, request int64) {
-		pod := &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{AnnotationIndex: index, AnnotationAllocation: allocation}},
-			Spec:       corev1.PodSpec{Containers: []corev1.Container{asks(fmt.Sprint(request))}},
-		}
+		pod := annotated(map[string]string{AnnotationIndex: index, AnnotationAllocation: allocation}, asks(fmt.Sprint(request)))
 		got, err := PodPlacement(pod)
 		if err != nil {
 			if !errors.Is(err, ErrNotAssumed) && !strings.HasPrefix(err.Error(), "annotation ") {
@@ -297,8 +223,6 @@ func FuzzPodPlacement(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%s can't be read back: %v", text, err)
 		}
-		if diff := cmp.Diff(got, again); diff != "" {
-			t.Errorf("read back (-first +again):\n%s", diff)
-		}
+		expect(t, "read back", got, again)
 	})
 }

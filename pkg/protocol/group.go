@@ -44,23 +44,14 @@ type Group struct {
 
 // InGroup reports whether the pod has any of the group annotations or labels, valid or not.
 func InGroup(pod *corev1.Pod) bool {
-	for _, key := range groupAnnotations {
-		if _, ok := pod.Annotations[key]; ok {
-			return true
-		}
-	}
-	for _, key := range groupLabels {
-		if _, ok := pod.Labels[key]; ok {
-			return true
-		}
-	}
-	return false
+	return hasAny(pod.Annotations, AnnotationGroupName, AnnotationGroupSize) || hasAny(pod.Labels, LabelGroupName, LabelGroupSize)
 }
 
-var (
-	groupAnnotations = [...]string{AnnotationGroupName, AnnotationGroupSize}
-	groupLabels      = [...]string{LabelGroupName, LabelGroupSize}
-)
+func hasAny(from map[string]string, a, b string) bool {
+	_, hasA := from[a]
+	_, hasB := from[b]
+	return hasA || hasB
+}
 
 // GroupOf returns the group of a pod for which InGroup is true. On an error it still returns the name if that is known, so
 // that the pod counts as a member that can't be placed.
@@ -68,58 +59,36 @@ func GroupOf(pod *corev1.Pod) (Group, error) {
 	a, errA := parseGroup(pod.Annotations, AnnotationGroupName, AnnotationGroupSize)
 	b, errB := parseGroup(pod.Labels, LabelGroupName, LabelGroupSize)
 	switch {
-	case b == nil && errB == nil:
-		return orNone(a), errA
-	case a == nil && errA == nil:
-		return orNone(b), errB
+	case !hasAny(pod.Labels, LabelGroupName, LabelGroupSize):
+		return a, errA
+	case !hasAny(pod.Annotations, AnnotationGroupName, AnnotationGroupSize):
+		return b, errB
 	case errA != nil || errB != nil:
-		return Group{Name: cmp.Or(orNone(a).Name, orNone(b).Name)}, cmp.Or(errA, errB)
-	case *a != *b:
+		return Group{Name: cmp.Or(a.Name, b.Name)}, cmp.Or(errA, errB)
+	case a != b:
 		return Group{Name: a.Name}, ErrGroupContradictory
 	}
-	return *a, nil
+	return a, nil
 }
 
-func orNone(g *Group) Group {
-	if g == nil {
-		return Group{}
-	}
-	return *g
-}
-
-// parseGroup parses one pair. It returns nil, nil if the pod has neither key.
-func parseGroup(from map[string]string, nameKey, sizeKey string) (*Group, error) {
-	name, named := from[nameKey]
-	size, sized := from[sizeKey]
-	switch {
-	case !named && !sized:
-		return nil, nil
+// parseGroup parses one pair. It returns no group and no error if the pod has neither key.
+func parseGroup(from map[string]string, nameKey, sizeKey string) (Group, error) {
+	name, size := from[nameKey], from[sizeKey]
+	switch _, sized := from[sizeKey]; {
+	case !hasAny(from, nameKey, sizeKey):
+		return Group{}, nil
 	case name == "":
-		return nil, ErrGroupUnnamed
+		return Group{}, ErrGroupUnnamed
 	case len(validation.IsValidLabelValue(name)) > 0:
-		return &Group{Name: name}, ErrGroupName
+		return Group{Name: name}, ErrGroupName
 	case !sized:
-		return &Group{Name: name}, ErrGroupUnsized
+		return Group{Name: name}, ErrGroupUnsized
 	}
 	n, err := strconv.Atoi(size)
 	if err != nil || n < 1 || n > maxGroup {
-		return &Group{Name: name}, ErrGroupSize
+		return Group{Name: name}, ErrGroupSize
 	}
-	return &Group{Name: name, Size: n}, nil
-}
-
-// WholeCardRequest returns how many whole cards the pod requests (ResourceWholeCard).
-func WholeCardRequest(pod *corev1.Pod) int64 {
-	var sum int64
-	for i := range pod.Spec.Containers {
-		resources := &pod.Spec.Containers[i].Resources
-		quantity, ok := resources.Limits[ResourceWholeCard]
-		if !ok {
-			quantity = resources.Requests[ResourceWholeCard]
-		}
-		sum += int64(memoryOf(corev1.ResourceList{ResourceWholeCard: quantity}, ResourceWholeCard))
-	}
-	return sum
+	return Group{Name: name, Size: n}, nil
 }
 
 // TemplateHash returns a hash over the fields of the spec that determine a pod's candidate nodes. kube-scheduler offers
@@ -174,6 +143,3 @@ type step struct {
 	Restart *corev1.ContainerRestartPolicy
 	Asks    corev1.ResourceRequirements
 }
-
-// RequestsCards reports whether the pod requests GPU memory or whole cards.
-func RequestsCards(pod *corev1.Pod) bool { return PodRequest(pod) > 0 || WholeCardRequest(pod) > 0 }

@@ -6,51 +6,46 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/utils/ptr"
 )
 
 func TestGroupOf(t *testing.T) {
 	type marks = map[string]string
+	byAnnotations := func(name, size string) marks { return marks{AnnotationGroupName: name, AnnotationGroupSize: size} }
+	byLabels := func(name, size string) marks { return marks{LabelGroupName: name, LabelGroupSize: size} }
+	long := strings.Repeat("x", 64)
 	for name, tc := range map[string]struct {
 		annotations, labels marks
 		want                Group
 		err                 error
-		outside             bool
 	}{
-		"nothing":                {outside: true},
-		"something else":         {annotations: marks{"a": "b"}, labels: marks{"c": "d"}, outside: true},
-		"annotations":            {annotations: marks{AnnotationGroupName: "qj-1", AnnotationGroupSize: "3"}, want: Group{"qj-1", 3}},
-		"labels":                 {labels: marks{LabelGroupName: "qj-1", LabelGroupSize: "3"}, want: Group{"qj-1", 3}},
-		"both, which agree":      {marks{AnnotationGroupName: "a", AnnotationGroupSize: "3"}, marks{LabelGroupName: "a", LabelGroupSize: "3"}, Group{"a", 3}, nil, false},
-		"both, other names":      {marks{AnnotationGroupName: "a", AnnotationGroupSize: "3"}, marks{LabelGroupName: "b", LabelGroupSize: "3"}, Group{Name: "a"}, ErrGroupContradictory, false},
-		"both, other sizes":      {marks{AnnotationGroupName: "a", AnnotationGroupSize: "3"}, marks{LabelGroupName: "a", LabelGroupSize: "4"}, Group{Name: "a"}, ErrGroupContradictory, false},
-		"both, one unreadable":   {marks{AnnotationGroupName: "a", AnnotationGroupSize: "x"}, marks{LabelGroupName: "a", LabelGroupSize: "4"}, Group{Name: "a"}, ErrGroupSize, false},
-		"a name alone":           {annotations: marks{AnnotationGroupName: "a"}, want: Group{Name: "a"}, err: ErrGroupUnsized},
-		"a size alone":           {annotations: marks{AnnotationGroupSize: "3"}, err: ErrGroupUnnamed},
-		"an empty name":          {labels: marks{LabelGroupName: "", LabelGroupSize: "3"}, err: ErrGroupUnnamed},
-		"a name, another's size": {annotations: marks{AnnotationGroupName: "a"}, labels: marks{LabelGroupSize: "3"}, want: Group{Name: "a"}, err: ErrGroupUnsized},
-		"a name with an escape":  {annotations: marks{AnnotationGroupName: "x\x1b[2J", AnnotationGroupSize: "3"}, want: Group{Name: "x\x1b[2J"}, err: ErrGroupName},
-		"a name of 64 letters":   {annotations: marks{AnnotationGroupName: strings.Repeat("x", 64), AnnotationGroupSize: "3"}, want: Group{Name: strings.Repeat("x", 64)}, err: ErrGroupName},
-		"a name with a slash":    {annotations: marks{AnnotationGroupName: "a/b", AnnotationGroupSize: "3"}, want: Group{Name: "a/b"}, err: ErrGroupName},
-		"no number":              {annotations: marks{AnnotationGroupName: "a", AnnotationGroupSize: "three"}, want: Group{Name: "a"}, err: ErrGroupSize},
-		"a size of zero":         {annotations: marks{AnnotationGroupName: "a", AnnotationGroupSize: "0"}, want: Group{Name: "a"}, err: ErrGroupSize},
-		"a negative size":        {annotations: marks{AnnotationGroupName: "a", AnnotationGroupSize: "-3"}, want: Group{Name: "a"}, err: ErrGroupSize},
-		"past 64 bits":           {annotations: marks{AnnotationGroupName: "a", AnnotationGroupSize: "99999999999999999999"}, want: Group{Name: "a"}, err: ErrGroupSize},
-		"a fractional size":      {annotations: marks{AnnotationGroupName: "a", AnnotationGroupSize: "1.5"}, want: Group{Name: "a"}, err: ErrGroupSize},
+		"nothing":                      {},
+		"other annotations and labels": {annotations: marks{"a": "b"}, labels: marks{"c": "d"}},
+		"annotations":                  {annotations: byAnnotations("qj-1", "3"), want: Group{"qj-1", 3}},
+		"labels":                       {labels: byLabels("qj-1", "3"), want: Group{"qj-1", 3}},
+		"both, which agree":            {byAnnotations("a", "3"), byLabels("a", "3"), Group{"a", 3}, nil},
+		"both, other names":            {byAnnotations("a", "3"), byLabels("b", "3"), Group{Name: "a"}, ErrGroupContradictory},
+		"both, other sizes":            {byAnnotations("a", "3"), byLabels("a", "4"), Group{Name: "a"}, ErrGroupContradictory},
+		"both, one invalid":            {byAnnotations("a", "x"), byLabels("a", "4"), Group{Name: "a"}, ErrGroupSize},
+		"a name alone":                 {annotations: marks{AnnotationGroupName: "a"}, want: Group{Name: "a"}, err: ErrGroupUnsized},
+		"a size alone":                 {annotations: marks{AnnotationGroupSize: "3"}, err: ErrGroupUnnamed},
+		"an empty name":                {labels: byLabels("", "3"), err: ErrGroupUnnamed},
+		"a name, another's size":       {annotations: marks{AnnotationGroupName: "a"}, labels: marks{LabelGroupSize: "3"}, want: Group{Name: "a"}, err: ErrGroupUnsized},
+		"a name with an escape":        {annotations: byAnnotations("x\x1b[2J", "3"), want: Group{Name: "x\x1b[2J"}, err: ErrGroupName},
+		"a name of 64 letters":         {annotations: byAnnotations(long, "3"), want: Group{Name: long}, err: ErrGroupName},
+		"a name with a slash":          {annotations: byAnnotations("a/b", "3"), want: Group{Name: "a/b"}, err: ErrGroupName},
+		"no number":                    {annotations: byAnnotations("a", "three"), want: Group{Name: "a"}, err: ErrGroupSize},
+		"a size of zero":               {annotations: byAnnotations("a", "0"), want: Group{Name: "a"}, err: ErrGroupSize},
+		"a negative size":              {annotations: byAnnotations("a", "-3"), want: Group{Name: "a"}, err: ErrGroupSize},
+		"more than 64 bits":            {annotations: byAnnotations("a", "99999999999999999999"), want: Group{Name: "a"}, err: ErrGroupSize},
+		"a fractional size":            {annotations: byAnnotations("a", "1.5"), want: Group{Name: "a"}, err: ErrGroupSize},
 	} {
-		t.Run(name, func(t *testing.T) {
-			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations, Labels: tc.labels}}
-			if got := InGroup(pod); got == tc.outside {
-				t.Fatalf("InGroup is %t", got)
-			}
-			got, err := GroupOf(pod)
-			if got != tc.want || !errors.Is(err, tc.err) {
-				t.Errorf("got %+v, %v; want %+v, %v", got, err, tc.want, tc.err)
-			}
-		})
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations, Labels: tc.labels}}
+		expect(t, name+": InGroup", tc.want != (Group{}) || tc.err != nil, InGroup(pod))
+		if got, err := GroupOf(pod); got != tc.want || !errors.Is(err, tc.err) {
+			t.Errorf("%s: got %+v, %v; want %+v, %v", name, got, err, tc.want, tc.err)
+		}
 	}
 }
 
@@ -89,54 +84,38 @@ func FuzzGroupOf(f *testing.F) {
 	})
 }
 
-func TestTemplate(t *testing.T) {
-	pod := func(edits ...func(*corev1.Pod)) *corev1.Pod {
-		p := &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: "worker-0", UID: "1", Labels: map[string]string{"index": "0"}},
-			Spec: corev1.PodSpec{
-				Containers: []corev1.Container{limited("8")}, NodeSelector: map[string]string{"a": "b", "c": "d"},
-				Volumes: []corev1.Volume{{Name: "kube-api-access-x2x4", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}}},
-			},
-		}
-		for _, edit := range edits {
-			edit(p)
-		}
+func TestTemplateHash(t *testing.T) {
+	pod := func(edit func(*corev1.Pod)) *corev1.Pod {
+		p := annotated(nil, limited("8"))
+		p.Name, p.UID, p.Labels = "worker-0", "1", map[string]string{"index": "0"}
+		p.Spec.NodeSelector = map[string]string{"a": "b", "c": "d"}
+		p.Spec.Volumes = []corev1.Volume{{Name: "token", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}}}
+		edit(p)
 		return p
 	}
-	same := map[string]func(*corev1.Pod){
-		"its name":          func(p *corev1.Pod) { p.Name, p.UID, p.Labels["index"] = "worker-1", "2", "1" },
-		"its environment":   func(p *corev1.Pod) { p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "RANK", Value: "1"}} },
-		"its hostname":      func(p *corev1.Pod) { p.Spec.Hostname = "worker-1" },
-		"its token's name":  func(p *corev1.Pod) { p.Spec.Volumes[0].Name = "kube-api-access-q7z9" },
-		"where it is bound": func(p *corev1.Pod) { p.Spec.NodeName = "n1" },
-	}
-	other := map[string]func(*corev1.Pod){
-		"its request": func(p *corev1.Pod) { p.Spec.Containers[0] = limited("9") },
-		"the time of its request": func(p *corev1.Pod) {
-			p.Spec.InitContainers, p.Spec.Containers = p.Spec.Containers, nil
-		},
-		"its side-car": func(p *corev1.Pod) {
-			p.Spec.InitContainers, p.Spec.Containers = p.Spec.Containers, nil
-			p.Spec.InitContainers[0].RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
-		},
-		"the whole pod's request": func(p *corev1.Pod) {
-			p.Spec.Resources = &corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}}
-		},
-		"its selector":  func(p *corev1.Pod) { p.Spec.NodeSelector["a"] = "x" },
-		"its tolerance": func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{{Key: "gpu"}} },
-		"its affinity":  func(p *corev1.Pod) { p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{}} },
-		"its claim": func(p *corev1.Pod) {
+	initContainer := func(p *corev1.Pod) { p.Spec.InitContainers, p.Spec.Containers = p.Spec.Containers, nil }
+	for name, tc := range map[string]struct {
+		edit func(*corev1.Pod)
+		same bool
+	}{
+		"name":              {func(p *corev1.Pod) { p.Name, p.UID, p.Labels["index"] = "worker-1", "2", "1" }, true},
+		"environment":       {func(p *corev1.Pod) { p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "RANK", Value: "1"}} }, true},
+		"hostname":          {func(p *corev1.Pod) { p.Spec.Hostname = "worker-1" }, true},
+		"name of the token": {func(p *corev1.Pod) { p.Spec.Volumes[0].Name = "token-2" }, true},
+		"node":              {func(p *corev1.Pod) { p.Spec.NodeName = "n1" }, true},
+		"request":           {func(p *corev1.Pod) { p.Spec.Containers[0] = limited("9") }, false},
+		"kind of container": {initContainer, false},
+		"sidecar":           {func(p *corev1.Pod) { initContainer(p); p.Spec.InitContainers[0] = sidecar(p.Spec.InitContainers[0]) }, false},
+		"pod-level request": {func(p *corev1.Pod) {
+			p.Spec.Resources = &corev1.ResourceRequirements{Requests: list(corev1.ResourceCPU, "1")}
+		}, false},
+		"node selector": {func(p *corev1.Pod) { p.Spec.NodeSelector["a"] = "x" }, false},
+		"toleration":    {func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{{Key: "gpu"}} }, false},
+		"affinity":      {func(p *corev1.Pod) { p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{}} }, false},
+		"claim of a volume": {func(p *corev1.Pod) {
 			p.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}
-		},
-	}
-	for name, edit := range same {
-		if TemplateHash(pod()) != TemplateHash(pod(edit)) {
-			t.Errorf("%s changes the template", name)
-		}
-	}
-	for name, edit := range other {
-		if TemplateHash(pod()) == TemplateHash(pod(edit)) {
-			t.Errorf("%s does not change the template", name)
-		}
+		}, false},
+	} {
+		expect(t, name+": the same template", tc.same, TemplateHash(pod(func(*corev1.Pod) {})) == TemplateHash(pod(tc.edit)))
 	}
 }

@@ -1,6 +1,7 @@
 package protocol
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +21,15 @@ const InventoryVersion = 1
 var ErrNoInventory = errors.New("the node has no GPU inventory")
 
 // Inventory lists a node's cards, as its device plugin found them.
+//
+// To add a field:
+//
+//  1. Add it to Inventory or gpu.Card, with its meaning and unit, and to inventoryJSON or cardJSON, with a name and
+//     omitempty: an older plugin doesn't write it, and the value for that must be safe.
+//  2. Copy it in MarshalJSON and UnmarshalJSON, and check its bounds in check.
+//  3. Fill it: package inventory reads it from the driver (driver.read) and keeps it (record.take); what the plugin itself
+//     knows it sets where it calls Annotation.
+//  4. Add it to TestInventoryRoundTrip, and to "The wire" in docs/design.md.
 type Inventory struct {
 	Unit  gpu.Unit
 	Cards []gpu.Card
@@ -28,6 +38,7 @@ type Inventory struct {
 	BootID string
 }
 
+// inventoryJSON is the annotation's value.
 type inventoryJSON struct {
 	Version int        `json:"version"`
 	Unit    string     `json:"unit"`
@@ -87,10 +98,7 @@ func (inv *Inventory) UnmarshalJSON(data []byte) error {
 			card.NUMANode = max(*c.NUMANode, gpu.NoNUMANode)
 		}
 		if !c.Healthy {
-			card.Unhealthy = c.Reason
-			if card.Unhealthy == "" {
-				card.Unhealthy = "reported unhealthy"
-			}
+			card.Unhealthy = cmp.Or(c.Reason, "reported unhealthy")
 		}
 		out.Cards = append(out.Cards, card)
 	}

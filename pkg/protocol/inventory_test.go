@@ -3,22 +3,17 @@ package protocol
 import (
 	"encoding/json"
 	"errors"
+	"maps"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
-
-// plain builds a healthy card with index and memory only.
-func plain(index int, memory gpu.Memory) gpu.Card {
-	return gpu.Card{Index: index, Memory: memory, NUMANode: gpu.NoNUMANode}
-}
 
 func TestInventoryRoundTrip(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -48,22 +43,11 @@ func TestInventoryRoundTrip(t *testing.T) {
 			`{"version":1,"unit":"GiB","cards":[{"index":0,"model":"\u003c\"A100\" \u0026 é\u003e","memory":1,"healthy":true}]}`,
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			text, err := tc.inventory.Annotation()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tc.want, text); diff != "" {
-				t.Errorf("written (-want +got):\n%s", diff)
-			}
-			again, err := ParseInventory(map[string]string{AnnotationInventory: text})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tc.inventory, again); diff != "" {
-				t.Errorf("read back (-want +got):\n%s", diff)
-			}
-		})
+		text, err := tc.inventory.Annotation()
+		expect(t, name+": written", []string{tc.want, ""}, []string{text, message(err)})
+		again, err := ParseInventory(map[string]string{AnnotationInventory: tc.want})
+		expect(t, name+": read back", tc.inventory, again)
+		expect(t, name+": error", "", message(err))
 	}
 }
 
@@ -77,87 +61,54 @@ func TestInventoryMarshalInvalid(t *testing.T) {
 		"a negative memory":  {Unit: gpu.GiB, Cards: []gpu.Card{plain(0, -1)}},
 		"an index too large": {Unit: gpu.GiB, Cards: []gpu.Card{plain(maxCard+1, 1)}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			text, err := inventory.Annotation()
-			if err == nil || text != "" {
-				t.Fatalf("got %q and the error %v, want an error alone", text, err)
-			}
-			if !strings.HasPrefix(err.Error(), "writing the inventory: ") {
-				t.Errorf("the error doesn't say what failed: %v", err)
-			}
-		})
+		if text, err := inventory.Annotation(); text != "" || !strings.HasPrefix(message(err), "writing the inventory: ") {
+			t.Errorf("%s: got %q and the error %v, want an error alone", name, text, err)
+		}
 	}
 }
 
 func TestParseInventory(t *testing.T) {
 	const card = `{"index":0,"memory":16,"healthy":true}`
+	cards := func(cards string) string { return `{"version":1,"unit":"GiB","cards":[` + cards + `]}` }
+	one := Inventory{Unit: gpu.GiB, Cards: []gpu.Card{plain(0, 16)}}
+	unhealthy := Inventory{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 16, NUMANode: gpu.NoNUMANode, Unhealthy: "reported unhealthy"}}}
 	for name, tc := range map[string]struct {
 		text string
 		want Inventory
 		err  string // A part of the error.
 	}{
-		"fields added by a later version": {
-			text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":16,"healthy":true,"cores":108}],"driver":"570"}`,
-			want: Inventory{Unit: gpu.GiB, Cards: []gpu.Card{plain(0, 16)}},
-		},
-		"no cards": {text: `{"version":1,"unit":"GiB"}`, want: Inventory{Unit: gpu.GiB}},
-		"a card without its health": {
-			text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":16}]}`,
-			want: Inventory{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 16, NUMANode: gpu.NoNUMANode, Unhealthy: "reported unhealthy"}}},
-		},
-		"a reason on a healthy card is ignored": {
-			text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":16,"healthy":true,"reason":"was ill"}]}`,
-			want: Inventory{Unit: gpu.GiB, Cards: []gpu.Card{plain(0, 16)}},
-		},
-		"a negative NUMA node is none": {
-			text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":16,"healthy":true,"numaNode":-7}]}`,
-			want: Inventory{Unit: gpu.GiB, Cards: []gpu.Card{plain(0, 16)}},
-		},
-		"a later version":        {text: `{"version":2,"unit":"GiB","cards":[` + card + `]}`, err: "inventory version 2: this program reads versions 1 to 1"},
-		"no version":             {text: `{"unit":"GiB","cards":[` + card + `]}`, err: "inventory version 0"},
-		"no unit":                {text: `{"version":1,"cards":[` + card + `]}`, err: `memory unit ""`},
-		"an unknown unit":        {text: `{"version":1,"unit":"bananas","cards":[` + card + `]}`, err: `memory unit "bananas"`},
-		"a card twice":           {text: `{"version":1,"unit":"GiB","cards":[` + card + `,` + card + `]}`, err: "duplicate card index 0"},
-		"a negative card":        {text: `{"version":1,"unit":"GiB","cards":[{"index":-1,"memory":16}]}`, err: "card index -1 is not within 0 to 65536"},
-		"a card index too large": {text: `{"version":1,"unit":"GiB","cards":[{"index":65537,"memory":16}]}`, err: "card index 65537 is not within"},
-		"negative memory":        {text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":-1}]}`, err: "card 0 has negative memory"},
-		"memory past 64 bits":    {text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":9223372036854775808}]}`, err: "cannot unmarshal number"},
-		"half a unit of memory":  {text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":0.5}]}`, err: "cannot unmarshal number"},
-		"null":                   {text: `null`, err: "inventory version 0"},
-		"empty":                  {text: ``, err: "unexpected end of JSON input"},
-		"cut off":                {text: `{"version":1,"unit":"GiB","cards":[`, err: "unexpected end of JSON input"},
-		"a list":                 {text: `[]`, err: "cannot unmarshal array"},
-		"two":                    {text: `{"version":1,"unit":"GiB"}{}`, err: "invalid character"},
+		"fields of a later version":             {text: `{"version":1,"unit":"GiB","cards":[{"index":0,"memory":16,"healthy":true,"cores":108}],"driver":"570"}`, want: one},
+		"no cards":                              {text: `{"version":1,"unit":"GiB"}`, want: Inventory{Unit: gpu.GiB}},
+		"a card without its health":             {text: cards(`{"index":0,"memory":16}`), want: unhealthy},
+		"a reason on a healthy card is ignored": {text: cards(`{"index":0,"memory":16,"healthy":true,"reason":"Xid 79"}`), want: one},
+		"a negative NUMA node is none":          {text: cards(`{"index":0,"memory":16,"healthy":true,"numaNode":-7}`), want: one},
+		"a later version":                       {text: `{"version":2,"unit":"GiB","cards":[` + card + `]}`, err: "inventory version 2: this program reads versions 1 to 1"},
+		"no version":                            {text: `{"unit":"GiB","cards":[` + card + `]}`, err: "inventory version 0"},
+		"no unit":                               {text: `{"version":1,"cards":[` + card + `]}`, err: `memory unit ""`},
+		"an unknown unit":                       {text: `{"version":1,"unit":"bananas","cards":[` + card + `]}`, err: `memory unit "bananas"`},
+		"a card twice":                          {text: cards(card + `,` + card), err: "duplicate card index 0"},
+		"a negative card":                       {text: cards(`{"index":-1,"memory":16}`), err: "card index -1 is not within 0 to 65536"},
+		"a card index too large":                {text: cards(`{"index":65537,"memory":16}`), err: "card index 65537 is not within"},
+		"negative memory":                       {text: cards(`{"index":0,"memory":-1}`), err: "card 0 has negative memory"},
+		"memory of more than 64 bits":           {text: cards(`{"index":0,"memory":9223372036854775808}`), err: "cannot unmarshal number"},
+		"half a unit of memory":                 {text: cards(`{"index":0,"memory":0.5}`), err: "cannot unmarshal number"},
+		"null":                                  {text: `null`, err: "inventory version 0"},
+		"empty":                                 {text: ``, err: "unexpected end of JSON input"},
+		"cut off":                               {text: `{"version":1,"unit":"GiB","cards":[`, err: "unexpected end of JSON input"},
+		"a list":                                {text: `[]`, err: "cannot unmarshal array"},
+		"two":                                   {text: `{"version":1,"unit":"GiB"}{}`, err: "invalid character"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			got, err := ParseInventory(map[string]string{AnnotationInventory: tc.text})
-			switch {
-			case tc.err == "" && err != nil:
-				t.Fatal(err)
-			case tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)):
-				t.Errorf("got the error %v, want one that contains %q", err, tc.err)
-			case tc.err != "" && !strings.HasPrefix(err.Error(), "annotation "+AnnotationInventory+": "):
-				t.Errorf("the error doesn't say which annotation is wrong: %v", err)
-			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
+		got, err := ParseInventory(map[string]string{AnnotationInventory: tc.text})
+		expect(t, name, tc.want, got)
+		if ours := strings.HasPrefix(message(err), "annotation "+AnnotationInventory+": "); ours != (tc.err != "") || !strings.Contains(message(err), tc.err) {
+			t.Errorf("%s: got the error %v, want one of the annotation that contains %q", name, err, tc.err)
+		}
+		if kept := one; tc.err != "" && json.Unmarshal([]byte(tc.text), &kept) != nil {
+			expect(t, name+": the receiver of a failed UnmarshalJSON", one, kept)
+		}
 	}
 	if _, err := ParseInventory(nil); !errors.Is(err, ErrNoInventory) {
 		t.Errorf("no annotation: got %v, want ErrNoInventory", err)
-	}
-}
-
-// TestInventoryUnmarshalFailed checks that a failed UnmarshalJSON leaves the receiver unchanged.
-func TestInventoryUnmarshalFailed(t *testing.T) {
-	inventory := Inventory{Unit: gpu.MiB, Cards: []gpu.Card{plain(0, 16)}}
-	want := inventory
-	if err := json.Unmarshal([]byte(`{"version":1,"unit":"GiB","cards":[{"index":-1}]}`), &inventory); err == nil {
-		t.Fatal("a negative card was taken")
-	}
-	if diff := cmp.Diff(want, inventory); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
@@ -224,16 +175,14 @@ func TestParseNode(t *testing.T) {
 		"whole cards that are registered, none of them": {memory: "32", count: "1", whole: "0", want: Node{Cards: []gpu.Card{plain(0, 32)}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+			node := &corev1.Node{}
 			if tc.inventory != "" {
 				node.Annotations = map[string]string{AnnotationInventory: tc.inventory}
 			}
 			node.Status.Capacity = corev1.ResourceList{}
-			for name, amount := range map[corev1.ResourceName]string{ResourceMemory: tc.memory, ResourceCount: tc.count, ResourceWholeCard: tc.whole} {
-				if amount != "" {
-					node.Status.Capacity[name] = resource.MustParse(amount)
-				}
-			}
+			maps.Copy(node.Status.Capacity, list(ResourceMemory, tc.memory))
+			maps.Copy(node.Status.Capacity, list(ResourceCount, tc.count))
+			maps.Copy(node.Status.Capacity, list(ResourceWholeCard, tc.whole))
 			got := ParseNode(node)
 			if (tc.problem == "") != (got.Problem == nil) || !strings.Contains(message(got.Problem), tc.problem) {
 				t.Errorf("the problem is %v, want one that contains %q", got.Problem, tc.problem)
@@ -255,9 +204,7 @@ func FuzzParseInventory(f *testing.F) {
 			if !strings.HasPrefix(err.Error(), "annotation "+AnnotationInventory+": ") || errors.Is(err, ErrNoInventory) {
 				t.Errorf("the error doesn't say which annotation is wrong: %v", err)
 			}
-			if diff := cmp.Diff(Inventory{}, got); diff != "" {
-				t.Errorf("beside an error (-want +got):\n%s", diff)
-			}
+			expect(t, "beside an error", Inventory{}, got)
 			return
 		}
 		if got.Unit <= 0 {
@@ -278,13 +225,9 @@ func FuzzParseInventory(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%s can't be read back: %v", written, err)
 		}
-		if diff := cmp.Diff(got, again); diff != "" {
-			t.Errorf("read back (-first +again):\n%s", diff)
-		}
+		expect(t, "read back", got, again)
 		node := ParseNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}})
-		if diff := cmp.Diff(Node{Unit: got.Unit, Cards: got.Cards}, node); diff != "" {
-			t.Errorf("on a node without capacity (-inventory +node):\n%s", diff)
-		}
+		expect(t, "on a node without capacity", Node{Unit: got.Unit, Cards: got.Cards}, node)
 		if sum := got.memory(); sum < 0 {
 			t.Errorf("the cards add up to %d", sum)
 		}
@@ -292,21 +235,16 @@ func FuzzParseInventory(f *testing.F) {
 }
 
 func TestWholeCardResources(t *testing.T) {
-	list := corev1.ResourceList{}
+	all := corev1.ResourceList{}
 	for name, amount := range map[corev1.ResourceName]string{
 		"nvidia.com/gpu": "2", "nvidia.com/gpu.shared": "8", "nvidia.com/mig-1g.10gb": "7", "nvidia.com/mig-2g.20gb": "0",
 		"nvidia.com/gpumem": "3", "example.com/nvidia.com": "1", ResourceMemory: "16",
 	} {
-		list[name] = resource.MustParse(amount)
+		maps.Copy(all, list(name, amount))
+		node := &corev1.Node{Status: corev1.NodeStatus{Capacity: list(name, amount)}}
+		maps.Copy(node.Status.Capacity, list(ResourceMemory, "16"))
+		whole := name == "nvidia.com/gpu" || name == "nvidia.com/gpu.shared" || name == "nvidia.com/mig-1g.10gb"
+		expect(t, string(name)+" beside memory", whole, ParseNode(node).WholeCards)
 	}
-	if diff := cmp.Diff([]string{"nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"}, WholeCardResources(list)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	for _, name := range []corev1.ResourceName{"nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"} {
-		node := &corev1.Node{}
-		node.Status.Capacity = corev1.ResourceList{name: list[name], ResourceMemory: list[ResourceMemory]}
-		if !ParseNode(node).WholeCards {
-			t.Errorf("%s beside %s isn't reported", name, ResourceMemory)
-		}
-	}
+	expect(t, "resources", []string{"nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"}, WholeCardResources(all))
 }

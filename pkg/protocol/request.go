@@ -2,6 +2,7 @@ package protocol
 
 import (
 	"math"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -22,7 +23,7 @@ func PodRequest(pod *corev1.Pod) gpu.Memory {
 		}
 		return sum
 	}
-	if !asksGPU(pod) {
+	if !anyContainer(pod, func(c *corev1.Container) bool { return ContainerRequest(c) > 0 }) {
 		return 0
 	}
 	bare := corev1.Pod{Spec: corev1.PodSpec{
@@ -46,24 +47,21 @@ func bareContainers(containers []corev1.Container) []corev1.Container {
 	return bare
 }
 
+// RequestsCards reports whether the pod requests GPU memory, or whole cards (ResourceWholeCard) for an app container.
+func RequestsCards(pod *corev1.Pod) bool {
+	whole := func(c corev1.Container) bool { return requestOf(&c, ResourceWholeCard) > 0 }
+	return PodRequest(pod) > 0 || slices.ContainsFunc(pod.Spec.Containers, whole)
+}
+
 // Managed reports whether kube-scheduler can send the pod to the extender: whether the pod names a resource that the
 // extender can be configured to manage, in any amount. It follows k8s.io/kubernetes pkg/scheduler/extender.go,
 // IsInterested, and also counts pod-level resources.
 func Managed(pod *corev1.Pod) bool {
-	if pod.Spec.Resources != nil && names(*pod.Spec.Resources) {
-		return true
-	}
-	for _, containers := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
-		for i := range containers {
-			if names(containers[i].Resources) {
-				return true
-			}
-		}
-	}
-	return false
+	return pod.Spec.Resources != nil && namesCards(pod.Spec.Resources) ||
+		anyContainer(pod, func(c *corev1.Container) bool { return namesCards(&c.Resources) })
 }
 
-func names(resources corev1.ResourceRequirements) bool {
+func namesCards(resources *corev1.ResourceRequirements) bool {
 	for _, name := range [...]corev1.ResourceName{ResourceMemory, ResourceCount, ResourceWholeCard} {
 		_, requested := resources.Requests[name]
 		_, limited := resources.Limits[name]
@@ -76,12 +74,16 @@ func names(resources corev1.ResourceRequirements) bool {
 
 // ContainerRequest returns the GPU memory that one container requests.
 func ContainerRequest(container *corev1.Container) gpu.Memory {
-	// For extended resources, requests and limits must be equal, and the API server defaults each to the other
-	// (k8s.io/kubernetes pkg/apis/core/validation).
-	if _, ok := container.Resources.Limits[ResourceMemory]; ok {
-		return memoryOf(container.Resources.Limits, ResourceMemory)
+	return requestOf(container, ResourceMemory)
+}
+
+// requestOf returns the amount of an extended resource that a container requests. Requests and limits must be equal, and the
+// API server defaults each to the other (k8s.io/kubernetes pkg/apis/core/validation).
+func requestOf(container *corev1.Container, name corev1.ResourceName) gpu.Memory {
+	if _, ok := container.Resources.Limits[name]; ok {
+		return memoryOf(container.Resources.Limits, name)
 	}
-	return memoryOf(container.Resources.Requests, ResourceMemory)
+	return memoryOf(container.Resources.Requests, name)
 }
 
 // memoryOf returns the quantity of a resource in whole units, zero if it is not listed. It saturates at the largest int64:
@@ -97,10 +99,11 @@ func memoryOf(list corev1.ResourceList, name corev1.ResourceName) gpu.Memory {
 	return gpu.NewMemory(quantity.Value())
 }
 
-func asksGPU(pod *corev1.Pod) bool {
-	for _, containers := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
+// anyContainer reports whether is returns true for an app container or an init container.
+func anyContainer(pod *corev1.Pod, is func(*corev1.Container) bool) bool {
+	for _, containers := range [...][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
 		for i := range containers {
-			if ContainerRequest(&containers[i]) > 0 {
+			if is(&containers[i]) {
 				return true
 			}
 		}

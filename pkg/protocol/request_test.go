@@ -4,44 +4,12 @@ import (
 	"math"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
-
-// list builds a resource list of one resource; an empty amount is an empty list.
-func list(name corev1.ResourceName, amount string) corev1.ResourceList {
-	if amount == "" {
-		return nil
-	}
-	return corev1.ResourceList{name: resource.MustParse(amount)}
-}
-
-// asks builds a container as the API server stores it, with equal limit and request.
-func asks(amount string) corev1.Container {
-	return corev1.Container{Resources: corev1.ResourceRequirements{
-		Limits: list(ResourceMemory, amount), Requests: list(ResourceMemory, amount),
-	}}
-}
-
-// limited builds a container with a limit only, as in most manifests.
-func limited(amount string) corev1.Container {
-	return corev1.Container{Resources: corev1.ResourceRequirements{Limits: list(ResourceMemory, amount)}}
-}
-
-// requesting builds a container with a request only.
-func requesting(amount string) corev1.Container {
-	return corev1.Container{Resources: corev1.ResourceRequirements{Requests: list(ResourceMemory, amount)}}
-}
-
-func sidecar(container corev1.Container) corev1.Container {
-	container.RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
-	return container
-}
 
 func TestPodRequest(t *testing.T) {
 	type containers = []corev1.Container
@@ -68,6 +36,7 @@ func TestPodRequest(t *testing.T) {
 		"a sidecar runs after earlier init containers": {init: containers{asks("9"), sidecar(asks("2"))}, app: containers{asks("6")}, want: 9},
 		"sidecars add up to the step between them":     {init: containers{sidecar(asks("1")), sidecar(asks("2")), asks("20"), sidecar(asks("4"))}, app: containers{asks("8")}, want: 23},
 		"zero":                                  {app: containers{asks("0")}, want: 0},
+		"a negative limit":                      {app: containers{limited("-1")}, want: 0},
 		"zero beside something":                 {app: containers{asks("0"), asks("4")}, want: 4},
 		"a negative amount is nothing":          {app: containers{asks("-5"), asks("4")}, want: 4},
 		"thousands":                             {app: containers{asks("8k")}, want: 8000},
@@ -79,93 +48,54 @@ func TestPodRequest(t *testing.T) {
 		},
 		"no containers": {want: 0},
 	} {
-		t.Run(name, func(t *testing.T) {
-			pod := &corev1.Pod{Spec: corev1.PodSpec{InitContainers: tc.init, Containers: tc.app, Overhead: tc.overhead}}
-			before := pod.DeepCopy()
-			if diff := cmp.Diff(tc.want, PodRequest(pod)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(before, pod); diff != "" {
-				t.Errorf("the pod was changed (-before +after):\n%s", diff)
-			}
-		})
-	}
-}
-
-func TestManaged(t *testing.T) {
-	whole := corev1.Container{Resources: corev1.ResourceRequirements{Limits: list(ResourceWholeCard, "1")}}
-	cpuOnly := corev1.Container{Resources: corev1.ResourceRequirements{Requests: list(corev1.ResourceCPU, "2")}}
-	for name, tc := range map[string]struct {
-		spec corev1.PodSpec
-		want bool
-	}{
-		"nothing":               {},
-		"other resources":       {spec: corev1.PodSpec{Containers: []corev1.Container{cpuOnly}, InitContainers: []corev1.Container{cpuOnly}}},
-		"memory":                {corev1.PodSpec{Containers: []corev1.Container{cpuOnly, asks("4")}}, true},
-		"a request of zero":     {corev1.PodSpec{Containers: []corev1.Container{requesting("0")}}, true},
-		"an init container":     {corev1.PodSpec{InitContainers: []corev1.Container{limited("4")}}, true},
-		"whole cards":           {corev1.PodSpec{Containers: []corev1.Container{whole}}, true},
-		"the pod's own request": {corev1.PodSpec{Resources: &corev1.ResourceRequirements{Requests: list(ResourceWholeCard, "1")}}, true},
-	} {
-		if got := Managed(&corev1.Pod{Spec: tc.spec}); got != tc.want {
-			t.Errorf("%s: %t, want %t", name, got, tc.want)
+		pod := &corev1.Pod{Spec: corev1.PodSpec{InitContainers: tc.init, Containers: tc.app, Overhead: tc.overhead}}
+		before := pod.DeepCopy()
+		expect(t, name, tc.want, PodRequest(pod))
+		expect(t, name+": the pod afterwards", before, pod)
+		if len(tc.init) == 0 && len(tc.app) == 1 {
+			expect(t, name+": ContainerRequest", tc.want, ContainerRequest(&tc.app[0]))
 		}
 	}
 }
 
-func TestContainerRequest(t *testing.T) {
+func TestManaged(t *testing.T) {
+	type containers = []corev1.Container
+	other, whole := limitedTo(corev1.ResourceCPU, "2"), limitedTo(ResourceWholeCard, "1")
 	for name, tc := range map[string]struct {
-		container corev1.Container
-		want      gpu.Memory
+		spec               corev1.PodSpec
+		managed, asksCards bool
 	}{
-		"limit and request": {asks("8"), 8},
-		"a limit alone":     {limited("8"), 8},
-		"a request alone":   {requesting("8"), 8},
-		"nothing":           {corev1.Container{}, 0},
-		"a negative limit":  {limited("-1"), 0},
+		"nothing":                             {},
+		"other resources":                     {corev1.PodSpec{Containers: containers{other}, InitContainers: containers{other}}, false, false},
+		"memory":                              {corev1.PodSpec{Containers: containers{other, asks("4")}}, true, true},
+		"a request of zero":                   {corev1.PodSpec{Containers: containers{requesting("0")}}, true, false},
+		"an init container":                   {corev1.PodSpec{InitContainers: containers{limited("4")}}, true, true},
+		"whole cards":                         {corev1.PodSpec{Containers: containers{other, whole}}, true, true},
+		"whole cards for initialization only": {corev1.PodSpec{InitContainers: containers{whole}}, true, false},
+		"the pod's own request":               {corev1.PodSpec{Resources: &corev1.ResourceRequirements{Requests: list(ResourceWholeCard, "1")}}, true, false},
 	} {
-		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tc.want, ContainerRequest(&tc.container)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
+		pod := &corev1.Pod{Spec: tc.spec}
+		expect(t, name+": Managed, RequestsCards", []bool{tc.managed, tc.asksCards}, []bool{Managed(pod), RequestsCards(pod)})
 	}
 }
 
+// TestPod checks that the spec counts, not the annotations.
 func TestPod(t *testing.T) {
-	object := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			UID: "uid-1", Namespace: "default", Name: "binpack-1",
-			// Only the spec counts, not the annotations.
-			Annotations: map[string]string{AnnotationPod: "1", AnnotationIndex: "0"},
-		},
-		Spec: corev1.PodSpec{Containers: []corev1.Container{limited("1024")}},
-	}
+	object := annotated(map[string]string{AnnotationPod: "1", AnnotationIndex: "0"}, limited("1024"))
+	object.UID, object.Namespace, object.Name = "uid-1", "default", "binpack-1"
 	want := gpu.Pod{UID: "uid-1", Namespace: "default", Name: "binpack-1", Request: 1024}
-	if diff := cmp.Diff(want, Pod(object)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	expect(t, "without priority", want, Pod(object))
+	object.Spec.Priority, object.DeletionTimestamp = ptr.To[int32](7), ptr.To(metav1.Now())
+	want.Priority, want.Leaving = 7, true
+	expect(t, "with priority, terminating", want, Pod(object))
 }
 
+// TestTerminal checks that only the phase counts: a pod that is being deleted runs until the end of its grace period.
 func TestTerminal(t *testing.T) {
-	now := metav1.Now()
-	for name, tc := range map[string]struct {
-		pod  corev1.Pod
-		want bool
-	}{
-		"pending":   {corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodPending}}, false},
-		"running":   {corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodRunning}}, false},
-		"succeeded": {corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodSucceeded}}, true},
-		"failed":    {corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodFailed}}, true},
-		"unknown":   {corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodUnknown}}, false},
-		"running through its grace period": {corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &now}, Status: corev1.PodStatus{Phase: corev1.PodRunning},
-		}, false},
+	for phase, want := range map[corev1.PodPhase]bool{
+		corev1.PodPending: false, corev1.PodRunning: false, corev1.PodSucceeded: true, corev1.PodFailed: true, corev1.PodUnknown: false,
 	} {
-		t.Run(name, func(t *testing.T) {
-			if got := Terminal(&tc.pod); got != tc.want {
-				t.Errorf("got %t, want %t", got, tc.want)
-			}
-		})
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: ptr.To(metav1.Now())}, Status: corev1.PodStatus{Phase: phase}}
+		expect(t, string(phase), want, Terminal(pod))
 	}
 }

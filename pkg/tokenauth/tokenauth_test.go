@@ -62,8 +62,9 @@ func TestHandler(t *testing.T) {
 		"no token and a server is down": {"", true, 401, errNoToken.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			api := &apiServer{down: test.down}
-			w := ask(newReviewer(api, clocktesting.NewFakePassiveClock(time.Now())), test.authorization)
+			f := newFixture(t)
+			f.api.down = test.down
+			w := ask(f.Reviewer, test.authorization)
 			if w.Code != test.status || !strings.Contains(w.Body.String(), test.body) {
 				t.Errorf("%d %s, want %d %s", w.Code, w.Body, test.status, test.body)
 			}
@@ -82,48 +83,56 @@ func ask(r *Reviewer, authorization string) *httptest.ResponseRecorder {
 	return w
 }
 
-func TestDecisionCache(t *testing.T) {
-	api, clock := &apiServer{}, clocktesting.NewFakePassiveClock(time.Now())
-	r := newReviewer(api, clock)
-	want := func(token string, status, reviews int) {
-		t.Helper()
-		if w := ask(r, "Bearer "+token); w.Code != status || api.reviews != reviews {
-			t.Errorf("%s: status %d after %d reviews, want %d after %d", token, w.Code, api.reviews, status, reviews)
-		}
-	}
-	want("prometheus", 200, 1)
-	want("tenant", 403, 2)
-	want("prometheus", 200, 2)
-	want("tenant", 403, 2)
-	clock.SetTime(clock.Now().Add(deniedTTL + time.Second))
-	want("prometheus", 200, 2)
-	want("tenant", 403, 3)
-	clock.SetTime(clock.Now().Add(allowedTTL))
-	want("prometheus", 200, 4)
-	// Failed reviews are not cached.
-	api.down = true
-	want("another", 503, 5)
-	want("another", 503, 6)
+// fixture is a Reviewer with its API server and its clock.
+type fixture struct {
+	*testing.T
+	*Reviewer
+	api   *apiServer
+	clock *clocktesting.FakePassiveClock
 }
 
-// TestMaxReviews checks that unknown tokens cause a bounded number of reviews at once, and keep no token out that was allowed before.
-func TestMaxReviews(t *testing.T) {
+func newFixture(t *testing.T) fixture {
 	api, clock := &apiServer{}, clocktesting.NewFakePassiveClock(time.Now())
-	r := newReviewer(api, clock)
-	want := func(token string, status, reviews int) {
-		t.Helper()
-		if w := ask(r, "Bearer "+token); w.Code != status || api.reviews != reviews {
-			t.Errorf("%s: status %d after %d reviews, want %d after %d", token, w.Code, api.reviews, status, reviews)
-		}
+	return fixture{t, newReviewer(api, clock), api, clock}
+}
+
+// want asks with the token, and checks the status and the number of reviews so far.
+func (f fixture) want(token string, status, reviews int) {
+	f.Helper()
+	if w := ask(f.Reviewer, "Bearer "+token); w.Code != status || f.api.reviews != reviews {
+		f.Errorf("%s: status %d after %d reviews, want %d after %d", token, w.Code, f.api.reviews, status, reviews)
 	}
-	want("prometheus", 200, 1)
-	want("tenant", 403, 2)
+}
+
+func TestDecisionCache(t *testing.T) {
+	f := newFixture(t)
+	f.want("prometheus", 200, 1)
+	f.want("tenant", 403, 2)
+	f.want("prometheus", 200, 2)
+	f.want("tenant", 403, 2)
+	f.clock.SetTime(f.clock.Now().Add(deniedTTL + time.Second))
+	f.want("prometheus", 200, 2)
+	f.want("tenant", 403, 3)
+	f.clock.SetTime(f.clock.Now().Add(allowedTTL))
+	f.want("prometheus", 200, 4)
+	// Failed reviews are not cached.
+	f.api.down = true
+	f.want("another", 503, 5)
+	f.want("another", 503, 6)
+}
+
+// TestMaxReviews checks that unknown tokens cause a bounded number of concurrent reviews, and keep no token out that was
+// allowed before.
+func TestMaxReviews(t *testing.T) {
+	f := newFixture(t)
+	f.want("prometheus", 200, 1)
+	f.want("tenant", 403, 2)
 	for range maxReviews {
-		r.reviews <- struct{}{}
+		f.reviews <- struct{}{}
 	}
-	want("nonsense", 503, 2)
-	want("prometheus", 200, 2)
-	clock.SetTime(clock.Now().Add(allowedTTL + time.Second))
-	want("prometheus", 200, 3)
-	want("tenant", 503, 3)
+	f.want("nonsense", 503, 2)
+	f.want("prometheus", 200, 2)
+	f.clock.SetTime(f.clock.Now().Add(allowedTTL + time.Second))
+	f.want("prometheus", 200, 3)
+	f.want("tenant", 503, 3)
 }

@@ -9,7 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,13 +23,8 @@ import (
 func TestViewersFollowChanges(t *testing.T) {
 	for _, compressed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("compressed %v", compressed), func(t *testing.T) {
-			var mu sync.Mutex
-			var standby error
-			s := start(t, func() error {
-				mu.Lock()
-				defer mu.Unlock()
-				return standby
-			})
+			var standby atomic.Int64
+			s := start(t, func() error { return fmt.Errorf("another replica leads since round %d", standby.Load()) })
 			s.ledger.SetNode("n0", spec(16, 16))
 			v, f := s.view(compressed), &follower{}
 			e, _ := v.next()
@@ -37,7 +32,6 @@ func TestViewersFollowChanges(t *testing.T) {
 				t.Fatalf("first event %q", e.name)
 			}
 			random := rand.New(rand.NewPCG(1, 2))
-			deltas := 0
 			for round := range 8 {
 				for range 10 {
 					node, p := fmt.Sprintf("n%d", random.IntN(3)), pod(fmt.Sprintf("p%d", random.IntN(10)), 3)
@@ -53,20 +47,11 @@ func TestViewersFollowChanges(t *testing.T) {
 					}
 				}
 				s.setPending(pending(fmt.Sprintf("pending-%d", round), 9, "no room"))
-				mu.Lock()
-				standby = errors.New("another replica leads since round " + fmt.Sprint(round))
-				want := standby.Error()
-				mu.Unlock()
-				for f.Status.Standby != want || len(f.Pending) != 1 || f.Pending[0].Name != fmt.Sprintf("pending-%d", round) {
-					e, ok := v.next()
-					if !ok {
-						t.Fatal("the stream ended")
-					}
-					if e.name == "delta" {
-						deltas++
-					}
-					f.take(t, e)
-				}
+				standby.Store(int64(round))
+				want := fmt.Sprintf("another replica leads since round %d", round)
+				f.await(v, func() bool {
+					return f.Status.Standby == want && len(f.Pending) == 1 && f.Pending[0].Name == fmt.Sprintf("pending-%d", round)
+				})
 				truth := s.data()
 				got := slices.SortedFunc(maps.Values(f.nodes), func(a, b nodeView) int { return strings.Compare(a.Name, b.Name) })
 				if diff := cmp.Diff(truth.Nodes, got); diff != "" {
@@ -76,14 +61,11 @@ func TestViewersFollowChanges(t *testing.T) {
 					t.Fatalf("round %d (-data.json +viewer):\n%s", round, diff)
 				}
 			}
-			if deltas < 8 {
-				t.Errorf("%d deltas for 8 rounds", deltas)
+			if f.deltas < 8 {
+				t.Errorf("%d deltas for 8 rounds", f.deltas)
 			}
 			s.stop()
-			for {
-				if _, ok := v.next(); !ok {
-					break
-				}
+			for ok := true; ok; _, ok = v.next() {
 			}
 		})
 	}
@@ -143,17 +125,7 @@ func TestMaxViewers(t *testing.T) {
 		t.Errorf("after one disconnected: status %d", v.status)
 	}
 	_ = v.body.Close()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
-		s.board.mu.Lock()
-		viewers := s.board.viewers
-		s.board.mu.Unlock()
-		if viewers == maxViewers-1 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("a disconnected viewer still counts")
-		}
-	}
+	s.awaitViewers(maxViewers-1, 30*time.Second)
 }
 
 // A viewer that doesn't read doesn't delay the end: its blocked write is ended.
@@ -177,27 +149,13 @@ func TestStopWithBlockedViewer(t *testing.T) {
 	if _, err := fmt.Fprintf(connection, "GET %s/events HTTP/1.1\r\nHost: x\r\n\r\n", Path); err != nil {
 		t.Fatal(err)
 	}
-	viewers := func() int {
-		s.board.mu.Lock()
-		defer s.board.mu.Unlock()
-		return s.board.viewers
-	}
-	for viewers() == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	s.awaitViewers(1, 30*time.Second)
 	// When a later viewer has received the complete state, the first one's write blocks or is about to.
 	if _, ok := s.view(true).next(); !ok {
 		t.Fatal("no event")
 	}
-	asked := time.Now()
 	s.stop()
-	for viewers() > 0 {
-		if time.Since(asked) > writeTimeout/2 {
-			t.Fatal("a stream continues after the end of the board")
-		}
-		time.Sleep(time.Millisecond)
-	}
-	t.Logf("all streams ended after %v", time.Since(asked).Round(time.Millisecond))
+	s.awaitViewers(0, writeTimeout/2)
 	if v := s.view(false); v.status != http.StatusServiceUnavailable {
 		t.Errorf("stream after the end: status %d", v.status)
 	}
@@ -210,13 +168,7 @@ func TestStreamOutlivesServerTimeouts(t *testing.T) {
 	for begun, n := time.Now(), 0; time.Since(begun) < 3*timeout; n++ {
 		name := fmt.Sprintf("n%d", n)
 		s.ledger.SetNode(name, spec(16))
-		for f.nodes == nil || f.nodes[name].Name == "" {
-			e, ok := v.next()
-			if !ok {
-				t.Fatalf("the stream ended after %v", time.Since(begun))
-			}
-			f.take(t, e)
-		}
+		f.await(v, func() bool { return f.nodes[name].Name != "" })
 	}
 }
 
@@ -225,22 +177,12 @@ func TestNotReady(t *testing.T) {
 	s.setReady(errors.New("the caches are not synced"))
 	s.ledger.SetNode("n0", spec(16))
 	v, f := s.view(true), &follower{}
-	awaitReason := func(want string) {
-		t.Helper()
-		for f.nodes == nil || f.Status.NotReady != want {
-			e, ok := v.next()
-			if !ok {
-				t.Fatal("the stream ended")
-			}
-			f.take(t, e)
-		}
-	}
-	awaitReason("the caches are not synced")
+	f.await(v, func() bool { return f.Status.NotReady == "the caches are not synced" })
 	if len(f.nodes) > 0 {
 		t.Errorf("nodes shown before the caches are synced: %v", f.nodes)
 	}
 	s.setReady(nil)
-	awaitReason("")
+	f.await(v, func() bool { return f.Status.NotReady == "" })
 	if len(f.nodes) != 1 {
 		t.Errorf("nodes %v", f.nodes)
 	}

@@ -116,6 +116,22 @@ func startWithTimeout(t *testing.T, standby func() error, timeout time.Duration)
 	return s
 }
 
+// awaitViewers waits until the number of viewers is want.
+func (s *fixture) awaitViewers(want int, timeout time.Duration) {
+	s.t.Helper()
+	for deadline := time.Now().Add(timeout); ; time.Sleep(time.Millisecond) {
+		s.board.mu.Lock()
+		viewers := s.board.viewers
+		s.board.mu.Unlock()
+		if viewers == want {
+			return
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("%d viewers after %v, want %d", viewers, timeout, want)
+		}
+	}
+}
+
 func spec(sizes ...gpu.Memory) ledger.NodeSpec {
 	out := ledger.NodeSpec{Unit: gpu.GiB}
 	for i, size := range sizes {
@@ -230,11 +246,27 @@ func (v *viewer) next() (event, bool) {
 // follower applies events to its copy of the state.
 type follower struct {
 	page
-	nodes map[string]nodeView
+	nodes  map[string]nodeView
+	deltas int
+}
+
+// await applies events from the stream until done returns true.
+func (f *follower) await(v *viewer, done func() bool) {
+	v.t.Helper()
+	for f.nodes == nil || !done() {
+		e, ok := v.next()
+		if !ok {
+			v.t.Fatal("the stream ended")
+		}
+		f.take(v.t, e)
+	}
 }
 
 func (f *follower) take(t *testing.T, e event) {
 	t.Helper()
+	if strings.ContainsAny(e.data, "<\u2028") {
+		t.Errorf("markup in %s", e.data)
+	}
 	switch e.name {
 	case "whole":
 		f.page = page{}
@@ -249,6 +281,7 @@ func (f *follower) take(t *testing.T, e event) {
 			t.Errorf("the complete state %d is in event %d", f.Seq, e.seq)
 		}
 	case "delta":
+		f.deltas++
 		if e.seq != f.Seq+1 {
 			t.Errorf("event %d was followed by %d", f.Seq, e.seq)
 		}

@@ -1,0 +1,138 @@
+package ledger_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// at is the assume time of all allocations, and the present time.
+var at = time.Unix(1700000000, 0)
+
+var (
+	binpack = ledger.View{Card: placement.Binpack, Node: placement.Binpack}
+	// tentative counts tentative placements.
+	tentative = ledger.View{Card: placement.Binpack, Node: placement.Binpack, TentativeAt: at}
+)
+
+// spec returns a node with cards of these sizes.
+func spec(sizes ...gpu.Memory) ledger.NodeSpec {
+	s := ledger.NodeSpec{Unit: gpu.MiB}
+	for i, size := range sizes {
+		s.Cards = append(s.Cards, gpu.Card{Index: i, UUID: fmt.Sprintf("GPU-%d", i), Memory: size, NUMANode: gpu.NoNUMANode})
+	}
+	return s
+}
+
+// unhealthy returns the node with one unhealthy card.
+func unhealthy(card int, s ledger.NodeSpec) ledger.NodeSpec {
+	s.Cards = slices.Clone(s.Cards)
+	s.Cards[card].Unhealthy = "Xid 79"
+	return s
+}
+
+// wholeCards returns the node as one that also allocates whole cards.
+func wholeCards(s ledger.NodeSpec) ledger.NodeSpec {
+	s.WholeCards = true
+	return s
+}
+
+// pod returns a pod whose UID is its name.
+func pod(name string, request gpu.Memory, priority ...int32) gpu.Pod {
+	p := gpu.Pod{UID: gpu.PodUID(name), Namespace: "default", Name: name, Request: request}
+	if len(priority) > 0 {
+		p.Priority = priority[0]
+	}
+	return p
+}
+
+// terminating returns the pod while it is being deleted.
+func terminating(p gpu.Pod) gpu.Pod {
+	p.Leaving = true
+	return p
+}
+
+// fixture is a ledger that records its calls of freed.
+type fixture struct {
+	*ledger.Ledger
+	t     testing.TB
+	freed []string
+}
+
+// newFixture returns a ledger with the nodes n1, n2 and so on.
+func newFixture(t testing.TB, specs ...ledger.NodeSpec) *fixture {
+	f := &fixture{t: t}
+	f.Ledger = ledger.New()
+	f.AddFreedListener(func(node string) { f.freed = append(f.freed, node) })
+	for i, s := range specs {
+		f.SetNode(fmt.Sprintf("n%d", i+1), s)
+	}
+	f.freed = nil
+	return f
+}
+
+// takeFreed returns the nodes of the freed calls since the last takeFreed, sorted.
+func (f *fixture) takeFreed() []string {
+	freed := f.freed
+	f.freed = nil
+	slices.Sort(freed)
+	return freed
+}
+
+// reserve reserves memory for each pod on the node, by binpack.
+func (f *fixture) reserve(node string, pods ...gpu.Pod) {
+	f.t.Helper()
+	for _, p := range pods {
+		if _, err := f.Reserve(node, p, placement.Binpack, at); err != nil {
+			f.t.Fatalf("Reserve(%s, %s): %v", node, p, err)
+		}
+	}
+}
+
+// bind sets the bound allocation of each pod on one card.
+func (f *fixture) bind(node string, card int, pods ...gpu.Pod) {
+	for _, p := range pods {
+		f.SetBound(node, p, gpu.On(card, p.Request), at)
+	}
+}
+
+// check returns the reason of each node for the pod.
+func (f *fixture) check(pod gpu.Pod, names ...string) (reasons []placement.Reason) {
+	f.Check(pod, names, func(_ string, reason placement.Reason) { reasons = append(reasons, reason) })
+	return reasons
+}
+
+// rank returns the reason of each node for the pod, from Rank, which uses per-node sums and a cache of names.
+func (f *fixture) rank(view ledger.View, pod gpu.Pod, names ...string) (reasons []placement.Reason) {
+	f.Rank(view, pod, names, func(_ int, _ placement.Suitability, reason placement.Reason) { reasons = append(reasons, reason) })
+	return reasons
+}
+
+// scores returns the score of each node for the pod.
+func (f *fixture) scores(policy placement.Policy, pod gpu.Pod, names ...string) (scores []int) {
+	f.Rank(ledger.View{Card: policy, Node: policy}, pod, names, func(_ int, s placement.Suitability, _ placement.Reason) {
+		scores = append(scores, s.Score())
+	})
+	return scores
+}
+
+// nodeOf returns the node on which the pod has an allocation; empty if it has none.
+func (f *fixture) nodeOf(uid gpu.PodUID) string {
+	node, _, _ := f.Lookup(uid)
+	return node
+}
+
+func expect(t testing.TB, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
