@@ -20,8 +20,13 @@ import (
 type Objects struct {
 	Nodes []*corev1.Node
 	Pods  []*corev1.Pod
-	// Now is the time at which the objects were read.
+	// Now is the time for which the report is: a pod that should have ended by then makes no room.
 	Now time.Time
+}
+
+// hasNode reports whether a node of that name was read.
+func (o Objects) hasNode(name string) bool {
+	return slices.ContainsFunc(o.Nodes, func(node *corev1.Node) bool { return node.Name == name })
 }
 
 // Build returns the report for nodes and pods. It omits nodes that neither share GPU memory nor have pods that use it, pods
@@ -173,7 +178,11 @@ func (n *Node) judge(object *corev1.Node, parsed protocol.Node) {
 		if card.Allocated > card.Total {
 			card.Oversubscribed = true
 			problem("GPU%d is oversubscribed: %d of %d (%s)", card.Index, card.Allocated, card.Total, n.Unit)
-			n.noteOversubscription(card.Index)
+			for j := range n.Pods {
+				if pod := &n.Pods[j]; pod.on(card.Index) > 0 {
+					pod.Notes = append(pod.Notes, fmt.Sprintf("GPU%d is oversubscribed", card.Index))
+				}
+			}
 		}
 	}
 	if n.UnknownCard > 0 {
@@ -181,23 +190,13 @@ func (n *Node) judge(object *corev1.Node, parsed protocol.Node) {
 	}
 }
 
-func (n *Node) noteOversubscription(card int) {
-	for i := range n.Pods {
-		pod := &n.Pods[i]
-		if pod.on(card) > 0 {
-			pod.Notes = append(pod.Notes, fmt.Sprintf("GPU%d is oversubscribed", card))
-		}
-	}
-}
-
 // card returns the node's card of that index, or nil.
 func (n *Node) card(index int) *Card {
-	for i := range n.Cards {
-		if n.Cards[i].Index == index {
-			return &n.Cards[i]
-		}
+	i := slices.IndexFunc(n.Cards, func(c Card) bool { return c.Index == index })
+	if i < 0 {
+		return nil
 	}
-	return nil
+	return &n.Cards[i]
 }
 
 // unknown returns the pod's memory that is on none of the node's cards.
@@ -252,18 +251,14 @@ func buildPending(pod *corev1.Pod, explainer *waiting.Diagnoser) PendingPod {
 // units.
 func sumUp(nodes []Node) Cluster {
 	var sum Cluster
-	for i, node := range nodes {
-		if i == 0 {
-			sum.Unit = node.Unit
-		} else if node.Unit != sum.Unit {
-			sum.Unit = Unit(gpu.GiB)
-			break
-		}
+	if len(nodes) > 0 {
+		sum.Unit = nodes[0].Unit
 	}
-	for _, node := range nodes {
-		if node.Unit%sum.Unit != 0 {
-			sum.Unit = Unit(gpu.MiB)
-		}
+	if slices.ContainsFunc(nodes, func(n Node) bool { return n.Unit != sum.Unit }) {
+		sum.Unit = Unit(gpu.GiB)
+	}
+	if slices.ContainsFunc(nodes, func(n Node) bool { return n.Unit%sum.Unit != 0 }) {
+		sum.Unit = Unit(gpu.MiB)
 	}
 	for _, node := range nodes {
 		sum.Allocated = sum.Allocated.Add(convert(node.Allocated, node.Unit, sum.Unit))

@@ -105,10 +105,3 @@ func TestGroupNamesInJSONAndYAML(t *testing.T) {
 		}
 	}
 }
-
-// What the API server says in an error is no less harmless, and keeps its lines.
-func TestPrintable(t *testing.T) {
-	if got := Printable("pods \"\x1b[31mp\" not found\nTry \u202eagain"); got != "pods \"^[[31mp\" not found\nTry again" {
-		t.Errorf("%q", got)
-	}
-}

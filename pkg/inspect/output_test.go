@@ -2,30 +2,31 @@ package inspect
 
 import (
 	"bytes"
-	"io"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
 func TestOutput(t *testing.T) {
-	table := func(options TableOptions) func(io.Writer, Report) error {
-		return func(out io.Writer, report Report) error { return WriteTable(out, report, options) }
-	}
-	asJSON := func(out io.Writer, report Report) error { return WriteJSON(out, report) }
-	asYAML := func(out io.Writer, report Report) error { return WriteYAML(out, report) }
-	details := func(wide bool) func(io.Writer, Report) error {
-		return func(out io.Writer, report Report) error { return WriteDetails(out, report, wide, Look{}) }
+	structured := func(output string) func(*bytes.Buffer, Report, format) {
+		return func(out *bytes.Buffer, report Report, _ format) {
+			if err := writeStructured(out, output, report); err != nil {
+				t.Error(err)
+			}
+		}
 	}
 	tests := map[string]struct {
 		objects func(*testing.T) Objects
-		write   func(io.Writer, Report) error
+		write   func(*bytes.Buffer, Report, format)
+		format  format
 		want    string
 	}{
-		"the table has the columns that scripts parse": {twoNodes, table(TableOptions{}), `
+		"the table has the columns that scripts parse": {twoNodes, writeTable, format{}, `
 NAME                   IPADDRESS     GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(GiB)
 cn-beijing.i-2ze       192.168.0.70  0/15                   0/0                    0/15
 cn-shanghai.i-uf61h64  192.168.0.71  0/15                   9/15                   9/30
@@ -34,7 +35,7 @@ Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
 Allocated/Total GPU Memory In Cluster:
 9/45 (20%)
 `},
-		"wide adds columns on the right": {mixed, table(TableOptions{Wide: true}), `
+		"wide adds columns on the right; nodes of different units have a common unit": {mixed, writeTable, format{wide: true}, `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU2(Allocated/Total)  GPU Memory(MiB)  LARGEST FREE(MiB)  UNIT    MODEL         PROBLEMS
 in-256  10.0.0.3   1024/15360             0/0                    1024/15360       14336              256MiB  1 x Tesla T4  -
 in-gib  10.0.0.1   0/16384                2048/16384             2048/32768       16384              GiB     2 x Tesla T4  -
@@ -44,17 +45,7 @@ Largest Free Piece: 16384 MiB of 53194 MiB free, on in-gib
 Allocated/Total GPU Memory In Cluster:
 11210/64404 (17%)
 `},
-		"nodes of different units have a common unit in the table": {mixed, table(TableOptions{}), `
-NAME    IPADDRESS  GPU0(Allocated/Total)  GPU2(Allocated/Total)  GPU Memory(MiB)
-in-256  10.0.0.3   1024/15360             0/0                    1024/15360
-in-gib  10.0.0.1   0/16384                2048/16384             2048/32768
-in-mib  10.0.0.2   8138/16276             0/0                    8138/16276
---------------------------------------------------------------------------------
-Largest Free Piece: 16384 MiB of 53194 MiB free, on in-gib
-Allocated/Total GPU Memory In Cluster:
-11210/64404 (17%)
-`},
-		"the table lists problems and pending pods": {trouble, table(TableOptions{}), `
+		"the table lists problems and pending pods": {trouble, writeTable, format{}, `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)
 node-a  10.0.0.1   18/16                  0/16                   8                   26/32
 node-b  10.0.0.2   0/16                   0/0                                        0/16
@@ -79,7 +70,7 @@ NAME     NAMESPACE  REQUEST  REASON
 waiting  default    20       0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable.
 fresh    ml         2        scheduler "default-scheduler" has not tried it yet
 `},
-		"wide has problems in a column and unshortened reasons": {trouble, table(TableOptions{Wide: true}), `
+		"wide has problems in a column and unshortened reasons": {trouble, writeTable, format{wide: true}, `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)  LARGEST FREE(GiB)  UNIT  MODEL         PROBLEMS
 node-a  10.0.0.1   18/16                  0/16                   8                   26/32            0                  GiB   2 x Tesla T4  GPU0 is oversubscribed: 18 of 16 (GiB); GPU1 is unhealthy: Xid 79: fell off the bus; pods whose card is not known hold 8 (GiB)
 node-b  10.0.0.2   0/16                   0/0                                        0/16             0                  GiB   1 x Tesla T4  the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
@@ -94,12 +85,12 @@ NAME     NAMESPACE  REQUEST  REASON
 waiting  default    20       0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.
 fresh    ml         2        scheduler "default-scheduler" has not tried it yet
 `},
-		"rows only": {trouble, table(TableOptions{RowsOnly: true}), `
+		"rows only": {trouble, writeTable, format{rowsOnly: true}, `
 node-a  10.0.0.1  18/16  0/16  8  26/32
 node-b  10.0.0.2  0/16   0/0      0/16
 node-c  10.0.0.3  6/16   0/0      6/16
 `},
-		"details of a healthy cluster": {twoNodes, details(false), `
+		"details of a healthy cluster": {twoNodes, writeDetails, format{}, `
 NAME:       cn-beijing.i-2ze
 IPADDRESS:  192.168.0.70
 UNIT:       GiB
@@ -123,7 +114,7 @@ Total :      30
 Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
 Allocated/Total GPU Memory In Cluster:  9/45 (20%)
 `},
-		"details list the problems of nodes and pods": {trouble, details(false), `
+		"details list the problems of nodes and pods": {trouble, writeDetails, format{}, `
 NAME:       node-a
 IPADDRESS:  10.0.0.1
 UNIT:       GiB
@@ -172,7 +163,7 @@ NAME     NAMESPACE  REQUEST  REASON
 waiting  default    20       0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable.
 fresh    ml         2        scheduler "default-scheduler" has not tried it yet
 `},
-		"details are in each node's own unit": {mixed, details(false), `
+		"details are in each node's own unit": {mixed, writeDetails, format{}, `
 NAME:       in-256
 IPADDRESS:  10.0.0.3
 UNIT:       256MiB
@@ -206,66 +197,26 @@ Total :      16276
 Largest Free Piece: 16384 MiB of 53194 MiB free, on in-gib
 Allocated/Total GPU Memory In Cluster:  11210/64404 (17%) in MiB
 `},
-		"wide details have the cards and every status": {trouble, details(true), `
-NAME:       node-a
+		"wide details have the cards and every status": {failing, writeDetails, format{wide: true}, `
+NAME:       n
 IPADDRESS:  10.0.0.1
 UNIT:       GiB
 
 GPU   UUID   MODEL     NUMA  ALLOCATED/TOTAL  HEALTH
-GPU0  GPU-0  Tesla T4  1     18/16            healthy
-GPU1  GPU-1  Tesla T4  -     0/16             unhealthy: Xid 79: fell off the bus
+GPU0  GPU-0  Tesla T4  1     9/16             healthy
+GPU1  GPU-1  Tesla T4  -     0/16             unhealthy: Xid 79
 
-NAME         NAMESPACE  GPU0(Allocated)  GPU1(Allocated)  Pending(Allocated)  STATUS
-over         default    10               0                0                   Running, GPU0 is oversubscribed
-under        default    8                0                0                   Terminating, GPU0 is oversubscribed
-vanished     default    0                0                3                   Running, GPU7 is not on the node
-cardless     default    0                0                4                   Pending, no card chosen
-garbled      default    0                0                1                   Running, annotation ALIYUN_COM_GPU_MEM_IDX: "x\x1b[2J" is not a card index
-Allocated :  26 (81%)
+NAME         NAMESPACE  GPU0(Allocated)  GPU1(Allocated)  STATUS
+fine         default    9                0                Running
+Allocated :  9 (28%)
 Total :      32
-Problems :   GPU0 is oversubscribed: 18 of 16 (GiB)
-             GPU1 is unhealthy: Xid 79: fell off the bus
-             pods whose card is not known hold 8 (GiB)
-------------------------------------------------------------------------------------------------------------------------
+Problems :   GPU1 is unhealthy: Xid 79
+-----------------------------------------------------------------
 
-NAME:       node-b
-IPADDRESS:  10.0.0.2
-UNIT:       GiB
-
-GPU   UUID   MODEL     NUMA  ALLOCATED/TOTAL  HEALTH
-GPU0  GPU-0  Tesla T4  -     0/16             healthy
-
-NAME         NAMESPACE  GPU0(Allocated)  STATUS
-Allocated :  0 (0%)
-Total :      16
-Problems :   the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
-----------------------------------------------------------------------------------------------------
-
-NAME:       node-c
-IPADDRESS:  10.0.0.3
-UNIT:       GiB
-
-GPU   UUID   MODEL     NUMA  ALLOCATED/TOTAL  HEALTH
-GPU0  GPU-0  Tesla T4  -     6/16             healthy
-
-NAME         NAMESPACE  GPU0(Allocated)  STATUS
-both         default    6                Running
-Allocated :  6 (37%)
-Total :      16
-Problems :   the node is not ready
-             the node is cordoned
-             the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable
----------------------------------------------------------------------------------------------
-
-Largest Free Piece: none
-Allocated/Total GPU Memory In Cluster:  32/64 (50%)
-
-Pending Pods:
-NAME     NAMESPACE  REQUEST  REASON
-waiting  default    20       0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.
-fresh    ml         2        scheduler "default-scheduler" has not tried it yet
+Largest Free Piece: 7 GiB of 7 GiB free, on n
+Allocated/Total GPU Memory In Cluster:  9/32 (28%)
 `},
-		"JSON of a healthy cluster": {twoNodes, asJSON, `
+		"JSON of a healthy cluster": {twoNodes, structured(outputJSON), format{}, `
 {
     "apiVersion": "inspect.gpushare.aliyun.com/v1",
     "kind": "GPUShareReport",
@@ -364,7 +315,7 @@ fresh    ml         2        scheduler "default-scheduler" has not tried it yet
     "pendingPods": []
 }
 `},
-		"YAML with everything in it": {trouble, asYAML, `
+		"YAML with everything in it": {trouble, structured(outputYAML), format{}, `
 ---
 apiVersion: inspect.gpushare.aliyun.com/v1
 cluster:
@@ -534,9 +485,9 @@ pendingPods:
   schedulerName: default-scheduler
   uid: uid-fresh
 `},
-		"an empty cluster has an empty table": {nothing, table(TableOptions{}), `
+		"an empty cluster has an empty table": {nothing, writeTable, format{}, `
 `},
-		"an empty cluster has empty lists": {nothing, asJSON, `
+		"an empty cluster has empty lists": {nothing, structured(outputJSON), format{}, `
 {
     "apiVersion": "inspect.gpushare.aliyun.com/v1",
     "kind": "GPUShareReport",
@@ -556,9 +507,7 @@ pendingPods:
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
-			if err := test.write(&out, Build(test.objects(t))); err != nil {
-				t.Fatal(err)
-			}
+			test.write(&out, Build(test.objects(t)), test.format)
 			if diff := cmp.Diff(strings.TrimPrefix(test.want, "\n"), out.String()); diff != "" {
 				t.Errorf("output (-want +got):\n%s", diff)
 			}
@@ -631,19 +580,6 @@ func TestUnitInferred(t *testing.T) {
 	}
 }
 
-func TestOneLine(t *testing.T) {
-	for name, test := range map[string]struct{ in, want string }{
-		"line breaks and tabs become spaces": {"a\n b\t\tc\r\nd", "a b c d"},
-		"escape sequences are shown":         {"\x1b[2Jgone", "^[[2Jgone"},
-		"other controls are replaced":        {"a\x00b\x07c\u009bd\x7f", "a?b?c?d?"},
-		"other scripts stay":                 {"größe 显存", "größe 显存"},
-	} {
-		if got := oneLine(test.in); got != test.want {
-			t.Errorf("%s: %q, want %q", name, got, test.want)
-		}
-	}
-}
-
 func TestShorten(t *testing.T) {
 	for name, test := range map[string]struct{ in, want string }{
 		"a short message": {"0/1 nodes are available: 1 full.", "0/1 nodes are available: 1 full."},
@@ -659,5 +595,45 @@ func TestShorten(t *testing.T) {
 		if got := shorten(test.in); got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
+	}
+}
+
+// manyNodes returns a large cluster of nodes with eight cards, a pod on each card, and pending pods.
+func manyNodes(tb testing.TB, nodes, pending int) Objects {
+	var out Objects
+	t, _ := tb.(*testing.T)
+	for i := range nodes {
+		name := fmt.Sprintf("node-%04d", i)
+		var cards []gpu.Card
+		for c := range 8 {
+			cards = append(cards, t4(c, 16276))
+			out.Pods = append(out.Pods, newPod(fmt.Sprintf("pod-%04d-%d", i, c), 8138).on(name, c).Pod)
+		}
+		out.Nodes = append(out.Nodes, inventoryNode(t, name, "10.0.0.1", gpu.MiB, cards...).Node)
+	}
+	for i := range pending {
+		out.Pods = append(out.Pods, newPod(fmt.Sprintf("waiting-%04d", i), 12000).Pod)
+	}
+	return out
+}
+
+func TestLargeCluster(t *testing.T) {
+	report := Build(manyNodes(t, 1000, 100))
+	var out bytes.Buffer
+	writeTable(&out, report, format{})
+	if lines := strings.Count(out.String(), "\n"); lines != 1000+5+103 {
+		t.Errorf("%d lines", lines)
+	}
+	if got := report.PendingPods[0]; got.Cause != waiting.Fragmented ||
+		got.Explanation != "65104 MiB free on node-0000, but the largest piece is 8138 MiB (and 999 nodes alike): a pod gets one card" {
+		t.Errorf("diagnosis: %s, %s", got.Cause, got.Explanation)
+	}
+}
+
+func BenchmarkLargeCluster(b *testing.B) {
+	objects := manyNodes(b, 1000, 100)
+	for b.Loop() {
+		var out bytes.Buffer
+		writeTable(&out, Build(objects), format{})
 	}
 }

@@ -8,22 +8,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/waiting"
 )
-
-// split returns a cluster of two nodes with two cards each. The cards of n1 have 7 and 5 GiB free, those of n2 nothing.
-func split(t *testing.T, pods ...podBuilder) Objects {
-	return objects(
-		[]nodeBuilder{
-			inventoryNode(t, "n1", "10.0.0.1", gpu.GiB, t4(0, 16), t4(1, 16)).labelled("disk", "ssd"),
-			inventoryNode(t, "n2", "10.0.0.2", gpu.GiB, t4(0, 16), t4(1, 16)).labelled("disk", "hdd"),
-		},
-		append(pods, newPod("a", 9).on("n1", 0), newPod("b", 11).on("n1", 1), newPod("c", 16).on("n2", 0), newPod("d", 16).on("n2", 1))...,
-	)
-}
 
 func TestPendingPodDiagnosis(t *testing.T) {
 	taint := func(effect corev1.TaintEffect) func(*corev1.Node) {
@@ -127,22 +115,6 @@ func TestPendingPodDiagnosis(t *testing.T) {
 	}
 }
 
-// A watch knows the time too: a pod that should have been gone long ago makes no room.
-func TestWatchedPodsAreOverdue(t *testing.T) {
-	nominated := newPod("p", 16).with(func(p *corev1.Pod) { p.Status.NominatedNodeName, p.Spec.Priority = "n2", new(int32(1)) })
-	all := split(t, nominated, newPod("e", 16).on("n2", 1).terminating())
-	nodes, pods := cache.NewStore(cache.MetaNamespaceKeyFunc), cache.NewStore(cache.MetaNamespaceKeyFunc)
-	for _, node := range all.Nodes {
-		_ = nodes.Add(node) // It has a name.
-	}
-	for _, pod := range all.Pods {
-		_ = pods.Add(pod)
-	}
-	if got := Build(Scope{}.objects(nodes, pods)).PendingPods[0]; got.Cause != waiting.Full {
-		t.Errorf("%s: %s", got.Cause, got.Explanation)
-	}
-}
-
 func (o Objects) plus(pods ...podBuilder) Objects {
 	for _, p := range pods {
 		o.Pods = append(o.Pods, p.Pod)
@@ -158,30 +130,28 @@ func TestPendingOutput(t *testing.T) {
 	)
 	for name, test := range map[string]struct {
 		objects Objects
-		options PendingOptions
+		format  format
 		want    string
 	}{
-		"a row for each pod": {waiting, PendingOptions{}, `
+		"a row for each pod": {waiting, format{}, `
 NAMESPACE  NAME   REQUEST  CAUSE       WHY
 default    piece  12       fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card
 ml         large  17       too_large   no card is large enough: the largest has 16 GiB, on n1
 `},
-		"wide has kube-scheduler's message": {waiting, PendingOptions{Wide: true}, `
+		"wide has kube-scheduler's message": {waiting, format{wide: true}, `
 NAMESPACE  NAME   REQUEST  CAUSE       WHY                                                                     SCHEDULER          SCHEDULER SAYS
 default    piece  12       fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card  default-scheduler  0/2 nodes are available: 2 no GPU card has enough free memory.
 ml         large  17       too_large   no card is large enough: the largest has 16 GiB, on n1                  default-scheduler  0/2 nodes are available: 2 too large. preemption: not helpful.
 `},
-		"rows only, in color": {waiting, PendingOptions{RowsOnly: true, Look: Look{Color: true}}, `
-default  piece  12  ` + "\x1b[33mfragmented\x1b[0m" + `  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card
-ml       large  17  ` + "\x1b[31mtoo_large\x1b[0m" + `   no card is large enough: the largest has 16 GiB, on n1
+		"rows only": {waiting, format{rowsOnly: true}, `
+default  piece  12  fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card
+ml       large  17  too_large   no card is large enough: the largest has 16 GiB, on n1
 `},
-		"no pending pods": {twoNodes(t), PendingOptions{}, "\n"},
+		"no pending pods": {twoNodes(t), format{}, "\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
-			if err := WritePending(&out, Build(test.objects), test.options); err != nil {
-				t.Fatal(err)
-			}
+			writePending(&out, Build(test.objects), test.format)
 			if diff := cmp.Diff(strings.TrimPrefix(test.want, "\n"), out.String()); diff != "" {
 				t.Errorf("output (-want +got):\n%s", diff)
 			}

@@ -71,6 +71,25 @@ func mixed(t *testing.T) Objects {
 	)
 }
 
+// failing returns a node with a healthy card, which a pod uses, and an unhealthy one.
+func failing(t *testing.T) Objects {
+	numa := t4(0, 16)
+	numa.NUMANode = 1
+	return objects([]nodeBuilder{inventoryNode(t, "n", "10.0.0.1", gpu.GiB, numa, unhealthy(t4(1, 16), "Xid 79"))},
+		newPod("fine", 9).on("n", 0))
+}
+
+// split returns a cluster of two nodes with two cards each. The cards of n1 have 7 and 5 GiB free, those of n2 nothing.
+func split(t *testing.T, pods ...podBuilder) Objects {
+	return objects(
+		[]nodeBuilder{
+			inventoryNode(t, "n1", "10.0.0.1", gpu.GiB, t4(0, 16), t4(1, 16)).labelled("disk", "ssd"),
+			inventoryNode(t, "n2", "10.0.0.2", gpu.GiB, t4(0, 16), t4(1, 16)).labelled("disk", "hdd"),
+		},
+		append(pods, newPod("a", 9).on("n1", 0), newPod("b", 11).on("n1", 1), newPod("c", 16).on("n2", 0), newPod("d", 16).on("n2", 1))...,
+	)
+}
+
 func (p podBuilder) with(change func(*corev1.Pod)) podBuilder {
 	change(p.Pod)
 	return p

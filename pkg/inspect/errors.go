@@ -8,9 +8,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// advise adds a hint for the user to an error. host is the API server.
-func (o *options) advise(err error, host string) error {
+// advise adds a hint for the user to an error.
+func (o *options) advise(err error) error {
 	var unreachable *url.Error
+	host := ""
+	if config, err := o.connection.ToRESTConfig(); err == nil {
+		host = config.Host
+	}
 	switch {
 	case err == nil:
 		return nil
