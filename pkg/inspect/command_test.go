@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 )
 
@@ -155,22 +156,8 @@ Allocated/Total GPU Memory In Cluster:  9/30 (30%)
 `,
 		},
 		"-A overrules -n": {
-			objects: twoNodes, args: []string{"cn-shanghai.i-uf61h64", "-d", "-n", "ml", "-A"},
-			stdout: `
-NAME:       cn-shanghai.i-uf61h64
-IPADDRESS:  192.168.0.71
-UNIT:       GiB
-
-NAME         NAMESPACE  GPU0(Allocated)  GPU1(Allocated)
-binpack-1-a  default    0                7
-binpack-1-b  ml         0                2
-Allocated :  9 (30%)
-Total :      30
---------------------------------------------------------
-
-Largest Free Piece: 15 GiB of 21 GiB free, on cn-shanghai.i-uf61h64
-Allocated/Total GPU Memory In Cluster:  9/30 (30%)
-`,
+			objects: trouble, args: []string{"--pending", "-o", "name", "-n", "ml", "-A"},
+			stdout: "\npod/waiting\npod/fresh\n",
 		},
 		"nodes by label": {
 			objects: func(t *testing.T) Objects {
@@ -384,6 +371,8 @@ func TestNoClusterConfigured(t *testing.T) {
 
 func TestCompletion(t *testing.T) {
 	api := newFakeAPI(t, twoNodes(t))
+	api.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}})
+	api.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ml"}})
 	for name, test := range map[string]struct {
 		words []string
 		want  string

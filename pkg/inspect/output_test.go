@@ -2,14 +2,12 @@ package inspect
 
 import (
 	"bytes"
-	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/waiting"
 )
 
 func TestOutput(t *testing.T) {
@@ -26,15 +24,6 @@ func TestOutput(t *testing.T) {
 		format  format
 		want    string
 	}{
-		"the table has the columns that scripts parse": {twoNodes, writeTable, format{}, `
-NAME                   IPADDRESS     GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(GiB)
-cn-beijing.i-2ze       192.168.0.70  0/15                   0/0                    0/15
-cn-shanghai.i-uf61h64  192.168.0.71  0/15                   9/15                   9/30
---------------------------------------------------------------------------------------------------
-Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
-Allocated/Total GPU Memory In Cluster:
-9/45 (20%)
-`},
 		"wide adds columns on the right; nodes of different units have a common unit": {mixed, writeTable, format{wide: true}, `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU2(Allocated/Total)  GPU Memory(MiB)  LARGEST FREE(MiB)  UNIT    MODEL         PROBLEMS
 in-256  10.0.0.3   1024/15360             0/0                    1024/15360       14336              256MiB  1 x Tesla T4  -
@@ -114,7 +103,7 @@ Total :      30
 Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
 Allocated/Total GPU Memory In Cluster:  9/45 (20%)
 `},
-		"details list the problems of nodes and pods": {trouble, writeDetails, format{}, `
+		"details list the problems of nodes and pods": {sick, writeDetails, format{}, `
 NAME:       node-a
 IPADDRESS:  10.0.0.1
 UNIT:       GiB
@@ -132,31 +121,8 @@ Problems :   GPU0 is oversubscribed: 18 of 16 (GiB)
              pods whose card is not known hold 8 (GiB)
 ------------------------------------------------------------------------------------------------------------------------
 
-NAME:       node-b
-IPADDRESS:  10.0.0.2
-UNIT:       GiB
-
-NAME         NAMESPACE  GPU0(Allocated)
-Allocated :  0 (0%)
-Total :      16
-Problems :   the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
-----------------------------------------------------------------------------------------------------
-
-NAME:       node-c
-IPADDRESS:  10.0.0.3
-UNIT:       GiB
-
-NAME         NAMESPACE  GPU0(Allocated)
-both         default    6
-Allocated :  6 (37%)
-Total :      16
-Problems :   the node is not ready
-             the node is cordoned
-             the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable
----------------------------------------------------------------------------------------------
-
 Largest Free Piece: none
-Allocated/Total GPU Memory In Cluster:  32/64 (50%)
+Allocated/Total GPU Memory In Cluster:  26/32 (81%)
 
 Pending Pods:
 NAME     NAMESPACE  REQUEST  REASON
@@ -216,114 +182,15 @@ Problems :   GPU1 is unhealthy: Xid 79
 Largest Free Piece: 7 GiB of 7 GiB free, on n
 Allocated/Total GPU Memory In Cluster:  9/32 (28%)
 `},
-		"JSON of a healthy cluster": {twoNodes, structured(outputJSON), format{}, `
-{
-    "apiVersion": "inspect.gpushare.aliyun.com/v1",
-    "kind": "GPUShareReport",
-    "cluster": {
-        "unit": "GiB",
-        "allocated": 9,
-        "total": 45,
-        "percent": 20,
-        "free": 36,
-        "largestFree": 15
-    },
-    "nodes": [
-        {
-            "name": "cn-beijing.i-2ze",
-            "address": "192.168.0.70",
-            "unit": "GiB",
-            "allocated": 0,
-            "total": 15,
-            "percent": 0,
-            "unitInferred": true,
-            "unknownCard": 0,
-            "free": 15,
-            "largestFree": 15,
-            "problems": [],
-            "cards": [
-                {
-                    "index": 0,
-                    "allocated": 0,
-                    "total": 15,
-                    "healthy": true,
-                    "oversubscribed": false
-                }
-            ],
-            "pods": []
-        },
-        {
-            "name": "cn-shanghai.i-uf61h64",
-            "address": "192.168.0.71",
-            "unit": "GiB",
-            "allocated": 9,
-            "total": 30,
-            "percent": 30,
-            "unitInferred": true,
-            "unknownCard": 0,
-            "free": 21,
-            "largestFree": 15,
-            "problems": [],
-            "cards": [
-                {
-                    "index": 0,
-                    "allocated": 0,
-                    "total": 15,
-                    "healthy": true,
-                    "oversubscribed": false
-                },
-                {
-                    "index": 1,
-                    "allocated": 9,
-                    "total": 15,
-                    "healthy": true,
-                    "oversubscribed": false
-                }
-            ],
-            "pods": [
-                {
-                    "namespace": "default",
-                    "name": "binpack-1-a",
-                    "uid": "uid-binpack-1-a",
-                    "phase": "Running",
-                    "terminating": false,
-                    "request": 7,
-                    "shares": [
-                        {
-                            "card": 1,
-                            "memory": 7
-                        }
-                    ]
-                },
-                {
-                    "namespace": "ml",
-                    "name": "binpack-1-b",
-                    "uid": "uid-binpack-1-b",
-                    "phase": "Running",
-                    "terminating": false,
-                    "request": 2,
-                    "shares": [
-                        {
-                            "card": 1,
-                            "memory": 2
-                        }
-                    ]
-                }
-            ]
-        }
-    ],
-    "pendingPods": []
-}
-`},
-		"YAML with everything in it": {trouble, structured(outputYAML), format{}, `
+		"YAML with everything in it": {sick, structured(outputYAML), format{}, `
 ---
 apiVersion: inspect.gpushare.aliyun.com/v1
 cluster:
-  allocated: 32
+  allocated: 26
   free: 0
   largestFree: 0
-  percent: 50
-  total: 64
+  percent: 81
+  total: 32
   unit: GiB
 kind: GPUShareReport
 nodes:
@@ -409,63 +276,9 @@ nodes:
   total: 32
   unit: GiB
   unknownCard: 8
-- address: 10.0.0.2
-  allocated: 0
-  cards:
-  - allocated: 0
-    healthy: true
-    index: 0
-    model: Tesla T4
-    oversubscribed: false
-    total: 16
-    uuid: GPU-0
-  free: 0
-  largestFree: 0
-  name: node-b
-  percent: 0
-  pods: []
-  problems:
-  - the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each
-    other
-  total: 16
-  unit: GiB
-  unknownCard: 0
-- address: 10.0.0.3
-  allocated: 6
-  cards:
-  - allocated: 6
-    healthy: true
-    index: 0
-    model: Tesla T4
-    oversubscribed: false
-    total: 16
-    uuid: GPU-0
-  free: 0
-  largestFree: 0
-  name: node-c
-  percent: 37
-  pods:
-  - name: both
-    namespace: default
-    phase: Running
-    request: 6
-    shares:
-    - card: 0
-      memory: 6
-    terminating: false
-    uid: uid-both
-  problems:
-  - the node is not ready
-  - the node is cordoned
-  - 'the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable'
-  total: 16
-  unit: GiB
-  unknownCard: 0
 pendingPods:
 - cause: too_large
-  explanation: 'no card is large enough: the largest has 16 GiB, on node-a; node-c:
-    the node is not ready; node-b: the node offers nvidia.com/gpu and aliyun.com/gpu-mem
-    at once, which exclude each other'
+  explanation: 'no card is large enough: the largest has 16 GiB, on node-a'
   name: waiting
   namespace: default
   reason: '0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s)
@@ -475,15 +288,68 @@ pendingPods:
   schedulerName: default-scheduler
   uid: uid-waiting
 - cause: full
-  explanation: 'the cards that are large enough are taken, nothing of them is free;
-    node-c: the node is not ready; node-b: the node offers nvidia.com/gpu and aliyun.com/gpu-mem
-    at once, which exclude each other'
+  explanation: the cards that are large enough are taken, nothing of them is free
   name: fresh
   namespace: ml
   reason: scheduler "default-scheduler" has not tried it yet
   request: 2
   schedulerName: default-scheduler
   uid: uid-fresh
+`},
+		"JSON of a node without an inventory": {legacy, structured(outputJSON), format{}, `
+{
+    "apiVersion": "inspect.gpushare.aliyun.com/v1",
+    "kind": "GPUShareReport",
+    "cluster": {
+        "unit": "GiB",
+        "allocated": 7,
+        "total": 15,
+        "percent": 46,
+        "free": 8,
+        "largestFree": 8
+    },
+    "nodes": [
+        {
+            "name": "n",
+            "address": "10.0.0.1",
+            "unit": "GiB",
+            "allocated": 7,
+            "total": 15,
+            "percent": 46,
+            "unitInferred": true,
+            "unknownCard": 0,
+            "free": 8,
+            "largestFree": 8,
+            "problems": [],
+            "cards": [
+                {
+                    "index": 0,
+                    "allocated": 7,
+                    "total": 15,
+                    "healthy": true,
+                    "oversubscribed": false
+                }
+            ],
+            "pods": [
+                {
+                    "namespace": "default",
+                    "name": "p",
+                    "uid": "uid-p",
+                    "phase": "Running",
+                    "terminating": false,
+                    "request": 7,
+                    "shares": [
+                        {
+                            "card": 0,
+                            "memory": 7
+                        }
+                    ]
+                }
+            ]
+        }
+    ],
+    "pendingPods": []
+}
 `},
 		"an empty cluster has an empty table": {nothing, writeTable, format{}, `
 `},
@@ -512,28 +378,6 @@ pendingPods:
 				t.Errorf("output (-want +got):\n%s", diff)
 			}
 		})
-	}
-}
-
-func TestInNamespace(t *testing.T) {
-	whole := Build(twoNodes(t))
-	got := whole.InNamespace("ml")
-
-	if got.Cluster != whole.Cluster || got.Nodes[1].Allocated != 9 || got.Nodes[1].Cards[1].Allocated != 9 {
-		t.Errorf("sums changed: %+v", got)
-	}
-	var pods []string
-	for _, pod := range got.Nodes[1].Pods {
-		pods = append(pods, pod.Namespace+"/"+pod.Name)
-	}
-	if diff := cmp.Diff([]string{"ml/binpack-1-b"}, pods); diff != "" {
-		t.Errorf("pods (-want +got):\n%s", diff)
-	}
-	if len(whole.Nodes[1].Pods) != 2 {
-		t.Errorf("the original report lost pods: %+v", whole.Nodes[1].Pods)
-	}
-	if pending := Build(trouble(t)).InNamespace("ml").PendingPods; len(pending) != 1 || pending[0].Name != "fresh" {
-		t.Errorf("pending pods of namespace ml: %+v", pending)
 	}
 }
 
@@ -566,16 +410,12 @@ func TestPercent(t *testing.T) {
 	}
 }
 
+// TestUnitInferred checks that no card has 1024 GiB or more, and none less than 1024 MiB.
 func TestUnitInferred(t *testing.T) {
-	for _, test := range []struct {
-		cards []int64
-		want  string
-	}{
-		{[]int64{15, 15}, "GiB"}, {[]int64{140}, "GiB"}, {[]int64{16276}, "MiB"}, {[]int64{2048, 2048}, "MiB"},
-	} {
-		node := Build(objects([]nodeBuilder{legacyNode(t, "n", "10.0.0.1", test.cards...)})).Nodes[0]
-		if node.Unit.String() != test.want || !node.UnitInferred {
-			t.Errorf("cards of %v: unit %s (inferred: %v), want %s", test.cards, node.Unit, node.UnitInferred, test.want)
+	for memory, want := range map[int64]string{15: "GiB", 1023: "GiB", 1024: "MiB", 16276: "MiB"} {
+		node := Build(objects([]nodeBuilder{legacyNode(t, "n", "10.0.0.1", memory)})).Nodes[0]
+		if node.Unit.String() != want || !node.UnitInferred {
+			t.Errorf("cards of %d: unit %s (inferred: %v), want %s", memory, node.Unit, node.UnitInferred, want)
 		}
 	}
 }
@@ -595,45 +435,5 @@ func TestShorten(t *testing.T) {
 		if got := shorten(test.in); got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
-	}
-}
-
-// manyNodes returns a large cluster of nodes with eight cards, a pod on each card, and pending pods.
-func manyNodes(tb testing.TB, nodes, pending int) Objects {
-	var out Objects
-	t, _ := tb.(*testing.T)
-	for i := range nodes {
-		name := fmt.Sprintf("node-%04d", i)
-		var cards []gpu.Card
-		for c := range 8 {
-			cards = append(cards, t4(c, 16276))
-			out.Pods = append(out.Pods, newPod(fmt.Sprintf("pod-%04d-%d", i, c), 8138).on(name, c).Pod)
-		}
-		out.Nodes = append(out.Nodes, inventoryNode(t, name, "10.0.0.1", gpu.MiB, cards...).Node)
-	}
-	for i := range pending {
-		out.Pods = append(out.Pods, newPod(fmt.Sprintf("waiting-%04d", i), 12000).Pod)
-	}
-	return out
-}
-
-func TestLargeCluster(t *testing.T) {
-	report := Build(manyNodes(t, 1000, 100))
-	var out bytes.Buffer
-	writeTable(&out, report, format{})
-	if lines := strings.Count(out.String(), "\n"); lines != 1000+5+103 {
-		t.Errorf("%d lines", lines)
-	}
-	if got := report.PendingPods[0]; got.Cause != waiting.Fragmented ||
-		got.Explanation != "65104 MiB free on node-0000, but the largest piece is 8138 MiB (and 999 nodes alike): a pod gets one card" {
-		t.Errorf("diagnosis: %s, %s", got.Cause, got.Explanation)
-	}
-}
-
-func BenchmarkLargeCluster(b *testing.B) {
-	objects := manyNodes(b, 1000, 100)
-	for b.Loop() {
-		var out bytes.Buffer
-		writeTable(&out, Build(objects), format{})
 	}
 }
