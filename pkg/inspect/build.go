@@ -72,13 +72,7 @@ func byName(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) }
 
 func buildNode(object *corev1.Node, pods []*corev1.Pod) Node {
 	parsed := protocol.ParseNode(object)
-	node := Node{
-		Name:     object.Name,
-		Address:  address(object),
-		Problems: []string{},
-		Cards:    []Card{},
-		Pods:     []Pod{},
-	}
+	node := Node{Name: object.Name, Address: address(object), Problems: []string{}, Cards: []Card{}, Pods: []Pod{}}
 	node.Unit, node.UnitInferred = Unit(gpu.UnitOf(parsed.Unit, parsed.Cards)), parsed.Unit == 0
 	for _, card := range parsed.Cards {
 		node.Cards = append(node.Cards, buildCard(card))
@@ -90,10 +84,7 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod) Node {
 		node.addPod(object)
 	}
 	slices.SortFunc(node.Pods, func(a, b Pod) int {
-		return cmp.Or(
-			cmp.Compare(a.firstCard(), b.firstCard()),
-			cmp.Compare(a.Namespace, b.Namespace),
-			cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(a.firstCard(), b.firstCard()), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	node.Percent = percent(node.Allocated, node.Total)
 	node.judge(object, parsed)
@@ -140,20 +131,17 @@ func (n *Node) addPod(object *corev1.Pod) {
 	case err != nil:
 		pod.Notes = append(pod.Notes, err.Error())
 	}
+	pod.unknownCard = pod.Request
 	for _, share := range shares {
 		pod.Shares = append(pod.Shares, Share{Card: share.Card, Memory: share.Memory})
-		n.Allocated = n.Allocated.Add(share.Memory)
 		if card := n.card(share.Card); card != nil {
 			card.Allocated = card.Allocated.Add(share.Memory)
+			pod.unknownCard = pod.unknownCard.Sub(share.Memory)
 		} else {
-			n.UnknownCard = n.UnknownCard.Add(share.Memory)
 			pod.Notes = append(pod.Notes, fmt.Sprintf("GPU%d is not on the node", share.Card))
 		}
 	}
-	if len(shares) == 0 {
-		n.Allocated = n.Allocated.Add(pod.Request)
-		n.UnknownCard = n.UnknownCard.Add(pod.Request)
-	}
+	n.Allocated, n.UnknownCard = n.Allocated.Add(pod.Request), n.UnknownCard.Add(pod.unknownCard)
 	n.Pods = append(n.Pods, pod)
 }
 
@@ -199,38 +187,22 @@ func (n *Node) card(index int) *Card {
 	return &n.Cards[i]
 }
 
-// unknown returns the pod's memory that is on none of the node's cards.
-func (n *Node) unknown(pod *Pod) gpu.Memory {
-	if len(pod.Shares) == 0 {
-		return pod.Request
-	}
-	var sum gpu.Memory
-	for _, share := range pod.Shares {
-		if n.card(share.Card) == nil {
-			sum = sum.Add(share.Memory)
-		}
-	}
-	return sum
-}
-
 // on returns the pod's memory on one card.
 func (p *Pod) on(card int) gpu.Memory {
-	var sum gpu.Memory
 	for _, share := range p.Shares {
 		if share.Card == card {
-			sum = sum.Add(share.Memory)
+			return share.Memory
 		}
 	}
-	return sum
+	return 0
 }
 
 // firstCard returns the lowest card index of a pod, to sort pods. Pods without a card come last.
-func (p Pod) firstCard() int {
-	first := math.MaxInt
-	for _, share := range p.Shares {
-		first = min(first, share.Card)
+func (p *Pod) firstCard() int {
+	if len(p.Shares) == 0 {
+		return math.MaxInt
 	}
-	return first
+	return p.Shares[0].Card
 }
 
 func buildPending(pod *corev1.Pod, explainer *waiting.Diagnoser) PendingPod {

@@ -3,10 +3,10 @@ package inspect
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -36,14 +36,8 @@ const examples = `  # All nodes that share GPU memory, and their sum
   # The pods on each card of two nodes
   kubectl inspect gpushare gpu-1 gpu-2 -d
 
-  # Keep running, and show each change
-  kubectl inspect gpushare -w
-
   # Why are pods pending?
   kubectl inspect gpushare --pending
-
-  # Which groups of pods are waiting, and for what?
-  kubectl inspect gpushare --groups
 
   # For scripts
   kubectl inspect gpushare -o json | jq '.nodes[] | {name, largestFree, unit}'`
@@ -87,6 +81,9 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 		RunE: func(cmd *cobra.Command, args []string) error {
 			// A node that is named twice is shown and counted once.
 			o.scope.nodes = slices.Compact(slices.Sorted(slices.Values(args)))
+			if o.allNamespaces {
+				*o.connection.Namespace = ""
+			}
 			if err := o.validate(); err != nil {
 				return err
 			}
@@ -122,14 +119,10 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 }
 
 func (o *options) validate() error {
-	switch o.output {
-	case outputTable, outputWide, outputJSON, outputYAML, outputName:
-	default:
+	if !slices.Contains([]string{outputTable, outputWide, outputJSON, outputYAML, outputName}, o.output) {
 		return fmt.Errorf("--output %q: want wide, json, yaml or name", o.output)
 	}
-	switch o.color {
-	case colorAuto, colorAlways, colorNever:
-	default:
+	if !slices.Contains([]string{colorAuto, colorAlways, colorNever}, o.color) {
 		return fmt.Errorf("--color %q: want auto, always or never", o.color)
 	}
 	if o.noHeaders && (o.details || o.structured()) {
@@ -141,13 +134,8 @@ func (o *options) validate() error {
 	if o.groups && (o.details || o.pending || o.watch || o.output == outputName || !o.scope.all()) {
 		return errors.New("--groups shows groups of pods: it can't be used with --details, --pending, --watch, -o name, node names or --selector")
 	}
-	if o.scope.selector != "" {
-		if len(o.scope.nodes) > 0 {
-			return errors.New("nodes can be selected by name or by --selector, not by both")
-		}
-		if _, err := labels.Parse(o.scope.selector); err != nil {
-			return fmt.Errorf("--selector: %w", err)
-		}
+	if o.scope.selector != "" && len(o.scope.nodes) > 0 {
+		return errors.New("nodes can be selected by name or by --selector, not by both")
 	}
 	return nil
 }
@@ -158,8 +146,11 @@ func (o *options) connect() (kubernetes.Interface, *reachability, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	reachability := newReachability()
-	config.Wrap(reachability.wrap)
+	reachability := &reachability{changed: make(signal, 1)}
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		reachability.next = next
+		return reachability
+	})
 	// A list of a large cluster has hundreds of pages. With the default of five requests per second it would take a minute.
 	config.QPS, config.Burst = 50, 300
 	config.ContentType = runtime.ContentTypeProtobuf
@@ -169,12 +160,4 @@ func (o *options) connect() (kubernetes.Interface, *reachability, error) {
 		return nil, nil, fmt.Errorf("connecting to the API server: %w", err)
 	}
 	return client, reachability, nil
-}
-
-// namespace returns the namespace to which pods are restricted; empty for all.
-func (o *options) namespace() string {
-	if o.allNamespaces {
-		return ""
-	}
-	return *o.connection.Namespace
 }

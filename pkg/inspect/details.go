@@ -61,7 +61,7 @@ func podRows(node *Node, wide bool) rows {
 			cells = append(cells, pod.on(card.Index).String())
 		}
 		if unknownCard {
-			cells = append(cells, node.unknown(pod).String())
+			cells = append(cells, pod.unknownCard.String())
 		}
 		if withStatus {
 			cells = append(cells, status(pod))

@@ -94,10 +94,13 @@ type Pod struct {
 	// Terminating is true for a pod that is being deleted; it holds its memory until it has ended.
 	Terminating bool       `json:"terminating"`
 	Request     gpu.Memory `json:"request"`
-	// Shares are the pod's cards with the memory on each; empty if unknown.
+	// Shares are the pod's cards with the memory on each, sorted by card; empty if unknown.
 	Shares []Share `json:"shares"`
 	// Notes describe for the user what is unusual about the pod.
 	Notes []string `json:"notes,omitempty"`
+
+	// unknownCard is the part of Request that is on none of the node's cards.
+	unknownCard gpu.Memory
 }
 
 // Share is a pod's memory on one card.

@@ -48,11 +48,9 @@ func (r rows) write(out *bytes.Buffer, look look) (width int) {
 // writeAlone writes rows that are the whole output, the first of which is the header. It writes nothing if there is only the
 // header.
 func (r rows) writeAlone(out *bytes.Buffer, f format) {
-	switch {
-	case len(r) < 2:
-	case f.rowsOnly:
+	if len(r) > 1 && f.rowsOnly {
 		r[1:].write(out, f.look)
-	default:
+	} else if len(r) > 1 {
 		r.write(out, f.look)
 	}
 }

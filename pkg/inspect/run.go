@@ -1,3 +1,9 @@
+// Package inspect implements `kubectl inspect gpushare`: it shows the cards that a cluster shares, the pods that use them,
+// and why other pods are pending.
+//
+// It reads from the API server only, so it also works while the extender is down. The function run is its table of contents:
+// read the nodes and pods (read.go), Build a Report from them without side effects (build.go), write it as a table, in detail,
+// or as JSON and YAML (table.go, details.go, structured.go), and repeat this after each change (watch.go).
 package inspect
 
 import (
@@ -21,7 +27,7 @@ func (o *options) run(ctx context.Context) error {
 		return err
 	}
 	if o.groups {
-		pods, err := readGroupPods(ctx, client, o.namespace())
+		pods, err := readGroupPods(ctx, client, *o.connection.Namespace)
 		if err != nil {
 			return err
 		}
@@ -45,7 +51,7 @@ type page struct{ text, remarks string }
 func (o *options) draw(objects Objects) (page, error) {
 	objects.Now = time.Now()
 	report := Build(objects)
-	if namespace := o.namespace(); namespace != "" {
+	if namespace := *o.connection.Namespace; namespace != "" {
 		report = report.InNamespace(namespace)
 	}
 	var text bytes.Buffer
@@ -116,11 +122,12 @@ func (o *options) keepPrinting(ctx context.Context, client kubernetes.Interface,
 		if err != nil || next == last {
 			return err
 		}
-		if last != (page{}) || separator == clearScreen {
-			err = o.print(page{text: separator}, nil)
+		before := separator
+		if last == (page{}) && separator != clearScreen {
+			before = ""
 		}
 		last = next
-		return o.print(next, err)
+		return o.print(page{before + next.text, next.remarks}, nil)
 	}
 	if err := draw(objects); err != nil {
 		return err
@@ -144,12 +151,12 @@ func (o *options) remarks(report Report, objects Objects) string {
 			fmt.Fprintf(&out, "Node %q shares no GPU memory: it does not offer %s.\n", name, protocol.ResourceMemory)
 		}
 	}
-	switch {
-	case len(o.scope.nodes) > 0 || len(report.Nodes) > 0:
-	case o.scope.selector != "":
-		fmt.Fprintf(&out, "No selected node shares GPU memory: none offers %s.\n", protocol.ResourceMemory)
-	default:
-		fmt.Fprintf(&out, "No node shares GPU memory: none offers %s.\n", protocol.ResourceMemory)
+	if len(o.scope.nodes) == 0 && len(report.Nodes) == 0 {
+		which := "node"
+		if o.scope.selector != "" {
+			which = "selected node"
+		}
+		fmt.Fprintf(&out, "No %s shares GPU memory: none offers %s.\n", which, protocol.ResourceMemory)
 	}
 	return out.String()
 }

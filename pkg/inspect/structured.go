@@ -48,13 +48,14 @@ func marshal(value any) ([]byte, error) {
 
 // writeNames writes the names of the nodes, or of the pending pods, as other commands take them: kubectl describe, say.
 func writeNames(out *bytes.Buffer, report Report, pending bool) {
-	if pending {
-		for _, pod := range report.PendingPods {
+	for _, node := range report.Nodes {
+		if !pending {
+			fmt.Fprintf(out, "node/%s\n", node.Name)
+		}
+	}
+	for _, pod := range report.PendingPods {
+		if pending {
 			fmt.Fprintf(out, "pod/%s\n", pod.Name)
 		}
-		return
-	}
-	for _, node := range report.Nodes {
-		fmt.Fprintf(out, "node/%s\n", node.Name)
 	}
 }

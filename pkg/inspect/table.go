@@ -84,13 +84,12 @@ func nodeRows(report Report, layout layout) rows {
 	}
 	table := rows{header}
 	for i := range report.Nodes {
-		node := &report.Nodes[i]
 		row := row{}
-		if len(node.Problems) > 0 {
+		if len(report.Nodes[i].Problems) > 0 {
 			row.style = red
 		}
 		for _, column := range columns {
-			row.cells = append(row.cells, column.cell(node))
+			row.cells = append(row.cells, column.cell(&report.Nodes[i]))
 		}
 		table = append(table, row)
 	}
@@ -194,13 +193,14 @@ func largestFreeText(report Report) string {
 			names = append(names, node.Name)
 		}
 	}
-	where := names[0]
-	if more := len(names) - 1; more == 1 {
-		where += " and 1 other node"
-	} else if more > 1 {
-		where += fmt.Sprintf(" and %d other nodes", more)
+	others := ""
+	if len(names) == 2 {
+		others = " and 1 other node"
+	} else if len(names) > 2 {
+		others = fmt.Sprintf(" and %d other nodes", len(names)-1)
 	}
-	return fmt.Sprintf("Largest Free Piece: %s of %s free, on %s", unit.Format(cluster.LargestFree), unit.Format(cluster.Free), oneLine(where))
+	return fmt.Sprintf("Largest Free Piece: %s of %s free, on %s%s",
+		unit.Format(cluster.LargestFree), unit.Format(cluster.Free), oneLine(names[0]), others)
 }
 
 func problemRows(nodes []Node) rows {

@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -77,13 +78,6 @@ func watch(ctx context.Context, client kubernetes.Interface, scope scope, change
 }
 
 func (s scope) prepare(informer cache.SharedIndexInformer, changed signal) error {
-	// reachability shows errors to the user. A log line would corrupt the table.
-	if err := informer.SetWatchErrorHandlerWithContext(func(context.Context, *cache.Reflector, error) {}); err != nil {
-		return err
-	}
-	if err := informer.SetTransform(s.trim); err != nil {
-		return err
-	}
 	_, err := informer.AddEventHandler(cache.FilteringResourceEventHandler{
 		FilterFunc: func(object any) bool { // Most pods of a cluster ask for no GPU memory.
 			pod, isPod := object.(*corev1.Pod)
@@ -95,7 +89,9 @@ func (s scope) prepare(informer cache.SharedIndexInformer, changed signal) error
 			DeleteFunc: func(any) { changed.notify() },
 		},
 	})
-	return err
+	return errors.Join(err, informer.SetTransform(s.trim),
+		// reachability shows errors to the user. A log line would corrupt the table.
+		informer.SetWatchErrorHandlerWithContext(func(context.Context, *cache.Reflector, error) {}))
 }
 
 // reachability is a round tripper that records whether the API server's last response was a success: the informers retry
@@ -103,27 +99,15 @@ func (s scope) prepare(informer cache.SharedIndexInformer, changed signal) error
 type reachability struct {
 	next    http.RoundTripper
 	changed signal       // Is notified when problem changes.
-	problem atomic.Value // A string, empty while the server responds.
-}
-
-func newReachability() *reachability {
-	r := &reachability{changed: make(signal, 1)}
-	r.problem.Store("")
-	return r
+	problem atomic.Value // A string; nil or empty while the server responds.
 }
 
 // warning returns a line for the user if the API server can't be read.
 func (r *reachability) warning() string {
-	if problem := r.problem.Load().(string); problem != "" {
+	if problem, _ := r.problem.Load().(string); problem != "" {
 		return fmt.Sprintf("Warning: the API server can't be read, this may be old: %s\n", oneLine(problem))
 	}
 	return ""
-}
-
-// wrap is a transport.WrapperFunc.
-func (r *reachability) wrap(next http.RoundTripper) http.RoundTripper {
-	r.next = next
-	return r
 }
 
 // unreadable are status codes with which nothing can be read. Other 4xx codes are part of the informers' protocol.
