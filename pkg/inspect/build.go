@@ -46,6 +46,7 @@ func Build(objects Objects) Report {
 		}
 	}
 	var places []waiting.Node
+	byName := func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) }
 	for _, object := range slices.SortedFunc(slices.Values(objects.Nodes), byName) {
 		node := buildNode(object, bound[object.Name])
 		if len(node.Cards) > 0 || len(node.Pods) > 0 {
@@ -67,8 +68,6 @@ func Build(objects Objects) Report {
 	report.Cluster = sumUp(report.Nodes)
 	return report
 }
-
-func byName(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) }
 
 func buildNode(object *corev1.Node, pods []*corev1.Pod) Node {
 	parsed := protocol.ParseNode(object)
@@ -255,10 +254,7 @@ func percent(part, whole gpu.Memory) int {
 	if whole == 0 {
 		return 0
 	}
-	if part > math.MaxInt64/100 {
-		return int(float64(part) / float64(whole) * 100)
-	}
-	return int(part * 100 / whole)
+	return int(float64(part) * 100 / float64(whole))
 }
 
 func address(node *corev1.Node) string {

@@ -42,13 +42,12 @@ const examples = `  # All nodes that share GPU memory, and their sum
   # For scripts
   kubectl inspect gpushare -o json | jq '.nodes[] | {name, largestFree, unit}'`
 
-// The values of --output.
+// The values of --output. The default is a table.
 const (
-	outputTable = ""
-	outputWide  = "wide"
-	outputJSON  = "json"
-	outputYAML  = "yaml"
-	outputName  = "name"
+	outputWide = "wide"
+	outputJSON = "json"
+	outputYAML = "yaml"
+	outputName = "name"
 )
 
 // options are the values of the flags and arguments.
@@ -119,7 +118,7 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 }
 
 func (o *options) validate() error {
-	if !slices.Contains([]string{outputTable, outputWide, outputJSON, outputYAML, outputName}, o.output) {
+	if !slices.Contains([]string{"", outputWide, outputJSON, outputYAML, outputName}, o.output) {
 		return fmt.Errorf("--output %q: want wide, json, yaml or name", o.output)
 	}
 	if !slices.Contains([]string{colorAuto, colorAlways, colorNever}, o.color) {

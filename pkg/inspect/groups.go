@@ -7,11 +7,9 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -80,7 +78,7 @@ func BuildGroups(pods []*corev1.Pod) Groups {
 		out.Groups = append(out.Groups, group.judge())
 	}
 	slices.SortFunc(out.Groups, func(a, b Group) int {
-		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	return out
 }
@@ -156,16 +154,8 @@ func writeGroups(out *bytes.Buffer, groups Groups, f format) {
 		if g.Size > 0 {
 			size = strconv.Itoa(g.Size)
 		}
-		table.add(plain, g.Namespace, cmp.Or(shortName(g.Name), "<unnamed>"), size, strconv.Itoa(g.Members), strconv.Itoa(g.Bound),
+		table.add(plain, g.Namespace, cmp.Or(shorten(g.Name), "<unnamed>"), size, strconv.Itoa(g.Members), strconv.Itoa(g.Bound),
 			g.State, cmp.Or(g.Reason, "-"))
 	}
 	table.writeAlone(out, f)
-}
-
-// shortName shortens a name to the maximum length of a valid name.
-func shortName(name string) string {
-	if runes := []rune(name); len(runes) > validation.LabelValueMaxLength {
-		return string(runes[:validation.LabelValueMaxLength-1]) + "…"
-	}
-	return name
 }

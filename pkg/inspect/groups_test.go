@@ -83,8 +83,8 @@ func TestGroupNamesSanitized(t *testing.T) {
 		t.Errorf("stderr %q, %v", aside, err)
 	}
 	const why = "the group's name is not a valid label value: up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends\n"
-	want := "default  x^[]0;owned?^[[2J kube-system admin" + strings.Repeat(" ", 30) + "?  0  0  Invalid  " + why +
-		"default  " + strings.Repeat("y", 62) + "…  ?  0  0  Invalid  " + why
+	want := "default  x^[]0;owned?^[[2J kube-system admin" + strings.Repeat(" ", 127) + "?  0  0  Invalid  " + why +
+		"default  " + strings.Repeat("y", 159) + "…  ?  0  0  Invalid  " + why
 	if diff := cmp.Diff(want, out); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

@@ -1,14 +1,11 @@
 package inspect
 
 import (
-	"bytes"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/waiting"
@@ -97,41 +94,4 @@ func (o Objects) plus(pods ...podBuilder) Objects {
 		o.Pods = append(o.Pods, p.Pod)
 	}
 	return o
-}
-
-func TestPendingOutput(t *testing.T) {
-	waiting := split(t,
-		newPod("large", 17).in("ml").refused("0/2 nodes are available: 2 too large. preemption: not helpful."),
-		newPod("piece", 12).refused("0/2 nodes are available: 2 no GPU card has enough free memory."),
-		newPod("going", 1).with(func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{}; p.Finalizers = []string{"x"} }),
-	)
-	for name, test := range map[string]struct {
-		objects Objects
-		format  format
-		want    string
-	}{
-		"a row for each pod": {waiting, format{}, `
-NAMESPACE  NAME   REQUEST  CAUSE       WHY
-default    piece  12       fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card
-ml         large  17       too_large   no card is large enough: the largest has 16 GiB, on n1
-`},
-		"wide has kube-scheduler's message": {waiting, format{wide: true}, `
-NAMESPACE  NAME   REQUEST  CAUSE       WHY                                                                     SCHEDULER          SCHEDULER SAYS
-default    piece  12       fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card  default-scheduler  0/2 nodes are available: 2 no GPU card has enough free memory.
-ml         large  17       too_large   no card is large enough: the largest has 16 GiB, on n1                  default-scheduler  0/2 nodes are available: 2 too large. preemption: not helpful.
-`},
-		"rows only": {waiting, format{rowsOnly: true}, `
-default  piece  12  fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card
-ml       large  17  too_large   no card is large enough: the largest has 16 GiB, on n1
-`},
-		"no pending pods": {twoNodes(t), format{}, "\n"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var out bytes.Buffer
-			writePending(&out, Build(test.objects), test.format)
-			if diff := cmp.Diff(strings.TrimPrefix(test.want, "\n"), out.String()); diff != "" {
-				t.Errorf("output (-want +got):\n%s", diff)
-			}
-		})
-	}
 }

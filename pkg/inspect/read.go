@@ -34,15 +34,13 @@ func read(ctx context.Context, client kubernetes.Interface, scope scope) (Object
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
 		return each(ctx, "nodes", client.CoreV1().Nodes().List, scope.nodeOptions(), func(node *corev1.Node) {
-			_, _ = scope.trim(node)
-			objects.Nodes = append(objects.Nodes, node)
+			objects.Nodes = append(objects.Nodes, scope.trim(node).(*corev1.Node))
 		})
 	})
 	group.Go(func() error {
 		return each(ctx, "pods", client.CoreV1().Pods(metav1.NamespaceAll).List, scope.podOptions(), func(pod *corev1.Pod) {
 			if scope.coversPod(pod) {
-				_, _ = scope.trim(pod)
-				objects.Pods = append(objects.Pods, pod)
+				objects.Pods = append(objects.Pods, scope.trim(pod).(*corev1.Pod))
 			}
 		})
 	})
@@ -106,9 +104,9 @@ func (s scope) coversPod(pod *corev1.Pod) bool {
 	return s.all() || pod.Spec.NodeName != "" && s.coversNode(pod.Spec.NodeName)
 }
 
-// trim removes large fields that are not used. Of an object that the scope doesn't cover it leaves nothing that Build reports.
-// It can be an informer's transform.
-func (s scope) trim(object any) (any, error) {
+// trim removes large fields that are not used from a node or pod. Of one that the scope doesn't cover it leaves nothing that
+// Build reports.
+func (s scope) trim(object any) any {
 	switch object := object.(type) {
 	case *corev1.Node:
 		object.ManagedFields, object.Status.Images = nil, nil
@@ -121,5 +119,5 @@ func (s scope) trim(object any) (any, error) {
 			object.Labels, object.Annotations, object.Spec, object.Status = nil, nil, corev1.PodSpec{}, corev1.PodStatus{}
 		}
 	}
-	return object, nil // A DeletedFinalStateUnknown holds an object that is already trimmed.
+	return object // A DeletedFinalStateUnknown of an informer holds an object that is already trimmed.
 }

@@ -122,12 +122,15 @@ func (o *options) keepPrinting(ctx context.Context, client kubernetes.Interface,
 		if err != nil || next == last {
 			return err
 		}
-		before := separator
-		if last == (page{}) && separator != clearScreen {
-			before = ""
+		shown := next
+		switch {
+		case o.forScripts() && next.text == last.text: // Only the remarks have changed.
+			shown.text = ""
+		case last != (page{}) || separator == clearScreen:
+			shown.text = separator + next.text
 		}
 		last = next
-		return o.print(page{before + next.text, next.remarks}, nil)
+		return o.print(shown, nil)
 	}
 	if err := draw(objects); err != nil {
 		return err

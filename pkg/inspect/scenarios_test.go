@@ -61,6 +61,15 @@ func trouble(t *testing.T) Objects {
 	}))
 }
 
+// refused returns pods that kube-scheduler refused, and one that is being deleted.
+func refused(t *testing.T) Objects {
+	return split(t,
+		newPod("large", 17).in("ml").refused("0/2 nodes are available: 2 too large. preemption: not helpful."),
+		newPod("piece", 12).refused("0/2 nodes are available: 2 no GPU card has enough free memory."),
+		newPod("going", 1).terminating(),
+	)
+}
+
 // legacy returns a node of the original plugin with a pod.
 func legacy(t *testing.T) Objects {
 	return objects([]nodeBuilder{legacyNode(t, "n", "10.0.0.1", 15)}, newPod("p", 7).on("n", 0))

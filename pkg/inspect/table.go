@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -211,30 +210,4 @@ func problemRows(nodes []Node) rows {
 		}
 	}
 	return table
-}
-
-// pendingRows returns the rows of pending pods below the nodes, with kube-scheduler's messages.
-func pendingRows(pods []PendingPod, full bool) rows {
-	table := rows{{bold, []string{"NAME", "NAMESPACE", "REQUEST", "REASON"}}}
-	for _, pod := range pods {
-		reason := pod.Reason
-		if !full {
-			reason = shorten(reason)
-		}
-		table.add(plain, pod.Name, pod.Namespace, pod.Request.String(), reason)
-	}
-	return table
-}
-
-// shorten shortens kube-scheduler's message. It removes the part on why preemption doesn't help.
-func shorten(message string) string {
-	message, _, cut := strings.Cut(oneLine(message), " preemption:")
-	if end := strings.LastIndex(message, ". "); cut && end >= 0 && strings.HasSuffix(message, ",") {
-		message = message[:end+1] // Messages of other plugins precede it: "no new claims to deallocate, preemption: …".
-	}
-	const limit = 160
-	if utf8.RuneCountInString(message) <= limit {
-		return message
-	}
-	return strings.TrimSpace(string([]rune(message)[:limit-1])) + "…"
 }

@@ -2,39 +2,29 @@ package inspect
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 )
 
 // openTerminal returns both ends of a new pseudo-terminal: the user's and the program's.
 func openTerminal(t *testing.T) (user, program *os.File) {
 	t.Helper()
-	user, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
+	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Skipf("SKIPPED: this machine gives no pseudo-terminal: %v", err)
 	}
+	user = os.NewFile(uintptr(fd), "/dev/ptmx")
 	t.Cleanup(func() { user.Close() })
-	control := func(do func(fd int) error) {
-		t.Helper()
-		raw, err := user.SyscallConn()
-		if err != nil {
-			t.Fatal(err)
-		}
-		var inner error
-		if err := raw.Control(func(fd uintptr) { inner = do(int(fd)) }); err != nil || inner != nil {
-			t.Fatal(err, inner)
-		}
+	number, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err := errors.Join(err, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0)); err != nil {
+		t.Fatal(err)
 	}
-	number := 0
-	control(func(fd int) error { return unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0) })
-	control(func(fd int) (err error) { number, err = unix.IoctlGetInt(fd, unix.TIOCGPTN); return err })
-	program, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|syscall.O_NOCTTY, 0)
+	program, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		t.Skipf("SKIPPED: this machine gives no pseudo-terminal: %v", err)
 	}
@@ -72,7 +62,7 @@ func TestWatchOnTerminal(t *testing.T) {
 			api := newFakeAPI(t, objects([]nodeBuilder{legacyNode(t, "node", "10.0.0.1", 16)}))
 			ctx, interrupt := context.WithCancel(t.Context())
 			defer interrupt()
-			ended := startOn(ctx, t, api, genericiooptions.IOStreams{In: strings.NewReader(""), Out: program, ErrOut: program}, "-w")
+			ended := start(ctx, t, api, program, program, "-w")
 			screen.waitFor(t, "the node", func(text string) bool {
 				return strings.Contains(text, "0/16                   0/16             16                 ..........")
 			})

@@ -19,9 +19,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// maxDrawsPerSecond limits how often a busy cluster causes a draw. A burst of events is one draw.
-const maxDrawsPerSecond = 4
-
 // signal is a channel of capacity one: any number of notifications before a receive are one.
 type signal chan struct{}
 
@@ -57,8 +54,8 @@ func watch(ctx context.Context, client kubernetes.Interface, scope scope, change
 		return nil // ctx has ended.
 	}
 
-	changed.notify() // An empty cluster has no events.
-	limiter := rate.NewLimiter(maxDrawsPerSecond, 1)
+	changed.notify()                 // An empty cluster has no events.
+	limiter := rate.NewLimiter(4, 1) // A busy cluster causes at most four draws per second.
 	for {
 		select {
 		case <-ctx.Done():
@@ -89,7 +86,7 @@ func (s scope) prepare(informer cache.SharedIndexInformer, changed signal) error
 			DeleteFunc: func(any) { changed.notify() },
 		},
 	})
-	return errors.Join(err, informer.SetTransform(s.trim),
+	return errors.Join(err, informer.SetTransform(func(object any) (any, error) { return s.trim(object), nil }),
 		// reachability shows errors to the user. A log line would corrupt the table.
 		informer.SetWatchErrorHandlerWithContext(func(context.Context, *cache.Reflector, error) {}))
 }
