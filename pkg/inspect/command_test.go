@@ -131,6 +131,15 @@ NAMESPACE  NAME   REQUEST  CAUSE       WHY
 default    piece  12       fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card
 `,
 		},
+		"a pod that should have ended long ago makes no room": {
+			objects: func(t *testing.T) Objects {
+				return split(t, newPod("e", 16).on("n2", 1).terminating(), newPod("p", 16).with(func(p *corev1.Pod) {
+					p.Status.NominatedNodeName, p.Spec.Priority = "n2", new(int32(1))
+				}))
+			},
+			args:   []string{"--pending", "--no-headers"},
+			stdout: "\ndefault  p  16  full  the cards that are large enough are taken: the largest free piece is 7 GiB, on n1 (and 1 node alike)\n",
+		},
 		"no pending pods": {
 			objects: twoNodes, args: []string{"--pending"}, stderr: "No pod waits for GPU memory.\n",
 		},

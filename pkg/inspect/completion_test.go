@@ -29,13 +29,12 @@ func TestCompletion(t *testing.T) {
 		words []string
 		want  string
 	}{
-		"nodes that share GPU memory": {[]string{""},
-			"cn-beijing.i-2ze\ncn-shanghai.i-uf61h64\n:4\n"},
-		"nodes not named before":    {[]string{"-d", "cn-beijing.i-2ze", ""}, "cn-shanghai.i-uf61h64\n:4\n"},
-		"formats":                   {[]string{"-o", ""}, "wide\njson\nyaml\nname\n:4\n"},
-		"colors":                    {[]string{"--color", ""}, "auto\nalways\nnever\n:4\n"},
-		"contexts":                  {[]string{"--context", ""}, "test\n:4\n"},
-		"namespaces of the cluster": {[]string{"-n", ""}, "default\nml\n:4\n"},
+		"nodes that share GPU memory": {[]string{""}, "cn-beijing.i-2ze\ncn-shanghai.i-uf61h64\n:4\n"},
+		"nodes not named before":      {[]string{"-d", "cn-beijing.i-2ze", ""}, "cn-shanghai.i-uf61h64\n:4\n"},
+		"formats":                     {[]string{"-o", ""}, "wide\njson\nyaml\nname\n:4\n"},
+		"colors":                      {[]string{"--color", ""}, "auto\nalways\nnever\n:4\n"},
+		"contexts":                    {[]string{"--context", ""}, "test\n:4\n"},
+		"namespaces of the cluster":   {[]string{"-n", ""}, "default\nml\n:4\n"},
 	} {
 		if diff := cmp.Diff(test.want, complete(test.words...)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)

@@ -59,15 +59,13 @@ NAME     NAMESPACE  REQUEST  REASON
 waiting  default    20       0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable.
 fresh    ml         2        scheduler "default-scheduler" has not tried it yet
 `},
-		"wide has problems in a column and unshortened reasons": {trouble, writeTable, format{wide: true}, `
+		"wide has problems in a column and unshortened reasons": {sick, writeTable, format{wide: true}, `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)  LARGEST FREE(GiB)  UNIT  MODEL         PROBLEMS
 node-a  10.0.0.1   18/16                  0/16                   8                   26/32            0                  GiB   2 x Tesla T4  GPU0 is oversubscribed: 18 of 16 (GiB); GPU1 is unhealthy: Xid 79: fell off the bus; pods whose card is not known hold 8 (GiB)
-node-b  10.0.0.2   0/16                   0/0                                        0/16             0                  GiB   1 x Tesla T4  the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
-node-c  10.0.0.3   6/16                   0/0                                        6/16             0                  GiB   1 x Tesla T4  the node is not ready; the node is cordoned; the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable
 ------------------------------------------------------------------------------------------------------------------------
 Largest Free Piece: none
 Allocated/Total GPU Memory In Cluster:
-32/64 (50%)
+26/32 (81%)
 
 Pending Pods:
 NAME     NAMESPACE  REQUEST  REASON
@@ -355,14 +353,11 @@ func TestForgedAmounts(t *testing.T) {
 }
 
 func TestPercent(t *testing.T) {
-	for _, test := range []struct {
-		part, whole gpu.Memory
-		want        int
-	}{
-		{0, 0, 0}, {0, 5, 0}, {29, 100, 29}, {2, 3, 66}, {999, 1000, 99}, {18, 16, 112}, {1 << 62, 1 << 62, 100},
+	for in, want := range map[[2]gpu.Memory]int{
+		{0, 0}: 0, {0, 5}: 0, {29, 100}: 29, {2, 3}: 66, {999, 1000}: 99, {18, 16}: 112, {1 << 62, 1 << 62}: 100,
 	} {
-		if got := percent(test.part, test.whole); got != test.want {
-			t.Errorf("%d of %d: %d%%, want %d%%", test.part, test.whole, got, test.want)
+		if got := percent(in[0], in[1]); got != want {
+			t.Errorf("%d of %d: %d%%, want %d%%", in[0], in[1], got, want)
 		}
 	}
 }

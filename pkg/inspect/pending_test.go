@@ -88,10 +88,3 @@ func TestPendingPodDiagnosis(t *testing.T) {
 		})
 	}
 }
-
-func (o Objects) plus(pods ...podBuilder) Objects {
-	for _, p := range pods {
-		o.Pods = append(o.Pods, p.Pod)
-	}
-	return o
-}
