@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -136,6 +137,9 @@ func (o *options) validate() error {
 	if o.scope.selector != "" && len(o.scope.nodes) > 0 {
 		return errors.New("nodes can be selected by name or by --selector, not by both")
 	}
+	if _, err := labels.Parse(o.scope.selector); err != nil {
+		return fmt.Errorf("--selector: %w", err)
+	}
 	return nil
 }
 
@@ -155,8 +159,5 @@ func (o *options) connect() (kubernetes.Interface, *reachability, error) {
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, nil, fmt.Errorf("connecting to the API server: %w", err)
-	}
-	return client, reachability, nil
+	return client, reachability, err
 }

@@ -36,11 +36,8 @@ Allocated/Total GPU Memory In Cluster:
 			stdout: "\nnode-c  10.0.0.3  6/16  6/16\n",
 		},
 		"two nodes by name": {
-			objects: twoNodes, args: []string{"cn-shanghai.i-uf61h64", "cn-beijing.i-2ze", "--no-headers"},
-			stdout: `
-cn-beijing.i-2ze       192.168.0.70  0/15  0/0   0/15
-cn-shanghai.i-uf61h64  192.168.0.71  0/15  9/15  9/30
-`,
+			objects: trouble, args: []string{"node-b", "node-a", "-o", "name"},
+			stdout: "\nnode/node-a\nnode/node-b\n",
 		},
 		"details of one namespace": {
 			objects: twoNodes, args: []string{"cn-shanghai.i-uf61h64", "-d", "-n", "ml"},
@@ -154,6 +151,9 @@ default    piece  12       fragmented  12 GiB free on n1, but the largest piece 
 		"node names and a selector": {
 			objects: nothing, args: []string{"a", "-l", "b=c"},
 			err: "nodes can be selected by name or by --selector, not by both",
+		},
+		"a selector that can't be parsed": {
+			objects: nothing, args: []string{"-l", "a=("}, err: "--selector: unable to parse requirement: found '(', expected: identifier",
 		},
 		"a flag that doesn't exist": {
 			objects: nothing, args: []string{"--nonsense"},

@@ -15,9 +15,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// completionTimeout limits how long a shell waits after the Tab key if the API server is not reachable.
-const completionTimeout = 3 * time.Second
-
 // CompletionArgs converts the arguments of a plugin's kubectl_complete-… program, the previous words and the one to
 // complete, into the arguments with which the command prints the completions in the format that kubectl expects
 // (k8s.io/kubectl/pkg/cmd/plugin/plugin_completion.go, pluginCompletion).
@@ -45,7 +42,7 @@ func (o *options) addCompletion(cmd *cobra.Command) error {
 // omit names that don't begin with the word.
 func (o *options) complete(list func(context.Context, kubernetes.Interface) ([]string, error)) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-		ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
+		ctx, cancel := context.WithTimeout(cmd.Context(), 3*time.Second) // The shell waits meanwhile.
 		defer cancel()
 		client, _, err := o.connect()
 		if err != nil {

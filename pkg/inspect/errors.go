@@ -16,8 +16,6 @@ func (o *options) advise(err error) error {
 		host = config.Host
 	}
 	switch {
-	case err == nil:
-		return nil
 	case apierrors.IsUnauthorized(err):
 		return fmt.Errorf("%w\nThe API server %s doesn't accept your credentials: log in again, or choose another --context", err, host)
 	case apierrors.IsForbidden(err):
