@@ -19,7 +19,7 @@ func (o *options) advise(err error) error {
 	case apierrors.IsUnauthorized(err):
 		return fmt.Errorf("%w\nThe API server %s doesn't accept your credentials: log in again, or choose another --context", err, host)
 	case apierrors.IsForbidden(err):
-		return fmt.Errorf("%w\nYou need the permission to get, list and watch nodes, and to list and watch pods in all namespaces: "+
+		return fmt.Errorf("%w\nYou need the permission to list and watch nodes, and pods in all namespaces: "+
 			"deploy/inspect/viewer.yaml has a ClusterRole", err)
 	case errors.As(err, &unreachable) && !o.configured():
 		return fmt.Errorf("no cluster is configured: set --kubeconfig, KUBECONFIG or --server (%w)", err)
