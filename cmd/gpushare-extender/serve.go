@@ -74,15 +74,10 @@ func serve(ctx context.Context, o options) error {
 	if o.clientCAFile != "" {
 		clientNames = o.clientNames
 	}
-	config, err := restConfig(o.kubeconfig)
+	config, err := apiConfig(o)
 	if err != nil {
 		return err
 	}
-	config.UserAgent = component + "/" + version.Get().Version
-	config.QPS, config.Burst = o.qps, o.burst
-	// Decoding and encoding protobuf costs a fraction of JSON, here and in the API server.
-	config.ContentType = runtime.ContentTypeProtobuf
-	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("creating a client of the API server: %w", err)
@@ -189,19 +184,21 @@ func runParts(ctx context.Context, elector *leader.Elector, scheduler *schedulin
 	return g.Wait()
 }
 
-// restConfig returns the client configuration from the kubeconfig, or from the pod's service account if there is none.
-func restConfig(kubeconfig string) (*rest.Config, error) {
-	if kubeconfig == "" {
-		config, err := rest.InClusterConfig()
-		if err != nil {
+// apiConfig returns the configuration of clients of the API server, from the kubeconfig, or from the pod's service account if
+// there is none.
+func apiConfig(o options) (config *rest.Config, err error) {
+	if o.kubeconfig == "" {
+		if config, err = rest.InClusterConfig(); err != nil {
 			return nil, fmt.Errorf("--kubeconfig is not set, and the pod's service account can't be used: %w", err)
 		}
-		return config, nil
-	}
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
+	} else if config, err = clientcmd.BuildConfigFromFlags("", o.kubeconfig); err != nil {
 		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
+	config.UserAgent = component + "/" + version.Get().Version
+	config.QPS, config.Burst = o.qps, o.burst
+	// Decoding and encoding protobuf costs a fraction of JSON, here and in the API server.
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	return config, nil
 }
 

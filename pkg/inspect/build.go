@@ -20,8 +20,13 @@ import (
 type Objects struct {
 	Nodes []*corev1.Node
 	Pods  []*corev1.Pod
-	// Now is the time at which the objects were read.
+	// Now is the time for which the report is: a pod that should have ended by then makes no room.
 	Now time.Time
+}
+
+// hasNode reports whether a node of that name was read.
+func (o Objects) hasNode(name string) bool {
+	return slices.ContainsFunc(o.Nodes, func(node *corev1.Node) bool { return node.Name == name })
 }
 
 // Build returns the report for nodes and pods. It omits nodes that neither share GPU memory nor have pods that use it, pods
@@ -40,21 +45,22 @@ func Build(objects Objects) Report {
 			pending = append(pending, pod)
 		}
 	}
-	var places []diagnosis.Node
+	var nodes []diagnosis.Node
+	byName := func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) }
 	for _, object := range slices.SortedFunc(slices.Values(objects.Nodes), byName) {
 		node := buildNode(object, bound[object.Name])
 		if len(node.Cards) > 0 || len(node.Pods) > 0 {
 			report.Nodes = append(report.Nodes, node)
 		}
 		if len(node.Cards) > 0 {
-			place := newPlace(object, &node)
-			place.Terminating = protocol.TerminatingPriorities(bound[object.Name], objects.Now)
-			places = append(places, place)
+			diagnosed := newNode(object, &node)
+			diagnosed.Terminating = protocol.TerminatingPriorities(bound[object.Name], objects.Now)
+			nodes = append(nodes, diagnosed)
 		}
 	}
-	explainer := diagnosis.NewDiagnoser(places)
+	diagnoser := diagnosis.NewDiagnoser(nodes)
 	for _, pod := range pending {
-		report.PendingPods = append(report.PendingPods, buildPending(pod, explainer))
+		report.PendingPods = append(report.PendingPods, buildPending(pod, diagnoser))
 	}
 	slices.SortFunc(report.PendingPods, func(a, b PendingPod) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
@@ -63,17 +69,9 @@ func Build(objects Objects) Report {
 	return report
 }
 
-func byName(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) }
-
 func buildNode(object *corev1.Node, pods []*corev1.Pod) Node {
 	parsed := protocol.ParseNode(object)
-	node := Node{
-		Name:     object.Name,
-		Address:  address(object),
-		Problems: []string{},
-		Cards:    []Card{},
-		Pods:     []Pod{},
-	}
+	node := Node{Name: object.Name, Address: address(object), Problems: []string{}, Cards: []Card{}, Pods: []Pod{}}
 	node.Unit, node.UnitInferred = Unit(gpu.UnitOf(parsed.Unit, parsed.Cards)), parsed.Unit == 0
 	for _, card := range parsed.Cards {
 		node.Cards = append(node.Cards, buildCard(card))
@@ -85,10 +83,7 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod) Node {
 		node.addPod(object)
 	}
 	slices.SortFunc(node.Pods, func(a, b Pod) int {
-		return cmp.Or(
-			cmp.Compare(a.firstCard(), b.firstCard()),
-			cmp.Compare(a.Namespace, b.Namespace),
-			cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(a.firstCard(), b.firstCard()), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	node.Percent = percent(node.Allocated, node.Total)
 	node.judge(object, parsed)
@@ -96,7 +91,7 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod) Node {
 }
 
 // newPlace converts a node for the diagnosis of pending pods.
-func newPlace(object *corev1.Node, node *Node) diagnosis.Node {
+func newNode(object *corev1.Node, node *Node) diagnosis.Node {
 	p := diagnosis.Node{Object: object, Unit: gpu.Unit(node.Unit), Closed: node.closed}
 	for _, card := range node.Cards {
 		p.Cards = append(p.Cards, placement.Card{
@@ -135,20 +130,17 @@ func (n *Node) addPod(object *corev1.Pod) {
 	case err != nil:
 		pod.Notes = append(pod.Notes, err.Error())
 	}
+	pod.unknownCard = pod.Request
 	for _, share := range shares {
 		pod.Shares = append(pod.Shares, Share{Card: share.Card, Memory: share.Memory})
-		n.Allocated = n.Allocated.Add(share.Memory)
 		if card := n.card(share.Card); card != nil {
 			card.Allocated = card.Allocated.Add(share.Memory)
+			pod.unknownCard = pod.unknownCard.Sub(share.Memory)
 		} else {
-			n.UnknownCard = n.UnknownCard.Add(share.Memory)
 			pod.Notes = append(pod.Notes, fmt.Sprintf("GPU%d is not on the node", share.Card))
 		}
 	}
-	if len(shares) == 0 {
-		n.Allocated = n.Allocated.Add(pod.Request)
-		n.UnknownCard = n.UnknownCard.Add(pod.Request)
-	}
+	n.Allocated, n.UnknownCard = n.Allocated.Add(pod.Request), n.UnknownCard.Add(pod.unknownCard)
 	n.Pods = append(n.Pods, pod)
 }
 
@@ -173,7 +165,11 @@ func (n *Node) judge(object *corev1.Node, parsed protocol.Node) {
 		if card.Allocated > card.Total {
 			card.Oversubscribed = true
 			problem("GPU%d is oversubscribed: %d of %d (%s)", card.Index, card.Allocated, card.Total, n.Unit)
-			n.noteOversubscription(card.Index)
+			for j := range n.Pods {
+				if pod := &n.Pods[j]; pod.on(card.Index) > 0 {
+					pod.Notes = append(pod.Notes, fmt.Sprintf("GPU%d is oversubscribed", card.Index))
+				}
+			}
 		}
 	}
 	if n.UnknownCard > 0 {
@@ -181,69 +177,43 @@ func (n *Node) judge(object *corev1.Node, parsed protocol.Node) {
 	}
 }
 
-func (n *Node) noteOversubscription(card int) {
-	for i := range n.Pods {
-		pod := &n.Pods[i]
-		if pod.on(card) > 0 {
-			pod.Notes = append(pod.Notes, fmt.Sprintf("GPU%d is oversubscribed", card))
-		}
-	}
-}
-
 // card returns the node's card of that index, or nil.
 func (n *Node) card(index int) *Card {
-	for i := range n.Cards {
-		if n.Cards[i].Index == index {
-			return &n.Cards[i]
-		}
+	i := slices.IndexFunc(n.Cards, func(c Card) bool { return c.Index == index })
+	if i < 0 {
+		return nil
 	}
-	return nil
-}
-
-// unknown returns the pod's memory that is on none of the node's cards.
-func (n *Node) unknown(pod *Pod) gpu.Memory {
-	if len(pod.Shares) == 0 {
-		return pod.Request
-	}
-	var sum gpu.Memory
-	for _, share := range pod.Shares {
-		if n.card(share.Card) == nil {
-			sum = sum.Add(share.Memory)
-		}
-	}
-	return sum
+	return &n.Cards[i]
 }
 
 // on returns the pod's memory on one card.
 func (p *Pod) on(card int) gpu.Memory {
-	var sum gpu.Memory
 	for _, share := range p.Shares {
 		if share.Card == card {
-			sum = sum.Add(share.Memory)
+			return share.Memory
 		}
 	}
-	return sum
+	return 0
 }
 
 // firstCard returns the lowest card index of a pod, to sort pods. Pods without a card come last.
-func (p Pod) firstCard() int {
-	first := math.MaxInt
-	for _, share := range p.Shares {
-		first = min(first, share.Card)
+func (p *Pod) firstCard() int {
+	if len(p.Shares) == 0 {
+		return math.MaxInt
 	}
-	return first
+	return p.Shares[0].Card
 }
 
-func buildPending(pod *corev1.Pod, explainer *diagnosis.Diagnoser) PendingPod {
-	pendingPod := diagnosis.NewPod(pod)
-	why := explainer.Diagnose(pendingPod)
+func buildPending(pod *corev1.Pod, diagnoser *diagnosis.Diagnoser) PendingPod {
+	pending := diagnosis.NewPod(pod)
+	why := diagnoser.Diagnose(pending)
 	return PendingPod{
 		Namespace: pod.Namespace,
 		Name:      pod.Name,
 		UID:       pod.UID,
 		Request:   protocol.PodRequest(pod),
 		Scheduler: pod.Spec.SchedulerName,
-		Reason:    pendingPod.Message,
+		Reason:    pending.Message,
 
 		Cause: why.Reason, Explanation: why.Message,
 	}
@@ -253,18 +223,14 @@ func buildPending(pod *corev1.Pod, explainer *diagnosis.Diagnoser) PendingPod {
 // units.
 func sumUp(nodes []Node) Cluster {
 	var sum Cluster
-	for i, node := range nodes {
-		if i == 0 {
-			sum.Unit = node.Unit
-		} else if node.Unit != sum.Unit {
-			sum.Unit = Unit(gpu.GiB)
-			break
-		}
+	if len(nodes) > 0 {
+		sum.Unit = nodes[0].Unit
 	}
-	for _, node := range nodes {
-		if node.Unit%sum.Unit != 0 {
-			sum.Unit = Unit(gpu.MiB)
-		}
+	if slices.ContainsFunc(nodes, func(n Node) bool { return n.Unit != sum.Unit }) {
+		sum.Unit = Unit(gpu.GiB)
+	}
+	if slices.ContainsFunc(nodes, func(n Node) bool { return n.Unit%sum.Unit != 0 }) {
+		sum.Unit = Unit(gpu.MiB)
 	}
 	for _, node := range nodes {
 		sum.Allocated = sum.Allocated.Add(convert(node.Allocated, node.Unit, sum.Unit))
@@ -289,10 +255,7 @@ func percent(part, whole gpu.Memory) int {
 	if whole == 0 {
 		return 0
 	}
-	if part > math.MaxInt64/100 {
-		return int(float64(part) / float64(whole) * 100)
-	}
-	return int(part * 100 / whole)
+	return int(float64(part) * 100 / float64(whole))
 }
 
 func address(node *corev1.Node) string {

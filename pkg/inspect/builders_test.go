@@ -102,8 +102,7 @@ func newPod(name string, request int64) podBuilder {
 			Containers: []corev1.Container{{
 				Name: "main",
 				Resources: corev1.ResourceRequirements{
-					Limits:   corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(request, resource.DecimalSI)},
-					Requests: corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(request, resource.DecimalSI)},
+					Limits: corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(request, resource.DecimalSI)},
 				},
 			}},
 		},
@@ -151,8 +150,12 @@ func objects(nodes []nodeBuilder, pods ...podBuilder) Objects {
 	for _, n := range nodes {
 		out.Nodes = append(out.Nodes, n.Node)
 	}
+	return out.plus(pods...)
+}
+
+func (o Objects) plus(pods ...podBuilder) Objects {
 	for _, p := range pods {
-		out.Pods = append(out.Pods, p.Pod)
+		o.Pods = append(o.Pods, p.Pod)
 	}
-	return out
+	return o
 }

@@ -4,55 +4,42 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
-	"io"
 	"slices"
 	"strconv"
 	"strings"
 )
 
-// WriteDetails writes a block for each node with the pods on each card, in the node's unit, then the cluster's sum and the
+// writeDetails writes a block for each node with the pods on each card, in the node's unit, then the cluster's sum and the
 // pending pods. wide adds the status of every pod and a table of the node's cards, which terminals always get.
-func WriteDetails(out io.Writer, report Report, wide bool, look Look) error {
-	var text bytes.Buffer
+func writeDetails(out *bytes.Buffer, report Report, f format) {
 	for i := range report.Nodes {
 		node := &report.Nodes[i]
-		var block bytes.Buffer
-		longest := 0
-		section := func(rows [][]cell) {
-			if block.Len() > 0 {
-				fmt.Fprintln(&block)
-			}
-			writeRows(&block, look, rows)
-			longest = max(longest, rowsWidth(rows))
+		width := rows{
+			{bold, []string{"NAME:", node.Name}},
+			{plain, []string{"IPADDRESS:", node.Address}},
+			{plain, []string{"UNIT:", node.Unit.String()}},
+		}.write(out, f.look)
+		fmt.Fprintln(out)
+		if f.wide || f.look.bars {
+			width = max(width, cardRows(node, f.look.bars).write(out, f.look))
+			fmt.Fprintln(out)
 		}
-		section([][]cell{
-			{{text: "NAME:"}, {node.Name, bold}},
-			cells("IPADDRESS:", node.Address),
-			cells("UNIT:", node.Unit.String()),
-		})
-		if wide || look.Bars {
-			section(cardRows(node, look))
-		}
-		section(slices.Concat(podRows(node, wide), sumRows(node)))
-		fmt.Fprintln(&block, rule(longest, look))
-		fmt.Fprintln(&block)
-		text.Write(block.Bytes())
+		width = max(width, podRows(node, f.wide).write(out, f.look))
+		fmt.Fprintf(out, "%s\n\n", rule(width, f.look))
 	}
 	if len(report.Nodes) > 0 {
-		fmt.Fprintln(&text, largestFreeText(report))
-		fmt.Fprintf(&text, "Allocated/Total GPU Memory In Cluster:  %s", sumText(report.Cluster.Sum))
-		if mixedUnits(report) { // Otherwise every block above names the unit.
-			fmt.Fprintf(&text, " in %s", report.Cluster.Unit)
+		fmt.Fprintln(out, largestFreeText(report))
+		fmt.Fprintf(out, "Allocated/Total GPU Memory In Cluster:  %s", sumText(report.Cluster.Sum))
+		if slices.ContainsFunc(report.Nodes, func(n Node) bool { return n.Unit != report.Cluster.Unit }) {
+			fmt.Fprintf(out, " in %s", report.Cluster.Unit) // Otherwise every block above names the unit.
 		}
-		fmt.Fprintln(&text)
+		fmt.Fprintln(out)
 	}
-	writePending(&text, look, report.PendingPods, wide)
-	_, err := text.WriteTo(out)
-	return err
+	pendingRows(report.PendingPods, f.wide).writeSection(out, f.look, "Pending Pods:")
 }
 
-// podRows returns a row for each pod, with a column for each card.
-func podRows(node *Node, wide bool) [][]cell {
+// podRows returns a row for each pod, with a column for each card, and the node's sums and problems.
+func podRows(node *Node, wide bool) rows {
 	unknownCard := node.UnknownCard > 0
 	withStatus := wide || slices.ContainsFunc(node.Pods, func(p Pod) bool { return p.Terminating || len(p.Notes) > 0 })
 
@@ -66,62 +53,54 @@ func podRows(node *Node, wide bool) [][]cell {
 	if withStatus {
 		header = append(header, "STATUS")
 	}
-
-	rows := [][]cell{cells(header...)}
+	table := rows{{bold, header}}
 	for i := range node.Pods {
 		pod := &node.Pods[i]
-		row := []string{pod.Name, pod.Namespace}
+		cells := []string{pod.Name, pod.Namespace}
 		for _, card := range node.Cards {
-			row = append(row, pod.on(card.Index).String())
+			cells = append(cells, pod.on(card.Index).String())
 		}
 		if unknownCard {
-			row = append(row, node.unknown(pod).String())
+			cells = append(cells, pod.unknownCard.String())
 		}
 		if withStatus {
-			row = append(row, status(pod))
+			cells = append(cells, status(pod))
 		}
-		rows = append(rows, cells(row...))
+		table.add(plain, cells...)
 	}
-	return rows
-}
-
-// sumRows returns the last rows of the table of pods: the node's sums and problems.
-func sumRows(node *Node) [][]cell {
-	rows := [][]cell{
-		cells("Allocated :", fmt.Sprintf("%d (%d%%)", node.Allocated, node.Percent)),
-		cells("Total :", node.Total.String()),
-	}
+	table.add(plain, "Allocated :", fmt.Sprintf("%d (%d%%)", node.Allocated, node.Percent))
+	table.add(plain, "Total :", node.Total.String())
 	label := "Problems :"
 	for _, problem := range node.Problems {
-		rows = append(rows, []cell{{text: label}, {problem, red}})
+		table.add(red, label, problem)
 		label = ""
 	}
-	return rows
+	return table
 }
 
-func cardRows(node *Node, look Look) [][]cell {
-	header := cells("GPU", "UUID", "MODEL", "NUMA", "ALLOCATED/TOTAL", "HEALTH")
-	if look.Bars {
-		header = slices.Insert(header, 5, cells("")...)
+func cardRows(node *Node, bars bool) rows {
+	header := []string{"GPU", "UUID", "MODEL", "NUMA", "ALLOCATED/TOTAL"}
+	if bars {
+		header = append(header, "")
 	}
-	rows := [][]cell{header}
+	table := rows{{bold, append(header, "HEALTH")}}
 	for i := range node.Cards {
 		card := &node.Cards[i]
-		numa, health := "-", cell{text: "healthy"}
+		numa, health, style := "-", "healthy", plain
 		if card.NUMANode != nil {
 			numa = strconv.Itoa(*card.NUMANode)
 		}
 		if !card.Healthy {
-			health = cell{"unhealthy: " + card.Reason, red}
+			health, style = "unhealthy: "+card.Reason, red
 		}
-		row := append(cells("GPU"+strconv.Itoa(card.Index), orNone(card.UUID), orNone(card.Model), numa,
-			fmt.Sprintf("%d/%d", card.Allocated, card.Total)), health)
-		if look.Bars {
-			row = slices.Insert(row, 5, cell{look.cardBar(card, 2*widestBar), cardStyle(card)})
+		cells := []string{fmt.Sprintf("GPU%d", card.Index), cmp.Or(card.UUID, "-"), cmp.Or(card.Model, "-"), numa,
+			fmt.Sprintf("%d/%d", card.Allocated, card.Total)}
+		if bars {
+			cells = append(cells, cardBar(card, 2*barWidth))
 		}
-		rows = append(rows, row)
+		table.add(style, append(cells, health)...)
 	}
-	return rows
+	return table
 }
 
 func status(pod *Pod) string {
@@ -130,8 +109,4 @@ func status(pod *Pod) string {
 		state = "Terminating"
 	}
 	return strings.Join(append([]string{state}, pod.Notes...), ", ")
-}
-
-func mixedUnits(report Report) bool {
-	return slices.ContainsFunc(report.Nodes, func(n Node) bool { return n.Unit != report.Cluster.Unit })
 }

@@ -5,17 +5,12 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"slices"
 	"strconv"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/pager"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -56,34 +51,36 @@ const (
 	GroupEnded      = "Ended"
 )
 
-// GatherGroups reads the groups of a namespace, or of all namespaces if it is empty.
-func GatherGroups(ctx context.Context, client kubernetes.Interface, namespace string) (Groups, error) {
-	list := func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		return client.CoreV1().Pods(namespace).List(ctx, options)
-	}
-	found := map[[2]string]*groupPods{}
-	err := pager.New(list).EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
-		if pod := object.(*corev1.Pod); protocol.InGroup(pod) {
-			group, err := protocol.GroupOf(pod)
-			key := [2]string{pod.Namespace, group.Name}
-			if found[key] == nil {
-				found[key] = &groupPods{Group: Group{Namespace: pod.Namespace, Name: group.Name}}
-			}
-			found[key].add(pod, group, err)
+// readGroupPods reads the pods of a namespace, or of all namespaces if it is empty, that belong to groups.
+func readGroupPods(ctx context.Context, client kubernetes.Interface, namespace string) (pods []*corev1.Pod, err error) {
+	err = each(ctx, "pods", client.CoreV1().Pods(namespace).List, metav1.ListOptions{}, func(pod *corev1.Pod) {
+		if protocol.InGroup(pod) {
+			pod.ManagedFields = nil
+			pods = append(pods, pod)
 		}
-		return nil
 	})
-	if err != nil {
-		return Groups{}, fmt.Errorf("listing pods: %w", err)
+	return pods, err
+}
+
+// BuildGroups returns the groups of the pods.
+func BuildGroups(pods []*corev1.Pod) Groups {
+	found := map[[2]string]*groupPods{}
+	for _, pod := range pods {
+		group, err := protocol.GroupOf(pod)
+		key := [2]string{pod.Namespace, group.Name}
+		if found[key] == nil {
+			found[key] = &groupPods{Group: Group{Namespace: pod.Namespace, Name: group.Name}}
+		}
+		found[key].add(pod, group, err)
 	}
 	out := Groups{APIVersion: ReportAPIVersion, Kind: GroupsKind, Groups: []Group{}}
-	for _, pods := range found {
-		out.Groups = append(out.Groups, pods.judge())
+	for _, group := range found {
+		out.Groups = append(out.Groups, group.judge())
 	}
 	slices.SortFunc(out.Groups, func(a, b Group) int {
-		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
-	return out, nil
+	return out
 }
 
 // groupPods collects the pods of a group.
@@ -149,53 +146,16 @@ func (g *groupPods) judge() Group {
 	return out
 }
 
-// WriteGroups writes the groups as a table, without the header if rowsOnly.
-func WriteGroups(out io.Writer, groups Groups, rowsOnly bool) error {
-	var rows [][]cell
-	if !rowsOnly {
-		rows = append(rows, cells("NAMESPACE", "GROUP", "SIZE", "MEMBERS", "BOUND", "STATE", "REASON"))
-	}
+// writeGroups writes a row for each group.
+func writeGroups(out *bytes.Buffer, groups Groups, f format) {
+	table := rows{{bold, []string{"NAMESPACE", "GROUP", "SIZE", "MEMBERS", "BOUND", "STATE", "REASON"}}}
 	for _, g := range groups.Groups {
 		size := "?"
 		if g.Size > 0 {
 			size = strconv.Itoa(g.Size)
 		}
-		rows = append(rows, cells(g.Namespace, cmp.Or(shortName(g.Name), "<unnamed>"), size, strconv.Itoa(g.Members), strconv.Itoa(g.Bound),
-			g.State, cmp.Or(g.Reason, "-")))
+		table.add(plain, g.Namespace, cmp.Or(shorten(g.Name), "<unnamed>"), size, strconv.Itoa(g.Members), strconv.Itoa(g.Bound),
+			g.State, cmp.Or(g.Reason, "-"))
 	}
-	var text bytes.Buffer
-	writeRows(&text, Look{}, rows)
-	_, err := text.WriteTo(out)
-	return err
-}
-
-// shortName shortens a name to the maximum length of a valid name.
-func shortName(name string) string {
-	if runes := []rune(name); len(runes) > validation.LabelValueMaxLength {
-		return string(runes[:validation.LabelValueMaxLength-1]) + "…"
-	}
-	return name
-}
-
-// showGroups runs the command with --groups.
-func (o *options) showGroups(ctx context.Context, client kubernetes.Interface) error {
-	namespace := *o.connection.Namespace
-	if o.allNamespaces {
-		namespace = ""
-	}
-	groups, err := GatherGroups(ctx, client, namespace)
-	if err != nil {
-		return err
-	}
-	switch o.output {
-	case outputJSON:
-		return WriteJSON(o.streams.Out, groups)
-	case outputYAML:
-		return WriteYAML(o.streams.Out, groups)
-	}
-	if len(groups.Groups) == 0 {
-		fmt.Fprintln(o.streams.ErrOut, "No pod belongs to a group.")
-		return nil
-	}
-	return WriteGroups(o.streams.Out, groups, o.noHeaders)
+	table.writeAlone(out, f)
 }

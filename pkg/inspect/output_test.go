@@ -2,7 +2,6 @@ package inspect
 
 import (
 	"bytes"
-	"io"
 	"strings"
 	"testing"
 
@@ -12,29 +11,20 @@ import (
 )
 
 func TestOutput(t *testing.T) {
-	table := func(options TableOptions) func(io.Writer, Report) error {
-		return func(out io.Writer, report Report) error { return WriteTable(out, report, options) }
-	}
-	asJSON := func(out io.Writer, report Report) error { return WriteJSON(out, report) }
-	asYAML := func(out io.Writer, report Report) error { return WriteYAML(out, report) }
-	details := func(wide bool) func(io.Writer, Report) error {
-		return func(out io.Writer, report Report) error { return WriteDetails(out, report, wide, Look{}) }
+	structured := func(output string) func(*bytes.Buffer, Report, format) {
+		return func(out *bytes.Buffer, report Report, _ format) {
+			if err := writeStructured(out, output, report); err != nil {
+				t.Error(err)
+			}
+		}
 	}
 	tests := map[string]struct {
 		objects func(*testing.T) Objects
-		write   func(io.Writer, Report) error
+		write   func(*bytes.Buffer, Report, format)
+		format  format
 		want    string
 	}{
-		"the table has the columns that scripts parse": {twoNodes, table(TableOptions{}), `
-NAME                   IPADDRESS     GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(GiB)
-cn-beijing.i-2ze       192.168.0.70  0/15                   0/0                    0/15
-cn-shanghai.i-uf61h64  192.168.0.71  0/15                   9/15                   9/30
---------------------------------------------------------------------------------------------------
-Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
-Allocated/Total GPU Memory In Cluster:
-9/45 (20%)
-`},
-		"wide adds columns on the right": {mixed, table(TableOptions{Wide: true}), `
+		"wide adds columns on the right; nodes of different units have a common unit": {mixed, writeTable, format{wide: true}, `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU2(Allocated/Total)  GPU Memory(MiB)  LARGEST FREE(MiB)  UNIT    MODEL         PROBLEMS
 in-256  10.0.0.3   1024/15360             0/0                    1024/15360       14336              256MiB  1 x Tesla T4  -
 in-gib  10.0.0.1   0/16384                2048/16384             2048/32768       16384              GiB     2 x Tesla T4  -
@@ -44,17 +34,7 @@ Largest Free Piece: 16384 MiB of 53194 MiB free, on in-gib
 Allocated/Total GPU Memory In Cluster:
 11210/64404 (17%)
 `},
-		"nodes of different units have a common unit in the table": {mixed, table(TableOptions{}), `
-NAME    IPADDRESS  GPU0(Allocated/Total)  GPU2(Allocated/Total)  GPU Memory(MiB)
-in-256  10.0.0.3   1024/15360             0/0                    1024/15360
-in-gib  10.0.0.1   0/16384                2048/16384             2048/32768
-in-mib  10.0.0.2   8138/16276             0/0                    8138/16276
---------------------------------------------------------------------------------
-Largest Free Piece: 16384 MiB of 53194 MiB free, on in-gib
-Allocated/Total GPU Memory In Cluster:
-11210/64404 (17%)
-`},
-		"the table lists problems and pending pods": {trouble, table(TableOptions{}), `
+		"the table lists problems and pending pods": {trouble, writeTable, format{}, `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)
 node-a  10.0.0.1   18/16                  0/16                   8                   26/32
 node-b  10.0.0.2   0/16                   0/0                                        0/16
@@ -79,51 +59,20 @@ NAME     NAMESPACE  REQUEST  REASON
 waiting  default    20       0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable.
 fresh    ml         2        scheduler "default-scheduler" has not tried it yet
 `},
-		"wide has problems in a column and unshortened reasons": {trouble, table(TableOptions{Wide: true}), `
+		"wide has problems in a column and unshortened reasons": {sick, writeTable, format{wide: true}, `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)  LARGEST FREE(GiB)  UNIT  MODEL         PROBLEMS
 node-a  10.0.0.1   18/16                  0/16                   8                   26/32            0                  GiB   2 x Tesla T4  GPU0 is oversubscribed: 18 of 16 (GiB); GPU1 is unhealthy: Xid 79: fell off the bus; pods whose card is not known hold 8 (GiB)
-node-b  10.0.0.2   0/16                   0/0                                        0/16             0                  GiB   1 x Tesla T4  the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
-node-c  10.0.0.3   6/16                   0/0                                        6/16             0                  GiB   1 x Tesla T4  the node is not ready; the node is cordoned; the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable
 ------------------------------------------------------------------------------------------------------------------------
 Largest Free Piece: none
 Allocated/Total GPU Memory In Cluster:
-32/64 (50%)
+26/32 (81%)
 
 Pending Pods:
 NAME     NAMESPACE  REQUEST  REASON
 waiting  default    20       0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.
 fresh    ml         2        scheduler "default-scheduler" has not tried it yet
 `},
-		"rows only": {trouble, table(TableOptions{RowsOnly: true}), `
-node-a  10.0.0.1  18/16  0/16  8  26/32
-node-b  10.0.0.2  0/16   0/0      0/16
-node-c  10.0.0.3  6/16   0/0      6/16
-`},
-		"details of a healthy cluster": {twoNodes, details(false), `
-NAME:       cn-beijing.i-2ze
-IPADDRESS:  192.168.0.70
-UNIT:       GiB
-
-NAME         NAMESPACE  GPU0(Allocated)
-Allocated :  0 (0%)
-Total :      15
----------------------------------------
-
-NAME:       cn-shanghai.i-uf61h64
-IPADDRESS:  192.168.0.71
-UNIT:       GiB
-
-NAME         NAMESPACE  GPU0(Allocated)  GPU1(Allocated)
-binpack-1-a  default    0                7
-binpack-1-b  ml         0                2
-Allocated :  9 (30%)
-Total :      30
---------------------------------------------------------
-
-Largest Free Piece: 15 GiB of 36 GiB free, on cn-beijing.i-2ze and 1 other node
-Allocated/Total GPU Memory In Cluster:  9/45 (20%)
-`},
-		"details list the problems of nodes and pods": {trouble, details(false), `
+		"details list the problems of nodes and pods": {sick, writeDetails, format{}, `
 NAME:       node-a
 IPADDRESS:  10.0.0.1
 UNIT:       GiB
@@ -141,38 +90,15 @@ Problems :   GPU0 is oversubscribed: 18 of 16 (GiB)
              pods whose card is not known hold 8 (GiB)
 ------------------------------------------------------------------------------------------------------------------------
 
-NAME:       node-b
-IPADDRESS:  10.0.0.2
-UNIT:       GiB
-
-NAME         NAMESPACE  GPU0(Allocated)
-Allocated :  0 (0%)
-Total :      16
-Problems :   the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
-----------------------------------------------------------------------------------------------------
-
-NAME:       node-c
-IPADDRESS:  10.0.0.3
-UNIT:       GiB
-
-NAME         NAMESPACE  GPU0(Allocated)
-both         default    6
-Allocated :  6 (37%)
-Total :      16
-Problems :   the node is not ready
-             the node is cordoned
-             the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable
----------------------------------------------------------------------------------------------
-
 Largest Free Piece: none
-Allocated/Total GPU Memory In Cluster:  32/64 (50%)
+Allocated/Total GPU Memory In Cluster:  26/32 (81%)
 
 Pending Pods:
 NAME     NAMESPACE  REQUEST  REASON
 waiting  default    20       0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable.
 fresh    ml         2        scheduler "default-scheduler" has not tried it yet
 `},
-		"details are in each node's own unit": {mixed, details(false), `
+		"details are in each node's own unit": {mixed, writeDetails, format{}, `
 NAME:       in-256
 IPADDRESS:  10.0.0.3
 UNIT:       256MiB
@@ -206,173 +132,34 @@ Total :      16276
 Largest Free Piece: 16384 MiB of 53194 MiB free, on in-gib
 Allocated/Total GPU Memory In Cluster:  11210/64404 (17%) in MiB
 `},
-		"wide details have the cards and every status": {trouble, details(true), `
-NAME:       node-a
+		"wide details have the cards and every status": {failing, writeDetails, format{wide: true}, `
+NAME:       n
 IPADDRESS:  10.0.0.1
 UNIT:       GiB
 
 GPU   UUID   MODEL     NUMA  ALLOCATED/TOTAL  HEALTH
-GPU0  GPU-0  Tesla T4  1     18/16            healthy
-GPU1  GPU-1  Tesla T4  -     0/16             unhealthy: Xid 79: fell off the bus
+GPU0  GPU-0  Tesla T4  1     9/16             healthy
+GPU1  GPU-1  Tesla T4  -     0/16             unhealthy: Xid 79
 
-NAME         NAMESPACE  GPU0(Allocated)  GPU1(Allocated)  Pending(Allocated)  STATUS
-over         default    10               0                0                   Running, GPU0 is oversubscribed
-under        default    8                0                0                   Terminating, GPU0 is oversubscribed
-vanished     default    0                0                3                   Running, GPU7 is not on the node
-cardless     default    0                0                4                   Pending, no card chosen
-garbled      default    0                0                1                   Running, annotation ALIYUN_COM_GPU_MEM_IDX: "x\x1b[2J" is not a card index
-Allocated :  26 (81%)
+NAME         NAMESPACE  GPU0(Allocated)  GPU1(Allocated)  STATUS
+fine         default    9                0                Running
+Allocated :  9 (28%)
 Total :      32
-Problems :   GPU0 is oversubscribed: 18 of 16 (GiB)
-             GPU1 is unhealthy: Xid 79: fell off the bus
-             pods whose card is not known hold 8 (GiB)
-------------------------------------------------------------------------------------------------------------------------
+Problems :   GPU1 is unhealthy: Xid 79
+-----------------------------------------------------------------
 
-NAME:       node-b
-IPADDRESS:  10.0.0.2
-UNIT:       GiB
-
-GPU   UUID   MODEL     NUMA  ALLOCATED/TOTAL  HEALTH
-GPU0  GPU-0  Tesla T4  -     0/16             healthy
-
-NAME         NAMESPACE  GPU0(Allocated)  STATUS
-Allocated :  0 (0%)
-Total :      16
-Problems :   the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
-----------------------------------------------------------------------------------------------------
-
-NAME:       node-c
-IPADDRESS:  10.0.0.3
-UNIT:       GiB
-
-GPU   UUID   MODEL     NUMA  ALLOCATED/TOTAL  HEALTH
-GPU0  GPU-0  Tesla T4  -     6/16             healthy
-
-NAME         NAMESPACE  GPU0(Allocated)  STATUS
-both         default    6                Running
-Allocated :  6 (37%)
-Total :      16
-Problems :   the node is not ready
-             the node is cordoned
-             the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable
----------------------------------------------------------------------------------------------
-
-Largest Free Piece: none
-Allocated/Total GPU Memory In Cluster:  32/64 (50%)
-
-Pending Pods:
-NAME     NAMESPACE  REQUEST  REASON
-waiting  default    20       0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.
-fresh    ml         2        scheduler "default-scheduler" has not tried it yet
+Largest Free Piece: 7 GiB of 7 GiB free, on n
+Allocated/Total GPU Memory In Cluster:  9/32 (28%)
 `},
-		"JSON of a healthy cluster": {twoNodes, asJSON, `
-{
-    "apiVersion": "inspect.gpushare.aliyun.com/v1",
-    "kind": "GPUShareReport",
-    "cluster": {
-        "unit": "GiB",
-        "allocated": 9,
-        "total": 45,
-        "percent": 20,
-        "free": 36,
-        "largestFree": 15
-    },
-    "nodes": [
-        {
-            "name": "cn-beijing.i-2ze",
-            "address": "192.168.0.70",
-            "unit": "GiB",
-            "allocated": 0,
-            "total": 15,
-            "percent": 0,
-            "unitInferred": true,
-            "unknownCard": 0,
-            "free": 15,
-            "largestFree": 15,
-            "problems": [],
-            "cards": [
-                {
-                    "index": 0,
-                    "allocated": 0,
-                    "total": 15,
-                    "healthy": true,
-                    "oversubscribed": false
-                }
-            ],
-            "pods": []
-        },
-        {
-            "name": "cn-shanghai.i-uf61h64",
-            "address": "192.168.0.71",
-            "unit": "GiB",
-            "allocated": 9,
-            "total": 30,
-            "percent": 30,
-            "unitInferred": true,
-            "unknownCard": 0,
-            "free": 21,
-            "largestFree": 15,
-            "problems": [],
-            "cards": [
-                {
-                    "index": 0,
-                    "allocated": 0,
-                    "total": 15,
-                    "healthy": true,
-                    "oversubscribed": false
-                },
-                {
-                    "index": 1,
-                    "allocated": 9,
-                    "total": 15,
-                    "healthy": true,
-                    "oversubscribed": false
-                }
-            ],
-            "pods": [
-                {
-                    "namespace": "default",
-                    "name": "binpack-1-a",
-                    "uid": "uid-binpack-1-a",
-                    "phase": "Running",
-                    "terminating": false,
-                    "request": 7,
-                    "shares": [
-                        {
-                            "card": 1,
-                            "memory": 7
-                        }
-                    ]
-                },
-                {
-                    "namespace": "ml",
-                    "name": "binpack-1-b",
-                    "uid": "uid-binpack-1-b",
-                    "phase": "Running",
-                    "terminating": false,
-                    "request": 2,
-                    "shares": [
-                        {
-                            "card": 1,
-                            "memory": 2
-                        }
-                    ]
-                }
-            ]
-        }
-    ],
-    "pendingPods": []
-}
-`},
-		"YAML with everything in it": {trouble, asYAML, `
+		"YAML with everything in it": {sick, structured(outputYAML), format{}, `
 ---
 apiVersion: inspect.gpushare.aliyun.com/v1
 cluster:
-  allocated: 32
+  allocated: 26
   free: 0
   largestFree: 0
-  percent: 50
-  total: 64
+  percent: 81
+  total: 32
   unit: GiB
 kind: GPUShareReport
 nodes:
@@ -458,63 +245,9 @@ nodes:
   total: 32
   unit: GiB
   unknownCard: 8
-- address: 10.0.0.2
-  allocated: 0
-  cards:
-  - allocated: 0
-    healthy: true
-    index: 0
-    model: Tesla T4
-    oversubscribed: false
-    total: 16
-    uuid: GPU-0
-  free: 0
-  largestFree: 0
-  name: node-b
-  percent: 0
-  pods: []
-  problems:
-  - the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each
-    other
-  total: 16
-  unit: GiB
-  unknownCard: 0
-- address: 10.0.0.3
-  allocated: 6
-  cards:
-  - allocated: 6
-    healthy: true
-    index: 0
-    model: Tesla T4
-    oversubscribed: false
-    total: 16
-    uuid: GPU-0
-  free: 0
-  largestFree: 0
-  name: node-c
-  percent: 37
-  pods:
-  - name: both
-    namespace: default
-    phase: Running
-    request: 6
-    shares:
-    - card: 0
-      memory: 6
-    terminating: false
-    uid: uid-both
-  problems:
-  - the node is not ready
-  - the node is cordoned
-  - 'the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable'
-  total: 16
-  unit: GiB
-  unknownCard: 0
 pendingPods:
 - cause: too_large
-  explanation: 'no card is large enough: the largest has 16 GiB, on node-a; node-c:
-    the node is not ready; node-b: the node offers nvidia.com/gpu and aliyun.com/gpu-mem
-    at once, which exclude each other'
+  explanation: 'no card is large enough: the largest has 16 GiB, on node-a'
   name: waiting
   namespace: default
   reason: '0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s)
@@ -524,9 +257,7 @@ pendingPods:
   schedulerName: default-scheduler
   uid: uid-waiting
 - cause: full
-  explanation: 'the cards that are large enough are taken, nothing of them is free;
-    node-c: the node is not ready; node-b: the node offers nvidia.com/gpu and aliyun.com/gpu-mem
-    at once, which exclude each other'
+  explanation: the cards that are large enough are taken, nothing of them is free
   name: fresh
   namespace: ml
   reason: scheduler "default-scheduler" has not tried it yet
@@ -534,9 +265,53 @@ pendingPods:
   schedulerName: default-scheduler
   uid: uid-fresh
 `},
-		"an empty cluster has an empty table": {nothing, table(TableOptions{}), `
+		"YAML of a node without an inventory": {legacy, structured(outputYAML), format{}, `
+---
+apiVersion: inspect.gpushare.aliyun.com/v1
+cluster:
+  allocated: 7
+  free: 8
+  largestFree: 8
+  percent: 46
+  total: 15
+  unit: GiB
+kind: GPUShareReport
+nodes:
+- address: 10.0.0.1
+  allocated: 7
+  cards:
+  - allocated: 7
+    healthy: true
+    index: 0
+    oversubscribed: false
+    total: 15
+  free: 8
+  largestFree: 8
+  name: "n"
+  percent: 46
+  pods:
+  - name: p
+    namespace: default
+    phase: Running
+    request: 7
+    shares:
+    - card: 0
+      memory: 7
+    terminating: false
+    uid: uid-p
+  problems: []
+  total: 15
+  unit: GiB
+  unitInferred: true
+  unknownCard: 0
+pendingPods: []
 `},
-		"an empty cluster has empty lists": {nothing, asJSON, `
+		"wide pending pods have kube-scheduler's message": {refused, writePending, format{wide: true}, `
+NAMESPACE  NAME   REQUEST  CAUSE       WHY                                                                     SCHEDULER          SCHEDULER SAYS
+default    piece  12       fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card  default-scheduler  0/2 nodes are available: 2 no GPU card has enough free memory.
+ml         large  17       too_large   no card is large enough: the largest has 16 GiB, on n1                  default-scheduler  0/2 nodes are available: 2 too large. preemption: not helpful.
+`},
+		"an empty cluster has empty lists": {nothing, structured(outputJSON), format{}, `
 {
     "apiVersion": "inspect.gpushare.aliyun.com/v1",
     "kind": "GPUShareReport",
@@ -556,35 +331,11 @@ pendingPods:
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
-			if err := test.write(&out, Build(test.objects(t))); err != nil {
-				t.Fatal(err)
-			}
+			test.write(&out, Build(test.objects(t)), test.format)
 			if diff := cmp.Diff(strings.TrimPrefix(test.want, "\n"), out.String()); diff != "" {
 				t.Errorf("output (-want +got):\n%s", diff)
 			}
 		})
-	}
-}
-
-func TestInNamespace(t *testing.T) {
-	whole := Build(twoNodes(t))
-	got := whole.InNamespace("ml")
-
-	if got.Cluster != whole.Cluster || got.Nodes[1].Allocated != 9 || got.Nodes[1].Cards[1].Allocated != 9 {
-		t.Errorf("sums changed: %+v", got)
-	}
-	var pods []string
-	for _, pod := range got.Nodes[1].Pods {
-		pods = append(pods, pod.Namespace+"/"+pod.Name)
-	}
-	if diff := cmp.Diff([]string{"ml/binpack-1-b"}, pods); diff != "" {
-		t.Errorf("pods (-want +got):\n%s", diff)
-	}
-	if len(whole.Nodes[1].Pods) != 2 {
-		t.Errorf("the original report lost pods: %+v", whole.Nodes[1].Pods)
-	}
-	if pending := Build(trouble(t)).InNamespace("ml").PendingPods; len(pending) != 1 || pending[0].Name != "fresh" {
-		t.Errorf("pending pods of namespace ml: %+v", pending)
 	}
 }
 
@@ -599,47 +350,24 @@ func TestForgedAmounts(t *testing.T) {
 	if report.Cluster.Allocated != largest || report.Nodes[0].Cards[0].Allocated != largest {
 		t.Errorf("allocated %d in the cluster, %d on the card", report.Cluster.Allocated, report.Nodes[0].Cards[0].Allocated)
 	}
-	if report.Nodes[0].LargestFree != 0 {
-		t.Errorf("largest free piece: %d", report.Nodes[0].LargestFree)
-	}
 }
 
 func TestPercent(t *testing.T) {
-	for _, test := range []struct {
-		part, whole gpu.Memory
-		want        int
-	}{
-		{0, 0, 0}, {0, 5, 0}, {29, 100, 29}, {2, 3, 66}, {999, 1000, 99}, {18, 16, 112}, {1 << 62, 1 << 62, 100},
+	for in, want := range map[[2]gpu.Memory]int{
+		{0, 0}: 0, {0, 5}: 0, {29, 100}: 29, {2, 3}: 66, {999, 1000}: 99, {18, 16}: 112, {1 << 62, 1 << 62}: 100,
 	} {
-		if got := percent(test.part, test.whole); got != test.want {
-			t.Errorf("%d of %d: %d%%, want %d%%", test.part, test.whole, got, test.want)
+		if got := percent(in[0], in[1]); got != want {
+			t.Errorf("%d of %d: %d%%, want %d%%", in[0], in[1], got, want)
 		}
 	}
 }
 
+// TestUnitInferred checks that no card has 1024 GiB or more, and none less than 1024 MiB.
 func TestUnitInferred(t *testing.T) {
-	for _, test := range []struct {
-		cards []int64
-		want  string
-	}{
-		{[]int64{15, 15}, "GiB"}, {[]int64{140}, "GiB"}, {[]int64{16276}, "MiB"}, {[]int64{2048, 2048}, "MiB"},
-	} {
-		node := Build(objects([]nodeBuilder{legacyNode(t, "n", "10.0.0.1", test.cards...)})).Nodes[0]
-		if node.Unit.String() != test.want || !node.UnitInferred {
-			t.Errorf("cards of %v: unit %s (inferred: %v), want %s", test.cards, node.Unit, node.UnitInferred, test.want)
-		}
-	}
-}
-
-func TestOneLine(t *testing.T) {
-	for name, test := range map[string]struct{ in, want string }{
-		"line breaks and tabs become spaces": {"a\n b\t\tc\r\nd", "a b c d"},
-		"escape sequences are shown":         {"\x1b[2Jgone", "^[[2Jgone"},
-		"other controls are replaced":        {"a\x00b\x07c\u009bd\x7f", "a?b?c?d?"},
-		"other scripts stay":                 {"größe 显存", "größe 显存"},
-	} {
-		if got := oneLine(test.in); got != test.want {
-			t.Errorf("%s: %q, want %q", name, got, test.want)
+	for memory, want := range map[int64]string{15: "GiB", 1023: "GiB", 1024: "MiB", 16276: "MiB"} {
+		node := Build(objects([]nodeBuilder{legacyNode(t, "n", "10.0.0.1", memory)})).Nodes[0]
+		if node.Unit.String() != want || !node.UnitInferred {
+			t.Errorf("cards of %d: unit %s (inferred: %v), want %s", memory, node.Unit, node.UnitInferred, want)
 		}
 	}
 }

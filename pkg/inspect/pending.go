@@ -2,55 +2,50 @@ package inspect
 
 import (
 	"bytes"
-	"io"
-
-	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"strings"
+	"unicode/utf8"
 )
 
-// PendingOptions are the options of the table of pending pods.
-type PendingOptions struct {
-	// Wide adds kube-scheduler's message, unshortened.
-	Wide bool
-	// RowsOnly omits the header.
-	RowsOnly bool
-	Look     Look
-}
-
-// WritePending writes a row with the diagnosis of each pending pod. It writes nothing if there are none.
-func WritePending(out io.Writer, report Report, options PendingOptions) error {
-	if len(report.PendingPods) == 0 {
-		return nil
+// writePending writes a row with the diagnosis of each pending pod. wide adds kube-scheduler's message, unshortened. It
+// writes nothing if there are none.
+func writePending(out *bytes.Buffer, report Report, f format) {
+	header := row{bold, []string{"NAMESPACE", "NAME", "REQUEST", "CAUSE", "WHY"}}
+	if f.wide {
+		header.cells = append(header.cells, "SCHEDULER", "SCHEDULER SAYS")
 	}
-	header := []cell{{"NAMESPACE", bold}, {"NAME", bold}, {"REQUEST", bold}, {"CAUSE", bold}, {"WHY", bold}}
-	if options.Wide {
-		header = append(header, cell{"SCHEDULER", bold}, cell{"SCHEDULER SAYS", bold})
-	}
-	rows := [][]cell{header}
+	table := rows{header}
 	for _, pod := range report.PendingPods {
-		row := []cell{
-			{text: pod.Namespace}, {text: pod.Name}, {text: pod.Request.String()},
-			{string(pod.Cause), causeStyle(pod.Cause)}, {text: pod.Explanation},
+		cells := []string{pod.Namespace, pod.Name, pod.Request.String(), string(pod.Cause), pod.Explanation}
+		if f.wide {
+			cells = append(cells, pod.Scheduler, pod.Reason)
 		}
-		if options.Wide {
-			row = append(row, cells(pod.Scheduler, pod.Reason)...)
-		}
-		rows = append(rows, row)
+		table.add(plain, cells...)
 	}
-	if options.RowsOnly {
-		rows = rows[1:]
-	}
-	var text bytes.Buffer
-	writeRows(&text, options.Look, rows)
-	_, err := text.WriteTo(out)
-	return err
+	table.writeAlone(out, f)
 }
 
-func causeStyle(cause diagnosis.Reason) style {
-	switch cause {
-	case diagnosis.TooLarge, diagnosis.Unhealthy, diagnosis.NoNode:
-		return red // The pod stays pending even if other pods end.
-	case diagnosis.Fits, diagnosis.Nominated:
-		return green
+// pendingRows returns the rows of pending pods below the nodes, with kube-scheduler's messages.
+func pendingRows(pods []PendingPod, full bool) rows {
+	table := rows{{bold, []string{"NAME", "NAMESPACE", "REQUEST", "REASON"}}}
+	for _, pod := range pods {
+		reason := pod.Reason
+		if !full {
+			reason = shorten(reason)
+		}
+		table.add(plain, pod.Name, pod.Namespace, pod.Request.String(), reason)
 	}
-	return yellow
+	return table
+}
+
+// shorten shortens kube-scheduler's message. It removes the part on why preemption doesn't help.
+func shorten(message string) string {
+	message, _, cut := strings.Cut(oneLine(message), " preemption:")
+	if end := strings.LastIndex(message, ". "); cut && end >= 0 && strings.HasSuffix(message, ",") {
+		message = message[:end+1] // Messages of other plugins precede it: "no new claims to deallocate, preemption: …".
+	}
+	const limit = 160
+	if utf8.RuneCountInString(message) <= limit {
+		return message
+	}
+	return strings.TrimSpace(string([]rune(message)[:limit-1])) + "…"
 }

@@ -1,6 +1,8 @@
 package inspect
 
 import (
+	"slices"
+
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
@@ -92,10 +94,13 @@ type Pod struct {
 	// Terminating is true for a pod that is being deleted; it holds its memory until it has ended.
 	Terminating bool       `json:"terminating"`
 	Request     gpu.Memory `json:"request"`
-	// Shares are the pod's cards with the memory on each; empty if unknown.
+	// Shares are the pod's cards with the memory on each, sorted by card; empty if unknown.
 	Shares []Share `json:"shares"`
 	// Notes describe for the user what is unusual about the pod.
 	Notes []string `json:"notes,omitempty"`
+
+	// unknownCard is the part of Request that is on none of the node's cards.
+	unknownCard gpu.Memory
 }
 
 // Share is a pod's memory on one card.
@@ -132,35 +137,13 @@ func (u Unit) String() string {
 // MarshalText returns the unit's name, for JSON and YAML.
 func (u Unit) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
 
-// node returns the node of that name, or nil.
-func (r *Report) node(name string) *Node {
-	for i := range r.Nodes {
-		if r.Nodes[i].Name == name {
-			return &r.Nodes[i]
-		}
-	}
-	return nil
-}
-
 // InNamespace returns the report without the pods of other namespaces. The sums and cards still include them.
 func (r Report) InNamespace(namespace string) Report {
-	nodes := make([]Node, len(r.Nodes))
-	for i, node := range r.Nodes {
-		pods := []Pod{}
-		for _, pod := range node.Pods {
-			if pod.Namespace == namespace {
-				pods = append(pods, pod)
-			}
-		}
-		node.Pods = pods
-		nodes[i] = node
+	r.Nodes = slices.Clone(r.Nodes)
+	for i := range r.Nodes {
+		node := &r.Nodes[i]
+		node.Pods = slices.DeleteFunc(slices.Clone(node.Pods), func(p Pod) bool { return p.Namespace != namespace })
 	}
-	pending := []PendingPod{}
-	for _, pod := range r.PendingPods {
-		if pod.Namespace == namespace {
-			pending = append(pending, pod)
-		}
-	}
-	r.Nodes, r.PendingPods = nodes, pending
+	r.PendingPods = slices.DeleteFunc(slices.Clone(r.PendingPods), func(p PendingPod) bool { return p.Namespace != namespace })
 	return r
 }

@@ -2,120 +2,82 @@ package inspect
 
 import (
 	"bytes"
+	"fmt"
 	"strings"
+	"text/tabwriter"
 	"unicode"
+	"unicode/utf8"
 
-	"golang.org/x/text/width"
 	"k8s.io/cli-runtime/pkg/printers"
 )
 
-// cell is one cell of a table.
-type cell struct {
-	text  string
+// rows are the rows of a table.
+type rows []row
+
+type row struct {
 	style style
+	cells []string
 }
 
-// cells returns cells in the plain style.
-func cells(texts ...string) []cell {
-	out := make([]cell, len(texts))
-	for i, text := range texts {
-		out[i].text = text
-	}
-	return out
-}
+func (r *rows) add(style style, cells ...string) { *r = append(*r, row{style, cells}) }
 
-// gap is the number of spaces between columns.
-const gap = 2
-
-// writeRows writes rows with aligned columns. The last cell of a row is not padded and doesn't count for the width of its
-// column. Texts come from the network, so writeRows removes control characters.
-func writeRows(out *bytes.Buffer, look Look, rows [][]cell) {
-	rows = harmless(rows)
-	widths := columnWidths(rows)
-	for _, row := range rows {
-		for i, c := range row {
-			out.WriteString(look.paint(c.style, c.text))
-			if i < len(row)-1 {
-				out.WriteString(strings.Repeat(" ", widths[i]+gap-textWidth(c.text)))
+// write writes the rows with aligned columns and returns the width of the longest. The last cell of a row doesn't count for
+// the width of its column. Texts come from the network, so write removes control characters.
+func (r rows) write(out *bytes.Buffer, look look) (width int) {
+	var aligned bytes.Buffer
+	writer := tabwriter.NewWriter(&aligned, 0, 0, 2, ' ', 0)
+	for _, row := range r {
+		for i, cell := range row.cells {
+			if i > 0 {
+				fmt.Fprint(writer, "\t")
 			}
+			fmt.Fprint(writer, oneLine(cell))
 		}
-		out.WriteByte('\n')
+		fmt.Fprintln(writer)
+	}
+	_ = writer.Flush() // A buffer accepts everything.
+	for _, row := range r {
+		line, _ := aligned.ReadString('\n')
+		line = strings.TrimRight(line, " \n")
+		width = max(width, utf8.RuneCountInString(line))
+		fmt.Fprintln(out, look.paint(row.style, line))
+	}
+	return width
+}
+
+// writeAlone writes rows that are the whole output, the first of which is the header. It writes nothing if there is only the
+// header.
+func (r rows) writeAlone(out *bytes.Buffer, f format) {
+	if len(r) > 1 && f.rowsOnly {
+		r[1:].write(out, f.look)
+	} else if len(r) > 1 {
+		r.write(out, f.look)
 	}
 }
 
-// harmless returns the rows with sanitized texts and without empty cells at their ends.
-func harmless(rows [][]cell) [][]cell {
-	out := make([][]cell, len(rows))
-	for i, row := range rows {
-		for len(row) > 0 && row[len(row)-1].text == "" {
-			row = row[:len(row)-1]
-		}
-		out[i] = make([]cell, len(row))
-		for j, c := range row {
-			out[i][j] = cell{oneLine(c.text), c.style}
-		}
+// writeSection writes a title and rows, the first of which is the header. It writes nothing if there is only the header.
+func (r rows) writeSection(out *bytes.Buffer, look look, title string) {
+	if len(r) < 2 {
+		return
 	}
-	return out
+	if out.Len() > 0 {
+		fmt.Fprintln(out)
+	}
+	fmt.Fprintln(out, title)
+	r.write(out, look)
 }
 
-// columnWidths returns the widths of the columns, not counting the last cell of each row.
-func columnWidths(rows [][]cell) []int {
-	var widths []int
-	for _, row := range rows {
-		for i := range len(row) - 1 {
-			if i == len(widths) {
-				widths = append(widths, 0)
-			}
-			widths[i] = max(widths[i], textWidth(row[i].text))
-		}
+// rule returns a horizontal line below rows of that width, up to a limit.
+func rule(width int, look look) string {
+	limit := 120
+	if look.width > 0 {
+		limit = look.width
 	}
-	return widths
-}
-
-// rowsWidth returns the width of the longest row as writeRows writes it.
-func rowsWidth(rows [][]cell) int {
-	rows = harmless(rows)
-	widths, longest := columnWidths(rows), 0
-	for _, row := range rows {
-		sum := 0
-		for i, c := range row {
-			if i < len(row)-1 {
-				sum += widths[i] + gap
-			} else {
-				sum += textWidth(c.text)
-			}
-		}
-		longest = max(longest, sum)
-	}
-	return longest
-}
-
-// textWidth returns the number of terminal columns of a text. East Asian wide characters take two columns, combining marks
-// none.
-func textWidth(s string) int {
-	columns := 0
-	for _, r := range s {
-		switch {
-		case r < 0x80:
-			columns++
-		case unicode.In(r, unicode.Mn, unicode.Me, unicode.Cf):
-		default:
-			switch width.LookupRune(r).Kind() {
-			case width.EastAsianWide, width.EastAsianFullwidth:
-				columns += 2
-			default:
-				columns++
-			}
-		}
-	}
-	return columns
+	return strings.Repeat("-", min(width, limit))
 }
 
 // oneLine sanitizes a text for a cell: it contains no line breaks or tabs, and nothing that a terminal interprets.
 func oneLine(s string) string {
-	if isPlain(s) {
-		return s
-	}
 	s = printers.EscapeTerminal(strings.Join(strings.Fields(s), " "))
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -136,14 +98,4 @@ func Printable(text string) string {
 		lines[i] = oneLine(line)
 	}
 	return strings.Join(lines, "\n")
-}
-
-// isPlain reports whether a text has only printable ASCII characters without spaces. It is oneLine's fast path.
-func isPlain(s string) bool {
-	for i := range len(s) {
-		if s[i] <= ' ' || s[i] >= 0x7f {
-			return false
-		}
-	}
-	return true
 }

@@ -28,33 +28,51 @@ func twoNodes(t *testing.T) Objects {
 	)
 }
 
-// trouble returns a cluster with all kinds of problems.
-func trouble(t *testing.T) Objects {
+// sick returns a node with all kinds of problems of cards and pods, and pending pods.
+func sick(t *testing.T) Objects {
 	numa := t4(0, 16)
 	numa.NUMANode = 1
 	return objects(
-		[]nodeBuilder{
-			inventoryNode(t, "node-a", "10.0.0.1", gpu.GiB, numa, unhealthy(t4(1, 16), "Xid 79: fell off the bus")),
-			inventoryNode(t, "node-b", "10.0.0.2", gpu.GiB, t4(0, 16)).offers(protocol.ResourceWholeCard, 1),
-			inventoryNode(t, "node-c", "10.0.0.3", gpu.GiB, t4(0, 16)).with(func(n *corev1.Node) {
-				n.Status.Allocatable[protocol.ResourceMemory] = resource.MustParse("0")
-				n.Status.Conditions[0].Status = corev1.ConditionUnknown
-				n.Spec.Unschedulable = true
-			}),
-		},
+		[]nodeBuilder{inventoryNode(t, "node-a", "10.0.0.1", gpu.GiB, numa, unhealthy(t4(1, 16), "Xid 79: fell off the bus"))},
 		newPod("over", 10).on("node-a", 0),
 		newPod("under", 8).on("node-a", 0).terminating(),
 		newPod("vanished", 3).on("node-a", 7),
 		newPod("cardless", 4).bound("node-a").phase(corev1.PodPending),
 		newPod("garbled", 1).bound("node-a").with(func(p *corev1.Pod) { p.Annotations[protocol.AnnotationIndex] = "x\x1b[2J" }),
-		newPod("both", 6).bound("node-c").with(func(p *corev1.Pod) {
-			p.Annotations[protocol.AnnotationAllocation] = `{"main":{"0":4},"side":{"0":2}}`
-		}),
 		newPod("waiting", 20).refused("0/3 nodes are available: 2 no GPU card has enough free memory, "+
 			"1 node(s) were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."),
 		newPod("fresh", 2).in("ml"),
 		newPod("going", 2).terminating(),
 	)
+}
+
+// trouble returns the sick node and nodes that take no pods.
+func trouble(t *testing.T) Objects {
+	all := sick(t)
+	all.Nodes = append(all.Nodes,
+		inventoryNode(t, "node-b", "10.0.0.2", gpu.GiB, t4(0, 16)).offers(protocol.ResourceWholeCard, 1).Node,
+		inventoryNode(t, "node-c", "10.0.0.3", gpu.GiB, t4(0, 16)).with(func(n *corev1.Node) {
+			n.Status.Allocatable[protocol.ResourceMemory] = resource.MustParse("0")
+			n.Status.Conditions[0].Status = corev1.ConditionUnknown
+			n.Spec.Unschedulable = true
+		}).Node)
+	return all.plus(newPod("both", 6).bound("node-c").with(func(p *corev1.Pod) {
+		p.Annotations[protocol.AnnotationAllocation] = `{"main":{"0":4},"side":{"0":2}}`
+	}))
+}
+
+// refused returns pods that kube-scheduler refused, and one that is being deleted.
+func refused(t *testing.T) Objects {
+	return split(t,
+		newPod("large", 17).in("ml").refused("0/2 nodes are available: 2 too large. preemption: not helpful."),
+		newPod("piece", 12).refused("0/2 nodes are available: 2 no GPU card has enough free memory."),
+		newPod("going", 1).terminating(),
+	)
+}
+
+// legacy returns a node of the original plugin with a pod.
+func legacy(t *testing.T) Objects {
+	return objects([]nodeBuilder{legacyNode(t, "n", "10.0.0.1", 15)}, newPod("p", 7).on("n", 0))
 }
 
 // mixed returns a cluster of nodes with different units.
@@ -68,6 +86,25 @@ func mixed(t *testing.T) Objects {
 		newPod("a", 2).on("in-gib", 2),
 		newPod("b", 8138).on("in-mib", 0),
 		newPod("c", 4).on("in-256", 0),
+	)
+}
+
+// failing returns a node with a healthy card, which a pod uses, and an unhealthy one.
+func failing(t *testing.T) Objects {
+	numa := t4(0, 16)
+	numa.NUMANode = 1
+	return objects([]nodeBuilder{inventoryNode(t, "n", "10.0.0.1", gpu.GiB, numa, unhealthy(t4(1, 16), "Xid 79"))},
+		newPod("fine", 9).on("n", 0))
+}
+
+// split returns a cluster of two nodes with two cards each. The cards of n1 have 7 and 5 GiB free, those of n2 nothing.
+func split(t *testing.T, pods ...podBuilder) Objects {
+	return objects(
+		[]nodeBuilder{
+			inventoryNode(t, "n1", "10.0.0.1", gpu.GiB, t4(0, 16), t4(1, 16)).labelled("disk", "ssd"),
+			inventoryNode(t, "n2", "10.0.0.2", gpu.GiB, t4(0, 16), t4(1, 16)).labelled("disk", "hdd"),
+		},
+		append(pods, newPod("a", 9).on("n1", 0), newPod("b", 11).on("n1", 1), newPod("c", 16).on("n2", 0), newPod("d", 16).on("n2", 1))...,
 	)
 }
 

@@ -4,34 +4,28 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"io"
 	"unicode"
 	"unicode/utf8"
 
 	"sigs.k8s.io/yaml"
 )
 
-// WriteJSON writes a report, or groups, as one indented JSON document.
-func WriteJSON(out io.Writer, value any) error {
-	data, err := marshal(value)
+// writeStructured writes a report, or groups, as an indented JSON document, or as a YAML document of the same structure. The
+// separator of YAML documents comes first, so they can follow one another.
+func writeStructured(out *bytes.Buffer, output string, value any) error {
+	text, err := marshal(value)
 	if err != nil {
 		return err
 	}
-	_, err = out.Write(append(data, '\n'))
-	return err
-}
-
-// WriteYAML writes one YAML document of the same structure, its separator first: so documents can follow one another.
-func WriteYAML(out io.Writer, value any) error {
-	data, err := marshal(value)
-	if err != nil {
-		return err
+	if output == outputJSON {
+		fmt.Fprintf(out, "%s\n", text)
+		return nil
 	}
-	if data, err = yaml.JSONToYAML(data); err != nil {
+	if text, err = yaml.JSONToYAML(text); err != nil {
 		return fmt.Errorf("writing YAML: %w", err)
 	}
-	_, err = out.Write(append([]byte("---\n"), data...))
-	return err
+	fmt.Fprintf(out, "---\n%s", text)
+	return nil
 }
 
 // marshal returns the value as indented JSON, in which every character is escaped that a terminal would act on or that YAML
@@ -52,18 +46,16 @@ func marshal(value any) ([]byte, error) {
 	return escaped, nil
 }
 
-// WriteNames writes the names of the nodes, or of the pending pods, as other commands take them: kubectl describe, say.
-func WriteNames(out io.Writer, report Report, pending bool) error {
-	var text bytes.Buffer
-	if pending {
-		for _, pod := range report.PendingPods {
-			fmt.Fprintf(&text, "pod/%s\n", pod.Name)
-		}
-	} else {
-		for _, node := range report.Nodes {
-			fmt.Fprintf(&text, "node/%s\n", node.Name)
+// writeNames writes the names of the nodes, or of the pending pods, as other commands take them: kubectl describe, say.
+func writeNames(out *bytes.Buffer, report Report, pending bool) {
+	for _, node := range report.Nodes {
+		if !pending {
+			fmt.Fprintf(out, "node/%s\n", node.Name)
 		}
 	}
-	_, err := text.WriteTo(out)
-	return err
+	for _, pod := range report.PendingPods {
+		if pending {
+			fmt.Fprintf(out, "pod/%s\n", pod.Name)
+		}
+	}
 }

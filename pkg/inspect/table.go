@@ -2,63 +2,149 @@ package inspect
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// TableOptions are the options of the table of nodes.
-type TableOptions struct {
-	// Wide adds columns on the right and doesn't shorten reasons.
-	Wide bool
-	// RowsOnly writes only the rows of the nodes.
-	RowsOnly bool
-	Look     Look
+// format says how a table is written.
+type format struct {
+	// wide adds columns on the right and doesn't shorten reasons.
+	wide bool
+	// rowsOnly writes only rows, without headers and sections.
+	rowsOnly bool
+	look     look
 }
 
-// WriteTable writes a row for each node, the sum of all nodes, problems and pending pods. All amounts are in the unit that
+// writeTable writes a row for each node, the sum of all nodes, problems and pending pods. All amounts are in the unit that
 // the header names. Scripts parse the columns up to "GPU Memory" and the last lines of the sum. So new columns come after
 // these columns, new lines before these lines, and colors and bars appear on terminals only.
-func WriteTable(out io.Writer, report Report, options TableOptions) error {
-	var text bytes.Buffer
-	if options.RowsOnly {
-		options.Look = Look{}
+func writeTable(out *bytes.Buffer, report Report, f format) {
+	if f.rowsOnly {
+		nodeRows(report, layout{wide: f.wide})[1:].write(out, f.look)
+		return
 	}
-	look := options.Look
-	header, rows := nodeRows(report, options.Wide, look)
-	switch {
-	case len(rows) == 0:
-	case options.RowsOnly:
-		writeRows(&text, look, rows)
-	default:
-		rows = slices.Insert(rows, 0, header)
-		writeRows(&text, look, rows)
-		fmt.Fprintln(&text, rule(rowsWidth(rows), look))
-		fmt.Fprintln(&text, largestFreeText(report))
-		fmt.Fprintf(&text, "Allocated/Total GPU Memory In Cluster:\n%s\n", clusterText(report.Cluster, look))
-		if !options.Wide { // With Wide they are in a column.
-			writeProblems(&text, look, report.Nodes)
+	if len(report.Nodes) > 0 {
+		nodes, width := fitNodeRows(report, f)
+		out.Write(nodes)
+		fmt.Fprintln(out, rule(width, f.look))
+		fmt.Fprintln(out, largestFreeText(report))
+		fmt.Fprintf(out, "Allocated/Total GPU Memory In Cluster:\n%s", sumText(report.Cluster.Sum))
+		if f.look.bars {
+			fmt.Fprint(out, "  ", bar(report.Cluster.Allocated, report.Cluster.Total, 2*barWidth))
+		}
+		fmt.Fprintln(out)
+	}
+	if !f.wide { // With wide they are in a column.
+		problemRows(report.Nodes).writeSection(out, f.look, "Problems:")
+	}
+	pendingRows(report.PendingPods, f.wide).writeSection(out, f.look, "Pending Pods:")
+}
+
+// layout says which columns the table of nodes has. The zero layout is the one that scripts parse.
+type layout struct {
+	// wide adds columns on the right, bars a bar for each card. short shortens the headers of the cards.
+	wide, bars, short bool
+}
+
+// fitNodeRows returns the table of nodes in the first layout that fits the terminal, and its width. With wide it has all
+// columns everywhere.
+func fitNodeRows(report Report, f format) (text []byte, width int) {
+	layouts := []layout{{wide: f.wide}}
+	if f.look.bars && !f.wide {
+		layouts = []layout{{bars: true}, {bars: true, short: true}, {short: true}}
+	}
+	for _, layout := range layouts {
+		var out bytes.Buffer
+		width = nodeRows(report, layout).write(&out, f.look)
+		text = out.Bytes()
+		if f.look.width == 0 || width <= f.look.width {
+			break
 		}
 	}
-	if !options.RowsOnly {
-		writePending(&text, look, report.PendingPods, options.Wide)
-	}
-	_, err := text.WriteTo(out)
-	return err
+	return text, width
+}
+
+// column is a column of the table of nodes.
+type column struct {
+	name string
+	cell func(*Node) string
 }
 
 // nodeRows returns the table's header and a row for each node. Every row has every column, which scripts rely on.
-func nodeRows(report Report, wide bool, look Look) (header []cell, rows [][]cell) {
-	layout := layOut(report, wide, look)
-	rows = make([][]cell, len(report.Nodes))
-	for i := range report.Nodes {
-		rows[i] = layout.row(&report.Nodes[i])
+func nodeRows(report Report, layout layout) rows {
+	columns := nodeColumns(report, layout)
+	header := row{style: bold}
+	for _, column := range columns {
+		header.cells = append(header.cells, column.name)
 	}
-	return layout.header(), rows
+	table := rows{header}
+	for i := range report.Nodes {
+		row := row{}
+		if len(report.Nodes[i].Problems) > 0 {
+			row.style = red
+		}
+		for _, column := range columns {
+			row.cells = append(row.cells, column.cell(&report.Nodes[i]))
+		}
+		table = append(table, row)
+	}
+	return table
+}
+
+func nodeColumns(report Report, layout layout) []column {
+	unit := report.Cluster.Unit
+	amount := func(node *Node, m gpu.Memory) string { return convert(m, node.Unit, unit).String() }
+	columns := []column{
+		{"NAME", func(n *Node) string { return n.Name }},
+		{"IPADDRESS", func(n *Node) string { return n.Address }},
+	}
+	add := func(name string, cell func(*Node) string) { columns = append(columns, column{name, cell}) }
+
+	indices := cardIndices(report.Nodes)
+	for _, index := range indices {
+		name := fmt.Sprintf("GPU%d(Allocated/Total)", index)
+		if layout.short {
+			name = fmt.Sprintf("GPU%d", index)
+		}
+		add(name, func(n *Node) string {
+			if card := n.card(index); card != nil {
+				return amount(n, card.Allocated) + "/" + amount(n, card.Total)
+			}
+			return "0/0"
+		})
+	}
+	if slices.ContainsFunc(report.Nodes, func(n Node) bool { return n.UnknownCard > 0 }) {
+		add("PENDING(Allocated)", func(n *Node) string {
+			if n.UnknownCard == 0 {
+				return ""
+			}
+			return amount(n, n.UnknownCard)
+		})
+	}
+	add(fmt.Sprintf("GPU Memory(%s)", unit), func(n *Node) string { return amount(n, n.Allocated) + "/" + amount(n, n.Total) })
+	if layout.wide || layout.bars || layout.short {
+		add(fmt.Sprintf("LARGEST FREE(%s)", unit), func(n *Node) string { return amount(n, n.LargestFree) })
+	}
+	if layout.bars {
+		for _, index := range indices {
+			add(fmt.Sprintf("GPU%d", index), func(n *Node) string {
+				if card := n.card(index); card != nil {
+					return cardBar(card, barWidth)
+				}
+				return ""
+			})
+		}
+	}
+	if layout.wide {
+		add("UNIT", func(n *Node) string { return n.Unit.String() })
+		add("MODEL", func(n *Node) string { return models(n.Cards) })
+		add("PROBLEMS", func(n *Node) string { return cmp.Or(strings.Join(n.Problems, "; "), "-") })
+	}
+	return columns
 }
 
 // cardIndices returns the sorted card indices of all nodes. Each is a column of the table.
@@ -78,10 +164,7 @@ func models(cards []Card) string {
 	var names []string
 	counts := map[string]int{}
 	for _, card := range cards {
-		if card.Model == "" {
-			continue
-		}
-		if counts[card.Model] == 0 {
+		if card.Model != "" && counts[card.Model] == 0 {
 			names = append(names, card.Model)
 		}
 		counts[card.Model]++
@@ -89,74 +172,11 @@ func models(cards []Card) string {
 	for i, name := range names {
 		names[i] = fmt.Sprintf("%d x %s", counts[name], name)
 	}
-	return orNone(strings.Join(names, ", "))
-}
-
-func writeProblems(out *bytes.Buffer, look Look, nodes []Node) {
-	rows := [][]cell{cells("NODE", "PROBLEM")}
-	for _, node := range nodes {
-		for _, problem := range node.Problems {
-			rows = append(rows, []cell{{text: node.Name}, {problem, red}})
-		}
-	}
-	writeSection(out, look, "Problems:", rows)
-}
-
-func writePending(out *bytes.Buffer, look Look, pods []PendingPod, full bool) {
-	rows := [][]cell{cells("NAME", "NAMESPACE", "REQUEST", "REASON")}
-	for _, pod := range pods {
-		reason := pod.Reason
-		if !full {
-			reason = shorten(reason)
-		}
-		rows = append(rows, cells(pod.Name, pod.Namespace, pod.Request.String(), reason))
-	}
-	writeSection(out, look, "Pending Pods:", rows)
-}
-
-// writeSection writes a title and rows, the first of which is the header. It writes nothing if there is only the header.
-func writeSection(out *bytes.Buffer, look Look, title string, rows [][]cell) {
-	if len(rows) < 2 {
-		return
-	}
-	if out.Len() > 0 {
-		fmt.Fprintln(out)
-	}
-	fmt.Fprintln(out, title)
-	writeRows(out, look, rows)
-}
-
-// shorten shortens kube-scheduler's message. It removes the part on why preemption doesn't help.
-func shorten(message string) string {
-	message, _, cut := strings.Cut(oneLine(message), " preemption:")
-	if end := strings.LastIndex(message, ". "); cut && end >= 0 && strings.HasSuffix(message, ",") {
-		message = message[:end+1] // Messages of other plugins precede it: "no new claims to deallocate, preemption: …".
-	}
-	const limit = 160
-	if utf8.RuneCountInString(message) <= limit {
-		return message
-	}
-	return strings.TrimSpace(string([]rune(message)[:limit-1])) + "…"
+	return cmp.Or(strings.Join(names, ", "), "-")
 }
 
 func sumText(sum Sum) string {
 	return fmt.Sprintf("%d/%d (%d%%)", sum.Allocated, sum.Total, sum.Percent)
-}
-
-func orNone(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
-
-// clusterText returns the cluster's sum, which scripts parse, followed by a bar on terminals.
-func clusterText(sum Cluster, look Look) string {
-	text := sumText(sum.Sum)
-	if look.Bars {
-		text += "  " + look.bar(sum.Allocated, sum.Total, 2*widestBar)
-	}
-	return text
 }
 
 // largestFreeText returns the line with the largest request that fits now and the total free memory.
@@ -167,32 +187,27 @@ func largestFreeText(report Report) string {
 	}
 	unit := gpu.Unit(cluster.Unit)
 	var names []string
-	for i := range report.Nodes {
-		node := &report.Nodes[i]
+	for _, node := range report.Nodes {
 		if convert(node.LargestFree, node.Unit, cluster.Unit) == cluster.LargestFree {
 			names = append(names, node.Name)
 		}
 	}
-	where := names[0]
-	if more := len(names) - 1; more > 0 {
-		where += fmt.Sprintf(" and %s", count(more, "other node", "other nodes"))
+	others := ""
+	if len(names) == 2 {
+		others = " and 1 other node"
+	} else if len(names) > 2 {
+		others = fmt.Sprintf(" and %d other nodes", len(names)-1)
 	}
-	return fmt.Sprintf("Largest Free Piece: %s of %s free, on %s", unit.Format(cluster.LargestFree), unit.Format(cluster.Free), oneLine(where))
+	return fmt.Sprintf("Largest Free Piece: %s of %s free, on %s%s",
+		unit.Format(cluster.LargestFree), unit.Format(cluster.Free), oneLine(names[0]), others)
 }
 
-// count returns a number with its noun.
-func count(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
+func problemRows(nodes []Node) rows {
+	table := rows{{bold, []string{"NODE", "PROBLEM"}}}
+	for _, node := range nodes {
+		for _, problem := range node.Problems {
+			table.add(red, node.Name, problem)
+		}
 	}
-	return fmt.Sprintf("%d %s", n, many)
-}
-
-// rule returns a horizontal line as long as the longest line above it, up to a limit.
-func rule(longest int, look Look) string {
-	limit := 120
-	if look.Width > 0 {
-		limit = look.Width
-	}
-	return strings.Repeat("-", min(longest, limit))
+	return table
 }

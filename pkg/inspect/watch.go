@@ -2,136 +2,128 @@ package inspect
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"os"
+	"net/http"
+	"slices"
 	"sync"
-	"time"
+	"sync/atomic"
 
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 )
 
-// maxDrawsPerSecond limits how often a busy cluster causes a draw. A burst of events is one draw.
-const maxDrawsPerSecond = 4
+// signal is a channel of capacity one: any number of notifications before a receive are one.
+type signal chan struct{}
 
-// Watch keeps the objects of the scope in informers. It calls draw with all of them at the start, after changes, and when
-// changed or resized receives a value, until ctx ends or draw fails.
-func Watch(ctx context.Context, client kubernetes.Interface, scope Scope, changed <-chan struct{}, resized <-chan os.Signal, draw func(Objects) error) error {
+func (s signal) notify() {
+	select {
+	case s <- struct{}{}:
+	default:
+	}
+}
+
+// watch keeps the objects of the scope in informers. It calls draw with all of them at the start and after each change, also
+// when changed is notified otherwise, until ctx ends or draw fails. draw must not change the objects.
+func watch(ctx context.Context, client kubernetes.Interface, scope scope, changed signal, draw func(Objects) error) error {
 	ctx, stop := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer stop()
 
 	nodes := coreinformers.NewFilteredNodeInformer(client, 0, cache.Indexers{}, func(options *metav1.ListOptions) {
-		options.LabelSelector = scope.Selector
-		if len(scope.Nodes) == 1 {
-			options.FieldSelector = "metadata.name=" + scope.Nodes[0]
-		}
+		only := scope.nodeOptions()
+		options.LabelSelector, options.FieldSelector = only.LabelSelector, only.FieldSelector
 	})
 	pods := coreinformers.NewFilteredPodInformer(client, metav1.NamespaceAll, 0, cache.Indexers{}, func(options *metav1.ListOptions) {
-		node := ""
-		if len(scope.Nodes) == 1 {
-			node = scope.Nodes[0]
-		}
-		options.FieldSelector = livePods(node)
+		options.FieldSelector = scope.podOptions().FieldSelector
 	})
-
-	events := make(chan struct{}, 1)
-	notify := func() {
-		select {
-		case events <- struct{}{}:
-		default: // A draw is already pending.
-		}
-	}
 	for _, informer := range []cache.SharedIndexInformer{nodes, pods} {
-		if err := informer.SetTransform(scope.reduce); err != nil {
-			return fmt.Errorf("preparing to watch: %w", err)
-		}
-		// Reachability shows errors to the user. A log line would corrupt the table.
-		if err := informer.SetWatchErrorHandlerWithContext(func(context.Context, *cache.Reflector, error) {}); err != nil {
-			return fmt.Errorf("preparing to watch: %w", err)
-		}
-		if _, err := informer.AddEventHandler(cache.FilteringResourceEventHandler{
-			FilterFunc: scope.matters,
-			Handler: cache.ResourceEventHandlerFuncs{
-				AddFunc:    func(any) { notify() },
-				UpdateFunc: func(any, any) { notify() },
-				DeleteFunc: func(any) { notify() },
-			},
-		}); err != nil {
+		if err := scope.prepare(informer, changed); err != nil {
 			return fmt.Errorf("preparing to watch: %w", err)
 		}
 		running.Go(func() { informer.RunWithContext(ctx) })
 	}
-
 	if !cache.WaitForCacheSync(ctx.Done(), nodes.HasSynced, pods.HasSynced) {
 		return nil // ctx has ended.
 	}
-	notify() // An empty cluster has no events.
-	limiter := rate.NewLimiter(maxDrawsPerSecond, 1)
+
+	changed.notify()                 // An empty cluster has no events.
+	limiter := rate.NewLimiter(4, 1) // A busy cluster causes at most four draws per second.
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-events:
 		case <-changed:
-		case <-resized:
 		}
 		if limiter.Wait(ctx) != nil {
 			return nil // ctx has ended.
 		}
-		if err := draw(scope.objects(nodes.GetStore(), pods.GetStore())); err != nil {
+		var objects Objects
+		objects.Nodes, _ = corelisters.NewNodeLister(nodes.GetIndexer()).List(labels.Everything()) // It reads memory only.
+		objects.Pods, _ = corelisters.NewPodLister(pods.GetIndexer()).List(labels.Everything())
+		if err := draw(objects); err != nil {
 			return err
 		}
 	}
 }
 
-// reduce is the informers' transform. Of a pod that is in no report, it keeps only the identity, which the store needs.
-func (s Scope) reduce(object any) (any, error) {
-	switch object := object.(type) {
-	case *corev1.Node:
-		return trimNode(object), nil
-	case *corev1.Pod:
-		if s.wants(object) {
-			return trimPod(object), nil
-		}
-		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
-			Namespace: object.Namespace, Name: object.Name, UID: object.UID, ResourceVersion: object.ResourceVersion,
-		}}, nil
-	}
-	return object, nil // A DeletedFinalStateUnknown holds an object that is already reduced.
+func (s scope) prepare(informer cache.SharedIndexInformer, changed signal) error {
+	_, err := informer.AddEventHandler(cache.FilteringResourceEventHandler{
+		FilterFunc: func(object any) bool { // Most pods of a cluster ask for no GPU memory.
+			pod, isPod := object.(*corev1.Pod)
+			return !isPod || s.coversPod(pod)
+		},
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(any) { changed.notify() },
+			UpdateFunc: func(any, any) { changed.notify() },
+			DeleteFunc: func(any) { changed.notify() },
+		},
+	})
+	return errors.Join(err, informer.SetTransform(func(object any) (any, error) { return s.trim(object), nil }),
+		// reachability shows errors to the user. A log line would corrupt the table.
+		informer.SetWatchErrorHandlerWithContext(func(context.Context, *cache.Reflector, error) {}))
 }
 
-// matters reports whether an event can change the report. Most pods of a cluster ask for no GPU memory.
-func (s Scope) matters(object any) bool {
-	if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
-		object = last.Obj
-	}
-	switch object := object.(type) {
-	case *corev1.Pod:
-		return s.wants(object)
-	case *corev1.Node:
-		return s.covers(object)
-	}
-	return false
+// reachability is a round tripper that records whether the API server's last response was a success: the informers retry
+// without reporting it. It is safe for concurrent use.
+type reachability struct {
+	next    http.RoundTripper
+	changed signal       // Is notified when problem changes.
+	problem atomic.Value // A string; nil or empty while the server responds.
 }
 
-// objects reads the stores; the objects are shared with them and must not be changed.
-func (s Scope) objects(nodes, pods cache.Store) Objects {
-	objects := Objects{Now: time.Now()}
-	for _, object := range nodes.List() {
-		if node := object.(*corev1.Node); s.covers(node) {
-			objects.Nodes = append(objects.Nodes, node)
-		}
+// warning returns a line for the user if the API server can't be read.
+func (r *reachability) warning() string {
+	if problem, _ := r.problem.Load().(string); problem != "" {
+		return fmt.Sprintf("Warning: the API server can't be read, this may be old: %s\n", oneLine(problem))
 	}
-	for _, object := range pods.List() {
-		if pod := object.(*corev1.Pod); s.wants(pod) {
-			objects.Pods = append(objects.Pods, pod)
-		}
+	return ""
+}
+
+// unreadable are status codes with which nothing can be read. Other 4xx codes are part of the informers' protocol.
+var unreadable = []int{http.StatusUnauthorized, http.StatusForbidden, http.StatusTooManyRequests}
+
+// RoundTrip implements http.RoundTripper.
+func (r *reachability) RoundTrip(request *http.Request) (*http.Response, error) {
+	response, err := r.next.RoundTrip(request)
+	problem := ""
+	switch {
+	case err != nil && request.Context().Err() != nil: // The client canceled the request.
+		return response, err
+	case err != nil:
+		problem = err.Error()
+	case response.StatusCode >= 500 || slices.Contains(unreadable, response.StatusCode):
+		problem = "it answers " + response.Status
 	}
-	return objects
+	if r.problem.Swap(problem) != problem {
+		r.changed.notify()
+	}
+	return response, err
 }

@@ -8,16 +8,18 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// advise adds a hint for the user to an error. host is the API server.
-func (o *options) advise(err error, host string) error {
+// advise adds a hint for the user to an error.
+func (o *options) advise(err error) error {
 	var unreachable *url.Error
+	host := ""
+	if config, err := o.connection.ToRESTConfig(); err == nil {
+		host = config.Host
+	}
 	switch {
-	case err == nil:
-		return nil
 	case apierrors.IsUnauthorized(err):
 		return fmt.Errorf("%w\nThe API server %s doesn't accept your credentials: log in again, or choose another --context", err, host)
 	case apierrors.IsForbidden(err):
-		return fmt.Errorf("%w\nYou need the permission to get, list and watch nodes, and to list and watch pods in all namespaces: "+
+		return fmt.Errorf("%w\nYou need the permission to list and watch nodes, and pods in all namespaces: "+
 			"deploy/inspect/viewer.yaml has a ClusterRole", err)
 	case errors.As(err, &unreachable) && !o.configured():
 		return fmt.Errorf("no cluster is configured: set --kubeconfig, KUBECONFIG or --server (%w)", err)

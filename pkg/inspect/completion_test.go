@@ -1,0 +1,47 @@
+package inspect
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+)
+
+func TestCompletion(t *testing.T) {
+	api := newFakeAPI(t, twoNodes(t))
+	api.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}})
+	api.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ml"}})
+	// The kubeconfig comes from the environment, since on the command line it would be another word.
+	t.Setenv("KUBECONFIG", writeKubeconfig(t, api.URL))
+	complete := func(words ...string) string {
+		out := newOutput()
+		cmd := NewCommand(genericiooptions.IOStreams{In: strings.NewReader(""), Out: out, ErrOut: newOutput()}, "v1.2.3")
+		cmd.SetArgs(CompletionArgs(words))
+		if err := cmd.ExecuteContext(t.Context()); err != nil {
+			t.Error(err)
+		}
+		return out.String()
+	}
+	for name, test := range map[string]struct {
+		words []string
+		want  string
+	}{
+		"nodes that share GPU memory": {[]string{""}, "cn-beijing.i-2ze\ncn-shanghai.i-uf61h64\n:4\n"},
+		"nodes not named before":      {[]string{"-d", "cn-beijing.i-2ze", ""}, "cn-shanghai.i-uf61h64\n:4\n"},
+		"formats":                     {[]string{"-o", ""}, "wide\njson\nyaml\nname\n:4\n"},
+		"colors":                      {[]string{"--color", ""}, "auto\nalways\nnever\n:4\n"},
+		"contexts":                    {[]string{"--context", ""}, "test\n:4\n"},
+		"namespaces of the cluster":   {[]string{"-n", ""}, "default\nml\n:4\n"},
+	} {
+		if diff := cmp.Diff(test.want, complete(test.words...)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	api.Close()
+	if got := complete(""); got != ":4\n" {
+		t.Errorf("with an unreachable API server: %q", got)
+	}
+}

@@ -1,0 +1,165 @@
+// Package inspect implements `kubectl inspect gpushare`: it shows the cards that a cluster shares, the pods that use them,
+// and why other pods are pending.
+//
+// It reads from the API server only, so it also works while the extender is down. The function run is its table of contents:
+// read the nodes and pods (read.go), Build a Report from them without side effects (build.go), write it as a table, in detail,
+// or as JSON and YAML (table.go, details.go, structured.go), and repeat this after each change (watch.go).
+package inspect
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// run reads the cluster, builds the report and prints it.
+func (o *options) run(ctx context.Context) error {
+	client, reachability, err := o.connect()
+	if err != nil {
+		return err
+	}
+	if o.groups {
+		pods, err := readGroupPods(ctx, client, *o.connection.Namespace)
+		if err != nil {
+			return err
+		}
+		return o.print(o.drawGroups(BuildGroups(pods)))
+	}
+	// Also before a watch, which retries forever: a failure at the start should be an error.
+	objects, err := read(ctx, client, o.scope)
+	if err != nil {
+		return err
+	}
+	if o.watch {
+		return o.keepPrinting(ctx, client, reachability, objects)
+	}
+	return o.print(o.draw(objects))
+}
+
+// page is what the command prints: text to stdout, remarks, which are whole lines, to stderr.
+type page struct{ text, remarks string }
+
+// draw builds the report of the objects and formats it.
+func (o *options) draw(objects Objects) (page, error) {
+	objects.Now = time.Now()
+	report := Build(objects)
+	if namespace := *o.connection.Namespace; namespace != "" {
+		report = report.InNamespace(namespace)
+	}
+	var text bytes.Buffer
+	var err error
+	switch {
+	case o.structured():
+		err = writeStructured(&text, o.output, report)
+	case o.output == outputName:
+		writeNames(&text, report, o.pending)
+	case o.pending:
+		writePending(&text, report, o.format())
+	case o.details:
+		writeDetails(&text, report, o.format())
+	default:
+		writeTable(&text, report, o.format())
+	}
+	return page{text.String(), o.remarks(report, objects)}, err
+}
+
+func (o *options) drawGroups(groups Groups) (page, error) {
+	var text bytes.Buffer
+	if o.structured() {
+		err := writeStructured(&text, o.output, groups)
+		return page{text: text.String()}, err
+	}
+	if len(groups.Groups) == 0 {
+		return page{remarks: "No pod belongs to a group.\n"}, nil
+	}
+	writeGroups(&text, groups, o.format())
+	return page{text: text.String()}, nil
+}
+
+func (o *options) structured() bool { return o.output == outputJSON || o.output == outputYAML }
+
+// forScripts reports whether the output is read by programs, also on a terminal.
+func (o *options) forScripts() bool { return o.structured() || o.noHeaders || o.output == outputName }
+
+func (o *options) format() format {
+	f := format{wide: o.output == outputWide, rowsOnly: o.noHeaders}
+	if !o.forScripts() {
+		f.look = lookFor(o.streams.Out, o.color)
+	}
+	return f
+}
+
+func (o *options) print(page page, err error) error {
+	if err != nil {
+		return err
+	}
+	if _, err := io.WriteString(o.streams.Out, page.text); err != nil {
+		return err
+	}
+	_, err = io.WriteString(o.streams.ErrOut, page.remarks)
+	return err
+}
+
+// keepPrinting prints the objects, and again after each change that is visible, until ctx ends.
+func (o *options) keepPrinting(ctx context.Context, client kubernetes.Interface, reachability *reachability, objects Objects) error {
+	separator, last := "", page{}
+	if look := o.format().look; look.clear {
+		separator = clearScreen
+	} else if !o.forScripts() {
+		separator = "\n========\n\n"
+	}
+	draw := func(objects Objects) error {
+		next, err := o.draw(objects)
+		next.remarks += reachability.warning()
+		if err != nil || next == last {
+			return err
+		}
+		shown := next
+		switch {
+		case o.forScripts() && next.text == last.text: // Only the remarks have changed.
+			shown.text = ""
+		case last != (page{}) || separator == clearScreen:
+			shown.text = separator + next.text
+		}
+		last = next
+		return o.print(shown, nil)
+	}
+	if err := draw(objects); err != nil {
+		return err
+	}
+	return watch(ctx, client, o.scope, reachability.changed, draw)
+}
+
+// remarks returns a line for each object that was requested and is not in the report.
+func (o *options) remarks(report Report, objects Objects) string {
+	if o.pending {
+		if len(report.PendingPods) == 0 {
+			return "No pod waits for GPU memory.\n"
+		}
+		return ""
+	}
+	var out strings.Builder
+	for _, name := range o.scope.nodes {
+		if !objects.hasNode(name) {
+			fmt.Fprintf(&out, "Node %q is gone.\n", name)
+		} else if !slices.ContainsFunc(report.Nodes, func(n Node) bool { return n.Name == name }) {
+			fmt.Fprintf(&out, "Node %q shares no GPU memory: it does not offer %s.\n", name, protocol.ResourceMemory)
+		}
+	}
+	if len(o.scope.nodes) == 0 && len(report.Nodes) == 0 {
+		which := "node"
+		if o.scope.selector != "" {
+			which = "selected node"
+		}
+		fmt.Fprintf(&out, "No %s shares GPU memory: none offers %s.\n", which, protocol.ResourceMemory)
+	}
+	return out.String()
+}

@@ -1,0 +1,94 @@
+package inspect
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+)
+
+func TestWatch(t *testing.T) {
+	api := newFakeAPI(t, objects([]nodeBuilder{legacyNode(t, "node", "10.0.0.1", 16)}))
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	out, errOut := newOutput(), newOutput()
+	ended := start(ctx, t, api, out, errOut, "-w", "--no-headers")
+
+	want := ""
+	expect := func(what, row string) {
+		t.Helper()
+		want += row
+		out.waitFor(t, what, func(text string) bool { return len(text) >= len(want) })
+		if diff := cmp.Diff(want, out.String()); diff != "" {
+			t.Fatalf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	row := func(used string) string { return "node  10.0.0.1  " + used + "/16  " + used + "/16\n" }
+	expect("first row", row("0"))
+
+	pod := newPod("pod", 4)
+	api.put(pod.on("node", 0))
+	expect("row with the pod", row("4"))
+
+	// Changes that are not visible print no row. The next row shows all changes.
+	api.put(newPod("no-gpu", 0).bound("node"))
+	api.put(pod.with(func(p *corev1.Pod) { p.Annotations["other"] = "changed" }))
+	api.put(legacyNode(t, "node", "10.0.0.1", 16).labelled("heartbeat", "1"))
+	api.put(newPod("pod-2", 8).on("node", 0))
+	expect("row with both pods", row("12"))
+
+	api.put(pod.terminating())
+	api.put(pod.phase(corev1.PodSucceeded))
+	expect("row without the pod that ended", row("8"))
+
+	api.answerWith(http.StatusServiceUnavailable)
+	errOut.waitFor(t, "warning", func(text string) bool {
+		return text == "Warning: the API server can't be read, this may be old: it answers 503 Service Unavailable\n"
+	})
+	api.answerWith(0)
+	api.remove(newPod("pod-2", 8))
+	expect("row without pods", row("0"))
+
+	interrupt()
+	if err := ended(); err != nil {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+func TestWatchOneNodeJSON(t *testing.T) {
+	node := legacyNode(t, "node", "10.0.0.1", 16)
+	api := newFakeAPI(t, objects([]nodeBuilder{node, legacyNode(t, "other", "10.0.0.2", 16)}))
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	out, errOut := newOutput(), newOutput()
+	ended := start(ctx, t, api, out, errOut, "node", "-w", "-o", "json")
+
+	documents := func(text string) (totals []int) {
+		decoder := json.NewDecoder(strings.NewReader(text))
+		for {
+			var report struct{ Cluster struct{ Total int } }
+			if decoder.Decode(&report) != nil {
+				return totals
+			}
+			totals = append(totals, report.Cluster.Total)
+		}
+	}
+	out.waitFor(t, "document", func(text string) bool { return len(documents(text)) == 1 })
+	api.put(legacyNode(t, "other", "10.0.0.2", 80)) // Not selected.
+	api.put(legacyNode(t, "node", "10.0.0.1", 16, 16))
+	out.waitFor(t, "second document", func(text string) bool { return len(documents(text)) == 2 })
+	api.remove(node)
+	errOut.waitFor(t, "word that the node is gone", func(text string) bool { return text == "Node \"node\" is gone.\n" })
+	out.waitFor(t, "third document", func(text string) bool { return len(documents(text)) == 3 })
+	interrupt()
+	if err := ended(); err != nil {
+		t.Errorf("ended with %v", err)
+	}
+	if diff := cmp.Diff([]int{16, 32, 0}, documents(out.String())); diff != "" {
+		t.Errorf("totals (-want +got):\n%s", diff)
+	}
+}
