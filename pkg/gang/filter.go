@@ -13,7 +13,7 @@ import (
 type FilterResult struct {
 	// AsSingle is true if the pod is to be treated like a pod without a gang.
 	AsSingle bool
-	// Nodes are the candidate nodes that the member may use.
+	// Nodes are the candidate nodes that the member may use, in the order of the candidates.
 	Nodes []string
 	// Reason is why there are none.
 	Reason Reason

@@ -86,9 +86,10 @@ func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, d
 		g.requeue.ForgetRejection(uid) // The manager requeues the pod.
 	}
 	result = FilterResult{Nodes: nodes, Message: answer.Reason.Text}
-	for _, name := range answer.Nodes {
-		if i := slices.Index(nodes, name); i >= 0 {
-			result.Passed = append(result.Passed, placement.Candidate{Node: i})
+	allowed := answer.Nodes // In the order of nodes; these can be thousands.
+	for i, name := range nodes {
+		if len(allowed) > 0 && name == allowed[0] {
+			result.Passed, allowed = append(result.Passed, placement.Candidate{Node: i}), allowed[1:]
 		}
 	}
 	return result, true
