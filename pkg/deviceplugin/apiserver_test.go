@@ -19,7 +19,7 @@ import (
 )
 
 func TestAPIServerAway(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	k, p := b.up(16)
 	pod := newPod("a", main(4), assumed(0, 1))
 	b.create(p, pod)
@@ -34,7 +34,7 @@ func TestAPIServerAway(t *testing.T) {
 }
 
 func TestLiveList(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	b.blind = true
 	var down atomic.Bool
 	var selectors sync.Map
@@ -69,7 +69,7 @@ func TestLiveList(t *testing.T) {
 // TestPodHeardOfLateFromAPIServerThatIsGone: the plugin learns of a pod only at GetPreferredAllocation, and the API server then
 // becomes unreachable. An event that was on its way still counts.
 func TestPodHeardOfLateFromAPIServerThatIsGone(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	b.blind = true
 	late := newPod("late", container("x", 2), container("y", 2), assumed(1, 1))
 	var gone atomic.Bool
@@ -88,13 +88,13 @@ func TestPodHeardOfLateFromAPIServerThatIsGone(t *testing.T) {
 			t.Errorf("container %s got %v", name, env)
 		}
 	}
-	k.booked(p, late, 1)
+	k.checkDevices(p, late, 1)
 }
 
 // TestPodThatOnlyTheSecondListHas: a list that fails at once, as over a broken connection, is repeated, because the watch broke
 // with it.
 func TestPodThatOnlyTheSecondListHas(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	b.blind = true
 	var broken atomic.Bool
 	b.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -120,10 +120,10 @@ func TestPodThatOnlyTheSecondListHas(t *testing.T) {
 // TestPodHeardOfWhileTheAPIServerIsLeftAlone: while the plugin sends the API server no list, the watch can still deliver the
 // pod.
 func TestPodHeardOfWhileTheAPIServerIsLeftAlone(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	b.blind = true
 	k, p := b.up(60, 4)
-	p.pods.away.Store(time.Now().Add(time.Minute).UnixNano())
+	p.pods.silentUntil.Store(time.Now().Add(time.Minute).UnixNano())
 	late := newPod("late", main(4), assumed(1, 1))
 	lists := len(b.client.Actions())
 	told := time.AfterFunc(5*searchPause, func() { b.watcher.Add(late) })
@@ -141,7 +141,7 @@ func TestPodHeardOfWhileTheAPIServerIsLeftAlone(t *testing.T) {
 // TestPodHeardOfBeforeTheOneThatIsMeant: a pod that the watch delivers during the list isn't matched by order. The list may
 // have the right pod.
 func TestPodHeardOfBeforeTheOneThatIsMeant(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	b.blind, b.hanging = true, &hanging{}
 	k, p := b.up(16, 16)
 	meant, other := newPod("meant", main(4), assumed(1, 1)), newPod("other", main(4), assumed(0, 2))
@@ -171,8 +171,8 @@ func TestPodHeardOfBeforeTheOneThatIsMeant(t *testing.T) {
 // TestPodHeardOfBeforeTheListIsThere: a busy API server can take longer for the list of all pods than for the event of the one
 // pod that is searched for.
 func TestPodHeardOfBeforeTheListIsThere(t *testing.T) {
-	b := newBench(t)
-	b.askable()
+	b := newFixture(t)
+	b.servePodResources()
 	b.blind, b.hanging = true, &hanging{}
 	k, p := b.up(60, 4)
 	late := newPod("late", main(4), assumed(1, 1))
@@ -190,8 +190,8 @@ func TestPodHeardOfBeforeTheListIsThere(t *testing.T) {
 	if got := cardOf(k.mustAdmit(late)["main"]); got != "1" {
 		t.Errorf("got card %s", got)
 	}
-	k.booked(p, late, 1)
-	if p.pods.isAway() {
+	k.checkDevices(p, late, 1)
+	if p.pods.isSilent() {
 		t.Error("the list was waited for to its end")
 	}
 	b.hanging.Resume()
@@ -259,7 +259,7 @@ func (o held[T, L]) Patch(ctx context.Context, name string, kind types.PatchType
 // TestAPIServerHangs: an API server that doesn't answer delays no container of a known pod, delays another pod no longer than
 // one list may take, and doesn't keep the plugin from stopping.
 func TestAPIServerHangs(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	b.hanging = &hanging{}
 	k := startKubelet(t, b.dir)
 	p, stop := b.start(newCards(16))
@@ -309,7 +309,7 @@ func TestAPIServerHangs(t *testing.T) {
 
 // TestAPIServerComesBack: a write that was in progress when the API server stopped answering is completed after its return.
 func TestAPIServerComesBack(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	b.hanging = &hanging{}
 	k, p := b.up(16)
 	pod := newPod("a", main(2), assumed(0, 1))

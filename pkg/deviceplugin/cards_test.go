@@ -14,7 +14,7 @@ import (
 )
 
 func TestCardFailsAndRecovers(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	k, p := b.up(16, 16)
 	a := newPod("a", main(4), assumed(1, 1))
 	b.create(p, a)
@@ -48,7 +48,7 @@ func TestCardFailsAndRecovers(t *testing.T) {
 }
 
 func TestNothingToOffer(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	k := startKubelet(t, b.dir)
 	p, _ := b.start(nil)
 	for _, test := range []struct {

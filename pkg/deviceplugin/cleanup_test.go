@@ -13,7 +13,7 @@ import (
 )
 
 func TestCleanup(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	others := corev1.ResourceList{corev1.ResourceCPU: *newQuantity(4), protocol.ResourceMemory: *newQuantity(0)}
 	node := b.node()
 	node.Annotations = map[string]string{protocol.AnnotationInventory: "{}", "someone": "else's"}
@@ -43,7 +43,7 @@ func TestCleanup(t *testing.T) {
 
 // TestKnownCards checks that the node's inventory outlives the plugin.
 func TestKnownCards(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	_, stop := b.start(newCards(16, 16))
 	startKubelet(t, b.dir).awaitDevices(32, 32)
 	stop()
@@ -57,7 +57,7 @@ func TestKnownCards(t *testing.T) {
 		t.Errorf("16 GiB are %d units of 4 GiB", cards[0].Memory)
 	}
 
-	p, _ = newBench(t).start(nil)
+	p, _ = newFixture(t).start(nil)
 	if got, boot := p.KnownCards(t.Context()); len(got) > 0 || boot != "" {
 		t.Errorf("of a node without an inventory: %v of boot %q", got, boot)
 	}

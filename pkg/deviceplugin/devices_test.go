@@ -30,31 +30,7 @@ func TestDeviceIDs(t *testing.T) {
 		if got := deviceID(device.card, device.unit); got != want {
 			t.Errorf("deviceID(%d, %d) = %q, want %q", device.card, device.unit, got, want)
 		}
-		card, unit, err := parseDeviceID(want)
-		if err != nil || card != device.card || unit != device.unit {
-			t.Errorf("parseDeviceID(%q) = %d, %d, %v, want %d, %d", want, card, unit, err, device.card, device.unit)
-		}
 	}
-	for _, bad := range []string{"", "0", "z", "z001", "z0010", "000", "001", "0-1", "GPU-1-_-2", "0AzL8n0Y58m8", "0zzzzzzzzzzzzzzzzzzzzzz"} {
-		if card, unit, err := parseDeviceID(bad); err == nil {
-			t.Errorf("parseDeviceID(%q) = %d, %d, want an error", bad, card, unit)
-		}
-	}
-}
-
-func FuzzParseDeviceID(f *testing.F) {
-	for _, seed := range []string{"", "00", "z0010", "z00z0", "1A0", "GPU-0"} {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, id string) {
-		card, unit, err := parseDeviceID(id)
-		if err != nil {
-			return
-		}
-		if again := deviceID(card, unit); again != id {
-			t.Errorf("%q is card %d unit %d, which is called %q", id, card, unit, again)
-		}
-	})
 }
 
 // TestMessageSize checks that the size, which is computed without making the devices, is the size of the message in gRPC.
@@ -121,30 +97,6 @@ func TestSmallestUnit(t *testing.T) {
 				t.Errorf("%s would fit already", got-test.unit)
 			}
 		})
-	}
-}
-
-func TestDeviceSet(t *testing.T) {
-	a := newDeviceSet([]string{"01", "02", "1"})
-	if b := newDeviceSet([]string{"1", "02", "01"}); a != b {
-		t.Error("the order of IDs makes a difference")
-	}
-	for _, other := range [][]string{{"0", "102", "1"}, {"01", "02"}, {"01", "02", "1", "2"}, {"01", "01", "1"}, nil} {
-		if b := newDeviceSet(other); a == b {
-			t.Errorf("%q makes no difference", other)
-		}
-	}
-	// Every pair of neighbors: sums that cancel out would show here.
-	seen := map[deviceSet]string{}
-	for first := range 200 {
-		for second := range first {
-			ids := []string{deviceID(0, gpu.Memory(first)), deviceID(1, gpu.Memory(second))}
-			set := newDeviceSet(ids)
-			if other := seen[set]; other != "" {
-				t.Fatalf("%s and %q are one", other, ids)
-			}
-			seen[set] = fmt.Sprint(ids)
-		}
 	}
 }
 

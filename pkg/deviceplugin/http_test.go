@@ -14,7 +14,7 @@ import (
 )
 
 func TestHTTP(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	k := startKubelet(t, b.dir)
 	p, _ := b.start(nil)
 	server := httptest.NewServer(p.handler())
@@ -49,7 +49,7 @@ func TestHTTP(t *testing.T) {
 // TestIdleConnectionsDoNotShutOutProbes checks that connections without a request don't keep the kubelet's probes from an
 // answer.
 func TestIdleConnectionsDoNotShutOutProbes(t *testing.T) {
-	p, _ := newBench(t).start(nil)
+	p, _ := newFixture(t).start(nil)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -70,7 +70,7 @@ func TestIdleConnectionsDoNotShutOutProbes(t *testing.T) {
 }
 
 func TestBadAddress(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	p, err := New(Options{Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Unit: gpu.GiB, Directory: b.dir, ListenAddress: "127.0.0.1:nowhere"})
 	if err != nil {
 		t.Fatal(err)

@@ -104,8 +104,8 @@ func (k *kubelet) stop() {
 	}
 }
 
-// withoutBooks stops the kubelet and starts one that has lost its checkpoint but has admitted these pods.
-func (k *kubelet) withoutBooks(b *bench, admitted ...*corev1.Pod) *kubelet {
+// loseCheckpoint stops the kubelet and starts one that has lost its checkpoint but has admitted these pods.
+func (k *kubelet) loseCheckpoint(b *fixture, admitted ...*corev1.Pod) *kubelet {
 	k.t.Helper()
 	healthy, all := k.devices()
 	k.stop()

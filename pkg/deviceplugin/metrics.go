@@ -1,9 +1,12 @@
 package deviceplugin
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
@@ -54,10 +57,10 @@ func newMetrics(registered func() bool) *metrics {
 		messageBytes: prometheus.NewGauge(gauge("list_and_watch_bytes",
 			"Size of the largest message that these cards and this unit can come to. The kubelet takes 4194304.")),
 	}
-	for _, o := range outcomes() {
-		m.allocations.WithLabelValues(string(o))
+	for _, r := range allocation.Results() {
+		m.allocations.WithLabelValues(string(r))
 	}
-	for _, by := range []match{byKubelet, byOrder, byNobody} {
+	for _, by := range allocation.Matches() {
 		m.matches.WithLabelValues(string(by))
 	}
 	m.registry.MustRegister(m.allocations, m.duration, m.matches, m.otherDevices, m.repairs, m.annotationErrors,
@@ -82,4 +85,17 @@ func (m *metrics) setCards(cards []gpu.Card) {
 	m.cards.WithLabelValues("healthy").Set(float64(healthy))
 	m.cards.WithLabelValues("unhealthy").Set(float64(len(cards) - healthy))
 	m.messageBytes.Set(float64(messageSize(cards)))
+}
+
+// observe records the duration of an Allocate call.
+func (m *metrics) observe(start time.Time) { m.duration.Observe(time.Since(start).Seconds()) }
+
+// count counts a decision for these devices. Allocations with devices of another card, which the kubelet's checkpoint then names,
+// are counted too. There can be good reasons, such as devices that an init container with another request had.
+func (m *metrics) count(d allocation.Decision, ids []string) {
+	m.matches.WithLabelValues(string(d.Match)).Inc()
+	m.allocations.WithLabelValues(string(d.Result)).Inc()
+	if d.Refusal == nil && !allOf(d.Card.Index, ids) {
+		m.otherDevices.Inc()
+	}
 }

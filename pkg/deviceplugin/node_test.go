@@ -17,7 +17,7 @@ import (
 )
 
 func TestNodeTellsItsCards(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	k := startKubelet(t, b.dir)
 	cards := newCards(16, 24)
 	cards[1].Unhealthy = "Xid 79"
@@ -56,7 +56,7 @@ func TestNodeTellsItsCards(t *testing.T) {
 // A plugin that is killed during its writes, or loses its API server, must not leave a node that reads as a node of the
 // existing plugin: all cards of such a node are read as equal and healthy.
 func TestNodeIsWrittenAtOnce(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	k := startKubelet(t, b.dir)
 	cards := newCards(16, 16, 16, 16)
 	cards[1].Unhealthy = "Xid 79"
@@ -83,7 +83,7 @@ func TestNodeIsWrittenAtOnce(t *testing.T) {
 }
 
 func TestNodeLabelsAndWholeCards(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	node := b.node()
 	node.Labels = map[string]string{protocol.LabelDisableIsolation: "true"}
 	node.Status.Capacity = corev1.ResourceList{"nvidia.com/gpu.shared": *newQuantity(2), "nvidia.com/mig-1g.10gb": *newQuantity(7)}

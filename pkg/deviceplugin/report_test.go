@@ -91,7 +91,7 @@ func TestStormGivesFewEvents(t *testing.T) {
 }
 
 func TestUnwillingKubelet(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	k := startKubelet(t, b.dir)
 	k.unwilling = status.Error(codes.InvalidArgument, "no such version")
 	p, _ := b.start(newCards(16))

@@ -13,7 +13,7 @@ import (
 
 // A file descriptor shows what a mount shows: the deleted directory.
 func TestMountOfADeletedDirectory(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	dir := filepath.Join(b.dir, "mounted")
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
