@@ -56,20 +56,20 @@ type Decision struct {
 	Result Result
 	// Moved is, with ResultMoved, why the container doesn't get the annotated card.
 	Moved string
-	// Refusal is set if the container gets no card.
-	Refusal *Refusal
+	// Rejection is set if the container gets no card.
+	Rejection *Rejection
 }
 
-// Refusal is the error of a rejected allocation. The text is for the pod's owner, because the kubelet shows it in the pod's
+// Rejection is the error of a rejected allocation. The text is for the pod's owner, because the kubelet shows it in the pod's
 // status.
-type Refusal struct {
+type Rejection struct {
 	Result Result
 	Text   string
 	// NoRoom is true if no usable card has enough free memory now.
 	NoRoom bool
 }
 
-func (r *Refusal) Error() string { return r.Text }
+func (r *Rejection) Error() string { return r.Text }
 
 // Result is how the card of a container was selected, or why it got none, for logs and metrics.
 type Result string
@@ -114,17 +114,17 @@ func Decide(s Snapshot, request gpu.Memory) Decision {
 func (m *matching) noMatch() Decision {
 	d := Decision{Match: ByNone, Card: gpu.Card{Index: NoCard}}
 	if m.ReadError != nil {
-		return d.refuse(RefusedUnavailable, "no pod known here waits for %s of GPU memory, and the API server can't be asked: %v", m.request, m.ReadError)
+		return d.reject(RefusedUnavailable, "no pod known here waits for %s of GPU memory, and the API server can't be asked: %v", m.request, m.ReadError)
 	}
 	text := "no pod that the API server has on this node waits for %s of GPU memory, and static pods are not supported"
 	if len(m.interrupted()) > 0 {
 		text += "; the kubelet has lost its record of containers that run, and it is not known whether it asks for one of them"
 	}
-	return d.refuse(RefusedUnknownPod, text, m.request)
+	return d.reject(RefusedUnknownPod, text, m.request)
 }
 
-// refuse returns the decision as a rejection.
-func (d Decision) refuse(result Result, text string, args ...any) Decision {
-	d.Result, d.Refusal = result, &Refusal{Result: result, Text: fmt.Sprintf(text, args...)}
+// reject returns the decision as a rejection.
+func (d Decision) reject(result Result, text string, args ...any) Decision {
+	d.Result, d.Rejection = result, &Rejection{Result: result, Text: fmt.Sprintf(text, args...)}
 	return d
 }

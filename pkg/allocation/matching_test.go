@@ -273,7 +273,7 @@ func TestNoMatch(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			test.snapshot.Refreshed, test.snapshot.KubeletAge = true, time.Hour
 			got := (&kubelet{}).decide(test.snapshot, 2)
-			if got.Result != test.result || got.Refusal == nil || got.Refusal.Error() != test.want || got.Pod != nil || got.Card.Index != NoCard {
+			if got.Result != test.result || got.Rejection == nil || got.Rejection.Error() != test.want || got.Pod != nil || got.Card.Index != NoCard {
 				t.Errorf("got %+v, want %q: %s", got, test.result, test.want)
 			}
 		})

@@ -25,9 +25,9 @@ func (s *Snapshot) selectCard(d Decision) Decision {
 		card, ok := s.card(index)
 		switch {
 		case !ok:
-			return d.refuse(RefusedUnknownCard, "pod %s was assigned card %d, which this node doesn't have", pod, index)
+			return d.reject(RefusedUnknownCard, "pod %s was assigned card %d, which this node doesn't have", pod, index)
 		case !card.Healthy():
-			return d.refuse(RefusedUnhealthy, "pod %s was assigned card %d, which is unhealthy: %s", pod, index, card.Unhealthy)
+			return d.reject(RefusedUnhealthy, "pod %s was assigned card %d, which is unhealthy: %s", pod, index, card.Unhealthy)
 		case s.has(pod.UID, container, index):
 			return d.give(card, ResultKept) // The call is repeated. The card gets no more load.
 		case !own && s.preferredOther(pod, container):
@@ -35,13 +35,13 @@ func (s *Snapshot) selectCard(d Decision) Decision {
 		case s.fits(card, pod.UID, pod.Request, false):
 			return d.give(card, ResultKept)
 		case own:
-			d = d.refuse(RefusedFull, "pod %s has card %d for other containers, and other pods leave no room there for the rest of it", pod, index)
-			d.Refusal.NoRoom = true
+			d = d.reject(RefusedFull, "pod %s has card %d for other containers, and other pods leave no room there for the rest of it", pod, index)
+			d.Rejection.NoRoom = true
 			return d
 		}
 	}
 	if pod.runs(container) {
-		return d.refuse(RefusedUnknownCard, "container %s of pod %s runs, and it is not known which card it has", container, pod)
+		return d.reject(RefusedUnknownCard, "container %s of pod %s runs, and it is not known which card it has", container, pod)
 	}
 	card, reason := s.place(pod.UID, pod.Request)
 	switch {
@@ -50,8 +50,8 @@ func (s *Snapshot) selectCard(d Decision) Decision {
 		if reason == placement.Unhealthy {
 			result = RefusedUnhealthy
 		}
-		d = d.refuse(result, "pod %s: no card for %s of GPU memory: %s", pod, pod.Request, reason)
-		d.Refusal.NoRoom = true
+		d = d.reject(result, "pod %s: no card for %s of GPU memory: %s", pod, pod.Request, reason)
+		d.Rejection.NoRoom = true
 		return d
 	case index == NoCard:
 		return d.give(card, ResultPlaced)

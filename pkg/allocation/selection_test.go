@@ -23,7 +23,7 @@ func TestSelectCard(t *testing.T) {
 		preferred Preference
 		want      int
 		result    Result
-		text      string // Of the refusal.
+		text      string // Of the rejection.
 	}{
 		"the annotated card": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(1, 1)), want: 1, result: ResultKept,
@@ -127,7 +127,7 @@ func TestSelectCard(t *testing.T) {
 		},
 		"pods that the watch has not delivered count": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)),
-			given: Allocations{"unheard-of": {"main": {Card: 0, Request: 9}}}, want: 1, result: ResultMoved,
+			given: Allocations{"uid-new": {"main": {Card: 0, Request: 9}}}, want: 1, result: ResultMoved,
 		},
 		"a static pod that an earlier version gave a card counts": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)),
@@ -149,7 +149,7 @@ func TestSelectCard(t *testing.T) {
 		"a pod that was given no card holds none": {
 			cards: newCards(16), pod: newPod("a", main(8), assumed(0, 1)),
 			others: []Pod{newPod("b", main(16), assumed(0, 0), running)},
-			given:  Allocations{"uid-b": {"main": onCard(NoCard)}, "unheard-of": {"main": {Card: NoCard, Request: 16}}}, want: 0, result: ResultKept,
+			given:  Allocations{"uid-b": {"main": onCard(NoCard)}, "uid-new": {"main": {Card: NoCard, Request: 16}}}, want: 0, result: ResultKept,
 		},
 		"but its annotated memory stays free": {
 			cards: newCards(16, 16), pod: newPod("a", main(8)),
@@ -182,13 +182,13 @@ func TestSelectCard(t *testing.T) {
 			pod := &s.Pods[len(s.Pods)-1]
 			got := s.selectCard(Decision{Pod: pod, Container: pod.Containers[len(pod.Containers)-1]})
 			var text string
-			if got.Refusal != nil {
-				text = got.Refusal.Text
-				if full := strings.Contains(text, "no card for") || strings.Contains(text, "no room"); got.Refusal.NoRoom != full {
-					t.Errorf("NoRoom is %t: %s", got.Refusal.NoRoom, text)
+			if got.Rejection != nil {
+				text = got.Rejection.Text
+				if full := strings.Contains(text, "no card for") || strings.Contains(text, "no room"); got.Rejection.NoRoom != full {
+					t.Errorf("NoRoom is %t: %s", got.Rejection.NoRoom, text)
 				}
 			}
-			if got.Result != test.result || got.Refusal == nil && got.Card.Index != test.want || text != test.text {
+			if got.Result != test.result || got.Rejection == nil && got.Card.Index != test.want || text != test.text {
 				t.Errorf("got card %d, %q, %q, want %d, %q, %q", got.Card.Index, got.Result, text, test.want, test.result, test.text)
 			}
 		})

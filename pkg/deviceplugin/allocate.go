@@ -89,7 +89,7 @@ func (a *allocator) KubeletStarted(ctx context.Context) {
 // take waits for the turn of a call for this number of devices.
 func (a *allocator) take(ctx context.Context, devices int) (release func(), err error) {
 	if devices <= 0 {
-		return nil, &allocation.Refusal{Result: allocation.RefusedInvalid, Text: "the kubelet asked for no devices"}
+		return nil, &allocation.Rejection{Result: allocation.RefusedInvalid, Text: "the kubelet asked for no devices"}
 	}
 	select {
 	case a.turn <- struct{}{}:
@@ -126,12 +126,12 @@ func (a *allocator) decide(ctx context.Context, request gpu.Memory, preferred al
 
 // remember records what the container was given.
 func (a *allocator) remember(d allocation.Decision, request gpu.Memory, devices allocation.DeviceSet) {
-	withoutCard := d.Refusal != nil && a.responses.errorEnv
+	withoutCard := d.Rejection != nil && a.responses.errorEnv
 	a.doubtful = d.Match == allocation.ByOrder || withoutCard && d.Pod == nil
 	switch {
 	case d.Pod == nil:
 		return
-	case d.Refusal != nil && !withoutCard:
+	case d.Rejection != nil && !withoutCard:
 		a.snapshots.rejected[d.Pod.UID] = true
 		return
 	}
@@ -146,8 +146,8 @@ func (a *allocator) remember(d allocation.Decision, request gpu.Memory, devices 
 // reject counts a call that ends before a decision.
 func (a *allocator) reject(err error) error {
 	result := allocation.RefusedUnavailable
-	if refusal := (*allocation.Refusal)(nil); errors.As(err, &refusal) {
-		result, err = refusal.Result, status.Error(codes.InvalidArgument, refusal.Text)
+	if rejection := (*allocation.Rejection)(nil); errors.As(err, &rejection) {
+		result, err = rejection.Result, status.Error(codes.InvalidArgument, rejection.Text)
 	}
 	a.metrics.allocations.WithLabelValues(string(result)).Inc()
 	return err

@@ -18,7 +18,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-func TestAllocateEarliestAssumedFirst(t *testing.T) {
+func TestAllocate(t *testing.T) {
 	b := newFixture(t)
 	k, p := b.up(16, 16)
 
@@ -52,11 +52,11 @@ func TestAllocateEarliestAssumedFirst(t *testing.T) {
 		t.Errorf("counted %v allocations, want 3", got)
 	}
 	if got := testutil.ToFloat64(p.metrics.otherDevices); got != 0 {
-		t.Errorf("the kubelet booked devices of another card %v times", got)
+		t.Errorf("the kubelet recorded devices of another card %v times", got)
 	}
 }
 
-func TestContainersAreMatchedSingly(t *testing.T) {
+func TestSeveralContainers(t *testing.T) {
 	b := newFixture(t)
 	k, p := b.up(16, 16)
 	many := newPod("many", initStep(2), sidecar("s", 3), container("none", 0), container("x", 2), container("y", 2), assumed(1, 5))
@@ -73,7 +73,7 @@ func TestContainersAreMatchedSingly(t *testing.T) {
 	}
 	b.awaitAssigned("other", 0)
 	if b.pod("many").Annotations["ALIYUN_COM_GPU_MEM_ASSIGNED"] != "false" {
-		t.Error("assigned though a container is still to come")
+		t.Error("assigned before all containers were served")
 	}
 	env := k.mustAdmit(many, "y")["y"]
 	if cardOf(env) != "1" || env["ALIYUN_COM_GPU_MEM_POD"] != "7" || env["ALIYUN_COM_GPU_MEM_CONTAINER"] != "2" {
@@ -95,7 +95,7 @@ func TestMoved(t *testing.T) {
 		t.Errorf("got %v, want card 1", env)
 	}
 	if got := b.awaitAssigned("late", 1); !got.AssumeTime.Equal(start.Add(time.Second)) {
-		t.Errorf("the time of assumption became %v", got.AssumeTime)
+		t.Errorf("the assume time became %v", got.AssumeTime)
 	}
 	b.awaitEvent("GPUCardMoved container main got card 1: card 0, which was chosen for the pod, has no room left for it")
 	b.awaitEvent("GPUCardRepaired")
@@ -131,7 +131,7 @@ func TestMatchByOrder(t *testing.T) {
 	early, late := newPod("early", main(10), assumed(0, 1)), newPod("late", main(10), assumed(1, 2))
 	b.create(p, early, late)
 	if got := cardOf(k.mustAdmit(late)["main"]); got != "0" {
-		t.Fatalf("late got card %s: the test expects to be misled", got)
+		t.Fatalf("late got card %s: the test needs a wrong match", got)
 	}
 	b.awaitAssigned("late", 0)
 	if got := cardOf(k.mustAdmit(early)["main"]); got != "1" {
@@ -141,7 +141,7 @@ func TestMatchByOrder(t *testing.T) {
 	await(t, "two repairs", func() bool { return testutil.ToFloat64(p.metrics.repairs) >= 2 })
 }
 
-func TestAllocateNothing(t *testing.T) {
+func TestAllocateWithoutDevices(t *testing.T) {
 	b := newFixture(t)
 	p, _ := b.start(newCards(16))
 	if _, err := p.allocator.Allocate(context.Background(), nil); status.Code(err) != codes.InvalidArgument {
@@ -186,7 +186,7 @@ func TestStaticPod(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if got := counted(t, p, allocation.RefusedUnknownPod); got != 1 {
-		t.Errorf("%v refusals were counted", got)
+		t.Errorf("counted %v rejections", got)
 	}
 	b.awaitEvent("static pods are not supported")
 	// The kubelet can still create the mirror pod, as failed. It takes no room and is never matched for another pod.

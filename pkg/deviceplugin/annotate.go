@@ -58,7 +58,7 @@ func (a *annotator) Watch() error {
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("following the pods: %w", err)
+		return fmt.Errorf("watching the pods: %w", err)
 	}
 	return nil
 }

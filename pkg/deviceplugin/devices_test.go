@@ -71,12 +71,12 @@ func TestSmallestUnit(t *testing.T) {
 		cards []gpu.Card
 		want  string
 	}{
-		"two cards of 16 GiB fit in MiB":         {gpu.MiB, equal(2, 16276), "MiB"},
-		"eight cards of 16 GiB fit in MiB":       {gpu.MiB, equal(8, 16276), "MiB"},
-		"eight cards of 140 GiB don't":           {gpu.MiB, equal(8, 143771), "6MiB"},
-		"a unit is a multiple of the one chosen": {4 * gpu.MiB, equal(8, 143771/4), "8MiB"},
-		"in GiB all is well":                     {gpu.GiB, equal(8, 140), "GiB"},
-		"no cards":                               {gpu.GiB, nil, "GiB"},
+		"two cards of 16 GiB fit in MiB":             {gpu.MiB, equal(2, 16276), "MiB"},
+		"eight cards of 16 GiB fit in MiB":           {gpu.MiB, equal(8, 16276), "MiB"},
+		"eight cards of 140 GiB don't fit in MiB":    {gpu.MiB, equal(8, 143771), "6MiB"},
+		"a unit is a multiple of the configured one": {4 * gpu.MiB, equal(8, 143771/4), "8MiB"},
+		"eight cards of 140 GiB fit in GiB":          {gpu.GiB, equal(8, 140), "GiB"},
+		"no cards":                                   {gpu.GiB, nil, "GiB"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := smallestUnit(protocol.Inventory{Unit: test.unit, Cards: test.cards})
@@ -94,7 +94,7 @@ func TestSmallestUnit(t *testing.T) {
 				t.Errorf("%s doesn't fit", got)
 			}
 			if got > test.unit && fits(got-test.unit) {
-				t.Errorf("%s would fit already", got-test.unit)
+				t.Errorf("%s is enough", got-test.unit)
 			}
 		})
 	}
@@ -107,16 +107,16 @@ func TestPreferredDevices(t *testing.T) {
 		size               int
 		want               []string
 	}{
-		"those of the card":                   {1, []string{"00", "10", "01", "11"}, nil, 2, []string{"10", "11"}},
-		"what must be included comes first":   {1, []string{"00", "10", "01", "11"}, []string{"01"}, 2, []string{"01", "10"}},
-		"too few on the card: others as well": {1, []string{"00", "10"}, nil, 2, []string{"10", "00"}},
-		"too few at all":                      {1, []string{"00"}, nil, 2, nil},
-		"nothing asked":                       {1, []string{"00"}, nil, 0, nil},
-		"a card with a long name": {
+		"the card's devices":          {1, []string{"00", "10", "01", "11"}, nil, 2, []string{"10", "11"}},
+		"included devices come first": {1, []string{"00", "10", "01", "11"}, []string{"01"}, 2, []string{"01", "10"}},
+		"too few on the card":         {1, []string{"00", "10"}, nil, 2, []string{"10", "00"}},
+		"too few in all":              {1, []string{"00"}, nil, 2, nil},
+		"none requested":              {1, []string{"00"}, nil, 0, nil},
+		"a card with a long prefix": {
 			100, []string{deviceID(1, 0), deviceID(101, 0), deviceID(100, 7)}, nil, 2, []string{deviceID(100, 7), deviceID(1, 0)},
 		},
-		"more to be included than asked": {1, []string{"00", "10", "01"}, []string{"00", "01"}, 1, []string{"00"}},
-		"foreign IDs are taken last":     {0, []string{"GPU-0-_-1", "00"}, nil, 1, []string{"00"}},
+		"more to be included than requested": {1, []string{"00", "10", "01"}, []string{"00", "01"}, 1, []string{"00"}},
+		"other IDs come last":                {0, []string{"GPU-0-_-1", "00"}, nil, 1, []string{"00"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := preferredDevices(test.card, test.available, test.include, test.size)

@@ -30,9 +30,9 @@ func (b *fixture) endable() (k *kubelet, p *Plugin, end func() (ended <-chan str
 	}
 }
 
-// TestEndWithinAnAdmission: a pod that the kubelet is admitting while the plugin is stopped gets its card, in both calls.
+// TestEndDuringCall: a pod that the kubelet is admitting while the plugin is stopped gets its card, in both calls.
 // Otherwise the kubelet fails the pod for good.
-func TestEndWithinAnAdmission(t *testing.T) {
+func TestEndDuringCall(t *testing.T) {
 	b := newFixture(t)
 	b.blind, b.hanging = true, &hanging{}
 	unseen := watch.NewFake()
@@ -56,8 +56,8 @@ func TestEndWithinAnAdmission(t *testing.T) {
 	<-ended
 }
 
-// TestEndBetweenTheCallsOfAnAdmission: so does a pod for which the plugin is stopped between the two calls.
-func TestEndBetweenTheCallsOfAnAdmission(t *testing.T) {
+// TestEndBetweenCalls: so does a pod for which the plugin is stopped between the two calls.
+func TestEndBetweenCalls(t *testing.T) {
 	b := newFixture(t)
 	k, p, end := b.endable()
 	pod := newPod("a", main(4), assumed(0, 1))
@@ -71,9 +71,9 @@ func TestEndBetweenTheCallsOfAnAdmission(t *testing.T) {
 	<-ended
 }
 
-// TestPodsComeAndGoWhileThePluginEnds: as long as the kubelet keeps calling a plugin that is stopping, it works as usual. A
+// TestEndSlowly: as long as the kubelet keeps calling a plugin that is stopping, it works as usual. A
 // deleted pod makes room for the next one, and the annotations are written.
-func TestPodsComeAndGoWhileThePluginEnds(t *testing.T) {
+func TestEndSlowly(t *testing.T) {
 	b := newFixture(t)
 	k, p, end := b.endable()
 	first := newPod("first", main(4), assumed(0, 1))
@@ -87,7 +87,7 @@ func TestPodsComeAndGoWhileThePluginEnds(t *testing.T) {
 		k.mustAdmit(pod)
 		b.awaitAssigned(name, 0)
 		b.delete(p, pod)
-		k.forget(pod)
+		k.removePod(pod)
 	}
 	<-ended
 }

@@ -189,7 +189,7 @@ func (b *fixture) delete(p *Plugin, pod *corev1.Pod) {
 	if err := b.client.CoreV1().Pods(pod.Namespace).Delete(context.Background(), pod.Name, metav1.DeleteOptions{}); err != nil {
 		b.t.Fatal(err)
 	}
-	await(b.t, "the informer to miss "+pod.Name, func() bool { return !p.pods.Exists(gpu.PodUID(pod.UID)) })
+	await(b.t, "the informer to drop "+pod.Name, func() bool { return !p.pods.Exists(gpu.PodUID(pod.UID)) })
 }
 
 func (b *fixture) pod(name string) *corev1.Pod {
@@ -214,7 +214,7 @@ func (b *fixture) node() *corev1.Node {
 func (b *fixture) awaitAssigned(name string, card int) protocol.Assignment {
 	b.t.Helper()
 	var got protocol.Assignment
-	await(b.t, fmt.Sprintf("%s to be assigned card %d", name, card), func() bool {
+	await(b.t, fmt.Sprintf("pod %s to be assigned card %d", name, card), func() bool {
 		var err error
 		got, err = protocol.ParseAssignment(b.pod(name).Annotations)
 		return err == nil && got.Assigned && got.Card == card
@@ -233,7 +233,7 @@ func (b *fixture) awaitEvent(words string) {
 				return
 			}
 		case <-deadline:
-			b.t.Fatalf("no event says %q", words)
+			b.t.Fatalf("no Event contains %q", words)
 		}
 	}
 }

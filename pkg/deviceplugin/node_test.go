@@ -16,7 +16,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-func TestNodeTellsItsCards(t *testing.T) {
+func TestInventory(t *testing.T) {
 	b := newFixture(t)
 	k := startKubelet(t, b.dir)
 	cards := newCards(16, 24)
@@ -55,7 +55,7 @@ func TestNodeTellsItsCards(t *testing.T) {
 
 // A plugin that is killed during its writes, or loses its API server, must not leave a node that reads as a node of the
 // existing plugin: all cards of such a node are read as equal and healthy.
-func TestNodeIsWrittenAtOnce(t *testing.T) {
+func TestNodeIsWrittenInOnePatch(t *testing.T) {
 	b := newFixture(t)
 	k := startKubelet(t, b.dir)
 	cards := newCards(16, 16, 16, 16)
@@ -77,7 +77,7 @@ func TestNodeIsWrittenAtOnce(t *testing.T) {
 	await(t, "the new inventory", func() bool { return len(protocol.ParseNode(b.node()).Cards) == 4 })
 	for _, card := range protocol.ParseNode(b.node()).Cards {
 		if want := card.Index != 1; card.Healthy() != want {
-			t.Errorf("card %d reads as healthy: %t, want %t", card.Index, card.Healthy(), want)
+			t.Errorf("card %d is healthy: %t, want %t", card.Index, card.Healthy(), want)
 		}
 	}
 }

@@ -182,13 +182,11 @@ func (p *Plugin) work(ctx context.Context) error {
 // follow watches the kubelet's directory. It returns an error once a mounted directory is deleted, because the plugin can
 // then never reach the kubelet again.
 func (p *Plugin) follow(ctx context.Context) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	directories := []string{filepath.Clean(p.options.Directory)}
 	if p.options.PodResourcesSocket != "" {
 		directories = append(directories, filepath.Dir(p.options.PodResourcesSocket))
 	}
-	watchDirectory(ctx, directories[0], func(name string) {
+	return watchDirectory(ctx, directories[0], func(name string) error {
 		if name == checkpointFile || name == "" {
 			poke(p.checkpoint.stale)
 		}
@@ -197,33 +195,24 @@ func (p *Plugin) follow(ctx context.Context) error {
 		}
 		for _, dir := range directories {
 			if name == "" && deleted(dir) {
-				cancel(fmt.Errorf("%w: %s", errMountDeleted, dir))
+				return fmt.Errorf("%w: %s", errMountDeleted, dir)
 			}
 		}
+		return nil
 	})
-	if cause := context.Cause(ctx); errors.Is(cause, errMountDeleted) {
-		return cause
-	}
-	return nil
 }
 
 // waitForAPI waits until the informers of the pods and the node are synced, and reports whether they are. It logs a
 // message every ten seconds while it waits.
 func (p *Plugin) waitForAPI(ctx context.Context) bool {
-	synced := make(chan bool, 1)
-	go func() {
-		synced <- cache.WaitForCacheSync(ctx.Done(), p.pods.informer.HasSynced, p.node.informer.HasSynced)
-	}()
-	ticker := time.NewTicker(10 * time.Second)
-	defer ticker.Stop()
 	for {
-		select {
-		case ok := <-synced:
-			return ok
-		case <-ticker.C:
-			// The informers don't expose why they aren't synced. A list shows the reason.
-			err := p.pods.Check(ctx)
-			klog.FromContext(ctx).Info("Waiting for this node and its pods from the API server", "node", p.options.NodeName, "err", err)
+		bounded, cancel := context.WithTimeout(ctx, 10*time.Second)
+		synced := cache.WaitForCacheSync(bounded.Done(), p.pods.informer.HasSynced, p.node.informer.HasSynced)
+		cancel()
+		if synced || ctx.Err() != nil {
+			return synced
 		}
+		// The informers don't expose why they aren't synced. A list shows the reason.
+		klog.FromContext(ctx).Info("Waiting for this node and its pods from the API server", "node", p.options.NodeName, "err", p.pods.Check(ctx))
 	}
 }

@@ -82,28 +82,28 @@ func TestState(t *testing.T) {
 			pod(&podresourcesv1.ContainerResources{Name: "main"}, &podresourcesv1.ContainerResources{Name: "y", Devices: devices("aliyun.com/gpu-mem", "00")}),
 			nil, allocation.StateWaiting, 1,
 		},
-		"an init container isn't listed: no container has devices": {
+		"an init container, and no container has devices": {
 			candidateOf(initStep(2), main(2)), pod(&podresourcesv1.ContainerResources{Name: "main"}), nil, allocation.StateWaiting, 1,
 		},
-		"an init container isn't listed: a later one has some": {
+		"an init container, and a later container has devices": {
 			candidateOf(initStep(2), main(2)),
 			pod(&podresourcesv1.ContainerResources{Name: "main", Devices: devices("aliyun.com/gpu-mem", "00")}), nil, allocation.StateAllocated, 1,
 		},
-		"an init container isn't listed: only a sidecar before it has some": {
+		"an init container, and a sidecar before it has devices": {
 			nthOf(1, sidecar("s", 1), initStep(2), main(2)),
 			pod(&podresourcesv1.ContainerResources{Name: "s", Devices: devices("aliyun.com/gpu-mem", "00")}, &podresourcesv1.ContainerResources{Name: "main"}),
 			nil, allocation.StateWaiting, 1,
 		},
-		"an init container isn't listed: a sidecar after it has some": {
+		"an init container, and a sidecar after it has devices": {
 			nthOf(0, initStep(2), sidecar("s", 1), main(2)),
 			pod(&podresourcesv1.ContainerResources{Name: "s", Devices: devices("aliyun.com/gpu-mem", "00")}, &podresourcesv1.ContainerResources{Name: "main"}),
 			nil, allocation.StateAllocated, 1,
 		},
-		"a pod that it doesn't know":      {candidateOf(main(2)), nil, errors.New("pod a not found"), allocation.StateAbsent, 1},
-		"its rate limit says nothing":     {candidateOf(main(2)), nil, status.Error(codes.ResourceExhausted, "limit"), allocation.StateUnknown, askTries},
-		"nor does a call it hasn't":       {candidateOf(main(2)), nil, status.Error(codes.Unimplemented, "what?"), allocation.StateUnknown, 1},
-		"nor one that can't be made":      {candidateOf(main(2)), nil, status.Error(codes.Unavailable, "gone"), allocation.StateUnknown, 1},
-		"an answer of nothing is waiting": {candidateOf(main(2)), nil, nil, allocation.StateWaiting, 1},
+		"an unknown pod":                  {candidateOf(main(2)), nil, errors.New("pod a not found"), allocation.StateAbsent, 1},
+		"its rate limit":                  {candidateOf(main(2)), nil, status.Error(codes.ResourceExhausted, "limit"), allocation.StateUnknown, askTries},
+		"a call that it doesn't have":     {candidateOf(main(2)), nil, status.Error(codes.Unimplemented, "what?"), allocation.StateUnknown, 1},
+		"a kubelet that can't be reached": {candidateOf(main(2)), nil, status.Error(codes.Unavailable, "gone"), allocation.StateUnknown, 1},
+		"an empty answer":                 {candidateOf(main(2)), nil, nil, allocation.StateWaiting, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			service := &answering{answer: func(string) (*podresourcesv1.PodResources, error) { return test.pod, test.err }}
@@ -151,10 +151,10 @@ func TestStateUseless(t *testing.T) {
 		}
 	}
 	if got := p.State(t.Context(), candidateOf(main(2))); got != allocation.StateUnknown || service.asked != uselessAfter {
-		t.Errorf("got %d after %d questions", got, service.asked)
+		t.Errorf("got state %d after %d questions", got, service.asked)
 	}
 	p.Renew()
 	if got := p.State(t.Context(), candidateOf(main(2))); got != allocation.StateAbsent {
-		t.Errorf("a new kubelet isn't asked: %d", got)
+		t.Errorf("a new kubelet isn't asked: state %d", got)
 	}
 }

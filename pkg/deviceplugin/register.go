@@ -64,7 +64,7 @@ func (r *registrar) Run(ctx context.Context) error {
 		_, changed, problem := r.cards.Get()
 		if problem != nil {
 			if problem.Error() != reported {
-				logger.Error(problem, "Not offering GPU memory to the kubelet")
+				logger.Error(problem, "Could not offer GPU memory to the kubelet")
 				reported = problem.Error()
 			}
 			select {
@@ -88,7 +88,7 @@ func (r *registrar) Run(ctx context.Context) error {
 			}
 			delay = backoff.Step()
 		}
-		logger.Info("Not registered with the kubelet: trying again", "after", delay, "reason", err.Error())
+		logger.Info("Not registered with the kubelet, trying again", "delay", delay, "err", err)
 		if r.pause(ctx, delay) {
 			backoff = newRegistrationBackoff()
 		}
@@ -176,7 +176,7 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 	r.service.metrics.registrations.Inc()
 	klog.FromContext(ctx).Info("Registered with the kubelet", "resource", protocol.ResourceMemory, "socket", socket)
 
-	ticker := time.NewTicker(lookAgain)
+	ticker := time.NewTicker(recheckInterval)
 	defer ticker.Stop()
 	silent := time.Now()
 	for {

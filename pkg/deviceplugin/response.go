@@ -35,17 +35,17 @@ type responses struct {
 // respond returns the response to the kubelet. request is the container's.
 func (r *responses) respond(d allocation.Decision, request gpu.Memory) (*pluginapi.ContainerAllocateResponse, error) {
 	switch {
-	case d.Refusal == nil:
+	case d.Rejection == nil:
 		return r.withCard(d.Card, d.Pod.Request, request), nil
 	case !r.errorEnv:
-		return nil, status.Error(codeOf(d.Refusal), d.Refusal.Text)
+		return nil, status.Error(codeOf(d.Rejection), d.Rejection.Text)
 	case d.Pod == nil:
 		return r.withoutCard(request, request), nil
 	}
 	return r.withoutCard(d.Pod.Request, request), nil
 }
 
-func codeOf(r *allocation.Refusal) codes.Code {
+func codeOf(r *allocation.Rejection) codes.Code {
 	switch {
 	case r.NoRoom:
 		return codes.ResourceExhausted
@@ -63,9 +63,9 @@ func (r *responses) report(ctx context.Context, d allocation.Decision, request g
 		logger = logger.WithValues("pod", klog.KRef(d.Pod.Namespace, d.Pod.Name), "container", d.Container.Name)
 		object, prefix = podReference(d.Pod), fmt.Sprintf("container %s: ", d.Container.Name)
 	}
-	if d.Refusal != nil {
-		logger.Info("Rejected an allocation", "reason", d.Refusal.Text, "startsWithoutCard", r.errorEnv)
-		text := prefix + d.Refusal.Text
+	if d.Rejection != nil {
+		logger.Info("Rejected an allocation", "reason", d.Rejection.Text, "startsWithoutCard", r.errorEnv)
+		text := prefix + d.Rejection.Text
 		if r.errorEnv {
 			text += "; it starts all the same, without a card"
 		}

@@ -31,11 +31,11 @@ func TestResponse(t *testing.T) {
 		env      map[string]string
 		cdi      []string
 	}{
-		"environment":                        {VisibleByUUID, ListByEnv, card, 3, env("GPU-3"), nil},
-		"CDI by UUID":                        {VisibleByUUID, ListByCDI, card, 3, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3"}},
-		"CDI by index":                       {VisibleByIndex, ListByCDI, card, 3, env("3"), []string{"nvidia.com/gpu=3"}},
-		"CDI, a card that has an index only": {VisibleByUUID, ListByCDI, gpu.Card{Index: 3, Memory: 64}, 3, env("3"), []string{"nvidia.com/gpu=3"}},
-		"by the driver's index of the day":   {VisibleByIndex, ListByCDI, card, 2, env("2"), []string{"nvidia.com/gpu=2"}},
+		"environment":                {VisibleByUUID, ListByEnv, card, 3, env("GPU-3"), nil},
+		"CDI by UUID":                {VisibleByUUID, ListByCDI, card, 3, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3"}},
+		"CDI by index":               {VisibleByIndex, ListByCDI, card, 3, env("3"), []string{"nvidia.com/gpu=3"}},
+		"CDI, a card without a UUID": {VisibleByUUID, ListByCDI, gpu.Card{Index: 3, Memory: 64}, 3, env("3"), []string{"nvidia.com/gpu=3"}},
+		"the driver's current index": {VisibleByIndex, ListByCDI, card, 2, env("2"), []string{"nvidia.com/gpu=2"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cards := newCardState(gpu.GiB)
@@ -53,7 +53,7 @@ func TestResponse(t *testing.T) {
 				t.Errorf("CDI devices (-want +got)\n%s", diff)
 			}
 			if refused := r.withoutCard(5, 2); len(refused.CdiDevices) > 0 {
-				t.Errorf("a container without a card is given %v", refused.CdiDevices)
+				t.Errorf("a container without a card got %v", refused.CdiDevices)
 			}
 		})
 	}
@@ -104,7 +104,7 @@ func TestErrorEnv(t *testing.T) {
 	}
 	b.awaitEvent("GPUCardRefused container main: pod default/late: no card for 8 of GPU memory: no GPU card has enough free memory; it starts all the same, without a card")
 	if got := counted(t, p, allocation.RefusedFull); got != 1 {
-		t.Errorf("counted %v refusals", got)
+		t.Errorf("counted %v rejections", got)
 	}
 
 	// The pod doesn't hold a card either after a restart, when the plugin rebuilds the record from the checkpoint.
@@ -113,7 +113,7 @@ func TestErrorEnv(t *testing.T) {
 	k.awaitRegistrations(2)
 	k.awaitDevices(16, 16)
 	if got := p.allocator.snapshots.record.Pod("uid-late")["main"].Card; got != allocation.NoCard {
-		t.Errorf("the checkpoint's -1 is card %d", got)
+		t.Errorf("-1 in the checkpoint is card %d", got)
 	}
 	k.mu.Lock()
 	k.entries[1].DeviceIDs[-1] = nil
@@ -151,6 +151,6 @@ func TestErrorEnvWithoutPod(t *testing.T) {
 		return ok && s.Card == allocation.NoCard
 	})
 	if got := counted(t, p, allocation.RefusedUnavailable); got != 1 {
-		t.Errorf("counted %v refusals", got)
+		t.Errorf("counted %v rejections", got)
 	}
 }

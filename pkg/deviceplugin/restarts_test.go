@@ -72,8 +72,8 @@ func TestKubeletRestarts(t *testing.T) {
 }
 
 // A kubelet clears its directory before it listens. A plugin whose socket was removed must not register: the kubelet
-// would dial it in vain and meanwhile reject pods.
-func TestKubeletRestartsWhileThePluginRegisters(t *testing.T) {
+// would dial it without success and meanwhile reject pods.
+func TestKubeletRestartsDuringRegistration(t *testing.T) {
 	b := newFixture(t)
 	k := startKubelet(t, b.dir)
 	p, _ := b.start(nil)
@@ -92,7 +92,7 @@ func TestKubeletRestartsWhileThePluginRegisters(t *testing.T) {
 	k2.mu.Lock()
 	defer k2.mu.Unlock()
 	if k2.unreached > 0 || k2.registrations != 1 {
-		t.Errorf("%d registrations of a plugin that couldn't be reached, %d others, want the latter once", k2.unreached, k2.registrations)
+		t.Errorf("%d registrations without a reachable plugin, %d others, want 0 and 1", k2.unreached, k2.registrations)
 	}
 }
 
@@ -113,7 +113,7 @@ func TestKubeletKilledWithinAPod(t *testing.T) {
 		}
 	}
 	if none := testutil.ToFloat64(p.metrics.matches.WithLabelValues(string(allocation.ByNone))); none != 0 {
-		t.Errorf("%v calls were matched to no pod", none)
+		t.Errorf("%v calls were matched with no pod", none)
 	}
 }
 
