@@ -71,6 +71,11 @@ func TestCandidates(t *testing.T) {
 			pods:  []Pod{newPod("a", main(2), assumed(0, 1)), newPod("b", main(2), assumed(0, 2), running)},
 			given: Allocations{"uid-a": {"main": lost}, "uid-b": {"main": lost}}, want: []string{"a/main"},
 		},
+		// The kubelet was killed before its checkpoint had the init container.
+		"a lost init container comes before the others": {
+			pods:  []Pod{newPod("a", initStep(2), main(2), assumed(1, 1))},
+			given: Allocations{"uid-a": {"i": lost}}, want: []string{"a/i", "a/main"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := matching{Snapshot: &Snapshot{Pods: test.pods, Given: test.given, Rejected: test.rejected}, request: 2}

@@ -24,6 +24,7 @@ func TestSelectCard(t *testing.T) {
 		want      int
 		result    Result
 		text      string // Of the rejection.
+		moved     string
 	}{
 		"the annotated card": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(1, 1)), want: 1, result: ResultKept,
@@ -104,6 +105,7 @@ func TestSelectCard(t *testing.T) {
 		},
 		"the preferred card of this container": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)), preferred: preferredFor("a", 1), want: 1, result: ResultMoved,
+			moved: "the kubelet chose its devices when card 0 had no room for the pod, or wasn't the pod's",
 		},
 		"the preferred card of this container has no room now": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)), preferred: preferredFor("a", 1),
@@ -187,6 +189,9 @@ func TestSelectCard(t *testing.T) {
 				if full := strings.Contains(text, "no card for") || strings.Contains(text, "no room"); got.Rejection.NoRoom != full {
 					t.Errorf("NoRoom is %t: %s", got.Rejection.NoRoom, text)
 				}
+			}
+			if test.moved != "" && got.Moved != test.moved {
+				t.Errorf("moved because %q, want %q", got.Moved, test.moved)
 			}
 			if got.Result != test.result || got.Rejection == nil && got.Card.Index != test.want || text != test.text {
 				t.Errorf("got card %d, %q, %q, want %d, %q, %q", got.Card.Index, got.Result, text, test.want, test.result, test.text)

@@ -17,19 +17,26 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
+// TestAPIServerAway: a write that fails or hangs while the API server is away is completed after its return.
 func TestAPIServerAway(t *testing.T) {
 	b := newFixture(t)
+	b.hanging = &hanging{}
 	k, p := b.up(16)
-	pod := newPod("a", main(4), assumed(0, 1))
-	b.create(p, pod)
+	one, two := newPod("one", main(4), assumed(0, 1)), newPod("two", main(2), assumed(0, 2))
+	b.create(p, one, two)
 	b.away.Store(true)
-	k.mustAdmit(pod)
+	k.mustAdmit(one)
 	await(t, "a failed write", func() bool { return testutil.ToFloat64(p.metrics.annotationErrors) > 0 })
-	if b.pod("a").Annotations["ALIYUN_COM_GPU_MEM_ASSIGNED"] != "false" {
+	if b.pod("one").Annotations["ALIYUN_COM_GPU_MEM_ASSIGNED"] != "false" {
 		t.Error("the annotations were written")
 	}
 	b.away.Store(false)
-	b.awaitAssigned("a", 0)
+	b.awaitAssigned("one", 0)
+	b.hanging.Hang()
+	k.mustAdmit(two)
+	await(t, "a write that hangs", func() bool { return b.hanging.held.Load() > 0 })
+	b.hanging.Resume()
+	b.awaitAssigned("two", 0)
 }
 
 // TestSearch: the plugin's watch delivers nothing by itself (blind), so the plugin has to search for each pod.
@@ -258,18 +265,4 @@ func TestAPIServerHangs(t *testing.T) {
 	for _, pod := range pods {
 		b.awaitAssigned(pod.Name, 0)
 	}
-}
-
-// TestAPIServerComesBack: a write that was in progress when the API server stopped answering is completed after its return.
-func TestAPIServerComesBack(t *testing.T) {
-	b := newFixture(t)
-	b.hanging = &hanging{}
-	k, p := b.up(16)
-	pod := newPod("a", main(2), assumed(0, 1))
-	b.create(p, pod)
-	b.hanging.Hang()
-	k.mustAdmit(pod)
-	await(t, "a write that hangs", func() bool { return b.hanging.held.Load() > 0 })
-	b.hanging.Resume()
-	b.awaitAssigned("a", 0)
 }

@@ -157,4 +157,12 @@ func TestStateUseless(t *testing.T) {
 	if got := p.State(t.Context(), candidateOf(main(2))); got != allocation.StateAbsent {
 		t.Errorf("a new kubelet isn't asked: state %d", got)
 	}
+	// The next kubelet can be one without the call.
+	service.answer = func(string) (*podresourcesv1.PodResources, error) { return nil, nil }
+	if p.State(t.Context(), candidateOf(main(2))); !p.Answers() {
+		t.Error("the kubelet knows a pod")
+	}
+	if p.Renew(); p.Answers() {
+		t.Error("a new kubelet has not known a pod yet")
+	}
 }

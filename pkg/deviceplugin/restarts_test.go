@@ -6,9 +6,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus/testutil"
-
-	"github.com/gpushare/gpushare/pkg/allocation"
 )
 
 func TestPluginRestartBetweenContainers(t *testing.T) {
@@ -93,27 +90,6 @@ func TestKubeletRestartsDuringRegistration(t *testing.T) {
 	defer k2.mu.Unlock()
 	if k2.unreached > 0 || k2.registrations != 1 {
 		t.Errorf("%d registrations without a reachable plugin, %d others, want 0 and 1", k2.unreached, k2.registrations)
-	}
-}
-
-// A kubelet that was killed before its checkpoint had the devices of an init container calls Allocate again for that
-// container, and not for the container after it, even if both have the same size.
-func TestKubeletKilledWithinAPod(t *testing.T) {
-	b := newFixture(t)
-	b.servePodResources()
-	k, p := b.up(16, 16)
-	pod := newPod("a", initStep(1), main(1), assumed(1, 1))
-	b.create(p, pod)
-	k.mustAdmit(pod, "i")
-
-	k = k.loseCheckpoint(b)
-	for _, name := range []string{"i", "main"} {
-		if got := cardOf(k.mustAdmit(pod, name)[name]); got != "1" {
-			t.Errorf("container %s got card %s, want 1", name, got)
-		}
-	}
-	if none := testutil.ToFloat64(p.metrics.matches.WithLabelValues(string(allocation.ByNone))); none != 0 {
-		t.Errorf("%v calls were matched with no pod", none)
 	}
 }
 
