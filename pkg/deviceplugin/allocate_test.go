@@ -56,32 +56,6 @@ func TestAllocate(t *testing.T) {
 	}
 }
 
-func TestSeveralContainers(t *testing.T) {
-	b := newFixture(t)
-	k, p := b.up(16, 16)
-	many := newPod("many", initStep(2), sidecar("s", 3), container("none", 0), container("x", 2), container("y", 2), assumed(1, 5))
-	other := newPod("other", main(2), assumed(0, 1), created(1))
-	b.create(p, many, other)
-
-	for name, env := range k.mustAdmit(other) {
-		if cardOf(env) != "0" {
-			t.Errorf("container %s of other got card %s", name, cardOf(env))
-		}
-	}
-	if got := k.mustAdmit(many, "i", "s", "x"); len(got) != 3 {
-		t.Fatalf("got %v", got)
-	}
-	b.awaitAssigned("other", 0)
-	if b.pod("many").Annotations["ALIYUN_COM_GPU_MEM_ASSIGNED"] != "false" {
-		t.Error("assigned before all containers were served")
-	}
-	env := k.mustAdmit(many, "y")["y"]
-	if cardOf(env) != "1" || env["ALIYUN_COM_GPU_MEM_POD"] != "7" || env["ALIYUN_COM_GPU_MEM_CONTAINER"] != "2" {
-		t.Errorf("got %v", env)
-	}
-	b.awaitAssigned("many", 1)
-}
-
 func TestMoved(t *testing.T) {
 	b := newFixture(t)
 	k, p := b.up(16, 16)

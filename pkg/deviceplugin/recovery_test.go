@@ -21,9 +21,6 @@ import (
 // long as their pods exist. A call for one of them gets the card that the container has, and a call for another pod does not.
 func TestLostCheckpoint(t *testing.T) {
 	resized := func(pod *corev1.Pod) { pod.Generation, pod.Status.ObservedGeneration = 2, 1 }
-	deferred := func(pod *corev1.Pod) {
-		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodResizePending, Status: corev1.ConditionTrue}}
-	}
 	one := func(options ...podOption) *corev1.Pod {
 		return newPod("one", append([]podOption{assumed(1, 1), assigned}, options...)...)
 	}
@@ -38,9 +35,8 @@ func TestLostCheckpoint(t *testing.T) {
 			one: one(main(2), container("rest", 8), ran(false)), next: newPod("next", main(2), assumed(0, 2)), want: "0",
 		},
 		"an init container that has ended, while the kubelet starts": {one: one(initStep(2), main(10), ran(true)), container: "i", want: "1"},
-		"a resized pod":                   {one: one(main(10), ran(true), resized), started: time.Hour, want: "1"},
-		"a pod whose resize was deferred": {one: one(main(9), ran(true), deferred), started: time.Hour, want: "1"},
-		"one of two containers that run":  {one: one(main(10), ran(true)), started: time.Hour},
+		"a resized pod":                  {one: one(main(10), ran(true), resized), started: time.Hour, want: "1"},
+		"one of two containers that run": {one: one(main(10), ran(true)), started: time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k, p, b := lostCheckpoint(t, test.started, test.one, newPod("two", main(10), assumed(0, 1), assigned, ran(true)))
