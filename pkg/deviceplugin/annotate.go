@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
+	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -25,7 +26,7 @@ import (
 type annotator struct {
 	client  Client
 	pods    *podSource
-	record  *record
+	record  *allocation.Record
 	events  events.EventRecorder
 	metrics *metrics
 	queue   workqueue.TypedRateLimitingInterface[gpu.PodUID]
@@ -34,7 +35,7 @@ type annotator struct {
 // patchTimeout bounds one patch request.
 const patchTimeout = 10 * time.Second
 
-func newAnnotator(client Client, pods *podSource, record *record, recorder events.EventRecorder, m *metrics) *annotator {
+func newAnnotator(client Client, pods *podSource, record *allocation.Record, recorder events.EventRecorder, m *metrics) *annotator {
 	return &annotator{
 		client: client, pods: pods, record: record, events: recorder, metrics: m,
 		queue: workqueue.NewTypedRateLimitingQueue(
@@ -51,20 +52,20 @@ func (a *annotator) Watch() error {
 			if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
 				object = last.Obj
 			}
-			if pod, ok := object.(*corev1.Pod); ok {
-				a.record.Forget(gpu.PodUID(pod.UID))
+			if info, ok := object.(*podInfo); ok {
+				a.record.Remove(info.pod.UID)
 			}
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("following the pods: %w", err)
+		return fmt.Errorf("watching the pods: %w", err)
 	}
 	return nil
 }
 
 func (a *annotator) enqueue(object any) {
-	if pod, ok := object.(*corev1.Pod); ok && len(pod.Spec.Containers) > 0 {
-		a.queue.Add(gpu.PodUID(pod.UID))
+	if info, ok := object.(*podInfo); ok && info.pod.Request > 0 {
+		a.queue.Add(info.pod.UID)
 	}
 }
 
@@ -83,7 +84,7 @@ func (a *annotator) Run(ctx context.Context) error {
 			a.queue.Forget(uid)
 		} else if ctx.Err() == nil {
 			a.metrics.annotationErrors.Inc()
-			klog.FromContext(ctx).Info("A pod's annotations can't be written now: they follow later", "uid", uid, "reason", err.Error())
+			klog.FromContext(ctx).Error(err, "Could not write a pod's annotations, trying again", "uid", uid)
 			a.queue.AddRateLimited(uid)
 		}
 		a.queue.Done(uid)
@@ -97,7 +98,7 @@ func (a *annotator) write(ctx context.Context, uid gpu.PodUID) error {
 	if !ok {
 		return nil
 	}
-	annotations, repair := due(&pod, a.record.Pod(uid))
+	annotations, repair := allocation.DueAnnotations(&pod, a.record.Pod(uid))
 	if annotations == nil {
 		return nil
 	}
@@ -118,58 +119,9 @@ func (a *annotator) write(ctx context.Context, uid gpu.PodUID) error {
 	if repair {
 		a.metrics.repairs.Inc()
 		card := annotations[protocol.AnnotationIndex]
-		a.events.Eventf(pod.reference(), corev1.EventTypeWarning, eventRepaired,
+		a.events.Eventf(podReference(&pod), corev1.EventTypeWarning, eventRepaired,
 			"the annotations named card %d, the containers got card %v", pod.Assignment.Card, card)
 		klog.FromContext(ctx).Info("Repaired annotations", "pod", klog.KRef(pod.Namespace, pod.Name), "card", card, "was", pod.Assignment.Card)
 	}
 	return nil
-}
-
-// due returns the changes to a pod's annotations: a new value, or nil for an annotation to remove. It returns nil if the
-// annotations are correct. repair is true if they named another card than the one that the containers got. An existing assume
-// time is never overwritten, whatever its value.
-func due(pod *podView, given servings) (annotations map[string]any, repair bool) {
-	if pod.Terminal {
-		return nil, false
-	}
-	truth, has := given.Lasting(pod)
-	whole, at := true, time.Time{}
-	for _, container := range pod.Containers {
-		s, ok := given[container.Name]
-		if !ok || !s.HasCard() {
-			whole = false
-			continue
-		}
-		if s.At.After(at) {
-			at = s.At
-		}
-	}
-	annotations = map[string]any{}
-	repair = has && pod.Assumed && pod.Assignment.Card != truth.Card
-	if has && (!pod.Assumed || repair) {
-		right := protocol.Assignment{Card: truth.Card, Request: pod.Request, CardMemory: truth.CardMemory, AssumeTime: truth.At}
-		for key, value := range right.Annotations() {
-			annotations[key] = value
-		}
-		if pod.HasAssumeTime {
-			delete(annotations, protocol.AnnotationAssumeTime)
-		}
-		if pod.Assigned {
-			delete(annotations, protocol.AnnotationAssigned)
-		}
-	}
-	switch {
-	case whole && !pod.Assigned:
-		for key, value := range protocol.AssignedAnnotations(at) {
-			annotations[key] = value
-		}
-	case !whole && pod.Assigned && !pod.Ran:
-		// An allocation for another pod was matched to this one, or the annotation was forged. If the pod has run, the
-		// annotation stays: the record can be less complete than the annotations.
-		annotations[protocol.AnnotationAssigned], annotations[protocol.AnnotationAssignTime] = "false", nil
-	}
-	if len(annotations) == 0 {
-		return nil, false
-	}
-	return annotations, repair
 }

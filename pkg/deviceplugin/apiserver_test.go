@@ -3,7 +3,6 @@ package deviceplugin
 import (
 	"context"
 	"errors"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -18,183 +17,144 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
+// TestAPIServerAway: a write that fails or hangs while the API server is away is completed after its return.
 func TestAPIServerAway(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
+	b.hanging = &hanging{}
 	k, p := b.up(16)
-	pod := newPod("a", main(4), assumed(0, 1))
-	b.create(p, pod)
+	one, two := newPod("one", main(4), assumed(0, 1)), newPod("two", main(2), assumed(0, 2))
+	b.create(p, one, two)
 	b.away.Store(true)
-	k.mustAdmit(pod)
+	k.mustAdmit(one)
 	await(t, "a failed write", func() bool { return testutil.ToFloat64(p.metrics.annotationErrors) > 0 })
-	if b.pod("a").Annotations["ALIYUN_COM_GPU_MEM_ASSIGNED"] != "false" {
-		t.Error("written by an API server that is away")
+	if b.pod("one").Annotations["ALIYUN_COM_GPU_MEM_ASSIGNED"] != "false" {
+		t.Error("the annotations were written")
 	}
 	b.away.Store(false)
-	b.awaitAssigned("a", 0)
-}
-
-func TestLiveList(t *testing.T) {
-	b := newBench(t)
-	b.blind = true
-	var down atomic.Bool
-	var selectors sync.Map
-	b.client.PrependReactor("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		selectors.Store(action.(clienttesting.ListAction).GetListRestrictions().Fields.String(), true)
-		if down.Load() {
-			return true, nil, errors.New("the API server is away")
-		}
-		return false, nil, nil
-	})
-	k, p := b.up(16)
-
-	seen := newPod("seen", main(4), assumed(0, 1))
-	b.create(p, seen)
-	if env := k.mustAdmit(seen)["main"]; env["ALIYUN_COM_GPU_MEM_POD"] != "4" {
-		t.Errorf("got %v", env)
-	}
-	down.Store(true)
-	unseen := newPod("unseen", main(4), assumed(0, 1))
-	b.create(p, unseen)
-	if _, err := k.admit(unseen); status.Code(err) != codes.Unavailable {
-		t.Errorf("got %v, want Unavailable: nothing may be concluded", err)
-	}
-	selectors.Range(func(selector, _ any) bool {
-		if selector != "spec.nodeName="+testNode {
-			t.Errorf("listed pods of %q", selector)
-		}
-		return true
-	})
-}
-
-// TestPodHeardOfLateFromAPIServerThatIsGone: the plugin learns of a pod only at GetPreferredAllocation, and the API server then
-// becomes unreachable. An event that was on its way still counts.
-func TestPodHeardOfLateFromAPIServerThatIsGone(t *testing.T) {
-	b := newBench(t)
-	b.blind = true
-	late := newPod("late", container("x", 2), container("y", 2), assumed(1, 1))
-	var gone atomic.Bool
-	tell := sync.OnceFunc(func() { b.watcher.Add(late) })
-	b.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-		if !gone.Load() {
-			return false, nil, nil
-		}
-		go tell()
-		return true, nil, errors.New("the API server is away")
-	})
-	k, p := b.up(60, 4)
-	gone.Store(true)
-	for name, env := range k.mustAdmit(late) {
-		if cardOf(env) != "1" {
-			t.Errorf("container %s got %v", name, env)
-		}
-	}
-	k.booked(p, late, 1)
-}
-
-// TestPodThatOnlyTheSecondListHas: a list that fails at once, as over a broken connection, is repeated, because the watch broke
-// with it.
-func TestPodThatOnlyTheSecondListHas(t *testing.T) {
-	b := newBench(t)
-	b.blind = true
-	var broken atomic.Bool
-	b.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-		if broken.CompareAndSwap(true, false) {
-			return true, nil, errors.New("connection reset by peer")
-		}
-		return false, nil, nil
-	})
-	k, _ := b.up(60, 4)
-	late := newPod("late", main(4), assumed(1, 1))
-	if err := b.client.Tracker().Add(late); err != nil {
-		t.Fatal(err)
-	}
-	broken.Store(true)
-	if got := cardOf(k.mustAdmit(late)["main"]); got != "1" {
-		t.Errorf("got card %s", got)
-	}
-	if broken.Load() {
-		t.Error("no list failed")
-	}
-}
-
-// TestPodHeardOfWhileTheAPIServerIsLeftAlone: while the plugin sends the API server no list, the watch can still deliver the
-// pod.
-func TestPodHeardOfWhileTheAPIServerIsLeftAlone(t *testing.T) {
-	b := newBench(t)
-	b.blind = true
-	k, p := b.up(60, 4)
-	p.pods.away.Store(time.Now().Add(time.Minute).UnixNano())
-	late := newPod("late", main(4), assumed(1, 1))
-	lists := len(b.client.Actions())
-	told := time.AfterFunc(5*searchPause, func() { b.watcher.Add(late) })
-	defer told.Stop()
-	if got := cardOf(k.mustAdmit(late)["main"]); got != "1" {
-		t.Errorf("got card %s", got)
-	}
-	for _, action := range b.client.Actions()[lists:] {
-		if action.GetVerb() == "list" {
-			t.Errorf("the API server was asked: %v", action)
-		}
-	}
-}
-
-// TestPodHeardOfBeforeTheOneThatIsMeant: a pod that the watch delivers during the list isn't matched by order. The list may
-// have the right pod.
-func TestPodHeardOfBeforeTheOneThatIsMeant(t *testing.T) {
-	b := newBench(t)
-	b.blind, b.hanging = true, &hanging{}
-	k, p := b.up(16, 16)
-	meant, other := newPod("meant", main(4), assumed(1, 1)), newPod("other", main(4), assumed(0, 2))
-	for _, pod := range []*corev1.Pod{meant, other} {
-		if err := b.client.Tracker().Add(pod); err != nil {
-			t.Fatal(err)
-		}
-	}
-	lists := b.hanging.lists.Load()
+	b.awaitAssigned("one", 0)
 	b.hanging.Hang()
-	go func() {
-		for b.hanging.lists.Load() == lists && t.Context().Err() == nil {
-			time.Sleep(time.Millisecond)
-		}
-		b.watcher.Add(other)
-		for len(p.pods.Cached()) == 0 && t.Context().Err() == nil {
-			time.Sleep(time.Millisecond)
-		}
-		time.Sleep(5 * searchPause)
-		b.hanging.Resume()
-	}()
-	if got := cardOf(k.mustAdmit(meant)["main"]); got != "1" {
-		t.Errorf("got card %s", got)
-	}
+	k.mustAdmit(two)
+	await(t, "a write that hangs", func() bool { return b.hanging.held.Load() > 0 })
+	b.hanging.Resume()
+	b.awaitAssigned("two", 0)
 }
 
-// TestPodHeardOfBeforeTheListIsThere: a busy API server can take longer for the list of all pods than for the event of the one
-// pod that is searched for.
-func TestPodHeardOfBeforeTheListIsThere(t *testing.T) {
-	b := newBench(t)
-	b.askable()
-	b.blind, b.hanging = true, &hanging{}
-	k, p := b.up(60, 4)
-	late := newPod("late", main(4), assumed(1, 1))
-	lists := b.hanging.lists.Load()
-	b.hanging.Hang()
-	go func() {
-		for b.hanging.lists.Load() == lists {
-			if t.Context().Err() != nil {
+// TestSearch: the plugin's watch delivers nothing by itself (blind), so the plugin has to search for each pod.
+func TestSearch(t *testing.T) {
+	for name, test := range map[string]struct {
+		// list answers each list of pods once the pod is bound. If it returns false, the API server has the answer.
+		list func(b *fixture, pod *corev1.Pod, lists int) (failed bool)
+		// before is called before the pod is admitted.
+		before func(b *fixture, p *Plugin, pod *corev1.Pod)
+		want   string // Empty if the allocation is rejected.
+	}{
+		"the list has the pod": {want: "1"},
+		"every list fails":     {list: func(*fixture, *corev1.Pod, int) bool { return true }},
+		"the watch delivers the pod after the API server has become unreachable": {
+			list: func(b *fixture, pod *corev1.Pod, lists int) bool {
+				if lists == 1 {
+					go b.watcher.Add(pod)
+				}
+				return true
+			},
+			want: "1",
+		},
+		// The watch broke with the connection too, so the list is repeated.
+		"only the first list fails": {list: func(_ *fixture, _ *corev1.Pod, lists int) bool { return lists == 1 }, want: "1"},
+		"no list is made because the API server didn't answer a moment ago": {
+			before: func(b *fixture, p *Plugin, pod *corev1.Pod) {
+				p.pods.silentUntil.Store(time.Now().Add(time.Minute).UnixNano())
+				time.AfterFunc(5*searchPause, func() { b.watcher.Add(pod) })
+			},
+			list: func(b *fixture, _ *corev1.Pod, _ int) bool {
+				b.t.Error("the API server was asked")
+				return true
+			},
+			want: "1",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newFixture(t)
+			b.blind = true
+			pod := newPod("pod", container("x", 2), container("y", 2), assumed(1, 1))
+			var bound atomic.Bool
+			var lists atomic.Int32
+			b.client.PrependReactor("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+				if got := action.(clienttesting.ListAction).GetListRestrictions().Fields.String(); got != "spec.nodeName="+testNode {
+					t.Errorf("listed pods of %q", got)
+				}
+				failed := bound.Load() && test.list != nil && test.list(b, pod, int(lists.Add(1)))
+				return failed, nil, errors.New("the API server is away")
+			})
+			k, p := b.up(60, 4)
+			b.create(p, pod)
+			bound.Store(true)
+			if test.before != nil {
+				test.before(b, p, pod)
+			}
+			env, err := k.admit(pod)
+			if test.want == "" {
+				if status.Code(err) != codes.Unavailable {
+					t.Errorf("got %v and %v, want Unavailable", env, err)
+				}
 				return
 			}
-			time.Sleep(time.Millisecond)
-		}
-		b.watcher.Add(late)
-	}()
-	if got := cardOf(k.mustAdmit(late)["main"]); got != "1" {
-		t.Errorf("got card %s", got)
+			if err != nil || cardOf(env["x"]) != test.want || cardOf(env["y"]) != test.want {
+				t.Errorf("got %v and %v, want card %s", env, err, test.want)
+			}
+			k.checkDevices(p, pod, 1)
+		})
 	}
-	k.booked(p, late, 1)
-	if p.pods.isAway() {
-		t.Error("the list was waited for to its end")
+}
+
+// TestSearchWatchFirst: the watch delivers a pod while the list hangs.
+func TestSearchWatchFirst(t *testing.T) {
+	for name, test := range map[string]struct {
+		ask   bool // The kubelet answers questions.
+		other bool // The watch delivers another pod.
+	}{
+		"a busy API server takes longer for the list than for the event of the pod": {ask: true},
+		// A match by order waits for the list, because the right pod may be in it.
+		"the watch delivers another pod before": {other: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newFixture(t)
+			if test.ask {
+				b.servePodResources()
+			}
+			b.blind, b.hanging = true, &hanging{}
+			k, p := b.up(16, 16)
+			pod, delivered := newPod("pod", main(4), assumed(1, 1)), newPod("pod", main(4), assumed(1, 1))
+			b.create(p, pod)
+			if test.other {
+				delivered = newPod("other", main(4), assumed(0, 2))
+				b.create(p, delivered)
+			}
+			lists := b.hanging.lists.Load()
+			b.hanging.Hang()
+			go func() {
+				for b.hanging.lists.Load() == lists && t.Context().Err() == nil {
+					time.Sleep(time.Millisecond)
+				}
+				b.watcher.Add(delivered)
+				for test.other && t.Context().Err() == nil {
+					if time.Sleep(5 * searchPause); len(p.pods.Cached()) > 0 {
+						b.hanging.Resume()
+						return
+					}
+				}
+			}()
+			if got := cardOf(k.mustAdmit(pod)["main"]); got != "1" {
+				t.Errorf("got card %s", got)
+			}
+			if p.pods.isSilent() {
+				t.Error("the list was awaited until its timeout")
+			}
+			if !test.other {
+				b.hanging.Resume()
+			}
+		})
 	}
-	b.hanging.Resume()
 }
 
 // hanging is an API server that accepts requests and doesn't answer them from Hang until Resume.
@@ -259,7 +219,7 @@ func (o held[T, L]) Patch(ctx context.Context, name string, kind types.PatchType
 // TestAPIServerHangs: an API server that doesn't answer delays no container of a known pod, delays another pod no longer than
 // one list may take, and doesn't keep the plugin from stopping.
 func TestAPIServerHangs(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	b.hanging = &hanging{}
 	k := startKubelet(t, b.dir)
 	p, stop := b.start(newCards(16))
@@ -286,7 +246,7 @@ func TestAPIServerHangs(t *testing.T) {
 	// An unknown pod: after an unanswered request the plugin sends the API server no list for a moment. Otherwise each of the
 	// kubelet's four calls would send one.
 	for range 2 {
-		if _, err := k.admit(newPod("unheard-of", main(4))); status.Code(err) != codes.Unavailable {
+		if _, err := k.admit(newPod("unknown", main(4))); status.Code(err) != codes.Unavailable {
 			t.Errorf("got %v, want Unavailable", err)
 		}
 	}
@@ -295,7 +255,7 @@ func TestAPIServerHangs(t *testing.T) {
 	}
 	for _, pod := range pods {
 		if b.pod(pod.Name).Annotations["ALIYUN_COM_GPU_MEM_ASSIGNED"] == "true" {
-			t.Errorf("%s was annotated by an API server that hangs", pod.Name)
+			t.Errorf("pod %s was annotated", pod.Name)
 		}
 	}
 
@@ -305,18 +265,4 @@ func TestAPIServerHangs(t *testing.T) {
 	for _, pod := range pods {
 		b.awaitAssigned(pod.Name, 0)
 	}
-}
-
-// TestAPIServerComesBack: a write that was in progress when the API server stopped answering is completed after its return.
-func TestAPIServerComesBack(t *testing.T) {
-	b := newBench(t)
-	b.hanging = &hanging{}
-	k, p := b.up(16)
-	pod := newPod("a", main(2), assumed(0, 1))
-	b.create(p, pod)
-	b.hanging.Hang()
-	k.mustAdmit(pod)
-	await(t, "a write that hangs", func() bool { return b.hanging.held.Load() > 0 })
-	b.hanging.Resume()
-	b.awaitAssigned("a", 0)
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
+var start = time.Unix(1_700_000_000, 0)
+
 const testNode = "node-1"
 
 // podOption changes a pod under construction.
@@ -97,12 +99,6 @@ func revision(v string) podOption {
 	return func(pod *corev1.Pod) { pod.ResourceVersion = v }
 }
 
-func deleting(pod *corev1.Pod) { pod.DeletionTimestamp = &metav1.Time{Time: start} }
-
-func phase(phase corev1.PodPhase) podOption {
-	return func(pod *corev1.Pod) { pod.Status.Phase = phase }
-}
-
 // ran marks the container "main" as one that has run, and as running now if running is true.
 func ran(running bool) podOption {
 	return func(pod *corev1.Pod) {
@@ -116,19 +112,6 @@ func ran(running bool) podOption {
 
 // mirrors makes the pod the mirror pod of a static pod.
 func mirrors(uid string) podOption { return annotation(corev1.MirrorPodAnnotationKey, uid) }
-
-// views returns the pods as the informer would have them.
-func views(pods ...*corev1.Pod) []podView {
-	out := make([]podView, 0, len(pods))
-	for _, pod := range pods {
-		slim, err := slimPod(pod)
-		if err != nil {
-			panic(err)
-		}
-		out = append(out, newPodView(slim.(*corev1.Pod)))
-	}
-	return out
-}
 
 // newCards returns healthy cards of these sizes, in units.
 func newCards(sizes ...gpu.Memory) []gpu.Card {

@@ -14,7 +14,7 @@ import (
 )
 
 func TestCardFailsAndRecovers(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	k, p := b.up(16, 16)
 	a := newPod("a", main(4), assumed(1, 1))
 	b.create(p, a)
@@ -23,7 +23,7 @@ func TestCardFailsAndRecovers(t *testing.T) {
 	p.SetCards(cards, nil, "")
 	k.awaitDevices(16, 32)
 	b.awaitEvent("GPUCardUnhealthy card 1 (GPU-1): Xid 79")
-	await(t, "the inventory to say so", func() bool {
+	await(t, "the inventory with the card", func() bool {
 		inventory, err := protocol.ParseInventory(b.node().Annotations)
 		return err == nil && !inventory.Cards[1].Healthy()
 	})
@@ -34,21 +34,21 @@ func TestCardFailsAndRecovers(t *testing.T) {
 	k.awaitDevices(0, 32)
 	b.awaitEvent("GPUCardUnhealthy card 0 (GPU-0), 1 (GPU-1): the driver is being updated")
 	if missing := p.missing(); !slices.Equal(missing, []string{"the driver is being updated"}) {
-		t.Errorf("without a driver readyz says %q", missing)
+		t.Errorf("without a driver readyz reports %q", missing)
 	}
 	p.SetCards(newCards(16, 16), nil, "")
 	k.awaitDevices(32, 32)
 	b.awaitEvent("GPUCardHealthy card 0 (GPU-0), 1 (GPU-1) can be used again")
 	if missing := p.missing(); len(missing) > 0 {
-		t.Errorf("with a driver readyz says %q", missing)
+		t.Errorf("with a driver readyz reports %q", missing)
 	}
 	if n := testutil.ToFloat64(p.metrics.registrations); n != 1 {
-		t.Errorf("registered %v times, once is enough", n)
+		t.Errorf("registered %v times, want once", n)
 	}
 }
 
 func TestNothingToOffer(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	k := startKubelet(t, b.dir)
 	p, _ := b.start(nil)
 	for _, test := range []struct {
@@ -63,7 +63,7 @@ func TestNothingToOffer(t *testing.T) {
 	} {
 		p.SetCards(test.cards, nil, test.problem)
 		if missing := strings.Join(p.missing(), "\n"); !strings.Contains(missing, test.want) {
-			t.Errorf("readyz says %q, want %q", missing, test.want)
+			t.Errorf("readyz reports %q, want %q", missing, test.want)
 		}
 		b.awaitEvent("GPUCardNotOffered")
 	}

@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,37 +9,32 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// checkpointFile is the file in which the kubelet keeps the devices that it allocated (k8s.io/kubernetes
-// pkg/kubelet/cm/devicemanager/types.go), in the directory of the plugins' sockets. The kubelet replaces the whole file after
-// each allocation and before the next one.
-const checkpointFile = "kubelet_internal_checkpoint"
+const (
+	// checkpointFile is the file in which the kubelet keeps the devices that it allocated (k8s.io/kubernetes
+	// pkg/kubelet/cm/devicemanager/types.go), in the directory of the plugins' sockets. The kubelet replaces the whole file after
+	// each allocation and before the next one.
+	checkpointFile = "kubelet_internal_checkpoint"
+	// maxCheckpoint bounds the number of bytes that are read. For a full node with the smallest unit the file has a few MiB.
+	maxCheckpoint = 64 << 20
+	// syncPause is the minimum time between two background reads, for which no call waits.
+	syncPause = 100 * time.Millisecond
+)
 
-// maxCheckpoint bounds the number of bytes that are read. For a full node with the smallest unit the file has a few MiB.
-const maxCheckpoint = 64 << 20
-
-// booking is the entry of one container in the kubelet's checkpoint: what the container really got.
-type booking struct {
-	UID       gpu.PodUID
-	Container string
-	// Devices are the device IDs, and Request is their number.
-	Devices deviceSet
-	Request gpu.Memory
-	// Env is the environment of the plugin's response; nil if the entry has no response in a known form.
-	Env map[string]string
-}
-
-// checkpointJSON is the part of k8s.io/kubernetes pkg/kubelet/cm/devicemanager/checkpoint that is read here. The checksum
-// covers the printed form of a Go value, so other programs can't compute it. It isn't needed: the file is replaced atomically.
+// checkpointJSON is the part of k8s.io/kubernetes pkg/kubelet/cm/devicemanager/checkpoint that is read here. The checksum covers
+// the printed form of a Go value, so other programs can't compute it. It isn't needed: the file is replaced atomically.
 type checkpointJSON struct {
 	Data *struct {
 		PodDeviceEntries []struct {
@@ -53,7 +49,7 @@ type checkpointJSON struct {
 }
 
 // parseCheckpoint returns the entries for GPU memory.
-func parseCheckpoint(data []byte) ([]booking, error) {
+func parseCheckpoint(data []byte) ([]allocation.Entry, error) {
 	var file checkpointJSON
 	if err := json.Unmarshal(data, &file); err != nil {
 		return nil, fmt.Errorf("reading the kubelet's checkpoint: %w", err)
@@ -61,72 +57,115 @@ func parseCheckpoint(data []byte) ([]booking, error) {
 	if file.Data == nil {
 		return nil, errors.New("reading the kubelet's checkpoint: it has no Data")
 	}
-	var bookings []booking
-	for _, entry := range file.Data.PodDeviceEntries {
-		if entry.ResourceName != protocol.ResourceMemory || entry.PodUID == "" || entry.ContainerName == "" {
+	var entries []allocation.Entry
+	for _, e := range file.Data.PodDeviceEntries {
+		if e.ResourceName != protocol.ResourceMemory || e.PodUID == "" || e.ContainerName == "" {
 			continue
 		}
 		var ids []string
-		for _, group := range entry.DeviceIDs {
+		for _, group := range e.DeviceIDs {
 			ids = append(ids, group...)
 		}
-		b := booking{
-			UID: gpu.PodUID(entry.PodUID), Container: entry.ContainerName,
-			Devices: newDeviceSet(ids), Request: gpu.Memory(len(ids)),
+		entry := allocation.Entry{
+			ContainerKey: allocation.ContainerKey{UID: gpu.PodUID(e.PodUID), Name: e.ContainerName},
+			Allocation: allocation.Allocation{
+				Card: allocation.UnknownCard, Request: gpu.Memory(len(ids)), Devices: allocation.NewDeviceSet(ids),
+			},
 		}
 		var response pluginapi.ContainerAllocateResponse
-		if err := proto.Unmarshal(entry.AllocResp, &response); err == nil {
-			b.Env = response.Envs
+		if err := proto.Unmarshal(e.AllocResp, &response); err == nil {
+			if assignment, err := protocol.ParseAssignment(response.Envs); err == nil {
+				entry.Card, entry.CardMemory = assignment.Card, assignment.CardMemory
+			} else if response.Envs[protocol.AnnotationIndex] == noIndex {
+				entry.Card = allocation.NoCard
+			}
 		}
-		bookings = append(bookings, b)
+		entries = append(entries, entry)
 	}
-	return bookings, nil
+	return entries, nil
 }
 
-// checkpoint reads the kubelet's checkpoint file if it was replaced since the last read. It is not safe for concurrent use.
+// checkpoint keeps the record in line with the kubelet's checkpoint file.
 type checkpoint struct {
-	dir      string
-	last     fs.FileInfo
-	bookings []booking
+	dir    string
+	record *allocation.Record
+	pods   allocation.KnownPods
+	// changed is called for each pod of which the record changed.
+	changed func(gpu.PodUID)
+	// stale receives a value when the file may have changed.
+	stale chan struct{}
+
+	// mu guards the fields below. It is held from the read of the file until the record is updated, so that an older checkpoint
+	// can't overwrite a newer one.
+	mu      sync.Mutex
+	last    fs.FileInfo
+	entries []allocation.Entry
 }
 
-// Written returns when the content that Read last returned was written; zero if there was no file.
-func (c *checkpoint) Written() time.Time {
-	if c.last == nil {
-		return time.Time{}
+// Run updates the record until ctx ends. No allocation waits for it: with the smallest unit the file has several megabytes, and
+// the kubelet writes it after each allocation while the next one waits.
+func (c *checkpoint) Run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-c.stale:
+		}
+		c.Sync(ctx)
+		// A burst of pods is handled as one change.
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(syncPause):
+		}
 	}
-	return c.last.ModTime()
 }
 
-// Read returns the entries of the checkpoint; none if the file doesn't exist. With an error it returns the entries of the last
-// successful read.
-func (c *checkpoint) Read() ([]booking, error) {
+// Sync updates the record. If the file can't be read, its last known content is used.
+func (c *checkpoint) Sync(ctx context.Context) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.read(); err != nil {
+		klog.FromContext(ctx).Error(err, "Could not read the kubelet's checkpoint, using its last known content")
+	}
+	var written time.Time // Zero if there is no file.
+	if c.last != nil {
+		written = c.last.ModTime()
+	}
+	for _, uid := range c.record.Sync(c.entries, written, c.pods) {
+		c.changed(uid)
+	}
+}
+
+// read reads the file if it was replaced since the last read. There are no entries if the file doesn't exist. With an error the
+// last entries stay.
+func (c *checkpoint) read() error {
 	file, err := os.Open(filepath.Join(c.dir, checkpointFile))
 	if errors.Is(err, fs.ErrNotExist) {
-		c.last, c.bookings = nil, nil
-		return nil, nil
+		c.last, c.entries = nil, nil
+		return nil
 	}
 	if err != nil {
-		return c.bookings, fmt.Errorf("opening the kubelet's checkpoint: %w", err)
+		return fmt.Errorf("opening the kubelet's checkpoint: %w", err)
 	}
 	defer file.Close()
 	info, err := file.Stat()
 	if err != nil {
-		return c.bookings, fmt.Errorf("looking at the kubelet's checkpoint: %w", err)
+		return fmt.Errorf("opening the kubelet's checkpoint: %w", err)
 	}
 	if sameFile(c.last, info) {
-		return c.bookings, nil
+		return nil
 	}
 	data, err := io.ReadAll(io.LimitReader(file, maxCheckpoint))
 	if err != nil {
-		return c.bookings, fmt.Errorf("reading the kubelet's checkpoint: %w", err)
+		return fmt.Errorf("reading the kubelet's checkpoint: %w", err)
 	}
-	bookings, err := parseCheckpoint(data)
+	entries, err := parseCheckpoint(data)
 	if err != nil {
-		return c.bookings, err
+		return err
 	}
-	c.last, c.bookings = info, bookings
-	return bookings, nil
+	c.last, c.entries = info, entries
+	return nil
 }
 
 // sameFile reports whether both are the same file in the same state. The inode alone isn't enough: a new file can get the inode

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -65,23 +66,26 @@ func TestParseCheckpoint(t *testing.T) {
 	other.ResourceName = "example.com/other"
 	garbled := newEntry(t, "uid-c", "main", 0, "05")
 	garbled.AllocResp = []byte("\xff\xff\xff")
+	withoutResponse := newEntry(t, "uid-f", "main", 0, "07")
+	withoutResponse.AllocResp = nil
 	spread := newEntry(t, "uid-d", "main", 2)
 	spread.DeviceIDs = map[int64][]string{0: {"21"}, 1: {"20"}}
 
-	got, err := parseCheckpoint(checkpointData(t, newEntry(t, "uid-a", "init", 1, "11", "10"), other, garbled, spread))
+	got, err := parseCheckpoint(checkpointData(t, newEntry(t, "uid-a", "init", 1, "11", "10"), other, garbled, spread,
+		newEntry(t, "uid-e", "main", -1, "06"), withoutResponse))
 	if err != nil {
 		t.Fatal(err)
 	}
-	env := func(card, request string) map[string]string {
-		return map[string]string{
-			"ALIYUN_COM_GPU_MEM_IDX": card, "ALIYUN_COM_GPU_MEM_DEV": "16", "ALIYUN_COM_GPU_MEM_POD": "0",
-			"ALIYUN_COM_GPU_MEM_CONTAINER": request, "NVIDIA_VISIBLE_DEVICES": "GPU-x",
+	entryOf := func(uid gpu.PodUID, container string, card int, memory gpu.Memory, ids ...string) allocation.Entry {
+		return allocation.Entry{
+			ContainerKey: allocation.ContainerKey{UID: uid, Name: container},
+			Allocation:   allocation.Allocation{Card: card, CardMemory: memory, Request: gpu.Memory(len(ids)), Devices: allocation.NewDeviceSet(ids)},
 		}
 	}
-	want := []booking{
-		{UID: "uid-a", Container: "init", Devices: newDeviceSet([]string{"10", "11"}), Request: 2, Env: env("1", "2")},
-		{UID: "uid-c", Container: "main", Devices: newDeviceSet([]string{"05"}), Request: 1},
-		{UID: "uid-d", Container: "main", Devices: newDeviceSet([]string{"20", "21"}), Request: 2, Env: env("2", "0")},
+	want := []allocation.Entry{
+		entryOf("uid-a", "init", 1, 16, "10", "11"),
+		entryOf("uid-c", "main", allocation.UnknownCard, 0, "05"), entryOf("uid-d", "main", 2, 16, "20", "21"),
+		entryOf("uid-e", "main", allocation.NoCard, 0, "06"), entryOf("uid-f", "main", allocation.UnknownCard, 0, "07"),
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
@@ -98,13 +102,13 @@ func FuzzParseCheckpoint(f *testing.F) {
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":0}`))
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"aliyun.com/gpu-mem","DeviceIDs":{"-1":["a"]},"AllocResp":"CgA="}]}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		bookings, err := parseCheckpoint(data)
+		entries, err := parseCheckpoint(data)
 		if err != nil {
 			return
 		}
-		for _, b := range bookings {
-			if b.UID == "" || b.Container == "" || b.Request < 0 {
-				t.Errorf("a booking without a name: %+v", b)
+		for _, e := range entries {
+			if e.UID == "" || e.Name == "" || e.Request < 0 {
+				t.Errorf("an entry without a name: %+v", e)
 			}
 		}
 	})
@@ -115,13 +119,12 @@ func TestCheckpointRead(t *testing.T) {
 	c := checkpoint{dir: dir}
 	expect := func(when string, want ...string) {
 		t.Helper()
-		bookings, err := c.Read()
-		if err != nil {
+		if err := c.read(); err != nil {
 			t.Fatalf("%s: %v", when, err)
 		}
 		var got []string
-		for _, b := range bookings {
-			got = append(got, string(b.UID))
+		for _, e := range c.entries {
+			got = append(got, string(e.UID))
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s (-want +got)\n%s", when, diff)
@@ -136,8 +139,8 @@ func TestCheckpointRead(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, checkpointFile), []byte("garbage"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if bookings, err := c.Read(); err == nil || len(bookings) != 2 {
-		t.Errorf("a broken file gave %v, %v, want an error and the books as they were", bookings, err)
+	if err := c.read(); err == nil || len(c.entries) != 2 {
+		t.Errorf("an invalid file gave %v, %v, want an error and the last entries", c.entries, err)
 	}
 	if err := os.Remove(filepath.Join(dir, checkpointFile)); err != nil {
 		t.Fatal(err)

@@ -13,10 +13,10 @@ import (
 )
 
 func TestCleanup(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	others := corev1.ResourceList{corev1.ResourceCPU: *newQuantity(4), protocol.ResourceMemory: *newQuantity(0)}
 	node := b.node()
-	node.Annotations = map[string]string{protocol.AnnotationInventory: "{}", "someone": "else's"}
+	node.Annotations = map[string]string{protocol.AnnotationInventory: "{}", "example.com/other": "kept"}
 	node.Status.Capacity, node.Status.Allocatable = others.DeepCopy(), others.DeepCopy()
 	node.Status.Capacity[protocol.ResourceCount], node.Status.Allocatable[protocol.ResourceCount] = *newQuantity(8), *newQuantity(8)
 	if _, err := b.client.CoreV1().Nodes().Update(context.Background(), node, metav1.UpdateOptions{}); err != nil {
@@ -33,33 +33,33 @@ func TestCleanup(t *testing.T) {
 			t.Errorf("(-want +got)\n%s", diff)
 		}
 	}
-	if diff := cmp.Diff(map[string]string{"someone": "else's"}, after.Annotations); diff != "" {
+	if diff := cmp.Diff(map[string]string{"example.com/other": "kept"}, after.Annotations); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
 	if err := Cleanup(t.Context(), fakeClient(b.client), "nowhere"); err == nil {
-		t.Error("a node that there isn't was cleaned up")
+		t.Error("no error for a missing node")
 	}
 }
 
 // TestKnownCards checks that the node's inventory outlives the plugin.
 func TestKnownCards(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	_, stop := b.start(newCards(16, 16))
 	startKubelet(t, b.dir).awaitDevices(32, 32)
 	stop()
 	p, _ := b.start(nil)
 	cards, boot := p.KnownCards(t.Context())
 	if diff := cmp.Diff(newCards(16, 16), cards); diff != "" || boot != "this boot" {
-		t.Errorf("of boot %q (-want +got)\n%s", boot, diff)
+		t.Errorf("boot %q (-want +got)\n%s", boot, diff)
 	}
 	p.cards.unit = 4 * gpu.GiB
 	if cards, _ = p.KnownCards(t.Context()); cards[0].Memory != 4 {
-		t.Errorf("16 GiB are %d units of 4 GiB", cards[0].Memory)
+		t.Errorf("16 GiB are %d units of 4 GiB, want 4", cards[0].Memory)
 	}
 
-	p, _ = newBench(t).start(nil)
+	p, _ = newFixture(t).start(nil)
 	if got, boot := p.KnownCards(t.Context()); len(got) > 0 || boot != "" {
-		t.Errorf("of a node without an inventory: %v of boot %q", got, boot)
+		t.Errorf("a node without an inventory has %v of boot %q", got, boot)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -68,6 +68,6 @@ func TestKnownCards(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, _ := p.KnownCards(ctx); len(got) > 0 {
-		t.Errorf("of a plugin that was never run: %v", got)
+		t.Errorf("a plugin that was never run has %v", got)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/gentype"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	events "k8s.io/client-go/tools/record"
@@ -53,51 +54,12 @@ func NewClient(config *rest.Config) (Client, events.EventSink, error) {
 	parameters := runtime.NewParameterCodec(scheme)
 	return Client{
 		Pods: func(namespace string) Objects[*corev1.Pod, *corev1.PodList] {
-			return &objects[corev1.Pod, corev1.PodList, *corev1.Pod, *corev1.PodList]{client, parameters, "pods", namespace}
+			return gentype.NewClientWithList("pods", client, parameters, namespace,
+				func() *corev1.Pod { return &corev1.Pod{} }, func() *corev1.PodList { return &corev1.PodList{} })
 		},
-		Nodes: &objects[corev1.Node, corev1.NodeList, *corev1.Node, *corev1.NodeList]{client, parameters, "nodes", ""},
+		Nodes: gentype.NewClientWithList("nodes", client, parameters, "",
+			func() *corev1.Node { return &corev1.Node{} }, func() *corev1.NodeList { return &corev1.NodeList{} }),
 	}, &eventSink{client}, nil
-}
-
-// objects implements Objects with a REST client.
-type objects[T, L any, PT pointer[T], PL pointer[L]] struct {
-	client     rest.Interface
-	parameters runtime.ParameterCodec
-	resource   string
-	// namespace is empty for all namespaces and for kinds without namespaces.
-	namespace string
-}
-
-type pointer[T any] interface {
-	*T
-	runtime.Object
-}
-
-func (o *objects[T, L, PT, PL]) List(ctx context.Context, options metav1.ListOptions) (PL, error) {
-	list := PL(new(L))
-	err := o.client.Get().NamespaceIfScoped(o.namespace, o.namespace != "").Resource(o.resource).
-		VersionedParams(&options, o.parameters).Timeout(timeoutOf(options)).Do(ctx).Into(list)
-	return list, err
-}
-
-func (o *objects[T, L, PT, PL]) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-	options.Watch = true
-	return o.client.Get().NamespaceIfScoped(o.namespace, o.namespace != "").Resource(o.resource).
-		VersionedParams(&options, o.parameters).Timeout(timeoutOf(options)).Watch(ctx)
-}
-
-func (o *objects[T, L, PT, PL]) Patch(ctx context.Context, name string, kind types.PatchType, data []byte, options metav1.PatchOptions, subresources ...string) (PT, error) {
-	object := PT(new(T))
-	err := o.client.Patch(kind).NamespaceIfScoped(o.namespace, o.namespace != "").Resource(o.resource).
-		Name(name).SubResource(subresources...).VersionedParams(&options, o.parameters).Body(data).Do(ctx).Into(object)
-	return object, err
-}
-
-func timeoutOf(options metav1.ListOptions) time.Duration {
-	if options.TimeoutSeconds == nil {
-		return 0
-	}
-	return time.Duration(*options.TimeoutSeconds) * time.Second
 }
 
 // eventSink writes each event to the event's own namespace.

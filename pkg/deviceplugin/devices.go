@@ -1,7 +1,6 @@
 package deviceplugin
 
 import (
-	"fmt"
 	"math"
 	"slices"
 	"sort"
@@ -29,10 +28,9 @@ const (
 	base       = int64(len(digits))
 	escape     = 'z' // The last digit.
 	shortCards = int(base) - 1
-	maxCards   = int(base * base * base)
 )
 
-// deviceID returns the ID of one unit of a card. card must be at least 0 and less than maxCards.
+// deviceID returns the ID of one unit of a card. card must be at least 0 and less than 62³.
 func deviceID(card int, unit gpu.Memory) string {
 	id := appendCard(make([]byte, 0, 16), card)
 	start := len(id)
@@ -61,35 +59,10 @@ func ofCard(card int) func(id string) bool {
 	return func(id string) bool { return strings.HasPrefix(id, prefix) }
 }
 
-// parseDeviceID parses an ID that deviceID returned. For any other string it returns an error.
-func parseDeviceID(id string) (card int, unit gpu.Memory, err error) {
-	bad := func() (int, gpu.Memory, error) {
-		return 0, 0, fmt.Errorf("%.32q is not a device ID of this plugin", id)
-	}
-	prefix, number := 1, int64(0)
-	if strings.HasPrefix(id, string(escape)) {
-		prefix = 4
-	}
-	if len(id) <= prefix {
-		return bad()
-	}
-	for i := range len(id) {
-		digit := int64(strings.IndexByte(digits, id[i]))
-		switch {
-		case digit < 0 || number > (math.MaxInt64-digit)/base:
-			return bad()
-		case i == 0 && prefix > 1:
-			// The escape digit has no value.
-		case i < prefix:
-			card = card*int(base) + int(digit)
-		default:
-			number = number*base + digit
-		}
-	}
-	if deviceID(card, gpu.Memory(number)) != id {
-		return bad() // Leading zeros, or the long form of a card that has a short one.
-	}
-	return card, gpu.Memory(number), nil
+// allOf reports whether all IDs are those of the card's units.
+func allOf(card int, ids []string) bool {
+	own := ofCard(card)
+	return !slices.ContainsFunc(ids, func(id string) bool { return !own(id) })
 }
 
 // devices returns one device for each unit of each card. The devices have no topology: with one, the kubelet's NUMA alignment
@@ -115,26 +88,20 @@ func devices(cards []gpu.Card) []*pluginapi.Device {
 // messageSize returns the size in bytes of the largest ListAndWatch message for these cards. It is the message in which all
 // devices are unhealthy, with 15 bytes and the ID per device.
 func messageSize(cards []gpu.Card) int64 {
-	const perDevice = int64(4 + 2 + len(pluginapi.Unhealthy)) // Tag and length of the device, the ID and the health; and the health.
+	const (
+		perDevice = int64(4 + 2 + len(pluginapi.Unhealthy)) // Tag and length of the device, the ID and the health; and the health.
+		maxUnits  = int64(1) << 40                          // Far above any limit. The sum must not wrap.
+	)
 	var size int64
 	for _, c := range cards {
-		prefix := int64(1)
-		if c.Index >= shortCards {
-			prefix = 4
+		units := int64(c.Memory)
+		if units > maxUnits {
+			return math.MaxInt64
 		}
-		// Each pass covers the numbers of one length: [0, 62), [62, 3844), …
-		for low, high, length := int64(0), base, int64(1); low < int64(c.Memory); length++ {
-			count := min(high, int64(c.Memory)) - low
-			if count > math.MaxInt64/64 || size > math.MaxInt64/2 {
-				return math.MaxInt64 // Far above any limit. The sum must not wrap.
-			}
-			size += count * (perDevice + prefix + length)
-			low = high
-			if high > math.MaxInt64/base {
-				high = math.MaxInt64
-			} else {
-				high *= base
-			}
+		size += units * (perDevice + int64(len(appendCard(nil, c.Index))))
+		// Each unit has a digit, those from 62 on a second one, those from 3844 on a third one, …
+		for from := int64(0); from < units; from = max(from, 1) * base {
+			size += units - from
 		}
 	}
 	return size
@@ -156,29 +123,4 @@ func smallestUnit(inventory protocol.Inventory) gpu.Unit {
 		return messageSize(cards) <= maxMessage
 	})
 	return inventory.Unit * gpu.Unit(times)
-}
-
-// deviceSet represents a set of device IDs. Equal sets have equal values, whatever the order of the IDs. A pod can have many
-// thousands of IDs, so the IDs themselves aren't kept: the value is their number and the sums of two hashes of each ID. Only
-// this plugin chooses IDs, so two different sets can have the same value by chance only.
-type deviceSet [3]uint64
-
-func newDeviceSet(ids []string) deviceSet {
-	set := deviceSet{uint64(len(ids))}
-	for _, id := range ids {
-		// FNV-1a, with its bits mixed as in SplitMix64 so that sums don't cancel out.
-		hash := uint64(14695981039346656037)
-		for i := range len(id) {
-			hash = (hash ^ uint64(id[i])) * 1099511628211
-		}
-		set[1] += mix(hash)
-		set[2] += mix(hash + 0x9e3779b97f4a7c15)
-	}
-	return set
-}
-
-func mix(x uint64) uint64 {
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
 }

@@ -13,7 +13,7 @@ const slowly = 3 * time.Second
 
 // endable starts a kubelet and a plugin with one card of 16 units. end makes the plugin stop. It returns when an idle plugin
 // would have begun to stop its server. ended is closed when the plugin has stopped.
-func (b *bench) endable() (k *kubelet, p *Plugin, end func() (ended <-chan struct{})) {
+func (b *fixture) endable() (k *kubelet, p *Plugin, end func() (ended <-chan struct{})) {
 	b.t.Helper()
 	b.admitting = slowly
 	k = startKubelet(b.t, b.dir)
@@ -30,10 +30,10 @@ func (b *bench) endable() (k *kubelet, p *Plugin, end func() (ended <-chan struc
 	}
 }
 
-// TestEndWithinAnAdmission: a pod that the kubelet is admitting while the plugin is stopped gets its card, in both calls.
+// TestEndDuringCall: a pod that the kubelet is admitting while the plugin is stopped gets its card, in both calls.
 // Otherwise the kubelet fails the pod for good.
-func TestEndWithinAnAdmission(t *testing.T) {
-	b := newBench(t)
+func TestEndDuringCall(t *testing.T) {
+	b := newFixture(t)
 	b.blind, b.hanging = true, &hanging{}
 	unseen := watch.NewFake()
 	b.client.PrependWatchReactor("pods", func(clienttesting.Action) (bool, watch.Interface, error) { return true, unseen, nil })
@@ -56,9 +56,9 @@ func TestEndWithinAnAdmission(t *testing.T) {
 	<-ended
 }
 
-// TestEndBetweenTheCallsOfAnAdmission: so does a pod for which the plugin is stopped between the two calls.
-func TestEndBetweenTheCallsOfAnAdmission(t *testing.T) {
-	b := newBench(t)
+// TestEndBetweenCalls: so does a pod for which the plugin is stopped between the two calls.
+func TestEndBetweenCalls(t *testing.T) {
+	b := newFixture(t)
 	k, p, end := b.endable()
 	pod := newPod("a", main(4), assumed(0, 1))
 	b.create(p, pod)
@@ -71,10 +71,10 @@ func TestEndBetweenTheCallsOfAnAdmission(t *testing.T) {
 	<-ended
 }
 
-// TestPodsComeAndGoWhileThePluginEnds: as long as the kubelet keeps calling a plugin that is stopping, it works as usual. A
+// TestEndSlowly: as long as the kubelet keeps calling a plugin that is stopping, it works as usual. A
 // deleted pod makes room for the next one, and the annotations are written.
-func TestPodsComeAndGoWhileThePluginEnds(t *testing.T) {
-	b := newBench(t)
+func TestEndSlowly(t *testing.T) {
+	b := newFixture(t)
 	k, p, end := b.endable()
 	first := newPod("first", main(4), assumed(0, 1))
 	b.create(p, first)
@@ -87,7 +87,7 @@ func TestPodsComeAndGoWhileThePluginEnds(t *testing.T) {
 		k.mustAdmit(pod)
 		b.awaitAssigned(name, 0)
 		b.delete(p, pod)
-		k.forget(pod)
+		k.removePod(pod)
 	}
 	<-ended
 }

@@ -53,7 +53,7 @@ func (p *Plugin) missing() []string {
 		out = append(out, problem)
 	}
 	if !p.pods.informer.HasSynced() || !p.node.informer.HasSynced() {
-		out = append(out, "the API server hasn't told the node's pods yet")
+		out = append(out, "the node and its pods have not been read from the API server yet")
 	} else if !p.node.Written() {
 		out = append(out, "the inventory isn't on the node yet")
 	}

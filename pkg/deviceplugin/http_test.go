@@ -14,7 +14,7 @@ import (
 )
 
 func TestHTTP(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	k := startKubelet(t, b.dir)
 	p, _ := b.start(nil)
 	server := httptest.NewServer(p.handler())
@@ -39,17 +39,17 @@ func TestHTTP(t *testing.T) {
 	guarded := httptest.NewRecorder()
 	p.handler().ServeHTTP(guarded, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	if guarded.Code != http.StatusUnauthorized {
-		t.Errorf("metrics that only some may read gave %d", guarded.Code)
+		t.Errorf("metrics without authorization gave %d", guarded.Code)
 	}
 	p.SetCards(newCards(16), nil, "")
 	k.awaitDevices(16, 16)
 	await(t, "ready", func() bool { return get("/readyz") == 200 })
 }
 
-// TestIdleConnectionsDoNotShutOutProbes checks that connections without a request don't keep the kubelet's probes from an
+// TestIdleConnections checks that connections without a request don't keep the kubelet's probes from an
 // answer.
-func TestIdleConnectionsDoNotShutOutProbes(t *testing.T) {
-	p, _ := newBench(t).start(nil)
+func TestIdleConnections(t *testing.T) {
+	p, _ := newFixture(t).start(nil)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -70,16 +70,16 @@ func TestIdleConnectionsDoNotShutOutProbes(t *testing.T) {
 }
 
 func TestBadAddress(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	p, err := New(Options{Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Unit: gpu.GiB, Directory: b.dir, ListenAddress: "127.0.0.1:nowhere"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := p.Run(context.Background()); err == nil {
-		t.Error("an address that can't be had went unnoticed")
+		t.Error("no error for an invalid address")
 	}
 	if _, err := New(Options{}); err == nil {
-		t.Error("a plugin of nothing went unnoticed")
+		t.Error("no error for empty options")
 	}
 }
 

@@ -48,8 +48,8 @@ type kubelet struct {
 	admitted   map[string]*corev1.Pod
 	rejected   int
 	answered   int
-	// unwilling is the error with which registrations are answered.
-	unwilling error
+	// refuses is the error with which registrations are answered.
+	refuses error
 	// showsRejected makes Get show rejected pods, as kubelets 1.34 and 1.35 do.
 	showsRejected bool
 	// between, if set, is called between GetPreferredAllocation and Allocate.
@@ -59,7 +59,9 @@ type kubelet struct {
 // newKubelet returns a kubelet that doesn't serve yet.
 func newKubelet(t testing.TB, dir string, entries ...entry) *kubelet {
 	return &kubelet{
-		t: t, dir: dir, server: grpc.NewServer(), resources: grpc.NewServer(), asked: rate.NewLimiter(100, 10),
+		t: t, dir: dir, asked: rate.NewLimiter(100, 10), resources: grpc.NewServer(),
+		// A server that stops waits for connections on which no request has come yet.
+		server:  grpc.NewServer(grpc.ConnectionTimeout(100 * time.Millisecond)),
 		entries: entries, admitted: map[string]*corev1.Pod{},
 	}
 }
@@ -104,8 +106,8 @@ func (k *kubelet) stop() {
 	}
 }
 
-// withoutBooks stops the kubelet and starts one that has lost its checkpoint but has admitted these pods.
-func (k *kubelet) withoutBooks(b *bench, admitted ...*corev1.Pod) *kubelet {
+// loseCheckpoint stops the kubelet and starts one that has lost its checkpoint but has admitted these pods.
+func (k *kubelet) loseCheckpoint(b *fixture, admitted ...*corev1.Pod) *kubelet {
 	k.t.Helper()
 	healthy, all := k.devices()
 	k.stop()
@@ -128,10 +130,10 @@ func (k *kubelet) Register(_ context.Context, r *pluginapi.RegisterRequest) (*pl
 		return nil, status.Errorf(codes.InvalidArgument, "bad registration %v", r)
 	}
 	k.mu.Lock()
-	unwilling := k.unwilling
+	refuses := k.refuses
 	k.mu.Unlock()
-	if unwilling != nil {
-		return nil, unwilling
+	if refuses != nil {
+		return nil, refuses
 	}
 	connection, err := grpc.NewClient("unix://"+filepath.Join(k.dir, r.Endpoint),
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -321,9 +323,9 @@ func (k *kubelet) allocate(uid, container string, request int, reusable []string
 	return ids, answer.Envs, nil
 }
 
-// forget drops a pod from the device allocations, as the kubelet does at the allocation after the pod's end. The checkpoint
+// removePod removes a pod from the device allocations, as the kubelet does at the allocation after the pod's end. The checkpoint
 // file is written when that allocation has succeeded.
-func (k *kubelet) forget(pod *corev1.Pod) {
+func (k *kubelet) removePod(pod *corev1.Pod) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.admitted, pod.Namespace+"/"+pod.Name)

@@ -1,9 +1,12 @@
 package deviceplugin
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
@@ -33,20 +36,20 @@ func newMetrics(registered func() bool) *metrics {
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
 		allocations: prometheus.NewCounterVec(counter("allocations_total",
-			"Containers that the kubelet asked for, by how they came to their card or why they got none."), []string{"result"}),
+			"Containers for which the kubelet called Allocate, by how their card was selected or why they got none."), []string{"result"}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Namespace: namespace, Subsystem: subsystem, Name: "allocation_duration_seconds",
 			Help:    "Time that an Allocate call of the kubelet took.",
 			Buckets: []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .5, 1, 3, 10},
 		}),
 		matches: prometheus.NewCounterVec(counter("matches_total",
-			"Allocations by how their pod was found: kubelet (it was asked), order (of assume time), none (not found)."), []string{"by"}),
+			"Allocations by how their pod was found: kubelet (by its answers), order (the most likely pod), none (not found)."), []string{"by"}),
 		otherDevices: prometheus.NewCounter(counter("other_card_devices_total",
-			"Allocations for which the kubelet booked devices of another card than the one given. Containers aren't affected.")),
+			"Allocations that the kubelet recorded with devices of another card than the one given. Containers aren't affected.")),
 		repairs: prometheus.NewCounter(counter("annotation_repairs_total",
 			"Pods whose annotations named another card than their containers got, and were rewritten.")),
 		annotationErrors: prometheus.NewCounter(counter("annotation_errors_total",
-			"Failed attempts to write a pod's annotations. They are tried again.")),
+			"Failed attempts to write a pod's annotations. They are repeated.")),
 		registrations: prometheus.NewCounter(counter("registrations_total",
 			"Successful registrations with the kubelet.")),
 		cards: prometheus.NewGaugeVec(gauge("cards",
@@ -54,10 +57,10 @@ func newMetrics(registered func() bool) *metrics {
 		messageBytes: prometheus.NewGauge(gauge("list_and_watch_bytes",
 			"Size of the largest message that these cards and this unit can come to. The kubelet takes 4194304.")),
 	}
-	for _, o := range outcomes() {
-		m.allocations.WithLabelValues(string(o))
+	for _, r := range allocation.Results() {
+		m.allocations.WithLabelValues(string(r))
 	}
-	for _, by := range []match{byKubelet, byOrder, byNobody} {
+	for _, by := range allocation.Matches() {
 		m.matches.WithLabelValues(string(by))
 	}
 	m.registry.MustRegister(m.allocations, m.duration, m.matches, m.otherDevices, m.repairs, m.annotationErrors,
@@ -82,4 +85,17 @@ func (m *metrics) setCards(cards []gpu.Card) {
 	m.cards.WithLabelValues("healthy").Set(float64(healthy))
 	m.cards.WithLabelValues("unhealthy").Set(float64(len(cards) - healthy))
 	m.messageBytes.Set(float64(messageSize(cards)))
+}
+
+// observe records the duration of an Allocate call.
+func (m *metrics) observe(start time.Time) { m.duration.Observe(time.Since(start).Seconds()) }
+
+// count counts a decision for these devices. Allocations with devices of another card, which the kubelet's checkpoint then names,
+// are counted too. There can be good reasons, such as devices that an init container with another request had.
+func (m *metrics) count(d allocation.Decision, ids []string) {
+	m.matches.WithLabelValues(string(d.Match)).Inc()
+	m.allocations.WithLabelValues(string(d.Result)).Inc()
+	if d.Rejection == nil && !allOf(d.Card.Index, ids) {
+		m.otherDevices.Inc()
+	}
 }

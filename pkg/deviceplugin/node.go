@@ -3,6 +3,7 @@ package deviceplugin
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -44,7 +45,7 @@ const nodeRecheck = 30 * time.Second
 
 func newNodeKeeper(client Client, name string, cards *cardState, recorder events.EventRecorder) (*nodeKeeper, error) {
 	informer, err := newInformer(client.Nodes, &corev1.Node{}, fields.OneTermEqualSelector(metav1.ObjectNameField, name),
-		client.PlainLists, slimNode, nil)
+		client.PlainLists, nil, nil)
 	if err != nil {
 		return nil, fmt.Errorf("setting up the informer of the node: %w", err)
 	}
@@ -83,12 +84,11 @@ func (k *nodeKeeper) Written() bool {
 	}
 }
 
-// Told returns the cards of the inventory on the Node, counted in the plugin's unit, and the boot in which the inventory
+// KnownCards returns the cards of the inventory on the Node, counted in the plugin's unit, and the boot in which the inventory
 // was written. It returns none if the Node has no readable inventory.
-func (k *nodeKeeper) Told() (cards []gpu.Card, bootID string) {
-	object, _, err := k.informer.GetStore().GetByKey(k.name)
-	node, ok := object.(*corev1.Node)
-	if err != nil || !ok {
+func (k *nodeKeeper) KnownCards() (cards []gpu.Card, bootID string) {
+	node, err := k.node()
+	if err != nil {
 		return nil, ""
 	}
 	inventory, err := protocol.ParseInventory(node.Annotations)
@@ -102,6 +102,15 @@ func (k *nodeKeeper) Told() (cards []gpu.Card, bootID string) {
 	return inventory.Cards, inventory.BootID
 }
 
+// node returns the Node as the informer knows it.
+func (k *nodeKeeper) node() (*corev1.Node, error) {
+	object, _, err := k.informer.GetStore().GetByKey(k.name)
+	if node, ok := object.(*corev1.Node); ok {
+		return node, nil
+	}
+	return nil, errors.Join(fmt.Errorf("the API server has no node %s", k.name), err)
+}
+
 // Run keeps the Node up to date until ctx ends.
 func (k *nodeKeeper) Run(ctx context.Context) error {
 	backoff := newBackoff()
@@ -110,21 +119,17 @@ func (k *nodeKeeper) Run(ctx context.Context) error {
 		delay := nodeRecheck
 		if err := k.keep(ctx); err != nil && ctx.Err() == nil {
 			delay = backoff.Step()
-			klog.FromContext(ctx).Info("The node can't be brought up to date now: trying again",
-				"node", k.name, "after", delay, "reason", err.Error())
+			klog.FromContext(ctx).Error(err, "Could not update the node, trying again", "node", k.name, "delay", delay)
 		} else {
 			backoff = newBackoff()
 		}
-		timer := time.NewTimer(delay)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return nil
 		case <-k.wake:
 		case <-changed:
-		case <-timer.C:
+		case <-time.After(delay):
 		}
-		timer.Stop()
 	}
 }
 
@@ -138,13 +143,9 @@ func (k *nodeKeeper) keep(ctx context.Context) error {
 	if _, _, problem := k.cards.Get(); problem != nil {
 		return nil // No inventory is written for cards that aren't offered.
 	}
-	object, ok, err := k.informer.GetStore().GetByKey(k.name)
+	node, err := k.node()
 	if err != nil {
-		return fmt.Errorf("looking for node %s: %w", k.name, err)
-	}
-	node, isNode := object.(*corev1.Node)
-	if !ok || !isNode {
-		return fmt.Errorf("node %s isn't known to the API server yet", k.name)
+		return err
 	}
 	k.disableIsolation.Store(node.Labels[protocol.LabelDisableIsolation] == "true")
 	k.warnOfWholeCards(ctx, node)
@@ -193,42 +194,23 @@ func patchCards(ctx context.Context, client Client, node string, inventory, coun
 	return err
 }
 
+// Cleanup removes from a Node object what only the plugin writes there: the inventory and the number of cards. A plugin that
+// still runs on the node writes both again.
+func Cleanup(ctx context.Context, client Client, node string) error {
+	if err := patchCards(ctx, client, node, nil, nil); err != nil {
+		return fmt.Errorf("removing %s and the inventory from node %s: %w", protocol.ResourceCount, node, err)
+	}
+	return nil
+}
+
 // warnOfWholeCards warns once if the node offers its cards both as whole cards and as shared memory.
 func (k *nodeKeeper) warnOfWholeCards(ctx context.Context, node *corev1.Node) {
 	offers := strings.Join(protocol.WholeCardResources(node.Status.Capacity), ", ")
 	if offers != "" && offers != k.wholeCards {
-		klog.FromContext(ctx).Info("The node offers NVIDIA's resources too, so nothing will be scheduled to share its cards: remove one of the two device plugins",
+		klog.FromContext(ctx).Info("The node also offers NVIDIA's resources, so no pod is scheduled to share its cards: remove one of the two device plugins",
 			"node", k.name, "resource", offers)
 		k.events.Eventf(nodeReference(k.name), corev1.EventTypeWarning, eventSharedTwice,
 			"the node offers %s and %s at once, which exclude each other", offers, protocol.ResourceMemory)
 	}
 	k.wholeCards = offers
-}
-
-// slimNode is the informer's transform. It keeps only what nodeKeeper reads.
-func slimNode(object any) (any, error) {
-	node, ok := object.(*corev1.Node)
-	if !ok {
-		return object, nil
-	}
-	out := &corev1.Node{}
-	out.Name, out.UID, out.ResourceVersion = node.Name, node.UID, node.ResourceVersion
-	if value, ok := node.Annotations[protocol.AnnotationInventory]; ok {
-		metav1.SetMetaDataAnnotation(&out.ObjectMeta, protocol.AnnotationInventory, value)
-	}
-	if value, ok := node.Labels[protocol.LabelDisableIsolation]; ok {
-		metav1.SetMetaDataLabel(&out.ObjectMeta, protocol.LabelDisableIsolation, value)
-	}
-	out.Status.Capacity, out.Status.Allocatable = slimResources(node.Status.Capacity), slimResources(node.Status.Allocatable)
-	return out, nil
-}
-
-func slimResources(list corev1.ResourceList) corev1.ResourceList {
-	out := corev1.ResourceList{}
-	for name, amount := range list {
-		if name == protocol.ResourceCount || protocol.IsWholeCard(name) {
-			out[name] = amount
-		}
-	}
-	return out
 }

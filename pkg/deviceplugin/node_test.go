@@ -16,8 +16,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-func TestNodeTellsItsCards(t *testing.T) {
-	b := newBench(t)
+func TestInventory(t *testing.T) {
+	b := newFixture(t)
 	k := startKubelet(t, b.dir)
 	cards := newCards(16, 24)
 	cards[1].Unhealthy = "Xid 79"
@@ -55,8 +55,8 @@ func TestNodeTellsItsCards(t *testing.T) {
 
 // A plugin that is killed during its writes, or loses its API server, must not leave a node that reads as a node of the
 // existing plugin: all cards of such a node are read as equal and healthy.
-func TestNodeIsWrittenAtOnce(t *testing.T) {
-	b := newBench(t)
+func TestNodeIsWrittenInOnePatch(t *testing.T) {
+	b := newFixture(t)
 	k := startKubelet(t, b.dir)
 	cards := newCards(16, 16, 16, 16)
 	cards[1].Unhealthy = "Xid 79"
@@ -77,13 +77,13 @@ func TestNodeIsWrittenAtOnce(t *testing.T) {
 	await(t, "the new inventory", func() bool { return len(protocol.ParseNode(b.node()).Cards) == 4 })
 	for _, card := range protocol.ParseNode(b.node()).Cards {
 		if want := card.Index != 1; card.Healthy() != want {
-			t.Errorf("card %d reads as healthy: %t, want %t", card.Index, card.Healthy(), want)
+			t.Errorf("card %d is healthy: %t, want %t", card.Index, card.Healthy(), want)
 		}
 	}
 }
 
 func TestNodeLabelsAndWholeCards(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	node := b.node()
 	node.Labels = map[string]string{protocol.LabelDisableIsolation: "true"}
 	node.Status.Capacity = corev1.ResourceList{"nvidia.com/gpu.shared": *newQuantity(2), "nvidia.com/mig-1g.10gb": *newQuantity(7)}

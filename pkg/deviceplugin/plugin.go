@@ -14,6 +14,7 @@ import (
 	events "k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
+	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
@@ -49,17 +50,18 @@ type Options struct {
 
 // Plugin is the device plugin of one node.
 type Plugin struct {
-	options   Options
-	metrics   *metrics
-	cards     *cardState
-	pods      *podSource
-	node      *nodeKeeper
-	annotator *annotator
-	allocator *allocator
-	service   *service
-	registrar *registrar
-	reporter  *reporter
-	resources *podResources
+	options    Options
+	metrics    *metrics
+	cards      *cardState
+	pods       *podSource
+	node       *nodeKeeper
+	annotator  *annotator
+	checkpoint *checkpoint
+	allocator  *allocator
+	service    *service
+	registrar  *registrar
+	reporter   *reporter
+	resources  *podResources
 }
 
 // New returns a plugin. It has no effect until Run.
@@ -80,27 +82,27 @@ func New(o Options) (*Plugin, error) {
 	if p.resources, err = newPodResources(o.PodResourcesSocket); err != nil {
 		return nil, err
 	}
-	record := newRecord()
+	record := allocation.NewRecord(nil)
 	p.annotator = newAnnotator(o.Client, p.pods, record, o.Events, p.metrics)
 	if err := p.annotator.Watch(); err != nil {
 		return nil, err
 	}
+	p.checkpoint = &checkpoint{dir: o.Directory, record: record, pods: p.pods, changed: p.annotator.Notify, stale: make(chan struct{}, 1)}
 	p.allocator = &allocator{
-		cards: p.cards, pods: p.pods, record: record, books: &checkpoint{dir: o.Directory},
-		resources: p.resources, metrics: p.metrics, events: o.Events, node: nodeReference(o.NodeName),
-		reply: &reply{
-			unit: o.Unit, visibleBy: cmp.Or(o.VisibleDevices, VisibleByUUID), strategy: o.DeviceList,
-			position:         p.cards.Position,
-			disableIsolation: p.node.DisableIsolation,
+		snapshots: &snapshots{
+			cards: p.cards, pods: p.pods, record: record, rejected: map[gpu.PodUID]bool{}, met: map[gpu.PodUID]bool{},
 		},
-		errorEnv: o.ErrorEnv, notify: p.annotator.Notify, now: time.Now,
-		turn: make(chan struct{}, 1), stale: make(chan struct{}, 1),
-		hints: map[deviceSet]hint{}, refused: map[gpu.PodUID]bool{}, met: map[gpu.PodUID]bool{},
+		checkpoint: p.checkpoint, kubelet: p.resources, metrics: p.metrics, annotate: p.annotator.Notify,
+		responses: &responses{
+			cards: p.cards, unit: o.Unit, visibleBy: cmp.Or(o.VisibleDevices, VisibleByUUID), strategy: o.DeviceList,
+			disableIsolation: p.node.DisableIsolation, errorEnv: o.ErrorEnv, events: o.Events, node: nodeReference(o.NodeName),
+		},
+		turn: make(chan struct{}, 1), preferences: preferences{},
 	}
 	p.reporter = newReporter(p.cards, o.Events, nodeReference(o.NodeName))
 	p.service.allocator, p.service.cards, p.service.metrics = p.allocator, p.cards, p.metrics
 	p.registrar = &registrar{
-		dir: o.Directory, service: p.service, cards: p.cards, before: p.allocator.Settle,
+		dir: o.Directory, service: p.service, cards: p.cards, before: p.allocator.KubeletStarted,
 		refused: p.reporter.Refused, wake: make(chan struct{}, 1), settle: settle,
 	}
 	return p, nil
@@ -113,7 +115,7 @@ func (p *Plugin) KnownCards(ctx context.Context) (cards []gpu.Card, bootID strin
 	if !cache.WaitForCacheSync(ctx.Done(), p.node.informer.HasSynced) {
 		return nil, ""
 	}
-	return p.node.Told()
+	return p.node.KnownCards()
 }
 
 // SetCards sets the cards of the node. It can be called at any time, also while the plugin runs. moved maps the index of
@@ -156,11 +158,11 @@ func (p *Plugin) work(ctx context.Context) error {
 	if !p.waitForAPI(ctx) {
 		return nil
 	}
-	p.allocator.Sync(ctx)
-	// Follow and the annotator process the results of the kubelet's calls, so they end after the last call.
+	p.checkpoint.Sync(ctx)
+	// The checkpoint's reader and the annotator process the results of the kubelet's calls, so they end after the last call.
 	serving, end := context.WithCancel(context.WithoutCancel(ctx))
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return p.allocator.Follow(serving) })
+	group.Go(func() error { return p.checkpoint.Run(serving) })
 	group.Go(func() error { return p.annotator.Run(serving) })
 	group.Go(func() error { return p.node.Run(ctx) })
 	group.Go(func() error { return p.follow(ctx) })
@@ -180,51 +182,37 @@ func (p *Plugin) work(ctx context.Context) error {
 // follow watches the kubelet's directory. It returns an error once a mounted directory is deleted, because the plugin can
 // then never reach the kubelet again.
 func (p *Plugin) follow(ctx context.Context) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	directories := []string{filepath.Clean(p.options.Directory)}
 	if p.options.PodResourcesSocket != "" {
 		directories = append(directories, filepath.Dir(p.options.PodResourcesSocket))
 	}
-	watchDirectory(ctx, directories[0], func(name string) {
+	return watchDirectory(ctx, directories[0], func(name string) error {
 		if name == checkpointFile || name == "" {
-			poke(p.allocator.stale)
+			poke(p.checkpoint.stale)
 		}
 		if name != checkpointFile {
 			poke(p.registrar.wake)
 		}
 		for _, dir := range directories {
 			if name == "" && deleted(dir) {
-				cancel(fmt.Errorf("%w: %s", errMountDeleted, dir))
+				return fmt.Errorf("%w: %s", errMountDeleted, dir)
 			}
 		}
+		return nil
 	})
-	if cause := context.Cause(ctx); errors.Is(cause, errMountDeleted) {
-		return cause
-	}
-	return nil
 }
 
 // waitForAPI waits until the informers of the pods and the node are synced, and reports whether they are. It logs a
 // message every ten seconds while it waits.
 func (p *Plugin) waitForAPI(ctx context.Context) bool {
-	synced := make(chan bool, 1)
-	go func() {
-		synced <- cache.WaitForCacheSync(ctx.Done(), p.pods.informer.HasSynced, p.node.informer.HasSynced)
-	}()
-	ticker := time.NewTicker(10 * time.Second)
-	defer ticker.Stop()
 	for {
-		select {
-		case ok := <-synced:
-			return ok
-		case <-ticker.C:
-			// The informers don't expose why they aren't synced. A list shows the reason.
-			reason := "the informers aren't through yet"
-			if _, err := p.pods.Live(ctx); err != nil {
-				reason = err.Error()
-			}
-			klog.FromContext(ctx).Info("Waiting for the API server to tell this node and its pods", "node", p.options.NodeName, "reason", reason)
+		bounded, cancel := context.WithTimeout(ctx, 10*time.Second)
+		synced := cache.WaitForCacheSync(bounded.Done(), p.pods.informer.HasSynced, p.node.informer.HasSynced)
+		cancel()
+		if synced || ctx.Err() != nil {
+			return synced
 		}
+		// The informers don't expose why they aren't synced. A list shows the reason.
+		klog.FromContext(ctx).Info("Waiting for this node and its pods from the API server", "node", p.options.NodeName, "err", p.pods.Check(ctx))
 	}
 }

@@ -16,6 +16,8 @@ import (
 	"k8s.io/klog/v2"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/gpushare/gpushare/pkg/allocation"
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -25,17 +27,17 @@ const (
 	askPerSecond = 95
 	askBurst     = 9
 	askTries     = 3
-	// askTimeout bounds all requests for one allocation: maxAsked requests take half of it.
+	// askTimeout bounds all requests for one allocation: allocation.MaxQuestions requests take half of it.
 	askTimeout = time.Second
 	// answerTimeout bounds one request, which takes a few milliseconds.
 	answerTimeout = askTimeout / 2
 	// The kubelet waits while the plugin asks, so a service that gives no useful answer is not asked again for some time:
 	// shortest if it can't be reached, longer if it doesn't answer, and longest if it has known no pod in uselessAfter
 	// requests.
-	leaveUnreachable = time.Second
-	leaveSilent      = 5 * time.Second
-	leaveUseless     = 10 * time.Minute
-	uselessAfter     = 2 * maxAsked
+	pauseUnreachable = time.Second
+	pauseSilent      = 5 * time.Second
+	pauseUseless     = 10 * time.Minute
+	uselessAfter     = 2 * allocation.MaxQuestions
 )
 
 // podResources asks the kubelet's PodResources service about single pods. It never calls List, which changes the
@@ -48,8 +50,8 @@ type podResources struct {
 	// pod.
 	answered bool
 	unknown  int
-	// alone is the time until which the service is not asked.
-	alone time.Time
+	// pausedUntil is the time until which the service is not asked.
+	pausedUntil time.Time
 }
 
 // newPodResources returns a client of the socket, and nil if there is no socket. The client connects lazily, because the
@@ -80,29 +82,30 @@ func (p *podResources) Close() {
 	}
 }
 
-// Renew makes the client ask again at once. It is called when a kubelet has just started.
+// Renew makes the client ask again at once. It is called when a kubelet has just started, which can be another version or have
+// the call switched off.
 func (p *podResources) Renew() {
 	if p == nil {
 		return
 	}
-	p.alone, p.unknown = time.Time{}, 0
+	p.pausedUntil, p.unknown, p.answered = time.Time{}, 0, false
 	p.connection.ResetConnectBackoff()
 }
 
-// Answers reports whether the kubelet has known a pod so far. Before Kubernetes 1.34 the kubelet has the call switched
-// off, and answers with the same code as for a pod that it doesn't know.
+// Answers reports whether this kubelet has known a pod so far. Before Kubernetes 1.34 the kubelet has the call switched off,
+// and answers with the same code as for a pod that it doesn't know.
 func (p *podResources) Answers() bool { return p != nil && p.answered }
 
-// Standing asks the kubelet for the state of a candidate. If the kubelet can't answer, above all because of its rate
+// State asks the kubelet for the state of a candidate. If the kubelet can't answer, above all because of its rate
 // limit, the result is unknown and never absent.
-func (p *podResources) Standing(ctx context.Context, c candidate) standing {
-	if p == nil || time.Now().Before(p.alone) {
-		return unknown
+func (p *podResources) State(ctx context.Context, c allocation.Candidate) allocation.KubeletState {
+	if p == nil || time.Now().Before(p.pausedUntil) {
+		return allocation.StateUnknown
 	}
 	for range askTries {
 		if err := p.limiter.Wait(ctx); err != nil {
-			klog.FromContext(ctx).V(2).Info("No time left to ask the kubelet about a pod", "pod", c.Pod.String(), "reason", err.Error())
-			return unknown
+			klog.FromContext(ctx).V(2).Info("No time left to ask the kubelet about a pod", "pod", klog.KRef(c.Pod.Namespace, c.Pod.Name), "err", err)
+			return allocation.StateUnknown
 		}
 		asked, cancel := context.WithTimeout(ctx, answerTimeout)
 		response, err := p.client.Get(asked, &podresourcesv1.GetPodResourcesRequest{
@@ -112,33 +115,33 @@ func (p *podResources) Standing(ctx context.Context, c candidate) standing {
 		switch status.Code(err) {
 		case codes.OK:
 			p.answered = true
-			return standingOf(c, response.GetPodResources())
+			return stateOf(c, response.GetPodResources())
 		case codes.Unknown:
 			// The kubelet has no better code for a pod that it can't find.
 			if p.unknown++; !p.answered && p.unknown >= uselessAfter {
-				p.alone = time.Now().Add(leaveUseless)
+				p.pausedUntil = time.Now().Add(pauseUseless)
 			}
-			return absent
+			return allocation.StateAbsent
 		case codes.ResourceExhausted:
 			continue // Other clients use the same limit.
 		case codes.DeadlineExceeded:
 			if ctx.Err() == nil {
-				p.alone = time.Now().Add(leaveSilent)
-				klog.FromContext(ctx).Info("The kubelet doesn't answer about a pod", "pod", c.Pod.String(), "for", answerTimeout)
+				p.pausedUntil = time.Now().Add(pauseSilent)
+				klog.FromContext(ctx).Info("No answer from the kubelet about a pod", "pod", klog.KRef(c.Pod.Namespace, c.Pod.Name), "timeout", answerTimeout)
 			}
-			return unknown
+			return allocation.StateUnknown
 		default:
-			p.alone = time.Now().Add(leaveUnreachable)
-			klog.FromContext(ctx).V(2).Info("The kubelet can't be asked about a pod", "pod", c.Pod.String(), "reason", err.Error())
-			return unknown
+			p.pausedUntil = time.Now().Add(pauseUnreachable)
+			klog.FromContext(ctx).V(2).Info("Could not ask the kubelet about a pod", "pod", klog.KRef(c.Pod.Namespace, c.Pod.Name), "err", err)
+			return allocation.StateUnknown
 		}
 	}
-	return unknown
+	return allocation.StateUnknown
 }
 
-// standingOf reads the state of a candidate from the kubelet's answer about an admitted pod.
-func standingOf(c candidate, pod *podresourcesv1.PodResources) standing {
-	telling := map[string]bool{c.Container.Name: true}
+// stateOf reads the state of a candidate from the kubelet's answer about an admitted pod.
+func stateOf(c allocation.Candidate, pod *podresourcesv1.PodResources) allocation.KubeletState {
+	decisive := map[string]bool{c.Container.Name: true}
 	if c.Container.Init {
 		// Ordinary init containers aren't listed. Such a container still waits if no container after it has devices.
 		// Sidecars before it already have theirs.
@@ -146,18 +149,46 @@ func standingOf(c candidate, pod *podresourcesv1.PodResources) standing {
 			if other.Name == c.Container.Name {
 				break
 			}
-			telling[other.Name] = true
+			decisive[other.Name] = true
 		}
 	}
 	for _, container := range pod.GetContainers() {
-		if !telling[container.Name] {
+		if !decisive[container.Name] {
 			continue
 		}
 		for _, devices := range container.Devices {
 			if corev1.ResourceName(devices.ResourceName) == protocol.ResourceMemory && len(devices.DeviceIds) > 0 {
-				return holding
+				return allocation.StateAllocated
 			}
 		}
 	}
-	return waiting
+	return allocation.StateWaiting
+}
+
+// questions asks the kubelet what one decision needs to know. The kubelet is asked about each container once: its state doesn't
+// change while it waits for the plugin's response. All questions together take askTimeout at most.
+type questions struct {
+	kubelet *podResources
+	left    time.Duration
+	states  map[allocation.ContainerKey]allocation.KubeletState
+}
+
+func newQuestions(kubelet *podResources) *questions {
+	return &questions{kubelet, askTimeout, map[allocation.ContainerKey]allocation.KubeletState{}}
+}
+
+// Decide decides from the snapshot and from the kubelet's answers.
+func (q *questions) Decide(ctx context.Context, s allocation.Snapshot, request gpu.Memory) allocation.Decision {
+	for {
+		s.Kubelet = allocation.Answers{States: q.states, Trusted: q.kubelet.Answers()}
+		decision := allocation.Decide(s, request)
+		if decision.Question == nil {
+			return decision
+		}
+		start := time.Now()
+		bounded, cancel := context.WithTimeout(ctx, q.left)
+		q.states[decision.Question.Key()] = q.kubelet.State(bounded, *decision.Question)
+		cancel()
+		q.left -= time.Since(start)
+	}
 }

@@ -11,6 +11,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpushare/gpushare/pkg/allocation"
 )
 
 // answering is a PodResources service with an answer that the test sets.
@@ -45,14 +47,14 @@ func serveAnswers(t *testing.T, a *answering) *podResources {
 	return p
 }
 
-func candidateOf(options ...podOption) candidate { return nthOf(0, options...) }
+func candidateOf(options ...podOption) allocation.Candidate { return nthOf(0, options...) }
 
-func nthOf(n int, options ...podOption) candidate {
-	pod := views(newPod("a", options...))[0]
-	return candidate{Pod: &pod, Container: pod.Containers[n]}
+func nthOf(n int, options ...podOption) allocation.Candidate {
+	pod := readPod(newPod("a", options...))
+	return allocation.Candidate{Pod: &pod, Container: pod.Containers[n]}
 }
 
-func TestStanding(t *testing.T) {
+func TestState(t *testing.T) {
 	devices := func(resource string, ids ...string) []*podresourcesv1.ContainerDevices {
 		return []*podresourcesv1.ContainerDevices{{ResourceName: resource, DeviceIds: ids}}
 	}
@@ -60,53 +62,53 @@ func TestStanding(t *testing.T) {
 		return &podresourcesv1.PodResources{Name: "a", Namespace: "default", Containers: containers}
 	}
 	for name, test := range map[string]struct {
-		candidate candidate
+		candidate allocation.Candidate
 		pod       *podresourcesv1.PodResources
 		err       error
-		want      standing
+		want      allocation.KubeletState
 		asked     int
 	}{
 		"no devices": {
-			candidateOf(main(2)), pod(&podresourcesv1.ContainerResources{Name: "main"}), nil, waiting, 1,
+			candidateOf(main(2)), pod(&podresourcesv1.ContainerResources{Name: "main"}), nil, allocation.StateWaiting, 1,
 		},
 		"devices": {
-			candidateOf(main(2)), pod(&podresourcesv1.ContainerResources{Name: "main", Devices: devices("aliyun.com/gpu-mem", "00")}), nil, holding, 1,
+			candidateOf(main(2)), pod(&podresourcesv1.ContainerResources{Name: "main", Devices: devices("aliyun.com/gpu-mem", "00")}), nil, allocation.StateAllocated, 1,
 		},
 		"another plugin's devices": {
-			candidateOf(main(2)), pod(&podresourcesv1.ContainerResources{Name: "main", Devices: devices("example.com/nic", "00")}), nil, waiting, 1,
+			candidateOf(main(2)), pod(&podresourcesv1.ContainerResources{Name: "main", Devices: devices("example.com/nic", "00")}), nil, allocation.StateWaiting, 1,
 		},
 		"another container's devices": {
 			candidateOf(main(2), container("y", 2)),
 			pod(&podresourcesv1.ContainerResources{Name: "main"}, &podresourcesv1.ContainerResources{Name: "y", Devices: devices("aliyun.com/gpu-mem", "00")}),
-			nil, waiting, 1,
+			nil, allocation.StateWaiting, 1,
 		},
-		"an init container isn't listed: no container has devices": {
-			candidateOf(initStep(2), main(2)), pod(&podresourcesv1.ContainerResources{Name: "main"}), nil, waiting, 1,
+		"an init container, and no container has devices": {
+			candidateOf(initStep(2), main(2)), pod(&podresourcesv1.ContainerResources{Name: "main"}), nil, allocation.StateWaiting, 1,
 		},
-		"an init container isn't listed: a later one has some": {
+		"an init container, and a later container has devices": {
 			candidateOf(initStep(2), main(2)),
-			pod(&podresourcesv1.ContainerResources{Name: "main", Devices: devices("aliyun.com/gpu-mem", "00")}), nil, holding, 1,
+			pod(&podresourcesv1.ContainerResources{Name: "main", Devices: devices("aliyun.com/gpu-mem", "00")}), nil, allocation.StateAllocated, 1,
 		},
-		"an init container isn't listed: only a sidecar before it has some": {
+		"an init container, and a sidecar before it has devices": {
 			nthOf(1, sidecar("s", 1), initStep(2), main(2)),
 			pod(&podresourcesv1.ContainerResources{Name: "s", Devices: devices("aliyun.com/gpu-mem", "00")}, &podresourcesv1.ContainerResources{Name: "main"}),
-			nil, waiting, 1,
+			nil, allocation.StateWaiting, 1,
 		},
-		"an init container isn't listed: a sidecar after it has some": {
+		"an init container, and a sidecar after it has devices": {
 			nthOf(0, initStep(2), sidecar("s", 1), main(2)),
 			pod(&podresourcesv1.ContainerResources{Name: "s", Devices: devices("aliyun.com/gpu-mem", "00")}, &podresourcesv1.ContainerResources{Name: "main"}),
-			nil, holding, 1,
+			nil, allocation.StateAllocated, 1,
 		},
-		"a pod that it doesn't know":      {candidateOf(main(2)), nil, errors.New("pod a not found"), absent, 1},
-		"its rate limit says nothing":     {candidateOf(main(2)), nil, status.Error(codes.ResourceExhausted, "limit"), unknown, askTries},
-		"nor does a call it hasn't":       {candidateOf(main(2)), nil, status.Error(codes.Unimplemented, "what?"), unknown, 1},
-		"nor one that can't be made":      {candidateOf(main(2)), nil, status.Error(codes.Unavailable, "gone"), unknown, 1},
-		"an answer of nothing is waiting": {candidateOf(main(2)), nil, nil, waiting, 1},
+		"an unknown pod":                  {candidateOf(main(2)), nil, errors.New("pod a not found"), allocation.StateAbsent, 1},
+		"its rate limit":                  {candidateOf(main(2)), nil, status.Error(codes.ResourceExhausted, "limit"), allocation.StateUnknown, askTries},
+		"a call that it doesn't have":     {candidateOf(main(2)), nil, status.Error(codes.Unimplemented, "what?"), allocation.StateUnknown, 1},
+		"a kubelet that can't be reached": {candidateOf(main(2)), nil, status.Error(codes.Unavailable, "gone"), allocation.StateUnknown, 1},
+		"an empty answer":                 {candidateOf(main(2)), nil, nil, allocation.StateWaiting, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			service := &answering{answer: func(string) (*podresourcesv1.PodResources, error) { return test.pod, test.err }}
 			p := serveAnswers(t, service)
-			if got := p.Standing(t.Context(), test.candidate); got != test.want {
+			if got := p.State(t.Context(), test.candidate); got != test.want {
 				t.Errorf("got %d, want %d", got, test.want)
 			}
 			if service.asked != test.asked {
@@ -119,12 +121,12 @@ func TestStanding(t *testing.T) {
 	}
 }
 
-func TestStandingWithoutService(t *testing.T) {
+func TestStateWithoutService(t *testing.T) {
 	p, err := newPodResources("")
 	if err != nil || p != nil {
 		t.Fatalf("got %v, %v", p, err)
 	}
-	if got := p.Standing(t.Context(), candidateOf(main(2))); got != unknown || p.Answers() {
+	if got := p.State(t.Context(), candidateOf(main(2))); got != allocation.StateUnknown || p.Answers() {
 		t.Errorf("got %d", got)
 	}
 	p.Renew()
@@ -134,25 +136,33 @@ func TestStandingWithoutService(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	if got := p.Standing(t.Context(), candidateOf(main(2))); got != unknown {
+	if got := p.State(t.Context(), candidateOf(main(2))); got != allocation.StateUnknown {
 		t.Errorf("got %d", got)
 	}
 }
 
 // A kubelet that has the call switched off answers as if it knew no pod. The plugin stops asking it after some time.
-func TestStandingUseless(t *testing.T) {
+func TestStateUseless(t *testing.T) {
 	service := &answering{answer: func(string) (*podresourcesv1.PodResources, error) { return nil, errors.New("disabled") }}
 	p := serveAnswers(t, service)
 	for range uselessAfter {
-		if got := p.Standing(t.Context(), candidateOf(main(2))); got != absent {
+		if got := p.State(t.Context(), candidateOf(main(2))); got != allocation.StateAbsent {
 			t.Fatalf("got %d", got)
 		}
 	}
-	if got := p.Standing(t.Context(), candidateOf(main(2))); got != unknown || service.asked != uselessAfter {
-		t.Errorf("got %d after %d questions", got, service.asked)
+	if got := p.State(t.Context(), candidateOf(main(2))); got != allocation.StateUnknown || service.asked != uselessAfter {
+		t.Errorf("got state %d after %d questions", got, service.asked)
 	}
 	p.Renew()
-	if got := p.Standing(t.Context(), candidateOf(main(2))); got != absent {
-		t.Errorf("a new kubelet isn't asked: %d", got)
+	if got := p.State(t.Context(), candidateOf(main(2))); got != allocation.StateAbsent {
+		t.Errorf("a new kubelet isn't asked: state %d", got)
+	}
+	// The next kubelet can be one without the call.
+	service.answer = func(string) (*podresourcesv1.PodResources, error) { return nil, nil }
+	if p.State(t.Context(), candidateOf(main(2))); !p.Answers() {
+		t.Error("the kubelet knows a pod")
+	}
+	if p.Renew(); p.Answers() {
+		t.Error("a new kubelet has not known a pod yet")
 	}
 }

@@ -1,49 +1,134 @@
 package deviceplugin
 
 import (
+	"maps"
+	"slices"
 	"testing"
-	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// The list of pods can lack a pod before the record learns of the pod's end.
-func TestPodsThatAreGone(t *testing.T) {
+func TestReadPod(t *testing.T) {
+	runs := func(name string) podOption {
+		return func(pod *corev1.Pod) {
+			pod.Status.ContainerStatuses = append(pod.Status.ContainerStatuses, corev1.ContainerStatus{
+				Name: name, ContainerID: "containerd://" + name, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}},
+			})
+		}
+	}
+	for name, test := range map[string]struct {
+		pod  *corev1.Pod
+		want allocation.Pod // Without what all rows have.
+	}{
+		"containers in the order of admission": {
+			newPod("a", container("x", 2), container("none", 0), container("y", 1), initStep(9), sidecar("s", 2), revision("17")),
+			allocation.Pod{Pod: gpu.Pod{Request: 9}, Version: 17, Containers: []allocation.Container{
+				{Name: "i", Request: 9, Init: true}, {Name: "s", Request: 2}, {Name: "x", Request: 2}, {Name: "y", Request: 1},
+			}},
+		},
+		"an init container has ended if a container runs": {
+			newPod("a", initStep(2), main(2), container("y", 1), runs("main")),
+			allocation.Pod{Pod: gpu.Pod{Request: 3}, Ran: true, Containers: []allocation.Container{
+				{Name: "i", Request: 2, Init: true, Running: true}, {Name: "main", Request: 2, Running: true}, {Name: "y", Request: 1},
+			}},
+		},
+		"a pod that has run": {
+			newPod("a", main(2), ran(false)),
+			allocation.Pod{Pod: gpu.Pod{Request: 2}, Ran: true, Containers: []allocation.Container{{Name: "main", Request: 2}}},
+		},
+		"the request is read from the spec": {
+			newPod("a", main(2), annotation("ALIYUN_COM_GPU_MEM_POD", "5"), mirrors("static"), func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodFailed }),
+			allocation.Pod{Pod: gpu.Pod{Request: 2}, Mirror: true, Terminal: true, Containers: []allocation.Container{{Name: "main", Request: 2}}},
+		},
+		"an invalid card": {
+			newPod("a", main(2), annotation("ALIYUN_COM_GPU_MEM_IDX", "-1"), annotation("ALIYUN_COM_GPU_MEM_ASSUME_TIME", "yesterday"),
+				annotation("ALIYUN_COM_GPU_MEM_ASSIGNED", "true")),
+			allocation.Pod{
+				Pod: gpu.Pod{Request: 2}, HasAssumeTime: true, Assigned: true, Containers: []allocation.Container{{Name: "main", Request: 2}},
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test.want.UID, test.want.Namespace, test.want.Name, test.want.Created = "uid-a", "default", "a", start
+			if diff := cmp.Diff(test.want, readPod(test.pod)); diff != "" {
+				t.Errorf("(-want +got)\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestTransformPod: a resize can be done by the time that the informer's pod is read, so only a live read shows it.
+func TestTransformPod(t *testing.T) {
+	object := newPod("a", main(2), assumed(1, 1), ran(true), func(pod *corev1.Pod) {
+		pod.Generation, pod.Status.ObservedGeneration = 2, 1
+		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodResizePending, Status: corev1.ConditionTrue}}
+	})
+	live := readPod(object)
+	if !live.Resized || !live.ResizePending {
+		t.Errorf("the resize isn't read: %+v", live)
+	}
+	got, err := transformPod(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	live.Resized, live.ResizePending = false, false
+	want := &podInfo{
+		ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "default", UID: "uid-a"}, pod: live, instances: map[string]string{"main": "containerd://1"},
+	}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(podInfo{})); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+// TestDeletedPods: the list of pods can lack a pod before the record learns of the pod's deletion.
+func TestDeletedPods(t *testing.T) {
 	pods, err := newPodSource(fakeClient(fake.NewClientset()), testNode)
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &allocator{pods: pods, cards: newCardState(gpu.GiB), record: newRecord(), met: map[gpu.PodUID]bool{}, refused: map[gpu.PodUID]bool{}, now: time.Now}
-	for _, uid := range []gpu.PodUID{"uid-stays", "uid-goes", "uid-not-heard-of"} {
-		a.record.Serve(uid, "main", serving{Card: 0, Request: 1})
+	one := allocation.PodAllocations{"main": {Card: 0, Request: 1}}
+	s := &snapshots{
+		pods: pods, cards: newCardState(gpu.GiB), met: map[gpu.PodUID]bool{}, rejected: map[gpu.PodUID]bool{},
+		record: allocation.NewRecord(allocation.Allocations{"uid-stays": one, "uid-goes": one, "uid-unseen": one}),
 	}
-	stays, goes := newPod("stays", main(1)), newPod("goes", main(1))
-	tell := func(pods ...*corev1.Pod) {
+	stays, goes, unseen := newPod("stays", main(1)), newPod("goes", main(1)), newPod("unseen", main(1))
+	informed := func(objects ...*corev1.Pod) {
 		t.Helper()
-		var objects []any
-		for _, pod := range pods {
-			objects = append(objects, pod)
+		var infos []any
+		for _, pod := range objects {
+			info, _ := transformPod(pod)
+			infos = append(infos, info)
 		}
-		if err := a.pods.informer.GetStore().Replace(objects, ""); err != nil {
+		if err := pods.informer.GetStore().Replace(infos, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
-	expect := func(s *snapshot, want gpu.Memory) {
+	live := func(objects ...*corev1.Pod) []allocation.Pod {
+		var out []allocation.Pod
+		for _, pod := range objects {
+			out = append(out, readPod(pod))
+		}
+		return out
+	}
+	check := func(s allocation.Snapshot, want ...gpu.PodUID) {
 		t.Helper()
-		if got := s.used("", false)[0]; got != want {
-			t.Errorf("%d is taken, want %d", got, want)
+		if diff := cmp.Diff(want, slices.Sorted(maps.Keys(s.Given))); diff != "" {
+			t.Errorf("(-want +got)\n%s", diff)
 		}
 	}
-	tell(stays, goes)
-	expect(a.known(), 3)
-	expect(a.snapshot(views(stays, goes, newPod("not-heard-of", main(1)))), 3)
-	expect(a.known(), 3) // The informer lags behind the API server.
-	expect(a.snapshot(views(stays)), 2)
-	tell(stays)
+	informed(stays, goes)
+	check(s.Cached(), "uid-goes", "uid-stays", "uid-unseen")
+	check(s.Of(live(stays, goes, unseen)), "uid-goes", "uid-stays", "uid-unseen")
+	check(s.Cached(), "uid-goes", "uid-stays", "uid-unseen") // The informer lags behind the API server.
+	check(s.Of(live(stays)), "uid-stays", "uid-unseen")
+	informed(stays)
 	for range 2 {
-		expect(a.known(), 2)
+		check(s.Cached(), "uid-stays", "uid-unseen")
 	}
 }

@@ -59,13 +59,13 @@ type registrar struct {
 func (r *registrar) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	backoff := newRegistrationBackoff()
-	told, refusal := "", ""
+	reported, refusal := "", ""
 	for ctx.Err() == nil {
 		_, changed, problem := r.cards.Get()
 		if problem != nil {
-			if problem.Error() != told {
-				logger.Error(problem, "Not offering GPU memory to the kubelet")
-				told = problem.Error()
+			if problem.Error() != reported {
+				logger.Error(problem, "Could not offer GPU memory to the kubelet")
+				reported = problem.Error()
 			}
 			select {
 			case <-ctx.Done():
@@ -73,7 +73,7 @@ func (r *registrar) Run(ctx context.Context) error {
 			}
 			continue
 		}
-		told = ""
+		reported = ""
 		registered, err := r.session(ctx)
 		if ctx.Err() != nil {
 			return nil
@@ -88,7 +88,7 @@ func (r *registrar) Run(ctx context.Context) error {
 			}
 			delay = backoff.Step()
 		}
-		logger.Info("Not registered with the kubelet: trying again", "after", delay, "reason", err.Error())
+		logger.Info("Not registered with the kubelet, trying again", "delay", delay, "err", err)
 		if r.pause(ctx, delay) {
 			backoff = newRegistrationBackoff()
 		}
@@ -105,8 +105,7 @@ func newRegistrationBackoff() wait.Backoff {
 // pause waits for delay, but returns at once if there is a kubelet that has not been tried yet, and reports whether there
 // is. A kubelet that has just started has no old stream to clean up, and it admits and fails its pods within a second.
 func (r *registrar) pause(ctx context.Context, delay time.Duration) (fresh bool) {
-	timer := time.NewTimer(delay)
-	defer timer.Stop()
+	after := time.After(delay)
 	for {
 		now, err := os.Stat(filepath.Join(r.dir, kubeletSocketName))
 		if err == nil && !sameFile(r.tried, now) {
@@ -115,7 +114,7 @@ func (r *registrar) pause(ctx context.Context, delay time.Duration) (fresh bool)
 		select {
 		case <-ctx.Done():
 			return false
-		case <-timer.C:
+		case <-after:
 			return false
 		case <-r.wake:
 		}
@@ -166,7 +165,7 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 	}()
 	own, err := os.Stat(socket)
 	if err != nil {
-		return false, fmt.Errorf("looking at the own socket: %w", err)
+		return false, fmt.Errorf("opening the own socket: %w", err)
 	}
 
 	// The plugin serves before it registers, because the kubelet dials back during the registration.
@@ -177,7 +176,7 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 	r.service.metrics.registrations.Inc()
 	klog.FromContext(ctx).Info("Registered with the kubelet", "resource", protocol.ResourceMemory, "socket", socket)
 
-	ticker := time.NewTicker(lookAgain)
+	ticker := time.NewTicker(recheckInterval)
 	defer ticker.Stop()
 	silent := time.Now()
 	for {

@@ -54,20 +54,20 @@ func newReporter(cards *cardState, recorder events.EventRecorder, node *corev1.O
 
 // Run reports changes until ctx ends.
 func (r *reporter) Run(ctx context.Context) error {
-	var told condition
+	var reported condition
 	for {
 		cards, changed, problem := r.cards.Get()
 		now := conditionOf(cards, problem)
-		if len(now.since(told)) > 0 {
+		if len(now.since(reported)) > 0 {
 			if err := r.limit.Wait(ctx); err != nil {
 				return nil // The context has ended.
 			}
 			cards, changed, problem = r.cards.Get()
 			now = conditionOf(cards, problem)
-			for _, n := range now.since(told) {
+			for _, n := range now.since(reported) {
 				r.events.Event(r.node, n.kind, n.reason, n.text)
 			}
-			told = now
+			reported = now
 		}
 		select {
 		case <-ctx.Done():
@@ -86,12 +86,12 @@ func (r *reporter) Refused(reason error) {
 type condition struct {
 	// problem is the reason why the cards aren't offered, and empty if they are.
 	problem string
-	// sick maps the name of each unhealthy card to the reason.
-	sick map[string]string
+	// unhealthy maps the name of each unhealthy card to the reason.
+	unhealthy map[string]string
 }
 
 func conditionOf(cards []gpu.Card, problem error) condition {
-	c := condition{sick: map[string]string{}}
+	c := condition{unhealthy: map[string]string{}}
 	if problem != nil && !errors.Is(problem, errNoCardsYet) {
 		c.problem = problem.Error()
 	}
@@ -101,7 +101,7 @@ func conditionOf(cards []gpu.Card, problem error) condition {
 			if card.UUID != "" {
 				name += " (" + card.UUID + ")"
 			}
-			c.sick[name] = card.Unhealthy
+			c.unhealthy[name] = card.Unhealthy
 		}
 	}
 	return c
@@ -120,23 +120,23 @@ func (c condition) since(before condition) []notice {
 	default:
 		out = append(out, notice{corev1.EventTypeNormal, eventOffered, "the node's GPU memory is offered to the kubelet now"})
 	}
-	fell := map[string][]string{}
-	for card, reason := range c.sick {
-		if before.sick[card] != reason {
-			fell[reason] = append(fell[reason], card)
+	groups := map[string][]string{}
+	for card, reason := range c.unhealthy {
+		if before.unhealthy[card] != reason {
+			groups[reason] = append(groups[reason], card)
 		}
 	}
-	for _, reason := range slices.Sorted(maps.Keys(fell)) {
-		out = append(out, notice{corev1.EventTypeWarning, eventUnhealthy, fmt.Sprintf("card %s: %s", list(fell[reason]), reason)})
+	for _, reason := range slices.Sorted(maps.Keys(groups)) {
+		out = append(out, notice{corev1.EventTypeWarning, eventUnhealthy, fmt.Sprintf("card %s: %s", list(groups[reason]), reason)})
 	}
-	var rose []string
-	for card := range before.sick {
-		if _, still := c.sick[card]; !still {
-			rose = append(rose, card)
+	var recovered []string
+	for card := range before.unhealthy {
+		if _, still := c.unhealthy[card]; !still {
+			recovered = append(recovered, card)
 		}
 	}
-	if len(rose) > 0 {
-		out = append(out, notice{corev1.EventTypeNormal, eventHealthy, fmt.Sprintf("card %s can be used again", list(rose))})
+	if len(recovered) > 0 {
+		out = append(out, notice{corev1.EventTypeNormal, eventHealthy, fmt.Sprintf("card %s can be used again", list(recovered))})
 	}
 	return out
 }

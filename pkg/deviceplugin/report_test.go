@@ -17,7 +17,7 @@ import (
 )
 
 func TestConditionSince(t *testing.T) {
-	sick := func(reasons ...string) condition {
+	unhealthy := func(reasons ...string) condition {
 		cards := newCards(make([]gpu.Memory, len(reasons))...)
 		for i, reason := range reasons {
 			cards[i].Unhealthy = reason
@@ -28,19 +28,19 @@ func TestConditionSince(t *testing.T) {
 		before, now condition
 		want        []string
 	}{
-		"all well from the start": {condition{}, sick("", ""), nil},
-		"not known yet":           {condition{}, conditionOf(nil, errNoCardsYet), nil},
-		"sick from the start":     {condition{}, sick("", "Xid 79"), []string{"Warning GPUCardUnhealthy card 1 (GPU-1): Xid 79"}},
-		"still sick":              {sick("", "Xid 79"), sick("", "Xid 79"), nil},
-		"of something else":       {sick("", "Xid 79"), sick("", "Xid 48"), []string{"Warning GPUCardUnhealthy card 1 (GPU-1): Xid 48"}},
-		"one falls, one rises": {sick("", "Xid 79"), sick("Xid 48", ""), []string{
+		"all healthy":              {condition{}, unhealthy("", ""), nil},
+		"cards are not known yet":  {condition{}, conditionOf(nil, errNoCardsYet), nil},
+		"unhealthy from the start": {condition{}, unhealthy("", "Xid 79"), []string{"Warning GPUCardUnhealthy card 1 (GPU-1): Xid 79"}},
+		"still unhealthy":          {unhealthy("", "Xid 79"), unhealthy("", "Xid 79"), nil},
+		"another reason":           {unhealthy("", "Xid 79"), unhealthy("", "Xid 48"), []string{"Warning GPUCardUnhealthy card 1 (GPU-1): Xid 48"}},
+		"one fails, one recovers": {unhealthy("", "Xid 79"), unhealthy("Xid 48", ""), []string{
 			"Warning GPUCardUnhealthy card 0 (GPU-0): Xid 48", "Normal GPUCardHealthy card 1 (GPU-1) can be used again",
 		}},
-		"all of one reason at once": {sick("", "Xid 79", ""), sick("the driver is away", "Xid 79", "the driver is away"), []string{
+		"cards with one reason share an Event": {unhealthy("", "Xid 79", ""), unhealthy("the driver is away", "Xid 79", "the driver is away"), []string{
 			"Warning GPUCardUnhealthy card 0 (GPU-0), 2 (GPU-2): the driver is away",
 		}},
-		"not offered": {sick(""), conditionOf(newCards(1), errors.New("too many")), []string{"Warning GPUCardNotOffered too many"}},
-		"offered again": {conditionOf(newCards(1), errors.New("too many")), sick(""), []string{
+		"not offered": {unhealthy(""), conditionOf(newCards(1), errors.New("too many")), []string{"Warning GPUCardNotOffered too many"}},
+		"offered again": {conditionOf(newCards(1), errors.New("too many")), unhealthy(""), []string{
 			"Normal GPUCardOffered the node's GPU memory is offered to the kubelet now",
 		}},
 		"a card without a UUID": {condition{}, conditionOf([]gpu.Card{{Index: 7, Unhealthy: "it doesn't answer"}}, nil), []string{
@@ -59,7 +59,7 @@ func TestConditionSince(t *testing.T) {
 	}
 }
 
-func TestStormGivesFewEvents(t *testing.T) {
+func TestEventLimit(t *testing.T) {
 	cards := newCardState(gpu.GiB)
 	recorder := events.NewFakeRecorder(1000)
 	r := newReporter(cards, recorder, nodeReference(testNode))
@@ -86,22 +86,22 @@ func TestStormGivesFewEvents(t *testing.T) {
 		t.Error(err)
 	}
 	if n := len(recorder.Events); n > 0 {
-		t.Errorf("%d events more than the two that are allowed", n)
+		t.Errorf("%d Events more than the two that are allowed", n)
 	}
 }
 
-func TestUnwillingKubelet(t *testing.T) {
-	b := newBench(t)
+func TestRegistrationRefused(t *testing.T) {
+	b := newFixture(t)
 	k := startKubelet(t, b.dir)
-	k.unwilling = status.Error(codes.InvalidArgument, "no such version")
+	k.refuses = status.Error(codes.InvalidArgument, "no such version")
 	p, _ := b.start(newCards(16))
 	b.awaitEvent("GPUCardNotOffered registering with the kubelet: rpc error: code = InvalidArgument desc = no such version")
 	k.mu.Lock()
-	k.unwilling = nil
+	k.refuses = nil
 	k.mu.Unlock()
 	k.awaitDevices(16, 16)
 	if n := len(b.events.Events); n > 0 {
-		t.Errorf("%d more events of the same", n)
+		t.Errorf("%d more Events with the same text", n)
 	}
 	await(t, "ready", func() bool { return len(p.missing()) == 0 })
 }

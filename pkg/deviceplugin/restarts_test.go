@@ -6,11 +6,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
 func TestPluginRestartBetweenContainers(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	k := startKubelet(t, b.dir)
 	p, stop := b.start(newCards(16, 16))
 	k.awaitDevices(32, 32)
@@ -31,20 +30,20 @@ func TestPluginRestartBetweenContainers(t *testing.T) {
 func TestRepairAtStart(t *testing.T) {
 	unassigned := newPod("unassigned", main(1), assumed(1, 1))
 	wrong := newPod("wrong", main(1), assumed(0, 1), assigned)
-	b := newBench(t, unassigned, wrong)
+	b := newFixture(t, unassigned, wrong)
 	writeCheckpoint(t, b.dir, newEntry(t, "uid-unassigned", "main", 1, "10"), newEntry(t, "uid-wrong", "main", 1, "11"),
 		newEntry(t, "uid-gone", "main", 1, "12"))
 	p, _ := b.start(newCards(16, 16))
 	b.awaitAssigned("unassigned", 1)
 	b.awaitAssigned("wrong", 1)
 	b.awaitEvent("the annotations named card 0, the containers got card 1")
-	if diff := cmp.Diff(map[string]int{"uid-unassigned/main": 1, "uid-wrong/main": 1}, cardsOf(p.allocator.record)); diff != "" {
+	if diff := cmp.Diff(map[string]int{"uid-unassigned/main": 1, "uid-wrong/main": 1}, cardsOf(p.allocator.snapshots.record)); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
 }
 
 func TestKubeletRestarts(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	k, p := b.up(16)
 	a := newPod("a", main(4), assumed(0, 1))
 	b.create(p, a)
@@ -60,7 +59,7 @@ func TestKubeletRestarts(t *testing.T) {
 	b.awaitAssigned("next", 0)
 
 	// A kubelet that starts without its checkpoint calls Allocate again for the containers that it has to start.
-	k = k.withoutBooks(b)
+	k = k.loseCheckpoint(b)
 	if got := cardOf(k.mustAdmit(a)["main"]); got != "0" {
 		t.Errorf("got card %s", got)
 	}
@@ -70,9 +69,9 @@ func TestKubeletRestarts(t *testing.T) {
 }
 
 // A kubelet clears its directory before it listens. A plugin whose socket was removed must not register: the kubelet
-// would dial it in vain and meanwhile reject pods.
-func TestKubeletRestartsWhileThePluginRegisters(t *testing.T) {
-	b := newBench(t)
+// would dial it without success and meanwhile reject pods.
+func TestKubeletRestartsDuringRegistration(t *testing.T) {
+	b := newFixture(t)
 	k := startKubelet(t, b.dir)
 	p, _ := b.start(nil)
 	settle, next := p.registrar.before, make(chan *kubelet, 1)
@@ -90,33 +89,12 @@ func TestKubeletRestartsWhileThePluginRegisters(t *testing.T) {
 	k2.mu.Lock()
 	defer k2.mu.Unlock()
 	if k2.unreached > 0 || k2.registrations != 1 {
-		t.Errorf("%d registrations of a plugin that couldn't be reached, %d others, want the latter once", k2.unreached, k2.registrations)
+		t.Errorf("%d registrations without a reachable plugin, %d others, want 0 and 1", k2.unreached, k2.registrations)
 	}
 }
 
-// A kubelet that was killed before its checkpoint had the devices of an init container calls Allocate again for that
-// container, and not for the container after it, even if both have the same size.
-func TestKubeletKilledWithinAPod(t *testing.T) {
-	b := newBench(t)
-	b.askable()
-	k, p := b.up(16, 16)
-	pod := newPod("a", initStep(1), main(1), assumed(1, 1))
-	b.create(p, pod)
-	k.mustAdmit(pod, "i")
-
-	k = k.withoutBooks(b)
-	for _, name := range []string{"i", "main"} {
-		if got := cardOf(k.mustAdmit(pod, name)[name]); got != "1" {
-			t.Errorf("container %s got card %s, want 1", name, got)
-		}
-	}
-	if none := testutil.ToFloat64(p.metrics.matches.WithLabelValues(string(byNobody))); none != 0 {
-		t.Errorf("%v calls were matched to no pod", none)
-	}
-}
-
-func TestDirectoryMadeAnew(t *testing.T) {
-	b := newBench(t)
+func TestDirectoryCreatedAgain(t *testing.T) {
+	b := newFixture(t)
 	k, _ := b.up(16)
 	k.stop()
 	if err := os.RemoveAll(b.dir); err != nil {

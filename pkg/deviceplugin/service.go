@@ -122,23 +122,21 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 			return err
 		}
 		s.logger.V(2).Info("Reported the cards to the kubelet", "cards", len(cards))
-		select {
-		case <-stream.Context().Done():
+		if !next(stream.Context(), s.ending, changed) || !next(stream.Context(), s.ending, time.After(s.interval)) {
 			return nil
-		case <-s.ending:
-			return nil
-		case <-changed:
 		}
-		pause := time.NewTimer(s.interval)
-		select {
-		case <-stream.Context().Done():
-			pause.Stop()
-			return nil
-		case <-s.ending:
-			pause.Stop()
-			return nil
-		case <-pause.C:
-		}
+	}
+}
+
+// next waits for a value, and reports whether it came before ctx ended or ending was closed.
+func next[T any](ctx context.Context, ending <-chan struct{}, value <-chan T) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-ending:
+		return false
+	case <-value:
+		return true
 	}
 }
 

@@ -63,7 +63,7 @@ func unitTables(t *testing.T) string {
 			for _, unit := range units {
 				finest = protocol.Inventory{Unit: unit, Cards: newCards(slices.Repeat([]gpu.Memory{unit.Count(size << 30)}, count)...)}
 				bytes := messageSize(finest.Cards)
-				if all := sick(finest.Cards); bytes <= maxMessage && bytes != int64(proto.Size(&pluginapi.ListAndWatchResponse{Devices: devices(all)})) {
+				if all := allUnhealthy(finest.Cards); bytes <= maxMessage && bytes != int64(proto.Size(&pluginapi.ListAndWatchResponse{Devices: devices(all)})) {
 					t.Errorf("%d cards of %d GiB in %s: the message isn't %d bytes long", count, size, unit, bytes)
 				}
 				row += fmt.Sprintf(" %s devices, %s", thousands(int64(len(finest.Cards))*int64(finest.Cards[0].Memory)), inBytes(bytes))
@@ -88,8 +88,8 @@ func unitTables(t *testing.T) string {
 	return out.String()
 }
 
-// sick returns copies of the cards, all of them unhealthy.
-func sick(cards []gpu.Card) []gpu.Card {
+// allUnhealthy returns copies of the cards, all of them unhealthy.
+func allUnhealthy(cards []gpu.Card) []gpu.Card {
 	cards = slices.Clone(cards)
 	for i := range cards {
 		cards[i].Unhealthy = "Xid 79"

@@ -13,9 +13,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// lookAgain is the interval at which the directory is checked without a notification. Notifications can be lost, and they
+// recheckInterval is the interval at which the directory is checked without a notification. Notifications can be lost, and they
 // end if the directory itself is deleted and created again.
-const lookAgain = 5 * time.Second
+const recheckInterval = 5 * time.Second
 
 // errMountDeleted means that a mounted directory was deleted on the node. The mount shows the deleted directory, even if
 // a new one is created in its place, until the container is restarted.
@@ -32,13 +32,14 @@ func deleted(dir string) bool {
 	return ok && system.Nlink == 0
 }
 
-// watchDirectory calls on with the name of each file of dir that changes, and with "" every few seconds. It makes one
-// call at a time. It blocks until ctx ends.
-func watchDirectory(ctx context.Context, dir string, on func(name string)) {
+// watchDirectory calls changed with the name of each file of dir that changes, and with "" every few seconds. It makes one call at
+// a time. It blocks until ctx ends or changed returns an error.
+func watchDirectory(ctx context.Context, dir string, changed func(name string) error) error {
+	const unwatched = "Could not watch the directory, checking it every few seconds instead"
 	logger := klog.FromContext(ctx)
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		logger.Error(err, "The directory can't be watched: looking at it every few seconds instead", "directory", dir)
+		logger.Error(err, unwatched, "directory", dir)
 		watcher = &fsnotify.Watcher{} // Its channels are nil, so they never deliver.
 	} else {
 		defer watcher.Close()
@@ -46,38 +47,38 @@ func watchDirectory(ctx context.Context, dir string, on func(name string)) {
 	var watched fs.FileInfo
 	follow := func() {
 		info, err := os.Stat(dir)
-		if err != nil {
+		switch {
+		case err != nil:
 			watched = nil
-			return
-		}
-		if watcher.Events != nil && (watched == nil || !os.SameFile(watched, info)) {
+		case watcher.Events != nil && (watched == nil || !os.SameFile(watched, info)):
 			_ = watcher.Remove(dir) // The old directory of this name is usually gone.
 			if err := watcher.Add(dir); err != nil {
-				logger.Error(err, "The directory can't be watched: looking at it every few seconds instead", "directory", dir)
+				logger.Error(err, unwatched, "directory", dir)
 				return
 			}
 			watched = info
 		}
 	}
 	follow()
-	on("") // Covers changes before the watch.
-	ticker := time.NewTicker(lookAgain)
+	err = changed("") // Covers changes before the watch.
+	ticker := time.NewTicker(recheckInterval)
 	defer ticker.Stop()
-	for {
+	for err == nil {
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case event := <-watcher.Events:
 			if filepath.Clean(event.Name) == filepath.Clean(dir) {
 				watched = nil
 			}
-			on(filepath.Base(event.Name))
-		case err := <-watcher.Errors:
-			logger.V(2).Info("Notices of the directory were lost", "directory", dir, "reason", err)
-			on("")
+			err = changed(filepath.Base(event.Name))
+		case lost := <-watcher.Errors:
+			logger.V(2).Info("Notifications of the directory were lost", "directory", dir, "err", lost)
+			err = changed("")
 		case <-ticker.C:
 			follow()
-			on("")
+			err = changed("")
 		}
 	}
+	return err
 }

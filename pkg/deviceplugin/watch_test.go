@@ -12,8 +12,8 @@ import (
 )
 
 // A file descriptor shows what a mount shows: the deleted directory.
-func TestMountOfADeletedDirectory(t *testing.T) {
-	b := newBench(t)
+func TestDeletedMount(t *testing.T) {
+	b := newFixture(t)
 	dir := filepath.Join(b.dir, "mounted")
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -25,7 +25,7 @@ func TestMountOfADeletedDirectory(t *testing.T) {
 	defer mount.Close()
 	path := fmt.Sprintf("/proc/self/fd/%d", mount.Fd())
 	if deleted(path) {
-		t.Error("a directory counts as deleted that is there")
+		t.Error("an existing directory counts as deleted")
 	}
 	p, err := New(Options{
 		Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Unit: gpu.GiB, Directory: b.dir,
@@ -44,6 +44,6 @@ func TestMountOfADeletedDirectory(t *testing.T) {
 		t.Errorf("got %v, want %v", err, errMountDeleted)
 	}
 	if deleted(filepath.Join(b.dir, "nowhere")) {
-		t.Error("a directory that may come counts as deleted")
+		t.Error("a directory that may be created counts as deleted")
 	}
 }

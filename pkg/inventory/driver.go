@@ -323,8 +323,9 @@ func register(set nvml.EventSet, devices []device) (uuids map[nvml.Device]string
 		}
 		types, ret := c.handle.GetSupportedEventTypes()
 		if ret == nvml.SUCCESS && types&nvml.EventTypeXidCriticalError != 0 {
-			ret = c.handle.RegisterEvents(nvml.EventTypeXidCriticalError, set)
-			uuids[c.handle] = c.uuid
+			if ret = c.handle.RegisterEvents(nvml.EventTypeXidCriticalError, set); ret == nvml.SUCCESS {
+				uuids[c.handle] = c.uuid
+			}
 		}
 		if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
 			c.err = fmt.Errorf("watch its errors: %w", ret)

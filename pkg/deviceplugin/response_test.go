@@ -11,10 +11,11 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-func TestReply(t *testing.T) {
+func TestResponse(t *testing.T) {
 	card := gpu.Card{Index: 3, UUID: "GPU-3", Memory: 64}
 	env := func(visible string) map[string]string {
 		return map[string]string{
@@ -30,15 +31,17 @@ func TestReply(t *testing.T) {
 		env      map[string]string
 		cdi      []string
 	}{
-		"environment":                        {VisibleByUUID, ListByEnv, card, 3, env("GPU-3"), nil},
-		"CDI by UUID":                        {VisibleByUUID, ListByCDI, card, 3, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3"}},
-		"CDI by index":                       {VisibleByIndex, ListByCDI, card, 3, env("3"), []string{"nvidia.com/gpu=3"}},
-		"CDI, a card that has an index only": {VisibleByUUID, ListByCDI, gpu.Card{Index: 3, Memory: 64}, 3, env("3"), []string{"nvidia.com/gpu=3"}},
-		"by the driver's index of the day":   {VisibleByIndex, ListByCDI, card, 2, env("2"), []string{"nvidia.com/gpu=2"}},
+		"environment":                {VisibleByUUID, ListByEnv, card, 3, env("GPU-3"), nil},
+		"CDI by UUID":                {VisibleByUUID, ListByCDI, card, 3, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3"}},
+		"CDI by index":               {VisibleByIndex, ListByCDI, card, 3, env("3"), []string{"nvidia.com/gpu=3"}},
+		"CDI, a card without a UUID": {VisibleByUUID, ListByCDI, gpu.Card{Index: 3, Memory: 64}, 3, env("3"), []string{"nvidia.com/gpu=3"}},
+		"the driver's current index": {VisibleByIndex, ListByCDI, card, 2, env("2"), []string{"nvidia.com/gpu=2"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := &reply{position: func(int) int { return test.position }, unit: gpu.GiB, visibleBy: test.by, strategy: test.strategy, disableIsolation: func() bool { return false }}
-			got := r.Given(test.card, 5, 2)
+			cards := newCardState(gpu.GiB)
+			cards.Set([]gpu.Card{test.card}, map[int]int{3: test.position}, "")
+			r := &responses{cards: cards, unit: gpu.GiB, visibleBy: test.by, strategy: test.strategy, disableIsolation: func() bool { return false }}
+			got := r.withCard(test.card, 5, 2)
 			if diff := cmp.Diff(test.env, got.Envs); diff != "" {
 				t.Errorf("environment (-want +got)\n%s", diff)
 			}
@@ -49,8 +52,8 @@ func TestReply(t *testing.T) {
 			if diff := cmp.Diff(test.cdi, cdi); diff != "" {
 				t.Errorf("CDI devices (-want +got)\n%s", diff)
 			}
-			if refused := r.Refused([]gpu.Card{test.card}, 5, 2); len(refused.CdiDevices) > 0 {
-				t.Errorf("a container without a card is given %v", refused.CdiDevices)
+			if refused := r.withoutCard(5, 2); len(refused.CdiDevices) > 0 {
+				t.Errorf("a container without a card got %v", refused.CdiDevices)
 			}
 		})
 	}
@@ -59,7 +62,7 @@ func TestReply(t *testing.T) {
 // The kubelet keeps the response, and starts a container with it after its own restart. The response must name one card
 // throughout.
 func TestCheckpointKeepsCDI(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	b.deviceList = ListByCDI
 	k, p := b.up(16, 16)
 	pod := newPod("a", main(4), assumed(1, 1))
@@ -76,7 +79,7 @@ func TestCheckpointKeepsCDI(t *testing.T) {
 }
 
 func TestErrorEnv(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	b.errorEnv = true
 	k := startKubelet(t, b.dir)
 	p, stop := b.start(newCards(16))
@@ -100,8 +103,8 @@ func TestErrorEnv(t *testing.T) {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
 	b.awaitEvent("GPUCardRefused container main: pod default/late: no card for 8 of GPU memory: no GPU card has enough free memory; it starts all the same, without a card")
-	if got := counted(t, p, refusedFull); got != 1 {
-		t.Errorf("counted %v refusals", got)
+	if got := counted(t, p, allocation.RefusedFull); got != 1 {
+		t.Errorf("counted %v rejections", got)
 	}
 
 	// The pod doesn't hold a card either after a restart, when the plugin rebuilds the record from the checkpoint.
@@ -109,8 +112,8 @@ func TestErrorEnv(t *testing.T) {
 	p, _ = b.start(newCards(16))
 	k.awaitRegistrations(2)
 	k.awaitDevices(16, 16)
-	if got := p.allocator.record.Pod("uid-late")["main"].Card; got != noCard {
-		t.Errorf("the checkpoint's -1 is card %d", got)
+	if got := p.allocator.snapshots.record.Pod("uid-late")["main"].Card; got != allocation.NoCard {
+		t.Errorf("-1 in the checkpoint is card %d", got)
 	}
 	k.mu.Lock()
 	k.entries[1].DeviceIDs[-1] = nil
@@ -126,8 +129,8 @@ func TestErrorEnv(t *testing.T) {
 	}
 }
 
-func TestErrorEnvForNobody(t *testing.T) {
-	b := newBench(t)
+func TestErrorEnvWithoutPod(t *testing.T) {
+	b := newFixture(t)
 	b.errorEnv, b.blind = true, true
 	var down atomic.Bool
 	b.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -143,11 +146,11 @@ func TestErrorEnvForNobody(t *testing.T) {
 	b.awaitEvent("GPUCardRefused no pod known here waits for 4 of GPU memory")
 	b.watcher.Add(pod)
 	await(t, "the checkpoint to name the pod", func() bool {
-		p.allocator.Sync(t.Context())
-		s, ok := p.allocator.record.Pod("uid-unseen")["main"]
-		return ok && s.Card == noCard
+		p.checkpoint.Sync(t.Context())
+		s, ok := p.allocator.snapshots.record.Pod("uid-unseen")["main"]
+		return ok && s.Card == allocation.NoCard
 	})
-	if got := counted(t, p, refusedUnavailable); got != 1 {
-		t.Errorf("counted %v refusals", got)
+	if got := counted(t, p, allocation.RefusedUnavailable); got != 1 {
+		t.Errorf("counted %v rejections", got)
 	}
 }

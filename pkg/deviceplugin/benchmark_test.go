@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	events "k8s.io/client-go/tools/record"
 
+	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -22,8 +24,8 @@ type crowd struct {
 	plugin  *Plugin
 	kubelet *kubelet
 	waiting []*corev1.Pod
-	free    map[int][]string // Device IDs by card.
-	served  served           // What the other sixty were given.
+	free    map[int][]string       // Device IDs by card.
+	given   allocation.Allocations // What the other sixty were given.
 	request int
 }
 
@@ -34,7 +36,7 @@ func newCrowd(b *testing.B, memory gpu.Memory, asked bool) *crowd {
 		Client: fakeClient(fake.NewClientset()), Events: &events.FakeRecorder{}, NodeName: testNode, Unit: gpu.GiB,
 		VisibleDevices: VisibleByUUID, Directory: b.TempDir(),
 	}
-	c := &crowd{kubelet: newKubelet(b, o.Directory), free: map[int][]string{}, served: served{}, request: int(memory) / 13}
+	c := &crowd{kubelet: newKubelet(b, o.Directory), free: map[int][]string{}, given: allocation.Allocations{}, request: int(memory) / 13}
 	if asked {
 		o.PodResourcesSocket = filepath.Join(o.Directory, "pods.sock")
 		c.kubelet.podResources(o.PodResourcesSocket)
@@ -47,7 +49,7 @@ func newCrowd(b *testing.B, memory gpu.Memory, asked bool) *crowd {
 	cards := newCards(slices.Repeat([]gpu.Memory{memory}, 8)...)
 	c.plugin.SetCards(cards, nil, "")
 	for _, d := range devices(cards) {
-		card, _, _ := parseDeviceID(d.ID)
+		card := strings.IndexByte(digits, d.ID[0])
 		c.free[card] = append(c.free[card], d.ID)
 	}
 	for i := range 100 {
@@ -56,11 +58,11 @@ func newCrowd(b *testing.B, memory gpu.Memory, asked bool) *crowd {
 			request = max(1, int(memory)/20-i%3)
 		}
 		pod := newPod("p"+strconv.Itoa(i), main(int64(request)), assumed(card, i), created(i))
-		slim, err := slimPod(pod)
+		info, err := transformPod(pod)
 		if err != nil {
 			b.Fatal(err)
 		}
-		if err := c.plugin.pods.informer.GetStore().Add(slim); err != nil {
+		if err := c.plugin.pods.informer.GetStore().Add(info); err != nil {
 			b.Fatal(err)
 		}
 		if i < 40 {
@@ -71,8 +73,8 @@ func newCrowd(b *testing.B, memory gpu.Memory, asked bool) *crowd {
 		c.free[card] = c.free[card][request:]
 		entry := newEntry(b, string(pod.UID), "main", card, ids...)
 		c.kubelet.entries = append(c.kubelet.entries, entry)
-		c.served[gpu.PodUID(pod.UID)] = servings{"main": {
-			Card: card, CardMemory: memory, Request: gpu.Memory(request), Devices: newDeviceSet(ids), Booked: true,
+		c.given[gpu.PodUID(pod.UID)] = allocation.PodAllocations{"main": {
+			Card: card, CardMemory: memory, Request: gpu.Memory(request), Devices: allocation.NewDeviceSet(ids), Confirmed: true,
 		}}
 	}
 	writeCheckpoint(b, o.Directory, c.kubelet.entries...)
@@ -81,10 +83,7 @@ func newCrowd(b *testing.B, memory gpu.Memory, asked bool) *crowd {
 
 // admit serves the forty pods one after the other, as the kubelet does, and records how long each call took.
 func (c *crowd) admit(b *testing.B, took map[string][]time.Duration) {
-	record := c.plugin.allocator.record
-	record.mu.Lock()
-	record.pods = maps.Clone(c.served)
-	record.mu.Unlock()
+	c.plugin.allocator.snapshots.record = allocation.NewRecord(c.given)
 	clear(c.kubelet.admitted)
 	free := maps.Clone(c.free)
 	for i, pod := range c.waiting {

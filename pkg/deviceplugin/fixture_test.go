@@ -22,6 +22,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	events "k8s.io/client-go/tools/record"
 
+	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -32,12 +33,12 @@ func await(t testing.TB, what string, condition func() bool) {
 	err := wait.PollUntilContextTimeout(context.Background(), 2*time.Millisecond, 30*time.Second, true,
 		func(context.Context) (bool, error) { return condition(), nil })
 	if err != nil {
-		t.Fatalf("waited in vain for: %s", what)
+		t.Fatalf("timed out waiting for: %s", what)
 	}
 }
 
-// bench is a test node: a fake API server, the kubelet's directory, and the plugins that a test starts there.
-type bench struct {
+// fixture is a test node: a fake API server, the kubelet's directory, and the plugins that a test starts there.
+type fixture struct {
 	t      *testing.T
 	client *fake.Clientset
 	dir    string
@@ -51,8 +52,8 @@ type bench struct {
 	hanging *hanging
 	// watches counts the watches of pods that were opened.
 	watches atomic.Int32
-	// books are the entries of the kubelet's checkpoint at its start.
-	books []entry
+	// entries are the entries of the kubelet's checkpoint at its start.
+	entries []entry
 	// socket is the socket of PodResources; empty if the kubelet has no such service.
 	socket  string
 	address string
@@ -71,7 +72,7 @@ func fakeClient(api *fake.Clientset) Client {
 	}
 }
 
-func newBench(t *testing.T, objects ...runtime.Object) *bench {
+func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	t.Helper()
 	// The path of a socket must be short.
 	dir, err := os.MkdirTemp("", "gpushare")
@@ -80,7 +81,7 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testNode}}
-	b := &bench{t: t, dir: dir, events: events.NewFakeRecorder(1000), watcher: watch.NewFake(), admitting: 10 * time.Millisecond}
+	b := &fixture{t: t, dir: dir, events: events.NewFakeRecorder(1000), watcher: watch.NewFake(), admitting: 10 * time.Millisecond}
 	b.client = fake.NewClientset(append(objects, node)...)
 	b.client.PrependReactor("patch", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if b.away.Load() {
@@ -101,7 +102,7 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 }
 
 // start runs a plugin until the test ends or stop is called.
-func (b *bench) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
+func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	b.t.Helper()
 	client := fakeClient(b.client)
 	if b.hanging != nil {
@@ -140,15 +141,15 @@ func (b *bench) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 }
 
 // askable makes the kubelet serve PodResources, which shows the pods that it has admitted.
-func (b *bench) askable() { b.socket = filepath.Join(b.dir, "pods.sock") }
+func (b *fixture) servePodResources() { b.socket = filepath.Join(b.dir, "pods.sock") }
 
 // up starts a kubelet and a plugin with healthy cards, and waits until the kubelet has their devices.
-func (b *bench) up(sizes ...gpu.Memory) (*kubelet, *Plugin) {
+func (b *fixture) up(sizes ...gpu.Memory) (*kubelet, *Plugin) {
 	b.t.Helper()
-	if b.books != nil {
-		writeCheckpoint(b.t, b.dir, b.books...)
+	if b.entries != nil {
+		writeCheckpoint(b.t, b.dir, b.entries...)
 	}
-	k := startKubelet(b.t, b.dir, b.books...)
+	k := startKubelet(b.t, b.dir, b.entries...)
 	if b.socket != "" {
 		k.podResources(b.socket)
 	}
@@ -162,7 +163,7 @@ func (b *bench) up(sizes ...gpu.Memory) (*kubelet, *Plugin) {
 }
 
 // trust admits a pod, named "known", with one unit on card 0: the kubelet's answers count once it has known a pod.
-func (b *bench) trust(k *kubelet, p *Plugin) {
+func (b *fixture) trust(k *kubelet, p *Plugin) {
 	b.t.Helper()
 	known := newPod("known", main(1), assumed(0, 0))
 	b.create(p, known)
@@ -170,7 +171,7 @@ func (b *bench) trust(k *kubelet, p *Plugin) {
 }
 
 // create creates pods and waits until the informer knows them.
-func (b *bench) create(p *Plugin, pods ...*corev1.Pod) {
+func (b *fixture) create(p *Plugin, pods ...*corev1.Pod) {
 	b.t.Helper()
 	for _, pod := range pods {
 		if _, err := b.client.CoreV1().Pods(pod.Namespace).Create(context.Background(), pod, metav1.CreateOptions{}); err != nil {
@@ -183,15 +184,15 @@ func (b *bench) create(p *Plugin, pods ...*corev1.Pod) {
 }
 
 // delete deletes a pod and waits until the informer has dropped it.
-func (b *bench) delete(p *Plugin, pod *corev1.Pod) {
+func (b *fixture) delete(p *Plugin, pod *corev1.Pod) {
 	b.t.Helper()
 	if err := b.client.CoreV1().Pods(pod.Namespace).Delete(context.Background(), pod.Name, metav1.DeleteOptions{}); err != nil {
 		b.t.Fatal(err)
 	}
-	await(b.t, "the informer to miss "+pod.Name, func() bool { return !p.pods.Exists(gpu.PodUID(pod.UID)) })
+	await(b.t, "the informer to drop "+pod.Name, func() bool { return !p.pods.Exists(gpu.PodUID(pod.UID)) })
 }
 
-func (b *bench) pod(name string) *corev1.Pod {
+func (b *fixture) pod(name string) *corev1.Pod {
 	b.t.Helper()
 	pod, err := b.client.CoreV1().Pods("default").Get(context.Background(), name, metav1.GetOptions{})
 	if err != nil {
@@ -200,7 +201,7 @@ func (b *bench) pod(name string) *corev1.Pod {
 	return pod
 }
 
-func (b *bench) node() *corev1.Node {
+func (b *fixture) node() *corev1.Node {
 	b.t.Helper()
 	node, err := b.client.CoreV1().Nodes().Get(context.Background(), testNode, metav1.GetOptions{})
 	if err != nil {
@@ -210,10 +211,10 @@ func (b *bench) node() *corev1.Node {
 }
 
 // awaitAssigned waits until the pod's annotations name this card as assigned.
-func (b *bench) awaitAssigned(name string, card int) protocol.Assignment {
+func (b *fixture) awaitAssigned(name string, card int) protocol.Assignment {
 	b.t.Helper()
 	var got protocol.Assignment
-	await(b.t, fmt.Sprintf("%s to be assigned card %d", name, card), func() bool {
+	await(b.t, fmt.Sprintf("pod %s to be assigned card %d", name, card), func() bool {
 		var err error
 		got, err = protocol.ParseAssignment(b.pod(name).Annotations)
 		return err == nil && got.Assigned && got.Card == card
@@ -222,7 +223,7 @@ func (b *bench) awaitAssigned(name string, card int) protocol.Assignment {
 }
 
 // awaitEvent waits for an event that contains these words.
-func (b *bench) awaitEvent(words string) {
+func (b *fixture) awaitEvent(words string) {
 	b.t.Helper()
 	deadline := time.After(30 * time.Second)
 	for {
@@ -232,14 +233,25 @@ func (b *bench) awaitEvent(words string) {
 				return
 			}
 		case <-deadline:
-			b.t.Fatalf("no event says %q", words)
+			b.t.Fatalf("no Event contains %q", words)
 		}
 	}
 }
 
-func counted(t *testing.T, p *Plugin, o outcome) float64 {
+func counted(t *testing.T, p *Plugin, o allocation.Result) float64 {
 	t.Helper()
 	return testutil.ToFloat64(p.metrics.allocations.WithLabelValues(string(o)))
 }
 
 func cardOf(env map[string]string) string { return env["ALIYUN_COM_GPU_MEM_IDX"] }
+
+// cardsOf returns the card of each container.
+func cardsOf(r *allocation.Record) map[string]int {
+	out := map[string]int{}
+	for uid, containers := range r.Snapshot() {
+		for name, a := range containers {
+			out[string(uid)+"/"+name] = a.Card
+		}
+	}
+	return out
+}

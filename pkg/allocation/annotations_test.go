@@ -1,0 +1,136 @@
+package allocation
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestDueAnnotations(t *testing.T) {
+	nanoseconds := func(after time.Duration) string { return strconv.FormatInt(start.Add(after).UnixNano(), 10) }
+	late := onCard(1)
+	late.At = start.Add(time.Minute)
+	onlyAssumeTime := func(pod *Pod) { pod.HasAssumeTime = true }
+	for name, test := range map[string]struct {
+		pod    Pod
+		given  PodAllocations
+		want   map[string]any // The names are without their prefix.
+		repair bool
+	}{
+		"no container was served": {pod: newPod("a", main(2), assumed(1, 5))},
+		"all containers were served": {
+			pod: newPod("a", container("x", 2), container("y", 3), assumed(1, 5)), given: PodAllocations{"x": onCard(1), "y": late},
+			want: map[string]any{"ASSIGNED": "true", "ASSIGN_TIME": nanoseconds(time.Minute)},
+		},
+		"one container was not served yet": {
+			pod: newPod("a", container("x", 2), container("y", 3), assumed(1, 5)), given: PodAllocations{"x": onCard(1)},
+		},
+		"an init container was not served yet": {
+			pod: newPod("a", initStep(2), main(2), assumed(1, 5)), given: PodAllocations{"main": onCard(1)},
+		},
+		"the annotations are complete": {pod: newPod("a", main(2), assumed(1, 5), assigned), given: PodAllocations{"main": onCard(1)}},
+		"the pod has ended": {
+			pod: newPod("a", main(2), assumed(1, 5), ended), given: PodAllocations{"main": onCard(1)},
+		},
+		"no annotations: all are written": {
+			pod: newPod("a", main(2)), given: PodAllocations{"main": onCard(1)},
+			want: map[string]any{
+				"IDX": "1", "POD": "2", "DEV": "16",
+				"ASSUME_TIME": nanoseconds(0), "ASSIGNED": "true",
+				"ASSIGN_TIME": nanoseconds(0),
+			},
+		},
+		"no annotations, and one container was not served yet": {
+			pod: newPod("a", container("x", 2), container("y", 3)), given: PodAllocations{"x": onCard(1)},
+			want: map[string]any{
+				"IDX": "1", "POD": "5", "DEV": "16",
+				"ASSUME_TIME": nanoseconds(0), "ASSIGNED": "false",
+			},
+		},
+		"another card: the assume time stays": {
+			pod: newPod("a", main(2), assumed(0, 5)), given: PodAllocations{"main": onCard(1)}, repair: true,
+			want: map[string]any{
+				"IDX": "1", "POD": "2", "DEV": "16", "ASSIGNED": "true", "ASSIGN_TIME": nanoseconds(0),
+			},
+		},
+		"another card, and the pod is assigned": {
+			pod: newPod("a", main(2), assumed(0, 5), assigned), given: PodAllocations{"main": onCard(1)}, repair: true,
+			want: map[string]any{
+				"IDX": "1", "POD": "2", "DEV": "16",
+			},
+		},
+		"assigned, but another pod was served": {
+			pod:  newPod("a", main(2), assumed(1, 5), assigned),
+			want: map[string]any{"ASSIGNED": "false", "ASSIGN_TIME": nil},
+		},
+		"assigned, but one container was not served": {
+			pod: newPod("a", container("x", 2), container("y", 2), assumed(1, 5), assigned), given: PodAllocations{"x": onCard(1)},
+			want: map[string]any{"ASSIGNED": "false", "ASSIGN_TIME": nil},
+		},
+		"the record has a gap, because the pod has run": {
+			pod: newPod("a", main(2), assumed(1, 5), assigned, ran),
+		},
+		"an invalid card index beside an assume time": {
+			pod: newPod("a", main(2), onlyAssumeTime), given: PodAllocations{"main": onCard(1)},
+			want: map[string]any{
+				"IDX": "1", "POD": "2", "DEV": "16", "ASSIGNED": "true", "ASSIGN_TIME": nanoseconds(0),
+			},
+		},
+		"another card of an init container, and the pod runs": {
+			pod: newPod("a", initStep(2), main(2), assumed(0, 5), assigned, running), given: PodAllocations{"i": onCard(1), "main": onCard(0)},
+		},
+		"another card of an init container alone, and the pod has run": {
+			pod: newPod("a", initStep(2), main(2), assumed(0, 5), assigned, ran), given: PodAllocations{"i": onCard(1)},
+		},
+		"another card of an init container during admission": {
+			pod: newPod("a", initStep(2), main(2), assumed(0, 5)), given: PodAllocations{"i": onCard(1)}, repair: true,
+			want: map[string]any{
+				"IDX": "1", "POD": "2", "DEV": "16", "ASSIGNED": "false",
+			},
+		},
+		"another card of an init container, and no other container asks for memory": {
+			pod: newPod("a", initStep(2), assumed(0, 5), assigned, running), given: PodAllocations{"i": onCard(1)}, repair: true,
+			want: map[string]any{
+				"IDX": "1", "POD": "2", "DEV": "16",
+			},
+		},
+		"a container without a card": {
+			pod: newPod("a", main(2), assumed(0, 5)), given: PodAllocations{"main": {Card: NoCard}},
+		},
+		"a response of another plugin": {
+			pod: newPod("a", main(2), assumed(0, 5)), given: PodAllocations{"main": {Card: UnknownCard}},
+		},
+		"one container with a card and one without": {
+			pod: newPod("a", container("x", 2), container("y", 2), assumed(0, 5)), given: PodAllocations{"x": onCard(NoCard), "y": onCard(0)},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			annotations, repair := DueAnnotations(&test.pod, test.given)
+			var got map[string]any
+			for key, value := range annotations {
+				if got == nil {
+					got = map[string]any{}
+				}
+				got[strings.TrimPrefix(key, "ALIYUN_COM_GPU_MEM_")] = value
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" || repair != test.repair {
+				t.Errorf("repair %v, want %v; (-want +got)\n%s", repair, test.repair, diff)
+			}
+			// A pod with the written annotations needs no further write.
+			written := test.pod
+			if value, ok := got["ASSIGNED"]; ok {
+				written.Assigned = value == "true"
+			}
+			if value, ok := got["IDX"]; ok {
+				card, _ := strconv.Atoi(value.(string))
+				written.Assumed, written.HasAssumeTime, written.Assignment.Card = true, true, card
+			}
+			if more, _ := DueAnnotations(&written, test.given); more != nil {
+				t.Errorf("%v is due after the write", more)
+			}
+		})
+	}
+}

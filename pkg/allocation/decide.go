@@ -1,0 +1,130 @@
+package allocation
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// Snapshot is the complete input of a decision. Decide changes nothing in it.
+type Snapshot struct {
+	Cards []gpu.Card
+	// Pods are this node's pods that ask for GPU memory, in any phase.
+	Pods []Pod
+	// Given is what each container was given.
+	Given Allocations
+	// Rejected are the pods of which an allocation was rejected. The kubelet fails such a pod; the API server may not know it
+	// yet.
+	Rejected map[gpu.PodUID]bool
+	// Preferred is what the preceding GetPreferredAllocation call for the same devices led to.
+	Preferred Preference
+	// Kubelet is what the kubelet has answered so far.
+	Kubelet Answers
+	// Refreshed is true once Pods and Given were read again because the known pods have no match. ReadError is why the API
+	// server's pods could not be read; Pods are the ones that the watch has delivered then.
+	Refreshed bool
+	ReadError error
+	// KubeletAge is the time since the plugin registered with the kubelet.
+	KubeletAge time.Duration
+}
+
+// Preference is the result of a GetPreferredAllocation call. The zero value is none.
+type Preference struct {
+	// Container is the matched container, and Match is how it was found.
+	Container ContainerKey
+	Match     Match
+	// Card is the card of the devices that the plugin preferred.
+	Card int
+}
+
+// Decision is the answer to an Allocate call, or what is missing for it.
+type Decision struct {
+	// Question, if it is set, is the container about which the kubelet must be asked. Decide is then called again with the
+	// answer. The other fields are empty.
+	Question *Candidate
+	// Outdated is true if no pod of the snapshot matches. Decide is then called again with a refreshed snapshot.
+	Outdated bool
+
+	// Match is how the pod was found. Pod is nil if none was.
+	Match     Match
+	Pod       *Pod
+	Container Container
+	// Card is what the container gets. If the allocation is rejected, Card.Index is the card that the pod should have, or
+	// NoCard.
+	Card   gpu.Card
+	Result Result
+	// Moved is, with ResultMoved, why the container doesn't get the annotated card.
+	Moved string
+	// Rejection is set if the container gets no card.
+	Rejection *Rejection
+}
+
+// Rejection is the error of a rejected allocation. The text is for the pod's owner, because the kubelet shows it in the pod's
+// status.
+type Rejection struct {
+	Result Result
+	Text   string
+	// NoRoom is true if no usable card has enough free memory now.
+	NoRoom bool
+}
+
+func (r *Rejection) Error() string { return r.Text }
+
+// Result is how the card of a container was selected, or why it got none, for logs and metrics.
+type Result string
+
+// The results. Their values are labels of a metric.
+const (
+	ResultKept   Result = "assumed" // The annotated card, or the one that the pod already has.
+	ResultMoved  Result = "moved"   // Another card, because the annotated one had no room.
+	ResultPlaced Result = "placed"  // The pod's annotations named no card.
+
+	RefusedFull        Result = "refused_full"
+	RefusedUnhealthy   Result = "refused_unhealthy"
+	RefusedUnknownCard Result = "refused_unknown_card"
+	RefusedUnknownPod  Result = "refused_unknown_pod"
+	RefusedUnavailable Result = "refused_unavailable"
+	RefusedInvalid     Result = "refused_invalid"
+)
+
+// Results returns all results.
+func Results() []Result {
+	return []Result{ResultKept, ResultMoved, ResultPlaced,
+		RefusedFull, RefusedUnhealthy, RefusedUnknownCard, RefusedUnknownPod, RefusedUnavailable, RefusedInvalid}
+}
+
+// Decide finds the container that the kubelet calls Allocate for and selects its card. request is the number of devices, which
+// is all that the call shows.
+func Decide(s Snapshot, request gpu.Memory) Decision {
+	m := matching{Snapshot: &s, request: request}
+	found, match := m.find()
+	switch {
+	case m.question != nil:
+		return Decision{Question: m.question}
+	case match != ByNone:
+		return s.selectCard(Decision{Match: match, Pod: found.Pod, Container: found.Container})
+	case !s.Refreshed:
+		return Decision{Outdated: true}
+	}
+	return m.noMatch()
+}
+
+// noMatch rejects an allocation whose pod can't be found.
+func (m *matching) noMatch() Decision {
+	d := Decision{Match: ByNone, Card: gpu.Card{Index: NoCard}}
+	if m.ReadError != nil {
+		return d.reject(RefusedUnavailable, "no pod known here waits for %s of GPU memory, and the API server can't be asked: %v", m.request, m.ReadError)
+	}
+	text := "no pod that the API server has on this node waits for %s of GPU memory, and static pods are not supported"
+	if len(m.interrupted()) > 0 {
+		text += "; the kubelet has lost its record of containers that run, and it is not known whether it asks for one of them"
+	}
+	return d.reject(RefusedUnknownPod, text, m.request)
+}
+
+// reject returns the decision as a rejection.
+func (d Decision) reject(result Result, text string, args ...any) Decision {
+	d.Result, d.Rejection = result, &Rejection{Result: result, Text: fmt.Sprintf(text, args...)}
+	return d
+}

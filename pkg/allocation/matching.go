@@ -1,0 +1,273 @@
+package allocation
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// Candidate is a container that the kubelet may be calling Allocate for.
+type Candidate struct {
+	Pod       *Pod
+	Container Container
+	// Next is true if no other container of the pod must be served before this one.
+	Next bool
+	// Begun is true if the pod has not run, another of its containers was served and this one is next. The kubelet admits one pod
+	// at a time, so it is unlikely to ask for another pod.
+	Begun bool
+	// Rejected is true if an allocation of the pod was rejected.
+	Rejected bool
+}
+
+// Key returns the container's key.
+func (c Candidate) Key() ContainerKey { return ContainerKey{c.Pod.UID, c.Container.Name} }
+
+// KubeletState is the state of a container in the kubelet.
+type KubeletState int
+
+// The states.
+const (
+	// StateUnknown means that the kubelet gave no answer.
+	StateUnknown KubeletState = iota
+	// StateAbsent means that the kubelet doesn't know the pod: not yet, or no longer.
+	StateAbsent
+	// StateAllocated means that the container has its devices.
+	StateAllocated
+	// StateWaiting means that the kubelet has admitted the pod and that the container has no devices. The kubelet calls Allocate
+	// for such a container.
+	StateWaiting
+)
+
+// Answers are the kubelet's answers about single containers. They hold for one decision: the kubelet's state doesn't change
+// while it waits for the plugin.
+type Answers struct {
+	States map[ContainerKey]KubeletState
+	// Trusted is true if the kubelet has known a pod before. Kubelets without the service answer StateAbsent about every pod.
+	Trusted bool
+}
+
+// Match is how the pod was found, for logs and metrics.
+type Match string
+
+// The ways to find a pod. Their values are labels of a metric.
+const (
+	ByKubelet Match = "kubelet" // The kubelet's answers show it.
+	ByOrder   Match = "order"   // It is the most likely one. This can be wrong.
+	ByNone    Match = "none"    // It was not found.
+)
+
+// Matches returns all ways.
+func Matches() []Match { return []Match{ByKubelet, ByOrder, ByNone} }
+
+const (
+	// MaxQuestions bounds the number of candidates about which the kubelet is asked. In the kubelet's own order the first one is
+	// nearly always the right one. In a batch, however, the order of pods of the same second is random, and half a second of the
+	// kubelet's time costs less than a wrong card.
+	MaxQuestions = 48
+	// maxAdmitted bounds the number of pods that have run about which the kubelet is asked. One would be enough, but a pod can be
+	// deleted at any time.
+	maxAdmitted = 3
+)
+
+// matching is the search for the container of one call.
+type matching struct {
+	*Snapshot
+	request gpu.Memory
+	// question is the first question that the snapshot has no answer to. The result of the search has no meaning then.
+	question *Candidate
+}
+
+// find returns the container that the kubelet calls Allocate for, or ByNone.
+func (m *matching) find() (Candidate, Match) {
+	if m.Refreshed {
+		return m.findRefreshed()
+	}
+	candidates := m.candidates()
+	preferred := slices.IndexFunc(candidates, func(c Candidate) bool { return c.Key() == m.Preferred.Container })
+	if preferred >= 0 && m.preferenceHolds(candidates[preferred]) {
+		return candidates[preferred], m.Preferred.Match
+	}
+	found, match := m.resolve(candidates, false)
+	if match == ByOrder && m.Preferred.Match != "" && preferred < 0 {
+		// GetPreferredAllocation was for a pod that isn't among the candidates, so it may not be known here yet. A match by order
+		// would be wrong.
+		return Candidate{}, ByNone
+	}
+	return found, match
+}
+
+// preferenceHolds reports whether the container for which GetPreferredAllocation was called is the one of this call too. A match
+// by order is checked again: there may have been no time to ask the kubelet.
+func (m *matching) preferenceHolds(c Candidate) bool {
+	if m.Preferred.Match != ByOrder {
+		return true
+	}
+	state := m.ask(c)
+	return state != StateAbsent && state != StateAllocated || !m.trusted()
+}
+
+// ask returns the kubelet's answer about a candidate. Without one it notes the question.
+func (m *matching) ask(c Candidate) KubeletState {
+	state, ok := m.Kubelet.States[c.Key()]
+	if !ok && m.question == nil {
+		m.question = &c
+	}
+	return state
+}
+
+// trusted reports whether StateAbsent has a meaning. If the kubelet has not yet known any pod, as after a start of the plugin,
+// it is asked about pods that it must know.
+func (m *matching) trusted() bool {
+	left := maxAdmitted
+	for i := range m.Pods {
+		if m.Kubelet.Trusted || left == 0 {
+			break
+		}
+		if pod := &m.Pods[i]; pod.Ran && !pod.Terminal && !pod.Leaving && len(pod.Containers) > 0 {
+			left--
+			m.ask(Candidate{Pod: pod, Container: pod.Containers[0]})
+		}
+	}
+	return m.Kubelet.Trusted
+}
+
+// candidates returns the containers with exactly this request for which the kubelet may need a response. The order is by
+// likelihood if nothing else is known: the pod that was assumed first comes first.
+func (m *matching) candidates() []Candidate { return m.containers(false) }
+
+// containers returns the candidates that run, or those that don't, according to the API server.
+func (m *matching) containers(running bool) []Candidate {
+	var out []Candidate
+	for i := range m.Pods {
+		pod := &m.Pods[i]
+		if pod.Terminal || pod.Mirror {
+			continue // Static pods get no card.
+		}
+		given, next, begun := m.Given[pod.UID], true, false
+		for _, a := range given {
+			begun = begun || !a.Lost
+		}
+		for _, container := range pod.Containers {
+			allocation, served := given[container.Name]
+			if served && !allocation.Lost || container.Running != running {
+				continue
+			}
+			c := Candidate{
+				Pod: pod, Container: container, Next: next, Begun: next && !pod.Ran && begun, Rejected: m.Rejected[pod.UID],
+			}
+			next = next && pod.Ran
+			if container.Request == m.request {
+				out = append(out, c)
+			}
+		}
+	}
+	slices.SortStableFunc(out, byAssumeTime)
+	return out
+}
+
+// resolve finds the container among the candidates. It asks the kubelet as long as the answers help, and otherwise takes the
+// first of the candidates that remain possible.
+//
+// Pods that have run and pods of which an allocation was rejected are candidates only as a lastResort. A kubelet that has lost
+// its checkpoint shows each of the former without devices, and kubelets 1.34 and 1.35 show each of the latter without devices.
+// The kubelet may also be asking for a pod that is not among the candidates yet.
+func (m *matching) resolve(candidates []Candidate, lastResort bool) (Candidate, Match) {
+	if !lastResort {
+		candidates = slices.DeleteFunc(slices.Clone(candidates), func(c Candidate) bool { return c.Pod.Ran || c.Rejected })
+	}
+	excluded := map[ContainerKey]bool{}
+	order := slices.SortedStableFunc(slices.Values(candidates), byBinding)
+	if len(order) > 2 {
+		slices.SortStableFunc(order[1:], byCreation) // If the first one doesn't match, the pods came as a batch.
+	}
+	for _, c := range order[:min(len(order), MaxQuestions)] {
+		switch m.ask(c) {
+		case StateWaiting:
+			return m.latest(c, candidates), ByKubelet
+		case StateAbsent, StateAllocated:
+			excluded[c.Key()] = true
+		}
+	}
+	for _, c := range candidates {
+		if !excluded[c.Key()] || !m.trusted() {
+			return c, ByOrder
+		}
+	}
+	return Candidate{}, ByNone
+}
+
+// latest returns, of the candidates that are waiting, the one that the kubelet reached last. Kubelets 1.34 and 1.35 show a pod
+// that they have rejected like the one that they admit (k8s.io/kubernetes v1.34 pkg/kubelet/apis/podresources/server_v1.go,
+// Get), until the API server knows that it has failed. Pods arrive in the order in which they were bound, or as a batch by
+// creation. In each of the two orders the search goes on to the first pod that the kubelet doesn't know.
+func (m *matching) latest(found Candidate, candidates []Candidate) Candidate {
+	likely := func(c Candidate) bool { return !c.Pod.Ran && !c.Rejected && c.Next }
+	if !likely(found) {
+		return found
+	}
+	version := func(a, b Candidate) int { return cmp.Compare(a.Pod.Version, b.Pod.Version) }
+	created := func(a, b Candidate) int { return cmp.Or(a.Pod.Created.Compare(b.Pod.Created), version(a, b)) }
+	passed := map[ContainerKey]bool{}
+	for _, order := range []func(a, b Candidate) int{version, created} {
+		for _, c := range slices.SortedStableFunc(slices.Values(candidates), order) {
+			if !likely(c) || passed[c.Key()] || order(c, found) <= 0 {
+				continue
+			}
+			state := m.ask(c)
+			if state == StateWaiting {
+				passed[found.Key()], found = true, c
+			} else if state != StateAllocated {
+				break
+			}
+		}
+	}
+	return found
+}
+
+// byAssumeTime is the order of the existing plugin: of the pods that are assumed and not assigned, the earliest comes first. The
+// other keys are for cases that the existing plugin doesn't have.
+func byAssumeTime(a, b Candidate) int {
+	return cmp.Or(
+		byReadiness(a, b),
+		first(a.Pod.Assumed, b.Pod.Assumed),
+		first(!a.Pod.Assigned, !b.Pod.Assigned),
+		a.Pod.Assignment.AssumeTime.Compare(b.Pod.Assignment.AssumeTime),
+		a.Pod.Created.Compare(b.Pod.Created),
+		cmp.Compare(a.Pod.UID, b.Pod.UID),
+	)
+}
+
+// byBinding is the order in which the kubelet admits pods. Questions in this order find the pod after few of them. The kubelet's
+// watch delivers pods one by one, so in the order in which they were bound.
+func byBinding(a, b Candidate) int {
+	return cmp.Or(byReadiness(a, b), cmp.Compare(a.Pod.Version, b.Pod.Version), byCreation(a, b))
+}
+
+// byCreation is the order of the pods that the kubelet finds when it starts. They are one batch, ordered by creation time in
+// whole seconds (k8s.io/kubernetes pkg/kubelet/kubelet.go, HandlePodAdditions).
+func byCreation(a, b Candidate) int {
+	return cmp.Or(byReadiness(a, b), a.Pod.Created.Compare(b.Pod.Created), cmp.Compare(a.Pod.Version, b.Pod.Version), byAssumeTime(a, b))
+}
+
+// byReadiness puts the candidates first for which the kubelet is likely to ask at all.
+func byReadiness(a, b Candidate) int {
+	return cmp.Or(
+		first(!a.Pod.Ran, !b.Pod.Ran),
+		first(!a.Rejected, !b.Rejected),
+		first(a.Begun, b.Begun),
+		first(a.Next, b.Next),
+		first(!a.Pod.Leaving, !b.Pod.Leaving),
+	)
+}
+
+// first orders true before false.
+func first(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return -1
+	}
+	return 1
+}

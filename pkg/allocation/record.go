@@ -1,0 +1,214 @@
+package allocation
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// Values of Allocation.Card that aren't the index of a card.
+const (
+	// NoCard means that the container was given no card, or that no card was chosen for the pod.
+	NoCard = -1
+	// UnknownCard means that the container's response in the checkpoint isn't one of this plugin.
+	UnknownCard = -2
+)
+
+// clockStep is how far the modification time of a file can lag behind the clock.
+const clockStep = 20 * time.Millisecond
+
+// Allocation is what one container was given.
+type Allocation struct {
+	// Card is the card's index, NoCard or UnknownCard. CardMemory is the card's total memory.
+	Card       int
+	CardMemory gpu.Memory
+	// Request is the memory that the container asks for.
+	Request gpu.Memory
+	// Devices are the fake devices in the kubelet's call.
+	Devices DeviceSet
+	// At is the time of the allocation, or the time at which the checkpoint that shows it was written.
+	At time.Time
+	// Confirmed is true once the kubelet's checkpoint has shown the allocation. Lost is true if the checkpoint no longer shows
+	// it: the kubelet may then call Allocate again if it has to start the container.
+	Confirmed, Lost bool
+	// Instance is set if the container runs with Card but the kubelet's checkpoint has come to name another card. It is the ID
+	// of the running container. Next is the card that the checkpoint names and that the container's next start gets. Both cards
+	// are held. If the checkpoint agrees, Instance is empty and Next has no meaning.
+	Instance string
+	Next     int
+}
+
+// HasCard reports whether the container was given a card. Card is then the card's index.
+func (a Allocation) HasCard() bool { return a.Card >= 0 }
+
+// PodAllocations is what the containers of one pod were given, by container name. The record returns shared values, which are
+// replaced and never changed.
+type PodAllocations map[string]Allocation
+
+// withoutCard reports whether containers were served and none was given a card.
+func (g PodAllocations) withoutCard() bool {
+	for _, a := range g {
+		if a.Card != NoCard {
+			return false
+		}
+	}
+	return len(g) > 0
+}
+
+// Allocations is the content of the record, by the UID under which the kubelet knows the pod.
+type Allocations map[gpu.PodUID]PodAllocations
+
+// Entry is a container's entry in the kubelet's checkpoint: the card in the plugin's response, and the fake devices.
+type Entry struct {
+	ContainerKey
+	Allocation
+}
+
+// KnownPods reads the pods that the API server has.
+type KnownPods interface {
+	// Exists reports whether there is an object with this UID.
+	Exists(uid gpu.PodUID) bool
+	// Instance returns the ID of the container that runs under this name, and "" if none runs.
+	Instance(key ContainerKey) string
+}
+
+// Record keeps what this node's containers were given. Annotations are repaired to match it. It is rebuilt from the kubelet's
+// checkpoint and corrected by it.
+//
+// mu guards all fields. What the methods return does not change later.
+type Record struct {
+	mu   sync.Mutex
+	pods Allocations
+	// newKubelet is true until the checkpoint of a new kubelet has been read for the first time.
+	newKubelet bool
+}
+
+// NewRecord returns a record with these allocations.
+func NewRecord(pods Allocations) *Record { return &Record{pods: maps.Clone(pods)} }
+
+// Add records what a container was given.
+func (r *Record) Add(key ContainerKey, a Allocation) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.set(key, a)
+}
+
+// Remove removes a deleted pod. The kubelet's checkpoint may list the pod until the next allocation; Sync doesn't add it again.
+func (r *Record) Remove(uid gpu.PodUID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.pods, uid)
+}
+
+// KubeletStarted records that a new kubelet has started. It doesn't know what its checkpoint doesn't show. The next Sync marks
+// that as lost.
+func (r *Record) KubeletStarted() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.newKubelet = true
+}
+
+// Snapshot returns all allocations.
+func (r *Record) Snapshot() Allocations {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.pods)
+}
+
+// Pod returns what the containers of one pod were given.
+func (r *Record) Pod(uid gpu.PodUID) PodAllocations {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.pods[uid]
+}
+
+// Sync brings the record in line with the kubelet's checkpoint, which was written at the given time, and returns the pods for
+// which something changed. Newer allocations stay, because the checkpoint can't have them yet. A pod that doesn't exist and
+// doesn't have devices that this plugin served is a leftover of the checkpoint and is ignored. The card of a running container
+// is never replaced (holdsOn).
+func (r *Record) Sync(entries []Entry, written time.Time, pods KnownPods) []gpu.PodUID {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	// newer reports whether the checkpoint is too old to have an allocation. The same devices in it belong to a pod that has
+	// ended.
+	newer := func(a Allocation) bool { return a.At.After(written.Add(clockStep)) }
+	changed := map[gpu.PodUID]bool{}
+	unconfirmed := map[DeviceSet]bool{}
+	for _, containers := range r.pods {
+		for _, a := range containers {
+			if !a.Confirmed && !newer(a) {
+				unconfirmed[a.Devices] = true
+			}
+		}
+	}
+	owner := map[DeviceSet]gpu.PodUID{}
+	listed := map[ContainerKey]bool{}
+	for _, e := range entries {
+		owner[e.Devices], listed[e.ContainerKey] = e.UID, true
+		known, ok := r.pods[e.UID][e.Name]
+		if ok && newer(known) {
+			continue // The checkpoint has what the container had before.
+		}
+		if !ok && !unconfirmed[e.Devices] && !pods.Exists(e.UID) {
+			continue
+		}
+		a := e.Allocation
+		a.At, a.Confirmed = written, true
+		instance := pods.Instance(e.ContainerKey)
+		switch {
+		case ok && known.Card == a.Card && known.Devices == a.Devices:
+			a.At = known.At
+		case known.holdsOn(a, instance):
+			a = known.withNext(a, instance)
+		default:
+			changed[e.UID] = true
+		}
+		r.set(e.ContainerKey, a)
+	}
+	for uid, containers := range r.pods {
+		for name, a := range containers {
+			key := ContainerKey{uid, name}
+			switch {
+			case listed[key]:
+			case !a.Confirmed && owner[a.Devices] != "" && owner[a.Devices] != uid && !newer(a):
+				// Pod matching found the wrong pod: the checkpoint shows which pod has these devices. This doesn't hold for an
+				// allocation that the checkpoint has shown once: a kubelet that has lost its checkpoint gives the devices of a
+				// running container to others.
+				r.drop(key)
+				changed[uid] = true
+			case !a.Confirmed && !r.newKubelet:
+			case !pods.Exists(uid):
+				r.drop(key)
+			default:
+				r.set(key, a.lose())
+			}
+		}
+	}
+	r.newKubelet = false
+	return slices.Sorted(maps.Keys(changed))
+}
+
+// set replaces an allocation. The caller of set or drop holds mu.
+func (r *Record) set(key ContainerKey, a Allocation) {
+	if before, ok := r.pods[key.UID][key.Name]; ok && before == a {
+		return
+	}
+	containers := make(PodAllocations, len(r.pods[key.UID])+1)
+	maps.Copy(containers, r.pods[key.UID])
+	containers[key.Name] = a
+	if r.pods == nil {
+		r.pods = Allocations{}
+	}
+	r.pods[key.UID] = containers
+}
+
+func (r *Record) drop(key ContainerKey) {
+	containers := maps.Clone(r.pods[key.UID])
+	delete(containers, key.Name)
+	if r.pods[key.UID] = containers; len(containers) == 0 {
+		delete(r.pods, key.UID)
+	}
+}

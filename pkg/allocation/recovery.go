@@ -1,0 +1,130 @@
+package allocation
+
+import (
+	"slices"
+	"time"
+)
+
+// A kubelet that has lost its checkpoint (the file was deleted, or is invalid) knows no allocation of the containers that it
+// finds. It then calls Allocate again for containers that have their card:
+//
+//   - While it starts, for init containers that have ended. Containers that run at its start are skipped
+//     (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/manager.go, isContainerAlreadyRunning). After a restart of the machine
+//     none runs, but the API server still reports them as running.
+//   - For each container that it starts again, from several workers at once (manager.go, GetDeviceRunContainerOptions).
+//   - For each container of a pod that is resized in place, although it runs (pkg/kubelet/allocation/allocation_manager.go).
+//
+// The container must keep its card in all cases. PodResources shows every container of such a kubelet without devices until it
+// is allocated again, so an answer "waiting" identifies a container only among those for which a call is possible.
+//
+// Where it isn't known which container is meant, the allocation is rejected: after a wrong guess the kubelet's new checkpoint
+// would not have the card of the running container. The kubelet repeats the call for a resize and for a start.
+
+// statusLag is the time after a kubelet's start during which the API server may report containers as running although they
+// ended with the machine.
+const statusLag = 5 * time.Minute
+
+// findRefreshed finds the container among all that are known, those that were given a card before included.
+func (m *matching) findRefreshed() (Candidate, Match) {
+	found, match := m.resolve(m.candidates(), true)
+	switch {
+	case match == ByNone:
+		return m.findInterrupted()
+	case found.Pod.Ran && slices.ContainsFunc(m.resized(), func(c Candidate) bool { return m.ask(c) == StateWaiting }):
+		return Candidate{}, ByNone // Either the container starts again, or the pod is resized.
+	}
+	return found, match
+}
+
+// interrupted returns the containers with this request that the API server reports as running and for which the kubelet may
+// ask again.
+func (m *matching) interrupted() []Candidate { return m.containers(true) }
+
+// resized returns those of pods with a resize on which the kubelet has not reported yet.
+func (m *matching) resized() []Candidate {
+	return slices.DeleteFunc(m.interrupted(), func(c Candidate) bool { return !c.Pod.Resized })
+}
+
+// findInterrupted finds the container among those that the API server reports as running.
+func (m *matching) findInterrupted() (Candidate, Match) {
+	single, ok := m.onlyWaiting(m.interrupted())
+	if ok && m.KubeletAge < statusLag {
+		return single, ByKubelet
+	}
+	if c, ok := m.onlyWaiting(m.resized()); ok {
+		return c, ByKubelet
+	}
+	// A resize can be deferred for hours. During this time the kubelet can start other containers again.
+	if ok && single.Pod.ResizePending {
+		return single, ByKubelet
+	}
+	return Candidate{}, ByNone
+}
+
+// onlyWaiting returns the waiting container if the waiting containers belong to one pod. Init containers come first, because the
+// kubelet asks for them while containers that run are shown as waiting. Rejected pods come last.
+func (m *matching) onlyWaiting(candidates []Candidate) (found Candidate, ok bool) {
+	var groups [4][]Candidate
+	for _, c := range candidates[:min(len(candidates), MaxQuestions)] {
+		group := 0
+		if !c.Container.Init {
+			group = 1
+		}
+		if c.Rejected {
+			group += 2
+		}
+		groups[group] = append(groups[group], c)
+	}
+	for _, group := range groups {
+		for _, c := range group {
+			switch {
+			case m.ask(c) != StateWaiting:
+			case !ok:
+				found, ok = c, true
+			case found.Pod.UID != c.Pod.UID:
+				return Candidate{}, false
+			}
+		}
+		if ok {
+			return found, true
+		}
+	}
+	return Candidate{}, false
+}
+
+// lose returns the allocation of a container that the kubelet's checkpoint has come to lack.
+func (a Allocation) lose() Allocation {
+	a.Confirmed, a.Lost = true, true
+	return a
+}
+
+// holdsOn reports whether the running container still has a's card although the checkpoint has come to name the card of next:
+// the kubelet's repeated call for it was matched to another container. instance is the ID of the running container, or empty.
+func (a Allocation) holdsOn(next Allocation, instance string) bool {
+	return a.Confirmed && a.HasCard() && a.Card != next.Card && instance != "" && (a.Instance == "" || a.Instance == instance)
+}
+
+// withNext returns the allocation of a running container that gets the card of next when it starts again.
+func (a Allocation) withNext(next Allocation, instance string) Allocation {
+	a.Instance, a.Next = instance, next.Card
+	a.Devices, a.Lost = next.Devices, false
+	return a
+}
+
+// Lasting returns the allocation of the first of the pod's containers that has a card, and false if none has one. Init
+// containers come last. They are ignored once a pod with other containers has run: all cards were given out by then, so another
+// container that is missing here is a gap in the record, and the card of an init container can be a later one.
+func (g PodAllocations) Lasting(pod *Pod) (Allocation, bool) {
+	others := slices.ContainsFunc(pod.Containers, func(c Container) bool { return !c.Init })
+	for _, init := range []bool{false, true} {
+		if init && others && pod.Ran {
+			break
+		}
+		for _, c := range pod.Containers {
+			if a, served := g[c.Name]; c.Init == init && served && a.HasCard() {
+				return a, true
+			}
+		}
+	}
+	return Allocation{}, false
+}

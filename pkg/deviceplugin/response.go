@@ -1,0 +1,148 @@
+package deviceplugin
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	events "k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpushare/gpushare/pkg/allocation"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// responses builds the responses to Allocate and reports the decisions.
+type responses struct {
+	cards     *cardState
+	unit      gpu.Unit
+	visibleBy VisibleDevices
+	strategy  DeviceListStrategy
+	// disableIsolation reports whether the node's containers run without cGPU's isolation.
+	disableIsolation func() bool
+	// errorEnv lets a container start without a card, as the existing plugin does, where the allocation is rejected otherwise.
+	errorEnv bool
+	events   events.EventRecorder
+	// node is the object for an Event if no pod was matched.
+	node *corev1.ObjectReference
+}
+
+// respond returns the response to the kubelet. request is the container's.
+func (r *responses) respond(d allocation.Decision, request gpu.Memory) (*pluginapi.ContainerAllocateResponse, error) {
+	switch {
+	case d.Rejection == nil:
+		return r.withCard(d.Card, d.Pod.Request, request), nil
+	case !r.errorEnv:
+		return nil, status.Error(codeOf(d.Rejection), d.Rejection.Text)
+	case d.Pod == nil:
+		return r.withoutCard(request, request), nil
+	}
+	return r.withoutCard(d.Pod.Request, request), nil
+}
+
+func codeOf(r *allocation.Rejection) codes.Code {
+	switch {
+	case r.NoRoom:
+		return codes.ResourceExhausted
+	case r.Result == allocation.RefusedUnavailable:
+		return codes.Unavailable
+	}
+	return codes.FailedPrecondition
+}
+
+// report logs the decision and sends the Event that it needs.
+func (r *responses) report(ctx context.Context, d allocation.Decision, request gpu.Memory) {
+	logger := klog.FromContext(ctx).WithValues("memory", request, "match", d.Match, "result", d.Result)
+	object, prefix := r.node, ""
+	if d.Pod != nil {
+		logger = logger.WithValues("pod", klog.KRef(d.Pod.Namespace, d.Pod.Name), "container", d.Container.Name)
+		object, prefix = podReference(d.Pod), fmt.Sprintf("container %s: ", d.Container.Name)
+	}
+	if d.Rejection != nil {
+		logger.Info("Rejected an allocation", "reason", d.Rejection.Text, "startsWithoutCard", r.errorEnv)
+		text := prefix + d.Rejection.Text
+		if r.errorEnv {
+			text += "; it starts all the same, without a card"
+		}
+		r.events.Event(object, corev1.EventTypeWarning, eventRefused, text)
+		return
+	}
+	logger.Info("Allocated a card", "card", d.Card.Index)
+	if d.Moved != "" {
+		r.events.Eventf(object, corev1.EventTypeWarning, eventMoved, "container %s got card %d: %s", d.Container.Name, d.Card.Index, d.Moved)
+	}
+}
+
+// withCard returns the response that gives a container its card. The environment and the CDI device are made from one name, so
+// they can't disagree. The kubelet's checkpoint keeps them together.
+func (r *responses) withCard(card gpu.Card, pod, container gpu.Memory) *pluginapi.ContainerAllocateResponse {
+	name := r.visibleBy.name(card, r.cards.Position(card.Index))
+	response := &pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
+		Card: card, VisibleAs: name,
+		PodRequest: pod, ContainerRequest: container,
+		DisableIsolation: r.disableIsolation(),
+	}.Variables()}
+	if r.strategy == ListByCDI {
+		response.CdiDevices = []*pluginapi.CDIDevice{{Name: cdiKind + "=" + name}}
+	}
+	return response
+}
+
+// withoutCard returns what the existing plugin answers in place of an error: the container starts with the name of a card that
+// doesn't exist (AliyunContainerService/gpushare-device-plugin pkg/gpu/nvidia/allocate.go). The kubelet's checkpoint keeps the
+// response, so noIndex identifies such containers after a restart.
+func (r *responses) withoutCard(pod, container gpu.Memory) *pluginapi.ContainerAllocateResponse {
+	var total gpu.Memory
+	if cards, _, _ := r.cards.Get(); len(cards) > 0 {
+		total = cards[0].Memory
+	}
+	return &pluginapi.ContainerAllocateResponse{Envs: map[string]string{
+		protocol.EnvVisibleDevices: fmt.Sprintf("no-gpu-has-%s%s-to-run", container, r.unit),
+		protocol.AnnotationIndex:   noIndex,
+		protocol.AnnotationPod:     pod.String(),
+		protocol.EnvContainer:      container.String(),
+		protocol.AnnotationDevice:  total.String(),
+	}}
+}
+
+// noIndex is the card index in the response to a container that gets no card.
+const noIndex = "-1"
+
+// VisibleDevices is the kind of name by which NVIDIA's runtime finds the card.
+type VisibleDevices string
+
+// The kinds of names that NVIDIA's runtime accepts.
+const (
+	VisibleByUUID  VisibleDevices = "uuid"
+	VisibleByIndex VisibleDevices = "index"
+)
+
+// name returns the name of a card at this position in the driver's list. A card without a UUID is always named by its
+// position.
+func (v VisibleDevices) name(card gpu.Card, position int) string {
+	if v == VisibleByUUID && card.UUID != "" {
+		return card.UUID
+	}
+	return strconv.Itoa(position)
+}
+
+// DeviceListStrategy is the way in which a card gets into the container. The values are those of NVIDIA's own device
+// plugin.
+type DeviceListStrategy string
+
+// The supported strategies.
+const (
+	// ListByEnv leaves it to NVIDIA's container runtime, which reads the environment.
+	ListByEnv DeviceListStrategy = "envvar"
+	// ListByCDI also names a CDI device, which the container runtime itself adds to the container.
+	ListByCDI DeviceListStrategy = "cdi-cri"
+)
+
+// cdiKind is the device kind in the specifications that NVIDIA's container toolkit generates (nvidia-ctk cdi generate).
+// They name the devices by UUID and by index.
+const cdiKind = "nvidia.com/gpu"
