@@ -13,7 +13,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// The errors for requests that are refused before their body is read.
+// The errors for requests that are rejected before their body is read.
 var (
 	errOrigin      = errors.New("the request has an Origin header: it comes from a web page, not from kube-scheduler")
 	errContentType = errors.New("the request's Content-Type is not application/json")
@@ -26,7 +26,7 @@ func (s *Server) checkClient(state *tls.ConnectionState) error {
 		return nil
 	}
 	if state == nil || len(state.VerifiedChains) == 0 {
-		return errors.New("the client has shown no certificate")
+		return errors.New("the client presented no certificate")
 	}
 	if name := state.PeerCertificates[0].Subject.CommonName; !slices.Contains(s.ClientNames, name) {
 		return fmt.Errorf("the client's certificate has the common name %.64q, --client-names allows %s", name, strings.Join(s.ClientNames, ", "))
@@ -34,18 +34,18 @@ func (s *Server) checkClient(state *tls.ConnectionState) error {
 	return nil
 }
 
-// clientsOnly refuses clients that checkClient refuses.
+// clientsOnly rejects clients that checkClient rejects.
 func (s *Server) clientsOnly(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if err := s.checkClient(r.TLS); err != nil {
-			s.refuse(w, r, http.StatusForbidden, err)
+			s.reject(w, r, http.StatusForbidden, err)
 			return
 		}
 		next(w, r)
 	}
 }
 
-// schedulerOnly refuses requests that kube-scheduler can't have sent. kube-scheduler always sends JSON with the matching
+// schedulerOnly rejects requests that kube-scheduler can't have sent. kube-scheduler always sends JSON with the matching
 // Content-Type (k8s.io/kubernetes pkg/scheduler/extender.go, send). A web page can make a browser send other types to any
 // address, and the browser adds the page's origin.
 func (s *Server) schedulerOnly(verb string, next http.HandlerFunc) http.HandlerFunc {
@@ -66,15 +66,15 @@ func (s *Server) schedulerOnly(verb string, next http.HandlerFunc) http.HandlerF
 			next(w, r)
 			return
 		}
-		s.refuse(w, r, status, err)
+		s.reject(w, r, status, err)
 		s.Observer.Answered(verb, OutcomeError, time.Since(start))
 	}
 }
 
-// refuse answers with an error. At most one refusal a minute is logged, because clients can cause any number of them.
-func (s *Server) refuse(w http.ResponseWriter, r *http.Request, status int, err error) {
-	s.refusals.Do(func() {
-		klog.FromContext(r.Context()).Error(err, "Refused a request", "path", r.URL.Path, "client", r.RemoteAddr)
+// reject answers with an error. At most one rejection a minute is logged, because clients can cause any number of them.
+func (s *Server) reject(w http.ResponseWriter, r *http.Request, status int, err error) {
+	s.rejections.Do(func() {
+		klog.FromContext(r.Context()).Error(err, "Rejected a request", "path", r.URL.Path, "client", r.RemoteAddr)
 	})
 	http.Error(w, err.Error(), status)
 }

@@ -55,7 +55,7 @@ func few(most int, next http.HandlerFunc) http.HandlerFunc {
 			defer func() { <-places }()
 			next(w, r)
 		default:
-			http.Error(w, "too many others ask for the same at the moment", http.StatusServiceUnavailable)
+			http.Error(w, "too many requests for this path at once", http.StatusServiceUnavailable)
 		}
 	}
 }

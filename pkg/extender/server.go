@@ -50,7 +50,7 @@ const (
 	stopGrace = time.Second
 )
 
-// Scheduler answers kube-scheduler's calls; *scheduling.Scheduler implements it.
+// Scheduler decides about kube-scheduler's calls; *scheduling.Scheduler implements it.
 type Scheduler interface {
 	// Ready returns the reason why no call can be answered yet, or nil.
 	Ready() error
@@ -109,13 +109,13 @@ type Options struct {
 // Server answers HTTP.
 type Server struct {
 	Options
-	// grace is stopGrace and slowest is readTimeout, except in tests.
-	grace, slowest time.Duration
+	// stopGrace and readTimeout are the constants, except in tests.
+	stopGrace, readTimeout time.Duration
 	// inFlight is the number of kube-scheduler's calls in flight.
 	inFlight atomic.Int64
 	bodies   bodies
-	// refusals limits the log lines about refused requests.
-	refusals rate.Sometimes
+	// rejections limits the log lines about rejected requests.
+	rejections rate.Sometimes
 	// metrics answers /metrics on both addresses.
 	metrics http.Handler
 }
@@ -123,8 +123,8 @@ type Server struct {
 // NewServer returns a Server with these options.
 func NewServer(o Options) *Server {
 	s := &Server{
-		Options: o, grace: stopGrace, slowest: readTimeout, bodies: newBodies(),
-		refusals: rate.Sometimes{First: 1, Interval: time.Minute},
+		Options: o, stopGrace: stopGrace, readTimeout: readTimeout, bodies: newBodies(),
+		rejections: rate.Sometimes{First: 1, Interval: time.Minute},
 	}
 	s.metrics = few(maxReaders, s.getMetrics)
 	if o.AuthorizeMetrics != nil {
@@ -188,7 +188,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	}
 	return s.serve(ctx, listener, &http.Server{
 		Handler:      s.Handler(),
-		ReadTimeout:  s.slowest,
+		ReadTimeout:  s.readTimeout,
 		WriteTimeout: writeTimeout,
 		IdleTimeout:  idleTimeout,
 		ConnState:    func(c net.Conn, state http.ConnState) { s.exemptClient(limited, c, state) },
@@ -233,18 +233,17 @@ func (s *Server) serve(ctx context.Context, listener net.Listener, server *http.
 	return <-stopped
 }
 
-// stop waits grace for all requests, and then up to StopTimeout if calls are in flight. Without the first limit,
+// stop waits stopGrace for all requests, and then up to StopTimeout if calls are in flight. Without the first limit,
 // http.Server.Shutdown would wait seconds for connections that were opened in advance and never used.
 func (s *Server) stop(logger klog.Logger, server *http.Server) error {
-	err := shutdown(server, s.grace)
+	err := shutdown(server, s.stopGrace)
 	if err != nil && s.inFlight.Load() > 0 {
 		err = shutdown(server, s.StopTimeout)
 	}
 	if err == nil {
 		return nil
 	}
-	// The remaining clients haven't sent a complete request, or don't read their answer.
-	logger.V(2).Info("Connections that didn't come to an end are cut", "err", err)
+	logger.V(2).Info("Closing connections with incomplete requests or unread answers", "err", err)
 	return server.Close()
 }
 
@@ -256,15 +255,15 @@ type serverLog struct{ klog.Logger }
 func (l serverLog) Write(text []byte) (int, error) {
 	line := string(bytes.TrimSpace(text))
 	if strings.HasPrefix(line, "http: TLS handshake error") {
-		l.V(2).Info("A client's TLS connection did not come about", "err", line)
+		l.V(2).Info("TLS handshake failed", "err", line)
 	} else {
-		l.Info("The HTTP server reports", "err", line)
+		l.Error(errors.New(line), "HTTP server failed")
 	}
 	return len(text), nil
 }
 
-func shutdown(server *http.Server, patience time.Duration) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+func shutdown(server *http.Server, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	return server.Shutdown(ctx)
 }

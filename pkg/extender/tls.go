@@ -16,7 +16,7 @@ const tlsFilesAge = time.Second
 
 // ServerTLS returns a configuration that serves the certificate of certFile and keyFile. If clientCAFile is not empty,
 // clients must have a certificate that is signed by its CA. All files are read again when they change, and new connections
-// use the new content. Clients below TLS 1.3 are refused. expires is called with the time at which the served certificate
+// use the new content. Clients below TLS 1.3 are rejected. expires is called with the time at which the served certificate
 // expires.
 func ServerTLS(certFile, keyFile, clientCAFile string, expires func(time.Time)) (*tls.Config, error) {
 	files := &tlsFiles{cert: certFile, key: keyFile, clientCA: clientCAFile, expires: expires}
@@ -36,10 +36,10 @@ type tlsFiles struct {
 
 	mu      sync.Mutex
 	current *tls.Config
-	// seen is the content from which current was built. Modification times are not enough: two changes can have the same
+	// content is the content from which current was built. Modification times are not enough: two changes can have the same
 	// time.
-	seen   tlsContent
-	looked time.Time
+	content tlsContent
+	readAt  time.Time
 	// problem is the last logged error about files that can't be used, so that the same error is logged once.
 	problem string
 }
@@ -52,10 +52,10 @@ type tlsContent struct{ cert, key, clientCA string }
 func (f *tlsFiles) config(*tls.ClientHelloInfo) (*tls.Config, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.current != nil && time.Since(f.looked) < tlsFilesAge {
+	if f.current != nil && time.Since(f.readAt) < tlsFilesAge {
 		return f.current, nil
 	}
-	f.looked = time.Now()
+	f.readAt = time.Now()
 	err := f.update()
 	switch {
 	case err == nil:
@@ -64,7 +64,7 @@ func (f *tlsFiles) config(*tls.ClientHelloInfo) (*tls.Config, error) {
 		return nil, err
 	case err.Error() != f.problem:
 		f.problem = err.Error()
-		klog.Background().Error(err, "The changed TLS files can't be used: the ones before still are")
+		klog.Background().Error(err, "The changed TLS files can't be used, the previous ones stay in use")
 	}
 	return f.current, nil
 }
@@ -72,7 +72,7 @@ func (f *tlsFiles) config(*tls.ClientHelloInfo) (*tls.Config, error) {
 // update reads the files, and builds a new configuration if their content has changed.
 func (f *tlsFiles) update() error {
 	content, err := f.read()
-	if err != nil || f.current != nil && content == f.seen {
+	if err != nil || f.current != nil && content == f.content {
 		return err
 	}
 	pair, err := tls.X509KeyPair([]byte(content.cert), []byte(content.key))
@@ -87,7 +87,7 @@ func (f *tlsFiles) update() error {
 		}
 	}
 	f.expires(expiry(parseChain(pair.Certificate)))
-	f.current, f.seen = config, content
+	f.current, f.content = config, content
 	return nil
 }
 

@@ -90,6 +90,6 @@ func write(w http.ResponseWriter, r *http.Request, status int, answer any) {
 	}
 	if err != nil {
 		// The client closed the connection. The status line has already been sent.
-		klog.FromContext(r.Context()).V(2).Info("An answer could not be sent", "err", err)
+		klog.FromContext(r.Context()).V(2).Info("Could not send an answer", "err", err)
 	}
 }

@@ -63,7 +63,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	now := s.Clock.Now()
 	result, fitting := s.fit(pod, nodes, now)
 	if len(result.Passed) == 0 {
-		s.recordRejection(object, result, now)
+		s.recordRejection(object, pod, result, now)
 		return result, nil
 	}
 	s.requeue.Passed(pod.UID, len(result.Passed) < fitting)
@@ -122,8 +122,7 @@ func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, fits func(p
 }
 
 // recordRejection keeps what later requeues and evictions for the rejected pod need.
-func (s *Scheduler) recordRejection(object *corev1.Pod, result FilterResult, now time.Time) {
-	pod := protocol.Pod(object)
+func (s *Scheduler) recordRejection(object *corev1.Pod, pod gpu.Pod, result FilterResult, now time.Time) {
 	s.requeue.Rejected(pod, len(result.Nodes), now)
 	if !neverPreempts(object) {
 		s.evictor.Rejected(pod, object.Status.NominatedNodeName, result.full(), now)
