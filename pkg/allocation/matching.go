@@ -45,6 +45,8 @@ type Answers struct {
 	States map[ContainerKey]KubeletState
 	// Trusted is true if the kubelet has known a pod before. Kubelets without the service answer StateAbsent about every pod.
 	Trusted bool
+	// Silent is true if the kubelet can't be asked now. Questions that have no answer yet get none.
+	Silent bool
 }
 
 // Match is how the pod was found, for logs and metrics.
@@ -107,10 +109,10 @@ func (m *matching) preferenceHolds(c Candidate) bool {
 	return state != StateAbsent && state != StateAllocated || !m.trusted()
 }
 
-// ask returns the kubelet's answer about a candidate. Without one it notes the question.
+// ask returns the kubelet's answer about a candidate. Without one it notes the question, if the kubelet can be asked.
 func (m *matching) ask(c Candidate) KubeletState {
 	state, ok := m.Kubelet.States[c.Key()]
-	if !ok && m.question == nil {
+	if !ok && !m.Kubelet.Silent && m.question == nil {
 		m.question = &c
 	}
 	return state

@@ -226,6 +226,15 @@ func TestMatch(t *testing.T) {
 	}
 }
 
+// The kubelet can't be asked: the decision is made without further answers.
+func TestMatchSilentKubelet(t *testing.T) {
+	s := Snapshot{Cards: newCards(16), Pods: []Pod{newPod("a", main(2), assumed(0, 1)), newPod("b", main(2), assumed(0, 2))}}
+	s.Kubelet = Answers{Silent: true, Trusted: true, States: map[ContainerKey]KubeletState{mainOf("a"): StateAllocated}}
+	if d := Decide(s, 2); d.Question != nil || d.Pod.Name != "b" || d.Match != ByOrder {
+		t.Errorf("got %+v, want b by order", d)
+	}
+}
+
 // A plugin that has just started asks about pods that have run, to find out whether the kubelet's answers mean something.
 func TestMatchAsksAboutAdmittedPods(t *testing.T) {
 	s := Snapshot{Pods: []Pod{newPod("next", main(2)), newPod("old", main(3), running), newPod("left", main(3), running, leaving)}}

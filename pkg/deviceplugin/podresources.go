@@ -96,10 +96,13 @@ func (p *podResources) Renew() {
 // and answers with the same code as for a pod that it doesn't know.
 func (p *podResources) Answers() bool { return p != nil && p.answered }
 
+// Askable reports whether questions are sent now.
+func (p *podResources) Askable() bool { return p != nil && !time.Now().Before(p.pausedUntil) }
+
 // State asks the kubelet for the state of a candidate. If the kubelet can't answer, above all because of its rate
 // limit, the result is unknown and never absent.
 func (p *podResources) State(ctx context.Context, c allocation.Candidate) allocation.KubeletState {
-	if p == nil || time.Now().Before(p.pausedUntil) {
+	if !p.Askable() {
 		return allocation.StateUnknown
 	}
 	for range askTries {
@@ -180,7 +183,7 @@ func newQuestions(kubelet *podResources) *questions {
 // Decide decides from the snapshot and from the kubelet's answers.
 func (q *questions) Decide(ctx context.Context, s allocation.Snapshot, request gpu.Memory) allocation.Decision {
 	for {
-		s.Kubelet = allocation.Answers{States: q.states, Trusted: q.kubelet.Answers()}
+		s.Kubelet = allocation.Answers{States: q.states, Trusted: q.kubelet.Answers(), Silent: q.left <= 0 || !q.kubelet.Askable()}
 		decision := allocation.Decide(s, request)
 		if decision.Question == nil {
 			return decision
