@@ -19,7 +19,7 @@ import (
 
 // newElector returns the elector of this replica. The elector has its own client, so that a burst of binds doesn't delay the
 // renewal of the Lease.
-func newElector(e election, config *rest.Config, listening net.Addr, scheduler *scheduling.Scheduler, server *extender.Server, observer leader.Observer) (*leader.Elector, error) {
+func newElector(e election, config *rest.Config, listening net.Addr, bindDeadline time.Duration, observer leader.Observer) (*leader.Elector, error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 20, 40
 	client, err := kubernetes.NewForConfig(config)
@@ -37,7 +37,7 @@ func newElector(e election, config *rest.Config, listening net.Addr, scheduler *
 	elector, err := leader.New(leader.Options{
 		Client: client, Namespace: e.namespace, Identity: identity,
 		LeaseDuration: e.leaseDuration, RenewDeadline: e.renewDeadline, RetryPeriod: e.retryPeriod,
-		BindDeadline: scheduler.BindDeadline(), Drain: drain(server, scheduler), TakeOver: scheduler.TakeOver,
+		BindDeadline: bindDeadline,
 		Endpoint: endpoint, Observer: observer, Clock: clock.RealClock{},
 	})
 	if err != nil {
@@ -60,15 +60,19 @@ func (e election) endpoint(listening net.Addr) (*leader.Endpoint, error) {
 	}, nil
 }
 
-// drain returns a function that waits for the admitted calls, and then for the outcome of their writes.
-func drain(server *extender.Server, scheduler *scheduling.Scheduler) func(context.Context) error {
-	return func(ctx context.Context) error {
-		err := wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(context.Context) (bool, error) {
-			return server.InFlight() == 0, nil
-		})
-		if err != nil {
-			return fmt.Errorf("waiting for kube-scheduler's calls in flight: %w", err)
-		}
-		return scheduler.Drain(ctx)
+// replica is what the elector leads.
+type replica struct {
+	*scheduling.Scheduler
+	server *extender.Server
+}
+
+// Drain waits for the admitted calls, and then for the outcome of their writes.
+func (r replica) Drain(ctx context.Context) error {
+	err := wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(context.Context) (bool, error) {
+		return r.server.InFlight() == 0, nil
+	})
+	if err != nil {
+		return fmt.Errorf("waiting for kube-scheduler's calls in flight: %w", err)
 	}
+	return r.Scheduler.Drain(ctx)
 }

@@ -24,6 +24,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/apiserver"
+	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/extender"
 	"github.com/gpushare/gpushare/pkg/gang"
@@ -93,12 +94,14 @@ func serve(ctx context.Context, o options) error {
 	nodePolicy, _ := placement.ParsePolicy(o.nodePolicy)
 
 	groups := metrics.NewGangs(registry)
-	// The elector needs the scheduler, and the scheduler asks the elector before each write.
 	var elector *leader.Elector
 	var leading, answer func() error
 	if o.election.elect {
-		leading = func() error { return elector.Leading() }
-		answer = func() error { return elector.Answer() }
+		elector, err = newElector(o.election, config, listener.Addr(), binding.Deadline(o.bindTimeout), metrics.NewLeader(registry))
+		if err != nil {
+			return err
+		}
+		leading, answer = elector.Leading, elector.Answer
 	}
 	scheduler, err := scheduling.New(scheduling.Options{
 		Client: client, API: apiserver.New(client), Recorder: recorder, Observer: observer,
@@ -138,12 +141,6 @@ func serve(ctx context.Context, o options) error {
 		AuthorizeMetrics: authorizeMetrics,
 		TLS:              tlsConfig, ClientNames: clientNames, Answer: answer, StopTimeout: min(o.bindTimeout, stopTimeout),
 	})
-	if o.election.elect {
-		if elector, err = newElector(o.election, config, listener.Addr(), scheduler, server, metrics.NewLeader(registry)); err != nil {
-			return err
-		}
-	}
-
 	if tlsConfig == nil && !loopback(listener.Addr()) {
 		logger.Info("Serving plain HTTP on an address that is not loopback: any client that can reach it can bind pods. Set --tls-cert-file, "+
 			"--tls-key-file and --client-ca-file, or listen on 127.0.0.1", "address", listener.Addr().String())
@@ -179,7 +176,7 @@ func runParts(ctx context.Context, elector *leader.Elector, scheduler *schedulin
 			<-leading.Done()
 			return nil
 		}
-		return elector.Run(leading)
+		return elector.Run(leading, replica{scheduler, server})
 	})
 	return g.Wait()
 }

@@ -47,19 +47,22 @@ type Options struct {
 	// BindDeadline is how long after Leading has returned nil a write that relied on it can still take effect.
 	BindDeadline time.Duration
 
-	// Drain waits until no write of this replica can take effect any more. Answer already returns an error by then, and
-	// calls that it admitted before go on. ctx ends after BindDeadline. If Drain fails the Lease is not released, and the
-	// next leader waits as after a kill. Drain may be nil.
-	Drain func(ctx context.Context) error
-	// TakeOver reads what former leaders have written, all of which is visible by then. The replica answers only once it
-	// has returned nil; it is retried while the Lease is held. TakeOver may be nil.
-	TakeOver func(ctx context.Context) error
-
 	// Endpoint is the address that the leader publishes; nil to publish none.
 	Endpoint *Endpoint
 	Observer Observer
 	// Clock is the real clock outside tests. client-go's elector always uses the real one.
 	Clock clock.Clock
+}
+
+// Replica is what an Elector leads; *scheduling.Scheduler does most of it.
+type Replica interface {
+	// TakeOver reads what former leaders have written, all of which is visible by then. The replica answers only once it
+	// has returned nil; it is retried while the Lease is held.
+	TakeOver(ctx context.Context) error
+	// Drain waits until no write of this replica can take effect any more. Answer already returns an error by then, and
+	// calls that it admitted before go on. ctx ends after BindDeadline. If Drain fails the Lease is not released, and the
+	// next leader waits as after a kill.
+	Drain(ctx context.Context) error
 }
 
 // NewIdentity returns an Identity from the host name and a random UUID.
@@ -155,7 +158,7 @@ func (e *Elector) holding() bool { return e.term.holding(e.Clock.Now()) }
 
 // Run takes part in the election until ctx ends. Then it stops answering, drains, and releases the Lease. It goes on after
 // losing the Lease.
-func (e *Elector) Run(ctx context.Context) error {
+func (e *Elector) Run(ctx context.Context, replica Replica) error {
 	logger := klog.FromContext(ctx).WithValues("lease", e.lock.Describe(), "identity", e.Identity)
 	ctx = klog.NewContext(ctx, logger)
 	electing, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -169,7 +172,7 @@ func (e *Elector) Run(ctx context.Context) error {
 		}
 	})
 	parts.Go(func() { e.elect(electing) })
-	parts.Go(func() { e.attend(electing) })
+	parts.Go(func() { e.attend(electing, replica) })
 	if e.publisher != nil {
 		parts.Go(func() { e.publish(electing) })
 	}
@@ -181,7 +184,7 @@ func (e *Elector) Run(ctx context.Context) error {
 	}
 	e.stopping.Store(true)
 	e.changed.raise()
-	drained := e.drain(electing)
+	drained := e.drain(electing, replica)
 	stop()
 	parts.Wait()
 	e.handOver(context.WithoutCancel(ctx), drained)
@@ -197,13 +200,10 @@ func (e *Elector) elect(ctx context.Context) {
 	}
 }
 
-func (e *Elector) drain(ctx context.Context) error {
-	if e.Drain == nil {
-		return nil
-	}
+func (e *Elector) drain(ctx context.Context, replica Replica) error {
 	ctx, cancel := context.WithTimeout(ctx, e.BindDeadline)
 	defer cancel()
-	return e.Drain(ctx)
+	return replica.Drain(ctx)
 }
 
 // handOver releases the Lease if the next leader may answer at once.
@@ -225,7 +225,7 @@ func (e *Elector) handOver(ctx context.Context, drained error) {
 }
 
 // attend reports each change of phase, and takes over when the phase asks for it.
-func (e *Elector) attend(ctx context.Context) {
+func (e *Elector) attend(ctx context.Context, replica Replica) {
 	logger := klog.FromContext(ctx)
 	reported := standingBy
 	e.Observer.LeadershipChanged(false)
@@ -244,7 +244,7 @@ func (e *Elector) attend(ctx context.Context) {
 			reported = s.phase
 		}
 		if s.phase == takingOver {
-			err := e.takeOver(ctx)
+			err := e.takeOver(ctx, replica)
 			if err == nil {
 				e.term.finished(s.number)
 				continue
@@ -257,13 +257,10 @@ func (e *Elector) attend(ctx context.Context) {
 	}
 }
 
-func (e *Elector) takeOver(ctx context.Context) error {
-	if e.TakeOver == nil {
-		return nil
-	}
+func (e *Elector) takeOver(ctx context.Context, replica Replica) error {
 	ctx, cancel := context.WithTimeout(ctx, e.RenewDeadline)
 	defer cancel()
-	return e.TakeOver(ctx)
+	return replica.TakeOver(ctx)
 }
 
 // await waits for the next change, or for the given time unless that is zero. It returns false when ctx ends.

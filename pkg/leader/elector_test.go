@@ -49,8 +49,26 @@ type replica struct {
 	stop func()
 }
 
+// funcs is a Replica of functions that may be nil.
+type funcs struct{ takeOver, drain func(context.Context) error }
+
+func (f funcs) TakeOver(ctx context.Context) error { return call(ctx, f.takeOver) }
+func (f funcs) Drain(ctx context.Context) error    { return call(ctx, f.drain) }
+
+func call(ctx context.Context, f func(context.Context) error) error {
+	if f == nil {
+		return nil
+	}
+	return f(ctx)
+}
+
 // run starts an Elector and stops it when the test ends.
 func run(t *testing.T, o Options) *replica {
+	t.Helper()
+	return runWith(t, o, funcs{})
+}
+
+func runWith(t *testing.T, o Options, led funcs) *replica {
 	t.Helper()
 	r := &replica{changes: make(changes, 1000)}
 	o.Observer, o.Namespace = r.changes, metav1.NamespaceSystem
@@ -64,7 +82,7 @@ func run(t *testing.T, o Options) *replica {
 	_, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan error, 1)
-	go func() { done <- r.Run(ctx) }()
+	go func() { done <- r.Run(ctx, led) }()
 	stopped := false
 	r.stop = func() {
 		if stopped {
@@ -115,7 +133,7 @@ func TestStop(t *testing.T) {
 	o := quick(client, nil)
 	o.Clock = clock.RealClock{}
 	draining, drained := make(chan struct{}), make(chan struct{})
-	o.Drain = func(ctx context.Context) error {
+	drain := func(ctx context.Context) error {
 		close(draining)
 		select {
 		case <-drained:
@@ -124,7 +142,7 @@ func TestStop(t *testing.T) {
 			return ctx.Err()
 		}
 	}
-	r := run(t, o)
+	r := runWith(t, o, funcs{drain: drain})
 	r.changes.awaitLeading(t)
 	if err := r.Answer(); err != nil {
 		t.Errorf("Answer of the leader: %v", err)
@@ -157,8 +175,7 @@ func TestStop(t *testing.T) {
 func TestNoReleaseAfterFailedDrain(t *testing.T) {
 	client := fake.NewClientset()
 	o := quick(client, clock.RealClock{})
-	o.Drain = func(context.Context) error { return errors.New("the answer of a bind was lost") }
-	r := run(t, o)
+	r := runWith(t, o, funcs{drain: func(context.Context) error { return errors.New("the answer of a bind was lost") }})
 	r.changes.awaitLeading(t)
 	r.stop()
 	if got := lease(t, client).HolderIdentity; got != "us" {
@@ -189,7 +206,7 @@ func TestTakeOverFromSilentLeader(t *testing.T) {
 	attempts := make(chan struct{}, 1000)
 	fail := make(chan error, 1)
 	fail <- errors.New("the API server was away")
-	o.TakeOver = func(context.Context) error {
+	takeOver := func(context.Context) error {
 		attempts <- struct{}{}
 		select {
 		case err := <-fail:
@@ -200,7 +217,7 @@ func TestTakeOverFromSilentLeader(t *testing.T) {
 	}
 	e := endpoint("10.0.0.7")
 	o.Endpoint = &e
-	r := run(t, o)
+	r := runWith(t, o, funcs{takeOver: takeOver})
 	until(t, "the Lease is taken", func() bool { return errors.Is(r.Answer(), ErrWaiting) })
 	until(t, "the new leader is published", func() bool { return strings.Contains(recorded(client), "create") })
 
