@@ -38,7 +38,7 @@ func newElector(e election, config *rest.Config, listening net.Addr, bindDeadlin
 		Client: client, Namespace: e.namespace, Identity: identity,
 		LeaseDuration: e.leaseDuration, RenewDeadline: e.renewDeadline, RetryPeriod: e.retryPeriod,
 		BindDeadline: bindDeadline,
-		Endpoint: endpoint, Observer: observer, Clock: clock.RealClock{},
+		Endpoint:     endpoint, Observer: observer, Clock: clock.RealClock{},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("--leader-elect: %w", err)
