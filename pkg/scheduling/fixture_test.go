@@ -41,7 +41,7 @@ var (
 )
 
 // tick is a step of the fake clock in which each loop of a Scheduler runs at most once.
-const tick = 500 * time.Millisecond
+const tick = 100 * time.Millisecond
 
 // fixture is a Scheduler on a fake API server. The test controls the server's answers and its watch separately.
 type fixture struct {
