@@ -63,6 +63,9 @@ func TestBindBeforeSync(t *testing.T) {
 	if err := f.bind(fake.Pod("p", 10)); !errors.Is(err, clustercache.ErrNotSynced) || f.observer.Count("bind not_ready") != 1 {
 		t.Errorf("%v, counted %v", err, f.observer.Counts())
 	}
+	if err := f.TakeOver(t.Context()); !errors.Is(err, clustercache.ErrNotSynced) {
+		t.Errorf("TakeOver: %v", err)
+	}
 }
 
 func TestBadBindRequests(t *testing.T) {
@@ -203,37 +206,10 @@ func TestBindInFlight(t *testing.T) {
 	}
 }
 
-// The watch resolves binds whose answers were lost: one pod was bound, the other was deleted.
-func TestWatchResolvesBinds(t *testing.T) {
-	pod, gone := fake.Pod("p", 10), fake.Pod("gone", 10)
-	f := start(t, Options{}, fake.Node("n1", 100), pod, gone)
-	f.server.Answer(fake.Answers{Read: errLost, Bind: func(_ context.Context, b *corev1.Binding) error {
-		return errors.Join(f.server.Commit(b), errLost)
-	}})
-	for _, pod := range []*corev1.Pod{pod, gone} {
-		if err := f.bind(pod); !errors.Is(err, binding.ErrUnconfirmed) {
-			t.Fatal(err)
-		}
-		f.want(pod, "assumed n1 card 0")
-	}
-	f.publish(pod)
-	f.awaitAllocation(pod, "bound n1 card 0")
-	f.publishGone(gone)
-	f.awaitAllocation(gone, "none")
-	f.await("the outcomes", func() bool {
-		return f.observer.Count("resolved "+binding.OutcomeBound) == 1 && f.observer.Count("resolved "+binding.OutcomeGone) == 1
-	})
-	f.wantEvent("Normal GPUCardAssumed Assumed GPU card 0 of node n1: 10 MiB of its 100 MiB")
-}
-
 // A new leader learns of the last binds of the former one before its own.
 func TestBindAfterTakeOver(t *testing.T) {
 	theirs, ours := fake.Pod("theirs", 60), fake.Pod("ours", 60)
-	f := newFixture(t, Options{Leading: new(standby).leading}, fake.Node("n1", 100), theirs, ours)
-	if err := f.TakeOver(t.Context()); !errors.Is(err, clustercache.ErrNotSynced) {
-		t.Errorf("before the cache sync: %v", err)
-	}
-	f = start(t, Options{Leading: new(standby).leading}, fake.Node("n1", 100), theirs, ours)
+	f := start(t, Options{Leading: new(standby).leading}, fake.Node("n1", 100), theirs, ours)
 	if err := f.TakeOver(t.Context()); err != nil {
 		t.Fatal(err)
 	}

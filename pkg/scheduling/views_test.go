@@ -58,12 +58,6 @@ func TestDiagnose(t *testing.T) {
 	want["plain"], want["choosy"], want["nominated"] = cordoned, cordoned, cordoned
 	change("the node to be cordoned", func(node *corev1.Node) { node.Spec.Unschedulable = true })
 
-	tainted := noNode("the pod doesn't tolerate its taint team=ml:NoSchedule")
-	want["plain"], want["choosy"], want["nominated"] = tainted, tainted, tainted
-	change("a taint", func(node *corev1.Node) {
-		node.Spec.Unschedulable, node.Spec.Taints = false, []corev1.Taint{{Key: "team", Value: "ml", Effect: corev1.TaintEffectNoSchedule}}
-	})
-
 	deleted := diagnosis.Diagnosis{Reason: diagnosis.NoNode, Message: "no node shares GPU memory"}
 	want["plain"], want["choosy"], want["nominated"] = deleted, deleted, deleted
 	if err := f.client.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}); err != nil {
