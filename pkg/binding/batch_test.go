@@ -139,11 +139,11 @@ func TestWriteInBatch(t *testing.T) {
 				result, _ := f.bindUntil(ctx, b, "n1")
 				ended <- result
 			}()
-			await(t, "the bind to wait", func() bool {
-				f.batch.mu.Lock()
-				defer f.batch.mu.Unlock()
-				return f.batch.next != nil
-			})
+			for deadline := time.Now().Add(30 * time.Second); !f.clock.HasWaiters(); time.Sleep(time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatal("timed out waiting for the bind to wait")
+				}
+			}
 			f.want(b, "assumed n1 card 0")
 			test.end(f, cancel)
 			if test.wantResult != Unreachable {
@@ -160,14 +160,17 @@ func TestWriteInBatch(t *testing.T) {
 	}
 }
 
-// All other members wait for the bind that completes their gang.
+// All other members wait for the bind that completes their gang. This one asks for no GPU memory.
 func TestCompletingBindDoesNotWait(t *testing.T) {
 	a, b := fake.Pod("a", 4), fake.Pod("b", 0)
 	f := newFixture(t, windowPerBind, a, b)
 	if _, err := f.bind(a, "n1"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.Write(t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(b)}, true); err != nil {
-		t.Error(err)
+	if _, err := f.Write(t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(b)}, true); err != nil || f.isOpen(b) {
+		t.Errorf("%v, open: %v", err, f.isOpen(b))
+	}
+	if got := f.server.Get(b).Annotations; len(got) != 1 || got[protocol.AnnotationGroupWhole] != "true" {
+		t.Errorf("annotations %v", got)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -18,100 +19,54 @@ import (
 // TestWrite covers every outcome of one write to node n1. The watch reports nothing.
 func TestWrite(t *testing.T) {
 	pod := fake.Pod("p", 10)
-	boundBy := func(node string, card int) func(*fixture) {
-		return func(f *fixture) { f.server.Set(fake.Pod("p", 10, fake.Bound(node, card))) }
-	}
 	removed := func(f *fixture) { f.server.Remove(pod) }
-	for name, test := range map[string]struct {
-		// commits is true if the write is made. answer is the API server's answer. If hangs is true, the answer comes when
-		// the time is over. read is the error of reads.
-		commits, hangs bool
-		answer, read   error
+	ended := func(f *fixture) { f.server.Set(fake.Edited(pod, fake.Bound("n1", 0), fake.Phase(corev1.PodSucceeded))) }
+	// boundBy makes another writer bind a pod of the name to card 1.
+	boundBy := func(node string, uid types.UID) func(*fixture) {
+		return func(f *fixture) {
+			f.server.Set(fake.Edited(pod, fake.Bound(node, 1), func(pod *corev1.Pod) { pod.UID = uid }))
+		}
+	}
+	errHangs := context.Canceled
+	type binds struct {
+		// commits is true if the write is made. answer is the API server's answer, errHangs if it comes only when the bind's
+		// time is over. read is the error of reads.
+		commits      bool
+		answer, read error
 		// before happens before the answer.
 		before func(f *fixture)
 
-		wantErr    error // nil if the pod is bound.
+		// outcome is how the bind is resolved, if it is unconfirmed. Otherwise wantResult and wantErr are its result.
+		outcome    string
 		wantResult Result
-		want       string
-		// wantOutcome is how the bind is resolved: by the first read, or by the first read after the deadline if late is
-		// true. wantThen is the allocation afterwards.
-		late        bool
-		wantOutcome string
-		wantThen    string
-	}{
-		"the write is made": {
-			commits: true, wantResult: Bound, want: "bound n1 card 0",
-		},
-		"the write is made and the answer is lost": {
-			commits: true, answer: errLost, wantResult: Bound, want: "bound n1 card 0",
-		},
-		"the write is made and the answer is a server error": {
-			commits: true, answer: errServer, wantResult: Bound, want: "bound n1 card 0",
-		},
-		"the write is made, the answer is lost and the read fails": {
-			commits: true, answer: errLost, read: errLost, wantErr: ErrUnconfirmed, wantResult: Unconfirmed, want: "assumed n1 card 0",
-			wantOutcome: OutcomeBound, wantThen: "bound n1 card 0",
-		},
-		"the write is made and hangs": {
-			commits: true, hangs: true, wantErr: ErrUnconfirmed, wantResult: Unconfirmed, want: "assumed n1 card 0",
-			wantOutcome: OutcomeBound, wantThen: "bound n1 card 0",
-		},
-		"the write hangs and isn't made": {
-			hangs: true, wantErr: ErrUnconfirmed, wantResult: Unconfirmed, want: "assumed n1 card 0",
-			late: true, wantOutcome: OutcomeNotBound, wantThen: "none",
-		},
-		"the answer is lost and the write isn't made": {
-			answer: errLost, wantErr: ErrUnconfirmed, wantResult: Unconfirmed, want: "assumed n1 card 0",
-			late: true, wantOutcome: OutcomeNotBound, wantThen: "none",
-		},
-		"a server error is no rejection": {
-			answer: errServer, wantErr: errServer, wantResult: Unconfirmed, want: "assumed n1 card 0",
-			late: true, wantOutcome: OutcomeNotBound, wantThen: "none",
-		},
-		"the answer is lost and the pod is deleted": {
-			before: removed, answer: errLost, wantErr: ErrUnconfirmed, wantResult: Unconfirmed, want: "assumed n1 card 0",
-			wantOutcome: OutcomeGone, wantThen: "none",
-		},
-		"the answer is lost and the pod has ended before it is read": {
-			before: func(f *fixture) {
-				f.server.Set(fake.Pod("p", 10, fake.Bound("n1", 0), fake.Phase(corev1.PodSucceeded)))
-			},
-			answer: errLost, read: errLost, wantErr: ErrUnconfirmed, wantResult: Unconfirmed, want: "assumed n1 card 0",
-			wantOutcome: OutcomeGone, wantThen: "none",
-		},
-		"the answer is lost and the pod is on another node": {
-			before: boundBy("n2", 1), answer: errLost, wantErr: ErrUnconfirmed, wantResult: Unconfirmed, want: "assumed n1 card 0",
-			wantOutcome: OutcomeBound, wantThen: "bound n2 card 1",
-		},
-		"a rejection": {
-			answer: errForbidden, wantErr: errForbidden, wantResult: Rejected, want: "none",
-		},
-		"a conflict with another writer's bind to the node": {
-			before: boundBy("n1", 1), answer: errConflict, wantResult: Bound, want: "bound n1 card 1",
-		},
-		"a conflict with a bind to another node": {
-			before: boundBy("n2", 1), answer: errConflict, wantErr: ErrBadRequest, wantResult: Rejected, want: "none",
-		},
-		"a conflict, and the pod is gone": {
-			before: removed, answer: errConflict, wantErr: errConflict, wantResult: Rejected, want: "none",
-		},
-		"a conflict, and another pod has the name": {
-			before: func(f *fixture) {
-				f.server.Set(fake.Pod("p", 10, fake.Bound("n1", 1), func(pod *corev1.Pod) { pod.UID = "another" }))
-			},
-			answer: errConflict, wantErr: errConflict, wantResult: Rejected, want: "none",
-		},
-		"a conflict, and the pod isn't bound": {
-			answer: errConflict, wantErr: errConflict, wantResult: Rejected, want: "none",
-		},
-		"a conflict, and the read fails": {
-			commits: true, answer: errConflict, read: errServer, wantErr: ErrUnconfirmed, wantResult: Unconfirmed, want: "assumed n1 card 0",
-			wantOutcome: OutcomeBound, wantThen: "bound n1 card 0",
-		},
+		wantErr    error
+		// want is the allocation in the end.
+		want string
+	}
+	for name, test := range map[string]binds{
+		"the write is made":                                 {commits: true, wantResult: Bound, want: "bound n1 card 0"},
+		"the write is made, the answer is lost":             {commits: true, answer: errLost, wantResult: Bound, want: "bound n1 card 0"},
+		"the write is made, the answer is a server error":   {commits: true, answer: errServer, wantResult: Bound, want: "bound n1 card 0"},
+		"the write is made, answer and read fail":           {commits: true, answer: errLost, read: errLost, outcome: OutcomeBound, want: "bound n1 card 0"},
+		"the write is made and hangs":                       {commits: true, answer: errHangs, outcome: OutcomeBound, want: "bound n1 card 0"},
+		"the write hangs and isn't made":                    {answer: errHangs, outcome: OutcomeNotBound, want: "none"},
+		"the answer is lost and the write isn't made":       {answer: errLost, outcome: OutcomeNotBound, want: "none"},
+		"a server error is no rejection":                    {answer: errServer, outcome: OutcomeNotBound, want: "none"},
+		"the answer is lost and the pod is deleted":         {before: removed, answer: errLost, outcome: OutcomeGone, want: "none"},
+		"the answer is lost and the pod has ended":          {before: ended, answer: errLost, read: errLost, outcome: OutcomeGone, want: "none"},
+		"the answer is lost and the pod is on another node": {before: boundBy("n2", "uid-p"), answer: errLost, outcome: OutcomeBound, want: "bound n2 card 1"},
+		"a rejection": {answer: errForbidden, wantResult: Rejected, wantErr: errForbidden, want: "none"},
+		"a conflict with another writer's bind to the node": {before: boundBy("n1", "uid-p"), answer: errConflict, wantResult: Bound, want: "bound n1 card 1"},
+		"a conflict with a bind to another node":            {before: boundBy("n2", "uid-p"), answer: errConflict, wantResult: Rejected, wantErr: ErrBadRequest, want: "none"},
+		"a conflict, and the pod is gone":                   {before: removed, answer: errConflict, wantResult: Rejected, wantErr: errConflict, want: "none"},
+		"a conflict, and another pod has the name":          {before: boundBy("n1", "another"), answer: errConflict, wantResult: Rejected, wantErr: errConflict, want: "none"},
+		"a conflict, and the pod isn't bound":               {answer: errConflict, wantResult: Rejected, wantErr: errConflict, want: "none"},
+		"a conflict, and the read fails":                    {commits: true, answer: errConflict, read: errServer, outcome: OutcomeBound, want: "bound n1 card 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, 0, pod)
 			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
 			f.server.Answer(fake.Answers{Read: test.read, Bind: func(_ context.Context, b *corev1.Binding) error {
 				if test.commits {
 					f.commit(b)
@@ -119,48 +74,45 @@ func TestWrite(t *testing.T) {
 				if test.before != nil {
 					test.before(f)
 				}
-				if test.hangs {
+				if test.answer == errHangs {
 					cancel()
-					return ctx.Err()
 				}
 				return test.answer
 			}})
 			result, err := f.bindUntil(ctx, pod, "n1")
-			cancel()
-			if result != test.wantResult || !errors.Is(err, test.wantErr) {
-				t.Errorf("%s, %v, want %s, %v", result, err, test.wantResult, test.wantErr)
+			if f.observer.Count("write binding") != 1 || f.server.Calls().Binds != 1 {
+				t.Errorf("%d writes, counted: %v", f.server.Calls().Binds, f.observer.Counts())
 			}
-			if writes, binds := f.observer.Count("write binding"), f.server.Calls().Binds; writes != 1 || binds != 1 {
-				t.Errorf("%d writes counted, %d made, want 1", writes, binds)
-			}
-			f.want(pod, test.want)
-			if result == Bound {
-				f.wantEvents(fmt.Sprintf("Normal GPUCardAssumed Assumed GPU card %c of node n1: 10 MiB of its 100 MiB", test.want[len(test.want)-1]))
-			}
-			if test.wantOutcome == "" {
+			if test.outcome == "" {
+				if result != test.wantResult || !errors.Is(err, test.wantErr) {
+					t.Errorf("%s, %v, want %s, %v", result, err, test.wantResult, test.wantErr)
+				}
+				f.want(pod, test.want)
+				if result == Bound {
+					f.wantEvents(assumedEvent(test.want))
+				}
 				return
 			}
-
+			if result != Unconfirmed || !errors.Is(err, ErrUnconfirmed) || !errors.Is(err, test.answer) {
+				t.Errorf("%s, %v", result, err)
+			}
 			// While reads fail, nothing changes.
 			f.server.Answer(fake.Answers{Read: errLost})
 			f.resolve(resolveInterval)
-			f.want(pod, test.want)
+			f.want(pod, "assumed n1 card 0")
 			f.server.Answer(fake.Answers{})
-			if test.late {
+			if test.outcome == OutcomeNotBound {
 				f.resolve(2 * timeout) // The API server may still be writing.
-				f.want(pod, test.want)
+				f.want(pod, "assumed n1 card 0")
 				f.clock.Step(deadlineMargin)
 			}
 			f.resolve(resolveInterval)
-			f.want(pod, test.wantThen)
-			if f.observer.Count("resolved "+test.wantOutcome) != 1 {
-				t.Errorf("counted %v, want resolved %s", f.observer.Counts(), test.wantOutcome)
+			f.want(pod, test.want)
+			if f.observer.Count("resolved "+test.outcome) != 1 || (len(f.notBound) == 1) != (test.outcome == OutcomeNotBound) {
+				t.Errorf("counted %v, NotBound was called for %v", f.observer.Counts(), f.notBound)
 			}
-			if (len(f.notBound) == 1) != (test.wantOutcome == OutcomeNotBound) {
-				t.Errorf("NotBound was called for %v", f.notBound)
-			}
-			if test.wantThen == "bound n1 card 0" { // This process did not bind it to another node.
-				f.wantEvents(assumedEvent)
+			if test.want == "bound n1 card 0" { // This process did not bind it to another node.
+				f.wantEvents(assumedEvent(test.want))
 			} else {
 				f.wantEvents()
 			}
@@ -178,7 +130,7 @@ func TestWatchResolves(t *testing.T) {
 	}
 	f.report(pod)
 	f.want(pod, "bound n1 card 0")
-	f.wantEvents(assumedEvent)
+	f.wantEvents(assumedEvent("bound n1 card 0"))
 	f.report(pod)
 	f.wantEvents()
 	if f.isOpen(pod) || f.observer.Count("resolved "+OutcomeBound) != 1 {
@@ -359,56 +311,6 @@ func TestPanickedBindIsResolved(t *testing.T) {
 	f.want(pod, "assumed n1 card 0")
 	f.resolve(resolveInterval)
 	f.want(pod, "none")
-}
-
-// Run resolves binds by itself.
-func TestRun(t *testing.T) {
-	pod := fake.Pod("p", 10)
-	f := newFixture(t, 0, pod)
-	f.loseAnswers(true)
-	if _, err := f.bind(pod, "n1"); !errors.Is(err, ErrUnconfirmed) {
-		t.Fatal(err)
-	}
-	f.server.Answer(fake.Answers{})
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- f.Run(ctx) }()
-	await(t, "the outcome", func() bool {
-		f.clock.Step(resolveInterval)
-		return f.observer.Count("resolved "+OutcomeBound) == 1
-	})
-	cancel()
-	if err := <-ended; err != nil {
-		t.Errorf("Run: %v", err)
-	}
-	f.want(pod, "bound n1 card 0")
-}
-
-func await(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("timed out waiting for %s", what)
-		}
-	}
-}
-
-func TestNoGPUMemory(t *testing.T) {
-	pod := fake.Pod("p", 0)
-	f := newFixture(t, 0, pod)
-	result, err := f.Write(t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(pod)}, true)
-	if result != Bound || err != nil {
-		t.Fatalf("%s, %v", result, err)
-	}
-	got := f.server.Get(pod)
-	if got.Spec.NodeName != "n1" || len(got.Annotations) != 1 || got.Annotations[protocol.AnnotationGroupWhole] != "true" {
-		t.Errorf("bound to %q with %v", got.Spec.NodeName, got.Annotations)
-	}
-	f.want(pod, "none")
-	f.wantEvents()
-	if f.isOpen(pod) {
-		t.Error("the bind of a pod without an allocation is open")
-	}
 }
 
 // Each pod gets an Event in normal operation. If many pods are bound, only a few do.

@@ -141,5 +141,7 @@ func (f *fixture) wantEvents(want ...string) {
 	}
 }
 
-// assumedEvent is the Event for a pod that asks for 10 on card 0 of n1.
-const assumedEvent = "Normal GPUCardAssumed Assumed GPU card 0 of node n1: 10 MiB of its 100 MiB"
+// assumedEvent returns the Event for a pod that asks for 10 on a card of n1.
+func assumedEvent(allocation string) string {
+	return fmt.Sprintf("Normal GPUCardAssumed Assumed GPU %s of node n1: 10 MiB of its 100 MiB", strings.TrimPrefix(allocation, "bound n1 "))
+}

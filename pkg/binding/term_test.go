@@ -89,19 +89,6 @@ func TestListFromEarlierTermConfirmsNothing(t *testing.T) {
 	}
 }
 
-func TestStandbyWritesNothing(t *testing.T) {
-	pod := fake.Pod("p", 10)
-	f := newFixture(t, 0, pod)
-	f.standby = errors.New("standby")
-	if result, err := f.bind(pod, "n1"); result != NotLeading || !errors.Is(err, f.standby) {
-		t.Errorf("%s, %v", result, err)
-	}
-	f.want(pod, "none")
-	if f.server.Calls().Binds != 0 {
-		t.Error("a Binding was written")
-	}
-}
-
 // Drain waits for binds in flight and for unconfirmed binds. Each pod has at most one bind in flight.
 func TestDrain(t *testing.T) {
 	pod := fake.Pod("p", 10)
@@ -133,11 +120,5 @@ func TestDrain(t *testing.T) {
 	}
 	if _, ok := f.Start("uid-p"); !ok {
 		t.Error("the bind that has ended is still in flight")
-	}
-}
-
-func TestDeadline(t *testing.T) {
-	if got := Deadline(timeout); got <= 2*timeout {
-		t.Errorf("Deadline(%v) = %v: a write of two timeouts would last longer", timeout, got)
 	}
 }

@@ -1,7 +1,6 @@
 package eviction
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -55,13 +54,30 @@ func TestEvictor(t *testing.T) {
 	}
 }
 
-// An extender that takes over finds the victims terminating, and continues with their card.
-func TestEvictorTakesOver(t *testing.T) {
-	f := newFixture(t, func(f *fixture) { f.a7 = fake.Edited(f.a7, fake.Terminating(begin)) })
-	f.startRound()
-	f.wantEvicted()
-	if !f.inRound() {
-		t.Error("the card of the terminating pods isn't reserved")
+func TestEvictorRounds(t *testing.T) {
+	cordoned := fake.Node("n2", 16)
+	cordoned.Spec.Unschedulable = true
+	for name, test := range map[string]struct {
+		before  func(f *fixture)
+		objects []runtime.Object
+		want    []string
+	}{
+		// The API server evicts no pod with several budgets.
+		"a pod with several budgets is spared": {func(f *fixture) { fake.Label("x")(f.a5) },
+			[]runtime.Object{fake.Budget("one", "x", 9), fake.Budget("two", "x", 9)}, []string{"?a7", "a7"}},
+		"a nomination to a cordoned node is invalid": {func(f *fixture) { fake.Nominated("n2")(f.pending) },
+			[]runtime.Object{cordoned}, []string{"?a5", "a5"}},
+		// So an extender that takes over continues with the card of the former leader's victims.
+		"terminating victims are awaited": {func(f *fixture) { fake.Terminating(begin)(f.a7) }, nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, test.before, test.objects...)
+			f.startRound()
+			f.wantEvicted(test.want...)
+			if !f.inRound() {
+				t.Error("no card is reserved")
+			}
+		})
 	}
 }
 
@@ -169,13 +185,6 @@ func TestEvictionForNextPod(t *testing.T) {
 	}
 }
 
-// The API server evicts no pod with several budgets.
-func TestEvictionSparesPodsWithSeveralBudgets(t *testing.T) {
-	f := newFixture(t, func(f *fixture) { fake.Label("x")(f.a5) }, fake.Budget("one", "x", 9), fake.Budget("two", "x", 9))
-	f.startRound()
-	f.wantEvicted("?a7", "a7")
-}
-
 // kube-scheduler doesn't clear a nomination if only fragmentation prevents the placement.
 func TestEvictionForInvalidNomination(t *testing.T) {
 	f := newFixture(t, func(f *fixture) { fake.Nominated("n2")(f.pending) }, fake.Node("n2", 16, 16),
@@ -192,15 +201,6 @@ func TestEvictionForInvalidNomination(t *testing.T) {
 	if !f.fitsFor(9, 5) {
 		t.Error("a new nomination doesn't count")
 	}
-}
-
-// A nomination to a node with room that doesn't admit the pod, such as a cordoned one, doesn't prevent a round.
-func TestEvictionForNominationToCordonedNode(t *testing.T) {
-	cordoned := fake.Node("n2", 16)
-	cordoned.Spec.Unschedulable = true
-	f := newFixture(t, func(f *fixture) { fake.Nominated("n2")(f.pending) }, cordoned)
-	f.startRound()
-	f.wantEvicted("?a5", "a5")
 }
 
 // With more guarded nodes than maxPlans, the node on which a card can be freed still gets its turn.
@@ -429,33 +429,6 @@ func TestBlockedNodesAreBounded(t *testing.T) {
 	}, begin)
 	if n := len(f.blocked["uid-pending"].nodes); n != maxBlockedNodes {
 		t.Errorf("%d nodes are kept", n)
-	}
-}
-
-// Run makes steps by itself. A nil Evictor does nothing.
-func TestRun(t *testing.T) {
-	f := newFixture(t, nil)
-	f.reject(f.pending, "n1")
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- f.Run(ctx) }()
-	for deadline := time.Now().Add(30 * time.Second); f.observer.Count("evicted "+EvictedAll) == 0; time.Sleep(time.Millisecond) {
-		if f.clock.Step(interval); time.Now().After(deadline) {
-			t.Fatal("timed out waiting for an eviction")
-		}
-	}
-	cancel()
-	if err := <-ended; err != nil {
-		t.Errorf("Run: %v", err)
-	}
-	f.wantEvicted("?a5", "a5")
-
-	var none *Evictor
-	none.Rejected(gpu.Pod{}, "", slices.Values([]string{"n1"}), begin)
-	none.Passed("a")
-	none.Forget("a")
-	if none.KeepsCard(gpu.Pod{}, "") {
-		t.Error("a nil Evictor keeps a card")
 	}
 }
 

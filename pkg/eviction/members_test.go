@@ -1,11 +1,8 @@
 package eviction
 
 import (
-	"context"
 	"errors"
-	"slices"
 	"testing"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/record"
@@ -41,36 +38,5 @@ func TestMembers(t *testing.T) {
 				t.Errorf("%d writes counted", got)
 			}
 		})
-	}
-}
-
-// Requests that arrive while earlier ones are in progress are dropped. The gang's manager repeats them.
-func TestMembersWhileBusy(t *testing.T) {
-	f := newFixture(t, nil)
-	answer := make(chan error)
-	f.server.Answer(fake.Answers{Evict: func(gpu.Pod, bool) error { return <-answer }})
-	m := NewMembers(f.options(record.NewFakeRecorder(10)), func() {})
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- m.Run(ctx) }()
-	evict := func(pod string, calls int) {
-		t.Helper()
-		for deadline := time.Now().Add(30 * time.Second); len(f.server.Calls().Evicted) < calls; time.Sleep(time.Millisecond) {
-			if m.Evict([]gpu.Pod{{Name: pod}}); time.Now().After(deadline) {
-				t.Fatal("timed out waiting for an eviction")
-			}
-		}
-	}
-	evict("a", 1)
-	m.Evict([]gpu.Pod{{Name: "dropped"}})
-	answer <- nil
-	evict("b", 2)
-	answer <- nil
-	cancel()
-	if err := <-ended; err != nil {
-		t.Errorf("Run: %v", err)
-	}
-	if got := f.server.Calls().Evicted; !slices.Equal(got, []string{"a", "b"}) {
-		t.Errorf("evicted %v", got)
 	}
 }

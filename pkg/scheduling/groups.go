@@ -189,9 +189,6 @@ func (g *groups) states() map[string]int {
 
 // run calls the manager's Tick until ctx ends, and starts and stops leading with the term.
 func (g *groups) run(ctx context.Context) error {
-	if g == nil {
-		return nil
-	}
 	ticker := g.clock.NewTicker(gangInterval)
 	defer ticker.Stop()
 	leads := false

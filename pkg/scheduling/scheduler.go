@@ -123,10 +123,13 @@ func New(o Options) (*Scheduler, error) {
 	if !replicas { // With replicas, the leader does so at each TakeOver.
 		synced = s.requeuePending
 	}
-	err := s.cache.AddHandler(&eventHandlers{
+	return s, s.cache.AddHandler(s.newEventHandlers(synced))
+}
+
+func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
+	return &eventHandlers{
 		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, synced: synced,
-	})
-	return s, err
+	}
 }
 
 func (s *Scheduler) newGroups() *groups {

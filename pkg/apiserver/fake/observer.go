@@ -55,3 +55,18 @@ func (o *Observer) Requeued() { o.add("requeued", 1) }
 
 // APIWrite counts "write" and the kind.
 func (o *Observer) APIWrite(kind string) { o.add("write "+kind, 1) }
+
+// GangHeld counts "gang held".
+func (o *Observer) GangHeld(time.Duration) { o.add("gang held", 1) }
+
+// GangBound counts "gang bound".
+func (o *Observer) GangBound() { o.add("gang bound", 1) }
+
+// GangFailed counts "gang" and the reason.
+func (o *Observer) GangFailed(reason string) { o.add("gang "+reason, 1) }
+
+// GangStarving counts "gang starving".
+func (o *Observer) GangStarving() { o.add("gang starving", 1) }
+
+// GangEvicted counts "gang evicted".
+func (o *Observer) GangEvicted() { o.add("gang evicted", 1) }

@@ -1,0 +1,174 @@
+package scheduling
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// handlersFixture calls the event handlers of a Scheduler that doesn't run, as the cache does.
+type handlersFixture struct {
+	*fixture
+	handlers *eventHandlers
+	pods     map[string]*clustercache.PodInfo
+}
+
+func newHandlersFixture(t *testing.T, nodes ...*corev1.Node) *handlersFixture {
+	f := &handlersFixture{fixture: newFixture(t, Options{}), pods: map[string]*clustercache.PodInfo{}}
+	f.handlers = f.newEventHandlers(func() {})
+	for _, node := range nodes {
+		f.handlers.NodeUpdated(node)
+	}
+	return f
+}
+
+func (f *handlersFixture) report(pods ...*corev1.Pod) {
+	for _, pod := range pods {
+		info := clustercache.NewPodInfo(pod)
+		f.handlers.PodUpdated(f.pods[pod.Name], info)
+		f.pods[pod.Name] = info
+	}
+}
+
+func (f *handlersFixture) delete(pod *corev1.Pod) {
+	f.handlers.PodDeleted(f.pods[pod.Name])
+	delete(f.pods, pod.Name)
+}
+
+func (f *handlersFixture) wantUsed(want ...gpu.Memory) {
+	f.t.Helper()
+	node, _ := f.ledger.Node("n1")
+	if diff := cmp.Diff(want, node.Used); diff != "" {
+		f.t.Errorf("used memory of n1 (-want +got):\n%s", diff)
+	}
+}
+
+func TestPods(t *testing.T) {
+	f := newHandlersFixture(t, fake.Node("n1", 100, 100), fake.Node("plain"))
+	presumed := fake.Pod("presumed", 30, fake.On("n1")) // Another scheduler bound it, and its annotations name no card.
+	f.report(fake.Pod("a", 40, fake.Bound("n1", 1)), fake.Pod("ended", 50, fake.Bound("n1", 0), fake.Phase(corev1.PodFailed)),
+		fake.Pod("pending", 10), presumed, fake.Pod("no GPU memory", 0, fake.On("n1")))
+	f.wantUsed(0, 70)
+	f.want(presumed, "bound n1 card 1")
+	if nodes := f.ledger.Nodes(); len(nodes) != 1 || len(nodes[0].Allocations) != 2 {
+		t.Errorf("nodes %+v", nodes)
+	}
+}
+
+// Memory is freed when a pod has ended or is gone, and not when its deletion begins.
+func TestMemoryIsFreed(t *testing.T) {
+	for _, phase := range []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed, ""} {
+		f := newHandlersFixture(t, fake.Node("n1", 100))
+		pod := fake.Pod("p", 40, fake.Bound("n1", 0))
+		f.report(pod)
+		pod = fake.Edited(pod, fake.Terminating(begin), fake.Phase(corev1.PodRunning))
+		f.report(pod)
+		f.wantUsed(40)
+		if phase == "" {
+			f.delete(pod)
+		} else {
+			f.report(fake.Edited(pod, fake.Phase(phase)))
+		}
+		f.wantUsed(0)
+	}
+}
+
+// The watch was interrupted, and a pod was replaced by another one of the same name.
+func TestReplacedPod(t *testing.T) {
+	f := newHandlersFixture(t, fake.Node("n1", 100, 100))
+	first, second, third := fake.Pod("p", 40, fake.Bound("n1", 0)), fake.Pod("p", 10, fake.Bound("n1", 1)), fake.Pod("p", 10)
+	second.UID, third.UID = "second", "third"
+	f.report(first)
+	f.wantUsed(40, 0)
+	f.report(second)
+	f.wantUsed(0, 10)
+	f.report(third)
+	f.wantUsed(0, 0)
+}
+
+func TestDeletedNodeFindsItsPods(t *testing.T) {
+	f := newHandlersFixture(t, fake.Node("n1", 100, 100))
+	pod := fake.Pod("p", 40, fake.Bound("n1", 1))
+	f.report(pod)
+	f.handlers.NodeDeleted("n1")
+	if f.fits(gpu.Pod{UID: "x", Request: 1}, "n1") {
+		t.Error("a pod fits a deleted node")
+	}
+	f.want(pod, "bound n1 card 1")
+	f.handlers.NodeUpdated(fake.Node("n1", 100, 100))
+	f.wantUsed(0, 40)
+}
+
+func TestNodeChanges(t *testing.T) {
+	whole, plain, cordoned := fake.Node("n1", 100, 200), fake.Node("n1", 100, 100), fake.Node("n1", 100)
+	whole.Status.Capacity[protocol.ResourceWholeCard] = fake.Amount("x", 2)["x"]
+	plain.Annotations = nil
+	cordoned.Spec.Unschedulable = true
+	f := newHandlersFixture(t)
+	for name, test := range map[string]struct {
+		node *corev1.Node
+		want func(ledger.NodeSpec) bool
+	}{
+		"cards":                      {fake.Node("n1", 100, 200), func(s ledger.NodeSpec) bool { return len(s.Cards) == 2 && s.Closed == "" }},
+		"whole cards":                {whole, func(s ledger.NodeSpec) bool { return s.WholeCards }},
+		"the existing plugin's node": {plain, func(s ledger.NodeSpec) bool { return s.Unit == 0 && len(s.Cards) == 2 }},
+		"a cordoned node":            {cordoned, func(s ledger.NodeSpec) bool { return s.Closed == "the node is cordoned" }},
+	} {
+		f.handlers.NodeUpdated(test.node)
+		if node, _ := f.ledger.Node("n1"); !test.want(node.NodeSpec) {
+			t.Errorf("%s: %+v", name, node.NodeSpec)
+		}
+	}
+	f.handlers.NodeUpdated(fake.Node("n1"))
+	if nodes := f.ledger.Nodes(); len(nodes) != 0 {
+		t.Errorf("a node without cards: %+v", nodes)
+	}
+}
+
+// Users can change the annotations of a bound pod, but not how much memory it takes.
+func TestForgedAnnotationsOfBoundPod(t *testing.T) {
+	f := newHandlersFixture(t, fake.Node("n1", 100))
+	pod, far := fake.Pod("p", 40, fake.Bound("n1", 0), fake.Annotation(protocol.AnnotationPod, "1")), fake.Pod("far", 10, fake.Bound("n1", 99))
+	f.report(pod, far)
+	f.want(far, "bound n1 card 99")
+	f.wantUsed(40)
+	later := protocol.Assignment{AssumeTime: time.Unix(9, 0)}.Annotations()[protocol.AnnotationAssumeTime]
+	f.report(fake.Edited(pod, fake.Annotation(protocol.AnnotationPod, "-5"), fake.Annotation(protocol.AnnotationAssumeTime, later)))
+	f.wantUsed(40)
+}
+
+func TestNominations(t *testing.T) {
+	f := newHandlersFixture(t, fake.Node("n1", 16), fake.Node("n2", 16))
+	pod := fake.Pod("nominated", 16, fake.Priority(5))
+	wantRoom := func(n1, n2 bool) {
+		t.Helper()
+		other := gpu.Pod{UID: "other", Request: 1}
+		if got := [2]bool{f.fits(other, "n1"), f.fits(other, "n2")}; got != [2]bool{n1, n2} {
+			t.Errorf("another pod fits n1 and n2: %v, want %v", got, [2]bool{n1, n2})
+		}
+	}
+	f.report(fake.Edited(pod, fake.Nominated("n1")))
+	wantRoom(false, true)
+	f.report(fake.Edited(pod, fake.Nominated("n2")))
+	wantRoom(true, false)
+	f.report(pod)
+	wantRoom(true, true)
+	f.report(fake.Edited(pod, fake.Nominated("n1")))
+	wantRoom(false, true)
+	bound := fake.Edited(pod, fake.Nominated("n1"), fake.Bound("n2", 0)) // It has only the allocation.
+	f.report(bound)
+	wantRoom(true, false)
+	f.delete(bound)
+	wantRoom(true, true)
+	f.report(fake.Edited(pod, fake.Nominated("n1")))
+	f.delete(pod)
+	wantRoom(true, true)
+}

@@ -1,0 +1,446 @@
+package scheduling
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/preemption"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// openings is a gang.Observer that blocks when a barrier opens: it sends a value to the channel and receives one from it.
+type openings struct {
+	fake.Observer
+	opening chan struct{}
+}
+
+// GangHeld is called with the lock of the gang's manager held.
+func (o *openings) GangHeld(time.Duration) {
+	o.opening <- struct{}{}
+	<-o.opening
+}
+
+// member returns a pod of the group "job". It asks for 8.
+func member(size, i int, edits ...fake.PodEdit) *corev1.Pod {
+	return fake.Pod(fmt.Sprint("job-", i), 8, append(edits, func(pod *corev1.Pod) {
+		pod.CreationTimestamp = metav1.NewTime(begin.Add(time.Duration(i-3600) * time.Second))
+		fake.Annotation(protocol.AnnotationGroupName, "job")(pod)
+		fake.Annotation(protocol.AnnotationGroupSize, strconv.Itoa(size))(pod)
+	})...)
+}
+
+const gangSize = 3
+
+// gangFixture is a Scheduler with a node of two cards of 16, for which gangs are enabled.
+type gangFixture struct {
+	*fixture
+	gangs   *fake.Observer
+	standby standby
+	// pods are the members of a group, see startGang.
+	pods []*corev1.Pod
+	ends chan bindEnd
+}
+
+type bindEnd struct {
+	name string
+	err  error
+}
+
+func startGroups(t *testing.T, o GangOptions, objects ...runtime.Object) *gangFixture {
+	t.Helper()
+	g := &gangFixture{gangs: &fake.Observer{}, ends: make(chan bindEnd, 100)}
+	o.Hold, o.Patience, o.OnFailure = 10*time.Second, 30*time.Second, cmp.Or(o.OnFailure, gang.Evict)
+	if o.Observer == nil {
+		o.Observer = g.gangs
+	}
+	g.fixture = start(t, Options{BindTimeout: 10 * time.Minute, Leading: g.standby.leading, Gangs: o}, append(objects, fake.Node("n1", 16, 16))...)
+	return g
+}
+
+// startGang starts a Scheduler with a gang whose members are all pending and have passed filter: memory is reserved for them.
+func startGang(t *testing.T, o GangOptions) *gangFixture {
+	t.Helper()
+	var objects []runtime.Object
+	var pods []*corev1.Pod
+	for i := range gangSize {
+		pods = append(pods, member(gangSize, i))
+		objects = append(objects, pods[i])
+	}
+	g := startGroups(t, o, objects...)
+	g.pods = pods
+	g.awaitState(gang.StatePending)
+	for _, pod := range g.pods {
+		if result := g.filter(pod, "n1"); !slices.Equal(result.Names(), []string{"n1"}) {
+			t.Fatalf("%s may go to %v: %s", pod.Name, result.Names(), result.Message)
+		}
+	}
+	return g
+}
+
+func (g *gangFixture) awaitState(state string) {
+	g.t.Helper()
+	g.pass("the gang to be "+state, func() bool { return g.GangStates()[state] == 1 })
+}
+
+// startBinds starts the bind calls of some members. Their results are sent to g.ends.
+func (g *gangFixture) startBinds(ctx context.Context, members ...int) {
+	for _, i := range members {
+		pod := g.pods[i]
+		go func() { g.ends <- bindEnd{pod.Name, g.Bind(ctx, request(pod, "n1"))} }()
+	}
+}
+
+// wantEnds lets time pass until n bind calls have ended, and compares their errors.
+func (g *gangFixture) wantEnds(n int, want error) {
+	g.t.Helper()
+	g.pass("the binds to end", func() bool { return len(g.ends) == n })
+	for range n {
+		if end := <-g.ends; !errors.Is(end.err, want) {
+			g.t.Errorf("%s: %v, want %v", end.name, end.err, want)
+		}
+	}
+}
+
+// awaitHeld waits until n binds are held.
+func (g *gangFixture) awaitHeld(n int) {
+	g.t.Helper()
+	g.await(fmt.Sprintf("%d held binds", n), func() bool { return g.groups.manager.HeldBinds() == n })
+}
+
+// marked returns the number of members with the annotation that the gang is whole.
+func (g *gangFixture) marked() (n int) {
+	for _, pod := range g.server.Pods() {
+		if pod.Annotations[protocol.AnnotationGroupWhole] == "true" {
+			n++
+		}
+	}
+	return n
+}
+
+func TestGangIsBoundTogether(t *testing.T) {
+	g := startGang(t, GangOptions{})
+	g.startBinds(t.Context(), 0, 1)
+	g.awaitHeld(2)
+	if n := g.server.Calls().Binds; n != 0 {
+		t.Fatalf("%d were bound before all binds had arrived", n)
+	}
+	g.startBinds(t.Context(), 2)
+	g.wantEnds(gangSize, nil)
+	if n := g.marked(); n != 1 {
+		t.Errorf("%d members mark the gang as whole, want one", n)
+	}
+	if g.gangs.Count("gang bound") != 1 || g.gangs.Count("gang held") != 1 {
+		t.Errorf("counted: %v", g.gangs.Counts())
+	}
+	for _, pod := range g.pods {
+		g.publish(pod)
+	}
+	g.awaitState(gang.StateWhole)
+}
+
+// The bind of one member doesn't arrive in time, or is given up. The reservations last, and a second attempt succeeds.
+func TestGangHeldBindsEnd(t *testing.T) {
+	for name, test := range map[string]struct {
+		giveUp bool
+		want   error
+	}{
+		"a bind doesn't arrive":        {false, gang.TimedOut},
+		"kube-scheduler gives them up": {true, context.Canceled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := startGang(t, GangOptions{})
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			g.startBinds(ctx, 0, 1)
+			g.awaitHeld(2)
+			if test.giveUp {
+				cancel()
+			}
+			g.wantEnds(2, test.want)
+			g.awaitHeld(0)
+			g.want(g.pods[0], "assumed n1 card 0")
+			if n := g.observer.Count("bind held_back"); n != 2 {
+				t.Errorf("%d binds counted as held back", n)
+			}
+			g.startBinds(t.Context(), 0, 1, 2)
+			g.wantEnds(gangSize, nil)
+		})
+	}
+}
+
+func TestGangReservationsExpire(t *testing.T) {
+	g := startGang(t, GangOptions{})
+	g.want(g.pods[2], "assumed n1 card 1")
+	g.pass("the end of the reservations", func() bool { return g.allocation("uid-job-0") == "none" })
+	g.want(g.pods[2], "none")
+	if g.gangs.Count("gang "+gang.Expired.Label) != 1 {
+		t.Errorf("counted: %v", g.gangs.Counts())
+	}
+	g.pass("a requeue of the gang", func() bool { return len(g.requeued()) > 0 })
+}
+
+// The held binds are rejected, and nothing stays reserved.
+func TestGangIsGivenUp(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(g *gangFixture)
+		want   error
+	}{
+		"a member is deleted":   {func(g *gangFixture) { g.server.Remove(g.pods[2]); g.publishGone(g.pods[2]) }, gang.Deleted},
+		"another replica leads": {func(g *gangFixture) { g.standby.Store(true) }, gang.Stopping},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := startGang(t, GangOptions{})
+			g.startBinds(t.Context(), 0, 1)
+			g.awaitHeld(2)
+			test.change(g)
+			g.wantEnds(2, test.want)
+			for _, pod := range g.pods {
+				g.awaitAllocation(pod, "none")
+			}
+			if n := g.server.Calls().Binds; n != 0 {
+				t.Errorf("%d binds", n)
+			}
+		})
+	}
+}
+
+func TestPartialGang(t *testing.T) {
+	for _, policy := range []gang.FailurePolicy{gang.Evict, gang.Keep} {
+		t.Run(string(policy), func(t *testing.T) {
+			g := startGang(t, GangOptions{OnFailure: policy})
+			g.server.Answer(fake.Answers{Bind: func(_ context.Context, binding *corev1.Binding) error {
+				if binding.Name == "job-1" {
+					return errForbidden
+				}
+				return g.server.Commit(binding)
+			}})
+			g.startBinds(t.Context(), 0, 1, 2)
+			g.pass("the binds to end", func() bool { return len(g.ends) == gangSize })
+			errs := map[string]error{}
+			for range gangSize {
+				end := <-g.ends
+				errs[end.name] = end.err
+			}
+			// The last one by UID, job-2, waits for the others and isn't bound if one of them isn't.
+			if errs["job-0"] != nil || !errors.Is(errs["job-1"], errForbidden) || !errors.Is(errs["job-2"], gang.NotBound) || g.marked() != 0 {
+				t.Errorf("the binds ended with %v, %d members mark the gang as whole", errs, g.marked())
+			}
+			g.want(g.pods[1], "none")
+			g.want(g.pods[2], "none")
+			g.publish(g.pods[0])
+			if policy == gang.Keep {
+				g.awaitState(gang.StateWhole)
+			} else {
+				g.pass("the eviction", func() bool { return g.gangs.Count("gang evicted") > 0 })
+			}
+			if got := g.server.Calls().Evicted; (len(got) > 0) != (policy == gang.Evict) || slices.ContainsFunc(got, func(name string) bool { return name != "job-0" }) {
+				t.Errorf("evicted: %v", got)
+			}
+		})
+	}
+}
+
+// Failures that may be temporary are retried, because the other members are being bound.
+func TestGangBindIsRetried(t *testing.T) {
+	g := startGang(t, GangOptions{})
+	failures := make(chan error, 2)
+	failures <- errLost
+	failures <- errLost
+	g.server.Answer(fake.Answers{Bind: func(_ context.Context, binding *corev1.Binding) error {
+		if binding.Name == "job-0" {
+			select {
+			case err := <-failures:
+				return err
+			default:
+			}
+		}
+		return g.server.Commit(binding)
+	}})
+	g.startBinds(t.Context(), 0, 1, 2)
+	g.wantEnds(gangSize, nil)
+}
+
+// An extender that starts now learns only from the pods how the gang came to have one bound member of two.
+func TestGangAfterRestart(t *testing.T) {
+	created := member(2, 1).CreationTimestamp.Time
+	for name, test := range map[string]struct {
+		marked bool
+		// bound is when the running member was bound, or zero if that is unknown.
+		bound time.Time
+		want  string
+	}{
+		"a member marks the gang as whole":          {true, time.Time{}, gang.StateWhole},
+		"the bind time is unknown":                  {false, time.Time{}, gang.StatePartial},
+		"the pending member existed at that time":   {false, created.Add(time.Minute), gang.StatePartial},
+		"it was created in the same second":         {false, created, gang.StatePartial},
+		"it was created later: it is a replacement": {false, created.Add(-time.Second), gang.StateWhole},
+	} {
+		t.Run(name, func(t *testing.T) {
+			running := member(2, 0, fake.Bound("n1", 0), fake.Phase(corev1.PodRunning))
+			if test.marked {
+				fake.Annotation(protocol.AnnotationGroupWhole, "true")(running)
+			}
+			if !test.bound.IsZero() {
+				running.Status.Conditions = []corev1.PodCondition{{
+					Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(test.bound),
+				}}
+			}
+			pending := member(2, 1)
+			g := startGroups(t, GangOptions{}, running, pending)
+			g.awaitState(test.want)
+			// A member of a gang that was whole is placed like a single pod, which gets reasons.
+			if result := g.filter(pending, "n1"); (result.Reasons != nil) != (test.want == gang.StateWhole) {
+				t.Errorf("filter: %+v", result)
+			}
+		})
+	}
+}
+
+// A member that the watch has not reported yet is not bound alone.
+func TestUnknownMember(t *testing.T) {
+	g := startGang(t, GangOptions{})
+	unknown := member(gangSize, 7)
+	g.server.Set(unknown)
+	if result := g.filter(unknown, "n1"); len(result.Passed) > 0 || result.Message != gang.Unknown.Text {
+		t.Errorf("filter: %+v", result)
+	}
+	if err := g.bind(unknown); !errors.Is(err, gang.Unknown) {
+		t.Errorf("bind: %v", err)
+	}
+	g.publish(unknown)
+	g.pass("a requeue", func() bool { return len(g.requeued()) > 0 })
+}
+
+// While the size of a gang is unclear, no member is evicted.
+func TestGangOfUnclearSize(t *testing.T) {
+	odd := member(3, 1)
+	g := startGroups(t, GangOptions{}, member(2, 0, fake.Bound("n1", 0), fake.Phase(corev1.PodRunning)), odd)
+	g.awaitState(gang.StateIncomplete)
+	for range 1000 {
+		g.clock.Step(tick)
+	}
+	g.publishObject(fake.Edited(odd, fake.Annotation(protocol.AnnotationGroupSize, "2")))
+	g.awaitState(gang.StatePartial)
+	if n := g.gangs.Count("gang evicted"); n > 0 {
+		t.Errorf("%d were evicted while the gang's size was unclear", n)
+	}
+	g.pass("the eviction", func() bool { return g.gangs.Count("gang evicted") > 0 })
+}
+
+// A starving gang gets memory of full nodes, for which no filter call arrives.
+func TestStarvingGang(t *testing.T) {
+	a := fake.Pod("a", 16, fake.Bound("n1", 0))
+	g := startGroups(t, GangOptions{ClaimAfter: 20 * time.Second}, a, fake.Pod("b", 16, fake.Bound("n1", 1)), member(2, 0), member(2, 1))
+	g.pass("a starvation reservation", func() bool { return g.gangs.Count("gang starving") > 0 })
+	g.publishGone(a)
+	g.await("memory for the gang", func() bool { return g.fits(protocol.Pod(member(2, 0)), "n1") })
+	if g.fits(protocol.Pod(fake.Pod("single", 8)), "n1") {
+		t.Error("a single pod finds memory that is reserved for the gang")
+	}
+}
+
+// A plan's reservations can't be preempted. A rejected pod of higher priority is requeued when the gang becomes whole.
+func TestRequeueWhenGangIsWhole(t *testing.T) {
+	for priority, want := range map[int32]bool{0: false, 5: true} {
+		t.Run(fmt.Sprint(priority), func(t *testing.T) {
+			g := startGang(t, GangOptions{})
+			g.pass("the requeue of the members", func() bool { return len(g.requeued()) > 0 })
+			g.filter(fake.Pod("other", 16, fake.Priority(priority)), "n1")
+			before := len(g.requeued())
+			g.startBinds(t.Context(), 0, 1, 2)
+			g.wantEnds(gangSize, nil)
+			if want {
+				g.pass("a requeue", func() bool { return len(g.requeued()) > before })
+				return
+			}
+			g.requeue.All("last") // It shows that no other requeue came before.
+			g.pass("a requeue", func() bool { return len(g.requeued()) > before })
+			if got := g.requeued()[before:]; !slices.Equal(got, []string{"last"}) {
+				t.Errorf("requeued by %v, want only the last", got)
+			}
+		})
+	}
+}
+
+// No pod is evicted for a member of a gang that may never become whole.
+func TestPreemptForMember(t *testing.T) {
+	for name, resource := range map[string]corev1.ResourceName{"GPU memory": protocol.ResourceMemory, "whole cards": protocol.ResourceWholeCard} {
+		t.Run(name, func(t *testing.T) {
+			pending := member(2, 0, fake.Priority(5))
+			pending.Spec.Containers[0].Resources.Limits = fake.Amount(resource, 8)
+			g := startGroups(t, GangOptions{}, fake.Pod("a", 16, fake.Bound("n1", 0)), pending)
+			g.awaitState(gang.StateIncomplete)
+			got, err := g.Preempt(t.Context(), pending, map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-a"}}})
+			if err != nil || len(got) > 0 {
+				t.Errorf("victims %v, %v", got, err)
+			}
+		})
+	}
+}
+
+// A pod with invalid annotations isn't placed. The other members are.
+func TestInvalidMember(t *testing.T) {
+	g := startGang(t, GangOptions{})
+	invalid := member(gangSize, 7)
+	fake.Annotation(protocol.AnnotationGroupSize, "many")(invalid)
+	g.publishObject(invalid)
+	g.await("the watch", func() bool { _, known := g.groups.manager.GangOf("uid-job-7"); return known })
+	for range 2 {
+		result := g.filter(invalid, "n1")
+		if want := "gang: the group's size is not a positive integer"; len(result.Passed) > 0 || result.Message != want {
+			t.Errorf("filter: %+v", result)
+		}
+	}
+	g.wantEvent("Warning GangInvalid The pod can't be counted as a member: the group's size is not a positive integer")
+	if got := g.filter(g.pods[0], "n1").Names(); len(got) != 1 {
+		t.Errorf("a valid member may go to %v", got)
+	}
+}
+
+// Pods without a group don't wait for the gang manager's lock.
+func TestSinglePodsDoNotWait(t *testing.T) {
+	single := fake.Pod("single", 8)
+	observer := &openings{opening: make(chan struct{})}
+	g := startGang(t, GangOptions{Observer: observer})
+	g.server.Set(single)
+	g.publish(single)
+	g.await("the watch", func() bool { _, known := g.cache.Pod("default", "single"); return known })
+	g.startBinds(t.Context(), 0, 1, 2)
+	<-observer.opening
+	if result := g.filter(single, "n1"); result.Reasons == nil || len(result.Passed) != 1 {
+		t.Errorf("filter: %+v", result)
+	}
+	if err := g.bind(single); err != nil {
+		t.Error(err)
+	}
+	if got, err := g.Preempt(t.Context(), fake.Pod("other", 16), nil); err != nil || len(got) > 0 {
+		t.Errorf("%v, %v", got, err)
+	}
+	observer.opening <- struct{}{}
+	g.wantEnds(gangSize, nil)
+}
+
+// Without gangs, members are placed and bound like any other pod.
+func TestGangsOff(t *testing.T) {
+	pod := member(2, 0)
+	f := start(t, Options{}, fake.Node("n1", 16), pod)
+	if got := f.filter(pod, "n1").Names(); len(got) != 1 {
+		t.Errorf("it may go to %v", got)
+	}
+	if err := f.bind(pod); err != nil || f.GangStates() != nil {
+		t.Errorf("%v, %v", err, f.GangStates())
+	}
+}

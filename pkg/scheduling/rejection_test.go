@@ -1,0 +1,170 @@
+package scheduling
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+	"weak"
+
+	corev1 "k8s.io/api/core/v1"
+	kruntime "k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// A pod is rejected because the watch lags. Then the watch reports that another pod is gone.
+func TestRequeueAfterLateWatch(t *testing.T) {
+	other, pod := fake.Pod("other", 100, fake.Bound("n1", 0)), fake.Pod("p", 60)
+	f := start(t, Options{}, fake.Node("n1", 100), other, pod)
+	if result := f.filter(pod, "n1"); len(result.Passed) != 0 {
+		t.Fatalf("%+v", result)
+	}
+	f.clock.Step(time.Second)
+	f.publishGone(other)
+	f.awaitAllocation(other, "none")
+	f.pass("the requeue", func() bool { return slices.Equal(f.requeued(), []string{"n1"}) })
+	if result := f.filter(pod, "n1"); !slices.Equal(result.Names(), []string{"n1"}) {
+		t.Errorf("%+v", result)
+	}
+	if err := f.bind(pod); err != nil {
+		t.Fatal(err)
+	}
+	// The rejection of a pod that is bound is dropped.
+	f.filter(fake.Pod("p", 101), "n1")
+	f.publish(pod)
+	f.await("the watch", func() bool { return !f.requeue.RejectedAbove(-1) })
+}
+
+// kube-scheduler offers a sample of its nodes, none of which has memory. A bind ends the requeues.
+func TestRequeueSampledPod(t *testing.T) {
+	pod := fake.Pod("p", 60)
+	f := start(t, Options{}, fake.Node("n1", 100), pod)
+	var sample []string
+	for i := range 100 {
+		sample = append(sample, fmt.Sprint("full-", i))
+	}
+	f.filter(pod, sample...)
+	f.pass("the requeue", func() bool { return slices.Equal(f.requeued(), []string{"n1"}) })
+}
+
+// filter names the best node only, and no bind follows. The next call names all nodes, until a bind begins.
+func TestFilterNamesAllAfterFew(t *testing.T) {
+	pod := fake.Pod("p", 60)
+	f := start(t, Options{FilterBest: 1}, fake.Node("n1", 100), fake.Node("n2", 100), pod)
+	wantNames := func(want int) {
+		t.Helper()
+		if got := f.filter(pod, "n1", "n2").Names(); len(got) != want {
+			t.Errorf("filter names %v, want %d", got, want)
+		}
+	}
+	wantNames(1)
+	wantNames(2)
+	if err := f.Bind(t.Context(), request(pod, "unknown")); err == nil {
+		t.Error("bound to an unknown node")
+	}
+	wantNames(1)
+}
+
+// Pods that a former extender rejected are requeued if there is memory for them: when an extender without replicas has started,
+// or when a replica takes over.
+func TestRequeuePendingPods(t *testing.T) {
+	for name, test := range map[string]struct {
+		pods []kruntime.Object
+		want bool
+	}{
+		"memory for a pending pod":      {[]kruntime.Object{fake.Pod("large", 101), fake.Pod("small", 60)}, true},
+		"no memory for the pending pod": {[]kruntime.Object{fake.Pod("large", 101)}, false},
+		"no pending pod":                {[]kruntime.Object{fake.Pod("b", 60, fake.Bound("n1", 0)), fake.Pod("no GPU memory", 0)}, false},
+		"a pod that has ended":          {[]kruntime.Object{fake.Pod("p", 10, fake.Phase(corev1.PodFailed))}, false},
+	} {
+		for _, replicas := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, replicas: %v", name, replicas), func(t *testing.T) {
+				var o Options
+				if replicas {
+					o.Leading = new(standby).leading
+				}
+				f := start(t, o, append(test.pods, fake.Node("n1", 100))...)
+				if replicas {
+					f.clock.Step(tick)
+					if got := f.requeued(); len(got) > 0 {
+						t.Errorf("requeued by %v before the term", got)
+					}
+					if err := f.TakeOver(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				want := "n1"
+				if !test.want {
+					// A later requeue shows that no earlier one is pending.
+					want = "later"
+					f.requeue.All(want)
+				}
+				f.pass("a requeue", func() bool { return len(f.requeued()) > 0 })
+				if got := f.requeued(); !slices.Equal(got, []string{want}) {
+					t.Errorf("requeued by %v, want %s", got, want)
+				}
+			})
+		}
+	}
+}
+
+// fragmented returns a node of two cards of 16 and two pods with 12 of priority 1 on them. A pod that asks for 8 fits the node's
+// sum, but no card.
+func fragmented() []kruntime.Object {
+	return []kruntime.Object{
+		fake.Node("n1", 16, 16), fake.Pod("a12", 12, fake.Bound("n1", 0), fake.Priority(1)), fake.Pod("b12", 12, fake.Bound("n1", 1), fake.Priority(2)),
+	}
+}
+
+// A rejected pod gets a card by an eviction. The card is reserved for it until it is bound.
+func TestEvictionForRejectedPod(t *testing.T) {
+	pod, rival := fake.Pod("p", 8, fake.Priority(9)), fake.Pod("rival", 9, fake.Priority(9))
+	f := start(t, Options{EvictFragmented: true}, append(fragmented(), pod, rival)...)
+	f.filter(pod, "n1")
+	f.pass("the eviction", func() bool { return len(f.server.Calls().Evicted) == 2 })
+	if got := f.server.Calls().Evicted; !slices.Equal(got, []string{"?a12", "a12"}) {
+		t.Errorf("evicted %v", got)
+	}
+	a12 := fake.Pod("a12", 0)
+	f.publishGone(a12)
+	f.awaitAllocation(a12, "none")
+	if got := f.filter(rival, "n1").Names(); len(got) != 0 {
+		t.Errorf("a pod of equal priority may go to %v", got)
+	}
+	// The reservation outlives a change of the pod without a nomination.
+	f.publishObject(fake.Edited(pod, fake.Label("changed")))
+	f.await("the watch", func() bool { info, _ := f.cache.Pod("default", "p"); return info.Labels["app"] == "changed" })
+	if got := f.filter(rival, "n1").Names(); len(got) != 0 {
+		t.Errorf("a pod of equal priority may go to %v", got)
+	}
+	if err := f.bind(pod); err != nil {
+		t.Fatal(err)
+	}
+	f.publish(pod)
+	f.await("the end of the reservation", func() bool { return f.fits(gpu.Pod{UID: "other", Request: 8}, "n1") })
+}
+
+// No pod is evicted for a pod whose preemption policy is Never. A later pod shows that its turn is over.
+func TestNoEvictionForNeverPreempting(t *testing.T) {
+	never := corev1.PreemptNever
+	pod, later := fake.Pod("p", 8, fake.Priority(9), func(pod *corev1.Pod) { pod.Spec.PreemptionPolicy = &never }), fake.Pod("later", 8, fake.Priority(2))
+	f := start(t, Options{EvictFragmented: true}, append(fragmented(), pod, later)...)
+	f.filter(pod, "n1")
+	f.filter(later, "n1")
+	f.pass("an eviction", func() bool { return len(f.events) > 0 })
+	f.wantEvent("Normal GPUCardEvicted Evicted from GPU card 0 of node n1 for pod default/later of higher priority")
+}
+
+// The Pod object of a request isn't kept: it can be as large as a request.
+func TestRejectedPodObjectIsNotKept(t *testing.T) {
+	f := start(t, Options{EvictFragmented: true}, append(fragmented(), fake.Pod("p", 8, fake.Priority(9)))...)
+	object := weak.Make(func() *corev1.Pod {
+		pod := fake.Pod("p", 8, fake.Priority(9))
+		f.filter(pod, "n1")
+		return pod
+	}())
+	f.await("the pod of the request to be collected", func() bool { runtime.GC(); return object.Value() == nil })
+}

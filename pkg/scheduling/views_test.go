@@ -1,0 +1,70 @@
+package scheduling
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
+)
+
+// What the cache and the ledger keep of pods and nodes is enough for the diagnosis, which follows changes of the node.
+func TestDiagnose(t *testing.T) {
+	plain, choosy := fake.Pod("plain", 70), fake.Pod("choosy", 50)
+	choosy.Spec.NodeSelector = map[string]string{"disk": "ssd"}
+	gated := fake.Pod("gated", 1, func(pod *corev1.Pod) { pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "quota"}} })
+	nominated := fake.Pod("nominated", 100, fake.Nominated("n1"), fake.Priority(5))
+	node := fake.Node("n1", 100, 100)
+	f := start(t, Options{}, node, fake.Pod("a", 40, fake.Bound("n1", 0)), fake.Pod("b", 60, fake.Bound("n1", 1), fake.Terminating(begin)),
+		plain, choosy, gated, nominated)
+	noNode := func(rejection string) diagnosis.Diagnosis {
+		return diagnosis.Diagnosis{Reason: diagnosis.NoNode, Message: "no node that shares GPU memory can take the pod; n1: " + rejection}
+	}
+	want := map[string]diagnosis.Diagnosis{
+		"plain":     {Reason: diagnosis.Fragmented, Message: "100 MiB free on n1, but the largest piece is 60 MiB: a pod gets one card"},
+		"choosy":    noNode("the pod's node selector or affinity rules it out"),
+		"gated":     {Reason: diagnosis.Gated, Message: "the pod is held back by its scheduling gates: quota"},
+		"nominated": {Reason: diagnosis.Nominated, Message: "pods of lower priority are leaving n1 to make room for it"},
+	}
+	await := func(what string) {
+		t.Helper()
+		f.await(what, func() bool {
+			pods, _ := f.Pending(0)
+			got := map[string]diagnosis.Diagnosis{}
+			for i, d := range f.Diagnose(pods) {
+				got[pods[i].Name] = d
+			}
+			return cmp.Equal(got, want)
+		})
+	}
+	change := func(what string, edit func(*corev1.Node)) {
+		t.Helper()
+		node = node.DeepCopy()
+		edit(node)
+		if _, err := f.client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		await(what)
+	}
+	await("the first diagnosis")
+
+	want["choosy"] = diagnosis.Diagnosis{Reason: diagnosis.Fits, Message: "n1 has room for it now, 60 MiB on one card: the scheduler is about to try, or needs something else than GPU memory"}
+	change("a label", func(node *corev1.Node) { node.Labels = map[string]string{"disk": "ssd"} })
+
+	cordoned := noNode("the node is cordoned")
+	want["plain"], want["choosy"], want["nominated"] = cordoned, cordoned, cordoned
+	change("the node to be cordoned", func(node *corev1.Node) { node.Spec.Unschedulable = true })
+
+	deleted := diagnosis.Diagnosis{Reason: diagnosis.NoNode, Message: "no node shares GPU memory"}
+	want["plain"], want["choosy"], want["nominated"] = deleted, deleted, deleted
+	if err := f.client.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	await("the node to be deleted")
+	if got := f.Diagnose(nil); got != nil {
+		t.Errorf("no pods: %v", got)
+	}
+}
