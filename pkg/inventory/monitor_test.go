@@ -116,7 +116,7 @@ func (m *monitored) round() {
 		select {
 		case <-m.clock.read:
 		case <-time.After(time.Minute):
-			m.t.Fatal("the monitor makes no progress")
+			m.t.Fatal("the monitor makes no step")
 		}
 	}
 	select {

@@ -85,7 +85,7 @@ func TestPod(t *testing.T) {
 	object.UID, object.Namespace, object.Name = "uid-1", "default", "binpack-1"
 	want := gpu.Pod{UID: "uid-1", Namespace: "default", Name: "binpack-1", Request: 1024}
 	expect(t, "without priority", want, Pod(object))
-	object.Spec.Priority, object.DeletionTimestamp = ptr.To[int32](7), ptr.To(metav1.Now())
+	object.Spec.Priority, object.DeletionTimestamp = ptr.To[int32](7), new(metav1.Now())
 	want.Priority, want.Leaving = 7, true
 	expect(t, "with priority, terminating", want, Pod(object))
 }
@@ -95,7 +95,7 @@ func TestTerminal(t *testing.T) {
 	for phase, want := range map[corev1.PodPhase]bool{
 		corev1.PodPending: false, corev1.PodRunning: false, corev1.PodSucceeded: true, corev1.PodFailed: true, corev1.PodUnknown: false,
 	} {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: ptr.To(metav1.Now())}, Status: corev1.PodStatus{Phase: phase}}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: new(metav1.Now())}, Status: corev1.PodStatus{Phase: phase}}
 		expect(t, string(phase), want, Terminal(pod))
 	}
 }
