@@ -28,12 +28,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // TestThePage uses the page as a person would, on the real extender beside a real control plane.
 func TestThePage(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
+	bed := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB"})
 	sick := controlplane.EqualCards(2, 16)
 	sick[1].Unhealthy = "Xid 79"
 	must(t, bed.CreateNodes(t.Context(),
@@ -203,7 +203,7 @@ func TestThePage(t *testing.T) {
 // TestTheyAgree compares the page, what it is told, the extender's inspect, and the tables and the JSON of kubectl with what the
 // pods' own objects say, while pods come and go.
 func TestTheyAgree(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
+	bed := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB"})
 	tab := Start(t, 1280, 1800) // Tall enough for all rows.
 	var nodes []controlplane.Node
 	for i := range 5 {
@@ -272,7 +272,7 @@ func TestWhatThreeViewersCost(t *testing.T) {
 	if os.Getenv("GPUSHARE_TEST_LONG") != "" {
 		size, seconds = 1000, 30
 	}
-	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
+	bed := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB"})
 	var nodes []controlplane.Node
 	for i := range size {
 		nodes = append(nodes, controlplane.Node{Name: fmt.Sprintf("n%04d", i), Unit: gpu.GiB, Cards: controlplane.EqualCards(8, 80)})
@@ -438,14 +438,14 @@ func (n nodesJSON) causes() string {
 const pendingSeries = "gpushare_extender_pending_pods{cause="
 
 // scrape returns the lines of the pending pods' metric that aren't zero.
-func scrape(t *testing.T, bed *testbed.Bed) string {
+func scrape(t *testing.T, bed *framework.Cluster) string {
 	t.Helper()
 	lines := strings.Split(series(t, bed, pendingSeries), "\n")
 	return strings.Join(slices.DeleteFunc(lines, func(line string) bool { return strings.HasSuffix(line, " 0") }), "\n")
 }
 
 // series returns the lines of the extender's metrics that begin so, in order.
-func series(t *testing.T, bed *testbed.Bed, prefix string) string {
+func series(t *testing.T, bed *framework.Cluster, prefix string) string {
 	t.Helper()
 	response, err := http.Get(bed.ExtenderURL + "/metrics")
 	must(t, err)
@@ -491,14 +491,14 @@ func asShown(tab *Tab) string {
 	})()`)
 }
 
-func kubectl(t *testing.T, bed *testbed.Bed, args ...string) []byte {
+func kubectl(t *testing.T, bed *framework.Cluster, args ...string) []byte {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), bed.Binary("kubectl-inspect-gpushare"), append(args, "--kubeconfig", bed.KubeconfigPath)...).Output()
 	must(t, err)
 	return out
 }
 
-func askKubectl(t *testing.T, bed *testbed.Bed) (out reportJSON) {
+func askKubectl(t *testing.T, bed *framework.Cluster) (out reportJSON) {
 	t.Helper()
 	must(t, json.Unmarshal(kubectl(t, bed, "-o", "json"), &out))
 	return out
@@ -543,7 +543,7 @@ func (r reportJSON) why() string { return nodesJSON{Pending: r.PendingPods}.why(
 
 // asTable puts the table of nodes, the pods on each card and the table of pending pods together, cut into columns as
 // scripts do it.
-func asTable(t *testing.T, bed *testbed.Bed) string {
+func asTable(t *testing.T, bed *framework.Cluster) string {
 	t.Helper()
 	pods := map[string]string{} // By node and card.
 	node := ""
@@ -583,7 +583,7 @@ func asTable(t *testing.T, bed *testbed.Bed) string {
 }
 
 // asAPIServer adds up what the pods' own objects say. The nodes are those of TestTheyAgree.
-func asAPIServer(t *testing.T, bed *testbed.Bed) string {
+func asAPIServer(t *testing.T, bed *framework.Cluster) string {
 	t.Helper()
 	pods, err := bed.Client.CoreV1().Pods(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
 	must(t, err)
@@ -625,7 +625,7 @@ func podOf(name string, memory int64) *corev1.Pod {
 	}
 }
 
-func createPod(t *testing.T, bed *testbed.Bed, name string, memory int64) *corev1.Pod {
+func createPod(t *testing.T, bed *framework.Cluster, name string, memory int64) *corev1.Pod {
 	t.Helper()
 	pod, err := bed.Client.CoreV1().Pods(metav1.NamespaceDefault).Create(t.Context(), podOf(name, memory), metav1.CreateOptions{})
 	must(t, err)
@@ -633,12 +633,12 @@ func createPod(t *testing.T, bed *testbed.Bed, name string, memory int64) *corev
 }
 
 // deletePod deletes at once, as no kubelet runs here that could end the pod.
-func deletePod(t *testing.T, bed *testbed.Bed, name string) {
+func deletePod(t *testing.T, bed *framework.Cluster, name string) {
 	t.Helper()
 	must(t, bed.Client.CoreV1().Pods(metav1.NamespaceDefault).Delete(t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 }
 
-func awaitBound(t *testing.T, bed *testbed.Bed, name string) time.Time {
+func awaitBound(t *testing.T, bed *framework.Cluster, name string) time.Time {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
 		pod, err := bed.Client.CoreV1().Pods(metav1.NamespaceDefault).Get(t.Context(), name, metav1.GetOptions{})

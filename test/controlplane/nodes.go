@@ -85,16 +85,25 @@ func (n Node) Object() (*corev1.Node, error) {
 
 // CreateNodes creates nodes, several at a time, and returns when pods can be bound to all of them.
 func (c *ControlPlane) CreateNodes(ctx context.Context, nodes ...Node) error {
+	var objects []*corev1.Node
+	for _, n := range nodes {
+		object, err := n.Object()
+		if err != nil {
+			return fmt.Errorf("node %s: %w", n.Name, err)
+		}
+		objects = append(objects, object)
+	}
+	return c.CreateNodeObjects(ctx, objects...)
+}
+
+// CreateNodeObjects creates nodes, several at a time, and returns when pods can be bound to all of them.
+func (c *ControlPlane) CreateNodeObjects(ctx context.Context, nodes ...*corev1.Node) error {
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.SetLimit(16)
-	for _, n := range nodes {
+	for _, node := range nodes {
 		group.Go(func() error {
-			node, err := n.Object()
-			if err == nil {
-				_, err = c.Client.CoreV1().Nodes().Create(groupCtx, node, metav1.CreateOptions{})
-			}
-			if err != nil {
-				return fmt.Errorf("creating node %s: %w", n.Name, err)
+			if _, err := c.Client.CoreV1().Nodes().Create(groupCtx, node, metav1.CreateOptions{}); err != nil {
+				return fmt.Errorf("creating node %s: %w", node.Name, err)
 			}
 			return nil
 		})
@@ -109,7 +118,7 @@ func (c *ControlPlane) CreateNodes(ctx context.Context, nodes ...Node) error {
 }
 
 // waitUntainted waits until the controller manager has removed the not-ready taint from the nodes.
-func (c *ControlPlane) waitUntainted(ctx context.Context, nodes []Node) error {
+func (c *ControlPlane) waitUntainted(ctx context.Context, nodes []*corev1.Node) error {
 	waiting := map[string]bool{}
 	for _, n := range nodes {
 		waiting[n.Name] = true

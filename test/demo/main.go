@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // patience is the timeout of every wait.
@@ -48,7 +48,7 @@ func play(ctx context.Context, keep bool) (err error) {
 	}()
 
 	say("Starting etcd, kube-apiserver, kube-scheduler and the gpushare extender ...")
-	bed, err := testbed.Start(ctx, testbed.Options{
+	bed, err := framework.Start(ctx, framework.Options{
 		Dir: dir, ControlPlane: controlplane.Options{ControllerManager: true},
 	})
 	if err != nil {

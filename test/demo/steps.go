@@ -13,7 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // card is the memory of the cards in MiB, as in the figures of the gpushare design.
@@ -21,9 +21,9 @@ const card = 16276
 
 // demo holds the state that the steps share.
 type demo struct {
-	bed  *testbed.Bed
+	bed  *framework.Cluster
 	dir  string
-	node map[string]*testbed.Node
+	node map[string]*framework.Node
 }
 
 // nodes adds three nodes.
@@ -192,12 +192,12 @@ func (d *demo) table(ctx context.Context) error {
 func (d *demo) join(ctx context.Context, name string, cards ...uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	node, err := d.bed.AddNode(ctx, testbed.NodeSpec{Name: name, Cards: cards})
+	node, err := d.bed.AddNode(ctx, framework.NodeSpec{Name: name, Cards: cards})
 	if err != nil {
 		return err
 	}
 	if d.node == nil {
-		d.node = map[string]*testbed.Node{}
+		d.node = map[string]*framework.Node{}
 	}
 	d.node[name] = node
 	return nil

@@ -15,12 +15,12 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // kubectl inspect gpushare says what the API server has, as JSON and as a table, also while pods come and go.
 func TestInspectAgreesWithTheAPIServer(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{})
+	bed := framework.StartForTest(t, framework.Options{})
 	play(t, bed, "under churn", func(s *scene) {
 		for n := range 4 {
 			s.addNodes(controlplane.Node{Name: fmt.Sprintf("n%d", n), Cards: mebibytes(cardMiB, cardMiB)})

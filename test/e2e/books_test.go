@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // books are what each card of each node has and holds.
@@ -47,7 +47,7 @@ func (s *scene) checkBooks() {
 	checkBooks(s, s.bed)
 }
 
-func checkBooks(t testing.TB, bed *testbed.Bed) {
+func checkBooks(t testing.TB, bed *framework.Cluster) {
 	t.Helper()
 	eventually(t, "the extender's ledger equals what the API server's pods and nodes add up to", func(ctx context.Context) error {
 		want, err := actual(ctx, bed)
@@ -70,7 +70,7 @@ func checkBooks(t testing.TB, bed *testbed.Bed) {
 
 // actual adds up what the API server's pods hold of its nodes' cards. It shares no arithmetic with the programs under
 // test.
-func actual(ctx context.Context, bed *testbed.Bed) (books, error) {
+func actual(ctx context.Context, bed *framework.Cluster) (books, error) {
 	nodes, err := bed.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
@@ -179,8 +179,8 @@ type inspection struct {
 }
 
 // inspected reads the extender's ledger.
-func inspected(ctx context.Context, bed *testbed.Bed) (books, error) {
-	body, err := testbed.Fetch(ctx, bed.ExtenderURL+"/gpushare-scheduler/inspect")
+func inspected(ctx context.Context, bed *framework.Cluster) (books, error) {
+	body, err := framework.Fetch(ctx, bed.ExtenderURL+"/gpushare-scheduler/inspect")
 	if err != nil {
 		return nil, err
 	}

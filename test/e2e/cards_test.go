@@ -12,14 +12,14 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/fakenvml"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // A card falls off the bus while the plugin is away, and NVML renumbers its cards. It stays in the inventory until the plugin has left
 // the node and what it kept there was removed.
 func TestCardsAcrossRestarts(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
-	node := addMachine(t, bed, testbed.NodeSpec{
+	bed := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB"})
+	node := addMachine(t, bed, framework.NodeSpec{
 		Name: "node", Cards: []uint64{16384, 16384, 16384}, PluginArgs: []string{"--visible-devices=index", "--health-quiet-period=1s"},
 	})
 	cards := func(ctx context.Context) (protocol.Inventory, error) {

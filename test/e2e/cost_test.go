@@ -14,8 +14,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/simkubelet"
-	"github.com/gpushare/gpushare/test/testbed"
 )
 
 // pluginMemoryKB is what a device plugin may keep resident, as the kernel counts it: its own memory and what is mapped
@@ -25,8 +25,8 @@ const pluginMemoryKB = 40_000
 // A node of eight cards in GiB: what its device plugin costs, idle and with a hundred pods, and how long they wait for it.
 // `go test -v -run TestDevicePluginCost ./test/e2e` tells the figures.
 func TestDevicePluginCost(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
-	node := addMachine(t, bed, testbed.NodeSpec{Name: "node", Cards: slices.Repeat([]uint64{81920}, 8)})
+	bed := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB"})
+	node := addMachine(t, bed, framework.NodeSpec{Name: "node", Cards: slices.Repeat([]uint64{81920}, 8)})
 	playOn(t, bed, node, "eight cards", func(s *scene) {
 		s.staysBelow(node, "idle")
 		s.createAll(60, func(i int) (string, int64) { return fmt.Sprintf("first-%02d", i), int64(1 + i%7) }, on(node.Name))

@@ -18,7 +18,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/cluster"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // stopWithin is how long a program may take to end after SIGTERM: part of what is promised.
@@ -26,7 +26,7 @@ const stopWithin = 2 * time.Second
 
 // What becomes of the books when connections are cut, answers lost, and programs killed.
 func TestFaults(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{ThroughProxy: true})
+	bed := framework.StartForTest(t, framework.Options{ThroughProxy: true})
 
 	for title, fault := range map[string]struct {
 		fault controlplane.Fault

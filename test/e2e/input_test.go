@@ -18,12 +18,12 @@ import (
 
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/fakenvml"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // What the extender's process answers to what kube-scheduler never sends. Each time the ledger stays as it was.
 func TestBadInput(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{})
+	bed := framework.StartForTest(t, framework.Options{})
 	s := newScene(t, bed)
 	n1 := s.at("n1")
 	s.addNodes(controlplane.Node{Name: "n1", Cards: mebibytes(cardMiB, cardMiB)})
@@ -279,7 +279,7 @@ users: [{name: u, user: {token: t}}]
 // Many connections at once, of which some say nothing, some send slowly, and some send as much as they can: pods are bound
 // all the same, and the process stays the one that it was.
 func TestFlood(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{})
+	bed := framework.StartForTest(t, framework.Options{})
 	s := newScene(t, bed)
 	s.addNodes(controlplane.Node{Name: "n1", Cards: mebibytes(cardMiB, cardMiB)})
 	before := bed.Extender.Pid()

@@ -12,13 +12,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // 400 pods of random sizes on 100 nodes of 8 cards, through the scheduler as it is shipped.
 func TestLoad(t *testing.T) {
 	const nodes, cards, pods = 100, 8, 400
-	bed := testbed.StartForTest(t, testbed.Options{})
+	bed := framework.StartForTest(t, framework.Options{})
 	s := newScene(t, bed)
 	machines := make([]controlplane.Node, nodes)
 	for i := range machines {

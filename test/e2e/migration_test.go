@@ -8,15 +8,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/simkubelet"
-	"github.com/gpushare/gpushare/test/testbed"
 )
 
 // A cluster with Alibaba's gpushare becomes one with this, one half after the other, in either order, while its pods run.
 func TestComingFromTheExistingOne(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{})
+	bed := framework.StartForTest(t, framework.Options{})
 	machineOf := func(name string) machine {
-		return addMachine(t, bed, testbed.NodeSpec{Name: name, WithoutPlugin: true, Kubelet: simkubelet.Options{OmitResourceHealth: true}})
+		return addMachine(t, bed, framework.NodeSpec{Name: name, WithoutPlugin: true, Kubelet: simkubelet.Options{OmitResourceHealth: true}})
 	}
 	// Only the predecessor binds the pod: the extender that kube-scheduler asks is away.
 	running := func(s *scene, p *predecessor, name string, memory int64, card int) *corev1.Pod {

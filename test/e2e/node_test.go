@@ -15,16 +15,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/simkubelet"
-	"github.com/gpushare/gpushare/test/testbed"
 )
 
 // From the API server's pod to the container's environment: nodes with the real device plugin.
 func TestNode(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{})
-	node := addMachine(t, bed, testbed.NodeSpec{Name: "node", Kubelet: simkubelet.Options{OmitResourceHealth: true}})
+	bed := framework.StartForTest(t, framework.Options{})
+	node := addMachine(t, bed, framework.NodeSpec{Name: "node", Kubelet: simkubelet.Options{OmitResourceHealth: true}})
 	// As where the kubelet can't be asked which pod it is admitting.
-	old := addMachine(t, bed, testbed.NodeSpec{Name: "old", PluginArgs: []string{"--pod-resources-socket="}})
+	old := addMachine(t, bed, framework.NodeSpec{Name: "old", PluginArgs: []string{"--pod-resources-socket="}})
 
 	playOn(t, bed, node, "pods of one size each get the card that their annotations name", func(s *scene) {
 		assumed := map[string]*corev1.Pod{}
@@ -67,7 +67,7 @@ func TestNode(t *testing.T) {
 	})
 
 	// As kubelets 1.34 and 1.35.
-	shows := addMachine(t, bed, testbed.NodeSpec{Name: "shows", Kubelet: simkubelet.Options{OmitResourceHealth: true, ShowRejected: true}})
+	shows := addMachine(t, bed, framework.NodeSpec{Name: "shows", Kubelet: simkubelet.Options{OmitResourceHealth: true, ShowRejected: true}})
 	playOn(t, bed, shows, "where the kubelet shows pods that it has rejected: none of them is taken for the next", func(s *scene) {
 		var next *corev1.Pod
 		s.inOneBatch(shows, func() {
@@ -288,12 +288,12 @@ func (s *scene) lost(node machine, name string) bool {
 
 // machine is a node with a record of what its kubelet called.
 type machine struct {
-	*testbed.Node
+	*framework.Node
 	calls *trace
 }
 
 // addMachine starts a node, of two cards if the spec has none.
-func addMachine(t *testing.T, bed *testbed.Bed, spec testbed.NodeSpec) machine {
+func addMachine(t *testing.T, bed *framework.Cluster, spec framework.NodeSpec) machine {
 	t.Helper()
 	calls := &trace{}
 	spec.KubeletThroughProxy, spec.Kubelet.Trace = true, calls.add
@@ -306,7 +306,7 @@ func addMachine(t *testing.T, bed *testbed.Bed, spec testbed.NodeSpec) machine {
 }
 
 // playOn plays a scene with pods on a real node, and checks at its end what the node's containers hold.
-func playOn(t *testing.T, bed *testbed.Bed, node machine, title string, act func(s *scene)) {
+func playOn(t *testing.T, bed *framework.Cluster, node machine, title string, act func(s *scene)) {
 	t.Helper()
 	play(t, bed, title, func(s *scene) {
 		s.alive = true

@@ -13,7 +13,7 @@ import (
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // sampledScheduler is a profile of kube-scheduler that looks for feasible nodes only until it has found 100.
@@ -39,7 +39,7 @@ func TestBesideOtherConfiguration(t *testing.T) {
 		_ = json.NewEncoder(w).Encode(answer)
 	}))
 	defer other.Close()
-	bed := testbed.StartForTest(t, testbed.Options{ControlPlane: controlplane.Options{Scheduler: controlplane.SchedulerOptions{
+	bed := framework.StartForTest(t, framework.Options{ControlPlane: controlplane.Options{Scheduler: controlplane.SchedulerOptions{
 		Edits: []controlplane.ConfigEdit{func(config map[string]any) error {
 			config["extenders"] = append(config["extenders"].([]any), map[string]any{
 				"urlPrefix": other.URL, "filterVerb": "filter", "nodeCacheCapable": true,

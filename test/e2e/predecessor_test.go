@@ -21,7 +21,7 @@ import (
 	devicesv1 "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // predecessor speaks as Alibaba's gpushare does on the wire, both halves: what its users' nodes and pods look like on the
@@ -56,8 +56,8 @@ func (p *predecessor) assume(name string, card int) *corev1.Pod {
 // oldPlugin is the existing device plugin's side of the kubelet's socket.
 type oldPlugin struct {
 	devicesv1.UnimplementedDevicePluginServer
-	bed  *testbed.Bed
-	node *testbed.Node
+	bed  *framework.Cluster
+	node *framework.Node
 	// each is the memory of every card: it takes all of them for as large as the first.
 	each int64
 

@@ -17,12 +17,12 @@ import (
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // Several extenders of which one answers: hand-overs lose no pod and give no card away twice.
 func TestReplicas(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{
+	bed := framework.StartForTest(t, framework.Options{
 		Replicas: 3, ThroughProxy: true,
 		// A leader that dies is missed for the rest of its Lease, and for as long as a write of its may appear.
 		ExtenderArgs: []string{
@@ -41,7 +41,7 @@ func TestReplicas(t *testing.T) {
 	play(t, bed, "every replica is ready, one is published, and only that one answers", func(s *scene) {
 		leader := s.awaitLeader(-1)
 		for i, url := range bed.ReplicaURLs {
-			if _, err := testbed.Fetch(s.Context(), url+"/readyz"); err != nil {
+			if _, err := framework.Fetch(s.Context(), url+"/readyz"); err != nil {
 				s.Errorf("replica %d: %v", i, err)
 			}
 			switch refusal := s.refusal(url); {
@@ -117,13 +117,13 @@ func TestReplicas(t *testing.T) {
 // What a leader that freezes in the instant between its last look at the clock and its write can still do: the write
 // arrives when another leader has given the card away. The node doesn't give out what the card hasn't.
 func TestABindingOfALeaderLongGone(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{
+	bed := framework.StartForTest(t, framework.Options{
 		Replicas: 2, ThroughProxy: true,
 		ExtenderArgs: []string{
 			"--bind-timeout=1s", "--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s", "--leader-elect-retry-period=200ms",
 		},
 	})
-	node := addMachine(t, bed, testbed.NodeSpec{Name: "node", Cards: []uint64{cardMiB, cardMiB}})
+	node := addMachine(t, bed, framework.NodeSpec{Name: "node", Cards: []uint64{cardMiB, cardMiB}})
 	playOn(t, bed, node, "is caught at the node", func(s *scene) {
 		leader := s.awaitLeader(-1)
 		// With this the three have just what the node has: its kubelet, which sees the sum alone, has nothing against them.

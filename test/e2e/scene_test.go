@@ -23,7 +23,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // cardMiB is the card of the seeds' figures.
@@ -40,7 +40,7 @@ const sceneLabel = "e2e/scene"
 // scene is one test's corner of a bed: its namespace and its nodes. Both are swept when the test ends.
 type scene struct {
 	*testing.T
-	bed *testbed.Bed
+	bed *framework.Cluster
 	// name is the namespace and the value of sceneLabel.
 	name  string
 	nodes []string
@@ -49,7 +49,7 @@ type scene struct {
 }
 
 // play runs a test in a scene of its own, and checks the books at its end.
-func play(t *testing.T, bed *testbed.Bed, title string, act func(s *scene)) {
+func play(t *testing.T, bed *framework.Cluster, title string, act func(s *scene)) {
 	t.Helper()
 	t.Run(title, func(t *testing.T) {
 		s := newScene(t, bed)
@@ -58,7 +58,7 @@ func play(t *testing.T, bed *testbed.Bed, title string, act func(s *scene)) {
 	})
 }
 
-func newScene(t *testing.T, bed *testbed.Bed) *scene {
+func newScene(t *testing.T, bed *framework.Cluster) *scene {
 	t.Helper()
 	namespace, err := bed.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "scene-"},
@@ -391,7 +391,7 @@ func (s *scene) sits(pod *corev1.Pod, node string, card int) {
 // eventually waits until the condition returns nil.
 func eventually(t testing.TB, what string, condition func(context.Context) error) {
 	t.Helper()
-	testbed.Eventually(t, 20*time.Millisecond, patience, what, condition)
+	framework.Eventually(t, what, condition)
 }
 
 func must(t testing.TB, err error) {

@@ -16,12 +16,12 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // What kube-scheduler and the extender do together, on nodes that nothing needs to run on.
 func TestScheduling(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{})
+	bed := framework.StartForTest(t, framework.Options{})
 
 	play(t, bed, "filter: of three nodes the one with 8138 on a single card is taken", func(s *scene) {
 		s.addNodes(
@@ -314,7 +314,7 @@ func (s *scene) wantFree(node string, want ...int64) {
 // metric returns a counter that the extender exposes, by its name and labels. One that hasn't counted yet is 0.
 func (s *scene) metric(name string) float64 {
 	s.Helper()
-	body, err := testbed.Fetch(s.Context(), s.bed.ExtenderURL+"/metrics")
+	body, err := framework.Fetch(s.Context(), s.bed.ExtenderURL+"/metrics")
 	must(s, err)
 	for line := range strings.Lines(string(body)) {
 		if rest, ok := strings.CutPrefix(line, name+" "); ok {

@@ -16,14 +16,14 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // TestChurn runs gangs of many sizes and single pods on a cluster that is kept nearly full: gangs end and others start.
 // Except during its binds, each gang is whole or has no bound member. No card is ever over-allocated, and all pods run
 // in the end.
 func TestChurn(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
+	bed := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB"})
 	gangs, largest := shortOrLong(14, 50), shortOrLong(16, 64)
 	cards := shortOrLong(48, 160)
 	f := newFixture(t, bed, cardsOf(cards)...)
@@ -218,14 +218,14 @@ func (l lazyError) Error() string { return l() }
 // TestWholeCards: members that ask for nvidia.com/gpu are also counted and held, and kube-scheduler chooses their
 // nodes.
 func TestWholeCards(t *testing.T) {
-	o := testbed.Options{MemoryUnit: "GiB", ExtenderArgs: []string{"--gang-hold=5s"}}
+	o := framework.Options{MemoryUnit: "GiB", ExtenderArgs: []string{"--gang-hold=5s"}}
 	o.ControlPlane.Scheduler.Edits = append(o.ControlPlane.Scheduler.Edits, func(config map[string]any) error {
 		extender := config["extenders"].([]any)[0].(map[string]any)
 		extender["managedResources"] = append(extender["managedResources"].([]any),
 			map[string]any{"name": string(protocol.ResourceWholeCard), "ignoredByScheduler": false})
 		return nil
 	})
-	bed := testbed.StartForTest(t, o)
+	bed := framework.StartForTest(t, o)
 	f := newFixture(t, bed)
 	f.addWholeCards(4, 4)
 	// Two gangs of five on eight cards, created alternately pod by pod: one gets five cards, the other none.

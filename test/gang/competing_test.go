@@ -10,13 +10,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // TestCompetingGangs: two gangs that fit one at a time are created alternately pod by pod. One of them runs completely,
 // then the other one.
 func TestCompetingGangs(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
+	bed := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB"})
 	f := newFixture(t, bed, 4, 4, 4, 4)
 	const size = 10 // Of 16 cards.
 	var took []time.Duration

@@ -13,14 +13,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // TestControllers: controllers that create more pods than the gang needs, or one after another.
 func TestControllers(t *testing.T) {
-	o := testbed.Options{MemoryUnit: "GiB", ExtenderArgs: shortTimeouts}
+	o := framework.Options{MemoryUnit: "GiB", ExtenderArgs: shortTimeouts}
 	o.ControlPlane.ControllerManager = true
-	bed := testbed.StartForTest(t, o)
+	bed := framework.StartForTest(t, o)
 	f := newFixture(t, bed, 3)
 	template := func(gang string, size int) corev1.PodTemplateSpec {
 		pod := f.pod("", card, inGang(gang, size))
@@ -69,7 +69,7 @@ func TestControllers(t *testing.T) {
 // TestPolicyKeep: one member can't be bound. With --gang-failure-policy=keep the bound members stay, and that one
 // follows once it can be bound.
 func TestPolicyKeep(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{
+	bed := framework.StartForTest(t, framework.Options{
 		MemoryUnit: "GiB", ThroughProxy: true, ExtenderArgs: append([]string{"--gang-failure-policy=keep"}, shortTimeouts...),
 	})
 	f := newFixture(t, bed, 4, 4)

@@ -16,7 +16,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // shortTimeouts are extender flags that shorten the tests from minutes to seconds.
@@ -25,7 +25,7 @@ var shortTimeouts = []string{"--bind-timeout=1s", "--gang-hold=3s", "--gang-pati
 // TestFaults injects faults at random moments while a gang is gathered and bound, with slow binds. Afterwards the gang
 // is whole or has no bound member, and nothing remains reserved.
 func TestFaults(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB", ThroughProxy: true, ExtenderArgs: shortTimeouts})
+	bed := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB", ThroughProxy: true, ExtenderArgs: shortTimeouts})
 	const size = 6
 	rounds := shortOrLong(2, 20)
 
@@ -130,7 +130,7 @@ func TestFaults(t *testing.T) {
 // TestLeaders: the leader is killed, terminated or frozen at a random moment while a gang is gathered and bound, and
 // the other replica continues.
 func TestLeaders(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB", Replicas: 2, ExtenderArgs: append([]string{
+	bed := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB", Replicas: 2, ExtenderArgs: append([]string{
 		"--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s", "--leader-elect-retry-period=200ms",
 		// kube-scheduler's timeout can pass twice: for a bind and for a filter that the frozen leader doesn't answer.
 	}, append(shortTimeouts, "--gang-patience=45s")...)})
@@ -196,7 +196,7 @@ func (f *fixture) awaitWhole(size int, gang string) {
 func (f *fixture) awaitNoReservations() {
 	f.Helper()
 	f.eventually("no memory is reserved", func(ctx context.Context) error {
-		body, err := testbed.Fetch(ctx, f.bed.ExtenderURL+"/metrics")
+		body, err := framework.Fetch(ctx, f.bed.ExtenderURL+"/metrics")
 		if err != nil {
 			return err
 		}
@@ -210,7 +210,7 @@ func (f *fixture) awaitNoReservations() {
 // metric returns the value of the extender's metric with this name and labels, 0 if there is none.
 func (f *fixture) metric(name string) (value float64) {
 	f.Helper()
-	body, err := testbed.Fetch(f.Context(), f.bed.ExtenderURL+"/metrics")
+	body, err := framework.Fetch(f.Context(), f.bed.ExtenderURL+"/metrics")
 	must(f, err)
 	for line := range strings.Lines(string(body)) {
 		if figure, ok := strings.CutPrefix(line, name+" "); ok {

@@ -21,7 +21,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // timeout bounds every wait. It is long enough for a slow machine.
@@ -47,14 +47,14 @@ func shortOrLong(short, longer int) int {
 // fixture is the namespace and the nodes of one test. They are removed when the test ends.
 type fixture struct {
 	testing.TB
-	bed       *testbed.Bed
+	bed       *framework.Cluster
 	namespace string
 	// wholeCardNodes counts the nodes that offer whole cards.
 	wholeCardNodes int
 }
 
 // newFixture creates a namespace, and a node for each number of cards.
-func newFixture(t testing.TB, bed *testbed.Bed, cards ...int) *fixture {
+func newFixture(t testing.TB, bed *framework.Cluster, cards ...int) *fixture {
 	t.Helper()
 	namespace, err := bed.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "gang-"},

@@ -7,12 +7,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // TestAllOrNothing is the case that gangs are made for: a hundred pods of a card each, and ninety-nine free cards.
 func TestAllOrNothing(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
+	bed := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB"})
 	f := newFixture(t, bed, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 4)
 
 	f.create("single", card)
@@ -42,7 +42,7 @@ func TestAllOrNothing(t *testing.T) {
 
 // TestMembers covers replaced, surplus and invalid members.
 func TestMembers(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
+	bed := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB"})
 	f := newFixture(t, bed, 2, 2)
 
 	// A deleted member is replaced although only one card is free.

@@ -17,7 +17,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // podWatch follows the pods of the namespace by a watch. It sees every state that the API server has, so that even a
@@ -134,7 +134,7 @@ type shares struct{ bound, allocated, requested float64 }
 
 // shares returns the present shares.
 func (w *podWatch) shares(f *fixture, total gpu.Memory) (shares, error) {
-	body, err := testbed.Fetch(f.Context(), f.bed.ExtenderURL+"/gpushare-scheduler/inspect")
+	body, err := framework.Fetch(f.Context(), f.bed.ExtenderURL+"/gpushare-scheduler/inspect")
 	if err != nil {
 		return shares{}, err
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // cpu sets the CPU request. A node has 64 CPUs.
@@ -39,7 +39,7 @@ func onSeparateNodes(gang string) edit {
 // no eligible node. No member is bound then and nothing remains reserved. With room for both members the gang becomes
 // whole.
 func TestPreempted(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
+	bed := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB"})
 	_, err := bed.Client.SchedulingV1().PriorityClasses().Create(t.Context(), &schedulingv1.PriorityClass{
 		ObjectMeta: metav1.ObjectMeta{Name: "important"}, Value: 1000,
 	}, metav1.CreateOptions{})

@@ -13,15 +13,15 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // TestSample runs the Job of the documentation: its four workers wait for a fourth card and are bound together, and a
 // failed one is replaced without the others.
 func TestSample(t *testing.T) {
-	o := testbed.Options{MemoryUnit: "GiB"}
+	o := framework.Options{MemoryUnit: "GiB"}
 	o.ControlPlane.ControllerManager = true
-	bed := testbed.StartForTest(t, o)
+	bed := framework.StartForTest(t, o)
 	root, err := controlplane.RepositoryRoot()
 	must(t, err)
 	f := &fixture{TB: t, bed: bed, namespace: metav1.NamespaceDefault}

@@ -12,14 +12,14 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // TestStarvation: single pods of half a card, each of which runs for some seconds, keep eight cards full. Without a
 // starvation reservation, a gang that needs six whole cards waits forever.
 func TestStarvation(t *testing.T) {
 	const starvationAfter = 5 * time.Second
-	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB", ExtenderArgs: []string{"--gang-claim-after=0"}})
+	bed := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB", ExtenderArgs: []string{"--gang-claim-after=0"}})
 	f := newFixture(t, bed, 2, 2, 2, 2)
 	crowd := f.runSinglePods(16, 4*time.Second)
 	f.eventually("the cards are full", func(ctx context.Context) error {

@@ -11,12 +11,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // TestFragmentation plays what kube-scheduler never asks about: the node's sum has room, and no card has.
 func TestFragmentation(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB", ExtenderArgs: []string{"--evict-fragmented"}})
+	bed := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB", ExtenderArgs: []string{"--evict-fragmented"}})
 	root, err := controlplane.RepositoryRoot()
 	must(t, err)
 	must(t, bed.Apply(t.Context(), filepath.Join(root, "deploy", "eviction")))

@@ -4,13 +4,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // TestPreemption plays each case in a namespace and on a node of its own. Where pods have run since is set such that
 // kube-scheduler by itself would evict pods on two cards.
 func TestPreemption(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
+	bed := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB"})
 	createPriorities(t, bed, 1, 2, 3, 9)
 
 	play(t, bed, "exactly one card's pods go", 3, func(s *stage) {

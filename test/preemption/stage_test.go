@@ -21,7 +21,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // patience bounds every wait. It is no promise: what should come and hasn't by then isn't coming.
@@ -33,14 +33,14 @@ const stageLabel = "preemption/stage"
 // stage is one test's namespace, and its node of the same name.
 type stage struct {
 	*testing.T
-	bed  *testbed.Bed
+	bed  *framework.Cluster
 	name string
 	// kubelet says that pods that are deleted end at once.
 	kubelet bool
 }
 
 // play runs a test on a node with so many cards of 16.
-func play(t *testing.T, bed *testbed.Bed, title string, cards int, act func(s *stage)) {
+func play(t *testing.T, bed *framework.Cluster, title string, cards int, act func(s *stage)) {
 	t.Helper()
 	t.Run(title, func(t *testing.T) {
 		namespace, err := bed.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
@@ -64,7 +64,7 @@ func play(t *testing.T, bed *testbed.Bed, title string, cards int, act func(s *s
 }
 
 // createPriorities makes the priority classes that pods name: "p5" has the value 5.
-func createPriorities(t *testing.T, bed *testbed.Bed, values ...int32) {
+func createPriorities(t *testing.T, bed *framework.Cluster, values ...int32) {
 	t.Helper()
 	for _, value := range values {
 		_, err := bed.Client.SchedulingV1().PriorityClasses().Create(t.Context(), &schedulingv1.PriorityClass{

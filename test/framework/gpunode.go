@@ -1,4 +1,4 @@
-package testbed
+package framework
 
 import (
 	"context"
@@ -55,16 +55,16 @@ type Node struct {
 }
 
 // AddNode starts a GPU node and returns when pods can be scheduled to its cards.
-func (b *Bed) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
+func (c *Cluster) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
 	// The index, unlike the node's name, keeps the paths of the sockets short.
-	dir := filepath.Join(b.options.Dir, "n"+strconv.Itoa(len(b.nodes)))
+	dir := filepath.Join(c.options.Dir, "n"+strconv.Itoa(len(c.nodes)))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
 	node := &Node{Name: spec.Name, Machine: fakenvml.NewMachine(dir), done: make(chan error, 1)}
 	for i, memory := range spec.Cards {
 		node.Cards = append(node.Cards, fakenvml.Card{
-			UUID:  fmt.Sprintf("GPU-%08x-%04x-4000-8000-%012x", len(b.nodes), i, len(b.nodes)*1000+i),
+			UUID:  fmt.Sprintf("GPU-%08x-%04x-4000-8000-%012x", len(c.nodes), i, len(c.nodes)*1000+i),
 			Model: "Tesla V100-SXM2-16GB", MiB: memory, NUMANode: i % 2,
 		})
 	}
@@ -73,12 +73,12 @@ func (b *Bed) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
 	}
 
 	o := spec.Kubelet
-	o.NodeName, o.Client, o.Root, o.LiftNotReadyTaint = spec.Name, b.Client, dir, true
+	o.NodeName, o.Client, o.Root, o.LiftNotReadyTaint = spec.Name, c.Client, dir, true
 	o.Labels = map[string]string{protocol.LabelShared: "true"}
 	maps.Copy(o.Labels, spec.Labels)
 	if spec.KubeletThroughProxy {
 		var err error
-		if o.Client, node.Proxy, err = b.proxiedClient(ctx); err != nil {
+		if o.Client, node.Proxy, err = c.proxiedClient(ctx); err != nil {
 			return nil, fmt.Errorf("node %s: %w", spec.Name, err)
 		}
 	}
@@ -92,39 +92,39 @@ func (b *Bed) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
 	go func() { node.done <- kubelet.Run(running) }()
 
 	node.Plugin = &controlplane.Process{
-		Name: "gpushare-device-plugin " + spec.Name, Path: b.Binary("gpushare-device-plugin"),
+		Name: "gpushare-device-plugin " + spec.Name, Path: c.Binary("gpushare-device-plugin"),
 		Args: append([]string{
-			"--kubeconfig=" + b.pluginKubeconfig, "--node-name=" + spec.Name, "--memory-unit=" + b.options.MemoryUnit,
+			"--kubeconfig=" + c.pluginKubeconfig, "--node-name=" + spec.Name, "--memory-unit=" + c.options.MemoryUnit,
 			"--device-plugin-dir=" + filepath.Join(dir, "device-plugins"),
 			"--pod-resources-socket=" + filepath.Join(dir, "pod-resources", "kubelet.sock"),
-			"--nvml-library=" + b.Binary("fake-nvml/libnvidia-ml.so.1"),
+			"--nvml-library=" + c.Binary("fake-nvml/libnvidia-ml.so.1"),
 			"--listen-address=", "-v=2",
 		}, spec.PluginArgs...),
 		Env:     node.Machine.Env(),
 		LogPath: filepath.Join(dir, "device-plugin.log"),
 	}
-	b.nodes = append(b.nodes, node)
+	c.nodes = append(c.nodes, node)
 	if spec.WithoutPlugin {
-		return node, b.awaitObject(ctx, node, func(*corev1.Node) bool { return true })
+		return node, c.awaitObject(ctx, node, func(*corev1.Node) bool { return true })
 	}
-	return node, b.StartPlugin(ctx, node)
+	return node, c.StartPlugin(ctx, node)
 }
 
 // StartPlugin starts a node's device plugin and returns when pods can be scheduled to the node's cards.
-func (b *Bed) StartPlugin(ctx context.Context, node *Node) error {
+func (c *Cluster) StartPlugin(ctx context.Context, node *Node) error {
 	if err := node.Plugin.Start(ctx); err != nil {
 		return err
 	}
-	return b.awaitNode(ctx, node, len(node.Cards))
+	return c.awaitNode(ctx, node, len(node.Cards))
 }
 
 // proxiedClient returns an administrator's client with its own proxy.
-func (b *Bed) proxiedClient(ctx context.Context) (kubernetes.Interface, *controlplane.Proxy, error) {
+func (c *Cluster) proxiedClient(ctx context.Context) (kubernetes.Interface, *controlplane.Proxy, error) {
 	const account = "simulated-kubelet"
-	system := b.Client.CoreV1().ServiceAccounts(metav1.NamespaceSystem)
+	system := c.Client.CoreV1().ServiceAccounts(metav1.NamespaceSystem)
 	_, err := system.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}}, metav1.CreateOptions{})
 	if err == nil {
-		_, err = b.Client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		_, err = c.Client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: account},
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
 			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: metav1.NamespaceSystem, Name: account}},
@@ -133,11 +133,11 @@ func (b *Bed) proxiedClient(ctx context.Context) (kubernetes.Interface, *control
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return nil, nil, fmt.Errorf("making an account for the kubelet: %w", err)
 	}
-	path, err := b.ServiceAccountKubeconfig(ctx, metav1.NamespaceSystem, account)
+	path, err := c.ServiceAccountKubeconfig(ctx, metav1.NamespaceSystem, account)
 	if err != nil {
 		return nil, nil, err
 	}
-	proxy, err := b.StartProxy()
+	proxy, err := c.StartProxy()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -157,8 +157,8 @@ func (b *Bed) proxiedClient(ctx context.Context) (kubernetes.Interface, *control
 }
 
 // awaitNode waits until the Node object has the cards and their memory.
-func (b *Bed) awaitNode(ctx context.Context, node *Node, cards int) error {
-	err := b.awaitObject(ctx, node, func(object *corev1.Node) bool {
+func (c *Cluster) awaitNode(ctx context.Context, node *Node, cards int) error {
+	err := c.awaitObject(ctx, node, func(object *corev1.Node) bool {
 		count := object.Status.Allocatable[protocol.ResourceCount]
 		memory := object.Status.Allocatable[protocol.ResourceMemory]
 		inventory, err := protocol.ParseInventory(object.Annotations)
@@ -171,9 +171,9 @@ func (b *Bed) awaitNode(ctx context.Context, node *Node, cards int) error {
 }
 
 // awaitObject waits until the Node object exists, has no taints, and ready returns true.
-func (b *Bed) awaitObject(ctx context.Context, node *Node, ready func(*corev1.Node) bool) error {
+func (c *Cluster) awaitObject(ctx context.Context, node *Node, ready func(*corev1.Node) bool) error {
 	err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		object, err := b.Client.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
+		object, err := c.Client.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
 		if err != nil {
 			return false, nil // Not found yet.
 		}
