@@ -43,7 +43,6 @@ var unchecked = []string{
 	"pkg/deviceplugin",
 	"pkg/extender",
 	"test/browser",
-	"test/e2e",
 	"test/install",
 	"test/nodee2e",
 	"test/preemption",

@@ -185,6 +185,13 @@ func (c *Cluster) Binary(name string) string { return filepath.Join(c.root, "bin
 // if controlplane.RequireEnv is set.
 func StartForTest(t testing.TB, o Options) *Cluster {
 	t.Helper()
+	c := startForTest(t, o)
+	t.Cleanup(func() { c.endForTest(t) })
+	return c
+}
+
+func startForTest(t testing.TB, o Options) *Cluster {
+	t.Helper()
 	if err := built(); err != nil {
 		if os.Getenv(controlplane.RequireEnv) != "" {
 			t.Fatal(err)
@@ -194,33 +201,32 @@ func StartForTest(t testing.TB, o Options) *Cluster {
 	}
 	// Not t.TempDir: its paths are too long for Unix sockets, and a failed test must keep its logs.
 	dir, err := os.MkdirTemp("", "gpushare-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	o.Dir = dir
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	c, err := Start(ctx, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			for _, p := range c.Processes() {
-				t.Logf("the end of %s:\n%s", p.LogPath, p.Tail(15))
-			}
-			t.Logf("the logs are in %s", dir)
+	Must(t, err)
+	return c
+}
+
+// endForTest stops the cluster. Of a failed test it keeps the logs and prints their ends.
+func (c *Cluster) endForTest(t testing.TB) {
+	t.Helper()
+	if t.Failed() {
+		for _, p := range c.Processes() {
+			t.Logf("the end of %s:\n%s", p.LogPath, p.Tail(15))
 		}
-		if err := c.Stop(); err != nil {
+		t.Logf("the logs are in %s", c.options.Dir)
+	}
+	if err := c.Stop(); err != nil {
+		t.Error(err)
+	}
+	if !t.Failed() {
+		if err := os.RemoveAll(c.options.Dir); err != nil {
 			t.Error(err)
 		}
-		if !t.Failed() {
-			if err := os.RemoveAll(dir); err != nil {
-				t.Error(err)
-			}
-		}
-	})
-	return c
+	}
 }
 
 // built returns an error that names a program that is not built.

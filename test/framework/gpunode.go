@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
+	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -50,8 +52,7 @@ type Node struct {
 	// Proxy is nil without NodeSpec.KubeletThroughProxy.
 	Proxy *controlplane.Proxy
 
-	stop func()
-	done chan error
+	stop func() error
 }
 
 // AddNode starts a GPU node and returns when pods can be scheduled to its cards.
@@ -61,7 +62,7 @@ func (c *Cluster) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	node := &Node{Name: spec.Name, Machine: fakenvml.NewMachine(dir), done: make(chan error, 1)}
+	node := &Node{Name: spec.Name, Machine: fakenvml.NewMachine(dir)}
 	for i, memory := range spec.Cards {
 		node.Cards = append(node.Cards, fakenvml.Card{
 			UUID:  fmt.Sprintf("GPU-%08x-%04x-4000-8000-%012x", len(c.nodes), i, len(c.nodes)*1000+i),
@@ -88,8 +89,12 @@ func (c *Cluster) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
 	}
 	node.Kubelet = kubelet
 	running, stop := context.WithCancel(context.Background())
-	node.stop = stop
-	go func() { node.done <- kubelet.Run(running) }()
+	done := make(chan error, 1)
+	go func() { done <- kubelet.Run(running) }()
+	node.stop = sync.OnceValue(func() error {
+		stop()
+		return errors.Join(node.Plugin.Kill(), <-done)
+	})
 
 	node.Plugin = &controlplane.Process{
 		Name: "gpushare-device-plugin " + spec.Name, Path: c.Binary("gpushare-device-plugin"),
@@ -185,11 +190,27 @@ func (c *Cluster) awaitObject(ctx context.Context, node *Node, ready func(*corev
 	return nil
 }
 
-// Stop ends the node's programs. The Node object stays, as after a power failure.
-func (n *Node) Stop() error {
-	n.stop()
-	return errors.Join(n.Plugin.Kill(), <-n.done)
+// AddNodeForTest starts a GPU node like AddNode. It stops the node and deletes its object when the test ends.
+func (c *Cluster) AddNodeForTest(t testing.TB, spec NodeSpec) *Node {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	node, err := c.AddNode(ctx, spec)
+	Must(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the end of %s:\n%s", node.Plugin.LogPath, node.Plugin.Tail(15))
+		}
+		err := node.Stop()
+		if err = errors.Join(err, c.Client.CoreV1().Nodes().Delete(context.Background(), node.Name, metav1.DeleteOptions{})); err != nil {
+			t.Error(err)
+		}
+	})
+	return node
 }
+
+// Stop ends the node's programs. The Node object stays, as after a power failure. Stopping twice is no error.
+func (n *Node) Stop() error { return n.stop() }
 
 // Env returns the environment variables that the device plugin set for the pod's container, or nil if it has never run.
 func (n *Node) Env(pod *corev1.Pod, container string) map[string]string {

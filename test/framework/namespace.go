@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -22,10 +23,10 @@ import (
 // LabelNamespace keeps the pods of a Namespace on its own nodes.
 const LabelNamespace = "gpushare.test/namespace"
 
-// Namespace is a namespace of its own for one test, with nodes of its own. Both are removed when the test ends. It is the
-// test's TB too, so that its methods fail the test.
+// Namespace is a namespace of its own for one test, with nodes of its own. The pods and nodes are removed when the test
+// ends. It is also the test, so that its methods can fail it.
 type Namespace struct {
-	testing.TB
+	*testing.T
 	Cluster *Cluster
 	// ID is the name of the namespace.
 	ID string
@@ -36,18 +37,18 @@ type Namespace struct {
 }
 
 // NewNamespace creates a Namespace for the rest of the test.
-func (c *Cluster) NewNamespace(t testing.TB) *Namespace {
+func (c *Cluster) NewNamespace(t *testing.T) *Namespace {
 	t.Helper()
 	object, err := c.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
 	}, metav1.CreateOptions{})
 	Must(t, err)
-	n := &Namespace{TB: t, Cluster: c, ID: object.Name}
+	n := &Namespace{T: t, Cluster: c, ID: object.Name}
 	t.Cleanup(n.remove)
 	return n
 }
 
-// remove removes the pods and the nodes. The namespace itself stays, because no controller would finish its removal.
+// remove removes the pods and the nodes. The namespace itself stays, because no controller would complete its removal.
 func (n *Namespace) remove() {
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
@@ -68,7 +69,8 @@ func (n *Namespace) Pods() typedcorev1.PodInterface { return n.Cluster.Client.Co
 // NodeName returns the name under which AddNodes creates a node. Node names differ between namespaces.
 func (n *Namespace) NodeName(name string) string { return name + "." + n.ID }
 
-// AddNodes creates nodes without kubelets for the pods of this namespace, under the name that NodeName returns.
+// AddNodes creates nodes without kubelets for the pods of this namespace, under the name that NodeName returns, and waits
+// until the extender knows them.
 func (n *Namespace) AddNodes(nodes ...*NodeWrapper) {
 	n.Helper()
 	var objects []*corev1.Node
@@ -77,6 +79,7 @@ func (n *Namespace) AddNodes(nodes ...*NodeWrapper) {
 		n.nodes = append(n.nodes, node.Name)
 	}
 	Must(n, n.Cluster.CreateNodeObjects(n.Context(), objects...))
+	n.CheckLedger()
 }
 
 // Pod builds a pod whose first container requests GPU memory, or nothing if memory is 0. It is scheduled to the
@@ -287,6 +290,30 @@ func (n *Namespace) Events(ctx context.Context, pod string) (events []string) {
 		events = append(events, list.Items[i].Reason+": "+list.Items[i].Message)
 	}
 	return events
+}
+
+// WantCard fails the test if the pod isn't on this card of this node.
+func (n *Namespace) WantCard(pod *corev1.Pod, node string, card int) {
+	n.Helper()
+	if got := n.CardOf(pod); pod.Spec.NodeName != node || got != card {
+		n.Errorf("pod %s is on card %d of node %s, want card %d of node %s", pod.Name, got, pod.Spec.NodeName, card, node)
+	}
+}
+
+// CardOf returns the card in the pod's annotation.
+func (n *Namespace) CardOf(pod *corev1.Pod) int {
+	n.Helper()
+	card, err := strconv.Atoi(pod.Annotations[protocol.AnnotationIndex])
+	if err != nil {
+		n.Fatalf("pod %s has no card: its annotations are %v", pod.Name, pod.Annotations)
+	}
+	return card
+}
+
+// CheckLedger is Cluster.CheckLedger.
+func (n *Namespace) CheckLedger() {
+	n.Helper()
+	n.Cluster.CheckLedger(n)
 }
 
 // SchedulerMessage returns kube-scheduler's latest message on a pending pod.
