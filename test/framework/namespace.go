@@ -45,6 +45,12 @@ func (c *Cluster) NewNamespace(t *testing.T) *Namespace {
 	Must(t, err)
 	n := &Namespace{T: t, Cluster: c, ID: object.Name}
 	t.Cleanup(n.remove)
+	if c.ControllerManager != nil { // The API server rejects pods until the namespace has its ServiceAccount.
+		n.Eventually("the namespace has its ServiceAccount", func(ctx context.Context) error {
+			_, err := c.Client.CoreV1().ServiceAccounts(n.ID).Get(ctx, "default", metav1.GetOptions{})
+			return err
+		})
+	}
 	return n
 }
 
