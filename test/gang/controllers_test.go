@@ -73,8 +73,7 @@ func TestSample(t *testing.T) {
 	c := controlled.Start(t)
 	root, err := controlplane.RepositoryRoot()
 	must(t, err)
-	// The nodes belong to this test, but the Job is in the namespace "default".
-	f := newFixture(t, c)
+	f := &fixture{c.DefaultNamespace(t)}
 	groups := func(columns ...string) {
 		t.Helper()
 		f.Eventually(fmt.Sprintf("kubectl inspect gpushare --groups prints %q", columns), func(ctx context.Context) error {
@@ -87,13 +86,12 @@ func TestSample(t *testing.T) {
 	}
 	f.AddNodes(framework.MakeNode("three-cards").Unit(gpu.GiB).Cards(3, card))
 	must(t, c.Apply(t.Context(), filepath.Join(root, "deploy", "samples", "gang.yaml")))
-	job := &fixture{&framework.Namespace{T: t, Cluster: c, ID: metav1.NamespaceDefault}}
 	groups("default", "train", "4", "4", "0", "Waiting", "0/1 nodes are available: 1 gang: there is no room for all members at once.")
-	job.waitBound(map[string]int{})
+	f.waitBound(map[string]int{})
 
 	f.AddNodes(framework.MakeNode("another-card").Unit(gpu.GiB).Cards(1, card))
 	groups("default", "train", "4", "4", "4", "Bound")
-	pods, err := job.List(t.Context())
+	pods, err := f.List(t.Context())
 	must(t, err)
 	// The oldest pod, in the extender's order.
 	first := slices.MinFunc(pods, func(a, b corev1.Pod) int {
@@ -102,11 +100,10 @@ func TestSample(t *testing.T) {
 		}
 		return strings.Compare(a.Name, b.Name)
 	}).Name
-	job.WaitEvent(first, "GangBound", "All members of the group are bound")
+	f.WaitEvent(first, "GangBound", "All members of the group are bound")
 
-	job.Delete(first)
+	f.Delete(first)
 	groups("default", "train", "4", "4", "4", "Bound")
-	job.waitBound(map[string]int{"": 4}) // The Job's pods have no label "group".
-	must(t, c.Client.BatchV1().Jobs(job.ID).Delete(t.Context(), "train", background))
-	must(t, job.DeleteAll(t.Context()))
+	f.waitBound(map[string]int{"": 4}) // The Job's pods have no label "group".
+	must(t, c.Client.BatchV1().Jobs(f.ID).Delete(t.Context(), "train", background))
 }

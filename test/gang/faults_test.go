@@ -144,11 +144,13 @@ func TestLeaders(t *testing.T) {
 	c := startFaulty(t, 2, "--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s", "--leader-elect-retry-period=200ms",
 		"--gang-patience=45s")
 	random := rand.New(rand.NewPCG(5, 5))
+	start := func(leader *controlplane.Process) error { return leader.Start(t.Context()) }
 	for title, test := range map[string]struct {
 		inject, restore func(leader *controlplane.Process) error
 	}{
-		"the leader is killed": {(*controlplane.Process).Kill, func(leader *controlplane.Process) error { return leader.Start(t.Context()) }},
-		"the leader is frozen": {(*controlplane.Process).Pause, (*controlplane.Process).Resume},
+		"the leader is killed":     {(*controlplane.Process).Kill, start},
+		"the leader is terminated": {func(leader *controlplane.Process) error { return leader.Terminate(t.Context()) }, start},
+		"the leader is frozen":     {(*controlplane.Process).Pause, (*controlplane.Process).Resume},
 	} {
 		t.Run(title, func(t *testing.T) {
 			f := newFixture(t, c, 4, 4)
