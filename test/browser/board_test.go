@@ -23,7 +23,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/webui"
 )
 
-// source is a cluster that the test makes up.
+// source is a fake cluster.
 type source struct {
 	book *ledger.Ledger
 
@@ -46,7 +46,7 @@ func (s *source) Pending(known uint64) ([]cluster.PendingPod, uint64) {
 	return s.pending, s.revision
 }
 
-// Explain explains as the extender does, for pods that may go to any node.
+// Explain diagnoses like the extender, for pods that may run on any node.
 func (s *source) Explain(pods []cluster.PendingPod) []waiting.Diagnosis {
 	var places []waiting.Node
 	for _, o := range s.book.NodeCards() {
@@ -72,7 +72,7 @@ func (s *source) wait(pods ...cluster.PendingPod) {
 	s.revision++
 }
 
-// show serves the board until the test ends, and returns the page's address and a way to end it before.
+// show serves the board until the test ends, and returns the page's address and a function that ends it earlier.
 func show(t *testing.T, board *webui.Board) (url string, stop func()) {
 	t.Helper()
 	handler, err := board.Handler()
@@ -111,7 +111,7 @@ func newBoard(s *source) *webui.Board {
 	return webui.NewBoard(webui.Options{Source: s, Version: "v0.0.0-test", Clock: clock.RealClock{}})
 }
 
-// fill makes nodes of equal cards, each full to nine tenths, by one pod or three.
+// fill creates nodes of equal cards. Some pods use nine tenths of each card.
 func fill(s *source, nodes, cards, pods int) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for n := range nodes {

@@ -42,10 +42,7 @@ var unchecked = []string{
 	"pkg/cluster",
 	"pkg/deviceplugin",
 	"pkg/extender",
-	"test/browser",
-	"test/install",
 	"test/nodee2e",
-	"test/preemption",
 }
 
 // checkedFiles matches the names of the files to check: code, comments, documents, configuration.

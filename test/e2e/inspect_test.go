@@ -45,7 +45,7 @@ func TestInspect(t *testing.T) {
 }
 
 // pendingPod is a pod and its diagnosis, in the JSON of `kubectl inspect gpushare` and of the page.
-type pendingPod struct{ Name, Cause, Explanation string }
+type pendingPod struct{ Name, Reason, Cause, Explanation string }
 
 // compare returns an error if outputs differ. Pods may be created or bound meanwhile, so only an error that persists is a
 // defect. It returns the number of pending pods.

@@ -24,7 +24,7 @@ type Options struct {
 	Replicas int
 	// ThroughProxy puts a proxy between the extenders and the API server, so that a test can inject faults.
 	ThroughProxy bool
-	// Bare runs only the control plane: nothing of gpushare is applied or started.
+	// Bare runs only the control plane, and kube-scheduler without an extender: nothing of gpushare is applied or started.
 	Bare bool
 	// ControlPlane configures the control plane. Start sets its folder and the extender's address.
 	ControlPlane controlplane.Options
@@ -80,7 +80,9 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 		}
 	}()
 	o.ControlPlane.Dir = filepath.Join(o.Dir, "control-plane")
-	o.ControlPlane.Scheduler.ExtenderURL = c.ExtenderURL
+	if !o.Bare {
+		o.ControlPlane.Scheduler.ExtenderURL = c.ExtenderURL
+	}
 	if c.ControlPlane, err = controlplane.Start(ctx, o.ControlPlane); err != nil {
 		return nil, err
 	}

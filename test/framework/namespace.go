@@ -33,6 +33,8 @@ type Namespace struct {
 	// Kubelets is set by a test whose pods run on kubelets: they end the pods at the end of the test.
 	Kubelets bool
 
+	// plain is true if pods and nodes aren't kept apart from others.
+	plain bool
 	nodes []string
 }
 
@@ -51,6 +53,15 @@ func (c *Cluster) NewNamespace(t *testing.T) *Namespace {
 			return err
 		})
 	}
+	return n
+}
+
+// DefaultNamespace returns the namespace "default" for the rest of the test, without anything that keeps its pods and nodes
+// apart: nodes have the names that the test gives them, and pods can be scheduled to all nodes. It is for tests that show
+// these names to a reader.
+func (c *Cluster) DefaultNamespace(t *testing.T) *Namespace {
+	n := &Namespace{T: t, Cluster: c, ID: metav1.NamespaceDefault, plain: true}
+	t.Cleanup(n.remove)
 	return n
 }
 
@@ -73,25 +84,35 @@ func (n *Namespace) remove() {
 func (n *Namespace) Pods() typedcorev1.PodInterface { return n.Cluster.Client.CoreV1().Pods(n.ID) }
 
 // NodeName returns the name under which AddNodes creates a node. Node names differ between namespaces.
-func (n *Namespace) NodeName(name string) string { return name + "." + n.ID }
+func (n *Namespace) NodeName(name string) string {
+	if n.plain {
+		return name
+	}
+	return name + "." + n.ID
+}
 
 // AddNodes creates nodes without kubelets for the pods of this namespace, under the name that NodeName returns, and waits
 // until the extender knows them.
 func (n *Namespace) AddNodes(nodes ...*NodeWrapper) {
 	n.Helper()
-	var objects []*corev1.Node
-	for _, node := range nodes {
-		objects = append(objects, node.Rename(n.NodeName(node.Name)).Label(LabelNamespace, n.ID).Obj())
-		n.nodes = append(n.nodes, node.Name)
+	objects := make([]*corev1.Node, len(nodes))
+	for i, node := range nodes {
+		objects[i] = node.Rename(n.NodeName(node.Name)).Label(LabelNamespace, n.ID).Obj()
+		n.nodes = append(n.nodes, objects[i].Name)
 	}
-	Must(n, n.Cluster.CreateNodeObjects(n.Context(), objects...))
-	n.CheckLedger()
+	Must(n, n.Cluster.CreateNodes(n.Context(), objects...))
+	if !n.Cluster.options.Bare {
+		n.CheckLedger()
+	}
 }
 
 // Pod builds a pod whose first container requests GPU memory, or nothing if memory is 0. It is scheduled to the
 // namespace's nodes.
 func (n *Namespace) Pod(name string, memory int64) *PodWrapper {
-	pod := MakePod(name).Namespace(n.ID).NodeSelector(LabelNamespace, n.ID)
+	pod := MakePod(name).Namespace(n.ID)
+	if !n.plain {
+		pod.NodeSelector(LabelNamespace, n.ID)
+	}
 	if memory > 0 {
 		pod.GPUMem(memory)
 	}
