@@ -15,7 +15,7 @@ import (
 
 func TestProxy(t *testing.T) {
 	c := StartForTest(t, Options{WithoutScheduler: true})
-	must(t, c.CreateNodes(t.Context(), Node{Name: "node-0"}))
+	must(t, c.CreateNodes(t.Context(), readyNode("node-0")))
 	must(t, c.Apply(t.Context(), "testdata/accounts.yaml"))
 	direct, err := c.ServiceAccountKubeconfig(t.Context(), "accounts", "admin")
 	must(t, err)
@@ -45,7 +45,7 @@ func TestProxy(t *testing.T) {
 	})
 
 	t.Run("without a fault requests are forwarded with the client's own user", func(t *testing.T) {
-		createPod(t, client, "passes", 0)
+		createPod(t, client, "passes")
 		must(t, bind(t.Context(), "passes"))
 		awaitBound(t, c.Client, "passes")
 		reader, err := c.ServiceAccountKubeconfig(t.Context(), "accounts", "reader")
@@ -86,7 +86,7 @@ func TestProxy(t *testing.T) {
 		injection := proxy.Inject(Bindings, 2, CutAnswer)
 		defer injection.Lift()
 		for _, name := range []string{"cut-0", "cut-1"} {
-			createPod(t, client, name, 0)
+			createPod(t, client, name)
 			err := bind(t.Context(), name)
 			if _, answered := err.(apierrors.APIStatus); err == nil || answered {
 				t.Errorf("binding %s: got %v, want an error without an API status", name, err)
@@ -106,7 +106,7 @@ func TestProxy(t *testing.T) {
 	t.Run("HoldAnswer holds an answer until the client gives up", func(t *testing.T) {
 		injection := proxy.Inject(Bindings, 1, HoldAnswer)
 		defer injection.Lift()
-		createPod(t, client, "unanswered", 0)
+		createPod(t, client, "unanswered")
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		result := make(chan error, 1)
@@ -120,7 +120,7 @@ func TestProxy(t *testing.T) {
 
 	t.Run("Hold drops a request if the client gives up", func(t *testing.T) {
 		injection := proxy.Inject(Bindings, 1, Hold)
-		createPod(t, client, "dropped", 0)
+		createPod(t, client, "dropped")
 		ctx, cancel := context.WithCancel(t.Context())
 		result := make(chan error, 1)
 		go func() { result <- bind(ctx, "dropped") }()
@@ -169,7 +169,7 @@ func TestProxy(t *testing.T) {
 		if took := time.Since(from); took < delay {
 			t.Errorf("it took %v, want %v at least", took, delay)
 		}
-		createPod(t, client, "unbound", 0)
+		createPod(t, client, "unbound")
 		cut := proxy.Inject(Bindings, 1, CutConnection)
 		defer cut.Lift()
 		if err := bind(t.Context(), "unbound"); err == nil {

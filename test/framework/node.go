@@ -40,9 +40,6 @@ func MakeNode(name string) *NodeWrapper {
 	}}
 }
 
-// MakeCards returns n healthy cards of one size, with indexes from 0.
-func MakeCards(n int, memory int64) []gpu.Card { return MakeNode("").Cards(n, memory).cards }
-
 // Obj returns the node. Its whole capacity is allocatable. With cards it has the label and the resources of a GPU node,
 // and the inventory annotation. It panics if the cards are not valid.
 func (n *NodeWrapper) Obj() *corev1.Node {

@@ -100,7 +100,7 @@ func (s *stage) started(ago time.Duration, names ...string) {
 	s.Helper()
 	for _, name := range names {
 		pod := s.Get(name)
-		pod.Status.Phase, pod.Status.StartTime = corev1.PodRunning, ptr.To(metav1.NewTime(time.Now().Add(-ago)))
+		pod.Status.Phase, pod.Status.StartTime = corev1.PodRunning, new(metav1.NewTime(time.Now().Add(-ago)))
 		_, err := s.Pods().UpdateStatus(s.Context(), pod, metav1.UpdateOptions{})
 		must(s, err)
 	}
