@@ -3,7 +3,6 @@ package controlplane
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -62,26 +61,6 @@ func TestControlPlane(t *testing.T) {
 		must(t, err)
 		if _, err := clientFor(t, path).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{}); err != nil {
 			t.Errorf("listing nodes as bob: %v", err)
-		}
-	})
-
-	t.Run("many nodes are created without being throttled", func(t *testing.T) {
-		must(t, c.Apply(t.Context(), "testdata/accounts.yaml"))
-		path, err := c.ServiceAccountKubeconfig(t.Context(), "accounts", "admin")
-		must(t, err)
-		// As the ServiceAccount, because the administrator is exempt from throttling.
-		ordinary := *c
-		ordinary.Client = clientFor(t, path)
-		awaitNodes(t, ordinary.Client)
-		var nodes []*corev1.Node
-		for i := range 100 {
-			nodes = append(nodes, readyNode(fmt.Sprintf("many-%d", i)))
-		}
-		must(t, ordinary.CreateNodes(t.Context(), nodes...))
-		rejected, err := c.RejectedRequests(t.Context())
-		must(t, err)
-		if rejected != 0 {
-			t.Errorf("%d requests were rejected", rejected)
 		}
 	})
 

@@ -82,27 +82,6 @@ func TestProxy(t *testing.T) {
 		next(t, late, "held")
 	})
 
-	t.Run("CutAnswer loses the answers of two bindings, and the pods are bound", func(t *testing.T) {
-		injection := proxy.Inject(Bindings, 2, CutAnswer)
-		defer injection.Lift()
-		for _, name := range []string{"cut-0", "cut-1"} {
-			createPod(t, client, name)
-			err := bind(t.Context(), name)
-			if _, answered := err.(apierrors.APIStatus); err == nil || answered {
-				t.Errorf("binding %s: got %v, want an error without an API status", name, err)
-			}
-			if got := awaitBound(t, c.Client, name); got != "node-0" {
-				t.Errorf("%s is on %q, want node-0", name, got)
-			}
-		}
-		if err := bind(t.Context(), "cut-1"); !apierrors.IsConflict(err) {
-			t.Errorf("binding after the last injected fault: got %v, want a conflict", err)
-		}
-		if injection.Hits() != 2 {
-			t.Errorf("%d hits, want 2", injection.Hits())
-		}
-	})
-
 	t.Run("HoldAnswer holds an answer until the client gives up", func(t *testing.T) {
 		injection := proxy.Inject(Bindings, 1, HoldAnswer)
 		defer injection.Lift()
@@ -204,27 +183,6 @@ func TestProxy(t *testing.T) {
 		next(t, watching, "swallowed")
 	})
 
-	t.Run("DropConnections ends a watch, and new connections work", func(t *testing.T) {
-		watching := watchMaps(t, client)
-		proxy.DropConnections()
-		for range watching.ResultChan() { // Until it is closed.
-		}
-		_, err := client.CoreV1().Nodes().Get(t.Context(), "node-0", metav1.GetOptions{})
-		must(t, err)
-	})
-
-	t.Run("a stopped API server is a broken connection; the proxy reconnects after a restart", func(t *testing.T) {
-		must(t, c.APIServer.Kill())
-		// A write, because client-go retries a read for ten seconds.
-		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "nowhere"}}
-		_, err := client.CoreV1().ConfigMaps("default").Create(t.Context(), object, metav1.CreateOptions{})
-		if _, answered := err.(apierrors.APIStatus); err == nil || answered {
-			t.Errorf("got %v, want an error without an API status", err)
-		}
-		must(t, c.APIServer.Start(t.Context()))
-		_, err = client.CoreV1().Nodes().Get(t.Context(), "node-0", metav1.GetOptions{})
-		must(t, err)
-	})
 }
 
 // busy returns the number of connections with a request, watches included.

@@ -135,17 +135,6 @@ func (p *PodWrapper) Sidecar(name string, memory int64) *PodWrapper {
 	return p
 }
 
-// EachContainer changes all containers, init containers included.
-func (p *PodWrapper) EachContainer(change func(*corev1.Container)) *PodWrapper {
-	for i := range p.Spec.InitContainers {
-		change(&p.Spec.InitContainers[i])
-	}
-	for i := range p.Spec.Containers {
-		change(&p.Spec.Containers[i])
-	}
-	return p
-}
-
 // Node sets spec.nodeName, so that no scheduler handles the pod.
 func (p *PodWrapper) Node(name string) *PodWrapper {
 	p.Spec.NodeName, p.Spec.NodeSelector = name, nil
