@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs all tests with the race detector. The packages that start a control plane run last and one by one, because they
-# would compete for the same cores. Skipped tests are listed with their reasons at the end of each part.
+# Runs all tests with the race detector. The packages that start a control plane run last and two at a time: each of them
+# waits most of the time and uses half a core. Skipped tests are listed with their reasons at the end of each part.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,6 +25,6 @@ real_node='/test/nodee2e$'
 # shellcheck disable=SC2046 # one word per package is intended
 test_packages $(grep -vE "$control_plane|$real_node" <<<"$all")
 # shellcheck disable=SC2046
-test_packages -p 1 -timeout "${GPUSHARE_TEST_LONG:+1}25m" $(grep -E "$control_plane" <<<"$all")
+test_packages -p 2 -timeout "${GPUSHARE_TEST_LONG:+1}25m" $(grep -E "$control_plane" <<<"$all")
 hack/alerts.sh
 echo "NOT RUN: the tests on a real kubelet, which need root and containerd: make e2e-node"

@@ -10,10 +10,12 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 const cardMemory gpu.Memory = 16276
@@ -110,11 +112,9 @@ func measure(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, plane.Stop()) }()
-	var nodes []controlplane.Node
+	var nodes []*corev1.Node
 	for i := range o.nodes {
-		nodes = append(nodes, controlplane.Node{
-			Name: fmt.Sprintf("node-%05d", i), Unit: gpu.MiB, Cards: controlplane.EqualCards(o.cards, cardMemory),
-		})
+		nodes = append(nodes, framework.MakeNode(fmt.Sprintf("node-%05d", i)).Cards(o.cards, int64(cardMemory)).Obj())
 	}
 	if err := plane.CreateNodes(ctx, nodes...); err != nil {
 		return err

@@ -21,7 +21,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/webui"
 )
 
-// source is a cluster that the test makes up.
+// source is a fake cluster.
 type source struct {
 	book *ledger.Ledger
 
@@ -44,15 +44,15 @@ func (s *source) Pending(known uint64) ([]*clustercache.PodInfo, uint64) {
 	return s.pending, s.revision
 }
 
-// Diagnose returns the extender's diagnosis of pods that may use any node.
+// Diagnose diagnoses like the extender, for pods that may run on any node.
 func (s *source) Diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis {
-	var places []diagnosis.Node
+	var nodes []diagnosis.Node
 	for _, o := range s.book.NodeCards() {
-		places = append(places, diagnosis.Node{
+		nodes = append(nodes, diagnosis.Node{
 			Object: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: o.Name}}, Unit: o.Unit, Cards: o.Cards, Closed: o.Closed,
 		})
 	}
-	diagnoser, out := diagnosis.NewDiagnoser(places), make([]diagnosis.Diagnosis, len(pods))
+	diagnoser, out := diagnosis.NewDiagnoser(nodes), make([]diagnosis.Diagnosis, len(pods))
 	for i := range pods {
 		out[i] = diagnoser.Diagnose(pods[i].Pending)
 	}
@@ -71,7 +71,7 @@ func (s *source) wait(pods ...*clustercache.PodInfo) {
 	s.revision++
 }
 
-// show serves the board until the test ends, and returns the page's address and a way to end it before.
+// show serves the board until the test ends, and returns the page's address and a function that ends it earlier.
 func show(t *testing.T, board *webui.Board) (url string, stop func()) {
 	t.Helper()
 	handler, err := board.Handler()
@@ -110,7 +110,7 @@ func newBoard(s *source) *webui.Board {
 	return webui.NewBoard(webui.Options{Source: s, Version: "v0.0.0-test", Clock: clock.RealClock{}})
 }
 
-// fill makes nodes of equal cards, each full to nine tenths, by one pod or three.
+// fill creates nodes of equal cards. Some pods use nine tenths of each card.
 func fill(s *source, nodes, cards, pods int) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for n := range nodes {

@@ -21,13 +21,13 @@ import (
 const (
 	// RequireEnv makes a missing browser a failure. Otherwise the tests that need one are skipped.
 	RequireEnv = "GPUSHARE_REQUIRE_BROWSER"
-	// ScreenshotsEnv names the folder that screenshots are written to; none are where it is empty.
+	// ScreenshotsEnv names the folder for screenshots. If it is empty, none are written.
 	ScreenshotsEnv = "GPUSHARE_SCREENSHOTS"
-	// patience bounds every wait. It is no promise.
+	// patience bounds every wait. It is not a performance target.
 	patience = time.Minute
 )
 
-// Tab is a tab of a browser, and a memory of what the page complained about.
+// Tab is a tab of a browser, with the errors and warnings of its page.
 type Tab struct {
 	t   testing.TB
 	ctx context.Context
@@ -36,8 +36,8 @@ type Tab struct {
 	complaints []string
 }
 
-// Start opens a browser with one tab, for as long as the test runs. The test is skipped, or fails where RequireEnv is set, if
-// there is no browser.
+// Start opens a browser with one tab until the test ends. Without a browser it skips the test, or fails it if RequireEnv is
+// set.
 func Start(t testing.TB, width, height int64) *Tab {
 	t.Helper()
 	path, err := findBrowser()
@@ -65,19 +65,9 @@ func Start(t testing.TB, width, height int64) *Tab {
 	return tab
 }
 
-// NewTab opens another tab in the same browser.
-func (b *Tab) NewTab(width, height int64) *Tab {
-	b.t.Helper()
-	ctx, cancel := chromedp.NewContext(b.ctx)
-	b.t.Cleanup(cancel)
-	tab := &Tab{t: b.t, ctx: ctx}
-	tab.begin(width, height)
-	return tab
-}
-
 func (b *Tab) begin(width, height int64) {
 	b.t.Helper()
-	// This starts the browser, which lives as long as the context of its first call: that one has no deadline.
+	// This starts the browser, which ends with the context of the first call. So that context has no deadline.
 	if err := chromedp.Listen(b.ctx, b.heard); err != nil {
 		b.t.Fatalf("starting the browser: %v", err)
 	}
@@ -93,10 +83,10 @@ func findBrowser() (string, error) {
 			return path, nil
 		}
 	}
-	return "", errors.New("there is no Chromium: Debian's package chromium has it")
+	return "", errors.New("no Chromium was found: Debian's package chromium has it")
 }
 
-// heard remembers what the browser has to complain about.
+// heard records errors and warnings.
 func (b *Tab) heard(event any) {
 	var complaint string
 	switch e := event.(type) {
@@ -126,8 +116,8 @@ func (b *Tab) heard(event any) {
 	b.complaints = append(b.complaints, complaint)
 }
 
-// WantNoComplaints fails the test if the page threw, wrote errors or warnings to the console, broke its own policy, or asked
-// for what can't be had, since the last call.
+// WantNoComplaints fails the test if, since the last call, the page has thrown, written errors or warnings to the console,
+// broken its own policy, or requested something that doesn't exist.
 func (b *Tab) WantNoComplaints() {
 	b.t.Helper()
 	for _, complaint := range b.TakeComplaints() {
@@ -135,7 +125,7 @@ func (b *Tab) WantNoComplaints() {
 	}
 }
 
-// TakeComplaints returns what WantNoComplaints would fail for, and forgets it.
+// TakeComplaints returns the errors and warnings since the last call.
 func (b *Tab) TakeComplaints() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -166,25 +156,25 @@ func (b *Tab) Await(what, expression string) {
 	}
 }
 
-// Click clicks on the middle of an element, as a mouse would.
+// Click clicks on the middle of an element, like a mouse.
 func (b *Tab) Click(selector string) {
 	b.t.Helper()
 	b.Do(chromedp.Click(chromedp.CSS(selector)))
 }
 
-// Type gives the page keys, whatever has the focus.
+// Type sends keys to the element with the focus.
 func (b *Tab) Type(keys string) {
 	b.t.Helper()
 	b.Do(chromedp.KeyEvent(keys))
 }
 
-// Run lets the page run a JavaScript statement.
+// Run runs a JavaScript statement in the page.
 func (b *Tab) Run(statement string) {
 	b.t.Helper()
 	b.Do(chromedp.Evaluate[chromedp.Void](statement))
 }
 
-// Eval returns what the JavaScript expression comes to.
+// Eval returns the value of the JavaScript expression.
 func Eval[T any](b *Tab, expression string) T {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
@@ -196,13 +186,13 @@ func Eval[T any](b *Tab, expression string) T {
 	return out
 }
 
-// Text is what a reader sees of an element.
+// Text returns the visible text of an element.
 func (b *Tab) Text(selector string) string {
 	b.t.Helper()
 	return Eval[string](b, fmt.Sprintf("document.querySelector(%q)?.innerText ?? ''", selector))
 }
 
-// Screenshot writes what is to be seen into the folder for screenshots, if there is one.
+// Screenshot writes a picture of the page into the folder for screenshots, if there is one.
 func (b *Tab) Screenshot(name string) {
 	b.t.Helper()
 	dir := os.Getenv(ScreenshotsEnv)
@@ -221,7 +211,7 @@ func (b *Tab) Screenshot(name string) {
 	}
 }
 
-// Busy is how long the page's main thread was busy so far.
+// Busy returns how long the page's main thread has been busy.
 func (b *Tab) Busy() time.Duration {
 	b.t.Helper()
 	result, err := chromedp.Call(b.ctx, performance.GetMetrics, cdp.Empty{})
@@ -233,6 +223,6 @@ func (b *Tab) Busy() time.Duration {
 			return time.Duration(metric.Value * float64(time.Second))
 		}
 	}
-	b.t.Fatal("the browser doesn't tell how busy the page was")
+	b.t.Fatal("the browser doesn't report TaskDuration")
 	return 0
 }

@@ -1,3 +1,3 @@
-// Package browser tries the extender's web page in a real browser, headless Chromium: on the real extender beside a real
-// control plane, and with a thousand nodes.
+// Package browser tests the extender's web page in headless Chromium: on the real extender with a real control plane, and
+// with a thousand nodes.
 package browser

@@ -71,7 +71,7 @@ func fleet(s *source) (step func(i int)) {
 				Request: gpu.Memory([]int{2, 4, 8, 10, 16, 24, 40}[random.IntN(7)]),
 			}
 			node := nodes[random.IntN(len(nodes))].Name
-			// What the extender does: the card is chosen, then the pod is bound to it.
+			// Like the extender: first a card is assumed, then the pod is bound to it.
 			reserved, err := s.book.Reserve(node, pod, placement.Binpack, time.Time{})
 			if err != nil {
 				continue // No room there.
@@ -83,7 +83,7 @@ func fleet(s *source) (step func(i int)) {
 	}
 }
 
-// TestLook walks through what the page can look like, for the documentation's pictures.
+// TestLook takes the pictures of the documentation.
 func TestLook(t *testing.T) {
 	s := newSource()
 	step := fleet(s)
@@ -96,7 +96,7 @@ func TestLook(t *testing.T) {
 	waits := func(name, namespace string, request gpu.Memory, ago time.Duration, reason string) *clustercache.PodInfo {
 		return pendingPod(gpu.Pod{Namespace: namespace, Name: name, Request: request}, reason, clock.Now().Add(-ago))
 	}
-	// An hour goes by, in which the board keeps its history.
+	// An hour passes, for the history.
 	for i := range 360 {
 		step(100 + i)
 		clock.Step(10 * time.Second)
@@ -105,7 +105,7 @@ func TestLook(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 	}
-	// In kube-scheduler's words: 4 l40s and 4 t4 haven't the sum, the other 8 are the extender's to judge.
+	// In kube-scheduler's words: 4 l40s and 4 t4 don't have the sum, the extender rejects the other 8.
 	says := func(ours string, helpless int) string {
 		preemption := fmt.Sprintf("%d Preemption is not helpful for scheduling", helpless)
 		if helpless < 16 {
@@ -135,7 +135,7 @@ func TestLook(t *testing.T) {
 		t.Errorf("the unhealthy card is %q", ill)
 	}
 	if !strings.Contains(Eval[string](tab, `document.querySelector(".card.over").getAttribute("aria-label")`), "more is allocated than the card has") {
-		t.Error("the card that is over its memory doesn't say so")
+		t.Error("the card that is over its memory isn't marked")
 	}
 	if got := Eval[int](tab, `document.querySelectorAll(".segment.assumed").length`); got != 1 {
 		t.Errorf("%d segments are shown as binds in flight", got)
@@ -160,7 +160,7 @@ func TestLook(t *testing.T) {
 	tab.Click(`#view-pods [data-column="memory"]`)
 	themes("pods")
 	tab.Click("#tab-pending")
-	tab.Await("who waits", `document.querySelectorAll("#view-pending tbody tr").length === 3`)
+	tab.Await("the pending pods", `document.querySelectorAll("#view-pending tbody tr").length === 3`)
 	if got := Eval[string](tab, `[...document.querySelectorAll("#view-pending tbody td:nth-child(5)")].map((td) => td.innerText).join()`); got != "too_large,fragmented,fits" {
 		t.Errorf("the causes are %s", got)
 	}
@@ -183,12 +183,13 @@ func whole(t *testing.T, board *webui.Board) string {
 	return string(text)
 }
 
+// TestNoNodes shows the page without nodes, and with the first one.
 func TestNoNodes(t *testing.T) {
 	s := newSource()
 	url, _ := show(t, newBoard(s))
 	tab := Start(t, 1200, 700)
 	tab.Do(chromedp.Navigate(url))
-	tab.Await("the page to say so", `document.getElementById("empty").innerText.includes("No node shares GPU memory yet")`)
+	tab.Await("the explanation", `document.getElementById("empty").innerText.includes("No node shares GPU memory yet")`)
 	tab.Screenshot("empty")
 	fill(s, 1, 2, 1)
 	tab.Await("the first node", `document.querySelectorAll(".line").length === 1 && document.getElementById("empty").hidden`)

@@ -12,8 +12,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// Behind a path prefix, and with names that would like to be more than names.
-func TestNamesAreTextBehindAnyPrefix(t *testing.T) {
+// TestNames shows names that contain HTML, behind a path prefix. They are text, not HTML.
+func TestNames(t *testing.T) {
 	const hostile = `<img src=x onerror="window.broken=1"><script>window.broken=1</script>`
 	s := newSource()
 	s.book.SetNode(hostile, ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{
@@ -40,7 +40,7 @@ func TestNamesAreTextBehindAnyPrefix(t *testing.T) {
 		tab.Await(view, `document.getElementById("view-`+view+`").innerText.includes("onerror")`)
 	}
 	if Eval[bool](tab, `Boolean(window.broken || document.querySelector("main img, main script, aside img, aside script"))`) {
-		t.Error("a name was taken for HTML")
+		t.Error("a name was interpreted as HTML")
 	}
 	tab.WantNoComplaints()
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-func TestAThousandNodesOfEightCards(t *testing.T) {
+// TestThousandNodes logs how long the page takes with a thousand nodes of eight cards.
+func TestThousandNodes(t *testing.T) {
 	s := newSource()
 	fill(s, 1000, 8, 3)
 	url, _ := show(t, newBoard(s))
@@ -19,12 +20,12 @@ func TestAThousandNodesOfEightCards(t *testing.T) {
 	start := time.Now()
 	tab.Do(chromedp.Navigate(url))
 	tab.Await("the nodes", `document.querySelectorAll(".line").length > 5`)
-	t.Logf("nodes to be seen %v after the browser was told to go there", time.Since(start).Round(time.Millisecond))
+	t.Logf("nodes were shown %v after the navigation", time.Since(start).Round(time.Millisecond))
 	t.Logf("by the browser's own clock: first paint %.0f ms, nodes drawn %.0f ms, whole board read in one go",
 		Eval[float64](tab, `performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? -1`),
 		Eval[float64](tab, `performance.getEntriesByName("gpushare:first-data")[0].startTime`))
 	if rows := Eval[int](tab, `document.querySelectorAll(".line").length`); rows > 60 {
-		t.Errorf("%d of 1,000 rows are in the document: more than what is in sight", rows)
+		t.Errorf("%d of 1,000 rows are in the document: more than are visible", rows)
 	}
 	tab.Screenshot("scale")
 
@@ -39,7 +40,7 @@ func TestAThousandNodesOfEightCards(t *testing.T) {
 		before := tab.Busy()
 		const updates = 10
 		for i := range updates {
-			// Three nodes change, one of them in sight.
+			// Three nodes change, one of them visible.
 			for _, node := range []int{3, 400, 900} {
 				s.book.SetBound(fmt.Sprintf("gpu-node-%04d", node), gpu.Pod{
 					UID: gpu.PodUID(fmt.Sprintf("new-%s-%d-%d", view, node, i)), Namespace: "fresh", Name: fmt.Sprintf("%s-%d-%d", view, node, i), Request: 1,
@@ -48,7 +49,7 @@ func TestAThousandNodesOfEightCards(t *testing.T) {
 			tab.Await("the update to be drawn", fmt.Sprintf(`spent.draw.length > %d`, i))
 		}
 		after := tab.Busy()
-		t.Logf("%s: %d updates, %.1f ms of the main thread for each, all of the browser's work and the test's own questions included; the page's script alone: at most %.1f ms to take over, %.1f ms to draw; tasks over 50 ms: %s",
+		t.Logf("%s: %d updates, %.1f ms of the main thread for each, with all of the browser's work and the test's own queries; the page's script alone: at most %.1f ms to apply, %.1f ms to draw; tasks over 50 ms: %s",
 			view, updates, float64((after-before).Microseconds())/1000/updates,
 			Eval[float64](tab, `Math.max(...spent.apply)`), Eval[float64](tab, `Math.max(...spent.draw)`), Eval[string](tab, `JSON.stringify(spent.long)`))
 	}

@@ -2,12 +2,8 @@ package controlplane
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,53 +17,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
-	extenderv1 "k8s.io/kube-scheduler/extender/v1"
-
-	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 func TestControlPlane(t *testing.T) {
-	filtered := make(chan string, 1000)
-	extender := httptest.NewServer(rejectingExtender(filtered))
-	defer extender.Close()
-	c := StartForTest(t, Options{Scheduler: SchedulerOptions{
-		ExtenderURL: extender.URL, Edits: []ConfigEdit{ClientLimits(1000, 1000)},
-	}})
+	c := StartForTest(t, Options{Scheduler: SchedulerOptions{Edits: []ConfigEdit{ClientLimits(1000, 1000)}}})
+	must(t, c.CreateNodes(t.Context(), readyNode("node-0")))
 
-	must(t, c.CreateNodes(t.Context(), Node{Name: "node-0", Unit: gpu.MiB, Cards: EqualCards(2, 16276)}))
-
-	t.Run("a created node has the described cards", func(t *testing.T) {
-		node, err := c.Client.CoreV1().Nodes().Get(t.Context(), "node-0", metav1.GetOptions{})
-		must(t, err)
-		read := protocol.ParseNode(node)
-		if read.Problem != nil || read.Unit != gpu.MiB || len(read.Cards) != 2 || read.Cards[1].Memory != 16276 {
-			t.Errorf("ParseNode returned %+v", read)
-		}
-		if node.Labels[protocol.LabelShared] != "true" || len(node.Spec.Taints) != 0 {
-			t.Errorf("labels %v, taints %v", node.Labels, node.Spec.Taints)
-		}
-	})
-
-	t.Run("a pod without GPU is bound", func(t *testing.T) {
-		createPod(t, c.Client, "plain", 0)
+	t.Run("a pod is bound", func(t *testing.T) {
+		createPod(t, c.Client, "plain")
 		if got := awaitBound(t, c.Client, "plain"); got != "node-0" {
 			t.Errorf("bound to %q, want node-0", got)
 		}
-	})
-
-	t.Run("a pod that requests GPU memory reaches the extender; a scheduler without an extender binds it", func(t *testing.T) {
-		createPod(t, c.Client, "sharing", 8138)
-		select {
-		case name := <-filtered:
-			if name != "sharing" {
-				t.Errorf("the extender got pod %q, want sharing", name)
-			}
-		case <-time.After(readyTimeout):
-			t.Fatal("no filter call reached the extender")
-		}
-		must(t, c.StartScheduler(t.Context(), SchedulerOptions{}))
-		awaitBound(t, c.Client, "sharing")
 	})
 
 	t.Run("manifests can be applied twice, and a ServiceAccount has the rights that they grant", func(t *testing.T) {
@@ -104,26 +64,6 @@ func TestControlPlane(t *testing.T) {
 		}
 	})
 
-	t.Run("many nodes are created without being throttled", func(t *testing.T) {
-		must(t, c.Apply(t.Context(), "testdata/accounts.yaml"))
-		path, err := c.ServiceAccountKubeconfig(t.Context(), "accounts", "admin")
-		must(t, err)
-		// As the ServiceAccount, because the administrator is exempt from throttling.
-		ordinary := *c
-		ordinary.Client = clientFor(t, path)
-		awaitNodes(t, ordinary.Client)
-		var nodes []Node
-		for i := range 100 {
-			nodes = append(nodes, Node{Name: fmt.Sprintf("many-%d", i), Unit: gpu.GiB, Cards: EqualCards(8, 16)})
-		}
-		must(t, ordinary.CreateNodes(t.Context(), nodes...))
-		rejected, err := c.RejectedRequests(t.Context())
-		must(t, err)
-		if rejected != 0 {
-			t.Errorf("%d requests were rejected", rejected)
-		}
-	})
-
 	t.Run("a paused API server doesn't answer until it is resumed", func(t *testing.T) {
 		must(t, c.APIServer.Pause())
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
@@ -155,7 +95,7 @@ func TestControlPlane(t *testing.T) {
 		if got := awaitBound(t, c.Client, "plain"); got != "node-0" {
 			t.Errorf("pod plain is on %q, want node-0", got)
 		}
-		createPod(t, c.Client, "later", 0)
+		createPod(t, c.Client, "later")
 		awaitBound(t, c.Client, "later")
 	})
 
@@ -171,26 +111,6 @@ func TestControlPlane(t *testing.T) {
 		listener, err := net.Listen("tcp", c.apiPort.Address())
 		must(t, err)
 		must(t, listener.Close())
-	})
-}
-
-func TestControllerManager(t *testing.T) {
-	c := StartForTest(t, Options{ControllerManager: true})
-	// The controller manager must remove the taint of a new node, so this also shows that CreateNodes waits for it.
-	must(t, c.CreateNodes(t.Context(), Node{Name: "node-0"}))
-	must(t, c.Apply(t.Context(), "testdata/deployment.yaml"))
-	await(t, "two pods of the Deployment are bound", func(ctx context.Context) (bool, error) {
-		pods, err := c.Client.CoreV1().Pods("default").List(ctx, metav1.ListOptions{LabelSelector: "app=web"})
-		if err != nil {
-			return false, err
-		}
-		bound := 0
-		for i := range pods.Items {
-			if pods.Items[i].Spec.NodeName == "node-0" {
-				bound++
-			}
-		}
-		return bound == 2, nil
 	})
 }
 
@@ -217,33 +137,19 @@ func TestBinariesMissing(t *testing.T) {
 	}
 }
 
-// rejectingExtender rejects every pod and sends its name to filtered.
-func rejectingExtender(filtered chan<- string) http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("POST /gpushare-scheduler/filter", func(w http.ResponseWriter, r *http.Request) {
-		var args extenderv1.ExtenderArgs
-		if err := json.NewDecoder(r.Body).Decode(&args); err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
-		}
-		select {
-		case filtered <- args.Pod.Name:
-		default:
-		}
-		_ = json.NewEncoder(w).Encode(extenderv1.ExtenderFilterResult{NodeNames: &[]string{}})
-	})
-	return mux
+// readyNode returns a node to which pods can be bound.
+func readyNode(name string) *corev1.Node {
+	resources := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourcePods: resource.MustParse("1000")}
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{
+		Capacity: resources, Allocatable: resources, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+	}}
 }
 
-func createPod(t *testing.T, client kubernetes.Interface, name string, memory int64) {
+func createPod(t *testing.T, client kubernetes.Interface, name string) {
 	t.Helper()
-	container := corev1.Container{Name: "main", Image: "example.invalid/main"}
-	if memory > 0 {
-		container.Resources.Limits = corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(memory, resource.DecimalSI)}
-	}
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       corev1.PodSpec{Containers: []corev1.Container{container}},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "example.invalid/main"}}},
 	}
 	_, err := client.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{})
 	must(t, err)

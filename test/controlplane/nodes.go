@@ -3,98 +3,22 @@ package controlplane
 import (
 	"context"
 	"fmt"
-	"maps"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-
-	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// Node describes a node without a kubelet: pods can be bound to it, but they never run.
-type Node struct {
-	Name string
-	// Unit and Cards are written as the inventory annotation and as gpu-mem and gpu-count. A node without cards gets
-	// neither of these nor the label.
-	Unit  gpu.Unit
-	Cards []gpu.Card
-	// WithoutInventory omits the annotation, like the device plugin of AliyunContainerService.
-	WithoutInventory bool
-	// Labels and Annotations are added to those above.
-	Labels, Annotations map[string]string
-	// Capacity is added to, and overrides, the cards' resources and 64 CPUs, 256 GiB of memory and 1000 pods.
-	Capacity corev1.ResourceList
-}
-
-// EqualCards returns n healthy cards of one size, with indexes from 0.
-func EqualCards(n int, memory gpu.Memory) []gpu.Card {
-	cards := make([]gpu.Card, n)
-	for i := range cards {
-		cards[i] = gpu.Card{Index: i, UUID: fmt.Sprintf("GPU-%08d", i), Memory: memory, NUMANode: gpu.NoNUMANode}
-	}
-	return cards
-}
-
-// Object returns the Node object. It is ready, and its whole capacity is allocatable.
-func (n Node) Object() (*corev1.Node, error) {
-	node := &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{
-			Name:        n.Name,
-			Labels:      map[string]string{corev1.LabelHostname: n.Name, corev1.LabelOSStable: "linux"},
-			Annotations: map[string]string{},
-		},
-		Status: corev1.NodeStatus{
-			Capacity: corev1.ResourceList{
-				corev1.ResourceCPU:    resource.MustParse("64"),
-				corev1.ResourceMemory: resource.MustParse("256Gi"),
-				corev1.ResourcePods:   resource.MustParse("1000"),
-			},
-			Conditions: []corev1.NodeCondition{{
-				Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady",
-				LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now(),
-			}},
-		},
-	}
-	if len(n.Cards) > 0 {
-		var sum gpu.Memory
-		for _, card := range n.Cards {
-			sum = sum.Add(card.Memory)
-		}
-		node.Labels[protocol.LabelShared] = "true"
-		node.Status.Capacity[protocol.ResourceMemory] = *resource.NewQuantity(int64(sum), resource.DecimalSI)
-		node.Status.Capacity[protocol.ResourceCount] = *resource.NewQuantity(int64(len(n.Cards)), resource.DecimalSI)
-		if !n.WithoutInventory {
-			inventory, err := protocol.Inventory{Unit: n.Unit, Cards: n.Cards}.Annotation()
-			if err != nil {
-				return nil, err
-			}
-			node.Annotations[protocol.AnnotationInventory] = inventory
-		}
-	}
-	maps.Copy(node.Labels, n.Labels)
-	maps.Copy(node.Annotations, n.Annotations)
-	maps.Copy(node.Status.Capacity, n.Capacity)
-	node.Status.Allocatable = node.Status.Capacity.DeepCopy()
-	return node, nil
-}
-
 // CreateNodes creates nodes, several at a time, and returns when pods can be bound to all of them.
-func (c *ControlPlane) CreateNodes(ctx context.Context, nodes ...Node) error {
+func (c *ControlPlane) CreateNodes(ctx context.Context, nodes ...*corev1.Node) error {
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.SetLimit(16)
-	for _, n := range nodes {
+	for _, node := range nodes {
 		group.Go(func() error {
-			node, err := n.Object()
-			if err == nil {
-				_, err = c.Client.CoreV1().Nodes().Create(groupCtx, node, metav1.CreateOptions{})
-			}
-			if err != nil {
-				return fmt.Errorf("creating node %s: %w", n.Name, err)
+			if _, err := c.Client.CoreV1().Nodes().Create(groupCtx, node, metav1.CreateOptions{}); err != nil {
+				return fmt.Errorf("creating node %s: %w", node.Name, err)
 			}
 			return nil
 		})
@@ -109,7 +33,7 @@ func (c *ControlPlane) CreateNodes(ctx context.Context, nodes ...Node) error {
 }
 
 // waitUntainted waits until the controller manager has removed the not-ready taint from the nodes.
-func (c *ControlPlane) waitUntainted(ctx context.Context, nodes []Node) error {
+func (c *ControlPlane) waitUntainted(ctx context.Context, nodes []*corev1.Node) error {
 	waiting := map[string]bool{}
 	for _, n := range nodes {
 		waiting[n.Name] = true

@@ -216,19 +216,6 @@ func (p *Proxy) SetWatchDelay(d time.Duration) {
 	p.delayChanged = make(chan struct{})
 }
 
-// DropConnections cuts all connections of the client, including watches. New connections are accepted.
-func (p *Proxy) DropConnections() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for connection := range p.connections {
-		// Closing the TLS layer could block on a client that doesn't read, and a cut cable sends no close message.
-		if secure, ok := connection.(*tls.Conn); ok {
-			connection = secure.NetConn()
-		}
-		_ = connection.Close()
-	}
-}
-
 func (p *Proxy) track(connection net.Conn, state http.ConnState) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

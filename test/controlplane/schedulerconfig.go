@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
@@ -29,6 +30,25 @@ func ClientLimits(qps float64, burst int64) ConfigEdit {
 		return errors.Join(
 			unstructured.SetNestedField(config, qps, "clientConnection", "qps"),
 			unstructured.SetNestedField(config, burst, "clientConnection", "burst"))
+	}
+}
+
+// ExtenderTimeout sets how long the scheduler waits for an answer of the extenders. In a test in which an extender hangs,
+// it is the time that the scheduler hangs too.
+func ExtenderTimeout(timeout time.Duration) ConfigEdit {
+	return func(config map[string]any) error {
+		for _, extender := range config["extenders"].([]any) {
+			extender.(map[string]any)["httpTimeout"] = timeout.String()
+		}
+		return nil
+	}
+}
+
+// MaxBackoff bounds the time after which the scheduler retries a pod whose attempt failed. The default is 10 s.
+func MaxBackoff(seconds int64) ConfigEdit {
+	return func(config map[string]any) error {
+		config["podMaxBackoffSeconds"] = seconds
+		return nil
 	}
 }
 

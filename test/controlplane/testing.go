@@ -14,9 +14,12 @@ const RequireEnv = "GPUSHARE_REQUIRE_CONTROL_PLANE"
 // LongEnv is the environment variable that enables the long form of the tests.
 const LongEnv = "GPUSHARE_TEST_LONG"
 
+// Long reports whether LongEnv is set.
+func Long() bool { return os.Getenv(LongEnv) != "" }
+
 // Times returns short, or long if LongEnv is set: the number of repetitions in a test.
 func Times(short, long int) int {
-	if os.Getenv(LongEnv) != "" {
+	if Long() {
 		return long
 	}
 	return short

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // patience is the timeout of every wait.
@@ -48,19 +48,19 @@ func play(ctx context.Context, keep bool) (err error) {
 	}()
 
 	say("Starting etcd, kube-apiserver, kube-scheduler and the gpushare extender ...")
-	bed, err := testbed.Start(ctx, testbed.Options{
+	cluster, err := framework.Start(ctx, framework.Options{
 		Dir: dir, ControlPlane: controlplane.Options{ControllerManager: true},
 	})
 	if err != nil {
 		return err
 	}
 	defer func() {
-		if stopErr := bed.Stop(); err == nil {
+		if stopErr := cluster.Stop(); err == nil {
 			err = stopErr
 		}
 	}()
 
-	d := &demo{bed: bed, dir: dir}
+	d := &demo{cluster: cluster, dir: dir}
 	for _, step := range []func(context.Context) error{d.nodes, d.filter, d.bind, d.allocate, d.full, d.table} {
 		if err := step(ctx); err != nil {
 			return err
@@ -89,7 +89,7 @@ Create one more pod of 4000 MiB (the unit here is MiB):
 
   sed 's/gpu-mem: 2/gpu-mem: 4000/' %[3]s | kubectl apply -f -
 
-Press Ctrl-C to stop.`, d.bed.KubeconfigPath, filepath.Join(root, "bin"), filepath.Join(root, "deploy/samples/binpack-1.yaml"), d.bed.PageURL)
+Press Ctrl-C to stop.`, d.cluster.KubeconfigPath, filepath.Join(root, "bin"), filepath.Join(root, "deploy/samples/binpack-1.yaml"), d.cluster.PageURL)
 	<-ctx.Done()
 	say("\nStopping ...")
 }

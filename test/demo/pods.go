@@ -10,46 +10,29 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
-// podToCreate is a pod to create.
-type podToCreate struct{ *corev1.Pod }
-
 // pod returns a pod that requests GPU memory, in MiB.
-func pod(name string, memory int64) podToCreate {
-	return podToCreate{&corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: metav1.NamespaceDefault},
-		Spec: corev1.PodSpec{Containers: []corev1.Container{{
-			Name: "main", Image: "cheyang/gpu-player:v2",
-			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
-				protocol.ResourceMemory: *resource.NewQuantity(memory, resource.DecimalSI),
-			}},
-		}}},
-	}}
+func pod(name string, memory int64) *framework.PodWrapper {
+	return framework.MakePod(name).Namespace(metav1.NamespaceDefault).GPUMem(memory)
 }
 
-// on restricts the pod to a node by a node selector.
-func (a podToCreate) on(node string) podToCreate {
-	a.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
-	return a
-}
-
-func (d *demo) create(ctx context.Context, a podToCreate) (*corev1.Pod, error) {
-	created, err := d.bed.Client.CoreV1().Pods(a.Namespace).Create(ctx, a.Pod, metav1.CreateOptions{})
+func (d *demo) create(ctx context.Context, p *framework.PodWrapper) (*corev1.Pod, error) {
+	created, err := d.cluster.Client.CoreV1().Pods(metav1.NamespaceDefault).Create(ctx, p.Obj(), metav1.CreateOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("creating pod %s: %w", a.Name, err)
+		return nil, fmt.Errorf("creating pod %s: %w", p.Name, err)
 	}
 	return created, nil
 }
 
 // run creates a pod and waits until it runs and the device plugin has set its assigned annotation.
-func (d *demo) run(ctx context.Context, a podToCreate) (*corev1.Pod, error) {
-	created, err := d.create(ctx, a)
+func (d *demo) run(ctx context.Context, p *framework.PodWrapper) (*corev1.Pod, error) {
+	created, err := d.create(ctx, p)
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +63,7 @@ func (d *demo) await(ctx context.Context, of *corev1.Pod, what string, done func
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	err = wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		if pod, err = d.bed.Client.CoreV1().Pods(of.Namespace).Get(ctx, of.Name, metav1.GetOptions{}); err != nil {
+		if pod, err = d.cluster.Client.CoreV1().Pods(of.Namespace).Get(ctx, of.Name, metav1.GetOptions{}); err != nil {
 			return false, err
 		}
 		return done(pod), nil
@@ -93,7 +76,7 @@ func (d *demo) await(ctx context.Context, of *corev1.Pod, what string, done func
 
 // delete deletes a pod and waits until the object is gone, because until then the pod keeps its memory.
 func (d *demo) delete(ctx context.Context, pod *corev1.Pod) error {
-	pods := d.bed.Client.CoreV1().Pods(pod.Namespace)
+	pods := d.cluster.Client.CoreV1().Pods(pod.Namespace)
 	if err := pods.Delete(ctx, pod.Name, metav1.DeleteOptions{}); err != nil {
 		return fmt.Errorf("deleting pod %s: %w", pod.Name, err)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // card is the memory of the cards in MiB, as in the figures of the gpushare design.
@@ -21,9 +21,9 @@ const card = 16276
 
 // demo holds the state that the steps share.
 type demo struct {
-	bed  *testbed.Bed
-	dir  string
-	node map[string]*testbed.Node
+	cluster *framework.Cluster
+	dir     string
+	node    map[string]*framework.Node
 }
 
 // nodes adds three nodes.
@@ -49,13 +49,13 @@ func (d *demo) filter(ctx context.Context) error {
 		{"n2-a", "n2", 12207}, {"n2-b", "n2", 12207},
 		{"n3-a", "n3", 16276}, {"n3-b", "n3", 8138},
 	} {
-		if _, err := d.run(ctx, pod(filler.name, filler.memory).on(filler.node)); err != nil {
+		if _, err := d.run(ctx, pod(filler.name, filler.memory).OnNode(filler.node)); err != nil {
 			return err
 		}
 	}
 	say("  Free memory: n1: 4069 MiB on one card; n2: 4069 MiB on each of two cards; n3: 8138 MiB on one card.")
 	say("  Create a pod that requests 8138 MiB and may run only on n2:")
-	only, err := d.create(ctx, pod("only-n2", 8138).on("n2"))
+	only, err := d.create(ctx, pod("only-n2", 8138).OnNode("n2"))
 	if err != nil {
 		return err
 	}
@@ -91,10 +91,10 @@ func (d *demo) bind(ctx context.Context) error {
 	// deleted.
 	var leaving []*corev1.Pod
 	for i, memory := range []int64{4069, 8138, 12207} {
-		if _, err := d.run(ctx, pod(fmt.Sprintf("n4-stays-%d", i), memory).on("n4")); err != nil {
+		if _, err := d.run(ctx, pod(fmt.Sprintf("n4-stays-%d", i), memory).OnNode("n4")); err != nil {
 			return err
 		}
-		filler, err := d.run(ctx, pod(fmt.Sprintf("n4-leaves-%d", i), card-memory).on("n4"))
+		filler, err := d.run(ctx, pod(fmt.Sprintf("n4-leaves-%d", i), card-memory).OnNode("n4"))
 		if err != nil {
 			return err
 		}
@@ -105,7 +105,7 @@ func (d *demo) bind(ctx context.Context) error {
 			return err
 		}
 	}
-	bound, err := d.run(ctx, pod("best-card", 8138).on("n4"))
+	bound, err := d.run(ctx, pod("best-card", 8138).OnNode("n4"))
 	if err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func (d *demo) allocate(ctx context.Context) error {
 	say("  Create three pods of equal size. The kubelet's Allocate call doesn't name the pod, so the device plugin finds it:")
 	var pods []*corev1.Pod
 	for i := range 3 {
-		created, err := d.create(ctx, pod(fmt.Sprintf("same-size-%d", i), 4000).on("n4"))
+		created, err := d.create(ctx, pod(fmt.Sprintf("same-size-%d", i), 4000).OnNode("n4"))
 		if err != nil {
 			return err
 		}
@@ -144,7 +144,7 @@ func (d *demo) allocate(ctx context.Context) error {
 // full shows that a pod stays pending until memory is freed.
 func (d *demo) full(ctx context.Context) error {
 	title("No card has room: the pod stays pending, with the reason")
-	last, err := d.run(ctx, pod("last-card", card).on("n4"))
+	last, err := d.run(ctx, pod("last-card", card).OnNode("n4"))
 	if err != nil {
 		return err
 	}
@@ -181,7 +181,7 @@ func (d *demo) table(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	command := exec.CommandContext(ctx, filepath.Join(root, "bin", "kubectl-inspect-gpushare"), "--kubeconfig="+d.bed.KubeconfigPath)
+	command := exec.CommandContext(ctx, filepath.Join(root, "bin", "kubectl-inspect-gpushare"), "--kubeconfig="+d.cluster.KubeconfigPath)
 	command.Stdout, command.Stderr = os.Stdout, os.Stderr
 	if err := command.Run(); err != nil {
 		return fmt.Errorf("kubectl inspect gpushare: %w", err)
@@ -192,12 +192,12 @@ func (d *demo) table(ctx context.Context) error {
 func (d *demo) join(ctx context.Context, name string, cards ...uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	node, err := d.bed.AddNode(ctx, testbed.NodeSpec{Name: name, Cards: cards})
+	node, err := d.cluster.AddNode(ctx, framework.NodeSpec{Name: name, Cards: cards})
 	if err != nil {
 		return err
 	}
 	if d.node == nil {
-		d.node = map[string]*testbed.Node{}
+		d.node = map[string]*framework.Node{}
 	}
 	d.node[name] = node
 	return nil

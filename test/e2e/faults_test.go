@@ -2,378 +2,272 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpushare/gpushare/pkg/binding"
-	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
-// stopWithin is how long a program may take to end after SIGTERM: part of what is promised.
-const stopWithin = 2 * time.Second
+// startFaulty starts a cluster for injected faults. kube-scheduler waits for a frozen extender only a little longer than a
+// bind may take, and retries pods soon.
+func startFaulty(t *testing.T, o framework.Options) *framework.Cluster {
+	t.Helper()
+	o.ThroughProxy = true
+	o.ControlPlane.Scheduler.Edits = []controlplane.ConfigEdit{controlplane.ExtenderTimeout(6 * time.Second), controlplane.MaxBackoff(1)}
+	return framework.StartForTest(t, o)
+}
 
-// What becomes of the books when connections are cut, answers lost, and programs killed.
+// TestFaults cuts connections, loses answers, and kills programs. The ledger must stay correct.
 func TestFaults(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{ThroughProxy: true})
+	c := startFaulty(t, framework.Options{})
 
-	for title, fault := range map[string]struct {
+	for title, test := range map[string]struct {
 		fault controlplane.Fault
-		times int
-		// result is what the extender takes the disturbed bind for.
-		result binding.Result
+		hits  int
+		// result is the extender's result of the bind.
+		result string
 	}{
-		"a Binding whose answer is lost gives the card to nobody else":             {controlplane.CutAnswer, 1, binding.Bound},
-		"a Binding whose answer comes too late gives the card to nobody else":      {controlplane.HoldAnswer, 1, binding.Bound},
-		"a Binding that never reached the server is made again":                    {controlplane.CutConnection, 2, binding.Unconfirmed},
-		"a Binding that the server answered with trouble of its own is made again": {controlplane.Answer(http.StatusServiceUnavailable, 0), 2, binding.Unconfirmed},
-		"a Binding that the server gave up on is made again":                       {controlplane.Answer(http.StatusGatewayTimeout, 0), 2, binding.Unconfirmed},
-		"a Binding that the server was too busy for is made again":                 {controlplane.Answer(http.StatusTooManyRequests, 0), 2, binding.Rejected},
+		"a Binding whose answer is lost keeps the card":      {controlplane.CutAnswer, 1, "bound"},
+		"a Binding whose answer is late keeps the card":      {controlplane.HoldAnswer, 1, "bound"},
+		"a Binding that never arrived is repeated":           {controlplane.CutConnection, 2, "unknown"},
+		"a Binding that the API server rejected is repeated": {controlplane.Answer(http.StatusTooManyRequests, 0), 2, "refused"},
 	} {
-		play(t, bed, title, func(s *scene) {
-			s.addNodes(controlplane.Node{Name: "n1", Cards: mebibytes(cardMiB, 4069)})
-			counter := fmt.Sprintf("gpushare_extender_binds_total{result=%q}", fault.result)
-			before := s.metric(counter)
-			injected := bed.Proxy.Inject(controlplane.Bindings, fault.times, fault.fault)
+		play(t, c, title, func(s *scene) {
+			s.AddNodes(node("n1", cardMiB, 4069))
+			before := c.Metric(s, framework.MetricBinds, "result", test.result)
+			injected := c.Proxy.Inject(controlplane.Bindings, test.hits, test.fault)
 			defer injected.Lift()
 
-			s.sits(s.place("disturbed", 12207), s.at("n1"), 0)
-			s.awaitMetric(counter, before+1)
-			if got := injected.Hits(); got != fault.times {
-				s.Errorf("%d Bindings met the fault, want %d", got, fault.times)
+			s.WantCard(s.Place(s.Pod("disturbed", 12207)), s.NodeName("n1"), 0)
+			c.WaitMetric(s, before+1, framework.MetricBinds, "result", test.result)
+			if got := injected.Hits(); got != test.hits {
+				s.Errorf("%d Bindings met the fault, want %d", got, test.hits)
 			}
-			s.create("next", 8138)
-			s.refused("next", "1 no GPU card has enough free memory")
-			s.checkBooks()
-			must(s, s.delete("disturbed", 0))
-			s.sits(s.bound("next"), s.at("n1"), 0)
+			s.Create(s.Pod("next", 8138))
+			s.rejected("next", "1 no GPU card has enough free memory")
+			s.CheckLedger()
+			s.Delete("disturbed")
+			s.WantCard(s.WaitBound("next"), s.NodeName("n1"), 0)
 		})
 	}
 
-	play(t, bed, "an extender ends in time also while a Binding hangs", func(s *scene) {
-		s.addNodes(controlplane.Node{Name: "n1", Cards: mebibytes(cardMiB)})
-		hanging := bed.Proxy.Inject(controlplane.Bindings, 0, controlplane.Hold)
+	play(t, c, "the extender ends in time while a Binding hangs", func(s *scene) {
+		s.AddNodes(node("n1", cardMiB))
+		hanging := c.Proxy.Inject(controlplane.Bindings, 0, controlplane.Hold)
 		defer hanging.Lift()
-		s.create("hangs", 8138)
-		eventually(s, "a Binding hangs", func(context.Context) error {
-			if hanging.Hits() == 0 {
-				return errors.New("none has come")
-			}
-			return nil
-		})
-		terminate(s, bed.Extender)
+		s.Create(s.Pod("hangs", 8138))
+		s.waitHits(hanging)
+		terminate(s, c.Extender)
 		hanging.Lift()
-		must(s, bed.Extender.Start(s.Context()))
-		s.sits(s.bound("hangs"), s.at("n1"), 0)
+		must(s, c.Extender.Start(s.Context()))
+		s.WantCard(s.WaitBound("hangs"), s.NodeName("n1"), 0)
 	})
 
-	play(t, bed, "a lost answer that can't be looked into keeps the card until it can", func(s *scene) {
-		n1 := s.at("n1")
-		s.addNodes(
-			controlplane.Node{Name: "n1", Cards: mebibytes(cardMiB, 4069)},
-			controlplane.Node{Name: "n2", Cards: mebibytes(1)},
-		)
-		s.create("disturbed", 12207, gated)
-		s.create("next", 8138, gated)
-		// The watch tells in order: when the extender knows of this pod, it knows the others too.
-		s.place("marker", 1, on(s.at("n2")))
-		s.checkBooks()
-		// From here on the extender learns nothing: its reads fail, and its watch stands still.
-		reads := bed.Proxy.Inject(func(r *http.Request) bool {
-			return r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/pods/disturbed")
-		}, 0, controlplane.Answer(http.StatusServiceUnavailable, 0))
-		defer reads.Lift()
-		bed.Proxy.SetWatchDelay(time.Hour)
-		defer bed.Proxy.SetWatchDelay(0)
-		cut := bed.Proxy.Inject(controlplane.Bindings, 1, controlplane.CutAnswer)
-		defer cut.Lift()
-		unknown := s.metric(`gpushare_extender_binds_total{result="unconfirmed"}`)
-		settled := s.metric(`gpushare_extender_resolved_binds_total{outcome="bound"}`)
+	// kube-scheduler sees that memory is freed and retries the pod. The extender doesn't see it yet and rejects the pod
+	// again. Without a requeue kube-scheduler retries the pod after five minutes, which is longer than framework.Patience.
+	for title, recoverFrom := range map[string]func(s *scene){
+		"a slow watch": func(*scene) { c.Proxy.SetWatchDelay(0) },
+		"a killed extender": func(s *scene) {
+			must(s, c.Extender.Kill())
+			c.Proxy.SetWatchDelay(0)
+			must(s, c.Extender.Start(s.Context()))
+		},
+	} {
+		play(t, c, "a pod is requeued after "+title, func(s *scene) {
+			s.AddNodes(node("n1", cardMiB, 4069))
+			s.WantCard(s.Place(s.Pod("leaves", 12207)), s.NodeName("n1"), 0)
+			s.Create(s.Pod("next", 8138))
+			s.rejected("next", "1 no GPU card has enough free memory")
+			s.CheckLedger()
 
-		s.ungate("disturbed")
-		s.sits(s.bound("disturbed"), n1, 0)
-		s.awaitMetric(`gpushare_extender_binds_total{result="unconfirmed"}`, unknown+1)
-		s.ungate("next")
-		s.refused("next", "1 no GPU card has enough free memory")
+			c.Proxy.SetWatchDelay(time.Hour)
+			defer c.Proxy.SetWatchDelay(0)
+			before := c.Metric(s, framework.MetricFilteredNodes, "reason", "fragmented")
+			s.Delete("leaves")
+			c.WaitMetric(s, before+1, framework.MetricFilteredNodes, "reason", "fragmented")
+			recoverFrom(s)
+			s.WantCard(s.WaitBound("next"), s.NodeName("n1"), 0)
+		})
+	}
 
-		reads.Lift()
-		s.awaitMetric(`gpushare_extender_resolved_binds_total{outcome="bound"}`, settled+1)
-		s.checkBooks()
-		if s.ask("next", n1) == "" {
-			s.Error("the card is free for the next pod once the bind is settled")
-		}
-		bed.Proxy.SetWatchDelay(0)
-		must(s, s.delete("disturbed", 0))
-		s.sits(s.bound("next"), n1, 0)
-	})
-
-	play(t, bed, "memory that the extender sees come free two seconds after the scheduler still wakes the next pod", func(s *scene) {
-		n1 := s.at("n1")
-		s.addNodes(controlplane.Node{Name: "n1", Cards: mebibytes(cardMiB, 4069)})
-		s.sits(s.place("leaves", 12207), n1, 0)
-		s.create("next", 8138)
-		s.refused("next", "1 no GPU card has enough free memory")
-		s.checkBooks()
-
-		bed.Proxy.SetWatchDelay(2 * time.Second)
-		defer bed.Proxy.SetWatchDelay(0)
-		fragmented := s.metric(`gpushare_extender_filtered_nodes_total{reason="fragmented"}`)
-		must(s, s.delete("leaves", 0))
-		// The scheduler asks at once and is refused; left alone, it would ask again after five minutes.
-		s.awaitMetric(`gpushare_extender_filtered_nodes_total{reason="fragmented"}`, fragmented+1)
-		s.sits(s.bound("next"), n1, 0)
-	})
-
-	play(t, bed, "a pod that was refused just before the extender was killed is woken by the next one", func(s *scene) {
-		n1 := s.at("n1")
-		s.addNodes(controlplane.Node{Name: "n1", Cards: mebibytes(cardMiB, 4069)})
-		s.sits(s.place("leaves", 12207), n1, 0)
-		s.create("next", 8138)
-		s.refused("next", "1 no GPU card has enough free memory")
-		s.checkBooks()
-
-		// The scheduler sees the memory come free and asks; the extender doesn't see it, refuses, and dies.
-		bed.Proxy.SetWatchDelay(time.Hour)
-		defer bed.Proxy.SetWatchDelay(0)
-		fragmented := s.metric(`gpushare_extender_filtered_nodes_total{reason="fragmented"}`)
-		must(s, s.delete("leaves", 0))
-		s.awaitMetric(`gpushare_extender_filtered_nodes_total{reason="fragmented"}`, fragmented+1)
-		must(s, bed.Extender.Kill())
-		bed.Proxy.SetWatchDelay(0)
-		must(s, bed.Extender.Start(s.Context()))
-		s.sits(s.bound("next"), n1, 0) // The scheduler by itself would look again after five minutes.
-	})
-
-	play(t, bed, "a watch that is cut catches up with what it missed", func(s *scene) {
-		s.addNodes(controlplane.Node{Name: "n1", Cards: mebibytes(cardMiB, cardMiB)})
-		names := s.fill(s.at("n1"), 4069, 4069, 12207)
-		heal := bed.Proxy.Blackhole()
-		must(s, s.delete(names[0], 0))
-		must(s, s.delete(names[2], 0))
-		bed.Proxy.DropConnections()
-		heal()
-		s.checkBooks()
-		s.sits(s.place("after", 12207), s.at("n1"), 0)
-	})
-
-	// Each is done under a stream of pods that come and go.
-	for title, disturb := range map[string]func(s *scene, after func(pods int)){
-		"the extender killed again and again": func(s *scene, after func(int)) {
+	for title, disturb := range map[string]func(s *stream){
+		"the extender is killed repeatedly": func(s *stream) {
 			for range controlplane.Times(3, 50) {
-				after(6)
-				must(s, bed.Extender.Kill())
-				after(3)
-				must(s, bed.Extender.Start(s.Context()))
+				s.next(6)
+				must(s, c.Extender.Kill())
+				s.next(3)
+				must(s, c.Extender.Start(s.Context()))
 			}
 		},
-		// Its reservation stands, the Binding is on its way: half of them arrive, without an answer, half of them never do.
-		"the extender killed between its reservation and the answer to its Binding": func(s *scene, after func(int)) {
+		// Half of the Bindings that are sent arrive without an answer, half of them never arrive.
+		"the extender is killed while it waits for the answer to a Binding": func(s *stream) {
 			for i := range controlplane.Times(4, 50) {
 				fault := controlplane.Hold
 				if i%2 == 1 {
 					fault = controlplane.HoldAnswer
 				}
-				held := bed.Proxy.Inject(controlplane.Bindings, 0, fault)
-				after(4)
-				eventually(s, "a Binding is held", func(context.Context) error {
-					if held.Hits() == 0 {
-						return errors.New("none has come")
-					}
-					return nil
-				})
-				must(s, bed.Extender.Kill())
+				held := c.Proxy.Inject(controlplane.Bindings, 0, fault)
+				s.next(4)
+				s.waitHits(held)
+				must(s, c.Extender.Kill())
 				held.Lift()
-				must(s, bed.Extender.Start(s.Context()))
+				must(s, c.Extender.Start(s.Context()))
 			}
 		},
-		"the extender asked to end, and started again": func(s *scene, after func(int)) {
+		"the extender is frozen": func(s *stream) {
+			s.next(6)
+			must(s, c.Extender.Pause())
+			s.next(6)
+			s.WaitEvent("", "FailedScheduling", "gpushare-scheduler/filter", "deadline exceeded") // kube-scheduler has given up a call.
+			must(s, c.Extender.Resume())
+		},
+		"kube-scheduler is killed repeatedly": func(s *stream) {
 			for range 2 {
-				after(6)
-				terminate(s, bed.Extender)
-				after(3)
-				must(s, bed.Extender.Start(s.Context()))
+				s.next(6)
+				must(s, c.Scheduler.Kill())
+				s.next(3)
+				must(s, c.Scheduler.Start(s.Context()))
 			}
 		},
-		"the extender frozen for a while": func(s *scene, after func(int)) {
-			after(6)
-			must(s, bed.Extender.Pause())
-			after(6)
-			s.event("", "FailedScheduling", "gpushare-scheduler/filter", "deadline exceeded") // The scheduler has given up on a call.
-			must(s, bed.Extender.Resume())
-		},
-		"the scheduler killed again and again": func(s *scene, after func(int)) {
-			for range 2 {
-				after(6)
-				must(s, bed.Scheduler.Kill())
-				after(3)
-				must(s, bed.Scheduler.Start(s.Context()))
-			}
-		},
-		"the API server killed": func(s *scene, after func(int)) {
-			after(6)
-			must(s, bed.APIServer.Restart(s.Context()))
-			must(s, bed.Scheduler.Restart(s.Context())) // See patience: it isn't what is tested.
-		},
-		"the API server away for a while": func(s *scene, after func(int)) {
-			after(6)
-			must(s, bed.APIServer.Kill())
+		"the API server is away": func(s *stream) {
+			s.next(6)
+			must(s, c.APIServer.Kill())
 			pass(s, outage)
-			must(s, bed.APIServer.Start(s.Context()))
-			must(s, bed.Scheduler.Restart(s.Context()))
+			must(s, c.APIServer.Start(s.Context()))
+			must(s, c.Scheduler.Restart(s.Context())) // See framework.Patience.
 		},
-		"etcd away for a while": func(s *scene, after func(int)) {
-			after(6)
-			must(s, bed.Etcd.Kill())
+		"etcd is away": func(s *stream) {
+			s.next(6)
+			must(s, c.Etcd.Kill())
 			pass(s, outage)
-			must(s, bed.Etcd.Start(s.Context()))
-			must(s, bed.Scheduler.Restart(s.Context()))
+			must(s, c.Etcd.Start(s.Context()))
+			must(s, c.Scheduler.Restart(s.Context()))
 		},
-		"the object of a node deleted and made anew": func(s *scene, after func(int)) {
+		"a node is deleted and created again": func(s *stream) {
 			for range controlplane.Times(2, 20) {
-				after(6)
-				must(s, bed.Client.CoreV1().Nodes().Delete(s.Context(), s.at("n1"), metav1.DeleteOptions{}))
-				after(3)
-				must(s, bed.CreateNodes(s.Context(), streamNode(s.at("n1"), s.name)))
+				s.next(6)
+				must(s, c.Client.CoreV1().Nodes().Delete(s.Context(), s.NodeName("n1"), metav1.DeleteOptions{}))
+				s.next(3)
+				s.AddNodes(node("n1", cardMiB, cardMiB, cardMiB, cardMiB))
 			}
 		},
-		"etcd and the API server killed, and the extender too": func(s *scene, after func(int)) {
-			after(6)
-			must(s, bed.Etcd.Kill())
-			must(s, bed.APIServer.Kill())
-			must(s, bed.Extender.Kill())
-			must(s, bed.Etcd.Start(s.Context()))
-			must(s, bed.APIServer.Start(s.Context()))
-			must(s, bed.Extender.Start(s.Context()))
-			must(s, bed.Scheduler.Restart(s.Context()))
+		"etcd, API server and extender are killed": func(s *stream) {
+			s.next(6)
+			must(s, c.Etcd.Kill())
+			must(s, c.APIServer.Kill())
+			must(s, c.Extender.Kill())
+			must(s, c.Etcd.Start(s.Context()))
+			must(s, c.APIServer.Start(s.Context()))
+			must(s, c.Extender.Start(s.Context()))
+			must(s, c.Scheduler.Restart(s.Context()))
 		},
-		"every other answer to a Binding lost": func(_ *scene, after func(int)) {
+		"every other answer to a Binding is lost": func(s *stream) {
 			var n atomic.Int64
-			cut := bed.Proxy.Inject(func(r *http.Request) bool {
+			cut := c.Proxy.Inject(func(r *http.Request) bool {
 				return controlplane.Bindings(r) && n.Add(1)%2 == 0
 			}, 0, controlplane.CutAnswer)
 			defer cut.Lift()
-			after(30)
+			s.next(30)
 		},
 	} {
-		play(t, bed, "under a stream of pods: "+title, func(s *scene) {
-			s.addNodes(streamNode("n1", s.name), streamNode("n2", s.name))
-			stream := &stream{scene: s, random: rand.New(rand.NewPCG(1, 2))}
-			disturb(s, stream.next)
+		play(t, c, "during a stream of pods "+title, func(s *scene) {
+			stream := newStream(s, 2)
+			disturb(stream)
 			stream.next(6)
-			stream.awaitAll()
-			s.checkBooks()
+			stream.waitAll()
+			s.CheckLedger()
 
-			before, err := inspected(s.Context(), bed)
+			before, err := c.LedgerAllocations(s.Context())
 			must(s, err)
-			must(s, bed.Extender.Restart(s.Context()))
-			after, err := inspected(s.Context(), bed)
+			must(s, c.Extender.Restart(s.Context()))
+			after, err := c.LedgerAllocations(s.Context())
 			must(s, err)
-			s.sameBooks("kept through everything", before, "rebuilt", after)
-			s.Logf("%d pods made, %d of them bound at the end and the others deleted; 0 lost, 0 cards over their total, 0 memory held by nobody",
-				stream.made, len(stream.alive))
+			if diff := cmp.Diff(before, after); diff != "" {
+				s.Errorf("the ledger (-before a restart of the extender +after):\n%s", diff)
+			}
+			s.Logf("%d pods were created; %d of them are bound, the others were deleted", stream.made, len(stream.alive))
 		})
 	}
 }
 
-// outage is how long something is away.
+// outage is how long a program is away.
 var outage = time.Duration(controlplane.Times(3, 20)) * time.Second
 
-// pass lets time pass: what is tested is that it does.
-func pass(t testing.TB, d time.Duration) {
-	t.Helper()
+// pass lets time pass, because the test needs an outage of that length.
+func pass(s *stream, d time.Duration) {
+	s.Helper()
 	select {
-	case <-t.Context().Done():
+	case <-s.Context().Done():
 	case <-time.After(d):
 	}
 }
 
-// streamNode is a node for a stream of pods: two of them hold the most that one leaves alive.
-func streamNode(name, scene string) controlplane.Node {
-	return controlplane.Node{
-		Name: name, Unit: gpu.MiB, Labels: map[string]string{sceneLabel: scene}, Cards: mebibytes(cardMiB, cardMiB, cardMiB, cardMiB),
-	}
-}
-
-// stream makes pods of random sizes, and deletes every third one some pods later, whatever has become of it by then.
+// stream creates pods of random sizes, and deletes every third one some pods later, in whatever state it is by then.
 type stream struct {
 	*scene
 	random *rand.Rand
 	made   int
-	alive  map[string]bool
-	// order has the pods that are alive, the oldest first.
-	order []string
+	// alive has the pods that exist, the oldest first.
+	alive []string
 }
 
-// streamKeeps bounds the pods that are alive.
+// streamKeeps bounds the pods that exist. Two nodes of a stream have room for them.
 const streamKeeps = 25
+
+// newStream creates the nodes, each with four cards.
+func newStream(s *scene, nodes int) *stream {
+	s.Helper()
+	for i := range nodes {
+		s.AddNodes(node(fmt.Sprintf("n%d", i), cardMiB, cardMiB, cardMiB, cardMiB))
+	}
+	return &stream{scene: s, random: rand.New(rand.NewPCG(1, 2))}
+}
 
 func (s *stream) next(pods int) {
 	s.Helper()
-	if s.alive == nil {
-		s.alive = map[string]bool{}
-	}
 	for range pods {
 		name := fmt.Sprintf("pod-%03d", s.made)
-		pod := s.pod(name, 512+s.random.Int64N(5000))
-		eventually(s, "pod "+name+" is created", func(ctx context.Context) error {
-			_, err := s.bed.Client.CoreV1().Pods(s.scene.name).Create(ctx, pod, metav1.CreateOptions{})
+		pod := s.Pod(name, 512+s.random.Int64N(5000)).Obj()
+		s.Eventually("pod "+name+" is created", func(ctx context.Context) error {
+			_, err := s.Pods().Create(ctx, pod, metav1.CreateOptions{})
 			if apierrors.IsAlreadyExists(err) {
 				return nil
 			}
 			return err
 		})
-		s.alive[name] = true
-		s.order = append(s.order, name)
+		s.alive = append(s.alive, name)
 		if s.made%3 == 2 {
-			s.leaves(fmt.Sprintf("pod-%03d", s.made-2))
+			s.delete(fmt.Sprintf("pod-%03d", s.made-2))
 		}
-		if len(s.order) > streamKeeps {
-			s.leaves(s.order[0])
+		if len(s.alive) > streamKeeps {
+			s.delete(s.alive[0])
 		}
 		s.made++
 	}
 }
 
-func (s *stream) leaves(name string) {
+func (s *stream) delete(name string) {
 	s.Helper()
-	if !s.alive[name] {
-		return
-	}
-	must(s, s.delete(name, 0))
-	delete(s.alive, name)
-	s.order = slices.DeleteFunc(s.order, func(other string) bool { return other == name })
-}
-
-// awaitAll waits until all pods that are still there are bound.
-func (s *stream) awaitAll() {
-	s.Helper()
-	for name := range s.alive {
-		s.bound(name)
+	if i := slices.Index(s.alive, name); i >= 0 {
+		s.Delete(name)
+		s.alive = slices.Delete(s.alive, i, i+1)
 	}
 }
 
-// terminate asks a program to end, as its pod's deletion does, and checks that it does so in time and content.
-func terminate(t testing.TB, p *controlplane.Process) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), stopWithin)
-	defer cancel()
-	if err := p.Terminate(ctx); err != nil {
-		t.Errorf("%s didn't end within %s of SIGTERM: %v\n%s", p.Name, stopWithin, err, p.Tail(10))
-		must(t, p.Kill())
-		return
-	}
-	if code := p.ExitCode(); code != 0 {
-		t.Errorf("%s ended with status %d after SIGTERM, want 0\n%s", p.Name, code, p.Tail(10))
+// waitAll waits until all pods that exist are bound.
+func (s *stream) waitAll() {
+	s.Helper()
+	for _, name := range s.alive {
+		s.WaitBound(name)
 	}
 }

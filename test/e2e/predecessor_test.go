@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"testing"
 	"time"
 
 	"google.golang.org/grpc"
@@ -21,44 +20,42 @@ import (
 	devicesv1 "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
-// predecessor speaks as Alibaba's gpushare does on the wire, both halves: what its users' nodes and pods look like on the
-// day of the change.
+// predecessor has both halves of Alibaba's gpushare, as they behave on the wire.
 type predecessor struct {
 	scene *scene
 	node  machine
-	// serving is the node's half, nil once it was taken away.
+	// serving is the device plugin.
 	serving *oldPlugin
 }
 
-// assume binds a pod as the existing extender does: first the annotations, then a Binding that carries none.
-func (p *predecessor) assume(name string, card int) *corev1.Pod {
+// assume binds a pod like Alibaba's extender: first it writes the annotations, then a Binding without any.
+func (p *predecessor) assume(name string, card int) {
 	s := p.scene
 	s.Helper()
-	pod := s.get(name)
-	memory := memoryOf(pod)
-	s.annotate(name, map[string]string{
+	pod := s.Get(name)
+	memory := framework.GPUMemOf(pod)
+	s.Annotate(name, map[string]string{
 		protocol.AnnotationIndex:      strconv.Itoa(card),
 		protocol.AnnotationPod:        strconv.FormatInt(memory, 10),
 		protocol.AnnotationDevice:     strconv.Itoa(cardMiB),
 		protocol.AnnotationAssigned:   "false",
 		protocol.AnnotationAssumeTime: strconv.FormatInt(time.Now().UnixNano(), 10),
 	})
-	must(s, s.bed.Client.CoreV1().Pods(s.name).Bind(s.Context(), &corev1.Binding{
-		ObjectMeta: metav1.ObjectMeta{Namespace: s.name, Name: name, UID: pod.UID},
+	must(s, s.Pods().Bind(s.Context(), &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.ID, Name: name, UID: pod.UID},
 		Target:     corev1.ObjectReference{Kind: "Node", Name: p.node.Name},
 	}, metav1.CreateOptions{}))
-	return s.get(name)
 }
 
-// oldPlugin is the existing device plugin's side of the kubelet's socket.
+// oldPlugin is Alibaba's device plugin, as the kubelet sees it.
 type oldPlugin struct {
 	devicesv1.UnimplementedDevicePluginServer
-	bed  *testbed.Bed
-	node *testbed.Node
-	// each is the memory of every card: it takes all of them for as large as the first.
+	cluster *framework.Cluster
+	node    *framework.Node
+	// each is the memory of every card: the plugin assumes that all are as large as the first.
 	each int64
 
 	server *grpc.Server
@@ -66,43 +63,43 @@ type oldPlugin struct {
 	mu     sync.Mutex
 }
 
-// startOldPlugin serves the node's cards and returns when the node offers them.
-func startOldPlugin(t *testing.T, s *scene, node machine) *oldPlugin {
-	t.Helper()
-	o := &oldPlugin{bed: s.bed, node: node.Node, each: int64(node.Cards[0].MiB), server: grpc.NewServer(), done: make(chan struct{})}
+// startOldPlugin serves the node's cards until the test ends, and returns when the node has them.
+func startOldPlugin(s *scene, node machine) *oldPlugin {
+	s.Helper()
+	o := &oldPlugin{cluster: s.Cluster, node: node.Node, each: int64(node.Cards[0].MiB), server: grpc.NewServer(), done: make(chan struct{})}
 	devicesv1.RegisterDevicePluginServer(o.server, o)
 	dir := node.Kubelet.DevicePluginDir()
 	socket := filepath.Join(dir, "aliyungpushare.sock")
 	listener, err := net.Listen("unix", socket)
-	must(t, err)
+	must(s, err)
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = o.server.Serve(listener) })
-	t.Cleanup(func() {
+	s.Cleanup(func() {
 		o.stop()
 		serving.Wait()
 		_ = os.Remove(socket)
 	})
 
 	kubelet, err := grpc.NewClient("unix://"+filepath.Join(dir, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
+	must(s, err)
 	defer kubelet.Close()
-	_, err = devicesv1.NewRegistrationClient(kubelet).Register(t.Context(), &devicesv1.RegisterRequest{
+	_, err = devicesv1.NewRegistrationClient(kubelet).Register(s.Context(), &devicesv1.RegisterRequest{
 		Version: devicesv1.Version, Endpoint: filepath.Base(socket), ResourceName: string(protocol.ResourceMemory),
 	}, grpc.WaitForReady(true))
-	must(t, err)
+	must(s, err)
 	count := strconv.Itoa(len(node.Cards))
 	patch, err := json.Marshal(map[string]any{"status": map[string]any{
 		"capacity":    map[string]string{string(protocol.ResourceCount): count},
 		"allocatable": map[string]string{string(protocol.ResourceCount): count},
 	}})
-	must(t, err)
-	_, err = s.bed.Client.CoreV1().Nodes().Patch(t.Context(), node.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
-	must(t, err)
-	s.awaitAllocatable(node, o.each*int64(len(node.Cards)))
+	must(s, err)
+	_, err = s.Cluster.Client.CoreV1().Nodes().Patch(s.Context(), node.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	must(s, err)
+	s.waitAllocatable(node, o.each*int64(len(node.Cards)))
 	return o
 }
 
-// stop takes the plugin away, as the deletion of its DaemonSet does.
+// stop ends the plugin, like the deletion of its DaemonSet.
 func (o *oldPlugin) stop() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -119,7 +116,7 @@ func (o *oldPlugin) GetDevicePluginOptions(context.Context, *devicesv1.Empty) (*
 	return &devicesv1.DevicePluginOptions{}, nil
 }
 
-// ListAndWatch implements the kubelet's protocol: one device a unit, with the card's UUID in each ID.
+// ListAndWatch implements the kubelet's protocol, with one device for each unit and the card's UUID in its ID.
 func (o *oldPlugin) ListAndWatch(_ *devicesv1.Empty, stream devicesv1.DevicePlugin_ListAndWatchServer) error {
 	list := &devicesv1.ListAndWatchResponse{}
 	for _, card := range o.node.Cards {
@@ -137,8 +134,8 @@ func (o *oldPlugin) ListAndWatch(_ *devicesv1.Empty, stream devicesv1.DevicePlug
 	return nil
 }
 
-// Allocate implements the kubelet's protocol: of the assumed pods of this size that aren't assigned, the one with the
-// earliest assume time; which is written anew.
+// Allocate implements the kubelet's protocol. Of the assumed pods of this size that aren't assigned, it takes the one with
+// the earliest assume time, and rewrites that time.
 func (o *oldPlugin) Allocate(ctx context.Context, request *devicesv1.AllocateRequest) (*devicesv1.AllocateResponse, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -146,12 +143,12 @@ func (o *oldPlugin) Allocate(ctx context.Context, request *devicesv1.AllocateReq
 	for _, container := range request.ContainerRequests {
 		asked += int64(len(container.DevicesIds))
 	}
-	pods, err := o.bed.Client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + o.node.Name + ",status.phase=Pending"})
+	pods, err := o.cluster.Client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + o.node.Name + ",status.phase=Pending"})
 	if err != nil {
 		return nil, err
 	}
 	assumed := slices.DeleteFunc(pods.Items, func(pod corev1.Pod) bool {
-		return memoryOf(&pod) != asked || pod.Annotations[protocol.AnnotationAssigned] != "false"
+		return framework.GPUMemOf(&pod) != asked || pod.Annotations[protocol.AnnotationAssigned] != "false"
 	})
 	if len(assumed) == 0 {
 		return nil, fmt.Errorf("no assumed pod asks for %d", asked)
@@ -168,7 +165,7 @@ func (o *oldPlugin) Allocate(ctx context.Context, request *devicesv1.AllocateReq
 	if err != nil {
 		return nil, err
 	}
-	if _, err := o.bed.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := o.cluster.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		return nil, err
 	}
 	answer := &devicesv1.AllocateResponse{}

@@ -2,7 +2,6 @@ package gang
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
@@ -15,25 +14,24 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // TestChurn runs gangs of many sizes and single pods on a cluster that is kept nearly full: gangs end and others start.
 // Except during its binds, each gang is whole or has no bound member. No card is ever over-allocated, and all pods run
 // in the end.
 func TestChurn(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
-	gangs, largest := shortOrLong(14, 50), shortOrLong(16, 64)
-	cards := shortOrLong(48, 160)
-	f := newFixture(t, bed, cardsOf(cards)...)
+	c := shared.Start(t)
+	gangs, largest := controlplane.Times(14, 50), controlplane.Times(16, 64)
+	cards := controlplane.Times(48, 160)
+	f := newFixture(t, c, cardsOf(cards)...)
 	grouped := f.churn(cards, gangs, largest, true)
-	alone := f.churn(cards, gangs, largest, false)
-	for name, c := range map[string]churnResult{"in gangs": grouped, "ungrouped": alone} {
-		t.Logf("%s: %d pods, with %d gangs, took %v, %.1f pods/s; meanwhile %.0f%% of the memory was bound, %.0f%% allocated, and %.0f%% requested by pending pods; longest seen partial: %v",
-			name, c.pods, gangs, c.took.Round(time.Millisecond), c.rate(), 100*c.bound, 100*c.allocated, 100*c.requested, c.partial.Round(time.Millisecond))
+	t.Logf("%d gangs of 2 to %d: %s", gangs, largest, grouped)
+	if controlplane.Long() {
+		alone := f.churn(cards, gangs, largest, false)
+		t.Logf("the same pods without gangs: %s; with gangs %.2f of that throughput", alone, grouped.rate()/alone.rate())
 	}
-	t.Logf("%d gangs of 2 to %d: %.2f of the throughput of the same pods ungrouped", gangs, largest, grouped.rate()/alone.rate())
 }
 
 // singlesPerGang is the number of single pods that are created with each gang.
@@ -52,8 +50,14 @@ type churnResult struct {
 // lifetime returns a random time for which a gang runs once it is whole, or a single pod. It is short compared with
 // real jobs, so that the cost of gathering a gang weighs more than in reality.
 func lifetime(random *rand.Rand) time.Duration {
-	least := time.Duration(shortOrLong(3, 20)) * time.Second
+	least := time.Duration(controlplane.Times(3, 20)) * time.Second
 	return least + time.Duration(random.Int64N(2*int64(least)))
+}
+
+// String returns the figures as text.
+func (c churnResult) String() string {
+	return fmt.Sprintf("%d pods took %v, %.1f pods/s; meanwhile %.0f%% of the memory was bound, %.0f%% allocated, and %.0f%% requested by pending pods; longest seen partial: %v",
+		c.pods, c.took.Round(time.Millisecond), c.rate(), 100*c.bound, 100*c.allocated, 100*c.requested, c.partial.Round(time.Millisecond))
 }
 
 func (c churnResult) rate() float64 { return float64(c.pods) / c.took.Seconds() }
@@ -89,7 +93,7 @@ func (f *fixture) churn(cards, gangs, largest int, grouped bool) (out churnResul
 		b.memory = b.size * memory
 		lives[b.gang] = lifetime(random)
 		for j := range b.size {
-			pod := f.pod(fmt.Sprintf("%s-%d", b.gang, j), int64(memory), inGang(b.gang, b.size))
+			pod := f.member(b.gang, b.size, j, int64(memory)).Obj()
 			if !grouped {
 				pod.Annotations = nil
 			}
@@ -97,7 +101,7 @@ func (f *fixture) churn(cards, gangs, largest int, grouped bool) (out churnResul
 			b.pods = append(b.pods, pod)
 		}
 		for j := range singlesPerGang {
-			pod := f.pod(fmt.Sprintf("single-%s-%d", b.gang, j), 1+random.Int64N(4))
+			pod := f.Pod(fmt.Sprintf("single-%s-%d", b.gang, j), 1+random.Int64N(4)).Obj()
 			lives[pod.Name] = lifetime(random)
 			b.pods = append(b.pods, pod)
 		}
@@ -110,7 +114,7 @@ func (f *fixture) churn(cards, gangs, largest int, grouped bool) (out churnResul
 		b.created = true
 		makers.Go(func() error {
 			for _, pod := range b.pods {
-				if _, err := f.bed.Client.CoreV1().Pods(f.namespace).Create(f.Context(), pod, metav1.CreateOptions{}); err != nil {
+				if _, err := f.Pods().Create(f.Context(), pod, metav1.CreateOptions{}); err != nil {
 					return err
 				}
 			}
@@ -131,10 +135,10 @@ func (f *fixture) churn(cards, gangs, largest int, grouped bool) (out churnResul
 		}
 		return time.Since(since[name]) > lives[name]
 	}
-	f.within(time.Duration(shortOrLong(4, 25))*time.Minute, "all pods have run", func(context.Context) error {
+	framework.Within(f, time.Duration(controlplane.Times(4, 25))*time.Minute, "all pods have run", func(context.Context) error {
 		bound := map[string]int{}
 		for _, pod := range seen.bound() {
-			gang := pod.Labels["group"]
+			gang := pod.Labels[framework.LabelGroup]
 			if grouped && gang != "" {
 				bound[gang]++
 			} else if !ended[pod.Name] && hasRun(pod.Name) {
@@ -159,7 +163,7 @@ func (f *fixture) churn(cards, gangs, largest int, grouped bool) (out churnResul
 				delete(partial, b.gang)
 				if hasRun(b.gang) {
 					ran[b.gang] = b.size
-					enders.Go(func() error { return f.requestGangDeletion(f.Context(), b.gang) })
+					enders.Go(func() error { return f.requestGroupDeletion(f.Context(), b.gang) })
 				}
 			case n == 0:
 				delete(partial, b.gang)
@@ -193,20 +197,14 @@ func (f *fixture) churn(cards, gangs, largest int, grouped bool) (out churnResul
 	for _, violation := range seen.violations() {
 		f.Error(violation)
 	}
-	must(f, f.deleteAll(f.Context()))
+	must(f, f.DeleteAll(f.Context()))
 	return out
 }
 
-func (f *fixture) requestDeletion(ctx context.Context, pod *corev1.Pod) error {
-	return f.bed.Client.CoreV1().Pods(f.namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
-		GracePeriodSeconds: ptr.To[int64](0), Preconditions: metav1.NewUIDPreconditions(string(pod.UID)),
-	})
-}
-
-// requestGangDeletion deletes all members of a gang.
-func (f *fixture) requestGangDeletion(ctx context.Context, gang string) error {
-	return f.bed.Client.CoreV1().Pods(f.namespace).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)},
-		metav1.ListOptions{LabelSelector: "group=" + gang})
+// requestGroupDeletion is DeleteGroup for goroutines.
+func (f *fixture) requestGroupDeletion(ctx context.Context, gang string) error {
+	return f.Pods().DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)},
+		metav1.ListOptions{LabelSelector: framework.LabelGroup + "=" + gang})
 }
 
 // lazyError is an error whose text is only built when it is needed.
@@ -214,47 +212,3 @@ type lazyError func() string
 
 // Error implements error.
 func (l lazyError) Error() string { return l() }
-
-// TestWholeCards: members that ask for nvidia.com/gpu are also counted and held, and kube-scheduler chooses their
-// nodes.
-func TestWholeCards(t *testing.T) {
-	o := testbed.Options{MemoryUnit: "GiB", ExtenderArgs: []string{"--gang-hold=5s"}}
-	o.ControlPlane.Scheduler.Edits = append(o.ControlPlane.Scheduler.Edits, func(config map[string]any) error {
-		extender := config["extenders"].([]any)[0].(map[string]any)
-		extender["managedResources"] = append(extender["managedResources"].([]any),
-			map[string]any{"name": string(protocol.ResourceWholeCard), "ignoredByScheduler": false})
-		return nil
-	})
-	bed := testbed.StartForTest(t, o)
-	f := newFixture(t, bed)
-	f.addWholeCards(4, 4)
-	// Two gangs of five on eight cards, created alternately pod by pod: one gets five cards, the other none.
-	for i := range 5 {
-		f.create(fmt.Sprintf("a-%d", i), 0, inGang("a", 5), wholeCard)
-		f.create(fmt.Sprintf("b-%d", i), 0, inGang("b", 5), wholeCard)
-	}
-	first := f.awaitOneWhole(5, "a", "b")
-	f.deleteGang(first)
-	if second := f.awaitOneWhole(5, "a", "b"); first == second {
-		t.Errorf("%s ran twice", first)
-	}
-	f.deleteGang(first)
-	f.deleteGang("a")
-	f.deleteGang("b")
-	f.create("c-0", 0, inGang("c", 2), wholeCard)
-	f.awaitRejected("c", 1, "1 of 2 members exist")
-
-	// Whole cards aren't reserved: with nine members and eight cards, the hold times out until there is a ninth card.
-	f.createGang("d", 9, 0, wholeCard)
-	f.eventually("eight binds have been held and timed out", func(ctx context.Context) error {
-		if counts, err := f.bound(ctx); err != nil || len(counts) > 0 {
-			t.Fatalf("bound: %v, %v", counts, err)
-		}
-		if f.metric(`gpushare_extender_gang_failures_total{reason="timed_out"}`) < 1 {
-			return errors.New("no hold timed out")
-		}
-		return nil
-	})
-	f.addWholeCards(1)
-	f.awaitBound(map[string]int{"d": 9})
-}

@@ -2,8 +2,10 @@ package gang
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,20 +15,22 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
-// TestControllers: controllers that create more pods than the gang needs, or one after another.
+// background makes the garbage collector delete the pods of a deleted controller.
+var background = metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}
+
+// TestControllers covers controllers that create more pods than the gang needs, or one after another.
 func TestControllers(t *testing.T) {
-	o := testbed.Options{MemoryUnit: "GiB", ExtenderArgs: shortTimeouts}
-	o.ControlPlane.ControllerManager = true
-	bed := testbed.StartForTest(t, o)
-	f := newFixture(t, bed, 3)
+	c := controlled.Start(t)
+	f := newFixture(t, c, 3)
 	template := func(gang string, size int) corev1.PodTemplateSpec {
-		pod := f.pod("", card, inGang(gang, size))
-		return corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: pod.Annotations, Labels: pod.Labels}, Spec: pod.Spec}
+		pod := f.member(gang, size, 0, card)
+		return corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: pod.ObjectMeta.Annotations, Labels: pod.Labels}, Spec: pod.Spec}
 	}
-	gone := metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}
 
 	// Four pods at a time, of a gang of two, on three cards: two are bound together, then one more.
 	job := &batchv1.Job{
@@ -34,85 +38,72 @@ func TestControllers(t *testing.T) {
 		Spec:       batchv1.JobSpec{Parallelism: ptr.To[int32](4), Completions: ptr.To[int32](4), Template: template("many", 2)},
 	}
 	job.Spec.Template.Spec.RestartPolicy = corev1.RestartPolicyNever
-	_, err := bed.Client.BatchV1().Jobs(f.namespace).Create(t.Context(), job, metav1.CreateOptions{})
+	_, err := c.Client.BatchV1().Jobs(f.ID).Create(t.Context(), job, metav1.CreateOptions{})
 	must(t, err)
-	f.awaitBound(map[string]int{"many": 3})
-	f.awaitRejected("many", 1, "Insufficient")
-	must(t, bed.Client.BatchV1().Jobs(f.namespace).Delete(t.Context(), "many", gone))
-	f.deleteGang("many")
-	f.awaitBound(map[string]int{})
+	f.waitBound(map[string]int{"many": 3})
+	f.waitRejected("many", 1, "Insufficient")
+	must(t, c.Client.BatchV1().Jobs(f.ID).Delete(t.Context(), "many", background))
+	f.endGang("many")
 
-	// With OrderedReady, a StatefulSet creates its second pod when the first one is ready, but that waits for the
-	// second one.
+	// With OrderedReady, a StatefulSet creates its second pod when the first one is ready, but that one waits for the second.
 	for _, policy := range []appsv1.PodManagementPolicyType{appsv1.OrderedReadyPodManagement, appsv1.ParallelPodManagement} {
 		set := &appsv1.StatefulSet{
 			ObjectMeta: metav1.ObjectMeta{Name: "web"},
 			Spec: appsv1.StatefulSetSpec{
 				Replicas: ptr.To[int32](3), PodManagementPolicy: policy, Template: template("web", 3),
-				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"group": "web"}},
+				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{framework.LabelGroup: "web"}},
 			},
 		}
-		_, err := bed.Client.AppsV1().StatefulSets(f.namespace).Create(t.Context(), set, metav1.CreateOptions{})
+		_, err := c.Client.AppsV1().StatefulSets(f.ID).Create(t.Context(), set, metav1.CreateOptions{})
 		must(t, err)
 		if policy == appsv1.ParallelPodManagement {
-			f.awaitBound(map[string]int{"web": 3})
+			f.waitBound(map[string]int{"web": 3})
 		} else {
-			f.awaitEvent("web-0", "GangIncomplete", "needs 3 members and only 1 exist")
-			f.awaitBound(map[string]int{})
+			f.WaitEvent("web-0", "GangIncomplete", "needs 3 members and only 1 exist")
+			f.waitBound(map[string]int{})
 		}
-		must(t, bed.Client.AppsV1().StatefulSets(f.namespace).Delete(t.Context(), "web", gone))
-		f.deleteGang("web")
-		f.awaitGone()
+		must(t, c.Client.AppsV1().StatefulSets(f.ID).Delete(t.Context(), "web", background))
+		must(t, f.DeleteAll(t.Context()))
 	}
 }
 
-// TestPolicyKeep: one member can't be bound. With --gang-failure-policy=keep the bound members stay, and that one
-// follows once it can be bound.
-func TestPolicyKeep(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{
-		MemoryUnit: "GiB", ThroughProxy: true, ExtenderArgs: append([]string{"--gang-failure-policy=keep"}, shortTimeouts...),
-	})
-	f := newFixture(t, bed, 4, 4)
-	const size = 6
-	rounds := shortOrLong(2, 20)
-	for round := range rounds {
-		gang := fmt.Sprintf("g%d", round)
-		never := f.rejectBinds(gang + "-2")
-		f.createGang(gang, size, card)
-		f.eventually("the Event GangPartial is recorded", func(ctx context.Context) error {
-			list, err := f.bed.Client.CoreV1().Events(f.namespace).List(ctx, metav1.ListOptions{})
-			if err != nil {
-				return err
+// TestSample runs the Job of the documentation: its four workers wait for a fourth card and are bound together, and a failed
+// one is replaced without the others.
+func TestSample(t *testing.T) {
+	c := controlled.Start(t)
+	root, err := controlplane.RepositoryRoot()
+	must(t, err)
+	f := &fixture{c.DefaultNamespace(t)}
+	groups := func(columns ...string) {
+		t.Helper()
+		f.Eventually(fmt.Sprintf("kubectl inspect gpushare --groups prints %q", columns), func(ctx context.Context) error {
+			out, err := exec.CommandContext(ctx, c.Binary("kubectl-inspect-gpushare"), "--kubeconfig="+c.KubeconfigPath, "--groups").CombinedOutput()
+			if got := strings.Join(strings.Fields(string(out)), " "); err != nil || !strings.Contains(got, strings.Join(columns, " ")) {
+				return fmt.Errorf("it prints %s (%w)", out, err)
 			}
-			for i := range list.Items {
-				if event := &list.Items[i]; event.Reason == "GangPartial" && strings.HasPrefix(event.InvolvedObject.Name, gang+"-") {
-					return nil
-				}
-			}
-			return errors.New(f.pendingReasons(ctx))
+			return nil
 		})
-		f.awaitBound(map[string]int{gang: size - 1}) // The last member, whose bind waited for the others, is placed like a single pod now.
-		never.Lift()
-		f.awaitBound(map[string]int{gang: size})
-		f.checkCards()
-		f.deleteGang(gang)
-		f.awaitBound(map[string]int{})
-		f.awaitNoReservations()
 	}
-	if n := f.metric("gpushare_extender_gang_evictions_total"); n > 0 {
-		t.Errorf("%v members were evicted", n)
-	}
-	t.Logf("%d rounds: no member was evicted, the missing one followed", rounds)
-}
+	f.AddNodes(framework.MakeNode("three-cards").Unit(gpu.GiB).Cards(3, card))
+	must(t, c.Apply(t.Context(), filepath.Join(root, "deploy", "samples", "gang.yaml")))
+	groups("default", "train", "4", "4", "0", "Waiting", "0/1 nodes are available: 1 gang: there is no room for all members at once.")
+	f.waitBound(map[string]int{})
 
-// awaitGone waits until the namespace has no pods.
-func (f *fixture) awaitGone() {
-	f.Helper()
-	f.eventually("all pods are gone", func(ctx context.Context) error {
-		pods, err := f.pods(ctx)
-		if err == nil && len(pods) > 0 {
-			err = fmt.Errorf("%d pods exist", len(pods))
+	f.AddNodes(framework.MakeNode("another-card").Unit(gpu.GiB).Cards(1, card))
+	groups("default", "train", "4", "4", "4", "Bound")
+	pods, err := f.List(t.Context())
+	must(t, err)
+	// The oldest pod, in the extender's order.
+	first := slices.MinFunc(pods, func(a, b corev1.Pod) int {
+		if order := a.CreationTimestamp.Compare(b.CreationTimestamp.Time); order != 0 {
+			return order
 		}
-		return err
-	})
+		return strings.Compare(a.Name, b.Name)
+	}).Name
+	f.WaitEvent(first, "GangBound", "All members of the group are bound")
+
+	f.Delete(first)
+	groups("default", "train", "4", "4", "4", "Bound")
+	f.waitBound(map[string]int{"": 4}) // The Job's pods have no label "group".
+	must(t, c.Client.BatchV1().Jobs(f.ID).Delete(t.Context(), "train", background))
 }

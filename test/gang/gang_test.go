@@ -1,89 +1,214 @@
 package gang
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // TestAllOrNothing is the case that gangs are made for: a hundred pods of a card each, and ninety-nine free cards.
 func TestAllOrNothing(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
-	f := newFixture(t, bed, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 4)
+	f := newFixture(t, shared.Start(t), 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 4)
+	f.Place(f.Pod("single", card))
 
-	f.create("single", card)
-	f.awaitBound(map[string]int{"": 1})
-
-	f.createMembers("qj-1", 100, 0, 60, card)
-	f.awaitRejected("qj-1", 60, "members exist")
-	f.createMembers("qj-1", 100, 60, 100, card)
-	f.awaitRejected("qj-1", 100, "no room for all members at once")
-	f.awaitBound(map[string]int{"": 1})
+	f.Create(f.members("job", 100, 0, 60)...)
+	f.waitRejected("job", 60, "members exist")
+	f.Create(f.members("job", 100, 60, 100)...)
+	f.waitRejected("job", 100, "no room for all members at once")
+	f.waitBound(map[string]int{"": 1})
 
 	start := time.Now()
-	for _, name := range []string{"other-0", "other-1", "other-2"} {
-		f.create(name, card)
+	others := []string{"other-0", "other-1", "other-2"}
+	for _, name := range others {
+		f.Place(f.Pod(name, card))
 	}
-	f.awaitBound(map[string]int{"": 4})
 	t.Logf("three single pods were bound within %v", time.Since(start).Round(time.Millisecond))
-	f.deletePods("other-0", "other-1", "other-2")
-	f.awaitBound(map[string]int{"": 1})
+	f.Delete(others...)
 
 	start = time.Now()
-	f.deletePods("single")
-	f.awaitBound(map[string]int{"qj-1": 100})
+	f.Delete("single")
+	f.waitBound(map[string]int{"job": 100})
 	t.Logf("all 100 were bound %v after the last card was freed", time.Since(start).Round(time.Millisecond))
-	f.checkCards()
+	f.CheckLedger()
 }
 
 // TestMembers covers replaced, surplus and invalid members.
 func TestMembers(t *testing.T) {
-	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB"})
-	f := newFixture(t, bed, 2, 2)
+	c := shared.Start(t)
+	f := newFixture(t, c, 2, 2)
 
 	// A deleted member is replaced although only one card is free.
-	f.createGang("job", 3, card)
-	f.awaitBound(map[string]int{"job": 3})
-	f.create("single", card)
-	f.awaitBound(map[string]int{"job": 3, "": 1})
-	f.deletePods("job-1")
-	f.createMembers("job", 3, 1, 2, card)
-	f.awaitBound(map[string]int{"job": 3, "": 1})
+	f.createGang("job", 3)
+	f.waitBound(map[string]int{"job": 3})
+	f.Place(f.Pod("single", card))
+	f.Delete("job-1")
+	f.Place(f.member("job", 3, 1, card))
 	// The same with an extender that was started after the gang was bound.
-	must(t, bed.Extender.Kill())
-	must(t, bed.Extender.Start(t.Context()))
-	f.deletePods("job-0")
-	f.createMembers("job", 3, 0, 1, card)
-	f.awaitBound(map[string]int{"job": 3, "": 1})
+	must(t, c.Extender.Restart(t.Context()))
+	f.Delete("job-0")
+	f.Place(f.member("job", 3, 0, card))
 	// A surplus member is bound when there is room.
-	f.createMembers("job", 3, 3, 4, card)
-	f.awaitRejected("job", 1, "Insufficient")
-	f.deletePods("single")
-	f.awaitBound(map[string]int{"job": 4})
-	f.deleteGang("job")
-	f.awaitBound(map[string]int{})
+	f.Create(f.member("job", 3, 3, card))
+	f.waitRejected("job", 1, "Insufficient")
+	f.Delete("single")
+	f.waitBound(map[string]int{"job": 4})
+	f.endGang("job")
 
-	// Members that disagree on the size, annotations that contradict labels, and a launcher that asks for no cards.
-	f.create("x-0", card, inGang("x", 2))
-	f.create("x-1", card, inGang("x", 3))
-	f.awaitRejected("x", 2, "the members disagree on the group's size")
-	f.create("y-0", card, inGangByLabels("y", 1), func(pod *corev1.Pod) {
-		pod.Annotations = map[string]string{protocol.AnnotationGroupName: "z", protocol.AnnotationGroupSize: "1"}
+	// Members that disagree on the size, annotations that contradict labels, and a launcher that requests no cards.
+	f.Create(f.member("x", 2, 0, card), f.member("x", 3, 1, card))
+	f.waitRejected("x", 2, "the members disagree on the group's size")
+	f.Create(f.Pod("y-0", card).GroupLabels("y", 1).Annotation(protocol.AnnotationGroupName, "z").Annotation(protocol.AnnotationGroupSize, "1"))
+	f.waitRejected("y", 1, "annotations and labels disagree")
+	f.Create(f.Pod("mpi-launcher", 0).GroupLabels("mpi", 2), f.Pod("mpi-worker", card).GroupLabels("mpi", 2))
+	f.waitRejected("mpi", 1, "1 of 2 members exist")
+	f.WaitEvent("mpi-worker", "GangIncomplete", "1 ask for none")
+	f.WaitEvent("x-0", "GangInvalid", "disagree")
+	f.WaitEvent("y-0", "GangInvalid", "disagree")
+	f.Delete("x-1")
+	f.Create(f.member("x", 2, 1, card), f.Pod("mpi-worker-1", card).GroupLabels("mpi", 2))
+	f.waitBound(map[string]int{"x": 2, "mpi": 3}) // The launcher isn't held.
+	f.CheckLedger()
+}
+
+// TestCompetingGangs creates two gangs that fit one at a time, alternately pod by pod. One of them is bound completely, then
+// the other one.
+func TestCompetingGangs(t *testing.T) {
+	f := newFixture(t, shared.Start(t), 4, 4, 4, 4)
+	const size = 10 // Of 16 cards.
+	var took []time.Duration
+	random := rand.New(rand.NewPCG(7, 7))
+	for round := range controlplane.Times(4, 100) {
+		start := time.Now()
+		left := map[string][]*framework.PodWrapper{}
+		var order []string
+		for _, gang := range []string{fmt.Sprintf("a%d", round), fmt.Sprintf("b%d", round)} {
+			left[gang] = f.members(gang, size, 0, size)
+			order = append(order, slices.Repeat([]string{gang}, size)...)
+		}
+		random.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+		for _, gang := range order {
+			f.Create(left[gang][0])
+			left[gang] = left[gang][1:]
+		}
+		first := f.waitOneWhole(size)
+		f.CheckLedger()
+		f.DeleteGroup(first)
+		second := f.waitOneWhole(size)
+		if first == second {
+			t.Fatalf("round %d: %s was bound twice", round, first)
+		}
+		f.DeleteGroup(second)
+		f.waitBound(map[string]int{})
+		took = append(took, time.Since(start))
+	}
+	slices.Sort(took)
+	t.Logf("%d rounds: half of them took at most %v, the longest %v", len(took),
+		took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
+}
+
+// TestPreempted lets kube-scheduler evict a member whose bind is held, for a pod of higher priority. The other member has no
+// eligible node. Then no member is bound and nothing is assumed. With room for both the gang is bound.
+func TestPreempted(t *testing.T) {
+	c := shared.Start(t)
+	const important = "important"
+	_, err := c.Client.SchedulingV1().PriorityClasses().Create(t.Context(), &schedulingv1.PriorityClass{
+		ObjectMeta: metav1.ObjectMeta{Name: important}, Value: 1000,
+	}, metav1.CreateOptions{})
+	must(t, err)
+	f := newFixture(t, c, 2)
+	member := func(gang string, i int) *framework.PodWrapper {
+		return f.member(gang, 2, i, card).CPU(20).SeparateFrom(framework.LabelGroup, gang)
+	}
+	for round := range controlplane.Times(2, 20) {
+		gang, first := fmt.Sprintf("g%d", round), fmt.Sprintf("first-%d", round)
+		dropped := c.Metric(t, framework.MetricGangFailures, "reason", "deleted")
+		f.Create(member(gang, 0), member(gang, 1))
+		c.WaitMetric(t, 1, framework.MetricGangs, "state", "planned")
+		f.Place(f.Pod(first, 0).CPU(50).PriorityClass(important)) // Of 64.
+		f.waitBound(map[string]int{"": 1})
+		c.WaitNoneAssumed(t)
+		evicted := 0
+		for i := range 2 {
+			pod := member(gang, i)
+			if _, err := f.Pods().Get(t.Context(), pod.Name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+				evicted++
+				f.WaitEvent(pod.Name, "Preempted", "Preempted by pod")
+				f.Create(pod)
+			}
+		}
+		if evicted == 0 {
+			t.Errorf("round %d: no member was evicted: the test shows nothing", round)
+		}
+		if c.Metric(t, framework.MetricGangFailures, "reason", "deleted") <= dropped {
+			t.Errorf("round %d: the plan wasn't dropped for the deleted member", round)
+		}
+
+		f.Delete(first)
+		f.AddNodes(f.node(1+round, 1))
+		f.waitBound(map[string]int{gang: 2})
+		f.CheckLedger()
+		f.endGang(gang)
+		must(t, c.Client.CoreV1().Nodes().Delete(t.Context(), f.NodeName(fmt.Sprintf("n%d", 1+round)), metav1.DeleteOptions{}))
+	}
+}
+
+// TestWholeCards shows that members that request nvidia.com/gpu are also counted and held. kube-scheduler chooses their
+// nodes.
+func TestWholeCards(t *testing.T) {
+	o := framework.Options{MemoryUnit: "GiB", ExtenderArgs: []string{"--gang-hold=5s"}}
+	o.ControlPlane.Scheduler.Edits = []controlplane.ConfigEdit{func(config map[string]any) error {
+		extender := config["extenders"].([]any)[0].(map[string]any)
+		extender["managedResources"] = append(extender["managedResources"].([]any),
+			map[string]any{"name": string(protocol.ResourceWholeCard), "ignoredByScheduler": false})
+		return nil
+	}}
+	c := framework.StartForTest(t, o)
+	f := newFixture(t, c)
+	wholeCards := func(name string, n int64) *framework.NodeWrapper {
+		return framework.MakeNode(name).Capacity(protocol.ResourceWholeCard, n)
+	}
+	member := func(gang string, size, i int) *framework.PodWrapper { return f.member(gang, size, i, 0).WholeCards(1) }
+	f.AddNodes(wholeCards("whole-0", 4), wholeCards("whole-1", 4))
+	// Two gangs of five on eight cards, created alternately pod by pod: one gets five cards, the other none.
+	for i := range 5 {
+		f.Create(member("a", 5, i))
+		f.Create(member("b", 5, i))
+	}
+	first := f.waitOneWhole(5)
+	f.DeleteGroup(first)
+	second := f.waitOneWhole(5)
+	if first == second {
+		t.Errorf("%s was bound twice", first)
+	}
+	f.DeleteGroup(second)
+	f.Create(member("c", 2, 0))
+	f.waitRejected("c", 1, "1 of 2 members exist")
+
+	// Whole cards aren't reserved: with nine members and eight cards, the hold times out until there is a ninth card.
+	for i := range 9 {
+		f.Create(member("d", 9, i))
+	}
+	f.Eventually("the hold of eight binds has timed out", func(ctx context.Context) error {
+		if counts, err := f.bound(ctx); err != nil || len(counts) > 0 {
+			t.Fatalf("bound: %v, %v", counts, err)
+		}
+		if c.Metric(t, framework.MetricGangFailures, "reason", "timed_out") < 1 {
+			return errors.New("it has not")
+		}
+		return nil
 	})
-	f.awaitRejected("y", 1, "annotations and labels disagree")
-	f.create("mpi-launcher", 0, inGangByLabels("mpi", 2))
-	f.create("mpi-worker", card, inGangByLabels("mpi", 2))
-	f.awaitRejected("mpi", 1, "1 of 2 members exist")
-	f.awaitEvent("mpi-worker", "GangIncomplete", "1 ask for none")
-	f.awaitEvent("x-0", "GangInvalid", "disagree")
-	f.awaitEvent("y-0", "GangInvalid", "disagree")
-	f.deletePods("x-1")
-	f.createMembers("x", 2, 1, 2, card)
-	f.create("mpi-worker-1", card, inGangByLabels("mpi", 2))
-	f.awaitBound(map[string]int{"x": 2, "mpi": 3}) // The launcher isn't held.
-	f.checkCards()
+	f.AddNodes(wholeCards("whole-2", 1))
+	f.waitBound(map[string]int{"d": 9})
 }

@@ -2,7 +2,6 @@ package gang
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/test/testbed"
 )
 
 // podWatch follows the pods of the namespace by a watch. It sees every state that the API server has, so that even a
@@ -34,9 +32,9 @@ type podWatch struct {
 // watchPods starts a watch of the pods that are created from now on.
 func (f *fixture) watchPods() *podWatch {
 	w := &podWatch{pods: map[string]*corev1.Pod{}, cards: map[string]gpu.Memory{}}
-	lw := cache.NewListWatchFromClient(f.bed.Client.CoreV1().RESTClient(), "pods", f.namespace, fields.Everything())
+	lw := cache.NewListWatchFromClient(f.Cluster.Client.CoreV1().RESTClient(), "pods", f.ID, fields.Everything())
 	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: cache.ToListWatcherWithWatchListSemantics(lw, f.bed.Client), ObjectType: &corev1.Pod{},
+		ListerWatcher: cache.ToListWatcherWithWatchListSemantics(lw, f.Cluster.Client), ObjectType: &corev1.Pod{},
 		Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(pod any) { w.update(nil, pod.(*corev1.Pod)) },
 			UpdateFunc: func(old, pod any) { w.update(old.(*corev1.Pod), pod.(*corev1.Pod)) },
@@ -56,7 +54,7 @@ func (f *fixture) watchPods() *podWatch {
 		running.Wait()
 	})
 	f.Cleanup(w.stop)
-	f.eventually("the watch is synced", func(context.Context) error {
+	f.Eventually("the watch is synced", func(context.Context) error {
 		if !informer.HasSynced() {
 			return errors.New("not synced")
 		}
@@ -120,13 +118,11 @@ func (w *podWatch) violations() []string {
 func (w *podWatch) pendingReasons() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	reasons := map[string]int{}
+	var pods []corev1.Pod
 	for _, pod := range w.pods {
-		if pod.Spec.NodeName == "" {
-			reasons[pod.Labels["group"]+": "+schedulerMessage(pod)]++
-		}
+		pods = append(pods, *pod)
 	}
-	return fmt.Sprint(reasons)
+	return reasons(pods)
 }
 
 // shares are fractions of the memory of all cards: of bound pods, of all allocations, and requested by pending pods.
@@ -134,23 +130,16 @@ type shares struct{ bound, allocated, requested float64 }
 
 // shares returns the present shares.
 func (w *podWatch) shares(f *fixture, total gpu.Memory) (shares, error) {
-	body, err := testbed.Fetch(f.Context(), f.bed.ExtenderURL+"/gpushare-scheduler/inspect")
+	ledger, err := f.Cluster.LedgerAllocations(f.Context())
 	if err != nil {
 		return shares{}, err
 	}
-	var inspection struct {
-		Nodes []struct {
-			Name    string
-			UsedGPU gpu.Memory
-		}
-	}
-	if err := json.Unmarshal(body, &inspection); err != nil {
-		return shares{}, err
-	}
 	var held, bound, wanted gpu.Memory
-	for _, node := range inspection.Nodes {
-		if strings.HasPrefix(node.Name, f.namespace) {
-			held += node.UsedGPU
+	for node, cards := range ledger {
+		for _, card := range cards {
+			if strings.HasSuffix(node, f.ID) {
+				held += gpu.Memory(card.Used)
+			}
 		}
 	}
 	w.mu.Lock()

@@ -2,7 +2,6 @@ package gang
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,59 +11,55 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
-// TestStarvation: single pods of half a card, each of which runs for some seconds, keep eight cards full. Without a
-// starvation reservation, a gang that needs six whole cards waits forever.
+// TestStarvation keeps eight cards full with single pods of half a card, each of which runs for some seconds. Without a
+// starvation reservation, a gang that needs six whole cards stays pending forever.
 func TestStarvation(t *testing.T) {
-	const starvationAfter = 5 * time.Second
-	bed := testbed.StartForTest(t, testbed.Options{MemoryUnit: "GiB", ExtenderArgs: []string{"--gang-claim-after=0"}})
-	f := newFixture(t, bed, 2, 2, 2, 2)
-	crowd := f.runSinglePods(16, 4*time.Second)
-	f.eventually("the cards are full", func(ctx context.Context) error {
-		if counts, err := f.bound(ctx); err != nil || counts[""] < 16 {
-			return fmt.Errorf("bound: %v, %w", counts, err)
-		}
-		return nil
-	})
+	const (
+		flag            = "--gang-claim-after="
+		starvationAfter = 5 * time.Second
+		life            = 4 * time.Second
+	)
+	c := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB", ExtenderArgs: []string{flag + "0"}})
+	f := newFixture(t, c, 2, 2, 2, 2)
+	stop := f.runSinglePods(16, life)
+	f.waitCounts("the cards are full", func(counts map[string]int) bool { return counts[""] >= 16 })
 
-	f.createGang("big", 6, card)
-	until := time.Now().Add(time.Duration(shortOrLong(20, 90)) * time.Second)
-	f.eventually("the time without starvation reservations is over", func(ctx context.Context) error {
-		if counts, err := f.bound(ctx); err != nil || counts["big"] > 0 {
-			t.Fatalf("%d members were bound without a starvation reservation: the test shows nothing (%v)", counts["big"], err)
+	// In this time all single pods have been replaced at least once.
+	f.createGang("big", 6)
+	until := time.Now().Add(time.Duration(controlplane.Times(8, 90)) * time.Second)
+	f.waitCounts("the time without starvation reservations is over", func(counts map[string]int) bool {
+		if counts["big"] > 0 {
+			t.Fatalf("%d members were bound without a starvation reservation: the test shows nothing", counts["big"])
 		}
-		if time.Now().Before(until) {
-			return errors.New("it is not over")
-		}
-		return nil
+		return time.Now().After(until)
 	})
-	must(t, bed.Extender.Kill())
-	args := slices.DeleteFunc(slices.Clone(bed.Extender.Args), func(arg string) bool { return strings.HasPrefix(arg, "--gang-claim-after=") })
-	bed.Extender.Args = append(args, "--gang-claim-after="+starvationAfter.String())
-	must(t, bed.Extender.Start(t.Context()))
-
-	var took []time.Duration
-	for round := range shortOrLong(1, 10) {
-		start := time.Now()
-		f.eventually("the gang is bound", func(ctx context.Context) error {
-			counts, err := f.bound(ctx)
-			if err == nil && counts["big"] < 6 {
-				err = fmt.Errorf("bound: %v; %s", counts, f.pendingReasons(ctx))
-			}
-			return err
-		})
-		took = append(took, time.Since(start))
-		f.checkCards()
-		f.deleteGang("big")
-		if round+1 < shortOrLong(1, 10) {
-			f.createGang("big", 6, card)
+	must(t, c.Extender.Kill())
+	for i, arg := range c.Extender.Args {
+		if strings.HasPrefix(arg, flag) {
+			c.Extender.Args[i] = flag + starvationAfter.String()
 		}
 	}
-	reservations, ended := f.metric("gpushare_extender_starvation_reservations_total"), crowd()
+	must(t, c.Extender.Start(t.Context()))
+
+	var took []time.Duration
+	rounds := controlplane.Times(1, 10)
+	for round := range rounds {
+		start := time.Now()
+		f.waitCounts("the gang is bound", func(counts map[string]int) bool { return counts["big"] == 6 })
+		took = append(took, time.Since(start))
+		c.CheckCards(t)
+		f.DeleteGroup("big")
+		if round+1 < rounds {
+			f.createGang("big", 6)
+		}
+	}
+	reservations, ended := c.Metric(t, framework.MetricGangReservations), stop()
 	slices.Sort(took)
-	t.Logf("%d rounds with %v starvation reservations, each after %v, beside %d single pods of 4s: half of the gangs ran within %v, all within %v",
+	t.Logf("%d rounds with %v starvation reservations, each after %v, beside %d single pods of 4s: half of the gangs were bound within %v, all within %v",
 		len(took), reservations, starvationAfter, ended, took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
 	if reservations == 0 {
 		t.Error("no starvation reservation was made")
@@ -87,7 +82,7 @@ func (f *fixture) runSinglePods(n int, life time.Duration) (stop func() int) {
 				return
 			case <-ticker.C:
 			}
-			pods, err := f.pods(ctx)
+			pods, err := f.List(ctx)
 			if err != nil {
 				continue // Either the test ends, or its own calls fail too.
 			}
@@ -95,7 +90,7 @@ func (f *fixture) runSinglePods(n int, life time.Duration) (stop func() int) {
 			for i := range pods {
 				pod := &pods[i]
 				switch {
-				case pod.Labels["group"] != "":
+				case pod.Labels[framework.LabelGroup] != "":
 				case pod.Spec.NodeName == "":
 					waiting++
 				case since[pod.Name].IsZero():
@@ -105,9 +100,9 @@ func (f *fixture) runSinglePods(n int, life time.Duration) (stop func() int) {
 				}
 			}
 			for ; waiting < n; waiting++ {
-				single := f.pod(fmt.Sprintf("single-%d", made), card/2)
+				single := f.Pod(fmt.Sprintf("single-%d", made), card/2).Obj()
 				made++
-				if _, err := f.bed.Client.CoreV1().Pods(f.namespace).Create(ctx, single, metav1.CreateOptions{}); err != nil {
+				if _, err := f.Pods().Create(ctx, single, metav1.CreateOptions{}); err != nil {
 					break
 				}
 			}

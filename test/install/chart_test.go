@@ -58,7 +58,8 @@ func convert(t *testing.T, object map[string]any, out any) {
 	must(t, yaml.UnmarshalStrict(data, out))
 }
 
-func TestThePlainManifestsAreWhatTheChartRenders(t *testing.T) {
+// TestPlainManifests: the manifests in deploy are those that the chart renders.
+func TestPlainManifests(t *testing.T) {
 	path, err := helmPath()
 	must(t, err)
 	cmd := exec.Command("go", "run", "./hack/manifests", "--check", "--helm="+path)
@@ -68,7 +69,7 @@ func TestThePlainManifestsAreWhatTheChartRenders(t *testing.T) {
 	}
 }
 
-func TestTheChartPassesHelmLint(t *testing.T) {
+func TestHelmLint(t *testing.T) {
 	h := newHelm(t, "")
 	for name, values := range map[string]string{
 		"as it is":         "",
@@ -83,37 +84,36 @@ func TestTheChartPassesHelmLint(t *testing.T) {
 	}
 }
 
-// TestWrongValuesAreRefused: values that can't work are rejected before anything is installed, and the error names the
-// value.
-func TestWrongValuesAreRefused(t *testing.T) {
+// TestWrongValues: values that can't work are rejected before anything is installed, and the error names the value.
+func TestWrongValues(t *testing.T) {
 	h := newHelm(t, "")
 	lease := leader.DefaultRenewDeadline.String()
 	tests := map[string]struct{ values, want string }{
 		"an unknown mode":                   {"mode=sidecar", "at '/mode': value must be one of 'extender', 'secondScheduler'"},
-		"a name that is misspelt":           {"devicePlugin.memoryUnits=MiB", "additional properties 'memoryUnits' not allowed"},
-		"a unit that is none":               {"devicePlugin.memoryUnit=GB", "at '/devicePlugin/memoryUnit'"},
-		"replicas that are words":           {"extender.replicas=two", "at '/extender/replicas': got string, want integer"},
-		"a name for an address":             {"extender.service.clusterIP=gpushare-extender", "at '/extender/service/clusterIP'"},
-		"an address that is none":           {"extender.service.clusterIP=10.96.0.256", "at '/extender/service/clusterIP'"},
-		"an IPv6 address that is none":      {"extender.service.clusterIP=:", "at '/extender/service/clusterIP'"},
-		"no address and no cluster to ask":  {"extender.replicas=2", "extender.service.clusterIP: no cluster can be asked"},
+		"a misspelt name":                   {"devicePlugin.memoryUnits=MiB", "additional properties 'memoryUnits' not allowed"},
+		"an unknown unit":                   {"devicePlugin.memoryUnit=GB", "at '/devicePlugin/memoryUnit'"},
+		"replicas as a word":                {"extender.replicas=two", "at '/extender/replicas': got string, want integer"},
+		"a name as an address":              {"extender.service.clusterIP=gpushare-extender", "at '/extender/service/clusterIP'"},
+		"an invalid address":                {"extender.service.clusterIP=10.96.0.256", "at '/extender/service/clusterIP'"},
+		"an invalid IPv6 address":           {"extender.service.clusterIP=:", "at '/extender/service/clusterIP'"},
+		"no address and no cluster":         {"extender.replicas=2", "extender.service.clusterIP: no cluster can be asked"},
 		"several extenders on one host":     {"extender.reach=host", "extender.replicas: with extender.reach=host there is one extender"},
-		"own certificates, nowhere":         {"extender.tls.mode=secret", "at '/extender/tls/secretName'"},
+		"own certificates, no Secret":       {"extender.tls.mode=secret", "at '/extender/tls/secretName'"},
 		"cert-manager without an issuer":    {"extender.tls.mode=certManager,extender.service.clusterIP=10.96.0.15", "at '/extender/tls/certManager/issuerRef': missing property 'name'"},
-		"a second scheduler of that name":   {"mode=secondScheduler,secondScheduler.name=default-scheduler", "at '/secondScheduler/name'"},
+		"the default scheduler's name":      {"mode=secondScheduler,secondScheduler.name=default-scheduler", "at '/secondScheduler/name'"},
 		"a scheduler's name with a quote":   {"mode=secondScheduler,secondScheduler.name=it's", "at '/secondScheduler/name'"},
 		"a tag with a blank":                {"images.extender.tag=v1 2", "at '/images/extender/tag'"},
 		"an upgrade of no node at a time":   {"devicePlugin.maxUnavailable=0%", "at '/devicePlugin/maxUnavailable'"},
-		"a part that is taken away":         {"extender=null", "missing property 'extender'"},
-		"binds that outlast the timeout":    {"extender.gangHold=0.1m5s,extender.service.clusterIP=10.96.0.15", "scheduler.httpTimeout: 15s isn't above extender.gangHold and extender.bindTimeout together (0.1m5s, 4s)"},
-		"that beside a second scheduler":    {"mode=secondScheduler,scheduler.httpTimeout=5s", "scheduler.httpTimeout: 5s isn't above"},
+		"a part that is null":               {"extender=null", "missing property 'extender'"},
+		"binds longer than the timeout":     {"extender.gangHold=0.1m5s,extender.service.clusterIP=10.96.0.15", "scheduler.httpTimeout: 15s isn't above extender.gangHold and extender.bindTimeout together (0.1m5s, 4s)"},
+		"the same, second scheduler":        {"mode=secondScheduler,scheduler.httpTimeout=5s", "scheduler.httpTimeout: 5s isn't above"},
 		"no time to bind":                   {"mode=secondScheduler,extender.bindTimeout=0s", "extender.bindTimeout: 0s isn't above 0s, and 1m at most"},
 		"too much time to bind":             {"extender.reach=host,extender.replicas=1,extender.bindTimeout=1m1ms,scheduler.httpTimeout=3m", "extender.bindTimeout: 1m1ms isn't above 0s, and 1m at most"},
-		"binds that outlast the Lease":      {"extender.service.clusterIP=10.96.0.15,extender.replicas=1,scheduler.httpTimeout=30s,extender.bindTimeout=" + lease, "extender.bindTimeout: " + lease + " isn't below 10s, for which a leader counts on its Lease"},
-		"those of a second scheduler":       {"mode=secondScheduler,scheduler.httpTimeout=30s,extender.bindTimeout=" + lease, "extender.bindTimeout: " + lease + " isn't below 10s"},
+		"binds longer than the Lease":       {"extender.service.clusterIP=10.96.0.15,extender.replicas=1,scheduler.httpTimeout=30s,extender.bindTimeout=" + lease, "extender.bindTimeout: " + lease + " isn't below 10s, for which a leader counts on its Lease"},
+		"the Lease, second scheduler":       {"mode=secondScheduler,scheduler.httpTimeout=30s,extender.bindTimeout=" + lease, "extender.bindTimeout: " + lease + " isn't below 10s"},
 		"too long a hold":                   {"mode=secondScheduler,scheduler.httpTimeout=3m,extender.gangHold=61s,extender.gangPatience=3m", "extender.gangHold: 61s is above 1m"},
 		"less patience than a hold":         {"mode=secondScheduler,scheduler.httpTimeout=50s,extender.gangHold=40s", "extender.gangPatience: 30s lies below extender.gangHold (40s)"},
-		"patience that is no time":          {"extender.gangPatience=30", "at '/extender/gangPatience'"},
+		"patience without a unit":           {"extender.gangPatience=30", "at '/extender/gangPatience'"},
 		"an account without a namespace":    {"guard.allow.serviceAccounts[0]=velero", "at '/guard/allow/serviceAccounts/0'"},
 		"a page's address without a port":   {"extender.ui.listenAddress=127.0.0.1", "at '/extender/ui/listenAddress'"},
 		"no client's name":                  {"extender.service.clusterIP=10.96.0.15,extender.tls.clientNames={}", "at '/extender/tls/clientNames"},
@@ -131,18 +131,18 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			out, err := h.try("template", "gpushare", chart, "--set="+test.values)
 			if err == nil {
-				t.Fatal("it is rendered")
+				t.Fatal("the chart is rendered")
 			}
 			if !strings.Contains(out, test.want) {
-				t.Errorf("it says %q, want %q", out, test.want)
+				t.Errorf("the error is %q, want %q", out, test.want)
 			}
 		})
 	}
 }
 
-// TestSchedulerConfigHasNoFinding: the configuration that the chart renders for kube-scheduler has no finding, in every way
+// TestSchedulerConfig: the configuration that the chart renders for kube-scheduler has no finding, in every way
 // in which kube-scheduler can reach the extender.
-func TestSchedulerConfigHasNoFinding(t *testing.T) {
+func TestSchedulerConfig(t *testing.T) {
 	h := newHelm(t, "")
 	for name, values := range map[string]string{
 		"as it is":         "extender.service.clusterIP=10.96.0.15",
@@ -177,45 +177,69 @@ func TestSchedulerConfigHasNoFinding(t *testing.T) {
 	}
 }
 
-// TestTimesReachTheExtender: the extender gets the configured times, and a grace period that lets it resolve its binds before
-// it is killed.
-func TestTimesReachTheExtender(t *testing.T) {
+// TestFlags checks flags of the extender, and the grace period that lets it resolve its binds before it is killed.
+func TestFlags(t *testing.T) {
 	h := newHelm(t, "")
 	const (
 		service = "extender.service.clusterIP=10.96.0.15,"
 		host    = "extender.reach=host,extender.replicas=1,"
+		second  = "mode=secondScheduler,"
+		clients = "--client-names="
+		page    = "--ui"
 	)
-	for what, test := range map[string]struct{ values, want string }{
-		"as they are":              {service, "20 4s 10s 30s"},
-		"short binds":              {service + "extender.bindTimeout=500ms", "13 500ms 10s 30s"},
-		"just below the Lease":     {service + "extender.bindTimeout=9.9s,scheduler.httpTimeout=20s", "32 9.9s 10s 30s"},
-		"that, a second scheduler": {"mode=secondScheduler,extender.bindTimeout=9.9s,scheduler.httpTimeout=20s", "32 9.9s 10s 30s"},
+	times := []string{"terminationGracePeriodSeconds: ", "--bind-timeout=", "--gang-hold=", "--gang-patience="}
+	for name, test := range map[string]struct {
+		values string
+		// lines are the beginnings of the lines to compare. want has the rest of these lines.
+		lines []string
+		want  string
+	}{
+		"the default times":          {service, times, "20 4s 10s 30s"},
+		"short binds":                {service + "extender.bindTimeout=500ms", times, "13 500ms 10s 30s"},
+		"just below the Lease":       {service + "extender.bindTimeout=9.9s,scheduler.httpTimeout=20s", times, "32 9.9s 10s 30s"},
+		"the same, second scheduler": {second + "extender.bindTimeout=9.9s,scheduler.httpTimeout=20s", times, "32 9.9s 10s 30s"},
 		"a longer Lease": {
 			service + "extender.bindTimeout=12s,scheduler.httpTimeout=30s,extender.extraArgs={--leader-elect-renew-deadline=20s,--leader-elect-lease-duration=30s}",
-			"36 12s 10s 30s",
+			times, "36 12s 10s 30s",
 		},
-		"without a Lease":             {host + "extender.bindTimeout=1m,scheduler.httpTimeout=2m", "132 1m 10s 30s"},
-		"a long hold":                 {host + "extender.gangHold=1m,extender.gangPatience=1m,scheduler.httpTimeout=2m", "20 4s 1m 1m"},
-		"no groups, and no patience":  {host + "extender.gangHold=0s,extender.gangPatience=0s,scheduler.httpTimeout=5s", "20 4s 0s 0s"},
-		"patience for a long absence": {host + "extender.gangPatience=45s", "20 4s 10s 45s"},
+		"without a Lease":             {host + "extender.bindTimeout=1m,scheduler.httpTimeout=2m", times, "132 1m 10s 30s"},
+		"a long hold":                 {host + "extender.gangHold=1m,extender.gangPatience=1m,scheduler.httpTimeout=2m", times, "20 4s 1m 1m"},
+		"no groups and no patience":   {host + "extender.gangHold=0s,extender.gangPatience=0s,scheduler.httpTimeout=5s", times, "20 4s 0s 0s"},
+		"patience for a long absence": {host + "extender.gangPatience=45s", times, "20 4s 10s 45s"},
+
+		"the page at the extender's default": {service, []string{page}, ""},
+		"the page on the host":               {host, []string{page}, ""},
+		"the page in a second scheduler":     {second, []string{page}, ""},
+		"the page at an address":             {service + "extender.tls.mode=none,extender.ui.listenAddress=:8080", []string{page}, "-listen-address=:8080"},
+		"no page":                            {service + "extender.ui.enabled=false", []string{page}, "=false"},
+
+		// The signer of the certificates can also sign certificates for other users, so the extender must check the name.
+		"client names, generated certificate": {service + "extender.tls.mode=generated", []string{clients}, "kube-scheduler"},
+		"client names, a Secret": {
+			service + "extender.tls.mode=secret,extender.tls.secretName=mine,extender.tls.clientNames={a,system:kube-scheduler}",
+			[]string{clients}, "a,system:kube-scheduler",
+		},
+		"client names, cert-manager": {service + "extender.tls.mode=certManager,extender.tls.certManager.issuerRef.name=ca", []string{clients}, "kube-scheduler"},
+		"client names, no TLS":       {service + "extender.tls.mode=none", []string{clients}, ""},
 	} {
-		out := h.run(t, "template", "gpushare", chart, "--set="+test.values)
+		out := h.run(t, "template", "gpushare", chart, "--set="+strings.TrimSuffix(test.values, ","))
 		var got []string
 		for line := range strings.Lines(out) {
 			line = strings.TrimPrefix(strings.TrimSpace(line), "- ")
-			for _, name := range []string{"terminationGracePeriodSeconds: ", "--bind-timeout=", "--gang-hold=", "--gang-patience="} {
-				if value, found := strings.CutPrefix(line, name); found {
-					got = append(got, value)
+			for _, begin := range test.lines {
+				if rest, found := strings.CutPrefix(line, begin); found {
+					got = append(got, rest)
 				}
 			}
 		}
 		if strings.Join(got, " ") != test.want {
-			t.Errorf("%s: %q, want %q", what, got, test.want)
+			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
 	}
 }
 
-func TestClustersBeforeTheirTimeGetNoPolicies(t *testing.T) {
+// TestKubernetesVersions: clusters before 1.30 get no policies, and the second scheduler has the cluster's version.
+func TestKubernetesVersions(t *testing.T) {
 	h := newHelm(t, "")
 	for version, want := range map[string]bool{"v1.29.0": false, "v1.30.0-gke.100": true, "v1.36.3": true} {
 		out := h.run(t, "template", "gpushare", chart, "--kube-version="+version, "--set=mode=secondScheduler")
@@ -229,53 +253,7 @@ func TestClustersBeforeTheirTimeGetNoPolicies(t *testing.T) {
 	}
 }
 
-func TestThePageIsWhereTheValuesSay(t *testing.T) {
-	h := newHelm(t, "")
-	const own = "--ui-listen-address="
-	for what, test := range map[string]struct{ values, want string }{
-		"at the extender's default":   {"", ""},
-		"on the host":                 {"extender.reach=host,extender.replicas=1", ""},
-		"beside the second scheduler": {"mode=secondScheduler", ""},
-		"where it is told to":         {"extender.tls.mode=none,extender.ui.listenAddress=:8080", own + ":8080"},
-		"nowhere":                     {"extender.ui.enabled=false", "--ui=false"},
-	} {
-		out := h.run(t, "template", "gpushare", chart, "--set=extender.service.clusterIP=10.96.0.15", "--set="+test.values)
-		var got []string
-		for line := range strings.Lines(out) {
-			if arg := strings.TrimPrefix(strings.TrimSpace(line), "- "); strings.HasPrefix(arg, "--ui") {
-				got = append(got, arg)
-			}
-		}
-		if strings.Join(got, " ") != test.want {
-			t.Errorf("%s: %q, want %q", what, got, test.want)
-		}
-	}
-}
-
-// TestEveryModeOfTLSNamesItsClients: in every TLS mode the chart passes the names of the extender's clients. The signer of
-// the certificates may also sign certificates for others, so the extender must check the name.
-func TestEveryModeOfTLSNamesItsClients(t *testing.T) {
-	h := newHelm(t, "")
-	for what, test := range map[string]struct{ values, want string }{
-		"generated":    {"extender.tls.mode=generated", "--client-names=kube-scheduler"},
-		"a Secret":     {"extender.tls.mode=secret,extender.tls.secretName=mine,extender.tls.clientNames={a,system:kube-scheduler}", "--client-names=a,system:kube-scheduler"},
-		"cert-manager": {"extender.tls.mode=certManager,extender.tls.certManager.issuerRef.name=ca", "--client-names=kube-scheduler"},
-		"none":         {"extender.tls.mode=none", ""},
-	} {
-		out := h.run(t, "template", "gpushare", chart, "--set=extender.service.clusterIP=10.96.0.15", "--set="+test.values)
-		got := ""
-		for line := range strings.Lines(out) {
-			if arg := strings.TrimPrefix(strings.TrimSpace(line), "- "); strings.HasPrefix(arg, "--client-names") {
-				got = arg
-			}
-		}
-		if got != test.want {
-			t.Errorf("%s: %q, want %q", what, got, test.want)
-		}
-	}
-}
-
-func TestMetricsAreAuthorized(t *testing.T) {
+func TestAuthorizedMetrics(t *testing.T) {
 	h := newHelm(t, "")
 	counts := func(values string) map[string]int {
 		out := h.run(t, "template", "gpushare", chart, "--set=extender.service.clusterIP=10.96.0.15,monitoring.enabled=true", "--set="+values)
@@ -301,9 +279,9 @@ func TestMetricsAreAuthorized(t *testing.T) {
 	}
 }
 
-// TestTheMonitorsFindTheirPods: the monitors select the installed pods. This is tested on the rendered objects, because a
+// TestMonitors: the monitors select the installed pods. This is tested on the rendered objects, because a
 // bare API server doesn't have the monitors' kinds.
-func TestTheMonitorsFindTheirPods(t *testing.T) {
+func TestMonitors(t *testing.T) {
 	h := newHelm(t, "")
 	for mode, part := range map[string]string{"extender": "extender", "secondScheduler": "scheduler"} {
 		t.Run(mode, func(t *testing.T) {

@@ -2,23 +2,21 @@ package install
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/fakenvml"
-	"github.com/gpushare/gpushare/test/simkubelet"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 const (
@@ -26,74 +24,40 @@ const (
 	ours      = "app.kubernetes.io/name=gpushare"
 )
 
-// patience limits every wait. It is far longer than any step normally takes.
-const patience = 2 * time.Minute
+const node = "gpu-1"
 
-// cluster is a real control plane, which creates the pods of the installed objects, and one GPU node.
+var must = framework.Must
+
+// cluster is a real control plane, which creates the pods of the installed objects, and one GPU node without a plugin.
 type cluster struct {
-	*controlplane.ControlPlane
-	t       *testing.T
-	root    string
-	helm    helm
-	kubelet *simkubelet.Kubelet
-	machine fakenvml.Machine
-	nodeDir string
+	*framework.Cluster
+	*framework.Node
+	t    *testing.T
+	root string
+	helm helm
 	// logs holds the log files of the project's programs.
 	logs []string
 }
 
-const node = "gpu-1"
-
 // start starts everything except the project's programs. The scheduler runs without an extender until giveToScheduler.
 func start(t *testing.T) *cluster {
 	t.Helper()
-	// The path is short because it contains Unix sockets.
-	dir, err := os.MkdirTemp("", "gpushare-")
-	must(t, err)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the logs are in %s", dir)
-			return
-		}
-		must(t, os.RemoveAll(dir))
-	})
-	c := &cluster{
-		ControlPlane: controlplane.StartForTest(t, controlplane.Options{Dir: filepath.Join(dir, "c"), ControllerManager: true}),
-		t:            t, root: repository(t), nodeDir: filepath.Join(dir, "n"),
-	}
+	o := framework.Options{Bare: true, ControlPlane: controlplane.Options{ControllerManager: true}}
+	c := &cluster{Cluster: framework.StartForTest(t, o), t: t, root: repository(t)}
 	c.helm = newHelm(t, c.KubeconfigPath)
-	must(t, os.MkdirAll(c.nodeDir, 0o755))
-	c.machine = fakenvml.NewMachine(c.nodeDir)
-	must(t, c.machine.SetCards(
-		fakenvml.Card{UUID: "GPU-00000000-0000-4000-8000-000000000000", Model: "Tesla V100-SXM2-16GB", MiB: 16 << 10},
-		fakenvml.Card{UUID: "GPU-00000000-0000-4000-8000-000000000001", Model: "Tesla V100-SXM2-16GB", MiB: 16 << 10},
-	))
-	c.kubelet, err = simkubelet.New(simkubelet.Options{
-		NodeName: node, Client: c.Client, Root: c.nodeDir, LiftNotReadyTaint: true,
-		Labels: map[string]string{protocol.LabelShared: "true"},
-	})
-	must(t, err)
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- c.kubelet.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		must(t, <-done)
-	})
+	c.Node = c.AddNodeForTest(t, framework.NodeSpec{Name: node, Cards: []uint64{16 << 10, 16 << 10}, WithoutPlugin: true})
 	return c
 }
 
 func (c *cluster) until(what string, condition func(ctx context.Context) (bool, error)) {
 	c.t.Helper()
-	var last error
-	err := wait.PollUntilContextTimeout(c.t.Context(), 50*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-		var done bool
-		done, last = condition(ctx)
-		return done && last == nil, nil
+	framework.Eventually(c.t, what, func(ctx context.Context) error {
+		done, err := condition(ctx)
+		if err == nil && !done {
+			err = errors.New("not yet")
+		}
+		return err
 	})
-	if err != nil {
-		c.t.Fatalf("gave up waiting until %s: %v (%v)", what, err, last)
-	}
 }
 
 // pod waits for a pod of the component that has a node. The real controllers create the pod, and the real scheduler binds it.
@@ -117,7 +81,7 @@ func (c *cluster) pod(component string) (pod *corev1.Pod) {
 }
 
 // process returns a process that runs a pod's container with the arguments of the pod's spec. places maps paths and addresses
-// in the container to those outside. Everything else is set as the kubelet would set it.
+// in the container to those outside. Everything else is set like the kubelet sets it.
 func (c *cluster) process(pod *corev1.Pod, container, binary string, places map[string]string, extra ...string) *controlplane.Process {
 	c.t.Helper()
 	var found *corev1.Container
@@ -178,29 +142,21 @@ func (c *cluster) clientOf(kubeconfig string) kubernetes.Interface {
 	return client
 }
 
-// binary returns the path of one of the project's programs, or of a Kubernetes program if the name begins with "kube/".
-func (c *cluster) binary(name string) string {
-	if kubernetes, found := strings.CutPrefix(name, "kube/"); found {
-		return filepath.Join(controlplane.KubeDir(c.root), kubernetes)
-	}
-	return filepath.Join(c.root, "bin", name)
-}
-
 // runPlugin runs the device plugin of the DaemonSet's pod, and returns the pod.
 func (c *cluster) runPlugin() *corev1.Pod {
 	c.t.Helper()
 	pod := c.pod("device-plugin")
 	port := controlplane.ReservePortForTest(c.t)
-	plugin := c.process(pod, "device-plugin", c.binary("gpushare-device-plugin"),
-		map[string]string{"/var/lib/kubelet/": c.nodeDir + "/", ":12346": port.Address()},
-		"--kubeconfig="+c.account(pod), "--nvml-library="+c.binary("fake-nvml/libnvidia-ml.so.1"))
-	plugin.Env = c.machine.Env()
+	plugin := c.process(pod, "device-plugin", c.Binary("gpushare-device-plugin"),
+		map[string]string{"/var/lib/kubelet/": filepath.Dir(c.Kubelet.DevicePluginDir()) + "/", ":12346": port.Address()},
+		"--kubeconfig="+c.account(pod), "--nvml-library="+c.Binary("fake-nvml/libnvidia-ml.so.1"))
+	plugin.Env = c.Machine.Env()
 	plugin.Ready = controlplane.HTTPReady(port.URL("http") + "/readyz")
 	controlplane.RunForTest(c.t, plugin)
 	return pod
 }
 
-// volume writes the content of a Secret as the kubelet would mount it.
+// volume writes the content of a Secret like a mounted volume.
 func (c *cluster) volume(secret string) string {
 	c.t.Helper()
 	object, err := c.Client.CoreV1().Secrets(namespace).Get(c.t.Context(), secret, metav1.GetOptions{})
@@ -214,15 +170,8 @@ func (c *cluster) volume(secret string) string {
 }
 
 // gpuPod returns a pod that requests GPU memory.
-func gpuPod(name, scheduler string, memory string) *corev1.Pod {
-	limits := corev1.ResourceList{protocol.ResourceMemory: quantity(memory)}
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name},
-		Spec: corev1.PodSpec{
-			SchedulerName: scheduler,
-			Containers:    []corev1.Container{{Name: "main", Image: "example.com/none", Resources: corev1.ResourceRequirements{Limits: limits}}},
-		},
-	}
+func gpuPod(name, scheduler string, memory int64) *corev1.Pod {
+	return framework.MakePod(name).Namespace(metav1.NamespaceDefault).Scheduler(scheduler).GPUMem(memory).Obj()
 }
 
 // mustGetACard creates the pod and waits until its container runs with the card in the pod's annotation.
@@ -235,12 +184,12 @@ func (c *cluster) mustGetACard(pod *corev1.Pod) {
 		if err != nil {
 			return false, err
 		}
-		env := c.kubelet.Env(pod.UID, "main")
+		env := c.Kubelet.Env(pod.UID, "main")
 		if live.Annotations[protocol.AnnotationAssigned] != "true" || env == nil {
 			return false, fmt.Errorf("annotations %v, environment %v", live.Annotations, env)
 		}
 		if card := live.Annotations[protocol.AnnotationIndex]; env[protocol.AnnotationIndex] != card {
-			return false, fmt.Errorf("card %s is written on it, its container has %s", card, env[protocol.AnnotationIndex])
+			return false, fmt.Errorf("its annotation has card %s, its container has %s", card, env[protocol.AnnotationIndex])
 		}
 		return true, nil
 	})
@@ -274,7 +223,7 @@ func (c *cluster) mustLeaveNothing() {
 	c.until("nothing is left", func(ctx context.Context) (bool, error) {
 		found, err := c.installed(ctx)
 		if err == nil && len(found) > 0 {
-			err = fmt.Errorf("%d are left: %s", len(found), strings.Join(found, " "))
+			err = fmt.Errorf("%d objects are left: %s", len(found), strings.Join(found, " "))
 		}
 		return err == nil, err
 	})

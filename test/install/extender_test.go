@@ -11,13 +11,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/test/controlplane"
 )
-
-func quantity(s string) resource.Quantity { return resource.MustParse(s) }
 
 // TestInstall follows an administrator's steps: install, give kube-scheduler the configuration, share a card, upgrade, roll
 // back, uninstall.
@@ -38,14 +35,14 @@ func TestInstall(t *testing.T) {
 		return err == nil && len(slice.Endpoints) == 1 && slice.Endpoints[0].Addresses[0] == "192.0.2.1", err
 	})
 	c.giveToScheduler(extender)
-	c.mustGetACard(gpuPod("first", "", "10"))
-	c.mustGetACard(gpuPod("second", "", "10"))
+	c.mustGetACard(gpuPod("first", "", 10))
+	c.mustGetACard(gpuPod("second", "", 10))
 
 	t.Run("the rights", c.testRights)
 	t.Run("the pods' security", c.testPodSecurity)
 	t.Run("the guard", func(t *testing.T) { c.testGuard(t, plugin) })
 
-	t.Run("nobody calls the extender without the scheduler's certificate", func(t *testing.T) {
+	t.Run("a call without the scheduler's certificate is rejected", func(t *testing.T) {
 		if err := controlplane.HTTPReady(extender.url + "/readyz")(t.Context()); err == nil || !strings.Contains(err.Error(), "certificate") {
 			t.Errorf("got %v, want an error about the certificate", err)
 		}
@@ -61,10 +58,10 @@ func TestInstall(t *testing.T) {
 		if diff := cmp.Diff(before, c.lasting()); diff != "" {
 			t.Errorf("after the rollback (-before +now):\n%s", diff)
 		}
-		c.mustGetACard(gpuPod("third", "", "6"))
+		c.mustGetACard(gpuPod("third", "", 6))
 	})
 
-	t.Run("the address changes when the Service is made anew", func(t *testing.T) {
+	t.Run("the address changes when the Service is created again", func(t *testing.T) {
 		const address = "10.0.0.16"
 		upgrade := []string{"upgrade", "gpushare", chart, "--namespace=" + namespace, "--reset-then-reuse-values", "--set=extender.service.clusterIP=" + address}
 		if out, err := c.helm.try(upgrade...); err == nil || !strings.Contains(out, "field is immutable") && !strings.Contains(out, "may not change once set") {
@@ -87,7 +84,7 @@ func TestInstall(t *testing.T) {
 		})
 	})
 
-	t.Run("new certificates are made when the old ones are taken away", func(t *testing.T) {
+	t.Run("deleted certificates are created again", func(t *testing.T) {
 		before := c.lasting()
 		for _, name := range []string{"gpushare-extender-tls", "gpushare-scheduler-tls", "gpushare-scheduler-config"} {
 			must(t, c.Client.CoreV1().Secrets(namespace).Delete(t.Context(), name, metav1.DeleteOptions{}))
@@ -129,7 +126,7 @@ func (c *cluster) runExtender() extenderAt {
 	c.t.Helper()
 	pod := c.pod("extender")
 	port, health := controlplane.ReservePortForTest(c.t), controlplane.ReservePortForTest(c.t)
-	process := c.process(pod, "extender", c.binary("gpushare-extender"),
+	process := c.process(pod, "extender", c.Binary("gpushare-extender"),
 		map[string]string{":12345": port.Address(), ":12347": health.Address(), "/tls/": c.volume("gpushare-extender-tls") + "/"},
 		"--kubeconfig="+c.account(pod))
 	process.Ready = controlplane.HTTPReady(health.URL("http") + "/readyz")
@@ -145,7 +142,7 @@ func (c *cluster) giveToScheduler(e extenderAt) {
 	must(c.t, err)
 	config := string(secret.Data["scheduler-config.yaml"])
 	if !strings.Contains(config, "urlPrefix: https://10.0.0.15:12345/gpushare-scheduler\n") {
-		c.t.Fatal("the scheduler's configuration doesn't lead to the Service")
+		c.t.Fatal("the scheduler's configuration doesn't have the Service's address")
 	}
 	path := filepath.Join(c.Dir, "installed-scheduler-config.yaml")
 	must(c.t, os.WriteFile(path, []byte(config), 0o600))

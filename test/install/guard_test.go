@@ -27,7 +27,7 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 		must(t, err)
 		return data
 	}
-	probe := gpuPod("probe", "nobody", "1")
+	probe := gpuPod("probe", "none", 1)
 	probe.Annotations = forged
 	c.untilRefused("the guard", probe)
 	victim := c.create(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "victim"}})
@@ -35,26 +35,26 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 	must(t, err)
 
 	refused := map[string]func() error{
-		"a pod that comes with annotations": func() error {
-			pod := gpuPod("forged", "", "1")
+		"a pod with annotations": func() error {
+			pod := gpuPod("forged", "", 1)
 			pod.Annotations = forged
 			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
 			return err
 		},
 		"a pod with another scheduler's annotation": func() error {
-			pod := gpuPod("forged", "", "1")
+			pod := gpuPod("forged", "", 1)
 			pod.Annotations = map[string]string{protocol.AnnotationAllocation: "{}"}
 			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
 			return err
 		},
-		"a pod that says its group is whole": func() error {
-			pod := gpuPod("forged", "", "1")
+		"a pod with the annotation of a whole group": func() error {
+			pod := gpuPod("forged", "", 1)
 			pod.Annotations = map[string]string{protocol.AnnotationGroupWhole: "true"}
 			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
 			return err
 		},
-		"a pod that calls itself a mirror": func() error {
-			pod := gpuPod("forged", "", "1")
+		"a pod with the annotation of a mirror pod": func() error {
+			pod := gpuPod("forged", "", 1)
 			pod.Annotations = map[string]string{protocol.AnnotationIndex: "1", corev1.MirrorPodAnnotationKey: "x"}
 			pod.Spec.NodeName = node
 			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
@@ -97,10 +97,10 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 		},
 	}
 	for name, try := range refused {
-		t.Run("refuses "+name, func(t *testing.T) {
+		t.Run("rejects "+name, func(t *testing.T) {
 			err := try()
 			if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "say which GPU card a pod has") {
-				t.Errorf("got %v, want it refused with the reason", err)
+				t.Errorf("got %v, want it rejected with the reason", err)
 			}
 		})
 	}
@@ -117,7 +117,7 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 		t.Error("an annotation has changed")
 	}
 
-	t.Run("lets everything else pass", func(t *testing.T) {
+	t.Run("accepts everything else", func(t *testing.T) {
 		_, err := pods.Patch(ctx, running.Name, types.MergePatchType, patch(map[string]any{"note": "mine"}), metav1.PatchOptions{})
 		must(t, err)
 		must(t, pods.Bind(ctx, c.binding(victim, map[string]string{"note": "mine"}), metav1.CreateOptions{}))
@@ -125,32 +125,32 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 	})
 
 	t.Run("its policies fit the types of the API", c.testPolicyTypes)
-	t.Run("a Deployment whose template is forged is told why it gets no pods", func(t *testing.T) { c.testForgedTemplate(t, forged) })
-	t.Run("a kubelet shows its static pods", func(t *testing.T) { c.testMirrorPod(t, forged) })
-	t.Run("a pod's environment doesn't name its card", func(t *testing.T) { c.testEnvironment(t, running) })
-	t.Run("a device plugin keeps to its node", func(t *testing.T) { c.testPluginsReach(t, plugin, patch) })
-	t.Run("who is on the list may", func(t *testing.T) {
+	t.Run("a Deployment with a forged template has the reason in its status", func(t *testing.T) { c.testForgedTemplate(t, forged) })
+	t.Run("a kubelet creates mirror pods", func(t *testing.T) { c.testMirrorPod(t, forged) })
+	t.Run("a pod's environment names no card", func(t *testing.T) { c.testEnvironment(t, running) })
+	t.Run("a device plugin changes only its node", func(t *testing.T) { c.testPluginsReach(t, plugin, patch) })
+	t.Run("the list of allowed users", func(t *testing.T) {
 		c.helm.run(t, "upgrade", "gpushare", chart, "--namespace="+namespace, "--reset-then-reuse-values",
 			"--set=guard.allow.users[0]=restorer,guard.allow.serviceAccounts[0]=velero/velero,guard.allow.groups[0]=restorers")
 		for name, client := range map[string]kubernetes.Interface{
 			"user":            c.user(t, "restorer", "system:masters"),
 			"service-account": c.user(t, "system:serviceaccount:velero:velero", "system:masters"),
-			"group":           c.user(t, "somebody", "system:masters", "restorers"),
+			"group":           c.user(t, "other", "system:masters", "restorers"),
 		} {
 			// The API server needs a moment to load the new policy.
-			c.until("the policy lets a "+name+" pass", func(ctx context.Context) (bool, error) {
-				pod := gpuPod("restored-"+name, "nobody", "1")
+			c.until("the policy allows a "+name, func(ctx context.Context) (bool, error) {
+				pod := gpuPod("restored-"+name, "none", 1)
 				pod.Annotations = forged
 				_, err := client.CoreV1().Pods(metav1.NamespaceDefault).Create(ctx, pod, metav1.CreateOptions{})
 				return err == nil, err
 			})
 			must(t, pods.Delete(ctx, "restored-"+name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 		}
-		nobody := c.user(t, "system:serviceaccount:velero:other", "system:masters")
-		pod := gpuPod("restored", "nobody", "1")
+		other := c.user(t, "system:serviceaccount:velero:other", "system:masters")
+		pod := gpuPod("restored", "none", 1)
 		pod.Annotations = forged
-		if _, err := nobody.CoreV1().Pods(metav1.NamespaceDefault).Create(ctx, pod, metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
-			t.Errorf("who isn't on it: got %v, want it refused", err)
+		if _, err := other.CoreV1().Pods(metav1.NamespaceDefault).Create(ctx, pod, metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
+			t.Errorf("a user that isn't on it: got %v, want it rejected", err)
 		}
 		c.helm.run(t, "rollback", "gpushare", "1", "--namespace="+namespace)
 	})
@@ -172,7 +172,7 @@ func (c *cluster) create(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 		pod.Namespace = metav1.NamespaceDefault
 	}
 	if pod.Spec.NodeName == "" {
-		pod.Spec.SchedulerName = "nobody"
+		pod.Spec.SchedulerName = "none"
 	}
 	pod.Spec.Containers = []corev1.Container{{Name: "main", Image: "example.com/none"}}
 	pod, err := c.Client.CoreV1().Pods(pod.Namespace).Create(t.Context(), pod, metav1.CreateOptions{})
@@ -209,7 +209,7 @@ func (c *cluster) testForgedTemplate(t *testing.T, forged map[string]string) {
 		},
 	}, metav1.CreateOptions{})
 	must(t, err)
-	c.until("the Deployment says so", func(ctx context.Context) (bool, error) {
+	c.until("the Deployment has the reason", func(ctx context.Context) (bool, error) {
 		d, err := deployments.Get(ctx, "forged", metav1.GetOptions{})
 		if err != nil {
 			return false, err
@@ -231,7 +231,7 @@ func (c *cluster) testMirrorPod(t *testing.T, annotations map[string]string) {
 	object, err := c.Client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: host}}, metav1.CreateOptions{})
 	must(t, err)
 	mirror := func(name string) *corev1.Pod {
-		pod := gpuPod(name, "", "1")
+		pod := gpuPod(name, "", 1)
 		pod.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x", "kubernetes.io/config.source": "file"}
 		maps.Copy(pod.Annotations, annotations)
 		pod.Spec.NodeName = host
@@ -301,7 +301,7 @@ func (c *cluster) testPluginsReach(t *testing.T, plugin *corev1.Pod, patch func(
 		"a node's taints, by the extender": {onNode(extender, "other", []byte(`{"spec":{"unschedulable":true}}`)), "nothing of a node but its annotations"},
 	} {
 		if !apierrors.IsForbidden(test.err) || !strings.Contains(test.err.Error(), test.want) {
-			t.Errorf("%s: got %v, want it refused: %s", name, test.err, test.want)
+			t.Errorf("%s: got %v, want it rejected: %s", name, test.err, test.want)
 		}
 	}
 	// Neither account can cause the deletion of a node, redirect its traffic, or change its resources.
@@ -321,14 +321,14 @@ func (c *cluster) testPluginsReach(t *testing.T, plugin *corev1.Pod, patch func(
 	} {
 		err := onNode(bound, node, []byte(test.patch), strings.Fields(test.subresource)...)
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "nothing of a node but its annotations") {
-			t.Errorf("%s, by the device plugin: got %v, want it refused", name, err)
+			t.Errorf("%s, by the device plugin: got %v, want it rejected", name, err)
 		}
 		if test.subresource != "" {
 			continue // The extender has no right to patch a node's status.
 		}
 		err = onNode(extender, "other", []byte(test.patch))
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "nothing of a node but its annotations") {
-			t.Errorf("%s, by the extender: got %v, want it refused", name, err)
+			t.Errorf("%s, by the extender: got %v, want it rejected", name, err)
 		}
 	}
 	must(t, onNode(bound, node, []byte(`{"status":{"capacity":{"aliyun.com/gpu-count":null},"allocatable":{"aliyun.com/gpu-count":null}}}`), "status"))
@@ -357,7 +357,7 @@ func (c *cluster) testPolicyTypes(t *testing.T) {
 	})
 }
 
-// testEnvironment sets NVIDIA_VISIBLE_DEVICES in every kind of container. running is a pod that asks for GPU memory.
+// testEnvironment sets NVIDIA_VISIBLE_DEVICES in every kind of container. running is a pod that requests GPU memory.
 func (c *cluster) testEnvironment(t *testing.T, running *corev1.Pod) {
 	ctx := t.Context()
 	pods := c.Client.CoreV1().Pods(metav1.NamespaceDefault)
@@ -365,7 +365,7 @@ func (c *cluster) testEnvironment(t *testing.T, running *corev1.Pod) {
 		return []corev1.EnvVar{{Name: protocol.EnvVisibleDevices, Value: value}}
 	}
 	with := func(change func(*corev1.PodSpec)) *corev1.Pod {
-		pod := gpuPod("environment", "nobody", "1")
+		pod := gpuPod("environment", "none", 1)
 		change(&pod.Spec)
 		return pod
 	}
@@ -374,11 +374,11 @@ func (c *cluster) testEnvironment(t *testing.T, running *corev1.Pod) {
 	}
 	for name, test := range map[string]struct {
 		pod *corev1.Pod
-		// refused is the container that the rejection names; empty if the pod is accepted.
-		refused string
+		// rejected is the container that the rejection names; empty if the pod is accepted.
+		rejected string
 	}{
-		"the container that asks": {with(func(s *corev1.PodSpec) { s.Containers[0].Env = visible("all") }), "main"},
-		"one beside it":           {with(func(s *corev1.PodSpec) { sidecar(s, visible("0")) }), "sidecar"},
+		"the container that requests memory": {with(func(s *corev1.PodSpec) { s.Containers[0].Env = visible("all") }), "main"},
+		"another container":                  {with(func(s *corev1.PodSpec) { sidecar(s, visible("0")) }), "sidecar"},
 		"an init container": {with(func(s *corev1.PodSpec) {
 			s.InitContainers = []corev1.Container{{Name: "init", Image: "example.com/none", Env: visible("GPU-0")}}
 		}), "init"},
@@ -387,21 +387,21 @@ func (c *cluster) testEnvironment(t *testing.T, running *corev1.Pod) {
 				FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.labels['cards']"},
 			}}}
 		}), "main"},
-		"a pod whose init container alone asks": {with(func(s *corev1.PodSpec) {
+		"a pod of which only the init container requests memory": {with(func(s *corev1.PodSpec) {
 			s.InitContainers = []corev1.Container{{Name: "init", Image: "example.com/none", Resources: s.Containers[0].Resources}}
 			s.Containers[0].Resources = corev1.ResourceRequirements{}
 			s.Containers[0].Env = visible("all")
 		}), "main"},
-		"a value that hides the cards": {with(func(s *corev1.PodSpec) { sidecar(s, visible("void")) }), ""},
+		"a value that hides all cards": {with(func(s *corev1.PodSpec) { sidecar(s, visible("void")) }), ""},
 		"another variable": {with(func(s *corev1.PodSpec) {
 			s.Containers[0].Env = []corev1.EnvVar{{Name: "NVIDIA_DRIVER_CAPABILITIES", Value: "all"}}
 		}), ""},
-		"a pod that asks for no GPU memory": {with(func(s *corev1.PodSpec) {
+		"a pod that requests no GPU memory": {with(func(s *corev1.PodSpec) {
 			s.Containers[0].Resources, s.Containers[0].Env = corev1.ResourceRequirements{}, visible("all")
 		}), ""},
 	} {
 		_, err := pods.Create(ctx, test.pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-		mustNameTheContainer(t, name, err, test.refused)
+		mustNameTheContainer(t, name, err, test.rejected)
 	}
 	for value, refused := range map[string]string{"all": "debug", "none": ""} {
 		pod := running.DeepCopy()
@@ -421,6 +421,6 @@ func mustNameTheContainer(t *testing.T, what string, err error, container string
 			t.Errorf("%s: got %v, want it accepted", what, err)
 		}
 	} else if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "container "+container+" sets NVIDIA_VISIBLE_DEVICES") {
-		t.Errorf("%s: got %v, want it refused for container %s", what, err, container)
+		t.Errorf("%s: got %v, want it rejected for container %s", what, err, container)
 	}
 }

@@ -89,10 +89,3 @@ func (h helm) run(t *testing.T, args ...string) string {
 	}
 	return out
 }
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}

@@ -7,7 +7,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/pages"
 )
 
@@ -91,9 +91,10 @@ func (n controlPlaneNode) manifest(component string) (text string, pod *corev1.P
 func TestKubeadm(t *testing.T) {
 	page, err := pages.ReadKubeadm()
 	must(t, err)
-	c := controlplane.StartForTest(t, controlplane.Options{WithoutScheduler: true})
-	must(t, c.CreateNodes(t.Context(), controlplane.Node{Name: node, Unit: gpu.GiB, Cards: controlplane.EqualCards(1, 16)}))
-	n := startControlPlaneNode(t, c)
+	c := framework.StartForTest(t, framework.Options{Bare: true, ControlPlane: controlplane.Options{WithoutScheduler: true}})
+	ns := c.DefaultNamespace(t)
+	ns.AddNodes(framework.MakeNode(node).Unit(gpu.GiB).Cards(1, 16))
+	n := startControlPlaneNode(t, c.ControlPlane)
 	n.run(`printf '%s\n' 'apiVersion: kubeadm.k8s.io/v1beta4' 'kind: ClusterConfiguration' "kubernetesVersion: $(kubeadm version -o short)" > cluster.yaml
 		kubeadm init phase control-plane all --config cluster.yaml
 		kubeadm init phase upload-config kubeadm --config cluster.yaml --kubeconfig ~/.kube/config`)
@@ -102,11 +103,10 @@ func TestKubeadm(t *testing.T) {
 	before, _ := n.manifest(scheduler)
 
 	n.run(page.Install)
-	n.startScheduler(c)
+	n.startScheduler(c.ControlPlane)
 	// No extender runs. The Event shows that kube-scheduler calls it.
-	_, err = c.Client.CoreV1().Pods(metav1.NamespaceDefault).Create(t.Context(), gpuPod("asks", "", "1"), metav1.CreateOptions{})
-	must(t, err)
-	awaitEvent(t, c, "asks", "/gpushare-scheduler/filter")
+	ns.Create(ns.Pod("pod", 1))
+	ns.WaitEvent("pod", "/gpushare-scheduler/filter")
 
 	n.run(page.Restore)
 	if got, _ := n.manifest(scheduler); got != before {
@@ -145,24 +145,4 @@ func (n controlPlaneNode) startScheduler(c *controlplane.ControlPlane) {
 	controlplane.RunForTest(n.t, &controlplane.Process{
 		Name: "kube-scheduler", Path: unshare, Args: args[1:], LogPath: filepath.Join(c.Dir, "logs", "kube-scheduler.log"),
 	})
-}
-
-func awaitEvent(t *testing.T, c *controlplane.ControlPlane, pod, text string) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		events, err := c.Client.CoreV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
-		must(t, err)
-		var said []string
-		for _, event := range events.Items {
-			if event.InvolvedObject.Name == pod && strings.Contains(event.Message, text) {
-				return
-			}
-			said = append(said, event.Message)
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("no Event of pod %s says %q, but %q", pod, text, said)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
 }

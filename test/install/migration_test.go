@@ -43,7 +43,7 @@ func TestMigration(t *testing.T) {
 				c.helm.shell(t, blocks[step.block])
 				if i == 0 {
 					// From now on, requests of other users are rejected.
-					probe := gpuPod("probe", "nobody", "1")
+					probe := gpuPod("probe", "none", 1)
 					probe.Annotations = map[string]string{protocol.AnnotationIndex: "1"}
 					c.untilRefused("the guard", probe)
 				}

@@ -12,8 +12,8 @@ import (
 	"github.com/gpushare/gpushare/test/pages"
 )
 
-// TestTheOtherMode switches to the other scheduler mode and back, with the commands of docs/install.md.
-func TestTheOtherMode(t *testing.T) {
+// TestModes switches to the other scheduler mode and back, with the commands of docs/install.md.
+func TestModes(t *testing.T) {
 	c := start(t)
 	blocks, err := pages.Commands(page, "From one mode to the other")
 	must(t, err)
@@ -23,19 +23,19 @@ func TestTheOtherMode(t *testing.T) {
 
 	c.helm.shell(t, blocks[0])
 	c.mustHaveDeployments(t, "gpushare-scheduler")
-	c.untilRefused("the policy", gpuPod("probe", "nobody", "1"))
+	c.untilRefused("the policy", gpuPod("probe", "none", 1))
 
 	c.helm.shell(t, blocks[1])
 	c.mustHaveDeployments(t, "gpushare-extender")
-	c.until("pods that name no scheduler are taken again", func(ctx context.Context) (bool, error) {
-		_, err := pods.Create(ctx, gpuPod("again", corev1.DefaultSchedulerName, "1"), metav1.CreateOptions{})
+	c.until("pods that name no scheduler are accepted again", func(ctx context.Context) (bool, error) {
+		_, err := pods.Create(ctx, gpuPod("again", corev1.DefaultSchedulerName, 1), metav1.CreateOptions{})
 		if apierrors.IsInvalid(err) {
 			return false, nil
 		}
 		return err == nil, err
 	})
 	if now := c.lasting(); now["address"] != "10.0.0.15" || now["gpushare-scheduler-config/scheduler-config.yaml"] == "" {
-		t.Errorf("kube-scheduler has no configuration to be given: %v", now["address"])
+		t.Errorf("kube-scheduler has no configuration: %v", now["address"])
 	}
 	must(t, pods.Delete(t.Context(), "again", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 	c.mustLeaveNothing()

@@ -23,8 +23,8 @@ func readYAML(t *testing.T, path string) (out map[string]any) {
 
 var quoted = regexp.MustCompile("`([^`]+)`")
 
-// TestThePagesTableOfValues: each value in the page's table exists in the chart and has the default that the table shows.
-func TestThePagesTableOfValues(t *testing.T) {
+// TestValuesTable: each value in the page's table exists in the chart and has the default that the table shows.
+func TestValuesTable(t *testing.T) {
 	values := readYAML(t, chart+"/values.yaml")
 	text, err := os.ReadFile(filepath.Join(repository(t), page))
 	must(t, err)
@@ -46,7 +46,7 @@ func TestThePagesTableOfValues(t *testing.T) {
 			before = name
 			value, found := valueAt(values, name)
 			if !found {
-				t.Errorf("there is no value %s", name)
+				t.Errorf("the chart has no value %s", name)
 				continue
 			}
 			checked++
@@ -58,7 +58,7 @@ func TestThePagesTableOfValues(t *testing.T) {
 				want = ""
 			}
 			if got := fmt.Sprint(value); got != want {
-				t.Errorf("%s is %q by default, the page says %q", name, got, want)
+				t.Errorf("%s is %q by default, the page has %q", name, got, want)
 			}
 		}
 	}

@@ -110,7 +110,7 @@ func (c *cluster) testPodSecurity(t *testing.T) {
 	must(t, err)
 	err = try(plugin.Spec.Template.Spec)
 	if err == nil || !strings.Contains(err.Error(), "hostPath") || !strings.Contains(err.Error(), "runAsNonRoot") {
-		t.Errorf("the device plugin: got %v, want it refused for its host paths and for root", err)
+		t.Errorf("the device plugin: got %v, want it rejected for its host paths and for root", err)
 	}
 	spec := plugin.Spec.Template.Spec.DeepCopy()
 	spec.SecurityContext = &corev1.PodSecurityContext{RunAsNonRoot: new(true)}
@@ -118,7 +118,7 @@ func (c *cluster) testPodSecurity(t *testing.T) {
 		spec.Volumes[i].VolumeSource = corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
 	}
 	if err := try(*spec); err != nil {
-		t.Errorf("the device plugin, but for these two: %v", err)
+		t.Errorf("the device plugin without these two: %v", err)
 	}
 	must(t, c.Client.CoreV1().Namespaces().Delete(t.Context(), strict.Name, metav1.DeleteOptions{}))
 }

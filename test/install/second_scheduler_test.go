@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 const second = "gpushare-scheduler"
@@ -28,44 +29,40 @@ func TestSecondScheduler(t *testing.T) {
 	kubeconfig := c.account(pod)
 
 	port, health := controlplane.ReservePortForTest(t), controlplane.ReservePortForTest(t)
-	extender := c.process(pod, "extender", c.binary("gpushare-extender"),
+	extender := c.process(pod, "extender", c.Binary("gpushare-extender"),
 		map[string]string{"127.0.0.1:12345": port.Address(), ":12347": health.Address()}, "--kubeconfig="+kubeconfig)
 	extender.Ready = controlplane.HTTPReady(health.URL("http") + "/readyz")
 	controlplane.RunForTest(t, extender)
 	c.runPlugin()
 
 	secure := controlplane.ReservePortForTest(t)
-	scheduler := c.process(pod, "scheduler", c.binary("kube/kube-scheduler"),
+	scheduler := c.process(pod, "scheduler", filepath.Join(controlplane.KubeDir(c.root), "kube-scheduler"),
 		map[string]string{"/etc/gpushare/scheduler-config.yaml": c.schedulerConfig(kubeconfig, port), "10259": secure.String()},
 		// Inside a pod, kube-scheduler finds these files by itself.
 		"--authentication-kubeconfig="+kubeconfig, "--authorization-kubeconfig="+kubeconfig, "--bind-address=127.0.0.1")
 	scheduler.Ready = controlplane.HTTPReady(secure.URL("https") + "/healthz")
 	controlplane.RunForTest(t, scheduler)
 
-	c.mustGetACard(gpuPod("first", second, "10"))
-	c.mustGetACard(gpuPod("second", second, "10"))
+	c.mustGetACard(gpuPod("first", second, 10))
+	c.mustGetACard(gpuPod("second", second, 10))
 
-	c.untilRefused("the policy", gpuPod("probe", "nobody", "1"))
+	c.untilRefused("the policy", gpuPod("probe", "none", 1))
 	pods := c.Client.CoreV1().Pods(metav1.NamespaceDefault)
-	starting := gpuPod("starting", "", "0")
-	starting.Spec.InitContainers = []corev1.Container{{Name: "init", Image: "example.com/none", Resources: gpuPod("", "", "1").Spec.Containers[0].Resources}}
-	starting.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
+	starting := framework.MakePod("starting").Namespace(metav1.NamespaceDefault).InitContainer("init", 1).Obj()
 	for name, pod := range map[string]*corev1.Pod{
-		"under the cluster's scheduler": gpuPod("blind", "", "1"),
-		"under another":                 gpuPod("blind", "other", "1"),
+		"under the cluster's scheduler": gpuPod("blind", "", 1),
+		"under another":                 gpuPod("blind", "other", 1),
 		"in an init container":          starting,
 	} {
 		_, err := pods.Create(t.Context(), pod, metav1.CreateOptions{})
 		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "must have spec.schedulerName: gpushare-scheduler") {
-			t.Errorf("a pod that asks %s: got %v, want it refused with the name", name, err)
+			t.Errorf("a pod %s: got %v, want it rejected with the name", name, err)
 		}
 	}
-	none := gpuPod("none", "", "1")
-	none.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
-	_, err := pods.Create(t.Context(), none, metav1.CreateOptions{})
+	_, err := pods.Create(t.Context(), framework.MakePod("none").Obj(), metav1.CreateOptions{})
 	must(t, err)
 	// This pod bypasses all schedulers; the plugin selects its card.
-	direct := gpuPod("direct", "", "1")
+	direct := gpuPod("direct", "", 1)
 	direct.Spec.NodeName = node
 	c.mustGetACard(direct)
 
@@ -90,7 +87,7 @@ func (c *cluster) schedulerConfig(kubeconfig string, extender *controlplane.Port
 	const installedAt = "http://127.0.0.1:12345/"
 	text := installed.Data["scheduler-config.yaml"]
 	if !strings.Contains(text, installedAt) {
-		c.t.Fatalf("the configuration doesn't lead to %s", installedAt)
+		c.t.Fatalf("the configuration doesn't have %s", installedAt)
 	}
 	var config map[string]any
 	must(c.t, yaml.Unmarshal([]byte(strings.ReplaceAll(text, installedAt, extender.URL("http")+"/")), &config))

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // TestFaults kills and restarts the node's programs.
@@ -215,7 +215,7 @@ func TestLosses(t *testing.T) {
 func (s *scene) awaitPlugin() {
 	s.Helper()
 	eventually(s, "the plugin is ready", func(ctx context.Context) error {
-		_, err := testbed.Fetch(ctx, s.node.metrics.URL("http")+"/readyz")
+		_, err := framework.Fetch(ctx, s.node.metrics.URL("http")+"/readyz")
 		return err
 	})
 }

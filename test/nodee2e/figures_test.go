@@ -12,7 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // TestFigures logs the plugin's time per Allocate call and its memory on a full node with eight cards. It checks no limits,
@@ -28,7 +28,7 @@ func TestFigures(t *testing.T) {
 		}
 		s.burst(times(40, func() *corev1.Pod { return s.pod(1) })...)
 		s.settle()
-		metrics, err := testbed.Fetch(s.Context(), s.node.metrics.URL("http")+"/metrics")
+		metrics, err := framework.Fetch(s.Context(), s.node.metrics.URL("http")+"/metrics")
 		must(s, err)
 		calls := histogram(string(metrics), "gpushare_device_plugin_allocation_duration_seconds")
 		s.Logf("%.0f calls of Allocate: half took %s at most, 99%% took %s at most", calls.count(), calls.quantile(0.5), calls.quantile(0.99))

@@ -26,8 +26,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/fakenvml"
+	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/pages"
-	"github.com/gpushare/gpushare/test/testbed"
 )
 
 const (
@@ -79,7 +79,7 @@ func startSite(t *testing.T) *site {
 	defer cancel()
 	must(t, startNetwork(ctx))
 	s := &site{t: t, rig: &rig{ended: map[string]bool{}}}
-	s.bed = testbed.StartForTest(t, testbed.Options{Bare: true, ControlPlane: controlplane.Options{
+	s.bed = framework.StartForTest(t, framework.Options{Bare: true, ControlPlane: controlplane.Options{
 		WithoutScheduler: true, ControllerManager: true,
 		ExtraArgs: map[string][]string{"kube-apiserver": {
 			"--bind-address=0.0.0.0", "--advertise-address=" + nodeAddress, "--endpoint-reconciler-type=lease",

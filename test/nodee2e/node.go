@@ -19,7 +19,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/fakenvml"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 //go:embed kubelet.yaml containerd.toml
@@ -49,13 +49,13 @@ type node struct {
 	// unlabelled is true for a node that another component labels as one that shares its cards.
 	unlabelled bool
 
-	bed *testbed.Bed
+	bed *framework.Cluster
 	// port is the kubelet's health port. metrics is the plugin's metrics port.
 	port, metrics *controlplane.Port
 }
 
 // startNode starts a node and returns when pods can be scheduled to its cards.
-func startNode(ctx context.Context, bed *testbed.Bed, dir, name string, cards ...uint64) (n *node, err error) {
+func startNode(ctx context.Context, bed *framework.Cluster, dir, name string, cards ...uint64) (n *node, err error) {
 	n = &node{name: name, cards: cards, bed: bed, driver: fakenvml.NewMachine(dir)}
 	defer func() {
 		if err != nil {

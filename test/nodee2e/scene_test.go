@@ -23,7 +23,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // patience limits every wait. It is not a performance target: a state that is not reached by then is not reached at all.
@@ -31,7 +31,7 @@ const patience = 2 * time.Minute
 
 // rig is a control plane with the extender and one real node, with a watcher that checks the node all the time.
 type rig struct {
-	bed     *testbed.Bed
+	bed     *framework.Cluster
 	node    *node
 	watcher *watcher
 	// ended holds the pods whose containers a test has ended, so that the kubelet restarts them.
@@ -44,7 +44,7 @@ func startRig(t *testing.T, cards ...uint64) *rig {
 	t.Helper()
 	t.Parallel()
 	requireNode(t)
-	r := &rig{ended: map[string]bool{}, bed: testbed.StartForTest(t, testbed.Options{ControlPlane: controlplane.Options{
+	r := &rig{ended: map[string]bool{}, bed: framework.StartForTest(t, framework.Options{ControlPlane: controlplane.Options{
 		ControllerManager: true,
 		// The programs under test run as processes, so no controller may create pods for their manifests.
 		ExtraArgs: map[string][]string{"kube-controller-manager": {"--controllers=*,-daemonset,-deployment"}},
@@ -115,7 +115,7 @@ func (r *rig) report(t *testing.T) {
 			wrong = append(wrong, fmt.Sprintf("container %s of pod %s was started again", container.name, container.pod))
 		}
 	}
-	if body, err := testbed.Fetch(context.Background(), r.node.metrics.URL("http")+"/metrics"); err == nil {
+	if body, err := framework.Fetch(context.Background(), r.node.metrics.URL("http")+"/metrics"); err == nil {
 		for line := range strings.SplitSeq(string(body), "\n") {
 			if telling.MatchString(line) {
 				t.Logf("since the plugin's last start: %s", line)
@@ -582,7 +582,7 @@ func (s *scene) unharmed() (check func()) {
 // eventually waits until the condition returns nil.
 func eventually(t testing.TB, what string, condition func(context.Context) error) {
 	t.Helper()
-	testbed.Eventually(t, 100*time.Millisecond, patience, what, condition)
+	framework.Eventually(t, what, condition)
 }
 
 func must(t testing.TB, err error) {

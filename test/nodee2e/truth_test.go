@@ -18,7 +18,7 @@ import (
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/test/testbed"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // sighting is a test container as it was found. It holds only what the container's own environment contains.
@@ -209,7 +209,7 @@ func limitOf(c *corev1.Container) int64 {
 
 // ledger reads the node's allocations from the extender.
 func (r *rig) ledger(ctx context.Context) (holders, error) {
-	body, err := testbed.Fetch(ctx, r.bed.ExtenderURL+"/gpushare-scheduler/inspect/"+r.node.name)
+	body, err := framework.Fetch(ctx, r.bed.ExtenderURL+"/gpushare-scheduler/inspect/"+r.node.name)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,6 @@
-// Package preemption shows through the real kube-scheduler that a pod of higher priority gets a whole card, and that
-// nobody dies for it in vain: kube-scheduler, which counts by node, proposes victims on two cards, and the extender puts
-// it right.
+// Package preemption tests preemption with the real kube-scheduler: a pod of higher priority gets a card, and no pod is
+// evicted without need. kube-scheduler counts memory by node and can propose victims on two cards; the extender corrects
+// that.
 //
-// Nothing runs on the nodes; the tests stand in for the kubelet where pods have to end.
+// Nothing runs on the nodes. The tests end evicted pods in place of the kubelet.
 package preemption

@@ -17,6 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 const (
@@ -29,11 +30,9 @@ const (
 
 // populate creates the nodes, and pods that are already bound to a node and a card.
 func populate(ctx context.Context, plane *controlplane.ControlPlane, o options) error {
-	var nodes []controlplane.Node
+	var nodes []*corev1.Node
 	for i := range o.nodes {
-		nodes = append(nodes, controlplane.Node{
-			Name: nodeName(i), Unit: gpu.MiB, Cards: controlplane.EqualCards(o.cards, cardMemory),
-		})
+		nodes = append(nodes, framework.MakeNode(nodeName(i)).Cards(o.cards, int64(cardMemory)).Obj())
 	}
 	if err := plane.CreateNodes(ctx, nodes...); err != nil {
 		return err

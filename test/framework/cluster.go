@@ -1,9 +1,4 @@
-// Package testbed runs the complete product on one machine: a real control plane, the extender, and GPU nodes, each a
-// simulated kubelet with the real device plugin on a fake driver library. Tests and the demo use it.
-//
-// The project's programs run as in their manifests: with the same ServiceAccounts and rights, and kube-scheduler with
-// the shipped configuration.
-package testbed
+package framework
 
 import (
 	"context"
@@ -17,7 +12,7 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// Options configure a Bed. The zero value is a control plane with the extender and no nodes.
+// Options configure a Cluster. The zero value is a control plane with the extender and no nodes.
 type Options struct {
 	// Dir is the folder for all files. Its path should be short, because it contains Unix sockets.
 	Dir string
@@ -29,14 +24,14 @@ type Options struct {
 	Replicas int
 	// ThroughProxy puts a proxy between the extenders and the API server, so that a test can inject faults.
 	ThroughProxy bool
-	// Bare runs only the control plane: nothing of gpushare is applied or started.
+	// Bare runs only the control plane, and kube-scheduler without an extender: nothing of gpushare is applied or started.
 	Bare bool
 	// ControlPlane configures the control plane. Start sets its folder and the extender's address.
 	ControlPlane controlplane.Options
 }
 
-// Bed is a running test bed.
-type Bed struct {
+// Cluster is a running cluster.
+type Cluster struct {
 	*controlplane.ControlPlane
 	// Extender is the extender's process. It serves kube-scheduler at ExtenderURL and the web page at PageURL.
 	Extender    *controlplane.Process
@@ -58,8 +53,8 @@ type Bed struct {
 	nodes            []*Node
 }
 
-// Start starts a Bed and returns when all of it is ready. ctx bounds only the start.
-func Start(ctx context.Context, o Options) (b *Bed, err error) {
+// Start starts a Cluster and returns when all of it is ready. ctx bounds only the start.
+func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 	root, err := controlplane.RepositoryRoot()
 	if err != nil {
 		return nil, err
@@ -76,119 +71,128 @@ func Start(ctx context.Context, o Options) (b *Bed, err error) {
 		port.Release()
 		return nil, err
 	}
-	b = &Bed{
+	c = &Cluster{
 		options: o, root: root, port: port, ExtenderURL: port.URL("http"), pagePort: pagePort, PageURL: pagePort.URL("http"),
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, b.Stop())
+			err = errors.Join(err, c.Stop())
 		}
 	}()
 	o.ControlPlane.Dir = filepath.Join(o.Dir, "control-plane")
-	o.ControlPlane.Scheduler.ExtenderURL = b.ExtenderURL
-	if b.ControlPlane, err = controlplane.Start(ctx, o.ControlPlane); err != nil {
+	if !o.Bare {
+		o.ControlPlane.Scheduler.ExtenderURL = c.ExtenderURL
+	}
+	if c.ControlPlane, err = controlplane.Start(ctx, o.ControlPlane); err != nil {
 		return nil, err
 	}
 	if o.Bare {
-		return b, nil
+		return c, nil
 	}
-	if err = b.Apply(ctx, filepath.Join(root, "deploy", "manifests")); err != nil {
+	if err = c.Apply(ctx, filepath.Join(root, "deploy", "manifests")); err != nil {
 		return nil, err
 	}
-	if b.pluginKubeconfig, err = b.ServiceAccountKubeconfig(ctx, "kube-system", "gpushare-device-plugin"); err != nil {
+	if c.pluginKubeconfig, err = c.ServiceAccountKubeconfig(ctx, "kube-system", "gpushare-device-plugin"); err != nil {
 		return nil, err
 	}
 	if o.Replicas > 0 {
-		return b, b.startReplicas(ctx)
+		return c, c.startReplicas(ctx)
 	}
-	return b, b.startExtender(ctx)
+	return c, c.startExtender(ctx)
 }
 
-func (b *Bed) startExtender(ctx context.Context) error {
-	kubeconfig, err := b.ServiceAccountKubeconfig(ctx, "kube-system", "gpushare-extender")
+func (c *Cluster) startExtender(ctx context.Context) error {
+	kubeconfig, err := c.ServiceAccountKubeconfig(ctx, "kube-system", "gpushare-extender")
 	if err != nil {
 		return err
 	}
-	if kubeconfig, err = b.throughProxy(kubeconfig); err != nil {
+	if kubeconfig, err = c.throughProxy(kubeconfig); err != nil {
 		return err
 	}
-	b.Extender = &controlplane.Process{
-		Name: "gpushare-extender", Path: b.Binary("gpushare-extender"),
+	c.Extender = &controlplane.Process{
+		Name: "gpushare-extender", Path: c.Binary("gpushare-extender"),
 		Args: append([]string{
-			"--kubeconfig=" + kubeconfig, "--listen-address=" + b.port.Address(), "--ui-listen-address=" + b.pagePort.Address(), "-v=2",
-		}, b.options.ExtenderArgs...),
-		LogPath: filepath.Join(b.options.Dir, "extender.log"),
-		Ready:   controlplane.HTTPReady(b.ExtenderURL + "/readyz"),
+			"--kubeconfig=" + kubeconfig, "--listen-address=" + c.port.Address(), "--ui-listen-address=" + c.pagePort.Address(), "-v=2",
+		}, c.options.ExtenderArgs...),
+		LogPath: filepath.Join(c.options.Dir, "extender.log"),
+		Ready:   controlplane.HTTPReady(c.ExtenderURL + "/readyz"),
 	}
-	return b.Extender.Start(ctx)
+	return c.Extender.Start(ctx)
 }
 
 // throughProxy returns a kubeconfig that uses a proxy, if the options ask for one.
-func (b *Bed) throughProxy(kubeconfig string) (string, error) {
-	if !b.options.ThroughProxy {
+func (c *Cluster) throughProxy(kubeconfig string) (string, error) {
+	if !c.options.ThroughProxy {
 		return kubeconfig, nil
 	}
 	var err error
-	if b.Proxy, err = b.StartProxy(); err != nil {
+	if c.Proxy, err = c.StartProxy(); err != nil {
 		return "", err
 	}
-	return b.Proxy.Kubeconfig(kubeconfig)
+	return c.Proxy.Kubeconfig(kubeconfig)
 }
 
 // Stop ends all processes. Dir is kept. Stopping twice is no error.
-func (b *Bed) Stop() error {
+func (c *Cluster) Stop() error {
 	var errs []error
-	for _, node := range b.nodes {
+	for _, node := range c.nodes {
 		errs = append(errs, node.Stop())
 	}
-	b.nodes = nil
-	if b.Extender != nil {
-		errs = append(errs, b.Extender.Kill())
+	c.nodes = nil
+	if c.Extender != nil {
+		errs = append(errs, c.Extender.Kill())
 	}
-	if b.service != nil {
-		errs = append(errs, b.service.close())
-		b.service = nil
+	if c.service != nil {
+		errs = append(errs, c.service.close())
+		c.service = nil
 	}
-	for _, replica := range b.Replicas {
+	for _, replica := range c.Replicas {
 		errs = append(errs, replica.Kill())
 	}
-	for _, port := range b.replicaPorts {
+	for _, port := range c.replicaPorts {
 		port.Release()
 	}
-	b.replicaPorts = nil
-	if b.Proxy != nil {
-		errs = append(errs, b.Proxy.Close())
+	c.replicaPorts = nil
+	if c.Proxy != nil {
+		errs = append(errs, c.Proxy.Close())
 	}
-	if b.ControlPlane != nil {
-		errs = append(errs, b.ControlPlane.Stop())
+	if c.ControlPlane != nil {
+		errs = append(errs, c.ControlPlane.Stop())
 	}
-	if b.port != nil {
-		b.port.Release()
-		b.pagePort.Release()
-		b.port = nil
+	if c.port != nil {
+		c.port.Release()
+		c.pagePort.Release()
+		c.port = nil
 	}
 	return errors.Join(errs...)
 }
 
 // Processes returns the programs that run or have run.
-func (b *Bed) Processes() []*controlplane.Process {
-	processes := b.ControlPlane.Processes()
-	if b.Extender != nil {
-		processes = append(processes, b.Extender)
+func (c *Cluster) Processes() []*controlplane.Process {
+	processes := c.ControlPlane.Processes()
+	if c.Extender != nil {
+		processes = append(processes, c.Extender)
 	}
-	processes = append(processes, b.Replicas...)
-	for _, node := range b.nodes {
+	processes = append(processes, c.Replicas...)
+	for _, node := range c.nodes {
 		processes = append(processes, node.Plugin)
 	}
 	return processes
 }
 
 // Binary returns the path of a binary in bin/.
-func (b *Bed) Binary(name string) string { return filepath.Join(b.root, "bin", name) }
+func (c *Cluster) Binary(name string) string { return filepath.Join(c.root, "bin", name) }
 
-// StartForTest starts a Bed and stops it when the test ends. If a program is not built it skips the test, or fails it
+// StartForTest starts a Cluster and stops it when the test ends. If a program is not built it skips the test, or fails it
 // if controlplane.RequireEnv is set.
-func StartForTest(t testing.TB, o Options) *Bed {
+func StartForTest(t testing.TB, o Options) *Cluster {
+	t.Helper()
+	c := startForTest(t, o)
+	t.Cleanup(func() { c.endForTest(t) })
+	return c
+}
+
+func startForTest(t testing.TB, o Options) *Cluster {
 	t.Helper()
 	if err := built(); err != nil {
 		if os.Getenv(controlplane.RequireEnv) != "" {
@@ -199,33 +203,32 @@ func StartForTest(t testing.TB, o Options) *Bed {
 	}
 	// Not t.TempDir: its paths are too long for Unix sockets, and a failed test must keep its logs.
 	dir, err := os.MkdirTemp("", "gpushare-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	o.Dir = dir
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	b, err := Start(ctx, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			for _, p := range b.Processes() {
-				t.Logf("the end of %s:\n%s", p.LogPath, p.Tail(15))
-			}
-			t.Logf("the logs are in %s", dir)
+	c, err := Start(ctx, o)
+	Must(t, err)
+	return c
+}
+
+// endForTest stops the cluster. Of a failed test it keeps the logs and prints their ends.
+func (c *Cluster) endForTest(t testing.TB) {
+	t.Helper()
+	if t.Failed() {
+		for _, p := range c.Processes() {
+			t.Logf("the end of %s:\n%s", p.LogPath, p.Tail(15))
 		}
-		if err := b.Stop(); err != nil {
+		t.Logf("the logs are in %s", c.options.Dir)
+	}
+	if err := c.Stop(); err != nil {
+		t.Error(err)
+	}
+	if !t.Failed() {
+		if err := os.RemoveAll(c.options.Dir); err != nil {
 			t.Error(err)
 		}
-		if !t.Failed() {
-			if err := os.RemoveAll(dir); err != nil {
-				t.Error(err)
-			}
-		}
-	})
-	return b
+	}
 }
 
 // built returns an error that names a program that is not built.

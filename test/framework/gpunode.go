@@ -1,4 +1,4 @@
-package testbed
+package framework
 
 import (
 	"context"
@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
+	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -50,21 +52,20 @@ type Node struct {
 	// Proxy is nil without NodeSpec.KubeletThroughProxy.
 	Proxy *controlplane.Proxy
 
-	stop func()
-	done chan error
+	stop func() error
 }
 
 // AddNode starts a GPU node and returns when pods can be scheduled to its cards.
-func (b *Bed) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
+func (c *Cluster) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
 	// The index, unlike the node's name, keeps the paths of the sockets short.
-	dir := filepath.Join(b.options.Dir, "n"+strconv.Itoa(len(b.nodes)))
+	dir := filepath.Join(c.options.Dir, "n"+strconv.Itoa(len(c.nodes)))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	node := &Node{Name: spec.Name, Machine: fakenvml.NewMachine(dir), done: make(chan error, 1)}
+	node := &Node{Name: spec.Name, Machine: fakenvml.NewMachine(dir)}
 	for i, memory := range spec.Cards {
 		node.Cards = append(node.Cards, fakenvml.Card{
-			UUID:  fmt.Sprintf("GPU-%08x-%04x-4000-8000-%012x", len(b.nodes), i, len(b.nodes)*1000+i),
+			UUID:  fmt.Sprintf("GPU-%08x-%04x-4000-8000-%012x", len(c.nodes), i, len(c.nodes)*1000+i),
 			Model: "Tesla V100-SXM2-16GB", MiB: memory, NUMANode: i % 2,
 		})
 	}
@@ -73,12 +74,12 @@ func (b *Bed) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
 	}
 
 	o := spec.Kubelet
-	o.NodeName, o.Client, o.Root, o.LiftNotReadyTaint = spec.Name, b.Client, dir, true
+	o.NodeName, o.Client, o.Root, o.LiftNotReadyTaint = spec.Name, c.Client, dir, true
 	o.Labels = map[string]string{protocol.LabelShared: "true"}
 	maps.Copy(o.Labels, spec.Labels)
 	if spec.KubeletThroughProxy {
 		var err error
-		if o.Client, node.Proxy, err = b.proxiedClient(ctx); err != nil {
+		if o.Client, node.Proxy, err = c.proxiedClient(ctx); err != nil {
 			return nil, fmt.Errorf("node %s: %w", spec.Name, err)
 		}
 	}
@@ -88,43 +89,47 @@ func (b *Bed) AddNode(ctx context.Context, spec NodeSpec) (*Node, error) {
 	}
 	node.Kubelet = kubelet
 	running, stop := context.WithCancel(context.Background())
-	node.stop = stop
-	go func() { node.done <- kubelet.Run(running) }()
+	done := make(chan error, 1)
+	go func() { done <- kubelet.Run(running) }()
+	node.stop = sync.OnceValue(func() error {
+		stop()
+		return errors.Join(node.Plugin.Kill(), <-done)
+	})
 
 	node.Plugin = &controlplane.Process{
-		Name: "gpushare-device-plugin " + spec.Name, Path: b.Binary("gpushare-device-plugin"),
+		Name: "gpushare-device-plugin " + spec.Name, Path: c.Binary("gpushare-device-plugin"),
 		Args: append([]string{
-			"--kubeconfig=" + b.pluginKubeconfig, "--node-name=" + spec.Name, "--memory-unit=" + b.options.MemoryUnit,
+			"--kubeconfig=" + c.pluginKubeconfig, "--node-name=" + spec.Name, "--memory-unit=" + c.options.MemoryUnit,
 			"--device-plugin-dir=" + filepath.Join(dir, "device-plugins"),
 			"--pod-resources-socket=" + filepath.Join(dir, "pod-resources", "kubelet.sock"),
-			"--nvml-library=" + b.Binary("fake-nvml/libnvidia-ml.so.1"),
+			"--nvml-library=" + c.Binary("fake-nvml/libnvidia-ml.so.1"),
 			"--listen-address=", "-v=2",
 		}, spec.PluginArgs...),
 		Env:     node.Machine.Env(),
 		LogPath: filepath.Join(dir, "device-plugin.log"),
 	}
-	b.nodes = append(b.nodes, node)
+	c.nodes = append(c.nodes, node)
 	if spec.WithoutPlugin {
-		return node, b.awaitObject(ctx, node, func(*corev1.Node) bool { return true })
+		return node, c.awaitObject(ctx, node, func(*corev1.Node) bool { return true })
 	}
-	return node, b.StartPlugin(ctx, node)
+	return node, c.StartPlugin(ctx, node)
 }
 
 // StartPlugin starts a node's device plugin and returns when pods can be scheduled to the node's cards.
-func (b *Bed) StartPlugin(ctx context.Context, node *Node) error {
+func (c *Cluster) StartPlugin(ctx context.Context, node *Node) error {
 	if err := node.Plugin.Start(ctx); err != nil {
 		return err
 	}
-	return b.awaitNode(ctx, node, len(node.Cards))
+	return c.awaitNode(ctx, node, len(node.Cards))
 }
 
 // proxiedClient returns an administrator's client with its own proxy.
-func (b *Bed) proxiedClient(ctx context.Context) (kubernetes.Interface, *controlplane.Proxy, error) {
+func (c *Cluster) proxiedClient(ctx context.Context) (kubernetes.Interface, *controlplane.Proxy, error) {
 	const account = "simulated-kubelet"
-	system := b.Client.CoreV1().ServiceAccounts(metav1.NamespaceSystem)
+	system := c.Client.CoreV1().ServiceAccounts(metav1.NamespaceSystem)
 	_, err := system.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}}, metav1.CreateOptions{})
 	if err == nil {
-		_, err = b.Client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		_, err = c.Client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: account},
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
 			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: metav1.NamespaceSystem, Name: account}},
@@ -133,11 +138,11 @@ func (b *Bed) proxiedClient(ctx context.Context) (kubernetes.Interface, *control
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return nil, nil, fmt.Errorf("making an account for the kubelet: %w", err)
 	}
-	path, err := b.ServiceAccountKubeconfig(ctx, metav1.NamespaceSystem, account)
+	path, err := c.ServiceAccountKubeconfig(ctx, metav1.NamespaceSystem, account)
 	if err != nil {
 		return nil, nil, err
 	}
-	proxy, err := b.StartProxy()
+	proxy, err := c.StartProxy()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -157,8 +162,8 @@ func (b *Bed) proxiedClient(ctx context.Context) (kubernetes.Interface, *control
 }
 
 // awaitNode waits until the Node object has the cards and their memory.
-func (b *Bed) awaitNode(ctx context.Context, node *Node, cards int) error {
-	err := b.awaitObject(ctx, node, func(object *corev1.Node) bool {
+func (c *Cluster) awaitNode(ctx context.Context, node *Node, cards int) error {
+	err := c.awaitObject(ctx, node, func(object *corev1.Node) bool {
 		count := object.Status.Allocatable[protocol.ResourceCount]
 		memory := object.Status.Allocatable[protocol.ResourceMemory]
 		inventory, err := protocol.ParseInventory(object.Annotations)
@@ -171,9 +176,9 @@ func (b *Bed) awaitNode(ctx context.Context, node *Node, cards int) error {
 }
 
 // awaitObject waits until the Node object exists, has no taints, and ready returns true.
-func (b *Bed) awaitObject(ctx context.Context, node *Node, ready func(*corev1.Node) bool) error {
+func (c *Cluster) awaitObject(ctx context.Context, node *Node, ready func(*corev1.Node) bool) error {
 	err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		object, err := b.Client.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
+		object, err := c.Client.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
 		if err != nil {
 			return false, nil // Not found yet.
 		}
@@ -185,11 +190,27 @@ func (b *Bed) awaitObject(ctx context.Context, node *Node, ready func(*corev1.No
 	return nil
 }
 
-// Stop ends the node's programs. The Node object stays, as after a power failure.
-func (n *Node) Stop() error {
-	n.stop()
-	return errors.Join(n.Plugin.Kill(), <-n.done)
+// AddNodeForTest starts a GPU node like AddNode. It stops the node and deletes its object when the test ends.
+func (c *Cluster) AddNodeForTest(t testing.TB, spec NodeSpec) *Node {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	node, err := c.AddNode(ctx, spec)
+	Must(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the end of %s:\n%s", node.Plugin.LogPath, node.Plugin.Tail(15))
+		}
+		err := node.Stop()
+		if err = errors.Join(err, c.Client.CoreV1().Nodes().Delete(context.Background(), node.Name, metav1.DeleteOptions{})); err != nil {
+			t.Error(err)
+		}
+	})
+	return node
 }
+
+// Stop ends the node's programs. The Node object stays, as after a power failure. Stopping twice is no error.
+func (n *Node) Stop() error { return n.stop() }
 
 // Env returns the environment variables that the device plugin set for the pod's container, or nil if it has never run.
 func (n *Node) Env(pod *corev1.Pod, container string) map[string]string {

@@ -1,4 +1,4 @@
-package testbed
+package framework
 
 import (
 	"context"
@@ -17,52 +17,52 @@ import (
 )
 
 // startReplicas starts several extenders with leader election, and a service that forwards to the leader.
-func (b *Bed) startReplicas(ctx context.Context) error {
-	if err := b.Apply(ctx, filepath.Join(b.root, "deploy", "replicas")); err != nil {
+func (c *Cluster) startReplicas(ctx context.Context) error {
+	if err := c.Apply(ctx, filepath.Join(c.root, "deploy", "replicas")); err != nil {
 		return err
 	}
-	kubeconfig, err := b.ServiceAccountKubeconfig(ctx, "kube-system", "gpushare-extender")
+	kubeconfig, err := c.ServiceAccountKubeconfig(ctx, "kube-system", "gpushare-extender")
 	if err != nil {
 		return err
 	}
-	if kubeconfig, err = b.throughProxy(kubeconfig); err != nil {
+	if kubeconfig, err = c.throughProxy(kubeconfig); err != nil {
 		return err
 	}
-	for i := range b.options.Replicas {
+	for i := range c.options.Replicas {
 		port, err := controlplane.ReservePort()
 		if err != nil {
 			return err
 		}
-		b.replicaPorts = append(b.replicaPorts, port)
+		c.replicaPorts = append(c.replicaPorts, port)
 		name := "gpushare-extender-" + strconv.Itoa(i)
 		replica := &controlplane.Process{
-			Name: name, Path: b.Binary("gpushare-extender"),
+			Name: name, Path: c.Binary("gpushare-extender"),
 			Args: append([]string{
 				"--kubeconfig=" + kubeconfig, "--listen-address=" + port.Address(), "--ui-listen-address=127.0.0.1:0", "-v=2", "--leader-elect",
 				// The API server rejects loopback addresses in an EndpointSlice. This one is for documentation (RFC
 				// 5737); the service below uses only the port.
 				"--advertise-address=192.0.2." + strconv.Itoa(i+1),
-			}, b.options.ExtenderArgs...),
-			LogPath: filepath.Join(b.options.Dir, name+".log"),
+			}, c.options.ExtenderArgs...),
+			LogPath: filepath.Join(c.options.Dir, name+".log"),
 			Ready:   controlplane.HTTPReady(port.URL("http") + "/readyz"),
 		}
-		b.Replicas = append(b.Replicas, replica)
-		b.ReplicaURLs = append(b.ReplicaURLs, port.URL("http"))
+		c.Replicas = append(c.Replicas, replica)
+		c.ReplicaURLs = append(c.ReplicaURLs, port.URL("http"))
 		if err := replica.Start(ctx); err != nil {
 			return err
 		}
 	}
-	b.service, err = startService(b.port.Address(), b.Client)
+	c.service, err = startService(c.port.Address(), c.Client)
 	return err
 }
 
 // Leader returns the index of the replica that the EndpointSlice names, or -1.
-func (b *Bed) Leader(ctx context.Context) int {
-	address, err := published(ctx, b.Client)
+func (c *Cluster) Leader(ctx context.Context) int {
+	address, err := published(ctx, c.Client)
 	if err != nil {
 		return -1
 	}
-	for i, port := range b.replicaPorts {
+	for i, port := range c.replicaPorts {
 		if port.Address() == address {
 			return i
 		}
