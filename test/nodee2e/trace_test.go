@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
@@ -66,7 +65,7 @@ func startSimulated(t *testing.T, r *rig) traced {
 	must(t, err)
 	k, err := simkubelet.New(simkubelet.Options{
 		NodeName: "simulated", Client: r.bed.Client, Root: root, LiftNotReadyTaint: true,
-		Labels: map[string]string{protocol.LabelShared: "true"}, BackOff: time.Second,
+		Labels: map[string]string{protocol.LabelShared: "true"},
 	})
 	must(t, err)
 	must(t, k.Start(t.Context()))

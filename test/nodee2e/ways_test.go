@@ -9,13 +9,12 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/test/simkubelet/checkpoint"
+	"github.com/gpushare/gpushare/test/simkubelet"
 )
 
 // TestWithoutPodResources: the plugin can't find out through PodResources which pod the kubelet serves, as before
@@ -145,20 +144,18 @@ func TestCDI(t *testing.T) {
 
 // answers returns the plugin's answers by container, as the kubelet's checkpoint keeps them.
 func (n *node) answers() (map[containerOf]*pluginapi.ContainerAllocateResponse, error) {
-	entries, _, err := checkpoint.Read(n.checkpoint())
+	checkpoint, err := simkubelet.ReadCheckpoint(n.checkpoint())
 	if err != nil {
 		return nil, err
 	}
 	out := map[containerOf]*pluginapi.ContainerAllocateResponse{}
-	for _, entry := range entries {
+	for _, entry := range checkpoint.PodDeviceEntries {
 		if entry.ResourceName != string(protocol.ResourceMemory) {
 			continue
 		}
-		answer := &pluginapi.ContainerAllocateResponse{}
-		if err := proto.Unmarshal(entry.AllocResp, answer); err != nil {
-			return nil, fmt.Errorf("the answer for container %s of pod %s: %w", entry.ContainerName, entry.PodUID, err)
+		if out[containerOf{entry.PodUID, entry.ContainerName}], err = entry.Response(); err != nil {
+			return nil, err
 		}
-		out[containerOf{entry.PodUID, entry.ContainerName}] = answer
 	}
 	return out, nil
 }
