@@ -45,7 +45,6 @@ var unchecked = []string{
 	"test/browser",
 	"test/e2e",
 	"test/install",
-	"test/nodee2e",
 	"test/preemption",
 }
 
