@@ -15,11 +15,13 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/gpushare/gpushare/test/framework"
 )
 
-// criWitness is a proxy between the kubelet and the container runtime. It forwards every call unchanged and records the CDI
+// criProxy is a proxy between the kubelet and the container runtime. It forwards every call unchanged and records the CDI
 // devices that the kubelet requests for each container.
-type criWitness struct {
+type criProxy struct {
 	runtime *grpc.ClientConn
 
 	mu      sync.Mutex
@@ -27,21 +29,21 @@ type criWitness struct {
 	err     error
 }
 
-// watchCRI forwards calls from socket to the container runtime at the socket runtime until the test ends.
-func watchCRI(t *testing.T, socket, runtime string) *criWitness {
+// startCRIProxy forwards calls from socket to the container runtime at the socket runtime until the test ends.
+func startCRIProxy(t *testing.T, socket, runtime string) *criProxy {
 	t.Helper()
 	connection, err := grpc.NewClient("unix:"+runtime, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.ForceCodec(untouched{}), grpc.MaxCallRecvMsgSize(criMessage), grpc.MaxCallSendMsgSize(criMessage)))
-	must(t, err)
-	w := &criWitness{runtime: connection, devices: map[containerOf][]string{}}
+		grpc.WithDefaultCallOptions(grpc.ForceCodec(rawCodec{}), grpc.MaxCallRecvMsgSize(criMessage), grpc.MaxCallSendMsgSize(criMessage)))
+	framework.Must(t, err)
+	w := &criProxy{runtime: connection, devices: map[containerOf][]string{}}
 	listener, err := net.Listen("unix", socket)
-	must(t, err)
-	server := grpc.NewServer(grpc.ForceServerCodec(untouched{}), grpc.UnknownServiceHandler(w.pass), grpc.MaxRecvMsgSize(criMessage))
+	framework.Must(t, err)
+	server := grpc.NewServer(grpc.ForceServerCodec(rawCodec{}), grpc.UnknownServiceHandler(w.forward), grpc.MaxRecvMsgSize(criMessage))
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	t.Cleanup(func() {
 		server.Stop()
-		must(t, errors.Join(<-served, connection.Close()))
+		framework.Must(t, errors.Join(<-served, connection.Close()))
 	})
 	return w
 }
@@ -49,22 +51,22 @@ func watchCRI(t *testing.T, socket, runtime string) *criWitness {
 // criMessage is the largest message that the kubelet allows, in bytes.
 const criMessage = 16 << 20
 
-// asked returns the CDI devices that were requested so far, by container.
-func (w *criWitness) asked() (map[containerOf][]string, error) {
+// requested returns the CDI devices that were requested so far, by container.
+func (w *criProxy) requested() (map[containerOf][]string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return maps.Clone(w.devices), w.err
 }
 
-// pass forwards one call. Each call of the CRI carries one request.
-func (w *criWitness) pass(_ any, kubelet grpc.ServerStream) error {
+// forward forwards one call. Each call of the CRI carries one request.
+func (w *criProxy) forward(_ any, kubelet grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(kubelet)
 	var request []byte
 	if err := kubelet.RecvMsg(&request); err != nil {
 		return err
 	}
 	if strings.HasSuffix(method, "/CreateContainer") {
-		w.note(request)
+		w.record(request)
 	}
 	headers, _ := metadata.FromIncomingContext(kubelet.Context())
 	ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(kubelet.Context(), headers))
@@ -92,9 +94,9 @@ func (w *criWitness) pass(_ any, kubelet grpc.ServerStream) error {
 	}
 }
 
-// note records the CDI devices of a CreateContainerRequest. It parses the request by field numbers (k8s.io/cri-api,
+// record records the CDI devices of a CreateContainerRequest. It parses the request by field numbers (k8s.io/cri-api,
 // pkg/apis/runtime/v1/api.proto).
-func (w *criWitness) note(request []byte) {
+func (w *criProxy) record(request []byte) {
 	const (
 		config, sandbox                       = 2, 3  // of the request
 		configMetadata, configDevices         = 1, 17 // of the container's config
@@ -107,7 +109,7 @@ func (w *criWitness) note(request []byte) {
 	uid, err2 := field(request, sandbox, sandboxMetadata, metadataUID)
 	names, err3 := field(request, config, configDevices, deviceName)
 	if err := errors.Join(err, err2, err3); err != nil || len(name) != 1 || len(uid) != 1 {
-		w.err = errors.Join(w.err, fmt.Errorf("a container of a name %q and a pod %q is created: %w", name, uid, err))
+		w.err = errors.Join(w.err, fmt.Errorf("CreateContainer with name %q and pod %q: %w", name, uid, err))
 		return
 	}
 	w.devices[containerOf{uid[0], name[0]}] = names
@@ -142,14 +144,14 @@ func field(message []byte, path ...protowire.Number) (values []string, err error
 	return values, nil
 }
 
-// untouched is a codec that passes messages through unchanged.
-type untouched struct{}
+// rawCodec is a codec that passes messages through unchanged.
+type rawCodec struct{}
 
-func (untouched) Name() string { return "proto" }
+func (rawCodec) Name() string { return "proto" }
 
-func (untouched) Marshal(v any) ([]byte, error) { return *v.(*[]byte), nil }
+func (rawCodec) Marshal(v any) ([]byte, error) { return *v.(*[]byte), nil }
 
-func (untouched) Unmarshal(data []byte, v any) error {
+func (rawCodec) Unmarshal(data []byte, v any) error {
 	*v.(*[]byte) = append([]byte(nil), data...)
 	return nil
 }

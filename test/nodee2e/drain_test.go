@@ -9,39 +9,33 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/leader"
+	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/pages"
 )
 
-// drainTheLeader drains the node of the leader with the commands of docs/operations.md, while GPU pods come and go. The
+// drainLeader drains the node of the leader with the commands of docs/operations.md, while GPU pods are created and deleted. The
 // PodDisruptionBudget must allow the eviction of the leader's pod, the leader must hand the Lease over to the standby, and no
 // pod may fail. The drained node has no cards, because the load's pods have no controller and kubectl drain refuses such
 // pods.
-func (s *site) drainTheLeader(t *testing.T) {
+func (s *installation) drainLeader(t *testing.T) {
 	t.Helper()
 	blocks, err := pages.Commands("docs/operations.md", "Drain a node")
-	must(t, err)
+	framework.Must(t, err)
 	drain, uncordon, _ := strings.Cut(strings.ReplaceAll(blocks[0], "NODE", s.worker.name), "\n")
 
-	before := s.leaderOnTheWorker(t)
+	before := s.moveLeaderToWorker(t)
 	load := s.startLoad(t, "drain", corev1.DefaultSchedulerName)
 	time.Sleep(2 * time.Second) // Let some load run.
 	begun := time.Now()
-	out := s.desk.run(t, "", drain)
+	out := s.shell.run(t, "", drain)
 	took := time.Since(begun)
 	if evicted := "evicting pod kube-system/" + before.pod; !strings.Contains(out, evicted) || strings.Contains(out, "will retry") {
 		t.Errorf("want %q at the first try, got:\n%s", evicted, out)
 	}
-	var after leadership
-	eventually(t, "another replica leads", func(ctx context.Context) (err error) {
-		if after, err = s.leads(ctx); err == nil && (after.pod == before.pod || after.pod == "") {
-			err = fmt.Errorf("%q leads, %q led before", after.pod, before.pod)
-		}
-		return err
-	})
+	after := s.waitOtherLeader(t, before.pod)
 	// A standby that isn't handed the Lease waits until it expires.
 	if waited := after.since.Sub(begun); waited >= leader.DefaultLeaseDuration-leader.DefaultRetryPeriod {
 		t.Errorf("it leads %v after the drain began: the Lease wasn't handed over", waited)
@@ -51,7 +45,7 @@ func (s *site) drainTheLeader(t *testing.T) {
 	for _, pod := range load(t) {
 		t.Errorf("pod %s failed, %s: %s", pod.Name, pod.Status.Reason, pod.Status.Message)
 	}
-	s.desk.run(t, "", uncordon)
+	s.shell.run(t, "", uncordon)
 	s.awaitBudget(t)
 }
 
@@ -62,9 +56,9 @@ type leadership struct {
 }
 
 // leads returns the pod that holds the extender's Lease.
-func (s *site) leads(ctx context.Context) (leadership, error) {
+func (s *installation) leads(ctx context.Context) (leadership, error) {
 	var lease *coordinationv1.Lease
-	lease, err := s.bed.Client.CoordinationV1().Leases("kube-system").Get(ctx, "gpushare-extender", metav1.GetOptions{})
+	lease, err := s.Client.CoordinationV1().Leases("kube-system").Get(ctx, "gpushare-extender", metav1.GetOptions{})
 	if err != nil || lease.Spec.HolderIdentity == nil || lease.Spec.AcquireTime == nil {
 		return leadership{}, err
 	}
@@ -72,72 +66,72 @@ func (s *site) leads(ctx context.Context) (leadership, error) {
 	return leadership{pod, lease.Spec.AcquireTime.Time}, nil
 }
 
-// leaderOnTheWorker deletes replicas until the leader is on the worker and the standby is on the other node.
-func (s *site) leaderOnTheWorker(t *testing.T) leadership {
+// moveLeaderToWorker deletes replicas until the leader is on the worker and the standby is on the other node.
+func (s *installation) moveLeaderToWorker(t *testing.T) leadership {
 	t.Helper()
 	for range 10 {
 		s.awaitBudget(t)
 		leading, err := s.leads(t.Context())
-		must(t, err)
-		pods := s.extenders(t)
+		framework.Must(t, err)
 		nodes := map[string]string{}
+		for _, pod := range s.extenders(t) {
+			nodes[pod.Name] = pod.Spec.NodeName
+		}
 		surplus := leading.pod
-		for i := range pods {
-			nodes[pods[i].Name] = pods[i].Spec.NodeName
-		}
 		for name, node := range nodes {
-			if name == leading.pod {
-				continue
-			}
 			switch {
-			case nodes[leading.pod] == s.worker.name && node != s.worker.name:
+			case name == leading.pod:
+			case node == nodes[leading.pod]:
+				surplus = name // The next one goes to the other node.
+			case node != s.worker.name:
 				return leading
-			case nodes[leading.pod] == node: // If two replicas are on one node, the next one goes to the other node.
-				surplus = name
 			}
 		}
-		must(t, s.bed.Client.CoreV1().Pods("kube-system").Delete(t.Context(), surplus, metav1.DeleteOptions{}))
-		eventually(t, "it is gone, and somebody leads", func(ctx context.Context) error {
-			if _, err := s.bed.Client.CoreV1().Pods("kube-system").Get(ctx, surplus, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-				return fmt.Errorf("pod %s is there, %w", surplus, err)
-			}
-			now, err := s.leads(ctx)
-			if err == nil && (now.pod == "" || now.pod == surplus) {
-				err = fmt.Errorf("%q leads", now.pod)
-			}
-			return err
-		})
+		framework.Must(t, s.Client.CoreV1().Pods("kube-system").Delete(t.Context(), surplus, metav1.DeleteOptions{}))
+		s.waitOtherLeader(t, surplus)
 	}
-	t.Fatal("no leader came to the worker")
+	t.Fatal("no leader runs on the worker")
 	return leadership{}
 }
 
-// extenders returns the pods of the extender's replicas.
-func (s *site) extenders(t *testing.T) []corev1.Pod {
+// waitOtherLeader waits until another pod leads.
+func (s *installation) waitOtherLeader(t *testing.T, before string) (after leadership) {
 	t.Helper()
-	pods, err := s.bed.Client.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=extender"})
-	must(t, err)
+	framework.Eventually(t, "another replica leads", func(ctx context.Context) (err error) {
+		if after, err = s.leads(ctx); err == nil && (after.pod == before || after.pod == "") {
+			err = fmt.Errorf("%q leads, %q led before", after.pod, before)
+		}
+		return err
+	})
+	return after
+}
+
+// extenders returns the pods of the extender's replicas.
+func (s *installation) extenders(t *testing.T) []corev1.Pod {
+	t.Helper()
+	pods, err := s.Client.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=extender"})
+	framework.Must(t, err)
 	return pods.Items
 }
 
-// mustBeApart fails the test unless the replicas are on different nodes and none of them is being replaced.
-func (s *site) mustBeApart(t *testing.T) {
+// expectSeparateNodes fails the test unless the replicas are on different nodes.
+func (s *installation) expectSeparateNodes(t *testing.T) {
 	t.Helper()
 	where := map[string][]string{}
 	for _, pod := range s.extenders(t) {
 		where[pod.Spec.NodeName] = append(where[pod.Spec.NodeName], pod.Name)
 	}
 	if len(where) != 2 {
-		t.Errorf("the replicas are together: %v", where)
+		t.Errorf("both replicas are on one node: %v", where)
 	}
 }
 
 // awaitBudget waits until both replicas are ready and the budget allows the eviction of one.
-func (s *site) awaitBudget(t *testing.T) {
+func (s *installation) awaitBudget(t *testing.T) {
 	t.Helper()
-	eventually(t, "one replica may be evicted", func(ctx context.Context) error {
+	framework.Eventually(t, "one replica may be evicted", func(ctx context.Context) error {
 		pods := s.extenders(t)
-		budget, err := s.bed.Client.PolicyV1().PodDisruptionBudgets("kube-system").Get(ctx, "gpushare-extender", metav1.GetOptions{})
+		budget, err := s.Client.PolicyV1().PodDisruptionBudgets("kube-system").Get(ctx, "gpushare-extender", metav1.GetOptions{})
 		if err != nil {
 			return err
 		}

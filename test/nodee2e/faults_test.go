@@ -4,275 +4,231 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
-// TestFaults kills and restarts the node's programs.
-func TestFaults(t *testing.T) {
-	r := startRig(t, cardMiB, cardMiB, 8138, cardMiB)
-	defer r.report(t)
+// TestKubelet restarts the kubelet, with and without its checkpoint.
+func TestKubelet(t *testing.T) {
+	c := startCluster(t, cardMiB, cardMiB, 8138, cardMiB)
 
-	r.play(t, "pods bound while the kubelet was away", func(s *scene) {
-		s.burst(times(4, func() *corev1.Pod { return s.pod(2) })...)
-		s.settle()
-		unharmed := s.unharmed()
-		must(s, s.node.kubelet.Kill())
-		s.burst(times(12, func() *corev1.Pod { return s.pod(1 + s.random.Int64N(2)) })...)
-		s.burst(times(4, func() *corev1.Pod { return s.pod(1, with("second", 1)) })...)
-		s.bound()
-		must(s, s.node.kubelet.Start(s.Context()))
-		s.removeFailed(0, pluginAway) // The kubelet fails a pod for good if it admits it before a plugin has registered.
-		s.settle()
-		unharmed()
+	c.run(t, "pods are bound while the kubelet is stopped", func(s *scenario) {
+		s.createAndWait(s.pods(4, 2)...)
+		stillRunning := s.expectRunning()
+		framework.Must(s, s.node.kubelet.Kill())
+		s.create(repeat(12, func() *framework.PodWrapper { return s.pod(1 + s.random.Int64N(2)) })...)
+		s.create(repeat(4, func() *framework.PodWrapper { return s.pod(1).Container("second", 1) })...)
+		s.waitBound()
+		framework.Must(s, s.node.kubelet.Start(s.Context()))
+		s.deleteRejected(0, pluginAway)
+		s.waitConsistent()
+		stillRunning()
 	})
-	r.play(t, "a kubelet that is started again and again", func(s *scene) {
-		s.burst(times(6, func() *corev1.Pod { return s.pod(2, with("second", 1)) })...)
-		s.settle()
-		unharmed := s.unharmed()
-		for range 3 {
-			must(s, s.node.kubelet.Restart(s.Context()))
-			s.awaitCards()
-			s.burst(times(4, func() *corev1.Pod { return s.pod(1) })...)
-			s.settle()
-		}
-		unharmed()
-	})
-	r.play(t, "a kubelet that has lost its checkpoint", func(s *scene) {
-		s.burst(times(8, func() *corev1.Pod { return s.pod(2) })...)
-		s.settle()
-		unharmed := s.unharmed()
-		s.withoutCheckpoint(func() {})
-		s.otherDevices = true
-		s.settle()
-		unharmed()
-		// The kubelet calls Allocate again for the containers that it restarts. The others keep running without an entry in the
-		// checkpoint.
-		for _, name := range s.names()[:4] {
-			s.endContainer(name)
-		}
-		unharmed = s.unharmed()
-		// To the kubelet, the node is now empty.
-		s.burst(times(4, func() *corev1.Pod { return s.pod(3) })...)
-		s.settle()
-		unharmed()
-		s.remove()
-	})
-	r.play(t, "a kubelet that has lost its checkpoint, and init containers that have ended", func(s *scene) {
-		s.burst(times(6, func() *corev1.Pod { return s.pod(2, first("init", 2)) })...)
-		s.settle()
-		s.withoutCheckpoint(func() {})
-		// The kubelet calls Allocate again for the init containers. By its own rule it fails the pods for which it does so before a
-		// plugin has registered.
-		s.burst(s.pod(1)) // the kubelet admits it after all others
-		s.removeFailed(s.made)
-		s.otherDevices = true
-		s.settle()
-		s.remove()
-	})
-	r.play(t, "a device plugin killed between bursts", func(s *scene) {
-		for range 3 {
-			s.burst(times(4, func() *corev1.Pod { return s.pod(2, with("second", 1)) })...)
-			s.settle()
-			unharmed := s.unharmed()
-			must(s, s.node.plugin.Restart(s.Context()))
-			s.awaitCards()
-			s.settle()
-			unharmed()
-		}
-	})
-	r.play(t, "bursts amid everything that can go", func(s *scene) {
-		// A restarted kubelet admits pods before it has freed the devices of pods that went meanwhile. All its remaining free
-		// devices may then belong to another card.
-		s.otherDevices = true
-		for range inLong(4, 1) {
-			s.faultAmidBursts("the plugin killed three times", func() {
-				for range 3 {
-					s.anyMoment()
-					must(s, s.node.plugin.Restart(s.Context()))
-				}
-			})
-			s.faultAmidBursts("pods bound and deleted while the kubelet is away", func() {
-				s.anyMoment()
-				must(s, s.node.kubelet.Kill())
-				s.makeRoom(s.used() - 4)
-				s.burst(times(8, func() *corev1.Pod { return s.pod(1) })...)
-				s.bound()
-				must(s, s.node.kubelet.Start(s.Context()))
-			})
-			s.faultAmidBursts("the kubelet killed three times", func() {
-				for range 3 {
-					s.anyMoment()
-					must(s, s.node.kubelet.Restart(s.Context()))
-				}
-			})
-			s.faultAmidBursts("kubelet and plugin killed at once", func() {
-				s.anyMoment()
-				must(s, s.node.plugin.Kill())
-				must(s, s.node.kubelet.Restart(s.Context()))
-				must(s, s.node.plugin.Start(s.Context()))
-			})
-			s.faultAmidBursts("the API server away for 20 s, the plugin killed meanwhile", func() {
-				s.anyMoment()
-				must(s, s.bed.APIServer.Kill())
-				time.Sleep(10 * time.Second)
-				must(s, s.node.plugin.Restart(s.Context()))
-				time.Sleep(10 * time.Second)
-				must(s, s.bed.APIServer.Start(s.Context()))
-			})
-		}
-	})
-}
-
-// TestLosses takes away what the node relies on: the API server, the Node object, the checkpoint, a card.
-func TestLosses(t *testing.T) {
-	r := startRig(t, cardMiB, cardMiB, 8138, cardMiB)
-	defer r.report(t)
-
-	r.play(t, "an API server that goes amid a burst", func(s *scene) {
-		s.burst(times(4, func() *corev1.Pod { return s.pod(2) })...)
-		s.settle()
-		unharmed := s.unharmed()
-		s.burst(times(8, func() *corev1.Pod { return s.pod(1, with("second", 1)) })...)
-		must(s, s.bed.APIServer.Kill())
-		must(s, s.bed.APIServer.Start(s.Context()))
-		// A pod is rejected if the kubelet had received it just before and the plugin had not.
-		s.removeFailed(4)
-		s.settle()
-		unharmed()
-	})
-	r.play(t, "a node object that is made anew", func(s *scene) {
-		s.burst(times(6, func() *corev1.Pod { return s.pod(2, with("second", 1)) })...)
-		s.settle()
-		unharmed := s.unharmed()
+	c.run(t, "the kubelet restarts repeatedly", func(s *scenario) {
+		s.createAndWait(repeat(6, func() *framework.PodWrapper { return s.pod(2).Container("second", 1) })...)
+		stillRunning := s.expectRunning()
 		for range 2 {
-			nodes := s.bed.Client.CoreV1().Nodes()
-			must(s, nodes.Delete(s.Context(), s.node.name, metav1.DeleteOptions{}))
-			must(s, s.node.kubelet.Restart(s.Context()))
-			s.awaitCards() // It also checks the number of cards and the inventory.
-			s.settle()
-			unharmed()
-			s.burst(times(4, func() *corev1.Pod { return s.pod(1) })...)
-			s.settle()
+			framework.Must(s, s.node.kubelet.Restart(s.Context()))
+			s.waitCards(s)
+			s.createAndWait(s.pods(4, 1)...)
 		}
+		stillRunning()
 	})
-	r.play(t, "a machine that starts again and has lost the kubelet's checkpoint", func(s *scene) {
-		s.burst(times(10, func() *corev1.Pod { return s.shaped(1 + s.random.Int64N(4)) })...)
-		s.settle()
-		s.withoutCheckpoint(s.endContainers)
-		s.burst(s.pod(1)) // the kubelet admits it after all others
-		// By its own rule the kubelet fails pods for good that it admits before a plugin has registered.
-		s.removeFailed(s.made)
+	c.run(t, "the kubelet loses its checkpoint", func(s *scenario) {
+		s.createAndWait(s.pods(8, 2)...)
+		stillRunning := s.expectRunning()
+		s.restartWithoutCheckpoint(func() {})
+		s.otherDevices = true
+		s.waitConsistent()
+		stillRunning()
+		// The kubelet calls Allocate again for the containers that it restarts. The others keep running without an entry in
+		// the checkpoint.
+		for _, name := range s.names()[:3] {
+			s.killContainer(name)
+		}
+		stillRunning = s.expectRunning()
+		// To the kubelet, the rest of the node is empty.
+		s.createAndWait(s.pods(4, 3)...)
+		stillRunning()
+	})
+	c.run(t, "the kubelet loses its checkpoint, and init containers have ended", func(s *scenario) {
+		s.createAndWait(repeat(6, func() *framework.PodWrapper { return s.pod(2).InitContainer("init", 2) })...)
+		s.restartWithoutCheckpoint(func() {})
+		// The kubelet calls Allocate again for the init containers.
+		s.create(s.pod(1)) // The kubelet admits it after all others.
+		s.deleteRejected(s.made)
+		s.otherDevices = true
+		s.waitConsistent()
+	})
+	c.run(t, "the machine restarts and the kubelet loses its checkpoint", func(s *scenario) {
+		s.createAndWait(repeat(10, func() *framework.PodWrapper { return s.randomPod(1 + s.random.Int64N(4)) })...)
+		s.restartWithoutCheckpoint(s.killAllContainers)
+		s.create(s.pod(1)) // The kubelet admits it after all others.
+		s.deleteRejected(s.made)
 		// If an init container had devices, the kubelet has no entry for them any more.
 		s.otherDevices = true
-		s.settle()
-		s.burst(times(12, func() *corev1.Pod { return s.pod(1 + s.random.Int64N(2)) })...)
-		s.removeFailed(s.made)
-		s.settle()
+		s.waitConsistent()
+		s.create(repeat(8, func() *framework.PodWrapper { return s.pod(1 + s.random.Int64N(2)) })...)
+		s.deleteRejected(s.made)
+		s.waitConsistent()
 	})
-	r.play(t, "a card that fails and gets well", func(s *scene) {
-		s.burst(times(8, func() *corev1.Pod { return s.pod(3) })...)
-		s.settle()
-		there := s.onCard(0)
-		// The deletion makes this card the best fit for the next pods.
-		s.delete(there[0])
-		s.gone(leaving)
-		there = there[1:]
-		unharmed := s.unharmed()
-		must(s, s.node.driver.Xid("0", 48))
-		s.awaitHealth(0, false)
-		// A restart of the plugin doesn't make the card healthy.
-		must(s, s.node.plugin.Restart(s.Context()))
-		s.awaitPlugin()
-		// The kubelet's free amount is the memory of the healthy cards, minus the allocations on all cards.
-		s.burst(times(4, func() *corev1.Pod { return s.pod(2) })...)
-		s.settle()
-		unharmed()
-		if now := s.onCard(0); !slices.Equal(now, there) {
-			s.Errorf("on the card that has failed are %v now, and were %v", now, there)
-		}
-		s.awaitHealth(0, true)
-		s.awaitCards()
-		unharmed()
-		s.delete(there[:2]...)
-		s.gone(leaving)
-		s.burst(times(int(s.total()-s.used()), func() *corev1.Pod { return s.pod(1) })...)
-		s.settle()
-		if now := s.onCard(0); len(now) <= len(there)-2 {
-			s.Errorf("on the card that is well again are %v", now)
-		}
+	c.run(t, "the Node object is deleted", func(s *scenario) {
+		s.createAndWait(repeat(6, func() *framework.PodWrapper { return s.pod(2).Container("second", 1) })...)
+		stillRunning := s.expectRunning()
+		framework.Must(s, s.Client.CoreV1().Nodes().Delete(s.Context(), s.node.name, metav1.DeleteOptions{}))
+		framework.Must(s, s.node.kubelet.Restart(s.Context()))
+		s.waitCards(s) // It also checks the number of cards and the inventory.
+		s.waitConsistent()
+		stillRunning()
+		s.createAndWait(s.pods(4, 1)...)
 	})
 }
 
-// awaitPlugin waits until the plugin has reported its devices to the kubelet, healthy or not.
-func (s *scene) awaitPlugin() {
-	s.Helper()
-	eventually(s, "the plugin is ready", func(ctx context.Context) error {
+// TestFaults kills the node's programs and the API server while pods start, and makes a card fail.
+func TestFaults(t *testing.T) {
+	c := startCluster(t, cardMiB, cardMiB, 8138, cardMiB)
+
+	for title, fault := range map[string]func(s *scenario){
+		"the plugin is killed three times": func(s *scenario) {
+			for range 3 {
+				s.sleepRandomly()
+				framework.Must(s, s.node.plugin.Restart(s.Context()))
+			}
+		},
+		"the kubelet is killed three times": func(s *scenario) {
+			for range 3 {
+				s.sleepRandomly()
+				framework.Must(s, s.node.kubelet.Restart(s.Context()))
+			}
+		},
+		"the plugin and the kubelet are killed, and pods are created and deleted before they restart": func(s *scenario) {
+			s.sleepRandomly()
+			framework.Must(s, s.node.plugin.Kill())
+			framework.Must(s, s.node.kubelet.Kill())
+			s.makeRoom(s.used() - 4)
+			s.create(s.pods(8, 1)...)
+			s.waitBound()
+			framework.Must(s, s.node.kubelet.Start(s.Context()))
+			framework.Must(s, s.node.plugin.Start(s.Context()))
+		},
+		"the plugin is killed while the API server is stopped": func(s *scenario) {
+			s.sleepRandomly()
+			framework.Must(s, s.APIServer.Kill())
+			s.sleepRandomly()
+			framework.Must(s, s.node.plugin.Restart(s.Context()))
+			time.Sleep(3 * time.Second) // The plugin and the kubelet fail to reach the API server several times.
+			framework.Must(s, s.APIServer.Start(s.Context()))
+		},
+	} {
+		c.run(t, title, func(s *scenario) {
+			// A restarted kubelet admits pods before it has freed the devices of deleted pods. All its remaining free devices
+			// may then belong to another card.
+			s.otherDevices = true
+			s.createAndWait(s.randomPods(s.total() / 4)...)
+			for range inLong(4, 1) {
+				s.makeRoom(s.total() / 4)
+				s.waitTerminated()
+				stillRunning := s.expectRunning()
+				s.create(s.randomPods(s.total() / 2)...)
+				fault(s)
+				s.waitCards(s)
+				s.deleteRejected(s.made)
+				s.waitConsistent()
+				stillRunning()
+			}
+		})
+	}
+	c.run(t, "the API server is killed and restarts", func(s *scenario) {
+		s.createAndWait(s.pods(4, 2)...)
+		stillRunning := s.expectRunning()
+		s.create(repeat(8, func() *framework.PodWrapper { return s.pod(1).Container("second", 1) })...)
+		framework.Must(s, s.APIServer.Kill())
+		framework.Must(s, s.APIServer.Start(s.Context()))
+		// A pod is rejected if the kubelet had received it just before and the plugin had not.
+		s.deleteRejected(4)
+		s.waitConsistent()
+		stillRunning()
+	})
+	c.run(t, "a card fails and recovers", (*scenario).testFailingCard)
+}
+
+// testFailingCard: a card that fails keeps its pods and gets no others until it has recovered.
+func (s *scenario) testFailingCard() {
+	s.createAndWait(s.pods(8, 3)...)
+	before := s.onFirstCard()
+	// The deletion makes this card the best fit for the next pods.
+	s.delete(before[0])
+	s.waitTerminated()
+	before = before[1:]
+	stillRunning := s.expectRunning()
+	framework.Must(s, s.node.driver.Xid("0", 48))
+	s.waitHealth(0, false)
+	// A restart of the plugin doesn't make the card healthy.
+	framework.Must(s, s.node.plugin.Restart(s.Context()))
+	s.Eventually("the plugin is ready", func(ctx context.Context) error {
 		_, err := framework.Fetch(ctx, s.node.metrics.URL("http")+"/readyz")
 		return err
 	})
+	// The kubelet's free amount is the memory of the healthy cards, minus the allocations on all cards.
+	s.createAndWait(s.pods(4, 2)...)
+	stillRunning()
+	if after := s.onFirstCard(); !slices.Equal(before, after) {
+		s.Errorf("the failed card has the pods %v, and had %v", after, before)
+	}
+	s.waitHealth(0, true)
+	s.waitCards(s)
+	stillRunning()
+	s.delete(before[:2]...)
+	s.waitTerminated()
+	s.createAndWait(s.pods(int(s.total()-s.used()), 1)...)
+	if after := s.onFirstCard(); len(after) <= len(before)-2 {
+		s.Errorf("the recovered card has only the pods %v", after)
+	}
 }
 
-// awaitHealth waits until the inventory lists a card as healthy, or as unhealthy.
-func (s *scene) awaitHealth(card int, healthy bool) {
+// waitHealth waits until the inventory lists a card as healthy, or as unhealthy.
+func (s *scenario) waitHealth(card int, healthy bool) {
 	s.Helper()
-	eventually(s, fmt.Sprintf("card %d is healthy: %t", card, healthy), func(ctx context.Context) error {
-		node, err := s.bed.Client.CoreV1().Nodes().Get(ctx, s.node.name, metav1.GetOptions{})
+	s.Eventually(fmt.Sprintf("card %d is healthy: %t", card, healthy), func(ctx context.Context) error {
+		node, err := s.Client.CoreV1().Nodes().Get(ctx, s.node.name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
 		inventory, err := protocol.ParseInventory(node.Annotations)
 		if err == nil && inventory.Cards[card].Healthy() != healthy {
-			err = fmt.Errorf("the inventory says: %q", inventory.Cards[card].Unhealthy)
+			err = fmt.Errorf("the inventory has %q", inventory.Cards[card].Unhealthy)
 		}
 		return err
 	})
 }
 
-// onCard returns the names of the pods whose annotations name this card.
-func (s *scene) onCard(card int) (names []string) {
+// onFirstCard returns the names of the pods whose annotations name card 0.
+func (s *scenario) onFirstCard() (names []string) {
 	s.Helper()
-	pods, err := s.list(s.Context())
-	must(s, err)
-	for i := range pods {
-		if pods[i].Annotations[protocol.AnnotationIndex] == strconv.Itoa(card) {
-			names = append(names, pods[i].Name)
+	for _, pod := range s.list() {
+		if pod.Annotations[protocol.AnnotationIndex] == "0" {
+			names = append(names, pod.Name)
 		}
 	}
 	return names
 }
 
-// faultAmidBursts creates pods of all shapes and calls fault while they start. Then it waits until everything agrees, and
-// checks that the pods that ran before are unharmed. It removes the pods that the kubelet failed, as it does if no device
-// plugin is registered.
-func (s *scene) faultAmidBursts(what string, fault func()) {
-	s.Helper()
-	s.Log(what)
-	s.makeRoom(s.total() / 4)
-	s.gone(leaving)
-	unharmed := s.unharmed()
-	var burst []*corev1.Pod
-	for sum := s.total() / 2; sum > 0; {
-		pod := s.shaped(min(sum, 1+s.random.Int64N(4)))
-		sum -= memoryOf(pod)
-		burst = append(burst, pod)
+// randomPods returns pods of all shapes with this total request.
+func (s *scenario) randomPods(total int64) (pods []*framework.PodWrapper) {
+	for total > 0 {
+		pod := s.randomPod(min(total, 1+s.random.Int64N(4)))
+		total -= request(pod.Obj())
+		pods = append(pods, pod)
 	}
-	s.burst(burst...)
-	fault()
-	s.awaitCards()
-	s.removeFailed(s.made)
-	s.settle()
-	unharmed()
+	return pods
 }
 
-// anyMoment waits a random time, so that the next fault has no fixed place in the sequence.
-func (s *scene) anyMoment() {
+// sleepRandomly gives the next fault a random place in the sequence.
+func (s *scenario) sleepRandomly() {
 	time.Sleep(time.Duration(s.random.IntN(400)) * time.Millisecond)
 }

@@ -18,41 +18,41 @@ import (
 
 // The images. They exist only in the test.
 const (
-	pauseImage   = "gpushare.test/pause:1"
-	witnessImage = "gpushare.test/witness:1"
+	pauseImage     = "gpushare.test/pause:1"
+	recordEnvImage = "gpushare.test/recordenv:1"
 )
 
-// witness is the program of both images. It is compiled only once, because a node's start has a time limit and the compiler
+// buildRecordEnv compiles the program of both images. It does so only once, because a node's start has a time limit and the compiler
 // on a busy machine could use it up.
-var witness = sync.OnceValues(func() ([]byte, error) {
+var buildRecordEnv = sync.OnceValues(func() ([]byte, error) {
 	root, err := controlplane.RepositoryRoot()
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "gpushare-witness-")
+	dir, err := os.MkdirTemp("", "gpushare-recordenv-")
 	if err != nil {
-		return nil, fmt.Errorf("building the witness: %w", err)
+		return nil, fmt.Errorf("building recordenv: %w", err)
 	}
 	defer os.RemoveAll(dir)
-	program := filepath.Join(dir, "witness")
-	command := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, "./test/nodee2e/witness")
+	program := filepath.Join(dir, "recordenv")
+	command := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, "./test/nodee2e/recordenv")
 	command.Dir, command.Env = root, append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := command.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("building the witness: %w: %s", err, out)
+		return nil, fmt.Errorf("building recordenv: %w: %s", err, out)
 	}
 	return os.ReadFile(program)
 })
 
 // buildImages writes an archive with both images. Each image has one layer with one file.
 func buildImages(dir string) (archive string, err error) {
-	program, err := witness()
+	program, err := buildRecordEnv()
 	if err != nil {
 		return "", err
 	}
 	archive = filepath.Join(dir, "images.tar")
-	return archive, writeImages(archive, file{"witness", 0o755, program},
-		image{pauseImage, "pause.json", []string{"/witness", "-pause"}},
-		image{witnessImage, "witness.json", []string{"/witness"}})
+	return archive, writeImages(archive, file{"recordenv", 0o755, program},
+		image{pauseImage, "pause.json", []string{"/recordenv", "-pause"}},
+		image{recordEnvImage, "recordenv.json", []string{"/recordenv"}})
 }
 
 // image is a container image with one program.

@@ -31,14 +31,6 @@ type machine struct {
 // startMachine starts a machine in dir, which should be empty and have a short path. The machine's /var is dir/var.
 func startMachine(ctx context.Context, dir string) (*machine, error) {
 	m := &machine{dir: dir}
-	for _, sub := range []string{"var/lib", "var/log", "var/tmp", "sysctl"} {
-		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
-			return nil, fmt.Errorf("making the machine's folders: %w", err)
-		}
-	}
-	if err := os.Symlink("/run", filepath.Join(dir, "var/run")); err != nil {
-		return nil, fmt.Errorf("making the machine's folders: %w", err)
-	}
 	script := filepath.Join(dir, "machine.sh")
 	if err := os.WriteFile(script, machineScript, 0o600); err != nil {
 		return nil, fmt.Errorf("writing the machine's script: %w", err)

@@ -1,19 +1,22 @@
 #!/bin/sh
-# Process 1 of a machine within this one: machine.sh FOLDER. It runs in mount and process namespaces of its own, and
-# what it mounts is gone with it. Standing still, it collects the processes that others leave behind.
+# Process 1 of a machine within this one: machine.sh FOLDER. It runs in its own mount and process namespaces, with which
+# its mounts end. It waits, and collects orphaned processes.
 set -eu
 dir=$1
+
+mkdir -p "$dir/var/lib" "$dir/var/log" "$dir/var/tmp" "$dir/sysctl"
+ln -s /run "$dir/var/run"
 
 mount --make-rshared /
 # The kubelet's and containerd's folders, under their usual names.
 mount --bind "$dir/var" /var
 mount -t tmpfs -o mode=755 tmpfs /run
-# /etc is this machine's. Where the node is one of kubeadm's, it has an /etc/kubernetes of its own.
+# /etc is that of this machine. A node of kubeadm has its own /etc/kubernetes.
 if [ -d "$dir/etc/kubernetes" ]; then
 	mount -t overlay overlay -o "lowerdir=$dir/etc:/etc" /etc
 	mount --bind /var/lib/kubernetes /etc/kubernetes
 fi
-# The kubelet sets what the whole kernel goes by; here it sets files.
+# The kubelet sets these for the whole kernel; here it sets files.
 for key in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops \
 	kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do
 	if [ -e "/proc/sys/$key" ]; then

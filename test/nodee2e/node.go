@@ -11,9 +11,12 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -36,54 +39,50 @@ type node struct {
 	machine *machine
 	driver  fakenvml.Machine
 
-	containerd, plugin *controlplane.Process
+	containerd, kubelet, plugin *controlplane.Process
 	// pluginArgs are the plugin's flags in every test.
 	pluginArgs []string
-	kubelet    *supervised
 
 	// network is the list of CNI plugins. runtimes is added to containerd's configuration. images are additional archives of
-	// images, and kubeletArgs are additional flags. All are empty in most tests.
+	// images, tags are additional names by image, and kubeletArgs are additional flags. All are empty in most tests.
 	network, runtimes string
 	images            []string
+	tags              map[string]string
 	kubeletArgs       []string
 	// unlabelled is true for a node that another component labels as one that shares its cards.
 	unlabelled bool
 
-	bed *framework.Cluster
+	cluster *framework.Cluster
 	// port is the kubelet's health port. metrics is the plugin's metrics port.
 	port, metrics *controlplane.Port
 }
 
-// startNode starts a node and returns when pods can be scheduled to its cards.
-func startNode(ctx context.Context, bed *framework.Cluster, dir, name string, cards ...uint64) (n *node, err error) {
-	n = &node{name: name, cards: cards, bed: bed, driver: fakenvml.NewMachine(dir)}
-	defer func() {
-		if err != nil {
-			err = errors.Join(fmt.Errorf("starting node %s: %w", name, err), n.stop())
-		}
-	}()
+// start starts the node in dir and returns when pods can be scheduled to its cards.
+func (n *node) start(ctx context.Context, dir string) error {
+	n.driver = fakenvml.NewMachine(dir)
 	if err := n.setCards(); err != nil {
-		return n, err
+		return err
 	}
+	if err := n.startMachine(ctx, dir); err != nil {
+		return err
+	}
+	for _, start := range []func(context.Context) error{n.startContainerd, n.startKubelet, n.startPlugin, n.awaitCards} {
+		if err := start(ctx); err != nil {
+			return fmt.Errorf("starting node %s: %w", n.name, err)
+		}
+	}
+	return nil
+}
+
+func (n *node) startMachine(ctx context.Context, dir string) (err error) {
 	if n.port, err = controlplane.ReservePort(); err != nil {
-		return n, err
+		return err
 	}
 	if n.metrics, err = controlplane.ReservePort(); err != nil {
-		return n, err
+		return err
 	}
-	if n.machine, err = startMachine(ctx, dir); err != nil {
-		return n, err
-	}
-	if err := n.startContainerd(ctx); err != nil {
-		return n, err
-	}
-	if err := n.startKubelet(ctx); err != nil {
-		return n, err
-	}
-	if err := n.startPlugin(ctx); err != nil {
-		return n, err
-	}
-	return n, n.awaitCards(ctx)
+	n.machine, err = startMachine(ctx, dir)
+	return err
 }
 
 func (n *node) setCards() error {
@@ -99,7 +98,10 @@ func cardUUID(index int) string { return fmt.Sprintf("GPU-%08d-0000-4000-8000-00
 // outside returns the path, for this process, of a folder in the machine's /var.
 func (n *node) outside(inVar string) string { return filepath.Join(n.machine.dir, "var", inVar) }
 
-func (n *node) witnessDir() string { return n.outside("witness") }
+// recordsDir is the folder of recordenv's records, and recordsInMachine its path in the machine.
+func (n *node) recordsDir() string { return n.outside("records") }
+
+const recordsInMachine = "/var/records"
 
 func (n *node) devicePluginDir() string { return n.outside("lib/kubelet/device-plugins") }
 
@@ -112,30 +114,19 @@ func (n *node) podResourcesSocket() string {
 	return n.outside("lib/kubelet/pod-resources/kubelet.sock")
 }
 
-// staticPod returns the path of the manifest of a static pod.
-func (n *node) staticPod(namespace, name string) string {
-	return n.outside(filepath.Join("lib/static-pods", namespace+"-"+name+".yaml"))
-}
-
-// addStatic writes the manifest of a static pod into the kubelet's folder.
-func (n *node) addStatic(pod *corev1.Pod) error {
-	pod = pod.DeepCopy()
+// addStatic writes the manifest of a static pod into the kubelet's folder, and returns a function that removes it.
+func (n *node) addStatic(pod *corev1.Pod) (remove func() error, err error) {
 	pod.APIVersion, pod.Kind = "v1", "Pod"
 	data, err := yaml.Marshal(pod)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	// The file is moved into the folder when it is complete, because the kubelet reads every file that it finds there.
-	whole := n.outside("lib/static-pod.yaml")
-	if err := os.WriteFile(whole, data, 0o600); err != nil {
-		return fmt.Errorf("writing a static pod: %w", err)
+	complete, path := n.outside("lib/static-pod.yaml"), n.outside("lib/static-pods/pod.yaml")
+	if err := os.WriteFile(complete, data, 0o600); err != nil {
+		return nil, fmt.Errorf("writing a static pod: %w", err)
 	}
-	return os.Rename(whole, n.staticPod(pod.Namespace, pod.Name))
-}
-
-// removeStatic removes the manifest of a static pod.
-func (n *node) removeStatic(namespace, name string) error {
-	return os.Remove(n.staticPod(namespace, name))
+	return func() error { return os.Remove(path) }, os.Rename(complete, path)
 }
 
 func (n *node) startContainerd(ctx context.Context) (err error) {
@@ -144,7 +135,7 @@ func (n *node) startContainerd(ctx context.Context) (err error) {
 		return err
 	}
 	for path, content := range map[string]string{
-		"lib/containerd.toml": string(config) + n.runtimes, "lib/cni-conf/network.conflist": cmp.Or(n.network, cniConf), "lib/static-pods/.keep": "", "witness/.keep": "",
+		"lib/containerd.toml": string(config) + n.runtimes, "lib/cni-conf/network.conflist": cmp.Or(n.network, cniConf), "lib/static-pods/.keep": "", "records/.keep": "",
 	} {
 		if err := os.MkdirAll(filepath.Dir(n.outside(path)), 0o755); err != nil {
 			return fmt.Errorf("making the machine's folders: %w", err)
@@ -169,11 +160,16 @@ func (n *node) startContainerd(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	for image, tag := range n.tags {
+		if err := n.machine.run(ctx, "ctr", "--namespace=k8s.io", "images", "tag", image, tag); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
 func (n *node) startKubelet(ctx context.Context) error {
-	kubeconfig, err := n.bed.Kubeconfig("system:node:"+n.name, "system:nodes")
+	kubeconfig, err := n.cluster.Kubeconfig("system:node:"+n.name, "system:nodes")
 	if err != nil {
 		return err
 	}
@@ -181,18 +177,16 @@ func (n *node) startKubelet(ctx context.Context) error {
 		return err
 	}
 	args := []string{
-		n.bed.Binary("kube/kubelet"), "--config=" + n.kubeletConfig(), "--kubeconfig=" + kubeconfig,
+		n.cluster.Binary("kube/kubelet"), "--config=" + n.kubeletConfig(), "--kubeconfig=" + kubeconfig,
 		"--hostname-override=" + n.name, "-v=2",
 	}
 	if !n.unlabelled {
 		args = append(args, "--node-labels="+protocol.LabelShared+"=true")
 	}
-	process, err := n.machine.process("kubelet", append(args, n.kubeletArgs...)...)
-	if err != nil {
+	if n.kubelet, err = n.machine.process("kubelet", append(args, n.kubeletArgs...)...); err != nil {
 		return err
 	}
-	process.Ready = controlplane.HTTPReady(n.port.URL("http") + "/healthz")
-	n.kubelet = supervise(process)
+	n.kubelet.Ready = controlplane.HTTPReady(n.port.URL("http") + "/healthz")
 	return n.kubelet.Start(ctx)
 }
 
@@ -218,7 +212,7 @@ const quietPeriod = 15 * time.Second
 // startPlugin starts the device plugin outside of the machine, with the access that its pod would have: the kubelet's
 // folders only, and the rights of its ServiceAccount.
 func (n *node) startPlugin(ctx context.Context) error {
-	kubeconfig, err := n.bed.ServiceAccountKubeconfig(ctx, "kube-system", "gpushare-device-plugin")
+	kubeconfig, err := n.cluster.ServiceAccountKubeconfig(ctx, "kube-system", "gpushare-device-plugin")
 	if err != nil {
 		return err
 	}
@@ -226,13 +220,13 @@ func (n *node) startPlugin(ctx context.Context) error {
 		"--kubeconfig=" + kubeconfig, "--node-name=" + n.name,
 		"--device-plugin-dir=" + n.devicePluginDir(),
 		"--pod-resources-socket=" + n.podResourcesSocket(),
-		"--nvml-library=" + n.bed.Binary("fake-nvml/libnvidia-ml.so.1"),
+		"--nvml-library=" + n.cluster.Binary("fake-nvml/libnvidia-ml.so.1"),
 		"--listen-address=" + n.metrics.Address(), "-v=2",
 		// An unhealthy card is healthy again after this time without errors.
 		"--health-quiet-period=" + quietPeriod.String(),
 	}
 	n.plugin = &controlplane.Process{
-		Name: "gpushare-device-plugin", Path: n.bed.Binary("gpushare-device-plugin"), Args: n.pluginArgs,
+		Name: "gpushare-device-plugin", Path: n.cluster.Binary("gpushare-device-plugin"), Args: n.pluginArgs,
 		Env:     n.driver.Env(),
 		LogPath: filepath.Join(n.machine.dir, "logs", "gpushare-device-plugin.log"),
 	}
@@ -248,8 +242,8 @@ func (n *node) restartPlugin(ctx context.Context, flags ...string) error {
 	return n.plugin.Start(ctx)
 }
 
-// awaitCards waits until the kubelet offers all of the node's memory, the Node object shows the memory and the inventory,
-// and no taint keeps pods off the node.
+// awaitCards waits until the kubelet has all of the node's memory, the Node object shows the memory and the inventory, and
+// no taint prevents pods from being scheduled to the node.
 func (n *node) awaitCards(ctx context.Context) error {
 	var last error
 	var total int64
@@ -259,10 +253,10 @@ func (n *node) awaitCards(ctx context.Context) error {
 	err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		// The Node object may still show the state before a restart.
 		if units, err := n.allocatable(ctx); err != nil || units != total {
-			last = errors.Join(fmt.Errorf("the kubelet has %d units to give", units), err)
+			last = errors.Join(fmt.Errorf("the kubelet has %d units", units), err)
 			return false, nil
 		}
-		object, err := n.bed.Client.CoreV1().Nodes().Get(ctx, n.name, metav1.GetOptions{})
+		object, err := n.cluster.Client.CoreV1().Nodes().Get(ctx, n.name, metav1.GetOptions{})
 		if err != nil {
 			last = err
 			return false, nil
@@ -275,34 +269,50 @@ func (n *node) awaitCards(ctx context.Context) error {
 			memory.Value() == total && len(object.Spec.Taints) == 0, nil
 	})
 	if err != nil {
-		return fmt.Errorf("node %s doesn't show its cards: %w: %w", n.name, err, last)
+		return fmt.Errorf("node %s has not all of its cards: %w: %w", n.name, err, last)
 	}
 	return nil
+}
+
+// allocatable returns how many units the kubelet has, allocated or not.
+func (n *node) allocatable(ctx context.Context) (units int64, err error) {
+	err = n.callPodResources(ctx, func(ctx context.Context, client podresourcesv1.PodResourcesListerClient) error {
+		answer, err := client.GetAllocatableResources(ctx, &podresourcesv1.AllocatableResourcesRequest{})
+		for _, devices := range answer.GetDevices() {
+			if devices.ResourceName == string(protocol.ResourceMemory) {
+				units += int64(len(devices.DeviceIds))
+			}
+		}
+		return err
+	})
+	return units, err
+}
+
+// callPodResources calls do with a client of the kubelet's PodResources API. It opens a new connection for each call,
+// because the kubelet may have restarted.
+func (n *node) callPodResources(ctx context.Context, do func(context.Context, podresourcesv1.PodResourcesListerClient) error) error {
+	connection, err := grpc.NewClient("unix:"+n.podResourcesSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer connection.Close()
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	return do(ctx, podresourcesv1.NewPodResourcesListerClient(connection))
 }
 
 // gibibytes returns the number of whole units of a card.
 func gibibytes(mebibytes uint64) int64 { return int64(mebibytes / 1024) }
 
-// processes returns every program of the node.
+// processes returns the programs of the node that have been started.
 func (n *node) processes() []*controlplane.Process {
-	var out []*controlplane.Process
-	if n.kubelet != nil {
-		out = append(out, n.kubelet.process)
-	}
-	for _, p := range []*controlplane.Process{n.plugin, n.containerd} {
-		if p != nil {
-			out = append(out, p)
-		}
-	}
-	return out
+	return slices.DeleteFunc([]*controlplane.Process{n.kubelet, n.plugin, n.containerd},
+		func(p *controlplane.Process) bool { return p == nil })
 }
 
 // stop stops the node with its containers. Its folder and its Node object stay.
 func (n *node) stop() error {
 	var errs []error
-	if n.kubelet != nil {
-		errs = append(errs, n.kubelet.Kill())
-	}
 	for _, p := range n.processes() {
 		errs = append(errs, p.Kill())
 	}

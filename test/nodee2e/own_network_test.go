@@ -11,44 +11,36 @@ import (
 	"testing"
 
 	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // toolsEnv holds the folder of helm and kubectl, in the process with its own network.
 const toolsEnv = "GPUSHARE_TEST_TOOLS"
 
-// inNetworkOfItsOwn runs the test again in a process with its own network namespace, so that the network ends with the
+// inOwnNetwork runs the test again in a process with its own network namespace, so that the network ends with the
 // process. It returns true in that process, in which the caller must run the test.
-func inNetworkOfItsOwn(t *testing.T) bool {
+func inOwnNetwork(t *testing.T) bool {
 	t.Helper()
 	requireNode(t)
-	for _, program := range []string{"ip", "iptables", "/usr/lib/cni/bridge"} {
-		if _, err := exec.LookPath(program); err != nil {
-			err = fmt.Errorf("%w: hack/node-packages.sh installs what is needed", err)
-			if os.Getenv(requireEnv) != "" {
-				t.Fatal(err)
-			}
-			fmt.Fprintf(os.Stderr, "SKIPPED %s: %v\n", t.Name(), err)
-			t.Skip(err)
-		}
-	}
+	skipIf(t, missingProgram("ip", "iptables", "/usr/lib/cni/bridge"))
 	if os.Getenv(toolsEnv) != "" {
 		return true
 	}
 	t.Parallel()
 	root, err := controlplane.RepositoryRoot()
-	must(t, err)
+	framework.Must(t, err)
 	tools := t.TempDir()
 	for _, name := range []string{"helm", "kubectl"} {
 		// The tools are built before the new network starts, because nothing can be downloaded in it.
 		path, err := exec.Command("go", "-C", filepath.Join(root, "hack", "helm"), "tool", "-n", name).Output()
-		must(t, err)
-		must(t, os.Symlink(strings.TrimSpace(string(path)), filepath.Join(tools, name)))
+		framework.Must(t, err)
+		framework.Must(t, os.Symlink(strings.TrimSpace(string(path)), filepath.Join(tools, name)))
 	}
 	command := exec.Command("unshare", "--net", "--", "setpriv", "--pdeathsig", "KILL", "--",
 		os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=20m")
 	command.Env = append(os.Environ(), toolsEnv+"="+tools)
 	out, err := command.CombinedOutput()
-	t.Logf("in a network of its own:\n%s", out)
+	t.Logf("in its own network:\n%s", out)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,11 +75,11 @@ func startNetwork(ctx context.Context) error {
 
 // startProxy starts the real kube-proxy. One serves both nodes, because they share a network.
 func (n *node) startProxy(ctx context.Context) (*controlplane.Process, error) {
-	kubeconfig, err := n.bed.Kubeconfig("system:kube-proxy")
+	kubeconfig, err := n.cluster.Kubeconfig("system:kube-proxy")
 	if err != nil {
 		return nil, err
 	}
-	process, err := n.machine.process("kube-proxy", n.bed.Binary("kube/kube-proxy"), "--kubeconfig="+kubeconfig,
+	process, err := n.machine.process("kube-proxy", n.cluster.Binary("kube/kube-proxy"), "--kubeconfig="+kubeconfig,
 		"--hostname-override="+n.name, "--proxy-mode=iptables", "--cluster-cidr=10.88.0.0/24", "--v=2",
 		"--healthz-bind-address=127.0.0.1:10256", "--metrics-bind-address=127.0.0.1:10249",
 		// These settings belong to the whole kernel.
@@ -99,11 +91,11 @@ func (n *node) startProxy(ctx context.Context) (*controlplane.Process, error) {
 	return process, process.Start(ctx)
 }
 
-// desk is an administrator's shell: bash with helm and kubectl, and the cluster's kubeconfig.
-type desk struct{ home, root, kubeconfig string }
+// adminShell is an administrator's shell: bash with helm and kubectl, and the cluster's kubeconfig.
+type adminShell struct{ home, root, kubeconfig string }
 
 // run runs commands in dir, or in the repository's root if dir is empty.
-func (d desk) run(t *testing.T, dir, commands string) string {
+func (d adminShell) run(t *testing.T, dir, commands string) string {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", commands)
 	command.Dir = cmp.Or(dir, d.root)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // requireEnv is the environment variable that makes the test fail instead of skip on a machine that can't run a node.
@@ -20,10 +21,15 @@ const requireEnv = "GPUSHARE_REQUIRE_NODE"
 // requireNode skips the test, with a visible message, on a machine that can't run a real node.
 func requireNode(t *testing.T) {
 	t.Helper()
-	err := missing(t.Context())
+	skipIf(t, missing(t.Context()))
+	_, err := buildRecordEnv()
+	framework.Must(t, err)
+}
+
+// skipIf skips the test if err is not nil, or fails it if requireEnv is set.
+func skipIf(t *testing.T, err error) {
+	t.Helper()
 	if err == nil {
-		_, err := witness()
-		must(t, err)
 		return
 	}
 	if os.Getenv(requireEnv) != "" {
@@ -33,15 +39,23 @@ func requireNode(t *testing.T) {
 	t.Skip(err)
 }
 
-// missing returns why this machine can't run a real node; nil if it can.
-func missing(ctx context.Context) error {
-	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
-		return errors.New("it takes root on Linux")
-	}
-	for _, program := range []string{"containerd", "ctr", "runc", "unshare", "nsenter", "setpriv"} {
+// missingProgram returns an error if a program is not installed.
+func missingProgram(programs ...string) error {
+	for _, program := range programs {
 		if _, err := exec.LookPath(program); err != nil {
 			return fmt.Errorf("%w: hack/node-packages.sh installs what is needed", err)
 		}
+	}
+	return nil
+}
+
+// missing returns why this machine can't run a real node; nil if it can.
+func missing(ctx context.Context) error {
+	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
+		return errors.New("root on Linux is required")
+	}
+	if err := missingProgram("containerd", "ctr", "runc", "unshare", "nsenter", "setpriv"); err != nil {
+		return err
 	}
 	root, err := controlplane.RepositoryRoot()
 	if err != nil {
@@ -53,7 +67,7 @@ func missing(ctx context.Context) error {
 	out, err := exec.CommandContext(ctx, "unshare", "--mount", "--pid", "--fork", "--mount-proc",
 		"/bin/sh", "-c", "mount --make-rshared / && mount -t tmpfs tmpfs /run").CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("no namespaces of mounts and processes can be made (in a container: run it privileged): %w: %s", err, out)
+		return fmt.Errorf("mount and process namespaces can't be created (in a container: run it privileged): %w: %s", err, out)
 	}
 	return missingCgroups()
 }
@@ -68,7 +82,7 @@ func missingCgroups() error {
 	for _, name := range hierarchies {
 		probe, err := os.MkdirTemp(filepath.Join(mount, name), "gpushare-probe-")
 		if err != nil {
-			return fmt.Errorf("the cgroups that a kubelet needs can't be made (in a container: run it privileged): %w", err)
+			return fmt.Errorf("the cgroups that a kubelet needs can't be created (in a container: run it privileged): %w", err)
 		}
 		if err := os.Remove(probe); err != nil {
 			return fmt.Errorf("removing a cgroup: %w", err)

@@ -19,15 +19,29 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apimachinery/pkg/util/wait"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 const (
 	recordedResource = "gpushare.test/recorded"
-	recorderSocket   = "recorder.sock"
+	// devices is the number of the recorder's devices.
+	devices = 20
 )
+
+// makeDevices returns the devices, with the given number of unhealthy ones.
+func makeDevices(unhealthy int) []*pluginapi.Device {
+	out := make([]*pluginapi.Device, devices)
+	for i := range out {
+		out[i] = &pluginapi.Device{ID: fmt.Sprintf("%02d", i), Health: pluginapi.Healthy}
+		if i < unhealthy {
+			out[i].Health = pluginapi.Unhealthy
+		}
+	}
+	return out
+}
 
 // recorder is a device plugin that records the kubelet's calls, and what the kubelet's PodResources shows of pods at each
 // call. It doesn't record the names of devices, because they are random. Instead it records the number of the allocation
@@ -40,50 +54,58 @@ type recorder struct {
 	server *grpc.Server
 	lists  chan []*pluginapi.Device
 	lines  []string
-	// refuse is the error that the next Allocate returns.
-	refuse error
+	// reject is the error that the next Allocate returns.
+	reject error
 	// watched holds the pods whose visibility is recorded at each Allocate, as "namespace/name".
 	watched     []string
 	allocations []sets.Set[string]
 	preferred   sets.Set[string]
 }
 
-func (r *recorder) say(format string, args ...any) {
+func (r *recorder) log(format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.lines = append(r.lines, fmt.Sprintf(format, args...))
 }
 
-// refuseNext makes the next Allocate return an error.
-func (r *recorder) refuseNext(err error) {
+// rejectNext makes the next Allocate return an error.
+func (r *recorder) rejectNext(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.refuse = err
+	r.reject = err
+}
+
+// watch makes the recorder record the visibility of a pod.
+func (r *recorder) watch(pod string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.watched = append(r.watched, pod)
+}
+
+func (r *recorder) unwatch(pod string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.watched = slices.DeleteFunc(r.watched, func(watched string) bool { return watched == pod })
 }
 
 // register serves the plugin and registers it as soon as a kubelet runs.
 func (r *recorder) register(t testing.TB, devices []*pluginapi.Device) {
 	t.Helper()
 	r.stop()
-	var last error
-	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-		last = r.tryRegister(ctx, devices)
-		return last == nil, nil
+	framework.Eventually(t, "the recorder is registered with the kubelet in "+r.dir, func(ctx context.Context) error {
+		return r.tryRegister(ctx, "recorder.sock", devices)
 	})
-	if err != nil {
-		t.Fatalf("registering with the kubelet in %s: %v", r.dir, errors.Join(err, last))
-	}
 }
 
-func (r *recorder) tryRegister(ctx context.Context, devices []*pluginapi.Device) error {
+func (r *recorder) tryRegister(ctx context.Context, name string, devices []*pluginapi.Device) error {
 	// A starting kubelet first clears the folder and then listens.
 	kubelet := filepath.Join(r.dir, "kubelet.sock")
-	there, err := net.Dial("unix", kubelet)
+	ready, err := net.Dial("unix", kubelet)
 	if err != nil {
 		return err
 	}
-	defer there.Close()
-	socket := filepath.Join(r.dir, recorderSocket)
+	defer ready.Close()
+	socket := filepath.Join(r.dir, name)
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -104,7 +126,7 @@ func (r *recorder) tryRegister(ctx context.Context, devices []*pluginapi.Device)
 	}
 	defer connection.Close()
 	_, err = pluginapi.NewRegistrationClient(connection).Register(ctx, &pluginapi.RegisterRequest{
-		Version: pluginapi.Version, Endpoint: recorderSocket, ResourceName: recordedResource,
+		Version: pluginapi.Version, Endpoint: name, ResourceName: recordedResource,
 		Options: &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true},
 	})
 	if err != nil {
@@ -114,13 +136,18 @@ func (r *recorder) tryRegister(ctx context.Context, devices []*pluginapi.Device)
 }
 
 func (r *recorder) stop() {
-	r.mu.Lock()
-	server := r.server
-	r.server = nil
-	r.mu.Unlock()
-	if server != nil {
+	if server := r.detach(); server != nil {
 		server.Stop()
 	}
+}
+
+// detach returns the server, which another registration then doesn't stop; nil if there is none.
+func (r *recorder) detach() *grpc.Server {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	server := r.server
+	r.server = nil
+	return server
 }
 
 func (r *recorder) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
@@ -145,15 +172,15 @@ func (r *recorder) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingS
 
 // GetPreferredAllocation returns the devices that must be included, and then the last available ones.
 func (r *recorder) GetPreferredAllocation(_ context.Context, request *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
-	asked := request.ContainerRequests[0]
-	must := sets.New(asked.MustIncludeDeviceIDs...)
-	ids := slices.Clone(asked.MustIncludeDeviceIDs)
-	for _, id := range slices.Backward(slices.Sorted(slices.Values(asked.AvailableDeviceIDs))) {
-		if len(ids) < int(asked.AllocationSize) && !must.Has(id) {
+	wanted := request.ContainerRequests[0]
+	must := sets.New(wanted.MustIncludeDeviceIDs...)
+	ids := slices.Clone(wanted.MustIncludeDeviceIDs)
+	for _, id := range slices.Backward(slices.Sorted(slices.Values(wanted.AvailableDeviceIDs))) {
+		if len(ids) < int(wanted.AllocationSize) && !must.Has(id) {
 			ids = append(ids, id)
 		}
 	}
-	r.say("  GetPreferredAllocation: %d of %d available, among them %s", asked.AllocationSize, len(asked.AvailableDeviceIDs), r.origin(must))
+	r.log("  GetPreferredAllocation: %d of %d available, among them %s", wanted.AllocationSize, len(wanted.AvailableDeviceIDs), r.origin(must))
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.preferred = sets.New(ids...)
@@ -166,18 +193,18 @@ func (r *recorder) Allocate(ctx context.Context, request *pluginapi.AllocateRequ
 	ids := sets.New(request.ContainerRequests[0].DevicesIds...)
 	origin := r.origin(ids)
 	r.mu.Lock()
-	asPreferred, refuse := r.preferred.Equal(ids), r.refuse
+	asPreferred, reject := r.preferred.Equal(ids), r.reject
 	watched := slices.Clone(r.watched)
-	r.preferred, r.refuse = nil, nil
+	r.preferred, r.reject = nil, nil
 	r.allocations = append(r.allocations, ids)
 	number := len(r.allocations)
 	r.mu.Unlock()
-	r.say("  Allocate #%d: %d devices (%s), as preferred: %t; %d containers asked for at once", number, len(ids), origin, asPreferred, len(request.ContainerRequests))
+	r.log("  Allocate #%d: %d devices (%s), as preferred: %t; %d containers in the request", number, len(ids), origin, asPreferred, len(request.ContainerRequests))
 	for _, pod := range watched {
-		r.say("    %s: %s", pod, r.visible(ctx, pod))
+		r.log("    %s: %s", pod, r.visible(ctx, pod))
 	}
-	if refuse != nil {
-		return nil, refuse
+	if reject != nil {
+		return nil, reject
 	}
 	return &pluginapi.AllocateResponse{ContainerResponses: []*pluginapi.ContainerAllocateResponse{
 		{Envs: map[string]string{"RECORDED": fmt.Sprint(number)}},

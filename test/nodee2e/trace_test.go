@@ -2,177 +2,355 @@ package nodee2e
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/simkubelet"
 )
 
-// TestTrace plays one trace against the real kubelet and against the simulated kubelet that other tests use. Both must
-// behave the same: the order and content of their calls to a device plugin, the pods that PodResources shows at each call,
-// the devices that they reuse, and the calls and pods that they reject, with the messages.
+// TestTrace runs the same pods on the real kubelet and on the simulated kubelet that other tests use. Both must behave the
+// same: the order and content of their calls to a device plugin, the pods that PodResources shows at each call, the
+// devices that they reuse, and the calls and pods that they reject, with the messages.
 func TestTrace(t *testing.T) {
-	r := startRig(t, cardMiB)
-	sim := startSimulated(t, r)
+	c := newCluster(t, cardMiB)
+	sim := startSimulated(t, c)
 	got := map[string][]string{}
-	for _, k := range []traced{realKubelet(r), sim} {
-		t.Run(k.node, func(t *testing.T) { got[k.node] = playTrace(t, r, k) })
+	for _, k := range []tracedKubelet{realKubelet(c), sim} {
+		t.Run(k.nodeName, func(t *testing.T) { got[k.nodeName] = runTrace(t, c, k) })
 	}
 	if diff := cmp.Diff(got["real"], got["simulated"]); diff != "" {
-		t.Errorf("the simulated kubelet (+) doesn't do what the real one (-) does:\n%s", diff)
+		t.Errorf("the simulated kubelet (+) differs from the real one (-):\n%s", diff)
 	}
 	t.Logf("the real kubelet's trace:\n%s", strings.Join(got["real"], "\n"))
 }
 
-// traced is a kubelet against which the trace is played.
-type traced struct {
-	node                        string
+// tracedKubelet is a kubelet on which the trace is run.
+type tracedKubelet struct {
+	nodeName                    string
 	devicePlugins, podResources string
 	kill                        func() error
 	start                       func(context.Context) error
-	loseCheckpoint              func() error
-	crash                       func(ctx context.Context, pod types.UID, container string) error
+	endContainer                func(ctx context.Context, pod types.UID, container string) error
 }
 
-func realKubelet(r *rig) traced {
-	n := r.node
-	return traced{
-		node: n.name, devicePlugins: n.devicePluginDir(), podResources: n.podResourcesSocket(),
+func realKubelet(c *cluster) tracedKubelet {
+	n := c.node
+	return tracedKubelet{
+		nodeName: n.name, devicePlugins: n.devicePluginDir(), podResources: n.podResourcesSocket(),
 		kill: n.kubelet.Kill, start: n.kubelet.Start,
-		loseCheckpoint: func() error { return os.Remove(n.checkpoint()) },
-		crash: func(ctx context.Context, pod types.UID, container string) error {
-			c, err := n.find(pod, container)
+		endContainer: func(ctx context.Context, pod types.UID, container string) error {
+			o, err := n.find(pod, container)
 			if err != nil {
 				return err
 			}
-			return n.end(ctx, c)
+			return n.kill(ctx, o)
 		},
 	}
 }
 
-func startSimulated(t *testing.T, r *rig) traced {
+func startSimulated(t *testing.T, c *cluster) tracedKubelet {
 	t.Helper()
 	root, err := os.MkdirTemp("", "sim-")
-	must(t, err)
+	framework.Must(t, err)
 	k, err := simkubelet.New(simkubelet.Options{
-		NodeName: "simulated", Client: r.bed.Client, Root: root, LiftNotReadyTaint: true,
-		Labels: map[string]string{protocol.LabelShared: "true"}, BackOff: time.Second,
+		NodeName: "simulated", Client: c.Client, Root: root, LiftNotReadyTaint: true,
+		Labels: map[string]string{protocol.LabelShared: "true"},
 	})
-	must(t, err)
-	must(t, k.Start(t.Context()))
+	framework.Must(t, err)
+	framework.Must(t, k.Start(t.Context()))
 	t.Cleanup(func() {
 		k.Stop()
-		must(t, os.RemoveAll(root))
+		framework.Must(t, os.RemoveAll(root))
 	})
-	return traced{
-		node: "simulated", devicePlugins: k.DevicePluginDir(), podResources: k.PodResourcesSocket(),
+	return tracedKubelet{
+		nodeName: "simulated", devicePlugins: k.DevicePluginDir(), podResources: k.PodResourcesSocket(),
 		kill: func() error { k.Stop(); return nil }, start: k.Start,
-		loseCheckpoint: func() error { return os.Remove(filepath.Join(k.DevicePluginDir(), "kubelet_internal_checkpoint")) },
-		crash: func(_ context.Context, pod types.UID, container string) error {
+		endContainer: func(_ context.Context, pod types.UID, container string) error {
 			return k.CrashContainer(pod, container)
 		},
 	}
 }
 
-// playTrace plays the trace and returns the record, without the names that differ between runs.
-func playTrace(t *testing.T, r *rig, k traced) []string {
-	p := &player{scene: r.scene(t), traced: k, recorder: &recorder{dir: k.devicePlugins, podResources: k.podResources}}
-	t.Cleanup(p.recorder.stop)
-	p.offer()
+// runTrace runs the trace and returns the record, without the names that differ between runs.
+func runTrace(t *testing.T, c *cluster, k tracedKubelet) []string {
+	r := &recorder{dir: k.devicePlugins, podResources: k.podResources}
+	s := &traceRun{scenario: c.scenario(t), tracedKubelet: k, recorder: r}
+	t.Cleanup(r.stop)
+	s.register()
 
-	p.part("a pod with an init container, a sidecar and two containers; another one beside it")
-	p.create("whole", initAsks("init", 4), sidecarAsks("sidecar", 2), asks("main", 3), asks("second", 1))
-	p.awaitPhase("whole", corev1.PodRunning)
-	p.nextSecond()
-	p.create("plain", asks("main", 2))
-	p.awaitPhase("plain", corev1.PodRunning)
+	r.log("a pod with an init container, a sidecar and two containers, and another pod")
+	s.createPod("all", func(pod *framework.PodWrapper) {
+		pod.InitContainer("init", 0).Sidecar("sidecar", 0).Container("second", 0)
+		setDevices(&pod.Spec.InitContainers[0], 4)
+		setDevices(&pod.Spec.InitContainers[1], 2)
+		setDevices(&pod.Spec.Containers[0], 3)
+		setDevices(&pod.Spec.Containers[1], 1)
+	})
+	s.WaitPhase("all", corev1.PodRunning)
+	s.waitNextSecond()
+	s.createPod("plain", request2)
+	s.WaitPhase("plain", corev1.PodRunning)
 
-	p.part("pods that are bound one after the other, the one created last first")
-	p.unbound("one", "two")
-	p.bind("two", "one")
-	p.awaitPhase("one", corev1.PodRunning)
-	p.awaitPhase("two", corev1.PodRunning)
+	r.log("pods that are bound one after the other, the newer one first")
+	s.createUnbound("one", "two")
+	s.bind("two", "one")
+	s.WaitPhase("one", corev1.PodRunning)
+	s.WaitPhase("two", corev1.PodRunning)
 
-	p.part("a pod that asks for more than there is, in its second container")
-	p.create("big", asks("main", 1), asks("second", devices))
-	p.tellFailed("big")
+	r.log("a pod whose second container requests too much")
+	s.createPod("big", func(pod *framework.PodWrapper) { setDevices(&pod.Container("second", 0).Spec.Containers[1], devices) })
+	s.expectRejected("big")
 
-	p.part("a pod that the plugin refuses")
-	p.recorder.refuseNext(status.Error(codes.ResourceExhausted, "no card"))
-	p.create("refused", asks("main", 1))
-	p.tellFailed("refused")
+	r.log("a pod that the plugin rejects")
+	r.rejectNext(status.Error(codes.ResourceExhausted, "no card"))
+	s.createPod("rejected")
+	s.expectRejected("rejected")
 
-	p.part("a pod in its grace period, and after it")
-	p.create("stubborn", asks("main", 1), deaf)
-	p.awaitPhase("stubborn", corev1.PodRunning)
-	p.deletePods(4, "stubborn")
-	p.create("meanwhile", asks("main", 1))
-	p.awaitPhase("meanwhile", corev1.PodRunning)
-	p.awaitGone("stubborn")
-	p.create("afterwards", asks("main", 1))
-	p.awaitPhase("afterwards", corev1.PodRunning)
+	r.log("a pod in its grace period, and after it")
+	s.createPod("stubborn", ignoresSIGTERM)
+	s.WaitPhase("stubborn", corev1.PodRunning)
+	s.DeleteWithGrace("stubborn", 4)
+	s.createPod("meanwhile")
+	s.WaitPhase("meanwhile", corev1.PodRunning)
+	s.WaitGone("stubborn")
+	s.createPod("afterwards")
+	s.WaitPhase("afterwards", corev1.PodRunning)
 
-	p.part("a pod that has come to its end")
-	p.create("ended", asks("main", 1), brief)
-	p.awaitPhase("ended", corev1.PodSucceeded)
-	p.create("next", asks("main", 1))
-	p.awaitPhase("next", corev1.PodRunning)
+	r.log("a pod that has ended")
+	s.createPod("ended", endsSoon)
+	s.WaitPhase("ended", corev1.PodSucceeded)
+	s.createPod("next")
+	s.WaitPhase("next", corev1.PodRunning)
 
-	p.part("devices that fail")
-	p.recorder.lists <- offered(3)
-	p.awaitOffer(devices - 3)
-	p.create("fewer", asks("main", 1))
-	p.awaitPhase("fewer", corev1.PodRunning)
-	p.remove("fewer", "next", "meanwhile", "afterwards", "one", "two")
-	p.recorder.lists <- offered(0)
-	p.awaitOffer(devices)
+	r.log("devices that become unhealthy")
+	r.lists <- makeDevices(3)
+	s.waitAllocatable(devices - 3)
+	s.createPod("fewer")
+	s.WaitPhase("fewer", corev1.PodRunning)
+	s.remove("fewer", "next", "meanwhile", "afterwards", "one", "two")
+	r.lists <- makeDevices(0)
+	s.waitAllocatable(devices)
 
-	p.part("a container that ends and is started again")
-	p.crashAndAwait("plain", "main", 1)
+	r.log("the devices of a pod that is deleted by force are free while its containers run")
+	s.createPod("forced", ignoresSIGTERM, func(pod *framework.PodWrapper) { setDevices(&pod.Spec.Containers[0], devices/2) })
+	s.WaitPhase("forced", corev1.PodRunning)
+	s.DeleteWithGrace("forced", 0)
+	s.WaitGone("forced")
+	s.unwatch("forced")
+	s.createPod("successor", func(pod *framework.PodWrapper) { setDevices(&pod.Spec.Containers[0], devices/2) })
+	s.WaitPhase("successor", corev1.PodRunning)
+	s.remove("successor")
 
-	p.part("the kubelet starts again: pods bound meanwhile, the one created last first")
-	must(p, p.kill())
-	p.unbound("three", "four")
-	p.bind("four", "three")
-	must(p, p.start(p.Context()))
-	p.offer()
-	p.awaitPhase("three", corev1.PodRunning)
-	p.awaitPhase("four", corev1.PodRunning)
+	r.log("a container that ends and is restarted")
+	s.killAndWait("plain", 1)
 
-	p.part("the kubelet starts again without its checkpoint")
-	p.remove("three", "four")
-	must(p, p.kill())
-	must(p, p.loseCheckpoint())
-	must(p, p.start(p.Context()))
-	p.offer()
-	p.create("new", asks("main", 1))
-	p.awaitPhase("new", corev1.PodRunning)
+	r.log("the kubelet restarts: pods bound meanwhile, the newer one first")
+	framework.Must(s, s.kill())
+	s.createUnbound("three", "four")
+	s.bind("four", "three")
+	framework.Must(s, s.start(s.Context()))
+	s.register()
+	s.WaitPhase("three", corev1.PodRunning)
+	s.WaitPhase("four", corev1.PodRunning)
 
-	p.part("a container without books that ends and is started again")
-	p.crashAndAwait("plain", "main", 2)
+	r.log("the kubelet restarts without its checkpoint")
+	s.remove("three", "four")
+	framework.Must(s, s.kill())
+	framework.Must(s, os.Remove(filepath.Join(s.devicePlugins, "kubelet_internal_checkpoint")))
+	framework.Must(s, s.start(s.Context()))
+	s.register()
+	s.createPod("new")
+	s.WaitPhase("new", corev1.PodRunning)
 
-	p.part("more questions than PodResources answers")
-	p.flood()
+	r.log("a container without an entry in the checkpoint that ends and is restarted")
+	s.killAndWait("plain", 2)
 
-	p.part("the plugin goes")
-	p.recorder.stop()
-	p.awaitOffer(0)
-	p.create("late", asks("main", 1))
-	p.tellFailed("late")
+	r.log("more calls of PodResources than it answers")
+	s.exceedRateLimit()
 
-	lines := p.recorder.lines
+	r.log("the plugin registers again, and then its old stream ends")
+	old := r.detach()
+	framework.Must(s, r.tryRegister(s.Context(), "second.sock", makeDevices(1)))
+	s.waitAllocatable(devices - 1)
+	old.Stop()
+	s.waitAllocatable(0)
+
+	r.log("a list of devices that is too large")
+	s.register()
+	large := makeDevices(0)
+	large[0].ID = strings.Repeat("x", 4<<20)
+	r.lists <- large
+	s.waitAllocatable(0)
+
+	r.log("the plugin ends")
+	s.register()
+	r.stop()
+	s.waitAllocatable(0)
+	s.createPod("late")
+	s.expectRejected("late")
+
+	lines := r.lines
 	for i := range lines {
-		lines[i] = strings.NewReplacer(p.name, "NAMESPACE", p.node, "NODE").Replace(lines[i])
+		lines[i] = strings.NewReplacer(s.ID, "NAMESPACE", s.nodeName, "NODE").Replace(lines[i])
 	}
 	return lines
+}
+
+// traceRun is a run of the trace on one kubelet.
+type traceRun struct {
+	*scenario
+	tracedKubelet
+	recorder *recorder
+	// newest is the creation time of the last pod.
+	newest metav1.Time
+}
+
+// setDevices sets the number of the recorder's devices that a container requests.
+func setDevices(c *corev1.Container, n int64) {
+	c.Resources.Limits = framework.MakePod("").Limit(recordedResource, n).Spec.Containers[0].Resources.Limits
+}
+
+func request2(pod *framework.PodWrapper) { setDevices(&pod.Spec.Containers[0], 2) }
+
+// ignoresSIGTERM makes the pod ignore SIGTERM on both kubelets.
+func ignoresSIGTERM(pod *framework.PodWrapper) {
+	setArg(pod.Annotation(simkubelet.AnnotationIgnoresSIGTERM, "true"), "-ignore-sigterm")
+}
+
+// endsSoon makes the pod end by itself on both kubelets.
+func endsSoon(pod *framework.PodWrapper) {
+	setArg(pod.Annotation(simkubelet.AnnotationExitAfter, "500ms"), "-for=500ms")
+	pod.Spec.RestartPolicy = corev1.RestartPolicyNever
+}
+
+// register registers the recorder and waits until the node has its devices.
+func (s *traceRun) register() {
+	s.Helper()
+	s.recorder.register(s, makeDevices(0))
+	s.waitAllocatable(devices)
+}
+
+func (s *traceRun) waitAllocatable(want int64) {
+	s.Helper()
+	s.Eventually(fmt.Sprintf("node %s has %d devices", s.nodeName, want), func(ctx context.Context) error {
+		node, err := s.Client.CoreV1().Nodes().Get(ctx, s.nodeName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if got, ok := node.Status.Allocatable[recordedResource]; !ok || got.Value() != want {
+			return fmt.Errorf("it has %s", got.String())
+		}
+		return nil
+	})
+}
+
+// createPod creates a pod on the node, which requests one device, and records its visibility from now on.
+func (s *traceRun) createPod(name string, change ...func(*framework.PodWrapper)) {
+	s.Helper()
+	s.recorder.watch(s.ID + "/" + name)
+	pod := framework.MakePod(name).Limit(recordedResource, 1).GracePeriod(5).Node(s.nodeName)
+	for _, change := range change {
+		change(pod)
+	}
+	s.create(pod)
+	s.newest = pod.CreationTimestamp
+}
+
+// waitNextSecond waits for a second in which no pod was created. The kubelet sorts pods by their creation time in seconds.
+func (s *traceRun) waitNextSecond() {
+	s.Helper()
+	s.Eventually("the next second has begun", func(context.Context) error {
+		if now := metav1.Now().Rfc3339Copy(); !now.After(s.newest.Time) {
+			return fmt.Errorf("it is %s", now)
+		}
+		return nil
+	})
+}
+
+// createUnbound creates pods that no scheduler binds, each in its own second.
+func (s *traceRun) createUnbound(names ...string) {
+	s.Helper()
+	for _, name := range names {
+		s.waitNextSecond()
+		s.createPod(name, func(pod *framework.PodWrapper) { pod.Node("").Scheduler("none") })
+	}
+}
+
+// bind binds pods in this order.
+func (s *traceRun) bind(names ...string) {
+	s.Helper()
+	for _, name := range names {
+		framework.Must(s, s.Pods().Bind(s.Context(), &corev1.Binding{
+			ObjectMeta: metav1.ObjectMeta{Namespace: s.ID, Name: name},
+			Target:     corev1.ObjectReference{Kind: "Node", Name: s.nodeName},
+		}, metav1.CreateOptions{}))
+	}
+}
+
+// expectRejected records why the kubelet rejected the pod, and that PodResources no longer shows it.
+func (s *traceRun) expectRejected(name string) {
+	s.Helper()
+	pod := s.WaitPhase(name, corev1.PodFailed)
+	s.recorder.log("  pod %s has failed: %s: %s", name, pod.Status.Reason, pod.Status.Message)
+	s.recorder.log("    %s", s.recorder.visible(s.Context(), s.ID+"/"+name))
+	s.unwatch(name)
+}
+
+// unwatch ends the recording of the pods' visibility.
+func (s *traceRun) unwatch(names ...string) {
+	for _, name := range names {
+		s.recorder.unwatch(s.ID + "/" + name)
+	}
+}
+
+// remove deletes pods and waits until they are gone.
+func (s *traceRun) remove(names ...string) {
+	s.Helper()
+	for _, name := range names {
+		s.DeleteWithGrace(name, 1)
+	}
+	s.WaitGone(names...)
+	s.unwatch(names...)
+}
+
+// killAndWait kills the pod's first container and waits until it runs again with this number of restarts.
+func (s *traceRun) killAndWait(name string, restarts int32) {
+	s.Helper()
+	pod := s.WaitPhase(name, corev1.PodRunning)
+	framework.Must(s, s.endContainer(s.Context(), pod.UID, framework.MainContainer))
+	s.WaitPod(name, fmt.Sprintf("has restarted %d times", restarts), func(pod *corev1.Pod) bool {
+		return slices.ContainsFunc(pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
+			return c.Name == framework.MainContainer && c.RestartCount >= restarts && c.State.Running != nil
+		})
+	})
+	s.recorder.log("  it runs again")
+}
+
+// exceedRateLimit sends more calls to PodResources than it answers, and records the error.
+func (s *traceRun) exceedRateLimit() {
+	s.Helper()
+	var group errgroup.Group
+	for range 300 {
+		group.Go(func() error {
+			if _, err := s.recorder.get(s.Context(), s.ID, "none"); status.Code(err) == codes.ResourceExhausted {
+				return err
+			}
+			return nil
+		})
+	}
+	s.recorder.log("  %v", group.Wait())
 }

@@ -17,42 +17,43 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// watchEvery is the interval at which the running containers are checked.
-const watchEvery = 50 * time.Millisecond
+// watchInterval is the time between two checks of the running containers.
+const watchInterval = 50 * time.Millisecond
 
-// watcher checks the node all the time, even during faults: the memory of each card that running containers have, and the
-// memory that annotations assign. It has its own lock.
+// watcher checks all the time, even during faults, that no card's running containers have more than its total, and keeps
+// all pods. mu guards the findings.
 type watcher struct {
 	node     *node
 	informer cache.SharedIndexInformer
 
 	mu sync.Mutex
-	// overfull and overpromised hold the findings of cards above their total, by running containers and by annotations.
-	overfull, overpromised map[string]bool
-	// pods holds all pods that were ever on the node, in their last known state.
-	pods map[string]*corev1.Pod
-	// repaired holds the pods whose annotation changed from one card to another.
-	repaired map[string]string
-	looks    int
-	fullest  map[int]int64
-	err      error
+	findings
 }
 
-func newWatcher(r *rig) (*watcher, error) {
+// findings is what the watcher has found so far.
+type findings struct {
+	// overused describes the cards above their total.
+	overused []string
+	// pods holds all pods that were ever on the node by UID, in their last known state.
+	pods   map[string]*corev1.Pod
+	checks int
+	err    error
+}
+
+func newWatcher(c *cluster) (*watcher, error) {
 	w := &watcher{
-		node: r.node, overfull: map[string]bool{}, overpromised: map[string]bool{}, pods: map[string]*corev1.Pod{},
-		repaired: map[string]string{}, fullest: map[int]int64{},
-		informer: coreinformers.NewFilteredPodInformer(r.bed.Client, metav1.NamespaceAll, 0, cache.Indexers{},
-			func(o *metav1.ListOptions) { o.FieldSelector = "spec.nodeName=" + r.node.name }),
+		node: c.node, findings: findings{pods: map[string]*corev1.Pod{}},
+		informer: coreinformers.NewFilteredPodInformer(c.Client, metav1.NamespaceAll, 0, cache.Indexers{},
+			func(o *metav1.ListOptions) { o.FieldSelector = "spec.nodeName=" + c.node.name }),
 	}
 	_, err := w.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { w.note(object) },
-		UpdateFunc: func(_, object any) { w.note(object) },
+		AddFunc:    func(object any) { w.podChanged(object) },
+		UpdateFunc: func(_, object any) { w.podChanged(object) },
 		DeleteFunc: func(object any) {
 			if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
 				object = last.Obj
 			}
-			w.note(object)
+			w.podChanged(object)
 		},
 	})
 	return w, err
@@ -61,112 +62,80 @@ func newWatcher(r *rig) (*watcher, error) {
 // run checks the node until ctx ends.
 func (w *watcher) run(ctx context.Context) {
 	go w.informer.RunWithContext(ctx)
-	ticker := time.NewTicker(watchEvery)
+	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			w.look()
+			w.check()
 		}
 	}
 }
 
-// look adds up the memory of each card that the running containers were given.
-func (w *watcher) look() {
-	seen, err := w.node.running()
+// check adds up the memory of each card that the running containers have.
+func (w *watcher) check() {
+	running, err := w.node.running()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.looks++
+	w.checks++
 	if err != nil {
 		w.err = err
 		return
 	}
-	used, who := map[int]int64{}, map[int][]string{}
-	for _, s := range seen {
-		if s.memory() == 0 {
+	used, by := map[int]int64{}, map[int][]string{}
+	for _, o := range running {
+		if o.memory() == 0 {
 			continue
 		}
-		card, err := s.card()
+		card, err := o.card()
 		if err != nil {
-			w.overfull[err.Error()] = true
+			w.overused = append(w.overused, err.Error())
 			continue
 		}
-		used[card] += s.memory()
-		who[card] = append(who[card], fmt.Sprintf("%s/%s %d", s.PodUID, s.Container, s.memory()))
+		used[card] += o.memory()
+		by[card] = append(by[card], fmt.Sprintf("%s/%s %d", o.PodUID, o.Container, o.memory()))
 	}
 	for card, memory := range used {
-		w.fullest[card] = max(w.fullest[card], memory)
 		if card >= len(w.node.cards) || memory > gibibytes(w.node.cards[card]) {
-			slices.Sort(who[card])
-			w.overfull[fmt.Sprintf("containers hold %d of card %d: %v", memory, card, who[card])] = true
+			slices.Sort(by[card])
+			w.overused = append(w.overused, fmt.Sprintf("%d of card %d are in use: %v", memory, card, by[card]))
 		}
 	}
 }
 
-// note records a pod's latest state and adds up the memory that annotations assign.
-func (w *watcher) note(object any) {
-	pod, ok := object.(*corev1.Pod)
-	if !ok || memoryOf(pod) == 0 {
-		return
+func (w *watcher) podChanged(object any) {
+	if pod, ok := object.(*corev1.Pod); ok && request(pod) > 0 {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.pods[string(pod.UID)] = pod
 	}
-	var pods []corev1.Pod
-	for _, object := range w.informer.GetStore().List() {
-		if p, ok := object.(*corev1.Pod); ok {
-			pods = append(pods, *p)
-		}
-	}
-	who, used, _ := promised(pods)
+}
+
+// found returns the findings so far.
+func (w *watcher) found() findings {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	uid := string(pod.UID)
-	if before := w.pods[uid]; before != nil {
-		was, is := before.Annotations[protocol.AnnotationIndex], pod.Annotations[protocol.AnnotationIndex]
-		if was != "" && was != is {
-			w.repaired[uid] = fmt.Sprintf("%s/%s: from card %s to %s", pod.Namespace, pod.Name, was, is)
-		}
-	}
-	w.pods[uid] = pod
-	for card, memory := range used {
-		if card >= len(w.node.cards) || memory > gibibytes(w.node.cards[card]) {
-			w.overpromised[fmt.Sprintf("card %d is promised %d: %v", card, memory, who[card])] = true
-		}
-	}
+	found := w.findings
+	found.pods = maps.Clone(found.pods)
+	found.overused = slices.Compact(slices.Sorted(slices.Values(found.overused)))
+	return found
 }
 
-// findings is the watcher's result so far.
-type findings struct {
-	Overfull, Overpromised, Repaired []string
-	Looks                            int
-	Fullest                          map[int]int64
-	Pods                             map[string]*corev1.Pod
-	Err                              error
-}
-
-func (w *watcher) findings() findings {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return findings{
-		Overfull:     slices.Sorted(maps.Keys(w.overfull)),
-		Overpromised: slices.Sorted(maps.Keys(w.overpromised)),
-		Repaired:     slices.Sorted(maps.Values(w.repaired)),
-		Looks:        w.looks, Fullest: maps.Clone(w.fullest), Pods: maps.Clone(w.pods), Err: w.err,
-	}
-}
-
-// mistaken returns the containers that started with another card than the one that their pod's annotation named in the end.
-func (f findings) mistaken(testimonies []sighting) (wrong []string, counted int) {
-	for _, s := range testimonies {
-		pod := f.Pods[s.PodUID]
-		if pod == nil || s.memory() == 0 && s.Env[protocol.AnnotationIndex] == "" {
+// wrongCards returns the containers that started with another card than the one that their pod's annotation named in the
+// end, and the number of started GPU containers.
+func (f findings) wrongCards(starts []observed) (wrong []string, started int) {
+	for _, o := range starts {
+		pod := f.pods[o.PodUID]
+		if pod == nil || o.memory() == 0 && o.Env[protocol.AnnotationIndex] == "" {
 			continue
 		}
-		counted++
-		card, err := s.card()
+		started++
+		card, err := o.card()
 		if annotated := pod.Annotations[protocol.AnnotationIndex]; err != nil || strconv.Itoa(card) != annotated {
-			wrong = append(wrong, fmt.Sprintf("%s/%s, container %s: card %d, annotation %q (%v)", pod.Namespace, pod.Name, s.Container, card, annotated, err))
+			wrong = append(wrong, fmt.Sprintf("%s/%s, container %s: card %d, annotation %q (%v)", pod.Namespace, pod.Name, o.Container, card, annotated, err))
 		}
 	}
-	return wrong, counted
+	return wrong, started
 }

@@ -1,5 +1,5 @@
-// Package realgpu runs the node's half against the real NVIDIA driver library, where a machine has one: the cards'
-// inventory, their registration with a (simulated) kubelet, and a container that is given a card.
+// Package realgpu tests the node's programs with the real NVIDIA driver library on a machine that has one: the inventory of
+// the cards, their registration with a simulated kubelet, and a container that gets a card.
 package realgpu
 
 import (
@@ -7,15 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
 
@@ -23,57 +21,44 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/simkubelet"
 )
 
-const (
-	node     = "gpu-node"
-	patience = time.Minute
-)
+const node = "gpu-node"
 
-// cards returns the machine's cards, and skips the test, loudly, where there are none.
-func cards(t *testing.T) []gpu.Card {
+// listCards returns the machine's cards. Without cards it skips the test with a visible message.
+func listCards(t *testing.T) []gpu.Card {
 	t.Helper()
 	state, err := inventory.List(t.Context(), inventory.Options{Unit: gpu.GiB})
-	if errors.Is(err, inventory.ErrNoLibrary) || err == nil && len(state.Cards) == 0 {
-		reason := "no real GPU on this machine: " + state.Problem
-		if err != nil {
-			reason = "no real GPU on this machine: " + err.Error()
-		}
-		fmt.Fprintf(os.Stderr, "SKIPPED %s: %s\n", t.Name(), reason)
-		t.Skip(reason)
+	if err == nil && len(state.Cards) == 0 {
+		err = fmt.Errorf("%w: %s", inventory.ErrNoLibrary, state.Problem)
 	}
-	if err != nil {
-		t.Fatal(err)
+	if errors.Is(err, inventory.ErrNoLibrary) {
+		fmt.Fprintf(os.Stderr, "SKIPPED %s: no real GPU on this machine: %v\n", t.Name(), err)
+		t.Skip(err)
 	}
+	framework.Must(t, err)
 	return state.Cards
 }
 
 func TestInventory(t *testing.T) {
-	for _, card := range cards(t) {
+	for _, card := range listCards(t) {
 		t.Logf("card %d: %s, %s, %d GiB, NUMA node %d, unhealthy %q", card.Index, card.UUID, card.Model, card.Memory, card.NUMANode, card.Unhealthy)
 		if !strings.HasPrefix(card.UUID, "GPU-") || card.Model == "" || card.Memory == 0 {
-			t.Errorf("card %d lacks its UUID, model or memory: %+v", card.Index, card)
+			t.Errorf("card %d has no UUID, model or memory: %+v", card.Index, card)
 		}
 	}
 }
 
-func TestAContainerIsGivenACard(t *testing.T) {
-	all := cards(t)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	// Not t.TempDir: Unix sockets lie below it, and their paths may not be long.
-	root, err := os.MkdirTemp("", "gpushare-")
-	if err != nil {
-		t.Fatal(err)
-	}
+func TestContainerGetsCard(t *testing.T) {
+	cards := listCards(t)
+	root, err := os.MkdirTemp("", "gpushare-") // The path is short because it contains sockets.
+	framework.Must(t, err)
 	defer os.RemoveAll(root)
-
 	api := fake.NewClientset()
-	kubelet, err := simkubelet.New(simkubelet.Options{NodeName: node, Client: api, Root: root, LiftNotReadyTaint: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubelet, err := simkubelet.New(simkubelet.Options{NodeName: node, Client: api, Root: root})
+	framework.Must(t, err)
 	plugin, err := deviceplugin.New(deviceplugin.Options{
 		Client: deviceplugin.Client{
 			Pods: func(namespace string) deviceplugin.Objects[*corev1.Pod, *corev1.PodList] {
@@ -85,16 +70,14 @@ func TestAContainerIsGivenACard(t *testing.T) {
 		VisibleDevices: deviceplugin.VisibleByUUID, Directory: kubelet.DevicePluginDir(),
 		PodResourcesSocket: kubelet.PodResourcesSocket(),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	framework.Must(t, err)
 	monitor := inventory.New(inventory.Options{Unit: gpu.GiB})
-	running, stop := context.WithCancel(ctx)
+	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 3)
-	go func() { ended <- kubelet.Run(running) }()
-	go func() { ended <- plugin.Run(running) }()
+	go func() { ended <- kubelet.Run(ctx) }()
+	go func() { ended <- plugin.Run(ctx) }()
 	go func() {
-		ended <- monitor.Run(running, func(s inventory.State) { plugin.SetCards(s.Cards, s.Moved, s.Problem) })
+		ended <- monitor.Run(ctx, func(s inventory.State) { plugin.SetCards(s.Cards, s.Moved, s.Problem) })
 	}()
 	defer func() {
 		stop()
@@ -106,48 +89,34 @@ func TestAContainerIsGivenACard(t *testing.T) {
 	}()
 
 	var total gpu.Memory
-	for _, card := range all {
+	for _, card := range cards {
 		total = total.Add(card.Memory)
 	}
-	await(ctx, t, "the node to show its cards", func() bool {
+	framework.Eventually(t, "the node has its cards", func(ctx context.Context) error {
 		object, err := api.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
-		memory := object.Status.Allocatable[protocol.ResourceMemory]
-		count := object.Status.Allocatable[protocol.ResourceCount]
-		return err == nil && memory.Value() == int64(total) && count.Value() == int64(len(all))
-	})
-
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "one", Namespace: "default", UID: "uid-one", CreationTimestamp: metav1.Now()},
-		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{
-			Name: "main", Image: "none",
-			Resources: corev1.ResourceRequirements{
-				Limits:   corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(1, resource.DecimalSI)},
-				Requests: corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(1, resource.DecimalSI)},
-			},
-		}}},
-	}
-	if _, err := api.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	var env map[string]string
-	await(ctx, t, "the container to start", func() bool {
-		env = kubelet.Env(pod.UID, "main")
-		return env != nil
-	})
-	var uuids []string
-	for _, card := range all {
-		uuids = append(uuids, card.UUID)
-		if env[protocol.EnvVisibleDevices] == card.UUID && env[protocol.AnnotationIndex] == strconv.Itoa(card.Index) {
-			return
+		if err != nil {
+			return err
 		}
-	}
-	t.Errorf("the container got %v, which is none of the cards %v", env, uuids)
-}
-
-func await(ctx context.Context, t *testing.T, what string, done func() bool) {
-	t.Helper()
-	err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(context.Context) (bool, error) { return done(), nil })
-	if err != nil {
-		t.Fatalf("waiting for %s: %v", what, err)
+		memory, count := object.Status.Allocatable[protocol.ResourceMemory], object.Status.Allocatable[protocol.ResourceCount]
+		if memory.Value() != int64(total) || count.Value() != int64(len(cards)) {
+			return fmt.Errorf("it has %s units and %s cards", memory.String(), count.String())
+		}
+		return nil
+	})
+	pod := framework.MakePod("pod").Namespace("default").UID("uid").Node(node).GPUMem(1).Obj()
+	pod.CreationTimestamp = metav1.Now()
+	_, err = api.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{})
+	framework.Must(t, err)
+	var env map[string]string
+	framework.Eventually(t, "the container runs", func(context.Context) error {
+		if env = kubelet.Env(pod.UID, framework.MainContainer); env == nil {
+			return errors.New("it doesn't")
+		}
+		return nil
+	})
+	if !slices.ContainsFunc(cards, func(card gpu.Card) bool {
+		return env[protocol.EnvVisibleDevices] == card.UUID && env[protocol.AnnotationIndex] == strconv.Itoa(card.Index)
+	}) {
+		t.Errorf("the container got %v, which is none of the cards %+v", env, cards)
 	}
 }

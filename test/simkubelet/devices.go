@@ -5,26 +5,23 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/rand/v2"
+	"maps"
 	"sync"
-	"time"
 
+	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-
-	"github.com/gpushare/gpushare/test/simkubelet/checkpoint"
 )
 
 // devices is the kubelet's device manager with the topology policy none (cm/devicemanager/manager.go). mu guards the
 // fields below it. As in the kubelet, it is released while a plugin is called, so a second allocation can run
-// meanwhile.
+// meanwhile. The functions above it take other locks and are called without it.
 type devices struct {
-	options    Options
-	podDevices *podDevices
+	checkpoint string
 	// activePods returns the pods whose devices are in use: known pods that neither ended nor were rejected.
 	activePods func() []*corev1.Pod
 	// sourcesReady reports whether the first batch of pods is processed. Until then no allocation is removed.
@@ -34,14 +31,37 @@ type devices struct {
 	// changed is called after the devices of a resource have changed, with the pods whose devices changed their health.
 	changed func(sets.Set[types.UID])
 
-	mu        sync.Mutex
-	endpoints map[string]*endpoint
-	all       map[string]map[string]*pluginapi.Device
-	healthy   map[string]sets.Set[string]
-	unhealthy map[string]sets.Set[string]
-	allocated map[string]sets.Set[string]
-	reusable  reusable
-	rand      *rand.Rand // nil: map order.
+	mu          sync.Mutex
+	resources   map[string]*deviceResource
+	allocations map[types.UID]map[string]map[string]allocation // By pod, container, resource.
+	reusable    reusable
+}
+
+// deviceResource is a resource of a plugin that has registered with this kubelet or with its predecessor.
+type deviceResource struct {
+	plugin *plugin // The latest registration; nil until the first.
+	// devices are the plugin's devices, true if healthy; nil until the plugin has listed them.
+	devices map[string]bool
+	// gone is true while no plugin is connected. Then no device counts as healthy.
+	gone bool
+	// allocated holds the allocated devices, including those of an allocation in progress.
+	allocated sets.Set[string]
+}
+
+func (r *deviceResource) healthy() sets.Set[string] {
+	out := sets.New[string]()
+	for id, healthy := range r.devices {
+		if healthy && !r.gone {
+			out.Insert(id)
+		}
+	}
+	return out
+}
+
+// allocation is the devices of one resource that a container has, and the plugin's answer.
+type allocation struct {
+	ids      sets.Set[string]
+	response *pluginapi.ContainerAllocateResponse
 }
 
 // reusable are the devices of the init containers of the pod that is being admitted, by resource.
@@ -50,119 +70,95 @@ type reusable struct {
 	devices map[string]sets.Set[string]
 }
 
-func newDevices(options Options) *devices {
-	d := &devices{
-		options:    options,
-		podDevices: newPodDevices(),
-		endpoints:  map[string]*endpoint{},
-		all:        map[string]map[string]*pluginapi.Device{},
-		healthy:    map[string]sets.Set[string]{},
-		unhealthy:  map[string]sets.Set[string]{},
-		allocated:  map[string]sets.Set[string]{},
+func newDevices(checkpoint string) *devices {
+	return &devices{
+		checkpoint: checkpoint, resources: map[string]*deviceResource{},
+		allocations: map[types.UID]map[string]map[string]allocation{},
 	}
-	if options.Seed != 0 {
-		d.rand = rand.New(rand.NewPCG(options.Seed, 0))
-	}
-	return d
 }
 
-// order returns the elements in arbitrary order, or in a repeatable one if the options have a seed. The caller holds
-// the lock.
-func (d *devices) order(set sets.Set[string]) []string {
-	if d.rand == nil {
-		return set.UnsortedList()
+// resource returns the resource's state, which it creates if necessary. The caller holds the lock.
+func (d *devices) resource(name string) *deviceResource {
+	if d.resources[name] == nil {
+		d.resources[name] = &deviceResource{allocated: sets.New[string]()}
 	}
-	list := sets.List(set)
-	d.rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
-	return list
+	return d.resources[name]
 }
 
-// plugin sets the resource's endpoint and replaces an earlier one.
-func (d *devices) plugin(e *endpoint) {
+// registered sets the resource's plugin and replaces an earlier one.
+func (d *devices) registered(p *plugin) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.endpoints[e.resource] = e
+	d.resource(p.resource).plugin = p
 }
 
-// pluginGone marks all devices of the resource unhealthy. After EndpointStopGrace the node loses the resource's
-// capacity.
-func (d *devices) pluginGone(resource string) {
+// pluginGone marks all devices of the resource unhealthy. The kubelet removes the capacity five minutes later, which no
+// test waits for.
+func (d *devices) pluginGone(name string) {
 	d.mu.Lock()
-	e, ok := d.endpoints[resource]
-	if ok {
-		lost := d.healthy[resource]
-		d.healthy[resource] = sets.New[string]()
-		d.unhealthy[resource] = d.unhealthy[resource].Union(lost)
-		e.stop(time.Now())
+	r := d.resource(name)
+	r.gone = true
+	if r.devices == nil {
+		r.devices = map[string]bool{}
+	}
+	if r.plugin != nil {
+		r.plugin.stopped.Store(true)
 	}
 	d.mu.Unlock()
-	if ok {
-		d.changed(nil)
-	}
+	d.changed(nil)
 }
 
 // update replaces the resource's devices by the plugin's list.
-func (d *devices) update(ctx context.Context, resource string, list []*pluginapi.Device) {
+func (d *devices) update(ctx context.Context, name string, list []*pluginapi.Device) {
 	d.mu.Lock()
-	old := d.all[resource]
-	all := make(map[string]*pluginapi.Device, len(list))
-	healthy, unhealthy, touched := sets.New[string](), sets.New[string](), sets.New[string]()
+	r := d.resource(name)
+	old := r.devices
+	r.devices, r.gone = make(map[string]bool, len(list)), false
+	changed := sets.New[string]()
 	for _, device := range list {
+		healthy := device.Health == pluginapi.Healthy
+		r.devices[device.ID] = healthy
 		// A device that is new in the list counts as changed.
-		if before, ok := old[device.ID]; !ok || before.Health != device.Health {
-			touched.Insert(device.ID)
-		}
-		all[device.ID] = device
-		if device.Health == pluginapi.Healthy {
-			healthy.Insert(device.ID)
-		} else {
-			unhealthy.Insert(device.ID)
+		if before, ok := old[device.ID]; !ok || before != healthy {
+			changed.Insert(device.ID)
 		}
 	}
-	d.all[resource], d.healthy[resource], d.unhealthy[resource] = all, healthy, unhealthy
+	ids, pods := changed.UnsortedList(), sets.New[types.UID]()
+	for uid, containers := range d.allocations {
+		for _, resources := range containers {
+			if resources[name].ids.HasAny(ids...) {
+				pods.Insert(uid)
+			}
+		}
+	}
+	err := d.writeCheckpoint()
 	d.mu.Unlock()
-
-	if err := d.writeCheckpoint(); err != nil {
+	if err != nil {
 		klog.FromContext(ctx).Error(err, "Could not write the checkpoint")
 	}
-	d.changed(d.podDevices.podsUsing(resource, touched))
+	d.changed(pods)
 }
 
-// capacity returns capacity and allocatable by resource. It removes the resources whose plugin has been gone for longer
-// than EndpointStopGrace and returns their names.
-func (d *devices) capacity(ctx context.Context) (capacity, allocatable corev1.ResourceList, removed []string) {
+// capacity returns capacity and allocatable by resource.
+func (d *devices) capacity() (capacity, allocatable corev1.ResourceList) {
 	capacity, allocatable = corev1.ResourceList{}, corev1.ResourceList{}
 	d.mu.Lock()
-	for name := range d.healthy {
-		if e := d.endpoints[name]; e == nil || e.stoppedFor(time.Now()) > d.options.EndpointStopGrace {
-			removed = append(removed, name)
-			continue
-		}
-		allocatable[corev1.ResourceName(name)] = *resource.NewQuantity(int64(d.healthy[name].Len()), resource.DecimalSI)
-		capacity[corev1.ResourceName(name)] = *resource.NewQuantity(
-			int64(d.healthy[name].Len()+d.unhealthy[name].Len()), resource.DecimalSI)
-	}
-	for _, name := range removed {
-		delete(d.endpoints, name)
-		delete(d.healthy, name)
-		delete(d.unhealthy, name)
-	}
-	d.mu.Unlock()
-	if len(removed) > 0 {
-		if err := d.writeCheckpoint(); err != nil {
-			klog.FromContext(ctx).Error(err, "Could not write the checkpoint")
+	defer d.mu.Unlock()
+	for name, r := range d.resources {
+		if r.devices != nil {
+			capacity[corev1.ResourceName(name)] = *resource.NewQuantity(int64(len(r.devices)), resource.DecimalSI)
+			allocatable[corev1.ResourceName(name)] = *resource.NewQuantity(int64(r.healthy().Len()), resource.DecimalSI)
 		}
 	}
-	return capacity, allocatable, removed
+	return capacity, allocatable
 }
 
 // managed reports whether a device plugin provides the resource, now or when the checkpoint was written.
-func (d *devices) managed(resource string) bool {
+func (d *devices) managed(name string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	_, registered := d.healthy[resource]
-	_, allocated := d.allocated[resource]
-	return registered || allocated
+	r := d.resources[name]
+	return r != nil && r.devices != nil
 }
 
 // collect removes the allocations of ended pods.
@@ -177,8 +173,29 @@ func (d *devices) collect() {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.podDevices.keepOnly(active) {
-		d.allocated = d.podDevices.allocated()
+	before := len(d.allocations)
+	for uid := range d.allocations {
+		if !active.Has(uid) {
+			delete(d.allocations, uid)
+		}
+	}
+	if len(d.allocations) != before {
+		d.recount()
+	}
+}
+
+// recount computes the allocated devices from the allocations. Like the kubelet, it forgets allocations in progress. The
+// caller holds the lock.
+func (d *devices) recount() {
+	for _, r := range d.resources {
+		r.allocated = sets.New[string]()
+	}
+	for _, containers := range d.allocations {
+		for _, resources := range containers {
+			for name, a := range resources {
+				d.resource(name).allocated.Insert(a.ids.UnsortedList()...)
+			}
+		}
 	}
 }
 
@@ -196,12 +213,12 @@ func (d *devices) allocate(ctx context.Context, pod *corev1.Pod, container *core
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for resource, h := range d.podDevices.allocations(pod.UID, container.Name) {
+	for name, a := range d.allocations[pod.UID][container.Name] {
 		if init {
-			reuse[resource] = reuse[resource].Union(h.ids())
+			reuse[name] = reuse[name].Union(a.ids)
 		} else {
 			// App containers and sidecars keep their devices.
-			reuse[resource] = reuse[resource].Difference(h.ids())
+			reuse[name] = reuse[name].Difference(a.ids)
 		}
 	}
 	return nil
@@ -218,110 +235,91 @@ func (d *devices) reusableFor(uid types.UID) map[string]sets.Set[string] {
 }
 
 func (d *devices) allocateResources(ctx context.Context, pod *corev1.Pod, container *corev1.Container, reuse map[string]sets.Set[string]) error {
-	collected, served := false, false
-	for name, quantity := range container.Resources.Limits {
-		resource := string(name)
-		if !d.managed(resource) {
+	collected := false
+	for limit, quantity := range container.Resources.Limits {
+		name := string(limit)
+		if !d.managed(name) {
 			continue
 		}
 		if !collected {
 			d.collect()
 			collected = true
 		}
-		chosen, err := d.choose(ctx, pod, container.Name, resource, int(quantity.Value()), reuse)
+		chosen, err := d.choose(ctx, pod, container.Name, name, int(quantity.Value()), reuse[name])
 		if err != nil {
 			return err
 		}
 		if chosen.Len() == 0 {
 			continue
 		}
-		served = true
-		if err := d.callAllocate(ctx, pod, container.Name, resource, chosen); err != nil {
+		if err := d.callAllocate(ctx, pod.UID, container.Name, name, chosen); err != nil {
 			return err
 		}
-	}
-	if served {
-		return d.writeCheckpoint()
 	}
 	return nil
 }
 
-func (d *devices) callAllocate(ctx context.Context, pod *corev1.Pod, container, resource string, chosen sets.Set[string]) error {
+func (d *devices) callAllocate(ctx context.Context, uid types.UID, container, name string, chosen sets.Set[string]) error {
 	d.mu.Lock()
-	e, ok := d.endpoints[resource]
-	ids := d.order(chosen)
-	if !ok {
-		d.allocated = d.podDevices.allocated()
-	}
+	p := d.resource(name).plugin
 	d.mu.Unlock()
-	if !ok {
-		return fmt.Errorf("unknown Device Plugin %s", resource)
-	}
-
-	response, err := e.allocate(ctx, pod, container, ids)
+	response, err := p.allocate(ctx, uid, chosen.UnsortedList())
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	if err != nil {
-		d.mu.Lock()
-		d.allocated = d.podDevices.allocated()
-		d.mu.Unlock()
+		d.recount()
 		return err
 	}
 	if len(response.ContainerResponses) == 0 {
 		return fmt.Errorf("no containers return in allocation response %v", response)
 	}
+	d.insert(uid, container, name, allocation{chosen, response.ContainerResponses[0]})
+	return d.writeCheckpoint()
+}
 
-	perNUMA := checkpoint.DevicesPerNUMA{}
-	d.mu.Lock()
-	for _, id := range ids {
-		nodes := d.all[resource][id].GetTopology().GetNodes()
-		if len(nodes) == 0 {
-			perNUMA[noNUMA] = append(perNUMA[noNUMA], id)
-		}
-		for _, node := range nodes {
-			perNUMA[node.ID] = append(perNUMA[node.ID], id)
-		}
+// insert records an allocation. The caller holds the lock.
+func (d *devices) insert(uid types.UID, container, name string, a allocation) {
+	if d.allocations[uid] == nil {
+		d.allocations[uid] = map[string]map[string]allocation{}
 	}
-	d.mu.Unlock()
-	d.podDevices.insert(pod.UID, container, resource, allocation{perNUMA, response.ContainerResponses[0]})
-	return nil
+	if d.allocations[uid][container] == nil {
+		d.allocations[uid][container] = map[string]allocation{}
+	}
+	d.allocations[uid][container][name] = a
 }
 
 // choose chooses devices for the container and marks them allocated. An empty result means that no Allocate call is
 // needed.
-func (d *devices) choose(ctx context.Context, pod *corev1.Pod, container, resource string, required int, reuse map[string]sets.Set[string]) (sets.Set[string], error) {
+func (d *devices) choose(ctx context.Context, pod *corev1.Pod, container, name string, required int, reuse sets.Set[string]) (sets.Set[string], error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-
 	needed := required
-	held := d.podDevices.devicesOf(pod.UID, container, resource)
-	if held != nil {
-		needed -= held.Len()
+	held, allocated := d.allocations[pod.UID][container][name]
+	if allocated {
+		needed -= held.ids.Len()
 		if needed != 0 {
 			return nil, fmt.Errorf("pod %q container %q changed request for resource %q from %d to %d",
-				pod.UID, container, resource, held.Len(), required)
+				pod.UID, container, name, held.ids.Len(), required)
 		}
 	}
 	if !d.sourcesReady() && d.wasRunning(pod.UID, container) {
 		return nil, nil // The kubelet restarted: the container has its devices.
 	}
-	healthy, registered := d.healthy[resource]
+	r := d.resource(name)
+	healthy := r.healthy()
 	switch {
-	case !registered:
-		return nil, fmt.Errorf("cannot allocate unregistered device %s", resource)
 	case healthy.Len() == 0:
-		return nil, fmt.Errorf("no healthy devices present; cannot allocate unhealthy devices %s", resource)
-	case !healthy.IsSuperset(held):
-		return nil, fmt.Errorf("previously allocated devices are no longer healthy; cannot allocate unhealthy devices %s", resource)
+		return nil, fmt.Errorf("no healthy devices present; cannot allocate unhealthy devices %s", name)
+	case !healthy.IsSuperset(held.ids):
+		return nil, fmt.Errorf("previously allocated devices are no longer healthy; cannot allocate unhealthy devices %s", name)
 	case needed == 0:
 		return nil, nil
 	}
 
 	chosen := sets.New[string]()
 	take := func(from sets.Set[string]) (enough bool) {
-		if d.allocated[resource] == nil {
-			d.allocated[resource] = sets.New[string]()
-		}
-		for _, id := range d.order(from.Difference(chosen)) {
-			d.allocated[resource].Insert(id)
+		for id := range from.Difference(chosen) {
+			r.allocated.Insert(id)
 			chosen.Insert(id)
 			needed--
 			if needed == 0 {
@@ -330,18 +328,23 @@ func (d *devices) choose(ctx context.Context, pod *corev1.Pod, container, resour
 		}
 		return false
 	}
-
-	if take(reuse[resource]) {
+	if take(reuse) {
 		return chosen, nil
 	}
-	available := healthy.Difference(d.allocated[resource])
+	available := healthy.Difference(r.allocated)
 	if available.Len() < needed {
 		return nil, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d",
-			resource, needed, available.Len())
+			name, needed, available.Len())
 	}
-	preferred, err := d.preferred(ctx, pod, container, resource, available.Union(chosen), chosen, required)
-	if err != nil {
-		return nil, err
+	var preferred sets.Set[string]
+	if p := r.plugin; p.prefers {
+		d.mu.Unlock()
+		ids, err := p.preferred(ctx, pod.UID, available.Union(chosen).UnsortedList(), chosen.UnsortedList(), required)
+		d.mu.Lock()
+		if err != nil {
+			return nil, fmt.Errorf("device plugin GetPreferredAllocation rpc failed with err: %v", err) //nolint:errorlint // The pod's status shows this text.
+		}
+		preferred = sets.New(ids...)
 	}
 	if take(preferred.Intersection(available)) || take(available) {
 		return chosen, nil
@@ -349,184 +352,104 @@ func (d *devices) choose(ctx context.Context, pod *corev1.Pod, container, resour
 	return nil, fmt.Errorf("unexpectedly allocated less resources than required. Requested: %d, Got: %d", required, required-needed)
 }
 
-// preferred calls GetPreferredAllocation if the plugin supports it. It releases the lock during the call.
-func (d *devices) preferred(ctx context.Context, pod *corev1.Pod, container, resource string, available, mustInclude sets.Set[string], size int) (sets.Set[string], error) {
-	e, ok := d.endpoints[resource]
-	if !ok {
-		return nil, fmt.Errorf("endpoint not found in cache for a registered resource: %s", resource)
+// env returns the environment that the plugins' answers add to a container that starts. It allocates if no allocation is
+// recorded (GetDeviceRunContainerOptions).
+func (d *devices) env(ctx context.Context, pod *corev1.Pod, container *corev1.Container) (map[string]string, error) {
+	active := false
+	for _, p := range d.activePods() {
+		active = active || p.UID == pod.UID
 	}
-	if !e.options.GetGetPreferredAllocationAvailable() {
-		return nil, nil
-	}
-	availableIDs, mustIncludeIDs := d.order(available), d.order(mustInclude)
-	d.mu.Unlock()
-	response, err := e.preferred(ctx, pod, container, availableIDs, mustIncludeIDs, size)
-	d.mu.Lock()
-	if err != nil {
-		return nil, fmt.Errorf("device plugin GetPreferredAllocation rpc failed with err: %v", err) //nolint:errorlint // The pod's status shows this text.
-	}
-	if len(response.GetContainerResponses()) > 0 {
-		return sets.New(response.ContainerResponses[0].DeviceIDs...), nil
-	}
-	return nil, nil
-}
-
-// containerSettings is what the plugins' answers add to a container.
-type containerSettings struct {
-	env        map[string]string
-	cdiDevices []string
-	devices    map[string][]string
-}
-
-// settings returns the plugins' settings for the start of a container. It allocates if no allocation is recorded, and
-// calls PreStartContainer if the plugin requires it (GetDeviceRunContainerOptions).
-func (d *devices) settings(ctx context.Context, pod *corev1.Pod, container *corev1.Container) (containerSettings, error) {
 	missing := false
-	for name, quantity := range container.Resources.Limits {
-		resource := string(name)
-		if !d.managed(resource) || quantity.Value() == 0 {
-			continue
-		}
-		if err := d.preStart(ctx, pod, container.Name, resource); err != nil {
-			return containerSettings{}, err
-		}
-		if d.active(pod.UID) && d.podDevices.devicesOf(pod.UID, container.Name, resource) == nil {
-			missing = true
+	for limit, quantity := range container.Resources.Limits {
+		if name := string(limit); active && quantity.Value() != 0 && d.managed(name) {
+			_, allocated := d.allocated(pod.UID, container.Name)[name]
+			missing = missing || !allocated
 		}
 	}
 	if missing {
 		if err := d.allocate(ctx, pod, container); err != nil {
-			return containerSettings{}, err
+			return nil, err
 		}
 	}
-	out := containerSettings{env: map[string]string{}, devices: map[string][]string{}}
-	seen := sets.New[string]()
-	for resource, h := range d.podDevices.allocations(pod.UID, container.Name) {
-		out.devices[resource] = sets.List(h.ids())
-		for key, value := range h.response.Envs {
-			if _, taken := out.env[key]; !taken {
-				out.env[key] = value
-			}
-		}
-		for _, device := range h.response.CdiDevices {
-			if !seen.Has(device.Name) {
-				seen.Insert(device.Name)
-				out.cdiDevices = append(out.cdiDevices, device.Name)
-			}
-		}
+	env := map[string]string{}
+	for _, a := range d.allocated(pod.UID, container.Name) {
+		maps.Copy(env, a.response.Envs)
 	}
-	return out, nil
+	return env, nil
 }
 
-func (d *devices) active(uid types.UID) bool {
-	for _, pod := range d.activePods() {
-		if pod.UID == uid {
-			return true
-		}
-	}
-	return false
-}
-
-func (d *devices) preStart(ctx context.Context, pod *corev1.Pod, container, resource string) error {
-	d.mu.Lock()
-	e, ok := d.endpoints[resource]
-	d.mu.Unlock()
-	if !ok {
-		return fmt.Errorf("endpoint not found in cache for a registered resource: %s", resource)
-	}
-	if !e.options.GetPreStartRequired() {
-		return nil
-	}
-	held := d.podDevices.devicesOf(pod.UID, container, resource)
-	if held == nil {
-		return fmt.Errorf("no devices found allocated in local cache for pod %s, container %s, resource %s", pod.UID, container, resource)
-	}
-	if err := e.preStart(ctx, pod, container, held.UnsortedList()); err != nil {
-		return fmt.Errorf("device plugin PreStartContainer rpc failed with err: %w", err)
-	}
-	return nil
-}
-
-// raiseAllocatable raises the node's allocatable to the allocated amount, so that pods that have their devices are not
-// rejected when a plugin failed (sanitizeNodeAllocatable).
-func (d *devices) raiseAllocatable(allocatable corev1.ResourceList) {
+// allocated returns the container's allocations by resource.
+func (d *devices) allocated(uid types.UID, container string) map[string]allocation {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for name, held := range d.allocated {
-		have, ok := allocatable[corev1.ResourceName(name)]
-		if !ok || have.Value() < int64(held.Len()) {
-			allocatable[corev1.ResourceName(name)] = *resource.NewQuantity(int64(held.Len()), resource.DecimalSI)
-		}
-	}
+	return maps.Clone(d.allocations[uid][container])
 }
 
 // health returns the health of the container's devices by resource and ID. A device that the plugin doesn't report
 // counts as healthy.
 func (d *devices) health(uid types.UID, container string) map[string]map[string]bool {
 	out := map[string]map[string]bool{}
-	allocations := d.podDevices.allocations(uid, container)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for resource, h := range allocations {
-		out[resource] = map[string]bool{}
-		for id := range h.ids() {
-			device, ok := d.all[resource][id]
-			out[resource][id] = !ok || device.Health == pluginapi.Healthy
+	for name, a := range d.allocations[uid][container] {
+		out[name] = map[string]bool{}
+		for id := range a.ids {
+			healthy, listed := d.resource(name).devices[id]
+			out[name][id] = healthy || !listed
 		}
 	}
 	return out
 }
 
-// allocatable returns the healthy devices by resource.
-func (d *devices) allocatable() map[string][]*pluginapi.Device {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	out := map[string][]*pluginapi.Device{}
-	for resource, ids := range d.healthy {
-		for id := range ids {
-			if device, ok := d.all[resource][id]; ok {
-				out[resource] = append(out[resource], device)
+// writeCheckpoint is called with the lock, so that an older state can't replace a newer one.
+func (d *devices) writeCheckpoint() error {
+	c := Checkpoint{RegisteredDevices: map[string][]string{}}
+	for name, r := range d.resources {
+		if r.devices != nil {
+			c.RegisteredDevices[name] = r.healthy().UnsortedList()
+		}
+	}
+	for uid, containers := range d.allocations {
+		for container, resources := range containers {
+			for name, a := range resources {
+				response, err := proto.Marshal(a.response)
+				if err != nil {
+					return fmt.Errorf("marshal the answer for container %s of pod %s: %w", container, uid, err)
+				}
+				c.PodDeviceEntries = append(c.PodDeviceEntries, CheckpointEntry{
+					PodUID: string(uid), ContainerName: container, ResourceName: name,
+					DeviceIDs: map[int64][]string{noNUMA: a.ids.UnsortedList()}, AllocResp: response,
+				})
 			}
 		}
 	}
-	return out
-}
-
-func (d *devices) writeCheckpoint() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	registered := make(map[string][]string, len(d.healthy))
-	for resource, ids := range d.healthy {
-		registered[resource] = ids.UnsortedList()
-	}
-	entries, err := d.podDevices.entries()
-	if err != nil {
-		return err
-	}
-	// Written under the lock, so that an older state can't replace a newer one.
-	return checkpoint.Write(d.options.checkpointFile(), entries, registered)
+	return c.write(d.checkpoint)
 }
 
 // readCheckpoint loads the allocations. The resources of the checkpoint have no capacity until their plugins register.
 func (d *devices) readCheckpoint() error {
-	entries, registered, err := checkpoint.Read(d.options.checkpointFile())
+	c, err := ReadCheckpoint(d.checkpoint)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if err := d.podDevices.load(entries); err != nil {
-		return err
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.allocated = d.podDevices.allocated()
-	for resource := range registered {
-		d.healthy[resource] = sets.New[string]()
-		d.unhealthy[resource] = sets.New[string]()
-		d.endpoints[resource] = stoppedEndpoint(resource)
+	for i := range c.PodDeviceEntries {
+		entry := &c.PodDeviceEntries[i]
+		response, err := entry.Response()
+		if err != nil {
+			return err
+		}
+		d.insert(types.UID(entry.PodUID), entry.ContainerName, entry.ResourceName, allocation{sets.New(entry.devices()...), response})
 	}
+	for name := range c.RegisteredDevices {
+		r := d.resource(name)
+		r.devices, r.gone = map[string]bool{}, true
+	}
+	d.recount()
 	return nil
 }
 

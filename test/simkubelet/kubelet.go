@@ -132,7 +132,7 @@ func (k *Kubelet) CrashContainer(uid types.UID, container string) error {
 }
 
 // DevicePluginDir returns the directory of kubelet.sock.
-func (k *Kubelet) DevicePluginDir() string { return k.options.DevicePluginDir }
+func (k *Kubelet) DevicePluginDir() string { return k.options.devicePluginDir() }
 
 // PodResourcesSocket returns the path of the PodResources socket.
 func (k *Kubelet) PodResourcesSocket() string { return k.options.podResourcesSocket() }

@@ -5,14 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"os"
 	"runtime"
 	"slices"
-	"strings"
-	"sync"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,34 +17,33 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/apimachinery/pkg/util/wait"
+	coordinationv1ac "k8s.io/client-go/applyconfigurations/coordination/v1"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/ptr"
 )
 
 const (
 	// version is the simulated kubelet version.
 	version = "v1.36.3"
-	// retryInterval is the time between two attempts to register.
-	retryInterval = time.Second
 	// leaseDuration is how long a node without a renewed Lease counts as alive, in seconds.
 	leaseDuration = 40
 )
+
+// machineCapacity is the capacity of every node.
+var machineCapacity = corev1.ResourceList{
+	corev1.ResourceCPU:    resource.MustParse("64"),
+	corev1.ResourceMemory: resource.MustParse("512Gi"),
+	corev1.ResourcePods:   resource.MustParse("110"),
+}
 
 // node maintains the Node object (kubelet_node_status.go).
 type node struct {
 	options       Options
 	devices       *devices
 	statusChanged chan struct{} // Buffer of one: the devices have changed.
-
-	mu         sync.Mutex
-	registered bool
-	seen       *corev1.Node // As last read or created; never modified.
 }
 
 func newNode(options Options, devices *devices) *node {
-	n := &node{options: options, devices: devices, statusChanged: make(chan struct{}, 1)}
-	n.seen = n.initial()
-	return n
+	return &node{options: options, devices: devices, statusChanged: make(chan struct{}, 1)}
 }
 
 func (n *node) initial() *corev1.Node {
@@ -59,7 +54,7 @@ func (n *node) initial() *corev1.Node {
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.options.NodeName, Labels: labels},
 		Status: corev1.NodeStatus{
-			Capacity: n.options.capacity(), Allocatable: n.options.capacity(),
+			Capacity: machineCapacity, Allocatable: machineCapacity,
 			Conditions: conditions(nil),
 			Addresses: []corev1.NodeAddress{
 				{Type: corev1.NodeInternalIP, Address: hostIP}, {Type: corev1.NodeHostName, Address: n.options.NodeName},
@@ -72,19 +67,6 @@ func (n *node) initial() *corev1.Node {
 	}
 }
 
-// last returns a copy of the node as last read.
-func (n *node) last() *corev1.Node {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.seen.DeepCopy()
-}
-
-func (n *node) remember(seen *corev1.Node) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.seen = seen
-}
-
 // changed requests an update of the node status.
 func (n *node) changed() {
 	select {
@@ -93,85 +75,53 @@ func (n *node) changed() {
 	}
 }
 
-// registerUntilDone creates the Node, or adopts the existing one. A kubelet does that once.
+// registerUntilDone creates the Node, or adopts the existing one.
 func (n *node) registerUntilDone(ctx context.Context) {
-	if n.registered {
-		return
-	}
 	// The only error is the end of ctx.
 	_ = wait.PollUntilContextCancel(ctx, retryInterval, true, func(ctx context.Context) (bool, error) {
 		if err := n.register(ctx); err != nil {
 			klog.FromContext(ctx).V(2).Info("Could not register the node", "err", err)
 			return false, nil
 		}
-		n.registered = true
 		return true, nil
 	})
 }
 
 func (n *node) register(ctx context.Context) error {
 	nodes := n.options.Client.CoreV1().Nodes()
-	seen, err := nodes.Create(ctx, n.initial(), metav1.CreateOptions{})
+	object, err := nodes.Create(ctx, n.initial(), metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		if seen, err = nodes.Get(ctx, n.options.NodeName, metav1.GetOptions{}); err != nil {
-			return fmt.Errorf("register node: %w", err)
-		}
-		seen, err = n.resetExtendedResources(ctx, seen)
+		object, err = nodes.Get(ctx, n.options.NodeName, metav1.GetOptions{})
+	}
+	if err == nil && n.options.LiftNotReadyTaint {
+		err = n.liftTaint(ctx, object)
 	}
 	if err != nil {
 		return fmt.Errorf("register node: %w", err)
 	}
-	if n.options.LiftNotReadyTaint {
-		if seen, err = n.liftTaint(ctx, seen); err != nil {
-			return fmt.Errorf("register node: %w", err)
-		}
-	}
-	n.remember(seen)
 	return nil
 }
 
-// resetExtendedResources sets all extended resources of an existing node to zero if the device-plugin directory is
-// empty, because then the machine could be a new one.
-func (n *node) resetExtendedResources(ctx context.Context, existing *corev1.Node) (*corev1.Node, error) {
-	files, err := os.ReadDir(n.options.DevicePluginDir)
-	if err != nil {
-		return nil, fmt.Errorf("look for a checkpoint: %w", err)
-	}
-	// The kubelet counts every file whose name doesn't start with a dot.
-	if slices.ContainsFunc(files, func(f os.DirEntry) bool { return !strings.HasPrefix(f.Name(), ".") }) {
-		return existing, nil
-	}
-	changed := existing.DeepCopy()
-	for name := range changed.Status.Capacity {
-		if extendedResource(name) {
-			changed.Status.Capacity[name] = *resource.NewQuantity(0, resource.DecimalSI)
-			changed.Status.Allocatable[name] = *resource.NewQuantity(0, resource.DecimalSI)
-		}
-	}
-	return n.patchStatus(ctx, existing, changed)
-}
-
 // liftTaint removes the not-ready taint of a new node.
-func (n *node) liftTaint(ctx context.Context, existing *corev1.Node) (*corev1.Node, error) {
-	notReady := func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeNotReady }
-	if !slices.ContainsFunc(existing.Spec.Taints, notReady) {
-		return existing, nil
+func (n *node) liftTaint(ctx context.Context, object *corev1.Node) error {
+	taints := slices.DeleteFunc(slices.Clone(object.Spec.Taints), func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeNotReady })
+	if len(taints) == len(object.Spec.Taints) {
+		return nil
 	}
-	taints := slices.DeleteFunc(slices.Clone(existing.Spec.Taints), notReady)
 	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"resourceVersion": existing.ResourceVersion},
+		"metadata": map[string]any{"resourceVersion": object.ResourceVersion},
 		"spec":     map[string]any{"taints": taints},
 	})
-	if err != nil {
-		return nil, fmt.Errorf("marshal taints: %w", err)
+	if err == nil {
+		_, err = n.options.Client.CoreV1().Nodes().Patch(ctx, object.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 	}
-	return n.options.Client.CoreV1().Nodes().Patch(ctx, existing.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	return err
 }
 
 // keepStatus reports the node's resources when devices have changed, and periodically restores fields that belong to
 // the kubelet.
 func (n *node) keepStatus(ctx context.Context) {
-	ticker := time.NewTicker(n.options.StatusInterval)
+	ticker := time.NewTicker(statusInterval)
 	defer ticker.Stop()
 	for {
 		if err := n.updateStatus(ctx); err != nil && ctx.Err() == nil {
@@ -190,61 +140,41 @@ func (n *node) keepStatus(ctx context.Context) {
 // updateStatus sets the kubelet's fields and keeps patches of other clients, except that the allocatable amount of
 // extended resources is set to their capacity (nodestatus/setters.go, MachineInfo).
 func (n *node) updateStatus(ctx context.Context) error {
-	existing, err := n.options.Client.CoreV1().Nodes().Get(ctx, n.options.NodeName, metav1.GetOptions{})
+	nodes := n.options.Client.CoreV1().Nodes()
+	existing, err := nodes.Get(ctx, n.options.NodeName, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("get node: %w", err)
 	}
 	changed := existing.DeepCopy()
 	status := &changed.Status
+	capacity, allocatable := n.devices.capacity()
 	if status.Capacity == nil {
 		status.Capacity = corev1.ResourceList{}
 	}
-	capacity, allocatable, removed := n.devices.capacity(ctx)
-	maps.Copy(status.Capacity, n.options.capacity())
+	maps.Copy(status.Capacity, machineCapacity)
 	maps.Copy(status.Capacity, capacity)
-	for _, name := range removed {
-		status.Capacity[corev1.ResourceName(name)] = *resource.NewQuantity(0, resource.DecimalSI)
-	}
-	if status.Allocatable == nil {
-		status.Allocatable = corev1.ResourceList{}
-	}
-	maps.DeleteFunc(status.Allocatable, func(name corev1.ResourceName, _ resource.Quantity) bool {
-		_, there := status.Capacity[name]
-		return !there && extendedResource(name)
-	})
-	maps.Copy(status.Allocatable, status.Capacity)
+	status.Allocatable = maps.Clone(status.Capacity)
 	maps.Copy(status.Allocatable, allocatable)
 	status.Conditions = conditions(status.Conditions)
-	// Before the patch: pods that the scheduler sends for the new devices must be admitted with them.
-	n.remember(changed)
-	if !equality.Semantic.DeepEqual(existing.Status, changed.Status) {
-		if changed, err = n.patchStatus(ctx, existing, changed); err != nil {
-			return err
-		}
+	if equality.Semantic.DeepEqual(existing.Status, changed.Status) {
+		return nil
 	}
-	n.remember(changed)
-	return nil
-}
-
-func (n *node) patchStatus(ctx context.Context, existing, changed *corev1.Node) (*corev1.Node, error) {
 	before, err := json.Marshal(existing)
 	if err != nil {
-		return nil, fmt.Errorf("marshal node: %w", err)
+		return fmt.Errorf("marshal node: %w", err)
 	}
 	after, err := json.Marshal(changed)
 	if err != nil {
-		return nil, fmt.Errorf("marshal node: %w", err)
+		return fmt.Errorf("marshal node: %w", err)
 	}
 	patch, err := strategicpatch.CreateTwoWayMergePatch(before, after, corev1.Node{})
 	if err != nil {
-		return nil, fmt.Errorf("make patch: %w", err)
+		return fmt.Errorf("make patch: %w", err)
 	}
-	patched, err := n.options.Client.CoreV1().Nodes().Patch(ctx, existing.Name, types.StrategicMergePatchType, patch,
-		metav1.PatchOptions{}, "status")
-	if err != nil {
-		return nil, fmt.Errorf("patch node status: %w", err)
+	if _, err = nodes.Patch(ctx, existing.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+		return fmt.Errorf("patch node status: %w", err)
 	}
-	return patched, nil
+	return nil
 }
 
 // conditions returns the given conditions with the kubelet's own set. Conditions with the right status stay unchanged.
@@ -271,30 +201,13 @@ func conditions(existing []corev1.NodeCondition) []corev1.NodeCondition {
 
 // keepLease renews the node's Lease. A node status would be sent to every client that watches nodes.
 func (n *node) keepLease(ctx context.Context) {
+	name := n.options.NodeName
 	leases := n.options.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
-	var lease *coordinationv1.Lease
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
-		var err error
-		if lease == nil {
-			lease, err = leases.Get(ctx, n.options.NodeName, metav1.GetOptions{})
+		lease := coordinationv1ac.Lease(name, corev1.NamespaceNodeLease).WithSpec(coordinationv1ac.LeaseSpec().
+			WithHolderIdentity(name).WithLeaseDurationSeconds(leaseDuration).WithRenewTime(metav1.NowMicro()))
+		if _, err := leases.Apply(ctx, lease, metav1.ApplyOptions{FieldManager: "kubelet", Force: true}); err != nil {
+			klog.FromContext(ctx).V(2).Info("Could not renew the node's Lease", "err", err)
 		}
-		now := metav1.NowMicro()
-		switch {
-		case apierrors.IsNotFound(err):
-			lease, err = leases.Create(ctx, &coordinationv1.Lease{
-				ObjectMeta: metav1.ObjectMeta{Name: n.options.NodeName, Namespace: corev1.NamespaceNodeLease},
-				Spec: coordinationv1.LeaseSpec{
-					HolderIdentity: &n.options.NodeName, LeaseDurationSeconds: ptr.To[int32](leaseDuration), RenewTime: &now,
-				},
-			}, metav1.CreateOptions{})
-		case err == nil:
-			lease = lease.DeepCopy()
-			lease.Spec.RenewTime = &now
-			lease, err = leases.Update(ctx, lease, metav1.UpdateOptions{})
-		}
-		if err != nil {
-			lease = nil
-			klog.FromContext(ctx).V(2).Info("Could not renew the node's lease", "err", err)
-		}
-	}, n.options.LeaseInterval)
+	}, statusInterval)
 }

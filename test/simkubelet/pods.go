@@ -1,6 +1,8 @@
 package simkubelet
 
 import (
+	"maps"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,56 +13,34 @@ func terminal(phase corev1.PodPhase) bool {
 	return phase == corev1.PodSucceeded || phase == corev1.PodFailed
 }
 
-func fullName(pod *corev1.Pod) types.NamespacedName {
-	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
-}
-
 // pods are the pods that the kubelet knows, in any state (pod/pod_manager.go): from the start of admission until the
 // object is deleted. The stored pods are never modified.
 type pods struct {
-	mu     sync.RWMutex
-	byUID  map[types.UID]*corev1.Pod
-	byName map[types.NamespacedName]*corev1.Pod
-}
-
-func newPods() *pods {
-	return &pods{byUID: map[types.UID]*corev1.Pod{}, byName: map[types.NamespacedName]*corev1.Pod{}}
+	mu    sync.RWMutex
+	byUID map[types.UID]*corev1.Pod
 }
 
 func (p *pods) set(pod *corev1.Pod) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.byUID[pod.UID] = pod
-	p.byName[fullName(pod)] = pod
 }
 
-func (p *pods) remove(pod *corev1.Pod) {
+func (p *pods) remove(uid types.UID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.byUID, pod.UID)
-	delete(p.byName, fullName(pod))
+	delete(p.byUID, uid)
 }
 
-func (p *pods) get(uid types.UID) (*corev1.Pod, bool) {
+// get returns the pod, or nil if it isn't known.
+func (p *pods) get(uid types.UID) *corev1.Pod {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	pod, ok := p.byUID[uid]
-	return pod, ok
-}
-
-func (p *pods) named(name types.NamespacedName) (*corev1.Pod, bool) {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	pod, ok := p.byName[name]
-	return pod, ok
+	return p.byUID[uid]
 }
 
 func (p *pods) list() []*corev1.Pod {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	out := make([]*corev1.Pod, 0, len(p.byUID))
-	for _, pod := range p.byUID {
-		out = append(out, pod)
-	}
-	return out
+	return slices.Collect(maps.Values(p.byUID))
 }

@@ -3,9 +3,7 @@ package simkubelet
 import (
 	"context"
 	"fmt"
-	"hash/fnv"
-	"math/rand/v2"
-	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,7 +27,6 @@ type process struct {
 	status     *statuses
 	node       *node
 	changes    chan change
-	rand       *rand.Rand // nil: arbitrary. Used only by the sync loop.
 	// sourcesReady is true once the first batch of pods is admitted.
 	sourcesReady atomic.Bool
 
@@ -48,14 +45,11 @@ func startProcess(ctx context.Context, options Options, containers *containers) 
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("node", options.NodeName))
 	p := &process{
-		options: options, containers: containers, devices: newDevices(options), pods: newPods(),
+		options: options, containers: containers, devices: newDevices(options.checkpointFile()), pods: &pods{byUID: map[types.UID]*corev1.Pod{}},
 		changes: make(chan change, changeBuffer), workers: map[types.UID]*worker{}, cancel: cancel,
 	}
 	p.status = newStatuses(p)
 	p.node = newNode(options, p.devices)
-	if options.Seed != 0 {
-		p.rand = rand.New(rand.NewPCG(options.Seed, 1))
-	}
 	defer func() {
 		if err != nil {
 			p.kill()
@@ -67,17 +61,11 @@ func startProcess(ctx context.Context, options Options, containers *containers) 
 	p.devices.sourcesReady = p.sourcesReady.Load
 	p.devices.wasRunning = func(uid types.UID, container string) bool { return running[uid].Has(container) }
 	p.devices.changed = p.devicesChanged
-	if err := os.MkdirAll(options.DevicePluginDir, 0o750); err != nil {
-		return nil, fmt.Errorf("make device-plugin directory: %w", err)
-	}
-	if options.LateRuntime {
-		p.node.registerUntilDone(ctx)
-	}
 	if err := p.devices.readCheckpoint(); err != nil {
 		// Like the kubelet, continue without it.
 		klog.FromContext(ctx).Error(err, "Could not read the checkpoint")
 	}
-	if p.registration, err = serveRegistration(ctx, options, p.devices); err != nil {
+	if p.registration, err = serveRegistration(ctx, &options, p.devices); err != nil {
 		return nil, err
 	}
 	if p.podResources, err = servePodResources(ctx, p); err != nil {
@@ -92,7 +80,7 @@ func startProcess(ctx context.Context, options Options, containers *containers) 
 		p.wg.Go(func() { p.node.keepStatus(ctx) })
 		p.wg.Go(func() { p.node.keepLease(ctx) })
 		select {
-		case <-time.After(options.NodeSyncDelay):
+		case <-time.After(nodeSyncDelay):
 		case <-ctx.Done():
 			return
 		}
@@ -136,27 +124,42 @@ func (p *process) syncLoop(ctx context.Context) {
 	}
 }
 
-// add admits the pods of a batch one by one (kubelet.go, HandlePodAdditions). As in the kubelet, a terminating pod is
-// admitted, an ended one isn't.
+// add admits the pods of a batch one by one by their creation time, which the API server keeps in whole seconds
+// (kubelet.go, HandlePodAdditions). As in the kubelet, a terminating pod is admitted, an ended one isn't.
 func (p *process) add(ctx context.Context, batch []*corev1.Pod) {
-	for _, pod := range p.inOrder(batch) {
+	slices.SortStableFunc(batch, func(a, b *corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
+	for _, pod := range batch {
 		p.pods.set(pod)
-		if !terminal(pod.Status.Phase) {
-			why := p.admit(ctx, pod)
-			if ctx.Err() != nil {
-				return // The kubelet was killed during the admission, so it reports no result.
-			}
-			if why != nil && pod.Annotations[AnnotationRejected] != "" {
-				defer p.reject(ctx, pod, why) // After the batch, as with a slow API server.
-				continue
-			}
-			if why != nil {
-				p.reject(ctx, pod, why)
-				continue
+		if terminal(pod.Status.Phase) {
+			p.startWorker(ctx, pod)
+			continue
+		}
+		if reason := pod.Annotations[AnnotationRejected]; reason != "" {
+			defer p.reject(pod, reason, "set by the pod's annotation") // After the batch, as with a slow API server.
+			continue
+		}
+		err := p.admit(ctx, pod)
+		switch {
+		case ctx.Err() != nil:
+			return // The kubelet was killed during the admission, so it reports no result.
+		case err != nil:
+			p.reject(pod, "UnexpectedAdmissionError", fmt.Sprintf("Allocate failed due to %v, which is unexpected", err))
+		default:
+			p.startWorker(ctx, pod)
+		}
+	}
+}
+
+// admit allocates the pod's devices (cm/topologymanager/scope.go, admitPolicyNone).
+func (p *process) admit(ctx context.Context, pod *corev1.Pod) error {
+	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range containers {
+			if err := p.devices.allocate(ctx, pod, &containers[i]); err != nil {
+				return err
 			}
 		}
-		p.startWorker(ctx, pod)
 	}
+	return nil
 }
 
 func (p *process) update(ctx context.Context, pods []*corev1.Pod) {
@@ -176,7 +179,7 @@ func (p *process) update(ctx context.Context, pods []*corev1.Pod) {
 
 func (p *process) remove(pods []*corev1.Pod) {
 	for _, pod := range pods {
-		p.pods.remove(pod)
+		p.pods.remove(pod.UID)
 		p.status.forget(pod.UID)
 		if w := p.worker(pod.UID); w != nil {
 			w.requestStop(gracePeriod(w.latest()))
@@ -187,26 +190,11 @@ func (p *process) remove(pods []*corev1.Pod) {
 	}
 }
 
-func (p *process) reject(ctx context.Context, pod *corev1.Pod, why *rejection) {
-	klog.FromContext(ctx).Info("Pod rejected", "pod", klog.KObj(pod), "reason", why.reason, "message", why.message)
+func (p *process) reject(pod *corev1.Pod, reason, message string) {
 	now := metav1.Now()
 	p.status.set(pod.UID, corev1.PodStatus{
 		QOSClass: pod.Status.QOSClass, StartTime: &now,
-		Phase: corev1.PodFailed, Reason: why.reason, Message: "Pod was rejected: " + why.message,
-	})
-	event := &corev1.Event{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: pod.Name + ".", Namespace: pod.Namespace},
-		InvolvedObject: corev1.ObjectReference{
-			Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
-		},
-		Type: corev1.EventTypeWarning, Reason: why.reason, Message: why.message,
-		Source:         corev1.EventSource{Component: "kubelet", Host: p.options.NodeName},
-		FirstTimestamp: now, LastTimestamp: now, Count: 1,
-	}
-	p.wg.Go(func() { // Not in the sync loop, which must not wait for a slow API server.
-		if _, err := p.options.Client.CoreV1().Events(pod.Namespace).Create(ctx, event, metav1.CreateOptions{}); err != nil {
-			klog.FromContext(ctx).V(2).Info("Could not write an event", "pod", klog.KObj(pod), "err", err)
-		}
+		Phase: corev1.PodFailed, Reason: reason, Message: "Pod was rejected: " + message,
 	})
 }
 
@@ -239,7 +227,7 @@ func (p *process) worker(uid types.UID) *worker {
 
 // ended is called when none of the worker's containers runs any more.
 func (p *process) ended(w *worker) {
-	if _, known := p.pods.get(w.uid); !known {
+	if p.pods.get(w.uid) == nil {
 		p.drop(w.uid)
 		return
 	}
@@ -274,19 +262,11 @@ func (p *process) devicesChanged(pods sets.Set[types.UID]) {
 	}
 }
 
-// podIP returns an address that is probably unique among running pods.
-func (p *process) podIP(uid types.UID) string {
-	hash := fnv.New32a()
-	_, _ = hash.Write([]byte(uid)) // Write on a hash returns no error.
-	sum := hash.Sum32()
-	return fmt.Sprintf("10.%d.%d.%d", byte(sum>>16), byte(sum>>8), byte(sum)|1)
-}
-
 // stopOrphans ends the containers of pods that were removed while the kubelet was stopped, as the kubelet's
 // housekeeping does.
 func (p *process) stopOrphans(ctx context.Context) {
 	for uid := range p.containers.running() {
-		if _, known := p.pods.get(uid); known {
+		if p.pods.get(uid) != nil {
 			continue
 		}
 		p.wg.Go(func() {

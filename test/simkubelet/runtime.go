@@ -3,7 +3,6 @@ package simkubelet
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"sync"
 	"time"
 
@@ -26,17 +25,11 @@ type Container struct {
 	PodUID          types.UID
 	Namespace, Name string // Of the pod.
 	Container       string
-	Init, Sidecar   bool
 	// Env are the environment variables in the device plugins' answers.
-	Env map[string]string
-	// Devices are the container's device IDs by resource, CDIDevices the names of its CDI devices.
-	Devices    map[string][]string
-	CDIDevices []string
-	Running    bool
-	ExitCode   int32
-	StartedAt  time.Time
-	FinishedAt time.Time
-	Restarts   int32
+	Env      map[string]string
+	Running  bool
+	ExitCode int32
+	Restarts int32
 }
 
 // record is a container in the simulated runtime.
@@ -67,30 +60,19 @@ func (c *containers) listen(exited func(types.UID)) {
 }
 
 // start starts the container, or restarts a crashed one.
-func (c *containers) start(pod *corev1.Pod, container *corev1.Container, init bool, s containerSettings) error {
+func (c *containers) start(pod *corev1.Pod, container *corev1.Container, init bool, env map[string]string) error {
 	r := &record{
 		Container: Container{
-			PodUID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Container: container.Name,
-			Init: init, Sidecar: init && restartable(container),
-			Env: s.env, Devices: s.devices, CDIDevices: s.cdiDevices,
-			Running: true, StartedAt: time.Now(),
+			PodUID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Container: container.Name, Env: env, Running: true,
 		},
 		ignoresTERM: pod.Annotations[AnnotationIgnoresSIGTERM] == "true",
 		done:        make(chan struct{}),
 	}
 	var exitAfter time.Duration
-	var exitCode int
-	exits := false
 	if value, ok := pod.Annotations[AnnotationExitAfter]; ok && !init {
 		var err error
 		if exitAfter, err = time.ParseDuration(value); err != nil {
 			return fmt.Errorf("annotation %s: %w", AnnotationExitAfter, err)
-		}
-		exits = true
-		if value, ok := pod.Annotations[AnnotationExitCode]; ok {
-			if exitCode, err = strconv.Atoi(value); err != nil {
-				return fmt.Errorf("annotation %s: %w", AnnotationExitCode, err)
-			}
 		}
 	}
 
@@ -104,9 +86,9 @@ func (c *containers) start(pod *corev1.Pod, container *corev1.Container, init bo
 	}
 	c.pods[pod.UID][container.Name] = r
 	switch {
-	case exits:
-		r.timer = time.AfterFunc(exitAfter, func() { c.exit(r, int32(exitCode), false) })
-	case init && !r.Sidecar:
+	case exitAfter > 0:
+		r.timer = time.AfterFunc(exitAfter, func() { c.exit(r, 0, false) })
+	case init && !restartable(container):
 		c.exitLocked(r, 0, false) // Init containers exit immediately.
 	}
 	return nil
@@ -129,7 +111,7 @@ func (c *containers) exitLocked(r *record, code int32, crashed bool) {
 	if r.timer != nil {
 		r.timer.Stop()
 	}
-	r.Running, r.ExitCode, r.FinishedAt, r.crashed = false, code, time.Now(), crashed
+	r.Running, r.ExitCode, r.crashed = false, code, crashed
 	close(r.done)
 }
 

@@ -2,7 +2,6 @@ package simkubelet
 
 import (
 	"context"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -36,7 +35,6 @@ const changeBuffer = 50
 type source struct {
 	changes chan<- change
 
-	mu   sync.Mutex
 	seen bool
 	pods map[types.UID]*corev1.Pod
 }
@@ -44,8 +42,6 @@ type source struct {
 // merge compares the state with the previous one and sends removals, additions and updates in this order. The first
 // state is sent even if it is empty, because it makes the source ready.
 func (s *source) merge(ctx context.Context, state []*corev1.Pod) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	old := s.pods
 	s.pods = make(map[types.UID]*corev1.Pod, len(state))
 	var adds, updates, removes []*corev1.Pod

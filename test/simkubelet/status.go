@@ -100,8 +100,8 @@ func (s *statuses) run(ctx context.Context) {
 }
 
 func (s *statuses) sync(ctx context.Context, uid types.UID) error {
-	pod, ok := s.process.pods.get(uid)
-	if !ok {
+	pod := s.process.pods.get(uid)
+	if pod == nil {
 		s.forget(uid)
 		return nil
 	}
@@ -149,7 +149,6 @@ func (w *worker) status() corev1.PodStatus {
 	status := corev1.PodStatus{
 		QOSClass: pod.Status.QOSClass, StartTime: &w.started,
 		HostIP: hostIP, HostIPs: []corev1.HostIP{{IP: hostIP}},
-		PodIP: process.podIP(w.uid), PodIPs: []corev1.PodIP{{IP: process.podIP(w.uid)}},
 	}
 	initialized := true
 	running, waiting, succeeded := 0, 0, 0
@@ -209,7 +208,6 @@ func containerStatus(container *corev1.Container, state containerState, waiting 
 		Name: container.Name, Image: container.Image, Ready: state.Running, RestartCount: state.Restarts,
 		Started: new(state.Running),
 	}
-	startedAt := metav1.NewTime(state.StartedAt)
 	switch {
 	case waiting != nil:
 		cs.State.Waiting = &corev1.ContainerStateWaiting{Reason: "CreateContainerConfigError", Message: waiting.Error()}
@@ -220,16 +218,14 @@ func containerStatus(container *corev1.Container, state containerState, waiting 
 		}
 		cs.State.Waiting = &corev1.ContainerStateWaiting{Reason: reason}
 	case state.Running:
-		cs.State.Running = &corev1.ContainerStateRunning{StartedAt: startedAt}
+		cs.State.Running = &corev1.ContainerStateRunning{}
 	default:
 		reason := "Completed"
 		if state.ExitCode != 0 {
 			reason = "Error"
 		}
 		cs.Ready = !app && state.ExitCode == 0
-		cs.State.Terminated = &corev1.ContainerStateTerminated{
-			ExitCode: state.ExitCode, Reason: reason, StartedAt: startedAt, FinishedAt: metav1.NewTime(state.FinishedAt),
-		}
+		cs.State.Terminated = &corev1.ContainerStateTerminated{ExitCode: state.ExitCode, Reason: reason}
 	}
 	if state.known {
 		cs.ContainerID = "sim://" + string(state.PodUID) + "/" + container.Name

@@ -82,7 +82,7 @@ func (w *worker) runContainers(ctx context.Context) bool {
 		var again <-chan time.Time
 		if err != nil {
 			klog.FromContext(ctx).V(2).Info("Could not start a container", "pod", klog.KObj(w.latest()), "err", err)
-			again = time.After(w.process.options.BackOff)
+			again = time.After(retryInterval)
 		}
 		select {
 		case <-w.wake:
@@ -106,9 +106,9 @@ func (w *worker) startMissing(ctx context.Context) error {
 			if !w.mayStart() {
 				return nil
 			}
-			settings, err := w.process.devices.settings(ctx, pod, container)
+			env, err := w.process.devices.env(ctx, pod, container)
 			if err == nil {
-				err = w.process.containers.start(pod, container, n == 0, settings)
+				err = w.process.containers.start(pod, container, n == 0, env)
 			}
 			w.mu.Lock()
 			w.starting = false

@@ -1,5 +1,5 @@
 // nvidiaruntime replaces NVIDIA's container runtime in tests. It mounts the driver library into each container whose
-// environment asks for cards; here this is the fake library with the files that it reads. Everything else is done by runc.
+// environment requests cards; here this is the fake library with the files that it reads. Everything else is done by runc.
 // The first argument is the path of the driver, which a wrapper script sets; the other arguments are runc's.
 package main
 
@@ -56,12 +56,12 @@ func mountDriver(config, driver string) error {
 	}
 	process, _ := spec["process"].(map[string]any)
 	environment, _ := process["env"].([]any)
-	asks := false
+	requests := false
 	for _, variable := range environment {
 		text, _ := variable.(string)
-		asks = asks || strings.HasPrefix(text, protocol.EnvVisibleDevices+"=")
+		requests = requests || strings.HasPrefix(text, protocol.EnvVisibleDevices+"=")
 	}
-	if !asks {
+	if !requests {
 		return nil
 	}
 	mounts, _ := spec["mounts"].([]any)

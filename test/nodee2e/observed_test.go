@@ -1,0 +1,142 @@
+package nodee2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// observed is a container of a test, by its own environment.
+type observed struct {
+	PodUID, Container string
+	// ID is the container's ID in containerd, and Pid its process in the machine. Both are empty for a record of a start.
+	ID  string
+	Pid int
+	Env map[string]string
+}
+
+func newObserved(environment []byte) (observed, bool) {
+	env := map[string]string{}
+	for variable := range strings.SplitSeq(string(environment), "\x00") {
+		if name, value, ok := strings.Cut(variable, "="); ok {
+			env[name] = value
+		}
+	}
+	o := observed{PodUID: env["POD_UID"], Container: env["CONTAINER"], Env: env}
+	return o, o.PodUID != "" && o.Container != ""
+}
+
+func (o observed) podUID() types.UID { return types.UID(o.PodUID) }
+
+// card returns the index of the container's card. It returns an error if the variables of the environment disagree.
+func (o observed) card() (int, error) {
+	card, err := strconv.Atoi(o.Env[protocol.AnnotationIndex])
+	if err != nil {
+		return 0, fmt.Errorf("container %s has no card: %q", o.Container, o.Env[protocol.AnnotationIndex])
+	}
+	if uuid := o.Env[protocol.EnvVisibleDevices]; uuid != cardUUID(card) {
+		return 0, fmt.Errorf("container %s sees %s, which isn't card %d", o.Container, uuid, card)
+	}
+	return card, nil
+}
+
+// memory returns the container's GPU memory in units; 0 for a container without a card.
+func (o observed) memory() int64 {
+	memory, _ := strconv.ParseInt(o.Env[protocol.EnvContainer], 10, 64)
+	return memory
+}
+
+// running returns the running containers, by the environment of their first process.
+func (n *node) running() ([]observed, error) {
+	files, err := filepath.Glob(n.machine.path("run/containerd/io.containerd.runtime.v2.task/k8s.io/*/init.pid"))
+	if err != nil {
+		return nil, err
+	}
+	var out []observed
+	for _, file := range files {
+		pid, err := os.ReadFile(file)
+		if err != nil {
+			continue // The process has ended in the meantime.
+		}
+		environment, err := os.ReadFile(n.machine.path("proc", string(pid), "environ"))
+		if err != nil {
+			continue
+		}
+		if o, ok := newObserved(environment); ok {
+			o.ID = filepath.Base(filepath.Dir(file))
+			o.Pid, _ = strconv.Atoi(string(pid))
+			out = append(out, o)
+		}
+	}
+	return out, nil
+}
+
+// find returns a running container.
+func (n *node) find(pod types.UID, container string) (observed, error) {
+	running, err := n.running()
+	if err != nil {
+		return observed{}, err
+	}
+	for _, o := range running {
+		if o.podUID() == pod && o.Container == container {
+			return o, nil
+		}
+	}
+	return observed{}, fmt.Errorf("container %s of pod %s doesn't run", container, pod)
+}
+
+// kill kills the container's process.
+func (n *node) kill(ctx context.Context, o observed) error {
+	return n.machine.run(ctx, "kill", "-KILL", strconv.Itoa(o.Pid))
+}
+
+// starts returns one record for each start of a container, from the files that recordenv writes.
+func (n *node) starts() ([]observed, error) {
+	entries, err := os.ReadDir(n.recordsDir())
+	if err != nil {
+		return nil, err
+	}
+	var out []observed
+	for _, entry := range entries {
+		if strings.HasPrefix(entry.Name(), ".") {
+			continue // It isn't complete.
+		}
+		environment, err := os.ReadFile(filepath.Join(n.recordsDir(), entry.Name()))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if o, ok := newObserved(environment); ok {
+			out = append(out, o)
+		}
+	}
+	return out, nil
+}
+
+// containerOf identifies a container of a pod.
+type containerOf struct{ pod, name string }
+
+// restarts returns the containers that started more than once.
+func restarts(starts []observed) (restarted []containerOf) {
+	count := map[containerOf]int{}
+	for _, o := range starts {
+		count[containerOf{o.PodUID, o.Container}]++
+	}
+	for container, n := range count {
+		if n > 1 {
+			restarted = append(restarted, container)
+		}
+	}
+	return restarted
+}
