@@ -119,7 +119,7 @@ func (s *Snapshot) place(uid gpu.PodUID, request gpu.Memory) (gpu.Card, placemen
 	for i, c := range s.Cards {
 		cards[i] = placement.NewCard(c, used[c.Index])
 	}
-	placed, reason := placement.Place(placement.Binpack, cards, request)
+	placed, reason := placement.Place(placement.Expected, cards, request)
 	if reason != placement.Fits {
 		return gpu.Card{}, reason
 	}

@@ -2,18 +2,16 @@ package extender
 
 import (
 	"bytes"
-	"encoding/json"
-	"fmt"
 	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
-	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
-// lookalikes are bodies in which the list of names isn't what or where it seems to be.
+// lookalikes are bodies in which the list of names may not be what it looks like, or where.
 var lookalikes = []string{
 	`{"Pod":null,"NodeNames":["a","b"]}`,
 	`{"NodeNames":[]}`,
@@ -65,66 +63,51 @@ func FuzzNodesArgs(f *testing.F) {
 	})
 }
 
-func TestWhatKubeSchedulerSendsIsReadTheShortWay(t *testing.T) {
-	body, err := json.Marshal(extenderv1.ExtenderArgs{Pod: newPod("p", 1), NodeNames: names("n1", "n2")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	rest, got, found := splitNames(body)
+// Bodies in kube-scheduler's form are decoded the fast way.
+func TestSplitNames(t *testing.T) {
+	rest, got, found := splitNames([]byte(text(t, nodesRequest(newPod("p", 1), "n1", "n2"))))
 	if !found || !slices.Equal(got, []string{"n1", "n2"}) || !bytes.HasSuffix(rest, []byte(`"NodeNames":[]}`)) {
-		t.Errorf("names %q, found %v, and what stays is %s", got, found, rest)
+		t.Errorf("names %q, found %v, rest %s", got, found, rest)
 	}
 }
 
-func TestAnswersAreWrittenAsEncodingJSONWritesThem(t *testing.T) {
-	odd := []string{"n1", "", `quoted "n2"`, `n\3`, "n\n4", "<&>", "nü5", "\xff", "\u2028", "n\x7f6"}
-	args := nodesArgs{extenderv1.ExtenderArgs{NodeNames: &odd}}
-	reasons := make([]placement.Reason, len(odd))
-	for i := range reasons {
-		reasons[i] = placement.Reason(i % (len(placement.Reasons()) + 1))
+// A later request can be read into the buffer of an earlier one. The names of the earlier request don't change.
+func TestNamesOutliveTheBuffer(t *testing.T) {
+	var first []string
+	h := newServer(&fakeScheduler{filter: func(nodes []string) scheduling.FilterResult {
+		if first == nil {
+			first = nodes
+		}
+		return scheduling.FilterResult{Nodes: nodes}
+	}}).Handler()
+	for _, name := range []string{"first", "later"} {
+		post(h, "filter", text(t, nodesRequest(newPod("p", 1), name)))
 	}
-	for name, answer := range map[string]filterAnswer{
-		"nothing":      {},
-		"every node":   {names: odd, fit: everyNode(odd)},
-		"some":         {names: odd, fit: []placement.Candidate{{Node: 2}, {Node: 0}}},
-		"with reasons": {names: odd, fit: []placement.Candidate{{Node: 0}}, reasons: reasons},
-		"nothing fits": {names: odd[:2], reasons: []placement.Reason{placement.Full, placement.Full}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			want := extenderv1.ExtenderFilterResult{NodeNames: &[]string{}}
-			for _, candidate := range answer.fit {
-				*want.NodeNames = append(*want.NodeNames, odd[candidate.Node])
-			}
-			if answer.reasons != nil {
-				want.FailedNodes, want.FailedAndUnresolvableNodes = extenderv1.FailedNodesMap{}, extenderv1.FailedNodesMap{}
-			}
-			for i, reason := range answer.reasons {
-				switch {
-				case reason.Unresolvable():
-					want.FailedAndUnresolvableNodes[odd[i]] = reason.String()
-				case reason != placement.Fits:
-					want.FailedNodes[odd[i]] = reason.String()
-				}
-			}
-			var again, got extenderv1.ExtenderFilterResult
-			roundTrip(t, want, &again)
-			if err := json.Unmarshal(args.answer(answer).(filterAnswer).appendJSON(nil), &got); err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(again, got); diff != "" {
-				t.Errorf("(-encoding/json +got):\n%s", diff)
-			}
-		})
+	if !slices.Equal(first, []string{"first"}) {
+		t.Errorf("the first request's names are now %q", first)
 	}
 }
 
-func roundTrip(t *testing.T, in, out any) {
-	t.Helper()
-	body, err := json.Marshal(in)
-	if err != nil {
-		t.Fatal(err)
+func TestBuffersKept(t *testing.T) {
+	b := newBodies()
+	var all []*bytes.Buffer
+	for range 2 * keptBuffers {
+		all = append(all, b.buffer(1))
 	}
-	if err := json.Unmarshal(body, out); err != nil {
-		t.Fatal(fmt.Errorf("%s: %w", body, err))
+	large := b.buffer(1)
+	large.Grow(maxKept + 1)
+	b.keep(large)
+	if n := len(b.buffers); n != 0 {
+		t.Errorf("%d buffers kept, one of %d bytes", n, large.Cap())
+	}
+	for _, buffer := range all {
+		buffer.WriteString("something")
+		b.keep(buffer)
+	}
+	if n := len(b.buffers); n != keptBuffers {
+		t.Errorf("%d buffers kept, want %d", n, keptBuffers)
+	}
+	if again := b.buffer(1); again.Len() != 0 {
+		t.Errorf("a kept buffer contains %q", again)
 	}
 }

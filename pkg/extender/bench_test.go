@@ -1,7 +1,7 @@
 package extender
 
 import (
-	"encoding/json"
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -10,45 +10,63 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
-	"github.com/gpushare/gpushare/pkg/cluster"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
 const cardMemory = 16276
 
-// crowded returns the router over a ledger of nodes with eight cards each, of which about 90% is allocated, and the names of
-// the nodes.
-func crowded(t testing.TB, nodes, best int) (*fixture, []string) {
-	f := start(t)
-	return f, f.crowd(nodes, best)
+// bed is the router over a cluster.
+type bed struct {
+	*cluster
+	handler http.Handler
+	names   []string
+	// serial is the number of pods that repeatBind has made.
+	serial int
 }
 
-// crowd adds such nodes to the ledger, and returns their names.
-func (f *fixture) crowd(nodes, best int) []string {
-	f.best(best)
-	l, names := f.cluster.Ledger(), make([]string, nodes)
-	for i := range names {
-		names[i] = fmt.Sprintf("gpu-node-%05d.example", i)
-		spec := ledger.NodeSpec{Unit: gpu.MiB}
-		for card := range 8 {
-			spec.Cards = append(spec.Cards, gpu.Card{Index: card, Memory: cardMemory, NUMANode: gpu.NoNUMANode})
-		}
-		l.SetNode(names[i], spec)
-		for card := range 8 {
-			for part := range 7 {
-				pod := gpu.Pod{UID: gpu.PodUID(fmt.Sprintf("%s-%d-%d", names[i], card, part)), Request: gpu.Memory(1950 + (31*i+20*card)%220)}
-				l.SetBound(names[i], pod, gpu.On(card, pod.Request), time.Unix(1, 0))
+// forgetful is a Scheduler whose Filter names only the best nodes, however often it is called for a pod: the call to Bind
+// fails, but shows that the answer before was of use.
+type forgetful struct{ *scheduling.Scheduler }
+
+func (f forgetful) Filter(pod *corev1.Pod, nodes []string) (scheduling.FilterResult, error) {
+	_ = f.Bind(context.Background(), scheduling.BindRequest{UID: pod.UID})
+	return f.Scheduler.Filter(pod, nodes)
+}
+
+// crowded returns a bed with nodes of eight cards each, of which about 90% is allocated, to podsPerCard pods each.
+func crowded(t testing.TB, nodes, podsPerCard int, options ...func(*scheduling.Options)) *bed {
+	t.Helper()
+	c := startCluster(t, options...)
+	server := newServer(forgetful{c.Scheduler}, func(o *Options) { o.Observer = c.metrics })
+	f := &bed{cluster: c, handler: server.Handler(), names: make([]string, nodes)}
+	const cards = 8
+	for i := range f.names {
+		name := fmt.Sprintf("gpu-node-%05d.example", i)
+		f.names[i] = name
+		c.addNode(t, name, slices.Repeat([]gpu.Memory{cardMemory}, cards)...)
+		for card := range cards {
+			for part := range podsPerCard {
+				request := int64(7*(1950+(31*i+20*card)%220)) / int64(podsPerCard)
+				pod := boundPod(fmt.Sprintf("%s-%d-%d", name, card, part), request, name, card)
+				pod.UID = types.UID(pod.Name)
+				c.addPod(pod)
 			}
 		}
 	}
-	return names
+	last := f.names[nodes-1]
+	c.awaitNode(t, last, cards*podsPerCard)
+	return f
+}
+
+// filterBest makes filter pass only the best k nodes, however few candidate nodes there are.
+func filterBest(k int) func(*scheduling.Options) {
+	return func(o *scheduling.Options) { o.FilterBest = k }
 }
 
 // usualPod returns a pod with the fields that the API server sets and that kube-scheduler's cache keeps.
@@ -76,27 +94,23 @@ func (d *discard) Header() http.Header         { return d.header }
 func (d *discard) Write(p []byte) (int, error) { d.bytes += len(p); return len(p), nil }
 func (d *discard) WriteHeader(int)             {}
 
-// ask returns a function that sends the same request through the router on each call.
-func (f *fixture) ask(verb string, args any) func() {
-	body, err := json.Marshal(args)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+// request returns a function that sends the same request through the router on each call.
+func (f *bed) request(t testing.TB, verb string, args any) func() {
+	body := text(t, args)
 	return func() {
-		request := newRequest(http.MethodPost, Prefix+"/"+verb, string(body))
-		f.handler.ServeHTTP(&discard{header: http.Header{}}, request)
+		f.handler.ServeHTTP(&discard{header: http.Header{}}, newRequest(http.MethodPost, Prefix+"/"+verb, body))
 	}
 }
 
 // cases are the requests of the pods with which filter and prioritize are measured: one fits on some nodes, one on none.
 var cases = map[string]int64{"fits": 2000, "full": 9000}
 
-func TestThousandsOfNodesCostLessThanAnAllocationEach(t *testing.T) {
+func TestFilterAllocations(t *testing.T) {
 	const nodes = 2000
 	for _, best := range []int{32, 0} {
-		f, names := crowded(t, nodes, best)
+		f := crowded(t, nodes, 1, filterBest(best))
 		for name, request := range cases {
-			filter := f.ask("filter", extenderv1.ExtenderArgs{Pod: usualPod("p", request), NodeNames: &names})
+			filter := f.request(t, "filter", nodesRequest(usualPod("p", request), f.names...))
 			if got := testing.AllocsPerRun(5, filter); got > nodes/2 {
 				t.Errorf("filter, best %d, %s: %v allocations for %d nodes", best, name, got, nodes)
 			} else {
@@ -108,20 +122,20 @@ func TestThousandsOfNodesCostLessThanAnAllocationEach(t *testing.T) {
 
 func BenchmarkVerbs(b *testing.B) {
 	for _, nodes := range []int{100, 1000, 5000} {
-		f, names := crowded(b, nodes, 32)
+		f := crowded(b, nodes, 7, filterBest(32))
 		for name, request := range cases {
-			args := extenderv1.ExtenderArgs{Pod: usualPod("p", request), NodeNames: &names}
-			b.Run(fmt.Sprintf("filter/%s/nodes=%d", name, nodes), func(b *testing.B) { repeat(b, f.ask("filter", args)) })
+			args := nodesRequest(usualPod("p", request), f.names...)
+			b.Run(fmt.Sprintf("filter/%s/nodes=%d", name, nodes), func(b *testing.B) { repeat(b, f.request(b, "filter", args)) })
 		}
-		args := extenderv1.ExtenderArgs{Pod: usualPod("p", 2000), NodeNames: &names}
-		b.Run(fmt.Sprintf("prioritize/nodes=%d", nodes), func(b *testing.B) { repeat(b, f.ask("prioritize", args)) })
+		args := nodesRequest(usualPod("p", 2000), f.names...)
+		b.Run(fmt.Sprintf("prioritize/nodes=%d", nodes), func(b *testing.B) { repeat(b, f.request(b, "prioritize", args)) })
 
 		victims := map[string]*extenderv1.MetaVictims{}
-		for _, name := range names[:min(100, nodes)] { // kube-scheduler proposes 100 nodes, or 10% if that is more.
+		for _, name := range f.names[:min(100, nodes)] { // kube-scheduler proposes 100 nodes, or 10% if that is more.
 			victims[name] = &extenderv1.MetaVictims{Pods: []*extenderv1.MetaPod{{UID: name + "-0-0"}, {UID: name + "-1-0"}}}
 		}
 		preempt := extenderv1.ExtenderPreemptionArgs{Pod: usualPod("p", 9000), NodeNameToMetaVictims: victims}
-		b.Run(fmt.Sprintf("preempt/nodes=%d", nodes), func(b *testing.B) { repeat(b, f.ask("preempt", preempt)) })
+		b.Run(fmt.Sprintf("preempt/nodes=%d", nodes), func(b *testing.B) { repeat(b, f.request(b, "preempt", preempt)) })
 	}
 }
 
@@ -138,27 +152,23 @@ func repeat(b *testing.B, once func()) {
 	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "µs-p99")
 }
 
-// BenchmarkBind binds through a fake API server. The figures include its cost.
+// BenchmarkBind binds at a fake API server. The figures include its cost.
 func BenchmarkBind(b *testing.B) {
 	for _, nodes := range []int{100, 1000, 5000} {
 		b.Run(fmt.Sprintf("nodes=%d", nodes), func(b *testing.B) {
-			f, names := crowded(b, nodes, 32)
-			f.repeatBind(b, names)
+			crowded(b, nodes, 7, filterBest(32)).repeatBind(b)
 		})
 	}
 }
 
-func (f *fixture) repeatBind(b *testing.B, names []string) {
+func (f *bed) repeatBind(b *testing.B) {
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		f.serial++
 		pod := usualPod(fmt.Sprintf("p%d", f.serial), 1)
-		pod.UID = types.UID(pod.Name)
 		b.StopTimer()
-		if _, err := f.client.CoreV1().Pods(pod.Namespace).Create(b.Context(), pod, metav1.CreateOptions{}); err != nil {
-			b.Fatal(err)
-		}
-		bind := f.ask("bind", bindArgs(pod, names[i%len(names)]))
+		f.addPod(pod)
+		bind := f.request(b, "bind", bindArgs(pod, f.names[i%len(f.names)]))
 		b.StartTimer()
 		bind()
 	}
@@ -176,30 +186,31 @@ func (noObserver) GangEvicted()           {}
 // BenchmarkWithoutGroup measures filter and bind of pods without a gang in three cases: gangs are disabled; gangs are
 // enabled and there are none; fifty gangs of twenty members wait for room and are retried repeatedly.
 func BenchmarkWithoutGroup(b *testing.B) {
-	const nodes, groups, size = 1000, 50, 20
-	on := cluster.GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, OnFailure: gang.Evict, Observer: noObserver{}}
+	const nodes, size = 1000, 20
+	gangs := func(o *scheduling.Options) {
+		o.Gangs = scheduling.GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, OnFailure: gang.Evict, Observer: noObserver{}}
+	}
 	for _, setting := range []struct {
 		name    string
-		gangs   cluster.GangOptions
-		waiting int
-	}{{"groups=off", cluster.GangOptions{}, 0}, {"groups=0", on, 0}, {"groups=50", on, groups}} {
-		var members []runtime.Object
-		for i := range setting.waiting * size {
+		options func(*scheduling.Options)
+		pending int
+	}{{"groups=off", func(*scheduling.Options) {}, 0}, {"groups=0", gangs, 0}, {"groups=50", gangs, 50}} {
+		f := crowded(b, nodes, 7, filterBest(32), setting.options)
+		var members []*corev1.Pod
+		for i := range setting.pending * size {
 			member := usualPod(fmt.Sprintf("member-%d-%d", i/size, i%size), cardMemory)
-			member.UID = types.UID(member.Name)
 			member.Annotations = map[string]string{
 				protocol.AnnotationGroupName: fmt.Sprint("group-", i/size), protocol.AnnotationGroupSize: fmt.Sprint(size),
 			}
 			members = append(members, member)
+			f.addPod(member)
 		}
-		f := startWith(b, setting.gangs, members...)
-		names := f.crowd(nodes, 32)
-		await(b, "the groups to wait", func() bool { return f.cluster.GangStates()[gang.StatePending] == setting.waiting })
+		await(b, "the members are pending", func() bool { pods, _ := f.Pending(0); return len(pods) == len(members) })
 		for i := 0; i < len(members); i += size {
-			f.ask("filter", extenderv1.ExtenderArgs{Pod: members[i].(*corev1.Pod), NodeNames: &names})()
+			f.request(b, "filter", nodesRequest(members[i], f.names...))()
 		}
-		args := extenderv1.ExtenderArgs{Pod: usualPod("p", 2000), NodeNames: &names}
-		b.Run("filter/"+setting.name, func(b *testing.B) { repeat(b, f.ask("filter", args)) })
-		b.Run("bind/"+setting.name, func(b *testing.B) { f.repeatBind(b, names) })
+		args := nodesRequest(usualPod("p", 2000), f.names...)
+		b.Run("filter/"+setting.name, func(b *testing.B) { repeat(b, f.request(b, "filter", args)) })
+		b.Run("bind/"+setting.name, func(b *testing.B) { f.repeatBind(b) })
 	}
 }

@@ -4,10 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"log/slog"
-	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -16,26 +13,18 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/fake"
-	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
-	"github.com/gpushare/gpushare/pkg/cluster"
-	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/metrics"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
 func TestMain(m *testing.M) {
@@ -43,123 +32,146 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// fixture is the extender's router over a running cluster.Cluster that has the given objects.
-type fixture struct {
-	t        testing.TB
-	client   kubernetes.Interface
-	cluster  *cluster.Cluster
-	registry *prometheus.Registry
-	observer *watchful
-	handler  http.Handler
-	// serial is the number of pods that repeatBind has made.
-	serial int
+var verbs = []string{"filter", "prioritize", "bind", "preempt"}
+
+type (
+	filterResult = extenderv1.ExtenderFilterResult
+	bindResult   = extenderv1.ExtenderBindingResult
+)
+
+// fakeScheduler is a Scheduler. Without a function that replaces them, its calls succeed: every node passes.
+type fakeScheduler struct {
+	filter     func(nodes []string) scheduling.FilterResult
+	prioritize func(nodes []string) []int64
+	bind       func(ctx context.Context, request scheduling.BindRequest) error
+	preempt    func(proposed map[string]preemption.Victims) map[string]preemption.Victims
+	nodes      []ledger.Node
+
+	mu sync.Mutex
+	// err is the error of each call.
+	err error
+	// calls is the number of calls except Ready.
+	calls int
 }
 
-// watchful counts panics in addition to the metrics. No input may cause a panic.
-type watchful struct {
-	*metrics.Extender
-	mu     sync.Mutex
-	panics int
+// called counts a call and returns its error.
+func (f *fakeScheduler) called() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls++
+	return f.err
 }
 
-func (w *watchful) Answered(verb, outcome string, took time.Duration) {
-	w.Extender.Answered(verb, outcome, took)
-	if outcome == OutcomePanic {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.panics++
+func (f *fakeScheduler) Ready() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.err
+}
+
+func (f *fakeScheduler) Filter(_ *corev1.Pod, nodes []string) (scheduling.FilterResult, error) {
+	err := f.called()
+	if f.filter != nil {
+		return f.filter(nodes), err
 	}
+	return scheduling.FilterResult{Nodes: nodes, Passed: candidates(len(nodes))}, err
 }
 
-func start(t testing.TB, objects ...runtime.Object) *fixture {
-	t.Helper()
-	return startWith(t, cluster.GangOptions{}, objects...)
-}
-
-func startWith(t testing.TB, gangs cluster.GangOptions, objects ...runtime.Object) *fixture {
-	t.Helper()
-	client := fake.NewClientset(objects...)
-	f := &fixture{t: t, client: client, registry: prometheus.NewRegistry()}
-	f.observer = &watchful{Extender: metrics.NewExtender(f.registry)}
-	state, err := cluster.New(cluster.Options{
-		Client: client, API: api{client}, Recorder: &record.FakeRecorder{}, Observer: f.observer.Extender,
-		CardPolicy: placement.Binpack, BindTimeout: 10 * time.Second, Clock: clock.RealClock{}, Gangs: gangs,
-	})
-	if err != nil {
-		t.Fatal(err)
+func (f *fakeScheduler) Prioritize(_ *corev1.Pod, nodes []string) ([]int64, error) {
+	err := f.called()
+	if f.prioritize != nil {
+		return f.prioritize(nodes), err
 	}
-	f.cluster = state
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- state.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run: %v", err)
+	return make([]int64, len(nodes)), err
+}
+
+func (f *fakeScheduler) Bind(ctx context.Context, request scheduling.BindRequest) error {
+	err := f.called()
+	if f.bind != nil {
+		return f.bind(ctx, request)
+	}
+	return err
+}
+
+func (f *fakeScheduler) Preempt(_ context.Context, _ *corev1.Pod, proposed map[string]preemption.Victims) (map[string]preemption.Victims, error) {
+	err := f.called()
+	if f.preempt != nil {
+		return f.preempt(proposed), err
+	}
+	return proposed, err
+}
+
+func (f *fakeScheduler) Nodes() []ledger.Node { return f.nodes }
+
+func (f *fakeScheduler) Node(name string) (ledger.Node, bool) {
+	for _, node := range f.nodes {
+		if node.Name == name {
+			return node, true
 		}
-	})
-	await(t, "the ledger to stand", func() bool { return state.Ready() == nil })
-	await(t, "disruption budgets to be known", func() bool {
-		_, err := state.Preempt(ctx, newPod("probe", 1), nil)
-		return err == nil
-	})
-	metrics.NewLedger(f.registry, state.Ledger(), state.Ready, true)
-	f.handler = f.over(state)
-	return f
+	}
+	return ledger.Node{}, false
 }
 
-// over returns the router over another Cluster.
-func (f *fixture) over(c Cluster) http.Handler { return NewServer(f.options(c)).Handler() }
-
-func (f *fixture) options(c Cluster) Options {
-	return Options{
-		Cluster: c, Observer: f.observer, Metrics: promhttp.HandlerFor(f.registry, promhttp.HandlerOpts{}),
-		CardPolicy: placement.Binpack, NodePolicy: placement.Binpack, StopTimeout: 10 * time.Second,
+// candidates returns the first n positions.
+func candidates(n int) []placement.Candidate {
+	out := make([]placement.Candidate, n)
+	for i := range out {
+		out[i].Node = i
 	}
+	return out
+}
+
+// fakeObserver is an Observer.
+type fakeObserver struct {
+	mu sync.Mutex
+	// answered counts the calls by verb and outcome, such as "bind ok".
+	answered map[string]int
+	// expires is the expiry of each certificate.
+	expires map[string]time.Time
+}
+
+func (o *fakeObserver) Answered(verb, outcome string, _ time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.answered[verb+" "+outcome]++
+}
+
+func (o *fakeObserver) CertificateExpires(certificate string, at time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.expires[certificate] = at
+}
+
+// count returns the number of calls by verb and outcome.
+func (o *fakeObserver) count(what string) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.answered[what]
+}
+
+// newObserver returns a fakeObserver.
+func newObserver() *fakeObserver {
+	return &fakeObserver{answered: map[string]int{}, expires: map[string]time.Time{}}
+}
+
+// newServer returns a Server over the Scheduler. change, if given, changes its Options before.
+func newServer(s Scheduler, change ...func(*Options)) *Server {
+	o := Options{
+		Scheduler: s, Observer: newObserver(), StopTimeout: 10 * time.Second,
+		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("a metric\n")) }),
+	}
+	for _, c := range change {
+		c(&o)
+	}
+	return NewServer(o)
 }
 
 func await(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("gave up waiting for %s", what)
+			t.Fatalf("timed out waiting: %s", what)
 		}
 	}
-}
-
-// api binds through the fake client in the way of the API server.
-type api struct{ client kubernetes.Interface }
-
-func (a api) Bind(ctx context.Context, binding *corev1.Binding) error {
-	pod, err := a.Pod(ctx, binding.Namespace, binding.Name)
-	if err != nil {
-		return err
-	}
-	if pod.UID != binding.UID || pod.Spec.NodeName != "" {
-		return apierrors.NewConflict(corev1.Resource("pods"), binding.Name, errors.New("precondition failed"))
-	}
-	pod.Spec.NodeName, pod.Annotations = binding.Target.Name, binding.Annotations
-	_, err = a.client.CoreV1().Pods(binding.Namespace).Update(ctx, pod, metav1.UpdateOptions{})
-	return err
-}
-
-func (a api) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
-	return a.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
-}
-
-func (a api) PodsOn(context.Context, string) ([]corev1.Pod, error) {
-	return nil, errors.New("no terms here")
-}
-
-func (a api) Evict(context.Context, gpu.Pod, bool) error { return errors.New("no eviction expected") }
-
-func (a api) AnnotateNode(context.Context, string, string, string) error { return nil }
-
-// call sends a request through the router.
-func (f *fixture) call(method, path, body string) *httptest.ResponseRecorder {
-	w := httptest.NewRecorder()
-	f.handler.ServeHTTP(w, newRequest(method, path, body))
-	return w
 }
 
 // newRequest returns a request in the form that kube-scheduler sends.
@@ -169,13 +181,29 @@ func newRequest(method, path, body string) *http.Request {
 	return r
 }
 
-func (f *fixture) post(verb string, args any) *httptest.ResponseRecorder {
-	f.t.Helper()
-	body, err := json.Marshal(args)
+// serveOne returns the handler's answer to the request.
+func serveOne(h http.Handler, r *http.Request) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+func get(h http.Handler, path string) *httptest.ResponseRecorder {
+	return serveOne(h, newRequest(http.MethodGet, path, ""))
+}
+
+func post(h http.Handler, verb, body string) *httptest.ResponseRecorder {
+	return serveOne(h, newRequest(http.MethodPost, Prefix+"/"+verb, body))
+}
+
+// text returns the value as JSON.
+func text(t testing.TB, value any) string {
+	t.Helper()
+	data, err := json.Marshal(value)
 	if err != nil {
-		f.t.Fatal(err)
+		t.Fatal(err)
 	}
-	return f.call(http.MethodPost, Prefix+"/"+verb, string(body))
+	return string(data)
 }
 
 // answer decodes a JSON answer strictly, and checks its status.
@@ -191,7 +219,7 @@ func answer[T any](t testing.TB, w *httptest.ResponseRecorder, status int) T {
 	decoder := json.NewDecoder(bytes.NewReader(w.Body.Bytes()))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&out); err != nil {
-		t.Fatalf("the answer can't be read: %v: %s", err, w.Body)
+		t.Fatalf("decoding the answer: %v: %s", err, w.Body)
 	}
 	return out
 }
@@ -202,78 +230,61 @@ func newPod(name string, request int64) *corev1.Pod {
 		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}}},
 	}
 	if request > 0 {
-		pod.Spec.Containers[0].Resources.Limits = amount(protocol.ResourceMemory, request)
+		pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(request, resource.DecimalSI)}
 	}
 	return pod
 }
 
-func boundPod(name string, request int64, node string, card int) *corev1.Pod {
-	pod := newPod(name, request)
-	pod.Spec.NodeName = node
-	pod.Annotations = protocol.Assignment{Card: card, Request: gpu.Memory(request), AssumeTime: time.Unix(1, 0)}.Annotations()
-	return pod
+// nodesRequest returns the arguments of filter and prioritize for a pod and the names of the candidate nodes.
+func nodesRequest(pod *corev1.Pod, names ...string) extenderv1.ExtenderArgs {
+	return extenderv1.ExtenderArgs{Pod: pod, NodeNames: &names}
 }
 
-func amount(name corev1.ResourceName, n int64) corev1.ResourceList {
-	return corev1.ResourceList{name: *resource.NewQuantity(n, resource.DecimalSI)}
+// wholeNodes returns the same arguments with Node objects.
+func wholeNodes(args extenderv1.ExtenderArgs) extenderv1.ExtenderArgs {
+	nodes := &corev1.NodeList{}
+	for _, name := range *args.NodeNames {
+		nodes.Items = append(nodes.Items, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"of": name}}})
+	}
+	return extenderv1.ExtenderArgs{Pod: args.Pod, Nodes: nodes}
 }
 
-// newNode returns a node with cards of the given sizes in MiB. A negative size makes an unhealthy card.
-func newNode(t testing.TB, name string, cards ...int64) *corev1.Node {
+func bindArgs(pod *corev1.Pod, node string) extenderv1.ExtenderBindingArgs {
+	return extenderv1.ExtenderBindingArgs{PodNamespace: pod.Namespace, PodName: pod.Name, PodUID: pod.UID, Node: node}
+}
+
+// validBodies returns a valid request for each verb.
+func validBodies(t testing.TB) map[string]string {
+	pod := newPod("p", 10)
+	nodes := text(t, nodesRequest(pod, "n1"))
+	return map[string]string{
+		"filter": nodes, "prioritize": nodes, "bind": text(t, bindArgs(pod, "n1")),
+		"preempt": text(t, extenderv1.ExtenderPreemptionArgs{Pod: pod, NodeNameToMetaVictims: meta("n1", 0, "uid-a")}),
+	}
+}
+
+// errorOf returns the error of a verb's answer, from the field or the body that kube-scheduler reads. status is the status
+// that a verb without such a field must answer.
+func errorOf(t testing.TB, verb string, w *httptest.ResponseRecorder, status int) string {
 	t.Helper()
-	inventory, sum := protocol.Inventory{Unit: gpu.MiB}, int64(0)
-	for i, memory := range cards {
-		card := gpu.Card{Index: i, Memory: gpu.Memory(max(memory, -memory)), NUMANode: gpu.NoNUMANode}
-		if memory < 0 {
-			card.Unhealthy = "Xid 79"
+	switch verb {
+	case "filter":
+		return answer[filterResult](t, w, http.StatusOK).Error
+	case "bind":
+		return answer[bindResult](t, w, http.StatusOK).Error
+	}
+	if w.Code != status {
+		t.Errorf("%s: status %d, want %d", verb, w.Code, status)
+	}
+	return strings.TrimSpace(w.Body.String())
+}
+
+// wantErrors expects this error from each verb.
+func wantErrors(t *testing.T, h http.Handler, want string, status int) {
+	t.Helper()
+	for verb, body := range validBodies(t) {
+		if got := errorOf(t, verb, post(h, verb, body), status); got != want {
+			t.Errorf("%s: %q, want %q", verb, got, want)
 		}
-		inventory.Cards = append(inventory.Cards, card)
-		sum += int64(card.Memory)
-	}
-	annotation, err := inventory.Annotation()
-	if err != nil {
-		t.Fatal(err)
-	}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
-		Name: name, Annotations: map[string]string{protocol.AnnotationInventory: annotation},
-	}}
-	node.Status.Capacity = amount(protocol.ResourceMemory, sum)
-	node.Status.Allocatable = amount(corev1.ResourcePods, 100)
-	maps.Copy(node.Status.Allocatable, node.Status.Capacity)
-	return node
-}
-
-// seedsFigure is the filter figure of the existing extender's design document, with a request of 8138 MiB. n1 has 4069 MiB
-// free in total, n2 has 4069 MiB free on each card, and n3 has 8138 MiB free on one card.
-func seedsFigure(t testing.TB) []runtime.Object {
-	return []runtime.Object{
-		newNode(t, "n1", 16276, 16276), boundPod("a", 16276, "n1", 0), boundPod("b", 12207, "n1", 1),
-		newNode(t, "n2", 16276, 16276), boundPod("c", 12207, "n2", 0), boundPod("d", 12207, "n2", 1),
-		newNode(t, "n3", 16276, 16276), boundPod("e", 8138, "n3", 0), boundPod("f", 16276, "n3", 1),
 	}
 }
-
-// broken is a Cluster that panics in every call except Ready.
-type broken struct{ Cluster }
-
-func (broken) Ready() error { return nil }
-
-func (broken) Preempt(context.Context, *corev1.Pod, map[string]preemption.Victims) (map[string]preemption.Victims, error) {
-	panic("never said")
-}
-
-func (broken) Bind(context.Context, cluster.BindRequest) error {
-	var nothing *int
-	return fmt.Errorf("never said: %d", *nothing)
-}
-
-// unready is a Cluster that is not synced.
-type unready struct{ Cluster }
-
-func (unready) Ready() error { return cluster.ErrNotReady }
-
-func (unready) Preempt(context.Context, *corev1.Pod, map[string]preemption.Victims) (map[string]preemption.Victims, error) {
-	return nil, cluster.ErrNotReady
-}
-
-func (unready) Bind(context.Context, cluster.BindRequest) error { return cluster.ErrNotReady }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -20,14 +19,13 @@ import (
 
 // Incomplete bodies count too: a client that sends much and never completes its request can't exhaust the memory. The memory
 // is free again once the client has disconnected.
-func TestAFloodOfLargeRequests(t *testing.T) {
-	f := start(t, newNode(t, "n1", 100))
-	server := NewServer(f.options(f.cluster))
+func TestManyLargeBodies(t *testing.T) {
+	server := newServer(&fakeScheduler{})
 	const half = 600 << 10
-	body := text(t, extenderv1.ExtenderArgs{Pod: newPod("p", 1), NodeNames: names("n1")})
+	body := validBodies(t)["filter"]
 	// Room for half of two large bodies, and half of a small one.
 	server.bodies.limit = int64(2*half + len(body)/2)
-	server.slowest = time.Hour // The flood must not time out.
+	server.readTimeout = time.Hour // The flood must not time out.
 	s := serve(t, server)
 	ask := func() string {
 		response, err := http.Post("http://"+s.address+Prefix+"/filter", "application/json", strings.NewReader(body))
@@ -45,36 +43,35 @@ func TestAFloodOfLargeRequests(t *testing.T) {
 		t.Fatalf("before: %s", got)
 	}
 
-	flood := fmt.Sprintf("POST %s/filter HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n\"%s", Prefix, 2*half, strings.Repeat("x", half-1))
+	flood := rawPost("filter", 2*half, `"`+strings.Repeat("x", half-1))
 	first, second := s.dial(t, flood), s.dial(t, flood)
-	// A request that is sent together with the flood's last bytes could cause the flood to be refused instead.
+	// Before that, the flood could be rejected instead.
 	await(t, "the flood is counted", func() bool { return server.bodies.read.Load() == 2*half })
 	if got := ask(); !strings.Contains(got, "too many large requests at once") {
 		t.Errorf("under the flood: %s", got)
 	}
-	if got := get(t, http.DefaultClient, "http://"+s.address+"/livez"); got != "ok\n" {
+	if got := fetch(t, http.DefaultClient, "http://"+s.address+"/livez"); got != "ok\n" {
 		t.Errorf("livez under the flood: %s", got)
 	}
 	first.Close()
 	second.Close()
 	await(t, "an answer after the flood", func() bool { return strings.Contains(ask(), `"NodeNames":["n1"]`) })
-	await(t, "nothing is counted any more", func() bool { return server.bodies.read.Load() == 0 })
+	await(t, "no body is counted any more", func() bool { return server.bodies.read.Load() == 0 })
 }
 
 // Few bytes can decode to many: "null," in a list of containers has five bytes, and becomes four hundred. Whole nodes of a
 // normal cluster find room.
-func TestBodiesThatBecomeLarge(t *testing.T) {
-	f := start(t, newNode(t, "n1", 100))
+func TestBodyWithManyValues(t *testing.T) {
+	h := newServer(&fakeScheduler{}).Handler()
 	pod := `{"metadata":{"name":"p","namespace":"d","uid":"u"},"spec":{"containers":[{"resources":{"limits":{"aliyun.com/gpu-mem":"1"}}}]}}`
 	list := func(element string) string { return "[" + strings.Repeat(element+",", 1<<20) + element + "]" }
 	for name, body := range map[string]string{
-		"nulls for containers": `{"Pod":{"spec":{"containers":` + list("null") + `}}}`,
-		"nothing for nodes":    `{"Pod":` + pod + `,"Nodes":{"items":` + list("{}") + `}}`,
-		"lists in a list":      `{"Pod":{"spec":{"tolerations":` + list("[]") + `}}}`,
-		"no end of names":      `{"Pod":` + pod + `,"NodeNames":` + strings.ReplaceAll(list("{}"), "{}", `""`) + `,"x":` + list("1") + `}`,
+		"nulls for containers":    `{"Pod":{"spec":{"containers":` + list("null") + `}}}`,
+		"empty objects for nodes": `{"Pod":` + pod + `,"Nodes":{"items":` + list("{}") + `}}`,
+		"lists in a list":         `{"Pod":{"spec":{"tolerations":` + list("[]") + `}}}`,
+		"many names":              `{"Pod":` + pod + `,"NodeNames":` + strings.ReplaceAll(list("{}"), "{}", `""`) + `,"x":` + list("1") + `}`,
 	} {
-		w := f.call(http.MethodPost, Prefix+"/filter", body)
-		got := answer[filterResult](t, w, 200).Error
+		got := answer[filterResult](t, post(h, "filter", body), 200).Error
 		if want := errTooMany.Error(); got != want {
 			t.Errorf("%s: %.300q, want %q", name, got, want)
 		}
@@ -82,7 +79,7 @@ func TestBodiesThatBecomeLarge(t *testing.T) {
 
 	args := extenderv1.ExtenderArgs{Pod: newPod("p", 1), Nodes: &corev1.NodeList{}}
 	for i := range 800 {
-		node := newNode(t, fmt.Sprintf("node-%d", i), 100, 100, 100, 100, 100, 100, 100, 100)
+		node := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-%d", i), Annotations: map[string]string{"inventory": strings.Repeat("x", 1000)}}}
 		for j := range 50 {
 			digest := fmt.Sprintf("registry.example/team/image-%d@sha256:%064d", j, j)
 			node.Status.Images = append(node.Status.Images, corev1.ContainerImage{Names: []string{digest, digest[:40] + ":v1"}, SizeBytes: 1})
@@ -91,9 +88,9 @@ func TestBodiesThatBecomeLarge(t *testing.T) {
 			node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{Type: "Ready", Reason: "some", Message: "words"})
 			node.ManagedFields = append(node.ManagedFields, metav1.ManagedFieldsEntry{Manager: "kubelet"})
 		}
-		args.Nodes.Items = append(args.Nodes.Items, *node)
+		args.Nodes.Items = append(args.Nodes.Items, node)
 	}
-	if got := answer[extenderv1.ExtenderFilterResult](t, f.post("filter", args), 200); got.Error != "" {
+	if got := answer[filterResult](t, post(h, "filter", text(t, args)), 200); got.Error != "" {
 		t.Errorf("whole nodes, %d MiB of them: %s", len(text(t, args))>>20, got.Error)
 	}
 }
@@ -119,7 +116,7 @@ func TestWeigh(t *testing.T) {
 		}
 	}
 	if got := weigh([]byte(strings.Repeat("[", 1<<20)), 1000); got <= 1000 || got > 2000 {
-		t.Errorf("what is over the limit: %d", got)
+		t.Errorf("above the limit: %d", got)
 	}
 }
 
@@ -141,27 +138,20 @@ func (l *logText) has(what string) bool {
 	return strings.Contains(l.text.String(), what)
 }
 
-// A client that can connect can't fill the log. Other messages of the server are logged.
-func TestClientsWithoutTLSFillNoLog(t *testing.T) {
-	ca := newAuthority(t)
-	certFile, keyFile := ca.issue("server", 2)
-	config, err := ServerTLS(certFile, keyFile, "", func(time.Time) {})
-	if err != nil {
-		t.Fatal(err)
-	}
+// Any client that can connect can cause failed handshakes, so by default these are not logged. Other errors of the server
+// are.
+func TestHandshakeLog(t *testing.T) {
+	config := newAuthority(t).serverTLS("", ignoreExpiry)
 	for verbosity, want := range map[int]bool{0: false, 2: true} {
 		var text logText
 		logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(verbosity), textlogger.Output(&text)))
-		f := start(t, newNode(t, "n1", 100))
-		options := f.options(f.cluster)
-		options.TLS = config
-		s := serveWith(klog.NewContext(context.Background(), logger), t, NewServer(options))
-		conn := s.dial(t, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
-		if _, err := io.ReadAll(conn); isTimeout(err) {
+		server := newServer(&fakeScheduler{}, func(o *Options) { o.TLS = config })
+		s := serveWith(klog.NewContext(context.Background(), logger), t, server.Serve)
+		if _, err := io.ReadAll(s.dial(t, rawLivez)); isTimeout(err) {
 			t.Error(err)
 		}
 		if want {
-			await(t, "the client to be told of", func() bool { return text.has("TLS handshake error") })
+			await(t, "the failed handshake is logged", func() bool { return text.has("TLS handshake error") })
 		}
 		s.stop()
 		s.wantEnd(t)
@@ -169,28 +159,23 @@ func TestClientsWithoutTLSFillNoLog(t *testing.T) {
 			t.Errorf("verbosity %d: logged %t, want %t", verbosity, !want, want)
 		}
 		if _, err := (serverLog{logger}).Write([]byte("http: panic serving 192.0.2.1:1\n")); err != nil || !text.has("panic serving") {
-			t.Errorf("a panic isn't told (%v)", err)
+			t.Errorf("a panic isn't logged (%v)", err)
 		}
 	}
 }
 
 // Clients that request the whole cluster and don't read the answer can't keep any number of answers in memory.
-func TestAFloodOfReaders(t *testing.T) {
-	f := start(t, newNode(t, "n1", 100))
-	options := f.options(f.cluster)
-	begun, letGo := make(chan struct{}), make(chan struct{})
-	options.Metrics = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-		begun <- struct{}{}
-		<-letGo
+func TestManyReaders(t *testing.T) {
+	begun, release := make(chan struct{}), make(chan struct{})
+	server := newServer(&fakeScheduler{}, func(o *Options) {
+		o.Metrics = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+			begun <- struct{}{}
+			<-release
+		})
 	})
-	server := NewServer(options)
-	// The limit is common to both addresses.
+	// Both addresses have one limit.
 	handlers := []http.Handler{server.Handler(), server.HealthHandler()}
-	ask := func(i int, path string) int {
-		w := httptest.NewRecorder()
-		handlers[i%2].ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
-		return w.Code
-	}
+	ask := func(i int, path string) int { return get(handlers[i%2], path).Code }
 	ended := make(chan int)
 	for i := range maxReaders {
 		go func() { ended <- ask(i, "/metrics") }()
@@ -204,7 +189,7 @@ func TestAFloodOfReaders(t *testing.T) {
 			t.Errorf("livez meanwhile: %d", got)
 		}
 	}
-	close(letGo)
+	close(release)
 	for range maxReaders {
 		if got := <-ended; got != http.StatusOK {
 			t.Errorf("one of the first: %d", got)

@@ -11,7 +11,6 @@ import (
 	"math/big"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,7 +18,7 @@ import (
 	"time"
 )
 
-// authority is a CA for the duration of a test.
+// authority is a CA.
 type authority struct {
 	t    *testing.T
 	dir  string
@@ -114,12 +113,23 @@ func (a *authority) client(certFile, keyFile string) *http.Client {
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}}
 }
 
+// serverTLS returns the configuration of a server with a certificate of the CA. clientCA is the file of the CA for clients,
+// empty if they need no certificate.
+func (a *authority) serverTLS(clientCA string, expires func(time.Time)) *tls.Config {
+	a.t.Helper()
+	cert, key := a.issue("server", 2)
+	config, err := ServerTLS(cert, key, clientCA, expires)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return config
+}
+
+func ignoreExpiry(time.Time) {}
+
 func serveTLS(t *testing.T, config *tls.Config) serving {
 	t.Helper()
-	f := start(t, newNode(t, "n1", 100))
-	options := f.options(f.cluster)
-	options.TLS = config
-	s := serve(t, NewServer(options))
+	s := serve(t, newServer(&fakeScheduler{}, func(o *Options) { o.TLS = config }))
 	t.Cleanup(func() {
 		s.stop()
 		s.wantEnd(t)
@@ -127,57 +137,48 @@ func serveTLS(t *testing.T, config *tls.Config) serving {
 	return s
 }
 
-// refusal returns the error that a client gets if it sends nothing after its handshake. The client's part of a handshake
+// rejection returns the error that a client gets if it sends nothing after its handshake. The client's part of a handshake
 // ends before the server has checked the certificate. A client that had already sent a request could get a connection reset
 // instead of the reason.
-func (s serving) refusal(client *http.Client) string {
+func (s serving) rejection(client *http.Client) string {
 	conn, err := tls.Dial("tcp", s.address, client.Transport.(*http.Transport).TLSClientConfig)
 	if err != nil {
 		return err.Error()
 	}
 	defer conn.Close()
-	_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second)) // A client that is not refused gets no answer either.
+	_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second)) // An accepted client gets no answer either.
 	_, err = conn.Read(make([]byte, 1))
 	return err.Error()
 }
 
-func TestClientsMustShowACertificateOfTheCA(t *testing.T) {
+func TestClientCertificate(t *testing.T) {
 	ours, theirs := newAuthority(t), newAuthority(t)
-	cert, key := ours.issue("server", 2)
-	config, err := ServerTLS(cert, key, ours.caFile(), func(time.Time) {})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := serveTLS(t, config)
+	s := serveTLS(t, ours.serverTLS(ours.caFile(), ignoreExpiry))
 	url := "https://" + s.address + "/livez"
 
-	if got := get(t, ours.client(ours.issue("scheduler", 3)), url); got != "ok\n" {
+	if got := fetch(t, ours.client(ours.issue("scheduler", 3)), url); got != "ok\n" {
 		t.Errorf("a client of the CA: %s", got)
 	}
-	if got := s.refusal(ours.client("", "")); !strings.Contains(got, "certificate required") {
+	if got := s.rejection(ours.client("", "")); !strings.Contains(got, "certificate required") {
 		t.Errorf("a client without certificate: %s", got)
 	}
-	if got := s.refusal(ours.client(theirs.issue("stranger", 4))); !strings.Contains(got, "tls: ") {
+	if got := s.rejection(ours.client(theirs.issue("other", 4))); !strings.Contains(got, "tls: ") {
 		t.Errorf("a client of another CA: %s", got)
 	}
 	old := ours.client(ours.issue("scheduler", 5))
 	old.Transport.(*http.Transport).TLSClientConfig.MaxVersion = tls.VersionTLS12
-	if got := s.refusal(old); !strings.Contains(got, "protocol version") {
+	if got := s.rejection(old); !strings.Contains(got, "protocol version") {
 		t.Errorf("TLS 1.2: %s", got)
 	}
-	if got := get(t, http.DefaultClient, "http://"+s.address+"/livez"); got == "ok\n" {
+	if got := fetch(t, http.DefaultClient, "http://"+s.address+"/livez"); got == "ok\n" {
 		t.Errorf("plain HTTP: %s", got)
 	}
 }
 
-func TestTheCertificateIsReadAgain(t *testing.T) {
+// New connections use a changed certificate.
+func TestCertificateReload(t *testing.T) {
 	ca := newAuthority(t)
-	cert, key := ca.issue("server", 2)
-	config, err := ServerTLS(cert, key, "", func(time.Time) {})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := serveTLS(t, config)
+	s := serveTLS(t, ca.serverTLS("", ignoreExpiry))
 	client := ca.client("", "")
 	serial := func() int64 {
 		response, err := client.Get("https://" + s.address + "/livez")
@@ -192,34 +193,18 @@ func TestTheCertificateIsReadAgain(t *testing.T) {
 	}
 	ca.issue("server", 3)
 	await(t, "the new certificate", func() bool { return serial() == 3 })
-	// After half of a change, the previous certificate stays in use. The complete change is used once it is there.
-	writeFile(t, cert, []byte("half of"))
-	files := &tlsFiles{cert: cert, key: key, expires: func(time.Time) {}}
-	if _, err := files.config(nil); err == nil {
-		t.Error("a broken certificate was read at the start")
-	}
-	if got := serial(); got != 3 {
-		t.Errorf("serial %d, want 3", got)
-	}
-	ca.issue("server", 5)
-	await(t, "the certificate after that", func() bool { return serial() == 5 })
 }
 
 // After the CA is replaced, clients of the new CA are admitted. Clients of the previous CA are not, even with a resumed
 // session.
-func TestTheClientCAIsReadAgain(t *testing.T) {
+func TestClientCAReload(t *testing.T) {
 	ours, theirs := newAuthority(t), newAuthority(t)
-	cert, key := ours.issue("server", 2)
 	clientCA := filepath.Join(t.TempDir(), "clients.crt")
 	admit := func(a *authority) {
 		writeFile(t, clientCA, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw}))
 	}
 	admit(ours)
-	config, err := ServerTLS(cert, key, clientCA, func(time.Time) {})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := serveTLS(t, config)
+	s := serveTLS(t, ours.serverTLS(clientCA, ignoreExpiry))
 	url := "https://" + s.address + "/livez"
 	// Both clients trust the server's CA, regardless of the CA of their own certificate.
 	client := func(a *authority) *http.Client {
@@ -229,42 +214,36 @@ func TestTheClientCAIsReadAgain(t *testing.T) {
 	}
 	before, after := client(ours), client(theirs)
 	for range 2 { // The second connection resumes the session.
-		if got := get(t, before, url); got != "ok\n" {
+		if got := fetch(t, before, url); got != "ok\n" {
 			t.Fatalf("a client of the first CA: %s", got)
 		}
 	}
 	admit(theirs)
-	await(t, "the new CA's client is admitted", func() bool { return get(t, after, url) == "ok\n" })
-	if got := get(t, before, url); got == "ok\n" {
-		t.Error("a client of the CA before is still admitted")
+	await(t, "a client of the new CA is admitted", func() bool { return fetch(t, after, url) == "ok\n" })
+	if got := fetch(t, before, url); got == "ok\n" {
+		t.Error("a client of the previous CA is still admitted")
 	}
 }
 
 // The expiry metric follows a certificate that is replaced while no client connects.
-func TestExpiryOfACertificateThatNoClientHasSeen(t *testing.T) {
+func TestExpiryWithoutClients(t *testing.T) {
 	ca := newAuthority(t)
-	cert, key := ca.issue("server", 2)
-	var expiries []time.Time
-	config, err := ServerTLS(cert, key, "", func(at time.Time) { expiries = append(expiries, at) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := start(t, newNode(t, "n1", 100))
-	options := f.options(f.cluster)
-	options.TLS = config
-	handler := NewServer(options).HealthHandler()
+	expiries := 0
+	config := ca.serverTLS("", func(time.Time) { expiries++ })
+	h := newServer(&fakeScheduler{}, func(o *Options) { o.TLS = config }).HealthHandler()
 	ca.issue("server", 3)
-	await(t, "the new certificate", func() bool {
-		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/metrics", nil))
-		return len(expiries) == 2
+	await(t, "the new certificate is read", func() bool {
+		get(h, "/metrics")
+		return expiries == 2
 	})
 }
 
-func TestABrokenChangeLeavesTheCertificateBefore(t *testing.T) {
+// Files that can't be used, such as half of a change, leave the previous configuration in use.
+func TestUnusableChange(t *testing.T) {
 	ca := newAuthority(t)
 	cert, key := ca.issue("server", 2)
 	clientCA := ca.caFile()
-	files := &tlsFiles{cert: cert, key: key, clientCA: clientCA, expires: func(time.Time) {}}
+	files := &tlsFiles{cert: cert, key: key, clientCA: clientCA, expires: ignoreExpiry}
 	first, err := files.config(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -275,34 +254,34 @@ func TestABrokenChangeLeavesTheCertificateBefore(t *testing.T) {
 		"gone":         func() { os.Remove(cert) },
 	} {
 		spoil()
-		files.looked = time.Time{}
+		files.readAt = time.Time{}
 		if got, err := files.config(nil); err != nil || got != first {
-			t.Errorf("%s: %p, %v, want the one before", name, got, err)
+			t.Errorf("%s: %p, %v, want the previous one", name, got, err)
 		}
 	}
 	ca.issue("server", 4)
 	ca.caFile()
-	files.looked = time.Time{}
+	files.readAt = time.Time{}
 	if got, err := files.config(nil); err != nil || got == first {
-		t.Errorf("the whole one isn't read: %v", err)
+		t.Errorf("the complete change isn't used: %v", err)
 	}
 }
 
-func TestTLSFilesThatCannotBeUsed(t *testing.T) {
+func TestUnusableFiles(t *testing.T) {
 	ca := newAuthority(t)
 	cert, key := ca.issue("server", 2)
 	_, otherKey := ca.issue("other", 3)
 	nowhere := filepath.Join(ca.dir, "nowhere")
 	tests := map[string]struct{ cert, key, ca, want string }{
-		"no certificate":              {nowhere, key, "", "--tls-cert-file, --tls-key-file: open " + nowhere},
-		"no key":                      {cert, nowhere, "", "--tls-cert-file, --tls-key-file: open " + nowhere},
-		"a key of another":            {cert, otherKey, "", "private key does not match public key"},
-		"no CA":                       {cert, key, nowhere, "--client-ca-file: open " + nowhere},
-		"a CA file that is no such":   {cert, key, key, "--client-ca-file: no certificate in " + key},
-		"a certificate that is a key": {key, key, "", "--tls-cert-file, --tls-key-file: tls: failed to find certificate"},
+		"no certificate":                  {nowhere, key, "", "--tls-cert-file, --tls-key-file: open " + nowhere},
+		"no key":                          {cert, nowhere, "", "--tls-cert-file, --tls-key-file: open " + nowhere},
+		"the key of another certificate":  {cert, otherKey, "", "private key does not match public key"},
+		"no CA":                           {cert, key, nowhere, "--client-ca-file: open " + nowhere},
+		"a CA file without a certificate": {cert, key, key, "--client-ca-file: no certificate in " + key},
+		"a certificate that is a key":     {key, key, "", "--tls-cert-file, --tls-key-file: tls: failed to find certificate"},
 	}
 	for name, test := range tests {
-		if _, err := ServerTLS(test.cert, test.key, test.ca, func(time.Time) {}); err == nil || !strings.Contains(err.Error(), test.want) {
+		if _, err := ServerTLS(test.cert, test.key, test.ca, ignoreExpiry); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v, want %q", name, err, test.want)
 		}
 	}

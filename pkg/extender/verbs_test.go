@@ -1,9 +1,10 @@
 package extender
 
 import (
+	"context"
+	"errors"
 	"net/http"
-	"net/http/httptest"
-	"strings"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -11,252 +12,291 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
-	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/preemption"
+	"github.com/gpushare/gpushare/pkg/scheduling"
 	"github.com/gpushare/gpushare/pkg/version"
 )
 
-type filterResult = extenderv1.ExtenderFilterResult
-
-func names(of ...string) *[]string { return &of }
-
-func TestFilterTheSeedsFigure(t *testing.T) {
-	f := start(t, seedsFigure(t)...)
-	got := answer[filterResult](t, f.post("filter", extenderv1.ExtenderArgs{Pod: newPod("p", 8138), NodeNames: names("n1", "n2", "n3")}), 200)
-	want := filterResult{
-		NodeNames: names("n3"),
-		FailedNodes: extenderv1.FailedNodesMap{
-			"n1": "no GPU card has enough free memory", "n2": "no GPU card has enough free memory, though the node's cards together have",
-		},
-		FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{},
+// The answer has the form of the request: names or whole nodes. Reasons that preemption can change are in FailedNodes.
+func TestFilter(t *testing.T) {
+	none := extenderv1.FailedNodesMap{}
+	odd := []string{"n1", "", `quoted "n2"`, `n\3`, "n\n4", "<&>", "nü5", "\u2028", "n\x7f6"}
+	oddReasons := slices.Concat([]placement.Reason{placement.Fits}, placement.Reasons(), []placement.Reason{placement.Full})
+	failed, unresolvable := extenderv1.FailedNodesMap{}, extenderv1.FailedNodesMap{}
+	for i, reason := range oddReasons {
+		switch reason {
+		case placement.Fits:
+		case placement.Fragmented, placement.Full:
+			failed[odd[i]] = reason.String()
+		default:
+			unresolvable[odd[i]] = reason.String()
+		}
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+	tests := map[string]struct {
+		nodes []string
+		// result has all but Nodes.
+		result               scheduling.FilterResult
+		passed               []string
+		failed, unresolvable extenderv1.FailedNodesMap
+	}{
+		"no candidate nodes": {},
+		"every node passes":  {nodes: odd, result: scheduling.FilterResult{Passed: candidates(len(odd))}, passed: odd},
+		"the best nodes in their order": {
+			nodes: odd, result: scheduling.FilterResult{Passed: []placement.Candidate{{Node: 2}, {Node: 0}}}, passed: []string{odd[2], odd[0]},
+		},
+		"every reason": {
+			nodes: odd, result: scheduling.FilterResult{Passed: candidates(1), Reasons: oddReasons},
+			passed: odd[:1], failed: failed, unresolvable: unresolvable,
+		},
+		"empty maps, not null": {
+			nodes: odd[:1], result: scheduling.FilterResult{Passed: candidates(1), Reasons: oddReasons[:1]},
+			passed: odd[:1], failed: none, unresolvable: none,
+		},
+		"a member of a gang passes": {nodes: odd, result: scheduling.FilterResult{Passed: []placement.Candidate{{Node: 1}}}, passed: odd[1:2]},
+		"a member of a gang passes nowhere: the reason is given once": {
+			nodes: odd, result: scheduling.FilterResult{Message: `gang: "so"`}, unresolvable: extenderv1.FailedNodesMap{"n1": `gang: "so"`},
+		},
+		"a member of a gang without candidate nodes": {result: scheduling.FilterResult{Message: "gang: so"}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			h := newServer(&fakeScheduler{filter: func(nodes []string) scheduling.FilterResult {
+				test.result.Nodes = nodes
+				return test.result
+			}}).Handler()
+			args := nodesRequest(newPod("p", 1), test.nodes...)
+			if test.nodes == nil {
+				args.NodeNames = &[]string{}
+			}
+			passed := append([]string{}, test.passed...)
+			want := filterResult{NodeNames: &passed, FailedNodes: test.failed, FailedAndUnresolvableNodes: test.unresolvable}
+			if diff := cmp.Diff(want, answer[filterResult](t, post(h, "filter", text(t, args)), 200)); diff != "" {
+				t.Errorf("names (-want +got):\n%s", diff)
+			}
+			want.NodeNames, want.Nodes = nil, wholeNodes(nodesRequest(nil, passed...)).Nodes
+			got := answer[filterResult](t, post(h, "filter", text(t, wholeNodes(args))), 200)
+			if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" || (got.FailedNodes == nil) != (test.failed == nil) {
+				t.Errorf("whole nodes (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 
-func TestFilterSaysWhyAndWhetherAnybodysLeavingCanHelp(t *testing.T) {
-	whole := newNode(t, "whole", 100)
-	whole.Status.Capacity[protocol.ResourceWholeCard] = amount("x", 1)["x"]
-	f := start(t, newNode(t, "fits", 100), newNode(t, "full", 100), boundPod("a", 60, "full", 0),
-		newNode(t, "small", 49, 49), newNode(t, "ill", 49, -100), whole)
-	for _, request := range []int64{50, 51} { // The reasons don't depend on the size of the request.
-		got := answer[filterResult](t, f.post("filter", extenderv1.ExtenderArgs{
-			Pod: newPod("p", request), NodeNames: names("fits", "full", "small", "ill", "whole", "unknown"),
-		}), 200)
-		want := filterResult{
-			NodeNames:   names("fits"),
-			FailedNodes: extenderv1.FailedNodesMap{"full": placement.Full.String()},
-			FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{
-				"small": placement.TooLarge.String(), "ill": placement.Unhealthy.String(),
-				"whole": placement.WholeCards.String(), "unknown": placement.NotShared.String(),
-			},
+func TestPrioritize(t *testing.T) {
+	h := newServer(&fakeScheduler{prioritize: func(nodes []string) []int64 {
+		return []int64{4, 9, 0}[:len(nodes)]
+	}}).Handler()
+	args := nodesRequest(newPod("p", 1), "n1", "n2", "n3")
+	want := extenderv1.HostPriorityList{{Host: "n1", Score: 4}, {Host: "n2", Score: 9}, {Host: "n3"}}
+	for _, form := range []extenderv1.ExtenderArgs{args, wholeNodes(args)} {
+		if diff := cmp.Diff(want, answer[extenderv1.HostPriorityList](t, post(h, "prioritize", text(t, form)), 200)); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
+	}
+	if got := post(h, "prioritize", text(t, extenderv1.ExtenderArgs{Pod: newPod("p", 1)})).Body.String(); got != "[]\n" {
+		t.Errorf("no candidate nodes: %s", got)
+	}
+}
+
+func TestBind(t *testing.T) {
+	var got scheduling.BindRequest
+	var err error
+	h := newServer(&fakeScheduler{bind: func(_ context.Context, request scheduling.BindRequest) error {
+		got = request
+		return err
+	}}).Handler()
+	body := text(t, bindArgs(newPod("p", 1), "n1"))
+	if w := post(h, "bind", body); w.Body.String() != `{"Error":""}`+"\n" {
+		t.Errorf("answer %s", w.Body)
+	}
+	if want := (scheduling.BindRequest{Namespace: "default", Name: "p", UID: "uid-p", Node: "n1"}); got != want {
+		t.Errorf("request %+v, want %+v", got, want)
+	}
+	err = errors.New("no card")
+	if got := answer[bindResult](t, post(h, "bind", body), 200).Error; got != "no card" {
+		t.Errorf("error %q", got)
+	}
+}
+
+// meta returns a node's victims by their UIDs.
+func meta(node string, violations int64, uids ...string) map[string]*extenderv1.MetaVictims {
+	victims := &extenderv1.MetaVictims{NumPDBViolations: violations}
+	for _, uid := range uids {
+		victims.Pods = append(victims.Pods, &extenderv1.MetaPod{UID: uid})
+	}
+	return map[string]*extenderv1.MetaVictims{node: victims}
+}
+
+func TestPreemptProposal(t *testing.T) {
+	type args = extenderv1.ExtenderPreemptionArgs
+	a, b := newPod("a", 1), newPod("b", 1)
+	two := map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-a", "uid-b"}}}
+	empty := map[string]preemption.Victims{"n1": {}}
+	for name, test := range map[string]struct {
+		args args
+		want map[string]preemption.Victims
+	}{
+		"UIDs":                        {args{NodeNameToMetaVictims: meta("n1", 0, "uid-a", "uid-b")}, two},
+		"whole pods":                  {args{NodeNameToVictims: map[string]*extenderv1.Victims{"n1": {Pods: []*corev1.Pod{a, b}}}}, two},
+		"no victims":                  {args{NodeNameToMetaVictims: meta("n1", 0)}, empty},
+		"null for UIDs":               {args{NodeNameToMetaVictims: map[string]*extenderv1.MetaVictims{"n1": nil}}, empty},
+		"null for whole pods":         {args{NodeNameToVictims: map[string]*extenderv1.Victims{"n1": nil}}, empty},
+		"null for a pod, and no UIDs": {args{NodeNameToVictims: map[string]*extenderv1.Victims{"n1": {Pods: []*corev1.Pod{nil, a, {}, b}}}}, two},
+		"a number of violations":      {args{NodeNameToMetaVictims: meta("n1", 3)}, map[string]preemption.Victims{"n1": {Violations: 3}}},
+		"a negative number":           {args{NodeNameToMetaVictims: meta("n1", -7)}, empty},
+		"no nodes":                    {args{}, map[string]preemption.Victims{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got map[string]preemption.Victims
+			h := newServer(&fakeScheduler{preempt: func(proposed map[string]preemption.Victims) map[string]preemption.Victims {
+				got = proposed
+				return nil
+			}}).Handler()
+			test.args.Pod = newPod("p", 1)
+			// A map, though empty: kube-scheduler reads null and {} alike, other clients may not.
+			if w := post(h, "preempt", text(t, test.args)); w.Code != 200 || w.Body.String() != `{"NodeNameToMetaVictims":{}}`+"\n" {
+				t.Errorf("answer %d %s", w.Code, w.Body)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// The answer names victims by UID in both forms of the request, and leaves out a node without victims.
+func TestPreemptAnswer(t *testing.T) {
+	h := newServer(&fakeScheduler{preempt: func(map[string]preemption.Victims) map[string]preemption.Victims {
+		return map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-a", "uid-b"}, Violations: 1}, "n2": {}}
+	}}).Handler()
+	pod := newPod("p", 1)
+	for _, args := range []extenderv1.ExtenderPreemptionArgs{
+		{Pod: pod, NodeNameToMetaVictims: meta("n1", 0, "x")},
+		{Pod: pod, NodeNameToVictims: map[string]*extenderv1.Victims{"n1": {Pods: []*corev1.Pod{pod}}}},
+	} {
+		got := answer[extenderv1.ExtenderPreemptionResult](t, post(h, "preempt", text(t, args)), 200)
+		if diff := cmp.Diff(meta("n1", 1, "uid-a", "uid-b"), got.NodeNameToMetaVictims); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 	}
 }
 
-func TestFilterAnswersInTheFormInWhichItIsAsked(t *testing.T) {
-	f := start(t, newNode(t, "n1", 100), newNode(t, "n2", 10))
-	nodes := &corev1.NodeList{Items: []corev1.Node{*newNode(t, "n1", 100), *newNode(t, "n2", 10)}}
-	got := answer[filterResult](t, f.post("filter", extenderv1.ExtenderArgs{Pod: newPod("p", 50), Nodes: nodes}), 200)
-	if got.NodeNames != nil || got.Nodes == nil || len(got.Nodes.Items) != 1 {
-		t.Fatalf("answer %+v, want one whole node", got)
+// The test compares the exact text, because scripts of existing users read it. A card that no longer exists is shown as
+// long as a pod holds memory on it, and so is a deleted node; a node that has only a nomination is not.
+func TestInspect(t *testing.T) {
+	allocation := func(name string, card int, memory gpu.Memory) ledger.Allocation {
+		return ledger.Allocation{Pod: gpu.Pod{Namespace: "default", Name: name, Request: memory}, Placement: gpu.On(card, memory)}
 	}
-	if diff := cmp.Diff(nodes.Items[0], got.Nodes.Items[0], cmpopts.EquateEmpty()); diff != "" {
-		t.Errorf("the node changed (-before +after):\n%s", diff)
-	}
-	if got.FailedAndUnresolvableNodes["n2"] != placement.TooLarge.String() {
-		t.Errorf("of n2 it says %v", got.FailedAndUnresolvableNodes)
-	}
-
-	got = answer[filterResult](t, f.post("filter", extenderv1.ExtenderArgs{Pod: newPod("p", 50), NodeNames: names("n2")}), 200)
-	if got.Nodes != nil || got.NodeNames == nil || len(*got.NodeNames) != 0 {
-		t.Errorf("answer %+v, want an empty list of names", got)
-	}
-}
-
-func TestPodsThatAskForNothingPassUntouched(t *testing.T) {
-	f := start(t, newNode(t, "n1", 100))
-	for name, handler := range map[string]http.Handler{"ready": f.handler, "not ready": f.over(unready{f.cluster})} {
-		f.handler = handler
-		got := answer[filterResult](t, f.post("filter", extenderv1.ExtenderArgs{Pod: newPod("p", 0), NodeNames: names("n1", "plain")}), 200)
-		if diff := cmp.Diff(filterResult{NodeNames: names("n1", "plain")}, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
+	cards := func(memory gpu.Memory) ledger.NodeSpec { return ledger.NodeSpec{Cards: []gpu.Card{{Memory: memory}}} }
+	h := newServer(&fakeScheduler{nodes: []ledger.Node{
+		{Name: "deleted", Allocations: []ledger.Allocation{allocation("left", 1, 60)}},
+		{Name: "n1", NodeSpec: cards(100), Allocations: []ledger.Allocation{allocation("a", 0, 60), allocation("b", 7, 10)}},
+		{Name: "n2", NodeSpec: cards(50)},
+		{Name: "nominated"},
+		{Name: "whole", NodeSpec: ledger.NodeSpec{WholeCards: true}},
+	}}).Handler()
+	const (
+		deleted = `{"name":"deleted","totalGPU":0,"usedGPU":60,"devs":[{"id":1,"totalGPU":0,"usedGPU":60,"pods":[{"name":"left","namespace":"default","usedGPU":60}]}]}`
+		n1      = `{"name":"n1","totalGPU":100,"usedGPU":70,"devs":[` +
+			`{"id":0,"totalGPU":100,"usedGPU":60,"pods":[{"name":"a","namespace":"default","usedGPU":60}]},` +
+			`{"id":7,"totalGPU":0,"usedGPU":10,"pods":[{"name":"b","namespace":"default","usedGPU":10}]}]}`
+		n2    = `{"name":"n2","totalGPU":50,"usedGPU":0,"devs":[{"id":0,"totalGPU":50,"usedGPU":0,"pods":[]}]}`
+		whole = `{"name":"whole","totalGPU":0,"usedGPU":0,"devs":[]}`
+	)
+	for path, want := range map[string]string{
+		"":           `{"nodes":[` + deleted + "," + n1 + "," + n2 + "," + whole + `]}`,
+		"/n1":        `{"nodes":[` + n1 + `]}`,
+		"/deleted":   `{"nodes":[` + deleted + `]}`,
+		"/nowhere":   `{"nodes":[],"error":"node \"nowhere\" shares no GPU memory, or doesn't exist"}`,
+		"/nominated": `{"nodes":[],"error":"node \"nominated\" shares no GPU memory, or doesn't exist"}`,
+	} {
+		w := get(h, Prefix+"/inspect"+path)
+		if got := w.Body.String(); got != want+"\n" {
+			t.Errorf("%s:\ngot  %swant %s", path, got, want)
 		}
-		scores := answer[extenderv1.HostPriorityList](t, f.post("prioritize", extenderv1.ExtenderArgs{Pod: newPod("p", 0), NodeNames: names("n1", "plain")}), 200)
-		if diff := cmp.Diff(extenderv1.HostPriorityList{{Host: "n1"}, {Host: "plain"}}, scores); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
-	}
-}
-
-func TestPrioritizeFillsTheFullestCardFirst(t *testing.T) {
-	f := start(t, newNode(t, "empty", 100, 100), newNode(t, "half", 100, 100), boundPod("a", 50, "half", 0), newNode(t, "small", 10))
-	asked := names("empty", "half", "small", "unknown")
-	got := answer[extenderv1.HostPriorityList](t, f.post("prioritize", extenderv1.ExtenderArgs{Pod: newPod("p", 50), NodeNames: asked}), 200)
-	// half: its card is left full (8 of 8), the node half full (1 of 2). empty: half of 8, a quarter of 2.
-	want := extenderv1.HostPriorityList{{Host: "empty", Score: 4}, {Host: "half", Score: 9}, {Host: "small"}, {Host: "unknown"}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	// Whole nodes get the same scores.
-	nodes := &corev1.NodeList{}
-	for _, name := range *asked {
-		nodes.Items = append(nodes.Items, corev1.Node{})
-		nodes.Items[len(nodes.Items)-1].Name = name
-	}
-	got = answer[extenderv1.HostPriorityList](t, f.post("prioritize", extenderv1.ExtenderArgs{Pod: newPod("p", 50), Nodes: nodes}), 200)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("whole nodes (-want +got):\n%s", diff)
-	}
-}
-
-func bindArgs(pod *corev1.Pod, node string) extenderv1.ExtenderBindingArgs {
-	return extenderv1.ExtenderBindingArgs{PodNamespace: pod.Namespace, PodName: pod.Name, PodUID: pod.UID, Node: node}
-}
-
-func TestBindThenInspect(t *testing.T) {
-	pod := newPod("p", 8138)
-	f := start(t, append(seedsFigure(t), pod)...)
-	for range 2 { // A repeated bind succeeds.
-		if got := answer[extenderv1.ExtenderBindingResult](t, f.post("bind", bindArgs(pod, "n3")), 200); got.Error != "" {
-			t.Fatal(got.Error)
-		}
-	}
-	got := answer[inspection](t, f.call(http.MethodGet, Prefix+"/inspect/n3", ""), 200)
-	want := inspection{Nodes: []nodeView{{
-		Name: "n3", TotalGPU: 32552, UsedGPU: 32552,
-		Devs: []cardView{
-			{ID: 0, TotalGPU: 16276, UsedGPU: 16276, Pods: []podView{{"e", "default", 8138}, {"p", "default", 8138}}},
-			{ID: 1, TotalGPU: 16276, UsedGPU: 16276, Pods: []podView{{"f", "default", 16276}}},
-		},
-	}}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-
-	full := newPod("q", 8138)
-	if got := answer[extenderv1.ExtenderBindingResult](t, f.post("bind", bindArgs(full, "n3")), 200); !strings.Contains(got.Error, "not found") {
-		t.Errorf("an unknown pod: %q", got.Error)
-	}
-}
-
-// The test compares the exact text, because scripts of existing users read it.
-func TestInspectKeepsItsShape(t *testing.T) {
-	f := start(t, newNode(t, "n1", 100), boundPod("a", 60, "n1", 0), boundPod("b", 10, "n1", 7), newNode(t, "n2", 50))
-	const want = `{"nodes":[{"name":"n1","totalGPU":100,"usedGPU":70,"devs":[` +
-		`{"id":0,"totalGPU":100,"usedGPU":60,"pods":[{"name":"a","namespace":"default","usedGPU":60}]},` +
-		`{"id":7,"totalGPU":0,"usedGPU":10,"pods":[{"name":"b","namespace":"default","usedGPU":10}]}]},` +
-		`{"name":"n2","totalGPU":50,"usedGPU":0,"devs":[{"id":0,"totalGPU":50,"usedGPU":0,"pods":[]}]}]}` + "\n"
-	if got := f.call(http.MethodGet, Prefix+"/inspect", "").Body.String(); got != want {
-		t.Errorf("got  %swant %s", got, want)
-	}
-	got := answer[inspection](t, f.call(http.MethodGet, Prefix+"/inspect/nowhere", ""), 404)
-	if len(got.Nodes) != 0 || got.Error != `node "nowhere" shares no GPU memory, or doesn't exist` {
-		t.Errorf("an unknown node: %+v", got)
-	}
-}
-
-// A node whose Node object was deleted is shown as long as pods are bound to it.
-func TestInspectShowsWhoIsLeftOnANode(t *testing.T) {
-	waits := newPod("waits", 5)
-	waits.Status.NominatedNodeName = "promised"
-	f := start(t, boundPod("left", 60, "deleted", 1), waits)
-	want := inspection{Nodes: []nodeView{{Name: "deleted", UsedGPU: 60, Devs: []cardView{
-		{ID: 1, UsedGPU: 60, Pods: []podView{{"left", "default", 60}}},
-	}}}}
-	for path, status := range map[string]int{"/inspect": 200, "/inspect/deleted": 200, "/inspect/promised": 404} {
-		got := answer[inspection](t, f.call(http.MethodGet, Prefix+path, ""), status)
-		if status == 404 {
-			if len(got.Nodes) != 0 {
-				t.Errorf("%s: %+v, want no node without pods", path, got)
-			}
-			continue
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", path, diff)
+		if missing := path == "/nowhere" || path == "/nominated"; (w.Code == 404) != missing || !missing && w.Code != 200 {
+			t.Errorf("%s: status %d", path, w.Code)
 		}
 	}
 }
 
-func TestBeforeTheLedgerStands(t *testing.T) {
-	f := start(t, newNode(t, "n1", 100))
-	f.handler = f.over(unready{f.cluster})
-	const why = "the ledger is still being rebuilt from the API server"
-	args := extenderv1.ExtenderArgs{Pod: newPod("p", 10), NodeNames: names("n1")}
-	if got := answer[filterResult](t, f.post("filter", args), 200); got.Error != why || got.NodeNames != nil {
-		t.Errorf("filter: %+v", got)
-	}
-	if got := answer[extenderv1.ExtenderBindingResult](t, f.post("bind", bindArgs(newPod("p", 10), "n1")), 200); got.Error != why {
-		t.Errorf("bind: %+v", got)
-	}
-	if got := answer[inspection](t, f.call(http.MethodGet, Prefix+"/inspect", ""), 503); got.Error != why {
+func TestNotSynced(t *testing.T) {
+	h := newServer(&fakeScheduler{err: clustercache.ErrNotSynced}).Handler()
+	why := clustercache.ErrNotSynced.Error()
+	wantErrors(t, h, why, http.StatusServiceUnavailable)
+	if got := answer[inspection](t, get(h, Prefix+"/inspect"), 503); got.Error != why {
 		t.Errorf("inspect: %+v", got)
 	}
-	for what, w := range map[string]*httptest.ResponseRecorder{
-		"prioritize": f.post("prioritize", args), "preempt": f.post("preempt", args), "readyz": f.call(http.MethodGet, "/readyz", ""),
-	} {
-		if w.Code != http.StatusServiceUnavailable || strings.TrimSpace(w.Body.String()) != why {
-			t.Errorf("%s: %d %s", what, w.Code, w.Body)
+	if w := get(h, "/readyz"); w.Code != 503 || w.Body.String() != why+"\n" {
+		t.Errorf("readyz: %d %s", w.Code, w.Body)
+	}
+	if w := get(h, "/livez"); w.Code != 200 {
+		t.Errorf("livez: %d, though killing the process can't help", w.Code)
+	}
+}
+
+// A standby closes the connection, so that the client's next one may reach the leader. It is ready itself.
+func TestStandby(t *testing.T) {
+	standby := errors.New("this replica is a standby")
+	scheduler := &fakeScheduler{}
+	h := newServer(scheduler, func(o *Options) { o.Answer = func() error { return standby } }).Handler()
+	wantErrors(t, h, standby.Error(), http.StatusServiceUnavailable)
+	for verb, body := range validBodies(t) {
+		if got := post(h, verb, body).Header().Get("Connection"); got != "close" {
+			t.Errorf("%s: Connection %q, want close", verb, got)
 		}
 	}
-	if w := f.call(http.MethodGet, "/livez", ""); w.Code != 200 {
-		t.Errorf("livez: %d: a process that waits is no reason to kill it", w.Code)
+	if w := get(h, "/readyz"); w.Code != http.StatusOK {
+		t.Errorf("readyz: %d %s", w.Code, w.Body)
+	}
+	if scheduler.calls != 0 {
+		t.Errorf("%d calls", scheduler.calls)
+	}
+	standby = nil
+	if got := answer[bindResult](t, post(h, "bind", validBodies(t)["bind"]), 200).Error; got != "" {
+		t.Errorf("bind as leader: %s", got)
+	}
+}
+
+// A panic fails one request only, is counted, and doesn't reveal its cause to the client.
+func TestPanic(t *testing.T) {
+	broken := &fakeScheduler{
+		filter:     func([]string) scheduling.FilterResult { panic("a secret") },
+		prioritize: func([]string) []int64 { panic("a secret") },
+		bind:       func(context.Context, scheduling.BindRequest) error { return errors.New(*(*string)(nil)) },
+		preempt:    func(map[string]preemption.Victims) map[string]preemption.Victims { panic("a secret") },
+	}
+	server := newServer(broken)
+	wantErrors(t, server.Handler(), "internal error, see the extender's log", http.StatusInternalServerError)
+	for _, verb := range verbs {
+		if n := server.Observer.(*fakeObserver).count(verb + " panic"); n != 1 {
+			t.Errorf("%s: %d panics counted, want 1", verb, n)
+		}
+	}
+	broken.filter = nil
+	if got := answer[filterResult](t, post(server.Handler(), "filter", validBodies(t)["filter"]), 200); got.Error != "" || len(*got.NodeNames) != 1 {
+		t.Errorf("the next request: %+v", got)
 	}
 }
 
 func TestHealthVersionAndMetrics(t *testing.T) {
-	f := start(t, newNode(t, "n1", 100), boundPod("a", 60, "n1", 0))
-	for _, path := range []string{"/livez", "/readyz"} {
-		if w := f.call(http.MethodGet, path, ""); w.Code != 200 || w.Body.String() != "ok\n" {
+	server := newServer(&fakeScheduler{})
+	h := server.Handler()
+	for path, want := range map[string]string{"/livez": "ok\n", "/readyz": "ok\n", "/metrics": "a metric\n"} {
+		if w := get(h, path); w.Code != 200 || w.Body.String() != want {
 			t.Errorf("%s: %d %q", path, w.Code, w.Body)
 		}
 	}
-	if got := answer[version.Info](t, f.call(http.MethodGet, "/version", ""), 200); got != version.Get() || got.Version == "" {
+	if got := answer[version.Info](t, get(h, "/version"), 200); got != version.Get() || got.Version == "" {
 		t.Errorf("version %+v", got)
 	}
-	f.post("filter", extenderv1.ExtenderArgs{Pod: newPod("p", 50), NodeNames: names("n1", "n2")})
-	f.call(http.MethodPost, Prefix+"/bind", "")
-	page := f.call(http.MethodGet, "/metrics", "").Body.String()
-	for _, line := range []string{
-		`gpushare_extender_filtered_nodes_total{reason="full"} 1`,
-		`gpushare_extender_filtered_nodes_total{reason="not_shared"} 1`,
-		`gpushare_extender_request_duration_seconds_count{outcome="ok",verb="filter"} 1`,
-		`gpushare_extender_request_duration_seconds_count{outcome="error",verb="bind"} 1`,
-		`gpushare_extender_card_memory_allocated_units{card="0",node="n1"} 60`,
-		`gpushare_extender_cache_synced 1`,
-	} {
-		if !strings.Contains(page, line+"\n") {
-			t.Errorf("metrics lack %s:\n%s", line, page)
-		}
-	}
-}
-
-func TestAPanicEndsOneRequestOnly(t *testing.T) {
-	f := start(t, newNode(t, "n1", 100))
-	working := f.handler
-	f.handler = f.over(broken{})
-	const want = "internal error, see the extender's log"
-	args := extenderv1.ExtenderArgs{Pod: newPod("p", 10), NodeNames: names("n1")}
-	if got := answer[filterResult](t, f.post("filter", args), 200); got.Error != want {
-		t.Errorf("filter: %+v", got)
-	}
-	if got := answer[extenderv1.ExtenderBindingResult](t, f.post("bind", bindArgs(newPod("p", 10), "n1")), 200); got.Error != want {
-		t.Errorf("bind: %+v", got)
-	}
-	for _, verb := range []string{"prioritize", "preempt"} {
-		if w := f.post(verb, args); w.Code != 500 || strings.TrimSpace(w.Body.String()) != want {
-			t.Errorf("%s: %d %s", verb, w.Code, w.Body)
-		}
-	}
-	if f.observer.panics != 4 {
-		t.Errorf("%d panics counted, want 4", f.observer.panics)
-	}
-	f.handler = working
-	if got := answer[filterResult](t, f.post("filter", args), 200); got.Error != "" || len(*got.NodeNames) != 1 {
-		t.Errorf("the next request: %+v", got)
+	post(h, "filter", validBodies(t)["filter"])
+	post(h, "bind", "")
+	if diff := cmp.Diff(map[string]int{"filter ok": 1, "bind error": 1}, server.Observer.(*fakeObserver).answered); diff != "" {
+		t.Errorf("counted calls (-want +got):\n%s", diff)
 	}
 }
