@@ -230,7 +230,7 @@ func TestLife(t *testing.T) {
 		}
 		return code, body
 	}
-	if code, body := get("/readyz"); code != 503 || !strings.Contains(body, "still being rebuilt") {
+	if code, body := get("/readyz"); code != 503 || !strings.Contains(body, "not synced yet") {
 		t.Errorf("readyz without an API server: %d %s", code, body)
 	}
 	if code, _ := get("/livez"); code != 200 {

@@ -19,7 +19,7 @@ const (
 )
 
 // ErrNotSynced means that nodes and pods are still being listed.
-var ErrNotSynced = errors.New("the ledger is still being rebuilt from the API server")
+var ErrNotSynced = errors.New("the cache is not synced yet: nodes and pods are still being listed")
 
 // consistent makes the first list include every write that was made before it. If the API server cannot stream that
 // list, informers ask for any state in the API server's cache (resourceVersion 0). That state can be older than the
