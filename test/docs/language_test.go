@@ -40,7 +40,6 @@ var unchecked = []string{
 	"CHANGELOG.md",
 	"docs/node.md",
 	"pkg/deviceplugin",
-	"pkg/extender",
 	"test/browser",
 	"test/e2e",
 	"test/install",
