@@ -54,20 +54,11 @@ func TestClientNames(t *testing.T) {
 	}))
 	send := func(client *http.Client, method, path, body string) (int, string) {
 		t.Helper()
-		r, err := http.NewRequest(method, "https://"+s.address+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must(http.NewRequest(method, "https://"+s.address+path, strings.NewReader(body)))
 		r.Header.Set("Content-Type", "application/json")
-		response, err := client.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		response := must(client.Do(r))
 		defer response.Body.Close()
-		answer, err := io.ReadAll(response.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		answer := must(io.ReadAll(response.Body))
 		return response.StatusCode, string(answer)
 	}
 
@@ -137,10 +128,7 @@ func TestIdleConnections(t *testing.T) {
 	s := serveWith(t.Context(), t, newServer(&fakeScheduler{}).ServeHealth)
 	for i := range 3 * healthLimits.Total {
 		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(i%100))}}
-		conn, err := dialer.Dial("tcp", s.address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must(dialer.Dial("tcp", s.address))
 		defer conn.Close()
 		_, _ = io.WriteString(conn, rawLivez) // It fails if a later connection has already displaced this one.
 	}
@@ -159,10 +147,7 @@ func TestAcceptedClientKeepsConnection(t *testing.T) {
 		o.ClientNames, o.TLS = []string{"kube-scheduler"}, ca.serverTLS(ca.caFile(), ignoreExpiry)
 	}))
 	connect := func(name string) *tls.Conn {
-		conn, err := tls.Dial("tcp", s.address, ca.client(ca.issue(name, 3)).Transport.(*http.Transport).TLSClientConfig)
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must(tls.Dial("tcp", s.address, ca.client(ca.issue(name, 3)).Transport.(*http.Transport).TLSClientConfig))
 		t.Cleanup(func() { conn.Close() })
 		return conn
 	}
