@@ -74,7 +74,7 @@ func TestWrite(t *testing.T) {
 				if test.before != nil {
 					test.before(f)
 				}
-				if test.answer == errHangs {
+				if errors.Is(test.answer, errHangs) {
 					cancel()
 				}
 				return test.answer

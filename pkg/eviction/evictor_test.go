@@ -170,7 +170,7 @@ func TestEvictionForNextPod(t *testing.T) {
 			second := fake.Pod("second", 8, fake.Priority(8))
 			f := newFixture(t, nil, append(withSecondNode(), second)...)
 			f.server.Answer(fake.Answers{Evict: func(pod gpu.Pod, _ bool) error {
-				if test.answer == denied && pod.Name == "c12" {
+				if errors.Is(test.answer, denied) && pod.Name == "c12" {
 					return nil
 				}
 				return test.answer

@@ -54,11 +54,20 @@ func TestClientNames(t *testing.T) {
 	}))
 	send := func(client *http.Client, method, path, body string) (int, string) {
 		t.Helper()
-		r := must(http.NewRequest(method, "https://"+s.address+path, strings.NewReader(body)))
+		r, err := http.NewRequest(method, "https://"+s.address+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
 		r.Header.Set("Content-Type", "application/json")
-		response := must(client.Do(r))
+		response, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
 		defer response.Body.Close()
-		answer := must(io.ReadAll(response.Body))
+		answer, err := io.ReadAll(response.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
 		return response.StatusCode, string(answer)
 	}
 
@@ -128,7 +137,10 @@ func TestIdleConnections(t *testing.T) {
 	s := serveWith(t.Context(), t, newServer(&fakeScheduler{}).ServeHealth)
 	for i := range 3 * healthLimits.Total {
 		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(i%100))}}
-		conn := must(dialer.Dial("tcp", s.address))
+		conn, err := dialer.Dial("tcp", s.address)
+		if err != nil {
+			t.Fatal(err)
+		}
 		defer conn.Close()
 		_, _ = io.WriteString(conn, rawLivez) // It fails if a later connection has already displaced this one.
 	}
@@ -147,7 +159,10 @@ func TestAcceptedClientKeepsConnection(t *testing.T) {
 		o.ClientNames, o.TLS = []string{"kube-scheduler"}, ca.serverTLS(ca.caFile(), ignoreExpiry)
 	}))
 	connect := func(name string) *tls.Conn {
-		conn := must(tls.Dial("tcp", s.address, ca.client(ca.issue(name, 3)).Transport.(*http.Transport).TLSClientConfig))
+		conn, err := tls.Dial("tcp", s.address, ca.client(ca.issue(name, 3)).Transport.(*http.Transport).TLSClientConfig)
+		if err != nil {
+			t.Fatal(err)
+		}
 		t.Cleanup(func() { conn.Close() })
 		return conn
 	}

@@ -199,7 +199,10 @@ func post(h http.Handler, verb, body string) *httptest.ResponseRecorder {
 // text returns the value as JSON.
 func text(t testing.TB, value any) string {
 	t.Helper()
-	data := must(json.Marshal(value))
+	data, err := json.Marshal(value)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return string(data)
 }
 
@@ -284,12 +287,4 @@ func wantErrors(t *testing.T, h http.Handler, want string, status int) {
 			t.Errorf("%s: %q, want %q", verb, got, want)
 		}
 	}
-}
-
-// must returns the value of a call that can't fail in a test.
-func must[V any](value V, err error) V {
-	if err != nil {
-		panic(err)
-	}
-	return value
 }

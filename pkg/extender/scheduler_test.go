@@ -98,7 +98,10 @@ func (c *cluster) addNode(t testing.TB, name string, cards ...gpu.Memory) {
 		inventory.Cards = append(inventory.Cards, gpu.Card{Index: i, Memory: memory, NUMANode: gpu.NoNUMANode})
 		sum += memory
 	}
-	annotation := must(inventory.Annotation())
+	annotation, err := inventory.Annotation()
+	if err != nil {
+		t.Fatal(err)
+	}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{protocol.AnnotationInventory: annotation}}}
 	node.Status.Capacity = corev1.ResourceList{
 		protocol.ResourceMemory: *resource.NewQuantity(int64(sum), resource.DecimalSI), corev1.ResourcePods: resource.MustParse("100"),

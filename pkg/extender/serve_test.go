@@ -29,7 +29,10 @@ func serve(t *testing.T, s *Server) serving {
 // serveWith calls serve, one of the Server's methods, with a listener.
 func serveWith(ctx context.Context, t *testing.T, serve func(context.Context, net.Listener) error) serving {
 	t.Helper()
-	listener := must(net.Listen("tcp", "127.0.0.1:0"))
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	out := serving{address: listener.Addr().String(), stop: cancel, ended: make(chan error, 1)}
 	go func() { out.ended <- serve(ctx, listener) }()
@@ -52,7 +55,10 @@ func (s serving) wantEnd(t *testing.T) {
 // dial opens a connection and sends the text.
 func (s serving) dial(t *testing.T, text string) net.Conn {
 	t.Helper()
-	conn := must(net.Dial("tcp", s.address))
+	conn, err := net.Dial("tcp", s.address)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { conn.Close() })
 	if _, err := io.WriteString(conn, text); err != nil {
 		t.Fatal(err)
@@ -142,7 +148,10 @@ func TestStopWaitsForBinds(t *testing.T) {
 }
 
 func TestServeBrokenListener(t *testing.T) {
-	listener := must(net.Listen("tcp", "127.0.0.1:0"))
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
 	listener.Close()
 	if err := newServer(&fakeScheduler{}).Serve(t.Context(), listener); err == nil || !strings.Contains(err.Error(), "serving on 127.0.0.1:") {
 		t.Errorf("Serve: %v", err)
@@ -191,9 +200,15 @@ func TestLongHeaders(t *testing.T) {
 	server := newServer(&fakeScheduler{})
 	for name, s := range map[string]serving{"main": serve(t, server), "health": serveWith(t.Context(), t, server.ServeHealth)} {
 		for length, want := range map[int]int{maxHeader / 2: 200, 2 * maxHeader: http.StatusRequestHeaderFieldsTooLarge} {
-			r := must(http.NewRequest(http.MethodGet, "http://"+s.address+"/livez", nil))
+			r, err := http.NewRequest(http.MethodGet, "http://"+s.address+"/livez", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
 			r.Header.Set("Authorization", "Bearer "+strings.Repeat("x", length))
-			response := must((&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(r))
+			response, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
 			response.Body.Close()
 			if response.StatusCode != want {
 				t.Errorf("%s address, a header of %d bytes: %d, want %d", name, length, response.StatusCode, want)

@@ -16,8 +16,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"k8s.io/client-go/util/cert"
 )
 
 // authority is a CA.
@@ -30,20 +28,51 @@ type authority struct {
 
 func newAuthority(t *testing.T) *authority {
 	t.Helper()
-	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
-	return &authority{t: t, dir: t.TempDir(), key: key, cert: must(cert.NewSelfSignedCACert(cert.Config{CommonName: "a CA"}, key))}
+	a := &authority{t: t, dir: t.TempDir(), key: newKey(t)}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "a CA"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
+	}
+	a.cert = a.sign(template, template, &a.key.PublicKey)
+	return a
+}
+
+func newKey(t *testing.T) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+func (a *authority) sign(template, parent *x509.Certificate, key *ecdsa.PublicKey) *x509.Certificate {
+	a.t.Helper()
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, key, a.key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return cert
 }
 
 // issue writes a certificate for the loopback address, valid for servers and clients, and returns its files.
 func (a *authority) issue(name string, serial int64) (certFile, keyFile string) {
 	a.t.Helper()
-	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
-	der := must(x509.CreateCertificate(rand.Reader, &x509.Certificate{
+	key := newKey(a.t)
+	cert := a.sign(&x509.Certificate{
 		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: name}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}, a.cert, &key.PublicKey, a.key))
-	return a.write(name+".crt", "CERTIFICATE", der), a.write(name+".key", "EC PRIVATE KEY", must(x509.MarshalECPrivateKey(key)))
+	}, a.cert, &key.PublicKey)
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return a.write(name+".crt", "CERTIFICATE", cert.Raw), a.write(name+".key", "EC PRIVATE KEY", der)
 }
 
 func (a *authority) caFile() string { return a.write("ca.crt", "CERTIFICATE", a.cert.Raw) }
@@ -75,7 +104,11 @@ func (a *authority) client(certFile, keyFile string) *http.Client {
 	config := &tls.Config{RootCAs: x509.NewCertPool()}
 	config.RootCAs.AddCert(a.cert)
 	if certFile != "" {
-		config.Certificates = []tls.Certificate{must(tls.LoadX509KeyPair(certFile, keyFile))}
+		pair, err := tls.LoadX509KeyPair(certFile, keyFile)
+		if err != nil {
+			a.t.Fatal(err)
+		}
+		config.Certificates = []tls.Certificate{pair}
 	}
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}}
 }
@@ -85,7 +118,11 @@ func (a *authority) client(certFile, keyFile string) *http.Client {
 func (a *authority) serverTLS(clientCA string, expires func(time.Time)) *tls.Config {
 	a.t.Helper()
 	cert, key := a.issue("server", 2)
-	return must(ServerTLS(cert, key, clientCA, expires))
+	config, err := ServerTLS(cert, key, clientCA, expires)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return config
 }
 
 func ignoreExpiry(time.Time) {}
@@ -144,7 +181,10 @@ func TestCertificateReload(t *testing.T) {
 	s := serveTLS(t, ca.serverTLS("", ignoreExpiry))
 	client := ca.client("", "")
 	serial := func() int64 {
-		response := must(client.Get("https://" + s.address + "/livez"))
+		response, err := client.Get("https://" + s.address + "/livez")
+		if err != nil {
+			t.Fatal(err)
+		}
 		response.Body.Close()
 		return response.TLS.PeerCertificates[0].SerialNumber.Int64()
 	}
@@ -204,7 +244,10 @@ func TestUnusableChange(t *testing.T) {
 	cert, key := ca.issue("server", 2)
 	clientCA := ca.caFile()
 	files := &tlsFiles{cert: cert, key: key, clientCA: clientCA, expires: ignoreExpiry}
-	first := must(files.config(nil))
+	first, err := files.config(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, spoil := range map[string]func(){
 		"half written": func() { writeFile(t, cert, []byte("half of")) },
 		"a broken CA":  func() { writeFile(t, clientCA, []byte("half of")) },

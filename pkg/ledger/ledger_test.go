@@ -78,8 +78,7 @@ func TestRankScores(t *testing.T) {
 // The freed callback is called without the lock: it can call the ledger.
 func TestFreedCallsLedger(t *testing.T) {
 	var seen []gpu.Memory
-	var l *ledger.Ledger
-	l = ledger.New()
+	l := ledger.New()
 	l.AddFreedListener(func(name string) {
 		n, _ := l.Node(name)
 		seen = append(seen, n.Used...)

@@ -27,7 +27,7 @@ func newAttemptsFixture(t *testing.T) *attemptsFixture {
 		f.cache.nodes = append(f.cache.nodes, fake.Node(fmt.Sprint("plain-", i)))
 	}
 	f.attempts = f.Requeuer.attempts
-	f.attempts.requeue = func(node string) { f.requeues = append(f.requeues, node) }
+	f.requeue = func(node string) { f.requeues = append(f.requeues, node) }
 	f.setPod(fake.Pod("p", 10))
 	return f
 }
