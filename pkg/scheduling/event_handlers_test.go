@@ -22,7 +22,7 @@ type handlersFixture struct {
 }
 
 func newHandlersFixture(t *testing.T, nodes ...*corev1.Node) *handlersFixture {
-	f := &handlersFixture{fixture: newFixture(t, Options{}), pods: map[string]*clustercache.PodInfo{}}
+	f := &handlersFixture{fixture: newFixture(t, Options{Gangs: GangOptions{Hold: time.Second, Observer: &fake.Observer{}}}), pods: map[string]*clustercache.PodInfo{}}
 	f.handlers = f.newEventHandlers(func() {})
 	for _, node := range nodes {
 		f.handlers.NodeUpdated(node)
@@ -92,6 +92,17 @@ func TestReplacedPod(t *testing.T) {
 	f.wantUsed(0, 10)
 	f.report(third)
 	f.wantUsed(0, 0)
+
+	inGang := func(uid gpu.PodUID) bool { _, known := f.groups.manager.GangOf(uid); return known }
+	f.report(member(2, 1))
+	single := fake.Pod("job-1", 8)
+	if !inGang("uid-job-1") {
+		t.Error("the gang doesn't have the member")
+	}
+	f.report(single)
+	if inGang("uid-job-1") {
+		t.Error("the gang still has a pod that names no group")
+	}
 }
 
 func TestDeletedNodeFindsItsPods(t *testing.T) {

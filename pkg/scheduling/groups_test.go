@@ -49,6 +49,8 @@ type gangFixture struct {
 	*fixture
 	gangs   *fake.Observer
 	standby standby
+	// draining is true if another process answers kube-scheduler, though this one still leads.
+	draining standby
 	// pods are the members of a group, see startGang.
 	pods []*corev1.Pod
 	ends chan bindEnd
@@ -63,6 +65,7 @@ func startGroups(t *testing.T, o GangOptions, objects ...runtime.Object) *gangFi
 	t.Helper()
 	g := &gangFixture{gangs: &fake.Observer{}, ends: make(chan bindEnd, 100)}
 	o.Hold, o.Patience, o.OnFailure = 10*time.Second, 30*time.Second, cmp.Or(o.OnFailure, gang.Evict)
+	o.Answering = g.draining.leading
 	if o.Observer == nil {
 		o.Observer = g.gangs
 	}
@@ -198,8 +201,9 @@ func TestGangIsGivenUp(t *testing.T) {
 		change func(g *gangFixture)
 		want   error
 	}{
-		"a member is deleted":   {func(g *gangFixture) { g.server.Remove(g.pods[2]); g.publishGone(g.pods[2]) }, gang.Deleted},
-		"another replica leads": {func(g *gangFixture) { g.standby.Store(true) }, gang.Stopping},
+		"a member is deleted":     {func(g *gangFixture) { g.server.Remove(g.pods[2]); g.publishGone(g.pods[2]) }, gang.Deleted},
+		"another replica answers": {func(g *gangFixture) { g.draining.Store(true) }, gang.Stopping},
+		"another replica leads":   {func(g *gangFixture) { g.standby.Store(true) }, gang.Stopping},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := startGang(t, GangOptions{})
@@ -338,6 +342,20 @@ func TestGangOfUnclearSize(t *testing.T) {
 		t.Errorf("%d were evicted while the gang's size was unclear", n)
 	}
 	g.pass("the eviction", func() bool { return g.gangs.Count("gang evicted") > 0 })
+}
+
+// A gang without room is planned again soon after memory is freed.
+func TestGangAfterFreedMemory(t *testing.T) {
+	a := fake.Pod("a", 16, fake.Bound("n1", 0))
+	g := startGroups(t, GangOptions{}, a, fake.Pod("b", 16, fake.Bound("n1", 1)), member(2, 0), member(2, 1))
+	g.awaitState(gang.StateWaiting)
+	if result := g.filter(member(2, 0), "n1"); len(result.Passed) > 0 {
+		t.Errorf("filter: %+v", result)
+	}
+	g.publishGone(a)
+	g.awaitAllocation(a, "none")
+	g.clock.Step(time.Second)
+	g.await("the gang to have room", func() bool { return len(g.filter(member(2, 0), "n1").Passed) == 1 })
 }
 
 // A starving gang gets memory of full nodes, for which no filter call arrives.

@@ -1,6 +1,8 @@
 package scheduling
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -12,7 +14,9 @@ import (
 	kruntime "k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // A pod is rejected because the watch lags. Then the watch reports that another pod is gone.
@@ -33,9 +37,28 @@ func TestRequeueAfterLateWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The rejection of a pod that is bound is dropped.
-	f.filter(fake.Pod("p", 101), "n1")
+	f.requeue.Rejected(protocol.Pod(pod), 1, f.clock.Now())
 	f.publish(pod)
 	f.await("the watch", func() bool { return !f.requeue.RejectedAbove(-1) })
+}
+
+// While a bind is unconfirmed, the pod is rejected on other nodes. It is requeued when the bind has failed.
+func TestRequeueAfterFailedBind(t *testing.T) {
+	pod := fake.Pod("p", 60)
+	f := start(t, Options{}, fake.Node("n1", 100), fake.Node("n2", 100), pod)
+	f.server.Answer(fake.Answers{Bind: func(context.Context, *corev1.Binding) error { return errLost }})
+	if err := f.bind(pod); !errors.Is(err, binding.ErrUnconfirmed) {
+		t.Fatal(err)
+	}
+	f.requeue.All("before")
+	f.pass("the requeue at the start", func() bool { return slices.Contains(f.requeued(), "before") })
+	before := len(f.requeued())
+	f.clock.Step(f.BindDeadline())
+	f.ledger.DeleteNode("n1") // The memory that the bind gives back does not count.
+	if got := f.filter(pod, "n2").Names(); len(got) != 0 {
+		t.Errorf("the pod may go to %v", got)
+	}
+	f.pass("the requeue", func() bool { return len(f.requeued()) > before })
 }
 
 // kube-scheduler offers a sample of its nodes, none of which has memory. A bind ends the requeues.
@@ -145,15 +168,20 @@ func TestEvictionForRejectedPod(t *testing.T) {
 	}
 	f.publish(pod)
 	f.await("the end of the reservation", func() bool { return f.fits(gpu.Pod{UID: "other", Request: 8}, "n1") })
+	f.await("the end of the round", func() bool { return !f.evictor.KeepsCard(protocol.Pod(pod), "") })
 }
 
-// No pod is evicted for a pod whose preemption policy is Never. A later pod shows that its turn is over.
-func TestNoEvictionForNeverPreempting(t *testing.T) {
+// No pod is evicted for a pod whose preemption policy is Never, or which has passed since. A pod of lower priority shows that
+// their turn is over.
+func TestNoEviction(t *testing.T) {
 	never := corev1.PreemptNever
-	pod, later := fake.Pod("p", 8, fake.Priority(9), func(pod *corev1.Pod) { pod.Spec.PreemptionPolicy = &never }), fake.Pod("later", 8, fake.Priority(2))
-	f := start(t, Options{EvictFragmented: true}, append(fragmented(), pod, later)...)
-	f.filter(pod, "n1")
-	f.filter(later, "n1")
+	neverPreempts := fake.Pod("never", 8, fake.Priority(9), func(pod *corev1.Pod) { pod.Spec.PreemptionPolicy = &never })
+	passed, later := fake.Pod("passed", 8, fake.Priority(8)), fake.Pod("later", 8, fake.Priority(2))
+	f := start(t, Options{EvictFragmented: true}, append(fragmented(), fake.Node("n2", 16), neverPreempts, passed, later)...)
+	for _, pod := range []*corev1.Pod{neverPreempts, passed, later} {
+		f.filter(pod, "n1")
+	}
+	f.filter(passed, "n2")
 	f.pass("an eviction", func() bool { return len(f.events) > 0 })
 	f.wantEvent("Normal GPUCardEvicted Evicted from GPU card 0 of node n1 for pod default/later of higher priority")
 }
