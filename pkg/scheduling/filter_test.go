@@ -251,47 +251,27 @@ func TestFilterAgreesWithPrioritize(t *testing.T) {
 	}
 }
 
-// A later phase of kube-scheduler may reject the nodes that filter named. If filter is called for the pod again without a
-// bind call in between, it names all nodes that fit.
-func TestFilterNamesAll(t *testing.T) {
+// Filter names all nodes in the next call for a pod only if it named some of the nodes that fit.
+func TestFilterNameAll(t *testing.T) {
 	f := startFilter(t, 1)
 	f.addNode("near", 100)
 	f.allocate("near", 0, 30)
 	f.addNode("far", 100)
 	f.addNode("full", 50)
-	all, pod := []string{"near", "far", "full"}, filterPod("p", 60)
-	f.wantPassed(pod, all, "near")
-	f.wantPassed(pod, all, "near", "far")
-	f.wantPassed(pod, all, "near", "far")
-	f.requeue.BindStarted("p")
-	f.wantPassed(pod, all, "near")
-
 	for name, test := range map[string]struct {
 		request int64
 		nodes   []string
+		want    bool
 	}{
-		"the only node that fits": {60, []string{"near", "full"}},
-		"no node fits":            {60, []string{"full", "unknown"}},
-		"no GPU memory":           {0, all},
+		"some of the nodes that fit": {60, []string{"near", "far", "full"}, true},
+		"the only node that fits":    {60, []string{"near", "full"}, false},
+		"no node fits":               {60, []string{"full", "unknown"}, false},
+		"no GPU memory":              {0, []string{"near", "far", "full"}, false},
 	} {
 		f.filter(filterPod(name, test.request), test.nodes...)
-		if f.requeue.NameAll(gpu.PodUID(name)) {
-			t.Errorf("%s: the next call names all nodes", name)
+		if got := f.requeue.NameAll(gpu.PodUID(name)); got != test.want {
+			t.Errorf("%s: the next call names all nodes: %t, want %t", name, got, test.want)
 		}
-	}
-}
-
-// A pod without a fitting node is rejected until a later call finds one.
-func TestFilterRejection(t *testing.T) {
-	f := startFilter(t, 1)
-	f.wantPassed(filterPod("p", 60), []string{"n1"})
-	if !f.requeue.RejectedAbove(-1) {
-		t.Error("no rejection is recorded")
-	}
-	f.addNode("n1", 100)
-	f.wantPassed(filterPod("p", 60), []string{"n1"}, "n1")
-	if f.requeue.RejectedAbove(-1) {
-		t.Error("the rejection is still recorded")
 	}
 }
 
