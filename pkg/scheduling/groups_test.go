@@ -348,7 +348,7 @@ func TestGangOfUnclearSize(t *testing.T) {
 func TestGangAfterFreedMemory(t *testing.T) {
 	a := fake.Pod("a", 16, fake.Bound("n1", 0))
 	g := startGroups(t, GangOptions{}, a, fake.Pod("b", 16, fake.Bound("n1", 1)), member(2, 0), member(2, 1))
-	g.awaitState(gang.StateWaiting)
+	g.awaitState(gang.StatePending)
 	if result := g.filter(member(2, 0), "n1"); len(result.Passed) > 0 {
 		t.Errorf("filter: %+v", result)
 	}
