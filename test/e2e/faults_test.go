@@ -39,8 +39,8 @@ func TestFaults(t *testing.T) {
 	}{
 		"a Binding whose answer is lost keeps the card":      {controlplane.CutAnswer, 1, "bound"},
 		"a Binding whose answer is late keeps the card":      {controlplane.HoldAnswer, 1, "bound"},
-		"a Binding that never arrived is repeated":           {controlplane.CutConnection, 2, "unknown"},
-		"a Binding that the API server rejected is repeated": {controlplane.Answer(http.StatusTooManyRequests, 0), 2, "refused"},
+		"a Binding that never arrived is repeated":           {controlplane.CutConnection, 2, "unconfirmed"},
+		"a Binding that the API server rejected is repeated": {controlplane.Answer(http.StatusTooManyRequests, 0), 2, "rejected"},
 	} {
 		play(t, c, title, func(s *scene) {
 			s.AddNodes(node("n1", cardMiB, 4069))

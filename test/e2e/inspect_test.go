@@ -44,7 +44,7 @@ func TestInspect(t *testing.T) {
 	})
 }
 
-// pendingPod is a pod and its diagnosis, in the JSON of `kubectl inspect gpushare` and of the page.
+// pendingPod is a pod, kube-scheduler's message about it, and its diagnosis, in the JSON of `kubectl inspect gpushare`.
 type pendingPod struct{ Name, Reason, Cause, Explanation string }
 
 // compare returns an error if outputs differ. Pods may be created or bound meanwhile, so only an error that persists is a
@@ -104,7 +104,9 @@ func (s *scene) compare(ctx context.Context) (pending int, err error) {
 	}
 	asTable := tableSums(out)
 
-	var page struct{ Pending []pendingPod }
+	var page struct {
+		Pending []struct{ Name, SchedulerMessage, Reason, Message string }
+	}
 	body, err := framework.Fetch(ctx, s.Cluster.PageURL+"/ui/data.json")
 	if err == nil {
 		err = json.Unmarshal(body, &page)
@@ -116,12 +118,14 @@ func (s *scene) compare(ctx context.Context) (pending int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	causes := map[string]float64{}
+	reasons := map[string]float64{}
 	for series := range metric {
-		causes[series] = 0
+		reasons[series] = 0
 	}
+	var onPage []pendingPod
 	for _, pod := range page.Pending {
-		causes[framework.Series(framework.MetricPendingPods, "reason", pod.Cause)]++
+		reasons[framework.Series(framework.MetricPendingPods, "reason", pod.Reason)]++
+		onPage = append(onPage, pendingPod{Name: pod.Name, Reason: pod.SchedulerMessage, Cause: pod.Reason, Explanation: pod.Message})
 	}
 	for _, pair := range []struct {
 		name      string
@@ -129,8 +133,8 @@ func (s *scene) compare(ctx context.Context) (pending int, err error) {
 	}{
 		{"-API server +JSON", want, asJSON},
 		{"-API server +table", sums, asTable},
-		{"-page +JSON", page.Pending, report.PendingPods},
-		{"-page +metric", causes, metric},
+		{"-page +JSON", onPage, report.PendingPods},
+		{"-page +metric", reasons, metric},
 	} {
 		if diff := cmp.Diff(pair.want, pair.got); diff != "" {
 			err = errors.Join(err, fmt.Errorf("(%s):\n%s", pair.name, diff))
