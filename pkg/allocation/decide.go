@@ -77,7 +77,7 @@ type Result string
 // The results. Their values are labels of a metric.
 const (
 	ResultKept   Result = "assumed" // The annotated card, or the one that the pod already has.
-	ResultMoved  Result = "moved"   // Another card, because the annotated one had no room.
+	ResultMoved  Result = "moved"   // Another card: the annotated one has no room, or the kubelet's devices are of a card preferred earlier.
 	ResultPlaced Result = "placed"  // The pod's annotations named no card.
 
 	RefusedFull        Result = "refused_full"
