@@ -50,7 +50,7 @@ func (s *Snapshot) selectCard(d Decision) Decision {
 		if reason == placement.Unhealthy {
 			result = RefusedUnhealthy
 		}
-		d = d.reject(result, "pod %s: no card for %s of GPU memory: %s", pod, pod.Request, reason)
+		d = d.reject(result, "pod %s: no card for %s units of GPU memory: %s", pod, pod.Request, reason)
 		d.Rejection.NoRoom = true
 		return d
 	case index == NoCard:

@@ -9,8 +9,8 @@ import (
 //
 // To add a policy, add a value below and list it in policies: the command line and its help take it from there.
 // Users find the names in deploy/helm/gpushare (values.yaml, values.schema.json), docs/install.md and docs/glossary.md. Add
-// a case to TestPolicies (place_test.go) and to cmd/gpushare-extender/main_test.go, and a line to CHANGELOG.md.
-// TestPolicies checks for each policy what other code relies on:
+// a case to TestPlace (place_test.go), change the texts that cmd/gpushare-extender/main_test.go expects, and add a line to
+// CHANGELOG.md. TestPolicies (place_test.go) checks for each policy what other code relies on:
 //
 //   - better is a strict order, so that the choice depends neither on the order of the cards nor on which function asks:
 //     Suit rates the card that Place then chooses. Equal cards are ordered by index.
