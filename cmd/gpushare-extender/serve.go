@@ -109,7 +109,7 @@ func serve(ctx context.Context, o options) error {
 		BindTimeout: o.bindTimeout, BindWindow: o.bindWindow, EvictFragmented: o.evictFragmented,
 		Leading: leading, Clock: clock.RealClock{},
 		Gangs: scheduling.GangOptions{
-			Hold: o.gangs.hold, Patience: o.gangs.patience, ClaimAfter: o.gangs.starvation, OnFailure: gang.FailurePolicy(o.gangs.failurePolicy),
+			Hold: o.gangs.hold, Patience: o.gangs.patience, StarvationAfter: o.gangs.starvation, OnFailure: gang.FailurePolicy(o.gangs.failurePolicy),
 			Observer: groups, Answering: answer,
 		},
 	})

@@ -77,7 +77,7 @@ type Result string
 // The results. Their values are labels of a metric.
 const (
 	ResultKept   Result = "assumed" // The annotated card, or the one that the pod already has.
-	ResultMoved  Result = "moved"   // Another card, because the annotated one had no room.
+	ResultMoved  Result = "moved"   // Another card: the annotated one has no room, or the kubelet's devices are of a card preferred earlier.
 	ResultPlaced Result = "placed"  // The pod's annotations named no card.
 
 	RefusedFull        Result = "refused_full"
@@ -114,9 +114,9 @@ func Decide(s Snapshot, request gpu.Memory) Decision {
 func (m *matching) noMatch() Decision {
 	d := Decision{Match: ByNone, Card: gpu.Card{Index: NoCard}}
 	if m.ReadError != nil {
-		return d.reject(RefusedUnavailable, "no pod known here waits for %s of GPU memory, and the API server can't be asked: %v", m.request, m.ReadError)
+		return d.reject(RefusedUnavailable, "no pod known here waits for %s units of GPU memory, and the API server can't be asked: %v", m.request, m.ReadError)
 	}
-	text := "no pod that the API server has on this node waits for %s of GPU memory, and static pods are not supported"
+	text := "no pod that the API server has on this node waits for %s units of GPU memory, and static pods are not supported"
 	if len(m.interrupted()) > 0 {
 		text += "; the kubelet has lost its record of containers that run, and it is not known whether it asks for one of them"
 	}

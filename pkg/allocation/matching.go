@@ -171,9 +171,10 @@ func (m *matching) containers(running bool) []Candidate {
 // resolve finds the container among the candidates. It asks the kubelet as long as the answers help, and otherwise takes the
 // first of the candidates that remain possible.
 //
-// Pods that have run and pods of which an allocation was rejected are candidates only as a lastResort. A kubelet that has lost
-// its checkpoint shows each of the former without devices, and kubelets 1.34 and 1.35 show each of the latter without devices.
-// The kubelet may also be asking for a pod that is not among the candidates yet.
+// Pods that have run and pods of which an allocation was rejected are candidates only if lastResort is set: the kubelet can show
+// them without devices, like a pod that is being admitted, although it asks for another pod, possibly one that is not among the
+// candidates yet. A kubelet that has lost its checkpoint shows pods that have run in this way, and kubelets 1.34 and 1.35 show
+// rejected pods so.
 func (m *matching) resolve(candidates []Candidate, lastResort bool) (Candidate, Match) {
 	if !lastResort {
 		candidates = slices.DeleteFunc(slices.Clone(candidates), func(c Candidate) bool { return c.Pod.Ran || c.Rejected })
@@ -199,10 +200,11 @@ func (m *matching) resolve(candidates []Candidate, lastResort bool) (Candidate, 
 	return Candidate{}, ByNone
 }
 
-// latest returns, of the candidates that are waiting, the one that the kubelet reached last. Kubelets 1.34 and 1.35 show a pod
-// that they have rejected like the one that they admit (k8s.io/kubernetes v1.34 pkg/kubelet/apis/podresources/server_v1.go,
-// Get), until the API server knows that it has failed. Pods arrive in the order in which they were bound, or as a batch by
-// creation. In each of the two orders the search goes on to the first pod that the kubelet doesn't know.
+// latest returns the candidate that the kubelet reached last, of those that it shows as waiting; found is one of them. Several can
+// be: until the API server knows that a rejected pod has failed, kubelets 1.34 and 1.35 show it like the pod that they admit
+// (k8s.io/kubernetes v1.34 pkg/kubelet/apis/podresources/server_v1.go, Get). Pods reach the kubelet in the order of their binds,
+// or as a batch in the order of their creation. So latest asks about the pods after found in both orders, in each until the first
+// pod that the kubelet doesn't know.
 func (m *matching) latest(found Candidate, candidates []Candidate) Candidate {
 	likely := func(c Candidate) bool { return !c.Pod.Ran && !c.Rejected && c.Next }
 	if !likely(found) {

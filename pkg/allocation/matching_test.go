@@ -273,15 +273,15 @@ func TestNoMatch(t *testing.T) {
 		want     string
 	}{
 		"no pod": {
-			Snapshot{}, RefusedUnknownPod, "no pod that the API server has on this node waits for 2 of GPU memory, and static pods are not supported",
+			Snapshot{}, RefusedUnknownPod, "no pod that the API server has on this node waits for 2 units of GPU memory, and static pods are not supported",
 		},
 		"the kubelet may ask for a container that runs": {
 			Snapshot{Pods: []Pod{newPod("a", main(2), running)}}, RefusedUnknownPod,
-			"no pod that the API server has on this node waits for 2 of GPU memory, and static pods are not supported" +
+			"no pod that the API server has on this node waits for 2 units of GPU memory, and static pods are not supported" +
 				"; the kubelet has lost its record of containers that run, and it is not known whether it asks for one of them",
 		},
 		"the pods can't be read": {
-			Snapshot{ReadError: errAway}, RefusedUnavailable, "no pod known here waits for 2 of GPU memory, and the API server can't be asked: away",
+			Snapshot{ReadError: errAway}, RefusedUnavailable, "no pod known here waits for 2 units of GPU memory, and the API server can't be asked: away",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -29,7 +29,8 @@ type Allocation struct {
 	Request gpu.Memory
 	// Devices are the fake devices in the kubelet's call.
 	Devices DeviceSet
-	// At is the time of the allocation, or the time at which the checkpoint that shows it was written.
+	// At is the time of the allocation. For an allocation that is known only from the checkpoint, it is the time at which the
+	// checkpoint was written.
 	At time.Time
 	// Confirmed is true once the kubelet's checkpoint has shown the allocation. Lost is true if the checkpoint no longer shows
 	// it: the kubelet may then call Allocate again if it has to start the container.

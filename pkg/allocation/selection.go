@@ -10,10 +10,10 @@ import (
 // selectCard selects the card for the container of the decision. It never allocates more of a card than there is: every other
 // pod counts once, with its whole request, as in its spec.
 //
-// The annotated card is selected unless pods that really hold memory on it leave no room. The annotations of pods that were not
-// served yet don't count against it: annotations can be forged, and such a pod is checked in the same way at its own Allocate
-// call. They do count if the card is selected here. A card that was selected here at GetPreferredAllocation stays, even if the
-// annotated card has room by now.
+// The annotated card is selected if it has room beside the pods that were given memory on it. Pods that were not served yet don't
+// count there, although their annotations name the card: annotations can be forged, and such a pod is checked in the same way at
+// its own Allocate call. If selectCard has to choose another card, the annotations of those pods do count. If it chose another card
+// at GetPreferredAllocation, that choice stays, even if the annotated card has room by now.
 //
 // A pod has one card: if one of its containers has a card, the other containers get the same card or a rejection. For a
 // container that runs no card is selected, because it has one.
@@ -50,7 +50,7 @@ func (s *Snapshot) selectCard(d Decision) Decision {
 		if reason == placement.Unhealthy {
 			result = RefusedUnhealthy
 		}
-		d = d.reject(result, "pod %s: no card for %s of GPU memory: %s", pod, pod.Request, reason)
+		d = d.reject(result, "pod %s: no card for %s units of GPU memory: %s", pod, pod.Request, reason)
 		d.Rejection.NoRoom = true
 		return d
 	case index == NoCard:

@@ -14,7 +14,7 @@ func TestSelectCard(t *testing.T) {
 	}
 	preferred := func(card int) Preference { return Preference{Match: ByOrder, Card: card} }
 	preferredFor := func(pod string, card int) Preference { return Preference{mainOf(pod), ByOrder, card} }
-	const full = "pod default/a: no card for 8 of GPU memory: no GPU card has enough free memory"
+	const full = "pod default/a: no card for 8 units of GPU memory: no GPU card has enough free memory"
 	for name, test := range map[string]struct {
 		cards     []gpu.Card
 		pod       Pod // Its last container is served.
@@ -173,10 +173,10 @@ func TestSelectCard(t *testing.T) {
 		},
 		"only unhealthy cards have room": {
 			cards: unhealthy(newCards(4, 16), 1), pod: newPod("a", main(8)), result: RefusedUnhealthy,
-			text: "pod default/a: no card for 8 of GPU memory: the GPU cards that are large enough are unhealthy",
+			text: "pod default/a: no card for 8 units of GPU memory: the GPU cards that are large enough are unhealthy",
 		},
 		"no card is large enough": {
-			cards: newCards(4, 4), pod: newPod("a", main(8)), result: RefusedFull, text: "pod default/a: no card for 8 of GPU memory: the pod asks for more GPU memory than any card of the node has",
+			cards: newCards(4, 4), pod: newPod("a", main(8)), result: RefusedFull, text: "pod default/a: no card for 8 units of GPU memory: the pod asks for more GPU memory than any card of the node has",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -40,7 +40,7 @@ type allocator struct {
 // Allocate selects a card for one container and returns the response for the kubelet. ids are the fake devices.
 func (a *allocator) Allocate(ctx context.Context, ids []string) (response *pluginapi.ContainerAllocateResponse, err error) {
 	defer a.metrics.observe(time.Now())
-	release, err := a.take(ctx, len(ids))
+	release, err := a.lock(ctx, len(ids))
 	if err != nil {
 		return nil, a.reject(err)
 	}
@@ -57,7 +57,7 @@ func (a *allocator) Allocate(ctx context.Context, ids []string) (response *plugi
 // that the kubelet's checkpoint names the real card. It decides as Allocate does and has the same waits. It returns nil if it
 // can't decide: an error would fail the pod, and Allocate makes the final decision.
 func (a *allocator) Prefer(ctx context.Context, available, include []string, size int) []string {
-	release, err := a.take(ctx, size)
+	release, err := a.lock(ctx, size)
 	if err != nil {
 		return nil
 	}
@@ -76,7 +76,7 @@ func (a *allocator) Prefer(ctx context.Context, available, include []string, siz
 // KubeletStarted reads the checkpoint of a kubelet that has just started. The kubelet doesn't know a container that is not in
 // its checkpoint.
 func (a *allocator) KubeletStarted(ctx context.Context) {
-	release, err := a.take(ctx, 1)
+	release, err := a.lock(ctx, 1)
 	if err != nil {
 		return
 	}
@@ -86,8 +86,8 @@ func (a *allocator) KubeletStarted(ctx context.Context) {
 	a.kubelet.Renew()
 }
 
-// take waits for the turn of a call for this number of devices.
-func (a *allocator) take(ctx context.Context, devices int) (release func(), err error) {
+// lock waits for the turn of a call for this number of devices.
+func (a *allocator) lock(ctx context.Context, devices int) (release func(), err error) {
 	if devices <= 0 {
 		return nil, &allocation.Rejection{Result: allocation.RefusedInvalid, Text: "the kubelet asked for no devices"}
 	}

@@ -156,7 +156,7 @@ func TestStaticPod(t *testing.T) {
 	k, p := b.up(16)
 	static := newPod("static", main(10), mirrors("file"))
 	_, err := k.admit(static)
-	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "no pod that the API server has on this node waits for 10 of GPU memory, and static pods are not supported") {
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "no pod that the API server has on this node waits for 10 units of GPU memory, and static pods are not supported") {
 		t.Errorf("got %v", err)
 	}
 	if got := counted(t, p, allocation.RefusedUnknownPod); got != 1 {

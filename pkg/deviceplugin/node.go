@@ -176,7 +176,7 @@ func quantity(list corev1.ResourceList) string {
 }
 
 // patchCards sets the inventory and the number of cards of a node; nil removes them. Both are in one write, because a
-// reader that finds an inventory beside the number of another inventory takes the node for a node of the existing plugin
+// reader ignores an inventory if its number of cards differs from gpu-count and their sum from gpu-mem, which can lag behind
 // (protocol.ParseNode). A patch of a node's status changes annotations too (k8s.io/kubernetes
 // pkg/registry/core/node/strategy.go, nodeStatusStrategy).
 func patchCards(ctx context.Context, client Client, node string, inventory, count any) error {

@@ -88,7 +88,7 @@ func lostCheckpoint(t *testing.T, started time.Duration, running ...*corev1.Pod)
 		p.resources.connection.Connect()
 		return p.resources.connection.GetState() == connectivity.Ready
 	})
-	release, err := p.allocator.take(t.Context(), 1)
+	release, err := p.allocator.lock(t.Context(), 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -102,7 +102,7 @@ func TestErrorEnv(t *testing.T) {
 	if diff := cmp.Diff(want, k.mustAdmit(late)["main"]); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
-	b.awaitEvent("GPUCardRefused container main: pod default/late: no card for 8 of GPU memory: no GPU card has enough free memory; it starts all the same, without a card")
+	b.awaitEvent("GPUCardRefused container main: pod default/late: no card for 8 units of GPU memory: no GPU card has enough free memory; it starts all the same, without a card")
 	if got := counted(t, p, allocation.RefusedFull); got != 1 {
 		t.Errorf("counted %v rejections", got)
 	}
@@ -143,7 +143,7 @@ func TestErrorEnvWithoutPod(t *testing.T) {
 	if env := k.mustAdmit(pod)["main"]; cardOf(env) != "-1" || env["NVIDIA_VISIBLE_DEVICES"] != "no-gpu-has-4GiB-to-run" {
 		t.Errorf("got %v", env)
 	}
-	b.awaitEvent("GPUCardRefused no pod known here waits for 4 of GPU memory")
+	b.awaitEvent("GPUCardRefused no pod known here waits for 4 units of GPU memory")
 	b.watcher.Add(pod)
 	await(t, "the checkpoint to name the pod", func() bool {
 		p.checkpoint.Sync(t.Context())

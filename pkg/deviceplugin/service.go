@@ -109,7 +109,7 @@ func (s *service) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pl
 	return options(), nil
 }
 
-// ListAndWatch sends all devices, and sends them again whenever a card's health changes.
+// ListAndWatch sends all devices, and sends them again after each cardState.Set, at most once per interval.
 func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	s.listening.Add(1)
 	defer s.listening.Add(-1)

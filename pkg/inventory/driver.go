@@ -143,7 +143,7 @@ func openDriver(path string) (*driver, error) {
 	defer func() { _ = library.Close() }() // the bindings open the library themselves
 	for _, symbol := range requiredSymbols {
 		if err := library.Lookup(symbol); err != nil {
-			return nil, fmt.Errorf("%w: %s is none or too old: %w", ErrNoLibrary, path, err)
+			return nil, fmt.Errorf("%w: %s is not the NVIDIA driver library, or too old: %w", ErrNoLibrary, path, err)
 		}
 	}
 
@@ -157,9 +157,9 @@ func openDriver(path string) (*driver, error) {
 	case nvml.SUCCESS:
 		return d, nil
 	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
-		return nil, fmt.Errorf("initialize the NVIDIA driver library: %w: %w", ret, errMismatch)
+		return nil, fmt.Errorf("initializing the NVIDIA driver library: %w: %w", ret, errMismatch)
 	default:
-		return nil, fmt.Errorf("initialize the NVIDIA driver library: %w", ret)
+		return nil, fmt.Errorf("initializing the NVIDIA driver library: %w", ret)
 	}
 }
 
@@ -167,7 +167,7 @@ func openDriver(path string) (*driver, error) {
 func (d *driver) close() error {
 	d.unwatch()
 	if ret := d.lib.Shutdown(); ret != nvml.SUCCESS {
-		return fmt.Errorf("shut the NVIDIA driver library down: %w", ret)
+		return fmt.Errorf("shutting down the NVIDIA driver library: %w", ret)
 	}
 	return nil
 }
@@ -176,7 +176,7 @@ func (d *driver) close() error {
 func (d *driver) devices() ([]device, error) {
 	n, ret := d.lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
-		return nil, fmt.Errorf("count the cards: %w", ret)
+		return nil, fmt.Errorf("counting the cards: %w", ret)
 	}
 	devices := make([]device, n)
 	for i := range devices {
@@ -196,11 +196,11 @@ func (d *driver) read(index int) device {
 	}
 	var ret nvml.Return
 	if c.handle, ret = d.lib.DeviceGetHandleByIndex(index); ret != nvml.SUCCESS {
-		return fail("open the card", ret)
+		return fail("opening the card", ret)
 	}
 	if c.uuid, ret = c.handle.GetUUID(); ret != nvml.SUCCESS {
 		c.uuid = ""
-		return fail("read its UUID", ret)
+		return fail("reading its UUID", ret)
 	}
 	if c.model, ret = c.handle.GetName(); ret != nvml.SUCCESS {
 		c.model = "" // the model is for display only
@@ -212,7 +212,7 @@ func (d *driver) read(index int) device {
 		c.bytes = memory.Total
 	case nvml.ERROR_NOT_SUPPORTED: // The card shares the machine's memory.
 	default:
-		return fail("read its memory", ret)
+		return fail("reading its memory", ret)
 	}
 	c.recovery = d.recoveryAction(c.handle)
 	c.err = c.recovery.err()
@@ -286,7 +286,7 @@ func (d *driver) watch(devices []device) error {
 		d.unwatch()
 		set, ret := d.lib.EventSetCreate()
 		if ret != nvml.SUCCESS {
-			return fmt.Errorf("create a set of events: %w", ret)
+			return fmt.Errorf("creating a set of events: %w", ret)
 		}
 		uuids, failed := register(set, devices)
 		if failed || len(uuids) == 0 {
@@ -328,7 +328,7 @@ func register(set nvml.EventSet, devices []device) (uuids map[nvml.Device]string
 			}
 		}
 		if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
-			c.err = fmt.Errorf("watch its errors: %w", ret)
+			c.err = fmt.Errorf("watching its errors: %w", ret)
 			return nil, true
 		}
 	}
@@ -361,7 +361,7 @@ func (d *driver) wait(timeout time.Duration) ([]event, error) {
 			failed := d.watched
 			d.unwatch()
 			d.failed = failed
-			return events, fmt.Errorf("wait for events: %w", ret)
+			return events, fmt.Errorf("waiting for events: %w", ret)
 		}
 		timeout = 0 // read the events that are already queued
 		if data.EventType != nvml.EventTypeXidCriticalError {

@@ -39,12 +39,12 @@ func TestList(t *testing.T) {
 		}
 		list("in MiB", gpu.MiB, State{Cards: []gpu.Card{
 			{Index: 0, UUID: "GPU-0", Model: "Tesla V100-SXM2-16GB", Memory: 16276, NUMANode: 0},
-			{Index: 1, NUMANode: gpu.NoNUMANode, Unhealthy: "open the card: GPU is lost"},
+			{Index: 1, NUMANode: gpu.NoNUMANode, Unhealthy: "opening the card: GPU is lost"},
 			{Index: 2, UUID: "GPU-2", Model: "NVIDIA A100-SXM4-40GB", Memory: 40960, NUMANode: 1, Unhealthy: "MIG mode is on, its memory belongs to MIG devices"},
 			{Index: 3, UUID: "GPU-3", Model: "NVIDIA H200", Memory: 143771, NUMANode: 70},
-			{Index: 4, UUID: "GPU-4", Model: "Tesla T4", NUMANode: 1, Unhealthy: "read its memory: Unknown Error"},
-			{Index: 5, NUMANode: gpu.NoNUMANode, Unhealthy: "open the card: Insufficient Permissions"},
-			{Index: 6, UUID: "GPU-6", NUMANode: gpu.NoNUMANode, Unhealthy: "read its memory: GPU requires reset"},
+			{Index: 4, UUID: "GPU-4", Model: "Tesla T4", NUMANode: 1, Unhealthy: "reading its memory: Unknown Error"},
+			{Index: 5, NUMANode: gpu.NoNUMANode, Unhealthy: "opening the card: Insufficient Permissions"},
+			{Index: 6, UUID: "GPU-6", NUMANode: gpu.NoNUMANode, Unhealthy: "reading its memory: GPU requires reset"},
 			{Index: 7, UUID: "GPU-7", Model: "Tesla K80", Memory: 11441, NUMANode: gpu.NoNUMANode},
 			{Index: 8, UUID: "GPU-8", Model: "Tesla T4", Memory: 15360, Unhealthy: "the driver asks for a reset of the card"},
 			{Index: 9, UUID: "GPU-9", Model: "GB10", Unhealthy: "the driver reports no memory of its own for it: set --card-memory"},
@@ -119,7 +119,7 @@ func TestListTimeout(t *testing.T) {
 	onMachine(t, with(mixedCards[:1], 0, "hang"), func(t *testing.T, library string, machine fakenvml.Machine) {
 		t.Cleanup(func() { setCards(t, machine, mixedCards...) })
 		_, err := List(t.Context(), Options{Library: library, AnswerTimeout: time.Millisecond})
-		if want := "wait for the NVIDIA driver: no answer for 1ms"; err == nil || err.Error() != want {
+		if want := "waiting for the NVIDIA driver: no answer for 1ms"; err == nil || err.Error() != want {
 			t.Errorf("List() = %v, want %v", err, want)
 		}
 	})

@@ -248,9 +248,9 @@ func List(ctx context.Context, options Options) (State, error) {
 	o, answered := await(ctx, step, options.AnswerTimeout)
 	switch {
 	case !answered && ctx.Err() != nil:
-		return State{}, fmt.Errorf("wait for the NVIDIA driver: %w", context.Cause(ctx))
+		return State{}, fmt.Errorf("waiting for the NVIDIA driver: %w", context.Cause(ctx))
 	case !answered:
-		return State{}, fmt.Errorf("wait for the NVIDIA driver: no answer for %v", options.AnswerTimeout)
+		return State{}, fmt.Errorf("waiting for the NVIDIA driver: no answer for %v", options.AnswerTimeout)
 	case o.err != nil:
 		return State{}, o.err
 	}

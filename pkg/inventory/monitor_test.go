@@ -188,11 +188,11 @@ func TestMonitorBrokenCard(t *testing.T) {
 
 		// The clock doesn't advance: the monitor detects this by the failed wait for events.
 		setCards(t, machine, with(twoCards, 1, "lost")...)
-		m.next("lost", twoStates("", "open the card: GPU is lost", ""))
+		m.next("lost", twoStates("", "opening the card: GPU is lost", ""))
 		xids(t, machine, "GPU-a", 48)
-		m.next("the other one is still watched", twoStates("Xid 48", "open the card: GPU is lost", ""))
+		m.next("the other one is still watched", twoStates("Xid 48", "opening the card: GPU is lost", ""))
 		m.clock.step(quiet)
-		m.next("the other one is healthy again", twoStates("", "open the card: GPU is lost", ""))
+		m.next("the other one is healthy again", twoStates("", "opening the card: GPU is lost", ""))
 
 		setCards(t, machine, twoCards...)
 		m.clock.step(probe)
@@ -204,7 +204,7 @@ func TestMonitorBrokenCard(t *testing.T) {
 
 		setCards(t, machine, with(twoCards, 0, "nomemory")...)
 		m.clock.step(probe)
-		m.next("found by the probe", twoStates("read its memory: Unknown Error", "", ""))
+		m.next("found by the probe", twoStates("reading its memory: Unknown Error", "", ""))
 	})
 }
 
@@ -216,24 +216,24 @@ func TestMonitorVanishedCard(t *testing.T) {
 		// From the next session on, the remaining card is NVML's first card, and there is a new card.
 		newCard := fakenvml.Card{UUID: "GPU-c", Model: "V100", MiB: 16276}
 		setCards(t, machine, twoCards[1], newCard)
-		m.next("lost for the session", twoStates("open the card: GPU is lost", "", ""))
+		m.next("lost for the session", twoStates("opening the card: GPU is lost", "", ""))
 		m.clock.step(quiet)
 		threeStates := func(a, b, c string) State {
 			s := twoStates(a, b, "")
 			s.Cards, s.Moved = append(s.Cards, card(2, "GPU-c", c)), map[int]int{1: 0, 2: 1}
 			return s
 		}
-		m.next("a new session", threeStates("open the card: GPU is lost", "", ""))
+		m.next("a new session", threeStates("opening the card: GPU is lost", "", ""))
 		xids(t, machine, "GPU-b", 48)
 		xids(t, machine, "1", 63)
-		m.next("its events reach the right cards", threeStates("open the card: GPU is lost", "Xid 48", "Xid 63"))
+		m.next("its events reach the right cards", threeStates("opening the card: GPU is lost", "Xid 48", "Xid 63"))
 
 		setCards(t, machine, append(slices.Clone(twoCards), newCard)...)
 		m.clock.step(quiet)
-		m.next("the others are healthy again", threeStates("open the card: GPU is lost", "", ""))
+		m.next("the others are healthy again", threeStates("opening the card: GPU is lost", "", ""))
 		m.clock.step(quiet)
 		inPlace := func(s State) State { s.Moved = nil; return s }
-		m.next("the first one is back", inPlace(threeStates("open the card: GPU is lost", "", "")))
+		m.next("the first one is back", inPlace(threeStates("opening the card: GPU is lost", "", "")))
 		m.clock.step(quiet)
 		m.next("and has been back for the quiet period", inPlace(threeStates("", "", "")))
 	})
@@ -242,7 +242,7 @@ func TestMonitorVanishedCard(t *testing.T) {
 func TestMonitorWithoutDriver(t *testing.T) {
 	onMachine(t, nil, func(t *testing.T, library string, machine fakenvml.Machine) {
 		m := monitor(t, library)
-		const none = "initialize the NVIDIA driver library: Driver Not Loaded"
+		const none = "initializing the NVIDIA driver library: Driver Not Loaded"
 		m.next("no driver", State{Problem: none})
 		m.clock.step(retry)
 		m.round()
@@ -260,7 +260,7 @@ func TestMonitorWithoutDriver(t *testing.T) {
 			t.Fatal(err)
 		}
 		m.clock.step(probe)
-		const gone = "count the cards: Driver Not Loaded"
+		const gone = "counting the cards: Driver Not Loaded"
 		m.next("the driver is unloaded", twoStates("Xid 48", gone, gone))
 		m.clock.step(retry)
 		m.next("and can't be opened", twoStates("Xid 48", none, none))
@@ -278,7 +278,7 @@ func TestMonitorBeforeTheCardsAreKnown(t *testing.T) {
 			close(asked) // a second call panics
 			return <-answer
 		}))
-		m.next("no driver", State{Problem: "initialize the NVIDIA driver library: Driver Not Loaded"})
+		m.next("no driver", State{Problem: "initializing the NVIDIA driver library: Driver Not Loaded"})
 		setCards(t, machine, twoCards...)
 		m.clock.step(retry)
 		<-asked
@@ -343,12 +343,12 @@ func TestReaderStale(t *testing.T) {
 func TestMonitorMismatch(t *testing.T) {
 	onMachine(t, nil, func(t *testing.T, library string, machine fakenvml.Machine) {
 		m := monitor(t, library)
-		m.next("unloaded", State{Problem: "initialize the NVIDIA driver library: Driver Not Loaded"})
+		m.next("unloaded", State{Problem: "initializing the NVIDIA driver library: Driver Not Loaded"})
 		if err := machine.Mismatch(); err != nil {
 			t.Fatal(err)
 		}
 		m.clock.step(retry)
-		m.next("loaded again", State{Problem: "initialize the NVIDIA driver library: Driver/library version mismatch: " + errMismatch.Error()})
+		m.next("loaded again", State{Problem: "initializing the NVIDIA driver library: Driver/library version mismatch: " + errMismatch.Error()})
 		m.round()
 		m.clock.step(retry)
 		if err := m.failed(); !errors.Is(err, errMismatch) {

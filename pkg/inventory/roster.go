@@ -39,7 +39,7 @@ type roster struct {
 	// quiet is how long a card must be without errors before it is healthy again.
 	quiet time.Duration
 
-	records []record // sorted by index
+	entries []entry // sorted by index
 	// problem is why no card can be used; empty if there is no such reason.
 	problem string
 	// silent is true if the driver failed or did not answer last time, so that the current state of the cards is unknown.
@@ -48,8 +48,8 @@ type roster struct {
 	listed bool
 }
 
-// record is a card with its history.
-type record struct {
+// entry is a card with its history.
+type entry struct {
 	card gpu.Card
 	// trouble is the time of the card's last error. The quiet period starts at it.
 	trouble time.Time
@@ -80,16 +80,16 @@ func (r *roster) expect(known []gpu.Card, now time.Time) {
 		if card.UUID != "" && r.find(card.UUID) == nil {
 			reason := card.Unhealthy
 			card.Unhealthy = ""
-			rec := record{card: card}
+			rec := entry{card: card}
 			if x, sticky, ok := parseReason(reason); ok && r.xids.count(x) {
 				rec.blame(reason, now)
 				rec.sticky, rec.asked = sticky, strings.HasSuffix(reason, reasonAsked)
 			}
-			r.records = append(r.records, rec)
+			r.entries = append(r.entries, rec)
 		}
 	}
-	slices.SortStableFunc(r.records, func(a, b record) int { return cmp.Compare(a.card.Index, b.card.Index) })
-	r.records = slices.CompactFunc(r.records, func(a, b record) bool { return a.card.Index == b.card.Index })
+	slices.SortStableFunc(r.entries, func(a, b entry) int { return cmp.Compare(a.card.Index, b.card.Index) })
+	r.entries = slices.CompactFunc(r.entries, func(a, b entry) bool { return a.card.Index == b.card.Index })
 }
 
 // list records a listing of the driver's cards.
@@ -99,13 +99,13 @@ func (r *roster) list(devices []device, now time.Time) {
 		r.problem = problemNoCards
 	}
 
-	// Known cards come first: an unknown card must not take the record of a known card whose index has changed.
+	// Known cards come first: an unknown card must not take the entry of a known card whose index has changed.
 	listed := make(map[int]bool, len(devices)) // keyed by the roster's index
 	var strangers []device
 	for _, d := range devices {
 		if rec := r.find(d.uuid); rec != nil {
 			listed[rec.card.Index] = true
-			rec.take(d, r, now)
+			rec.update(d, r, now)
 		} else {
 			strangers = append(strangers, d)
 		}
@@ -113,54 +113,54 @@ func (r *roster) list(devices []device, now time.Time) {
 	for _, d := range strangers {
 		if rec := r.place(d, listed); rec != nil {
 			listed[rec.card.Index] = true
-			rec.take(d, r, now)
+			rec.update(d, r, now)
 		}
 	}
 
-	for i := range r.records {
-		if rec := &r.records[i]; !listed[rec.card.Index] {
+	for i := range r.entries {
+		if rec := &r.entries[i]; !listed[rec.card.Index] {
 			rec.failing, rec.unreachable, rec.lost = true, true, true
 			rec.blame(reasonNotReported, now)
 		}
 	}
 }
 
-// find returns the record of the card with this UUID, or nil. An empty UUID matches no record.
-func (r *roster) find(uuid string) *record {
-	for i := range r.records {
-		if uuid != "" && r.records[i].card.UUID == uuid {
-			return &r.records[i]
+// find returns the entry of the card with this UUID, or nil. An empty UUID matches no entry.
+func (r *roster) find(uuid string) *entry {
+	for i := range r.entries {
+		if uuid != "" && r.entries[i].card.UUID == uuid {
+			return &r.entries[i]
 		}
 	}
 	return nil
 }
 
-// place returns the record for a card whose UUID is not in the roster. It adds a record if needed. listed holds the roster's
-// indices of the cards that this listing already contains. place returns nil if it can't determine the card's record.
-func (r *roster) place(d device, listed map[int]bool) *record {
+// place returns the entry for a card whose UUID is not in the roster. It adds an entry if needed. listed holds the roster's
+// indices of the cards that this listing already contains. place returns nil if it can't determine the card's entry.
+func (r *roster) place(d device, listed map[int]bool) *entry {
 	index := d.index
 	if listed[index] {
 		if d.uuid == "" {
-			return nil // a card that couldn't be opened, after a renumbering: its record counts as not listed
+			return nil // a card that couldn't be opened, after a renumbering: its entry counts as not listed
 		}
-		index = r.records[len(r.records)-1].card.Index + 1
+		index = r.entries[len(r.entries)-1].card.Index + 1
 	}
-	i, found := slices.BinarySearchFunc(r.records, index, func(rec record, index int) int {
+	i, found := slices.BinarySearchFunc(r.entries, index, func(rec entry, index int) int {
 		return cmp.Compare(rec.card.Index, index)
 	})
-	fresh := record{card: gpu.Card{Index: index, NUMANode: gpu.NoNUMANode}}
+	fresh := entry{card: gpu.Card{Index: index, NUMANode: gpu.NoNUMANode}}
 	switch {
 	case !found:
-		r.records = slices.Insert(r.records, i, fresh)
-	case d.uuid != "" && r.records[i].card.UUID != "":
-		r.records[i] = fresh // another card has replaced the one at this index
+		r.entries = slices.Insert(r.entries, i, fresh)
+	case d.uuid != "" && r.entries[i].card.UUID != "":
+		r.entries[i] = fresh // another card has replaced the one at this index
 	}
-	return &r.records[i]
+	return &r.entries[i]
 }
 
-// take records the driver's values of the card and decides whether it is healthy. A value that could not be read keeps its
+// update records the driver's values of the card and decides whether it is healthy. A value that could not be read keeps its
 // last known value.
-func (rec *record) take(d device, r *roster, now time.Time) {
+func (rec *entry) update(d device, r *roster, now time.Time) {
 	card := &rec.card
 	rec.seen, rec.position = true, d.index
 	card.UUID = cmp.Or(d.uuid, card.UUID)
@@ -170,13 +170,13 @@ func (rec *record) take(d device, r *roster, now time.Time) {
 	}
 	var answers unusable
 	rec.unreachable = d.err != nil && !errors.As(d.err, &answers)
-	err := rec.takeMemory(d, r)
+	err := rec.updateMemory(d, r)
 
 	if rec.failing {
 		rec.trouble = now // the card may have been failing until now
 	}
 	rec.failing = err != nil
-	rec.takeReset(d, now)
+	rec.updateReset(d, now)
 	switch {
 	case rec.failing:
 		rec.blame(err.Error(), now)
@@ -185,8 +185,8 @@ func (rec *record) take(d device, r *roster, now time.Time) {
 	}
 }
 
-// takeMemory records the card's memory, if the card answers. It returns why the card can't be used; nil if it can.
-func (rec *record) takeMemory(d device, r *roster) error {
+// updateMemory records the card's memory, if the card answers. It returns why the card can't be used; nil if it can.
+func (rec *entry) updateMemory(d device, r *roster) error {
 	bytes := r.memory.of(rec.card.UUID, d.bytes)
 	if !rec.unreachable {
 		rec.card.Memory = r.unit.Count(bytes)
@@ -202,8 +202,8 @@ func (rec *record) takeMemory(d device, r *roster) error {
 	return nil
 }
 
-// takeReset records whether the card needs a reset or was reset. The quiet period after a reset begins now.
-func (rec *record) takeReset(d device, now time.Time) {
+// updateReset records whether the card needs a reset or was reset. The quiet period after a reset begins now.
+func (rec *entry) updateReset(d device, now time.Time) {
 	switch {
 	case d.lost:
 		rec.lost = true
@@ -223,7 +223,7 @@ func (rec *record) takeReset(d device, now time.Time) {
 
 // blame makes the card unhealthy. The first reason stays until the card is healthy again: later errors are usually a
 // consequence of the first one, and each change of the reason would be written to the API server.
-func (rec *record) blame(reason string, now time.Time) {
+func (rec *entry) blame(reason string, now time.Time) {
 	rec.card.Unhealthy = cmp.Or(rec.card.Unhealthy, reason)
 	rec.trouble = now
 }
@@ -237,11 +237,11 @@ func (r *roster) report(events []event, now time.Time) {
 		if e.uuid == "" {
 			// Any card may have caused the event, so all become unhealthy. None becomes sticky: a reset of all cards would be
 			// required otherwise. The probe shows which card is affected.
-			for i := range r.records {
-				if !r.records[i].seen {
+			for i := range r.entries {
+				if !r.entries[i].seen {
 					continue
 				}
-				r.records[i].blame(e.xid.String()+reasonUnnamed, now)
+				r.entries[i].blame(e.xid.String()+reasonUnnamed, now)
 			}
 		} else if rec := r.find(e.uuid); rec != nil && rec.seen {
 			if e.xid.needsReset() && !rec.sticky {
@@ -262,7 +262,7 @@ func (r *roster) silence(problem string) {
 // unreachable returns the indices of the cards that the last listing could not read or did not contain.
 func (r *roster) unreachable() []int {
 	var cards []int
-	for _, rec := range r.records {
+	for _, rec := range r.entries {
 		if rec.unreachable {
 			cards = append(cards, rec.card.Index)
 		}
@@ -276,7 +276,7 @@ func (r *roster) state() State {
 	if !r.listed {
 		return s
 	}
-	for _, rec := range r.records {
+	for _, rec := range r.entries {
 		card := rec.card
 		if rec.seen && rec.position != card.Index {
 			if s.Moved == nil {

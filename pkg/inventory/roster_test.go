@@ -237,7 +237,7 @@ func TestRosterExpect(t *testing.T) {
 			healthy: []int{0, 1, 2},
 		},
 		"other reasons than a Xid are dropped": {
-			known:   []gpu.Card{card(0, "a", "initialize the NVIDIA driver library: Driver Not Loaded"), card(1, "b", "Xid 48"+reasonUnnamed)},
+			known:   []gpu.Card{card(0, "a", "initializing the NVIDIA driver library: Driver Not Loaded"), card(1, "b", "Xid 48"+reasonUnnamed)},
 			list:    []device{good(0, "a"), good(1, "b")},
 			want:    State{Cards: []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 48"+reasonUnnamed)}},
 			healthy: []int{0, 1},

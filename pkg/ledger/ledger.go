@@ -116,7 +116,7 @@ func New() *Ledger {
 }
 
 // AddFreedListener adds a function that is called after a change that lets more memory be allocated on a card of the node: an
-// allocation ended, or a card was added, grew or became healthy. The call is made without the lock, from the goroutine that
+// allocation, a nomination or a starvation reservation ended, or a card was added, grew or became healthy. The call is made without the lock, from the goroutine that
 // made the change. Listeners are added before the ledger is used by several goroutines.
 func (l *Ledger) AddFreedListener(listener func(node string)) {
 	l.freedListeners = append(l.freedListeners, listener)

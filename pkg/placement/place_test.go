@@ -150,7 +150,7 @@ func TestReasons(t *testing.T) {
 		Fragmented: {"fragmented", "no GPU card has enough free memory, though the node's cards together have", false},
 		Full:       {"full", "no GPU card has enough free memory", false},
 		Unhealthy:  {"unhealthy", "the GPU cards that are large enough are unhealthy", true},
-		Elsewhere:  {"elsewhere", "an earlier bind of this pod to another node is unconfirmed", true},
+		Elsewhere:  {"elsewhere", "the pod is bound to another node, or an earlier bind to one is unconfirmed", true},
 		TooLarge:   {"too_large", "the pod asks for more GPU memory than any card of the node has", true},
 		WholeCards: {"whole_cards", "the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other", true},
 		NotShared:  {"not_shared", "the node shares no GPU memory", true},

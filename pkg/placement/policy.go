@@ -8,8 +8,9 @@ import (
 // Policy is a preference among the cards of a node, or among nodes, that have room for a request.
 //
 // To add a policy, add a value below and list it in policies: the command line and its help take it from there.
-// Users find the names in deploy/helm/gpushare (values.yaml, values.schema.json) and docs/install.md. TestPolicies
-// checks for each policy what other code relies on:
+// Users find the names in deploy/helm/gpushare (values.yaml, values.schema.json), docs/install.md and docs/glossary.md. Add
+// a case to TestPlace (place_test.go), change the texts that cmd/gpushare-extender/main_test.go expects, and add a line to
+// CHANGELOG.md. TestPolicies (place_test.go) checks for each policy what other code relies on:
 //
 //   - better is a strict order, so that the choice depends neither on the order of the cards nor on which function asks:
 //     Suit rates the card that Place then chooses. Equal cards are ordered by index.
@@ -41,9 +42,9 @@ var (
 // policies are all policies, the default first.
 var policies = []Policy{Binpack, Spread}
 
-// Expected is the policy of choices that the extender predicts instead of making, whatever --card-policy is: where the
-// node puts a pod whose annotations name no card, and which card a nominated pod gets. The device plugin must choose by
-// it as well. It also holds back the least for nominated pods.
+// Expected is the policy for choices that the extender only predicts: where the node puts a pod whose annotations name no
+// card, and which card a nominated pod gets. It doesn't depend on --card-policy. The device plugin must choose by it too. For
+// nominated pods it also holds back less memory than any other policy.
 var Expected = Binpack
 
 // Policies returns all policies, the default first.

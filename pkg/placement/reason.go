@@ -16,7 +16,7 @@ const (
 	Full
 	// Unhealthy: only unhealthy cards are large enough.
 	Unhealthy
-	// Elsewhere: an earlier bind of the same pod to another node is unconfirmed, so the pod may be there.
+	// Elsewhere: the pod has an allocation on another node: it is bound there, or its bind is in flight or unconfirmed.
 	Elsewhere
 	// TooLarge: the request is larger than any card.
 	TooLarge
@@ -32,7 +32,7 @@ var words = [...]struct{ label, text string }{
 	Fragmented: {"fragmented", "no GPU card has enough free memory, though the node's cards together have"},
 	Full:       {"full", "no GPU card has enough free memory"},
 	Unhealthy:  {"unhealthy", "the GPU cards that are large enough are unhealthy"},
-	Elsewhere:  {"elsewhere", "an earlier bind of this pod to another node is unconfirmed"},
+	Elsewhere:  {"elsewhere", "the pod is bound to another node, or an earlier bind to one is unconfirmed"},
 	TooLarge:   {"too_large", "the pod asks for more GPU memory than any card of the node has"},
 	WholeCards: {"whole_cards", "the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other"},
 	NotShared:  {"not_shared", "the node shares no GPU memory"},

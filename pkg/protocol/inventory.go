@@ -27,9 +27,11 @@ var ErrNoInventory = errors.New("the node has no GPU inventory")
 //  1. Add it to Inventory or gpu.Card, with its meaning and unit, and to inventoryJSON or cardJSON, with a name and
 //     omitempty: an older plugin doesn't write it, and the value for that must be safe.
 //  2. Copy it in MarshalJSON and UnmarshalJSON, and check its bounds in check.
-//  3. Fill it: package inventory reads it from the driver (driver.read) and keeps it (record.take); what the plugin itself
-//     knows it sets where it calls Annotation.
-//  4. Add it to TestInventoryRoundTrip, and to "The wire" in docs/design.md.
+//  3. Fill it: package inventory reads it from the driver (driver.read) and keeps it (entry.update). What the plugin itself
+//     knows is set in cardState.Inventory (package deviceplugin, cards.go).
+//  4. Pass it on if the extender needs it. A field of the node goes through Node, ParseNode and ledger.NodeSpec. A field of
+//     the card that placement needs goes through placement.NewCard.
+//  5. Add it to TestInventoryRoundTrip, and to "The wire" in docs/design.md.
 type Inventory struct {
 	Unit  gpu.Unit
 	Cards []gpu.Card

@@ -1,5 +1,5 @@
 // Package protocol defines the wire format between extender and device plugin: resource names, annotations, environment
-// variables and the node's inventory. No other package reads or writes them.
+// variables and the node's inventory. Other packages take the names from here.
 //
 // The names are those of the original gpushare and must not change, so that our extender works with its device plugin and
 // the other way round. Values are parsed here once, into the types of package gpu.
@@ -54,8 +54,8 @@ const (
 	EnvDisableIsolation = "CGPU_DISABLE"
 )
 
-// AnnotationGroupWhole is "true" on the member with which its gang became complete, and on members that are bound later. It
-// proves that all members that the gang needs had been bound.
+// AnnotationGroupWhole is "true" on the member that was bound last of those that its gang needs, and on members that are
+// bound later. So if a member has it, the gang was bound completely.
 const AnnotationGroupWhole = "gpushare.aliyun.com/group-whole"
 
 // The node annotations and labels.

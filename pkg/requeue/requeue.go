@@ -1,9 +1,15 @@
 // Package requeue makes kube-scheduler retry pods.
 //
-// kube-scheduler retries a rejected pod after a change of the cluster that may help the pod, or after five minutes. Three
-// things make an earlier attempt useful that kube-scheduler can't know: the extender saw freed memory later than
-// kube-scheduler (see Requeuer), filter answered for some nodes only (see attempts), and a gang may be placed now (see
-// All). The means is always the same: a change of an annotation of one node requeues every rejected pod.
+// kube-scheduler retries a rejected pod after a change of the cluster that may help the pod, or after five minutes. An
+// earlier attempt can succeed for reasons that kube-scheduler can't know:
+//
+//   - the extender saw freed memory later than kube-scheduler (see Requeuer);
+//   - filter answered for some nodes only (see attempts);
+//   - a gang may be placed now (see All);
+//   - another extender may have rejected the pod before this one became the leader (see Inherit);
+//   - the pod was limited to one node by an unconfirmed bind that has failed (see Unrestricted).
+//
+// The means is always the same: a change of an annotation of one node requeues every rejected pod.
 package requeue
 
 import (
@@ -147,7 +153,7 @@ func (r *Requeuer) Passed(uid gpu.PodUID, partly bool) {
 }
 
 // NameAll reports whether filter must name every node that fits the pod, because no bind followed the call in which it
-// named only some.
+// named only some. If it returns true it notes that, and returns true until the pod's next bind.
 func (r *Requeuer) NameAll(uid gpu.PodUID) bool { return r.attempts.mustNameAll(uid) }
 
 // BindStarted records that a bind call for the pod has arrived.
@@ -201,8 +207,9 @@ func (r *Requeuer) Inherit(pods []gpu.Pod) {
 	}
 }
 
-// leastOf returns a pod that fits wherever one of the pods fits. It has the smallest request, and only nominations that
-// every pod respects count against it.
+// leastOf returns a pod that stands for all of the pods in one check: a node that it doesn't fit, none of the pods fits. It
+// has their smallest request, and a priority above their highest, so that it is limited by no more nominations than any
+// of them.
 func leastOf(pods []gpu.Pod) gpu.Pod {
 	least := gpu.Pod{Request: pods[0].Request, Priority: math.MinInt32}
 	for _, pod := range pods {

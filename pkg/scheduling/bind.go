@@ -25,7 +25,7 @@ const EventNotAssumed = "GPUCardNotAssumed"
 
 // errUnmanaged rejects pods that kube-scheduler binds without the extender. Otherwise a caller could bind any pod of
 // the cluster with the extender's permissions.
-var errUnmanaged = fmt.Errorf("%w: the pod asks for none of %s, %s and %s: kube-scheduler's configuration has to name them in the extender's managedResources",
+var errUnmanaged = fmt.Errorf("%w: the pod asks for none of %s, %s and %s; set them as managedResources of the extender in kube-scheduler's configuration",
 	binding.ErrBadRequest, protocol.ResourceMemory, protocol.ResourceCount, protocol.ResourceWholeCard)
 
 // BindRequest is kube-scheduler's bind call.
@@ -36,9 +36,9 @@ type BindRequest struct {
 }
 
 // Bind assumes a card of the node for the pod and binds the pod in one write that carries the annotations. It succeeds
-// for a pod that is already bound to this node, so retries are safe. Only the values of ctx are used, not its end: a
-// bind that has begun runs until its own deadline, because a write is not undone if the scheduler disconnects. A member of a
-// gang waits until its gang permits the bind.
+// for a pod that is already bound to this node, so retries are safe. A member of a gang first waits until its gang permits
+// the bind; if ctx ends before the barrier opens, the bind is given up. After that the end of ctx has no effect: the bind
+// runs until its own deadline, because a write is not undone if kube-scheduler disconnects.
 func (s *Scheduler) Bind(ctx context.Context, request BindRequest) error {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(request.Namespace, request.Name), "node", request.Node)
 	s.requeue.BindStarted(gpu.PodUID(request.UID))

@@ -72,7 +72,7 @@ func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
 	node := protocol.ParseNode(object)
 	logger := klog.Background().WithValues("node", object.Name)
 	if node.Problem != nil {
-		logger.Error(node.Problem, "The node's inventory and its capacity disagree")
+		logger.Error(node.Problem, "The node's inventory can't be read, or its capacity disagrees with it")
 	}
 	if node.WholeCards {
 		logger.Info("The node offers whole cards and GPU memory at once: nothing is placed on it")

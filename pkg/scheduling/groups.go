@@ -29,8 +29,8 @@ type GangOptions struct {
 	Hold time.Duration
 	// Patience is how long a plan's reservations last while members are missing, and how long a gang may stay partial.
 	Patience time.Duration
-	// ClaimAfter is how long a gang waits before freed memory is reserved for it; 0 disables starvation reservations.
-	ClaimAfter time.Duration
+	// StarvationAfter is how long a gang waits before freed memory is reserved for it; 0 disables starvation reservations.
+	StarvationAfter time.Duration
 	// OnFailure is what happens to the bound members of a gang that is still partial after Patience.
 	OnFailure gang.FailurePolicy
 	// Observer receives the events of gangs, for metrics.
@@ -119,26 +119,26 @@ func (g *groups) await(ctx context.Context, uid gpu.PodUID, node string) (permit
 	if !member {
 		return permit{}, gang.Unknown
 	}
-	request, rejection := g.manager.RequestPermit(uid, node, g.clock.Now())
+	held, rejection := g.manager.RequestPermit(uid, node, g.clock.Now())
 	g.act()
 	if rejection != nil {
 		return permit{}, *rejection
 	}
 	select {
-	case <-request.Decided:
+	case <-held.Decided:
 	case <-ctx.Done():
-		if g.manager.CancelPermit(uid, request) {
+		if g.manager.CancelPermit(uid, held) {
 			return permit{}, fmt.Errorf("kube-scheduler gave the call up: %w", ctx.Err())
 		}
-		<-request.Decided // The barrier is open: the decision follows within the bindTimeout of the other members.
+		<-held.Decided // The barrier is open: the decision follows within the bindTimeout of the other members.
 	}
-	if rejection := request.Rejection(); rejection != nil {
+	if rejection := held.Rejection(); rejection != nil {
 		if *rejection == gang.Deleted {
 			<-g.clock.After(min(deletedDelay, g.bindTimeout))
 		}
 		return permit{}, *rejection
 	}
-	return permit{member: &key, completes: request.MarkWhole(), deadline: request.OpenedAt().Add(g.bindTimeout)}, nil
+	return permit{member: &key, completes: held.MarkWhole(), deadline: held.OpenedAt().Add(g.bindTimeout)}, nil
 }
 
 // end records the outcome of a permitted bind. err is nil if the pod is bound.

@@ -361,7 +361,7 @@ func TestGangAfterFreedMemory(t *testing.T) {
 // A starving gang gets memory of full nodes, for which no filter call arrives.
 func TestStarvingGang(t *testing.T) {
 	a := fake.Pod("a", 16, fake.Bound("n1", 0))
-	g := startGroups(t, GangOptions{ClaimAfter: 20 * time.Second}, a, fake.Pod("b", 16, fake.Bound("n1", 1)), member(2, 0), member(2, 1))
+	g := startGroups(t, GangOptions{StarvationAfter: 20 * time.Second}, a, fake.Pod("b", 16, fake.Bound("n1", 1)), member(2, 0), member(2, 1))
 	g.pass("a starvation reservation", func() bool { return g.gangs.Count("gang starving") > 0 })
 	g.publishGone(a)
 	g.await("memory for the gang", func() bool { return g.fits(protocol.Pod(member(2, 0)), "n1") })

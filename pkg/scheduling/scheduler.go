@@ -138,7 +138,7 @@ func (s *Scheduler) newGroups() *groups {
 		leading: s.Leading, bindTimeout: s.BindTimeout, clock: s.Clock,
 		manager: gang.New(gang.Options{
 			Ledger: s.ledger, Release: s.binder.Abandon, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
-			Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, StarvationAfter: s.Gangs.ClaimAfter, OnFailure: s.Gangs.OnFailure,
+			Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, StarvationAfter: s.Gangs.StarvationAfter, OnFailure: s.Gangs.OnFailure,
 			Observer: s.Gangs.Observer, EligibleNodes: s.eligibleNodes,
 		}),
 	}

@@ -118,7 +118,7 @@ func (m Machine) SetCards(cards ...Card) error {
 func (m Machine) replace(text []byte) error {
 	temporary := m.CardsFile + ".new"
 	if err := os.WriteFile(temporary, text, 0o644); err != nil {
-		return fmt.Errorf("write the fake NVML's cards: %w", err)
+		return fmt.Errorf("writing the fake NVML's cards: %w", err)
 	}
 	if err := os.Rename(temporary, m.CardsFile); err != nil {
 		return fmt.Errorf("replace the fake NVML's cards: %w", err)
@@ -134,7 +134,7 @@ func (m Machine) Xid(card string, xids ...int) error {
 	}
 	file, err := os.OpenFile(m.EventsFile, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
-		return fmt.Errorf("open the fake NVML's events: %w", err)
+		return fmt.Errorf("opening the fake NVML's events: %w", err)
 	}
 	_, err = file.Write(text.Bytes())
 	if err = errors.Join(err, file.Close()); err != nil {

@@ -60,7 +60,7 @@ func ReadCheckpoint(path string) (Checkpoint, error) {
 		err = json.Unmarshal(data, &file)
 	}
 	if err != nil {
-		return Checkpoint{}, fmt.Errorf("read checkpoint: %w", err)
+		return Checkpoint{}, fmt.Errorf("reading the checkpoint: %w", err)
 	}
 	return file.Data, nil
 }
@@ -70,14 +70,14 @@ func ReadCheckpoint(path string) (Checkpoint, error) {
 func (c Checkpoint) write(path string) error {
 	data, err := json.Marshal(checkpointFile{c})
 	if err != nil {
-		return fmt.Errorf("write checkpoint: %w", err)
+		return fmt.Errorf("writing the checkpoint: %w", err)
 	}
 	temporary := path + ".new"
 	if err := os.WriteFile(temporary, data, 0o600); err != nil {
-		return fmt.Errorf("write checkpoint: %w", err)
+		return fmt.Errorf("writing the checkpoint: %w", err)
 	}
 	if err := os.Rename(temporary, path); err != nil {
-		return fmt.Errorf("write checkpoint: %w", err)
+		return fmt.Errorf("writing the checkpoint: %w", err)
 	}
 	return nil
 }

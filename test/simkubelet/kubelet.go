@@ -67,7 +67,7 @@ func (k *Kubelet) start(ctx context.Context) error {
 	}
 	process, err := startProcess(ctx, k.options, k.containers)
 	if err != nil {
-		return fmt.Errorf("start kubelet on %s: %w", k.options.NodeName, err)
+		return fmt.Errorf("starting the kubelet on %s: %w", k.options.NodeName, err)
 	}
 	k.process = process
 	return nil

@@ -143,7 +143,7 @@ func (n *node) updateStatus(ctx context.Context) error {
 	nodes := n.options.Client.CoreV1().Nodes()
 	existing, err := nodes.Get(ctx, n.options.NodeName, metav1.GetOptions{})
 	if err != nil {
-		return fmt.Errorf("get node: %w", err)
+		return fmt.Errorf("getting the node: %w", err)
 	}
 	changed := existing.DeepCopy()
 	status := &changed.Status
@@ -169,7 +169,7 @@ func (n *node) updateStatus(ctx context.Context) error {
 	}
 	patch, err := strategicpatch.CreateTwoWayMergePatch(before, after, corev1.Node{})
 	if err != nil {
-		return fmt.Errorf("make patch: %w", err)
+		return fmt.Errorf("making the patch: %w", err)
 	}
 	if _, err = nodes.Patch(ctx, existing.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
 		return fmt.Errorf("patch node status: %w", err)

@@ -241,7 +241,7 @@ func listen(socket string) (net.Listener, error) {
 // removeSockets creates the directory and removes the sockets in it, but no other files.
 func removeSockets(dir string) error {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return fmt.Errorf("make device-plugin directory: %w", err)
+		return fmt.Errorf("making the device-plugin directory: %w", err)
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {

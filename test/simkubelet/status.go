@@ -135,7 +135,7 @@ func (s *statuses) sync(ctx context.Context, uid types.UID) error {
 			Preconditions:      metav1.NewUIDPreconditions(string(uid)),
 		})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-			return fmt.Errorf("delete ended pod: %w", err)
+			return fmt.Errorf("deleting the ended pod: %w", err)
 		}
 	}
 	return nil
