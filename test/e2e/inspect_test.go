@@ -122,7 +122,7 @@ func (s *scene) compare(ctx context.Context) (pending int, err error) {
 	for series := range metric {
 		reasons[series] = 0
 	}
-	var onPage []pendingPod
+	onPage := []pendingPod{}
 	for _, pod := range page.Pending {
 		reasons[framework.Series(framework.MetricPendingPods, "reason", pod.Reason)]++
 		onPage = append(onPage, pendingPod{Name: pod.Name, Reason: pod.SchedulerMessage, Cause: pod.Reason, Explanation: pod.Message})
