@@ -123,7 +123,7 @@ func TestProcessExitsBeforeReady(t *testing.T) {
 func TestProcessNeverReady(t *testing.T) {
 	server := httptest.NewServer(http.NotFoundHandler())
 	defer server.Close()
-	p := shell(t, "sleep 1000")
+	p := shell(t, "exec sleep 1000")
 	p.Ready = HTTPReady(server.URL)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
