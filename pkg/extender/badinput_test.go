@@ -70,7 +70,10 @@ func TestLargeBodyOverTheWire(t *testing.T) {
 	server := httptest.NewServer(newServer(&fakeScheduler{}).Handler())
 	defer server.Close()
 	body := strings.NewReader(`{"PodName":"` + strings.Repeat("x", maxBody) + `"}`)
-	response := must(http.Post(server.URL+Prefix+"/bind", "application/json", body))
+	response, err := http.Post(server.URL+Prefix+"/bind", "application/json", body)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer response.Body.Close()
 	var got bindResult
 	if err := json.NewDecoder(response.Body).Decode(&got); err != nil || !strings.Contains(got.Error, "over 16777216 bytes") {

@@ -56,7 +56,10 @@ func TestClientNames(t *testing.T) {
 		t.Helper()
 		r := must(http.NewRequest(method, "https://"+s.address+path, strings.NewReader(body)))
 		r.Header.Set("Content-Type", "application/json")
-		response := must(client.Do(r))
+		response, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
 		defer response.Body.Close()
 		answer := must(io.ReadAll(response.Body))
 		return response.StatusCode, string(answer)

@@ -193,7 +193,10 @@ func TestLongHeaders(t *testing.T) {
 		for length, want := range map[int]int{maxHeader / 2: 200, 2 * maxHeader: http.StatusRequestHeaderFieldsTooLarge} {
 			r := must(http.NewRequest(http.MethodGet, "http://"+s.address+"/livez", nil))
 			r.Header.Set("Authorization", "Bearer "+strings.Repeat("x", length))
-			response := must((&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(r))
+			response, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
 			response.Body.Close()
 			if response.StatusCode != want {
 				t.Errorf("%s address, a header of %d bytes: %d, want %d", name, length, response.StatusCode, want)
