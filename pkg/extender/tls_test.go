@@ -144,7 +144,10 @@ func TestCertificateReload(t *testing.T) {
 	s := serveTLS(t, ca.serverTLS("", ignoreExpiry))
 	client := ca.client("", "")
 	serial := func() int64 {
-		response := must(client.Get("https://" + s.address + "/livez"))
+		response, err := client.Get("https://" + s.address + "/livez")
+		if err != nil {
+			t.Fatal(err)
+		}
 		response.Body.Close()
 		return response.TLS.PeerCertificates[0].SerialNumber.Int64()
 	}
