@@ -3,6 +3,7 @@ package extender
 import (
 	"encoding/json"
 	"slices"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
@@ -110,6 +111,27 @@ func (a filterAnswer) appendFailed(to []byte, such func(placement.Reason) bool) 
 		to = appendString(to, reason.String())
 	}
 	return append(to, '}')
+}
+
+// prioritizeAnswer is prioritize's answer: the nodes and their scores, in the same order.
+type prioritizeAnswer struct {
+	nodes  []string
+	scores []int64
+}
+
+// appendJSON appends the JSON that encoding/json would write for a HostPriorityList.
+func (a prioritizeAnswer) appendJSON(to []byte) []byte {
+	const typicalSize = len(`{"Host":"","Score":10},`) + 32
+	to = append(slices.Grow(to, typicalSize*len(a.nodes)), '[')
+	for i, node := range a.nodes {
+		if i > 0 {
+			to = append(to, ',')
+		}
+		to = appendString(append(to, `{"Host":`...), node)
+		to = strconv.AppendInt(append(to, `,"Score":`...), a.scores[i], 10)
+		to = append(to, '}')
+	}
+	return append(to, ']')
 }
 
 // appendString appends s as a JSON string.

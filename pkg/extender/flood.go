@@ -60,7 +60,8 @@ func few(most int, next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// bodies counts the memory of the request bodies, and keeps the buffers into which they were read for later requests.
+// bodies counts the memory of the request bodies. It also keeps buffers, into which requests are read and answers are
+// written, for later requests.
 type bodies struct {
 	limit int64
 	read  atomic.Int64

@@ -37,7 +37,7 @@ func verb[A any](s *Server, name string, answer func(context.Context, *A) (any, 
 		}
 		switch {
 		case err == nil:
-			write(w, r, http.StatusOK, reply)
+			s.writeReply(w, r, reply)
 		case fail != nil:
 			write(w, r, http.StatusOK, fail(err))
 		case outcome == OutcomePanic:
@@ -76,20 +76,31 @@ func guarded[A any](ctx context.Context, name string, args *A, answer func(conte
 
 var errInternal = errors.New("internal error, see the extender's log")
 
+// writeReply answers with a verb's reply. It builds large replies in a buffer that is kept for later requests.
+func (s *Server) writeReply(w http.ResponseWriter, r *http.Request, reply any) {
+	large, ok := reply.(interface{ appendJSON(to []byte) []byte })
+	if !ok {
+		write(w, r, http.StatusOK, reply)
+		return
+	}
+	buffer := s.bodies.buffer(0)
+	defer s.bodies.keep(buffer)
+	buffer.Write(append(large.appendJSON(buffer.AvailableBuffer()), '\n'))
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(buffer.Len()))
+	_, err := w.Write(buffer.Bytes())
+	logUnsent(r, err)
+}
+
 func write(w http.ResponseWriter, r *http.Request, status int, answer any) {
 	w.Header().Set("Content-Type", "application/json")
-	var err error
-	if own, ok := answer.(interface{ appendJSON(to []byte) []byte }); ok {
-		body := append(own.appendJSON(nil), '\n')
-		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-		w.WriteHeader(status)
-		_, err = w.Write(body)
-	} else {
-		w.WriteHeader(status)
-		err = json.NewEncoder(w).Encode(answer)
-	}
+	w.WriteHeader(status)
+	logUnsent(r, json.NewEncoder(w).Encode(answer))
+}
+
+// logUnsent logs the error of an answer whose client has closed the connection. The status line has already been sent.
+func logUnsent(r *http.Request, err error) {
 	if err != nil {
-		// The client closed the connection. The status line has already been sent.
 		klog.FromContext(r.Context()).V(2).Info("Could not send an answer", "err", err)
 	}
 }

@@ -253,11 +253,6 @@ func TestFilterAgreesWithPrioritize(t *testing.T) {
 
 // Filter names all nodes in the next call for a pod only if it named some of the nodes that fit.
 func TestFilterNameAll(t *testing.T) {
-	f := startFilter(t, 1)
-	f.addNode("near", 100)
-	f.allocate("near", 0, 30)
-	f.addNode("far", 100)
-	f.addNode("full", 50)
 	for name, test := range map[string]struct {
 		request int64
 		nodes   []string
@@ -268,6 +263,11 @@ func TestFilterNameAll(t *testing.T) {
 		"no node fits":               {60, []string{"full", "unknown"}, false},
 		"no GPU memory":              {0, []string{"near", "far", "full"}, false},
 	} {
+		f := startFilter(t, 1)
+		f.addNode("near", 100)
+		f.allocate("near", 0, 30)
+		f.addNode("far", 100)
+		f.addNode("full", 50)
 		f.filter(filterPod(name, test.request), test.nodes...)
 		if got := f.requeue.NameAll(gpu.PodUID(name)); got != test.want {
 			t.Errorf("%s: the next call names all nodes: %t, want %t", name, got, test.want)
