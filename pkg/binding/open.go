@@ -7,7 +7,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -36,15 +35,9 @@ const (
 // openBinds tracks every bind from its write until the watch reports the pod, and resolves unconfirmed binds by live reads.
 // Until then the card stays assumed: if it were released on a guess, two pods could get it. mu guards binds.
 type openBinds struct {
-	api      API
-	ledger   *ledger.Ledger
-	observer Observer
-	clock    clock.WithTicker
-	// deadline is how long after its begin a write may still be made, see Deadline.
-	deadline time.Duration
-	// bound is called for a pod whose unconfirmed bind turned out to have succeeded, and notBound for one whose bind failed.
-	bound    func(pod gpu.Pod, node string)
-	notBound func(gpu.PodUID)
+	Options
+	// bound is called for a pod whose unconfirmed bind turned out to have succeeded, as NotBound is for one whose bind failed.
+	bound func(pod gpu.Pod, node string)
 
 	mu    sync.Mutex
 	binds map[gpu.PodUID]openBind
@@ -72,10 +65,7 @@ const (
 )
 
 func newOpenBinds(o Options, bound func(gpu.Pod, string)) *openBinds {
-	return &openBinds{
-		api: o.API, ledger: o.Ledger, observer: o.Observer, clock: o.Clock, deadline: Deadline(o.Timeout),
-		bound: bound, notBound: o.NotBound, binds: map[gpu.PodUID]openBind{},
-	}
+	return &openBinds{Options: o, bound: bound, binds: map[gpu.PodUID]openBind{}}
 }
 
 // begin records that a write is about to be made. A pod without GPU memory has no allocation to resolve.
@@ -86,12 +76,12 @@ func (o *openBinds) begin(pod gpu.Pod, node string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	_, earlier := o.binds[pod.UID]
-	o.binds[pod.UID] = openBind{pod: pod, node: node, at: o.clock.Now(), earlier: earlier}
+	o.binds[pod.UID] = openBind{pod: pod, node: node, at: o.Clock.Now(), earlier: earlier}
 }
 
 // written records that the write was made.
 func (o *openBinds) written(uid gpu.PodUID) {
-	o.ledger.Confirm(uid)
+	o.Ledger.Confirm(uid)
 	o.setState(uid, unseen)
 }
 
@@ -115,7 +105,7 @@ func (o *openBinds) abandon(uid gpu.PodUID) {
 	_, open := o.binds[uid]
 	o.mu.Unlock()
 	if !open {
-		o.ledger.Release(uid)
+		o.Ledger.Release(uid)
 	}
 }
 
@@ -131,7 +121,7 @@ func (o *openBinds) rejected(uid gpu.PodUID) {
 	}
 	delete(o.binds, uid)
 	o.mu.Unlock()
-	o.ledger.Release(uid)
+	o.Ledger.Release(uid)
 }
 
 // found records that a live read found the pod bound. If the watch has reported the pod meanwhile, the watch is newer
@@ -149,11 +139,11 @@ func (o *openBinds) found(pod *clustercache.PodInfo) {
 func (o *openBinds) enter(bind openBind, pod *clustercache.PodInfo) {
 	if pod.Ended {
 		delete(o.binds, bind.pod.UID)
-		o.ledger.Remove(bind.pod.UID)
+		o.Ledger.Remove(bind.pod.UID)
 		return
 	}
-	setBound(o.ledger, pod)
-	bind.state, bind.earlier, bind.at = unseen, false, o.clock.Now()
+	setBound(o.Ledger, pod)
+	bind.state, bind.earlier, bind.at = unseen, false, o.Clock.Now()
 	o.binds[bind.pod.UID] = bind
 }
 
@@ -173,18 +163,18 @@ func (o *openBinds) reported(uid gpu.PodUID, outcome string, update func()) {
 // resolved reports the outcome of an unconfirmed bind. The ledger must be up to date already.
 func (o *openBinds) resolved(logger klog.Logger, bind openBind, outcome string) {
 	logger.Info("Unconfirmed bind resolved", "pod", klog.KRef(bind.pod.Namespace, bind.pod.Name), "node", bind.node, "outcome", outcome)
-	o.observer.BindResolved(outcome)
+	o.Observer.BindResolved(outcome)
 	switch outcome {
 	case OutcomeBound:
 		o.bound(bind.pod, bind.node)
 	case OutcomeNotBound:
-		o.notBound(bind.pod.UID)
+		o.NotBound(bind.pod.UID)
 	}
 }
 
 // run reads open binds until ctx ends.
 func (o *openBinds) run(ctx context.Context) error {
-	ticker := o.clock.NewTicker(resolveInterval)
+	ticker := o.Clock.NewTicker(resolveInterval)
 	defer ticker.Stop()
 	for {
 		select {
@@ -209,11 +199,11 @@ func (o *openBinds) resolveDue(ctx context.Context) {
 func (o *openBinds) due() []openBind {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	now := o.clock.Now()
+	now := o.Clock.Now()
 	var due []openBind
 	for uid, bind := range o.binds {
 		age := now.Sub(bind.at)
-		if bind.state == inProgress && age > o.deadline {
+		if bind.state == inProgress && age > Deadline(o.Timeout) {
 			// If its goroutine were still running, it would have reported the outcome long ago.
 			bind.state = unconfirmed
 			o.binds[uid] = bind
@@ -231,8 +221,8 @@ func (o *openBinds) resolve(ctx context.Context, bind openBind) bool {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	// The begin of the read counts: a write that the read does not show can have been made during the read.
-	asked := o.clock.Now()
-	live, err := o.api.Pod(ctx, bind.pod.Namespace, bind.pod.Name)
+	asked := o.Clock.Now()
+	live, err := o.API.Pod(ctx, bind.pod.Namespace, bind.pod.Name)
 	if err != nil && !apierrors.IsNotFound(err) {
 		logger.V(2).Info("Pod of an open bind not read, trying again", "pod", klog.KRef(bind.pod.Namespace, bind.pod.Name), "err", err)
 		return false
@@ -258,14 +248,14 @@ func (o *openBinds) conclude(bind openBind, pod *clustercache.PodInfo, asked tim
 	switch {
 	case pod == nil, pod.UID != bind.pod.UID, pod.Ended:
 		delete(o.binds, bind.pod.UID)
-		o.ledger.Remove(bind.pod.UID)
+		o.Ledger.Remove(bind.pod.UID)
 		return OutcomeGone
 	case pod.Node != "":
 		o.enter(bind, pod)
 		return OutcomeBound
-	case asked.Sub(bind.at) > o.deadline:
+	case asked.Sub(bind.at) > Deadline(o.Timeout):
 		delete(o.binds, bind.pod.UID)
-		o.ledger.Release(bind.pod.UID)
+		o.Ledger.Release(bind.pod.UID)
 		return OutcomeNotBound
 	default:
 		return "" // Not bound yet: the write may still be under way.
@@ -281,7 +271,7 @@ func (o *openBinds) adopt(pod *clustercache.PodInfo) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	_, open := o.binds[pod.UID]
-	home, allocation, known := o.ledger.Lookup(pod.UID)
+	home, allocation, known := o.Ledger.Lookup(pod.UID)
 	// Nothing is to be done for a pod that the ledger has as bound to this node, or whose open bind has no allocation. A pod
 	// that the ledger has on another node, or only assumed on this one, was bound by another leader after a bind of this
 	// process failed. The other leader may have chosen another card.

@@ -53,11 +53,11 @@ func TestRequeueAfterFailedBind(t *testing.T) {
 	f.requeue.All("before")
 	f.pass("the requeue at the start", func() bool { return slices.Contains(f.requeued(), "before") })
 	before := len(f.requeued())
-	f.clock.Step(f.BindDeadline())
 	f.ledger.DeleteNode("n1") // The memory that the bind gives back does not count.
 	if got := f.filter(pod, "n2").Names(); len(got) != 0 {
 		t.Errorf("the pod may go to %v", got)
 	}
+	f.clock.Step(f.BindDeadline())
 	f.pass("the requeue", func() bool { return len(f.requeued()) > before })
 }
 
