@@ -162,8 +162,7 @@ func runTrace(t *testing.T, c *cluster, k tracedKubelet) []string {
 	framework.Must(s, s.kill())
 	s.createUnbound("three", "four")
 	s.bind("four", "three")
-	framework.Must(s, s.start(s.Context()))
-	s.register()
+	s.restart()
 	s.WaitPhase("three", corev1.PodRunning)
 	s.WaitPhase("four", corev1.PodRunning)
 
@@ -171,8 +170,7 @@ func runTrace(t *testing.T, c *cluster, k tracedKubelet) []string {
 	s.remove("three", "four")
 	framework.Must(s, s.kill())
 	framework.Must(s, os.Remove(filepath.Join(s.devicePlugins, "kubelet_internal_checkpoint")))
-	framework.Must(s, s.start(s.Context()))
-	s.register()
+	s.restart()
 	s.createPod("new")
 	s.WaitPhase("new", corev1.PodRunning)
 
@@ -241,6 +239,17 @@ func endsSoon(pod *framework.PodWrapper) {
 func (s *traceRun) register() {
 	s.Helper()
 	s.recorder.register(s, makeDevices(0))
+	s.waitAllocatable(devices)
+}
+
+// restart starts the killed kubelet. The recorder registers as soon as the kubelet listens: without a plugin the kubelet rejects
+// the pods that it finds.
+func (s *traceRun) restart() {
+	s.Helper()
+	started := make(chan error, 1)
+	go func() { started <- s.start(s.Context()) }()
+	s.recorder.register(s, makeDevices(0))
+	framework.Must(s, <-started)
 	s.waitAllocatable(devices)
 }
 
