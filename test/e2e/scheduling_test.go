@@ -42,7 +42,7 @@ func TestScheduling(t *testing.T) {
 		must(s, err)
 		n1 := s.NodeName("n1")
 		var free []int64
-		for i := range ledger[n1] {
+		for i := range len(ledger[n1]) {
 			free = append(free, ledger[n1][i].Total-ledger[n1][i].Used)
 		}
 		if want := []int64{12207, 8138, 4069, 16276}; !slices.Equal(free, want) {
