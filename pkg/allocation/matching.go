@@ -3,6 +3,7 @@ package allocation
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -70,6 +71,9 @@ const (
 	// maxAdmitted bounds the number of pods that have run about which the kubelet is asked. One would be enough, but a pod can be
 	// deleted at any time.
 	maxAdmitted = 3
+	// admitting is how long a kubelet that starts may not know its pods yet: it admits them one by one (k8s.io/kubernetes
+	// pkg/kubelet/kubelet.go, HandlePodAdditions). During this time maxAdmitted doesn't apply.
+	admitting = 10 * time.Second
 )
 
 // matching is the search for the container of one call.
@@ -122,6 +126,9 @@ func (m *matching) ask(c Candidate) KubeletState {
 // it is asked about pods that it must know.
 func (m *matching) trusted() bool {
 	left := maxAdmitted
+	if m.KubeletAge < admitting {
+		left = MaxQuestions
+	}
 	for i := range m.Pods {
 		if m.Kubelet.Trusted || left == 0 {
 			break
