@@ -5,7 +5,7 @@ that address is at most 241. Adding 14 to it stays within a range of /28 or larg
 */}}
 {{- define "gpushare.clusterIP" -}}
 {{- $given := .Values.extender.service.clusterIP -}}
-{{- $installed := lookup "v1" "Service" .Release.Namespace "gpushare-extender" -}}
+{{- $installed := lookup "v1" "Service" .Release.Namespace (printf "%s-extender" (include "gpushare.fullname" .)) -}}
 {{- $first := lookup "v1" "Service" "default" "kubernetes" -}}
 {{- if $given -}}
 {{ $given }}
