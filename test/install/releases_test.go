@@ -153,6 +153,12 @@ func TestSeveralReleases(t *testing.T) {
 		}
 	}
 
+	out, err := h.try("upgrade", "gpushare", chart, "--namespace="+namespace, "--set=fullnameOverride=gpu")
+	const want = "fullnameOverride: the names of this release's objects begin with gpushare, and Helm would create those of gpu beside them"
+	if err == nil || !strings.Contains(out, want) {
+		t.Errorf("another name: got %v %s, want %q", err, out, want)
+	}
+
 	h.run(t, "uninstall", "pool-b", "--namespace="+namespace)
 	if left := find("pool-b"); len(left) > 0 {
 		t.Errorf("objects of the pool are left: %v", left)

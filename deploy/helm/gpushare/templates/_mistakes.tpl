@@ -80,8 +80,11 @@ mode: with mode=devicePlugin and devicePlugin.enabled=false nothing is left to i
 {{- with lookup "rbac.authorization.k8s.io/v1" "ClusterRole" "" "gpushare-extender" -}}
 {{- $release := dig "metadata" "annotations" "meta.helm.sh/release-name" "" . -}}
 {{- $namespace := dig "metadata" "annotations" "meta.helm.sh/release-namespace" "" . -}}
+{{- $installed := dig "metadata" "labels" "app.kubernetes.io/name" $fullname . -}}
 {{- if and $release (ne (printf "%s/%s" $namespace $release) (printf "%s/%s" $.Release.Namespace $.Release.Name)) }}
 mode: the release {{ $release }} in namespace {{ $namespace }} has the extender, and two extenders would allocate the same memory twice. For a pool of nodes with values of its own set mode=devicePlugin
+{{- else if and $release (ne $installed $fullname) }}
+fullnameOverride: the names of this release's objects begin with {{ $installed }}, and Helm would create those of {{ $fullname }} beside them: keep the name, or uninstall the release first
 {{- end -}}
 {{- end -}}
 {{- end -}}
