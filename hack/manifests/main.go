@@ -73,6 +73,11 @@ deploy/manifests/extender.yaml. Set your cluster's version in the scheduler's im
 tool, add it to the list of users below.`,
 		templates: []string{"guard"},
 		values:    onHost,
+	}, {
+		path:      "deploy/monitoring/prometheusrule.yaml",
+		header:    "Alerts for the Prometheus operator.",
+		templates: []string{"prometheus-rule"},
+		values:    append([]string{"monitoring.prometheusRule.enabled=true"}, onHost...),
 	}}
 )
 

@@ -244,7 +244,7 @@ func expressions(value any) (out []string) {
 
 func TestDashboardAndAlertMetrics(t *testing.T) {
 	all := allSeries(t)
-	for _, file := range []string{"deploy/monitoring/dashboard.json", "deploy/monitoring/rules.yaml"} {
+	for _, file := range []string{"deploy/helm/gpushare/files/dashboard.json", "deploy/helm/gpushare/files/rules.yaml"} {
 		var content any
 		if err := yaml.Unmarshal([]byte(read(t, file)), &content); err != nil {
 			t.Fatal(file, err)
@@ -264,7 +264,7 @@ func TestDashboardAndAlertMetrics(t *testing.T) {
 		t.Errorf("unknown names not found: %v", problems)
 	}
 	var dashboard map[string]any
-	if err := json.Unmarshal([]byte(read(t, "deploy/monitoring/dashboard.json")), &dashboard); err != nil {
+	if err := json.Unmarshal([]byte(read(t, "deploy/helm/gpushare/files/dashboard.json")), &dashboard); err != nil {
 		t.Errorf("the dashboard is not JSON: %v", err)
 	}
 }
@@ -285,28 +285,6 @@ func TestPageMetrics(t *testing.T) {
 	}
 }
 
-func TestPrometheusRule(t *testing.T) {
-	var plain struct{ Groups any }
-	var custom struct {
-		APIVersion, Kind string
-		Spec             struct{ Groups any }
-	}
-	for file, into := range map[string]any{"rules.yaml": &plain, "prometheusrule.yaml": &custom} {
-		if err := yaml.UnmarshalStrict([]byte(read(t, "deploy/monitoring/"+file)), into); err != nil && file == "rules.yaml" {
-			t.Fatal(file, err)
-		}
-		if err := yaml.Unmarshal([]byte(read(t, "deploy/monitoring/"+file)), into); err != nil {
-			t.Fatal(file, err)
-		}
-	}
-	if custom.APIVersion != "monitoring.coreos.com/v1" || custom.Kind != "PrometheusRule" || plain.Groups == nil {
-		t.Errorf("%s %s, rules %v", custom.APIVersion, custom.Kind, plain.Groups)
-	}
-	if diff := cmp.Diff(plain.Groups, custom.Spec.Groups); diff != "" {
-		t.Errorf("run hack/prometheusrule.sh (-rules.yaml +prometheusrule.yaml):\n%s", diff)
-	}
-}
-
 func TestAlertsDocumented(t *testing.T) {
 	var rules struct {
 		Groups []struct {
@@ -316,7 +294,7 @@ func TestAlertsDocumented(t *testing.T) {
 			}
 		}
 	}
-	if err := yaml.Unmarshal([]byte(read(t, "deploy/monitoring/rules.yaml")), &rules); err != nil {
+	if err := yaml.Unmarshal([]byte(read(t, "deploy/helm/gpushare/files/rules.yaml")), &rules); err != nil {
 		t.Fatal(err)
 	}
 	var alerts []string
