@@ -8,14 +8,11 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	logsapi "k8s.io/component-base/logs/api/v1"
 
-	"github.com/gpushare/gpushare/cmd/internal/flagenv"
-	"github.com/gpushare/gpushare/cmd/internal/logflags"
+	"github.com/gpushare/gpushare/cmd/internal/program"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/leader"
 	"github.com/gpushare/gpushare/pkg/placement"
-	"github.com/gpushare/gpushare/pkg/version"
 )
 
 // options are the values of the flags.
@@ -32,7 +29,6 @@ type options struct {
 	// uiAddressGiven is true if the flag was set.
 	uiAddressGiven   bool
 	authorizeMetrics bool
-	logging          *logsapi.LoggingConfiguration
 	cardPolicy       string
 	nodePolicy       string
 	filterBest       int
@@ -68,35 +64,23 @@ type election struct {
 }
 
 func newCommand() *cobra.Command {
-	o := options{logging: logsapi.NewLoggingConfiguration()}
-	command := &cobra.Command{
-		Use:   "gpushare-extender",
-		Short: "Scheduler extender that shares GPU cards between pods by memory",
-		Long: `gpushare-extender answers kube-scheduler's filter, prioritize, preempt and bind calls for pods that ask for
+	var o options
+	command := program.New(component, os.LookupEnv)
+	command.Short = "Scheduler extender that shares GPU cards between pods by memory"
+	command.Long = `gpushare-extender answers kube-scheduler's filter, prioritize, preempt and bind calls for pods that ask for
 aliyun.com/gpu-mem. It keeps the allocated memory of each card, passes only nodes with a card that has room for the pod,
 and binds the pod together with the annotations that name its card.
 
 It keeps no state of its own: after a restart it reads it from the API server.
 
 Each flag can also be set by an environment variable with the flag's name in upper case: LISTEN_ADDRESS for
---listen-address. The flag takes precedence.`,
-		Args:          cobra.NoArgs,
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		Version:       version.Get().String(),
-		PreRunE: func(command *cobra.Command, _ []string) error {
-			return flagenv.Set(command.Flags(), os.LookupEnv)
-		},
-		RunE: func(command *cobra.Command, _ []string) error {
-			o.uiAddressGiven = command.Flags().Changed("ui-listen-address")
-			if err := logflags.Apply(o.logging); err != nil {
-				return err
-			}
-			if err := o.validate(); err != nil {
-				return err
-			}
-			return serve(command.Context(), o)
-		},
+--listen-address. The flag takes precedence.`
+	command.RunE = func(command *cobra.Command, _ []string) error {
+		o.uiAddressGiven = command.Flags().Changed("ui-listen-address")
+		if err := o.validate(); err != nil {
+			return err
+		}
+		return serve(command.Context(), o)
 	}
 	f := command.Flags()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file`; if empty, the pod's service account is used")
@@ -133,7 +117,6 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.Float32Var(&o.qps, "kube-api-qps", 1000, "maximum number of requests per second to the API server, without Events, leader election and token reviews")
 	f.IntVar(&o.burst, "kube-api-burst", 2000, "maximum number of requests to the API server in one burst, before --kube-api-qps limits them")
 
-	logflags.Add(f, o.logging)
 	command.CompletionOptions.DisableDefaultCmd = true
 	command.AddCommand(newCheckCommand())
 	return command
