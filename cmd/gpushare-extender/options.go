@@ -54,13 +54,11 @@ type gangs struct {
 
 // election are the values of the flags for leader election.
 type election struct {
-	elect         bool
-	namespace     string
-	service       string
-	address       string
-	leaseDuration time.Duration
-	renewDeadline time.Duration
-	retryPeriod   time.Duration
+	elect bool
+	// options has the fields that flags set.
+	options leader.Options
+	service string
+	address string
 }
 
 func newCommand() *cobra.Command {
@@ -107,10 +105,10 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.StringVar(&g.failurePolicy, "gang-failure-policy", string(gang.Evict), "what happens to the bound members of a group that stays partially bound: evict or keep")
 	e := &o.election
 	f.BoolVar(&e.elect, "leader-elect", false, "elect a leader among several replicas by a Lease; the leader answers kube-scheduler, the others are standbys. Set it on all replicas if there is more than one")
-	f.StringVar(&e.namespace, "leader-elect-namespace", "kube-system", "`namespace` of the Lease and of --publish-service")
-	f.DurationVar(&e.leaseDuration, "leader-elect-lease-duration", leader.DefaultLeaseDuration, "time after the leader's last renewal after which a standby may take over, in whole seconds; the same on all replicas")
-	f.DurationVar(&e.renewDeadline, "leader-elect-renew-deadline", leader.DefaultRenewDeadline, "time after its last renewal for which the leader answers; less than the lease duration, more than --bind-timeout")
-	f.DurationVar(&e.retryPeriod, "leader-elect-retry-period", leader.DefaultRetryPeriod, "interval at which the leader renews its Lease and standbys try to acquire it")
+	f.StringVar(&e.options.Namespace, "leader-elect-namespace", "kube-system", "`namespace` of the Lease and of --publish-service")
+	f.DurationVar(&e.options.LeaseDuration, "leader-elect-lease-duration", leader.DefaultLeaseDuration, "time after the leader's last renewal after which a standby may take over, in whole seconds; the same on all replicas")
+	f.DurationVar(&e.options.RenewDeadline, "leader-elect-renew-deadline", leader.DefaultRenewDeadline, "time after its last renewal for which the leader answers; less than the lease duration, more than --bind-timeout")
+	f.DurationVar(&e.options.RetryPeriod, "leader-elect-retry-period", leader.DefaultRetryPeriod, "interval at which the leader renews its Lease and standbys try to acquire it")
 	f.StringVar(&e.service, "publish-service", "gpushare-extender", "`name` of a Service without selector whose only endpoint is the leader; only with --leader-elect and --advertise-address")
 	f.StringVar(&e.address, "advertise-address", "", "`IP address` of this replica, which it publishes as the endpoint of --publish-service while it is the leader; if empty, nothing is published")
 	f.BoolVar(&o.cardMetrics, "card-metrics", true, "serve four series for each card on /metrics, in addition to the cluster's sums; turn it off if these are too many series")
@@ -168,7 +166,7 @@ func (o options) validate() error {
 		return errors.New("--gang-claim-after must not be negative")
 	case o.gangs.failurePolicy != string(gang.Evict) && o.gangs.failurePolicy != string(gang.Keep):
 		return fmt.Errorf("--gang-failure-policy: unknown policy %q: want %s or %s", o.gangs.failurePolicy, gang.Evict, gang.Keep)
-	case o.election.elect && o.bindTimeout >= o.election.renewDeadline:
+	case o.election.elect && o.bindTimeout >= o.election.options.RenewDeadline:
 		return errors.New("--bind-timeout must be less than --leader-elect-renew-deadline: a bind must not outlive a leader's Lease")
 	case o.qps <= 0 || o.burst <= 0:
 		return errors.New("--kube-api-qps and --kube-api-burst must be positive")
