@@ -44,8 +44,7 @@ type nodeKeeper struct {
 const nodeRecheck = 30 * time.Second
 
 func newNodeKeeper(client Client, name string, cards *cardState, recorder events.EventRecorder) (*nodeKeeper, error) {
-	informer, err := newInformer(client.Nodes, &corev1.Node{}, fields.OneTermEqualSelector(metav1.ObjectNameField, name),
-		client.PlainLists, nil, nil)
+	informer, err := newInformer(client.Nodes, &corev1.Node{}, fields.OneTermEqualSelector(metav1.ObjectNameField, name), nil, nil)
 	if err != nil {
 		return nil, fmt.Errorf("setting up the informer of the node: %w", err)
 	}

@@ -123,7 +123,7 @@ const (
 )
 
 func newPodSource(client Client, node string) (*podSource, error) {
-	informer, err := newInformer(client.Pods(metav1.NamespaceAll), &corev1.Pod{}, onNode(node), client.PlainLists, transformPod, cache.Indexers{
+	informer, err := newInformer(client.Pods(metav1.NamespaceAll), &corev1.Pod{}, onNode(node), transformPod, cache.Indexers{
 		uidIndex: func(object any) ([]string, error) {
 			if info, ok := object.(*podInfo); ok {
 				return []string{string(info.UID)}, nil

@@ -20,6 +20,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/features"
+	featurestesting "k8s.io/client-go/features/testing"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/yaml"
@@ -84,11 +86,12 @@ func pluginMetrics(t *testing.T) string {
 	address := free.Addr().String()
 	free.Close()
 	api := fake.NewClientset()
+	featurestesting.SetFeatureDuringTest(t, features.WatchListClient, false) // api can't send a list as a watch.
 	client := deviceplugin.Client{
 		Pods: func(namespace string) deviceplugin.Objects[*corev1.Pod, *corev1.PodList] {
 			return api.CoreV1().Pods(namespace)
 		},
-		Nodes: api.CoreV1().Nodes(), PlainLists: true,
+		Nodes: api.CoreV1().Nodes(),
 	}
 	plugin, err := deviceplugin.New(deviceplugin.Options{
 		Client: client, Events: &record.FakeRecorder{}, NodeName: "n1", Unit: gpu.GiB,
