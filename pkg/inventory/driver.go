@@ -51,20 +51,22 @@ const (
 	recoveryDrainAndReset
 )
 
+// recoveryReasons are the reasons for cards that can't be used until the action was taken.
+var recoveryReasons = map[recoveryAction]unusable{
+	recoveryReset:         "the driver asks for a reset of the card",
+	recoveryReboot:        "the driver asks for a restart of the machine",
+	recoveryDrainPeers:    "the driver asks to end all peer-to-peer traffic of the card",
+	recoveryDrainAndReset: "the driver asks to drain the card and to reset it",
+}
+
 // err returns why the card can't be used until the action was taken. It returns nil if no action is needed or the action
 // is unknown.
 func (a recoveryAction) err() error {
-	switch a {
-	case recoveryUnknown, recoveryNone:
+	if a <= recoveryNone {
 		return nil
-	case recoveryReset:
-		return unusable("the driver asks for a reset of the card")
-	case recoveryReboot:
-		return unusable("the driver asks for a restart of the machine")
-	case recoveryDrainPeers:
-		return unusable("the driver asks to end all peer-to-peer traffic of the card")
-	case recoveryDrainAndReset:
-		return unusable("the driver asks to drain the card and to reset it")
+	}
+	if reason, ok := recoveryReasons[a]; ok {
+		return reason
 	}
 	return unusable(fmt.Sprintf("the driver asks for recovery action %d", a))
 }

@@ -118,8 +118,9 @@ func (t *term) watched(record *resourcelock.LeaderElectionRecord, now time.Time)
 	}
 }
 
-// sawNone records that the Lease doesn't exist, because it was deleted. Its former holder may not have noticed.
-func (t *term) sawNone() {
+// notHeld records that the Lease isn't ours: it was deleted, so that its former holder may not have noticed, or it is about to be
+// released.
+func (t *term) notHeld() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.renewed = time.Time{}
@@ -144,13 +145,6 @@ func (t *term) finished(number uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.tookOver = max(t.tookOver, number)
-}
-
-// resign records that the Lease is about to be released.
-func (t *term) resign() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.renewed = time.Time{}
 }
 
 // status is the state of a term at one moment.
