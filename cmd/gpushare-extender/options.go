@@ -126,11 +126,12 @@ const (
 	defaultGangHold    = 10 * time.Second
 )
 
-// maxHold is the maximum of --gang-hold and of --bind-timeout. Their sum stays within the server's timeout of a call.
-const maxHold = time.Minute
-
-// maxWindow is the maximum of --bind-window.
-const maxWindow = 500 * time.Millisecond
+const (
+	// maxHold is the maximum of --gang-hold and of --bind-timeout. Their sum stays within the server's timeout of a call.
+	maxHold = time.Minute
+	// maxWindow is the maximum of --bind-window.
+	maxWindow = 500 * time.Millisecond
+)
 
 func (o options) validate() error {
 	if _, err := placement.ParsePolicy(o.cardPolicy); err != nil {

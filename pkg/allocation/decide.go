@@ -123,7 +123,6 @@ func (m *matching) noMatch() Decision {
 	return d.reject(RefusedUnknownPod, text, m.request)
 }
 
-// reject returns the decision as a rejection.
 func (d Decision) reject(result Result, text string, args ...any) Decision {
 	d.Result, d.Rejection = result, &Rejection{Result: result, Text: fmt.Sprintf(text, args...)}
 	return d

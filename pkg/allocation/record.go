@@ -25,8 +25,7 @@ type Allocation struct {
 	// Card is the card's index, NoCard or UnknownCard. CardMemory is the card's total memory.
 	Card       int
 	CardMemory gpu.Memory
-	// Request is the memory that the container asks for.
-	Request gpu.Memory
+	Request    gpu.Memory
 	// Devices are the fake devices in the kubelet's call.
 	Devices DeviceSet
 	// At is the time of the allocation. For an allocation that is known only from the checkpoint, it is the time at which the
@@ -70,7 +69,6 @@ type Entry struct {
 
 // KnownPods reads the pods that the API server has.
 type KnownPods interface {
-	// Exists reports whether there is an object with this UID.
 	Exists(uid gpu.PodUID) bool
 	// Instance returns the ID of the container that runs under this name, and "" if none runs.
 	Instance(key ContainerKey) string

@@ -63,7 +63,6 @@ func (s *Snapshot) selectCard(d Decision) Decision {
 	return d.give(card, ResultMoved)
 }
 
-// give returns the decision with this card.
 func (d Decision) give(card gpu.Card, result Result) Decision {
 	d.Card, d.Result = card, result
 	return d
@@ -85,7 +84,6 @@ func (s *Snapshot) expected(pod *Pod, container string) (card int, own bool) {
 	return NoCard, false
 }
 
-// has reports whether a container was given this card.
 func (s *Snapshot) has(uid gpu.PodUID, container string, card int) bool {
 	a, ok := s.Given[uid][container]
 	return ok && a.Card == card

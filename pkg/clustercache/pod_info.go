@@ -20,7 +20,6 @@ import (
 // has tens of thousands of pods. A PodInfo is never changed after it was built, since pods share parts of it.
 type PodInfo struct {
 	gpu.Pod
-	// Node is spec.nodeName.
 	Node string
 	// NominatedNode is status.nominatedNodeName; empty if Node is set.
 	NominatedNode string

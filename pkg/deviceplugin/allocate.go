@@ -193,7 +193,6 @@ func (s *snapshots) Of(pods []allocation.Pod) allocation.Snapshot {
 	return allocation.Snapshot{Cards: cards, Pods: pods, Given: given, Rejected: s.rejected, KubeletAge: time.Since(s.registered)}
 }
 
-// kubeletStarted notes that a new kubelet has started.
 func (s *snapshots) kubeletStarted() {
 	s.registered = time.Now()
 	clear(s.rejected) // The new kubelet admits the rejected pods again that its predecessor had no time to fail.

@@ -32,7 +32,6 @@ type annotator struct {
 	queue   workqueue.TypedRateLimitingInterface[gpu.PodUID]
 }
 
-// patchTimeout bounds one patch request.
 const patchTimeout = 10 * time.Second
 
 func newAnnotator(client Client, pods *podSource, record *allocation.Record, recorder events.EventRecorder, m *metrics) *annotator {

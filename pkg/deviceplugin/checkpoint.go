@@ -87,10 +87,9 @@ func parseCheckpoint(data []byte) ([]allocation.Entry, error) {
 
 // checkpoint keeps the record in line with the kubelet's checkpoint file.
 type checkpoint struct {
-	dir    string
-	record *allocation.Record
-	pods   allocation.KnownPods
-	// changed is called for each pod of which the record changed.
+	dir     string
+	record  *allocation.Record
+	pods    allocation.KnownPods
 	changed func(gpu.PodUID)
 	// stale receives a value when the file may have changed.
 	stale chan struct{}

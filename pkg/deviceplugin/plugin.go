@@ -23,8 +23,7 @@ type Options struct {
 	// Client may list, watch and patch pods and the node, and patch the node's status.
 	Client Client
 	// Events writes Events on pods and the node.
-	Events events.EventRecorder
-	// NodeName is the name of the Node object.
+	Events   events.EventRecorder
 	NodeName string
 	// Unit is the unit in which card memory is counted.
 	Unit gpu.Unit

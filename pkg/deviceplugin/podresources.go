@@ -75,7 +75,6 @@ func newPodResources(socket string) (*podResources, error) {
 	}, nil
 }
 
-// Close closes the connection.
 func (p *podResources) Close() {
 	if p != nil {
 		_ = p.connection.Close() // The only error is that the connection is already closed.

@@ -30,7 +30,6 @@ type podInfo struct {
 	instances map[string]string
 }
 
-// transformPod is the informer's transform.
 func transformPod(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
 	if !ok {
@@ -48,7 +47,6 @@ func transformPod(object any) (any, error) {
 	return info, nil
 }
 
-// readPod reads a pod.
 func readPod(object *corev1.Pod) allocation.Pod {
 	pod := allocation.Pod{
 		Pod: protocol.Pod(object), Created: object.CreationTimestamp.Time, Terminal: protocol.Terminal(object), Mirror: protocol.IsMirror(object),

@@ -24,8 +24,7 @@ import (
 
 const (
 	// socketName is the plugin's socket, in the kubelet's directory.
-	socketName = "gpushare.sock"
-	// kubeletSocketName is the kubelet's socket.
+	socketName        = "gpushare.sock"
 	kubeletSocketName = "kubelet.sock"
 	// settle is the pause after a stream to the kubelet has ended. The kubelet cleans up after the old stream, and cuts a
 	// new stream that starts meanwhile.

@@ -107,7 +107,6 @@ func conditionOf(cards []gpu.Card, problem error) condition {
 	return c
 }
 
-// notice is the content of an Event.
 type notice struct{ kind, reason, text string }
 
 // since returns the notices of the changes since before. Cards with the same reason share a notice.

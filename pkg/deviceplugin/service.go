@@ -163,7 +163,3 @@ func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateReque
 	}
 	return response, nil
 }
-
-func (s *service) PreStartContainer(context.Context, *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
-	return &pluginapi.PreStartContainerResponse{}, nil
-}

@@ -51,8 +51,7 @@ const (
 	maxBlockedNodes = 10_000
 	maxPlans        = 100
 	maxTries        = 20
-	// callTimeout limits one API call.
-	callTimeout = 5 * time.Second
+	callTimeout     = 5 * time.Second
 )
 
 // The results of a round of evictions, as labels of metrics.

@@ -22,7 +22,6 @@ func (p pauses) extend(uid gpu.PodUID, now time.Time, least, most time.Duration)
 	p[uid] = pause{until: now.Add(length), length: length}
 }
 
-// has reports whether the pod's pause is not over.
 func (p pauses) has(uid gpu.PodUID, now time.Time) bool { return now.Before(p[uid].until) }
 
 // prune removes the pods without a failure for longer than the longest pause after the end of their last one.

@@ -126,7 +126,6 @@ type countedBody struct {
 	forgotten bool
 }
 
-// Read implements io.Reader.
 func (c *countedBody) Read(p []byte) (int, error) {
 	n, err := c.ReadCloser.Read(p)
 	c.mu.Lock()

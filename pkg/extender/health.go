@@ -13,7 +13,6 @@ import (
 // server is unreachable.
 func livez(w http.ResponseWriter, _ *http.Request, _ httprouter.Params) { fmt.Fprintln(w, "ok") }
 
-// readyz reports whether the cache is synced.
 func (s *Server) readyz(w http.ResponseWriter, _ *http.Request, _ httprouter.Params) {
 	if err := s.Scheduler.Ready(); err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)

@@ -89,8 +89,7 @@ const (
 type Options struct {
 	Scheduler Scheduler
 	Observer  Observer
-	// Metrics answers /metrics.
-	Metrics http.Handler
+	Metrics   http.Handler
 	// AuthorizeMetrics returns a handler that passes on only requests of clients that may read metrics. It is nil if every
 	// client may.
 	AuthorizeMetrics func(http.Handler) http.Handler
@@ -251,7 +250,6 @@ func (s *Server) stop(logger klog.Logger, server *http.Server) error {
 // only at a higher verbosity.
 type serverLog struct{ klog.Logger }
 
-// Write implements io.Writer.
 func (l serverLog) Write(text []byte) (int, error) {
 	line := string(bytes.TrimSpace(text))
 	if strings.HasPrefix(line, "http: TLS handshake error") {

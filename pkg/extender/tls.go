@@ -44,7 +44,6 @@ type tlsFiles struct {
 	problem string
 }
 
-// tlsContent is the content of the files.
 type tlsContent struct{ cert, key, clientCA string }
 
 // config implements GetConfigForClient of tls.Config. It returns the same configuration as long as nothing changes, which

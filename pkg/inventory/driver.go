@@ -108,8 +108,7 @@ type device struct {
 	// err is the reason why the card can't be used. The fields that were read before the error are set.
 	err error
 	// lost is true if the driver has lost the card, or can use it only after a reset.
-	lost bool
-	// recovery is the recovery action that the driver asks for.
+	lost     bool
 	recovery recoveryAction
 
 	handle nvml.Device

@@ -25,8 +25,7 @@ type Options struct {
 	// Library is the path of NVIDIA's management library. If it is empty, the dynamic linker searches for libnvidia-ml.so.1.
 	Library string
 	// Unit is the unit in which the cards' memory is counted.
-	Unit gpu.Unit
-	// CardMemory is the memory of cards as the administrator sets it.
+	Unit       gpu.Unit
 	CardMemory CardMemory
 	// Xids selects the Xid errors that make a card unhealthy.
 	Xids XidChecks

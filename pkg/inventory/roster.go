@@ -31,8 +31,7 @@ const (
 // the driver asked for a reset and no longer does. Or the driver had lost the card, or no longer listed it, and can read it
 // again.
 type roster struct {
-	unit gpu.Unit
-	// memory is the memory of cards as the administrator sets it.
+	unit   gpu.Unit
 	memory CardMemory
 	// xids selects the Xid errors that make a card unhealthy.
 	xids XidChecks

@@ -35,8 +35,7 @@ type Observer interface {
 // Options configure an Elector. All replicas must have the same durations.
 type Options struct {
 	// Client should have its own rate limit, so that a burst of binds doesn't delay a renewal.
-	Client kubernetes.Interface
-	// Namespace is the namespace of the Lease.
+	Client    kubernetes.Interface
 	Namespace string
 	// Identity is unique to this process, also among former processes of the same pod; see NewIdentity.
 	Identity string

@@ -11,19 +11,16 @@ type gauges struct {
 // setGauge reports the value of one series. labels are the values of the desc's labels, in its order.
 type setGauge func(desc *prometheus.Desc, value float64, labels ...string)
 
-// gaugeDesc returns the description of a gauge.
 func gaugeDesc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc(prometheus.BuildFQName(namespace, "", name), help, labels, nil)
 }
 
-// Describe implements prometheus.Collector.
 func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, desc := range g.descs {
 		ch <- desc
 	}
 }
 
-// Collect implements prometheus.Collector.
 func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 	g.read(func(desc *prometheus.Desc, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)

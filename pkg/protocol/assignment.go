@@ -20,11 +20,9 @@ var ErrNotAssumed = errors.New("the pod has no card assignment")
 
 // Assignment is the content of a pod's annotations: the card that bind chose, and whether the node has allocated it.
 type Assignment struct {
-	// Card is the index of the chosen card.
 	Card int
 	// Request is the pod's total request. A value read from annotations is not trusted; PodRequest computes it from the spec.
-	Request gpu.Memory
-	// CardMemory is the card's total memory.
+	Request    gpu.Memory
 	CardMemory gpu.Memory
 	// AssumeTime is when the card was chosen.
 	AssumeTime time.Time

@@ -58,8 +58,7 @@ type triedPod struct {
 	// sample is the number of candidate nodes of the filter call that rejected the pod. It is 0 if filter named only
 	// some of the nodes.
 	sample int
-	// tries counts the requeues.
-	tries int
+	tries  int
 	// nameAll is true if filter names every node that fits.
 	nameAll bool
 }

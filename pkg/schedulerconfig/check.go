@@ -37,7 +37,6 @@ type Finding struct {
 	Text string
 }
 
-// String returns the finding on one line.
 func (f Finding) String() string { return fmt.Sprintf("%s: %s: %s", f.Severity, f.Path, f.Text) }
 
 // Options are the settings of the extender that the configuration must match.
