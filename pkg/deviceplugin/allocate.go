@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/util/cache"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
@@ -30,8 +31,9 @@ type allocator struct {
 	// turn is a lock that guards the fields below, snapshots and kubelet. A call stops waiting for it when the call's context
 	// ends. While it is held, the allocator may ask the kubelet and search for pods, each within a bounded time (askTimeout,
 	// searchTimeout).
-	turn        chan struct{}
-	preferences preferences
+	turn chan struct{}
+	// preferences are the results of GetPreferredAllocation by the preferred devices, for the Allocate call that follows.
+	preferences *cache.LRUExpireCache
 	// doubtful is true if the last match can be wrong, or if no pod was matched and the container starts without a card. The
 	// kubelet's checkpoint then shows which pod it was.
 	doubtful bool
@@ -46,7 +48,7 @@ func (a *allocator) Allocate(ctx context.Context, ids []string) (response *plugi
 	}
 	defer release()
 	request, devices := gpu.Memory(len(ids)), allocation.NewDeviceSet(ids)
-	decision := a.decide(ctx, request, a.preferences.take(devices))
+	decision := a.decide(ctx, request, a.takePreference(devices))
 	a.metrics.count(decision, ids)
 	a.remember(decision, request, devices)
 	a.responses.report(ctx, decision, request)
@@ -68,7 +70,9 @@ func (a *allocator) Prefer(ctx context.Context, available, include []string, siz
 	}
 	ids := preferredDevices(decision.Card.Index, available, include, size)
 	if len(ids) == size {
-		a.preferences.keep(allocation.NewDeviceSet(ids), decision)
+		container := allocation.ContainerKey{UID: decision.Pod.UID, Name: decision.Container.Name}
+		a.preferences.Add(allocation.NewDeviceSet(ids),
+			allocation.Preference{Container: container, Match: decision.Match, Card: decision.Card.Index}, preferenceLifetime)
 	}
 	return ids
 }
@@ -199,27 +203,15 @@ func (s *snapshots) kubeletStarted() {
 	s.record.KubeletStarted()
 }
 
-// preferences are the results of GetPreferredAllocation by the preferred devices, for the Allocate call that follows.
-type preferences map[allocation.DeviceSet]preference
-
-type preference struct {
-	allocation.Preference
-	at time.Time
-}
-
 // preferenceLifetime is how long a preference is kept. If Allocate follows at all, it follows at once.
 const preferenceLifetime = 30 * time.Second
 
-func (p preferences) keep(devices allocation.DeviceSet, d allocation.Decision) {
-	key := allocation.ContainerKey{UID: d.Pod.UID, Name: d.Container.Name}
-	p[devices] = preference{allocation.Preference{Container: key, Match: d.Match, Card: d.Card.Index}, time.Now()}
-}
-
-// take removes and returns the preference for these devices, or returns the zero value. It drops expired ones.
-func (p preferences) take(devices allocation.DeviceSet) allocation.Preference {
-	maps.DeleteFunc(p, func(_ allocation.DeviceSet, other preference) bool { return time.Since(other.at) > preferenceLifetime })
-	defer delete(p, devices)
-	return p[devices].Preference
+// takePreference removes and returns the preference for these devices, or returns the zero value.
+func (a *allocator) takePreference(devices allocation.DeviceSet) allocation.Preference {
+	defer a.preferences.Remove(devices)
+	kept, _ := a.preferences.Get(devices)
+	preference, _ := kept.(allocation.Preference)
+	return preference
 }
 
 // preferredDevices returns size devices: first those of include, then those of the card, then any others. It returns nil if
