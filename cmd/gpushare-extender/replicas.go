@@ -17,8 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
-// newElector returns the elector of this replica. The elector has its own client, so that a burst of binds doesn't delay the
-// renewal of the Lease.
+// newElector returns the elector of this replica, with a client of its own, so that a burst of binds doesn't delay a renewal.
 func newElector(e election, config *rest.Config, listening net.Addr, bindDeadline time.Duration, observer leader.Observer) (*leader.Elector, error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 20, 40

@@ -34,13 +34,11 @@ const (
 	StateAbsent
 	// StateAllocated means that the container has its devices.
 	StateAllocated
-	// StateWaiting means that the kubelet has admitted the pod and that the container has no devices. The kubelet calls Allocate
-	// for such a container.
+	// StateWaiting means that the kubelet has admitted the pod, and calls Allocate for the container, which has no devices.
 	StateWaiting
 )
 
-// Answers are the kubelet's answers about single containers. They hold for one decision: the kubelet's state doesn't change
-// while it waits for the plugin.
+// Answers are the kubelet's answers about single containers. Its state doesn't change while it waits for a decision.
 type Answers struct {
 	States map[ContainerKey]KubeletState
 	// Trusted is true if the kubelet has known a pod before. Kubelets without the service answer StateAbsent about every pod.

@@ -28,8 +28,7 @@ type Allocation struct {
 	Request    gpu.Memory
 	// Devices are the fake devices in the kubelet's call.
 	Devices DeviceSet
-	// At is the time of the allocation. For an allocation that is known only from the checkpoint, it is the time at which the
-	// checkpoint was written.
+	// At is the time of the allocation, or if only the checkpoint shows it, the time at which the checkpoint was written.
 	At time.Time
 	// Confirmed is true once the kubelet's checkpoint has shown the allocation. Lost is true if the checkpoint no longer shows
 	// it: the kubelet may then call Allocate again if it has to start the container.
@@ -102,8 +101,7 @@ func (r *Record) Remove(uid gpu.PodUID) {
 	delete(r.pods, uid)
 }
 
-// KubeletStarted records that a new kubelet has started. It doesn't know what its checkpoint doesn't show. The next Sync marks
-// that as lost.
+// KubeletStarted records that a new kubelet has started. The next Sync marks as lost what its checkpoint doesn't show.
 func (r *Record) KubeletStarted() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -131,8 +131,7 @@ func (s *Snapshot) fits(card gpu.Card, except gpu.PodUID, request gpu.Memory, an
 	return placement.Fit([]placement.Card{placement.NewCard(card, s.used(except, annotated)[card.Index])}, request) == placement.Fits
 }
 
-// used returns the memory that all pods but except hold on each card. If annotated is set, the memory that annotations name
-// counts too.
+// used returns the memory that all pods but except hold on each card, with what annotations name if annotated is set.
 func (s *Snapshot) used(except gpu.PodUID, annotated bool) map[int]gpu.Memory {
 	used := map[int]gpu.Memory{}
 	add := func(card int, memory gpu.Memory) {

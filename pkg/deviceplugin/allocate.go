@@ -17,8 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// allocator answers the kubelet's Allocate and GetPreferredAllocation calls. It takes a snapshot, has package allocation decide,
-// and acts on the decision.
+// allocator answers Allocate and GetPreferredAllocation. It takes a snapshot, has package allocation decide, and acts.
 type allocator struct {
 	snapshots  *snapshots
 	checkpoint *checkpoint
@@ -28,9 +27,8 @@ type allocator struct {
 	// annotate is called for each pod of which a container was served.
 	annotate func(gpu.PodUID)
 
-	// turn is a lock that guards the fields below, snapshots and kubelet. A call stops waiting for it when the call's context
-	// ends. While it is held, the allocator may ask the kubelet and search for pods, each within a bounded time (askTimeout,
-	// searchTimeout).
+	// turn is a lock that guards the fields below, snapshots and kubelet. A call stops waiting for it when its context ends.
+	// While it is held, the allocator may ask the kubelet and search for pods, for askTimeout and searchTimeout at most.
 	turn chan struct{}
 	// preferences are the results of GetPreferredAllocation by the preferred devices, for the Allocate call that follows.
 	preferences *cache.LRUExpireCache
@@ -77,8 +75,7 @@ func (a *allocator) Prefer(ctx context.Context, available, include []string, siz
 	return ids
 }
 
-// KubeletStarted reads the checkpoint of a kubelet that has just started. The kubelet doesn't know a container that is not in
-// its checkpoint.
+// KubeletStarted reads the checkpoint of a kubelet that has just started: that kubelet doesn't know any other container.
 func (a *allocator) KubeletStarted(ctx context.Context) {
 	release, err := a.lock(ctx, 1)
 	if err != nil {
@@ -181,9 +178,8 @@ func (s *snapshots) Cached() allocation.Snapshot {
 	return snapshot
 }
 
-// Of returns a snapshot with these pods. It omits the allocations of pods that the informer has known and that are not among
-// these pods. Such a pod is deleted: the record learns of a deletion later than the informer, and the informer later than the API
-// server.
+// Of returns a snapshot with these pods. It omits the allocations of other pods that the informer has known: they are
+// deleted. The record learns of a deletion later than the informer, and the informer later than the API server.
 func (s *snapshots) Of(pods []allocation.Pod) allocation.Snapshot {
 	cards, _, _ := s.cards.Get()
 	given := s.record.Snapshot()

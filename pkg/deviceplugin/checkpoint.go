@@ -136,8 +136,7 @@ func (c *checkpoint) Sync(ctx context.Context) {
 	}
 }
 
-// read reads the file if it was replaced since the last read. There are no entries if the file doesn't exist. With an error the
-// last entries stay.
+// read reads the file if it was replaced since. Without a file there are no entries; with an error the last ones stay.
 func (c *checkpoint) read() error {
 	file, err := os.Open(filepath.Join(c.dir, checkpointFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -167,8 +166,7 @@ func (c *checkpoint) read() error {
 	return nil
 }
 
-// sameFile reports whether both are the same file in the same state. The inode alone isn't enough: a new file can get the inode
-// of a deleted one.
+// sameFile reports whether both are one file in the same state. A new file can get the inode of a deleted one.
 func sameFile(a, b fs.FileInfo) bool {
 	return a != nil && b != nil && os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }

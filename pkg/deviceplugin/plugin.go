@@ -43,8 +43,7 @@ type Options struct {
 	PodResourcesSocket string
 	// ListenAddress is the address for health and metrics. Empty disables both.
 	ListenAddress string
-	// AuthorizeMetrics wraps a handler so that it serves only requests that may read metrics. If it is nil, all requests
-	// are served.
+	// AuthorizeMetrics wraps a handler so that it serves only requests that may read metrics. If it is nil, all may.
 	AuthorizeMetrics func(http.Handler) http.Handler
 }
 
@@ -135,8 +134,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// The informers end after the kubelet's last calls are served (see finish), because pods still come and go during
-	// these calls.
+	// The informers end after the kubelet's last calls are served (see finish), during which pods still come and go.
 	watching, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	group, ctx := errgroup.WithContext(ctx)

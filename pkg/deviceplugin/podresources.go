@@ -46,8 +46,7 @@ type podResources struct {
 	connection *grpc.ClientConn
 	client     podresourcesv1.PodResourcesListerClient
 	limiter    *rate.Limiter
-	// answered is true once the service has known a pod. unknown counts the requests before that for which it knew no
-	// pod.
+	// answered is true once the service has known a pod. unknown counts the requests before that.
 	answered bool
 	unknown  int
 	// pausedUntil is the time until which the service is not asked.

@@ -115,8 +115,7 @@ const (
 	listRetry = 200 * time.Millisecond
 	// watchTimeout is how long Search waits for a pod if it makes no list.
 	watchTimeout = 500 * time.Millisecond
-	// silence is how long an API server that didn't answer isn't asked again. Without this pause every container of a pod would
-	// wait.
+	// silence is how long an API server that didn't answer isn't asked again, or every container of a pod would wait.
 	silence = 2 * time.Second
 )
 
@@ -137,8 +136,7 @@ func newPodSource(client Client, node string) (*podSource, error) {
 
 func onNode(node string) fields.Selector { return fields.OneTermEqualSelector("spec.nodeName", node) }
 
-// Cached returns the informer's pods that ask for GPU memory. The data that their fields point to is shared and must not be
-// changed.
+// Cached returns the informer's pods that ask for GPU memory. What their fields point to is shared and must not be changed.
 func (s *podSource) Cached() []allocation.Pod {
 	objects := s.informer.GetStore().List()
 	pods := make([]allocation.Pod, 0, len(objects))

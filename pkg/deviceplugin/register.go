@@ -29,8 +29,7 @@ const (
 	// settle is the pause after a stream to the kubelet has ended. The kubelet cleans up after the old stream, and cuts a
 	// new stream that starts meanwhile.
 	settle = time.Second
-	// registerTimeout bounds a registration. It covers the kubelet's dial back, for which the kubelet allows itself ten
-	// seconds.
+	// registerTimeout bounds a registration, with the kubelet's dial back, for which it allows itself ten seconds.
 	registerTimeout = 15 * time.Second
 	// listenGrace is how long a kubelet may have no ListAndWatch stream after the registration.
 	listenGrace = 10 * time.Second

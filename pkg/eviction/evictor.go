@@ -113,8 +113,7 @@ type Evictor struct {
 	// requested holds the pods whose eviction was requested and is not yet visible in the watch, with the time of the
 	// request. Until then no other pod is evicted.
 	requested map[gpu.PodUID]time.Time
-	// postponed holds the blocked pods that get no round for a while. spared holds the pods that are not evicted for a
-	// while.
+	// postponed holds the blocked pods that get no round for a while, spared those that are not evicted for a while.
 	postponed, spared pauses
 }
 
@@ -250,8 +249,7 @@ func (e *Evictor) tick(ctx context.Context) {
 	}
 }
 
-// resign ends all rounds at the end of a term. The next leader continues them, and nothing of them may remain when this
-// process leads again.
+// resign ends all rounds at the end of a term. The next leader continues them; this process must not when it leads again.
 func (e *Evictor) resign() {
 	e.mu.Lock()
 	rounds := e.rounds

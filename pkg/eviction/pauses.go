@@ -7,8 +7,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// pauses holds the current pause of each pod. A pod's pause doubles with each failure. The lock of the struct that
-// holds it guards it.
+// pauses holds the current pause of each pod, which doubles with each failure. The lock of its owner guards it.
 type pauses map[gpu.PodUID]pause
 
 type pause struct {

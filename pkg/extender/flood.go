@@ -17,8 +17,7 @@ const (
 	// binds concurrently, with half a kilobyte each.
 	maxBodies = 64 << 20
 	// valueCost and elementCost are the bytes that are counted for a value of a body, and for an element of a list that can
-	// become a struct, in addition to its length: "null," in a list of containers or nodes has five bytes, and becomes some
-	// hundreds.
+	// become a struct, beside its length: "null," in a list of containers has five bytes, and becomes some hundreds.
 	valueCost   = 32
 	elementCost = 512
 	// maxReaders limits the number of answers about the whole cluster that are built or sent at the same time.
@@ -75,8 +74,7 @@ func newBodies() bodies {
 }
 
 const (
-	// firstRead limits the buffer, in bytes, that is allocated before any byte of the body has arrived: clients can claim
-	// any length.
+	// firstRead limits the buffer, in bytes, before any byte of the body has arrived: clients can claim any length.
 	firstRead = 64 << 10
 	// keptBuffers is the number of buffers that are kept, and maxKept the size limit of each in bytes. A call needs less
 	// than maxKept with thousands of nodes.

@@ -28,8 +28,7 @@ import (
 const Prefix = "/gpushare-scheduler"
 
 const (
-	// maxBody limits a request's body, in bytes. It is far above the size of 5,000 node names with a large pod, and far
-	// below the available memory.
+	// maxBody limits a request's body, in bytes: far above 5,000 node names with a large pod, far below the available memory.
 	maxBody = 16 << 20
 	// maxHeader limits a request's header, in bytes. A header takes several times as much memory once it is parsed. A bearer
 	// token has one or two kilobytes.
@@ -40,8 +39,7 @@ const (
 	// idleTimeout is above the 90 seconds after which kube-scheduler closes an idle connection: a request on a connection
 	// that the server is closing would be lost. Idle connections of other clients are closed once there are too many.
 	idleTimeout = 2 * time.Minute
-	// writeTimeout ends the connections of clients that don't read their answer. It includes the time to read the request,
-	// and the time of a bind.
+	// writeTimeout ends the connections of clients that don't read their answer. It includes reading the request, and a bind.
 	writeTimeout = 2*time.Minute + readTimeout
 	// healthIdleTimeout and healthWriteTimeout apply to probes and scrapers, which send a request only now and then.
 	healthIdleTimeout  = 5 * time.Second

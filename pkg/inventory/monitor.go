@@ -43,8 +43,7 @@ type Options struct {
 	// is also the time after which a new session with the driver is opened because of an unreachable card. That time doubles
 	// with each further session, up to one hour.
 	QuietPeriod time.Duration
-	// RetryInterval is the time between two attempts to open a driver that can't be opened or has no cards. The default is
-	// 10 s.
+	// RetryInterval is the time between two attempts to open a driver that can't be opened or has no cards; 10 s by default.
 	RetryInterval time.Duration
 	// AnswerTimeout is how long the driver may take to answer before its cards count as unusable. The default is one minute,
 	// because cards that must first be woken up can take nearly that long.
@@ -94,8 +93,7 @@ func (s State) equal(o State) bool {
 	return s.Problem == o.Problem && slices.Equal(s.Cards, o.Cards) && maps.Equal(s.Moved, o.Moved)
 }
 
-// stopGrace is how long Run waits for the driver at a stop. It is longer than a normal step and too short to delay the
-// stop noticeably.
+// stopGrace is how long Run waits for the driver at a stop: longer than a normal step, too short to be noticed.
 const stopGrace = 2 * slice
 
 // Monitor watches a node's cards and their health.

@@ -54,8 +54,7 @@ type entry struct {
 	trouble time.Time
 	// failing is true if the last listing found an error of the card, or did not contain it.
 	failing bool
-	// unreachable is true if the last listing could not read the card, or did not contain it. A new session with the driver
-	// may reach it.
+	// unreachable is true if the last listing could not read the card, or didn't contain it. A new session may reach it.
 	unreachable bool
 	// sticky is true if the card had a Xid that only a reset ends, and no reset was detected since.
 	sticky bool

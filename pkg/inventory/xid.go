@@ -55,8 +55,7 @@ const (
 	xidPrefix = "Xid "
 	// reasonReset follows the number of a Xid that only a reset ends.
 	reasonReset = ", until the card is reset or the machine restarts"
-	// reasonAsked follows reasonReset if the driver also asks for the reset. Then the end of that request shows that the
-	// reset is done.
+	// reasonAsked follows reasonReset if the driver also asks for the reset. The end of that request shows that it is done.
 	reasonAsked = "; the driver asks for it"
 )
 

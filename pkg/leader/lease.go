@@ -132,8 +132,7 @@ func (l *lock) nudge() {
 	}
 }
 
-// watch calls nudge when the Lease is free, and records when renewals by other replicas were seen. It returns when ctx
-// ends.
+// watch calls nudge when the Lease is free, and records when renewals by other replicas were seen, until ctx ends.
 func (l *lock) watch(ctx context.Context, client kubernetes.Interface, namespace string) error {
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {

@@ -9,8 +9,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// ErrNotLeading is wrapped by all reasons not to answer. Their texts are constant, because kube-scheduler shows them on
-// pods.
+// ErrNotLeading is wrapped by all reasons not to answer. Their texts are constant: kube-scheduler shows them on pods.
 var ErrNotLeading = errors.New("this replica doesn't lead")
 
 // The reasons not to answer.
@@ -118,8 +117,7 @@ func (t *term) watched(record *resourcelock.LeaderElectionRecord, now time.Time)
 	}
 }
 
-// notHeld records that the Lease isn't ours: it was deleted, so that its former holder may not have noticed, or it is about to be
-// released.
+// notHeld records that the Lease isn't ours: it was deleted, perhaps unnoticed by its holder, or is about to be released.
 func (t *term) notHeld() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -188,9 +186,8 @@ func (t *term) mayRelease(now time.Time) bool {
 	return !t.renewed.IsZero() && !now.Before(t.answersFrom)
 }
 
-// elapsed returns the longer of the durations by the monotonic and the wall clock: the monotonic clock can stop while a
-// machine is suspended, and the wall clock can be set back. If the wall clock is set forward, the replica pauses until its
-// next renewal at worst.
+// elapsed returns the longer of the durations by the monotonic clock, which can stop while a machine is suspended, and by the
+// wall clock, which can be set back. If it is set forward, the replica pauses until its next renewal at worst.
 func elapsed(from, to time.Time) time.Duration {
 	return max(to.Sub(from), to.Round(0).Sub(from.Round(0)))
 }

@@ -24,8 +24,7 @@ type Pod struct {
 	Terminating bool
 	// Proposed is true for a pod of kube-scheduler's proposal. Other pods must have a lower priority than the preemptor.
 	Proposed bool
-	// MustEvict is true for a proposed pod that may conflict with the preemptor in a way that this package can't check. It is
-	// always a victim.
+	// MustEvict is true for a proposed pod that may conflict with the preemptor in an unknown way. It is always a victim.
 	MustEvict bool
 	// Placement is the GPU memory that is certain to become free when the pod ends.
 	Placement gpu.Placement

@@ -47,8 +47,7 @@ func (a Assignment) Annotations() map[string]string {
 	return annotations
 }
 
-// AssignedAnnotations returns only the annotations that turn an assumed pod into an assigned one. The extender's
-// annotations are kept.
+// AssignedAnnotations returns the annotations that turn an assumed pod into an assigned one. The extender's are kept.
 func AssignedAnnotations(at time.Time) map[string]string {
 	return map[string]string{
 		AnnotationAssigned:   "true",

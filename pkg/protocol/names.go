@@ -24,8 +24,7 @@ const (
 	resourceMIGPrefix  = "nvidia.com/mig-"
 )
 
-// The pod annotations. AnnotationIndex, AnnotationPod and AnnotationDevice are names of environment variables too; see
-// ContainerEnv.
+// The pod annotations. AnnotationIndex, AnnotationPod and AnnotationDevice name environment variables too; see ContainerEnv.
 const (
 	// AnnotationIndex is the index of the card. Related schedulers write several indices, separated by commas; such pods
 	// are read from AnnotationAllocation instead.

@@ -52,8 +52,7 @@ type Reviewer struct {
 	reviews, renewals chan struct{}
 }
 
-// New returns a Reviewer with its own client and rate limit, so that many requests with tokens don't delay other calls to
-// the API server.
+// New returns a Reviewer with its own client and rate limit, so that requests with tokens don't delay other calls.
 func New(config *rest.Config) (*Reviewer, error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 10, 20

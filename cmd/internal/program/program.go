@@ -63,8 +63,7 @@ func printError(command *cobra.Command, err error) {
 	klog.Background().WithName(command.Name()).Error(err, "The program ends")
 }
 
-// APIConfig returns the configuration of clients of the API server, from the kubeconfig, or from the pod's service account
-// if there is none.
+// APIConfig returns the configuration of API clients, from the kubeconfig or, without one, from the pod's service account.
 func APIConfig(kubeconfig, component string) (config *rest.Config, err error) {
 	if kubeconfig == "" {
 		if config, err = rest.InClusterConfig(); err != nil {
