@@ -38,8 +38,7 @@ import (
 
 const component = "gpushare-extender"
 
-// stopTimeout limits the time for calls that are in flight at SIGTERM. The process exits within two seconds, even if the API
-// server doesn't respond.
+// stopTimeout limits the time for calls in flight at SIGTERM. The process exits within two seconds in any case.
 const stopTimeout = 800 * time.Millisecond
 
 // serve creates the components, runs them until ctx ends, and stops them in reverse order.
@@ -185,8 +184,7 @@ func runParts(ctx context.Context, elector *leader.Elector, scheduler *schedulin
 	return g.Wait()
 }
 
-// newRecorder returns a recorder of Events. It has its own client, so that a burst of Events doesn't delay a bind. The
-// caller must call stop.
+// newRecorder returns a recorder of Events with its own client: a burst of them delays no bind. The caller calls stop.
 func newRecorder(ctx context.Context, config *rest.Config) (recorder record.EventRecorder, stop func(), err error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 100, 1000

@@ -91,8 +91,7 @@ func Results() []Result {
 		RefusedFull, RefusedUnhealthy, RefusedUnknownCard, RefusedUnknownPod, RefusedUnavailable, RefusedInvalid}
 }
 
-// Decide finds the container that the kubelet calls Allocate for and selects its card. request is the number of devices, which
-// is all that the call shows.
+// Decide finds the container that the kubelet calls Allocate for and selects its card. The call has only a number of devices.
 func Decide(s Snapshot, request gpu.Memory) Decision {
 	m := matching{Snapshot: &s, request: request}
 	found, match := m.find()

@@ -65,8 +65,7 @@ const (
 	// nearly always the right one. In a batch, however, the order of pods of the same second is random, and half a second of the
 	// kubelet's time costs less than a wrong card.
 	MaxQuestions = 48
-	// maxAdmitted bounds the number of pods that have run about which the kubelet is asked. One would be enough, but a pod can be
-	// deleted at any time.
+	// maxAdmitted bounds how many pods that have run the kubelet is asked about. One is enough, unless it is deleted.
 	maxAdmitted = 3
 )
 

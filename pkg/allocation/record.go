@@ -43,8 +43,7 @@ type Allocation struct {
 // HasCard reports whether the container was given a card. Card is then the card's index.
 func (a Allocation) HasCard() bool { return a.Card >= 0 }
 
-// PodAllocations is what the containers of one pod were given, by container name. The record returns shared values, which are
-// replaced and never changed.
+// PodAllocations is what a pod's containers were given, by name. The record replaces these values and never changes them.
 type PodAllocations map[string]Allocation
 
 // withoutCard reports whether containers were served and none was given a card.

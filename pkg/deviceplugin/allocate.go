@@ -116,8 +116,7 @@ func (a *allocator) decide(ctx context.Context, request gpu.Memory, preferred al
 	}
 	a.checkpoint.Sync(ctx)
 	pods, err := a.snapshots.pods.Search(ctx, func(pods []allocation.Pod) bool {
-		// Only a match by the kubelet ends the search early. A match by order waits for the list, because the right pod may not be
-		// among the known ones yet.
+		// Only a match by the kubelet ends the search early: the list may have a better one than a match by order.
 		return questions.Decide(ctx, a.snapshots.Of(pods), request).Match == allocation.ByKubelet
 	})
 	refreshed := a.snapshots.Of(pods)
@@ -210,8 +209,7 @@ func (a *allocator) takePreference(devices allocation.DeviceSet) allocation.Pref
 	return preference
 }
 
-// preferredDevices returns size devices: first those of include, then those of the card, then any others. It returns nil if
-// fewer than size are available.
+// preferredDevices returns size devices, first those of include, then those of the card; nil if there are fewer.
 func preferredDevices(card int, available, include []string, size int) []string {
 	if size <= 0 || len(available) < size {
 		return nil

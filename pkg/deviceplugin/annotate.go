@@ -90,8 +90,7 @@ func (a *annotator) Run(ctx context.Context) error {
 	}
 }
 
-// write brings the annotations of one pod in line with the record. A pod that the informer doesn't know yet is enqueued again
-// by the event handler.
+// write brings a pod's annotations in line with the record. The event handler enqueues a pod that the informer doesn't know.
 func (a *annotator) write(ctx context.Context, uid gpu.PodUID) error {
 	pod, ok := a.pods.ByUID(uid)
 	if !ok {

@@ -94,8 +94,7 @@ type checkpoint struct {
 	// stale receives a value when the file may have changed.
 	stale chan struct{}
 
-	// mu guards the fields below. It is held from the read of the file until the record is updated, so that an older checkpoint
-	// can't overwrite a newer one.
+	// mu guards the fields below. Sync holds it throughout, so that an older checkpoint can't overwrite a newer one.
 	mu      sync.Mutex
 	last    fs.FileInfo
 	entries []allocation.Entry

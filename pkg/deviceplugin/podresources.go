@@ -80,8 +80,7 @@ func (p *podResources) Close() {
 	}
 }
 
-// Renew makes the client ask again at once. It is called when a kubelet has just started, which can be another version or have
-// the call switched off.
+// Renew makes the client ask again at once: a kubelet that has just started can be another version.
 func (p *podResources) Renew() {
 	if p == nil {
 		return

@@ -94,8 +94,7 @@ func (r *registrar) Run(ctx context.Context) error {
 	return nil
 }
 
-// newRegistrationBackoff returns a backoff that starts with short delays, because a kubelet's socket exists some moments
-// before the kubelet serves.
+// newRegistrationBackoff returns a backoff with short delays at first: a kubelet serves soon after its socket exists.
 func newRegistrationBackoff() wait.Backoff {
 	return wait.Backoff{Duration: 20 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 15, Cap: 30 * time.Second}
 }

@@ -370,8 +370,7 @@ type plan struct {
 	victims []gpu.PodUID
 }
 
-// choosePlan chooses the victims on one of the candidate nodes for the pod. It returns false if no card can be freed without
-// violating a disruption budget.
+// choosePlan chooses the victims on one of the candidate nodes. It returns false if no card can be freed within all budgets.
 func (e *Evictor) choosePlan(pod *clustercache.PodInfo, candidates []string) (plan, bool) {
 	s := NewSurvey(e.Ledger, e.Cache, pod, e.Clock.Now())
 	var names []string

@@ -59,8 +59,7 @@ func few(most int, next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// bodies counts the memory of the request bodies. It also keeps buffers, into which requests are read and answers are
-// written, for later requests.
+// bodies counts the memory of request bodies, and keeps buffers, in which bodies and answers are built, for later requests.
 type bodies struct {
 	limit int64
 	read  atomic.Int64

@@ -244,8 +244,7 @@ func (s *Server) stop(logger klog.Logger, server *http.Server) error {
 	return server.Close()
 }
 
-// serverLog logs the messages of net/http. Any client can cause any number of failed TLS handshakes, so these are logged
-// only at a higher verbosity.
+// serverLog logs the messages of net/http. Failed TLS handshakes, of which clients can cause any number, need -v=2.
 type serverLog struct{ klog.Logger }
 
 func (l serverLog) Write(text []byte) (int, error) {

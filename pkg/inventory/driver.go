@@ -222,8 +222,7 @@ func (d *driver) read(index int) device {
 	return c
 }
 
-// recoveryAction returns the recovery action that the driver asks for. Older drivers don't have this field; the result is
-// then recoveryUnknown.
+// recoveryAction returns the recovery action that the driver asks for; recoveryUnknown for drivers without this field.
 func (d *driver) recoveryAction(handle nvml.Device) recoveryAction {
 	if !d.hasFields {
 		return recoveryUnknown

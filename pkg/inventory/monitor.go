@@ -203,8 +203,7 @@ func (m *Monitor) known(ctx context.Context) []gpu.Card {
 // hopeless detects failures of the driver that a retry can't fix.
 type hopeless struct {
 	options Options
-	// mismatch and noLibrary are the start of the current, uninterrupted series of each failure; zero if the last attempt
-	// did not fail in that way.
+	// mismatch and noLibrary are when the current series of each failure began; zero if the last attempt had another result.
 	mismatch, noLibrary time.Time
 }
 

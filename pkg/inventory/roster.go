@@ -156,8 +156,7 @@ func (r *roster) place(d device, listed map[int]bool) *entry {
 	return &r.entries[i]
 }
 
-// update records the driver's values of the card and decides whether it is healthy. A value that could not be read keeps its
-// last known value.
+// update records those values of the card that the driver could read, and decides whether the card is healthy.
 func (rec *entry) update(d device, r *roster, now time.Time) {
 	card := &rec.card
 	rec.seen, rec.position = true, d.index

@@ -88,8 +88,7 @@ type event struct {
 	xid  xid
 }
 
-// XidChecks selects the Xid errors that make a card unhealthy. The zero value selects all except those that a program on
-// the card causes.
+// XidChecks selects the Xid errors that make a card unhealthy; the zero value all but those that programs cause.
 type XidChecks struct {
 	disabled, enabled xidSet
 }

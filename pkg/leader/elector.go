@@ -155,8 +155,7 @@ func (e *Elector) Leading() error { return e.term.status(e.Clock.Now()).phase.er
 
 func (e *Elector) holding() bool { return e.term.holding(e.Clock.Now()) }
 
-// Run takes part in the election until ctx ends. Then it stops answering, drains, and releases the Lease. It goes on after
-// losing the Lease.
+// Run takes part in the election until ctx ends, also after a loss. Then it stops answering, drains, and releases the Lease.
 func (e *Elector) Run(ctx context.Context, replica Replica) error {
 	logger := klog.FromContext(ctx).WithValues("lease", e.lock.Describe(), "identity", e.Identity)
 	ctx = klog.NewContext(ctx, logger)

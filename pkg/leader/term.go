@@ -44,8 +44,7 @@ func (p phase) String() string {
 	return [...]string{standingBy: "standing by", lapsed: "lapsed", waiting: "waiting", takingOver: "taking over", leading: "leading"}[p]
 }
 
-// sighting is one state of the Lease under another holder, with the time when it was first seen. The holder's write was
-// sent before that time.
+// sighting is a state of the Lease under another holder, and when it was first seen, which is after the holder's write.
 type sighting struct {
 	holder   string
 	renewed  time.Time // By the holder's clock: compared for equality only.

@@ -19,8 +19,7 @@ type Request struct {
 type Pod struct {
 	UID      gpu.PodUID
 	Priority int32
-	// Terminating is true for a pod that is already being deleted. As a victim it costs nothing, and the preemptor waits
-	// for its end.
+	// Terminating is true for a pod that is being deleted. As a victim it costs nothing; the preemptor awaits its end.
 	Terminating bool
 	// Proposed is true for a pod of kube-scheduler's proposal. Other pods must have a lower priority than the preemptor.
 	Proposed bool

@@ -13,8 +13,7 @@ const (
 	ResourceMemory corev1.ResourceName = "aliyun.com/gpu-mem"
 	// ResourceCount is the number of cards.
 	ResourceCount corev1.ResourceName = "aliyun.com/gpu-count"
-	// ResourceWholeCard is NVIDIA's resource for whole cards. A node that offered it as well as ResourceMemory would
-	// allocate its cards twice.
+	// ResourceWholeCard is NVIDIA's resource for whole cards. A node with ResourceMemory too would allocate its cards twice.
 	ResourceWholeCard corev1.ResourceName = "nvidia.com/gpu"
 )
 

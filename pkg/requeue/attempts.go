@@ -226,8 +226,7 @@ func (a *attempts) end(uid gpu.PodUID, was triedPod) {
 	}
 }
 
-// postpone sets the next due time of the pods. After a requeue it counts an attempt for every pod; otherwise only for
-// the pods that were due.
+// postpone sets the next due times, and counts an attempt: of every pod after a requeue, else of those that were due.
 func (a *attempts) postpone(requeued bool) {
 	nodes := len(a.Cache.Nodes())
 	a.mu.Lock()

@@ -53,8 +53,7 @@ const (
 	// defaultInitialBackoff and defaultMaxBackoff are kube-scheduler's defaults in seconds
 	// (k8s.io/kubernetes pkg/scheduler/apis/config/v1/defaults.go).
 	defaultInitialBackoff, defaultMaxBackoff = 1, 10
-	// pluginScores is the approximate sum of the scores of kube-scheduler's own plugins. scoreOfWeight is the best score of
-	// an extender with weight 1.
+	// pluginScores is about the sum of kube-scheduler's own scores, scoreOfWeight the best of an extender with weight 1.
 	pluginScores, scoreOfWeight = 1200, 100
 )
 
