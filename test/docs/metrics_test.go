@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -31,6 +30,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/metrics"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // series are the labels of metrics by name.
@@ -110,21 +110,17 @@ func pluginMetrics(t *testing.T) string {
 			t.Error(err)
 		}
 	}()
-	for deadline := time.Now().Add(time.Minute); ; {
+	var text []byte
+	await.True(t, "the plugin listens", func() bool {
 		response, err := http.Get("http://" + address + "/metrics")
-		if err == nil {
-			defer response.Body.Close()
-			text, err := io.ReadAll(response.Body)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return string(text)
+		if err != nil {
+			return false
 		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-		time.Sleep(10 * time.Millisecond) // Until it listens.
-	}
+		defer response.Body.Close()
+		text, err = io.ReadAll(response.Body)
+		return err == nil
+	})
+	return string(text)
 }
 
 // pluginSeries parses the metrics of a scrape. The plugin initializes all label values, so every metric has a series.
