@@ -27,8 +27,7 @@ type Handler interface {
 	Synced()
 }
 
-// podEvents returns the event handlers that pass changes of pods to the handler. The list of pending pods is updated
-// first.
+// podEvents returns the event handlers that update the list of pending pods, and then pass changes of pods to the handler.
 func (c *Cache) podEvents(h Handler) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(object any) {

@@ -50,7 +50,7 @@ type Survey struct {
 
 // NewSurvey returns a Survey for the preemptor.
 func NewSurvey(l Ledger, cache Cache, preemptor *clustercache.PodInfo, now time.Time) *Survey {
-	s := &Survey{ledger: l, cache: cache, pod: preemptor, budgets: budgets{cache: cache}, now: now}
+	s := &Survey{ledger: l, cache: cache, pod: preemptor, budgets: budgets{cache: cache, namespaces: map[string][]budget{}}, now: now}
 	for name := range preemptor.Requests {
 		s.resources = append(s.resources, name)
 	}
@@ -87,12 +87,11 @@ func (s *Survey) node(name string, proposal preemption.Victims) (preemption.Node
 	for i := range available.Allocations {
 		allocations[available.Allocations[i].UID] = &available.Allocations[i]
 	}
-	numbers := &budgetNumbers{budgets: &s.budgets}
 	for _, uid := range proposal.Pods {
 		if slices.ContainsFunc(node.Pods, func(p preemption.Pod) bool { return p.UID == uid }) {
 			continue // The proposal names the pod twice.
 		}
-		p := s.candidate(uid, pods[uid], allocations[uid], numbers)
+		p := s.candidate(uid, pods[uid], allocations[uid])
 		p.Proposed = true
 		p.MustEvict = pods[uid] == nil || clustercache.Interferes(pods[uid], s.pod)
 		node.Pods = append(node.Pods, p)
@@ -102,19 +101,19 @@ func (s *Survey) node(name string, proposal preemption.Victims) (preemption.Node
 		if allocation.Priority >= s.pod.Priority || !certain(allocation) || pods[uid] != nil && !s.frees(pods[uid]) {
 			continue
 		}
-		node.Pods = append(node.Pods, s.candidate(uid, pods[uid], allocation, numbers))
+		node.Pods = append(node.Pods, s.candidate(uid, pods[uid], allocation))
 	}
-	node.Budgets = numbers.allowed
+	node.Budgets = s.budgets.allowed
 	return node, true
 }
 
 // candidate describes a potential victim. Its object, its allocation, or both may be unknown (nil).
-func (s *Survey) candidate(uid gpu.PodUID, pod *clustercache.PodInfo, allocation *ledger.Allocation, numbers *budgetNumbers) preemption.Pod {
+func (s *Survey) candidate(uid gpu.PodUID, pod *clustercache.PodInfo, allocation *ledger.Allocation) preemption.Pod {
 	out := preemption.Pod{UID: uid, BudgetsUnknown: allocation == nil}
 	if pod != nil {
 		out.Priority, out.Terminating, out.Requests = pod.Priority, pod.Leaving, s.used(pod)
 		if allocation != nil {
-			out.Budgets = numbers.of(pod)
+			out.Budgets = s.budgets.of(pod)
 		}
 	}
 	if allocation != nil {

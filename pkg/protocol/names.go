@@ -13,8 +13,7 @@ const (
 	ResourceMemory corev1.ResourceName = "aliyun.com/gpu-mem"
 	// ResourceCount is the number of cards.
 	ResourceCount corev1.ResourceName = "aliyun.com/gpu-count"
-	// ResourceWholeCard is NVIDIA's resource for whole cards. A node that offered it as well as ResourceMemory would
-	// allocate its cards twice.
+	// ResourceWholeCard is NVIDIA's resource for whole cards. A node with ResourceMemory too would allocate its cards twice.
 	ResourceWholeCard corev1.ResourceName = "nvidia.com/gpu"
 )
 
@@ -24,8 +23,7 @@ const (
 	resourceMIGPrefix  = "nvidia.com/mig-"
 )
 
-// The pod annotations. AnnotationIndex, AnnotationPod and AnnotationDevice are names of environment variables too; see
-// ContainerEnv.
+// The pod annotations. AnnotationIndex, AnnotationPod and AnnotationDevice name environment variables too; see ContainerEnv.
 const (
 	// AnnotationIndex is the index of the card. Related schedulers write several indices, separated by commas; such pods
 	// are read from AnnotationAllocation instead.

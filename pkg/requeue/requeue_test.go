@@ -12,6 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 func TestRequeue(t *testing.T) {
@@ -130,33 +131,25 @@ func TestRun(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- f.Run(ctx) }()
-	await := func(what string, condition func() bool) {
-		t.Helper()
-		for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("timed out waiting for %s", what)
-			}
-		}
-	}
 	writes := func(n int) func() bool { return func() bool { return f.observer.Count("requeued") == n } }
 	f.All("n1")
-	await("the pause", f.clock.HasWaiters)
+	await.True(t, "the pause", f.clock.HasWaiters)
 	f.clock.Step(freedDelay - 1)
 	if !f.clock.HasWaiters() {
 		t.Error("kube-scheduler gets no time to retry by itself")
 	}
 	f.clock.Step(1)
-	await("the first write", writes(1))
+	await.True(t, "the first write", writes(1))
 	f.All("n2")
-	await("the pause", f.clock.HasWaiters)
+	await.True(t, "the pause", f.clock.HasWaiters)
 	f.clock.Step(freedDelay)
 	if !f.clock.HasWaiters() {
 		t.Error("the second write doesn't wait for writeInterval")
 	}
 	f.clock.Step(writeInterval)
-	await("the second write", writes(2))
+	await.True(t, "the second write", writes(2))
 	f.Rejected(pod(podP, 10), minSample, f.clock.Now())
-	await("the write for a sampled pod", func() bool {
+	await.True(t, "the write for a sampled pod", func() bool {
 		f.clock.Step(attemptInterval)
 		return writes(3)()
 	})

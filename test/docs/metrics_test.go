@@ -14,12 +14,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/features"
+	featurestesting "k8s.io/client-go/features/testing"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/yaml"
@@ -29,6 +30,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/metrics"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // series are the labels of metrics by name.
@@ -84,11 +86,12 @@ func pluginMetrics(t *testing.T) string {
 	address := free.Addr().String()
 	free.Close()
 	api := fake.NewClientset()
+	featurestesting.SetFeatureDuringTest(t, features.WatchListClient, false) // api can't send a list as a watch.
 	client := deviceplugin.Client{
 		Pods: func(namespace string) deviceplugin.Objects[*corev1.Pod, *corev1.PodList] {
 			return api.CoreV1().Pods(namespace)
 		},
-		Nodes: api.CoreV1().Nodes(), PlainLists: true,
+		Nodes: api.CoreV1().Nodes(),
 	}
 	plugin, err := deviceplugin.New(deviceplugin.Options{
 		Client: client, Events: &record.FakeRecorder{}, NodeName: "n1", Unit: gpu.GiB,
@@ -107,21 +110,17 @@ func pluginMetrics(t *testing.T) string {
 			t.Error(err)
 		}
 	}()
-	for deadline := time.Now().Add(time.Minute); ; {
+	var text []byte
+	await.True(t, "the plugin listens", func() bool {
 		response, err := http.Get("http://" + address + "/metrics")
-		if err == nil {
-			defer response.Body.Close()
-			text, err := io.ReadAll(response.Body)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return string(text)
+		if err != nil {
+			return false
 		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-		time.Sleep(10 * time.Millisecond) // Until it listens.
-	}
+		defer response.Body.Close()
+		text, err = io.ReadAll(response.Body)
+		return err == nil
+	})
+	return string(text)
 }
 
 // pluginSeries parses the metrics of a scrape. The plugin initializes all label values, so every metric has a series.
