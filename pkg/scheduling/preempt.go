@@ -30,7 +30,7 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	if err := s.cache.Ready(); err != nil {
 		return nil, err
 	}
-	if s.groups.displace(protocol.Pod(object), slices.Sorted(maps.Keys(proposed))) {
+	if s.displace(protocol.Pod(object), slices.Sorted(maps.Keys(proposed)), s.Clock.Now()) {
 		// No pod has to be evicted. kube-scheduler retries the pod when the members with rejected binds leave its cache.
 		return nil, nil
 	}
