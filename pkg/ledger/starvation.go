@@ -18,7 +18,7 @@ type starvationReservation struct {
 // ReserveForStarving reserves memory for all requests, each on the card with the most free memory, until
 // EndStarvationReservation. The memory may still be in use: it becomes available as pods end. It reserves nothing and returns
 // false if the requests don't fit even on empty cards.
-func (l *Ledger) ReserveForStarving(requests []Request, priority int32) bool {
+func (l *Ledger) ReserveForStarving(requests []Request, priority int32, _ string, _ Capacity) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.endStarvationReservation()
@@ -98,4 +98,29 @@ func (l *Ledger) seesStarvationReservation(n *node, pod gpu.Pod) bool {
 	}
 	_, mine := l.starvation.pods[pod.UID]
 	return !mine
+}
+
+// StarvationIdle returns the memory that the starvation reservation keeps from other pods now.
+func (l *Ledger) StarvationIdle() (idle gpu.Memory) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if l.starvation == nil {
+		return 0
+	}
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(l.starvation.nodes))) {
+		n := l.nodes[name]
+		if n == nil {
+			continue
+		}
+		reserved := map[int]gpu.Memory{}
+		for _, share := range n.starvation {
+			reserved[share.Card] = reserved[share.Card].Add(share.Memory)
+		}
+		for index, memory := range reserved {
+			if i, ok := n.position(index); ok {
+				idle = idle.Add(min(memory, n.cards[i].Free()))
+			}
+		}
+	}
+	return idle
 }

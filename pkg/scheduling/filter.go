@@ -62,6 +62,9 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	}
 	now := s.Clock.Now()
 	result, fitting := s.fit(pod, nodes, now)
+	if len(result.Passed) == 0 && s.displace(pod, nodes, now) {
+		result, fitting = s.fit(pod, nodes, now)
+	}
 	if len(result.Passed) == 0 {
 		s.recordRejection(object, pod, result, now)
 		return result, nil
