@@ -230,7 +230,7 @@ func (s *slots) Return(node string, uid gpu.PodUID) {
 // Rank prefers among its candidates with a free slot. A failure changes nothing.
 func TestReserveAllRandom(t *testing.T) {
 	reached := map[string]int{}
-	for seed := range uint64(2000) {
+	for seed := range uint64(1000) {
 		s := newReserveSimulation(t, seed)
 		before, free := s.ledger.Nodes(), maps.Clone(s.slots.free)
 		places, yielded := s.ledger.ReserveAll(s.requests, s.yielding, s.view, s.slots, at)
