@@ -127,7 +127,8 @@ func (d *Diagnoser) Diagnose(pod *Pod) Diagnosis {
 	return diagnosis.orReserved(pod)
 }
 
-// orReserved returns another diagnosis if a card has room, but kube-scheduler's last message says that the memory is kept for a group.
+// orReserved returns another diagnosis if a card has room, but kube-scheduler's last message says that the memory is
+// kept for a group.
 func (d Diagnosis) orReserved(pod *Pod) Diagnosis {
 	if group, reserved := placement.ReservedFor(pod.Message); reserved && d.Reason == Fits {
 		return Diagnosis{Full, placement.Reserved.TextFor(group)}

@@ -7,16 +7,16 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// rankings rank nodes for many requests in one step, under the ledger's lock. Requests that are alike share a ranking, and the
-// requests can alternate between rankings: each change of a node is recorded, and a ranking applies the changes before it is
-// used.
+// rankings rank nodes for many requests in one step, under the ledger's lock. Requests that are alike share a ranking,
+// and the requests can alternate between rankings: each change of a node is recorded, and a ranking applies the changes
+// before it is used.
 type rankings struct {
 	ledger *Ledger
 	// rate returns how good the node is for the request, and whether the request fits the node. It depends only on the node
 	// and on what is in the key.
 	rate func(*node, *Request) (rate float64, fits bool)
-	// put places the pod on the node, which changes the node's revision. It returns false, and changes nothing, if the pod doesn't fit
-	// for a reason that rate doesn't know.
+	// put places the pod on the node, which changes the node's revision. It returns false, and changes nothing, if the
+	// pod doesn't fit for a reason that rate doesn't know.
 	put func(name string, n *node, pod gpu.Pod) bool
 
 	byKey map[rankingKey]*ranking
@@ -54,15 +54,16 @@ type ranking struct {
 	like Request
 	// nodes is the heap. Entries of nodes that have changed since are obsolete.
 	nodes []ranked
-	// refused are the entries of nodes on which a pod could not be put although it fits their cards. They are tried again if no
-	// other node is left, since another pod can need less. Trying them first would cost each pod a look at each full node.
+	// refused are the entries of nodes on which a pod could not be put although it fits their cards. They are tried
+	// again if no other node is left, since another pod can need less. Trying them first would cost each pod a look at
+	// each full node.
 	refused []ranked
 	// applied is the number of changes that are applied.
 	applied int
 }
 
 type ranked struct {
-	*node
+	node *node
 	rate float64
 	// order is the node's position in the list. It breaks ties.
 	order int
@@ -121,7 +122,7 @@ func (r *ranking) place(pod gpu.Pod) (string, bool) {
 			r.record(best.node)
 			r.applied = len(r.changes)
 			if rate, fits := r.rate(best.node, &r.like); fits {
-				r.nodes[0].rate, r.nodes[0].at = rate, best.revision
+				r.nodes[0].rate, r.nodes[0].at = rate, best.node.revision
 				heap.Fix(r, 0)
 			} else {
 				heap.Pop(r)

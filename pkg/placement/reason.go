@@ -72,8 +72,8 @@ func (r Reason) TextFor(group string) string {
 	return r.String()
 }
 
-// ReservedFor returns the group that the text of Reserved names in a message of kube-scheduler, which lists reasons with their numbers
-// of nodes, separated by commas.
+// ReservedFor returns the group that the text of Reserved names in a message of kube-scheduler, which lists reasons
+// with their numbers of nodes, separated by commas.
 func ReservedFor(message string) (group string, ok bool) {
 	_, rest, ok := strings.Cut(message, keptFor)
 	group, _, _ = strings.Cut(rest, " ")
