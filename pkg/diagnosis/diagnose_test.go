@@ -86,12 +86,12 @@ func TestDiagnose(t *testing.T) {
 	}
 	for range 2 { // The second time from the cache.
 		for _, test := range tests {
-			if got := diagnoser.Diagnose(test.pod); got.Reason != test.want || got.Message == "" {
+			if got := diagnoser.Diagnose(test.pod, nil); got.Reason != test.want || got.Message == "" {
 				t.Errorf("%s: %+v, want %s", test.what, got, test.want)
 			}
 		}
 	}
-	if got := diagnoser.Diagnose(pod(9000)).Message; got != "no card is large enough: the largest has 16 GiB, on a; closed: the node is cordoned; tainted: the pod doesn't tolerate its taint team:NoSchedule" {
+	if got := diagnoser.Diagnose(pod(9000), nil).Message; got != "no card is large enough: the largest has 16 GiB, on a; closed: the node is cordoned; tainted: the pod doesn't tolerate its taint team:NoSchedule" {
 		t.Error(got)
 	}
 }
@@ -155,7 +155,7 @@ func TestReasons(t *testing.T) {
 	for _, reason := range Reasons() {
 		listed[reason] = true
 	}
-	for _, reason := range []Reason{Gated, Nominated, Fits, Fragmented, Full, Unhealthy, TooLarge, NoNode} {
+	for _, reason := range []Reason{Gated, Nominated, WaitsForGroup, Fits, Fragmented, Full, Unhealthy, TooLarge, NoNode} {
 		if !listed[reason] {
 			t.Errorf("%s isn't listed", reason)
 		}
