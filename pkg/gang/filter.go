@@ -98,7 +98,7 @@ func (mgr *Manager) nodesFromPlan(g *gang, m *member, candidates []string, now t
 		return FilterResult{Nodes: []string{pm.node}}
 	}
 	if pm.reserved {
-		if node, ok := mgr.Ledger.Move(ledger.Request{Pod: m.Pod, Nodes: candidates}, mgr.View, now); ok {
+		if node, ok := mgr.Ledger.Move(ledger.Request{Pod: m.Pod, Nodes: candidates}, mgr.View, nil, now); ok {
 			pm.node = node
 			return FilterResult{Nodes: []string{node}}
 		}

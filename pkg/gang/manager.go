@@ -40,6 +40,12 @@ type Options struct {
 	// EligibleNodes returns the nodes that the pod can run on regardless of free resources. It is called rarely, with
 	// the Manager's lock held.
 	EligibleNodes func(gpu.PodUID) []string
+	// Capacity returns a new count of what nodes have free besides GPU memory. planned returns the members that are planned
+	// to a node and not bound yet; nil means none. If empty is true, the nodes count without their pods, except those that
+	// stay. If Capacity is nil, only GPU memory counts.
+	Capacity func(planned func(node string) []gpu.PodUID, empty bool) ledger.Capacity
+	// Memory returns the cluster's shared GPU memory.
+	Memory func() gpu.Memory
 	// StarvationAfter is how long a gang waits before freed memory is reserved for it; 0 disables starvation
 	// reservations.
 	StarvationAfter time.Duration
@@ -54,10 +60,10 @@ type Options struct {
 
 // Ledger is the part of package ledger that a Manager uses.
 type Ledger interface {
-	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, at time.Time) ([]ledger.Reservation, int)
-	Move(request ledger.Request, view ledger.View, at time.Time) (string, bool)
+	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Reservation, int)
+	Move(request ledger.Request, view ledger.View, capacity ledger.Capacity, at time.Time) (string, bool)
 	StillUsable(uid gpu.PodUID) bool
-	ReserveForStarving(requests []ledger.Request, priority int32) bool
+	ReserveForStarving(requests []ledger.Request, priority int32, label string, capacity ledger.Capacity) bool
 	EndStarvationReservation()
 }
 
@@ -88,6 +94,8 @@ type Effects struct {
 	Events []Event
 	// Evict are the pods to evict.
 	Evict []gpu.Pod
+	// Verify are the pods to read from the API server. The results are passed to Confirmed or ConfirmedGone.
+	Verify []gpu.Pod
 }
 
 // Event is an Event to record on a pod.
@@ -365,7 +373,7 @@ func (mgr *Manager) reportIncomplete(g *gang, now time.Time) {
 
 // StartLeading is called when this process becomes the leader. It is unknown which pods another replica rejected, so
 // all pending members count as rejected.
-func (mgr *Manager) StartLeading() {
+func (mgr *Manager) StartLeading(time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	for _, g := range mgr.gangs {
@@ -420,42 +428,35 @@ func (mgr *Manager) recordEvent(g *gang, warning bool, reason, text string) {
 	mgr.effects.Events = append(mgr.effects.Events, Event{pod, warning, reason, text})
 }
 
-// The states of a gang, as metrics label them.
-const (
-	StateIncomplete = "incomplete" // Not all members exist.
-	StatePending    = "pending"    // There is no room, or another gang goes first.
-	StatePlanned    = "planned"    // Memory is reserved for all members, and not all binds have arrived.
-	StateBinding    = "binding"
-	StatePartial    = "partial" // Some members are bound, others could not be.
-	StateWhole      = "whole"
-)
-
-// States counts the gangs by state.
-func (mgr *Manager) States() map[string]int {
+// Phases counts the runs by phase.
+func (mgr *Manager) Phases() map[Phase]int {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
-	out := map[string]int{StateIncomplete: 0, StatePending: 0, StatePlanned: 0, StateBinding: 0, StatePartial: 0, StateWhole: 0}
+	out := map[Phase]int{}
+	for p := range phases {
+		out[p] = 0
+	}
 	for _, g := range mgr.gangs {
-		out[g.state()]++
+		out[g.phase()]++
 	}
 	return out
 }
 
-func (g *gang) state() string {
+func (g *gang) phase() Phase {
 	counts := g.count()
 	switch {
 	case g.binding():
-		return StateBinding
+		return PhaseBinding
 	case g.whole:
-		return StateWhole
+		return PhaseRunning
 	case g.plan != nil:
-		return StatePlanned
+		return PhasePlanned
 	case !g.partialSince.IsZero():
-		return StatePartial
+		return PhaseBroken
 	case g.size == 0 || counts.existing() < g.size:
-		return StateIncomplete
+		return PhaseIncomplete
 	}
-	return StatePending
+	return PhasePending
 }
 
 // HeldBinds counts the held binds.

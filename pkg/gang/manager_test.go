@@ -124,7 +124,7 @@ func TestRequeueRejected(t *testing.T) {
 		s.manager.MemoryFreed()
 		s.advance(time.Second) // No room was found just now.
 		s.manager.StopLeading(s.now)
-		s.manager.StartLeading()
+		s.manager.StartLeading(s.now)
 		s.advance(time.Second)
 		if !queued(s, "never") {
 			t.Error("not requeued")

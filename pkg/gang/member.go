@@ -36,7 +36,13 @@ type Member struct {
 	MarkedWhole bool
 	// Ended is true if the pod has succeeded or failed, Succeeded if it has succeeded.
 	Ended, Succeeded bool
-	// Gated is true if the pod has scheduling gates.
+	// Run is the run that the pod was bound in, from its annotation gpushare.aliyun.com/group-run; empty if it has none.
+	Run string
+	// Scheduler is the name of the scheduler that the pod is assigned to.
+	Scheduler string
+	// ShortOfMemory is true if kube-scheduler's message on the pod says that nodes lack GPU memory.
+	ShortOfMemory bool
+	// Gated is true if the pod has scheduling gates other than that of fair shares.
 	Gated bool
 	// Cardless is true if the pod asks for no cards. kube-scheduler doesn't call the extender for it, and it doesn't
 	// count.

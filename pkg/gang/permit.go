@@ -23,6 +23,9 @@ func (p *Permit) Rejection() *Reason { return p.reason }
 // OpenedAt returns when the barrier opened. The bind timeout counts from then.
 func (p *Permit) OpenedAt() time.Time { return p.opened }
 
+// Run returns the run's identity, which the Binding writes to the pod.
+func (p *Permit) Run() string { return "" }
+
 // MarkWhole reports whether the Binding must mark the gang as whole: all other members that the gang needs are bound.
 func (p *Permit) MarkWhole() bool { return p.markWhole }
 
@@ -159,7 +162,8 @@ func (mgr *Manager) CancelPermit(uid gpu.PodUID, permit *Permit) bool {
 }
 
 // BindDone records the result of a bind whose permit was granted.
-func (mgr *Manager) BindDone(key Key, uid gpu.PodUID, node string, ok, markedWhole bool, now time.Time) {
+func (mgr *Manager) BindDone(key Key, uid gpu.PodUID, node string, result BindResult, markedWhole bool, now time.Time) {
+	ok := result == BindSucceeded
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	g := mgr.gangs[key]

@@ -98,7 +98,7 @@ func (mgr *Manager) makePlan(g *gang, counts memberCounts, now time.Time) (Reaso
 			}
 		}
 	}
-	reservations, yielded := mgr.Ledger.ReserveAll(requests, yielding, mgr.View, now)
+	reservations, yielded := mgr.Ledger.ReserveAll(requests, yielding, mgr.View, nil, now)
 	if reservations == nil && len(requests) > 0 {
 		g.noRoomAt, g.noRoomFreed = now, freed
 		return NoRoom, false

@@ -127,7 +127,7 @@ func (s *simulation) restart() {
 	for _, p := range s.pods {
 		s.manager.SetMember(p.Member, s.now)
 	}
-	s.manager.StartLeading()
+	s.manager.StartLeading(s.now)
 }
 
 // GangHeld implements gang.Observer.
@@ -331,7 +331,11 @@ func (s *simulation) bind(bind bindCall, fails bool) {
 		bind.pod.queued = exists
 	}
 	if bind.permit != nil {
-		s.manager.BindDone(bind.key, bind.pod.UID, bind.node, ok, bind.permit.MarkWhole(), s.now)
+		result := gang.BindFailed
+		if ok {
+			result = gang.BindSucceeded
+		}
+		s.manager.BindDone(bind.key, bind.pod.UID, bind.node, result, bind.permit.MarkWhole(), s.now)
 	}
 	if ok {
 		s.report(bind.pod)
@@ -571,8 +575,8 @@ func (s *simulation) checkNoFittingGangPending() {
 				requests = append(requests, ledger.Request{Pod: p.Pod, Nodes: s.eligibleNodes(p)})
 			}
 		}
-		if reservations, _ := s.ledger.ReserveAll(requests, nil, ledger.View{Card: placement.Binpack, Node: placement.Binpack}, s.now); reservations != nil || len(requests) == 0 {
-			s.Errorf("gang %v of %d is pending although it fits: %v", key, len(members), s.manager.States())
+		if reservations, _ := s.ledger.ReserveAll(requests, nil, ledger.View{Card: placement.Binpack, Node: placement.Binpack}, nil, s.now); reservations != nil || len(requests) == 0 {
+			s.Errorf("gang %v of %d is pending although it fits: %v", key, len(members), s.manager.Phases())
 			for _, request := range requests {
 				s.ledger.Release(request.Pod.UID)
 			}

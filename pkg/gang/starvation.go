@@ -51,7 +51,7 @@ func (mgr *Manager) updateStarvation(ready []*gang, now time.Time) {
 			return // The gangs behind it don't reserve before it.
 		}
 		requests := mgr.starvationRequests(g)
-		if len(requests) == 0 || !mgr.Ledger.ReserveForStarving(requests, g.priority()) {
+		if len(requests) == 0 || !mgr.Ledger.ReserveForStarving(requests, g.priority(), g.key.String(), nil) {
 			g.notReservable = now // The gang would not fit even without other pods.
 			continue
 		}

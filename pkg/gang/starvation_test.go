@@ -94,7 +94,7 @@ func TestStarvationReservationEnds(t *testing.T) {
 	}
 	s.createMany(4, "", 0, 16, "")
 	s.runUntilIdle()
-	if states := s.manager.States(); states[gang.StateWhole] != 1 {
+	if states := s.manager.Phases(); states[gang.PhaseRunning] != 1 {
 		t.Errorf("%v", states)
 	}
 	singles := 0
@@ -127,8 +127,8 @@ func TestStarvationReservationPause(t *testing.T) {
 	s.advance(4 * time.Second)
 	s.delete(single)
 	s.advance(200 * time.Millisecond)
-	if got := s.manager.States()[gang.StatePlanned]; got != 1 {
-		t.Fatalf("the gang has no plan: %v", s.manager.States())
+	if got := s.manager.Phases()[gang.PhasePlanned]; got != 1 {
+		t.Fatalf("the gang has no plan: %v", s.manager.Phases())
 	}
 	// A member is replaced, and a single pod takes a card.
 	for _, p := range s.existing() {

@@ -23,13 +23,22 @@ type Reservation struct {
 	Existing bool
 }
 
+// Capacity counts what nodes have besides GPU memory: CPU, memory, pods, extended resources. The ledger uses it with its
+// lock held, so it must not call the ledger. Where a Capacity is a parameter, nil means that everything else fits.
+type Capacity interface {
+	// Take reports whether the pod fits the node, and if so counts the pod there.
+	Take(node string, uid gpu.PodUID) bool
+	// Return undoes Take.
+	Return(node string, uid gpu.PodUID)
+}
+
 // ReserveAll adds an assumed allocation for every one of the requests, or for none, in one step. A pod that has an
 // allocation keeps it; that must be on one of its candidate nodes.
 //
 // If there is not enough room, the assumed allocations of the pods in yielding are released, set by set in order, until
 // there is: no more sets than needed, and none if all of them don't suffice. It returns the places in the order of the
 // requests, nil if there is no room, and the number of released sets.
-func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view View, at time.Time) (places []Reservation, yielded int) {
+func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view View, _ Capacity, at time.Time) (places []Reservation, yielded int) {
 	l.try(view, at, func(t *trial) bool {
 		for places = t.placeAll(requests); places == nil && yielded < len(yielding); places = t.placeAll(requests) {
 			t.release(yielding[yielded])
@@ -45,7 +54,7 @@ func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view Vi
 
 // Move replaces the pod's assumed allocation by one on one of the candidate nodes. If the pod fits none of them it keeps
 // what it has.
-func (l *Ledger) Move(request Request, view View, at time.Time) (node string, ok bool) {
+func (l *Ledger) Move(request Request, view View, _ Capacity, at time.Time) (node string, ok bool) {
 	l.try(view, at, func(t *trial) bool {
 		t.release([]gpu.PodUID{request.Pod.UID})
 		if places := t.placeAll([]Request{request}); places != nil {

@@ -63,7 +63,7 @@ func TestReserveAll(t *testing.T) {
 			}
 			nodes := f.Nodes()
 			before := uids(nodes)
-			places, released := f.ReserveAll(tc.requests, tc.yielding, binpack, at)
+			places, released := f.ReserveAll(tc.requests, tc.yielding, binpack, nil, at)
 			expect(t, "places", tc.want, places)
 			expect(t, "released sets", tc.released, released)
 			expect(t, "freed", tc.freed, f.takeFreed())
@@ -107,7 +107,7 @@ func TestMove(t *testing.T) {
 		to, want string
 		ok       bool
 	}{{"n2", "n2", true}, {"n3", "", false}} {
-		node, ok := f.Move(ledger.Request{Pod: pod("w", 16), Nodes: []string{step.to}}, binpack, at)
+		node, ok := f.Move(ledger.Request{Pod: pod("w", 16), Nodes: []string{step.to}}, binpack, nil, at)
 		expect(t, "Move to "+step.to, []any{step.want, step.ok}, []any{node, ok})
 		expect(t, "the pod's node", "n2", f.nodeOf("w"))
 	}
@@ -155,7 +155,7 @@ func TestReserveAllRandom(t *testing.T) {
 			amounts = append(amounts, memory())
 		}
 		before := f.Nodes()
-		places, released := f.ReserveAll(requests(nodes, amounts...), yielding, binpack, at)
+		places, released := f.ReserveAll(requests(nodes, amounts...), yielding, binpack, nil, at)
 		if places == nil {
 			expect(t, "nodes after a failure", before, f.Nodes())
 			continue

@@ -18,7 +18,7 @@ type starvationReservation struct {
 // ReserveForStarving reserves memory for all requests, each on the card with the most free memory, until
 // EndStarvationReservation. The memory may still be in use: it becomes available as pods end. It reserves nothing and returns
 // false if the requests don't fit even on empty cards.
-func (l *Ledger) ReserveForStarving(requests []Request, priority int32) bool {
+func (l *Ledger) ReserveForStarving(requests []Request, priority int32, _ string, _ Capacity) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.endStarvationReservation()

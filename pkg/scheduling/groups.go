@@ -146,7 +146,11 @@ func (g *groups) end(uid gpu.PodUID, node string, p permit, err error) {
 	if err != nil && !errors.Is(err, binding.ErrUnconfirmed) && !errors.Is(err, binding.ErrInFlight) {
 		g.binder.Abandon(uid) // This releases the plan's reservation.
 	}
-	g.manager.BindDone(*p.member, uid, node, err == nil, p.completes, g.clock.Now())
+	result := gang.BindFailed
+	if err == nil {
+		result = gang.BindSucceeded
+	}
+	g.manager.BindDone(*p.member, uid, node, result, p.completes, g.clock.Now())
 	g.act()
 }
 
@@ -184,7 +188,11 @@ func (g *groups) states() map[string]int {
 	if g == nil {
 		return nil
 	}
-	return g.manager.States()
+	states := map[string]int{}
+	for phase, n := range g.manager.Phases() {
+		states[phase.String()] = n
+	}
+	return states
 }
 
 // run calls the manager's Tick until ctx ends, and starts and stops leading with the term.
@@ -206,7 +214,7 @@ func (g *groups) run(ctx context.Context) error {
 			leads = false
 		case g.cache.Ready() == nil:
 			if !leads {
-				g.manager.StartLeading()
+				g.manager.StartLeading(now)
 			}
 			g.manager.Tick(now)
 			leads = true

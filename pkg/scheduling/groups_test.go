@@ -84,7 +84,7 @@ func startGang(t *testing.T, o GangOptions) *gangFixture {
 	}
 	g := startGroups(t, o, objects...)
 	g.pods = pods
-	g.awaitState(gang.StatePending)
+	g.awaitState(gang.PhasePending)
 	for _, pod := range g.pods {
 		if result := g.filter(pod, "n1"); !slices.Equal(result.Names(), []string{"n1"}) {
 			t.Fatalf("%s may go to %v: %s", pod.Name, result.Names(), result.Message)
@@ -93,9 +93,9 @@ func startGang(t *testing.T, o GangOptions) *gangFixture {
 	return g
 }
 
-func (g *gangFixture) awaitState(state string) {
+func (g *gangFixture) awaitState(phase gang.Phase) {
 	g.t.Helper()
-	g.pass("the gang to be "+state, func() bool { return g.GangStates()[state] == 1 })
+	g.pass("the gang to be "+phase.String(), func() bool { return g.GangStates()[phase.String()] == 1 })
 }
 
 // startBinds starts the bind calls of some members. Their results are sent to g.ends.
@@ -151,7 +151,7 @@ func TestGangIsBoundTogether(t *testing.T) {
 	for _, pod := range g.pods {
 		g.publish(pod)
 	}
-	g.awaitState(gang.StateWhole)
+	g.awaitState(gang.PhaseRunning)
 }
 
 // The bind of one member doesn't arrive in time, or is given up. The reservations last, and a second attempt succeeds.
@@ -246,7 +246,7 @@ func TestPartialGang(t *testing.T) {
 			g.want(g.pods[2], "none")
 			g.publish(g.pods[0])
 			if policy == gang.Keep {
-				g.awaitState(gang.StateWhole)
+				g.awaitState(gang.PhaseRunning)
 			} else {
 				g.pass("the eviction", func() bool { return g.gangs.Count("gang evicted") > 0 })
 			}
@@ -284,13 +284,13 @@ func TestGangAfterRestart(t *testing.T) {
 		marked bool
 		// bound is when the running member was bound, or zero if that is unknown.
 		bound time.Time
-		want  string
+		want  gang.Phase
 	}{
-		"a member marks the gang as whole":          {true, time.Time{}, gang.StateWhole},
-		"the bind time is unknown":                  {false, time.Time{}, gang.StatePartial},
-		"the pending member existed at that time":   {false, created.Add(time.Minute), gang.StatePartial},
-		"it was created in the same second":         {false, created, gang.StatePartial},
-		"it was created later: it is a replacement": {false, created.Add(-time.Second), gang.StateWhole},
+		"a member marks the gang as whole":          {true, time.Time{}, gang.PhaseRunning},
+		"the bind time is unknown":                  {false, time.Time{}, gang.PhaseBroken},
+		"the pending member existed at that time":   {false, created.Add(time.Minute), gang.PhaseBroken},
+		"it was created in the same second":         {false, created, gang.PhaseBroken},
+		"it was created later: it is a replacement": {false, created.Add(-time.Second), gang.PhaseRunning},
 	} {
 		t.Run(name, func(t *testing.T) {
 			running := member(2, 0, fake.Bound("n1", 0), fake.Phase(corev1.PodRunning))
@@ -306,7 +306,7 @@ func TestGangAfterRestart(t *testing.T) {
 			g := startGroups(t, GangOptions{}, running, pending)
 			g.awaitState(test.want)
 			// A member of a gang that was whole is placed like a single pod, which gets reasons.
-			if result := g.filter(pending, "n1"); (result.Reasons != nil) != (test.want == gang.StateWhole) {
+			if result := g.filter(pending, "n1"); (result.Reasons != nil) != (test.want == gang.PhaseRunning) {
 				t.Errorf("filter: %+v", result)
 			}
 		})
@@ -332,12 +332,12 @@ func TestUnknownMember(t *testing.T) {
 func TestGangOfUnclearSize(t *testing.T) {
 	odd := member(3, 1)
 	g := startGroups(t, GangOptions{}, member(2, 0, fake.Bound("n1", 0), fake.Phase(corev1.PodRunning)), odd)
-	g.awaitState(gang.StateIncomplete)
+	g.awaitState(gang.PhaseIncomplete)
 	for range 1000 {
 		g.clock.Step(tick)
 	}
 	g.publishObject(fake.Edited(odd, fake.Annotation(protocol.AnnotationGroupSize, "2")))
-	g.awaitState(gang.StatePartial)
+	g.awaitState(gang.PhaseBroken)
 	if n := g.gangs.Count("gang evicted"); n > 0 {
 		t.Errorf("%d were evicted while the gang's size was unclear", n)
 	}
@@ -348,7 +348,7 @@ func TestGangOfUnclearSize(t *testing.T) {
 func TestGangAfterFreedMemory(t *testing.T) {
 	a := fake.Pod("a", 16, fake.Bound("n1", 0))
 	g := startGroups(t, GangOptions{}, a, fake.Pod("b", 16, fake.Bound("n1", 1)), member(2, 0), member(2, 1))
-	g.awaitState(gang.StatePending)
+	g.awaitState(gang.PhasePending)
 	if result := g.filter(member(2, 0), "n1"); len(result.Passed) > 0 {
 		t.Errorf("filter: %+v", result)
 	}
@@ -400,7 +400,7 @@ func TestPreemptForMember(t *testing.T) {
 			pending := member(2, 0, fake.Priority(5))
 			pending.Spec.Containers[0].Resources.Limits = fake.Amount(resource, 8)
 			g := startGroups(t, GangOptions{}, fake.Pod("a", 16, fake.Bound("n1", 0)), pending)
-			g.awaitState(gang.StateIncomplete)
+			g.awaitState(gang.PhaseIncomplete)
 			got, err := g.Preempt(t.Context(), pending, map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-a"}}})
 			if err != nil || len(got) > 0 {
 				t.Errorf("victims %v, %v", got, err)
