@@ -44,3 +44,13 @@ func GroupReason(message string) (string, bool) {
 	}
 	return reason, reason != ""
 }
+
+// ReportedWait returns what the pod's group waits for according to kube-scheduler's message on the pod; nil if the message
+// has no reason of the extender about a group. It serves programs that don't have the extender's state.
+func ReportedWait(group string, pod *Pod) *GroupWait {
+	reason, reported := GroupReason(pod.Message)
+	if !reported {
+		return nil
+	}
+	return &GroupWait{Group: group, Reason: reason, Since: pod.Created}
+}
