@@ -29,8 +29,9 @@ func (w *GroupWait) String() string {
 }
 
 // reasonEnd matches the end of a reason in kube-scheduler's message: another reason follows with its number of nodes, or
-// the list of reasons ends with a full stop (k8s.io/kubernetes pkg/scheduler/framework/types.go, FitError.Error).
-var reasonEnd = regexp.MustCompile(`, \d+ |\.(?: |$)`)
+// the list of reasons ends with a full stop (k8s.io/kubernetes pkg/scheduler/framework/types.go, FitError.Error). The
+// extender's own reasons go on with ", 2 more".
+var reasonEnd = regexp.MustCompile(`, \d+ (?:[^m]|m[^o])|\.(?: |$)`)
 
 // GroupReason returns the extender's reason about the pod's group from kube-scheduler's message on the pod, without
 // the prefix "gang: "; false if the message has none.

@@ -53,6 +53,7 @@ func TestReportedWait(t *testing.T) {
 		"0/1 nodes are available: 1 gang: there is no room for all members at once.":                                                        "there is no room for all members at once",
 		"0/9 nodes are available: 4 gang: 3 of 4 members exist, 5 node(s) had untolerated taint(s). preemption: 0/9 nodes are available.":   "3 of 4 members exist",
 		"0/9 nodes are available: 4 Insufficient cpu, 5 gang: 3 of 4 members exist. no new claims to deallocate, preemption: not eligible.": "3 of 4 members exist",
+		"0/9 nodes are available: 4 gang: 1 of 4 members exist, 2 more can't be placed, 5 node(s) were unschedulable.":                      "1 of 4 members exist, 2 more can't be placed",
 		"binding rejected: running Bind plugin: gang: not all members arrived in time":                                                      "not all members arrived in time",
 		"0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem.":                                                                       "",
 		`scheduler "gang" has not tried it yet`:                                                                                             "",

@@ -195,9 +195,11 @@ func (r *groupRun) over() bool {
 	return len(r.bound)+len(r.pending)+len(r.ineligible)+r.cardless == 0
 }
 
+// exist returns how many of the needed members exist.
+func (r *groupRun) exist() int { return len(r.bound) + len(r.pending) + r.succeeded }
+
 // state returns the run's state, and why members of it are pending.
 func (r *groupRun) state() (state, reason string) {
-	exist := len(r.bound) + len(r.pending) + r.succeeded
 	switch {
 	case r.over():
 		return GroupEnded, ""
@@ -207,8 +209,8 @@ func (r *groupRun) state() (state, reason string) {
 		return GroupRunning, r.message()
 	case len(r.bound) > 0:
 		return GroupBroken, cmp.Or(r.reported(), r.message())
-	case exist < r.size:
-		return GroupIncomplete, r.missing(exist)
+	case r.exist() < r.size:
+		return GroupIncomplete, r.missing()
 	}
 	return GroupPending, cmp.Or(r.reported(), r.message())
 }
@@ -240,26 +242,31 @@ func (r *groupRun) message() string {
 	return ""
 }
 
-// missing explains an incomplete run of which exist members exist.
-func (r *groupRun) missing(exist int) string {
-	text := fmt.Sprintf("%d of %d members exist", exist, r.size)
+// missing explains why the run is incomplete.
+func (r *groupRun) missing() string {
+	text := fmt.Sprintf("%d of %d members exist", r.exist(), r.size)
 	if reported := r.reported(); strings.HasPrefix(reported, text) {
 		return reported // It can have more details.
 	}
-	if r.cardless > 0 && exist+len(r.ineligible)+r.cardless >= r.size {
+	if r.cardless > 0 && r.exist()+len(r.ineligible)+r.cardless >= r.size {
 		text += fmt.Sprintf(", and %d that ask for no cards don't count", r.cardless)
 	}
 	return text
 }
 
-// since returns the creation time of the oldest member that waits; zero if none does.
-func (r *groupRun) since() (oldest time.Time) {
-	for _, pod := range r.pending {
-		if at := pod.CreationTimestamp.Time; oldest.IsZero() || at.Before(oldest) {
-			oldest = at
-		}
+// since returns since when the run waits: the creation time of the last member that it needs, or of its oldest member if
+// members are missing. It is zero if no member waits.
+func (r *groupRun) since() time.Time {
+	if len(r.pending) == 0 {
+		return time.Time{}
 	}
-	return oldest
+	byAge := slices.SortedFunc(slices.Values(r.pending), func(a, b *corev1.Pod) int {
+		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
+	})
+	if need := r.size - len(r.bound) - r.succeeded; need >= 1 && need <= len(byAge) {
+		return byAge[need-1].CreationTimestamp.Time
+	}
+	return byAge[0].CreationTimestamp.Time
 }
 
 // groupWaits returns what the pending pods wait for that belong to a run that isn't running, by UID.
@@ -270,12 +277,15 @@ func groupWaits(pods []*corev1.Pod) map[types.UID]*diagnosis.GroupWait {
 			continue
 		}
 		common := cmp.Or(run.reported(), gang.AwaitsOthers.Text)
+		if run.exist() < run.size {
+			common = run.missing()
+		}
 		for _, pod := range slices.Concat(run.pending, run.ineligible) {
-			wait := diagnosis.ReportedWait(run.key.String(), diagnosis.NewPod(pod))
-			if wait == nil {
-				wait = &diagnosis.GroupWait{Group: run.key.String(), Reason: common, Since: pod.CreationTimestamp.Time}
+			reason, reported := diagnosis.GroupReason(diagnosis.NewPod(pod).Message)
+			if !reported {
+				reason = common
 			}
-			waits[pod.UID] = wait
+			waits[pod.UID] = &diagnosis.GroupWait{Group: run.key.String(), Reason: reason, Since: run.since()}
 		}
 	}
 	return waits

@@ -40,7 +40,8 @@ type Group struct {
 	// Cardless is the number of pods that ask for no cards. They don't count as members.
 	Cardless int    `json:"cardless"`
 	State    string `json:"state"`
-	// Since is the creation time of the oldest member that waits; left out if none does.
+	// Since is since when the members wait: the creation time of the last one that the group needs, or of the oldest one if
+	// others are missing. It is left out if none waits.
 	Since *time.Time `json:"since,omitempty"`
 	// Reason is why members are pending: the extender's reason, kube-scheduler's message, or what is wrong with the group.
 	Reason string `json:"reason"`

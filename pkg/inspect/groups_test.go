@@ -83,7 +83,7 @@ default    mpi        2     1        0      Incomplete  -                     1 
 default    quarrels   3     2        0      Invalid     -                     the members disagree on the group's size
 default    runs       2     2        2      Running     -                     -
 default    short      3     1        0      Incomplete  -                     1 of 3 members exist
-default    waits      2     2        0      Pending     2026-07-01T11:04:00Z  there is no room for all members at once
+default    waits      2     2        0      Pending     2026-07-01T11:05:00Z  there is no room for all members at once
 other      elsewhere  1     1        0      Pending     -                     -
 `, "\n")
 	out, aside, err := execute(t, api, "--groups")

@@ -48,8 +48,11 @@ func TestPendingPodDiagnosis(t *testing.T) {
 			diagnosis.WaitsForGroup, "group default/train waits: there is no room for all members at once",
 		},
 		"a member of a group about which the extender has reported nothing": {
-			split(t, newPod("p", 7).member("train", 2)), diagnosis.WaitsForGroup,
+			split(t, newPod("p", 7).member("train", 2), newPod("q", 7).member("train", 2)), diagnosis.WaitsForGroup,
 			"group default/train waits: kube-scheduler hasn't tried all other members yet",
+		},
+		"a member of an incomplete group": {
+			split(t, newPod("p", 7).member("train", 2)), diagnosis.WaitsForGroup, "group default/train waits: 1 of 2 members exist",
 		},
 		"a member of a group that runs": {
 			split(t, newPod("p", 6).member("train", 2), newPod("q", 1).member("train", 2).on("n1", 0).last()), diagnosis.Fits,
