@@ -119,7 +119,7 @@ func (d *Diagnoser) Diagnose(pod *Pod, wait *GroupWait) Diagnosis {
 	switch {
 	case wait == nil:
 		return own
-	case slices.Contains(ownReasons, own.Reason):
+	case slices.Contains(ownReasons, own.Reason), wait.Untried && own.Reason != Fits:
 		return Diagnosis{own.Reason, own.Message + "; " + wait.String()}
 	}
 	return Diagnosis{WaitsForGroup, wait.String()}

@@ -15,6 +15,8 @@ type GroupWait struct {
 	Reason string
 	// Since is the time since which the group waits; zero if unknown.
 	Since time.Time
+	// Untried is true if kube-scheduler has not tried all members yet. It doesn't try those for which it finds no node.
+	Untried bool
 }
 
 const reasonPrefix = "gang: "

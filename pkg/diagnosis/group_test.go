@@ -35,8 +35,12 @@ func TestDiagnoseMember(t *testing.T) {
 		"no card is large enough":                       {pod(50), wait, Diagnosis{TooLarge, "no card is large enough: the largest has 40 GiB, on ill; closed: the node is cordoned; " + waits}},
 		"the cards that are large enough are unhealthy": {pod(30), wait, Diagnosis{Unhealthy, "the cards that are large enough are unhealthy, on ill; closed: the node is cordoned; " + waits}},
 		"no node can be used":                           {pod(7, onto("x")), wait, Diagnosis{NoNode, "no node that shares GPU memory can take the pod; 2 nodes: the pod's node selector or affinity rules it out; closed: the node is cordoned; " + waits}},
-		"its own scheduling gates come first":           {pod(7, func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "quota"}} }), wait, Diagnosis{Gated, "the pod is held back by its scheduling gates: quota"}},
-		"it doesn't wait for its group (any more)":      {pod(12), nil, Diagnosis{Fragmented, "12 GiB free on a, but the largest piece is 7 GiB: a pod gets one card; closed: the node is cordoned"}},
+		"kube-scheduler doesn't try it for lack of memory": {pod(13), &GroupWait{Group: "g", Reason: gang.AwaitsOthers.Text, Untried: true}, Diagnosis{Full,
+			"the cards that are large enough are taken: the largest free piece is 7 GiB, on a; closed: the node is cordoned; group g waits: kube-scheduler hasn't tried all other members yet"}},
+		"kube-scheduler hasn't tried it yet": {pod(7), &GroupWait{Group: "g", Reason: gang.AwaitsOthers.Text, Untried: true}, Diagnosis{WaitsForGroup,
+			"group g waits: kube-scheduler hasn't tried all other members yet"}},
+		"its own scheduling gates come first":      {pod(7, func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "quota"}} }), wait, Diagnosis{Gated, "the pod is held back by its scheduling gates: quota"}},
+		"it doesn't wait for its group (any more)": {pod(12), nil, Diagnosis{Fragmented, "12 GiB free on a, but the largest piece is 7 GiB: a pod gets one card; closed: the node is cordoned"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for range 2 { // The second time, the pod's own diagnosis is cached.

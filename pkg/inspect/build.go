@@ -58,7 +58,7 @@ func Build(objects Objects) Report {
 			nodes = append(nodes, diagnosed)
 		}
 	}
-	diagnoser, waits := diagnosis.NewDiagnoser(nodes), groupWaits(objects.Pods)
+	diagnoser, waits := diagnosis.NewDiagnoser(nodes), groupWaits(objects.Pods, objects.Now)
 	for _, pod := range pending {
 		report.PendingPods = append(report.PendingPods, buildPending(pod, waits[pod.UID], diagnoser))
 	}

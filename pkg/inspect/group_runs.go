@@ -9,185 +9,91 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gang"
-	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// groupRun is one all-or-nothing start of a group, as far as the API server shows it.
+// groupRun is a run of a group as the API server shows it.
 type groupRun struct {
-	key gang.Key
-	// id is the annotation protocol.AnnotationGroupRun of the bound members; empty if they have none.
-	id string
-	// started is true if members have been bound.
-	started bool
-	// size is the number of members that must be bound together, 0 if unknown.
-	size int
-	// problem is why the run can't be placed, however much memory is free.
-	problem string
-	// bound and pending are the members that use a node or wait for one. ineligible wait and don't count.
-	bound, pending, ineligible []*corev1.Pod
-	// cardless is the number of pods that ask for no cards, succeeded that of members that have succeeded.
-	cardless, succeeded int
-	// marked is true if a bound member marks the run as whole.
-	marked bool
-	// controllers are those of the members that have been bound. The value is true if one of them runs, or if the pod has a
-	// controller and has succeeded.
-	controllers map[types.UID]bool
+	gang.RunStatus
+	// bound, pending and ineligible are the members that have a node, wait for one, or wait and don't count. Members that end
+	// or have ended are in none.
+	bound, pending, ineligible []gang.Member
+	succeeded                  int
+	// cardless is the number of pods that name the group and ask for no cards; of a group's runs, only the last one has it.
+	cardless int
+	// messages are kube-scheduler's messages about the pending members.
+	messages []string
 }
 
-// groupRuns returns the runs of all groups, sorted by group and then by ID; that of the members that are to be bound next is
-// the last one. It follows gang.Manager, which finds the runs in the same way when it starts to lead.
-func groupRuns(pods []*corev1.Pod) []*groupRun {
-	groups := map[gang.Key][]*corev1.Pod{}
+// groupRuns returns the runs of all groups. Runs that have ended are left out, unless nothing else is left of the group.
+func groupRuns(pods []*corev1.Pod, now time.Time) []groupRun {
+	var members []gang.Member
+	byUID, messages := map[gpu.PodUID]gang.Member{}, map[gpu.PodUID]string{}
+	groups := map[gang.Key][]groupRun{}
+	cardless := map[gang.Key][]gang.Member{}
 	for _, pod := range pods {
-		if protocol.InGroup(pod) {
-			group, _ := protocol.GroupOf(pod)
-			key := gang.Key{Namespace: pod.Namespace, Name: group.Name}
-			groups[key] = append(groups[key], pod)
+		m := clustercache.NewPodInfo(pod).Member
+		switch {
+		case m == nil:
+		case !m.Cardless:
+			members, byUID[m.UID], messages[m.UID] = append(members, *m), *m, schedulerMessage(pod)
+		case !m.Ended && !m.Leaving:
+			cardless[m.Gang] = append(cardless[m.Gang], *m)
 		}
 	}
-	byKey := func(a, b gang.Key) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	for _, status := range gang.Snapshot(members, now) {
+		run := groupRun{RunStatus: status}
+		for _, uid := range status.Members {
+			run.add(byUID[uid], messages[uid])
+		}
+		groups[run.Group] = append(groups[run.Group], run)
 	}
-	var runs []*groupRun
-	for _, key := range slices.SortedFunc(maps.Keys(groups), byKey) {
-		runs = append(runs, runsOf(key, groups[key])...)
+	for key, pods := range cardless {
+		if len(groups[key]) == 0 {
+			groups[key] = []groupRun{{RunStatus: gang.RunStatus{
+				Group: key, Size: pods[0].Size, Reason: gang.Reason{Text: fmt.Sprintf("0 of %d members exist", pods[0].Size)},
+			}}}
+		}
+		groups[key][len(groups[key])-1].cardless = len(pods)
 	}
-	return runs
+	var out []groupRun
+	for _, key := range slices.SortedFunc(maps.Keys(groups), gang.Key.Compare) {
+		live := slices.DeleteFunc(slices.Clone(groups[key]), func(r groupRun) bool { return r.over() })
+		if len(live) == 0 {
+			live = groups[key][:1]
+		}
+		out = append(out, live...)
+	}
+	return out
 }
 
-// runsOf returns the runs of one group.
-func runsOf(key gang.Key, pods []*corev1.Pod) []*groupRun {
-	byID := map[string]*groupRun{}
-	var waiting []*corev1.Pod
-	for _, pod := range pods {
-		if pod.Spec.NodeName == "" && !protocol.Terminal(pod) {
-			waiting = append(waiting, pod)
-			continue
+// schedulerMessage returns kube-scheduler's message about the pod; empty if there is none.
+func schedulerMessage(pod *corev1.Pod) string {
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodScheduled {
+			return condition.Message
 		}
-		id := pod.Annotations[protocol.AnnotationGroupRun]
-		if byID[id] == nil {
-			byID[id] = &groupRun{key: key, id: id, started: true, controllers: map[types.UID]bool{}}
-		}
-		byID[id].add(pod)
-	}
-	runs := slices.SortedFunc(maps.Values(byID), func(a, b *groupRun) int { return cmp.Compare(a.id, b.id) })
-	next := &groupRun{key: key}
-	for _, run := range runs {
-		if len(run.bound) > 0 && !run.running(waiting) {
-			next = run
-		}
-	}
-	for _, pod := range waiting {
-		joined := next
-		for _, run := range runs {
-			if run != next && run.joinedBy(pod) {
-				joined = run
-			}
-		}
-		joined.add(pod)
-	}
-	if !next.started && !next.over() {
-		runs = append(runs, next)
-	}
-	return withoutOver(runs)
-}
-
-// withoutOver removes the runs that are over, unless all are: then it leaves one.
-func withoutOver(runs []*groupRun) []*groupRun {
-	if all := slices.DeleteFunc(slices.Clone(runs), (*groupRun).over); len(all) > 0 {
-		return all
-	}
-	return runs[:min(len(runs), 1)]
-}
-
-func (r *groupRun) add(pod *corev1.Pod) {
-	if r.started && pod.Spec.NodeName != "" && protocol.RequestsCards(pod) {
-		id := controllerOf(pod)
-		runs := !protocol.Terminal(pod) && pod.DeletionTimestamp == nil
-		r.controllers[id] = r.controllers[id] || runs || id != "" && pod.Status.Phase == corev1.PodSucceeded
-	}
-	group, err := protocol.GroupOf(pod)
-	switch {
-	case pod.Status.Phase == corev1.PodSucceeded:
-		r.succeeded++
-		return
-	case protocol.Terminal(pod), pod.DeletionTimestamp != nil:
-		return
-	case err != nil:
-		r.problem, r.ineligible = err.Error(), append(r.ineligible, pod)
-		return
-	case r.size != 0 && r.size != group.Size:
-		r.problem = "the members disagree on the group's size"
-	}
-	r.size = max(r.size, group.Size)
-	switch {
-	case !protocol.RequestsCards(pod):
-		r.cardless++
-	case pod.Spec.NodeName != "":
-		r.bound = append(r.bound, pod)
-		r.marked = r.marked || pod.Annotations[protocol.AnnotationGroupWhole] == "true"
-	case slices.ContainsFunc(pod.Spec.SchedulingGates, func(gate corev1.PodSchedulingGate) bool { return gate.Name != protocol.GateFairShare }):
-		r.ineligible = append(r.ineligible, pod)
-	default:
-		r.pending = append(r.pending, pod)
-	}
-}
-
-// controllerOf returns the UID of the pod's controller; empty if it has none.
-func controllerOf(pod *corev1.Pod) types.UID {
-	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
-		return owner.UID
 	}
 	return ""
 }
 
-// running reports whether all members have been bound: one marks the run, enough are bound or have succeeded, or so few of
-// the members that existed at the latest bind are left that others have been deleted since. waiting are the pods of the
-// group without a node.
-func (r *groupRun) running(waiting []*corev1.Pod) bool {
-	existed := len(r.bound) + r.succeeded
-	if !r.started || r.marked || existed >= r.size {
-		return r.started
+func (r *groupRun) add(m gang.Member, message string) {
+	switch {
+	case m.Succeeded:
+		r.succeeded++
+	case m.Ended, m.Leaving:
+	case m.Node != "":
+		r.bound = append(r.bound, m)
+	case m.Problem != "", m.Gated:
+		r.ineligible = append(r.ineligible, m)
+	default:
+		r.pending, r.messages = append(r.pending, m), append(r.messages, message)
 	}
-	var latest time.Time
-	for _, pod := range r.bound {
-		at := boundAt(pod)
-		if at.IsZero() {
-			return len(waiting) == 0
-		}
-		if at.After(latest) {
-			latest = at
-		}
-	}
-	for _, pod := range waiting {
-		if !pod.CreationTimestamp.After(latest) {
-			existed++
-		}
-	}
-	return existed < r.size
-}
-
-// boundAt returns when the pod was bound; zero if unknown.
-func boundAt(pod *corev1.Pod) time.Time {
-	for _, condition := range pod.Status.Conditions {
-		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionTrue {
-			return condition.LastTransitionTime.Time
-		}
-	}
-	return time.Time{}
-}
-
-// joinedBy reports whether the pod, which has no node, belongs to this run, which is running: its controller has members in
-// the run, and one of them has succeeded or any member still runs.
-func (r *groupRun) joinedBy(pod *corev1.Pod) bool {
-	id := controllerOf(pod)
-	alive, known := r.controllers[id]
-	return alive || known && id != "" && len(r.bound) > 0
 }
 
 // over reports whether no member is left that runs or waits.
@@ -195,21 +101,23 @@ func (r *groupRun) over() bool {
 	return len(r.bound)+len(r.pending)+len(r.ineligible)+r.cardless == 0
 }
 
-// exist returns how many of the needed members exist.
-func (r *groupRun) exist() int { return len(r.bound) + len(r.pending) + r.succeeded }
-
 // state returns the run's state, and why members of it are pending.
 func (r *groupRun) state() (state, reason string) {
+	for _, m := range r.ineligible {
+		if m.Problem != "" {
+			return GroupInvalid, m.Problem
+		}
+	}
 	switch {
 	case r.over():
 		return GroupEnded, ""
-	case r.problem != "":
-		return GroupInvalid, r.problem
-	case r.running(r.pending):
+	case r.Size == 0:
+		return GroupInvalid, reasonText(gang.Disagree.Text)
+	case r.Phase == gang.PhaseRunning:
 		return GroupRunning, r.message()
-	case len(r.bound) > 0:
+	case r.Phase == gang.PhaseBroken:
 		return GroupBroken, cmp.Or(r.reported(), r.message())
-	case r.exist() < r.size:
+	case r.Phase == gang.PhaseIncomplete:
 		return GroupIncomplete, r.missing()
 	}
 	return GroupPending, cmp.Or(r.reported(), r.message())
@@ -218,9 +126,9 @@ func (r *groupRun) state() (state, reason string) {
 // reported returns the reason that the extender gave for most of the pending members; empty if it gave none.
 func (r *groupRun) reported() (reason string) {
 	counts := map[string]int{}
-	for _, pod := range r.pending {
-		text, ok := diagnosis.GroupReason(diagnosis.NewPod(pod).Message)
-		if !ok || "gang: "+text == gang.Surplus.Text {
+	for _, message := range r.messages {
+		text, ok := diagnosis.GroupReason(message)
+		if !ok || text == reasonText(gang.Surplus.Text) {
 			continue
 		}
 		if counts[text]++; counts[text] > counts[reason] || counts[text] == counts[reason] && text < reason {
@@ -231,61 +139,60 @@ func (r *groupRun) reported() (reason string) {
 }
 
 // message returns kube-scheduler's message about a pending member; empty if there is none.
-func (r *groupRun) message() string {
-	for _, pod := range r.pending {
-		for _, condition := range pod.Status.Conditions {
-			if condition.Type == corev1.PodScheduled && condition.Message != "" {
-				return condition.Message
-			}
-		}
-	}
-	return ""
-}
+func (r *groupRun) message() string { return cmp.Or(r.messages...) }
 
-// missing explains why the run is incomplete.
+// missing explains an incomplete run. The reason that the extender gave can have more details, but can also be outdated.
 func (r *groupRun) missing() string {
-	text := fmt.Sprintf("%d of %d members exist", r.exist(), r.size)
-	if reported := r.reported(); strings.HasPrefix(reported, text) {
-		return reported // It can have more details.
+	text := reasonText(r.Reason.Text)
+	count, _, _ := strings.Cut(text, ",")
+	if reported := r.reported(); strings.HasPrefix(reported, count) {
+		text = reported
 	}
-	if r.cardless > 0 && r.exist()+len(r.ineligible)+r.cardless >= r.size {
+	if r.cardless > 0 && len(r.bound)+len(r.pending)+len(r.ineligible)+r.succeeded+r.cardless >= r.Size {
 		text += fmt.Sprintf(", and %d that ask for no cards don't count", r.cardless)
 	}
 	return text
 }
 
+// reasonText returns the text of a reason without its prefix.
+func reasonText(text string) string { return strings.TrimPrefix(text, "gang: ") }
+
 // since returns since when the run waits: the creation time of the last member that it needs, or of its oldest member if
 // members are missing. It is zero if no member waits.
 func (r *groupRun) since() time.Time {
-	if len(r.pending) == 0 {
+	byAge := slices.SortedFunc(slices.Values(r.pending), func(a, b gang.Member) int { return a.Created.Compare(b.Created) })
+	need := r.Size - len(r.bound) - r.succeeded
+	switch {
+	case len(byAge) == 0:
 		return time.Time{}
+	case need >= 1 && need <= len(byAge):
+		return byAge[need-1].Created
 	}
-	byAge := slices.SortedFunc(slices.Values(r.pending), func(a, b *corev1.Pod) int {
-		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
-	})
-	if need := r.size - len(r.bound) - r.succeeded; need >= 1 && need <= len(byAge) {
-		return byAge[need-1].CreationTimestamp.Time
-	}
-	return byAge[0].CreationTimestamp.Time
+	return byAge[0].Created
 }
 
-// groupWaits returns what the pending pods wait for that belong to a run that isn't running, by UID.
-func groupWaits(pods []*corev1.Pod) map[types.UID]*diagnosis.GroupWait {
+// groupWaits returns what pods wait for that belong to a run that isn't running, by UID: the reason that the extender gave
+// for the pod, else for others of its run, else what the API server's objects show.
+func groupWaits(pods []*corev1.Pod, now time.Time) map[types.UID]*diagnosis.GroupWait {
 	waits := map[types.UID]*diagnosis.GroupWait{}
-	for _, run := range groupRuns(pods) {
-		if run.running(run.pending) {
+	for _, run := range groupRuns(pods, now) {
+		if run.Phase == gang.PhaseRunning {
 			continue
 		}
-		common := cmp.Or(run.reported(), gang.AwaitsOthers.Text)
-		if run.exist() < run.size {
-			common = run.missing()
-		}
-		for _, pod := range slices.Concat(run.pending, run.ineligible) {
-			reason, reported := diagnosis.GroupReason(diagnosis.NewPod(pod).Message)
-			if !reported {
-				reason = common
+		wait := func(m gang.Member, reason string) {
+			waits[types.UID(m.UID)] = &diagnosis.GroupWait{
+				Group: run.Group.String(), Reason: reason, Since: run.since(), Untried: reason == gang.AwaitsOthers.Text,
 			}
-			waits[pod.UID] = &diagnosis.GroupWait{Group: run.key.String(), Reason: reason, Since: run.since()}
+		}
+		for _, m := range run.ineligible {
+			wait(m, cmp.Or(m.Problem, run.Reason.Text))
+		}
+		for i, m := range run.pending {
+			reason, reported := diagnosis.GroupReason(run.messages[i])
+			if !reported {
+				reason = cmp.Or(run.reported(), run.Reason.Text)
+			}
+			wait(m, reason)
 		}
 	}
 	return waits

@@ -69,13 +69,13 @@ func readGroupPods(ctx context.Context, client kubernetes.Interface, namespace s
 	return pods, err
 }
 
-// BuildGroups returns the groups of the pods.
-func BuildGroups(pods []*corev1.Pod) Groups {
+// BuildGroups returns the groups of the pods. now is the time for which they are reported.
+func BuildGroups(pods []*corev1.Pod, now time.Time) Groups {
 	out := Groups{APIVersion: ReportAPIVersion, Kind: GroupsKind, Groups: []Group{}}
-	for _, run := range groupRuns(pods) {
+	for _, run := range groupRuns(pods, now) {
 		state, reason := run.state()
 		group := Group{
-			Namespace: run.key.Namespace, Name: run.key.Name, Run: run.id, Size: run.size, Bound: len(run.bound),
+			Namespace: run.Group.Namespace, Name: run.Group.Name, Run: run.ID, Size: run.Size, Bound: len(run.bound),
 			Members: len(run.bound) + len(run.pending) + len(run.ineligible), Cardless: run.cardless, State: state, Reason: reason,
 		}
 		if since := run.since(); !since.IsZero() {

@@ -80,7 +80,7 @@ default    done       ?     0        0      Ended       -                     -
 default    half       2     2        1      Broken      -                     0/1 nodes are available
 default    leaves     2     1        1      Running     -                     -
 default    mpi        2     1        0      Incomplete  -                     1 of 2 members exist, and 1 that ask for no cards don't count
-default    quarrels   3     2        0      Invalid     -                     the members disagree on the group's size
+default    quarrels   ?     2        0      Invalid     -                     the members disagree on the group's size
 default    runs       2     2        2      Running     -                     -
 default    short      3     1        0      Incomplete  -                     1 of 3 members exist
 default    waits      2     2        0      Pending     2026-07-01T11:05:00Z  there is no room for all members at once
@@ -156,7 +156,7 @@ func TestGroupRuns(t *testing.T) {
 			[]podBuilder{bound("a", "1").boundSince(5), pending("b").created(6)}, []string{"1: Running 1/2"},
 		},
 		"members with scheduling gates don't count": {
-			[]podBuilder{pending("a").gated("quota"), pending("b")}, []string{": Incomplete 0/2: 1 of 2 members exist"},
+			[]podBuilder{pending("a").gated("quota"), pending("b")}, []string{": Incomplete 0/2: 1 of 2 members exist, 1 more can't be placed because of scheduling gates or an invalid group"},
 		},
 		"but those with the gate of fair shares do": {
 			[]podBuilder{pending("a").gated(protocol.GateFairShare), pending("b")}, []string{": Pending 0/2"},
@@ -183,7 +183,7 @@ func TestGroupRuns(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string
-			for _, g := range BuildGroups(objects(nil, test.pods...).Pods).Groups {
+			for _, g := range BuildGroups(objects(nil, test.pods...).Pods, time.Now()).Groups {
 				text := fmt.Sprintf("%s: %s %d/%d", g.Run, g.State, g.Bound, g.Members)
 				if g.Reason != "" {
 					text += ": " + g.Reason

@@ -3,6 +3,7 @@ package scheduling
 import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
@@ -55,7 +56,9 @@ func (g *groups) wait(pod *clustercache.PodInfo) *diagnosis.GroupWait {
 		return nil
 	}
 	if status, waits := g.manager.Waits(pod.UID); waits {
-		return &diagnosis.GroupWait{Group: status.Group.String(), Reason: status.Reason.Text, Since: status.Since}
+		return &diagnosis.GroupWait{
+			Group: status.Group.String(), Reason: status.Reason.Text, Since: status.Since, Untried: status.Reason == gang.AwaitsOthers,
+		}
 	}
 	if g.leading() == nil {
 		return nil
