@@ -116,11 +116,30 @@ func (r *groupRun) state() (state, reason string) {
 	case r.Phase == gang.PhaseRunning:
 		return GroupRunning, r.message()
 	case r.Phase == gang.PhaseBroken:
-		return GroupBroken, cmp.Or(r.reported(), r.message())
+		return GroupBroken, r.reason(r.reported())
 	case r.Phase == gang.PhaseIncomplete:
-		return GroupIncomplete, r.missing()
+		return GroupIncomplete, r.reason(r.reported())
 	}
-	return GroupPending, cmp.Or(r.reported(), r.message())
+	return GroupPending, cmp.Or(r.reported(), r.message(), r.reason(""))
+}
+
+// reason returns why the run isn't running, in the words of the extender. reported is the reason that the extender gave
+// last; empty if it gave none. Numbers of members in it can be outdated, and are taken from the API server's objects.
+func (r *groupRun) reason(reported string) string {
+	text := reasonText(r.Reason.Text)
+	count, _, _ := strings.Cut(text, ",")
+	switch {
+	case r.Phase == gang.PhasePending:
+		return cmp.Or(reported, text)
+	case strings.HasPrefix(reported, count):
+		text = reported
+	case r.Phase == gang.PhaseBroken && reported != "" && !strings.HasPrefix(reported, "only "):
+		text += ", " + reported
+	}
+	if asking := len(r.bound) + len(r.pending) + len(r.ineligible) + r.succeeded; asking < r.Size && asking+r.cardless >= r.Size {
+		text += fmt.Sprintf(", and %d that ask for no cards don't count", r.cardless)
+	}
+	return text
 }
 
 // reported returns the reason that the extender gave for most of the pending members; empty if it gave none.
@@ -140,19 +159,6 @@ func (r *groupRun) reported() (reason string) {
 
 // message returns kube-scheduler's message about a pending member; empty if there is none.
 func (r *groupRun) message() string { return cmp.Or(r.messages...) }
-
-// missing explains an incomplete run. The reason that the extender gave can have more details, but can also be outdated.
-func (r *groupRun) missing() string {
-	text := reasonText(r.Reason.Text)
-	count, _, _ := strings.Cut(text, ",")
-	if reported := r.reported(); strings.HasPrefix(reported, count) {
-		text = reported
-	}
-	if r.cardless > 0 && len(r.bound)+len(r.pending)+len(r.ineligible)+r.succeeded+r.cardless >= r.Size {
-		text += fmt.Sprintf(", and %d that ask for no cards don't count", r.cardless)
-	}
-	return text
-}
 
 // reasonText returns the text of a reason without its prefix.
 func reasonText(text string) string { return strings.TrimPrefix(text, "gang: ") }
@@ -181,18 +187,18 @@ func groupWaits(pods []*corev1.Pod, now time.Time) map[types.UID]*diagnosis.Grou
 		}
 		wait := func(m gang.Member, reason string) {
 			waits[types.UID(m.UID)] = &diagnosis.GroupWait{
-				Group: run.Group.String(), Reason: reason, Since: run.since(), Untried: reason == gang.AwaitsOthers.Text,
+				Group: run.Group.String(), Reason: reason, Since: run.since(), Untried: reason == reasonText(gang.AwaitsOthers.Text),
 			}
 		}
 		for _, m := range run.ineligible {
-			wait(m, cmp.Or(m.Problem, run.Reason.Text))
+			wait(m, cmp.Or(m.Problem, run.reason("")))
 		}
 		for i, m := range run.pending {
-			reason, reported := diagnosis.GroupReason(run.messages[i])
-			if !reported {
-				reason = cmp.Or(run.reported(), run.Reason.Text)
+			reported, ok := diagnosis.GroupReason(run.messages[i])
+			if !ok {
+				reported = run.reported()
 			}
-			wait(m, reason)
+			wait(m, run.reason(reported))
 		}
 	}
 	return waits

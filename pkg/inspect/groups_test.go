@@ -77,14 +77,14 @@ func TestGroups(t *testing.T) {
 	want := strings.TrimLeft(`
 NAMESPACE  GROUP      SIZE  MEMBERS  BOUND  STATE       WAITS SINCE           REASON
 default    done       ?     0        0      Ended       -                     -
-default    half       2     2        1      Broken      -                     0/1 nodes are available
+default    half       2     2        1      Broken      -                     only 1 of 2 members are bound
 default    leaves     2     1        1      Running     -                     -
 default    mpi        2     1        0      Incomplete  -                     1 of 2 members exist, and 1 that ask for no cards don't count
 default    quarrels   ?     2        0      Invalid     -                     the members disagree on the group's size
 default    runs       2     2        2      Running     -                     -
 default    short      3     1        0      Incomplete  -                     1 of 3 members exist
 default    waits      2     2        0      Pending     2026-07-01T11:05:00Z  there is no room for all members at once
-other      elsewhere  1     1        0      Pending     -                     -
+other      elsewhere  1     1        0      Pending     -                     kube-scheduler hasn't tried all other members yet
 `, "\n")
 	out, aside, err := execute(t, api, "--groups")
 	if err != nil || aside != "" {
@@ -135,7 +135,7 @@ func TestGroupRuns(t *testing.T) {
 		},
 		"the same, and all old pods are terminating": {
 			[]podBuilder{bound("a", "1").controlled("job").last().terminating(), pending("c").controlled("job"), pending("d").controlled("job")},
-			[]string{": Pending 0/2"},
+			[]string{": Pending 0/2: kube-scheduler hasn't tried all other members yet"},
 		},
 		"further pods of a job of which one has succeeded": {
 			[]podBuilder{bound("a", "1").controlled("job").phase(corev1.PodSucceeded), bound("b", "1").controlled("job").phase(corev1.PodSucceeded), pending("c").controlled("job")},
@@ -150,7 +150,7 @@ func TestGroupRuns(t *testing.T) {
 		},
 		"some members are bound, and no member marks the run": {
 			[]podBuilder{bound("a", "1").boundSince(5), pending("b").created(4).refused(noRoom)},
-			[]string{"1: Broken 1/2: there is no room for all members at once"},
+			[]string{"1: Broken 1/2: only 1 of 2 members are bound, there is no room for all members at once"},
 		},
 		"the pending member was created after the others were bound": {
 			[]podBuilder{bound("a", "1").boundSince(5), pending("b").created(6)}, []string{"1: Running 1/2"},
@@ -159,7 +159,7 @@ func TestGroupRuns(t *testing.T) {
 			[]podBuilder{pending("a").gated("quota"), pending("b")}, []string{": Incomplete 0/2: 1 of 2 members exist, 1 more can't be placed because of scheduling gates or an invalid group"},
 		},
 		"but those with the gate of fair shares do": {
-			[]podBuilder{pending("a").gated(protocol.GateFairShare), pending("b")}, []string{": Pending 0/2"},
+			[]podBuilder{pending("a").gated(protocol.GateFairShare), pending("b")}, []string{": Pending 0/2: kube-scheduler hasn't tried all other members yet"},
 		},
 		"the extender's details about missing members": {
 			[]podBuilder{pending("a").refused("0/1 nodes are available: 1 gang: 1 of 2 members exist and more.")},

@@ -30,7 +30,7 @@ func NewGangs(registry prometheus.Registerer) *Gangs {
 		}),
 		failed: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: namespace, Name: "gang_failures_total",
-			Help: "Number of failed attempts to bind a gang, by reason; timed_out keeps the gang's plan, all other reasons release it.",
+			Help: "Number of failed attempts to bind a gang, by reason; timed_out keeps the gang's plan if more members arrived than before, all other reasons release it.",
 		}, []string{"reason"}),
 		evicted: prometheus.NewCounter(prometheus.CounterOpts{
 			Namespace: namespace, Name: "gang_evictions_total", Help: "Number of pods evicted because other members of their gang could not be bound.",
