@@ -8,11 +8,11 @@ import (
 
 const (
 	// budgetRate is the part of the cluster's memory that groups which can't run may keep reserved in the long run.
-	budgetRate = 0.025
+	budgetRate = 0.02
 	// budgetSaved is for how long they may keep all of it at once, after a time without failures.
 	budgetSaved = 20 * time.Second
 	// budgetCredit is by how much the groups that never failed may overdraw it.
-	budgetCredit = 30 * time.Second
+	budgetCredit = 20 * time.Second
 )
 
 // budget bounds the memory that is reserved in vain, over all groups. Its unit is memory times seconds. It is refilled at

@@ -61,7 +61,13 @@ func newPhaseScene(t *testing.T, phase string) *phaseScene {
 		"permitting": func() { s.filter(0); s.arrive(0) },
 		"binding":    func() { s.filter(0); s.arrive(0, 1, 2) },
 		"running":    func() { s.filter(0); s.arrive(0, 1, 2); s.bindGranted(); s.collectDecided(); s.bindGranted() },
-		"broken":     func() { s.filter(0); s.arrive(0, 1, 2); s.bind(s.granted[0], false); s.bind(s.granted[1], true); s.granted = nil },
+		"broken": func() {
+			s.filter(0)
+			s.arrive(0, 1, 2)
+			s.bind(s.granted[0], false)
+			s.bind(s.granted[1], true)
+			s.granted = nil
+		},
 		"evicting": func() {
 			s.filter(0)
 			s.arrive(0, 1, 2)
