@@ -122,6 +122,9 @@ func New(o Options) *Binder {
 // Run resolves unconfirmed binds until ctx ends.
 func (b *Binder) Run(ctx context.Context) error { return b.open.run(ctx) }
 
+// Resolve makes one round of Run: it reads the pods of the binds that are due.
+func (b *Binder) Resolve(ctx context.Context) { b.open.resolveDue(ctx) }
+
 // Deadline returns how long after its begin a write may still be made, if a bind takes at most timeout. The write is sent
 // within the timeout, and the API server abandons it when the same time has passed since its arrival there.
 func Deadline(timeout time.Duration) time.Duration { return 2*timeout + deadlineMargin }

@@ -14,7 +14,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver"
 	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -59,10 +58,10 @@ const (
 type groups struct {
 	GangOptions
 	manager  *gang.Manager
-	cache    *clustercache.Cache
+	cache    clusterCache
 	binder   *binding.Binder
 	requeue  *requeue.Requeuer
-	members  *eviction.Members
+	members  interface{ Evict(pods []gpu.Pod) }
 	recorder record.EventRecorder
 	leading  func() error
 	// bindTimeout limits the binds of a gang's members, from the moment in which its barrier opens.
@@ -115,30 +114,50 @@ type permit struct {
 
 // await holds a member's bind call until the permit of its gang is decided. The caller of a permit must call end.
 func (g *groups) await(ctx context.Context, uid gpu.PodUID, node string) (permit, error) {
-	key, member := g.manager.GangOf(uid)
-	if !member {
-		return permit{}, gang.Unknown
-	}
-	held, rejection := g.manager.RequestPermit(uid, node, g.clock.Now())
-	g.act()
-	if rejection != nil {
-		return permit{}, *rejection
+	held, err := g.arrive(uid, node)
+	if err != nil {
+		return permit{}, err
 	}
 	select {
 	case <-held.Decided:
 	case <-ctx.Done():
-		if g.manager.CancelPermit(uid, held) {
+		if g.manager.CancelPermit(uid, held.Permit) {
 			return permit{}, fmt.Errorf("kube-scheduler gave the call up: %w", ctx.Err())
 		}
 		<-held.Decided // The barrier is open: the decision follows within the bindTimeout of the other members.
 	}
+	return g.decided(held)
+}
+
+// heldBind is a member's bind call that waits for its permit.
+type heldBind struct {
+	*gang.Permit
+	key gang.Key
+}
+
+// arrive requests the permit for a member's bind call.
+func (g *groups) arrive(uid gpu.PodUID, node string) (heldBind, error) {
+	key, member := g.manager.GangOf(uid)
+	if !member {
+		return heldBind{}, gang.Unknown
+	}
+	held, rejection := g.manager.RequestPermit(uid, node, g.clock.Now())
+	g.act()
+	if rejection != nil {
+		return heldBind{}, *rejection
+	}
+	return heldBind{held, key}, nil
+}
+
+// decided returns the permit, or why it was rejected.
+func (g *groups) decided(held heldBind) (permit, error) {
 	if rejection := held.Rejection(); rejection != nil {
 		if *rejection == gang.Deleted {
 			<-g.clock.After(min(deletedDelay, g.bindTimeout))
 		}
 		return permit{}, *rejection
 	}
-	return permit{member: &key, completes: held.MarkWhole(), deadline: held.OpenedAt().Add(g.bindTimeout)}, nil
+	return permit{member: &held.key, completes: held.MarkWhole(), deadline: held.OpenedAt().Add(g.bindTimeout)}, nil
 }
 
 // end records the outcome of a permitted bind. err is nil if the pod is bound.
@@ -199,28 +218,33 @@ func (g *groups) states() map[string]int {
 func (g *groups) run(ctx context.Context) error {
 	ticker := g.clock.NewTicker(gangInterval)
 	defer ticker.Stop()
-	leads := false
-	for {
+	for leads := false; ; leads = g.tick(leads) {
 		select {
 		case <-ctx.Done():
 			g.manager.StopLeading(g.clock.Now())
 			return nil
 		case <-ticker.C():
 		}
-		now := g.clock.Now()
-		switch {
-		case g.leading() != nil || g.Answering != nil && g.Answering() != nil:
-			g.manager.StopLeading(now)
-			leads = false
-		case g.cache.Ready() == nil:
-			if !leads {
-				g.manager.StartLeading(now)
-			}
-			g.manager.Tick(now)
-			leads = true
-		}
-		g.act()
 	}
+}
+
+// tick calls the manager's Tick if this process is the leader. leads is whether it was at the latest tick; tick returns whether
+// it is now.
+func (g *groups) tick(leads bool) bool {
+	now := g.clock.Now()
+	switch {
+	case g.leading() != nil || g.Answering != nil && g.Answering() != nil:
+		g.manager.StopLeading(now)
+		leads = false
+	case g.cache.Ready() == nil:
+		if !leads {
+			g.manager.StartLeading(now)
+		}
+		g.manager.Tick(now)
+		leads = true
+	}
+	g.act()
+	return leads
 }
 
 // act performs the manager's Effects, if this process is the leader.

@@ -77,11 +77,22 @@ type Observer interface {
 	CacheSynced(took time.Duration)
 }
 
+// clusterCache is the part of package clustercache that a Scheduler uses.
+type clusterCache interface {
+	eviction.Cache
+	requeue.Cache
+	AddHandler(h clustercache.Handler) error
+	Run(ctx context.Context) error
+	Pending(known uint64) ([]*clustercache.PodInfo, uint64)
+	WatchVersions() map[string]uint64
+	NodesWithoutPlugin() int
+}
+
 // Scheduler answers kube-scheduler's calls. Its methods are safe for concurrent use.
 type Scheduler struct {
 	Options
 	ledger  *ledger.Ledger
-	cache   *clustercache.Cache
+	cache   clusterCache
 	requeue *requeue.Requeuer
 	binder  *binding.Binder
 	// evictor is nil if fragmentation eviction is off.
