@@ -51,8 +51,8 @@ type apiPod struct {
 	// job is the pod's job; nil for a single pod.
 	job *job
 	// member is the pod's index in the job. replaced is true once the controller has created another pod in its place.
-	member   int
-	replaced bool
+	member, generation int
+	replaced           bool
 	// run is the run in which the pod was bound; nil if it isn't bound, or names no group.
 	run *run
 }
@@ -75,6 +75,8 @@ type podSpec struct {
 	size      int
 	scheduler string
 	gated     bool
+	// port keeps two pods with the same port off one node. The extender doesn't count ports.
+	port int
 	// lasts is how long the pod runs; 0 for ever. grace is how long it takes to end after its deletion.
 	lasts, grace time.Duration
 }
@@ -497,6 +499,45 @@ type faults struct {
 	slow                              float64
 }
 
+// fate is the outcome of a Binding.
+type fate int
+
+const (
+	made fate = iota
+	// notSent: there is no connection. refused and busy: the API server says no.
+	notSent
+	refused
+	busy
+	// The answer is lost. The write is made at once, later, or never.
+	lostMade
+	lostLate
+	lostNever
+)
+
+// fateOf returns the outcome of a Binding that the replica sends now.
+func (w *world) fateOf(r *replica, pod string) fate {
+	if w.fate != nil && r.apart <= w.now {
+		return w.fate(pod)
+	}
+	lost := lostMade + fate(w.random.IntN(3))
+	if r.apart > w.now {
+		if w.fate != nil || w.chance(0.5) {
+			return notSent
+		}
+		return lost
+	}
+	random := w.random.Float64()
+	for _, o := range []struct {
+		outcome fate
+		share   float64
+	}{{lost, w.faults.lost}, {notSent, w.faults.unreachable}, {refused, w.faults.rejected}, {busy, w.faults.busy}} {
+		if random -= o.share; random < 0 {
+			return o.outcome
+		}
+	}
+	return made
+}
+
 // client is what an extender sees of the API server. It implements API.
 type client struct {
 	r *replica
@@ -537,41 +578,34 @@ func (c client) Bind(_ context.Context, b *corev1.Binding) error {
 	if c.r.dead {
 		return errDial
 	}
-	begun, fate := w.now, w.random.Float64()
-	commit := func() error { return w.api.bind(b, c.r.name) }
-	within := func(p float64) bool {
-		fate -= p
-		return fate < 0
-	}
-	switch {
-	case c.r.apart > w.now && w.chance(0.5), within(w.faults.unreachable):
+	begun, commit := w.now, func() error { return w.api.bind(b, c.r.name) }
+	switch outcome := w.fateOf(c.r, b.Name); outcome {
+	case notSent:
 		w.sleep(w.between(time.Millisecond, time.Second))
 		w.trace("api: the Binding of %s isn't sent", b.Name)
 		return errDial
-	case c.r.apart > w.now, within(w.faults.lost):
+	case lostMade, lostLate, lostNever:
 		w.stats.lost++
 		when := w.between(time.Millisecond, 20*time.Millisecond)
-		switch w.random.IntN(3) {
-		case 0: // It is made later, until the API server abandons it.
+		if outcome == lostLate { // The API server has not abandoned it yet.
 			when = w.between(time.Millisecond, 2*simBindTimeout)
-			fallthrough
-		case 1:
+		}
+		if outcome != lostNever {
 			w.after(when, func() {
 				if err := commit(); err != nil {
 					w.trace("api: the late Binding of %s is refused: %v", b.Name, err)
 				}
 			})
 		}
-		pause := w.between(5*time.Millisecond, simBindTimeout)
-		w.trace("api: the answer to the Binding of %s is lost, write after %v", b.Name, when)
-		w.sleep(pause)
+		w.trace("api: the answer to the Binding of %s is lost: %d, after %v", b.Name, outcome, when)
+		w.sleep(w.between(5*time.Millisecond, simBindTimeout))
 		return errEOF
-	case within(w.faults.rejected):
+	case refused:
 		w.sleep(5 * time.Millisecond)
 		w.stats.rejected++
 		w.trace("api: the Binding of %s is refused", b.Name)
 		return apierrors.NewForbidden(fake.PodResource, b.Name, errors.New("a webhook"))
-	case within(w.faults.busy):
+	case busy:
 		w.sleep(5 * time.Millisecond)
 		return apierrors.NewTooManyRequests("busy", 1)
 	}
@@ -667,6 +701,9 @@ func (r *run) running() (n int) {
 // joined adds a bound pod to its run.
 func (a *apiServer) joined(p *apiPod) {
 	key := runKey{p.info.Member.Gang, p.object.Annotations[annotationRun]}
+	if key.run == "" && p.info.Member.Controller != "" {
+		key.run = fmt.Sprint("generation ", p.generation)
+	}
 	r := a.runs[key]
 	if r == nil {
 		r = &run{key: key}

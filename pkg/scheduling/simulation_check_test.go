@@ -152,25 +152,43 @@ func (p *apiPod) waits() bool {
 	return p.exists && p.info.Node == "" && !p.info.Ended && !p.info.Leaving && !p.gated && p.scheduler == schedulerName
 }
 
-// fitsAndWaits returns what waits although it fits; empty if nothing does.
-func (w *world) fitsAndWaits() string {
-	l, c := w.truth()
-	fits := func(pods ...*apiPod) bool {
+// fits reports whether the pods fit at the same time, by the ledger's rules, whatever the order of the nodes is.
+func (w *world) fits(pods ...*apiPod) bool {
+	view := ledger.View{Card: placement.Binpack, Node: placement.Binpack}
+	for turn := range w.api.nodes {
+		l, free := w.truth()
 		var requests []ledger.Request
 		for _, p := range pods {
-			requests = append(requests, ledger.Request{Pod: p.info.Pod, Nodes: w.eligible(p)})
+			nodes := w.eligible(p)
+			if len(nodes) == 0 {
+				return false
+			}
+			turn := turn % len(nodes)
+			requests = append(requests, ledger.Request{Pod: p.info.Pod, Nodes: slices.Concat(nodes[turn:], nodes[:turn])})
 		}
-		view := ledger.View{Card: placement.Binpack, Node: placement.Binpack}
-		places, _ := l.ReserveAll(requests, nil, view, c, begin)
-		return places != nil
+		places, _ := l.ReserveAll(requests, nil, view, free, begin)
+		if places == nil {
+			return false
+		}
+		_, free = w.truth()
+		for i, place := range places {
+			if !free.Take(place.Node, pods[i].uid()) {
+				return false
+			}
+		}
 	}
+	return true
+}
+
+// fitsAndWaits returns what waits although it fits; empty if nothing does.
+func (w *world) fitsAndWaits() string {
 	groups := map[string][]*apiPod{}
 	var names []string
 	for _, p := range w.api.order {
 		switch {
 		case !p.waits(), p.memory == 0:
 		case p.group == "":
-			if fits(p) {
+			if w.fits(p) {
 				return fmt.Sprintf("single pod %s", p.name())
 			}
 		default:
@@ -185,7 +203,7 @@ func (w *world) fitsAndWaits() string {
 		if w.bound(name) > 0 || slices.ContainsFunc(w.api.order, func(p *apiPod) bool { return p.exists && p.group == name && p.size != pods[0].size }) {
 			continue // Replacements and surplus members; members that disagree.
 		}
-		if size := pods[0].size; len(pods) >= size && fits(pods[:size]...) {
+		if size := pods[0].size; len(pods) >= size && w.fits(pods[:size]...) {
 			return fmt.Sprintf("group %s of %d", name, size)
 		}
 	}

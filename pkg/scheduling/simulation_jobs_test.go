@@ -71,6 +71,7 @@ func (j *job) create(i int) {
 		controller = fmt.Sprintf("%s-%s-%d", j.name, j.controllers[i], j.generation)
 	}
 	p := j.w.api.create(name, j.specs[i], controller, j, i)
+	p.generation = j.generation
 	j.pods = append(j.pods, p)
 }
 
@@ -108,19 +109,12 @@ func (j *job) restart() {
 	for _, p := range old {
 		p.replaced = true
 	}
-	remove := func() {
-		for _, p := range old {
-			j.w.api.delete(p)
-		}
-	}
-	if j.w.chance(0.5) {
-		remove()
-		remove = func() {}
-	}
 	for i := range j.specs {
 		j.w.after(j.w.between(0, 100*time.Millisecond), func() { j.create(i) })
 	}
-	j.w.after(j.w.between(0, 5*time.Second), remove)
+	for _, p := range old {
+		j.w.after(j.w.between(0, 10*time.Second), func() { j.w.api.delete(p) })
+	}
 }
 
 // stop deletes all pods.

@@ -389,7 +389,7 @@ func (k *kubeScheduler) fitting(p *schedPod) (names []string, short shortage) {
 			}
 		}
 		switch {
-		case n.closed, p.zone != "" && p.zone != n.zone:
+		case n.closed, p.zone != "" && p.zone != n.zone, p.port > 0 && n.usesPort(p.port):
 			short.other++
 		case p.cpu > cpu:
 			short.cpu++
@@ -401,6 +401,10 @@ func (k *kubeScheduler) fitting(p *schedPod) (names []string, short shortage) {
 	}
 	k.cursor++
 	return names, short
+}
+
+func (n *schedNode) usesPort(port int) bool {
+	return slices.ContainsFunc(n.pods, func(p *schedPod) bool { return p.port == port })
 }
 
 // again retries a pod after an error.
@@ -474,7 +478,7 @@ func (k *kubeScheduler) preempt(p *schedPod, result *FilterResult) {
 
 // victims returns the pods of lower priority to delete so that the pod fits the node, as far as kube-scheduler counts.
 func (k *kubeScheduler) victims(p *schedPod, n *schedNode) (victims []gpu.PodUID) {
-	if n.closed || p.zone != "" && p.zone != n.zone {
+	if n.closed || p.zone != "" && p.zone != n.zone || p.port > 0 && n.usesPort(p.port) {
 		return nil
 	}
 	cpu, memory := n.cpu-n.usedCPU, n.memory-n.usedMem

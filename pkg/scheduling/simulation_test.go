@@ -142,8 +142,9 @@ func (w *world) disturb() {
 			r.freeze(w.between(100*time.Millisecond, 20*time.Second))
 		}
 	case 2: // The watch of an extender stalls, and some begin again with a list.
-		r := w.replicas[w.random.IntN(max(1, len(w.replicas)))]
-		r.stall(w.between(time.Second, 90*time.Second))
+		if len(w.replicas) > 0 {
+			w.replicas[w.random.IntN(len(w.replicas))].stall(w.between(time.Second, 90*time.Second))
+		}
 	case 3:
 		w.scheduler.watch.stalled = w.now + w.between(100*time.Millisecond, 3*time.Second)
 	case 4:

@@ -39,6 +39,8 @@ type world struct {
 	replicas  []*replica
 	jobs      []*job
 	faults    faults
+	// fate decides the outcome of a Binding in scenes; nil for a random one.
+	fate func(pod string) fate
 	// calm is true once the disturbances are over.
 	calm     bool
 	stats    stats
