@@ -437,6 +437,7 @@ func (a *apiServer) bind(b *corev1.Binding, by string) error {
 		a.w.stats.singles++
 	} else if p.memory > 0 {
 		a.joined(p)
+		a.w.moment()
 	}
 	a.w.after(a.w.between(time.Second, 3*time.Second), func() { a.started(p) })
 	return nil
@@ -497,6 +498,8 @@ type faults struct {
 	// will be made later, or is never made.
 	rejected, busy, lost, unreachable float64
 	slow                              float64
+	// moment is the probability of a disturbance while members of a group are bound or held.
+	moment float64
 }
 
 // fate is the outcome of a Binding.

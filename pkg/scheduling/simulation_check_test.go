@@ -186,7 +186,7 @@ func (w *world) fitsAndWaits() string {
 	var names []string
 	for _, p := range w.api.order {
 		switch {
-		case !p.waits(), p.memory == 0:
+		case !p.waits(), p.memory == 0, p.port > 0:
 		case p.group == "":
 			if w.fits(p) {
 				return fmt.Sprintf("single pod %s", p.name())
@@ -240,7 +240,7 @@ func (w *world) settle() {
 		w.api.setNode(n)
 	}
 	w.trace("calm")
-	w.runFor(4 * time.Minute)
+	w.runFor(3 * time.Minute)
 	waits := ""
 	if !w.runUntilEvery(40*time.Minute, 5*time.Second, func() bool { waits = w.fitsAndWaits(); return waits == "" }) {
 		w.fail("%s waits although it fits", waits)
@@ -252,7 +252,7 @@ func (w *world) settle() {
 	for len(w.jobs) > 0 {
 		w.jobs[0].stop()
 	}
-	w.runFor(5 * time.Minute)
+	w.runFor(3 * time.Minute)
 	for _, r := range w.replicas {
 		w.checkEmpty(r)
 	}

@@ -175,6 +175,7 @@ func (r *replica) bindPermitted(call *bindCall) error {
 		return err
 	}
 	call.held, call.task = held, r.w.current
+	r.w.moment()
 	if !isDecided(held) {
 		r.held = append(r.held, call)
 		r.w.park()

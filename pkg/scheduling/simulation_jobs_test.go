@@ -150,9 +150,9 @@ func (w *world) randomJob() {
 	name := fmt.Sprintf("j%d", w.api.serial)
 	spec := podSpec{
 		memory: simMemory[w.random.IntN(len(simMemory))], cpu: int64(w.random.IntN(3)), scheduler: schedulerName,
-		grace: w.between(0, 10*time.Second), lasts: w.between(5*time.Second, 4*time.Minute),
+		grace: w.between(0, 10*time.Second), lasts: w.between(2*time.Second, 2*time.Minute),
 	}
-	if w.chance(0.2) {
+	if w.chance(0.1) {
 		spec.priority = []int32{-10, 100, 1000}[w.random.IntN(3)]
 	}
 	if w.chance(0.1) {
@@ -197,7 +197,7 @@ func (w *world) randomJob() {
 // vary changes some members.
 func (w *world) vary(j *job) {
 	last := len(j.specs) - 1
-	switch w.random.IntN(24) {
+	switch w.random.IntN(28) {
 	case 0: // A leader and workers.
 		j.specs[0].cpu, j.controllers[0] = 3, "leader"
 	case 1: // Bare pods.
@@ -233,5 +233,10 @@ func (w *world) vary(j *job) {
 		j.impossible = last < j.specs[0].size
 	case 11:
 		j.specs[last].zone = "b"
+	case 12: // Each needs a node of its own, which the extender doesn't know.
+		for i := range j.specs {
+			j.specs[i].port = 80
+		}
+		j.impossible = j.specs[0].size > len(w.api.nodes)
 	}
 }

@@ -72,6 +72,9 @@ func TestScenes(t *testing.T) {
 			w.group("g", 3, podSpec{memory: 16})
 			w.runFor(10 * minute)
 			w.wantWhole("g", 3)
+			if w.stats.evictions > 0 {
+				w.fail("%d members were evicted", w.stats.evictions)
+			}
 		}},
 		"a new leader's watch stalls between a group's binds": {2, func(w *world) {
 			w.api.addNode("n0", "a", 8, 16, 16, 16)

@@ -66,16 +66,17 @@ func runSeed(seed uint64, tracing bool) *world {
 	}
 	w.randomNodes()
 	w.lead()
-	// A fifth of the worlds has no faults, so that what fails there is at fault itself.
+	// A fifth of the worlds has no disturbances, so that what fails there is at fault itself.
 	if seed%5 > 0 {
+		much := []float64{0.3, 1, 4}[w.random.IntN(3)]
 		w.faults = faults{
-			rejected: 0.03 * w.random.Float64(), busy: 0.05 * w.random.Float64(), lost: 0.1 * w.random.Float64(),
-			unreachable: 0.05 * w.random.Float64(), slow: 0.05 * w.random.Float64(),
+			rejected: 0.03 * much * w.random.Float64(), busy: 0.05 * much * w.random.Float64(), lost: 0.08 * much * w.random.Float64(),
+			unreachable: 0.05 * much * w.random.Float64(), slow: 0.05 * w.random.Float64(), moment: 0.02 * much * w.random.Float64(),
 		}
-		w.after(time.Second, w.disturb)
+		w.after(time.Second, w.disturbAgain)
 	}
 	w.after(time.Second, w.work)
-	w.runFor(15 * time.Minute)
+	w.runFor(20 * time.Minute)
 	if w.violation == "" {
 		w.settle()
 	}
@@ -87,7 +88,7 @@ func (w *world) work() {
 	if w.calm {
 		return
 	}
-	w.after(w.between(100*time.Millisecond, 8*time.Second), w.work)
+	w.after(w.between(50*time.Millisecond, 4*time.Second), w.work)
 	w.jobs = slices.DeleteFunc(w.jobs, func(j *job) bool {
 		if j.over() && j.pods != nil {
 			j.stopped = true
@@ -96,9 +97,9 @@ func (w *world) work() {
 		return false
 	})
 	switch n := w.random.IntN(10); {
-	case n < 6 && len(w.jobs) < 25:
+	case n < 7 && len(w.jobs) < 25:
 		w.randomJob()
-	case n < 8 && len(w.jobs) > 8:
+	case n < 8 && len(w.jobs) > 12:
 		w.jobs[w.random.IntN(len(w.jobs))].stop()
 	case len(w.jobs) == 0:
 	default:
@@ -126,16 +127,30 @@ func (w *world) trouble(j *job) {
 	}
 }
 
-// disturb disturbs the cluster, again and again.
+// disturbAgain disturbs the cluster, again and again.
+func (w *world) disturbAgain() {
+	if !w.calm {
+		w.after(w.between(time.Second, 30*time.Second), w.disturbAgain)
+		w.disturb()
+	}
+}
+
+// moment disturbs the cluster soon, now and then. It is called where a disturbance is likely to do harm.
+func (w *world) moment() {
+	if !w.calm && w.chance(w.faults.moment) {
+		w.after(w.between(0, 20*time.Millisecond), w.disturb)
+	}
+}
+
+// disturb disturbs the cluster.
 func (w *world) disturb() {
 	if w.calm {
 		return
 	}
-	w.after(w.between(time.Second, 30*time.Second), w.disturb)
 	r := w.answering()
 	node := w.api.nodes[w.random.IntN(len(w.api.nodes))]
-	switch w.random.IntN(9) {
-	case 0:
+	switch w.random.IntN(11) {
+	case 0, 9:
 		w.changeLeader()
 	case 1:
 		if r != nil {
@@ -170,6 +185,10 @@ func (w *world) disturb() {
 		if node.exists {
 			node.closed = !node.closed
 			w.api.setNode(node)
+		}
+	case 10:
+		if len(w.jobs) > 0 {
+			w.trouble(w.jobs[w.random.IntN(len(w.jobs))])
 		}
 	case 8:
 		i := w.random.IntN(len(node.cards))
