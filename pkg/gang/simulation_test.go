@@ -124,8 +124,11 @@ func (s *simulation) restart() {
 		StarvationAfter: s.starvationAfter, Hold: testHold, Patience: testPatience, OnFailure: gang.Evict, Observer: s,
 		EligibleNodes: func(uid gpu.PodUID) []string { return s.eligibleNodes(s.pods[uid]) },
 	})
+	s.manager.FailOnIllegalMove(s.T)
 	for _, p := range s.pods {
-		s.manager.SetMember(p.Member, s.now)
+		if p.Gang.Name != "" {
+			s.manager.SetMember(p.Member, s.now)
+		}
 	}
 	s.manager.StartLeading(s.now)
 }
@@ -224,7 +227,11 @@ func (s *simulation) schedule(p *pod) {
 	p.queued = false
 	candidates := s.candidates(p)
 	if len(candidates) == 0 {
-		return // kube-scheduler doesn't call the extender without candidates.
+		// kube-scheduler doesn't call the extender without candidates. It says what the nodes lack.
+		if p.ShortOfMemory = true; s.pods[p.UID] == p {
+			s.report(p)
+		}
+		return
 	}
 	if p.Gang.Name == "" {
 		s.scheduleSingle(p, candidates)

