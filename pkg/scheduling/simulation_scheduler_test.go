@@ -173,7 +173,7 @@ func (k *kubeScheduler) place(p *schedPod, n *schedNode) {
 // forgetPod removes a deleted pod.
 func (k *kubeScheduler) forgetPod(p *schedPod) {
 	k.dequeue(p)
-	p.gone = true
+	p.gone, p.nominated = true, ""
 	delete(k.pods, p.info.UID)
 	if n := len(k.order); n > 64 && n > 2*len(k.pods) {
 		k.order = slices.DeleteFunc(k.order, func(p *schedPod) bool { return p.gone })
