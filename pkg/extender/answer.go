@@ -39,16 +39,25 @@ func (a filterAnswer) failed() (failed, unresolvable extenderv1.FailedNodesMap) 
 		return nil, nil
 	}
 	failed, unresolvable = extenderv1.FailedNodesMap{}, extenderv1.FailedNodesMap{}
+	texts := a.texts()
 	for i, reason := range a.Reasons {
 		switch {
 		case reason == placement.Fits:
 		case reason.Unresolvable():
-			unresolvable[a.Nodes[i]] = reason.String()
+			unresolvable[a.Nodes[i]] = texts[reason]
 		default:
-			failed[a.Nodes[i]] = reason.String()
+			failed[a.Nodes[i]] = texts[reason]
 		}
 	}
 	return failed, unresolvable
+}
+
+// texts returns the text of each reason.
+func (a filterAnswer) texts() (texts placement.Texts) {
+	for _, reason := range placement.Reasons() {
+		texts[reason] = reason.TextFor(a.ReservedFor)
+	}
+	return texts
 }
 
 // appendJSON appends the JSON that encoding/json would write for an ExtenderFilterResult, except for the order of the failed
@@ -71,10 +80,11 @@ func (a filterAnswer) appendJSON(to []byte) []byte {
 		to = appendString(to, a.Message)
 		to = append(to, '}')
 	case a.Reasons != nil:
+		texts := a.texts()
 		to = append(to, `,"FailedNodes":`...)
-		to = a.appendFailed(to, func(r placement.Reason) bool { return r != placement.Fits && !r.Unresolvable() })
+		to = a.appendFailed(to, &texts, func(r placement.Reason) bool { return r != placement.Fits && !r.Unresolvable() })
 		to = append(to, `,"FailedAndUnresolvableNodes":`...)
-		to = a.appendFailed(to, placement.Reason.Unresolvable)
+		to = a.appendFailed(to, &texts, placement.Reason.Unresolvable)
 	}
 	return append(to, '}')
 }
@@ -95,7 +105,7 @@ func (a filterAnswer) size() int {
 }
 
 // appendFailed appends an object that maps each node whose reason satisfies such to the text of the reason.
-func (a filterAnswer) appendFailed(to []byte, such func(placement.Reason) bool) []byte {
+func (a filterAnswer) appendFailed(to []byte, texts *placement.Texts, such func(placement.Reason) bool) []byte {
 	to = append(to, '{')
 	first := true
 	for i, reason := range a.Reasons {
@@ -108,7 +118,7 @@ func (a filterAnswer) appendFailed(to []byte, such func(placement.Reason) bool) 
 		first = false
 		to = appendString(to, a.Nodes[i])
 		to = append(to, ':')
-		to = appendString(to, reason.String())
+		to = appendString(to, texts[reason])
 	}
 	return append(to, '}')
 }

@@ -24,12 +24,14 @@ import (
 // The answer has the form of the request: names or whole nodes. Reasons that preemption can change are in FailedNodes.
 func TestFilter(t *testing.T) {
 	none := extenderv1.FailedNodesMap{}
-	odd := []string{"n1", "", `quoted "n2"`, `n\3`, "n\n4", "<&>", "nü5", "\u2028", "n\x7f6"}
+	odd := []string{"n1", "", `quoted "n2"`, `n\3`, "n\n4", "<&>", "nü5", "\u2028", "n\x7f6", "n7"}
 	oddReasons := slices.Concat([]placement.Reason{placement.Fits}, placement.Reasons(), []placement.Reason{placement.Full})
 	failed, unresolvable := extenderv1.FailedNodesMap{}, extenderv1.FailedNodesMap{}
 	for i, reason := range oddReasons {
 		switch reason {
 		case placement.Fits:
+		case placement.Reserved:
+			failed[odd[i]] = "free GPU memory is kept for group default/train"
 		case placement.Fragmented, placement.Full:
 			failed[odd[i]] = reason.String()
 		default:
@@ -49,7 +51,7 @@ func TestFilter(t *testing.T) {
 			nodes: odd, result: scheduling.FilterResult{Passed: []placement.Candidate{{Node: 2}, {Node: 0}}}, passed: []string{odd[2], odd[0]},
 		},
 		"every reason": {
-			nodes: odd, result: scheduling.FilterResult{Passed: candidates(1), Reasons: oddReasons},
+			nodes: odd, result: scheduling.FilterResult{Passed: candidates(1), Reasons: oddReasons, ReservedFor: "default/train"},
 			passed: odd[:1], failed: failed, unresolvable: unresolvable,
 		},
 		"empty maps, not null": {

@@ -66,6 +66,7 @@ gpushare_extender_filtered_nodes_total{reason="elsewhere"} 0
 gpushare_extender_filtered_nodes_total{reason="fragmented"} 0
 gpushare_extender_filtered_nodes_total{reason="full"} 5
 gpushare_extender_filtered_nodes_total{reason="not_shared"} 0
+gpushare_extender_filtered_nodes_total{reason="reserved"} 0
 gpushare_extender_filtered_nodes_total{reason="too_large"} 0
 gpushare_extender_filtered_nodes_total{reason="unhealthy"} 0
 gpushare_extender_filtered_nodes_total{reason="whole_cards"} 0

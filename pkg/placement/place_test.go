@@ -147,6 +147,7 @@ func TestReasons(t *testing.T) {
 	}
 	want := map[Reason]words{
 		Fits:       {"fits", "fits", false},
+		Reserved:   {"reserved", "free GPU memory is kept for a group that has waited long", false},
 		Fragmented: {"fragmented", "no GPU card has enough free memory, though the node's cards together have", false},
 		Full:       {"full", "no GPU card has enough free memory", false},
 		Unhealthy:  {"unhealthy", "the GPU cards that are large enough are unhealthy", true},

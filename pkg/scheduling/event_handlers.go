@@ -22,11 +22,13 @@ type eventHandlers struct {
 	requeue *requeue.Requeuer
 	evictor *eviction.Evictor
 	groups  *groups
+	free    *freeResources
 	synced  func()
 }
 
 // PodUpdated implements clustercache.Handler. The gang's manager comes last, when the ledger is up to date.
 func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
+	h.free.podsChanged(old, pod)
 	defer h.groups.updated(pod)
 	h.groups.replaced(old, pod)
 	if old != nil && old.UID != pod.UID {
@@ -51,6 +53,7 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 // PodDeleted implements clustercache.Handler. The gang's manager comes first: otherwise the gang would see the lost allocation
 // before the deletion that explains it.
 func (h *eventHandlers) PodDeleted(pod *clustercache.PodInfo) {
+	h.free.podsChanged(pod)
 	h.groups.deleted(pod)
 	h.podGone(pod.UID)
 }
@@ -89,7 +92,10 @@ func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
 }
 
 // NodeDeleted implements clustercache.Handler.
-func (h *eventHandlers) NodeDeleted(name string) { h.ledger.DeleteNode(name) }
+func (h *eventHandlers) NodeDeleted(name string) {
+	h.free.nodeDeleted(name)
+	h.ledger.DeleteNode(name)
+}
 
 // Synced implements clustercache.Handler.
 func (h *eventHandlers) Synced() { h.synced() }

@@ -98,8 +98,9 @@ type Scheduler struct {
 	// evictor is nil if fragmentation eviction is off.
 	evictor *eviction.Evictor
 	members *eviction.Members
-	// groups is nil if members of gangs are treated like any other pod.
+	// groups and free are nil if members of gangs are treated like any other pod.
 	groups *groups
+	free   *freeResources
 }
 
 // New builds a Scheduler. It reads and writes nothing before Run.
@@ -129,6 +130,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	}
 	if o.Gangs.Hold > 0 {
 		s.members = eviction.NewMembers(evictions, o.Gangs.Observer.GangEvicted)
+		s.free = newFreeResources(s.cache)
 		s.groups = s.newGroups()
 	}
 	s.ledger.AddFreedListener(s.requeue.Freed)
@@ -142,7 +144,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 
 func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 	return &eventHandlers{
-		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, synced: synced,
+		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, free: s.free, synced: synced,
 	}
 }
 
@@ -153,7 +155,7 @@ func (s *Scheduler) newGroups() *groups {
 		manager: gang.New(gang.Options{
 			Ledger: s.ledger, Release: s.binder.Abandon, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
 			Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, StarvationAfter: s.Gangs.StarvationAfter, OnFailure: s.Gangs.OnFailure,
-			Observer: s.Gangs.Observer, EligibleNodes: s.eligibleNodes,
+			Observer: s.Gangs.Observer, EligibleNodes: s.eligibleNodes, Capacity: s.free.capacity, Memory: s.ledger.Memory,
 		}),
 	}
 }
