@@ -61,8 +61,10 @@ func TestRelevantChange(t *testing.T) {
 		want   bool
 	}{
 		"nothing":                  {func(*corev1.Node) {}, false},
-		"a label":                  {func(n *corev1.Node) { n.Labels = map[string]string{"a": "b"} }, false},
-		"a taint":                  {func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "a"}} }, false},
+		"a label":                  {func(n *corev1.Node) { n.Labels = map[string]string{"a": "b"} }, true},
+		"a taint":                  {func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "a"}} }, true},
+		"allocatable CPU":          {func(n *corev1.Node) { n.Status.Allocatable = amount(corev1.ResourceCPU, 1) }, true},
+		"only its version":         {func(n *corev1.Node) { n.ResourceVersion = "7" }, false},
 		"the inventory":            {func(n *corev1.Node) { n.Annotations[protocol.AnnotationInventory] = "{}" }, true},
 		"a capacity":               {func(n *corev1.Node) { n.Status.Capacity[protocol.ResourceMemory] = amount("x", 7)["x"] }, true},
 		"a further resource":       {func(n *corev1.Node) { n.Status.Capacity[protocol.ResourceWholeCard] = amount("x", 1)["x"] }, true},

@@ -116,13 +116,34 @@ func TestGangMember(t *testing.T) {
 		yes := true
 		pod.OwnerReferences = []metav1.OwnerReference{{UID: "other"}, {UID: "owner", Controller: &yes}}
 	}
+	gated := func(gates ...string) podEdit {
+		return func(pod *corev1.Pod) {
+			for _, gate := range gates {
+				pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: gate})
+			}
+		}
+	}
+	unschedulable := func(message string) podEdit {
+		return func(pod *corev1.Pod) {
+			pod.Status.Conditions = []corev1.PodCondition{{
+				Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: message,
+			}}
+		}
+	}
 	type changes = func(*gang.Member)
 	for name, test := range map[string]struct {
 		edits []podEdit
 		want  changes
 	}{
 		"pending":                    {nil, func(*gang.Member) {}},
-		"gated":                      {[]podEdit{func(pod *corev1.Pod) { pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }}, func(m *gang.Member) { m.Gated = true }},
+		"gated":                      {[]podEdit{gated("g")}, func(m *gang.Member) { m.Gated = true }},
+		"gated until its fair share": {[]podEdit{gated(protocol.GateFairShare)}, func(*gang.Member) {}},
+		"gated by both":              {[]podEdit{gated(protocol.GateFairShare, "g")}, func(m *gang.Member) { m.Gated = true }},
+		"of another scheduler":       {[]podEdit{func(pod *corev1.Pod) { pod.Spec.SchedulerName = "other" }}, func(m *gang.Member) { m.Scheduler = "other" }},
+		"nodes lack GPU memory":      {[]podEdit{unschedulable("0/3 nodes are available: 1 Insufficient aliyun.com/gpu-mem, 2 Insufficient cpu.")}, func(m *gang.Member) { m.ShortOfMemory = true }},
+		"nodes lack CPU":             {[]podEdit{unschedulable("0/3 nodes are available: 3 Insufficient cpu.")}, func(*gang.Member) {}},
+		"nodes lacked GPU memory":    {[]podEdit{unschedulable("1 Insufficient aliyun.com/gpu-mem."), bound("n1", 0)}, func(m *gang.Member) { m.Node = "n1" }},
+		"a run of its gang":          {[]podEdit{func(pod *corev1.Pod) { pod.Annotations = map[string]string{protocol.AnnotationGroupRun: "uid-a"} }}, func(m *gang.Member) { m.Run = "uid-a" }},
 		"an invalid size":            {[]podEdit{inGroup("x")}, func(m *gang.Member) { m.Size, m.Problem = 0, protocol.ErrGroupSize.Error() }},
 		"owned by a controller":      {[]podEdit{owned}, func(m *gang.Member) { m.Controller = "owner" }},
 		"bound":                      {[]podEdit{bound("n1", 0), scheduled}, func(m *gang.Member) { m.Node, m.BoundAt = "n1", begin }},

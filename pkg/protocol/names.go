@@ -54,6 +54,13 @@ const (
 	EnvDisableIsolation = "CGPU_DISABLE"
 )
 
+// AnnotationGroupRun names the run of its gang in which a member was bound: the UID of one of the run's members. Members that
+// were bound together have the same value, and later members of a run that still goes on get it too.
+const AnnotationGroupRun = "gpushare.aliyun.com/group-run"
+
+// GateFairShare is the scheduling gate of a pod that waits for its share.
+const GateFairShare = "gpushare.aliyun.com/fair-share"
+
 // AnnotationGroupWhole is "true" on the member that was bound last of those that its gang needs, and on members that are
 // bound later. So if a member has it, the gang was bound completely.
 const AnnotationGroupWhole = "gpushare.aliyun.com/group-whole"

@@ -15,7 +15,7 @@ import (
 )
 
 // eventHandlers applies the changes of the cluster to the ledger and to everything that keeps state of pods. It implements
-// clustercache.Handler.
+// clustercache.Handler, and binding.Listener for what live reads show.
 type eventHandlers struct {
 	ledger  *ledger.Ledger
 	binder  *binding.Binder
@@ -36,12 +36,13 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 		h.podGone(old.UID)
 	}
 	switch {
-	case pod.Request == 0: // The ledger doesn't have it.
+	case !pod.Managed: // The ledger doesn't have it, and no bind is open.
 	case pod.Ended:
 		h.podGone(pod.UID)
 	case pod.Node != "":
 		h.binder.PodBound(pod)
 		h.notPending(pod.UID)
+	case pod.Request == 0:
 	case h.evictor.KeepsCard(pod.Pod, pod.NominatedNode): // The ledger keeps that card.
 	case pod.NominatedNode != "":
 		h.ledger.Nominate(pod.NominatedNode, pod.Pod)
@@ -70,8 +71,21 @@ func (h *eventHandlers) notPending(uid gpu.PodUID) {
 	h.ledger.RemoveNomination(uid)
 }
 
+// PodRead implements binding.Listener.
+func (h *eventHandlers) PodRead(pod *clustercache.PodInfo) { h.groups.confirmed(pod) }
+
+// PodReadGone implements binding.Listener.
+func (h *eventHandlers) PodReadGone(uid gpu.PodUID) { h.groups.confirmedGone(uid) }
+
+// NotBound implements binding.Listener.
+func (h *eventHandlers) NotBound(uid gpu.PodUID, node string) {
+	h.requeue.Unrestricted(uid)
+	h.groups.notBound(uid, node)
+}
+
 // NodeUpdated implements clustercache.Handler.
 func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
+	defer h.groups.nodesChanged()
 	node := protocol.ParseNode(object)
 	logger := klog.Background().WithValues("node", object.Name)
 	if node.Problem != nil {
@@ -95,6 +109,7 @@ func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
 func (h *eventHandlers) NodeDeleted(name string) {
 	h.free.nodeDeleted(name)
 	h.ledger.DeleteNode(name)
+	h.groups.nodesChanged()
 }
 
 // Synced implements clustercache.Handler.

@@ -1,6 +1,8 @@
 package scheduling
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -8,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -102,6 +105,30 @@ func TestReplacedPod(t *testing.T) {
 	f.report(single)
 	if inGang("uid-job-1") {
 		t.Error("the gang still has a pod that names no group")
+	}
+}
+
+// The watch resolves the unconfirmed bind of a pod that asks for whole cards too.
+func TestUnconfirmedBindOfWholeCards(t *testing.T) {
+	for name, test := range map[string]struct {
+		edits []fake.PodEdit
+		want  string
+	}{
+		"bound": {[]fake.PodEdit{fake.On("n1")}, "resolved bound"},
+		"ended": {[]fake.PodEdit{fake.On("n1"), fake.Phase(corev1.PodFailed)}, "resolved gone"},
+	} {
+		f := newHandlersFixture(t, fake.Node("n1", 100))
+		pod := fake.Pod("p", 0)
+		pod.Spec.Containers[0].Resources.Limits = fake.Amount(protocol.ResourceWholeCard, 1)
+		f.server.Answer(fake.Answers{Read: errLost, Bind: func(context.Context, *corev1.Binding) error { return errLost }})
+		if _, err := f.binder.Write(t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(pod)}, binding.Membership{}); !errors.Is(err, binding.ErrUnconfirmed) {
+			t.Fatal(err)
+		}
+		f.report(fake.Edited(pod, test.edits...))
+		if f.observer.Count(test.want) != 1 {
+			t.Errorf("%s: counted %v", name, f.observer.Counts())
+		}
+		f.wantUsed(0)
 	}
 }
 

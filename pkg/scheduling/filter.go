@@ -64,6 +64,9 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	}
 	now := s.Clock.Now()
 	result, fitting := s.fit(pod, nodes, now)
+	if len(result.Passed) == 0 && s.groups.displace(pod, nodes) {
+		result, fitting = s.fit(pod, nodes, now)
+	}
 	result.ReservedFor = s.ledger.StarvationLabel()
 	if len(result.Passed) == 0 {
 		s.recordRejection(object, pod, result, now)

@@ -2,13 +2,13 @@ package scheduling
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/apiserver"
@@ -62,6 +62,7 @@ type groups struct {
 	binder   *binding.Binder
 	requeue  *requeue.Requeuer
 	members  interface{ Evict(pods []gpu.Pod) }
+	reads    interface{ Verify(pods []gpu.Pod) }
 	recorder record.EventRecorder
 	leading  func() error
 	// bindTimeout limits the binds of a gang's members, from the moment in which its barrier opens.
@@ -106,15 +107,15 @@ func (g *groups) incomplete(pod *corev1.Pod) bool {
 type permit struct {
 	// member is the gang's key; nil for a pod without a gang.
 	member *gang.Key
-	// completes is true if this bind completes the gang, or if the gang is complete already.
-	completes bool
+	// membership is what the Binding records about the gang.
+	membership binding.Membership
 	// deadline is when the bind must have ended.
 	deadline time.Time
 }
 
 // await holds a member's bind call until the permit of its gang is decided. The caller of a permit must call end.
 func (g *groups) await(ctx context.Context, uid gpu.PodUID, node string) (permit, error) {
-	held, err := g.arrive(uid, node)
+	held, err := g.arrive(ctx, uid, node)
 	if err != nil {
 		return permit{}, err
 	}
@@ -135,11 +136,17 @@ type heldBind struct {
 	key gang.Key
 }
 
-// arrive requests the permit for a member's bind call.
-func (g *groups) arrive(uid gpu.PodUID, node string) (heldBind, error) {
+// arrive requests the permit for a member's bind call. Before that it confirms the node, so that the member's place is checked
+// against what former leaders bound there.
+func (g *groups) arrive(ctx context.Context, uid gpu.PodUID, node string) (heldBind, error) {
 	key, member := g.manager.GangOf(uid)
 	if !member {
 		return heldBind{}, gang.Unknown
+	}
+	ctx, cancel := context.WithTimeout(ctx, g.bindTimeout)
+	defer cancel()
+	if err := g.binder.ConfirmNode(ctx, node); err != nil {
+		return heldBind{}, err
 	}
 	held, rejection := g.manager.RequestPermit(uid, node, g.clock.Now())
 	g.act()
@@ -157,20 +164,71 @@ func (g *groups) decided(held heldBind) (permit, error) {
 		}
 		return permit{}, *rejection
 	}
-	return permit{member: &held.key, completes: held.MarkWhole(), deadline: held.OpenedAt().Add(g.bindTimeout)}, nil
+	membership := binding.Membership{Run: held.Run(), Whole: held.MarkWhole()}
+	return permit{member: &held.key, membership: membership, deadline: held.OpenedAt().Add(g.bindTimeout)}, nil
 }
 
-// end records the outcome of a permitted bind. err is nil if the pod is bound.
+// end records the outcome of a permitted bind. err is nil if the pod is bound. Otherwise the bind is unconfirmed until the binder
+// has no open write of the pod. In this order, the outcome can't get lost that the binder finds at the same time.
 func (g *groups) end(uid gpu.PodUID, node string, p permit, err error) {
-	if err != nil && !errors.Is(err, binding.ErrUnconfirmed) && !errors.Is(err, binding.ErrInFlight) {
-		g.binder.Abandon(uid) // This releases the plan's reservation.
-	}
-	result := gang.BindFailed
 	if err == nil {
-		result = gang.BindSucceeded
+		g.bindDone(*p.member, uid, node, gang.BindSucceeded, p.membership.Whole)
+		return
 	}
-	g.manager.BindDone(*p.member, uid, node, result, p.completes, g.clock.Now())
+	g.bindDone(*p.member, uid, node, gang.BindUnconfirmed, false)
+	if g.binder.Abandon(uid) { // It releases the plan's reservation.
+		g.bindDone(*p.member, uid, node, gang.BindFailed, false)
+	}
+}
+
+func (g *groups) bindDone(key gang.Key, uid gpu.PodUID, node string, result gang.BindResult, markedWhole bool) {
+	g.manager.BindDone(key, uid, node, result, markedWhole, g.clock.Now())
 	g.act()
+}
+
+// notBound records that an unconfirmed bind has failed.
+func (g *groups) notBound(uid gpu.PodUID, node string) {
+	if g == nil {
+		return
+	}
+	if key, member := g.manager.GangOf(uid); member {
+		g.bindDone(key, uid, node, gang.BindFailed, false)
+	}
+}
+
+// confirmed passes the state of a pod that a live read found to the manager.
+func (g *groups) confirmed(pod *clustercache.PodInfo) {
+	if g != nil && pod.Member != nil {
+		g.manager.Confirmed(*pod.Member, g.clock.Now())
+		g.act()
+	}
+}
+
+// confirmedGone passes to the manager that a live read found no such pod.
+func (g *groups) confirmedGone(uid gpu.PodUID) {
+	if g != nil {
+		g.manager.ConfirmedGone(uid, g.clock.Now())
+		g.act()
+	}
+}
+
+// nodesChanged passes to the manager that the nodes on which pods can run may have changed.
+func (g *groups) nodesChanged() {
+	if g != nil {
+		g.manager.NodesChanged()
+	}
+}
+
+// displace makes groups of lower priority give their reserved places up, if the pod then fits one of the nodes. It reports
+// whether it does.
+func (g *groups) displace(pod gpu.Pod, nodes []string) bool {
+	if g == nil || len(nodes) == 0 || !g.manager.Displace(pod, nodes, g.clock.Now()) {
+		return false
+	}
+	klog.Background().Info("Reserved places of groups gave way to a pod of higher priority",
+		"pod", klog.KRef(pod.Namespace, pod.Name), "priority", pod.Priority)
+	g.act()
+	return true
 }
 
 // replaced removes the old pod from the manager if another pod now has its name, or if the pod no longer names a group. old is
@@ -228,20 +286,19 @@ func (g *groups) run(ctx context.Context) error {
 	}
 }
 
-// tick calls the manager's Tick if this process is the leader. leads is whether it was at the latest tick; tick returns whether
-// it is now.
-func (g *groups) tick(leads bool) bool {
+// tick calls the manager's Tick if this process is the leader. led is whether it was at the latest tick; tick returns whether
+// it is now. An extender without replicas leads once its cache is synced.
+func (g *groups) tick(led bool) (leads bool) {
 	now := g.clock.Now()
+	leads = g.leading() == nil && (g.Answering == nil || g.Answering() == nil) && g.cache.Ready() == nil
 	switch {
-	case g.leading() != nil || g.Answering != nil && g.Answering() != nil:
+	case leads && !led:
+		g.manager.StartLeading(now)
+	case led && !leads:
 		g.manager.StopLeading(now)
-		leads = false
-	case g.cache.Ready() == nil:
-		if !leads {
-			g.manager.StartLeading(now)
-		}
+	}
+	if leads {
 		g.manager.Tick(now)
-		leads = true
 	}
 	g.act()
 	return leads
@@ -265,6 +322,9 @@ func (g *groups) act() {
 			kind = corev1.EventTypeWarning
 		}
 		g.recorder.Event(apiserver.Reference(notice.Pod), kind, notice.Reason, notice.Text)
+	}
+	if len(effects.Verify) > 0 {
+		g.reads.Verify(effects.Verify)
 	}
 	if len(effects.Evict) > 0 {
 		g.members.Evict(effects.Evict)

@@ -3,6 +3,8 @@ package scheduling
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
@@ -27,6 +29,10 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	}
 	if err := s.cache.Ready(); err != nil {
 		return nil, err
+	}
+	if s.groups.displace(protocol.Pod(object), slices.Sorted(maps.Keys(proposed))) {
+		// No pod has to be evicted. kube-scheduler retries the pod when the members with rejected binds leave its cache.
+		return nil, nil
 	}
 	if !s.cache.BudgetsSynced() {
 		return nil, fmt.Errorf("%w: disruption budgets are still being listed", clustercache.ErrNotSynced)

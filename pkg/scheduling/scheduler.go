@@ -118,7 +118,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 		API: o.API, Ledger: s.ledger, Cache: s.cache, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
 	})
 	s.binder = binding.New(binding.Options{
-		API: o.API, Ledger: s.ledger, Recorder: o.Recorder, Observer: o.Observer, NotBound: s.requeue.Unrestricted,
+		API: o.API, Ledger: s.ledger, Recorder: o.Recorder, Observer: o.Observer,
 		Timeout: o.BindTimeout, Window: o.BindWindow, Leading: o.Leading, Clock: o.Clock,
 	})
 	evictions := eviction.Options{
@@ -139,7 +139,9 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	if !replicas { // With replicas, the leader does so at each TakeOver.
 		synced = s.requeuePending
 	}
-	return s, s.cache.AddHandler(s.newEventHandlers(synced))
+	handlers := s.newEventHandlers(synced)
+	s.binder.AddListener(handlers)
+	return s, s.cache.AddHandler(handlers)
 }
 
 func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
@@ -150,10 +152,10 @@ func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 
 func (s *Scheduler) newGroups() *groups {
 	return &groups{
-		GangOptions: s.Gangs, cache: s.cache, binder: s.binder, requeue: s.requeue, members: s.members, recorder: s.Recorder,
+		GangOptions: s.Gangs, cache: s.cache, binder: s.binder, requeue: s.requeue, members: s.members, reads: s.binder, recorder: s.Recorder,
 		leading: s.Leading, bindTimeout: s.BindTimeout, clock: s.Clock,
 		manager: gang.New(gang.Options{
-			Ledger: s.ledger, Release: s.binder.Abandon, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
+			Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
 			Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, StarvationAfter: s.Gangs.StarvationAfter, OnFailure: s.Gangs.OnFailure,
 			Observer: s.Gangs.Observer, EligibleNodes: s.eligibleNodes, Capacity: s.free.capacity, Memory: s.ledger.Memory,
 		}),

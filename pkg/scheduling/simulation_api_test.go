@@ -24,9 +24,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// annotationRun names the run that a pod was bound in.
-const annotationRun = "gpushare.aliyun.com/group-run"
-
 // apiServer holds the true state of the cluster, and a log of changes that watchers read.
 type apiServer struct {
 	w    *world
@@ -423,7 +420,7 @@ func (a *apiServer) bind(b *corev1.Binding, by string) error {
 		object.Status.NominatedNodeName = ""
 	})
 	a.w.trace("api: %s bound to %s %v run %q whole %q by %s", p.name(), b.Target.Name, p.info.Placement,
-		p.object.Annotations[annotationRun], p.object.Annotations[protocol.AnnotationGroupWhole], by)
+		p.object.Annotations[protocol.AnnotationGroupRun], p.object.Annotations[protocol.AnnotationGroupWhole], by)
 	if n := a.node(b.Target.Name); n != nil {
 		for _, share := range p.info.Placement {
 			n.used[share.Card] += int64(share.Memory)
@@ -703,7 +700,7 @@ func (r *run) running() (n int) {
 
 // joined adds a bound pod to its run.
 func (a *apiServer) joined(p *apiPod) {
-	key := runKey{p.info.Member.Gang, p.object.Annotations[annotationRun]}
+	key := runKey{p.info.Member.Gang, p.object.Annotations[protocol.AnnotationGroupRun]}
 	if key.run == "" && p.info.Member.Controller != "" {
 		key.run = fmt.Sprint("generation ", p.generation)
 	}
@@ -759,8 +756,5 @@ func (a *apiServer) left(p *apiPod) {
 	r.since = a.w.now
 	if !r.whole {
 		r.ambiguous = true
-	}
-	if len(r.members) == 0 {
-		delete(a.runs, r.key)
 	}
 }

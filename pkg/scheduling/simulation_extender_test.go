@@ -32,6 +32,7 @@ type replica struct {
 	held    []*bindCall
 	// resolving and requeuing are true while a round runs.
 	resolving, requeuing bool
+	verifying            int
 	// reserved has the memory that members keep without a bind.
 	reserved map[gpu.PodUID]*reservation
 }
@@ -69,7 +70,7 @@ func (w *world) newReplica(name string) *replica {
 	if r.scheduler, err = newScheduler(o, r.cache); err != nil {
 		panic(err)
 	}
-	r.scheduler.groups.members = r
+	r.scheduler.groups.members, r.scheduler.groups.reads = r, r
 	r.cache.list()
 	r.cache.handler.Synced()
 	w.replicas = append(w.replicas, r)
@@ -150,6 +151,20 @@ func (r *replica) Evict(pods []gpu.Pod) {
 	}
 }
 
+// Verify makes the reads that a Manager requests, unless earlier ones have not ended.
+func (r *replica) Verify(pods []gpu.Pod) {
+	if r.verifying > 0 {
+		return
+	}
+	for _, pod := range pods {
+		r.verifying++
+		r.w.start(r, func() {
+			r.scheduler.binder.VerifyPod(r.w.context(), pod)
+			r.verifying--
+		})
+	}
+}
+
 // bind handles a bind call.
 func (r *replica) bind(call *bindCall) {
 	r.calls = append(r.calls, call)
@@ -170,7 +185,7 @@ func (r *replica) bindPermitted(call *bindCall) error {
 		_, err := s.bind(r.w.context(), call.request, permit{deadline: s.Clock.Now().Add(s.BindTimeout)})
 		return err
 	}
-	held, err := s.groups.arrive(uid, call.request.Node)
+	held, err := s.groups.arrive(r.w.context(), uid, call.request.Node)
 	if err != nil {
 		return err
 	}
