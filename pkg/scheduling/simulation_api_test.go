@@ -74,6 +74,8 @@ type podSpec struct {
 	gated     bool
 	// port keeps two pods with the same port off one node. The extender doesn't count ports.
 	port int
+	// refused is until when the API server refuses to bind the pod.
+	refused time.Duration
 	// lasts is how long the pod runs; 0 for ever. grace is how long it takes to end after its deletion.
 	lasts, grace time.Duration
 }
@@ -525,6 +527,9 @@ func (w *world) fateOf(r *replica, pod string) fate {
 			return notSent
 		}
 		return lost
+	}
+	if p := w.api.pods[pod]; p != nil && p.refused > w.now && !w.calm {
+		return refused
 	}
 	random := w.random.Float64()
 	for _, o := range []struct {

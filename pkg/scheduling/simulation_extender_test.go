@@ -99,6 +99,7 @@ func (w *world) answering() *replica {
 
 // tick is the loop of the groups.
 func (r *replica) tick() {
+	r.w.steps--
 	if r.dead {
 		return
 	}
@@ -112,6 +113,7 @@ func (r *replica) tick() {
 
 // second runs the other loops.
 func (r *replica) second() {
+	r.w.steps--
 	if r.dead {
 		return
 	}

@@ -197,7 +197,7 @@ func (w *world) randomJob() {
 // vary changes some members.
 func (w *world) vary(j *job) {
 	last := len(j.specs) - 1
-	switch w.random.IntN(28) {
+	switch w.random.IntN(30) {
 	case 0: // A leader and workers.
 		j.specs[0].cpu, j.controllers[0] = 3, "leader"
 	case 1: // Bare pods.
@@ -238,5 +238,7 @@ func (w *world) vary(j *job) {
 			j.specs[i].port = 80
 		}
 		j.impossible = j.specs[0].size > len(w.api.nodes)
+	case 13, 14: // The API server refuses to bind a member for a while.
+		j.specs[last].refused = w.now + w.between(10*time.Second, 3*time.Minute)
 	}
 }

@@ -72,7 +72,9 @@ type schedPod struct {
 	queued, failed time.Duration
 	// byExtender is true if the extender rejected the pod: then any event lets it be retried.
 	byExtender bool
-	token      int
+	// failing is true if the last attempt ended in an error: such a pod waits for all of its back-off.
+	failing bool
+	token   int
 }
 
 func newKubeScheduler(w *world) *kubeScheduler {
@@ -272,7 +274,7 @@ func (k *kubeScheduler) pop() *schedPod {
 	}
 	if first == nil && k.w.popFromBackoff {
 		for _, p := range k.order {
-			if p.state == schedBackoff && (first == nil || p.failed+k.backoff(p) < first.failed+k.backoff(first)) {
+			if p.state == schedBackoff && !p.failing && (first == nil || p.failed+k.backoff(p) < first.failed+k.backoff(first)) {
 				first = p
 			}
 		}
@@ -292,6 +294,7 @@ func (k *kubeScheduler) cycle() {
 	}
 	k.cycles++
 	p.attempts++
+	p.failing = false
 	p.state = schedBinding // It is in no queue.
 	nodes, short := k.fitting(p)
 	if len(nodes) == 0 {
@@ -409,7 +412,7 @@ func (n *schedNode) usesPort(port int) bool {
 
 // again retries a pod after an error.
 func (k *kubeScheduler) again(p *schedPod) {
-	p.state, p.failed, p.byExtender = schedNone, k.w.now, true
+	p.state, p.failed, p.byExtender, p.failing = schedNone, k.w.now, true, true
 	if !p.gone {
 		k.retry(p)
 	}

@@ -3,46 +3,70 @@ package scheduling
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
 
-// TestSimulation runs clusters with groups and single pods under disturbances, each from one seed. GPUSHARE_SIM_SEED=7 runs
-// seed 7 alone and prints what happened.
+// TestSimulation runs clusters with groups and single pods under disturbances, each from one seed, until a million steps were
+// made. GPUSHARE_SIM_SEED=7 begins with seed 7, and GPUSHARE_SIM_STEPS sets the number of steps.
 func TestSimulation(t *testing.T) {
-	seeds, first := uint64(30), uint64(0)
+	steps := int64(1_000_000)
 	if os.Getenv("GPUSHARE_TEST_LONG") != "" {
-		seeds = 3000
+		steps = 100_000_000
 	}
-	if text := os.Getenv("GPUSHARE_SIM_SEED"); text != "" {
-		first, _ = strconv.ParseUint(text, 10, 64)
-		seeds = 1
-	}
-	if text := os.Getenv("GPUSHARE_SIM_SEEDS"); text != "" {
-		seeds, _ = strconv.ParseUint(text, 10, 64)
-	}
-	steps, total := 0, stats{failed: map[string]int{}}
-	for seed := first; seed < first+seeds; seed++ {
-		w := runSeed(seed, false)
-		steps += w.steps
-		total.add(w.stats)
-		if w.violation == "" {
-			continue
+	first := envInt("GPUSHARE_SIM_SEED", 0)
+	steps = envInt("GPUSHARE_SIM_STEPS", steps)
+
+	var mu sync.Mutex
+	var made int64
+	next, total, failed := uint64(first), stats{failed: map[string]int{}}, []*world{}
+	worker := func() {
+		for {
+			mu.Lock()
+			if made >= steps || len(failed) > 0 && os.Getenv("GPUSHARE_SIM_ALL") == "" {
+				mu.Unlock()
+				return
+			}
+			seed := next
+			next++
+			mu.Unlock()
+			w := runSeed(seed, false)
+			mu.Lock()
+			made += int64(w.steps)
+			total.add(w.stats)
+			if w.violation != "" {
+				failed = append(failed, w)
+			}
+			mu.Unlock()
 		}
-		t.Errorf("seed %d: %s", seed, w.violation)
-		if again := runSeed(seed, true); again.violation != w.violation {
-			t.Errorf("seed %d isn't deterministic: %s", seed, again.violation)
+	}
+	var group sync.WaitGroup
+	for range min(4, runtime.NumCPU()) {
+		group.Go(worker)
+	}
+	group.Wait()
+	for _, w := range failed {
+		t.Errorf("seed %d: %s", w.seed, w.violation)
+		if again := runSeed(w.seed, true); again.violation != w.violation {
+			t.Errorf("seed %d isn't deterministic: %s", w.seed, again.violation)
 		} else {
-			t.Logf("seed %d:\n%s", seed, strings.Join(again.history[max(0, len(again.history)-maxHistory):], "\n")+"\n"+again.report())
-		}
-		if len(os.Getenv("GPUSHARE_SIM_ALL")) == 0 {
-			break
+			t.Logf("seed %d:\n%s\n%s", w.seed, strings.Join(again.history[max(0, len(again.history)-maxHistory):], "\n"), again.report())
 		}
 	}
-	t.Logf("%d steps: %+v", steps, total)
+	t.Logf("%d steps, %d seeds: %+v", made, next-uint64(first), total)
+}
+
+// envInt returns the number in an environment variable.
+func envInt(name string, otherwise int64) int64 {
+	if n, err := strconv.ParseInt(os.Getenv(name), 10, 64); err == nil {
+		return n
+	}
+	return otherwise
 }
 
 func (s *stats) add(o stats) {

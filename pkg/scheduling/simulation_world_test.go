@@ -20,7 +20,7 @@ type world struct {
 	now    time.Duration
 	events []event
 	serial uint64
-	// steps counts the events that were handled.
+	// steps counts the events that were handled, without the rounds of loops that are always there.
 	steps int
 	// violation is the first invariant that didn't hold; empty if all did.
 	violation string
