@@ -167,7 +167,7 @@ func (mgr *Manager) openBarrier(r *run, now time.Time) {
 		}
 	}
 	if r.id == "" || r.counts[running] == 0 {
-		r.id = string(r.needed().oldest)
+		r.id = string(r.needed().members[0].UID)
 	}
 	p.opened, p.undecided = now, len(p.members)-1
 	mgr.move(r, allArrived, PhaseBinding, now)

@@ -64,9 +64,8 @@ func (p *plan) hasWholeCards() bool {
 
 // needs are the members that a run must place, and what their plan depends on.
 type needs struct {
-	// members begin with the large requests, since fewer cards fit them.
+	// members are the oldest pending ones.
 	members    []*member
-	oldest     gpu.PodUID
 	memory     gpu.Memory
 	wholeCards bool
 	// offered is the number of members, from the first, that have candidate nodes.
@@ -86,12 +85,6 @@ func (r *run) needed() *needs {
 	chosen := r.sorted(func(m *member) bool { return m.counted == pending })
 	chosen = chosen[:max(0, min(r.need(), len(chosen)))]
 	n := &needs{members: chosen}
-	if len(chosen) > 0 {
-		n.oldest = chosen[0].UID
-	}
-	slices.SortStableFunc(chosen, func(a, b *member) int {
-		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(a.shape(), b.shape()), strings.Compare(a.Template, b.Template))
-	})
 	for _, m := range chosen {
 		n.memory, n.wholeCards = n.memory.Add(m.Request), n.wholeCards || m.Request == 0
 	}
@@ -107,7 +100,8 @@ func (n *needs) allOffered(r *run) bool {
 	return n.offered == len(n.members)
 }
 
-// build sets the requests. The members of one candidate list follow each other: the ledger ranks its nodes once.
+// build sets the requests: large ones first, and those with few candidate nodes, since they have the least choice. The
+// members of one candidate list follow each other, so that the ledger ranks its nodes once.
 func (n *needs) build(r *run) {
 	if n.likeness != "" {
 		return
@@ -115,7 +109,9 @@ func (n *needs) build(r *run) {
 	nodes := func(m *member) *candidates { return r.offers[m.Template].nodes }
 	n.requesters = slices.DeleteFunc(slices.Clone(n.members), func(m *member) bool { return m.Request == 0 })
 	slices.SortStableFunc(n.requesters, func(a, b *member) int {
-		return cmp.Or(cmp.Compare(b.Request, a.Request), cmp.Compare(nodes(a).id, nodes(b).id))
+		x, y := nodes(a), nodes(b)
+		return cmp.Or(cmp.Compare(b.Request, a.Request), cmp.Compare(len(x.names), len(y.names)),
+			cmp.Compare(x.id, y.id), strings.Compare(a.shape(), b.shape()))
 	})
 	n.requests = make([]ledger.Request, len(n.requesters))
 	var text strings.Builder
@@ -138,7 +134,8 @@ const (
 	noRoomMin = 200 * time.Millisecond
 	// noRoomMax is how long it holds if no memory is freed. Nodes can become eligible for other reasons.
 	noRoomMax = 2 * time.Second
-	// maxWork is the number of members that one Tick tries to place in vain, before it leaves the rest to the next one.
+	// maxWork is the number of members that one Tick sorts, or tries to place in vain, before it leaves the rest to the
+	// next one.
 	maxWork = 2000
 )
 
@@ -170,6 +167,9 @@ func (mgr *Manager) planWaiting(now time.Time) {
 			next := r.rank
 			mgr.resumeAt = &next
 			return
+		}
+		if r.needs == nil || r.needs.likeness == "" {
+			mgr.work += len(r.members)
 		}
 		if reason, ok := mgr.makePlan(r, now); !ok && reason == NoRoom && !over {
 			return

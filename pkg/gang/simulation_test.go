@@ -375,6 +375,13 @@ func (s *simulation) performEffects() {
 	for _, notice := range effects.Events {
 		s.events = append(s.events, notice.Reason+": "+notice.Text)
 	}
+	for _, unclear := range effects.Verify {
+		if p := s.pods[unclear.UID]; p != nil {
+			s.manager.Confirmed(p.Member, s.now)
+		} else {
+			s.manager.ConfirmedGone(unclear.UID, s.now)
+		}
+	}
 	for _, evicted := range effects.Evict {
 		if p := s.pods[evicted.UID]; p != nil {
 			s.evicted++
