@@ -722,14 +722,20 @@ func (a *apiServer) joined(p *apiPod) {
 			n++
 		}
 	}
+	succeeded := 0 // Members that have succeeded count even if the others are bound in a later round.
+	for _, o := range a.order {
+		if o.group == p.group && o.generation == p.generation && o.object.Status.Phase == corev1.PodSucceeded {
+			succeeded++
+		}
+	}
 	marked := p.object.Annotations[protocol.AnnotationGroupWhole] == "true"
-	if !r.whole && n+r.succeeded >= r.size {
+	if !r.whole && n+max(succeeded, r.succeeded) >= r.size {
 		r.whole = true
 		a.w.stats.whole++
 		a.w.trace("api: run %v is whole", key)
 	} else if marked && !r.whole && !r.ambiguous {
 		// A member may have been deleted, or have ended, between the write of the others and this one.
-		if len(r.members)+r.succeeded >= r.size {
+		if len(r.members)+max(succeeded, r.succeeded) >= r.size {
 			r.whole = true
 		}
 	}
