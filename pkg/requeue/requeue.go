@@ -297,12 +297,13 @@ func (r *Requeuer) run(ctx context.Context) error {
 			return nil
 		case <-r.Clock.After(max(freedDelay, r.limit.ReserveN(now, 1).DelayFrom(now))):
 		}
-		r.requeue(ctx)
+		r.Requeue(ctx)
 	}
 }
 
-// requeue changes the annotation of one node if that helps a pod. One change requeues every rejected pod.
-func (r *Requeuer) requeue(ctx context.Context) {
+// Requeue makes one round of Run: it changes the annotation of one node if that helps a pod. One change requeues every
+// rejected pod.
+func (r *Requeuer) Requeue(ctx context.Context) {
 	node, requested := r.takeRequest()
 	var pod gpu.Pod
 	again := func() { r.All("") }

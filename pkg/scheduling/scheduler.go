@@ -105,12 +105,15 @@ type Scheduler struct {
 
 // New builds a Scheduler. It reads and writes nothing before Run.
 func New(o Options) (*Scheduler, error) {
+	return newScheduler(o, clustercache.New(clustercache.Options{Client: o.Client, Clock: o.Clock, CacheSynced: o.Observer.CacheSynced}))
+}
+
+func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	replicas := o.Leading != nil
 	if !replicas {
 		o.Leading = func() error { return nil }
 	}
-	s := &Scheduler{Options: o, ledger: ledger.New()}
-	s.cache = clustercache.New(clustercache.Options{Client: o.Client, Clock: o.Clock, CacheSynced: o.Observer.CacheSynced})
+	s := &Scheduler{Options: o, ledger: ledger.New(), cache: cache}
 	s.requeue = requeue.New(requeue.Options{
 		API: o.API, Ledger: s.ledger, Cache: s.cache, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
 	})

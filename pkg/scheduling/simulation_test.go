@@ -1,0 +1,324 @@
+package scheduling
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// TestSimulation runs clusters with groups and single pods under disturbances, each from one seed, until a million steps were
+// made. GPUSHARE_SIM_SEED=7 begins with seed 7, and GPUSHARE_SIM_STEPS sets the number of steps.
+func TestSimulation(t *testing.T) {
+	steps := int64(1_000_000)
+	if os.Getenv("GPUSHARE_TEST_LONG") != "" {
+		steps = 100_000_000
+	}
+	first := envInt("GPUSHARE_SIM_SEED", 0)
+	steps = envInt("GPUSHARE_SIM_STEPS", steps)
+
+	var mu sync.Mutex
+	var made int64
+	next, total, failed := uint64(first), stats{failed: map[string]int{}}, []*world{}
+	worker := func() {
+		for {
+			mu.Lock()
+			if made >= steps || len(failed) > 0 && os.Getenv("GPUSHARE_SIM_ALL") == "" {
+				mu.Unlock()
+				return
+			}
+			seed := next
+			next++
+			mu.Unlock()
+			w := runSeed(seed, false)
+			mu.Lock()
+			made += int64(w.steps)
+			total.add(w.stats)
+			if w.violation != "" {
+				failed = append(failed, w)
+			}
+			mu.Unlock()
+		}
+	}
+	var group sync.WaitGroup
+	for range min(4, runtime.NumCPU()) {
+		group.Go(worker)
+	}
+	group.Wait()
+	for _, w := range failed {
+		t.Errorf("seed %d: %s", w.seed, w.violation)
+		if again := runSeed(w.seed, true); again.violation != w.violation {
+			t.Errorf("seed %d isn't deterministic: %s", w.seed, again.violation)
+		} else {
+			t.Logf("seed %d:\n%s\n%s", w.seed, strings.Join(again.history[max(0, len(again.history)-maxHistory):], "\n"), again.report())
+		}
+	}
+	t.Logf("%d steps, %d seeds: %+v", made, next-uint64(first), total)
+}
+
+// envInt returns the number in an environment variable.
+func envInt(name string, otherwise int64) int64 {
+	if n, err := strconv.ParseInt(os.Getenv(name), 10, 64); err == nil {
+		return n
+	}
+	return otherwise
+}
+
+func (s *stats) add(o stats) {
+	s.binds, s.lost, s.rejected, s.singles, s.whole = s.binds+o.binds, s.lost+o.lost, s.rejected+o.rejected, s.singles+o.singles, s.whole+o.whole
+	s.evictions, s.evicted, s.preempted = s.evictions+o.evictions, s.evicted+o.evicted, s.preempted+o.preempted
+	s.leaders, s.restarts = s.leaders+o.leaders, s.restarts+o.restarts
+	for reason, n := range o.failed {
+		s.failed[reason] += n
+	}
+}
+
+// runSeed runs the world of one seed.
+func runSeed(seed uint64, tracing bool) *world {
+	w := newWorld(seed, worldOptions{hold: 10 * time.Second, patience: 30 * time.Second, starving: 2 * time.Minute, maxBackoff: 5 * time.Second})
+	defer w.close()
+	w.tracing = tracing
+	w.worldOptions.replicas = 1 + w.random.IntN(2)
+	w.popFromBackoff = w.chance(0.5)
+	if w.chance(0.3) {
+		w.maxBackoff = 10 * time.Second
+	}
+	w.randomNodes()
+	w.lead()
+	// A fifth of the worlds has no disturbances, so that what fails there is at fault itself.
+	if seed%5 > 0 {
+		much := []float64{0.3, 1, 4}[w.random.IntN(3)]
+		w.faults = faults{
+			rejected: 0.03 * much * w.random.Float64(), busy: 0.05 * much * w.random.Float64(), lost: 0.08 * much * w.random.Float64(),
+			unreachable: 0.05 * much * w.random.Float64(), slow: 0.05 * w.random.Float64(), moment: 0.02 * much * w.random.Float64(),
+		}
+		w.after(time.Second, w.disturbAgain)
+	}
+	w.after(time.Second, w.work)
+	w.runFor(20 * time.Minute)
+	if w.violation == "" {
+		w.settle()
+	}
+	return w
+}
+
+// work creates and ends jobs, again and again.
+func (w *world) work() {
+	if w.calm {
+		return
+	}
+	w.after(w.between(50*time.Millisecond, 4*time.Second), w.work)
+	w.jobs = slices.DeleteFunc(w.jobs, func(j *job) bool {
+		if j.over() && j.pods != nil {
+			j.stopped = true
+			return true
+		}
+		return false
+	})
+	switch n := w.random.IntN(10); {
+	case n < 7 && len(w.jobs) < 25:
+		w.randomJob()
+	case n < 8 && len(w.jobs) > 12:
+		w.jobs[w.random.IntN(len(w.jobs))].stop()
+	case len(w.jobs) == 0:
+	default:
+		w.trouble(w.jobs[w.random.IntN(len(w.jobs))])
+	}
+}
+
+// trouble does something to a job.
+func (w *world) trouble(j *job) {
+	if len(j.pods) == 0 {
+		return
+	}
+	p := j.pods[w.random.IntN(len(j.pods))]
+	switch w.random.IntN(4) {
+	case 0:
+		if len(j.specs) > 1 {
+			j.restart()
+		}
+	case 1:
+		w.api.delete(p)
+	case 2:
+		w.api.end(p, "Failed")
+	case 3:
+		w.api.end(p, "Succeeded")
+	}
+}
+
+// disturbAgain disturbs the cluster, again and again.
+func (w *world) disturbAgain() {
+	if !w.calm {
+		w.after(w.between(time.Second, 30*time.Second), w.disturbAgain)
+		w.disturb()
+	}
+}
+
+// moment disturbs the cluster soon, now and then. It is called where a disturbance is likely to do harm.
+func (w *world) moment() {
+	if !w.calm && w.chance(w.faults.moment) {
+		w.after(w.between(0, 20*time.Millisecond), w.disturb)
+	}
+}
+
+// disturb disturbs the cluster.
+func (w *world) disturb() {
+	if w.calm {
+		return
+	}
+	r := w.answering()
+	node := w.api.nodes[w.random.IntN(len(w.api.nodes))]
+	switch w.random.IntN(11) {
+	case 0, 9:
+		w.changeLeader()
+	case 1:
+		if r != nil {
+			r.freeze(w.between(100*time.Millisecond, 20*time.Second))
+		}
+	case 2: // The watch of an extender stalls, and some begin again with a list.
+		if len(w.replicas) > 0 {
+			w.replicas[w.random.IntN(len(w.replicas))].stall(w.between(time.Second, 90*time.Second))
+		}
+	case 3:
+		w.scheduler.watch.stalled = w.now + w.between(100*time.Millisecond, 3*time.Second)
+	case 4:
+		for _, r := range w.replicas {
+			r.apart = w.now + w.between(time.Second, 2*time.Minute)
+			w.trace("%s can't reach the API server until %v", r.name, r.apart)
+			if w.worldOptions.replicas > 1 {
+				w.lapse(r)
+			}
+		}
+	case 5:
+		if node.exists && w.chance(0.3) {
+			w.api.removeNode(node)
+			w.after(w.between(time.Second, time.Minute), func() { w.api.setNode(node) })
+		}
+	case 6:
+		i := w.random.IntN(len(node.cards))
+		if node.exists {
+			node.sick[i] = !node.sick[i]
+			w.api.setNode(node)
+		}
+	case 7:
+		if node.exists {
+			node.closed = !node.closed
+			w.api.setNode(node)
+		}
+	case 10:
+		if len(w.jobs) > 0 {
+			w.trouble(w.jobs[w.random.IntN(len(w.jobs))])
+		}
+	case 8:
+		i := w.random.IntN(len(node.cards))
+		if node.exists && w.chance(0.5) {
+			node.cards[i] = []int64{16, 16, 12, 8, 24}[w.random.IntN(5)]
+			w.api.setNode(node)
+		}
+	}
+}
+
+func (r *replica) freeze(d time.Duration) {
+	r.frozenUntil = r.w.now + d
+	r.w.trace("%s freezes for %v", r.name, d)
+	if r.w.worldOptions.replicas > 1 && d > 8*time.Second {
+		r.w.lapse(r)
+	}
+}
+
+// stall holds up the watch, which then continues, or begins again with a list.
+func (r *replica) stall(d time.Duration) {
+	w := r.w
+	r.cache.watch.stalled = w.now + d
+	w.trace("%s: the watch stalls for %v", r.name, d)
+	if w.chance(0.3) {
+		w.after(d, func() {
+			if !r.dead {
+				r.cache.list()
+			}
+		})
+	}
+}
+
+// lead starts the extenders and makes one of them the leader.
+func (w *world) lead() {
+	for i := range w.worldOptions.replicas {
+		w.newReplica(fmt.Sprintf("extender%d", i))
+	}
+	if w.worldOptions.replicas > 1 {
+		w.takeOver(w.replicas[0])
+	}
+}
+
+// takeOver makes the replica the leader, now that no write of the former one can take effect any more.
+func (w *world) takeOver(r *replica) {
+	if r.dead || w.answering() != nil {
+		return
+	}
+	if r.frozenUntil > w.now || r.apart > w.now {
+		w.after(time.Second, func() { w.takeOver(r) })
+		return
+	}
+	w.trace("%s leads", r.name)
+	w.stats.leaders++
+	if err := r.scheduler.TakeOver(w.context()); err != nil {
+		panic(err)
+	}
+	r.leads = true
+}
+
+// lapse ends the term of a leader that can't renew its Lease. It may write for the deadline of a bind.
+func (w *world) lapse(r *replica) {
+	if !r.leads {
+		return
+	}
+	w.after(8*time.Second, func() {
+		if r.dead || !r.leads || max(r.frozenUntil, r.apart) < w.now {
+			return // It renewed its Lease in time.
+		}
+		r.leads = false
+		w.trace("%s lost its Lease", r.name)
+		w.succeed(r, 15*time.Second)
+	})
+}
+
+// succeed lets another replica take over.
+func (w *world) succeed(old *replica, after time.Duration) {
+	w.after(after, func() {
+		var others []*replica
+		for _, r := range w.replicas {
+			if r != old && !r.dead {
+				others = append(others, r)
+			}
+		}
+		if len(others) == 0 {
+			others = w.replicas
+		}
+		if len(others) > 0 {
+			w.takeOver(others[w.random.IntN(len(others))])
+		}
+	})
+}
+
+// changeLeader kills the leader. A sole extender starts again; with replicas another one takes over, and a new standby starts.
+func (w *world) changeLeader() {
+	r := w.answering()
+	if r == nil {
+		return
+	}
+	w.stats.restarts++
+	r.kill()
+	name := fmt.Sprintf("extender%d", w.stats.restarts+1)
+	if w.worldOptions.replicas == 1 {
+		// Its last writes take effect within moments: the API server has them, or the connection is closed.
+		w.after(2*simBindTimeout+w.between(100*time.Millisecond, 10*time.Second), func() { w.newReplica(name) })
+		return
+	}
+	w.succeed(r, w.between(15*time.Second, 28*time.Second))
+	w.after(w.between(time.Second, 20*time.Second), func() { w.newReplica(name) })
+}
