@@ -125,8 +125,11 @@ func TestSeveralReleases(t *testing.T) {
 	must(t, c.CreateNodes(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}))
 	find := func(name string) []string {
 		t.Helper()
-		found, err := c.Find(t.Context(), func(object metav1.Object) bool { return strings.Contains(object.GetName(), name) })
+		found, err := c.Find(t.Context(), func(object metav1.Object) bool {
+			return strings.Contains(object.GetName(), name) && !strings.HasPrefix(object.GetName(), "sh.helm.release.") // Helm's own record
+		})
 		must(t, err)
+		slices.Sort(found)
 		return found
 	}
 	h.run(t, "install", "gpushare", chart, "--namespace="+namespace)
