@@ -16,8 +16,8 @@ const (
 )
 
 // budget bounds the memory that is reserved in vain, over all groups. Its unit is memory times seconds. It is refilled at
-// a constant rate. A failed round and a fruitless starvation reservation cost what they kept from others; rounds that end
-// with a running group cost nothing.
+// a constant rate. A round that ends before the barrier opens and a fruitless starvation reservation cost what they kept
+// from others. A round whose members came together costs nothing: the group can run, even if a bind failed.
 type budget struct {
 	total gpu.Memory
 	// balance is what is left, rounds is what would be left without starvation reservations.

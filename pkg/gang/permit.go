@@ -355,8 +355,6 @@ func (mgr *Manager) finishBinding(r *run, now time.Time) {
 		return
 	}
 	mgr.endPlan(r)
-	mgr.refillBudget(now)
-	mgr.budget.chargeRound(p.memory, now.Sub(p.made))
 	mgr.fail(r, now)
 	mgr.move(r, bindsEnded, r.rest(), now)
 	mgr.Observer.GangFailed(NotBound.Label)
