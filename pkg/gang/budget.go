@@ -45,6 +45,11 @@ func (b *budget) chargeRound(memory gpu.Memory, took time.Duration) {
 // chargeStarvation subtracts the cost of a starvation reservation, in memory times seconds.
 func (b *budget) chargeStarvation(cost float64) { b.balance -= cost }
 
+// covers reports whether a round that has cost so much may go on.
+func (b *budget) covers(memory gpu.Memory, took time.Duration) bool {
+	return b.total == 0 || b.rounds-float64(memory)*took.Seconds() > -float64(b.total)*budgetCredit.Seconds()
+}
+
 // allowsRound reports whether a group may reserve memory. Debts of starvation reservations don't keep a group from it
 // that never failed. A cluster of unknown memory has no budget.
 func (b *budget) allowsRound(failedBefore bool) bool {

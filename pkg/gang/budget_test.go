@@ -18,13 +18,13 @@ func TestBudget(t *testing.T) {
 		after time.Duration
 		want  may
 	}{
-		"at the start":        {func(*budget) {}, 0, all},
-		"all memory for 19 s": {func(b *budget) { b.chargeRound(100, 19*time.Second) }, 0, all},
-		"for 21 s":            {func(b *budget) { b.chargeRound(100, 21*time.Second) }, 0, may{newRound: true, newStarving: true}},
-		"for 41 s":            {func(b *budget) { b.chargeRound(100, 41*time.Second) }, 0, none},
-		"a tenth for 210 s":   {func(b *budget) { b.chargeRound(10, 210*time.Second) }, 0, may{newRound: true, newStarving: true}},
-		"a minute after 21 s": {func(b *budget) { b.chargeRound(100, 21*time.Second) }, time.Minute, all},
-		"ten minutes after 50 s": {func(b *budget) { b.chargeRound(100, 50*time.Second) }, 10*time.Minute, may{newRound: true, newStarving: true}},
+		"at the start":           {func(*budget) {}, 0, all},
+		"all memory for 19 s":    {func(b *budget) { b.chargeRound(100, 19*time.Second) }, 0, all},
+		"for 21 s":               {func(b *budget) { b.chargeRound(100, 21*time.Second) }, 0, may{newRound: true, newStarving: true}},
+		"for 41 s":               {func(b *budget) { b.chargeRound(100, 41*time.Second) }, 0, none},
+		"a tenth for 210 s":      {func(b *budget) { b.chargeRound(10, 210*time.Second) }, 0, may{newRound: true, newStarving: true}},
+		"a minute after 21 s":    {func(b *budget) { b.chargeRound(100, 21*time.Second) }, time.Minute, all},
+		"ten minutes after 50 s": {func(b *budget) { b.chargeRound(100, 50*time.Second) }, 10 * time.Minute, may{newRound: true, newStarving: true}},
 		"nothing is saved beyond 20 s": {func(b *budget) {
 			b.refill(100, begin.Add(time.Hour))
 			b.chargeRound(100, 21*time.Second)
