@@ -75,7 +75,7 @@ func TestReportedWait(t *testing.T) {
 // The reasons that the extender gives are found unchanged in kube-scheduler's message.
 func TestGroupReasonOfEach(t *testing.T) {
 	for _, reason := range []gang.Reason{
-		gang.Unknown, gang.Disagree, gang.AwaitsOthers, gang.NoRoom, gang.Paused, gang.OlderFirst, gang.Surplus, gang.Binding, gang.Evicting,
+		gang.Unknown, gang.Starting, gang.OverBudget, gang.Disagree, gang.AwaitsOthers, gang.NoRoom, gang.Paused, gang.OlderFirst, gang.Surplus, gang.Binding, gang.Evicting,
 		gang.TimedOut, gang.Expired, gang.Unplaced, gang.Deleted, gang.GaveWay, gang.PlaceLost, gang.Changed, gang.Stopping, gang.NotBound,
 	} {
 		got, _ := GroupReason("0/2 nodes are available: 1 " + reason.Text + ", 1 node(s) were unschedulable. preemption: no.")
