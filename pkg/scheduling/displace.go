@@ -22,12 +22,12 @@ func (s *Scheduler) displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	if s.groups == nil || len(nodes) == 0 || !s.groups.manager.Displace(pod, nodes, now) {
 		return false
 	}
-	s.groups.act()
+	defer s.groups.act()
 	best := placement.Best{K: 1}
 	s.rank(pod, nodes, now, best.Add)
 	for _, node := range names(nodes, best.Candidates()) {
 		if _, err := s.ledger.Reserve(node, pod, s.CardPolicy, now); err == nil {
-			s.groups.displacers.add(pod.UID, now.Add(displacerLife))
+			s.groups.displacers.add(displacer{pod.UID, now.Add(displacerLife)})
 			klog.Background().Info("Memory that was reserved for groups is given to a pod of higher priority",
 				"pod", klog.KRef(pod.Namespace, pod.Name), "priority", pod.Priority, "node", node)
 			return true
@@ -48,10 +48,11 @@ type displacer struct {
 	until time.Time
 }
 
-func (d *displacers) add(uid gpu.PodUID, until time.Time) {
+// add replaces an earlier entry of the pod.
+func (d *displacers) add(pod displacer) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.pods = append(d.pods, displacer{uid, until})
+	d.pods = append(slices.DeleteFunc(d.pods, func(p displacer) bool { return p.uid == pod.uid }), pod)
 }
 
 // due removes and returns the pods whose time is over; all pods if this process doesn't lead any more.

@@ -228,22 +228,27 @@ func TestPlanGivesWay(t *testing.T) {
 			g.t.Errorf("bind: %v", err)
 		}
 	}
-	preempt := func(g *gangFixture, pod *corev1.Pod) {
-		g.t.Helper()
-		got, err := g.Preempt(g.t.Context(), pod, map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-job-0"}}})
-		if len(got) > 0 || err != nil {
-			g.t.Errorf("victims %v, %v", got, err)
+	preempt := func(proposal gpu.PodUID, want ...gpu.PodUID) func(*gangFixture, *corev1.Pod) {
+		return func(g *gangFixture, pod *corev1.Pod) {
+			g.t.Helper()
+			for range 2 { // kube-scheduler may ask again before the members have left its cache.
+				got, err := g.Preempt(g.t.Context(), pod, map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{proposal}}})
+				if diff := cmp.Diff(want, got["n1"].Pods); diff != "" || err != nil {
+					g.t.Errorf("victims (-want +got):\n%s, %v", diff, err)
+				}
+			}
 		}
 	}
 	for name, test := range map[string]scene{
 		"in filter, of higher priority":            {5, true, true, filterAndBind},
 		"in filter, of higher priority, not bound": {5, true, false, filter("n1")},
 		"in filter, of equal priority":             {0, false, false, filter()},
-		"in preempt, of higher priority":           {5, true, false, preempt},
-		"in preempt, of equal priority":            {0, false, false, preempt},
+		"in preempt, of higher priority":           {5, true, false, preempt("uid-job-0")},
+		"in preempt, victims for other resources":  {5, true, false, preempt("uid-cpu", "uid-cpu")},
+		"in preempt, of equal priority":            {0, false, false, preempt("uid-job-0")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := startGang(t, GangOptions{})
+			g := startGang(t, GangOptions{}, fake.Pod("cpu", 0, fake.On("n1"), fake.CPU(8)))
 			g.startBinds(t.Context(), 0, 1)
 			g.awaitHeld(2)
 			single := fake.Pod("single", 16, fake.Priority(test.priority))
