@@ -2,6 +2,7 @@ package gang
 
 import (
 	"cmp"
+	"iter"
 	"maps"
 	"slices"
 	"strconv"
@@ -15,6 +16,8 @@ import (
 // plan holds the node of each member that the run needs, and the state of the barrier at their binds.
 type plan struct {
 	members map[gpu.PodUID]*plannedMember
+	// order are the members, the oldest first.
+	order []gpu.PodUID
 	// made is when the places were reserved, memory is how much.
 	made    time.Time
 	memory  gpu.Memory
@@ -50,6 +53,17 @@ type plannedMember struct {
 	late bool
 }
 
+// all yields the members in their order.
+func (p *plan) all() iter.Seq2[gpu.PodUID, *plannedMember] {
+	return func(yield func(gpu.PodUID, *plannedMember) bool) {
+		for _, uid := range p.order {
+			if !yield(uid, p.members[uid]) {
+				return
+			}
+		}
+	}
+}
+
 func (p *plan) isOpen() bool { return !p.opened.IsZero() }
 
 // hasWholeCards reports whether only kube-scheduler can place a member of the plan, because it asks for whole cards.
@@ -64,9 +78,8 @@ func (p *plan) hasWholeCards() bool {
 
 // needs are the members that a run must place, and what their plan depends on.
 type needs struct {
-	// members begin with the large requests, since fewer cards fit them.
+	// members are the oldest pending ones.
 	members    []*member
-	oldest     gpu.PodUID
 	memory     gpu.Memory
 	wholeCards bool
 	// offered is the number of members, from the first, that have candidate nodes.
@@ -86,12 +99,6 @@ func (r *run) needed() *needs {
 	chosen := r.sorted(func(m *member) bool { return m.counted == pending })
 	chosen = chosen[:max(0, min(r.need(), len(chosen)))]
 	n := &needs{members: chosen}
-	if len(chosen) > 0 {
-		n.oldest = chosen[0].UID
-	}
-	slices.SortStableFunc(chosen, func(a, b *member) int {
-		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(a.shape(), b.shape()), strings.Compare(a.Template, b.Template))
-	})
 	for _, m := range chosen {
 		n.memory, n.wholeCards = n.memory.Add(m.Request), n.wholeCards || m.Request == 0
 	}
@@ -107,7 +114,8 @@ func (n *needs) allOffered(r *run) bool {
 	return n.offered == len(n.members)
 }
 
-// build sets the requests. The members of one candidate list follow each other: the ledger ranks its nodes once.
+// build sets the requests: large ones first, and those with few candidate nodes, since they have the least choice. The
+// members of one candidate list follow each other, so that the ledger ranks its nodes once.
 func (n *needs) build(r *run) {
 	if n.likeness != "" {
 		return
@@ -115,7 +123,9 @@ func (n *needs) build(r *run) {
 	nodes := func(m *member) *candidates { return r.offers[m.Template].nodes }
 	n.requesters = slices.DeleteFunc(slices.Clone(n.members), func(m *member) bool { return m.Request == 0 })
 	slices.SortStableFunc(n.requesters, func(a, b *member) int {
-		return cmp.Or(cmp.Compare(b.Request, a.Request), cmp.Compare(nodes(a).id, nodes(b).id))
+		x, y := nodes(a), nodes(b)
+		return cmp.Or(cmp.Compare(b.Request, a.Request), cmp.Compare(len(x.names), len(y.names)),
+			cmp.Compare(x.id, y.id), strings.Compare(a.shape(), b.shape()))
 	})
 	n.requests = make([]ledger.Request, len(n.requesters))
 	var text strings.Builder
@@ -138,7 +148,8 @@ const (
 	noRoomMin = 200 * time.Millisecond
 	// noRoomMax is how long it holds if no memory is freed. Nodes can become eligible for other reasons.
 	noRoomMax = 2 * time.Second
-	// maxWork is the number of members that one Tick tries to place in vain, before it leaves the rest to the next one.
+	// maxWork is the number of members that one Tick sorts, or tries to place in vain, before it leaves the rest to the
+	// next one.
 	maxWork = 2000
 )
 
@@ -170,6 +181,9 @@ func (mgr *Manager) planWaiting(now time.Time) {
 			next := r.rank
 			mgr.resumeAt = &next
 			return
+		}
+		if r.needs == nil || r.needs.likeness == "" {
+			mgr.work += len(r.members)
 		}
 		if reason, ok := mgr.makePlan(r, now); !ok && reason == NoRoom && !over {
 			return
@@ -252,7 +266,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	}
 	r.plan, r.noRoomAt, r.wait = p, time.Time{}, Reason{}
 	for _, m := range n.members {
-		p.members[m.UID] = &plannedMember{}
+		p.members[m.UID], p.order = &plannedMember{}, append(p.order, m.UID)
 	}
 	for i, m := range n.requesters {
 		p.members[m.UID].reserved = !places[i].Existing
@@ -311,7 +325,7 @@ func (mgr *Manager) yielding(pass func(*run) bool) (runs []*run, uids [][]gpu.Po
 			continue
 		}
 		var set []gpu.PodUID
-		for uid, pm := range r.plan.members {
+		for uid, pm := range r.plan.all() {
 			if pm.reserved {
 				set = append(set, uid)
 			}
@@ -397,7 +411,7 @@ func (mgr *Manager) checkPlan(r *run, m *member, now time.Time) {
 func (mgr *Manager) endPlan(r *run) *plan {
 	p := r.plan
 	r.plan, r.needs = nil, nil
-	for uid, pm := range p.members {
+	for uid, pm := range p.all() {
 		node := pm.node
 		mgr.setPlace(uid, pm, "")
 		pm.node = node
@@ -409,7 +423,7 @@ func (mgr *Manager) endPlan(r *run) *plan {
 func (mgr *Manager) dropPlan(r *run, reason Reason) {
 	p := mgr.endPlan(r)
 	mgr.rejectHeld(p, reason)
-	for uid, pm := range p.members {
+	for uid, pm := range p.all() {
 		if pm.reserved {
 			mgr.Release(uid)
 		}

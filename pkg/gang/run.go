@@ -81,7 +81,6 @@ func (g *group) open() *run {
 func (mgr *Manager) begin(g *group, id string, now time.Time) *run {
 	r := &run{key: g.key, id: id, members: map[gpu.PodUID]*member{}, tally: newTally(), since: now, offers: map[string]*offer{}}
 	g.runs = append(g.runs, r)
-	mgr.phaseCounts[PhaseIncomplete]++
 	return r
 }
 
@@ -201,7 +200,7 @@ func (mgr *Manager) rested(r *run, now time.Time) {
 func (mgr *Manager) finish(r *run, now time.Time) {
 	if p := r.plan; p != nil {
 		mgr.endPlan(r)
-		for uid, pm := range p.members {
+		for uid, pm := range p.all() {
 			if pm.permit != nil && p.isOpen() {
 				mgr.unhold(p, pm).grant(now, true)
 				continue
@@ -245,7 +244,6 @@ func (mgr *Manager) removeIfEmpty(r *run) {
 	}
 	mgr.waiting.remove(r)
 	mgr.placed.remove(r)
-	mgr.phaseCounts[r.phase]--
 	r.removed = true
 	g := mgr.groups[r.key]
 	g.runs = slices.DeleteFunc(g.runs, func(o *run) bool { return o == r })
