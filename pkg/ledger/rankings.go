@@ -48,10 +48,12 @@ func keyOf(names []string) listKey {
 	return listKey{&names[0], len(names)}
 }
 
-// ranking is a heap of the nodes for requests that are alike, the best first.
+// ranking is a heap of the nodes for requests that are alike, the best first. It is built for the second request, because
+// many rankings are used once.
 type ranking struct {
 	*rankings
-	like Request
+	like        Request
+	used, built bool
 	// nodes is the heap. Entries of nodes that have changed since are obsolete.
 	nodes []ranked
 	// refused are the entries of nodes on which a pod could not be put although it fits their cards. They are tried
@@ -87,24 +89,38 @@ func (r *rankings) of(request *Request) *ranking {
 		if r.byKey == nil || len(r.byKey) >= maxRankings {
 			r.byKey = map[rankingKey]*ranking{}
 		}
-		known = r.rank(request)
+		known = &ranking{rankings: r, like: *request}
 		r.byKey[key] = known
 	}
 	return known
 }
 
-func (r *rankings) rank(request *Request) *ranking {
-	out := &ranking{rankings: r, like: *request, applied: len(r.changes), nodes: make([]ranked, 0, len(request.Nodes))}
-	r.ledger.each(request.Nodes, func(i int, n *node) {
+// each calls visit with each node that the request fits.
+func (r *ranking) each(visit func(ranked)) {
+	r.ledger.each(r.like.Nodes, func(i int, n *node) {
 		if n == nil {
 			return
 		}
-		if rate, fits := r.rate(n, request); fits {
-			out.nodes = append(out.nodes, ranked{n, rate, i, n.revision})
+		if rate, fits := r.rate(n, &r.like); fits {
+			visit(ranked{n, rate, i, n.revision})
 		}
 	})
-	heap.Init(out)
-	return out
+}
+
+// best returns the best node without the heap.
+func (r *ranking) best() (best ranked, ok bool) {
+	r.each(func(candidate ranked) {
+		if !ok || candidate.rate > best.rate {
+			best, ok = candidate, true
+		}
+	})
+	return best, ok
+}
+
+func (r *ranking) build() {
+	r.built, r.applied, r.nodes = true, len(r.changes), make([]ranked, 0, len(r.like.Nodes))
+	r.each(func(candidate ranked) { r.nodes = append(r.nodes, candidate) })
+	heap.Init(r)
 }
 
 // record records that the node's revision has changed.
@@ -112,6 +128,24 @@ func (r *rankings) record(n *node) { r.changes = append(r.changes, n) }
 
 // place puts the pod on the best node that takes it.
 func (r *ranking) place(pod gpu.Pod) (string, bool) {
+	if !r.used {
+		r.used = true
+		best, ok := r.best()
+		if !ok {
+			return "", false
+		}
+		if r.put(r.name(best), best.node, pod) {
+			r.record(best.node)
+			return r.name(best), true
+		}
+	}
+	return r.placeByHeap(pod)
+}
+
+func (r *ranking) placeByHeap(pod gpu.Pod) (string, bool) {
+	if !r.built {
+		r.build()
+	}
 	r.apply()
 	for len(r.nodes) > 0 {
 		best := r.nodes[0]

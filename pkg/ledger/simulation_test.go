@@ -111,6 +111,16 @@ func (m *model) reserveForStarving(requests []ledger.Request, priority int32) bo
 	return true
 }
 
+// idle returns what the starvation reservation keeps of free memory.
+func (m *model) idle() (sum gpu.Memory) {
+	for node, nodeSpec := range m.specs {
+		for _, c := range nodeSpec.Cards {
+			sum += min(m.keptOn(node, c.Index), max(m.left(node, c, false), 0))
+		}
+	}
+	return sum
+}
+
 // endStarvation ends the starvation reservation and returns its nodes.
 func (m *model) endStarvation() []string {
 	nodes := slices.Compact(slices.Sorted(maps.Values(m.keptFor)))
@@ -436,6 +446,7 @@ func TestSimulation(t *testing.T) {
 				compare("the reader's copy", nodes, copied)
 			}
 			freedNodes := s.fixture.takeFreed()
+			compare("StarvationIdle", s.model.idle(), s.fixture.StarvationIdle())
 			compare("freed nodes", slices.Compact(slices.Sorted(slices.Values(append(s.model.grown(before), s.ended...)))), freedNodes)
 			freed += len(freedNodes)
 

@@ -51,6 +51,11 @@ func (l *Ledger) ReserveForStarving(requests []Request, priority int32, label st
 	return true
 }
 
+// nodes returns the names of the nodes, sorted. Those that have been deleted since are among them.
+func (s *starvationReservation) nodes() []string {
+	return slices.Compact(slices.Sorted(maps.Values(s.pods)))
+}
+
 // returnTo returns what the pods took of the capacity, which can be nil.
 func (s *starvationReservation) returnTo(capacity Capacity) {
 	if capacity == nil {
@@ -85,7 +90,7 @@ func (l *Ledger) endStarvationReservation() (nodes []string) {
 	if l.starvation == nil {
 		return nil
 	}
-	nodes = slices.Compact(slices.Sorted(maps.Values(l.starvation.pods)))
+	nodes = l.starvation.nodes()
 	for _, name := range nodes {
 		if n := l.nodes[name]; n != nil {
 			n.starvation = nil
@@ -108,12 +113,7 @@ func (n *node) emptiest(request gpu.Memory) (card int, most gpu.Memory, ok bool)
 	}
 	for i := range n.cards {
 		c := &n.cards[i]
-		var reserved gpu.Memory
-		for _, share := range n.starvation {
-			if share.Card == c.Index {
-				reserved = reserved.Add(share.Memory)
-			}
-		}
+		reserved := n.reserved(c)
 		if c.Unhealthy || c.Memory.Sub(reserved) < request {
 			continue
 		}
@@ -122,6 +122,16 @@ func (n *node) emptiest(request gpu.Memory) (card int, most gpu.Memory, ok bool)
 		}
 	}
 	return card, most, ok
+}
+
+// reserved returns what the starvation reservation has of the card.
+func (n *node) reserved(c *placement.Card) (memory gpu.Memory) {
+	for _, share := range n.starvation {
+		if share.Card == c.Index {
+			memory = memory.Add(share.Memory)
+		}
+	}
+	return memory
 }
 
 // seesStarvationReservation reports whether the starvation reservation on the node counts as used for the pod.
@@ -140,18 +150,10 @@ func (l *Ledger) StarvationIdle() (idle gpu.Memory) {
 	if l.starvation == nil {
 		return 0
 	}
-	for _, name := range slices.Compact(slices.Sorted(maps.Values(l.starvation.pods))) {
-		n := l.nodes[name]
-		if n == nil {
-			continue
-		}
-		reserved := map[int]gpu.Memory{}
-		for _, share := range n.starvation {
-			reserved[share.Card] = reserved[share.Card].Add(share.Memory)
-		}
-		for index, memory := range reserved {
-			if i, ok := n.position(index); ok {
-				idle = idle.Add(min(memory, n.cards[i].Free()))
+	for _, name := range l.starvation.nodes() {
+		if n := l.nodes[name]; n != nil {
+			for i := range n.cards {
+				idle = idle.Add(min(n.reserved(&n.cards[i]), n.cards[i].Free()))
 			}
 		}
 	}
