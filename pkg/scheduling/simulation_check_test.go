@@ -78,6 +78,19 @@ func (w *world) checkReservation(r *replica, a ledger.Allocation) {
 	}
 }
 
+// checkBudget checks that groups that can't run kept little memory reserved. Each leader begins with some credit.
+func (w *world) checkBudget() {
+	perSecond := 0.0
+	for _, n := range w.api.nodes {
+		for _, memory := range n.cards {
+			perSecond += float64(max(memory, 16))
+		}
+	}
+	if allowed := 0.05*w.reserved.all + 60*perSecond*float64(1+w.stats.leaders+w.stats.restarts); w.reserved.impossible > allowed {
+		w.fail("groups that can't run kept %.0f%% of the memory reserved", 100*w.reserved.impossible/w.reserved.all)
+	}
+}
+
 // checkPromise checks the card of a pod whose bind is about to begin.
 func (w *world) checkPromise(r *replica, request BindRequest) {
 	name, a, ok := r.scheduler.ledger.Lookup(gpu.PodUID(request.UID))
@@ -149,7 +162,7 @@ func (w *world) eligible(p *apiPod) (names []string) {
 }
 
 func (p *apiPod) waits() bool {
-	return p.exists && p.info.Node == "" && !p.info.Ended && !p.info.Leaving && !p.gated && p.scheduler == schedulerName
+	return p.exists && p.info.Node == "" && !p.info.Ended && !p.info.Leaving && !p.gated && p.scheduler != "nobody"
 }
 
 // fits reports whether the pods fit at the same time, by the ledger's rules, whatever the order of the nodes is.
@@ -223,7 +236,7 @@ func (w *world) bound(group string) (n int) {
 // checkRest checks that each run is bound whole or not at all.
 func (w *world) checkRest() {
 	for _, p := range w.api.order {
-		if p.live() && p.run != nil && !p.run.whole && !p.run.ambiguous {
+		if p.live() && p.run != nil && !p.run.whole && !p.run.ambiguous && !p.run.resized {
 			w.fail("%v is bound in part: %d of %d", p.run.key, p.run.running(), p.run.size)
 		}
 	}
@@ -231,6 +244,7 @@ func (w *world) checkRest() {
 
 // settle ends the disturbances and checks what must hold at rest.
 func (w *world) settle() {
+	w.checkBudget()
 	w.calm, w.faults = true, faults{}
 	for _, n := range w.api.nodes {
 		n.closed = false

@@ -317,6 +317,9 @@ func mapKeys[V any](m map[string]V) func(func(string) bool) {
 }
 
 func (c *simCache) observe(e change) {
+	if e.touched {
+		return
+	}
 	if e.node != nil {
 		c.observeNode(e)
 		return
