@@ -751,7 +751,7 @@ func (a *apiServer) joined(p *apiPod) {
 	}
 	succeeded := 0 // Members that have succeeded count even if the others are bound in a later round.
 	for _, o := range a.order {
-		if o.group == p.group && o.generation == p.generation && o.object.Status.Phase == corev1.PodSucceeded {
+		if o.exists && o.group == p.group && o.generation == p.generation && o.object.Status.Phase == corev1.PodSucceeded {
 			succeeded++
 		}
 	}

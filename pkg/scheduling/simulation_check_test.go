@@ -105,25 +105,34 @@ func (w *world) checkPromise(r *replica, request BindRequest) {
 	}
 }
 
-// simCapacity counts the CPU of nodes. It implements ledger.Capacity.
+// simCapacity counts the CPU of nodes, and the sum of their GPU memory as kube-scheduler does. It implements ledger.Capacity.
 type simCapacity struct {
-	free map[string]int64
-	asks map[gpu.PodUID]int64
+	cpu, memory map[string]int64
+	pods        map[gpu.PodUID]*apiPod
 }
 
 func (c simCapacity) Take(node string, uid gpu.PodUID) bool {
-	if c.free[node] < c.asks[uid] {
+	p := c.pods[uid]
+	if c.cpu[node] < p.cpu || c.memory[node] < p.memory {
 		return false
 	}
-	c.free[node] -= c.asks[uid]
+	c.count(node, p)
 	return true
 }
 
-func (c simCapacity) Return(node string, uid gpu.PodUID) { c.free[node] += c.asks[uid] }
+func (c simCapacity) count(node string, p *apiPod) {
+	c.cpu[node] -= p.cpu
+	c.memory[node] -= p.memory
+}
 
-// truth returns a ledger and the free CPU of the cluster as it really is.
+func (c simCapacity) Return(node string, uid gpu.PodUID) {
+	c.cpu[node] += c.pods[uid].cpu
+	c.memory[node] += c.pods[uid].memory
+}
+
+// truth returns a ledger and what is free in the cluster besides, as it really is.
 func (w *world) truth() (*ledger.Ledger, simCapacity) {
-	l, c := ledger.New(), simCapacity{map[string]int64{}, map[gpu.PodUID]int64{}}
+	l, c := ledger.New(), simCapacity{map[string]int64{}, map[string]int64{}, map[gpu.PodUID]*apiPod{}}
 	for _, n := range w.api.nodes {
 		if !n.exists || n.closed {
 			continue
@@ -133,16 +142,18 @@ func (w *world) truth() (*ledger.Ledger, simCapacity) {
 			card := gpu.Card{Index: i, Memory: gpu.Memory(memory)}
 			if n.sick[i] {
 				card.Unhealthy = "sick"
+			} else {
+				c.memory[n.name] += memory
 			}
 			spec.Cards = append(spec.Cards, card)
 		}
 		l.SetNode(n.name, spec)
-		c.free[n.name] = n.cpu
+		c.cpu[n.name] = n.cpu
 	}
 	for _, p := range w.api.order {
-		c.asks[p.uid()] = p.cpu
+		c.pods[p.uid()] = p
 		if p.live() {
-			c.free[p.info.Node] -= p.cpu
+			c.count(p.info.Node, p)
 			if p.memory > 0 {
 				l.SetBound(p.info.Node, p.info.Pod, p.info.Placement, time.Time{})
 			}

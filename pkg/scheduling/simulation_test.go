@@ -250,7 +250,7 @@ var disturbances = []func(*world){
 // cutOff keeps the extenders from the API server.
 func (w *world) cutOff() {
 	for _, r := range w.replicas {
-		r.apart = w.now + w.between(time.Second, 2*time.Minute)
+		r.apart = max(r.apart, w.now+w.between(time.Second, 2*time.Minute))
 		w.blind = max(w.blind, r.apart)
 		w.trace("%s can't reach the API server until %v", r.name, r.apart)
 		if w.worldOptions.replicas > 1 {
@@ -292,7 +292,7 @@ func (w *world) changeNode() {
 }
 
 func (r *replica) freeze(d time.Duration) {
-	r.frozenUntil = r.w.now + d
+	r.frozenUntil = max(r.frozenUntil, r.w.now+d)
 	r.w.blind = max(r.w.blind, r.w.now+d)
 	r.w.trace("%s freezes for %v", r.name, d)
 	if r.w.worldOptions.replicas > 1 && d > 8*time.Second {
@@ -303,7 +303,7 @@ func (r *replica) freeze(d time.Duration) {
 // stall holds up the watch, which then continues, or begins again with a list.
 func (r *replica) stall(d time.Duration) {
 	w := r.w
-	r.cache.watch.stalled = w.now + d
+	r.cache.watch.stalled = max(r.cache.watch.stalled, w.now+d)
 	w.blind = max(w.blind, w.now+d)
 	w.trace("%s: the watch stalls for %v", r.name, d)
 	if w.chance(0.3) {
