@@ -8,16 +8,16 @@ import (
 
 const (
 	// budgetRate is the part of the cluster's memory that groups which can't run may keep reserved in the long run.
-	budgetRate = 0.025
+	budgetRate = 0.02
 	// budgetSaved is for how long they may keep all of it at once, after a time without failures.
 	budgetSaved = 20 * time.Second
 	// budgetCredit is by how much the groups that never failed may overdraw it.
-	budgetCredit = 30 * time.Second
+	budgetCredit = 20 * time.Second
 )
 
 // budget bounds the memory that is reserved in vain, over all groups. Its unit is memory times seconds. It is refilled at
-// a constant rate. A failed round and a fruitless starvation reservation cost what they kept from others; rounds that end
-// with a running group cost nothing.
+// a constant rate. A round that ends before the barrier opens and a fruitless starvation reservation cost what they kept
+// from others. A round whose members came together costs nothing: the group can run, even if a bind failed.
 type budget struct {
 	total gpu.Memory
 	// balance is what is left, rounds is what would be left without starvation reservations.
@@ -44,6 +44,11 @@ func (b *budget) chargeRound(memory gpu.Memory, took time.Duration) {
 
 // chargeStarvation subtracts the cost of a starvation reservation, in memory times seconds.
 func (b *budget) chargeStarvation(cost float64) { b.balance -= cost }
+
+// covers reports whether a round that has cost so much may go on.
+func (b *budget) covers(memory gpu.Memory, took time.Duration) bool {
+	return b.total == 0 || b.rounds-float64(memory)*took.Seconds() > -float64(b.total)*budgetCredit.Seconds()
+}
 
 // allowsRound reports whether a group may reserve memory. Debts of starvation reservations don't keep a group from it
 // that never failed. A cluster of unknown memory has no budget.

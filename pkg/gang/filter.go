@@ -3,6 +3,7 @@ package gang
 import (
 	"fmt"
 	"hash/maphash"
+	"maps"
 	"slices"
 	"time"
 
@@ -208,13 +209,21 @@ func (mgr *Manager) learnScheduler(name string, now time.Time) {
 		return
 	}
 	mgr.schedulers[name] = true
-	for _, m := range mgr.members {
-		r := m.run
-		if r == nil || mgr.countAs(m) == m.counted {
-			continue
+	for _, key := range slices.SortedFunc(maps.Keys(mgr.groups), Key.compare) {
+		for _, r := range slices.Clone(mgr.groups[key].runs) {
+			for _, m := range r.sorted(func(m *member) bool { return m.counted == foreign || m.counted == pending }) {
+				mgr.recount(m, now)
+			}
 		}
+	}
+}
+
+// recount updates what a member counts as. It may have moved to another run meanwhile.
+func (mgr *Manager) recount(m *member, now time.Time) {
+	r := m.run
+	if as := mgr.countAs(m); as != m.counted {
 		r.add(m, -1)
-		m.counted = mgr.countAs(m)
+		m.counted = as
 		r.add(m, 1)
 		mgr.changed(r, m, now)
 	}

@@ -125,7 +125,6 @@ type Manager struct {
 	// waiting are the runs that wait for a plan, placed those that have one and whose barrier hasn't opened.
 	waiting, placed runList
 	alarms          alarms
-	phaseCounts     [phases]int
 	heldBinds       int
 	// places are the planned members by node that are not bound yet.
 	places map[string]map[gpu.PodUID]struct{}
@@ -265,10 +264,8 @@ func (mgr *Manager) ConfirmedGone(uid gpu.PodUID, now time.Time) {
 		return
 	}
 	r := m.run
-	r.add(m, -1)
-	m.gone, m.counted = true, other
-	r.add(m, 1)
-	mgr.changed(r, m, now)
+	m.gone = true
+	mgr.recount(m, now)
 	mgr.readAnswered(r, now)
 }
 
@@ -348,11 +345,11 @@ func (mgr *Manager) due(r *run, now time.Time) {
 			mgr.failLast(r, Expired, now)
 			mgr.removeIfEmpty(r)
 		}
-	case !now.Before(p.expires):
-		mgr.endRound(r, Expired, now)
 	case r.phase == PhasePermitting && now.Sub(p.firstHeld) >= mgr.Hold:
 		mgr.timeOut(r, now)
-	default:
+	case r.phase == PhasePlanned && !now.Before(p.expires):
+		mgr.endRound(r, Expired, now)
+	case r.phase == PhasePlanned:
 		mgr.wake(r, p.expires)
 	}
 }
@@ -360,7 +357,7 @@ func (mgr *Manager) due(r *run, now time.Time) {
 // checkNodes ends the plans whose cards or nodes are gone, and lets the runs that failed before try again.
 func (mgr *Manager) checkNodes(now time.Time) {
 	for _, r := range slices.Clone(mgr.placed) {
-		for uid, pm := range r.plan.members {
+		for uid, pm := range r.plan.all() {
 			if pm.node != "" && !mgr.Ledger.StillUsable(uid) && !mgr.movePlace(r.members[uid], pm, []string{pm.node}, now) {
 				mgr.endRound(r, PlaceLost, now)
 				break
@@ -399,7 +396,7 @@ func (mgr *Manager) requeueParked(r *run) {
 
 // requeueUnknown requeues the members of a run that may plan, if it needs candidate nodes for that.
 func (mgr *Manager) requeueUnknown(r *run, now time.Time) {
-	if r.enough() && !now.Before(r.notBefore) && !r.needed().allOffered(r) {
+	if r.parked && r.enough() && !now.Before(r.notBefore) && !r.needed().allOffered(r) {
 		mgr.requeueParked(r)
 	}
 }

@@ -1,6 +1,8 @@
 package gang
 
 import (
+	"cmp"
+	"strings"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -11,6 +13,10 @@ type Key struct{ Namespace, Name string }
 
 // String returns namespace/name.
 func (k Key) String() string { return k.Namespace + "/" + k.Name }
+
+func (k Key) compare(o Key) int {
+	return cmp.Or(strings.Compare(k.Namespace, o.Namespace), strings.Compare(k.Name, o.Name))
+}
 
 // Member is a pod of a group, as read from its object.
 type Member struct {

@@ -28,7 +28,7 @@ func (mgr *Manager) StartLeading(now time.Time) {
 			members[g] = append(members[g], m)
 		}
 	}
-	byKey := func(a, b *group) int { return strings.Compare(a.key.String(), b.key.String()) }
+	byKey := func(a, b *group) int { return a.key.compare(b.key) }
 	for _, g := range slices.SortedFunc(maps.Keys(members), byKey) {
 		mgr.partition(g, members[g], now)
 	}
@@ -134,8 +134,8 @@ func (mgr *Manager) StopLeading(now time.Time) {
 		return
 	}
 	mgr.leading = false
-	for _, g := range mgr.groups {
-		for _, r := range g.runs {
+	for _, key := range slices.SortedFunc(maps.Keys(mgr.groups), Key.compare) {
+		for _, r := range mgr.groups[key].runs {
 			if r.plan != nil {
 				mgr.dropPlan(r, Stopping)
 			}
@@ -146,5 +146,5 @@ func (mgr *Manager) StopLeading(now time.Time) {
 	}
 	mgr.endStarvation(now)
 	mgr.groups, mgr.waiting, mgr.placed, mgr.alarms = map[Key]*group{}, nil, nil, nil
-	mgr.places, mgr.phaseCounts = map[string]map[gpu.PodUID]struct{}{}, [phases]int{}
+	mgr.places = map[string]map[gpu.PodUID]struct{}{}
 }

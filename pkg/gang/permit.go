@@ -125,7 +125,7 @@ func (mgr *Manager) checkHeld(r *run, now time.Time) {
 
 // rejectHeld rejects the held binds.
 func (mgr *Manager) rejectHeld(p *plan, reason Reason) {
-	for _, pm := range p.members {
+	for _, pm := range p.all() {
 		if pm.permit != nil {
 			mgr.unhold(p, pm).reject(reason)
 		}
@@ -160,22 +160,20 @@ func (mgr *Manager) checkPlace(r *run, m *member, pm *plannedMember, now time.Ti
 // mark the run as whole.
 func (mgr *Manager) openBarrier(r *run, now time.Time) {
 	p := r.plan
-	for uid, pm := range p.members {
+	for uid, pm := range p.all() {
 		if !mgr.checkPlace(r, r.members[uid], pm, now) {
 			mgr.checkHeld(r, now)
 			return
 		}
 	}
 	if r.id == "" || r.counts[running] == 0 {
-		r.id = string(r.needed().members[0].UID)
+		r.id = string(p.order[0])
 	}
 	p.opened, p.undecided = now, len(p.members)-1
 	mgr.move(r, allArrived, PhaseBinding, now)
 	mgr.Observer.GangHeld(now.Sub(p.firstHeld))
-	for uid := range p.members {
-		p.last = max(p.last, uid)
-	}
-	for uid, pm := range p.members {
+	p.last = p.order[len(p.order)-1]
+	for uid, pm := range p.all() {
 		if uid != p.last {
 			pm.granted, pm.reserved = true, false
 			mgr.unhold(p, pm).grant(now, false)
@@ -184,11 +182,12 @@ func (mgr *Manager) openBarrier(r *run, now time.Time) {
 	mgr.advance(r, now)
 }
 
-// timeOut rejects the held binds after Hold. If more members arrived than before, the reservations remain and the members
-// are retried together; otherwise the round has failed.
+// timeOut rejects the held binds after Hold. If more members arrived than before, and the budget covers what the round costs,
+// the reservations remain and the members are retried together; otherwise the round has failed.
 func (mgr *Manager) timeOut(r *run, now time.Time) {
 	p := r.plan
-	if p.progress = p.held > p.maxHeld; !p.progress {
+	mgr.refillBudget(now)
+	if p.progress = p.held > p.maxHeld; !p.progress || !mgr.budget.covers(p.memory, now.Sub(p.made)) {
 		mgr.endRound(r, TimedOut, now)
 		return
 	}
@@ -255,8 +254,8 @@ func (mgr *Manager) BindDone(key Key, uid gpu.PodUID, node string, result BindRe
 	if m := mgr.members[uid]; m != nil && m.Gang == key && result == BindSucceeded && m.Node == "" {
 		next := m.Member
 		next.Node, next.MarkedWhole = node, markedWhole
-		if r != nil {
-			next.Run = r.id
+		if m.run != nil {
+			next.Run = m.run.id
 		}
 		mgr.apply(m, next, now)
 		return
@@ -355,8 +354,6 @@ func (mgr *Manager) finishBinding(r *run, now time.Time) {
 		return
 	}
 	mgr.endPlan(r)
-	mgr.refillBudget(now)
-	mgr.budget.chargeRound(p.memory, now.Sub(p.made))
 	mgr.fail(r, now)
 	mgr.move(r, bindsEnded, r.rest(), now)
 	mgr.Observer.GangFailed(NotBound.Label)

@@ -2,6 +2,7 @@ package gang
 
 import (
 	"cmp"
+	"iter"
 	"maps"
 	"slices"
 	"strconv"
@@ -15,6 +16,8 @@ import (
 // plan holds the node of each member that the run needs, and the state of the barrier at their binds.
 type plan struct {
 	members map[gpu.PodUID]*plannedMember
+	// order are the members, the oldest first.
+	order []gpu.PodUID
 	// made is when the places were reserved, memory is how much.
 	made    time.Time
 	memory  gpu.Memory
@@ -48,6 +51,17 @@ type plannedMember struct {
 	unconfirmed bool
 	// late is true if the member had not arrived when the others timed out, and has not been retried since.
 	late bool
+}
+
+// all yields the members in their order.
+func (p *plan) all() iter.Seq2[gpu.PodUID, *plannedMember] {
+	return func(yield func(gpu.PodUID, *plannedMember) bool) {
+		for _, uid := range p.order {
+			if !yield(uid, p.members[uid]) {
+				return
+			}
+		}
+	}
 }
 
 func (p *plan) isOpen() bool { return !p.opened.IsZero() }
@@ -252,7 +266,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	}
 	r.plan, r.noRoomAt, r.wait = p, time.Time{}, Reason{}
 	for _, m := range n.members {
-		p.members[m.UID] = &plannedMember{}
+		p.members[m.UID], p.order = &plannedMember{}, append(p.order, m.UID)
 	}
 	for i, m := range n.requesters {
 		p.members[m.UID].reserved = !places[i].Existing
@@ -311,7 +325,7 @@ func (mgr *Manager) yielding(pass func(*run) bool) (runs []*run, uids [][]gpu.Po
 			continue
 		}
 		var set []gpu.PodUID
-		for uid, pm := range r.plan.members {
+		for uid, pm := range r.plan.all() {
 			if pm.reserved {
 				set = append(set, uid)
 			}
@@ -397,7 +411,7 @@ func (mgr *Manager) checkPlan(r *run, m *member, now time.Time) {
 func (mgr *Manager) endPlan(r *run) *plan {
 	p := r.plan
 	r.plan, r.needs = nil, nil
-	for uid, pm := range p.members {
+	for uid, pm := range p.all() {
 		node := pm.node
 		mgr.setPlace(uid, pm, "")
 		pm.node = node
@@ -409,7 +423,7 @@ func (mgr *Manager) endPlan(r *run) *plan {
 func (mgr *Manager) dropPlan(r *run, reason Reason) {
 	p := mgr.endPlan(r)
 	mgr.rejectHeld(p, reason)
-	for uid, pm := range p.members {
+	for uid, pm := range p.all() {
 		if pm.reserved {
 			mgr.Release(uid)
 		}

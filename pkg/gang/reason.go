@@ -42,14 +42,14 @@ func (r *run) incomplete() Reason {
 	if r.size() == 0 {
 		return Disagree
 	}
-	text := fmt.Sprintf("gang: %d of %d members exist", r.existing(), r.size())
+	parts := []string{fmt.Sprintf("gang: %d of %d members exist", r.existing(), r.size())}
 	if n := r.counts[ineligible]; n > 0 {
-		text += fmt.Sprintf(", %d more can't be placed because of scheduling gates or an invalid group", n)
+		parts = append(parts, fmt.Sprintf("%d more can't be placed because of scheduling gates or an invalid group", n))
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.schedulers)) {
-		text += fmt.Sprintf(", %d more is assigned to scheduler %s, which has not called the extender", r.schedulers[name], name)
+		parts = append(parts, fmt.Sprintf("%d more is assigned to scheduler %s, which has not called the extender", r.schedulers[name], name))
 	}
-	return Reason{"incomplete", text}
+	return Reason{"incomplete", strings.Join(parts, ", ")}
 }
 
 // arriving returns the reason for members of a run that has a plan.

@@ -81,7 +81,6 @@ func (g *group) open() *run {
 func (mgr *Manager) begin(g *group, id string, now time.Time) *run {
 	r := &run{key: g.key, id: id, members: map[gpu.PodUID]*member{}, tally: newTally(), since: now, offers: map[string]*offer{}}
 	g.runs = append(g.runs, r)
-	mgr.phaseCounts[PhaseIncomplete]++
 	return r
 }
 
@@ -176,23 +175,18 @@ func (mgr *Manager) review(r *run, now time.Time) {
 	default:
 		mgr.move(r, memberWent, to, now)
 	}
-	if r.phase == PhaseIncomplete && r.existing() != r.reported {
-		if r.reportAt.IsZero() {
-			mgr.wake(r, now.Add(mgr.Patience))
-		}
-		r.reported, r.reportAt = r.existing(), now.Add(mgr.Patience)
-	}
-	if from != r.phase {
-		mgr.rested(r, now)
-	}
+	mgr.rested(r, now)
 }
 
-// rested continues a run that has just reached a phase without a plan.
+// rested continues a run without a plan.
 func (mgr *Manager) rested(r *run, now time.Time) {
-	if r.phase == PhaseBroken {
+	switch r.phase {
+	case PhaseIncomplete:
+		mgr.startReport(r, now)
+	case PhasePending:
+		mgr.requeueUnknown(r, now)
+	case PhaseBroken:
 		mgr.startVerification(r, now)
-	}
-	if r.phase != PhaseIncomplete {
 		mgr.requeueUnknown(r, now)
 	}
 }
@@ -201,7 +195,7 @@ func (mgr *Manager) rested(r *run, now time.Time) {
 func (mgr *Manager) finish(r *run, now time.Time) {
 	if p := r.plan; p != nil {
 		mgr.endPlan(r)
-		for uid, pm := range p.members {
+		for uid, pm := range p.all() {
 			if pm.permit != nil && p.isOpen() {
 				mgr.unhold(p, pm).grant(now, true)
 				continue
@@ -245,7 +239,6 @@ func (mgr *Manager) removeIfEmpty(r *run) {
 	}
 	mgr.waiting.remove(r)
 	mgr.placed.remove(r)
-	mgr.phaseCounts[r.phase]--
 	r.removed = true
 	g := mgr.groups[r.key]
 	g.runs = slices.DeleteFunc(g.runs, func(o *run) bool { return o == r })
@@ -283,6 +276,17 @@ func (mgr *Manager) recordEvent(r *run, warning bool, reason, text string) {
 	}
 	r.lastEvent = reason + text
 	mgr.effects.Events = append(mgr.effects.Events, Event{all[0].Pod, warning, reason, text})
+}
+
+// startReport makes reportIncomplete wait for further members.
+func (mgr *Manager) startReport(r *run, now time.Time) {
+	if r.existing() == r.reported {
+		return
+	}
+	if r.reportAt.IsZero() {
+		mgr.wake(r, now.Add(mgr.Patience))
+	}
+	r.reported, r.reportAt = r.existing(), now.Add(mgr.Patience)
 }
 
 // reportIncomplete records an Event on a run that gets no more members. Often they will never be created: a StatefulSet

@@ -46,6 +46,8 @@ type simulation struct {
 	// starvationAfter is the Manager's StarvationAfter.
 	starvationAfter time.Duration
 	failures        map[string]int
+	// memory is the Manager's Memory.
+	memory func() gpu.Memory
 	// events are the recorded Events.
 	events []string
 	// freed is true if memory was freed. The caller of the Manager requeues single pods for that.
@@ -121,7 +123,7 @@ func (s *simulation) restart() {
 	s.manager = gang.New(gang.Options{
 		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.ledger.Release(uid) },
 		View:            ledger.View{Card: placement.Binpack, Node: placement.Binpack},
-		StarvationAfter: s.starvationAfter, Hold: testHold, Patience: testPatience, OnFailure: gang.Evict, Observer: s,
+		StarvationAfter: s.starvationAfter, Hold: testHold, Patience: testPatience, OnFailure: gang.Evict, Observer: s, Memory: s.memory,
 		EligibleNodes: func(uid gpu.PodUID) []string { return s.eligibleNodes(s.pods[uid]) },
 	})
 	s.manager.FailOnIllegalMove(s.T)

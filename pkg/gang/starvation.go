@@ -15,8 +15,9 @@ import (
 //
 // The candidate nodes of filter calls can't be used to choose the cards: full nodes are no candidates, and if all nodes
 // are full kube-scheduler doesn't call filter at all. So the reservation considers all nodes that are eligible for the
-// members, see Options.EligibleNodes. But it is made only if kube-scheduler has offered nodes for all members lately, or
-// says that they lack GPU memory. Otherwise something else may keep them pending.
+// members, see Options.EligibleNodes. But it is made only if kube-scheduler has offered nodes for all members lately and
+// the latest plan found no room there, or if kube-scheduler says that they lack GPU memory. Otherwise something else may
+// keep them pending.
 //
 // The first reservation for a run lasts for StarvationAfter, each further one twice as long as the one before. After each
 // one there is none for as long as it lasted. One that ends without a plan puts the run behind the others, and costs the
@@ -93,7 +94,7 @@ func (r *run) onlyLacksMemory(now time.Time) bool {
 	}
 	return !slices.ContainsFunc(r.needed().members, func(m *member) bool {
 		o := r.offers[m.Template]
-		return !short[m.Template] && (o == nil || now.Sub(o.at) > offerLifetime)
+		return !short[m.Template] && (r.wait != NoRoom || o == nil || now.Sub(o.at) > offerLifetime)
 	})
 }
 

@@ -1,6 +1,9 @@
 package gang
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Phase is the phase of a run.
 type Phase uint8
@@ -97,12 +100,7 @@ var transitions = []transition{
 
 // permitted reports whether the table contains the transition.
 func permitted(from Phase, why trigger, to Phase) bool {
-	for _, t := range transitions {
-		if t == (transition{from, why, to}) {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(transitions, transition{from, why, to})
 }
 
 // move changes the phase of a run. It is the only function that does. A transition that the table doesn't contain is a
@@ -114,8 +112,6 @@ func (mgr *Manager) move(r *run, why trigger, to Phase, now time.Time) {
 	if r.waits() != to.waits() || to == PhaseIncomplete {
 		r.since = now
 	}
-	mgr.phaseCounts[r.phase]--
-	mgr.phaseCounts[to]++
 	r.phase = to
 	mgr.reorder(r)
 }
@@ -125,13 +121,20 @@ func (p Phase) waits() bool { return p != PhaseIncomplete && p != PhaseRunning &
 
 func (r *run) waits() bool { return r.phase.waits() }
 
-// Phases counts the runs by phase.
+// Phases counts the runs by phase, except for those whose members have all ended.
 func (mgr *Manager) Phases() map[Phase]int {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	out := map[Phase]int{}
-	for phase, n := range mgr.phaseCounts {
-		out[Phase(phase)] = n
+	for phase := range phases {
+		out[phase] = 0
+	}
+	for _, g := range mgr.groups {
+		for _, r := range g.runs {
+			if r.counts[other]+r.counts[succeeded] < len(r.members) || r.phase == PhaseBinding {
+				out[r.phase]++
+			}
+		}
 	}
 	return out
 }

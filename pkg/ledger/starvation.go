@@ -134,4 +134,26 @@ func (l *Ledger) seesStarvationReservation(n *node, pod gpu.Pod) bool {
 }
 
 // StarvationIdle returns the memory that the starvation reservation keeps from other pods now.
-func (l *Ledger) StarvationIdle() gpu.Memory { return 0 }
+func (l *Ledger) StarvationIdle() (idle gpu.Memory) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if l.starvation == nil {
+		return 0
+	}
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(l.starvation.nodes))) {
+		n := l.nodes[name]
+		if n == nil {
+			continue
+		}
+		reserved := map[int]gpu.Memory{}
+		for _, share := range n.starvation {
+			reserved[share.Card] = reserved[share.Card].Add(share.Memory)
+		}
+		for index, memory := range reserved {
+			if i, ok := n.position(index); ok {
+				idle = idle.Add(min(memory, n.cards[i].Free()))
+			}
+		}
+	}
+	return idle
+}
