@@ -64,7 +64,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	}
 	now := s.Clock.Now()
 	result, fitting := s.fit(pod, nodes, now)
-	if len(result.Passed) == 0 && s.groups.displace(pod, nodes) {
+	if len(result.Passed) == 0 && s.displace(pod, nodes, now) {
 		result, fitting = s.fit(pod, nodes, now)
 	}
 	result.ReservedFor = s.ledger.StarvationLabel()

@@ -158,11 +158,14 @@ func TestOutageDuringBinds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := startSoleGang(t)
 			g.failAt(1, made)
-			g.startBinds(t.Context(), 0, 1, 2)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			g.startBinds(ctx, 0, 1, 2)
 			for range 1200 {
 				g.clock.Step(tick)
 				time.Sleep(time.Millisecond)
 			}
+			cancel() // kube-scheduler gives the calls up.
 			if evicted := g.server.Calls().Evicted; len(evicted) > 0 {
 				t.Errorf("evicted during the outage: %v", evicted)
 			}
@@ -186,14 +189,13 @@ func startSoleGang(t *testing.T) *gangFixture {
 func (g *gangFixture) wantCompleted() {
 	g.t.Helper()
 	g.pass("the group to be bound", func() bool {
+		var passed []int
 		for i, pod := range g.pods {
-			if g.server.Get(pod).Spec.NodeName != "" {
-				continue
-			}
-			if len(g.filter(pod, "n1").Passed) > 0 {
-				g.bindAll(i)
+			if g.server.Get(pod).Spec.NodeName == "" && len(g.filter(pod, "n1").Passed) > 0 {
+				passed = append(passed, i)
 			}
 		}
+		g.bindAll(passed...)
 		return len(g.boundMembers()) == gangSize
 	})
 	g.awaitState(gang.PhaseRunning)
@@ -206,8 +208,9 @@ func (g *gangFixture) wantCompleted() {
 func TestPlanGivesWay(t *testing.T) {
 	type scene struct {
 		priority int32
-		gone     bool
-		call     func(g *gangFixture, pod *corev1.Pod)
+		// gone is true if the plan gives way, bound if the pod is then bound.
+		gone, bound bool
+		call        func(g *gangFixture, pod *corev1.Pod)
 	}
 	filter := func(want ...string) func(*gangFixture, *corev1.Pod) {
 		return func(g *gangFixture, pod *corev1.Pod) {
@@ -215,40 +218,58 @@ func TestPlanGivesWay(t *testing.T) {
 			if got := g.filter(pod, "n1").Names(); !slices.Equal(got, want) {
 				g.t.Errorf("the pod may go to %v, want %v", got, want)
 			}
-			if len(want) > 0 {
-				g.server.Set(pod)
-				if err := g.bind(pod); err != nil {
-					g.t.Errorf("bind: %v", err)
+		}
+	}
+	filterAndBind := func(g *gangFixture, pod *corev1.Pod) {
+		g.t.Helper()
+		filter("n1")(g, pod)
+		g.server.Set(pod)
+		if err := g.bind(pod); err != nil {
+			g.t.Errorf("bind: %v", err)
+		}
+	}
+	preempt := func(proposal gpu.PodUID, want ...gpu.PodUID) func(*gangFixture, *corev1.Pod) {
+		return func(g *gangFixture, pod *corev1.Pod) {
+			g.t.Helper()
+			for range 2 { // kube-scheduler may ask again before the members have left its cache.
+				got, err := g.Preempt(g.t.Context(), pod, map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{proposal}}})
+				if diff := cmp.Diff(want, got["n1"].Pods); diff != "" || err != nil {
+					g.t.Errorf("victims (-want +got):\n%s, %v", diff, err)
 				}
 			}
 		}
 	}
-	preempt := func(g *gangFixture, pod *corev1.Pod) {
-		g.t.Helper()
-		got, err := g.Preempt(g.t.Context(), pod, map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-job-0"}}})
-		if len(got) > 0 || err != nil {
-			g.t.Errorf("victims %v, %v", got, err)
-		}
-	}
 	for name, test := range map[string]scene{
-		"in filter, of higher priority":  {5, true, filter("n1")},
-		"in filter, of equal priority":   {0, false, filter()},
-		"in preempt, of higher priority": {5, true, preempt},
-		"in preempt, of equal priority":  {0, false, preempt},
+		"in filter, of higher priority":            {5, true, true, filterAndBind},
+		"in filter, of higher priority, not bound": {5, true, false, filter("n1")},
+		"in filter, of equal priority":             {0, false, false, filter()},
+		"in preempt, of higher priority":           {5, true, false, preempt("uid-job-0")},
+		"in preempt, victims for other resources":  {5, true, false, preempt("uid-cpu", "uid-cpu")},
+		"in preempt, of equal priority":            {0, false, false, preempt("uid-job-0")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := startGang(t, GangOptions{})
+			g := startGang(t, GangOptions{}, fake.Pod("cpu", 0, fake.On("n1"), fake.CPU(8)))
 			g.startBinds(t.Context(), 0, 1)
 			g.awaitHeld(2)
-			test.call(g, fake.Pod("single", 16, fake.Priority(test.priority)))
+			single := fake.Pod("single", 16, fake.Priority(test.priority))
+			test.call(g, single)
 			if !test.gone {
 				g.awaitHeld(2)
 				g.want(g.pods[0], "assumed n1 card 0")
 				return
 			}
 			g.wantEnds(2, gang.GaveWay)
-			g.want(g.pods[0], "none")
 			g.wantNoCardOver()
+			g.want(g.pods[0], "none") // The place is kept for the pod, though it isn't bound yet.
+			if got := g.filter(single, "n1").Names(); len(got) != 1 {
+				t.Errorf("then the pod may go to %v", got)
+			}
+			if test.bound {
+				g.want(single, "bound n1 card 0")
+				return
+			}
+			g.pass("the end of the kept place", func() bool { return g.allocation(gpu.PodUID(single.UID)) == "none" })
+			g.pass("the group's plan", func() bool { return g.allocation("uid-job-0") != "none" })
 		})
 	}
 }

@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/apiserver"
@@ -68,6 +67,7 @@ type groups struct {
 	// bindTimeout limits the binds of a gang's members, from the moment in which its barrier opens.
 	bindTimeout time.Duration
 	clock       clock.WithTicker
+	displacers  displacers
 }
 
 // filter answers a filter call for a member of a gang. decided is false if the pod is to be placed like any single pod.
@@ -219,18 +219,6 @@ func (g *groups) nodesChanged() {
 	}
 }
 
-// displace makes groups of lower priority give their reserved places up, if the pod then fits one of the nodes. It reports
-// whether it does.
-func (g *groups) displace(pod gpu.Pod, nodes []string) bool {
-	if g == nil || len(nodes) == 0 || !g.manager.Displace(pod, nodes, g.clock.Now()) {
-		return false
-	}
-	klog.Background().Info("Reserved places of groups gave way to a pod of higher priority",
-		"pod", klog.KRef(pod.Namespace, pod.Name), "priority", pod.Priority)
-	g.act()
-	return true
-}
-
 // replaced removes the old pod from the manager if another pod now has its name, or if the pod no longer names a group. old is
 // nil for a new pod.
 func (g *groups) replaced(old, pod *clustercache.PodInfo) {
@@ -296,6 +284,9 @@ func (g *groups) tick(led bool) (leads bool) {
 		g.manager.StartLeading(now)
 	case led && !leads:
 		g.manager.StopLeading(now)
+	}
+	for _, uid := range g.displacers.due(now, leads) {
+		g.binder.Abandon(uid)
 	}
 	if leads {
 		g.manager.Tick(now)

@@ -395,15 +395,10 @@ func TestUnknownMember(t *testing.T) {
 func TestGangOfUnclearSize(t *testing.T) {
 	odd := member(3, 1)
 	g := startGroups(t, GangOptions{}, member(2, 0, fake.Bound("n1", 0), fake.Phase(corev1.PodRunning)), odd)
-	g.awaitState(gang.PhaseIncomplete)
-	for range 1000 {
-		g.clock.Step(tick)
-	}
-	g.publishObject(fake.Edited(odd, fake.Annotation(protocol.AnnotationGroupSize, "2")))
 	g.awaitState(gang.PhaseBroken)
-	if n := g.gangs.Count("gang evicted"); n > 0 {
-		t.Errorf("%d were evicted while the gang's size was unclear", n)
-	}
+	g.neverEvicted()
+	g.server.Set(fake.Edited(odd, fake.Annotation(protocol.AnnotationGroupSize, "2")))
+	g.publish(odd)
 	g.pass("the eviction", func() bool { return g.gangs.Count("gang evicted") > 0 })
 }
 
@@ -424,7 +419,13 @@ func TestGangAfterFreedMemory(t *testing.T) {
 // A starving gang gets memory of full nodes, for which no filter call arrives.
 func TestStarvingGang(t *testing.T) {
 	a := fake.Pod("a", 16, fake.Bound("n1", 0))
-	g := startGroups(t, GangOptions{StarvationAfter: 20 * time.Second}, a, fake.Pod("b", 16, fake.Bound("n1", 1)), member(2, 0), member(2, 1))
+	short := func(pod *corev1.Pod) {
+		pod.Status.Conditions = []corev1.PodCondition{{
+			Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable,
+			Message: "0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem.",
+		}}
+	}
+	g := startGroups(t, GangOptions{StarvationAfter: 20 * time.Second}, a, fake.Pod("b", 16, fake.Bound("n1", 1)), member(2, 0, short), member(2, 1, short))
 	g.pass("a starvation reservation", func() bool { return g.gangs.Count("gang starving") > 0 })
 	g.publishGone(a)
 	g.await("memory for the gang", func() bool { return g.fits(protocol.Pod(member(2, 0)), "n1") })
@@ -433,15 +434,25 @@ func TestStarvingGang(t *testing.T) {
 	}
 }
 
-// A plan's reservations can't be preempted. A rejected pod of higher priority is requeued when the gang becomes whole.
+// Members whose binds are in flight can't be preempted. A rejected pod of higher priority is requeued when the gang becomes whole.
 func TestRequeueWhenGangIsWhole(t *testing.T) {
 	for priority, want := range map[int32]bool{0: false, 5: true} {
 		t.Run(fmt.Sprint(priority), func(t *testing.T) {
 			g := startGang(t, GangOptions{})
 			g.pass("the requeue of the members", func() bool { return len(g.requeued()) > 0 })
-			g.filter(fake.Pod("other", 16, fake.Priority(priority)), "n1")
-			before := len(g.requeued())
+			began, end := make(chan struct{}, gangSize), make(chan struct{})
+			g.server.Answer(fake.Answers{Bind: func(_ context.Context, b *corev1.Binding) error {
+				began <- struct{}{}
+				<-end
+				return g.server.Commit(b)
+			}})
 			g.startBinds(t.Context(), 0, 1, 2)
+			<-began
+			if got := g.filter(fake.Pod("other", 16, fake.Priority(priority)), "n1").Names(); len(got) > 0 {
+				t.Errorf("the other pod may go to %v", got)
+			}
+			before := len(g.requeued())
+			close(end)
 			g.wantEnds(gangSize, nil)
 			if want {
 				g.pass("a requeue", func() bool { return len(g.requeued()) > before })
