@@ -6,8 +6,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// Resources are the resources that a decision about nodes counts. The amounts have the same order: CPU in thousandths, everything
-// else in the resource's own unit.
+// Resources are the resources that a decision about nodes counts. The amounts have the same order: CPU in thousandths,
+// everything else in the resource's own unit.
 type Resources []corev1.ResourceName
 
 // maxAmount keeps the sums over a node's pods within 64 bits, for any requests.
@@ -54,8 +54,9 @@ func amountOf(name corev1.ResourceName, list corev1.ResourceList) int64 {
 	return quantity.Value()
 }
 
-// CountsFor reports whether the pod, which is on a node or nominated to it, counts there for another pod. kube-scheduler counts
-// nominated pods of equal or higher priority (k8s.io/kubernetes pkg/scheduler/framework/runtime/framework.go, addGENominatedPods).
+// CountsFor reports whether the pod, which is on a node or nominated to it, counts there for another pod.
+// kube-scheduler counts nominated pods of equal or higher priority (k8s.io/kubernetes
+// pkg/scheduler/framework/runtime/framework.go, addGENominatedPods).
 func (p *PodInfo) CountsFor(other *PodInfo) bool {
 	return p.Node != "" || p.UID != other.UID && p.Priority >= other.Priority
 }

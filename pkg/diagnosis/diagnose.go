@@ -117,14 +117,23 @@ func (d *Diagnoser) Diagnose(pod *Pod) Diagnosis {
 		return Diagnosis{NoNode, "no node shares GPU memory"}
 	}
 	if pod.cacheKey == "" {
-		return d.diagnose(pod)
+		return d.diagnose(pod).orReserved(pod)
 	}
 	diagnosis, cached := d.cache[pod.cacheKey]
 	if !cached {
 		diagnosis = d.diagnose(pod)
 		d.cache[pod.cacheKey] = diagnosis
 	}
-	return diagnosis
+	return diagnosis.orReserved(pod)
+}
+
+// orReserved returns another diagnosis if a card has room, but kube-scheduler's last message says that the memory is
+// kept for a group.
+func (d Diagnosis) orReserved(pod *Pod) Diagnosis {
+	if group, reserved := placement.ReservedFor(pod.Message); reserved && d.Reason == Fits {
+		return Diagnosis{Full, placement.Reserved.TextFor(group)}
+	}
+	return d
 }
 
 // nominated reports whether the pod has a valid nomination to one of the nodes.

@@ -91,6 +91,14 @@ func TestDiagnose(t *testing.T) {
 			}
 		}
 	}
+	kept := pod(8, func(p *corev1.Pod) {
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+			Message: "0/2 nodes are available: 1 free GPU memory is kept for group default/train.v1, 1 no GPU card has enough free memory."}}
+	})
+	want := Diagnosis{Full, "free GPU memory is kept for group default/train.v1"}
+	if got := diagnoser.Diagnose(kept); got != want {
+		t.Errorf("memory is kept for a group: %+v, want %+v", got, want)
+	}
 	if got := diagnoser.Diagnose(pod(9000)).Message; got != "no card is large enough: the largest has 16 GiB, on a; closed: the node is cordoned; tainted: the pod doesn't tolerate its taint team:NoSchedule" {
 		t.Error(got)
 	}

@@ -20,7 +20,7 @@ const (
 	Fits Reason = "fits"
 	// Fragmented: a node has enough free memory in total, but no card has.
 	Fragmented Reason = "fragmented"
-	// Full: a card would be large enough, but other pods use too much of it.
+	// Full: a card would be large enough, but other pods use too much of it, or memory is kept for a group.
 	Full Reason = "full"
 	// Unhealthy: only unhealthy cards would be large enough.
 	Unhealthy Reason = "unhealthy"

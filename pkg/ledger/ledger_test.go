@@ -80,6 +80,20 @@ func TestMemory(t *testing.T) {
 	} {
 		expect(t, name, tc.want, newFixture(t, tc.specs...).Memory())
 	}
+	f := newFixture(t, spec(16), spec(16))
+	for _, step := range []struct {
+		what string
+		do   func()
+		want gpu.Memory
+	}{
+		{"two nodes", func() {}, 32},
+		{"a node got a card", func() { f.SetNode("n1", spec(16, 16)) }, 48},
+		{"a node was deleted", func() { f.DeleteNode("n2") }, 32},
+		{"a pod was bound", func() { f.bind("n1", 0, pod("a", 8)) }, 32},
+	} {
+		step.do()
+		expect(t, step.what, step.want, f.Memory())
+	}
 }
 
 func TestRankScores(t *testing.T) {

@@ -7,16 +7,16 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// rankings rank nodes for many requests in one step, under the ledger's lock. Requests that are alike share a ranking, and the
-// requests can alternate between rankings: each change of a node is recorded, and a ranking applies the changes before it is
-// used.
+// rankings rank nodes for many requests in one step, under the ledger's lock. Requests that are alike share a ranking,
+// and the requests can alternate between rankings: each change of a node is recorded, and a ranking applies the changes
+// before it is used.
 type rankings struct {
 	ledger *Ledger
 	// rate returns how good the node is for the request, and whether the request fits the node. It depends only on the node
 	// and on what is in the key.
 	rate func(*node, *Request) (rate float64, fits bool)
-	// put places the pod on the node, which changes the node's revision. It returns false, and changes nothing, if the pod doesn't fit
-	// for a reason that rate doesn't know.
+	// put places the pod on the node, which changes the node's revision. It returns false, and changes nothing, if the
+	// pod doesn't fit for a reason that rate doesn't know.
 	put func(name string, n *node, pod gpu.Pod) bool
 
 	byKey map[rankingKey]*ranking
@@ -48,21 +48,24 @@ func keyOf(names []string) listKey {
 	return listKey{&names[0], len(names)}
 }
 
-// ranking is a heap of the nodes for requests that are alike, the best first.
+// ranking is a heap of the nodes for requests that are alike, the best first. It is built for the second request, because
+// many rankings are used once.
 type ranking struct {
 	*rankings
-	like Request
+	like        Request
+	used, built bool
 	// nodes is the heap. Entries of nodes that have changed since are obsolete.
 	nodes []ranked
-	// refused are the entries of nodes on which a pod could not be put although it fits their cards. They are tried again if no
-	// other node is left, since another pod can need less. Trying them first would cost each pod a look at each full node.
+	// refused are the entries of nodes on which a pod could not be put although it fits their cards. They are tried
+	// again if no other node is left, since another pod can need less. Trying them first would cost each pod a look at
+	// each full node.
 	refused []ranked
 	// applied is the number of changes that are applied.
 	applied int
 }
 
 type ranked struct {
-	*node
+	node *node
 	rate float64
 	// order is the node's position in the list. It breaks ties.
 	order int
@@ -86,24 +89,38 @@ func (r *rankings) of(request *Request) *ranking {
 		if r.byKey == nil || len(r.byKey) >= maxRankings {
 			r.byKey = map[rankingKey]*ranking{}
 		}
-		known = r.rank(request)
+		known = &ranking{rankings: r, like: *request}
 		r.byKey[key] = known
 	}
 	return known
 }
 
-func (r *rankings) rank(request *Request) *ranking {
-	out := &ranking{rankings: r, like: *request, applied: len(r.changes), nodes: make([]ranked, 0, len(request.Nodes))}
-	r.ledger.each(request.Nodes, func(i int, n *node) {
+// each calls visit with each node that the request fits.
+func (r *ranking) each(visit func(ranked)) {
+	r.ledger.each(r.like.Nodes, func(i int, n *node) {
 		if n == nil {
 			return
 		}
-		if rate, fits := r.rate(n, request); fits {
-			out.nodes = append(out.nodes, ranked{n, rate, i, n.revision})
+		if rate, fits := r.rate(n, &r.like); fits {
+			visit(ranked{n, rate, i, n.revision})
 		}
 	})
-	heap.Init(out)
-	return out
+}
+
+// best returns the best node without the heap.
+func (r *ranking) best() (best ranked, ok bool) {
+	r.each(func(candidate ranked) {
+		if !ok || candidate.rate > best.rate {
+			best, ok = candidate, true
+		}
+	})
+	return best, ok
+}
+
+func (r *ranking) build() {
+	r.built, r.applied, r.nodes = true, len(r.changes), make([]ranked, 0, len(r.like.Nodes))
+	r.each(func(candidate ranked) { r.nodes = append(r.nodes, candidate) })
+	heap.Init(r)
 }
 
 // record records that the node's revision has changed.
@@ -111,6 +128,24 @@ func (r *rankings) record(n *node) { r.changes = append(r.changes, n) }
 
 // place puts the pod on the best node that takes it.
 func (r *ranking) place(pod gpu.Pod) (string, bool) {
+	if !r.used {
+		r.used = true
+		best, ok := r.best()
+		if !ok {
+			return "", false
+		}
+		if r.put(r.name(best), best.node, pod) {
+			r.record(best.node)
+			return r.name(best), true
+		}
+	}
+	return r.placeByHeap(pod)
+}
+
+func (r *ranking) placeByHeap(pod gpu.Pod) (string, bool) {
+	if !r.built {
+		r.build()
+	}
 	r.apply()
 	for len(r.nodes) > 0 {
 		best := r.nodes[0]
@@ -121,7 +156,7 @@ func (r *ranking) place(pod gpu.Pod) (string, bool) {
 			r.record(best.node)
 			r.applied = len(r.changes)
 			if rate, fits := r.rate(best.node, &r.like); fits {
-				r.nodes[0].rate, r.nodes[0].at = rate, best.revision
+				r.nodes[0].rate, r.nodes[0].at = rate, best.node.revision
 				heap.Fix(r, 0)
 			} else {
 				heap.Pop(r)

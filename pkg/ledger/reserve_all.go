@@ -11,8 +11,8 @@ import (
 // Request is a pod to place on one of several nodes.
 type Request struct {
 	Pod gpu.Pod
-	// Nodes are the names of the candidate nodes. Nodes are ranked once for each slice, amount and priority, so requests with
-	// equal candidates should share one slice.
+	// Nodes are the names of the candidate nodes. Nodes are ranked once for each slice, amount and priority, so
+	// requests with equal candidates should share one slice.
 	Nodes []string
 }
 
@@ -34,15 +34,15 @@ type Capacity interface {
 }
 
 // ReserveAll adds an assumed allocation for every one of the requests, or for none, in one step. A pod that has an
-// allocation keeps it; that must be on one of its candidate nodes. Each other pod goes to the best node by the view; among nodes that
-// lack capacity for an earlier request with the same candidates, it looks last.
+// allocation keeps it; that must be on one of its candidate nodes. Each other pod goes to the best node by the view
+// that has capacity. Nodes that lacked capacity for an earlier request with the same candidates come last.
 //
 // If there is not enough room, the assumed allocations of the pods in yielding are released, set by set in order, until
 // there is: no more sets than needed, and none if all of them don't suffice. It returns the places in the order of the
 // requests, nil if there is no room, and the number of released sets.
 //
-// The pods that get an allocation are counted in capacity, and those that yield are returned. If ReserveAll returns nil, capacity is
-// as before.
+// The pods that get an allocation are counted in capacity, and those that yield are returned. If ReserveAll returns
+// nil, capacity is as before.
 func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view View, capacity Capacity, at time.Time) (places []Reservation, yielded int) {
 	l.try(view, capacity, at, func(t *trial) bool {
 		for places = t.placeAll(requests); places == nil && yielded < len(yielding); places = t.placeAll(requests) {
@@ -70,9 +70,9 @@ func (l *Ledger) Move(request Request, view View, capacity Capacity, at time.Tim
 	return node, ok
 }
 
-// StillUsable reports whether the pod can still be bound with its allocation: the node shares its cards, and the cards of the
-// allocation exist, are healthy, and have no more allocated than they have memory. A card can have more allocated if another
-// scheduler bound a pod there, or if the card became smaller.
+// StillUsable reports whether the pod can still be bound with its allocation: the node shares its cards, and the cards
+// of the allocation exist, are healthy, and have no more allocated than they have memory. A card can have more
+// allocated if another scheduler bound a pod there, or if the card became smaller.
 func (l *Ledger) StillUsable(uid gpu.PodUID) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -113,8 +113,8 @@ type releasedAllocation struct {
 	allocation *Allocation
 }
 
-// try runs what under the lock, and restores the released allocations if it returns false. Otherwise it calls freed, without
-// the lock, for each node on which memory became free.
+// try runs what under the lock, and restores the released allocations if it returns false. Otherwise it calls freed,
+// without the lock, for each node on which memory became free.
 func (l *Ledger) try(view View, capacity Capacity, at time.Time, what func(t *trial) bool) {
 	for _, name := range l.tryLocked(view, capacity, at, what) {
 		l.freed(name)

@@ -152,7 +152,8 @@ func TestStillUsable(t *testing.T) {
 	}
 }
 
-// A node that lacks capacity for one pod can take another one that needs less, and a node that lacks it for both is passed by.
+// A node that lacks capacity for one pod can take another one that needs less, and a node that lacks it for both is
+// passed by.
 func TestReserveAllCapacity(t *testing.T) {
 	nodes := []string{"n1", "n2", "n3"}
 	for name, tc := range map[string]struct {
@@ -226,11 +227,11 @@ func (s *slots) Return(node string, uid gpu.PodUID) {
 	delete(s.taken, uid)
 }
 
-// TestReserveAllRandom compares ReserveAll with a second ledger, on which the same pods are placed one by one: each on the node that
-// Rank prefers among its candidates with a free slot. A failure changes nothing.
+// TestReserveAllRandom compares ReserveAll with a second ledger, on which the same pods are placed one by one: each on
+// the node that Rank prefers among its candidates with a free slot. A failure changes nothing.
 func TestReserveAllRandom(t *testing.T) {
 	reached := map[string]int{}
-	for seed := range uint64(2000) {
+	for seed := range uint64(1000) {
 		s := newReserveSimulation(t, seed)
 		before, free := s.ledger.Nodes(), maps.Clone(s.slots.free)
 		places, yielded := s.ledger.ReserveAll(s.requests, s.yielding, s.view, s.slots, at)

@@ -18,9 +18,9 @@ type starvationReservation struct {
 }
 
 // ReserveForStarving reserves memory for all requests, each on the card with the most free memory, until
-// EndStarvationReservation. The memory may still be in use: it becomes available as pods end. It reserves nothing and returns
-// false if the requests don't fit even on empty cards, or not by capacity, in which the pods are counted only if all fit. label
-// names the pods for users.
+// EndStarvationReservation. The memory may still be in use: it becomes available as pods end. It reserves nothing and
+// returns false if the requests don't fit even on empty cards, or don't fit by capacity. The pods are counted in capacity
+// if all fit. label names the pods for users.
 func (l *Ledger) ReserveForStarving(requests []Request, priority int32, label string, capacity Capacity) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -167,6 +167,24 @@ func TestReasons(t *testing.T) {
 	}
 }
 
+func TestReservedFor(t *testing.T) {
+	text := Reserved.TextFor("default/train.v1")
+	for message, want := range map[string]string{
+		"0/3 nodes are available: 2 " + text + ", 1 no GPU card has enough free memory. preemption: none": "default/train.v1",
+		"0/3 nodes are available: 1 x, 2 " + text + ". preemption: 0/3 nodes are available":               "default/train.v1",
+		"0/3 nodes are available: 3 " + text + ".":                                                        "default/train.v1",
+		"0/3 nodes are available: 3 " + Reserved.String() + ".":                                           "",
+		"": "",
+	} {
+		if got, ok := ReservedFor(message); got != want || ok != (want != "") {
+			t.Errorf("%q names %q, %t", message, got, ok)
+		}
+	}
+	if got := Full.TextFor("default/train") + Reserved.TextFor(""); got != Full.String()+Reserved.String() {
+		t.Error(got)
+	}
+}
+
 func score(cardPolicy, nodePolicy Policy, cards []Card, request gpu.Memory) int {
 	suits, _ := suit(cardPolicy, nodePolicy, cards, request)
 	return suits.Score()

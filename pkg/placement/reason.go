@@ -1,5 +1,7 @@
 package placement
 
+import "strings"
+
 // Reason is why a request doesn't fit a node. The zero value is Fits.
 //
 // kube-scheduler shows reasons in the pod's Events and requeues a pod when its message changes. So there are few reasons,
@@ -60,12 +62,22 @@ func (r Reason) String() string {
 	return words[r].text
 }
 
+const keptFor = "free GPU memory is kept for group "
+
 // TextFor is String, but names the group for which the memory is kept if the reason is Reserved and group isn't empty.
 func (r Reason) TextFor(group string) string {
 	if r == Reserved && group != "" {
-		return "free GPU memory is kept for group " + group
+		return keptFor + group
 	}
 	return r.String()
+}
+
+// ReservedFor returns the group that the text of Reserved names in a message of kube-scheduler, which lists reasons
+// with their numbers of nodes, separated by commas.
+func ReservedFor(message string) (group string, ok bool) {
+	_, rest, ok := strings.Cut(message, keptFor)
+	group, _, _ = strings.Cut(rest, " ")
+	return strings.TrimRight(group, ".,"), ok
 }
 
 // Label returns the label for metrics.

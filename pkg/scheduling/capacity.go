@@ -11,9 +11,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// capacity counts what nodes have free besides GPU memory, as kube-scheduler does, for plans of gangs. It is made for a few
-// decisions in a row and then thrown away: it reads a node when it is first asked about it, and doesn't notice later changes. It
-// implements ledger.Capacity, and is not safe for concurrent use.
+// capacity counts what nodes have free besides GPU memory, as kube-scheduler does, for plans of gangs. It is made for a
+// few decisions in a row and then thrown away: it reads a node when it is first asked about it, and doesn't notice
+// later changes. It implements ledger.Capacity, and is not safe for concurrent use.
 type capacity struct {
 	*freeResources
 	planned func(node string) []gpu.PodUID
@@ -38,9 +38,9 @@ type nodeCapacity struct {
 	left []int64
 }
 
-// capacity returns a capacity in which the pods on the nodes count, and the pending pods that planned, which can be nil, returns
-// for a node. If empty is true, only pods count that ask for no GPU memory, such as those of a DaemonSet: they are not expected to
-// leave.
+// capacity returns a capacity in which the pods on the nodes count, and the pending pods that planned, which can be
+// nil, returns for a node. If empty is true, only pods count that ask for no GPU memory, such as those of a DaemonSet:
+// they are not expected to leave.
 func (f *freeResources) capacity(planned func(node string) []gpu.PodUID, empty bool) ledger.Capacity {
 	if planned == nil || empty {
 		planned = func(string) []gpu.PodUID { return nil }
@@ -93,8 +93,9 @@ func (c *capacity) count(n *nodeCapacity, pod *clustercache.PodInfo, sign int64)
 	}
 }
 
-// fits reports whether the node has enough of everything that the pod requests. What the pod doesn't request doesn't matter, even if
-// the pods use too much of it (k8s.io/kubernetes pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest).
+// fits reports whether the node has enough of everything that the pod requests. What the pod doesn't request doesn't
+// matter, even if the pods use too much of it (k8s.io/kubernetes pkg/scheduler/framework/plugins/noderesources/fit.go,
+// fitsRequest).
 func (c *capacity) fits(n *nodeCapacity, pod *clustercache.PodInfo) bool {
 	c.learn(pod)
 	c.update(n)
@@ -135,7 +136,8 @@ func (c *capacity) update(n *nodeCapacity) {
 		case c.empty:
 			free = n.withoutGPU[c.resources[i]]
 		case !listed:
-			// kube-scheduler has offered the node, so it doesn't count this resource: another extender or a driver provides it.
+			// kube-scheduler has offered the node, so it doesn't count this resource: another extender or a driver
+			// provides it.
 			free = math.MaxInt64 / 2
 		}
 		for _, pod := range n.pods {

@@ -2,6 +2,7 @@ package scheduling
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 
@@ -110,9 +111,7 @@ func TestCapacity(t *testing.T) {
 			node := fake.Node("n1", 16)
 			node.Status.Allocatable[memory] = fake.Amount(memory, 100)[memory]
 			node.Status.Allocatable[corev1.ResourceEphemeralStorage] = fake.Amount(memory, 100)[memory]
-			for resource, amount := range test.node {
-				node.Status.Allocatable[resource] = amount
-			}
+			maps.Copy(node.Status.Allocatable, test.node)
 			all := test.on
 			for i := range 5 {
 				all = append(all, fake.Pod(fmt.Sprint("w", i), 1, append([]fake.PodEdit{fake.CPU(2)}, test.asking...)...))

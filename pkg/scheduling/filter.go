@@ -49,8 +49,8 @@ func (r FilterResult) full() iter.Seq[string] {
 	}
 }
 
-// Filter returns the candidate nodes that have a card with room for the pod, or the best of them (see Options.FilterBest). It
-// creates no allocation. A pod that asks for no GPU memory passes on every node.
+// Filter returns the candidate nodes that have a card with room for the pod, or the best of them (see
+// Options.FilterBest). It creates no allocation. A pod that asks for no GPU memory passes on every node.
 func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, error) {
 	pod := protocol.Pod(object)
 	if result, decided := s.groups.filter(object, nodes); decided {

@@ -11,9 +11,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// freeResources keeps what the bound pods leave of the resources of their node besides GPU memory. Plans of gangs can ask about
-// thousands of nodes under the ledger's lock, and most nodes don't change between two plans. A node is computed when it is asked for
-// and kept until it or one of its pods changes. mu guards nodes.
+// freeResources keeps what the bound pods leave of the resources of their node besides GPU memory. Plans of gangs can
+// ask about thousands of nodes under the ledger's lock, and most nodes don't change between two plans. A node is
+// computed when it is asked for and kept until it or one of its pods changes. mu guards nodes.
 type freeResources struct {
 	cache capacityCache
 	mu    sync.Mutex
@@ -32,8 +32,8 @@ type nodeResources struct {
 	object *corev1.Node
 	// bound and nominated are the pods of the node.
 	bound, nominated []*clustercache.PodInfo
-	// free is what the bound pods leave of each resource that the node lists, negative if they use too much. withoutGPU is the same if only those
-	// pods count that ask for no GPU memory.
+	// free is what the bound pods leave of each resource that the node lists, negative if they use too much. withoutGPU
+	// is the same if only those pods count that ask for no GPU memory.
 	free, withoutGPU map[corev1.ResourceName]int64
 }
 
