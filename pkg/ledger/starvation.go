@@ -140,7 +140,7 @@ func (l *Ledger) StarvationIdle() (idle gpu.Memory) {
 	if l.starvation == nil {
 		return 0
 	}
-	for _, name := range slices.Compact(slices.Sorted(slices.Values(l.starvation.nodes))) {
+	for _, name := range slices.Compact(slices.Sorted(maps.Values(l.starvation.pods))) {
 		n := l.nodes[name]
 		if n == nil {
 			continue
