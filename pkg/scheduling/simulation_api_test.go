@@ -50,6 +50,9 @@ type apiPod struct {
 	// member is the pod's index in the job. replaced is true once the controller has created another pod in its place.
 	member, generation int
 	replaced           bool
+	// late is true if the answer to a Binding of the pod was lost.
+	late    bool
+	created time.Duration
 	// run is the run in which the pod was bound; nil if it isn't bound, or names no group.
 	run *run
 }
@@ -104,6 +107,8 @@ type change struct {
 	node   *apiNode
 	spec   *corev1.Node // nil if the node was deleted.
 	gone   bool
+	// touched is true if only an annotation changed that the extender doesn't read.
+	touched bool
 }
 
 // watcher delivers the log to a client, late.
@@ -223,7 +228,7 @@ func (a *apiServer) create(name string, spec podSpec, controller string, j *job,
 	if spec.gated {
 		object.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "test/gate"}}
 	}
-	p := &apiPod{podSpec: spec, object: object, exists: true, job: j, member: member}
+	p := &apiPod{podSpec: spec, object: object, exists: true, job: j, member: member, created: a.w.now}
 	if a.pods[name] != nil {
 		panic("two pods have the name " + name)
 	}
@@ -307,6 +312,15 @@ func (a *apiServer) end(p *apiPod, phase corev1.PodPhase) {
 		p.job.lost(p)
 	}
 	a.w.after(a.w.between(time.Second, time.Minute), func() { a.remove(p) })
+}
+
+// deletePodsOn deletes the pods of a node that is gone, as the pod garbage collector does.
+func (a *apiServer) deletePodsOn(node string) {
+	for _, p := range slices.Clone(a.order) {
+		if p.live() && p.info.Node == node {
+			a.remove(p)
+		}
+	}
 }
 
 // release returns the memory that the pod used.
@@ -395,7 +409,7 @@ func (a *apiServer) touchNode(name, key, value string) error {
 	object.Annotations = maps.Clone(object.Annotations)
 	object.Annotations[key] = value
 	n.object = &object
-	a.publish(change{node: n, spec: n.object})
+	a.publish(change{node: n, spec: n.object, touched: true})
 	return nil
 }
 
@@ -591,6 +605,10 @@ func (c client) Bind(_ context.Context, b *corev1.Binding) error {
 		return errDial
 	case lostMade, lostLate, lostNever:
 		w.stats.lost++
+		if p := w.api.pods[b.Name]; p != nil {
+			p.late = true
+		}
+		w.moment()
 		when := w.between(time.Millisecond, 20*time.Millisecond)
 		if outcome == lostLate { // The API server has not abandoned it yet.
 			when = w.between(time.Millisecond, 2*simBindTimeout)
@@ -692,6 +710,11 @@ type run struct {
 	// ambiguous is true if it lost a member before it was whole: after a change of leaders, it can't be told from a run that
 	// was whole.
 	ambiguous bool
+	wholeAt   time.Duration
+	// resized is true if the group's number was changed.
+	resized bool
+	// controllers are those of the pods that were bound in it.
+	controllers map[string]bool
 }
 
 func (r *run) running() (n int) {
@@ -711,9 +734,13 @@ func (a *apiServer) joined(p *apiPod) {
 	}
 	r := a.runs[key]
 	if r == nil {
-		r = &run{key: key}
+		r = &run{key: key, controllers: map[string]bool{}}
 		a.runs[key] = r
 	}
+	if controller := p.info.Member.Controller; r.whole && !r.controllers[controller] && !p.late && p.created > max(r.wholeAt, a.w.blind)+time.Second {
+		a.w.fail("%s of controller %q joins run %v, which was whole before and has none of its pods", p.name(), controller, key)
+	}
+	r.controllers[p.info.Member.Controller] = true
 	r.members, r.size, r.since = append(r.members, p), p.size, a.w.now
 	p.run = r
 	n := 0
@@ -724,19 +751,19 @@ func (a *apiServer) joined(p *apiPod) {
 	}
 	succeeded := 0 // Members that have succeeded count even if the others are bound in a later round.
 	for _, o := range a.order {
-		if o.group == p.group && o.generation == p.generation && o.object.Status.Phase == corev1.PodSucceeded {
+		if o.exists && o.group == p.group && o.generation == p.generation && o.object.Status.Phase == corev1.PodSucceeded {
 			succeeded++
 		}
 	}
 	marked := p.object.Annotations[protocol.AnnotationGroupWhole] == "true"
 	if !r.whole && n+max(succeeded, r.succeeded) >= r.size {
-		r.whole = true
+		r.whole, r.wholeAt = true, a.w.now
 		a.w.stats.whole++
 		a.w.trace("api: run %v is whole", key)
 	} else if marked && !r.whole && !r.ambiguous {
 		// A member may have been deleted, or have ended, between the write of the others and this one.
 		if len(r.members)+max(succeeded, r.succeeded) >= r.size {
-			r.whole = true
+			r.whole, r.wholeAt = true, a.w.now
 		}
 	}
 }

@@ -78,6 +78,19 @@ func (w *world) checkReservation(r *replica, a ledger.Allocation) {
 	}
 }
 
+// checkBudget checks that groups that can't run kept little memory reserved. Each leader begins with some credit.
+func (w *world) checkBudget() {
+	perSecond := 0.0
+	for _, n := range w.api.nodes {
+		for _, memory := range n.cards {
+			perSecond += float64(max(memory, 16))
+		}
+	}
+	if allowed := 0.05*w.reserved.all + 60*perSecond*float64(1+w.stats.leaders+w.stats.restarts); w.reserved.impossible > allowed {
+		w.fail("groups that can't run kept %.0f%% of the memory reserved", 100*w.reserved.impossible/w.reserved.all)
+	}
+}
+
 // checkPromise checks the card of a pod whose bind is about to begin.
 func (w *world) checkPromise(r *replica, request BindRequest) {
 	name, a, ok := r.scheduler.ledger.Lookup(gpu.PodUID(request.UID))
@@ -92,25 +105,34 @@ func (w *world) checkPromise(r *replica, request BindRequest) {
 	}
 }
 
-// simCapacity counts the CPU of nodes. It implements ledger.Capacity.
+// simCapacity counts the CPU of nodes, and the sum of their GPU memory as kube-scheduler does. It implements ledger.Capacity.
 type simCapacity struct {
-	free map[string]int64
-	asks map[gpu.PodUID]int64
+	cpu, memory map[string]int64
+	pods        map[gpu.PodUID]*apiPod
 }
 
 func (c simCapacity) Take(node string, uid gpu.PodUID) bool {
-	if c.free[node] < c.asks[uid] {
+	p := c.pods[uid]
+	if c.cpu[node] < p.cpu || c.memory[node] < p.memory {
 		return false
 	}
-	c.free[node] -= c.asks[uid]
+	c.count(node, p)
 	return true
 }
 
-func (c simCapacity) Return(node string, uid gpu.PodUID) { c.free[node] += c.asks[uid] }
+func (c simCapacity) count(node string, p *apiPod) {
+	c.cpu[node] -= p.cpu
+	c.memory[node] -= p.memory
+}
 
-// truth returns a ledger and the free CPU of the cluster as it really is.
+func (c simCapacity) Return(node string, uid gpu.PodUID) {
+	c.cpu[node] += c.pods[uid].cpu
+	c.memory[node] += c.pods[uid].memory
+}
+
+// truth returns a ledger and what is free in the cluster besides, as it really is.
 func (w *world) truth() (*ledger.Ledger, simCapacity) {
-	l, c := ledger.New(), simCapacity{map[string]int64{}, map[gpu.PodUID]int64{}}
+	l, c := ledger.New(), simCapacity{map[string]int64{}, map[string]int64{}, map[gpu.PodUID]*apiPod{}}
 	for _, n := range w.api.nodes {
 		if !n.exists || n.closed {
 			continue
@@ -120,16 +142,18 @@ func (w *world) truth() (*ledger.Ledger, simCapacity) {
 			card := gpu.Card{Index: i, Memory: gpu.Memory(memory)}
 			if n.sick[i] {
 				card.Unhealthy = "sick"
+			} else {
+				c.memory[n.name] += memory
 			}
 			spec.Cards = append(spec.Cards, card)
 		}
 		l.SetNode(n.name, spec)
-		c.free[n.name] = n.cpu
+		c.cpu[n.name] = n.cpu
 	}
 	for _, p := range w.api.order {
-		c.asks[p.uid()] = p.cpu
+		c.pods[p.uid()] = p
 		if p.live() {
-			c.free[p.info.Node] -= p.cpu
+			c.count(p.info.Node, p)
 			if p.memory > 0 {
 				l.SetBound(p.info.Node, p.info.Pod, p.info.Placement, time.Time{})
 			}
@@ -149,7 +173,7 @@ func (w *world) eligible(p *apiPod) (names []string) {
 }
 
 func (p *apiPod) waits() bool {
-	return p.exists && p.info.Node == "" && !p.info.Ended && !p.info.Leaving && !p.gated && p.scheduler == schedulerName
+	return p.exists && p.info.Node == "" && !p.info.Ended && !p.info.Leaving && !p.gated && p.scheduler != "nobody"
 }
 
 // fits reports whether the pods fit at the same time, by the ledger's rules, whatever the order of the nodes is.
@@ -223,7 +247,7 @@ func (w *world) bound(group string) (n int) {
 // checkRest checks that each run is bound whole or not at all.
 func (w *world) checkRest() {
 	for _, p := range w.api.order {
-		if p.live() && p.run != nil && !p.run.whole && !p.run.ambiguous {
+		if p.live() && p.run != nil && !p.run.whole && !p.run.ambiguous && !p.run.resized {
 			w.fail("%v is bound in part: %d of %d", p.run.key, p.run.running(), p.run.size)
 		}
 	}
@@ -231,6 +255,7 @@ func (w *world) checkRest() {
 
 // settle ends the disturbances and checks what must hold at rest.
 func (w *world) settle() {
+	w.checkBudget()
 	w.calm, w.faults = true, faults{}
 	for _, n := range w.api.nodes {
 		n.closed = false

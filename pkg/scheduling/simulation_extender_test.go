@@ -204,7 +204,9 @@ func (r *replica) bindPermitted(call *bindCall) error {
 	if err != nil {
 		return err
 	}
-	r.w.checkPromise(r, call.request)
+	if held.OpenedAt().Equal(s.Clock.Now()) { // Later, for the last member, it is too late to give the place up.
+		r.w.checkPromise(r, call.request)
+	}
 	_, err = s.bindMember(r.w.context(), call.request, p)
 	s.groups.end(uid, call.request.Node, p, err)
 	return err
@@ -317,6 +319,9 @@ func mapKeys[V any](m map[string]V) func(func(string) bool) {
 }
 
 func (c *simCache) observe(e change) {
+	if e.touched {
+		return
+	}
 	if e.node != nil {
 		c.observeNode(e)
 		return

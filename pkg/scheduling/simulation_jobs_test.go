@@ -133,7 +133,11 @@ func (j *job) over() bool {
 
 // randomNodes creates nodes.
 func (w *world) randomNodes() {
-	for i := range 2 + w.random.IntN(4) {
+	count := 2 + w.random.IntN(4)
+	if w.chance(0.1) {
+		count = 10
+	}
+	for i := range count {
 		cards := make([]int64, 1+w.random.IntN(3))
 		for c := range cards {
 			cards[c] = 16
@@ -197,7 +201,7 @@ func (w *world) randomJob() {
 // vary changes some members.
 func (w *world) vary(j *job) {
 	last := len(j.specs) - 1
-	switch w.random.IntN(30) {
+	switch w.random.IntN(32) {
 	case 0: // A leader and workers.
 		j.specs[0].cpu, j.controllers[0] = 3, "leader"
 	case 1: // Bare pods.
@@ -238,6 +242,12 @@ func (w *world) vary(j *job) {
 			j.specs[i].port = 80
 		}
 		j.impossible = j.specs[0].size > len(w.api.nodes)
+	case 15: // Another profile of the same kube-scheduler.
+		j.specs[last].scheduler = otherProfile
+	case 16:
+		for i := range j.specs {
+			j.specs[i].scheduler = otherProfile
+		}
 	case 13, 14: // The API server refuses to bind a member for a while.
 		j.specs[last].refused = w.now + w.between(10*time.Second, 3*time.Minute)
 	}

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpushare/gpushare/pkg/gang"
 )
 
 // TestScenes are short scripts on the simulation. Each of them failed before groups had runs.
@@ -57,6 +59,9 @@ func TestScenes(t *testing.T) {
 			w.group("g", 2, podSpec{memory: 16})
 			w.runFor(5 * minute)
 			w.wantWhole("g", 2)
+			if n := w.replicas[0].scheduler.groups.manager.Phases()[gang.PhaseRunning]; n != 1 {
+				w.fail("the extender doesn't know that the group runs")
+			}
 		}},
 		"the API server is away in the middle of a group's binds": {1, func(w *world) {
 			w.api.addNode("n0", "a", 8, 16, 16, 16)
@@ -164,12 +169,13 @@ func TestScenes(t *testing.T) {
 				w.tracing = true
 				w.lead()
 				scene.play(w)
+				state := w.report()
 				w.close()
 				if w.violation == "" && os.Getenv("GPUSHARE_SIM_SEED") != "" {
-					t.Logf("seed %d:\n%s\n%s", seed, strings.Join(w.history[max(0, len(w.history)-80):], "\n"), w.report())
+					t.Logf("seed %d:\n%s\n%s", seed, strings.Join(w.history[max(0, len(w.history)-80):], "\n"), state)
 				}
 				if w.violation != "" {
-					t.Fatalf("seed %d: %s\n%s\n%s", seed, w.violation, strings.Join(w.history[max(0, len(w.history)-80):], "\n"), w.report())
+					t.Fatalf("seed %d: %s\n%s\n%s", seed, w.violation, strings.Join(w.history[max(0, len(w.history)-80):], "\n"), state)
 				}
 			}
 		})

@@ -84,8 +84,11 @@ func newKubeScheduler(w *world) *kubeScheduler {
 	return k
 }
 
-// name of the profile.
-const schedulerName = "default-scheduler"
+// The names of kube-scheduler's profiles.
+const (
+	schedulerName = "default-scheduler"
+	otherProfile  = "other-profile"
+)
 
 // observe applies a change that the watch delivers.
 func (k *kubeScheduler) observe(c change) {
@@ -117,7 +120,7 @@ func (k *kubeScheduler) observe(c change) {
 		p.state = schedNone
 		k.place(p, k.node(p.info.Node))
 		p.nominated = ""
-	case p.info.Ended, p.scheduler != schedulerName, p.object.Spec.SchedulingGates != nil:
+	case p.info.Ended, p.scheduler != schedulerName && p.scheduler != otherProfile, p.object.Spec.SchedulingGates != nil:
 	case before == nil || before.Node == "" && p.state == schedNone && p.node == nil:
 		k.enqueue(p)
 	}

@@ -10,6 +10,10 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // TestSimulation runs clusters with groups and single pods under disturbances, each from one seed, until a million steps were
@@ -55,7 +59,7 @@ func TestSimulation(t *testing.T) {
 		if again := runSeed(w.seed, true); again.violation != w.violation {
 			t.Errorf("seed %d isn't deterministic: %s", w.seed, again.violation)
 		} else {
-			t.Logf("seed %d:\n%s\n%s", w.seed, strings.Join(again.history[max(0, len(again.history)-maxHistory):], "\n"), again.report())
+			t.Logf("seed %d:\n%s\n%s", w.seed, strings.Join(again.history[max(0, len(again.history)-maxHistory):], "\n"), again.final)
 		}
 	}
 	t.Logf("%d steps, %d seeds: %+v", made, next-uint64(first), total)
@@ -95,7 +99,7 @@ func runSeed(seed uint64, tracing bool) *world {
 		much := []float64{0.3, 1, 4}[w.random.IntN(3)]
 		w.faults = faults{
 			rejected: 0.03 * much * w.random.Float64(), busy: 0.05 * much * w.random.Float64(), lost: 0.08 * much * w.random.Float64(),
-			unreachable: 0.05 * much * w.random.Float64(), slow: 0.05 * w.random.Float64(), moment: 0.02 * much * w.random.Float64(),
+			unreachable: 0.05 * much * w.random.Float64(), slow: 0.05 * w.random.Float64(), moment: 0.05 * much * w.random.Float64(),
 		}
 		w.after(time.Second, w.disturbAgain)
 	}
@@ -103,6 +107,9 @@ func runSeed(seed uint64, tracing bool) *world {
 	w.runFor(20 * time.Minute)
 	if w.violation == "" {
 		w.settle()
+	}
+	if tracing {
+		w.final = w.report()
 	}
 	return w
 }
@@ -137,7 +144,13 @@ func (w *world) trouble(j *job) {
 		return
 	}
 	p := j.pods[w.random.IntN(len(j.pods))]
-	switch w.random.IntN(4) {
+	switch w.random.IntN(6) {
+	case 4: // The gate is removed.
+		w.ungate(j)
+	case 5: // The size is changed.
+		if len(j.specs) > 1 && w.chance(0.3) {
+			w.resize(j, max(1, j.specs[0].size+w.random.IntN(3)-1))
+		}
 	case 0:
 		if len(j.specs) > 1 {
 			j.restart()
@@ -148,6 +161,37 @@ func (w *world) trouble(j *job) {
 		w.api.end(p, "Failed")
 	case 3:
 		w.api.end(p, "Succeeded")
+	}
+}
+
+// ungate removes the scheduling gates of a job.
+func (w *world) ungate(j *job) {
+	for i := range j.specs {
+		j.specs[i].gated = false
+	}
+	for _, p := range j.pods {
+		if p.exists && p.gated {
+			p.gated, j.impossible = false, false
+			w.api.edit(p, func(object *corev1.Pod) { object.Spec.SchedulingGates = nil })
+		}
+	}
+}
+
+// resize changes the size of a group in all of its pods.
+func (w *world) resize(j *job, size int) {
+	w.trace("job %s has size %d", j.name, size)
+	for i := range j.specs {
+		j.specs[i].size = size
+	}
+	j.impossible = j.impossible || size > len(j.specs)
+	for _, p := range j.pods {
+		if p.exists {
+			p.size = size
+			if p.run != nil {
+				p.run.resized = true
+			}
+			w.api.edit(p, func(object *corev1.Pod) { object.Annotations[protocol.AnnotationGroupSize] = strconv.Itoa(size) })
+		}
 	}
 }
 
@@ -162,69 +206,94 @@ func (w *world) disturbAgain() {
 // moment disturbs the cluster soon, now and then. It is called where a disturbance is likely to do harm.
 func (w *world) moment() {
 	if !w.calm && w.chance(w.faults.moment) {
-		w.after(w.between(0, 20*time.Millisecond), w.disturb)
+		w.after(w.between(0, 20*time.Millisecond), func() {
+			if !w.calm {
+				disturbances[w.random.IntN(harmful)](w)
+			}
+		})
 	}
 }
 
 // disturb disturbs the cluster.
-func (w *world) disturb() {
-	if w.calm {
-		return
-	}
-	r := w.answering()
-	node := w.api.nodes[w.random.IntN(len(w.api.nodes))]
-	switch w.random.IntN(11) {
-	case 0, 9:
-		w.changeLeader()
-	case 1:
-		if r != nil {
+func (w *world) disturb() { disturbances[w.random.IntN(len(disturbances))](w) }
+
+// harmful is the number of the first disturbances that are likely to do harm at the wrong moment.
+const harmful = 8
+
+var disturbances = []func(*world){
+	(*world).changeLeader,
+	(*world).changeCard,
+	(*world).changeCard,
+	(*world).cutOff,
+	(*world).cutOff,
+	func(w *world) {
+		if r := w.answering(); r != nil {
 			r.freeze(w.between(100*time.Millisecond, 20*time.Second))
 		}
-	case 2: // The watch of an extender stalls, and some begin again with a list.
-		if len(w.replicas) > 0 {
-			w.replicas[w.random.IntN(len(w.replicas))].stall(w.between(time.Second, 90*time.Second))
-		}
-	case 3:
-		w.scheduler.watch.stalled = w.now + w.between(100*time.Millisecond, 3*time.Second)
-	case 4:
-		for _, r := range w.replicas {
-			r.apart = w.now + w.between(time.Second, 2*time.Minute)
-			w.trace("%s can't reach the API server until %v", r.name, r.apart)
-			if w.worldOptions.replicas > 1 {
-				w.lapse(r)
-			}
-		}
-	case 5:
-		if node.exists && w.chance(0.3) {
-			w.api.removeNode(node)
-			w.after(w.between(time.Second, time.Minute), func() { w.api.setNode(node) })
-		}
-	case 6:
-		i := w.random.IntN(len(node.cards))
-		if node.exists {
-			node.sick[i] = !node.sick[i]
-			w.api.setNode(node)
-		}
-	case 7:
-		if node.exists {
-			node.closed = !node.closed
-			w.api.setNode(node)
-		}
-	case 10:
+	},
+	func(w *world) {
 		if len(w.jobs) > 0 {
 			w.trouble(w.jobs[w.random.IntN(len(w.jobs))])
 		}
-	case 8:
-		i := w.random.IntN(len(node.cards))
-		if node.exists && w.chance(0.5) {
-			node.cards[i] = []int64{16, 16, 12, 8, 24}[w.random.IntN(5)]
-			w.api.setNode(node)
+	},
+	func(w *world) { // The watch of an extender stalls, and some begin again with a list.
+		if len(w.replicas) > 0 {
+			w.replicas[w.random.IntN(len(w.replicas))].stall(w.between(time.Second, 90*time.Second))
+		}
+	},
+	(*world).changeLeader,
+	(*world).changeNode,
+	(*world).handOverGracefully,
+	func(w *world) { w.scheduler.watch.stalled = w.now + w.between(100*time.Millisecond, 3*time.Second) },
+}
+
+// cutOff keeps the extenders from the API server.
+func (w *world) cutOff() {
+	for _, r := range w.replicas {
+		r.apart = max(r.apart, w.now+w.between(time.Second, 2*time.Minute))
+		w.blind = max(w.blind, r.apart)
+		w.trace("%s can't reach the API server until %v", r.name, r.apart)
+		if w.worldOptions.replicas > 1 {
+			w.lapse(r)
 		}
 	}
 }
 
+// changeCard changes the health or the size of a card.
+func (w *world) changeCard() {
+	node := w.api.nodes[w.random.IntN(len(w.api.nodes))]
+	i := w.random.IntN(len(node.cards))
+	switch {
+	case !node.exists:
+		return
+	case w.chance(0.5):
+		node.sick[i] = !node.sick[i]
+	default:
+		node.cards[i] = []int64{16, 16, 12, 8, 24}[w.random.IntN(5)]
+	}
+	w.api.setNode(node)
+}
+
+// changeNode cordons a node, or deletes it for a while.
+func (w *world) changeNode() {
+	node := w.api.nodes[w.random.IntN(len(w.api.nodes))]
+	switch {
+	case !node.exists:
+	case w.chance(0.3):
+		w.api.removeNode(node)
+		if w.chance(0.5) {
+			w.after(w.between(time.Second, 40*time.Second), func() { w.api.deletePodsOn(node.name) })
+		}
+		w.after(w.between(time.Second, time.Minute), func() { w.api.setNode(node) })
+	default:
+		node.closed = !node.closed
+		w.api.setNode(node)
+	}
+}
+
 func (r *replica) freeze(d time.Duration) {
-	r.frozenUntil = r.w.now + d
+	r.frozenUntil = max(r.frozenUntil, r.w.now+d)
+	r.w.blind = max(r.w.blind, r.w.now+d)
 	r.w.trace("%s freezes for %v", r.name, d)
 	if r.w.worldOptions.replicas > 1 && d > 8*time.Second {
 		r.w.lapse(r)
@@ -234,7 +303,8 @@ func (r *replica) freeze(d time.Duration) {
 // stall holds up the watch, which then continues, or begins again with a list.
 func (r *replica) stall(d time.Duration) {
 	w := r.w
-	r.cache.watch.stalled = w.now + d
+	r.cache.watch.stalled = max(r.cache.watch.stalled, w.now+d)
+	w.blind = max(w.blind, w.now+d)
 	w.trace("%s: the watch stalls for %v", r.name, d)
 	if w.chance(0.3) {
 		w.after(d, func() {
@@ -305,6 +375,28 @@ func (w *world) succeed(old *replica, after time.Duration) {
 	})
 }
 
+// handOverGracefully ends a leader's term. Another replica, or the same one, leads later.
+func (w *world) handOverGracefully() {
+	r := w.answering()
+	if r == nil || w.worldOptions.replicas == 1 {
+		return
+	}
+	w.trace("%s gives the Lease up", r.name)
+	r.leads = false
+	var drain func()
+	drain = func() {
+		if !r.dead && len(r.calls) > 0 {
+			w.after(100*time.Millisecond, drain)
+			return
+		}
+		if w.chance(0.3) && !r.dead {
+			r = nil // It can lead again.
+		}
+		w.succeed(r, 2*simBindTimeout+w.between(0, time.Second))
+	}
+	w.after(time.Second, drain)
+}
+
 // changeLeader kills the leader. A sole extender starts again; with replicas another one takes over, and a new standby starts.
 func (w *world) changeLeader() {
 	r := w.answering()
@@ -312,6 +404,13 @@ func (w *world) changeLeader() {
 		return
 	}
 	w.stats.restarts++
+	if w.chance(0.4) { // The next leader doesn't see the last binds.
+		for _, o := range w.replicas {
+			if o != r {
+				o.stall(w.between(10*time.Second, 2*time.Minute))
+			}
+		}
+	}
 	r.kill()
 	name := fmt.Sprintf("extender%d", w.stats.restarts+1)
 	if w.worldOptions.replicas == 1 {

@@ -27,6 +27,8 @@ type world struct {
 	// history are the latest traces, if traces are on.
 	history []string
 	tracing bool
+	// closing is true while the tasks are ended.
+	closing bool
 
 	// current is the task that runs now; nil outside of tasks.
 	current *task
@@ -42,7 +44,10 @@ type world struct {
 	// fate decides the outcome of a Binding in scenes; nil for a random one.
 	fate func(pod string) fate
 	// calm is true once the disturbances are over.
-	calm     bool
+	calm bool
+	// blind is until when an extender may have known less than the API server.
+	blind    time.Duration
+	final    string
 	stats    stats
 	reserved reservedTime
 }
@@ -170,7 +175,12 @@ func (w *world) runUntil(d time.Duration, done func() bool) bool {
 
 // close ends all tasks.
 func (w *world) close() {
+	w.closing = true
+	for _, r := range w.replicas {
+		r.dead = true
+	}
 	for _, t := range w.all {
+		w.current = t
 		t.stop()
 	}
 }
@@ -202,7 +212,7 @@ func (w *world) start(owner *replica, work func()) *task {
 		t = &task{w: w}
 		t.next, t.stop = iter.Pull(iter.Seq[time.Duration](func(yield func(time.Duration) bool) {
 			t.yield = yield
-			for more := true; more; more = yield(idleTask) {
+			for more := true; more && !t.w.closing; more = yield(idleTask) {
 				t.work()
 			}
 		}))
@@ -234,10 +244,20 @@ func (t *task) resume() {
 }
 
 // sleep lets time pass in the current task.
-func (w *world) sleep(d time.Duration) { w.current.yield(max(d, 0)) }
+func (w *world) sleep(d time.Duration) {
+	if w.closing {
+		w.now += max(d, 0)
+		return
+	}
+	w.current.yield(max(d, 0))
+}
 
 // park waits until the task is woken.
-func (w *world) park() { w.current.yield(parkedTask) }
+func (w *world) park() {
+	if !w.closing {
+		w.current.yield(parkedTask)
+	}
+}
 
 // wake resumes a parked task.
 func (t *task) wake() {
