@@ -14,9 +14,8 @@ import (
 // Handler receives the changes of the cluster, in the order of the watches. The methods for pods are called on one
 // goroutine, those for nodes on another one.
 type Handler interface {
-	// PodUpdated reports a new or a changed pod. old is nil for a new pod. It has another UID than pod if the watch was
-	// interrupted, and in the meantime the old pod was deleted and another pod was created with its name. Such a deletion
-	// is not reported by PodDeleted.
+	// PodUpdated reports a new or a changed pod. old is nil for a new pod. It has another UID than pod if, while the watch
+	// was interrupted, it was deleted and another pod got its name. PodDeleted doesn't report such a deletion.
 	PodUpdated(old, pod *PodInfo)
 	PodDeleted(pod *PodInfo)
 	// NodeUpdated reports a new node, or a node whose cards, or the reasons why no pod can run on it, may have changed.

@@ -117,9 +117,8 @@ func (p *Plugin) KnownCards(ctx context.Context) (cards []gpu.Card, bootID strin
 	return p.node.KnownCards()
 }
 
-// SetCards sets the cards of the node. It can be called at any time, also while the plugin runs. moved maps the index of
-// a card to the driver's index where the driver lists the card at another one. problem is the reason why none of the
-// cards can be used, and empty otherwise.
+// SetCards sets the cards of the node, at any time. moved maps the index of a card to the driver's index where the two
+// differ. problem is the reason why none of the cards can be used, and empty otherwise.
 func (p *Plugin) SetCards(cards []gpu.Card, moved map[int]int, problem string) {
 	p.cards.Set(cards, moved, problem)
 	known, _, _ := p.cards.Get()
