@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
 
@@ -75,7 +76,7 @@ func parseCheckpoint(data []byte) ([]allocation.Entry, error) {
 		if err := proto.Unmarshal(e.AllocResp, &response); err == nil {
 			if assignment, err := protocol.ParseAssignment(response.Envs); err == nil {
 				entry.Card, entry.CardMemory = assignment.Card, assignment.CardMemory
-			} else if response.Envs[protocol.AnnotationIndex] == noIndex {
+			} else if response.Envs[protocol.AnnotationIndex] == strconv.Itoa(allocation.NoCard) {
 				entry.Card = allocation.NoCard
 			}
 		}

@@ -68,7 +68,9 @@ func New(o Options) (*Plugin, error) {
 	if o.Client.Pods == nil || o.Client.Nodes == nil || o.Events == nil || o.NodeName == "" || o.Unit <= 0 || o.Directory == "" {
 		return nil, errors.New("a device plugin needs a client, an event recorder, a node name, a unit and a directory")
 	}
-	p := &Plugin{options: o, cards: newCardState(o.Unit), service: newService()}
+	p := &Plugin{options: o, cards: newCardState(o.Unit), service: &service{
+		logger: klog.Background(), interval: time.Second, admitting: time.Second, ending: make(chan struct{}),
+	}}
 	p.cards.bootID = o.BootID
 	p.metrics = newMetrics(p.service.Listening)
 	var err error
