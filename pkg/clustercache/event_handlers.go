@@ -82,10 +82,6 @@ func lastState(object any) any {
 
 // relevantChange reports whether an update of a node must be passed to the handler. Most updates needn't.
 func relevantChange(old, node *corev1.Node) bool {
-	return !maps.Equal(old.Annotations, node.Annotations) || !equalResources(old.Status.Capacity, node.Status.Capacity) ||
+	return !maps.Equal(old.Annotations, node.Annotations) || !maps.EqualFunc(old.Status.Capacity, node.Status.Capacity, resource.Quantity.Equal) ||
 		!slices.Equal(diagnosis.Closed(old, false), diagnosis.Closed(node, false))
-}
-
-func equalResources(a, b corev1.ResourceList) bool {
-	return maps.EqualFunc(a, b, func(x, y resource.Quantity) bool { return x.Equal(y) })
 }

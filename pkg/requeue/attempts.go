@@ -59,10 +59,6 @@ type triedPod struct {
 	nameAll bool
 }
 
-func newAttempts(o Options, requeue func(node string)) *attempts {
-	return &attempts{Options: o, requeue: requeue, begun: make(chan struct{}, 1), pods: map[gpu.PodUID]triedPod{}}
-}
-
 // sampled records that filter found no node for the pod among the candidate nodes of one call.
 func (a *attempts) sampled(uid gpu.PodUID, candidates int) {
 	a.mu.Lock()

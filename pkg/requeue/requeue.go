@@ -114,7 +114,7 @@ func New(o Options) *Requeuer {
 		work:     make(chan struct{}, 1),
 		rejected: map[gpu.PodUID]rejection{}, freedAt: map[string]time.Time{},
 	}
-	r.attempts = newAttempts(o, r.All)
+	r.attempts = &attempts{Options: o, requeue: r.All, begun: make(chan struct{}, 1), pods: map[gpu.PodUID]triedPod{}}
 	return r
 }
 
