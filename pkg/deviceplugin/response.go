@@ -122,8 +122,7 @@ const (
 	VisibleByIndex VisibleDevices = "index"
 )
 
-// name returns the name of a card at this position in the driver's list. A card without a UUID is always named by its
-// position.
+// name returns the name of a card at this position in the driver's list, which is the name of a card without a UUID.
 func (v VisibleDevices) name(card gpu.Card, position int) string {
 	if v == VisibleByUUID && card.UUID != "" {
 		return card.UUID
@@ -131,8 +130,7 @@ func (v VisibleDevices) name(card gpu.Card, position int) string {
 	return strconv.Itoa(position)
 }
 
-// DeviceListStrategy is the way in which a card gets into the container. The values are those of NVIDIA's own device
-// plugin.
+// DeviceListStrategy is how a card gets into the container. The values are those of NVIDIA's own device plugin.
 type DeviceListStrategy string
 
 // The supported strategies.

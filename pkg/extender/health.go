@@ -9,11 +9,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/version"
 )
 
-// livez reports that the process answers. It doesn't depend on the API server: killing the extender doesn't help if the API
-// server is unreachable.
+// livez reports that the process answers. If the API server is unreachable, killing the extender doesn't help.
 func livez(w http.ResponseWriter, _ *http.Request, _ httprouter.Params) { fmt.Fprintln(w, "ok") }
 
-// readyz reports whether the cache is synced.
 func (s *Server) readyz(w http.ResponseWriter, _ *http.Request, _ httprouter.Params) {
 	if err := s.Scheduler.Ready(); err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)

@@ -28,8 +28,7 @@ import (
 const Prefix = "/gpushare-scheduler"
 
 const (
-	// maxBody limits a request's body, in bytes. It is far above the size of 5,000 node names with a large pod, and far
-	// below the available memory.
+	// maxBody limits a request's body, in bytes: far above 5,000 node names with a large pod, far below the available memory.
 	maxBody = 16 << 20
 	// maxHeader limits a request's header, in bytes. A header takes several times as much memory once it is parsed. A bearer
 	// token has one or two kilobytes.
@@ -40,8 +39,7 @@ const (
 	// idleTimeout is above the 90 seconds after which kube-scheduler closes an idle connection: a request on a connection
 	// that the server is closing would be lost. Idle connections of other clients are closed once there are too many.
 	idleTimeout = 2 * time.Minute
-	// writeTimeout ends the connections of clients that don't read their answer. It includes the time to read the request,
-	// and the time of a bind.
+	// writeTimeout ends the connections of clients that don't read their answer. It includes reading the request, and a bind.
 	writeTimeout = 2*time.Minute + readTimeout
 	// healthIdleTimeout and healthWriteTimeout apply to probes and scrapers, which send a request only now and then.
 	healthIdleTimeout  = 5 * time.Second
@@ -89,8 +87,7 @@ const (
 type Options struct {
 	Scheduler Scheduler
 	Observer  Observer
-	// Metrics answers /metrics.
-	Metrics http.Handler
+	Metrics   http.Handler
 	// AuthorizeMetrics returns a handler that passes on only requests of clients that may read metrics. It is nil if every
 	// client may.
 	AuthorizeMetrics func(http.Handler) http.Handler
@@ -247,11 +244,9 @@ func (s *Server) stop(logger klog.Logger, server *http.Server) error {
 	return server.Close()
 }
 
-// serverLog logs the messages of net/http. Any client can cause any number of failed TLS handshakes, so these are logged
-// only at a higher verbosity.
+// serverLog logs the messages of net/http. Failed TLS handshakes, of which clients can cause any number, need -v=2.
 type serverLog struct{ klog.Logger }
 
-// Write implements io.Writer.
 func (l serverLog) Write(text []byte) (int, error) {
 	line := string(bytes.TrimSpace(text))
 	if strings.HasPrefix(line, "http: TLS handshake error") {

@@ -16,8 +16,7 @@ const tlsFilesAge = time.Second
 
 // ServerTLS returns a configuration that serves the certificate of certFile and keyFile. If clientCAFile is not empty,
 // clients must have a certificate that is signed by its CA. All files are read again when they change, and new connections
-// use the new content. Clients below TLS 1.3 are rejected. expires is called with the time at which the served certificate
-// expires.
+// use the new content. Clients below TLS 1.3 are rejected. expires is called with the certificate's expiry.
 func ServerTLS(certFile, keyFile, clientCAFile string, expires func(time.Time)) (*tls.Config, error) {
 	files := &tlsFiles{cert: certFile, key: keyFile, clientCA: clientCAFile, expires: expires}
 	if _, err := files.config(nil); err != nil {
@@ -36,15 +35,13 @@ type tlsFiles struct {
 
 	mu      sync.Mutex
 	current *tls.Config
-	// content is the content from which current was built. Modification times are not enough: two changes can have the same
-	// time.
+	// content is what current was built from. Modification times are not enough: two changes can have the same.
 	content tlsContent
 	readAt  time.Time
 	// problem is the last logged error about files that can't be used, so that the same error is logged once.
 	problem string
 }
 
-// tlsContent is the content of the files.
 type tlsContent struct{ cert, key, clientCA string }
 
 // config implements GetConfigForClient of tls.Config. It returns the same configuration as long as nothing changes, which
@@ -91,8 +88,7 @@ func (f *tlsFiles) update() error {
 	return nil
 }
 
-// parseChain returns those certificates of a chain that can be parsed. It always returns the first, which tls.X509KeyPair
-// has parsed.
+// parseChain returns the certificates of a chain that can be parsed, always with the first: tls.X509KeyPair has parsed it.
 func parseChain(raw [][]byte) []*x509.Certificate {
 	var chain []*x509.Certificate
 	for _, der := range raw {

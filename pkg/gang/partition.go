@@ -57,7 +57,7 @@ func (mgr *Manager) partition(g *group, members []*member, now time.Time) {
 	var open *run
 	for _, r := range g.runs {
 		if open == nil && r.counts[running] > 0 && !r.whole() {
-			open = r
+			open, r.inherited = r, true
 		} else {
 			mgr.move(r, ranBefore, PhaseRunning, now)
 		}

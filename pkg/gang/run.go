@@ -48,6 +48,8 @@ type run struct {
 	// parked is true if kube-scheduler may have parked members, which then need a requeue.
 	parked       bool
 	verification verification
+	// inherited is true if members were bound before this process became the leader: it doesn't know whether all were.
+	inherited bool
 	// reservedFor is the duration of the latest starvation reservation, notReservable when one was last impossible.
 	reservedFor   time.Duration
 	notReservable time.Time
@@ -169,6 +171,7 @@ func (mgr *Manager) review(r *run, now time.Time) {
 	case to == PhaseBroken:
 		mgr.move(r, foundBound, to, now)
 	case from == PhaseBroken, from == PhaseEvicting:
+		r.inherited = false
 		mgr.move(r, noneBound, to, now)
 	case to == PhasePending:
 		mgr.move(r, enoughMembers, to, now)

@@ -91,6 +91,7 @@ var transitions = []transition{
 	{PhaseBroken, allBound, PhaseRunning},
 	{PhaseBroken, noneBound, PhasePending},
 	{PhaseBroken, noneBound, PhaseIncomplete},
+	{PhaseBroken, ranBefore, PhaseRunning},
 	{PhaseBroken, policyKeep, PhaseRunning},
 	{PhaseBroken, policyEvict, PhaseEvicting},
 	{PhaseEvicting, allBound, PhaseRunning},

@@ -25,8 +25,7 @@ type Options struct {
 	// Library is the path of NVIDIA's management library. If it is empty, the dynamic linker searches for libnvidia-ml.so.1.
 	Library string
 	// Unit is the unit in which the cards' memory is counted.
-	Unit gpu.Unit
-	// CardMemory is the memory of cards as the administrator sets it.
+	Unit       gpu.Unit
 	CardMemory CardMemory
 	// Xids selects the Xid errors that make a card unhealthy.
 	Xids XidChecks
@@ -44,8 +43,7 @@ type Options struct {
 	// is also the time after which a new session with the driver is opened because of an unreachable card. That time doubles
 	// with each further session, up to one hour.
 	QuietPeriod time.Duration
-	// RetryInterval is the time between two attempts to open a driver that can't be opened or has no cards. The default is
-	// 10 s.
+	// RetryInterval is the time between two attempts to open a driver that can't be opened or has no cards; 10 s by default.
 	RetryInterval time.Duration
 	// AnswerTimeout is how long the driver may take to answer before its cards count as unusable. The default is one minute,
 	// because cards that must first be woken up can take nearly that long.
@@ -95,8 +93,7 @@ func (s State) equal(o State) bool {
 	return s.Problem == o.Problem && slices.Equal(s.Cards, o.Cards) && maps.Equal(s.Moved, o.Moved)
 }
 
-// stopGrace is how long Run waits for the driver at a stop. It is longer than a normal step and too short to delay the
-// stop noticeably.
+// stopGrace is how long Run waits for the driver at a stop: longer than a normal step, too short to be noticed.
 const stopGrace = 2 * slice
 
 // Monitor watches a node's cards and their health.
@@ -206,8 +203,7 @@ func (m *Monitor) known(ctx context.Context) []gpu.Card {
 // hopeless detects failures of the driver that a retry can't fix.
 type hopeless struct {
 	options Options
-	// mismatch and noLibrary are the start of the current, uninterrupted series of each failure; zero if the last attempt
-	// did not fail in that way.
+	// mismatch and noLibrary are when the current series of each failure began; zero if the last attempt had another result.
 	mismatch, noLibrary time.Time
 }
 

@@ -55,8 +55,7 @@ const (
 	xidPrefix = "Xid "
 	// reasonReset follows the number of a Xid that only a reset ends.
 	reasonReset = ", until the card is reset or the machine restarts"
-	// reasonAsked follows reasonReset if the driver also asks for the reset. Then the end of that request shows that the
-	// reset is done.
+	// reasonAsked follows reasonReset if the driver also asks for the reset. The end of that request shows that it is done.
 	reasonAsked = "; the driver asks for it"
 )
 
@@ -89,8 +88,7 @@ type event struct {
 	xid  xid
 }
 
-// XidChecks selects the Xid errors that make a card unhealthy. The zero value selects all except those that a program on
-// the card causes.
+// XidChecks selects the Xid errors that make a card unhealthy; the zero value all but those that programs cause.
 type XidChecks struct {
 	disabled, enabled xidSet
 }

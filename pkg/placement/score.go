@@ -10,8 +10,7 @@ import (
 // (k8s.io/kube-scheduler/extender/v1 MaxExtenderPriority).
 const MaxScore = 10
 
-// Suitability rates a node for a request, from 0 to MaxScore. It is 0 if the request doesn't fit; the least suitable node
-// that fits can have 0 too.
+// Suitability rates a node for a request, from 0 to MaxScore. It is 0 if the request doesn't fit, but not only then.
 type Suitability float64
 
 // Score returns the suitability in kube-scheduler's whole points. Nodes with the same score count as equally good, so that

@@ -30,8 +30,7 @@ func TerminatingPriorities(pods []*corev1.Pod, now time.Time) []int32 {
 	return priorities
 }
 
-// IsMirror reports whether the pod is the mirror pod of a static pod. Deleting a mirror pod ends no container, and the
-// kubelet creates it again.
+// IsMirror reports whether the pod mirrors a static pod. Its deletion ends no container, and the kubelet creates it again.
 func IsMirror(pod *corev1.Pod) bool {
 	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	return mirror

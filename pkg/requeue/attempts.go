@@ -26,18 +26,16 @@ const (
 	attemptInterval = time.Second
 )
 
-// attempts requeues pods whose scheduling attempt failed, or may have failed, although a node has room for them. The
-// next attempt can succeed without a change of the cluster, so kube-scheduler has no reason for one for minutes. There
-// are two causes:
+// attempts requeues pods whose scheduling attempt failed, or may have failed, although a node has room. The next attempt can
+// succeed without a change of the cluster, so kube-scheduler makes none for minutes. There are two causes:
 //
 //   - kube-scheduler sent a sample of its nodes (percentageOfNodesToScore), and no card of these nodes has room. The
 //     next attempt uses the next nodes.
 //   - filter named only the best of the nodes that fit, and a later step rejected them: another extender, or a plugin
 //     that runs before the bind. For the next attempt filter names every node that fits.
 //
-// One write requeues every rejected pod, so each requeue is an attempt for all of them, and the pauses of all grow.
-// Pods are forgotten when they are bound or deleted. Its methods are safe for concurrent use; mu guards the fields
-// below it.
+// One write requeues every rejected pod, so it is an attempt for all, and the pauses of all grow. Pods are forgotten when
+// they are bound or deleted. Its methods are safe for concurrent use; mu guards the fields below it.
 type attempts struct {
 	Options
 	// requeue makes kube-scheduler retry every rejected pod by a change of the node. An empty node means any node.
@@ -55,11 +53,9 @@ type triedPod struct {
 	// due is when the pod is requeued next; zero for never.
 	due   time.Time
 	pause time.Duration
-	// sample is the number of candidate nodes of the filter call that rejected the pod. It is 0 if filter named only
-	// some of the nodes.
+	// sample is the number of candidate nodes of the call that rejected the pod; 0 if filter named only some of the nodes.
 	sample int
-	// tries counts the requeues.
-	tries int
+	tries  int
 	// nameAll is true if filter names every node that fits.
 	nameAll bool
 }
@@ -230,8 +226,7 @@ func (a *attempts) end(uid gpu.PodUID, was triedPod) {
 	}
 }
 
-// postpone sets the next due time of the pods. After a requeue it counts an attempt for every pod; otherwise only for
-// the pods that were due.
+// postpone sets the next due times, and counts an attempt: of every pod after a requeue, else of those that were due.
 func (a *attempts) postpone(requeued bool) {
 	nodes := len(a.Cache.Nodes())
 	a.mu.Lock()

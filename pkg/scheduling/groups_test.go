@@ -61,36 +61,59 @@ type bindEnd struct {
 	err  error
 }
 
+// startGroups starts a replica.
 func startGroups(t *testing.T, o GangOptions, objects ...runtime.Object) *gangFixture {
 	t.Helper()
-	g := &gangFixture{gangs: &fake.Observer{}, ends: make(chan bindEnd, 100)}
-	o.Hold, o.Patience, o.OnFailure = 10*time.Second, 30*time.Second, cmp.Or(o.OnFailure, gang.Evict)
+	g := newGangFixture(t)
 	o.Answering = g.draining.leading
-	if o.Observer == nil {
-		o.Observer = g.gangs
+	return g.start(Options{Leading: g.standby.leading, Gangs: o}, objects...)
+}
+
+func newGangFixture(t *testing.T) *gangFixture {
+	return &gangFixture{fixture: &fixture{t: t}, gangs: &fake.Observer{}, ends: make(chan bindEnd, 100)}
+}
+
+// start starts the Scheduler, a sole extender if Options.Leading is nil.
+func (g *gangFixture) start(o Options, objects ...runtime.Object) *gangFixture {
+	g.t.Helper()
+	gangs := &o.Gangs
+	gangs.Hold, gangs.Patience, gangs.OnFailure = 10*time.Second, 30*time.Second, cmp.Or(gangs.OnFailure, gang.Evict)
+	if gangs.Observer == nil {
+		gangs.Observer = g.gangs
 	}
-	g.fixture = start(t, Options{BindTimeout: 10 * time.Minute, Leading: g.standby.leading, Gangs: o}, append(objects, fake.Node("n1", 16, 16))...)
+	o.BindTimeout = cmp.Or(o.BindTimeout, 10*time.Minute)
+	g.fixture = start(g.t, o, append(objects, fake.Node("n1", 16, 16))...)
 	return g
 }
 
 // startGang starts a Scheduler with a gang whose members are all pending and have passed filter: memory is reserved for them.
-func startGang(t *testing.T, o GangOptions) *gangFixture {
+func startGang(t *testing.T, o GangOptions, others ...runtime.Object) *gangFixture {
 	t.Helper()
-	var objects []runtime.Object
-	var pods []*corev1.Pod
+	pods, objects := members()
+	g := startGroups(t, o, append(objects, others...)...)
+	g.pods = pods
+	g.offer()
+	return g
+}
+
+// members returns the members of a gang, all pending.
+func members() (pods []*corev1.Pod, objects []runtime.Object) {
 	for i := range gangSize {
 		pods = append(pods, member(gangSize, i))
 		objects = append(objects, pods[i])
 	}
-	g := startGroups(t, o, objects...)
-	g.pods = pods
+	return pods, objects
+}
+
+// offer makes a filter call for each member, once the gang is pending. All of them pass.
+func (g *gangFixture) offer() {
+	g.t.Helper()
 	g.awaitState(gang.PhasePending)
 	for _, pod := range g.pods {
 		if result := g.filter(pod, "n1"); !slices.Equal(result.Names(), []string{"n1"}) {
-			t.Fatalf("%s may go to %v: %s", pod.Name, result.Names(), result.Message)
+			g.t.Fatalf("%s may go to %v: %s", pod.Name, result.Names(), result.Message)
 		}
 	}
-	return g
 }
 
 func (g *gangFixture) awaitState(phase gang.Phase) {
@@ -123,6 +146,46 @@ func (g *gangFixture) awaitHeld(n int) {
 	g.await(fmt.Sprintf("%d held binds", n), func() bool { return g.groups.manager.HeldBinds() == n })
 }
 
+// bindAll starts the bind calls of the members and lets time pass until all of them have ended. It returns their errors.
+func (g *gangFixture) bindAll(members ...int) map[string]error {
+	g.t.Helper()
+	g.startBinds(g.t.Context(), members...)
+	return g.awaitEnds(len(members))
+}
+
+// awaitEnds lets time pass until n bind calls have ended, and returns their errors.
+func (g *gangFixture) awaitEnds(n int) map[string]error {
+	g.t.Helper()
+	g.pass("the binds to end", func() bool { return len(g.ends) == n })
+	errs := map[string]error{}
+	for range n {
+		end := <-g.ends
+		errs[end.name] = end.err
+	}
+	return errs
+}
+
+// boundMembers returns the names of the members that the API server has bound.
+func (g *gangFixture) boundMembers() (names []string) {
+	for _, pod := range g.pods {
+		if g.server.Get(pod).Spec.NodeName != "" {
+			names = append(names, pod.Name)
+		}
+	}
+	return names
+}
+
+// wantNoCardOver checks that no card of n1 has more allocations than memory.
+func (g *gangFixture) wantNoCardOver() {
+	g.t.Helper()
+	node, _ := g.ledger.Node("n1")
+	for i, card := range node.Cards {
+		if node.Used[i] > card.Memory {
+			g.t.Errorf("card %d: %d of %d is allocated", card.Index, node.Used[i], card.Memory)
+		}
+	}
+}
+
 // marked returns the number of members with the annotation that the gang is whole.
 func (g *gangFixture) marked() (n int) {
 	for _, pod := range g.server.Pods() {
@@ -144,6 +207,11 @@ func TestGangIsBoundTogether(t *testing.T) {
 	g.wantEnds(gangSize, nil)
 	if n := g.marked(); n != 1 {
 		t.Errorf("%d members mark the gang as whole, want one", n)
+	}
+	for _, pod := range g.pods {
+		if run := g.server.Get(pod).Annotations[protocol.AnnotationGroupRun]; run != "uid-job-0" {
+			t.Errorf("%s is of run %q", pod.Name, run)
+		}
 	}
 	if g.gangs.Count("gang bound") != 1 || g.gangs.Count("gang held") != 1 {
 		t.Errorf("counted: %v", g.gangs.Counts())
@@ -232,12 +300,7 @@ func TestPartialGang(t *testing.T) {
 				return g.server.Commit(binding)
 			}})
 			g.startBinds(t.Context(), 0, 1, 2)
-			g.pass("the binds to end", func() bool { return len(g.ends) == gangSize })
-			errs := map[string]error{}
-			for range gangSize {
-				end := <-g.ends
-				errs[end.name] = end.err
-			}
+			errs := g.awaitEnds(gangSize)
 			// The last one by UID, job-2, waits for the others and isn't bound if one of them isn't.
 			if errs["job-0"] != nil || !errors.Is(errs["job-1"], errForbidden) || !errors.Is(errs["job-2"], gang.NotBound) || g.marked() != 0 {
 				t.Errorf("the binds ended with %v, %d members mark the gang as whole", errs, g.marked())
@@ -332,15 +395,10 @@ func TestUnknownMember(t *testing.T) {
 func TestGangOfUnclearSize(t *testing.T) {
 	odd := member(3, 1)
 	g := startGroups(t, GangOptions{}, member(2, 0, fake.Bound("n1", 0), fake.Phase(corev1.PodRunning)), odd)
-	g.awaitState(gang.PhaseIncomplete)
-	for range 1000 {
-		g.clock.Step(tick)
-	}
-	g.publishObject(fake.Edited(odd, fake.Annotation(protocol.AnnotationGroupSize, "2")))
 	g.awaitState(gang.PhaseBroken)
-	if n := g.gangs.Count("gang evicted"); n > 0 {
-		t.Errorf("%d were evicted while the gang's size was unclear", n)
-	}
+	g.neverEvicted()
+	g.server.Set(fake.Edited(odd, fake.Annotation(protocol.AnnotationGroupSize, "2")))
+	g.publish(odd)
 	g.pass("the eviction", func() bool { return g.gangs.Count("gang evicted") > 0 })
 }
 
@@ -361,7 +419,13 @@ func TestGangAfterFreedMemory(t *testing.T) {
 // A starving gang gets memory of full nodes, for which no filter call arrives.
 func TestStarvingGang(t *testing.T) {
 	a := fake.Pod("a", 16, fake.Bound("n1", 0))
-	g := startGroups(t, GangOptions{StarvationAfter: 20 * time.Second}, a, fake.Pod("b", 16, fake.Bound("n1", 1)), member(2, 0), member(2, 1))
+	short := func(pod *corev1.Pod) {
+		pod.Status.Conditions = []corev1.PodCondition{{
+			Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable,
+			Message: "0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem.",
+		}}
+	}
+	g := startGroups(t, GangOptions{StarvationAfter: 20 * time.Second}, a, fake.Pod("b", 16, fake.Bound("n1", 1)), member(2, 0, short), member(2, 1, short))
 	g.pass("a starvation reservation", func() bool { return g.gangs.Count("gang starving") > 0 })
 	g.publishGone(a)
 	g.await("memory for the gang", func() bool { return g.fits(protocol.Pod(member(2, 0)), "n1") })
@@ -370,15 +434,25 @@ func TestStarvingGang(t *testing.T) {
 	}
 }
 
-// A plan's reservations can't be preempted. A rejected pod of higher priority is requeued when the gang becomes whole.
+// Members whose binds are in flight can't be preempted. A rejected pod of higher priority is requeued when the gang becomes whole.
 func TestRequeueWhenGangIsWhole(t *testing.T) {
 	for priority, want := range map[int32]bool{0: false, 5: true} {
 		t.Run(fmt.Sprint(priority), func(t *testing.T) {
 			g := startGang(t, GangOptions{})
 			g.pass("the requeue of the members", func() bool { return len(g.requeued()) > 0 })
-			g.filter(fake.Pod("other", 16, fake.Priority(priority)), "n1")
-			before := len(g.requeued())
+			began, end := make(chan struct{}, gangSize), make(chan struct{})
+			g.server.Answer(fake.Answers{Bind: func(_ context.Context, b *corev1.Binding) error {
+				began <- struct{}{}
+				<-end
+				return g.server.Commit(b)
+			}})
 			g.startBinds(t.Context(), 0, 1, 2)
+			<-began
+			if got := g.filter(fake.Pod("other", 16, fake.Priority(priority)), "n1").Names(); len(got) > 0 {
+				t.Errorf("the other pod may go to %v", got)
+			}
+			before := len(g.requeued())
+			close(end)
 			g.wantEnds(gangSize, nil)
 			if want {
 				g.pass("a requeue", func() bool { return len(g.requeued()) > before })
