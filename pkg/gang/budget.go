@@ -15,7 +15,7 @@ const (
 	budgetCredit = 20 * time.Second
 )
 
-// budget bounds the memory that is reserved in vain, over all groups. Its unit is memory times seconds. It is refilled at
+// budget bounds the memory that is reserved without success, over all groups. Its unit is memory times seconds. It is refilled at
 // a constant rate. A round that ends before the barrier opens and a fruitless starvation reservation cost what they kept
 // from others. A round whose members came together costs nothing: the group can run, even if a bind failed.
 type budget struct {

@@ -209,7 +209,7 @@ func (mgr *Manager) learnScheduler(name string, now time.Time) {
 		return
 	}
 	mgr.schedulers[name] = true
-	for _, key := range slices.SortedFunc(maps.Keys(mgr.groups), Key.compare) {
+	for _, key := range slices.SortedFunc(maps.Keys(mgr.groups), Key.Compare) {
 		for _, r := range slices.Clone(mgr.groups[key].runs) {
 			for _, m := range r.sorted(func(m *member) bool { return m.counted == foreign || m.counted == pending }) {
 				mgr.recount(m, now)

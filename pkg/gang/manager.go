@@ -383,7 +383,7 @@ func (mgr *Manager) requeue(node string) {
 
 // requeueParked requeues the run's unbound members, if any of them was rejected.
 func (mgr *Manager) requeueParked(r *run) {
-	if !r.parked || len(r.members) == r.counts[running] {
+	if !r.parked || r.unbound() == 0 {
 		return
 	}
 	r.parked = false

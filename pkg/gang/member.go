@@ -14,7 +14,8 @@ type Key struct{ Namespace, Name string }
 // String returns namespace/name.
 func (k Key) String() string { return k.Namespace + "/" + k.Name }
 
-func (k Key) compare(o Key) int {
+// Compare orders keys by namespace and name.
+func (k Key) Compare(o Key) int {
 	return cmp.Or(strings.Compare(k.Namespace, o.Namespace), strings.Compare(k.Name, o.Name))
 }
 

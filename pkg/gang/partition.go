@@ -28,7 +28,7 @@ func (mgr *Manager) StartLeading(now time.Time) {
 			members[g] = append(members[g], m)
 		}
 	}
-	byKey := func(a, b *group) int { return a.key.compare(b.key) }
+	byKey := func(a, b *group) int { return a.key.Compare(b.key) }
 	for _, g := range slices.SortedFunc(maps.Keys(members), byKey) {
 		mgr.partition(g, members[g], now)
 	}
@@ -134,7 +134,7 @@ func (mgr *Manager) StopLeading(now time.Time) {
 		return
 	}
 	mgr.leading = false
-	for _, key := range slices.SortedFunc(maps.Keys(mgr.groups), Key.compare) {
+	for _, key := range slices.SortedFunc(maps.Keys(mgr.groups), Key.Compare) {
 		for _, r := range mgr.groups[key].runs {
 			if r.plan != nil {
 				mgr.dropPlan(r, Stopping)

@@ -148,7 +148,7 @@ const (
 	noRoomMin = 200 * time.Millisecond
 	// noRoomMax is how long it holds if no memory is freed. Nodes can become eligible for other reasons.
 	noRoomMax = 2 * time.Second
-	// maxWork is the number of members that one Tick sorts, or tries to place in vain, before it leaves the rest to the
+	// maxWork is the number of members that one Tick sorts, or tries to place without success, before it leaves the rest to the
 	// next one.
 	maxWork = 2000
 )

@@ -20,7 +20,7 @@ var (
 	AwaitsOthers = Reason{"awaits_others", "gang: kube-scheduler hasn't tried all other members yet"}
 	NoRoom       = Reason{"no_room", "gang: there is no room for all members at once"}
 	Paused       = Reason{"paused", "gang: the group is retried after a pause"}
-	OverBudget   = Reason{"over_budget", "gang: waits because groups that could not run used up the memory that may be reserved in vain"}
+	OverBudget   = Reason{"over_budget", "gang: waits because groups that could not run used up the budget for reservations"}
 	OlderFirst   = Reason{"older_first", "gang: another group that requests whole cards goes first"}
 	Surplus      = Reason{"surplus", "gang: the group has enough members; this one is placed once they are bound"}
 	Binding      = Reason{"binding", "gang: the group is being bound"}

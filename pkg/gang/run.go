@@ -222,7 +222,7 @@ func (mgr *Manager) finish(r *run, now time.Time) {
 
 // rehome moves the unbound members of a running run that it doesn't accept any more to the next run.
 func (mgr *Manager) rehome(r *run, now time.Time) {
-	if len(r.members) == r.counts[running] || r.counts[running] > 0 && r.controllers[""] == nil {
+	if r.unbound() == 0 || r.counts[running] > 0 && r.controllers[""] == nil {
 		return
 	}
 	g := mgr.groups[r.key]

@@ -57,11 +57,6 @@ func compareStatus(a, b RunStatus) int {
 	return cmp.Or(a.Group.Compare(b.Group), cmp.Compare(open(a), open(b)), strings.Compare(a.ID, b.ID))
 }
 
-// Compare orders keys by namespace and name.
-func (k Key) Compare(o Key) int {
-	return cmp.Or(strings.Compare(k.Namespace, o.Namespace), strings.Compare(k.Name, o.Name))
-}
-
 // discard is an Observer that does nothing.
 type discard struct{}
 

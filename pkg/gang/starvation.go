@@ -65,12 +65,14 @@ func (mgr *Manager) updateStarvation(now time.Time) {
 			continue
 		case now.Sub(r.since) < mgr.StarvationAfter:
 			return // The runs behind it don't reserve before it.
-		case !r.onlyLacksMemory(now):
-			r.notReservable = now
-			continue
 		}
-		mgr.startStarvation(r, now)
-		return // At most one attempt at a time, since each considers all nodes.
+		if mgr.work += len(r.members); r.onlyLacksMemory(now) {
+			mgr.startStarvation(r, now)
+			return // At most one attempt at a time, since each considers all nodes.
+		}
+		if r.notReservable = now; mgr.work > 2*maxWork {
+			return
+		}
 	}
 }
 

@@ -90,6 +90,9 @@ func (t *tally) size() int {
 // existing counts the members that are pending or running, or have succeeded.
 func (t *tally) existing() int { return t.counts[pending] + t.counts[running] + t.finished }
 
+// unbound counts the members that could be bound.
+func (t *tally) unbound() int { return t.counts[pending] + t.counts[ineligible] + t.counts[foreign] }
+
 // need is how many pending members must be bound together.
 func (t *tally) need() int { return t.size() - t.counts[running] - t.finished }
 
