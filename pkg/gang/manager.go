@@ -396,7 +396,7 @@ func (mgr *Manager) requeueParked(r *run) {
 
 // requeueUnknown requeues the members of a run that may plan, if it needs candidate nodes for that.
 func (mgr *Manager) requeueUnknown(r *run, now time.Time) {
-	if r.enough() && !now.Before(r.notBefore) && !r.needed().allOffered(r) {
+	if r.parked && r.enough() && !now.Before(r.notBefore) && !r.needed().allOffered(r) {
 		mgr.requeueParked(r)
 	}
 }

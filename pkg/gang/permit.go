@@ -254,8 +254,8 @@ func (mgr *Manager) BindDone(key Key, uid gpu.PodUID, node string, result BindRe
 	if m := mgr.members[uid]; m != nil && m.Gang == key && result == BindSucceeded && m.Node == "" {
 		next := m.Member
 		next.Node, next.MarkedWhole = node, markedWhole
-		if r != nil {
-			next.Run = r.id
+		if m.run != nil {
+			next.Run = m.run.id
 		}
 		mgr.apply(m, next, now)
 		return

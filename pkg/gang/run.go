@@ -175,23 +175,18 @@ func (mgr *Manager) review(r *run, now time.Time) {
 	default:
 		mgr.move(r, memberWent, to, now)
 	}
-	if r.phase == PhaseIncomplete && r.existing() != r.reported {
-		if r.reportAt.IsZero() {
-			mgr.wake(r, now.Add(mgr.Patience))
-		}
-		r.reported, r.reportAt = r.existing(), now.Add(mgr.Patience)
-	}
-	if from != r.phase {
-		mgr.rested(r, now)
-	}
+	mgr.rested(r, now)
 }
 
-// rested continues a run that has just reached a phase without a plan.
+// rested continues a run without a plan.
 func (mgr *Manager) rested(r *run, now time.Time) {
-	if r.phase == PhaseBroken {
+	switch r.phase {
+	case PhaseIncomplete:
+		mgr.startReport(r, now)
+	case PhasePending:
+		mgr.requeueUnknown(r, now)
+	case PhaseBroken:
 		mgr.startVerification(r, now)
-	}
-	if r.phase != PhaseIncomplete {
 		mgr.requeueUnknown(r, now)
 	}
 }
@@ -281,6 +276,17 @@ func (mgr *Manager) recordEvent(r *run, warning bool, reason, text string) {
 	}
 	r.lastEvent = reason + text
 	mgr.effects.Events = append(mgr.effects.Events, Event{all[0].Pod, warning, reason, text})
+}
+
+// startReport makes reportIncomplete wait for further members.
+func (mgr *Manager) startReport(r *run, now time.Time) {
+	if r.existing() == r.reported {
+		return
+	}
+	if r.reportAt.IsZero() {
+		mgr.wake(r, now.Add(mgr.Patience))
+	}
+	r.reported, r.reportAt = r.existing(), now.Add(mgr.Patience)
 }
 
 // reportIncomplete records an Event on a run that gets no more members. Often they will never be created: a StatefulSet
