@@ -239,7 +239,8 @@ func (mgr *Manager) apply(m *member, next Member, now time.Time) {
 	mgr.changed(r, m, now)
 }
 
-// Confirmed applies what a live read of the pod found. It adds no member, and changes no bound pod to an unbound one.
+// Confirmed applies what a live read of the pod found that never changes back: whether it is bound, terminating or ended.
+// It adds no member.
 func (mgr *Manager) Confirmed(m Member, now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
@@ -247,8 +248,7 @@ func (mgr *Manager) Confirmed(m Member, now time.Time) {
 	if known == nil {
 		return
 	}
-	m.Gang = known.Gang
-	mgr.apply(known, merge(known.Member, m), now)
+	mgr.apply(known, merge(m, known.Member), now) // The rest of the read can be older than the watch.
 	known.readAt = now
 	if known.run != nil {
 		mgr.readAnswered(known.run, now)

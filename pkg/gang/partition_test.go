@@ -306,3 +306,17 @@ func TestForgedMark(t *testing.T) {
 		t.Errorf("phases %v, want incomplete", mgr.Phases())
 	}
 }
+
+// TestOldRead: a live read that is older than the watch doesn't undo what the watch has reported.
+func TestOldRead(t *testing.T) {
+	mgr := newManager(t)
+	mgr.StartLeading(begin)
+	old := newMember("a", 0, sized(3), func(m *Member) { m.Gated = true })
+	mgr.SetMember(old, begin)
+	mgr.SetMember(newMember("a", 0, sized(2)), begin)
+	mgr.SetMember(newMember("b", 0, sized(2)), begin)
+	mgr.Confirmed(old, begin)
+	if got := mgr.Phases()[PhasePending]; got != 1 {
+		t.Errorf("phases %v, want pending", mgr.Phases())
+	}
+}
