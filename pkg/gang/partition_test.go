@@ -320,3 +320,17 @@ func TestOldRead(t *testing.T) {
 		t.Errorf("phases %v, want pending", mgr.Phases())
 	}
 }
+
+// TestNoRequeueForMessage: kube-scheduler's messages on the pods change with each attempt. They don't make it try again.
+func TestNoRequeueForMessage(t *testing.T) {
+	mgr := newManager(t)
+	mgr.StartLeading(begin)
+	mgr.SetMember(newMember("a", 0, sized(2), func(m *Member) { m.Template = "x" }), begin)
+	mgr.SetMember(newMember("b", 0, sized(2), func(m *Member) { m.Template = "y" }), begin)
+	mgr.Filter("a", []string{"n"}, begin)
+	mgr.TakeEffects()
+	mgr.SetMember(newMember("b", 0, sized(2), func(m *Member) { m.Template, m.ShortOfMemory = "y", true }), begin)
+	if mgr.TakeEffects().Requeue {
+		t.Error("requeued")
+	}
+}
