@@ -337,3 +337,27 @@ func TestPlaceIsCheckedAtPermit(t *testing.T) {
 		})
 	}
 }
+
+// TestDisplacedAgainAndAgain: a group whose members never arrive costs the budget what it keeps from others, also if pods of
+// higher priority end each of its rounds before it fails.
+func TestDisplacedAgainAndAgain(t *testing.T) {
+	s := newSimulation(t, 1)
+	s.memory = s.ledger.Memory
+	s.restartWith(0)
+	s.createMany(8, "job", 8, 16, "t")
+	important := gpu.Pod{UID: "important", Request: 16, Priority: 1}
+	reserved := 0
+	for second := range 3600 {
+		s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+		s.advance(time.Second)
+		if s.manager.Phases()[gang.PhasePlanned] == 1 {
+			reserved++
+		}
+		if second%5 == 4 {
+			s.manager.Displace(important, s.nodes, s.now)
+		}
+	}
+	if reserved > 3600/20 {
+		t.Errorf("all memory is reserved for %d s of an hour", reserved)
+	}
+}

@@ -435,12 +435,8 @@ func (mgr *Manager) dropPlan(r *run, reason Reason) {
 func (mgr *Manager) endRound(r *run, reason Reason, now time.Time) {
 	p := r.plan
 	mgr.dropPlan(r, reason)
-	switch reason {
-	case GaveWay, PlaceLost:
-	default:
-		mgr.refillBudget(now)
-		mgr.budget.chargeRound(p.memory, now.Sub(p.made))
-	}
+	mgr.refillBudget(now)
+	mgr.budget.chargeRound(p.memory, now.Sub(p.made))
 	switch reason {
 	case Expired, TimedOut, Unplaced:
 		mgr.recordEvent(r, true, EventNotBound, reason.Text)
