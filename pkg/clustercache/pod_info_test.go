@@ -159,7 +159,7 @@ func TestGangMember(t *testing.T) {
 			pod := fake.Pod("p", 5, append([]fake.PodEdit{inGroup("2")}, test.edits...)...)
 			want := gang.Member{
 				Pod:  gpu.Pod{Namespace: "default", Name: "p", UID: "uid-p", Request: 5},
-				Gang: gang.Key{Namespace: "default", Name: "job"}, Size: 2, Created: begin, Template: protocol.TemplateHash(pod),
+				Gang: gang.Key{Namespace: "default", Name: "job"}, Size: 2, Created: begin, Template: protocol.TemplateHash(pod), Shape: protocol.ShapeHash(pod),
 			}
 			test.want(&want)
 			wantEqual(t, "member", &want, NewPodInfo(pod).Member)

@@ -93,7 +93,24 @@ func parseGroup(from map[string]string, nameKey, sizeKey string) (Group, error) 
 
 // TemplateHash returns a hash over the fields of the spec that determine a pod's candidate nodes. kube-scheduler offers
 // pods with equal hashes the same nodes. Names, environment and commands are not part of it.
-func TemplateHash(pod *corev1.Pod) string {
+func TemplateHash(pod *corev1.Pod) string { return hashOf(pod, claims(pod)) }
+
+// ShapeHash is TemplateHash without the names of the pod's volumes, in which the pods of a StatefulSet differ.
+func ShapeHash(pod *corev1.Pod) string { return hashOf(pod, nil) }
+
+// claims returns the names of the claims of the pod's volumes.
+func claims(pod *corev1.Pod) (names []string) {
+	for i := range pod.Spec.Volumes {
+		if claim := pod.Spec.Volumes[i].PersistentVolumeClaim; claim != nil {
+			names = append(names, claim.ClaimName)
+		} else if pod.Spec.Volumes[i].Ephemeral != nil {
+			names = append(names, pod.Name+"-"+pod.Spec.Volumes[i].Name)
+		}
+	}
+	return names
+}
+
+func hashOf(pod *corev1.Pod, claims []string) string {
 	spec := &pod.Spec
 	shape := struct {
 		Selector    map[string]string
@@ -112,19 +129,12 @@ func TemplateHash(pod *corev1.Pod) string {
 	}{
 		Selector: spec.NodeSelector, Affinity: spec.Affinity, Tolerations: spec.Tolerations,
 		Spread: spec.TopologySpreadConstraints, Scheduler: spec.SchedulerName, Priority: spec.Priority,
-		Overhead: spec.Overhead, HostNetwork: spec.HostNetwork, Devices: spec.ResourceClaims, Resources: spec.Resources,
+		Overhead: spec.Overhead, HostNetwork: spec.HostNetwork, Claims: claims, Devices: spec.ResourceClaims, Resources: spec.Resources,
 	}
 	for when, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
 		for i := range containers {
 			shape.Containers = append(shape.Containers, step{when, containers[i].RestartPolicy, containers[i].Resources})
 			shape.Ports = append(shape.Ports, containers[i].Ports...)
-		}
-	}
-	for i := range spec.Volumes {
-		if claim := spec.Volumes[i].PersistentVolumeClaim; claim != nil {
-			shape.Claims = append(shape.Claims, claim.ClaimName)
-		} else if spec.Volumes[i].Ephemeral != nil {
-			shape.Claims = append(shape.Claims, pod.Name+"-"+spec.Volumes[i].Name)
 		}
 	}
 	text, err := json.Marshal(shape)

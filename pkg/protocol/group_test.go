@@ -117,5 +117,6 @@ func TestTemplateHash(t *testing.T) {
 		}, false},
 	} {
 		expect(t, name+": the same template", tc.same, TemplateHash(pod(func(*corev1.Pod) {})) == TemplateHash(pod(tc.edit)))
+		expect(t, name+": the same shape", tc.same || name == "claim of a volume", ShapeHash(pod(func(*corev1.Pod) {})) == ShapeHash(pod(tc.edit)))
 	}
 }
