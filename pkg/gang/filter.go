@@ -40,8 +40,11 @@ func (mgr *Manager) Filter(uid gpu.PodUID, candidates []string, now time.Time) F
 	mgr.learnScheduler(m.Scheduler, now)
 	r := m.run
 	result := mgr.filter(r, m, mgr.intern(set, candidates), now)
-	if !result.AsSingle && len(result.Nodes) == 0 {
+	switch {
+	case !result.AsSingle && len(result.Nodes) == 0:
 		r.parked = true
+	case len(result.Nodes) == len(candidates):
+		result.Nodes = candidates // The set has these names, but perhaps in another order.
 	}
 	return result
 }
