@@ -145,3 +145,25 @@ func BenchmarkFilter(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkDisplace measures the call for a pod of higher priority than all planned groups that fits nowhere even without
+// them.
+func BenchmarkDisplace(b *testing.B) {
+	c := newBenchCluster(1000)
+	for node := range c.nodes {
+		for card := range 8 {
+			c.ledger.Remove(gpu.PodUID(fmt.Sprintf("used-%d-%d", node, card)))
+		}
+	}
+	c.load(1000, 8, false)
+	for g := range 1000 {
+		c.manager.Filter(c.member(g, 0, 8, false).UID, c.nodes, c.now)
+	}
+	if c.manager.Tick(c.now); c.manager.Phases()[gang.PhasePlanned] < 900 {
+		b.Fatal(c.manager.Phases())
+	}
+	pod := gpu.Pod{UID: "important", Request: 81, Priority: 1}
+	for b.Loop() {
+		c.manager.Displace(pod, c.nodes, c.now)
+	}
+}

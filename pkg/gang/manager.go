@@ -64,6 +64,7 @@ type Ledger interface {
 	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Reservation, int)
 	Move(request ledger.Request, view ledger.View, capacity ledger.Capacity, at time.Time) (string, bool)
 	StillUsable(uid gpu.PodUID) bool
+	FitsWithoutAssumed(pod gpu.Pod, nodes []string) bool
 	ReserveForStarving(requests []ledger.Request, priority int32, label string, capacity ledger.Capacity) bool
 	EndStarvationReservation()
 	StarvationIdle() gpu.Memory

@@ -340,8 +340,12 @@ func (mgr *Manager) yielding(pass func(*run) bool) (runs []*run, uids [][]gpu.Po
 func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
+	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node string) bool { return mgr.places[node] == nil })
+	if pod.Request == 0 || !mgr.Ledger.FitsWithoutAssumed(pod, nodes) {
+		return false
+	}
 	runs, yielding := mgr.yielding(func(r *run) bool { return r.rank.priority < pod.Priority })
-	if len(runs) == 0 || pod.Request == 0 {
+	if len(runs) == 0 {
 		return false
 	}
 	places, yielded := mgr.Ledger.ReserveAll([]ledger.Request{{Pod: pod, Nodes: nodes}}, yielding, mgr.View, nil, now)

@@ -70,6 +70,34 @@ func (l *Ledger) Move(request Request, view View, capacity Capacity, at time.Tim
 	return node, ok
 }
 
+// FitsWithoutAssumed reports whether a card of one of the nodes would have room for the pod if no assumed allocations were
+// there. If not, ReserveAll can't place the pod there whatever yields, and need not be tried: it releases and restores
+// allocations one by one.
+func (l *Ledger) FitsWithoutAssumed(pod gpu.Pod, names []string) bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return slices.ContainsFunc(names, func(name string) bool {
+		n := l.nodes[name]
+		return n != nil && n.shareable() == placement.Fits && n.fitsWithoutAssumed(pod.Request)
+	})
+}
+
+func (n *node) fitsWithoutAssumed(request gpu.Memory) bool {
+	if reason := n.totals.Fit(request); !reason.Resolvable() {
+		return reason == placement.Fits
+	}
+	bound := make([]placement.Card, len(n.inventory))
+	for i, c := range n.inventory {
+		bound[i] = placement.NewCard(c, 0)
+	}
+	for _, a := range n.allocations {
+		if a.State != Assumed {
+			add(bound, a.Placement)
+		}
+	}
+	return placement.Fit(bound, request) == placement.Fits
+}
+
 // StillUsable reports whether the pod can still be bound with its allocation: the node shares its cards, and the cards
 // of the allocation exist, are healthy, and have no more allocated than they have memory. A card can have more
 // allocated if another scheduler bound a pod there, or if the card became smaller.
