@@ -96,11 +96,15 @@ func (r *run) needed() *needs {
 	if r.needs != nil {
 		return r.needs
 	}
-	chosen := r.sorted(func(m *member) bool { return m.counted == pending })
-	chosen = chosen[:max(0, min(r.need(), len(chosen)))]
-	n := &needs{members: chosen}
-	for _, m := range chosen {
-		n.memory, n.wholeCards = n.memory.Add(m.Request), n.wholeCards || m.Request == 0
+	n := &needs{}
+	for _, m := range r.ordered() {
+		if len(n.members) >= r.need() {
+			break
+		}
+		if m.counted == pending {
+			n.members = append(n.members, m)
+			n.memory, n.wholeCards = n.memory.Add(m.Request), n.wholeCards || m.Request == 0
+		}
 	}
 	r.needs = n
 	return n

@@ -3,6 +3,7 @@ package gang
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -18,6 +19,8 @@ type run struct {
 	// opened, and for members that were bound without it.
 	id      string
 	members map[gpu.PodUID]*member
+	// order are the members, the oldest first; nil until it is needed. A group can have thousands, of which one changes.
+	order []*member
 	tally
 	phase Phase
 	// since is when the run began to be incomplete, to wait for its bind, to run, or to be evicted.
@@ -113,6 +116,10 @@ func (mgr *Manager) home(g *group, m *member, now time.Time) *run {
 func (mgr *Manager) join(r *run, m *member) {
 	m.run, m.counted = r, mgr.countAs(m)
 	r.members[m.UID], r.needs = m, nil
+	if r.order != nil {
+		i, _ := slices.BinarySearchFunc(r.order, m, compareAge)
+		r.order = slices.Insert(r.order, i, m)
+	}
 	r.add(m, 1)
 	if !m.Ended && (r.created.IsZero() || m.Created.Before(r.created)) {
 		r.created = m.Created
@@ -121,9 +128,13 @@ func (mgr *Manager) join(r *run, m *member) {
 
 // leave removes a member from its run.
 func (mgr *Manager) leave(m *member) {
-	m.run.add(m, -1)
-	delete(m.run.members, m.UID)
-	m.run.needs, m.run = nil, nil
+	r := m.run
+	r.add(m, -1)
+	delete(r.members, m.UID)
+	if i, found := slices.BinarySearchFunc(r.order, m, compareAge); found {
+		r.order = slices.Delete(r.order, i, i+1)
+	}
+	r.needs, m.run = nil, nil
 }
 
 func (mgr *Manager) countAs(m *member) category {
@@ -260,15 +271,25 @@ func (mgr *Manager) removeIfUnused(g *group) {
 // sorted returns the members that pass, oldest first.
 func (r *run) sorted(pass func(*member) bool) []*member {
 	var out []*member
-	for _, m := range r.members {
+	for _, m := range r.ordered() {
 		if pass(m) {
 			out = append(out, m)
 		}
 	}
-	slices.SortFunc(out, func(a, b *member) int {
-		return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
-	})
 	return out
+}
+
+// ordered returns all members, oldest first. It is valid until a member joins or leaves.
+func (r *run) ordered() []*member {
+	if r.order == nil {
+		r.order = slices.SortedFunc(maps.Values(r.members), compareAge)
+	}
+	return r.order
+}
+
+// compareAge orders the members of a run. What it compares never changes.
+func compareAge(a, b *member) int {
+	return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
 }
 
 // recordEvent records an Event on the run's oldest member, unless it repeats the run's latest Event.
@@ -276,12 +297,13 @@ func (mgr *Manager) recordEvent(r *run, warning bool, reason, text string) {
 	if r.lastEvent == reason+text {
 		return
 	}
-	all := r.sorted(func(m *member) bool { return !m.Ended })
-	if len(all) == 0 {
+	ordered := r.ordered()
+	i := slices.IndexFunc(ordered, func(m *member) bool { return !m.Ended })
+	if i < 0 {
 		return
 	}
 	r.lastEvent = reason + text
-	mgr.effects.Events = append(mgr.effects.Events, Event{all[0].Pod, warning, reason, text})
+	mgr.effects.Events = append(mgr.effects.Events, Event{ordered[i].Pod, warning, reason, text})
 }
 
 // startReport makes reportIncomplete wait for further members.
