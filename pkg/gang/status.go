@@ -62,12 +62,17 @@ func (mgr *Manager) GangOf(uid gpu.PodUID) (Key, bool) {
 	return m.Gang, true
 }
 
-// InPendingGang reports whether the pod asks for cards and is a member of a run that isn't running, as far as is known.
-func (mgr *Manager) InPendingGang(uid gpu.PodUID) bool {
+// InPendingGang reports whether the pod, which names a group, asks for cards and is a member of a run that isn't running, as far
+// as is known. A pod that the watch has not reported yet counts as one, and is requeued when it does.
+func (mgr *Manager) InPendingGang(uid gpu.PodUID, now time.Time) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	m := mgr.members[uid]
-	return m != nil && !m.Cardless && (m.run == nil || m.run.phase != PhaseRunning)
+	if m == nil {
+		mgr.rememberUnknown(uid, now)
+		return true
+	}
+	return !m.Cardless && (m.run == nil || m.run.phase != PhaseRunning)
 }
 
 // HeldBinds counts the held binds.

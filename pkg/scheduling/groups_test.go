@@ -475,9 +475,13 @@ func TestPreemptForMember(t *testing.T) {
 			pending.Spec.Containers[0].Resources.Limits = fake.Amount(resource, 8)
 			g := startGroups(t, GangOptions{}, fake.Pod("a", 16, fake.Bound("n1", 0)), pending)
 			g.awaitState(gang.PhaseIncomplete)
-			got, err := g.Preempt(t.Context(), pending, map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-a"}}})
-			if err != nil || len(got) > 0 {
-				t.Errorf("victims %v, %v", got, err)
+			unknown := pending.DeepCopy() // The watch has not reported it.
+			unknown.Name, unknown.UID = "job-1", "uid-job-1"
+			for _, pod := range []*corev1.Pod{pending, unknown} {
+				got, err := g.Preempt(t.Context(), pod, map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-a"}}})
+				if err != nil || len(got) > 0 {
+					t.Errorf("%s: victims %v, %v", pod.Name, got, err)
+				}
 			}
 		})
 	}
