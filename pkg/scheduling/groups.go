@@ -98,9 +98,15 @@ func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, d
 // holds reports whether the pod's bind needs a permit.
 func (g *groups) holds(pod *clustercache.PodInfo) bool { return g != nil && pod.Member != nil }
 
-// incomplete reports whether the pod is a member of a gang that isn't whole.
+// incomplete reports whether the pod is a member of a gang that isn't whole, as far as is known: the watch may not have reported
+// a pod yet for which kube-scheduler makes a call.
 func (g *groups) incomplete(pod *corev1.Pod) bool {
-	return g != nil && protocol.InGroup(pod) && g.manager.InPendingGang(gpu.PodUID(pod.UID))
+	if g == nil || !protocol.InGroup(pod) {
+		return false
+	}
+	uid := gpu.PodUID(pod.UID)
+	_, known := g.manager.GangOf(uid)
+	return !known || g.manager.InPendingGang(uid)
 }
 
 // permit is what a gang allows for the bind of one pod. A pod without a gang needs none.
