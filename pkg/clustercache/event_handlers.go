@@ -15,9 +15,8 @@ import (
 // Handler receives the changes of the cluster, in the order of the watches. The methods for pods are called on one
 // goroutine, those for nodes on another one.
 type Handler interface {
-	// PodUpdated reports a new or a changed pod. old is nil for a new pod. It has another UID than pod if the watch was
-	// interrupted, and in the meantime the old pod was deleted and another pod was created with its name. Such a deletion
-	// is not reported by PodDeleted.
+	// PodUpdated reports a new or a changed pod. old is nil for a new pod. It has another UID than pod if, while the watch
+	// was interrupted, it was deleted and another pod got its name. PodDeleted doesn't report such a deletion.
 	PodUpdated(old, pod *PodInfo)
 	PodDeleted(pod *PodInfo)
 	// NodeUpdated reports a new node, or a node whose cards, or the pods that can run on it, may have changed: its
@@ -85,11 +84,8 @@ func lastState(object any) any {
 
 // relevantChange reports whether an update of a node must be passed to the handler. Most updates needn't.
 func relevantChange(old, node *corev1.Node) bool {
-	return !maps.Equal(old.Annotations, node.Annotations) || !equalResources(old.Status.Capacity, node.Status.Capacity) ||
-		!equalResources(old.Status.Allocatable, node.Status.Allocatable) || !maps.Equal(old.Labels, node.Labels) ||
+	same := func(a, b corev1.ResourceList) bool { return maps.EqualFunc(a, b, resource.Quantity.Equal) }
+	return !maps.Equal(old.Annotations, node.Annotations) || !maps.Equal(old.Labels, node.Labels) ||
+		!same(old.Status.Capacity, node.Status.Capacity) || !same(old.Status.Allocatable, node.Status.Allocatable) ||
 		!equality.Semantic.DeepEqual(old.Spec.Taints, node.Spec.Taints) || !slices.Equal(diagnosis.Closed(old, false), diagnosis.Closed(node, false))
-}
-
-func equalResources(a, b corev1.ResourceList) bool {
-	return maps.EqualFunc(a, b, func(x, y resource.Quantity) bool { return x.Equal(y) })
 }

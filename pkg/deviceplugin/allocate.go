@@ -107,7 +107,7 @@ func (a *allocator) decide(ctx context.Context, request gpu.Memory, preferred al
 		a.doubtful = false
 		a.checkpoint.Sync(ctx)
 	}
-	questions := newQuestions(a.kubelet)
+	questions := &questions{kubelet: a.kubelet, left: askTimeout, states: map[allocation.ContainerKey]allocation.KubeletState{}}
 	known := a.snapshots.Cached()
 	known.Preferred = preferred
 	decision := questions.Decide(ctx, known, request)

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
 
@@ -23,9 +24,8 @@ import (
 )
 
 const (
-	// checkpointFile is the file in which the kubelet keeps the devices that it allocated (k8s.io/kubernetes
-	// pkg/kubelet/cm/devicemanager/types.go), in the directory of the plugins' sockets. The kubelet replaces the whole file after
-	// each allocation and before the next one.
+	// checkpointFile is the file in which the kubelet keeps the devices that it allocated, in the directory of the plugins'
+	// sockets (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/types.go). It replaces the file after each allocation.
 	checkpointFile = "kubelet_internal_checkpoint"
 	// maxCheckpoint bounds the number of bytes that are read. For a full node with the smallest unit the file has a few MiB.
 	maxCheckpoint = 64 << 20
@@ -76,7 +76,7 @@ func parseCheckpoint(data []byte) ([]allocation.Entry, error) {
 		if err := proto.Unmarshal(e.AllocResp, &response); err == nil {
 			if assignment, err := protocol.ParseAssignment(response.Envs); err == nil {
 				entry.Card, entry.CardMemory = assignment.Card, assignment.CardMemory
-			} else if response.Envs[protocol.AnnotationIndex] == noIndex {
+			} else if response.Envs[protocol.AnnotationIndex] == strconv.Itoa(allocation.NoCard) {
 				entry.Card = allocation.NoCard
 			}
 		}

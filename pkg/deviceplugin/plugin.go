@@ -68,7 +68,9 @@ func New(o Options) (*Plugin, error) {
 	if o.Client.Pods == nil || o.Client.Nodes == nil || o.Events == nil || o.NodeName == "" || o.Unit <= 0 || o.Directory == "" {
 		return nil, errors.New("a device plugin needs a client, an event recorder, a node name, a unit and a directory")
 	}
-	p := &Plugin{options: o, cards: newCardState(o.Unit), service: newService()}
+	p := &Plugin{options: o, cards: newCardState(o.Unit), service: &service{
+		logger: klog.Background(), interval: time.Second, admitting: time.Second, ending: make(chan struct{}),
+	}}
 	p.cards.bootID = o.BootID
 	p.metrics = newMetrics(p.service.Listening)
 	var err error
@@ -117,9 +119,8 @@ func (p *Plugin) KnownCards(ctx context.Context) (cards []gpu.Card, bootID strin
 	return p.node.KnownCards()
 }
 
-// SetCards sets the cards of the node. It can be called at any time, also while the plugin runs. moved maps the index of
-// a card to the driver's index where the driver lists the card at another one. problem is the reason why none of the
-// cards can be used, and empty otherwise.
+// SetCards sets the cards of the node, at any time. moved maps the index of a card to the driver's index where the two
+// differ. problem is the reason why none of the cards can be used, and empty otherwise.
 func (p *Plugin) SetCards(cards []gpu.Card, moved map[int]int, problem string) {
 	p.cards.Set(cards, moved, problem)
 	known, _, _ := p.cards.Get()

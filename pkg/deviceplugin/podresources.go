@@ -173,10 +173,6 @@ type questions struct {
 	states  map[allocation.ContainerKey]allocation.KubeletState
 }
 
-func newQuestions(kubelet *podResources) *questions {
-	return &questions{kubelet, askTimeout, map[allocation.ContainerKey]allocation.KubeletState{}}
-}
-
 // Decide decides from the snapshot and from the kubelet's answers.
 func (q *questions) Decide(ctx context.Context, s allocation.Snapshot, request gpu.Memory) allocation.Decision {
 	for {

@@ -38,10 +38,6 @@ type service struct {
 	ended    time.Time
 }
 
-func newService() *service {
-	return &service{logger: klog.Background(), interval: time.Second, admitting: time.Second, ending: make(chan struct{})}
-}
-
 const (
 	// finishTimeout is how long a plugin that stops waits for the pods that the kubelet is admitting.
 	finishTimeout = 5 * time.Second

@@ -9,8 +9,7 @@ import (
 )
 
 // budgets finds and numbers the disruption budgets of pods by kube-scheduler's rules (k8s.io/kubernetes
-// pkg/scheduler/framework/plugins/defaultpreemption, filterPodsWithPDBViolation). It lists each namespace once, and is
-// used for one request only.
+// pkg/scheduler/framework/plugins/defaultpreemption, filterPodsWithPDBViolation), for one request only.
 type budgets struct {
 	cache      Cache
 	namespaces map[string][]budget

@@ -401,9 +401,8 @@ func (e *Evictor) choosePlan(pod *clustercache.PodInfo, candidates []string) (pl
 	return out, true
 }
 
-// evictable reports whether the pod is terminating, or the API server is expected to evict it. The API server evicts no
-// pod with several budgets (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go), and is likely to reject again
-// an eviction that it rejected recently.
+// evictable reports whether the pod is terminating, or its eviction is likely: the API server evicts no pod with several
+// budgets (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go), and may reject again what it rejected.
 func (e *Evictor) evictable(p preemption.Pod) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -22,6 +22,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/scheduling"
+	"github.com/gpushare/gpushare/pkg/version"
 )
 
 // Prefix is the common path prefix of all verbs.
@@ -150,10 +151,18 @@ func (s *Server) router() *httprouter.Router {
 func (s *Server) HealthHandler() http.Handler { return s.withHealth(httprouter.New()) }
 
 func (s *Server) withHealth(r *httprouter.Router) *httprouter.Router {
-	r.GET("/version", getVersion)
-	r.GET("/livez", livez)
-	r.GET("/readyz", s.readyz)
-	r.Handler(http.MethodGet, "/metrics", s.metrics)
+	get := func(path string, handle http.HandlerFunc) { r.HandlerFunc(http.MethodGet, path, handle) }
+	get("/version", func(w http.ResponseWriter, req *http.Request) { write(w, req, http.StatusOK, version.Get()) })
+	// If the API server is unreachable, killing the extender doesn't help.
+	get("/livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	get("/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := s.Scheduler.Ready(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	get("/metrics", s.metrics.ServeHTTP)
 	r.NotFound = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		http.Error(w, fmt.Sprintf("no such path: %.200q", req.URL.Path), http.StatusNotFound)
 	})

@@ -111,22 +111,17 @@ func expiry(chain []*x509.Certificate) time.Time {
 }
 
 func (f *tlsFiles) read() (content tlsContent, err error) {
-	for _, file := range []struct {
-		flags, path string
-		into        *string
-	}{
-		{"--tls-cert-file, --tls-key-file", f.cert, &content.cert},
-		{"--tls-cert-file, --tls-key-file", f.key, &content.key},
-		{"--client-ca-file", f.clientCA, &content.clientCA},
-	} {
-		if file.path == "" {
-			continue
+	read := func(flags, path string) string {
+		if path == "" || err != nil {
+			return ""
 		}
-		text, err := os.ReadFile(file.path)
-		if err != nil {
-			return tlsContent{}, fmt.Errorf("%s: %w", file.flags, err)
+		text, failure := os.ReadFile(path)
+		if failure != nil {
+			err = fmt.Errorf("%s: %w", flags, failure)
 		}
-		*file.into = string(text)
+		return string(text)
 	}
-	return content, nil
+	const pair = "--tls-cert-file, --tls-key-file"
+	content = tlsContent{cert: read(pair, f.cert), key: read(pair, f.key), clientCA: read("--client-ca-file", f.clientCA)}
+	return content, err
 }

@@ -62,12 +62,13 @@ func (mgr *Manager) GangOf(uid gpu.PodUID) (Key, bool) {
 	return m.Gang, true
 }
 
-// InPendingGang reports whether the pod asks for cards and is a member of a run that isn't running, as far as is known.
+// InPendingGang reports whether a pod that names a group must wait for it: it asks for cards and its run isn't running. It
+// returns true while the watch has not reported the pod, or this process doesn't lead.
 func (mgr *Manager) InPendingGang(uid gpu.PodUID) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	m := mgr.members[uid]
-	return m != nil && !m.Cardless && (m.run == nil || m.run.phase != PhaseRunning)
+	return m == nil || !m.Cardless && (m.run == nil || m.run.phase != PhaseRunning)
 }
 
 // HeldBinds counts the held binds.

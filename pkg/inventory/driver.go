@@ -117,9 +117,8 @@ type driver struct {
 	// hasAffinity, hasMIG and hasFields report whether the library has the function.
 	hasAffinity, hasMIG, hasFields bool
 
-	// watched holds the UUIDs of the cards for which a watch was set up; nil if there is no watch. set is the event set of
-	// the watch; nil if there is no watch or none of the cards reports events. uuids maps the handles of the cards in set
-	// to their UUIDs.
+	// watched holds the UUIDs of the cards for which a watch was set up; nil without a watch. set is its event set; nil if
+	// none of the cards reports events. uuids maps the handles of the cards in set to their UUIDs.
 	watched []string
 	set     nvml.EventSet
 	uuids   map[nvml.Device]string

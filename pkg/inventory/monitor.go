@@ -39,9 +39,8 @@ type Options struct {
 
 	// ProbeInterval is the time between two probes of each card. The default is 30 s, or QuietPeriod if that is shorter.
 	ProbeInterval time.Duration
-	// QuietPeriod is how long a card must be without errors before it is healthy again. The default is DefaultQuietPeriod. It
-	// is also the time after which a new session with the driver is opened because of an unreachable card. That time doubles
-	// with each further session, up to one hour.
+	// QuietPeriod is how long a card must be without errors before it is healthy again; DefaultQuietPeriod by default. It is
+	// also how long a session with the driver lasts with an unreachable card, doubled each time, up to one hour.
 	QuietPeriod time.Duration
 	// RetryInterval is the time between two attempts to open a driver that can't be opened or has no cards; 10 s by default.
 	RetryInterval time.Duration
@@ -110,9 +109,8 @@ func New(options Options) *Monitor {
 // the first result, even if that is a missing driver, and then with each change. The calls of publish never overlap, and
 // the callee may keep the state. Only one Run may be active in a process at a time.
 //
-// Run returns an error if only a restart of the program helps. Either the driver was replaced while the old library was
-// loaded. Or Library is empty and there was no library for LibraryPatience (ErrNoLibrary), and a running container doesn't
-// get one later. The reason is published first.
+// Run returns an error if only a restart of the program helps: the driver was replaced while the old library was loaded, or
+// Library is empty and there was none for LibraryPatience (ErrNoLibrary). The reason is published first.
 func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 	logger := klog.FromContext(ctx)
 	reader := &reader{options: m.options, logger: logger}
@@ -184,10 +182,9 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 	return failure
 }
 
-// known returns the cards of an earlier run. If the machine has restarted since, it drops the reasons why cards were
-// unhealthy, because a restart of the machine resets its cards. The drop matters: the pods restart with the machine, and
-// the kubelet fails a pod if its card is unhealthy (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/manager.go,
-// devicesToAllocate).
+// known returns the cards of an earlier run, without the reasons why they were unhealthy if the machine has restarted since,
+// which resets its cards. That matters: the pods restart with the machine, and the kubelet fails a pod whose card is
+// unhealthy (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate).
 func (m *Monitor) known(ctx context.Context) []gpu.Card {
 	cards, bootID := m.options.Known(ctx)
 	if bootID == "" || m.options.BootID == "" || bootID == m.options.BootID {

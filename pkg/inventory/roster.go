@@ -27,9 +27,8 @@ const (
 // reason: the driver reports a Xid only once, and its quiet period may not be over. Any other problem of a card shows again
 // in the next listing.
 //
-// A Xid after which a card needs a reset lasts beyond the quiet period. There are two signs that the card was reset. Either
-// the driver asked for a reset and no longer does. Or the driver had lost the card, or no longer listed it, and can read it
-// again.
+// A Xid after which a card needs a reset lasts beyond the quiet period. There are two signs of the reset: the driver asked
+// for it and no longer does, or it had lost the card, or no longer listed it, and can read it again.
 type roster struct {
 	unit   gpu.Unit
 	memory CardMemory

@@ -99,10 +99,9 @@ type xidSet struct {
 	some map[xid]bool
 }
 
-// ParseXidChecks parses the lists that NVIDIA's device plugin reads from DP_DISABLE_HEALTHCHECKS and
-// DP_ENABLE_HEALTHCHECKS. Each is a comma-separated list of Xids; "all" or "xids" stands for every Xid. An enabled Xid
-// counts even if it is also disabled. Like NVIDIA's plugin, it ignores words that are not numbers; it returns them as
-// malformed, for the log.
+// ParseXidChecks parses the lists that NVIDIA's device plugin reads from DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS.
+// Each is a comma-separated list of Xids; "all" or "xids" stands for every Xid. An enabled Xid counts even if it is also
+// disabled. Like NVIDIA's plugin, it ignores other words, and returns them as malformed, for the log.
 func ParseXidChecks(disable, enable string) (checks XidChecks, malformed []string) {
 	for list, set := range map[*string]*xidSet{&disable: &checks.disabled, &enable: &checks.enabled} {
 		set.some = map[xid]bool{}

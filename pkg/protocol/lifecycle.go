@@ -10,10 +10,9 @@ import (
 // unmounts the volumes and updates the status, which takes seconds.
 const OverdueMargin = time.Minute
 
-// Overdue reports whether the pod still exists well after its deletion deadline: its containers don't end (the driver
-// hangs), its node is down, or a finalizer is not removed. Such a pod can stay forever, so its memory is not expected to
-// become free. The deletion timestamp is the end of the grace period, not its start (k8s.io/apimachinery
-// pkg/apis/meta/v1, ObjectMeta).
+// Overdue reports whether the pod still exists well after its deletion deadline: its containers don't end (the driver hangs),
+// its node is down, or a finalizer stays. This can last, so its memory is not expected to become free. The deletion timestamp
+// is the end of the grace period (k8s.io/apimachinery pkg/apis/meta/v1, ObjectMeta).
 func Overdue(pod *corev1.Pod, now time.Time) bool {
 	return pod.DeletionTimestamp != nil && now.Sub(pod.DeletionTimestamp.Time) > OverdueMargin
 }

@@ -12,9 +12,8 @@ import (
 )
 
 const (
-	// minSample is the smallest number of nodes to which kube-scheduler limits its sample of feasible nodes
-	// (pkg/scheduler/schedule_one.go, minFeasibleNodesToFind). If an extender receives fewer nodes, these are all that
-	// passed kube-scheduler's own filters.
+	// minSample is the smallest sample of feasible nodes to which kube-scheduler limits itself
+	// (pkg/scheduler/schedule_one.go, minFeasibleNodesToFind). Fewer nodes are all that passed kube-scheduler's own filters.
 	minSample = 100
 	// attemptPause is the first pause before a pod is requeued. A bind follows a filter call much sooner, and
 	// kube-scheduler's own back-off takes about as long. maxAttemptPause is the longest pause: after that time
@@ -58,10 +57,6 @@ type triedPod struct {
 	tries  int
 	// nameAll is true if filter names every node that fits.
 	nameAll bool
-}
-
-func newAttempts(o Options, requeue func(node string)) *attempts {
-	return &attempts{Options: o, requeue: requeue, begun: make(chan struct{}, 1), pods: map[gpu.PodUID]triedPod{}}
 }
 
 // sampled records that filter found no node for the pod among the candidate nodes of one call.

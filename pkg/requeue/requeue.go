@@ -114,7 +114,7 @@ func New(o Options) *Requeuer {
 		work:     make(chan struct{}, 1),
 		rejected: map[gpu.PodUID]rejection{}, freedAt: map[string]time.Time{},
 	}
-	r.attempts = newAttempts(o, r.All)
+	r.attempts = &attempts{Options: o, requeue: r.All, begun: make(chan struct{}, 1), pods: map[gpu.PodUID]triedPod{}}
 	return r
 }
 
@@ -126,9 +126,8 @@ func (r *Requeuer) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Rejected records that filter found no node for the pod among the candidate nodes of one call. These may be only some of
-// the nodes that passed kube-scheduler's own filters; if another node has room, the pod is requeued soon. at is when filter
-// read the ledger.
+// Rejected records that filter found no node for the pod among the candidate nodes of one call. They may be only some of the
+// feasible ones; if another node has room, the pod is requeued soon. at is when filter read the ledger.
 func (r *Requeuer) Rejected(pod gpu.Pod, candidates int, at time.Time) {
 	r.attempts.sampled(pod.UID, candidates)
 	r.add(pod, at)
