@@ -98,15 +98,9 @@ func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, d
 // holds reports whether the pod's bind needs a permit.
 func (g *groups) holds(pod *clustercache.PodInfo) bool { return g != nil && pod.Member != nil }
 
-// incomplete reports whether the pod is a member of a gang that isn't whole, as far as is known: the watch may not have reported
-// a pod yet for which kube-scheduler makes a call.
+// incomplete reports whether the pod is a member of a gang that isn't whole.
 func (g *groups) incomplete(pod *corev1.Pod) bool {
-	if g == nil || !protocol.InGroup(pod) {
-		return false
-	}
-	uid := gpu.PodUID(pod.UID)
-	_, known := g.manager.GangOf(uid)
-	return !known || g.manager.InPendingGang(uid)
+	return g != nil && protocol.InGroup(pod) && g.manager.InPendingGang(gpu.PodUID(pod.UID))
 }
 
 // permit is what a gang allows for the bind of one pod. A pod without a gang needs none.
