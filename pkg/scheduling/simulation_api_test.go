@@ -51,8 +51,10 @@ type apiPod struct {
 	member, generation int
 	replaced           bool
 	// late is true if the answer to a Binding of the pod was lost.
-	late    bool
-	created time.Duration
+	late bool
+	// rejections are the versions of the pod with the messages that it had since its last other change.
+	rejections map[rejection]rejected
+	created    time.Duration
 	// run is the run in which the pod was bound; nil if it isn't bound, or names no group.
 	run *run
 }
@@ -251,6 +253,7 @@ func (a *apiServer) edit(p *apiPod, how func(*corev1.Pod)) {
 
 func (a *apiServer) set(p *apiPod) {
 	a.version++
+	p.rejections = nil
 	p.object.ResourceVersion = strconv.Itoa(a.version)
 	p.info = clustercache.NewPodInfo(p.object)
 	a.publish(change{pod: p, info: p.info, object: p.object})
@@ -471,6 +474,14 @@ func (a *apiServer) started(p *apiPod) {
 	}
 }
 
+// rejection is what kube-scheduler writes to a pod after a failed attempt.
+type rejection struct{ message, nominated string }
+
+type rejected struct {
+	object *corev1.Pod
+	info   *clustercache.PodInfo
+}
+
 // setRejected sets the pod's PodScheduled condition, as kube-scheduler does after a failed attempt.
 func (a *apiServer) setRejected(p *apiPod, message, nominated string) {
 	if !p.exists || p.info.Node != "" {
@@ -479,12 +490,22 @@ func (a *apiServer) setRejected(p *apiPod, message, nominated string) {
 	if c := p.object.Status.Conditions; len(c) == 1 && c[0].Message == message && p.object.Status.NominatedNodeName == nominated {
 		return
 	}
+	key, known := rejection{message, nominated}, p.rejections
+	if again, ok := known[key]; ok { // Most pods have few messages, and it is expensive to parse a pod.
+		p.object, p.info = again.object, again.info
+		a.publish(change{pod: p, info: p.info, object: p.object})
+		return
+	}
 	a.edit(p, func(object *corev1.Pod) {
 		object.Status.Conditions = []corev1.PodCondition{{
 			Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: message,
 		}}
 		object.Status.NominatedNodeName = nominated
 	})
+	if known == nil {
+		known = map[rejection]rejected{}
+	}
+	known[key], p.rejections = rejected{p.object, p.info}, known
 }
 
 // evict is the API server's part of an eviction.

@@ -270,7 +270,6 @@ type simCache struct {
 	watch   *watcher
 	handler clustercache.Handler
 	pods    map[string]*clustercache.PodInfo
-	order   []string
 	byNode  map[string][]*clustercache.PodInfo
 	pending map[gpu.PodUID]*clustercache.PodInfo
 	nodes   []*corev1.Node
