@@ -57,6 +57,15 @@ func TestLikeGroups(t *testing.T) {
 	if diff := cmp.Diff([]string{"first-0", "important-0", "larger-0", "with-other-resources-0"}, full.asked); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
+	full.asked = nil
+	now := begin.Add(time.Minute)
+	clear(mgr.noRoomFor)
+	for _, name := range []string{"second", "third", "first"} {
+		mgr.makePlan(mgr.groups[Key{Name: name}].runs[0], now)
+	}
+	if diff := cmp.Diff([]string{"second-0", "first-0"}, full.asked); diff != "" {
+		t.Errorf("one that goes before has more groups that give way: -want +got:\n%s", diff)
+	}
 }
 
 // TestWorkPerTick: a Tick tries a limited number of members. All groups have their turn, although memory is freed before each
