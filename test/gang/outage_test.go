@@ -23,6 +23,7 @@ func TestOutageDuringBinds(t *testing.T) {
 	away, restore := cutDuringBinds(f, 3)
 	f.createGang("job", faultySize)
 	<-away
+	f.waitBound(map[string]int{"job": 3})
 	f.staysBound(outage, map[string]int{"job": 3})
 	restore()
 
