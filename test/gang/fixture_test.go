@@ -29,6 +29,11 @@ const card = 16
 // shortTimeouts are extender flags that shorten the tests from minutes to seconds.
 var shortTimeouts = []string{"--bind-timeout=1s", "--gang-hold=3s", "--gang-patience=8s"}
 
+// faultyScheduler waits for a frozen extender only a little longer than a bind may take, and retries pods soon.
+var faultyScheduler = controlplane.SchedulerOptions{
+	Edits: []controlplane.ConfigEdit{controlplane.ExtenderTimeout(6 * time.Second), controlplane.MaxBackoff(1)},
+}
+
 // shared is a cluster with the extender's defaults, controlled one with kube-controller-manager, hasty one with short timeouts
 // and a proxy between the extender and the API server.
 var (
@@ -38,7 +43,7 @@ var (
 	}}
 	hasty = &framework.Shared{Options: framework.Options{
 		MemoryUnit: "GiB", ExtenderArgs: append([]string{flagStarvationAfter + "0"}, shortTimeouts...), ThroughProxy: true,
-		ControlPlane: controlplane.Options{Scheduler: controlplane.SchedulerOptions{Edits: []controlplane.ConfigEdit{controlplane.MaxBackoff(1)}}},
+		ControlPlane: controlplane.Options{Scheduler: faultyScheduler},
 	}}
 )
 
@@ -77,9 +82,10 @@ func priorityClass(t testing.TB, c *framework.Cluster, value int32) string {
 // startFaulty starts a cluster for injected faults, with short timeouts.
 func startFaulty(t *testing.T, replicas int, args ...string) *framework.Cluster {
 	t.Helper()
-	o := framework.Options{MemoryUnit: "GiB", Replicas: replicas, ThroughProxy: true, ExtenderArgs: append(append([]string{}, shortTimeouts...), args...)}
-	o.ControlPlane.Scheduler.Edits = []controlplane.ConfigEdit{controlplane.ExtenderTimeout(6 * time.Second), controlplane.MaxBackoff(1)}
-	return framework.StartForTest(t, o)
+	return framework.StartForTest(t, framework.Options{
+		MemoryUnit: "GiB", Replicas: replicas, ThroughProxy: true, ExtenderArgs: append(append([]string{}, shortTimeouts...), args...),
+		ControlPlane: controlplane.Options{Scheduler: faultyScheduler},
+	})
 }
 
 // fixture is the namespace and the nodes of one test.

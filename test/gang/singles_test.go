@@ -124,7 +124,7 @@ func TestNeverRun(t *testing.T) {
 		}
 		f.Create(members...)
 	}
-	f.placeSingles(controlplane.Times(20, 240)*singlesPerSecond, samePod)
+	f.placeSingles(controlplane.Times(16, 240)*singlesPerSecond, samePod)
 	f.CheckLedger()
 }
 
