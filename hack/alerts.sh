@@ -8,5 +8,5 @@ if [ ! -x bin/promtool ] || [ hack/promtool/go.mod -nt bin/promtool ]; then
   touch bin/promtool
 fi
 cd deploy/monitoring
-../../bin/promtool check rules rules.yaml
+../../bin/promtool check rules ../helm/gpushare/files/rules.yaml
 ../../bin/promtool test rules rules_test.yaml

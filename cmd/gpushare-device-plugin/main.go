@@ -3,24 +3,9 @@
 package main
 
 import (
-	"context"
 	"os"
-	"os/signal"
-	"syscall"
 
-	"github.com/gpushare/gpushare/cmd/internal/logflags"
+	"github.com/gpushare/gpushare/cmd/internal/program"
 )
 
-func main() { os.Exit(run(os.Args[1:])) }
-
-func run(args []string) int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	command := newCommand(os.LookupEnv)
-	command.SetArgs(args)
-	if err := command.ExecuteContext(ctx); err != nil {
-		logflags.PrintError(command.Flags(), component, err)
-		return 1
-	}
-	return 0
-}
+func main() { os.Exit(program.Run(newCommand(os.LookupEnv))) }

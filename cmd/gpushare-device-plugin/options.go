@@ -5,51 +5,36 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
-	"time"
 
 	"github.com/spf13/cobra"
-	logsapi "k8s.io/component-base/logs/api/v1"
 
-	"github.com/gpushare/gpushare/cmd/internal/flagenv"
-	"github.com/gpushare/gpushare/cmd/internal/logflags"
+	"github.com/gpushare/gpushare/cmd/internal/program"
 	"github.com/gpushare/gpushare/pkg/deviceplugin"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/inventory"
-	"github.com/gpushare/gpushare/pkg/version"
 )
 
 // options are the values of the flags.
 type options struct {
-	kubeconfig         string
-	nodeName           string
-	memoryUnit         string
-	visibleDevices     string
-	deviceListStrategy string
-	compatErrorEnv     bool
-	devicePluginDir    string
-	podResourcesSocket string
-	nvmlLibrary        string
-	healthQuietPeriod  time.Duration
-	cardMemory         string
+	kubeconfig string
+	// plugin and monitor have the fields that flags set. validate sets those that it parses from the texts below.
+	plugin     deviceplugin.Options
+	monitor    inventory.Options
+	memoryUnit string
+	cardMemory string
 	// disableHealthChecks and enableHealthChecks are lists of Xids.
 	disableHealthChecks string
 	enableHealthChecks  string
-	listenAddress       string
 	authorizeMetrics    bool
-	logging             *logsapi.LoggingConfiguration
 	printInventory      bool
 	cleanup             bool
-
-	// cards is the parsed cardMemory, set by validate.
-	cards inventory.CardMemory
 }
 
 func newCommand(environment func(string) (string, bool)) *cobra.Command {
-	o := options{logging: logsapi.NewLoggingConfiguration()}
-	command := &cobra.Command{
-		Use:   "gpushare-device-plugin",
-		Short: "Device plugin that shares GPU cards between pods by memory",
-		Long: `gpushare-device-plugin reads the cards of this node from NVIDIA's driver, reports their memory to the kubelet as
+	var o options
+	command := program.New(component, environment)
+	command.Short = "Device plugin that shares GPU cards between pods by memory"
+	command.Long = `gpushare-device-plugin reads the cards of this node from NVIDIA's driver, reports their memory to the kubelet as
 aliyun.com/gpu-mem, and allocates to each container the card that was chosen for its pod.
 
 It runs on every node that shares its cards. It keeps no state of its own: after a restart it reads it from the API
@@ -58,92 +43,70 @@ this in its log and at /readyz. It exits if only a new container helps: after fi
 unless --nvml-library is set, and when the driver was replaced while its library was loaded.
 
 Each flag can also be set by an environment variable with the flag's name in upper case: NODE_NAME for --node-name. The
-flag takes precedence.`,
-		Args:          cobra.NoArgs,
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		Version:       version.Get().String(),
-		PreRunE: func(command *cobra.Command, _ []string) error {
-			return flagenv.Set(command.Flags(), environment)
-		},
-		RunE: func(command *cobra.Command, _ []string) error {
-			if err := logflags.Apply(o.logging); err != nil {
-				return err
-			}
-			unit, err := o.validate()
-			if err != nil {
-				return err
-			}
-			if o.printInventory {
-				return printInventory(command.Context(), command.OutOrStdout(), o, unit)
-			}
-			if o.cleanup {
-				return cleanUp(command.Context(), command.OutOrStdout(), o)
-			}
-			return serve(command.Context(), o, unit)
-		},
+flag takes precedence.`
+	command.RunE = func(command *cobra.Command, _ []string) error {
+		if err := o.validate(); err != nil {
+			return err
+		}
+		switch {
+		case o.printInventory:
+			return printInventory(command.Context(), command.OutOrStdout(), o.monitor)
+		case o.cleanup:
+			return cleanUp(command.Context(), command.OutOrStdout(), o)
+		}
+		return serve(command.Context(), o)
 	}
 	f := command.Flags()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file`; if empty, the pod's service account is used")
-	f.StringVar(&o.nodeName, "node-name", "", "`name` of this node's Node object; required except with --print-inventory")
+	f.StringVar(&o.plugin.NodeName, "node-name", "", "`name` of this node's Node object; required except with --print-inventory")
 	f.StringVar(&o.memoryUnit, "memory-unit", gpu.GiB.String(), "amount of memory that one aliyun.com/gpu-mem stands for: GiB, MiB, or a multiple such as 256MiB. Use the same unit on all nodes with the same card size, and change it only while no GPU pod runs on the node")
-	f.StringVar(&o.visibleDevices, "visible-devices", string(deviceplugin.VisibleByUUID), "identifier of a card in NVIDIA_VISIBLE_DEVICES: uuid or index; set index for software that needs indices. With index, a container that restarts after the driver has renumbered the cards can start on another card")
-	f.StringVar(&o.deviceListStrategy, "device-list-strategy", string(deviceplugin.ListByEnv), "how a container gets its card: envvar relies on NVIDIA's container runtime; cdi-cri also names a CDI device (nvidia.com/gpu=, identified as --visible-devices sets). Set cdi-cri if the runtime injects devices by CDI")
-	f.BoolVar(&o.compatErrorEnv, "compat-error-env", false, "start a container without a card if none can be allocated, with an environment that names no card, as the original gpushare plugin does; by default its pod fails")
-	f.StringVar(&o.devicePluginDir, "device-plugin-dir", "/var/lib/kubelet/device-plugins", "`directory` of the kubelet's device plugin sockets and checkpoint; change it if the kubelet's root directory is not /var/lib/kubelet")
-	f.StringVar(&o.podResourcesSocket, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "`socket` of the kubelet's PodResources API, which tells which pod the kubelet is admitting; if empty or missing, the plugin infers the pod from the order of scheduling")
-	f.StringVar(&o.nvmlLibrary, "nvml-library", "", "`path` of libnvidia-ml.so.1; if empty, the dynamic linker searches for it")
-	f.DurationVar(&o.healthQuietPeriod, "health-quiet-period", inventory.DefaultQuietPeriod, "`time` without failed probes and Xid errors after which an unhealthy card is used again; must be positive")
+	f.StringVar((*string)(&o.plugin.VisibleDevices), "visible-devices", string(deviceplugin.VisibleByUUID), "identifier of a card in NVIDIA_VISIBLE_DEVICES: uuid or index; set index for software that needs indices. With index, a container that restarts after the driver has renumbered the cards can start on another card")
+	f.StringVar((*string)(&o.plugin.DeviceList), "device-list-strategy", string(deviceplugin.ListByEnv), "how a container gets its card: envvar relies on NVIDIA's container runtime; cdi-cri also names a CDI device (nvidia.com/gpu=, identified as --visible-devices sets). Set cdi-cri if the runtime injects devices by CDI")
+	f.BoolVar(&o.plugin.ErrorEnv, "compat-error-env", false, "start a container without a card if none can be allocated, with an environment that names no card, as the original gpushare plugin does; by default its pod fails")
+	f.StringVar(&o.plugin.Directory, "device-plugin-dir", "/var/lib/kubelet/device-plugins", "`directory` of the kubelet's device plugin sockets and checkpoint; change it if the kubelet's root directory is not /var/lib/kubelet")
+	f.StringVar(&o.plugin.PodResourcesSocket, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "`socket` of the kubelet's PodResources API, which tells which pod the kubelet is admitting; if empty or missing, the plugin infers the pod from the order of scheduling")
+	f.StringVar(&o.monitor.Library, "nvml-library", "", "`path` of libnvidia-ml.so.1; if empty, the dynamic linker searches for it")
+	f.DurationVar(&o.monitor.QuietPeriod, "health-quiet-period", inventory.DefaultQuietPeriod, "`time` without failed probes and Xid errors after which an unhealthy card is used again; must be positive")
 	f.StringVar(&o.cardMemory, "card-memory", "", "memory of the cards, as one `size` for all such as 96Gi, or by UUID such as GPU-…=96Gi,GPU-…=48Gi; for cards that share the machine's memory, for which the driver reports none (such as GB10). It can't exceed the memory that the driver reports")
 	f.StringVar(&o.disableHealthChecks, "dp-disable-healthchecks", "", "`Xids` that do not make a card unhealthy, such as 48,63, or all; in addition to the Xids of application errors. The format is that of NVIDIA's device plugin (DP_DISABLE_HEALTHCHECKS)")
 	f.StringVar(&o.enableHealthChecks, "dp-enable-healthchecks", "", "`Xids` that make a card unhealthy, such as 31, or all; takes precedence over --dp-disable-healthchecks. The format is that of NVIDIA's device plugin (DP_ENABLE_HEALTHCHECKS)")
-	f.StringVar(&o.listenAddress, "listen-address", ":12346", "`address` of /livez, /readyz, /metrics and /version, in plain HTTP; if empty, they are not served")
+	f.StringVar(&o.plugin.ListenAddress, "listen-address", ":12346", "`address` of /livez, /readyz, /metrics and /version, in plain HTTP; if empty, they are not served")
 	f.BoolVar(&o.authorizeMetrics, "authorize-metrics", false, "serve /metrics only to clients with a bearer token that may get the path /metrics; needs the permission to create TokenReviews and SubjectAccessReviews")
 	f.BoolVar(&o.cleanup, "cleanup", false, "remove aliyun.com/gpu-count and the inventory annotation from the Node object of --node-name and exit; for nodes from which the plugin was removed. It can run on any machine")
 	f.BoolVar(&o.printInventory, "print-inventory", false, "print this node's cards as JSON and exit")
-
-	logflags.Add(f, o.logging)
 	return command
 }
 
-// validate checks the flags before anything is started.
-func (o *options) validate() (gpu.Unit, error) {
-	unit, err := gpu.ParseUnit(o.memoryUnit)
-	if err != nil {
-		return 0, fmt.Errorf("--memory-unit: %w", err)
+// validate checks and parses the flags before anything is started.
+func (o *options) validate() (err error) {
+	if o.plugin.Unit, err = gpu.ParseUnit(o.memoryUnit); err != nil {
+		return fmt.Errorf("--memory-unit: %w", err)
 	}
-	if o.cards, err = inventory.ParseCardMemory(o.cardMemory); err != nil {
-		return 0, fmt.Errorf("--card-memory: %w", err)
+	o.monitor.Unit = o.plugin.Unit
+	if o.monitor.CardMemory, err = inventory.ParseCardMemory(o.cardMemory); err != nil {
+		return fmt.Errorf("--card-memory: %w", err)
 	}
 	if o.printInventory {
-		return unit, nil
+		return nil
 	}
-	switch v := deviceplugin.VisibleDevices(o.visibleDevices); v {
-	case deviceplugin.VisibleByUUID, deviceplugin.VisibleByIndex:
-	default:
-		return 0, fmt.Errorf("--visible-devices: %q is neither %s nor %s", v, deviceplugin.VisibleByUUID, deviceplugin.VisibleByIndex)
-	}
-	switch s := deviceplugin.DeviceListStrategy(o.deviceListStrategy); s {
-	case deviceplugin.ListByEnv, deviceplugin.ListByCDI:
-	default:
-		return 0, fmt.Errorf("--device-list-strategy: %q is neither %s nor %s", s, deviceplugin.ListByEnv, deviceplugin.ListByCDI)
-	}
-	if o.healthQuietPeriod <= 0 {
-		return 0, fmt.Errorf("--health-quiet-period: must be positive, got %v", o.healthQuietPeriod)
-	}
-	if o.nodeName == "" {
-		return 0, errors.New("--node-name (or NODE_NAME) is missing")
-	}
-	if !filepath.IsAbs(o.devicePluginDir) {
-		return 0, fmt.Errorf("--device-plugin-dir: %q is not an absolute path", o.devicePluginDir)
-	}
-	if o.podResourcesSocket != "" && !filepath.IsAbs(o.podResourcesSocket) {
-		return 0, fmt.Errorf("--pod-resources-socket: %q is not an absolute path", o.podResourcesSocket)
-	}
-	if o.listenAddress != "" {
-		if _, _, err := net.SplitHostPort(o.listenAddress); err != nil {
-			return 0, fmt.Errorf("--listen-address: %w", err)
+	p := &o.plugin
+	switch {
+	case p.VisibleDevices != deviceplugin.VisibleByUUID && p.VisibleDevices != deviceplugin.VisibleByIndex:
+		return fmt.Errorf("--visible-devices: %q is neither %s nor %s", p.VisibleDevices, deviceplugin.VisibleByUUID, deviceplugin.VisibleByIndex)
+	case p.DeviceList != deviceplugin.ListByEnv && p.DeviceList != deviceplugin.ListByCDI:
+		return fmt.Errorf("--device-list-strategy: %q is neither %s nor %s", p.DeviceList, deviceplugin.ListByEnv, deviceplugin.ListByCDI)
+	case o.monitor.QuietPeriod <= 0:
+		return fmt.Errorf("--health-quiet-period: must be positive, got %v", o.monitor.QuietPeriod)
+	case p.NodeName == "":
+		return errors.New("--node-name (or NODE_NAME) is missing")
+	case !filepath.IsAbs(p.Directory):
+		return fmt.Errorf("--device-plugin-dir: %q is not an absolute path", p.Directory)
+	case p.PodResourcesSocket != "" && !filepath.IsAbs(p.PodResourcesSocket):
+		return fmt.Errorf("--pod-resources-socket: %q is not an absolute path", p.PodResourcesSocket)
+	case p.ListenAddress != "":
+		if _, _, err := net.SplitHostPort(p.ListenAddress); err != nil {
+			return fmt.Errorf("--listen-address: %w", err)
 		}
 	}
-	return unit, nil
+	return nil
 }

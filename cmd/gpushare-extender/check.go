@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpushare/gpushare/cmd/internal/flagenv"
+	"github.com/gpushare/gpushare/cmd/internal/program"
 	"github.com/gpushare/gpushare/pkg/extender"
 	"github.com/gpushare/gpushare/pkg/schedulerconfig"
 )
@@ -26,7 +26,7 @@ the field, and what to do. It exits with status 1 if a finding is an error, or i
 It reads no other file and makes no network calls. Set --bind-timeout and --gang-hold to the extender's values.`,
 		Args: cobra.ExactArgs(1),
 		PreRunE: func(command *cobra.Command, _ []string) error {
-			return flagenv.Set(command.Flags(), os.LookupEnv)
+			return program.SetFlags(command.Flags(), os.LookupEnv)
 		},
 		RunE: func(command *cobra.Command, args []string) error {
 			return checkSchedulerConfig(command, args[0], o)

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // TestBadFlags checks that a wrong setting ends the process with a message that names the flag.
@@ -237,13 +239,10 @@ func TestLife(t *testing.T) {
 		t.Errorf("livez without an API server: %d", code)
 	}
 	up.Store(true)
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		if code, body := get("/readyz"); code == 200 {
-			break
-		} else if time.Now().After(deadline) {
-			t.Fatalf("the extender doesn't become ready: %s", body)
-		}
-	}
+	await.True(t, "the extender is ready", func() bool {
+		code, _ := get("/readyz")
+		return code == 200
+	})
 	if _, body := get("/gpushare-scheduler/inspect"); !strings.Contains(body, `"name":"n1","totalGPU":32,`) {
 		t.Errorf("inspect: %s", body)
 	}

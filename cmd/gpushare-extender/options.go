@@ -8,14 +8,11 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	logsapi "k8s.io/component-base/logs/api/v1"
 
-	"github.com/gpushare/gpushare/cmd/internal/flagenv"
-	"github.com/gpushare/gpushare/cmd/internal/logflags"
+	"github.com/gpushare/gpushare/cmd/internal/program"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/leader"
 	"github.com/gpushare/gpushare/pkg/placement"
-	"github.com/gpushare/gpushare/pkg/version"
 )
 
 // options are the values of the flags.
@@ -32,7 +29,6 @@ type options struct {
 	// uiAddressGiven is true if the flag was set.
 	uiAddressGiven   bool
 	authorizeMetrics bool
-	logging          *logsapi.LoggingConfiguration
 	cardPolicy       string
 	nodePolicy       string
 	filterBest       int
@@ -58,45 +54,31 @@ type gangs struct {
 
 // election are the values of the flags for leader election.
 type election struct {
-	elect         bool
-	namespace     string
-	service       string
-	address       string
-	leaseDuration time.Duration
-	renewDeadline time.Duration
-	retryPeriod   time.Duration
+	elect bool
+	// options has the fields that flags set.
+	options leader.Options
+	service string
+	address string
 }
 
 func newCommand() *cobra.Command {
-	o := options{logging: logsapi.NewLoggingConfiguration()}
-	command := &cobra.Command{
-		Use:   "gpushare-extender",
-		Short: "Scheduler extender that shares GPU cards between pods by memory",
-		Long: `gpushare-extender answers kube-scheduler's filter, prioritize, preempt and bind calls for pods that ask for
+	var o options
+	command := program.New(component, os.LookupEnv)
+	command.Short = "Scheduler extender that shares GPU cards between pods by memory"
+	command.Long = `gpushare-extender answers kube-scheduler's filter, prioritize, preempt and bind calls for pods that ask for
 aliyun.com/gpu-mem. It keeps the allocated memory of each card, passes only nodes with a card that has room for the pod,
 and binds the pod together with the annotations that name its card.
 
 It keeps no state of its own: after a restart it reads it from the API server.
 
 Each flag can also be set by an environment variable with the flag's name in upper case: LISTEN_ADDRESS for
---listen-address. The flag takes precedence.`,
-		Args:          cobra.NoArgs,
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		Version:       version.Get().String(),
-		PreRunE: func(command *cobra.Command, _ []string) error {
-			return flagenv.Set(command.Flags(), os.LookupEnv)
-		},
-		RunE: func(command *cobra.Command, _ []string) error {
-			o.uiAddressGiven = command.Flags().Changed("ui-listen-address")
-			if err := logflags.Apply(o.logging); err != nil {
-				return err
-			}
-			if err := o.validate(); err != nil {
-				return err
-			}
-			return serve(command.Context(), o)
-		},
+--listen-address. The flag takes precedence.`
+	command.RunE = func(command *cobra.Command, _ []string) error {
+		o.uiAddressGiven = command.Flags().Changed("ui-listen-address")
+		if err := o.validate(); err != nil {
+			return err
+		}
+		return serve(command.Context(), o)
 	}
 	f := command.Flags()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file`; if empty, the pod's service account is used")
@@ -123,17 +105,16 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.StringVar(&g.failurePolicy, "gang-failure-policy", string(gang.Evict), "what happens to the bound members of a group that stays partially bound: evict or keep")
 	e := &o.election
 	f.BoolVar(&e.elect, "leader-elect", false, "elect a leader among several replicas by a Lease; the leader answers kube-scheduler, the others are standbys. Set it on all replicas if there is more than one")
-	f.StringVar(&e.namespace, "leader-elect-namespace", "kube-system", "`namespace` of the Lease and of --publish-service")
-	f.DurationVar(&e.leaseDuration, "leader-elect-lease-duration", leader.DefaultLeaseDuration, "time after the leader's last renewal after which a standby may take over, in whole seconds; the same on all replicas")
-	f.DurationVar(&e.renewDeadline, "leader-elect-renew-deadline", leader.DefaultRenewDeadline, "time after its last renewal for which the leader answers; less than the lease duration, more than --bind-timeout")
-	f.DurationVar(&e.retryPeriod, "leader-elect-retry-period", leader.DefaultRetryPeriod, "interval at which the leader renews its Lease and standbys try to acquire it")
+	f.StringVar(&e.options.Namespace, "leader-elect-namespace", "kube-system", "`namespace` of the Lease and of --publish-service")
+	f.DurationVar(&e.options.LeaseDuration, "leader-elect-lease-duration", leader.DefaultLeaseDuration, "time after the leader's last renewal after which a standby may take over, in whole seconds; the same on all replicas")
+	f.DurationVar(&e.options.RenewDeadline, "leader-elect-renew-deadline", leader.DefaultRenewDeadline, "time after its last renewal for which the leader answers; less than the lease duration, more than --bind-timeout")
+	f.DurationVar(&e.options.RetryPeriod, "leader-elect-retry-period", leader.DefaultRetryPeriod, "interval at which the leader renews its Lease and standbys try to acquire it")
 	f.StringVar(&e.service, "publish-service", "gpushare-extender", "`name` of a Service without selector whose only endpoint is the leader; only with --leader-elect and --advertise-address")
 	f.StringVar(&e.address, "advertise-address", "", "`IP address` of this replica, which it publishes as the endpoint of --publish-service while it is the leader; if empty, nothing is published")
 	f.BoolVar(&o.cardMetrics, "card-metrics", true, "serve four series for each card on /metrics, in addition to the cluster's sums; turn it off if these are too many series")
 	f.Float32Var(&o.qps, "kube-api-qps", 1000, "maximum number of requests per second to the API server, without Events, leader election and token reviews")
 	f.IntVar(&o.burst, "kube-api-burst", 2000, "maximum number of requests to the API server in one burst, before --kube-api-qps limits them")
 
-	logflags.Add(f, o.logging)
 	command.CompletionOptions.DisableDefaultCmd = true
 	command.AddCommand(newCheckCommand())
 	return command
@@ -145,11 +126,12 @@ const (
 	defaultGangHold    = 10 * time.Second
 )
 
-// maxHold is the maximum of --gang-hold and of --bind-timeout. Their sum stays within the server's timeout of a call.
-const maxHold = time.Minute
-
-// maxWindow is the maximum of --bind-window.
-const maxWindow = 500 * time.Millisecond
+const (
+	// maxHold is the maximum of --gang-hold and of --bind-timeout. Their sum stays within the server's timeout of a call.
+	maxHold = time.Minute
+	// maxWindow is the maximum of --bind-window.
+	maxWindow = 500 * time.Millisecond
+)
 
 func (o options) validate() error {
 	if _, err := placement.ParsePolicy(o.cardPolicy); err != nil {
@@ -185,7 +167,7 @@ func (o options) validate() error {
 		return errors.New("--gang-claim-after must not be negative")
 	case o.gangs.failurePolicy != string(gang.Evict) && o.gangs.failurePolicy != string(gang.Keep):
 		return fmt.Errorf("--gang-failure-policy: unknown policy %q: want %s or %s", o.gangs.failurePolicy, gang.Evict, gang.Keep)
-	case o.election.elect && o.bindTimeout >= o.election.renewDeadline:
+	case o.election.elect && o.bindTimeout >= o.election.options.RenewDeadline:
 		return errors.New("--bind-timeout must be less than --leader-elect-renew-deadline: a bind must not outlive a leader's Lease")
 	case o.qps <= 0 || o.burst <= 0:
 		return errors.New("--kube-api-qps and --kube-api-burst must be positive")

@@ -17,8 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
-// newElector returns the elector of this replica. The elector has its own client, so that a burst of binds doesn't delay the
-// renewal of the Lease.
+// newElector returns the elector of this replica, with a client of its own, so that a burst of binds doesn't delay a renewal.
 func newElector(e election, config *rest.Config, listening net.Addr, bindDeadline time.Duration, observer leader.Observer) (*leader.Elector, error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 20, 40
@@ -26,20 +25,15 @@ func newElector(e election, config *rest.Config, listening net.Addr, bindDeadlin
 	if err != nil {
 		return nil, fmt.Errorf("creating a client of the API server: %w", err)
 	}
-	identity, err := leader.NewIdentity()
-	if err != nil {
+	o := e.options
+	if o.Identity, err = leader.NewIdentity(); err != nil {
 		return nil, fmt.Errorf("--leader-elect: %w", err)
 	}
-	endpoint, err := e.endpoint(listening)
-	if err != nil {
+	if o.Endpoint, err = e.endpoint(listening); err != nil {
 		return nil, err
 	}
-	elector, err := leader.New(leader.Options{
-		Client: client, Namespace: e.namespace, Identity: identity,
-		LeaseDuration: e.leaseDuration, RenewDeadline: e.renewDeadline, RetryPeriod: e.retryPeriod,
-		BindDeadline: bindDeadline,
-		Endpoint:     endpoint, Observer: observer, Clock: clock.RealClock{},
-	})
+	o.Client, o.BindDeadline, o.Observer, o.Clock = client, bindDeadline, observer, clock.RealClock{}
+	elector, err := leader.New(o)
 	if err != nil {
 		return nil, fmt.Errorf("--leader-elect: %w", err)
 	}
@@ -56,7 +50,7 @@ func (e election) endpoint(listening net.Addr) (*leader.Endpoint, error) {
 		return nil, errors.New("--advertise-address needs a TCP --listen-address")
 	}
 	return &leader.Endpoint{
-		Namespace: e.namespace, Service: e.service, Address: e.address, Port: int32(tcp.Port),
+		Namespace: e.options.Namespace, Service: e.service, Address: e.address, Port: int32(tcp.Port),
 	}, nil
 }
 

@@ -18,11 +18,11 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/gpushare/gpushare/cmd/internal/program"
 	"github.com/gpushare/gpushare/pkg/apiserver"
 	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
@@ -38,8 +38,7 @@ import (
 
 const component = "gpushare-extender"
 
-// stopTimeout limits the time for calls that are in flight at SIGTERM. The process exits within two seconds, even if the API
-// server doesn't respond.
+// stopTimeout limits the time for calls in flight at SIGTERM. The process exits within two seconds in any case.
 const stopTimeout = 800 * time.Millisecond
 
 // serve creates the components, runs them until ctx ends, and stops them in reverse order.
@@ -75,10 +74,14 @@ func serve(ctx context.Context, o options) error {
 	if o.clientCAFile != "" {
 		clientNames = o.clientNames
 	}
-	config, err := apiConfig(o)
+	config, err := program.APIConfig(o.kubeconfig, component)
 	if err != nil {
 		return err
 	}
+	config.QPS, config.Burst = o.qps, o.burst
+	// Decoding and encoding protobuf costs a fraction of JSON, here and in the API server.
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("creating a client of the API server: %w", err)
@@ -181,26 +184,7 @@ func runParts(ctx context.Context, elector *leader.Elector, scheduler *schedulin
 	return g.Wait()
 }
 
-// apiConfig returns the configuration of clients of the API server, from the kubeconfig, or from the pod's service account if
-// there is none.
-func apiConfig(o options) (config *rest.Config, err error) {
-	if o.kubeconfig == "" {
-		if config, err = rest.InClusterConfig(); err != nil {
-			return nil, fmt.Errorf("--kubeconfig is not set, and the pod's service account can't be used: %w", err)
-		}
-	} else if config, err = clientcmd.BuildConfigFromFlags("", o.kubeconfig); err != nil {
-		return nil, fmt.Errorf("--kubeconfig: %w", err)
-	}
-	config.UserAgent = component + "/" + version.Get().Version
-	config.QPS, config.Burst = o.qps, o.burst
-	// Decoding and encoding protobuf costs a fraction of JSON, here and in the API server.
-	config.ContentType = runtime.ContentTypeProtobuf
-	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	return config, nil
-}
-
-// newRecorder returns a recorder of Events. It has its own client, so that a burst of Events doesn't delay a bind. The
-// caller must call stop.
+// newRecorder returns a recorder of Events with its own client: a burst of them delays no bind. The caller calls stop.
 func newRecorder(ctx context.Context, config *rest.Config) (recorder record.EventRecorder, stop func(), err error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 100, 1000

@@ -15,8 +15,7 @@ type stage struct {
 	labels     map[string]string
 }
 
-// parse parses the last stage of one of our Dockerfiles. The only files in it must be those of rootfs.sh; others would
-// be missing in the archives.
+// parse parses the last stage of a Dockerfile. Its files must be those of rootfs.sh: the archives have no others.
 func parse(dockerfile string, args map[string]string) (stage, error) {
 	out := stage{labels: map[string]string{}}
 	values := map[string]string{}

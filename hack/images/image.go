@@ -13,8 +13,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// newImage returns an image with one layer, the tar file at layer. It contains no times, so equal inputs give equal
-// images.
+// newImage returns an image with one layer, the tar file at layer. It has no times: equal inputs give equal images.
 func newImage(layer, arch string, s stage) (v1.Image, error) {
 	files, err := tarball.LayerFromFile(layer, tarball.WithMediaType(types.OCILayer))
 	if err != nil {

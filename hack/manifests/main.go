@@ -73,6 +73,11 @@ deploy/manifests/extender.yaml. Set your cluster's version in the scheduler's im
 tool, add it to the list of users below.`,
 		templates: []string{"guard"},
 		values:    onHost,
+	}, {
+		path:      "deploy/monitoring/prometheusrule.yaml",
+		header:    "Alerts for the Prometheus operator.",
+		templates: []string{"prometheus-rule"},
+		values:    append([]string{"monitoring.prometheusRule.enabled=true"}, onHost...),
 	}}
 )
 
@@ -189,44 +194,22 @@ func schedulerConfig(helm string, values []string) ([]byte, error) {
 	return []byte(object.Data["scheduler-config.yaml"]), nil
 }
 
-// policyConfig returns the same for kube-schedulers before 1.23, which want JSON of other names.
+// policyConfig returns the same for kube-schedulers before 1.23, which want JSON of another kind.
 func policyConfig(config []byte) ([]byte, error) {
-	type resource struct {
-		Name               string `json:"name"`
-		IgnoredByScheduler bool   `json:"ignoredByScheduler"`
+	var in struct {
+		Extenders []map[string]any `json:"extenders"`
 	}
-	type extender struct {
-		URLPrefix        string     `json:"urlPrefix"`
-		FilterVerb       string     `json:"filterVerb"`
-		PrioritizeVerb   string     `json:"prioritizeVerb,omitempty"`
-		BindVerb         string     `json:"bindVerb"`
-		PreemptVerb      string     `json:"preemptVerb"`
-		Weight           int        `json:"weight"`
-		EnableHTTPS      bool       `json:"enableHttps"`
-		HTTPTimeout      any        `json:"httpTimeout"`
-		NodeCacheCapable bool       `json:"nodeCacheCapable"`
-		Ignorable        bool       `json:"ignorable"`
-		ManagedResources []resource `json:"managedResources"`
-	}
-	type policy struct {
-		Kind       string     `json:"kind"`
-		APIVersion string     `json:"apiVersion"`
-		Extenders  []extender `json:"extenders"`
-	}
-	var out policy
-	// JSON's field names are matched whatever their case, so enableHTTPS is enableHttps.
-	if err := yaml.Unmarshal(config, &out); err != nil {
+	if err := yaml.Unmarshal(config, &in); err != nil {
 		return nil, fmt.Errorf("reading the scheduler's configuration: %w", err)
 	}
-	out.Kind, out.APIVersion = "Policy", "v1"
-	for i := range out.Extenders {
-		text, _ := out.Extenders[i].HTTPTimeout.(string)
-		timeout, err := time.ParseDuration(text)
+	for _, extender := range in.Extenders {
+		timeout, err := time.ParseDuration(fmt.Sprint(extender["httpTimeout"]))
 		if err != nil {
 			return nil, fmt.Errorf("httpTimeout: %w", err)
 		}
-		out.Extenders[i].HTTPTimeout = timeout
+		extender["httpTimeout"], extender["enableHttps"] = timeout, extender["enableHTTPS"]
+		delete(extender, "enableHTTPS")
 	}
-	data, err := json.MarshalIndent(out, "", "  ")
+	data, err := json.MarshalIndent(map[string]any{"kind": "Policy", "apiVersion": "v1", "extenders": in.Extenders}, "", "  ")
 	return append(data, '\n'), err
 }

@@ -14,8 +14,7 @@ type Snapshot struct {
 	Pods []Pod
 	// Given is what each container was given.
 	Given Allocations
-	// Rejected are the pods of which an allocation was rejected. The kubelet fails such a pod; the API server may not know it
-	// yet.
+	// Rejected are the pods of which an allocation was rejected. The kubelet fails them; the API server may not know it yet.
 	Rejected map[gpu.PodUID]bool
 	// Preferred is what the preceding GetPreferredAllocation call for the same devices led to.
 	Preferred Preference
@@ -50,8 +49,7 @@ type Decision struct {
 	Match     Match
 	Pod       *Pod
 	Container Container
-	// Card is what the container gets. If the allocation is rejected, Card.Index is the card that the pod should have, or
-	// NoCard.
+	// Card is what the container gets. If it is rejected, Card.Index is the card that the pod should have, or NoCard.
 	Card   gpu.Card
 	Result Result
 	// Moved is, with ResultMoved, why the container doesn't get the annotated card.
@@ -60,8 +58,7 @@ type Decision struct {
 	Rejection *Rejection
 }
 
-// Rejection is the error of a rejected allocation. The text is for the pod's owner, because the kubelet shows it in the pod's
-// status.
+// Rejection is the error of a rejected allocation. The kubelet shows the text to the pod's owner, in the pod's status.
 type Rejection struct {
 	Result Result
 	Text   string
@@ -94,8 +91,7 @@ func Results() []Result {
 		RefusedFull, RefusedUnhealthy, RefusedUnknownCard, RefusedUnknownPod, RefusedUnavailable, RefusedInvalid}
 }
 
-// Decide finds the container that the kubelet calls Allocate for and selects its card. request is the number of devices, which
-// is all that the call shows.
+// Decide finds the container that the kubelet calls Allocate for and selects its card. The call has only a number of devices.
 func Decide(s Snapshot, request gpu.Memory) Decision {
 	m := matching{Snapshot: &s, request: request}
 	found, match := m.find()
@@ -123,7 +119,6 @@ func (m *matching) noMatch() Decision {
 	return d.reject(RefusedUnknownPod, text, m.request)
 }
 
-// reject returns the decision as a rejection.
 func (d Decision) reject(result Result, text string, args ...any) Decision {
 	d.Result, d.Rejection = result, &Rejection{Result: result, Text: fmt.Sprintf(text, args...)}
 	return d

@@ -3,6 +3,7 @@ package allocation
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -34,13 +35,11 @@ const (
 	StateAbsent
 	// StateAllocated means that the container has its devices.
 	StateAllocated
-	// StateWaiting means that the kubelet has admitted the pod and that the container has no devices. The kubelet calls Allocate
-	// for such a container.
+	// StateWaiting means that the kubelet has admitted the pod, and calls Allocate for the container, which has no devices.
 	StateWaiting
 )
 
-// Answers are the kubelet's answers about single containers. They hold for one decision: the kubelet's state doesn't change
-// while it waits for the plugin.
+// Answers are the kubelet's answers about single containers. Its state doesn't change while it waits for a decision.
 type Answers struct {
 	States map[ContainerKey]KubeletState
 	// Trusted is true if the kubelet has known a pod before. Kubelets without the service answer StateAbsent about every pod.
@@ -67,9 +66,11 @@ const (
 	// nearly always the right one. In a batch, however, the order of pods of the same second is random, and half a second of the
 	// kubelet's time costs less than a wrong card.
 	MaxQuestions = 48
-	// maxAdmitted bounds the number of pods that have run about which the kubelet is asked. One would be enough, but a pod can be
-	// deleted at any time.
+	// maxAdmitted bounds how many pods that have run the kubelet is asked about. One is enough, unless it is deleted.
 	maxAdmitted = 3
+	// admitting is how long a kubelet that starts may not know its pods yet: it admits them one by one (k8s.io/kubernetes
+	// pkg/kubelet/kubelet.go, HandlePodAdditions). During this time maxAdmitted doesn't apply.
+	admitting = 10 * time.Second
 )
 
 // matching is the search for the container of one call.
@@ -122,6 +123,9 @@ func (m *matching) ask(c Candidate) KubeletState {
 // it is asked about pods that it must know.
 func (m *matching) trusted() bool {
 	left := maxAdmitted
+	if m.KubeletAge < admitting {
+		left = MaxQuestions
+	}
 	for i := range m.Pods {
 		if m.Kubelet.Trusted || left == 0 {
 			break

@@ -112,6 +112,7 @@ func (k *kubelet) decide(s Snapshot, request gpu.Memory) Decision {
 			state = k.states[pod]
 		}
 		s.Kubelet.States[d.Question.Key()] = state
+		s.Kubelet.Trusted = s.Kubelet.Trusted || state == StateWaiting || state == StateAllocated
 		k.asked = append(k.asked, pod)
 	}
 }
@@ -246,6 +247,26 @@ func TestMatchAsksAboutAdmittedPods(t *testing.T) {
 	s.Kubelet.Trusted = true
 	if d := Decide(s, 2); !d.Outdated {
 		t.Errorf("got %+v, want no match", d)
+	}
+}
+
+// A kubelet that starts without its checkpoint admits its pods one by one, and calls Allocate for the first one that was stopped.
+// A new pod, which it doesn't know yet, is not meant.
+func TestMatchAsksStartingKubelet(t *testing.T) {
+	s := Snapshot{Cards: newCards(16), Given: Allocations{}}
+	k := kubelet{silent: true, states: map[string]KubeletState{"new": StateAbsent}}
+	for i := range 9 {
+		pod := newPod("p"+strconv.Itoa(i), main(2), assumed(0, i), running)
+		s.Pods, s.Given[pod.UID], k.states[pod.Name] = append(s.Pods, pod), PodAllocations{"main": onCard(0, "00").lose()}, StateAbsent
+	}
+	s.Pods = append(s.Pods, newPod("new", main(2), assumed(0, 99)))
+	k.states["p8"] = StateWaiting
+	if d := k.decide(s, 2); !d.Outdated {
+		t.Fatalf("got %+v, want no match before the pods are read again", d)
+	}
+	s.Refreshed = true
+	if d := k.decide(s, 2); d.Pod == nil || d.Pod.Name != "p8" || d.Match != ByKubelet {
+		t.Errorf("got %+v, want the pod that the kubelet knows", d)
 	}
 }
 

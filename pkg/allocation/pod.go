@@ -23,8 +23,7 @@ type Pod struct {
 	// ResizePending is true if the kubelet has deferred a resize, which it retries from time to time. Both are set only for pods
 	// that were just read from the API server.
 	Resized, ResizePending bool
-	// Ran is true if a container of the pod has run: the kubelet has admitted the pod, so it has allocated for all its
-	// containers.
+	// Ran is true if a container of the pod has run: the kubelet has admitted the pod and allocated for all its containers.
 	Ran bool
 	// Containers are the containers that ask for GPU memory, in the order in which the kubelet allocates for them.
 	Containers []Container
@@ -44,8 +43,7 @@ type Container struct {
 	Request gpu.Memory
 	// Init is true for an ordinary init container, which the kubelet's PodResources service doesn't list.
 	Init bool
-	// Running is true if the container runs now, or if it is an init container that has ended, because a container after it
-	// runs.
+	// Running is true if the container runs, or is an init container that has ended, because a container after it runs.
 	Running bool
 }
 

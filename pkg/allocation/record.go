@@ -25,12 +25,10 @@ type Allocation struct {
 	// Card is the card's index, NoCard or UnknownCard. CardMemory is the card's total memory.
 	Card       int
 	CardMemory gpu.Memory
-	// Request is the memory that the container asks for.
-	Request gpu.Memory
+	Request    gpu.Memory
 	// Devices are the fake devices in the kubelet's call.
 	Devices DeviceSet
-	// At is the time of the allocation. For an allocation that is known only from the checkpoint, it is the time at which the
-	// checkpoint was written.
+	// At is the time of the allocation, or if only the checkpoint shows it, the time at which the checkpoint was written.
 	At time.Time
 	// Confirmed is true once the kubelet's checkpoint has shown the allocation. Lost is true if the checkpoint no longer shows
 	// it: the kubelet may then call Allocate again if it has to start the container.
@@ -45,8 +43,7 @@ type Allocation struct {
 // HasCard reports whether the container was given a card. Card is then the card's index.
 func (a Allocation) HasCard() bool { return a.Card >= 0 }
 
-// PodAllocations is what the containers of one pod were given, by container name. The record returns shared values, which are
-// replaced and never changed.
+// PodAllocations is what a pod's containers were given, by name. The record replaces these values and never changes them.
 type PodAllocations map[string]Allocation
 
 // withoutCard reports whether containers were served and none was given a card.
@@ -70,7 +67,6 @@ type Entry struct {
 
 // KnownPods reads the pods that the API server has.
 type KnownPods interface {
-	// Exists reports whether there is an object with this UID.
 	Exists(uid gpu.PodUID) bool
 	// Instance returns the ID of the container that runs under this name, and "" if none runs.
 	Instance(key ContainerKey) string
@@ -104,8 +100,7 @@ func (r *Record) Remove(uid gpu.PodUID) {
 	delete(r.pods, uid)
 }
 
-// KubeletStarted records that a new kubelet has started. It doesn't know what its checkpoint doesn't show. The next Sync marks
-// that as lost.
+// KubeletStarted records that a new kubelet has started. The next Sync marks as lost what its checkpoint doesn't show.
 func (r *Record) KubeletStarted() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

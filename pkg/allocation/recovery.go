@@ -20,8 +20,7 @@ import (
 // Where it isn't known which container is meant, the allocation is rejected: after a wrong guess the kubelet's new checkpoint
 // would not have the card of the running container. The kubelet repeats the call for a resize and for a start.
 
-// statusLag is the time after a kubelet's start during which the API server may report containers as running although they
-// ended with the machine.
+// statusLag is how long after a kubelet's start the API server may report containers as running that ended before.
 const statusLag = 5 * time.Minute
 
 // findRefreshed finds the container among all that are known, those that were given a card before included.
@@ -36,8 +35,7 @@ func (m *matching) findRefreshed() (Candidate, Match) {
 	return found, match
 }
 
-// interrupted returns the containers with this request that the API server reports as running and for which the kubelet may
-// ask again.
+// interrupted returns the running containers with this request, for which the kubelet may ask again.
 func (m *matching) interrupted() []Candidate { return m.containers(true) }
 
 // resized returns those of pods with a resize on which the kubelet has not reported yet.

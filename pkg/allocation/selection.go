@@ -63,7 +63,6 @@ func (s *Snapshot) selectCard(d Decision) Decision {
 	return d.give(card, ResultMoved)
 }
 
-// give returns the decision with this card.
 func (d Decision) give(card gpu.Card, result Result) Decision {
 	d.Card, d.Result = card, result
 	return d
@@ -85,7 +84,6 @@ func (s *Snapshot) expected(pod *Pod, container string) (card int, own bool) {
 	return NoCard, false
 }
 
-// has reports whether a container was given this card.
 func (s *Snapshot) has(uid gpu.PodUID, container string, card int) bool {
 	a, ok := s.Given[uid][container]
 	return ok && a.Card == card
@@ -133,8 +131,7 @@ func (s *Snapshot) fits(card gpu.Card, except gpu.PodUID, request gpu.Memory, an
 	return placement.Fit([]placement.Card{placement.NewCard(card, s.used(except, annotated)[card.Index])}, request) == placement.Fits
 }
 
-// used returns the memory that all pods but except hold on each card. If annotated is set, the memory that annotations name
-// counts too.
+// used returns the memory that all pods but except hold on each card, with what annotations name if annotated is set.
 func (s *Snapshot) used(except gpu.PodUID, annotated bool) map[int]gpu.Memory {
 	used := map[int]gpu.Memory{}
 	add := func(card int, memory gpu.Memory) {

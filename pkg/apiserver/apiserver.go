@@ -59,8 +59,7 @@ func (c Client) PodsOn(ctx context.Context, node string) ([]corev1.Pod, error) {
 	return list.Items, nil
 }
 
-// Evict requests the eviction of a pod. A dry run only checks whether the eviction would be granted. A disruption budget can
-// reject either.
+// Evict requests the eviction of a pod; a dry run checks whether it would be granted. A disruption budget can reject both.
 func (c Client) Evict(ctx context.Context, pod gpu.Pod, dryRun bool) error {
 	eviction := &policyv1.Eviction{
 		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},

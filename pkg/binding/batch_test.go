@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
@@ -167,10 +168,11 @@ func TestCompletingBindDoesNotWait(t *testing.T) {
 	if _, err := f.bind(a, "n1"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.Write(t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(b)}, true); err != nil || f.isOpen(b) {
-		t.Errorf("%v, open: %v", err, f.isOpen(b))
+	if _, err := f.Write(t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(b)}, Membership{Run: "uid-a", Whole: true}); err != nil {
+		t.Error(err)
 	}
-	if got := f.server.Get(b).Annotations; len(got) != 1 || got[protocol.AnnotationGroupWhole] != "true" {
-		t.Errorf("annotations %v", got)
+	want := map[string]string{protocol.AnnotationGroupRun: "uid-a", protocol.AnnotationGroupWhole: "true"}
+	if diff := cmp.Diff(want, f.server.Get(b).Annotations); diff != "" {
+		t.Errorf("annotations (-want +got):\n%s", diff)
 	}
 }

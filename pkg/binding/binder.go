@@ -2,7 +2,8 @@
 //
 // A pod has at most one bind in flight (inFlight). Binds that arrive close together are sent together (batch). Each write is
 // open from its begin until the watch reports the pod; a bind whose answer was lost is unconfirmed until a live read resolves
-// it (open.go). A new leader lists the pods of a node from the API server before its first bind there (term.go).
+// it (open.go). A new leader lists the pods of a node from the API server before its first bind there (term.go). What live reads
+// show reaches the ledger and the listeners (read.go).
 package binding
 
 import (
@@ -12,9 +13,9 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
@@ -63,6 +64,8 @@ var (
 	// ErrUnconfirmed means that the API server's answer was lost. The card stays assumed until the bind is resolved. A
 	// retry is safe.
 	ErrUnconfirmed = errors.New("whether the pod was bound is not known yet")
+	// ErrNodeUnknown means that the pods of the node could not be listed, see ConfirmNode.
+	ErrNodeUnknown = errors.New("the node's pods could not be listed")
 )
 
 // API is the part of package apiserver that a Binder uses.
@@ -86,9 +89,6 @@ type Options struct {
 	Ledger   *ledger.Ledger
 	Recorder record.EventRecorder
 	Observer Observer
-	// NotBound is called for a pod whose unconfirmed bind turned out to have failed: until then the pod fits one node only,
-	// afterwards it may go to any node.
-	NotBound func(gpu.PodUID)
 	// Timeout bounds one bind with all its calls.
 	Timeout time.Duration
 	// Window is the longest time for which binds that arrive close together are collected. Zero sends each bind at once.
@@ -104,7 +104,10 @@ type Binder struct {
 	inFlight inFlight
 	batch    *batch
 	open     *openBinds
+	reader   *reader
 	term     term
+	// verifications are the requests of Verify.
+	verifications chan []gpu.Pod
 	// events limits the Events that name a pod's card.
 	events *rate.Limiter
 }
@@ -113,14 +116,22 @@ type Binder struct {
 func New(o Options) *Binder {
 	b := &Binder{
 		Options: o, events: rate.NewLimiter(eventsSecond, eventsBurst),
-		batch: &batch{clock: o.Clock, window: min(o.Window, o.Timeout/4)},
+		batch: &batch{clock: o.Clock, window: min(o.Window, o.Timeout/4)}, reader: &reader{api: o.API}, verifications: make(chan []gpu.Pod),
 	}
-	b.open = newOpenBinds(o, b.reportLate)
+	b.open = newOpenBinds(o, b.reader, b.reportLate)
 	return b
 }
 
-// Run resolves unconfirmed binds until ctx ends.
-func (b *Binder) Run(ctx context.Context) error { return b.open.run(ctx) }
+// Run resolves unconfirmed binds, and makes the reads of Verify, until ctx ends.
+func (b *Binder) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return b.open.run(ctx) })
+	g.Go(func() error { return b.runVerifications(ctx) })
+	return g.Wait()
+}
+
+// Resolve makes one round of Run: it reads the pods of the binds that are due.
+func (b *Binder) Resolve(ctx context.Context) { b.open.resolveDue(ctx) }
 
 // Deadline returns how long after its begin a write may still be made, if a bind takes at most timeout. The write is sent
 // within the timeout, and the API server abandons it when the same time has passed since its arrival there.
@@ -135,48 +146,46 @@ func (b *Binder) Start(uid gpu.PodUID) (end func(), ok bool) {
 	return func() { b.inFlight.end(uid) }, true
 }
 
-// ReadPod reads a pod from the API server. It returns ErrBadRequest if there is none with this UID.
-func (b *Binder) ReadPod(ctx context.Context, namespace, name string, uid types.UID) (*corev1.Pod, error) {
-	pod, err := b.API.Pod(ctx, namespace, name)
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, fmt.Errorf("%w: %w", ErrBadRequest, err)
-	case err != nil:
+// ReadPod reads the pod with this namespace, name and UID from the API server. It returns ErrBadRequest if there is none.
+func (b *Binder) ReadPod(ctx context.Context, pod gpu.Pod) (*clustercache.PodInfo, error) {
+	found, err := b.reader.read(ctx, pod)
+	if err != nil {
 		return nil, fmt.Errorf("reading the pod: %w", err)
-	case pod.UID != uid:
-		return nil, fmt.Errorf("%w: pod %s/%s has UID %s, not %s", ErrBadRequest, namespace, name, pod.UID, uid)
 	}
-	return pod, nil
+	b.learn(pod.UID, found)
+	if found == nil {
+		return nil, fmt.Errorf("%w: there is no pod %s/%s with UID %s", ErrBadRequest, pod.Namespace, pod.Name, pod.UID)
+	}
+	return found, nil
 }
 
 // Write binds the pod to the node in one write that carries the annotations of the allocation, which the ledger assumes for
-// the pod on that node; it has no placement if the pod asks for no GPU memory. completes is true if the bind completes the
-// pod's gang, or if the gang is complete already. Write updates the ledger with the outcome.
-func (b *Binder) Write(ctx context.Context, node string, allocation ledger.Allocation, completes bool) (Result, error) {
+// the pod on that node; it has no placement if the pod asks for no GPU memory. Write updates the ledger with the outcome.
+func (b *Binder) Write(ctx context.Context, node string, allocation ledger.Allocation, member Membership) (Result, error) {
 	pod := allocation.Pod
 	card, err := b.card(node, allocation)
 	if err != nil {
-		b.Abandon(pod.UID)
+		b.open.abandon(pod.UID)
 		return NoRoom, err
 	}
-	if !completes { // The bind that completes a gang is not delayed: all other members wait for it.
+	if !member.Whole { // The bind that completes a gang is not delayed: all other members wait for it.
 		b.batch.wait(ctx)
 	}
 	if err := ctx.Err(); err != nil { // Nothing would be sent, and the answer would count as lost.
-		b.Abandon(pod.UID)
+		b.open.abandon(pod.UID)
 		return Unreachable, fmt.Errorf("no time is left of --bind-timeout to write the Binding: %w", err)
 	}
 	// The last check before the write. If the process freezes between the check and the write, the node's Allocate
 	// catches the late bind.
 	if err := b.Leading(); err != nil {
-		b.Abandon(pod.UID)
+		b.open.abandon(pod.UID)
 		return NotLeading, err
 	}
 	// Before the write, so that the bind is resolved even if this function ends in an unexpected way.
 	b.open.begin(pod, node)
 	err = b.API.Bind(ctx, &corev1.Binding{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID), Annotations: annotations(allocation, card, completes),
+			Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID), Annotations: annotations(allocation, card, member),
 		},
 		Target: corev1.ObjectReference{Kind: "Node", Name: node},
 	})
@@ -196,19 +205,22 @@ func (b *Binder) Write(ctx context.Context, node string, allocation ledger.Alloc
 // have been made.
 func (b *Binder) confirm(ctx context.Context, node string, allocation ledger.Allocation, err error) (Result, error) {
 	pod, conflict := allocation.Pod, apiserver.OutcomeOf(err) == apiserver.Conflict
-	live, readErr := b.ReadPod(ctx, pod.Namespace, pod.Name, types.UID(pod.UID))
+	live, readErr := b.reader.read(ctx, pod)
+	if readErr == nil {
+		defer func() { b.reader.report(pod.UID, live) }()
+	}
 	switch {
-	case readErr == nil && live.Spec.NodeName == node:
-		b.open.found(clustercache.NewPodInfo(live))
+	case readErr == nil && live != nil && live.Node == node:
+		b.open.found(live)
 		if found, ok := b.boundTo(pod.UID, node); ok {
 			allocation = found // Another process may have bound the pod, to another card.
 		}
 		b.bound(ctx, node, allocation)
 		return Bound, nil
-	case conflict && readErr == nil && live.Spec.NodeName != "":
-		b.open.rejected(pod.UID)
-		return Rejected, fmt.Errorf("%w: the pod is bound to node %s already", ErrBadRequest, live.Spec.NodeName)
-	case conflict && (readErr == nil || errors.Is(readErr, ErrBadRequest)):
+	case conflict && readErr == nil && live != nil && live.Node != "":
+		b.open.found(live)
+		return Rejected, fmt.Errorf("%w: the pod is bound to node %s already", ErrBadRequest, live.Node)
+	case conflict && readErr == nil:
 		b.open.rejected(pod.UID)
 		return Rejected, fmt.Errorf("binding the pod: %w", err)
 	}
@@ -222,8 +234,11 @@ func (b *Binder) confirm(ctx context.Context, node string, allocation ledger.All
 	return Unconfirmed, fmt.Errorf("%w: %w", ErrUnconfirmed, err)
 }
 
-// Abandon records that no write will be made. It releases the allocation unless an earlier write of the pod is open.
-func (b *Binder) Abandon(uid gpu.PodUID) { b.open.abandon(uid) }
+// Abandon releases the pod's assumed allocation, unless a bind of the pod is in flight or its write is open. It reports whether
+// none is: then no write can take effect any more.
+func (b *Binder) Abandon(uid gpu.PodUID) (none bool) {
+	return !b.inFlight.has(uid) && b.open.abandon(uid)
+}
 
 // PodBound updates the ledger with a bound pod that the watch reports, and resolves the pod's open bind.
 func (b *Binder) PodBound(pod *clustercache.PodInfo) {
@@ -235,8 +250,11 @@ func (b *Binder) PodGone(uid gpu.PodUID) {
 	b.open.reported(uid, OutcomeGone, func() { b.Ledger.Remove(uid) })
 }
 
-// setBound sets the bound allocation of the pod in the ledger.
+// setBound sets the bound allocation of the pod in the ledger. A pod without GPU memory has none.
 func setBound(l *ledger.Ledger, pod *clustercache.PodInfo) {
+	if pod.Request == 0 {
+		return
+	}
 	if pod.PlacementErr != nil {
 		klog.Background().Error(pod.PlacementErr, "The pod's card can't be read: memory is kept where the node is likely to put the pod",
 			"pod", klog.KRef(pod.Namespace, pod.Name), "node", pod.Node)
@@ -264,15 +282,26 @@ func (b *Binder) card(node string, allocation ledger.Allocation) (cardOfNode, er
 	return cardOfNode{}, &ledger.NoRoomError{Node: node, Reason: placement.Full}
 }
 
+// Membership is what a Binding records about the pod's gang. The zero value is for a pod without a gang.
+type Membership struct {
+	// Run is the run of the gang in which the pod is bound.
+	Run string
+	// Whole is true if the bind completes the gang, or if the gang is complete already.
+	Whole bool
+}
+
 // annotations returns the annotations of a Binding.
-func annotations(allocation ledger.Allocation, card cardOfNode, completes bool) map[string]string {
+func annotations(allocation ledger.Allocation, card cardOfNode, member Membership) map[string]string {
 	out := map[string]string{}
 	if allocation.Request > 0 {
 		out = protocol.Assignment{
 			Card: card.Index, Request: allocation.Request, CardMemory: card.Memory, AssumeTime: allocation.AssumeTime,
 		}.Annotations()
 	}
-	if completes {
+	if member.Run != "" {
+		out[protocol.AnnotationGroupRun] = member.Run
+	}
+	if member.Whole {
 		out[protocol.AnnotationGroupWhole] = "true"
 	}
 	return out
@@ -344,6 +373,13 @@ func (f *inFlight) end(uid gpu.PodUID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.pods, uid)
+}
+
+func (f *inFlight) has(uid gpu.PodUID) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, begun := f.pods[uid]
+	return begun
 }
 
 func (f *inFlight) none() bool {

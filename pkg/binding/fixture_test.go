@@ -43,8 +43,9 @@ type fixture struct {
 	ledger   *ledger.Ledger
 	events   chan string
 	// standby is why this process must not write; nil if it may.
-	standby  error
-	notBound []gpu.PodUID
+	standby error
+	// heard is what the Binder's listeners received.
+	heard []string
 }
 
 // newFixture returns a Binder for the nodes n1 and n2 with two cards of 100 each, and an API server that has the pods.
@@ -56,9 +57,34 @@ func newFixture(t *testing.T, window time.Duration, pods ...*corev1.Pod) *fixtur
 	}
 	f.Binder = New(Options{
 		API: f.server, Ledger: f.ledger, Recorder: recorder, Observer: f.observer, Clock: f.clock, Timeout: timeout, Window: window,
-		NotBound: func(uid gpu.PodUID) { f.notBound = append(f.notBound, uid) }, Leading: func() error { return f.standby },
+		Leading: func() error { return f.standby },
 	})
+	f.AddListener(f)
 	return f
+}
+
+// PodRead implements Listener.
+func (f *fixture) PodRead(pod *clustercache.PodInfo) {
+	f.heard = append(f.heard, fmt.Sprintf("%s is on %q", pod.Name, pod.Node))
+}
+
+// PodReadGone implements Listener.
+func (f *fixture) PodReadGone(uid gpu.PodUID) {
+	f.heard = append(f.heard, fmt.Sprintf("%s is gone", uid))
+}
+
+// NotBound implements Listener.
+func (f *fixture) NotBound(uid gpu.PodUID, node string) {
+	f.heard = append(f.heard, fmt.Sprintf("%s is not bound to %s", uid, node))
+}
+
+// wantHeard compares what the listeners received since the last call.
+func (f *fixture) wantHeard(want ...string) {
+	f.t.Helper()
+	if strings.Join(f.heard, "\n") != strings.Join(want, "\n") {
+		f.t.Errorf("the listeners received %q, want %q", f.heard, want)
+	}
+	f.heard = nil
 }
 
 // bind makes the steps of package scheduling: it confirms the node, assumes a card and writes the Binding.
@@ -74,7 +100,7 @@ func (f *fixture) bindUntil(ctx context.Context, pod *corev1.Pod, node string) (
 	if err != nil {
 		return NoRoom, err
 	}
-	return f.Write(ctx, node, allocation, false)
+	return f.Write(ctx, node, allocation, Membership{})
 }
 
 // commit makes the write of a Binding.

@@ -5,7 +5,6 @@ import (
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
@@ -36,7 +35,8 @@ const (
 // Until then the card stays assumed: if it were released on a guess, two pods could get it. mu guards binds.
 type openBinds struct {
 	Options
-	// bound is called for a pod whose unconfirmed bind turned out to have succeeded, as NotBound is for one whose bind failed.
+	reader *reader
+	// bound is called for a pod whose unconfirmed bind turned out to have succeeded.
 	bound func(pod gpu.Pod, node string)
 
 	mu    sync.Mutex
@@ -64,15 +64,12 @@ const (
 	unseen
 )
 
-func newOpenBinds(o Options, bound func(gpu.Pod, string)) *openBinds {
-	return &openBinds{Options: o, bound: bound, binds: map[gpu.PodUID]openBind{}}
+func newOpenBinds(o Options, r *reader, bound func(gpu.Pod, string)) *openBinds {
+	return &openBinds{Options: o, reader: r, bound: bound, binds: map[gpu.PodUID]openBind{}}
 }
 
-// begin records that a write is about to be made. A pod without GPU memory has no allocation to resolve.
+// begin records that a write is about to be made. A pod without GPU memory has no allocation, but its gang must learn the outcome.
 func (o *openBinds) begin(pod gpu.Pod, node string) {
-	if pod.Request == 0 {
-		return
-	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	_, earlier := o.binds[pod.UID]
@@ -99,14 +96,15 @@ func (o *openBinds) setState(uid gpu.PodUID, state bindState) (open bool) {
 	return open
 }
 
-// abandon implements Binder.Abandon.
-func (o *openBinds) abandon(uid gpu.PodUID) {
+// abandon releases the pod's assumed allocation unless an earlier write is open. It reports whether none is.
+func (o *openBinds) abandon(uid gpu.PodUID) (none bool) {
 	o.mu.Lock()
 	_, open := o.binds[uid]
 	o.mu.Unlock()
 	if !open {
 		o.Ledger.Release(uid)
 	}
+	return !open
 }
 
 // rejected records that the write was rejected. It releases the allocation unless an earlier write is still open.
@@ -124,12 +122,13 @@ func (o *openBinds) rejected(uid gpu.PodUID) {
 	o.Ledger.Release(uid)
 }
 
-// found records that a live read found the pod bound. If the watch has reported the pod meanwhile, the watch is newer
-// and the read is ignored.
+// found records that a live read found the pod bound, perhaps to another node. If the watch has reported the pod meanwhile,
+// the watch is newer and the read is ignored.
 func (o *openBinds) found(pod *clustercache.PodInfo) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if bind, ok := o.binds[pod.UID]; ok {
+		bind.node = pod.Node
 		o.enter(bind, pod)
 	}
 }
@@ -168,7 +167,7 @@ func (o *openBinds) resolved(logger klog.Logger, bind openBind, outcome string) 
 	case OutcomeBound:
 		o.bound(bind.pod, bind.node)
 	case OutcomeNotBound:
-		o.NotBound(bind.pod.UID)
+		o.reader.notBound(bind.pod.UID, bind.node)
 	}
 }
 
@@ -222,16 +221,14 @@ func (o *openBinds) resolve(ctx context.Context, bind openBind) bool {
 	defer cancel()
 	// The begin of the read counts: a write that the read does not show can have been made during the read.
 	asked := o.Clock.Now()
-	live, err := o.API.Pod(ctx, bind.pod.Namespace, bind.pod.Name)
-	if err != nil && !apierrors.IsNotFound(err) {
+	found, err := o.reader.read(ctx, bind.pod)
+	if err != nil {
 		logger.V(2).Info("Pod of an open bind not read, trying again", "pod", klog.KRef(bind.pod.Namespace, bind.pod.Name), "err", err)
 		return false
 	}
-	var pod *clustercache.PodInfo // It stays nil if the pod is gone.
-	if err == nil {
-		pod = clustercache.NewPodInfo(live)
-	}
-	if outcome := o.conclude(bind, pod, asked); outcome != "" && bind.state == unconfirmed {
+	outcome := o.conclude(bind, found, asked)
+	o.reader.report(bind.pod.UID, found)
+	if outcome != "" && bind.state == unconfirmed {
 		o.resolved(logger, bind, outcome)
 	}
 	return true
@@ -246,7 +243,7 @@ func (o *openBinds) conclude(bind openBind, pod *clustercache.PodInfo, asked tim
 		return "" // A newer attempt began, or the watch has reported the pod.
 	}
 	switch {
-	case pod == nil, pod.UID != bind.pod.UID, pod.Ended:
+	case pod == nil, pod.Ended:
 		delete(o.binds, bind.pod.UID)
 		o.Ledger.Remove(bind.pod.UID)
 		return OutcomeGone
@@ -265,7 +262,7 @@ func (o *openBinds) conclude(bind openBind, pod *clustercache.PodInfo, asked tim
 // adopt adds a pod that a live read found on a node and that the watch has not reported. The bind stays open until the
 // watch reports it, so that a pod that has ended meanwhile does not stay in the ledger.
 func (o *openBinds) adopt(pod *clustercache.PodInfo) {
-	if pod.Request == 0 || pod.Ended {
+	if pod.Node == "" || pod.Request == 0 || pod.Ended {
 		return
 	}
 	o.mu.Lock()

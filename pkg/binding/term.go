@@ -67,7 +67,7 @@ func (b *Binder) Drain(ctx context.Context) error {
 	return nil
 }
 
-// ConfirmNode ensures that the ledger has every bind to the node that was made before this term.
+// ConfirmNode ensures that the ledger has every bind to the node that was made before this term. Its error wraps ErrNodeUnknown.
 func (b *Binder) ConfirmNode(ctx context.Context, node string) error {
 	number, confirmed := b.term.isConfirmed(node)
 	if confirmed {
@@ -75,10 +75,11 @@ func (b *Binder) ConfirmNode(ctx context.Context, node string) error {
 	}
 	pods, err := b.API.PodsOn(ctx, node)
 	if err != nil {
-		return fmt.Errorf("listing the pods of node %s: %w", node, err)
+		return fmt.Errorf("%w: %s: %w", ErrNodeUnknown, node, err)
 	}
 	for i := range pods {
-		b.open.adopt(clustercache.NewPodInfo(&pods[i]))
+		pod := clustercache.NewPodInfo(&pods[i])
+		b.learn(pod.UID, pod)
 	}
 	b.term.confirm(node, number)
 	klog.FromContext(ctx).V(4).Info("The node's pods are confirmed", "pods", len(pods))

@@ -76,8 +76,7 @@ func (c *Cache) AddHandler(h Handler) error {
 		return fmt.Errorf("watching nodes: %w", err)
 	}
 	c.handler = h
-	// The handlers' own HasSynced: an informer's HasSynced can return true before the handlers have received the whole
-	// list.
+	// The handlers' own HasSynced: an informer's can return true before the handlers have received the whole list.
 	c.synced = []cache.InformerSynced{pods.HasSynced, nodes.HasSynced}
 	return nil
 }
@@ -151,9 +150,8 @@ func (c *Cache) Budgets(namespace string) []*policyv1.PodDisruptionBudget {
 	return budgets
 }
 
-// WatchVersions returns the resource version that the watches of pods and nodes have reached, by resource. A watch that
-// has reached none is left out. While a watch works, its version grows with every change and with the API server's
-// bookmarks.
+// WatchVersions returns the resource version that the watches of pods and nodes have reached, by resource, without those that
+// have reached none. While a watch works, its version grows with every change and bookmark.
 func (c *Cache) WatchVersions() map[string]uint64 {
 	versions := map[string]uint64{}
 	for resource, informer := range map[string]cache.SharedIndexInformer{"pods": c.podInformer, "nodes": c.nodeInformer} {

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 )
 
 func TestInterferes(t *testing.T) {
@@ -20,12 +22,12 @@ func TestInterferes(t *testing.T) {
 			},
 		}
 	}
-	spread := func(action corev1.UnsatisfiableConstraintAction) podEdit {
+	spread := func(action corev1.UnsatisfiableConstraintAction) fake.PodEdit {
 		return func(pod *corev1.Pod) {
 			pod.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{WhenUnsatisfiable: action}}
 		}
 	}
-	volume := func(source corev1.VolumeSource) podEdit {
+	volume := func(source corev1.VolumeSource) fake.PodEdit {
 		return func(pod *corev1.Pod) {
 			pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{VolumeSource: source})
 		}
@@ -33,17 +35,17 @@ func TestInterferes(t *testing.T) {
 	claim := volume(corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}})
 	config := volume(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{}})
 	device := func(pod *corev1.Pod) { pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "r"}} }
-	port := func(number int32, protocol corev1.Protocol, ip string) podEdit {
+	port := func(number int32, protocol corev1.Protocol, ip string) fake.PodEdit {
 		return func(pod *corev1.Pod) {
 			pod.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: number}, {HostPort: number, Protocol: protocol, HostIP: ip}}
 		}
 	}
-	initPort := func(restart corev1.ContainerRestartPolicy) podEdit {
+	initPort := func(restart corev1.ContainerRestartPolicy) fake.PodEdit {
 		return func(pod *corev1.Pod) {
 			pod.Spec.InitContainers = []corev1.Container{{RestartPolicy: &restart, Ports: []corev1.ContainerPort{{HostPort: 80}}}}
 		}
 	}
-	type edits = []podEdit
+	type edits = []fake.PodEdit
 	for name, test := range map[string]struct {
 		pod, preemptor edits
 		want           bool
@@ -70,9 +72,9 @@ func TestInterferes(t *testing.T) {
 		"the port of another init container": {pod: edits{initPort(corev1.ContainerRestartPolicyNever)}, preemptor: edits{port(80, "", "")}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			preemptor := NewPodInfo(newPod("p", 16, test.preemptor...))
+			preemptor := NewPodInfo(fake.Pod("p", 16, test.preemptor...))
 			for _, memory := range []int64{0, 5} { // Of pods that ask for no GPU memory, less is kept.
-				if got := Interferes(NewPodInfo(newPod("v", memory, test.pod...)), preemptor); got != test.want {
+				if got := Interferes(NewPodInfo(fake.Pod("v", memory, test.pod...)), preemptor); got != test.want {
 					t.Errorf("%v for a pod with %d, want %v", got, memory, test.want)
 				}
 			}

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/client-go/tools/cache"
 
@@ -14,21 +15,20 @@ import (
 // Handler receives the changes of the cluster, in the order of the watches. The methods for pods are called on one
 // goroutine, those for nodes on another one.
 type Handler interface {
-	// PodUpdated reports a new or a changed pod. old is nil for a new pod. It has another UID than pod if the watch was
-	// interrupted, and in the meantime the old pod was deleted and another pod was created with its name. Such a deletion
-	// is not reported by PodDeleted.
+	// PodUpdated reports a new or a changed pod. old is nil for a new pod. It has another UID than pod if, while the watch
+	// was interrupted, it was deleted and another pod got its name. PodDeleted doesn't report such a deletion.
 	PodUpdated(old, pod *PodInfo)
 	PodDeleted(pod *PodInfo)
-	// NodeUpdated reports a new node, or a node whose cards, or the reasons why no pod can run on it, may have changed.
-	// Changes of other fields are not reported.
+	// NodeUpdated reports a new node, or a node whose cards, or the pods that can run on it, may have changed: its
+	// inventory, capacity, allocatable, labels or taints, or whether it is cordoned or ready. Changes of other fields are not
+	// reported.
 	NodeUpdated(node *corev1.Node)
 	NodeDeleted(name string)
 	// Synced is called once, after the first lists were handed to the handler.
 	Synced()
 }
 
-// podEvents returns the event handlers that pass changes of pods to the handler. The list of pending pods is updated
-// first.
+// podEvents returns the event handlers that update the list of pending pods, and then pass changes of pods to the handler.
 func (c *Cache) podEvents(h Handler) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(object any) {
@@ -84,10 +84,8 @@ func lastState(object any) any {
 
 // relevantChange reports whether an update of a node must be passed to the handler. Most updates needn't.
 func relevantChange(old, node *corev1.Node) bool {
-	return !maps.Equal(old.Annotations, node.Annotations) || !equalResources(old.Status.Capacity, node.Status.Capacity) ||
-		!slices.Equal(diagnosis.Closed(old, false), diagnosis.Closed(node, false))
-}
-
-func equalResources(a, b corev1.ResourceList) bool {
-	return maps.EqualFunc(a, b, func(x, y resource.Quantity) bool { return x.Equal(y) })
+	same := func(a, b corev1.ResourceList) bool { return maps.EqualFunc(a, b, resource.Quantity.Equal) }
+	return !maps.Equal(old.Annotations, node.Annotations) || !maps.Equal(old.Labels, node.Labels) ||
+		!same(old.Status.Capacity, node.Status.Capacity) || !same(old.Status.Allocatable, node.Status.Allocatable) ||
+		!equality.Semantic.DeepEqual(old.Spec.Taints, node.Spec.Taints) || !slices.Equal(diagnosis.Closed(old, false), diagnosis.Closed(node, false))
 }

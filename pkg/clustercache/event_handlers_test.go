@@ -7,22 +7,23 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 func TestHandler(t *testing.T) {
-	f := start(t, newNode(t, "n1", 100), newPod("a", 10))
+	f := start(t, fake.Node("n1", 100), fake.Pod("a", 10))
 	f.want(f.got.synced, "1 pods, 1 nodes")
 	f.want(f.got.synced, "CacheSynced")
 	f.want(f.got.nodes, "updated n1")
 	f.want(f.got.pods, "new uid-a")
 
-	f.publish(newPod("a", 10, bound("n1", 0)))
+	f.publish(fake.Pod("a", 10, fake.Bound("n1", 0)))
 	f.want(f.got.pods, "uid-a becomes uid-a")
-	f.publish(newPod("no GPU", 0))
+	f.publish(fake.Pod("no GPU", 0))
 	f.want(f.got.pods, "new uid-no GPU")
 	// While the watch was interrupted, the pod was deleted and another pod was created with its name.
-	f.publish(newPod("a", 10, func(pod *corev1.Pod) { pod.UID = "another" }))
+	f.publish(fake.Pod("a", 10, func(pod *corev1.Pod) { pod.UID = "another" }))
 	f.want(f.got.pods, "uid-a becomes another")
 	if err := f.client.CoreV1().Pods("default").Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -43,15 +44,15 @@ func TestHandler(t *testing.T) {
 
 // The watch missed a deletion, and the next list showed it.
 func TestMissedDeletion(t *testing.T) {
-	f := start(t, newNode(t, "n1", 100), newPod("a", 10))
+	f := start(t, fake.Node("n1", 100), fake.Pod("a", 10))
 	f.want(f.got.nodes, "updated n1")
 	f.want(f.got.pods, "new uid-a")
-	f.podEvents(f.got).OnDelete(cache.DeletedFinalStateUnknown{Key: "default/a", Obj: NewPodInfo(newPod("a", 10))})
+	f.podEvents(f.got).OnDelete(cache.DeletedFinalStateUnknown{Key: "default/a", Obj: NewPodInfo(fake.Pod("a", 10))})
 	f.want(f.got.pods, "deleted uid-a")
 	if pods, _ := f.Pending(0); len(pods) != 0 {
 		t.Errorf("pending: %v", names(pods))
 	}
-	nodeEvents(f.got).OnDelete(cache.DeletedFinalStateUnknown{Key: "n1", Obj: newNode(t, "n1")})
+	nodeEvents(f.got).OnDelete(cache.DeletedFinalStateUnknown{Key: "n1", Obj: fake.Node("n1")})
 	f.want(f.got.nodes, "deleted n1")
 }
 
@@ -61,20 +62,22 @@ func TestRelevantChange(t *testing.T) {
 		want   bool
 	}{
 		"nothing":                  {func(*corev1.Node) {}, false},
-		"a label":                  {func(n *corev1.Node) { n.Labels = map[string]string{"a": "b"} }, false},
-		"a taint":                  {func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "a"}} }, false},
+		"a label":                  {func(n *corev1.Node) { n.Labels = map[string]string{"a": "b"} }, true},
+		"a taint":                  {func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "a"}} }, true},
+		"allocatable CPU":          {func(n *corev1.Node) { n.Status.Allocatable = fake.Amount(corev1.ResourceCPU, 1) }, true},
+		"only its version":         {func(n *corev1.Node) { n.ResourceVersion = "7" }, false},
 		"the inventory":            {func(n *corev1.Node) { n.Annotations[protocol.AnnotationInventory] = "{}" }, true},
-		"a capacity":               {func(n *corev1.Node) { n.Status.Capacity[protocol.ResourceMemory] = amount("x", 7)["x"] }, true},
-		"a further resource":       {func(n *corev1.Node) { n.Status.Capacity[protocol.ResourceWholeCard] = amount("x", 1)["x"] }, true},
+		"a capacity":               {func(n *corev1.Node) { n.Status.Capacity[protocol.ResourceMemory] = fake.Amount("x", 7)["x"] }, true},
+		"a further resource":       {func(n *corev1.Node) { n.Status.Capacity[protocol.ResourceWholeCard] = fake.Amount("x", 1)["x"] }, true},
 		"another resource instead": {func(n *corev1.Node) { n.Status.Capacity = corev1.ResourceList{"x": {}, "y": {}} }, true},
 		"cordoned":                 {func(n *corev1.Node) { n.Spec.Unschedulable = true }, true},
 		"not ready": {func(n *corev1.Node) {
 			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
 		}, true},
-		"without its plugin": {func(n *corev1.Node) { n.Status.Allocatable = amount(protocol.ResourceMemory, 0) }, true},
+		"without its plugin": {func(n *corev1.Node) { n.Status.Allocatable = fake.Amount(protocol.ResourceMemory, 0) }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			old, node := newNode(t, "n1", 100), newNode(t, "n1", 100)
+			old, node := fake.Node("n1", 100), fake.Node("n1", 100)
 			test.change(node)
 			if got := relevantChange(old, node); got != test.want {
 				t.Errorf("%v, want %v", got, test.want)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
 	"testing"
 	"time"
@@ -15,15 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes/fake"
+	clientfake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2"
 	clocktesting "k8s.io/utils/clock/testing"
-
-	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 func TestMain(m *testing.M) {
@@ -57,13 +52,13 @@ type fixture struct {
 	*Cache
 	got    events
 	t      *testing.T
-	client *fake.Clientset
+	client *clientfake.Clientset
 }
 
 // start runs a Cache and waits for the sync. The events of the objects are still to be received.
 func start(t *testing.T, objects ...runtime.Object) *fixture {
 	t.Helper()
-	client, watching := fake.NewClientset(objects...), make(chan struct{}, 100)
+	client, watching := clientfake.NewClientset(objects...), make(chan struct{}, 100)
 	client.PrependWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
 		w, err := client.Tracker().Watch(action.GetResource(), action.GetNamespace(), action.(clienttesting.WatchActionImpl).ListOptions)
 		watching <- struct{}{}
@@ -128,80 +123,10 @@ func names(pods []*PodInfo) map[string]bool {
 	return out
 }
 
-func await(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("timed out waiting for %s", what)
-		}
-	}
-}
-
 // wantEqual compares two values. Quantities are equal if their amounts are.
 func wantEqual(t *testing.T, what string, want, got any, options ...cmp.Option) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, append(options, cmp.Comparer(resource.Quantity.Equal))...); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
-}
-
-type podEdit func(*corev1.Pod)
-
-// newPod returns a pod that asks for GPU memory, with the edits.
-func newPod(name string, request int64, edits ...podEdit) *corev1.Pod {
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)},
-		Spec: corev1.PodSpec{Containers: []corev1.Container{{
-			Name:      "main",
-			Resources: corev1.ResourceRequirements{Limits: amount(protocol.ResourceMemory, request)},
-		}}},
-		Status: corev1.PodStatus{Phase: corev1.PodPending},
-	}
-	for _, edit := range edits {
-		edit(pod)
-	}
-	return pod
-}
-
-// bound binds a pod to a node and annotates it with a card.
-func bound(node string, card int) podEdit {
-	return func(pod *corev1.Pod) {
-		pod.Spec.NodeName = node
-		pod.Annotations = protocol.Assignment{Card: card, AssumeTime: time.Unix(1, 0)}.Annotations()
-	}
-}
-
-func nominated(node string) podEdit {
-	return func(pod *corev1.Pod) { pod.Status.NominatedNodeName = node }
-}
-
-func phase(p corev1.PodPhase) podEdit { return func(pod *corev1.Pod) { pod.Status.Phase = p } }
-
-func terminating(pod *corev1.Pod) {
-	// Without a finalizer, a fake client deletes the pod at once.
-	pod.DeletionTimestamp, pod.Finalizers = &metav1.Time{Time: begin}, []string{"x/y"}
-}
-
-func amount(name corev1.ResourceName, n int64) corev1.ResourceList {
-	return corev1.ResourceList{name: *resource.NewQuantity(n, resource.DecimalSI)}
-}
-
-// newNode returns a node with cards of the given sizes, as the device plugin reports it.
-func newNode(t *testing.T, name string, cards ...int64) *corev1.Node {
-	t.Helper()
-	inventory, sum := protocol.Inventory{Unit: gpu.MiB}, int64(0)
-	for i, memory := range cards {
-		inventory.Cards = append(inventory.Cards, gpu.Card{Index: i, Memory: gpu.Memory(memory), NUMANode: gpu.NoNUMANode})
-		sum += memory
-	}
-	annotation, err := inventory.Annotation()
-	if err != nil {
-		t.Fatal(err)
-	}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
-		Name: name, Annotations: map[string]string{protocol.AnnotationInventory: annotation},
-	}}
-	node.Status.Capacity = amount(protocol.ResourceMemory, sum)
-	maps.Copy(node.Status.Capacity, amount(protocol.ResourceCount, int64(len(cards))))
-	return node
 }

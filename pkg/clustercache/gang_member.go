@@ -1,6 +1,9 @@
 package clustercache
 
 import (
+	"slices"
+	"strings"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -17,9 +20,10 @@ func memberOf(pod *corev1.Pod) *gang.Member {
 	m := &gang.Member{
 		Pod: protocol.Pod(pod), Gang: gang.Key{Namespace: pod.Namespace, Name: group.Name}, Size: group.Size,
 		Created: pod.CreationTimestamp.Time, Template: protocol.TemplateHash(pod), Node: pod.Spec.NodeName,
-		MarkedWhole: pod.Annotations[protocol.AnnotationGroupWhole] == "true",
-		Ended:       protocol.Terminal(pod), Succeeded: pod.Status.Phase == corev1.PodSucceeded,
-		Gated: len(pod.Spec.SchedulingGates) > 0, Cardless: !protocol.RequestsCards(pod),
+		Run: pod.Annotations[protocol.AnnotationGroupRun], MarkedWhole: pod.Annotations[protocol.AnnotationGroupWhole] == "true",
+		Ended: protocol.Terminal(pod), Succeeded: pod.Status.Phase == corev1.PodSucceeded,
+		Scheduler: pod.Spec.SchedulerName, Gated: slices.ContainsFunc(pod.Spec.SchedulingGates, foreign),
+		Cardless: !protocol.RequestsCards(pod),
 	}
 	if err != nil {
 		m.Problem, m.Size = err.Error(), 0
@@ -27,12 +31,28 @@ func memberOf(pod *corev1.Pod) *gang.Member {
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
 		m.Controller = string(owner.UID)
 	}
-	for _, condition := range pod.Status.Conditions {
-		// The API server sets the condition together with the node (k8s.io/kubernetes
-		// pkg/registry/core/pod/storage/storage.go, setPodNodeAndMetadata).
-		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionTrue && m.Node != "" {
+	for i := range pod.Status.Conditions {
+		switch condition := &pod.Status.Conditions[i]; {
+		case condition.Type != corev1.PodScheduled:
+		case m.Node == "":
+			m.ShortOfMemory = shortOfMemory(condition)
+		case condition.Status == corev1.ConditionTrue:
+			// The API server sets the condition together with the node (k8s.io/kubernetes
+			// pkg/registry/core/pod/storage/storage.go, setPodNodeAndMetadata).
 			m.BoundAt = condition.LastTransitionTime.Time
 		}
 	}
 	return m
 }
+
+// foreign reports whether the gate is not that of fair shares, which the extender itself removes.
+func foreign(gate corev1.PodSchedulingGate) bool { return gate.Name != protocol.GateFairShare }
+
+// shortOfMemory reports whether kube-scheduler found that nodes lack GPU memory for the pod. It doesn't offer such nodes to the
+// extender. The text is that of k8s.io/kubernetes pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest.
+func shortOfMemory(condition *corev1.PodCondition) bool {
+	return condition.Status == corev1.ConditionFalse && condition.Reason == corev1.PodReasonUnschedulable &&
+		strings.Contains(condition.Message, insufficientMemory)
+}
+
+const insufficientMemory = "Insufficient " + string(protocol.ResourceMemory)

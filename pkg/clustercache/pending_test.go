@@ -7,19 +7,21 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 )
 
 // TestPending checks that the handler finds the list as it is after the change, and that the revision follows what the
 // list shows.
 func TestPending(t *testing.T) {
-	rejected := func(message string) podEdit {
+	rejected := func(message string) fake.PodEdit {
 		return func(pod *corev1.Pod) {
 			pod.CreationTimestamp = metav1.NewTime(begin.Add(-time.Hour))
 			pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: message}}
 		}
 	}
-	f := start(t, newPod("b", 10, rejected("no room")), newPod("a", 10), newPod("terminating", 10, terminating),
-		newPod("no GPU", 0), newPod("ended", 10, phase(corev1.PodFailed)), newPod("bound", 10, bound("n1", 0)))
+	f := start(t, fake.Pod("b", 10, rejected("no room")), fake.Pod("a", 10), fake.Pod("terminating", 10, fake.Terminating(begin)),
+		fake.Pod("no GPU", 0), fake.Pod("ended", 10, fake.Phase(corev1.PodFailed)), fake.Pod("bound", 10, fake.Bound("n1", 0)))
 	for range 6 {
 		<-f.got.pods
 	}
@@ -46,7 +48,7 @@ func TestPending(t *testing.T) {
 		t.Error("a bound pod is pending")
 	}
 
-	f.publish(newPod("b", 10, rejected("no room"), nominated("n1")))
+	f.publish(fake.Pod("b", 10, rejected("no room"), fake.Nominated("n1")))
 	f.want(f.got.pods, "uid-b becomes uid-b")
 	if now := want(a, entry{"b", "no room"}); now != first {
 		t.Errorf("revision %d, was %d, although no value changed that is shown", now, first)
@@ -54,19 +56,19 @@ func TestPending(t *testing.T) {
 	if pod, _ := f.PendingPod("uid-b"); pod.NominatedNode != "n1" || pod.Pending.NominatedNode != "n1" {
 		t.Errorf("the nomination is not kept: %+v", pod)
 	}
-	f.publish(newPod("b", 10, rejected("another reason")))
+	f.publish(fake.Pod("b", 10, rejected("another reason")))
 	f.want(f.got.pods, "uid-b becomes uid-b")
 	second := want(a, entry{"b", "another reason"})
 	priority := int32(7)
-	f.publish(newPod("b", 10, rejected("another reason"), func(pod *corev1.Pod) { pod.Spec.Priority = &priority }))
+	f.publish(fake.Pod("b", 10, rejected("another reason"), func(pod *corev1.Pod) { pod.Spec.Priority = &priority }))
 	f.want(f.got.pods, "uid-b becomes uid-b")
 	if now := want(a, entry{"b", "another reason"}); now == second {
 		t.Error("the priority changed, the revision did not")
 	}
-	f.publish(newPod("b", 10, bound("n1", 0)))
+	f.publish(fake.Pod("b", 10, fake.Bound("n1", 0)))
 	f.want(f.got.pods, "uid-b becomes uid-b")
 	third := want(a)
-	f.publish(newPod("a", 10, func(pod *corev1.Pod) { pod.UID = "another" }))
+	f.publish(fake.Pod("a", 10, func(pod *corev1.Pod) { pod.UID = "another" }))
 	f.want(f.got.pods, "uid-a becomes another")
 	fourth := want(a)
 	if _, ok := f.PendingPod("uid-a"); ok {

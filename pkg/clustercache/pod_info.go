@@ -20,7 +20,6 @@ import (
 // has tens of thousands of pods. A PodInfo is never changed after it was built, since pods share parts of it.
 type PodInfo struct {
 	gpu.Pod
-	// Node is spec.nodeName.
 	Node string
 	// NominatedNode is status.nominatedNodeName; empty if Node is set.
 	NominatedNode string
@@ -52,8 +51,7 @@ type PodInfo struct {
 	resourceVersion string
 }
 
-// NewPodInfo returns the pod info of a pod from a watch, a live read, or a request of kube-scheduler. It shares nothing
-// with the argument.
+// NewPodInfo returns the pod info of a pod of a watch, a live read, or a request. It shares nothing with the argument.
 func NewPodInfo(pod *corev1.Pod) *PodInfo {
 	p := &PodInfo{
 		Pod: protocol.Pod(pod), Node: pod.Spec.NodeName, Ended: protocol.Terminal(pod), Mirror: protocol.IsMirror(pod),
@@ -92,8 +90,7 @@ func podRequests(pod *corev1.Pod) corev1.ResourceList {
 	return requests
 }
 
-// GetObjectMeta implements metav1.ObjectMetaAccessor, by which client-go finds an object's key and version. The result is
-// a copy.
+// GetObjectMeta implements metav1.ObjectMetaAccessor, by which client-go finds key and version. The result is a copy.
 func (p *PodInfo) GetObjectMeta() metav1.Object {
 	return &metav1.ObjectMeta{
 		Namespace: p.Namespace, Name: p.Name, UID: types.UID(p.UID), ResourceVersion: p.resourceVersion,

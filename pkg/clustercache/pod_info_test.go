@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -29,18 +30,13 @@ var exported = []cmp.Option{
 }
 
 func TestNewPodInfo(t *testing.T) {
-	priority := int32(7)
-	prioritized := func(pod *corev1.Pod) { pod.Spec.Priority = &priority }
-	labelled := func(pod *corev1.Pod) { pod.Labels = map[string]string{"app": "a"} }
+	const priority = 7
+	labelled := fake.Label("a")
 	cpu := func(pod *corev1.Pod) {
-		requests := amount(corev1.ResourceCPU, 3)
+		requests := fake.Amount(corev1.ResourceCPU, 3)
 		maps.Copy(requests, pod.Spec.Containers[0].Resources.Limits) // As the API server does.
 		pod.Spec.Containers[0].Resources.Requests = requests
 	}
-	annotated := func(key, value string) podEdit {
-		return func(pod *corev1.Pod) { metav1.SetMetaDataAnnotation(&pod.ObjectMeta, key, value) }
-	}
-	mirror := annotated(corev1.MirrorPodAnnotationKey, "hash")
 	pending := func(p gpu.Pod, nominated string) *diagnosis.Pod {
 		return &diagnosis.Pod{Pod: p, NominatedNode: nominated, Message: `scheduler "default-scheduler" has not tried it yet`}
 	}
@@ -48,42 +44,42 @@ func TestNewPodInfo(t *testing.T) {
 	leaving, bare, important := p, p, p
 	leaving.Leaving, bare.Request, important.Priority = true, 0, priority
 	for name, test := range map[string]struct {
-		edits []podEdit
+		edits []fake.PodEdit
 		want  PodInfo
 	}{
 		"pending": {
-			[]podEdit{prioritized, nominated("n1"), labelled},
+			[]fake.PodEdit{fake.Priority(priority), fake.Nominated("n1"), labelled},
 			PodInfo{Pod: important, NominatedNode: "n1", Labels: map[string]string{"app": "a"}, Pending: pending(important, "n1")},
 		},
 		"bound with a card": {
-			[]podEdit{bound("n1", 2), nominated("n2"), cpu},
-			PodInfo{Pod: p, Node: "n1", Requests: amount(corev1.ResourceCPU, 3), Placement: gpu.On(2, 5), AssumeTime: time.Unix(1, 0)},
+			[]fake.PodEdit{fake.Bound("n1", 2), fake.Nominated("n2"), cpu},
+			PodInfo{Pod: p, Node: "n1", Requests: fake.Amount(corev1.ResourceCPU, 3), Placement: gpu.On(2, 5), AssumeTime: time.Unix(1, 0)},
 		},
 		"bound by another scheduler, on several cards": {
-			[]podEdit{bound("n1", 0), annotated(protocol.AnnotationIndex, "0,1"), annotated(protocol.AnnotationAllocation, `{"c":{"0":2,"1":3}}`)},
+			[]fake.PodEdit{fake.Bound("n1", 0), fake.Annotation(protocol.AnnotationIndex, "0,1"), fake.Annotation(protocol.AnnotationAllocation, `{"c":{"0":2,"1":3}}`)},
 			PodInfo{Pod: p, Node: "n1", Placement: gpu.Placement{{Card: 0, Memory: 2}, {Card: 1, Memory: 3}}},
 		},
 		"bound without a card": {
-			[]podEdit{func(pod *corev1.Pod) { pod.Spec.NodeName = "n1" }}, PodInfo{Pod: p, Node: "n1"},
+			[]fake.PodEdit{fake.On("n1")}, PodInfo{Pod: p, Node: "n1"},
 		},
 		"a card that can't be read": {
-			[]podEdit{bound("n1", 0), annotated(protocol.AnnotationIndex, "x")},
+			[]fake.PodEdit{fake.Bound("n1", 0), fake.Annotation(protocol.AnnotationIndex, "x")},
 			PodInfo{Pod: p, Node: "n1", PlacementErr: fmt.Errorf(`annotation %s: "x" is not a card index`, protocol.AnnotationIndex)},
 		},
 		"terminating": {
-			[]podEdit{terminating}, PodInfo{Pod: leaving, DeletionTime: begin},
+			[]fake.PodEdit{fake.Terminating(begin)}, PodInfo{Pod: leaving, DeletionTime: begin},
 		},
-		"ended":    {[]podEdit{phase(corev1.PodFailed)}, PodInfo{Pod: p, Ended: true}},
-		"a mirror": {[]podEdit{bound("n1", 0), mirror}, PodInfo{Pod: p, Node: "n1", Mirror: true, Placement: gpu.On(0, 5), AssumeTime: time.Unix(1, 0)}},
+		"ended":    {[]fake.PodEdit{fake.Phase(corev1.PodFailed)}, PodInfo{Pod: p, Ended: true}},
+		"a mirror": {[]fake.PodEdit{fake.Bound("n1", 0), fake.Mirror}, PodInfo{Pod: p, Node: "n1", Mirror: true, Placement: gpu.On(0, 5), AssumeTime: time.Unix(1, 0)}},
 		"without a request for GPU memory": {
-			[]podEdit{bound("n1", 2), labelled, func(pod *corev1.Pod) {
+			[]fake.PodEdit{fake.Bound("n1", 2), labelled, func(pod *corev1.Pod) {
 				pod.Spec.Containers[0].Resources.Limits[protocol.ResourceMemory] = *resource.NewQuantity(0, resource.DecimalSI)
 			}},
 			PodInfo{Pod: bare, Node: "n1"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pod := newPod("p", 5, test.edits...)
+			pod := fake.Pod("p", 5, test.edits...)
 			before := pod.DeepCopy()
 			got := NewPodInfo(pod)
 			wantEqual(t, "the argument", before, pod)
@@ -96,14 +92,14 @@ func TestNewPodInfo(t *testing.T) {
 			wantEqual(t, "pod info", &test.want, got, exported...)
 		})
 	}
-	if NewPodInfo(newPod("p", 0, func(pod *corev1.Pod) { pod.Spec.Containers = nil })).Managed {
+	if NewPodInfo(fake.Pod("p", 0, func(pod *corev1.Pod) { pod.Spec.Containers = nil })).Managed {
 		t.Error("a pod that names no managed resource is managed")
 	}
 }
 
 // TestGangMember checks how a pod is read as a member of a gang.
 func TestGangMember(t *testing.T) {
-	inGroup := func(size string) podEdit {
+	inGroup := func(size string) fake.PodEdit {
 		return func(pod *corev1.Pod) {
 			pod.CreationTimestamp = metav1.NewTime(begin)
 			pod.Labels = map[string]string{protocol.LabelGroupName: "job", protocol.LabelGroupSize: size}
@@ -116,30 +112,51 @@ func TestGangMember(t *testing.T) {
 		yes := true
 		pod.OwnerReferences = []metav1.OwnerReference{{UID: "other"}, {UID: "owner", Controller: &yes}}
 	}
+	gated := func(gates ...string) fake.PodEdit {
+		return func(pod *corev1.Pod) {
+			for _, gate := range gates {
+				pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: gate})
+			}
+		}
+	}
+	unschedulable := func(message string) fake.PodEdit {
+		return func(pod *corev1.Pod) {
+			pod.Status.Conditions = []corev1.PodCondition{{
+				Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: message,
+			}}
+		}
+	}
 	type changes = func(*gang.Member)
 	for name, test := range map[string]struct {
-		edits []podEdit
+		edits []fake.PodEdit
 		want  changes
 	}{
 		"pending":                    {nil, func(*gang.Member) {}},
-		"gated":                      {[]podEdit{func(pod *corev1.Pod) { pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }}, func(m *gang.Member) { m.Gated = true }},
-		"an invalid size":            {[]podEdit{inGroup("x")}, func(m *gang.Member) { m.Size, m.Problem = 0, protocol.ErrGroupSize.Error() }},
-		"owned by a controller":      {[]podEdit{owned}, func(m *gang.Member) { m.Controller = "owner" }},
-		"bound":                      {[]podEdit{bound("n1", 0), scheduled}, func(m *gang.Member) { m.Node, m.BoundAt = "n1", begin }},
-		"bound, the time is unknown": {[]podEdit{bound("n1", 0)}, func(m *gang.Member) { m.Node = "n1" }},
-		"a condition without a node": {[]podEdit{scheduled}, func(*gang.Member) {}},
-		"succeeded":                  {[]podEdit{phase(corev1.PodSucceeded)}, func(m *gang.Member) { m.Ended, m.Succeeded = true, true }},
-		"failed":                     {[]podEdit{phase(corev1.PodFailed)}, func(m *gang.Member) { m.Ended = true }},
-		"terminating":                {[]podEdit{terminating}, func(m *gang.Member) { m.Leaving = true }},
-		"it marks its gang as whole": {[]podEdit{func(pod *corev1.Pod) { pod.Annotations = map[string]string{protocol.AnnotationGroupWhole: "true"} }}, func(m *gang.Member) { m.MarkedWhole = true }},
-		"it asks for whole cards":    {[]podEdit{limits(amount(protocol.ResourceWholeCard, 1))}, func(m *gang.Member) { m.Request = 0 }},
-		"it asks for neither":        {[]podEdit{limits(nil)}, func(m *gang.Member) { m.Request, m.Cardless = 0, true }},
-		"by annotations, without a name": {[]podEdit{func(pod *corev1.Pod) {
+		"gated":                      {[]fake.PodEdit{gated("g")}, func(m *gang.Member) { m.Gated = true }},
+		"gated until its fair share": {[]fake.PodEdit{gated(protocol.GateFairShare)}, func(*gang.Member) {}},
+		"gated by both":              {[]fake.PodEdit{gated(protocol.GateFairShare, "g")}, func(m *gang.Member) { m.Gated = true }},
+		"of another scheduler":       {[]fake.PodEdit{func(pod *corev1.Pod) { pod.Spec.SchedulerName = "other" }}, func(m *gang.Member) { m.Scheduler = "other" }},
+		"nodes lack GPU memory":      {[]fake.PodEdit{unschedulable("0/3 nodes are available: 1 Insufficient aliyun.com/gpu-mem, 2 Insufficient cpu.")}, func(m *gang.Member) { m.ShortOfMemory = true }},
+		"nodes lack CPU":             {[]fake.PodEdit{unschedulable("0/3 nodes are available: 3 Insufficient cpu.")}, func(*gang.Member) {}},
+		"nodes lacked GPU memory":    {[]fake.PodEdit{unschedulable("1 Insufficient aliyun.com/gpu-mem."), fake.Bound("n1", 0)}, func(m *gang.Member) { m.Node = "n1" }},
+		"a run of its gang":          {[]fake.PodEdit{fake.Annotation(protocol.AnnotationGroupRun, "uid-a")}, func(m *gang.Member) { m.Run = "uid-a" }},
+		"an invalid size":            {[]fake.PodEdit{inGroup("x")}, func(m *gang.Member) { m.Size, m.Problem = 0, protocol.ErrGroupSize.Error() }},
+		"owned by a controller":      {[]fake.PodEdit{owned}, func(m *gang.Member) { m.Controller = "owner" }},
+		"bound":                      {[]fake.PodEdit{fake.Bound("n1", 0), scheduled}, func(m *gang.Member) { m.Node, m.BoundAt = "n1", begin }},
+		"bound, the time is unknown": {[]fake.PodEdit{fake.Bound("n1", 0)}, func(m *gang.Member) { m.Node = "n1" }},
+		"a condition without a node": {[]fake.PodEdit{scheduled}, func(*gang.Member) {}},
+		"succeeded":                  {[]fake.PodEdit{fake.Phase(corev1.PodSucceeded)}, func(m *gang.Member) { m.Ended, m.Succeeded = true, true }},
+		"failed":                     {[]fake.PodEdit{fake.Phase(corev1.PodFailed)}, func(m *gang.Member) { m.Ended = true }},
+		"terminating":                {[]fake.PodEdit{fake.Terminating(begin)}, func(m *gang.Member) { m.Leaving = true }},
+		"it marks its gang as whole": {[]fake.PodEdit{fake.Annotation(protocol.AnnotationGroupWhole, "true")}, func(m *gang.Member) { m.MarkedWhole = true }},
+		"it asks for whole cards":    {[]fake.PodEdit{limits(fake.Amount(protocol.ResourceWholeCard, 1))}, func(m *gang.Member) { m.Request = 0 }},
+		"it asks for neither":        {[]fake.PodEdit{limits(nil)}, func(m *gang.Member) { m.Request, m.Cardless = 0, true }},
+		"by annotations, without a name": {[]fake.PodEdit{func(pod *corev1.Pod) {
 			pod.Labels, pod.Annotations = nil, map[string]string{protocol.AnnotationGroupSize: "2"}
 		}}, func(m *gang.Member) { m.Gang.Name, m.Size, m.Problem = "", 0, protocol.ErrGroupUnnamed.Error() }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pod := newPod("p", 5, append([]podEdit{inGroup("2")}, test.edits...)...)
+			pod := fake.Pod("p", 5, append([]fake.PodEdit{inGroup("2")}, test.edits...)...)
 			want := gang.Member{
 				Pod:  gpu.Pod{Namespace: "default", Name: "p", UID: "uid-p", Request: 5},
 				Gang: gang.Key{Namespace: "default", Name: "job"}, Size: 2, Created: begin, Template: protocol.TemplateHash(pod),
@@ -148,12 +165,12 @@ func TestGangMember(t *testing.T) {
 			wantEqual(t, "member", &want, NewPodInfo(pod).Member)
 		})
 	}
-	if m := NewPodInfo(newPod("p", 5)).Member; m != nil {
+	if m := NewPodInfo(fake.Pod("p", 5)).Member; m != nil {
 		t.Errorf("a pod without a group is the member %+v", m)
 	}
 }
 
-func limits(list corev1.ResourceList) podEdit {
+func limits(list corev1.ResourceList) fake.PodEdit {
 	return func(pod *corev1.Pod) { pod.Spec.Containers[0].Resources.Limits = list }
 }
 
@@ -187,7 +204,7 @@ func TestTerminatingPriorities(t *testing.T) {
 
 // client-go finds the key and the version of a pod info.
 func TestObjectMeta(t *testing.T) {
-	pod := newPod("p", 5)
+	pod := fake.Pod("p", 5)
 	pod.ResourceVersion = "41"
 	info := NewPodInfo(pod)
 	if key, err := cache.MetaNamespaceKeyFunc(info); key != "default/p" || err != nil {
@@ -206,7 +223,7 @@ func TestPodInfoMemory(t *testing.T) {
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 	for i := range kept {
-		pod := newPod(fmt.Sprintf("training-7d9f8c6b5-%05d", i), 1+int64(i), bound(fmt.Sprint("n", i%1000), i%8))
+		pod := fake.Pod(fmt.Sprintf("training-7d9f8c6b5-%05d", i), 1+int64(i), fake.Bound(fmt.Sprint("n", i%1000), i%8))
 		pod.Labels = map[string]string{"app.kubernetes.io/name": "training", "pod-template-hash": fmt.Sprint(i / 100)}
 		pod.UID = types.UID(fmt.Sprintf("%036d", i))
 		pod.Spec.Containers[0].Image = strings.Repeat("image", 1000)

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -38,8 +39,8 @@ func TestSharingChangesNothing(t *testing.T) {
 func TestEqualPartsAreShared(t *testing.T) {
 	s := new(sharing)
 	keep := func(name string, memory, cpus int64, app string) *PodInfo {
-		pod, err := s.transform(newPod(name, memory, bound("n1", 3), func(pod *corev1.Pod) {
-			pod.Spec.Containers[0].Resources.Requests = amount(corev1.ResourceCPU, cpus)
+		pod, err := s.transform(fake.Pod(name, memory, fake.Bound("n1", 3), func(pod *corev1.Pod) {
+			pod.Spec.Containers[0].Resources.Requests = fake.Amount(corev1.ResourceCPU, cpus)
 			pod.Labels = map[string]string{"app": app}
 		}))
 		if err != nil {
@@ -75,9 +76,9 @@ func randomPod(random *rand.Rand) *corev1.Pod {
 				always := corev1.ContainerRestartPolicyAlways
 				out[i].RestartPolicy = &always
 			}
-			list := amount(corev1.ResourceCPU, random.Int64N(3))
+			list := fake.Amount(corev1.ResourceCPU, random.Int64N(3))
 			if random.IntN(2) == 0 {
-				list[protocol.ResourceMemory] = amount("x", random.Int64N(5000))["x"]
+				list[protocol.ResourceMemory] = fake.Amount("x", random.Int64N(5000))["x"]
 			}
 			if random.IntN(2) == 0 {
 				out[i].Resources.Limits = list
@@ -94,7 +95,7 @@ func randomPod(random *rand.Rand) *corev1.Pod {
 		},
 		Spec: corev1.PodSpec{
 			NodeName: one("", "n1", "n2"), Containers: containers(3), InitContainers: containers(3),
-			Overhead: amount(corev1.ResourceCPU, random.Int64N(2)),
+			Overhead: fake.Amount(corev1.ResourceCPU, random.Int64N(2)),
 		},
 		Status: corev1.PodStatus{Phase: corev1.PodPhase(one("Pending", "Running", "Succeeded", "Failed", "Unknown"))},
 	}

@@ -8,14 +8,17 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/fake"
+	clientfake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // If the API server can't list the objects, Ready returns the reason, until ctx ends or the lists succeed.
 func TestSyncHindrance(t *testing.T) {
-	client := fake.NewClientset()
+	client := clientfake.NewClientset()
 	client.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, errors.New("the network is down")
 	})
@@ -31,11 +34,11 @@ func TestSyncHindrance(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
-	await(t, "the ticker", fakeClock.HasWaiters)
+	await.True(t, "the ticker", fakeClock.HasWaiters)
 	if err := c.Ready(); !errors.Is(err, ErrNotSynced) {
 		t.Errorf("Ready before the lists: %v, want ErrNotSynced", err)
 	}
-	await(t, "the reason", func() bool {
+	await.True(t, "the reason", func() bool {
 		fakeClock.Step(syncPatience)
 		err := c.Ready()
 		return errors.Is(err, ErrNotSynced) && strings.Contains(err.Error(), "listing nodes: the network is down")
@@ -51,7 +54,7 @@ func TestSyncHindrance(t *testing.T) {
 
 // An API server that cannot stream the first list must not answer with a state from before the last binds.
 func TestFirstListIsConsistent(t *testing.T) {
-	f := start(t, newNode(t, "n1", 100))
+	f := start(t, fake.Node("n1", 100))
 	if err := f.Ready(); err != nil {
 		t.Errorf("Ready after Run: %v", err)
 	}

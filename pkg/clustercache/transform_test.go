@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -14,19 +15,19 @@ import (
 // TestTransformNode checks that no field is lost that is read, and that large fields are.
 func TestTransformNode(t *testing.T) {
 	edited := func(edit func(*corev1.Node), cards ...int64) *corev1.Node {
-		node := newNode(t, "n1", cards...)
+		node := fake.Node("n1", cards...)
 		edit(node)
 		return node
 	}
 	for name, node := range map[string]*corev1.Node{
 		"nothing to share":                         {},
-		"an inventory":                             newNode(t, "n1", 100, 200),
-		"an inventory that disagrees":              edited(func(n *corev1.Node) { n.Status.Capacity = amount(protocol.ResourceMemory, 7) }, 100, 200),
+		"an inventory":                             fake.Node("n1", 100, 200),
+		"an inventory that disagrees":              edited(func(n *corev1.Node) { n.Status.Capacity = fake.Amount(protocol.ResourceMemory, 7) }, 100, 200),
 		"an inventory that can't be read":          edited(func(n *corev1.Node) { n.Annotations[protocol.AnnotationInventory] = "{" }, 100, 200),
 		"an existing plugin's node":                edited(func(n *corev1.Node) { n.Annotations = nil }, 100, 100),
-		"whole cards beside":                       edited(func(n *corev1.Node) { n.Status.Capacity[protocol.ResourceWholeCard] = amount("x", 1)["x"] }, 100),
-		"cards that NVIDIA's plugin shares beside": edited(func(n *corev1.Node) { n.Status.Capacity["nvidia.com/gpu.shared"] = amount("x", 1)["x"] }, 100),
-		"without its device plugin":                edited(func(n *corev1.Node) { n.Status.Allocatable = amount(protocol.ResourceMemory, 0) }, 100),
+		"whole cards beside":                       edited(func(n *corev1.Node) { n.Status.Capacity[protocol.ResourceWholeCard] = fake.Amount("x", 1)["x"] }, 100),
+		"cards that NVIDIA's plugin shares beside": edited(func(n *corev1.Node) { n.Status.Capacity["nvidia.com/gpu.shared"] = fake.Amount("x", 1)["x"] }, 100),
+		"without its device plugin":                edited(func(n *corev1.Node) { n.Status.Allocatable = fake.Amount(protocol.ResourceMemory, 0) }, 100),
 	} {
 		t.Run(name, func(t *testing.T) {
 			node.Labels = map[string]string{"a": "b"}
@@ -64,7 +65,7 @@ func TestTransformNode(t *testing.T) {
 }
 
 func TestTransformUnknownObject(t *testing.T) {
-	gone := cache.DeletedFinalStateUnknown{Key: "k", Obj: newPod("p", 1)}
+	gone := cache.DeletedFinalStateUnknown{Key: "k", Obj: fake.Pod("p", 1)}
 	if out, err := new(sharing).transform(gone); err != nil || out.(cache.DeletedFinalStateUnknown).Key != "k" {
 		t.Errorf("%v, %v", out, err)
 	}

@@ -102,7 +102,6 @@ type conn struct {
 	inAll, inSource *list.Element
 }
 
-// Close implements net.Conn.
 func (c *conn) Close() error {
 	c.listener.forget(c)
 	return c.Conn.Close()

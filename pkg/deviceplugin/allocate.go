@@ -10,14 +10,14 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/util/cache"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// allocator answers the kubelet's Allocate and GetPreferredAllocation calls. It takes a snapshot, has package allocation decide,
-// and acts on the decision.
+// allocator answers Allocate and GetPreferredAllocation. It takes a snapshot, has package allocation decide, and acts.
 type allocator struct {
 	snapshots  *snapshots
 	checkpoint *checkpoint
@@ -27,11 +27,11 @@ type allocator struct {
 	// annotate is called for each pod of which a container was served.
 	annotate func(gpu.PodUID)
 
-	// turn is a lock that guards the fields below, snapshots and kubelet. A call stops waiting for it when the call's context
-	// ends. While it is held, the allocator may ask the kubelet and search for pods, each within a bounded time (askTimeout,
-	// searchTimeout).
-	turn        chan struct{}
-	preferences preferences
+	// turn is a lock that guards the fields below, snapshots and kubelet. A call stops waiting for it when its context ends.
+	// While it is held, the allocator may ask the kubelet and search for pods, for askTimeout and searchTimeout at most.
+	turn chan struct{}
+	// preferences are the results of GetPreferredAllocation by the preferred devices, for the Allocate call that follows.
+	preferences *cache.LRUExpireCache
 	// doubtful is true if the last match can be wrong, or if no pod was matched and the container starts without a card. The
 	// kubelet's checkpoint then shows which pod it was.
 	doubtful bool
@@ -46,7 +46,7 @@ func (a *allocator) Allocate(ctx context.Context, ids []string) (response *plugi
 	}
 	defer release()
 	request, devices := gpu.Memory(len(ids)), allocation.NewDeviceSet(ids)
-	decision := a.decide(ctx, request, a.preferences.take(devices))
+	decision := a.decide(ctx, request, a.takePreference(devices))
 	a.metrics.count(decision, ids)
 	a.remember(decision, request, devices)
 	a.responses.report(ctx, decision, request)
@@ -68,13 +68,14 @@ func (a *allocator) Prefer(ctx context.Context, available, include []string, siz
 	}
 	ids := preferredDevices(decision.Card.Index, available, include, size)
 	if len(ids) == size {
-		a.preferences.keep(allocation.NewDeviceSet(ids), decision)
+		container := allocation.ContainerKey{UID: decision.Pod.UID, Name: decision.Container.Name}
+		a.preferences.Add(allocation.NewDeviceSet(ids),
+			allocation.Preference{Container: container, Match: decision.Match, Card: decision.Card.Index}, preferenceLifetime)
 	}
 	return ids
 }
 
-// KubeletStarted reads the checkpoint of a kubelet that has just started. The kubelet doesn't know a container that is not in
-// its checkpoint.
+// KubeletStarted reads the checkpoint of a kubelet that has just started: that kubelet doesn't know any other container.
 func (a *allocator) KubeletStarted(ctx context.Context) {
 	release, err := a.lock(ctx, 1)
 	if err != nil {
@@ -106,7 +107,7 @@ func (a *allocator) decide(ctx context.Context, request gpu.Memory, preferred al
 		a.doubtful = false
 		a.checkpoint.Sync(ctx)
 	}
-	questions := newQuestions(a.kubelet)
+	questions := &questions{kubelet: a.kubelet, left: askTimeout, states: map[allocation.ContainerKey]allocation.KubeletState{}}
 	known := a.snapshots.Cached()
 	known.Preferred = preferred
 	decision := questions.Decide(ctx, known, request)
@@ -115,8 +116,7 @@ func (a *allocator) decide(ctx context.Context, request gpu.Memory, preferred al
 	}
 	a.checkpoint.Sync(ctx)
 	pods, err := a.snapshots.pods.Search(ctx, func(pods []allocation.Pod) bool {
-		// Only a match by the kubelet ends the search early. A match by order waits for the list, because the right pod may not be
-		// among the known ones yet.
+		// Only a match by the kubelet ends the search early: the list may have a better one than a match by order.
 		return questions.Decide(ctx, a.snapshots.Of(pods), request).Match == allocation.ByKubelet
 	})
 	refreshed := a.snapshots.Of(pods)
@@ -177,9 +177,8 @@ func (s *snapshots) Cached() allocation.Snapshot {
 	return snapshot
 }
 
-// Of returns a snapshot with these pods. It omits the allocations of pods that the informer has known and that are not among
-// these pods. Such a pod is deleted: the record learns of a deletion later than the informer, and the informer later than the API
-// server.
+// Of returns a snapshot with these pods. It omits the allocations of other pods that the informer has known: they are
+// deleted. The record learns of a deletion later than the informer, and the informer later than the API server.
 func (s *snapshots) Of(pods []allocation.Pod) allocation.Snapshot {
 	cards, _, _ := s.cards.Get()
 	given := s.record.Snapshot()
@@ -193,38 +192,24 @@ func (s *snapshots) Of(pods []allocation.Pod) allocation.Snapshot {
 	return allocation.Snapshot{Cards: cards, Pods: pods, Given: given, Rejected: s.rejected, KubeletAge: time.Since(s.registered)}
 }
 
-// kubeletStarted notes that a new kubelet has started.
 func (s *snapshots) kubeletStarted() {
 	s.registered = time.Now()
 	clear(s.rejected) // The new kubelet admits the rejected pods again that its predecessor had no time to fail.
 	s.record.KubeletStarted()
 }
 
-// preferences are the results of GetPreferredAllocation by the preferred devices, for the Allocate call that follows.
-type preferences map[allocation.DeviceSet]preference
-
-type preference struct {
-	allocation.Preference
-	at time.Time
-}
-
 // preferenceLifetime is how long a preference is kept. If Allocate follows at all, it follows at once.
 const preferenceLifetime = 30 * time.Second
 
-func (p preferences) keep(devices allocation.DeviceSet, d allocation.Decision) {
-	key := allocation.ContainerKey{UID: d.Pod.UID, Name: d.Container.Name}
-	p[devices] = preference{allocation.Preference{Container: key, Match: d.Match, Card: d.Card.Index}, time.Now()}
+// takePreference removes and returns the preference for these devices, or returns the zero value.
+func (a *allocator) takePreference(devices allocation.DeviceSet) allocation.Preference {
+	defer a.preferences.Remove(devices)
+	kept, _ := a.preferences.Get(devices)
+	preference, _ := kept.(allocation.Preference)
+	return preference
 }
 
-// take removes and returns the preference for these devices, or returns the zero value. It drops expired ones.
-func (p preferences) take(devices allocation.DeviceSet) allocation.Preference {
-	maps.DeleteFunc(p, func(_ allocation.DeviceSet, other preference) bool { return time.Since(other.at) > preferenceLifetime })
-	defer delete(p, devices)
-	return p[devices].Preference
-}
-
-// preferredDevices returns size devices: first those of include, then those of the card, then any others. It returns nil if
-// fewer than size are available.
+// preferredDevices returns size devices, first those of include, then those of the card; nil if there are fewer.
 func preferredDevices(card int, available, include []string, size int) []string {
 	if size <= 0 || len(available) < size {
 		return nil

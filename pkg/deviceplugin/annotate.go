@@ -32,7 +32,6 @@ type annotator struct {
 	queue   workqueue.TypedRateLimitingInterface[gpu.PodUID]
 }
 
-// patchTimeout bounds one patch request.
 const patchTimeout = 10 * time.Second
 
 func newAnnotator(client Client, pods *podSource, record *allocation.Record, recorder events.EventRecorder, m *metrics) *annotator {
@@ -91,8 +90,7 @@ func (a *annotator) Run(ctx context.Context) error {
 	}
 }
 
-// write brings the annotations of one pod in line with the record. A pod that the informer doesn't know yet is enqueued again
-// by the event handler.
+// write brings a pod's annotations in line with the record. The event handler enqueues a pod that the informer doesn't know.
 func (a *annotator) write(ctx context.Context, uid gpu.PodUID) error {
 	pod, ok := a.pods.ByUID(uid)
 	if !ok {

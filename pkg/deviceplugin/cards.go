@@ -34,9 +34,8 @@ func newCardState(unit gpu.Unit) *cardState {
 	return &cardState{unit: unit, problem: errNoCardsYet, changed: make(chan struct{})}
 }
 
-// Set replaces the list of cards. If the cards can't be read, for example while the driver restarts, the known cards stay and
-// become unhealthy: pods may be running on them. problem is then the reason. moved maps a card's index to the driver's index
-// where the two differ.
+// Set replaces the list of cards. If they can't be read, for example while the driver restarts, problem is why, and the known
+// cards stay and become unhealthy: pods may run on them. moved maps indices to the driver's, where they differ.
 func (s *cardState) Set(cards []gpu.Card, moved map[int]int, problem string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

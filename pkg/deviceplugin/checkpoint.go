@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
 
@@ -23,9 +24,8 @@ import (
 )
 
 const (
-	// checkpointFile is the file in which the kubelet keeps the devices that it allocated (k8s.io/kubernetes
-	// pkg/kubelet/cm/devicemanager/types.go), in the directory of the plugins' sockets. The kubelet replaces the whole file after
-	// each allocation and before the next one.
+	// checkpointFile is the file in which the kubelet keeps the devices that it allocated, in the directory of the plugins'
+	// sockets (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/types.go). It replaces the file after each allocation.
 	checkpointFile = "kubelet_internal_checkpoint"
 	// maxCheckpoint bounds the number of bytes that are read. For a full node with the smallest unit the file has a few MiB.
 	maxCheckpoint = 64 << 20
@@ -76,7 +76,7 @@ func parseCheckpoint(data []byte) ([]allocation.Entry, error) {
 		if err := proto.Unmarshal(e.AllocResp, &response); err == nil {
 			if assignment, err := protocol.ParseAssignment(response.Envs); err == nil {
 				entry.Card, entry.CardMemory = assignment.Card, assignment.CardMemory
-			} else if response.Envs[protocol.AnnotationIndex] == noIndex {
+			} else if response.Envs[protocol.AnnotationIndex] == strconv.Itoa(allocation.NoCard) {
 				entry.Card = allocation.NoCard
 			}
 		}
@@ -87,16 +87,14 @@ func parseCheckpoint(data []byte) ([]allocation.Entry, error) {
 
 // checkpoint keeps the record in line with the kubelet's checkpoint file.
 type checkpoint struct {
-	dir    string
-	record *allocation.Record
-	pods   allocation.KnownPods
-	// changed is called for each pod of which the record changed.
+	dir     string
+	record  *allocation.Record
+	pods    allocation.KnownPods
 	changed func(gpu.PodUID)
 	// stale receives a value when the file may have changed.
 	stale chan struct{}
 
-	// mu guards the fields below. It is held from the read of the file until the record is updated, so that an older checkpoint
-	// can't overwrite a newer one.
+	// mu guards the fields below. Sync holds it throughout, so that an older checkpoint can't overwrite a newer one.
 	mu      sync.Mutex
 	last    fs.FileInfo
 	entries []allocation.Entry
@@ -137,8 +135,7 @@ func (c *checkpoint) Sync(ctx context.Context) {
 	}
 }
 
-// read reads the file if it was replaced since the last read. There are no entries if the file doesn't exist. With an error the
-// last entries stay.
+// read reads the file if it was replaced since. Without a file there are no entries; with an error the last ones stay.
 func (c *checkpoint) read() error {
 	file, err := os.Open(filepath.Join(c.dir, checkpointFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -168,8 +165,7 @@ func (c *checkpoint) read() error {
 	return nil
 }
 
-// sameFile reports whether both are the same file in the same state. The inode alone isn't enough: a new file can get the inode
-// of a deleted one.
+// sameFile reports whether both are one file in the same state. A new file can get the inode of a deleted one.
 func sameFile(a, b fs.FileInfo) bool {
 	return a != nil && b != nil && os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }

@@ -23,7 +23,7 @@ func TestCleanup(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // A second cleanup does no harm.
-		if err := Cleanup(t.Context(), fakeClient(b.client), testNode); err != nil {
+		if err := Cleanup(t.Context(), fakeClient(t, b.client), testNode); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -36,7 +36,7 @@ func TestCleanup(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{"example.com/other": "kept"}, after.Annotations); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
-	if err := Cleanup(t.Context(), fakeClient(b.client), "nowhere"); err == nil {
+	if err := Cleanup(t.Context(), fakeClient(t, b.client), "nowhere"); err == nil {
 		t.Error("no error for a missing node")
 	}
 }
@@ -63,7 +63,7 @@ func TestKnownCards(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	p, err := New(Options{Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Unit: 1, Directory: b.dir})
+	p, err := New(Options{Client: fakeClient(t, b.client), Events: b.events, NodeName: testNode, Unit: 1, Directory: b.dir})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,8 +24,6 @@ type Client struct {
 	// Pods returns the client for the pods of a namespace, or of all namespaces if it is empty.
 	Pods  func(namespace string) Objects[*corev1.Pod, *corev1.PodList]
 	Nodes Objects[*corev1.Node, *corev1.NodeList]
-	// PlainLists is true if the API server can't send a list as a watch; fake clients can't.
-	PlainLists bool
 }
 
 // Objects is the client for one kind of objects. Its methods are those of client-go's clients, which therefore implement it.
@@ -89,8 +87,8 @@ func (s *eventSink) send(request *rest.Request, namespace string) (*corev1.Event
 }
 
 // newInformer returns an informer for the objects that the selector matches.
-func newInformer[T, L runtime.Object](client Objects[T, L], kind T, selector fields.Selector, plainLists bool, transform cache.TransformFunc, indexers cache.Indexers) (cache.SharedIndexInformer, error) {
-	source := listWatcher{plainLists: plainLists, ListWatch: &cache.ListWatch{
+func newInformer[T, L runtime.Object](client Objects[T, L], kind T, selector fields.Selector, transform cache.TransformFunc, indexers cache.Indexers) (cache.SharedIndexInformer, error) {
+	source := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			options.FieldSelector = selector.String()
 			return client.List(ctx, options)
@@ -99,16 +97,7 @@ func newInformer[T, L runtime.Object](client Objects[T, L], kind T, selector fie
 			options.FieldSelector = selector.String()
 			return client.Watch(ctx, options)
 		},
-	}}
+	}
 	informer := cache.NewSharedIndexInformer(source, kind, 0, indexers)
 	return informer, informer.SetTransform(transform)
 }
-
-// listWatcher is a ListWatch with a method that a reflector checks for: it reports whether the reflector must not request its
-// lists as watches.
-type listWatcher struct {
-	*cache.ListWatch
-	plainLists bool
-}
-
-func (l listWatcher) IsWatchListSemanticsUnSupported() bool { return l.plainLists }

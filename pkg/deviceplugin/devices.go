@@ -21,8 +21,7 @@ const maxMessage = 4 << 20
 // so each character costs.
 //
 // An ID is the card followed by the number of the unit on that card, without a separator: "1A0" is unit 620 of card 1. A card
-// is one digit; cards from 61 on are 'z' and three digits. The unit has no leading zeros, so each unit has one ID and each ID
-// has at most one meaning.
+// is one digit; cards from 61 on are 'z' and three digits. The unit has no leading zeros, so each unit has one ID.
 const (
 	digits     = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 	base       = int64(len(digits))

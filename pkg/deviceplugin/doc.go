@@ -2,7 +2,6 @@
 // each container the card that the extender chose for its pod.
 //
 // service.go serves the kubelet's calls. allocate.go takes a snapshot of the cards, the pods and the record, has package
-// allocation decide, and acts on the decision. checkpoint.go rebuilds the record from the kubelet's checkpoint. annotate.go writes
-// the pods' annotations later and repairs them to what the containers got, so an unreachable API server doesn't keep a pod from
-// starting.
+// allocation decide, and acts on the decision. checkpoint.go rebuilds the record from the kubelet's checkpoint. annotate.go
+// writes and repairs the pods' annotations later, so an unreachable API server doesn't keep a pod from starting.
 package deviceplugin

@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/features"
+	featurestesting "k8s.io/client-go/features/testing"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	events "k8s.io/client-go/tools/record"
@@ -65,10 +67,11 @@ type fixture struct {
 }
 
 // fakeClient returns the plugin's client for a fake clientset.
-func fakeClient(api *fake.Clientset) Client {
+func fakeClient(t testing.TB, api *fake.Clientset) Client {
+	featurestesting.SetFeatureDuringTest(t, features.WatchListClient, false) // A fake clientset can't send a list as a watch.
 	return Client{
-		Pods: func(namespace string) Objects[*corev1.Pod, *corev1.PodList] { return api.CoreV1().Pods(namespace) }, Nodes: api.CoreV1().Nodes(),
-		PlainLists: true,
+		Pods:  func(namespace string) Objects[*corev1.Pod, *corev1.PodList] { return api.CoreV1().Pods(namespace) },
+		Nodes: api.CoreV1().Nodes(),
 	}
 }
 
@@ -104,7 +107,7 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 // start runs a plugin until the test ends or stop is called.
 func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	b.t.Helper()
-	client := fakeClient(b.client)
+	client := fakeClient(b.t, b.client)
 	if b.hanging != nil {
 		client = b.hanging.around(client)
 	}

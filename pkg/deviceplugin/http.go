@@ -63,8 +63,7 @@ func (p *Plugin) missing() []string {
 	return out
 }
 
-// listen opens the address. It is called before anything starts, so that an unusable address is an error at once. It returns
-// nil if the address is empty.
+// listen opens the address, before anything starts: an unusable one is an error at once. It returns nil if it is empty.
 func listen(ctx context.Context, address string) (net.Listener, error) {
 	if address == "" {
 		return nil, nil

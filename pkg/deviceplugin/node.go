@@ -44,8 +44,7 @@ type nodeKeeper struct {
 const nodeRecheck = 30 * time.Second
 
 func newNodeKeeper(client Client, name string, cards *cardState, recorder events.EventRecorder) (*nodeKeeper, error) {
-	informer, err := newInformer(client.Nodes, &corev1.Node{}, fields.OneTermEqualSelector(metav1.ObjectNameField, name),
-		client.PlainLists, nil, nil)
+	informer, err := newInformer(client.Nodes, &corev1.Node{}, fields.OneTermEqualSelector(metav1.ObjectNameField, name), nil, nil)
 	if err != nil {
 		return nil, fmt.Errorf("setting up the informer of the node: %w", err)
 	}
@@ -74,7 +73,6 @@ func poke(wake chan<- struct{}) {
 // DisableIsolation reports whether the node carries the label that switches cGPU's isolation off.
 func (k *nodeKeeper) DisableIsolation() bool { return k.disableIsolation.Load() }
 
-// Written reports whether the inventory has been written.
 func (k *nodeKeeper) Written() bool {
 	select {
 	case <-k.written:

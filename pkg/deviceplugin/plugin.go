@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	lru "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/tools/cache"
 	events "k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
@@ -23,8 +24,7 @@ type Options struct {
 	// Client may list, watch and patch pods and the node, and patch the node's status.
 	Client Client
 	// Events writes Events on pods and the node.
-	Events events.EventRecorder
-	// NodeName is the name of the Node object.
+	Events   events.EventRecorder
 	NodeName string
 	// Unit is the unit in which card memory is counted.
 	Unit gpu.Unit
@@ -43,8 +43,7 @@ type Options struct {
 	PodResourcesSocket string
 	// ListenAddress is the address for health and metrics. Empty disables both.
 	ListenAddress string
-	// AuthorizeMetrics wraps a handler so that it serves only requests that may read metrics. If it is nil, all requests
-	// are served.
+	// AuthorizeMetrics wraps a handler so that it serves only requests that may read metrics. If it is nil, all may.
 	AuthorizeMetrics func(http.Handler) http.Handler
 }
 
@@ -69,7 +68,9 @@ func New(o Options) (*Plugin, error) {
 	if o.Client.Pods == nil || o.Client.Nodes == nil || o.Events == nil || o.NodeName == "" || o.Unit <= 0 || o.Directory == "" {
 		return nil, errors.New("a device plugin needs a client, an event recorder, a node name, a unit and a directory")
 	}
-	p := &Plugin{options: o, cards: newCardState(o.Unit), service: newService()}
+	p := &Plugin{options: o, cards: newCardState(o.Unit), service: &service{
+		logger: klog.Background(), interval: time.Second, admitting: time.Second, ending: make(chan struct{}),
+	}}
 	p.cards.bootID = o.BootID
 	p.metrics = newMetrics(p.service.Listening)
 	var err error
@@ -97,7 +98,7 @@ func New(o Options) (*Plugin, error) {
 			cards: p.cards, unit: o.Unit, visibleBy: cmp.Or(o.VisibleDevices, VisibleByUUID), strategy: o.DeviceList,
 			disableIsolation: p.node.DisableIsolation, errorEnv: o.ErrorEnv, events: o.Events, node: nodeReference(o.NodeName),
 		},
-		turn: make(chan struct{}, 1), preferences: preferences{},
+		turn: make(chan struct{}, 1), preferences: lru.NewLRUExpireCache(100),
 	}
 	p.reporter = newReporter(p.cards, o.Events, nodeReference(o.NodeName))
 	p.service.allocator, p.service.cards, p.service.metrics = p.allocator, p.cards, p.metrics
@@ -118,9 +119,8 @@ func (p *Plugin) KnownCards(ctx context.Context) (cards []gpu.Card, bootID strin
 	return p.node.KnownCards()
 }
 
-// SetCards sets the cards of the node. It can be called at any time, also while the plugin runs. moved maps the index of
-// a card to the driver's index where the driver lists the card at another one. problem is the reason why none of the
-// cards can be used, and empty otherwise.
+// SetCards sets the cards of the node, at any time. moved maps the index of a card to the driver's index where the two
+// differ. problem is the reason why none of the cards can be used, and empty otherwise.
 func (p *Plugin) SetCards(cards []gpu.Card, moved map[int]int, problem string) {
 	p.cards.Set(cards, moved, problem)
 	known, _, _ := p.cards.Get()
@@ -135,8 +135,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// The informers end after the kubelet's last calls are served (see finish), because pods still come and go during
-	// these calls.
+	// The informers end after the kubelet's last calls are served (see finish), during which pods still come and go.
 	watching, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	group, ctx := errgroup.WithContext(ctx)

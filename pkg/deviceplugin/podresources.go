@@ -46,8 +46,7 @@ type podResources struct {
 	connection *grpc.ClientConn
 	client     podresourcesv1.PodResourcesListerClient
 	limiter    *rate.Limiter
-	// answered is true once the service has known a pod. unknown counts the requests before that for which it knew no
-	// pod.
+	// answered is true once the service has known a pod. unknown counts the requests before that.
 	answered bool
 	unknown  int
 	// pausedUntil is the time until which the service is not asked.
@@ -75,15 +74,13 @@ func newPodResources(socket string) (*podResources, error) {
 	}, nil
 }
 
-// Close closes the connection.
 func (p *podResources) Close() {
 	if p != nil {
 		_ = p.connection.Close() // The only error is that the connection is already closed.
 	}
 }
 
-// Renew makes the client ask again at once. It is called when a kubelet has just started, which can be another version or have
-// the call switched off.
+// Renew makes the client ask again at once: a kubelet that has just started can be another version.
 func (p *podResources) Renew() {
 	if p == nil {
 		return
@@ -174,10 +171,6 @@ type questions struct {
 	kubelet *podResources
 	left    time.Duration
 	states  map[allocation.ContainerKey]allocation.KubeletState
-}
-
-func newQuestions(kubelet *podResources) *questions {
-	return &questions{kubelet, askTimeout, map[allocation.ContainerKey]allocation.KubeletState{}}
 }
 
 // Decide decides from the snapshot and from the kubelet's answers.

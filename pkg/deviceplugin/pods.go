@@ -30,7 +30,6 @@ type podInfo struct {
 	instances map[string]string
 }
 
-// transformPod is the informer's transform.
 func transformPod(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
 	if !ok {
@@ -48,7 +47,6 @@ func transformPod(object any) (any, error) {
 	return info, nil
 }
 
-// readPod reads a pod.
 func readPod(object *corev1.Pod) allocation.Pod {
 	pod := allocation.Pod{
 		Pod: protocol.Pod(object), Created: object.CreationTimestamp.Time, Terminal: protocol.Terminal(object), Mirror: protocol.IsMirror(object),
@@ -117,13 +115,12 @@ const (
 	listRetry = 200 * time.Millisecond
 	// watchTimeout is how long Search waits for a pod if it makes no list.
 	watchTimeout = 500 * time.Millisecond
-	// silence is how long an API server that didn't answer isn't asked again. Without this pause every container of a pod would
-	// wait.
+	// silence is how long an API server that didn't answer isn't asked again, or every container of a pod would wait.
 	silence = 2 * time.Second
 )
 
 func newPodSource(client Client, node string) (*podSource, error) {
-	informer, err := newInformer(client.Pods(metav1.NamespaceAll), &corev1.Pod{}, onNode(node), client.PlainLists, transformPod, cache.Indexers{
+	informer, err := newInformer(client.Pods(metav1.NamespaceAll), &corev1.Pod{}, onNode(node), transformPod, cache.Indexers{
 		uidIndex: func(object any) ([]string, error) {
 			if info, ok := object.(*podInfo); ok {
 				return []string{string(info.UID)}, nil
@@ -139,8 +136,7 @@ func newPodSource(client Client, node string) (*podSource, error) {
 
 func onNode(node string) fields.Selector { return fields.OneTermEqualSelector("spec.nodeName", node) }
 
-// Cached returns the informer's pods that ask for GPU memory. The data that their fields point to is shared and must not be
-// changed.
+// Cached returns the informer's pods that ask for GPU memory. What their fields point to is shared and must not be changed.
 func (s *podSource) Cached() []allocation.Pod {
 	objects := s.informer.GetStore().List()
 	pods := make([]allocation.Pod, 0, len(objects))

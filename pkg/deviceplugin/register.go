@@ -24,14 +24,12 @@ import (
 
 const (
 	// socketName is the plugin's socket, in the kubelet's directory.
-	socketName = "gpushare.sock"
-	// kubeletSocketName is the kubelet's socket.
+	socketName        = "gpushare.sock"
 	kubeletSocketName = "kubelet.sock"
 	// settle is the pause after a stream to the kubelet has ended. The kubelet cleans up after the old stream, and cuts a
 	// new stream that starts meanwhile.
 	settle = time.Second
-	// registerTimeout bounds a registration. It covers the kubelet's dial back, for which the kubelet allows itself ten
-	// seconds.
+	// registerTimeout bounds a registration, with the kubelet's dial back, for which it allows itself ten seconds.
 	registerTimeout = 15 * time.Second
 	// listenGrace is how long a kubelet may have no ListAndWatch stream after the registration.
 	listenGrace = 10 * time.Second
@@ -96,8 +94,7 @@ func (r *registrar) Run(ctx context.Context) error {
 	return nil
 }
 
-// newRegistrationBackoff returns a backoff that starts with short delays, because a kubelet's socket exists some moments
-// before the kubelet serves.
+// newRegistrationBackoff returns a backoff with short delays at first: a kubelet serves soon after its socket exists.
 func newRegistrationBackoff() wait.Backoff {
 	return wait.Backoff{Duration: 20 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 15, Cap: 30 * time.Second}
 }

@@ -42,9 +42,8 @@ type reporter struct {
 	cards  *cardState
 	events events.EventRecorder
 	node   *corev1.ObjectReference
-	// limit prevents a flood of Events from an unsteady card or driver: a state that ends before the next Event isn't
-	// reported. All Events of a node share one allowance in the client, 25 at once and one in five minutes. limit leaves
-	// some of it to other Events.
+	// limit prevents a flood of Events from an unsteady card: a state that ends before the next Event isn't reported. All
+	// Events of a node share an allowance in the client, 25 at once and one in five minutes, of which limit leaves some.
 	limit *rate.Limiter
 }
 
@@ -107,7 +106,6 @@ func conditionOf(cards []gpu.Card, problem error) condition {
 	return c
 }
 
-// notice is the content of an Event.
 type notice struct{ kind, reason, text string }
 
 // since returns the notices of the changes since before. Cards with the same reason share a notice.

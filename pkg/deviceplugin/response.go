@@ -95,23 +95,17 @@ func (r *responses) withCard(card gpu.Card, pod, container gpu.Memory) *pluginap
 
 // withoutCard returns what the existing plugin answers in place of an error: the container starts with the name of a card that
 // doesn't exist (AliyunContainerService/gpushare-device-plugin pkg/gpu/nvidia/allocate.go). The kubelet's checkpoint keeps the
-// response, so noIndex identifies such containers after a restart.
+// response, so the index identifies such containers after a restart.
 func (r *responses) withoutCard(pod, container gpu.Memory) *pluginapi.ContainerAllocateResponse {
 	var total gpu.Memory
 	if cards, _, _ := r.cards.Get(); len(cards) > 0 {
 		total = cards[0].Memory
 	}
-	return &pluginapi.ContainerAllocateResponse{Envs: map[string]string{
-		protocol.EnvVisibleDevices: fmt.Sprintf("no-gpu-has-%s%s-to-run", container, r.unit),
-		protocol.AnnotationIndex:   noIndex,
-		protocol.AnnotationPod:     pod.String(),
-		protocol.EnvContainer:      container.String(),
-		protocol.AnnotationDevice:  total.String(),
-	}}
+	return &pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
+		Card: gpu.Card{Index: allocation.NoCard, Memory: total}, VisibleAs: fmt.Sprintf("no-gpu-has-%s%s-to-run", container, r.unit),
+		PodRequest: pod, ContainerRequest: container,
+	}.Variables()}
 }
-
-// noIndex is the card index in the response to a container that gets no card.
-const noIndex = "-1"
 
 // VisibleDevices is the kind of name by which NVIDIA's runtime finds the card.
 type VisibleDevices string
@@ -122,8 +116,7 @@ const (
 	VisibleByIndex VisibleDevices = "index"
 )
 
-// name returns the name of a card at this position in the driver's list. A card without a UUID is always named by its
-// position.
+// name returns the name of a card at this position in the driver's list, which is the name of a card without a UUID.
 func (v VisibleDevices) name(card gpu.Card, position int) string {
 	if v == VisibleByUUID && card.UUID != "" {
 		return card.UUID
@@ -131,8 +124,7 @@ func (v VisibleDevices) name(card gpu.Card, position int) string {
 	return strconv.Itoa(position)
 }
 
-// DeviceListStrategy is the way in which a card gets into the container. The values are those of NVIDIA's own device
-// plugin.
+// DeviceListStrategy is how a card gets into the container. The values are those of NVIDIA's own device plugin.
 type DeviceListStrategy string
 
 // The supported strategies.

@@ -32,15 +32,10 @@ type service struct {
 
 	// admitting is longer than the time between two calls for one pod, see finish.
 	admitting time.Duration
-	// calls guards underWay, the number of the kubelet's calls in progress, and ended, the time at which a call last
-	// ended.
+	// calls guards underWay, the number of the kubelet's calls in progress, and ended, when a call last ended.
 	calls    sync.Mutex
 	underWay int
 	ended    time.Time
-}
-
-func newService() *service {
-	return &service{logger: klog.Background(), interval: time.Second, admitting: time.Second, ending: make(chan struct{})}
 }
 
 const (
@@ -66,10 +61,9 @@ func (s *service) count(ctx context.Context, request any, _ *grpc.UnaryServerInf
 	return handle(ctx, request)
 }
 
-// finish stops the server. It is called once. The kubelet fails a pod for good if a call for it is cut off. finish
-// therefore waits until the kubelet admits no pod, makes the kubelet send no more calls, serves the calls that were sent
-// before that, and ends ListAndWatch last. The kubelet then closes the connection. The caller stops what is left of the
-// server.
+// finish stops the server; the caller stops what is left. It is called once. The kubelet fails a pod for good if a call for
+// it is cut off. finish therefore waits until the kubelet admits no pod, makes it send no more calls, serves the calls that
+// were sent before that, and ends ListAndWatch last. The kubelet then closes the connection.
 func (s *service) finish(server *grpc.Server) {
 	// The plugin's context has already ended, so these waits have their own timeouts.
 	s.awaitQuiet(finishTimeout)
@@ -162,8 +156,4 @@ func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateReque
 		response.ContainerResponses = append(response.ContainerResponses, container)
 	}
 	return response, nil
-}
-
-func (s *service) PreStartContainer(context.Context, *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
-	return &pluginapi.PreStartContainerResponse{}, nil
 }

@@ -106,25 +106,45 @@ func NewDiagnoser(nodes []Node) *Diagnoser {
 }
 
 // Diagnose returns why the pod, which has no node, is pending. It depends on the pod's request, scheduling gates,
-// nomination, and on its constraints on nodes.
-func (d *Diagnoser) Diagnose(pod *Pod) Diagnosis {
+// nomination, and on its constraints on nodes. wait is what the pod's group waits for; nil if the pod doesn't wait for a
+// group.
+func (d *Diagnoser) Diagnose(pod *Pod, wait *GroupWait) Diagnosis {
 	switch {
 	case len(pod.Gates) > 0:
 		return Diagnosis{Gated, "the pod is held back by its scheduling gates: " + strings.Join(pod.Gates, ", ")}
 	case d.nominated(pod):
 		return Diagnosis{Nominated, fmt.Sprintf("pods of lower priority are leaving %s to make room for it", pod.NominatedNode)}
-	case len(d.nodes) == 0:
-		return Diagnosis{NoNode, "no node shares GPU memory"}
 	}
+	own := d.ownDiagnosis(pod)
+	switch {
+	case wait == nil:
+		return own
+	case slices.Contains(ownReasons, own.Reason), wait.Untried && own.Reason != Fits:
+		return Diagnosis{own.Reason, own.Message + "; " + wait.String()}
+	}
+	return Diagnosis{WaitsForGroup, wait.String()}
+}
+
+// ownDiagnosis returns the diagnosis of the pod as if it belonged to no group. Results are cached.
+func (d *Diagnoser) ownDiagnosis(pod *Pod) Diagnosis {
 	if pod.cacheKey == "" {
-		return d.diagnose(pod)
+		return d.diagnose(pod).orReserved(pod)
 	}
 	diagnosis, cached := d.cache[pod.cacheKey]
 	if !cached {
 		diagnosis = d.diagnose(pod)
 		d.cache[pod.cacheKey] = diagnosis
 	}
-	return diagnosis
+	return diagnosis.orReserved(pod)
+}
+
+// orReserved returns another diagnosis if a card has room, but kube-scheduler's last message says that the memory is
+// kept for a group.
+func (d Diagnosis) orReserved(pod *Pod) Diagnosis {
+	if group, reserved := placement.ReservedFor(pod.Message); reserved && d.Reason == Fits {
+		return Diagnosis{Full, placement.Reserved.TextFor(group)}
+	}
+	return d
 }
 
 // nominated reports whether the pod has a valid nomination to one of the nodes.
@@ -136,6 +156,9 @@ func (d *Diagnoser) nominated(pod *Pod) bool {
 }
 
 func (d *Diagnoser) diagnose(pod *Pod) Diagnosis {
+	if len(d.nodes) == 0 {
+		return Diagnosis{NoNode, "no node shares GPU memory"}
+	}
 	rejections := map[string][]string{}
 	found := map[Reason][]*Node{}
 	for i := range d.nodes {

@@ -86,13 +86,74 @@ func TestDiagnose(t *testing.T) {
 	}
 	for range 2 { // The second time from the cache.
 		for _, test := range tests {
-			if got := diagnoser.Diagnose(test.pod); got.Reason != test.want || got.Message == "" {
+			if got := diagnoser.Diagnose(test.pod, nil); got.Reason != test.want || got.Message == "" {
 				t.Errorf("%s: %+v, want %s", test.what, got, test.want)
 			}
 		}
 	}
-	if got := diagnoser.Diagnose(pod(9000)).Message; got != "no card is large enough: the largest has 16 GiB, on a; closed: the node is cordoned; tainted: the pod doesn't tolerate its taint team:NoSchedule" {
+	kept := pod(8, func(p *corev1.Pod) {
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+			Message: "0/2 nodes are available: 1 free GPU memory is kept for group default/train.v1, 1 no GPU card has enough free memory."}}
+	})
+	want := Diagnosis{Full, "free GPU memory is kept for group default/train.v1"}
+	if got := diagnoser.Diagnose(kept, nil); got != want {
+		t.Errorf("memory is kept for a group: %+v, want %+v", got, want)
+	}
+	if got := diagnoser.Diagnose(pod(9000), nil).Message; got != "no card is large enough: the largest has 16 GiB, on a; closed: the node is cordoned; tainted: the pod doesn't tolerate its taint team:NoSchedule" {
 		t.Error(got)
+	}
+}
+
+// TestMessages checks the message of each reason.
+func TestMessages(t *testing.T) {
+	unhealthy := func(node Node, card int) Node {
+		node.Cards[card].Unhealthy = true
+		return node
+	}
+	changed := func(node Node, change func(*Node)) Node {
+		change(&node)
+		return node
+	}
+	full := node("n2", gpu.GiB, card(0, 16, 16), card(1, 16, 16))
+	split := []Node{node("n1", gpu.GiB, card(0, 16, 9), card(1, 16, 11)), full}
+	onto := func(name string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": name} }
+	}
+	nominated := func(p *corev1.Pod) { p.Status.NominatedNodeName, p.Spec.Priority = "n2", new(int32(1)) }
+	cordoned := func(n *Node) { n.Closed = "the node is cordoned" }
+	for name, test := range map[string]struct {
+		nodes []Node
+		pod   *Pod
+		want  Diagnosis
+	}{
+		"a card has room": {split, pod(7), Diagnosis{
+			Fits, "n1 has room for it now, 7 GiB on one card: the scheduler is about to try, or needs something else than GPU memory"}},
+		"enough free memory in total, not on one card": {split, pod(12), Diagnosis{
+			Fragmented, "12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card"}},
+		"too little free memory": {split, pod(13), Diagnosis{
+			Full, "the cards that are large enough are taken: the largest free piece is 7 GiB, on n1 (and 1 node alike)"}},
+		"no free memory": {split, pod(1, onto("n2")), Diagnosis{
+			Full, "the cards that are large enough are taken, nothing of them is free; n1: the pod's node selector or affinity rules it out"}},
+		"the card that is large enough is unhealthy": {[]Node{unhealthy(node("n", gpu.GiB, card(0, 8, 0), card(1, 16, 0)), 1)}, pod(10), Diagnosis{
+			Unhealthy, "the cards that are large enough are unhealthy, on n"}},
+		"a taint with effect PreferNoSchedule": {[]Node{changed(node("n", gpu.GiB, card(0, 8, 0)), func(n *Node) {
+			n.Object.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectPreferNoSchedule}}
+		})}, pod(9), Diagnosis{TooLarge, "no card is large enough: the largest has 8 GiB, on n"}},
+		"nodes that can't be used": {[]Node{
+			changed(node("a", gpu.GiB, card(0, 8, 0)), cordoned), changed(node("b", gpu.GiB, card(0, 8, 0)), cordoned),
+			changed(node("c", gpu.GiB, card(0, 8, 0)), func(n *Node) { n.Closed = "the node is not ready" }),
+		}, pod(1), Diagnosis{NoNode, "no node that shares GPU memory can take the pod; 2 nodes: the node is cordoned; c: the node is not ready"}},
+		"no node shares its cards": {nil, pod(1), Diagnosis{NoNode, "no node shares GPU memory"}},
+		"scheduling gates": {split, pod(1, func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "a/b"}, {Name: "c"}} }), Diagnosis{
+			Gated, "the pod is held back by its scheduling gates: a/b, c"}},
+		"evictions in progress": {[]Node{split[0], changed(full, func(n *Node) { n.Terminating = []int32{0} })}, pod(16, nominated), Diagnosis{
+			Nominated, "pods of lower priority are leaving n2 to make room for it"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(test.want, NewDiagnoser(test.nodes).Diagnose(test.pod, nil)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 
@@ -155,7 +216,7 @@ func TestReasons(t *testing.T) {
 	for _, reason := range Reasons() {
 		listed[reason] = true
 	}
-	for _, reason := range []Reason{Gated, Nominated, Fits, Fragmented, Full, Unhealthy, TooLarge, NoNode} {
+	for _, reason := range []Reason{Gated, Nominated, WaitsForGroup, Fits, Fragmented, Full, Unhealthy, TooLarge, NoNode} {
 		if !listed[reason] {
 			t.Errorf("%s isn't listed", reason)
 		}

@@ -8,72 +8,45 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 )
 
-// budgets finds the disruption budgets of pods by kube-scheduler's rules (k8s.io/kubernetes
-// pkg/scheduler/framework/plugins/defaultpreemption, filterPodsWithPDBViolation). It lists each namespace once, and is
-// used for one request only.
+// budgets finds and numbers the disruption budgets of pods by kube-scheduler's rules (k8s.io/kubernetes
+// pkg/scheduler/framework/plugins/defaultpreemption, filterPodsWithPDBViolation), for one request only.
 type budgets struct {
 	cache      Cache
 	namespaces map[string][]budget
+	// allowed holds how many disruptions each budget allows, by its number.
+	allowed []int
 }
 
 type budget struct {
 	*policyv1.PodDisruptionBudget
 	selector labels.Selector
+	number   int
 }
 
-// of returns the budgets of which the pod's eviction uses one disruption.
-func (b *budgets) of(pod *clustercache.PodInfo) []*policyv1.PodDisruptionBudget {
-	var out []*policyv1.PodDisruptionBudget
-	for _, candidate := range b.in(pod.Namespace) {
-		if !candidate.selector.Matches(labels.Set(pod.Labels)) {
-			continue
-		}
-		if _, counted := candidate.Status.DisruptedPods[pod.Name]; !counted {
-			out = append(out, candidate.PodDisruptionBudget)
+// of returns the numbers of the budgets of which the pod's eviction uses one disruption.
+func (b *budgets) of(pod *clustercache.PodInfo) (numbers []int) {
+	for _, budget := range b.in(pod.Namespace) {
+		_, counted := budget.Status.DisruptedPods[pod.Name]
+		if !counted && budget.selector.Matches(labels.Set(pod.Labels)) {
+			numbers = append(numbers, budget.number)
 		}
 	}
-	return out
+	return numbers
 }
 
 func (b *budgets) in(namespace string) []budget {
-	if budgets, known := b.namespaces[namespace]; known {
-		return budgets
+	if known, ok := b.namespaces[namespace]; ok {
+		return known
 	}
-	var budgets []budget
+	var found []budget
 	for _, object := range b.cache.Budgets(namespace) {
 		selector, err := metav1.LabelSelectorAsSelector(object.Spec.Selector)
 		if err != nil || selector.Empty() {
 			continue // An invalid or empty selector matches no pod.
 		}
-		budgets = append(budgets, budget{object, selector})
+		found = append(found, budget{object, selector, len(b.allowed)})
+		b.allowed = append(b.allowed, int(object.Status.DisruptionsAllowed))
 	}
-	if b.namespaces == nil {
-		b.namespaces = map[string][]budget{}
-	}
-	b.namespaces[namespace] = budgets
-	return budgets
-}
-
-// budgetNumbers numbers the disruption budgets of one node's pods.
-type budgetNumbers struct {
-	budgets *budgets
-	numbers map[*policyv1.PodDisruptionBudget]int
-	allowed []int
-}
-
-func (n *budgetNumbers) of(pod *clustercache.PodInfo) []int {
-	var out []int
-	for _, budget := range n.budgets.of(pod) {
-		number, known := n.numbers[budget]
-		if !known {
-			if n.numbers == nil {
-				n.numbers = map[*policyv1.PodDisruptionBudget]int{}
-			}
-			number = len(n.allowed)
-			n.numbers[budget] = number
-			n.allowed = append(n.allowed, int(budget.Status.DisruptionsAllowed))
-		}
-		out = append(out, number)
-	}
-	return out
+	b.namespaces[namespace] = found
+	return found
 }

@@ -51,8 +51,7 @@ const (
 	maxBlockedNodes = 10_000
 	maxPlans        = 100
 	maxTries        = 20
-	// callTimeout limits one API call.
-	callTimeout = 5 * time.Second
+	callTimeout     = 5 * time.Second
 )
 
 // The results of a round of evictions, as labels of metrics.
@@ -114,8 +113,7 @@ type Evictor struct {
 	// requested holds the pods whose eviction was requested and is not yet visible in the watch, with the time of the
 	// request. Until then no other pod is evicted.
 	requested map[gpu.PodUID]time.Time
-	// postponed holds the blocked pods that get no round for a while. spared holds the pods that are not evicted for a
-	// while.
+	// postponed holds the blocked pods that get no round for a while, spared those that are not evicted for a while.
 	postponed, spared pauses
 }
 
@@ -251,8 +249,7 @@ func (e *Evictor) tick(ctx context.Context) {
 	}
 }
 
-// resign ends all rounds at the end of a term. The next leader continues them, and nothing of them may remain when this
-// process leads again.
+// resign ends all rounds at the end of a term. The next leader continues them; this process must not when it leads again.
 func (e *Evictor) resign() {
 	e.mu.Lock()
 	rounds := e.rounds
@@ -373,8 +370,7 @@ type plan struct {
 	victims []gpu.PodUID
 }
 
-// choosePlan chooses the victims on one of the candidate nodes for the pod. It returns false if no card can be freed without
-// violating a disruption budget.
+// choosePlan chooses the victims on one of the candidate nodes. It returns false if no card can be freed within all budgets.
 func (e *Evictor) choosePlan(pod *clustercache.PodInfo, candidates []string) (plan, bool) {
 	s := NewSurvey(e.Ledger, e.Cache, pod, e.Clock.Now())
 	var names []string
@@ -405,9 +401,8 @@ func (e *Evictor) choosePlan(pod *clustercache.PodInfo, candidates []string) (pl
 	return out, true
 }
 
-// evictable reports whether the pod is terminating, or the API server is expected to evict it. The API server evicts no
-// pod with several budgets (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go), and is likely to reject again
-// an eviction that it rejected recently.
+// evictable reports whether the pod is terminating, or its eviction is likely: the API server evicts no pod with several
+// budgets (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go), and may reject again what it rejected.
 func (e *Evictor) evictable(p preemption.Pod) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -7,8 +7,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// pauses holds the current pause of each pod. A pod's pause doubles with each failure. The lock of the struct that
-// holds it guards it.
+// pauses holds the current pause of each pod, which doubles with each failure. The lock of its owner guards it.
 type pauses map[gpu.PodUID]pause
 
 type pause struct {
@@ -22,7 +21,6 @@ func (p pauses) extend(uid gpu.PodUID, now time.Time, least, most time.Duration)
 	p[uid] = pause{until: now.Add(length), length: length}
 }
 
-// has reports whether the pod's pause is not over.
 func (p pauses) has(uid gpu.PodUID, now time.Time) bool { return now.Before(p[uid].until) }
 
 // prune removes the pods without a failure for longer than the longest pause after the end of their last one.

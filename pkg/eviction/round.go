@@ -118,9 +118,8 @@ func (e *Evictor) cancel(pod gpu.Pod) {
 	e.endReservation(pod)
 }
 
-// KeepsCard reports whether a card is reserved for the pod by a round. It also renews that reservation, because
-// kube-scheduler may have nominated the pod to another node in the meantime. A nomination that is newer than the round takes
-// precedence.
+// KeepsCard reports whether a round reserves a card for the pod. It also renews that reservation, because kube-scheduler may
+// have nominated the pod to another node since. A nomination that is newer than the round takes precedence.
 func (e *Evictor) KeepsCard(pod gpu.Pod, nominated string) bool {
 	if e == nil {
 		return false
@@ -157,8 +156,7 @@ func (e *Evictor) endRounds() {
 	}
 }
 
-// failed returns the minimum pause of the pod if the round has failed, or zero if the round continues. The caller holds
-// the lock.
+// failed returns the minimum pause of the pod if the round has failed, zero if it continues. The caller holds the lock.
 func (e *Evictor) failed(r round, now time.Time) time.Duration {
 	switch {
 	case r.freed.IsZero() && slices.ContainsFunc(r.victims, e.isOverdue):
@@ -189,8 +187,7 @@ func (e *Evictor) isAllocated(uid gpu.PodUID) bool {
 	return held
 }
 
-// remains reports whether a victim is not terminating and no requested eviction of it awaits the watch. The caller holds
-// the lock.
+// remains reports whether a victim isn't terminating and no request to evict it awaits the watch. The caller holds the lock.
 func (e *Evictor) remains(uid gpu.PodUID) bool {
 	_, allocation, held := e.Ledger.Lookup(uid)
 	_, requested := e.requested[uid]

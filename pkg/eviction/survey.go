@@ -42,7 +42,7 @@ type Survey struct {
 	cache  Cache
 	pod    *clustercache.PodInfo
 	// resources are the resources that the preemptor requests, and pods as the last one. All Amounts have this order.
-	resources []corev1.ResourceName
+	resources clustercache.Resources
 	request   preemption.Request
 	budgets   budgets
 	now       time.Time
@@ -50,12 +50,12 @@ type Survey struct {
 
 // NewSurvey returns a Survey for the preemptor.
 func NewSurvey(l Ledger, cache Cache, preemptor *clustercache.PodInfo, now time.Time) *Survey {
-	s := &Survey{ledger: l, cache: cache, pod: preemptor, budgets: budgets{cache: cache}, now: now}
+	s := &Survey{ledger: l, cache: cache, pod: preemptor, budgets: budgets{cache: cache, namespaces: map[string][]budget{}}, now: now}
 	for name := range preemptor.Requests {
 		s.resources = append(s.resources, name)
 	}
 	s.resources = append(s.resources, protocol.ResourceMemory, corev1.ResourcePods)
-	s.request = preemption.Request{Memory: preemptor.Request, Resources: s.used(preemptor)}
+	s.request = preemption.Request{Memory: preemptor.Request, Resources: s.resources.Uses(preemptor)}
 	return s
 }
 
@@ -80,19 +80,18 @@ func (s *Survey) node(name string, proposal preemption.Victims) (preemption.Node
 		return preemption.Node{}, false // The node was deleted in the meantime.
 	}
 	node := preemption.Node{
-		Cards: available.Cards, Free: s.amounts(object.Status.Allocatable), Violations: proposal.Violations,
+		Cards: available.Cards, Free: s.resources.Amounts(object.Status.Allocatable), Violations: proposal.Violations,
 	}
 	pods := s.podsOf(name, node.Free)
 	allocations := map[gpu.PodUID]*ledger.Allocation{}
 	for i := range available.Allocations {
 		allocations[available.Allocations[i].UID] = &available.Allocations[i]
 	}
-	numbers := &budgetNumbers{budgets: &s.budgets}
 	for _, uid := range proposal.Pods {
 		if slices.ContainsFunc(node.Pods, func(p preemption.Pod) bool { return p.UID == uid }) {
 			continue // The proposal names the pod twice.
 		}
-		p := s.candidate(uid, pods[uid], allocations[uid], numbers)
+		p := s.candidate(uid, pods[uid], allocations[uid])
 		p.Proposed = true
 		p.MustEvict = pods[uid] == nil || clustercache.Interferes(pods[uid], s.pod)
 		node.Pods = append(node.Pods, p)
@@ -102,19 +101,19 @@ func (s *Survey) node(name string, proposal preemption.Victims) (preemption.Node
 		if allocation.Priority >= s.pod.Priority || !certain(allocation) || pods[uid] != nil && !s.frees(pods[uid]) {
 			continue
 		}
-		node.Pods = append(node.Pods, s.candidate(uid, pods[uid], allocation, numbers))
+		node.Pods = append(node.Pods, s.candidate(uid, pods[uid], allocation))
 	}
-	node.Budgets = numbers.allowed
+	node.Budgets = s.budgets.allowed
 	return node, true
 }
 
 // candidate describes a potential victim. Its object, its allocation, or both may be unknown (nil).
-func (s *Survey) candidate(uid gpu.PodUID, pod *clustercache.PodInfo, allocation *ledger.Allocation, numbers *budgetNumbers) preemption.Pod {
+func (s *Survey) candidate(uid gpu.PodUID, pod *clustercache.PodInfo, allocation *ledger.Allocation) preemption.Pod {
 	out := preemption.Pod{UID: uid, BudgetsUnknown: allocation == nil}
 	if pod != nil {
-		out.Priority, out.Terminating, out.Requests = pod.Priority, pod.Leaving, s.used(pod)
+		out.Priority, out.Terminating, out.Requests = pod.Priority, pod.Leaving, s.resources.Uses(pod)
 		if allocation != nil {
-			out.Budgets = numbers.of(pod)
+			out.Budgets = s.budgets.of(pod)
 		}
 	}
 	if allocation != nil {
@@ -145,40 +144,13 @@ func (s *Survey) podsOf(name string, free preemption.Amounts) map[gpu.PodUID]*cl
 	for _, pod := range s.cache.PodsOn(name) {
 		if pod.Node != "" {
 			pods[pod.UID] = pod
-		} else if pod.UID == s.pod.UID || pod.Priority < s.pod.Priority {
+		}
+		if !pod.CountsFor(s.pod) {
 			continue
 		}
-		for i, used := range s.used(pod) {
-			free[i] -= used
+		for i := range s.resources {
+			free[i] -= s.resources.Use(i, pod)
 		}
 	}
 	return pods
-}
-
-// used returns what the pod uses of its node.
-func (s *Survey) used(pod *clustercache.PodInfo) preemption.Amounts {
-	out := s.amounts(pod.Requests)
-	out[len(out)-2] = int64(min(pod.Request, maxAmount))
-	out[len(out)-1] = 1 // The pod itself counts as one pod.
-	return out
-}
-
-// maxAmount keeps the sums over a node's pods within 64 bits, for any requests.
-const maxAmount = 1 << 52
-
-// amounts converts a resource list to the order of the preemptor's resources.
-func (s *Survey) amounts(list corev1.ResourceList) preemption.Amounts {
-	out := make(preemption.Amounts, len(s.resources))
-	for i, name := range s.resources {
-		quantity := list[name]
-		switch {
-		case quantity.CmpInt64(maxAmount) >= 0:
-			out[i] = maxAmount
-		case name == corev1.ResourceCPU:
-			out[i] = min(quantity.MilliValue(), maxAmount)
-		default:
-			out[i] = quantity.Value()
-		}
-	}
-	return out
 }

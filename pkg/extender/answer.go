@@ -6,63 +6,45 @@ import (
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
-	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
-// filterAnswer is filter's answer for a request with node names.
-type filterAnswer struct{ scheduling.FilterResult }
-
-// answer returns the answer in the form of the request: node names or whole nodes.
-func (a *nodesArgs) answer(answer filterAnswer) any {
-	if a.NodeNames != nil || a.Nodes == nil {
-		return answer
-	}
-	result := &extenderv1.ExtenderFilterResult{Nodes: &corev1.NodeList{Items: make([]corev1.Node, len(answer.Passed))}}
-	for i, candidate := range answer.Passed {
-		result.Nodes.Items[i] = a.Nodes.Items[candidate.Node]
-	}
-	result.FailedNodes, result.FailedAndUnresolvableNodes = answer.failed()
-	return result
+// filterAnswer is filter's answer.
+type filterAnswer struct {
+	scheduling.FilterResult
+	// whole are the candidate nodes of a request with whole nodes, which is answered in the same form; nil for one with names.
+	whole *corev1.NodeList
 }
 
-// failed returns the reasons of the nodes that don't pass; nil if the answer has none. A member of a gang gets the reason for
-// one node only: kube-scheduler groups reasons by their text, and assumes that preemption can't help on a node without a
-// reason (k8s.io/kubernetes pkg/scheduler/framework, NodeToStatus).
-func (a filterAnswer) failed() (failed, unresolvable extenderv1.FailedNodesMap) {
-	if a.Message != "" && len(a.Passed) == 0 && len(a.Nodes) > 0 {
-		return nil, extenderv1.FailedNodesMap{a.Nodes[0]: a.Message}
+// texts returns the text of each reason.
+func (a filterAnswer) texts() (texts placement.Texts) {
+	for _, reason := range placement.Reasons() {
+		texts[reason] = reason.TextFor(a.ReservedFor)
 	}
-	if a.Reasons == nil {
-		return nil, nil
-	}
-	failed, unresolvable = extenderv1.FailedNodesMap{}, extenderv1.FailedNodesMap{}
-	for i, reason := range a.Reasons {
-		switch {
-		case reason == placement.Fits:
-		case reason.Unresolvable():
-			unresolvable[a.Nodes[i]] = reason.String()
-		default:
-			failed[a.Nodes[i]] = reason.String()
-		}
-	}
-	return failed, unresolvable
+	return texts
 }
 
-// appendJSON appends the JSON that encoding/json would write for an ExtenderFilterResult, except for the order of the failed
-// nodes. It builds no map, so thousands of failed nodes cost next to nothing.
+// appendJSON appends the JSON that encoding/json would write for an ExtenderFilterResult, except for null fields and the order
+// of the failed nodes. It builds no map, so thousands of failed nodes cost next to nothing.
+//
+// A member of a gang gets the reason for one node only: kube-scheduler groups reasons by their text, and assumes that
+// preemption can't help on a node without a reason (k8s.io/kubernetes pkg/scheduler/framework, NodeToStatus).
 func (a filterAnswer) appendJSON(to []byte) []byte {
 	to = slices.Grow(to, a.size())
-	to = append(to, `{"NodeNames":[`...)
-	for i, candidate := range a.Passed {
-		if i > 0 {
-			to = append(to, ',')
+	if a.whole != nil {
+		to = append(append(to, `{"Nodes":`...), a.passedNodes()...)
+	} else {
+		to = append(to, `{"NodeNames":[`...)
+		for i, candidate := range a.Passed {
+			if i > 0 {
+				to = append(to, ',')
+			}
+			to = appendString(to, a.Nodes[candidate.Node])
 		}
-		to = appendString(to, a.Nodes[candidate.Node])
+		to = append(to, ']')
 	}
-	to = append(to, ']')
 	switch {
 	case a.Message != "" && len(a.Passed) == 0 && len(a.Nodes) > 0:
 		to = append(to, `,"FailedAndUnresolvableNodes":{`...)
@@ -71,12 +53,23 @@ func (a filterAnswer) appendJSON(to []byte) []byte {
 		to = appendString(to, a.Message)
 		to = append(to, '}')
 	case a.Reasons != nil:
+		texts := a.texts()
 		to = append(to, `,"FailedNodes":`...)
-		to = a.appendFailed(to, func(r placement.Reason) bool { return r != placement.Fits && !r.Unresolvable() })
+		to = a.appendFailed(to, &texts, func(r placement.Reason) bool { return r != placement.Fits && !r.Unresolvable() })
 		to = append(to, `,"FailedAndUnresolvableNodes":`...)
-		to = a.appendFailed(to, placement.Reason.Unresolvable)
+		to = a.appendFailed(to, &texts, placement.Reason.Unresolvable)
 	}
 	return append(to, '}')
+}
+
+// passedNodes returns the list of the passed nodes in JSON.
+func (a filterAnswer) passedNodes() []byte {
+	list := corev1.NodeList{Items: make([]corev1.Node, len(a.Passed))}
+	for i, candidate := range a.Passed {
+		list.Items[i] = a.whole.Items[candidate.Node]
+	}
+	text, _ := json.Marshal(list) // Marshal of what was decoded from JSON can't fail.
+	return text
 }
 
 // size returns the approximate length of the JSON answer in bytes, so that the buffer is not copied while it grows.
@@ -95,7 +88,7 @@ func (a filterAnswer) size() int {
 }
 
 // appendFailed appends an object that maps each node whose reason satisfies such to the text of the reason.
-func (a filterAnswer) appendFailed(to []byte, such func(placement.Reason) bool) []byte {
+func (a filterAnswer) appendFailed(to []byte, texts *placement.Texts, such func(placement.Reason) bool) []byte {
 	to = append(to, '{')
 	first := true
 	for i, reason := range a.Reasons {
@@ -108,7 +101,7 @@ func (a filterAnswer) appendFailed(to []byte, such func(placement.Reason) bool) 
 		first = false
 		to = appendString(to, a.Nodes[i])
 		to = append(to, ':')
-		to = appendString(to, reason.String())
+		to = appendString(to, texts[reason])
 	}
 	return append(to, '}')
 }

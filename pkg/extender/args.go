@@ -42,10 +42,9 @@ func (a *nodesArgs) decode(body []byte) error {
 	return nil
 }
 
-// splitNames removes the node names from a body that ends with them, as kube-scheduler writes it, and leaves an empty list
-// in their place. It returns any other body unchanged. It doesn't check that the rest is valid JSON; the decoder does. The
-// removal doesn't affect that check: the removed part is a complete list of strings, and only the body's last brace follows
-// it.
+// splitNames removes the node names from a body that ends with them, as kube-scheduler writes it, and leaves an empty list in
+// their place. It returns any other body unchanged. Whether the rest is valid JSON is left to the decoder: the removed part
+// is a complete list of strings, and only the body's last brace follows.
 func splitNames(body []byte) (rest []byte, names []string, found bool) {
 	const key = `"NodeNames":[`
 	at := bytes.Index(body, []byte(key))

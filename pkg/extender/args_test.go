@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
@@ -65,7 +66,7 @@ func FuzzNodesArgs(f *testing.F) {
 
 // Bodies in kube-scheduler's form are decoded the fast way.
 func TestSplitNames(t *testing.T) {
-	rest, got, found := splitNames([]byte(text(t, nodesRequest(newPod("p", 1), "n1", "n2"))))
+	rest, got, found := splitNames([]byte(text(t, nodesRequest(fake.Pod("p", 1), "n1", "n2"))))
 	if !found || !slices.Equal(got, []string{"n1", "n2"}) || !bytes.HasSuffix(rest, []byte(`"NodeNames":[]}`)) {
 		t.Errorf("names %q, found %v, rest %s", got, found, rest)
 	}
@@ -81,7 +82,7 @@ func TestNamesOutliveTheBuffer(t *testing.T) {
 		return scheduling.FilterResult{Nodes: nodes}
 	}}).Handler()
 	for _, name := range []string{"first", "later"} {
-		post(h, "filter", text(t, nodesRequest(newPod("p", 1), name)))
+		post(h, "filter", text(t, nodesRequest(fake.Pod("p", 1), name)))
 	}
 	if !slices.Equal(first, []string{"first"}) {
 		t.Errorf("the first request's names are now %q", first)

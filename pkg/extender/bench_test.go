@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/gang"
-	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/scheduling"
 )
@@ -49,11 +49,11 @@ func crowded(t testing.TB, nodes, podsPerCard int, options ...func(*scheduling.O
 	for i := range f.names {
 		name := fmt.Sprintf("gpu-node-%05d.example", i)
 		f.names[i] = name
-		c.addNode(t, name, slices.Repeat([]gpu.Memory{cardMemory}, cards)...)
+		c.addNode(name, slices.Repeat([]int64{cardMemory}, cards)...)
 		for card := range cards {
 			for part := range podsPerCard {
 				request := int64(7*(1950+(31*i+20*card)%220)) / int64(podsPerCard)
-				pod := boundPod(fmt.Sprintf("%s-%d-%d", name, card, part), request, name, card)
+				pod := fake.Pod(fmt.Sprintf("%s-%d-%d", name, card, part), request, fake.Bound(name, card))
 				pod.UID = types.UID(pod.Name)
 				c.addPod(pod)
 			}
@@ -71,7 +71,7 @@ func filterBest(k int) func(*scheduling.Options) {
 
 // usualPod returns a pod with the fields that the API server sets and that kube-scheduler's cache keeps.
 func usualPod(name string, request int64) *corev1.Pod {
-	pod := newPod(name, request)
+	pod := fake.Pod(name, request)
 	pod.CreationTimestamp = metav1.Unix(1780000000, 0)
 	pod.ResourceVersion, pod.Labels = "1234567", map[string]string{"app": "trainer", "pod-template-hash": "6d4cf56db6"}
 	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "trainer-6d4cf56db6", UID: "c2f9a1de"}}
@@ -174,21 +174,12 @@ func (f *bed) repeatBind(b *testing.B) {
 	}
 }
 
-// noObserver is a gang.Observer that does nothing.
-type noObserver struct{}
-
-func (noObserver) GangHeld(time.Duration) {}
-func (noObserver) GangBound()             {}
-func (noObserver) GangFailed(string)      {}
-func (noObserver) GangStarving()          {}
-func (noObserver) GangEvicted()           {}
-
 // BenchmarkWithoutGroup measures filter and bind of pods without a gang in three cases: gangs are disabled; gangs are
 // enabled and there are none; fifty gangs of twenty members wait for room and are retried repeatedly.
 func BenchmarkWithoutGroup(b *testing.B) {
 	const nodes, size = 1000, 20
 	gangs := func(o *scheduling.Options) {
-		o.Gangs = scheduling.GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, OnFailure: gang.Evict, Observer: noObserver{}}
+		o.Gangs = scheduling.GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, OnFailure: gang.Evict, Observer: &fake.Observer{}}
 	}
 	for _, setting := range []struct {
 		name    string

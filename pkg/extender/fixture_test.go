@@ -14,16 +14,14 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
-	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
@@ -224,17 +222,6 @@ func answer[T any](t testing.TB, w *httptest.ResponseRecorder, status int) T {
 	return out
 }
 
-func newPod(name string, request int64) *corev1.Pod {
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)},
-		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}}},
-	}
-	if request > 0 {
-		pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(request, resource.DecimalSI)}
-	}
-	return pod
-}
-
 // nodesRequest returns the arguments of filter and prioritize for a pod and the names of the candidate nodes.
 func nodesRequest(pod *corev1.Pod, names ...string) extenderv1.ExtenderArgs {
 	return extenderv1.ExtenderArgs{Pod: pod, NodeNames: &names}
@@ -255,7 +242,7 @@ func bindArgs(pod *corev1.Pod, node string) extenderv1.ExtenderBindingArgs {
 
 // validBodies returns a valid request for each verb.
 func validBodies(t testing.TB) map[string]string {
-	pod := newPod("p", 10)
+	pod := fake.Pod("p", 10)
 	nodes := text(t, nodesRequest(pod, "n1"))
 	return map[string]string{
 		"filter": nodes, "prioritize": nodes, "bind": text(t, bindArgs(pod, "n1")),

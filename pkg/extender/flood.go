@@ -17,8 +17,7 @@ const (
 	// binds concurrently, with half a kilobyte each.
 	maxBodies = 64 << 20
 	// valueCost and elementCost are the bytes that are counted for a value of a body, and for an element of a list that can
-	// become a struct, in addition to its length: "null," in a list of containers or nodes has five bytes, and becomes some
-	// hundreds.
+	// become a struct, beside its length: "null," in a list of containers has five bytes, and becomes some hundreds.
 	valueCost   = 32
 	elementCost = 512
 	// maxReaders limits the number of answers about the whole cluster that are built or sent at the same time.
@@ -60,8 +59,7 @@ func few(most int, next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// bodies counts the memory of the request bodies. It also keeps buffers, into which requests are read and answers are
-// written, for later requests.
+// bodies counts the memory of request bodies, and keeps buffers, in which bodies and answers are built, for later requests.
 type bodies struct {
 	limit int64
 	read  atomic.Int64
@@ -75,8 +73,7 @@ func newBodies() bodies {
 }
 
 const (
-	// firstRead limits the buffer, in bytes, that is allocated before any byte of the body has arrived: clients can claim
-	// any length.
+	// firstRead limits the buffer, in bytes, before any byte of the body has arrived: clients can claim any length.
 	firstRead = 64 << 10
 	// keptBuffers is the number of buffers that are kept, and maxKept the size limit of each in bytes. A call needs less
 	// than maxKept with thousands of nodes.
@@ -126,7 +123,6 @@ type countedBody struct {
 	forgotten bool
 }
 
-// Read implements io.Reader.
 func (c *countedBody) Read(p []byte) (int, error) {
 	n, err := c.ReadCloser.Read(p)
 	c.mu.Lock()

@@ -15,6 +15,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 )
 
 // Incomplete bodies count too: a client that sends much and never completes its request can't exhaust the memory. The memory
@@ -77,7 +79,7 @@ func TestBodyWithManyValues(t *testing.T) {
 		}
 	}
 
-	args := extenderv1.ExtenderArgs{Pod: newPod("p", 1), Nodes: &corev1.NodeList{}}
+	args := extenderv1.ExtenderArgs{Pod: fake.Pod("p", 1), Nodes: &corev1.NodeList{}}
 	for i := range 800 {
 		node := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-%d", i), Annotations: map[string]string{"inventory": strings.Repeat("x", 1000)}}}
 		for j := range 50 {

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
@@ -28,11 +29,11 @@ func startFuzzed(f *testing.F) *fuzzed {
 	f.Helper()
 	c := startCluster(f)
 	for _, name := range []string{"n1", "n2", "n3"} {
-		c.addNode(f, name, cardMemory, cardMemory)
+		c.addNode(name, cardMemory, cardMemory)
 	}
 	for _, pod := range []*corev1.Pod{
-		newPod("plain", 0), boundPod("a", 16276, "n1", 0), boundPod("b", 12207, "n1", 1), boundPod("c", 12207, "n2", 0),
-		boundPod("d", 12207, "n2", 1), boundPod("e", 8138, "n3", 0), boundPod("f", 16276, "n3", 1),
+		fake.Pod("plain", 0), fake.Pod("a", 16276, fake.Bound("n1", 0)), fake.Pod("b", 12207, fake.Bound("n1", 1)), fake.Pod("c", 12207, fake.Bound("n2", 0)),
+		fake.Pod("d", 12207, fake.Bound("n2", 1)), fake.Pod("e", 8138, fake.Bound("n3", 0)), fake.Pod("f", 16276, fake.Bound("n3", 1)),
 	} {
 		c.addPod(pod)
 	}

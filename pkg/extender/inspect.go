@@ -81,8 +81,7 @@ func shown(node ledger.Node) bool {
 	return len(node.Cards) > 0 || node.WholeCards || len(node.Allocations) > 0
 }
 
-// viewNode returns the node's cards. After them it lists the cards that no longer exist and on which pods still hold memory,
-// with a total of zero.
+// viewNode returns the node's cards, then those that no longer exist but have pods, with a total of zero.
 func viewNode(node ledger.Node) nodeView {
 	view := nodeView{Name: node.Name, Devs: make([]cardView, 0, len(node.Cards))}
 	dev := map[int]int{} // Maps a card's index to its position in Devs.

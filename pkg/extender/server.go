@@ -22,14 +22,14 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/scheduling"
+	"github.com/gpushare/gpushare/pkg/version"
 )
 
 // Prefix is the common path prefix of all verbs.
 const Prefix = "/gpushare-scheduler"
 
 const (
-	// maxBody limits a request's body, in bytes. It is far above the size of 5,000 node names with a large pod, and far
-	// below the available memory.
+	// maxBody limits a request's body, in bytes: far above 5,000 node names with a large pod, far below the available memory.
 	maxBody = 16 << 20
 	// maxHeader limits a request's header, in bytes. A header takes several times as much memory once it is parsed. A bearer
 	// token has one or two kilobytes.
@@ -40,8 +40,7 @@ const (
 	// idleTimeout is above the 90 seconds after which kube-scheduler closes an idle connection: a request on a connection
 	// that the server is closing would be lost. Idle connections of other clients are closed once there are too many.
 	idleTimeout = 2 * time.Minute
-	// writeTimeout ends the connections of clients that don't read their answer. It includes the time to read the request,
-	// and the time of a bind.
+	// writeTimeout ends the connections of clients that don't read their answer. It includes reading the request, and a bind.
 	writeTimeout = 2*time.Minute + readTimeout
 	// healthIdleTimeout and healthWriteTimeout apply to probes and scrapers, which send a request only now and then.
 	healthIdleTimeout  = 5 * time.Second
@@ -89,8 +88,7 @@ const (
 type Options struct {
 	Scheduler Scheduler
 	Observer  Observer
-	// Metrics answers /metrics.
-	Metrics http.Handler
+	Metrics   http.Handler
 	// AuthorizeMetrics returns a handler that passes on only requests of clients that may read metrics. It is nil if every
 	// client may.
 	AuthorizeMetrics func(http.Handler) http.Handler
@@ -153,10 +151,18 @@ func (s *Server) router() *httprouter.Router {
 func (s *Server) HealthHandler() http.Handler { return s.withHealth(httprouter.New()) }
 
 func (s *Server) withHealth(r *httprouter.Router) *httprouter.Router {
-	r.GET("/version", getVersion)
-	r.GET("/livez", livez)
-	r.GET("/readyz", s.readyz)
-	r.Handler(http.MethodGet, "/metrics", s.metrics)
+	get := func(path string, handle http.HandlerFunc) { r.HandlerFunc(http.MethodGet, path, handle) }
+	get("/version", func(w http.ResponseWriter, req *http.Request) { write(w, req, http.StatusOK, version.Get()) })
+	// If the API server is unreachable, killing the extender doesn't help.
+	get("/livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	get("/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := s.Scheduler.Ready(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	get("/metrics", s.metrics.ServeHTTP)
 	r.NotFound = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		http.Error(w, fmt.Sprintf("no such path: %.200q", req.URL.Path), http.StatusNotFound)
 	})
@@ -247,11 +253,9 @@ func (s *Server) stop(logger klog.Logger, server *http.Server) error {
 	return server.Close()
 }
 
-// serverLog logs the messages of net/http. Any client can cause any number of failed TLS handshakes, so these are logged
-// only at a higher verbosity.
+// serverLog logs the messages of net/http. Failed TLS handshakes, of which clients can cause any number, need -v=2.
 type serverLog struct{ klog.Logger }
 
-// Write implements io.Writer.
 func (l serverLog) Write(text []byte) (int, error) {
 	line := string(bytes.TrimSpace(text))
 	if strings.HasPrefix(line, "http: TLS handshake error") {

@@ -16,8 +16,7 @@ const tlsFilesAge = time.Second
 
 // ServerTLS returns a configuration that serves the certificate of certFile and keyFile. If clientCAFile is not empty,
 // clients must have a certificate that is signed by its CA. All files are read again when they change, and new connections
-// use the new content. Clients below TLS 1.3 are rejected. expires is called with the time at which the served certificate
-// expires.
+// use the new content. Clients below TLS 1.3 are rejected. expires is called with the certificate's expiry.
 func ServerTLS(certFile, keyFile, clientCAFile string, expires func(time.Time)) (*tls.Config, error) {
 	files := &tlsFiles{cert: certFile, key: keyFile, clientCA: clientCAFile, expires: expires}
 	if _, err := files.config(nil); err != nil {
@@ -36,15 +35,13 @@ type tlsFiles struct {
 
 	mu      sync.Mutex
 	current *tls.Config
-	// content is the content from which current was built. Modification times are not enough: two changes can have the same
-	// time.
+	// content is what current was built from. Modification times are not enough: two changes can have the same.
 	content tlsContent
 	readAt  time.Time
 	// problem is the last logged error about files that can't be used, so that the same error is logged once.
 	problem string
 }
 
-// tlsContent is the content of the files.
 type tlsContent struct{ cert, key, clientCA string }
 
 // config implements GetConfigForClient of tls.Config. It returns the same configuration as long as nothing changes, which
@@ -91,8 +88,7 @@ func (f *tlsFiles) update() error {
 	return nil
 }
 
-// parseChain returns those certificates of a chain that can be parsed. It always returns the first, which tls.X509KeyPair
-// has parsed.
+// parseChain returns the certificates of a chain that can be parsed, always with the first: tls.X509KeyPair has parsed it.
 func parseChain(raw [][]byte) []*x509.Certificate {
 	var chain []*x509.Certificate
 	for _, der := range raw {
@@ -115,22 +111,17 @@ func expiry(chain []*x509.Certificate) time.Time {
 }
 
 func (f *tlsFiles) read() (content tlsContent, err error) {
-	for _, file := range []struct {
-		flags, path string
-		into        *string
-	}{
-		{"--tls-cert-file, --tls-key-file", f.cert, &content.cert},
-		{"--tls-cert-file, --tls-key-file", f.key, &content.key},
-		{"--client-ca-file", f.clientCA, &content.clientCA},
-	} {
-		if file.path == "" {
-			continue
+	read := func(flags, path string) string {
+		if path == "" || err != nil {
+			return ""
 		}
-		text, err := os.ReadFile(file.path)
-		if err != nil {
-			return tlsContent{}, fmt.Errorf("%s: %w", file.flags, err)
+		text, failure := os.ReadFile(path)
+		if failure != nil {
+			err = fmt.Errorf("%s: %w", flags, failure)
 		}
-		*file.into = string(text)
+		return string(text)
 	}
-	return content, nil
+	const pair = "--tls-cert-file, --tls-key-file"
+	content = tlsContent{cert: read(pair, f.cert), key: read(pair, f.key), clientCA: read("--client-ca-file", f.clientCA)}
+	return content, err
 }

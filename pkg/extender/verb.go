@@ -22,8 +22,7 @@ func verb[A any](s *Server, name string, answer func(context.Context, *A) (any, 
 		start := time.Now()
 		args := new(A)
 		reply, outcome, err := any(nil), OutcomeError, s.bodies.decode(w, r, args)
-		// The call is counted before Answer is called: a leader that hands over first stops answering, and then waits for
-		// the counted calls.
+		// The call is counted before Answer is called: a leader that hands over stops answering and awaits the counted calls.
 		s.inFlight.Add(1)
 		defer s.inFlight.Add(-1)
 		standby := s.standby()

@@ -22,7 +22,11 @@ func (s *Server) filter(_ context.Context, args *nodesArgs) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return args.answer(filterAnswer{result}), nil
+	answer := filterAnswer{FilterResult: result}
+	if args.NodeNames == nil {
+		answer.whole = args.Nodes
+	}
+	return answer, nil
 }
 
 func filterError(err error) any { return &extenderv1.ExtenderFilterResult{Error: err.Error()} }

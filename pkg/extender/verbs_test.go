@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -24,12 +25,14 @@ import (
 // The answer has the form of the request: names or whole nodes. Reasons that preemption can change are in FailedNodes.
 func TestFilter(t *testing.T) {
 	none := extenderv1.FailedNodesMap{}
-	odd := []string{"n1", "", `quoted "n2"`, `n\3`, "n\n4", "<&>", "nü5", "\u2028", "n\x7f6"}
+	odd := []string{"n1", "", `quoted "n2"`, `n\3`, "n\n4", "<&>", "nü5", "\u2028", "n\x7f6", "n7"}
 	oddReasons := slices.Concat([]placement.Reason{placement.Fits}, placement.Reasons(), []placement.Reason{placement.Full})
 	failed, unresolvable := extenderv1.FailedNodesMap{}, extenderv1.FailedNodesMap{}
 	for i, reason := range oddReasons {
 		switch reason {
 		case placement.Fits:
+		case placement.Reserved:
+			failed[odd[i]] = "free GPU memory is kept for group default/train"
 		case placement.Fragmented, placement.Full:
 			failed[odd[i]] = reason.String()
 		default:
@@ -49,7 +52,7 @@ func TestFilter(t *testing.T) {
 			nodes: odd, result: scheduling.FilterResult{Passed: []placement.Candidate{{Node: 2}, {Node: 0}}}, passed: []string{odd[2], odd[0]},
 		},
 		"every reason": {
-			nodes: odd, result: scheduling.FilterResult{Passed: candidates(1), Reasons: oddReasons},
+			nodes: odd, result: scheduling.FilterResult{Passed: candidates(1), Reasons: oddReasons, ReservedFor: "default/train"},
 			passed: odd[:1], failed: failed, unresolvable: unresolvable,
 		},
 		"empty maps, not null": {
@@ -68,7 +71,7 @@ func TestFilter(t *testing.T) {
 				test.result.Nodes = nodes
 				return test.result
 			}}).Handler()
-			args := nodesRequest(newPod("p", 1), test.nodes...)
+			args := nodesRequest(fake.Pod("p", 1), test.nodes...)
 			if test.nodes == nil {
 				args.NodeNames = &[]string{}
 			}
@@ -90,14 +93,14 @@ func TestPrioritize(t *testing.T) {
 	h := newServer(&fakeScheduler{prioritize: func(nodes []string) []int64 {
 		return []int64{4, 9, 0}[:len(nodes)]
 	}}).Handler()
-	args := nodesRequest(newPod("p", 1), "n1", "n2", "n3")
+	args := nodesRequest(fake.Pod("p", 1), "n1", "n2", "n3")
 	want := extenderv1.HostPriorityList{{Host: "n1", Score: 4}, {Host: "n2", Score: 9}, {Host: "n3"}}
 	for _, form := range []extenderv1.ExtenderArgs{args, wholeNodes(args)} {
 		if got := post(h, "prioritize", text(t, form)).Body.String(); got != text(t, want)+"\n" {
 			t.Errorf("got %s, want %s", got, text(t, want))
 		}
 	}
-	if got := post(h, "prioritize", text(t, extenderv1.ExtenderArgs{Pod: newPod("p", 1)})).Body.String(); got != "[]\n" {
+	if got := post(h, "prioritize", text(t, extenderv1.ExtenderArgs{Pod: fake.Pod("p", 1)})).Body.String(); got != "[]\n" {
 		t.Errorf("no candidate nodes: %s", got)
 	}
 }
@@ -109,7 +112,7 @@ func TestBind(t *testing.T) {
 		got = request
 		return err
 	}}).Handler()
-	body := text(t, bindArgs(newPod("p", 1), "n1"))
+	body := text(t, bindArgs(fake.Pod("p", 1), "n1"))
 	if w := post(h, "bind", body); w.Body.String() != `{"Error":""}`+"\n" {
 		t.Errorf("answer %s", w.Body)
 	}
@@ -133,7 +136,7 @@ func meta(node string, violations int64, uids ...string) map[string]*extenderv1.
 
 func TestPreemptProposal(t *testing.T) {
 	type args = extenderv1.ExtenderPreemptionArgs
-	a, b := newPod("a", 1), newPod("b", 1)
+	a, b := fake.Pod("a", 1), fake.Pod("b", 1)
 	two := map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-a", "uid-b"}}}
 	empty := map[string]preemption.Victims{"n1": {}}
 	for name, test := range map[string]struct {
@@ -156,7 +159,7 @@ func TestPreemptProposal(t *testing.T) {
 				got = proposed
 				return nil
 			}}).Handler()
-			test.args.Pod = newPod("p", 1)
+			test.args.Pod = fake.Pod("p", 1)
 			// A map, though empty: kube-scheduler reads null and {} alike, other clients may not.
 			if w := post(h, "preempt", text(t, test.args)); w.Code != 200 || w.Body.String() != `{"NodeNameToMetaVictims":{}}`+"\n" {
 				t.Errorf("answer %d %s", w.Code, w.Body)
@@ -173,7 +176,7 @@ func TestPreemptAnswer(t *testing.T) {
 	h := newServer(&fakeScheduler{preempt: func(map[string]preemption.Victims) map[string]preemption.Victims {
 		return map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-a", "uid-b"}, Violations: 1}, "n2": {}}
 	}}).Handler()
-	pod := newPod("p", 1)
+	pod := fake.Pod("p", 1)
 	for _, args := range []extenderv1.ExtenderPreemptionArgs{
 		{Pod: pod, NodeNameToMetaVictims: meta("n1", 0, "x")},
 		{Pod: pod, NodeNameToVictims: map[string]*extenderv1.Victims{"n1": {Pods: []*corev1.Pod{pod}}}},

@@ -2,6 +2,8 @@ package gang
 
 import (
 	"fmt"
+	"hash/maphash"
+	"maps"
 	"slices"
 	"time"
 
@@ -11,7 +13,7 @@ import (
 
 // FilterResult is the answer to a filter call for a member.
 type FilterResult struct {
-	// AsSingle is true if the pod is to be treated like a pod without a gang.
+	// AsSingle is true if the pod is to be treated like a pod without a group.
 	AsSingle bool
 	// Nodes are the candidate nodes that the member may use, in the order of the candidates.
 	Nodes []string
@@ -19,8 +21,9 @@ type FilterResult struct {
 	Reason Reason
 }
 
-// Filter answers a filter call for a member of a gang. The caller must not change candidates afterwards.
+// Filter answers a filter call for a member of a group. The caller must not change candidates afterwards.
 func (mgr *Manager) Filter(uid gpu.PodUID, candidates []string, now time.Time) FilterResult {
+	set := fingerprintOf(mgr.seed, candidates) // Without the lock, since these can be thousands.
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	m := mgr.members[uid]
@@ -28,8 +31,18 @@ func (mgr *Manager) Filter(uid gpu.PodUID, candidates []string, now time.Time) F
 		mgr.rememberUnknown(uid, now)
 		return FilterResult{Reason: Unknown}
 	}
-	result := mgr.filter(m, candidates, now)
-	m.rejected = !result.AsSingle && len(result.Nodes) == 0
+	if m.Cardless {
+		return FilterResult{AsSingle: true}
+	}
+	if !mgr.leading {
+		return FilterResult{Reason: Starting}
+	}
+	mgr.learnScheduler(m.Scheduler, now)
+	r := m.run
+	result := mgr.filter(r, m, mgr.intern(set, candidates), now)
+	if !result.AsSingle && len(result.Nodes) == 0 {
+		r.parked = true
+	}
 	return result
 }
 
@@ -44,92 +57,179 @@ func (mgr *Manager) rememberUnknown(uid gpu.PodUID, now time.Time) {
 	mgr.unknownPods[uid] = now
 }
 
-func (mgr *Manager) filter(m *member, candidates []string, now time.Time) FilterResult {
-	if m.Cardless {
-		return FilterResult{AsSingle: true}
-	}
-	g := mgr.gangs[m.Gang]
-	counts := g.updateState(now)
-	if reason := mgr.invalid(g, m); reason != nil {
-		return FilterResult{Reason: *reason}
-	}
-	exist := counts.existing()
+func (mgr *Manager) filter(r *run, m *member, nodes *candidates, now time.Time) FilterResult {
 	switch {
-	case g.whole:
+	case r.phase == PhaseRunning:
 		return FilterResult{AsSingle: true}
-	case g.evicting:
+	case m.Problem != "":
+		return FilterResult{Reason: mgr.reportProblem(m)}
+	case r.size() == 0:
+		mgr.recordEvent(r, true, EventInvalid, Disagree.Text)
+		return FilterResult{Reason: Disagree}
+	case r.phase == PhaseEvicting:
 		return FilterResult{Reason: Evicting}
-	case g.binding():
-		return FilterResult{Reason: Binding}
-	case exist < g.size:
-		if counts.tooFewAskForCards(g.size) {
-			mgr.recordEvent(g, true, EventIncomplete, fmt.Sprintf("The group needs %d members that ask for GPU cards, %d do, and %d ask for none: those don't count",
-				g.size, exist+counts.ineligible, counts.cardless))
+	case r.phase == PhaseBinding:
+		if pm := r.plan.members[m.UID]; m.UID == r.plan.last && !pm.granted {
+			return mgr.nodesFromPlan(r, m, pm, nodes, now) // Its earlier call was cancelled.
 		}
-		return FilterResult{Reason: incomplete(exist, g.size)}
-	case now.Before(g.notBefore):
+		return FilterResult{Reason: Binding}
+	case r.plan == nil && !r.enough():
+		if mgr.tooFewAskForCards(r) {
+			mgr.recordEvent(r, true, EventIncomplete, fmt.Sprintf("The group needs %d members that ask for GPU cards, %d do, and %d ask for none: those don't count",
+				r.size(), r.existing()+r.counts[ineligible]+r.counts[foreign], mgr.groups[r.key].cardless))
+		}
+		return FilterResult{Reason: r.reason(m)}
+	case r.plan == nil && now.Before(r.notBefore):
 		return FilterResult{Reason: Paused}
 	}
-	if g.candidates == nil {
-		g.candidates = map[string][]string{}
-	}
-	g.candidates[m.Template] = mgr.shareCandidates(candidates)
-	if g.plan == nil {
-		if reason, ok := mgr.makePlan(g, counts, now); !ok {
+	mgr.offer(r, m, nodes, now)
+	if r.plan == nil {
+		if !mgr.mayPlan(r, mgr.freed.Load(), now) {
+			return FilterResult{Reason: NoRoom}
+		}
+		if reason, ok := mgr.makePlan(r, now); !ok {
 			return FilterResult{Reason: reason}
 		}
 	}
-	return mgr.nodesFromPlan(g, m, candidates, now)
+	pm := r.plan.members[m.UID]
+	if pm == nil {
+		return FilterResult{Reason: Surplus}
+	}
+	return mgr.nodesFromPlan(r, m, pm, nodes, now)
 }
 
 // nodesFromPlan answers from the plan. If the planned node isn't a candidate, for reasons that only kube-scheduler
 // knows, the member moves to another one.
-func (mgr *Manager) nodesFromPlan(g *gang, m *member, candidates []string, now time.Time) FilterResult {
-	pm := g.plan.members[m.UID]
+func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, nodes *candidates, now time.Time) FilterResult {
 	switch {
-	case pm == nil:
-		return FilterResult{Reason: Surplus}
-	case mgr.rejectOnceMore(g.plan, pm, now):
+	case mgr.rejectOnceMore(r.plan, pm, now):
 		mgr.requeue(pm.node)
 		return FilterResult{Reason: TimedOut}
 	case pm.node == "":
-		return FilterResult{Nodes: candidates}
-	case slices.Contains(candidates, pm.node):
+		return FilterResult{Nodes: nodes.names}
+	case slices.Contains(nodes.names, pm.node):
 		return FilterResult{Nodes: []string{pm.node}}
+	case mgr.movePlace(m, pm, nodes.names, now):
+		return FilterResult{Nodes: []string{pm.node}}
+	case r.phase == PhaseBinding:
+		return FilterResult{Reason: Unplaced} // Its place stays until the run gives it up.
 	}
-	if pm.reserved {
-		if node, ok := mgr.Ledger.Move(ledger.Request{Pod: m.Pod, Nodes: candidates}, mgr.View, now); ok {
-			pm.node = node
-			return FilterResult{Nodes: []string{node}}
-		}
-	}
-	mgr.recordEvent(g, true, EventNotBound, Unplaced.Text)
-	mgr.dropPlan(g, Unplaced, now, true)
+	mgr.endRound(r, Unplaced, now)
 	return FilterResult{Reason: Unplaced}
 }
 
-// invalid returns the reason why the gang, or this member, can't be placed however much memory is free; nil if there is
-// none.
-func (mgr *Manager) invalid(g *gang, m *member) *Reason {
-	switch {
-	case m.Problem != "":
-		reason := invalid(m.Problem)
-		if m.reportedProblem != m.Problem {
-			m.reportedProblem = m.Problem
-			mgr.effects.Events = append(mgr.effects.Events, Event{m.Pod, true, EventInvalid, "The pod can't be counted as a member: " + m.Problem})
-		}
-		return &reason
-	case g.size == 0:
-		mgr.recordEvent(g, true, EventInvalid, Disagree.Text)
-		return &Disagree
+// movePlace moves the member's reservation to one of the nodes, or to another card of its node. It reports whether one
+// has room.
+func (mgr *Manager) movePlace(m *member, pm *plannedMember, nodes []string, now time.Time) bool {
+	if !pm.reserved {
+		return false
 	}
-	return nil
+	node, ok := mgr.Ledger.Move(ledger.Request{Pod: m.Pod, Nodes: nodes}, mgr.View, mgr.capacity(false), now)
+	if ok {
+		mgr.setPlace(m.UID, pm, node)
+	}
+	return ok
 }
 
-// shareCandidates returns the latest list if it is equal, so that equal lists are stored once.
-func (mgr *Manager) shareCandidates(candidates []string) []string {
-	if !slices.Equal(mgr.lastCandidates, candidates) {
-		mgr.lastCandidates = candidates
+// reportProblem returns the reason why the member can't be placed however much memory is free.
+func (mgr *Manager) reportProblem(m *member) Reason {
+	if m.reportedProblem != m.Problem {
+		m.reportedProblem = m.Problem
+		mgr.effects.Events = append(mgr.effects.Events, Event{m.Pod, true, EventInvalid, "The pod can't be counted as a member: " + m.Problem})
 	}
-	return mgr.lastCandidates
+	return invalid(m.Problem)
+}
+
+// offer is what kube-scheduler offers to the members of one template.
+type offer struct {
+	// nodes are the latest candidate nodes; nil after a failed round. at is when the latest were offered.
+	nodes *candidates
+	at    time.Time
+}
+
+func (o *offer) known() bool { return o != nil && o.nodes != nil && len(o.nodes.names) > 0 }
+
+// offer records the candidate nodes of a member, which are also those of the other members of its template.
+func (mgr *Manager) offer(r *run, m *member, nodes *candidates, now time.Time) {
+	o := r.offers[m.Template]
+	if o == nil {
+		o = &offer{}
+		r.offers[m.Template] = o
+	}
+	if o.nodes != nodes && r.needs != nil {
+		r.needs.likeness = "" // The requests name other nodes now.
+	}
+	o.nodes, o.at = nodes, now
+}
+
+// candidates is a set of candidate nodes. Equal sets are one value, whatever their order.
+type candidates struct {
+	id    int
+	names []string
+}
+
+// fingerprint identifies a set of names, independent of their order: kube-scheduler finds candidate nodes concurrently.
+type fingerprint struct {
+	n         int
+	sum, sum2 uint64
+}
+
+func fingerprintOf(seed maphash.Seed, names []string) fingerprint {
+	f := fingerprint{n: len(names)}
+	for _, name := range names {
+		h := maphash.String(seed, name)
+		f.sum += h
+		h *= 0x9e3779b97f4a7c15 // A second sum, which no chosen names make equal without those of the first.
+		f.sum2 += h ^ h>>29
+	}
+	return f
+}
+
+// maxSets is the number of candidate sets after which the Manager forgets which ones are equal.
+const maxSets = 256
+
+// intern returns the set with this fingerprint.
+func (mgr *Manager) intern(f fingerprint, names []string) *candidates {
+	if known := mgr.sets[f]; known != nil {
+		return known
+	}
+	if len(mgr.sets) >= maxSets {
+		clear(mgr.sets)
+	}
+	mgr.nextSet++
+	set := &candidates{id: mgr.nextSet, names: names}
+	mgr.sets[f] = set
+	return set
+}
+
+// learnScheduler records that the scheduler of this name calls the extender. Once one is known, members that are
+// assigned to another one don't count until that calls too.
+func (mgr *Manager) learnScheduler(name string, now time.Time) {
+	if name == "" || mgr.schedulers[name] {
+		return
+	}
+	mgr.schedulers[name] = true
+	for _, key := range slices.SortedFunc(maps.Keys(mgr.groups), Key.Compare) {
+		for _, r := range slices.Clone(mgr.groups[key].runs) {
+			for _, m := range r.sorted(func(m *member) bool { return m.counted == foreign || m.counted == pending }) {
+				mgr.recount(m, now)
+			}
+		}
+	}
+}
+
+// recount updates what a member counts as. It may have moved to another run meanwhile.
+func (mgr *Manager) recount(m *member, now time.Time) {
+	r := m.run
+	if as := mgr.countAs(m); as != m.counted {
+		r.add(m, -1)
+		m.counted = as
+		r.add(m, 1)
+		mgr.changed(r, m, now)
+	}
+}
+
+// ours reports whether a scheduler of this name calls the extender, as far as is known.
+func (mgr *Manager) ours(name string) bool {
+	return name == "" || len(mgr.schedulers) == 0 || mgr.schedulers[name]
 }

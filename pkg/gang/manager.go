@@ -1,7 +1,8 @@
 package gang
 
 import (
-	"fmt"
+	"container/heap"
+	"hash/maphash"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -40,6 +41,12 @@ type Options struct {
 	// EligibleNodes returns the nodes that the pod can run on regardless of free resources. It is called rarely, with
 	// the Manager's lock held.
 	EligibleNodes func(gpu.PodUID) []string
+	// Capacity returns a new count of what nodes have free besides GPU memory. planned returns the members that are planned
+	// to a node and not bound yet; nil means none. If empty is true, the nodes count without their pods, except those that
+	// stay. If Capacity is nil, only GPU memory counts.
+	Capacity func(planned func(node string) []gpu.PodUID, empty bool) ledger.Capacity
+	// Memory returns the cluster's shared GPU memory.
+	Memory func() gpu.Memory
 	// StarvationAfter is how long a gang waits before freed memory is reserved for it; 0 disables starvation
 	// reservations.
 	StarvationAfter time.Duration
@@ -54,11 +61,12 @@ type Options struct {
 
 // Ledger is the part of package ledger that a Manager uses.
 type Ledger interface {
-	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, at time.Time) ([]ledger.Reservation, int)
-	Move(request ledger.Request, view ledger.View, at time.Time) (string, bool)
+	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Reservation, int)
+	Move(request ledger.Request, view ledger.View, capacity ledger.Capacity, at time.Time) (string, bool)
 	StillUsable(uid gpu.PodUID) bool
-	ReserveForStarving(requests []ledger.Request, priority int32) bool
+	ReserveForStarving(requests []ledger.Request, priority int32, label string, capacity ledger.Capacity) bool
 	EndStarvationReservation()
+	StarvationIdle() gpu.Memory
 }
 
 // Observer receives what metrics count.
@@ -88,6 +96,8 @@ type Effects struct {
 	Events []Event
 	// Evict are the pods to evict.
 	Evict []gpu.Pod
+	// Verify are the pods to read from the API server. The results are passed to Confirmed or ConfirmedGone.
+	Verify []gpu.Pod
 }
 
 // Event is an Event to record on a pod.
@@ -97,35 +107,61 @@ type Event struct {
 	Reason, Text string
 }
 
-// Manager holds all gangs. mu guards the fields below it and is held for in-memory work only.
+// Manager holds all groups. mu guards the fields below it and is held for in-memory work only.
 type Manager struct {
 	Options
-	// freed counts how often memory was freed.
-	freed atomic.Uint64
+	// freed counts how often memory was freed. nodesChanged is true if nodes changed since the latest Tick.
+	freed        atomic.Uint64
+	nodesChanged atomic.Bool
+	seed         maphash.Seed
+	// illegalMove is called for a move that the transition table doesn't contain.
+	illegalMove func(from Phase, why trigger, to Phase)
 
 	mu      sync.Mutex
-	gangs   map[Key]*gang
 	members map[gpu.PodUID]*member
+	// leading is true between StartLeading and StopLeading. The fields from groups to starvation are used only then.
+	leading bool
+	groups  map[Key]*group
+	// waiting are the runs that wait for a plan, placed those that have one and whose barrier hasn't opened.
+	waiting, placed runList
+	alarms          alarms
+	heldBinds       int
+	// places are the planned members by node that are not bound yet.
+	places map[string]map[gpu.PodUID]struct{}
+	burst  freeBurst
+	// noRoomFor holds, by needs.likeness, the ranks of runs for which there was no room since the latest Tick.
+	noRoomFor map[string]rank
+	// work counts the members that the current Tick has tried to place. resumeAt is where the next one continues.
+	work       int
+	resumeAt   *rank
+	starvation starvationState
+
+	budget budget
 	// unknownPods are the pods of filter calls that the watch has not reported yet, with the time of the latest call.
 	unknownPods map[gpu.PodUID]time.Time
-	// lastCandidates is the latest list of candidate nodes. Equal lists are stored once, and most are equal.
-	lastCandidates []string
-	// queue holds the gangs without a plan that were ready at the latest Tick, in the order in which they go.
-	queue      []*gang
-	burst      freeBurst
-	starvation starvationState
+	// sets are the latest sets of candidate nodes. Equal sets are stored once, and most are equal.
+	sets    map[fingerprint]*candidates
+	nextSet int
+	// schedulers are the names of the schedulers that have called filter.
+	schedulers map[string]bool
 	effects    Effects
 }
 
-// New returns a Manager without gangs.
+// New returns a Manager without members.
 func New(o Options) *Manager {
 	return &Manager{
-		Options: o, gangs: map[Key]*gang{}, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]time.Time{},
+		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]time.Time{}, groups: map[Key]*group{},
+		places: map[string]map[gpu.PodUID]struct{}{}, noRoomFor: map[string]rank{}, sets: map[fingerprint]*candidates{},
+		schedulers: map[string]bool{}, seed: maphash.MakeSeed(), illegalMove: func(Phase, trigger, Phase) {},
 	}
 }
 
 // MemoryFreed records that memory was freed on some node. It takes no lock.
 func (mgr *Manager) MemoryFreed() { mgr.freed.Add(1) }
+
+// NodesChanged records that a node was added or removed, or that its labels, taints, allocatable resources or
+// unschedulable mark changed. It takes no lock.
+func (mgr *Manager) NodesChanged() { mgr.nodesChanged.Store(true) }
 
 // TakeEffects returns the effects since the last call.
 func (mgr *Manager) TakeEffects() Effects {
@@ -136,7 +172,7 @@ func (mgr *Manager) TakeEffects() Effects {
 	return out
 }
 
-// SetMember adds or updates a member.
+// SetMember adds or updates a member, as the watch reports it.
 func (mgr *Manager) SetMember(m Member, now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
@@ -145,44 +181,92 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 		mgr.removeMember(known, now)
 		known = nil
 	}
-	g := mgr.gangs[m.Gang]
+	if known != nil {
+		mgr.apply(known, merge(known.Member, m), now)
+		return
+	}
+	known = &member{Member: m}
+	mgr.members[m.UID] = known
+	_, filtered := mgr.unknownPods[m.UID]
+	if delete(mgr.unknownPods, m.UID); filtered {
+		mgr.requeue("")
+	}
+	if !mgr.leading {
+		return
+	}
+	g := mgr.group(m.Gang)
+	if m.Cardless {
+		g.cardless++
+		return
+	}
+	r := mgr.home(g, known, now)
+	mgr.join(r, known)
+	if r.phase != PhaseRunning && m.Node == "" {
+		mgr.forgive(r)
+	}
+	mgr.changed(r, known, now)
+}
+
+// group returns the group of the key, and adds it if there is none.
+func (mgr *Manager) group(key Key) *group {
+	g := mgr.groups[key]
 	if g == nil {
-		g = &gang{key: m.Gang, members: map[gpu.PodUID]*member{}}
-		mgr.gangs[m.Gang] = g
+		g = &group{key: key}
+		mgr.groups[key] = g
 	}
-	wasPending := known != nil && known.pending()
+	return g
+}
+
+// apply sets what is known of a member.
+func (mgr *Manager) apply(m *member, next Member, now time.Time) {
+	r := m.run
+	if m.Member == next || r == nil {
+		m.Member = next
+		return
+	}
+	relevant := relevantChange(&m.Member, &next)
+	bound := m.Node == "" && next.Node != ""
+	r.add(m, -1)
+	m.Member = next
+	m.counted = mgr.countAs(m)
+	r.add(m, 1)
+	if bound && r.id == "" && r.phase != PhaseRunning {
+		r.id = m.Run
+	}
+	if relevant && r.phase != PhaseRunning {
+		mgr.forgive(r)
+	}
+	mgr.changed(r, m, now)
+}
+
+// Confirmed applies what a live read of the pod found. It adds no member, and changes no bound pod to an unbound one.
+func (mgr *Manager) Confirmed(m Member, now time.Time) {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	known := mgr.members[m.UID]
 	if known == nil {
-		known = &member{}
-		mgr.members[m.UID], g.members[m.UID] = known, known
-		if _, filtered := mgr.unknownPods[m.UID]; filtered {
-			delete(mgr.unknownPods, m.UID)
-			known.rejected = true
-			mgr.requeue("")
-		}
+		return
 	}
-	if known.bound && m.Node == "" {
-		m.Node, m.MarkedWhole = known.Node, known.MarkedWhole // The watch has not reported our bind yet.
-	}
-	known.Member = m
-	size := g.size
-	g.membersChanged()
-	if g.size != size {
-		mgr.dropPlan(g, Changed, now, false)                  // The plan was made for the old size.
-		g.needsRequeue = g.needsRequeue || len(g.members) > 1 // The others may be enough now.
-	}
-	if wasPending && !known.pending() {
-		mgr.memberLost(g, m.UID, now)
-	}
-	if !wasPending && known.pending() && !g.whole {
-		mgr.requeueIfComplete(g)
+	m.Gang = known.Gang
+	mgr.apply(known, merge(known.Member, m), now)
+	known.readAt = now
+	if known.run != nil {
+		mgr.readAnswered(known.run, now)
 	}
 }
 
-// requeueIfComplete requeues the members that were rejected before the last one was created.
-func (mgr *Manager) requeueIfComplete(g *gang) {
-	if counts := g.count(); g.size > 0 && counts.existing() == g.size {
-		mgr.requeueRejected(g)
+// ConfirmedGone applies a live read that found that the pod doesn't exist.
+func (mgr *Manager) ConfirmedGone(uid gpu.PodUID, now time.Time) {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	m := mgr.members[uid]
+	if m == nil || m.run == nil {
+		return
 	}
+	r := m.run
+	m.gone = true
+	mgr.recount(m, now)
+	mgr.readAnswered(r, now)
 }
 
 // RemoveMember removes a pod that was deleted or isn't a member any more. It does nothing for other pods.
@@ -196,54 +280,26 @@ func (mgr *Manager) RemoveMember(uid gpu.PodUID, now time.Time) {
 }
 
 func (mgr *Manager) removeMember(m *member, now time.Time) {
-	g := mgr.gangs[m.Gang]
-	delete(g.members, m.UID)
 	delete(mgr.members, m.UID)
-	if mgr.starvation.gang == g {
+	r := m.run
+	if r == nil {
+		if g := mgr.groups[m.Gang]; g != nil {
+			g.cardless--
+			mgr.removeIfUnused(g)
+		}
+		return
+	}
+	if mgr.starvation.run == r {
 		mgr.endStarvation(now) // The removed member was part of it.
 	}
-	size := g.size
-	g.membersChanged()
-	g.needsRequeue = g.needsRequeue || g.size != size // The remaining members may agree on the size now, and be enough.
-	mgr.memberLost(g, m.UID, now)
-	mgr.removeIfEmpty(g)
-}
-
-// removeIfEmpty removes a gang without members, unless its binds are in flight.
-func (mgr *Manager) removeIfEmpty(g *gang) {
-	if len(g.members) == 0 && !g.binding() {
-		mgr.dropPlan(g, Deleted, time.Time{}, false)
-		delete(mgr.gangs, g.key)
+	if r.phase != PhaseRunning {
+		mgr.forgive(r)
 	}
+	mgr.leave(m)
+	mgr.changed(r, m, now)
 }
 
-// memberLost drops the plan if it contains this member, which isn't pending any more.
-func (mgr *Manager) memberLost(g *gang, uid gpu.PodUID, now time.Time) {
-	if g.plan != nil && g.plan.members[uid] != nil {
-		mgr.dropPlan(g, Deleted, now, true)
-	}
-}
-
-// GangOf returns the gang of the pod.
-func (mgr *Manager) GangOf(uid gpu.PodUID) (Key, bool) {
-	mgr.mu.Lock()
-	defer mgr.mu.Unlock()
-	m := mgr.members[uid]
-	if m == nil {
-		return Key{}, false
-	}
-	return m.Gang, true
-}
-
-// InPendingGang reports whether the pod asks for cards and is a member of a gang that isn't whole.
-func (mgr *Manager) InPendingGang(uid gpu.PodUID) bool {
-	mgr.mu.Lock()
-	defer mgr.mu.Unlock()
-	m := mgr.members[uid]
-	return m != nil && !m.Cardless && !mgr.gangs[m.Gang].whole
-}
-
-// Tick ends what has lasted too long and plans the gangs that are ready. Only the leader may call it, several times a
+// Tick ends what has lasted too long and plans the runs that are ready. Only the leader may call it, several times a
 // second, once the cache is synced.
 func (mgr *Manager) Tick(now time.Time) {
 	mgr.mu.Lock()
@@ -253,36 +309,14 @@ func (mgr *Manager) Tick(now time.Time) {
 			delete(mgr.unknownPods, uid)
 		}
 	}
-	var ready []*gang
-	for _, g := range mgr.gangs {
-		g.updateState(now)
-		mgr.expirePlan(g, now)
-		mgr.endPartial(g, now)
-		mgr.reportIncomplete(g, now)
-		switch {
-		case g.whole && g.needsRequeue:
-			mgr.requeueRejected(g) // Surplus members, or members whose first bind failed.
-			g.needsRequeue = false
-		case g.plan == nil && !g.evicting && !g.readySince.IsZero() && !now.Before(g.notBefore):
-			ready = append(ready, g)
-		}
+	for len(mgr.alarms) > 0 && !now.Before(mgr.alarms[0].at) {
+		mgr.due(heap.Pop(&mgr.alarms).(alarm).run, now)
 	}
-	slices.SortFunc(ready, compareGangs)
-	mgr.queue = ready
-	mgr.burst.observe(mgr.freed.Load(), now) // On each Tick, even if no gang is ready.
-	for _, g := range ready {
-		counts := g.count()
-		if g.needsRequeue {
-			if _, known := g.selectMembers(counts, g.hasCandidates); !known {
-				mgr.requeueRejected(g) // Their candidate nodes must be known again, even if another gang goes first.
-			}
-			g.needsRequeue = false
-		}
-		if len(g.candidates) > 0 { // Otherwise kube-scheduler itself finds no node for any member.
-			_, _ = mgr.makePlan(g, counts, now) // If this fails, the next Tick tries again.
-		}
+	if mgr.nodesChanged.Swap(false) {
+		mgr.checkNodes(now)
 	}
-	mgr.updateStarvation(ready, now)
+	mgr.planWaiting(now)
+	mgr.updateStarvation(now)
 }
 
 // unknownLifetime is how long a pod is remembered that the watch doesn't report, and maxUnknown is how many of them
@@ -292,101 +326,51 @@ const (
 	maxUnknown      = 20_000
 )
 
-// expirePlan ends plans that have expired, and rejects binds that were held for too long.
-func (mgr *Manager) expirePlan(g *gang, now time.Time) {
-	p := g.plan
-	if p == nil || p.isOpen() {
+// due does what the time requires of one run.
+func (mgr *Manager) due(r *run, now time.Time) {
+	if r.removed {
 		return
 	}
-	if !now.Before(p.expires) {
-		mgr.recordEvent(g, true, EventNotBound, Expired.Text)
-		mgr.dropPlan(g, Expired, now, true)
-		return
-	}
-	for uid, pm := range p.members {
-		if pm.node != "" && !mgr.Ledger.StillUsable(uid) {
-			mgr.dropPlan(g, PlaceLost, now, true)
-			return
+	mgr.reportIncomplete(r, now)
+	mgr.verify(r, now)
+	p := r.plan
+	switch {
+	case p == nil:
+		if r.wait == Paused && !now.Before(r.notBefore) {
+			r.wait = AwaitsOthers
+			mgr.requeueUnknown(r, now)
 		}
-		if pm.permit != nil && !now.Before(pm.permit.deadline) {
-			mgr.timeOut(p, now)
-			return
+	case r.phase == PhaseBinding:
+		if last := p.members[p.last]; !last.granted && last.permit == nil && !now.Before(p.expires) {
+			mgr.failLast(r, Expired, now)
+			mgr.removeIfEmpty(r)
 		}
+	case r.phase == PhasePermitting && now.Sub(p.firstHeld) >= mgr.Hold:
+		mgr.timeOut(r, now)
+	case r.phase == PhasePlanned && !now.Before(p.expires):
+		mgr.endRound(r, Expired, now)
+	case r.phase == PhasePlanned:
+		mgr.wake(r, p.expires)
 	}
 }
 
-// evictRetry is the time after which evictions are requested again.
-const evictRetry = 5 * time.Second
-
-// endPartial ends a partial gang that didn't become whole within Patience: its bound members are evicted, or stay if
-// the policy is Keep.
-func (mgr *Manager) endPartial(g *gang, now time.Time) {
-	if g.partialSince.IsZero() || now.Sub(g.partialSince) < mgr.Patience {
-		return
-	}
-	if mgr.OnFailure == Keep {
-		mgr.recordEvent(g, true, EventPartial, "The group stays partially bound: its other members could not be bound in time")
-		mgr.dropPlan(g, Expired, now, false)
-		g.whole, g.needsRequeue = true, true
-		return
-	}
-	if !g.evicting {
-		mgr.dropPlan(g, Expired, now, true)
-	}
-	if g.evicting && now.Sub(g.evictedAt) < evictRetry {
-		return
-	}
-	g.evicting, g.evictedAt = true, now
-	for _, m := range g.sorted(func(m *member) bool { return m.running() }) {
-		mgr.effects.Evict = append(mgr.effects.Evict, m.Pod)
-	}
-}
-
-// reportIncomplete records an Event on a gang that gets no more members. Often they will never be created: a
-// StatefulSet by default creates its next pod when the previous one is ready, and a Job has no more pods at once than
-// its parallelism.
-func (mgr *Manager) reportIncomplete(g *gang, now time.Time) {
-	if g.incompleteSince.IsZero() || now.Sub(g.incompleteSince) < mgr.Patience {
-		return
-	}
-	counts := g.count()
-	if counts.tooFewAskForCards(g.size) {
-		return // Filter records this Event.
-	}
-	if counts.ineligible > 0 {
-		mgr.recordEvent(g, true, EventIncomplete, fmt.Sprintf("The group needs %d members and only %d can be placed: they wait for the others. "+
-			"Some of those exist, but have scheduling gates or can't be counted as members", g.size, g.incomplete))
-		return
-	}
-	mgr.recordEvent(g, true, EventIncomplete, fmt.Sprintf("The group needs %d members and only %d exist: they wait for the others. "+
-		"All must be created at once: by a StatefulSet with podManagementPolicy Parallel, or by a Job whose parallelism is not smaller",
-		g.size, g.incomplete))
-}
-
-// StartLeading is called when this process becomes the leader. It is unknown which pods another replica rejected, so
-// all pending members count as rejected.
-func (mgr *Manager) StartLeading() {
-	mgr.mu.Lock()
-	defer mgr.mu.Unlock()
-	for _, g := range mgr.gangs {
-		g.needsRequeue = true
-		for _, m := range g.members {
-			m.rejected = m.pending()
+// checkNodes ends the plans whose cards or nodes are gone, and lets the runs that failed before try again.
+func (mgr *Manager) checkNodes(now time.Time) {
+	for _, r := range slices.Clone(mgr.placed) {
+		for uid, pm := range r.plan.all() {
+			if pm.node != "" && !mgr.Ledger.StillUsable(uid) && !mgr.movePlace(r.members[uid], pm, []string{pm.node}, now) {
+				mgr.endRound(r, PlaceLost, now)
+				break
+			}
 		}
 	}
-}
-
-// StopLeading is called while this process isn't the leader, and when it stops. It drops all plans whose barrier hasn't
-// opened.
-func (mgr *Manager) StopLeading(now time.Time) {
-	mgr.mu.Lock()
-	defer mgr.mu.Unlock()
-	for _, g := range mgr.gangs {
-		mgr.dropPlan(g, Stopping, now, false)
-		g.partialSince, g.evicting, g.candidates = time.Time{}, false, nil
+	for _, r := range slices.Clone(mgr.waiting) {
+		if r.failures > 0 {
+			mgr.forgive(r)
+			mgr.reorder(r)
+			mgr.requeueUnknown(r, now)
+		}
 	}
-	mgr.queue = nil
-	mgr.endStarvation(now)
 }
 
 // requeue makes kube-scheduler retry rejected pods, by a change of this node, or of any node if it is empty.
@@ -397,75 +381,22 @@ func (mgr *Manager) requeue(node string) {
 	}
 }
 
-// requeueRejected requeues the gang's pending members if any of them was rejected.
-func (mgr *Manager) requeueRejected(g *gang) {
-	for _, m := range g.members {
-		if m.rejected && m.pending() {
-			mgr.requeue(anyOf(g.candidates[m.Template]))
-			return
-		}
-	}
-}
-
-// recordEvent records an Event on the gang's oldest member, unless it repeats the gang's latest Event.
-func (mgr *Manager) recordEvent(g *gang, warning bool, reason, text string) {
-	if g.lastEvent == reason+text {
+// requeueParked requeues the run's unbound members, if any of them was rejected.
+func (mgr *Manager) requeueParked(r *run) {
+	if !r.parked || r.unbound() == 0 {
 		return
 	}
-	pod, ok := g.eventPod()
-	if !ok {
-		return
+	r.parked = false
+	node := ""
+	if chosen := r.needed().members; len(chosen) > 0 && r.offers[chosen[0].Template].known() {
+		node = r.offers[chosen[0].Template].nodes.names[0]
 	}
-	g.lastEvent = reason + text
-	mgr.effects.Events = append(mgr.effects.Events, Event{pod, warning, reason, text})
+	mgr.requeue(node)
 }
 
-// The states of a gang, as metrics label them.
-const (
-	StateIncomplete = "incomplete" // Not all members exist.
-	StatePending    = "pending"    // There is no room, or another gang goes first.
-	StatePlanned    = "planned"    // Memory is reserved for all members, and not all binds have arrived.
-	StateBinding    = "binding"
-	StatePartial    = "partial" // Some members are bound, others could not be.
-	StateWhole      = "whole"
-)
-
-// States counts the gangs by state.
-func (mgr *Manager) States() map[string]int {
-	mgr.mu.Lock()
-	defer mgr.mu.Unlock()
-	out := map[string]int{StateIncomplete: 0, StatePending: 0, StatePlanned: 0, StateBinding: 0, StatePartial: 0, StateWhole: 0}
-	for _, g := range mgr.gangs {
-		out[g.state()]++
+// requeueUnknown requeues the members of a run that may plan, if it needs candidate nodes for that.
+func (mgr *Manager) requeueUnknown(r *run, now time.Time) {
+	if r.parked && r.enough() && !now.Before(r.notBefore) && !r.needed().allOffered(r) {
+		mgr.requeueParked(r)
 	}
-	return out
-}
-
-func (g *gang) state() string {
-	counts := g.count()
-	switch {
-	case g.binding():
-		return StateBinding
-	case g.whole:
-		return StateWhole
-	case g.plan != nil:
-		return StatePlanned
-	case !g.partialSince.IsZero():
-		return StatePartial
-	case g.size == 0 || counts.existing() < g.size:
-		return StateIncomplete
-	}
-	return StatePending
-}
-
-// HeldBinds counts the held binds.
-func (mgr *Manager) HeldBinds() (n int) {
-	mgr.mu.Lock()
-	defer mgr.mu.Unlock()
-	for _, g := range mgr.gangs {
-		if g.plan != nil {
-			n += g.plan.arrived()
-		}
-	}
-	return n
 }

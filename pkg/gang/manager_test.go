@@ -124,7 +124,7 @@ func TestRequeueRejected(t *testing.T) {
 		s.manager.MemoryFreed()
 		s.advance(time.Second) // No room was found just now.
 		s.manager.StopLeading(s.now)
-		s.manager.StartLeading()
+		s.manager.StartLeading(s.now)
 		s.advance(time.Second)
 		if !queued(s, "never") {
 			t.Error("not requeued")
@@ -195,7 +195,7 @@ func TestEventIneligibleMembers(t *testing.T) {
 			s.report(ineligible)
 			s.runUntilIdle()
 			want := []string{gang.EventIncomplete + ": The group needs 3 members and only 2 can be placed: they wait for the others. " +
-				"Some of those exist, but have scheduling gates or can't be counted as members"}
+				"Some of those exist, but have scheduling gates, can't be counted as members, or are assigned to a scheduler that doesn't call the extender"}
 			if events := slices.DeleteFunc(s.events, func(s string) bool { return !strings.HasPrefix(s, gang.EventIncomplete) }); !slices.Equal(events, want) {
 				t.Errorf("events: %q", events)
 			}

@@ -1,26 +1,35 @@
 package gang
 
 import (
+	"cmp"
+	"strings"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Key identifies a gang.
+// Key identifies a group.
 type Key struct{ Namespace, Name string }
 
 // String returns namespace/name.
 func (k Key) String() string { return k.Namespace + "/" + k.Name }
 
-// Member is a pod of a gang, as read from its object.
+// Compare orders keys by namespace and name.
+func (k Key) Compare(o Key) int {
+	return cmp.Or(strings.Compare(k.Namespace, o.Namespace), strings.Compare(k.Name, o.Name))
+}
+
+// Member is a pod of a group, as read from its object.
 type Member struct {
 	// Request is 0 for a pod that asks for whole cards. It is counted and held like others, but only kube-scheduler
 	// knows where it fits.
 	gpu.Pod
 	Gang Key
-	// Size is the size of the gang according to this pod.
+	// Run is the run that the pod was bound in, from its annotation gpushare.aliyun.com/group-run; empty if it has none.
+	Run string
+	// Size is the size of the group according to this pod.
 	Size int
-	// Problem is why the gang or its size can't be read; empty if they can.
+	// Problem is why the group or its size can't be read; empty if they can.
 	Problem string
 	// Created is truncated to seconds.
 	Created time.Time
@@ -28,32 +37,102 @@ type Member struct {
 	Controller string
 	// Template is equal for pods that get the same candidate nodes.
 	Template string
+	// Shape is equal for pods whose templates are equal apart from the names of their volumes. If it is empty, Template
+	// takes its place.
+	Shape string
+	// Scheduler is the name of the scheduler that the pod is assigned to. If it is empty, the pod counts as one of ours.
+	Scheduler string
 	// Node is the node that the pod is bound to; empty if it isn't bound.
 	Node string
 	// BoundAt is when the pod was bound, truncated to seconds; zero if unknown.
 	BoundAt time.Time
-	// MarkedWhole is true if the pod marks its gang as whole: it was bound last, or later.
+	// MarkedWhole is true if the pod marks its run as whole: it was bound last, or later.
 	MarkedWhole bool
 	// Ended is true if the pod has succeeded or failed, Succeeded if it has succeeded.
 	Ended, Succeeded bool
-	// Gated is true if the pod has scheduling gates.
+	// Gated is true if the pod has scheduling gates other than that of fair shares.
 	Gated bool
 	// Cardless is true if the pod asks for no cards. kube-scheduler doesn't call the extender for it, and it doesn't
 	// count.
 	Cardless bool
+	// ShortOfMemory is true if kube-scheduler's message on the pod says that nodes lack GPU memory.
+	ShortOfMemory bool
 }
 
-// pending reports whether the member is to be placed.
-func (m *Member) pending() bool {
-	return m.Node == "" && m.Problem == "" && !m.Ended && !m.Leaving && !m.Gated && !m.Cardless
+// category is what a member counts as.
+type category uint8
+
+const (
+	// other members don't count: they have ended without success, are terminating, or are gone.
+	other category = iota
+	// pending members are to be placed.
+	pending
+	// running members are bound, and neither ended nor terminating.
+	running
+	succeeded
+	// ineligible members exist, but can't be placed because of their gates or their problem.
+	ineligible
+	// foreign members are assigned to a scheduler that has not called the extender.
+	foreign
+
+	categories
+)
+
+// category returns what the member counts as. ours reports whether a scheduler calls the extender.
+func (m *Member) category(ours func(scheduler string) bool) category {
+	switch {
+	case m.Succeeded:
+		return succeeded
+	case m.Ended, m.Leaving:
+		return other
+	case m.Node != "":
+		return running
+	case m.Problem != "", m.Gated:
+		return ineligible
+	case !ours(m.Scheduler):
+		return foreign
+	}
+	return pending
 }
 
-// ineligible reports whether the member exists, but can't be placed because of its gates or its problem.
-func (m *Member) ineligible() bool {
-	return m.Node == "" && (m.Problem != "" || m.Gated) && !m.Ended && !m.Leaving && !m.Cardless
+func (m *Member) shape() string {
+	if m.Shape == "" {
+		return m.Template
+	}
+	return m.Shape
 }
 
-// running reports whether the member is bound and neither ended nor terminating.
-func (m *Member) running() bool {
-	return m.Node != "" && !m.Ended && !m.Leaving && !m.Cardless
+// merge returns next with what known knows better: a pod that is bound, terminating or ended stays so, although the
+// watch can be behind our binds and live reads.
+func merge(known, next Member) Member {
+	if known.Node != "" && next.Node == "" {
+		next.Node, next.Run, next.MarkedWhole, next.BoundAt = known.Node, known.Run, known.MarkedWhole, known.BoundAt
+	}
+	next.Ended, next.Succeeded = next.Ended || known.Ended, next.Succeeded || known.Succeeded
+	next.Leaving = next.Leaving || known.Leaving
+	return next
 }
+
+// relevantChange reports whether the owner changed the member so that a group that failed before may fit now.
+func relevantChange(known, next *Member) bool {
+	return known.Size != next.Size || known.Priority != next.Priority || known.Template != next.Template ||
+		known.Problem != next.Problem || known.Gated != next.Gated
+}
+
+// member is a Member with the state that a Manager keeps of it.
+type member struct {
+	Member
+	// run is nil for a cardless member, and while the Manager doesn't lead.
+	run *run
+	// counted is what run's tally counts the member as.
+	counted category
+	// gone is true if a live read found that the pod doesn't exist, and the watch has not reported it yet.
+	gone bool
+	// readAt is when a live read last found the pod unbound.
+	readAt time.Time
+	// reportedProblem is the problem for which an Event was recorded.
+	reportedProblem string
+}
+
+// awaitsBind reports whether the pod could still be bound.
+func (m *member) awaitsBind() bool { return m.Node == "" && !m.Ended && !m.Leaving && !m.gone }

@@ -13,8 +13,10 @@ type Permit struct {
 	reason    *Reason
 	opened    time.Time
 	markWhole bool
-	gang      *gang
-	deadline  time.Time
+	id        string
+	run       *run
+	// requested is when the bind call arrived.
+	requested time.Time
 }
 
 // Rejection returns the reason why the bind is rejected, or nil if the permit is granted.
@@ -23,8 +25,11 @@ func (p *Permit) Rejection() *Reason { return p.reason }
 // OpenedAt returns when the barrier opened. The bind timeout counts from then.
 func (p *Permit) OpenedAt() time.Time { return p.opened }
 
-// MarkWhole reports whether the Binding must mark the gang as whole: all other members that the gang needs are bound.
+// MarkWhole reports whether the Binding must mark the run as whole: all other members that it needs are bound.
 func (p *Permit) MarkWhole() bool { return p.markWhole }
+
+// Run returns the run's identity, which the Binding writes to the pod; empty if it has none.
+func (p *Permit) Run() string { return p.id }
 
 func (p *Permit) reject(reason Reason) {
 	p.reason = &reason
@@ -33,6 +38,9 @@ func (p *Permit) reject(reason Reason) {
 
 func (p *Permit) grant(opened time.Time, markWhole bool) {
 	p.opened, p.markWhole = opened, markWhole
+	if p.run != nil {
+		p.id = p.run.id
+	}
 	close(p.Decided)
 }
 
@@ -45,102 +53,168 @@ func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*
 	if m == nil {
 		return nil, &Unknown
 	}
-	g := mgr.gangs[m.Gang]
-	g.updateState(now)
-	permit := &Permit{Decided: make(chan struct{}), gang: g, deadline: now.Add(mgr.Hold)}
+	permit := &Permit{Decided: make(chan struct{}), run: m.run, requested: now}
 	if m.Cardless {
 		permit.grant(now, false)
 		return permit, nil
 	}
-	if reason := mgr.invalid(g, m); reason != nil {
-		return nil, reason
+	if !mgr.leading {
+		return nil, &Starting
 	}
-	if g.whole {
+	r := m.run
+	if r.phase == PhaseRunning {
 		permit.grant(now, true)
 		return permit, nil
 	}
-	var pm *plannedMember
-	if g.plan != nil {
-		pm = g.plan.members[uid]
+	if r.plan == nil {
+		reason := r.reason(m)
+		return nil, &reason
 	}
+	pm := r.plan.members[uid]
 	switch {
-	case g.binding():
-		return nil, &Binding
 	case pm == nil, pm.node != "" && pm.node != node:
 		return nil, &Changed
+	case pm.granted, r.plan.isOpen() && uid != r.plan.last:
+		return nil, &Binding
 	}
-	if pm.permit != nil {
-		pm.permit.reject(Changed) // kube-scheduler abandoned the earlier call.
-	}
-	if g.plan.arrived() == 0 {
-		g.plan.firstArrival = now
-	}
-	pm.permit = permit
-	if g.plan.arrived() == len(g.plan.members) {
-		mgr.openBarrier(g, now)
+	mgr.hold(r, pm, permit, now)
+	switch usable := mgr.checkPlace(r, m, pm, now); {
+	case !usable:
+		mgr.checkHeld(r, now)
+		return nil, permit.reason
+	case r.plan.isOpen():
+		mgr.advance(r, now)
+	case r.plan.held == len(r.plan.members):
+		mgr.openBarrier(r, now)
 	}
 	return permit, nil
 }
 
-// openBarrier grants the held permits, except one: the last member is bound after all others, so that its Binding can
-// mark the gang as whole.
-func (mgr *Manager) openBarrier(g *gang, now time.Time) {
-	p := g.plan
-	for uid, pm := range p.members {
-		if pm.node != "" && !mgr.Ledger.StillUsable(uid) {
-			mgr.dropPlan(g, PlaceLost, now, true)
-			return
-		}
+// hold holds a bind call.
+func (mgr *Manager) hold(r *run, pm *plannedMember, permit *Permit, now time.Time) {
+	p := r.plan
+	if pm.permit != nil {
+		pm.permit.reject(Changed) // kube-scheduler abandoned the earlier call.
+	} else {
+		p.held++
+		mgr.heldBinds++
 	}
-	p.opened = now
-	mgr.Observer.GangHeld(now.Sub(p.firstArrival))
-	for uid := range p.members {
-		p.last = max(p.last, uid)
+	pm.permit = permit
+	if r.phase == PhasePlanned {
+		p.firstHeld = now
+		mgr.move(r, firstHeld, PhasePermitting, now)
+		mgr.wake(r, now.Add(mgr.Hold))
 	}
-	for uid, pm := range p.members {
-		if uid != p.last {
-			pm.permit.grant(now, false)
-			pm.permit, pm.reserved = nil, false
-		}
-	}
-	mgr.advance(g, now)
 }
 
-// advance continues a plan whose barrier is open. Once the binds of all members but the last have ended, it grants or
-// rejects the last one's permit; once that bind has ended too, it finishes the plan.
-func (mgr *Manager) advance(g *gang, now time.Time) {
-	p := g.plan
-	bound := 0
-	for uid, pm := range p.members {
-		switch {
-		case uid != p.last && !pm.bindDone:
+// unhold takes the held permit from a member.
+func (mgr *Manager) unhold(p *plan, pm *plannedMember) *Permit {
+	permit := pm.permit
+	pm.permit = nil
+	p.held--
+	mgr.heldBinds--
+	return permit
+}
+
+// checkHeld moves a run whose last held bind has ended.
+func (mgr *Manager) checkHeld(r *run, now time.Time) {
+	if r.phase == PhasePermitting && r.plan.held == 0 {
+		mgr.move(r, noneHeld, PhasePlanned, now)
+	}
+}
+
+// rejectHeld rejects the held binds.
+func (mgr *Manager) rejectHeld(p *plan, reason Reason) {
+	for _, pm := range p.all() {
+		if pm.permit != nil {
+			mgr.unhold(p, pm).reject(reason)
+		}
+	}
+}
+
+// checkPlace reports whether the member's place can still be used. If its card is gone or over-full, the member moves to
+// another card of the node, or, with its bind call rejected, to another candidate node. If none has room the round ends.
+func (mgr *Manager) checkPlace(r *run, m *member, pm *plannedMember, now time.Time) bool {
+	if pm.node == "" || mgr.Ledger.StillUsable(m.UID) {
+		return true
+	}
+	before := pm.node
+	if mgr.movePlace(m, pm, []string{before}, now) {
+		return true
+	}
+	if offer := r.offers[m.Template]; offer.known() && mgr.movePlace(m, pm, offer.nodes.names, now) {
+		if pm.permit != nil {
+			mgr.unhold(r.plan, pm).reject(Changed)
+		}
+		return false
+	}
+	if r.plan.isOpen() {
+		mgr.failLast(r, PlaceLost, now)
+	} else {
+		mgr.endRound(r, PlaceLost, now)
+	}
+	return false
+}
+
+// openBarrier grants the held permits, except one: the last member is bound after all others, so that its Binding can
+// mark the run as whole.
+func (mgr *Manager) openBarrier(r *run, now time.Time) {
+	p := r.plan
+	for uid, pm := range p.all() {
+		if !mgr.checkPlace(r, r.members[uid], pm, now) {
+			mgr.checkHeld(r, now)
 			return
-		case pm.bound:
-			bound++
 		}
 	}
-	last := p.members[p.last]
-	switch {
-	case last.bindDone:
-		mgr.finishPlan(g, bound, now)
-	case last.permit == nil:
-		// Its bind is in flight.
-	case bound == len(p.members)-1:
-		last.permit.grant(p.opened, true)
-		last.permit, last.reserved = nil, false
-	default:
-		last.permit.reject(NotBound)
-		last.permit = nil
-		if last.reserved {
-			mgr.Release(p.last)
-		}
-		mgr.finishPlan(g, bound, now)
+	if r.id == "" || r.counts[running] == 0 {
+		r.id = string(p.order[0])
 	}
+	p.opened, p.undecided = now, len(p.members)-1
+	mgr.move(r, allArrived, PhaseBinding, now)
+	mgr.Observer.GangHeld(now.Sub(p.firstHeld))
+	p.last = p.order[len(p.order)-1]
+	for uid, pm := range p.all() {
+		if uid != p.last {
+			pm.granted, pm.reserved = true, false
+			mgr.unhold(p, pm).grant(now, false)
+		}
+	}
+	mgr.advance(r, now)
+}
+
+// timeOut rejects the held binds after Hold. If more members arrived than before, and the budget covers what the round costs,
+// the reservations remain and the members are retried together; otherwise the round has failed.
+func (mgr *Manager) timeOut(r *run, now time.Time) {
+	p := r.plan
+	mgr.refillBudget(now)
+	if p.held <= p.maxHeld || !mgr.budget.covers(p.memory, now.Sub(p.made)) {
+		mgr.endRound(r, TimedOut, now)
+		return
+	}
+	p.maxHeld, p.expires = p.held, now.Add(mgr.Patience)
+	for _, pm := range p.members {
+		pm.late = pm.permit == nil
+	}
+	mgr.Observer.GangFailed(TimedOut.Label)
+	mgr.rejectHeld(p, TimedOut)
+	mgr.move(r, noneHeld, PhasePlanned, now)
+	mgr.wake(r, p.expires)
+}
+
+// rejectOnceMore reports whether a late member must be rejected again, so that it returns right behind the members that
+// timed out without it. If kube-scheduler takes longer than Hold for all pending pods, it would otherwise be held now
+// and time out before the others return, and so on alternately.
+func (mgr *Manager) rejectOnceMore(p *plan, pm *plannedMember, now time.Time) bool {
+	if !pm.late {
+		return false
+	}
+	pm.late = false
+	p.expires = now.Add(mgr.Patience)
+	return p.held == 0
 }
 
 // CancelPermit handles a bind call that ended while its permit was pending. It reports whether the bind is cancelled.
-// Otherwise the permit was granted meanwhile, or will be decided soon because the other members' binds are in flight:
-// the caller must wait for Decided.
+// Otherwise the permit was granted meanwhile.
 func (mgr *Manager) CancelPermit(uid gpu.PodUID, permit *Permit) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
@@ -149,51 +223,140 @@ func (mgr *Manager) CancelPermit(uid gpu.PodUID, permit *Permit) bool {
 		return permit.reason != nil
 	default:
 	}
-	if permit.gang.binding() {
-		return false
+	r := permit.run // A pending permit always belongs to a planned member.
+	mgr.unhold(r.plan, r.plan.members[uid]).reject(Changed)
+	if r.phase == PhaseBinding {
+		r.plan.expires = permit.requested.Add(mgr.Patience)
+		mgr.wake(r, r.plan.expires)
 	}
-	// A pending permit always belongs to a planned member.
-	permit.gang.plan.members[uid].permit = nil
-	permit.reject(Changed)
+	mgr.checkHeld(r, permit.requested)
 	return true
 }
 
+// BindResult is the outcome of a bind whose permit was granted.
+type BindResult uint8
+
+// The outcomes of a bind.
+const (
+	// BindFailed: the pod isn't bound, and the bind has no effect any more.
+	BindFailed BindResult = iota
+	// BindSucceeded: the API server has bound the pod.
+	BindSucceeded
+	// BindUnconfirmed: the answer was lost. The outcome follows by Confirmed, SetMember, ConfirmedGone or another BindDone.
+	BindUnconfirmed
+)
+
 // BindDone records the result of a bind whose permit was granted.
-func (mgr *Manager) BindDone(key Key, uid gpu.PodUID, node string, ok, markedWhole bool, now time.Time) {
+func (mgr *Manager) BindDone(key Key, uid gpu.PodUID, node string, result BindResult, markedWhole bool, now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
-	g := mgr.gangs[key]
-	if g == nil {
-		return // All members were removed.
-	}
-	if m := g.members[uid]; m != nil && ok && m.Node == "" {
-		m.Node, m.MarkedWhole, m.bound = node, markedWhole, true
-	}
-	g.membersChanged()
-	if !g.binding() || g.plan.members[uid] == nil {
+	r, pm := mgr.findBind(key, uid)
+	if m := mgr.members[uid]; m != nil && m.Gang == key && result == BindSucceeded && m.Node == "" {
+		next := m.Member
+		next.Node, next.MarkedWhole = node, markedWhole
+		if m.run != nil {
+			next.Run = m.run.id
+		}
+		mgr.apply(m, next, now)
 		return
 	}
-	pm := g.plan.members[uid]
-	pm.bindDone, pm.bound = true, ok
-	mgr.advance(g, now)
+	switch {
+	case pm == nil, pm.decided:
+	case result == BindUnconfirmed:
+		pm.unconfirmed = true
+	default:
+		mgr.decide(r, uid, pm, result == BindSucceeded, now)
+		mgr.removeIfEmpty(r)
+	}
 }
 
-// finishPlan ends a plan whose binds have all ended.
-func (mgr *Manager) finishPlan(g *gang, bound int, now time.Time) {
-	p := g.plan
-	g.plan, g.candidates, g.needsRequeue = nil, nil, true
-	if bound == len(p.members) {
-		g.whole, g.partial, g.failures = true, false, 0
-		mgr.effects.WholePriorities = append(mgr.effects.WholePriorities, g.priority())
-		mgr.Observer.GangBound()
-		mgr.recordEvent(g, false, EventBound, "All members of the group are bound")
-		mgr.removeIfEmpty(g)
+// findBind returns the run whose barrier is open for the member's bind, with the member's place in its plan.
+func (mgr *Manager) findBind(key Key, uid gpu.PodUID) (*run, *plannedMember) {
+	if g := mgr.groups[key]; g != nil {
+		for _, r := range g.runs {
+			if r.phase == PhaseBinding && r.plan.members[uid] != nil {
+				return r, r.plan.members[uid]
+			}
+		}
+	}
+	return nil, nil
+}
+
+// bindSeen decides a bind of a run whose barrier is open by a change of its member, which may have left the run.
+func (mgr *Manager) bindSeen(r *run, m *member, now time.Time) {
+	pm := r.plan.members[m.UID]
+	switch {
+	case pm == nil, pm.decided:
+	case m.Node != "":
+		mgr.decide(r, m.UID, pm, true, now)
+	case m.run == r && !m.gone:
+		// It isn't bound yet. A terminating pod can be, if its bind was faster.
+	case pm.unconfirmed:
+		mgr.decide(r, m.UID, pm, false, now)
+	case !pm.granted:
+		mgr.failLast(r, Deleted, now)
+	}
+}
+
+// decide records whether a member's bind succeeded.
+func (mgr *Manager) decide(r *run, uid gpu.PodUID, pm *plannedMember, bound bool, now time.Time) {
+	pm.decided = true
+	if bound {
+		r.plan.bound++
+	}
+	if uid != r.plan.last {
+		r.plan.undecided--
+	}
+	mgr.advance(r, now)
+}
+
+// advance continues a run whose barrier is open. Once the binds of all members but the last are decided, it grants or
+// rejects the last one's permit; once that is decided too, the round ends.
+func (mgr *Manager) advance(r *run, now time.Time) {
+	p := r.plan
+	last := p.members[p.last]
+	switch {
+	case p.undecided > 0:
+	case last.decided:
+		mgr.finishBinding(r, now)
+	case p.bound < len(p.members)-1 && !last.granted:
+		mgr.failLast(r, NotBound, now)
+	case last.permit != nil:
+		last.granted, last.reserved = true, false
+		permit, opened := mgr.unhold(p, last), p.opened
+		if permit.requested.After(opened) { // The call that was held when the barrier opened was cancelled.
+			opened = permit.requested
+		}
+		permit.grant(opened, true)
+	}
+}
+
+// failLast gives up the last member of a run whose barrier is open, and with it the round.
+func (mgr *Manager) failLast(r *run, reason Reason, now time.Time) {
+	p := r.plan
+	last := p.members[p.last]
+	if last.permit != nil {
+		mgr.unhold(p, last).reject(reason)
+	}
+	if last.reserved {
+		last.reserved = false
+		mgr.Release(p.last)
+	}
+	last.granted = true
+	mgr.decide(r, p.last, last, false, now)
+}
+
+// finishBinding ends a round whose binds are all decided.
+func (mgr *Manager) finishBinding(r *run, now time.Time) {
+	p := r.plan
+	if p.bound == len(p.members) {
+		mgr.finish(r, now)
 		return
 	}
-	g.partial = !g.whole
-	mgr.backOff(g, now)
+	mgr.endPlan(r)
+	mgr.fail(r, now)
+	mgr.move(r, bindsEnded, r.rest(), now)
 	mgr.Observer.GangFailed(NotBound.Label)
-	mgr.recordEvent(g, true, EventNotBound, "Not all members of the group could be bound")
-	g.updateState(now)
-	mgr.removeIfEmpty(g)
+	mgr.recordEvent(r, true, EventNotBound, "Not all members of the group could be bound")
+	mgr.rested(r, now)
 }

@@ -2,7 +2,10 @@ package gang
 
 import (
 	"cmp"
+	"iter"
+	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -10,19 +13,26 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// plan holds the node of each member that the gang needs, and the state of the barrier at their binds.
+// plan holds the node of each member that the run needs, and the state of the barrier at their binds.
 type plan struct {
 	members map[gpu.PodUID]*plannedMember
+	// order are the members, the oldest first.
+	order []gpu.PodUID
+	// made is when the places were reserved, memory is how much.
+	made    time.Time
+	memory  gpu.Memory
 	expires time.Time
 	// opened is when the barrier opened; zero before.
 	opened time.Time
-	// last is the member that is bound after all others, and marks the gang as whole.
-	last gpu.PodUID
-	// firstArrival is when the first member arrived in this round.
-	firstArrival time.Time
-	// maxArrived is the largest number of members that arrived in a round. progress is true if the latest round set it.
-	maxArrived int
-	progress   bool
+	// last is the member that is bound after all others, and marks the run as whole. undecided counts the others whose
+	// binds have not ended, bound those of all that succeeded.
+	last             gpu.PodUID
+	undecided, bound int
+	// held counts the members whose binds are held, firstHeld is since when one is.
+	held      int
+	firstHeld time.Time
+	// maxHeld is the largest number of members that were held when a hold ended.
+	maxHeld int
 }
 
 // plannedMember is a member's part of a plan.
@@ -33,23 +43,27 @@ type plannedMember struct {
 	// is granted, the reservation belongs to the bind.
 	reserved bool
 	permit   *Permit
-	// bindDone is true once the bind has ended, bound if it succeeded.
-	bindDone, bound bool
+	granted  bool
+	// decided is true once it is known whether the granted bind succeeded.
+	decided bool
+	// unconfirmed is true if the answer to the bind was lost.
+	unconfirmed bool
 	// late is true if the member had not arrived when the others timed out, and has not been retried since.
 	late bool
 }
 
-func (p *plan) isOpen() bool { return !p.opened.IsZero() }
-
-// arrived counts the members whose binds are held.
-func (p *plan) arrived() (n int) {
-	for _, pm := range p.members {
-		if pm.permit != nil {
-			n++
+// all yields the members in their order.
+func (p *plan) all() iter.Seq2[gpu.PodUID, *plannedMember] {
+	return func(yield func(gpu.PodUID, *plannedMember) bool) {
+		for _, uid := range p.order {
+			if !yield(uid, p.members[uid]) {
+				return
+			}
 		}
 	}
-	return n
 }
+
+func (p *plan) isOpen() bool { return !p.opened.IsZero() }
 
 // hasWholeCards reports whether only kube-scheduler can place a member of the plan, because it asks for whole cards.
 func (p *plan) hasWholeCards() bool {
@@ -61,76 +75,144 @@ func (p *plan) hasWholeCards() bool {
 	return false
 }
 
+// needs are the members that a run must place, and what their plan depends on.
+type needs struct {
+	// members are the oldest pending ones.
+	members    []*member
+	memory     gpu.Memory
+	wholeCards bool
+	// offered is the number of members, from the first, that have candidate nodes.
+	offered int
+	// requests are those of requesters, the members that the ledger places; nil if they must be built again.
+	requests   []ledger.Request
+	requesters []*member
+	// likeness is equal for runs that fit into the same free resources.
+	likeness string
+}
+
+// needed returns the needs. The oldest members are placed first; further ones once the run is running.
+func (r *run) needed() *needs {
+	if r.needs != nil {
+		return r.needs
+	}
+	chosen := r.sorted(func(m *member) bool { return m.counted == pending })
+	chosen = chosen[:max(0, min(r.need(), len(chosen)))]
+	n := &needs{members: chosen}
+	for _, m := range chosen {
+		n.memory, n.wholeCards = n.memory.Add(m.Request), n.wholeCards || m.Request == 0
+	}
+	r.needs = n
+	return n
+}
+
+// allOffered reports whether the candidate nodes of all members are known.
+func (n *needs) allOffered(r *run) bool {
+	for n.offered < len(n.members) && r.offers[n.members[n.offered].Template].known() {
+		n.offered++
+	}
+	return n.offered == len(n.members)
+}
+
+// build sets the requests: large ones first, and those with few candidate nodes, since they have the least choice. The
+// members of one candidate list follow each other, so that the ledger ranks its nodes once.
+func (n *needs) build(r *run) {
+	if n.likeness != "" {
+		return
+	}
+	nodes := func(m *member) *candidates { return r.offers[m.Template].nodes }
+	n.requesters = slices.DeleteFunc(slices.Clone(n.members), func(m *member) bool { return m.Request == 0 })
+	slices.SortStableFunc(n.requesters, func(a, b *member) int {
+		x, y := nodes(a), nodes(b)
+		return cmp.Or(cmp.Compare(b.Request, a.Request), cmp.Compare(len(x.names), len(y.names)),
+			cmp.Compare(x.id, y.id), strings.Compare(a.shape(), b.shape()))
+	})
+	n.requests = make([]ledger.Request, len(n.requesters))
+	var text strings.Builder
+	like, count := "", 0
+	for i, m := range n.requesters {
+		n.requests[i] = ledger.Request{Pod: m.Pod, Nodes: nodes(m).names}
+		this := m.Request.String() + " " + strconv.Itoa(int(m.Priority)) + " " + strconv.Itoa(nodes(m).id) + " " + m.shape()
+		if this != like {
+			text.WriteString(strconv.Itoa(count) + ";" + this + "*")
+			like, count = this, 0
+		}
+		count++
+	}
+	text.WriteString(strconv.Itoa(count) + ";")
+	n.likeness = text.String()
+}
+
 const (
-	// noRoomMin is how long "no room" holds even if memory is freed: a gang's members all ask within milliseconds.
+	// noRoomMin is how long "no room" holds even if memory is freed: a run's members all ask within milliseconds.
 	noRoomMin = 200 * time.Millisecond
 	// noRoomMax is how long it holds if no memory is freed. Nodes can become eligible for other reasons.
 	noRoomMax = 2 * time.Second
+	// maxWork is the number of members that one Tick sorts, or tries to place without success, before it leaves the rest to the
+	// next one.
+	maxWork = 2000
 )
 
 // recentlyNoRoom reports whether the latest "no room" still holds.
-func (g *gang) recentlyNoRoom(freed uint64, now time.Time) bool {
-	ago := now.Sub(g.noRoomAt)
-	return !g.noRoomAt.IsZero() && (ago < noRoomMin || g.noRoomFreed == freed && ago < noRoomMax)
+func (r *run) recentlyNoRoom(freed uint64, now time.Time) bool {
+	ago := now.Sub(r.noRoomAt)
+	return !r.noRoomAt.IsZero() && (ago < noRoomMin || r.noRoomFreed == freed && ago < noRoomMax)
 }
 
-// makePlan plans all members that the gang still needs, or returns the reason why it can't. The caller holds the lock.
-func (mgr *Manager) makePlan(g *gang, counts memberCounts, now time.Time) (Reason, bool) {
+// plannable reports whether the run isn't pausing, and kube-scheduler found nodes for any of its members. Otherwise no
+// run waits for it.
+func (r *run) plannable(now time.Time) bool { return len(r.offers) > 0 && !now.Before(r.notBefore) }
+
+// planWaiting tries to plan the waiting runs in their order. While memory is being freed piece by piece, those behind a
+// run without room wait: a small group would take memory that a large one is about to get, and give way a moment later
+// when its first members have arrived, which costs both groups seconds.
+func (mgr *Manager) planWaiting(now time.Time) {
 	freed := mgr.freed.Load()
-	if g.recentlyNoRoom(freed, now) || !mgr.mayPlan(g, freed, now) {
-		return NoRoom, false
-	}
-	g.plannedFreed = freed
-	chosen, ok := g.selectMembers(counts, g.hasCandidates)
-	if !ok {
-		return AwaitsOthers, false
-	}
-	requests, requesters := g.requests(chosen, func(m *member) []string { return g.candidates[m.Template] })
-	if len(requests) < len(chosen) && !mgr.acquireWholeCards(g, now) {
-		return OlderFirst, false
-	}
-	younger := mgr.yieldingGangs(g)
-	yielding := make([][]gpu.PodUID, len(younger))
-	for i, o := range younger {
-		for uid, pm := range o.plan.members {
-			if pm.reserved {
-				yielding[i] = append(yielding[i], uid)
-			}
+	over := mgr.burst.observe(freed, now)
+	clear(mgr.noRoomFor)
+	mgr.work = 0
+	first := mgr.resumeAt
+	mgr.resumeAt = nil
+	for _, r := range slices.Clone(mgr.waiting) {
+		if first != nil && r.rank.compare(*first) < 0 || !r.plannable(now) || r.plan != nil {
+			continue
+		}
+		if mgr.work >= maxWork {
+			next := r.rank
+			mgr.resumeAt = &next
+			return
+		}
+		if r.needs == nil || r.needs.likeness == "" {
+			mgr.work += len(r.members)
+		}
+		if reason, ok := mgr.makePlan(r, now); !ok && reason == NoRoom && !over {
+			return
 		}
 	}
-	reservations, yielded := mgr.Ledger.ReserveAll(requests, yielding, mgr.View, now)
-	if reservations == nil && len(requests) > 0 {
-		g.noRoomAt, g.noRoomFreed = now, freed
-		return NoRoom, false
-	}
-	for _, o := range younger[:yielded] {
-		mgr.dropPlan(o, GaveWay, now, false)
-	}
-	p := &plan{members: make(map[gpu.PodUID]*plannedMember, len(chosen)), expires: now.Add(mgr.Patience)}
-	for _, m := range chosen {
-		p.members[m.UID] = &plannedMember{}
-	}
-	for i, m := range requesters {
-		p.members[m.UID].node, p.members[m.UID].reserved = reservations[i].Node, !reservations[i].Existing
-	}
-	g.plan, g.noRoomAt = p, time.Time{}
-	for _, m := range chosen {
-		if m.rejected {
-			mgr.requeue(cmp.Or(p.members[m.UID].node, anyOf(g.candidates[m.Template])))
-			break
+}
+
+// mayPlan reports whether all runs that go before r have been tried, see planWaiting.
+func (mgr *Manager) mayPlan(r *run, freed uint64, now time.Time) bool {
+	over := mgr.burst.observe(freed, now)
+	for _, o := range mgr.waiting {
+		switch {
+		case o == r:
+			return true
+		case !o.plannable(now):
+		case !over, o.triedFreed != freed && !o.recentlyNoRoom(freed, now):
+			return false // The next Tick tries all of them in their order.
 		}
 	}
-	return Reason{}, true
+	return true
 }
 
 const (
-	// quietPeriod is how long no memory must be freed before a gang is planned although another one that goes first has
+	// quietPeriod is how long no memory must be freed before a run is planned although another one that goes first has
 	// no room. maxBurst bounds the wait for that.
 	quietPeriod = 300 * time.Millisecond
 	maxBurst    = time.Second
 )
 
-// freeBurst tracks a burst of freed memory: the pods of a gang that ends terminate one after another.
+// freeBurst tracks a burst of freed memory: the pods of a job that ends terminate one after another.
 type freeBurst struct {
 	count uint64
 	// since is when the burst began, zero if it is over; last is when freed memory was last observed.
@@ -153,154 +235,243 @@ func (f *freeBurst) observe(freed uint64, now time.Time) bool {
 	return now.Sub(f.since) >= maxBurst
 }
 
-// mayPlan reports whether all gangs that go before g have been tried. Otherwise a small gang would take memory that a
-// large one is about to get, and give way a moment later when its first members have arrived, which costs both gangs
-// seconds.
-func (mgr *Manager) mayPlan(g *gang, freed uint64, now time.Time) bool {
-	over := mgr.burst.observe(freed, now)
-	for _, o := range mgr.queue {
-		switch {
-		case o == g, o.plan != nil, o.readySince.IsZero(), len(o.candidates) == 0, mgr.gangs[o.key] != o:
-			continue
-		case !before(o, g):
-			return true
-		case !over, o.plannedFreed != freed && !o.recentlyNoRoom(freed, now):
-			return false // The next Tick tries all of them in their order.
-		}
+// makePlan plans all members that the run still needs, or returns the reason why it can't.
+func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
+	freed := mgr.freed.Load()
+	if r.recentlyNoRoom(freed, now) {
+		return NoRoom, false
 	}
-	return true
+	r.triedFreed = freed
+	n := r.needed()
+	switch {
+	case !n.allOffered(r):
+		r.wait = AwaitsOthers
+		return r.wait, false
+	case !mgr.mayReserve(r, now):
+		r.wait = OverBudget
+		return r.wait, false
+	case n.wholeCards && !mgr.acquireWholeCards(r, now):
+		r.wait = OlderFirst
+		return r.wait, false
+	}
+	n.build(r)
+	places, ok := mgr.reserve(r, n, now)
+	if !ok {
+		r.noRoomAt, r.noRoomFreed, r.wait = now, freed, NoRoom
+		return NoRoom, false
+	}
+	p := &plan{
+		members: make(map[gpu.PodUID]*plannedMember, len(n.members)), made: now, memory: n.memory, expires: now.Add(mgr.Patience),
+	}
+	r.plan, r.noRoomAt, r.wait = p, time.Time{}, Reason{}
+	for _, m := range n.members {
+		p.members[m.UID], p.order = &plannedMember{}, append(p.order, m.UID)
+	}
+	for i, m := range n.requesters {
+		p.members[m.UID].reserved = !places[i].Existing
+		mgr.setPlace(m.UID, p.members[m.UID], places[i].Node)
+	}
+	mgr.move(r, placesReserved, PhasePlanned, now)
+	mgr.wake(r, p.expires)
+	mgr.requeueParked(r)
+	return Reason{}, true
 }
 
-// hasCandidates reports whether the candidate nodes of the member are known.
-func (g *gang) hasCandidates(m *member) bool {
-	_, known := g.candidates[m.Template]
-	return known
+// mayReserve reports whether the budget lets the run reserve memory. Broken runs may: they are evicted if that doesn't
+// help.
+func (mgr *Manager) mayReserve(r *run, now time.Time) bool {
+	mgr.refillBudget(now)
+	return r.phase == PhaseBroken || mgr.budget.allowsRound(!r.failedAt.IsZero())
 }
 
-// selectMembers returns the pending members to place, of those that are eligible; false if they are too few.
-func (g *gang) selectMembers(counts memberCounts, eligible func(*member) bool) ([]*member, bool) {
-	chosen := g.sorted(func(m *member) bool { return m.pending() && eligible(m) })
-	need := g.size - counts.running - counts.succeeded
-	if len(chosen) < need {
+func (mgr *Manager) refillBudget(now time.Time) {
+	if mgr.Memory != nil {
+		mgr.budget.refill(mgr.Memory(), now)
+	}
+}
+
+// reserve reserves memory for the requests. Plans of runs that go after r give way, from the last, but no more than
+// needed.
+func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Reservation, bool) {
+	if len(n.requests) == 0 {
+		return nil, true
+	}
+	// If a run found no room, one that is like it and goes after it finds none either: it has fewer others that yield.
+	starving := mgr.starvation.run == r // Only r sees the memory that is reserved for it.
+	if before, failed := mgr.noRoomFor[n.likeness]; failed && before.compare(r.rank) <= 0 && !starving {
 		return nil, false
 	}
-	chosen = chosen[:need]
-	// Large requests first, since fewer cards fit them; members of one template in sequence.
-	slices.SortStableFunc(chosen, func(a, b *member) int {
-		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(a.Template, b.Template))
-	})
-	return chosen, true
-}
-
-// requests returns the requests of those members that the ledger places, and these members.
-func (g *gang) requests(chosen []*member, nodes func(*member) []string) (requests []ledger.Request, requesters []*member) {
-	for _, m := range chosen {
-		if m.Request > 0 {
-			requests, requesters = append(requests, ledger.Request{Pod: m.Pod, Nodes: nodes(m)}), append(requesters, m)
+	mgr.work += len(n.requests)
+	younger, yielding := mgr.yielding(func(o *run) bool { return r.rank.compare(o.rank) < 0 })
+	places, yielded := mgr.Ledger.ReserveAll(n.requests, yielding, mgr.View, mgr.capacity(false), now)
+	if places == nil {
+		if !starving {
+			mgr.noRoomFor[n.likeness] = r.rank
 		}
+		return nil, false
 	}
-	return requests, requesters
+	for _, o := range younger[:yielded] {
+		mgr.endRound(o, GaveWay, now)
+	}
+	return places, true
 }
 
-// yieldingGangs returns the gangs whose plans give way to a plan of g, in the order in which they do.
-func (mgr *Manager) yieldingGangs(g *gang) []*gang {
-	var gangs []*gang
-	for _, o := range mgr.gangs {
-		if o != g && o.plan != nil && !o.plan.isOpen() && before(g, o) {
-			gangs = append(gangs, o)
-		}
-	}
-	slices.SortFunc(gangs, func(a, b *gang) int { return compareGangs(b, a) })
-	return gangs
-}
-
-// acquireWholeCards reports whether g may make a plan with whole cards, and drops such plans of gangs that go after it.
-// The ledger doesn't count whole cards, so only one such gang gathers at a time: two of them could each take the half
-// that the other one needs.
-func (mgr *Manager) acquireWholeCards(g *gang, now time.Time) bool {
-	for _, o := range mgr.gangs {
-		if o == g || o.plan == nil || o.plan.isOpen() || !o.plan.hasWholeCards() {
+// yielding returns the runs that pass and whose plans can be dropped, the last in the order first, with the members
+// whose reservations that releases.
+func (mgr *Manager) yielding(pass func(*run) bool) (runs []*run, uids [][]gpu.PodUID) {
+	for _, r := range slices.Backward(mgr.placed) {
+		if !pass(r) {
 			continue
 		}
-		if before(o, g) {
+		var set []gpu.PodUID
+		for uid, pm := range r.plan.all() {
+			if pm.reserved {
+				set = append(set, uid)
+			}
+		}
+		runs, uids = append(runs, r), append(uids, set)
+	}
+	return runs, uids
+}
+
+// Displace lets plans of runs with a lower priority than the pod's give way if the pod then fits one of the nodes: the
+// last ones in the order, and no more than needed. It reports whether it did.
+func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	runs, yielding := mgr.yielding(func(r *run) bool { return r.rank.priority < pod.Priority })
+	if len(runs) == 0 || pod.Request == 0 {
+		return false
+	}
+	places, yielded := mgr.Ledger.ReserveAll([]ledger.Request{{Pod: pod, Nodes: nodes}}, yielding, mgr.View, nil, now)
+	if places == nil || places[0].Existing {
+		return false
+	}
+	for _, r := range runs[:yielded] {
+		mgr.endRound(r, GaveWay, now)
+	}
+	mgr.Release(pod.UID)
+	return yielded > 0
+}
+
+// acquireWholeCards reports whether r may make a plan with whole cards, and drops such plans of runs that go after it.
+// The ledger doesn't count whole cards, so only one such run gathers at a time: two of them could each take the half
+// that the other one needs.
+func (mgr *Manager) acquireWholeCards(r *run, now time.Time) bool {
+	for _, o := range slices.Clone(mgr.placed) {
+		if !o.plan.hasWholeCards() {
+			continue
+		}
+		if o.rank.compare(r.rank) < 0 {
 			return false
 		}
-		mgr.dropPlan(o, GaveWay, now, false)
+		mgr.endRound(o, GaveWay, now)
 	}
 	return true
 }
 
-// dropPlan drops a plan whose barrier hasn't opened. A gang at fault backs off. The caller holds the lock.
-func (mgr *Manager) dropPlan(g *gang, reason Reason, now time.Time, atFault bool) {
-	p := g.plan
-	if p == nil || p.isOpen() {
+// capacity returns a count of what nodes have free besides GPU memory; nil if only GPU memory counts.
+func (mgr *Manager) capacity(empty bool) ledger.Capacity {
+	if mgr.Capacity == nil {
+		return nil
+	}
+	return mgr.Capacity(func(node string) []gpu.PodUID { return slices.Sorted(maps.Keys(mgr.places[node])) }, empty)
+}
+
+// setPlace sets the planned node of a member; no node takes its place away.
+func (mgr *Manager) setPlace(uid gpu.PodUID, pm *plannedMember, node string) {
+	if on := mgr.places[pm.node]; on != nil {
+		if delete(on, uid); len(on) == 0 {
+			delete(mgr.places, pm.node)
+		}
+	}
+	pm.node = node
+	if node == "" {
 		return
 	}
-	g.plan, g.needsRequeue = nil, true
+	if mgr.places[node] == nil {
+		mgr.places[node] = map[gpu.PodUID]struct{}{}
+	}
+	mgr.places[node][uid] = struct{}{}
+}
+
+// checkPlan ends the round of a run whose members don't match its plan any more.
+func (mgr *Manager) checkPlan(r *run, m *member, now time.Time) {
+	pm := r.plan.members[m.UID]
+	switch {
+	case pm != nil && (m.run != r || m.counted != pending):
+		mgr.endRound(r, Deleted, now)
+	case r.need() != len(r.plan.members):
+		mgr.endRound(r, Changed, now)
+	}
+}
+
+// endPlan takes the plan from the run, and returns it.
+func (mgr *Manager) endPlan(r *run) *plan {
+	p := r.plan
+	r.plan, r.needs = nil, nil
+	for uid, pm := range p.all() {
+		node := pm.node
+		mgr.setPlace(uid, pm, "")
+		pm.node = node
+	}
+	return p
+}
+
+// dropPlan rejects the held binds and releases the reservations of a plan.
+func (mgr *Manager) dropPlan(r *run, reason Reason) {
+	p := mgr.endPlan(r)
 	mgr.rejectHeld(p, reason)
-	for uid, pm := range p.members {
+	for uid, pm := range p.all() {
 		if pm.reserved {
 			mgr.Release(uid)
 		}
 	}
-	if atFault {
-		mgr.backOff(g, now)
-	}
 	mgr.Observer.GangFailed(reason.Label)
 }
 
-// timeOut rejects the held binds after Hold. The reservations remain and the members are retried together. The plan
-// doesn't expire while each round brings more members.
-func (mgr *Manager) timeOut(p *plan, now time.Time) {
-	arrived := p.arrived()
-	if p.progress = arrived > p.maxArrived; p.progress {
-		p.maxArrived, p.expires = arrived, now.Add(mgr.Patience)
+// endRound ends the round of a run whose barrier hasn't opened, without success.
+func (mgr *Manager) endRound(r *run, reason Reason, now time.Time) {
+	p := r.plan
+	mgr.dropPlan(r, reason)
+	switch reason {
+	case GaveWay, PlaceLost:
+	default:
+		mgr.refillBudget(now)
+		mgr.budget.chargeRound(p.memory, now.Sub(p.made))
 	}
-	for _, pm := range p.members {
-		pm.late = pm.permit == nil
+	switch reason {
+	case Expired, TimedOut, Unplaced:
+		mgr.recordEvent(r, true, EventNotBound, reason.Text)
+		mgr.fail(r, now)
 	}
-	mgr.Observer.GangFailed(TimedOut.Label)
-	mgr.rejectHeld(p, TimedOut)
-}
-
-// rejectOnceMore reports whether a late member must be rejected again, so that it returns right behind the members that
-// timed out without it. If kube-scheduler takes longer than Hold for all pending pods, it would otherwise be held now
-// and time out before the others return, and so on alternately.
-func (mgr *Manager) rejectOnceMore(p *plan, pm *plannedMember, now time.Time) bool {
-	if !pm.late {
-		return false
-	}
-	pm.late = false
-	if p.progress {
-		p.expires = now.Add(mgr.Patience)
-	}
-	return p.arrived() == 0
-}
-
-// rejectHeld rejects the held binds.
-func (mgr *Manager) rejectHeld(p *plan, reason Reason) {
-	for _, pm := range p.members {
-		if pm.permit != nil {
-			pm.permit.reject(reason)
-			pm.permit = nil
-		}
-	}
+	mgr.move(r, roundEnded, r.rest(), now)
+	mgr.rested(r, now)
 }
 
 const (
-	minBackoff = time.Second
-	maxBackoff = 30 * time.Second
+	minPause = time.Second
+	maxPause = 10 * time.Minute
 )
 
-// backOff delays the next round, by more after each failure.
-func (mgr *Manager) backOff(g *gang, now time.Time) {
-	g.notBefore = now.Add(min(minBackoff<<min(g.failures, 10), maxBackoff))
-	g.failures++
+// fail puts a run behind the others after a failed round, and delays the next round, by more after each failure. Which
+// nodes are candidates must be known again before.
+func (mgr *Manager) fail(r *run, now time.Time) {
+	r.failedAt = now
+	r.notBefore = now.Add(min(minPause<<min(r.failures, 10), maxPause))
+	r.failures++
+	r.wait = Paused
+	for _, offer := range r.offers {
+		offer.nodes = nil
+	}
+	r.needs = nil
+	mgr.wake(r, r.notBefore)
 }
 
-func anyOf(names []string) string {
-	if len(names) == 0 {
-		return ""
+// forgive undoes fail, except for the candidate nodes: something changed that can make the next round succeed.
+func (mgr *Manager) forgive(r *run) {
+	r.failures, r.failedAt, r.notBefore = 0, time.Time{}, time.Time{}
+	if r.wait == Paused {
+		mgr.wake(r, time.Time{})
 	}
-	return names[0]
 }

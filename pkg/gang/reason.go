@@ -1,18 +1,26 @@
 package gang
 
-import "fmt"
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
 
 // Reason is why a member can't be placed or bound. Text is shown to users by kube-scheduler, Label is a label of
-// metrics. Both are constant, except for the numbers of incomplete and the problem of invalid.
+// metrics. The texts of those that are variables are constant.
 type Reason struct{ Label, Text string }
 
 // The reasons.
 var (
 	Unknown      = Reason{"unknown", "gang: the extender doesn't know this pod yet"}
+	Starting     = Reason{"starting", "gang: the extender has just started to lead"}
 	Disagree     = Reason{"disagree", "gang: the members disagree on the group's size"}
 	AwaitsOthers = Reason{"awaits_others", "gang: kube-scheduler hasn't tried all other members yet"}
 	NoRoom       = Reason{"no_room", "gang: there is no room for all members at once"}
 	Paused       = Reason{"paused", "gang: the group is retried after a pause"}
+	OverBudget   = Reason{"over_budget", "gang: waits because groups that could not run used up the budget for reservations"}
 	OlderFirst   = Reason{"older_first", "gang: another group that requests whole cards goes first"}
 	Surplus      = Reason{"surplus", "gang: the group has enough members; this one is placed once they are bound"}
 	Binding      = Reason{"binding", "gang: the group is being bound"}
@@ -22,15 +30,40 @@ var (
 	Expired   = Reason{"expired", "gang: not all members arrived before their reservations expired"}
 	Unplaced  = Reason{"unplaced", "gang: no candidate node of a member has room any more"}
 	Deleted   = Reason{"deleted", "gang: a member was deleted"}
-	GaveWay   = Reason{"gave_way", "gang: a group that goes first needs the memory"}
-	PlaceLost = Reason{"place_lost", "gang: a card or node of the plan is gone"}
+	GaveWay   = Reason{"gave_way", "gang: a pod or group that goes first needs the memory"}
+	PlaceLost = Reason{"place_lost", "gang: a card or node of the plan is gone, or has no room any more"}
 	Changed   = Reason{"changed", "gang: the group's plan has changed"}
 	Stopping  = Reason{"stopping", "gang: this extender doesn't lead any more"}
 	NotBound  = Reason{"not_bound", "gang: a member could not be bound"}
 )
 
-func incomplete(exist, size int) Reason {
-	return Reason{"incomplete", fmt.Sprintf("gang: %d of %d members exist", exist, size)}
+// incomplete returns the reason for members of a run that misses some: how many there are, and why others don't count.
+func (r *run) incomplete() Reason {
+	if r.size() == 0 {
+		return Disagree
+	}
+	parts := []string{fmt.Sprintf("gang: %d of %d members exist", r.existing(), r.size())}
+	if n := r.counts[ineligible]; n > 0 {
+		parts = append(parts, fmt.Sprintf("%d more can't be placed because of scheduling gates or an invalid group", n))
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.schedulers)) {
+		parts = append(parts, fmt.Sprintf("%d more is assigned to scheduler %s, which has not called the extender", r.schedulers[name], name))
+	}
+	return Reason{"incomplete", strings.Join(parts, ", ")}
+}
+
+// arriving returns the reason for members of a run that has a plan.
+func (r *run) arriving() Reason {
+	return Reason{"arriving", fmt.Sprintf("gang: memory is reserved for all, and %d of %d members have arrived", r.plan.held, len(r.plan.members))}
+}
+
+// broken returns the reason for the missing members of a run that is bound in part; why is why they can't be placed.
+func (r *run) broken(why Reason) Reason {
+	text := fmt.Sprintf("gang: only %d of %d members are bound", r.counts[running]+r.finished, r.size())
+	if why.Text != "" {
+		text += ", " + strings.TrimPrefix(why.Text, "gang: ")
+	}
+	return Reason{cmp.Or(why.Label, "broken"), text}
 }
 
 func invalid(problem string) Reason { return Reason{"invalid", "gang: " + problem} }

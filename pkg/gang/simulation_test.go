@@ -46,6 +46,8 @@ type simulation struct {
 	// starvationAfter is the Manager's StarvationAfter.
 	starvationAfter time.Duration
 	failures        map[string]int
+	// memory is the Manager's Memory.
+	memory func() gpu.Memory
 	// events are the recorded Events.
 	events []string
 	// freed is true if memory was freed. The caller of the Manager requeues single pods for that.
@@ -121,13 +123,16 @@ func (s *simulation) restart() {
 	s.manager = gang.New(gang.Options{
 		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.ledger.Release(uid) },
 		View:            ledger.View{Card: placement.Binpack, Node: placement.Binpack},
-		StarvationAfter: s.starvationAfter, Hold: testHold, Patience: testPatience, OnFailure: gang.Evict, Observer: s,
+		StarvationAfter: s.starvationAfter, Hold: testHold, Patience: testPatience, OnFailure: gang.Evict, Observer: s, Memory: s.memory,
 		EligibleNodes: func(uid gpu.PodUID) []string { return s.eligibleNodes(s.pods[uid]) },
 	})
+	s.manager.FailOnIllegalMove(s.T)
 	for _, p := range s.pods {
-		s.manager.SetMember(p.Member, s.now)
+		if p.Gang.Name != "" {
+			s.manager.SetMember(p.Member, s.now)
+		}
 	}
-	s.manager.StartLeading()
+	s.manager.StartLeading(s.now)
 }
 
 // GangHeld implements gang.Observer.
@@ -224,7 +229,11 @@ func (s *simulation) schedule(p *pod) {
 	p.queued = false
 	candidates := s.candidates(p)
 	if len(candidates) == 0 {
-		return // kube-scheduler doesn't call the extender without candidates.
+		// kube-scheduler doesn't call the extender without candidates. It says what the nodes lack.
+		if p.ShortOfMemory = true; s.pods[p.UID] == p {
+			s.report(p)
+		}
+		return
 	}
 	if p.Gang.Name == "" {
 		s.scheduleSingle(p, candidates)
@@ -331,7 +340,11 @@ func (s *simulation) bind(bind bindCall, fails bool) {
 		bind.pod.queued = exists
 	}
 	if bind.permit != nil {
-		s.manager.BindDone(bind.key, bind.pod.UID, bind.node, ok, bind.permit.MarkWhole(), s.now)
+		result := gang.BindFailed
+		if ok {
+			result = gang.BindSucceeded
+		}
+		s.manager.BindDone(bind.key, bind.pod.UID, bind.node, result, bind.permit.MarkWhole(), s.now)
 	}
 	if ok {
 		s.report(bind.pod)
@@ -363,6 +376,13 @@ func (s *simulation) performEffects() {
 	}
 	for _, notice := range effects.Events {
 		s.events = append(s.events, notice.Reason+": "+notice.Text)
+	}
+	for _, unclear := range effects.Verify {
+		if p := s.pods[unclear.UID]; p != nil {
+			s.manager.Confirmed(p.Member, s.now)
+		} else {
+			s.manager.ConfirmedGone(unclear.UID, s.now)
+		}
 	}
 	for _, evicted := range effects.Evict {
 		if p := s.pods[evicted.UID]; p != nil {
@@ -571,8 +591,8 @@ func (s *simulation) checkNoFittingGangPending() {
 				requests = append(requests, ledger.Request{Pod: p.Pod, Nodes: s.eligibleNodes(p)})
 			}
 		}
-		if reservations, _ := s.ledger.ReserveAll(requests, nil, ledger.View{Card: placement.Binpack, Node: placement.Binpack}, s.now); reservations != nil || len(requests) == 0 {
-			s.Errorf("gang %v of %d is pending although it fits: %v", key, len(members), s.manager.States())
+		if reservations, _ := s.ledger.ReserveAll(requests, nil, ledger.View{Card: placement.Binpack, Node: placement.Binpack}, nil, s.now); reservations != nil || len(requests) == 0 {
+			s.Errorf("gang %v of %d is pending although it fits: %v", key, len(members), s.manager.Phases())
 			for _, request := range requests {
 				s.ledger.Release(request.Pod.UID)
 			}

@@ -1,27 +1,33 @@
 package gang
 
 import (
+	"slices"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// starvationState holds the starvation reservation, which keeps the first gang from starving: single pods are placed
-// wherever there is room and could take each piece of freed memory before there is enough for the gang. Once the first
-// gang has waited for StarvationAfter, memory for all of it is reserved on the cards with the most free memory. Pods
+// starvationState holds the starvation reservation, which keeps the first run from starving: single pods are placed
+// wherever there is room and could take each piece of freed memory before there is enough for the run. Once the first
+// run has waited for StarvationAfter, memory for all of it is reserved on the cards with the most free memory. Pods
 // that use these cards stay, and no new ones of equal or lower priority are placed there. When the reservation has
-// lasted longer than these pods run, the gang is sure to be placed, if it fits on empty cards at all.
+// lasted longer than these pods run, the run is sure to be placed.
 //
 // The candidate nodes of filter calls can't be used to choose the cards: full nodes are no candidates, and if all nodes
 // are full kube-scheduler doesn't call filter at all. So the reservation considers all nodes that are eligible for the
-// members, see Options.EligibleNodes.
+// members, see Options.EligibleNodes. But it is made only if kube-scheduler has offered nodes for all members lately and
+// the latest plan found no room there, or if kube-scheduler says that they lack GPU memory. Otherwise something else may
+// keep them pending.
 //
-// The first reservation for a gang lasts for StarvationAfter, each further one twice as long as the one before. After
-// each one there is none for as long as it lasted. So other pods are unaffected for at least half of the time, even if
-// plans are made and fail again.
+// The first reservation for a run lasts for StarvationAfter, each further one twice as long as the one before. After each
+// one there is none for as long as it lasted. One that ends without a plan puts the run behind the others, and costs the
+// budget what it kept from other pods.
 type starvationState struct {
-	gang         *gang
+	run          *run
 	begun, until time.Time
+	// sampled is when cost was last updated: memory that others could have used, times seconds.
+	sampled time.Time
+	cost    float64
 	// next is when the next reservation may begin.
 	next time.Time
 }
@@ -29,59 +35,111 @@ type starvationState struct {
 const (
 	// maxStarvationReservation bounds the duration of a starvation reservation.
 	maxStarvationReservation = time.Hour
-	// starvationRetry is the interval between attempts to reserve for a gang that doesn't fit.
+	// starvationRetry is the interval between attempts to reserve for a run that doesn't fit.
 	starvationRetry = 5 * time.Second
+	// starvationSample is the interval between two updates of the cost.
+	starvationSample = time.Second
+	// offerLifetime is for how long offered nodes show that only memory keeps a member pending.
+	offerLifetime = 10 * time.Minute
 )
 
-// updateStarvation ends the starvation reservation if its gang has a plan or its time is over. It then makes one for
-// the first of the ready gangs that has no plan, if that has waited long enough.
-func (mgr *Manager) updateStarvation(ready []*gang, now time.Time) {
-	current := &mgr.starvation
-	if g := current.gang; g != nil && (g.plan != nil || g.readySince.IsZero() || mgr.gangs[g.key] != g || !now.Before(current.until)) {
-		mgr.endStarvation(now)
+// updateStarvation ends the starvation reservation if its run has a plan or its time is over. It then makes one for the
+// first of the waiting runs, if that has waited long enough.
+func (mgr *Manager) updateStarvation(now time.Time) {
+	s := &mgr.starvation
+	if r := s.run; r != nil {
+		if now.Sub(s.sampled) >= starvationSample {
+			mgr.sampleStarvation(now)
+		}
+		if r.plan != nil || r.removed || !r.enough() || !now.Before(s.until) {
+			mgr.endStarvation(now)
+		}
 	}
-	if mgr.StarvationAfter <= 0 || current.gang != nil || now.Before(current.next) {
+	if mgr.StarvationAfter <= 0 || s.run != nil || now.Before(s.next) {
 		return
 	}
-	for _, g := range ready {
-		if g.plan != nil || now.Sub(g.notReservable) < starvationRetry {
+	mgr.refillBudget(now)
+	for _, r := range mgr.waiting {
+		switch {
+		case now.Sub(r.notReservable) < starvationRetry, !mgr.budget.allowsStarvation(!r.failedAt.IsZero()):
 			continue
+		case now.Sub(r.since) < mgr.StarvationAfter:
+			return // The runs behind it don't reserve before it.
 		}
-		if now.Sub(g.readySince) < mgr.StarvationAfter {
-			return // The gangs behind it don't reserve before it.
+		if mgr.work += len(r.members); r.onlyLacksMemory(now) {
+			mgr.startStarvation(r, now)
+			return // At most one attempt at a time, since each considers all nodes.
 		}
-		requests := mgr.starvationRequests(g)
-		if len(requests) == 0 || !mgr.Ledger.ReserveForStarving(requests, g.priority()) {
-			g.notReservable = now // The gang would not fit even without other pods.
-			continue
+		if r.notReservable = now; mgr.work > 2*maxWork {
+			return
 		}
-		g.reservedFor = min(max(2*g.reservedFor, mgr.StarvationAfter), maxStarvationReservation)
-		current.gang, current.begun, current.until = g, now, now.Add(g.reservedFor)
-		mgr.Observer.GangStarving()
-		return
 	}
 }
 
-// starvationRequests returns the requests of the members that the gang still needs, with all their eligible nodes.
-func (mgr *Manager) starvationRequests(g *gang) []ledger.Request {
+// startStarvation makes a starvation reservation for the run, if it fits without other pods.
+func (mgr *Manager) startStarvation(r *run, now time.Time) {
+	requests := mgr.starvationRequests(r)
+	if len(requests) == 0 || !mgr.Ledger.ReserveForStarving(requests, r.priority(), r.key.String(), mgr.capacity(true)) {
+		r.notReservable = now
+		return
+	}
+	r.reservedFor = min(max(2*r.reservedFor, mgr.StarvationAfter), maxStarvationReservation)
+	mgr.starvation = starvationState{run: r, begun: now, until: now.Add(r.reservedFor), sampled: now}
+	mgr.Observer.GangStarving()
+}
+
+// onlyLacksMemory reports whether nothing but memory is known to keep the members pending.
+func (r *run) onlyLacksMemory(now time.Time) bool {
+	short := map[string]bool{}
+	for _, m := range r.members {
+		short[m.Template] = short[m.Template] || m.ShortOfMemory && m.counted == pending
+	}
+	return !slices.ContainsFunc(r.needed().members, func(m *member) bool {
+		o := r.offers[m.Template]
+		return !short[m.Template] && (r.wait != NoRoom || o == nil || now.Sub(o.at) > offerLifetime)
+	})
+}
+
+// starvationRequests returns the requests of the members that the run still needs, with all their eligible nodes.
+func (mgr *Manager) starvationRequests(r *run) (requests []ledger.Request) {
 	eligible := map[string][]string{}
-	chosen, _ := g.selectMembers(g.count(), func(*member) bool { return true })
-	requests, _ := g.requests(chosen, func(m *member) []string {
-		nodes, known := eligible[m.Template]
+	for _, m := range r.needed().members {
+		if m.Request == 0 {
+			continue
+		}
+		nodes, known := eligible[m.shape()]
 		if !known {
 			nodes = mgr.EligibleNodes(m.UID)
-			eligible[m.Template] = nodes
+			eligible[m.shape()] = nodes
 		}
-		return nodes
-	})
+		requests = append(requests, ledger.Request{Pod: m.Pod, Nodes: nodes})
+	}
 	return requests
 }
 
+// sampleStarvation adds what the reservation kept from others since the last sample.
+func (mgr *Manager) sampleStarvation(now time.Time) {
+	s := &mgr.starvation
+	s.cost += float64(mgr.Ledger.StarvationIdle()) * now.Sub(s.sampled).Seconds()
+	s.sampled = now
+}
+
+// endStarvation ends the starvation reservation, if there is one.
 func (mgr *Manager) endStarvation(now time.Time) {
-	if mgr.starvation.gang == nil {
+	s := &mgr.starvation
+	r := s.run
+	if r == nil {
 		return
 	}
+	if r.plan == nil {
+		mgr.sampleStarvation(now)
+		mgr.refillBudget(now)
+		mgr.budget.chargeStarvation(s.cost)
+	}
 	mgr.Ledger.EndStarvationReservation()
-	mgr.starvation.next = now.Add(now.Sub(mgr.starvation.begun))
-	mgr.starvation.gang = nil
+	s.next, s.run = now.Add(now.Sub(s.begun)), nil
+	if r.plan == nil && !r.removed {
+		r.failedAt = now
+		mgr.reorder(r)
+	}
 }

@@ -94,7 +94,7 @@ func TestStarvationReservationEnds(t *testing.T) {
 	}
 	s.createMany(4, "", 0, 16, "")
 	s.runUntilIdle()
-	if states := s.manager.States(); states[gang.StateWhole] != 1 {
+	if states := s.manager.Phases(); states[gang.PhaseRunning] != 1 {
 		t.Errorf("%v", states)
 	}
 	singles := 0
@@ -105,6 +105,52 @@ func TestStarvationReservationEnds(t *testing.T) {
 	}
 	if singles != 4 {
 		t.Errorf("%d single pods run beside a gang of 4, want 4: memory is still reserved", singles)
+	}
+}
+
+// TestFruitlessReservation: a group whose starvation reservation ended without a plan goes behind the others.
+func TestFruitlessReservation(t *testing.T) {
+	s := newSimulation(t, 1)
+	s.createMany(8, "", 0, 16, "")
+	for _, p := range s.created {
+		s.scheduleSingle(p, s.nodes)
+	}
+	for i, name := range []string{"first", "second"} {
+		s.createMany(4, name, 4, 16, "t")
+		for _, p := range s.created[8+4*i:] {
+			p.ShortOfMemory = true
+			s.report(p)
+		}
+	}
+	owner := func() string { // The group that sees the reserved memory as free.
+		for _, p := range s.created[8:] {
+			if s.fits(p.Pod) {
+				return p.Gang.Name
+			}
+		}
+		return ""
+	}
+	s.advance(s.starvationAfter + time.Second)
+	for _, want := range []string{"first", "second"} {
+		if s.reservations == 0 {
+			t.Fatal("no reservation")
+		}
+		single := s.created[0]
+		s.created = s.created[1:]
+		s.delete(single)
+		if got := owner(); got != want {
+			t.Errorf("memory is reserved for %q, want %q", got, want)
+		}
+		s.create("", 0, 16, "")
+		last := s.created[len(s.created)-1]
+		s.created = append([]*pod{last}, s.created[:len(s.created)-1]...)
+		before := s.reservations
+		for s.reservations == before {
+			s.advance(time.Second)
+			if last.Node == "" {
+				s.scheduleSingle(last, s.fitting(last, s.nodes))
+			}
+		}
 	}
 }
 
@@ -127,16 +173,16 @@ func TestStarvationReservationPause(t *testing.T) {
 	s.advance(4 * time.Second)
 	s.delete(single)
 	s.advance(200 * time.Millisecond)
-	if got := s.manager.States()[gang.StatePlanned]; got != 1 {
-		t.Fatalf("the gang has no plan: %v", s.manager.States())
+	if got := s.manager.Phases()[gang.PhasePlanned]; got != 1 {
+		t.Fatalf("the gang has no plan: %v", s.manager.Phases())
 	}
-	// A member is replaced, and a single pod takes a card.
-	for _, p := range s.existing() {
-		s.delete(p)
-		s.create("big", 8, 16, "t")
-		break
-	}
+	// A node is gone for a moment, and a single pod takes a card.
+	s.ledger.DeleteNode(s.nodes[0])
+	s.manager.NodesChanged()
+	s.advance(100 * time.Millisecond)
+	s.addNode(s.nodes[0])
 	s.create("", 0, 16, "")
+	s.scheduleSingle(s.created[len(s.created)-1], s.nodes)
 	for range 20 {
 		s.scheduleOne()
 	}

@@ -16,5 +16,4 @@ type Pod struct {
 	Leaving bool
 }
 
-// String returns namespace/name.
 func (p Pod) String() string { return p.Namespace + "/" + p.Name }

@@ -40,8 +40,7 @@ func ParseUnit(s string) (Unit, error) {
 	return Unit(n) * base, nil
 }
 
-// String returns the shortest form that ParseUnit accepts, or the number of bytes for a unit that is not a whole number
-// of MiB.
+// String returns the shortest form that ParseUnit accepts, or the number of bytes if that isn't a whole number of MiB.
 func (u Unit) String() string {
 	for _, named := range []struct {
 		unit Unit

@@ -58,9 +58,9 @@ func Build(objects Objects) Report {
 			nodes = append(nodes, diagnosed)
 		}
 	}
-	diagnoser := diagnosis.NewDiagnoser(nodes)
+	diagnoser, waits := diagnosis.NewDiagnoser(nodes), groupWaits(objects.Pods, objects.Now)
 	for _, pod := range pending {
-		report.PendingPods = append(report.PendingPods, buildPending(pod, diagnoser))
+		report.PendingPods = append(report.PendingPods, buildPending(pod, waits[pod.UID], diagnoser))
 	}
 	slices.SortFunc(report.PendingPods, func(a, b PendingPod) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
@@ -204,9 +204,9 @@ func (p *Pod) firstCard() int {
 	return p.Shares[0].Card
 }
 
-func buildPending(pod *corev1.Pod, diagnoser *diagnosis.Diagnoser) PendingPod {
+func buildPending(pod *corev1.Pod, wait *diagnosis.GroupWait, diagnoser *diagnosis.Diagnoser) PendingPod {
 	pending := diagnosis.NewPod(pod)
-	why := diagnoser.Diagnose(pending)
+	why := diagnoser.Diagnose(pending, wait)
 	return PendingPod{
 		Namespace: pod.Namespace,
 		Name:      pod.Name,

@@ -4,9 +4,8 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"fmt"
-	"slices"
 	"strconv"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,10 +24,14 @@ type Groups struct {
 	Groups     []Group `json:"groups"`
 }
 
-// Group is a group of pods.
+// Group is a group of pods, or one run of it if several exist: the members of an earlier run can still be running while the
+// next run waits.
 type Group struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
+	// Run identifies the run; empty if no member is bound, or if no bound member has the annotation
+	// gpushare.aliyun.com/group-run.
+	Run string `json:"run,omitempty"`
 	// Size is the number of members that must be bound together, 0 if unknown.
 	Size int `json:"size"`
 	// Members is the number of pods that ask for cards and haven't ended, Bound the number of those with a node.
@@ -37,18 +40,22 @@ type Group struct {
 	// Cardless is the number of pods that ask for no cards. They don't count as members.
 	Cardless int    `json:"cardless"`
 	State    string `json:"state"`
-	// Reason is why the group is not bound: kube-scheduler's message about a pod, or what is wrong with the group.
+	// Since is since when the members wait: the creation time of the last one that the group needs, or of the oldest one if
+	// others are missing. It is left out if none waits.
+	Since *time.Time `json:"since,omitempty"`
+	// Reason is why members are pending: the extender's reason, kube-scheduler's message, or what is wrong with the group.
 	Reason string `json:"reason"`
 }
 
-// The states of a group.
+// The states of a group. All but the first and the last are phases of package gang. The others of its phases are known to
+// the extender alone: Pending includes planned and permitting, Broken includes binding and evicting.
 const (
 	GroupInvalid    = "Invalid"    // The name or size is invalid.
-	GroupIncomplete = "Incomplete" // Not all members exist.
-	GroupWaiting    = "Waiting"
-	GroupPartial    = "Partial" // Some members are bound: the group is being bound, or has lost a member.
-	GroupBound      = "Bound"
-	GroupEnded      = "Ended"
+	GroupIncomplete = "Incomplete" // Too few members exist.
+	GroupPending    = "Pending"    // Enough members exist, and none is bound.
+	GroupRunning    = "Running"    // All members have been bound.
+	GroupBroken     = "Broken"     // Some members are bound, others are not.
+	GroupEnded      = "Ended"      // No member runs or waits.
 )
 
 // readGroupPods reads the pods of a namespace, or of all namespaces if it is empty, that belong to groups.
@@ -62,100 +69,37 @@ func readGroupPods(ctx context.Context, client kubernetes.Interface, namespace s
 	return pods, err
 }
 
-// BuildGroups returns the groups of the pods.
-func BuildGroups(pods []*corev1.Pod) Groups {
-	found := map[[2]string]*groupPods{}
-	for _, pod := range pods {
-		group, err := protocol.GroupOf(pod)
-		key := [2]string{pod.Namespace, group.Name}
-		if found[key] == nil {
-			found[key] = &groupPods{Group: Group{Namespace: pod.Namespace, Name: group.Name}}
-		}
-		found[key].add(pod, group, err)
-	}
+// BuildGroups returns the groups of the pods. now is the time for which they are reported.
+func BuildGroups(pods []*corev1.Pod, now time.Time) Groups {
 	out := Groups{APIVersion: ReportAPIVersion, Kind: GroupsKind, Groups: []Group{}}
-	for _, group := range found {
-		out.Groups = append(out.Groups, group.judge())
-	}
-	slices.SortFunc(out.Groups, func(a, b Group) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
-	return out
-}
-
-// groupPods collects the pods of a group.
-type groupPods struct {
-	Group
-	problem string
-	// ended is the number of members that have ended, waits kube-scheduler's message about a pending one.
-	ended, succeeded int
-	waits            string
-}
-
-func (g *groupPods) add(pod *corev1.Pod, group protocol.Group, err error) {
-	switch {
-	case pod.Status.Phase == corev1.PodSucceeded:
-		g.ended, g.succeeded = g.ended+1, g.succeeded+1
-		return
-	case protocol.Terminal(pod):
-		g.ended++
-		return
-	case pod.DeletionTimestamp != nil:
-		return
-	case err != nil:
-		g.problem = err.Error()
-		return
-	case g.Size != 0 && g.Size != group.Size:
-		g.problem = "the members disagree on the group's size"
-	}
-	g.Size = max(g.Size, group.Size)
-	switch {
-	case !protocol.RequestsCards(pod):
-		g.Cardless++
-	case pod.Spec.NodeName != "":
-		g.Members, g.Bound = g.Members+1, g.Bound+1
-	default:
-		g.Members++
-		for _, condition := range pod.Status.Conditions {
-			if condition.Type == corev1.PodScheduled && condition.Message != "" {
-				g.waits = condition.Message
-			}
+	for _, run := range groupRuns(pods, now) {
+		state, reason := run.state()
+		group := Group{
+			Namespace: run.Group.Namespace, Name: run.Group.Name, Run: run.ID, Size: run.Size, Bound: len(run.bound),
+			Members: len(run.bound) + len(run.pending) + len(run.ineligible), Cardless: run.cardless, State: state, Reason: reason,
 		}
-	}
-}
-
-func (g *groupPods) judge() Group {
-	out := g.Group
-	switch {
-	case g.problem != "":
-		out.State, out.Reason = GroupInvalid, g.problem
-	case g.Members == 0 && g.ended > 0:
-		out.State = GroupEnded
-	case g.Bound == g.Members && g.Bound+g.succeeded >= g.Size:
-		out.State = GroupBound
-	case g.Bound > 0:
-		out.State, out.Reason = GroupPartial, g.waits
-	case g.Members+g.succeeded < g.Size:
-		out.State, out.Reason = GroupIncomplete, fmt.Sprintf("%d of %d members exist", g.Members, g.Size)
-		if g.Members+g.Cardless >= g.Size {
-			out.Reason += fmt.Sprintf(", and %d that ask for no cards don't count", g.Cardless)
+		if since := run.since(); !since.IsZero() {
+			group.Since = &since
 		}
-	default:
-		out.State, out.Reason = GroupWaiting, g.waits
+		out.Groups = append(out.Groups, group)
 	}
 	return out
 }
 
 // writeGroups writes a row for each group.
 func writeGroups(out *bytes.Buffer, groups Groups, f format) {
-	table := rows{{bold, []string{"NAMESPACE", "GROUP", "SIZE", "MEMBERS", "BOUND", "STATE", "REASON"}}}
+	table := rows{{bold, []string{"NAMESPACE", "GROUP", "SIZE", "MEMBERS", "BOUND", "STATE", "WAITS SINCE", "REASON"}}}
 	for _, g := range groups.Groups {
 		size := "?"
 		if g.Size > 0 {
 			size = strconv.Itoa(g.Size)
 		}
+		since := "-"
+		if g.Since != nil {
+			since = g.Since.UTC().Format(time.RFC3339)
+		}
 		table.add(plain, g.Namespace, cmp.Or(shorten(g.Name), "<unnamed>"), size, strconv.Itoa(g.Members), strconv.Itoa(g.Bound),
-			g.State, cmp.Or(g.Reason, "-"))
+			g.State, since, cmp.Or(shorten(g.Reason), "-"))
 	}
 	table.writeAlone(out, f)
 }

@@ -1,14 +1,19 @@
 package inspect
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -18,12 +23,48 @@ func (p podBuilder) member(group string, size int) podBuilder {
 	return p
 }
 
+// inRun marks the pod as bound in a run.
+func (p podBuilder) inRun(id string) podBuilder {
+	p.Annotations[protocol.AnnotationGroupRun] = id
+	return p
+}
+
+// last marks the pod as the last one that was bound.
+func (p podBuilder) last() podBuilder {
+	p.Annotations[protocol.AnnotationGroupWhole] = "true"
+	return p
+}
+
+// created sets the minute of the pod's creation.
+func (p podBuilder) created(minute int) podBuilder {
+	p.CreationTimestamp = metav1.Date(2026, 7, 1, 11, minute, 0, 0, time.UTC)
+	return p
+}
+
+// boundSince sets the minute in which the pod was bound.
+func (p podBuilder) boundSince(minute int) podBuilder {
+	p.Status.Conditions = []corev1.PodCondition{{
+		Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Date(2026, 7, 1, 11, minute, 0, 0, time.UTC),
+	}}
+	return p
+}
+
+func (p podBuilder) controlled(by string) podBuilder {
+	p.OwnerReferences = []metav1.OwnerReference{{UID: types.UID(by), Controller: new(true)}}
+	return p
+}
+
+func (p podBuilder) gated(gate string) podBuilder {
+	p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: gate}}
+	return p
+}
+
 func TestGroups(t *testing.T) {
 	launcher := newPod("launcher", 0).member("mpi", 2)
 	api := newFakeAPI(t, objects(nil,
 		newPod("lonely", 8),
-		newPod("a-0", 8).member("waits", 2).refused("0/1 nodes are available: 1 gang: there is no room for all members at once."),
-		newPod("a-1", 8).member("waits", 2),
+		newPod("a-0", 8).member("waits", 2).created(5).refused("0/1 nodes are available: 1 gang: there is no room for all members at once."),
+		newPod("a-1", 8).member("waits", 2).created(4),
 		newPod("b-0", 8).member("short", 3),
 		launcher, newPod("worker", 8).member("mpi", 2),
 		newPod("c-0", 8).member("runs", 2).on("n", 0), newPod("c-1", 8).member("runs", 2).on("n", 1),
@@ -34,16 +75,16 @@ func TestGroups(t *testing.T) {
 		newPod("h-0", 8).member("elsewhere", 1).in("other"),
 	))
 	want := strings.TrimLeft(`
-NAMESPACE  GROUP      SIZE  MEMBERS  BOUND  STATE       REASON
-default    done       ?     0        0      Ended       -
-default    half       2     2        1      Partial     0/1 nodes are available
-default    leaves     2     1        1      Partial     -
-default    mpi        2     1        0      Incomplete  1 of 2 members exist, and 1 that ask for no cards don't count
-default    quarrels   3     2        0      Invalid     the members disagree on the group's size
-default    runs       2     2        2      Bound       -
-default    short      3     1        0      Incomplete  1 of 3 members exist
-default    waits      2     2        0      Waiting     0/1 nodes are available: 1 gang: there is no room for all members at once.
-other      elsewhere  1     1        0      Waiting     -
+NAMESPACE  GROUP      SIZE  MEMBERS  BOUND  STATE       WAITS SINCE           REASON
+default    done       ?     0        0      Ended       -                     -
+default    half       2     2        1      Broken      -                     only 1 of 2 members are bound
+default    leaves     2     1        1      Running     -                     -
+default    mpi        2     1        0      Incomplete  -                     1 of 2 members exist, and 1 that ask for no cards don't count
+default    quarrels   ?     2        0      Invalid     -                     the members disagree on the group's size
+default    runs       2     2        2      Running     -                     -
+default    short      3     1        0      Incomplete  -                     1 of 3 members exist
+default    waits      2     2        0      Pending     2026-07-01T11:05:00Z  there is no room for all members at once
+other      elsewhere  1     1        0      Pending     -                     kube-scheduler hasn't tried all other members yet
 `, "\n")
 	out, aside, err := execute(t, api, "--groups")
 	if err != nil || aside != "" {
@@ -71,6 +112,102 @@ other      elsewhere  1     1        0      Waiting     -
 	}
 }
 
+// TestGroupRuns checks how the pods of one group are split into runs, and the state of each run.
+func TestGroupRuns(t *testing.T) {
+	bound := func(name, run string) podBuilder { return newPod(name, 8).member("g", 2).on("n", 0).inRun(run) }
+	pending := func(name string) podBuilder { return newPod(name, 8).member("g", 2) }
+	const noRoom = "0/3 nodes are available: 1 Insufficient cpu, 2 gang: there is no room for all members at once."
+	for name, test := range map[string]struct {
+		pods []podBuilder
+		want []string
+	}{
+		"new pods of the job replace failed ones": {
+			[]podBuilder{bound("a", "1").controlled("job").last(), bound("b", "1").controlled("job").phase(corev1.PodFailed), pending("c").controlled("job")},
+			[]string{"1: Running 1/2"},
+		},
+		"another job's pods are the next run": {
+			[]podBuilder{bound("a", "1").controlled("old").last(), bound("b", "1").controlled("old"), pending("c").controlled("new"), pending("d").controlled("new").refused(noRoom)},
+			[]string{"1: Running 2/2", ": Pending 0/2: there is no room for all members at once"},
+		},
+		"the same, with one new pod": {
+			[]podBuilder{bound("a", "1").controlled("old").last(), bound("b", "1").controlled("old"), pending("c").controlled("new")},
+			[]string{"1: Running 2/2", ": Incomplete 0/1: 1 of 2 members exist"},
+		},
+		"the same, and all old pods are terminating": {
+			[]podBuilder{bound("a", "1").controlled("job").last().terminating(), pending("c").controlled("job"), pending("d").controlled("job")},
+			[]string{": Pending 0/2: kube-scheduler hasn't tried all other members yet"},
+		},
+		"further pods of a job of which one has succeeded": {
+			[]podBuilder{bound("a", "1").controlled("job").phase(corev1.PodSucceeded), bound("b", "1").controlled("job").phase(corev1.PodSucceeded), pending("c").controlled("job")},
+			[]string{"1: Running 0/1"},
+		},
+		"bare pods replace others while one runs": {
+			[]podBuilder{bound("a", "1").last(), pending("c")}, []string{"1: Running 1/2"},
+		},
+		"bare pods after all others have succeeded": {
+			[]podBuilder{bound("a", "1").phase(corev1.PodSucceeded), bound("b", "1").phase(corev1.PodSucceeded), pending("c")},
+			[]string{": Incomplete 0/1: 1 of 2 members exist"},
+		},
+		"some members are bound, and no member marks the run": {
+			[]podBuilder{bound("a", "1").boundSince(5), pending("b").created(4).refused(noRoom)},
+			[]string{"1: Broken 1/2: only 1 of 2 members are bound, there is no room for all members at once"},
+		},
+		"the pending member was created after the others were bound": {
+			[]podBuilder{bound("a", "1").boundSince(5), pending("b").created(6)}, []string{"1: Running 1/2"},
+		},
+		"members with scheduling gates don't count": {
+			[]podBuilder{pending("a").gated("quota"), pending("b")}, []string{": Incomplete 0/2: 1 of 2 members exist, 1 more can't be placed because of scheduling gates or an invalid group"},
+		},
+		"but those with the gate of fair shares do": {
+			[]podBuilder{pending("a").gated(protocol.GateFairShare), pending("b")}, []string{": Pending 0/2: kube-scheduler hasn't tried all other members yet"},
+		},
+		"the extender's details about missing members": {
+			[]podBuilder{pending("a").refused("0/1 nodes are available: 1 gang: 1 of 2 members exist and more.")},
+			[]string{": Incomplete 0/1: 1 of 2 members exist and more"},
+		},
+		"an outdated number": {
+			[]podBuilder{pending("a").refused("0/1 nodes are available: 1 gang: 0 of 2 members exist.")},
+			[]string{": Incomplete 0/1: 1 of 2 members exist"},
+		},
+		"the most frequent reason, and no surplus": {
+			[]podBuilder{
+				pending("a").refused("1 gang: x."), pending("b").refused(noRoom), pending("c").refused(noRoom),
+				pending("d").refused("1 " + gang.Surplus.Text), pending("e").refused("1 " + gang.Surplus.Text), pending("f").refused("1 " + gang.Surplus.Text),
+			},
+			[]string{": Pending 0/6: there is no room for all members at once"},
+		},
+		"kube-scheduler itself finds no node": {
+			[]podBuilder{pending("a").refused("0/1 nodes are available: 1 Insufficient cpu."), pending("b")},
+			[]string{": Pending 0/2: 0/1 nodes are available: 1 Insufficient cpu."},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, g := range BuildGroups(objects(nil, test.pods...).Pods, time.Now()).Groups {
+				text := fmt.Sprintf("%s: %s %d/%d", g.Run, g.State, g.Bound, g.Members)
+				if g.Reason != "" {
+					text += ": " + g.Reason
+				}
+				got = append(got, text)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// The states are named like the phases of package gang.
+func TestGroupStates(t *testing.T) {
+	for state, phase := range map[string]gang.Phase{
+		GroupIncomplete: gang.PhaseIncomplete, GroupPending: gang.PhasePending, GroupRunning: gang.PhaseRunning, GroupBroken: gang.PhaseBroken,
+	} {
+		if strings.ToLower(state) != phase.String() {
+			t.Errorf("%s, want %s", state, phase)
+		}
+	}
+}
+
 // TestGroupNamesSanitized checks that a group's name, which a pod's author chooses, is sanitized before it is written.
 func TestGroupNamesSanitized(t *testing.T) {
 	api := newFakeAPI(t, objects(nil,
@@ -82,8 +219,8 @@ func TestGroupNamesSanitized(t *testing.T) {
 		t.Errorf("stderr %q, %v", aside, err)
 	}
 	const why = "the group's name is not a valid label value: up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends\n"
-	want := "default  x^[]0;owned?^[[2J kube-system admin" + strings.Repeat(" ", 127) + "?  0  0  Invalid  " + why +
-		"default  " + strings.Repeat("y", 159) + "…  ?  0  0  Invalid  " + why
+	want := "default  x^[]0;owned?^[[2J kube-system admin" + strings.Repeat(" ", 127) + "?  1  0  Invalid  -  " + why +
+		"default  " + strings.Repeat("y", 159) + "…  ?  1  0  Invalid  -  " + why
 	if diff := cmp.Diff(want, out); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

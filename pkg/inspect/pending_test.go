@@ -11,6 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
+// TestPendingPodDiagnosis checks what the diagnosis gets of nodes and pods. Package diagnosis tests the texts.
 func TestPendingPodDiagnosis(t *testing.T) {
 	nominated := func(p *corev1.Pod) { p.Status.NominatedNodeName, p.Spec.Priority = "n2", new(int32(1)) }
 	one := func(name string, cards ...gpu.Card) nodeBuilder {
@@ -25,31 +26,9 @@ func TestPendingPodDiagnosis(t *testing.T) {
 			split(t, newPod("p", 12)), diagnosis.Fragmented,
 			"12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card",
 		},
-		"too little free memory": {
-			split(t, newPod("p", 13)), diagnosis.Full,
-			"the cards that are large enough are taken: the largest free piece is 7 GiB, on n1 (and 1 node alike)",
-		},
-		"no free memory": {
-			split(t, newPod("p", 1).with(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "hdd"} })), diagnosis.Full,
-			"the cards that are large enough are taken, nothing of them is free; n1: the pod's node selector or affinity rules it out",
-		},
-		"a card has room": {
-			split(t, newPod("p", 7)), diagnosis.Fits,
-			"n1 has room for it now, 7 GiB on one card: the scheduler is about to try, or needs something else than GPU memory",
-		},
-		"the card that is large enough is unhealthy": {
-			objects([]nodeBuilder{one("n", t4(0, 8), unhealthy(t4(1, 16), "Xid 79"))}, newPod("p", 10)), diagnosis.Unhealthy,
-			"the cards that are large enough are unhealthy, on n",
-		},
 		"free memory of unhealthy cards doesn't count": {
 			objects([]nodeBuilder{one("n", t4(0, 8), unhealthy(t4(1, 16), "Xid 79"), t4(2, 16))}, newPod("p", 16), newPod("q", 15).on("n", 2)),
 			diagnosis.Full, "the cards that are large enough are taken: the largest free piece is 8 GiB, on n",
-		},
-		"a taint with effect PreferNoSchedule": {
-			objects([]nodeBuilder{one("n", t4(0, 8)).with(func(n *corev1.Node) {
-				n.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectPreferNoSchedule}}
-			})}, newPod("p", 9)), diagnosis.TooLarge,
-			"no card is large enough: the largest has 8 GiB, on n",
 		},
 		"nodes that can't be used": {
 			objects([]nodeBuilder{
@@ -59,13 +38,29 @@ func TestPendingPodDiagnosis(t *testing.T) {
 			}, newPod("p", 1)), diagnosis.NoNode,
 			"no node that shares GPU memory can take the pod; 2 nodes: the node is cordoned; c: the node is not ready",
 		},
-		"no node shares its cards": {
-			objects([]nodeBuilder{plainNode(t, "n", "10.0.0.1")}, newPod("p", 1)), diagnosis.NoNode, "no node shares GPU memory",
+		"a member that waits for its group, with the extender's reason": {
+			split(t, newPod("p", 7).member("train", 2).created(3).refused("0/2 nodes are available: 2 gang: there is no room for all members at once."),
+				newPod("q", 7).member("train", 2)), diagnosis.WaitsForGroup,
+			"group default/train waits since 2026-07-01T11:03:00Z: there is no room for all members at once",
 		},
-		"a gate": {
-			split(t, newPod("p", 1).with(func(p *corev1.Pod) {
-				p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/quota"}, {Name: "other"}}
-			})), diagnosis.Gated, "the pod is held back by its scheduling gates: example.com/quota, other",
+		"a member that has not been tried, with the reason of another one": {
+			split(t, newPod("p", 7).member("train", 2), newPod("q", 7).member("train", 2).refused("1 gang: there is no room for all members at once.")),
+			diagnosis.WaitsForGroup, "group default/train waits: there is no room for all members at once",
+		},
+		"a member of a group about which the extender has reported nothing": {
+			split(t, newPod("p", 7).member("train", 2), newPod("q", 7).member("train", 2)), diagnosis.WaitsForGroup,
+			"group default/train waits: kube-scheduler hasn't tried all other members yet",
+		},
+		"a member of an incomplete group": {
+			split(t, newPod("p", 7).member("train", 2)), diagnosis.WaitsForGroup, "group default/train waits: 1 of 2 members exist",
+		},
+		"a member of a group that runs": {
+			split(t, newPod("p", 6).member("train", 2), newPod("q", 1).member("train", 2).on("n1", 0).last()), diagnosis.Fits,
+			"n1 has room for it now, 6 GiB on one card: the scheduler is about to try, or needs something else than GPU memory",
+		},
+		"a member with an invalid size": {
+			split(t, newPod("p", 7).member("train", 0).refused("1 gang: the group's size is not a positive integer.")), diagnosis.WaitsForGroup,
+			"group default/train waits: the group's size is not a positive integer",
 		},
 		"evictions in progress": {
 			split(t, newPod("p", 16).with(nominated), newPod("e", 16).on("n2", 1).terminating()), diagnosis.Nominated,

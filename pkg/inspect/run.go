@@ -31,7 +31,7 @@ func (o *options) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return o.print(o.drawGroups(BuildGroups(pods)))
+		return o.print(o.drawGroups(BuildGroups(pods, time.Now())))
 	}
 	// Also before a watch, which retries forever: a failure at the start should be an error.
 	objects, err := read(ctx, client, o.scope)

@@ -6,6 +6,5 @@
 // library and no clock. NVML is loaded at run time, so a program that imports this package also runs on a machine without
 // the library.
 //
-// A process can use only one NVML library: the first library that it loads answers every call, even if another one is
-// opened later.
+// A process can use only one NVML library: the first that it loads answers every call, even if another one is opened later.
 package inventory

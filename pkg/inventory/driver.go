@@ -24,8 +24,7 @@ var ErrNoLibrary = errors.New("no NVIDIA driver library")
 // library stays loaded until the program ends, so a retry doesn't help.
 var errMismatch = errors.New("the library doesn't match the running driver, which was replaced: only a restart of this program loads the new library")
 
-// unusable is the reason why a card can't be used although it answers every call. A new session with the driver would not
-// change that.
+// unusable is why a card can't be used although it answers every call. A new session with the driver would change nothing.
 type unusable string
 
 func (u unusable) Error() string { return string(u) }
@@ -33,8 +32,7 @@ func (u unusable) Error() string { return string(u) }
 const (
 	// errMIG is the reason for a card in MIG mode: a container that gets the UUID of such a card finds no compute device.
 	errMIG unusable = "MIG mode is on, its memory belongs to MIG devices"
-	// errNoMemory is the reason for a card that shares the machine's memory, such as GB10: it reports no memory of its
-	// own.
+	// errNoMemory is the reason for a card that shares the machine's memory, such as GB10, and reports none of its own.
 	errNoMemory unusable = "the driver reports no memory of its own for it: set --card-memory"
 )
 
@@ -51,20 +49,21 @@ const (
 	recoveryDrainAndReset
 )
 
-// err returns why the card can't be used until the action was taken. It returns nil if no action is needed or the action
-// is unknown.
+// recoveryReasons are the reasons for cards that can't be used until the action was taken.
+var recoveryReasons = map[recoveryAction]unusable{
+	recoveryReset:         "the driver asks for a reset of the card",
+	recoveryReboot:        "the driver asks for a restart of the machine",
+	recoveryDrainPeers:    "the driver asks to end all peer-to-peer traffic of the card",
+	recoveryDrainAndReset: "the driver asks to drain the card and to reset it",
+}
+
+// err returns why the card can't be used until the action was taken; nil if none is needed, or the action is unknown.
 func (a recoveryAction) err() error {
-	switch a {
-	case recoveryUnknown, recoveryNone:
+	if a <= recoveryNone {
 		return nil
-	case recoveryReset:
-		return unusable("the driver asks for a reset of the card")
-	case recoveryReboot:
-		return unusable("the driver asks for a restart of the machine")
-	case recoveryDrainPeers:
-		return unusable("the driver asks to end all peer-to-peer traffic of the card")
-	case recoveryDrainAndReset:
-		return unusable("the driver asks to drain the card and to reset it")
+	}
+	if reason, ok := recoveryReasons[a]; ok {
+		return reason
 	}
 	return unusable(fmt.Sprintf("the driver asks for recovery action %d", a))
 }
@@ -106,8 +105,7 @@ type device struct {
 	// err is the reason why the card can't be used. The fields that were read before the error are set.
 	err error
 	// lost is true if the driver has lost the card, or can use it only after a reset.
-	lost bool
-	// recovery is the recovery action that the driver asks for.
+	lost     bool
 	recovery recoveryAction
 
 	handle nvml.Device
@@ -119,9 +117,8 @@ type driver struct {
 	// hasAffinity, hasMIG and hasFields report whether the library has the function.
 	hasAffinity, hasMIG, hasFields bool
 
-	// watched holds the UUIDs of the cards for which a watch was set up; nil if there is no watch. set is the event set of
-	// the watch; nil if there is no watch or none of the cards reports events. uuids maps the handles of the cards in set
-	// to their UUIDs.
+	// watched holds the UUIDs of the cards for which a watch was set up; nil without a watch. set is its event set; nil if
+	// none of the cards reports events. uuids maps the handles of the cards in set to their UUIDs.
 	watched []string
 	set     nvml.EventSet
 	uuids   map[nvml.Device]string
@@ -129,8 +126,7 @@ type driver struct {
 	failed []string
 }
 
-// openDriver loads the library at path and initializes it. If path is empty, it loads the library that the dynamic linker
-// finds.
+// openDriver loads the library at path, or if that is empty the one that the dynamic linker finds, and initializes it.
 func openDriver(path string) (*driver, error) {
 	if path == "" {
 		path = defaultLibrary
@@ -225,8 +221,7 @@ func (d *driver) read(index int) device {
 	return c
 }
 
-// recoveryAction returns the recovery action that the driver asks for. Older drivers don't have this field; the result is
-// then recoveryUnknown.
+// recoveryAction returns the recovery action that the driver asks for; recoveryUnknown for drivers without this field.
 func (d *driver) recoveryAction(handle nvml.Device) recoveryAction {
 	if !d.hasFields {
 		return recoveryUnknown
@@ -244,9 +239,8 @@ func (d *driver) recoveryAction(handle nvml.Device) recoveryAction {
 	return recoveryUnknown
 }
 
-// numaNode returns the NUMA node that is nearest to the card, or NoNUMANode if it is unknown or several nodes are equally
-// near. nvmlDeviceGetNumaNodeId returns something else: the node that the card's own memory forms, on machines where that
-// memory is a NUMA node.
+// numaNode returns the NUMA node that is nearest to the card, or NoNUMANode if it is unknown or several are equally near.
+// nvmlDeviceGetNumaNodeId returns something else: the node that the card's own memory forms on some machines.
 func (d *driver) numaNode(handle nvml.Device) int {
 	const maxNodes = 1024 // the largest CONFIG_NODES_SHIFT of Linux
 	if !d.hasAffinity {
@@ -372,9 +366,8 @@ func (d *driver) wait(timeout time.Duration) ([]event, error) {
 	return events, nil
 }
 
-// uuidOf returns the UUID of the card behind a handle. It reads the UUID from the card first, because NVML doesn't
-// guarantee that two handles of one card are equal. It returns an empty string if the card doesn't answer and the handle
-// isn't in the watch.
+// uuidOf returns the UUID of the card behind a handle, read from the card, because NVML doesn't guarantee that two handles of
+// one card are equal. It returns an empty string if the card doesn't answer and the watch doesn't have the handle.
 func (d *driver) uuidOf(handle nvml.Device) string {
 	if uuid, ret := handle.GetUUID(); ret == nvml.SUCCESS {
 		return uuid

@@ -25,8 +25,7 @@ type Options struct {
 	// Library is the path of NVIDIA's management library. If it is empty, the dynamic linker searches for libnvidia-ml.so.1.
 	Library string
 	// Unit is the unit in which the cards' memory is counted.
-	Unit gpu.Unit
-	// CardMemory is the memory of cards as the administrator sets it.
+	Unit       gpu.Unit
 	CardMemory CardMemory
 	// Xids selects the Xid errors that make a card unhealthy.
 	Xids XidChecks
@@ -40,12 +39,10 @@ type Options struct {
 
 	// ProbeInterval is the time between two probes of each card. The default is 30 s, or QuietPeriod if that is shorter.
 	ProbeInterval time.Duration
-	// QuietPeriod is how long a card must be without errors before it is healthy again. The default is DefaultQuietPeriod. It
-	// is also the time after which a new session with the driver is opened because of an unreachable card. That time doubles
-	// with each further session, up to one hour.
+	// QuietPeriod is how long a card must be without errors before it is healthy again; DefaultQuietPeriod by default. It is
+	// also how long a session with the driver lasts with an unreachable card, doubled each time, up to one hour.
 	QuietPeriod time.Duration
-	// RetryInterval is the time between two attempts to open a driver that can't be opened or has no cards. The default is
-	// 10 s.
+	// RetryInterval is the time between two attempts to open a driver that can't be opened or has no cards; 10 s by default.
 	RetryInterval time.Duration
 	// AnswerTimeout is how long the driver may take to answer before its cards count as unusable. The default is one minute,
 	// because cards that must first be woken up can take nearly that long.
@@ -95,8 +92,7 @@ func (s State) equal(o State) bool {
 	return s.Problem == o.Problem && slices.Equal(s.Cards, o.Cards) && maps.Equal(s.Moved, o.Moved)
 }
 
-// stopGrace is how long Run waits for the driver at a stop. It is longer than a normal step and too short to delay the
-// stop noticeably.
+// stopGrace is how long Run waits for the driver at a stop: longer than a normal step, too short to be noticed.
 const stopGrace = 2 * slice
 
 // Monitor watches a node's cards and their health.
@@ -113,9 +109,8 @@ func New(options Options) *Monitor {
 // the first result, even if that is a missing driver, and then with each change. The calls of publish never overlap, and
 // the callee may keep the state. Only one Run may be active in a process at a time.
 //
-// Run returns an error if only a restart of the program helps. Either the driver was replaced while the old library was
-// loaded. Or Library is empty and there was no library for LibraryPatience (ErrNoLibrary), and a running container doesn't
-// get one later. The reason is published first.
+// Run returns an error if only a restart of the program helps: the driver was replaced while the old library was loaded, or
+// Library is empty and there was none for LibraryPatience (ErrNoLibrary). The reason is published first.
 func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 	logger := klog.FromContext(ctx)
 	reader := &reader{options: m.options, logger: logger}
@@ -187,10 +182,9 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 	return failure
 }
 
-// known returns the cards of an earlier run. If the machine has restarted since, it drops the reasons why cards were
-// unhealthy, because a restart of the machine resets its cards. The drop matters: the pods restart with the machine, and
-// the kubelet fails a pod if its card is unhealthy (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/manager.go,
-// devicesToAllocate).
+// known returns the cards of an earlier run, without the reasons why they were unhealthy if the machine has restarted since,
+// which resets its cards. That matters: the pods restart with the machine, and the kubelet fails a pod whose card is
+// unhealthy (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate).
 func (m *Monitor) known(ctx context.Context) []gpu.Card {
 	cards, bootID := m.options.Known(ctx)
 	if bootID == "" || m.options.BootID == "" || bootID == m.options.BootID {
@@ -206,8 +200,7 @@ func (m *Monitor) known(ctx context.Context) []gpu.Card {
 // hopeless detects failures of the driver that a retry can't fix.
 type hopeless struct {
 	options Options
-	// mismatch and noLibrary are the start of the current, uninterrupted series of each failure; zero if the last attempt
-	// did not fail in that way.
+	// mismatch and noLibrary are when the current series of each failure began; zero if the last attempt had another result.
 	mismatch, noLibrary time.Time
 }
 

@@ -19,8 +19,7 @@ type reader struct {
 
 	driver *driver // nil if no session is open
 	opened time.Time
-	// missing holds the indices of the unreachable cards for which the session is to be reopened. patience is how long the
-	// session lasts before that.
+	// missing holds the indices of unreachable cards, for which the session is reopened after patience.
 	missing  []int
 	patience time.Duration
 	// due is when the next listing is due. The listing opens the driver if no session is open.

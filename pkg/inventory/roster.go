@@ -27,12 +27,10 @@ const (
 // reason: the driver reports a Xid only once, and its quiet period may not be over. Any other problem of a card shows again
 // in the next listing.
 //
-// A Xid after which a card needs a reset lasts beyond the quiet period. There are two signs that the card was reset. Either
-// the driver asked for a reset and no longer does. Or the driver had lost the card, or no longer listed it, and can read it
-// again.
+// A Xid after which a card needs a reset lasts beyond the quiet period. There are two signs of the reset: the driver asked
+// for it and no longer does, or it had lost the card, or no longer listed it, and can read it again.
 type roster struct {
-	unit gpu.Unit
-	// memory is the memory of cards as the administrator sets it.
+	unit   gpu.Unit
 	memory CardMemory
 	// xids selects the Xid errors that make a card unhealthy.
 	xids XidChecks
@@ -55,8 +53,7 @@ type entry struct {
 	trouble time.Time
 	// failing is true if the last listing found an error of the card, or did not contain it.
 	failing bool
-	// unreachable is true if the last listing could not read the card, or did not contain it. A new session with the driver
-	// may reach it.
+	// unreachable is true if the last listing could not read the card, or didn't contain it. A new session may reach it.
 	unreachable bool
 	// sticky is true if the card had a Xid that only a reset ends, and no reset was detected since.
 	sticky bool
@@ -158,8 +155,7 @@ func (r *roster) place(d device, listed map[int]bool) *entry {
 	return &r.entries[i]
 }
 
-// update records the driver's values of the card and decides whether it is healthy. A value that could not be read keeps its
-// last known value.
+// update records those values of the card that the driver could read, and decides whether the card is healthy.
 func (rec *entry) update(d device, r *roster, now time.Time) {
 	card := &rec.card
 	rec.seen, rec.position = true, d.index

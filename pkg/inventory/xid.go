@@ -55,8 +55,7 @@ const (
 	xidPrefix = "Xid "
 	// reasonReset follows the number of a Xid that only a reset ends.
 	reasonReset = ", until the card is reset or the machine restarts"
-	// reasonAsked follows reasonReset if the driver also asks for the reset. Then the end of that request shows that the
-	// reset is done.
+	// reasonAsked follows reasonReset if the driver also asks for the reset. The end of that request shows that it is done.
 	reasonAsked = "; the driver asks for it"
 )
 
@@ -89,8 +88,7 @@ type event struct {
 	xid  xid
 }
 
-// XidChecks selects the Xid errors that make a card unhealthy. The zero value selects all except those that a program on
-// the card causes.
+// XidChecks selects the Xid errors that make a card unhealthy; the zero value all but those that programs cause.
 type XidChecks struct {
 	disabled, enabled xidSet
 }
@@ -101,10 +99,9 @@ type xidSet struct {
 	some map[xid]bool
 }
 
-// ParseXidChecks parses the lists that NVIDIA's device plugin reads from DP_DISABLE_HEALTHCHECKS and
-// DP_ENABLE_HEALTHCHECKS. Each is a comma-separated list of Xids; "all" or "xids" stands for every Xid. An enabled Xid
-// counts even if it is also disabled. Like NVIDIA's plugin, it ignores words that are not numbers; it returns them as
-// malformed, for the log.
+// ParseXidChecks parses the lists that NVIDIA's device plugin reads from DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS.
+// Each is a comma-separated list of Xids; "all" or "xids" stands for every Xid. An enabled Xid counts even if it is also
+// disabled. Like NVIDIA's plugin, it ignores other words, and returns them as malformed, for the log.
 func ParseXidChecks(disable, enable string) (checks XidChecks, malformed []string) {
 	for list, set := range map[*string]*xidSet{&disable: &checks.disabled, &enable: &checks.enabled} {
 		set.some = map[xid]bool{}

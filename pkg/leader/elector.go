@@ -35,8 +35,7 @@ type Observer interface {
 // Options configure an Elector. All replicas must have the same durations.
 type Options struct {
 	// Client should have its own rate limit, so that a burst of binds doesn't delay a renewal.
-	Client kubernetes.Interface
-	// Namespace is the namespace of the Lease.
+	Client    kubernetes.Interface
 	Namespace string
 	// Identity is unique to this process, also among former processes of the same pod; see NewIdentity.
 	Identity string
@@ -156,8 +155,7 @@ func (e *Elector) Leading() error { return e.term.status(e.Clock.Now()).phase.er
 
 func (e *Elector) holding() bool { return e.term.holding(e.Clock.Now()) }
 
-// Run takes part in the election until ctx ends. Then it stops answering, drains, and releases the Lease. It goes on after
-// losing the Lease.
+// Run takes part in the election until ctx ends, also after a loss. Then it stops answering, drains, and releases the Lease.
 func (e *Elector) Run(ctx context.Context, replica Replica) error {
 	logger := klog.FromContext(ctx).WithValues("lease", e.lock.Describe(), "identity", e.Identity)
 	ctx = klog.NewContext(ctx, logger)

@@ -56,7 +56,7 @@ func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 		l.term.saw(record, l.clock.Now())
 		l.changed()
 	case apierrors.IsNotFound(err):
-		l.term.sawNone()
+		l.term.notHeld()
 		l.changed()
 	}
 	return record, raw, err
@@ -81,7 +81,7 @@ func (l *lock) write(ctx context.Context, record resourcelock.LeaderElectionReco
 	defer l.changed()
 	ours := record.HolderIdentity == l.Identity()
 	if !ours {
-		l.term.resign() // Before the write, because the next leader may answer before the write returns here.
+		l.term.notHeld() // Before the write, because the next leader may answer before the write returns here.
 	}
 	begun := l.clock.Now()
 	if err := call(ctx, record); err != nil {
@@ -132,8 +132,7 @@ func (l *lock) nudge() {
 	}
 }
 
-// watch calls nudge when the Lease is free, and records when renewals by other replicas were seen. It returns when ctx
-// ends.
+// watch calls nudge when the Lease is free, and records when renewals by other replicas were seen, until ctx ends.
 func (l *lock) watch(ctx context.Context, client kubernetes.Interface, namespace string) error {
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {

@@ -48,8 +48,7 @@ func (e Endpoint) validate() error {
 	return nil
 }
 
-// slice returns the EndpointSlice that publishes e. It has the Service's name, so that each leader overwrites the former
-// leader's.
+// slice returns the EndpointSlice that publishes e. It has the Service's name, so that each leader overwrites the last one's.
 func (e Endpoint) slice(identity string) *discoveryv1.EndpointSlice {
 	family, address := discoveryv1.AddressTypeIPv4, netip.MustParseAddr(e.Address).Unmap()
 	if address.Is6() {
@@ -83,8 +82,7 @@ func merge(live, want *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 }
 
 // publisher keeps the EndpointSlice up to date while this replica holds the Lease. It never deletes the slice: the next
-// leader overwrites it. The Service owns the slice, so that garbage collection deletes both; without the Service nothing is
-// published.
+// leader overwrites it. The Service owns the slice, so both are deleted together; without the Service nothing is published.
 type publisher struct {
 	services corev1client.ServiceInterface
 	slices   typedv1.EndpointSliceInterface

@@ -9,8 +9,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// ErrNotLeading is wrapped by all reasons not to answer. Their texts are constant, because kube-scheduler shows them on
-// pods.
+// ErrNotLeading is wrapped by all reasons not to answer. Their texts are constant: kube-scheduler shows them on pods.
 var ErrNotLeading = errors.New("this replica doesn't lead")
 
 // The reasons not to answer.
@@ -45,8 +44,7 @@ func (p phase) String() string {
 	return [...]string{standingBy: "standing by", lapsed: "lapsed", waiting: "waiting", takingOver: "taking over", leading: "leading"}[p]
 }
 
-// sighting is one state of the Lease under another holder, with the time when it was first seen. The holder's write was
-// sent before that time.
+// sighting is a state of the Lease under another holder, and when it was first seen, which is after the holder's write.
 type sighting struct {
 	holder   string
 	renewed  time.Time // By the holder's clock: compared for equality only.
@@ -118,8 +116,8 @@ func (t *term) watched(record *resourcelock.LeaderElectionRecord, now time.Time)
 	}
 }
 
-// sawNone records that the Lease doesn't exist, because it was deleted. Its former holder may not have noticed.
-func (t *term) sawNone() {
+// notHeld records that the Lease isn't ours: it was deleted, perhaps unnoticed by its holder, or is about to be released.
+func (t *term) notHeld() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.renewed = time.Time{}
@@ -144,13 +142,6 @@ func (t *term) finished(number uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.tookOver = max(t.tookOver, number)
-}
-
-// resign records that the Lease is about to be released.
-func (t *term) resign() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.renewed = time.Time{}
 }
 
 // status is the state of a term at one moment.
@@ -194,9 +185,8 @@ func (t *term) mayRelease(now time.Time) bool {
 	return !t.renewed.IsZero() && !now.Before(t.answersFrom)
 }
 
-// elapsed returns the longer of the durations by the monotonic and the wall clock: the monotonic clock can stop while a
-// machine is suspended, and the wall clock can be set back. If the wall clock is set forward, the replica pauses until its
-// next renewal at worst.
+// elapsed returns the longer of the durations by the monotonic clock, which can stop while a machine is suspended, and by the
+// wall clock, which can be set back. If it is set forward, the replica pauses until its next renewal at worst.
 func elapsed(from, to time.Time) time.Duration {
 	return max(to.Sub(from), to.Round(0).Sub(from.Round(0)))
 }

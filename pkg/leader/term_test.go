@@ -37,14 +37,14 @@ func TestTerm(t *testing.T) {
 			func(*term) {}, []moment{{0, standingBy}, {100, standingBy}},
 		},
 		"without a former leader there is no wait, only the first reads": {
-			func(u *term) { u.sawNone(); u.held(at(1)) }, []moment{{1, takingOver}, {10.9, takingOver}, {11, lapsed}},
+			func(u *term) { u.notHeld(); u.held(at(1)) }, []moment{{1, takingOver}, {10.9, takingOver}, {11, lapsed}},
 		},
 		"a renewal is valid from its start for the renew deadline": {
-			func(u *term) { u.sawNone(); u.held(at(1)); took(u); u.held(at(3)) },
+			func(u *term) { u.notHeld(); u.held(at(1)); took(u); u.held(at(3)) },
 			[]moment{{3, leading}, {12.9, leading}, {13, lapsed}, {1000, lapsed}},
 		},
 		"a lapsed leader that still holds the Lease continues": {
-			func(u *term) { u.sawNone(); u.held(at(1)); took(u); u.saw(by("us", 1), at(14)); u.held(at(14)) },
+			func(u *term) { u.notHeld(); u.held(at(1)); took(u); u.saw(by("us", 1), at(14)); u.held(at(14)) },
 			[]moment{{14, leading}},
 		},
 		"a released Lease needs no wait": {
@@ -94,20 +94,20 @@ func TestTerm(t *testing.T) {
 			[]moment{{28.9, waiting}, {29, lapsed}},
 		},
 		"a leader that sees another holder stops leading": {
-			func(u *term) { u.sawNone(); u.held(at(1)); took(u); u.saw(by("them", 2), at(2)) },
+			func(u *term) { u.notHeld(); u.held(at(1)); took(u); u.saw(by("them", 2), at(2)) },
 			[]moment{{2, standingBy}},
 		},
-		"a leader whose Lease was deleted stops leading": {
-			func(u *term) { u.sawNone(); u.held(at(1)); took(u); u.sawNone() },
+		"a leader whose Lease was deleted, or is being released, stops leading": {
+			func(u *term) { u.notHeld(); u.held(at(1)); took(u); u.notHeld() },
 			[]moment{{2, standingBy}},
 		},
 		"after the deletion of another holder's Lease, the wait is needed": {
-			func(u *term) { u.saw(by("them", 1), at(1)); u.sawNone(); u.held(at(2)); took(u) },
+			func(u *term) { u.saw(by("them", 1), at(1)); u.notHeld(); u.held(at(2)); took(u) },
 			[]moment{{2, waiting}},
 		},
 		"a second term takes over again": {
 			func(u *term) {
-				u.sawNone()
+				u.notHeld()
 				u.held(at(1))
 				took(u)
 				u.saw(by("them", 2), at(2))
@@ -118,7 +118,7 @@ func TestTerm(t *testing.T) {
 		},
 		"a takeover that ends after its term has no effect": {
 			func(u *term) {
-				u.sawNone()
+				u.notHeld()
 				u.held(at(1))
 				number := u.number
 				u.saw(by("", 3), at(3))
@@ -126,9 +126,6 @@ func TestTerm(t *testing.T) {
 				u.finished(number)
 			},
 			[]moment{{3, takingOver}},
-		},
-		"after resign it doesn't lead": {
-			func(u *term) { u.sawNone(); u.held(at(1)); took(u); u.resign() }, []moment{{1, standingBy}},
 		},
 	}
 	for name, test := range tests {
@@ -158,10 +155,10 @@ func TestMayRelease(t *testing.T) {
 		want    bool
 	}{
 		"not held":         {func(*term) {}, 1, false},
-		"no former holder": {func(u *term) { u.sawNone(); u.held(at(1)) }, 1, true},
+		"no former holder": {func(u *term) { u.notHeld(); u.held(at(1)) }, 1, true},
 		"the former holder's writes can take effect": {func(u *term) { u.saw(by("them", 1), at(1)); u.held(at(20)) }, 28.9, false},
 		"the former holder's writes have ended":      {func(u *term) { u.saw(by("them", 1), at(1)); u.held(at(20)) }, 29, true},
-		"lapsed":                                     {func(u *term) { u.sawNone(); u.held(at(1)) }, 14, true},
+		"lapsed":                                     {func(u *term) { u.notHeld(); u.held(at(1)) }, 14, true},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -2,6 +2,7 @@ package ledger_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -133,4 +134,55 @@ func BenchmarkReserveBesideReaders(b *testing.B) {
 			}
 		})
 	}, sizes...)
+}
+
+// BenchmarkReserveAll measures a gang of 512 pods of a card each on 5,000 empty nodes, whose pods have the same list of
+// candidate nodes, alternate between a few lists, or have a list each, as the pods of a StatefulSet with volumes.
+// BenchmarkReserveForStarving does so for the starvation reservation.
+func BenchmarkReserveAll(b *testing.B) {
+	benchmarkGang(b, func(b *testing.B, l *ledger.Ledger, requests []ledger.Request) {
+		for b.Loop() {
+			if places, _ := l.ReserveAll(requests, nil, binpack, nil, at); places == nil {
+				b.Fatal("no room")
+			}
+			b.StopTimer()
+			for _, request := range requests {
+				l.Release(request.Pod.UID)
+			}
+			b.StartTimer()
+		}
+	})
+}
+
+func BenchmarkReserveForStarving(b *testing.B) {
+	benchmarkGang(b, func(b *testing.B, l *ledger.Ledger, requests []ledger.Request) {
+		for b.Loop() {
+			if !l.ReserveForStarving(requests, 0, "", nil) {
+				b.Fatal("no room")
+			}
+		}
+	})
+}
+
+func benchmarkGang(b *testing.B, run func(b *testing.B, l *ledger.Ledger, requests []ledger.Request)) {
+	const nodes, members = 5000, 512
+	f, names := newFixture(b), make([]string, nodes)
+	for i := range names {
+		names[i] = fmt.Sprintf("node-%04d", i)
+		f.SetNode(names[i], spec(80, 80, 80, 80, 80, 80, 80, 80))
+	}
+	for name, lists := range map[string]int{"one list": 1, "few lists": 4, "own lists": members} {
+		requests := make([]ledger.Request, members)
+		for i := range requests {
+			// Each list lacks other nodes.
+			list := slices.Clone(names)
+			if i < lists {
+				list = slices.Delete(list, i, i+1)
+			} else {
+				list = requests[i%lists].Nodes
+			}
+			requests[i] = ledger.Request{Pod: pod(fmt.Sprint("w", i), 80), Nodes: list}
+		}
+		b.Run(name, func(b *testing.B) { run(b, f.Ledger, requests) })
+	}
 }

@@ -126,7 +126,7 @@ func TestConcurrentOperations(t *testing.T) {
 		concurrently(t, l, func(random *rand.Rand, _ int) {
 			for range rounds / 40 {
 				p, node := shared[random.IntN(len(shared))], nodes[random.IntN(len(nodes))]
-				switch random.IntN(9) {
+				switch random.IntN(12) {
 				case 0, 1:
 					_, _ = l.Reserve(node, p, placement.Binpack, at) // An error for a full node is expected.
 				case 2:
@@ -146,6 +146,16 @@ func TestConcurrentOperations(t *testing.T) {
 					l.Check(p, nodes, func(string, placement.Reason) {})
 					l.AddTentative(p, nodes[:1], at)
 					l.Rank(tentative, p, nodes, func(int, placement.Suitability, placement.Reason) {})
+				case 9:
+					l.ReserveAll([]ledger.Request{{Pod: p, Nodes: nodes}, {Pod: shared[0], Nodes: nodes}}, [][]gpu.PodUID{{shared[1].UID}}, binpack, nil, at)
+				case 10:
+					l.ReserveForStarving([]ledger.Request{{Pod: p, Nodes: nodes}}, 0, "label", nil)
+					l.Move(ledger.Request{Pod: p, Nodes: nodes}, binpack, nil, at)
+				case 11:
+					l.EndStarvationReservation()
+					l.StarvationLabel()
+					l.StillUsable(p.UID)
+					l.Memory()
 				}
 			}
 		}, checkSums)
@@ -161,6 +171,15 @@ func TestConcurrentOperations(t *testing.T) {
 			}
 		}
 		expect(t, "the nodes of the pods (Lookup, Nodes)", want, got)
+		var memory gpu.Memory
+		for _, n := range l.Nodes() {
+			for _, c := range n.Cards {
+				if !n.WholeCards {
+					memory += c.Memory
+				}
+			}
+		}
+		expect(t, "the shared memory", memory, l.Memory())
 	}
 	for _, p := range shared {
 		l.Remove(p.UID)

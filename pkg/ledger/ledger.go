@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -102,6 +103,8 @@ type Ledger struct {
 	// nominations maps each nominated pod to its node.
 	nominations map[gpu.PodUID]string
 	tentative   tentativePlacements
+	// memory caches the result of Memory; nil after a change of a node's cards.
+	memory atomic.Pointer[gpu.Memory]
 	// revision is incremented by every change of a node, see ChangesSince. forgotten is the revision of the last change that
 	// removed a node.
 	revision, forgotten uint64
@@ -130,13 +133,19 @@ func (l *Ledger) freed(node string) {
 
 // SetNode sets the cards of a node. Allocations stay, including those on cards that no longer exist.
 func (l *Ledger) SetNode(name string, spec NodeSpec) {
-	l.change(name, func(n *node) { n.setSpec(spec) })
+	l.change(name, func(n *node) {
+		n.setSpec(spec)
+		l.memory.Store(nil)
+	})
 }
 
 // DeleteNode removes the cards of a node. Its allocations stay until their pods are gone, so that they still count when
 // the Node object is deleted and created again.
 func (l *Ledger) DeleteNode(name string) {
-	l.change(name, (*node).clearSpec)
+	l.change(name, func(n *node) {
+		n.clearSpec()
+		l.memory.Store(nil)
+	})
 }
 
 // Check calls visit for each of the named nodes, in order, with Fits or the reason why the pod doesn't fit the node. It
@@ -238,7 +247,7 @@ func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 		where, reason = placement.Place(policy, l.cardsFor(n, pod), pod.Request)
 	}
 	if reason != placement.Fits {
-		return Allocation{}, &NoRoomError{name, reason}
+		return Allocation{}, &NoRoomError{name, l.orReserved(n, pod, reason)}
 	}
 	return l.assume(name, pod, where, at).copy(), nil
 }
@@ -379,6 +388,41 @@ func (l *Ledger) NodeCards() []NodeCards {
 	}
 	slices.SortFunc(out, func(a, b NodeCards) int { return cmp.Compare(a.Name, b.Name) })
 	return out
+}
+
+// Memory returns the memory of all cards that nodes share, in the unit in which most of it is counted. Requests are in the
+// unit of the node that their pod gets, so the result compares with a sum of requests if all nodes have the same unit, and only
+// roughly otherwise. It reads every node if a node's cards have changed since the last call; otherwise it costs next to nothing.
+func (l *Ledger) Memory() gpu.Memory {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if known := l.memory.Load(); known != nil {
+		return *known
+	}
+	sum := l.sumMemory()
+	l.memory.Store(&sum)
+	return sum
+}
+
+func (l *Ledger) sumMemory() gpu.Memory {
+	byUnit := map[gpu.Unit]gpu.Memory{}
+	for _, n := range l.nodes {
+		if n.shareable() == placement.Fits {
+			unit := gpu.UnitOf(n.unit, n.inventory)
+			byUnit[unit] = byUnit[unit].Add(n.totals.Memory)
+		}
+	}
+	var main gpu.Unit
+	for unit, memory := range byUnit {
+		if bytes, most := unit.Bytes(memory), main.Bytes(byUnit[main]); bytes > most || bytes == most && unit > main {
+			main = unit
+		}
+	}
+	var sum gpu.Memory
+	for unit, memory := range byUnit {
+		sum = sum.Add(main.Count(unit.Bytes(memory)))
+	}
+	return sum
 }
 
 // change edits one node.

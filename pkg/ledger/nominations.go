@@ -125,7 +125,16 @@ func (l *Ledger) fit(n *node, pod gpu.Pod) placement.Reason {
 	if reason := n.shareable(); reason != placement.Fits {
 		return reason
 	}
-	return placement.Fit(l.cardsFor(n, pod), pod.Request)
+	return l.orReserved(n, pod, placement.Fit(l.cardsFor(n, pod), pod.Request))
+}
+
+// orReserved returns placement.Reserved instead of the reason if the pod would fit the node without the starvation
+// reservation.
+func (l *Ledger) orReserved(n *node, pod gpu.Pod, reason placement.Reason) placement.Reason {
+	if reason.Resolvable() && l.seesStarvationReservation(n, pod) && placement.Fit(l.withNominees(n, pod, n.cards, false), pod.Request) == placement.Fits {
+		return placement.Reserved
+	}
+	return reason
 }
 
 // suit is fit with the node's suitability.
@@ -141,17 +150,24 @@ func (l *Ledger) suit(n *node, view View, pod gpu.Pod) (placement.Suitability, p
 		cards = n.withTentative(cards, view, pod)
 	}
 	totals := placement.Sum(cards)
-	return placement.Suit(view.Card, view.Node, cards, &totals, pod.Request)
+	suits, reason := placement.Suit(view.Card, view.Node, cards, &totals, pod.Request)
+	return suits, l.orReserved(n, pod, reason)
 }
 
 // cardsFor returns the node's cards as the pod sees them: a copy if nominations or the starvation reservation take
 // precedence over the pod. The caller holds the lock, and the node is open.
 func (l *Ledger) cardsFor(n *node, pod gpu.Pod) []placement.Card {
-	cards, copied := n.cards, false
-	if l.seesStarvationReservation(n, pod) {
-		cards, copied = slices.Clone(cards), true
-		add(cards, n.starvation)
+	if !l.seesStarvationReservation(n, pod) {
+		return l.withNominees(n, pod, n.cards, false)
 	}
+	cards := slices.Clone(n.cards)
+	add(cards, n.starvation)
+	return l.withNominees(n, pod, cards, true)
+}
+
+// withNominees returns the cards with what nominated pods are likely to get counted as used. It changes cards if they are
+// copied already.
+func (l *Ledger) withNominees(n *node, pod gpu.Pod, cards []placement.Card, copied bool) []placement.Card {
 	for _, nominee := range n.nominees {
 		if nominee.Priority < pod.Priority {
 			break

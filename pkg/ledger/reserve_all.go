@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"container/heap"
 	"slices"
 	"time"
 
@@ -12,7 +11,8 @@ import (
 // Request is a pod to place on one of several nodes.
 type Request struct {
 	Pod gpu.Pod
-	// Nodes are the names of the candidate nodes. Consecutive requests that share one slice are placed faster.
+	// Nodes are the names of the candidate nodes. Nodes are ranked once for each slice, amount and priority, so
+	// requests with equal candidates should share one slice.
 	Nodes []string
 }
 
@@ -23,14 +23,28 @@ type Reservation struct {
 	Existing bool
 }
 
+// Capacity counts what nodes have besides GPU memory: CPU, memory, pods, extended resources. The ledger uses it with its
+// lock held, so it must not call the ledger. Where a Capacity is a parameter, nil means that everything else fits.
+type Capacity interface {
+	// Take reports whether the pod fits the node, and if so counts the pod there. A pod can always take what it returned on
+	// the same node.
+	Take(node string, uid gpu.PodUID) bool
+	// Return undoes Take, or the count of a planned pod that the Capacity began with.
+	Return(node string, uid gpu.PodUID)
+}
+
 // ReserveAll adds an assumed allocation for every one of the requests, or for none, in one step. A pod that has an
-// allocation keeps it; that must be on one of its candidate nodes.
+// allocation keeps it; that must be on one of its candidate nodes. Each other pod goes to the best node by the view
+// that has capacity. Nodes that lacked capacity for an earlier request with the same candidates come last.
 //
 // If there is not enough room, the assumed allocations of the pods in yielding are released, set by set in order, until
 // there is: no more sets than needed, and none if all of them don't suffice. It returns the places in the order of the
 // requests, nil if there is no room, and the number of released sets.
-func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view View, at time.Time) (places []Reservation, yielded int) {
-	l.try(view, at, func(t *trial) bool {
+//
+// The pods that get an allocation are counted in capacity, and those that yield are returned. If ReserveAll returns
+// nil, capacity is as before.
+func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view View, capacity Capacity, at time.Time) (places []Reservation, yielded int) {
+	l.try(view, capacity, at, func(t *trial) bool {
 		for places = t.placeAll(requests); places == nil && yielded < len(yielding); places = t.placeAll(requests) {
 			t.release(yielding[yielded])
 			yielded++
@@ -44,9 +58,9 @@ func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view Vi
 }
 
 // Move replaces the pod's assumed allocation by one on one of the candidate nodes. If the pod fits none of them it keeps
-// what it has.
-func (l *Ledger) Move(request Request, view View, at time.Time) (node string, ok bool) {
-	l.try(view, at, func(t *trial) bool {
+// what it has. capacity counts as in ReserveAll.
+func (l *Ledger) Move(request Request, view View, capacity Capacity, at time.Time) (node string, ok bool) {
+	l.try(view, capacity, at, func(t *trial) bool {
 		t.release([]gpu.PodUID{request.Pod.UID})
 		if places := t.placeAll([]Request{request}); places != nil {
 			node, ok = places[0].Node, true
@@ -56,13 +70,38 @@ func (l *Ledger) Move(request Request, view View, at time.Time) (node string, ok
 	return node, ok
 }
 
+// StillUsable reports whether the pod can still be bound with its allocation: the node shares its cards, and the cards
+// of the allocation exist, are healthy, and have no more allocated than they have memory. A card can have more
+// allocated if another scheduler bound a pod there, or if the card became smaller.
+func (l *Ledger) StillUsable(uid gpu.PodUID) bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	a := l.allocation(uid)
+	if a == nil {
+		return false
+	}
+	n := l.nodes[l.nodeOf[uid]]
+	if n.shareable() != placement.Fits || len(a.Placement) == 0 {
+		return false
+	}
+	for _, share := range a.Placement {
+		if i, ok := n.position(share.Card); !ok || n.cards[i].Unhealthy || n.cards[i].Used > n.cards[i].Memory {
+			return false
+		}
+	}
+	return true
+}
+
 // trial is a change of several nodes that can be undone. The ledger's lock is held throughout.
 type trial struct {
 	*Ledger
 	view View
-	at   time.Time
+	// capacity counts everything but GPU memory; nil if nothing else counts.
+	capacity Capacity
+	at       time.Time
 	// placed counts new allocations. It makes their assume times differ, because device plugins order pods by them.
 	placed int
+	ranks  rankings
 	// released are the released allocations.
 	released map[gpu.PodUID]releasedAllocation
 	// before is the room that the nodes of released allocations had before.
@@ -74,18 +113,22 @@ type releasedAllocation struct {
 	allocation *Allocation
 }
 
-// try runs what under the lock, and restores the released allocations if it returns false. Otherwise it calls freed, without
-// the lock, for each node on which memory became free.
-func (l *Ledger) try(view View, at time.Time, what func(t *trial) bool) {
-	for _, name := range l.tryLocked(view, at, what) {
+// try runs what under the lock, and restores the released allocations if it returns false. Otherwise it calls freed,
+// without the lock, for each node on which memory became free.
+func (l *Ledger) try(view View, capacity Capacity, at time.Time, what func(t *trial) bool) {
+	for _, name := range l.tryLocked(view, capacity, at, what) {
 		l.freed(name)
 	}
 }
 
-func (l *Ledger) tryLocked(view View, at time.Time, what func(t *trial) bool) (roomier []string) {
+func (l *Ledger) tryLocked(view View, capacity Capacity, at time.Time, what func(t *trial) bool) (roomier []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	t := &trial{Ledger: l, view: view, at: at, released: map[gpu.PodUID]releasedAllocation{}, before: map[string][]placement.Card{}}
+	t := &trial{
+		Ledger: l, view: view, capacity: capacity, at: at,
+		released: map[gpu.PodUID]releasedAllocation{}, before: map[string][]placement.Card{},
+	}
+	t.ranks = rankings{ledger: l, rate: t.rate, put: t.put}
 	if !what(t) {
 		t.undo()
 		return nil
@@ -118,6 +161,9 @@ func (t *trial) undo() {
 		t.nodeOf[uid] = what.node
 		n.recount()
 		t.markChanged(n)
+		if t.capacity != nil {
+			t.capacity.Take(what.node, uid)
+		}
 	}
 }
 
@@ -135,19 +181,24 @@ func (t *trial) roomier() (names []string) {
 	return slices.Sorted(slices.Values(names))
 }
 
+// unplace removes the pod's allocation and returns its capacity.
 func (t *trial) unplace(uid gpu.PodUID) {
-	n := t.nodes[t.nodeOf[uid]]
+	name := t.nodeOf[uid]
+	n := t.nodes[name]
 	delete(n.allocations, uid)
 	delete(t.nodeOf, uid)
 	n.recount()
 	t.markChanged(n)
+	t.ranks.record(n)
+	if t.capacity != nil {
+		t.capacity.Return(name, uid)
+	}
 }
 
 // placeAll adds allocations for all requests. If one doesn't fit it adds none and returns nil.
 func (t *trial) placeAll(requests []Request) []Reservation {
 	places := make([]Reservation, 0, len(requests))
 	var added []gpu.PodUID
-	var choice *nodeHeap
 	for i := range requests {
 		request := &requests[i]
 		if home, allocated := t.nodeOf[request.Pod.UID]; allocated {
@@ -157,10 +208,7 @@ func (t *trial) placeAll(requests []Request) []Reservation {
 			places = append(places, Reservation{Node: home, Existing: true})
 			continue
 		}
-		if choice == nil || !choice.appliesTo(request) {
-			choice = t.rankFor(request)
-		}
-		node, ok := choice.place(request.Pod)
+		node, ok := t.ranks.of(request).place(request.Pod)
 		if !ok {
 			break
 		}
@@ -175,103 +223,19 @@ func (t *trial) placeAll(requests []Request) []Reservation {
 	return nil
 }
 
-// nodeHeap is a heap of the nodes for pods with the same request, the best first.
-type nodeHeap struct {
-	*trial
-	like  *Request
-	nodes []ranked
+// rate returns the suitability of the node for the request, and whether the request fits the node's cards.
+func (t *trial) rate(n *node, request *Request) (float64, bool) {
+	suits, reason := t.suit(n, t.view, request.Pod)
+	return float64(suits), reason == placement.Fits
 }
 
-type ranked struct {
-	name  string
-	suits placement.Suitability
-	// order is the node's position in the list. It breaks ties.
-	order int
-}
-
-func (t *trial) rankFor(request *Request) *nodeHeap {
-	c := &nodeHeap{trial: t, like: request}
-	for i, name := range request.Nodes {
-		if suits, reason := t.suit(t.nodes[name], t.view, request.Pod); reason == placement.Fits {
-			c.nodes = append(c.nodes, ranked{name, suits, i})
-		}
-	}
-	heap.Init(c)
-	return c
-}
-
-// appliesTo reports whether the ranking applies to this request too.
-func (c *nodeHeap) appliesTo(request *Request) bool {
-	return request.Pod.Request == c.like.Pod.Request && request.Pod.Priority == c.like.Pod.Priority && sameList(request.Nodes, c.like.Nodes)
-}
-
-// sameList reports whether both are the same slice, not whether they are equal.
-func sameList(a, b []string) bool {
-	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
-}
-
-// place adds an allocation on the best node, and ranks that node again.
-func (c *nodeHeap) place(pod gpu.Pod) (string, bool) {
-	for len(c.nodes) > 0 {
-		best := &c.nodes[0]
-		n := c.Ledger.nodes[best.name]
-		where, reason := placement.Place(c.view.Card, c.cardsFor(n, pod), pod.Request)
-		if reason != placement.Fits {
-			heap.Pop(c)
-			continue
-		}
-		name := best.name
-		c.assume(name, pod, where, c.at.Add(time.Duration(c.placed)))
-		c.placed++
-		if suits, reason := c.suit(n, c.view, pod); reason == placement.Fits {
-			best.suits = suits
-			heap.Fix(c, 0)
-		} else {
-			heap.Pop(c)
-		}
-		return name, true
-	}
-	return "", false
-}
-
-// Len implements heap.Interface.
-func (c *nodeHeap) Len() int { return len(c.nodes) }
-
-// Less implements heap.Interface.
-func (c *nodeHeap) Less(i, j int) bool {
-	a, b := &c.nodes[i], &c.nodes[j]
-	return a.suits > b.suits || a.suits == b.suits && a.order < b.order
-}
-
-// Swap implements heap.Interface.
-func (c *nodeHeap) Swap(i, j int) { c.nodes[i], c.nodes[j] = c.nodes[j], c.nodes[i] }
-
-// Push implements heap.Interface; nothing is ever pushed.
-func (c *nodeHeap) Push(x any) { c.nodes = append(c.nodes, x.(ranked)) }
-
-// Pop implements heap.Interface.
-func (c *nodeHeap) Pop() any {
-	last := c.nodes[len(c.nodes)-1]
-	c.nodes = c.nodes[:len(c.nodes)-1]
-	return last
-}
-
-// StillUsable reports whether the pod's allocation is still usable: all its cards are healthy, and the node shares them.
-func (l *Ledger) StillUsable(uid gpu.PodUID) bool {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	a := l.allocation(uid)
-	if a == nil {
+// put adds an allocation for the pod on the node. It returns false if the pod doesn't fit.
+func (t *trial) put(name string, n *node, pod gpu.Pod) bool {
+	where, reason := placement.Place(t.view.Card, t.cardsFor(n, pod), pod.Request)
+	if reason != placement.Fits || t.capacity != nil && !t.capacity.Take(name, pod.UID) {
 		return false
 	}
-	n := l.nodes[l.nodeOf[uid]]
-	if n.shareable() != placement.Fits || len(a.Placement) == 0 {
-		return false
-	}
-	for _, share := range a.Placement {
-		if i, ok := n.position(share.Card); !ok || n.cards[i].Unhealthy {
-			return false
-		}
-	}
+	t.assume(name, pod, where, t.at.Add(time.Duration(t.placed)))
+	t.placed++
 	return true
 }

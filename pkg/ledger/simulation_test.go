@@ -22,6 +22,10 @@ import (
 type model struct {
 	specs       map[string]ledger.NodeSpec
 	allocations map[gpu.PodUID]*allocation
+	// kept is the starvation reservation by node, of the pods in keptFor.
+	kept         map[string]gpu.Placement
+	keptFor      map[gpu.PodUID]string
+	keptPriority int32
 }
 
 type allocation struct {
@@ -56,12 +60,80 @@ func (m *model) used(node string, index int) (sum gpu.Memory) {
 	return sum
 }
 
+// keptOn returns what the starvation reservation holds of a card.
+func (m *model) keptOn(node string, index int) (sum gpu.Memory) {
+	for _, share := range m.kept[node] {
+		if share.Card == index {
+			sum += share.Memory
+		}
+	}
+	return sum
+}
+
+// left returns what a card has free, negative if it is over-full. If kept is true, the starvation reservation counts.
+func (m *model) left(node string, c gpu.Card, kept bool) gpu.Memory {
+	left := c.Memory - m.used(node, c.Index)
+	if kept {
+		left -= m.keptOn(node, c.Index)
+	}
+	return left
+}
+
+// seesKept reports whether the starvation reservation counts for the pod.
+func (m *model) seesKept(pod gpu.Pod) bool {
+	_, mine := m.keptFor[pod.UID]
+	return !mine && pod.Priority <= m.keptPriority
+}
+
+// reserveForStarving reserves memory on the cards with the most free memory, or nothing.
+func (m *model) reserveForStarving(requests []ledger.Request, priority int32) bool {
+	m.kept, m.keptFor, m.keptPriority = map[string]gpu.Placement{}, map[gpu.PodUID]string{}, priority
+	for _, request := range requests {
+		if m.allocations[request.Pod.UID] != nil {
+			continue
+		}
+		best, card, most := "", 0, gpu.Memory(-1)
+		for _, node := range request.Nodes {
+			for _, c := range m.specs[node].Cards {
+				free := max(max(m.left(node, c, false), 0)-m.keptOn(node, c.Index), 0)
+				if !m.specs[node].WholeCards && c.Unhealthy == "" && c.Memory-m.keptOn(node, c.Index) >= request.Pod.Request && free > most {
+					best, card, most = node, c.Index, free
+				}
+			}
+		}
+		if best == "" {
+			m.kept, m.keptFor = nil, nil
+			return false
+		}
+		m.kept[best] = append(m.kept[best], gpu.Share{Card: card, Memory: request.Pod.Request})
+		m.keptFor[request.Pod.UID] = best
+	}
+	return true
+}
+
+// idle returns what the starvation reservation keeps of free memory.
+func (m *model) idle() (sum gpu.Memory) {
+	for node, nodeSpec := range m.specs {
+		for _, c := range nodeSpec.Cards {
+			sum += min(m.keptOn(node, c.Index), max(m.left(node, c, false), 0))
+		}
+	}
+	return sum
+}
+
+// endStarvation ends the starvation reservation and returns its nodes.
+func (m *model) endStarvation() []string {
+	nodes := slices.Compact(slices.Sorted(maps.Values(m.keptFor)))
+	m.kept, m.keptFor = nil, nil
+	return nodes
+}
+
 // best returns the index of the healthy card on which the request leaves the least (or most) memory, or -1 if there is
 // none.
-func (m *model) best(node string, request gpu.Memory, most bool) int {
+func (m *model) best(node string, request gpu.Memory, most, kept bool) int {
 	best, bestLeft := -1, gpu.Memory(0)
 	for _, c := range m.specs[node].Cards {
-		left := c.Memory - m.used(node, c.Index) - request
+		left := m.left(node, c, kept) - request
 		if c.Unhealthy != "" || left < 0 {
 			continue
 		}
@@ -72,13 +144,13 @@ func (m *model) best(node string, request gpu.Memory, most bool) int {
 	return best
 }
 
-func (m *model) reason(node string, request gpu.Memory) placement.Reason {
+func (m *model) reason(node string, request gpu.Memory, kept bool) placement.Reason {
 	nodeSpec, known := m.specs[node]
 	large, healthy, free := false, false, gpu.Memory(0)
 	for _, c := range nodeSpec.Cards {
 		large = large || c.Memory >= request
 		healthy = healthy || c.Memory >= request && c.Unhealthy == ""
-		if left := c.Memory - m.used(node, c.Index); c.Unhealthy == "" && left > 0 {
+		if left := m.left(node, c, kept); c.Unhealthy == "" && left > 0 {
 			free += left
 		}
 	}
@@ -89,7 +161,7 @@ func (m *model) reason(node string, request gpu.Memory) placement.Reason {
 		return placement.WholeCards
 	case len(nodeSpec.Cards) == 0:
 		return placement.NotShared
-	case m.best(node, request, false) >= 0:
+	case m.best(node, request, false, kept) >= 0:
 		return placement.Fits
 	case !large:
 		return placement.TooLarge
@@ -107,7 +179,11 @@ func (m *model) check(pod gpu.Pod, node string) placement.Reason {
 	} else if h != nil {
 		return placement.Elsewhere
 	}
-	return m.reason(node, pod.Request)
+	reason := m.reason(node, pod.Request, m.seesKept(pod))
+	if (reason == placement.Full || reason == placement.Fragmented) && m.reason(node, pod.Request, false) == placement.Fits {
+		return placement.Reserved
+	}
+	return reason
 }
 
 // presume computes the presumed allocations of a node again: those that still fit keep their cards, the others get a
@@ -134,7 +210,7 @@ func (m *model) presume(node string) {
 		if len(h.Placement) > 0 {
 			continue
 		}
-		if card := m.best(node, h.Request, false); card >= 0 {
+		if card := m.best(node, h.Request, false, false); card >= 0 {
 			h.Placement = gpu.On(card, h.Request)
 		}
 	}
@@ -198,6 +274,8 @@ type simulation struct {
 	pods    []gpu.Pod
 	nodes   []string
 	clock   time.Time
+	// ended are the nodes of a starvation reservation that the last operation ended.
+	ended []string
 }
 
 // step runs one operation. It returns a description and the results of the ledger and of the model.
@@ -205,7 +283,8 @@ func (s *simulation) step() (operation string, got, want any) {
 	pod, node := s.pods[s.random.IntN(len(s.pods))], s.nodes[s.random.IntN(len(s.nodes))]
 	s.clock = s.clock.Add(time.Second)
 	before := s.model.allocations[pod.UID]
-	switch n := s.random.IntN(100); {
+	s.ended = nil
+	switch n := s.random.IntN(106); {
 	case n < 35:
 		policy := placement.Policies()[s.random.IntN(2)]
 		got, err := s.fixture.Reserve(node, pod, policy, s.clock)
@@ -235,6 +314,18 @@ func (s *simulation) step() (operation string, got, want any) {
 		delete(s.model.specs, node)
 		s.model.presume(node)
 		return fmt.Sprintf("DeleteNode(%s)", node), nil, nil
+	case n < 93:
+		members, priority := s.pods[:1+s.random.IntN(4)], int32(s.random.IntN(2)-1)
+		var requests []ledger.Request
+		for _, member := range members {
+			requests = append(requests, ledger.Request{Pod: member, Nodes: s.nodes})
+		}
+		return fmt.Sprintf("ReserveForStarving(%v, %d)", members, priority),
+			s.fixture.ReserveForStarving(requests, priority, "label", nil), s.model.reserveForStarving(requests, priority)
+	case n < 96:
+		s.fixture.EndStarvationReservation()
+		s.ended = s.model.endStarvation()
+		return "EndStarvationReservation()", nil, nil
 	default:
 		nodeSpec := s.nodeSpec()
 		shuffled := nodeSpec
@@ -256,7 +347,7 @@ func (s *simulation) modelReserve(node string, pod gpu.Pod, policy placement.Pol
 	if reason := s.model.check(pod, node); reason != placement.Fits {
 		return []any{ledger.Allocation{}, error(&ledger.NoRoomError{Node: node, Reason: reason})}
 	}
-	card := s.model.best(node, pod.Request, policy.String() == "spread")
+	card := s.model.best(node, pod.Request, policy.String() == "spread", s.model.seesKept(pod))
 	h := ledger.Allocation{Pod: pod, Placement: gpu.On(card, pod.Request), AssumeTime: s.clock}
 	s.model.allocations[pod.UID] = &allocation{node, h}
 	return []any{h, error(nil)}
@@ -346,13 +437,17 @@ func TestSimulation(t *testing.T) {
 			}
 			compare("result", want, got)
 			nodes := s.model.nodes()
+			maps.DeleteFunc(s.model.kept, func(node string, _ gpu.Placement) bool {
+				return !slices.ContainsFunc(nodes, func(n ledger.Node) bool { return n.Name == node }) // The ledger has forgotten the node.
+			})
 			compare("nodes", nodes, s.fixture.Nodes())
 			if s.random.IntN(3) > 0 { // Otherwise there are several changes at once.
 				copied, _ := reader.follow(s.fixture.Ledger)
 				compare("the reader's copy", nodes, copied)
 			}
 			freedNodes := s.fixture.takeFreed()
-			compare("freed nodes", s.model.grown(before), freedNodes)
+			compare("StarvationIdle", s.model.idle(), s.fixture.StarvationIdle())
+			compare("freed nodes", slices.Compact(slices.Sorted(slices.Values(append(s.model.grown(before), s.ended...)))), freedNodes)
 			freed += len(freedNodes)
 
 			asking := s.pods[s.random.IntN(len(s.pods))]

@@ -1,9 +1,11 @@
 package ledger_test
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
@@ -23,16 +25,16 @@ func TestStarvationReservation(t *testing.T) {
 		})
 		expect(t, what, want, got)
 	}
-	expect(t, "five cards of four are reserved", false, f.ReserveForStarving(requests(nodes, 16, 16, 16, 16, 16), 0))
+	expect(t, "five cards of four are reserved", false, f.ReserveForStarving(requests(nodes, 16, 16, 16, 16, 16), 0, "", nil))
 	finds("after a failed reservation", pod("x", 4), nodes...)
-	expect(t, "two cards are reserved", true, f.ReserveForStarving(requests(nodes, 16, 16), 0))
+	expect(t, "two cards are reserved", true, f.ReserveForStarving(requests(nodes, 16, 16), 0, "", nil))
 	finds("the reserved memory counts as used for other pods", pod("x", 4))
 	finds("a member", pod("w0", 16), "n1")
 	finds("a pod of higher priority", pod("x", 4, 1), nodes...)
 	finds("a pod keeps its allocation", pod("c", 12), "n2")
 	f.Remove("c")
 	finds("freed memory of a reserved card is reserved as well", pod("x", 4))
-	places, _ := f.ReserveAll(requests(nodes, 16, 16), nil, binpack, at)
+	places, _ := f.ReserveAll(requests(nodes, 16, 16), nil, binpack, nil, at)
 	expect(t, "reservations of the members", 2, len(places))
 	f.Release("w0")
 	f.Release("w1")
@@ -41,4 +43,58 @@ func TestStarvationReservation(t *testing.T) {
 	f.EndStarvationReservation()
 	expect(t, "freed at the end", nodes, f.takeFreed())
 	finds("after the end", pod("x", 4), nodes...)
+}
+
+// Other pods see which nodes have room but for the reservation, by every path.
+func TestStarvationReservationReason(t *testing.T) {
+	const fits, full, reserved = placement.Fits, placement.Full, placement.Reserved
+	f := newFixture(t, spec(16, 16), spec(16, 16))
+	f.bind("n1", 0, pod("a", 12))
+	f.bind("n2", 0, pod("b", 16))
+	expect(t, "reserved", true, f.ReserveForStarving(requests([]string{"n1"}, 16, 16), 1, "default/train", nil))
+	expect(t, "label", "default/train", f.StarvationLabel())
+	for name, tc := range map[string]struct {
+		pod     gpu.Pod
+		nominee gpu.Memory
+		want    placement.Reason
+	}{
+		"a pod for which there would be room":        {pod("x", 16, 1), 0, reserved},
+		"a pod of higher priority":                   {pod("x", 16, 2), 0, fits},
+		"a pod that is too large":                    {pod("x", 17), 0, placement.TooLarge},
+		"a pod whose room a nominated pod waits for": {pod("x", 8), 16, full},
+		"a pod that fits beside a nominated pod":     {pod("x", 8), 8, reserved},
+		"a member":                                   {pod("w0", 16), 0, fits},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if f.RemoveNomination("nominee"); tc.nominee > 0 {
+				f.Nominate("n1", pod("nominee", tc.nominee, 5))
+			}
+			expect(t, "Check", []placement.Reason{tc.want}, f.check(tc.pod, "n1"))
+			expect(t, "Rank", []placement.Reason{tc.want}, f.rank(binpack, tc.pod, "n1"))
+			_, reason := f.Availability("n1", tc.pod)
+			expect(t, "Availability", tc.want, reason)
+			var noRoom *ledger.NoRoomError
+			if _, err := f.Reserve("n1", tc.pod, placement.Binpack, at); errors.As(err, &noRoom) {
+				expect(t, "Reserve", tc.want, noRoom.Reason)
+			} else {
+				expect(t, "Reserve", tc.want, fits)
+			}
+			f.Release(tc.pod.UID)
+		})
+	}
+	expect(t, "another node", []placement.Reason{fits}, f.check(pod("x", 16), "n2"))
+	f.EndStarvationReservation()
+	expect(t, "label after the end", "", f.StarvationLabel())
+}
+
+// The reservation is made on the cards with the most free memory of nodes with capacity, or not at all.
+func TestStarvationReservationCapacity(t *testing.T) {
+	f, nodes := newFixture(t, spec(16), spec(16), spec(16)), []string{"n1", "n2", "n3"}
+	f.bind("n2", 0, pod("a", 8))
+	f.bind("n3", 0, pod("b", 12))
+	c := newSlots(t, map[string]int{"n1": 0, "n2": 1, "n3": 1})
+	expect(t, "three members", false, f.ReserveForStarving(requests(nodes, 16, 16, 16), 0, "", c))
+	expect(t, "slots after the failure", map[gpu.PodUID]string{}, c.taken)
+	expect(t, "two members", true, f.ReserveForStarving(requests(nodes, 16, 16), 0, "", c))
+	expect(t, "slots", map[gpu.PodUID]string{"w0": "n2", "w1": "n3"}, c.taken)
 }

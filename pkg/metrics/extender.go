@@ -29,44 +29,26 @@ type Extender struct {
 
 // NewExtender registers the collectors.
 func NewExtender(registry prometheus.Registerer) *Extender {
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
+	}
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, labels)
+	}
 	e := &Extender{
 		requests: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: namespace, Name: "request_duration_seconds",
 			Help:    "Duration of kube-scheduler's calls in seconds, by verb and outcome (ok, error, panic).",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 17),
 		}, []string{"verb", "outcome"}),
-		filtered: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: namespace, Name: "filtered_nodes_total",
-			Help: "Number of candidate nodes that filter has checked, by result: fits, or the reason for the rejection.",
-		}, []string{"reason"}),
-		binds: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: namespace, Name: "binds_total",
-			Help: "Number of bind calls, by result; no_room is a conflict: another pod got the card between filter and bind.",
-		}, []string{"result"}),
-		resolved: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: namespace, Name: "resolved_binds_total",
-			Help: "Number of resolved binds whose answer was lost, by the state of the pod in the API server.",
-		}, []string{"outcome"}),
-		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: namespace, Name: "api_writes_total",
-			Help: "Number of writes to the API server without Events, by kind of object.",
-		}, []string{"kind"}),
-		evicted: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: namespace, Name: "eviction_rounds_total",
-			Help: "Number of attempts to free a card for a pod that only fragmentation keeps pending, by result.",
-		}, []string{"result"}),
-		synced: prometheus.NewGauge(prometheus.GaugeOpts{
-			Namespace: namespace, Name: "cache_sync_seconds",
-			Help: "Time from the start until the caches were synced, in seconds; 0 until then.",
-		}),
-		requeues: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: namespace, Name: "requeues_total",
-			Help: "Number of times that the extender made kube-scheduler retry rejected pods.",
-		}),
-		expiry: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Namespace: namespace, Name: "certificate_expiry_timestamp_seconds",
-			Help: "Time at which the first certificate of a chain expires, in Unix seconds: the extender's own chain (server), or the last one that kube-scheduler presented (client).",
-		}, []string{"certificate"}),
+		filtered: counter("filtered_nodes_total", "Number of candidate nodes that filter has checked, by result: fits, or the reason for the rejection.", "reason"),
+		binds:    counter("binds_total", "Number of bind calls, by result; no_room is a conflict: another pod got the card between filter and bind.", "result"),
+		resolved: counter("resolved_binds_total", "Number of resolved binds whose answer was lost, by the state of the pod in the API server.", "outcome"),
+		writes:   counter("api_writes_total", "Number of writes to the API server without Events, by kind of object.", "kind"),
+		evicted:  counter("eviction_rounds_total", "Number of attempts to free a card for a pod that only fragmentation keeps pending, by result.", "result"),
+		synced:   gauge("cache_sync_seconds", "Time from the start until the caches were synced, in seconds; 0 until then.").WithLabelValues(),
+		requeues: counter("requeues_total", "Number of times that the extender made kube-scheduler retry rejected pods.").WithLabelValues(),
+		expiry:   gauge("certificate_expiry_timestamp_seconds", "Time at which the first certificate of a chain expires, in Unix seconds: the extender's own chain (server), or the last one that kube-scheduler presented (client).", "certificate"),
 	}
 	// Series start at zero, so that the first event is an increase.
 	for _, verb := range []string{"filter", "prioritize", "bind", "preempt"} {

@@ -30,10 +30,10 @@ func NewGangs(registry prometheus.Registerer) *Gangs {
 		}),
 		failed: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: namespace, Name: "gang_failures_total",
-			Help: "Number of failed attempts to bind a gang, by reason; timed_out keeps the gang's plan, all other reasons release it.",
+			Help: "Number of failed attempts to bind a gang, by reason; timed_out keeps the gang's plan if more members arrived than before, all other reasons release it.",
 		}, []string{"reason"}),
 		evicted: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: namespace, Name: "gang_evictions_total", Help: "Number of pods evicted because their gang stayed partially bound.",
+			Namespace: namespace, Name: "gang_evictions_total", Help: "Number of pods evicted because other members of their gang could not be bound.",
 		}),
 	}
 	g.starving = prometheus.NewCounter(prometheus.CounterOpts{
@@ -43,10 +43,10 @@ func NewGangs(registry prometheus.Registerer) *Gangs {
 	return g
 }
 
-// Count registers the collector of the number of gangs by state. It calls states at each scrape.
-func (g *Gangs) Count(states func() map[string]int) {
-	g.registry.MustRegister(gangStates{states, prometheus.NewDesc(
-		prometheus.BuildFQName(namespace, "", "gangs"), "Number of gangs (groups of pods), by state.", []string{"state"}, nil)})
+// Count registers the collector of the number of runs by phase. It calls phases at each scrape.
+func (g *Gangs) Count(phases func() map[string]int) {
+	g.registry.MustRegister(gangPhases{phases, prometheus.NewDesc(prometheus.BuildFQName(namespace, "", "gangs"),
+		"Number of gangs (groups of pods) by phase; a gang counts once for each of its runs.", []string{"phase"}, nil)})
 }
 
 // GangHeld implements gang.Observer.
@@ -64,17 +64,17 @@ func (g *Gangs) GangStarving() { g.starving.Inc() }
 // GangEvicted implements gang.Observer.
 func (g *Gangs) GangEvicted() { g.evicted.Inc() }
 
-type gangStates struct {
-	states func() map[string]int
+type gangPhases struct {
+	phases func() map[string]int
 	desc   *prometheus.Desc
 }
 
 // Describe implements prometheus.Collector.
-func (c gangStates) Describe(ch chan<- *prometheus.Desc) { ch <- c.desc }
+func (c gangPhases) Describe(ch chan<- *prometheus.Desc) { ch <- c.desc }
 
 // Collect implements prometheus.Collector.
-func (c gangStates) Collect(ch chan<- prometheus.Metric) {
-	for state, n := range c.states() {
-		ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(n), state)
+func (c gangPhases) Collect(ch chan<- prometheus.Metric) {
+	for phase, n := range c.phases() {
+		ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(n), phase)
 	}
 }

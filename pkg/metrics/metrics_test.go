@@ -27,6 +27,7 @@ func TestMetricsLint(t *testing.T) {
 	e.CertificateExpires("server", time.Unix(1, 0))
 	NewLedger(registry, filledLedger(t), func() error { return nil }, true)
 	NewCluster(registry, &fakeCluster{versions: map[string]uint64{"pods": 7}})
+	NewGangs(registry).Count(func() map[string]int { return map[string]int{"broken": 1} })
 
 	problems, err := testutil.GatherAndLint(registry)
 	if err != nil {
@@ -37,6 +38,20 @@ func TestMetricsLint(t *testing.T) {
 	}
 	if n, err := testutil.GatherAndCount(registry); err != nil || n < 10 {
 		t.Errorf("%d metrics (%v), want all of them", n, err)
+	}
+}
+
+func TestGangsByPhase(t *testing.T) {
+	registry := prometheus.NewPedanticRegistry()
+	NewGangs(registry).Count(func() map[string]int { return map[string]int{"broken": 0, "running": 3} })
+	want := `
+# HELP gpushare_extender_gangs Number of gangs (groups of pods) by phase; a gang counts once for each of its runs.
+# TYPE gpushare_extender_gangs gauge
+gpushare_extender_gangs{phase="broken"} 0
+gpushare_extender_gangs{phase="running"} 3
+`
+	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "gpushare_extender_gangs"); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -66,6 +81,7 @@ gpushare_extender_filtered_nodes_total{reason="elsewhere"} 0
 gpushare_extender_filtered_nodes_total{reason="fragmented"} 0
 gpushare_extender_filtered_nodes_total{reason="full"} 5
 gpushare_extender_filtered_nodes_total{reason="not_shared"} 0
+gpushare_extender_filtered_nodes_total{reason="reserved"} 0
 gpushare_extender_filtered_nodes_total{reason="too_large"} 0
 gpushare_extender_filtered_nodes_total{reason="unhealthy"} 0
 gpushare_extender_filtered_nodes_total{reason="whole_cards"} 0

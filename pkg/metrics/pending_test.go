@@ -27,7 +27,7 @@ func TestPending(t *testing.T) {
 		var text strings.Builder
 		text.WriteString("# HELP gpushare_extender_pending_pods Number of pods that ask for GPU memory and have no node, by the reason of their diagnosis.\n" +
 			"# TYPE gpushare_extender_pending_pods gauge\n")
-		for _, reason := range []diagnosis.Reason{"gated", "nominated", "fits", "fragmented", "full", "unhealthy", "too_large", "no_node"} {
+		for _, reason := range []diagnosis.Reason{"gated", "nominated", "waits_for_group", "fits", "fragmented", "full", "unhealthy", "too_large", "no_node"} {
 			fmt.Fprintf(&text, "gpushare_extender_pending_pods{reason=%q} %d\n", reason, want[reason])
 		}
 		if err := testutil.GatherAndCompare(registry, strings.NewReader(text.String())); err != nil {

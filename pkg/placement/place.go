@@ -17,8 +17,7 @@ func NewCard(card gpu.Card, used gpu.Memory) Card {
 // Free returns the memory that can still be allocated; zero if more is allocated than the card has.
 func (c Card) Free() gpu.Memory { return c.Memory.Sub(c.Used) }
 
-// Place returns the card that the policy prefers among those with room for the request; ties go to the lower index. The
-// request must be positive.
+// Place returns the card that the policy prefers among those with room for the request, which must be positive.
 func Place(policy Policy, cards []Card, request gpu.Memory) (gpu.Placement, Reason) {
 	totals := Sum(cards)
 	if reason := totals.Fit(request); reason != Fits {

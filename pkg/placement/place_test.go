@@ -147,6 +147,7 @@ func TestReasons(t *testing.T) {
 	}
 	want := map[Reason]words{
 		Fits:       {"fits", "fits", false},
+		Reserved:   {"reserved", "free GPU memory is kept for a group that has waited long", false},
 		Fragmented: {"fragmented", "no GPU card has enough free memory, though the node's cards together have", false},
 		Full:       {"full", "no GPU card has enough free memory", false},
 		Unhealthy:  {"unhealthy", "the GPU cards that are large enough are unhealthy", true},
@@ -163,6 +164,24 @@ func TestReasons(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestReservedFor(t *testing.T) {
+	text := Reserved.TextFor("default/train.v1")
+	for message, want := range map[string]string{
+		"0/3 nodes are available: 2 " + text + ", 1 no GPU card has enough free memory. preemption: none": "default/train.v1",
+		"0/3 nodes are available: 1 x, 2 " + text + ". preemption: 0/3 nodes are available":               "default/train.v1",
+		"0/3 nodes are available: 3 " + text + ".":                                                        "default/train.v1",
+		"0/3 nodes are available: 3 " + Reserved.String() + ".":                                           "",
+		"": "",
+	} {
+		if got, ok := ReservedFor(message); got != want || ok != (want != "") {
+			t.Errorf("%q names %q, %t", message, got, ok)
+		}
+	}
+	if got := Full.TextFor("default/train") + Reserved.TextFor(""); got != Full.String()+Reserved.String() {
+		t.Error(got)
 	}
 }
 

@@ -1,5 +1,7 @@
 package placement
 
+import "strings"
+
 // Reason is why a request doesn't fit a node. The zero value is Fits.
 //
 // kube-scheduler shows reasons in the pod's Events and requeues a pod when its message changes. So there are few reasons,
@@ -10,6 +12,8 @@ type Reason uint8
 const (
 	// Fits: a card has enough free memory.
 	Fits Reason = iota
+	// Reserved: a card has enough free memory, but some of it is held back for a gang that has waited too long.
+	Reserved
 	// Fragmented: no card has enough free memory, but the healthy cards together have.
 	Fragmented
 	// Full: a healthy card is large enough, but all healthy cards together have too little free memory.
@@ -29,6 +33,7 @@ const (
 // words holds each reason's label for metrics and text for users.
 var words = [...]struct{ label, text string }{
 	Fits:       {"fits", "fits"},
+	Reserved:   {"reserved", "free GPU memory is kept for a group that has waited long"},
 	Fragmented: {"fragmented", "no GPU card has enough free memory, though the node's cards together have"},
 	Full:       {"full", "no GPU card has enough free memory"},
 	Unhealthy:  {"unhealthy", "the GPU cards that are large enough are unhealthy"},
@@ -41,9 +46,12 @@ var words = [...]struct{ label, text string }{
 // Counts counts nodes by reason.
 type Counts [len(words)]int
 
+// Texts are texts by reason.
+type Texts [len(words)]string
+
 // Reasons returns all reasons except Fits.
 func Reasons() []Reason {
-	return []Reason{Fragmented, Full, Unhealthy, Elsewhere, TooLarge, WholeCards, NotShared}
+	return []Reason{Reserved, Fragmented, Full, Unhealthy, Elsewhere, TooLarge, WholeCards, NotShared}
 }
 
 // String returns the text for users.
@@ -52,6 +60,24 @@ func (r Reason) String() string {
 		return "unknown reason"
 	}
 	return words[r].text
+}
+
+const keptFor = "free GPU memory is kept for group "
+
+// TextFor is String, but names the group for which the memory is kept if the reason is Reserved and group isn't empty.
+func (r Reason) TextFor(group string) string {
+	if r == Reserved && group != "" {
+		return keptFor + group
+	}
+	return r.String()
+}
+
+// ReservedFor returns the group that the text of Reserved names in a message of kube-scheduler, which lists reasons
+// with their numbers of nodes, separated by commas.
+func ReservedFor(message string) (group string, ok bool) {
+	_, rest, ok := strings.Cut(message, keptFor)
+	group, _, _ = strings.Cut(rest, " ")
+	return strings.TrimRight(group, ".,"), ok
 }
 
 // Label returns the label for metrics.
@@ -63,7 +89,7 @@ func (r Reason) Label() string {
 }
 
 // Resolvable reports whether the request could fit if other pods left the node.
-func (r Reason) Resolvable() bool { return r == Fragmented || r == Full }
+func (r Reason) Resolvable() bool { return r == Reserved || r == Fragmented || r == Full }
 
 // Unresolvable reports whether evicting pods from the node can't help, so that kube-scheduler must not try.
 func (r Reason) Unresolvable() bool { return r != Fits && !r.Resolvable() }

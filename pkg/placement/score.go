@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -10,8 +11,7 @@ import (
 // (k8s.io/kube-scheduler/extender/v1 MaxExtenderPriority).
 const MaxScore = 10
 
-// Suitability rates a node for a request, from 0 to MaxScore. It is 0 if the request doesn't fit; the least suitable node
-// that fits can have 0 too.
+// Suitability rates a node for a request, from 0 to MaxScore. It is 0 if the request doesn't fit, but not only then.
 type Suitability float64
 
 // Score returns the suitability in kube-scheduler's whole points. Nodes with the same score count as equally good, so that
@@ -77,11 +77,5 @@ func (b *Best) Candidates() []Candidate {
 
 // bySuitability orders by suitability, descending, then by position.
 func bySuitability(a, b Candidate) int {
-	switch {
-	case a.Suits > b.Suits:
-		return -1
-	case a.Suits < b.Suits:
-		return 1
-	}
-	return a.Node - b.Node
+	return cmp.Or(cmp.Compare(b.Suits, a.Suits), cmp.Compare(a.Node, b.Node))
 }

@@ -33,8 +33,7 @@ func Sum(cards []Card) Totals {
 	return t
 }
 
-// Fit returns Fits if a card has room for the request, else the least severe reason among the cards. The request must be
-// positive.
+// Fit returns Fits if a card has room for the request, which must be positive, else the least severe reason.
 func (t *Totals) Fit(request gpu.Memory) Reason {
 	switch {
 	case t.Largest == 0:

@@ -19,13 +19,11 @@ type Request struct {
 type Pod struct {
 	UID      gpu.PodUID
 	Priority int32
-	// Terminating is true for a pod that is already being deleted. As a victim it costs nothing, and the preemptor waits
-	// for its end.
+	// Terminating is true for a pod that is being deleted. As a victim it costs nothing; the preemptor awaits its end.
 	Terminating bool
 	// Proposed is true for a pod of kube-scheduler's proposal. Other pods must have a lower priority than the preemptor.
 	Proposed bool
-	// MustEvict is true for a proposed pod that may conflict with the preemptor in a way that this package can't check. It is
-	// always a victim.
+	// MustEvict is true for a proposed pod that may conflict with the preemptor in an unknown way. It is always a victim.
 	MustEvict bool
 	// Placement is the GPU memory that is certain to become free when the pod ends.
 	Placement gpu.Placement

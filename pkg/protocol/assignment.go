@@ -20,11 +20,9 @@ var ErrNotAssumed = errors.New("the pod has no card assignment")
 
 // Assignment is the content of a pod's annotations: the card that bind chose, and whether the node has allocated it.
 type Assignment struct {
-	// Card is the index of the chosen card.
 	Card int
 	// Request is the pod's total request. A value read from annotations is not trusted; PodRequest computes it from the spec.
-	Request gpu.Memory
-	// CardMemory is the card's total memory.
+	Request    gpu.Memory
 	CardMemory gpu.Memory
 	// AssumeTime is when the card was chosen.
 	AssumeTime time.Time
@@ -49,8 +47,7 @@ func (a Assignment) Annotations() map[string]string {
 	return annotations
 }
 
-// AssignedAnnotations returns only the annotations that turn an assumed pod into an assigned one. The extender's
-// annotations are kept.
+// AssignedAnnotations returns the annotations that turn an assumed pod into an assigned one. The extender's are kept.
 func AssignedAnnotations(at time.Time) map[string]string {
 	return map[string]string{
 		AnnotationAssigned:   "true",

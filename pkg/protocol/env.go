@@ -8,7 +8,6 @@ import (
 
 // ContainerEnv determines the environment variables of a GPU container.
 type ContainerEnv struct {
-	// Card is the card that was allocated.
 	Card gpu.Card
 	// VisibleAs identifies the card to NVIDIA's container runtime: its UUID or its index.
 	VisibleAs string

@@ -10,10 +10,9 @@ import (
 // unmounts the volumes and updates the status, which takes seconds.
 const OverdueMargin = time.Minute
 
-// Overdue reports whether the pod still exists well after its deletion deadline: its containers don't end (the driver
-// hangs), its node is down, or a finalizer is not removed. Such a pod can stay forever, so its memory is not expected to
-// become free. The deletion timestamp is the end of the grace period, not its start (k8s.io/apimachinery
-// pkg/apis/meta/v1, ObjectMeta).
+// Overdue reports whether the pod still exists well after its deletion deadline: its containers don't end (the driver hangs),
+// its node is down, or a finalizer stays. This can last, so its memory is not expected to become free. The deletion timestamp
+// is the end of the grace period (k8s.io/apimachinery pkg/apis/meta/v1, ObjectMeta).
 func Overdue(pod *corev1.Pod, now time.Time) bool {
 	return pod.DeletionTimestamp != nil && now.Sub(pod.DeletionTimestamp.Time) > OverdueMargin
 }
@@ -30,8 +29,7 @@ func TerminatingPriorities(pods []*corev1.Pod, now time.Time) []int32 {
 	return priorities
 }
 
-// IsMirror reports whether the pod is the mirror pod of a static pod. Deleting a mirror pod ends no container, and the
-// kubelet creates it again.
+// IsMirror reports whether the pod mirrors a static pod. Its deletion ends no container, and the kubelet creates it again.
 func IsMirror(pod *corev1.Pod) bool {
 	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	return mirror

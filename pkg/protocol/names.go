@@ -13,8 +13,7 @@ const (
 	ResourceMemory corev1.ResourceName = "aliyun.com/gpu-mem"
 	// ResourceCount is the number of cards.
 	ResourceCount corev1.ResourceName = "aliyun.com/gpu-count"
-	// ResourceWholeCard is NVIDIA's resource for whole cards. A node that offered it as well as ResourceMemory would
-	// allocate its cards twice.
+	// ResourceWholeCard is NVIDIA's resource for whole cards. A node with ResourceMemory too would allocate its cards twice.
 	ResourceWholeCard corev1.ResourceName = "nvidia.com/gpu"
 )
 
@@ -24,8 +23,7 @@ const (
 	resourceMIGPrefix  = "nvidia.com/mig-"
 )
 
-// The pod annotations. AnnotationIndex, AnnotationPod and AnnotationDevice are names of environment variables too; see
-// ContainerEnv.
+// The pod annotations. AnnotationIndex, AnnotationPod and AnnotationDevice name environment variables too; see ContainerEnv.
 const (
 	// AnnotationIndex is the index of the card. Related schedulers write several indices, separated by commas; such pods
 	// are read from AnnotationAllocation instead.
@@ -53,6 +51,13 @@ const (
 	// EnvDisableIsolation turns off cGPU's memory isolation.
 	EnvDisableIsolation = "CGPU_DISABLE"
 )
+
+// AnnotationGroupRun names the run of its gang in which a member was bound: the UID of one of the run's members. Members that
+// were bound together have the same value, and later members of a run that still goes on get it too.
+const AnnotationGroupRun = "gpushare.aliyun.com/group-run"
+
+// GateFairShare is the scheduling gate of a pod that waits for its share.
+const GateFairShare = "gpushare.aliyun.com/fair-share"
 
 // AnnotationGroupWhole is "true" on the member that was bound last of those that its gang needs, and on members that are
 // bound later. So if a member has it, the gang was bound completely.

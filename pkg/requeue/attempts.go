@@ -12,9 +12,8 @@ import (
 )
 
 const (
-	// minSample is the smallest number of nodes to which kube-scheduler limits its sample of feasible nodes
-	// (pkg/scheduler/schedule_one.go, minFeasibleNodesToFind). If an extender receives fewer nodes, these are all that
-	// passed kube-scheduler's own filters.
+	// minSample is the smallest sample of feasible nodes to which kube-scheduler limits itself
+	// (pkg/scheduler/schedule_one.go, minFeasibleNodesToFind). Fewer nodes are all that passed kube-scheduler's own filters.
 	minSample = 100
 	// attemptPause is the first pause before a pod is requeued. A bind follows a filter call much sooner, and
 	// kube-scheduler's own back-off takes about as long. maxAttemptPause is the longest pause: after that time
@@ -26,18 +25,16 @@ const (
 	attemptInterval = time.Second
 )
 
-// attempts requeues pods whose scheduling attempt failed, or may have failed, although a node has room for them. The
-// next attempt can succeed without a change of the cluster, so kube-scheduler has no reason for one for minutes. There
-// are two causes:
+// attempts requeues pods whose scheduling attempt failed, or may have failed, although a node has room. The next attempt can
+// succeed without a change of the cluster, so kube-scheduler makes none for minutes. There are two causes:
 //
 //   - kube-scheduler sent a sample of its nodes (percentageOfNodesToScore), and no card of these nodes has room. The
 //     next attempt uses the next nodes.
 //   - filter named only the best of the nodes that fit, and a later step rejected them: another extender, or a plugin
 //     that runs before the bind. For the next attempt filter names every node that fits.
 //
-// One write requeues every rejected pod, so each requeue is an attempt for all of them, and the pauses of all grow.
-// Pods are forgotten when they are bound or deleted. Its methods are safe for concurrent use; mu guards the fields
-// below it.
+// One write requeues every rejected pod, so it is an attempt for all, and the pauses of all grow. Pods are forgotten when
+// they are bound or deleted. Its methods are safe for concurrent use; mu guards the fields below it.
 type attempts struct {
 	Options
 	// requeue makes kube-scheduler retry every rejected pod by a change of the node. An empty node means any node.
@@ -55,17 +52,11 @@ type triedPod struct {
 	// due is when the pod is requeued next; zero for never.
 	due   time.Time
 	pause time.Duration
-	// sample is the number of candidate nodes of the filter call that rejected the pod. It is 0 if filter named only
-	// some of the nodes.
+	// sample is the number of candidate nodes of the call that rejected the pod; 0 if filter named only some of the nodes.
 	sample int
-	// tries counts the requeues.
-	tries int
+	tries  int
 	// nameAll is true if filter names every node that fits.
 	nameAll bool
-}
-
-func newAttempts(o Options, requeue func(node string)) *attempts {
-	return &attempts{Options: o, requeue: requeue, begun: make(chan struct{}, 1), pods: map[gpu.PodUID]triedPod{}}
 }
 
 // sampled records that filter found no node for the pod among the candidate nodes of one call.
@@ -230,8 +221,7 @@ func (a *attempts) end(uid gpu.PodUID, was triedPod) {
 	}
 }
 
-// postpone sets the next due time of the pods. After a requeue it counts an attempt for every pod; otherwise only for
-// the pods that were due.
+// postpone sets the next due times, and counts an attempt: of every pod after a requeue, else of those that were due.
 func (a *attempts) postpone(requeued bool) {
 	nodes := len(a.Cache.Nodes())
 	a.mu.Lock()

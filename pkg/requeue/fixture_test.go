@@ -79,7 +79,7 @@ func (f *fixture) reject(uid gpu.PodUID) {
 // wantRequeue runs one round and compares the nodes that were changed so far.
 func (f *fixture) wantRequeue(want ...string) {
 	f.t.Helper()
-	f.requeue(f.t.Context())
+	f.Requeue(f.t.Context())
 	if diff := cmp.Diff(want, f.server.Calls().Annotated); diff != "" {
 		f.t.Errorf("changed nodes (-want +got):\n%s", diff)
 	}

@@ -114,7 +114,7 @@ func New(o Options) *Requeuer {
 		work:     make(chan struct{}, 1),
 		rejected: map[gpu.PodUID]rejection{}, freedAt: map[string]time.Time{},
 	}
-	r.attempts = newAttempts(o, r.All)
+	r.attempts = &attempts{Options: o, requeue: r.All, begun: make(chan struct{}, 1), pods: map[gpu.PodUID]triedPod{}}
 	return r
 }
 
@@ -126,17 +126,15 @@ func (r *Requeuer) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Rejected records that filter found no node for the pod among the candidate nodes of one call. These may be only some of
-// the nodes that passed kube-scheduler's own filters; if another node has room, the pod is requeued soon. at is when filter
-// read the ledger.
+// Rejected records that filter found no node for the pod among the candidate nodes of one call. They may be only some of the
+// feasible ones; if another node has room, the pod is requeued soon. at is when filter read the ledger.
 func (r *Requeuer) Rejected(pod gpu.Pod, candidates int, at time.Time) {
 	r.attempts.sampled(pod.UID, candidates)
 	r.add(pod, at)
 	if r.Clock.Since(at) < freedDelay {
 		return
 	}
-	// The machine is overloaded: memory that came free after filter read the ledger may have been handled meanwhile,
-	// without this pod.
+	// The machine is overloaded: memory that came free since filter read the ledger may have been handled without this pod.
 	if node, ok := r.Ledger.AnyFit(pod); ok {
 		r.Freed(node)
 	}
@@ -207,9 +205,8 @@ func (r *Requeuer) Inherit(pods []gpu.Pod) {
 	}
 }
 
-// leastOf returns a pod that stands for all of the pods in one check: a node that it doesn't fit, none of the pods fits. It
-// has their smallest request, and a priority above their highest, so that it is limited by no more nominations than any
-// of them.
+// leastOf returns a pod that stands for all of the pods in one check: a node that it doesn't fit, none of them fits. It has
+// their smallest request, and a priority above their highest: no more nominations limit it than any of them.
 func leastOf(pods []gpu.Pod) gpu.Pod {
 	least := gpu.Pod{Request: pods[0].Request, Priority: math.MinInt32}
 	for _, pod := range pods {
@@ -299,12 +296,13 @@ func (r *Requeuer) run(ctx context.Context) error {
 			return nil
 		case <-r.Clock.After(max(freedDelay, r.limit.ReserveN(now, 1).DelayFrom(now))):
 		}
-		r.requeue(ctx)
+		r.Requeue(ctx)
 	}
 }
 
-// requeue changes the annotation of one node if that helps a pod. One change requeues every rejected pod.
-func (r *Requeuer) requeue(ctx context.Context) {
+// Requeue makes one round of Run: it changes the annotation of one node if that helps a pod. One change requeues every
+// rejected pod.
+func (r *Requeuer) Requeue(ctx context.Context) {
 	node, requested := r.takeRequest()
 	var pod gpu.Pod
 	again := func() { r.All("") }
@@ -370,8 +368,7 @@ func (r *Requeuer) reason() (node string, pod gpu.Pod, freed map[string]time.Tim
 	return "", gpu.Pod{}, nil
 }
 
-// restoreFreed restores nodes with freed memory that reason took. If more memory of a node came free meanwhile, the later
-// time is kept.
+// restoreFreed restores nodes with freed memory that reason took. A later time, of memory that came free meanwhile, is kept.
 func (r *Requeuer) restoreFreed(nodes map[string]time.Time) {
 	r.mu.Lock()
 	for node, at := range nodes {
@@ -383,8 +380,7 @@ func (r *Requeuer) restoreFreed(nodes map[string]time.Time) {
 	r.signal()
 }
 
-// requeued deletes the rejections from before the write: kube-scheduler retries their pods, and filter rejects them again
-// if necessary.
+// requeued deletes the rejections from before the write, since kube-scheduler retries their pods.
 func (r *Requeuer) requeued(at time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

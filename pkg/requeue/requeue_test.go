@@ -12,6 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 func TestRequeue(t *testing.T) {
@@ -33,19 +34,19 @@ func TestRequeue(t *testing.T) {
 		"filter's result is recorded long after a round": {func(f *fixture) {
 			read := f.clock.Now()
 			freed(f)
-			f.requeue(f.t.Context())
+			f.Requeue(f.t.Context())
 			f.clock.Step(freedDelay)
 			f.Rejected(pod("a", 10), 1, read)
 		}, "n1"},
 		"a rejected pod may go to any node again": {func(f *fixture) {
 			freed(f)
-			f.requeue(f.t.Context())
+			f.Requeue(f.t.Context())
 			f.reject("a")
 			f.Unrestricted("a")
 		}, "n1"},
 		"a pod that passed may go to any node again": {func(f *fixture) {
 			freed(f)
-			f.requeue(f.t.Context())
+			f.Requeue(f.t.Context())
 			f.reject("a")
 			f.Unrestricted("b")
 		}, ""},
@@ -54,7 +55,7 @@ func TestRequeue(t *testing.T) {
 		"a request while the cluster has no nodes": {func(f *fixture) { f.cache.nodes = nil; f.All("") }, ""},
 		"a pod of a former extender fits": {func(f *fixture) {
 			freed(f)
-			f.requeue(f.t.Context())
+			f.Requeue(f.t.Context())
 			f.Inherit([]gpu.Pod{pod("large", 101), pod("small", 60)})
 		}, "n1"},
 		"memory comes free for a pod of a former extender": {func(f *fixture) {
@@ -63,7 +64,7 @@ func TestRequeue(t *testing.T) {
 		}, "n1"},
 		"no pod of a former extender fits": {func(f *fixture) {
 			freed(f)
-			f.requeue(f.t.Context())
+			f.Requeue(f.t.Context())
 			f.Inherit([]gpu.Pod{pod("large", 101)})
 		}, ""},
 		"a former extender left no pod": {func(f *fixture) { f.Inherit(nil); freed(f) }, ""},
@@ -72,7 +73,7 @@ func TestRequeue(t *testing.T) {
 			f := newFixture(t, fake.Node("n1", 100), fake.Node("n2", 100))
 			f.allocate("n1", pod("full-n1", 100))
 			f.allocate("n2", pod("full-n2", 100))
-			f.requeue(t.Context()) // The nodes were added, so they have free memory.
+			f.Requeue(t.Context()) // The nodes were added, so they have free memory.
 			f.clock.Step(time.Second)
 			test.before(f)
 			if test.want == "" {
@@ -130,33 +131,25 @@ func TestRun(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- f.Run(ctx) }()
-	await := func(what string, condition func() bool) {
-		t.Helper()
-		for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("timed out waiting for %s", what)
-			}
-		}
-	}
 	writes := func(n int) func() bool { return func() bool { return f.observer.Count("requeued") == n } }
 	f.All("n1")
-	await("the pause", f.clock.HasWaiters)
+	await.True(t, "the pause", f.clock.HasWaiters)
 	f.clock.Step(freedDelay - 1)
 	if !f.clock.HasWaiters() {
 		t.Error("kube-scheduler gets no time to retry by itself")
 	}
 	f.clock.Step(1)
-	await("the first write", writes(1))
+	await.True(t, "the first write", writes(1))
 	f.All("n2")
-	await("the pause", f.clock.HasWaiters)
+	await.True(t, "the pause", f.clock.HasWaiters)
 	f.clock.Step(freedDelay)
 	if !f.clock.HasWaiters() {
 		t.Error("the second write doesn't wait for writeInterval")
 	}
 	f.clock.Step(writeInterval)
-	await("the second write", writes(2))
+	await.True(t, "the second write", writes(2))
 	f.Rejected(pod(podP, 10), minSample, f.clock.Now())
-	await("the write for a sampled pod", func() bool {
+	await.True(t, "the write for a sampled pod", func() bool {
 		f.clock.Step(attemptInterval)
 		return writes(3)()
 	})
@@ -245,9 +238,9 @@ func TestInheritChecksEveryNode(t *testing.T) {
 		f.allocate(node, gpu.Pod{UID: gpu.PodUID("victim-" + node), Request: 60, Priority: 1, Leaving: true})
 		f.ledger.Nominate(node, gpu.Pod{UID: gpu.PodUID("preemptor-" + node), Request: 100, Priority: 5})
 	}
-	f.requeue(t.Context())
+	f.Requeue(t.Context())
 	f.Inherit([]gpu.Pod{{UID: "small", Request: 30}, {UID: "important", Request: 1000, Priority: 9}})
-	f.requeue(t.Context())
+	f.Requeue(t.Context())
 	if got := f.server.Calls().Annotated; len(got) != 1 {
 		t.Errorf("changed nodes %v, want one", got)
 	}

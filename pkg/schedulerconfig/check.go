@@ -37,7 +37,6 @@ type Finding struct {
 	Text string
 }
 
-// String returns the finding on one line.
 func (f Finding) String() string { return fmt.Sprintf("%s: %s: %s", f.Severity, f.Path, f.Text) }
 
 // Options are the settings of the extender that the configuration must match.
@@ -54,8 +53,7 @@ const (
 	// defaultInitialBackoff and defaultMaxBackoff are kube-scheduler's defaults in seconds
 	// (k8s.io/kubernetes pkg/scheduler/apis/config/v1/defaults.go).
 	defaultInitialBackoff, defaultMaxBackoff = 1, 10
-	// pluginScores is the approximate sum of the scores of kube-scheduler's own plugins. scoreOfWeight is the best score of
-	// an extender with weight 1.
+	// pluginScores is about the sum of kube-scheduler's own scores, scoreOfWeight the best of an extender with weight 1.
 	pluginScores, scoreOfWeight = 1200, 100
 )
 

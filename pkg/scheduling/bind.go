@@ -63,7 +63,10 @@ func (s *Scheduler) bindPermitted(ctx context.Context, request BindRequest) (res
 	}
 	uid := gpu.PodUID(request.UID)
 	permit, err := s.groups.await(ctx, uid, request.Node)
-	if err != nil {
+	switch {
+	case errors.Is(err, binding.ErrNodeUnknown):
+		return binding.Unreachable, err
+	case err != nil:
 		return binding.HeldBack, err
 	}
 	err = errPanicked // It stays so if bindMember panics.
@@ -129,7 +132,7 @@ func (s *Scheduler) bind(ctx context.Context, request BindRequest, permit permit
 	result := binding.NoRoom
 	allocation, err := s.assumeCard(pod.Pod, request.Node)
 	if err == nil {
-		result, err = s.binder.Write(ctx, request.Node, allocation, permit.completes)
+		result, err = s.binder.Write(ctx, request.Node, allocation, permit.membership)
 	}
 	if result == binding.NoRoom {
 		s.Recorder.Eventf(apiserver.Reference(pod.Pod), corev1.EventTypeWarning, EventNotAssumed, "No GPU card could be assumed: %v", err)
@@ -151,11 +154,7 @@ func (s *Scheduler) readPod(ctx context.Context, request BindRequest) (*clusterc
 	if pod, known := s.cachedPod(request); known {
 		return pod, nil
 	}
-	live, err := s.binder.ReadPod(ctx, request.Namespace, request.Name, request.UID)
-	if err != nil {
-		return nil, err
-	}
-	return clustercache.NewPodInfo(live), nil
+	return s.binder.ReadPod(ctx, gpu.Pod{Namespace: request.Namespace, Name: request.Name, UID: gpu.PodUID(request.UID)})
 }
 
 func (s *Scheduler) cachedPod(request BindRequest) (*clustercache.PodInfo, bool) {

@@ -15,18 +15,20 @@ import (
 )
 
 // eventHandlers applies the changes of the cluster to the ledger and to everything that keeps state of pods. It implements
-// clustercache.Handler.
+// clustercache.Handler, and binding.Listener for what live reads show.
 type eventHandlers struct {
 	ledger  *ledger.Ledger
 	binder  *binding.Binder
 	requeue *requeue.Requeuer
 	evictor *eviction.Evictor
 	groups  *groups
+	free    *freeResources
 	synced  func()
 }
 
 // PodUpdated implements clustercache.Handler. The gang's manager comes last, when the ledger is up to date.
 func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
+	h.free.podsChanged(old, pod)
 	defer h.groups.updated(pod)
 	h.groups.replaced(old, pod)
 	if old != nil && old.UID != pod.UID {
@@ -34,12 +36,13 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 		h.podGone(old.UID)
 	}
 	switch {
-	case pod.Request == 0: // The ledger doesn't have it.
+	case !pod.Managed: // The ledger doesn't have it, and no bind is open.
 	case pod.Ended:
 		h.podGone(pod.UID)
 	case pod.Node != "":
 		h.binder.PodBound(pod)
 		h.notPending(pod.UID)
+	case pod.Request == 0:
 	case h.evictor.KeepsCard(pod.Pod, pod.NominatedNode): // The ledger keeps that card.
 	case pod.NominatedNode != "":
 		h.ledger.Nominate(pod.NominatedNode, pod.Pod)
@@ -51,6 +54,7 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 // PodDeleted implements clustercache.Handler. The gang's manager comes first: otherwise the gang would see the lost allocation
 // before the deletion that explains it.
 func (h *eventHandlers) PodDeleted(pod *clustercache.PodInfo) {
+	h.free.podsChanged(pod)
 	h.groups.deleted(pod)
 	h.podGone(pod.UID)
 }
@@ -67,8 +71,21 @@ func (h *eventHandlers) notPending(uid gpu.PodUID) {
 	h.ledger.RemoveNomination(uid)
 }
 
+// PodRead implements binding.Listener.
+func (h *eventHandlers) PodRead(pod *clustercache.PodInfo) { h.groups.confirmed(pod) }
+
+// PodReadGone implements binding.Listener.
+func (h *eventHandlers) PodReadGone(uid gpu.PodUID) { h.groups.confirmedGone(uid) }
+
+// NotBound implements binding.Listener.
+func (h *eventHandlers) NotBound(uid gpu.PodUID, node string) {
+	h.requeue.Unrestricted(uid)
+	h.groups.notBound(uid, node)
+}
+
 // NodeUpdated implements clustercache.Handler.
 func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
+	defer h.groups.nodesChanged()
 	node := protocol.ParseNode(object)
 	logger := klog.Background().WithValues("node", object.Name)
 	if node.Problem != nil {
@@ -89,7 +106,11 @@ func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
 }
 
 // NodeDeleted implements clustercache.Handler.
-func (h *eventHandlers) NodeDeleted(name string) { h.ledger.DeleteNode(name) }
+func (h *eventHandlers) NodeDeleted(name string) {
+	h.free.nodeDeleted(name)
+	h.ledger.DeleteNode(name)
+	h.groups.nodesChanged()
+}
 
 // Synced implements clustercache.Handler.
 func (h *eventHandlers) Synced() { h.synced() }

@@ -1,6 +1,8 @@
 package scheduling
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -8,7 +10,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -105,6 +109,30 @@ func TestReplacedPod(t *testing.T) {
 	}
 }
 
+// The watch resolves the unconfirmed bind of a pod that asks for whole cards too.
+func TestUnconfirmedBindOfWholeCards(t *testing.T) {
+	for name, test := range map[string]struct {
+		edits []fake.PodEdit
+		want  string
+	}{
+		"bound": {[]fake.PodEdit{fake.On("n1")}, "resolved bound"},
+		"ended": {[]fake.PodEdit{fake.On("n1"), fake.Phase(corev1.PodFailed)}, "resolved gone"},
+	} {
+		f := newHandlersFixture(t, fake.Node("n1", 100))
+		pod := fake.Pod("p", 0)
+		pod.Spec.Containers[0].Resources.Limits = fake.Amount(protocol.ResourceWholeCard, 1)
+		f.server.Answer(fake.Answers{Read: errLost, Bind: func(context.Context, *corev1.Binding) error { return errLost }})
+		if _, err := f.binder.Write(t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(pod)}, binding.Membership{}); !errors.Is(err, binding.ErrUnconfirmed) {
+			t.Fatal(err)
+		}
+		f.report(fake.Edited(pod, test.edits...))
+		if f.observer.Count(test.want) != 1 {
+			t.Errorf("%s: counted %v", name, f.observer.Counts())
+		}
+		f.wantUsed(0)
+	}
+}
+
 func TestDeletedNodeFindsItsPods(t *testing.T) {
 	f := newHandlersFixture(t, fake.Node("n1", 100, 100))
 	pod := fake.Pod("p", 40, fake.Bound("n1", 1))
@@ -141,6 +169,36 @@ func TestNodeChanges(t *testing.T) {
 	f.handlers.NodeUpdated(fake.Node("n1"))
 	if nodes := f.ledger.Nodes(); len(nodes) != 0 {
 		t.Errorf("a node without cards: %+v", nodes)
+	}
+}
+
+// A change of the nodes ends the pause of a group that failed. Freed memory doesn't.
+func TestNodeChangesEndPause(t *testing.T) {
+	other := fake.Pod("other", 1, fake.Bound("n2", 0))
+	for name, test := range map[string]struct {
+		change func(h *eventHandlers)
+		want   gang.FilterResult
+	}{
+		"a node changed":   {func(h *eventHandlers) { h.NodeUpdated(fake.Node("n2", 100)) }, gang.FilterResult{Nodes: []string{"n1"}}},
+		"a node is gone":   {func(h *eventHandlers) { h.NodeDeleted("n2") }, gang.FilterResult{Nodes: []string{"n1"}}},
+		"memory was freed": {func(h *eventHandlers) { h.PodDeleted(clustercache.NewPodInfo(other)) }, gang.FilterResult{Reason: gang.Paused}},
+	} {
+		f := newHandlersFixture(t, fake.Node("n1", 100), fake.Node("n2", 100))
+		f.report(other, member(1, 0))
+		filter := func(node string) gang.FilterResult {
+			return f.groups.manager.Filter("uid-job-0", []string{node}, f.clock.Now())
+		}
+		f.groups.manager.StartLeading(f.clock.Now())
+		f.groups.manager.Tick(f.clock.Now()) // It takes note of the nodes so far.
+		filter("n1")
+		if got := filter("unknown"); got.Reason != gang.Unplaced {
+			t.Fatalf("the planned node is no candidate: %+v", got)
+		}
+		test.change(f.handlers)
+		f.groups.manager.Tick(f.clock.Now())
+		if diff := cmp.Diff(test.want, filter("n1")); diff != "" {
+			t.Errorf("%s: filter (-want +got):\n%s", name, diff)
+		}
 	}
 }
 

@@ -21,6 +21,8 @@ type FilterResult struct {
 	Passed []placement.Candidate
 	// Reasons are the results of all Nodes, in their order; nil if Passed are only the best few, and for members of gangs.
 	Reasons []placement.Reason
+	// ReservedFor names the group for which memory is held back, if any is: the reason placement.Reserved is due to it.
+	ReservedFor string
 	// Message is why no node passes for a member of a gang; empty for other pods. No preemption can help such a pod.
 	Message string
 }
@@ -47,8 +49,8 @@ func (r FilterResult) full() iter.Seq[string] {
 	}
 }
 
-// Filter returns the candidate nodes that have a card with room for the pod, or the best of them (see Options.FilterBest). It
-// creates no allocation. A pod that asks for no GPU memory passes on every node.
+// Filter returns the candidate nodes that have a card with room for the pod, or the best of them (see
+// Options.FilterBest). It creates no allocation. A pod that asks for no GPU memory passes on every node.
 func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, error) {
 	pod := protocol.Pod(object)
 	if result, decided := s.groups.filter(object, nodes); decided {
@@ -62,6 +64,10 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	}
 	now := s.Clock.Now()
 	result, fitting := s.fit(pod, nodes, now)
+	if len(result.Passed) == 0 && s.displace(pod, nodes, now) {
+		result, fitting = s.fit(pod, nodes, now)
+	}
+	result.ReservedFor = s.ledger.StarvationLabel()
 	if len(result.Passed) == 0 {
 		s.recordRejection(object, pod, result, now)
 		return result, nil

@@ -2,7 +2,6 @@ package scheduling
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -14,7 +13,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver"
 	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -59,15 +57,17 @@ const (
 type groups struct {
 	GangOptions
 	manager  *gang.Manager
-	cache    *clustercache.Cache
+	cache    clusterCache
 	binder   *binding.Binder
 	requeue  *requeue.Requeuer
-	members  *eviction.Members
+	members  interface{ Evict(pods []gpu.Pod) }
+	reads    interface{ Verify(pods []gpu.Pod) }
 	recorder record.EventRecorder
 	leading  func() error
 	// bindTimeout limits the binds of a gang's members, from the moment in which its barrier opens.
 	bindTimeout time.Duration
 	clock       clock.WithTicker
+	displacers  displacers
 }
 
 // filter answers a filter call for a member of a gang. decided is false if the pod is to be placed like any single pod.
@@ -107,47 +107,120 @@ func (g *groups) incomplete(pod *corev1.Pod) bool {
 type permit struct {
 	// member is the gang's key; nil for a pod without a gang.
 	member *gang.Key
-	// completes is true if this bind completes the gang, or if the gang is complete already.
-	completes bool
+	// membership is what the Binding records about the gang.
+	membership binding.Membership
 	// deadline is when the bind must have ended.
 	deadline time.Time
 }
 
 // await holds a member's bind call until the permit of its gang is decided. The caller of a permit must call end.
 func (g *groups) await(ctx context.Context, uid gpu.PodUID, node string) (permit, error) {
-	key, member := g.manager.GangOf(uid)
-	if !member {
-		return permit{}, gang.Unknown
-	}
-	held, rejection := g.manager.RequestPermit(uid, node, g.clock.Now())
-	g.act()
-	if rejection != nil {
-		return permit{}, *rejection
+	held, err := g.arrive(ctx, uid, node)
+	if err != nil {
+		return permit{}, err
 	}
 	select {
 	case <-held.Decided:
 	case <-ctx.Done():
-		if g.manager.CancelPermit(uid, held) {
+		if g.manager.CancelPermit(uid, held.Permit) {
 			return permit{}, fmt.Errorf("kube-scheduler gave the call up: %w", ctx.Err())
 		}
 		<-held.Decided // The barrier is open: the decision follows within the bindTimeout of the other members.
 	}
+	return g.decided(held)
+}
+
+// heldBind is a member's bind call that waits for its permit.
+type heldBind struct {
+	*gang.Permit
+	key gang.Key
+}
+
+// arrive requests the permit for a member's bind call. Before that it confirms the node, so that the member's place is checked
+// against what former leaders bound there.
+func (g *groups) arrive(ctx context.Context, uid gpu.PodUID, node string) (heldBind, error) {
+	key, member := g.manager.GangOf(uid)
+	if !member {
+		return heldBind{}, gang.Unknown
+	}
+	ctx, cancel := context.WithTimeout(ctx, g.bindTimeout)
+	defer cancel()
+	if err := g.binder.ConfirmNode(ctx, node); err != nil {
+		return heldBind{}, err
+	}
+	held, rejection := g.manager.RequestPermit(uid, node, g.clock.Now())
+	g.act()
+	if rejection != nil {
+		return heldBind{}, *rejection
+	}
+	return heldBind{held, key}, nil
+}
+
+// decided returns the permit, or why it was rejected.
+func (g *groups) decided(held heldBind) (permit, error) {
 	if rejection := held.Rejection(); rejection != nil {
 		if *rejection == gang.Deleted {
 			<-g.clock.After(min(deletedDelay, g.bindTimeout))
 		}
 		return permit{}, *rejection
 	}
-	return permit{member: &key, completes: held.MarkWhole(), deadline: held.OpenedAt().Add(g.bindTimeout)}, nil
+	membership := binding.Membership{Run: held.Run(), Whole: held.MarkWhole()}
+	deadline := held.OpenedAt().Add(g.bindTimeout)
+	if enough := g.clock.Now().Add(g.bindTimeout / 2); enough.After(deadline) {
+		deadline = enough // The last member waited long for the others: an answer was lost.
+	}
+	return permit{member: &held.key, membership: membership, deadline: deadline}, nil
 }
 
-// end records the outcome of a permitted bind. err is nil if the pod is bound.
+// end records the outcome of a permitted bind. err is nil if the pod is bound. Otherwise the bind is unconfirmed until the binder
+// has no open write of the pod. In this order, the outcome can't get lost that the binder finds at the same time.
 func (g *groups) end(uid gpu.PodUID, node string, p permit, err error) {
-	if err != nil && !errors.Is(err, binding.ErrUnconfirmed) && !errors.Is(err, binding.ErrInFlight) {
-		g.binder.Abandon(uid) // This releases the plan's reservation.
+	if err == nil {
+		g.bindDone(*p.member, uid, node, gang.BindSucceeded, p.membership.Whole)
+		return
 	}
-	g.manager.BindDone(*p.member, uid, node, err == nil, p.completes, g.clock.Now())
+	g.bindDone(*p.member, uid, node, gang.BindUnconfirmed, false)
+	if g.binder.Abandon(uid) { // It releases the plan's reservation.
+		g.bindDone(*p.member, uid, node, gang.BindFailed, false)
+	}
+}
+
+func (g *groups) bindDone(key gang.Key, uid gpu.PodUID, node string, result gang.BindResult, markedWhole bool) {
+	g.manager.BindDone(key, uid, node, result, markedWhole, g.clock.Now())
 	g.act()
+}
+
+// notBound records that an unconfirmed bind has failed.
+func (g *groups) notBound(uid gpu.PodUID, node string) {
+	if g == nil {
+		return
+	}
+	if key, member := g.manager.GangOf(uid); member {
+		g.bindDone(key, uid, node, gang.BindFailed, false)
+	}
+}
+
+// confirmed passes the state of a pod that a live read found to the manager.
+func (g *groups) confirmed(pod *clustercache.PodInfo) {
+	if g != nil && pod.Member != nil {
+		g.manager.Confirmed(*pod.Member, g.clock.Now())
+		g.act()
+	}
+}
+
+// confirmedGone passes to the manager that a live read found no such pod.
+func (g *groups) confirmedGone(uid gpu.PodUID) {
+	if g != nil {
+		g.manager.ConfirmedGone(uid, g.clock.Now())
+		g.act()
+	}
+}
+
+// nodesChanged passes to the manager that the nodes on which pods can run may have changed.
+func (g *groups) nodesChanged() {
+	if g != nil {
+		g.manager.NodesChanged()
+	}
 }
 
 // replaced removes the old pod from the manager if another pod now has its name, or if the pod no longer names a group. old is
@@ -184,35 +257,46 @@ func (g *groups) states() map[string]int {
 	if g == nil {
 		return nil
 	}
-	return g.manager.States()
+	states := map[string]int{}
+	for phase, n := range g.manager.Phases() {
+		states[phase.String()] = n
+	}
+	return states
 }
 
 // run calls the manager's Tick until ctx ends, and starts and stops leading with the term.
 func (g *groups) run(ctx context.Context) error {
 	ticker := g.clock.NewTicker(gangInterval)
 	defer ticker.Stop()
-	leads := false
-	for {
+	for leads := false; ; leads = g.tick(leads) {
 		select {
 		case <-ctx.Done():
 			g.manager.StopLeading(g.clock.Now())
 			return nil
 		case <-ticker.C():
 		}
-		now := g.clock.Now()
-		switch {
-		case g.leading() != nil || g.Answering != nil && g.Answering() != nil:
-			g.manager.StopLeading(now)
-			leads = false
-		case g.cache.Ready() == nil:
-			if !leads {
-				g.manager.StartLeading()
-			}
-			g.manager.Tick(now)
-			leads = true
-		}
-		g.act()
 	}
+}
+
+// tick calls the manager's Tick if this process is the leader. led is whether it was at the latest tick; tick returns whether
+// it is now. An extender without replicas leads once its cache is synced.
+func (g *groups) tick(led bool) (leads bool) {
+	now := g.clock.Now()
+	leads = g.leading() == nil && (g.Answering == nil || g.Answering() == nil) && g.cache.Ready() == nil
+	switch {
+	case leads && !led:
+		g.manager.StartLeading(now)
+	case led && !leads:
+		g.manager.StopLeading(now)
+	}
+	for _, uid := range g.displacers.due(now, leads) {
+		g.binder.Abandon(uid)
+	}
+	if leads {
+		g.manager.Tick(now)
+	}
+	g.act()
+	return leads
 }
 
 // act performs the manager's Effects, if this process is the leader.
@@ -233,6 +317,9 @@ func (g *groups) act() {
 			kind = corev1.EventTypeWarning
 		}
 		g.recorder.Event(apiserver.Reference(notice.Pod), kind, notice.Reason, notice.Text)
+	}
+	if len(effects.Verify) > 0 {
+		g.reads.Verify(effects.Verify)
 	}
 	if len(effects.Evict) > 0 {
 		g.members.Evict(effects.Evict)

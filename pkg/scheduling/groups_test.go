@@ -61,41 +61,64 @@ type bindEnd struct {
 	err  error
 }
 
+// startGroups starts a replica.
 func startGroups(t *testing.T, o GangOptions, objects ...runtime.Object) *gangFixture {
 	t.Helper()
-	g := &gangFixture{gangs: &fake.Observer{}, ends: make(chan bindEnd, 100)}
-	o.Hold, o.Patience, o.OnFailure = 10*time.Second, 30*time.Second, cmp.Or(o.OnFailure, gang.Evict)
+	g := newGangFixture(t)
 	o.Answering = g.draining.leading
-	if o.Observer == nil {
-		o.Observer = g.gangs
+	return g.start(Options{Leading: g.standby.leading, Gangs: o}, objects...)
+}
+
+func newGangFixture(t *testing.T) *gangFixture {
+	return &gangFixture{fixture: &fixture{t: t}, gangs: &fake.Observer{}, ends: make(chan bindEnd, 100)}
+}
+
+// start starts the Scheduler, a sole extender if Options.Leading is nil.
+func (g *gangFixture) start(o Options, objects ...runtime.Object) *gangFixture {
+	g.t.Helper()
+	gangs := &o.Gangs
+	gangs.Hold, gangs.Patience, gangs.OnFailure = 10*time.Second, 30*time.Second, cmp.Or(gangs.OnFailure, gang.Evict)
+	if gangs.Observer == nil {
+		gangs.Observer = g.gangs
 	}
-	g.fixture = start(t, Options{BindTimeout: 10 * time.Minute, Leading: g.standby.leading, Gangs: o}, append(objects, fake.Node("n1", 16, 16))...)
+	o.BindTimeout = cmp.Or(o.BindTimeout, 10*time.Minute)
+	g.fixture = start(g.t, o, append(objects, fake.Node("n1", 16, 16))...)
 	return g
 }
 
 // startGang starts a Scheduler with a gang whose members are all pending and have passed filter: memory is reserved for them.
-func startGang(t *testing.T, o GangOptions) *gangFixture {
+func startGang(t *testing.T, o GangOptions, others ...runtime.Object) *gangFixture {
 	t.Helper()
-	var objects []runtime.Object
-	var pods []*corev1.Pod
+	pods, objects := members()
+	g := startGroups(t, o, append(objects, others...)...)
+	g.pods = pods
+	g.offer()
+	return g
+}
+
+// members returns the members of a gang, all pending.
+func members() (pods []*corev1.Pod, objects []runtime.Object) {
 	for i := range gangSize {
 		pods = append(pods, member(gangSize, i))
 		objects = append(objects, pods[i])
 	}
-	g := startGroups(t, o, objects...)
-	g.pods = pods
-	g.awaitState(gang.StatePending)
-	for _, pod := range g.pods {
-		if result := g.filter(pod, "n1"); !slices.Equal(result.Names(), []string{"n1"}) {
-			t.Fatalf("%s may go to %v: %s", pod.Name, result.Names(), result.Message)
-		}
-	}
-	return g
+	return pods, objects
 }
 
-func (g *gangFixture) awaitState(state string) {
+// offer makes a filter call for each member, once the gang is pending. All of them pass.
+func (g *gangFixture) offer() {
 	g.t.Helper()
-	g.pass("the gang to be "+state, func() bool { return g.GangStates()[state] == 1 })
+	g.awaitState(gang.PhasePending)
+	for _, pod := range g.pods {
+		if result := g.filter(pod, "n1"); !slices.Equal(result.Names(), []string{"n1"}) {
+			g.t.Fatalf("%s may go to %v: %s", pod.Name, result.Names(), result.Message)
+		}
+	}
+}
+
+func (g *gangFixture) awaitState(phase gang.Phase) {
+	g.t.Helper()
+	g.pass("the gang to be "+phase.String(), func() bool { return g.GangStates()[phase.String()] == 1 })
 }
 
 // startBinds starts the bind calls of some members. Their results are sent to g.ends.
@@ -123,6 +146,46 @@ func (g *gangFixture) awaitHeld(n int) {
 	g.await(fmt.Sprintf("%d held binds", n), func() bool { return g.groups.manager.HeldBinds() == n })
 }
 
+// bindAll starts the bind calls of the members and lets time pass until all of them have ended. It returns their errors.
+func (g *gangFixture) bindAll(members ...int) map[string]error {
+	g.t.Helper()
+	g.startBinds(g.t.Context(), members...)
+	return g.awaitEnds(len(members))
+}
+
+// awaitEnds lets time pass until n bind calls have ended, and returns their errors.
+func (g *gangFixture) awaitEnds(n int) map[string]error {
+	g.t.Helper()
+	g.pass("the binds to end", func() bool { return len(g.ends) == n })
+	errs := map[string]error{}
+	for range n {
+		end := <-g.ends
+		errs[end.name] = end.err
+	}
+	return errs
+}
+
+// boundMembers returns the names of the members that the API server has bound.
+func (g *gangFixture) boundMembers() (names []string) {
+	for _, pod := range g.pods {
+		if g.server.Get(pod).Spec.NodeName != "" {
+			names = append(names, pod.Name)
+		}
+	}
+	return names
+}
+
+// wantNoCardOver checks that no card of n1 has more allocations than memory.
+func (g *gangFixture) wantNoCardOver() {
+	g.t.Helper()
+	node, _ := g.ledger.Node("n1")
+	for i, card := range node.Cards {
+		if node.Used[i] > card.Memory {
+			g.t.Errorf("card %d: %d of %d is allocated", card.Index, node.Used[i], card.Memory)
+		}
+	}
+}
+
 // marked returns the number of members with the annotation that the gang is whole.
 func (g *gangFixture) marked() (n int) {
 	for _, pod := range g.server.Pods() {
@@ -145,13 +208,18 @@ func TestGangIsBoundTogether(t *testing.T) {
 	if n := g.marked(); n != 1 {
 		t.Errorf("%d members mark the gang as whole, want one", n)
 	}
+	for _, pod := range g.pods {
+		if run := g.server.Get(pod).Annotations[protocol.AnnotationGroupRun]; run != "uid-job-0" {
+			t.Errorf("%s is of run %q", pod.Name, run)
+		}
+	}
 	if g.gangs.Count("gang bound") != 1 || g.gangs.Count("gang held") != 1 {
 		t.Errorf("counted: %v", g.gangs.Counts())
 	}
 	for _, pod := range g.pods {
 		g.publish(pod)
 	}
-	g.awaitState(gang.StateWhole)
+	g.awaitState(gang.PhaseRunning)
 }
 
 // The bind of one member doesn't arrive in time, or is given up. The reservations last, and a second attempt succeeds.
@@ -232,12 +300,7 @@ func TestPartialGang(t *testing.T) {
 				return g.server.Commit(binding)
 			}})
 			g.startBinds(t.Context(), 0, 1, 2)
-			g.pass("the binds to end", func() bool { return len(g.ends) == gangSize })
-			errs := map[string]error{}
-			for range gangSize {
-				end := <-g.ends
-				errs[end.name] = end.err
-			}
+			errs := g.awaitEnds(gangSize)
 			// The last one by UID, job-2, waits for the others and isn't bound if one of them isn't.
 			if errs["job-0"] != nil || !errors.Is(errs["job-1"], errForbidden) || !errors.Is(errs["job-2"], gang.NotBound) || g.marked() != 0 {
 				t.Errorf("the binds ended with %v, %d members mark the gang as whole", errs, g.marked())
@@ -246,7 +309,7 @@ func TestPartialGang(t *testing.T) {
 			g.want(g.pods[2], "none")
 			g.publish(g.pods[0])
 			if policy == gang.Keep {
-				g.awaitState(gang.StateWhole)
+				g.awaitState(gang.PhaseRunning)
 			} else {
 				g.pass("the eviction", func() bool { return g.gangs.Count("gang evicted") > 0 })
 			}
@@ -284,13 +347,13 @@ func TestGangAfterRestart(t *testing.T) {
 		marked bool
 		// bound is when the running member was bound, or zero if that is unknown.
 		bound time.Time
-		want  string
+		want  gang.Phase
 	}{
-		"a member marks the gang as whole":          {true, time.Time{}, gang.StateWhole},
-		"the bind time is unknown":                  {false, time.Time{}, gang.StatePartial},
-		"the pending member existed at that time":   {false, created.Add(time.Minute), gang.StatePartial},
-		"it was created in the same second":         {false, created, gang.StatePartial},
-		"it was created later: it is a replacement": {false, created.Add(-time.Second), gang.StateWhole},
+		"a member marks the gang as whole":          {true, time.Time{}, gang.PhaseRunning},
+		"the bind time is unknown":                  {false, time.Time{}, gang.PhaseBroken},
+		"the pending member existed at that time":   {false, created.Add(time.Minute), gang.PhaseBroken},
+		"it was created in the same second":         {false, created, gang.PhaseBroken},
+		"it was created later: it is a replacement": {false, created.Add(-time.Second), gang.PhaseRunning},
 	} {
 		t.Run(name, func(t *testing.T) {
 			running := member(2, 0, fake.Bound("n1", 0), fake.Phase(corev1.PodRunning))
@@ -306,7 +369,7 @@ func TestGangAfterRestart(t *testing.T) {
 			g := startGroups(t, GangOptions{}, running, pending)
 			g.awaitState(test.want)
 			// A member of a gang that was whole is placed like a single pod, which gets reasons.
-			if result := g.filter(pending, "n1"); (result.Reasons != nil) != (test.want == gang.StateWhole) {
+			if result := g.filter(pending, "n1"); (result.Reasons != nil) != (test.want == gang.PhaseRunning) {
 				t.Errorf("filter: %+v", result)
 			}
 		})
@@ -332,15 +395,10 @@ func TestUnknownMember(t *testing.T) {
 func TestGangOfUnclearSize(t *testing.T) {
 	odd := member(3, 1)
 	g := startGroups(t, GangOptions{}, member(2, 0, fake.Bound("n1", 0), fake.Phase(corev1.PodRunning)), odd)
-	g.awaitState(gang.StateIncomplete)
-	for range 1000 {
-		g.clock.Step(tick)
-	}
-	g.publishObject(fake.Edited(odd, fake.Annotation(protocol.AnnotationGroupSize, "2")))
-	g.awaitState(gang.StatePartial)
-	if n := g.gangs.Count("gang evicted"); n > 0 {
-		t.Errorf("%d were evicted while the gang's size was unclear", n)
-	}
+	g.awaitState(gang.PhaseBroken)
+	g.neverEvicted()
+	g.server.Set(fake.Edited(odd, fake.Annotation(protocol.AnnotationGroupSize, "2")))
+	g.publish(odd)
 	g.pass("the eviction", func() bool { return g.gangs.Count("gang evicted") > 0 })
 }
 
@@ -348,7 +406,7 @@ func TestGangOfUnclearSize(t *testing.T) {
 func TestGangAfterFreedMemory(t *testing.T) {
 	a := fake.Pod("a", 16, fake.Bound("n1", 0))
 	g := startGroups(t, GangOptions{}, a, fake.Pod("b", 16, fake.Bound("n1", 1)), member(2, 0), member(2, 1))
-	g.awaitState(gang.StatePending)
+	g.awaitState(gang.PhasePending)
 	if result := g.filter(member(2, 0), "n1"); len(result.Passed) > 0 {
 		t.Errorf("filter: %+v", result)
 	}
@@ -361,7 +419,13 @@ func TestGangAfterFreedMemory(t *testing.T) {
 // A starving gang gets memory of full nodes, for which no filter call arrives.
 func TestStarvingGang(t *testing.T) {
 	a := fake.Pod("a", 16, fake.Bound("n1", 0))
-	g := startGroups(t, GangOptions{StarvationAfter: 20 * time.Second}, a, fake.Pod("b", 16, fake.Bound("n1", 1)), member(2, 0), member(2, 1))
+	short := func(pod *corev1.Pod) {
+		pod.Status.Conditions = []corev1.PodCondition{{
+			Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable,
+			Message: "0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem.",
+		}}
+	}
+	g := startGroups(t, GangOptions{StarvationAfter: 20 * time.Second}, a, fake.Pod("b", 16, fake.Bound("n1", 1)), member(2, 0, short), member(2, 1, short))
 	g.pass("a starvation reservation", func() bool { return g.gangs.Count("gang starving") > 0 })
 	g.publishGone(a)
 	g.await("memory for the gang", func() bool { return g.fits(protocol.Pod(member(2, 0)), "n1") })
@@ -370,15 +434,25 @@ func TestStarvingGang(t *testing.T) {
 	}
 }
 
-// A plan's reservations can't be preempted. A rejected pod of higher priority is requeued when the gang becomes whole.
+// Members whose binds are in flight can't be preempted. A rejected pod of higher priority is requeued when the gang becomes whole.
 func TestRequeueWhenGangIsWhole(t *testing.T) {
 	for priority, want := range map[int32]bool{0: false, 5: true} {
 		t.Run(fmt.Sprint(priority), func(t *testing.T) {
 			g := startGang(t, GangOptions{})
 			g.pass("the requeue of the members", func() bool { return len(g.requeued()) > 0 })
-			g.filter(fake.Pod("other", 16, fake.Priority(priority)), "n1")
-			before := len(g.requeued())
+			began, end := make(chan struct{}, gangSize), make(chan struct{})
+			g.server.Answer(fake.Answers{Bind: func(_ context.Context, b *corev1.Binding) error {
+				began <- struct{}{}
+				<-end
+				return g.server.Commit(b)
+			}})
 			g.startBinds(t.Context(), 0, 1, 2)
+			<-began
+			if got := g.filter(fake.Pod("other", 16, fake.Priority(priority)), "n1").Names(); len(got) > 0 {
+				t.Errorf("the other pod may go to %v", got)
+			}
+			before := len(g.requeued())
+			close(end)
 			g.wantEnds(gangSize, nil)
 			if want {
 				g.pass("a requeue", func() bool { return len(g.requeued()) > before })
@@ -400,7 +474,7 @@ func TestPreemptForMember(t *testing.T) {
 			pending := member(2, 0, fake.Priority(5))
 			pending.Spec.Containers[0].Resources.Limits = fake.Amount(resource, 8)
 			g := startGroups(t, GangOptions{}, fake.Pod("a", 16, fake.Bound("n1", 0)), pending)
-			g.awaitState(gang.StateIncomplete)
+			g.awaitState(gang.PhaseIncomplete)
 			got, err := g.Preempt(t.Context(), pending, map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-a"}}})
 			if err != nil || len(got) > 0 {
 				t.Errorf("victims %v, %v", got, err)

@@ -3,12 +3,15 @@ package scheduling
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/eviction"
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -28,6 +31,10 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	if err := s.cache.Ready(); err != nil {
 		return nil, err
 	}
+	s.displace(protocol.Pod(object), slices.Sorted(maps.Keys(proposed)), s.Clock.Now())
+	if node, _, allocated := s.ledger.Lookup(gpu.PodUID(object.UID)); allocated {
+		return s.withCard(node, proposed), nil
+	}
 	if !s.cache.BudgetsSynced() {
 		return nil, fmt.Errorf("%w: disruption budgets are still being listed", clustercache.ErrNotSynced)
 	}
@@ -42,6 +49,18 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	klog.FromContext(ctx).Info("Victims chosen by card", "pod", klog.KObj(object), "priority", pod.Priority,
 		"memory", pod.Request.String(), "nodesProposed", len(proposed), "nodes", len(answer))
 	return answer, nil
+}
+
+// withCard corrects the proposal for a pod that has a card on a node already: victims can be necessary for other resources, and
+// only there. If kube-scheduler would evict members whose binds have just been rejected, the answer is empty: it retries the pod
+// when they leave its cache.
+func (s *Scheduler) withCard(node string, proposed map[string]preemption.Victims) map[string]preemption.Victims {
+	pending := func(uid gpu.PodUID) bool { _, pending := s.cache.PendingPod(uid); return pending }
+	proposal := proposed[node]
+	if len(proposal.Pods) == 0 || slices.ContainsFunc(proposal.Pods, pending) {
+		return nil
+	}
+	return map[string]preemption.Victims{node: proposal}
 }
 
 // neverPreempts reports whether the pod's preemption policy is Never.

@@ -77,33 +77,48 @@ type Observer interface {
 	CacheSynced(took time.Duration)
 }
 
+// clusterCache is the part of package clustercache that a Scheduler uses.
+type clusterCache interface {
+	eviction.Cache
+	requeue.Cache
+	AddHandler(h clustercache.Handler) error
+	Run(ctx context.Context) error
+	Pending(known uint64) ([]*clustercache.PodInfo, uint64)
+	WatchVersions() map[string]uint64
+	NodesWithoutPlugin() int
+}
+
 // Scheduler answers kube-scheduler's calls. Its methods are safe for concurrent use.
 type Scheduler struct {
 	Options
 	ledger  *ledger.Ledger
-	cache   *clustercache.Cache
+	cache   clusterCache
 	requeue *requeue.Requeuer
 	binder  *binding.Binder
 	// evictor is nil if fragmentation eviction is off.
 	evictor *eviction.Evictor
 	members *eviction.Members
-	// groups is nil if members of gangs are treated like any other pod.
+	// groups and free are nil if members of gangs are treated like any other pod.
 	groups *groups
+	free   *freeResources
 }
 
 // New builds a Scheduler. It reads and writes nothing before Run.
 func New(o Options) (*Scheduler, error) {
+	return newScheduler(o, clustercache.New(clustercache.Options{Client: o.Client, Clock: o.Clock, CacheSynced: o.Observer.CacheSynced}))
+}
+
+func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	replicas := o.Leading != nil
 	if !replicas {
 		o.Leading = func() error { return nil }
 	}
-	s := &Scheduler{Options: o, ledger: ledger.New()}
-	s.cache = clustercache.New(clustercache.Options{Client: o.Client, Clock: o.Clock, CacheSynced: o.Observer.CacheSynced})
+	s := &Scheduler{Options: o, ledger: ledger.New(), cache: cache}
 	s.requeue = requeue.New(requeue.Options{
 		API: o.API, Ledger: s.ledger, Cache: s.cache, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
 	})
 	s.binder = binding.New(binding.Options{
-		API: o.API, Ledger: s.ledger, Recorder: o.Recorder, Observer: o.Observer, NotBound: s.requeue.Unrestricted,
+		API: o.API, Ledger: s.ledger, Recorder: o.Recorder, Observer: o.Observer,
 		Timeout: o.BindTimeout, Window: o.BindWindow, Leading: o.Leading, Clock: o.Clock,
 	})
 	evictions := eviction.Options{
@@ -115,6 +130,7 @@ func New(o Options) (*Scheduler, error) {
 	}
 	if o.Gangs.Hold > 0 {
 		s.members = eviction.NewMembers(evictions, o.Gangs.Observer.GangEvicted)
+		s.free = newFreeResources(s.cache)
 		s.groups = s.newGroups()
 	}
 	s.ledger.AddFreedListener(s.requeue.Freed)
@@ -123,23 +139,25 @@ func New(o Options) (*Scheduler, error) {
 	if !replicas { // With replicas, the leader does so at each TakeOver.
 		synced = s.requeuePending
 	}
-	return s, s.cache.AddHandler(s.newEventHandlers(synced))
+	handlers := s.newEventHandlers(synced)
+	s.binder.AddListener(handlers)
+	return s, s.cache.AddHandler(handlers)
 }
 
 func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 	return &eventHandlers{
-		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, synced: synced,
+		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, free: s.free, synced: synced,
 	}
 }
 
 func (s *Scheduler) newGroups() *groups {
 	return &groups{
-		GangOptions: s.Gangs, cache: s.cache, binder: s.binder, requeue: s.requeue, members: s.members, recorder: s.Recorder,
+		GangOptions: s.Gangs, cache: s.cache, binder: s.binder, requeue: s.requeue, members: s.members, reads: s.binder, recorder: s.Recorder,
 		leading: s.Leading, bindTimeout: s.BindTimeout, clock: s.Clock,
 		manager: gang.New(gang.Options{
-			Ledger: s.ledger, Release: s.binder.Abandon, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
+			Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
 			Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, StarvationAfter: s.Gangs.StarvationAfter, OnFailure: s.Gangs.OnFailure,
-			Observer: s.Gangs.Observer, EligibleNodes: s.eligibleNodes,
+			Observer: s.Gangs.Observer, EligibleNodes: s.eligibleNodes, Capacity: s.free.capacity, Memory: s.ledger.Memory,
 		}),
 	}
 }

@@ -3,6 +3,7 @@ package scheduling
 import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
@@ -44,9 +45,25 @@ func (s *Scheduler) Diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis
 	diagnoser := diagnosis.NewDiagnoser(nodes)
 	out := make([]diagnosis.Diagnosis, len(pods))
 	for i := range pods {
-		out[i] = diagnoser.Diagnose(pods[i].Pending)
+		out[i] = diagnoser.Diagnose(pods[i].Pending, s.groups.wait(pods[i]))
 	}
 	return out
+}
+
+// wait returns what the pending pod's group waits for; nil if the pod doesn't wait for a group.
+func (g *groups) wait(pod *clustercache.PodInfo) *diagnosis.GroupWait {
+	if g == nil || pod.Member == nil {
+		return nil
+	}
+	if status, waits := g.manager.Waits(pod.UID); waits {
+		return &diagnosis.GroupWait{
+			Group: status.Group.String(), Reason: status.Reason.Text, Since: status.Since, Untried: status.Reason == gang.AwaitsOthers,
+		}
+	}
+	if g.leading() == nil {
+		return nil
+	}
+	return diagnosis.ReportedWait(pod.Member.Gang.String(), pod.Pending) // Only the leader knows the state of groups.
 }
 
 // eligibleNodes returns the nodes that the pending pod can use, independent of their free memory.
@@ -69,7 +86,7 @@ func (s *Scheduler) diagnosisNodes() []diagnosis.Node {
 	return nodes
 }
 
-// GangStates returns the number of gangs in each state.
+// GangStates returns the number of runs of gangs in each phase.
 func (s *Scheduler) GangStates() map[string]int { return s.groups.states() }
 
 // WatchVersions returns the resource version that each watch has reached, by resource.

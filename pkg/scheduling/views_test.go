@@ -1,6 +1,8 @@
 package scheduling
 
 import (
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -67,4 +69,33 @@ func TestDiagnose(t *testing.T) {
 	if got := f.Diagnose(nil); got != nil {
 		t.Errorf("no pods: %v", got)
 	}
+}
+
+// The leader diagnoses a member by the state of its group. A standby has none, and shows what was reported last.
+func TestDiagnoseMember(t *testing.T) {
+	reported := func(pod *corev1.Pod) {
+		pod.Status.Conditions = []corev1.PodCondition{{
+			Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable,
+			Message: "0/1 nodes are available: 1 gang: 0 of 3 members exist.",
+		}}
+	}
+	g := startGroups(t, GangOptions{}, member(3, 0, reported), member(3, 1, reported))
+	diagnosed := func() (messages []string) {
+		pods, _ := g.Pending(0)
+		for _, d := range g.Diagnose(pods) {
+			since, reason, _ := strings.Cut(d.Message, "Z: ")
+			before, _, _ := strings.Cut(since, " since ")
+			messages = append(messages, string(d.Reason)+": "+before+": "+reason)
+		}
+		return messages
+	}
+	await := func(what, want string) {
+		t.Helper()
+		g.pass(what, func() bool {
+			return slices.Equal(diagnosed(), slices.Repeat([]string{"waits_for_group: group default/job waits: " + want}, 2))
+		})
+	}
+	await("the leader's diagnosis", "2 of 3 members exist")
+	g.standby.Store(true)
+	await("the standby's diagnosis", "0 of 3 members exist")
 }

@@ -7,7 +7,6 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
 )
@@ -18,36 +17,29 @@ type api interface {
 	ReviewAccess(ctx context.Context, review *authorizationv1.SubjectAccessReview) (*authorizationv1.SubjectAccessReview, error)
 }
 
-// client implements api with REST clients. client-go's typed clientset would link all kinds of Kubernetes into the device
+// client implements api with a REST client. client-go's typed clientset would link all kinds of Kubernetes into the device
 // plugin, which costs more memory on each GPU node than the rest of the plugin.
-type client struct{ authentication, authorization rest.Interface }
+type client struct{ rest.Interface }
 
-func newClient(config *rest.Config) (c client, err error) {
-	if c.authentication, err = restClient(config, authenticationv1.SchemeGroupVersion, &authenticationv1.TokenReview{}); err != nil {
-		return client{}, err
-	}
-	c.authorization, err = restClient(config, authorizationv1.SchemeGroupVersion, &authorizationv1.SubjectAccessReview{})
-	return c, err
-}
-
-func restClient(config *rest.Config, version schema.GroupVersion, kind runtime.Object) (rest.Interface, error) {
+func newClient(config *rest.Config) (client, error) {
 	scheme := runtime.NewScheme()
-	scheme.AddKnownTypes(version, kind)
-	metav1.AddToGroupVersion(scheme, version)
+	scheme.AddKnownTypes(authenticationv1.SchemeGroupVersion, &authenticationv1.TokenReview{})
+	scheme.AddKnownTypes(authorizationv1.SchemeGroupVersion, &authorizationv1.SubjectAccessReview{})
+	metav1.AddToGroupVersion(scheme, metav1.Unversioned) // An error is a Status.
 	config = rest.CopyConfig(config)
-	config.APIPath, config.GroupVersion = "/apis", &version
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	return rest.RESTClientFor(config)
+	c, err := rest.UnversionedRESTClientFor(config)
+	return client{c}, err
 }
 
 func (c client) ReviewToken(ctx context.Context, review *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error) {
 	answer := &authenticationv1.TokenReview{}
-	err := c.authentication.Post().Resource("tokenreviews").Body(review).Do(ctx).Into(answer)
+	err := c.Post().AbsPath("/apis/authentication.k8s.io/v1/tokenreviews").Body(review).Do(ctx).Into(answer)
 	return answer, err
 }
 
 func (c client) ReviewAccess(ctx context.Context, review *authorizationv1.SubjectAccessReview) (*authorizationv1.SubjectAccessReview, error) {
 	answer := &authorizationv1.SubjectAccessReview{}
-	err := c.authorization.Post().Resource("subjectaccessreviews").Body(review).Do(ctx).Into(answer)
+	err := c.Post().AbsPath("/apis/authorization.k8s.io/v1/subjectaccessreviews").Body(review).Do(ctx).Into(answer)
 	return answer, err
 }

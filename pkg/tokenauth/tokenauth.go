@@ -38,6 +38,7 @@ const (
 var (
 	errNoToken      = errors.New("the request has no bearer token")
 	errUnknownToken = errors.New("the API server doesn't accept the bearer token")
+	errForbidden    = errors.New("forbidden")
 	errBusy         = errors.New("too many requests are being authorized at the moment")
 )
 
@@ -51,8 +52,7 @@ type Reviewer struct {
 	reviews, renewals chan struct{}
 }
 
-// New returns a Reviewer with its own client and rate limit, so that many requests with tokens don't delay other calls to
-// the API server.
+// New returns a Reviewer with its own client and rate limit, so that requests with tokens don't delay other calls.
 func New(config *rest.Config) (*Reviewer, error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 10, 20
@@ -75,27 +75,19 @@ func newReviewer(api api, clock clock.PassiveClock) *Reviewer {
 func (r *Reviewer) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
 		err := r.authorize(request)
-		var forbidden forbiddenError
 		switch {
 		case err == nil:
 			next.ServeHTTP(w, request)
 		case errors.Is(err, errNoToken), errors.Is(err, errUnknownToken):
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			http.Error(w, err.Error(), http.StatusUnauthorized)
-		case errors.As(err, &forbidden):
+		case errors.Is(err, errForbidden):
 			http.Error(w, err.Error(), http.StatusForbidden)
 		default:
 			klog.FromContext(request.Context()).V(2).Info("Client not authorized, because there was no review", "path", request.URL.Path, "err", err)
 			http.Error(w, "the client can't be authorized at the moment", http.StatusServiceUnavailable)
 		}
 	})
-}
-
-// forbiddenError is returned for an authenticated user that may not make the request.
-type forbiddenError struct{ user, verb, path string }
-
-func (e forbiddenError) Error() string {
-	return fmt.Sprintf("user %.253q may not %s path %q", e.user, e.verb, e.path)
 }
 
 // key identifies a decision. It contains a hash of the token, so that no token is kept in memory.
@@ -130,19 +122,18 @@ func (r *Reviewer) authorize(request *http.Request) error {
 	ctx, cancel := context.WithTimeout(request.Context(), reviewTimeout)
 	defer cancel()
 	err := r.review(ctx, token, k)
-	var forbidden forbiddenError
 	switch {
 	case err == nil:
 		r.decisions.Add(k, nil, allowedTTL)
 		r.allowed.Add(k, nil, renewalTTL)
-	case errors.Is(err, errUnknownToken), errors.As(err, &forbidden):
+	case errors.Is(err, errUnknownToken), errors.Is(err, errForbidden):
 		r.decisions.Add(k, err, deniedTTL)
 		r.allowed.Remove(k)
 	}
 	return err
 }
 
-// review returns nil if the API server authorizes the request. An error other than errUnknownToken and forbiddenError means
+// review returns nil if the API server authorizes the request. An error other than errUnknownToken and errForbidden means
 // that the API server made no decision.
 func (r *Reviewer) review(ctx context.Context, token string, k key) error {
 	identity, err := r.api.ReviewToken(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}})
@@ -165,7 +156,7 @@ func (r *Reviewer) review(ctx context.Context, token string, k key) error {
 		return fmt.Errorf("reviewing the access of user %s: %w", user.Username, err)
 	}
 	if !access.Status.Allowed {
-		return forbiddenError{user.Username, k.verb, k.path}
+		return fmt.Errorf("%w: user %.253q may not %s path %q", errForbidden, user.Username, k.verb, k.path)
 	}
 	return nil
 }

@@ -25,7 +25,6 @@ func Get() Info {
 	return Info{Version: version, Commit: commit, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 }
 
-// String returns one line for people.
 func (i Info) String() string {
 	return fmt.Sprintf("%s (commit %s, %s, %s)", i.Version, i.Commit, i.Go, i.Platform)
 }

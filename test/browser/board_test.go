@@ -54,7 +54,7 @@ func (s *source) Diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis {
 	}
 	diagnoser, out := diagnosis.NewDiagnoser(nodes), make([]diagnosis.Diagnosis, len(pods))
 	for i := range pods {
-		out[i] = diagnoser.Diagnose(pods[i].Pending)
+		out[i] = diagnoser.Diagnose(pods[i].Pending, nil)
 	}
 	return out
 }

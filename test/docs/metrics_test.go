@@ -14,12 +14,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/features"
+	featurestesting "k8s.io/client-go/features/testing"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/yaml"
@@ -29,6 +30,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/metrics"
+	"github.com/gpushare/gpushare/test/await"
 )
 
 // series are the labels of metrics by name.
@@ -84,11 +86,12 @@ func pluginMetrics(t *testing.T) string {
 	address := free.Addr().String()
 	free.Close()
 	api := fake.NewClientset()
+	featurestesting.SetFeatureDuringTest(t, features.WatchListClient, false) // api can't send a list as a watch.
 	client := deviceplugin.Client{
 		Pods: func(namespace string) deviceplugin.Objects[*corev1.Pod, *corev1.PodList] {
 			return api.CoreV1().Pods(namespace)
 		},
-		Nodes: api.CoreV1().Nodes(), PlainLists: true,
+		Nodes: api.CoreV1().Nodes(),
 	}
 	plugin, err := deviceplugin.New(deviceplugin.Options{
 		Client: client, Events: &record.FakeRecorder{}, NodeName: "n1", Unit: gpu.GiB,
@@ -107,21 +110,17 @@ func pluginMetrics(t *testing.T) string {
 			t.Error(err)
 		}
 	}()
-	for deadline := time.Now().Add(time.Minute); ; {
+	var text []byte
+	await.True(t, "the plugin listens", func() bool {
 		response, err := http.Get("http://" + address + "/metrics")
-		if err == nil {
-			defer response.Body.Close()
-			text, err := io.ReadAll(response.Body)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return string(text)
+		if err != nil {
+			return false
 		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-		time.Sleep(10 * time.Millisecond) // Until it listens.
-	}
+		defer response.Body.Close()
+		text, err = io.ReadAll(response.Body)
+		return err == nil
+	})
+	return string(text)
 }
 
 // pluginSeries parses the metrics of a scrape. The plugin initializes all label values, so every metric has a series.
@@ -244,7 +243,7 @@ func expressions(value any) (out []string) {
 
 func TestDashboardAndAlertMetrics(t *testing.T) {
 	all := allSeries(t)
-	for _, file := range []string{"deploy/monitoring/dashboard.json", "deploy/monitoring/rules.yaml"} {
+	for _, file := range []string{"deploy/helm/gpushare/files/dashboard.json", "deploy/helm/gpushare/files/rules.yaml"} {
 		var content any
 		if err := yaml.Unmarshal([]byte(read(t, file)), &content); err != nil {
 			t.Fatal(file, err)
@@ -264,7 +263,7 @@ func TestDashboardAndAlertMetrics(t *testing.T) {
 		t.Errorf("unknown names not found: %v", problems)
 	}
 	var dashboard map[string]any
-	if err := json.Unmarshal([]byte(read(t, "deploy/monitoring/dashboard.json")), &dashboard); err != nil {
+	if err := json.Unmarshal([]byte(read(t, "deploy/helm/gpushare/files/dashboard.json")), &dashboard); err != nil {
 		t.Errorf("the dashboard is not JSON: %v", err)
 	}
 }
@@ -285,28 +284,6 @@ func TestPageMetrics(t *testing.T) {
 	}
 }
 
-func TestPrometheusRule(t *testing.T) {
-	var plain struct{ Groups any }
-	var custom struct {
-		APIVersion, Kind string
-		Spec             struct{ Groups any }
-	}
-	for file, into := range map[string]any{"rules.yaml": &plain, "prometheusrule.yaml": &custom} {
-		if err := yaml.UnmarshalStrict([]byte(read(t, "deploy/monitoring/"+file)), into); err != nil && file == "rules.yaml" {
-			t.Fatal(file, err)
-		}
-		if err := yaml.Unmarshal([]byte(read(t, "deploy/monitoring/"+file)), into); err != nil {
-			t.Fatal(file, err)
-		}
-	}
-	if custom.APIVersion != "monitoring.coreos.com/v1" || custom.Kind != "PrometheusRule" || plain.Groups == nil {
-		t.Errorf("%s %s, rules %v", custom.APIVersion, custom.Kind, plain.Groups)
-	}
-	if diff := cmp.Diff(plain.Groups, custom.Spec.Groups); diff != "" {
-		t.Errorf("run hack/prometheusrule.sh (-rules.yaml +prometheusrule.yaml):\n%s", diff)
-	}
-}
-
 func TestAlertsDocumented(t *testing.T) {
 	var rules struct {
 		Groups []struct {
@@ -316,7 +293,7 @@ func TestAlertsDocumented(t *testing.T) {
 			}
 		}
 	}
-	if err := yaml.Unmarshal([]byte(read(t, "deploy/monitoring/rules.yaml")), &rules); err != nil {
+	if err := yaml.Unmarshal([]byte(read(t, "deploy/helm/gpushare/files/rules.yaml")), &rules); err != nil {
 		t.Fatal(err)
 	}
 	var alerts []string

@@ -39,14 +39,19 @@ func Series(metric string, labels ...string) string {
 
 // Metrics returns the extender's series of a metric with their values. A series that has never counted may be missing.
 func (c *Cluster) Metrics(ctx context.Context, metric string) (map[string]float64, error) {
-	body, err := Fetch(ctx, c.ExtenderURL+"/metrics")
+	return Scrape(ctx, c.ExtenderURL+"/metrics", metric)
+}
+
+// Scrape returns the series of the metrics at a URL with their values.
+func Scrape(ctx context.Context, url string, metrics ...string) (map[string]float64, error) {
+	body, err := Fetch(ctx, url)
 	if err != nil {
 		return nil, err
 	}
 	out := map[string]float64{}
 	for line := range strings.Lines(string(body)) {
 		series, figure, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if name, _, _ := strings.Cut(series, "{"); name != metric {
+		if name, _, _ := strings.Cut(series, "{"); !slices.Contains(metrics, name) {
 			continue
 		}
 		if out[series], err = strconv.ParseFloat(figure, 64); err != nil {

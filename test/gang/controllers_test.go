@@ -86,11 +86,12 @@ func TestSample(t *testing.T) {
 	}
 	f.AddNodes(framework.MakeNode("three-cards").Unit(gpu.GiB).Cards(3, card))
 	must(t, c.Apply(t.Context(), filepath.Join(root, "deploy", "samples", "gang.yaml")))
-	groups("default", "train", "4", "4", "0", "Waiting", "0/1 nodes are available: 1 gang: there is no room for all members at once.")
+	groups("default", "train", "4", "4", "0", "Pending")
+	groups("there is no room for all members at once")
 	f.waitBound(map[string]int{})
 
 	f.AddNodes(framework.MakeNode("another-card").Unit(gpu.GiB).Cards(1, card))
-	groups("default", "train", "4", "4", "4", "Bound")
+	groups("default", "train", "4", "4", "4", "Running")
 	pods, err := f.List(t.Context())
 	must(t, err)
 	// The oldest pod, in the extender's order.
@@ -103,7 +104,7 @@ func TestSample(t *testing.T) {
 	f.WaitEvent(first, "GangBound", "All members of the group are bound")
 
 	f.Delete(first)
-	groups("default", "train", "4", "4", "4", "Bound")
+	groups("default", "train", "4", "4", "4", "Running")
 	f.waitBound(map[string]int{"": 4}) // The Job's pods have no label "group".
 	must(t, c.Client.BatchV1().Jobs(f.ID).Delete(t.Context(), "train", background))
 }

@@ -135,7 +135,7 @@ func TestPreempted(t *testing.T) {
 		gang, first := fmt.Sprintf("g%d", round), fmt.Sprintf("first-%d", round)
 		dropped := c.Metric(t, framework.MetricGangFailures, "reason", "deleted")
 		f.Create(member(gang, 0), member(gang, 1))
-		c.WaitMetric(t, 1, framework.MetricGangs, "state", "planned")
+		c.WaitMetric(t, 1, framework.MetricGangs, "phase", "permitting")
 		f.Place(f.Pod(first, 0).CPU(50).PriorityClass(important)) // Of 64.
 		f.waitBound(map[string]int{"": 1})
 		c.WaitNoneAssumed(t)

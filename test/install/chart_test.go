@@ -1,8 +1,11 @@
 package install
 
 import (
+	"bytes"
 	"encoding/json"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -77,33 +80,41 @@ func TestHelmLint(t *testing.T) {
 		"second scheduler": "mode=secondScheduler,monitoring.enabled=true,devicePlugin.nodes=discovered",
 		"cert-manager":     "extender.tls.mode=certManager,extender.tls.certManager.issuerRef.name=ca,extender.allowEvictions=true",
 		"network policies": "networkPolicy.enabled=true",
+		"a pool of nodes":  "mode=devicePlugin,fullnameOverride=pool-b,monitoring.enabled=true",
+		"with monitoring":  "monitoring.enabled=true,monitoring.prometheusRule.enabled=true,monitoring.dashboard.enabled=true",
 	} {
 		t.Run(name, func(t *testing.T) {
-			h.run(t, "lint", chart, "--strict", "--set=extender.service.clusterIP=10.96.0.15", "--set="+values)
+			h.run(t, "lint", chart, "--strict", "--set="+values)
 		})
 	}
+	if out, err := h.try("lint", chart, "--set=devicePlugin.memoryUnit=GB"); err == nil || !strings.Contains(out, unitMistake) {
+		t.Errorf("with a wrong unit: got %v, want %q in\n%s", err, unitMistake, out)
+	}
 }
+
+// unitMistake is the message about a wrong unit, without the value.
+const unitMistake = "the unit is GiB, MiB, or a whole number of either, such as 256MiB"
 
 // TestWrongValues: values that can't work are rejected before anything is installed, and the error names the value.
 func TestWrongValues(t *testing.T) {
 	h := newHelm(t, "")
 	lease := leader.DefaultRenewDeadline.String()
 	tests := map[string]struct{ values, want string }{
-		"an unknown mode":                   {"mode=sidecar", "at '/mode': value must be one of 'extender', 'secondScheduler'"},
+		"an unknown mode":                   {"mode=sidecar", "at '/mode': value must be one of 'extender', 'secondScheduler', 'devicePlugin'"},
 		"a misspelt name":                   {"devicePlugin.memoryUnits=MiB", "additional properties 'memoryUnits' not allowed"},
-		"an unknown unit":                   {"devicePlugin.memoryUnit=GB", "at '/devicePlugin/memoryUnit'"},
+		"an unknown unit":                   {"devicePlugin.memoryUnit=GB", `devicePlugin.memoryUnit: "GB" is invalid: ` + unitMistake},
 		"replicas as a word":                {"extender.replicas=two", "at '/extender/replicas': got string, want integer"},
-		"a name as an address":              {"extender.service.clusterIP=gpushare-extender", "at '/extender/service/clusterIP'"},
-		"an invalid address":                {"extender.service.clusterIP=10.96.0.256", "at '/extender/service/clusterIP'"},
-		"an invalid IPv6 address":           {"extender.service.clusterIP=:", "at '/extender/service/clusterIP'"},
+		"a name as an address":              {"extender.service.clusterIP=gpushare-extender", `extender.service.clusterIP: "gpushare-extender" is invalid: give a free IP address of the Service range, such as 10.96.0.15`},
+		"an invalid address":                {"extender.service.clusterIP=10.96.0.256", `extender.service.clusterIP: "10.96.0.256" is invalid`},
+		"an invalid IPv6 address":           {"extender.service.clusterIP=:", `extender.service.clusterIP: ":" is invalid`},
 		"no address and no cluster":         {"extender.replicas=2", "extender.service.clusterIP: no cluster can be asked"},
 		"several extenders on one host":     {"extender.reach=host", "extender.replicas: with extender.reach=host there is one extender"},
 		"own certificates, no Secret":       {"extender.tls.mode=secret", "at '/extender/tls/secretName'"},
 		"cert-manager without an issuer":    {"extender.tls.mode=certManager,extender.service.clusterIP=10.96.0.15", "at '/extender/tls/certManager/issuerRef': missing property 'name'"},
-		"the default scheduler's name":      {"mode=secondScheduler,secondScheduler.name=default-scheduler", "at '/secondScheduler/name'"},
-		"a scheduler's name with a quote":   {"mode=secondScheduler,secondScheduler.name=it's", "at '/secondScheduler/name'"},
-		"a tag with a blank":                {"images.extender.tag=v1 2", "at '/images/extender/tag'"},
-		"an upgrade of no node at a time":   {"devicePlugin.maxUnavailable=0%", "at '/devicePlugin/maxUnavailable'"},
+		"the default scheduler's name":      {"mode=secondScheduler,secondScheduler.name=default-scheduler", "secondScheduler.name: default-scheduler is the name of the cluster's own scheduler, which would take the same pods: choose another name, such as gpushare-scheduler"},
+		"a scheduler's name with a quote":   {"mode=secondScheduler,secondScheduler.name=it's", `secondScheduler.name: "it's" is invalid: a scheduler's name consists of`},
+		"a tag with a blank":                {"images.extender.tag=v1 2", `images.extender.tag: "v1 2" is invalid: a tag consists of letters, digits, _, . and -, such as v0.1.0`},
+		"an upgrade of no node at a time":   {"devicePlugin.maxUnavailable=0%", `devicePlugin.maxUnavailable: "0%" is invalid: give a number of nodes above 0, such as 1, or a share of them, such as 10%`},
 		"a part that is null":               {"extender=null", "missing property 'extender'"},
 		"binds longer than the timeout":     {"extender.gangHold=0.1m5s,extender.service.clusterIP=10.96.0.15", "scheduler.httpTimeout: 15s isn't above extender.gangHold and extender.bindTimeout together (0.1m5s, 4s)"},
 		"the same, second scheduler":        {"mode=secondScheduler,scheduler.httpTimeout=5s", "scheduler.httpTimeout: 5s isn't above"},
@@ -113,19 +124,35 @@ func TestWrongValues(t *testing.T) {
 		"the Lease, second scheduler":       {"mode=secondScheduler,scheduler.httpTimeout=30s,extender.bindTimeout=" + lease, "extender.bindTimeout: " + lease + " isn't below 10s"},
 		"too long a hold":                   {"mode=secondScheduler,scheduler.httpTimeout=3m,extender.gangHold=61s,extender.gangPatience=3m", "extender.gangHold: 61s is above 1m"},
 		"less patience than a hold":         {"mode=secondScheduler,scheduler.httpTimeout=50s,extender.gangHold=40s", "extender.gangPatience: 30s lies below extender.gangHold (40s)"},
-		"patience without a unit":           {"extender.gangPatience=30", "at '/extender/gangPatience'"},
-		"an account without a namespace":    {"guard.allow.serviceAccounts[0]=velero", "at '/guard/allow/serviceAccounts/0'"},
-		"a page's address without a port":   {"extender.ui.listenAddress=127.0.0.1", "at '/extender/ui/listenAddress'"},
-		"no client's name":                  {"extender.service.clusterIP=10.96.0.15,extender.tls.clientNames={}", "at '/extender/tls/clientNames"},
-		"a client's name with a blank":      {"extender.service.clusterIP=10.96.0.15,extender.tls.clientNames={kube-scheduler,own #1}", "at '/extender/tls/clientNames/1'"},
+		"patience without a unit":           {"extender.gangPatience=30", `extender.gangPatience: "30" is invalid: a duration needs a number and a unit (ms, s or m), such as 10s or 1m30s`},
+		"an account without a namespace":    {"guard.allow.serviceAccounts[0]=velero", `guard.allow.serviceAccounts[0]: "velero" is invalid: give namespace and name of the ServiceAccount, such as velero/velero`},
+		"a page's address without a port":   {"extender.ui.listenAddress=127.0.0.1", `extender.ui.listenAddress: "127.0.0.1" is invalid: give an address with a port, such as 127.0.0.1:12346, or :8080 for all addresses`},
+		"no client's name":                  {"extender.service.clusterIP=10.96.0.15,extender.tls.clientNames={}", `extender.tls.clientNames[0]: "" is invalid`},
+		"a client's name with a blank":      {"extender.service.clusterIP=10.96.0.15,extender.tls.clientNames={kube-scheduler,own #1}", `extender.tls.clientNames[1]: "own #1" is invalid: give the common name of a client's certificate, such as kube-scheduler`},
 		"not the certificate's name":        {"extender.service.clusterIP=10.96.0.15,extender.tls.clientNames={other}", "extender.tls.clientNames: with extender.tls.mode=generated the certificate"},
 		"monitors without a token":          {"extender.service.clusterIP=10.96.0.15,monitoring.enabled=true,monitoring.authorize=true", "monitoring.credentials.name: with monitoring.authorize=true"},
 		"an unknown log format":             {"extender.service.clusterIP=10.96.0.15,logFormat=xml", "at '/logFormat'"},
 		"monitors of a closed port":         {"extender.reach=host,extender.replicas=1,monitoring.enabled=true", "monitoring.enabled: with extender.reach=host"},
-		"a folder with a slash at its end":  {"devicePlugin.podResourcesDirectory=/var/lib/kubelet/", "at '/devicePlugin/podResourcesDirectory'"},
-		"a folder without one at its start": {"devicePlugin.devicePluginDirectory=plugins", "at '/devicePlugin/devicePluginDirectory'"},
+		"a folder with a slash at its end":  {"devicePlugin.podResourcesDirectory=/var/lib/kubelet/", `devicePlugin.podResourcesDirectory: "/var/lib/kubelet/" is invalid: a directory is an absolute path without a slash at its end, such as /var/lib/kubelet`},
+		"a folder without one at its start": {"devicePlugin.devicePluginDirectory=plugins", `devicePlugin.devicePluginDirectory: "plugins" is invalid: a directory is an absolute path`},
 		"one directory for both":            {"devicePlugin.kubeletDirectory=/data/kubelet", "additional properties 'kubeletDirectory' not allowed"},
 		"an unknown way to the driver":      {"devicePlugin.driverAccess=privileged", "at '/devicePlugin/driverAccess'"},
+		"an hour as a timeout":              {"scheduler.httpTimeout=1h", `scheduler.httpTimeout: "1h" is invalid: a duration needs`},
+		"a hold without a value":            {"extender.gangHold=null", `extender.gangHold: "" is invalid: a duration needs`},
+		"an address that is a number":       {"extender.service.clusterIP=10.96", `extender.service.clusterIP: "10.96" is invalid`},
+		"a part of a node at a time":        {"devicePlugin.maxUnavailable=0.5", `devicePlugin.maxUnavailable: "0.5" is invalid`},
+		"a digest without its algorithm":    {"images.devicePlugin.digest=0123", `images.devicePlugin.digest: "0123" is invalid: a digest is sha256: and 64 hexadecimal digits`},
+		"a relative kubeconfig":             {"scheduler.kubeconfig=scheduler.conf", `scheduler.kubeconfig: "scheduler.conf" is invalid: give the absolute path of a file, such as /etc/kubernetes/scheduler.conf`},
+		"several mistakes, the second one":  {"devicePlugin.memoryUnit=GB,extender.bindTimeout=4", `extender.bindTimeout: "4" is invalid`},
+		"several mistakes, the first one":   {"devicePlugin.memoryUnit=GB,extender.bindTimeout=4", `devicePlugin.memoryUnit: "GB" is invalid`},
+		"a registry with a scheme":          {"imageRegistry=https://registry.example.com", `imageRegistry: "https://registry.example.com" is invalid: give a registry without a scheme and without a slash at its end, such as registry.example.com:5000/mirror`},
+		"a name with a capital":             {"fullnameOverride=GPU", `fullnameOverride: the objects' names would begin with "GPU": give at most 40 lower-case letters`},
+		"too long a name":                   {"nameOverride=" + strings.Repeat("a", 40), `fullnameOverride: the objects' names would begin with "gpushare-aaa`},
+		"the chart's own label":             {"devicePlugin.podLabels.app\\.kubernetes\\.io/name=x", "devicePlugin.podLabels: app.kubernetes.io/name is the chart's own label"},
+		"two extenders during an update":    {"extender.reach=host,extender.replicas=1,extender.updateStrategy.type=RollingUpdate", "extender.updateStrategy: with extender.reach=host and mode=secondScheduler the old pod must end before the new one starts"},
+		"two plugins during an update":      {"devicePlugin.updateStrategy.rollingUpdate.maxSurge=1", "devicePlugin.updateStrategy: with maxSurge two plugins of a node would take the kubelet from each other"},
+		"a pool with the extender's name":   {"mode=devicePlugin", "mode: with mode=devicePlugin the release needs a name of its own"},
+		"a pool without a plugin":           {"mode=devicePlugin,fullnameOverride=pool-b,devicePlugin.enabled=false", "mode: with mode=devicePlugin and devicePlugin.enabled=false nothing is left to install"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -137,6 +164,11 @@ func TestWrongValues(t *testing.T) {
 				t.Errorf("the error is %q, want %q", out, test.want)
 			}
 		})
+	}
+	schema, err := os.ReadFile(filepath.Join(repository(t), chart, "values.schema.json"))
+	must(t, err)
+	if bytes.Contains(schema, []byte(`"pattern"`)) {
+		t.Error("the schema's error about a pattern is a regular expression: check the value in templates/_mistakes.tpl")
 	}
 }
 
@@ -324,6 +356,129 @@ func TestMonitors(t *testing.T) {
 				finds(map[string]string{"release": "prometheus"}, objects[name].GetLabels())
 			}
 		})
+	}
+}
+
+// TestRulesAndDashboard: both are rendered only if they are enabled, with the content of their files.
+func TestRulesAndDashboard(t *testing.T) {
+	h := newHelm(t, "")
+	const rules, dashboard = "PrometheusRule/gpushare", "ConfigMap/gpushare-dashboard"
+	objects := h.render(t, "monitoring.enabled=true")
+	if objects[rules] != nil || objects[dashboard] != nil {
+		t.Error("they are rendered by default")
+	}
+	objects = h.render(t, "monitoring.prometheusRule.enabled=true,monitoring.dashboard.enabled=true,monitoring.labels.release=prometheus,"+
+		"monitoring.dashboard.annotations.grafana_folder=GPU")
+	if objects[rules] == nil || objects[dashboard] == nil {
+		t.Fatal("they aren't rendered")
+	}
+	if diff := cmp.Diff(readYAML(t, chart+"/files/rules.yaml"), objects[rules].Object["spec"]); diff != "" {
+		t.Errorf("the rules (-file +rendered):\n%s", diff)
+	}
+	if got := objects[rules].GetLabels()["release"]; got != "prometheus" {
+		t.Errorf("the rules' label is %q", got)
+	}
+	text, err := os.ReadFile(filepath.Join(repository(t), chart, "files", "dashboard.json"))
+	must(t, err)
+	got, _, err := unstructured.NestedString(objects[dashboard].Object, "data", "gpushare.json")
+	must(t, err)
+	if diff := cmp.Diff(strings.TrimSpace(string(text)), strings.TrimSpace(got)); diff != "" {
+		t.Errorf("the dashboard (-file +rendered):\n%s", diff)
+	}
+	if label, folder := objects[dashboard].GetLabels()["grafana_dashboard"], objects[dashboard].GetAnnotations()["grafana_folder"]; label != "1" || folder != "GPU" {
+		t.Errorf("the dashboard's label is %q, its folder %q", label, folder)
+	}
+}
+
+// TestNotes: the text after the installation explains values that leave something to do.
+func TestNotes(t *testing.T) {
+	h := newHelm(t, "")
+	for name, test := range map[string]struct {
+		values   string
+		has, not string
+	}{
+		"as it is":         {"extender.service.clusterIP=10.96.0.15", "NODE gpushare=true\n", "No extender runs"},
+		"no replicas":      {"extender.service.clusterIP=10.96.0.15,extender.replicas=0", "No extender runs (extender.replicas=0).", "has no extender"},
+		"another name":     {"extender.service.clusterIP=10.96.0.15,fullnameOverride=gpu", "secret gpu-scheduler-config ", "gpushare-scheduler-config"},
+		"second scheduler": {"mode=secondScheduler", "schedulerName: gpushare-scheduler\n", "One step is left"},
+		"a pool of nodes":  {"mode=devicePlugin,fullnameOverride=pool-b", "guard.allow.serviceAccounts:\n\n  gpu/pool-b-device-plugin\n", "One step is left"},
+		"a pool's label":   {"mode=devicePlugin,fullnameOverride=pool-b", "NODE gpushare=pool-b\n", "gpushare=true"},
+	} {
+		out := h.run(t, "install", "gpushare", chart, "--namespace=gpu", "--dry-run=client", "--set="+test.values)
+		_, notes, _ := strings.Cut(out, "\nNOTES:\n")
+		if !strings.Contains(notes, test.has) || strings.Contains(notes, test.not) {
+			t.Errorf("%s: want %q and no %q in\n%s", name, test.has, test.not, notes)
+		}
+	}
+}
+
+// TestPodLabels: they are added to the chart's own labels, which the selectors need.
+func TestPodLabels(t *testing.T) {
+	h := newHelm(t, "")
+	for name, test := range map[string]struct{ values, workload string }{
+		"of the extender":         {"extender.podLabels.team=gpu", "Deployment/gpushare-extender"},
+		"of the second scheduler": {"mode=secondScheduler,extender.podLabels.team=gpu", "Deployment/gpushare-scheduler"},
+		"of the device plugin":    {"devicePlugin.podLabels.team=gpu", "DaemonSet/gpushare-device-plugin"},
+	} {
+		workload := h.render(t, test.values)[test.workload]
+		want, _, err := unstructured.NestedStringMap(workload.Object, "spec", "selector", "matchLabels")
+		must(t, err)
+		want["team"] = "gpu"
+		if diff := cmp.Diff(want, podTemplate(t, workload).Labels); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// TestUpdateStrategies compares what replaces the defaults.
+func TestUpdateStrategies(t *testing.T) {
+	h := newHelm(t, "")
+	const deployment, daemonSet = "Deployment/gpushare-extender strategy", "DaemonSet/gpushare-device-plugin updateStrategy"
+	for name, test := range map[string]struct{ values, field, want string }{
+		"the extender's default":          {"", deployment, "rollingUpdate: {maxSurge: 1, maxUnavailable: 0}\ntype: RollingUpdate"},
+		"the extender's own":              {"extender.updateStrategy.type=Recreate", deployment, "type: Recreate"},
+		"the extender's, on the host":     {"extender.reach=host,extender.replicas=1,extender.updateStrategy.type=Recreate", deployment, "type: Recreate"},
+		"the device plugin's default":     {"", daemonSet, "rollingUpdate: {maxUnavailable: 1}"},
+		"a share of the device plugins":   {"devicePlugin.maxUnavailable=10%", daemonSet, "rollingUpdate: {maxUnavailable: 10%}"},
+		"device plugins only if deleted":  {"devicePlugin.updateStrategy.type=OnDelete", daemonSet, "type: OnDelete"},
+		"the device plugin's, other form": {"devicePlugin.updateStrategy.rollingUpdate.maxUnavailable=20%", daemonSet, "rollingUpdate: {maxUnavailable: 20%}"},
+	} {
+		object, field, _ := strings.Cut(test.field, " ")
+		got, _, err := unstructured.NestedMap(h.render(t, test.values)[object].Object, "spec", field)
+		must(t, err)
+		var want map[string]any
+		must(t, yaml.Unmarshal([]byte(test.want), &want))
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// TestImageRegistry: one value replaces the registry of every image, and nothing else of its name.
+func TestImageRegistry(t *testing.T) {
+	h := newHelm(t, "")
+	const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	for name, test := range map[string]struct{ values, want string }{
+		"none":   {"", "ghcr.io/gpushare/gpushare-device-plugin:v0.1.0 ghcr.io/gpushare/gpushare-extender:v0.1.0 registry.k8s.io/kube-scheduler:v1"},
+		"a host": {"imageRegistry=registry.example.com", "registry.example.com/gpushare/gpushare-device-plugin:v0.1.0 registry.example.com/gpushare/gpushare-extender:v0.1.0 registry.example.com/kube-scheduler:v1"},
+		"a port and a path, beside other names": {
+			"imageRegistry=mirror:5000/k8s,images.extender.repository=team/extender,images.devicePlugin.repository=localhost:5001/plugin,images.devicePlugin.digest=" + digest,
+			"mirror:5000/k8s/plugin@" + digest + " mirror:5000/k8s/team/extender:v0.1.0 mirror:5000/k8s/kube-scheduler:v1",
+		},
+	} {
+		var got []string
+		objects := h.render(t, "mode=secondScheduler,images.scheduler.tag=v1,"+test.values)
+		for _, workload := range []string{"DaemonSet/gpushare-device-plugin", "Deployment/gpushare-scheduler"} {
+			for _, container := range podTemplate(t, objects[workload]).Spec.Containers {
+				got = append(got, container.Image)
+			}
+		}
+		want := strings.Fields(test.want)
+		slices.Sort(got)
+		slices.Sort(want)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
 	}
 }
 

@@ -222,7 +222,7 @@ func (s *scenario) onFirstCard() (names []string) {
 func (s *scenario) randomPods(total int64) (pods []*framework.PodWrapper) {
 	for total > 0 {
 		pod := s.randomPod(min(total, 1+s.random.Int64N(4)))
-		total -= request(pod.Obj())
+		total -= framework.GPUMemOf(pod.Obj())
 		pods = append(pods, pod)
 	}
 	return pods

@@ -111,11 +111,11 @@ func (s *scenario) churn(pods int, limit int64) {
 		var sum int64
 		for range size {
 			pod := next()
-			if sum+request(pod.Obj()) > limit {
+			if sum+framework.GPUMemOf(pod.Obj()) > limit {
 				s.made-- // This pod is not created.
 				break
 			}
-			sum += request(pod.Obj())
+			sum += framework.GPUMemOf(pod.Obj())
 			created = append(created, pod)
 		}
 		s.makeRoom(limit - sum)

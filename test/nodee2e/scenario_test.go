@@ -106,7 +106,7 @@ func (s *scenario) randomPod(total int64) *framework.PodWrapper {
 	default:
 		pod = s.pod(total)
 	}
-	if got := request(pod.Obj()); got != total {
+	if got := framework.GPUMemOf(pod.Obj()); got != total {
 		panic(fmt.Sprintf("a pod for %d requests %d", total, got))
 	}
 	if s.random.IntN(8) == 0 {
@@ -215,7 +215,7 @@ func (s *scenario) used() (sum int64) {
 	s.Helper()
 	for _, pod := range s.list() {
 		if !terminating(&pod) && !ended(&pod) {
-			sum += request(&pod)
+			sum += framework.GPUMemOf(&pod)
 		}
 	}
 	return sum
@@ -230,7 +230,7 @@ func (s *scenario) makeRoom(limit int64) {
 	for i := range pods {
 		if used > limit && !terminating(&pods[i]) {
 			s.delete(pods[i].Name)
-			used -= request(&pods[i])
+			used -= framework.GPUMemOf(&pods[i])
 		}
 	}
 }

@@ -2,7 +2,6 @@ package nodee2e
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -64,7 +63,7 @@ func annotated(pods []corev1.Pod) (a allocations, used map[int]int64, err error)
 	a, used = allocations{}, map[int]int64{}
 	for i := range pods {
 		pod := &pods[i]
-		memory := request(pod)
+		memory := framework.GPUMemOf(pod)
 		if memory == 0 || pod.Spec.NodeName == "" || ended(pod) {
 			continue
 		}
@@ -85,24 +84,6 @@ func ended(pod *corev1.Pod) bool {
 
 func terminating(pod *corev1.Pod) bool { return pod.DeletionTimestamp != nil }
 
-// request returns the pod's request: the sum of its containers and sidecars, or an init container plus the sidecars that
-// start before it, whichever is larger.
-func request(pod *corev1.Pod) int64 {
-	var sidecars, largest, sum int64
-	for i := range pod.Spec.InitContainers {
-		c := &pod.Spec.InitContainers[i]
-		if isSidecar(c) {
-			sidecars += limit(c)
-		} else {
-			largest = max(largest, sidecars+limit(c))
-		}
-	}
-	for i := range pod.Spec.Containers {
-		sum += limit(&pod.Spec.Containers[i])
-	}
-	return max(largest, sidecars+sum)
-}
-
 func isSidecar(c *corev1.Container) bool {
 	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
 }
@@ -114,33 +95,14 @@ func limit(c *corev1.Container) int64 {
 
 // readLedger reads the node's allocations from the extender.
 func (c *cluster) readLedger(ctx context.Context) (allocations, error) {
-	body, err := framework.Fetch(ctx, c.ExtenderURL+"/gpushare-scheduler/inspect/"+c.node.name)
-	if err != nil {
-		return nil, err
-	}
-	var answer struct {
-		Nodes []struct {
-			Devs []struct {
-				ID   int
-				Pods []struct {
-					Name, Namespace string
-					UsedGPU         int64
-				}
-			}
-		}
-	}
-	if err := json.Unmarshal(body, &answer); err != nil {
-		return nil, fmt.Errorf("inspect answers %.200s: %w", body, err)
-	}
+	nodes, err := c.LedgerAllocations(ctx)
 	out := allocations{}
-	for _, node := range answer.Nodes {
-		for _, dev := range node.Devs {
-			for _, pod := range dev.Pods {
-				out.add(dev.ID, pod.Namespace, pod.Name, pod.UsedGPU)
-			}
+	for index, card := range nodes[c.node.name] {
+		if len(card.Pods) > 0 {
+			out[index] = card.Pods
 		}
 	}
-	return out, nil
+	return out, err
 }
 
 // readKubelet returns, by pod and container, the cards of the devices that the kubelet's PodResources lists.
@@ -197,7 +159,7 @@ func (s state) inconsistencies(cards []uint64) (out []string) {
 	}
 	for i := range s.pods {
 		pod := &s.pods[i]
-		if request(pod) > 0 && !ended(pod) {
+		if framework.GPUMemOf(pod) > 0 && !ended(pod) {
 			for _, problem := range s.podInconsistencies(pod, running[string(pod.UID)]) {
 				add("pod %s: %s", pod.Name, problem)
 			}
@@ -254,7 +216,7 @@ func (s state) podInconsistencies(pod *corev1.Pod, running map[string]observed) 
 			protocol.AnnotationDevice: pod.Annotations[protocol.AnnotationDevice],
 		}
 		if !s.guesses {
-			want[protocol.AnnotationPod] = strconv.FormatInt(request(pod), 10)
+			want[protocol.AnnotationPod] = strconv.FormatInt(framework.GPUMemOf(pod), 10)
 		}
 		for name, value := range want {
 			if o.Env[name] != value {

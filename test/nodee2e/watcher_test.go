@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // watchInterval is the time between two checks of the running containers.
@@ -106,7 +107,7 @@ func (w *watcher) check() {
 }
 
 func (w *watcher) podChanged(object any) {
-	if pod, ok := object.(*corev1.Pod); ok && request(pod) > 0 {
+	if pod, ok := object.(*corev1.Pod); ok && framework.GPUMemOf(pod) > 0 {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.pods[string(pod.UID)] = pod

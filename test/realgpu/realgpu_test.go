@@ -14,6 +14,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/features"
+	featurestesting "k8s.io/client-go/features/testing"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
 
@@ -57,6 +59,7 @@ func TestContainerGetsCard(t *testing.T) {
 	framework.Must(t, err)
 	defer os.RemoveAll(root)
 	api := fake.NewClientset()
+	featurestesting.SetFeatureDuringTest(t, features.WatchListClient, false) // api can't send a list as a watch.
 	kubelet, err := simkubelet.New(simkubelet.Options{NodeName: node, Client: api, Root: root})
 	framework.Must(t, err)
 	plugin, err := deviceplugin.New(deviceplugin.Options{
@@ -64,7 +67,7 @@ func TestContainerGetsCard(t *testing.T) {
 			Pods: func(namespace string) deviceplugin.Objects[*corev1.Pod, *corev1.PodList] {
 				return api.CoreV1().Pods(namespace)
 			},
-			Nodes: api.CoreV1().Nodes(), PlainLists: true,
+			Nodes: api.CoreV1().Nodes(),
 		},
 		Events: record.NewFakeRecorder(100), NodeName: node, Unit: gpu.GiB,
 		VisibleDevices: deviceplugin.VisibleByUUID, Directory: kubelet.DevicePluginDir(),

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -13,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // result is the result of one start.
@@ -105,8 +104,9 @@ func coldStart(ctx context.Context, o options, kubeconfig, log string) (t result
 	if t.peak, err = resident(process.Pid(), "VmHWM"); err != nil {
 		return t, err
 	}
-	values, err := scrape(ctx, url+"/metrics")
-	t.heap, t.rebuild = values["go_memstats_heap_alloc_bytes"], values["gpushare_extender_cache_sync_seconds"]
+	const heap, rebuild = "go_memstats_heap_alloc_bytes", "gpushare_extender_cache_sync_seconds"
+	values, err := framework.Scrape(ctx, url+"/metrics", heap, rebuild)
+	t.heap, t.rebuild = values[heap], values[rebuild]
 	return t, err
 }
 
@@ -123,29 +123,4 @@ func resident(pid int, field string) (int64, error) {
 		}
 	}
 	return 0, fmt.Errorf("process %d has no %s", pid, field)
-}
-
-// scrape returns the metrics without labels.
-func scrape(ctx context.Context, url string) (map[string]float64, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	values := map[string]float64{}
-	lines := bufio.NewScanner(response.Body)
-	for lines.Scan() {
-		name, text, ok := strings.Cut(lines.Text(), " ")
-		if !ok || strings.HasPrefix(name, "#") || strings.Contains(name, "{") {
-			continue
-		}
-		if values[name], err = strconv.ParseFloat(text, 64); err != nil {
-			return nil, fmt.Errorf("metric %s: %w", name, err)
-		}
-	}
-	return values, lines.Err()
 }

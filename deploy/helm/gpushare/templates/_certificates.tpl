@@ -3,8 +3,9 @@ The certificates of mode "generated", as JSON: of the CA, the extender and kube-
 read from the Secrets of the release, unless the extender's address has changed.
 */}}
 {{- define "gpushare.certificates" -}}
-{{- $mine := lookup "v1" "Secret" .Release.Namespace "gpushare-extender-tls" -}}
-{{- $theirs := lookup "v1" "Secret" .Release.Namespace "gpushare-scheduler-tls" -}}
+{{- $fullname := include "gpushare.fullname" . -}}
+{{- $mine := lookup "v1" "Secret" .Release.Namespace (printf "%s-extender-tls" $fullname) -}}
+{{- $theirs := lookup "v1" "Secret" .Release.Namespace (printf "%s-scheduler-tls" $fullname) -}}
 {{- $made := "" -}}
 {{- if and $mine $theirs -}}
 {{- $made = dig "metadata" "annotations" "gpushare.aliyun.com/address" "" $mine -}}
@@ -14,7 +15,7 @@ read from the Secrets of the release, unless the extender's address has changed.
   "extender" (dict "crt" (index $mine.data "tls.crt") "key" (index $mine.data "tls.key"))
   "scheduler" (dict "crt" (index $theirs.data "tls.crt") "key" (index $theirs.data "tls.key")) | toJson -}}
 {{- else -}}
-{{- $name := printf "gpushare-extender.%s.svc" .Release.Namespace -}}
+{{- $name := printf "%s-extender.%s.svc" $fullname .Release.Namespace -}}
 {{- $ca := genCA "gpushare" 3650 -}}
 {{- $extender := genSignedCert $name (list .address) (list $name) 3650 $ca -}}
 {{- $scheduler := genSignedCert "kube-scheduler" nil nil 3650 $ca -}}

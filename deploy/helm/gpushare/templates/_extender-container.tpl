@@ -7,7 +7,7 @@
 {{- fail (printf "extender.tls.clientNames: with extender.tls.mode=%s the certificate of kube-scheduler has the name kube-scheduler" $tls.mode) -}}
 {{- end -}}
 name: extender
-image: {{ include "gpushare.image" (list .Values.images.extender .Chart.AppVersion) }}
+image: {{ include "gpushare.image" (list . .Values.images.extender .Chart.AppVersion) }}
 imagePullPolicy: {{ .Values.images.extender.pullPolicy }}
 args:
   {{- if include "gpushare.byService" . }}
@@ -17,6 +17,11 @@ args:
   - --leader-elect
   - --leader-elect-namespace={{ .Release.Namespace }}
   - --advertise-address=$(POD_IP)
+  {{- with include "gpushare.fullname" . }}
+  {{- if ne . "gpushare" }}
+  - --publish-service={{ . }}-extender
+  {{- end }}
+  {{- end }}
   {{- if include "gpushare.tls" . }}
   - --tls-cert-file=/tls/tls.crt
   - --tls-key-file=/tls/tls.key

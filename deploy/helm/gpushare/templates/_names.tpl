@@ -1,3 +1,18 @@
+{{/*
+The beginning of the objects' names. The default is fixed, whatever the release's name. nameOverride selects Helm's usual rule.
+*/}}
+{{- define "gpushare.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{ .Values.fullnameOverride }}
+{{- else if not .Values.nameOverride -}}
+gpushare
+{{- else if contains .Values.nameOverride .Release.Name -}}
+{{ .Release.Name }}
+{{- else -}}
+{{ .Release.Name }}-{{ .Values.nameOverride }}
+{{- end -}}
+{{- end }}
+
 {{/* The labels of every object; the argument is (list . component). */}}
 {{- define "gpushare.labels" -}}
 {{ include "gpushare.selector" . }}
@@ -5,18 +20,26 @@
 app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
 {{- end }}
 
+{{/* The name differs between releases, so that no selector finds the pods of another release in its namespace. */}}
 {{- define "gpushare.selector" -}}
-app.kubernetes.io/name: gpushare
+app.kubernetes.io/name: {{ include "gpushare.fullname" (index . 0) }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
-{{/* An image; the argument is (list image tagByDefault). */}}
+{{/*
+An image; the argument is (list . image tagByDefault). imageRegistry replaces the first part of the repository if that is a
+registry, which has a dot or a port in its name.
+*/}}
 {{- define "gpushare.image" -}}
-{{- $image := index . 0 -}}
+{{- $image := index . 1 -}}
+{{- $repository := $image.repository -}}
+{{- with (index . 0).Values.imageRegistry -}}
+{{- $repository = regexReplaceAll "^([^/]*[.:][^/]*|localhost)/" $repository "" | printf "%s/%s" . -}}
+{{- end -}}
 {{- if $image.digest -}}
-{{ $image.repository }}@{{ $image.digest }}
+{{ $repository }}@{{ $image.digest }}
 {{- else -}}
-{{ $image.repository }}:{{ $image.tag | default (index . 1) }}
+{{ $repository }}:{{ $image.tag | default (index . 2) }}
 {{- end -}}
 {{- end }}
 
@@ -25,13 +48,19 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version -}}
 {{- end }}
 
-{{- define "gpushare.user" -}}
-system:serviceaccount:{{ .Release.Namespace }}:{{ .name }}
-{{- end }}
-
 {{/* Not empty if the API server has ValidatingAdmissionPolicies and passes on the node of a bound token: 1.30 and later. */}}
 {{- define "gpushare.hasPolicies" -}}
 {{- if semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version }}yes{{ end -}}
+{{- end }}
+
+{{/* Not empty if this release has the extender. */}}
+{{- define "gpushare.withExtender" -}}
+{{- if ne .Values.mode "devicePlugin" }}yes{{ end -}}
+{{- end }}
+
+{{/* The label's value with which nodes choose this release's device plugin. A node has one value, so no two releases select it. */}}
+{{- define "gpushare.nodeLabel" -}}
+{{- if include "gpushare.withExtender" . }}true{{ else }}{{ include "gpushare.fullname" . }}{{ end -}}
 {{- end }}
 
 {{- define "gpushare.secondScheduler" -}}

@@ -1,4 +1,4 @@
-package flagenv
+package program
 
 import (
 	"strings"
@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-func TestSet(t *testing.T) {
+func TestSetFlags(t *testing.T) {
 	tests := map[string]struct {
 		args        []string
 		environment map[string]string
@@ -29,12 +29,12 @@ func TestSet(t *testing.T) {
 			if err := flags.Parse(test.args); err != nil {
 				t.Fatal(err)
 			}
-			err := Set(flags, func(name string) (string, bool) {
+			err := SetFlags(flags, func(name string) (string, bool) {
 				value, ok := test.environment[name]
 				return value, ok
 			})
 			if (err == nil) != (test.wantErr == "") || err != nil && !strings.Contains(err.Error(), test.wantErr) {
-				t.Errorf("Set: %v, want %q", err, test.wantErr)
+				t.Errorf("SetFlags: %v, want %q", err, test.wantErr)
 			}
 			if *got != test.want {
 				t.Errorf("--node-name is %q, want %q", *got, test.want)

@@ -1,0 +1,91 @@
+{{/*
+Mistakes in single values. The schema doesn't check their format, because its message would be a regular expression. The output
+has one line per mistake, with an example of a correct value.
+*/}}
+{{- define "gpushare.invalidValues" -}}
+{{- $v := .Values -}}
+{{- $duration := list "^([0-9]+(\\.[0-9]+)?(ms|s|m))+$" "a duration needs a number and a unit (ms, s or m), such as 10s or 1m30s" -}}
+{{- $directory := list "^/.*[^/]$" "a directory is an absolute path without a slash at its end, such as /var/lib/kubelet" -}}
+{{- $octet := "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])" -}}
+{{- $address := printf "^(%s(\\.%s){3}|[0-9a-f]{1,4}:[0-9a-f:]*:[0-9a-f]{0,4})?$" $octet $octet -}}
+{{- $rows := list
+  (list "extender.gangHold" $v.extender.gangHold $duration)
+  (list "extender.gangPatience" $v.extender.gangPatience $duration)
+  (list "extender.bindTimeout" $v.extender.bindTimeout $duration)
+  (list "scheduler.httpTimeout" $v.scheduler.httpTimeout $duration)
+  (list "monitoring.interval" $v.monitoring.interval $duration)
+  (list "devicePlugin.memoryUnit" $v.devicePlugin.memoryUnit (list "^([1-9][0-9]*)?(MiB|GiB)$" "the unit is GiB, MiB, or a whole number of either, such as 256MiB"))
+  (list "devicePlugin.maxUnavailable" $v.devicePlugin.maxUnavailable (list "^([1-9][0-9]*|([1-9][0-9]?|100)%)$" "give a number of nodes above 0, such as 1, or a share of them, such as 10%"))
+  (list "devicePlugin.devicePluginDirectory" $v.devicePlugin.devicePluginDirectory $directory)
+  (list "devicePlugin.podResourcesDirectory" $v.devicePlugin.podResourcesDirectory $directory)
+  (list "scheduler.certificateFolder" $v.scheduler.certificateFolder $directory)
+  (list "scheduler.kubeconfig" $v.scheduler.kubeconfig (list "^/.*[^/]$" "give the absolute path of a file, such as /etc/kubernetes/scheduler.conf"))
+  (list "extender.service.clusterIP" $v.extender.service.clusterIP (list $address "give a free IP address of the Service range, such as 10.96.0.15"))
+  (list "extender.ui.listenAddress" $v.extender.ui.listenAddress (list "^(.*:[0-9]+)?$" "give an address with a port, such as 127.0.0.1:12346, or :8080 for all addresses"))
+  (list "imageRegistry" $v.imageRegistry (list "^([A-Za-z0-9.-]+(:[0-9]+)?(/[A-Za-z0-9._-]+)*)?$" "give a registry without a scheme and without a slash at its end, such as registry.example.com:5000/mirror"))
+  (list "secondScheduler.name" $v.secondScheduler.name (list "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$" "a scheduler's name consists of lower-case letters, digits, - and ., such as gpushare-scheduler"))
+-}}
+{{- range $name, $image := $v.images -}}
+{{- $rows = concat $rows (list
+  (list (printf "images.%s.tag" $name) $image.tag (list "^[A-Za-z0-9_.-]*$" "a tag consists of letters, digits, _, . and -, such as v0.1.0"))
+  (list (printf "images.%s.digest" $name) $image.digest (list "^(sha256:[0-9a-f]{64})?$" "a digest is sha256: and 64 hexadecimal digits, as the registry shows it"))) -}}
+{{- end -}}
+{{- range $i, $name := $v.extender.tls.clientNames -}}
+{{- $rows = append $rows (list (printf "extender.tls.clientNames[%d]" $i) $name (list "^[A-Za-z0-9]([A-Za-z0-9._:@/-]*[A-Za-z0-9])?$" "give the common name of a client's certificate, such as kube-scheduler")) -}}
+{{- end -}}
+{{- range $i, $account := $v.guard.allow.serviceAccounts -}}
+{{- $rows = append $rows (list (printf "guard.allow.serviceAccounts[%d]" $i) $account (list "^[^/:]+/[^/:]+$" "give namespace and name of the ServiceAccount, such as velero/velero")) -}}
+{{- end -}}
+{{- range $rows -}}
+{{- $value := ternary "" (index . 1 | toString) (kindIs "invalid" (index . 1)) -}}
+{{- $format := index . 2 -}}
+{{- if not (regexMatch (index $format 0) $value) }}
+{{ index . 0 }}: {{ quote $value }} is invalid: {{ index $format 1 }}
+{{- end -}}
+{{- end -}}
+{{- if eq (toString $v.secondScheduler.name) "default-scheduler" }}
+secondScheduler.name: default-scheduler is the name of the cluster's own scheduler, which would take the same pods: choose another name, such as gpushare-scheduler
+{{- end -}}
+{{- end }}
+
+{{/* Values that are valid, but not for this release or not together. */}}
+{{- define "gpushare.wrongCombinations" -}}
+{{- $v := .Values -}}
+{{- $fullname := include "gpushare.fullname" . -}}
+{{- if or (not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $fullname)) (gt (len $fullname) 40) }}
+fullnameOverride: the objects' names would begin with {{ quote $fullname }}: give at most 40 lower-case letters, digits and -, and begin with a letter, such as pool-b
+{{- end -}}
+{{- range $part := list "extender" "devicePlugin" -}}
+{{- range $key := list "app.kubernetes.io/name" "app.kubernetes.io/component" -}}
+{{- if hasKey (index $v $part "podLabels" | default dict) $key }}
+{{ $part }}.podLabels: {{ $key }} is the chart's own label, by which it finds the pods: choose another key, such as team
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $strategy := $v.extender.updateStrategy | default dict -}}
+{{- if and $strategy (ne (get $strategy "type") "Recreate") (or (eq $v.mode "secondScheduler") (eq $v.extender.reach "host")) }}
+extender.updateStrategy: with extender.reach=host and mode=secondScheduler the old pod must end before the new one starts: leave it empty
+{{- end -}}
+{{- if dig "rollingUpdate" "maxSurge" 0 ($v.devicePlugin.updateStrategy | default dict) }}
+devicePlugin.updateStrategy: with maxSurge two plugins of a node would take the kubelet from each other: set maxUnavailable instead, such as {rollingUpdate: {maxUnavailable: 10%}}
+{{- end -}}
+{{- if eq $v.mode "devicePlugin" -}}
+{{- if eq $fullname "gpushare" }}
+mode: with mode=devicePlugin the release needs a name of its own, because gpushare is that of the release with the extender: set for example fullnameOverride=pool-b
+{{- end -}}
+{{- if not $v.devicePlugin.enabled }}
+mode: with mode=devicePlugin and devicePlugin.enabled=false nothing is left to install
+{{- end -}}
+{{- else -}}
+{{- with lookup "rbac.authorization.k8s.io/v1" "ClusterRole" "" "gpushare-extender" -}}
+{{- $release := dig "metadata" "annotations" "meta.helm.sh/release-name" "" . -}}
+{{- $namespace := dig "metadata" "annotations" "meta.helm.sh/release-namespace" "" . -}}
+{{- $installed := dig "metadata" "labels" "app.kubernetes.io/name" $fullname . -}}
+{{- if and $release (ne (printf "%s/%s" $namespace $release) (printf "%s/%s" $.Release.Namespace $.Release.Name)) }}
+mode: the release {{ $release }} in namespace {{ $namespace }} has the extender, and two extenders would allocate the same memory twice. For a pool of nodes with values of its own set mode=devicePlugin
+{{- else if and $release (ne $installed $fullname) }}
+fullnameOverride: the names of this release's objects begin with {{ $installed }}, and Helm would create those of {{ $fullname }} beside them: keep the name, or uninstall the release first
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}

@@ -1,0 +1,59 @@
+package diagnosis
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// GroupWait is what the group of a pending pod waits for.
+type GroupWait struct {
+	// Group is the group's namespace and name.
+	Group string
+	// Reason is the reason that the extender gives kube-scheduler, with or without its prefix "gang: ".
+	Reason string
+	// Since is the time since which the group waits; zero if unknown.
+	Since time.Time
+	// Untried is true if kube-scheduler has not tried all members yet. It doesn't try those for which it finds no node.
+	Untried bool
+}
+
+const reasonPrefix = "gang: "
+
+// String returns the sentence that is shown to users.
+func (w *GroupWait) String() string {
+	since := ""
+	if !w.Since.IsZero() {
+		since = " since " + w.Since.UTC().Format(time.RFC3339)
+	}
+	return fmt.Sprintf("group %s waits%s: %s", w.Group, since, strings.TrimPrefix(w.Reason, reasonPrefix))
+}
+
+// reasonEnd matches the end of a reason in kube-scheduler's message: another reason follows with its number of nodes, or
+// the list of reasons ends with a full stop (k8s.io/kubernetes pkg/scheduler/framework/types.go, FitError.Error). The
+// extender's own reasons go on with ", 2 more".
+var reasonEnd = regexp.MustCompile(`, \d+ (?:[^m]|m[^o])|\.(?: |$)`)
+
+// GroupReason returns the extender's reason about the pod's group from kube-scheduler's message on the pod, without
+// the prefix "gang: "; false if the message has none.
+func GroupReason(message string) (string, bool) {
+	_, reason, found := strings.Cut(message, reasonPrefix)
+	if !found {
+		return "", false
+	}
+	if end := reasonEnd.FindStringIndex(reason); end != nil {
+		reason = reason[:end[0]]
+	}
+	return reason, reason != ""
+}
+
+// ReportedWait returns what the pod's group waits for according to kube-scheduler's message on the pod; nil if the message
+// has no reason of the extender about a group. It serves programs that don't have the extender's state.
+func ReportedWait(group string, pod *Pod) *GroupWait {
+	reason, reported := GroupReason(pod.Message)
+	if !reported {
+		return nil
+	}
+	return &GroupWait{Group: group, Reason: reason, Since: pod.Created}
+}

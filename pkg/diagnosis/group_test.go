@@ -1,0 +1,86 @@
+package diagnosis
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// A member waits for its group, unless it can't be placed by itself however many others exist.
+func TestDiagnoseMember(t *testing.T) {
+	closed := node("closed", gpu.GiB, card(0, 64, 0))
+	closed.Closed = "the node is cordoned"
+	ill := node("ill", gpu.GiB, card(0, 40, 0))
+	ill.Cards[0].Unhealthy = true
+	diagnoser := NewDiagnoser([]Node{node("a", gpu.GiB, card(0, 16, 9), card(1, 16, 11)), closed, ill})
+	wait := &GroupWait{Group: "default/train", Reason: gang.NoRoom.Text, Since: time.Date(2026, 7, 1, 11, 0, 0, 0, time.UTC)}
+	const waits = "group default/train waits since 2026-07-01T11:00:00Z: there is no room for all members at once"
+	onto := func(name string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": name} }
+	}
+	for name, test := range map[string]struct {
+		pod  *Pod
+		wait *GroupWait
+		want Diagnosis
+	}{
+		"alone it would fit":                            {pod(7), wait, Diagnosis{WaitsForGroup, waits}},
+		"alone it would lack one card":                  {pod(12), wait, Diagnosis{WaitsForGroup, waits}},
+		"alone it would lack memory":                    {pod(13), wait, Diagnosis{WaitsForGroup, waits}},
+		"since when is unknown":                         {pod(7), &GroupWait{Group: "default/train", Reason: "so"}, Diagnosis{WaitsForGroup, "group default/train waits: so"}},
+		"no card is large enough":                       {pod(50), wait, Diagnosis{TooLarge, "no card is large enough: the largest has 40 GiB, on ill; closed: the node is cordoned; " + waits}},
+		"the cards that are large enough are unhealthy": {pod(30), wait, Diagnosis{Unhealthy, "the cards that are large enough are unhealthy, on ill; closed: the node is cordoned; " + waits}},
+		"no node can be used":                           {pod(7, onto("x")), wait, Diagnosis{NoNode, "no node that shares GPU memory can take the pod; 2 nodes: the pod's node selector or affinity rules it out; closed: the node is cordoned; " + waits}},
+		"kube-scheduler doesn't try it for lack of memory": {pod(13), &GroupWait{Group: "g", Reason: gang.AwaitsOthers.Text, Untried: true}, Diagnosis{Full,
+			"the cards that are large enough are taken: the largest free piece is 7 GiB, on a; closed: the node is cordoned; group g waits: kube-scheduler hasn't tried all other members yet"}},
+		"kube-scheduler hasn't tried it yet": {pod(7), &GroupWait{Group: "g", Reason: gang.AwaitsOthers.Text, Untried: true}, Diagnosis{WaitsForGroup,
+			"group g waits: kube-scheduler hasn't tried all other members yet"}},
+		"its own scheduling gates come first":      {pod(7, func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "quota"}} }), wait, Diagnosis{Gated, "the pod is held back by its scheduling gates: quota"}},
+		"it doesn't wait for its group (any more)": {pod(12), nil, Diagnosis{Fragmented, "12 GiB free on a, but the largest piece is 7 GiB: a pod gets one card; closed: the node is cordoned"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for range 2 { // The second time, the pod's own diagnosis is cached.
+				if diff := cmp.Diff(test.want, diagnoser.Diagnose(test.pod, test.wait)); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
+func TestReportedWait(t *testing.T) {
+	for message, want := range map[string]string{
+		"0/1 nodes are available: 1 gang: there is no room for all members at once.":                                                        "there is no room for all members at once",
+		"0/9 nodes are available: 4 gang: 3 of 4 members exist, 5 node(s) had untolerated taint(s). preemption: 0/9 nodes are available.":   "3 of 4 members exist",
+		"0/9 nodes are available: 4 Insufficient cpu, 5 gang: 3 of 4 members exist. no new claims to deallocate, preemption: not eligible.": "3 of 4 members exist",
+		"0/9 nodes are available: 4 gang: 1 of 4 members exist, 2 more can't be placed, 5 node(s) were unschedulable.":                      "1 of 4 members exist, 2 more can't be placed",
+		"binding rejected: running Bind plugin: gang: not all members arrived in time":                                                      "not all members arrived in time",
+		"0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem.":                                                                       "",
+		`scheduler "gang" has not tried it yet`:                                                                                             "",
+	} {
+		var wait *GroupWait
+		if want != "" {
+			wait = &GroupWait{Group: "g", Reason: want}
+		}
+		if diff := cmp.Diff(wait, ReportedWait("g", &Pod{Message: message})); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", message, diff)
+		}
+	}
+}
+
+// The reasons that the extender gives are found unchanged in kube-scheduler's message.
+func TestGroupReasonOfEach(t *testing.T) {
+	for _, reason := range []gang.Reason{
+		gang.Unknown, gang.Starting, gang.OverBudget, gang.Disagree, gang.AwaitsOthers, gang.NoRoom, gang.Paused, gang.OlderFirst, gang.Surplus, gang.Binding, gang.Evicting,
+		gang.TimedOut, gang.Expired, gang.Unplaced, gang.Deleted, gang.GaveWay, gang.PlaceLost, gang.Changed, gang.Stopping, gang.NotBound,
+	} {
+		got, _ := GroupReason("0/2 nodes are available: 1 " + reason.Text + ", 1 node(s) were unschedulable. preemption: no.")
+		if "gang: "+got != reason.Text {
+			t.Errorf("%q, want %q", got, reason.Text)
+		}
+	}
+}

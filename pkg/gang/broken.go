@@ -1,0 +1,132 @@
+package gang
+
+import "time"
+
+// verification is the search for the missing members of a broken run, before its bound members are evicted. The watch may
+// be behind, and the answer to a bind may be lost. So every verifyInterval a live read is requested. Patience counts only
+// between two reads that were both answered: while the API server doesn't answer, nothing is known. Then every missing
+// member is read.
+type verification struct {
+	// bound is the largest number of members that were bound.
+	bound int
+	// next is when the next reads are requested; zero if none are needed.
+	next time.Time
+	// asked is true while a requested read is unanswered.
+	asked bool
+	// readAt is when the latest read was answered; zero if a later one was not.
+	readAt time.Time
+	waited time.Duration
+	// over is when the patience was over; zero before.
+	over time.Time
+}
+
+// verifyInterval is the interval between reads, and between requests of the same evictions.
+const verifyInterval = 5 * time.Second
+
+// startVerification starts the verification of a run that is broken. It goes on after a failed round, unless that bound
+// further members.
+func (mgr *Manager) startVerification(r *run, now time.Time) {
+	if r.verification.next.IsZero() || r.counts[running] > r.verification.bound {
+		r.verification = verification{bound: r.counts[running], next: now}
+		mgr.wake(r, now)
+	}
+}
+
+// verify requests the reads or the evictions that are due.
+func (mgr *Manager) verify(r *run, now time.Time) {
+	v := &r.verification
+	switch {
+	case v.next.IsZero():
+		return
+	case r.phase == PhaseRunning, r.counts[running] == 0:
+		r.verification = verification{}
+		return
+	case now.Before(v.next):
+		return
+	}
+	if v.asked && v.over.IsZero() {
+		v.readAt = time.Time{}
+	}
+	switch {
+	case r.phase == PhaseEvicting:
+		for _, m := range r.sorted(func(m *member) bool { return m.counted == running }) {
+			mgr.effects.Evict = append(mgr.effects.Evict, m.Pod)
+		}
+	case r.phase == PhaseBinding, r.size() == 0: // It is unknown how many are missing.
+		v.readAt = time.Time{}
+	default:
+		mgr.requestReads(r)
+	}
+	v.next = now.Add(verifyInterval)
+	mgr.wake(r, v.next)
+}
+
+// requestReads requests a read of one missing member, or of all once the patience is over. If none exists, a read of a
+// bound member shows that the API server answers.
+func (mgr *Manager) requestReads(r *run) {
+	v := &r.verification
+	missing := r.sorted(func(m *member) bool { return m.awaitsBind() && (v.over.IsZero() || m.readAt.Before(v.over)) })
+	if len(missing) == 0 {
+		missing = r.sorted(func(m *member) bool { return m.counted == running })
+	}
+	if v.over.IsZero() {
+		missing = missing[:1]
+	}
+	for _, m := range missing {
+		mgr.effects.Verify = append(mgr.effects.Verify, m.Pod)
+	}
+	v.asked = true
+}
+
+// readAnswered continues the verification after an answer.
+func (mgr *Manager) readAnswered(r *run, now time.Time) {
+	v := &r.verification
+	if !v.asked || r.removed || r.phase == PhaseRunning || r.phase == PhaseBinding || r.phase == PhaseEvicting {
+		return
+	}
+	if v.over.IsZero() {
+		v.asked = false
+		if !v.readAt.IsZero() {
+			v.waited += now.Sub(v.readAt)
+		}
+		if v.readAt = now; v.waited < mgr.Patience {
+			return
+		}
+		v.over, v.next = now, now
+		mgr.wake(r, now)
+	}
+	for _, m := range r.members {
+		if m.awaitsBind() && m.readAt.Before(v.over) {
+			return
+		}
+	}
+	mgr.giveUp(r, now)
+}
+
+// giveUp ends a broken run whose missing members are known to be unbound: its bound members are evicted, or stay if the
+// policy is Keep.
+func (mgr *Manager) giveUp(r *run, now time.Time) {
+	if r.plan != nil {
+		mgr.endRound(r, Expired, now)
+	}
+	if r.inherited && r.lostMembers(r.sorted(func(m *member) bool { return m.awaitsBind() }), mgr) {
+		// When this process became the leader, the watch had not reported a deletion, or it was not known yet whose members
+		// another scheduler owns.
+		mgr.move(r, ranBefore, PhaseRunning, now)
+		mgr.forgive(r)
+		mgr.requeueParked(r)
+		mgr.rehome(r, now)
+		return
+	}
+	if mgr.OnFailure == Keep {
+		mgr.recordEvent(r, true, EventPartial, "The group stays partially bound: its other members could not be bound in time")
+		mgr.move(r, policyKeep, PhaseRunning, now)
+		mgr.forgive(r)
+		mgr.requeueParked(r)
+		mgr.rehome(r, now)
+		return
+	}
+	mgr.move(r, policyEvict, PhaseEvicting, now)
+	r.verification.next = now
+	mgr.wake(r, now)
+}

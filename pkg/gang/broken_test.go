@@ -1,0 +1,324 @@
+package gang_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// brokenScene is a group of four of which two are bound. reads and evictions are what the Manager asked for.
+type brokenScene struct {
+	*simulation
+	// answer answers a read; nil while the API server doesn't answer.
+	answer    func(uid gpu.PodUID)
+	reads     []gpu.PodUID
+	evictions []gpu.PodUID
+}
+
+// newBrokenScene lets two of four binds succeed; the results of the others are lost or they fail.
+func newBrokenScene(t *testing.T, result gang.BindResult) *brokenScene {
+	s := &brokenScene{simulation: newSimulation(t, 1)}
+	s.answer = func(uid gpu.PodUID) { s.manager.Confirmed(s.pods[uid].Member, s.now) }
+	s.createMany(4, "job", 4, 16, "t")
+	s.scheduleAll()
+	if len(s.granted) != 3 {
+		t.Fatalf("%d binds are granted, want 3", len(s.granted))
+	}
+	s.bind(s.granted[0], false)
+	s.bind(s.granted[1], false)
+	lost := s.granted[2]
+	s.manager.BindDone(lost.key, lost.pod.UID, lost.node, result, false, s.now)
+	s.granted = nil
+	return s
+}
+
+func (s *brokenScene) wait(d time.Duration) {
+	for end := s.now.Add(d); s.now.Before(end); {
+		s.now = s.now.Add(100 * time.Millisecond)
+		s.manager.Tick(s.now)
+		effects := s.manager.TakeEffects()
+		for _, pod := range effects.Verify {
+			s.reads = append(s.reads, pod.UID)
+			if s.answer != nil {
+				s.answer(pod.UID)
+			}
+		}
+		for _, pod := range effects.Evict {
+			s.evictions = append(s.evictions, pod.UID)
+		}
+		s.collectDecided()
+	}
+}
+
+func (s *brokenScene) wantPhase(want gang.Phase) {
+	s.Helper()
+	if s.manager.Phases()[want] != 1 {
+		s.Errorf("phases %v, want %v", s.manager.Phases(), want)
+	}
+}
+
+func (s *brokenScene) wantNoEviction() {
+	s.Helper()
+	if len(s.evictions) > 0 {
+		s.Errorf("evicted: %v", s.evictions)
+	}
+}
+
+// TestLostAnswer: the answer to a bind is lost, and long afterwards a live read finds the pod bound. The last member's
+// bind call is given up meanwhile, and made again.
+func TestLostAnswer(t *testing.T) {
+	s := newBrokenScene(t, gang.BindUnconfirmed)
+	last := s.held[0]
+	if !s.manager.CancelPermit(last.pod.UID, last.permit) {
+		t.Fatal("the last member's call could not be given up")
+	}
+	s.held = nil
+	s.wait(testPatience / 2)
+	s.wantPhase(gang.PhaseBinding)
+	lost := s.created[2].Member
+	lost.Node = "n1"
+	s.manager.Confirmed(lost, s.now)
+	result := s.manager.Filter(last.pod.UID, s.nodes, s.now)
+	if !slices.Equal(result.Nodes, []string{last.node}) {
+		t.Fatalf("the last member may go to %v, want %s: %s", result.Nodes, last.node, result.Reason.Text)
+	}
+	permit, reason := s.manager.RequestPermit(last.pod.UID, last.node, s.now)
+	if reason != nil {
+		t.Fatal(reason)
+	}
+	<-permit.Decided
+	if permit.Rejection() != nil || !permit.MarkWhole() || permit.OpenedAt() != s.now {
+		t.Errorf("rejection %v, completes %t, opened at %v", permit.Rejection(), permit.MarkWhole(), permit.OpenedAt())
+	}
+	s.manager.BindDone(last.key, last.pod.UID, last.node, gang.BindSucceeded, true, s.now)
+	s.wait(10 * testPatience)
+	s.wantPhase(gang.PhaseRunning)
+	s.wantNoEviction()
+}
+
+// TestLostAnswers: whatever becomes of a bind whose answer was lost, and of the last member.
+func TestLostAnswers(t *testing.T) {
+	for name, tc := range map[string]struct {
+		then func(s *brokenScene)
+		want gang.Phase
+	}{
+		"nothing is known yet": {func(*brokenScene) {}, gang.PhaseBinding},
+		"it failed":            {func(s *brokenScene) { s.done(2, gang.BindFailed) }, gang.PhaseBroken},
+		"it succeeded, and so does the last one": {func(s *brokenScene) {
+			s.done(2, gang.BindSucceeded)
+			s.done(3, gang.BindSucceeded)
+		}, gang.PhaseRunning},
+		"the pod is gone":      {func(s *brokenScene) { s.manager.ConfirmedGone(s.created[2].UID, s.now) }, gang.PhaseBroken},
+		"the watch deletes it": {func(s *brokenScene) { s.manager.RemoveMember(s.created[2].UID, s.now) }, gang.PhaseBroken},
+		"it is still unbound": {func(s *brokenScene) {
+			s.created[2].ShortOfMemory = true // So that the read shows something new.
+			s.manager.Confirmed(s.created[2].Member, s.now)
+		}, gang.PhaseBinding},
+		"the last one is gone": {func(s *brokenScene) {
+			s.done(2, gang.BindSucceeded)
+			s.manager.RemoveMember(s.created[3].UID, s.now)
+			s.done(3, gang.BindFailed)
+		}, gang.PhaseBroken},
+		"the last one is away": {func(s *brokenScene) {
+			s.manager.CancelPermit(s.created[3].UID, s.held[0].permit)
+			s.wait(testPatience)
+			s.done(2, gang.BindFailed)
+		}, gang.PhaseBroken},
+		"all members are gone": {func(s *brokenScene) { s.removeAll(); s.done(2, gang.BindFailed) }, gang.PhaseIncomplete},
+		"a bound one is gone": {func(s *brokenScene) {
+			s.manager.RemoveMember(s.created[0].UID, s.now)
+			s.done(2, gang.BindSucceeded)
+			s.done(3, gang.BindSucceeded)
+		}, gang.PhaseRunning},
+		"another process leads": {func(s *brokenScene) {
+			s.manager.StopLeading(s.now)
+			s.done(2, gang.BindSucceeded)
+			s.manager.StartLeading(s.now)
+		}, gang.PhaseBroken},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newBrokenScene(t, gang.BindUnconfirmed)
+			tc.then(s)
+			if name == "all members are gone" {
+				for phase, n := range s.manager.Phases() {
+					if n != 0 {
+						t.Errorf("%d runs are left in %v", n, phase)
+					}
+				}
+				return
+			}
+			s.wantPhase(tc.want)
+			if s.manager.HeldBinds() > 1 {
+				t.Errorf("%d binds are held", s.manager.HeldBinds())
+			}
+		})
+	}
+}
+
+func (s *brokenScene) done(i int, result gang.BindResult) {
+	p := s.created[i]
+	s.manager.BindDone(p.Gang, p.UID, "n1", result, i == 3, s.now)
+	s.collectDecided()
+}
+
+func (s *brokenScene) removeAll() {
+	for _, p := range s.created {
+		s.manager.RemoveMember(p.UID, s.now)
+	}
+	s.collectDecided()
+}
+
+// TestEvictionIsTheLastResort: a broken group is evicted only after the patience, and after a live read of every missing
+// member.
+func TestEvictionIsTheLastResort(t *testing.T) {
+	t.Run("all missing members are unbound", func(t *testing.T) {
+		s := newBrokenScene(t, gang.BindFailed)
+		s.wait(testPatience - time.Second)
+		s.wantNoEviction()
+		if slices.Contains(s.reads, s.created[3].UID) {
+			t.Error("more than a probe was read before the patience was over")
+		}
+		s.wait(7 * time.Second)
+		if !slices.Contains(s.reads, s.created[2].UID) || !slices.Contains(s.reads, s.created[3].UID) {
+			t.Errorf("read: %v", s.reads)
+		}
+		if got := fmt.Sprint(slices.Compact(slices.Sorted(slices.Values(s.evictions)))); got != "[uid-00001 uid-00002]" {
+			t.Errorf("evicted: %v", got)
+		}
+		s.wantPhase(gang.PhaseEvicting)
+		for _, p := range s.created[:2] {
+			p.Leaving = true
+			s.report(p)
+		}
+		s.createMany(2, "job", 4, 16, "t")
+		s.wantPhase(gang.PhasePending)
+	})
+	t.Run("the API server doesn't answer for two hours, and then says that all are bound", func(t *testing.T) {
+		s := newBrokenScene(t, gang.BindFailed)
+		s.answer = nil
+		s.wait(2 * time.Hour)
+		s.wantNoEviction()
+		s.answer = func(uid gpu.PodUID) {
+			m := s.pods[uid].Member
+			m.Node = "n1"
+			s.manager.Confirmed(m, s.now)
+		}
+		s.wait(testPatience)
+		s.wantPhase(gang.PhaseRunning)
+		s.wantNoEviction()
+	})
+	t.Run("every second read is answered: patience doesn't count", func(t *testing.T) {
+		s := newBrokenScene(t, gang.BindFailed)
+		answer, n := s.answer, 0
+		s.answer = func(uid gpu.PodUID) {
+			if n++; n%2 == 0 {
+				answer(uid)
+			}
+		}
+		s.wait(time.Hour)
+		s.wantNoEviction()
+	})
+	t.Run("one of the missing members can't be read", func(t *testing.T) {
+		s := newBrokenScene(t, gang.BindFailed)
+		answer := s.answer
+		s.answer = func(uid gpu.PodUID) {
+			if uid != s.created[3].UID {
+				answer(uid)
+			}
+		}
+		s.wait(time.Hour)
+		s.wantNoEviction()
+		s.answer = answer
+		s.wait(10 * time.Second)
+		s.wantPhase(gang.PhaseEvicting)
+	})
+	t.Run("a new leader's watch is behind", func(t *testing.T) {
+		s := newBrokenScene(t, gang.BindFailed)
+		s.manager.StopLeading(s.now)
+		s.manager.StartLeading(s.now)
+		s.wantPhase(gang.PhaseBroken)
+		s.answer = func(uid gpu.PodUID) {
+			m := s.pods[uid].Member
+			m.Node = "n1"
+			s.manager.Confirmed(m, s.now)
+		}
+		s.wait(time.Hour)
+		s.wantPhase(gang.PhaseRunning)
+		s.wantNoEviction()
+	})
+	t.Run("the watch shows during the evictions that it is whole", func(t *testing.T) {
+		s := newBrokenScene(t, gang.BindFailed)
+		s.wait(testPatience + 10*time.Second)
+		n := len(s.evictions)
+		for _, p := range s.created[2:] {
+			p.Node = "n1"
+			s.report(p)
+		}
+		s.wait(time.Hour)
+		s.wantPhase(gang.PhaseRunning)
+		if len(s.evictions) > n {
+			t.Error("the evictions went on")
+		}
+	})
+	t.Run("the missing members are bound after all", func(t *testing.T) {
+		s := newBrokenScene(t, gang.BindFailed)
+		s.created[2].queued, s.created[3].queued = true, true
+		s.wait(2 * time.Second)
+		s.scheduleAll()
+		s.scheduleAll()
+		s.bindGranted()
+		s.collectDecided()
+		s.bindGranted()
+		s.wait(time.Hour)
+		s.wantPhase(gang.PhaseRunning)
+		s.wantNoEviction()
+	})
+}
+
+// TestRestartThatOverlaps: a job is restarted as a whole, and its new pods exist before the last old one is gone. They are
+// bound all together, or none.
+func TestRestartThatOverlaps(t *testing.T) {
+	s := newSimulation(t, 1)
+	s.create("", 0, 16, "")
+	s.createMany(4, "job", 4, 16, "t")
+	for _, p := range s.created[1:] {
+		p.Controller = "old"
+		s.report(p)
+	}
+	s.runUntilIdle()
+	if s.memberCounts()["job"][0] != 4 {
+		t.Fatalf("the old job doesn't run: %v", s.memberCounts())
+	}
+	for _, p := range s.existing()[1:4] {
+		s.delete(p)
+	}
+	s.createMany(3, "", 0, 16, "") // Five of eight cards are used: by the single pods, and the last old one.
+	s.scheduleAll()
+	s.advance(2 * time.Second)
+	s.createMany(4, "job", 4, 16, "t")
+	old := s.existing()[1]
+	for _, p := range s.existing() {
+		if p.Gang.Name == "job" && p != old {
+			p.Controller = "new"
+			s.report(p)
+		}
+	}
+	for range 100 {
+		s.scheduleOne()
+		s.performEffects()
+		s.advance(100 * time.Millisecond)
+		s.bindGranted()
+		if n := s.memberCounts()["job"][0]; n != 1 {
+			t.Fatalf("%d members are bound while there is room for three of four", n)
+		}
+	}
+	s.delete(old)
+	s.runUntilIdle()
+	if n := s.memberCounts()["job"][0]; n != 4 {
+		t.Errorf("%d members are bound once there is room, want 4", n)
+	}
+}

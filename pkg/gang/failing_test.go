@@ -1,0 +1,369 @@
+package gang_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// totalMemory is the memory of a simulation's cards.
+const totalMemory gpu.Memory = 8 * 16
+
+// withMemory gives the Manager a budget.
+func (s *simulation) withMemory() {
+	s.memory = func() gpu.Memory { return totalMemory }
+	s.restart()
+}
+
+// reserved returns the allocated memory.
+func (s *simulation) reserved() (sum gpu.Memory) {
+	for _, node := range s.ledger.Nodes() {
+		for _, used := range node.Used {
+			sum += used
+		}
+	}
+	return sum
+}
+
+// fits reports whether a pod would fit some node now.
+func (s *simulation) fits(pod gpu.Pod) (fits bool) {
+	s.ledger.Check(pod, s.nodes, func(_ string, reason placement.Reason) { fits = fits || reason == placement.Fits })
+	return fits
+}
+
+// TestGroupsThatNeverComeTogether: groups fit by GPU memory, but one member of each never arrives, for lack of CPU. Over
+// an hour they keep less than 5 % of the memory reserved, however many they are, and whether or not they replace a member
+// after each failure to look like new.
+func TestGroupsThatNeverComeTogether(t *testing.T) {
+	for _, tc := range []struct {
+		groups   int
+		replaces bool
+	}{{1, false}, {2, false}, {8, false}, {2, true}} {
+		t.Run(fmt.Sprintf("%d groups, replaced members: %t", tc.groups, tc.replaces), func(t *testing.T) {
+			s := newSimulation(t, 1)
+			s.withMemory()
+			var absent []*pod
+			for g := range tc.groups {
+				s.createMany(8, fmt.Sprint("g", g), 8, 16, "t")
+				absent = append(absent, s.created[len(s.created)-1])
+			}
+			start := s.now
+			var reserved, samples, fits float64
+			for i := 0; s.now.Before(start.Add(time.Hour)); i++ {
+				if i%20 == 0 {
+					for _, p := range absent {
+						p.queued = false
+					}
+					s.scheduleAll()
+				}
+				if tc.replaces && i%600 == 0 {
+					for g, p := range absent {
+						s.delete(p)
+						s.create(fmt.Sprint("g", g), 8, 16, "t")
+						absent[g] = s.created[len(s.created)-1]
+					}
+				}
+				s.advance(100 * time.Millisecond)
+				reserved += float64(s.reserved())
+				if samples++; s.fits(gpu.Pod{UID: "single", Request: 16}) {
+					fits++
+				}
+			}
+			share := reserved / samples / float64(totalMemory)
+			t.Logf("%.1f %% of the memory was reserved, a single pod fits %.1f %% of the time; rounds that failed: %v", 100*share, 100*fits/samples, s.failures)
+			if share >= 0.05 || fits/samples < 0.95 {
+				t.Errorf("%.1f %% of the memory was reserved, want less than 5; a single pod fits %.1f %% of the time, want 95", 100*share, 100*fits/samples)
+			}
+			if tc.groups == 1 && s.reservations > 0 {
+				t.Errorf("%d starvation reservations for a group that found room", s.reservations)
+			}
+			if s.failures["timed_out"] < 3 {
+				t.Error("the groups did not try: the test shows nothing")
+			}
+		})
+	}
+}
+
+// TestSlowArrival: a group of which one more member arrives in each hold keeps its places only while the budget covers it.
+func TestSlowArrival(t *testing.T) {
+	s := newSimulation(t, 1)
+	s.withMemory()
+	s.createMany(8, "job", 8, 16, "t")
+	start := s.now
+	s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+	for hold := 1; s.manager.Phases()[gang.PhasePlanned] == 1 && hold < 8; hold++ {
+		for _, p := range s.created[:hold] {
+			for node := ""; !s.inBind(p) && node == ""; { // A late member is rejected once more.
+				if result := s.manager.Filter(p.UID, s.nodes, s.now); len(result.Nodes) > 0 {
+					node = result.Nodes[0]
+					permit, reason := s.manager.RequestPermit(p.UID, node, s.now)
+					if reason != nil {
+						t.Fatal(reason)
+					}
+					s.held = append(s.held, bindCall{p, node, p.Gang, permit})
+				}
+			}
+		}
+		s.advance(testHold + 100*time.Millisecond)
+	}
+	if took := s.now.Sub(start); s.failures["timed_out"] < 3 || s.manager.Phases()[gang.PhasePending] != 1 || took > time.Minute {
+		t.Errorf("after %v: %v, %v", took, s.manager.Phases(), s.failures)
+	}
+}
+
+// TestPause: the pause after a failed round doubles up to ten minutes, and a relevant change ends it.
+func TestPause(t *testing.T) {
+	// rounds fails n rounds and returns the pause after each.
+	rounds := func(s *simulation, n int) (pauses []time.Duration) {
+		for range n {
+			for s.manager.Phases()[gang.PhasePlanned] == 0 {
+				s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+				s.advance(100 * time.Millisecond)
+			}
+			for s.manager.Phases()[gang.PhasePlanned] == 1 { // No member arrives.
+				s.advance(100 * time.Millisecond)
+			}
+			from := s.now
+			for s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason == gang.Paused {
+				s.advance(100 * time.Millisecond)
+			}
+			pauses = append(pauses, s.now.Sub(from).Round(time.Second))
+		}
+		return pauses
+	}
+	s := newSimulation(t, 1)
+	s.createMany(4, "job", 4, 16, "t")
+	if got, want := fmt.Sprint(rounds(s, 12)), "[1s 2s 4s 8s 16s 32s 1m4s 2m8s 4m16s 8m32s 10m0s 10m0s]"; got != want {
+		t.Errorf("pauses %v, want %v", got, want)
+	}
+	for name, change := range map[string]func(s *simulation){
+		"a member is replaced": func(s *simulation) {
+			s.delete(s.created[3])
+			s.create("job", 4, 16, "t")
+		},
+		"a member's priority is edited": func(s *simulation) { s.created[1].Priority = 5; s.report(s.created[1]) },
+		"a node is added":               func(s *simulation) { s.manager.NodesChanged(); s.manager.Tick(s.now) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSimulation(t, 1)
+			s.createMany(4, "job", 4, 16, "t")
+			rounds(s, 8)
+			s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+			for s.manager.Phases()[gang.PhasePlanned] == 1 {
+				s.advance(100 * time.Millisecond)
+			}
+			if reason := s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason; reason != gang.Paused {
+				t.Fatalf("not paused: %v", reason)
+			}
+			change(s)
+			if reason := s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason; reason == gang.Paused {
+				t.Error("still paused")
+			}
+		})
+	}
+}
+
+// TestFailedGroupGoesBehind: a group whose round failed lets one of equal priority go first.
+func TestFailedGroupGoesBehind(t *testing.T) {
+	s := newSimulation(t, 1)
+	s.createMany(8, "first", 8, 16, "t")
+	s.createMany(8, "second", 8, 16, "t")
+	s.manager.Filter("uid-00001", s.nodes, s.now)
+	if node, _, _ := s.ledger.Lookup("uid-00001"); node == "" {
+		t.Fatal("the older group has no plan")
+	}
+	s.advance(testPatience + 2*time.Second)
+	s.manager.Filter("uid-00001", s.nodes, s.now)
+	if node, _, _ := s.ledger.Lookup("uid-00001"); node == "" {
+		t.Fatal("without a rival that has candidate nodes, the older group has no plan after its pause")
+	}
+	s.manager.Filter("uid-00009", s.nodes, s.now)
+	s.advance(time.Second)
+	if node, _, _ := s.ledger.Lookup("uid-00009"); node == "" {
+		t.Error("the group that never failed has no plan")
+	}
+}
+
+// TestStarvationNeedsAnOffer: a group gets no starvation reservation if kube-scheduler never offered nodes for its
+// members, and names no lack of memory: they may ask for more CPU than there is, or for a scheduler that doesn't exist.
+func TestStarvationNeedsAnOffer(t *testing.T) {
+	s := newSimulation(t, 1)
+	s.createMany(8, "evil", 8, 16, "t")
+	for _, p := range s.created {
+		p.queued = false
+	}
+	for range 60 {
+		s.advance(time.Minute)
+		for _, p := range s.created {
+			p.queued = false
+		}
+		if !s.fits(gpu.Pod{UID: "single", Request: 1}) {
+			t.Fatal("a single pod fits no node of an idle cluster")
+		}
+	}
+	if s.reservations > 0 {
+		t.Errorf("%d starvation reservations", s.reservations)
+	}
+	for _, p := range s.created {
+		p.ShortOfMemory = true
+		s.report(p)
+	}
+	if s.advance(10 * time.Second); s.reservations != 1 {
+		t.Error("no reservation for a group of which kube-scheduler says that it lacks memory")
+	}
+}
+
+// TestLowestPriorityCounts: one important member doesn't lift the others past honest pods.
+func TestLowestPriorityCounts(t *testing.T) {
+	s := newSimulation(t, 1)
+	s.createMany(8, "evil", 8, 16, "t")
+	for i, p := range s.created {
+		p.ShortOfMemory = true
+		if i == 0 {
+			p.Priority = 1000
+		}
+		s.report(p)
+	}
+	s.advance(s.starvationAfter + time.Second)
+	if s.reservations != 1 {
+		t.Fatalf("%d starvation reservations, want 1", s.reservations)
+	}
+	for priority, want := range map[int32]bool{0: false, 1: true, 500: true} {
+		if got := s.fits(gpu.Pod{UID: "single", Request: 1, Priority: priority}); got != want {
+			t.Errorf("a pod of priority %d fits: %t, want %t", priority, got, want)
+		}
+	}
+	s.createMany(8, "honest", 8, 16, "t")
+	for _, p := range s.created[8:] {
+		p.Priority = 500
+		s.report(p)
+	}
+	s.advance(time.Second)
+	s.manager.Filter(s.created[8].UID, s.nodes, s.now)
+	s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+	s.advance(time.Second)
+	if node, _, _ := s.ledger.Lookup(s.created[8].UID); node == "" {
+		t.Error("the group of priority 500 has no plan")
+	}
+}
+
+// TestForeignMembers: members that are assigned to a scheduler that never calls the extender don't count.
+func TestForeignMembers(t *testing.T) {
+	s := newSimulation(t, 1)
+	s.createMany(2, "job", 2, 16, "t")
+	s.created[0].Scheduler, s.created[1].Scheduler = "default-scheduler", "nonesuch"
+	s.report(s.created[0])
+	s.report(s.created[1])
+	result := s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+	if want := "gang: 1 of 2 members exist, 1 more is assigned to scheduler nonesuch, which has not called the extender"; result.Reason.Text != want {
+		t.Errorf("%q, want %q", result.Reason.Text, want)
+	}
+	s.manager.Filter(s.created[1].UID, s.nodes, s.now)
+	if result := s.manager.Filter(s.created[0].UID, s.nodes, s.now); len(result.Nodes) != 1 {
+		t.Errorf("once that scheduler has called the extender: %q", result.Reason.Text)
+	}
+}
+
+// TestDisplace: a single pod takes the places of groups of lower priority that are not bound yet: the last ones in the
+// order, and no more than needed.
+func TestDisplace(t *testing.T) {
+	s := newSimulation(t, 1)
+	for i, priority := range []int32{5, 1, 3} {
+		s.createMany(2, fmt.Sprint("g", i), 2, 16, "t")
+		for _, p := range s.created[2*i:] {
+			p.Priority = priority
+			s.report(p)
+		}
+		s.manager.Filter(s.created[2*i].UID, s.nodes, s.now)
+	}
+	s.createMany(2, "", 0, 16, "")
+	for _, p := range s.created[6:] {
+		s.scheduleSingle(p, s.nodes)
+	}
+	has := func(i int) bool { _, _, ok := s.ledger.Lookup(s.created[i].UID); return ok }
+	for _, step := range []struct {
+		what          string
+		pod           gpu.Pod
+		want          bool
+		planned       [3]bool
+		takesTheCards bool
+	}{
+		{"too low a priority", gpu.Pod{UID: "a", Request: 16, Priority: 1}, false, [3]bool{true, true, true}, false},
+		{"larger than a card", gpu.Pod{UID: "b", Request: 17, Priority: 9}, false, [3]bool{true, true, true}, false},
+		{"one group is enough", gpu.Pod{UID: "c", Request: 16, Priority: 9}, true, [3]bool{true, false, true}, true},
+		{"the next one", gpu.Pod{UID: "d", Request: 16, Priority: 4}, true, [3]bool{true, false, false}, true},
+		{"no group of lower priority is left", gpu.Pod{UID: "e", Request: 16, Priority: 4}, false, [3]bool{true, false, false}, false},
+	} {
+		if got := s.manager.Displace(step.pod, s.nodes, s.now); got != step.want {
+			t.Errorf("%s: %t, want %t", step.what, got, step.want)
+		}
+		if got := [3]bool{has(0), has(2), has(4)}; got != step.planned {
+			t.Errorf("%s: plans %v, want %v", step.what, got, step.planned)
+		}
+		if s.fits(step.pod) != step.want {
+			t.Errorf("%s: the pod fits: %t", step.what, !step.want)
+		}
+		if step.takesTheCards {
+			for range 2 {
+				s.create("", 0, 16, "")
+				s.scheduleSingle(s.created[len(s.created)-1], s.nodes)
+			}
+		}
+	}
+	if s.failures["gave_way"] != 2 {
+		t.Errorf("%v", s.failures)
+	}
+}
+
+// TestPlaceIsCheckedAtPermit: what happens to a planned place before the bind call arrives.
+func TestPlaceIsCheckedAtPermit(t *testing.T) {
+	shrink := func(memory gpu.Memory, cards ...int) ledger.NodeSpec {
+		spec := ledger.NodeSpec{Unit: gpu.GiB}
+		for _, i := range cards {
+			spec.Cards = append(spec.Cards, gpu.Card{Index: i, Memory: memory})
+		}
+		return spec
+	}
+	for name, tc := range map[string]struct {
+		change func(s *simulation)
+		// lost is true if the round ends.
+		lost bool
+	}{
+		"nothing": {func(*simulation) {}, false},
+		"all cards of all nodes are gone": {func(s *simulation) {
+			for _, name := range s.nodes {
+				s.ledger.SetNode(name, shrink(16))
+			}
+		}, true},
+		"its card is gone, and the node has another one": {func(s *simulation) {
+			node, a, _ := s.ledger.Lookup(s.created[0].UID)
+			s.ledger.SetNode(node, shrink(16, 1-a.Placement[0].Card))
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSimulation(t, 1)
+			s.create("job", 1, 16, "t")
+			result := s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+			tc.change(s)
+			permit, reason := s.manager.RequestPermit(s.created[0].UID, result.Nodes[0], s.now)
+			if (reason != nil) != tc.lost {
+				t.Fatalf("rejected: %v", reason)
+			}
+			if tc.lost {
+				if *reason != gang.PlaceLost || s.manager.Phases()[gang.PhasePending] != 1 {
+					t.Errorf("%v, %v", reason, s.manager.Phases())
+				}
+				return
+			}
+			<-permit.Decided
+			if permit.Rejection() != nil || !permit.MarkWhole() || permit.Run() != string(s.created[0].UID) {
+				t.Errorf("rejection %v, completes %t, run %q", permit.Rejection(), permit.MarkWhole(), permit.Run())
+			}
+		})
+	}
+}

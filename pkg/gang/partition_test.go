@@ -1,0 +1,295 @@
+package gang
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+var begin = time.Unix(1_800_000_000, 0)
+
+type memberEdit func(*Member)
+
+// newMember returns a pending pod of a group of four, created after the given seconds.
+func newMember(name string, seconds int, edits ...memberEdit) Member {
+	m := Member{Pod: gpu.Pod{UID: gpu.PodUID(name), Name: name, Request: 8}, Size: 4, Template: "t", Controller: "job", Gang: Key{Name: "job"}}
+	m.Created = begin.Add(time.Duration(seconds) * time.Second)
+	for _, edit := range edits {
+		edit(&m)
+	}
+	return m
+}
+
+// inRun makes the pod bound after the given seconds; a negative number stands for an unknown time.
+func inRun(run string, seconds int) memberEdit {
+	return func(m *Member) {
+		m.Node, m.Run = "n", run
+		if seconds >= 0 {
+			m.BoundAt = begin.Add(time.Duration(seconds) * time.Second)
+		}
+	}
+}
+
+func marked(m *Member)    { m.MarkedWhole = true }
+func done(m *Member)      { m.Ended, m.Succeeded = true, true }
+func failed(m *Member)    { m.Ended = true }
+func leaving(m *Member)   { m.Leaving = true }
+func ofNextJob(m *Member) { m.Controller = "next" }
+func bare(m *Member)      { m.Controller = "" }
+func sized(n int) memberEdit {
+	return func(m *Member) { m.Size = n }
+}
+
+// runs describes all runs: phase, identity and members, in the order of the members' names.
+func (mgr *Manager) runs() (out []string) {
+	for _, g := range mgr.groups {
+		for _, r := range g.runs {
+			var names []string
+			for uid := range r.members {
+				names = append(names, string(uid))
+			}
+			slices.Sort(names)
+			out = append(out, fmt.Sprintf("%v %q: %s", r.phase, r.id, strings.Join(names, " ")))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// newManager returns a Manager on an empty ledger.
+func newManager(t *testing.T) *Manager {
+	l := ledger.New()
+	mgr := New(Options{
+		Ledger: l, Release: func(uid gpu.PodUID) { l.Release(uid) },
+		View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, Hold: 10 * time.Second, Patience: 30 * time.Second,
+		OnFailure: Evict, Observer: silent{},
+	})
+	mgr.FailOnIllegalMove(t)
+	return mgr
+}
+
+type silent struct{}
+
+func (silent) GangHeld(time.Duration) {}
+func (silent) GangBound()             {}
+func (silent) GangFailed(string)      {}
+func (silent) GangStarving()          {}
+func (silent) GangEvicted()           {}
+
+// TestPartition: a new leader divides the pods of a group into runs, by what the API server knows of them.
+func TestPartition(t *testing.T) {
+	for name, tc := range map[string]struct {
+		members []Member
+		want    []string
+	}{
+		"too few": {
+			[]Member{newMember("a", 0)},
+			[]string{`incomplete "": a`},
+		},
+		"enough": {
+			[]Member{newMember("a", 0), newMember("b", 0), newMember("c", 0), newMember("d", 0, bare)},
+			[]string{`pending "": a b c d`},
+		},
+		"all bound, without a mark: the last bind's answer was lost": {
+			[]Member{newMember("a", 0, inRun("x", 5)), newMember("b", 0, inRun("x", 5)), newMember("c", 0, inRun("x", 5)), newMember("d", 0, inRun("x", 5))},
+			[]string{`running "x": a b c d`},
+		},
+		"bound by an earlier version": {
+			[]Member{newMember("a", 0, inRun("", 5)), newMember("b", 0, inRun("", 5)), newMember("c", 0, inRun("", 5)), newMember("d", 0, inRun("", 5))},
+			[]string{`running "": a b c d`},
+		},
+		"two of four bound, when the old leader ended": {
+			[]Member{newMember("a", 0, inRun("x", 5)), newMember("b", 0, inRun("x", 5)), newMember("c", 0), newMember("d", 0)},
+			[]string{`broken "x": a b c d`},
+		},
+		"the time of the binds is unknown": {
+			[]Member{newMember("a", 0, inRun("x", -1)), newMember("c", 9), newMember("d", 9)},
+			[]string{`broken "x": a c d`},
+		},
+		"one replaces a member of a run that is marked": {
+			[]Member{newMember("a", 0, inRun("x", 5), marked), newMember("b", 0, inRun("x", 5)), newMember("e", 9)},
+			[]string{`running "x": a b e`},
+		},
+		"the one with the mark has ended": {
+			[]Member{newMember("a", 0, inRun("x", 5), marked, failed), newMember("b", 0, inRun("x", 5)), newMember("e", 0)},
+			[]string{`running "x": a b e`},
+		},
+		"without a mark, too few of those that existed at the last bind are left": {
+			[]Member{newMember("a", 0, inRun("x", 5)), newMember("b", 0, inRun("x", 5)), newMember("c", 0), newMember("d", 9)},
+			[]string{`running "x": a b c d`},
+		},
+		"created in the second of the last bind": {
+			[]Member{newMember("a", 0, inRun("x", 5)), newMember("b", 0, inRun("x", 5)), newMember("c", 5), newMember("d", 5)},
+			[]string{`broken "x": a b c d`},
+		},
+		"nothing is known to be missing": {
+			[]Member{newMember("a", 0, inRun("x", -1))},
+			[]string{`running "x": a`},
+		},
+		"two have succeeded, and a controller creates the next two": {
+			[]Member{newMember("a", 0, inRun("x", 5), done), newMember("b", 0, inRun("x", 5), done, marked), newMember("c", 9), newMember("d", 9)},
+			[]string{`running "x": a b c d`},
+		},
+		"the next job's pods exist before the last old one has ended": {
+			[]Member{
+				newMember("old", 0, inRun("x", 5), leaving), newMember("old2", 0, inRun("x", 5)), newMember("a", 9, ofNextJob), newMember("b", 9, ofNextJob),
+				newMember("c", 9, ofNextJob), newMember("d", 9, ofNextJob),
+			},
+			[]string{`pending "": a b c d`, `running "x": old old2`},
+		},
+		"of the next run, two are bound": {
+			[]Member{
+				newMember("old", 0, inRun("x", 5)), newMember("a", 9, ofNextJob, inRun("y", 12)), newMember("b", 9, ofNextJob, inRun("y", 12)),
+				newMember("c", 9, ofNextJob), newMember("d", 9, ofNextJob),
+			},
+			[]string{`broken "y": a b c d`, `running "x": old`},
+		},
+		"an old job's pods without a controller have ended": {
+			[]Member{newMember("old", 0, inRun("x", 5), done, bare), newMember("a", 9, bare), newMember("b", 9, bare)},
+			[]string{`incomplete "": a b`, `running "x": old`},
+		},
+		"members disagree on the size": {
+			[]Member{newMember("a", 0, inRun("x", 5), sized(2)), newMember("b", 0, inRun("x", 5)), newMember("c", 0)},
+			[]string{`broken "x": a b c`},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mgr := newManager(t)
+			for _, m := range tc.members {
+				mgr.SetMember(m, begin)
+			}
+			mgr.StartLeading(begin.Add(time.Minute))
+			if diff := cmp.Diff(tc.want, mgr.runs()); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestMembership: while a process leads, members join and leave runs one by one.
+func TestMembership(t *testing.T) {
+	whole := []Member{
+		newMember("a", 0, inRun("x", 5)), newMember("b", 0, inRun("x", 5)), newMember("c", 0, inRun("x", 5)), newMember("d", 0, inRun("x", 5), marked),
+	}
+	for name, tc := range map[string]struct {
+		set    []Member
+		remove []gpu.PodUID
+		want   []string
+	}{
+		"a failed member's replacement joins alone": {
+			[]Member{newMember("a", 0, inRun("x", 5), failed), newMember("e", 9)}, []gpu.PodUID{"a"},
+			[]string{`running "x": b c d e`},
+		},
+		"the pods of another controller start the next run": {
+			[]Member{newMember("e", 9, ofNextJob), newMember("f", 9, ofNextJob)}, nil,
+			[]string{`incomplete "": e f`, `running "x": a b c d`},
+		},
+		"the next run starts while the old one still ends": {
+			[]Member{
+				newMember("b", 0, inRun("x", 5), leaving), newMember("e", 9, ofNextJob), newMember("f", 9, ofNextJob), newMember("g", 9, ofNextJob),
+				newMember("h", 9, ofNextJob),
+			}, []gpu.PodUID{"a", "c"},
+			[]string{`pending "": e f g h`, `running "x": b d`},
+		},
+		"a replacement joins the next run if the old one ends before it is bound": {
+			[]Member{
+				newMember("e", 9), newMember("a", 0, inRun("x", 5), failed), newMember("b", 0, inRun("x", 5), failed), newMember("c", 0, inRun("x", 5), failed),
+				newMember("d", 0, inRun("x", 5), failed),
+			}, []gpu.PodUID{"b"},
+			[]string{`incomplete "": e`, `running "x": a c d`},
+		},
+		"an unknown bound pod is never taken for a part of a broken run": {
+			[]Member{newMember("e", 9, inRun("z", 9))}, nil,
+			[]string{`running "x": a b c d`, `running "z": e`},
+		},
+		"all are gone": {nil, []gpu.PodUID{"a", "b", "c", "d"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mgr := newManager(t)
+			for _, m := range whole {
+				mgr.SetMember(m, begin)
+			}
+			mgr.StartLeading(begin)
+			for _, m := range tc.set {
+				mgr.SetMember(m, begin)
+			}
+			for _, uid := range tc.remove {
+				mgr.RemoveMember(uid, begin)
+			}
+			if diff := cmp.Diff(tc.want, mgr.runs()); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestPartitionRandom: whatever a new leader finds, each member with cards is in one run, at most one run of a group isn't
+// running, bound members are in the run that they name, and nothing is left when all members are gone.
+func TestPartitionRandom(t *testing.T) {
+	for seed := range uint64(2000) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		mgr := newManager(t)
+		var members []Member
+		for i := range random.IntN(12) {
+			m := newMember(fmt.Sprintf("%02d", i), random.IntN(10))
+			m.Controller = []string{"", "job", "next"}[random.IntN(3)]
+			m.Cardless = random.IntN(10) == 0
+			if random.IntN(2) == 0 {
+				inRun([]string{"", "x", "y"}[random.IntN(3)], random.IntN(12)-1)(&m)
+			}
+			m.MarkedWhole = m.Node != "" && random.IntN(8) == 0
+			m.Succeeded = m.Node != "" && random.IntN(6) == 0
+			m.Ended, m.Leaving = m.Succeeded || random.IntN(8) == 0, random.IntN(8) == 0
+			if random.IntN(10) == 0 {
+				m.Size = 3
+			}
+			members = append(members, m)
+			mgr.SetMember(m, begin)
+		}
+		mgr.StartLeading(begin)
+		for _, m := range members {
+			known := mgr.members[m.UID]
+			switch r := known.run; {
+			case m.Cardless:
+			case r == nil || r.members[m.UID] != known:
+				t.Errorf("seed %d: %s is in no run", seed, m.Name)
+			case m.Node != "" && r.id != m.Run:
+				t.Errorf("seed %d: %s is in run %q, not in %q", seed, m.Name, r.id, m.Run)
+			}
+		}
+		notRunning := 0
+		for _, r := range mgr.groups[Key{Name: "job"}].allRuns() {
+			if r.phase != PhaseRunning {
+				notRunning++
+			}
+		}
+		if notRunning > 1 {
+			t.Errorf("seed %d: %d runs are not running: %v", seed, notRunning, mgr.runs())
+		}
+		for _, m := range members {
+			mgr.RemoveMember(m.UID, begin)
+		}
+		if len(mgr.groups) > 0 || len(mgr.waiting) > 0 {
+			t.Errorf("seed %d: left when all members were gone: %v", seed, mgr.runs())
+		}
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+func (g *group) allRuns() []*run {
+	if g == nil {
+		return nil
+	}
+	return g.runs
+}

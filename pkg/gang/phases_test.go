@@ -1,0 +1,301 @@
+package gang_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// phasesAfter holds the phase of a run of three members after an event, by its phase before.
+const phasesAfter = `
+event                                   incomplete  pending     planned     permitting  binding     running     broken      evicting
+a member is created                     pending     pending     planned     permitting  binding     running     broken      evicting
+an unbound member is deleted            incomplete  incomplete  incomplete  incomplete  binding     running     broken      evicting
+a bound member is deleted               -           -           -           -           -           running     incomplete  incomplete
+its last unbound member is deleted      incomplete  incomplete  incomplete  incomplete  binding     running     broken      evicting
+a member's size is edited               incomplete  incomplete  incomplete  incomplete  binding     running     broken      evicting
+the watch shows one more bound          broken      broken      broken      broken      binding     running     broken      evicting
+a live read shows one more bound        broken      broken      broken      broken      binding     running     broken      evicting
+the watch shows all bound               broken      running     running     running     running     running     running     running
+filter offers nodes                     incomplete  planned     planned     permitting  binding     running     planned     evicting
+a bind call arrives                     incomplete  pending     permitting  permitting  binding     running     broken      evicting
+all bind calls arrive                   incomplete  pending     binding     binding     binding     running     broken      evicting
+held bind calls are cancelled           incomplete  pending     planned     planned     binding     running     broken      evicting
+a granted bind succeeds                 -           -           -           -           binding     running     -           -
+a granted bind fails                    -           -           -           -           binding     running     -           -
+all granted binds fail                  -           -           -           -           pending     running     -           -
+a granted bind's answer is lost         -           -           -           -           binding     running     -           -
+the hold passes                         incomplete  pending     planned     planned     binding     running     broken      evicting
+patience passes, reads are answered     incomplete  pending     pending     pending     binding     running     evicting    evicting
+patience passes, no read is answered    incomplete  pending     pending     pending     binding     running     broken      evicting
+all nodes are gone                      incomplete  pending     pending     pending     binding     running     broken      evicting
+a pod of higher priority needs a card   incomplete  pending     pending     pending     binding     running     broken      evicting
+another leader takes over               incomplete  pending     pending     pending     pending     running     broken      broken
+`
+
+// phaseScene is a run of three members in one phase.
+type phaseScene struct {
+	*simulation
+	reads bool // answered
+}
+
+var phaseNames = []string{"incomplete", "pending", "planned", "permitting", "binding", "running", "broken", "evicting"}
+
+// newPhaseScene brings a run into a phase, the way that runs get there.
+func newPhaseScene(t *testing.T, phase string) *phaseScene {
+	s := &phaseScene{simulation: newSimulation(t, 1), reads: true}
+	s.createMany(2, "job", 3, 16, "t")
+	if phase == "incomplete" {
+		return s
+	}
+	s.create("job", 3, 16, "t")
+	steps := map[string]func(){
+		"pending":    func() {},
+		"planned":    func() { s.filter(0) },
+		"permitting": func() { s.filter(0); s.arrive(0) },
+		"binding":    func() { s.filter(0); s.arrive(0, 1, 2) },
+		"running":    func() { s.filter(0); s.arrive(0, 1, 2); s.bindGranted(); s.collectDecided(); s.bindGranted() },
+		"broken": func() {
+			s.filter(0)
+			s.arrive(0, 1, 2)
+			s.bind(s.granted[0], false)
+			s.bind(s.granted[1], true)
+			s.granted = nil
+		},
+		"evicting": func() {
+			s.filter(0)
+			s.arrive(0, 1, 2)
+			s.bind(s.granted[0], false)
+			s.bind(s.granted[1], true)
+			s.granted = nil
+			s.wait(testPatience + 10*time.Second)
+		},
+	}
+	steps[phase]()
+	s.collectDecided()
+	if got := s.phase(); got != phase {
+		t.Fatalf("the scene is %s, want %s", got, phase)
+	}
+	return s
+}
+
+// phase returns the phase of the run that goes first, "" if there is none.
+func (s *phaseScene) phase() string {
+	for phase, n := range s.manager.Phases() {
+		if n > 0 {
+			return phase.String()
+		}
+	}
+	return ""
+}
+
+func (s *phaseScene) filter(members ...int) {
+	for _, i := range members {
+		s.manager.Filter(s.created[i].UID, s.nodes, s.now)
+	}
+}
+
+// arrive makes the bind calls of members.
+func (s *phaseScene) arrive(members ...int) {
+	for _, i := range members {
+		if i >= len(s.created) || s.inBind(s.created[i]) || s.created[i].Node != "" {
+			continue
+		}
+		p := s.created[i]
+		node, _, _ := s.ledger.Lookup(p.UID)
+		if permit, reason := s.manager.RequestPermit(p.UID, node, s.now); reason == nil {
+			s.held = append(s.held, bindCall{p, node, p.Gang, permit})
+		}
+	}
+	s.collectDecided()
+}
+
+// wait lets time pass without a scheduler. Evictions are not performed.
+func (s *phaseScene) wait(d time.Duration) {
+	for end := s.now.Add(d); s.now.Before(end); {
+		s.now = s.now.Add(100 * time.Millisecond)
+		s.manager.Tick(s.now)
+		for _, read := range s.manager.TakeEffects().Verify {
+			if s.reads {
+				s.manager.Confirmed(s.pods[read.UID].Member, s.now)
+			}
+		}
+	}
+	s.collectDecided()
+}
+
+func (s *phaseScene) member(bound bool) *pod {
+	for _, p := range s.created {
+		if (p.Node != "") == bound {
+			return p
+		}
+	}
+	return nil
+}
+
+// bound returns a member as it is once it is bound.
+func (s *phaseScene) bound(p *pod) gang.Member {
+	m := p.Member
+	if m.Node == "" {
+		m.Node = "elsewhere"
+	}
+	return m
+}
+
+// phaseEvents are the events. They return false if they can't happen in the scene.
+var phaseEvents = []struct {
+	name  string
+	apply func(s *phaseScene) bool
+}{
+	{"a member is created", func(s *phaseScene) bool { s.create("job", 3, 16, "t"); return true }},
+	{"an unbound member is deleted", func(s *phaseScene) bool {
+		if p := s.member(false); p != nil {
+			s.delete(p)
+		}
+		return true
+	}},
+	{"a bound member is deleted", func(s *phaseScene) bool {
+		p := s.member(true)
+		if p != nil {
+			s.delete(p)
+		}
+		return p != nil
+	}},
+	{"its last unbound member is deleted", func(s *phaseScene) bool {
+		for p := s.member(false); p != nil && len(s.existing()) > 1; p = s.member(false) {
+			s.delete(p)
+			s.existing()
+		}
+		return true
+	}},
+	{"a member's size is edited", func(s *phaseScene) bool { s.created[0].Size = 4; s.report(s.created[0]); return true }},
+	{"the watch shows one more bound", func(s *phaseScene) bool {
+		if p := s.member(false); p != nil {
+			s.manager.SetMember(s.bound(p), s.now)
+		}
+		return true
+	}},
+	{"a live read shows one more bound", func(s *phaseScene) bool {
+		if p := s.member(false); p != nil {
+			s.manager.Confirmed(s.bound(p), s.now)
+		}
+		return true
+	}},
+	{"the watch shows all bound", func(s *phaseScene) bool {
+		for _, p := range s.created {
+			s.manager.SetMember(s.bound(p), s.now)
+		}
+		return true
+	}},
+	{"filter offers nodes", func(s *phaseScene) bool {
+		s.manager.Filter(s.created[len(s.created)-1].UID, s.nodes, s.now.Add(2*time.Second))
+		return true
+	}},
+	{"a bind call arrives", func(s *phaseScene) bool { s.arrive(1); return true }},
+	{"all bind calls arrive", func(s *phaseScene) bool { s.arrive(0, 1, 2); return true }},
+	{"held bind calls are cancelled", func(s *phaseScene) bool {
+		for _, bind := range s.held {
+			if !s.manager.CancelPermit(bind.pod.UID, bind.permit) {
+				s.Error("not cancelled")
+			}
+		}
+		return true
+	}},
+	{"a granted bind succeeds", bindDone(1, gang.BindSucceeded)},
+	{"a granted bind fails", bindDone(1, gang.BindFailed)},
+	{"all granted binds fail", bindDone(2, gang.BindFailed)},
+	{"a granted bind's answer is lost", bindDone(1, gang.BindUnconfirmed)},
+	{"the hold passes", func(s *phaseScene) bool { s.wait(testHold + time.Second); return true }},
+	{"patience passes, reads are answered", func(s *phaseScene) bool { s.wait(testPatience + 10*time.Second); return true }},
+	{"patience passes, no read is answered", func(s *phaseScene) bool {
+		s.reads = false
+		s.wait(10 * testPatience)
+		return true
+	}},
+	{"all nodes are gone", func(s *phaseScene) bool {
+		for _, name := range s.nodes {
+			s.ledger.DeleteNode(name)
+		}
+		s.manager.NodesChanged()
+		s.wait(100 * time.Millisecond)
+		return true
+	}},
+	{"a pod of higher priority needs a card", func(s *phaseScene) bool {
+		s.createMany(8-s.allocated(), "", 0, 16, "")
+		for range 20 {
+			s.scheduleOneSingle()
+		}
+		s.manager.Displace(gpu.Pod{UID: "important", Request: 16, Priority: 1}, s.nodes, s.now)
+		return true
+	}},
+	{"another leader takes over", func(s *phaseScene) bool {
+		s.manager.StopLeading(s.now)
+		s.manager.StartLeading(s.now)
+		return true
+	}},
+}
+
+func bindDone(n int, result gang.BindResult) func(s *phaseScene) bool {
+	return func(s *phaseScene) bool {
+		if len(s.granted) < n && s.phase() != "running" {
+			return false
+		}
+		for _, bind := range s.granted[:min(n, len(s.granted))] {
+			s.manager.BindDone(bind.key, bind.pod.UID, bind.node, result, false, s.now)
+		}
+		return true
+	}
+}
+
+// allocated counts the allocations.
+func (s *phaseScene) allocated() (n int) {
+	for _, node := range s.ledger.Nodes() {
+		n += len(node.Allocations)
+	}
+	return n
+}
+
+// scheduleOneSingle binds a pod without a group.
+func (s *phaseScene) scheduleOneSingle() {
+	for _, p := range s.existing() {
+		if p.Gang.Name == "" && p.Node == "" {
+			s.scheduleSingle(p, s.nodes)
+			return
+		}
+	}
+}
+
+// TestPhases applies every event in every phase. Each move must be in the transition table, too: see FailOnIllegalMove.
+func TestPhases(t *testing.T) {
+	var got strings.Builder
+	got.WriteString("\n" + line("event", phaseNames) + "\n")
+	for _, event := range phaseEvents {
+		var after []string
+		for _, phase := range phaseNames {
+			s := newPhaseScene(t, phase)
+			if !event.apply(s) {
+				after = append(after, "-")
+				continue
+			}
+			after = append(after, s.phase())
+		}
+		got.WriteString(line(event.name, after) + "\n")
+	}
+	if diff := cmp.Diff(phasesAfter, got.String()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func line(event string, phases []string) string {
+	text := fmt.Sprintf("%-40s", event)
+	for _, phase := range phases {
+		text += fmt.Sprintf("%-12s", phase)
+	}
+	return strings.TrimRight(text, " ")
+}

@@ -1,0 +1,328 @@
+package gang
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// run is one all-or-nothing start of a group. It exists while it has members, or binds in flight. The Manager's lock
+// guards it.
+type run struct {
+	key Key
+	// id is what the members' Bindings write to the annotation gpushare.aliyun.com/group-run; empty before the barrier
+	// opened, and for members that were bound without it.
+	id      string
+	members map[gpu.PodUID]*member
+	tally
+	phase Phase
+	// since is when the run began to be incomplete, to wait for its bind, to run, or to be evicted.
+	since time.Time
+	// created is when the oldest member was created, even if that is gone.
+	created time.Time
+	// rank is the run's place in the order, as of the latest reorder.
+	rank rank
+
+	plan *plan
+	// offers are the latest candidate nodes by Member.Template.
+	offers map[string]*offer
+	// needs are the members to place; nil if they must be computed again.
+	needs *needs
+	// wait is why the latest attempt to plan failed.
+	wait Reason
+	// noRoomAt is when planning last found no room, noRoomFreed the value of Manager.freed at that time.
+	noRoomAt    time.Time
+	noRoomFreed uint64
+	// triedFreed is the value of Manager.freed at the latest attempt to plan.
+	triedFreed uint64
+
+	// failures counts consecutive failed rounds, failedAt is when the latest one ended. The next one may not begin before
+	// notBefore.
+	failures            int
+	failedAt, notBefore time.Time
+
+	// parked is true if kube-scheduler may have parked members, which then need a requeue.
+	parked       bool
+	verification verification
+	// inherited is true if members were bound before this process became the leader: it doesn't know whether all were.
+	inherited bool
+	// reservedFor is the duration of the latest starvation reservation, notReservable when one was last impossible.
+	reservedFor   time.Duration
+	notReservable time.Time
+	// reportAt is when an Event reports that the run gets no more than the reported number of members.
+	reportAt time.Time
+	reported int
+	// lastEvent is the reason and text of the latest Event.
+	lastEvent string
+	removed   bool
+}
+
+// group holds the runs of one key: any number that are running, and at most one that isn't.
+type group struct {
+	key  Key
+	runs []*run
+	// cardless counts the members that ask for no cards. They belong to no run.
+	cardless int
+}
+
+// open returns the run that isn't running, or nil.
+func (g *group) open() *run {
+	for _, r := range g.runs {
+		if r.phase != PhaseRunning {
+			return r
+		}
+	}
+	return nil
+}
+
+// begin adds a run without members.
+func (mgr *Manager) begin(g *group, id string, now time.Time) *run {
+	r := &run{key: g.key, id: id, members: map[gpu.PodUID]*member{}, tally: newTally(), since: now, offers: map[string]*offer{}}
+	g.runs = append(g.runs, r)
+	return r
+}
+
+// home returns the run that a member belongs to:
+//   - a bound pod to the run that its annotation names;
+//   - an unbound pod of a controller of a running run to that run, which it joins alone;
+//   - any other unbound pod to the run that isn't running.
+func (mgr *Manager) home(g *group, m *member, now time.Time) *run {
+	for _, r := range g.runs {
+		switch {
+		case m.Node != "" && m.Run == r.id && (r.id != "" || r.phase == PhaseRunning),
+			m.Node == "" && r.phase == PhaseRunning && r.accepts(m.Controller):
+			return r
+		}
+	}
+	if m.Node != "" {
+		r := mgr.begin(g, m.Run, now)
+		mgr.move(r, ranBefore, PhaseRunning, now) // It wasn't bound by this process; the opposite error could evict it.
+		return r
+	}
+	if r := g.open(); r != nil {
+		return r
+	}
+	return mgr.begin(g, "", now)
+}
+
+// join adds a member to the run.
+func (mgr *Manager) join(r *run, m *member) {
+	m.run, m.counted = r, mgr.countAs(m)
+	r.members[m.UID], r.needs = m, nil
+	r.add(m, 1)
+	if !m.Ended && (r.created.IsZero() || m.Created.Before(r.created)) {
+		r.created = m.Created
+	}
+}
+
+// leave removes a member from its run.
+func (mgr *Manager) leave(m *member) {
+	m.run.add(m, -1)
+	delete(m.run.members, m.UID)
+	m.run.needs, m.run = nil, nil
+}
+
+func (mgr *Manager) countAs(m *member) category {
+	if m.gone {
+		return other
+	}
+	return m.category(mgr.ours)
+}
+
+// rest returns the phase of the run if it has no plan and isn't running.
+func (r *run) rest() Phase {
+	switch {
+	case r.counts[running] > 0:
+		return PhaseBroken
+	case r.enough():
+		return PhasePending
+	}
+	return PhaseIncomplete
+}
+
+// changed continues a run after a change of one of its members. m may have left.
+func (mgr *Manager) changed(r *run, m *member, now time.Time) {
+	r.needs = nil
+	switch {
+	case r.phase == PhaseRunning:
+		mgr.rehome(r, now)
+	case r.whole():
+		mgr.finish(r, now)
+	case r.phase == PhaseBinding:
+		mgr.bindSeen(r, m, now)
+	case r.plan != nil:
+		mgr.checkPlan(r, m, now)
+	default:
+		mgr.review(r, now)
+	}
+	mgr.reorder(r)
+	mgr.removeIfEmpty(r)
+}
+
+// review moves a run without a plan to the phase that its members determine.
+func (mgr *Manager) review(r *run, now time.Time) {
+	from, to := r.phase, r.rest()
+	switch {
+	case from == to, from == PhaseEvicting && to == PhaseBroken:
+	case to == PhaseBroken:
+		mgr.move(r, foundBound, to, now)
+	case from == PhaseBroken, from == PhaseEvicting:
+		r.inherited = false
+		mgr.move(r, noneBound, to, now)
+	case to == PhasePending:
+		mgr.move(r, enoughMembers, to, now)
+	default:
+		mgr.move(r, memberWent, to, now)
+	}
+	mgr.rested(r, now)
+}
+
+// rested continues a run without a plan.
+func (mgr *Manager) rested(r *run, now time.Time) {
+	switch r.phase {
+	case PhaseIncomplete:
+		mgr.startReport(r, now)
+	case PhasePending:
+		mgr.requeueUnknown(r, now)
+	case PhaseBroken:
+		mgr.startVerification(r, now)
+		mgr.requeueUnknown(r, now)
+	}
+}
+
+// finish moves a run to running: all members are bound.
+func (mgr *Manager) finish(r *run, now time.Time) {
+	if p := r.plan; p != nil {
+		mgr.endPlan(r)
+		for uid, pm := range p.all() {
+			if pm.permit != nil && p.isOpen() {
+				mgr.unhold(p, pm).grant(now, true)
+				continue
+			}
+			if pm.permit != nil {
+				mgr.unhold(p, pm).reject(Changed)
+			}
+			if pm.reserved {
+				mgr.Release(uid)
+			}
+		}
+	}
+	mgr.move(r, allBound, PhaseRunning, now)
+	mgr.forgive(r)
+	mgr.effects.WholePriorities = append(mgr.effects.WholePriorities, r.priority())
+	mgr.Observer.GangBound()
+	mgr.recordEvent(r, false, EventBound, "All members of the group are bound")
+	mgr.requeueParked(r)
+	mgr.rehome(r, now)
+}
+
+// rehome moves the unbound members of a running run that it doesn't accept any more to the next run.
+func (mgr *Manager) rehome(r *run, now time.Time) {
+	if r.unbound() == 0 || r.counts[running] > 0 && r.controllers[""] == nil {
+		return
+	}
+	g := mgr.groups[r.key]
+	for _, m := range r.sorted(func(m *member) bool { return m.awaitsBind() && !r.accepts(m.Controller) }) {
+		mgr.leave(m)
+		next := mgr.home(g, m, now)
+		next.parked = next.parked || r.parked
+		mgr.join(next, m)
+		mgr.changed(next, m, now)
+	}
+}
+
+// removeIfEmpty removes a run without members, unless its binds are in flight.
+func (mgr *Manager) removeIfEmpty(r *run) {
+	if len(r.members) > 0 || r.plan != nil || r.removed {
+		return
+	}
+	mgr.waiting.remove(r)
+	mgr.placed.remove(r)
+	r.removed = true
+	g := mgr.groups[r.key]
+	g.runs = slices.DeleteFunc(g.runs, func(o *run) bool { return o == r })
+	mgr.removeIfUnused(g)
+}
+
+func (mgr *Manager) removeIfUnused(g *group) {
+	if len(g.runs) == 0 && g.cardless == 0 {
+		delete(mgr.groups, g.key)
+	}
+}
+
+// sorted returns the members that pass, oldest first.
+func (r *run) sorted(pass func(*member) bool) []*member {
+	var out []*member
+	for _, m := range r.members {
+		if pass(m) {
+			out = append(out, m)
+		}
+	}
+	slices.SortFunc(out, func(a, b *member) int {
+		return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
+	})
+	return out
+}
+
+// recordEvent records an Event on the run's oldest member, unless it repeats the run's latest Event.
+func (mgr *Manager) recordEvent(r *run, warning bool, reason, text string) {
+	if r.lastEvent == reason+text {
+		return
+	}
+	all := r.sorted(func(m *member) bool { return !m.Ended })
+	if len(all) == 0 {
+		return
+	}
+	r.lastEvent = reason + text
+	mgr.effects.Events = append(mgr.effects.Events, Event{all[0].Pod, warning, reason, text})
+}
+
+// startReport makes reportIncomplete wait for further members.
+func (mgr *Manager) startReport(r *run, now time.Time) {
+	if r.existing() == r.reported {
+		return
+	}
+	if r.reportAt.IsZero() {
+		mgr.wake(r, now.Add(mgr.Patience))
+	}
+	r.reported, r.reportAt = r.existing(), now.Add(mgr.Patience)
+}
+
+// reportIncomplete records an Event on a run that gets no more members. Often they will never be created: a StatefulSet
+// by default creates its next pod when the previous one is ready, and a Job has no more pods at once than its
+// parallelism.
+func (mgr *Manager) reportIncomplete(r *run, now time.Time) {
+	switch {
+	case r.reportAt.IsZero():
+		return
+	case r.phase != PhaseIncomplete || r.size() == 0 || r.counts[pending] == 0:
+		r.reportAt, r.reported = time.Time{}, 0
+		return
+	case now.Before(r.reportAt):
+		mgr.wake(r, r.reportAt)
+		return
+	}
+	r.reportAt = time.Time{}
+	switch {
+	case mgr.tooFewAskForCards(r):
+		// Filter records this Event.
+	case r.counts[ineligible]+r.counts[foreign] > 0:
+		mgr.recordEvent(r, true, EventIncomplete, fmt.Sprintf("The group needs %d members and only %d can be placed: they wait for the others. "+
+			"Some of those exist, but have scheduling gates, can't be counted as members, or are assigned to a scheduler that doesn't call the extender",
+			r.size(), r.existing()))
+	default:
+		mgr.recordEvent(r, true, EventIncomplete, fmt.Sprintf("The group needs %d members and only %d exist: they wait for the others. "+
+			"All must be created at once: by a StatefulSet with podManagementPolicy Parallel, or by a Job whose parallelism is not smaller",
+			r.size(), r.existing()))
+	}
+}
+
+// tooFewAskForCards reports whether enough pods name the group, but too few of them ask for cards.
+func (mgr *Manager) tooFewAskForCards(r *run) bool {
+	asking := r.existing() + r.counts[ineligible] + r.counts[foreign]
+	return asking < r.size() && asking+mgr.groups[r.key].cardless >= r.size()
+}

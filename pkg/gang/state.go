@@ -1,0 +1,141 @@
+package gang
+
+import (
+	"slices"
+	"time"
+)
+
+// Phase is the phase of a run.
+type Phase uint8
+
+// The phases.
+const (
+	// PhaseIncomplete: too few members exist.
+	PhaseIncomplete Phase = iota
+	// PhasePending: enough members exist, and no memory is reserved for them.
+	PhasePending
+	// PhasePlanned: memory is reserved for all members, and no bind call is held.
+	PhasePlanned
+	// PhasePermitting: bind calls are held until all members have arrived.
+	PhasePermitting
+	// PhaseBinding: the barrier is open, and binds are in flight or unconfirmed.
+	PhaseBinding
+	// PhaseRunning: all members have been bound. Further members are placed like pods without a group.
+	PhaseRunning
+	// PhaseBroken: some members are bound, and others could not be.
+	PhaseBroken
+	// PhaseEvicting: the bound members are being evicted.
+	PhaseEvicting
+
+	phases
+)
+
+var phaseNames = [phases]string{"incomplete", "pending", "planned", "permitting", "binding", "running", "broken", "evicting"}
+
+// String returns the phase as metrics and docs name it.
+func (p Phase) String() string { return phaseNames[p] }
+
+// trigger is what makes a run leave a phase, in the words of the diagram in docs/gangs.md.
+type trigger string
+
+const (
+	enoughMembers  trigger = "enough members exist"
+	memberWent     trigger = "a member went"
+	placesReserved trigger = "memory for all is reserved"
+	firstHeld      trigger = "the first bind call is held"
+	noneHeld       trigger = "held too long, or cancelled"
+	roundEnded     trigger = "the plan is dropped"
+	allArrived     trigger = "all have arrived"
+	bindsEnded     trigger = "not all could be bound"
+	foundBound     trigger = "a member is found bound"
+	noneBound      trigger = "no bound member is left"
+	allBound       trigger = "all are bound"
+	ranBefore      trigger = "it ran before"
+	policyKeep     trigger = "still not bound, policy keep"
+	policyEvict    trigger = "still not bound, policy evict"
+)
+
+// transition is one permitted change of a run's phase.
+type transition struct {
+	From    Phase
+	Trigger trigger
+	To      Phase
+}
+
+// transitions are all permitted changes. A run begins as incomplete.
+var transitions = []transition{
+	{PhaseIncomplete, enoughMembers, PhasePending},
+	{PhaseIncomplete, foundBound, PhaseBroken},
+	{PhaseIncomplete, allBound, PhaseRunning},
+	{PhaseIncomplete, ranBefore, PhaseRunning},
+	{PhasePending, memberWent, PhaseIncomplete},
+	{PhasePending, placesReserved, PhasePlanned},
+	{PhasePending, foundBound, PhaseBroken},
+	{PhasePending, allBound, PhaseRunning},
+	{PhasePlanned, firstHeld, PhasePermitting},
+	{PhasePlanned, roundEnded, PhasePending},
+	{PhasePlanned, roundEnded, PhaseIncomplete},
+	{PhasePlanned, roundEnded, PhaseBroken},
+	{PhasePlanned, allBound, PhaseRunning},
+	{PhasePermitting, noneHeld, PhasePlanned},
+	{PhasePermitting, allArrived, PhaseBinding},
+	{PhasePermitting, roundEnded, PhasePending},
+	{PhasePermitting, roundEnded, PhaseIncomplete},
+	{PhasePermitting, roundEnded, PhaseBroken},
+	{PhasePermitting, allBound, PhaseRunning},
+	{PhaseBinding, allBound, PhaseRunning},
+	{PhaseBinding, bindsEnded, PhaseBroken},
+	{PhaseBinding, bindsEnded, PhasePending},
+	{PhaseBinding, bindsEnded, PhaseIncomplete},
+	{PhaseBroken, placesReserved, PhasePlanned},
+	{PhaseBroken, allBound, PhaseRunning},
+	{PhaseBroken, noneBound, PhasePending},
+	{PhaseBroken, noneBound, PhaseIncomplete},
+	{PhaseBroken, ranBefore, PhaseRunning},
+	{PhaseBroken, policyKeep, PhaseRunning},
+	{PhaseBroken, policyEvict, PhaseEvicting},
+	{PhaseEvicting, allBound, PhaseRunning},
+	{PhaseEvicting, noneBound, PhasePending},
+	{PhaseEvicting, noneBound, PhaseIncomplete},
+}
+
+// permitted reports whether the table contains the transition.
+func permitted(from Phase, why trigger, to Phase) bool {
+	return slices.Contains(transitions, transition{from, why, to})
+}
+
+// move changes the phase of a run. It is the only function that does. A transition that the table doesn't contain is a
+// defect of the caller, which tests detect.
+func (mgr *Manager) move(r *run, why trigger, to Phase, now time.Time) {
+	if !permitted(r.phase, why, to) {
+		mgr.illegalMove(r.phase, why, to)
+	}
+	if r.waits() != to.waits() || to == PhaseIncomplete {
+		r.since = now
+	}
+	r.phase = to
+	mgr.reorder(r)
+}
+
+// waits reports whether enough members exist in this phase and are not all bound.
+func (p Phase) waits() bool { return p != PhaseIncomplete && p != PhaseRunning && p != PhaseEvicting }
+
+func (r *run) waits() bool { return r.phase.waits() }
+
+// Phases counts the runs by phase, except for those whose members have all ended.
+func (mgr *Manager) Phases() map[Phase]int {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	out := map[Phase]int{}
+	for phase := range phases {
+		out[phase] = 0
+	}
+	for _, g := range mgr.groups {
+		for _, r := range g.runs {
+			if r.counts[other]+r.counts[succeeded] < len(r.members) || r.phase == PhaseBinding {
+				out[r.phase]++
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,80 @@
+package gang
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the state diagram to docs/gangs.md")
+
+const diagramFile = "../../docs/gangs.md"
+
+// diagram draws the transition table.
+func diagram() string {
+	var out strings.Builder
+	out.WriteString("stateDiagram-v2\n    [*] --> incomplete: the first member exists\n")
+	for from := range phases {
+		for to := range phases {
+			var why []string
+			for _, t := range transitions {
+				if t.From == from && t.To == to {
+					why = append(why, string(t.Trigger))
+				}
+			}
+			if len(why) > 0 {
+				fmt.Fprintf(&out, "    %v --> %v: %s\n", from, to, strings.Join(why, ", or "))
+			}
+		}
+	}
+	out.WriteString("    running --> [*]: no member is left\n")
+	return out.String()
+}
+
+// TestDiagram compares the diagram in the documentation with the transition table.
+func TestDiagram(t *testing.T) {
+	page, err := os.ReadFile(diagramFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, found := strings.Cut(string(page), "```mermaid\n")
+	drawn, after, closed := strings.Cut(rest, "```\n")
+	if !found || !closed {
+		t.Fatalf("%s has no mermaid block", diagramFile)
+	}
+	if drawn == diagram() {
+		return
+	}
+	if !*update {
+		t.Fatalf("the diagram in %s differs from the transition table: run go test ./pkg/gang -run TestDiagram -update", diagramFile)
+	}
+	if err := os.WriteFile(diagramFile, []byte(before+"```mermaid\n"+diagram()+"```\n"+after), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestTransitions checks that each phase can be reached and left, and that no transition is listed twice.
+func TestTransitions(t *testing.T) {
+	for i, a := range transitions {
+		if slices.Contains(transitions[:i], a) {
+			t.Errorf("%v is listed twice", a)
+		}
+		if a.From == a.To || a.From == PhaseRunning {
+			t.Errorf("%v is no transition: a run that is running stays so", a)
+		}
+	}
+	for phase := range phases {
+		if phase != PhaseRunning && !slices.ContainsFunc(transitions, func(t transition) bool { return t.From == phase }) {
+			t.Errorf("%v can't be left", phase)
+		}
+		if phase != PhaseIncomplete && !slices.ContainsFunc(transitions, func(t transition) bool { return t.To == phase }) {
+			t.Errorf("%v can't be reached", phase)
+		}
+	}
+	if permitted(PhasePending, allArrived, PhaseBinding) || !permitted(PhasePermitting, allArrived, PhaseBinding) {
+		t.Error("permitted doesn't follow the table")
+	}
+}

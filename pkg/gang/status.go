@@ -1,0 +1,79 @@
+package gang
+
+import (
+	"cmp"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// Status is what a member that isn't bound waits for.
+type Status struct {
+	Group  Key
+	Phase  Phase
+	Reason Reason
+	// Since is when the members began to be too few, or the group to wait for its bind, or to be evicted.
+	Since time.Time
+}
+
+// Waits returns what the pod waits for. It returns false for a pod that doesn't wait for its group: one that isn't a
+// member, is bound, or is placed like a single pod; and for all pods while this process doesn't lead.
+func (mgr *Manager) Waits(uid gpu.PodUID) (Status, bool) {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	m := mgr.members[uid]
+	if m == nil || m.run == nil || !m.awaitsBind() || m.run.phase == PhaseRunning {
+		return Status{}, false
+	}
+	return Status{Group: m.Gang, Phase: m.run.phase, Reason: m.run.reason(m), Since: m.run.since}, true
+}
+
+// reason returns why a member of a run that isn't running is pending.
+func (r *run) reason(m *member) Reason {
+	if m.Problem != "" {
+		return invalid(m.Problem)
+	}
+	switch r.phase {
+	case PhasePending:
+		return cmp.Or(r.wait, AwaitsOthers)
+	case PhasePlanned, PhasePermitting:
+		if r.plan.members[m.UID] == nil {
+			return Surplus
+		}
+		return r.arriving()
+	case PhaseBinding:
+		return Binding
+	case PhaseBroken:
+		return r.broken(r.wait)
+	case PhaseEvicting:
+		return Evicting
+	}
+	return r.incomplete()
+}
+
+// GangOf returns the group of the pod.
+func (mgr *Manager) GangOf(uid gpu.PodUID) (Key, bool) {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	m := mgr.members[uid]
+	if m == nil {
+		return Key{}, false
+	}
+	return m.Gang, true
+}
+
+// InPendingGang reports whether a pod that names a group must wait for it: it asks for cards and its run isn't running. It
+// returns true while the watch has not reported the pod, or this process doesn't lead.
+func (mgr *Manager) InPendingGang(uid gpu.PodUID) bool {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	m := mgr.members[uid]
+	return m == nil || !m.Cardless && (m.run == nil || m.run.phase != PhaseRunning)
+}
+
+// HeldBinds counts the held binds.
+func (mgr *Manager) HeldBinds() int {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	return mgr.heldBinds
+}

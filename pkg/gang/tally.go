@@ -1,0 +1,129 @@
+package gang
+
+import (
+	"maps"
+	"slices"
+)
+
+// tally counts the members of a run. Each change of a member costs the same, however many members there are.
+type tally struct {
+	counts [categories]int
+	// sizes counts the members that exist by the size that they name.
+	sizes map[int]int
+	// priorities counts pending and running members by priority.
+	priorities map[int32]int
+	// controllers holds the controllers of all members, also of former ones.
+	controllers map[string]*controllerTally
+	// finished counts the members that have succeeded, and whose controller also has a pending or running member.
+	finished int
+	// marked counts the members that mark the run as whole.
+	marked int
+	// schedulers counts foreign members by the name of their scheduler.
+	schedulers map[string]int
+}
+
+// controllerTally counts a controller's members in a run.
+type controllerTally struct{ active, running, succeeded int }
+
+func newTally() tally {
+	return tally{sizes: map[int]int{}, priorities: map[int32]int{}, controllers: map[string]*controllerTally{}, schedulers: map[string]int{}}
+}
+
+// add counts a member n times; n is 1, or -1 for a member that counted before.
+func (t *tally) add(m *member, n int) {
+	what := m.counted
+	t.counts[what] += n
+	if m.MarkedWhole {
+		t.marked += n
+	}
+	if what != other && what != succeeded && m.Size > 0 {
+		addTo(t.sizes, m.Size, n)
+	}
+	if what == foreign {
+		addTo(t.schedulers, m.Scheduler, n)
+	}
+	c := t.controllers[m.Controller]
+	if c == nil {
+		c = &controllerTally{}
+		t.controllers[m.Controller] = c
+	}
+	t.finished -= c.finished(m.Controller)
+	switch what {
+	case pending, running:
+		addTo(t.priorities, m.Priority, n)
+		c.active += n
+		if what == running {
+			c.running += n
+		}
+	case succeeded:
+		c.succeeded += n
+	}
+	t.finished += c.finished(m.Controller)
+}
+
+// finished counts the succeeded members that stand for members of the present run. Pods without a controller aren't
+// related to each other.
+func (c *controllerTally) finished(controller string) int {
+	if controller == "" || c.active == 0 {
+		return 0
+	}
+	return c.succeeded
+}
+
+func addTo[K comparable](counts map[K]int, key K, n int) {
+	if counts[key] += n; counts[key] == 0 {
+		delete(counts, key)
+	}
+}
+
+// size returns how many members must be bound together; 0 if no member says so, or if members disagree.
+func (t *tally) size() int {
+	if len(t.sizes) != 1 {
+		return 0
+	}
+	for size := range t.sizes {
+		return size
+	}
+	return 0
+}
+
+// existing counts the members that are pending or running, or have succeeded.
+func (t *tally) existing() int { return t.counts[pending] + t.counts[running] + t.finished }
+
+// unbound counts the members that could be bound.
+func (t *tally) unbound() int { return t.counts[pending] + t.counts[ineligible] + t.counts[foreign] }
+
+// need is how many pending members must be bound together.
+func (t *tally) need() int { return t.size() - t.counts[running] - t.finished }
+
+// enough reports whether the members that must be bound together exist.
+func (t *tally) enough() bool {
+	return t.size() > 0 && t.counts[pending] > 0 && t.existing() >= t.size()
+}
+
+// whole reports whether all members are bound, or have been.
+func (t *tally) whole() bool {
+	return t.marked > 0 || t.size() > 0 && t.need() <= 0
+}
+
+// priority returns the lowest priority of the members that count.
+func (t *tally) priority() int32 {
+	if len(t.priorities) == 0 {
+		return 0
+	}
+	return slices.Min(slices.Collect(maps.Keys(t.priorities)))
+}
+
+// accepts reports whether a pod of the controller joins the run after it became whole. A controller replaces its members
+// while the run is alive: another member runs, or a member of the controller has succeeded. Pods without a controller
+// replace each other only while one of them runs.
+func (t *tally) accepts(controller string) bool {
+	c := t.controllers[controller]
+	switch {
+	case c == nil:
+		return false
+	case controller == "":
+		return c.running > 0
+	}
+	return t.counts[running] > 0 || c.succeeded > 0
+}

@@ -1,0 +1,205 @@
+package inspect
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// groupRun is a run of a group as the API server shows it.
+type groupRun struct {
+	gang.RunStatus
+	// bound, pending and ineligible are the members that have a node, wait for one, or wait and don't count. Members that end
+	// or have ended are in none.
+	bound, pending, ineligible []gang.Member
+	succeeded                  int
+	// cardless is the number of pods that name the group and ask for no cards; of a group's runs, only the last one has it.
+	cardless int
+	// messages are kube-scheduler's messages about the pending members.
+	messages []string
+}
+
+// groupRuns returns the runs of all groups. Runs that have ended are left out, unless nothing else is left of the group.
+func groupRuns(pods []*corev1.Pod, now time.Time) []groupRun {
+	var members []gang.Member
+	byUID, messages := map[gpu.PodUID]gang.Member{}, map[gpu.PodUID]string{}
+	groups := map[gang.Key][]groupRun{}
+	cardless := map[gang.Key][]gang.Member{}
+	for _, pod := range pods {
+		m := clustercache.NewPodInfo(pod).Member
+		switch {
+		case m == nil:
+		case !m.Cardless:
+			members, byUID[m.UID], messages[m.UID] = append(members, *m), *m, schedulerMessage(pod)
+		case !m.Ended && !m.Leaving:
+			cardless[m.Gang] = append(cardless[m.Gang], *m)
+		}
+	}
+	for _, status := range gang.Snapshot(members, now) {
+		run := groupRun{RunStatus: status}
+		for _, uid := range status.Members {
+			run.add(byUID[uid], messages[uid])
+		}
+		groups[run.Group] = append(groups[run.Group], run)
+	}
+	for key, pods := range cardless {
+		if len(groups[key]) == 0 {
+			groups[key] = []groupRun{{RunStatus: gang.RunStatus{
+				Group: key, Size: pods[0].Size, Reason: gang.Reason{Text: fmt.Sprintf("0 of %d members exist", pods[0].Size)},
+			}}}
+		}
+		groups[key][len(groups[key])-1].cardless = len(pods)
+	}
+	var out []groupRun
+	for _, key := range slices.SortedFunc(maps.Keys(groups), gang.Key.Compare) {
+		live := slices.DeleteFunc(slices.Clone(groups[key]), func(r groupRun) bool { return r.over() })
+		if len(live) == 0 {
+			live = groups[key][:1]
+		}
+		out = append(out, live...)
+	}
+	return out
+}
+
+// schedulerMessage returns kube-scheduler's message about the pod; empty if there is none.
+func schedulerMessage(pod *corev1.Pod) string {
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodScheduled {
+			return condition.Message
+		}
+	}
+	return ""
+}
+
+func (r *groupRun) add(m gang.Member, message string) {
+	switch {
+	case m.Succeeded:
+		r.succeeded++
+	case m.Ended, m.Leaving:
+	case m.Node != "":
+		r.bound = append(r.bound, m)
+	case m.Problem != "", m.Gated:
+		r.ineligible = append(r.ineligible, m)
+	default:
+		r.pending, r.messages = append(r.pending, m), append(r.messages, message)
+	}
+}
+
+// over reports whether no member is left that runs or waits.
+func (r *groupRun) over() bool {
+	return len(r.bound)+len(r.pending)+len(r.ineligible)+r.cardless == 0
+}
+
+// state returns the run's state, and why members of it are pending.
+func (r *groupRun) state() (state, reason string) {
+	for _, m := range r.ineligible {
+		if m.Problem != "" {
+			return GroupInvalid, m.Problem
+		}
+	}
+	switch {
+	case r.over():
+		return GroupEnded, ""
+	case r.Size == 0:
+		return GroupInvalid, reasonText(gang.Disagree.Text)
+	case r.Phase == gang.PhaseRunning:
+		return GroupRunning, r.message()
+	case r.Phase == gang.PhaseBroken:
+		return GroupBroken, r.reason(r.reported())
+	case r.Phase == gang.PhaseIncomplete:
+		return GroupIncomplete, r.reason(r.reported())
+	}
+	return GroupPending, cmp.Or(r.reported(), r.message(), r.reason(""))
+}
+
+// reason returns why the run isn't running, in the words of the extender. reported is the reason that the extender gave
+// last; empty if it gave none. Numbers of members in it can be outdated, and are taken from the API server's objects.
+func (r *groupRun) reason(reported string) string {
+	text := reasonText(r.Reason.Text)
+	count, _, _ := strings.Cut(text, ",")
+	switch {
+	case r.Phase == gang.PhasePending:
+		return cmp.Or(reported, text)
+	case strings.HasPrefix(reported, count):
+		text = reported
+	case r.Phase == gang.PhaseBroken && reported != "" && !strings.HasPrefix(reported, "only "):
+		text += ", " + reported
+	}
+	if asking := len(r.bound) + len(r.pending) + len(r.ineligible) + r.succeeded; asking < r.Size && asking+r.cardless >= r.Size {
+		text += fmt.Sprintf(", and %d that ask for no cards don't count", r.cardless)
+	}
+	return text
+}
+
+// reported returns the reason that the extender gave for most of the pending members; empty if it gave none.
+func (r *groupRun) reported() (reason string) {
+	counts := map[string]int{}
+	for _, message := range r.messages {
+		text, ok := diagnosis.GroupReason(message)
+		if !ok || text == reasonText(gang.Surplus.Text) {
+			continue
+		}
+		if counts[text]++; counts[text] > counts[reason] || counts[text] == counts[reason] && text < reason {
+			reason = text
+		}
+	}
+	return reason
+}
+
+// message returns kube-scheduler's message about a pending member; empty if there is none.
+func (r *groupRun) message() string { return cmp.Or(r.messages...) }
+
+// reasonText returns the text of a reason without its prefix.
+func reasonText(text string) string { return strings.TrimPrefix(text, "gang: ") }
+
+// since returns since when the run waits: the creation time of the last member that it needs, or of its oldest member if
+// members are missing. It is zero if no member waits.
+func (r *groupRun) since() time.Time {
+	byAge := slices.SortedFunc(slices.Values(r.pending), func(a, b gang.Member) int { return a.Created.Compare(b.Created) })
+	need := r.Size - len(r.bound) - r.succeeded
+	switch {
+	case len(byAge) == 0:
+		return time.Time{}
+	case need >= 1 && need <= len(byAge):
+		return byAge[need-1].Created
+	}
+	return byAge[0].Created
+}
+
+// groupWaits returns what pods wait for that belong to a run that isn't running, by UID: the reason that the extender gave
+// for the pod, else for others of its run, else what the API server's objects show.
+func groupWaits(pods []*corev1.Pod, now time.Time) map[types.UID]*diagnosis.GroupWait {
+	waits := map[types.UID]*diagnosis.GroupWait{}
+	for _, run := range groupRuns(pods, now) {
+		if run.Phase == gang.PhaseRunning {
+			continue
+		}
+		wait := func(m gang.Member, reason string) {
+			waits[types.UID(m.UID)] = &diagnosis.GroupWait{
+				Group: run.Group.String(), Reason: reason, Since: run.since(), Untried: reason == reasonText(gang.AwaitsOthers.Text),
+			}
+		}
+		for _, m := range run.ineligible {
+			wait(m, cmp.Or(m.Problem, run.reason("")))
+		}
+		for i, m := range run.pending {
+			reported, ok := diagnosis.GroupReason(run.messages[i])
+			if !ok {
+				reported = run.reported()
+			}
+			wait(m, run.reason(reported))
+		}
+	}
+	return waits
+}

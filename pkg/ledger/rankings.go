@@ -1,0 +1,231 @@
+package ledger
+
+import (
+	"container/heap"
+	"slices"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// rankings rank nodes for many requests in one step, under the ledger's lock. Requests that are alike share a ranking,
+// and the requests can alternate between rankings: each change of a node is recorded, and a ranking applies the changes
+// before it is used.
+type rankings struct {
+	ledger *Ledger
+	// rate returns how good the node is for the request, and whether the request fits the node. It depends only on the node
+	// and on what is in the key.
+	rate func(*node, *Request) (rate float64, fits bool)
+	// put places the pod on the node, which changes the node's revision. It returns false, and changes nothing, if the
+	// pod doesn't fit for a reason that rate doesn't know.
+	put func(name string, n *node, pod gpu.Pod) bool
+
+	byKey map[rankingKey]*ranking
+	// changes are the nodes that changed, in order.
+	changes []*node
+	// positions holds the positions of the nodes in each list of names that a change made necessary.
+	positions map[listKey]map[*node]int
+}
+
+// rankingKey is equal for requests that share a ranking.
+type rankingKey struct {
+	list     listKey
+	request  gpu.Memory
+	priority int32
+	// starving is true for pods to which the starvation reservation belongs.
+	starving bool
+}
+
+// listKey identifies a slice of names by its memory, not by its content.
+type listKey struct {
+	first *string
+	len   int
+}
+
+func keyOf(names []string) listKey {
+	if len(names) == 0 {
+		return listKey{}
+	}
+	return listKey{&names[0], len(names)}
+}
+
+// ranking is a heap of the nodes for requests that are alike, the best first. It is built for the second request, because
+// many rankings are used once.
+type ranking struct {
+	*rankings
+	like        Request
+	used, built bool
+	// nodes is the heap. Entries of nodes that have changed since are obsolete.
+	nodes []ranked
+	// refused are the entries of nodes on which a pod could not be put although it fits their cards. They are tried
+	// again if no other node is left, since another pod can need less. Trying them first would cost each pod a look at
+	// each full node.
+	refused []ranked
+	// applied is the number of changes that are applied.
+	applied int
+}
+
+type ranked struct {
+	node *node
+	rate float64
+	// order is the node's position in the list. It breaks ties.
+	order int
+	// at is the node's revision.
+	at uint64
+}
+
+func (r ranked) obsolete() bool { return r.at != r.node.revision }
+
+// maxRankings bounds the memory for rankings. Only requests with lists of their own need as many, and they use each once.
+const maxRankings = 64
+
+// of returns the ranking for the request.
+func (r *rankings) of(request *Request) *ranking {
+	key := rankingKey{list: keyOf(request.Nodes), request: request.Pod.Request, priority: request.Pod.Priority}
+	if r.ledger.starvation != nil {
+		_, key.starving = r.ledger.starvation.pods[request.Pod.UID]
+	}
+	known := r.byKey[key]
+	if known == nil {
+		if r.byKey == nil || len(r.byKey) >= maxRankings {
+			r.byKey = map[rankingKey]*ranking{}
+		}
+		known = &ranking{rankings: r, like: *request}
+		r.byKey[key] = known
+	}
+	return known
+}
+
+// each calls visit with each node that the request fits.
+func (r *ranking) each(visit func(ranked)) {
+	r.ledger.each(r.like.Nodes, func(i int, n *node) {
+		if n == nil {
+			return
+		}
+		if rate, fits := r.rate(n, &r.like); fits {
+			visit(ranked{n, rate, i, n.revision})
+		}
+	})
+}
+
+// best returns the best node without the heap.
+func (r *ranking) best() (best ranked, ok bool) {
+	r.each(func(candidate ranked) {
+		if !ok || candidate.rate > best.rate {
+			best, ok = candidate, true
+		}
+	})
+	return best, ok
+}
+
+func (r *ranking) build() {
+	r.built, r.applied, r.nodes = true, len(r.changes), make([]ranked, 0, len(r.like.Nodes))
+	r.each(func(candidate ranked) { r.nodes = append(r.nodes, candidate) })
+	heap.Init(r)
+}
+
+// record records that the node's revision has changed.
+func (r *rankings) record(n *node) { r.changes = append(r.changes, n) }
+
+// place puts the pod on the best node that takes it.
+func (r *ranking) place(pod gpu.Pod) (string, bool) {
+	if !r.used {
+		r.used = true
+		best, ok := r.best()
+		if !ok {
+			return "", false
+		}
+		if r.put(r.name(best), best.node, pod) {
+			r.record(best.node)
+			return r.name(best), true
+		}
+	}
+	return r.placeByHeap(pod)
+}
+
+func (r *ranking) placeByHeap(pod gpu.Pod) (string, bool) {
+	if !r.built {
+		r.build()
+	}
+	r.apply()
+	for len(r.nodes) > 0 {
+		best := r.nodes[0]
+		switch {
+		case best.obsolete():
+			heap.Pop(r)
+		case r.put(r.name(best), best.node, pod):
+			r.record(best.node)
+			r.applied = len(r.changes)
+			if rate, fits := r.rate(best.node, &r.like); fits {
+				r.nodes[0].rate, r.nodes[0].at = rate, best.node.revision
+				heap.Fix(r, 0)
+			} else {
+				heap.Pop(r)
+			}
+			return r.name(best), true
+		default:
+			r.refused = append(r.refused, heap.Pop(r).(ranked))
+		}
+	}
+	r.refused = slices.DeleteFunc(r.refused, ranked.obsolete)
+	for _, candidate := range r.refused {
+		if r.put(r.name(candidate), candidate.node, pod) {
+			r.record(candidate.node) // The entry is obsolete now, and the next call of apply adds another one.
+			return r.name(candidate), true
+		}
+	}
+	return "", false
+}
+
+func (r *ranking) name(of ranked) string { return r.like.Nodes[of.order] }
+
+// apply adds an entry for each node that has changed since the last call. Former entries of these nodes are obsolete.
+func (r *ranking) apply() {
+	for ; r.applied < len(r.changes); r.applied++ {
+		n := r.changes[r.applied]
+		i, listed := r.position(n)
+		if !listed {
+			continue
+		}
+		if rate, fits := r.rate(n, &r.like); fits {
+			heap.Push(r, ranked{n, rate, i, n.revision})
+		}
+	}
+}
+
+// position returns the node's position in the ranking's list.
+func (r *ranking) position(n *node) (int, bool) {
+	list := keyOf(r.like.Nodes)
+	positions := r.positions[list]
+	if positions == nil {
+		positions = make(map[*node]int, len(r.like.Nodes))
+		r.ledger.each(r.like.Nodes, func(i int, n *node) { positions[n] = i })
+		if r.positions == nil {
+			r.positions = map[listKey]map[*node]int{}
+		}
+		r.positions[list] = positions
+	}
+	i, listed := positions[n]
+	return i, listed
+}
+
+// Len implements heap.Interface.
+func (r *ranking) Len() int { return len(r.nodes) }
+
+// Less implements heap.Interface.
+func (r *ranking) Less(i, j int) bool {
+	a, b := &r.nodes[i], &r.nodes[j]
+	return a.rate > b.rate || a.rate == b.rate && a.order < b.order
+}
+
+// Swap implements heap.Interface.
+func (r *ranking) Swap(i, j int) { r.nodes[i], r.nodes[j] = r.nodes[j], r.nodes[i] }
+
+// Push implements heap.Interface.
+func (r *ranking) Push(x any) { r.nodes = append(r.nodes, x.(ranked)) }
+
+// Pop implements heap.Interface.
+func (r *ranking) Pop() any {
+	last := r.nodes[len(r.nodes)-1]
+	r.nodes = r.nodes[:len(r.nodes)-1]
+	return last
+}

@@ -1,0 +1,172 @@
+package scheduling
+
+import (
+	"math"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+// capacity counts what nodes have free besides GPU memory, as kube-scheduler does, for plans of gangs. It is made for a
+// few decisions in a row and then thrown away: it reads a node when it is first asked about it, and doesn't notice
+// later changes. It implements ledger.Capacity, and is not safe for concurrent use.
+type capacity struct {
+	*freeResources
+	planned func(node string) []gpu.PodUID
+	empty   bool
+
+	// resources are those that the pods so far request. GPU memory is not among them, since the ledger counts it.
+	resources clustercache.Resources
+	nodes     map[string]*nodeCapacity
+	// latest is the latest pod, and needs what it uses.
+	latest *clustercache.PodInfo
+	needs  []int64
+}
+
+// nodeCapacity is the count of one node.
+type nodeCapacity struct {
+	*nodeResources
+	// pods are the pods that count beside those of nodeResources: planned, or taken.
+	pods []*clustercache.PodInfo
+	// returned are the pods that returned what they had.
+	returned []gpu.PodUID
+	// left is what all pods leave of the resources that were known when it was last computed.
+	left []int64
+}
+
+// capacity returns a capacity in which the pods on the nodes count, and the pending pods that planned, which can be
+// nil, returns for a node. If empty is true, only pods count that ask for no GPU memory, such as those of a DaemonSet:
+// they are not expected to leave.
+func (f *freeResources) capacity(planned func(node string) []gpu.PodUID, empty bool) ledger.Capacity {
+	if planned == nil || empty {
+		planned = func(string) []gpu.PodUID { return nil }
+	}
+	return &capacity{
+		freeResources: f, planned: planned, empty: empty,
+		resources: clustercache.Resources{corev1.ResourcePods}, nodes: map[string]*nodeCapacity{},
+	}
+}
+
+// Take implements ledger.Capacity. A pod that isn't pending any more takes nothing.
+func (c *capacity) Take(name string, uid gpu.PodUID) bool {
+	pod, pending := c.cache.PendingPod(uid)
+	if !pending {
+		return true
+	}
+	n := c.node(name)
+	if n == nil {
+		return false
+	}
+	if i := slices.Index(n.returned, uid); i >= 0 {
+		n.returned = slices.Delete(n.returned, i, i+1)
+	} else if !c.fits(n, pod) {
+		return false
+	}
+	n.pods = append(n.pods, pod)
+	c.count(n, pod, -1)
+	return true
+}
+
+// Return implements ledger.Capacity.
+func (c *capacity) Return(name string, uid gpu.PodUID) {
+	n := c.node(name)
+	if n == nil {
+		return
+	}
+	i := indexOf(n.pods, uid)
+	if i < 0 {
+		return
+	}
+	c.count(n, n.pods[i], 1)
+	n.pods = slices.Delete(n.pods, i, i+1)
+	n.returned = append(n.returned, uid)
+}
+
+// count adds what the pod uses to what is left on the node, times sign.
+func (c *capacity) count(n *nodeCapacity, pod *clustercache.PodInfo, sign int64) {
+	for i := range n.left {
+		n.left[i] += sign * c.resources.Use(i, pod)
+	}
+}
+
+// fits reports whether the node has enough of everything that the pod requests. What the pod doesn't request doesn't
+// matter, even if the pods use too much of it (k8s.io/kubernetes pkg/scheduler/framework/plugins/noderesources/fit.go,
+// fitsRequest).
+func (c *capacity) fits(n *nodeCapacity, pod *clustercache.PodInfo) bool {
+	c.learn(pod)
+	c.update(n)
+	for i, need := range c.needs {
+		left := n.left[i]
+		if !c.empty {
+			for _, other := range n.nominated {
+				if other.CountsFor(pod) && indexOf(n.pods, other.UID) < 0 {
+					left -= c.resources.Use(i, other)
+				}
+			}
+		}
+		if need > 0 && need > left {
+			return false
+		}
+	}
+	return true
+}
+
+// learn computes what the pod needs, and adds its resources to those that are counted.
+func (c *capacity) learn(pod *clustercache.PodInfo) {
+	if c.latest == pod {
+		return
+	}
+	for name := range pod.Requests {
+		if !slices.Contains(c.resources, name) {
+			c.resources = append(c.resources, name)
+		}
+	}
+	c.latest, c.needs = pod, c.resources.Uses(pod)
+}
+
+// update computes what is left on the node of the resources that were added since the last call.
+func (c *capacity) update(n *nodeCapacity) {
+	for i := len(n.left); i < len(c.resources); i++ {
+		free, listed := n.free[c.resources[i]]
+		switch {
+		case c.empty:
+			free = n.withoutGPU[c.resources[i]]
+		case !listed:
+			// kube-scheduler has offered the node, so it doesn't count this resource: another extender or a driver
+			// provides it.
+			free = math.MaxInt64 / 2
+		}
+		for _, pod := range n.pods {
+			free -= c.resources.Use(i, pod)
+		}
+		n.left = append(n.left, free)
+	}
+}
+
+// node returns the count of the node; nil if there is no such node.
+func (c *capacity) node(name string) *nodeCapacity {
+	n, known := c.nodes[name]
+	if known {
+		return n
+	}
+	if resources := c.of(name); resources != nil {
+		n = &nodeCapacity{nodeResources: resources}
+		for _, uid := range c.planned(name) {
+			// The list of pending pods is a moment behind the list of the node's pods.
+			if pod, pending := c.cache.PendingPod(uid); pending && indexOf(n.bound, uid) < 0 {
+				n.pods = append(n.pods, pod)
+			}
+		}
+	}
+	c.nodes[name] = n
+	return n
+}
+
+// indexOf returns the position of the pod, or -1.
+func indexOf(pods []*clustercache.PodInfo, uid gpu.PodUID) int {
+	return slices.IndexFunc(pods, func(pod *clustercache.PodInfo) bool { return pod.UID == uid })
+}

@@ -1,0 +1,255 @@
+package scheduling
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// capacityObjects is a capacityCache with the given objects. Pods without a node are pending.
+type capacityObjects struct {
+	nodes map[string]*corev1.Node
+	on    map[string][]*clustercache.PodInfo
+	pods  map[gpu.PodUID]*clustercache.PodInfo
+}
+
+func newCapacityObjects(nodes []*corev1.Node, pods ...*corev1.Pod) *capacityObjects {
+	o := &capacityObjects{map[string]*corev1.Node{}, map[string][]*clustercache.PodInfo{}, map[gpu.PodUID]*clustercache.PodInfo{}}
+	for _, node := range nodes {
+		o.nodes[node.Name] = node
+	}
+	for _, object := range pods {
+		pod := clustercache.NewPodInfo(object)
+		if pod.Node == "" {
+			o.pods[pod.UID] = pod
+		}
+		if name := pod.Node + pod.NominatedNode; name != "" {
+			o.on[name] = append(o.on[name], pod)
+		}
+	}
+	return o
+}
+
+func (o *capacityObjects) Node(name string) (*corev1.Node, bool) {
+	node, ok := o.nodes[name]
+	return node, ok
+}
+
+func (o *capacityObjects) PodsOn(name string) []*clustercache.PodInfo {
+	return slices.Clone(o.on[name])
+}
+
+func (o *capacityObjects) PendingPod(uid gpu.PodUID) (*clustercache.PodInfo, bool) {
+	pod, ok := o.pods[uid]
+	return pod, ok
+}
+
+// requesting adds an amount of a resource to the pod's requests.
+func requesting(name corev1.ResourceName, n int64) fake.PodEdit {
+	return func(pod *corev1.Pod) {
+		requests := &pod.Spec.Containers[0].Resources.Requests
+		if *requests == nil {
+			*requests = corev1.ResourceList{}
+		}
+		(*requests)[name] = fake.Amount(name, n)[name]
+	}
+}
+
+// TestCapacity asks how many pods of two CPUs fit a node of eight, one after the other.
+func TestCapacity(t *testing.T) {
+	type pods = []*corev1.Pod
+	const network = corev1.ResourceName("example.com/network")
+	memory, cpu := corev1.ResourceMemory, corev1.ResourceCPU
+	wanting := func(edits ...fake.PodEdit) []fake.PodEdit { return edits }
+	for name, test := range map[string]struct {
+		node    corev1.ResourceList
+		on      pods
+		planned []gpu.PodUID
+		empty   bool
+		// asking is what the pods ask for beside two CPUs.
+		asking []fake.PodEdit
+		want   int
+	}{
+		"an empty node":                                {want: 4},
+		"a pod on the node":                            {on: pods{fake.Pod("a", 0, fake.On("n1"), fake.CPU(3))}, want: 2},
+		"a pod on another node":                        {on: pods{fake.Pod("a", 0, fake.On("n2"), fake.CPU(3))}, want: 4},
+		"more used than there is":                      {on: pods{fake.Pod("a", 0, fake.On("n1"), fake.CPU(9))}},
+		"a planned pod":                                {on: pods{fake.Pod("a", 1, fake.CPU(3))}, planned: []gpu.PodUID{"uid-a"}, want: 2},
+		"a planned pod that has just been bound":       {on: pods{fake.Pod("a", 1, fake.CPU(3), fake.On("n1"))}, planned: []gpu.PodUID{"uid-a"}, want: 2},
+		"a planned pod that is gone":                   {planned: []gpu.PodUID{"uid-a"}, want: 4},
+		"a nominated pod of equal priority":            {on: pods{fake.Pod("a", 1, fake.CPU(3), fake.Nominated("n1"))}, want: 2},
+		"a nominated pod of lower priority":            {on: pods{fake.Pod("a", 1, fake.CPU(3), fake.Nominated("n1"), fake.Priority(-1))}, want: 4},
+		"a nominated pod that is planned":              {on: pods{fake.Pod("a", 1, fake.CPU(3), fake.Nominated("n1"))}, planned: []gpu.PodUID{"uid-a"}, want: 2},
+		"without the pods that use GPU memory":         {on: pods{fake.Pod("a", 1, fake.On("n1"), fake.CPU(3)), fake.Pod("b", 1, fake.Nominated("n1"), fake.CPU(3))}, empty: true, want: 4},
+		"the pods without GPU memory stay":             {on: pods{fake.Pod("a", 0, fake.On("n1"), fake.CPU(3))}, empty: true, want: 2},
+		"memory is short":                              {asking: wanting(requesting(memory, 60)), want: 1},
+		"storage is short":                             {asking: wanting(requesting(corev1.ResourceEphemeralStorage, 40)), want: 2},
+		"the number of pods is reached":                {on: pods{fake.Pod("a", 0, fake.On("n1"))}, node: fake.Amount(corev1.ResourcePods, 3), want: 2},
+		"what the pods don't ask for doesn't matter":   {on: pods{fake.Pod("a", 0, fake.On("n1"), requesting(memory, 200))}, want: 4},
+		"an extended resource is short":                {node: fake.Amount(network, 3), asking: wanting(requesting(network, 1)), want: 3},
+		"the node doesn't list a resource":             {asking: wanting(requesting(network, 1)), want: 4},
+		"it doesn't list it, and has not been offered": {asking: wanting(requesting(network, 1)), empty: true},
+		"GPU memory is counted elsewhere": {asking: wanting(func(pod *corev1.Pod) {
+			pod.Spec.Containers[0].Resources.Limits = fake.Amount(protocol.ResourceMemory, 1000)
+		}), want: 4},
+		"a huge request":        {asking: wanting(requesting(cpu, 1<<62))},
+		"beside a huge request": {on: pods{fake.Pod("a", 0, fake.On("n1"), requesting(cpu, 1<<62)), fake.Pod("b", 0, fake.On("n1"), requesting(cpu, 1<<62))}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := fake.Node("n1", 16)
+			node.Status.Allocatable[memory] = fake.Amount(memory, 100)[memory]
+			node.Status.Allocatable[corev1.ResourceEphemeralStorage] = fake.Amount(memory, 100)[memory]
+			maps.Copy(node.Status.Allocatable, test.node)
+			all := test.on
+			for i := range 5 {
+				all = append(all, fake.Pod(fmt.Sprint("w", i), 1, append([]fake.PodEdit{fake.CPU(2)}, test.asking...)...))
+			}
+			c := newFreeResources(newCapacityObjects([]*corev1.Node{node}, all...)).capacity(func(string) []gpu.PodUID { return test.planned }, test.empty)
+			got := 0
+			for got < 5 && c.Take("n1", gpu.PodUID(fmt.Sprint("uid-w", got))) {
+				got++
+			}
+			if got != test.want {
+				t.Errorf("%d pods fit, want %d", got, test.want)
+			}
+		})
+	}
+}
+
+// What a pod returns is free for others, unless the node has too little anyway, and a pod can always take it again.
+func TestCapacityReturn(t *testing.T) {
+	for name, test := range map[string]struct {
+		used int64
+		want bool
+	}{"room for another": {1, true}, "more used than there is": {5, false}} {
+		c := newFreeResources(newCapacityObjects([]*corev1.Node{fake.Node("n1", 16)},
+			fake.Pod("running", 0, fake.On("n1"), fake.CPU(test.used)), fake.Pod("planned", 1, fake.CPU(4)), fake.Pod("w", 1, fake.CPU(4)),
+		)).capacity(func(string) []gpu.PodUID { return []gpu.PodUID{"uid-planned"} }, false)
+		for _, step := range []struct {
+			what string
+			do   func() bool
+			want bool
+		}{
+			{"while the other is planned", func() bool { return c.Take("n1", "uid-w") }, false},
+			{"after it has returned", func() bool { c.Return("n1", "uid-planned"); return c.Take("n1", "uid-w") }, test.want},
+			{"the other again", func() bool { c.Return("n1", "uid-w"); return c.Take("n1", "uid-planned") }, true},
+			{"and then", func() bool { c.Return("n1", "unknown"); return c.Take("n1", "uid-other") && c.Take("n2", "uid-w") }, false},
+		} {
+			if got := step.do(); got != step.want {
+				t.Errorf("%s, %s: %t", name, step.what, got)
+			}
+		}
+	}
+}
+
+// Two groups of eight pods fit two nodes by GPU memory. By CPU seven fit each node, or eight.
+func TestCapacityOfGroups(t *testing.T) {
+	for cpus, want := range map[int64][]bool{7: {false, false}, 8: {true, true}} {
+		var nodes []*corev1.Node
+		for _, name := range []string{"n1", "n2"} {
+			node := fake.Node(name, 16, 16, 16, 16)
+			node.Status.Allocatable[corev1.ResourceCPU] = fake.Amount(corev1.ResourceCPU, cpus)[corev1.ResourceCPU]
+			nodes = append(nodes, node)
+		}
+		var pods []*corev1.Pod
+		requests := make([][]ledger.Request, 2)
+		for i := range 16 {
+			pod := fake.Pod(fmt.Sprint("w", i), 8, fake.CPU(1))
+			pods = append(pods, pod)
+			requests[i/8] = append(requests[i/8], ledger.Request{Pod: protocol.Pod(pod), Nodes: []string{nodes[i/8].Name}})
+		}
+		l, c := fake.Ledger(nodes...), newFreeResources(newCapacityObjects(nodes, pods...)).capacity(nil, false)
+		var got []bool
+		for i := range requests {
+			places, _ := l.ReserveAll(requests[i], nil, ledger.View{Card: placement.Binpack, Node: placement.Binpack}, c, begin)
+			got = append(got, places != nil)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%d CPUs: planned (-want +got):\n%s", cpus, diff)
+		}
+	}
+}
+
+// What is kept of a node follows the watch.
+func TestCapacityFollowsTheWatch(t *testing.T) {
+	asking := fake.Pod("asking", 16, fake.CPU(5))
+	running := fake.Pod("running", 0, fake.On("n1"), fake.CPU(5))
+	g := startGroups(t, GangOptions{}, asking)
+	fits := func(want bool) {
+		t.Helper()
+		g.await(fmt.Sprintf("the pod to fit: %t", want), func() bool { return g.free.capacity(nil, false).Take("n1", "uid-asking") == want })
+	}
+	fits(true)
+	g.publishObject(running)
+	fits(false)
+	g.publishObject(fake.Edited(running, fake.Phase(corev1.PodSucceeded)))
+	fits(true)
+	g.publishObject(fake.Edited(asking, fake.Nominated("n2"))) // It doesn't count for itself.
+	fits(true)
+	nominee := fake.Pod("nominee", 0, fake.Nominated("n1"), fake.CPU(5), fake.Priority(1))
+	g.publishObject(nominee)
+	fits(false)
+	g.publishGone(nominee)
+	fits(true)
+	smaller := fake.Node("n1", 16, 16)
+	smaller.Status.Allocatable[corev1.ResourceCPU] = fake.Amount("x", 4)["x"]
+	if _, err := g.client.CoreV1().Nodes().Update(t.Context(), smaller, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	fits(false)
+	if err := g.client.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	g.await("the node to be forgotten", func() bool {
+		g.free.mu.Lock()
+		defer g.free.mu.Unlock()
+		return len(g.free.nodes) == 0
+	})
+}
+
+// BenchmarkCapacity asks about 5,000 nodes with 40 pods each, on which nothing has changed since they were asked about, or
+// everything has.
+func BenchmarkCapacity(b *testing.B) {
+	var nodes []*corev1.Node
+	pods := []*corev1.Pod{fake.Pod("w", 1, fake.CPU(8))}
+	for i := range 5000 {
+		node := fake.Node(fmt.Sprint("n", i), 16)
+		nodes = append(nodes, node)
+		for j := range 40 {
+			pods = append(pods, fake.Pod(fmt.Sprint("p", i, "-", j), 1, fake.CPU(1), fake.On(node.Name)))
+		}
+	}
+	cache := newCapacityObjects(nodes, pods...)
+	run := func(free *freeResources) {
+		c := free.capacity(nil, false)
+		for _, node := range nodes {
+			if c.Take(node.Name, "uid-w") {
+				b.Fatal("it fits")
+			}
+		}
+	}
+	b.Run("no change", func(b *testing.B) {
+		free := newFreeResources(cache)
+		run(free)
+		for b.Loop() {
+			run(free)
+		}
+	})
+	b.Run("all changed", func(b *testing.B) {
+		for b.Loop() {
+			run(newFreeResources(cache))
+		}
+	})
+}

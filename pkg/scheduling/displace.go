@@ -1,0 +1,70 @@
+package scheduling
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// displacerLife is how long a place is kept for a pod that displaced groups: longer than kube-scheduler's longest back-off by
+// default (podMaxBackoffSeconds). Without that, the groups could take the place again before the pod's bind: kube-scheduler
+// makes the filter call for its next pod, often one of their members, before it binds this one.
+const displacerLife = 12 * time.Second
+
+// displace makes groups of lower priority give up places that they have reserved and not bound, if the pod then fits one of the
+// nodes. The pod gets an assumed allocation there for a while. displace reports whether it did so.
+func (s *Scheduler) displace(pod gpu.Pod, nodes []string, now time.Time) bool {
+	if s.groups == nil || len(nodes) == 0 || !s.groups.manager.Displace(pod, nodes, now) {
+		return false
+	}
+	defer s.groups.act()
+	best := placement.Best{K: 1}
+	s.rank(pod, nodes, now, best.Add)
+	for _, node := range names(nodes, best.Candidates()) {
+		if _, err := s.ledger.Reserve(node, pod, s.CardPolicy, now); err == nil {
+			s.groups.displacers.add(displacer{pod.UID, now.Add(displacerLife)})
+			klog.Background().Info("Memory that was reserved for groups is given to a pod of higher priority",
+				"pod", klog.KRef(pod.Namespace, pod.Name), "priority", pod.Priority, "node", node)
+			return true
+		}
+	}
+	return false // Another pod was faster.
+}
+
+// displacers are the pods that displaced groups. Each has an assumed allocation, which ends if no bind takes it over in time. mu
+// guards pods.
+type displacers struct {
+	mu   sync.Mutex
+	pods []displacer
+}
+
+type displacer struct {
+	uid   gpu.PodUID
+	until time.Time
+}
+
+// add replaces an earlier entry of the pod.
+func (d *displacers) add(pod displacer) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.pods = append(slices.DeleteFunc(d.pods, func(p displacer) bool { return p.uid == pod.uid }), pod)
+}
+
+// due removes and returns the pods whose time is over; all pods if this process doesn't lead any more.
+func (d *displacers) due(now time.Time, leads bool) (due []gpu.PodUID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.pods = slices.DeleteFunc(d.pods, func(p displacer) bool {
+		over := !leads || !now.Before(p.until)
+		if over {
+			due = append(due, p.uid)
+		}
+		return over
+	})
+	return due
+}

@@ -1,0 +1,798 @@
+package scheduling
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"slices"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// apiServer holds the true state of the cluster, and a log of changes that watchers read.
+type apiServer struct {
+	w    *world
+	pods map[string]*apiPod
+	// order has the pods in the order of their creation.
+	order   []*apiPod
+	nodes   []*apiNode
+	log     []change
+	base    int // The number of changes that were dropped from log.
+	version int
+	serial  int
+	watches []*watcher
+	runs    map[runKey]*run
+}
+
+// apiPod is a pod. Its object is never changed in place.
+type apiPod struct {
+	podSpec
+	object *corev1.Pod
+	info   *clustercache.PodInfo
+	exists bool
+	// job is the pod's job; nil for a single pod.
+	job *job
+	// member is the pod's index in the job. replaced is true once the controller has created another pod in its place.
+	member, generation int
+	replaced           bool
+	// late is true if the answer to a Binding of the pod was lost.
+	late    bool
+	created time.Duration
+	// run is the run in which the pod was bound; nil if it isn't bound, or names no group.
+	run *run
+}
+
+func (p *apiPod) name() string    { return p.object.Name }
+func (p *apiPod) uid() gpu.PodUID { return p.info.UID }
+func (p *apiPod) bound() bool     { return p.exists && p.info.Node != "" }
+
+// live reports whether the pod is bound and has not ended. It uses its card until its containers end.
+func (p *apiPod) live() bool { return p.bound() && !p.info.Ended }
+
+// podSpec is what doesn't change of a pod.
+type podSpec struct {
+	memory   int64
+	cpu      int64
+	priority int32
+	// zone is the only zone in which the pod may run; empty for any.
+	zone      string
+	group     string
+	size      int
+	scheduler string
+	gated     bool
+	// port keeps two pods with the same port off one node. The extender doesn't count ports.
+	port int
+	// refused is until when the API server refuses to bind the pod.
+	refused time.Duration
+	// lasts is how long the pod runs; 0 for ever. grace is how long it takes to end after its deletion.
+	lasts, grace time.Duration
+}
+
+type apiNode struct {
+	name   string
+	cards  []int64
+	sick   []bool
+	cpu    int64
+	zone   string
+	closed bool
+	exists bool
+	object *corev1.Node
+	// largest is the size that each card has or had within the last minutes: an extender learns late that a card shrank.
+	largest []int64
+	used    []int64
+	version int
+}
+
+// change is a change of a pod or a node.
+type change struct {
+	at     time.Duration
+	pod    *apiPod
+	info   *clustercache.PodInfo
+	object *corev1.Pod
+	node   *apiNode
+	spec   *corev1.Node // nil if the node was deleted.
+	gone   bool
+	// touched is true if only an annotation changed that the extender doesn't read.
+	touched bool
+}
+
+// watcher delivers the log to a client, late.
+type watcher struct {
+	w       *world
+	owner   *replica
+	next    int
+	deliver func(change)
+	// lag is the longest normal delay.
+	lag time.Duration
+	// stalled is until when nothing is delivered.
+	stalled   time.Duration
+	scheduled bool
+	closed    bool
+}
+
+func newAPIServer(w *world) *apiServer {
+	return &apiServer{w: w, pods: map[string]*apiPod{}, runs: map[runKey]*run{}}
+}
+
+// watch returns a watcher of the changes from now on.
+func (a *apiServer) watch(owner *replica, lag time.Duration, deliver func(change)) *watcher {
+	w := &watcher{w: a.w, owner: owner, next: a.base + len(a.log), deliver: deliver, lag: lag}
+	a.watches = append(a.watches, w)
+	return w
+}
+
+func (a *apiServer) publish(c change) {
+	c.at = a.w.now
+	a.log = append(a.log, c)
+	for _, watch := range a.watches {
+		watch.schedule()
+	}
+}
+
+// schedule lets the next change be delivered.
+func (t *watcher) schedule() {
+	if t.scheduled || t.closed || t.next >= t.w.api.base+len(t.w.api.log) {
+		return
+	}
+	t.scheduled = true
+	at := max(t.w.now+t.w.between(0, t.lag), t.stalled)
+	if t.owner != nil {
+		at = max(at, t.owner.frozenUntil, t.owner.apart)
+	}
+	t.w.after(at-t.w.now, t.run)
+}
+
+// run delivers the changes that have come so far.
+func (t *watcher) run() {
+	t.scheduled = false
+	if t.closed {
+		return
+	}
+	if t.stalled > t.w.now || t.owner != nil && max(t.owner.frozenUntil, t.owner.apart) > t.w.now {
+		t.schedule()
+		return
+	}
+	a := t.w.api
+	for end := a.base + len(a.log); t.next < end && t.w.violation == ""; {
+		c := a.log[t.next-a.base]
+		t.next++
+		t.w.steps++ // Each delivered change is a step.
+		t.deliver(c)
+	}
+	if len(a.log) > 4096 {
+		a.trim()
+	}
+}
+
+// trim drops the changes that every watcher has.
+func (a *apiServer) trim() {
+	a.watches = slices.DeleteFunc(a.watches, func(t *watcher) bool { return t.closed })
+	least := a.base + len(a.log)
+	for _, t := range a.watches {
+		least = min(least, t.next)
+	}
+	a.log = slices.Clone(a.log[least-a.base:])
+	a.base = least
+}
+
+func quantity(n int64) resource.Quantity { return *resource.NewQuantity(n, resource.DecimalSI) }
+
+// create creates a pod.
+func (a *apiServer) create(name string, spec podSpec, controller string, j *job, member int) *apiPod {
+	a.serial++
+	object := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: name, UID: types.UID(fmt.Sprintf("u%06d", a.serial)), Annotations: map[string]string{},
+			CreationTimestamp: metav1.NewTime(virtualClock{a.w}.Now().Truncate(time.Second)),
+		},
+		Spec: corev1.PodSpec{
+			SchedulerName: spec.scheduler, Priority: &spec.priority,
+			Containers: []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{}}}},
+		},
+		Status: corev1.PodStatus{Phase: corev1.PodPending},
+	}
+	limits := object.Spec.Containers[0].Resources.Limits
+	if spec.memory > 0 {
+		limits[protocol.ResourceMemory] = quantity(spec.memory)
+	}
+	if spec.cpu > 0 {
+		limits[corev1.ResourceCPU] = quantity(spec.cpu)
+		object.Spec.Containers[0].Resources.Requests = fake.Amount(corev1.ResourceCPU, spec.cpu)
+	}
+	if spec.zone != "" {
+		object.Spec.NodeSelector = map[string]string{"zone": spec.zone}
+	}
+	if spec.group != "" {
+		object.Annotations[protocol.AnnotationGroupName] = spec.group
+		object.Annotations[protocol.AnnotationGroupSize] = strconv.Itoa(spec.size)
+	}
+	if controller != "" {
+		yes := true
+		object.OwnerReferences = []metav1.OwnerReference{{Kind: "Job", Name: controller, UID: types.UID(controller), Controller: &yes}}
+	}
+	if spec.gated {
+		object.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "test/gate"}}
+	}
+	p := &apiPod{podSpec: spec, object: object, exists: true, job: j, member: member, created: a.w.now}
+	if a.pods[name] != nil {
+		panic("two pods have the name " + name)
+	}
+	a.pods[name] = p
+	a.order = append(a.order, p)
+	a.set(p)
+	a.w.trace("api: created %s %s (memory %d, cpu %d, priority %d, group %s/%d)", name, p.uid(), spec.memory, spec.cpu, spec.priority, spec.group, spec.size)
+	return p
+}
+
+// edit changes a pod.
+func (a *apiServer) edit(p *apiPod, how func(*corev1.Pod)) {
+	object := *p.object
+	object.Annotations = maps.Clone(object.Annotations)
+	object.Status.Conditions = slices.Clone(object.Status.Conditions)
+	how(&object)
+	p.object = &object
+	a.set(p)
+}
+
+func (a *apiServer) set(p *apiPod) {
+	a.version++
+	p.object.ResourceVersion = strconv.Itoa(a.version)
+	p.info = clustercache.NewPodInfo(p.object)
+	a.publish(change{pod: p, info: p.info, object: p.object})
+}
+
+// remove removes the pod's object.
+func (a *apiServer) remove(p *apiPod) {
+	if !p.exists {
+		return
+	}
+	if p.live() {
+		a.release(p)
+	}
+	p.exists = false
+	delete(a.pods, p.name())
+	a.w.trace("api: %s %s is gone", p.name(), p.uid())
+	a.version++
+	a.publish(change{pod: p, info: p.info, object: p.object, gone: true})
+	a.left(p)
+	if n := len(a.order); n > 64 && n > 2*len(a.pods) {
+		a.order = slices.DeleteFunc(a.order, func(p *apiPod) bool { return !p.exists })
+	}
+	if p.job != nil {
+		p.job.lost(p)
+	}
+}
+
+// delete deletes a pod: at once if it isn't bound, after its grace period otherwise.
+func (a *apiServer) delete(p *apiPod) {
+	switch {
+	case !p.exists || p.info.Leaving:
+	case !p.live():
+		a.remove(p)
+	default:
+		a.edit(p, func(object *corev1.Pod) {
+			at := metav1.NewTime(virtualClock{a.w}.Now().Add(p.grace))
+			object.DeletionTimestamp = &at
+		})
+		a.w.trace("api: %s is terminating", p.name())
+		a.w.after(a.w.between(0, p.grace), func() { a.remove(p) })
+		if p.job != nil {
+			p.job.terminating(p)
+		}
+	}
+}
+
+// end lets a pod succeed or fail.
+func (a *apiServer) end(p *apiPod, phase corev1.PodPhase) {
+	if !p.live() {
+		return
+	}
+	a.release(p)
+	a.edit(p, func(object *corev1.Pod) { object.Status.Phase = phase })
+	a.w.trace("api: %s has ended: %s", p.name(), phase)
+	if p.run != nil {
+		p.run.ended(p, phase == corev1.PodSucceeded)
+	}
+	if p.job != nil && phase == corev1.PodFailed {
+		p.job.lost(p)
+	}
+	a.w.after(a.w.between(time.Second, time.Minute), func() { a.remove(p) })
+}
+
+// deletePodsOn deletes the pods of a node that is gone, as the pod garbage collector does.
+func (a *apiServer) deletePodsOn(node string) {
+	for _, p := range slices.Clone(a.order) {
+		if p.live() && p.info.Node == node {
+			a.remove(p)
+		}
+	}
+}
+
+// release returns the memory that the pod used.
+func (a *apiServer) release(p *apiPod) {
+	if node := a.node(p.info.Node); node != nil {
+		for _, share := range p.info.Placement {
+			node.used[share.Card] -= int64(share.Memory)
+		}
+	}
+}
+
+func (a *apiServer) node(name string) *apiNode {
+	for _, node := range a.nodes {
+		if node.name == name {
+			return node
+		}
+	}
+	return nil
+}
+
+// setNode publishes a node after a change of its fields.
+func (a *apiServer) setNode(n *apiNode) {
+	inventory, sum, healthy := protocol.Inventory{Unit: gpu.MiB}, int64(0), int64(0)
+	for i, memory := range n.cards {
+		card := gpu.Card{Index: i, Memory: gpu.Memory(memory), NUMANode: gpu.NoNUMANode}
+		if n.sick[i] {
+			card.Unhealthy = "Xid 79"
+		} else {
+			healthy += memory
+		}
+		inventory.Cards = append(inventory.Cards, card)
+		sum += memory
+		n.largest[i] = max(n.largest[i], memory)
+	}
+	annotation, err := inventory.Annotation()
+	if err != nil {
+		panic(err)
+	}
+	n.version++
+	n.object = &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: n.name, Labels: map[string]string{"zone": n.zone}, Annotations: map[string]string{protocol.AnnotationInventory: annotation},
+	}}
+	n.object.Spec.Unschedulable = n.closed
+	n.object.Status.Capacity = corev1.ResourceList{
+		protocol.ResourceMemory: quantity(sum), protocol.ResourceCount: quantity(int64(len(n.cards))),
+		corev1.ResourceCPU: quantity(n.cpu), corev1.ResourcePods: quantity(110),
+	}
+	n.object.Status.Allocatable = maps.Clone(n.object.Status.Capacity)
+	n.object.Status.Allocatable[protocol.ResourceMemory] = quantity(healthy)
+	n.exists = true
+	a.w.trace("api: node %s has cards %v sick %v, cpu %d, closed %v", n.name, n.cards, n.sick, n.cpu, n.closed)
+	a.publish(change{node: n, spec: n.object})
+	version := n.version
+	a.w.after(5*time.Minute, func() { // By then each extender knows it.
+		if n.version == version {
+			copy(n.largest, n.cards)
+		}
+	})
+}
+
+func (a *apiServer) addNode(name, zone string, cpu int64, cards ...int64) *apiNode {
+	n := &apiNode{
+		name: name, zone: zone, cpu: cpu, cards: cards, sick: make([]bool, len(cards)), largest: make([]int64, len(cards)), used: make([]int64, len(cards)),
+	}
+	a.nodes = append(a.nodes, n)
+	a.setNode(n)
+	return n
+}
+
+// removeNode deletes the Node object. Its pods stay until they are deleted.
+func (a *apiServer) removeNode(n *apiNode) {
+	if n.exists {
+		n.exists = false
+		a.w.trace("api: node %s is gone", n.name)
+		a.publish(change{node: n})
+	}
+}
+
+// touchNode sets an annotation of a node, which requeues pods.
+func (a *apiServer) touchNode(name, key, value string) error {
+	n := a.node(name)
+	if n == nil || !n.exists {
+		return apierrors.NewNotFound(corev1.Resource("nodes"), name)
+	}
+	object := *n.object
+	object.Annotations = maps.Clone(object.Annotations)
+	object.Annotations[key] = value
+	n.object = &object
+	a.publish(change{node: n, spec: n.object, touched: true})
+	return nil
+}
+
+// bind is the API server's part of a Binding.
+func (a *apiServer) bind(b *corev1.Binding, by string) error {
+	p := a.pods[b.Name]
+	conflict := func(why string) error { return apierrors.NewConflict(fake.PodResource, b.Name, errors.New(why)) }
+	switch {
+	case p == nil:
+		return apierrors.NewNotFound(fake.PodResource, b.Name)
+	case b.UID != "" && p.object.UID != b.UID:
+		return conflict("another UID")
+	case p.info.Node != "":
+		return conflict("bound to " + p.info.Node)
+	case p.info.Leaving:
+		return conflict("terminating")
+	}
+	a.edit(p, func(object *corev1.Pod) {
+		object.Spec.NodeName = b.Target.Name
+		maps.Copy(object.Annotations, b.Annotations)
+		object.Status.Conditions = []corev1.PodCondition{{
+			Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(virtualClock{a.w}.Now().Truncate(time.Second)),
+		}}
+		object.Status.NominatedNodeName = ""
+	})
+	a.w.trace("api: %s bound to %s %v run %q whole %q by %s", p.name(), b.Target.Name, p.info.Placement,
+		p.object.Annotations[protocol.AnnotationGroupRun], p.object.Annotations[protocol.AnnotationGroupWhole], by)
+	if n := a.node(b.Target.Name); n != nil {
+		for _, share := range p.info.Placement {
+			n.used[share.Card] += int64(share.Memory)
+			if size := n.largest[share.Card]; n.used[share.Card] > size {
+				a.w.fail("card %d of %s has %d of %d bound: the last is %s", share.Card, n.name, n.used[share.Card], size, p.name())
+			}
+		}
+	}
+	a.w.stats.binds++
+	if p.group == "" {
+		a.w.stats.singles++
+	} else if p.memory > 0 {
+		a.joined(p)
+		a.w.moment()
+	}
+	a.w.after(a.w.between(time.Second, 3*time.Second), func() { a.started(p) })
+	return nil
+}
+
+// started lets a pod run and, after its time, succeed.
+func (a *apiServer) started(p *apiPod) {
+	if !p.live() || p.info.Leaving {
+		return
+	}
+	a.edit(p, func(object *corev1.Pod) { object.Status.Phase = corev1.PodRunning })
+	if p.lasts > 0 {
+		a.w.after(p.lasts, func() {
+			if !a.w.calm { // Later, nothing ends by itself.
+				a.end(p, corev1.PodSucceeded)
+			}
+		})
+	}
+}
+
+// setRejected sets the pod's PodScheduled condition, as kube-scheduler does after a failed attempt.
+func (a *apiServer) setRejected(p *apiPod, message, nominated string) {
+	if !p.exists || p.info.Node != "" {
+		return
+	}
+	if c := p.object.Status.Conditions; len(c) == 1 && c[0].Message == message && p.object.Status.NominatedNodeName == nominated {
+		return
+	}
+	a.edit(p, func(object *corev1.Pod) {
+		object.Status.Conditions = []corev1.PodCondition{{
+			Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: message,
+		}}
+		object.Status.NominatedNodeName = nominated
+	})
+}
+
+// evict is the API server's part of an eviction.
+func (a *apiServer) evict(pod gpu.Pod, by string) error {
+	p := a.pods[pod.Name]
+	switch {
+	case p == nil:
+		return apierrors.NewNotFound(fake.PodResource, pod.Name)
+	case p.uid() != pod.UID:
+		return apierrors.NewConflict(fake.PodResource, pod.Name, errors.New("another UID"))
+	}
+	a.w.stats.evictions++
+	a.w.trace("api: %s evicts %s", by, p.name())
+	if p.run != nil && p.run.whole {
+		a.w.fail("%s evicts %s, whose run %v is whole: %d of %d bound", by, p.name(), p.run.key, p.run.running(), p.run.size)
+	}
+	a.delete(p)
+	return nil
+}
+
+// faults are the disturbances of the API server's answers.
+type faults struct {
+	// rejected, busy, lost and unreachable are the probabilities of these outcomes of a Binding. A lost answer's write was made,
+	// will be made later, or is never made.
+	rejected, busy, lost, unreachable float64
+	slow                              float64
+	// moment is the probability of a disturbance while members of a group are bound or held.
+	moment float64
+}
+
+// fate is the outcome of a Binding.
+type fate int
+
+const (
+	made fate = iota
+	// notSent: there is no connection. refused and busy: the API server says no.
+	notSent
+	refused
+	busy
+	// The answer is lost. The write is made at once, later, or never.
+	lostMade
+	lostLate
+	lostNever
+)
+
+// fateOf returns the outcome of a Binding that the replica sends now.
+func (w *world) fateOf(r *replica, pod string) fate {
+	if w.fate != nil && r.apart <= w.now {
+		return w.fate(pod)
+	}
+	lost := lostMade + fate(w.random.IntN(3))
+	if r.apart > w.now {
+		if w.fate != nil || w.chance(0.5) {
+			return notSent
+		}
+		return lost
+	}
+	if p := w.api.pods[pod]; p != nil && p.refused > w.now && !w.calm {
+		return refused
+	}
+	random := w.random.Float64()
+	for _, o := range []struct {
+		outcome fate
+		share   float64
+	}{{lost, w.faults.lost}, {notSent, w.faults.unreachable}, {refused, w.faults.rejected}, {busy, w.faults.busy}} {
+		if random -= o.share; random < 0 {
+			return o.outcome
+		}
+	}
+	return made
+}
+
+// client is what an extender sees of the API server. It implements API.
+type client struct {
+	r *replica
+}
+
+var (
+	errDial = &net.OpError{Op: "dial", Err: errors.New("connection refused")}
+	errEOF  = fmt.Errorf("reading the answer: %w", io.ErrUnexpectedEOF)
+)
+
+// reach lets the time of one call pass, and reports whether the API server is reachable.
+func (c client) reach() error {
+	w := c.r.w
+	if c.r.dead {
+		return errDial
+	}
+	if c.r.apart > w.now {
+		w.sleep(w.between(time.Millisecond, 2*time.Second))
+		if w.chance(0.5) {
+			return errDial
+		}
+		return errEOF
+	}
+	d := w.between(time.Millisecond, 8*time.Millisecond)
+	if w.chance(w.faults.slow) {
+		d = w.between(100*time.Millisecond, 2*time.Second)
+	}
+	w.sleep(d)
+	if c.r.dead || c.r.apart > w.now {
+		return errEOF
+	}
+	return nil
+}
+
+// Bind implements API. The write is made while the call waits, or later if the answer is lost.
+func (c client) Bind(_ context.Context, b *corev1.Binding) error {
+	w := c.r.w
+	if c.r.dead {
+		return errDial
+	}
+	begun, commit := w.now, func() error { return w.api.bind(b, c.r.name) }
+	switch outcome := w.fateOf(c.r, b.Name); outcome {
+	case notSent:
+		w.sleep(w.between(time.Millisecond, time.Second))
+		w.trace("api: the Binding of %s isn't sent", b.Name)
+		return errDial
+	case lostMade, lostLate, lostNever:
+		w.stats.lost++
+		if p := w.api.pods[b.Name]; p != nil {
+			p.late = true
+		}
+		w.moment()
+		when := w.between(time.Millisecond, 20*time.Millisecond)
+		if outcome == lostLate { // The API server has not abandoned it yet.
+			when = w.between(time.Millisecond, 2*simBindTimeout)
+		}
+		if outcome != lostNever {
+			w.after(when, func() {
+				if err := commit(); err != nil {
+					w.trace("api: the late Binding of %s is refused: %v", b.Name, err)
+				}
+			})
+		}
+		w.trace("api: the answer to the Binding of %s is lost: %d, after %v", b.Name, outcome, when)
+		w.sleep(w.between(5*time.Millisecond, simBindTimeout))
+		return errEOF
+	case refused:
+		w.sleep(5 * time.Millisecond)
+		w.stats.rejected++
+		w.trace("api: the Binding of %s is refused", b.Name)
+		return apierrors.NewForbidden(fake.PodResource, b.Name, errors.New("a webhook"))
+	case busy:
+		w.sleep(5 * time.Millisecond)
+		return apierrors.NewTooManyRequests("busy", 1)
+	}
+	latency := w.between(time.Millisecond, 15*time.Millisecond)
+	if w.chance(w.faults.slow) {
+		latency = w.between(100*time.Millisecond, 2500*time.Millisecond)
+	}
+	var err error
+	w.after(latency/2, func() { err = commit() })
+	w.sleep(latency)
+	if c.r.dead || w.now-begun > simBindTimeout || c.r.apart > w.now {
+		return errEOF
+	}
+	return err
+}
+
+// Pod implements API.
+func (c client) Pod(_ context.Context, _, name string) (*corev1.Pod, error) {
+	if err := c.reach(); err != nil {
+		return nil, err
+	}
+	p := c.r.w.api.pods[name]
+	if p == nil {
+		return nil, apierrors.NewNotFound(fake.PodResource, name)
+	}
+	return p.object, nil
+}
+
+// PodsOn implements API.
+func (c client) PodsOn(_ context.Context, node string) ([]corev1.Pod, error) {
+	if err := c.reach(); err != nil {
+		return nil, err
+	}
+	var out []corev1.Pod
+	for _, p := range c.r.w.api.order {
+		if p.bound() && p.info.Node == node {
+			out = append(out, *p.object)
+		}
+	}
+	return out, nil
+}
+
+// Evict implements API.
+func (c client) Evict(_ context.Context, pod gpu.Pod, dryRun bool) error {
+	if err := c.reach(); err != nil {
+		return err
+	}
+	if dryRun {
+		return nil
+	}
+	return c.r.w.api.evict(pod, c.r.name)
+}
+
+// AnnotateNode implements API.
+func (c client) AnnotateNode(_ context.Context, node, key, value string) error {
+	if err := c.reach(); err != nil {
+		return err
+	}
+	return c.r.w.api.touchNode(node, key, value)
+}
+
+// runKey identifies a run at the API server.
+type runKey struct {
+	group gang.Key
+	run   string
+}
+
+// run is the truth about one run of a group.
+type run struct {
+	key  runKey
+	size int
+	// members are the pods that were bound in it and still exist; succeeded counts those that have succeeded.
+	members   []*apiPod
+	succeeded int
+	// whole is true once all of its members were bound at the same time.
+	whole bool
+	// since is when the run changed last.
+	since time.Duration
+	// ambiguous is true if it lost a member before it was whole: after a change of leaders, it can't be told from a run that
+	// was whole.
+	ambiguous bool
+	wholeAt   time.Duration
+	// resized is true if the group's number was changed.
+	resized bool
+	// controllers are those of the pods that were bound in it.
+	controllers map[string]bool
+}
+
+func (r *run) running() (n int) {
+	for _, p := range r.members {
+		if p.live() {
+			n++
+		}
+	}
+	return n
+}
+
+// joined adds a bound pod to its run.
+func (a *apiServer) joined(p *apiPod) {
+	key := runKey{p.info.Member.Gang, p.object.Annotations[protocol.AnnotationGroupRun]}
+	if key.run == "" && p.info.Member.Controller != "" {
+		key.run = fmt.Sprint("generation ", p.generation)
+	}
+	r := a.runs[key]
+	if r == nil {
+		r = &run{key: key, controllers: map[string]bool{}}
+		a.runs[key] = r
+	}
+	if controller := p.info.Member.Controller; r.whole && !r.controllers[controller] && !p.late && p.created > max(r.wholeAt, a.w.blind)+time.Second {
+		a.w.fail("%s of controller %q joins run %v, which was whole before and has none of its pods", p.name(), controller, key)
+	}
+	r.controllers[p.info.Member.Controller] = true
+	r.members, r.size, r.since = append(r.members, p), p.size, a.w.now
+	p.run = r
+	n := 0
+	for _, p := range r.members {
+		if p.live() && !p.info.Leaving {
+			n++
+		}
+	}
+	succeeded := 0 // Members that have succeeded count even if the others are bound in a later round.
+	for _, o := range a.order {
+		if o.exists && o.group == p.group && o.generation == p.generation && o.object.Status.Phase == corev1.PodSucceeded {
+			succeeded++
+		}
+	}
+	marked := p.object.Annotations[protocol.AnnotationGroupWhole] == "true"
+	if !r.whole && n+max(succeeded, r.succeeded) >= r.size {
+		r.whole, r.wholeAt = true, a.w.now
+		a.w.stats.whole++
+		a.w.trace("api: run %v is whole", key)
+	} else if marked && !r.whole && !r.ambiguous {
+		// A member may have been deleted, or have ended, between the write of the others and this one.
+		if len(r.members)+max(succeeded, r.succeeded) >= r.size {
+			r.whole, r.wholeAt = true, a.w.now
+		}
+	}
+}
+
+func (r *run) ended(p *apiPod, succeeded bool) {
+	if succeeded {
+		r.succeeded++
+	}
+	if !r.whole {
+		r.ambiguous = true
+	}
+}
+
+// left removes a pod from its run.
+func (a *apiServer) left(p *apiPod) {
+	if p.group != "" && p.run == nil { // A pending member is gone: others may be counted as lost.
+		for _, r := range a.runs {
+			if r.key.group.Name == p.group && !r.whole {
+				r.ambiguous = true
+			}
+		}
+	}
+	r := p.run
+	if r == nil {
+		return
+	}
+	r.members = slices.DeleteFunc(r.members, func(o *apiPod) bool { return o == p })
+	r.since = a.w.now
+	if !r.whole {
+		r.ambiguous = true
+	}
+}

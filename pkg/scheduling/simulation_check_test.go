@@ -1,0 +1,356 @@
+package scheduling
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// reservation is the memory that a member keeps without being bound, as a leader's ledger shows it.
+type reservation struct {
+	since, seen time.Duration
+}
+
+const (
+	// offeredWithin is the longest time since the last filter call for each template of a group that has reservations.
+	offeredWithin = 10 * time.Minute
+	// reservedFor is the longest time for which a member may keep memory without being bound.
+	reservedFor = 10 * time.Minute
+)
+
+// reservedTime are the sums over time of the memory reserved for groups that can't run, and of all memory.
+type reservedTime struct{ impossible, all float64 }
+
+// checkLedger checks the reservations of the leader.
+func (w *world) checkLedger(r *replica) {
+	if !r.leads || r.dead {
+		return
+	}
+	for _, n := range w.api.nodes {
+		for _, memory := range n.cards {
+			w.reserved.all += float64(memory)
+		}
+	}
+	for _, node := range r.scheduler.ledger.Nodes() {
+		for _, a := range node.Allocations {
+			if a.State != ledger.Assumed {
+				continue
+			}
+			w.checkReservation(r, a)
+		}
+	}
+	for uid, old := range r.reserved {
+		if old.seen != w.now {
+			delete(r.reserved, uid)
+		}
+	}
+}
+
+func (w *world) checkReservation(r *replica, a ledger.Allocation) {
+	known := r.reserved[a.UID]
+	if known == nil {
+		known = &reservation{since: w.now}
+		r.reserved[a.UID] = known
+	}
+	known.seen = w.now
+	if age := w.now - known.since; age > reservedFor && r.apart < w.now-reservedFor {
+		w.fail("%s keeps memory for %s since %v", r.name, a.Name, age)
+	}
+	p := w.scheduler.pods[a.UID]
+	if p == nil || p.group == "" {
+		return
+	}
+	if p.job != nil && p.job.impossible {
+		w.reserved.impossible += float64(a.Request)
+	}
+	if p.info.Node != "" || p.run != nil {
+		return
+	}
+	at, offered := w.scheduler.offered[offer{p.group, p.info.Member.Template}]
+	if !offered || w.now-at > offeredWithin {
+		w.fail("%s keeps memory for %s, which was offered no nodes since %v", r.name, a.Name, w.now-at)
+	}
+}
+
+// checkBudget checks that groups that can't run kept little memory reserved. Each leader begins with some credit.
+func (w *world) checkBudget() {
+	perSecond := 0.0
+	for _, n := range w.api.nodes {
+		for _, memory := range n.cards {
+			perSecond += float64(max(memory, 16))
+		}
+	}
+	if allowed := 0.05*w.reserved.all + 60*perSecond*float64(1+w.stats.leaders+w.stats.restarts); w.reserved.impossible > allowed {
+		w.fail("groups that can't run kept %.0f%% of the memory reserved", 100*w.reserved.impossible/w.reserved.all)
+	}
+}
+
+// checkPromise checks the card of a pod whose bind is about to begin.
+func (w *world) checkPromise(r *replica, request BindRequest) {
+	name, a, ok := r.scheduler.ledger.Lookup(gpu.PodUID(request.UID))
+	if !ok || len(a.Placement) == 0 {
+		return
+	}
+	node, _ := r.scheduler.ledger.Node(name)
+	for i, card := range node.Cards {
+		if card.Index == a.Placement[0].Card && node.Used[i] > card.Memory {
+			w.fail("%s promises %d of %d on card %d of %s: the last is %s", r.name, node.Used[i], card.Memory, card.Index, name, request.Name)
+		}
+	}
+}
+
+// simCapacity counts the CPU of nodes, and the sum of their GPU memory as kube-scheduler does. It implements ledger.Capacity.
+type simCapacity struct {
+	cpu, memory map[string]int64
+	pods        map[gpu.PodUID]*apiPod
+}
+
+func (c simCapacity) Take(node string, uid gpu.PodUID) bool {
+	p := c.pods[uid]
+	if c.cpu[node] < p.cpu || c.memory[node] < p.memory {
+		return false
+	}
+	c.count(node, p)
+	return true
+}
+
+func (c simCapacity) count(node string, p *apiPod) {
+	c.cpu[node] -= p.cpu
+	c.memory[node] -= p.memory
+}
+
+func (c simCapacity) Return(node string, uid gpu.PodUID) {
+	c.cpu[node] += c.pods[uid].cpu
+	c.memory[node] += c.pods[uid].memory
+}
+
+// truth returns a ledger and what is free in the cluster besides, as it really is.
+func (w *world) truth() (*ledger.Ledger, simCapacity) {
+	l, c := ledger.New(), simCapacity{map[string]int64{}, map[string]int64{}, map[gpu.PodUID]*apiPod{}}
+	for _, n := range w.api.nodes {
+		if !n.exists || n.closed {
+			continue
+		}
+		spec := ledger.NodeSpec{Unit: gpu.MiB}
+		for i, memory := range n.cards {
+			card := gpu.Card{Index: i, Memory: gpu.Memory(memory)}
+			if n.sick[i] {
+				card.Unhealthy = "sick"
+			} else {
+				c.memory[n.name] += memory
+			}
+			spec.Cards = append(spec.Cards, card)
+		}
+		l.SetNode(n.name, spec)
+		c.cpu[n.name] = n.cpu
+	}
+	for _, p := range w.api.order {
+		c.pods[p.uid()] = p
+		if p.live() {
+			c.count(p.info.Node, p)
+			if p.memory > 0 {
+				l.SetBound(p.info.Node, p.info.Pod, p.info.Placement, time.Time{})
+			}
+		}
+	}
+	return l, c
+}
+
+// eligible returns the nodes that the pod may use.
+func (w *world) eligible(p *apiPod) (names []string) {
+	for _, n := range w.api.nodes {
+		if n.exists && !n.closed && (p.zone == "" || p.zone == n.zone) {
+			names = append(names, n.name)
+		}
+	}
+	return names
+}
+
+func (p *apiPod) waits() bool {
+	return p.exists && p.info.Node == "" && !p.info.Ended && !p.info.Leaving && !p.gated && p.scheduler != "nobody"
+}
+
+// fits reports whether the pods fit at the same time, by the ledger's rules, whatever the order of the nodes is.
+func (w *world) fits(pods ...*apiPod) bool {
+	view := ledger.View{Card: placement.Binpack, Node: placement.Binpack}
+	for turn := range w.api.nodes {
+		l, free := w.truth()
+		var requests []ledger.Request
+		for _, p := range pods {
+			nodes := w.eligible(p)
+			if len(nodes) == 0 {
+				return false
+			}
+			turn := turn % len(nodes)
+			requests = append(requests, ledger.Request{Pod: p.info.Pod, Nodes: slices.Concat(nodes[turn:], nodes[:turn])})
+		}
+		places, _ := l.ReserveAll(requests, nil, view, free, begin)
+		if places == nil {
+			return false
+		}
+		_, free = w.truth()
+		for i, place := range places {
+			if !free.Take(place.Node, pods[i].uid()) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// fitsAndWaits returns what waits although it fits; empty if nothing does.
+func (w *world) fitsAndWaits() string {
+	groups := map[string][]*apiPod{}
+	var names []string
+	for _, p := range w.api.order {
+		switch {
+		case !p.waits(), p.memory == 0, p.port > 0:
+		case p.group == "":
+			if w.fits(p) {
+				return fmt.Sprintf("single pod %s", p.name())
+			}
+		default:
+			if groups[p.group] == nil {
+				names = append(names, p.group)
+			}
+			groups[p.group] = append(groups[p.group], p)
+		}
+	}
+	for _, name := range names {
+		pods := groups[name]
+		if w.bound(name) > 0 || slices.ContainsFunc(w.api.order, func(p *apiPod) bool { return p.exists && p.group == name && p.size != pods[0].size }) {
+			continue // Replacements and surplus members; members that disagree.
+		}
+		if size := pods[0].size; len(pods) >= size && w.fits(pods[:size]...) {
+			return fmt.Sprintf("group %s of %d", name, size)
+		}
+	}
+	return ""
+}
+
+// bound counts the bound pods of a group that have not ended.
+func (w *world) bound(group string) (n int) {
+	for _, p := range w.api.order {
+		if p.live() && p.group == group && p.memory > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// checkRest checks that each run is bound whole or not at all.
+func (w *world) checkRest() {
+	for _, p := range w.api.order {
+		if p.live() && p.run != nil && !p.run.whole && !p.run.ambiguous && !p.run.resized {
+			w.fail("%v is bound in part: %d of %d", p.run.key, p.run.running(), p.run.size)
+		}
+	}
+}
+
+// settle ends the disturbances and checks what must hold at rest.
+func (w *world) settle() {
+	w.checkBudget()
+	w.calm, w.faults = true, faults{}
+	for _, n := range w.api.nodes {
+		n.closed = false
+		for i := range n.sick {
+			n.sick[i] = false
+		}
+		w.api.setNode(n)
+	}
+	w.trace("calm")
+	w.runFor(3 * time.Minute)
+	waits := ""
+	if !w.runUntilEvery(40*time.Minute, 5*time.Second, func() bool { waits = w.fitsAndWaits(); return waits == "" }) {
+		w.fail("%s waits although it fits", waits)
+	}
+	w.checkRest()
+	if w.violation != "" {
+		return
+	}
+	for len(w.jobs) > 0 {
+		w.jobs[0].stop()
+	}
+	w.runFor(3 * time.Minute)
+	for _, r := range w.replicas {
+		w.checkEmpty(r)
+	}
+}
+
+// runUntilEvery is runUntil with a condition that is expensive.
+func (w *world) runUntilEvery(d, interval time.Duration, done func() bool) bool {
+	for end := w.now + d; w.now < end && w.violation == ""; w.runFor(interval) {
+		if done() {
+			return true
+		}
+	}
+	return done()
+}
+
+// checkEmpty checks that nothing is left of deleted pods.
+func (w *world) checkEmpty(r *replica) {
+	for _, node := range r.scheduler.ledger.Nodes() {
+		for _, a := range node.Allocations {
+			w.fail("%s still has %s on %s: %v", r.name, a.Name, node.Name, a.State)
+		}
+	}
+	for phase, n := range r.scheduler.groups.manager.Phases() {
+		if n > 0 {
+			w.fail("%s still has %d runs that are %s", r.name, n, phase)
+		}
+	}
+	if n := r.scheduler.groups.manager.HeldBinds(); n > 0 || len(r.held) > 0 {
+		w.fail("%s still holds %d binds", r.name, n)
+	}
+	for _, p := range w.api.order {
+		if p.exists {
+			w.fail("the simulation left %s", p.name())
+		}
+	}
+}
+
+// groupState describes a group, for the report of a failure.
+func (w *world) groupState(r *replica, uid gpu.PodUID) string {
+	status, waits := r.scheduler.groups.manager.Waits(uid)
+	if !waits {
+		return "doesn't wait"
+	}
+	return fmt.Sprintf("%s: %s", status.Phase, status.Reason.Text)
+}
+
+var _ = gang.Evict
+
+// report describes what waits.
+func (w *world) report() string {
+	var text strings.Builder
+	r := w.answering()
+	for _, p := range w.api.order {
+		if p.exists && p.info.Node == "" && r != nil {
+			s := w.scheduler.pods[p.uid()]
+			state := schedNone
+			if s != nil {
+				state = s.state
+			}
+			fmt.Fprintf(&text, "%s memory %d cpu %d priority %d zone %q: %s; queue %d, %v\n", p.name(), p.memory, p.cpu, p.priority, p.zone, w.groupState(r, p.uid()), state, p.object.Status.Conditions)
+		}
+	}
+	for _, n := range w.api.nodes {
+		fmt.Fprintf(&text, "node %s zone %s cpu %d cards %v used %v\n", n.name, n.zone, n.cpu, n.cards, n.used)
+	}
+	if r != nil {
+		for _, node := range r.scheduler.ledger.Nodes() {
+			fmt.Fprintf(&text, "%s: node %s used %v:", r.name, node.Name, node.Used)
+			for _, a := range node.Allocations {
+				fmt.Fprintf(&text, " %s %s %v %d;", a.Name, a.State, a.Placement, a.Request)
+			}
+			fmt.Fprintln(&text)
+		}
+	}
+	return text.String()
+}

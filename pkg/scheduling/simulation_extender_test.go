@@ -1,0 +1,453 @@
+package scheduling
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// replica is the process of an extender: a real Scheduler whose loops the world runs.
+type replica struct {
+	w         *world
+	name      string
+	scheduler *Scheduler
+	cache     *simCache
+	// leads is true between the end of TakeOver and the end of the term; always for a sole extender.
+	leads bool
+	dead  bool
+	// frozenUntil is until when the process doesn't run, apart until when it can't reach the API server.
+	frozenUntil, apart time.Duration
+	// ticking is whether the latest tick found that this process leads.
+	ticking bool
+	calls   []*bindCall
+	held    []*bindCall
+	// resolving and requeuing are true while a round runs.
+	resolving, requeuing bool
+	verifying            int
+	// reserved has the memory that members keep without a bind.
+	reserved map[gpu.PodUID]*reservation
+}
+
+// bindCall is a bind call of kube-scheduler.
+type bindCall struct {
+	request BindRequest
+	done    func(error)
+	// over is true once kube-scheduler has the answer, or has abandoned the call.
+	over bool
+	held heldBind
+	task *task
+}
+
+func (w *world) context() context.Context { return context.Background() }
+
+// newReplica starts an extender, whose cache holds the present state.
+func (w *world) newReplica(name string) *replica {
+	r := &replica{w: w, name: name, reserved: map[gpu.PodUID]*reservation{}}
+	r.cache = newSimCache(r)
+	o := Options{
+		API: client{r}, Recorder: nullRecorder{}, Observer: nullObserver{}, CardPolicy: placement.Binpack, NodePolicy: placement.Binpack,
+		BindTimeout: simBindTimeout, BindWindow: w.bindWindow, Clock: virtualClock{w},
+		Gangs: GangOptions{Hold: w.hold, Patience: w.patience, StarvationAfter: w.starving, OnFailure: gang.Evict, Observer: gangObserver{w}},
+	}
+	if w.keepPartial {
+		o.Gangs.OnFailure = gang.Keep
+	}
+	if w.worldOptions.replicas > 1 {
+		o.Leading = r.leading
+	} else {
+		r.leads = true
+	}
+	var err error
+	if r.scheduler, err = newScheduler(o, r.cache); err != nil {
+		panic(err)
+	}
+	r.scheduler.groups.members, r.scheduler.groups.reads = r, r
+	r.cache.list()
+	r.cache.handler.Synced()
+	w.replicas = append(w.replicas, r)
+	w.after(w.between(0, gangInterval), r.tick)
+	w.after(w.between(0, time.Second), r.second)
+	return r
+}
+
+// leading is Options.Leading.
+func (r *replica) leading() error {
+	if r.dead || !r.leads || r.frozenUntil > r.w.now {
+		return errStandby
+	}
+	return nil
+}
+
+// answering returns the extender that kube-scheduler's calls reach; nil if there is none.
+func (w *world) answering() *replica {
+	for _, r := range w.replicas {
+		if !r.dead && r.leads {
+			return r
+		}
+	}
+	return nil
+}
+
+// tick is the loop of the groups.
+func (r *replica) tick() {
+	r.w.steps--
+	if r.dead {
+		return
+	}
+	if r.frozenUntil > r.w.now {
+		r.w.after(r.frozenUntil-r.w.now, r.tick)
+		return
+	}
+	r.ticking = r.scheduler.groups.tick(r.ticking)
+	r.w.after(gangInterval, r.tick)
+}
+
+// second runs the other loops.
+func (r *replica) second() {
+	r.w.steps--
+	if r.dead {
+		return
+	}
+	if r.frozenUntil > r.w.now {
+		r.w.after(r.frozenUntil-r.w.now, r.second)
+		return
+	}
+	if !r.resolving {
+		r.resolving = true
+		r.w.start(r, func() {
+			r.scheduler.binder.Resolve(r.w.context())
+			r.resolving = false
+		})
+	}
+	if !r.requeuing {
+		r.requeuing = true
+		r.w.start(r, func() {
+			r.scheduler.requeue.Requeue(r.w.context())
+			r.requeuing = false
+		})
+	}
+	r.w.checkLedger(r)
+	r.w.after(time.Second, r.second)
+}
+
+// Evict makes the evictions that a Manager requests.
+func (r *replica) Evict(pods []gpu.Pod) {
+	for _, pod := range pods {
+		r.w.start(r, func() {
+			if r.leading() != nil && r.w.worldOptions.replicas > 1 || r.dead {
+				return
+			}
+			if err := (client{r}).Evict(r.w.context(), pod, false); err == nil {
+				r.w.stats.evicted++
+			}
+		})
+	}
+}
+
+// Verify makes the reads that a Manager requests, unless earlier ones have not ended.
+func (r *replica) Verify(pods []gpu.Pod) {
+	if r.verifying > 0 {
+		return
+	}
+	for _, pod := range pods {
+		r.verifying++
+		r.w.start(r, func() {
+			r.scheduler.binder.VerifyPod(r.w.context(), pod)
+			r.verifying--
+		})
+	}
+}
+
+// bind handles a bind call.
+func (r *replica) bind(call *bindCall) {
+	r.calls = append(r.calls, call)
+	r.w.start(r, func() {
+		err := r.bindPermitted(call)
+		if !r.dead {
+			r.calls = slices.DeleteFunc(r.calls, func(o *bindCall) bool { return o == call })
+			call.done(err)
+		}
+	})
+}
+
+// bindPermitted is Scheduler.Bind with a wait of the virtual clock.
+func (r *replica) bindPermitted(call *bindCall) error {
+	s, uid := r.scheduler, gpu.PodUID(call.request.UID)
+	s.requeue.BindStarted(uid)
+	if pod, known := s.cachedPod(call.request); !known || pod.Node != "" || !s.groups.holds(pod) {
+		_, err := s.bind(r.w.context(), call.request, permit{deadline: s.Clock.Now().Add(s.BindTimeout)})
+		return err
+	}
+	held, err := s.groups.arrive(r.w.context(), uid, call.request.Node)
+	if err != nil {
+		return err
+	}
+	call.held, call.task = held, r.w.current
+	r.w.moment()
+	if !isDecided(held) {
+		r.held = append(r.held, call)
+		r.w.park()
+	}
+	if !isDecided(held) { // It was cancelled.
+		return errLost
+	}
+	p, err := s.groups.decided(held)
+	if err != nil {
+		return err
+	}
+	if held.OpenedAt().Equal(s.Clock.Now()) { // Later, for the last member, it is too late to give the place up.
+		r.w.checkPromise(r, call.request)
+	}
+	_, err = s.bindMember(r.w.context(), call.request, p)
+	s.groups.end(uid, call.request.Node, p, err)
+	return err
+}
+
+func isDecided(held heldBind) bool {
+	select {
+	case <-held.Decided:
+		return true
+	default:
+		return false
+	}
+}
+
+// cancel handles the end of a call that kube-scheduler has abandoned.
+func (r *replica) cancel(call *bindCall) {
+	r.w.start(r, func() { r.cancelled(call) })
+}
+
+func (r *replica) cancelled(call *bindCall) {
+	if i := slices.Index(r.held, call); i >= 0 && !r.dead && !isDecided(call.held) {
+		if r.scheduler.groups.manager.CancelPermit(gpu.PodUID(call.request.UID), call.held.Permit) {
+			r.w.trace("%s: the held bind of %s is cancelled", r.name, call.request.Name)
+		}
+	}
+}
+
+// decideHeld continues the held binds whose permit was decided.
+func (w *world) decideHeld() {
+	for _, r := range w.replicas {
+		if len(r.held) == 0 {
+			continue
+		}
+		r.held = slices.DeleteFunc(r.held, func(call *bindCall) bool {
+			if !r.dead && !isDecided(call.held) {
+				return false
+			}
+			call.task.wake()
+			return true
+		})
+	}
+}
+
+// kill ends the process. Its writes that are under way go on.
+func (r *replica) kill() {
+	r.dead, r.leads, r.cache.watch.closed = true, false, true
+	r.w.replicas = slices.DeleteFunc(r.w.replicas, func(o *replica) bool { return o == r })
+	for _, call := range r.held {
+		call.task.wake()
+	}
+	for _, call := range r.calls {
+		r.w.after(5*time.Millisecond, func() { call.done(errLost) }) // The connection is closed.
+	}
+	r.held, r.calls = nil, nil
+	r.w.trace("%s is killed", r.name)
+}
+
+// simCache is the pod cache of one extender, which a watcher keeps up to date. It implements clusterCache.
+type simCache struct {
+	r       *replica
+	watch   *watcher
+	handler clustercache.Handler
+	pods    map[string]*clustercache.PodInfo
+	order   []string
+	byNode  map[string][]*clustercache.PodInfo
+	pending map[gpu.PodUID]*clustercache.PodInfo
+	nodes   []*corev1.Node
+}
+
+func newSimCache(r *replica) *simCache {
+	c := &simCache{
+		r: r, pods: map[string]*clustercache.PodInfo{}, byNode: map[string][]*clustercache.PodInfo{}, pending: map[gpu.PodUID]*clustercache.PodInfo{},
+	}
+	c.watch = r.w.api.watch(r, 20*time.Millisecond, c.observe)
+	return c
+}
+
+// list applies the difference to the API server's present state, as a watch does that begins again.
+func (c *simCache) list() {
+	c.watch.next = c.r.w.api.base + len(c.r.w.api.log)
+	for _, n := range c.r.w.api.nodes {
+		if n.exists {
+			c.observe(change{node: n, spec: n.object})
+		} else {
+			c.observe(change{node: n})
+		}
+	}
+	for _, p := range c.r.w.api.order {
+		if p.exists {
+			if known := c.pods[p.name()]; known != p.info {
+				c.observe(change{pod: p, info: p.info, object: p.object})
+			}
+		}
+	}
+	for _, name := range slices.Sorted(mapKeys(c.pods)) {
+		if c.r.w.api.pods[name] == nil {
+			c.observe(change{info: c.pods[name], gone: true})
+		}
+	}
+}
+
+func mapKeys[V any](m map[string]V) func(func(string) bool) {
+	return func(yield func(string) bool) {
+		for key := range m {
+			if !yield(key) {
+				return
+			}
+		}
+	}
+}
+
+func (c *simCache) observe(e change) {
+	if e.touched {
+		return
+	}
+	if e.node != nil {
+		c.observeNode(e)
+		return
+	}
+	old := c.pods[e.info.Name]
+	if old != nil {
+		c.unindex(old)
+	}
+	if e.gone {
+		if old != nil && old.UID == e.info.UID {
+			delete(c.pods, e.info.Name)
+			c.handler.PodDeleted(old)
+		} else if old != nil {
+			c.index(old)
+		}
+		return
+	}
+	c.pods[e.info.Name] = e.info
+	c.index(e.info)
+	c.handler.PodUpdated(old, e.info)
+}
+
+func (c *simCache) index(p *clustercache.PodInfo) {
+	if p.Pending != nil {
+		c.pending[p.UID] = p
+	}
+	node := p.Node
+	if node == "" {
+		node = p.NominatedNode
+	}
+	if !p.Ended && node != "" {
+		c.byNode[node] = append(c.byNode[node], p)
+	}
+}
+
+func (c *simCache) unindex(p *clustercache.PodInfo) {
+	delete(c.pending, p.UID)
+	node := p.Node
+	if node == "" {
+		node = p.NominatedNode
+	}
+	if node != "" {
+		c.byNode[node] = slices.DeleteFunc(c.byNode[node], func(o *clustercache.PodInfo) bool { return o == p })
+	}
+}
+
+func (c *simCache) observeNode(e change) {
+	i := slices.IndexFunc(c.nodes, func(n *corev1.Node) bool { return n.Name == e.node.name })
+	switch {
+	case e.spec == nil && i >= 0:
+		c.nodes = slices.Delete(c.nodes, i, i+1)
+		c.handler.NodeDeleted(e.node.name)
+	case e.spec == nil:
+	case i >= 0:
+		if c.nodes[i] != e.spec {
+			c.nodes[i] = e.spec
+			c.handler.NodeUpdated(e.spec)
+		}
+	default:
+		c.nodes = append(c.nodes, e.spec)
+		c.handler.NodeUpdated(e.spec)
+	}
+}
+
+func (c *simCache) AddHandler(h clustercache.Handler) error {
+	c.handler = h
+	return nil
+}
+
+func (c *simCache) Run(context.Context) error                      { return nil }
+func (c *simCache) Ready() error                                   { return nil }
+func (c *simCache) BudgetsSynced() bool                            { return true }
+func (c *simCache) Budgets(string) []*policyv1.PodDisruptionBudget { return nil }
+func (c *simCache) PodsOn(node string) []*clustercache.PodInfo     { return slices.Clone(c.byNode[node]) }
+func (c *simCache) Nodes() []*corev1.Node                          { return c.nodes }
+func (c *simCache) WatchVersions() map[string]uint64               { return nil }
+func (c *simCache) NodesWithoutPlugin() int                        { return 0 }
+func (c *simCache) Pod(_, name string) (*clustercache.PodInfo, bool) {
+	p, ok := c.pods[name]
+	return p, ok
+}
+func (c *simCache) PendingPod(uid gpu.PodUID) (*clustercache.PodInfo, bool) {
+	p, ok := c.pending[uid]
+	return p, ok
+}
+func (c *simCache) Node(name string) (*corev1.Node, bool) {
+	i := slices.IndexFunc(c.nodes, func(n *corev1.Node) bool { return n.Name == name })
+	if i < 0 {
+		return nil, false
+	}
+	return c.nodes[i], true
+}
+
+func (c *simCache) Pending(uint64) (out []*clustercache.PodInfo, _ uint64) {
+	for _, name := range slices.Sorted(mapKeys(c.pods)) {
+		if p := c.pods[name]; p.Pending != nil {
+			out = append(out, p)
+		}
+	}
+	return out, 1
+}
+
+// nullRecorder drops Events.
+type nullRecorder struct{}
+
+func (nullRecorder) Event(runtime.Object, string, string, string)          {}
+func (nullRecorder) Eventf(runtime.Object, string, string, string, ...any) {}
+func (nullRecorder) AnnotatedEventf(runtime.Object, map[string]string, string, string, string, ...any) {
+}
+
+// nullObserver drops metrics.
+type nullObserver struct{}
+
+func (nullObserver) BindResolved(string)            {}
+func (nullObserver) APIWrite(string)                {}
+func (nullObserver) Requeued()                      {}
+func (nullObserver) Evicted(string)                 {}
+func (nullObserver) Filtered(placement.Reason, int) {}
+func (nullObserver) BindFinished(string)            {}
+func (nullObserver) CacheSynced(time.Duration)      {}
+
+// gangObserver counts what happens to groups.
+type gangObserver struct{ w *world }
+
+func (o gangObserver) GangHeld(time.Duration)   {}
+func (o gangObserver) GangBound()               {}
+func (o gangObserver) GangFailed(reason string) { o.w.stats.failed[reason]++ }
+func (o gangObserver) GangStarving()            { o.w.stats.failed["starving"]++ }
+func (o gangObserver) GangEvicted()             {}

@@ -1,0 +1,221 @@
+package scheduling
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gang"
+)
+
+// TestScenes are short scripts on the simulation. Each of them failed before groups had runs.
+func TestScenes(t *testing.T) {
+	minute := time.Minute
+	for name, scene := range map[string]struct {
+		replicas int
+		play     func(w *world)
+	}{
+		"two groups of eight for which the CPU suffices for seven members": {1, func(w *world) {
+			for i := range 4 {
+				w.api.addNode(fmt.Sprint("n", i), "ab"[i/2:i/2+1], 4-int64(i%2), 16, 16, 16, 16)
+			}
+			w.group("a", 8, podSpec{memory: 16, cpu: 1, zone: "a"}).impossible = true
+			w.group("b", 8, podSpec{memory: 16, cpu: 1, zone: "b"}).impossible = true
+			w.runFor(minute)
+			w.singlesRun(50, podSpec{memory: 16, lasts: 20 * time.Second, priority: 1000})
+		}},
+		"groups that miss what the extender doesn't know": {1, func(w *world) {
+			for i := range 4 {
+				w.api.addNode(fmt.Sprint("n", i), "a", 32, 16, 16, 16, 16)
+			}
+			for i := range 8 { // Each needs a port of every node but one; no node has it twice.
+				w.group(fmt.Sprint("g", i), 5, podSpec{memory: 16, cpu: 1, port: 80}).impossible = true
+			}
+			w.runFor(minute)
+			w.singlesRun(50, podSpec{memory: 16, lasts: 20 * time.Second})
+		}},
+		"a group that no scheduler places": {1, func(w *world) {
+			w.api.addNode("n0", "a", 32, 16, 16, 16, 16)
+			w.group("g", 4, podSpec{memory: 16, scheduler: "nobody"}).impossible = true
+			w.group("h", 4, podSpec{memory: 16, cpu: 100_000}).impossible = true
+			w.runFor(minute)
+			w.singlesRun(50, podSpec{memory: 16, lasts: 20 * time.Second})
+		}},
+		"an answer is lost, and only a live read finds the pod bound": {1, func(w *world) {
+			w.api.addNode("n0", "a", 8, 16, 16, 16)
+			w.runFor(time.Second)
+			binds := 0
+			w.fate = func(string) fate {
+				if binds++; binds == 2 {
+					r := w.replicas[0]
+					r.apart = w.now + 15*time.Second
+					r.cache.watch.stalled = w.now + 10*minute
+					return lostMade
+				}
+				return made
+			}
+			w.group("g", 2, podSpec{memory: 16})
+			w.runFor(5 * minute)
+			w.wantWhole("g", 2)
+			if n := w.replicas[0].scheduler.groups.manager.Phases()[gang.PhaseRunning]; n != 1 {
+				w.fail("the extender doesn't know that the group runs")
+			}
+		}},
+		"the API server is away in the middle of a group's binds": {1, func(w *world) {
+			w.api.addNode("n0", "a", 8, 16, 16, 16)
+			w.runFor(time.Second)
+			binds := 0
+			w.fate = func(string) fate {
+				if binds++; binds == 3 {
+					w.replicas[0].apart = w.now + 2*minute
+					return lostNever
+				}
+				return made
+			}
+			w.group("g", 3, podSpec{memory: 16})
+			w.runFor(10 * minute)
+			w.wantWhole("g", 3)
+			if w.stats.evictions > 0 {
+				w.fail("%d members were evicted", w.stats.evictions)
+			}
+		}},
+		"a new leader's watch stalls between a group's binds": {2, func(w *world) {
+			w.api.addNode("n0", "a", 8, 16, 16, 16)
+			w.runFor(time.Second)
+			binds := 0
+			w.fate = func(string) fate {
+				if binds++; binds == 2 { // The first is committed within some milliseconds.
+					w.replicas[1].cache.watch.stalled = w.now + 5*minute
+				}
+				return made
+			}
+			w.replicas[1].cache.watch.lag = 0
+			w.group("g", 2, podSpec{memory: 16})
+			w.runUntil(minute, func() bool { return w.bound("g") == 2 })
+			w.handOver()
+			w.runFor(4 * minute)
+			w.wantWhole("g", 2)
+		}},
+		"a new leader plans before its watch reports the last binds": {2, func(w *world) {
+			w.api.addNode("n0", "a", 8, 16, 16)
+			w.runFor(time.Second)
+			w.replicas[1].cache.watch.stalled = w.now + 3*minute
+			w.single("s", podSpec{memory: 16})
+			w.runFor(10 * time.Second)
+			w.handOver()
+			j := w.group("g", 1, podSpec{memory: 16})
+			w.runFor(time.Second)
+			for _, p := range j.pods { // The watch reports the group's pod, but not the single pod's bind.
+				w.replicas[0].cache.observe(change{pod: p, info: p.info, object: p.object})
+			}
+			w.runFor(2 * minute)
+			w.wantWhole("g", 1)
+		}},
+		"a card shrinks while binds are held": {1, func(w *world) {
+			n := w.api.addNode("n0", "a", 8, 16, 16)
+			w.api.addNode("n1", "a", 8, 16)
+			j := w.group("g", 2, podSpec{memory: 16})
+			j.specs[1].gated = false
+			w.runUntil(minute, func() bool { return w.replicas[0].scheduler.groups.manager.HeldBinds() == 1 })
+			n.cards[0], n.cards[1] = 8, 8
+			w.api.setNode(n)
+			w.runFor(2 * minute)
+		}},
+		"a restart that overlaps, with room for three of four": {1, func(w *world) {
+			w.api.addNode("n0", "a", 32, 16, 16, 16, 16)
+			j := w.group("g", 4, podSpec{memory: 16, grace: time.Second})
+			w.runFor(minute)
+			w.wantWhole("g", 4)
+			j.restart()
+			w.single("s", podSpec{memory: 16, priority: 10})
+			w.runFor(5 * minute)
+			w.checkRest()
+			if n := w.bound("g"); n != 0 {
+				w.fail("%d members of the second run are bound", n)
+			}
+		}},
+		"two restarts that overlap, with room for one": {1, func(w *world) {
+			w.api.addNode("n0", "a", 32, 16, 16, 16, 16, 16, 16)
+			a, b := w.group("a", 3, podSpec{memory: 16, grace: time.Second}), w.group("b", 3, podSpec{memory: 16, grace: time.Second})
+			w.runFor(minute)
+			a.restart()
+			b.restart()
+			w.single("s", podSpec{memory: 16, priority: 10})
+			w.runFor(5 * minute)
+			w.checkRest()
+			if a, b := w.bound("a"), w.bound("b"); a+b != 3 || a*b != 0 {
+				w.fail("%d members of a are bound, and %d of b", a, b)
+			}
+		}},
+		"one important member doesn't lift its group": {1, func(w *world) {
+			w.api.addNode("n0", "a", 32, 16, 16, 16, 16)
+			w.group("first", 4, podSpec{memory: 16, lasts: 2 * minute})
+			w.runFor(30 * time.Second)
+			lifted := w.group("lifted", 4, podSpec{memory: 16})
+			lifted.specs[0].priority = 1000
+			w.runFor(10 * time.Second)
+			w.group("honest", 4, podSpec{memory: 16, priority: 500})
+			w.runFor(5 * minute)
+			w.wantWhole("honest", 4)
+		}},
+	} {
+		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
+			for seed := range uint64(3) {
+				w := newWorld(seed, worldOptions{
+					replicas: scene.replicas, hold: 10 * time.Second, patience: 30 * time.Second, starving: 2 * time.Minute, maxBackoff: 5 * time.Second,
+				})
+				w.tracing = true
+				w.lead()
+				scene.play(w)
+				state := w.report()
+				w.close()
+				if w.violation == "" && os.Getenv("GPUSHARE_SIM_SEED") != "" {
+					t.Logf("seed %d:\n%s\n%s", seed, strings.Join(w.history[max(0, len(w.history)-80):], "\n"), state)
+				}
+				if w.violation != "" {
+					t.Fatalf("seed %d: %s\n%s\n%s", seed, w.violation, strings.Join(w.history[max(0, len(w.history)-80):], "\n"), state)
+				}
+			}
+		})
+	}
+}
+
+// handOver kills the leader and makes the standby the leader, as soon as that may be.
+func (w *world) handOver() {
+	w.replicas[0].kill()
+	w.runFor(26 * time.Second)
+	w.takeOver(w.replicas[0])
+}
+
+// wantWhole fails if not all members of the group are bound.
+func (w *world) wantWhole(group string, size int) {
+	if n := w.bound(group); n != size {
+		w.fail("%d of %d members of %s are bound", n, size, group)
+	}
+}
+
+// singlesRun submits a single pod every minute, and checks that each is bound within five seconds, except for one in twenty, and
+// that the groups that can't run keep less than a twentieth of the memory reserved.
+func (w *world) singlesRun(n int, spec podSpec) {
+	late, before := 0, w.reserved
+	for i := range n {
+		name := fmt.Sprint("single", i)
+		begun := w.now
+		j := w.single(name, spec)
+		if !w.runUntil(5*time.Second, func() bool { return len(j.pods) > 0 && j.pods[0].bound() }) {
+			late++
+			w.trace("%s is late", name)
+		}
+		w.runFor(begun + time.Minute - w.now)
+		j.stop()
+	}
+	if late*20 > n {
+		w.fail("%d of %d single pods were not bound within five seconds", late, n)
+	}
+	impossible, all := w.reserved.impossible-before.impossible, w.reserved.all-before.all
+	if share := impossible / all; share > 0.05 {
+		w.fail("groups that can't run kept %.0f%% of the memory reserved", 100*share)
+	}
+}

@@ -1,0 +1,564 @@
+package scheduling
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/preemption"
+)
+
+// kubeScheduler is a model of kube-scheduler: its queue, its cache with assumed pods, one scheduling cycle at a time, concurrent
+// bind calls, and preemption.
+type kubeScheduler struct {
+	w     *world
+	watch *watcher
+	nodes []*schedNode
+	pods  map[gpu.PodUID]*schedPod
+	// order has the pods in the order in which they were first seen.
+	order []*schedPod
+	// active are the pods that wait for a cycle.
+	active []*schedPod
+	// parked counts the pods in the unschedulable state.
+	parked int
+	// cycling is true while a cycle runs or is scheduled.
+	cycling bool
+	cursor  int
+	cycles  int
+	// offered is when a filter call was last made for a member, by group and template, and rejections counts its failures.
+	offered map[offer]time.Duration
+}
+
+type offer struct{ group, template string }
+
+type schedNode struct {
+	name             string
+	api              *apiNode
+	cpu, memory      int64
+	usedCPU, usedMem int64
+	zone             string
+	closed           bool
+	pods             []*schedPod
+}
+
+// schedState is where a pending pod is.
+type schedState uint8
+
+const (
+	schedNone   schedState = iota // Gated, bound, or of another scheduler.
+	schedActive                   // In activeQ.
+	schedBackoff
+	schedParked // Unschedulable.
+	schedBinding
+)
+
+type schedPod struct {
+	*apiPod
+	info   *clustercache.PodInfo
+	object *corev1.Pod
+	gone   bool
+	state  schedState
+	// node is where the pod is bound or assumed.
+	node      *schedNode
+	nominated string
+	attempts  int
+	// queued is when the pod was queued, which orders pods of equal priority. failed is when its last attempt failed.
+	queued, failed time.Duration
+	// byExtender is true if the extender rejected the pod: then any event lets it be retried.
+	byExtender bool
+	// failing is true if the last attempt ended in an error: such a pod waits for all of its back-off.
+	failing bool
+	token   int
+}
+
+func newKubeScheduler(w *world) *kubeScheduler {
+	k := &kubeScheduler{w: w, pods: map[gpu.PodUID]*schedPod{}, offered: map[offer]time.Duration{}}
+	k.watch = w.api.watch(nil, 5*time.Millisecond, k.observe)
+	w.after(30*time.Second, k.flush)
+	return k
+}
+
+// The names of kube-scheduler's profiles.
+const (
+	schedulerName = "default-scheduler"
+	otherProfile  = "other-profile"
+)
+
+// observe applies a change that the watch delivers.
+func (k *kubeScheduler) observe(c change) {
+	if c.node != nil {
+		k.observeNode(c)
+		return
+	}
+	p := k.pods[c.info.UID]
+	if p == nil {
+		if c.gone {
+			return
+		}
+		p = &schedPod{apiPod: c.pod}
+		k.pods[c.info.UID] = p
+		k.order = append(k.order, p)
+	}
+	before := p.info
+	p.info, p.object = c.info, c.object
+	switch {
+	case c.gone:
+		k.forgetPod(p)
+	case p.info.Node != "" && p.info.Ended:
+		if before != nil && before.Node != "" && !before.Ended || p.node != nil {
+			k.place(p, nil)
+			k.moveAll(true)
+		}
+	case p.info.Node != "":
+		k.dequeue(p)
+		p.state = schedNone
+		k.place(p, k.node(p.info.Node))
+		p.nominated = ""
+	case p.info.Ended, p.scheduler != schedulerName && p.scheduler != otherProfile, p.object.Spec.SchedulingGates != nil:
+	case before == nil || before.Node == "" && p.state == schedNone && p.node == nil:
+		k.enqueue(p)
+	}
+}
+
+func (k *kubeScheduler) observeNode(c change) {
+	n := k.node(c.node.name)
+	if c.spec == nil {
+		k.nodes = slices.DeleteFunc(k.nodes, func(o *schedNode) bool { return o == n })
+		return
+	}
+	grown := false
+	if n == nil {
+		n = &schedNode{name: c.node.name, api: c.node}
+		for _, p := range k.order { // Pods of a node that was deleted and created again.
+			if p.info.Node == n.name && !p.info.Ended && !p.gone {
+				p.node = nil
+				k.place(p, n)
+			}
+		}
+		k.nodes = append(k.nodes, n)
+		grown = true
+	}
+	cpu, memory := c.spec.Status.Allocatable[corev1.ResourceCPU], c.spec.Status.Allocatable["aliyun.com/gpu-mem"]
+	grown = grown || cpu.Value() > n.cpu || memory.Value() > n.memory || n.closed && !c.spec.Spec.Unschedulable
+	n.cpu, n.memory, n.zone, n.closed = cpu.Value(), memory.Value(), c.spec.Labels["zone"], c.spec.Spec.Unschedulable
+	k.moveAll(grown)
+}
+
+func (k *kubeScheduler) node(name string) *schedNode {
+	for _, n := range k.nodes {
+		if n.name == name {
+			return n
+		}
+	}
+	return nil
+}
+
+// place counts the pod on the node, and nowhere else.
+func (k *kubeScheduler) place(p *schedPod, n *schedNode) {
+	if p.node == n {
+		return
+	}
+	if old := p.node; old != nil {
+		old.usedCPU, old.usedMem = old.usedCPU-p.cpu, old.usedMem-p.memory
+		old.pods = slices.DeleteFunc(old.pods, func(o *schedPod) bool { return o == p })
+	}
+	p.node = n
+	if n != nil {
+		n.usedCPU, n.usedMem = n.usedCPU+p.cpu, n.usedMem+p.memory
+		n.pods = append(n.pods, p)
+	}
+}
+
+// forgetPod removes a deleted pod.
+func (k *kubeScheduler) forgetPod(p *schedPod) {
+	k.dequeue(p)
+	p.gone, p.nominated = true, ""
+	delete(k.pods, p.info.UID)
+	if n := len(k.order); n > 64 && n > 2*len(k.pods) {
+		k.order = slices.DeleteFunc(k.order, func(p *schedPod) bool { return p.gone })
+	}
+	if p.state == schedBinding && p.info.Node == "" {
+		return // The bind cycle ends first.
+	}
+	p.state = schedNone
+	if p.node != nil {
+		k.place(p, nil)
+		k.moveAll(true)
+	}
+}
+
+// enqueue adds the pod to activeQ.
+func (k *kubeScheduler) enqueue(p *schedPod) {
+	k.dequeue(p)
+	p.state, p.queued = schedActive, k.w.now
+	k.active = append(k.active, p)
+	k.kick()
+}
+
+func (k *kubeScheduler) dequeue(p *schedPod) {
+	p.token++
+	switch p.state {
+	case schedActive:
+		k.active = slices.DeleteFunc(k.active, func(o *schedPod) bool { return o == p })
+	case schedParked:
+		k.parked--
+	}
+	if p.state != schedBinding {
+		p.state = schedNone
+	}
+}
+
+// backoff is how long the pod must wait after its last attempt.
+func (k *kubeScheduler) backoff(p *schedPod) time.Duration {
+	return min(time.Second<<min(max(p.attempts-1, 0), 10), k.w.maxBackoff)
+}
+
+// retry moves the pod to activeQ once its back-off is over.
+func (k *kubeScheduler) retry(p *schedPod) {
+	left := p.failed + k.backoff(p) - k.w.now
+	if left <= 0 {
+		k.enqueue(p)
+		return
+	}
+	k.dequeue(p)
+	p.state = schedBackoff
+	token := p.token
+	k.w.after(left, func() {
+		if p.token == token && p.state == schedBackoff {
+			k.enqueue(p)
+		}
+	})
+	k.kick()
+}
+
+// moveAll retries the unschedulable pods after an event: those that the extender rejected, and all if resources were freed.
+func (k *kubeScheduler) moveAll(freed bool) {
+	if k.parked == 0 {
+		return
+	}
+	for _, p := range k.order {
+		if p.state == schedParked && (freed || p.byExtender) {
+			k.retry(p)
+		}
+	}
+}
+
+// flush retries the pods that have been unschedulable for five minutes.
+func (k *kubeScheduler) flush() {
+	for _, p := range k.order {
+		if p.state == schedParked && k.w.now-p.failed > 5*time.Minute {
+			k.retry(p)
+		}
+	}
+	k.w.after(30*time.Second, k.flush)
+}
+
+// kick lets a cycle run if there is work.
+func (k *kubeScheduler) kick() {
+	if !k.cycling && (len(k.active) > 0 || k.w.popFromBackoff) {
+		k.cycling = true
+		k.w.after(k.w.between(500*time.Microsecond, 3*time.Millisecond), k.cycle)
+	}
+}
+
+// pop removes the first pod of activeQ.
+func (k *kubeScheduler) pop() *schedPod {
+	var first *schedPod
+	for _, p := range k.active {
+		if first == nil || p.info.Priority > first.info.Priority || p.info.Priority == first.info.Priority && p.queued < first.queued {
+			first = p
+		}
+	}
+	if first == nil && k.w.popFromBackoff {
+		for _, p := range k.order {
+			if p.state == schedBackoff && !p.failing && (first == nil || p.failed+k.backoff(p) < first.failed+k.backoff(first)) {
+				first = p
+			}
+		}
+	}
+	if first != nil {
+		k.dequeue(first)
+	}
+	return first
+}
+
+// cycle is one scheduling cycle.
+func (k *kubeScheduler) cycle() {
+	k.cycling = false
+	p := k.pop()
+	if p == nil {
+		return
+	}
+	k.cycles++
+	p.attempts++
+	p.failing = false
+	p.state = schedBinding // It is in no queue.
+	nodes, short := k.fitting(p)
+	if len(nodes) == 0 {
+		p.byExtender = false
+		k.reject(p, k.message(len(k.nodes), short, ""), nil)
+		k.kick()
+		return
+	}
+	names := nodes
+	var result FilterResult
+	if p.memory > 0 {
+		r := k.w.answering()
+		switch {
+		case r == nil:
+			k.again(p)
+			k.kick()
+			return
+		case r.frozenUntil > k.w.now: // The call hangs, and so does the scheduler.
+			k.cycling = true
+			k.w.after(min(httpTimeout, r.frozenUntil-k.w.now), func() {
+				k.cycling = false
+				k.again(p)
+				k.kick()
+			})
+			return
+		}
+		var err error
+		if p.group != "" {
+			k.offered[offer{p.group, p.info.Member.Template}] = k.w.now
+		}
+		if result, err = r.scheduler.Filter(p.object, nodes); err != nil {
+			k.again(p)
+			k.kick()
+			return
+		}
+		names = result.Names()
+	}
+	if len(names) == 0 {
+		p.byExtender = true
+		k.reject(p, k.message(len(k.nodes), short, extenderMessage(result)), &result)
+		k.kick()
+		return
+	}
+	k.bind(p, names[k.w.random.IntN(len(names))])
+	k.kick()
+}
+
+// extenderMessage is the part of kube-scheduler's message that comes from the extender.
+func extenderMessage(result FilterResult) string {
+	if result.Message != "" {
+		return "1 " + result.Message
+	}
+	counts := map[string]int{}
+	var order []string
+	for _, reason := range result.Reasons {
+		if counts[reason.String()]++; counts[reason.String()] == 1 {
+			order = append(order, reason.String())
+		}
+	}
+	slices.Sort(order)
+	var text []string
+	for _, reason := range order {
+		text = append(text, fmt.Sprint(counts[reason], " ", reason))
+	}
+	return strings.Join(text, ", ")
+}
+
+// shortage counts the nodes that kube-scheduler's own filters reject.
+type shortage struct{ cpu, memory, other int }
+
+func (k *kubeScheduler) message(nodes int, short shortage, extender string) string {
+	text := fmt.Sprintf("0/%d nodes are available: %s", nodes, extender)
+	if short.cpu > 0 {
+		text += fmt.Sprintf(" %d Insufficient cpu", short.cpu)
+	}
+	if short.memory > 0 {
+		text += fmt.Sprintf(" %d Insufficient aliyun.com/gpu-mem", short.memory)
+	}
+	if short.other > 0 {
+		text += fmt.Sprintf(" %d node(s) didn't match", short.other)
+	}
+	return text
+}
+
+// fitting returns the nodes that kube-scheduler's own filters pass.
+func (k *kubeScheduler) fitting(p *schedPod) (names []string, short shortage) {
+	for i := range k.nodes {
+		n := k.nodes[(i+k.cursor)%len(k.nodes)]
+		cpu, memory := n.cpu-n.usedCPU, n.memory-n.usedMem
+		if k.parked > 0 {
+			for _, o := range k.order {
+				if o.nominated == n.name && o != p && o.node == nil && o.info.Priority >= p.info.Priority {
+					cpu, memory = cpu-o.cpu, memory-o.memory
+				}
+			}
+		}
+		switch {
+		case n.closed, p.zone != "" && p.zone != n.zone, p.port > 0 && n.usesPort(p.port):
+			short.other++
+		case p.cpu > cpu:
+			short.cpu++
+		case p.memory > memory:
+			short.memory++
+		default:
+			names = append(names, n.name)
+		}
+	}
+	k.cursor++
+	return names, short
+}
+
+func (n *schedNode) usesPort(port int) bool {
+	return slices.ContainsFunc(n.pods, func(p *schedPod) bool { return p.port == port })
+}
+
+// again retries a pod after an error.
+func (k *kubeScheduler) again(p *schedPod) {
+	p.state, p.failed, p.byExtender, p.failing = schedNone, k.w.now, true, true
+	if !p.gone {
+		k.retry(p)
+	}
+}
+
+// reject handles a pod that fits no node. result is the extender's answer, nil if it wasn't asked.
+func (k *kubeScheduler) reject(p *schedPod, message string, result *FilterResult) {
+	p.state, p.failed = schedParked, k.w.now
+	k.parked++
+	if p.nominated == "" || !k.awaitsVictims(p) {
+		p.nominated = ""
+		k.preempt(p, result)
+	}
+	object, nominated := p.apiPod, p.nominated
+	k.w.after(3*time.Millisecond, func() { k.w.api.setRejected(object, message, nominated) })
+}
+
+// awaitsVictims reports whether a victim of the pod still terminates on its nominated node.
+func (k *kubeScheduler) awaitsVictims(p *schedPod) bool {
+	n := k.node(p.nominated)
+	return n != nil && slices.ContainsFunc(n.pods, func(o *schedPod) bool { return o.info.Leaving && o.info.Priority < p.info.Priority })
+}
+
+// preempt chooses victims for the pod, and deletes them.
+func (k *kubeScheduler) preempt(p *schedPod, result *FilterResult) {
+	proposed := map[string]preemption.Victims{}
+	for _, n := range k.nodes {
+		if result != nil { // Only nodes that the extender rejects for a reason that preemption can help with.
+			if i := slices.Index(result.Nodes, n.name); i >= 0 && (i >= len(result.Reasons) || !result.Reasons[i].Resolvable()) {
+				continue
+			}
+		}
+		if victims := k.victims(p, n); len(victims) > 0 {
+			proposed[n.name] = preemption.Victims{Pods: victims}
+		}
+	}
+	if len(proposed) == 0 {
+		return
+	}
+	if p.memory > 0 {
+		r := k.w.answering()
+		if r == nil || r.frozenUntil > k.w.now {
+			return
+		}
+		var err error
+		if proposed, err = r.scheduler.Preempt(r.w.context(), p.object, proposed); err != nil {
+			return
+		}
+	}
+	for _, n := range k.nodes {
+		victims, ok := proposed[n.name]
+		if !ok || len(victims.Pods) == 0 {
+			continue
+		}
+		p.nominated = n.name
+		for _, uid := range victims.Pods {
+			if victim := k.pods[uid]; victim != nil {
+				k.w.stats.preempted++
+				k.w.trace("scheduler: %s preempts %s on %s", p.name(), victim.name(), n.name)
+				k.w.after(2*time.Millisecond, func() { k.w.api.delete(victim.apiPod) })
+			}
+		}
+		return
+	}
+}
+
+// victims returns the pods of lower priority to delete so that the pod fits the node, as far as kube-scheduler counts.
+func (k *kubeScheduler) victims(p *schedPod, n *schedNode) (victims []gpu.PodUID) {
+	if n.closed || p.zone != "" && p.zone != n.zone || p.port > 0 && n.usesPort(p.port) {
+		return nil
+	}
+	cpu, memory := n.cpu-n.usedCPU, n.memory-n.usedMem
+	var lower []*schedPod
+	for _, o := range n.pods {
+		if o.info.Priority < p.info.Priority {
+			lower = append(lower, o)
+			cpu, memory = cpu+o.cpu, memory+o.memory
+		}
+	}
+	if p.cpu > cpu || p.memory > memory {
+		return nil
+	}
+	slices.SortStableFunc(lower, func(a, b *schedPod) int { return int(b.info.Priority) - int(a.info.Priority) })
+	for _, o := range lower { // Spare as many as possible.
+		if cpu-o.cpu >= p.cpu && memory-o.memory >= p.memory {
+			cpu, memory = cpu-o.cpu, memory-o.memory
+		} else {
+			victims = append(victims, o.info.UID)
+		}
+	}
+	return victims
+}
+
+// bind assumes the pod on the node and begins the bind cycle.
+func (k *kubeScheduler) bind(p *schedPod, name string) {
+	p.nominated = ""
+	k.place(p, k.node(name))
+	if p.memory == 0 { // kube-scheduler binds it itself.
+		k.w.after(3*time.Millisecond, func() {
+			b := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: p.name(), UID: p.object.UID}, Target: corev1.ObjectReference{Name: name}}
+			k.bindDone(p, k.w.api.bind(b, "kube-scheduler"))
+		})
+		return
+	}
+	call := &bindCall{request: request(p.object, name)}
+	call.done = func(err error) {
+		if !call.over {
+			call.over = true
+			k.bindDone(p, err)
+		}
+	}
+	k.w.after(time.Millisecond, func() {
+		r := k.w.answering()
+		if r == nil {
+			call.done(errStandby)
+			return
+		}
+		k.w.after(httpTimeout, func() {
+			if !call.over {
+				call.done(errLost)
+				r.cancel(call)
+			}
+		})
+		r.bind(call)
+	})
+}
+
+// bindDone ends the bind cycle.
+func (k *kubeScheduler) bindDone(p *schedPod, err error) {
+	switch {
+	case p.gone:
+		if p.node != nil {
+			k.place(p, nil)
+			k.moveAll(true)
+		}
+	case p.info.Node != "":
+		p.state = schedNone
+	case err != nil:
+		k.w.trace("scheduler: bind of %s failed: %v", p.name(), err)
+		k.place(p, nil)
+		k.moveAll(true)
+		k.again(p)
+	default: // The pod stays assumed until the watch reports it.
+		p.state = schedNone
+	}
+}

@@ -1,0 +1,423 @@
+package scheduling
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// TestSimulation runs clusters with groups and single pods under disturbances, each from one seed, until a million steps were
+// made. GPUSHARE_SIM_SEED=7 begins with seed 7, and GPUSHARE_SIM_STEPS sets the number of steps.
+func TestSimulation(t *testing.T) {
+	steps := int64(1_000_000)
+	if os.Getenv("GPUSHARE_TEST_LONG") != "" {
+		steps = 100_000_000
+	}
+	first := envInt("GPUSHARE_SIM_SEED", 0)
+	steps = envInt("GPUSHARE_SIM_STEPS", steps)
+
+	var mu sync.Mutex
+	var made int64
+	next, total, failed := uint64(first), stats{failed: map[string]int{}}, []*world{}
+	worker := func() {
+		for {
+			mu.Lock()
+			if made >= steps || len(failed) > 0 && os.Getenv("GPUSHARE_SIM_ALL") == "" {
+				mu.Unlock()
+				return
+			}
+			seed := next
+			next++
+			mu.Unlock()
+			w := runSeed(seed, false)
+			mu.Lock()
+			made += int64(w.steps)
+			total.add(w.stats)
+			if w.violation != "" {
+				failed = append(failed, w)
+			}
+			mu.Unlock()
+		}
+	}
+	var group sync.WaitGroup
+	for range min(4, runtime.NumCPU()) {
+		group.Go(worker)
+	}
+	group.Wait()
+	for _, w := range failed {
+		t.Errorf("seed %d: %s", w.seed, w.violation)
+		if again := runSeed(w.seed, true); again.violation != w.violation {
+			t.Errorf("seed %d isn't deterministic: %s", w.seed, again.violation)
+		} else {
+			t.Logf("seed %d:\n%s\n%s", w.seed, strings.Join(again.history[max(0, len(again.history)-maxHistory):], "\n"), again.final)
+		}
+	}
+	t.Logf("%d steps, %d seeds: %+v", made, next-uint64(first), total)
+}
+
+// envInt returns the number in an environment variable.
+func envInt(name string, otherwise int64) int64 {
+	if n, err := strconv.ParseInt(os.Getenv(name), 10, 64); err == nil {
+		return n
+	}
+	return otherwise
+}
+
+func (s *stats) add(o stats) {
+	s.binds, s.lost, s.rejected, s.singles, s.whole = s.binds+o.binds, s.lost+o.lost, s.rejected+o.rejected, s.singles+o.singles, s.whole+o.whole
+	s.evictions, s.evicted, s.preempted = s.evictions+o.evictions, s.evicted+o.evicted, s.preempted+o.preempted
+	s.leaders, s.restarts = s.leaders+o.leaders, s.restarts+o.restarts
+	for reason, n := range o.failed {
+		s.failed[reason] += n
+	}
+}
+
+// runSeed runs the world of one seed.
+func runSeed(seed uint64, tracing bool) *world {
+	w := newWorld(seed, worldOptions{hold: 10 * time.Second, patience: 30 * time.Second, starving: 2 * time.Minute, maxBackoff: 5 * time.Second})
+	defer w.close()
+	w.tracing = tracing
+	w.worldOptions.replicas = 1 + w.random.IntN(2)
+	w.popFromBackoff = w.chance(0.5)
+	if w.chance(0.3) {
+		w.maxBackoff = 10 * time.Second
+	}
+	w.randomNodes()
+	w.lead()
+	// A fifth of the worlds has no disturbances, so that what fails there is at fault itself.
+	if seed%5 > 0 {
+		much := []float64{0.3, 1, 4}[w.random.IntN(3)]
+		w.faults = faults{
+			rejected: 0.03 * much * w.random.Float64(), busy: 0.05 * much * w.random.Float64(), lost: 0.08 * much * w.random.Float64(),
+			unreachable: 0.05 * much * w.random.Float64(), slow: 0.05 * w.random.Float64(), moment: 0.05 * much * w.random.Float64(),
+		}
+		w.after(time.Second, w.disturbAgain)
+	}
+	w.after(time.Second, w.work)
+	w.runFor(20 * time.Minute)
+	if w.violation == "" {
+		w.settle()
+	}
+	if tracing {
+		w.final = w.report()
+	}
+	return w
+}
+
+// work creates and ends jobs, again and again.
+func (w *world) work() {
+	if w.calm {
+		return
+	}
+	w.after(w.between(50*time.Millisecond, 4*time.Second), w.work)
+	w.jobs = slices.DeleteFunc(w.jobs, func(j *job) bool {
+		if j.over() && j.pods != nil {
+			j.stopped = true
+			return true
+		}
+		return false
+	})
+	switch n := w.random.IntN(10); {
+	case n < 7 && len(w.jobs) < 25:
+		w.randomJob()
+	case n < 8 && len(w.jobs) > 12:
+		w.jobs[w.random.IntN(len(w.jobs))].stop()
+	case len(w.jobs) == 0:
+	default:
+		w.trouble(w.jobs[w.random.IntN(len(w.jobs))])
+	}
+}
+
+// trouble does something to a job.
+func (w *world) trouble(j *job) {
+	if len(j.pods) == 0 {
+		return
+	}
+	p := j.pods[w.random.IntN(len(j.pods))]
+	switch w.random.IntN(6) {
+	case 4: // The gate is removed.
+		w.ungate(j)
+	case 5: // The size is changed.
+		if len(j.specs) > 1 && w.chance(0.3) {
+			w.resize(j, max(1, j.specs[0].size+w.random.IntN(3)-1))
+		}
+	case 0:
+		if len(j.specs) > 1 {
+			j.restart()
+		}
+	case 1:
+		w.api.delete(p)
+	case 2:
+		w.api.end(p, "Failed")
+	case 3:
+		w.api.end(p, "Succeeded")
+	}
+}
+
+// ungate removes the scheduling gates of a job.
+func (w *world) ungate(j *job) {
+	for i := range j.specs {
+		j.specs[i].gated = false
+	}
+	for _, p := range j.pods {
+		if p.exists && p.gated {
+			p.gated, j.impossible = false, false
+			w.api.edit(p, func(object *corev1.Pod) { object.Spec.SchedulingGates = nil })
+		}
+	}
+}
+
+// resize changes the size of a group in all of its pods.
+func (w *world) resize(j *job, size int) {
+	w.trace("job %s has size %d", j.name, size)
+	for i := range j.specs {
+		j.specs[i].size = size
+	}
+	j.impossible = j.impossible || size > len(j.specs)
+	for _, p := range j.pods {
+		if p.exists {
+			p.size = size
+			if p.run != nil {
+				p.run.resized = true
+			}
+			w.api.edit(p, func(object *corev1.Pod) { object.Annotations[protocol.AnnotationGroupSize] = strconv.Itoa(size) })
+		}
+	}
+}
+
+// disturbAgain disturbs the cluster, again and again.
+func (w *world) disturbAgain() {
+	if !w.calm {
+		w.after(w.between(time.Second, 30*time.Second), w.disturbAgain)
+		w.disturb()
+	}
+}
+
+// moment disturbs the cluster soon, now and then. It is called where a disturbance is likely to do harm.
+func (w *world) moment() {
+	if !w.calm && w.chance(w.faults.moment) {
+		w.after(w.between(0, 20*time.Millisecond), func() {
+			if !w.calm {
+				disturbances[w.random.IntN(harmful)](w)
+			}
+		})
+	}
+}
+
+// disturb disturbs the cluster.
+func (w *world) disturb() { disturbances[w.random.IntN(len(disturbances))](w) }
+
+// harmful is the number of the first disturbances that are likely to do harm at the wrong moment.
+const harmful = 8
+
+var disturbances = []func(*world){
+	(*world).changeLeader,
+	(*world).changeCard,
+	(*world).changeCard,
+	(*world).cutOff,
+	(*world).cutOff,
+	func(w *world) {
+		if r := w.answering(); r != nil {
+			r.freeze(w.between(100*time.Millisecond, 20*time.Second))
+		}
+	},
+	func(w *world) {
+		if len(w.jobs) > 0 {
+			w.trouble(w.jobs[w.random.IntN(len(w.jobs))])
+		}
+	},
+	func(w *world) { // The watch of an extender stalls, and some begin again with a list.
+		if len(w.replicas) > 0 {
+			w.replicas[w.random.IntN(len(w.replicas))].stall(w.between(time.Second, 90*time.Second))
+		}
+	},
+	(*world).changeLeader,
+	(*world).changeNode,
+	(*world).handOverGracefully,
+	func(w *world) { w.scheduler.watch.stalled = w.now + w.between(100*time.Millisecond, 3*time.Second) },
+}
+
+// cutOff keeps the extenders from the API server.
+func (w *world) cutOff() {
+	for _, r := range w.replicas {
+		r.apart = max(r.apart, w.now+w.between(time.Second, 2*time.Minute))
+		w.blind = max(w.blind, r.apart)
+		w.trace("%s can't reach the API server until %v", r.name, r.apart)
+		if w.worldOptions.replicas > 1 {
+			w.lapse(r)
+		}
+	}
+}
+
+// changeCard changes the health or the size of a card.
+func (w *world) changeCard() {
+	node := w.api.nodes[w.random.IntN(len(w.api.nodes))]
+	i := w.random.IntN(len(node.cards))
+	switch {
+	case !node.exists:
+		return
+	case w.chance(0.5):
+		node.sick[i] = !node.sick[i]
+	default:
+		node.cards[i] = []int64{16, 16, 12, 8, 24}[w.random.IntN(5)]
+	}
+	w.api.setNode(node)
+}
+
+// changeNode cordons a node, or deletes it for a while.
+func (w *world) changeNode() {
+	node := w.api.nodes[w.random.IntN(len(w.api.nodes))]
+	switch {
+	case !node.exists:
+	case w.chance(0.3):
+		w.api.removeNode(node)
+		if w.chance(0.5) {
+			w.after(w.between(time.Second, 40*time.Second), func() { w.api.deletePodsOn(node.name) })
+		}
+		w.after(w.between(time.Second, time.Minute), func() { w.api.setNode(node) })
+	default:
+		node.closed = !node.closed
+		w.api.setNode(node)
+	}
+}
+
+func (r *replica) freeze(d time.Duration) {
+	r.frozenUntil = max(r.frozenUntil, r.w.now+d)
+	r.w.blind = max(r.w.blind, r.w.now+d)
+	r.w.trace("%s freezes for %v", r.name, d)
+	if r.w.worldOptions.replicas > 1 && d > 8*time.Second {
+		r.w.lapse(r)
+	}
+}
+
+// stall holds up the watch, which then continues, or begins again with a list.
+func (r *replica) stall(d time.Duration) {
+	w := r.w
+	r.cache.watch.stalled = max(r.cache.watch.stalled, w.now+d)
+	w.blind = max(w.blind, w.now+d)
+	w.trace("%s: the watch stalls for %v", r.name, d)
+	if w.chance(0.3) {
+		w.after(d, func() {
+			if !r.dead {
+				r.cache.list()
+			}
+		})
+	}
+}
+
+// lead starts the extenders and makes one of them the leader.
+func (w *world) lead() {
+	for i := range w.worldOptions.replicas {
+		w.newReplica(fmt.Sprintf("extender%d", i))
+	}
+	if w.worldOptions.replicas > 1 {
+		w.takeOver(w.replicas[0])
+	}
+}
+
+// takeOver makes the replica the leader, now that no write of the former one can take effect any more.
+func (w *world) takeOver(r *replica) {
+	if r.dead || w.answering() != nil {
+		return
+	}
+	if r.frozenUntil > w.now || r.apart > w.now {
+		w.after(time.Second, func() { w.takeOver(r) })
+		return
+	}
+	w.trace("%s leads", r.name)
+	w.stats.leaders++
+	if err := r.scheduler.TakeOver(w.context()); err != nil {
+		panic(err)
+	}
+	r.leads = true
+}
+
+// lapse ends the term of a leader that can't renew its Lease. It may write for the deadline of a bind.
+func (w *world) lapse(r *replica) {
+	if !r.leads {
+		return
+	}
+	w.after(8*time.Second, func() {
+		if r.dead || !r.leads || max(r.frozenUntil, r.apart) < w.now {
+			return // It renewed its Lease in time.
+		}
+		r.leads = false
+		w.trace("%s lost its Lease", r.name)
+		w.succeed(r, 15*time.Second)
+	})
+}
+
+// succeed lets another replica take over.
+func (w *world) succeed(old *replica, after time.Duration) {
+	w.after(after, func() {
+		var others []*replica
+		for _, r := range w.replicas {
+			if r != old && !r.dead {
+				others = append(others, r)
+			}
+		}
+		if len(others) == 0 {
+			others = w.replicas
+		}
+		if len(others) > 0 {
+			w.takeOver(others[w.random.IntN(len(others))])
+		}
+	})
+}
+
+// handOverGracefully ends a leader's term. Another replica, or the same one, leads later.
+func (w *world) handOverGracefully() {
+	r := w.answering()
+	if r == nil || w.worldOptions.replicas == 1 {
+		return
+	}
+	w.trace("%s gives the Lease up", r.name)
+	r.leads = false
+	var drain func()
+	drain = func() {
+		if !r.dead && len(r.calls) > 0 {
+			w.after(100*time.Millisecond, drain)
+			return
+		}
+		if w.chance(0.3) && !r.dead {
+			r = nil // It can lead again.
+		}
+		w.succeed(r, 2*simBindTimeout+w.between(0, time.Second))
+	}
+	w.after(time.Second, drain)
+}
+
+// changeLeader kills the leader. A sole extender starts again; with replicas another one takes over, and a new standby starts.
+func (w *world) changeLeader() {
+	r := w.answering()
+	if r == nil {
+		return
+	}
+	w.stats.restarts++
+	if w.chance(0.4) { // The next leader doesn't see the last binds.
+		for _, o := range w.replicas {
+			if o != r {
+				o.stall(w.between(10*time.Second, 2*time.Minute))
+			}
+		}
+	}
+	r.kill()
+	name := fmt.Sprintf("extender%d", w.stats.restarts+1)
+	if w.worldOptions.replicas == 1 {
+		// Its last writes take effect within moments: the API server has them, or the connection is closed.
+		w.after(2*simBindTimeout+w.between(100*time.Millisecond, 10*time.Second), func() { w.newReplica(name) })
+		return
+	}
+	w.succeed(r, w.between(15*time.Second, 28*time.Second))
+	w.after(w.between(time.Second, 20*time.Second), func() { w.newReplica(name) })
+}

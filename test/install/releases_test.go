@@ -1,0 +1,172 @@
+package install
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/pages"
+)
+
+func TestNames(t *testing.T) {
+	h := newHelm(t, "")
+	for name, test := range map[string]struct{ release, values, want string }{
+		"whatever the release's name":        {"test", "", "gpushare"},
+		"a full name":                        {"test", "fullnameOverride=gpu,nameOverride=other", "gpu"},
+		"Helm's rule":                        {"test", "nameOverride=gpushare", "test-gpushare"},
+		"Helm's rule, the release has it":    {"gpushare-test", "nameOverride=gpushare", "gpushare-test"},
+		"Helm's rule, the same as a release": {"gpushare", "nameOverride=gpushare", "gpushare"},
+	} {
+		out := h.run(t, "template", test.release, chart, "--set=mode=secondScheduler", "--set="+test.values)
+		if want := "kind: DaemonSet\nmetadata:\n  name: " + test.want + "-device-plugin\n"; !strings.Contains(out, want) {
+			t.Errorf("%s: there is no %q", name, want)
+		}
+	}
+}
+
+// TestRenamed: with another name, these objects and references alone keep the default one. A cluster can't have them twice.
+func TestRenamed(t *testing.T) {
+	h := newHelm(t, "")
+	extender := []string{
+		"ClusterRole/gpushare-extender metadata.name", "ClusterRoleBinding/gpu-extender roleRef.name",
+		"Lease/gpushare-extender metadata.name", "Role/gpu-extender rules.0.resourceNames.0",
+	}
+	for mode, want := range map[string][]string{
+		"extender": extender,
+		"secondScheduler": append([]string{
+			"ConfigMap/gpu-scheduler-config data.scheduler-config.yaml", "Lease/gpushare-scheduler metadata.name", "Role/gpu-scheduler rules.0.resourceNames.0",
+		}, extender...),
+		"devicePlugin": nil,
+	} {
+		t.Run(mode, func(t *testing.T) {
+			var got []string
+			for key, object := range h.render(t, "fullnameOverride=gpu,secondScheduler.name=gpu,networkPolicy.enabled=true,monitoring.enabled=true,mode="+mode) {
+				for _, path := range defaultNames(object.Object, "") {
+					got = append(got, key+" "+path)
+				}
+			}
+			slices.Sort(want)
+			slices.Sort(got)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// defaultName matches the default name of a release, or of one of its objects: not in a URL's path or in an image.
+var defaultName = regexp.MustCompile(`^gpushare$|(^|[ :'"])gpushare-[a-z]`)
+
+// defaultNames returns the paths of the strings that contain a default name.
+func defaultNames(value any, path string) (paths []string) {
+	switch v := value.(type) {
+	case map[string]any:
+		for key, inner := range v {
+			paths = append(paths, defaultNames(inner, strings.TrimPrefix(path+"."+key, "."))...)
+		}
+	case []any:
+		for i, inner := range v {
+			paths = append(paths, defaultNames(inner, fmt.Sprint(path, ".", i))...)
+		}
+	case string:
+		if defaultName.MatchString(v) {
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}
+
+// TestPool: a release without the extender has the device plugin and the policies that limit it, and selects other nodes.
+func TestPool(t *testing.T) {
+	h := newHelm(t, "")
+	main := h.render(t, "monitoring.enabled=true,monitoring.authorize=true,monitoring.credentials.name=x")
+	pool := h.render(t, "mode=devicePlugin,fullnameOverride=pool-b,monitoring.enabled=true,monitoring.authorize=true,monitoring.credentials.name=x")
+	want := []string{
+		"ClusterRole/pool-b-device-plugin", "ClusterRole/pool-b-metrics-reader", "ClusterRoleBinding/pool-b-device-plugin", "DaemonSet/pool-b-device-plugin",
+		"PodMonitor/pool-b-device-plugin", "ServiceAccount/pool-b-device-plugin",
+		"ValidatingAdmissionPolicy/pool-b-device-plugin-pods", "ValidatingAdmissionPolicy/pool-b-nodes",
+		"ValidatingAdmissionPolicyBinding/pool-b-device-plugin-pods", "ValidatingAdmissionPolicyBinding/pool-b-nodes",
+	}
+	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(pool))); diff != "" {
+		t.Errorf("the objects (-want +got):\n%s", diff)
+	}
+	for name, want := range map[string]string{
+		"pool-b-device-plugin-pods": "request.userInfo.username == 'system:serviceaccount:gpu:pool-b-device-plugin'",
+		"pool-b-nodes":              `request.userInfo.username in ["system:serviceaccount:gpu:pool-b-device-plugin"]`,
+	} {
+		conditions, _, err := unstructured.NestedSlice(pool["ValidatingAdmissionPolicy/"+name].Object, "spec", "matchConditions")
+		must(t, err)
+		if got := conditions[0].(map[string]any)["expression"]; got != want {
+			t.Errorf("%s limits %v, want %s", name, got, want)
+		}
+	}
+	nodes := func(workload *unstructured.Unstructured) map[string]string {
+		return podTemplate(t, workload).Spec.NodeSelector
+	}
+	selectors := []map[string]string{nodes(main["DaemonSet/gpushare-device-plugin"]), nodes(pool["DaemonSet/pool-b-device-plugin"])}
+	if diff := cmp.Diff([]map[string]string{{"gpushare": "true"}, {"gpushare": "pool-b"}}, selectors); diff != "" {
+		t.Errorf("the nodes (-want +got):\n%s", diff)
+	}
+}
+
+// TestSeveralReleases installs a release beside another one, in its namespace, with the commands of docs/install.md.
+func TestSeveralReleases(t *testing.T) {
+	c := controlplane.StartForTest(t, controlplane.Options{WithoutScheduler: true})
+	h := newHelm(t, c.KubeconfigPath)
+	must(t, c.CreateNodes(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}))
+	find := func(name string) []string {
+		t.Helper()
+		found, err := c.Find(t.Context(), func(object metav1.Object) bool {
+			return strings.Contains(object.GetName(), name) && !strings.HasPrefix(object.GetName(), "sh.helm.release.") // Helm's own record
+		})
+		must(t, err)
+		slices.Sort(found)
+		return found
+	}
+	h.run(t, "install", "gpushare", chart, "--namespace="+namespace)
+	before := find("gpushare")
+
+	blocks, err := pages.Commands(page, "Several releases")
+	must(t, err)
+	h.shell(t, strings.ReplaceAll(blocks[0], "NODE", node))
+	allowed, err := c.Client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(t.Context(), "gpushare-pod-annotations", metav1.GetOptions{})
+	must(t, err)
+	if !strings.Contains(allowed.String(), "system:serviceaccount:kube-system:pool-b-device-plugin") {
+		t.Errorf("the guard doesn't allow the pool's device plugin: %v", allowed)
+	}
+
+	for name, values := range map[string]string{
+		"another name":         "fullnameOverride=test",
+		"the second scheduler": "fullnameOverride=test,mode=secondScheduler",
+		"the same name":        "mode=extender",
+	} {
+		out, err := h.try("install", "test", chart, "--namespace=default", "--set="+values)
+		const want = "mode: the release gpushare in namespace kube-system has the extender, and two extenders would allocate the same memory twice"
+		if err == nil || !strings.Contains(out, want) {
+			t.Errorf("a second extender, %s: got %v %s, want %q", name, err, out, want)
+		}
+	}
+
+	out, err := h.try("upgrade", "gpushare", chart, "--namespace="+namespace, "--set=fullnameOverride=gpu")
+	const want = "fullnameOverride: the names of this release's objects begin with gpushare, and Helm would create those of gpu beside them"
+	if err == nil || !strings.Contains(out, want) {
+		t.Errorf("another name: got %v %s, want %q", err, out, want)
+	}
+
+	h.run(t, "uninstall", "pool-b", "--namespace="+namespace)
+	if left := find("pool-b"); len(left) > 0 {
+		t.Errorf("objects of the pool are left: %v", left)
+	}
+	if diff := cmp.Diff(before, find("gpushare")); diff != "" {
+		t.Errorf("the other release's objects (-before +after):\n%s", diff)
+	}
+}
