@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -76,11 +77,5 @@ func (b *Best) Candidates() []Candidate {
 
 // bySuitability orders by suitability, descending, then by position.
 func bySuitability(a, b Candidate) int {
-	switch {
-	case a.Suits > b.Suits:
-		return -1
-	case a.Suits < b.Suits:
-		return 1
-	}
-	return a.Node - b.Node
+	return cmp.Or(cmp.Compare(b.Suits, a.Suits), cmp.Compare(a.Node, b.Node))
 }

@@ -176,6 +176,22 @@ func TestOutageDuringBinds(t *testing.T) {
 	}
 }
 
+// The answer to a bind is lost and the API server fails for longer than a bind may take. When a live read finds that pod bound, the
+// last member, whose call is still held, has time left to be bound.
+func TestLastMemberAfterLostAnswer(t *testing.T) {
+	g := startSoleGang(t)
+	g.failAt(1, true)
+	g.startBinds(t.Context(), 0, 1, 2)
+	g.awaitEnds(2)
+	g.awaitHeld(1)
+	g.server.Answer(fake.Answers{})
+	g.wantEnds(1, nil)
+	g.awaitState(gang.PhaseRunning)
+	if n := g.marked(); n != 1 {
+		t.Errorf("%d members mark the gang as whole, want one", n)
+	}
+}
+
 // startSoleGang is startGang for an extender without replicas. Its binds end soon.
 func startSoleGang(t *testing.T) *gangFixture {
 	pods, objects := members()

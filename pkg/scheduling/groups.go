@@ -165,7 +165,11 @@ func (g *groups) decided(held heldBind) (permit, error) {
 		return permit{}, *rejection
 	}
 	membership := binding.Membership{Run: held.Run(), Whole: held.MarkWhole()}
-	return permit{member: &held.key, membership: membership, deadline: held.OpenedAt().Add(g.bindTimeout)}, nil
+	deadline := held.OpenedAt().Add(g.bindTimeout)
+	if enough := g.clock.Now().Add(g.bindTimeout / 2); enough.After(deadline) {
+		deadline = enough // The last member waited long for the others: an answer was lost.
+	}
+	return permit{member: &held.key, membership: membership, deadline: deadline}, nil
 }
 
 // end records the outcome of a permitted bind. err is nil if the pod is bound. Otherwise the bind is unconfirmed until the binder
