@@ -18,7 +18,7 @@ import (
 func TestOutageDuringBinds(t *testing.T) {
 	c := hasty.Start(t)
 	f := newFixture(t, c, 4, 4)
-	outage := time.Duration(controlplane.Times(25, 120)) * time.Second
+	outage := time.Duration(controlplane.Times(15, 120)) * time.Second
 	evictions := c.Metric(t, framework.MetricGangEvictions)
 	away, restore := cutDuringBinds(f, 3)
 	f.createGang("job", faultySize)
