@@ -264,6 +264,41 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 			t.Error("the evictions went on")
 		}
 	})
+	t.Run("the bound members are deleted before the last answer", func(t *testing.T) {
+		s := newBrokenScene(t, gang.BindFailed)
+		answer, last := s.answer, s.created[3]
+		s.answer = func(uid gpu.PodUID) {
+			if uid != last.UID {
+				answer(uid)
+			}
+		}
+		s.wait(2 * testPatience)
+		s.delete(s.created[0])
+		s.delete(s.created[1])
+		answer(last.UID)
+		s.wantPhase(gang.PhaseIncomplete)
+	})
+	t.Run("the next attempt is broken too: its patience begins again", func(t *testing.T) {
+		s := newBrokenScene(t, gang.BindFailed)
+		s.wait(testPatience + 7*time.Second)
+		s.wantPhase(gang.PhaseEvicting)
+		s.delete(s.created[0])
+		s.delete(s.created[1])
+		s.createMany(2, "job", 4, 16, "t")
+		for _, p := range s.existing() {
+			p.queued = true
+		}
+		s.scheduleAll()
+		if len(s.granted) != 3 {
+			t.Fatalf("%d binds are granted, want 3", len(s.granted))
+		}
+		for i, bind := range s.granted {
+			s.bind(bind, i > 0)
+		}
+		s.evictions = nil
+		s.wait(testPatience - time.Second)
+		s.wantNoEviction()
+	})
 	t.Run("the missing members are bound after all", func(t *testing.T) {
 		s := newBrokenScene(t, gang.BindFailed)
 		s.created[2].queued, s.created[3].queued = true, true

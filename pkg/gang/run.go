@@ -147,6 +147,9 @@ func (r *run) rest() Phase {
 // changed continues a run after a change of one of its members. m may have left.
 func (mgr *Manager) changed(r *run, m *member, now time.Time) {
 	r.needs = nil
+	if r.counts[running] == 0 {
+		r.verification = verification{} // If the run is broken later, other members are missing.
+	}
 	switch {
 	case r.phase == PhaseRunning:
 		mgr.rehome(r, now)
