@@ -742,7 +742,7 @@ type run struct {
 // have succeeded. A new leader can't tell whether the others were bound with those.
 func (a *apiServer) joinsAlone(p *apiPod) bool {
 	for _, r := range a.runs {
-		if r.key.group.Name == p.group && r.whole && len(r.members) > 0 {
+		if r.key.group.Name == p.group && (r.whole || r.ambiguous || r.resized || p.job.resized) && len(r.members) > 0 {
 			return true
 		}
 	}
@@ -793,6 +793,11 @@ func (a *apiServer) joined(p *apiPod) {
 	marked := p.object.Annotations[protocol.AnnotationGroupWhole] == "true"
 	if !r.whole && n+max(succeeded, r.succeeded) >= r.size {
 		r.whole, r.wholeAt = true, a.w.now
+		for _, o := range a.order { // Surplus members stay in the run.
+			if o.exists && o.group == p.group {
+				r.controllers[o.info.Member.Controller] = true
+			}
+		}
 		a.w.stats.whole++
 		a.w.trace("api: run %v is whole", key)
 	} else if marked && !r.whole && !r.ambiguous {
