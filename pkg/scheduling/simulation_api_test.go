@@ -728,7 +728,7 @@ type run struct {
 	whole bool
 	// since is when the run changed last.
 	since time.Duration
-	// ambiguous is true if it lost a member before it was whole: after a change of leaders, it can't be told from a run that
+	// ambiguous is true if it lost a member before it was whole: after a change of leaders, it looks like a run that
 	// was whole.
 	ambiguous bool
 	wholeAt   time.Duration
@@ -739,7 +739,7 @@ type run struct {
 }
 
 // joinsAlone reports whether a pending member may be placed alone: a run of its group was whole, or members of its controller
-// have succeeded. A new leader can't tell whether the others were bound with those.
+// have succeeded. A new leader doesn't know which others were bound with those.
 func (a *apiServer) joinsAlone(p *apiPod) bool {
 	for _, r := range a.runs {
 		if r.key.group.Name == p.group && (r.whole || r.ambiguous || r.resized || p.job.resized) && len(r.members) > 0 {

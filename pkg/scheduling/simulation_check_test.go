@@ -178,7 +178,7 @@ func (w *world) eligible(p *apiPod) (names []string) {
 }
 
 func (p *apiPod) waits() bool {
-	return p.exists && p.info.Node == "" && !p.info.Ended && !p.info.Leaving && !p.gated && p.scheduler != "nobody"
+	return p.exists && p.info.Node == "" && !p.info.Ended && !p.info.Leaving && !p.gated && p.scheduler != "absent"
 }
 
 // fits reports whether the pods fit at the same time, by the ledger's rules, whatever the order of the nodes is.
