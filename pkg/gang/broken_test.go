@@ -114,7 +114,10 @@ func TestLostAnswers(t *testing.T) {
 		}, gang.PhaseRunning},
 		"the pod is gone":      {func(s *brokenScene) { s.manager.ConfirmedGone(s.created[2].UID, s.now) }, gang.PhaseBroken},
 		"the watch deletes it": {func(s *brokenScene) { s.manager.RemoveMember(s.created[2].UID, s.now) }, gang.PhaseBroken},
-		"it is still unbound":  {func(s *brokenScene) { s.manager.Confirmed(s.created[2].Member, s.now) }, gang.PhaseBinding},
+		"it is still unbound": {func(s *brokenScene) {
+			s.created[2].ShortOfMemory = true // So that the read shows something new.
+			s.manager.Confirmed(s.created[2].Member, s.now)
+		}, gang.PhaseBinding},
 		"the last one is gone": {func(s *brokenScene) {
 			s.done(2, gang.BindSucceeded)
 			s.manager.RemoveMember(s.created[3].UID, s.now)

@@ -79,10 +79,40 @@ func TestGroupsThatNeverComeTogether(t *testing.T) {
 			if share >= 0.05 || fits/samples < 0.95 {
 				t.Errorf("%.1f %% of the memory was reserved, want less than 5; a single pod fits %.1f %% of the time, want 95", 100*share, 100*fits/samples)
 			}
+			if tc.groups == 1 && s.reservations > 0 {
+				t.Errorf("%d starvation reservations for a group that found room", s.reservations)
+			}
 			if s.failures["timed_out"] < 3 {
 				t.Error("the groups did not try: the test shows nothing")
 			}
 		})
+	}
+}
+
+// TestSlowArrival: a group of which one more member arrives in each hold keeps its places only while the budget covers it.
+func TestSlowArrival(t *testing.T) {
+	s := newSimulation(t, 1)
+	s.withMemory()
+	s.createMany(8, "job", 8, 16, "t")
+	start := s.now
+	s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+	for hold := 1; s.manager.Phases()[gang.PhasePlanned] == 1 && hold < 8; hold++ {
+		for _, p := range s.created[:hold] {
+			for node := ""; !s.inBind(p) && node == ""; { // A late member is rejected once more.
+				if result := s.manager.Filter(p.UID, s.nodes, s.now); len(result.Nodes) > 0 {
+					node = result.Nodes[0]
+					permit, reason := s.manager.RequestPermit(p.UID, node, s.now)
+					if reason != nil {
+						t.Fatal(reason)
+					}
+					s.held = append(s.held, bindCall{p, node, p.Gang, permit})
+				}
+			}
+		}
+		s.advance(testHold + 100*time.Millisecond)
+	}
+	if took := s.now.Sub(start); s.failures["timed_out"] < 3 || s.manager.Phases()[gang.PhasePending] != 1 || took > time.Minute {
+		t.Errorf("after %v: %v, %v", took, s.manager.Phases(), s.failures)
 	}
 }
 

@@ -104,8 +104,9 @@ func lastBound(r *run) (last time.Time) {
 
 // lostMembers reports whether members must have been deleted since those of the run were bound; unbound are the members
 // that would join it. A run's first bind isn't made before all its members exist. If too few of those that existed at the
-// latest bind are left, the unbound members replace others, and the run counts as whole although no member marks it. The
-// opposite error would evict a running job. Therefore a run that nothing is known to be missing from counts as whole too.
+// latest bind are left, the unbound members replace others, and the run counts as whole although no member marks it. So it
+// does if a controller of a bound member has created another pod since: that replaces one that was lost. The opposite
+// error would evict a running job. Therefore a run that nothing is known to be missing from counts as whole too.
 func (r *run) lostMembers(unbound []*member, mgr *Manager) bool {
 	unbound = slices.DeleteFunc(slices.Clone(unbound), func(m *member) bool { return mgr.countAs(m) != pending })
 	if len(unbound) == 0 {
@@ -118,8 +119,11 @@ func (r *run) lostMembers(unbound []*member, mgr *Manager) bool {
 	}
 	existed := r.counts[running] + r.finished
 	for _, m := range unbound {
-		if !m.Created.After(lastBound(r)) {
+		switch c := r.controllers[m.Controller]; {
+		case !m.Created.After(lastBound(r)):
 			existed++
+		case c != nil && c.running > 0:
+			return true // It replaces a member. Surplus members can't stand for that one.
 		}
 	}
 	return existed < r.size()

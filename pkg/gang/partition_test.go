@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
 )
 
 var begin = time.Unix(1_800_000_000, 0)
@@ -68,7 +69,8 @@ func (mgr *Manager) runs() (out []string) {
 func newManager(t *testing.T) *Manager {
 	l := ledger.New()
 	mgr := New(Options{
-		Ledger: l, Release: func(uid gpu.PodUID) { l.Release(uid) }, Hold: 10 * time.Second, Patience: 30 * time.Second,
+		Ledger: l, Release: func(uid gpu.PodUID) { l.Release(uid) },
+		View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, Hold: 10 * time.Second, Patience: 30 * time.Second,
 		OnFailure: Evict, Observer: silent{},
 	})
 	mgr.FailOnIllegalMove(t)

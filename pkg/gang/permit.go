@@ -187,7 +187,7 @@ func (mgr *Manager) openBarrier(r *run, now time.Time) {
 func (mgr *Manager) timeOut(r *run, now time.Time) {
 	p := r.plan
 	mgr.refillBudget(now)
-	if p.progress = p.held > p.maxHeld; !p.progress || !mgr.budget.covers(p.memory, now.Sub(p.made)) {
+	if p.held <= p.maxHeld || !mgr.budget.covers(p.memory, now.Sub(p.made)) {
 		mgr.endRound(r, TimedOut, now)
 		return
 	}
@@ -226,7 +226,7 @@ func (mgr *Manager) CancelPermit(uid gpu.PodUID, permit *Permit) bool {
 	r := permit.run // A pending permit always belongs to a planned member.
 	mgr.unhold(r.plan, r.plan.members[uid]).reject(Changed)
 	if r.phase == PhaseBinding {
-		r.plan.expires = r.plan.opened.Add(mgr.Patience)
+		r.plan.expires = permit.requested.Add(mgr.Patience)
 		mgr.wake(r, r.plan.expires)
 	}
 	mgr.checkHeld(r, permit.requested)

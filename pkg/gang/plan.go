@@ -31,9 +31,8 @@ type plan struct {
 	// held counts the members whose binds are held, firstHeld is since when one is.
 	held      int
 	firstHeld time.Time
-	// maxHeld is the largest number of members that arrived in a round. progress is true if the latest round set it.
-	maxHeld  int
-	progress bool
+	// maxHeld is the largest number of members that were held when a hold ended.
+	maxHeld int
 }
 
 // plannedMember is a member's part of a plan.

@@ -108,6 +108,52 @@ func TestStarvationReservationEnds(t *testing.T) {
 	}
 }
 
+// TestFruitlessReservation: a group whose starvation reservation ended without a plan goes behind the others.
+func TestFruitlessReservation(t *testing.T) {
+	s := newSimulation(t, 1)
+	s.createMany(8, "", 0, 16, "")
+	for _, p := range s.created {
+		s.scheduleSingle(p, s.nodes)
+	}
+	for i, name := range []string{"first", "second"} {
+		s.createMany(4, name, 4, 16, "t")
+		for _, p := range s.created[8+4*i:] {
+			p.ShortOfMemory = true
+			s.report(p)
+		}
+	}
+	owner := func() string { // The group that sees the reserved memory as free.
+		for _, p := range s.created[8:] {
+			if s.fits(p.Pod) {
+				return p.Gang.Name
+			}
+		}
+		return ""
+	}
+	s.advance(s.starvationAfter + time.Second)
+	for _, want := range []string{"first", "second"} {
+		if s.reservations == 0 {
+			t.Fatal("no reservation")
+		}
+		single := s.created[0]
+		s.created = s.created[1:]
+		s.delete(single)
+		if got := owner(); got != want {
+			t.Errorf("memory is reserved for %q, want %q", got, want)
+		}
+		s.create("", 0, 16, "")
+		last := s.created[len(s.created)-1]
+		s.created = append([]*pod{last}, s.created[:len(s.created)-1]...)
+		before := s.reservations
+		for s.reservations == before {
+			s.advance(time.Second)
+			if last.Node == "" {
+				s.scheduleSingle(last, s.fitting(last, s.nodes))
+			}
+		}
+	}
+}
+
 // TestStarvationReservationPause: a reservation ends with the plan that it made possible. If that plan fails, the next
 // reservation must wait for as long as this one lasted.
 func TestStarvationReservationPause(t *testing.T) {

@@ -108,7 +108,7 @@ func (s *Scheduler) bind(ctx context.Context, request BindRequest, permit permit
 		return binding.InFlight, binding.ErrInFlight
 	}
 	defer end()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), permit.deadline.Sub(s.Clock.Now()))
+	ctx, cancel := s.withTimeout(context.WithoutCancel(ctx), permit.deadline.Sub(s.Clock.Now()))
 	defer cancel()
 
 	pod, err := s.readPod(ctx, request)

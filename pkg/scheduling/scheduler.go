@@ -101,6 +101,8 @@ type Scheduler struct {
 	// groups and free are nil if members of gangs are treated like any other pod.
 	groups *groups
 	free   *freeResources
+	// withTimeout is context.WithTimeout outside tests: a context's timer doesn't follow Clock.
+	withTimeout func(context.Context, time.Duration) (context.Context, context.CancelFunc)
 }
 
 // New builds a Scheduler. It reads and writes nothing before Run.
@@ -113,7 +115,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	if !replicas {
 		o.Leading = func() error { return nil }
 	}
-	s := &Scheduler{Options: o, ledger: ledger.New(), cache: cache}
+	s := &Scheduler{Options: o, ledger: ledger.New(), cache: cache, withTimeout: context.WithTimeout}
 	s.requeue = requeue.New(requeue.Options{
 		API: o.API, Ledger: s.ledger, Cache: s.cache, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
 	})

@@ -51,8 +51,10 @@ type apiPod struct {
 	member, generation int
 	replaced           bool
 	// late is true if the answer to a Binding of the pod was lost.
-	late    bool
-	created time.Duration
+	late bool
+	// rejections are the versions of the pod with the messages that it had since its last other change.
+	rejections map[rejection]rejected
+	created    time.Duration
 	// run is the run in which the pod was bound; nil if it isn't bound, or names no group.
 	run *run
 }
@@ -251,6 +253,7 @@ func (a *apiServer) edit(p *apiPod, how func(*corev1.Pod)) {
 
 func (a *apiServer) set(p *apiPod) {
 	a.version++
+	p.rejections = nil
 	p.object.ResourceVersion = strconv.Itoa(a.version)
 	p.info = clustercache.NewPodInfo(p.object)
 	a.publish(change{pod: p, info: p.info, object: p.object})
@@ -471,6 +474,14 @@ func (a *apiServer) started(p *apiPod) {
 	}
 }
 
+// rejection is what kube-scheduler writes to a pod after a failed attempt.
+type rejection struct{ message, nominated string }
+
+type rejected struct {
+	object *corev1.Pod
+	info   *clustercache.PodInfo
+}
+
 // setRejected sets the pod's PodScheduled condition, as kube-scheduler does after a failed attempt.
 func (a *apiServer) setRejected(p *apiPod, message, nominated string) {
 	if !p.exists || p.info.Node != "" {
@@ -479,12 +490,22 @@ func (a *apiServer) setRejected(p *apiPod, message, nominated string) {
 	if c := p.object.Status.Conditions; len(c) == 1 && c[0].Message == message && p.object.Status.NominatedNodeName == nominated {
 		return
 	}
+	key, known := rejection{message, nominated}, p.rejections
+	if again, ok := known[key]; ok { // Most pods have few messages, and it is expensive to parse a pod.
+		p.object, p.info = again.object, again.info
+		a.publish(change{pod: p, info: p.info, object: p.object})
+		return
+	}
 	a.edit(p, func(object *corev1.Pod) {
 		object.Status.Conditions = []corev1.PodCondition{{
 			Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: message,
 		}}
 		object.Status.NominatedNodeName = nominated
 	})
+	if known == nil {
+		known = map[rejection]rejected{}
+	}
+	known[key], p.rejections = rejected{p.object, p.info}, known
 }
 
 // evict is the API server's part of an eviction.
@@ -707,7 +728,7 @@ type run struct {
 	whole bool
 	// since is when the run changed last.
 	since time.Duration
-	// ambiguous is true if it lost a member before it was whole: after a change of leaders, it can't be told from a run that
+	// ambiguous is true if it lost a member before it was whole: after a change of leaders, it looks like a run that
 	// was whole.
 	ambiguous bool
 	wholeAt   time.Duration
@@ -715,6 +736,19 @@ type run struct {
 	resized bool
 	// controllers are those of the pods that were bound in it.
 	controllers map[string]bool
+}
+
+// joinsAlone reports whether a pending member may be placed alone: a run of its group was whole, or members of its controller
+// have succeeded. A new leader doesn't know which others were bound with those.
+func (a *apiServer) joinsAlone(p *apiPod) bool {
+	for _, r := range a.runs {
+		if r.key.group.Name == p.group && (r.whole || r.ambiguous || r.resized || p.job.resized) && len(r.members) > 0 {
+			return true
+		}
+	}
+	return slices.ContainsFunc(a.order, func(o *apiPod) bool {
+		return o.group == p.group && o.object.Status.Phase == corev1.PodSucceeded
+	})
 }
 
 func (r *run) running() (n int) {
@@ -741,6 +775,7 @@ func (a *apiServer) joined(p *apiPod) {
 		a.w.fail("%s of controller %q joins run %v, which was whole before and has none of its pods", p.name(), controller, key)
 	}
 	r.controllers[p.info.Member.Controller] = true
+	r.resized = r.resized || p.job.resized
 	r.members, r.size, r.since = append(r.members, p), p.size, a.w.now
 	p.run = r
 	n := 0
@@ -758,6 +793,11 @@ func (a *apiServer) joined(p *apiPod) {
 	marked := p.object.Annotations[protocol.AnnotationGroupWhole] == "true"
 	if !r.whole && n+max(succeeded, r.succeeded) >= r.size {
 		r.whole, r.wholeAt = true, a.w.now
+		for _, o := range a.order { // Surplus members stay in the run.
+			if o.exists && o.group == p.group {
+				r.controllers[o.info.Member.Controller] = true
+			}
+		}
 		a.w.stats.whole++
 		a.w.trace("api: run %v is whole", key)
 	} else if marked && !r.whole && !r.ambiguous {

@@ -70,6 +70,7 @@ func (w *world) newReplica(name string) *replica {
 	if r.scheduler, err = newScheduler(o, r.cache); err != nil {
 		panic(err)
 	}
+	r.scheduler.withTimeout = w.withTimeout
 	r.scheduler.groups.members, r.scheduler.groups.reads = r, r
 	r.cache.list()
 	r.cache.handler.Synced()
@@ -270,7 +271,6 @@ type simCache struct {
 	watch   *watcher
 	handler clustercache.Handler
 	pods    map[string]*clustercache.PodInfo
-	order   []string
 	byNode  map[string][]*clustercache.PodInfo
 	pending map[gpu.PodUID]*clustercache.PodInfo
 	nodes   []*corev1.Node

@@ -20,6 +20,8 @@ type job struct {
 	replace, early, stable bool
 	// impossible is true if the job can never run.
 	impossible bool
+	// resized is true if the group's number was changed.
+	resized    bool
 	generation int
 	serial     int
 	pods       []*apiPod
@@ -216,10 +218,10 @@ func (w *world) vary(j *job) {
 		}
 		j.impossible = true
 	case 4:
-		j.specs[last].scheduler, j.impossible = "nobody", len(j.specs) == j.specs[0].size
+		j.specs[last].scheduler, j.impossible = "absent", len(j.specs) == j.specs[0].size
 	case 5:
 		for i := range j.specs {
-			j.specs[i].scheduler = "nobody"
+			j.specs[i].scheduler = "absent"
 		}
 		j.impossible = true
 	case 6:

@@ -2,6 +2,7 @@ package scheduling
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"iter"
 	"math/rand/v2"
@@ -286,3 +287,22 @@ func (c virtualClock) NewTicker(time.Duration) clock.Ticker { panic("no tickers 
 func (c virtualClock) Sleep(d time.Duration)                { c.w.sleep(d) }
 
 func (c virtualClock) Tick(time.Duration) <-chan time.Time { panic("no tickers in a simulation") }
+
+// virtualContext ends at a time of the virtual clock. Nothing waits for it.
+type virtualContext struct {
+	context.Context
+	w        *world
+	deadline time.Duration
+}
+
+func (c virtualContext) Err() error {
+	if c.w.now >= c.deadline {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// withTimeout is context.WithTimeout for the virtual clock.
+func (w *world) withTimeout(parent context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	return virtualContext{parent, w, w.now + d}, func() {}
+}

@@ -172,6 +172,21 @@ func (p *PodWrapper) Tolerate(key string) *PodWrapper {
 	return p
 }
 
+// HostPort makes the first container use a port of the node. No two pods with the same port fit one node.
+func (p *PodWrapper) HostPort(port int32) *PodWrapper {
+	c := &p.Spec.Containers[0]
+	c.Ports = append(c.Ports, corev1.ContainerPort{ContainerPort: port, HostPort: port})
+	return p
+}
+
+// ControlledBy names a Job as the pod's controller. No Job with that name needs to exist, unless a garbage collector runs.
+func (p *PodWrapper) ControlledBy(job string) *PodWrapper {
+	p.OwnerReferences = []metav1.OwnerReference{{
+		APIVersion: "batch/v1", Kind: "Job", Name: job, UID: types.UID(job), Controller: new(true),
+	}}
+	return p
+}
+
 // Gate adds a scheduling gate. Namespace.Ungate removes it.
 func (p *PodWrapper) Gate() *PodWrapper {
 	p.Spec.SchedulingGates = append(p.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: LabelNamespace})

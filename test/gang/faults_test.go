@@ -22,7 +22,7 @@ const faultySize = 6
 // TestFaults injects a fault at a random moment while a gang is gathered and bound, with slow binds. Afterwards the gang is
 // whole, and nothing is assumed.
 func TestFaults(t *testing.T) {
-	c := startFaulty(t, 0)
+	c := hasty.Start(t)
 	rounds := controlplane.Times(2, 20)
 	for title, test := range map[string]struct {
 		cards  []int

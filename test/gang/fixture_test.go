@@ -2,14 +2,18 @@ package gang
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
@@ -25,24 +29,63 @@ const card = 16
 // shortTimeouts are extender flags that shorten the tests from minutes to seconds.
 var shortTimeouts = []string{"--bind-timeout=1s", "--gang-hold=3s", "--gang-patience=8s"}
 
-// shared is a cluster with the extender's defaults, controlled one with kube-controller-manager.
+// faultyScheduler waits for a frozen extender only a little longer than a bind may take, and retries pods soon.
+var faultyScheduler = controlplane.SchedulerOptions{
+	Edits: []controlplane.ConfigEdit{controlplane.ExtenderTimeout(6 * time.Second), controlplane.MaxBackoff(1)},
+}
+
+// shared is a cluster with the extender's defaults, controlled one with kube-controller-manager, hasty one with short timeouts
+// and a proxy between the extender and the API server.
 var (
 	shared     = &framework.Shared{Options: framework.Options{MemoryUnit: "GiB"}}
 	controlled = &framework.Shared{Options: framework.Options{
 		MemoryUnit: "GiB", ExtenderArgs: shortTimeouts, ControlPlane: controlplane.Options{ControllerManager: true},
 	}}
+	hasty = &framework.Shared{Options: framework.Options{
+		MemoryUnit: "GiB", ExtenderArgs: append([]string{flagStarvationAfter + "0"}, shortTimeouts...), ThroughProxy: true,
+		ControlPlane: controlplane.Options{Scheduler: faultyScheduler},
+	}}
 )
+
+// flagStarvationAfter is the extender's flag for how long a gang waits before it gets a starvation reservation; 0 disables these.
+const flagStarvationAfter = "--gang-claim-after="
 
 var must = framework.Must
 
-func TestMain(m *testing.M) { os.Exit(framework.RunShared(m, shared, controlled)) }
+func TestMain(m *testing.M) { os.Exit(framework.RunShared(m, shared, controlled, hasty)) }
+
+// setStarvationAfter restarts the extender with another value of flagStarvationAfter, which it was started with.
+func setStarvationAfter(t testing.TB, c *framework.Cluster, value string) {
+	t.Helper()
+	must(t, c.Extender.Kill())
+	for i, arg := range c.Extender.Args {
+		if strings.HasPrefix(arg, flagStarvationAfter) {
+			c.Extender.Args[i] = flagStarvationAfter + value
+		}
+	}
+	must(t, c.Extender.Start(context.WithoutCancel(t.Context())))
+}
+
+// priorityClass creates the priority class with this value if the cluster has none, and returns its name.
+func priorityClass(t testing.TB, c *framework.Cluster, value int32) string {
+	t.Helper()
+	name := fmt.Sprintf("p%d", value)
+	_, err := c.Client.SchedulingV1().PriorityClasses().Create(t.Context(), &schedulingv1.PriorityClass{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Value: value,
+	}, metav1.CreateOptions{})
+	if !apierrors.IsAlreadyExists(err) {
+		must(t, err)
+	}
+	return name
+}
 
 // startFaulty starts a cluster for injected faults, with short timeouts.
 func startFaulty(t *testing.T, replicas int, args ...string) *framework.Cluster {
 	t.Helper()
-	o := framework.Options{MemoryUnit: "GiB", Replicas: replicas, ThroughProxy: true, ExtenderArgs: append(append([]string{}, shortTimeouts...), args...)}
-	o.ControlPlane.Scheduler.Edits = []controlplane.ConfigEdit{controlplane.ExtenderTimeout(6 * time.Second), controlplane.MaxBackoff(1)}
-	return framework.StartForTest(t, o)
+	return framework.StartForTest(t, framework.Options{
+		MemoryUnit: "GiB", Replicas: replicas, ThroughProxy: true, ExtenderArgs: append(append([]string{}, shortTimeouts...), args...),
+		ControlPlane: controlplane.Options{Scheduler: faultyScheduler},
+	})
 }
 
 // fixture is the namespace and the nodes of one test.
@@ -143,6 +186,44 @@ func (f *fixture) staysBound(duration time.Duration, want map[string]int) {
 	if !wait.Interrupted(err) {
 		f.Fatalf("the bound pods changed: %v", err)
 	}
+}
+
+// staysPending waits until n pods have been rejected, and fails the test if the numbers of bound pods by gang differ from want
+// until then, or for two seconds after that.
+func (f *fixture) staysPending(n int, want map[string]int) {
+	f.Helper()
+	f.waitCounts(fmt.Sprintf("%d pods are rejected", n), func(counts map[string]int) bool {
+		if !maps.Equal(counts, want) {
+			f.Fatalf("bound: %v, want %v", counts, want)
+		}
+		pods, err := f.List(f.Context())
+		return err == nil && len(rejected(pods)) == n
+	})
+	f.staysBound(2*time.Second, want)
+}
+
+// rejected returns the pending pods that kube-scheduler has tried to schedule.
+func rejected(pods []corev1.Pod) (out []corev1.Pod) {
+	for i := range pods {
+		if pods[i].Spec.NodeName == "" && slices.ContainsFunc(pods[i].Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable
+		}) {
+			out = append(out, pods[i])
+		}
+	}
+	return out
+}
+
+// waitPods waits until the pods of the namespace are as wanted.
+func (f *fixture) waitPods(what string, wanted func(pods []corev1.Pod) bool) {
+	f.Helper()
+	f.Eventually(what, func(ctx context.Context) error {
+		pods, err := f.List(ctx)
+		if err == nil && !wanted(pods) {
+			err = errors.New(reasons(pods))
+		}
+		return err
+	})
 }
 
 // waitRejected waits until n pods of the gang are pending with a message that contains the reason.

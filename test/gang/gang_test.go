@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	schedulingv1 "k8s.io/api/scheduling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -122,11 +121,7 @@ func TestCompetingGangs(t *testing.T) {
 // eligible node. Then no member is bound and nothing is assumed. With room for both the gang is bound.
 func TestPreempted(t *testing.T) {
 	c := shared.Start(t)
-	const important = "important"
-	_, err := c.Client.SchedulingV1().PriorityClasses().Create(t.Context(), &schedulingv1.PriorityClass{
-		ObjectMeta: metav1.ObjectMeta{Name: important}, Value: 1000,
-	}, metav1.CreateOptions{})
-	must(t, err)
+	important := priorityClass(t, c, 1000)
 	f := newFixture(t, c, 2)
 	member := func(gang string, i int) *framework.PodWrapper {
 		return f.member(gang, 2, i, card).CPU(20).SeparateFrom(framework.LabelGroup, gang)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -23,15 +24,17 @@ import (
 type podWatch struct {
 	stop func()
 
-	mu    sync.Mutex
-	pods  map[string]*corev1.Pod
-	cards map[string]gpu.Memory
-	found []string
+	mu   sync.Mutex
+	pods map[string]*corev1.Pod
+	// boundAt is when the watch first showed each pod bound. It keeps deleted pods.
+	boundAt map[string]time.Time
+	cards   map[string]gpu.Memory
+	found   []string
 }
 
 // watchPods starts a watch of the pods that are created from now on.
 func (f *fixture) watchPods() *podWatch {
-	w := &podWatch{pods: map[string]*corev1.Pod{}, cards: map[string]gpu.Memory{}}
+	w := &podWatch{pods: map[string]*corev1.Pod{}, boundAt: map[string]time.Time{}, cards: map[string]gpu.Memory{}}
 	lw := cache.NewListWatchFromClient(f.Cluster.Client.CoreV1().RESTClient(), "pods", f.ID, fields.Everything())
 	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: cache.ToListWatcherWithWatchListSemantics(lw, f.Cluster.Client), ObjectType: &corev1.Pod{},
@@ -73,6 +76,9 @@ func (w *podWatch) update(old, pod *corev1.Pod) {
 	}
 	if pod != nil {
 		w.pods[pod.Name] = pod
+		if _, known := w.boundAt[pod.Name]; !known && pod.Spec.NodeName != "" {
+			w.boundAt[pod.Name] = time.Now()
+		}
 		w.addMemory(pod, func(of, what gpu.Memory) gpu.Memory { return of + what })
 	}
 }
@@ -105,6 +111,13 @@ func (w *podWatch) bound() (pods []*corev1.Pod) {
 		}
 	}
 	return pods
+}
+
+// whenBound returns when each pod was bound.
+func (w *podWatch) whenBound() map[string]time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return maps.Clone(w.boundAt)
 }
 
 // violations returns the errors that were found.

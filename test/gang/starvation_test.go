@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -19,11 +18,10 @@ import (
 // starvation reservation, a gang that needs six whole cards stays pending forever.
 func TestStarvation(t *testing.T) {
 	const (
-		flag            = "--gang-claim-after="
 		starvationAfter = 5 * time.Second
 		life            = 4 * time.Second
 	)
-	c := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB", ExtenderArgs: []string{flag + "0"}})
+	c := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB", ExtenderArgs: []string{flagStarvationAfter + "0"}})
 	f := newFixture(t, c, 2, 2, 2, 2)
 	stop := f.runSinglePods(16, life)
 	f.waitCounts("the cards are full", func(counts map[string]int) bool { return counts[""] >= 16 })
@@ -37,13 +35,7 @@ func TestStarvation(t *testing.T) {
 		}
 		return time.Now().After(until)
 	})
-	must(t, c.Extender.Kill())
-	for i, arg := range c.Extender.Args {
-		if strings.HasPrefix(arg, flag) {
-			c.Extender.Args[i] = flag + starvationAfter.String()
-		}
-	}
-	must(t, c.Extender.Start(t.Context()))
+	setStarvationAfter(t, c, starvationAfter.String())
 
 	var took []time.Duration
 	rounds := controlplane.Times(1, 10)

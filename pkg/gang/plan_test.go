@@ -1,0 +1,138 @@
+package gang
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+// recorder is a Ledger without memory that records for which groups it was asked.
+type recorder struct {
+	*ledger.Ledger
+	asked []string
+}
+
+func (l *recorder) ReserveAll(requests []ledger.Request, _ [][]gpu.PodUID, _ ledger.View, _ ledger.Capacity, _ time.Time) ([]ledger.Reservation, int) {
+	l.asked = append(l.asked, requests[0].Pod.Name)
+	return nil, 0
+}
+
+// newFullManager returns a Manager whose groups find no room.
+func newFullManager(t *testing.T) (*Manager, *recorder) {
+	mgr := newManager(t)
+	full := &recorder{Ledger: ledger.New()}
+	mgr.Ledger = full
+	mgr.StartLeading(begin)
+	return mgr, full
+}
+
+// addGroup adds the members of a group, and offers nodes to each.
+func (mgr *Manager) addGroup(name string, age, size int, edits ...memberEdit) {
+	for i := range size {
+		m := newMember(fmt.Sprint(name, "-", i), -age, append(edits, sized(size))...)
+		m.Gang.Name = name
+		mgr.SetMember(m, begin)
+		mgr.offer(mgr.members[m.UID].run, mgr.members[m.UID], mgr.intern(fingerprint{n: 1}, []string{"n"}), begin)
+	}
+}
+
+// TestLikeGroups: if there is no room for a group, none that is like it and goes after it is tried at the same time.
+func TestLikeGroups(t *testing.T) {
+	mgr, full := newFullManager(t)
+	mgr.addGroup("second", 2, 2)
+	mgr.addGroup("third", 1, 2)
+	mgr.addGroup("first", 3, 2)
+	mgr.addGroup("larger", 1, 3)
+	mgr.addGroup("with-other-volumes", 1, 2, func(m *Member) { m.Template, m.Shape = "volumes of "+m.Name, "t" })
+	mgr.addGroup("with-other-resources", 1, 2, func(m *Member) { m.Template = "u" })
+	mgr.addGroup("important", 1, 2, func(m *Member) { m.Priority = 1 })
+	mgr.Tick(begin.Add(time.Second))
+	slices.Sort(full.asked)
+	if diff := cmp.Diff([]string{"first-0", "important-0", "larger-0", "with-other-resources-0"}, full.asked); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	full.asked = nil
+	now := begin.Add(time.Minute)
+	clear(mgr.noRoomFor)
+	for _, name := range []string{"second", "third", "first"} {
+		_, _ = mgr.makePlan(mgr.groups[Key{Name: name}].runs[0], now)
+	}
+	if diff := cmp.Diff([]string{"second-0", "first-0"}, full.asked); diff != "" {
+		t.Errorf("one that goes before has more groups that give way: -want +got:\n%s", diff)
+	}
+}
+
+// TestWorkPerTick: a Tick tries a limited number of members. All groups have their turn, although memory is freed before each
+// Tick and the groups that go first could be tried again.
+func TestWorkPerTick(t *testing.T) {
+	const groups, size = 30, 500
+	mgr, full := newFullManager(t)
+	for g := range groups {
+		mgr.addGroup(fmt.Sprintf("g%02d", g), groups-g, size, func(m *Member) { m.Request = gpu.Memory(g + 1) })
+	}
+	now, tried := begin, map[string]bool{}
+	for range 30 {
+		now = now.Add(300 * time.Millisecond)
+		mgr.MemoryFreed()
+		full.asked = nil
+		mgr.Tick(now)
+		if n := len(full.asked) * size; n > maxWork+2*size {
+			t.Errorf("%d members were tried at once", n)
+		}
+		for _, name := range full.asked {
+			tried[name] = true
+		}
+	}
+	if len(tried) != groups {
+		t.Errorf("%d of %d groups were tried", len(tried), groups)
+	}
+}
+
+// TestCapacity: what the count of other resources gets to know, and when.
+func TestCapacity(t *testing.T) {
+	mgr := newManager(t)
+	mgr.StartLeading(begin)
+	mgr.Ledger.(*ledger.Ledger).SetNode("n", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 32}}})
+	var planned []gpu.PodUID
+	var empty bool
+	mgr.Capacity = func(on func(node string) []gpu.PodUID, without bool) ledger.Capacity {
+		planned, empty = on("n"), without
+		return nil
+	}
+	for _, name := range []string{"a", "b"} {
+		mgr.SetMember(newMember(name, 0, sized(2)), begin)
+	}
+	want := func(what string, want ...gpu.PodUID) {
+		t.Helper()
+		planned, empty = nil, true
+		if mgr.capacity(false); !slices.Equal(planned, want) || empty {
+			t.Errorf("%s: planned %v, want %v", what, planned, want)
+		}
+	}
+	want("before the plan")
+	mgr.Filter("a", []string{"n"}, begin)
+	want("planned", "a", "b")
+	var permits []*Permit
+	for _, uid := range []gpu.PodUID{"b", "a"} {
+		permit, reason := mgr.RequestPermit(uid, "n", begin)
+		if reason != nil {
+			t.Fatal(reason)
+		}
+		permits = append(permits, permit)
+	}
+	want("being bound", "a", "b")
+	mgr.BindDone(Key{Name: "job"}, "a", "n", BindSucceeded, false, begin)
+	<-permits[0].Decided
+	mgr.BindDone(Key{Name: "job"}, "b", "n", BindSucceeded, true, begin)
+	want("bound")
+	mgr.capacity(true)
+	if !empty {
+		t.Error("the nodes don't count as empty")
+	}
+}

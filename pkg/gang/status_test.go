@@ -1,0 +1,62 @@
+package gang
+
+import (
+	"testing"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// TestStatus: what a member waits for, and since when.
+func TestStatus(t *testing.T) {
+	mgr := newManager(t)
+	mgr.StartLeading(begin)
+	at := begin
+	status := func(uid gpu.PodUID) string {
+		s, waits := mgr.Waits(uid)
+		if !waits {
+			return "doesn't wait"
+		}
+		if s.Group.Name != "job" {
+			t.Errorf("group %v", s.Group)
+		}
+		return s.Phase.String() + " since " + s.Since.Sub(begin).String() + ", " + s.Reason.Text
+	}
+	want := func(uid gpu.PodUID, want string) {
+		t.Helper()
+		if got := status(uid); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	want("a", "doesn't wait")
+	mgr.SetMember(newMember("a", 0, sized(2)), at)
+	want("a", "incomplete since 0s, gang: 1 of 2 members exist")
+	mgr.SetMember(newMember("b", 0, sized(2), func(m *Member) { m.Gated = true }), at)
+	want("a", "incomplete since 0s, gang: 1 of 2 members exist, 1 more can't be placed because of scheduling gates or an invalid group")
+	mgr.SetMember(newMember("b", 0, sized(3)), at)
+	want("a", "incomplete since 0s, gang: the members disagree on the group's size")
+	at = at.Add(time.Minute)
+	mgr.SetMember(newMember("b", 0, sized(2)), at)
+	want("a", "pending since 1m0s, gang: kube-scheduler hasn't tried all other members yet")
+	at = at.Add(time.Minute)
+	mgr.Filter("a", []string{"n"}, at)
+	want("b", "pending since 1m0s, gang: there is no room for all members at once")
+	mgr.SetMember(newMember("c", 0, sized(2), func(m *Member) { m.Problem, m.Size = "the size is no number", 0 }), at)
+	want("c", "pending since 1m0s, gang: the size is no number")
+	at = at.Add(time.Minute)
+	mgr.SetMember(newMember("a", 0, sized(2), inRun("", 9)), at)
+	want("a", "doesn't wait")
+	want("b", "broken since 1m0s, gang: only 1 of 2 members are bound, there is no room for all members at once")
+	mgr.SetMember(newMember("b", 0, sized(2), inRun("", 9)), at)
+	want("b", "doesn't wait")
+	mgr.StopLeading(at)
+	mgr.SetMember(newMember("d", 0), at)
+	want("d", "doesn't wait")
+	launcher := newMember("launcher", 0, func(m *Member) { m.Cardless = true })
+	mgr.SetMember(launcher, at)
+	for uid, want := range map[gpu.PodUID]bool{"d": true, "not seen yet": true, "launcher": false} {
+		if got := mgr.InPendingGang(uid, begin); got != want {
+			t.Errorf("%s must wait for its group: %t", uid, got)
+		}
+	}
+}
