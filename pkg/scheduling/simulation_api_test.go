@@ -726,9 +726,7 @@ type run struct {
 	succeeded int
 	// whole is true once all of its members were bound at the same time.
 	whole bool
-	// since is when the run changed last.
-	since time.Duration
-	// ambiguous is true if it lost a member before it was whole: after a change of leaders, it can't be told from a run that
+	// ambiguous is true if it lost a member before it was whole: a new leader can't distinguish it from a run that
 	// was whole.
 	ambiguous bool
 	wholeAt   time.Duration
@@ -739,7 +737,7 @@ type run struct {
 }
 
 // joinsAlone reports whether a pending member may be placed alone: a run of its group was whole, or members of its controller
-// have succeeded. A new leader can't tell whether the others were bound with those.
+// have succeeded. A new leader doesn't know whether the others were bound with those.
 func (a *apiServer) joinsAlone(p *apiPod) bool {
 	for _, r := range a.runs {
 		if r.key.group.Name == p.group && (r.whole || r.ambiguous || r.resized || p.job.resized) && len(r.members) > 0 {
@@ -776,7 +774,7 @@ func (a *apiServer) joined(p *apiPod) {
 	}
 	r.controllers[p.info.Member.Controller] = true
 	r.resized = r.resized || p.job.resized
-	r.members, r.size, r.since = append(r.members, p), p.size, a.w.now
+	r.members, r.size = append(r.members, p), p.size
 	p.run = r
 	n := 0
 	for _, p := range r.members {
@@ -831,7 +829,6 @@ func (a *apiServer) left(p *apiPod) {
 		return
 	}
 	r.members = slices.DeleteFunc(r.members, func(o *apiPod) bool { return o == p })
-	r.since = a.w.now
 	if !r.whole {
 		r.ambiguous = true
 	}

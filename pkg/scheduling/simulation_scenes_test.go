@@ -37,7 +37,7 @@ func TestScenes(t *testing.T) {
 		}},
 		"a group that no scheduler places": {1, func(w *world) {
 			w.api.addNode("n0", "a", 32, 16, 16, 16, 16)
-			w.group("g", 4, podSpec{memory: 16, scheduler: "nobody"}).impossible = true
+			w.group("g", 4, podSpec{memory: 16, scheduler: absentScheduler}).impossible = true
 			w.group("h", 4, podSpec{memory: 16, cpu: 100_000}).impossible = true
 			w.runFor(minute)
 			w.singlesRun(50, podSpec{memory: 16, lasts: 20 * time.Second})
