@@ -150,10 +150,17 @@ func TestScenes(t *testing.T) {
 		"a new leader doesn't know that a member of a whole group was deleted": {2, func(w *world) {
 			w.api.addNode("n0", "a", 8, 16, 16)
 			w.runFor(time.Second)
+			binds := 0
+			w.fate = func(string) fate {
+				if binds++; binds == 2 {
+					w.replicas[1].cache.watch.stalled = w.now + 5*minute
+				}
+				return made
+			}
+			w.replicas[1].cache.watch.lag = 0
 			j := w.group("g", 2, podSpec{memory: 16})
 			w.runFor(10 * time.Second)
 			w.wantWhole("g", 2)
-			w.replicas[1].cache.watch.stalled = w.now + 5*minute
 			w.takePlace(j, w.marked(j))
 			w.handOver()
 			w.runFor(3 * minute)
@@ -236,9 +243,11 @@ func (w *world) marked(j *job) *apiPod {
 	panic("no member of " + j.name + " is marked")
 }
 
-// takePlace deletes the member, and lets a single pod take its place before the member that replaces it.
+// takePlace deletes the member, whose card fails. Its controller creates another pod.
 func (w *world) takePlace(j *job, p *apiPod) {
-	w.single("taker", podSpec{memory: 16, priority: -1})
+	n := w.api.node(p.info.Node)
+	n.sick[p.info.Placement[0].Card] = true
+	w.api.setNode(n)
 	w.runFor(2 * time.Second)
 	j.replace = false
 	w.api.delete(p)
