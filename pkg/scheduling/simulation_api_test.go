@@ -740,12 +740,19 @@ type run struct {
 // have succeeded. A new leader doesn't know whether the others were bound with those.
 func (a *apiServer) joinsAlone(p *apiPod) bool {
 	for _, r := range a.runs {
-		if r.key.group.Name == p.group && (r.whole || r.ambiguous || r.resized || p.job.resized) && len(r.members) > 0 {
+		if r.key.group.Name == p.group && (r.whole || r.ambiguous || r.resized || p.job.resized) {
 			return true
 		}
 	}
 	return slices.ContainsFunc(a.order, func(o *apiPod) bool {
 		return o.group == p.group && o.object.Status.Phase == corev1.PodSucceeded
+	})
+}
+
+// proven reports whether a member proves that the run is whole. Without it, a new leader may err.
+func (r *run) proven() bool {
+	return slices.ContainsFunc(r.members, func(p *apiPod) bool {
+		return p.live() && p.object.Annotations[protocol.AnnotationGroupWhole] == "true"
 	})
 }
 
@@ -769,7 +776,7 @@ func (a *apiServer) joined(p *apiPod) {
 		r = &run{key: key, controllers: map[string]bool{}}
 		a.runs[key] = r
 	}
-	if controller := p.info.Member.Controller; r.whole && !r.controllers[controller] && !p.late && p.created > max(r.wholeAt, a.w.blind)+time.Second {
+	if controller := p.info.Member.Controller; r.whole && r.proven() && !r.controllers[controller] && !p.late && p.created > max(r.wholeAt, a.w.blind)+time.Second {
 		a.w.fail("%s of controller %q joins run %v, which was whole before and has none of its pods", p.name(), controller, key)
 	}
 	r.controllers[p.info.Member.Controller] = true
