@@ -22,8 +22,10 @@ all=$(go list ./...)
 control_plane='/test/(browser|controlplane|e2e|gang|install|preemption)'
 # Needs a real kubelet, root, and system packages: make e2e-node.
 real_node='/test/nodee2e$'
+# The simulation runs in one goroutine, and the race detector makes it slow. So most of its steps are made without it.
+go test -count=1 -timeout 60m -run '^TestSimulation$' ./pkg/scheduling
 # shellcheck disable=SC2046 # one word per package is intended
-test_packages $(grep -vE "$control_plane|$real_node" <<<"$all")
+GPUSHARE_SIM_STEPS=100000 test_packages $(grep -vE "$control_plane|$real_node" <<<"$all")
 # shellcheck disable=SC2046
 test_packages -p 2 -timeout "${GPUSHARE_TEST_LONG:+1}25m" $(grep -E "$control_plane" <<<"$all")
 hack/alerts.sh

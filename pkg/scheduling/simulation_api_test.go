@@ -726,9 +726,7 @@ type run struct {
 	succeeded int
 	// whole is true once all of its members were bound at the same time.
 	whole bool
-	// since is when the run changed last.
-	since time.Duration
-	// ambiguous is true if it lost a member before it was whole: after a change of leaders, it looks like a run that
+	// ambiguous is true if it lost a member before it was whole: a new leader can't distinguish it from a run that
 	// was whole.
 	ambiguous bool
 	wholeAt   time.Duration
@@ -739,15 +737,22 @@ type run struct {
 }
 
 // joinsAlone reports whether a pending member may be placed alone: a run of its group was whole, or members of its controller
-// have succeeded. A new leader doesn't know which others were bound with those.
+// have succeeded. A new leader doesn't know whether the others were bound with those.
 func (a *apiServer) joinsAlone(p *apiPod) bool {
 	for _, r := range a.runs {
-		if r.key.group.Name == p.group && (r.whole || r.ambiguous || r.resized || p.job.resized) && len(r.members) > 0 {
+		if r.key.group.Name == p.group && (r.whole || r.ambiguous || r.resized || p.job.resized) {
 			return true
 		}
 	}
 	return slices.ContainsFunc(a.order, func(o *apiPod) bool {
 		return o.group == p.group && o.object.Status.Phase == corev1.PodSucceeded
+	})
+}
+
+// proven reports whether a member proves that the run is whole. Without it, a new leader may err.
+func (r *run) proven() bool {
+	return slices.ContainsFunc(r.members, func(p *apiPod) bool {
+		return p.live() && p.object.Annotations[protocol.AnnotationGroupWhole] == "true"
 	})
 }
 
@@ -771,12 +776,12 @@ func (a *apiServer) joined(p *apiPod) {
 		r = &run{key: key, controllers: map[string]bool{}}
 		a.runs[key] = r
 	}
-	if controller := p.info.Member.Controller; r.whole && !r.controllers[controller] && !p.late && p.created > max(r.wholeAt, a.w.blind)+time.Second {
+	if controller := p.info.Member.Controller; r.whole && r.proven() && !r.controllers[controller] && !p.late && p.created > max(r.wholeAt, a.w.blind)+time.Second {
 		a.w.fail("%s of controller %q joins run %v, which was whole before and has none of its pods", p.name(), controller, key)
 	}
 	r.controllers[p.info.Member.Controller] = true
 	r.resized = r.resized || p.job.resized
-	r.members, r.size, r.since = append(r.members, p), p.size, a.w.now
+	r.members, r.size = append(r.members, p), p.size
 	p.run = r
 	n := 0
 	for _, p := range r.members {
@@ -831,7 +836,6 @@ func (a *apiServer) left(p *apiPod) {
 		return
 	}
 	r.members = slices.DeleteFunc(r.members, func(o *apiPod) bool { return o == p })
-	r.since = a.w.now
 	if !r.whole {
 		r.ambiguous = true
 	}

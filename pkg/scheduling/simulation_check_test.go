@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -178,7 +177,7 @@ func (w *world) eligible(p *apiPod) (names []string) {
 }
 
 func (p *apiPod) waits() bool {
-	return p.exists && p.info.Node == "" && !p.info.Ended && !p.info.Leaving && !p.gated && p.scheduler != "absent"
+	return p.exists && p.info.Node == "" && !p.info.Ended && !p.info.Leaving && !p.gated && p.scheduler != absentScheduler
 }
 
 // fits reports whether the pods fit at the same time, by the ledger's rules, whatever the order of the nodes is.
@@ -258,8 +257,8 @@ func (w *world) checkRest() {
 	}
 }
 
-// settle ends the disturbances and checks what must hold at rest.
-func (w *world) settle() {
+// calmDown ends the disturbances and checks what must hold at rest.
+func (w *world) calmDown() {
 	w.checkBudget()
 	w.calm, w.faults = true, faults{}
 	for _, n := range w.api.nodes {
@@ -328,8 +327,6 @@ func (w *world) groupState(r *replica, uid gpu.PodUID) string {
 	}
 	return fmt.Sprintf("%s: %s", status.Phase, status.Reason.Text)
 }
-
-var _ = gang.Evict
 
 // report describes what waits.
 func (w *world) report() string {

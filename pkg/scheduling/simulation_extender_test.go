@@ -55,7 +55,7 @@ func (w *world) newReplica(name string) *replica {
 	r.cache = newSimCache(r)
 	o := Options{
 		API: client{r}, Recorder: nullRecorder{}, Observer: nullObserver{}, CardPolicy: placement.Binpack, NodePolicy: placement.Binpack,
-		BindTimeout: simBindTimeout, BindWindow: w.bindWindow, Clock: virtualClock{w},
+		BindTimeout: simBindTimeout, Clock: virtualClock{w},
 		Gangs: GangOptions{Hold: w.hold, Patience: w.patience, StarvationAfter: w.starving, OnFailure: gang.Evict, Observer: gangObserver{w}},
 	}
 	if w.keepPartial {

@@ -218,10 +218,10 @@ func (w *world) vary(j *job) {
 		}
 		j.impossible = true
 	case 4:
-		j.specs[last].scheduler, j.impossible = "absent", len(j.specs) == j.specs[0].size
+		j.specs[last].scheduler, j.impossible = absentScheduler, len(j.specs) == j.specs[0].size
 	case 5:
 		for i := range j.specs {
-			j.specs[i].scheduler = "absent"
+			j.specs[i].scheduler = absentScheduler
 		}
 		j.impossible = true
 	case 6:

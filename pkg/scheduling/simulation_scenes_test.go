@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // TestScenes are short scripts on the simulation. Each of them failed before groups had runs.
@@ -37,7 +38,7 @@ func TestScenes(t *testing.T) {
 		}},
 		"a group that no scheduler places": {1, func(w *world) {
 			w.api.addNode("n0", "a", 32, 16, 16, 16, 16)
-			w.group("g", 4, podSpec{memory: 16, scheduler: "absent"}).impossible = true
+			w.group("g", 4, podSpec{memory: 16, scheduler: absentScheduler}).impossible = true
 			w.group("h", 4, podSpec{memory: 16, cpu: 100_000}).impossible = true
 			w.runFor(minute)
 			w.singlesRun(50, podSpec{memory: 16, lasts: 20 * time.Second})
@@ -76,9 +77,7 @@ func TestScenes(t *testing.T) {
 			w.group("g", 3, podSpec{memory: 16})
 			w.runFor(10 * minute)
 			w.wantWhole("g", 3)
-			if w.stats.evictions > 0 {
-				w.fail("%d members were evicted", w.stats.evictions)
-			}
+			w.wantNoEviction()
 		}},
 		"a new leader's watch stalls between a group's binds": {2, func(w *world) {
 			w.api.addNode("n0", "a", 8, 16, 16, 16)
@@ -148,6 +147,51 @@ func TestScenes(t *testing.T) {
 				w.fail("%d members of a are bound, and %d of b", a, b)
 			}
 		}},
+		"a new leader doesn't know that a member of a whole group was deleted": {2, func(w *world) {
+			w.api.addNode("n0", "a", 8, 16, 16)
+			w.runFor(time.Second)
+			binds := 0
+			w.fate = func(string) fate {
+				if binds++; binds == 2 {
+					w.replicas[1].cache.watch.stalled = w.now + 5*minute
+				}
+				return made
+			}
+			w.replicas[1].cache.watch.lag = 0
+			j := w.group("g", 2, podSpec{memory: 16})
+			w.runFor(10 * time.Second)
+			w.wantWhole("g", 2)
+			w.takePlace(j, w.marked(j))
+			w.handOver()
+			w.runFor(3 * minute)
+			w.wantNoEviction()
+		}},
+		"a group with a surplus pod loses its marked member before the leader changes": {2, func(w *world) {
+			w.api.addNode("n0", "a", 8, 16, 16)
+			w.runFor(time.Second)
+			j := w.group("g", 2, podSpec{memory: 16})
+			j.specs, j.controllers = append(j.specs, j.specs[0]), append(j.controllers, "a")
+			j.create(2)
+			w.runFor(10 * time.Second)
+			w.wantWhole("g", 2)
+			w.takePlace(j, w.marked(j))
+			w.handOver()
+			w.runFor(3 * minute)
+			w.wantNoEviction()
+		}},
+		"no pod is evicted for a member of a group that isn't complete": {1, func(w *world) {
+			w.api.addNode("n0", "a", 8, 16)
+			w.runFor(time.Second)
+			w.single("s", podSpec{memory: 16})
+			w.runFor(10 * time.Second)
+			w.replicas[0].cache.watch.stalled = w.now + 10*time.Second
+			j := &job{name: "g", specs: []podSpec{{memory: 16, priority: 10, group: "g", size: 2, scheduler: schedulerName}}, controllers: []string{"a"}}
+			w.submit(j)
+			w.runFor(minute)
+			if w.stats.preempted > 0 {
+				w.fail("%d pods were evicted", w.stats.preempted)
+			}
+		}},
 		"one important member doesn't lift its group": {1, func(w *world) {
 			w.api.addNode("n0", "a", 32, 16, 16, 16, 16)
 			w.group("first", 4, podSpec{memory: 16, lasts: 2 * minute})
@@ -187,6 +231,35 @@ func (w *world) handOver() {
 	w.replicas[0].kill()
 	w.runFor(26 * time.Second)
 	w.takeOver(w.replicas[0])
+}
+
+// marked returns the member that was bound last.
+func (w *world) marked(j *job) *apiPod {
+	for _, p := range j.pods {
+		if p.object.Annotations[protocol.AnnotationGroupWhole] == "true" {
+			return p
+		}
+	}
+	panic("no member of " + j.name + " is marked")
+}
+
+// takePlace deletes the member, whose card fails. Its controller creates another pod.
+func (w *world) takePlace(j *job, p *apiPod) {
+	n := w.api.node(p.info.Node)
+	n.sick[p.info.Placement[0].Card] = true
+	w.api.setNode(n)
+	w.runFor(2 * time.Second)
+	j.replace = false
+	w.api.delete(p)
+	w.runFor(5 * time.Second)
+	j.create(p.member)
+	w.runFor(5 * time.Second)
+}
+
+func (w *world) wantNoEviction() {
+	if w.stats.evictions > 0 {
+		w.fail("%d members were evicted", w.stats.evictions)
+	}
 }
 
 // wantWhole fails if not all members of the group are bound.

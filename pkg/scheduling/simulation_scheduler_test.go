@@ -31,7 +31,7 @@ type kubeScheduler struct {
 	cycling bool
 	cursor  int
 	cycles  int
-	// offered is when a filter call was last made for a member, by group and template, and rejections counts its failures.
+	// offered is when a filter call was last made for a member.
 	offered map[offer]time.Duration
 }
 
@@ -84,10 +84,11 @@ func newKubeScheduler(w *world) *kubeScheduler {
 	return k
 }
 
-// The names of kube-scheduler's profiles.
+// The names of schedulers: two profiles of kube-scheduler, and one that doesn't exist.
 const (
-	schedulerName = "default-scheduler"
-	otherProfile  = "other-profile"
+	schedulerName   = "default-scheduler"
+	otherProfile    = "other-profile"
+	absentScheduler = "absent"
 )
 
 // observe applies a change that the watch delivers.

@@ -106,7 +106,7 @@ func runSeed(seed uint64, tracing bool) *world {
 	w.after(time.Second, w.work)
 	w.runFor(20 * time.Minute)
 	if w.violation == "" {
-		w.settle()
+		w.calmDown()
 	}
 	if tracing {
 		w.final = w.report()
