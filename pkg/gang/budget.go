@@ -6,57 +6,67 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
+// budget bounds the memory that is reserved without success, over all groups. Its unit is memory times seconds. It has two
+// accounts, which are refilled at constant rates. A round that ends before the barrier opens costs what it kept from
+// others. A round whose members came together costs nothing: the group can run, even if a bind failed. A fruitless
+// starvation reservation costs the free memory that it kept from others. It doesn't keep groups from rounds.
+type budget struct {
+	total              gpu.Memory
+	rounds, starvation account
+	at                 time.Time
+}
+
+// account is what is left for one purpose, in memory times seconds.
+type account float64
+
 const (
-	// budgetRate is the part of the cluster's memory that groups which can't run may keep reserved in the long run.
-	budgetRate = 0.02
-	// budgetSaved is for how long they may keep all of it at once, after a time without failures.
-	budgetSaved = 20 * time.Second
-	// budgetCredit is by how much the groups that never failed may overdraw it.
-	budgetCredit = 20 * time.Second
+	// roundRate and starvationRate are the parts of the cluster's memory that may be kept in the long run.
+	roundRate, starvationRate = 0.02, 0.005
+	// saved is for how long all of it may be kept at once, after a time without failures.
+	saved = 20 * time.Second
+	// roundCredit and starvationCredit are by how much groups that never failed may overdraw the account.
+	roundCredit, starvationCredit = 20 * time.Second, 10 * time.Second
+	// longestDebt is after what time starvation reservations are possible again, whatever one has cost: a group that needs a
+	// long one must get it some time.
+	longestDebt = time.Hour
 )
 
-// budget bounds the memory that is reserved without success, over all groups. Its unit is memory times seconds. It is refilled at
-// a constant rate. A round that ends before the barrier opens and a fruitless starvation reservation cost what they kept
-// from others. A round whose members came together costs nothing: the group can run, even if a bind failed.
-type budget struct {
-	total gpu.Memory
-	// balance is what is left, rounds is what would be left without starvation reservations.
-	balance, rounds float64
-	at              time.Time
-}
+// seconds returns all memory times d.
+func (b *budget) seconds(d time.Duration) account { return account(float64(b.total) * d.Seconds()) }
 
 // refill adds what has accrued since the last call. total is the cluster's shared memory.
 func (b *budget) refill(total gpu.Memory, now time.Time) {
-	full := float64(total) * budgetSaved.Seconds()
-	accrued := full
-	if !b.at.IsZero() {
-		accrued = float64(total) * budgetRate * now.Sub(b.at).Seconds()
+	b.total = total
+	if b.at.IsZero() {
+		b.rounds, b.starvation = b.seconds(saved), b.seconds(saved)
+	} else {
+		since := b.seconds(now.Sub(b.at))
+		b.rounds, b.starvation = min(b.rounds+roundRate*since, b.seconds(saved)), min(b.starvation+starvationRate*since, b.seconds(saved))
 	}
-	b.total, b.at = total, now
-	b.balance, b.rounds = min(b.balance+accrued, full), min(b.rounds+accrued, full)
+	b.at = now
 }
 
 // chargeRound subtracts the cost of a round.
 func (b *budget) chargeRound(memory gpu.Memory, took time.Duration) {
-	b.balance -= float64(memory) * took.Seconds()
-	b.rounds -= float64(memory) * took.Seconds()
+	b.rounds -= account(float64(memory) * took.Seconds())
 }
 
-// chargeStarvation subtracts the cost of a starvation reservation, in memory times seconds.
-func (b *budget) chargeStarvation(cost float64) { b.balance -= cost }
+// chargeStarvation subtracts the cost of a starvation reservation.
+func (b *budget) chargeStarvation(cost account) {
+	b.starvation = max(b.starvation-cost, -starvationRate*b.seconds(longestDebt))
+}
 
 // covers reports whether a round that has cost so much may go on.
 func (b *budget) covers(memory gpu.Memory, took time.Duration) bool {
-	return b.total == 0 || b.rounds-float64(memory)*took.Seconds() > -float64(b.total)*budgetCredit.Seconds()
+	return b.total == 0 || b.rounds-account(float64(memory)*took.Seconds()) > -b.seconds(roundCredit)
 }
 
-// allowsRound reports whether a group may reserve memory. Debts of starvation reservations don't keep a group from it
-// that never failed. A cluster of unknown memory has no budget.
+// allowsRound reports whether a group may reserve memory. A cluster of unknown memory has no budget.
 func (b *budget) allowsRound(failedBefore bool) bool {
-	return b.total == 0 || b.balance > 0 || !failedBefore && b.rounds > -float64(b.total)*budgetCredit.Seconds()
+	return b.total == 0 || b.rounds > 0 || !failedBefore && b.rounds > -b.seconds(roundCredit)
 }
 
 // allowsStarvation reports whether memory may be reserved for a starving group.
 func (b *budget) allowsStarvation(failedBefore bool) bool {
-	return b.total == 0 || b.balance > 0 || !failedBefore && b.balance > -float64(b.total)*budgetCredit.Seconds()
+	return b.total == 0 || b.starvation > 0 || !failedBefore && b.starvation > -b.seconds(starvationCredit)
 }

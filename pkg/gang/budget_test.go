@@ -9,24 +9,28 @@ import (
 // TestBudget: who may reserve memory after some costs. The cluster has 100 units.
 func TestBudget(t *testing.T) {
 	type may struct{ newRound, failedRound, newStarving, failedStarving bool }
-	all, none := may{true, true, true, true}, may{}
+	all := may{true, true, true, true}
 	for name, tc := range map[string]struct {
 		spend func(b *budget)
 		after time.Duration
 		want  may
 	}{
-		"at the start":           {func(*budget) {}, 0, all},
-		"all memory for 19 s":    {func(b *budget) { b.chargeRound(100, 19*time.Second) }, 0, all},
-		"for 21 s":               {func(b *budget) { b.chargeRound(100, 21*time.Second) }, 0, may{newRound: true, newStarving: true}},
-		"for 41 s":               {func(b *budget) { b.chargeRound(100, 41*time.Second) }, 0, none},
-		"a tenth for 210 s":      {func(b *budget) { b.chargeRound(10, 210*time.Second) }, 0, may{newRound: true, newStarving: true}},
-		"a minute after 21 s":    {func(b *budget) { b.chargeRound(100, 21*time.Second) }, time.Minute, all},
-		"ten minutes after 50 s": {func(b *budget) { b.chargeRound(100, 50*time.Second) }, 10 * time.Minute, may{newRound: true, newStarving: true}},
+		"at the start":        {func(*budget) {}, 0, all},
+		"all memory for 19 s": {func(b *budget) { b.chargeRound(100, 19*time.Second) }, 0, all},
+		"for 21 s":            {func(b *budget) { b.chargeRound(100, 21*time.Second) }, 0, may{true, false, true, true}},
+		"for 41 s":            {func(b *budget) { b.chargeRound(100, 41*time.Second) }, 0, may{false, false, true, true}},
+		"a tenth for 210 s":   {func(b *budget) { b.chargeRound(10, 210*time.Second) }, 0, may{true, false, true, true}},
+		"a minute after 21 s": {func(b *budget) { b.chargeRound(100, 21*time.Second) }, time.Minute, all},
+		"ten minutes after 50 s": {func(b *budget) { b.chargeRound(100, 50*time.Second) }, 10 * time.Minute,
+			may{true, false, true, true}},
 		"nothing is saved beyond 20 s": {func(b *budget) {
 			b.refill(100, begin.Add(time.Hour))
 			b.chargeRound(100, 21*time.Second)
-		}, time.Hour, may{newRound: true, newStarving: true}},
-		"a starvation reservation of an hour": {func(b *budget) { b.chargeStarvation(100 * 3600) }, 0, may{newRound: true}},
+		}, time.Hour, may{true, false, true, true}},
+		"a starvation reservation that cost all memory for 21 s": {func(b *budget) { b.chargeStarvation(2100) }, 0, may{true, true, true, false}},
+		"for an hour":                   {func(b *budget) { b.chargeStarvation(360_000) }, 0, may{true, true, false, false}},
+		"half an hour after":            {func(b *budget) { b.chargeStarvation(360_000) }, 30 * time.Minute, may{true, true, true, false}},
+		"a bit more than an hour after": {func(b *budget) { b.chargeStarvation(360_000) }, 61 * time.Minute, all},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var b budget

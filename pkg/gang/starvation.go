@@ -27,7 +27,7 @@ type starvationState struct {
 	begun, until time.Time
 	// sampled is when cost was last updated: memory that others could have used, times seconds.
 	sampled time.Time
-	cost    float64
+	cost    account
 	// next is when the next reservation may begin.
 	next time.Time
 }
@@ -120,7 +120,7 @@ func (mgr *Manager) starvationRequests(r *run) (requests []ledger.Request) {
 // sampleStarvation adds what the reservation kept from others since the last sample.
 func (mgr *Manager) sampleStarvation(now time.Time) {
 	s := &mgr.starvation
-	s.cost += float64(mgr.Ledger.StarvationIdle()) * now.Sub(s.sampled).Seconds()
+	s.cost += account(float64(mgr.Ledger.StarvationIdle()) * now.Sub(s.sampled).Seconds())
 	s.sampled = now
 }
 

@@ -717,6 +717,19 @@ type run struct {
 	controllers map[string]bool
 }
 
+// joinsAlone reports whether a pending member may be placed alone: a run of its group was whole, or members of its controller
+// have succeeded. A new leader can't tell whether the others were bound with those.
+func (a *apiServer) joinsAlone(p *apiPod) bool {
+	for _, r := range a.runs {
+		if r.key.group.Name == p.group && r.whole && len(r.members) > 0 {
+			return true
+		}
+	}
+	return slices.ContainsFunc(a.order, func(o *apiPod) bool {
+		return o.group == p.group && o.object.Status.Phase == corev1.PodSucceeded
+	})
+}
+
 func (r *run) running() (n int) {
 	for _, p := range r.members {
 		if p.live() {
@@ -741,6 +754,7 @@ func (a *apiServer) joined(p *apiPod) {
 		a.w.fail("%s of controller %q joins run %v, which was whole before and has none of its pods", p.name(), controller, key)
 	}
 	r.controllers[p.info.Member.Controller] = true
+	r.resized = r.resized || p.job.resized
 	r.members, r.size, r.since = append(r.members, p), p.size, a.w.now
 	p.run = r
 	n := 0

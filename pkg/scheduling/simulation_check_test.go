@@ -37,6 +37,11 @@ func (w *world) checkLedger(r *replica) {
 			w.reserved.all += float64(memory)
 		}
 	}
+	if label := r.scheduler.ledger.StarvationLabel(); label != "" {
+		if i := slices.IndexFunc(w.jobs, func(j *job) bool { return strings.HasSuffix(label, "/"+j.name) }); i >= 0 && w.jobs[i].impossible {
+			w.reserved.impossible += float64(r.scheduler.ledger.StarvationIdle())
+		}
+	}
 	for _, node := range r.scheduler.ledger.Nodes() {
 		for _, a := range node.Allocations {
 			if a.State != ledger.Assumed {
@@ -69,7 +74,7 @@ func (w *world) checkReservation(r *replica, a ledger.Allocation) {
 	if p.job != nil && p.job.impossible {
 		w.reserved.impossible += float64(a.Request)
 	}
-	if p.info.Node != "" || p.run != nil {
+	if p.info.Node != "" || p.run != nil || w.api.joinsAlone(p.apiPod) {
 		return
 	}
 	at, offered := w.scheduler.offered[offer{p.group, p.info.Member.Template}]

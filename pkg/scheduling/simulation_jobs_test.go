@@ -20,6 +20,8 @@ type job struct {
 	replace, early, stable bool
 	// impossible is true if the job can never run.
 	impossible bool
+	// resized is true if the group's number was changed.
+	resized    bool
 	generation int
 	serial     int
 	pods       []*apiPod

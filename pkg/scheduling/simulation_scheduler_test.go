@@ -464,6 +464,9 @@ func (k *kubeScheduler) preempt(p *schedPod, result *FilterResult) {
 		if proposed, err = r.scheduler.Preempt(r.w.context(), p.object, proposed); err != nil {
 			return
 		}
+		if len(proposed) > 0 && p.group != "" && !k.w.api.joinsAlone(p.apiPod) {
+			k.w.fail("%s proposes victims for %s, of whose group no run is whole", r.name, p.name())
+		}
 	}
 	for _, n := range k.nodes {
 		victims, ok := proposed[n.name]

@@ -180,6 +180,7 @@ func (w *world) ungate(j *job) {
 // resize changes the size of a group in all of its pods.
 func (w *world) resize(j *job, size int) {
 	w.trace("job %s has size %d", j.name, size)
+	j.resized = true
 	for i := range j.specs {
 		j.specs[i].size = size
 	}
