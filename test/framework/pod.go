@@ -182,7 +182,7 @@ func (p *PodWrapper) HostPort(port int32) *PodWrapper {
 // ControlledBy names a Job as the pod's controller. No Job with that name needs to exist, unless a garbage collector runs.
 func (p *PodWrapper) ControlledBy(job string) *PodWrapper {
 	p.OwnerReferences = []metav1.OwnerReference{{
-		APIVersion: "batch/v1", Kind: "Job", Name: job, UID: types.UID(job), Controller: ptr.To(true),
+		APIVersion: "batch/v1", Kind: "Job", Name: job, UID: types.UID(job), Controller: new(true),
 	}}
 	return p
 }
