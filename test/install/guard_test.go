@@ -53,6 +53,12 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
 			return err
 		},
+		"a pod with the annotation of a group's run": func() error {
+			pod := gpuPod("forged", "", 1)
+			pod.Annotations = map[string]string{protocol.AnnotationGroupRun: "uid"}
+			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
+			return err
+		},
 		"a pod with the annotation of a mirror pod": func() error {
 			pod := gpuPod("forged", "", 1)
 			pod.Annotations = map[string]string{protocol.AnnotationIndex: "1", corev1.MirrorPodAnnotationKey: "x"}
@@ -99,7 +105,7 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 	for name, try := range refused {
 		t.Run("rejects "+name, func(t *testing.T) {
 			err := try()
-			if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "say which GPU card a pod has") {
+			if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "say which GPU card and group a pod has") {
 				t.Errorf("got %v, want it rejected with the reason", err)
 			}
 		})
