@@ -101,13 +101,12 @@ type Options struct {
 // Binder binds pods. Its methods are safe for concurrent use.
 type Binder struct {
 	Options
-	inFlight inFlight
-	batch    *batch
-	open     *openBinds
-	reader   *reader
-	term     term
-	// verifications are the requests of Verify.
-	verifications chan []gpu.Pod
+	inFlight      inFlight
+	batch         *batch
+	open          *openBinds
+	reader        *reader
+	term          term
+	verifications *verifications
 	// events limits the Events that name a pod's card.
 	events *rate.Limiter
 }
@@ -116,7 +115,7 @@ type Binder struct {
 func New(o Options) *Binder {
 	b := &Binder{
 		Options: o, events: rate.NewLimiter(eventsSecond, eventsBurst),
-		batch: &batch{clock: o.Clock, window: min(o.Window, o.Timeout/4)}, reader: &reader{api: o.API}, verifications: make(chan []gpu.Pod),
+		batch: &batch{clock: o.Clock, window: min(o.Window, o.Timeout/4)}, reader: &reader{api: o.API}, verifications: newVerifications(),
 	}
 	b.open = newOpenBinds(o, b.reader, b.reportLate)
 	return b

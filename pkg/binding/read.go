@@ -2,6 +2,7 @@ package binding
 
 import (
 	"context"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -72,13 +73,39 @@ func (b *Binder) AddListener(listener Listener) {
 // maxReads limits the concurrent reads of Verify.
 const maxReads = 16
 
+// verifications are the pods that Verify must still read. more has a value if there are any.
+type verifications struct {
+	mu   sync.Mutex
+	pods map[gpu.PodUID]gpu.Pod
+	more chan struct{}
+}
+
+func newVerifications() *verifications {
+	return &verifications{pods: map[gpu.PodUID]gpu.Pod{}, more: make(chan struct{}, 1)}
+}
+
 // Verify reads the pods from the API server, in the background. The results reach the ledger and the listeners; a read that
-// fails reports nothing. While earlier pods are being read it does nothing: the caller asks again.
+// fails reports nothing.
 func (b *Binder) Verify(pods []gpu.Pod) {
+	v := b.verifications
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, pod := range pods {
+		v.pods[pod.UID] = pod
+	}
 	select {
-	case b.verifications <- pods:
+	case v.more <- struct{}{}:
 	default:
 	}
+}
+
+// take returns the pods to read, and forgets them.
+func (v *verifications) take() map[gpu.PodUID]gpu.Pod {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	pods := v.pods
+	v.pods = map[gpu.PodUID]gpu.Pod{}
+	return pods
 }
 
 // runVerifications makes the reads of Verify until ctx ends.
@@ -87,10 +114,10 @@ func (b *Binder) runVerifications(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case pods := <-b.verifications:
+		case <-b.verifications.more:
 			group := new(errgroup.Group)
 			group.SetLimit(maxReads)
-			for _, pod := range pods {
+			for _, pod := range b.verifications.take() {
 				group.Go(func() error { b.VerifyPod(ctx, pod); return nil })
 			}
 			_ = group.Wait() // VerifyPod logs its errors.

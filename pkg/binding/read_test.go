@@ -121,3 +121,15 @@ func TestAbandon(t *testing.T) {
 	f.resolve(Deadline(timeout) + resolveInterval)
 	wantAbandon("it is resolved", true, "none")
 }
+
+// Pods that Verify gets while it reads others are read afterwards.
+func TestVerifyWhileBusy(t *testing.T) {
+	f := newFixture(t, 0)
+	for _, name := range []string{"a", "b", "c"} {
+		f.Verify([]gpu.Pod{protocol.Pod(fake.Pod(name, 1))})
+	}
+	<-f.verifications.more
+	if got := f.verifications.take(); len(got) != 3 || len(f.verifications.take()) != 0 {
+		t.Errorf("to read: %v, want three pods, once", got)
+	}
+}

@@ -87,7 +87,7 @@ func (mgr *Manager) readAnswered(r *run, now time.Time) {
 	if v.over.IsZero() {
 		v.asked = false
 		if !v.readAt.IsZero() {
-			v.waited += now.Sub(v.readAt)
+			v.waited += min(now.Sub(v.readAt), 2*verifyInterval) // More means that this process was frozen.
 		}
 		if v.readAt = now; v.waited < mgr.Patience {
 			return

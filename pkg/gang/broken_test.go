@@ -100,6 +100,19 @@ func TestLostAnswer(t *testing.T) {
 	s.wantNoEviction()
 }
 
+// TestFrozenProcess: while the process is frozen, nothing is known of the API server, so that isn't patience.
+func TestFrozenProcess(t *testing.T) {
+	s := newBrokenScene(t, gang.BindFailed)
+	s.wait(2 * time.Second)
+	s.now = s.now.Add(10 * testPatience)
+	s.wait(testPatience / 2)
+	s.wantNoEviction()
+	s.wait(testPatience)
+	if len(s.evictions) == 0 {
+		t.Error("no eviction, though the API server answered for longer than the patience")
+	}
+}
+
 // TestLostAnswers: whatever becomes of a bind whose answer was lost, and of the last member.
 func TestLostAnswers(t *testing.T) {
 	for name, tc := range map[string]struct {

@@ -150,5 +150,5 @@ func (mgr *Manager) StopLeading(now time.Time) {
 	}
 	mgr.endStarvation(now)
 	mgr.groups, mgr.waiting, mgr.placed, mgr.alarms = map[Key]*group{}, nil, nil, nil
-	mgr.places = map[string]map[gpu.PodUID]struct{}{}
+	mgr.places, mgr.effects = map[string]map[gpu.PodUID]struct{}{}, Effects{} // The next leader has effects of its own.
 }

@@ -299,12 +299,12 @@ func (g *groups) tick(led bool) (leads bool) {
 	return leads
 }
 
-// act performs the manager's Effects, if this process is the leader.
+// act performs the manager's Effects, if this process is the leader. Otherwise they wait: the lease may be renewed in time.
 func (g *groups) act() {
-	effects := g.manager.TakeEffects()
 	if g.leading() != nil {
-		return // The leader has the same effects.
+		return
 	}
+	effects := g.manager.TakeEffects()
 	if effects.Requeue {
 		g.requeue.All(effects.RequeueNode)
 	}

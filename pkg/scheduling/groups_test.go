@@ -391,6 +391,21 @@ func TestUnknownMember(t *testing.T) {
 	g.pass("a requeue", func() bool { return len(g.requeued()) > 0 })
 }
 
+// The lease lapses between two ticks and is renewed: what is to be done meanwhile is kept.
+func TestEffectsWaitForTheLease(t *testing.T) {
+	g := startGang(t, GangOptions{})
+	late := member(gangSize, 7)
+	g.server.Set(late)
+	g.filter(late, "n1")
+	g.standby.Store(true)
+	g.publish(late)
+	g.await("the member", func() bool { _, known := g.groups.manager.GangOf("uid-job-7"); return known })
+	g.groups.act()
+	if !g.groups.manager.TakeEffects().Requeue {
+		t.Error("the requeue is lost")
+	}
+}
+
 // While the size of a gang is unclear, no member is evicted.
 func TestGangOfUnclearSize(t *testing.T) {
 	odd := member(3, 1)
