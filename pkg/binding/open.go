@@ -1,7 +1,9 @@
 package binding
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -194,7 +196,7 @@ func (o *openBinds) resolveDue(ctx context.Context) {
 	}
 }
 
-// due returns the binds that must be read now.
+// due returns the binds that must be read now, the oldest first.
 func (o *openBinds) due() []openBind {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -211,6 +213,7 @@ func (o *openBinds) due() []openBind {
 			due = append(due, bind)
 		}
 	}
+	slices.SortFunc(due, func(a, b openBind) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.pod.UID, b.pod.UID)) })
 	return due
 }
 

@@ -355,12 +355,12 @@ func (r *Requeuer) reason() (node string, pod gpu.Pod, freed map[string]time.Tim
 		pods[i] = rejected[i].pod
 	}
 	least := leastOf(pods)
-	for node, freed := range freedAt {
+	for _, node := range slices.Sorted(maps.Keys(freedAt)) {
 		if !r.fits(least, node) {
 			continue
 		}
 		for _, old := range rejected {
-			if old.at.Before(freed) && r.fits(old.pod, node) {
+			if old.at.Before(freedAt[node]) && r.fits(old.pod, node) {
 				return node, old.pod, freedAt
 			}
 		}

@@ -82,7 +82,8 @@ func (w *world) checkReservation(r *replica, a ledger.Allocation) {
 	}
 }
 
-// checkBudget checks that groups that can't run kept little memory reserved. Each leader begins with some credit.
+// checkBudget checks that groups that can't run kept little memory reserved. Each leader begins with some credit, which counts
+// much in the short time of a world. The scenes check the share over an hour.
 func (w *world) checkBudget() {
 	perSecond := 0.0
 	for _, n := range w.api.nodes {
@@ -90,7 +91,7 @@ func (w *world) checkBudget() {
 			perSecond += float64(max(memory, 16))
 		}
 	}
-	if allowed := 0.05*w.reserved.all + 60*perSecond*float64(1+w.stats.leaders+w.stats.restarts); w.reserved.impossible > allowed {
+	if allowed := 0.05*w.reserved.all + 180*perSecond*float64(1+w.stats.leaders+w.stats.restarts); w.reserved.impossible > allowed {
 		w.fail("groups that can't run kept %.0f%% of the memory reserved", 100*w.reserved.impossible/w.reserved.all)
 	}
 }
@@ -180,32 +181,33 @@ func (p *apiPod) waits() bool {
 	return p.exists && p.info.Node == "" && !p.info.Ended && !p.info.Leaving && !p.gated && p.scheduler != absentScheduler
 }
 
-// fits reports whether the pods fit at the same time, by the ledger's rules, whatever the order of the nodes is.
+// fits reports whether the pods fit at the same time, by the ledger's rules, and whatever the order of the nodes and of the pods
+// is: the ledger places one after the other, and doesn't find each way in which they fit.
 func (w *world) fits(pods ...*apiPod) bool {
-	view := ledger.View{Card: placement.Binpack, Node: placement.Binpack}
+	byCPU := slices.SortedStableFunc(slices.Values(pods), func(a, b *apiPod) int { return int(b.cpu - a.cpu) })
+	reversed := slices.Clone(byCPU)
+	slices.Reverse(reversed)
 	for turn := range w.api.nodes {
-		l, free := w.truth()
-		var requests []ledger.Request
-		for _, p := range pods {
-			nodes := w.eligible(p)
-			if len(nodes) == 0 {
-				return false
-			}
-			turn := turn % len(nodes)
-			requests = append(requests, ledger.Request{Pod: p.info.Pod, Nodes: slices.Concat(nodes[turn:], nodes[:turn])})
-		}
-		places, _ := l.ReserveAll(requests, nil, view, free, begin)
-		if places == nil {
+		if !w.fitsInOrder(pods, turn) || !w.fitsInOrder(byCPU, turn) || !w.fitsInOrder(reversed, turn) {
 			return false
-		}
-		_, free = w.truth()
-		for i, place := range places {
-			if !free.Take(place.Node, pods[i].uid()) {
-				return false
-			}
 		}
 	}
 	return true
+}
+
+func (w *world) fitsInOrder(pods []*apiPod, turn int) bool {
+	l, free := w.truth()
+	requests := make([]ledger.Request, len(pods))
+	for i, p := range pods {
+		nodes := w.eligible(p)
+		if len(nodes) == 0 {
+			return false
+		}
+		turn := turn % len(nodes)
+		requests[i] = ledger.Request{Pod: p.info.Pod, Nodes: slices.Concat(nodes[turn:], nodes[:turn])}
+	}
+	places, _ := l.ReserveAll(requests, nil, ledger.View{Card: placement.Binpack, Node: placement.Binpack}, free, begin)
+	return places != nil
 }
 
 // fitsAndWaits returns what waits although it fits; empty if nothing does.
@@ -251,7 +253,8 @@ func (w *world) bound(group string) (n int) {
 // checkRest checks that each run is bound whole or not at all.
 func (w *world) checkRest() {
 	for _, p := range w.api.order {
-		if p.live() && p.run != nil && !p.run.whole && !p.run.ambiguous && !p.run.resized {
+		// A new leader whose watch is behind can take two runs of a group for one.
+		if p.live() && p.run != nil && !p.run.whole && !p.run.ambiguous && !p.run.resized && w.bound(p.group) < p.size {
 			w.fail("%v is bound in part: %d of %d", p.run.key, p.run.running(), p.run.size)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -63,6 +64,14 @@ func TestSimulation(t *testing.T) {
 		}
 	}
 	t.Logf("%d steps, %d seeds: %+v", made, next-uint64(first), total)
+}
+
+// TestSimulationRepeats checks that a seed decides all that happens.
+func TestSimulationRepeats(t *testing.T) {
+	a, b := runSeed(4, false), runSeed(4, true)
+	if diff := cmp.Diff(a.stats, b.stats, cmp.AllowUnexported(stats{})); diff != "" || a.steps != b.steps || a.violation != b.violation {
+		t.Errorf("%d and %d steps, violations %q and %q (-first +second):\n%s", a.steps, b.steps, a.violation, b.violation, diff)
+	}
 }
 
 // envInt returns the number in an environment variable.
