@@ -51,7 +51,7 @@ type run struct {
 	// parked is true if kube-scheduler may have parked members, which then need a requeue.
 	parked       bool
 	verification verification
-	// inherited is true if members were bound before this process became the leader: it doesn't know whether all were.
+	// inherited is true if members were bound by another leader: this process doesn't know whether all were.
 	inherited bool
 	// reservedFor is the duration of the latest starvation reservation, notReservable when one was last impossible.
 	reservedFor   time.Duration
@@ -183,6 +183,7 @@ func (mgr *Manager) review(r *run, now time.Time) {
 	switch {
 	case from == to, from == PhaseEvicting && to == PhaseBroken:
 	case to == PhaseBroken:
+		r.inherited = true
 		mgr.move(r, foundBound, to, now)
 	case from == PhaseBroken, from == PhaseEvicting:
 		r.inherited = false
