@@ -250,8 +250,31 @@ func (p *Process) Restart(ctx context.Context) error {
 	return p.Start(ctx)
 }
 
-// Pause freezes the process (SIGSTOP): its connections stay open, but it doesn't answer.
-func (p *Process) Pause() error { return p.Signal(syscall.SIGSTOP) }
+// Pause freezes the process (SIGSTOP): its connections stay open, but it doesn't answer. The signal stops its threads one
+// after the other; Pause returns when all have stopped, or the process has ended.
+func (p *Process) Pause() error {
+	if err := p.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	for p.Running() && !stopped(p.Pid()) {
+		time.Sleep(time.Millisecond)
+	}
+	return nil
+}
+
+// stopped reports whether all threads of the process are stopped.
+func stopped(pid int) bool {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, thread := range threads {
+		// The state follows the name, which is in parentheses (man proc_pid_stat). A file that can't be read is of a thread
+		// that has ended.
+		stat, err := os.ReadFile(thread)
+		if _, state, found := bytes.Cut(stat, []byte(") ")); err == nil && (!found || state[0] != 'T') {
+			return false
+		}
+	}
+	return len(threads) > 0
+}
 
 // Resume continues a paused process (SIGCONT).
 func (p *Process) Resume() error { return p.Signal(syscall.SIGCONT) }
