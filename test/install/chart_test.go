@@ -145,7 +145,7 @@ func TestWrongValues(t *testing.T) {
 		"a relative kubeconfig":             {"scheduler.kubeconfig=scheduler.conf", `scheduler.kubeconfig: "scheduler.conf" is invalid: give the absolute path of a file, such as /etc/kubernetes/scheduler.conf`},
 		"several mistakes, the second one":  {"devicePlugin.memoryUnit=GB,extender.bindTimeout=4", `extender.bindTimeout: "4" is invalid`},
 		"several mistakes, the first one":   {"devicePlugin.memoryUnit=GB,extender.bindTimeout=4", `devicePlugin.memoryUnit: "GB" is invalid`},
-		"a registry with a scheme":          {"imageRegistry=https://registry.example.com", `imageRegistry: "https://registry.example.com" is invalid: give a registry without a scheme and without a slash at its end, such as registry.example.com:5000/mirror`},
+		"a registry with a scheme":          {"imageRegistry=https://images.example.com", `imageRegistry: "https://images.example.com" is invalid: give a registry without a scheme and without a slash at its end, such as registry.example.com:5000/mirror`},
 		"a name with a capital":             {"fullnameOverride=GPU", `fullnameOverride: the objects' names would begin with "GPU": give at most 40 lower-case letters`},
 		"too long a name":                   {"nameOverride=" + strings.Repeat("a", 40), `fullnameOverride: the objects' names would begin with "gpushare-aaa`},
 		"the chart's own label":             {"devicePlugin.podLabels.app\\.kubernetes\\.io/name=x", "devicePlugin.podLabels: app.kubernetes.io/name is the chart's own label"},
