@@ -16,7 +16,7 @@ import (
 // maxConcurrent limits the concurrent eviction calls of Members.
 const maxConcurrent = 16
 
-// Members evicts the members of partial gangs.
+// Members evicts the members of broken runs.
 type Members struct {
 	Options
 	// evicted counts the evicted members.
@@ -70,10 +70,10 @@ func (m *Members) evict(ctx context.Context, pod gpu.Pod) {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		return // The pod is gone without an eviction.
 	case err != nil:
-		logger.Error(err, "Member of a partial group not evicted, trying again")
+		logger.Error(err, "Member of a broken group not evicted, trying again")
 		return
 	}
-	logger.Info("Evicted a member of a partial group")
+	logger.Info("Evicted a member of a broken group")
 	m.evicted()
 	m.Recorder.Event(apiserver.Reference(pod), corev1.EventTypeWarning, gang.EventEvicted,
 		"Evicted: the pod's group was bound in part, and its other members could not be bound in time")

@@ -22,7 +22,7 @@ const (
 	EventPartial    = "GangPartial"
 )
 
-// FailurePolicy is what happens to the bound members of a partial gang that doesn't become whole in time.
+// FailurePolicy is what happens to the bound members of a broken run.
 type FailurePolicy string
 
 // The failure policies.
@@ -52,7 +52,7 @@ type Options struct {
 	StarvationAfter time.Duration
 	// Hold is how long a bind is held at most.
 	Hold time.Duration
-	// Patience is how long a plan's reservations last while members are missing, and how long a gang may stay partial.
+	// Patience is how long a plan's reservations last while members are missing, and how long a run may stay broken.
 	Patience  time.Duration
 	OnFailure FailurePolicy
 	// Observer receives what metrics count. It is called with the Manager's lock held and must not block.
@@ -80,7 +80,7 @@ type Observer interface {
 	GangFailed(reason string)
 	// GangStarving counts starvation reservations.
 	GangStarving()
-	// GangEvicted counts evicted members of partial gangs.
+	// GangEvicted counts evicted members of broken runs.
 	GangEvicted()
 }
 

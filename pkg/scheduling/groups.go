@@ -25,11 +25,11 @@ type GangOptions struct {
 	// Hold is how long a member's bind call is held at most; 0 disables gangs. The sum of Hold and BindTimeout must be
 	// less than kube-scheduler's httpTimeout.
 	Hold time.Duration
-	// Patience is how long a plan's reservations last while members are missing, and how long a gang may stay partial.
+	// Patience is how long a plan's reservations last while members are missing, and how long a run may stay broken.
 	Patience time.Duration
 	// StarvationAfter is how long a gang waits before freed memory is reserved for it; 0 disables starvation reservations.
 	StarvationAfter time.Duration
-	// OnFailure is what happens to the bound members of a gang that is still partial after Patience.
+	// OnFailure is what happens to the bound members of a run that is still broken after Patience.
 	OnFailure gang.FailurePolicy
 	// Observer receives the events of gangs, for metrics.
 	Observer gang.Observer
@@ -125,7 +125,7 @@ func (g *groups) await(ctx context.Context, uid gpu.PodUID, node string) (permit
 		if g.manager.CancelPermit(uid, held.Permit) {
 			return permit{}, fmt.Errorf("kube-scheduler gave the call up: %w", ctx.Err())
 		}
-		<-held.Decided // The barrier is open: the decision follows within the bindTimeout of the other members.
+		<-held.Decided // The permit was granted meanwhile.
 	}
 	return g.decided(held)
 }
@@ -252,7 +252,7 @@ func (g *groups) memoryFreed(string) {
 	}
 }
 
-// states returns the number of gangs in each state.
+// states returns the number of runs in each phase.
 func (g *groups) states() map[string]int {
 	if g == nil {
 		return nil

@@ -289,7 +289,7 @@ func TestGangIsGivenUp(t *testing.T) {
 	}
 }
 
-func TestPartialGang(t *testing.T) {
+func TestBrokenGang(t *testing.T) {
 	for _, policy := range []gang.FailurePolicy{gang.Evict, gang.Keep} {
 		t.Run(string(policy), func(t *testing.T) {
 			g := startGang(t, GangOptions{OnFailure: policy})
