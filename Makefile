@@ -68,8 +68,8 @@ test-long: build kube fake-nvml ## run the long form of all tests: more pods, mo
 	@GPUSHARE_TEST_LONG=1 hack/node-e2e.sh
 
 .PHONY: test-versions
-test-versions: build kube fake-nvml ## run some tests on the other Kubernetes versions that hack/kube pins (builds them the first time: 15 minutes)
-	@hack/versions.sh
+test-versions: build kube fake-nvml ## run some tests on the other Kubernetes versions that hack/kube pins, or on VERSIONS="v1.33" (builds each the first time: 5 minutes)
+	@hack/versions.sh $(VERSIONS)
 
 .PHONY: e2e-node
 e2e-node: build kube fake-nvml ## run real pods on a real kubelet (root on Linux, with containerd and runc: hack/node-packages.sh)
