@@ -206,6 +206,10 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 		mgr.forgive(r)
 	}
 	mgr.changed(r, known, now)
+	if open := g.open(); known.Node != "" && open != nil && open.plan == nil {
+		mgr.rehome(open, now) // The pod shows that a run is alive, which members may join alone.
+		mgr.changed(open, nil, now)
+	}
 }
 
 // group returns the group of the key, and adds it if there is none.
