@@ -341,21 +341,6 @@ func (g *group) allRuns() []*run {
 	return g.runs
 }
 
-// TestForgedMark: a pending pod, copied from one that was bound, doesn't make its group whole.
-func TestForgedMark(t *testing.T) {
-	mgr := newManager(t)
-	mgr.StartLeading(begin)
-	mgr.SetMember(newMember("a", 0, sized(2), func(m *Member) { m.MarkedWhole, m.Run = true, "x" }), begin)
-	if got := mgr.Phases()[PhaseIncomplete]; got != 1 {
-		t.Errorf("phases %v, want incomplete", mgr.Phases())
-	}
-	mgr.StopLeading(begin)
-	mgr.StartLeading(begin)
-	if got := mgr.Phases()[PhaseIncomplete]; got != 1 {
-		t.Errorf("phases %v, want incomplete", mgr.Phases())
-	}
-}
-
 // TestOldRead: a live read that is older than the watch doesn't undo what the watch has reported.
 func TestOldRead(t *testing.T) {
 	mgr := newManager(t)

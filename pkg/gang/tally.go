@@ -16,7 +16,7 @@ type tally struct {
 	controllers map[string]*controllerTally
 	// finished counts the members that have succeeded, and whose controller also has a pending or running member.
 	finished int
-	// marked counts the bound members that mark the run as whole. A mark on an unbound pod is forged, or copied.
+	// marked counts the members that mark the run as whole.
 	marked int
 	// schedulers counts foreign members by the name of their scheduler.
 	schedulers map[string]int
@@ -37,7 +37,7 @@ func newTally() tally {
 func (t *tally) add(m *member, n int) {
 	what := m.counted
 	t.counts[what] += n
-	if m.MarkedWhole && m.Node != "" {
+	if m.MarkedWhole {
 		t.marked += n
 	}
 	if what != other && what != succeeded && m.Size > 0 {

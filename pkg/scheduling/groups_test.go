@@ -189,7 +189,7 @@ func (g *gangFixture) wantNoCardOver() {
 // marked returns the number of members with the annotation that the gang is whole.
 func (g *gangFixture) marked() (n int) {
 	for _, pod := range g.server.Pods() {
-		if pod.Annotations[protocol.AnnotationGroupWhole] == "true" {
+		if pod.Annotations[protocol.AnnotationGroupWhole] == string(pod.UID) {
 			n++
 		}
 	}
@@ -358,7 +358,7 @@ func TestGangAfterRestart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			running := member(2, 0, fake.Bound("n1", 0), fake.Phase(corev1.PodRunning))
 			if test.marked {
-				fake.Annotation(protocol.AnnotationGroupWhole, "true")(running)
+				fake.Annotation(protocol.AnnotationGroupWhole, string(running.UID))(running)
 			}
 			if !test.bound.IsZero() {
 				running.Status.Conditions = []corev1.PodCondition{{

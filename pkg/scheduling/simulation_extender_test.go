@@ -294,7 +294,9 @@ func (c *simCache) list() {
 			c.observe(change{node: n})
 		}
 	}
-	for _, p := range c.r.w.api.order {
+	pods := slices.Clone(c.r.w.api.order) // An informer passes them on in any order.
+	c.r.w.random.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
+	for _, p := range pods {
 		if p.exists {
 			if known := c.pods[p.name()]; known != p.info {
 				c.observe(change{pod: p, info: p.info, object: p.object})
