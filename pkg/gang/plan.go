@@ -88,6 +88,8 @@ type needs struct {
 	requesters []*member
 	// likeness is equal for runs that fit into the same free resources.
 	likeness string
+	// mixed is true if not all requests are alike.
+	mixed bool
 }
 
 // needed returns the needs. The oldest members are placed first; further ones once the run is running.
@@ -137,6 +139,7 @@ func (n *needs) build(r *run) {
 		n.requests[i] = ledger.Request{Pod: m.Pod, Nodes: nodes(m).names}
 		this := m.Request.String() + " " + strconv.Itoa(int(m.Priority)) + " " + strconv.Itoa(nodes(m).id) + " " + m.shape()
 		if this != like {
+			n.mixed = i > 0
 			text.WriteString(strconv.Itoa(count) + ";" + this + "*")
 			like, count = this, 0
 		}
@@ -307,7 +310,15 @@ func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Reservati
 	}
 	mgr.work += len(n.requests)
 	younger, yielding := mgr.yielding(func(o *run) bool { return r.rank.compare(o.rank) < 0 })
-	places, yielded := mgr.Ledger.ReserveAll(n.requests, yielding, mgr.View, mgr.capacity(false), now)
+	capacity := mgr.capacity(false)
+	places, yielded := mgr.Ledger.ReserveAll(n.requests, yielding, mgr.View, capacity, now)
+	if places == nil && n.mixed && capacity != nil {
+		// The ledger places one after the other, the largest first. If CPU is scarce too, that can miss the places that exist.
+		requests := slices.Clone(n.requests)
+		slices.Reverse(requests)
+		places, yielded = mgr.Ledger.ReserveAll(requests, yielding, mgr.View, capacity, now)
+		slices.Reverse(places)
+	}
 	if places == nil {
 		if !starving {
 			mgr.noRoomFor[n.likeness] = r.rank
