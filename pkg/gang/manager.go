@@ -57,6 +57,8 @@ type Options struct {
 	OnFailure FailurePolicy
 	// Observer receives what metrics count. It is called with the Manager's lock held and must not block.
 	Observer Observer
+	// IllegalMove is called for a move that the table of transitions doesn't contain; nil outside tests.
+	IllegalMove func(move string)
 }
 
 // Ledger is the part of package ledger that a Manager uses.
@@ -115,8 +117,6 @@ type Manager struct {
 	freed        atomic.Uint64
 	nodesChanged atomic.Bool
 	seed         maphash.Seed
-	// illegalMove is called for a move that the transition table doesn't contain.
-	illegalMove func(from Phase, why trigger, to Phase)
 
 	mu      sync.Mutex
 	members map[gpu.PodUID]*member
@@ -153,7 +153,7 @@ func New(o Options) *Manager {
 	return &Manager{
 		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]time.Time{}, groups: map[Key]*group{},
 		places: map[string]map[gpu.PodUID]struct{}{}, noRoomFor: map[string]rank{}, sets: map[fingerprint]*candidates{},
-		schedulers: map[string]bool{}, seed: maphash.MakeSeed(), illegalMove: func(Phase, trigger, Phase) {},
+		schedulers: map[string]bool{}, seed: maphash.MakeSeed(),
 	}
 }
 

@@ -2,7 +2,6 @@ package gang
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -11,11 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/placement"
 )
-
-var begin = time.Unix(1_800_000_000, 0)
 
 type memberEdit func(*Member)
 
@@ -64,26 +59,6 @@ func (mgr *Manager) runs() (out []string) {
 	slices.Sort(out)
 	return out
 }
-
-// newManager returns a Manager on an empty ledger.
-func newManager(t *testing.T) *Manager {
-	l := ledger.New()
-	mgr := New(Options{
-		Ledger: l, Release: func(uid gpu.PodUID) { l.Release(uid) },
-		View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, Hold: 10 * time.Second, Patience: 30 * time.Second,
-		OnFailure: Evict, Observer: silent{},
-	})
-	mgr.FailOnIllegalMove(t)
-	return mgr
-}
-
-type silent struct{}
-
-func (silent) GangHeld(time.Duration) {}
-func (silent) GangBound()             {}
-func (silent) GangFailed(string)      {}
-func (silent) GangStarving()          {}
-func (silent) GangEvicted()           {}
 
 // TestPartition: a new leader divides the pods of a group into runs, by what the API server knows of them.
 func TestPartition(t *testing.T) {
@@ -277,68 +252,6 @@ func TestMembership(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestPartitionRandom: whatever a new leader finds, each member with cards is in one run, at most one run of a group isn't
-// running, bound members are in the run that they name, and nothing is left when all members are gone.
-func TestPartitionRandom(t *testing.T) {
-	for seed := range uint64(2000) {
-		random := rand.New(rand.NewPCG(seed, 1))
-		mgr := newManager(t)
-		var members []Member
-		for i := range random.IntN(12) {
-			m := newMember(fmt.Sprintf("%02d", i), random.IntN(10))
-			m.Controller = []string{"", "job", "next"}[random.IntN(3)]
-			m.Cardless = random.IntN(10) == 0
-			if random.IntN(2) == 0 {
-				inRun([]string{"", "x", "y"}[random.IntN(3)], random.IntN(12)-1)(&m)
-			}
-			m.MarkedWhole = m.Node != "" && random.IntN(8) == 0
-			m.Succeeded = m.Node != "" && random.IntN(6) == 0
-			m.Ended, m.Leaving = m.Succeeded || random.IntN(8) == 0, random.IntN(8) == 0
-			if random.IntN(10) == 0 {
-				m.Size = 3
-			}
-			members = append(members, m)
-			mgr.SetMember(m, begin)
-		}
-		mgr.StartLeading(begin)
-		for _, m := range members {
-			known := mgr.members[m.UID]
-			switch r := known.run; {
-			case m.Cardless:
-			case r == nil || r.members[m.UID] != known:
-				t.Errorf("seed %d: %s is in no run", seed, m.Name)
-			case m.Node != "" && r.id != m.Run:
-				t.Errorf("seed %d: %s is in run %q, not in %q", seed, m.Name, r.id, m.Run)
-			}
-		}
-		notRunning := 0
-		for _, r := range mgr.groups[Key{Name: "job"}].allRuns() {
-			if r.phase != PhaseRunning {
-				notRunning++
-			}
-		}
-		if notRunning > 1 {
-			t.Errorf("seed %d: %d runs are not running: %v", seed, notRunning, mgr.runs())
-		}
-		for _, m := range members {
-			mgr.RemoveMember(m.UID, begin)
-		}
-		if len(mgr.groups) > 0 || len(mgr.waiting) > 0 {
-			t.Errorf("seed %d: left when all members were gone: %v", seed, mgr.runs())
-		}
-		if t.Failed() {
-			return
-		}
-	}
-}
-
-func (g *group) allRuns() []*run {
-	if g == nil {
-		return nil
-	}
-	return g.runs
 }
 
 // TestOldRead: a live read that is older than the watch doesn't undo what the watch has reported.

@@ -1,4 +1,4 @@
-package gang_test
+package gang
 
 import (
 	"fmt"
@@ -8,7 +8,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
@@ -41,15 +40,13 @@ another leader takes over               incomplete  pending     pending     pend
 
 // phaseScene is a run of three members in one phase.
 type phaseScene struct {
-	*simulation
+	*fixture
 	reads bool // answered
 }
 
-var phaseNames = []string{"incomplete", "pending", "planned", "permitting", "binding", "running", "broken", "evicting"}
-
 // newPhaseScene brings a run into a phase, the way that runs get there.
 func newPhaseScene(t *testing.T, phase string) *phaseScene {
-	s := &phaseScene{simulation: newSimulation(t, 1), reads: true}
+	s := &phaseScene{fixture: newFixture(t), reads: true}
 	s.createMany(2, "job", 3, 16, "t")
 	if phase == "incomplete" {
 		return s
@@ -140,7 +137,7 @@ func (s *phaseScene) member(bound bool) *pod {
 }
 
 // bound returns a member as it is once it is bound.
-func (s *phaseScene) bound(p *pod) gang.Member {
+func (s *phaseScene) bound(p *pod) Member {
 	m := p.Member
 	if m.Node == "" {
 		m.Node = "elsewhere"
@@ -207,10 +204,10 @@ var phaseEvents = []struct {
 		}
 		return true
 	}},
-	{"a granted bind succeeds", bindDone(1, gang.BindSucceeded)},
-	{"a granted bind fails", bindDone(1, gang.BindFailed)},
-	{"all granted binds fail", bindDone(2, gang.BindFailed)},
-	{"a granted bind's answer is lost", bindDone(1, gang.BindUnconfirmed)},
+	{"a granted bind succeeds", bindDone(1, BindSucceeded)},
+	{"a granted bind fails", bindDone(1, BindFailed)},
+	{"all granted binds fail", bindDone(2, BindFailed)},
+	{"a granted bind's answer is lost", bindDone(1, BindUnconfirmed)},
 	{"the hold passes", func(s *phaseScene) bool { s.wait(testHold + time.Second); return true }},
 	{"patience passes, reads are answered", func(s *phaseScene) bool { s.wait(testPatience + 10*time.Second); return true }},
 	{"patience passes, no read is answered", func(s *phaseScene) bool {
@@ -241,7 +238,7 @@ var phaseEvents = []struct {
 	}},
 }
 
-func bindDone(n int, result gang.BindResult) func(s *phaseScene) bool {
+func bindDone(n int, result BindResult) func(s *phaseScene) bool {
 	return func(s *phaseScene) bool {
 		if len(s.granted) < n && s.phase() != "running" {
 			return false
@@ -274,7 +271,7 @@ func (s *phaseScene) scheduleOneSingle() {
 // TestPhases applies every event in every phase. Each move must be in the transition table, too: see FailOnIllegalMove.
 func TestPhases(t *testing.T) {
 	var got strings.Builder
-	got.WriteString("\n" + line("event", phaseNames) + "\n")
+	got.WriteString("\n" + line("event", phaseNames[:]) + "\n")
 	for _, event := range phaseEvents {
 		var after []string
 		for _, phase := range phaseNames {

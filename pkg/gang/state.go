@@ -1,6 +1,7 @@
 package gang
 
 import (
+	"fmt"
 	"slices"
 	"time"
 )
@@ -107,8 +108,8 @@ func permitted(from Phase, why trigger, to Phase) bool {
 // move changes the phase of a run. It is the only function that does. A transition that the table doesn't contain is a
 // defect of the caller, which tests detect.
 func (mgr *Manager) move(r *run, why trigger, to Phase, now time.Time) {
-	if !permitted(r.phase, why, to) {
-		mgr.illegalMove(r.phase, why, to)
+	if mgr.IllegalMove != nil && !permitted(r.phase, why, to) {
+		mgr.IllegalMove(fmt.Sprintf("a run that is %v becomes %v: %s", r.phase, to, why))
 	}
 	if r.waits() != to.waits() || to == PhaseIncomplete {
 		r.since = now
