@@ -90,8 +90,8 @@ func TestLostAnswer(t *testing.T) {
 		t.Fatal(reason)
 	}
 	<-permit.Decided
-	if permit.Rejection() != nil || !permit.MarkWhole() || permit.OpenedAt() != s.now {
-		t.Errorf("rejection %v, completes %t, opened at %v", permit.Rejection(), permit.MarkWhole(), permit.OpenedAt())
+	if permit.Rejection != nil || !permit.MarkWhole || permit.OpenedAt != s.now {
+		t.Errorf("rejection %v, completes %t, opened at %v", permit.Rejection, permit.MarkWhole, permit.OpenedAt)
 	}
 	s.manager.BindDone(last.key, last.pod.UID, last.node, BindSucceeded, true, s.now)
 	s.wait(10 * testPatience)

@@ -254,8 +254,8 @@ func TestPlaceIsCheckedAtPermit(t *testing.T) {
 				return
 			}
 			<-permit.Decided
-			if permit.Rejection() != nil || !permit.MarkWhole() || permit.Run() != string(s.created[0].UID) {
-				t.Errorf("rejection %v, completes %t, run %q", permit.Rejection(), permit.MarkWhole(), permit.Run())
+			if permit.Rejection != nil || !permit.MarkWhole || permit.Run != string(s.created[0].UID) {
+				t.Errorf("rejection %v, completes %t, run %q", permit.Rejection, permit.MarkWhole, permit.Run)
 			}
 		})
 	}

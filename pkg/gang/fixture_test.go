@@ -245,7 +245,7 @@ func (s *fixture) collectDecided() {
 		default:
 			return false
 		}
-		if bind.permit.Rejection() != nil {
+		if bind.permit.Rejection != nil {
 			bind.pod.queued, s.freed = true, true // kube-scheduler removes the assumed pod from its cache.
 		} else {
 			s.granted = append(s.granted, bind)
@@ -265,7 +265,7 @@ func (s *fixture) bind(bind bindCall, fails bool) {
 	}
 	if ok {
 		bind.pod.BoundAt = s.now.Truncate(time.Second)
-		bind.pod.Node, bind.pod.MarkedWhole = bind.node, bind.permit != nil && bind.permit.MarkWhole()
+		bind.pod.Node, bind.pod.MarkedWhole = bind.node, bind.permit != nil && bind.permit.MarkWhole
 		s.ledger.Confirm(bind.pod.UID)
 	} else {
 		s.ledger.Release(bind.pod.UID)
@@ -276,7 +276,7 @@ func (s *fixture) bind(bind bindCall, fails bool) {
 		if ok {
 			result = BindSucceeded
 		}
-		s.manager.BindDone(bind.key, bind.pod.UID, bind.node, result, bind.permit.MarkWhole(), s.now)
+		s.manager.BindDone(bind.key, bind.pod.UID, bind.node, result, bind.permit.MarkWhole, s.now)
 	}
 	if ok {
 		s.report(bind.pod)

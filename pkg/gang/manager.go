@@ -1,7 +1,6 @@
 package gang
 
 import (
-	"container/heap"
 	"hash/maphash"
 	"slices"
 	"sync"
@@ -125,7 +124,7 @@ type Manager struct {
 	groups  map[Key]*group
 	// waiting are the runs that wait for a plan, placed those that have one and whose barrier hasn't opened.
 	waiting, placed runList
-	alarms          alarms
+	alarms          []alarm
 	heldBinds       int
 	// places are the planned members by node that are not bound yet.
 	places map[string]map[gpu.PodUID]struct{}
@@ -315,8 +314,10 @@ func (mgr *Manager) Tick(now time.Time) {
 			delete(mgr.unknownPods, uid)
 		}
 	}
-	for len(mgr.alarms) > 0 && !now.Before(mgr.alarms[0].at) {
-		mgr.due(heap.Pop(&mgr.alarms).(alarm).run, now)
+	for last := len(mgr.alarms) - 1; last >= 0 && !now.Before(mgr.alarms[last].at); last = len(mgr.alarms) - 1 {
+		r := mgr.alarms[last].run
+		mgr.alarms = slices.Delete(mgr.alarms, last, last+1)
+		mgr.due(r, now)
 	}
 	if mgr.nodesChanged.Swap(false) {
 		mgr.checkNodes(now)

@@ -22,6 +22,8 @@ type plan struct {
 	made    time.Time
 	memory  gpu.Memory
 	expires time.Time
+	// wholeCards is true if only kube-scheduler can place a member, because it asks for whole cards.
+	wholeCards bool
 	// opened is when the barrier opened; zero before.
 	opened time.Time
 	// last is the member that is bound after all others, and marks the run as whole. undecided counts the others whose
@@ -64,16 +66,6 @@ func (p *plan) all() iter.Seq2[gpu.PodUID, *plannedMember] {
 }
 
 func (p *plan) isOpen() bool { return !p.opened.IsZero() }
-
-// hasWholeCards reports whether only kube-scheduler can place a member of the plan, because it asks for whole cards.
-func (p *plan) hasWholeCards() bool {
-	for _, pm := range p.members {
-		if pm.node == "" {
-			return true
-		}
-	}
-	return false
-}
 
 // needs are the members that a run must place, and what their plan depends on.
 type needs struct {
@@ -268,7 +260,8 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 		return NoRoom, false
 	}
 	p := &plan{
-		members: make(map[gpu.PodUID]*plannedMember, len(n.members)), made: now, memory: n.memory, expires: now.Add(mgr.Patience),
+		members: make(map[gpu.PodUID]*plannedMember, len(n.members)),
+		made:    now, memory: n.memory, expires: now.Add(mgr.Patience), wholeCards: n.wholeCards,
 	}
 	r.plan, r.noRoomAt, r.wait = p, time.Time{}, Reason{}
 	for _, m := range n.members {
@@ -378,7 +371,7 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 // that the other one needs.
 func (mgr *Manager) acquireWholeCards(r *run, now time.Time) bool {
 	for _, o := range slices.Clone(mgr.placed) {
-		if !o.plan.hasWholeCards() {
+		if !o.plan.wholeCards {
 			continue
 		}
 		if o.rank.compare(r.rank) < 0 {

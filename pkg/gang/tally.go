@@ -18,8 +18,6 @@ type tally struct {
 	finished int
 	// marked counts the members that mark the run as whole.
 	marked int
-	// schedulers counts foreign members by the name of their scheduler.
-	schedulers map[string]int
 }
 
 // controllerTally counts a controller's members in a run. accepted is true if one of them was ever bound, or existed when all
@@ -30,7 +28,7 @@ type controllerTally struct {
 }
 
 func newTally() tally {
-	return tally{sizes: map[int]int{}, priorities: map[int32]int{}, controllers: map[string]*controllerTally{}, schedulers: map[string]int{}}
+	return tally{sizes: map[int]int{}, priorities: map[int32]int{}, controllers: map[string]*controllerTally{}}
 }
 
 // add counts a member n times; n is 1, or -1 for a member that counted before.
@@ -42,9 +40,6 @@ func (t *tally) add(m *member, n int) {
 	}
 	if what != other && what != succeeded && m.Size > 0 {
 		addTo(t.sizes, m.Size, n)
-	}
-	if what == foreign {
-		addTo(t.schedulers, m.Scheduler, n)
 	}
 	c := t.controllers[m.Controller]
 	if c == nil {

@@ -205,7 +205,7 @@ func (r *replica) bindPermitted(call *bindCall) error {
 	if err != nil {
 		return err
 	}
-	if held.OpenedAt().Equal(s.Clock.Now()) { // Later, for the last member, it is too late to give the place up.
+	if held.OpenedAt.Equal(s.Clock.Now()) { // Later, for the last member, it is too late to give the place up.
 		r.w.checkPromise(r, call.request)
 	}
 	_, err = s.bindMember(r.w.context(), call.request, p)
