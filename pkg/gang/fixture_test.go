@@ -378,3 +378,37 @@ func (s *fixture) memberCounts() map[string][2]int {
 	}
 	return out
 }
+
+// scene is a fixture in which time passes without a scheduler, and evictions are not performed. reads and evictions are what
+// the Manager asked for.
+type scene struct {
+	*fixture
+	// answer answers a read; nil while the API server doesn't answer.
+	answer    func(uid gpu.PodUID)
+	reads     []gpu.PodUID
+	evictions []gpu.PodUID
+}
+
+func newScene(t *testing.T) *scene {
+	s := &scene{fixture: newFixture(t)}
+	s.answer = func(uid gpu.PodUID) { s.manager.Confirmed(s.pods[uid].Member, s.now) }
+	return s
+}
+
+func (s *scene) wait(d time.Duration) {
+	for end := s.now.Add(d); s.now.Before(end); {
+		s.now = s.now.Add(100 * time.Millisecond)
+		s.manager.Tick(s.now)
+		effects := s.manager.TakeEffects()
+		for _, pod := range effects.Verify {
+			s.reads = append(s.reads, pod.UID)
+			if s.answer != nil {
+				s.answer(pod.UID)
+			}
+		}
+		for _, pod := range effects.Evict {
+			s.evictions = append(s.evictions, pod.UID)
+		}
+		s.collectDecided()
+	}
+}

@@ -281,18 +281,3 @@ func TestNoRequeueForMessage(t *testing.T) {
 		t.Error("requeued")
 	}
 }
-
-// TestWholeCardsGetAllCandidates: the answer for a member that kube-scheduler places has the order of this call's
-// candidates, although the same nodes were offered in another order before.
-func TestWholeCardsGetAllCandidates(t *testing.T) {
-	mgr := newManager(t)
-	mgr.StartLeading(begin)
-	for _, name := range []string{"a", "b"} {
-		mgr.SetMember(newMember(name, 0, sized(2), func(m *Member) { m.Request = 0 }), begin)
-	}
-	mgr.Filter("a", []string{"n1", "n2"}, begin)
-	candidates := []string{"n2", "n1"}
-	if got := mgr.Filter("b", candidates, begin).Nodes; !slices.Equal(got, candidates) {
-		t.Errorf("%v of %v", got, candidates)
-	}
-}

@@ -64,47 +64,6 @@ func TestStarvation(t *testing.T) {
 	}
 }
 
-func TestStarvationReservationEnds(t *testing.T) {
-	s := newFixture(t)
-	s.createMany(9, "big", 9, 16, "t") // One more than there are cards.
-	s.createMany(4, "fits", 4, 16, "t")
-	s.createMany(4, "", 0, 16, "") // They fit on the other half of the cards.
-	s.runUntilIdle()
-	if s.memberCounts()["fits"][0] != 4 || s.memberCounts()["big"][0] != 0 {
-		t.Fatalf("bound and pending: %v", s.memberCounts())
-	}
-	if s.reservations > 0 {
-		t.Errorf("%d reservations for a gang that doesn't fit on empty cards", s.reservations)
-	}
-	for range 4 {
-		s.create("next", 8, 16, "t")
-		s.create("next", 8, 16, "t")
-	}
-	s.runUntilIdle()
-	if s.reservations == 0 {
-		t.Error("no reservation for a gang that needs all cards")
-	}
-	for _, p := range s.existing() {
-		if p.Gang.Name == "next" || p.Gang.Name == "" && p.Node != "" {
-			s.delete(p)
-		}
-	}
-	s.createMany(4, "", 0, 16, "")
-	s.runUntilIdle()
-	if states := s.manager.Phases(); states[PhaseRunning] != 1 {
-		t.Errorf("%v", states)
-	}
-	singles := 0
-	for _, p := range s.existing() {
-		if p.Gang.Name == "" && p.Node != "" {
-			singles++
-		}
-	}
-	if singles != 4 {
-		t.Errorf("%d single pods run beside a gang of 4, want 4: memory is still reserved", singles)
-	}
-}
-
 // TestFruitlessReservation: a group whose starvation reservation ended without a plan goes behind the others.
 func TestFruitlessReservation(t *testing.T) {
 	s := newFixture(t)
