@@ -110,7 +110,7 @@ func (mgr *Manager) giveUp(r *run, now time.Time) {
 		mgr.endRound(r, Expired, now)
 	}
 	switch {
-	case r.inherited && r.lostMembers(r.sorted((*member).awaitsBind), mgr):
+	case r.inherited && r.lostMembers():
 		// When this process became the leader, the watch had not reported a deletion, or it was not known yet whose members
 		// another scheduler owns.
 		mgr.nowRuns(r, ranBefore, now)

@@ -265,7 +265,10 @@ func (s *fixture) bind(bind bindCall, fails bool) {
 	}
 	if ok {
 		bind.pod.BoundAt = s.now.Truncate(time.Second)
-		bind.pod.Node, bind.pod.MarkedWhole = bind.node, bind.permit != nil && bind.permit.MarkWhole
+		bind.pod.Node = bind.node
+		if bind.permit != nil {
+			bind.pod.Run, bind.pod.MarkedWhole = bind.permit.Run, bind.permit.MarkWhole
+		}
 		s.ledger.Confirm(bind.pod.UID)
 	} else {
 		s.ledger.Release(bind.pod.UID)

@@ -244,12 +244,9 @@ func (mgr *Manager) BindDone(key Key, uid gpu.PodUID, node string, result BindRe
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	r, pm := mgr.findBind(key, uid)
-	if m := mgr.members[uid]; m != nil && m.Gang == key && result == BindSucceeded && m.Node == "" {
+	if m := mgr.members[uid]; m != nil && m.run != nil && m.Gang == key && result == BindSucceeded && m.Node == "" {
 		next := m.Member
-		next.Node, next.MarkedWhole = node, markedWhole
-		if m.run != nil {
-			next.Run = m.run.id
-		}
+		next.Node, next.Run, next.MarkedWhole = node, m.run.id, markedWhole
 		mgr.apply(m, next, now)
 		return
 	}

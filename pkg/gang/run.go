@@ -117,7 +117,7 @@ func (mgr *Manager) home(g *group, m *member, now time.Time) *run {
 // one lost members; then nothing of it is evicted. As in partition, of several such runs the one that was bound last can be
 // broken. A pod that can't be part of it counts as one of a whole run.
 func (mgr *Manager) homeOfInherited(g *group, open *run, m *member, now time.Time) *run {
-	if m.Run != "" && open != nil && open.phase == PhaseBroken && open.inherited && lastBound(open).Before(m.BoundAt) {
+	if m.Run != "" && open != nil && open.phase == PhaseBroken && open.inherited && open.lastBound().Before(m.BoundAt) {
 		mgr.nowRuns(open, ranBefore, now)
 		open = g.open()
 	}
