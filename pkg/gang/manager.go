@@ -137,8 +137,8 @@ type Manager struct {
 	starvation starvationState
 
 	budget budget
-	// unknownPods are the pods of filter calls that the watch has not reported yet, with the time of the latest call.
-	unknownPods map[gpu.PodUID]time.Time
+	// unknownPods are the pods of filter calls that the watch has not reported yet.
+	unknownPods map[gpu.PodUID]struct{}
 	// sets are the latest sets of candidate nodes. Equal sets are stored once, and most are equal.
 	sets    map[fingerprint]*candidates
 	nextSet int
@@ -150,7 +150,7 @@ type Manager struct {
 // New returns a Manager without members.
 func New(o Options) *Manager {
 	return &Manager{
-		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]time.Time{}, groups: map[Key]*group{},
+		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]struct{}{}, groups: map[Key]*group{},
 		places: map[string]map[gpu.PodUID]struct{}{}, noRoomFor: map[string]rank{}, sets: map[fingerprint]*candidates{},
 		schedulers: map[string]bool{}, seed: maphash.MakeSeed(),
 	}
@@ -309,11 +309,6 @@ func (mgr *Manager) removeMember(m *member, now time.Time) {
 func (mgr *Manager) Tick(now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
-	for uid, at := range mgr.unknownPods {
-		if now.Sub(at) > unknownLifetime {
-			delete(mgr.unknownPods, uid)
-		}
-	}
 	for last := len(mgr.alarms) - 1; last >= 0 && !now.Before(mgr.alarms[last].at); last = len(mgr.alarms) - 1 {
 		r := mgr.alarms[last].run
 		mgr.alarms = slices.Delete(mgr.alarms, last, last+1)
@@ -326,12 +321,9 @@ func (mgr *Manager) Tick(now time.Time) {
 	mgr.updateStarvation(now)
 }
 
-// unknownLifetime is how long a pod is remembered that the watch doesn't report, and maxUnknown is how many of them
-// are, so that requests for pods that don't exist can't exhaust the memory.
-const (
-	unknownLifetime = 10 * time.Minute
-	maxUnknown      = 20_000
-)
+// maxUnknown is the number of remembered pods that the watch has not reported, so that requests for pods that don't exist can't
+// exhaust the memory.
+const maxUnknown = 20_000
 
 // due does what the time requires of one run.
 func (mgr *Manager) due(r *run, now time.Time) {

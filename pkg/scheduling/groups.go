@@ -100,7 +100,7 @@ func (g *groups) holds(pod *clustercache.PodInfo) bool { return g != nil && pod.
 
 // incomplete reports whether the pod is a member of a gang that isn't whole.
 func (g *groups) incomplete(pod *corev1.Pod) bool {
-	return g != nil && protocol.InGroup(pod) && g.manager.InPendingGang(gpu.PodUID(pod.UID), g.clock.Now())
+	return g != nil && protocol.InGroup(pod) && g.manager.InPendingGang(gpu.PodUID(pod.UID))
 }
 
 // permit is what a gang allows for the bind of one pod. A pod without a gang needs none.
