@@ -301,7 +301,7 @@ func annotations(allocation ledger.Allocation, card cardOfNode, member Membershi
 		out[protocol.AnnotationGroupRun] = member.Run
 	}
 	if member.Whole {
-		out[protocol.AnnotationGroupWhole] = "true"
+		out[protocol.AnnotationGroupWhole] = string(allocation.UID)
 	}
 	return out
 }

@@ -1,11 +1,10 @@
-package gang_test
+package gang
 
 import (
 	"fmt"
 	"testing"
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -13,7 +12,7 @@ import (
 
 // benchCluster is a Manager with nodes of eight cards of 80, of which 70 are used.
 type benchCluster struct {
-	manager *gang.Manager
+	manager *Manager
 	ledger  *ledger.Ledger
 	nodes   []string
 	now     time.Time
@@ -22,10 +21,10 @@ type benchCluster struct {
 func newBenchCluster(nodes int) *benchCluster {
 	c := &benchCluster{ledger: ledger.New(), now: time.Unix(1_800_000_000, 0)}
 	c.ledger.AddFreedListener(func(string) { c.manager.MemoryFreed() })
-	c.manager = gang.New(gang.Options{
+	c.manager = New(Options{
 		Ledger: c.ledger, Release: func(uid gpu.PodUID) { c.ledger.Release(uid) },
 		View: ledger.View{Card: placement.Binpack, Node: placement.Binpack},
-		Hold: testHold, Patience: testPatience, StarvationAfter: 2 * time.Minute, OnFailure: gang.Evict, Observer: noObserver{},
+		Hold: testHold, Patience: testPatience, StarvationAfter: 2 * time.Minute, OnFailure: Evict, Observer: discard{},
 		EligibleNodes: func(gpu.PodUID) []string { return c.nodes },
 		Memory:        func() gpu.Memory { return gpu.Memory(nodes * 8 * 80) },
 	})
@@ -51,11 +50,11 @@ func (c *benchCluster) use(node, card int) {
 }
 
 // member returns a member of a group. With volumes, each has its own template.
-func (c *benchCluster) member(group, i, size int, volumes bool) gang.Member {
+func (c *benchCluster) member(group, i, size int, volumes bool) Member {
 	name := fmt.Sprintf("g%d-%d", group, i)
-	m := gang.Member{
+	m := Member{
 		Pod:  gpu.Pod{UID: gpu.PodUID(name), Namespace: "default", Name: name, Request: 80},
-		Gang: gang.Key{Namespace: "default", Name: fmt.Sprint("g", group)}, Size: size, Controller: fmt.Sprint(group),
+		Gang: Key{Namespace: "default", Name: fmt.Sprint("g", group)}, Size: size, Controller: fmt.Sprint(group),
 		Created: c.now.Add(time.Duration(group-100_000) * time.Second), Template: "t", Shape: "t", Scheduler: "default-scheduler",
 	}
 	if volumes {
@@ -71,14 +70,6 @@ func (c *benchCluster) load(groups, size int, volumes bool) {
 		}
 	}
 }
-
-type noObserver struct{}
-
-func (noObserver) GangHeld(time.Duration) {}
-func (noObserver) GangBound()             {}
-func (noObserver) GangFailed(string)      {}
-func (noObserver) GangStarving()          {}
-func (noObserver) GangEvicted()           {}
 
 // BenchmarkTick measures a Tick while groups wait for room. In the busy cluster memory is freed before every second
 // Tick, which helps none of them.
@@ -159,7 +150,7 @@ func BenchmarkDisplace(b *testing.B) {
 	for g := range 1000 {
 		c.manager.Filter(c.member(g, 0, 8, false).UID, c.nodes, c.now)
 	}
-	if c.manager.Tick(c.now); c.manager.Phases()[gang.PhasePlanned] < 900 {
+	if c.manager.Tick(c.now); c.manager.Phases()[PhasePlanned] < 900 {
 		b.Fatal(c.manager.Phases())
 	}
 	pod := gpu.Pod{UID: "important", Request: 81, Priority: 1}

@@ -109,21 +109,16 @@ func (mgr *Manager) giveUp(r *run, now time.Time) {
 	if r.plan != nil {
 		mgr.endRound(r, Expired, now)
 	}
-	if r.inherited && r.lostMembers(r.sorted(func(m *member) bool { return m.awaitsBind() }), mgr) {
+	switch {
+	case r.inherited && r.lostMembers():
 		// When this process became the leader, the watch had not reported a deletion, or it was not known yet whose members
 		// another scheduler owns.
-		mgr.move(r, ranBefore, PhaseRunning, now)
-		mgr.forgive(r)
-		mgr.requeueParked(r)
-		mgr.rehome(r, now)
+		mgr.nowRuns(r, ranBefore, now)
 		return
-	}
-	if mgr.OnFailure == Keep {
+	case mgr.OnFailure == Keep:
 		mgr.recordEvent(r, true, EventPartial, "The group stays partially bound: its other members could not be bound in time")
-		mgr.move(r, policyKeep, PhaseRunning, now)
-		mgr.forgive(r)
-		mgr.requeueParked(r)
-		mgr.rehome(r, now)
+		r.acceptSurplus()
+		mgr.nowRuns(r, policyKeep, now)
 		return
 	}
 	mgr.move(r, policyEvict, PhaseEvicting, now)

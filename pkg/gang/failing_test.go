@@ -1,102 +1,29 @@
-package gang_test
+package gang
 
 import (
 	"fmt"
 	"testing"
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// totalMemory is the memory of a simulation's cards.
-const totalMemory gpu.Memory = 8 * 16
-
-// withMemory gives the Manager a budget.
-func (s *simulation) withMemory() {
-	s.memory = func() gpu.Memory { return totalMemory }
-	s.restart()
-}
-
-// reserved returns the allocated memory.
-func (s *simulation) reserved() (sum gpu.Memory) {
-	for _, node := range s.ledger.Nodes() {
-		for _, used := range node.Used {
-			sum += used
-		}
-	}
-	return sum
-}
-
 // fits reports whether a pod would fit some node now.
-func (s *simulation) fits(pod gpu.Pod) (fits bool) {
+func (s *fixture) fits(pod gpu.Pod) (fits bool) {
 	s.ledger.Check(pod, s.nodes, func(_ string, reason placement.Reason) { fits = fits || reason == placement.Fits })
 	return fits
 }
 
-// TestGroupsThatNeverComeTogether: groups fit by GPU memory, but one member of each never arrives, for lack of CPU. Over
-// an hour they keep less than 5 % of the memory reserved, however many they are, and whether or not they replace a member
-// after each failure to look like new.
-func TestGroupsThatNeverComeTogether(t *testing.T) {
-	for _, tc := range []struct {
-		groups   int
-		replaces bool
-	}{{1, false}, {2, false}, {8, false}, {2, true}} {
-		t.Run(fmt.Sprintf("%d groups, replaced members: %t", tc.groups, tc.replaces), func(t *testing.T) {
-			s := newSimulation(t, 1)
-			s.withMemory()
-			var absent []*pod
-			for g := range tc.groups {
-				s.createMany(8, fmt.Sprint("g", g), 8, 16, "t")
-				absent = append(absent, s.created[len(s.created)-1])
-			}
-			start := s.now
-			var reserved, samples, fits float64
-			for i := 0; s.now.Before(start.Add(time.Hour)); i++ {
-				if i%20 == 0 {
-					for _, p := range absent {
-						p.queued = false
-					}
-					s.scheduleAll()
-				}
-				if tc.replaces && i%600 == 0 {
-					for g, p := range absent {
-						s.delete(p)
-						s.create(fmt.Sprint("g", g), 8, 16, "t")
-						absent[g] = s.created[len(s.created)-1]
-					}
-				}
-				s.advance(100 * time.Millisecond)
-				reserved += float64(s.reserved())
-				if samples++; s.fits(gpu.Pod{UID: "single", Request: 16}) {
-					fits++
-				}
-			}
-			share := reserved / samples / float64(totalMemory)
-			t.Logf("%.1f %% of the memory was reserved, a single pod fits %.1f %% of the time; rounds that failed: %v", 100*share, 100*fits/samples, s.failures)
-			if share >= 0.05 || fits/samples < 0.95 {
-				t.Errorf("%.1f %% of the memory was reserved, want less than 5; a single pod fits %.1f %% of the time, want 95", 100*share, 100*fits/samples)
-			}
-			if tc.groups == 1 && s.reservations > 0 {
-				t.Errorf("%d starvation reservations for a group that found room", s.reservations)
-			}
-			if s.failures["timed_out"] < 3 {
-				t.Error("the groups did not try: the test shows nothing")
-			}
-		})
-	}
-}
-
 // TestSlowArrival: a group of which one more member arrives in each hold keeps its places only while the budget covers it.
 func TestSlowArrival(t *testing.T) {
-	s := newSimulation(t, 1)
-	s.withMemory()
+	s := newFixture(t)
+	s.manager.Memory = s.ledger.Memory
 	s.createMany(8, "job", 8, 16, "t")
 	start := s.now
 	s.manager.Filter(s.created[0].UID, s.nodes, s.now)
-	for hold := 1; s.manager.Phases()[gang.PhasePlanned] == 1 && hold < 8; hold++ {
+	for hold := 1; s.manager.Phases()[PhasePlanned] == 1 && hold < 8; hold++ {
 		for _, p := range s.created[:hold] {
 			for node := ""; !s.inBind(p) && node == ""; { // A late member is rejected once more.
 				if result := s.manager.Filter(p.UID, s.nodes, s.now); len(result.Nodes) > 0 {
@@ -111,7 +38,7 @@ func TestSlowArrival(t *testing.T) {
 		}
 		s.advance(testHold + 100*time.Millisecond)
 	}
-	if took := s.now.Sub(start); s.failures["timed_out"] < 3 || s.manager.Phases()[gang.PhasePending] != 1 || took > time.Minute {
+	if took := s.now.Sub(start); s.failures["timed_out"] < 3 || s.manager.Phases()[PhasePending] != 1 || took > time.Minute {
 		t.Errorf("after %v: %v, %v", took, s.manager.Phases(), s.failures)
 	}
 }
@@ -119,49 +46,49 @@ func TestSlowArrival(t *testing.T) {
 // TestPause: the pause after a failed round doubles up to ten minutes, and a relevant change ends it.
 func TestPause(t *testing.T) {
 	// rounds fails n rounds and returns the pause after each.
-	rounds := func(s *simulation, n int) (pauses []time.Duration) {
+	rounds := func(s *fixture, n int) (pauses []time.Duration) {
 		for range n {
-			for s.manager.Phases()[gang.PhasePlanned] == 0 {
+			for s.manager.Phases()[PhasePlanned] == 0 {
 				s.manager.Filter(s.created[0].UID, s.nodes, s.now)
 				s.advance(100 * time.Millisecond)
 			}
-			for s.manager.Phases()[gang.PhasePlanned] == 1 { // No member arrives.
+			for s.manager.Phases()[PhasePlanned] == 1 { // No member arrives.
 				s.advance(100 * time.Millisecond)
 			}
 			from := s.now
-			for s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason == gang.Paused {
+			for s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason == Paused {
 				s.advance(100 * time.Millisecond)
 			}
 			pauses = append(pauses, s.now.Sub(from).Round(time.Second))
 		}
 		return pauses
 	}
-	s := newSimulation(t, 1)
+	s := newFixture(t)
 	s.createMany(4, "job", 4, 16, "t")
 	if got, want := fmt.Sprint(rounds(s, 12)), "[1s 2s 4s 8s 16s 32s 1m4s 2m8s 4m16s 8m32s 10m0s 10m0s]"; got != want {
 		t.Errorf("pauses %v, want %v", got, want)
 	}
-	for name, change := range map[string]func(s *simulation){
-		"a member is replaced": func(s *simulation) {
+	for name, change := range map[string]func(s *fixture){
+		"a member is replaced": func(s *fixture) {
 			s.delete(s.created[3])
 			s.create("job", 4, 16, "t")
 		},
-		"a member's priority is edited": func(s *simulation) { s.created[1].Priority = 5; s.report(s.created[1]) },
-		"a node is added":               func(s *simulation) { s.manager.NodesChanged(); s.manager.Tick(s.now) },
+		"a member's priority is edited": func(s *fixture) { s.created[1].Priority = 5; s.report(s.created[1]) },
+		"a node is added":               func(s *fixture) { s.manager.NodesChanged(); s.manager.Tick(s.now) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newSimulation(t, 1)
+			s := newFixture(t)
 			s.createMany(4, "job", 4, 16, "t")
 			rounds(s, 8)
 			s.manager.Filter(s.created[0].UID, s.nodes, s.now)
-			for s.manager.Phases()[gang.PhasePlanned] == 1 {
+			for s.manager.Phases()[PhasePlanned] == 1 {
 				s.advance(100 * time.Millisecond)
 			}
-			if reason := s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason; reason != gang.Paused {
+			if reason := s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason; reason != Paused {
 				t.Fatalf("not paused: %v", reason)
 			}
 			change(s)
-			if reason := s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason; reason == gang.Paused {
+			if reason := s.manager.Filter(s.created[0].UID, s.nodes, s.now).Reason; reason == Paused {
 				t.Error("still paused")
 			}
 		})
@@ -170,7 +97,7 @@ func TestPause(t *testing.T) {
 
 // TestFailedGroupGoesBehind: a group whose round failed lets one of equal priority go first.
 func TestFailedGroupGoesBehind(t *testing.T) {
-	s := newSimulation(t, 1)
+	s := newFixture(t)
 	s.createMany(8, "first", 8, 16, "t")
 	s.createMany(8, "second", 8, 16, "t")
 	s.manager.Filter("uid-00001", s.nodes, s.now)
@@ -192,7 +119,7 @@ func TestFailedGroupGoesBehind(t *testing.T) {
 // TestStarvationNeedsAnOffer: a group gets no starvation reservation if kube-scheduler never offered nodes for its
 // members, and names no lack of memory: they may ask for more CPU than there is, or for a scheduler that doesn't exist.
 func TestStarvationNeedsAnOffer(t *testing.T) {
-	s := newSimulation(t, 1)
+	s := newFixture(t)
 	s.createMany(8, "evil", 8, 16, "t")
 	for _, p := range s.created {
 		p.queued = false
@@ -218,43 +145,9 @@ func TestStarvationNeedsAnOffer(t *testing.T) {
 	}
 }
 
-// TestLowestPriorityCounts: one important member doesn't lift the others past honest pods.
-func TestLowestPriorityCounts(t *testing.T) {
-	s := newSimulation(t, 1)
-	s.createMany(8, "evil", 8, 16, "t")
-	for i, p := range s.created {
-		p.ShortOfMemory = true
-		if i == 0 {
-			p.Priority = 1000
-		}
-		s.report(p)
-	}
-	s.advance(s.starvationAfter + time.Second)
-	if s.reservations != 1 {
-		t.Fatalf("%d starvation reservations, want 1", s.reservations)
-	}
-	for priority, want := range map[int32]bool{0: false, 1: true, 500: true} {
-		if got := s.fits(gpu.Pod{UID: "single", Request: 1, Priority: priority}); got != want {
-			t.Errorf("a pod of priority %d fits: %t, want %t", priority, got, want)
-		}
-	}
-	s.createMany(8, "honest", 8, 16, "t")
-	for _, p := range s.created[8:] {
-		p.Priority = 500
-		s.report(p)
-	}
-	s.advance(time.Second)
-	s.manager.Filter(s.created[8].UID, s.nodes, s.now)
-	s.manager.Filter(s.created[0].UID, s.nodes, s.now)
-	s.advance(time.Second)
-	if node, _, _ := s.ledger.Lookup(s.created[8].UID); node == "" {
-		t.Error("the group of priority 500 has no plan")
-	}
-}
-
 // TestForeignMembers: members that are assigned to a scheduler that never calls the extender don't count.
 func TestForeignMembers(t *testing.T) {
-	s := newSimulation(t, 1)
+	s := newFixture(t)
 	s.createMany(2, "job", 2, 16, "t")
 	s.created[0].Scheduler, s.created[1].Scheduler = "default-scheduler", "nonesuch"
 	s.report(s.created[0])
@@ -272,7 +165,7 @@ func TestForeignMembers(t *testing.T) {
 // TestDisplace: a single pod takes the places of groups of lower priority that are not bound yet: the last ones in the
 // order, and no more than needed.
 func TestDisplace(t *testing.T) {
-	s := newSimulation(t, 1)
+	s := newFixture(t)
 	for i, priority := range []int32{5, 1, 3} {
 		s.createMany(2, fmt.Sprint("g", i), 2, 16, "t")
 		for _, p := range s.created[2*i:] {
@@ -330,23 +223,23 @@ func TestPlaceIsCheckedAtPermit(t *testing.T) {
 		return spec
 	}
 	for name, tc := range map[string]struct {
-		change func(s *simulation)
+		change func(s *fixture)
 		// lost is true if the round ends.
 		lost bool
 	}{
-		"nothing": {func(*simulation) {}, false},
-		"all cards of all nodes are gone": {func(s *simulation) {
+		"nothing": {func(*fixture) {}, false},
+		"all cards of all nodes are gone": {func(s *fixture) {
 			for _, name := range s.nodes {
 				s.ledger.SetNode(name, shrink(16))
 			}
 		}, true},
-		"its card is gone, and the node has another one": {func(s *simulation) {
+		"its card is gone, and the node has another one": {func(s *fixture) {
 			node, a, _ := s.ledger.Lookup(s.created[0].UID)
 			s.ledger.SetNode(node, shrink(16, 1-a.Placement[0].Card))
 		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newSimulation(t, 1)
+			s := newFixture(t)
 			s.create("job", 1, 16, "t")
 			result := s.manager.Filter(s.created[0].UID, s.nodes, s.now)
 			tc.change(s)
@@ -355,14 +248,14 @@ func TestPlaceIsCheckedAtPermit(t *testing.T) {
 				t.Fatalf("rejected: %v", reason)
 			}
 			if tc.lost {
-				if *reason != gang.PlaceLost || s.manager.Phases()[gang.PhasePending] != 1 {
+				if *reason != PlaceLost || s.manager.Phases()[PhasePending] != 1 {
 					t.Errorf("%v, %v", reason, s.manager.Phases())
 				}
 				return
 			}
 			<-permit.Decided
-			if permit.Rejection() != nil || !permit.MarkWhole() || permit.Run() != string(s.created[0].UID) {
-				t.Errorf("rejection %v, completes %t, run %q", permit.Rejection(), permit.MarkWhole(), permit.Run())
+			if permit.Rejection != nil || !permit.MarkWhole || permit.Run != string(s.created[0].UID) {
+				t.Errorf("rejection %v, completes %t, run %q", permit.Rejection, permit.MarkWhole, permit.Run)
 			}
 		})
 	}
@@ -371,16 +264,16 @@ func TestPlaceIsCheckedAtPermit(t *testing.T) {
 // TestDisplacedAgainAndAgain: a group whose members never arrive costs the budget what it keeps from others, also if pods of
 // higher priority end each of its rounds before it fails.
 func TestDisplacedAgainAndAgain(t *testing.T) {
-	s := newSimulation(t, 1)
-	s.memory = s.ledger.Memory
-	s.restartWith(0)
+	s := newFixture(t)
+	s.manager.Memory = s.ledger.Memory
+	s.manager.StarvationAfter = 0
 	s.createMany(8, "job", 8, 16, "t")
 	important := gpu.Pod{UID: "important", Request: 16, Priority: 1}
 	reserved := 0
 	for second := range 3600 {
 		s.manager.Filter(s.created[0].UID, s.nodes, s.now)
 		s.advance(time.Second)
-		if s.manager.Phases()[gang.PhasePlanned] == 1 {
+		if s.manager.Phases()[PhasePlanned] == 1 {
 			reserved++
 		}
 		if second%5 == 4 {

@@ -28,7 +28,7 @@ func (mgr *Manager) Filter(uid gpu.PodUID, candidates []string, now time.Time) F
 	defer mgr.mu.Unlock()
 	m := mgr.members[uid]
 	if m == nil {
-		mgr.rememberUnknown(uid, now)
+		mgr.rememberUnknown(uid)
 		return FilterResult{Reason: Unknown}
 	}
 	if m.Cardless {
@@ -50,14 +50,14 @@ func (mgr *Manager) Filter(uid gpu.PodUID, candidates []string, now time.Time) F
 }
 
 // rememberUnknown records a filter call for a pod that the watch has not reported yet.
-func (mgr *Manager) rememberUnknown(uid gpu.PodUID, now time.Time) {
+func (mgr *Manager) rememberUnknown(uid gpu.PodUID) {
 	if _, again := mgr.unknownPods[uid]; !again && len(mgr.unknownPods) >= maxUnknown {
 		for other := range mgr.unknownPods {
 			delete(mgr.unknownPods, other) // Any of them: a watch that merely lags doesn't leave so many.
 			break
 		}
 	}
-	mgr.unknownPods[uid] = now
+	mgr.unknownPods[uid] = struct{}{}
 }
 
 func (mgr *Manager) filter(r *run, m *member, nodes *candidates, now time.Time) FilterResult {

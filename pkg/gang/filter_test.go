@@ -2,6 +2,7 @@ package gang
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -41,5 +42,40 @@ func TestFingerprint(t *testing.T) {
 	}
 	if len(mgr.sets) > maxSets {
 		t.Errorf("%d sets are remembered", len(mgr.sets))
+	}
+}
+
+// TestWholeCardsGetAllCandidates: the answer for a member that kube-scheduler places has the order of this call's
+// candidates, although the same nodes were offered in another order before.
+func TestWholeCardsGetAllCandidates(t *testing.T) {
+	mgr := newManager(t)
+	mgr.StartLeading(begin)
+	for _, name := range []string{"a", "b"} {
+		mgr.SetMember(newMember(name, 0, sized(2), func(m *Member) { m.Request = 0 }), begin)
+	}
+	mgr.Filter("a", []string{"n1", "n2"}, begin)
+	candidates := []string{"n2", "n1"}
+	if got := mgr.Filter("b", candidates, begin).Nodes; !slices.Equal(got, candidates) {
+		t.Errorf("%v of %v", got, candidates)
+	}
+}
+
+// TestWholeCardsOneAtATime: only one group that asks for whole cards has a plan, the one that goes first.
+func TestWholeCardsOneAtATime(t *testing.T) {
+	mgr := newManager(t)
+	mgr.StartLeading(begin)
+	for i, name := range []string{"old", "young"} {
+		mgr.SetMember(newMember(name, i, sized(1), func(m *Member) { m.Request, m.Gang.Name = 0, name }), begin)
+	}
+	for _, call := range []struct {
+		uid  gpu.PodUID
+		want Reason
+	}{{"young", Reason{}}, {"old", Reason{}}, {"young", OlderFirst}} {
+		if got := mgr.Filter(call.uid, []string{"n"}, begin).Reason; got != call.want {
+			t.Errorf("%s: %v, want %v", call.uid, got, call.want)
+		}
+	}
+	if got := mgr.Phases(); got[PhasePlanned] != 1 || got[PhasePending] != 1 {
+		t.Errorf("phases %v", got)
 	}
 }

@@ -1,7 +1,6 @@
 package gang
 
 import (
-	"container/heap"
 	"hash/maphash"
 	"slices"
 	"sync"
@@ -57,6 +56,8 @@ type Options struct {
 	OnFailure FailurePolicy
 	// Observer receives what metrics count. It is called with the Manager's lock held and must not block.
 	Observer Observer
+	// IllegalMove is called for a move that the table of transitions doesn't contain; nil outside tests.
+	IllegalMove func(move string)
 }
 
 // Ledger is the part of package ledger that a Manager uses.
@@ -115,8 +116,6 @@ type Manager struct {
 	freed        atomic.Uint64
 	nodesChanged atomic.Bool
 	seed         maphash.Seed
-	// illegalMove is called for a move that the transition table doesn't contain.
-	illegalMove func(from Phase, why trigger, to Phase)
 
 	mu      sync.Mutex
 	members map[gpu.PodUID]*member
@@ -125,7 +124,7 @@ type Manager struct {
 	groups  map[Key]*group
 	// waiting are the runs that wait for a plan, placed those that have one and whose barrier hasn't opened.
 	waiting, placed runList
-	alarms          alarms
+	alarms          []alarm
 	heldBinds       int
 	// places are the planned members by node that are not bound yet.
 	places map[string]map[gpu.PodUID]struct{}
@@ -138,8 +137,8 @@ type Manager struct {
 	starvation starvationState
 
 	budget budget
-	// unknownPods are the pods of filter calls that the watch has not reported yet, with the time of the latest call.
-	unknownPods map[gpu.PodUID]time.Time
+	// unknownPods are the pods of filter calls that the watch has not reported yet.
+	unknownPods map[gpu.PodUID]struct{}
 	// sets are the latest sets of candidate nodes. Equal sets are stored once, and most are equal.
 	sets    map[fingerprint]*candidates
 	nextSet int
@@ -151,9 +150,9 @@ type Manager struct {
 // New returns a Manager without members.
 func New(o Options) *Manager {
 	return &Manager{
-		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]time.Time{}, groups: map[Key]*group{},
+		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]struct{}{}, groups: map[Key]*group{},
 		places: map[string]map[gpu.PodUID]struct{}{}, noRoomFor: map[string]rank{}, sets: map[fingerprint]*candidates{},
-		schedulers: map[string]bool{}, seed: maphash.MakeSeed(), illegalMove: func(Phase, trigger, Phase) {},
+		schedulers: map[string]bool{}, seed: maphash.MakeSeed(),
 	}
 }
 
@@ -206,6 +205,10 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 		mgr.forgive(r)
 	}
 	mgr.changed(r, known, now)
+	if open := g.open(); known.Node != "" && open != nil && open.plan == nil {
+		mgr.rehome(open, now) // The pod shows that a run is alive, which members may join alone.
+		mgr.changed(open, nil, now)
+	}
 }
 
 // group returns the group of the key, and adds it if there is none.
@@ -306,13 +309,10 @@ func (mgr *Manager) removeMember(m *member, now time.Time) {
 func (mgr *Manager) Tick(now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
-	for uid, at := range mgr.unknownPods {
-		if now.Sub(at) > unknownLifetime {
-			delete(mgr.unknownPods, uid)
-		}
-	}
-	for len(mgr.alarms) > 0 && !now.Before(mgr.alarms[0].at) {
-		mgr.due(heap.Pop(&mgr.alarms).(alarm).run, now)
+	for last := len(mgr.alarms) - 1; last >= 0 && !now.Before(mgr.alarms[last].at); last = len(mgr.alarms) - 1 {
+		r := mgr.alarms[last].run
+		mgr.alarms = slices.Delete(mgr.alarms, last, last+1)
+		mgr.due(r, now)
 	}
 	if mgr.nodesChanged.Swap(false) {
 		mgr.checkNodes(now)
@@ -321,12 +321,9 @@ func (mgr *Manager) Tick(now time.Time) {
 	mgr.updateStarvation(now)
 }
 
-// unknownLifetime is how long a pod is remembered that the watch doesn't report, and maxUnknown is how many of them
-// are, so that requests for pods that don't exist can't exhaust the memory.
-const (
-	unknownLifetime = 10 * time.Minute
-	maxUnknown      = 20_000
-)
+// maxUnknown is the number of remembered pods that the watch has not reported, so that requests for pods that don't exist can't
+// exhaust the memory.
+const maxUnknown = 20_000
 
 // due does what the time requires of one run.
 func (mgr *Manager) due(r *run, now time.Time) {

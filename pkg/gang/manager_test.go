@@ -1,4 +1,4 @@
-package gang_test
+package gang
 
 import (
 	"fmt"
@@ -6,9 +6,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/gpushare/gpushare/pkg/gang"
-	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // TestSizeChange changes the size while binds are held.
@@ -22,7 +19,7 @@ func TestSizeChange(t *testing.T) {
 		"one less":               {cards: 3, size: 2, members: 3, bound: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newSimulation(t, 1)
+			s := newFixture(t)
 			s.createMany(8-tc.cards, "others", 8-tc.cards, 16, "t")
 			s.runUntilIdle()
 			s.createMany(3, "job", 3, 16, "t")
@@ -49,8 +46,8 @@ func TestSizeChange(t *testing.T) {
 // TestCompleteWithoutNewMember: the members agree on the size, or become enough, by a deletion or an edit. No new
 // member requeues them.
 func TestCompleteWithoutNewMember(t *testing.T) {
-	for name, change := range map[string]func(s *simulation, old []*pod){
-		"members of another size are created before the old ones are deleted": func(s *simulation, old []*pod) {
+	for name, change := range map[string]func(s *fixture, old []*pod){
+		"members of another size are created before the old ones are deleted": func(s *fixture, old []*pod) {
 			s.createMany(4, "job", 4, 16, "t")
 			s.scheduleAll()
 			for _, p := range old {
@@ -58,7 +55,7 @@ func TestCompleteWithoutNewMember(t *testing.T) {
 				s.advance(time.Second)
 			}
 		},
-		"the size is edited": func(s *simulation, old []*pod) {
+		"the size is edited": func(s *fixture, old []*pod) {
 			for _, p := range old {
 				p.Size, p.queued = 4, true
 				s.report(p)
@@ -67,9 +64,9 @@ func TestCompleteWithoutNewMember(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newSimulation(t, 1)
-			s.restartWith(0)   // The end of a starvation reservation requeues all pods.
-			s.performEffects() // The new nodes requeue pods.
+			s := newFixture(t)
+			s.manager.StarvationAfter = 0 // The end of a starvation reservation requeues all pods.
+			s.performEffects()            // The new nodes requeue pods.
 			for i := range 4 {
 				s.create("job", 8, 16, fmt.Sprint("t", i))
 			}
@@ -86,15 +83,15 @@ func TestCompleteWithoutNewMember(t *testing.T) {
 // TestRequeueRejected: members that were rejected during a back-off, or by another replica, are requeued afterwards,
 // even if no plan is made at that moment.
 func TestRequeueRejected(t *testing.T) {
-	start := func(t *testing.T) *simulation {
-		s := newSimulation(t, 1)
+	start := func(t *testing.T) *fixture {
+		s := newFixture(t)
 		s.performEffects()                   // The new nodes requeue pods.
 		s.createMany(9, "never", 9, 16, "t") // One more than there are cards.
 		s.scheduleAll()
 		s.advance(3 * time.Second) // Creation times are in whole seconds.
 		return s
 	}
-	queued := func(s *simulation, name string) bool {
+	queued := func(s *fixture, name string) bool {
 		return slices.ContainsFunc(s.existing(), func(p *pod) bool { return p.Gang.Name == name && p.queued })
 	}
 	t.Run("after a back-off, while memory is freed", func(t *testing.T) {
@@ -135,15 +132,15 @@ func TestRequeueRejected(t *testing.T) {
 // TestEventIncomplete: a gang whose missing members are never created gets one Event, such as that of a StatefulSet
 // that creates its next pod only when the previous one is ready.
 func TestEventIncomplete(t *testing.T) {
-	incompleteEvents := func(s *simulation) (n int) {
+	incompleteEvents := func(s *fixture) (n int) {
 		for _, event := range s.events {
-			if strings.HasPrefix(event, gang.EventIncomplete+": The group needs 3 members and only ") {
+			if strings.HasPrefix(event, EventIncomplete+": The group needs 3 members and only ") {
 				n++
 			}
 		}
 		return n
 	}
-	s := newSimulation(t, 1)
+	s := newFixture(t)
 	s.create("web", 3, 16, "t")
 	s.runUntilIdle()
 	if n := incompleteEvents(s); n != 1 || !slices.ContainsFunc(s.events, func(s string) bool { return strings.Contains(s, "only 1 exist") }) {
@@ -184,7 +181,7 @@ func TestEventIneligibleMembers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newSimulation(t, 1)
+			s := newFixture(t)
 			if tc.cardless {
 				s.createCardless("job", 3)
 			}
@@ -194,9 +191,9 @@ func TestEventIneligibleMembers(t *testing.T) {
 			ineligible.queued = false
 			s.report(ineligible)
 			s.runUntilIdle()
-			want := []string{gang.EventIncomplete + ": The group needs 3 members and only 2 can be placed: they wait for the others. " +
+			want := []string{EventIncomplete + ": The group needs 3 members and only 2 can be placed: they wait for the others. " +
 				"Some of those exist, but have scheduling gates, can't be counted as members, or are assigned to a scheduler that doesn't call the extender"}
-			if events := slices.DeleteFunc(s.events, func(s string) bool { return !strings.HasPrefix(s, gang.EventIncomplete) }); !slices.Equal(events, want) {
+			if events := slices.DeleteFunc(s.events, func(s string) bool { return !strings.HasPrefix(s, EventIncomplete) }); !slices.Equal(events, want) {
 				t.Errorf("events: %q", events)
 			}
 			tc.enable(ineligible)
@@ -213,7 +210,7 @@ func TestEventIneligibleMembers(t *testing.T) {
 // TestEventCardlessMembers: if the missing members exist but ask for no cards, there is one Event about it and no
 // other.
 func TestEventCardlessMembers(t *testing.T) {
-	s := newSimulation(t, 1)
+	s := newFixture(t)
 	s.create("mpi", 2, 16, "t")
 	s.createCardless("mpi", 2)
 	s.scheduleOne()
@@ -225,23 +222,5 @@ func TestEventCardlessMembers(t *testing.T) {
 	s.performEffects()
 	if len(s.events) != 1 || !strings.Contains(s.events[0], "1 ask for none") {
 		t.Errorf("events: %q", s.events)
-	}
-}
-
-// TestNamespaces: equal names in two namespaces are two gangs.
-func TestNamespaces(t *testing.T) {
-	s := newSimulation(t, 1)
-	for i, namespace := range []string{"a", "b"} {
-		m := gang.Member{Gang: gang.Key{Namespace: namespace, Name: "job"}, Size: 2 + i, Created: s.now, Template: "t"}
-		m.UID, m.Namespace, m.Name, m.Request = gpu.PodUID(namespace), namespace, "pod", 8
-		s.manager.SetMember(m, s.now)
-		want := []string{"gang: 1 of 2 members exist", "gang: 1 of 3 members exist"}[i]
-		if result := s.manager.Filter(m.UID, s.nodes, s.now); result.Reason.Text != want {
-			t.Errorf("%s: %q, want %q", namespace, result.Reason.Text, want)
-		}
-	}
-	s.manager.RemoveMember("a", s.now)
-	if _, known := s.manager.GangOf("b"); !known {
-		t.Error("the gang of the other namespace was removed too")
 	}
 }

@@ -46,7 +46,7 @@ type Member struct {
 	Node string
 	// BoundAt is when the pod was bound, truncated to seconds; zero if unknown.
 	BoundAt time.Time
-	// MarkedWhole is true if the pod marks its run as whole: it was bound last, or later.
+	// MarkedWhole is true if the pod is bound and marks its run as whole: it was bound last, or later.
 	MarkedWhole bool
 	// Ended is true if the pod has succeeded or failed, Succeeded if it has succeeded.
 	Ended, Succeeded bool

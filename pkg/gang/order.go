@@ -2,7 +2,6 @@ package gang
 
 import (
 	"cmp"
-	"container/heap"
 	"slices"
 	"strings"
 	"time"
@@ -21,10 +20,10 @@ type rank struct {
 
 // compare returns a negative number if a goes before b.
 func (a rank) compare(b rank) int {
-	switch {
-	case a.broken != b.broken && a.broken:
-		return -1
-	case a.broken != b.broken:
+	if a.broken != b.broken {
+		if a.broken {
+			return -1
+		}
 		return 1
 	}
 	return cmp.Or(
@@ -38,13 +37,17 @@ func (a rank) compare(b rank) int {
 // runList is a list of runs in their order. The rank of a run must not change while it is on a list: see reorder.
 type runList []*run
 
+func (l *runList) find(r *run) (int, bool) {
+	return slices.BinarySearchFunc(*l, r.rank, func(o *run, rank rank) int { return o.rank.compare(rank) })
+}
+
 func (l *runList) insert(r *run) {
-	i, _ := slices.BinarySearchFunc(*l, r.rank, func(o *run, rank rank) int { return o.rank.compare(rank) })
+	i, _ := l.find(r)
 	*l = slices.Insert(*l, i, r)
 }
 
 func (l *runList) remove(r *run) {
-	if i, found := slices.BinarySearchFunc(*l, r.rank, func(o *run, rank rank) int { return o.rank.compare(rank) }); found && (*l)[i] == r {
+	if i, found := l.find(r); found && (*l)[i] == r {
 		*l = slices.Delete(*l, i, i+1)
 	}
 }
@@ -66,33 +69,14 @@ func (mgr *Manager) reorder(r *run) {
 	}
 }
 
-// alarm is a time at which something is due for a run.
+// alarm is a time at which something is due for a run. One that the run doesn't need any more does nothing.
 type alarm struct {
 	at  time.Time
 	run *run
 }
 
-// alarms is a heap of alarms, the earliest first. An alarm that the run doesn't need any more does nothing.
-type alarms []alarm
-
-// wake makes Tick call due for the run at the given time.
-func (mgr *Manager) wake(r *run, at time.Time) { heap.Push(&mgr.alarms, alarm{at, r}) }
-
-// Len implements heap.Interface.
-func (a alarms) Len() int { return len(a) }
-
-// Less implements heap.Interface.
-func (a alarms) Less(i, j int) bool { return a[i].at.Before(a[j].at) }
-
-// Swap implements heap.Interface.
-func (a alarms) Swap(i, j int) { a[i], a[j] = a[j], a[i] }
-
-// Push implements heap.Interface.
-func (a *alarms) Push(x any) { *a = append(*a, x.(alarm)) }
-
-// Pop implements heap.Interface.
-func (a *alarms) Pop() any {
-	last := (*a)[len(*a)-1]
-	*a = (*a)[:len(*a)-1]
-	return last
+// wake makes Tick call due for the run at the given time. mgr.alarms is ordered, the latest first.
+func (mgr *Manager) wake(r *run, at time.Time) {
+	i, _ := slices.BinarySearchFunc(mgr.alarms, at, func(a alarm, at time.Time) int { return at.Compare(a.at) })
+	mgr.alarms = slices.Insert(mgr.alarms, i, alarm{at, r})
 }

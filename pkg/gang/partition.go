@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -38,40 +37,18 @@ func (mgr *Manager) StartLeading(now time.Time) {
 // most one of these runs can be broken: the one that was bound last, since an earlier one must have ended or been whole
 // before.
 func (mgr *Manager) partition(g *group, members []*member, now time.Time) {
-	var unbound []*member
-	for _, m := range members {
-		if m.Node == "" {
-			unbound = append(unbound, m)
-			continue
-		}
-		i := slices.IndexFunc(g.runs, func(r *run) bool { return r.id == m.Run })
-		if i < 0 {
-			mgr.begin(g, m.Run, now)
-			i = len(g.runs) - 1
-		}
-		mgr.join(g.runs[i], m)
-	}
-	slices.SortFunc(g.runs, func(a, b *run) int {
-		return cmp.Or(lastBound(b).Compare(lastBound(a)), strings.Compare(a.id, b.id))
+	class := func(m *member) int { return slices.Index([]bool{mgr.countAs(m) == running, m.Node != "", true}, true) }
+	slices.SortFunc(members, func(a, b *member) int {
+		return cmp.Or(cmp.Compare(class(a), class(b)), b.BoundAt.Compare(a.BoundAt), compareAge(a, b))
 	})
-	var open *run
-	for _, r := range g.runs {
-		if open == nil && r.counts[running] > 0 && !r.whole() {
-			open, r.inherited = r, true
-		} else {
-			mgr.move(r, ranBefore, PhaseRunning, now)
+	for _, m := range members {
+		if open := g.open(); m.Node == "" && open != nil && open.whole() {
+			mgr.move(open, ranBefore, PhaseRunning, now)
 		}
+		mgr.join(mgr.home(g, m, now), m)
 	}
-	next := mgr.joinRunning(g, unbound)
-	if open != nil && open.lostMembers(next, mgr) {
+	if open := g.open(); open != nil && open.inherited && (open.whole() || open.lostMembers()) {
 		mgr.move(open, ranBefore, PhaseRunning, now)
-		open, next = nil, mgr.joinRunning(g, next)
-	}
-	if open == nil && len(next) > 0 {
-		open = mgr.begin(g, "", now)
-	}
-	for _, m := range next {
-		mgr.join(open, m)
 	}
 	for _, r := range slices.Clone(g.runs) {
 		r.parked = true
@@ -80,20 +57,8 @@ func (mgr *Manager) partition(g *group, members []*member, now time.Time) {
 	}
 }
 
-// joinRunning adds the unbound members to the running runs that accept them, and returns the others.
-func (mgr *Manager) joinRunning(g *group, unbound []*member) (rest []*member) {
-	for _, m := range unbound {
-		i := slices.IndexFunc(g.runs, func(r *run) bool { return r.phase == PhaseRunning && r.accepts(m.Controller) })
-		if i < 0 {
-			rest = append(rest, m)
-		} else {
-			mgr.join(g.runs[i], m)
-		}
-	}
-	return rest
-}
-
-func lastBound(r *run) (last time.Time) {
+// lastBound returns when a member was last bound, of those that are running.
+func (r *run) lastBound() (last time.Time) {
 	for _, m := range r.members {
 		if m.counted == running && m.BoundAt.After(last) {
 			last = m.BoundAt
@@ -102,14 +67,13 @@ func lastBound(r *run) (last time.Time) {
 	return last
 }
 
-// lostMembers reports whether members must have been deleted since those of the run were bound; unbound are the members
-// that would join it. A run's first bind isn't made before all its members exist. If too few of those that existed at the
-// latest bind are left, the unbound members replace others, and the run counts as whole although no member marks it. So it
-// does if a controller of a bound member has created another pod since: that replaces one that was lost. The opposite
-// error would evict a running job. Therefore a run that nothing is known to be missing from counts as whole too.
-func (r *run) lostMembers(unbound []*member, mgr *Manager) bool {
-	unbound = slices.DeleteFunc(slices.Clone(unbound), func(m *member) bool { return mgr.countAs(m) != pending })
-	if len(unbound) == 0 {
+// lostMembers reports whether members must have been deleted since those of the run were bound. A run's first bind isn't
+// made before all its members exist. If too few of those that existed at the latest bind are left, the unbound members
+// replace others, and the run counts as whole although no member marks it. So it does if a controller of a bound member
+// has created another pod since: that replaces one that was lost. The opposite error would evict a running job. Therefore
+// a run that nothing is known to be missing from counts as whole too.
+func (r *run) lostMembers() bool {
+	if r.counts[pending] == 0 {
 		return true
 	}
 	for _, m := range r.members {
@@ -117,12 +81,13 @@ func (r *run) lostMembers(unbound []*member, mgr *Manager) bool {
 			return false
 		}
 	}
-	existed := r.counts[running] + r.finished
-	for _, m := range unbound {
+	existed, last := r.counts[running]+r.finished, r.lastBound()
+	for _, m := range r.members {
 		switch c := r.controllers[m.Controller]; {
-		case !m.Created.After(lastBound(r)):
+		case m.counted != pending:
+		case !m.Created.After(last):
 			existed++
-		case c != nil && c.running > 0:
+		case c.running > 0:
 			return true // It replaces a member. Surplus members can't stand for that one.
 		}
 	}

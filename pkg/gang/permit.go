@@ -6,40 +6,33 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Permit is the decision about one bind call of a member: granted or rejected.
+// Permit is the decision about one bind call of a member: granted or rejected. Once Decided is closed, the exported fields don't
+// change any more, and may be read.
 type Permit struct {
-	// Decided is closed once the permit is granted or rejected. The methods may be called only after that.
-	Decided   chan struct{}
-	reason    *Reason
-	opened    time.Time
-	markWhole bool
-	id        string
-	run       *run
+	Decided chan struct{}
+	// Rejection is why the bind is rejected; nil if the permit is granted.
+	Rejection *Reason
+	// OpenedAt is when the barrier opened. The bind timeout counts from then.
+	OpenedAt time.Time
+	// Run is the run's identity, which the Binding writes to the pod; empty if it has none.
+	Run string
+	// MarkWhole is true if the Binding must mark the run as whole: all other members that it needs are bound.
+	MarkWhole bool
+
+	run *run
 	// requested is when the bind call arrived.
 	requested time.Time
 }
 
-// Rejection returns the reason why the bind is rejected, or nil if the permit is granted.
-func (p *Permit) Rejection() *Reason { return p.reason }
-
-// OpenedAt returns when the barrier opened. The bind timeout counts from then.
-func (p *Permit) OpenedAt() time.Time { return p.opened }
-
-// MarkWhole reports whether the Binding must mark the run as whole: all other members that it needs are bound.
-func (p *Permit) MarkWhole() bool { return p.markWhole }
-
-// Run returns the run's identity, which the Binding writes to the pod; empty if it has none.
-func (p *Permit) Run() string { return p.id }
-
 func (p *Permit) reject(reason Reason) {
-	p.reason = &reason
+	p.Rejection = &reason
 	close(p.Decided)
 }
 
 func (p *Permit) grant(opened time.Time, markWhole bool) {
-	p.opened, p.markWhole = opened, markWhole
+	p.OpenedAt, p.MarkWhole = opened, markWhole
 	if p.run != nil {
-		p.id = p.run.id
+		p.Run = p.run.id
 	}
 	close(p.Decided)
 }
@@ -81,7 +74,7 @@ func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*
 	switch usable := mgr.checkPlace(r, m, pm, now); {
 	case !usable:
 		mgr.checkHeld(r, now)
-		return nil, permit.reason
+		return nil, permit.Rejection
 	case r.plan.isOpen():
 		mgr.advance(r, now)
 	case r.plan.held == len(r.plan.members):
@@ -220,7 +213,7 @@ func (mgr *Manager) CancelPermit(uid gpu.PodUID, permit *Permit) bool {
 	defer mgr.mu.Unlock()
 	select {
 	case <-permit.Decided:
-		return permit.reason != nil
+		return permit.Rejection != nil
 	default:
 	}
 	r := permit.run // A pending permit always belongs to a planned member.
@@ -251,12 +244,9 @@ func (mgr *Manager) BindDone(key Key, uid gpu.PodUID, node string, result BindRe
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	r, pm := mgr.findBind(key, uid)
-	if m := mgr.members[uid]; m != nil && m.Gang == key && result == BindSucceeded && m.Node == "" {
+	if m := mgr.members[uid]; m != nil && m.run != nil && m.Gang == key && result == BindSucceeded && m.Node == "" {
 		next := m.Member
-		next.Node, next.MarkedWhole = node, markedWhole
-		if m.run != nil {
-			next.Run = m.run.id
-		}
+		next.Node, next.Run, next.MarkedWhole = node, m.run.id, markedWhole
 		mgr.apply(m, next, now)
 		return
 	}

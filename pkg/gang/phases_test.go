@@ -1,4 +1,4 @@
-package gang_test
+package gang
 
 import (
 	"fmt"
@@ -8,7 +8,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
@@ -23,6 +22,7 @@ a member's size is edited               incomplete  incomplete  incomplete  inco
 the watch shows one more bound          broken      broken      broken      broken      binding     running     broken      evicting
 a live read shows one more bound        broken      broken      broken      broken      binding     running     broken      evicting
 the watch shows all bound               broken      running     running     running     running     running     running     running
+a list shows a pod of another run       broken      broken      broken      broken      binding     broken      broken      evicting
 filter offers nodes                     incomplete  planned     planned     permitting  binding     running     planned     evicting
 a bind call arrives                     incomplete  pending     permitting  permitting  binding     running     broken      evicting
 all bind calls arrive                   incomplete  pending     binding     binding     binding     running     broken      evicting
@@ -39,17 +39,9 @@ a pod of higher priority needs a card   incomplete  pending     pending     pend
 another leader takes over               incomplete  pending     pending     pending     pending     running     broken      broken
 `
 
-// phaseScene is a run of three members in one phase.
-type phaseScene struct {
-	*simulation
-	reads bool // answered
-}
-
-var phaseNames = []string{"incomplete", "pending", "planned", "permitting", "binding", "running", "broken", "evicting"}
-
 // newPhaseScene brings a run into a phase, the way that runs get there.
-func newPhaseScene(t *testing.T, phase string) *phaseScene {
-	s := &phaseScene{simulation: newSimulation(t, 1), reads: true}
+func newPhaseScene(t *testing.T, phase string) *scene {
+	s := newScene(t)
 	s.createMany(2, "job", 3, 16, "t")
 	if phase == "incomplete" {
 		return s
@@ -85,24 +77,24 @@ func newPhaseScene(t *testing.T, phase string) *phaseScene {
 	return s
 }
 
-// phase returns the phase of the run that goes first, "" if there is none.
-func (s *phaseScene) phase() string {
+// phase returns the phase of the run that isn't running, or else "running"; "" if there is no run.
+func (s *scene) phase() (out string) {
 	for phase, n := range s.manager.Phases() {
-		if n > 0 {
-			return phase.String()
+		if n > 0 && (out == "" || phase != PhaseRunning) {
+			out = phase.String()
 		}
 	}
-	return ""
+	return out
 }
 
-func (s *phaseScene) filter(members ...int) {
+func (s *scene) filter(members ...int) {
 	for _, i := range members {
 		s.manager.Filter(s.created[i].UID, s.nodes, s.now)
 	}
 }
 
 // arrive makes the bind calls of members.
-func (s *phaseScene) arrive(members ...int) {
+func (s *scene) arrive(members ...int) {
 	for _, i := range members {
 		if i >= len(s.created) || s.inBind(s.created[i]) || s.created[i].Node != "" {
 			continue
@@ -116,21 +108,7 @@ func (s *phaseScene) arrive(members ...int) {
 	s.collectDecided()
 }
 
-// wait lets time pass without a scheduler. Evictions are not performed.
-func (s *phaseScene) wait(d time.Duration) {
-	for end := s.now.Add(d); s.now.Before(end); {
-		s.now = s.now.Add(100 * time.Millisecond)
-		s.manager.Tick(s.now)
-		for _, read := range s.manager.TakeEffects().Verify {
-			if s.reads {
-				s.manager.Confirmed(s.pods[read.UID].Member, s.now)
-			}
-		}
-	}
-	s.collectDecided()
-}
-
-func (s *phaseScene) member(bound bool) *pod {
+func (s *scene) member(bound bool) *pod {
 	for _, p := range s.created {
 		if (p.Node != "") == bound {
 			return p
@@ -140,7 +118,7 @@ func (s *phaseScene) member(bound bool) *pod {
 }
 
 // bound returns a member as it is once it is bound.
-func (s *phaseScene) bound(p *pod) gang.Member {
+func (s *scene) bound(p *pod) Member {
 	m := p.Member
 	if m.Node == "" {
 		m.Node = "elsewhere"
@@ -151,55 +129,61 @@ func (s *phaseScene) bound(p *pod) gang.Member {
 // phaseEvents are the events. They return false if they can't happen in the scene.
 var phaseEvents = []struct {
 	name  string
-	apply func(s *phaseScene) bool
+	apply func(s *scene) bool
 }{
-	{"a member is created", func(s *phaseScene) bool { s.create("job", 3, 16, "t"); return true }},
-	{"an unbound member is deleted", func(s *phaseScene) bool {
+	{"a member is created", func(s *scene) bool { s.create("job", 3, 16, "t"); return true }},
+	{"an unbound member is deleted", func(s *scene) bool {
 		if p := s.member(false); p != nil {
 			s.delete(p)
 		}
 		return true
 	}},
-	{"a bound member is deleted", func(s *phaseScene) bool {
+	{"a bound member is deleted", func(s *scene) bool {
 		p := s.member(true)
 		if p != nil {
 			s.delete(p)
 		}
 		return p != nil
 	}},
-	{"its last unbound member is deleted", func(s *phaseScene) bool {
+	{"its last unbound member is deleted", func(s *scene) bool {
 		for p := s.member(false); p != nil && len(s.existing()) > 1; p = s.member(false) {
 			s.delete(p)
 			s.existing()
 		}
 		return true
 	}},
-	{"a member's size is edited", func(s *phaseScene) bool { s.created[0].Size = 4; s.report(s.created[0]); return true }},
-	{"the watch shows one more bound", func(s *phaseScene) bool {
+	{"a member's size is edited", func(s *scene) bool { s.created[0].Size = 4; s.report(s.created[0]); return true }},
+	{"the watch shows one more bound", func(s *scene) bool {
 		if p := s.member(false); p != nil {
 			s.manager.SetMember(s.bound(p), s.now)
 		}
 		return true
 	}},
-	{"a live read shows one more bound", func(s *phaseScene) bool {
+	{"a live read shows one more bound", func(s *scene) bool {
 		if p := s.member(false); p != nil {
 			s.manager.Confirmed(s.bound(p), s.now)
 		}
 		return true
 	}},
-	{"the watch shows all bound", func(s *phaseScene) bool {
+	{"the watch shows all bound", func(s *scene) bool {
 		for _, p := range s.created {
 			s.manager.SetMember(s.bound(p), s.now)
 		}
 		return true
 	}},
-	{"filter offers nodes", func(s *phaseScene) bool {
+	{"a list shows a pod of another run", func(s *scene) bool {
+		m := s.bound(s.created[0])
+		m.UID, m.Run, m.BoundAt = "unknown", "z", s.now
+		s.manager.SetMember(m, s.now)
+		return true
+	}},
+	{"filter offers nodes", func(s *scene) bool {
 		s.manager.Filter(s.created[len(s.created)-1].UID, s.nodes, s.now.Add(2*time.Second))
 		return true
 	}},
-	{"a bind call arrives", func(s *phaseScene) bool { s.arrive(1); return true }},
-	{"all bind calls arrive", func(s *phaseScene) bool { s.arrive(0, 1, 2); return true }},
-	{"held bind calls are cancelled", func(s *phaseScene) bool {
+	{"a bind call arrives", func(s *scene) bool { s.arrive(1); return true }},
+	{"all bind calls arrive", func(s *scene) bool { s.arrive(0, 1, 2); return true }},
+	{"held bind calls are cancelled", func(s *scene) bool {
 		for _, bind := range s.held {
 			if !s.manager.CancelPermit(bind.pod.UID, bind.permit) {
 				s.Error("not cancelled")
@@ -207,18 +191,18 @@ var phaseEvents = []struct {
 		}
 		return true
 	}},
-	{"a granted bind succeeds", bindDone(1, gang.BindSucceeded)},
-	{"a granted bind fails", bindDone(1, gang.BindFailed)},
-	{"all granted binds fail", bindDone(2, gang.BindFailed)},
-	{"a granted bind's answer is lost", bindDone(1, gang.BindUnconfirmed)},
-	{"the hold passes", func(s *phaseScene) bool { s.wait(testHold + time.Second); return true }},
-	{"patience passes, reads are answered", func(s *phaseScene) bool { s.wait(testPatience + 10*time.Second); return true }},
-	{"patience passes, no read is answered", func(s *phaseScene) bool {
-		s.reads = false
+	{"a granted bind succeeds", bindDone(1, BindSucceeded)},
+	{"a granted bind fails", bindDone(1, BindFailed)},
+	{"all granted binds fail", bindDone(2, BindFailed)},
+	{"a granted bind's answer is lost", bindDone(1, BindUnconfirmed)},
+	{"the hold passes", func(s *scene) bool { s.wait(testHold + time.Second); return true }},
+	{"patience passes, reads are answered", func(s *scene) bool { s.wait(testPatience + 10*time.Second); return true }},
+	{"patience passes, no read is answered", func(s *scene) bool {
+		s.answer = nil
 		s.wait(10 * testPatience)
 		return true
 	}},
-	{"all nodes are gone", func(s *phaseScene) bool {
+	{"all nodes are gone", func(s *scene) bool {
 		for _, name := range s.nodes {
 			s.ledger.DeleteNode(name)
 		}
@@ -226,7 +210,7 @@ var phaseEvents = []struct {
 		s.wait(100 * time.Millisecond)
 		return true
 	}},
-	{"a pod of higher priority needs a card", func(s *phaseScene) bool {
+	{"a pod of higher priority needs a card", func(s *scene) bool {
 		s.createMany(8-s.allocated(), "", 0, 16, "")
 		for range 20 {
 			s.scheduleOneSingle()
@@ -234,15 +218,15 @@ var phaseEvents = []struct {
 		s.manager.Displace(gpu.Pod{UID: "important", Request: 16, Priority: 1}, s.nodes, s.now)
 		return true
 	}},
-	{"another leader takes over", func(s *phaseScene) bool {
+	{"another leader takes over", func(s *scene) bool {
 		s.manager.StopLeading(s.now)
 		s.manager.StartLeading(s.now)
 		return true
 	}},
 }
 
-func bindDone(n int, result gang.BindResult) func(s *phaseScene) bool {
-	return func(s *phaseScene) bool {
+func bindDone(n int, result BindResult) func(s *scene) bool {
+	return func(s *scene) bool {
 		if len(s.granted) < n && s.phase() != "running" {
 			return false
 		}
@@ -254,7 +238,7 @@ func bindDone(n int, result gang.BindResult) func(s *phaseScene) bool {
 }
 
 // allocated counts the allocations.
-func (s *phaseScene) allocated() (n int) {
+func (s *scene) allocated() (n int) {
 	for _, node := range s.ledger.Nodes() {
 		n += len(node.Allocations)
 	}
@@ -262,7 +246,7 @@ func (s *phaseScene) allocated() (n int) {
 }
 
 // scheduleOneSingle binds a pod without a group.
-func (s *phaseScene) scheduleOneSingle() {
+func (s *scene) scheduleOneSingle() {
 	for _, p := range s.existing() {
 		if p.Gang.Name == "" && p.Node == "" {
 			s.scheduleSingle(p, s.nodes)
@@ -274,7 +258,7 @@ func (s *phaseScene) scheduleOneSingle() {
 // TestPhases applies every event in every phase. Each move must be in the transition table, too: see FailOnIllegalMove.
 func TestPhases(t *testing.T) {
 	var got strings.Builder
-	got.WriteString("\n" + line("event", phaseNames) + "\n")
+	got.WriteString("\n" + line("event", phaseNames[:]) + "\n")
 	for _, event := range phaseEvents {
 		var after []string
 		for _, phase := range phaseNames {

@@ -22,6 +22,8 @@ type plan struct {
 	made    time.Time
 	memory  gpu.Memory
 	expires time.Time
+	// wholeCards is true if only kube-scheduler can place a member, because it asks for whole cards.
+	wholeCards bool
 	// opened is when the barrier opened; zero before.
 	opened time.Time
 	// last is the member that is bound after all others, and marks the run as whole. undecided counts the others whose
@@ -65,16 +67,6 @@ func (p *plan) all() iter.Seq2[gpu.PodUID, *plannedMember] {
 
 func (p *plan) isOpen() bool { return !p.opened.IsZero() }
 
-// hasWholeCards reports whether only kube-scheduler can place a member of the plan, because it asks for whole cards.
-func (p *plan) hasWholeCards() bool {
-	for _, pm := range p.members {
-		if pm.node == "" {
-			return true
-		}
-	}
-	return false
-}
-
 // needs are the members that a run must place, and what their plan depends on.
 type needs struct {
 	// members are the oldest pending ones.
@@ -88,6 +80,8 @@ type needs struct {
 	requesters []*member
 	// likeness is equal for runs that fit into the same free resources.
 	likeness string
+	// mixed is true if not all requests are alike.
+	mixed bool
 }
 
 // needed returns the needs. The oldest members are placed first; further ones once the run is running.
@@ -137,6 +131,7 @@ func (n *needs) build(r *run) {
 		n.requests[i] = ledger.Request{Pod: m.Pod, Nodes: nodes(m).names}
 		this := m.Request.String() + " " + strconv.Itoa(int(m.Priority)) + " " + strconv.Itoa(nodes(m).id) + " " + m.shape()
 		if this != like {
+			n.mixed = i > 0
 			text.WriteString(strconv.Itoa(count) + ";" + this + "*")
 			like, count = this, 0
 		}
@@ -265,7 +260,8 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 		return NoRoom, false
 	}
 	p := &plan{
-		members: make(map[gpu.PodUID]*plannedMember, len(n.members)), made: now, memory: n.memory, expires: now.Add(mgr.Patience),
+		members: make(map[gpu.PodUID]*plannedMember, len(n.members)),
+		made:    now, memory: n.memory, expires: now.Add(mgr.Patience), wholeCards: n.wholeCards,
 	}
 	r.plan, r.noRoomAt, r.wait = p, time.Time{}, Reason{}
 	for _, m := range n.members {
@@ -307,7 +303,15 @@ func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Reservati
 	}
 	mgr.work += len(n.requests)
 	younger, yielding := mgr.yielding(func(o *run) bool { return r.rank.compare(o.rank) < 0 })
-	places, yielded := mgr.Ledger.ReserveAll(n.requests, yielding, mgr.View, mgr.capacity(false), now)
+	capacity := mgr.capacity(false)
+	places, yielded := mgr.Ledger.ReserveAll(n.requests, yielding, mgr.View, capacity, now)
+	if places == nil && n.mixed && capacity != nil {
+		// The ledger places one after the other, the largest first. If CPU is scarce too, that can miss the places that exist.
+		requests := slices.Clone(n.requests)
+		slices.Reverse(requests)
+		places, yielded = mgr.Ledger.ReserveAll(requests, yielding, mgr.View, capacity, now)
+		slices.Reverse(places)
+	}
 	if places == nil {
 		if !starving {
 			mgr.noRoomFor[n.likeness] = r.rank
@@ -367,7 +371,7 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 // that the other one needs.
 func (mgr *Manager) acquireWholeCards(r *run, now time.Time) bool {
 	for _, o := range slices.Clone(mgr.placed) {
-		if !o.plan.hasWholeCards() {
+		if !o.plan.wholeCards {
 			continue
 		}
 		if o.rank.compare(r.rank) < 0 {

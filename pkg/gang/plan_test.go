@@ -94,6 +94,41 @@ func TestWorkPerTick(t *testing.T) {
 	}
 }
 
+// cpus counts free CPUs by node. It implements ledger.Capacity.
+type cpus struct {
+	free  map[string]int
+	needs map[gpu.PodUID]int
+}
+
+func (c cpus) Take(node string, uid gpu.PodUID) bool {
+	if c.free[node] < c.needs[uid] {
+		return false
+	}
+	c.free[node] -= c.needs[uid]
+	return true
+}
+
+func (c cpus) Return(node string, uid gpu.PodUID) { c.free[node] += c.needs[uid] }
+
+// TestOppositeOrder: the largest pod, placed first, takes the node with the CPUs that the other one needs.
+func TestOppositeOrder(t *testing.T) {
+	mgr := newManager(t)
+	for _, node := range []string{"n1", "n2"} {
+		mgr.Ledger.(*ledger.Ledger).SetNode(node, ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 16}}})
+	}
+	mgr.Capacity = func(func(string) []gpu.PodUID, bool) ledger.Capacity {
+		return cpus{map[string]int{"n1": 2, "n2": 1}, map[gpu.PodUID]int{"large": 1, "small": 2}}
+	}
+	mgr.StartLeading(begin)
+	mgr.SetMember(newMember("small", 0, sized(2)), begin)
+	mgr.SetMember(newMember("large", 0, sized(2), func(m *Member) { m.Request = 16 }), begin)
+	for uid, want := range map[gpu.PodUID]string{"large": "n2", "small": "n1"} {
+		if got := mgr.Filter(uid, []string{"n1", "n2"}, begin); !slices.Equal(got.Nodes, []string{want}) {
+			t.Errorf("%s: %v, want %s: %s", uid, got.Nodes, want, got.Reason.Text)
+		}
+	}
+}
+
 // TestCapacity: what the count of other resources gets to know, and when.
 func TestCapacity(t *testing.T) {
 	mgr := newManager(t)

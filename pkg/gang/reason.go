@@ -46,8 +46,14 @@ func (r *run) incomplete() Reason {
 	if n := r.counts[ineligible]; n > 0 {
 		parts = append(parts, fmt.Sprintf("%d more can't be placed because of scheduling gates or an invalid group", n))
 	}
-	for _, name := range slices.Sorted(maps.Keys(r.schedulers)) {
-		parts = append(parts, fmt.Sprintf("%d more is assigned to scheduler %s, which has not called the extender", r.schedulers[name], name))
+	schedulers := map[string]int{}
+	if r.counts[foreign] > 0 {
+		for _, m := range r.sorted(func(m *member) bool { return m.counted == foreign }) {
+			schedulers[m.Scheduler]++
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(schedulers)) {
+		parts = append(parts, fmt.Sprintf("%d more is assigned to scheduler %s, which has not called the extender", schedulers[name], name))
 	}
 	return Reason{"incomplete", strings.Join(parts, ", ")}
 }

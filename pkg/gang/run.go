@@ -101,15 +101,44 @@ func (mgr *Manager) home(g *group, m *member, now time.Time) *run {
 			return r
 		}
 	}
-	if m.Node != "" {
+	open := g.open()
+	switch {
+	case m.Node != "":
+		return mgr.homeOfInherited(g, open, m, now)
+	case open == nil:
+		return mgr.begin(g, "", now)
+	}
+	return open
+}
+
+// homeOfInherited returns the run of a bound pod whose run is unknown. The watch was behind when this process became the
+// leader, and then began again with a list, whose pods come in any order: the rest of the run may follow, or be known as
+// unbound. So the pod becomes part of the run that isn't running, if it can be that, and giveUp decides later whether this
+// one lost members; then nothing of it is evicted. As in partition, of several such runs the one that was bound last can be
+// broken. A pod that can't be part of it counts as one of a whole run.
+func (mgr *Manager) homeOfInherited(g *group, open *run, m *member, now time.Time) *run {
+	if m.Run != "" && open != nil && open.phase == PhaseBroken && open.inherited && open.lastBound().Before(m.BoundAt) {
+		mgr.nowRuns(open, ranBefore, now)
+		open = g.open()
+	}
+	switch {
+	case m.Run == "", open == nil && (m.MarkedWhole || mgr.countAs(m) != running), open != nil && !open.mayInclude(m):
 		r := mgr.begin(g, m.Run, now)
-		mgr.move(r, ranBefore, PhaseRunning, now) // It wasn't bound by this process; the opposite error could evict it.
+		mgr.move(r, ranBefore, PhaseRunning, now)
 		return r
+	case open == nil:
+		open = mgr.begin(g, "", now)
 	}
-	if r := g.open(); r != nil {
-		return r
-	}
-	return mgr.begin(g, "", now)
+	open.id, open.inherited = m.Run, true
+	return open
+}
+
+// mayInclude reports whether another leader may have bound m as the first known bound pod of the run, none of whose pods were
+// bound as far as was known: a pod of the same controller is known, or one that existed when m was bound. Otherwise the run's
+// pods belong to a later run.
+func (r *run) mayInclude(m *member) bool {
+	return r.id == "" && r.counts[running] == 0 &&
+		(m.Controller != "" && r.controllers[m.Controller] != nil || !r.created.After(m.BoundAt))
 }
 
 // join adds a member to the run.
@@ -226,27 +255,34 @@ func (mgr *Manager) finish(r *run, now time.Time) {
 			}
 		}
 	}
-	mgr.move(r, allBound, PhaseRunning, now)
-	mgr.forgive(r)
+	r.acceptSurplus()
 	mgr.effects.WholePriorities = append(mgr.effects.WholePriorities, r.priority())
 	mgr.Observer.GangBound()
 	mgr.recordEvent(r, false, EventBound, "All members of the group are bound")
+	mgr.nowRuns(r, allBound, now)
+}
+
+// nowRuns moves a run to running. Its unbound members are placed alone from now on, or belong to the next run.
+func (mgr *Manager) nowRuns(r *run, why trigger, now time.Time) {
+	mgr.move(r, why, PhaseRunning, now)
+	mgr.forgive(r)
 	mgr.requeueParked(r)
 	mgr.rehome(r, now)
 }
 
-// rehome moves the unbound members of a running run that it doesn't accept any more to the next run.
+// rehome moves the unbound members of the run that belong to another one.
 func (mgr *Manager) rehome(r *run, now time.Time) {
-	if r.unbound() == 0 || r.counts[running] > 0 && r.controllers[""] == nil {
+	if r.unbound() == 0 || r.phase == PhaseRunning && r.acceptsAll() {
 		return
 	}
 	g := mgr.groups[r.key]
-	for _, m := range r.sorted(func(m *member) bool { return m.awaitsBind() && !r.accepts(m.Controller) }) {
-		mgr.leave(m)
-		next := mgr.home(g, m, now)
-		next.parked = next.parked || r.parked
-		mgr.join(next, m)
-		mgr.changed(next, m, now)
+	for _, m := range r.sorted((*member).awaitsBind) {
+		if next := mgr.home(g, m, now); next != r {
+			mgr.leave(m)
+			next.parked = next.parked || r.parked
+			mgr.join(next, m)
+			mgr.changed(next, m, now)
+		}
 	}
 }
 

@@ -1,4 +1,4 @@
-package gang_test
+package gang
 
 import (
 	"testing"
@@ -6,16 +6,15 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // TestSnapshot checks the order of runs, and that those which wait have a reason.
 func TestSnapshot(t *testing.T) {
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
-	train, other := gang.Key{Namespace: "a", Name: "train"}, gang.Key{Namespace: "a", Name: "other"}
-	member := func(uid gpu.PodUID, key gang.Key, run, controller string) gang.Member {
-		m := gang.Member{Pod: gpu.Pod{UID: uid, Request: 1}, Gang: key, Size: 2, Run: run, Controller: controller, Created: now}
+	train, other := Key{Namespace: "a", Name: "train"}, Key{Namespace: "a", Name: "other"}
+	member := func(uid gpu.PodUID, key Key, run, controller string) Member {
+		m := Member{Pod: gpu.Pod{UID: uid, Request: 1}, Gang: key, Size: 2, Run: run, Controller: controller, Created: now}
 		if run != "" {
 			m.Node, m.BoundAt = "n", now
 		}
@@ -25,20 +24,20 @@ func TestSnapshot(t *testing.T) {
 	ended.Ended, ended.Succeeded = true, true
 	cardless := member("x", other, "", "")
 	cardless.Cardless = true
-	got := gang.Snapshot([]gang.Member{
+	got := Snapshot([]Member{
 		member("f", train, "", "job-3"), member("b", train, "1", "job-1"), member("a", train, "1", "job-1"),
 		member("d", train, "2", "job-2"), ended, member("c", other, "9", "job-9"), member("g", other, "", "job-9"), cardless,
 	}, now)
-	want := []gang.RunStatus{
+	want := []RunStatus{
 		{
-			Group: other, ID: "9", Phase: gang.PhaseBroken, Size: 2, Members: []gpu.PodUID{"c", "g"},
-			Reason: gang.Reason{Label: "broken", Text: "gang: only 1 of 2 members are bound"},
+			Group: other, ID: "9", Phase: PhaseBroken, Size: 2, Members: []gpu.PodUID{"c", "g"},
+			Reason: Reason{Label: "broken", Text: "gang: only 1 of 2 members are bound"},
 		},
-		{Group: train, ID: "1", Phase: gang.PhaseRunning, Size: 2, Members: []gpu.PodUID{"a", "b"}},
-		{Group: train, ID: "2", Phase: gang.PhaseRunning, Size: 2, Members: []gpu.PodUID{"d", "e"}},
+		{Group: train, ID: "1", Phase: PhaseRunning, Size: 2, Members: []gpu.PodUID{"a", "b"}},
+		{Group: train, ID: "2", Phase: PhaseRunning, Size: 2, Members: []gpu.PodUID{"d", "e"}},
 		{
-			Group: train, Phase: gang.PhaseIncomplete, Size: 2, Members: []gpu.PodUID{"f"},
-			Reason: gang.Reason{Label: "incomplete", Text: "gang: 1 of 2 members exist"},
+			Group: train, Phase: PhaseIncomplete, Size: 2, Members: []gpu.PodUID{"f"},
+			Reason: Reason{Label: "incomplete", Text: "gang: 1 of 2 members exist"},
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

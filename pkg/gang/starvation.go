@@ -7,17 +7,10 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
-// starvationState holds the starvation reservation, which keeps the first run from starving: single pods are placed
-// wherever there is room and could take each piece of freed memory before there is enough for the run. Once the first
-// run has waited for StarvationAfter, memory for all of it is reserved on the cards with the most free memory. Pods
-// that use these cards stay, and no new ones of equal or lower priority are placed there. When the reservation has
-// lasted longer than these pods run, the run is sure to be placed.
-//
-// The candidate nodes of filter calls can't be used to choose the cards: full nodes are no candidates, and if all nodes
-// are full kube-scheduler doesn't call filter at all. So the reservation considers all nodes that are eligible for the
-// members, see Options.EligibleNodes. But it is made only if kube-scheduler has offered nodes for all members lately and
-// the latest plan found no room there, or if kube-scheduler says that they lack GPU memory. Otherwise something else may
-// keep them pending.
+// starvationState holds the starvation reservation: single pods could take each piece of freed memory before there is
+// enough for the first run. Once that has waited for StarvationAfter, memory for all of it is reserved on the cards with
+// the most free memory. Pods that use these cards stay. When the reservation has lasted longer than they run, the run is
+// sure to be placed. Full nodes are no candidates of filter calls, so all nodes that are eligible for the members count.
 //
 // The first reservation for a run lasts for StarvationAfter, each further one twice as long as the one before. After each
 // one there is none for as long as it lasted. One that ends without a plan puts the run behind the others, and costs the

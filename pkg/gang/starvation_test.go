@@ -1,17 +1,15 @@
-package gang_test
+package gang
 
 import (
 	"testing"
 	"time"
-
-	"github.com/gpushare/gpushare/pkg/gang"
 )
 
 // runBesideSingles creates an endless sequence of single pods of half a card, each of which runs for a minute, and a
 // gang that needs six whole cards of eight. It returns how long the gang waited, and whether it ran.
 func runBesideSingles(t *testing.T, starvationAfter time.Duration) (waited time.Duration, ran bool) {
-	s := newSimulation(t, 1)
-	s.restartWith(starvationAfter)
+	s := newFixture(t)
+	s.manager.StarvationAfter = starvationAfter
 	start := s.now
 	ends := map[*pod]time.Time{}
 	for i := range 16 {
@@ -45,7 +43,6 @@ func runBesideSingles(t *testing.T, starvationAfter time.Duration) (waited time.
 		}
 		s.bindGranted()
 		s.advance(500 * time.Millisecond)
-		s.checkInvariants()
 		if s.memberCounts()["big"][0] == 6 {
 			return s.now.Sub(start), true
 		}
@@ -67,50 +64,9 @@ func TestStarvation(t *testing.T) {
 	}
 }
 
-func TestStarvationReservationEnds(t *testing.T) {
-	s := newSimulation(t, 1)
-	s.createMany(9, "big", 9, 16, "t") // One more than there are cards.
-	s.createMany(4, "fits", 4, 16, "t")
-	s.createMany(4, "", 0, 16, "") // They fit on the other half of the cards.
-	s.runUntilIdle()
-	if s.memberCounts()["fits"][0] != 4 || s.memberCounts()["big"][0] != 0 {
-		t.Fatalf("bound and pending: %v", s.memberCounts())
-	}
-	if s.reservations > 0 {
-		t.Errorf("%d reservations for a gang that doesn't fit on empty cards", s.reservations)
-	}
-	for range 4 {
-		s.create("next", 8, 16, "t")
-		s.create("next", 8, 16, "t")
-	}
-	s.runUntilIdle()
-	if s.reservations == 0 {
-		t.Error("no reservation for a gang that needs all cards")
-	}
-	for _, p := range s.existing() {
-		if p.Gang.Name == "next" || p.Gang.Name == "" && p.Node != "" {
-			s.delete(p)
-		}
-	}
-	s.createMany(4, "", 0, 16, "")
-	s.runUntilIdle()
-	if states := s.manager.Phases(); states[gang.PhaseRunning] != 1 {
-		t.Errorf("%v", states)
-	}
-	singles := 0
-	for _, p := range s.existing() {
-		if p.Gang.Name == "" && p.Node != "" {
-			singles++
-		}
-	}
-	if singles != 4 {
-		t.Errorf("%d single pods run beside a gang of 4, want 4: memory is still reserved", singles)
-	}
-}
-
 // TestFruitlessReservation: a group whose starvation reservation ended without a plan goes behind the others.
 func TestFruitlessReservation(t *testing.T) {
-	s := newSimulation(t, 1)
+	s := newFixture(t)
 	s.createMany(8, "", 0, 16, "")
 	for _, p := range s.created {
 		s.scheduleSingle(p, s.nodes)
@@ -130,7 +86,7 @@ func TestFruitlessReservation(t *testing.T) {
 		}
 		return ""
 	}
-	s.advance(s.starvationAfter + time.Second)
+	s.advance(s.manager.StarvationAfter + time.Second)
 	for _, want := range []string{"first", "second"} {
 		if s.reservations == 0 {
 			t.Fatal("no reservation")
@@ -157,7 +113,7 @@ func TestFruitlessReservation(t *testing.T) {
 // TestStarvationReservationPause: a reservation ends with the plan that it made possible. If that plan fails, the next
 // reservation must wait for as long as this one lasted.
 func TestStarvationReservationPause(t *testing.T) {
-	s := newSimulation(t, 1)
+	s := newFixture(t)
 	s.create("", 0, 16, "")
 	single := s.created[0]
 	s.scheduleOne()
@@ -166,14 +122,14 @@ func TestStarvationReservationPause(t *testing.T) {
 	for range 20 { // They are filtered, and rejected.
 		s.scheduleOne()
 	}
-	s.advance(s.starvationAfter + time.Second)
+	s.advance(s.manager.StarvationAfter + time.Second)
 	if s.reservations != 1 {
 		t.Fatalf("%d reservations, want 1", s.reservations)
 	}
 	s.advance(4 * time.Second)
 	s.delete(single)
 	s.advance(200 * time.Millisecond)
-	if got := s.manager.Phases()[gang.PhasePlanned]; got != 1 {
+	if got := s.manager.Phases()[PhasePlanned]; got != 1 {
 		t.Fatalf("the gang has no plan: %v", s.manager.Phases())
 	}
 	// A node is gone for a moment, and a single pod takes a card.

@@ -1,6 +1,7 @@
 package gang
 
 import (
+	"fmt"
 	"slices"
 	"time"
 )
@@ -99,16 +100,11 @@ var transitions = []transition{
 	{PhaseEvicting, noneBound, PhaseIncomplete},
 }
 
-// permitted reports whether the table contains the transition.
-func permitted(from Phase, why trigger, to Phase) bool {
-	return slices.Contains(transitions, transition{from, why, to})
-}
-
 // move changes the phase of a run. It is the only function that does. A transition that the table doesn't contain is a
 // defect of the caller, which tests detect.
 func (mgr *Manager) move(r *run, why trigger, to Phase, now time.Time) {
-	if !permitted(r.phase, why, to) {
-		mgr.illegalMove(r.phase, why, to)
+	if mgr.IllegalMove != nil && !slices.Contains(transitions, transition{r.phase, why, to}) {
+		mgr.IllegalMove(fmt.Sprintf("a run that is %v becomes %v: %s", r.phase, to, why))
 	}
 	if r.waits() != to.waits() || to == PhaseIncomplete {
 		r.since = now

@@ -4,7 +4,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -53,28 +52,5 @@ func TestDiagram(t *testing.T) {
 	}
 	if err := os.WriteFile(diagramFile, []byte(before+"```mermaid\n"+diagram()+"```\n"+after), 0o644); err != nil {
 		t.Fatal(err)
-	}
-}
-
-// TestTransitions checks that each phase can be reached and left, and that no transition is listed twice.
-func TestTransitions(t *testing.T) {
-	for i, a := range transitions {
-		if slices.Contains(transitions[:i], a) {
-			t.Errorf("%v is listed twice", a)
-		}
-		if a.From == a.To || a.From == PhaseRunning {
-			t.Errorf("%v is no transition: a run that is running stays so", a)
-		}
-	}
-	for phase := range phases {
-		if phase != PhaseRunning && !slices.ContainsFunc(transitions, func(t transition) bool { return t.From == phase }) {
-			t.Errorf("%v can't be left", phase)
-		}
-		if phase != PhaseIncomplete && !slices.ContainsFunc(transitions, func(t transition) bool { return t.To == phase }) {
-			t.Errorf("%v can't be reached", phase)
-		}
-	}
-	if permitted(PhasePending, allArrived, PhaseBinding) || !permitted(PhasePermitting, allArrived, PhaseBinding) {
-		t.Error("permitted doesn't follow the table")
 	}
 }

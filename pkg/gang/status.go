@@ -64,12 +64,12 @@ func (mgr *Manager) GangOf(uid gpu.PodUID) (Key, bool) {
 
 // InPendingGang reports whether the pod, which names a group, asks for cards and is a member of a run that isn't running, as far
 // as is known. A pod that the watch has not reported yet counts as one, and is requeued when it does.
-func (mgr *Manager) InPendingGang(uid gpu.PodUID, now time.Time) bool {
+func (mgr *Manager) InPendingGang(uid gpu.PodUID) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	m := mgr.members[uid]
 	if m == nil {
-		mgr.rememberUnknown(uid, now)
+		mgr.rememberUnknown(uid)
 		return true
 	}
 	return !m.Cardless && (m.run == nil || m.run.phase != PhaseRunning)

@@ -55,7 +55,7 @@ func TestStatus(t *testing.T) {
 	launcher := newMember("launcher", 0, func(m *Member) { m.Cardless = true })
 	mgr.SetMember(launcher, at)
 	for uid, want := range map[gpu.PodUID]bool{"d": true, "not seen yet": true, "launcher": false} {
-		if got := mgr.InPendingGang(uid, begin); got != want {
+		if got := mgr.InPendingGang(uid); got != want {
 			t.Errorf("%s must wait for its group: %t", uid, got)
 		}
 	}

@@ -12,35 +12,34 @@ type tally struct {
 	sizes map[int]int
 	// priorities counts pending and running members by priority.
 	priorities map[int32]int
-	// controllers holds the controllers of all members, also of former ones.
+	// controllers holds the controllers of all members, and those of former members whose pods the run accepts.
 	controllers map[string]*controllerTally
 	// finished counts the members that have succeeded, and whose controller also has a pending or running member.
 	finished int
-	// marked counts the bound members that mark the run as whole. A mark on an unbound pod is forged, or copied.
+	// marked counts the members that mark the run as whole.
 	marked int
-	// schedulers counts foreign members by the name of their scheduler.
-	schedulers map[string]int
 }
 
-// controllerTally counts a controller's members in a run.
-type controllerTally struct{ active, running, succeeded int }
+// controllerTally counts a controller's members in a run. accepted is true if one of them was ever bound, or existed when all
+// members that the run needs were bound.
+type controllerTally struct {
+	active, running, succeeded int
+	accepted                   bool
+}
 
 func newTally() tally {
-	return tally{sizes: map[int]int{}, priorities: map[int32]int{}, controllers: map[string]*controllerTally{}, schedulers: map[string]int{}}
+	return tally{sizes: map[int]int{}, priorities: map[int32]int{}, controllers: map[string]*controllerTally{}}
 }
 
 // add counts a member n times; n is 1, or -1 for a member that counted before.
 func (t *tally) add(m *member, n int) {
 	what := m.counted
 	t.counts[what] += n
-	if m.MarkedWhole && m.Node != "" {
+	if m.MarkedWhole {
 		t.marked += n
 	}
 	if what != other && what != succeeded && m.Size > 0 {
 		addTo(t.sizes, m.Size, n)
-	}
-	if what == foreign {
-		addTo(t.schedulers, m.Scheduler, n)
 	}
 	c := t.controllers[m.Controller]
 	if c == nil {
@@ -59,6 +58,18 @@ func (t *tally) add(m *member, n int) {
 		c.succeeded += n
 	}
 	t.finished += c.finished(m.Controller)
+	c.accepted = c.accepted || m.Node != "" && n > 0
+	if *c == (controllerTally{}) {
+		delete(t.controllers, m.Controller)
+	}
+}
+
+// acceptSurplus accepts the controllers of all members once those that the run needs are bound, but no controller that has
+// enough members for a run of its own: then a job was restarted while its first pods were pending.
+func (t *tally) acceptSurplus() {
+	for _, c := range t.controllers {
+		c.accepted = c.accepted || c.active < t.size()
+	}
 }
 
 // finished counts the succeeded members that stand for members of the present run. Pods without a controller aren't
@@ -106,6 +117,16 @@ func (t *tally) whole() bool {
 	return t.marked > 0 || t.size() > 0 && t.need() <= 0
 }
 
+// acceptsAll reports whether accepts is true for all controllers.
+func (t *tally) acceptsAll() bool {
+	for controller := range t.controllers {
+		if !t.accepts(controller) {
+			return false
+		}
+	}
+	return true
+}
+
 // priority returns the lowest priority of the members that count.
 func (t *tally) priority() int32 {
 	if len(t.priorities) == 0 {
@@ -120,7 +141,7 @@ func (t *tally) priority() int32 {
 func (t *tally) accepts(controller string) bool {
 	c := t.controllers[controller]
 	switch {
-	case c == nil:
+	case c == nil || !c.accepted:
 		return false
 	case controller == "":
 		return c.running > 0

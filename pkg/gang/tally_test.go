@@ -12,7 +12,7 @@ func recount(members map[int]*member) map[string]any {
 	var finished, marked int
 	for _, m := range members {
 		counts[m.counted]++
-		if m.MarkedWhole && m.Node != "" {
+		if m.MarkedWhole {
 			marked++
 		}
 		if m.counted != other && m.counted != succeeded && m.Size > 0 {

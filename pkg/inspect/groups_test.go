@@ -31,7 +31,7 @@ func (p podBuilder) inRun(id string) podBuilder {
 
 // last marks the pod as the last one that was bound.
 func (p podBuilder) last() podBuilder {
-	p.Annotations[protocol.AnnotationGroupWhole] = "true"
+	p.Annotations[protocol.AnnotationGroupWhole] = string(p.UID)
 	return p
 }
 
@@ -68,7 +68,7 @@ func TestGroups(t *testing.T) {
 		newPod("b-0", 8).member("short", 3),
 		launcher, newPod("worker", 8).member("mpi", 2),
 		newPod("c-0", 8).member("runs", 2).on("n", 0), newPod("c-1", 8).member("runs", 2).on("n", 1),
-		newPod("d-0", 8).member("half", 2).on("n", 0), newPod("d-1", 8).member("half", 2).refused("0/1 nodes are available"),
+		newPod("d-0", 8).member("half", 2).on("n", 0).inRun("1"), newPod("d-1", 8).member("half", 2).refused("0/1 nodes are available"),
 		newPod("e-0", 8).member("quarrels", 2), newPod("e-1", 8).member("quarrels", 3),
 		newPod("f-0", 8).member("done", 1).on("n", 0).phase(corev1.PodSucceeded),
 		newPod("g-0", 8).member("leaves", 2).on("n", 0).terminating(), newPod("g-1", 8).member("leaves", 2).on("n", 0),

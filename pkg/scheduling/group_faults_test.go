@@ -105,7 +105,7 @@ func TestWholeGangOnStaleWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, card := range []int{0, 0, 1} {
-		g.server.Set(fake.Edited(pods[i], fake.Bound("n1", card), fake.Phase(corev1.PodRunning)))
+		g.server.Set(fake.Edited(pods[i], inRun, fake.Bound("n1", card), fake.Phase(corev1.PodRunning)))
 	}
 	g.publish(pods[0])
 	g.publish(pods[1])

@@ -100,7 +100,7 @@ func (g *groups) holds(pod *clustercache.PodInfo) bool { return g != nil && pod.
 
 // incomplete reports whether the pod is a member of a gang that isn't whole.
 func (g *groups) incomplete(pod *corev1.Pod) bool {
-	return g != nil && protocol.InGroup(pod) && g.manager.InPendingGang(gpu.PodUID(pod.UID), g.clock.Now())
+	return g != nil && protocol.InGroup(pod) && g.manager.InPendingGang(gpu.PodUID(pod.UID))
 }
 
 // permit is what a gang allows for the bind of one pod. A pod without a gang needs none.
@@ -158,14 +158,14 @@ func (g *groups) arrive(ctx context.Context, uid gpu.PodUID, node string) (heldB
 
 // decided returns the permit, or why it was rejected.
 func (g *groups) decided(held heldBind) (permit, error) {
-	if rejection := held.Rejection(); rejection != nil {
+	if rejection := held.Rejection; rejection != nil {
 		if *rejection == gang.Deleted {
 			<-g.clock.After(min(deletedDelay, g.bindTimeout))
 		}
 		return permit{}, *rejection
 	}
-	membership := binding.Membership{Run: held.Run(), Whole: held.MarkWhole()}
-	deadline := held.OpenedAt().Add(g.bindTimeout)
+	membership := binding.Membership{Run: held.Run, Whole: held.MarkWhole}
+	deadline := held.OpenedAt.Add(g.bindTimeout)
 	if enough := g.clock.Now().Add(g.bindTimeout / 2); enough.After(deadline) {
 		deadline = enough // The last member waited long for the others: an answer was lost.
 	}

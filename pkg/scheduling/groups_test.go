@@ -186,10 +186,13 @@ func (g *gangFixture) wantNoCardOver() {
 	}
 }
 
+// inRun is what the bind of a member writes.
+var inRun = fake.Annotation(protocol.AnnotationGroupRun, "run")
+
 // marked returns the number of members with the annotation that the gang is whole.
 func (g *gangFixture) marked() (n int) {
 	for _, pod := range g.server.Pods() {
-		if pod.Annotations[protocol.AnnotationGroupWhole] == "true" {
+		if pod.Annotations[protocol.AnnotationGroupWhole] == string(pod.UID) {
 			n++
 		}
 	}
@@ -356,9 +359,9 @@ func TestGangAfterRestart(t *testing.T) {
 		"it was created later: it is a replacement": {false, created.Add(-time.Second), gang.PhaseRunning},
 	} {
 		t.Run(name, func(t *testing.T) {
-			running := member(2, 0, fake.Bound("n1", 0), fake.Phase(corev1.PodRunning))
+			running := member(2, 0, inRun, fake.Bound("n1", 0), fake.Phase(corev1.PodRunning))
 			if test.marked {
-				fake.Annotation(protocol.AnnotationGroupWhole, "true")(running)
+				fake.Annotation(protocol.AnnotationGroupWhole, string(running.UID))(running)
 			}
 			if !test.bound.IsZero() {
 				running.Status.Conditions = []corev1.PodCondition{{
@@ -409,7 +412,7 @@ func TestEffectsWaitForTheLease(t *testing.T) {
 // While the size of a gang is unclear, no member is evicted.
 func TestGangOfUnclearSize(t *testing.T) {
 	odd := member(3, 1)
-	g := startGroups(t, GangOptions{}, member(2, 0, fake.Bound("n1", 0), fake.Phase(corev1.PodRunning)), odd)
+	g := startGroups(t, GangOptions{}, member(2, 0, inRun, fake.Bound("n1", 0), fake.Phase(corev1.PodRunning)), odd)
 	g.awaitState(gang.PhaseBroken)
 	g.neverEvicted()
 	g.server.Set(fake.Edited(odd, fake.Annotation(protocol.AnnotationGroupSize, "2")))

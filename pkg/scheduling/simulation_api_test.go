@@ -752,7 +752,7 @@ func (a *apiServer) joinsAlone(p *apiPod) bool {
 // proven reports whether a member proves that the run is whole. Without it, a new leader may err.
 func (r *run) proven() bool {
 	return slices.ContainsFunc(r.members, func(p *apiPod) bool {
-		return p.live() && p.object.Annotations[protocol.AnnotationGroupWhole] == "true"
+		return p.live() && p.info.Member.MarkedWhole
 	})
 }
 
@@ -795,7 +795,7 @@ func (a *apiServer) joined(p *apiPod) {
 			succeeded++
 		}
 	}
-	marked := p.object.Annotations[protocol.AnnotationGroupWhole] == "true"
+	marked := p.info.Member.MarkedWhole
 	if !r.whole && n+max(succeeded, r.succeeded) >= r.size {
 		r.whole, r.wholeAt = true, a.w.now
 		for _, o := range a.order { // Surplus members stay in the run.

@@ -205,7 +205,7 @@ func (r *replica) bindPermitted(call *bindCall) error {
 	if err != nil {
 		return err
 	}
-	if held.OpenedAt().Equal(s.Clock.Now()) { // Later, for the last member, it is too late to give the place up.
+	if held.OpenedAt.Equal(s.Clock.Now()) { // Later, for the last member, it is too late to give the place up.
 		r.w.checkPromise(r, call.request)
 	}
 	_, err = s.bindMember(r.w.context(), call.request, p)
@@ -294,7 +294,9 @@ func (c *simCache) list() {
 			c.observe(change{node: n})
 		}
 	}
-	for _, p := range c.r.w.api.order {
+	pods := slices.Clone(c.r.w.api.order) // An informer passes them on in any order.
+	c.r.w.random.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
+	for _, p := range pods {
 		if p.exists {
 			if known := c.pods[p.name()]; known != p.info {
 				c.observe(change{pod: p, info: p.info, object: p.object})

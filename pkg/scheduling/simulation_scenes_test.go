@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gang"
-	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // TestScenes are short scripts on the simulation. Each of them failed before groups had runs.
@@ -236,7 +235,7 @@ func (w *world) handOver() {
 // marked returns the member that was bound last.
 func (w *world) marked(j *job) *apiPod {
 	for _, p := range j.pods {
-		if p.object.Annotations[protocol.AnnotationGroupWhole] == "true" {
+		if p.info.Member.MarkedWhole {
 			return p
 		}
 	}

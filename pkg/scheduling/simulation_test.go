@@ -345,11 +345,6 @@ func (w *world) takeOver(r *replica) {
 		return
 	}
 	w.trace("%s leads", r.name)
-	if r.cache.watch.next < w.api.base+len(w.api.log) { // If it first sees a pod when that is bound, it takes the pod's run for whole.
-		for _, run := range w.api.runs {
-			run.ambiguous = run.ambiguous || !run.whole
-		}
-	}
 	w.stats.leaders++
 	if err := r.scheduler.TakeOver(w.context()); err != nil {
 		panic(err)

@@ -23,8 +23,9 @@ import (
 // in the end.
 func TestChurn(t *testing.T) {
 	c := shared.Start(t)
-	gangs, largest := controlplane.Times(14, 50), controlplane.Times(16, 64)
-	cards := controlplane.Times(48, 160)
+	// All pods together request more than twice the memory, so that the last are created while others run.
+	gangs, largest := controlplane.Times(14, 50), controlplane.Times(12, 64)
+	cards := controlplane.Times(24, 160)
 	f := newFixture(t, c, cardsOf(cards)...)
 	grouped := f.churn(cards, gangs, largest, true)
 	t.Logf("%d gangs of 2 to %d: %s", gangs, largest, grouped)
@@ -50,7 +51,7 @@ type churnResult struct {
 // lifetime returns a random time for which a gang runs once it is whole, or a single pod. It is short compared with
 // real jobs, so that the cost of gathering a gang weighs more than in reality.
 func lifetime(random *rand.Rand) time.Duration {
-	least := time.Duration(controlplane.Times(3, 20)) * time.Second
+	least := time.Duration(controlplane.Times(2, 20)) * time.Second
 	return least + time.Duration(random.Int64N(2*int64(least)))
 }
 

@@ -168,7 +168,8 @@ func (w *podWatch) shares(f *fixture, total gpu.Memory) (shares, error) {
 	return shares{part(bound), part(held), part(wanted)}, nil
 }
 
-// measureShares reads the shares each second while on is true. The returned function stops that and returns the means.
+// measureShares reads the shares each second while on is true. The returned function stops that and returns the means. It fails the
+// test if there was nothing to measure.
 func (f *fixture) measureShares(w *podWatch, total gpu.Memory, on *atomic.Bool) (means func() shares) {
 	ctx, cancel := context.WithCancel(f.Context())
 	var running sync.WaitGroup
@@ -199,6 +200,9 @@ func (f *fixture) measureShares(w *podWatch, total gpu.Memory, on *atomic.Bool) 
 	return func() shares {
 		cancel()
 		running.Wait()
-		return shares{sum.bound / max(n, 1), sum.allocated / max(n, 1), sum.requested / max(n, 1)}
+		if n == 0 {
+			f.Fatal("no shares were measured")
+		}
+		return shares{sum.bound / n, sum.allocated / n, sum.requested / n}
 	}
 }
