@@ -6,17 +6,20 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/test/mistakes"
 )
 
 func TestPending(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	ready := errors.New("not yet")
 	var pods []diagnosis.Diagnosis
-	NewPending(registry, func() error { return ready }, func() []diagnosis.Diagnosis { return pods })
+	problems := 0
+	NewPending(registry, func() error { return ready }, func() ([]diagnosis.Diagnosis, int) { return pods, problems })
 	if n, err := testutil.GatherAndCount(registry); n != 0 || err != nil {
 		t.Errorf("%d series before the caches are synced (%v)", n, err)
 	}
@@ -27,14 +30,55 @@ func TestPending(t *testing.T) {
 		var text strings.Builder
 		text.WriteString("# HELP gpushare_extender_pending_pods Number of pods that ask for GPU memory and have no node, by the reason of their diagnosis.\n" +
 			"# TYPE gpushare_extender_pending_pods gauge\n")
-		for _, reason := range []diagnosis.Reason{"gated", "nominated", "waits_for_group", "fits", "fragmented", "full", "unhealthy", "too_large", "no_node"} {
+		for _, reason := range diagnosis.Reasons() {
 			fmt.Fprintf(&text, "gpushare_extender_pending_pods{reason=%q} %d\n", reason, want[reason])
 		}
+		text.WriteString("# HELP gpushare_extender_request_problems Number of pods that get no GPU memory although they seem to ask for some, because of a mistake in their request.\n" +
+			"# TYPE gpushare_extender_request_problems gauge\n")
+		fmt.Fprintf(&text, "gpushare_extender_request_problems %d\n", problems)
 		if err := testutil.GatherAndCompare(registry, strings.NewReader(text.String())); err != nil {
 			t.Error(err)
 		}
 	}
 	expect(nil)
 	pods = []diagnosis.Diagnosis{{Reason: diagnosis.Full}, {Reason: diagnosis.Gated}, {Reason: diagnosis.Full}}
+	problems = 3
 	expect(map[diagnosis.Reason]int{"full": 2, "gated": 1})
+}
+
+// Each mistake counts under its cause, or as a request problem.
+func TestPendingMistakes(t *testing.T) {
+	causes, want, requestProblems := []diagnosis.Diagnosis{}, map[diagnosis.Reason]int{}, 0
+	for _, m := range mistakes.All() {
+		if m.Cause == "" {
+			requestProblems++
+			continue
+		}
+		want[m.Cause]++
+		diagnoser := diagnosis.FromObjects(m.Nodes, m.Pods, mistakes.Now)
+		for _, pod := range m.Pods {
+			if pod.Name == m.Pod {
+				causes = append(causes, diagnoser.Diagnose(diagnosis.NewPod(pod), m.Wait))
+			}
+		}
+	}
+	registry := prometheus.NewPedanticRegistry()
+	NewPending(registry, func() error { return nil }, func() ([]diagnosis.Diagnosis, int) { return causes, requestProblems })
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[diagnosis.Reason]int{}
+	for _, family := range families {
+		for _, metric := range family.GetMetric() {
+			if labels := metric.GetLabel(); len(labels) > 0 {
+				got[diagnosis.Reason(labels[0].GetValue())] = int(metric.GetGauge().GetValue())
+			} else if n := int(metric.GetGauge().GetValue()); n != requestProblems || n == 0 {
+				t.Errorf("%d request problems, want %d", n, requestProblems)
+			}
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("pending pods (-want +got):\n%s", diff)
+	}
 }
