@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
@@ -24,7 +25,7 @@ const (
 	// refreshEvery is the least time between two reads of the ledger, for all viewers together.
 	refreshEvery = 250 * time.Millisecond
 	// explainEvery is how often the same pending pods are diagnosed again, since a change of any card can change the
-	// diagnosis.
+	// diagnosis, and how often groups are read.
 	explainEvery = time.Second
 	// deltasKept is how many changes a viewer can lag behind before it gets the complete state again.
 	deltasKept = 32
@@ -42,6 +43,8 @@ type Source interface {
 	Pending(known uint64) ([]*clustercache.PodInfo, uint64)
 	// Diagnose returns the diagnosis of each of these pods.
 	Diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis
+	// Groups returns the runs of all groups, ordered by group, or an error that says why this replica doesn't know them.
+	Groups() ([]gang.Report, error)
 }
 
 // Options configure a Board.
@@ -62,6 +65,8 @@ type status struct {
 	NotReady string `json:"notReady,omitempty"`
 	// Standby is the reason why another replica answers kube-scheduler.
 	Standby string `json:"standby,omitempty"`
+	// NoGroups is the reason why the state of groups isn't known.
+	NoGroups string `json:"noGroups,omitempty"`
 	// Since is the start of the history, in Unix milliseconds.
 	Since int64 `json:"since"`
 }
@@ -73,8 +78,15 @@ type delta struct {
 	Nodes   []json.RawMessage `json:"nodes,omitempty"`
 	Removed []string          `json:"removed,omitempty"`
 	Pending json.RawMessage   `json:"pending,omitempty"`
-	Sample  *sample           `json:"sample,omitempty"`
-	Status  *status           `json:"status,omitempty"`
+	Groups  []json.RawMessage `json:"groups,omitempty"`
+	// GroupsGone are groups as namespace/name.
+	GroupsGone []string `json:"groupsGone,omitempty"`
+	Sample     *sample  `json:"sample,omitempty"`
+	Status     *status  `json:"status,omitempty"`
+}
+
+func (d *delta) empty() bool {
+	return d.Status == nil && d.Nodes == nil && d.Removed == nil && d.Pending == nil && d.Groups == nil && d.GroupsGone == nil && d.Sample == nil
 }
 
 // whole is the complete state.
@@ -84,6 +96,7 @@ type whole struct {
 	Status      status            `json:"status"`
 	Nodes       []json.RawMessage `json:"nodes"`
 	Pending     json.RawMessage   `json:"pending"`
+	Groups      []json.RawMessage `json:"groups"`
 	SampleEvery int               `json:"sampleEverySeconds"`
 	Samples     []sample          `json:"samples"`
 }
@@ -106,9 +119,10 @@ type Board struct {
 	known     uint64 // The ledger's revision.
 	nodes     map[string]entry
 	waiting   []*clustercache.PodInfo
-	revision  uint64          // Of waiting.
-	explained time.Time       // When waiting was last diagnosed; zero if it wasn't.
-	pending   json.RawMessage // waiting as JSON.
+	revision  uint64            // Of waiting.
+	explained time.Time         // When waiting was last diagnosed; zero if it wasn't.
+	pending   json.RawMessage   // waiting as JSON.
+	groups    map[string][]byte // By namespace/name, as last encoded.
 	history   history
 	status    status
 
@@ -122,7 +136,7 @@ type Board struct {
 // NewBoard returns a Board. Run updates it, and so does each request.
 func NewBoard(o Options) *Board {
 	b := &Board{
-		Options: o, nodes: map[string]entry{}, pending: json.RawMessage("[]"), changed: make(chan struct{}), seq: 1,
+		Options: o, nodes: map[string]entry{}, groups: map[string][]byte{}, pending: json.RawMessage("[]"), changed: make(chan struct{}), seq: 1,
 		status: status{Version: o.Version, Since: o.Clock.Now().UnixMilli()},
 	}
 	b.stopping, b.stop = context.WithCancel(context.Background())
@@ -186,14 +200,14 @@ func (b *Board) refresh(watched bool) error {
 			d.Sample = &s
 		}
 	}
-	if d.Status == nil && d.Nodes == nil && d.Removed == nil && d.Pending == nil && d.Sample == nil {
+	if d.empty() {
 		return nil
 	}
 	return b.publish(d)
 }
 
 func (b *Board) currentStatus() status {
-	s := status{Version: b.status.Version, Since: b.status.Since}
+	s := status{Version: b.status.Version, Since: b.status.Since, NoGroups: b.status.NoGroups}
 	if err := b.Source.Ready(); err != nil {
 		s.NotReady = err.Error()
 	}
@@ -235,7 +249,8 @@ func (b *Board) read(d *delta, watched bool) error {
 	return b.readPending(d, watched)
 }
 
-// readPending adds the pending pods to the board and to the delta, with their diagnosis if there is a viewer.
+// readPending adds the pending pods to the board and to the delta, with their diagnosis if there is a viewer. Then it also reads
+// the groups.
 func (b *Board) readPending(d *delta, watched bool) error {
 	pods, revision := b.Source.Pending(b.revision)
 	if revision != b.revision {
@@ -254,6 +269,40 @@ func (b *Board) readPending(d *delta, watched bool) error {
 	}
 	if !bytes.Equal(text, b.pending) {
 		b.pending, d.Pending = text, text
+	}
+	return b.readGroups(d)
+}
+
+// readGroups adds the groups to the board, and their changes to the delta.
+func (b *Board) readGroups(d *delta) error {
+	reports, err := b.Source.Groups()
+	reason := ""
+	if err != nil {
+		reason = err.Error()
+	}
+	if reason != b.status.NoGroups {
+		b.status.NoGroups = reason
+		s := b.status
+		d.Status = &s
+	}
+	left := sets.New[string]()
+	for _, group := range viewGroups(reports) {
+		key := group.Namespace + "/" + group.Name
+		left.Insert(key)
+		text, err := json.Marshal(group)
+		if err != nil {
+			return fmt.Errorf("encoding group %s for the page: %w", key, err)
+		}
+		if !bytes.Equal(b.groups[key], text) {
+			b.groups[key] = text
+			d.Groups = append(d.Groups, text)
+		}
+	}
+	for key := range b.groups {
+		if !left.Has(key) {
+			delete(b.groups, key)
+			d.GroupsGone = append(d.GroupsGone, key)
+		}
 	}
 	return nil
 }
@@ -300,10 +349,13 @@ func (b *Board) wholeFrame() (*frame, error) {
 	}
 	w := whole{
 		Seq: b.seq, Time: b.refreshed.UnixMilli(), Status: b.status, Nodes: make([]json.RawMessage, 0, len(b.nodes)),
-		Pending: b.pending, SampleEvery: int(sampleEvery / time.Second), Samples: append([]sample{}, b.history.samples...),
+		Pending: b.pending, Groups: make([]json.RawMessage, 0, len(b.groups)), SampleEvery: int(sampleEvery / time.Second), Samples: append([]sample{}, b.history.samples...),
 	}
 	for _, name := range slices.Sorted(maps.Keys(b.nodes)) {
 		w.Nodes = append(w.Nodes, b.nodes[name].text)
+	}
+	for _, key := range slices.Sorted(maps.Keys(b.groups)) {
+		w.Groups = append(w.Groups, b.groups[key])
 	}
 	text, err := json.Marshal(w)
 	if err != nil {

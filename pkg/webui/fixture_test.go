@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
@@ -32,6 +33,8 @@ type source struct {
 	notReady error
 	pending  []*clustercache.PodInfo
 	revision uint64
+	groups   []gang.Report
+	noGroups error
 }
 
 func (s *source) Ready() error {
@@ -62,6 +65,18 @@ func (s *source) setPending(pods ...*clustercache.PodInfo) {
 	defer s.mu.Unlock()
 	s.pending = pods
 	s.revision++
+}
+
+func (s *source) Groups() ([]gang.Report, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.groups, s.noGroups
+}
+
+func (s *source) setGroups(err error, groups ...gang.Report) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.groups, s.noGroups = groups, err
 }
 
 // Diagnose returns the diagnosis TooLarge for all pods. The message has the number of nodes.
@@ -150,6 +165,7 @@ type page struct {
 	Status  status        `json:"status"`
 	Nodes   []nodeView    `json:"nodes"`
 	Pending []pendingView `json:"pending"`
+	Groups  []groupView   `json:"groups"`
 	Samples [][]int64     `json:"samples"`
 }
 
@@ -247,6 +263,7 @@ func (v *viewer) next() (event, bool) {
 type follower struct {
 	page
 	nodes  map[string]nodeView
+	groups map[string]groupView
 	deltas int
 }
 
@@ -277,6 +294,10 @@ func (f *follower) take(t *testing.T, e event) {
 		for _, n := range f.Nodes {
 			f.nodes[n.Name] = n
 		}
+		f.groups = map[string]groupView{}
+		for _, g := range f.Groups {
+			f.groups[g.Namespace+"/"+g.Name] = g
+		}
 		if f.Seq != e.seq {
 			t.Errorf("the complete state %d is in event %d", f.Seq, e.seq)
 		}
@@ -287,11 +308,13 @@ func (f *follower) take(t *testing.T, e event) {
 		}
 		f.Seq = e.seq
 		var d struct {
-			Nodes   []nodeView
-			Removed []string
-			Pending *[]pendingView
-			Sample  []int64
-			Status  *status
+			Nodes      []nodeView
+			Removed    []string
+			Pending    *[]pendingView
+			Groups     []groupView
+			GroupsGone []string
+			Sample     []int64
+			Status     *status
 		}
 		if err := json.Unmarshal([]byte(e.data), &d); err != nil {
 			t.Fatal(err)
@@ -301,6 +324,12 @@ func (f *follower) take(t *testing.T, e event) {
 		}
 		for _, n := range d.Nodes {
 			f.nodes[n.Name] = n
+		}
+		for _, key := range d.GroupsGone {
+			delete(f.groups, key)
+		}
+		for _, g := range d.Groups {
+			f.groups[g.Namespace+"/"+g.Name] = g
 		}
 		if d.Pending != nil {
 			f.Pending = *d.Pending

@@ -24,14 +24,14 @@ func (b *Board) Handler() (http.Handler, error) {
 		harden(w.Header())
 		below, ok := strings.CutPrefix(r.URL.Path, Path)
 		switch file, known := static[strings.TrimPrefix(below, "/")]; {
-		case r.Method != http.MethodGet:
-			w.Header().Set("Allow", http.MethodGet)
+		case r.Method != http.MethodGet && r.Method != http.MethodHead:
+			w.Header().Set("Allow", "GET, HEAD")
 			http.Error(w, "the page is read-only", http.StatusMethodNotAllowed)
 		case r.URL.Path == "/", ok && below == "":
 			// Relative, because a proxy may have added a prefix to the path.
 			w.Header().Set("Location", strings.TrimPrefix(Path, "/")+"/")
 			w.WriteHeader(http.StatusFound)
-		case ok && below == "/events":
+		case ok && below == "/events" && r.Method == http.MethodGet:
 			b.events(w, r)
 		case ok && below == "/data.json":
 			b.data(w)

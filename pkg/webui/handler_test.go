@@ -79,6 +79,11 @@ func TestPaths(t *testing.T) {
 			}
 		}
 	}
+	for path, want := range map[string]int{"/": 302, "/ui/": 200, "/ui/events": 404} {
+		if response := s.ask(http.MethodHead, path); response.status != want || response.body != "" {
+			t.Errorf("HEAD %s: %d %q, want %d", path, response.status, response.body, want)
+		}
+	}
 	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete} {
 		if response := s.ask(method, "/ui/"); response.status != http.StatusMethodNotAllowed {
 			t.Errorf("%s: %d", method, response.status)
