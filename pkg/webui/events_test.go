@@ -49,7 +49,7 @@ func TestViewersFollowChanges(t *testing.T) {
 					}
 				}
 				s.setGroups(nil, someGroups(random)...)
-				s.setPending(pending(fmt.Sprintf("pending-%d", round), 9, "no room"))
+				s.setPending(pending(fmt.Sprintf("pending-%d", round), 9, "no room"), wrong(fmt.Sprintf("wrong-%d", round/2)))
 				standby.Store(int64(round))
 				want := fmt.Sprintf("another replica leads since round %d", round)
 				f.await(v, func() bool {
@@ -64,7 +64,7 @@ func TestViewersFollowChanges(t *testing.T) {
 				if diff := cmp.Diff(truth.Groups, groups, cmpopts.EquateEmpty()); diff != "" {
 					t.Fatalf("round %d: groups (-data.json +viewer):\n%s", round, diff)
 				}
-				if diff := cmp.Diff([]any{truth.Pending, truth.Status, truth.Samples, truth.Seq}, []any{f.Pending, f.Status, f.Samples, f.Seq}); diff != "" {
+				if diff := cmp.Diff([]any{truth.Pending, truth.Problems, truth.Status, truth.Samples, truth.Seq}, []any{f.Pending, f.Problems, f.Status, f.Samples, f.Seq}); diff != "" {
 					t.Fatalf("round %d (-data.json +viewer):\n%s", round, diff)
 				}
 			}

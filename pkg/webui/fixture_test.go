@@ -23,6 +23,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
 // source is a Source that a test sets up.
@@ -32,7 +33,7 @@ type source struct {
 	mu       sync.Mutex
 	notReady error
 	pending  []*clustercache.PodInfo
-	revision uint64
+	problems []*clustercache.PodInfo
 	groups   []gang.Report
 	noGroups error
 }
@@ -51,20 +52,17 @@ func (s *source) setReady(err error) {
 
 func (s *source) ChangesSince(revision uint64) ledger.Changes { return s.ledger.ChangesSince(revision) }
 
-func (s *source) Pending(known uint64) ([]*clustercache.PodInfo, uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if known == s.revision {
-		return nil, known
-	}
-	return s.pending, s.revision
-}
-
 func (s *source) setPending(pods ...*clustercache.PodInfo) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.pending = pods
-	s.revision++
+	s.pending, s.problems = nil, nil
+	for _, pod := range pods {
+		if pod.RequestProblem != "" {
+			s.problems = append(s.problems, pod)
+		} else {
+			s.pending = append(s.pending, pod)
+		}
+	}
 }
 
 func (s *source) Groups() ([]gang.Report, error) {
@@ -79,13 +77,15 @@ func (s *source) setGroups(err error, groups ...gang.Report) {
 	s.groups, s.noGroups = groups, err
 }
 
-// Diagnose returns the diagnosis TooLarge for all pods. The message has the number of nodes.
-func (s *source) Diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis {
-	out := make([]diagnosis.Diagnosis, len(pods))
-	for i := range out {
-		out[i] = diagnosis.Diagnosis{Reason: diagnosis.TooLarge, Message: fmt.Sprintf("%d nodes, all too small", len(s.ledger.NodeCards()))}
+// Explain returns the diagnosis TooLarge for all pods. The message has the number of nodes.
+func (s *source) Explain() *scheduling.Explanation {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := &scheduling.Explanation{Pending: s.pending, RequestProblems: s.problems}
+	for range s.pending {
+		e.Diagnoses = append(e.Diagnoses, diagnosis.Diagnosis{Reason: diagnosis.TooLarge, Message: fmt.Sprintf("%d nodes, all too small", len(s.ledger.NodeCards()))})
 	}
-	return out
+	return e
 }
 
 // fixture is a running board behind a real HTTP server.
@@ -161,12 +161,14 @@ func pod(name string, request gpu.Memory) gpu.Pod {
 
 // page is the decoded state of a viewer.
 type page struct {
-	Seq     uint64        `json:"seq"`
-	Status  status        `json:"status"`
-	Nodes   []nodeView    `json:"nodes"`
-	Pending []pendingView `json:"pending"`
-	Groups  []groupView   `json:"groups"`
-	Samples [][]int64     `json:"samples"`
+	Seq      uint64            `json:"seq"`
+	Status   status            `json:"status"`
+	Nodes    []nodeView        `json:"nodes"`
+	Pending  []pendingView     `json:"pending"`
+	Problems []problemView     `json:"problems"`
+	Groups   []groupView       `json:"groups"`
+	Words    map[string]string `json:"words"`
+	Samples  [][]int64         `json:"samples"`
 }
 
 // data returns the decoded data.json.
@@ -311,6 +313,7 @@ func (f *follower) take(t *testing.T, e event) {
 			Nodes      []nodeView
 			Removed    []string
 			Pending    *[]pendingView
+			Problems   *[]problemView
 			Groups     []groupView
 			GroupsGone []string
 			Sample     []int64
@@ -334,6 +337,9 @@ func (f *follower) take(t *testing.T, e event) {
 		if d.Pending != nil {
 			f.Pending = *d.Pending
 		}
+		if d.Problems != nil {
+			f.Problems = *d.Problems
+		}
 		if d.Sample != nil {
 			f.Samples = append(f.Samples, d.Sample)
 		}
@@ -347,4 +353,9 @@ func (f *follower) take(t *testing.T, e event) {
 func pending(name string, request gpu.Memory, message string) *clustercache.PodInfo {
 	p := pod(name, request)
 	return &clustercache.PodInfo{Pod: p, Pending: &diagnosis.Pod{Pod: p, Message: message}}
+}
+
+// wrong returns a pod that shares nothing by mistake.
+func wrong(name string) *clustercache.PodInfo {
+	return &clustercache.PodInfo{Pod: pod(name, 0), RequestProblem: "gpu-mem is 0"}
 }

@@ -4,11 +4,11 @@ import (
 	"math"
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
 // nodeView is the JSON form of a node. Amounts are in the node's unit.
@@ -59,6 +59,13 @@ type pendingView struct {
 	SchedulerMessage string           `json:"schedulerMessage"`
 	// Created is in Unix milliseconds.
 	Created int64 `json:"created"`
+}
+
+// problemView is the JSON form of a pod that shares nothing by mistake.
+type problemView struct {
+	Name      string `json:"name"`
+	Namespace string `json:"namespace"`
+	Problem   string `json:"problem"`
 }
 
 // groupView is the JSON form of a group of pods. Each of its runs has a row on the page.
@@ -134,13 +141,21 @@ func viewPod(allocation ledger.Allocation, memory gpu.Memory) podView {
 	return view
 }
 
-func viewPending(pods []*clustercache.PodInfo, diagnoses []diagnosis.Diagnosis) []pendingView {
-	views := make([]pendingView, len(pods))
-	for i, pod := range pods {
+func viewPending(e *scheduling.Explanation) []pendingView {
+	views := make([]pendingView, len(e.Pending))
+	for i, pod := range e.Pending {
 		views[i] = pendingView{
 			Name: pod.Name, Namespace: pod.Namespace, Request: pod.Request, SchedulerMessage: pod.Pending.Message,
-			Reason: diagnoses[i].Reason, Message: diagnoses[i].Message, Created: milliseconds(pod.Pending.Created),
+			Reason: e.Diagnoses[i].Reason, Message: e.Diagnoses[i].Message, Created: milliseconds(pod.Pending.Created),
 		}
+	}
+	return views
+}
+
+func viewProblems(e *scheduling.Explanation) []problemView {
+	views := make([]problemView, len(e.RequestProblems))
+	for i, pod := range e.RequestProblems {
+		views[i] = problemView{Name: pod.Name, Namespace: pod.Namespace, Problem: pod.RequestProblem}
 	}
 	return views
 }
