@@ -38,7 +38,7 @@ func (b *Board) Handler() (http.Handler, error) {
 		case ok && known && below[0] == '/':
 			file.serve(w, r)
 		default:
-			http.Error(w, fmt.Sprintf("no such path: %.200q", r.URL.Path), http.StatusNotFound)
+			http.Error(w, fmt.Sprintf("no such path: %.200q; the page is at %s/", r.URL.Path, Path), http.StatusNotFound)
 		}
 	}), nil
 }

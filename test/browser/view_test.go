@@ -63,18 +63,18 @@ func TestAddress(t *testing.T) {
 		tab.Await("the page", `document.getElementById("shown").innerText`)
 	}
 	for address, want := range map[string][]string{
-		"":                                   {"n0", "n1", "n2"},
-		"#nonsense?no=1":                     {"n0", "n1", "n2"},
-		"#cards?q=model-1":                   {"n1"},
-		"#cards?room=8000":                   {"n1", "n2"},
-		"#cards?order=free":                  {"n2", "n1", "n0"},
-		"#pods?sort=-node":                   {"bound-n2", "bound-n1", "bound-n0"},
-		"#pods?sort=nonsense":                {"bound-n0", "bound-n1", "bound-n2"},
-		"#pods?group=ns/train":               {"bound-n1"},
-		"#pending?group=ns/train":            {"member"},
-		"#pending?q=too_large":               {"large"},
-		"#pending?sort=-name":                {"member", "large", "typo"},
-		"#groups?q=train":                    {"train"},
+		"":                        {"n0", "n1", "n2"},
+		"#nonsense?no=1":          {"n0", "n1", "n2"},
+		"#cards?q=model-1":        {"n1"},
+		"#cards?room=8000":        {"n1", "n2"},
+		"#cards?order=free":       {"n2", "n1", "n0"},
+		"#pods?sort=-node":        {"bound-n2", "bound-n1", "bound-n0"},
+		"#pods?sort=nonsense":     {"bound-n0", "bound-n1", "bound-n2"},
+		"#pods?group=ns/train":    {"bound-n1"},
+		"#pending?group=ns/train": {"member"},
+		"#pending?q=too_large":    {"large"},
+		"#pending?sort=-name":     {"member", "large", "typo"},
+		"#groups?q=train":         {"train"},
 	} {
 		open(address)
 		wantRows(t, tab, "opened", want...)
