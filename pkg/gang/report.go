@@ -31,10 +31,17 @@ type Report struct {
 
 // Reports returns the runs of all groups that have a member which exists, ordered by group; false while this process doesn't
 // lead. A group whose pods all ask for no cards has no run, and is reported as incomplete.
-func (mgr *Manager) Reports() ([]Report, bool) {
+func (mgr *Manager) Reports() (reports []Report, leads bool) {
+	reports, leads = mgr.reports()
+	slices.SortFunc(reports, func(a, b Report) int {
+		return cmp.Or(a.Group.Compare(b.Group), a.Since.Compare(b.Since), cmp.Compare(a.Phase, b.Phase))
+	})
+	return reports, leads
+}
+
+func (mgr *Manager) reports() (out []Report, leads bool) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
-	var out []Report
 	for _, g := range mgr.groups {
 		for _, r := range g.runs {
 			if report := r.report(); len(report.Bound)+len(report.Pending) > 0 {
@@ -45,14 +52,14 @@ func (mgr *Manager) Reports() ([]Report, bool) {
 			out = append(out, Report{Group: g.key, Reason: fmt.Sprintf("none of its %d pods asks for cards", g.cardless)})
 		}
 	}
-	slices.SortFunc(out, func(a, b Report) int {
-		return cmp.Or(a.Group.Compare(b.Group), a.Since.Compare(b.Since), cmp.Compare(a.Phase, b.Phase))
-	})
 	return out, mgr.leading
 }
 
 func (r *run) report() Report {
-	report := Report{Group: r.key, Phase: r.phase, Size: r.size(), Counted: r.existing(), Since: r.since}
+	report := Report{
+		Group: r.key, Phase: r.phase, Size: r.size(), Counted: r.existing(), Since: r.since,
+		Bound: make([]string, 0, r.counts[running]), Pending: make([]string, 0, r.unbound()),
+	}
 	for _, m := range r.ordered() {
 		switch m.counted {
 		case running:
@@ -73,9 +80,11 @@ func (r *run) report() Report {
 // common returns why the members of a run that isn't running are pending: what makes the group invalid, else the reason of those
 // that have a place in the plan, if there is one.
 func (r *run) common() Reason {
-	for _, m := range r.ordered() {
-		if m.counted == ineligible && m.Problem != "" {
-			return invalid(m.Problem)
+	if r.counts[ineligible] > 0 {
+		for _, m := range r.ordered() {
+			if m.counted == ineligible && m.Problem != "" {
+				return invalid(m.Problem)
+			}
 		}
 	}
 	if r.phase == PhasePlanned || r.phase == PhasePermitting {
