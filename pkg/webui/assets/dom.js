@@ -43,6 +43,9 @@ export function sum(mib, unit) {
   return amount(Math.round((10 * mib) / 1024) / 10, "GiB");
 }
 
+/** share formats a part of a sum: "40 of 80 GiB". */
+export const share = (part, all, unit) => sum(part, unit).split(" ")[0] + " of " + sum(all, unit);
+
 export function clock(milliseconds) {
   return new Date(milliseconds).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 }
