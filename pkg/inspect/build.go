@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -20,6 +21,8 @@ import (
 type Objects struct {
 	Nodes []*corev1.Node
 	Pods  []*corev1.Pod
+	// PodsOnly is true if nodes, and pods of other namespaces, were not read.
+	PodsOnly bool
 	// Now is the time for which the report is: a pod that should have ended by then makes no room.
 	Now time.Time
 }
@@ -29,11 +32,17 @@ func (o Objects) hasNode(name string) bool {
 	return slices.ContainsFunc(o.Nodes, func(node *corev1.Node) bool { return node.Name == name })
 }
 
-// Build returns the report for nodes and pods. It omits nodes that neither share GPU memory nor have pods that use it, pods
-// that ask for none or have ended, and pods of nodes that are not given.
-func Build(objects Objects) Report {
-	report := Report{APIVersion: ReportAPIVersion, Kind: ReportKind, Nodes: []Node{}, PendingPods: []PendingPod{}}
+// hasPodsOn reports whether a pod was read that is bound to a node of that name.
+func (o Objects) hasPodsOn(name string) bool {
+	return slices.ContainsFunc(o.Pods, func(pod *corev1.Pod) bool { return pod.Spec.NodeName == name })
+}
 
+// Build returns the report for nodes and pods. It omits nodes that neither share GPU memory nor have pods that use it, and
+// pods that ask for none or have ended.
+func Build(objects Objects) Report {
+	report := Report{
+		APIVersion: ReportAPIVersion, Kind: ReportKind, Nodes: []Node{}, NodesWithoutCards: []NodeWithoutCards{}, PendingPods: []PendingPod{},
+	}
 	bound := map[string][]*corev1.Pod{}
 	var pending []*corev1.Pod
 	for _, pod := range objects.Pods {
@@ -45,19 +54,7 @@ func Build(objects Objects) Report {
 			pending = append(pending, pod)
 		}
 	}
-	var nodes []diagnosis.Node
-	byName := func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) }
-	for _, object := range slices.SortedFunc(slices.Values(objects.Nodes), byName) {
-		node := buildNode(object, bound[object.Name])
-		if len(node.Cards) > 0 || len(node.Pods) > 0 {
-			report.Nodes = append(report.Nodes, node)
-		}
-		if len(node.Cards) > 0 {
-			diagnosed := newNode(object, &node)
-			diagnosed.Terminating = protocol.TerminatingPriorities(bound[object.Name], objects.Now)
-			nodes = append(nodes, diagnosed)
-		}
-	}
+	nodes := report.addNodes(objects, bound)
 	diagnoser, waits := diagnosis.NewDiagnoser(nodes), groupWaits(objects.Pods, objects.Now)
 	for _, pod := range pending {
 		report.PendingPods = append(report.PendingPods, buildPending(pod, waits[pod.UID], diagnoser))
@@ -65,23 +62,86 @@ func Build(objects Objects) Report {
 	slices.SortFunc(report.PendingPods, func(a, b PendingPod) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
-	report.Cluster = sumUp(report.Nodes)
 	return report
 }
 
-func buildNode(object *corev1.Node, pods []*corev1.Pod) Node {
+// addNodes adds the nodes and their sum to the report, also deleted nodes to which pods are bound. It returns the nodes with
+// cards for the diagnosis of pending pods, sorted by name.
+func (r *Report) addNodes(objects Objects, bound map[string][]*corev1.Pod) (nodes []diagnosis.Node) {
+	var cardless []*corev1.Node
+	existing := map[string]bool{}
+	byName := func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) }
+	for _, object := range slices.SortedFunc(slices.Values(objects.Nodes), byName) {
+		existing[object.Name] = true
+		node := buildNode(object, bound[object.Name], 0)
+		if len(node.Cards) == 0 {
+			cardless = append(cardless, object)
+			continue
+		}
+		r.Nodes = append(r.Nodes, node)
+		diagnosed := newNode(object, &node)
+		diagnosed.Terminating = protocol.TerminatingPriorities(bound[object.Name], objects.Now)
+		nodes = append(nodes, diagnosed)
+	}
+	r.Cluster = sumUp(r.Nodes)
+	for _, object := range cardless {
+		node := r.buildCardless(object, bound[object.Name])
+		if len(node.Pods) > 0 {
+			r.Nodes = append(r.Nodes, node)
+		} else if labelled(object) {
+			r.NodesWithoutCards = append(r.NodesWithoutCards, NodeWithoutCards{Name: node.Name, Problems: node.Problems})
+		}
+	}
+	for name, pods := range bound {
+		if !existing[name] && !objects.PodsOnly {
+			deleted := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+			node := r.buildCardless(deleted, pods)
+			node.Gone, node.Problems = true, slices.Insert(node.Problems, 0, "the node is gone, but pods are bound to it")
+			r.Nodes = append(r.Nodes, node)
+		}
+	}
+	slices.SortFunc(r.Nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
+	if len(r.Nodes) > 0 && r.Cluster.Unit == 0 {
+		r.Cluster.Unit = r.Nodes[0].Unit
+	}
+	return nodes
+}
+
+// buildCardless returns a node without cards. Its unit is that of the other nodes, or else inferred from its largest pod, as
+// if that were a card.
+func (r *Report) buildCardless(object *corev1.Node, pods []*corev1.Pod) Node {
+	unit := r.Cluster.Unit
+	if unit == 0 {
+		var largest gpu.Card
+		for _, pod := range pods {
+			largest.Memory = max(largest.Memory, protocol.PodRequest(pod))
+		}
+		unit = Unit(gpu.UnitOf(0, []gpu.Card{largest}))
+	}
+	return buildNode(object, pods, unit)
+}
+
+// labelled reports whether the node is labelled for sharing.
+func labelled(node *corev1.Node) bool { return node.Labels[protocol.LabelShared] == "true" }
+
+// buildNode returns the node with its pods. unit is the unit of a node without cards.
+func buildNode(object *corev1.Node, pods []*corev1.Pod, unit Unit) Node {
 	parsed := protocol.ParseNode(object)
 	node := Node{Name: object.Name, Address: address(object), Problems: []string{}, Cards: []Card{}, Pods: []Pod{}}
 	node.Unit, node.UnitInferred = Unit(gpu.UnitOf(parsed.Unit, parsed.Cards)), parsed.Unit == 0
+	if len(parsed.Cards) == 0 {
+		node.Unit = unit
+	}
 	for _, card := range parsed.Cards {
 		node.Cards = append(node.Cards, buildCard(card))
 		node.Total = node.Total.Add(card.Memory)
 	}
 	slices.SortFunc(node.Cards, func(a, b Card) int { return cmp.Compare(a.Index, b.Index) })
 
-	for _, object := range pods {
-		node.addPod(object)
+	for _, object := range slices.SortedFunc(slices.Values(pods), byUID) {
+		node.Pods = append(node.Pods, buildPod(object))
 	}
+	node.allocate()
 	slices.SortFunc(node.Pods, func(a, b Pod) int {
 		return cmp.Or(cmp.Compare(a.firstCard(), b.firstCard()), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
@@ -90,15 +150,19 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod) Node {
 	return node
 }
 
-// newPlace converts a node for the diagnosis of pending pods.
+func byUID(a, b *corev1.Pod) int { return cmp.Compare(a.UID, b.UID) }
+
+// newNode converts a node for the diagnosis of pending pods.
 func newNode(object *corev1.Node, node *Node) diagnosis.Node {
-	p := diagnosis.Node{Object: object, Unit: gpu.Unit(node.Unit), Closed: node.closed}
-	for _, card := range node.Cards {
-		p.Cards = append(p.Cards, placement.Card{
-			Index: card.Index, Memory: card.Total, Used: card.Allocated, Unhealthy: !card.Healthy,
-		})
+	return diagnosis.Node{Object: object, Unit: gpu.Unit(node.Unit), Closed: node.closed, Cards: node.placementCards()}
+}
+
+// placementCards returns the node's cards with the memory that is allocated so far.
+func (n *Node) placementCards() (cards []placement.Card) {
+	for _, card := range n.Cards {
+		cards = append(cards, placement.Card{Index: card.Index, Memory: card.Total, Used: card.Allocated, Unhealthy: !card.Healthy})
 	}
-	return p
+	return cards
 }
 
 func buildCard(card gpu.Card) Card {
@@ -112,8 +176,8 @@ func buildCard(card gpu.Card) Card {
 	return out
 }
 
-// addPod adds a bound pod to the node and its memory to the cards that its annotations name.
-func (n *Node) addPod(object *corev1.Pod) {
+// buildPod returns a bound pod with the cards that its annotations name.
+func buildPod(object *corev1.Pod) Pod {
 	pod := Pod{
 		Namespace:   object.Namespace,
 		Name:        object.Name,
@@ -130,9 +194,39 @@ func (n *Node) addPod(object *corev1.Pod) {
 	case err != nil:
 		pod.Notes = append(pod.Notes, err.Error())
 	}
-	pod.unknownCard = pod.Request
 	for _, share := range shares {
 		pod.Shares = append(pod.Shares, Share{Card: share.Card, Memory: share.Memory})
+	}
+	return pod
+}
+
+// allocate counts the memory of the node's pods, which are ordered by UID, on its cards. Pods whose annotations name no card
+// come last: as in the extender's ledger, each counts on the card on which the node is likely to place it.
+func (n *Node) allocate() {
+	var presumed []*Pod
+	for i := range n.Pods {
+		pod := &n.Pods[i]
+		n.Allocated = n.Allocated.Add(pod.Request)
+		if len(pod.Shares) == 0 {
+			presumed = append(presumed, pod)
+		} else {
+			n.count(pod)
+		}
+	}
+	for _, pod := range presumed {
+		where, _ := placement.Place(placement.Expected, n.placementCards(), pod.Request)
+		for _, share := range where {
+			pod.Presumed, pod.Shares = true, append(pod.Shares, Share{Card: share.Card, Memory: share.Memory})
+			pod.Notes = append(pod.Notes, fmt.Sprintf("counted on GPU%d", share.Card))
+		}
+		n.count(pod)
+	}
+}
+
+// count adds the pod's memory to its cards, and the rest to UnknownCard.
+func (n *Node) count(pod *Pod) {
+	pod.unknownCard = pod.Request
+	for _, share := range pod.Shares {
 		if card := n.card(share.Card); card != nil {
 			card.Allocated = card.Allocated.Add(share.Memory)
 			pod.unknownCard = pod.unknownCard.Sub(share.Memory)
@@ -140,8 +234,7 @@ func (n *Node) addPod(object *corev1.Pod) {
 			pod.Notes = append(pod.Notes, fmt.Sprintf("GPU%d is not on the node", share.Card))
 		}
 	}
-	n.Allocated, n.UnknownCard = n.Allocated.Add(pod.Request), n.UnknownCard.Add(pod.unknownCard)
-	n.Pods = append(n.Pods, pod)
+	n.UnknownCard = n.UnknownCard.Add(pod.unknownCard)
 }
 
 // judge sets the node's problems and its free memory. All pods must have been added.
@@ -153,6 +246,9 @@ func (n *Node) judge(object *corev1.Node, parsed protocol.Node) {
 	}
 	if parsed.Problem != nil {
 		problem("%v", parsed.Problem)
+	}
+	if labelled(object) && len(n.Cards) == 0 {
+		problem("the label %s=true is set, but the node has no cards to share: its device plugin reports none", protocol.LabelShared)
 	}
 	for i := range n.Cards {
 		card := &n.Cards[i]

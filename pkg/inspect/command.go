@@ -12,6 +12,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
 )
 
 const longHelp = `Show the GPU memory that the nodes of a cluster share: the allocated memory of each card, the pods that use it, and
@@ -40,6 +41,9 @@ const examples = `  # All nodes that share GPU memory, and their sum
   # Why are pods pending?
   kubectl inspect gpushare --pending
 
+  # The same with rights in one namespace only
+  kubectl inspect gpushare --pending -n team-a
+
   # For scripts
   kubectl inspect gpushare -o json | jq '.nodes[] | {name, largestFree, unit}'`
 
@@ -50,6 +54,9 @@ const (
 	outputYAML = "yaml"
 	outputName = "name"
 )
+
+// ErrInterrupted is the command's error if its context ended before the result was printed.
+var ErrInterrupted = errors.New("interrupted")
 
 // options are the values of the flags and arguments.
 type options struct {
@@ -79,15 +86,22 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 		SilenceErrors: true, // main prints them.
 		SilenceUsage:  true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			// A node that is named twice is shown and counted once.
-			o.scope.nodes = slices.Compact(slices.Sorted(slices.Values(args)))
+			var err error
+			if o.scope.nodes, err = nodeNames(args); err != nil {
+				return err
+			}
 			if o.allNamespaces {
 				*o.connection.Namespace = ""
 			}
 			if err := o.validate(); err != nil {
 				return err
 			}
-			return o.advise(o.run(cmd.Context()))
+			// client-go logs requests that Ctrl-C cancels as errors. This logger discards them; what matters is returned.
+			ctx := klog.NewContext(cmd.Context(), klog.Logger{})
+			if err = o.run(ctx); err != nil && ctx.Err() != nil {
+				return ErrInterrupted
+			}
+			return o.advise(err)
 		},
 	}
 	cmd.SetIn(streams.In)

@@ -31,9 +31,82 @@ Allocated/Total GPU Memory In Cluster:
 9/45 (20%)
 `,
 		},
+		"a pod on a deleted node, and a labelled node without cards": {
+			objects: absent,
+			stdout: `
+NAME  IPADDRESS  GPU0(Allocated/Total)  PENDING(Allocated)  GPU Memory(MiB)
+gone  unknown    0/0                    4000                4000/0
+n     10.0.0.1   2000/16276                                 2000/16276
+---------------------------------------------------------------------------
+Largest Free Piece: 14276 MiB of 14276 MiB free, on n
+Allocated/Total GPU Memory In Cluster:
+2000/16276 (12%)
+
+Problems:
+NODE   PROBLEM
+gone   the node is gone, but pods are bound to it
+gone   pods whose card is not known hold 4000 (MiB)
+empty  the label gpushare=true is set, but the node has no cards to share: its device plugin reports none
+`,
+		},
+		"the same with details": {
+			objects: absent, args: []string{"-d"},
+			stdout: `
+NAME:       gone
+IPADDRESS:  unknown
+UNIT:       MiB
+
+NAMESPACE    NAME  Pending(Allocated)  STATUS
+default      lost  4000                Running, GPU0 is not on the node
+Allocated :  4000 (0%)
+Total :      0
+Problems :   the node is gone, but pods are bound to it
+             pods whose card is not known hold 4000 (MiB)
+-----------------------------------------------------------------------
+
+NAME:       n
+IPADDRESS:  10.0.0.1
+UNIT:       MiB
+
+NAMESPACE    NAME  GPU0(Allocated)
+default      p     2000
+Allocated :  2000 (12%)
+Total :      16276
+----------------------------------
+
+Largest Free Piece: 14276 MiB of 14276 MiB free, on n
+Allocated/Total GPU Memory In Cluster:  2000/16276 (12%)
+
+Problems:
+NODE   PROBLEM
+empty  the label gpushare=true is set, but the node has no cards to share: its device plugin reports none
+`,
+		},
+		"a deleted node by name": {
+			objects: absent, args: []string{"node/gone", "--no-headers"}, stdout: "\ngone  unknown  4000  4000/0\n",
+		},
+		"names leave out deleted nodes": {objects: absent, args: []string{"-o", "name"}, stdout: "\nnode/n\n"},
 		"a node by name, without pending pods": {
 			objects: trouble, args: []string{"node-c", "--no-headers"},
 			stdout: "\nnode-c  10.0.0.3  6/16  6/16\n",
+		},
+		"nodes as kubectl names them": {
+			objects: trouble, args: []string{"nodes/node-b", "no/node-a", "node/node-b", "-o", "name"},
+			stdout: "\nnode/node-a\nnode/node-b\n",
+		},
+		"something else than a node": {
+			objects: nothing, args: []string{"pod/p"}, err: `"pod/p" is not a node: want NAME or node/NAME`,
+		},
+		"the sum of a node": {
+			objects: twoNodes, args: []string{"cn-beijing.i-2ze"},
+			stdout: `
+NAME              IPADDRESS     GPU0(Allocated/Total)  GPU Memory(GiB)
+cn-beijing.i-2ze  192.168.0.70  0/15                   0/15
+----------------------------------------------------------------------
+Largest Free Piece: 15 GiB of 15 GiB free, on cn-beijing.i-2ze
+Allocated/Total GPU Memory On Node cn-beijing.i-2ze:
+0/15 (0%)
+`,
 		},
 		"two nodes by name": {
 			objects: trouble, args: []string{"node-b", "node-a", "-o", "name"},
@@ -46,14 +119,14 @@ NAME:       cn-shanghai.i-uf61h64
 IPADDRESS:  192.168.0.71
 UNIT:       GiB
 
-NAME         NAMESPACE  GPU0(Allocated)  GPU1(Allocated)
-binpack-1-b  ml         0                2
+NAMESPACE    NAME         GPU0(Allocated)  GPU1(Allocated)
+ml           binpack-1-b  0                2
 Allocated :  9 (30%)
 Total :      30
---------------------------------------------------------
+----------------------------------------------------------
 
 Largest Free Piece: 15 GiB of 21 GiB free, on cn-shanghai.i-uf61h64
-Allocated/Total GPU Memory In Cluster:  9/30 (30%)
+Allocated/Total GPU Memory On Node cn-shanghai.i-uf61h64:  9/30 (30%)
 `,
 		},
 		"-A overrules -n": {
@@ -73,7 +146,7 @@ NAME  IPADDRESS  GPU0(Allocated/Total)  GPU Memory(GiB)
 b     10.0.0.2   5/80                   5/80
 -------------------------------------------------------
 Largest Free Piece: 75 GiB of 75 GiB free, on b
-Allocated/Total GPU Memory In Cluster:
+Allocated/Total GPU Memory On Selected Nodes:
 5/80 (6%)
 `,
 		},
@@ -95,8 +168,8 @@ Allocated/Total GPU Memory In Cluster:
 			},
 			stdout: `
 Pending Pods:
-NAME     NAMESPACE  REQUEST  REASON
-waiting  default    5        0/1 nodes are available.
+NAMESPACE  NAME     REQUEST  CAUSE    WHY
+default    waiting  5        no_node  no node shares GPU memory
 `,
 			stderr: "No node shares GPU memory: none offers aliyun.com/gpu-mem.\n",
 		},

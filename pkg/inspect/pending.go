@@ -6,33 +6,24 @@ import (
 	"unicode/utf8"
 )
 
-// writePending writes a row with the diagnosis of each pending pod. wide adds kube-scheduler's message, unshortened. It
-// writes nothing if there are none.
+// writePending writes the pending pods. It writes nothing if there are none.
 func writePending(out *bytes.Buffer, report Report, f format) {
+	pendingRows(report.PendingPods, f.wide).writeAlone(out, f)
+}
+
+// pendingRows returns a row with the diagnosis of each pending pod. wide adds kube-scheduler's message, unshortened.
+func pendingRows(pods []PendingPod, wide bool) rows {
 	header := row{bold, []string{"NAMESPACE", "NAME", "REQUEST", "CAUSE", "WHY"}}
-	if f.wide {
+	if wide {
 		header.cells = append(header.cells, "SCHEDULER", "SCHEDULER SAYS")
 	}
 	table := rows{header}
-	for _, pod := range report.PendingPods {
+	for _, pod := range pods {
 		cells := []string{pod.Namespace, pod.Name, pod.Request.String(), string(pod.Cause), pod.Explanation}
-		if f.wide {
+		if wide {
 			cells = append(cells, pod.Scheduler, pod.Reason)
 		}
 		table.add(plain, cells...)
-	}
-	table.writeAlone(out, f)
-}
-
-// pendingRows returns the rows of pending pods below the nodes, with kube-scheduler's messages.
-func pendingRows(pods []PendingPod, full bool) rows {
-	table := rows{{bold, []string{"NAME", "NAMESPACE", "REQUEST", "REASON"}}}
-	for _, pod := range pods {
-		reason := pod.Reason
-		if !full {
-			reason = shorten(reason)
-		}
-		table.add(plain, pod.Name, pod.Namespace, pod.Request.String(), reason)
 	}
 	return table
 }
