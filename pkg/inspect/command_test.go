@@ -1,6 +1,8 @@
 package inspect
 
 import (
+	"context"
+	"errors"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -9,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/klog/v2"
 )
 
 func TestCommand(t *testing.T) {
@@ -304,6 +307,67 @@ func TestAPIServerRejects(t *testing.T) {
 	api.answerWith(http.StatusUnauthorized)
 	if _, _, err := execute(t, api); err == nil || !strings.Contains(err.Error(), "doesn't accept your credentials") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// TestOneNamespace checks the output for a user with rights in one namespace only.
+func TestOneNamespace(t *testing.T) {
+	api := newFakeAPI(t, split(t,
+		newPod("mine", 12).in("ml").refused("0/2 nodes are available: 2 no GPU card has enough free memory. preemption: not helpful."),
+		newPod("other", 1),
+	))
+	pending := func(args ...string) (stdout, stderr string) {
+		t.Helper()
+		stdout, stderr, err := execute(t, api, append(args, "--pending", "-n", "ml", "--no-headers")...)
+		if err != nil {
+			t.Error(err)
+		}
+		return stdout, stderr
+	}
+	const full = "ml  mine  12  fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card\n"
+	if stdout, stderr := pending(); stdout != full || stderr != "" {
+		t.Errorf("with rights in all namespaces: %q, %q", stdout, stderr)
+	}
+	api.namespace = "ml"
+	if stdout, stderr := pending(); stdout != "ml  mine  12  full  0/2 nodes are available: 2 no GPU card has enough free memory.\n" || stderr != notSeen+"\n" {
+		t.Errorf("with rights in one namespace: %q, %q", stdout, stderr)
+	}
+	for _, args := range [][]string{nil, {"-n", "ml"}, {"--pending"}, {"-w"}} {
+		_, _, err := execute(t, api, args...)
+		if err == nil || !strings.Contains(err.Error(), "use --pending -n NAMESPACE or --groups -n NAMESPACE") {
+			t.Errorf("%v: error %v", args, err)
+		}
+	}
+	for _, mode := range []string{"--pending", "--groups"} {
+		_, _, err := execute(t, api, mode, "-n", "other")
+		if err == nil || !strings.HasSuffix(err.Error(), "You need the permission to list pods in namespace other") {
+			t.Errorf("%s in another namespace: error %v", mode, err)
+		}
+	}
+}
+
+// TestInterrupt checks that nothing is logged when Ctrl-C cancels a request in the middle of a response.
+func TestInterrupt(t *testing.T) {
+	logged := newOutput()
+	klog.LogToStderr(false)
+	klog.SetOutput(logged)
+	defer klog.LogToStderr(true)
+
+	for _, args := range [][]string{nil, {"-w"}, {"--groups"}} {
+		api := newFakeAPI(t, Objects{})
+		api.stalled = make(chan struct{}, 2) // A list of nodes and one of pods.
+		ctx, interrupt := context.WithCancel(t.Context())
+		out, errOut := newOutput(), newOutput()
+		ended := start(ctx, t, api, out, errOut, args...)
+		<-api.stalled
+		interrupt()
+		if err := ended(); !errors.Is(err, ErrInterrupted) {
+			t.Errorf("%v: error %v", args, err)
+		}
+		klog.Flush()
+		if text := out.String() + errOut.String() + logged.String(); text != "" {
+			t.Errorf("%v: output and log %q", args, text)
+		}
 	}
 }
 
