@@ -174,30 +174,22 @@ func limits(list corev1.ResourceList) fake.PodEdit {
 	return func(pod *corev1.Pod) { pod.Spec.Containers[0].Resources.Limits = list }
 }
 
-func TestTerminatingPriorities(t *testing.T) {
-	const priority = 7
-	pod := func(change func(*PodInfo)) *PodInfo {
-		p := &PodInfo{Pod: gpu.Pod{Request: 5, Priority: priority, Leaving: true}, Node: "n1", DeletionTime: begin}
-		change(p)
-		return p
-	}
+func TestTerminating(t *testing.T) {
+	leaving := PodInfo{Pod: gpu.Pod{Request: 5, Leaving: true}, Node: "n1", Placement: gpu.On(1, 5), DeletionTime: begin, GraceSeconds: 30}
+	want := diagnosis.Terminating{Pod: leaving.Pod, Placement: leaving.Placement, Since: begin.Add(-30 * time.Second), Due: begin}
 	for name, test := range map[string]struct {
-		pod  *PodInfo
-		want bool
+		change func(*PodInfo)
+		want   []diagnosis.Terminating
 	}{
-		"terminating":                   {pod(func(*PodInfo) {}), true},
-		"at the end of the margin":      {pod(func(p *PodInfo) { p.DeletionTime = begin.Add(-protocol.OverdueMargin) }), true},
-		"overdue":                       {pod(func(p *PodInfo) { p.DeletionTime = begin.Add(-protocol.OverdueMargin - time.Second) }), false},
-		"not being deleted":             {pod(func(p *PodInfo) { p.Leaving, p.DeletionTime = false, time.Time{} }), false},
-		"not bound":                     {pod(func(p *PodInfo) { p.Node = "" }), false},
-		"it doesn't ask for GPU memory": {pod(func(p *PodInfo) { p.Request = 0 }), false},
+		"terminating":                   {func(*PodInfo) {}, []diagnosis.Terminating{want}},
+		"not being deleted":             {func(p *PodInfo) { p.Leaving = false }, nil},
+		"not bound":                     {func(p *PodInfo) { p.Node = "" }, nil},
+		"it doesn't ask for GPU memory": {func(p *PodInfo) { p.Request = 0 }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var want []int32
-			if test.want {
-				want = []int32{priority}
-			}
-			wantEqual(t, "priorities", want, TerminatingPriorities([]*PodInfo{test.pod}, begin))
+			pod := leaving
+			test.change(&pod)
+			wantEqual(t, "terminating pods", test.want, Terminating([]*PodInfo{&pod}))
 		})
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	schedulinghelper "k8s.io/component-helpers/scheduling/corev1"
@@ -32,20 +33,23 @@ type Node struct {
 	Cards []placement.Card
 	// Closed is the reason why no new pod can run on the node, see the function Closed; empty if pods can.
 	Closed string
-	// Terminating holds the priorities of the node's pods that should end soon, see protocol.TerminatingPriorities. Only
-	// nodes to which a pod is nominated need it.
-	Terminating []int32
+	// Requested is the sum of the requests of the node's pods, with those on failed or missing cards.
+	Requested gpu.Memory
+	// Terminating are the node's pods that are being deleted.
+	Terminating []Terminating
+	// Nominees are the pods that are nominated to the node and have no allocation yet, the most important one first.
+	Nominees []gpu.Pod
 }
 
 // NominationValid reports whether a pod's nomination to a node is still valid: the node admits the pod, and the pod fits one
 // of its cards or a pod of lower priority is terminating there. kube-scheduler doesn't always clear an invalid nomination:
 // nominatedNodeName stays if its dry run needs no victims (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt).
-func NominationValid(pod *Pod, node *Node) bool {
+func NominationValid(pod *Pod, node *Node, now time.Time) bool {
 	if node.rejection(pod) != "" {
 		return false
 	}
 	return placement.Fit(node.Cards, pod.Request) == placement.Fits ||
-		slices.ContainsFunc(node.Terminating, func(priority int32) bool { return priority < pod.Priority })
+		slices.ContainsFunc(node.Terminating, func(t Terminating) bool { return t.Priority < pod.Priority && !t.Overdue(now) })
 }
 
 // free returns the free memory of the healthy cards, and the most that one card has.
@@ -97,12 +101,26 @@ func EligibleNodes(nodes []Node, pod *Pod) []string {
 // have the same diagnosis, which is computed once. A Diagnoser is not safe for concurrent use.
 type Diagnoser struct {
 	nodes []Node
-	cache map[string]Diagnosis
+	now   time.Time
+	// active are the names of the schedulers that have tried a pending pod.
+	active map[string]bool
+	cache  map[string]Diagnosis
 }
 
-// NewDiagnoser returns a Diagnoser for the nodes, which must be sorted by name and have cards.
-func NewDiagnoser(nodes []Node) *Diagnoser {
-	return &Diagnoser{nodes: nodes, cache: map[string]Diagnosis{}}
+// UntriedAfter is how long kube-scheduler may leave a pod untried before its diagnosis says so. A scheduler that runs tries a
+// new pod at once, and in a long queue after seconds.
+const UntriedAfter = 30 * time.Second
+
+// NewDiagnoser returns a Diagnoser for the nodes, which must be sorted by name and have cards. pending are all pending pods:
+// they show which schedulers run.
+func NewDiagnoser(nodes []Node, pending []*Pod, now time.Time) *Diagnoser {
+	d := &Diagnoser{nodes: nodes, now: now, active: map[string]bool{}, cache: map[string]Diagnosis{}}
+	for _, pod := range pending {
+		if pod.Tried {
+			d.active[pod.Scheduler] = true
+		}
+	}
+	return d
 }
 
 // Diagnose returns why the pod, which has no node, is pending. It depends on the pod's request, scheduling gates,
@@ -142,7 +160,7 @@ func (d *Diagnoser) ownDiagnosis(pod *Pod) Diagnosis {
 // kept for a group.
 func (d Diagnosis) orReserved(pod *Pod) Diagnosis {
 	if group, reserved := placement.ReservedFor(pod.Message); reserved && d.Reason == Fits {
-		return Diagnosis{Full, placement.Reserved.TextFor(group)}
+		return Diagnosis{KeptForGroup, placement.Reserved.TextFor(group)}
 	}
 	return d
 }
@@ -152,7 +170,7 @@ func (d *Diagnoser) nominated(pod *Pod) bool {
 	i, found := slices.BinarySearchFunc(d.nodes, pod.NominatedNode, func(node Node, name string) int {
 		return cmp.Compare(node.Object.Name, name)
 	})
-	return found && NominationValid(pod, &d.nodes[i])
+	return found && NominationValid(pod, &d.nodes[i], d.now)
 }
 
 func (d *Diagnoser) diagnose(pod *Pod) Diagnosis {

@@ -16,6 +16,16 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
+var now = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+
+func terminating(priorities ...int32) []Terminating {
+	var out []Terminating
+	for _, priority := range priorities {
+		out = append(out, Terminating{Pod: gpu.Pod{Namespace: "default", Name: "t", Priority: priority}, Due: now})
+	}
+	return out
+}
+
 func pod(request int64, changes ...func(*corev1.Pod)) *Pod {
 	p := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{
 		Limits: corev1.ResourceList{protocol.ResourceMemory: *resource.NewQuantity(request, resource.DecimalSI)},
@@ -44,8 +54,8 @@ func TestDiagnose(t *testing.T) {
 	closed := node("closed", gpu.GiB, card(0, 64, 0))
 	closed.Closed = "the node is cordoned"
 	a := node("a", gpu.GiB, card(0, 16, 9), card(1, 16, 11))
-	a.Terminating = []int32{5, 3}
-	diagnoser := NewDiagnoser([]Node{a, node("b", gpu.MiB, card(0, 8192, 0)), closed, tainted})
+	a.Terminating = terminating(5, 3)
+	diagnoser := NewDiagnoser([]Node{a, node("b", gpu.MiB, card(0, 8192, 0)), closed, tainted}, nil, now)
 	onto := func(name string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": name} }
 	}
@@ -146,11 +156,11 @@ func TestMessages(t *testing.T) {
 		"no node shares its cards": {nil, pod(1), Diagnosis{NoNode, "no node shares GPU memory"}},
 		"scheduling gates": {split, pod(1, func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "a/b"}, {Name: "c"}} }), Diagnosis{
 			Gated, "the pod is held back by its scheduling gates: a/b, c"}},
-		"evictions in progress": {[]Node{split[0], changed(full, func(n *Node) { n.Terminating = []int32{0} })}, pod(16, nominated), Diagnosis{
+		"evictions in progress": {[]Node{split[0], changed(full, func(n *Node) { n.Terminating = terminating(0) })}, pod(16, nominated), Diagnosis{
 			Nominated, "pods of lower priority are leaving n2 to make room for it"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, NewDiagnoser(test.nodes).Diagnose(test.pod, nil)); diff != "" {
+			if diff := cmp.Diff(test.want, NewDiagnoser(test.nodes, nil, now).Diagnose(test.pod, nil)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})

@@ -17,6 +17,8 @@ type GroupWait struct {
 	Since time.Time
 	// Untried is true if kube-scheduler has not tried all members yet. It doesn't try those for which it finds no node.
 	Untried bool
+	// Invalid is true if the group itself is wrong, so that it can't be placed however much memory is free.
+	Invalid bool
 }
 
 const reasonPrefix = "gang: "

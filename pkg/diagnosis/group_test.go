@@ -17,7 +17,7 @@ func TestDiagnoseMember(t *testing.T) {
 	closed.Closed = "the node is cordoned"
 	ill := node("ill", gpu.GiB, card(0, 40, 0))
 	ill.Cards[0].Unhealthy = true
-	diagnoser := NewDiagnoser([]Node{node("a", gpu.GiB, card(0, 16, 9), card(1, 16, 11)), closed, ill})
+	diagnoser := NewDiagnoser([]Node{node("a", gpu.GiB, card(0, 16, 9), card(1, 16, 11)), closed, ill}, nil, now)
 	wait := &GroupWait{Group: "default/train", Reason: gang.NoRoom.Text, Since: time.Date(2026, 7, 1, 11, 0, 0, 0, time.UTC)}
 	const waits = "group default/train waits since 2026-07-01T11:00:00Z: there is no room for all members at once"
 	onto := func(name string) func(*corev1.Pod) {

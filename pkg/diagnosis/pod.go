@@ -19,9 +19,17 @@ type Pod struct {
 	NominatedNode string
 	// Gates are the names of the pod's scheduling gates.
 	Gates []string
+	// Scheduler is the name of the scheduler that the pod is assigned to.
+	Scheduler string
 	// Message is kube-scheduler's last message about the pod, or that it has not tried the pod yet.
 	Message string
-	// Created is the pod's creation time. It is for display; no diagnosis depends on it.
+	// Tried is true if kube-scheduler has tried the pod: the message is its own.
+	Tried bool
+	// Failed is true if kube-scheduler reports an error of its own, of the extender or of the bind, instead of nodes that
+	// don't fit (the condition's reason is SchedulerError; k8s.io/kubernetes pkg/scheduler/schedule_one.go,
+	// handleSchedulingFailure).
+	Failed bool
+	// Created is the pod's creation time.
 	Created time.Time
 	// Rejected is true if kube-scheduler has marked the pod as unschedulable.
 	Rejected bool
@@ -35,9 +43,10 @@ type Pod struct {
 // NewPod returns the fields of a pod. The result shares nothing with the argument.
 func NewPod(pod *corev1.Pod) *Pod {
 	constraints := nodeConstraints(pod)
+	scheduler := cmp.Or(pod.Spec.SchedulerName, corev1.DefaultSchedulerName)
 	p := &Pod{
 		Pod: protocol.Pod(pod), NominatedNode: pod.Status.NominatedNodeName,
-		Message: fmt.Sprintf("scheduler %q has not tried it yet", cmp.Or(pod.Spec.SchedulerName, corev1.DefaultSchedulerName)),
+		Scheduler: scheduler, Message: fmt.Sprintf("scheduler %q has not tried it yet", scheduler),
 		Created: pod.CreationTimestamp.Time, affinity: nodeaffinity.GetRequiredNodeAffinity(constraints), tolerations: constraints.Spec.Tolerations,
 	}
 	for _, gate := range pod.Spec.SchedulingGates {
@@ -47,6 +56,8 @@ func NewPod(pod *corev1.Pod) *Pod {
 		if condition.Type == corev1.PodScheduled && condition.Status != corev1.ConditionTrue {
 			p.Message = cmp.Or(condition.Message, condition.Reason, p.Message)
 			p.Rejected = condition.Status == corev1.ConditionFalse
+			p.Tried = condition.Reason != corev1.PodReasonSchedulingGated
+			p.Failed = condition.Reason == corev1.PodReasonSchedulerError
 		}
 	}
 	if text, err := constraints.Spec.Marshal(); err == nil {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -43,6 +43,8 @@ func Build(objects Objects) Report {
 	report := Report{
 		APIVersion: ReportAPIVersion, Kind: ReportKind, Nodes: []Node{}, NodesWithoutCards: []NodeWithoutCards{}, PendingPods: []PendingPod{},
 	}
+	// The order in which the extender gets the pods when it starts.
+	objects.Pods = slices.SortedFunc(slices.Values(objects.Pods), byName)
 	bound := map[string][]*corev1.Pod{}
 	var pending []*corev1.Pod
 	for _, pod := range objects.Pods {
@@ -54,34 +56,29 @@ func Build(objects Objects) Report {
 			pending = append(pending, pod)
 		}
 	}
-	nodes := report.addNodes(objects, bound)
-	diagnoser, waits := diagnosis.NewDiagnoser(nodes), groupWaits(objects.Pods, objects.Now)
+	report.addNodes(objects, bound)
+	diagnoser, waits := diagnosis.FromObjects(objects.Nodes, objects.Pods, objects.Now), groupWaits(objects.Pods, objects.Now)
 	for _, pod := range pending {
 		report.PendingPods = append(report.PendingPods, buildPending(pod, waits[pod.UID], diagnoser))
 	}
-	slices.SortFunc(report.PendingPods, func(a, b PendingPod) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
 	return report
 }
 
-// addNodes adds the nodes and their sum to the report, also deleted nodes to which pods are bound. It returns the nodes with
-// cards for the diagnosis of pending pods, sorted by name.
-func (r *Report) addNodes(objects Objects, bound map[string][]*corev1.Pod) (nodes []diagnosis.Node) {
+func byName[Object metav1.Object](a, b Object) int {
+	return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
+}
+
+// addNodes adds the nodes and their sum to the report, also deleted nodes to which pods are bound.
+func (r *Report) addNodes(objects Objects, bound map[string][]*corev1.Pod) {
 	var cardless []*corev1.Node
 	existing := map[string]bool{}
-	byName := func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) }
 	for _, object := range slices.SortedFunc(slices.Values(objects.Nodes), byName) {
 		existing[object.Name] = true
-		node := buildNode(object, bound[object.Name], 0)
-		if len(node.Cards) == 0 {
+		if node := buildNode(object, bound[object.Name], 0); len(node.Cards) > 0 {
+			r.Nodes = append(r.Nodes, node)
+		} else {
 			cardless = append(cardless, object)
-			continue
 		}
-		r.Nodes = append(r.Nodes, node)
-		diagnosed := newNode(object, &node)
-		diagnosed.Terminating = protocol.TerminatingPriorities(bound[object.Name], objects.Now)
-		nodes = append(nodes, diagnosed)
 	}
 	r.Cluster = sumUp(r.Nodes)
 	for _, object := range cardless {
@@ -104,7 +101,6 @@ func (r *Report) addNodes(objects Objects, bound map[string][]*corev1.Pod) (node
 	if len(r.Nodes) > 0 && r.Cluster.Unit == 0 {
 		r.Cluster.Unit = r.Nodes[0].Unit
 	}
-	return nodes
 }
 
 // buildCardless returns a node without cards. Its unit is that of the other nodes, or else inferred from its largest pod, as
@@ -138,31 +134,21 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod, unit Unit) Node {
 	}
 	slices.SortFunc(node.Cards, func(a, b Card) int { return cmp.Compare(a.Index, b.Index) })
 
-	for _, object := range slices.SortedFunc(slices.Values(pods), byUID) {
+	for _, object := range pods {
 		node.Pods = append(node.Pods, buildPod(object))
 	}
-	node.allocate()
+	if slices.ContainsFunc(node.Pods, func(p Pod) bool { return len(p.Shares) == 0 }) {
+		node.presume(diagnosis.NewLedger([]*corev1.Node{object}, pods))
+	}
+	for i := range node.Pods {
+		node.count(&node.Pods[i])
+	}
 	slices.SortFunc(node.Pods, func(a, b Pod) int {
 		return cmp.Or(cmp.Compare(a.firstCard(), b.firstCard()), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	node.Percent = percent(node.Allocated, node.Total)
 	node.judge(object, parsed)
 	return node
-}
-
-func byUID(a, b *corev1.Pod) int { return cmp.Compare(a.UID, b.UID) }
-
-// newNode converts a node for the diagnosis of pending pods.
-func newNode(object *corev1.Node, node *Node) diagnosis.Node {
-	return diagnosis.Node{Object: object, Unit: gpu.Unit(node.Unit), Closed: node.closed, Cards: node.placementCards()}
-}
-
-// placementCards returns the node's cards with the memory that is allocated so far.
-func (n *Node) placementCards() (cards []placement.Card) {
-	for _, card := range n.Cards {
-		cards = append(cards, placement.Card{Index: card.Index, Memory: card.Total, Used: card.Allocated, Unhealthy: !card.Healthy})
-	}
-	return cards
 }
 
 func buildCard(card gpu.Card) Card {
@@ -200,31 +186,25 @@ func buildPod(object *corev1.Pod) Pod {
 	return pod
 }
 
-// allocate counts the memory of the node's pods, which are ordered by UID, on its cards. Pods whose annotations name no card
-// come last: as in the extender's ledger, each counts on the card on which the node is likely to place it.
-func (n *Node) allocate() {
-	var presumed []*Pod
+// presume sets the card of pods whose annotations name none, as the extender's ledger does: the card on which the node is
+// likely to place the pod.
+func (n *Node) presume(l *ledger.Ledger) {
 	for i := range n.Pods {
 		pod := &n.Pods[i]
-		n.Allocated = n.Allocated.Add(pod.Request)
-		if len(pod.Shares) == 0 {
-			presumed = append(presumed, pod)
-		} else {
-			n.count(pod)
+		if len(pod.Shares) > 0 {
+			continue
 		}
-	}
-	for _, pod := range presumed {
-		where, _ := placement.Place(placement.Expected, n.placementCards(), pod.Request)
-		for _, share := range where {
+		_, allocation, _ := l.Lookup(gpu.PodUID(pod.UID))
+		for _, share := range allocation.Placement {
 			pod.Presumed, pod.Shares = true, append(pod.Shares, Share{Card: share.Card, Memory: share.Memory})
 			pod.Notes = append(pod.Notes, fmt.Sprintf("counted on GPU%d", share.Card))
 		}
-		n.count(pod)
 	}
 }
 
-// count adds the pod's memory to its cards, and the rest to UnknownCard.
+// count adds the pod's memory to its cards, and what is on none of them to UnknownCard.
 func (n *Node) count(pod *Pod) {
+	n.Allocated = n.Allocated.Add(pod.Request)
 	pod.unknownCard = pod.Request
 	for _, share := range pod.Shares {
 		if card := n.card(share.Card); card != nil {

@@ -25,8 +25,8 @@ func TestPodsWithoutCard(t *testing.T) {
 			[]gpu.Card{t4(0, 16), t4(1, 16), t4(2, 16)}, []podBuilder{newPod("a", 12).on("n", 0), newPod("b", 5).on("n", 1), newPod("c", 6).bound("n")},
 			[]gpu.Memory{12, 11, 0},
 		},
-		"several, in the order of their UIDs": {
-			[]gpu.Card{t4(0, 16), t4(1, 16)}, []podBuilder{newPod("b", 10).bound("n"), newPod("a", 7).bound("n"), newPod("c", 9).on("n", 1)},
+		"several, in the order of their names": {
+			[]gpu.Card{t4(0, 16), t4(1, 16)}, []podBuilder{newPod("a", 10).bound("n"), newPod("b", 7).bound("n"), newPod("c", 9).on("n", 1)},
 			[]gpu.Memory{10, 16},
 		},
 		"not on an unhealthy card": {

@@ -16,7 +16,7 @@ func TestPending(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	ready := errors.New("not yet")
 	var pods []diagnosis.Diagnosis
-	NewPending(registry, func() error { return ready }, func() []diagnosis.Diagnosis { return pods })
+	NewPending(registry, func() error { return ready }, func() ([]diagnosis.Diagnosis, int) { return pods, 0 })
 	if n, err := testutil.GatherAndCount(registry); n != 0 || err != nil {
 		t.Errorf("%d series before the caches are synced (%v)", n, err)
 	}
