@@ -27,6 +27,9 @@ type Objects struct {
 	Now time.Time
 }
 
+// notSeen is the remark for users with rights in one namespace.
+const notSeen = "Nodes, or pods of other namespaces, can't be listed: causes about nodes come from kube-scheduler's message."
+
 // hasNode reports whether a node of that name was read.
 func (o Objects) hasNode(name string) bool {
 	return slices.ContainsFunc(o.Nodes, func(node *corev1.Node) bool { return node.Name == name })
@@ -41,13 +44,17 @@ func (o Objects) hasPodsOn(name string) bool {
 // pods that ask for none or have ended.
 func Build(objects Objects) Report {
 	report := Report{
-		APIVersion: ReportAPIVersion, Kind: ReportKind, Nodes: []Node{}, NodesWithoutCards: []NodeWithoutCards{}, PendingPods: []PendingPod{},
+		APIVersion: ReportAPIVersion, Kind: ReportKind, Nodes: []Node{}, NodesWithoutCards: []NodeWithoutCards{},
+		PendingPods: []PendingPod{}, RequestProblems: []RequestProblem{},
 	}
 	// The order in which the extender gets the pods when it starts.
 	objects.Pods = slices.SortedFunc(slices.Values(objects.Pods), byName)
 	bound := map[string][]*corev1.Pod{}
 	var pending []*corev1.Pod
 	for _, pod := range objects.Pods {
+		if problem, found := requestProblem(pod); found {
+			report.RequestProblems = append(report.RequestProblems, problem)
+		}
 		switch {
 		case protocol.Terminal(pod) || protocol.PodRequest(pod) == 0:
 		case pod.Spec.NodeName != "":
@@ -56,12 +63,22 @@ func Build(objects Objects) Report {
 			pending = append(pending, pod)
 		}
 	}
+	if objects.PodsOnly {
+		report.NotSeen = notSeen
+	}
 	report.addNodes(objects, bound)
 	diagnoser, waits := diagnosis.FromObjects(objects.Nodes, objects.Pods, objects.Now), groupWaits(objects.Pods, objects.Now)
 	for _, pod := range pending {
 		report.PendingPods = append(report.PendingPods, buildPending(pod, waits[pod.UID], diagnoser))
 	}
 	return report
+}
+
+// requestProblem returns the problem with the pod's request; false if there is none, or if the pod ends or has ended.
+func requestProblem(pod *corev1.Pod) (RequestProblem, bool) {
+	problem, found := diagnosis.RequestProblem(pod)
+	return RequestProblem{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Node: pod.Spec.NodeName, Problem: problem},
+		found && pod.DeletionTimestamp == nil && !protocol.Terminal(pod)
 }
 
 func byName[Object metav1.Object](a, b Object) int {

@@ -36,7 +36,7 @@ func writeDetails(out *bytes.Buffer, report Report, f format) {
 		fmt.Fprintln(out)
 	}
 	problemRows(report, true).writeSection(out, f.look, "Problems:")
-	pendingRows(report.PendingPods, f.wide).writeSection(out, f.look, "Pending Pods:")
+	writePods(out, report, f)
 }
 
 // podRows returns a row for each pod, with a column for each card, and the node's sums and problems.

@@ -96,6 +96,15 @@ func (r *groupRun) add(m gang.Member, message string) {
 	}
 }
 
+// podNames returns the sorted names of the members that run or wait.
+func (r *groupRun) podNames() (names []string) {
+	for _, m := range slices.Concat(r.bound, r.pending, r.ineligible) {
+		names = append(names, m.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
 // over reports whether no member is left that runs or waits.
 func (r *groupRun) over() bool {
 	return len(r.bound)+len(r.pending)+len(r.ineligible)+r.cardless == 0

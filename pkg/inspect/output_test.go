@@ -265,6 +265,7 @@ pendingPods:
   request: 2
   schedulerName: default-scheduler
   uid: uid-fresh
+requestProblems: []
 `},
 		"YAML of a node without an inventory": {legacy, structured(outputYAML), format{}, `
 ---
@@ -307,6 +308,7 @@ nodes:
   unknownCard: 0
 nodesWithoutCards: []
 pendingPods: []
+requestProblems: []
 `},
 		"wide pending pods have kube-scheduler's message": {refused, writePending, format{wide: true}, `
 NAMESPACE  NAME   REQUEST  CAUSE       WHY                                                                     SCHEDULER          SCHEDULER SAYS
@@ -327,7 +329,8 @@ ml         large  17       too_large   no card is large enough: the largest has 
     },
     "nodes": [],
     "nodesWithoutCards": [],
-    "pendingPods": []
+    "pendingPods": [],
+    "requestProblems": []
 }
 `},
 	}

@@ -6,9 +6,28 @@ import (
 	"unicode/utf8"
 )
 
-// writePending writes the pending pods. It writes nothing if there are none.
+// writePending writes the pending pods, and the pods that request nothing by mistake. It writes nothing if there are none.
 func writePending(out *bytes.Buffer, report Report, f format) {
 	pendingRows(report.PendingPods, f.wide).writeAlone(out, f)
+	if !f.rowsOnly {
+		requestRows(report.RequestProblems).writeSection(out, f.look, requestTitle)
+	}
+}
+
+// writePods writes the sections about pods below the nodes.
+func writePods(out *bytes.Buffer, report Report, f format) {
+	pendingRows(report.PendingPods, f.wide).writeSection(out, f.look, "Pending Pods:")
+	requestRows(report.RequestProblems).writeSection(out, f.look, requestTitle)
+}
+
+const requestTitle = "Requests That Share Nothing:"
+
+func requestRows(problems []RequestProblem) rows {
+	table := rows{{bold, []string{"NAMESPACE", "NAME", "PROBLEM"}}}
+	for _, p := range problems {
+		table.add(plain, p.Namespace, p.Name, p.Problem)
+	}
+	return table
 }
 
 // pendingRows returns a row with the diagnosis of each pending pod. wide adds kube-scheduler's message, unshortened.

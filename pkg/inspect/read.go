@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
 
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -148,7 +149,7 @@ func (s scope) coversNode(name string) bool {
 }
 
 func (s scope) coversPod(pod *corev1.Pod) bool {
-	if protocol.PodRequest(pod) == 0 {
+	if _, mistaken := diagnosis.RequestProblem(pod); !mistaken && protocol.PodRequest(pod) == 0 {
 		return false
 	}
 	return s.all() || pod.Spec.NodeName != "" && s.coversNode(pod.Spec.NodeName)

@@ -28,6 +28,10 @@ type Report struct {
 	NodesWithoutCards []NodeWithoutCards `json:"nodesWithoutCards"`
 	// PendingPods ask for GPU memory and have no node. The list is empty if only some nodes were selected.
 	PendingPods []PendingPod `json:"pendingPods"`
+	// RequestProblems are pods that seem to ask for GPU memory and get none.
+	RequestProblems []RequestProblem `json:"requestProblems"`
+	// NotSeen is a sentence about what the user has no right to read, and what follows for the report; empty if nothing.
+	NotSeen string `json:"notSeen,omitempty"`
 }
 
 // Sum is allocated and total memory, in units of Unit.
@@ -137,6 +141,16 @@ type PendingPod struct {
 	Explanation string           `json:"explanation"`
 }
 
+// RequestProblem is a pod that runs or waits without the GPU memory that it seems to ask for.
+type RequestProblem struct {
+	Namespace string    `json:"namespace"`
+	Name      string    `json:"name"`
+	UID       types.UID `json:"uid"`
+	// Node is empty for a pod that isn't bound.
+	Node    string `json:"node,omitempty"`
+	Problem string `json:"problem"`
+}
+
 // Unit is a gpu.Unit that is marshaled as its name, such as "GiB". The zero Unit, of a report without nodes, is "".
 type Unit gpu.Unit
 
@@ -159,5 +173,6 @@ func (r Report) InNamespace(namespace string) Report {
 		node.Pods = slices.DeleteFunc(slices.Clone(node.Pods), func(p Pod) bool { return p.Namespace != namespace })
 	}
 	r.PendingPods = slices.DeleteFunc(slices.Clone(r.PendingPods), func(p PendingPod) bool { return p.Namespace != namespace })
+	r.RequestProblems = slices.DeleteFunc(slices.Clone(r.RequestProblems), func(p RequestProblem) bool { return p.Namespace != namespace })
 	return r
 }

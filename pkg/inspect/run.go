@@ -143,9 +143,6 @@ func (o *options) keepPrinting(ctx context.Context, client kubernetes.Interface,
 	return watch(ctx, client, o.scope, reachability.changed, draw)
 }
 
-// notSeen is the remark for users with rights in one namespace.
-const notSeen = "Nodes, or pods of other namespaces, can't be listed: causes about nodes come from kube-scheduler's message."
-
 // remarks returns a line for each object that was requested and is not in the report.
 func (o *options) remarks(report Report, objects Objects) string {
 	var out strings.Builder
@@ -153,8 +150,8 @@ func (o *options) remarks(report Report, objects Objects) string {
 		if len(report.PendingPods) == 0 {
 			fmt.Fprintln(&out, "No pod waits for GPU memory.")
 		}
-		if objects.PodsOnly {
-			fmt.Fprintln(&out, notSeen)
+		if report.NotSeen != "" {
+			fmt.Fprintln(&out, report.NotSeen)
 		}
 		return out.String()
 	}

@@ -41,7 +41,7 @@ func writeTable(out *bytes.Buffer, report Report, f format) {
 		fmt.Fprintln(out)
 	}
 	problemRows(report, f.wide).writeSection(out, f.look, "Problems:")
-	pendingRows(report.PendingPods, f.wide).writeSection(out, f.look, "Pending Pods:")
+	writePods(out, report, f)
 }
 
 // layout says which columns the table of nodes has. The zero layout is the one that scripts parse.
