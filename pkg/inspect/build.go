@@ -67,11 +67,19 @@ func Build(objects Objects) Report {
 		report.NotSeen = notSeen
 	}
 	report.addNodes(objects, bound)
+	report.addPending(objects, pending)
+	return report
+}
+
+// addPending adds the pending pods with their diagnosis.
+func (r *Report) addPending(objects Objects, pending []*corev1.Pod) {
+	if len(pending) == 0 {
+		return // The diagnosis of none costs as much as that of one.
+	}
 	diagnoser, waits := diagnosis.FromObjects(objects.Nodes, objects.Pods, objects.Now), groupWaits(objects.Pods, objects.Now)
 	for _, pod := range pending {
-		report.PendingPods = append(report.PendingPods, buildPending(pod, waits[pod.UID], diagnoser))
+		r.PendingPods = append(r.PendingPods, buildPending(pod, waits[pod.UID], diagnoser))
 	}
-	return report
 }
 
 // requestProblem returns the problem with the pod's request; false if there is none, or if the pod ends or has ended.

@@ -23,7 +23,7 @@ from its binding until it has ended; a pod that is being deleted still holds it.
 
 Columns:
   GPUn(Allocated/Total)  allocated and total memory of card n; 0/0 if the node has no such card
-  PENDING(Allocated)     memory of pods that are bound to the node and whose card is unknown
+  PENDING(Allocated)     memory of pods that are bound to the node and count on none of its cards
   GPU Memory(unit)       allocated and total memory of the node; the unit applies to all columns
   LARGEST FREE(unit)     the largest request that fits a card of the node now (on terminals, and with -o wide)
 
@@ -125,7 +125,7 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 	o.connection.AddFlags(flags)
 	flags.Bool("version", false, "Print the version and exit.") // Defined here without -v, which is the log level in kubectl.
 	// Cards belong to no namespace, so unlike other commands this one ignores the context's namespace.
-	flags.Lookup("namespace").Usage = "List only the pods of this namespace. The sums always include all pods."
+	flags.Lookup("namespace").Usage = "List only the pods of this namespace; with --pending and --groups, rights in it are enough. The sums always include all pods."
 	if err := o.addCompletion(cmd); err != nil {
 		panic(err) // Unreachable: the flags were defined above.
 	}
