@@ -35,7 +35,7 @@ func run() int {
 	}
 	switch err := cmd.ExecuteContext(ctx); {
 	case errors.Is(err, inspect.ErrInterrupted):
-		return 128 + int(syscall.SIGINT) // As a shell reports a program that Ctrl-C ended.
+		return 130 // The status of a program that Ctrl-C ends, in shells.
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "error:", inspect.Printable(err.Error()))
 		return 1

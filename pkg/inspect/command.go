@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -85,24 +86,7 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl inspect gpushare"},
 		SilenceErrors: true, // main prints them.
 		SilenceUsage:  true,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			var err error
-			if o.scope.nodes, err = nodeNames(args); err != nil {
-				return err
-			}
-			if o.allNamespaces {
-				*o.connection.Namespace = ""
-			}
-			if err := o.validate(); err != nil {
-				return err
-			}
-			// client-go logs requests that Ctrl-C cancels as errors. This logger discards them; what matters is returned.
-			ctx := klog.NewContext(cmd.Context(), klog.Logger{})
-			if err = o.run(ctx); err != nil && ctx.Err() != nil {
-				return ErrInterrupted
-			}
-			return o.advise(err)
-		},
+		RunE:          func(cmd *cobra.Command, args []string) error { return o.execute(cmd.Context(), args) },
 	}
 	cmd.SetIn(streams.In)
 	cmd.SetOut(streams.Out)
@@ -130,6 +114,25 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 		panic(err) // Unreachable: the flags were defined above.
 	}
 	return cmd
+}
+
+// execute checks the options, and runs the command for the arguments.
+func (o *options) execute(ctx context.Context, args []string) (err error) {
+	if o.scope.nodes, err = nodeNames(args); err != nil {
+		return err
+	}
+	if o.allNamespaces {
+		*o.connection.Namespace = ""
+	}
+	if err := o.validate(); err != nil {
+		return err
+	}
+	// client-go logs requests that Ctrl-C cancels as errors. This logger discards them; what matters is returned.
+	ctx = klog.NewContext(ctx, klog.Logger{})
+	if err = o.run(ctx); err != nil && ctx.Err() != nil {
+		return ErrInterrupted
+	}
+	return o.advise(err)
 }
 
 func (o *options) validate() error {

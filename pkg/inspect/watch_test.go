@@ -59,6 +59,23 @@ func TestWatch(t *testing.T) {
 	}
 }
 
+// TestWatchOneNamespace checks that a watch reads no more than a list with rights in one namespace.
+func TestWatchOneNamespace(t *testing.T) {
+	api := newFakeAPI(t, objects([]nodeBuilder{legacyNode(t, "node", "10.0.0.1", 16)}, newPod("a", 1).in("ml"), newPod("other", 1)))
+	api.namespace = "ml"
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	out, errOut := newOutput(), newOutput()
+	ended := start(ctx, t, api, out, errOut, "-w", "--pending", "-n", "ml", "-o", "name")
+	out.waitFor(t, "pod", func(text string) bool { return text == "pod/a\n" })
+	api.put(newPod("b", 1).in("ml"))
+	out.waitFor(t, "second pod", func(text string) bool { return text == "pod/a\npod/a\npod/b\n" })
+	interrupt()
+	if err := ended(); err != nil || errOut.String() != strings.Repeat(notSeen+"\n", 2) {
+		t.Errorf("ended with %v; stderr %q", err, errOut.String())
+	}
+}
+
 func TestWatchOneNodeJSON(t *testing.T) {
 	node := legacyNode(t, "node", "10.0.0.1", 16)
 	api := newFakeAPI(t, objects([]nodeBuilder{node, legacyNode(t, "other", "10.0.0.2", 16)}))
