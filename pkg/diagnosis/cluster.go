@@ -10,18 +10,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// Terminating is a pod that is being deleted and still holds its GPU memory.
-type Terminating struct {
-	gpu.Pod
-	// Placement are the pod's cards; empty if they are unknown.
-	Placement gpu.Placement
-	// Since is when the deletion was requested, Due when the grace period ends. Both are zero if unknown.
-	Since, Due time.Time
-}
-
-// Overdue reports whether the pod still exists well after its deletion deadline, see protocol.Overdue.
-func (t *Terminating) Overdue(now time.Time) bool { return now.Sub(t.Due) > protocol.OverdueMargin }
-
 // Spec returns what the ledger keeps of a node; false if the node shares no cards. node is what protocol.ParseNode returns for
 // the object.
 func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares bool) {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -34,10 +35,16 @@ type Pod struct {
 	// Rejected is true if kube-scheduler has marked the pod as unschedulable.
 	Rejected bool
 
+	// ungated is true if the pod was created with scheduling gates, has none any more, and has not been tried since.
+	ungated bool
+	// asks are the containers' requests, in words if there are several; written is the request as its owner may have written
+	// it ("2Gi").
+	asks, written string
+	// constraints are the required constraints on nodes, and affinity the same for matching.
+	constraints corev1.PodSpec
 	affinity    nodeaffinity.RequiredNodeAffinity
-	tolerations []corev1.Toleration
-	// cacheKey is equal for pods with the same request and the same constraints on nodes; empty if it can't be computed.
-	cacheKey string
+	// constraintsKey is equal for pods with the same constraints, and roomKey for those for which the same nodes have room.
+	constraintsKey, roomKey string
 }
 
 // NewPod returns the fields of a pod. The result shares nothing with the argument.
@@ -47,8 +54,9 @@ func NewPod(pod *corev1.Pod) *Pod {
 	p := &Pod{
 		Pod: protocol.Pod(pod), NominatedNode: pod.Status.NominatedNodeName,
 		Scheduler: scheduler, Message: fmt.Sprintf("scheduler %q has not tried it yet", scheduler),
-		Created: pod.CreationTimestamp.Time, affinity: nodeaffinity.GetRequiredNodeAffinity(constraints), tolerations: constraints.Spec.Tolerations,
+		Created: pod.CreationTimestamp.Time, constraints: constraints.Spec, affinity: nodeaffinity.GetRequiredNodeAffinity(constraints),
 	}
+	p.asks, p.written = amounts(pod)
 	for _, gate := range pod.Spec.SchedulingGates {
 		p.Gates = append(p.Gates, gate.Name)
 	}
@@ -57,13 +65,33 @@ func NewPod(pod *corev1.Pod) *Pod {
 			p.Message = cmp.Or(condition.Message, condition.Reason, p.Message)
 			p.Rejected = condition.Status == corev1.ConditionFalse
 			p.Tried = condition.Reason != corev1.PodReasonSchedulingGated
+			p.ungated = !p.Tried && len(p.Gates) == 0
 			p.Failed = condition.Reason == corev1.PodReasonSchedulerError
 		}
 	}
 	if text, err := constraints.Spec.Marshal(); err == nil {
-		p.cacheKey = p.Request.String() + " " + string(text)
+		p.constraintsKey = string(text)
+		p.roomKey = fmt.Sprintf("%d %d %s", p.Request, p.Priority, text)
+	} else { // Unreachable; the pod would share nothing with others.
+		p.constraintsKey, p.roomKey = string(p.UID), string(p.UID)
+	}
+	if p.NominatedNode != "" { // No room is kept from the pod for itself.
+		p.roomKey += " " + string(p.UID)
 	}
 	return p
+}
+
+// excludes returns by which of its constraints the pod excludes a node.
+func (p *Pod) excludes() string {
+	selector, affinity := p.constraints.NodeSelector, p.constraints.Affinity != nil
+	switch text := labels.FormatLabels(selector); {
+	case len(selector) > 0 && affinity:
+		return fmt.Sprintf("excluded by the pod's node selector (%s) or its node affinity", text)
+	case affinity:
+		return "excluded by the pod's node affinity"
+	default:
+		return fmt.Sprintf("excluded by the pod's node selector (%s)", text)
+	}
 }
 
 // nodeConstraints returns a pod with only the required constraints on nodes.

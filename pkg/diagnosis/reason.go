@@ -1,10 +1,5 @@
 package diagnosis
 
-import (
-	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/placement"
-)
-
 // Reason is the reason why a pod is pending, in one word: its cause. It is a label value of the metrics.
 type Reason string
 
@@ -83,13 +78,6 @@ func (r Reason) Words() string {
 	return string(r)
 }
 
-// cardReasons are the reasons that depend on a node's cards. The first one that any node has is the pod's reason.
-var cardReasons = []Reason{Fits, KeptForNominated, FailedCard, WaitsForTermination, Fragmented, Full, Unhealthy, TooLarge}
-
-// ownReasons are the reasons that hold for a member of a group by itself, however many others exist and however much memory
-// is free. They come before WaitsForGroup.
-var ownReasons = []Reason{Unhealthy, TooLarge, NoNode}
-
 // Reasons returns all reasons.
 func Reasons() []Reason {
 	reasons := make([]Reason, len(words))
@@ -97,19 +85,4 @@ func Reasons() []Reason {
 		reasons[i] = w.reason
 	}
 	return reasons
-}
-
-// reasonFor returns why the request fits no card of a node, or Fits.
-func reasonFor(cards []placement.Card, request gpu.Memory) Reason {
-	switch placement.Fit(cards, request) {
-	case placement.Fits:
-		return Fits
-	case placement.Fragmented:
-		return Fragmented
-	case placement.Full:
-		return Full
-	case placement.Unhealthy:
-		return Unhealthy
-	}
-	return TooLarge
 }

@@ -378,8 +378,14 @@ type NodeCards struct {
 	Requested gpu.Memory
 	// Leaving are the allocations of pods that are being deleted, by namespace and name.
 	Leaving []Allocation
-	// Nominees are the nominated pods that have no allocation yet, in the order in which they get cards.
-	Nominees []gpu.Pod
+	// Nominees are the nominated pods that have no allocation yet, in descending order of priority.
+	Nominees []Nominee
+}
+
+// Nominee is a nominated pod with the card that it is likely to get; the placement is empty if that is unknown.
+type Nominee struct {
+	gpu.Pod
+	Placement gpu.Placement
 }
 
 // NodeCards returns the nodes that have cards, by name. It costs much less than Nodes.
@@ -406,9 +412,15 @@ func (l *Ledger) nodeCards(name string, n *node) NodeCards {
 		}
 	}
 	slices.SortFunc(out.Leaving, compareAllocations)
-	for _, nominee := range n.nominees {
+	cards := out.Cards
+	for i, nominee := range n.nominees {
+		if i == 0 {
+			cards = slices.Clone(cards)
+		}
 		if _, allocated := l.nodeOf[nominee.UID]; !allocated {
-			out.Nominees = append(out.Nominees, nominee.Pod)
+			where := n.placeNominee(cards, nominee)
+			add(cards, where)
+			out.Nominees = append(out.Nominees, Nominee{nominee.Pod, where})
 		}
 	}
 	return out
