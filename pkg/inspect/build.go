@@ -77,6 +77,9 @@ func (r *Report) addPending(objects Objects, pending []*corev1.Pod) {
 		return // The diagnosis of none costs as much as that of one.
 	}
 	diagnoser, waits := diagnosis.FromObjects(objects.Nodes, objects.Pods, objects.Now), groupWaits(objects.Pods, objects.Now)
+	if objects.PodsOnly {
+		diagnoser = diagnosis.PodsOnly(objects.Pods, objects.Now)
+	}
 	for _, pod := range pending {
 		r.PendingPods = append(r.PendingPods, buildPending(pod, waits[pod.UID], diagnoser))
 	}

@@ -211,7 +211,7 @@ default    piece  12       fragmented  12 GiB free on n1, but the largest piece 
 				}))
 			},
 			args:   []string{"--pending", "--no-headers"},
-			stdout: "\ndefault  p  16  full  the cards that are large enough are taken: the largest free piece is 7 GiB, on n1 (and 1 node alike)\n",
+			stdout: "\ndefault  p  16  full  the cards that are large enough are taken: the largest free piece is 7 GiB, on n1 (1 other node has less)\n",
 		},
 		"no pending pods": {
 			objects: twoNodes, args: []string{"--pending"}, stderr: "No pod waits for GPU memory.\n",
@@ -329,7 +329,7 @@ func TestOneNamespace(t *testing.T) {
 		t.Errorf("with rights in all namespaces: %q, %q", stdout, stderr)
 	}
 	api.namespace = "ml"
-	if stdout, stderr := pending(); stdout != "ml  mine  12  full  0/2 nodes are available: 2 no GPU card has enough free memory.\n" || stderr != notSeen+"\n" {
+	if stdout, stderr := pending(); stdout != "ml  mine  12  full  0/2 nodes are available: 2 no GPU card has enough free memory\n" || stderr != notSeen+"\n" {
 		t.Errorf("with rights in one namespace: %q, %q", stdout, stderr)
 	}
 	for _, args := range [][]string{nil, {"-n", "ml"}, {"--pending"}, {"-w"}} {

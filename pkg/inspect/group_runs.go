@@ -121,7 +121,7 @@ func (r *groupRun) state() (state, reason string) {
 	case r.over():
 		return GroupEnded, ""
 	case r.Size == 0:
-		return GroupInvalid, reasonText(gang.Disagree.Text)
+		return GroupInvalid, r.disagreement()
 	case r.Phase == gang.PhaseRunning:
 		return GroupRunning, r.message()
 	case r.Phase == gang.PhaseBroken:
@@ -130,6 +130,15 @@ func (r *groupRun) state() (state, reason string) {
 		return GroupIncomplete, r.reason(r.reported())
 	}
 	return GroupPending, cmp.Or(r.reported(), r.message(), r.reason(""))
+}
+
+// disagreement returns how the members contradict each other.
+func (r *groupRun) disagreement() string {
+	text := gang.Disagree.Text
+	if r.Reason.Label == gang.Disagree.Label {
+		text = r.Reason.Text
+	}
+	return strings.TrimPrefix(reasonText(text), "invalid group: ") // The state says so.
 }
 
 // reason returns why the run isn't running, in the words of the extender. reported is the reason that the extender gave
@@ -197,6 +206,7 @@ func groupWaits(pods []*corev1.Pod, now time.Time) map[types.UID]*diagnosis.Grou
 		wait := func(m gang.Member, reason string) {
 			waits[types.UID(m.UID)] = &diagnosis.GroupWait{
 				Group: run.Group.String(), Reason: reason, Since: run.since(), Untried: reason == reasonText(gang.AwaitsOthers.Text),
+				Invalid: m.Problem != "",
 			}
 		}
 		for _, m := range run.ineligible {

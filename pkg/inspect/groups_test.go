@@ -60,7 +60,7 @@ func (p podBuilder) gated(gate string) podBuilder {
 }
 
 func TestGroups(t *testing.T) {
-	launcher := newPod("launcher", 0).member("mpi", 2)
+	launcher := newPod("launcher", 0).plain().member("mpi", 2)
 	api := newFakeAPI(t, objects(nil,
 		newPod("lonely", 8),
 		newPod("a-0", 8).member("waits", 2).created(5).refused("0/1 nodes are available: 1 gang: there is no room for all members at once."),
@@ -80,7 +80,7 @@ default    done       ?     0        0      Ended       -                     -
 default    half       2     2        1      Broken      -                     only 1 of 2 members are bound
 default    leaves     2     1        1      Running     -                     -
 default    mpi        2     1        0      Incomplete  -                     1 of 2 members exist, and 1 that ask for no cards don't count
-default    quarrels   ?     2        0      Invalid     -                     the members disagree on the group's size
+default    quarrels   ?     2        0      Invalid     -                     the members disagree on the group's size: e-0 says 2, e-1 says 3
 default    runs       2     2        2      Running     -                     -
 default    short      3     1        0      Incomplete  -                     1 of 3 members exist
 default    waits      2     2        0      Pending     2026-07-01T11:05:00Z  there is no room for all members at once
@@ -156,7 +156,7 @@ func TestGroupRuns(t *testing.T) {
 			[]podBuilder{bound("a", "1").boundSince(5), pending("b").created(6)}, []string{"1: Running 1/2"},
 		},
 		"members with scheduling gates don't count": {
-			[]podBuilder{pending("a").gated("quota"), pending("b")}, []string{": Incomplete 0/2: 1 of 2 members exist, 1 more can't be placed because of scheduling gates or an invalid group"},
+			[]podBuilder{pending("a").gated("quota"), pending("b")}, []string{": Incomplete 0/2: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group, such as a"},
 		},
 		"but those with the gate of fair shares do": {
 			[]podBuilder{pending("a").gated(protocol.GateFairShare), pending("b")}, []string{": Pending 0/2: kube-scheduler hasn't tried all other members yet"},
@@ -218,9 +218,11 @@ func TestGroupNamesSanitized(t *testing.T) {
 	if err != nil || aside != "" {
 		t.Errorf("stderr %q, %v", aside, err)
 	}
-	const why = "the group's name is not a valid label value: up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends\n"
-	want := "default  x^[]0;owned?^[[2J kube-system admin" + strings.Repeat(" ", 127) + "?  1  0  Invalid  -  " + why +
-		"default  " + strings.Repeat("y", 159) + "…  ?  1  0  Invalid  -  " + why
+	const why = "the group's name is not a valid label value: up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends: " +
+		"annotation scheduling.k8s.io/group-name is "
+	want := "default  x^[]0;owned?^[[2J kube-system admin" + strings.Repeat(" ", 267) + "?  1  0  Invalid  -  " + why +
+		`"x\x1b]0;owned\a\x1b[2J\nkube-system\tadmin\u202e"` + "\n" +
+		"default  " + strings.Repeat("y", 299) + "…  ?  1  0  Invalid  -  " + why + `"` + strings.Repeat("y", 70) + `"` + "\n"
 	if diff := cmp.Diff(want, out); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

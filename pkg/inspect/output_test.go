@@ -55,9 +55,9 @@ node-c  the node is cordoned
 node-c  the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable
 
 Pending Pods:
-NAMESPACE  NAME     REQUEST  CAUSE      WHY
-default    waiting  20       too_large  no card is large enough: the largest has 16 GiB, on node-a; node-c: the node is not ready; node-b: the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
-ml         fresh    2        full       the cards that are large enough are taken, nothing of them is free; node-c: the node is not ready; node-b: the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
+NAMESPACE  NAME     REQUEST  CAUSE                  WHY
+default    waiting  20       too_large              no card is large enough for 20 GiB: the largest has 16 GiB, on node-a; node-c: the node is not ready; node-b: the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
+ml         fresh    2        waits_for_termination  node-a has room for it once default/under has ended, terminating since 2023-11-14T22:13:20Z; node-c: the node is not ready; node-b: the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
 `},
 		"wide has problems in a column and unshortened reasons": {sick, writeTable, format{wide: true}, `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)  LARGEST FREE(GiB)  UNIT  MODEL         PROBLEMS
@@ -68,9 +68,9 @@ Allocated/Total GPU Memory In Cluster:
 26/32 (81%)
 
 Pending Pods:
-NAMESPACE  NAME     REQUEST  CAUSE      WHY                                                                 SCHEDULER          SCHEDULER SAYS
-default    waiting  20       too_large  no card is large enough: the largest has 16 GiB, on node-a          default-scheduler  0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.
-ml         fresh    2        full       the cards that are large enough are taken, nothing of them is free  default-scheduler  scheduler "default-scheduler" has not tried it yet
+NAMESPACE  NAME     REQUEST  CAUSE                  WHY                                                                                          SCHEDULER          SCHEDULER SAYS
+default    waiting  20       too_large              no card is large enough for 20 GiB: the largest has 16 GiB, on node-a                        default-scheduler  0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.
+ml         fresh    2        waits_for_termination  node-a has room for it once default/under has ended, terminating since 2023-11-14T22:13:20Z  default-scheduler  scheduler "default-scheduler" has not tried it yet
 `},
 		"details list the problems of nodes and pods": {sick, writeDetails, format{}, `
 NAME:       node-a
@@ -94,9 +94,9 @@ Largest Free Piece: none
 Allocated/Total GPU Memory In Cluster:  26/32 (81%)
 
 Pending Pods:
-NAMESPACE  NAME     REQUEST  CAUSE      WHY
-default    waiting  20       too_large  no card is large enough: the largest has 16 GiB, on node-a
-ml         fresh    2        full       the cards that are large enough are taken, nothing of them is free
+NAMESPACE  NAME     REQUEST  CAUSE                  WHY
+default    waiting  20       too_large              no card is large enough for 20 GiB: the largest has 16 GiB, on node-a
+ml         fresh    2        waits_for_termination  node-a has room for it once default/under has ended, terminating since 2023-11-14T22:13:20Z
 `},
 		"details are in each node's own unit": {mixed, writeDetails, format{}, `
 NAME:       in-256
@@ -248,7 +248,7 @@ nodes:
 nodesWithoutCards: []
 pendingPods:
 - cause: too_large
-  explanation: 'no card is large enough: the largest has 16 GiB, on node-a'
+  explanation: 'no card is large enough for 20 GiB: the largest has 16 GiB, on node-a'
   name: waiting
   namespace: default
   reason: '0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s)
@@ -257,8 +257,9 @@ pendingPods:
   request: 20
   schedulerName: default-scheduler
   uid: uid-waiting
-- cause: full
-  explanation: the cards that are large enough are taken, nothing of them is free
+- cause: waits_for_termination
+  explanation: node-a has room for it once default/under has ended, terminating since
+    2023-11-14T22:13:20Z
   name: fresh
   namespace: ml
   reason: scheduler "default-scheduler" has not tried it yet
@@ -313,7 +314,7 @@ requestProblems: []
 		"wide pending pods have kube-scheduler's message": {refused, writePending, format{wide: true}, `
 NAMESPACE  NAME   REQUEST  CAUSE       WHY                                                                     SCHEDULER          SCHEDULER SAYS
 default    piece  12       fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card  default-scheduler  0/2 nodes are available: 2 no GPU card has enough free memory.
-ml         large  17       too_large   no card is large enough: the largest has 16 GiB, on n1                  default-scheduler  0/2 nodes are available: 2 too large. preemption: not helpful.
+ml         large  17       too_large   no card is large enough for 17 GiB: the largest has 16 GiB, on n1       default-scheduler  0/2 nodes are available: 2 too large. preemption: not helpful.
 `},
 		"an empty cluster has empty lists": {nothing, structured(outputJSON), format{}, `
 {
@@ -387,8 +388,8 @@ func TestShorten(t *testing.T) {
 		"other plugins' messages before it are removed": {
 			"0/1 nodes are available: 1 full. no new claims to deallocate, preemption: 0/1 nodes are available: 1 No victims.", "0/1 nodes are available: 1 full.",
 		},
-		"a long message is cut between characters": {strings.Repeat("ü", 161), strings.Repeat("ü", 159) + "…"},
-		"a message at the limit is not cut":        {strings.Repeat("ü", 160), strings.Repeat("ü", 160)},
+		"a long message is cut between characters": {strings.Repeat("ü", 301), strings.Repeat("ü", 299) + "…"},
+		"a message at the limit is not cut":        {strings.Repeat("ü", 300), strings.Repeat("ü", 300)},
 	} {
 		if got := shorten(test.in); got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)

@@ -53,7 +53,7 @@ func shorten(message string) string {
 	if end := strings.LastIndex(message, ". "); cut && end >= 0 && strings.HasSuffix(message, ",") {
 		message = message[:end+1] // Messages of other plugins precede it: "no new claims to deallocate, preemption: …".
 	}
-	const limit = 160
+	const limit = 300
 	if utf8.RuneCountInString(message) <= limit {
 		return message
 	}

@@ -23,7 +23,7 @@ func twoNodes(t *testing.T) Objects {
 		newPod("binpack-1-a", 7).on("cn-shanghai.i-uf61h64", 1),
 		newPod("binpack-1-b", 2).on("cn-shanghai.i-uf61h64", 1).in("ml"),
 		newPod("done", 5).on("cn-shanghai.i-uf61h64", 0).phase(corev1.PodSucceeded),
-		newPod("no-gpu", 0).bound("cn-shanghai.i-uf61h64"),
+		newPod("no-gpu", 0).plain().bound("cn-shanghai.i-uf61h64"),
 	)
 }
 

@@ -35,7 +35,7 @@ func TestWatch(t *testing.T) {
 	expect("row with the pod", row("4"))
 
 	// Changes that are not visible print no row. The next row shows all changes.
-	api.put(newPod("no-gpu", 0).bound("node"))
+	api.put(newPod("no-gpu", 0).plain().bound("node"))
 	api.put(pod.with(func(p *corev1.Pod) { p.Annotations["other"] = "changed" }))
 	api.put(legacyNode(t, "node", "10.0.0.1", 16).labelled("heartbeat", "1"))
 	api.put(newPod("pod-2", 8).on("node", 0))
