@@ -38,6 +38,9 @@ func groupRuns(pods []*corev1.Pod, now time.Time) []groupRun {
 	cardless := map[gang.Key][]gang.Member{}
 	for _, pod := range pods {
 		m := clustercache.NewPodInfo(pod).Member
+		if m != nil && m.Gang.Name == "" { // Pods of one controller were meant to be a group.
+			m.Gang.Name = unnamed + m.Controller
+		}
 		switch {
 		case m == nil:
 		case !m.Cardless:
@@ -67,10 +70,18 @@ func groupRuns(pods []*corev1.Pod, now time.Time) []groupRun {
 		if len(live) == 0 {
 			live = groups[key][:1]
 		}
-		out = append(out, live...)
+		for _, run := range live {
+			if strings.HasPrefix(run.Group.Name, unnamed) {
+				run.Group.Name = ""
+			}
+			out = append(out, run)
+		}
 	}
 	return out
 }
+
+// unnamed is the beginning of the names under which groupRuns distinguishes groups without a name. No valid name has it.
+const unnamed = "\x00"
 
 // schedulerMessage returns kube-scheduler's message about the pod; empty if there is none.
 func schedulerMessage(pod *corev1.Pod) string {
@@ -114,7 +125,7 @@ func (r *groupRun) over() bool {
 func (r *groupRun) state() (state, reason string) {
 	for _, m := range r.ineligible {
 		if m.Problem != "" {
-			return GroupInvalid, m.Problem
+			return GroupInvalid, m.Name + ": " + m.Problem
 		}
 	}
 	switch {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/test/mistakes"
 )
 
@@ -37,6 +38,11 @@ func TestMistakes(t *testing.T) {
 			}
 			if words = mistakes.Comparable(words); words != m.Words {
 				t.Errorf("words %q, want %q", words, m.Words)
+			}
+			groups := BuildGroups(m.Pods, mistakes.Now).Groups
+			says := func(g Group) bool { return g.State == GroupInvalid && strings.HasSuffix(m.Words, strings.TrimPrefix(g.Reason, m.Pod+": ")) }
+			if m.Cause == diagnosis.InvalidGroup && !slices.ContainsFunc(groups, says) {
+				t.Errorf("--groups gives another reason than %q: %+v", m.Words, groups)
 			}
 			for form, write := range forms {
 				var out bytes.Buffer
