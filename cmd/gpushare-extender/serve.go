@@ -121,9 +121,9 @@ func serve(ctx context.Context, o options) error {
 	}
 	metrics.NewLedger(registry, scheduler, scheduler.Ready, o.cardMetrics)
 	metrics.NewCluster(registry, scheduler)
-	metrics.NewPending(registry, scheduler.Ready, func() []diagnosis.Diagnosis {
-		pods, _ := scheduler.Pending(0)
-		return scheduler.Diagnose(pods)
+	metrics.NewPending(registry, scheduler.Ready, func() ([]diagnosis.Diagnosis, int) {
+		explanation := scheduler.Explain()
+		return explanation.Diagnoses, len(explanation.RequestProblems)
 	})
 	groups.Count(scheduler.GangStates)
 	web, err := newPage(ctx, o, scheduler, answer, expires)

@@ -44,6 +44,7 @@ type Cache struct {
 	budgets                   policylisters.PodDisruptionBudgetLister
 	budgetsSynced             cache.InformerSynced
 	pending                   pendingPods
+	problems                  problemPods
 	handler                   Handler
 	// synced reports for each informer whether the handler has received its first list.
 	synced []cache.InformerSynced
@@ -120,6 +121,9 @@ func (c *Cache) Pending(known uint64) ([]*PodInfo, uint64) { return c.pending.li
 
 // PendingPod returns the pod if it is pending.
 func (c *Cache) PendingPod(uid gpu.PodUID) (*PodInfo, bool) { return c.pending.get(uid) }
+
+// RequestProblems returns the pods that have not ended and have a RequestProblem, ordered by namespace and name.
+func (c *Cache) RequestProblems() []*PodInfo { return c.problems.list() }
 
 // Node returns the node with the name. It has only the fields that the extender reads.
 func (c *Cache) Node(name string) (*corev1.Node, bool) {

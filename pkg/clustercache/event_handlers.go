@@ -34,6 +34,7 @@ func (c *Cache) podEvents(h Handler) cache.ResourceEventHandler {
 		AddFunc: func(object any) {
 			if pod, ok := object.(*PodInfo); ok {
 				c.pending.update(pod)
+				c.problems.update(pod)
 				h.PodUpdated(nil, pod)
 			}
 		},
@@ -45,13 +46,16 @@ func (c *Cache) podEvents(h Handler) cache.ResourceEventHandler {
 			}
 			if old != nil && old.UID != pod.UID {
 				c.pending.remove(old.UID)
+				c.problems.remove(old.UID)
 			}
 			c.pending.update(pod)
+			c.problems.update(pod)
 			h.PodUpdated(old, pod)
 		},
 		DeleteFunc: func(object any) {
 			if pod, ok := lastState(object).(*PodInfo); ok {
 				c.pending.remove(pod.UID)
+				c.problems.remove(pod.UID)
 				h.PodDeleted(pod)
 			}
 		},

@@ -1,7 +1,6 @@
 package clustercache
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 	"sync"
@@ -23,9 +22,7 @@ func (p *pendingPods) list(known uint64) ([]*PodInfo, uint64) {
 	if known == p.revision {
 		return nil, known
 	}
-	return slices.SortedFunc(maps.Values(p.pods), func(a, b *PodInfo) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	}), p.revision
+	return slices.SortedFunc(maps.Values(p.pods), byName), p.revision
 }
 
 func (p *pendingPods) get(uid gpu.PodUID) (*PodInfo, bool) {

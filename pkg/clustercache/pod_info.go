@@ -3,6 +3,7 @@ package clustercache
 import (
 	"errors"
 	"maps"
+	"math"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,6 +30,8 @@ type PodInfo struct {
 	Mirror bool
 	// Managed is true if kube-scheduler can send the pod to the extender, see protocol.Managed.
 	Managed bool
+	// GraceSeconds is metadata.deletionGracePeriodSeconds, between the request for the deletion and DeletionTime.
+	GraceSeconds int32
 	// DeletionTime is metadata.deletionTimestamp, the end of the grace period; zero if the pod isn't being deleted.
 	DeletionTime time.Time
 	// Labels are the labels of a pod that asks for GPU memory, for disruption budgets; nil for other pods.
@@ -47,6 +50,9 @@ type PodInfo struct {
 	Member *gang.Member
 	// Pending is what the diagnosis needs; nil if the pod has a node, has ended, is being deleted, or asks for no GPU memory.
 	Pending *diagnosis.Pod
+	// RequestProblem is why the pod gets no GPU memory although it seems to ask for some, see diagnosis.RequestProblem; empty
+	// if it asks for none, or for some in the right way.
+	RequestProblem string
 
 	resourceVersion string
 }
@@ -58,11 +64,15 @@ func NewPodInfo(pod *corev1.Pod) *PodInfo {
 		Managed: protocol.Managed(pod), Requests: podRequests(pod), Conflicts: conflictsOf(&pod.Spec), Member: memberOf(pod),
 		resourceVersion: pod.ResourceVersion,
 	}
+	p.RequestProblem, _ = diagnosis.RequestProblem(pod)
 	if p.Node == "" {
 		p.NominatedNode = pod.Status.NominatedNodeName
 	}
 	if p.Leaving {
 		p.DeletionTime = pod.DeletionTimestamp.Time
+		if grace := pod.DeletionGracePeriodSeconds; grace != nil {
+			p.GraceSeconds = int32(min(*grace, math.MaxInt32))
+		}
 	}
 	if p.Request == 0 {
 		return p
@@ -102,14 +112,21 @@ func (p *PodInfo) Overdue(now time.Time) bool {
 	return p.Leaving && now.Sub(p.DeletionTime) > protocol.OverdueMargin
 }
 
-// TerminatingPriorities returns the priorities of the given pods that hold GPU memory, are being deleted and are not
-// overdue. Their memory should become free soon.
-func TerminatingPriorities(pods []*PodInfo, now time.Time) []int32 {
-	var priorities []int32
+// Terminating returns those of the given pods that hold GPU memory and are being deleted.
+func Terminating(pods []*PodInfo) []diagnosis.Terminating {
+	var out []diagnosis.Terminating
 	for _, pod := range pods {
-		if pod.Leaving && pod.Request > 0 && pod.Node != "" && !pod.Overdue(now) {
-			priorities = append(priorities, pod.Priority)
+		if pod.Leaving && pod.Request > 0 && pod.Node != "" {
+			out = append(out, diagnosis.Terminating{Pod: pod.Pod, Placement: pod.Placement, Since: pod.DeletionRequested(), Due: pod.DeletionTime})
 		}
 	}
-	return priorities
+	return out
+}
+
+// DeletionRequested returns when the pod's deletion was requested; zero if it isn't being deleted.
+func (p *PodInfo) DeletionRequested() time.Time {
+	if !p.Leaving {
+		return time.Time{}
+	}
+	return p.DeletionTime.Add(-time.Duration(p.GraceSeconds) * time.Second)
 }

@@ -38,7 +38,7 @@ func TestNewPodInfo(t *testing.T) {
 		pod.Spec.Containers[0].Resources.Requests = requests
 	}
 	pending := func(p gpu.Pod, nominated string) *diagnosis.Pod {
-		return &diagnosis.Pod{Pod: p, NominatedNode: nominated, Message: `scheduler "default-scheduler" has not tried it yet`}
+		return &diagnosis.Pod{Pod: p, NominatedNode: nominated, Scheduler: "default-scheduler", Message: `scheduler "default-scheduler" has not tried it yet`}
 	}
 	p := gpu.Pod{Namespace: "default", Name: "p", UID: "uid-p", Request: 5}
 	leaving, bare, important := p, p, p
@@ -75,7 +75,7 @@ func TestNewPodInfo(t *testing.T) {
 			[]fake.PodEdit{fake.Bound("n1", 2), labelled, func(pod *corev1.Pod) {
 				pod.Spec.Containers[0].Resources.Limits[protocol.ResourceMemory] = *resource.NewQuantity(0, resource.DecimalSI)
 			}},
-			PodInfo{Pod: bare, Node: "n1"},
+			PodInfo{Pod: bare, Node: "n1", RequestProblem: "the pod asks for 0 of aliyun.com/gpu-mem, so it gets no card"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -140,7 +140,7 @@ func TestGangMember(t *testing.T) {
 		"nodes lack CPU":             {[]fake.PodEdit{unschedulable("0/3 nodes are available: 3 Insufficient cpu.")}, func(*gang.Member) {}},
 		"nodes lacked GPU memory":    {[]fake.PodEdit{unschedulable("1 Insufficient aliyun.com/gpu-mem."), fake.Bound("n1", 0)}, func(m *gang.Member) { m.Node = "n1" }},
 		"a run of its gang":          {[]fake.PodEdit{fake.Annotation(protocol.AnnotationGroupRun, "uid-a")}, func(m *gang.Member) { m.Run = "uid-a" }},
-		"an invalid size":            {[]fake.PodEdit{inGroup("x")}, func(m *gang.Member) { m.Size, m.Problem = 0, protocol.ErrGroupSize.Error() }},
+		"an invalid size":            {[]fake.PodEdit{inGroup("x")}, func(m *gang.Member) { m.Size, m.Problem = 0, protocol.ErrGroupSize.Error()+": label pod-group.scheduling.sigs.k8s.io/min-available is \"x\"" }},
 		"owned by a controller":      {[]fake.PodEdit{owned}, func(m *gang.Member) { m.Controller = "owner" }},
 		"bound":                      {[]fake.PodEdit{fake.Bound("n1", 0), scheduled}, func(m *gang.Member) { m.Node, m.BoundAt = "n1", begin }},
 		"bound, the time is unknown": {[]fake.PodEdit{fake.Bound("n1", 0)}, func(m *gang.Member) { m.Node = "n1" }},
@@ -153,7 +153,7 @@ func TestGangMember(t *testing.T) {
 		"it asks for neither":        {[]fake.PodEdit{limits(nil)}, func(m *gang.Member) { m.Request, m.Cardless = 0, true }},
 		"by annotations, without a name": {[]fake.PodEdit{func(pod *corev1.Pod) {
 			pod.Labels, pod.Annotations = nil, map[string]string{protocol.AnnotationGroupSize: "2"}
-		}}, func(m *gang.Member) { m.Gang.Name, m.Size, m.Problem = "", 0, protocol.ErrGroupUnnamed.Error() }},
+		}}, func(m *gang.Member) { m.Gang.Name, m.Size, m.Problem = "", 0, protocol.ErrGroupUnnamed.Error()+": annotation scheduling.k8s.io/group-name is missing" }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := fake.Pod("p", 5, append([]fake.PodEdit{inGroup("2")}, test.edits...)...)
@@ -174,30 +174,22 @@ func limits(list corev1.ResourceList) fake.PodEdit {
 	return func(pod *corev1.Pod) { pod.Spec.Containers[0].Resources.Limits = list }
 }
 
-func TestTerminatingPriorities(t *testing.T) {
-	const priority = 7
-	pod := func(change func(*PodInfo)) *PodInfo {
-		p := &PodInfo{Pod: gpu.Pod{Request: 5, Priority: priority, Leaving: true}, Node: "n1", DeletionTime: begin}
-		change(p)
-		return p
-	}
+func TestTerminating(t *testing.T) {
+	leaving := PodInfo{Pod: gpu.Pod{Request: 5, Leaving: true}, Node: "n1", Placement: gpu.On(1, 5), DeletionTime: begin, GraceSeconds: 30}
+	want := diagnosis.Terminating{Pod: leaving.Pod, Placement: leaving.Placement, Since: begin.Add(-30 * time.Second), Due: begin}
 	for name, test := range map[string]struct {
-		pod  *PodInfo
-		want bool
+		change func(*PodInfo)
+		want   []diagnosis.Terminating
 	}{
-		"terminating":                   {pod(func(*PodInfo) {}), true},
-		"at the end of the margin":      {pod(func(p *PodInfo) { p.DeletionTime = begin.Add(-protocol.OverdueMargin) }), true},
-		"overdue":                       {pod(func(p *PodInfo) { p.DeletionTime = begin.Add(-protocol.OverdueMargin - time.Second) }), false},
-		"not being deleted":             {pod(func(p *PodInfo) { p.Leaving, p.DeletionTime = false, time.Time{} }), false},
-		"not bound":                     {pod(func(p *PodInfo) { p.Node = "" }), false},
-		"it doesn't ask for GPU memory": {pod(func(p *PodInfo) { p.Request = 0 }), false},
+		"terminating":                   {func(*PodInfo) {}, []diagnosis.Terminating{want}},
+		"not being deleted":             {func(p *PodInfo) { p.Leaving = false }, nil},
+		"not bound":                     {func(p *PodInfo) { p.Node = "" }, nil},
+		"it doesn't ask for GPU memory": {func(p *PodInfo) { p.Request = 0 }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var want []int32
-			if test.want {
-				want = []int32{priority}
-			}
-			wantEqual(t, "priorities", want, TerminatingPriorities([]*PodInfo{test.pod}, begin))
+			pod := leaving
+			test.change(&pod)
+			wantEqual(t, "terminating pods", test.want, Terminating([]*PodInfo{&pod}))
 		})
 	}
 }

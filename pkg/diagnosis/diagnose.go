@@ -3,16 +3,12 @@ package diagnosis
 import (
 	"cmp"
 	"fmt"
-	"maps"
-	"math"
 	"slices"
 	"strings"
+	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	schedulinghelper "k8s.io/component-helpers/scheduling/corev1"
-	"k8s.io/klog/v2"
+	"k8s.io/apimachinery/pkg/util/duration"
 
-	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
@@ -23,63 +19,185 @@ type Diagnosis struct {
 	Message string
 }
 
-// Node is a node that shares its cards.
-type Node struct {
-	// Object is the Node object. Its name, labels and taints are used.
-	Object *corev1.Node
-	// Unit is the unit of the cards' memory.
-	Unit  gpu.Unit
-	Cards []placement.Card
-	// Closed is the reason why no new pod can run on the node, see the function Closed; empty if pods can.
-	Closed string
-	// Terminating holds the priorities of the node's pods that should end soon, see protocol.TerminatingPriorities. Only
-	// nodes to which a pod is nominated need it.
-	Terminating []int32
+// UntriedAfter is how long kube-scheduler may leave a pod untried before its diagnosis says so. A scheduler that runs tries a
+// new pod at once, and in a long queue after seconds.
+const UntriedAfter = 30 * time.Second
+
+// Diagnoser diagnoses pods against the state of the nodes at one moment. What pods with equal requests and constraints have in
+// common is computed once. A Diagnoser is not safe for concurrent use.
+type Diagnoser struct {
+	now time.Time
+	// active are the names of the schedulers that have tried a pending pod.
+	active map[string]bool
+	nodes  nodeIndex
+	// choices and rooms are caches by Pod.constraintsKey and Pod.roomKey.
+	choices map[string]*choice
+	rooms   map[string]room
 }
 
-// NominationValid reports whether a pod's nomination to a node is still valid: the node admits the pod, and the pod fits one
-// of its cards or a pod of lower priority is terminating there. kube-scheduler doesn't always clear an invalid nomination:
-// nominatedNodeName stays if its dry run needs no victims (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt).
-func NominationValid(pod *Pod, node *Node) bool {
-	if node.rejection(pod) != "" {
-		return false
+// NewDiagnoser returns a Diagnoser for the nodes, which must be sorted by name and have cards. pending are all pending pods:
+// they show which schedulers run.
+func NewDiagnoser(nodes []Node, pending []*Pod, now time.Time) *Diagnoser {
+	d := &Diagnoser{
+		now: now, active: map[string]bool{}, nodes: newNodeIndex(nodes), choices: map[string]*choice{}, rooms: map[string]room{},
 	}
-	return placement.Fit(node.Cards, pod.Request) == placement.Fits ||
-		slices.ContainsFunc(node.Terminating, func(priority int32) bool { return priority < pod.Priority })
-}
-
-// free returns the free memory of the healthy cards, and the most that one card has.
-func (n *Node) free() (sum, largest gpu.Memory) {
-	for i := range n.Cards {
-		if card := &n.Cards[i]; !card.Unhealthy {
-			sum, largest = sum.Add(card.Free()), max(largest, card.Free())
+	for _, pod := range pending {
+		if pod.Tried {
+			d.active[pod.Scheduler] = true
 		}
 	}
-	return sum, largest
+	return d
 }
 
-// bytes converts an amount to bytes, to compare amounts of nodes with different units. It saturates.
-func (n *Node) bytes(m gpu.Memory) gpu.Memory {
-	if unit := gpu.Memory(n.Unit); unit > 0 && m > math.MaxInt64/unit {
-		return math.MaxInt64
+// Diagnose returns why the pod, which has no node, is pending. wait is what the pod's group waits for; nil if the pod doesn't
+// wait for a group. It is the reason of the first rule that matches.
+func (d *Diagnoser) Diagnose(pod *Pod, wait *GroupWait) Diagnosis {
+	c := d.newCase(pod, wait)
+	for _, rule := range rules {
+		if rule.matches(c) {
+			return Diagnosis{rule.reason, rule.message(c)}
+		}
 	}
-	return m * gpu.Memory(n.Unit)
+	return Diagnosis{c.room.reason, c.room.message + c.more()}
 }
 
-// rejection returns why the pod can't use the node, independent of GPU memory; empty if it can.
-func (n *Node) rejection(pod *Pod) string {
-	if n.Closed != "" {
-		return n.Closed
+// podCase is all that the rules know of a pod.
+type podCase struct {
+	*Pod
+	wait *GroupWait
+	// nominated is true if the pod has a valid nomination.
+	nominated bool
+	// room is what the nodes and their cards allow.
+	room room
+	// untried is how long kube-scheduler has left the pod untried; zero if it tried it.
+	untried time.Duration
+	// schedulerActive is true if the pod's scheduler has tried other pods.
+	schedulerActive bool
+	// rejection is why kube-scheduler rejected the pod, if its message is a rejection.
+	rejection rejection
+	rejected  bool
+}
+
+func (d *Diagnoser) newCase(pod *Pod, wait *GroupWait) *podCase {
+	c := &podCase{Pod: pod, wait: wait, schedulerActive: d.active[pod.Scheduler]}
+	if len(pod.Gates) > 0 {
+		return c // The others don't count until the gates are removed.
 	}
-	if ok, err := pod.affinity.Match(n.Object); err != nil || !ok {
-		return "the pod's node selector or affinity rules it out"
+	if node, found := d.nodes.named(pod.NominatedNode); found {
+		c.nominated = NominationValid(pod, node, d.now)
 	}
-	taint, untolerated := schedulinghelper.FindMatchingUntoleratedTaint(klog.Background(), n.Object.Spec.Taints, pod.tolerations,
-		func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }, true)
-	if untolerated {
-		return fmt.Sprintf("the pod doesn't tolerate its taint %s", taint.ToString())
+	c.room = d.room(pod)
+	if !pod.Tried && !pod.Created.IsZero() {
+		c.untried = max(d.now.Sub(pod.Created), 0)
 	}
-	return ""
+	c.rejection, c.rejected = rejectionIn(pod.Message)
+	return c
+}
+
+// rule is a reason with the pods for which it holds, if no rule before it does.
+type rule struct {
+	reason  Reason
+	matches func(*podCase) bool
+	message func(*podCase) string
+}
+
+// rules are in the order in which a user has to solve them: what holds whatever the cluster's state comes first, then whether
+// kube-scheduler tries the pod at all, then its group, then what kube-scheduler says. A pod for which none matches has the
+// reason that nodes and cards give.
+var rules = []rule{
+	{Gated, func(c *podCase) bool { return len(c.Gates) > 0 }, func(c *podCase) string {
+		return "the pod is held back by its scheduling gates: " + strings.Join(c.Gates, ", ")
+	}},
+	{InvalidGroup, func(c *podCase) bool { return c.wait.invalid() }, func(c *podCase) string { return c.wait.String() }},
+	{Nominated, func(c *podCase) bool { return c.nominated }, func(c *podCase) string {
+		return fmt.Sprintf("pods of lower priority are leaving %s to make room for it", c.NominatedNode)
+	}},
+	{NoNode, roomIs(NoNode), func(c *podCase) string { return c.room.message + c.more() }},
+	{TooLarge, roomIs(TooLarge), func(c *podCase) string { return c.tooLarge() + c.more() }},
+	{Unhealthy, roomIs(Unhealthy), func(c *podCase) string { return c.room.message + c.more() }},
+	{NotTried, (*podCase).notTried, func(c *podCase) string {
+		return c.untriedText() + ": is a scheduler of this name running?" + c.waitText()
+	}},
+	{SchedulerError, (*podCase).callFailed, (*podCase).failedCallText},
+	{OtherConstraint, (*podCase).otherConstraint, (*podCase).otherConstraintText},
+	{WaitsForGroup, (*podCase).waits, func(c *podCase) string { return c.wait.String() }},
+	{SchedulerError, func(c *podCase) bool { return c.room.reason == Fits && c.Failed }, func(c *podCase) string {
+		return "kube-scheduler reports an error, and tries the pod again: " + shorten(c.Message)
+	}},
+	{KeptForGroup, (*podCase).keptForGroup, func(c *podCase) string {
+		group, _ := placement.ReservedFor(c.Message)
+		return fmt.Sprintf("%s, but free GPU memory is kept for group %s, which has waited long", c.room.has, group)
+	}},
+	{Fits, roomIs(Fits), (*podCase).fitsText},
+}
+
+func roomIs(reason Reason) func(*podCase) bool {
+	return func(c *podCase) bool { return c.room.reason == reason }
+}
+
+// notTried reports whether kube-scheduler has left the pod untried for too long. A pod for which no card has room can be far
+// behind in the queue; it only counts if its scheduler has tried no other pod either.
+func (c *podCase) notTried() bool {
+	return c.untried >= UntriedAfter && (c.room.reason == Fits || !c.schedulerActive)
+}
+
+func (c *podCase) untriedText() string {
+	if c.ungated {
+		return fmt.Sprintf("scheduler %q has not tried it since its scheduling gates were removed", c.Scheduler)
+	}
+	return fmt.Sprintf("scheduler %q has not tried it for %s", c.Scheduler, duration.HumanDuration(c.untried))
+}
+
+func (c *podCase) callFailed() bool {
+	_, _, failed := failedCall(c.Message)
+	return failed
+}
+
+func (c *podCase) failedCallText() string {
+	verb, why, _ := failedCall(c.Message)
+	return fmt.Sprintf("the extender does not answer kube-scheduler's %s call: %s", verb, shorten(why))
+}
+
+// otherConstraint reports whether a card has room, and kube-scheduler has rejected the pod for something else than GPU memory.
+func (c *podCase) otherConstraint() bool {
+	return c.room.reason == Fits && c.rejected && !c.rejection.forMemory && (c.wait == nil || c.wait.Untried)
+}
+
+func (c *podCase) otherConstraintText() string {
+	return fmt.Sprintf("%s, but kube-scheduler rejects the pod: %s", c.room.has, shorten(c.rejection.text)) + c.waitText()
+}
+
+// waits reports whether the pod waits for its group, rather than for memory: kube-scheduler doesn't try a member for which the
+// nodes lack memory, so the group waits for that member.
+func (c *podCase) waits() bool {
+	return c.wait != nil && (!c.wait.Untried || c.room.reason == Fits)
+}
+
+func (c *podCase) keptForGroup() bool {
+	_, kept := placement.ReservedFor(c.Message)
+	return kept && c.room.reason == Fits
+}
+
+func (c *podCase) fitsText() string {
+	if !c.Tried {
+		return c.room.has + ": kube-scheduler has not tried it yet"
+	}
+	return c.room.has + ": kube-scheduler found none at its last try, and tries the pod again"
+}
+
+// more returns what else is to be said about a pod after the explanation of its room.
+func (c *podCase) more() string {
+	if c.untried >= UntriedAfter {
+		return "; " + c.untriedText() + c.waitText()
+	}
+	return c.waitText()
+}
+
+func (c *podCase) waitText() string {
+	if c.wait == nil {
+		return ""
+	}
+	return "; " + c.wait.String()
 }
 
 // EligibleNodes returns the names of the nodes that the pod may use, independent of their free memory.
@@ -93,153 +211,34 @@ func EligibleNodes(nodes []Node, pod *Pod) []string {
 	return names
 }
 
-// Diagnoser diagnoses pods against the state of the nodes at one moment. Pods with the same request and node constraints
-// have the same diagnosis, which is computed once. A Diagnoser is not safe for concurrent use.
-type Diagnoser struct {
-	nodes []Node
-	cache map[string]Diagnosis
+// NominationValid reports whether a pod's nomination to a node is still valid: the node admits the pod, and the pod fits one
+// of its cards or a pod of lower priority is terminating there. kube-scheduler doesn't always clear an invalid nomination:
+// nominatedNodeName stays if its dry run needs no victims (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt).
+func NominationValid(pod *Pod, node *Node, now time.Time) bool {
+	if node.rejection(pod) != "" {
+		return false
+	}
+	return placement.Fit(node.Cards, pod.Request) == placement.Fits ||
+		slices.ContainsFunc(node.Terminating, func(t Terminating) bool { return t.Priority < pod.Priority && !t.Overdue(now) })
 }
 
-// NewDiagnoser returns a Diagnoser for the nodes, which must be sorted by name and have cards.
-func NewDiagnoser(nodes []Node) *Diagnoser {
-	return &Diagnoser{nodes: nodes, cache: map[string]Diagnosis{}}
+// listed returns the first three names and the number of others.
+func listed(names []string, n int) string {
+	text := strings.Join(names, ", ")
+	if others := n - len(names); others > 0 {
+		text += fmt.Sprintf(" and %d more", others)
+	}
+	return text
 }
 
-// Diagnose returns why the pod, which has no node, is pending. It depends on the pod's request, scheduling gates,
-// nomination, and on its constraints on nodes. wait is what the pod's group waits for; nil if the pod doesn't wait for a
-// group.
-func (d *Diagnoser) Diagnose(pod *Pod, wait *GroupWait) Diagnosis {
-	switch {
-	case len(pod.Gates) > 0:
-		return Diagnosis{Gated, "the pod is held back by its scheduling gates: " + strings.Join(pod.Gates, ", ")}
-	case d.nominated(pod):
-		return Diagnosis{Nominated, fmt.Sprintf("pods of lower priority are leaving %s to make room for it", pod.NominatedNode)}
+func count(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
 	}
-	own := d.ownDiagnosis(pod)
-	switch {
-	case wait == nil:
-		return own
-	case slices.Contains(ownReasons, own.Reason), wait.Untried && own.Reason != Fits:
-		return Diagnosis{own.Reason, own.Message + "; " + wait.String()}
-	}
-	return Diagnosis{WaitsForGroup, wait.String()}
+	return fmt.Sprintf("%d %s", n, many)
 }
 
-// ownDiagnosis returns the diagnosis of the pod as if it belonged to no group. Results are cached.
-func (d *Diagnoser) ownDiagnosis(pod *Pod) Diagnosis {
-	if pod.cacheKey == "" {
-		return d.diagnose(pod).orReserved(pod)
-	}
-	diagnosis, cached := d.cache[pod.cacheKey]
-	if !cached {
-		diagnosis = d.diagnose(pod)
-		d.cache[pod.cacheKey] = diagnosis
-	}
-	return diagnosis.orReserved(pod)
-}
-
-// orReserved returns another diagnosis if a card has room, but kube-scheduler's last message says that the memory is
-// kept for a group.
-func (d Diagnosis) orReserved(pod *Pod) Diagnosis {
-	if group, reserved := placement.ReservedFor(pod.Message); reserved && d.Reason == Fits {
-		return Diagnosis{Full, placement.Reserved.TextFor(group)}
-	}
-	return d
-}
-
-// nominated reports whether the pod has a valid nomination to one of the nodes.
-func (d *Diagnoser) nominated(pod *Pod) bool {
-	i, found := slices.BinarySearchFunc(d.nodes, pod.NominatedNode, func(node Node, name string) int {
-		return cmp.Compare(node.Object.Name, name)
-	})
-	return found && NominationValid(pod, &d.nodes[i])
-}
-
-func (d *Diagnoser) diagnose(pod *Pod) Diagnosis {
-	if len(d.nodes) == 0 {
-		return Diagnosis{NoNode, "no node shares GPU memory"}
-	}
-	rejections := map[string][]string{}
-	found := map[Reason][]*Node{}
-	for i := range d.nodes {
-		node := &d.nodes[i]
-		if rejection := node.rejection(pod); rejection != "" {
-			rejections[rejection] = append(rejections[rejection], node.Object.Name)
-			continue
-		}
-		reason := reasonFor(node.Cards, pod.Request)
-		found[reason] = append(found[reason], node)
-	}
-	text := rejectionText(rejections)
-	for _, reason := range cardReasons {
-		if len(found[reason]) > 0 {
-			return Diagnosis{reason, reasonText(reason, found[reason]) + text}
-		}
-	}
-	return Diagnosis{NoNode, "no node that shares GPU memory can take the pod" + text}
-}
-
-// reasonText explains the reason with the node that has the most free memory as the example.
-func reasonText(reason Reason, nodes []*Node) string {
-	var best *Node
-	var free, largest gpu.Memory
-	for _, node := range nodes {
-		// Among equal nodes, the first wins.
-		sum, piece := node.free()
-		if best == nil || cmp.Or(cmp.Compare(node.bytes(piece), best.bytes(largest)), cmp.Compare(node.bytes(sum), best.bytes(free))) > 0 {
-			best, free, largest = node, sum, piece
-		}
-	}
-	name, others := best.Object.Name, ""
-	if n := len(nodes) - 1; n > 0 {
-		others = fmt.Sprintf(" (and %s alike)", count(n))
-	}
-	amount := best.Unit.Format
-	switch reason {
-	case Fits:
-		return fmt.Sprintf("%s has room for it now, %s on one card%s: the scheduler is about to try, or needs something else than GPU memory",
-			name, amount(largest), others)
-	case Fragmented:
-		return fmt.Sprintf("%s free on %s, but the largest piece is %s%s: a pod gets one card", amount(free), name, amount(largest), others)
-	case Full:
-		if largest == 0 {
-			return "the cards that are large enough are taken, nothing of them is free"
-		}
-		return fmt.Sprintf("the cards that are large enough are taken: the largest free piece is %s, on %s%s", amount(largest), name, others)
-	case Unhealthy:
-		return fmt.Sprintf("the cards that are large enough are unhealthy, on %s%s", name, others)
-	}
-	largest = 0
-	for _, node := range nodes {
-		for i := range node.Cards {
-			if memory := node.Cards[i].Memory; node.bytes(memory) > best.bytes(largest) {
-				best, largest = node, memory
-			}
-		}
-	}
-	return fmt.Sprintf("no card is large enough: the largest has %s, on %s", best.Unit.Format(largest), best.Object.Name)
-}
-
-// rejectionText lists why the other nodes can't be used, the most frequent rejection first.
-func rejectionText(rejections map[string][]string) string {
-	sorted := slices.SortedFunc(maps.Keys(rejections), func(a, b string) int {
-		return cmp.Or(cmp.Compare(len(rejections[b]), len(rejections[a])), cmp.Compare(a, b))
-	})
-	var out strings.Builder
-	for _, rejection := range sorted {
-		nodes := rejections[rejection]
-		where := nodes[0]
-		if len(nodes) > 1 {
-			where = count(len(nodes))
-		}
-		fmt.Fprintf(&out, "; %s: %s", where, rejection)
-	}
-	return out.String()
-}
-
-func count(nodes int) string {
-	if nodes == 1 {
-		return "1 node"
-	}
-	return fmt.Sprintf("%d nodes", nodes)
+// compareRejections orders rejections by their number of nodes, the most frequent one first.
+func compareRejections(a, b *rejectedNodes) int {
+	return cmp.Or(cmp.Compare(b.n, a.n), cmp.Compare(a.why, b.why))
 }

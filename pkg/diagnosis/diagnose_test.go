@@ -1,11 +1,12 @@
 package diagnosis
 
 import (
+	"cmp"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -15,6 +16,16 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
+
+var now = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+
+func terminating(priorities ...int32) []Terminating {
+	var out []Terminating
+	for _, priority := range priorities {
+		out = append(out, Terminating{Pod: gpu.Pod{Namespace: "default", Name: "t", Priority: priority}, Due: now})
+	}
+	return out
+}
 
 func pod(request int64, changes ...func(*corev1.Pod)) *Pod {
 	p := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{
@@ -44,8 +55,8 @@ func TestDiagnose(t *testing.T) {
 	closed := node("closed", gpu.GiB, card(0, 64, 0))
 	closed.Closed = "the node is cordoned"
 	a := node("a", gpu.GiB, card(0, 16, 9), card(1, 16, 11))
-	a.Terminating = []int32{5, 3}
-	diagnoser := NewDiagnoser([]Node{a, node("b", gpu.MiB, card(0, 8192, 0)), closed, tainted})
+	a.Terminating = terminating(5, 3)
+	diagnoser := NewDiagnoser([]Node{a, node("b", gpu.MiB, card(0, 8192, 0)), closed, tainted}, nil, now)
 	onto := func(name string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": name} }
 	}
@@ -95,11 +106,11 @@ func TestDiagnose(t *testing.T) {
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
 			Message: "0/2 nodes are available: 1 free GPU memory is kept for group default/train.v1, 1 no GPU card has enough free memory."}}
 	})
-	want := Diagnosis{Full, "free GPU memory is kept for group default/train.v1"}
+	want := Diagnosis{KeptForGroup, "b has room for it, 8192 MiB on one card, but free GPU memory is kept for group default/train.v1, which has waited long"}
 	if got := diagnoser.Diagnose(kept, nil); got != want {
 		t.Errorf("memory is kept for a group: %+v, want %+v", got, want)
 	}
-	if got := diagnoser.Diagnose(pod(9000), nil).Message; got != "no card is large enough: the largest has 16 GiB, on a; closed: the node is cordoned; tainted: the pod doesn't tolerate its taint team:NoSchedule" {
+	if got := diagnoser.Diagnose(pod(9000), nil).Message; got != "no card is large enough for 9000 GiB: the largest has 16 GiB, on a; closed: the node is cordoned; tainted: the pod doesn't tolerate the taint team:NoSchedule" {
 		t.Error(got)
 	}
 }
@@ -127,30 +138,30 @@ func TestMessages(t *testing.T) {
 		want  Diagnosis
 	}{
 		"a card has room": {split, pod(7), Diagnosis{
-			Fits, "n1 has room for it now, 7 GiB on one card: the scheduler is about to try, or needs something else than GPU memory"}},
+			Fits, "n1 has room for it, 7 GiB on one card: kube-scheduler has not tried it yet"}},
 		"enough free memory in total, not on one card": {split, pod(12), Diagnosis{
 			Fragmented, "12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card"}},
 		"too little free memory": {split, pod(13), Diagnosis{
-			Full, "the cards that are large enough are taken: the largest free piece is 7 GiB, on n1 (and 1 node alike)"}},
+			Full, "the cards that are large enough are taken: the largest free piece is 7 GiB, on n1 (1 other node has less)"}},
 		"no free memory": {split, pod(1, onto("n2")), Diagnosis{
-			Full, "the cards that are large enough are taken, nothing of them is free; n1: the pod's node selector or affinity rules it out"}},
+			Full, "the cards that are large enough are taken, nothing of them is free; n1: excluded by the pod's node selector (name=n2)"}},
 		"the card that is large enough is unhealthy": {[]Node{unhealthy(node("n", gpu.GiB, card(0, 8, 0), card(1, 16, 0)), 1)}, pod(10), Diagnosis{
 			Unhealthy, "the cards that are large enough are unhealthy, on n"}},
 		"a taint with effect PreferNoSchedule": {[]Node{changed(node("n", gpu.GiB, card(0, 8, 0)), func(n *Node) {
 			n.Object.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectPreferNoSchedule}}
-		})}, pod(9), Diagnosis{TooLarge, "no card is large enough: the largest has 8 GiB, on n"}},
+		})}, pod(9), Diagnosis{TooLarge, "no card is large enough for 9 GiB: the largest has 8 GiB, on n"}},
 		"nodes that can't be used": {[]Node{
 			changed(node("a", gpu.GiB, card(0, 8, 0)), cordoned), changed(node("b", gpu.GiB, card(0, 8, 0)), cordoned),
 			changed(node("c", gpu.GiB, card(0, 8, 0)), func(n *Node) { n.Closed = "the node is not ready" }),
-		}, pod(1), Diagnosis{NoNode, "no node that shares GPU memory can take the pod; 2 nodes: the node is cordoned; c: the node is not ready"}},
+		}, pod(1), Diagnosis{NoNode, "no node that shares GPU memory can take the pod; a, b: the node is cordoned; c: the node is not ready"}},
 		"no node shares its cards": {nil, pod(1), Diagnosis{NoNode, "no node shares GPU memory"}},
 		"scheduling gates": {split, pod(1, func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "a/b"}, {Name: "c"}} }), Diagnosis{
 			Gated, "the pod is held back by its scheduling gates: a/b, c"}},
-		"evictions in progress": {[]Node{split[0], changed(full, func(n *Node) { n.Terminating = []int32{0} })}, pod(16, nominated), Diagnosis{
+		"evictions in progress": {[]Node{split[0], changed(full, func(n *Node) { n.Terminating = terminating(0) })}, pod(16, nominated), Diagnosis{
 			Nominated, "pods of lower priority are leaving n2 to make room for it"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, NewDiagnoser(test.nodes).Diagnose(test.pod, nil)); diff != "" {
+			if diff := gocmp.Diff(test.want, NewDiagnoser(test.nodes, nil, now).Diagnose(test.pod, nil)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -193,10 +204,10 @@ func TestNewPod(t *testing.T) {
 		want   Pod
 	}{
 		"not tried yet":         {func(*corev1.Pod) {}, Pod{Message: untried}},
-		"another scheduler":     {func(p *corev1.Pod) { p.Spec.SchedulerName = "mine" }, Pod{Message: `scheduler "mine" has not tried it yet`}},
-		"rejected":              {condition(corev1.ConditionFalse, "Unschedulable", "no room"), Pod{Message: "no room", Rejected: true}},
-		"without a message":     {condition(corev1.ConditionFalse, "SchedulerError", ""), Pod{Message: "SchedulerError", Rejected: true}},
-		"an unknown condition":  {condition(corev1.ConditionUnknown, "", "asking"), Pod{Message: "asking"}},
+		"another scheduler":     {func(p *corev1.Pod) { p.Spec.SchedulerName = "mine" }, Pod{Scheduler: "mine", Message: `scheduler "mine" has not tried it yet`}},
+		"rejected":              {condition(corev1.ConditionFalse, "Unschedulable", "no room"), Pod{Message: "no room", Tried: true, Rejected: true}},
+		"without a message":     {condition(corev1.ConditionFalse, "SchedulerError", ""), Pod{Message: "SchedulerError", Tried: true, Failed: true, Rejected: true}},
+		"an unknown condition":  {condition(corev1.ConditionUnknown, "", "asking"), Pod{Message: "asking", Tried: true}},
 		"already bound":         {condition(corev1.ConditionTrue, "", "bound"), Pod{Message: untried}},
 		"nominated":             {func(p *corev1.Pod) { p.Status.NominatedNodeName = "n" }, Pod{NominatedNode: "n", Message: untried}},
 		"with scheduling gates": {func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "a"}, {Name: "b"}} }, Pod{Gates: []string{"a", "b"}, Message: untried}},
@@ -204,21 +215,10 @@ func TestNewPod(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got := pod(8, test.change, func(p *corev1.Pod) { p.UID, p.CreationTimestamp = "uid", created })
 			test.want.Pod, test.want.Created = gpu.Pod{UID: "uid", Request: 8}, created.Time
-			if diff := cmp.Diff(&test.want, got, cmpopts.IgnoreUnexported(Pod{})); diff != "" {
+			test.want.Scheduler = cmp.Or(test.want.Scheduler, "default-scheduler")
+			if diff := gocmp.Diff(&test.want, got, cmpopts.IgnoreUnexported(Pod{})); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
-	}
-}
-
-func TestReasons(t *testing.T) {
-	listed := map[Reason]bool{}
-	for _, reason := range Reasons() {
-		listed[reason] = true
-	}
-	for _, reason := range []Reason{Gated, Nominated, WaitsForGroup, Fits, Fragmented, Full, Unhealthy, TooLarge, NoNode} {
-		if !listed[reason] {
-			t.Errorf("%s isn't listed", reason)
-		}
 	}
 }

@@ -17,23 +17,41 @@ type GroupWait struct {
 	Since time.Time
 	// Untried is true if kube-scheduler has not tried all members yet. It doesn't try those for which it finds no node.
 	Untried bool
+	// Invalid is true if the group itself is wrong, so that it can't be placed however much memory is free. A reason of the
+	// extender says so itself.
+	Invalid bool
 }
 
 const reasonPrefix = "gang: "
 
+// invalidPrefix precedes the extender's reasons about an invalid group.
+const invalidPrefix = "invalid group: "
+
+// invalid reports whether the group is invalid. A nil wait is not.
+func (w *GroupWait) invalid() bool {
+	return w != nil && (w.Invalid || strings.HasPrefix(strings.TrimPrefix(w.Reason, reasonPrefix), invalidPrefix))
+}
+
 // String returns the sentence that is shown to users.
 func (w *GroupWait) String() string {
+	reason := strings.TrimPrefix(w.Reason, reasonPrefix)
+	group := "group " + w.Group
+	if strings.HasSuffix(w.Group, "/") {
+		group = "its group, which has no name,"
+	}
+	if w.invalid() {
+		return fmt.Sprintf("%s is invalid: %s", group, strings.TrimPrefix(reason, invalidPrefix))
+	}
 	since := ""
 	if !w.Since.IsZero() {
 		since = " since " + w.Since.UTC().Format(time.RFC3339)
 	}
-	return fmt.Sprintf("group %s waits%s: %s", w.Group, since, strings.TrimPrefix(w.Reason, reasonPrefix))
+	return fmt.Sprintf("%s waits%s: %s", group, since, reason)
 }
 
 // reasonEnd matches the end of a reason in kube-scheduler's message: another reason follows with its number of nodes, or
-// the list of reasons ends with a full stop (k8s.io/kubernetes pkg/scheduler/framework/types.go, FitError.Error). The
-// extender's own reasons go on with ", 2 more".
-var reasonEnd = regexp.MustCompile(`, \d+ (?:[^m]|m[^o])|\.(?: |$)`)
+// the list of reasons ends with a full stop (k8s.io/kubernetes pkg/scheduler/framework/types.go, FitError.Error).
+var reasonEnd = regexp.MustCompile(`, \d+ |\.(?: |$)`)
 
 // GroupReason returns the extender's reason about the pod's group from kube-scheduler's message on the pod, without
 // the prefix "gang: "; false if the message has none.

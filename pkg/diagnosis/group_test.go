@@ -17,7 +17,7 @@ func TestDiagnoseMember(t *testing.T) {
 	closed.Closed = "the node is cordoned"
 	ill := node("ill", gpu.GiB, card(0, 40, 0))
 	ill.Cards[0].Unhealthy = true
-	diagnoser := NewDiagnoser([]Node{node("a", gpu.GiB, card(0, 16, 9), card(1, 16, 11)), closed, ill})
+	diagnoser := NewDiagnoser([]Node{node("a", gpu.GiB, card(0, 16, 9), card(1, 16, 11)), closed, ill}, nil, now)
 	wait := &GroupWait{Group: "default/train", Reason: gang.NoRoom.Text, Since: time.Date(2026, 7, 1, 11, 0, 0, 0, time.UTC)}
 	const waits = "group default/train waits since 2026-07-01T11:00:00Z: there is no room for all members at once"
 	onto := func(name string) func(*corev1.Pod) {
@@ -32,9 +32,9 @@ func TestDiagnoseMember(t *testing.T) {
 		"alone it would lack one card":                  {pod(12), wait, Diagnosis{WaitsForGroup, waits}},
 		"alone it would lack memory":                    {pod(13), wait, Diagnosis{WaitsForGroup, waits}},
 		"since when is unknown":                         {pod(7), &GroupWait{Group: "default/train", Reason: "so"}, Diagnosis{WaitsForGroup, "group default/train waits: so"}},
-		"no card is large enough":                       {pod(50), wait, Diagnosis{TooLarge, "no card is large enough: the largest has 40 GiB, on ill; closed: the node is cordoned; " + waits}},
+		"no card is large enough":                       {pod(50), wait, Diagnosis{TooLarge, "no card is large enough for 50 GiB: the largest has 40 GiB, on ill; closed: the node is cordoned; " + waits}},
 		"the cards that are large enough are unhealthy": {pod(30), wait, Diagnosis{Unhealthy, "the cards that are large enough are unhealthy, on ill; closed: the node is cordoned; " + waits}},
-		"no node can be used":                           {pod(7, onto("x")), wait, Diagnosis{NoNode, "no node that shares GPU memory can take the pod; 2 nodes: the pod's node selector or affinity rules it out; closed: the node is cordoned; " + waits}},
+		"no node can be used":                           {pod(7, onto("x")), wait, Diagnosis{NoNode, "no node that shares GPU memory can take the pod; a, closed, ill: excluded by the pod's node selector (name=x); " + waits}},
 		"kube-scheduler doesn't try it for lack of memory": {pod(13), &GroupWait{Group: "g", Reason: gang.AwaitsOthers.Text, Untried: true}, Diagnosis{Full,
 			"the cards that are large enough are taken: the largest free piece is 7 GiB, on a; closed: the node is cordoned; group g waits: kube-scheduler hasn't tried all other members yet"}},
 		"kube-scheduler hasn't tried it yet": {pod(7), &GroupWait{Group: "g", Reason: gang.AwaitsOthers.Text, Untried: true}, Diagnosis{WaitsForGroup,
@@ -54,13 +54,13 @@ func TestDiagnoseMember(t *testing.T) {
 
 func TestReportedWait(t *testing.T) {
 	for message, want := range map[string]string{
-		"0/1 nodes are available: 1 gang: there is no room for all members at once.":                                                        "there is no room for all members at once",
-		"0/9 nodes are available: 4 gang: 3 of 4 members exist, 5 node(s) had untolerated taint(s). preemption: 0/9 nodes are available.":   "3 of 4 members exist",
-		"0/9 nodes are available: 4 Insufficient cpu, 5 gang: 3 of 4 members exist. no new claims to deallocate, preemption: not eligible.": "3 of 4 members exist",
-		"0/9 nodes are available: 4 gang: 1 of 4 members exist, 2 more can't be placed, 5 node(s) were unschedulable.":                      "1 of 4 members exist, 2 more can't be placed",
-		"binding rejected: running Bind plugin: gang: not all members arrived in time":                                                      "not all members arrived in time",
-		"0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem.":                                                                       "",
-		`scheduler "gang" has not tried it yet`:                                                                                             "",
+		"0/1 nodes are available: 1 gang: there is no room for all members at once.":                                                            "there is no room for all members at once",
+		"0/9 nodes are available: 4 gang: 3 of 4 members exist, 5 node(s) had untolerated taint(s). preemption: 0/9 nodes are available.":       "3 of 4 members exist",
+		"0/9 nodes are available: 4 Insufficient cpu, 5 gang: 3 of 4 members exist. no new claims to deallocate, preemption: not eligible.":     "3 of 4 members exist",
+		"0/9 nodes are available: 4 gang: 1 of 4 members exist; not counted: 2 with an invalid group, such as b, 5 node(s) were unschedulable.": "1 of 4 members exist; not counted: 2 with an invalid group, such as b",
+		"binding rejected: running Bind plugin: gang: not all members arrived in time":                                                          "not all members arrived in time",
+		"0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem.":                                                                           "",
+		`scheduler "gang" has not tried it yet`:                                                                                                 "",
 	} {
 		var wait *GroupWait
 		if want != "" {

@@ -1,11 +1,70 @@
 package diagnosis
 
 import (
-	corev1 "k8s.io/api/core/v1"
+	"fmt"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	schedulinghelper "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
+
+// Node is a node that shares its cards.
+type Node struct {
+	// Object is the Node object. Its name, labels, taints and allocatable GPU memory are used.
+	Object *corev1.Node
+	// Unit is the unit of the cards' memory.
+	Unit  gpu.Unit
+	Cards []placement.Card
+	// Closed is the reason why no new pod can run on the node, see the function Closed; empty if pods can.
+	Closed string
+	// Requested is the sum of the requests of the node's pods, with those on failed or missing cards.
+	Requested gpu.Memory
+	// Terminating are the node's pods that are being deleted.
+	Terminating []Terminating
+	// Nominees are the pods that are nominated to the node and have no allocation yet, in descending order of priority.
+	Nominees []ledger.Nominee
+}
+
+// Terminating is a pod that is being deleted and still holds its GPU memory.
+type Terminating struct {
+	gpu.Pod
+	// Placement are the pod's cards; empty if they are unknown.
+	Placement gpu.Placement
+	// Since is when the deletion was requested, Due when the grace period ends. Both are zero if unknown.
+	Since, Due time.Time
+}
+
+// Overdue reports whether the pod still exists well after its deletion deadline, see protocol.Overdue.
+func (t *Terminating) Overdue(now time.Time) bool { return now.Sub(t.Due) > protocol.OverdueMargin }
+
+// rejection returns why the pod can't use the node, independent of GPU memory; empty if it can. It is the same text for all
+// nodes with the same reason.
+func (n *Node) rejection(pod *Pod) string {
+	if ok, err := pod.affinity.Match(n.Object); err != nil || !ok {
+		return pod.excludes()
+	}
+	if n.Closed != "" {
+		return n.Closed
+	}
+	taint, untolerated := schedulinghelper.FindMatchingUntoleratedTaint(klog.Background(), n.Object.Spec.Taints, pod.constraints.Tolerations,
+		func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }, true)
+	if untolerated {
+		return fmt.Sprintf("the pod doesn't tolerate the taint %s", taint.ToString())
+	}
+	return ""
+}
+
+// allocatable returns the sum of the node's memory that kube-scheduler counts; false if the node doesn't report it.
+func (n *Node) allocatable() (gpu.Memory, bool) {
+	quantity, known := n.Object.Status.Allocatable[protocol.ResourceMemory]
+	return gpu.NewMemory(quantity.Value()), known
+}
 
 // Closed returns the reasons why no new pod can run on a node that shares its cards, independent of its free memory. It
 // depends on the node's resources, its conditions and on whether it is cordoned. wholeCards is protocol.Node.WholeCards.

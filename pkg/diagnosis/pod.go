@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -19,27 +20,43 @@ type Pod struct {
 	NominatedNode string
 	// Gates are the names of the pod's scheduling gates.
 	Gates []string
+	// Scheduler is the name of the scheduler that the pod is assigned to.
+	Scheduler string
 	// Message is kube-scheduler's last message about the pod, or that it has not tried the pod yet.
 	Message string
-	// Created is the pod's creation time. It is for display; no diagnosis depends on it.
+	// Tried is true if kube-scheduler has tried the pod: the message is its own.
+	Tried bool
+	// Failed is true if kube-scheduler reports an error of its own, of the extender or of the bind, instead of nodes that
+	// don't fit (the condition's reason is SchedulerError; k8s.io/kubernetes pkg/scheduler/schedule_one.go,
+	// handleSchedulingFailure).
+	Failed bool
+	// Created is the pod's creation time.
 	Created time.Time
 	// Rejected is true if kube-scheduler has marked the pod as unschedulable.
 	Rejected bool
 
+	// ungated is true if the pod was created with scheduling gates, has none any more, and has not been tried since.
+	ungated bool
+	// asks are the containers' requests, in words if there are several; written is the request as its owner may have written
+	// it ("2Gi").
+	asks, written string
+	// constraints are the required constraints on nodes, and affinity the same for matching.
+	constraints corev1.PodSpec
 	affinity    nodeaffinity.RequiredNodeAffinity
-	tolerations []corev1.Toleration
-	// cacheKey is equal for pods with the same request and the same constraints on nodes; empty if it can't be computed.
-	cacheKey string
+	// constraintsKey is equal for pods with the same constraints, and roomKey for those for which the same nodes have room.
+	constraintsKey, roomKey string
 }
 
 // NewPod returns the fields of a pod. The result shares nothing with the argument.
 func NewPod(pod *corev1.Pod) *Pod {
 	constraints := nodeConstraints(pod)
+	scheduler := cmp.Or(pod.Spec.SchedulerName, corev1.DefaultSchedulerName)
 	p := &Pod{
 		Pod: protocol.Pod(pod), NominatedNode: pod.Status.NominatedNodeName,
-		Message: fmt.Sprintf("scheduler %q has not tried it yet", cmp.Or(pod.Spec.SchedulerName, corev1.DefaultSchedulerName)),
-		Created: pod.CreationTimestamp.Time, affinity: nodeaffinity.GetRequiredNodeAffinity(constraints), tolerations: constraints.Spec.Tolerations,
+		Scheduler: scheduler, Message: fmt.Sprintf("scheduler %q has not tried it yet", scheduler),
+		Created: pod.CreationTimestamp.Time, constraints: constraints.Spec, affinity: nodeaffinity.GetRequiredNodeAffinity(constraints),
 	}
+	p.asks, p.written = amounts(pod)
 	for _, gate := range pod.Spec.SchedulingGates {
 		p.Gates = append(p.Gates, gate.Name)
 	}
@@ -47,12 +64,34 @@ func NewPod(pod *corev1.Pod) *Pod {
 		if condition.Type == corev1.PodScheduled && condition.Status != corev1.ConditionTrue {
 			p.Message = cmp.Or(condition.Message, condition.Reason, p.Message)
 			p.Rejected = condition.Status == corev1.ConditionFalse
+			p.Tried = condition.Reason != corev1.PodReasonSchedulingGated
+			p.ungated = !p.Tried && len(p.Gates) == 0
+			p.Failed = condition.Reason == corev1.PodReasonSchedulerError
 		}
 	}
 	if text, err := constraints.Spec.Marshal(); err == nil {
-		p.cacheKey = p.Request.String() + " " + string(text)
+		p.constraintsKey = string(text)
+		p.roomKey = fmt.Sprintf("%d %d %s", p.Request, p.Priority, text)
+	} else { // Unreachable; the pod would share nothing with others.
+		p.constraintsKey, p.roomKey = string(p.UID), string(p.UID)
+	}
+	if p.NominatedNode != "" { // No room is kept from the pod for itself.
+		p.roomKey += " " + string(p.UID)
 	}
 	return p
+}
+
+// excludes returns by which of its constraints the pod excludes a node.
+func (p *Pod) excludes() string {
+	selector, affinity := p.constraints.NodeSelector, p.constraints.Affinity != nil
+	switch text := labels.FormatLabels(selector); {
+	case len(selector) > 0 && affinity:
+		return fmt.Sprintf("excluded by the pod's node selector (%s) or its node affinity", text)
+	case affinity:
+		return "excluded by the pod's node affinity"
+	default:
+		return fmt.Sprintf("excluded by the pod's node selector (%s)", text)
+	}
 }
 
 // nodeConstraints returns a pod with only the required constraints on nodes.

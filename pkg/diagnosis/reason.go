@@ -1,28 +1,40 @@
 package diagnosis
 
-import (
-	"slices"
-
-	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/placement"
-)
-
-// Reason is the reason why a pod is pending, in one word. It is a label value of the metrics.
+// Reason is the reason why a pod is pending, in one word: its cause. It is a label value of the metrics.
 type Reason string
 
 // The reasons.
 const (
 	// Gated: the pod has scheduling gates.
 	Gated Reason = "gated"
+	// NotTried: kube-scheduler has not tried the pod for UntriedAfter: perhaps no scheduler of the pod's schedulerName runs.
+	NotTried Reason = "not_tried"
+	// SchedulerError: kube-scheduler could not try or bind the pod. Mostly it can't reach the extender.
+	SchedulerError Reason = "scheduler_error"
 	// Nominated: pods are being evicted to make room for it.
 	Nominated Reason = "nominated"
+	// InvalidGroup: the annotations or labels that name the pod's group are invalid, or those of its members contradict each
+	// other.
+	InvalidGroup Reason = "invalid_group"
 	// WaitsForGroup: the pod is a member of a group that isn't placed yet. The message says what the group waits for.
 	WaitsForGroup Reason = "waits_for_group"
-	// Fits: a card has room. Either kube-scheduler has not tried yet, or the pod lacks something else than GPU memory.
+	// Fits: a card has room, and kube-scheduler is about to try the pod: for the first time, or again because the card had no
+	// room at its last try.
 	Fits Reason = "fits"
+	// OtherConstraint: a card has room, but kube-scheduler has rejected the pod for something else, such as a lack of CPU.
+	OtherConstraint Reason = "other_constraint"
+	// KeptForGroup: a card would have room, but its memory is kept for a group that has waited long.
+	KeptForGroup Reason = "kept_for_group"
+	// KeptForNominated: a card would have room, but its memory is kept for a pod that is nominated to the node.
+	KeptForNominated Reason = "kept_for_nominated"
+	// FailedCard: a card has room, but kube-scheduler, which counts the sum of the node, sees none: a failed card is no longer
+	// part of the node's allocatable memory, and the pods on it still count.
+	FailedCard Reason = "failed_card"
+	// WaitsForTermination: a card has room once pods that are being deleted have ended.
+	WaitsForTermination Reason = "waits_for_termination"
 	// Fragmented: a node has enough free memory in total, but no card has.
 	Fragmented Reason = "fragmented"
-	// Full: a card would be large enough, but other pods use too much of it, or memory is kept for a group.
+	// Full: a card would be large enough, but other pods use too much of it.
 	Full Reason = "full"
 	// Unhealthy: only unhealthy cards would be large enough.
 	Unhealthy Reason = "unhealthy"
@@ -32,29 +44,45 @@ const (
 	NoNode Reason = "no_node"
 )
 
-// cardReasons are the reasons that depend on a node's cards. The first one that any node has is the pod's reason.
-var cardReasons = []Reason{Fits, Fragmented, Full, Unhealthy, TooLarge}
+// words are the reasons in words for a user. The order is that of Reasons.
+var words = []struct {
+	reason Reason
+	words  string
+}{
+	{Gated, "held back by scheduling gates"},
+	{NotTried, "no scheduler has tried it"},
+	{SchedulerError, "kube-scheduler reports an error"},
+	{Nominated, "other pods are leaving for it"},
+	{InvalidGroup, "its group is invalid"},
+	{WaitsForGroup, "waits for its group"},
+	{Fits, "about to be tried"},
+	{OtherConstraint, "something else than GPU memory"},
+	{KeptForGroup, "memory is kept for a group"},
+	{KeptForNominated, "memory is kept for a nominated pod"},
+	{FailedCard, "a failed card blocks its node"},
+	{WaitsForTermination, "waits for pods to terminate"},
+	{Fragmented, "free memory is in pieces"},
+	{Full, "cards are full"},
+	{Unhealthy, "cards are unhealthy"},
+	{TooLarge, "no card is large enough"},
+	{NoNode, "no node can be used"},
+}
 
-// ownReasons are the reasons that hold for a member of a group by itself, however many others exist and however much memory
-// is free. They come before WaitsForGroup.
-var ownReasons = []Reason{Unhealthy, TooLarge, NoNode}
+// Words returns the reason in a few words, for lists in which the message has no room.
+func (r Reason) Words() string {
+	for _, w := range words {
+		if w.reason == r {
+			return w.words
+		}
+	}
+	return string(r)
+}
 
 // Reasons returns all reasons.
 func Reasons() []Reason {
-	return slices.Concat([]Reason{Gated, Nominated, WaitsForGroup}, cardReasons, []Reason{NoNode})
-}
-
-// reasonFor returns why the request fits no card of a node, or Fits.
-func reasonFor(cards []placement.Card, request gpu.Memory) Reason {
-	switch placement.Fit(cards, request) {
-	case placement.Fits:
-		return Fits
-	case placement.Fragmented:
-		return Fragmented
-	case placement.Full:
-		return Full
-	case placement.Unhealthy:
-		return Unhealthy
+	reasons := make([]Reason, len(words))
+	for i, w := range words {
+		reasons[i] = w.reason
 	}
-	return TooLarge
+	return reasons
 }

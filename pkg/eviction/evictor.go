@@ -341,11 +341,11 @@ func (e *Evictor) nominationValid(pod *clustercache.PodInfo, name string) bool {
 	}
 	available, _ := e.Ledger.Availability(name, pod.Pod) // It has no cards if the node offers whole cards.
 	node := diagnosis.Node{Object: object, Cards: available.Cards,
-		Terminating: clustercache.TerminatingPriorities(e.Cache.PodsOn(name), e.Clock.Now())}
+		Terminating: clustercache.Terminating(e.Cache.PodsOn(name))}
 	if reasons := diagnosis.Closed(object, false); len(reasons) > 0 {
 		node.Closed = reasons[0]
 	}
-	return diagnosis.NominationValid(pod.Pending, &node)
+	return diagnosis.NominationValid(pod.Pending, &node, e.Clock.Now())
 }
 
 // fits reports whether the pod would find a card on one of the nodes.

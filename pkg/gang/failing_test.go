@@ -260,7 +260,7 @@ func TestForeignMembers(t *testing.T) {
 	s.report(s.created[0])
 	s.report(s.created[1])
 	result := s.manager.Filter(s.created[0].UID, s.nodes, s.now)
-	if want := "gang: 1 of 2 members exist, 1 more is assigned to scheduler nonesuch, which has not called the extender"; result.Reason.Text != want {
+	if want := "gang: 1 of 2 members exist; not counted: 1 of scheduler nonesuch, which has not called the extender"; result.Reason.Text != want {
 		t.Errorf("%q, want %q", result.Reason.Text, want)
 	}
 	s.manager.Filter(s.created[1].UID, s.nodes, s.now)

@@ -16,7 +16,7 @@ type Reason struct{ Label, Text string }
 var (
 	Unknown      = Reason{"unknown", "gang: the extender doesn't know this pod yet"}
 	Starting     = Reason{"starting", "gang: the extender has just started to lead"}
-	Disagree     = Reason{"disagree", "gang: the members disagree on the group's size"}
+	Disagree     = Reason{"disagree", invalidGroup + "the members disagree on the group's size"}
 	AwaitsOthers = Reason{"awaits_others", "gang: kube-scheduler hasn't tried all other members yet"}
 	NoRoom       = Reason{"no_room", "gang: there is no room for all members at once"}
 	Paused       = Reason{"paused", "gang: the group is retried after a pause"}
@@ -40,16 +40,27 @@ var (
 // incomplete returns the reason for members of a run that misses some: how many there are, and why others don't count.
 func (r *run) incomplete() Reason {
 	if r.size() == 0 {
-		return Disagree
+		return r.disagree()
 	}
+	// kube-scheduler separates the reasons of nodes by commas, with the number of nodes before each.
 	parts := []string{fmt.Sprintf("gang: %d of %d members exist", r.existing(), r.size())}
 	if n := r.counts[ineligible]; n > 0 {
-		parts = append(parts, fmt.Sprintf("%d more can't be placed because of scheduling gates or an invalid group", n))
+		parts = append(parts, fmt.Sprintf("not counted: %d with scheduling gates or an invalid group, such as %s", n, r.firstIneligible()))
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.schedulers)) {
-		parts = append(parts, fmt.Sprintf("%d more is assigned to scheduler %s, which has not called the extender", r.schedulers[name], name))
+		parts = append(parts, fmt.Sprintf("not counted: %d of scheduler %s, which has not called the extender", r.schedulers[name], name))
 	}
-	return Reason{"incomplete", strings.Join(parts, ", ")}
+	return Reason{"incomplete", strings.Join(parts, "; ")}
+}
+
+// firstIneligible returns the name of the first ineligible member.
+func (r *run) firstIneligible() (first string) {
+	for _, m := range r.members {
+		if m.counted == ineligible && (first == "" || m.Pod.Name < first) {
+			first = m.Pod.Name
+		}
+	}
+	return first
 }
 
 // arriving returns the reason for members of a run that has a plan.
@@ -66,7 +77,30 @@ func (r *run) broken(why Reason) Reason {
 	return Reason{cmp.Or(why.Label, "broken"), text}
 }
 
-func invalid(problem string) Reason { return Reason{"invalid", "gang: " + problem} }
+// invalidGroup is the prefix of the reasons that only a change of the pods can end.
+const invalidGroup = "gang: invalid group: "
+
+func invalid(problem string) Reason { return Reason{"invalid", invalidGroup + problem} }
+
+// disagree is Disagree with the first pod of each size, for three sizes at most.
+func (r *run) disagree() Reason {
+	var says []string
+	for _, size := range slices.Sorted(maps.Keys(r.sizes)) {
+		first := ""
+		for _, m := range r.members {
+			if exists := m.counted != other && m.counted != succeeded; exists && m.Size == size && (first == "" || m.Pod.Name < first) {
+				first = m.Pod.Name
+			}
+		}
+		if says = append(says, fmt.Sprintf("%s says %d", first, size)); len(says) == 3 {
+			break
+		}
+	}
+	if len(says) < 2 {
+		return Disagree
+	}
+	return Reason{Disagree.Label, Disagree.Text + ": " + strings.Join(says, ", ")}
+}
 
 // Error returns the text.
 func (r Reason) Error() string { return r.Text }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -45,20 +44,14 @@ func Build(objects Objects) Report {
 			pending = append(pending, pod)
 		}
 	}
-	var nodes []diagnosis.Node
 	byName := func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) }
 	for _, object := range slices.SortedFunc(slices.Values(objects.Nodes), byName) {
 		node := buildNode(object, bound[object.Name])
 		if len(node.Cards) > 0 || len(node.Pods) > 0 {
 			report.Nodes = append(report.Nodes, node)
 		}
-		if len(node.Cards) > 0 {
-			diagnosed := newNode(object, &node)
-			diagnosed.Terminating = protocol.TerminatingPriorities(bound[object.Name], objects.Now)
-			nodes = append(nodes, diagnosed)
-		}
 	}
-	diagnoser, waits := diagnosis.NewDiagnoser(nodes), groupWaits(objects.Pods, objects.Now)
+	diagnoser, waits := diagnosis.FromObjects(objects.Nodes, objects.Pods, objects.Now), groupWaits(objects.Pods, objects.Now)
 	for _, pod := range pending {
 		report.PendingPods = append(report.PendingPods, buildPending(pod, waits[pod.UID], diagnoser))
 	}
@@ -88,17 +81,6 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod) Node {
 	node.Percent = percent(node.Allocated, node.Total)
 	node.judge(object, parsed)
 	return node
-}
-
-// newPlace converts a node for the diagnosis of pending pods.
-func newNode(object *corev1.Node, node *Node) diagnosis.Node {
-	p := diagnosis.Node{Object: object, Unit: gpu.Unit(node.Unit), Closed: node.closed}
-	for _, card := range node.Cards {
-		p.Cards = append(p.Cards, placement.Card{
-			Index: card.Index, Memory: card.Total, Used: card.Allocated, Unhealthy: !card.Healthy,
-		})
-	}
-	return p
 }
 
 func buildCard(card gpu.Card) Card {

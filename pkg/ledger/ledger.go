@@ -374,6 +374,18 @@ type NodeCards struct {
 	Unit   gpu.Unit
 	Closed string
 	Cards  []placement.Card
+	// Requested is the sum of the allocations' requests, with those whose card is unknown or gone.
+	Requested gpu.Memory
+	// Leaving are the allocations of pods that are being deleted, by namespace and name.
+	Leaving []Allocation
+	// Nominees are the nominated pods that have no allocation yet, in descending order of priority.
+	Nominees []Nominee
+}
+
+// Nominee is a nominated pod with the card that it is likely to get; the placement is empty if that is unknown.
+type Nominee struct {
+	gpu.Pod
+	Placement gpu.Placement
 }
 
 // NodeCards returns the nodes that have cards, by name. It costs much less than Nodes.
@@ -383,10 +395,34 @@ func (l *Ledger) NodeCards() []NodeCards {
 	var out []NodeCards
 	for name, n := range l.nodes {
 		if len(n.cards) > 0 {
-			out = append(out, NodeCards{name, gpu.UnitOf(n.unit, n.inventory), n.closed, slices.Clone(n.cards)})
+			out = append(out, l.nodeCards(name, n))
 		}
 	}
 	slices.SortFunc(out, func(a, b NodeCards) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+// nodeCards returns the node's NodeCards. The caller holds the lock.
+func (l *Ledger) nodeCards(name string, n *node) NodeCards {
+	out := NodeCards{Name: name, Unit: gpu.UnitOf(n.unit, n.inventory), Closed: n.closed, Cards: slices.Clone(n.cards)}
+	for _, a := range n.allocations {
+		out.Requested = out.Requested.Add(a.Request)
+		if a.Leaving {
+			out.Leaving = append(out.Leaving, a.copy())
+		}
+	}
+	slices.SortFunc(out.Leaving, compareAllocations)
+	cards := out.Cards
+	for i, nominee := range n.nominees {
+		if i == 0 {
+			cards = slices.Clone(cards)
+		}
+		if _, allocated := l.nodeOf[nominee.UID]; !allocated {
+			where := n.placeNominee(cards, nominee)
+			add(cards, where)
+			out.Nominees = append(out.Nominees, Nominee{nominee.Pod, where})
+		}
+	}
 	return out
 }
 

@@ -149,10 +149,13 @@ func (n *node) copy(name string) Node {
 	for _, c := range n.cards {
 		out.Used = append(out.Used, c.Used)
 	}
-	slices.SortFunc(out.Allocations, func(a, b Allocation) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
-	})
+	slices.SortFunc(out.Allocations, compareAllocations)
 	return out
+}
+
+// compareAllocations orders allocations by namespace and name.
+func compareAllocations(a, b Allocation) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
 }
 
 // copyAllocations returns the allocations in no order.

@@ -80,6 +80,16 @@ func ReservedFor(message string) (group string, ok bool) {
 	return strings.TrimRight(group, ".,"), ok
 }
 
+// IsText reports whether the text is that of a reason, as String or TextFor return it.
+func IsText(text string) bool {
+	for _, w := range words {
+		if w.text == text {
+			return true
+		}
+	}
+	return strings.HasPrefix(text, keptFor)
+}
+
 // Label returns the label for metrics.
 func (r Reason) Label() string {
 	if int(r) >= len(words) {

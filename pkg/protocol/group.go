@@ -23,12 +23,12 @@ const (
 	LabelGroupSize = "pod-group.scheduling.sigs.k8s.io/min-available"
 )
 
-// The errors of a pod with an invalid group. Their texts are shown to users in Events and in kubectl inspect.
+// The errors of a pod with an invalid group. GroupOf adds the key and its value. The texts are shown to users.
 var (
 	ErrGroupUnnamed       = errors.New("the pod has a group size and no group name")
 	ErrGroupUnsized       = errors.New("the pod has a group name and no group size")
 	ErrGroupName          = errors.New("the group's name is not a valid label value: up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends")
-	ErrGroupSize          = errors.New("the group's size is not a positive integer")
+	ErrGroupSize          = errors.New("the group's size is not a positive integer up to 100000")
 	ErrGroupContradictory = errors.New("the pod's annotations and labels disagree on its group")
 )
 
@@ -56,8 +56,10 @@ func hasAny(from map[string]string, a, b string) bool {
 // GroupOf returns the group of a pod for which InGroup is true. On an error it still returns the name if that is known, so
 // that the pod counts as a member that can't be placed.
 func GroupOf(pod *corev1.Pod) (Group, error) {
-	a, errA := parseGroup(pod.Annotations, AnnotationGroupName, AnnotationGroupSize)
-	b, errB := parseGroup(pod.Labels, LabelGroupName, LabelGroupSize)
+	annotations := groupKeys{"annotation", AnnotationGroupName, AnnotationGroupSize, pod.Annotations, pod.Labels}
+	labels := groupKeys{"label", LabelGroupName, LabelGroupSize, pod.Labels, pod.Annotations}
+	a, errA := annotations.parse()
+	b, errB := labels.parse()
 	switch {
 	case !hasAny(pod.Labels, LabelGroupName, LabelGroupSize):
 		return a, errA
@@ -66,29 +68,46 @@ func GroupOf(pod *corev1.Pod) (Group, error) {
 	case errA != nil || errB != nil:
 		return Group{Name: cmp.Or(a.Name, b.Name)}, cmp.Or(errA, errB)
 	case a != b:
-		return Group{Name: a.Name}, ErrGroupContradictory
+		return Group{Name: a.Name}, fmt.Errorf("%w: annotations say %q of %d, labels say %q of %d", ErrGroupContradictory, a.Name, a.Size, b.Name, b.Size)
 	}
 	return a, nil
 }
 
-// parseGroup parses one pair. It returns no group and no error if the pod has neither key.
-func parseGroup(from map[string]string, nameKey, sizeKey string) (Group, error) {
-	name, size := from[nameKey], from[sizeKey]
-	switch _, sized := from[sizeKey]; {
-	case !hasAny(from, nameKey, sizeKey):
+// groupKeys is one of the two pairs of keys that name a group, with the map in which it counts.
+type groupKeys struct {
+	kind       string
+	name, size string
+	from       map[string]string
+	// elsewhere is the map in which the pair doesn't count.
+	elsewhere map[string]string
+}
+
+// parse returns no group and no error if the pod has neither key.
+func (k groupKeys) parse() (Group, error) {
+	name, size := k.from[k.name], k.from[k.size]
+	switch _, sized := k.from[k.size]; {
+	case !hasAny(k.from, k.name, k.size):
 		return Group{}, nil
 	case name == "":
-		return Group{}, ErrGroupUnnamed
+		return Group{}, fmt.Errorf("%w: %s", ErrGroupUnnamed, k.missing(k.name))
 	case len(validation.IsValidLabelValue(name)) > 0:
-		return Group{Name: name}, ErrGroupName
+		return Group{Name: name}, fmt.Errorf("%w: %s %s is %.70q", ErrGroupName, k.kind, k.name, name)
 	case !sized:
-		return Group{Name: name}, ErrGroupUnsized
+		return Group{Name: name}, fmt.Errorf("%w: %s", ErrGroupUnsized, k.missing(k.size))
 	}
 	n, err := strconv.Atoi(size)
 	if err != nil || n < 1 || n > maxGroup {
-		return Group{Name: name}, ErrGroupSize
+		return Group{Name: name}, fmt.Errorf("%w: %s %s is %.32q", ErrGroupSize, k.kind, k.size, size)
 	}
 	return Group{Name: name, Size: n}, nil
+}
+
+// missing describes a missing key.
+func (k groupKeys) missing(key string) string {
+	if _, misplaced := k.elsewhere[key]; misplaced {
+		return fmt.Sprintf("%s must be %s %s of the pod", key, map[string]string{"annotation": "an", "label": "a"}[k.kind], k.kind)
+	}
+	return fmt.Sprintf("%s %s is missing", k.kind, key)
 }
 
 // TemplateHash returns a hash over the fields of the spec that determine a pod's candidate nodes. kube-scheduler offers

@@ -17,18 +17,6 @@ func Overdue(pod *corev1.Pod, now time.Time) bool {
 	return pod.DeletionTimestamp != nil && now.Sub(pod.DeletionTimestamp.Time) > OverdueMargin
 }
 
-// TerminatingPriorities returns the priorities of the given pods that hold GPU memory, are being deleted and are not
-// overdue. Their memory should become free soon.
-func TerminatingPriorities(pods []*corev1.Pod, now time.Time) []int32 {
-	var priorities []int32
-	for _, object := range pods {
-		if pod := Pod(object); pod.Leaving && pod.Request > 0 && object.Spec.NodeName != "" && !Overdue(object, now) {
-			priorities = append(priorities, pod.Priority)
-		}
-	}
-	return priorities
-}
-
 // IsMirror reports whether the pod mirrors a static pod. Its deletion ends no container, and the kubelet creates it again.
 func IsMirror(pod *corev1.Pod) bool {
 	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]

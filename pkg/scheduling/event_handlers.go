@@ -94,15 +94,11 @@ func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
 	if node.WholeCards {
 		logger.Info("The node offers whole cards and GPU memory at once: nothing is placed on it")
 	}
-	if len(node.Cards) == 0 && !node.WholeCards {
+	if spec, shares := diagnosis.Spec(object, node); shares {
+		h.ledger.SetNode(object.Name, spec)
+	} else {
 		h.ledger.DeleteNode(object.Name)
-		return
 	}
-	spec := ledger.NodeSpec{Unit: node.Unit, Cards: node.Cards, WholeCards: node.WholeCards}
-	if reasons := diagnosis.Closed(object, node.WholeCards); len(reasons) > 0 {
-		spec.Closed = reasons[0]
-	}
-	h.ledger.SetNode(object.Name, spec)
 }
 
 // NodeDeleted implements clustercache.Handler.

@@ -511,11 +511,11 @@ func TestInvalidMember(t *testing.T) {
 	g.await("the watch", func() bool { _, known := g.groups.manager.GangOf("uid-job-7"); return known })
 	for range 2 {
 		result := g.filter(invalid, "n1")
-		if want := "gang: the group's size is not a positive integer"; len(result.Passed) > 0 || result.Message != want {
+		if want := "gang: invalid group: the group's size is not a positive integer up to 100000: annotation scheduling.k8s.io/group-pod-num is \"many\""; len(result.Passed) > 0 || result.Message != want {
 			t.Errorf("filter: %+v", result)
 		}
 	}
-	g.wantEvent("Warning GangInvalid The pod can't be counted as a member: the group's size is not a positive integer")
+	g.wantEvent("Warning GangInvalid The pod can't be counted as a member: the group's size is not a positive integer up to 100000: annotation scheduling.k8s.io/group-pod-num is \"many\"")
 	if got := g.filter(g.pods[0], "n1").Names(); len(got) != 1 {
 		t.Errorf("a valid member may go to %v", got)
 	}

@@ -86,6 +86,7 @@ type clusterCache interface {
 	Pending(known uint64) ([]*clustercache.PodInfo, uint64)
 	WatchVersions() map[string]uint64
 	NodesWithoutPlugin() int
+	RequestProblems() []*clustercache.PodInfo
 }
 
 // Scheduler answers kube-scheduler's calls. Its methods are safe for concurrent use.
@@ -99,8 +100,9 @@ type Scheduler struct {
 	evictor *eviction.Evictor
 	members *eviction.Members
 	// groups and free are nil if members of gangs are treated like any other pod.
-	groups *groups
-	free   *freeResources
+	groups    *groups
+	free      *freeResources
+	explainer explainer
 	// withTimeout is context.WithTimeout outside tests: a context's timer doesn't follow Clock.
 	withTimeout func(context.Context, time.Duration) (context.Context, context.CancelFunc)
 }

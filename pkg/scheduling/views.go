@@ -1,6 +1,8 @@
 package scheduling
 
 import (
+	"time"
+
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gang"
@@ -27,25 +29,19 @@ func (s *Scheduler) Pending(known uint64) ([]*clustercache.PodInfo, uint64) {
 	return s.cache.Pending(known)
 }
 
-// Diagnose returns the diagnosis of each pending pod against the current state of the nodes.
+// Diagnose returns the diagnosis of each pending pod against the current state of the nodes. Explain costs less.
 func (s *Scheduler) Diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis {
 	if len(pods) == 0 {
 		return nil
 	}
-	nominated := map[string]bool{}
-	for _, pod := range pods {
-		nominated[pod.NominatedNode] = true
+	pending := make([]*diagnosis.Pod, len(pods))
+	for i := range pods {
+		pending[i] = pods[i].Pending
 	}
-	nodes := s.diagnosisNodes()
-	for i := range nodes {
-		if name := nodes[i].Object.Name; nominated[name] {
-			nodes[i].Terminating = clustercache.TerminatingPriorities(s.cache.PodsOn(name), s.Clock.Now())
-		}
-	}
-	diagnoser := diagnosis.NewDiagnoser(nodes)
+	diagnoser := diagnosis.NewDiagnoser(s.diagnosisNodes(), pending, s.Clock.Now())
 	out := make([]diagnosis.Diagnosis, len(pods))
 	for i := range pods {
-		out[i] = diagnoser.Diagnose(pods[i].Pending, s.groups.wait(pods[i]))
+		out[i] = diagnoser.Diagnose(pending[i], s.groups.wait(pods[i]))
 	}
 	return out
 }
@@ -76,14 +72,13 @@ func (s *Scheduler) eligibleNodes(uid gpu.PodUID) []string {
 }
 
 func (s *Scheduler) diagnosisNodes() []diagnosis.Node {
-	cards := s.ledger.NodeCards()
-	nodes := make([]diagnosis.Node, 0, len(cards))
-	for _, node := range cards {
-		if object, ok := s.cache.Node(node.Name); ok { // Otherwise the node was just deleted.
-			nodes = append(nodes, diagnosis.Node{Object: object, Unit: node.Unit, Cards: node.Cards, Closed: node.Closed})
+	deletion := func(pod gpu.Pod) (since, due time.Time) {
+		if known, ok := s.cache.Pod(pod.Namespace, pod.Name); ok && known.UID == pod.UID {
+			return known.DeletionRequested(), known.DeletionTime
 		}
+		return
 	}
-	return nodes
+	return diagnosis.Nodes(s.ledger, s.cache.Node, deletion)
 }
 
 // GangStates returns the number of runs of gangs in each phase.

@@ -27,7 +27,7 @@ func TestDiagnose(t *testing.T) {
 	}
 	want := map[string]diagnosis.Diagnosis{
 		"plain":     {Reason: diagnosis.Fragmented, Message: "100 MiB free on n1, but the largest piece is 60 MiB: a pod gets one card"},
-		"choosy":    noNode("the pod's node selector or affinity rules it out"),
+		"choosy":    noNode("excluded by the pod's node selector (disk=ssd)"),
 		"gated":     {Reason: diagnosis.Gated, Message: "the pod is held back by its scheduling gates: quota"},
 		"nominated": {Reason: diagnosis.Nominated, Message: "pods of lower priority are leaving n1 to make room for it"},
 	}
@@ -53,7 +53,7 @@ func TestDiagnose(t *testing.T) {
 	}
 	await("the first diagnosis")
 
-	want["choosy"] = diagnosis.Diagnosis{Reason: diagnosis.Fits, Message: "n1 has room for it now, 60 MiB on one card: the scheduler is about to try, or needs something else than GPU memory"}
+	want["choosy"] = diagnosis.Diagnosis{Reason: diagnosis.Fits, Message: "n1 has room for it, 60 MiB on one card: kube-scheduler has not tried it yet"}
 	change("a label", func(node *corev1.Node) { node.Labels = map[string]string{"disk": "ssd"} })
 
 	cordoned := noNode("the node is cordoned")

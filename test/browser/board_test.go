@@ -52,7 +52,7 @@ func (s *source) Diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis {
 			Object: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: o.Name}}, Unit: o.Unit, Cards: o.Cards, Closed: o.Closed,
 		})
 	}
-	diagnoser, out := diagnosis.NewDiagnoser(nodes), make([]diagnosis.Diagnosis, len(pods))
+	diagnoser, out := diagnosis.NewDiagnoser(nodes, nil, time.Now()), make([]diagnosis.Diagnosis, len(pods))
 	for i := range pods {
 		out[i] = diagnoser.Diagnose(pods[i].Pending, nil)
 	}

@@ -69,7 +69,7 @@ func extenderSeries() series {
 	ready := func() error { return nil }
 	metrics.NewLedger(d, ledger.New(), ready, true)
 	metrics.NewCluster(d, nil)
-	metrics.NewPending(d, ready, func() []diagnosis.Diagnosis { return nil })
+	metrics.NewPending(d, ready, func() ([]diagnosis.Diagnosis, int) { return nil, 0 })
 	metrics.NewGangs(d).Count(func() map[string]int { return nil })
 	return d.found
 }

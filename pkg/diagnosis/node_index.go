@@ -1,0 +1,148 @@
+package diagnosis
+
+import (
+	"cmp"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// nodeIndex finds the nodes that a pod's constraints name without reading all of them: each pod of a DaemonSet names its own
+// node.
+type nodeIndex struct {
+	// nodes are sorted by name; totals are the sums of their cards.
+	nodes  []Node
+	totals []placement.Totals
+	// byLabel holds the positions of the nodes by value of a label, for each label that a pod has named.
+	byLabel map[string]map[string][]int
+}
+
+func newNodeIndex(nodes []Node) nodeIndex {
+	x := nodeIndex{nodes: nodes, totals: make([]placement.Totals, len(nodes)), byLabel: map[string]map[string][]int{}}
+	for i := range nodes {
+		x.totals[i] = placement.Sum(nodes[i].Cards)
+	}
+	return x
+}
+
+// position returns the position of the node of that name.
+func (x *nodeIndex) position(name string) (int, bool) {
+	return slices.BinarySearchFunc(x.nodes, name, func(node Node, name string) int { return cmp.Compare(node.Object.Name, name) })
+}
+
+// named returns the node of that name.
+func (x *nodeIndex) named(name string) (*Node, bool) {
+	i, found := x.position(name)
+	if !found {
+		return nil, false
+	}
+	return &x.nodes[i], true
+}
+
+// labelled returns the positions of the nodes on which the label has the value.
+func (x *nodeIndex) labelled(key, value string) []int {
+	values := x.byLabel[key]
+	if values == nil {
+		values = map[string][]int{}
+		for i := range x.nodes {
+			if value, ok := x.nodes[i].Object.Labels[key]; ok {
+				values[value] = append(values[value], i)
+			}
+		}
+		x.byLabel[key] = values
+	}
+	return values[value]
+}
+
+// candidates returns the positions of all nodes that the constraints can admit, and perhaps of others, in order. all is true
+// if the constraints name no label or name.
+func (x *nodeIndex) candidates(constraints *corev1.PodSpec) (positions []int, all bool) {
+	if len(pinnedTo(constraints)) > 0 {
+		positions, _ = x.inTerms(requiredTerms(constraints))
+		return positions, false
+	}
+	all = true
+	narrow := func(to []int) {
+		if all || len(to) < len(positions) {
+			positions, all = to, false
+		}
+	}
+	for key, value := range constraints.NodeSelector {
+		narrow(x.labelled(key, value))
+	}
+	if terms := requiredTerms(constraints); len(terms) > 0 {
+		if union, named := x.inTerms(terms); named {
+			narrow(union)
+		}
+	}
+	return positions, all
+}
+
+// inTerms returns the union of the nodes that the terms name; false if one of the terms names none.
+func (x *nodeIndex) inTerms(terms []corev1.NodeSelectorTerm) ([]int, bool) {
+	var union []int
+	for i := range terms {
+		positions, named := x.inTerm(&terms[i])
+		if !named {
+			return nil, false
+		}
+		union = append(union, positions...)
+	}
+	slices.Sort(union)
+	return slices.Compact(union), true
+}
+
+func (x *nodeIndex) inTerm(term *corev1.NodeSelectorTerm) (positions []int, named bool) {
+	if names := pinnedNames(term); names != nil {
+		for _, name := range names {
+			if i, found := x.position(name); found {
+				positions = append(positions, i)
+			}
+		}
+		return positions, true
+	}
+	for _, r := range term.MatchExpressions {
+		if r.Operator == corev1.NodeSelectorOpIn {
+			for _, value := range r.Values {
+				positions = append(positions, x.labelled(r.Key, value)...)
+			}
+			return positions, true
+		}
+	}
+	return nil, false
+}
+
+// requiredTerms returns the terms of the required node affinity, of which a node has to match one.
+func requiredTerms(constraints *corev1.PodSpec) []corev1.NodeSelectorTerm {
+	if constraints.Affinity == nil || constraints.Affinity.NodeAffinity == nil ||
+		constraints.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return nil
+	}
+	return constraints.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+}
+
+// pinnedTo returns the names of the only nodes that the constraints admit; nil if they don't name their nodes.
+func pinnedTo(constraints *corev1.PodSpec) (all []string) {
+	terms := requiredTerms(constraints)
+	for i := range terms {
+		names := pinnedNames(&terms[i])
+		if names == nil {
+			return nil
+		}
+		all = append(all, names...)
+	}
+	return all
+}
+
+// pinnedNames returns the names of the only nodes that the term admits, as the controller of DaemonSets sets them; nil if it
+// names none.
+func pinnedNames(term *corev1.NodeSelectorTerm) []string {
+	for _, r := range term.MatchFields {
+		if r.Key == "metadata.name" && r.Operator == corev1.NodeSelectorOpIn {
+			return r.Values
+		}
+	}
+	return nil
+}

@@ -1,0 +1,220 @@
+package diagnosis
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// RequestProblem returns why a pod runs, or waits, without the GPU memory that its owner seems to want; false if nothing
+// looks like a mistake. kube-scheduler and the kubelet accept such pods: a resource that no node has, the amount 0,
+// gpu-count alone, or a key in a place where nothing reads it. The pod may be pending, running or ended.
+func RequestProblem(pod *corev1.Pod) (problem string, found bool) {
+	if problem, found = misspelledResource(pod); found {
+		return problem, true
+	}
+	switch memory := protocol.PodRequest(pod); {
+	case memory > 0:
+		return misplacedGroup(pod)
+	case names(pod, protocol.ResourceMemory):
+		return fmt.Sprintf("the pod asks for 0 of %s, so it gets no card", protocol.ResourceMemory), true
+	case names(pod, protocol.ResourceCount):
+		return fmt.Sprintf("%s alone reserves neither memory nor a card: ask for %s", protocol.ResourceCount, protocol.ResourceMemory), true
+	}
+	return misplacedRequest(pod)
+}
+
+// misspelledResource returns the first resource that looks like one of ours, and is not.
+func misspelledResource(pod *corev1.Pod) (problem string, found bool) {
+	for _, containers := range [...][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range containers {
+			var unknown []string
+			for _, list := range [...]corev1.ResourceList{containers[i].Resources.Limits, containers[i].Resources.Requests} {
+				for name := range list {
+					if looksLikeOurs(string(name)) {
+						unknown = append(unknown, string(name))
+					}
+				}
+			}
+			if len(unknown) > 0 {
+				name := slices.Min(unknown)
+				text := fmt.Sprintf("container %s asks for %s, which no node offers", containers[i].Name, name)
+				if meant := nearest(name); meant != "" {
+					text += ": write " + meant
+				}
+				return text, true
+			}
+		}
+	}
+	return "", false
+}
+
+const ourDomain = "aliyun.com/"
+
+// looksLikeOurs reports whether the resource is not ours, but is in our domain and about GPUs, or has nearly the same name.
+func looksLikeOurs(name string) bool {
+	if name == string(protocol.ResourceMemory) || name == string(protocol.ResourceCount) || !strings.Contains(strings.ToLower(name), "gpu") {
+		return false
+	}
+	return strings.HasPrefix(strings.ToLower(name), ourDomain) || nearest(name) != ""
+}
+
+// nearest returns the resource of ours that the name is a misspelling of; empty if it is too different from both.
+func nearest(name string) string {
+	const mistakes = 4
+	name = strings.ToLower(name)
+	meant, least := "", mistakes+1
+	for _, ours := range []corev1.ResourceName{protocol.ResourceMemory, protocol.ResourceCount} {
+		if d := distance(name, string(ours)); d < least {
+			meant, least = string(ours), d
+		}
+	}
+	if meant == "" && strings.HasPrefix(name, ourDomain+"gpu") && strings.Contains(name, "mem") {
+		meant = string(protocol.ResourceMemory) // As in "aliyun.com/gpu-memory-mib".
+	}
+	return meant
+}
+
+// distance is the number of letters to insert, remove or replace (Levenshtein) to get one text from the other.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			replace := diagonal
+			if a[i] != b[j] {
+				replace++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(replace, row[j]+1, diagonal+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// names reports whether a container names the resource, in any amount.
+func names(pod *corev1.Pod, resource corev1.ResourceName) bool {
+	for _, containers := range [...][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range containers {
+			_, limited := containers[i].Resources.Limits[resource]
+			if _, requested := containers[i].Resources.Requests[resource]; limited || requested {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// misplacedRequest reports a resource of ours that is an annotation or a label of a pod that asks for none.
+func misplacedRequest(pod *corev1.Pod) (problem string, found bool) {
+	for _, name := range []corev1.ResourceName{protocol.ResourceMemory, protocol.ResourceCount} {
+		if kind := kindOf(pod, string(name)); kind != "" {
+			return fmt.Sprintf("%s is %s of the pod, where it has no effect: it belongs to resources.limits of a container", name, kind), true
+		}
+	}
+	return "", false
+}
+
+// misplacedGroup reports annotations of a group that are labels, and the other way round, on a pod that is in no group.
+func misplacedGroup(pod *corev1.Pod) (problem string, found bool) {
+	if protocol.InGroup(pod) {
+		return "", false // GroupOf names the key.
+	}
+	for _, key := range []string{protocol.AnnotationGroupName, protocol.AnnotationGroupSize} {
+		if _, label := pod.Labels[key]; label {
+			return key + " is a label of the pod, and must be an annotation: the pod is in no group", true
+		}
+	}
+	for _, key := range []string{protocol.LabelGroupName, protocol.LabelGroupSize} {
+		if _, annotation := pod.Annotations[key]; annotation {
+			return key + " is an annotation of the pod, and must be a label: the pod is in no group", true
+		}
+	}
+	return "", false
+}
+
+// kindOf returns "an annotation" or "a label" if the pod has one with the key, else an empty string.
+func kindOf(pod *corev1.Pod, key string) string {
+	if _, annotation := pod.Annotations[key]; annotation {
+		return "an annotation"
+	}
+	if _, label := pod.Labels[key]; label {
+		return "a label"
+	}
+	return ""
+}
+
+// amounts returns the requests of the pod's containers in words, if several ask for GPU memory at the same time, and the
+// largest request as the API server stores it.
+func amounts(pod *corev1.Pod) (asks, written string) {
+	var parts []string
+	var largest resource.Quantity
+	for i := range pod.Spec.Containers {
+		container := &pod.Spec.Containers[i]
+		if request := protocol.ContainerRequest(container); request > 0 {
+			parts = append(parts, fmt.Sprintf("%s (%s)", container.Name, request))
+		}
+		for _, list := range [...]corev1.ResourceList{container.Resources.Limits, container.Resources.Requests} {
+			if quantity := list[protocol.ResourceMemory]; quantity.Cmp(largest) > 0 {
+				largest = quantity
+			}
+		}
+	}
+	if n := len(parts); n > 1 {
+		asks = strings.Join(parts[:n-1], ", ") + " and " + parts[n-1]
+		if n > maxNames {
+			asks = fmt.Sprint(n)
+		}
+	}
+	return asks, largest.String()
+}
+
+// tooLarge explains the request of a pod for which no card is large enough.
+func (c *podCase) tooLarge() string {
+	request := c.room.unit.Format(c.Request)
+	if mistake, found := c.quantityMistake(); found {
+		request = mistake
+	} else if c.asks != "" {
+		request = fmt.Sprintf("%s, which its containers %s ask for together, on one card", request, c.asks)
+	}
+	return fmt.Sprintf("no card is large enough for %s: %s", request, c.room.message)
+}
+
+// certainlyBytes is how many times larger than the largest card a request is that must have been meant in bytes.
+const certainlyBytes = 1 << 20
+
+// quantityMistake returns the request and what to write instead, if it was meant in bytes: "2Gi" is 2147483648 units. The API
+// server stores the suffixes Ki, Mi, Gi and so on as they were written, except that it chooses the largest that leaves a whole
+// number.
+func (c *podCase) quantityMistake() (text string, found bool) {
+	unit, suffix := c.room.unit, ""
+	for _, s := range []string{"Ki", "Mi", "Gi", "Ti", "Pi", "Ei"} {
+		if strings.HasSuffix(c.written, s) {
+			suffix = s
+		}
+	}
+	units := fmt.Sprintf("%s units of 1 %s", c.Request, unit)
+	if unit != gpu.MiB && unit != gpu.GiB {
+		units = fmt.Sprintf("%s units of %s", c.Request, unit)
+	}
+	meant := (c.Request-1)/gpu.Memory(max(unit, 1)) + 1 // Rounded up, as bytes.
+	switch {
+	case suffix == "Ki":
+		return fmt.Sprintf("%s (write the number of units, without Ki)", units), true
+	case suffix != "":
+		return fmt.Sprintf("%s (write %s, without %s)", units, meant, suffix), true
+	case c.Request%certainlyBytes == 0, c.Request/certainlyBytes >= c.room.largest:
+		return fmt.Sprintf("%s (write %s, if bytes were meant)", units, meant), true
+	}
+	return "", false
+}

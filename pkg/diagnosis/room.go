@@ -1,0 +1,359 @@
+package diagnosis
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+// choice is what the nodes are to a pod's constraints, independent of memory.
+type choice struct {
+	// nodes are the positions of those that the pod can use.
+	nodes []int
+	// rejected is why it can't use the others; empty if it can use all.
+	rejected string
+}
+
+// rejectedNodes are the nodes that a pod can't use for one reason.
+type rejectedNodes struct {
+	why string
+	// names are the first three, n is the number of all.
+	names []string
+	n     int
+}
+
+func (r *rejectedNodes) add(name string) {
+	if r.n++; r.n <= maxNames {
+		r.names = append(r.names, name)
+	}
+}
+
+// maxNames is how many nodes a message names for one reason.
+const maxNames = 3
+
+// choice returns the nodes that the pod can use.
+func (d *Diagnoser) choice(pod *Pod) *choice {
+	if known := d.choices[pod.constraintsKey]; known != nil {
+		return known
+	}
+	candidates, all := d.nodes.candidates(&pod.constraints)
+	if all {
+		candidates = make([]int, len(d.nodes.nodes))
+		for i := range candidates {
+			candidates[i] = i
+		}
+	}
+	made, rejections := &choice{}, map[string]*rejectedNodes{}
+	reject := func(why, name string) {
+		if rejections[why] == nil {
+			rejections[why] = &rejectedNodes{why: why}
+		}
+		rejections[why].add(name)
+	}
+	for _, i := range candidates {
+		node := &d.nodes.nodes[i]
+		if why := node.rejection(pod); why != "" {
+			reject(why, node.Object.Name)
+		} else {
+			made.nodes = append(made.nodes, i)
+		}
+	}
+	pinned, excluded := pinnedTo(&pod.constraints), len(d.nodes.nodes)-len(candidates)
+	if len(pinned) == 0 && excluded > 0 {
+		d.rejectOthers(candidates, excluded, pod, reject, rejections)
+	}
+	made.rejected = rejectionText(slices.SortedFunc(maps.Values(rejections), compareRejections))
+	if len(pinned) > 0 && len(candidates) == 0 {
+		made.rejected = fmt.Sprintf(": its node affinity names %s, which shares none", listed(pinned[:min(len(pinned), maxNames)], len(pinned)))
+	}
+	d.choices[pod.constraintsKey] = made
+	return made
+}
+
+// rejectOthers rejects the nodes that are no candidates because of the pod's selector or affinity. It reads a few of them only.
+func (d *Diagnoser) rejectOthers(candidates []int, excluded int, pod *Pod, reject func(why, name string), rejections map[string]*rejectedNodes) {
+	why, named := pod.excludes(), 0
+	for i := 0; i < len(d.nodes.nodes) && named < min(excluded, maxNames); i++ {
+		if _, candidate := slices.BinarySearch(candidates, i); !candidate {
+			reject(why, d.nodes.nodes[i].Object.Name)
+			named++
+		}
+	}
+	rejections[why].n += excluded - named
+}
+
+// rejectionText lists why nodes can't be used.
+func rejectionText(rejections []*rejectedNodes) string {
+	var out strings.Builder
+	for _, r := range rejections {
+		fmt.Fprintf(&out, "; %s: %s", listed(r.names, r.n), r.why)
+	}
+	return out.String()
+}
+
+// room is what the nodes and their cards have for a pod. reason is one of cardReasons or NoNode.
+type room struct {
+	reason  Reason
+	message string
+	// has is, for Fits, the part of the message that names the node that has room.
+	has string
+	// unit and largest are, for TooLarge, those of the largest card.
+	unit    gpu.Unit
+	largest gpu.Memory
+}
+
+// cardReasons are the reasons that depend on a node's cards, the best one first: the pod's reason is the best one of any node.
+var cardReasons = []Reason{Fits, KeptForNominated, FailedCard, WaitsForTermination, Fragmented, Full, Unhealthy, TooLarge}
+
+// room returns what the nodes have for the pod.
+func (d *Diagnoser) room(pod *Pod) room {
+	made, known := d.rooms[pod.roomKey]
+	if !known {
+		made = d.findRoom(pod)
+		d.rooms[pod.roomKey] = made
+	}
+	return made
+}
+
+func (d *Diagnoser) findRoom(pod *Pod) room {
+	if len(d.nodes.nodes) == 0 {
+		return room{reason: NoNode, message: "no node shares GPU memory"}
+	}
+	choice := d.choice(pod)
+	if len(choice.nodes) == 0 {
+		return room{reason: NoNode, message: "no node that shares GPU memory can take the pod" + choice.rejected}
+	}
+	sums := map[Reason]*summary{}
+	for _, i := range choice.nodes {
+		found := d.find(i, pod)
+		if sums[found.reason] == nil {
+			sums[found.reason] = &summary{}
+		}
+		sums[found.reason].add(found)
+	}
+	for _, reason := range cardReasons {
+		if s := sums[reason]; s != nil {
+			return s.room(reason, d.now, choice.rejected)
+		}
+	}
+	panic("unreachable: each node has one of these reasons")
+}
+
+// finding is what one node has for a pod.
+type finding struct {
+	node   *Node
+	totals *placement.Totals
+	reason Reason
+	// nominee is the pod for which the node keeps its room; failed is the index of the failed card; waitsFor are the pods on
+	// the card that has room once they have ended. Each is only set for its reason.
+	nominee  gpu.Pod
+	failed   int
+	waitsFor []Terminating
+}
+
+// find returns what a node has for the pod, which can use it.
+func (d *Diagnoser) find(i int, pod *Pod) finding {
+	f := finding{node: &d.nodes.nodes[i], totals: &d.nodes.totals[i]}
+	switch f.totals.Fit(pod.Request) {
+	case placement.Fits:
+		f.reason = Fits
+		if card, failed := f.node.failedCard(pod.Request); failed {
+			f.reason, f.failed = FailedCard, card
+		} else if nominee, kept := f.node.keptFor(pod, f.node.Cards); kept {
+			f.reason, f.nominee = KeptForNominated, nominee
+		}
+	case placement.Fragmented:
+		f.reason = Fragmented
+		f.afterTermination(pod)
+	case placement.Full:
+		f.reason = Full
+		f.afterTermination(pod)
+	case placement.Unhealthy:
+		f.reason = Unhealthy
+	default:
+		f.reason = TooLarge
+	}
+	return f
+}
+
+// failedCard returns the unhealthy card with the most used memory, if because of it kube-scheduler finds too little memory on
+// the node in sum: a failed card is no longer part of the node's allocatable memory, and its pods still count.
+func (n *Node) failedCard(request gpu.Memory) (index int, failed bool) {
+	allocatable, known := n.allocatable()
+	if !known || n.Requested.Add(request) <= allocatable {
+		return 0, false
+	}
+	var used gpu.Memory
+	for i := range n.Cards {
+		if card := &n.Cards[i]; card.Unhealthy && card.Used > used {
+			index, used = card.Index, card.Used
+		}
+	}
+	return index, used > 0
+}
+
+// keptFor returns the nominated pod because of which the node's cards, of which one has room, have none for the pod: pods of
+// equal or higher priority come first, see ledger.Nominate.
+func (n *Node) keptFor(pod *Pod, cards []placement.Card) (nominee gpu.Pod, kept bool) {
+	for i := range n.Nominees {
+		candidate := &n.Nominees[i]
+		if candidate.Priority < pod.Priority || candidate.UID == pod.UID {
+			continue
+		}
+		cards = withUsed(cards, candidate.Placement, gpu.Memory.Add)
+		if placement.Fit(cards, pod.Request) != placement.Fits {
+			return candidate.Pod, true
+		}
+	}
+	return gpu.Pod{}, false
+}
+
+// afterTermination sets the reason WaitsForTermination if a card has room once the pods that are terminating on it have ended,
+// and no nominated pod takes it.
+func (f *finding) afterTermination(pod *Pod) {
+	cards := f.node.Cards
+	for i := range f.node.Terminating {
+		cards = withUsed(cards, f.node.Terminating[i].Placement, gpu.Memory.Sub)
+	}
+	where, reason := placement.Place(placement.Spread, cards, pod.Request)
+	if reason != placement.Fits {
+		return
+	}
+	if _, kept := f.node.keptFor(pod, cards); kept {
+		return
+	}
+	f.reason = WaitsForTermination
+	for _, terminating := range f.node.Terminating {
+		if slices.ContainsFunc(terminating.Placement, func(s gpu.Share) bool { return s.Card == where[0].Card }) {
+			f.waitsFor = append(f.waitsFor, terminating)
+		}
+	}
+	slices.SortStableFunc(f.waitsFor, func(a, b Terminating) int { return b.Due.Compare(a.Due) }) // The last one to end.
+}
+
+// withUsed returns a copy of the cards on which the used memory is changed by the placement.
+func withUsed(cards []placement.Card, where gpu.Placement, change func(used, by gpu.Memory) gpu.Memory) []placement.Card {
+	cards = slices.Clone(cards)
+	for i := range cards {
+		for _, share := range where {
+			if share.Card == cards[i].Index {
+				cards[i].Used = change(cards[i].Used, share.Memory)
+			}
+		}
+	}
+	return cards
+}
+
+// bytes converts an amount to bytes, to compare amounts of nodes with different units. It saturates.
+func (n *Node) bytes(m gpu.Memory) gpu.Memory {
+	if unit := gpu.Memory(n.Unit); unit > 0 && m > math.MaxInt64/unit {
+		return math.MaxInt64
+	}
+	return m * gpu.Memory(n.Unit)
+}
+
+// compare compares what two nodes have free: first the largest piece, then the sum.
+func (f finding) compare(o finding) int {
+	return cmp.Or(cmp.Compare(f.node.bytes(f.totals.MostFree), o.node.bytes(o.totals.MostFree)),
+		cmp.Compare(f.node.bytes(f.totals.FreeHealthy), o.node.bytes(o.totals.FreeHealthy)))
+}
+
+// summary is the nodes with the same reason: the one with the most free memory, and of equal ones the first.
+type summary struct {
+	best finding
+	// n is the number of nodes; alike have the same figures as best, and the others less.
+	n, alike int
+	// largest is the node with the largest card.
+	largest finding
+}
+
+func (s *summary) add(f finding) {
+	s.n++
+	order := 1
+	if s.n > 1 {
+		order = f.compare(s.best)
+	}
+	switch {
+	case order > 0:
+		s.best, s.alike = f, 0
+	case order == 0:
+		s.alike++
+	}
+	if s.n == 1 || f.node.bytes(f.totals.Largest) > s.largest.node.bytes(s.largest.totals.Largest) {
+		s.largest = f
+	}
+}
+
+// others returns the note on the nodes besides the one that is named.
+func (s *summary) others() string {
+	switch less := s.n - 1 - s.alike; {
+	case s.alike > 0:
+		return fmt.Sprintf(" (and %s alike)", count(s.alike, "node", "nodes"))
+	case less > 0:
+		return fmt.Sprintf(" (%s less)", count(less, "other node has", "other nodes have"))
+	}
+	return ""
+}
+
+// room explains the reason by the best node.
+func (s *summary) room(reason Reason, now time.Time, rejected string) room {
+	f, name, amount := s.best, s.best.node.Object.Name, s.best.node.Unit.Format
+	free, piece := f.totals.FreeHealthy, f.totals.MostFree
+	has := fmt.Sprintf("%s has room for it, %s on one card", name, amount(piece))
+	made := room{reason: reason}
+	switch reason {
+	case Fits:
+		if made.has = has; s.alike > 0 {
+			made.has += s.others()
+		}
+	case KeptForNominated:
+		made.message = fmt.Sprintf("%s, but keeps it for %s, which is nominated to that node", has, f.nominee)
+	case FailedCard:
+		made.message = fmt.Sprintf("%s, but kube-scheduler finds too little in the node's sum: GPU%d of %s has failed, and its pods still count until they end",
+			has, f.failed, name)
+	case WaitsForTermination:
+		made.message = f.waitsText(now)
+	case Fragmented:
+		made.message = fmt.Sprintf("%s free on %s, but the largest piece is %s%s: a pod gets one card", amount(free), name, amount(piece), s.others())
+	case Full:
+		made.message = fmt.Sprintf("the cards that are large enough are taken: the largest free piece is %s, on %s%s", amount(piece), name, s.others())
+		if piece == 0 {
+			made.message = "the cards that are large enough are taken, nothing of them is free"
+		}
+	case Unhealthy:
+		made.message = fmt.Sprintf("the cards that are large enough are unhealthy, on %s", name)
+		if s.n > 1 {
+			made.message += fmt.Sprintf(" and %s", count(s.n-1, "other node", "other nodes"))
+		}
+	case TooLarge:
+		f = s.largest
+		made.unit, made.largest = f.node.Unit, f.totals.Largest
+		made.message = fmt.Sprintf("the largest has %s, on %s", made.unit.Format(made.largest), f.node.Object.Name)
+	}
+	made.message += rejected
+	return made
+}
+
+// waitsText names the pods that must end first.
+func (f *finding) waitsText(now time.Time) string {
+	last := &f.waitsFor[0]
+	text := fmt.Sprintf("%s has room for it once %s", f.node.Object.Name, last)
+	if others := len(f.waitsFor) - 1; others > 0 {
+		text += fmt.Sprintf(" (and %d more)", others)
+	}
+	text += " has ended"
+	if !last.Since.IsZero() {
+		text += ", terminating since " + last.Since.UTC().Format(time.RFC3339)
+	}
+	if !last.Due.IsZero() && last.Overdue(now) {
+		text += "; it should have ended by " + last.Due.UTC().Format(time.RFC3339) + ": its node or driver may hang"
+	}
+	return text
+}

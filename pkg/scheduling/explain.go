@@ -1,0 +1,54 @@
+package scheduling
+
+import (
+	"sync"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
+)
+
+// Explanation is what is wrong with the pods of the cluster at one moment. It is shared by all readers, which must not change
+// it.
+type Explanation struct {
+	// At is when it was made.
+	At time.Time
+	// Pending are the pending pods, ordered by namespace and name, and Diagnoses are why each of them is pending.
+	Pending   []*clustercache.PodInfo
+	Diagnoses []diagnosis.Diagnosis
+	// RequestProblems are the pods that get no GPU memory although they seem to ask for some, ordered by namespace and name:
+	// see PodInfo.RequestProblem. Most of them run.
+	RequestProblems []*clustercache.PodInfo
+}
+
+const (
+	// explainEvery is the least time between two explanations.
+	explainEvery = time.Second
+	// explainShare limits the share of the time that explanations take: the next one is made after that many times the
+	// duration of the last.
+	explainShare = 20
+)
+
+// explainer holds the last explanation. mu guards its fields.
+type explainer struct {
+	mu   sync.Mutex
+	last *Explanation
+	// next is when the next one may be made.
+	next time.Time
+}
+
+// Explain returns why pods are pending. It is made at most once per second, and less often if that takes long, however many
+// callers there are: a caller gets the last one until then.
+func (s *Scheduler) Explain() *Explanation {
+	e := &s.explainer
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	begin := s.Clock.Now()
+	if e.last != nil && begin.Before(e.next) {
+		return e.last
+	}
+	pods, _ := s.cache.Pending(0)
+	e.last = &Explanation{At: begin, Pending: pods, Diagnoses: s.Diagnose(pods), RequestProblems: s.cache.RequestProblems()}
+	e.next = begin.Add(max(explainEvery, explainShare*s.Clock.Since(begin)))
+	return e.last
+}

@@ -1,0 +1,42 @@
+// Package mistakes lists mistakes that users and administrators make, and what each view must say about them. The tests of
+// packages diagnosis and scheduling, of kubectl inspect, of the web page and of the metrics run the same rows.
+package mistakes
+
+import (
+	"regexp"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/diagnosis"
+)
+
+// Mistake is a mistake with its objects.
+type Mistake struct {
+	// Name is the mistake in a short sentence. It is unique.
+	Name string
+	// Nodes and Pods are all objects of the cluster. They are shared by all calls of All, and must not be changed.
+	Nodes []*corev1.Node
+	Pods  []*corev1.Pod
+	// Pod is the name of the pod, in the namespace default, that has the mistake.
+	Pod string
+	// Wait is what the pod's group waits for, as the leading extender knows it; nil if it waits for none.
+	Wait *diagnosis.GroupWait
+	// Cause is the reason of the pod's diagnosis; empty for a pod that isn't listed as pending: Words are then its request
+	// problem.
+	Cause diagnosis.Reason
+	// Words is the whole message. Compare it with Comparable of what a view says.
+	Words string
+}
+
+// Now is the time at which the mistakes are looked for.
+var Now = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+
+var since = regexp.MustCompile(`(group \S+ waits) since \S+Z`)
+
+// Comparable returns a message without the time since which a group waits: the extender that leads knows it exactly, and other
+// programs take it from the pods' creation.
+func Comparable(words string) string { return since.ReplaceAllString(words, "$1") }
+
+// All returns the mistakes.
+func All() []Mistake { return append(requests(), append(cluster(), groups()...)...) }

@@ -1,0 +1,172 @@
+package mistakes
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// two returns nodes n1 with two cards of 8,000 MiB and n2 with one.
+func two() []*corev1.Node { return []*corev1.Node{node("n1", 8000, 8000), node("n2", 8000)} }
+
+// list returns the pods.
+func list(pods ...*corev1.Pod) []*corev1.Pod { return pods }
+
+// taken returns pods that leave 3,000 and 2,000 MiB on the cards of n1, and 1,000 MiB on n2.
+func taken(more ...*corev1.Pod) []*corev1.Pod {
+	return append(more, pod("u0", 5000, fake.Bound("n1", 0)), pod("u1", 6000, fake.Bound("n1", 1)), pod("u2", 7000, fake.Bound("n2", 0)))
+}
+
+// requests are the mistakes in a pod's own spec.
+func requests() []Mistake {
+	return []Mistake{
+		{Name: "an amount with the suffix Gi", Nodes: two(), Pods: list(pod("p", 0, memory("2Gi"))), Pod: "p",
+			Cause: diagnosis.TooLarge, Words: "no card is large enough for 2147483648 units of 1 MiB (write 2048, without Gi): the largest has 8000 MiB, on n1"},
+		{Name: "an amount in bytes", Nodes: two(), Pods: list(pod("p", 2147483648)), Pod: "p",
+			Cause: diagnosis.TooLarge, Words: "no card is large enough for 2147483648 units of 1 MiB (write 2048, if bytes were meant): the largest has 8000 MiB, on n1"},
+		{Name: "more than a card has", Nodes: two(), Pods: list(pod("p", 9000)), Pod: "p",
+			Cause: diagnosis.TooLarge, Words: "no card is large enough for 9000 MiB: the largest has 8000 MiB, on n1"},
+		{Name: "two containers that together ask for more than a card has", Nodes: two(), Pods: list(pod("p", 0, containers(5000, 4000))), Pod: "p",
+			Cause: diagnosis.TooLarge, Words: "no card is large enough for 9000 MiB, which its containers a (5000) and b (4000) ask for together, on one card: the largest has 8000 MiB, on n1"},
+		{Name: "a misspelled resource", Nodes: two(), Pods: list(pod("p", 0, limits(map[corev1.ResourceName]string{"aliyun.com/gpumem": "2"}))), Pod: "p",
+			Words: "container main asks for aliyun.com/gpumem, which no node offers: write aliyun.com/gpu-mem"},
+		{Name: "a resource with another ending", Nodes: two(), Pods: list(pod("p", 0, limits(map[corev1.ResourceName]string{"aliyun.com/gpu-memory": "2"}))), Pod: "p",
+			Words: "container main asks for aliyun.com/gpu-memory, which no node offers: write aliyun.com/gpu-mem"},
+		{Name: "a resource of another project", Nodes: two(), Pods: list(pod("p", 0, limits(map[corev1.ResourceName]string{"aliyun.com/gpu-core.percentage": "50"}))), Pod: "p",
+			Words: "container main asks for aliyun.com/gpu-core.percentage, which no node offers"},
+		{Name: "the amount 0", Nodes: two(), Pods: list(pod("p", 0, memory("0"), fake.On("n1"))), Pod: "p",
+			Words: "the pod asks for 0 of aliyun.com/gpu-mem, so it gets no card"},
+		{Name: "a number of cards alone", Nodes: two(), Pods: list(pod("p", 0, limits(map[corev1.ResourceName]string{protocol.ResourceCount: "1"}))), Pod: "p",
+			Words: "aliyun.com/gpu-count alone reserves neither memory nor a card: ask for aliyun.com/gpu-mem"},
+		{Name: "the request as an annotation", Nodes: two(), Pods: list(pod("p", 0, limits(nil), fake.Annotation("aliyun.com/gpu-mem", "2"), fake.On("n1"))), Pod: "p",
+			Words: "aliyun.com/gpu-mem is an annotation of the pod, where it has no effect: it belongs to resources.limits of a container"},
+		{Name: "a node selector that no node matches", Nodes: two(), Pods: list(pod("p", 2000, selector("gpu", "a100"), rejected("2 node(s) didn't match Pod's node affinity/selector"))), Pod: "p",
+			Cause: diagnosis.NoNode, Words: "no node that shares GPU memory can take the pod; n1, n2: excluded by the pod's node selector (gpu=a100)"},
+		{Name: "a node selector that names a node without cards", Nodes: two(), Pods: list(pod("p", 2000, pinned("n9"), rejected("1 node(s) didn't satisfy plugin(s) [NodeAffinity], 1 Insufficient aliyun.com/gpu-mem"))), Pod: "p",
+			Cause: diagnosis.NoNode, Words: "no node that shares GPU memory can take the pod: its node affinity names n9, which shares none"},
+		{Name: "a selector that no node matches, and cordoned nodes", Nodes: []*corev1.Node{edited(node("n1", 8000), func(n *corev1.Node) { n.Spec.Unschedulable = true })},
+			Pods: list(pod("p", 2000, selector("gpu", "a100"))), Pod: "p",
+			Cause: diagnosis.NoNode, Words: "no node that shares GPU memory can take the pod; n1: excluded by the pod's node selector (gpu=a100)"},
+		{Name: "a taint that the pod doesn't tolerate", Nodes: []*corev1.Node{edited(node("n1", 8000), func(n *corev1.Node) {
+			n.Spec.Taints = []corev1.Taint{{Key: "team", Value: "a", Effect: corev1.TaintEffectNoSchedule}}
+		})}, Pods: list(pod("p", 2000, rejected("2 node(s) had untolerated taint(s)"))), Pod: "p",
+			Cause: diagnosis.NoNode, Words: "no node that shares GPU memory can take the pod; n1: the pod doesn't tolerate the taint team=a:NoSchedule"},
+		{Name: "a scheduler that doesn't exist", Nodes: two(), Pods: list(pod("p", 2000, scheduler("gpushare"), untried)), Pod: "p",
+			Cause: diagnosis.NotTried, Words: `scheduler "gpushare" has not tried it for 18m: is a scheduler of this name running?`},
+		{Name: "a scheduler that doesn't exist, and no room", Nodes: two(), Pods: taken(pod("p", 4000, scheduler("gpushare"), untried)), Pod: "p",
+			Cause: diagnosis.NotTried, Words: `scheduler "gpushare" has not tried it for 18m: is a scheduler of this name running?`},
+		{Name: "a queue before a pod for which no card has room", Nodes: two(), Pods: taken(pod("p", 7500, untried), pod("q", 7500)), Pod: "p",
+			Cause: diagnosis.Full, Words: `the cards that are large enough are taken: the largest free piece is 3000 MiB, on n1 (1 other node has less); scheduler "default-scheduler" has not tried it for 18m`},
+		{Name: "a new pod", Nodes: two(), Pods: list(pod("p", 2000, untried, created(2*time.Second))), Pod: "p",
+			Cause: diagnosis.Fits, Words: "n1 has room for it, 8000 MiB on one card: kube-scheduler has not tried it yet"},
+		{Name: "scheduling gates", Nodes: two(), Pods: list(pod("p", 2000, func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "team/quota"}} })), Pod: "p",
+			Cause: diagnosis.Gated, Words: "the pod is held back by its scheduling gates: team/quota"},
+		{Name: "whole cards and GPU memory at once", Nodes: two(), Pods: list(pod("p", 0, limits(map[corev1.ResourceName]string{protocol.ResourceMemory: "2000", "nvidia.com/gpu": "1"}), rejected("2 Insufficient nvidia.com/gpu"))), Pod: "p",
+			Cause: diagnosis.OtherConstraint, Words: "n1 has room for it, 8000 MiB on one card, but kube-scheduler rejects the pod: 2 Insufficient nvidia.com/gpu"},
+		{Name: "more CPU than a node has", Nodes: two(), Pods: list(pod("p", 2000, rejected("1 Insufficient cpu, 1 no GPU card has enough free memory"))), Pod: "p",
+			Cause: diagnosis.OtherConstraint, Words: "n1 has room for it, 8000 MiB on one card, but kube-scheduler rejects the pod: 1 Insufficient cpu, 1 no GPU card has enough free memory"},
+		{Name: "a claim that doesn't exist", Nodes: two(), Pods: list(pod("p", 2000, rejected(`persistentvolumeclaim "data" not found`))), Pod: "p",
+			Cause: diagnosis.OtherConstraint, Words: `n1 has room for it, 8000 MiB on one card, but kube-scheduler rejects the pod: persistentvolumeclaim "data" not found`},
+		{Name: "memory that came free since kube-scheduler's last try", Nodes: two(), Pods: list(pod("p", 2000, rejected("1 Insufficient aliyun.com/gpu-mem, 1 Insufficient cpu, 1 node(s) had untolerated taint(s)"))), Pod: "p",
+			Cause: diagnosis.Fits, Words: "n1 has room for it, 8000 MiB on one card: kube-scheduler found none at its last try, and tries the pod again"},
+	}
+}
+
+// cluster are the mistakes and failures of a cluster.
+func cluster() []Mistake {
+	const url = "https://10.96.0.5:12345/gpushare-scheduler/"
+	closed := func(change func(*corev1.Node)) []*corev1.Node {
+		return []*corev1.Node{edited(node("n1", 8000), change)}
+	}
+	return []Mistake{
+		{Name: "no node shares its cards", Pods: list(pod("p", 2000, rejected("2 Insufficient aliyun.com/gpu-mem"))), Pod: "p",
+			Cause: diagnosis.NoNode, Words: "no node shares GPU memory"},
+		{Name: "the extender is down", Nodes: two(), Pods: list(pod("p", 2000, failed(`Post "`+url+`filter": dial tcp 10.96.0.5:12345: connect: connection refused`))), Pod: "p",
+			Cause: diagnosis.SchedulerError, Words: "the extender does not answer kube-scheduler's filter call: dial tcp 10.96.0.5:12345: connect: connection refused"},
+		{Name: "the extender is down, and no room", Nodes: two(), Pods: taken(pod("p", 4000, failed(`Post "`+url+`filter": context deadline exceeded (Client.Timeout exceeded while awaiting headers)`))), Pod: "p",
+			Cause: diagnosis.SchedulerError, Words: "the extender does not answer kube-scheduler's filter call: context deadline exceeded (Client.Timeout exceeded while awaiting headers)"},
+		{Name: "only a standby answers", Nodes: two(), Pods: list(pod("p", 2000, failed("failed prioritize with extender at URL "+url+"prioritize, code 503"))), Pod: "p",
+			Cause: diagnosis.SchedulerError, Words: "the extender does not answer kube-scheduler's prioritize call: HTTP status 503"},
+		{Name: "a webhook rejects the bind", Nodes: two(), Pods: list(pod("p", 2000, failed(`binding the pod: admission webhook "x" denied the request`))), Pod: "p",
+			Cause: diagnosis.SchedulerError, Words: `kube-scheduler reports an error, and tries the pod again: binding the pod: admission webhook "x" denied the request`},
+		{Name: "a cordoned node", Nodes: closed(func(n *corev1.Node) { n.Spec.Unschedulable = true }), Pods: list(pod("p", 2000, rejected("2 node(s) were unschedulable"))), Pod: "p",
+			Cause: diagnosis.NoNode, Words: "no node that shares GPU memory can take the pod; n1: the node is cordoned"},
+		{Name: "a node that isn't ready", Nodes: closed(func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown }), Pods: list(pod("p", 2000)), Pod: "p",
+			Cause: diagnosis.NoNode, Words: "no node that shares GPU memory can take the pod; n1: the node is not ready"},
+		{Name: "the device plugin is gone", Nodes: closed(func(n *corev1.Node) {
+			n.Status.Allocatable[protocol.ResourceMemory] = *resource.NewQuantity(0, resource.DecimalSI)
+		}), Pods: list(pod("p", 2000)), Pod: "p",
+			Cause: diagnosis.NoNode, Words: "no node that shares GPU memory can take the pod; n1: the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable"},
+		{Name: "the card that is large enough has failed", Nodes: []*corev1.Node{brokenCard("n1", 4000, 8000)}, Pods: list(pod("p", 5000)), Pod: "p",
+			Cause: diagnosis.Unhealthy, Words: "the cards that are large enough are unhealthy, on n1"},
+		{Name: "pods on a failed card still count", Nodes: []*corev1.Node{brokenCard("n1", 8000, 8000)},
+			Pods: list(pod("p", 2000, rejected("2 Insufficient aliyun.com/gpu-mem")), pod("u", 7000, fake.Bound("n1", 1))), Pod: "p",
+			Cause: diagnosis.FailedCard, Words: "n1 has room for it, 8000 MiB on one card, but kube-scheduler finds too little in the node's sum: GPU1 of n1 has failed, and its pods still count until they end"},
+		{Name: "free memory in pieces", Nodes: two(), Pods: taken(pod("p", 4000)), Pod: "p",
+			Cause: diagnosis.Fragmented, Words: "5000 MiB free on n1, but the largest piece is 3000 MiB: a pod gets one card"},
+		{Name: "full cards", Nodes: []*corev1.Node{node("n1", 8000), node("n2", 8000), node("n3", 8000), node("n4", 8000)},
+			Pods: list(pod("p", 4000), pod("u1", 5000, fake.Bound("n1", 0)), pod("u2", 5000, fake.Bound("n2", 0)), pod("u3", 5000, fake.Bound("n3", 0)), pod("u4", 6000, fake.Bound("n4", 0))), Pod: "p",
+			Cause: diagnosis.Full, Words: "the cards that are large enough are taken: the largest free piece is 3000 MiB, on n1 (and 2 nodes alike)"},
+		{Name: "a pod with nodeName and without a card", Nodes: []*corev1.Node{node("n1", 8000)}, Pods: list(pod("p", 4000), pod("u", 5000, fake.On("n1"))), Pod: "p",
+			Cause: diagnosis.Full, Words: "the cards that are large enough are taken: the largest free piece is 3000 MiB, on n1"},
+		{Name: "a pod that is terminating", Nodes: two()[1:], Pods: list(pod("p", 4000), pod("u1", 3000, fake.Bound("n2", 0), terminating(20*time.Second)), pod("u2", 3000, fake.Bound("n2", 0), terminating(10*time.Second))), Pod: "p",
+			Cause: diagnosis.WaitsForTermination, Words: "n2 has room for it once default/u2 (and 1 more) has ended, terminating since 2026-07-01T11:59:50Z"},
+		{Name: "a pod that doesn't end", Nodes: two()[1:], Pods: list(pod("p", 4000), pod("u", 6000, fake.Bound("n2", 0), terminating(time.Hour))), Pod: "p",
+			Cause: diagnosis.WaitsForTermination, Words: "n2 has room for it once default/u has ended, terminating since 2026-07-01T11:00:00Z; it should have ended by 2026-07-01T11:00:30Z: its node or driver may hang"},
+		{Name: "a pod of higher priority is nominated", Nodes: two()[1:], Pods: list(pod("p", 4000), pod("high", 6000, fake.Nominated("n2"), fake.Priority(100))), Pod: "p",
+			Cause: diagnosis.KeptForNominated, Words: "n2 has room for it, 8000 MiB on one card, but keeps it for default/high, which is nominated to that node"},
+		{Name: "pods leave for a nominated pod", Nodes: two()[1:], Pods: list(pod("p", 6000, fake.Nominated("n2"), fake.Priority(100)), pod("low", 8000, fake.Bound("n2", 0), terminating(time.Second))), Pod: "p",
+			Cause: diagnosis.Nominated, Words: "pods of lower priority are leaving n2 to make room for it"},
+		{Name: "memory is kept for a group", Nodes: two(), Pods: list(pod("p", 4000, rejected("1 Insufficient aliyun.com/gpu-mem, 1 free GPU memory is kept for group default/train.v1"))), Pod: "p",
+			Cause: diagnosis.KeptForGroup, Words: "n1 has room for it, 8000 MiB on one card, but free GPU memory is kept for group default/train.v1, which has waited long"},
+		{Name: "a node with NVIDIA's device plugin too", Nodes: closed(func(n *corev1.Node) {
+			n.Status.Capacity["nvidia.com/gpu"] = *resource.NewQuantity(1, resource.DecimalSI)
+		}), Pods: list(pod("p", 4000)), Pod: "p",
+			Cause: diagnosis.NoNode, Words: "no node that shares GPU memory can take the pod; n1: the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other"},
+	}
+}
+
+// groups are the mistakes in groups.
+func groups() []Mistake {
+	wait := func(reason string) *diagnosis.GroupWait {
+		return &diagnosis.GroupWait{Group: "default/train", Reason: reason, Since: Now.Add(-age)}
+	}
+	const size, name = protocol.AnnotationGroupSize, protocol.AnnotationGroupName
+	return []Mistake{
+		{Name: "members that disagree on the size", Nodes: two(), Pods: list(pod("gd1", 2000, member("train", "2")), pod("gd2", 2000, member("train", "3"))), Pod: "gd1",
+			Wait:  wait("gang: invalid group: the members disagree on the group's size: gd1 says 2, gd2 says 3"),
+			Cause: diagnosis.InvalidGroup, Words: "group default/train is invalid: the members disagree on the group's size: gd1 says 2, gd2 says 3"},
+		{Name: "a size that is no number", Nodes: two(), Pods: list(pod("p", 2000, member("train", "two"))), Pod: "p",
+			Wait:  wait(`gang: invalid group: the group's size is not a positive integer up to 100000: annotation ` + size + ` is "two"`),
+			Cause: diagnosis.InvalidGroup, Words: `group default/train is invalid: the group's size is not a positive integer up to 100000: annotation ` + size + ` is "two"`},
+		{Name: "a group without a size", Nodes: two(), Pods: list(pod("p", 2000, fake.Annotation(name, "train"))), Pod: "p",
+			Wait:  wait("gang: invalid group: the pod has a group name and no group size: annotation " + size + " is missing"),
+			Cause: diagnosis.InvalidGroup, Words: "group default/train is invalid: the pod has a group name and no group size: annotation " + size + " is missing"},
+		{Name: "a group without a name", Nodes: two(), Pods: list(pod("p", 2000, fake.Annotation(size, "2"))), Pod: "p",
+			Wait:  &diagnosis.GroupWait{Group: "default/", Reason: "gang: invalid group: the pod has a group size and no group name: annotation " + name + " is missing"},
+			Cause: diagnosis.InvalidGroup, Words: "its group, which has no name, is invalid: the pod has a group size and no group name: annotation " + name + " is missing"},
+		{Name: "the size as a label", Nodes: two(), Pods: list(pod("p", 2000, fake.Annotation(name, "train"), label(size, "2"))), Pod: "p",
+			Wait:  wait("gang: invalid group: the pod has a group name and no group size: " + size + " must be an annotation of the pod"),
+			Cause: diagnosis.InvalidGroup, Words: "group default/train is invalid: the pod has a group name and no group size: " + size + " must be an annotation of the pod"},
+		{Name: "both keys as labels", Nodes: two(), Pods: list(pod("p", 2000, label(name, "train"), label(size, "2"), fake.Bound("n1", 0))), Pod: "p",
+			Words: name + " is a label of the pod, and must be an annotation: the pod is in no group"},
+		{Name: "annotations and labels that contradict each other", Nodes: two(), Pods: list(pod("p", 2000, member("train", "2"),
+			label(protocol.LabelGroupName, "train"), label(protocol.LabelGroupSize, "3"))), Pod: "p",
+			Wait:  wait(`gang: invalid group: the pod's annotations and labels disagree on its group: annotations say "train" of 2, labels say "train" of 3`),
+			Cause: diagnosis.InvalidGroup, Words: `group default/train is invalid: the pod's annotations and labels disagree on its group: annotations say "train" of 2, labels say "train" of 3`},
+		{Name: "a member that is missing", Nodes: two(), Pods: list(pod("p", 2000, member("train", "2"))), Pod: "p",
+			Wait:  wait("gang: 1 of 2 members exist"),
+			Cause: diagnosis.WaitsForGroup, Words: "group default/train waits: 1 of 2 members exist"},
+		{Name: "a member with an invalid size", Nodes: two(), Pods: list(pod("p", 2000, member("train", "2")), pod("q", 2000, member("train", "x"))), Pod: "p",
+			Wait:  wait("gang: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group, such as q"),
+			Cause: diagnosis.WaitsForGroup, Words: "group default/train waits: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group, such as q"},
+		{Name: "a member that is larger than any card", Nodes: two(), Pods: list(pod("p", 9000, member("train", "2")), pod("q", 2000, member("train", "2"))), Pod: "p",
+			Wait:  &diagnosis.GroupWait{Group: "default/train", Reason: "gang: kube-scheduler hasn't tried all other members yet", Untried: true},
+			Cause: diagnosis.TooLarge, Words: "no card is large enough for 9000 MiB: the largest has 8000 MiB, on n1; group default/train waits: kube-scheduler hasn't tried all other members yet"},
+	}
+}
