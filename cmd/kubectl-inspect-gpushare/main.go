@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -32,7 +33,10 @@ func run() int {
 	if strings.HasPrefix(filepath.Base(os.Args[0]), "kubectl_complete-") {
 		cmd.SetArgs(inspect.CompletionArgs(os.Args[1:]))
 	}
-	if err := cmd.ExecuteContext(ctx); err != nil {
+	switch err := cmd.ExecuteContext(ctx); {
+	case errors.Is(err, inspect.ErrInterrupted):
+		return 130 // The status of a program that Ctrl-C ends, in shells.
+	case err != nil:
 		fmt.Fprintln(os.Stderr, "error:", inspect.Printable(err.Error()))
 		return 1
 	}

@@ -29,7 +29,9 @@ type Diagnoser struct {
 	now time.Time
 	// active are the names of the schedulers that have tried a pending pod.
 	active map[string]bool
-	nodes  nodeIndex
+	// podsOnly is true if nodes are unknown, see PodsOnly.
+	podsOnly bool
+	nodes    nodeIndex
 	// choices and rooms are caches by Pod.constraintsKey and Pod.roomKey.
 	choices map[string]*choice
 	rooms   map[string]room

@@ -181,6 +181,9 @@ func amounts(pod *corev1.Pod) (asks, written string) {
 
 // tooLarge explains the request of a pod for which no card is large enough.
 func (c *podCase) tooLarge() string {
+	if c.room.unit == 0 { // No node is known, see PodsOnly.
+		return c.room.message
+	}
 	request := c.room.unit.Format(c.Request)
 	if mistake, found := c.quantityMistake(); found {
 		request = mistake

@@ -114,6 +114,9 @@ var cardReasons = []Reason{Fits, KeptForNominated, FailedCard, WaitsForTerminati
 
 // room returns what the nodes have for the pod.
 func (d *Diagnoser) room(pod *Pod) room {
+	if d.podsOnly {
+		return reportedRoom(pod)
+	}
 	made, known := d.rooms[pod.roomKey]
 	if !known {
 		made = d.findRoom(pod)

@@ -9,9 +9,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -19,23 +21,40 @@ import (
 type Objects struct {
 	Nodes []*corev1.Node
 	Pods  []*corev1.Pod
+	// PodsOnly is true if nodes, and pods of other namespaces, were not read.
+	PodsOnly bool
 	// Now is the time for which the report is: a pod that should have ended by then makes no room.
 	Now time.Time
 }
+
+// notSeen is the remark for users with rights in one namespace.
+const notSeen = "Nodes, or pods of other namespaces, can't be listed: causes about nodes come from kube-scheduler's message."
 
 // hasNode reports whether a node of that name was read.
 func (o Objects) hasNode(name string) bool {
 	return slices.ContainsFunc(o.Nodes, func(node *corev1.Node) bool { return node.Name == name })
 }
 
-// Build returns the report for nodes and pods. It omits nodes that neither share GPU memory nor have pods that use it, pods
-// that ask for none or have ended, and pods of nodes that are not given.
-func Build(objects Objects) Report {
-	report := Report{APIVersion: ReportAPIVersion, Kind: ReportKind, Nodes: []Node{}, PendingPods: []PendingPod{}}
+// hasPodsOn reports whether a pod was read that is bound to a node of that name.
+func (o Objects) hasPodsOn(name string) bool {
+	return slices.ContainsFunc(o.Pods, func(pod *corev1.Pod) bool { return pod.Spec.NodeName == name })
+}
 
+// Build returns the report for nodes and pods. It omits nodes that neither share GPU memory nor have pods that use it, and
+// pods that ask for none or have ended.
+func Build(objects Objects) Report {
+	report := Report{
+		APIVersion: ReportAPIVersion, Kind: ReportKind, Nodes: []Node{}, NodesWithoutCards: []NodeWithoutCards{},
+		PendingPods: []PendingPod{}, RequestProblems: []RequestProblem{},
+	}
+	// The order in which the extender gets the pods when it starts.
+	objects.Pods = slices.SortedFunc(slices.Values(objects.Pods), byName)
 	bound := map[string][]*corev1.Pod{}
 	var pending []*corev1.Pod
 	for _, pod := range objects.Pods {
+		if problem, found := requestProblem(pod); found {
+			report.RequestProblems = append(report.RequestProblems, problem)
+		}
 		switch {
 		case protocol.Terminal(pod) || protocol.PodRequest(pod) == 0:
 		case pod.Spec.NodeName != "":
@@ -44,28 +63,99 @@ func Build(objects Objects) Report {
 			pending = append(pending, pod)
 		}
 	}
-	byName := func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) }
-	for _, object := range slices.SortedFunc(slices.Values(objects.Nodes), byName) {
-		node := buildNode(object, bound[object.Name])
-		if len(node.Cards) > 0 || len(node.Pods) > 0 {
-			report.Nodes = append(report.Nodes, node)
-		}
+	if objects.PodsOnly {
+		report.NotSeen = notSeen
 	}
-	diagnoser, waits := diagnosis.FromObjects(objects.Nodes, objects.Pods, objects.Now), groupWaits(objects.Pods, objects.Now)
-	for _, pod := range pending {
-		report.PendingPods = append(report.PendingPods, buildPending(pod, waits[pod.UID], diagnoser))
-	}
-	slices.SortFunc(report.PendingPods, func(a, b PendingPod) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
-	report.Cluster = sumUp(report.Nodes)
+	report.addNodes(objects, bound)
+	report.addPending(objects, pending)
 	return report
 }
 
-func buildNode(object *corev1.Node, pods []*corev1.Pod) Node {
+// addPending adds the pending pods with their diagnosis.
+func (r *Report) addPending(objects Objects, pending []*corev1.Pod) {
+	if len(pending) == 0 {
+		return // The diagnosis of none costs as much as that of one.
+	}
+	diagnoser, waits := diagnosis.FromObjects(objects.Nodes, objects.Pods, objects.Now), groupWaits(objects.Pods, objects.Now)
+	if objects.PodsOnly {
+		diagnoser = diagnosis.PodsOnly(objects.Pods, objects.Now)
+	}
+	for _, pod := range pending {
+		r.PendingPods = append(r.PendingPods, buildPending(pod, waits[pod.UID], diagnoser))
+	}
+}
+
+// requestProblem returns the problem with the pod's request; false if there is none, or if the pod ends or has ended.
+func requestProblem(pod *corev1.Pod) (RequestProblem, bool) {
+	problem, found := diagnosis.RequestProblem(pod)
+	return RequestProblem{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Node: pod.Spec.NodeName, Problem: problem},
+		found && pod.DeletionTimestamp == nil && !protocol.Terminal(pod)
+}
+
+func byName[Object metav1.Object](a, b Object) int {
+	return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
+}
+
+// addNodes adds the nodes and their sum to the report, also deleted nodes to which pods are bound.
+func (r *Report) addNodes(objects Objects, bound map[string][]*corev1.Pod) {
+	var cardless []*corev1.Node
+	existing := map[string]bool{}
+	for _, object := range slices.SortedFunc(slices.Values(objects.Nodes), byName) {
+		existing[object.Name] = true
+		if node := buildNode(object, bound[object.Name], 0); len(node.Cards) > 0 {
+			r.Nodes = append(r.Nodes, node)
+		} else {
+			cardless = append(cardless, object)
+		}
+	}
+	r.Cluster = sumUp(r.Nodes)
+	for _, object := range cardless {
+		node := r.buildCardless(object, bound[object.Name])
+		if len(node.Pods) > 0 {
+			r.Nodes = append(r.Nodes, node)
+		} else if labelled(object) {
+			r.NodesWithoutCards = append(r.NodesWithoutCards, NodeWithoutCards{Name: node.Name, Problems: node.Problems})
+		}
+	}
+	for name, pods := range bound {
+		if !existing[name] && !objects.PodsOnly {
+			deleted := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+			node := r.buildCardless(deleted, pods)
+			node.Gone, node.Problems = true, slices.Insert(node.Problems, 0, "the node is gone, but pods are bound to it")
+			r.Nodes = append(r.Nodes, node)
+		}
+	}
+	slices.SortFunc(r.Nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
+	if len(r.Nodes) > 0 && r.Cluster.Unit == 0 {
+		r.Cluster.Unit = r.Nodes[0].Unit
+	}
+}
+
+// buildCardless returns a node without cards. Its unit is that of the other nodes, or else inferred from its largest pod, as
+// if that were a card.
+func (r *Report) buildCardless(object *corev1.Node, pods []*corev1.Pod) Node {
+	unit := r.Cluster.Unit
+	if unit == 0 {
+		var largest gpu.Card
+		for _, pod := range pods {
+			largest.Memory = max(largest.Memory, protocol.PodRequest(pod))
+		}
+		unit = Unit(gpu.UnitOf(0, []gpu.Card{largest}))
+	}
+	return buildNode(object, pods, unit)
+}
+
+// labelled reports whether the node is labelled for sharing.
+func labelled(node *corev1.Node) bool { return node.Labels[protocol.LabelShared] == "true" }
+
+// buildNode returns the node with its pods. unit is the unit of a node without cards.
+func buildNode(object *corev1.Node, pods []*corev1.Pod, unit Unit) Node {
 	parsed := protocol.ParseNode(object)
 	node := Node{Name: object.Name, Address: address(object), Problems: []string{}, Cards: []Card{}, Pods: []Pod{}}
 	node.Unit, node.UnitInferred = Unit(gpu.UnitOf(parsed.Unit, parsed.Cards)), parsed.Unit == 0
+	if len(parsed.Cards) == 0 {
+		node.Unit = unit
+	}
 	for _, card := range parsed.Cards {
 		node.Cards = append(node.Cards, buildCard(card))
 		node.Total = node.Total.Add(card.Memory)
@@ -73,7 +163,13 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod) Node {
 	slices.SortFunc(node.Cards, func(a, b Card) int { return cmp.Compare(a.Index, b.Index) })
 
 	for _, object := range pods {
-		node.addPod(object)
+		node.Pods = append(node.Pods, buildPod(object))
+	}
+	if slices.ContainsFunc(node.Pods, func(p Pod) bool { return len(p.Shares) == 0 }) {
+		node.presume(diagnosis.NewLedger([]*corev1.Node{object}, pods))
+	}
+	for i := range node.Pods {
+		node.count(&node.Pods[i])
 	}
 	slices.SortFunc(node.Pods, func(a, b Pod) int {
 		return cmp.Or(cmp.Compare(a.firstCard(), b.firstCard()), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
@@ -94,8 +190,8 @@ func buildCard(card gpu.Card) Card {
 	return out
 }
 
-// addPod adds a bound pod to the node and its memory to the cards that its annotations name.
-func (n *Node) addPod(object *corev1.Pod) {
+// buildPod returns a bound pod with the cards that its annotations name.
+func buildPod(object *corev1.Pod) Pod {
 	pod := Pod{
 		Namespace:   object.Namespace,
 		Name:        object.Name,
@@ -112,9 +208,33 @@ func (n *Node) addPod(object *corev1.Pod) {
 	case err != nil:
 		pod.Notes = append(pod.Notes, err.Error())
 	}
-	pod.unknownCard = pod.Request
 	for _, share := range shares {
 		pod.Shares = append(pod.Shares, Share{Card: share.Card, Memory: share.Memory})
+	}
+	return pod
+}
+
+// presume sets the card of pods whose annotations name none, as the extender's ledger does: the card on which the node is
+// likely to place the pod.
+func (n *Node) presume(l *ledger.Ledger) {
+	for i := range n.Pods {
+		pod := &n.Pods[i]
+		if len(pod.Shares) > 0 {
+			continue
+		}
+		_, allocation, _ := l.Lookup(gpu.PodUID(pod.UID))
+		for _, share := range allocation.Placement {
+			pod.Presumed, pod.Shares = true, append(pod.Shares, Share{Card: share.Card, Memory: share.Memory})
+			pod.Notes = append(pod.Notes, fmt.Sprintf("counted on GPU%d", share.Card))
+		}
+	}
+}
+
+// count adds the pod's memory to its cards, and what is on none of them to UnknownCard.
+func (n *Node) count(pod *Pod) {
+	n.Allocated = n.Allocated.Add(pod.Request)
+	pod.unknownCard = pod.Request
+	for _, share := range pod.Shares {
 		if card := n.card(share.Card); card != nil {
 			card.Allocated = card.Allocated.Add(share.Memory)
 			pod.unknownCard = pod.unknownCard.Sub(share.Memory)
@@ -122,8 +242,7 @@ func (n *Node) addPod(object *corev1.Pod) {
 			pod.Notes = append(pod.Notes, fmt.Sprintf("GPU%d is not on the node", share.Card))
 		}
 	}
-	n.Allocated, n.UnknownCard = n.Allocated.Add(pod.Request), n.UnknownCard.Add(pod.unknownCard)
-	n.Pods = append(n.Pods, pod)
+	n.UnknownCard = n.UnknownCard.Add(pod.unknownCard)
 }
 
 // judge sets the node's problems and its free memory. All pods must have been added.
@@ -135,6 +254,9 @@ func (n *Node) judge(object *corev1.Node, parsed protocol.Node) {
 	}
 	if parsed.Problem != nil {
 		problem("%v", parsed.Problem)
+	}
+	if labelled(object) && len(n.Cards) == 0 {
+		problem("the label %s=true is set, but the node has no cards to share: its device plugin reports none", protocol.LabelShared)
 	}
 	for i := range n.Cards {
 		card := &n.Cards[i]

@@ -110,6 +110,12 @@ func newPod(name string, request int64) podBuilder {
 	}}
 }
 
+// plain makes the pod one that asks for nothing.
+func (p podBuilder) plain() podBuilder {
+	p.Spec.Containers[0].Resources.Limits = nil
+	return p
+}
+
 // on binds the pod to a card and sets it running.
 func (p podBuilder) on(node string, card int) podBuilder {
 	p.Annotations[protocol.AnnotationIndex] = strconv.Itoa(card)

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
 )
 
 const longHelp = `Show the GPU memory that the nodes of a cluster share: the allocated memory of each card, the pods that use it, and
@@ -22,7 +24,7 @@ from its binding until it has ended; a pod that is being deleted still holds it.
 
 Columns:
   GPUn(Allocated/Total)  allocated and total memory of card n; 0/0 if the node has no such card
-  PENDING(Allocated)     memory of pods that are bound to the node and whose card is unknown
+  PENDING(Allocated)     memory of pods that are bound to the node and count on none of its cards
   GPU Memory(unit)       allocated and total memory of the node; the unit applies to all columns
   LARGEST FREE(unit)     the largest request that fits a card of the node now (on terminals, and with -o wide)
 
@@ -40,6 +42,9 @@ const examples = `  # All nodes that share GPU memory, and their sum
   # Why are pods pending?
   kubectl inspect gpushare --pending
 
+  # The same with rights in one namespace only
+  kubectl inspect gpushare --pending -n team-a
+
   # For scripts
   kubectl inspect gpushare -o json | jq '.nodes[] | {name, largestFree, unit}'`
 
@@ -50,6 +55,9 @@ const (
 	outputYAML = "yaml"
 	outputName = "name"
 )
+
+// ErrInterrupted is the command's error if its context ended before the result was printed.
+var ErrInterrupted = errors.New("interrupted")
 
 // options are the values of the flags and arguments.
 type options struct {
@@ -78,17 +86,7 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl inspect gpushare"},
 		SilenceErrors: true, // main prints them.
 		SilenceUsage:  true,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			// A node that is named twice is shown and counted once.
-			o.scope.nodes = slices.Compact(slices.Sorted(slices.Values(args)))
-			if o.allNamespaces {
-				*o.connection.Namespace = ""
-			}
-			if err := o.validate(); err != nil {
-				return err
-			}
-			return o.advise(o.run(cmd.Context()))
-		},
+		RunE:          func(cmd *cobra.Command, args []string) error { return o.execute(cmd.Context(), args) },
 	}
 	cmd.SetIn(streams.In)
 	cmd.SetOut(streams.Out)
@@ -111,11 +109,30 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 	o.connection.AddFlags(flags)
 	flags.Bool("version", false, "Print the version and exit.") // Defined here without -v, which is the log level in kubectl.
 	// Cards belong to no namespace, so unlike other commands this one ignores the context's namespace.
-	flags.Lookup("namespace").Usage = "List only the pods of this namespace. The sums always include all pods."
+	flags.Lookup("namespace").Usage = "List only the pods of this namespace; with --pending and --groups, rights in it are enough. The sums always include all pods."
 	if err := o.addCompletion(cmd); err != nil {
 		panic(err) // Unreachable: the flags were defined above.
 	}
 	return cmd
+}
+
+// execute checks the options, and runs the command for the arguments.
+func (o *options) execute(ctx context.Context, args []string) (err error) {
+	if o.scope.nodes, err = nodeNames(args); err != nil {
+		return err
+	}
+	if o.allNamespaces {
+		*o.connection.Namespace = ""
+	}
+	if err := o.validate(); err != nil {
+		return err
+	}
+	// client-go logs requests that Ctrl-C cancels as errors. This logger discards them; what matters is returned.
+	ctx = klog.NewContext(ctx, klog.Logger{})
+	if err = o.run(ctx); err != nil && ctx.Err() != nil {
+		return ErrInterrupted
+	}
+	return o.advise(err)
 }
 
 func (o *options) validate() error {

@@ -1,6 +1,8 @@
 package inspect
 
 import (
+	"context"
+	"errors"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -9,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/klog/v2"
 )
 
 func TestCommand(t *testing.T) {
@@ -31,9 +34,82 @@ Allocated/Total GPU Memory In Cluster:
 9/45 (20%)
 `,
 		},
+		"a pod on a deleted node, and a labelled node without cards": {
+			objects: absent,
+			stdout: `
+NAME  IPADDRESS  GPU0(Allocated/Total)  PENDING(Allocated)  GPU Memory(MiB)
+gone  unknown    0/0                    4000                4000/0
+n     10.0.0.1   2000/16276                                 2000/16276
+---------------------------------------------------------------------------
+Largest Free Piece: 14276 MiB of 14276 MiB free, on n
+Allocated/Total GPU Memory In Cluster:
+2000/16276 (12%)
+
+Problems:
+NODE   PROBLEM
+gone   the node is gone, but pods are bound to it
+gone   pods whose card is not known hold 4000 (MiB)
+empty  the label gpushare=true is set, but the node has no cards to share: its device plugin reports none
+`,
+		},
+		"the same with details": {
+			objects: absent, args: []string{"-d"},
+			stdout: `
+NAME:       gone
+IPADDRESS:  unknown
+UNIT:       MiB
+
+NAMESPACE    NAME  Pending(Allocated)  STATUS
+default      lost  4000                Running, GPU0 is not on the node
+Allocated :  4000 (0%)
+Total :      0
+Problems :   the node is gone, but pods are bound to it
+             pods whose card is not known hold 4000 (MiB)
+-----------------------------------------------------------------------
+
+NAME:       n
+IPADDRESS:  10.0.0.1
+UNIT:       MiB
+
+NAMESPACE    NAME  GPU0(Allocated)
+default      p     2000
+Allocated :  2000 (12%)
+Total :      16276
+----------------------------------
+
+Largest Free Piece: 14276 MiB of 14276 MiB free, on n
+Allocated/Total GPU Memory In Cluster:  2000/16276 (12%)
+
+Problems:
+NODE   PROBLEM
+empty  the label gpushare=true is set, but the node has no cards to share: its device plugin reports none
+`,
+		},
+		"a deleted node by name": {
+			objects: absent, args: []string{"node/gone", "--no-headers"}, stdout: "\ngone  unknown  4000  4000/0\n",
+		},
+		"names leave out deleted nodes": {objects: absent, args: []string{"-o", "name"}, stdout: "\nnode/n\n"},
 		"a node by name, without pending pods": {
 			objects: trouble, args: []string{"node-c", "--no-headers"},
 			stdout: "\nnode-c  10.0.0.3  6/16  6/16\n",
+		},
+		"nodes as kubectl names them": {
+			objects: trouble, args: []string{"nodes/node-b", "no/node-a", "node/node-b", "-o", "name"},
+			stdout: "\nnode/node-a\nnode/node-b\n",
+		},
+		"something else than a node": {
+			objects: nothing, args: []string{"pod/p"}, err: `"pod/p" is not a node: want NAME or node/NAME`,
+		},
+		"the sum of a node": {
+			objects: twoNodes, args: []string{"cn-beijing.i-2ze"},
+			stdout: `
+NAME              IPADDRESS     GPU0(Allocated/Total)  GPU Memory(GiB)
+cn-beijing.i-2ze  192.168.0.70  0/15                   0/15
+----------------------------------------------------------------------
+Largest Free Piece: 15 GiB of 15 GiB free, on cn-beijing.i-2ze
+Allocated/Total GPU Memory On Node cn-beijing.i-2ze:
+0/15 (0%)
+`,
 		},
 		"two nodes by name": {
 			objects: trouble, args: []string{"node-b", "node-a", "-o", "name"},
@@ -46,14 +122,14 @@ NAME:       cn-shanghai.i-uf61h64
 IPADDRESS:  192.168.0.71
 UNIT:       GiB
 
-NAME         NAMESPACE  GPU0(Allocated)  GPU1(Allocated)
-binpack-1-b  ml         0                2
+NAMESPACE    NAME         GPU0(Allocated)  GPU1(Allocated)
+ml           binpack-1-b  0                2
 Allocated :  9 (30%)
 Total :      30
---------------------------------------------------------
+----------------------------------------------------------
 
 Largest Free Piece: 15 GiB of 21 GiB free, on cn-shanghai.i-uf61h64
-Allocated/Total GPU Memory In Cluster:  9/30 (30%)
+Allocated/Total GPU Memory On Node cn-shanghai.i-uf61h64:  9/30 (30%)
 `,
 		},
 		"-A overrules -n": {
@@ -73,7 +149,7 @@ NAME  IPADDRESS  GPU0(Allocated/Total)  GPU Memory(GiB)
 b     10.0.0.2   5/80                   5/80
 -------------------------------------------------------
 Largest Free Piece: 75 GiB of 75 GiB free, on b
-Allocated/Total GPU Memory In Cluster:
+Allocated/Total GPU Memory On Selected Nodes:
 5/80 (6%)
 `,
 		},
@@ -95,8 +171,8 @@ Allocated/Total GPU Memory In Cluster:
 			},
 			stdout: `
 Pending Pods:
-NAME     NAMESPACE  REQUEST  REASON
-waiting  default    5        0/1 nodes are available.
+NAMESPACE  NAME     REQUEST  CAUSE    WHY
+default    waiting  5        no_node  no node shares GPU memory
 `,
 			stderr: "No node shares GPU memory: none offers aliyun.com/gpu-mem.\n",
 		},
@@ -135,7 +211,7 @@ default    piece  12       fragmented  12 GiB free on n1, but the largest piece 
 				}))
 			},
 			args:   []string{"--pending", "--no-headers"},
-			stdout: "\ndefault  p  16  full  the cards that are large enough are taken: the largest free piece is 7 GiB, on n1 (and 1 node alike)\n",
+			stdout: "\ndefault  p  16  full  the cards that are large enough are taken: the largest free piece is 7 GiB, on n1 (1 other node has less)\n",
 		},
 		"no pending pods": {
 			objects: twoNodes, args: []string{"--pending"}, stderr: "No pod waits for GPU memory.\n",
@@ -231,6 +307,67 @@ func TestAPIServerRejects(t *testing.T) {
 	api.answerWith(http.StatusUnauthorized)
 	if _, _, err := execute(t, api); err == nil || !strings.Contains(err.Error(), "doesn't accept your credentials") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// TestOneNamespace checks the output for a user with rights in one namespace only.
+func TestOneNamespace(t *testing.T) {
+	api := newFakeAPI(t, split(t,
+		newPod("mine", 12).in("ml").refused("0/2 nodes are available: 2 no GPU card has enough free memory. preemption: not helpful."),
+		newPod("other", 1),
+	))
+	pending := func(args ...string) (stdout, stderr string) {
+		t.Helper()
+		stdout, stderr, err := execute(t, api, append(args, "--pending", "-n", "ml", "--no-headers")...)
+		if err != nil {
+			t.Error(err)
+		}
+		return stdout, stderr
+	}
+	const full = "ml  mine  12  fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card\n"
+	if stdout, stderr := pending(); stdout != full || stderr != "" {
+		t.Errorf("with rights in all namespaces: %q, %q", stdout, stderr)
+	}
+	api.namespace = "ml"
+	if stdout, stderr := pending(); stdout != "ml  mine  12  full  0/2 nodes are available: 2 no GPU card has enough free memory\n" || stderr != notSeen+"\n" {
+		t.Errorf("with rights in one namespace: %q, %q", stdout, stderr)
+	}
+	for _, args := range [][]string{nil, {"-n", "ml"}, {"--pending"}, {"-w"}} {
+		_, _, err := execute(t, api, args...)
+		if err == nil || !strings.Contains(err.Error(), "use --pending -n NAMESPACE or --groups -n NAMESPACE") {
+			t.Errorf("%v: error %v", args, err)
+		}
+	}
+	for _, mode := range []string{"--pending", "--groups"} {
+		_, _, err := execute(t, api, mode, "-n", "other")
+		if err == nil || !strings.HasSuffix(err.Error(), "You need the permission to list pods in namespace other") {
+			t.Errorf("%s in another namespace: error %v", mode, err)
+		}
+	}
+}
+
+// TestInterrupt checks that nothing is logged when Ctrl-C cancels a request in the middle of a response.
+func TestInterrupt(t *testing.T) {
+	logged := newOutput()
+	klog.LogToStderr(false)
+	klog.SetOutput(logged)
+	defer klog.LogToStderr(true)
+
+	for _, args := range [][]string{nil, {"-w"}, {"--groups"}} {
+		api := newFakeAPI(t, Objects{})
+		api.stalled = make(chan struct{}, 2) // A list of nodes and one of pods.
+		ctx, interrupt := context.WithCancel(t.Context())
+		out, errOut := newOutput(), newOutput()
+		ended := start(ctx, t, api, out, errOut, args...)
+		<-api.stalled
+		interrupt()
+		if err := ended(); !errors.Is(err, ErrInterrupted) {
+			t.Errorf("%v: error %v", args, err)
+		}
+		klog.Flush()
+		if text := out.String() + errOut.String() + logged.String(); text != "" {
+			t.Errorf("%v: output and log %q", args, text)
+		}
 	}
 }
 

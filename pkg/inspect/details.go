@@ -29,13 +29,14 @@ func writeDetails(out *bytes.Buffer, report Report, f format) {
 	}
 	if len(report.Nodes) > 0 {
 		fmt.Fprintln(out, largestFreeText(report))
-		fmt.Fprintf(out, "Allocated/Total GPU Memory In Cluster:  %s", sumText(report.Cluster.Sum))
+		fmt.Fprintf(out, "%s  %s", f.sumTitle(), sumText(report.Cluster.Sum))
 		if slices.ContainsFunc(report.Nodes, func(n Node) bool { return n.Unit != report.Cluster.Unit }) {
 			fmt.Fprintf(out, " in %s", report.Cluster.Unit) // Otherwise every block above names the unit.
 		}
 		fmt.Fprintln(out)
 	}
-	pendingRows(report.PendingPods, f.wide).writeSection(out, f.look, "Pending Pods:")
+	problemRows(report, true).writeSection(out, f.look, "Problems:")
+	writePods(out, report, f)
 }
 
 // podRows returns a row for each pod, with a column for each card, and the node's sums and problems.
@@ -43,7 +44,7 @@ func podRows(node *Node, wide bool) rows {
 	unknownCard := node.UnknownCard > 0
 	withStatus := wide || slices.ContainsFunc(node.Pods, func(p Pod) bool { return p.Terminating || len(p.Notes) > 0 })
 
-	header := []string{"NAME", "NAMESPACE"}
+	header := []string{"NAMESPACE", "NAME"}
 	for _, card := range node.Cards {
 		header = append(header, fmt.Sprintf("GPU%d(Allocated)", card.Index))
 	}
@@ -56,7 +57,7 @@ func podRows(node *Node, wide bool) rows {
 	table := rows{{bold, header}}
 	for i := range node.Pods {
 		pod := &node.Pods[i]
-		cells := []string{pod.Name, pod.Namespace}
+		cells := []string{pod.Namespace, pod.Name}
 		for _, card := range node.Cards {
 			cells = append(cells, pod.on(card.Index).String())
 		}

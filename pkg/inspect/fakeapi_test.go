@@ -33,6 +33,11 @@ type fakeAPI struct {
 	watchers map[chan change]struct{}
 	requests []string
 	status   int // If not zero, the status of all responses.
+	// namespace, if it isn't empty, is the only one in which the client has rights.
+	namespace string
+	// stalled, if it isn't nil, makes all responses stop in the middle until the client cancels the request. Each one is
+	// announced.
+	stalled chan struct{}
 }
 
 // object is a node, pod or namespace, or a builder of one: its copy is the object itself.
@@ -118,16 +123,28 @@ func (api *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	status := api.status
 	api.mu.Unlock()
 	query := r.URL.Query()
-	kind := map[string]string{"/api/v1/nodes": "Node", "/api/v1/pods": "Pod", "/api/v1/namespaces": "Namespace"}[r.URL.Path]
+	path := r.URL.Path
+	inNamespace := ""
+	if parts := strings.Split(path, "/"); len(parts) == 6 && parts[3] == "namespaces" {
+		inNamespace, path = parts[4], "/api/v1/"+parts[5]
+	}
+	kind := map[string]string{"/api/v1/nodes": "Node", "/api/v1/pods": "Pod", "/api/v1/namespaces": "Namespace"}[path]
 	labelled, err1 := labels.Parse(query.Get("labelSelector"))
 	fielded, err2 := fields.ParseSelector(query.Get("fieldSelector"))
 	selected := func(o object) bool {
-		return kindOf(o) == kind && labelled.Matches(labels.Set(o.GetLabels())) && fielded.Matches(fieldsOf(o))
+		return kindOf(o) == kind && (inNamespace == "" || o.GetNamespace() == inNamespace) && labelled.Matches(labels.Set(o.GetLabels())) && fielded.Matches(fieldsOf(o))
 	}
 	w.Header().Set("Content-Type", "application/json")
 	switch {
 	case status != 0:
 		http.Error(w, "refused by the test", status)
+	case api.namespace != "" && api.namespace != inNamespace:
+		w.WriteHeader(http.StatusForbidden)
+		_ = json.NewEncoder(w).Encode(apierrors.NewForbidden(corev1.Resource(strings.ToLower(kind)+"s"), "", nil).Status())
+	case api.stalled != nil:
+		_, _ = w.Write(make([]byte, 16<<20)) // More than the network buffers: the client is reading the body.
+		api.stalled <- struct{}{}
+		<-r.Context().Done()
 	case kind == "" || err1 != nil || err2 != nil:
 		http.Error(w, "no such request", http.StatusNotFound)
 	case query.Get("sendInitialEvents") != "": // As servers without streaming lists do; clients list instead.

@@ -38,6 +38,9 @@ func groupRuns(pods []*corev1.Pod, now time.Time) []groupRun {
 	cardless := map[gang.Key][]gang.Member{}
 	for _, pod := range pods {
 		m := clustercache.NewPodInfo(pod).Member
+		if m != nil && m.Gang.Name == "" { // Pods of one controller were meant to be a group.
+			m.Gang.Name = unnamed + m.Controller
+		}
 		switch {
 		case m == nil:
 		case !m.Cardless:
@@ -67,10 +70,18 @@ func groupRuns(pods []*corev1.Pod, now time.Time) []groupRun {
 		if len(live) == 0 {
 			live = groups[key][:1]
 		}
-		out = append(out, live...)
+		for _, run := range live {
+			if strings.HasPrefix(run.Group.Name, unnamed) {
+				run.Group.Name = ""
+			}
+			out = append(out, run)
+		}
 	}
 	return out
 }
+
+// unnamed is the beginning of the names under which groupRuns distinguishes groups without a name. No valid name has it.
+const unnamed = "\x00"
 
 // schedulerMessage returns kube-scheduler's message about the pod; empty if there is none.
 func schedulerMessage(pod *corev1.Pod) string {
@@ -96,6 +107,15 @@ func (r *groupRun) add(m gang.Member, message string) {
 	}
 }
 
+// podNames returns the sorted names of the members that run or wait.
+func (r *groupRun) podNames() (names []string) {
+	for _, m := range slices.Concat(r.bound, r.pending, r.ineligible) {
+		names = append(names, m.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
 // over reports whether no member is left that runs or waits.
 func (r *groupRun) over() bool {
 	return len(r.bound)+len(r.pending)+len(r.ineligible)+r.cardless == 0
@@ -105,14 +125,14 @@ func (r *groupRun) over() bool {
 func (r *groupRun) state() (state, reason string) {
 	for _, m := range r.ineligible {
 		if m.Problem != "" {
-			return GroupInvalid, m.Problem
+			return GroupInvalid, m.Name + ": " + m.Problem
 		}
 	}
 	switch {
 	case r.over():
 		return GroupEnded, ""
 	case r.Size == 0:
-		return GroupInvalid, reasonText(gang.Disagree.Text)
+		return GroupInvalid, r.disagreement()
 	case r.Phase == gang.PhaseRunning:
 		return GroupRunning, r.message()
 	case r.Phase == gang.PhaseBroken:
@@ -121,6 +141,15 @@ func (r *groupRun) state() (state, reason string) {
 		return GroupIncomplete, r.reason(r.reported())
 	}
 	return GroupPending, cmp.Or(r.reported(), r.message(), r.reason(""))
+}
+
+// disagreement returns how the members contradict each other.
+func (r *groupRun) disagreement() string {
+	text := gang.Disagree.Text
+	if r.Reason.Label == gang.Disagree.Label {
+		text = r.Reason.Text
+	}
+	return strings.TrimPrefix(reasonText(text), "invalid group: ") // The state says so.
 }
 
 // reason returns why the run isn't running, in the words of the extender. reported is the reason that the extender gave
@@ -188,6 +217,7 @@ func groupWaits(pods []*corev1.Pod, now time.Time) map[types.UID]*diagnosis.Grou
 		wait := func(m gang.Member, reason string) {
 			waits[types.UID(m.UID)] = &diagnosis.GroupWait{
 				Group: run.Group.String(), Reason: reason, Since: run.since(), Untried: reason == reasonText(gang.AwaitsOthers.Text),
+				Invalid: m.Problem != "",
 			}
 		}
 		for _, m := range run.ineligible {

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,6 +31,8 @@ type Groups struct {
 type Group struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
+	// Pods are the names of the pods if the group has no name.
+	Pods []string `json:"pods,omitempty"`
 	// Run identifies the run; empty if no member is bound, or if no bound member has the annotation
 	// gpushare.aliyun.com/group-run.
 	Run string `json:"run,omitempty"`
@@ -78,12 +82,25 @@ func BuildGroups(pods []*corev1.Pod, now time.Time) Groups {
 			Namespace: run.Group.Namespace, Name: run.Group.Name, Run: run.ID, Size: run.Size, Bound: len(run.bound),
 			Members: len(run.bound) + len(run.pending) + len(run.ineligible), Cardless: run.cardless, State: state, Reason: reason,
 		}
+		if group.Name == "" {
+			group.Pods = run.podNames()
+		}
 		if since := run.since(); !since.IsZero() {
 			group.Since = &since
 		}
 		out.Groups = append(out.Groups, group)
 	}
 	return out
+}
+
+// someOf lists at most three names, and the number of the others.
+func someOf(names []string) string {
+	const most = 3
+	text := strings.Join(names[:min(most, len(names))], ", ")
+	if others := len(names) - most; others > 0 {
+		text += fmt.Sprintf(" and %d more", others)
+	}
+	return text
 }
 
 // writeGroups writes a row for each group.
@@ -98,7 +115,7 @@ func writeGroups(out *bytes.Buffer, groups Groups, f format) {
 		if g.Since != nil {
 			since = g.Since.UTC().Format(time.RFC3339)
 		}
-		table.add(plain, g.Namespace, cmp.Or(shorten(g.Name), "<unnamed>"), size, strconv.Itoa(g.Members), strconv.Itoa(g.Bound),
+		table.add(plain, g.Namespace, cmp.Or(shorten(g.Name), "<unnamed> "+someOf(g.Pods)), size, strconv.Itoa(g.Members), strconv.Itoa(g.Bound),
 			g.State, since, cmp.Or(shorten(g.Reason), "-"))
 	}
 	table.writeAlone(out, f)

@@ -60,7 +60,7 @@ func (p podBuilder) gated(gate string) podBuilder {
 }
 
 func TestGroups(t *testing.T) {
-	launcher := newPod("launcher", 0).member("mpi", 2)
+	launcher := newPod("launcher", 0).plain().member("mpi", 2)
 	api := newFakeAPI(t, objects(nil,
 		newPod("lonely", 8),
 		newPod("a-0", 8).member("waits", 2).created(5).refused("0/1 nodes are available: 1 gang: there is no room for all members at once."),
@@ -73,18 +73,22 @@ func TestGroups(t *testing.T) {
 		newPod("f-0", 8).member("done", 1).on("n", 0).phase(corev1.PodSucceeded),
 		newPod("g-0", 8).member("leaves", 2).on("n", 0).terminating(), newPod("g-1", 8).member("leaves", 2).on("n", 0),
 		newPod("h-0", 8).member("elsewhere", 1).in("other"),
+		newPod("i-0", 8).member("", 5).controlled("job"), newPod("i-1", 8).member("", 5).controlled("job"), newPod("i-2", 8).member("", 5).controlled("job"),
+		newPod("i-3", 8).member("", 5).controlled("job"), newPod("i-4", 8).member("", 5).controlled("job"), newPod("j-0", 8).member("", 2),
 	))
 	want := strings.TrimLeft(`
-NAMESPACE  GROUP      SIZE  MEMBERS  BOUND  STATE       WAITS SINCE           REASON
-default    done       ?     0        0      Ended       -                     -
-default    half       2     2        1      Broken      -                     only 1 of 2 members are bound
-default    leaves     2     1        1      Running     -                     -
-default    mpi        2     1        0      Incomplete  -                     1 of 2 members exist, and 1 that ask for no cards don't count
-default    quarrels   ?     2        0      Invalid     -                     the members disagree on the group's size
-default    runs       2     2        2      Running     -                     -
-default    short      3     1        0      Incomplete  -                     1 of 3 members exist
-default    waits      2     2        0      Pending     2026-07-01T11:05:00Z  there is no room for all members at once
-other      elsewhere  1     1        0      Pending     -                     kube-scheduler hasn't tried all other members yet
+NAMESPACE  GROUP                               SIZE  MEMBERS  BOUND  STATE       WAITS SINCE           REASON
+default    <unnamed> j-0                       ?     1        0      Invalid     -                     j-0: the pod has a group size and no group name: annotation scheduling.k8s.io/group-name is missing
+default    <unnamed> i-0, i-1, i-2 and 2 more  ?     5        0      Invalid     -                     i-0: the pod has a group size and no group name: annotation scheduling.k8s.io/group-name is missing
+default    done                                ?     0        0      Ended       -                     -
+default    half                                2     2        1      Broken      -                     only 1 of 2 members are bound
+default    leaves                              2     1        1      Running     -                     -
+default    mpi                                 2     1        0      Incomplete  -                     1 of 2 members exist, and 1 that ask for no cards don't count
+default    quarrels                            ?     2        0      Invalid     -                     the members disagree on the group's size: e-0 says 2, e-1 says 3
+default    runs                                2     2        2      Running     -                     -
+default    short                               3     1        0      Incomplete  -                     1 of 3 members exist
+default    waits                               2     2        0      Pending     2026-07-01T11:05:00Z  there is no room for all members at once
+other      elsewhere                           1     1        0      Pending     -                     kube-scheduler hasn't tried all other members yet
 `, "\n")
 	out, aside, err := execute(t, api, "--groups")
 	if err != nil || aside != "" {
@@ -93,7 +97,7 @@ other      elsewhere  1     1        0      Pending     -                     ku
 	if diff := cmp.Diff(want, out); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if out, _, err := execute(t, api, "--groups", "--no-headers"); err != nil || !strings.HasPrefix(out, "default  done ") || strings.Count(out, "\n") != 9 {
+	if out, _, err := execute(t, api, "--groups", "--no-headers"); err != nil || !strings.HasPrefix(out, "default  <unnamed> ") || strings.Count(out, "\n") != 11 {
 		t.Errorf("rows alone: %v\n%s", err, out)
 	}
 	for _, format := range []string{"json", "yaml"} {
@@ -156,7 +160,7 @@ func TestGroupRuns(t *testing.T) {
 			[]podBuilder{bound("a", "1").boundSince(5), pending("b").created(6)}, []string{"1: Running 1/2"},
 		},
 		"members with scheduling gates don't count": {
-			[]podBuilder{pending("a").gated("quota"), pending("b")}, []string{": Incomplete 0/2: 1 of 2 members exist, 1 more can't be placed because of scheduling gates or an invalid group"},
+			[]podBuilder{pending("a").gated("quota"), pending("b")}, []string{": Incomplete 0/2: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group, such as a"},
 		},
 		"but those with the gate of fair shares do": {
 			[]podBuilder{pending("a").gated(protocol.GateFairShare), pending("b")}, []string{": Pending 0/2: kube-scheduler hasn't tried all other members yet"},
@@ -218,9 +222,11 @@ func TestGroupNamesSanitized(t *testing.T) {
 	if err != nil || aside != "" {
 		t.Errorf("stderr %q, %v", aside, err)
 	}
-	const why = "the group's name is not a valid label value: up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends\n"
-	want := "default  x^[]0;owned?^[[2J kube-system admin" + strings.Repeat(" ", 127) + "?  1  0  Invalid  -  " + why +
-		"default  " + strings.Repeat("y", 159) + "…  ?  1  0  Invalid  -  " + why
+	const why = "the group's name is not a valid label value: up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends: " +
+		"annotation scheduling.k8s.io/group-name is "
+	want := "default  x^[]0;owned?^[[2J kube-system admin" + strings.Repeat(" ", 267) + "?  1  0  Invalid  -  p: " + why +
+		`"x\x1b]0;owned\a\x1b[2J\nkube-system\tadmin\u202e"` + "\n" +
+		"default  " + strings.Repeat("y", 299) + "…  ?  1  0  Invalid  -  q: " + why + `"` + strings.Repeat("y", 70) + `"` + "\n"
 	if diff := cmp.Diff(want, out); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

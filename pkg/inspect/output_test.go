@@ -55,9 +55,9 @@ node-c  the node is cordoned
 node-c  the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable
 
 Pending Pods:
-NAME     NAMESPACE  REQUEST  REASON
-waiting  default    20       0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable.
-fresh    ml         2        scheduler "default-scheduler" has not tried it yet
+NAMESPACE  NAME     REQUEST  CAUSE                  WHY
+default    waiting  20       too_large              no card is large enough for 20 GiB: the largest has 16 GiB, on node-a; node-c: the node is not ready; node-b: the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
+ml         fresh    2        waits_for_termination  node-a has room for it once default/under has ended, terminating since 2023-11-14T22:13:20Z; node-c: the node is not ready; node-b: the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
 `},
 		"wide has problems in a column and unshortened reasons": {sick, writeTable, format{wide: true}, `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)  LARGEST FREE(GiB)  UNIT  MODEL         PROBLEMS
@@ -68,21 +68,21 @@ Allocated/Total GPU Memory In Cluster:
 26/32 (81%)
 
 Pending Pods:
-NAME     NAMESPACE  REQUEST  REASON
-waiting  default    20       0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.
-fresh    ml         2        scheduler "default-scheduler" has not tried it yet
+NAMESPACE  NAME     REQUEST  CAUSE                  WHY                                                                                          SCHEDULER          SCHEDULER SAYS
+default    waiting  20       too_large              no card is large enough for 20 GiB: the largest has 16 GiB, on node-a                        default-scheduler  0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.
+ml         fresh    2        waits_for_termination  node-a has room for it once default/under has ended, terminating since 2023-11-14T22:13:20Z  default-scheduler  scheduler "default-scheduler" has not tried it yet
 `},
 		"details list the problems of nodes and pods": {sick, writeDetails, format{}, `
 NAME:       node-a
 IPADDRESS:  10.0.0.1
 UNIT:       GiB
 
-NAME         NAMESPACE  GPU0(Allocated)  GPU1(Allocated)  Pending(Allocated)  STATUS
-over         default    10               0                0                   Running, GPU0 is oversubscribed
-under        default    8                0                0                   Terminating, GPU0 is oversubscribed
-vanished     default    0                0                3                   Running, GPU7 is not on the node
-cardless     default    0                0                4                   Pending, no card chosen
-garbled      default    0                0                1                   Running, annotation ALIYUN_COM_GPU_MEM_IDX: "x\x1b[2J" is not a card index
+NAMESPACE    NAME      GPU0(Allocated)  GPU1(Allocated)  Pending(Allocated)  STATUS
+default      over      10               0                0                   Running, GPU0 is oversubscribed
+default      under     8                0                0                   Terminating, GPU0 is oversubscribed
+default      vanished  0                0                3                   Running, GPU7 is not on the node
+default      cardless  0                0                4                   Pending, no card chosen
+default      garbled   0                0                1                   Running, annotation ALIYUN_COM_GPU_MEM_IDX: "x\x1b[2J" is not a card index
 Allocated :  26 (81%)
 Total :      32
 Problems :   GPU0 is oversubscribed: 18 of 16 (GiB)
@@ -94,40 +94,40 @@ Largest Free Piece: none
 Allocated/Total GPU Memory In Cluster:  26/32 (81%)
 
 Pending Pods:
-NAME     NAMESPACE  REQUEST  REASON
-waiting  default    20       0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable.
-fresh    ml         2        scheduler "default-scheduler" has not tried it yet
+NAMESPACE  NAME     REQUEST  CAUSE                  WHY
+default    waiting  20       too_large              no card is large enough for 20 GiB: the largest has 16 GiB, on node-a
+ml         fresh    2        waits_for_termination  node-a has room for it once default/under has ended, terminating since 2023-11-14T22:13:20Z
 `},
 		"details are in each node's own unit": {mixed, writeDetails, format{}, `
 NAME:       in-256
 IPADDRESS:  10.0.0.3
 UNIT:       256MiB
 
-NAME         NAMESPACE  GPU0(Allocated)
-c            default    4
+NAMESPACE    NAME  GPU0(Allocated)
+default      c     4
 Allocated :  4 (6%)
 Total :      60
----------------------------------------
+----------------------------------
 
 NAME:       in-gib
 IPADDRESS:  10.0.0.1
 UNIT:       GiB
 
-NAME         NAMESPACE  GPU0(Allocated)  GPU2(Allocated)
-a            default    0                2
+NAMESPACE    NAME  GPU0(Allocated)  GPU2(Allocated)
+default      a     0                2
 Allocated :  2 (6%)
 Total :      32
---------------------------------------------------------
+---------------------------------------------------
 
 NAME:       in-mib
 IPADDRESS:  10.0.0.2
 UNIT:       MiB
 
-NAME         NAMESPACE  GPU0(Allocated)
-b            default    8138
+NAMESPACE    NAME  GPU0(Allocated)
+default      b     8138
 Allocated :  8138 (50%)
 Total :      16276
----------------------------------------
+----------------------------------
 
 Largest Free Piece: 16384 MiB of 53194 MiB free, on in-gib
 Allocated/Total GPU Memory In Cluster:  11210/64404 (17%) in MiB
@@ -141,12 +141,12 @@ GPU   UUID   MODEL     NUMA  ALLOCATED/TOTAL  HEALTH
 GPU0  GPU-0  Tesla T4  1     9/16             healthy
 GPU1  GPU-1  Tesla T4  -     0/16             unhealthy: Xid 79
 
-NAME         NAMESPACE  GPU0(Allocated)  GPU1(Allocated)  STATUS
-fine         default    9                0                Running
+NAMESPACE    NAME  GPU0(Allocated)  GPU1(Allocated)  STATUS
+default      fine  9                0                Running
 Allocated :  9 (28%)
 Total :      32
 Problems :   GPU1 is unhealthy: Xid 79
------------------------------------------------------------------
+---------------------------------------------------------------
 
 Largest Free Piece: 7 GiB of 7 GiB free, on n
 Allocated/Total GPU Memory In Cluster:  9/32 (28%)
@@ -245,9 +245,10 @@ nodes:
   total: 32
   unit: GiB
   unknownCard: 8
+nodesWithoutCards: []
 pendingPods:
 - cause: too_large
-  explanation: 'no card is large enough: the largest has 16 GiB, on node-a'
+  explanation: 'no card is large enough for 20 GiB: the largest has 16 GiB, on node-a'
   name: waiting
   namespace: default
   reason: '0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s)
@@ -256,14 +257,16 @@ pendingPods:
   request: 20
   schedulerName: default-scheduler
   uid: uid-waiting
-- cause: full
-  explanation: the cards that are large enough are taken, nothing of them is free
+- cause: waits_for_termination
+  explanation: node-a has room for it once default/under has ended, terminating since
+    2023-11-14T22:13:20Z
   name: fresh
   namespace: ml
   reason: scheduler "default-scheduler" has not tried it yet
   request: 2
   schedulerName: default-scheduler
   uid: uid-fresh
+requestProblems: []
 `},
 		"YAML of a node without an inventory": {legacy, structured(outputYAML), format{}, `
 ---
@@ -304,12 +307,14 @@ nodes:
   unit: GiB
   unitInferred: true
   unknownCard: 0
+nodesWithoutCards: []
 pendingPods: []
+requestProblems: []
 `},
 		"wide pending pods have kube-scheduler's message": {refused, writePending, format{wide: true}, `
 NAMESPACE  NAME   REQUEST  CAUSE       WHY                                                                     SCHEDULER          SCHEDULER SAYS
 default    piece  12       fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card  default-scheduler  0/2 nodes are available: 2 no GPU card has enough free memory.
-ml         large  17       too_large   no card is large enough: the largest has 16 GiB, on n1                  default-scheduler  0/2 nodes are available: 2 too large. preemption: not helpful.
+ml         large  17       too_large   no card is large enough for 17 GiB: the largest has 16 GiB, on n1       default-scheduler  0/2 nodes are available: 2 too large. preemption: not helpful.
 `},
 		"an empty cluster has empty lists": {nothing, structured(outputJSON), format{}, `
 {
@@ -324,7 +329,9 @@ ml         large  17       too_large   no card is large enough: the largest has 
         "largestFree": 0
     },
     "nodes": [],
-    "pendingPods": []
+    "nodesWithoutCards": [],
+    "pendingPods": [],
+    "requestProblems": []
 }
 `},
 	}
@@ -381,8 +388,8 @@ func TestShorten(t *testing.T) {
 		"other plugins' messages before it are removed": {
 			"0/1 nodes are available: 1 full. no new claims to deallocate, preemption: 0/1 nodes are available: 1 No victims.", "0/1 nodes are available: 1 full.",
 		},
-		"a long message is cut between characters": {strings.Repeat("ü", 161), strings.Repeat("ü", 159) + "…"},
-		"a message at the limit is not cut":        {strings.Repeat("ü", 160), strings.Repeat("ü", 160)},
+		"a long message is cut between characters": {strings.Repeat("ü", 301), strings.Repeat("ü", 299) + "…"},
+		"a message at the limit is not cut":        {strings.Repeat("ü", 300), strings.Repeat("ü", 300)},
 	} {
 		if got := shorten(test.in); got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)

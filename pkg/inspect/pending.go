@@ -6,33 +6,43 @@ import (
 	"unicode/utf8"
 )
 
-// writePending writes a row with the diagnosis of each pending pod. wide adds kube-scheduler's message, unshortened. It
-// writes nothing if there are none.
+// writePending writes the pending pods, and the pods that request nothing by mistake. It writes nothing if there are none.
 func writePending(out *bytes.Buffer, report Report, f format) {
+	pendingRows(report.PendingPods, f.wide).writeAlone(out, f)
+	if !f.rowsOnly {
+		requestRows(report.RequestProblems).writeSection(out, f.look, requestTitle)
+	}
+}
+
+// writePods writes the sections about pods below the nodes.
+func writePods(out *bytes.Buffer, report Report, f format) {
+	pendingRows(report.PendingPods, f.wide).writeSection(out, f.look, "Pending Pods:")
+	requestRows(report.RequestProblems).writeSection(out, f.look, requestTitle)
+}
+
+const requestTitle = "Requests That Share Nothing:"
+
+func requestRows(problems []RequestProblem) rows {
+	table := rows{{bold, []string{"NAMESPACE", "NAME", "PROBLEM"}}}
+	for _, p := range problems {
+		table.add(plain, p.Namespace, p.Name, p.Problem)
+	}
+	return table
+}
+
+// pendingRows returns a row with the diagnosis of each pending pod. wide adds kube-scheduler's message, unshortened.
+func pendingRows(pods []PendingPod, wide bool) rows {
 	header := row{bold, []string{"NAMESPACE", "NAME", "REQUEST", "CAUSE", "WHY"}}
-	if f.wide {
+	if wide {
 		header.cells = append(header.cells, "SCHEDULER", "SCHEDULER SAYS")
 	}
 	table := rows{header}
-	for _, pod := range report.PendingPods {
+	for _, pod := range pods {
 		cells := []string{pod.Namespace, pod.Name, pod.Request.String(), string(pod.Cause), pod.Explanation}
-		if f.wide {
+		if wide {
 			cells = append(cells, pod.Scheduler, pod.Reason)
 		}
 		table.add(plain, cells...)
-	}
-	table.writeAlone(out, f)
-}
-
-// pendingRows returns the rows of pending pods below the nodes, with kube-scheduler's messages.
-func pendingRows(pods []PendingPod, full bool) rows {
-	table := rows{{bold, []string{"NAME", "NAMESPACE", "REQUEST", "REASON"}}}
-	for _, pod := range pods {
-		reason := pod.Reason
-		if !full {
-			reason = shorten(reason)
-		}
-		table.add(plain, pod.Name, pod.Namespace, pod.Request.String(), reason)
 	}
 	return table
 }
@@ -43,7 +53,7 @@ func shorten(message string) string {
 	if end := strings.LastIndex(message, ". "); cut && end >= 0 && strings.HasSuffix(message, ",") {
 		message = message[:end+1] // Messages of other plugins precede it: "no new claims to deallocate, preemption: …".
 	}
-	const limit = 160
+	const limit = 300
 	if utf8.RuneCountInString(message) <= limit {
 		return message
 	}

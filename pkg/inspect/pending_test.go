@@ -36,7 +36,7 @@ func TestPendingPodDiagnosis(t *testing.T) {
 				one("b", t4(0, 8)).with(func(n *corev1.Node) { n.Spec.Unschedulable = true }),
 				one("c", t4(0, 8)).with(func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse }),
 			}, newPod("p", 1)), diagnosis.NoNode,
-			"no node that shares GPU memory can take the pod; 2 nodes: the node is cordoned; c: the node is not ready",
+			"no node that shares GPU memory can take the pod; a, b: the node is cordoned; c: the node is not ready",
 		},
 		"a member that waits for its group, with the extender's reason": {
 			split(t, newPod("p", 7).member("train", 2).created(3).refused("0/2 nodes are available: 2 gang: there is no room for all members at once."),
@@ -56,18 +56,18 @@ func TestPendingPodDiagnosis(t *testing.T) {
 		},
 		"a member of a group that runs": {
 			split(t, newPod("p", 6).member("train", 2), newPod("q", 1).member("train", 2).on("n1", 0).last()), diagnosis.Fits,
-			"n1 has room for it now, 6 GiB on one card: the scheduler is about to try, or needs something else than GPU memory",
+			"n1 has room for it, 6 GiB on one card: kube-scheduler has not tried it yet",
 		},
 		"a member with an invalid size": {
-			split(t, newPod("p", 7).member("train", 0).refused("1 gang: the group's size is not a positive integer.")), diagnosis.WaitsForGroup,
-			"group default/train waits: the group's size is not a positive integer",
+			split(t, newPod("p", 7).member("train", 0).refused("1 gang: the group's size is not a positive integer.")), diagnosis.InvalidGroup,
+			`group default/train is invalid: the group's size is not a positive integer up to 100000: annotation scheduling.k8s.io/group-pod-num is "0"`,
 		},
 		"evictions in progress": {
 			split(t, newPod("p", 16).with(nominated), newPod("e", 16).on("n2", 1).terminating()), diagnosis.Nominated,
 			"pods of lower priority are leaving n2 to make room for it",
 		},
 		"different units are compared by their size": {
-			mixed(t).plus(newPod("p", 20000)), diagnosis.TooLarge, "no card is large enough: the largest has 16 GiB, on in-gib",
+			mixed(t).plus(newPod("p", 20000)), diagnosis.TooLarge, "no card is large enough for 20000 GiB: the largest has 16 GiB, on in-gib",
 		},
 	}
 	for name, test := range tests {

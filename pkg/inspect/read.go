@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -14,45 +15,95 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
 
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// scope selects nodes by name or by label; the zero scope selects all nodes. Pods without a node belong only to the zero
-// scope.
+// scope selects nodes by name or by label; a scope without these selects all nodes. Pods without a node belong only to a
+// scope of all nodes.
 type scope struct {
 	nodes    []string
 	selector string
+	// podsOnly is the namespace of the only pods that are read, and no nodes are, for users with rights in one namespace.
+	// Empty reads nodes, and pods of all namespaces.
+	podsOnly string
 }
 
 func (s scope) all() bool { return len(s.nodes) == 0 && s.selector == "" }
 
-// read reads the nodes of the scope and their pods that ask for GPU memory. A named node that doesn't exist is an error.
+// name returns what the sums of the scope are about, for titles; empty for the cluster.
+func (s scope) name() string {
+	switch {
+	case len(s.nodes) == 1:
+		return "On Node " + s.nodes[0]
+	case !s.all():
+		return "On Selected Nodes"
+	}
+	return ""
+}
+
+// nodeNames returns the sorted names of the arguments, each once. Like kubectl, it accepts NAME and node/NAME.
+func nodeNames(args []string) ([]string, error) {
+	var names []string
+	for _, arg := range args {
+		name := arg
+		if kind, rest, typed := strings.Cut(arg, "/"); typed {
+			if name = rest; !slices.Contains([]string{"node", "nodes", "no"}, kind) {
+				return nil, fmt.Errorf("%q is not a node: want NAME or node/NAME", arg)
+			}
+		}
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// read reads the nodes of the scope and the pods on them or without a node. A named node that neither exists nor has pods is
+// an error.
 //
 // Lists are read in pages, and as consistent reads (no resource version is given), so that the result is current.
 func read(ctx context.Context, client kubernetes.Interface, scope scope) (Objects, error) {
-	var objects Objects
+	var nodes []*corev1.Node
+	var pods []*corev1.Pod
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error {
-		return each(ctx, "nodes", client.CoreV1().Nodes().List, scope.nodeOptions(), func(node *corev1.Node) {
-			objects.Nodes = append(objects.Nodes, scope.trim(node).(*corev1.Node))
+	if scope.podsOnly == "" {
+		group.Go(func() error {
+			return each(ctx, "nodes", client.CoreV1().Nodes().List, scope.nodeOptions(), func(node *corev1.Node) {
+				nodes = append(nodes, scope.trim(node).(*corev1.Node))
+			})
 		})
-	})
+	}
 	group.Go(func() error {
-		return each(ctx, "pods", client.CoreV1().Pods(metav1.NamespaceAll).List, scope.podOptions(), func(pod *corev1.Pod) {
+		return each(ctx, "pods", client.CoreV1().Pods(scope.podsOnly).List, scope.podOptions(), func(pod *corev1.Pod) {
 			if scope.coversPod(pod) {
-				objects.Pods = append(objects.Pods, scope.trim(pod).(*corev1.Pod))
+				pods = append(pods, scope.trim(pod).(*corev1.Pod))
 			}
 		})
 	})
 	if err := group.Wait(); err != nil {
 		return Objects{}, err
 	}
+	objects := scope.objects(nodes, pods)
 	for _, name := range scope.nodes {
-		if !objects.hasNode(name) {
+		if !objects.hasNode(name) && !objects.hasPodsOn(name) {
 			return Objects{}, apierrors.NewNotFound(corev1.Resource("nodes"), name)
 		}
 	}
 	return objects, nil
+}
+
+// objects returns the nodes and pods that were read. Pods of nodes that the selector doesn't match are left out: in a scope
+// of all nodes, or of names, a pod on no node of the list is on a deleted node.
+func (s scope) objects(nodes []*corev1.Node, pods []*corev1.Pod) Objects {
+	out := Objects{Nodes: nodes, Pods: pods, PodsOnly: s.podsOnly != ""}
+	if s.selector != "" {
+		selected := map[string]bool{}
+		for _, node := range nodes {
+			selected[node.Name] = true
+		}
+		out.Pods = slices.DeleteFunc(slices.Clone(pods), func(pod *corev1.Pod) bool { return !selected[pod.Spec.NodeName] })
+	}
+	return out
 }
 
 // each visits the items of all pages of a list.
@@ -98,7 +149,7 @@ func (s scope) coversNode(name string) bool {
 }
 
 func (s scope) coversPod(pod *corev1.Pod) bool {
-	if protocol.PodRequest(pod) == 0 {
+	if _, mistaken := diagnosis.RequestProblem(pod); !mistaken && protocol.PodRequest(pod) == 0 {
 		return false
 	}
 	return s.all() || pod.Spec.NodeName != "" && s.coversNode(pod.Spec.NodeName)
@@ -111,7 +162,7 @@ func (s scope) trim(object any) any {
 	case *corev1.Node:
 		object.ManagedFields, object.Status.Images = nil, nil
 		if !s.coversNode(object.Name) {
-			object.Annotations, object.Status = nil, corev1.NodeStatus{}
+			object.Labels, object.Annotations, object.Status = nil, nil, corev1.NodeStatus{}
 		}
 	case *corev1.Pod:
 		object.ManagedFields = nil

@@ -21,11 +21,17 @@ const (
 type Report struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
-	// Cluster is the sum of the nodes, in a unit that represents all of them exactly.
+	// Cluster is the sum of the nodes that have cards, in a unit that represents all of them exactly.
 	Cluster Cluster `json:"cluster"`
 	Nodes   []Node  `json:"nodes"`
+	// NodesWithoutCards are labelled for sharing, but have neither cards nor pods that request GPU memory.
+	NodesWithoutCards []NodeWithoutCards `json:"nodesWithoutCards"`
 	// PendingPods ask for GPU memory and have no node. The list is empty if only some nodes were selected.
 	PendingPods []PendingPod `json:"pendingPods"`
+	// RequestProblems are pods that seem to ask for GPU memory and get none.
+	RequestProblems []RequestProblem `json:"requestProblems"`
+	// NotSeen is a sentence about what the user has no right to read, and what follows for the report; empty if nothing.
+	NotSeen string `json:"notSeen,omitempty"`
 }
 
 // Sum is allocated and total memory, in units of Unit.
@@ -46,16 +52,26 @@ type Cluster struct {
 	LargestFree gpu.Memory `json:"largestFree"`
 }
 
-// Node is a node that shares GPU memory. All its amounts are in its own unit.
+// NodeWithoutCards is a node on which no pod can share a card.
+type NodeWithoutCards struct {
+	Name string `json:"name"`
+	// Problems describe for the user what is wrong with the node.
+	Problems []string `json:"problems"`
+}
+
+// Node is a node that shares GPU memory, or has pods that request it. All its amounts are in its own unit.
 type Node struct {
 	Name string `json:"name"`
+	// Gone is true if the Node object doesn't exist, and pods are bound to it.
+	Gone bool `json:"gone,omitempty"`
 	// Address is the internal IP address if there is one, another address otherwise, "unknown" if there is none.
 	Address string `json:"address"`
 	Sum
-	// UnitInferred is true if the node doesn't report its unit, so that it was inferred from the size of its cards.
+	// UnitInferred is true if the node doesn't report its unit, so that it was inferred from the size of its cards, or from
+	// other nodes if it has no cards.
 	UnitInferred bool `json:"unitInferred,omitempty"`
-	// UnknownCard is the part of Allocated that is on none of Cards: of pods bound without a card, or to a card that no longer
-	// exists.
+	// UnknownCard is the part of Allocated that is on none of Cards: of pods bound to a card that no longer exists, or without
+	// a card while no card has room for them.
 	UnknownCard gpu.Memory `json:"unknownCard"`
 	// Free is the free memory of all healthy cards; zero if no new pod can run on the node.
 	Free gpu.Memory `json:"free"`
@@ -96,6 +112,8 @@ type Pod struct {
 	Request     gpu.Memory `json:"request"`
 	// Shares are the pod's cards with the memory on each, sorted by card; empty if unknown.
 	Shares []Share `json:"shares"`
+	// Presumed is true if the pod's annotations name no card, and Shares is the card on which the node is likely to place it.
+	Presumed bool `json:"presumed,omitempty"`
 	// Notes describe for the user what is unusual about the pod.
 	Notes []string `json:"notes,omitempty"`
 
@@ -123,6 +141,16 @@ type PendingPod struct {
 	Explanation string           `json:"explanation"`
 }
 
+// RequestProblem is a pod that runs or waits without the GPU memory that it seems to ask for.
+type RequestProblem struct {
+	Namespace string    `json:"namespace"`
+	Name      string    `json:"name"`
+	UID       types.UID `json:"uid"`
+	// Node is empty for a pod that isn't bound.
+	Node    string `json:"node,omitempty"`
+	Problem string `json:"problem"`
+}
+
 // Unit is a gpu.Unit that is marshaled as its name, such as "GiB". The zero Unit, of a report without nodes, is "".
 type Unit gpu.Unit
 
@@ -145,5 +173,6 @@ func (r Report) InNamespace(namespace string) Report {
 		node.Pods = slices.DeleteFunc(slices.Clone(node.Pods), func(p Pod) bool { return p.Namespace != namespace })
 	}
 	r.PendingPods = slices.DeleteFunc(slices.Clone(r.PendingPods), func(p PendingPod) bool { return p.Namespace != namespace })
+	r.RequestProblems = slices.DeleteFunc(slices.Clone(r.RequestProblems), func(p RequestProblem) bool { return p.Namespace != namespace })
 	return r
 }

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -35,6 +36,10 @@ func (o *options) run(ctx context.Context) error {
 	}
 	// Also before a watch, which retries forever: a failure at the start should be an error.
 	objects, err := read(ctx, client, o.scope)
+	if o.pending && apierrors.IsForbidden(err) && *o.connection.Namespace != "" {
+		o.scope.podsOnly = *o.connection.Namespace
+		objects, err = read(ctx, client, o.scope)
+	}
 	if err != nil {
 		return err
 	}
@@ -90,7 +95,7 @@ func (o *options) structured() bool { return o.output == outputJSON || o.output 
 func (o *options) forScripts() bool { return o.structured() || o.noHeaders || o.output == outputName }
 
 func (o *options) format() format {
-	f := format{wide: o.output == outputWide, rowsOnly: o.noHeaders}
+	f := format{wide: o.output == outputWide, rowsOnly: o.noHeaders, scope: o.scope.name()}
 	if !o.forScripts() {
 		f.look = lookFor(o.streams.Out, o.color)
 	}
@@ -140,17 +145,22 @@ func (o *options) keepPrinting(ctx context.Context, client kubernetes.Interface,
 
 // remarks returns a line for each object that was requested and is not in the report.
 func (o *options) remarks(report Report, objects Objects) string {
+	var out strings.Builder
 	if o.pending {
 		if len(report.PendingPods) == 0 {
-			return "No pod waits for GPU memory.\n"
+			fmt.Fprintln(&out, "No pod waits for GPU memory.")
 		}
-		return ""
+		if report.NotSeen != "" {
+			fmt.Fprintln(&out, report.NotSeen)
+		}
+		return out.String()
 	}
-	var out strings.Builder
 	for _, name := range o.scope.nodes {
-		if !objects.hasNode(name) {
+		switch {
+		case slices.ContainsFunc(report.Nodes, func(n Node) bool { return n.Name == name }):
+		case !objects.hasNode(name):
 			fmt.Fprintf(&out, "Node %q is gone.\n", name)
-		} else if !slices.ContainsFunc(report.Nodes, func(n Node) bool { return n.Name == name }) {
+		default:
 			fmt.Fprintf(&out, "Node %q shares no GPU memory: it does not offer %s.\n", name, protocol.ResourceMemory)
 		}
 	}

@@ -23,8 +23,19 @@ func twoNodes(t *testing.T) Objects {
 		newPod("binpack-1-a", 7).on("cn-shanghai.i-uf61h64", 1),
 		newPod("binpack-1-b", 2).on("cn-shanghai.i-uf61h64", 1).in("ml"),
 		newPod("done", 5).on("cn-shanghai.i-uf61h64", 0).phase(corev1.PodSucceeded),
-		newPod("no-gpu", 0).bound("cn-shanghai.i-uf61h64"),
-		newPod("elsewhere", 3).on("a-node-that-left", 0),
+		newPod("no-gpu", 0).plain().bound("cn-shanghai.i-uf61h64"),
+	)
+}
+
+// absent returns a pod on a node that doesn't exist, and a node that is labelled for sharing and has no cards.
+func absent(t *testing.T) Objects {
+	return objects(
+		[]nodeBuilder{
+			inventoryNode(t, "n", "10.0.0.1", gpu.MiB, t4(0, 16276)),
+			plainNode(t, "empty", "10.0.0.2").labelled(protocol.LabelShared, "true"),
+			plainNode(t, "no-gpu", "10.0.0.3").labelled(protocol.LabelShared, "false"),
+		},
+		newPod("p", 2000).on("n", 0), newPod("lost", 4000).on("gone", 0), newPod("ended", 1).on("gone", 0).phase(corev1.PodFailed),
 	)
 }
 

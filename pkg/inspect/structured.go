@@ -46,10 +46,10 @@ func marshal(value any) ([]byte, error) {
 	return escaped, nil
 }
 
-// writeNames writes the names of the nodes, or of the pending pods, as other commands take them: kubectl describe, say.
+// writeNames writes the names of the nodes that exist, or of the pending pods, as other commands take them: kubectl describe, say.
 func writeNames(out *bytes.Buffer, report Report, pending bool) {
 	for _, node := range report.Nodes {
-		if !pending {
+		if !pending && !node.Gone {
 			fmt.Fprintf(out, "node/%s\n", node.Name)
 		}
 	}

@@ -16,7 +16,9 @@ type format struct {
 	wide bool
 	// rowsOnly writes only rows, without headers and sections.
 	rowsOnly bool
-	look     look
+	// scope is what the sums are about, see scope.name; empty for the cluster.
+	scope string
+	look  look
 }
 
 // writeTable writes a row for each node, the sum of all nodes, problems and pending pods. All amounts are in the unit that
@@ -32,16 +34,14 @@ func writeTable(out *bytes.Buffer, report Report, f format) {
 		out.Write(nodes)
 		fmt.Fprintln(out, rule(width, f.look))
 		fmt.Fprintln(out, largestFreeText(report))
-		fmt.Fprintf(out, "Allocated/Total GPU Memory In Cluster:\n%s", sumText(report.Cluster.Sum))
+		fmt.Fprintf(out, "%s\n%s", f.sumTitle(), sumText(report.Cluster.Sum))
 		if f.look.bars {
 			fmt.Fprint(out, "  ", bar(report.Cluster.Allocated, report.Cluster.Total, 2*barWidth))
 		}
 		fmt.Fprintln(out)
 	}
-	if !f.wide { // With wide they are in a column.
-		problemRows(report.Nodes).writeSection(out, f.look, "Problems:")
-	}
-	pendingRows(report.PendingPods, f.wide).writeSection(out, f.look, "Pending Pods:")
+	problemRows(report, f.wide).writeSection(out, f.look, "Problems:")
+	writePods(out, report, f)
 }
 
 // layout says which columns the table of nodes has. The zero layout is the one that scripts parse.
@@ -202,12 +202,26 @@ func largestFreeText(report Report) string {
 		unit.Format(cluster.LargestFree), unit.Format(cluster.Free), oneLine(names[0]), others)
 }
 
-func problemRows(nodes []Node) rows {
+func (f format) sumTitle() string {
+	return fmt.Sprintf("Allocated/Total GPU Memory %s:", oneLine(cmp.Or(f.scope, "In Cluster")))
+}
+
+// problemRows returns a row for each problem. cardlessOnly leaves out nodes that have a row or block of their own with their
+// problems.
+func problemRows(report Report, cardlessOnly bool) rows {
 	table := rows{{bold, []string{"NODE", "PROBLEM"}}}
-	for _, node := range nodes {
-		for _, problem := range node.Problems {
-			table.add(red, node.Name, problem)
+	add := func(name string, problems []string) {
+		for _, problem := range problems {
+			table.add(red, name, problem)
 		}
+	}
+	for _, node := range report.Nodes {
+		if !cardlessOnly {
+			add(node.Name, node.Problems)
+		}
+	}
+	for _, node := range report.NodesWithoutCards {
+		add(node.Name, node.Problems)
 	}
 	return table
 }

@@ -41,17 +41,23 @@ func watch(ctx context.Context, client kubernetes.Interface, scope scope, change
 		only := scope.nodeOptions()
 		options.LabelSelector, options.FieldSelector = only.LabelSelector, only.FieldSelector
 	})
-	pods := coreinformers.NewFilteredPodInformer(client, metav1.NamespaceAll, 0, cache.Indexers{}, func(options *metav1.ListOptions) {
+	pods := coreinformers.NewFilteredPodInformer(client, scope.podsOnly, 0, cache.Indexers{}, func(options *metav1.ListOptions) {
 		options.FieldSelector = scope.podOptions().FieldSelector
 	})
-	for _, informer := range []cache.SharedIndexInformer{nodes, pods} {
+	informers := []cache.SharedIndexInformer{pods, nodes}
+	if scope.podsOnly != "" {
+		informers = informers[:1]
+	}
+	for _, informer := range informers {
 		if err := scope.prepare(informer, changed); err != nil {
 			return fmt.Errorf("preparing to watch: %w", err)
 		}
 		running.Go(func() { informer.RunWithContext(ctx) })
 	}
-	if !cache.WaitForCacheSync(ctx.Done(), nodes.HasSynced, pods.HasSynced) {
-		return nil // ctx has ended.
+	for _, informer := range informers {
+		if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+			return nil // ctx has ended.
+		}
 	}
 
 	changed.notify()                 // An empty cluster has no events.
@@ -65,10 +71,9 @@ func watch(ctx context.Context, client kubernetes.Interface, scope scope, change
 		if limiter.Wait(ctx) != nil {
 			return nil // ctx has ended.
 		}
-		var objects Objects
-		objects.Nodes, _ = corelisters.NewNodeLister(nodes.GetIndexer()).List(labels.Everything()) // It reads memory only.
-		objects.Pods, _ = corelisters.NewPodLister(pods.GetIndexer()).List(labels.Everything())
-		if err := draw(objects); err != nil {
+		nodeList, _ := corelisters.NewNodeLister(nodes.GetIndexer()).List(labels.Everything()) // It reads memory only.
+		podList, _ := corelisters.NewPodLister(pods.GetIndexer()).List(labels.Everything())
+		if err := draw(scope.objects(nodeList, podList)); err != nil {
 			return err
 		}
 	}

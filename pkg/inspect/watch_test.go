@@ -35,7 +35,7 @@ func TestWatch(t *testing.T) {
 	expect("row with the pod", row("4"))
 
 	// Changes that are not visible print no row. The next row shows all changes.
-	api.put(newPod("no-gpu", 0).bound("node"))
+	api.put(newPod("no-gpu", 0).plain().bound("node"))
 	api.put(pod.with(func(p *corev1.Pod) { p.Annotations["other"] = "changed" }))
 	api.put(legacyNode(t, "node", "10.0.0.1", 16).labelled("heartbeat", "1"))
 	api.put(newPod("pod-2", 8).on("node", 0))
@@ -56,6 +56,23 @@ func TestWatch(t *testing.T) {
 	interrupt()
 	if err := ended(); err != nil {
 		t.Errorf("ended with %v", err)
+	}
+}
+
+// TestWatchOneNamespace checks that a watch reads no more than a list with rights in one namespace.
+func TestWatchOneNamespace(t *testing.T) {
+	api := newFakeAPI(t, objects([]nodeBuilder{legacyNode(t, "node", "10.0.0.1", 16)}, newPod("a", 1).in("ml"), newPod("other", 1)))
+	api.namespace = "ml"
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	out, errOut := newOutput(), newOutput()
+	ended := start(ctx, t, api, out, errOut, "-w", "--pending", "-n", "ml", "-o", "name")
+	out.waitFor(t, "pod", func(text string) bool { return text == "pod/a\n" })
+	api.put(newPod("b", 1).in("ml"))
+	out.waitFor(t, "second pod", func(text string) bool { return text == "pod/a\npod/a\npod/b\n" })
+	interrupt()
+	if err := ended(); err != nil || errOut.String() != strings.Repeat(notSeen+"\n", 2) {
+		t.Errorf("ended with %v; stderr %q", err, errOut.String())
 	}
 }
 

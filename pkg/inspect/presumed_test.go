@@ -1,0 +1,63 @@
+package inspect
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// TestPodsWithoutCard checks that pods whose annotations name no card count on the same cards as in the extender's ledger,
+// which the page shows.
+func TestPodsWithoutCard(t *testing.T) {
+	garbled := func(p *corev1.Pod) { p.Annotations[protocol.AnnotationIndex] = "first" }
+	for name, test := range map[string]struct {
+		cards []gpu.Card
+		pods  []podBuilder
+		used  []gpu.Memory
+	}{
+		"on the fullest card with room": {
+			[]gpu.Card{t4(0, 16), t4(1, 16), t4(2, 16)}, []podBuilder{newPod("a", 12).on("n", 0), newPod("b", 5).on("n", 1), newPod("c", 6).bound("n")},
+			[]gpu.Memory{12, 11, 0},
+		},
+		"several, in the order of their names": {
+			[]gpu.Card{t4(0, 16), t4(1, 16)}, []podBuilder{newPod("a", 10).bound("n"), newPod("b", 7).bound("n"), newPod("c", 9).on("n", 1)},
+			[]gpu.Memory{10, 16},
+		},
+		"not on an unhealthy card": {
+			[]gpu.Card{unhealthy(t4(0, 16), "Xid 79"), t4(1, 16)}, []podBuilder{newPod("a", 7).bound("n")}, []gpu.Memory{0, 7},
+		},
+		"nowhere if no card has room": {
+			[]gpu.Card{t4(0, 16)}, []podBuilder{newPod("a", 9).on("n", 0), newPod("b", 8).bound("n")}, []gpu.Memory{9},
+		},
+		"with an annotation that can't be read": {
+			[]gpu.Card{t4(0, 16)}, []podBuilder{newPod("a", 9).bound("n").with(garbled)}, []gpu.Memory{9},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := ledger.New()
+			l.SetNode("n", ledger.NodeSpec{Unit: gpu.GiB, Cards: test.cards})
+			for _, pod := range test.pods {
+				where, _ := protocol.PodPlacement(pod.Pod)
+				l.SetBound("n", protocol.Pod(pod.Pod), where, time.Time{})
+			}
+			inLedger, _ := l.Node("n")
+			var got []gpu.Memory
+			node := Build(objects([]nodeBuilder{inventoryNode(t, "n", "10.0.0.1", gpu.GiB, test.cards...)}, test.pods...)).Nodes[0]
+			for _, card := range node.Cards {
+				got = append(got, card.Allocated)
+			}
+			if diff := cmp.Diff(test.used, got); diff != "" {
+				t.Errorf("allocated by card (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(inLedger.Used, got); diff != "" {
+				t.Errorf("allocated by card (-ledger +got):\n%s", diff)
+			}
+		})
+	}
+}
