@@ -167,3 +167,18 @@ func BenchmarkDisplace(b *testing.B) {
 		c.manager.Displace(pod, c.nodes, c.now)
 	}
 }
+
+// BenchmarkReports is what the web page costs while it has viewers, once a second: 1,000 groups of eight.
+func BenchmarkReports(b *testing.B) {
+	c := newBenchCluster(1)
+	for group := range 1000 {
+		for i := range 8 {
+			c.manager.SetMember(c.member(group, i, 8, false), c.now)
+		}
+	}
+	for b.Loop() {
+		if reports, _ := c.manager.Reports(); len(reports) != 1000 {
+			b.Fatal(len(reports))
+		}
+	}
+}

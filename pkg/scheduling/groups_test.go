@@ -551,7 +551,8 @@ func TestGangsOff(t *testing.T) {
 	if got := f.filter(pod, "n1").Names(); len(got) != 1 {
 		t.Errorf("it may go to %v", got)
 	}
-	if err := f.bind(pod); err != nil || f.GangStates() != nil {
-		t.Errorf("%v, %v", err, f.GangStates())
+	_, unknown := f.Groups()
+	if err := f.bind(pod); err != nil || f.GangStates() != nil || unknown == nil {
+		t.Errorf("%v, %v, %v", err, f.GangStates(), unknown)
 	}
 }

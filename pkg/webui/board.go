@@ -15,17 +15,15 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
 const (
 	// refreshEvery is the least time between two reads of the ledger, for all viewers together.
 	refreshEvery = 250 * time.Millisecond
-	// explainEvery is how often the same pending pods are diagnosed again, since a change of any card can change the
-	// diagnosis.
-	explainEvery = time.Second
 	// deltasKept is how many changes a viewer can lag behind before it gets the complete state again.
 	deltasKept = 32
 	// maxViewers bounds the number of open streams.
@@ -38,10 +36,10 @@ type Source interface {
 	Ready() error
 	// ChangesSince returns the nodes that have changed since a revision, see ledger.Ledger.
 	ChangesSince(revision uint64) ledger.Changes
-	// Pending returns the pending pods and the revision of that list; nil if the revision is the known one.
-	Pending(known uint64) ([]*clustercache.PodInfo, uint64)
-	// Diagnose returns the diagnosis of each of these pods.
-	Diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis
+	// Explain returns why pods are pending. It limits how often that is computed: until then it returns the same pointer.
+	Explain() *scheduling.Explanation
+	// Groups returns the runs of all groups, ordered by group, or an error that says why this replica doesn't know them.
+	Groups() ([]gang.Report, error)
 }
 
 // Options configure a Board.
@@ -62,6 +60,8 @@ type status struct {
 	NotReady string `json:"notReady,omitempty"`
 	// Standby is the reason why another replica answers kube-scheduler.
 	Standby string `json:"standby,omitempty"`
+	// NoGroups is the reason why the state of groups isn't known.
+	NoGroups string `json:"noGroups,omitempty"`
 	// Since is the start of the history, in Unix milliseconds.
 	Since int64 `json:"since"`
 }
@@ -73,19 +73,32 @@ type delta struct {
 	Nodes   []json.RawMessage `json:"nodes,omitempty"`
 	Removed []string          `json:"removed,omitempty"`
 	Pending json.RawMessage   `json:"pending,omitempty"`
-	Sample  *sample           `json:"sample,omitempty"`
-	Status  *status           `json:"status,omitempty"`
+	// Problems are the pods that share nothing by mistake.
+	Problems json.RawMessage   `json:"problems,omitempty"`
+	Groups   []json.RawMessage `json:"groups,omitempty"`
+	// GroupsGone are groups as namespace/name.
+	GroupsGone []string `json:"groupsGone,omitempty"`
+	Sample     *sample  `json:"sample,omitempty"`
+	Status     *status  `json:"status,omitempty"`
+}
+
+func (d *delta) empty() bool {
+	return d.Status == nil && d.Nodes == nil && d.Removed == nil && d.Pending == nil && d.Problems == nil && d.Groups == nil && d.GroupsGone == nil && d.Sample == nil
 }
 
 // whole is the complete state.
 type whole struct {
-	Seq         uint64            `json:"seq"`
-	Time        int64             `json:"time"`
-	Status      status            `json:"status"`
-	Nodes       []json.RawMessage `json:"nodes"`
-	Pending     json.RawMessage   `json:"pending"`
-	SampleEvery int               `json:"sampleEverySeconds"`
-	Samples     []sample          `json:"samples"`
+	Seq    uint64 `json:"seq"`
+	Time   int64  `json:"time"`
+	Status status `json:"status"`
+	// Words are the causes of pending pods in words.
+	Words       map[diagnosis.Reason]string `json:"words"`
+	Nodes       []json.RawMessage           `json:"nodes"`
+	Pending     json.RawMessage             `json:"pending"`
+	Problems    json.RawMessage             `json:"problems"`
+	Groups      []json.RawMessage           `json:"groups"`
+	SampleEvery int                         `json:"sampleEverySeconds"`
+	Samples     []sample                    `json:"samples"`
 }
 
 // entry is a node as last encoded.
@@ -105,10 +118,10 @@ type Board struct {
 	refreshed time.Time
 	known     uint64 // The ledger's revision.
 	nodes     map[string]entry
-	waiting   []*clustercache.PodInfo
-	revision  uint64          // Of waiting.
-	explained time.Time       // When waiting was last diagnosed; zero if it wasn't.
-	pending   json.RawMessage // waiting as JSON.
+	explained *scheduling.Explanation // The one that is in pending and problems; nil if there was no viewer.
+	pending   json.RawMessage
+	problems  json.RawMessage
+	groups    map[string][]byte // By namespace/name, as last encoded.
 	history   history
 	status    status
 
@@ -122,7 +135,7 @@ type Board struct {
 // NewBoard returns a Board. Run updates it, and so does each request.
 func NewBoard(o Options) *Board {
 	b := &Board{
-		Options: o, nodes: map[string]entry{}, pending: json.RawMessage("[]"), changed: make(chan struct{}), seq: 1,
+		Options: o, nodes: map[string]entry{}, groups: map[string][]byte{}, pending: json.RawMessage("[]"), problems: json.RawMessage("[]"), changed: make(chan struct{}), seq: 1,
 		status: status{Version: o.Version, Since: o.Clock.Now().UnixMilli()},
 	}
 	b.stopping, b.stop = context.WithCancel(context.Background())
@@ -161,11 +174,11 @@ func (b *Board) tick(logger klog.Logger) {
 	}
 }
 
-// refresh updates the board. watched is true if there is a viewer: only then are pending pods diagnosed, which is
-// expensive for many pods. The caller holds the lock.
+// refresh updates the board. watched is true if there is a viewer: without one, only the history is needed. The caller holds
+// the lock.
 func (b *Board) refresh(watched bool) error {
 	now := b.Clock.Now()
-	if complete := !watched || !b.explained.IsZero(); complete && now.Sub(b.refreshed) < refreshEvery {
+	if complete := !watched || b.explained != nil; complete && now.Sub(b.refreshed) < refreshEvery {
 		return nil
 	}
 	b.refreshed = now
@@ -178,7 +191,7 @@ func (b *Board) refresh(watched bool) error {
 			return err
 		}
 		if b.history.due(now) {
-			s := sample{at: now, pending: len(b.waiting)}
+			s := sample{at: now, pending: len(b.Source.Explain().Pending)}
 			for _, e := range b.nodes {
 				s.tally = s.add(e.tally)
 			}
@@ -186,14 +199,14 @@ func (b *Board) refresh(watched bool) error {
 			d.Sample = &s
 		}
 	}
-	if d.Status == nil && d.Nodes == nil && d.Removed == nil && d.Pending == nil && d.Sample == nil {
+	if d.empty() {
 		return nil
 	}
 	return b.publish(d)
 }
 
 func (b *Board) currentStatus() status {
-	s := status{Version: b.status.Version, Since: b.status.Since}
+	s := status{Version: b.status.Version, Since: b.status.Since, NoGroups: b.status.NoGroups}
 	if err := b.Source.Ready(); err != nil {
 		s.NotReady = err.Error()
 	}
@@ -232,28 +245,70 @@ func (b *Board) read(d *delta, watched bool) error {
 		b.nodes[n.Name] = entry{text, tallyNode(n)}
 		d.Nodes = append(d.Nodes, text)
 	}
-	return b.readPending(d, watched)
-}
-
-// readPending adds the pending pods to the board and to the delta, with their diagnosis if there is a viewer.
-func (b *Board) readPending(d *delta, watched bool) error {
-	pods, revision := b.Source.Pending(b.revision)
-	if revision != b.revision {
-		b.waiting, b.revision, b.explained = pods, revision, time.Time{}
-	}
 	if !watched {
-		b.explained = time.Time{}
-	}
-	if !watched || b.refreshed.Sub(b.explained) < explainEvery {
+		b.explained = nil
 		return nil
 	}
-	b.explained = b.refreshed
-	text, err := json.Marshal(viewPending(b.waiting, b.Source.Diagnose(b.waiting)))
+	explanation := b.Source.Explain()
+	if explanation == b.explained {
+		return nil
+	}
+	b.explained = explanation
+	if err := b.readPending(d); err != nil {
+		return err
+	}
+	return b.readGroups(d)
+}
+
+// readPending adds the pending pods, and those that share nothing by mistake, to the board and to the delta.
+func (b *Board) readPending(d *delta) error {
+	pending, err := json.Marshal(viewPending(b.explained))
 	if err != nil {
 		return fmt.Errorf("encoding the pending pods for the page: %w", err)
 	}
-	if !bytes.Equal(text, b.pending) {
-		b.pending, d.Pending = text, text
+	problems, err := json.Marshal(viewProblems(b.explained))
+	if err != nil {
+		return fmt.Errorf("encoding the pods that share nothing for the page: %w", err)
+	}
+	if !bytes.Equal(pending, b.pending) {
+		b.pending, d.Pending = pending, pending
+	}
+	if !bytes.Equal(problems, b.problems) {
+		b.problems, d.Problems = problems, problems
+	}
+	return nil
+}
+
+// readGroups adds the groups to the board, and their changes to the delta.
+func (b *Board) readGroups(d *delta) error {
+	reports, err := b.Source.Groups()
+	reason := ""
+	if err != nil {
+		reason = err.Error()
+	}
+	if reason != b.status.NoGroups {
+		b.status.NoGroups = reason
+		s := b.status
+		d.Status = &s
+	}
+	left := sets.New[string]()
+	for _, group := range viewGroups(reports) {
+		key := group.Namespace + "/" + group.Name
+		left.Insert(key)
+		text, err := json.Marshal(group)
+		if err != nil {
+			return fmt.Errorf("encoding group %s for the page: %w", key, err)
+		}
+		if !bytes.Equal(b.groups[key], text) {
+			b.groups[key] = text
+			d.Groups = append(d.Groups, text)
+		}
+	}
+	for key := range b.groups {
+		if !left.Has(key) {
+			delete(b.groups, key)
+			d.GroupsGone = append(d.GroupsGone, key)
+		}
 	}
 	return nil
 }
@@ -299,11 +354,17 @@ func (b *Board) wholeFrame() (*frame, error) {
 		return b.whole, nil
 	}
 	w := whole{
-		Seq: b.seq, Time: b.refreshed.UnixMilli(), Status: b.status, Nodes: make([]json.RawMessage, 0, len(b.nodes)),
-		Pending: b.pending, SampleEvery: int(sampleEvery / time.Second), Samples: append([]sample{}, b.history.samples...),
+		Seq: b.seq, Time: b.refreshed.UnixMilli(), Status: b.status, Words: map[diagnosis.Reason]string{}, Nodes: make([]json.RawMessage, 0, len(b.nodes)),
+		Pending: b.pending, Problems: b.problems, Groups: make([]json.RawMessage, 0, len(b.groups)), SampleEvery: int(sampleEvery / time.Second), Samples: append([]sample{}, b.history.samples...),
+	}
+	for _, reason := range diagnosis.Reasons() {
+		w.Words[reason] = reason.Words()
 	}
 	for _, name := range slices.Sorted(maps.Keys(b.nodes)) {
 		w.Nodes = append(w.Nodes, b.nodes[name].text)
+	}
+	for _, key := range slices.Sorted(maps.Keys(b.groups)) {
+		w.Groups = append(w.Groups, b.groups[key])
 	}
 	text, err := json.Marshal(w)
 	if err != nil {

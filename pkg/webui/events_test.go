@@ -14,7 +14,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
@@ -46,7 +48,8 @@ func TestViewersFollowChanges(t *testing.T) {
 						s.ledger.SetBound(node, p, gpu.On(random.IntN(2), 3), time.Time{})
 					}
 				}
-				s.setPending(pending(fmt.Sprintf("pending-%d", round), 9, "no room"))
+				s.setGroups(nil, someGroups(random)...)
+				s.setPending(pending(fmt.Sprintf("pending-%d", round), 9, "no room"), wrong(fmt.Sprintf("wrong-%d", round/2)))
 				standby.Store(int64(round))
 				want := fmt.Sprintf("another replica leads since round %d", round)
 				f.await(v, func() bool {
@@ -57,7 +60,11 @@ func TestViewersFollowChanges(t *testing.T) {
 				if diff := cmp.Diff(truth.Nodes, got); diff != "" {
 					t.Fatalf("round %d: nodes (-data.json +viewer):\n%s", round, diff)
 				}
-				if diff := cmp.Diff([]any{truth.Pending, truth.Status, truth.Samples, truth.Seq}, []any{f.Pending, f.Status, f.Samples, f.Seq}); diff != "" {
+				groups := slices.SortedFunc(maps.Values(f.groups), func(a, b groupView) int { return strings.Compare(a.Name, b.Name) })
+				if diff := cmp.Diff(truth.Groups, groups, cmpopts.EquateEmpty()); diff != "" {
+					t.Fatalf("round %d: groups (-data.json +viewer):\n%s", round, diff)
+				}
+				if diff := cmp.Diff([]any{truth.Pending, truth.Problems, truth.Status, truth.Samples, truth.Seq}, []any{f.Pending, f.Problems, f.Status, f.Samples, f.Seq}); diff != "" {
 					t.Fatalf("round %d (-data.json +viewer):\n%s", round, diff)
 				}
 			}
@@ -68,6 +75,29 @@ func TestViewersFollowChanges(t *testing.T) {
 			for ok := true; ok; _, ok = v.next() {
 			}
 		})
+	}
+}
+
+// someGroups returns some of three groups, with up to two runs.
+func someGroups(random *rand.Rand) (groups []gang.Report) {
+	for _, name := range []string{"a", "b", "c"} {
+		for run := range random.IntN(3) {
+			groups = append(groups, gang.Report{Group: gang.Key{Namespace: "ns", Name: name}, Size: 2, Counted: run, Memory: gpu.Memory(random.IntN(2))})
+		}
+	}
+	return groups
+}
+
+// A replica that doesn't lead says so, and forgets the groups that it knew.
+func TestNoGroups(t *testing.T) {
+	s := start(t, nil)
+	s.setGroups(nil, gang.Report{Group: gang.Key{Namespace: "ns", Name: "a"}})
+	v, f := s.view(false), &follower{}
+	f.await(v, func() bool { return len(f.groups) == 1 })
+	s.setGroups(errors.New("this replica doesn't lead"))
+	f.await(v, func() bool { return len(f.groups) == 0 })
+	if f.Status.NoGroups != "this replica doesn't lead" {
+		t.Errorf("the reason is %q", f.Status.NoGroups)
 	}
 }
 

@@ -20,8 +20,10 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
 // source is a Source that a test sets up.
@@ -31,7 +33,9 @@ type source struct {
 	mu       sync.Mutex
 	notReady error
 	pending  []*clustercache.PodInfo
-	revision uint64
+	problems []*clustercache.PodInfo
+	groups   []gang.Report
+	noGroups error
 }
 
 func (s *source) Ready() error {
@@ -48,29 +52,40 @@ func (s *source) setReady(err error) {
 
 func (s *source) ChangesSince(revision uint64) ledger.Changes { return s.ledger.ChangesSince(revision) }
 
-func (s *source) Pending(known uint64) ([]*clustercache.PodInfo, uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if known == s.revision {
-		return nil, known
-	}
-	return s.pending, s.revision
-}
-
 func (s *source) setPending(pods ...*clustercache.PodInfo) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.pending = pods
-	s.revision++
+	s.pending, s.problems = nil, nil
+	for _, pod := range pods {
+		if pod.RequestProblem != "" {
+			s.problems = append(s.problems, pod)
+		} else {
+			s.pending = append(s.pending, pod)
+		}
+	}
 }
 
-// Diagnose returns the diagnosis TooLarge for all pods. The message has the number of nodes.
-func (s *source) Diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis {
-	out := make([]diagnosis.Diagnosis, len(pods))
-	for i := range out {
-		out[i] = diagnosis.Diagnosis{Reason: diagnosis.TooLarge, Message: fmt.Sprintf("%d nodes, all too small", len(s.ledger.NodeCards()))}
+func (s *source) Groups() ([]gang.Report, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.groups, s.noGroups
+}
+
+func (s *source) setGroups(err error, groups ...gang.Report) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.groups, s.noGroups = groups, err
+}
+
+// Explain returns the diagnosis TooLarge for all pods. The message has the number of nodes.
+func (s *source) Explain() *scheduling.Explanation {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := &scheduling.Explanation{Pending: s.pending, RequestProblems: s.problems}
+	for range s.pending {
+		e.Diagnoses = append(e.Diagnoses, diagnosis.Diagnosis{Reason: diagnosis.TooLarge, Message: fmt.Sprintf("%d nodes, all too small", len(s.ledger.NodeCards()))})
 	}
-	return out
+	return e
 }
 
 // fixture is a running board behind a real HTTP server.
@@ -146,11 +161,14 @@ func pod(name string, request gpu.Memory) gpu.Pod {
 
 // page is the decoded state of a viewer.
 type page struct {
-	Seq     uint64        `json:"seq"`
-	Status  status        `json:"status"`
-	Nodes   []nodeView    `json:"nodes"`
-	Pending []pendingView `json:"pending"`
-	Samples [][]int64     `json:"samples"`
+	Seq      uint64            `json:"seq"`
+	Status   status            `json:"status"`
+	Nodes    []nodeView        `json:"nodes"`
+	Pending  []pendingView     `json:"pending"`
+	Problems []problemView     `json:"problems"`
+	Groups   []groupView       `json:"groups"`
+	Words    map[string]string `json:"words"`
+	Samples  [][]int64         `json:"samples"`
 }
 
 // data returns the decoded data.json.
@@ -247,6 +265,7 @@ func (v *viewer) next() (event, bool) {
 type follower struct {
 	page
 	nodes  map[string]nodeView
+	groups map[string]groupView
 	deltas int
 }
 
@@ -277,6 +296,10 @@ func (f *follower) take(t *testing.T, e event) {
 		for _, n := range f.Nodes {
 			f.nodes[n.Name] = n
 		}
+		f.groups = map[string]groupView{}
+		for _, g := range f.Groups {
+			f.groups[g.Namespace+"/"+g.Name] = g
+		}
 		if f.Seq != e.seq {
 			t.Errorf("the complete state %d is in event %d", f.Seq, e.seq)
 		}
@@ -287,11 +310,14 @@ func (f *follower) take(t *testing.T, e event) {
 		}
 		f.Seq = e.seq
 		var d struct {
-			Nodes   []nodeView
-			Removed []string
-			Pending *[]pendingView
-			Sample  []int64
-			Status  *status
+			Nodes      []nodeView
+			Removed    []string
+			Pending    *[]pendingView
+			Problems   *[]problemView
+			Groups     []groupView
+			GroupsGone []string
+			Sample     []int64
+			Status     *status
 		}
 		if err := json.Unmarshal([]byte(e.data), &d); err != nil {
 			t.Fatal(err)
@@ -302,8 +328,17 @@ func (f *follower) take(t *testing.T, e event) {
 		for _, n := range d.Nodes {
 			f.nodes[n.Name] = n
 		}
+		for _, key := range d.GroupsGone {
+			delete(f.groups, key)
+		}
+		for _, g := range d.Groups {
+			f.groups[g.Namespace+"/"+g.Name] = g
+		}
 		if d.Pending != nil {
 			f.Pending = *d.Pending
+		}
+		if d.Problems != nil {
+			f.Problems = *d.Problems
 		}
 		if d.Sample != nil {
 			f.Samples = append(f.Samples, d.Sample)
@@ -318,4 +353,9 @@ func (f *follower) take(t *testing.T, e event) {
 func pending(name string, request gpu.Memory, message string) *clustercache.PodInfo {
 	p := pod(name, request)
 	return &clustercache.PodInfo{Pod: p, Pending: &diagnosis.Pod{Pod: p, Message: message}}
+}
+
+// wrong returns a pod that shares nothing by mistake.
+func wrong(name string) *clustercache.PodInfo {
+	return &clustercache.PodInfo{Pod: pod(name, 0), RequestProblem: "gpu-mem is 0"}
 }

@@ -24,21 +24,21 @@ func (b *Board) Handler() (http.Handler, error) {
 		harden(w.Header())
 		below, ok := strings.CutPrefix(r.URL.Path, Path)
 		switch file, known := static[strings.TrimPrefix(below, "/")]; {
-		case r.Method != http.MethodGet:
-			w.Header().Set("Allow", http.MethodGet)
+		case r.Method != http.MethodGet && r.Method != http.MethodHead:
+			w.Header().Set("Allow", "GET, HEAD")
 			http.Error(w, "the page is read-only", http.StatusMethodNotAllowed)
 		case r.URL.Path == "/", ok && below == "":
 			// Relative, because a proxy may have added a prefix to the path.
 			w.Header().Set("Location", strings.TrimPrefix(Path, "/")+"/")
 			w.WriteHeader(http.StatusFound)
-		case ok && below == "/events":
+		case ok && below == "/events" && r.Method == http.MethodGet:
 			b.events(w, r)
 		case ok && below == "/data.json":
 			b.data(w)
 		case ok && known && below[0] == '/':
 			file.serve(w, r)
 		default:
-			http.Error(w, fmt.Sprintf("no such path: %.200q", r.URL.Path), http.StatusNotFound)
+			http.Error(w, fmt.Sprintf("no such path: %.200q; the page is at %s/", r.URL.Path, Path), http.StatusNotFound)
 		}
 	}), nil
 }

@@ -4,10 +4,13 @@ import (
 	"io"
 	"net/http"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
@@ -79,6 +82,11 @@ func TestPaths(t *testing.T) {
 			}
 		}
 	}
+	for path, want := range map[string]int{"/": 302, "/ui/": 200, "/ui/events": 404} {
+		if response := s.ask(http.MethodHead, path); response.status != want || response.body != "" {
+			t.Errorf("HEAD %s: %d %q, want %d", path, response.status, response.body, want)
+		}
+	}
 	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete} {
 		if response := s.ask(method, "/ui/"); response.status != http.StatusMethodNotAllowed {
 			t.Errorf("%s: %d", method, response.status)
@@ -118,6 +126,40 @@ func TestPageSelfContained(t *testing.T) {
 		if _, ok := all[match[1]]; !ok && match[1] != "data.json" {
 			t.Errorf("the page refers to the unknown file %q", match[1])
 		}
+	}
+}
+
+// Each cause and phase that the page can show has an explanation. Only a group that runs is as it should be.
+func TestExplanations(t *testing.T) {
+	script, err := assets.ReadFile("assets/causes.js")
+	if err != nil {
+		t.Fatal(err)
+	}
+	explained := map[string]string{}
+	for _, m := range regexp.MustCompile(`(?m)^  (\w+): \["(\w+)", "`).FindAllStringSubmatch(string(script), -1) {
+		explained[m[1]] = m[2]
+	}
+	kinds := func(name string) []string {
+		if name == gang.PhaseRunning.String() {
+			return []string{"good"}
+		}
+		return []string{"wait", "lack", "wrong"}
+	}
+	var names []string
+	for _, reason := range diagnosis.Reasons() {
+		names = append(names, string(reason))
+	}
+	for phase := range gang.New(gang.Options{}).Phases() {
+		names = append(names, phase.String())
+	}
+	for _, name := range names {
+		if kind := explained[name]; !slices.Contains(kinds(name), kind) {
+			t.Errorf("%s is explained as %q, want one of %q", name, kind, kinds(name))
+		}
+		delete(explained, name)
+	}
+	if len(explained) > 0 {
+		t.Errorf("explanations of what is no cause or phase: %q", explained)
 	}
 }
 

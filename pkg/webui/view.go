@@ -4,10 +4,11 @@ import (
 	"math"
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
 // nodeView is the JSON form of a node. Amounts are in the node's unit.
@@ -58,6 +59,34 @@ type pendingView struct {
 	SchedulerMessage string           `json:"schedulerMessage"`
 	// Created is in Unix milliseconds.
 	Created int64 `json:"created"`
+}
+
+// problemView is the JSON form of a pod that shares nothing by mistake.
+type problemView struct {
+	Name      string `json:"name"`
+	Namespace string `json:"namespace"`
+	Problem   string `json:"problem"`
+}
+
+// groupView is the JSON form of a group of pods. Each of its runs has a row on the page.
+type groupView struct {
+	Namespace string    `json:"namespace"`
+	Name      string    `json:"name"`
+	Runs      []runView `json:"runs"`
+}
+
+type runView struct {
+	Phase string `json:"phase"`
+	// Size is how many members must be bound together, 0 if unknown; Counted is how many count towards it.
+	Size    int `json:"size"`
+	Counted int `json:"counted"`
+	// Bound and Pending are names of pods.
+	Bound   []string   `json:"bound,omitempty"`
+	Pending []string   `json:"pending,omitempty"`
+	Memory  gpu.Memory `json:"memory"`
+	Reason  string     `json:"reason,omitempty"`
+	// Since is in Unix milliseconds.
+	Since int64 `json:"since"`
 }
 
 // viewNode returns the node's cards, followed by the vanished cards on which pods still have allocations, with a total of
@@ -112,13 +141,37 @@ func viewPod(allocation ledger.Allocation, memory gpu.Memory) podView {
 	return view
 }
 
-func viewPending(pods []*clustercache.PodInfo, diagnoses []diagnosis.Diagnosis) []pendingView {
-	views := make([]pendingView, len(pods))
-	for i, pod := range pods {
+func viewPending(e *scheduling.Explanation) []pendingView {
+	views := make([]pendingView, len(e.Pending))
+	for i, pod := range e.Pending {
 		views[i] = pendingView{
 			Name: pod.Name, Namespace: pod.Namespace, Request: pod.Request, SchedulerMessage: pod.Pending.Message,
-			Reason: diagnoses[i].Reason, Message: diagnoses[i].Message, Created: milliseconds(pod.Pending.Created),
+			Reason: e.Diagnoses[i].Reason, Message: e.Diagnoses[i].Message, Created: milliseconds(pod.Pending.Created),
 		}
+	}
+	return views
+}
+
+func viewProblems(e *scheduling.Explanation) []problemView {
+	views := make([]problemView, len(e.RequestProblems))
+	for i, pod := range e.RequestProblems {
+		views[i] = problemView{Name: pod.Name, Namespace: pod.Namespace, Problem: pod.RequestProblem}
+	}
+	return views
+}
+
+// viewGroups returns the groups of the runs, which are ordered by group.
+func viewGroups(reports []gang.Report) []groupView {
+	var views []groupView
+	for _, r := range reports {
+		if n := len(views); n == 0 || r.Group != (gang.Key{Namespace: views[n-1].Namespace, Name: views[n-1].Name}) {
+			views = append(views, groupView{Namespace: r.Group.Namespace, Name: r.Group.Name})
+		}
+		group := &views[len(views)-1]
+		group.Runs = append(group.Runs, runView{
+			Phase: r.Phase.String(), Size: r.Size, Counted: r.Counted, Bound: r.Bound, Pending: r.Pending, Memory: r.Memory,
+			Reason: r.Reason, Since: milliseconds(r.Since),
+		})
 	}
 	return views
 }

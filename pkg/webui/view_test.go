@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -72,6 +73,26 @@ func TestViewNodeUnit(t *testing.T) {
 		if got := viewNode(node); got.Unit != test.want || got.UnitMiB != test.mib {
 			t.Errorf("%s: %q of %v MiB, want %q of %v", name, got.Unit, got.UnitMiB, test.want, test.mib)
 		}
+	}
+}
+
+func TestViewGroups(t *testing.T) {
+	train := gang.Key{Namespace: "ns", Name: "train"}
+	since := time.UnixMilli(1_800_000_000_000)
+	got := viewGroups([]gang.Report{
+		{Group: gang.Key{Namespace: "ns", Name: "eval"}, Reason: "none of its 2 pods asks for cards"},
+		{Group: train, Phase: gang.PhaseRunning, Size: 2, Counted: 2, Bound: []string{"a", "b"}, Memory: 16, Since: since},
+		{Group: train, Phase: gang.PhaseBroken, Size: 2, Counted: 2, Bound: []string{"c"}, Pending: []string{"d"}, Memory: 16, Reason: "no room", Since: since},
+	})
+	want := []groupView{
+		{Namespace: "ns", Name: "eval", Runs: []runView{{Phase: "incomplete", Reason: "none of its 2 pods asks for cards"}}},
+		{Namespace: "ns", Name: "train", Runs: []runView{
+			{Phase: "running", Size: 2, Counted: 2, Bound: []string{"a", "b"}, Memory: 16, Since: since.UnixMilli()},
+			{Phase: "broken", Size: 2, Counted: 2, Bound: []string{"c"}, Pending: []string{"d"}, Memory: 16, Reason: "no room", Since: since.UnixMilli()},
+		}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
 	}
 }
 

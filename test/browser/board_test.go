@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -16,59 +17,70 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/scheduling"
 	"github.com/gpushare/gpushare/pkg/webui"
 )
 
 // source is a fake cluster.
 type source struct {
-	book *ledger.Ledger
+	book  *ledger.Ledger
+	clock clock.PassiveClock
 
 	mu       sync.Mutex
 	pending  []*clustercache.PodInfo
-	revision uint64
+	problems []*clustercache.PodInfo
+	groups   []gang.Report
+	noGroups error
 }
 
-func newSource() *source { return &source{book: ledger.New()} }
+func newSource() *source { return &source{book: ledger.New(), clock: clock.RealClock{}} }
 
 func (s *source) Ready() error                                { return nil }
 func (s *source) ChangesSince(revision uint64) ledger.Changes { return s.book.ChangesSince(revision) }
 
-func (s *source) Pending(known uint64) ([]*clustercache.PodInfo, uint64) {
+// Explain diagnoses like the extender, for pods that may run on any node.
+func (s *source) Explain() *scheduling.Explanation {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if known == s.revision {
-		return nil, known
+	object := func(name string) (*corev1.Node, bool) {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, true
 	}
-	return s.pending, s.revision
+	nodes := diagnosis.Nodes(s.book, object, func(gpu.Pod) (since, due time.Time) { return })
+	var pending []*diagnosis.Pod
+	for _, pod := range s.pending {
+		pending = append(pending, pod.Pending)
+	}
+	e := &scheduling.Explanation{Pending: s.pending, RequestProblems: s.problems}
+	diagnoser := diagnosis.NewDiagnoser(nodes, pending, s.clock.Now())
+	for _, pod := range pending {
+		e.Diagnoses = append(e.Diagnoses, diagnoser.Diagnose(pod, nil))
+	}
+	return e
 }
 
-// Diagnose diagnoses like the extender, for pods that may run on any node.
-func (s *source) Diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis {
-	var nodes []diagnosis.Node
-	for _, o := range s.book.NodeCards() {
-		nodes = append(nodes, diagnosis.Node{
-			Object: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: o.Name}}, Unit: o.Unit, Cards: o.Cards, Closed: o.Closed,
-		})
-	}
-	diagnoser, out := diagnosis.NewDiagnoser(nodes, nil, time.Now()), make([]diagnosis.Diagnosis, len(pods))
-	for i := range pods {
-		out[i] = diagnoser.Diagnose(pods[i].Pending, nil)
-	}
-	return out
+func (s *source) Groups() ([]gang.Report, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.groups, s.noGroups
 }
 
 // pendingPod returns a pending pod with kube-scheduler's message about it.
 func pendingPod(pod gpu.Pod, message string, created time.Time) *clustercache.PodInfo {
-	return &clustercache.PodInfo{Pod: pod, Pending: &diagnosis.Pod{Pod: pod, Message: message, Created: created}}
+	return &clustercache.PodInfo{Pod: pod, Pending: &diagnosis.Pod{
+		Pod: pod, Message: message, Created: created, Tried: strings.Contains(message, "nodes are available"),
+	}}
 }
 
-func (s *source) wait(pods ...*clustercache.PodInfo) {
+func (s *source) wait(pods ...*clustercache.PodInfo) { s.change(func() { s.pending = pods }) }
+
+// change changes what mu guards.
+func (s *source) change(edit func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.pending = pods
-	s.revision++
+	edit()
 }
 
 // show serves the board until the test ends, and returns the page's address and a function that ends it earlier.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/performance"
 	"github.com/chromedp/cdproto/runtime"
@@ -166,6 +167,15 @@ func (b *Tab) Click(selector string) {
 func (b *Tab) Type(keys string) {
 	b.t.Helper()
 	b.Do(chromedp.KeyEvent(keys))
+}
+
+// Press presses a key that writes a character, as one event: if the page prevents its default, nothing is written. Type sends
+// the character as an event of its own, which the page can't prevent.
+func (b *Tab) Press(key string) {
+	b.t.Helper()
+	if _, err := chromedp.Call(b.ctx, input.DispatchKeyEvent, input.DispatchKeyEventParams{Type: input.DispatchKeyEventTypeKeyDown, Key: key, Text: key}); err != nil {
+		b.t.Fatal(err)
+	}
 }
 
 // Run runs a JavaScript statement in the page.

@@ -124,7 +124,7 @@ func TestPage(t *testing.T) {
 		if got := column(3); got[0] != "2 GiB" || Eval[string](tab, `document.querySelector("#view-pods th[aria-sort]").getAttribute("aria-sort")`) != "ascending" {
 			t.Errorf("in the other order: %v", got)
 		}
-		tab.Type("/")
+		tab.Press("/")
 		tab.Type("SORTED-3 default")
 		tab.Await("one pod", `document.querySelectorAll("#view-pods tbody tr:not([aria-hidden])").length === 1`)
 		if got := column(2); len(got) != 1 || got[0] != "sorted-3" {

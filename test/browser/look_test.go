@@ -8,9 +8,11 @@ import (
 	"time"
 
 	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -91,6 +93,7 @@ func TestLook(t *testing.T) {
 		step(i)
 	}
 	clock := clocktesting.NewFakeClock(time.Date(2026, 11, 20, 9, 0, 0, 0, time.Local))
+	s.clock = clock
 	board := webui.NewBoard(webui.Options{Source: s, Version: "v0.1.0", Clock: clock})
 	url, _ := show(t, board)
 	waits := func(name, namespace string, request gpu.Memory, ago time.Duration, reason string) *clustercache.PodInfo {
@@ -118,6 +121,19 @@ func TestLook(t *testing.T) {
 		waits("batch-score-9f2c1", "ads", 160, 4*time.Hour, says(fmt.Sprintf("8 %s", placement.TooLarge), 16)),
 		waits("notebook-ines-0", "notebooks", 16, time.Second, `scheduler "default-scheduler" has not tried it yet`),
 	)
+	s.change(func() {
+		s.problems = []*clustercache.PodInfo{
+			{Pod: gpu.Pod{Namespace: "ads", Name: "ranker-0"}, RequestProblem: "aliyun.com/gpumem is not a resource of gpushare: is aliyun.com/gpu-mem meant?"},
+		}
+		s.groups = []gang.Report{
+			{
+				Group: gang.Key{Namespace: "research", Name: "train-7b"}, Phase: gang.PhasePending, Size: 4, Counted: 4, Memory: 520, Since: clock.Now().Add(-26 * time.Minute),
+				Pending: []string{"train-7b-0", "train-7b-1", "train-7b-2", "train-7b-3"}, Reason: "there is no room for all members at once",
+			},
+			{Group: gang.Key{Namespace: "search", Name: "gateway"}, Phase: gang.PhaseRunning, Size: 2, Counted: 2, Memory: 40, Bound: []string{"gateway-0", "gateway-1"}, Since: clock.Now().Add(-time.Hour)},
+			{Group: gang.Key{Namespace: "vision", Name: "sweep"}, Size: 3, Counted: 2, Memory: 20, Pending: []string{"sweep-0", "sweep-1"}, Since: clock.Now().Add(-5 * time.Minute), Reason: "2 of 3 members exist"},
+		}
+	})
 	if _, err := s.book.Reserve("gpu-a100-04", gpu.Pod{UID: "r", Namespace: "vision", Name: "detector-3b1e0", Request: 24}, placement.Binpack, clock.Now()); err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +143,7 @@ func TestLook(t *testing.T) {
 	tab := Start(t, 1440, 900)
 	tab.Do(chromedp.Navigate(url))
 	tab.Await("the nodes", `document.querySelectorAll(".line").length >= 14`)
-	if got := tab.Text("#count-pending"); got != "3" {
+	if got := tab.Text("#count-pending"); got != "3 ⚠" {
 		t.Errorf("%q pods are pending", got)
 	}
 	ill := Eval[string](tab, `document.querySelector(".card.ill").getAttribute("aria-label")`)
@@ -160,14 +176,19 @@ func TestLook(t *testing.T) {
 	tab.Click(`#view-pods [data-column="memory"]`)
 	themes("pods")
 	tab.Click("#tab-pending")
-	tab.Await("the pending pods", `document.querySelectorAll("#view-pending tbody tr").length === 3`)
-	if got := Eval[string](tab, `[...document.querySelectorAll("#view-pending tbody td:nth-child(5)")].map((td) => td.innerText).join()`); got != "too_large,fragmented,fits" {
+	tab.Await("the pending pods", `document.querySelectorAll("#view-pending tbody tr").length === 4`)
+	if got := Eval[string](tab, `[...document.querySelectorAll("#view-pending tbody td:nth-child(5)")].map((td) => td.innerText).join()`); got != "no card is large enough,free memory is in pieces,about to be tried" {
 		t.Errorf("the causes are %s", got)
 	}
 	tab.Do(chromedp.EmulateViewport(1440, 500)) // Three rows need no more.
 	themes("pending")
+	tab.Click(`[data-help="fragmented"]`)
+	themes("cause")
+	tab.Type(kb.Escape)
+	tab.Click("#tab-groups")
+	themes("groups")
 	tab.Do(chromedp.EmulateViewport(420, 860))
-	for _, view := range []string{"cards", "pods", "pending"} {
+	for _, view := range []string{"cards", "pods", "pending", "groups"} {
 		tab.Click("#tab-" + view)
 		tab.Screenshot("narrow-" + view)
 	}

@@ -1,4 +1,5 @@
 // The page: applies the stream's messages to the model and draws the visible part, at most once per frame.
+import { Address, views } from "./address.js";
 import { Cards } from "./cards.js";
 import { Chart } from "./chart.js";
 import { Details } from "./details.js";
@@ -6,19 +7,20 @@ import { byId, clock, h, number, plural, setText } from "./dom.js";
 import { Model } from "./model.js";
 import { Stream } from "./stream.js";
 import { Summary } from "./summary.js";
-import { Pending, Pods } from "./tables.js";
+import { Groups, Pending, Pods } from "./tables.js";
 
 const model = new Model();
-const views = ["cards", "pods", "pending"];
-const state = { view: "cards", query: "" };
+const address = new Address(moved);
+const { state } = address;
 
 const summary = new Summary();
 const chart = new Chart(byId("chart"));
-const details = new Details(byId("details"), findPod, (place) => state.view === "cards" && cards.focus(place));
-const openCard = (node, card) => details.open(node, card, model);
-const cards = new Cards(byId("view-cards"), openCard);
-const pods = new Pods(byId("view-pods"), draw, openCard);
-const pending = new Pending(byId("view-pending"), draw);
+const details = new Details(byId("details"), (pod) => go({ view: "pods", q: pod }), closeDetails);
+const cards = new Cards(byId("view-cards"), (card) => openDetails({ card, help: "" }));
+const sorted = (sort) => go({ sort });
+const tables = {
+  pods: new Pods(byId("view-pods"), sorted), pending: new Pending(byId("view-pending"), sorted), groups: new Groups(byId("view-groups"), sorted),
+};
 
 // --- Drawing -----------------------------------------------------------------------------------------------------
 
@@ -37,8 +39,9 @@ function draw() {
   const start = performance.now();
   summary.show(model);
   chart.show(model);
-  details.show(model);
+  details.show(model, state);
   drawStatus();
+  drawControls();
   drawView();
   if (since !== undefined && model.known) {
     performance.clearMeasures("gpushare:draw");
@@ -50,37 +53,90 @@ function draw() {
 }
 let drawn = false;
 
-function drawView() {
-  const filters = {
-    query: state.query, room: Number(byId("room").value) || 0, problems: byId("problems").checked, order: byId("order").value,
-  };
-  const nothing = emptiness();
-  byId("empty").hidden = !nothing;
-  if (nothing) byId("empty").replaceChildren(...nothing);
-  for (const view of views) byId("view-" + view).hidden = Boolean(nothing) || view !== state.view;
-  byId("card-filters").hidden = state.view !== "cards";
-  if (nothing) {
-    setText(byId("shown"), "");
-    return;
+function drawControls() {
+  for (const name of views) {
+    const tab = byId("tab-" + name);
+    tab.setAttribute("aria-selected", name === state.view);
+    tab.tabIndex = name === state.view ? 0 : -1;
   }
-  if (state.view === "cards") cards.count(cards.show(model, filters), model.names.length);
-  if (state.view === "pods") setText(byId("shown"), of(pods.show(model, filters), model.sums().pods, "pod", "pods"));
-  if (state.view === "pending") setText(byId("shown"), of(pending.show(model, filters), model.pending.length, "pending pod", "pending pods"));
+  byId("panel").setAttribute("aria-labelledby", "tab-" + state.view);
+  for (const [id, value] of [["search", state.q], ["room", state.room], ["order", state.order]]) if (byId(id).value !== value) byId(id).value = value;
+  byId("problems").checked = Boolean(state.problems);
+  byId("card-filters").hidden = state.view !== "cards";
+  byId("group").hidden = !state.group || !["pods", "pending"].includes(state.view);
+  setText(byId("group"), "group " + state.group + " ×");
+  byId("group").setAttribute("aria-label", "Only pods of group " + state.group + ". Show all");
+}
+
+function drawView() {
+  let nothing = missing();
+  let text = "";
+  for (const view of views) byId("view-" + view).hidden = Boolean(nothing) || view !== state.view;
+  if (!nothing) {
+    let found;
+    [found, text] = list();
+    if (found === 0) nothing = notFound();
+    byId("view-" + state.view).hidden = Boolean(nothing);
+  }
+  setText(byId("shown"), text);
+  const empty = byId("empty");
+  empty.hidden = !nothing;
+  // Replaced only if it differs, so that the button in it keeps the focus.
+  const words = nothing?.map((element) => element.textContent).join("\n");
+  if (nothing && words !== empty.words) empty.replaceChildren(...nothing);
+  empty.words = words;
 }
 
 const of = (shown, all, one, many) => (shown === all ? plural(all, one, many) : number(shown) + " of " + plural(all, one, many));
 
-/** emptiness returns the text for an empty list. */
-function emptiness() {
-  if (!model.known) return [h("p", { class: "dim" }, "Waiting for the extender …")];
-  if (model.status.notReady) return [h("h2", {}, "Not ready yet"), h("p", {}, model.status.notReady)];
-  if (state.view === "cards" && model.names.length === 0) {
-    return [h("h2", {}, "No node shares GPU memory yet"),
-      h("p", {}, "Label a GPU node with gpushare=true and let the device plugin run there: its cards show up here within seconds.")];
+/** list draws the current list, and returns how many rows it has, and that in words. */
+function list() {
+  if (state.view === "cards") {
+    const n = cards.show(model, state);
+    return [n, of(n, model.names.length, "node", "nodes")];
   }
-  if (state.view === "pods" && model.sums().pods === 0) return [h("h2", {}, "No pod holds GPU memory")];
-  if (state.view === "pending" && model.pending.length === 0) return [h("h2", {}, "No pending pods"), h("p", {}, "Every pod that requests GPU memory has a node.")];
-  return undefined;
+  const table = tables[state.view];
+  table.sort(state.sort);
+  if (state.view === "pending") {
+    const [pods, wrong] = table.show(model, state);
+    return [pods + wrong, of(pods, model.pending.length, "pending pod", "pending pods")];
+  }
+  const n = table.show(model, state);
+  return [n, state.view === "pods" ? of(n, model.sums().pods, "pod", "pods") : of(n, model.runs().length, "group", "groups")];
+}
+
+/** missing returns the text if there is nothing to list, whatever the filters are. */
+function missing() {
+  const text = (title, ...paragraphs) => [h("h2", {}, title), ...paragraphs.map((p) => h("p", {}, p))];
+  if (!model.known) return [h("p", { class: "dim" }, "Waiting for the extender …")];
+  if (model.status.notReady) return text("Not ready yet", model.status.notReady);
+  switch (state.view) {
+    case "cards":
+      if (model.names.length) return undefined;
+      return text("No node shares GPU memory yet", "Label a GPU node with gpushare=true and let the device plugin run there: its cards show up here within seconds.");
+    case "pods":
+      return model.sums().pods ? undefined : text("No pod holds GPU memory");
+    case "pending":
+      return model.pending.length + model.problems.length ? undefined : text("No pending pods", "Every pod that requests GPU memory has a node.");
+  }
+  if (model.status.noGroups) return text("No groups to show", model.status.noGroups + ".", "kubectl inspect gpushare --groups shows what the API server knows of them.");
+  return model.groups.size ? undefined : text("No groups", "Pods with the annotation scheduling.k8s.io/group-name are bound all together or not at all, and are listed here.");
+}
+
+/** notFound returns the text if nothing matches the filters, with a button that clears them. */
+function notFound() {
+  const what = { cards: "node", pods: "pod", pending: "pending pod", groups: "group" }[state.view];
+  const filters = [];
+  if (state.q) filters.push("the search “" + state.q + "”");
+  if (state.group && ["pods", "pending"].includes(state.view)) filters.push("the group " + state.group);
+  if (state.view === "cards" && state.room) filters.push("room for " + state.room + " on one card");
+  if (state.view === "cards" && state.problems) filters.push("problems only");
+  const clear = h("button", { type: "button" }, "Show all");
+  clear.addEventListener("click", () => {
+    go({ q: "", group: "", room: "", problems: "" });
+    byId("search").focus();
+  });
+  return [h("h2", {}, "No " + what + " found"), h("p", {}, "Nothing matches " + filters.join(" and ") + "."), clear];
 }
 
 function drawStatus() {
@@ -88,7 +144,7 @@ function drawStatus() {
   const badge = byId("replica");
   badge.hidden = !model.status.standby;
   setText(badge, model.status.standby ? "standby" : "");
-  badge.title = model.status.standby ? "Another replica answers kube-scheduler. Binds in flight are known to that one alone. (" + model.status.standby + ")" : "";
+  badge.title = model.status.standby ? "Another replica answers kube-scheduler. Binds in flight and groups are known to that one alone. (" + model.status.standby + ")" : "";
 }
 
 // --- The stream --------------------------------------------------------------------------------------------------
@@ -115,7 +171,7 @@ new Stream("events", {
     const retry = byId("connection-retry");
     setText(retry, "");
     if (name !== "disconnected") return;
-    const update = () => setText(retry, Date.now() < next ? "trying again in " + Math.ceil((next - Date.now()) / 1000) + " s" : "trying again");
+    const update = () => setText(retry, Date.now() < next ? "trying again in " + Math.ceil((next - Date.now()) / 1000) + "s" : "trying again");
     update();
     countdown = setInterval(update, 1000);
   },
@@ -123,56 +179,71 @@ new Stream("events", {
 
 // --- Tabs, search, filters ---------------------------------------------------------------------------------------
 
-function choose(view, focus) {
-  state.view = view;
-  for (const name of views) {
-    const tab = byId("tab-" + name);
-    tab.setAttribute("aria-selected", name === view);
-    tab.tabIndex = name === view ? 0 : -1;
-    if (name === view && focus) tab.focus();
-  }
-  byId("panel").setAttribute("aria-labelledby", "tab-" + view);
-  remember();
+/** go changes what is shown. typed is the field into which the reader types. */
+function go(changes, typed) {
+  // An order belongs to the list in which it was chosen.
+  if (changes.view && changes.view !== state.view) changes = { sort: "", ...changes };
+  address.set(changes, typed);
   draw();
 }
 
-function findPod(name) {
-  state.query = byId("search").value = name;
-  choose("pods");
+/** moved draws what the address asks for after the reader went back or forward. */
+function moved() {
+  const inside = byId("details").contains(document.activeElement);
+  draw();
+  if (inside && byId("details").hidden) byId("panel").focus();
 }
 
-/** remember stores the view in the page's address, so that it can be shared. */
-function remember() {
-  const search = new URLSearchParams();
-  if (state.query) search.set("q", state.query);
-  history.replaceState(null, "", "#" + state.view + (search.size ? "?" + search : ""));
+let opener; // What had the focus when the box at the side was opened.
+
+function openDetails(what) {
+  opener = document.activeElement;
+  go(what);
+  details.focus();
 }
 
-function recall() {
-  const [view, search] = location.hash.slice(1).split("?");
-  state.query = byId("search").value = new URLSearchParams(search ?? "").get("q") ?? "";
-  choose(views.includes(view) ? view : "cards");
+function closeDetails() {
+  const card = state.card;
+  go({ card: "", help: "" });
+  if (card && state.view === "cards") cards.focus(card);
+  else if (opener?.isConnected) opener.focus();
+  else byId("panel").focus();
 }
 
 views.forEach((view, i) => {
   const tab = byId("tab-" + view);
-  tab.addEventListener("click", () => choose(view));
+  tab.addEventListener("click", () => go({ view }));
   tab.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (step) choose(views[(i + step + views.length) % views.length], true);
+    if (!step) return;
+    const next = views[(i + step + views.length) % views.length];
+    go({ view: next });
+    byId("tab-" + next).focus();
   });
 });
-byId("search").addEventListener("input", (event) => {
-  state.query = event.target.value;
-  remember();
-  draw();
+for (const [id, field] of [["search", "q"], ["room", "room"], ["order", "order"]]) {
+  byId(id).addEventListener("input", (event) => go({ [field]: event.target.value }, id === "order" ? undefined : id));
+}
+byId("problems").addEventListener("input", (event) => go({ problems: event.target.checked ? "only" : "" }));
+byId("group").addEventListener("click", () => {
+  go({ group: "" });
+  byId("search").focus();
 });
-for (const id of ["room", "problems", "order"]) byId(id).addEventListener("input", draw);
+byId("panel").addEventListener("click", (event) => {
+  const link = event.target.closest("button[data-help], button[data-group], .link[data-card]");
+  if (!link) return;
+  const { help, group, view, card } = link.dataset;
+  if (group) go({ view, group, q: "" });
+  else openDetails(help ? { help, card: "" } : { card, help: "" });
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // The address has the view, so it can't have the place to skip to.
+  byId("panel").focus();
+});
 addEventListener("keydown", (event) => {
   if (event.key !== "/" || event.target.closest("input, select, textarea")) return;
   event.preventDefault();
   byId("search").focus();
   byId("search").select();
 });
-addEventListener("hashchange", recall);
-recall();
+draw();

@@ -1,5 +1,5 @@
 // The list of nodes: a row per node, a bar per card, a segment per pod.
-import { amount, byId, h, number, plural, setText } from "./dom.js";
+import { amount, byId, h, number, plural } from "./dom.js";
 import { haystack, matches, terms } from "./model.js";
 import { VirtualRows } from "./virtual.js";
 
@@ -47,7 +47,7 @@ export function kind(node, card) {
 }
 
 export class Cards {
-  /** open(node name, card id) is called when a card is selected. */
+  /** open(place) is called with "node/card" when a card is selected. */
   constructor(root, open) {
     this.root = root;
     this.open = open;
@@ -76,13 +76,13 @@ export class Cards {
   }
 
   /** show lists the nodes of the model that match the filters. */
-  show(model, { query, room, problems, order }) {
-    const wanted = terms(query);
+  show(model, { q, room, problems, order }) {
+    const wanted = terms(q);
     let nodes = [];
     for (const name of model.names) {
       const node = model.nodes.get(name);
       if (problems && !node.problem) continue;
-      if (room && node.largest < room) continue;
+      if (room && node.largest < Number(room)) continue;
       if (wanted.length && !matches(haystack(node), wanted)) continue;
       nodes.push(node);
     }
@@ -107,7 +107,7 @@ export class Cards {
   row(node) {
     const unit = node.unit;
     const name = h("span", { class: "node", role: "rowheader", title: node.name }, h("b", {}, node.name));
-    const about = [amount(node.used, "") + " / " + amount(node.total, unit)];
+    const about = [number(node.used) + "/" + amount(node.total, unit)];
     if (node.gone) about.push("no longer shares memory");
     else if (node.closed) about.push(node.closed);
     else if (node.cardless) about.push(plural(node.cardless.length, "pod", "pods") + " without a card");
@@ -118,7 +118,7 @@ export class Cards {
       return h("span", { role: "gridcell" },
         h("button", {
           type: "button", class: ("card " + how).trim(), tabindex: "-1", "data-card": card.id, "aria-describedby": "tip",
-          "aria-label": node.name + " GPU " + card.id + ": " + amount(card.used, "") + " of " + amount(card.total, unit) + " allocated, " +
+          "aria-label": node.name + " GPU " + card.id + ": " + number(card.used) + " of " + amount(card.total, unit) + " allocated, " +
             plural(card.pods.length, "pod", "pods") + (wrong ? ", " + wrong : ""),
         }, bar(card), h("span", { class: "caption" },
           h("span", {}, "GPU" + card.id), h("span", {}, (how ? "⚠ " : "") + number(card.used) + "/" + number(card.total)))));
@@ -153,7 +153,7 @@ export class Cards {
     if (!button) return;
     this.hideTip();
     const { node, card } = this.place(button);
-    this.open(node, card);
+    this.open(node + "/" + card);
   }
 
   key(event) {
@@ -204,10 +204,10 @@ export class Cards {
     const from = pod !== undefined && pod >= most ? pod - most + 1 : 0;
     this.tip.replaceChildren(
       h("p", {}, h("b", {}, node.name + " · GPU " + card.id), card.model ? " " + card.model : ""),
-      h("p", {}, amount(card.used, "") + " of " + amount(card.total, node.unit) + " allocated, " + number(Math.max(0, card.total - card.used)) + " free"),
+      h("p", {}, number(card.used) + " of " + amount(card.total, node.unit) + " allocated, " + amount(Math.max(0, card.total - card.used), node.unit) + " free"),
       wrong ? h("p", { class: "warn" }, "⚠ " + wrong) : "",
       h("ul", {}, ...card.pods.slice(from, from + most).map((p, i) => h("li", { class: from + i === pod ? "pointed" : "" },
-        h("i", { class: tone(p) }), h("span", {}, p.namespace + "/" + p.name + (p.state ? " (" + p.state + ")" : "")), h("span", {}, number(p.memory))))),
+        h("i", { class: tone(p) }), h("span", {}, p.namespace + "/" + p.name + (p.state ? " (" + p.state + ")" : "")), h("span", {}, amount(p.memory, node.unit))))),
       card.pods.length > most ? h("p", {}, "and " + number(card.pods.length - most) + " more") : "",
       card.pods.length === 0 ? h("p", { class: "dim" }, "no pods") : "",
     );
@@ -224,15 +224,13 @@ export class Cards {
     this.tip.hidden = true;
   }
 
-  /** focus moves the keyboard focus to a card. */
-  focus(place) {
+  /** focus moves the keyboard focus to a card, named "node/card". */
+  focus(name) {
+    const at = name.lastIndexOf("/");
+    const place = { node: name.slice(0, at), card: name.slice(at + 1) };
     const index = this.rows.items.findIndex((node) => node.name === place.node);
     if (index < 0) return;
     this.rows.reveal(index);
     this.button(place)?.focus({ preventScroll: true });
-  }
-
-  count(shown, all) {
-    setText(byId("shown"), shown === all ? plural(all, "node", "nodes") : number(shown) + " of " + plural(all, "node", "nodes"));
   }
 }

@@ -1,58 +1,66 @@
-// The details of one card.
-import { amount, h } from "./dom.js";
+// The box at the side: the details of a card, or the explanation of a cause.
+import { help } from "./causes.js";
+import { amount, h, number } from "./dom.js";
 import { bar, kind, problem, tone } from "./cards.js";
 
 export class Details {
-  /** search(text) searches the table of pods. closed(place) is called with the card when the details are closed. */
-  constructor(root, search, closed) {
-    Object.assign(this, { root, search, closed });
-    addEventListener("keydown", (event) => event.key === "Escape" && this.close());
+  /** search(text) searches the table of pods. close() is called when the reader closes the box. */
+  constructor(root, search, close) {
+    Object.assign(this, { root, search, close });
+    addEventListener("keydown", (event) => event.key === "Escape" && !root.hidden && close());
   }
 
-  open(node, card, model) {
-    this.place = { node, card };
-    this.drawn = undefined;
-    this.show(model);
-    this.root.querySelector("button").focus();
+  focus() {
+    this.root.querySelector("button")?.focus();
   }
 
-  close() {
-    if (!this.place) return;
-    const place = this.place;
-    this.place = undefined;
-    this.root.hidden = true;
-    this.closed(place);
-  }
-
-  show(model) {
-    if (!this.place) return;
-    const node = model.nodes.get(this.place.node);
-    const card = node?.cards.find((c) => c.id === this.place.card);
-    if (this.drawn === (card ?? null) && card) return;
-    this.drawn = card ?? null;
+  /** show draws what the address asks for: a card as "node/id", or the help for a cause or phase. */
+  show(model, state) {
+    const shown = state.card ? this.card(model, state.card) : state.help && model.known ? [state.help, () => this.help(model, state.help)] : undefined;
+    this.root.hidden = !shown;
+    const [what, content] = shown ?? [];
+    if (what === this.drawn) return;
+    this.drawn = what;
+    if (!shown) return this.root.replaceChildren();
     const focused = this.root.contains(document.activeElement);
     const close = h("button", { type: "button", class: "close", "aria-label": "Close" }, "×");
     close.addEventListener("click", () => this.close());
-    const title = h("h2", { id: "details-title" }, this.place.node + " · GPU " + this.place.card);
-    this.root.hidden = false;
-    if (!card) {
-      this.root.replaceChildren(close, title, h("p", { class: "warn" }, "This card is gone."));
-      if (focused) close.focus();
-      return;
-    }
+    const [title, ...rest] = content();
+    this.root.replaceChildren(close, h("h2", { id: "details-title" }, title), ...rest);
+    if (focused) close.focus();
+  }
+
+  /** card returns the card, or its place if it is gone, and a function that returns the box's content. */
+  card(model, place) {
+    const at = place.lastIndexOf("/");
+    const node = model.nodes.get(place.slice(0, at));
+    const card = node?.cards.find((c) => c.id === Number(place.slice(at + 1)));
+    const title = place.slice(0, at) + " · GPU " + place.slice(at + 1);
+    if (card) return [card, () => [title, ...this.facts(node, card)]];
+    if (!model.known) return undefined;
+    return [place, () => [title, h("p", { class: "warn" }, "This card is gone.")]];
+  }
+
+  facts(node, card) {
     const wrong = problem(node, card);
     const facts = [["Model", card.model], ["UUID", card.uuid], ["Unit", node.unit || "not reported by the node"],
-      ["Allocated", amount(card.used, "") + " of " + amount(card.total, node.unit)], ["Free", wrong && !card.vanished && card.unhealthy ? "nothing, while it is unhealthy" : amount(Math.max(0, card.total - card.used), node.unit)]];
+      ["Allocated", number(card.used) + " of " + amount(card.total, node.unit)],
+      ["Free", wrong && !card.vanished && card.unhealthy ? "nothing, while it is unhealthy" : amount(Math.max(0, card.total - card.used), node.unit)]];
     const pods = card.pods.map((pod) => {
       const find = h("button", { type: "button", class: "link", "aria-label": "Find " + pod.namespace + "/" + pod.name + " in the table" }, pod.namespace + "/" + pod.name);
       find.addEventListener("click", () => this.search(pod.namespace + "/" + pod.name));
       return h("li", {}, h("i", { class: tone(pod) }), h("span", {}, find, pod.state ? h("small", { class: "warn" }, " " + pod.state) : ""), h("span", {}, amount(pod.memory, node.unit)));
     });
-    this.root.replaceChildren(close, title,
+    return [
       wrong ? h("p", { class: "warn" }, "⚠ " + wrong) : "",
       h("div", { class: kind(node, card) }, bar(card)),
       h("dl", {}, ...facts.filter(([, value]) => value).flatMap(([key, value]) => [h("dt", {}, key), h("dd", {}, value)])),
-      h("h3", {}, card.pods.length ? "Pods" : "No pods"), h("ul", {}, ...pods));
-    if (focused) close.focus();
+      h("h3", {}, card.pods.length ? "Pods" : "No pods"), h("ul", {}, ...pods)];
+  }
+
+  help(model, name) {
+    const { meaning, advice } = help(name);
+    return [model.words[name] ?? name, h("p", {}, meaning), h("h3", {}, "What to do"), h("p", {}, advice),
+      h("p", { class: "dim" }, "kubectl inspect gpushare and the metrics call it ", h("code", {}, name), ".")];
   }
 }

@@ -27,34 +27,40 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
+// Numbers are written as in the messages of the extender, in kubectl and in YAML: digits without separators.
 
-export const number = (n) => whole.format(n);
+export const number = String;
 
-/** amount formats a node's memory in the unit of the node. */
+/** amount formats a node's memory in the unit of the node, like "8138 MiB" or "3 x 256MiB". */
 export function amount(n, unit) {
-  if (!unit) return whole.format(n);
-  return /^\d/.test(unit) ? whole.format(n) + " × " + unit : whole.format(n) + " " + unit;
+  if (!unit) return number(n);
+  return number(n) + (/^\d/.test(unit) ? " x " : " ") + unit;
 }
 
 /** sum formats memory in MiB in the unit of the cluster. */
 export function sum(mib, unit) {
-  if (unit && unit.name) return amount(mib / unit.mib, unit.name);
-  return tenths.format(mib / 1024) + " GiB";
+  if (unit && unit.name) return amount(Math.round(mib / unit.mib), unit.name);
+  return amount(Math.round((10 * mib) / 1024) / 10, "GiB");
 }
+
+/** share formats a part of a sum: "40 of 80 GiB". */
+export const share = (part, all, unit) => sum(part, unit).split(" ")[0] + " of " + sum(all, unit);
 
 export function clock(milliseconds) {
   return new Date(milliseconds).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 }
 
-/** age formats the rounded time since a moment. */
+/** age formats a duration as kubectl does: "90s", "26m", "4h10m", "3d". */
 export function age(milliseconds) {
-  const seconds = Math.max(0, Math.round(milliseconds / 1000));
-  if (seconds < 120) return seconds + " s";
-  if (seconds < 7200) return Math.floor(seconds / 60) + " min";
-  if (seconds < 172800) return Math.floor(seconds / 3600) + " h";
-  return Math.floor(seconds / 86400) + " d";
+  const seconds = Math.max(0, Math.floor(milliseconds / 1000));
+  const minutes = Math.floor(seconds / 60), hours = Math.floor(minutes / 60), days = Math.floor(hours / 24);
+  const and = (n, unit) => (n ? n + unit : "");
+  if (seconds < 120) return seconds + "s";
+  if (minutes < 10) return minutes + "m" + and(seconds % 60, "s");
+  if (hours < 3) return minutes + "m";
+  if (hours < 8) return hours + "h" + and(minutes % 60, "m");
+  if (hours < 48) return hours + "h";
+  return days + "d" + (days < 8 ? and(hours % 24, "h") : "");
 }
 
 export const plural = (n, one, many) => number(n) + " " + (n === 1 ? one : many);

@@ -11,6 +11,9 @@ export class Model {
     this.nodes = new Map();
     this.names = [];
     this.pending = [];
+    this.problems = []; // Pods that share nothing by mistake.
+    this.groups = new Map();
+    this.words = {}; // The causes in words.
     this.samples = [];
     this.sampleEvery = 10;
     this.status = { version: "", since: 0 };
@@ -26,7 +29,10 @@ export class Model {
     this.seq = message.seq;
     this.time = message.time;
     this.status = message.status;
-    this.pending = message.pending;
+    this.words = message.words;
+    this.setPending(message.pending);
+    this.problems = message.problems;
+    for (const group of message.groups) this.groups.set(group.namespace + "/" + group.name, group);
     this.samples = message.samples;
     this.sampleEvery = message.sampleEverySeconds;
     for (const node of message.nodes) this.nodes.set(node.name, prepare(node));
@@ -49,12 +55,32 @@ export class Model {
       this.nodes.set(node.name, prepare(node));
     }
     if (named) this.names = [...this.nodes.keys()].sort();
-    if (message.pending) this.pending = message.pending;
+    if (message.pending) this.setPending(message.pending);
+    if (message.problems) this.problems = message.problems;
+    for (const key of message.groupsGone ?? []) this.groups.delete(key);
+    for (const group of message.groups ?? []) this.groups.set(group.namespace + "/" + group.name, group);
     if (message.status) this.status = message.status;
     if (message.sample) {
       this.samples.push(message.sample);
       if (this.samples.length > 360) this.samples.shift();
     }
+  }
+
+  setPending(pods) {
+    for (const pod of pods) pod.words = this.words[pod.reason] ?? pod.reason;
+    this.pending = pods;
+  }
+
+  /** runs returns the runs of all groups. */
+  runs() {
+    return [...this.groups.values()].flatMap(({ namespace, name, runs }) =>
+      runs.map((run) => ({ bound: [], pending: [], reason: "", ...run, namespace, name })));
+  }
+
+  /** members returns the members of a group as namespace/name. */
+  members(group) {
+    const { namespace, runs } = this.groups.get(group) ?? { runs: [] };
+    return new Set(runs.flatMap((run) => [...(run.bound ?? []), ...(run.pending ?? [])]).map((name) => namespace + "/" + name));
   }
 
   /** sums returns the cluster's sums in MiB. */

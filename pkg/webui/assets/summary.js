@@ -1,5 +1,5 @@
 // The cluster's sums at the top of the page.
-import { byId, h, number, plural, setText, sum } from "./dom.js";
+import { byId, h, number, plural, setText, share, sum } from "./dom.js";
 
 const parts = ["allocated", "pieces", "whole", "out"];
 
@@ -13,8 +13,8 @@ export class Summary {
   show(model) {
     const s = model.sums();
     const percent = s.total ? Math.floor((100 * s.allocated) / s.total) : 0;
-    setText(byId("memory-percent"), s.total ? percent + " %" : "–");
-    setText(byId("memory-amount"), s.total ? sum(s.allocated, s.unit) + " of " + sum(s.total, s.unit) : "");
+    setText(byId("memory-percent"), s.total ? percent + "%" : "–");
+    setText(byId("memory-amount"), s.total ? share(s.allocated, s.total, s.unit) : "");
     for (const name of parts) this.parts[name].style.width = s.total ? (100 * s[name]) / Math.max(s.total, s.allocated + s.pieces + s.whole + s.out) + "%" : "0";
     this.bar.setAttribute("aria-label", s.total
       ? sum(s.allocated, s.unit) + " allocated, " + sum(s.pieces, s.unit) + " free on cards in use, " + sum(s.whole, s.unit) + " free in whole cards, " + sum(s.out, s.unit) + " out of use"
@@ -28,7 +28,8 @@ export class Summary {
     if (s.over) wrong.push(number(s.over) + " overfull");
     setText(byId("cards-problems"), wrong.join(" · "));
     setText(byId("count-pods"), number(s.pods));
-    setText(byId("count-pending"), number(model.pending.length));
-    byId("count-pending").classList.toggle("some", model.pending.length > 0);
+    setText(byId("count-pending"), number(model.pending.length) + (model.problems.length ? " ⚠" : ""));
+    byId("count-pending").classList.toggle("some", model.pending.length + model.problems.length > 0);
+    setText(byId("count-groups"), model.status.noGroups ? "" : number(model.groups.size));
   }
 }

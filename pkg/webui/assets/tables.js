@@ -1,43 +1,103 @@
-// The tables of allocations and of pending pods.
+// The tables of allocations, of pending pods, of requests that share nothing, and of groups.
+import { kindOf } from "./causes.js";
 import { age, amount, h, number, setText } from "./dom.js";
 import { matches, rows, terms } from "./model.js";
 import { tone } from "./cards.js";
 import { VirtualRows } from "./virtual.js";
 
-/** table creates a table with sortable columns. It calls sorted() when another column is chosen. */
-function table(root, label, columns, sort, sorted) {
-  const heads = columns.map((column) => {
-    const button = h("button", { type: "button", "data-column": column.key }, column.title);
-    button.addEventListener("click", () => {
-      sort.down = sort.key === column.key ? !sort.down : Boolean(column.down);
-      sort.key = column.key;
-      mark();
-      sorted();
+/** Head is a table with sortable columns. Its order is a column's key, with "-" before it if it is descending. */
+class Head {
+  /** changed(order) is called when another order is chosen. */
+  constructor(root, label, columns, order, changed) {
+    Object.assign(this, { columns, usual: order });
+    this.heads = columns.map((column) => {
+      const button = h("button", { type: "button", "data-column": column.key }, column.title);
+      button.addEventListener("click", () => {
+        this.sort(this.key === column.key ? (this.down ? "" : "-") + column.key : (column.down ? "-" : "") + column.key);
+        changed(this.order === this.usual ? "" : this.order);
+      });
+      return h("th", { scope: "col", class: column.class }, button);
     });
-    return h("th", { scope: "col", class: column.class }, button);
-  });
-  function mark() {
-    heads.forEach((head, i) => {
-      if (columns[i].key === sort.key) head.setAttribute("aria-sort", sort.down ? "descending" : "ascending");
+    this.body = h("tbody", {});
+    this.table = h("table", { "aria-label": label }, h("thead", {}, h("tr", {}, ...this.heads)), this.body);
+    root.append(this.table);
+    this.sort("");
+  }
+
+  /** sort sets the order; the usual one if it is empty or unknown. */
+  sort(order) {
+    const known = this.columns.some((c) => c.key === order.replace("-", ""));
+    this.order = known ? order : this.usual;
+    this.down = this.order.startsWith("-");
+    this.key = this.order.replace("-", "");
+    this.column = this.columns.find((c) => c.key === this.key);
+    this.heads.forEach((head, i) => {
+      if (this.columns[i] === this.column) head.setAttribute("aria-sort", this.down ? "descending" : "ascending");
       else head.removeAttribute("aria-sort");
     });
   }
-  mark();
-  const body = h("tbody", {});
-  root.append(h("table", { "aria-label": label }, h("thead", {}, h("tr", {}, ...heads)), body));
-  return body;
+
+  /** sorted sorts a list, then by name. Text is compared by code point: fast, and equal in all locales. */
+  sorted(list) {
+    const keyed = list.map((item) => [this.column.value(item), item]);
+    const way = this.down ? -1 : 1;
+    keyed.sort(([a, x], [b, y]) => {
+      if (a !== b) return a < b ? -way : way;
+      if (x.namespace !== y.namespace) return x.namespace < y.namespace ? -1 : 1;
+      return x.name < y.name ? -1 : x.name > y.name ? 1 : 0;
+    });
+    return keyed.map(([, item]) => item);
+  }
 }
 
-/** sortBy sorts a list by a column, then by name. Text is compared by code point: fast, and equal in all locales. */
-function sortBy(list, value, down) {
-  const keyed = list.map((item) => [value(item), item]);
-  const way = down ? -1 : 1;
-  keyed.sort(([a, x], [b, y]) => {
-    if (a !== b) return a < b ? -way : way;
-    if (x.namespace !== y.namespace) return x.namespace < y.namespace ? -1 : 1;
-    return x.name < y.name ? -1 : x.name > y.name ? 1 : 0;
-  });
-  return keyed.map(([, item]) => item);
+const most = 500; // Rows of a List have any height, so longer lists need a search.
+
+/** List is a table whose rows have any height. Unchanged rows stay in place, so that a text selection in them is kept. */
+class List extends Head {
+  /** row(item) makes a row, which is kept while the item has the same key(item). */
+  constructor(root, label, columns, order, changed, key, row) {
+    super(root, label, columns, order, changed);
+    Object.assign(this, { keyOf: key, row });
+    this.drawn = new Map(); // The row's element by key.
+    this.more = h("td", { colspan: columns.length, class: "dim" });
+    this.foot = h("tfoot", { hidden: true }, h("tr", {}, this.more));
+    this.body.after(this.foot);
+  }
+
+  /** show draws the items, with their ages at the time. */
+  show(items, time) {
+    const drawn = new Map();
+    for (const item of this.sorted(items).slice(0, most)) {
+      const key = this.keyOf(item);
+      const row = this.drawn.get(key) ?? this.row(item);
+      const cell = row.querySelector(".age");
+      if (cell) setText(cell, item.since ? age(time - item.since) : "–");
+      drawn.set(key, row);
+    }
+    for (const [key, row] of this.drawn) if (!drawn.has(key)) row.remove();
+    this.drawn = drawn;
+    let next = this.body.firstChild;
+    for (const row of drawn.values()) {
+      if (row === next) next = next.nextSibling;
+      else this.body.insertBefore(row, next);
+    }
+    this.table.hidden = items.length === 0;
+    this.foot.hidden = items.length <= most;
+    setText(this.more, "and " + number(items.length - most) + " more: search for them");
+    return items.length;
+  }
+}
+
+/** chip is a button that opens the explanation of a cause or a phase. */
+const chip = (name, words) => h("button", { type: "button", class: "chip " + kindOf(name), "data-help": name, title: "What does this mean?" }, words);
+
+const searched = (item, ...more) => (item.namespace + "/" + item.name + "\n" + more.join("\n")).toLowerCase();
+
+/** filter returns a test for the query and the group of the state: does it match an item with this text? */
+function filter(model, { q, group }) {
+  const wanted = terms(q);
+  const members = group ? model.members(group) : undefined;
+  return (item, text) => (!members || members.has(item.namespace + "/" + item.name)) && (!wanted.length || matches(text, wanted));
 }
 
 const podColumns = [
@@ -49,18 +109,11 @@ const podColumns = [
   { key: "state", title: "State", value: (r) => r.state },
 ];
 
-export class Pods {
-  /** open(node, card) is called when a card is selected. */
-  constructor(root, changed, open) {
-    this.sort = { key: "node", down: false };
-    const body = table(root, "Pods with GPU memory", podColumns, this.sort, changed);
-    this.root = root;
+export class Pods extends Head {
+  constructor(root, changed) {
+    super(root, "Pods with GPU memory", podColumns, "node", changed);
     this.rows = new VirtualRows({
-      scroller: root, body, height: 28, render: (row) => this.row(row), spacer: () => h("tr", { "aria-hidden": "true" }, h("td", { colspan: podColumns.length })),
-    });
-    body.addEventListener("click", (event) => {
-      const link = event.target.closest("button");
-      if (link) open(link.dataset.node, Number(link.dataset.card));
+      scroller: root, body: this.body, height: 28, render: (row) => this.row(row), spacer: () => h("tr", { "aria-hidden": "true" }, h("td", { colspan: podColumns.length })),
     });
   }
 
@@ -72,24 +125,19 @@ export class Pods {
       h("td", { class: "right" }, amount(row.memory, row.unit)),
       h("td", {}, row.node),
       h("td", { class: "right" }, row.card < 0 ? where
-        : h("button", { type: "button", class: "link", "data-node": row.node, "data-card": row.card, "aria-label": where + " of " + row.node }, where)),
+        : h("button", { type: "button", class: "link", "data-card": row.node + "/" + row.card, "aria-label": where + " of " + row.node }, where)),
       h("td", { class: row.state ? "warn" : "dim" }, row.state || "bound"));
   }
 
-  show(model, { query }) {
-    const wanted = terms(query);
-    const { key, down } = this.sort;
+  show(model, state) {
+    const passes = filter(model, state);
     let list = [];
-    const names = key === "node" && down ? model.names.toReversed() : model.names;
+    const names = this.order === "-node" ? model.names.toReversed() : model.names;
     for (const name of names) {
-      for (const row of rows(model.nodes.get(name))) {
-        if (!wanted.length || matches(row.haystack, wanted)) list.push(row);
-      }
+      for (const row of rows(model.nodes.get(name))) if (passes(row, row.haystack)) list.push(row);
     }
-    // Nodes are already sorted, and their pods by card.
-    const column = podColumns.find((c) => c.key === key);
-    if (column.value) list = sortBy(list, column.value, down);
-    this.root.querySelector("table").setAttribute("aria-rowcount", list.length + 1);
+    if (this.column.value) list = this.sorted(list); // Nodes are already sorted, and their pods by card.
+    this.table.setAttribute("aria-rowcount", list.length + 1);
     this.rows.show(list);
     return list.length;
   }
@@ -99,56 +147,98 @@ const pendingColumns = [
   { key: "namespace", title: "Namespace", value: (p) => p.namespace },
   { key: "name", title: "Pod", value: (p) => p.name },
   { key: "request", title: "Requests", class: "right", down: true, value: (p) => p.request },
-  { key: "created", title: "Age", class: "right", down: true, value: (p) => -p.created },
-  { key: "reason", title: "Reason", value: (p) => p.reason },
+  { key: "age", title: "Age", class: "right", down: true, value: (p) => -p.created },
+  { key: "cause", title: "Cause", value: (p) => p.words },
   { key: "message", title: "Messages of gpushare and kube-scheduler", class: "wide", value: (p) => p.message },
 ];
-const mostPending = 500; // Rows with long reasons have any height, so longer lists need a search.
 
-export class Pending {
+const problemColumns = [
+  { key: "namespace", title: "Namespace", value: (p) => p.namespace },
+  { key: "name", title: "Pod", value: (p) => p.name },
+  { key: "problem", title: "What is wrong with the request", class: "wide", value: (p) => p.problem },
+];
+
+export class Pending extends List {
   constructor(root, changed) {
-    this.sort = { key: "created", down: true };
-    this.body = table(root, "Pending pods", pendingColumns, this.sort, changed);
-    this.drawn = new Map(); // The row's element by its content.
-    this.more = h("td", { colspan: pendingColumns.length, class: "dim" });
-    this.foot = h("tfoot", { hidden: true }, h("tr", {}, this.more));
-    this.body.after(this.foot);
+    super(root, "Pending pods", pendingColumns, "-age", changed,
+      (pod) => [pod.namespace, pod.name, pod.asks, pod.reason, pod.message, pod.schedulerMessage].join("\n"),
+      (pod) => h("tr", {},
+        h("td", {}, pod.namespace),
+        h("td", {}, pod.name),
+        h("td", { class: "right" }, pod.asks),
+        h("td", { class: "right age" }),
+        h("td", {}, chip(pod.reason, pod.words)),
+        h("td", { class: "wide" }, pod.message, h("small", {}, pod.schedulerMessage))));
+    this.section = h("section", {}, h("h2", {}, "Pods that share no GPU memory, perhaps by mistake"));
+    root.append(this.section);
+    this.problems = new List(this.section, "Pods that share no GPU memory, perhaps by mistake", problemColumns, "namespace", changed,
+      (pod) => [pod.namespace, pod.name, pod.problem].join("\n"),
+      (pod) => h("tr", {}, h("td", {}, pod.namespace), h("td", {}, pod.name), h("td", { class: "wide" }, pod.problem)));
   }
 
-  row(pod, asks) {
-    return h("tr", {},
-      h("td", {}, pod.namespace),
-      h("td", {}, pod.name),
-      h("td", { class: "right" }, asks),
-      h("td", { class: "right" }),
-      h("td", {}, pod.reason),
-      h("td", { class: "wide" }, pod.message, h("small", {}, pod.schedulerMessage)));
+  /** sort sets the order of the table that has the column, and the usual order of the other one. */
+  sort(order) {
+    super.sort(order);
+    this.problems?.sort(order);
   }
 
-  show(model, { query }) {
-    const wanted = terms(query);
-    const column = pendingColumns.find((c) => c.key === this.sort.key);
-    const found = model.pending.filter((pod) => !wanted.length || matches((pod.namespace + "/" + pod.name + "\n" + pod.reason + "\n" + pod.message + "\n" + pod.schedulerMessage).toLowerCase(), wanted));
-    const list = sortBy(found, column.value, this.sort.down);
+  /** show returns how many pods are shown: pending ones, and those of the second table. */
+  show(model, state) {
+    const passes = filter(model, state);
+    const found = model.pending.filter((pod) => passes(pod, searched(pod, pod.words, pod.reason, pod.message, pod.schedulerMessage)));
+    const wrong = model.problems.filter((pod) => passes(pod, searched(pod, pod.problem)));
     const unit = model.sums().unit;
-    const drawn = new Map();
-    for (const pod of list.slice(0, mostPending)) {
-      const asks = unit ? amount(pod.request, unit.name) : number(pod.request);
-      const key = [pod.namespace, pod.name, asks, pod.reason, pod.message, pod.schedulerMessage].join("\n");
-      const row = this.drawn.get(key) ?? this.row(pod, asks);
-      setText(row.children[3], pod.created ? age(model.time - pod.created) : "–");
-      drawn.set(key, row);
+    for (const pod of found) {
+      pod.asks = amount(pod.request, unit?.name);
+      pod.since = pod.created;
     }
-    for (const [key, row] of this.drawn) if (!drawn.has(key)) row.remove();
-    this.drawn = drawn;
-    // Unchanged rows stay in place, so that a text selection in them is kept.
-    let next = this.body.firstChild;
-    for (const row of drawn.values()) {
-      if (row === next) next = next.nextSibling;
-      else this.body.insertBefore(row, next);
-    }
-    this.foot.hidden = list.length <= mostPending;
-    setText(this.more, "and " + number(list.length - mostPending) + " more: search for them");
-    return found.length;
+    this.section.hidden = this.problems.show(wrong) === 0;
+    return [super.show(found, model.time), wrong.length];
   }
+}
+
+const groupColumns = [
+  { key: "namespace", title: "Namespace", value: (g) => g.namespace },
+  { key: "name", title: "Group", value: (g) => g.name },
+  { key: "phase", title: "Phase", value: (g) => g.phase },
+  { key: "size", title: "Needs", class: "right", down: true, value: (g) => g.size },
+  { key: "counted", title: "Has", class: "right", down: true, value: (g) => g.counted },
+  { key: "bound", title: "Bound", class: "right", down: true, value: (g) => g.bound.length },
+  { key: "pending", title: "Pending", class: "right", down: true, value: (g) => g.pending.length },
+  { key: "memory", title: "Memory", class: "right", down: true, value: (g) => g.memory },
+  { key: "since", title: "Since", class: "right", down: true, value: (g) => -g.since },
+  { key: "reason", title: "Reason", class: "wide", value: (g) => g.reason },
+];
+
+export class Groups extends List {
+  constructor(root, changed) {
+    super(root, "Groups of pods", groupColumns, "namespace", changed,
+      (g) => [g.namespace, g.name, g.phase, g.size, g.counted, g.bound.length, g.pending.length, g.holds, g.reason].join("\n"),
+      (g) => h("tr", {},
+        h("td", {}, g.namespace),
+        h("td", {}, g.name || "no name"),
+        h("td", {}, chip(g.phase, g.phase)),
+        h("td", { class: "right" }, g.size ? number(g.size) : "unknown"),
+        h("td", { class: "right" }, number(g.counted)),
+        h("td", { class: "right" }, members(g, "bound", "pods")),
+        h("td", { class: "right" }, members(g, "pending", "pending")),
+        h("td", { class: "right" }, g.holds),
+        h("td", { class: "right age" }),
+        h("td", { class: "wide" }, g.reason)));
+  }
+
+  show(model, { q }) {
+    const passes = filter(model, { q });
+    const unit = model.sums().unit;
+    const found = model.runs().filter((g) => passes(g, searched(g, g.phase, g.reason)));
+    for (const g of found) g.holds = g.memory ? amount(g.memory, unit?.name) : "–";
+    return super.show(found, model.time);
+  }
+}
+
+/** members is a link to the bound or pending members of a group in the table of pods. */
+function members(g, which, view) {
+  const n = number(g[which].length);
+  if (n === "0") return n;
+  return h("button", { type: "button", class: "link", "data-group": g.namespace + "/" + g.name, "data-view": view, "aria-label": n + " " + which + " pods of group " + g.name }, n);
 }

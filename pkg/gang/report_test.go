@@ -1,0 +1,58 @@
+package gang
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+// TestReports: what the web page shows of each run.
+func TestReports(t *testing.T) {
+	named := func(group string, edits ...memberEdit) []memberEdit {
+		return append(edits, func(m *Member) { m.Gang = Key{"ns", group}; m.UID = gpu.PodUID(group + m.Name) })
+	}
+	cardless := func(m *Member) { m.Cardless = true }
+	invalidSize := func(m *Member) { m.Problem, m.Size = "its size is no number", 0 }
+	mgr := newManager(t)
+	mgr.Ledger.(*ledger.Ledger).SetNode("n", ledger.NodeSpec{Cards: []gpu.Card{{Memory: 16}}})
+	for _, m := range []Member{
+		newMember("b", 1, named("broken", sized(2), inRun("1", 9))...), newMember("a", 2, named("broken", sized(2))...),
+		newMember("a", 0, named("cardless", cardless)...), newMember("b", 0, named("cardless", cardless)...),
+		newMember("a", 0, named("ended", inRun("1", 9), done)...),
+		newMember("a", 0, named("incomplete")...), newMember("b", 0, named("incomplete", leaving)...),
+		newMember("a", 0, named("invalid")...), newMember("b", 1, named("invalid", invalidSize)...),
+		newMember("a", 0, named("planned", sized(2))...), newMember("b", 0, named("planned", sized(2))...),
+		newMember("a", 0, named("running", sized(1), inRun("1", 9), marked)...), newMember("b", 0, named("running", sized(2), ofNextJob)...),
+	} {
+		mgr.SetMember(m, begin)
+	}
+	if reports, leads := mgr.Reports(); leads || len(reports) > 0 {
+		t.Errorf("before it leads: %v, %v", reports, leads)
+	}
+	mgr.StartLeading(begin)
+	later := begin.Add(time.Minute)
+	mgr.Filter("planneda", []string{"n"}, later)
+	mgr.Filter("plannedb", []string{"n"}, later)
+	report := func(group string, r Report) Report {
+		r.Group = Key{"ns", group}
+		return r
+	}
+	want := []Report{
+		report("broken", Report{Phase: PhaseBroken, Size: 2, Counted: 2, Bound: []string{"b"}, Pending: []string{"a"}, Memory: 16, Reason: "only 1 of 2 members are bound", Since: begin}),
+		report("cardless", Report{Reason: "none of its 2 pods asks for cards"}),
+		report("incomplete", Report{Size: 4, Counted: 1, Pending: []string{"a"}, Memory: 8, Reason: "1 of 4 members exist", Since: begin}),
+		report("invalid", Report{Size: 4, Counted: 1, Pending: []string{"a", "b"}, Memory: 16, Reason: "its size is no number", Since: begin}),
+		report("planned", Report{Phase: PhasePlanned, Size: 2, Counted: 2, Pending: []string{"a", "b"}, Memory: 16, Reason: "memory is reserved for all, and 0 of 2 members have arrived", Since: begin}),
+		report("running", Report{Size: 2, Counted: 1, Pending: []string{"b"}, Memory: 8, Reason: "1 of 2 members exist", Since: begin}),
+		report("running", Report{Phase: PhaseRunning, Size: 1, Counted: 1, Bound: []string{"a"}, Memory: 8, Since: begin}),
+	}
+	got, leads := mgr.Reports()
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" || !leads {
+		t.Errorf("leads %v (-want +got):\n%s", leads, diff)
+	}
+}

@@ -1,0 +1,58 @@
+// The explanations of causes and phases, as the page shows them without other sites. docs/inspect.md and docs/gangs.md have them too.
+
+// The kind is the colour: "wait" passes by itself, "lack" needs memory or time, "wrong" needs a change, "good" is as it should be.
+const explanations = {
+  gated: ["wait", "The pod has scheduling gates, so no scheduler tries it.",
+    "Remove the gates, or wait for the controller that set them."],
+  not_tried: ["wrong", "A card has room, but no scheduler has tried the pod for a while.",
+    "Check that a scheduler with the name in spec.schedulerName runs, and read its log."],
+  scheduler_error: ["wrong", "kube-scheduler could not try or bind the pod, often because it can't reach the extender. Its message says why.",
+    "Check that the extender runs and that kube-scheduler's configuration has its address."],
+  nominated: ["wait", "The pod is nominated to a node, and pods of lower priority are leaving it or have left.",
+    "Wait. The pods that leave have a grace period."],
+  invalid_group: ["wrong", "The annotations or labels of the pod's group can't be read, or those of its pods contradict each other. The message names pod, key and value.",
+    "Correct them on the template of the pods."],
+  waits_for_group: ["wait", "The pod is a member of a group that is bound all together or not at all. The message says what the group waits for.",
+    "Look at the list of groups."],
+  fits: ["wait", "A card has room, and kube-scheduler is about to try the pod.",
+    "Wait some seconds. If it stays pending, the cause changes and says what prevents it."],
+  other_constraint: ["lack", "A card has room, but kube-scheduler rejects the pod for something else than GPU memory, such as CPU. Its message follows.",
+    "Change what the message names."],
+  kept_for_group: ["wait", "A card has room, but its memory is kept for a group that has waited long.",
+    "Wait: the group is placed, or its reservation ends."],
+  kept_for_nominated: ["wait", "A card has room, but its memory is kept for a pod that is nominated to the node.",
+    "Wait: that pod is bound soon, or loses its nomination."],
+  failed_card: ["wrong", "A card has room, but a card of the node has failed. kube-scheduler counts the node as a whole: the failed card's memory is gone, and the pods on it still count.",
+    "Delete the pods on the failed card, and repair or replace it."],
+  waits_for_termination: ["wait", "The pod fits once pods that are being deleted have ended. The message names one.",
+    "Wait. If a pod doesn't end, look at it: a container ignores its signal, or a finalizer or the node keeps it."],
+  fragmented: ["lack", "A node has enough free memory in all, but not on one card, and a pod gets one card.",
+    "Request at most the largest free piece, or end or move a pod."],
+  full: ["lack", "Cards are large enough, but other pods hold too much of their memory.",
+    "Wait for a pod to end, or add a node."],
+  unhealthy: ["wrong", "Only unhealthy cards are large enough.",
+    "See the card's details in the list of cards, and the node's Events."],
+  too_large: ["wrong", "No card is large enough, even when empty. A pod's containers share one card, so their sum counts. The request is a plain whole number, in the node's unit.",
+    "Request less."],
+  no_node: ["wrong", "Each node that shares GPU memory is excluded: by the pod's node selector, affinity or tolerations, or by the node's own state. The message says which.",
+    "Change the pod's constraints, or make a node available."],
+
+  incomplete: ["lack", "Too few members exist. Pods with scheduling gates, with invalid annotations or of an unknown scheduler don't count; the reason names them.",
+    "Create all members at once: a StatefulSet with podManagementPolicy Parallel, a Job with enough parallelism."],
+  pending: ["wait", "Enough members exist, and no memory is reserved for them.",
+    "Wait, request less, or add nodes, as the reason says."],
+  planned: ["wait", "Memory is reserved for all members.", "Wait some seconds."],
+  permitting: ["wait", "Binds are held until all members have arrived.", "Wait some seconds."],
+  binding: ["wait", "Members are being bound, or it is unknown whether a bind took effect.", "Wait some seconds."],
+  running: ["good", "All members have been bound.", "Nothing."],
+  broken: ["wrong", "Some members are bound, and others could not be.", "The reason says why. The extender tries again, then evicts the bound members or keeps them, as its flag --gang-failure-policy says."],
+  evicting: ["wrong", "Some members could not be bound, and the bound ones are being evicted.", "Wait: the group then starts again."],
+};
+
+export const kindOf = (name) => explanations[name]?.[0] ?? "lack";
+
+/** meaning and advice of a cause or a phase, for the page's help. */
+export function help(name) {
+  const [, meaning, advice] = explanations[name] ?? ["", "The message beside it says more.", "See the extender's documentation."];
+  return { meaning, advice };
+}

@@ -1,0 +1,251 @@
+package browser
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+// rows are the names of what the page lists.
+func rows(tab *Tab) []string {
+	return Eval[[]string](tab, `[...document.querySelectorAll(".view:not([hidden]) .line, .view:not([hidden]) tbody tr:not([aria-hidden])")].map((row) => row.dataset.node ?? row.children[1].innerText)`)
+}
+
+func wantRows(t *testing.T, tab *Tab, when string, want ...string) {
+	t.Helper()
+	if diff := cmp.Diff(want, rows(tab), cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("%s, at %s (-want +got):\n%s", when, Eval[string](tab, "location.hash"), diff)
+	}
+}
+
+// somePods makes three nodes of one card, with a unit in which amounts are large, and a group of which one member is bound.
+func somePods() *source {
+	s := newSource()
+	for i, memory := range []gpu.Memory{16276, 24564, 81559} {
+		name := fmt.Sprintf("n%d", i)
+		s.book.SetNode(name, ledger.NodeSpec{Unit: gpu.MiB, Cards: []gpu.Card{{Memory: memory, Model: fmt.Sprintf("model-%d", i)}}})
+		s.book.SetBound(name, gpu.Pod{UID: gpu.PodUID(name), Namespace: "ns", Name: "bound-" + name, Request: 16000}, gpu.On(0, 16000), time.Time{})
+	}
+	const tried = "0/3 nodes are available: 3 Insufficient aliyun.com/gpu-mem."
+	created := time.Now().Add(-26 * time.Minute)
+	s.change(func() {
+		s.pending = []*clustercache.PodInfo{
+			pendingPod(gpu.Pod{Namespace: "ns", Name: "large", Request: 90000}, tried, created),
+			pendingPod(gpu.Pod{Namespace: "ns", Name: "member", Request: 70000}, tried, created),
+		}
+		s.problems = []*clustercache.PodInfo{{Pod: gpu.Pod{Namespace: "ns", Name: "typo"}, RequestProblem: "is aliyun.com/gpu-mem meant?"}}
+		s.groups = []gang.Report{{
+			Group: gang.Key{Namespace: "ns", Name: "train"}, Phase: gang.PhaseBroken, Size: 2, Counted: 2, Memory: 86000,
+			Bound: []string{"bound-n1"}, Pending: []string{"member"}, Reason: "only 1 of 2 members are bound", Since: created,
+		}}
+	})
+	return s
+}
+
+// TestAddress: the page's address has everything that decides what is shown.
+func TestAddress(t *testing.T) {
+	url, _ := show(t, newBoard(somePods()))
+	tab := Start(t, 1280, 800)
+	open := func(address string) {
+		t.Helper()
+		tab.Do(chromedp.Navigate("about:blank"), chromedp.Navigate(url+address))
+		tab.Await("the page", `document.getElementById("shown").innerText`)
+	}
+	for address, want := range map[string][]string{
+		"":                        {"n0", "n1", "n2"},
+		"#nonsense?no=1":          {"n0", "n1", "n2"},
+		"#cards?q=model-1":        {"n1"},
+		"#cards?room=8000":        {"n1", "n2"},
+		"#cards?order=free":       {"n2", "n1", "n0"},
+		"#pods?sort=-node":        {"bound-n2", "bound-n1", "bound-n0"},
+		"#pods?sort=nonsense":     {"bound-n0", "bound-n1", "bound-n2"},
+		"#pods?group=ns/train":    {"bound-n1"},
+		"#pending?group=ns/train": {"member"},
+		"#pending?q=too_large":    {"large"},
+		"#pending?sort=-name":     {"member", "large", "typo"},
+		"#groups?q=train":         {"train"},
+	} {
+		open(address)
+		wantRows(t, tab, "opened", want...)
+		tab.Do(chromedp.Reload())
+		tab.Await("the page", `document.getElementById("shown").innerText`)
+		wantRows(t, tab, "after a reload", want...)
+	}
+	open("#cards?card=n1/0")
+	tab.Await("the card's details", `document.querySelector("#details h2")?.innerText === "n1 · GPU 0"`)
+	open("#groups?help=broken")
+	tab.Await("the explanation", `document.querySelector("#details h2")?.innerText === "broken"`)
+
+	// Each step can be undone with the browser's button, typing in one step.
+	open("")
+	steps := []struct {
+		do   func()
+		want []string
+	}{
+		{func() {}, []string{"n0", "n1", "n2"}},
+		{func() { tab.Press("/"); tab.Type("n1") }, []string{"n1"}},
+		{func() { tab.Click("#problems") }, nil},
+		{func() { tab.Click("#problems") }, []string{"n1"}},
+		{func() { tab.Click("#tab-pods") }, []string{"bound-n1"}},
+		{func() { tab.Run(`document.getElementById("search").select()`); tab.Type("bound") }, []string{"bound-n0", "bound-n1", "bound-n2"}},
+		{func() { tab.Click(`#view-pods [data-column="name"]`); tab.Click(`#view-pods [data-column="name"]`) }, []string{"bound-n2", "bound-n1", "bound-n0"}},
+		{func() { tab.Click("#view-pods tbody .link") }, []string{"bound-n2", "bound-n1", "bound-n0"}},
+	}
+	for i, step := range steps {
+		step.do()
+		wantRows(t, tab, fmt.Sprintf("step %d", i), step.want...)
+	}
+	if got := tab.Text("#details h2"); got != "n2 · GPU 0" {
+		t.Errorf("the details of %q", got)
+	}
+	back := func() {
+		was := Eval[string](tab, "location.hash")
+		tab.Run("history.back()")
+		tab.Await("the step back", fmt.Sprintf("location.hash !== %q", was))
+	}
+	back()
+	if !Eval[bool](tab, `document.getElementById("details").hidden && document.activeElement.id === "panel"`) {
+		t.Error("the details are still open, or have lost the focus")
+	}
+	back() // The second click on the column.
+	for i := len(steps) - 3; i >= 0; i-- {
+		back()
+		wantRows(t, tab, fmt.Sprintf("back at step %d", i), steps[i].want...)
+	}
+	if got := Eval[string](tab, `document.getElementById("search").value`); got != "" {
+		t.Errorf("the field for the search has %q", got)
+	}
+	tab.WantNoComplaints()
+}
+
+// TestSkipLink: the link to the list moves the focus there and changes nothing else.
+func TestSkipLink(t *testing.T) {
+	url, _ := show(t, newBoard(somePods()))
+	tab := Start(t, 1280, 800)
+	const address = "#pods?q=n1&sort=-name"
+	tab.Do(chromedp.Navigate(url + address))
+	tab.Await("the pod", `document.querySelectorAll("#view-pods tbody tr:not([aria-hidden])").length === 1`)
+	tab.Type(kb.Tab)
+	tab.Type(kb.Enter)
+	tab.Await("the focus on the list", `document.activeElement.id === "panel"`)
+	if got := Eval[string](tab, "location.hash"); got != address {
+		t.Errorf("the address has %q, want %q", got, address)
+	}
+	wantRows(t, tab, "after the link", "bound-n1")
+}
+
+// TestNothingFound: a search without a result says what was searched for, and can be cleared.
+func TestNothingFound(t *testing.T) {
+	url, _ := show(t, newBoard(somePods()))
+	tab := Start(t, 1280, 800)
+	for view, want := range map[string]string{
+		"#cards?q=zzz&room=99999&problems=only": "No node found\nNothing matches the search “zzz” and room for 99999 on one card and problems only.\nShow all",
+		"#pods?q=zzz":                           "No pod found\nNothing matches the search “zzz”.\nShow all",
+		"#pending?q=zzz&group=ns/train":         "No pending pod found\nNothing matches the search “zzz” and the group ns/train.\nShow all",
+		"#groups?q=zzz":                         "No group found\nNothing matches the search “zzz”.\nShow all",
+	} {
+		tab.Do(chromedp.Navigate("about:blank"), chromedp.Navigate(url+view))
+		tab.Await("the text", `document.getElementById("empty").innerText.includes("zzz")`)
+		if got := strings.ReplaceAll(tab.Text("#empty"), "\n\n", "\n"); got != want {
+			t.Errorf("%s: %q, want %q", view, got, want)
+		}
+		if got := tab.Text("#shown"); !strings.HasPrefix(got, "0 of ") {
+			t.Errorf("%s: it shows %q", view, got)
+		}
+		tab.Click("#empty button")
+		tab.Await("the list", `document.getElementById("empty").hidden && document.activeElement.id === "search"`)
+		if len(rows(tab)) == 0 {
+			t.Errorf("%s: still no rows", view)
+		}
+	}
+	tab.WantNoComplaints()
+}
+
+// TestCauses: a cause is shown in words, and its explanation opens and closes by keyboard.
+func TestCauses(t *testing.T) {
+	url, _ := show(t, newBoard(somePods()))
+	tab := Start(t, 1280, 800)
+	tab.Do(chromedp.Navigate(url + "#pending?q=large"))
+	tab.Await("the cause", `document.activeElement && document.querySelector("#view-pending .chip")?.innerText === "no card is large enough"`)
+	tab.Run(`document.querySelector("#view-pending .chip").focus()`)
+	tab.Type(kb.Enter)
+	tab.Await("the explanation", `document.querySelector("#details h2")?.innerText === "no card is large enough" && document.activeElement.className === "close"`)
+	for _, want := range []string{"their sum counts", "Request less", "too_large"} {
+		if got := tab.Text("#details"); !strings.Contains(got, want) {
+			t.Errorf("the explanation %q doesn't have %q", got, want)
+		}
+	}
+	tab.Type(kb.Escape)
+	tab.Await("the focus back on the cause", `document.getElementById("details").hidden && document.activeElement.className.startsWith("chip")`)
+	tab.WantNoComplaints()
+}
+
+// TestGroups lists groups, with links to their pods; a replica that doesn't know them says why.
+func TestGroups(t *testing.T) {
+	s := somePods()
+	url, _ := show(t, newBoard(s))
+	tab := Start(t, 1280, 800)
+	tab.Do(chromedp.Navigate(url))
+	tab.Click("#tab-groups")
+	tab.Await("the group", `document.querySelectorAll("#view-groups tbody tr").length === 1`)
+	cells := Eval[[]string](tab, `[...document.querySelectorAll("#view-groups tbody td")].map((td) => td.innerText)`)
+	if diff := cmp.Diff([]string{"ns", "train", "broken", "2", "2", "1", "1", "86000 MiB", "26m", "only 1 of 2 members are bound"}, cells); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	tab.Click(`[data-view="pending"]`)
+	tab.Await("the pending member", `!document.getElementById("view-pending").hidden`)
+	wantRows(t, tab, "pending members", "member")
+	tab.Run("history.back()")
+	tab.Await("the group again", `!document.getElementById("view-groups").hidden`)
+	tab.Click(`[data-view="pods"]`)
+	tab.Await("the bound member", `!document.getElementById("view-pods").hidden`)
+	wantRows(t, tab, "bound members", "bound-n1")
+	tab.Click("#group")
+	tab.Await("all pods", `document.querySelectorAll("#view-pods tbody tr:not([aria-hidden])").length === 3`)
+
+	s.change(func() { s.groups, s.noGroups = nil, errors.New("this replica doesn't lead") })
+	tab.Click("#tab-groups")
+	tab.Await("the reason", `document.getElementById("empty").innerText.includes("this replica doesn't lead")`)
+	tab.WantNoComplaints()
+}
+
+// TestNumbers: amounts, counts and ages look like those in messages and in kubectl: no separators in numbers.
+func TestNumbers(t *testing.T) {
+	s := somePods()
+	url, _ := show(t, newBoard(s))
+	tab := Start(t, 1280, 800)
+	tab.Do(chromedp.Navigate(url))
+	tab.Await("the nodes", `document.querySelectorAll(".line").length === 3`)
+	for _, test := range []struct{ view, selector, want string }{
+		{"cards", "#memory-amount", "48000 of 122399 MiB"},
+		{"cards", "#memory-percent", "39%"},
+		{"cards", "#largest", "65559 MiB"},
+		{"cards", ".line .node small", "16000/16276 MiB"},
+		{"cards", ".line .caption span:last-child", "16000/16276"},
+		{"pods", "#view-pods tbody tr:not([aria-hidden]) td:nth-child(3)", "16000 MiB"},
+		{"pending", "#view-pending tbody td:nth-child(3)", "90000 MiB"},
+		{"pending", "#view-pending tbody td:nth-child(4)", "26m"},
+		{"groups", "#view-groups tbody td:nth-child(8)", "86000 MiB"},
+	} {
+		tab.Click("#tab-" + test.view)
+		if got := tab.Text(test.selector); got != test.want {
+			t.Errorf("%s: %s is %q, want %q", test.view, test.selector, got, test.want)
+		}
+		if got := Eval[[]string](tab, `document.body.innerText.match(/\d[,\u202f\u00a0’ ]\d{3}\b.*/g) ?? []`); len(got) > 0 {
+			t.Errorf("%s: numbers with separators: %q", test.view, got)
+		}
+	}
+	tab.WantNoComplaints()
+}
