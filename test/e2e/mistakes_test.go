@@ -17,7 +17,8 @@ import (
 	"github.com/gpushare/gpushare/test/framework"
 )
 
-// mistake is a pod that can't do what its user wants, and what the user must be able to read about it.
+// mistake is a pod that can't do what its user wants, and what the user must be able to read about it. cause is empty for a
+// pod that is listed because its request shares nothing.
 type mistake struct {
 	pod   *framework.PodWrapper
 	cause string
@@ -81,10 +82,18 @@ func (s *scene) failCard(node string, index int) {
 func (s *scene) mistakenRequests() []mistake {
 	gi := s.Pod("gi", 0)
 	gi.Spec.Containers[0].Resources.Limits = corev1.ResourceList{protocol.ResourceMemory: resource.MustParse("2Gi")}
+	limit := func(name string, resource corev1.ResourceName, amount int64) *framework.PodWrapper {
+		return s.Pod(name, 0).OnNode("free").Limit(resource, amount)
+	}
+	labels := s.Pod("labels", 1000).OnNode("free").Label(protocol.AnnotationGroupName, "train").Label(protocol.AnnotationGroupSize, "2")
 	return []mistake{
-		{gi, "too_large", []string{"2147483648 units of 1 MiB: write 2048, without Gi"}},
+		{limit("typo", "aliyun.com/gpumem", 8000), "", []string{"aliyun.com/gpumem", "write aliyun.com/gpu-mem"}},
+		{limit("zero", protocol.ResourceMemory, 0), "", []string{"asks for 0 of aliyun.com/gpu-mem"}},
+		{limit("count", protocol.ResourceCount, 1), "", []string{"aliyun.com/gpu-count alone"}},
+		{labels, "", []string{protocol.AnnotationGroupName + " is a label of the pod"}},
+		{gi, "too_large", []string{"2147483648 units of 1 MiB (write 2048, without Gi)"}},
 		{s.Pod("too-large", 20000), "too_large", []string{"the largest has 16000 MiB"}},
-		{s.Pod("two-containers", 10000).Container("second", 10000), "too_large", []string{"20000 MiB", "one card"}},
+		{s.Pod("two-containers", 10000).Container("second", 10000), "too_large", []string{"20000 MiB", "main (10000) and second (10000)", "on one card"}},
 		{s.Pod("whole-card", 8000).OnNode("free").WholeCards(1), "other_constraint", []string{"free has room", "Insufficient nvidia.com/gpu"}},
 		{s.Pod("cpu", 8000).OnNode("free").CPU(1000), "other_constraint", []string{"free has room", "Insufficient cpu"}},
 	}
@@ -93,12 +102,12 @@ func (s *scene) mistakenRequests() []mistake {
 func (s *scene) mistakenPlaces() []mistake {
 	return []mistake{
 		{s.Pod("no-scheduler", 8000).Scheduler("absent"), "not_tried", []string{`scheduler "absent" has not tried it`, "is a scheduler of this name running?"}},
-		{s.Pod("selector", 8000).NodeSelector("zone", "mars"), "no_node", []string{"zone"}},
+		{s.Pod("selector", 8000).NodeSelector("zone", "mars"), "no_node", []string{"node selector (zone=mars)"}},
 		{s.Pod("on-cordoned", 8000).OnNode("cordoned"), "no_node", []string{"cordoned: the node is cordoned"}},
 		{s.Pod("on-full", 8000).OnNode("full"), "full", nil},
 		{s.Pod("on-pieces", 12000).OnNode("pieces"), "fragmented", []string{"14000 MiB free on pieces", "the largest piece is 7000 MiB"}},
 		{s.Pod("on-leaving", 8000).OnNode("leaving"), "waits_for_termination", []string{"default/leaving-0"}},
-		{s.Pod("on-failed", 8000).OnNode("failed"), "failed_card", []string{"failed", "card"}},
+		{s.Pod("on-failed", 8000).OnNode("failed"), "failed_card", []string{"GPU0 of failed has failed"}},
 	}
 }
 
@@ -109,7 +118,7 @@ func (s *scene) mistakenGroups() []mistake {
 	return []mistake{
 		{member("gd1", "gd", "2"), "invalid_group", []string{"gd1 says 2, gd2 says 3"}},
 		{member("gd2", "gd", "3"), "invalid_group", []string{"gd1 says 2, gd2 says 3"}},
-		{member("g0", "none", "0"), "invalid_group", []string{"g0", protocol.AnnotationGroupSize, `"0"`}},
+		{member("g0", "none", "0"), "invalid_group", []string{"annotation " + protocol.AnnotationGroupSize + ` is "0"`}},
 		{member("gm1", "more", "3"), "waits_for_group", []string{"2 of 3 members exist"}},
 		{member("gm2", "more", "3"), "waits_for_group", []string{"2 of 3 members exist"}},
 	}
