@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpushare/gpushare/test/framework"
+	"github.com/gpushare/gpushare/test/mistakes"
 )
 
 // TestInspect compares the output of `kubectl inspect gpushare` with the API server's pods while pods are created and
@@ -47,6 +48,9 @@ func TestInspect(t *testing.T) {
 // pendingPod is a pod, kube-scheduler's message about it, and its diagnosis, in the JSON of `kubectl inspect gpushare`.
 type pendingPod struct{ Name, Reason, Cause, Explanation string }
 
+// requestProblem is a pod whose request shares nothing.
+type requestProblem struct{ Name, Problem string }
+
 // compare returns an error if outputs differ. Pods may be created or bound meanwhile, so only an error that persists is a
 // defect. It returns the number of pending pods.
 func (s *scene) compare(ctx context.Context) (pending int, err error) {
@@ -69,7 +73,8 @@ func (s *scene) compare(ctx context.Context) (pending int, err error) {
 				}
 			}
 		}
-		PendingPods []pendingPod
+		PendingPods     []pendingPod
+		RequestProblems []requestProblem
 	}
 	out, err := s.kubectlInspect(ctx, "-o", "json")
 	if err == nil {
@@ -105,7 +110,8 @@ func (s *scene) compare(ctx context.Context) (pending int, err error) {
 	asTable := tableSums(out)
 
 	var page struct {
-		Pending []struct{ Name, SchedulerMessage, Reason, Message string }
+		Pending  []struct{ Name, SchedulerMessage, Reason, Message string }
+		Problems []requestProblem
 	}
 	body, err := framework.Fetch(ctx, s.Cluster.PageURL+"/ui/data.json")
 	if err == nil {
@@ -118,6 +124,10 @@ func (s *scene) compare(ctx context.Context) (pending int, err error) {
 	if err != nil {
 		return 0, err
 	}
+	problems, err := s.Cluster.Metrics(ctx, framework.MetricRequestProblems)
+	if err != nil {
+		return 0, err
+	}
 	reasons := map[string]float64{}
 	for series := range metric {
 		reasons[series] = 0
@@ -125,7 +135,11 @@ func (s *scene) compare(ctx context.Context) (pending int, err error) {
 	onPage := []pendingPod{}
 	for _, pod := range page.Pending {
 		reasons[framework.Series(framework.MetricPendingPods, "reason", pod.Reason)]++
-		onPage = append(onPage, pendingPod{Name: pod.Name, Reason: pod.SchedulerMessage, Cause: pod.Reason, Explanation: pod.Message})
+		onPage = append(onPage, pendingPod{Name: pod.Name, Reason: pod.SchedulerMessage, Cause: pod.Reason, Explanation: mistakes.Comparable(pod.Message)})
+	}
+	for i := range report.PendingPods {
+		pod := &report.PendingPods[i]
+		pod.Explanation = mistakes.Comparable(pod.Explanation)
 	}
 	for _, pair := range []struct {
 		name      string
@@ -135,6 +149,8 @@ func (s *scene) compare(ctx context.Context) (pending int, err error) {
 		{"-API server +table", sums, asTable},
 		{"-page +JSON", onPage, report.PendingPods},
 		{"-page +metric", reasons, metric},
+		{"-page +JSON, requests that share nothing", page.Problems, report.RequestProblems},
+		{"-page +metric, requests that share nothing", map[string]float64{framework.MetricRequestProblems: float64(len(page.Problems))}, problems},
 	} {
 		if diff := cmp.Diff(pair.want, pair.got); diff != "" {
 			err = errors.Join(err, fmt.Errorf("(%s):\n%s", pair.name, diff))

@@ -19,6 +19,7 @@ const (
 	MetricGangReservations = "gpushare_extender_starvation_reservations_total"
 	MetricGangs            = "gpushare_extender_gangs"
 	MetricPendingPods      = "gpushare_extender_pending_pods"
+	MetricRequestProblems  = "gpushare_extender_request_problems"
 	MetricRequeues         = "gpushare_extender_requeues_total"
 )
 

@@ -103,6 +103,9 @@ func (n *NodeWrapper) Unhealthy(index int, reason string) *NodeWrapper {
 	return n
 }
 
+// CardList returns the cards.
+func (n *NodeWrapper) CardList() []gpu.Card { return n.cards }
+
 // NoInventory omits the annotation, like the device plugin of AliyunContainerService.
 func (n *NodeWrapper) NoInventory() *NodeWrapper {
 	n.noInventory = true

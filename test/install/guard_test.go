@@ -10,6 +10,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -134,6 +135,7 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 	t.Run("a Deployment with a forged template has the reason in its status", func(t *testing.T) { c.testForgedTemplate(t, forged) })
 	t.Run("a kubelet creates mirror pods", func(t *testing.T) { c.testMirrorPod(t, forged) })
 	t.Run("a pod's environment names no card", func(t *testing.T) { c.testEnvironment(t, running) })
+	t.Run("a request is a number of units", c.testQuantities)
 	t.Run("a device plugin changes only its node", func(t *testing.T) { c.testPluginsReach(t, plugin, patch) })
 	t.Run("the list of allowed users", func(t *testing.T) {
 		c.helm.run(t, "upgrade", "gpushare", chart, "--namespace="+namespace, "--reset-then-reuse-values",
@@ -417,6 +419,47 @@ func (c *cluster) testEnvironment(t *testing.T, running *corev1.Pod) {
 		}}}
 		_, err := pods.UpdateEphemeralContainers(ctx, pod.Name, pod, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
 		mustNameTheContainer(t, "an ephemeral container with the value "+value, err, refused)
+	}
+}
+
+// testQuantities requests GPU memory in several notations. The API server rewrites a quantity before a policy sees it.
+func (c *cluster) testQuantities(t *testing.T) {
+	limit := func(quantity string) corev1.ResourceRequirements {
+		return corev1.ResourceRequirements{Limits: corev1.ResourceList{protocol.ResourceMemory: resource.MustParse(quantity)}}
+	}
+	for quantity, rejected := range map[string]string{
+		"2Gi":         "requests 2Gi of aliyun.com/gpu-mem, which is 2147483648 units",
+		"2048Mi":      "requests 2Gi of aliyun.com/gpu-mem, which is 2147483648 units",
+		"1.5Gi":       "requests 1536Mi of aliyun.com/gpu-mem, which is 1610612736 units",
+		"1024Ki":      "requests 1Mi of aliyun.com/gpu-mem, which is 1048576 units",
+		"1Ti":         "requests 1Ti of aliyun.com/gpu-mem, which is 1099511627776 units",
+		"2":           "",
+		"2048":        "",
+		"4000":        "",
+		"1048576":     "",
+		"2147483648":  "",
+		"20000000000": "",
+		"4k":          "",
+		"4e3":         "",
+		"2Ki":         "", // 2048 units of 1 MiB
+		"2G":          "", // not to be distinguished from 2000000000
+		"0":           "",
+	} {
+		for _, where := range []string{"main", "init"} {
+			pod := gpuPod("quantity", "none", 1)
+			pod.Spec.Containers[0].Resources = limit(quantity)
+			if where == "init" {
+				pod.Spec.InitContainers = []corev1.Container{{Name: "init", Image: "example.com/none", Resources: limit(quantity)}}
+				pod.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
+			}
+			_, err := c.Client.CoreV1().Pods(pod.Namespace).Create(t.Context(), pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			switch {
+			case rejected == "" && err != nil:
+				t.Errorf("%s of container %s: got %v, want it accepted", quantity, where, err)
+			case rejected != "" && (!apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "container "+where+" "+rejected)):
+				t.Errorf("%s of container %s: got %v, want it rejected: %s", quantity, where, err, rejected)
+			}
+		}
 	}
 }
 
