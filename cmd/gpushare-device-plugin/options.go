@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/cmd/internal/program"
@@ -66,7 +67,11 @@ flag takes precedence over the variable, and both over the file of --config.`
 		}
 		return serve(command.Context(), o)
 	}
-	f := command.Flags()
+	o.addFlags(command.Flags())
+	return command
+}
+
+func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file`; if empty, the pod's service account is used")
 	f.StringVar(&o.plugin.NodeName, "node-name", "", "`name` of this node's Node object; required except with --print-inventory")
 	f.StringVar(&o.plugin.Config.Path, "config", "", "`file` with the node's configuration, or a directory of such files, of which the node's label gpushare.aliyun.com/config names one. Flags that are set override its values; changes take effect without a restart (docs/node.md)")
@@ -86,7 +91,6 @@ flag takes precedence over the variable, and both over the file of --config.`
 	f.BoolVar(&o.authorizeMetrics, "authorize-metrics", false, "serve /metrics only to clients with a bearer token that may get the path /metrics; needs the permission to create TokenReviews and SubjectAccessReviews")
 	f.BoolVar(&o.cleanup, "cleanup", false, "remove aliyun.com/gpu-count and the inventory annotation from the Node object of --node-name and exit; for nodes from which the plugin was removed. It can run on any machine")
 	f.BoolVar(&o.printInventory, "print-inventory", false, "print this node's cards as JSON and exit")
-	return command
 }
 
 // configure sets the values that override the configuration file: those of the flags that were set. It returns the words in lists

@@ -113,7 +113,7 @@ func (c *configurator) Check(ctx context.Context) {
 		}
 	}
 	c.release(ctx)
-	c.reportChange(ctx, selected, next.Changes(*current), before == nil)
+	c.reportChange(ctx, selected, next.Changes(*current), before == nil && c.problem.Load() == nil)
 	c.reportProblem(ctx, notice{reason: eventConfigWaits, text: waits})
 }
 
@@ -181,7 +181,10 @@ func (c *configurator) reportChange(ctx context.Context, selected nodeconfig.Sel
 	klog.FromContext(ctx).Info("Configuration in force", "config", selected.Name, "hash", selected.Hash, "changed", changes,
 		"unit", s.Unit.String(), "excludedCards", c.cards.Excluded(), "healthQuietPeriod", s.QuietPeriod)
 	if !first && (len(changes) > 0 || selected.Name != before.Name) && c.limit.Allow() {
-		c.events.Eventf(c.object, corev1.EventTypeNormal, eventConfigChanged, "configuration %s is in force; changed: %s",
-			selected.Name, cmp.Or(strings.Join(changes, ", "), "no value"))
+		text := fmt.Sprintf("configuration %s is in force", selected.Name)
+		if len(changes) > 0 {
+			text += "; changed: " + strings.Join(changes, ", ")
+		}
+		c.events.Event(c.object, corev1.EventTypeNormal, eventConfigChanged, text)
 	}
 }
