@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -318,6 +319,37 @@ func TestKnown(t *testing.T) {
 	if BootID() == "" {
 		t.Error("this machine's boot has no identity")
 	}
+}
+
+// TestMonitorSettings: settings take effect when Latest returns others, without a probe that is due, and first between Known and the
+// first listing. A Xid that was reported before stays known, so the driver's session stays open.
+func TestMonitorSettings(t *testing.T) {
+	onMachine(t, twoCards, func(t *testing.T, library string, machine fakenvml.Machine) {
+		var latest atomic.Pointer[Settings]
+		m := monitor(t, library, func(o *Options) {
+			o.Settings, o.Latest = Settings{}, latest.Load
+			o.Known = func(context.Context) ([]gpu.Card, string) {
+				latest.Store(&Settings{Unit: gpu.MiB, QuietPeriod: quiet})
+				return []gpu.Card{card(0, "GPU-b", ""), card(1, "GPU-a", "")}, "this boot"
+			}
+		})
+		state := func(unit gpu.Unit, b, a gpu.Memory, reason string) State {
+			cards := []gpu.Card{card(0, "GPU-b", ""), card(1, "GPU-a", reason)}
+			cards[0].Memory, cards[1].Memory = b, a
+			return State{Unit: unit, Cards: cards, Moved: map[int]int{0: 1, 1: 0}}
+		}
+		m.next("first", state(gpu.MiB, 16276, 16276, ""))
+		xids(t, machine, "GPU-a", 48)
+		m.next("a Xid", state(gpu.MiB, 16276, 16276, "Xid 48"))
+		latest.Store(&Settings{Unit: gpu.GiB, QuietPeriod: quiet, CardMemory: CardMemory{byUUID: map[string]uint64{"GPU-b": 4 << 30}}})
+		m.next("another unit, less memory", state(gpu.GiB, 4, 15, "Xid 48"))
+		ignored := Settings{Unit: gpu.GiB, QuietPeriod: quiet}
+		ignored.Xids.Disabled.all = true
+		latest.Store(&ignored)
+		m.next("Xids that don't count", state(gpu.GiB, 15, 15, ""))
+		xids(t, machine, "GPU-a", 48)
+		m.round()
+	})
 }
 
 // TestReaderStale: a session is reopened for unreachable cards at growing intervals, and for no other reason.
