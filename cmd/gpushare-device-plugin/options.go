@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/cmd/internal/program"
 	"github.com/gpushare/gpushare/pkg/deviceplugin"
@@ -25,6 +28,7 @@ type options struct {
 	// disableHealthChecks and enableHealthChecks are lists of Xids.
 	disableHealthChecks string
 	enableHealthChecks  string
+	healthQuietPeriod   time.Duration
 	authorizeMetrics    bool
 	printInventory      bool
 	cleanup             bool
@@ -43,22 +47,35 @@ this in its log and at /readyz. It exits if only a new container helps: after fi
 unless --nvml-library is set, and when the driver was replaced while its library was loaded.
 
 Each flag can also be set by an environment variable with the flag's name in upper case: NODE_NAME for --node-name. The
-flag takes precedence.`
+flag takes precedence over the variable, and both over the file of --config.`
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		if err := o.validate(); err != nil {
 			return err
 		}
+		malformed, err := o.configure(command.Flags().Changed)
+		if err != nil {
+			return err
+		}
+		if len(malformed) > 0 {
+			klog.Background().WithName(component).Error(nil, "Ignoring invalid Xids in --dp-disable-healthchecks and --dp-enable-healthchecks", "xids", malformed)
+		}
 		switch {
 		case o.printInventory:
-			return printInventory(command.Context(), command.OutOrStdout(), o.monitor)
+			return printInventory(command.Context(), command.OutOrStdout(), o)
 		case o.cleanup:
 			return cleanUp(command.Context(), command.OutOrStdout(), o)
 		}
 		return serve(command.Context(), o)
 	}
-	f := command.Flags()
+	o.addFlags(command.Flags())
+	return command
+}
+
+func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file`; if empty, the pod's service account is used")
 	f.StringVar(&o.plugin.NodeName, "node-name", "", "`name` of this node's Node object; required except with --print-inventory")
+	f.StringVar(&o.plugin.Config.Path, "config", "", "`file` with the node's configuration, or a directory of such files, of which the node's label gpushare.aliyun.com/config names one. Flags that are set override its values; changes take effect without a restart (docs/node.md)")
+	f.StringVar(&o.plugin.Config.Default, "default-config", "", "`name` of the file in the directory of --config for nodes without the label; if empty, they have no file")
 	f.StringVar(&o.memoryUnit, "memory-unit", gpu.GiB.String(), "amount of memory that one aliyun.com/gpu-mem stands for: GiB, MiB, or a multiple such as 256MiB. Use the same unit on all nodes with the same card size, and change it only while no GPU pod runs on the node")
 	f.StringVar((*string)(&o.plugin.VisibleDevices), "visible-devices", string(deviceplugin.VisibleByUUID), "identifier of a card in NVIDIA_VISIBLE_DEVICES: uuid or index; set index for software that needs indices. With index, a container that restarts after the driver has renumbered the cards can start on another card")
 	f.StringVar((*string)(&o.plugin.DeviceList), "device-list-strategy", string(deviceplugin.ListByEnv), "how a container gets its card: envvar relies on NVIDIA's container runtime; cdi-cri also names a CDI device (nvidia.com/gpu=, identified as --visible-devices sets). Set cdi-cri if the runtime injects devices by CDI")
@@ -66,7 +83,7 @@ flag takes precedence.`
 	f.StringVar(&o.plugin.Directory, "device-plugin-dir", "/var/lib/kubelet/device-plugins", "`directory` of the kubelet's device plugin sockets and checkpoint; change it if the kubelet's root directory is not /var/lib/kubelet")
 	f.StringVar(&o.plugin.PodResourcesSocket, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "`socket` of the kubelet's PodResources API, which tells which pod the kubelet is admitting; if empty or missing, the plugin infers the pod from the order of scheduling")
 	f.StringVar(&o.monitor.Library, "nvml-library", "", "`path` of libnvidia-ml.so.1; if empty, the dynamic linker searches for it")
-	f.DurationVar(&o.monitor.QuietPeriod, "health-quiet-period", inventory.DefaultQuietPeriod, "`time` without failed probes and Xid errors after which an unhealthy card is used again; must be positive")
+	f.DurationVar(&o.healthQuietPeriod, "health-quiet-period", inventory.DefaultQuietPeriod, "`time` without failed probes and Xid errors after which an unhealthy card is used again; must be positive")
 	f.StringVar(&o.cardMemory, "card-memory", "", "memory of the cards, as one `size` for all such as 96Gi, or by UUID such as GPU-…=96Gi,GPU-…=48Gi; for cards that share the machine's memory, for which the driver reports none (such as GB10). It can't exceed the memory that the driver reports")
 	f.StringVar(&o.disableHealthChecks, "dp-disable-healthchecks", "", "`Xids` that do not make a card unhealthy, such as 48,63, or all; in addition to the Xids of application errors. The format is that of NVIDIA's device plugin (DP_DISABLE_HEALTHCHECKS)")
 	f.StringVar(&o.enableHealthChecks, "dp-enable-healthchecks", "", "`Xids` that make a card unhealthy, such as 31, or all; takes precedence over --dp-disable-healthchecks. The format is that of NVIDIA's device plugin (DP_ENABLE_HEALTHCHECKS)")
@@ -74,18 +91,42 @@ flag takes precedence.`
 	f.BoolVar(&o.authorizeMetrics, "authorize-metrics", false, "serve /metrics only to clients with a bearer token that may get the path /metrics; needs the permission to create TokenReviews and SubjectAccessReviews")
 	f.BoolVar(&o.cleanup, "cleanup", false, "remove aliyun.com/gpu-count and the inventory annotation from the Node object of --node-name and exit; for nodes from which the plugin was removed. It can run on any machine")
 	f.BoolVar(&o.printInventory, "print-inventory", false, "print this node's cards as JSON and exit")
-	return command
 }
 
-// validate checks and parses the flags before anything is started.
-func (o *options) validate() (err error) {
-	if o.plugin.Unit, err = gpu.ParseUnit(o.memoryUnit); err != nil {
-		return fmt.Errorf("--memory-unit: %w", err)
+// configure sets the values that override the configuration file: those of the flags that were set. It returns the words in lists
+// of Xids that are none.
+func (o *options) configure(set func(flag string) bool) (malformed []string, err error) {
+	flags := &o.plugin.Config.Flags
+	unit, err := gpu.ParseUnit(o.memoryUnit)
+	if err != nil {
+		return nil, fmt.Errorf("--memory-unit: %w", err)
 	}
-	o.monitor.Unit = o.plugin.Unit
-	if o.monitor.CardMemory, err = inventory.ParseCardMemory(o.cardMemory); err != nil {
-		return fmt.Errorf("--card-memory: %w", err)
+	memory, err := inventory.ParseCardMemory(o.cardMemory)
+	if err != nil {
+		return nil, fmt.Errorf("--card-memory: %w", err)
 	}
+	disabled, malformed := inventory.ParseXids(o.disableHealthChecks)
+	enabled, others := inventory.ParseXids(o.enableHealthChecks)
+	if set("memory-unit") {
+		flags.Unit = &unit
+	}
+	if set("card-memory") {
+		flags.CardMemory = &memory
+	}
+	if set("dp-disable-healthchecks") {
+		flags.DisabledXids = &disabled
+	}
+	if set("dp-enable-healthchecks") {
+		flags.EnabledXids = &enabled
+	}
+	if set("health-quiet-period") {
+		flags.QuietPeriod = &o.healthQuietPeriod
+	}
+	return append(malformed, others...), nil
+}
+
+// validate checks the flags before anything is started.
+func (o *options) validate() error {
 	if o.printInventory {
 		return nil
 	}
@@ -95,8 +136,8 @@ func (o *options) validate() (err error) {
 		return fmt.Errorf("--visible-devices: %q is neither %s nor %s", p.VisibleDevices, deviceplugin.VisibleByUUID, deviceplugin.VisibleByIndex)
 	case p.DeviceList != deviceplugin.ListByEnv && p.DeviceList != deviceplugin.ListByCDI:
 		return fmt.Errorf("--device-list-strategy: %q is neither %s nor %s", p.DeviceList, deviceplugin.ListByEnv, deviceplugin.ListByCDI)
-	case o.monitor.QuietPeriod <= 0:
-		return fmt.Errorf("--health-quiet-period: must be positive, got %v", o.monitor.QuietPeriod)
+	case o.healthQuietPeriod <= 0:
+		return fmt.Errorf("--health-quiet-period: must be positive, got %v", o.healthQuietPeriod)
 	case p.NodeName == "":
 		return errors.New("--node-name (or NODE_NAME) is missing")
 	case !filepath.IsAbs(p.Directory):

@@ -2,8 +2,17 @@ package main
 
 import (
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpushare/gpushare/cmd/internal/program"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/nodeconfig"
 )
 
 func TestBadFlags(t *testing.T) {
@@ -37,6 +46,7 @@ func TestBadFlags(t *testing.T) {
 		"an unknown log format":     {[]string{"--node-name=a", "--logging-format=xml"}, nil, `--logging-format, -v: format: Invalid value: "xml"`},
 		"HELP sets no flag":         {nil, map[string]string{"HELP": "true", "VERSION": "true"}, "--node-name"},
 		"an invalid card memory":    {[]string{"--node-name=a", "--card-memory=GPU-a=much"}, nil, `--card-memory: GPU-a: size "much"`},
+		"a configuration's mistake": {[]string{"--print-inventory", "--config=/nowhere/config.yaml"}, nil, "--config: open /nowhere/config.yaml: no such file"},
 		"a variable's bad size":     {nil, map[string]string{"NODE_NAME": "a", "CARD_MEMORY": "0"}, "--card-memory: a size must be positive"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -62,7 +72,7 @@ func TestHelp(t *testing.T) {
 	}
 	for _, flag := range []string{
 		"kubeconfig", "node-name", "memory-unit", "visible-devices", "device-list-strategy", "compat-error-env", "device-plugin-dir", "pod-resources-socket",
-		"nvml-library", "health-quiet-period", "card-memory", "dp-disable-healthchecks", "dp-enable-healthchecks", "listen-address", "print-inventory", "cleanup", "version", "logging-format", "authorize-metrics",
+		"nvml-library", "health-quiet-period", "card-memory", "config", "default-config", "dp-disable-healthchecks", "dp-enable-healthchecks", "listen-address", "print-inventory", "cleanup", "version", "logging-format", "authorize-metrics",
 	} {
 		if !strings.Contains(out.String(), "--"+flag) {
 			t.Errorf("help lacks --%s", flag)
@@ -81,5 +91,47 @@ func TestHealthCheckVariables(t *testing.T) {
 		if got, err := command.Flags().GetString(flag); got != want || err != nil {
 			t.Errorf("--%s is %q, %v, want %q", flag, got, err, want)
 		}
+	}
+}
+
+// TestConfigPrecedence: a flag wins over its variable, that over the file, and that over the default, value by value.
+func TestConfigPrecedence(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	text := "apiVersion: " + nodeconfig.APIVersion + "\nkind: " + nodeconfig.Kind + "\nmemoryUnit: 3GiB\nhealthChecks: {quietPeriod: 3m}\n"
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	config := map[string]string{"CONFIG": file}
+	for name, test := range map[string]struct {
+		args        []string
+		environment map[string]string
+		unit        gpu.Unit
+		quiet       time.Duration
+	}{
+		"the defaults":                  {nil, nil, gpu.GiB, 5 * time.Minute},
+		"the file":                      {nil, config, 3 * gpu.GiB, 3 * time.Minute},
+		"a variable over the file":      {nil, map[string]string{"CONFIG": file, "MEMORY_UNIT": "2GiB"}, 2 * gpu.GiB, 3 * time.Minute},
+		"a flag over both":              {[]string{"--memory-unit=4GiB"}, map[string]string{"CONFIG": file, "MEMORY_UNIT": "2GiB"}, 4 * gpu.GiB, 3 * time.Minute},
+		"a flag with the default value": {[]string{"--memory-unit=GiB", "--health-quiet-period=5m"}, config, gpu.GiB, 5 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var o options
+			flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+			o.addFlags(flags)
+			if err := flags.Parse(test.args); err != nil {
+				t.Fatal(err)
+			}
+			err := program.SetFlags(flags, func(name string) (string, bool) { value, ok := test.environment[name]; return value, ok })
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := o.configure(flags.Changed); err != nil {
+				t.Fatal(err)
+			}
+			got, err := o.plugin.Config.Read("")
+			if err != nil || got.Settings.Unit != test.unit || got.Settings.QuietPeriod != test.quiet {
+				t.Errorf("got %+v, %v", got, err)
+			}
+		})
 	}
 }

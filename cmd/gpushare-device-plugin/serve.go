@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -22,18 +23,25 @@ import (
 
 const component = "gpushare-device-plugin"
 
-// printInventory prints the cards in the format of the inventory annotation.
-func printInventory(ctx context.Context, out io.Writer, o inventory.Options) error {
-	state, err := inventory.List(ctx, o)
+// printInventory prints the cards in the format of the inventory annotation. The API server is not asked, so of several
+// configurations the default is used.
+func printInventory(ctx context.Context, out io.Writer, o options) error {
+	selected, err := o.plugin.Config.Read("")
+	if err != nil {
+		return fmt.Errorf("--config: %w", err)
+	}
+	o.monitor.Settings = selected.Settings.Settings
+	state, err := inventory.List(ctx, o.monitor)
 	if err != nil {
 		return fmt.Errorf("listing the cards: %w", err)
 	}
 	if len(state.Cards) == 0 && state.Problem != "" {
 		return fmt.Errorf("listing the cards: %s", state.Problem)
 	}
+	cards := slices.DeleteFunc(state.Cards, selected.Settings.Excluded.Has)
 	encoder := json.NewEncoder(out)
 	encoder.SetIndent("", "  ")
-	if err := encoder.Encode(protocol.Inventory{Unit: o.Unit, Cards: state.Cards}); err != nil {
+	if err := encoder.Encode(protocol.Inventory{Unit: state.Unit, Cards: cards}); err != nil {
 		return fmt.Errorf("printing the inventory: %w", err)
 	}
 	return nil
@@ -56,11 +64,21 @@ func cleanUp(ctx context.Context, out io.Writer, o options) error {
 	return err
 }
 
+// latest returns a function that returns the monitor's part of the settings in force, and nil as long as there are none.
+func latest(plugin *deviceplugin.Plugin) func() *inventory.Settings {
+	return func() *inventory.Settings {
+		if settings := plugin.Settings(); settings != nil {
+			return &settings.Settings
+		}
+		return nil
+	}
+}
+
 // serve creates the components and runs them until ctx ends.
 func serve(ctx context.Context, o options) error {
 	logger := klog.FromContext(ctx).WithName(component).WithValues("node", o.plugin.NodeName)
 	ctx = klog.NewContext(ctx, logger)
-	logger.Info("Starting", "version", version.Get().String(), "unit", o.plugin.Unit.String())
+	logger.Info("Starting", "version", version.Get().String())
 
 	config, err := program.APIConfig(o.kubeconfig, component)
 	if err != nil {
@@ -83,22 +101,18 @@ func serve(ctx context.Context, o options) error {
 	defer broadcaster.Shutdown()
 	broadcaster.StartRecordingToSink(sink)
 
-	var malformed []string
-	if o.monitor.Xids, malformed = inventory.ParseXidChecks(o.disableHealthChecks, o.enableHealthChecks); len(malformed) > 0 {
-		logger.Error(nil, "Ignoring invalid Xids in --dp-disable-healthchecks and --dp-enable-healthchecks", "xids", malformed)
-	}
 	o.plugin.Client, o.plugin.BootID = client, inventory.BootID()
 	o.plugin.Events = broadcaster.NewRecorder(runtime.NewScheme(), corev1.EventSource{Component: component, Host: o.plugin.NodeName})
 	plugin, err := deviceplugin.New(o.plugin)
 	if err != nil {
 		return err
 	}
-	o.monitor.Known, o.monitor.BootID = plugin.KnownCards, o.plugin.BootID
+	o.monitor.Known, o.monitor.BootID, o.monitor.Latest = plugin.KnownCards, o.plugin.BootID, latest(plugin)
 	monitor := inventory.New(o.monitor)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return plugin.Run(ctx) })
 	group.Go(func() error {
-		return monitor.Run(ctx, func(s inventory.State) { plugin.SetCards(s.Cards, s.Moved, s.Problem) })
+		return monitor.Run(ctx, func(s inventory.State) { plugin.SetCards(s.Unit, s.Cards, s.Moved, s.Problem) })
 	})
 	err = group.Wait()
 	logger.Info("Stopped")

@@ -131,6 +131,9 @@ func (s *Snapshot) fits(card gpu.Card, except gpu.PodUID, request gpu.Memory, an
 	return placement.Fit([]placement.Card{placement.NewCard(card, s.used(except, annotated)[card.Index])}, request) == placement.Fits
 }
 
+// Held returns the memory that pods hold on each card, with what the annotations of pods name that were not served yet.
+func (s *Snapshot) Held() map[int]gpu.Memory { return s.used("", true) }
+
 // used returns the memory that all pods but except hold on each card, with what annotations name if annotated is set.
 func (s *Snapshot) used(except gpu.PodUID, annotated bool) map[int]gpu.Memory {
 	used := map[int]gpu.Memory{}

@@ -87,6 +87,17 @@ func (a *allocator) KubeletStarted(ctx context.Context) {
 	a.kubelet.Renew()
 }
 
+// Held returns the memory that pods hold on each card, or are annotated with. No allocation is in progress when it is computed.
+func (a *allocator) Held(ctx context.Context) (map[int]gpu.Memory, error) {
+	release, err := a.lock(ctx, 1)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	held := a.snapshots.Cached()
+	return held.Held(), nil
+}
+
 // lock waits for the turn of a call for this number of devices.
 func (a *allocator) lock(ctx context.Context, devices int) (release func(), err error) {
 	if devices <= 0 {

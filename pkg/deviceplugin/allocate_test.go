@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -185,7 +186,7 @@ func TestRejectedPodsAreShown(t *testing.T) {
 	await(t, "the informer", func() bool { return p.pods.Exists("uid-rejected") })
 	cards := newCards(16, 16)
 	cards[1].Unhealthy = "Xid 79"
-	p.SetCards(cards, nil, "")
+	p.SetCards(gpu.GiB, cards, nil, "")
 	k.awaitDevices(16, 32)
 	if _, err := k.admit(rejected); err == nil {
 		t.Fatal("the pod wasn't rejected")

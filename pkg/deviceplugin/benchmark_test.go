@@ -33,7 +33,7 @@ type crowd struct {
 func newCrowd(b *testing.B, memory gpu.Memory, asked bool) *crowd {
 	b.Helper()
 	o := Options{
-		Client: fakeClient(b, fake.NewClientset()), Events: &events.FakeRecorder{}, NodeName: testNode, Unit: gpu.GiB,
+		Client: fakeClient(b, fake.NewClientset()), Events: &events.FakeRecorder{}, NodeName: testNode,
 		VisibleDevices: VisibleByUUID, Directory: b.TempDir(),
 	}
 	c := &crowd{kubelet: newKubelet(b, o.Directory), free: map[int][]string{}, given: allocation.Allocations{}, request: int(memory) / 13}
@@ -47,7 +47,7 @@ func newCrowd(b *testing.B, memory gpu.Memory, asked bool) *crowd {
 	}
 	b.Cleanup(c.plugin.resources.Close)
 	cards := newCards(slices.Repeat([]gpu.Memory{memory}, 8)...)
-	c.plugin.SetCards(cards, nil, "")
+	c.plugin.SetCards(gpu.GiB, cards, nil, "")
 	for _, d := range devices(cards) {
 		card := strings.IndexByte(digits, d.ID[0])
 		c.free[card] = append(c.free[card], d.ID)

@@ -9,18 +9,25 @@ import (
 	"sync"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // cardState holds the latest known state of the node's cards. mu guards it; what its methods return is a copy.
 type cardState struct {
-	unit gpu.Unit
 	// bootID is the kernel's ID of the machine's boot, for the inventory. It doesn't change.
 	bootID string
 
-	mu    sync.Mutex
-	cards []gpu.Card
-	moved map[int]int
+	mu sync.Mutex
+	// unit is the unit in which the cards' memory is counted.
+	unit gpu.Unit
+	// all are all cards of the node, and excluded selects those that the configuration excludes. holders has the memory of pods
+	// on each card; it is nil if it is not known. cards are those that the node reports (reported).
+	all      []gpu.Card
+	excluded nodeconfig.Cards
+	holders  map[int]gpu.Memory
+	cards    []gpu.Card
+	moved    map[int]int
 	// driver is why no card can be used; empty otherwise. The known cards are still reported to the kubelet, as unhealthy ones.
 	driver string
 	// problem is why the cards can't be reported to the kubelet at all.
@@ -30,23 +37,97 @@ type cardState struct {
 
 var errNoCardsYet = errors.New("the node's cards aren't known yet")
 
-func newCardState(unit gpu.Unit) *cardState {
-	return &cardState{unit: unit, problem: errNoCardsYet, changed: make(chan struct{})}
+func newCardState() *cardState {
+	return &cardState{problem: errNoCardsYet, changed: make(chan struct{})}
 }
 
-// Set replaces the list of cards. If they can't be read, for example while the driver restarts, problem is why, and the known
+// Set replaces the list of cards, whose memory is counted in the unit. If they can't be read, for example while the driver restarts, problem is why, and the known
 // cards stay and become unhealthy: pods may run on them. moved maps indices to the driver's, where they differ.
-func (s *cardState) Set(cards []gpu.Card, moved map[int]int, problem string) {
+func (s *cardState) Set(unit gpu.Unit, cards []gpu.Card, moved map[int]int, problem string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	cards = slices.Clone(cards)
 	if len(cards) == 0 && problem != "" {
-		cards = slices.Clone(s.cards)
+		unit, cards = s.unit, slices.Clone(s.all)
 		for i := range cards {
 			cards[i].Unhealthy = problem
 		}
 	}
-	s.cards, s.moved, s.driver, s.problem = cards, maps.Clone(moved), problem, nil
+	s.unit, s.all, s.moved, s.driver = unit, cards, maps.Clone(moved), problem
+	s.update()
+}
+
+// Exclude sets which cards the configuration excludes. Until Release is called, all of them are reported.
+func (s *cardState) Exclude(excluded nodeconfig.Cards) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if slices.Equal(excluded, s.excluded) {
+		return
+	}
+	s.excluded, s.holders = excluded, nil
+	if s.all != nil {
+		s.update()
+	}
+}
+
+// Release sets the memory that pods hold on each card. Excluded cards without such memory are reported no longer.
+func (s *cardState) Release(holders map[int]gpu.Memory) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.holders = holders
+	if s.all != nil && !slices.Equal(s.cards, reported(s.all, s.excluded, holders)) {
+		s.update()
+	}
+}
+
+// Excluded returns the indices of the cards that are excluded, reported or not.
+func (s *cardState) Excluded() (indices []int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.all {
+		if s.excluded.Has(c) {
+			indices = append(indices, c.Index)
+		}
+	}
+	return indices
+}
+
+// reasonExcluded is why no new pod is placed on an excluded card.
+const reasonExcluded = "excluded by the node's configuration, and still used by pods"
+
+// reported returns the cards that the node reports. An excluded card is reported, as an unhealthy one, as long as pods hold memory
+// on it, so that this memory is counted. If all cards are excluded, all are reported: without any card the node's old inventory
+// would stay.
+func reported(all []gpu.Card, excluded nodeconfig.Cards, holders map[int]gpu.Memory) []gpu.Card {
+	none := !slices.ContainsFunc(all, func(c gpu.Card) bool { return !excluded.Has(c) || holders[c.Index] > 0 })
+	var out []gpu.Card
+	for _, c := range all {
+		switch {
+		case !excluded.Has(c):
+		case holders == nil || holders[c.Index] > 0:
+			c.Unhealthy = cmp.Or(c.Unhealthy, reasonExcluded)
+		case none:
+			c.Unhealthy = cmp.Or(c.Unhealthy, reasonAllExcluded)
+		default:
+			continue
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// reasonAllExcluded is the reason of the cards of a node that shares none.
+const reasonAllExcluded = "the node's configuration excludes all cards"
+
+// isExcluded reports whether a card takes no new pods for no other reason than the configuration.
+func isExcluded(c gpu.Card) bool {
+	return c.Unhealthy == reasonExcluded || c.Unhealthy == reasonAllExcluded
+}
+
+// update computes what the node reports, and closes changed. The caller holds mu.
+func (s *cardState) update() {
+	cards, problem := reported(s.all, s.excluded, s.holders), s.driver
+	s.cards, s.problem = cards, nil
 	switch size := messageSize(cards); {
 	case len(cards) == 0 && problem != "":
 		s.problem = errors.New(problem)
@@ -81,6 +162,13 @@ func (s *cardState) Missing() string {
 	return s.driver
 }
 
+// Unit returns the unit in which the cards' memory is counted.
+func (s *cardState) Unit() gpu.Unit {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.unit
+}
+
 // Position returns the driver's current index of a card.
 func (s *cardState) Position(card int) int {
 	s.mu.Lock()
@@ -93,6 +181,7 @@ func (s *cardState) Position(card int) int {
 
 // Inventory returns the inventory for the node's annotation.
 func (s *cardState) Inventory() protocol.Inventory {
-	cards, _, _ := s.Get()
-	return protocol.Inventory{Unit: s.unit, Cards: cards, BootID: s.bootID}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return protocol.Inventory{Unit: s.unit, Cards: slices.Clone(s.cards), BootID: s.bootID}
 }

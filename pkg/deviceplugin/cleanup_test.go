@@ -47,12 +47,15 @@ func TestKnownCards(t *testing.T) {
 	_, stop := b.start(newCards(16, 16))
 	startKubelet(t, b.dir).awaitDevices(32, 32)
 	stop()
-	p, _ := b.start(nil)
+	p, stop := b.start(nil)
 	cards, boot := p.KnownCards(t.Context())
 	if diff := cmp.Diff(newCards(16, 16), cards); diff != "" || boot != "this boot" {
 		t.Errorf("boot %q (-want +got)\n%s", boot, diff)
 	}
-	p.cards.unit = 4 * gpu.GiB
+	stop()
+	unit := 4 * gpu.GiB
+	b.config.Flags.Unit = &unit
+	p, _ = b.start(nil)
 	if cards, _ = p.KnownCards(t.Context()); cards[0].Memory != 4 {
 		t.Errorf("16 GiB are %d units of 4 GiB, want 4", cards[0].Memory)
 	}
@@ -63,7 +66,7 @@ func TestKnownCards(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	p, err := New(Options{Client: fakeClient(t, b.client), Events: b.events, NodeName: testNode, Unit: 1, Directory: b.dir})
+	p, err := New(Options{Client: fakeClient(t, b.client), Events: b.events, NodeName: testNode, Directory: b.dir})
 	if err != nil {
 		t.Fatal(err)
 	}

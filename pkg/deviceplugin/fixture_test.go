@@ -26,6 +26,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -59,9 +60,10 @@ type fixture struct {
 	// socket is the socket of PodResources; empty if the kubelet has no such service.
 	socket  string
 	address string
-	// errorEnv and deviceList are options of the plugins.
+	// errorEnv, deviceList and config are options of the plugins.
 	errorEnv   bool
 	deviceList DeviceListStrategy
+	config     nodeconfig.Source
 	// admitting is the plugins' field of the same name. It is much shorter than in production unless a test is about it.
 	admitting time.Duration
 }
@@ -112,8 +114,8 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 		client = b.hanging.around(client)
 	}
 	p, err := New(Options{
-		Client: client, Events: b.events, NodeName: testNode, Unit: gpu.GiB, BootID: "this boot", VisibleDevices: VisibleByUUID,
-		DeviceList: b.deviceList, ErrorEnv: b.errorEnv,
+		Client: client, Events: b.events, NodeName: testNode, BootID: "this boot", VisibleDevices: VisibleByUUID,
+		DeviceList: b.deviceList, ErrorEnv: b.errorEnv, Config: b.config,
 		Directory: b.dir, PodResourcesSocket: b.socket, ListenAddress: b.address,
 	})
 	if err != nil {
@@ -123,7 +125,7 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	p.service.interval = time.Millisecond
 	p.service.admitting = b.admitting
 	if cards != nil {
-		p.SetCards(cards, nil, "")
+		p.SetCards(gpu.GiB, cards, nil, "")
 	}
 	watches := b.watches.Load()
 	ctx, cancel := context.WithCancel(context.Background())

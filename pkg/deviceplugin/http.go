@@ -57,6 +57,9 @@ func (p *Plugin) missing() []string {
 	} else if !p.node.Written() {
 		out = append(out, "the inventory isn't on the node yet")
 	}
+	if problem := p.configurator.Missing(); problem != "" {
+		out = append(out, problem)
+	}
 	if !p.service.Listening() {
 		out = append(out, "the kubelet isn't connected")
 	}

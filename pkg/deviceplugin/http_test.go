@@ -41,7 +41,7 @@ func TestHTTP(t *testing.T) {
 	if guarded.Code != http.StatusUnauthorized {
 		t.Errorf("metrics without authorization gave %d", guarded.Code)
 	}
-	p.SetCards(newCards(16), nil, "")
+	p.SetCards(gpu.GiB, newCards(16), nil, "")
 	k.awaitDevices(16, 16)
 	await(t, "ready", func() bool { return get("/readyz") == 200 })
 }
@@ -71,7 +71,7 @@ func TestIdleConnections(t *testing.T) {
 
 func TestBadAddress(t *testing.T) {
 	b := newFixture(t)
-	p, err := New(Options{Client: fakeClient(t, b.client), Events: b.events, NodeName: testNode, Unit: gpu.GiB, Directory: b.dir, ListenAddress: "127.0.0.1:nowhere"})
+	p, err := New(Options{Client: fakeClient(t, b.client), Events: b.events, NodeName: testNode, Directory: b.dir, ListenAddress: "127.0.0.1:nowhere"})
 	if err != nil {
 		t.Fatal(err)
 	}

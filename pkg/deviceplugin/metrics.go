@@ -22,6 +22,8 @@ type metrics struct {
 	registrations    prometheus.Counter
 	cards            *prometheus.GaugeVec
 	messageBytes     prometheus.Gauge
+	config           *prometheus.GaugeVec
+	configOutdated   prometheus.Gauge
 }
 
 // newMetrics returns the metrics, registered in a registry of their own. registered reports whether the kubelet is connected.
@@ -53,10 +55,15 @@ func newMetrics(registered func() bool) *metrics {
 		registrations: prometheus.NewCounter(counter("registrations_total",
 			"Successful registrations with the kubelet.")),
 		cards: prometheus.NewGaugeVec(gauge("cards",
-			"Cards of the node by health."), []string{"health"}),
+			"Cards of the node by health. An excluded card takes no new pods because of the configuration."), []string{"health"}),
 		messageBytes: prometheus.NewGauge(gauge("list_and_watch_bytes",
 			"Size of the largest message that these cards and this unit can come to. The kubelet takes 4194304.")),
+		config: prometheus.NewGaugeVec(gauge("config_info",
+			"Configuration in force, by the name of its file and a hash of the content; both are empty without a file."), []string{"config", "hash"}),
+		configOutdated: prometheus.NewGauge(gauge("config_outdated",
+			"1 while the configuration that the node selects is not, or not completely, in force.")),
 	}
+	m.setConfig("", "")
 	for _, r := range allocation.Results() {
 		m.allocations.WithLabelValues(string(r))
 	}
@@ -70,21 +77,37 @@ func newMetrics(registered func() bool) *metrics {
 			}
 			return 0
 		}),
-		m.registrations, m.cards, m.messageBytes,
+		m.registrations, m.cards, m.messageBytes, m.config, m.configOutdated,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
 func (m *metrics) setCards(cards []gpu.Card) {
-	healthy := 0
+	count := map[string]float64{"healthy": 0, "unhealthy": 0, "excluded": 0}
 	for _, c := range cards {
-		if c.Healthy() {
-			healthy++
+		switch {
+		case c.Healthy():
+			count["healthy"]++
+		case isExcluded(c):
+			count["excluded"]++
+		default:
+			count["unhealthy"]++
 		}
 	}
-	m.cards.WithLabelValues("healthy").Set(float64(healthy))
-	m.cards.WithLabelValues("unhealthy").Set(float64(len(cards) - healthy))
+	for health, n := range count {
+		m.cards.WithLabelValues(health).Set(n)
+	}
 	m.messageBytes.Set(float64(messageSize(cards)))
+}
+
+// setConfig sets the configuration in force.
+func (m *metrics) setConfig(name, hash string) {
+	m.config.Reset()
+	m.config.WithLabelValues(name, hash).Set(1)
+}
+
+func (m *metrics) setConfigOutdated(outdated bool) {
+	m.configOutdated.Set(map[bool]float64{true: 1}[outdated])
 }
 
 // observe records the duration of an Allocate call.

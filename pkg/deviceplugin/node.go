@@ -19,7 +19,6 @@ import (
 	events "k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
-	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -82,22 +81,26 @@ func (k *nodeKeeper) Written() bool {
 	}
 }
 
-// KnownCards returns the cards of the inventory on the Node, counted in the plugin's unit, and the boot in which the inventory
-// was written. It returns none if the Node has no readable inventory.
-func (k *nodeKeeper) KnownCards() (cards []gpu.Card, bootID string) {
+// Inventory returns the inventory on the Node. It returns the zero value if the Node has no readable one.
+func (k *nodeKeeper) Inventory() protocol.Inventory {
 	node, err := k.node()
 	if err != nil {
-		return nil, ""
+		return protocol.Inventory{}
 	}
 	inventory, err := protocol.ParseInventory(node.Annotations)
 	if err != nil {
-		return nil, ""
+		return protocol.Inventory{}
 	}
-	for i := range inventory.Cards {
-		card := &inventory.Cards[i]
-		card.Memory = k.cards.unit.Count(inventory.Unit.Bytes(card.Memory))
+	return inventory
+}
+
+// Config returns the value of the label that selects the node's configuration; empty if there is none.
+func (k *nodeKeeper) Config() (string, error) {
+	node, err := k.node()
+	if err != nil {
+		return "", err
 	}
-	return inventory.Cards, inventory.BootID
+	return node.Labels[protocol.LabelConfig], nil
 }
 
 // node returns the Node as the informer knows it.

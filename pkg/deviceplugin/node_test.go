@@ -71,7 +71,7 @@ func TestNodeIsWrittenInOnePatch(t *testing.T) {
 	b.client.PrependReactor("patch", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return writes.Add(1) > 1, nil, errors.New("the API server is away")
 	})
-	p.SetCards(cards, nil, "")
+	p.SetCards(gpu.GiB, cards, nil, "")
 	await(t, "a write", func() bool { return writes.Load() > 0 })
 	k.awaitDevices(48, 64)
 	await(t, "the new inventory", func() bool { return len(protocol.ParseNode(b.node()).Cards) == 4 })

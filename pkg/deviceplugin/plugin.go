@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/nodeconfig"
 )
 
 // Options configures a Plugin.
@@ -26,8 +27,8 @@ type Options struct {
 	// Events writes Events on pods and the node.
 	Events   events.EventRecorder
 	NodeName string
-	// Unit is the unit in which card memory is counted.
-	Unit gpu.Unit
+	// Config is where the node's configuration comes from.
+	Config nodeconfig.Source
 	// BootID is the kernel's identity of the machine's boot. The inventory carries it. It is empty if it is not known.
 	BootID string
 	// VisibleDevices is the kind of name by which a container's environment names its card. The default is the UUID.
@@ -61,14 +62,16 @@ type Plugin struct {
 	registrar  *registrar
 	reporter   *reporter
 	resources  *podResources
+
+	configurator *configurator
 }
 
 // New returns a plugin. It has no effect until Run.
 func New(o Options) (*Plugin, error) {
-	if o.Client.Pods == nil || o.Client.Nodes == nil || o.Events == nil || o.NodeName == "" || o.Unit <= 0 || o.Directory == "" {
-		return nil, errors.New("a device plugin needs a client, an event recorder, a node name, a unit and a directory")
+	if o.Client.Pods == nil || o.Client.Nodes == nil || o.Events == nil || o.NodeName == "" || o.Directory == "" {
+		return nil, errors.New("a device plugin needs a client, an event recorder, a node name and a directory")
 	}
-	p := &Plugin{options: o, cards: newCardState(o.Unit), service: &service{
+	p := &Plugin{options: o, cards: newCardState(), service: &service{
 		logger: klog.Background(), interval: time.Second, admitting: time.Second, ending: make(chan struct{}),
 	}}
 	p.cards.bootID = o.BootID
@@ -95,10 +98,18 @@ func New(o Options) (*Plugin, error) {
 		},
 		checkpoint: p.checkpoint, kubelet: p.resources, metrics: p.metrics, annotate: p.annotator.Notify,
 		responses: &responses{
-			cards: p.cards, unit: o.Unit, visibleBy: cmp.Or(o.VisibleDevices, VisibleByUUID), strategy: o.DeviceList,
+			cards: p.cards, visibleBy: cmp.Or(o.VisibleDevices, VisibleByUUID), strategy: o.DeviceList,
 			disableIsolation: p.node.DisableIsolation, errorEnv: o.ErrorEnv, events: o.Events, node: nodeReference(o.NodeName),
 		},
 		turn: make(chan struct{}, 1), preferences: lru.NewLRUExpireCache(100),
+	}
+	p.configurator = &configurator{
+		source: o.Config, node: p.node, pods: p.pods, cards: p.cards, held: p.allocator.Held, metrics: p.metrics,
+		events: o.Events, object: nodeReference(o.NodeName), limit: newEventLimit(),
+		wake: make(chan struct{}, 1), decided: make(chan struct{}),
+	}
+	if err := p.configurator.Watch(); err != nil {
+		return nil, err
 	}
 	p.reporter = newReporter(p.cards, o.Events, nodeReference(o.NodeName))
 	p.service.allocator, p.service.cards, p.service.metrics = p.allocator, p.cards, p.metrics
@@ -109,22 +120,33 @@ func New(o Options) (*Plugin, error) {
 	return p, nil
 }
 
-// KnownCards returns the cards that the node's inventory lists, and the boot in which the inventory was written
-// (protocol.Inventory). It returns none if the node has no inventory. It waits for the API server until ctx ends. Each
-// card must keep its index, because running pods hold memory of it.
+// Settings returns the settings in force. It returns nil until the node's configuration is known.
+func (p *Plugin) Settings() *nodeconfig.Settings { return p.configurator.inForce.Load() }
+
+// KnownCards returns the cards that the node's inventory lists, counted in the unit in force, and the boot in which the
+// inventory was written (protocol.Inventory). It returns none if the node has no inventory. It waits until the node has a valid
+// configuration, or until ctx ends. Each card must keep its index, because running pods hold memory of it.
 func (p *Plugin) KnownCards(ctx context.Context) (cards []gpu.Card, bootID string) {
-	if !cache.WaitForCacheSync(ctx.Done(), p.node.informer.HasSynced) {
+	select {
+	case <-ctx.Done():
 		return nil, ""
+	case <-p.configurator.decided:
 	}
-	return p.node.KnownCards()
+	inventory, unit := p.node.Inventory(), p.Settings().Unit
+	for i := range inventory.Cards {
+		card := &inventory.Cards[i]
+		card.Memory = unit.Count(inventory.Unit.Bytes(card.Memory))
+	}
+	return inventory.Cards, inventory.BootID
 }
 
-// SetCards sets the cards of the node, at any time. moved maps the index of a card to the driver's index where the two
-// differ. problem is the reason why none of the cards can be used, and empty otherwise.
-func (p *Plugin) SetCards(cards []gpu.Card, moved map[int]int, problem string) {
-	p.cards.Set(cards, moved, problem)
+// SetCards sets the cards of the node, at any time, and the unit in which their memory is counted. moved maps the index of a card
+// to the driver's index where the two differ. problem is the reason why none of the cards can be used, and empty otherwise.
+func (p *Plugin) SetCards(unit gpu.Unit, cards []gpu.Card, moved map[int]int, problem string) {
+	p.cards.Set(unit, cards, moved, problem)
 	known, _, _ := p.cards.Get()
 	p.metrics.setCards(known)
+	poke(p.configurator.wake)
 }
 
 // Run serves the kubelet until ctx ends. It returns an error only for a failure that waiting can't resolve.
@@ -158,12 +180,14 @@ func (p *Plugin) work(ctx context.Context) error {
 		return nil
 	}
 	p.checkpoint.Sync(ctx)
+	p.configurator.Check(ctx)
 	// The checkpoint's reader and the annotator process the results of the kubelet's calls, so they end after the last call.
 	serving, end := context.WithCancel(context.WithoutCancel(ctx))
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.checkpoint.Run(serving) })
 	group.Go(func() error { return p.annotator.Run(serving) })
 	group.Go(func() error { return p.node.Run(ctx) })
+	group.Go(func() error { return p.configurator.Run(ctx) })
 	group.Go(func() error { return p.follow(ctx) })
 	group.Go(func() error {
 		defer end()

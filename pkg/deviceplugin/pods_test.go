@@ -94,7 +94,7 @@ func TestDeletedPods(t *testing.T) {
 	}
 	one := allocation.PodAllocations{"main": {Card: 0, Request: 1}}
 	s := &snapshots{
-		pods: pods, cards: newCardState(gpu.GiB), met: map[gpu.PodUID]bool{}, rejected: map[gpu.PodUID]bool{},
+		pods: pods, cards: newCardState(), met: map[gpu.PodUID]bool{}, rejected: map[gpu.PodUID]bool{},
 		record: allocation.NewRecord(allocation.Allocations{"uid-stays": one, "uid-goes": one, "uid-unseen": one}),
 	}
 	stays, goes, unseen := newPod("stays", main(1)), newPod("goes", main(1)), newPod("unseen", main(1))

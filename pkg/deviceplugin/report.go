@@ -29,6 +29,10 @@ const (
 	eventNotOffered  = "GPUCardNotOffered"
 	eventOffered     = "GPUCardOffered"
 	eventSharedTwice = "GPUCardSharedTwice"
+
+	eventConfigChanged  = "GPUConfigChanged"
+	eventConfigRejected = "GPUConfigRejected"
+	eventConfigWaits    = "GPUConfigWaits"
 )
 
 // nodeReference returns the object to which a node's Events are attached. As in the kubelet's Events, the UID is the
@@ -48,8 +52,11 @@ type reporter struct {
 }
 
 func newReporter(cards *cardState, recorder events.EventRecorder, node *corev1.ObjectReference) *reporter {
-	return &reporter{cards: cards, events: recorder, node: node, limit: rate.NewLimiter(rate.Every(2*time.Minute), 4)}
+	return &reporter{cards: cards, events: recorder, node: node, limit: newEventLimit()}
 }
+
+// newEventLimit returns a limit of Events about the node, which leaves some of the client's allowance.
+func newEventLimit() *rate.Limiter { return rate.NewLimiter(rate.Every(2*time.Minute), 4) }
 
 // Run reports changes until ctx ends.
 func (r *reporter) Run(ctx context.Context) error {
@@ -87,23 +94,32 @@ type condition struct {
 	problem string
 	// unhealthy maps the name of each unhealthy card to the reason.
 	unhealthy map[string]string
+	// healthy has the names of the cards that new pods can use.
+	healthy map[string]bool
 }
 
 func conditionOf(cards []gpu.Card, problem error) condition {
-	c := condition{unhealthy: map[string]string{}}
+	c := condition{unhealthy: map[string]string{}, healthy: map[string]bool{}}
 	if problem != nil && !errors.Is(problem, errNoCardsYet) {
 		c.problem = problem.Error()
 	}
 	for _, card := range cards {
-		if !card.Healthy() {
-			name := strconv.Itoa(card.Index)
-			if card.UUID != "" {
-				name += " (" + card.UUID + ")"
-			}
+		switch name := cardName(card); {
+		case card.Healthy():
+			c.healthy[name] = true
+		case !isExcluded(card): // The configurator reports the others.
 			c.unhealthy[name] = card.Unhealthy
 		}
 	}
 	return c
+}
+
+// cardName returns the name of a card for Events.
+func cardName(card gpu.Card) string {
+	if card.UUID == "" {
+		return strconv.Itoa(card.Index)
+	}
+	return fmt.Sprintf("%d (%s)", card.Index, card.UUID)
 }
 
 type notice struct{ kind, reason, text string }
@@ -129,7 +145,7 @@ func (c condition) since(before condition) []notice {
 	}
 	var recovered []string
 	for card := range before.unhealthy {
-		if _, still := c.unhealthy[card]; !still {
+		if c.healthy[card] {
 			recovered = append(recovered, card)
 		}
 	}

@@ -60,14 +60,14 @@ func TestConditionSince(t *testing.T) {
 }
 
 func TestEventLimit(t *testing.T) {
-	cards := newCardState(gpu.GiB)
+	cards := newCardState()
 	recorder := events.NewFakeRecorder(1000)
 	r := newReporter(cards, recorder, nodeReference(testNode))
 	r.limit = rate.NewLimiter(rate.Every(time.Hour), 2)
 	set := func(reason string) {
 		list := newCards(16)
 		list[0].Unhealthy = reason
-		cards.Set(list, nil, "")
+		cards.Set(gpu.GiB, list, nil, "")
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -20,7 +20,6 @@ import (
 // responses builds the responses to Allocate and reports the decisions.
 type responses struct {
 	cards     *cardState
-	unit      gpu.Unit
 	visibleBy VisibleDevices
 	strategy  DeviceListStrategy
 	// disableIsolation reports whether the node's containers run without cGPU's isolation.
@@ -102,7 +101,7 @@ func (r *responses) withoutCard(pod, container gpu.Memory) *pluginapi.ContainerA
 		total = cards[0].Memory
 	}
 	return &pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
-		Card: gpu.Card{Index: allocation.NoCard, Memory: total}, VisibleAs: fmt.Sprintf("no-gpu-has-%s%s-to-run", container, r.unit),
+		Card: gpu.Card{Index: allocation.NoCard, Memory: total}, VisibleAs: fmt.Sprintf("no-gpu-has-%s%s-to-run", container, r.cards.Unit()),
 		PodRequest: pod, ContainerRequest: container,
 	}.Variables()}
 }

@@ -38,9 +38,9 @@ func TestResponse(t *testing.T) {
 		"the driver's current index": {VisibleByIndex, ListByCDI, card, 2, env("2"), []string{"nvidia.com/gpu=2"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cards := newCardState(gpu.GiB)
-			cards.Set([]gpu.Card{test.card}, map[int]int{3: test.position}, "")
-			r := &responses{cards: cards, unit: gpu.GiB, visibleBy: test.by, strategy: test.strategy, disableIsolation: func() bool { return false }}
+			cards := newCardState()
+			cards.Set(gpu.GiB, []gpu.Card{test.card}, map[int]int{3: test.position}, "")
+			r := &responses{cards: cards, visibleBy: test.by, strategy: test.strategy, disableIsolation: func() bool { return false }}
 			got := r.withCard(test.card, 5, 2)
 			if diff := cmp.Diff(test.env, got.Envs); diff != "" {
 				t.Errorf("environment (-want +got)\n%s", diff)

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 func TestPluginRestartBetweenContainers(t *testing.T) {
@@ -83,7 +85,7 @@ func TestKubeletRestartsDuringRegistration(t *testing.T) {
 		}
 		settle(ctx)
 	}
-	p.SetCards(newCards(16), nil, "")
+	p.SetCards(gpu.GiB, newCards(16), nil, "")
 	k2 := <-next
 	k2.awaitDevices(16, 16)
 	k2.mu.Lock()

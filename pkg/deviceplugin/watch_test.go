@@ -7,8 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-
-	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // A file descriptor shows what a mount shows: the deleted directory.
@@ -28,7 +26,7 @@ func TestDeletedMount(t *testing.T) {
 		t.Error("an existing directory counts as deleted")
 	}
 	p, err := New(Options{
-		Client: fakeClient(t, b.client), Events: b.events, NodeName: testNode, Unit: gpu.GiB, Directory: b.dir,
+		Client: fakeClient(t, b.client), Events: b.events, NodeName: testNode, Directory: b.dir,
 		PodResourcesSocket: filepath.Join(path, "kubelet.sock"),
 	})
 	if err != nil {

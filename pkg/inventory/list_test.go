@@ -31,13 +31,13 @@ func TestList(t *testing.T) {
 	onMachine(t, mixedCards, func(t *testing.T, library string, machine fakenvml.Machine) {
 		list := func(what string, unit gpu.Unit, want State) {
 			t.Helper()
-			got, err := List(t.Context(), Options{Library: library, Unit: unit})
+			got, err := List(t.Context(), Options{Library: library, Settings: Settings{Unit: unit}})
 			if err != nil {
 				t.Fatal(err)
 			}
 			expect(t, what, want, got)
 		}
-		list("in MiB", gpu.MiB, State{Cards: []gpu.Card{
+		list("in MiB", gpu.MiB, State{Unit: gpu.MiB, Cards: []gpu.Card{
 			{Index: 0, UUID: "GPU-0", Model: "Tesla V100-SXM2-16GB", Memory: 16276, NUMANode: 0},
 			{Index: 1, NUMANode: gpu.NoNUMANode, Unhealthy: "opening the card: GPU is lost"},
 			{Index: 2, UUID: "GPU-2", Model: "NVIDIA A100-SXM4-40GB", Memory: 40960, NUMANode: 1, Unhealthy: "MIG mode is on, its memory belongs to MIG devices"},
@@ -51,20 +51,20 @@ func TestList(t *testing.T) {
 		}})
 		// A second List opens a new session. Memory that doesn't fill a unit is not counted.
 		setCards(t, machine, mixedCards[0])
-		list("in GiB", gpu.GiB, State{Cards: []gpu.Card{{UUID: "GPU-0", Model: "Tesla V100-SXM2-16GB", Memory: 15}}})
+		list("in GiB", gpu.GiB, State{Unit: gpu.GiB, Cards: []gpu.Card{{UUID: "GPU-0", Model: "Tesla V100-SXM2-16GB", Memory: 15}}})
 		setCards(t, machine)
-		list("without cards", gpu.GiB, State{Problem: "the driver reports no cards"})
+		list("without cards", gpu.GiB, State{Unit: gpu.GiB, Problem: "the driver reports no cards"})
 	})
 }
 
 func TestListOldDriver(t *testing.T) {
 	cards := []fakenvml.Card{{UUID: "GPU-0", Model: "Tesla K80", MiB: 11441, NUMANode: 1}}
 	onMachine(t, cards, func(t *testing.T, library string, _ fakenvml.Machine) {
-		got, err := List(t.Context(), Options{Library: library, Unit: gpu.MiB})
+		got, err := List(t.Context(), Options{Library: library, Settings: Settings{Unit: gpu.MiB}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		expect(t, "state", State{Cards: []gpu.Card{{UUID: "GPU-0", Model: "Tesla K80", Memory: 11441, NUMANode: gpu.NoNUMANode}}}, got)
+		expect(t, "state", State{Unit: gpu.MiB, Cards: []gpu.Card{{UUID: "GPU-0", Model: "Tesla K80", Memory: 11441, NUMANode: gpu.NoNUMANode}}}, got)
 	}, fakenvml.Old)
 }
 
@@ -75,7 +75,7 @@ func TestListWithoutLibrary(t *testing.T) {
 		"a library that is not NVML": "libm.so.6",
 	} {
 		t.Run(name, func(t *testing.T) {
-			state, err := List(t.Context(), Options{Library: library, Unit: gpu.GiB})
+			state, err := List(t.Context(), Options{Library: library, Settings: Settings{Unit: gpu.GiB}})
 			if !errors.Is(err, ErrNoLibrary) {
 				t.Errorf("List() = %v, %v; want %v", state, err, ErrNoLibrary)
 			}
@@ -87,7 +87,7 @@ func TestListWithoutLibrary(t *testing.T) {
 func TestListWithBadDriver(t *testing.T) {
 	onMachine(t, nil, func(t *testing.T, library string, machine fakenvml.Machine) {
 		list := func() error {
-			_, err := List(t.Context(), Options{Library: library, Unit: gpu.GiB})
+			_, err := List(t.Context(), Options{Library: library, Settings: Settings{Unit: gpu.GiB}})
 			return err
 		}
 		if err := list(); !errors.Is(err, nvml.ERROR_DRIVER_NOT_LOADED) {

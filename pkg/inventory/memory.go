@@ -3,6 +3,8 @@ package inventory
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -22,21 +24,37 @@ func ParseCardMemory(text string) (CardMemory, error) {
 		return CardMemory{}, nil
 	}
 	if !strings.Contains(text, "=") {
-		every, err := parseSize(text)
-		return CardMemory{every: every}, err
+		return NewCardMemory(text, nil)
 	}
-	memory := CardMemory{byUUID: map[string]uint64{}}
+	sizes := map[string]string{}
 	for entry := range strings.SplitSeq(text, ",") {
 		uuid, size, _ := strings.Cut(strings.TrimSpace(entry), "=")
 		if uuid == "" {
 			return CardMemory{}, fmt.Errorf("%q: want UUID=size", entry)
 		}
-		if _, twice := memory.byUUID[uuid]; twice {
+		if _, twice := sizes[uuid]; twice {
 			return CardMemory{}, fmt.Errorf("%s is listed twice", uuid)
 		}
-		bytes, err := parseSize(size)
+		sizes[uuid] = size
+	}
+	return NewCardMemory("", sizes)
+}
+
+// NewCardMemory returns the memory of cards from one size for all cards, such as 96Gi, and sizes by UUID, which take
+// precedence. The size for all can be empty. A size must be positive.
+func NewCardMemory(all string, byUUID map[string]string) (memory CardMemory, err error) {
+	if all != "" {
+		if memory.every, err = parseSize(all); err != nil {
+			return CardMemory{}, err
+		}
+	}
+	for _, uuid := range slices.Sorted(maps.Keys(byUUID)) {
+		bytes, err := parseSize(byUUID[uuid])
 		if err != nil {
 			return CardMemory{}, fmt.Errorf("%s: %w", uuid, err)
+		}
+		if memory.byUUID == nil {
+			memory.byUUID = map[string]uint64{}
 		}
 		memory.byUUID[uuid] = bytes
 	}

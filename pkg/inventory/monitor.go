@@ -20,28 +20,38 @@ import (
 // DefaultQuietPeriod is the default of Options.QuietPeriod.
 const DefaultQuietPeriod = 5 * time.Minute
 
-// Options configure a Monitor or a call of List. Only Unit is required.
-type Options struct {
-	// Library is the path of NVIDIA's management library. If it is empty, the dynamic linker searches for libnvidia-ml.so.1.
-	Library string
+// Settings are the options that can change while a Monitor runs.
+type Settings struct {
 	// Unit is the unit in which the cards' memory is counted.
 	Unit       gpu.Unit
 	CardMemory CardMemory
 	// Xids selects the Xid errors that make a card unhealthy.
 	Xids XidChecks
+	// QuietPeriod is how long a card must be without errors before it is healthy again; DefaultQuietPeriod by default. It is
+	// also how long a session with the driver lasts with an unreachable card, doubled each time, up to one hour.
+	QuietPeriod time.Duration
+}
+
+// Options configure a Monitor or a call of List. Only Unit is required.
+type Options struct {
+	// Library is the path of NVIDIA's management library. If it is empty, the dynamic linker searches for libnvidia-ml.so.1.
+	Library string
+	// Settings apply until Latest returns others.
+	Settings
+	// Latest returns the settings to use from now on, and nil for those in use. Run calls it often. It lists the cards again if
+	// it gets another pointer than before. If Latest is nil, the settings never change.
+	Latest func() *Settings
 	// Known returns the cards as an earlier run published them, and the boot ID of that run. These cards keep their index. A
 	// card that the driver doesn't list is published as unhealthy, with the memory that it had. A card that a Xid had made
 	// unhealthy stays unhealthy for another QuietPeriod, or until it is reset, unless the machine has restarted since.
 	//
 	// Run calls Known once, when the driver first answers, even if the driver has no cards. Run publishes no card before Known
-	// has returned. Known must return when its context ends. If Known is nil, there was no earlier run.
+	// has returned. Known must return when its context ends. If Known is nil, there was no earlier run. Latest is called after
+	// Known and before its cards are used: both count in the same unit.
 	Known func(context.Context) (cards []gpu.Card, bootID string)
 
 	// ProbeInterval is the time between two probes of each card. The default is 30 s, or QuietPeriod if that is shorter.
 	ProbeInterval time.Duration
-	// QuietPeriod is how long a card must be without errors before it is healthy again; DefaultQuietPeriod by default. It is
-	// also how long a session with the driver lasts with an unreachable card, doubled each time, up to one hour.
-	QuietPeriod time.Duration
 	// RetryInterval is the time between two attempts to open a driver that can't be opened or has no cards; 10 s by default.
 	RetryInterval time.Duration
 	// AnswerTimeout is how long the driver may take to answer before its cards count as unusable. The default is one minute,
@@ -80,6 +90,8 @@ func BootID() string {
 
 // State is the state of a node's cards at one time.
 type State struct {
+	// Unit is the unit in which the cards' memory is counted.
+	Unit gpu.Unit
 	// Cards are all cards that were ever listed, by index. A card that can't be used carries the reason.
 	Cards []gpu.Card
 	// Moved maps the index of a card to the driver's own index of it, for the cards for which the two differ.
@@ -89,7 +101,7 @@ type State struct {
 }
 
 func (s State) equal(o State) bool {
-	return s.Problem == o.Problem && slices.Equal(s.Cards, o.Cards) && maps.Equal(s.Moved, o.Moved)
+	return s.Unit == o.Unit && s.Problem == o.Problem && slices.Equal(s.Cards, o.Cards) && maps.Equal(s.Moved, o.Moved)
 }
 
 // stopGrace is how long Run waits for the driver at a stop: longer than a normal step, too short to be noticed.
@@ -102,7 +114,7 @@ type Monitor struct {
 
 // New returns a monitor. It does nothing until Run is called.
 func New(options Options) *Monitor {
-	return &Monitor{options: options.withDefaults()}
+	return &Monitor{options: options}
 }
 
 // Run watches the cards until ctx ends. It then returns within a second, even if the driver hangs. It calls publish with
@@ -113,10 +125,11 @@ func New(options Options) *Monitor {
 // Library is empty and there was none for LibraryPatience (ErrNoLibrary). The reason is published first.
 func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 	logger := klog.FromContext(ctx)
-	reader := &reader{options: m.options, logger: logger}
-	roster := newRoster(m.options)
+	reader := &reader{options: m.options.withDefaults(), logger: logger}
+	roster := newRoster(reader.options)
 	numbered := m.options.Known == nil
-	hopeless := hopeless{options: m.options}
+	hopeless := hopeless{options: reader.options}
+	configure := m.configurer(reader, roster)
 
 	var last *State
 	publishChange := func() {
@@ -126,18 +139,21 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 		}
 		logChanges(logger, last, state)
 		last = &state
-		publish(State{Cards: slices.Clone(state.Cards), Moved: maps.Clone(state.Moved), Problem: state.Problem})
+		publish(State{Unit: state.Unit, Cards: slices.Clone(state.Cards), Moved: maps.Clone(state.Moved), Problem: state.Problem})
 	}
 
 	// A call into a faulty driver may never return, so each step runs in its own goroutine. Only this loop uses the roster.
 	// Only the running step uses the reader; this loop may use it between steps.
 	var failure error
 	for ctx.Err() == nil && failure == nil {
+		if numbered {
+			configure()
+		}
 		unreachable := roster.unreachable()
 		step := beside(func() observation { return reader.step(ctx, unreachable) })
-		o, answered := await(ctx, step, m.options.AnswerTimeout)
+		o, answered := await(ctx, step, reader.options.AnswerTimeout)
 		if !answered && ctx.Err() == nil {
-			roster.silence(fmt.Sprintf("the NVIDIA driver has not answered for %v", m.options.AnswerTimeout))
+			roster.silence(fmt.Sprintf("the NVIDIA driver has not answered for %v", reader.options.AnswerTimeout))
 			publishChange()
 			if o, answered = await(ctx, step, 0); answered {
 				reader.due = time.Time{} // the step's result may be old: list the cards in the next step
@@ -157,12 +173,14 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 				// Not published yet: an empty inventory would replace the cards that Known returns.
 				logger.Info("No GPU cards, reading those of an earlier run", "reason", problemNoCards)
 			}
-			roster.expect(m.known(ctx), m.options.Clock.Now())
+			known := m.known(ctx)
+			configure()
+			roster.expect(known, reader.options.Clock.Now())
 			if numbered = true; ctx.Err() != nil {
 				break
 			}
 		}
-		now := m.options.Clock.Now()
+		now := reader.options.Clock.Now()
 		roster.report(o.events, now)
 		switch {
 		case o.listed:
@@ -180,6 +198,25 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 		logger.Info("NVIDIA driver not closed in time, because it doesn't answer")
 	}
 	return failure
+}
+
+// configurer returns a function that changes the settings of reader and roster to the latest ones. It is called between steps.
+func (m *Monitor) configurer(reader *reader, roster *roster) func() {
+	if m.options.Latest == nil {
+		return func() {}
+	}
+	var used *Settings
+	return func() {
+		latest := m.options.Latest()
+		if latest == nil || latest == used {
+			return
+		}
+		used = latest
+		options := m.options
+		options.Settings = *latest
+		reader.options, reader.due = options.withDefaults(), time.Time{}
+		roster.configure(reader.options.Settings)
+	}
 }
 
 // known returns the cards of an earlier run, without the reasons why they were unhealthy if the machine has restarted since,

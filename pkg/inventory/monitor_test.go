@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,7 +24,7 @@ var twoCards = []fakenvml.Card{
 
 // twoStates returns the state of twoCards with a reason for each card and a problem; an empty reason means healthy.
 func twoStates(a, b, problem string) State {
-	return State{Cards: []gpu.Card{card(0, "GPU-a", a), card(1, "GPU-b", b)}, Problem: problem}
+	return State{Unit: gpu.MiB, Cards: []gpu.Card{card(0, "GPU-a", a), card(1, "GPU-b", b)}, Problem: problem}
 }
 
 // testClock advances only by step. Each call of Now sends to read if a test receives from it.
@@ -70,7 +71,7 @@ func monitor(t *testing.T, library string, change ...func(*Options)) *monitored 
 	ctx, cancel := context.WithCancel(context.Background())
 	m.cancel = cancel
 	options := Options{
-		Library: library, Unit: gpu.MiB, Clock: m.clock, ProbeInterval: probe, QuietPeriod: quiet, RetryInterval: retry,
+		Library: library, Settings: Settings{Unit: gpu.MiB, QuietPeriod: quiet}, Clock: m.clock, ProbeInterval: probe, RetryInterval: retry,
 		BootID: "this boot",
 	}
 	for _, f := range change {
@@ -243,14 +244,14 @@ func TestMonitorWithoutDriver(t *testing.T) {
 	onMachine(t, nil, func(t *testing.T, library string, machine fakenvml.Machine) {
 		m := monitor(t, library)
 		const none = "initializing the NVIDIA driver library: Driver Not Loaded"
-		m.next("no driver", State{Problem: none})
+		m.next("no driver", State{Unit: gpu.MiB, Problem: none})
 		m.clock.step(retry)
 		m.round()
 		m.clock.step(retry)
 		m.round()
 		setCards(t, machine)
 		m.clock.step(retry)
-		m.next("a driver without cards", State{Problem: "the driver reports no cards"})
+		m.next("a driver without cards", State{Unit: gpu.MiB, Problem: "the driver reports no cards"})
 		setCards(t, machine, twoCards...)
 		m.clock.step(retry)
 		m.next("cards", twoStates("", "", ""))
@@ -278,7 +279,7 @@ func TestMonitorBeforeTheCardsAreKnown(t *testing.T) {
 			close(asked) // a second call panics
 			return <-answer
 		}))
-		m.next("no driver", State{Problem: "initializing the NVIDIA driver library: Driver Not Loaded"})
+		m.next("no driver", State{Unit: gpu.MiB, Problem: "initializing the NVIDIA driver library: Driver Not Loaded"})
 		setCards(t, machine, twoCards...)
 		m.clock.step(retry)
 		<-asked
@@ -289,10 +290,12 @@ func TestMonitorBeforeTheCardsAreKnown(t *testing.T) {
 		}
 		answer <- []gpu.Card{card(0, "GPU-b", ""), card(1, "GPU-a", "")}
 		m.next("cards, with their earlier indices", State{
+			Unit:  gpu.MiB,
 			Cards: []gpu.Card{card(0, "GPU-b", ""), card(1, "GPU-a", "")}, Moved: map[int]int{0: 1, 1: 0},
 		})
 		xids(t, machine, "0", 48)
 		m.next("and they are watched", State{
+			Unit:  gpu.MiB,
 			Cards: []gpu.Card{card(0, "GPU-b", ""), card(1, "GPU-a", "Xid 48")}, Moved: map[int]int{0: 1, 1: 0},
 		})
 	})
@@ -318,9 +321,40 @@ func TestKnown(t *testing.T) {
 	}
 }
 
+// TestMonitorSettings: settings take effect when Latest returns others, without a probe that is due, and first between Known and the
+// first listing. A Xid that was reported before stays known, so the driver's session stays open.
+func TestMonitorSettings(t *testing.T) {
+	onMachine(t, twoCards, func(t *testing.T, library string, machine fakenvml.Machine) {
+		var latest atomic.Pointer[Settings]
+		m := monitor(t, library, func(o *Options) {
+			o.Settings, o.Latest = Settings{}, latest.Load
+			o.Known = func(context.Context) ([]gpu.Card, string) {
+				latest.Store(&Settings{Unit: gpu.MiB, QuietPeriod: quiet})
+				return []gpu.Card{card(0, "GPU-b", ""), card(1, "GPU-a", "")}, "this boot"
+			}
+		})
+		state := func(unit gpu.Unit, b, a gpu.Memory, reason string) State {
+			cards := []gpu.Card{card(0, "GPU-b", ""), card(1, "GPU-a", reason)}
+			cards[0].Memory, cards[1].Memory = b, a
+			return State{Unit: unit, Cards: cards, Moved: map[int]int{0: 1, 1: 0}}
+		}
+		m.next("first", state(gpu.MiB, 16276, 16276, ""))
+		xids(t, machine, "GPU-a", 48)
+		m.next("a Xid", state(gpu.MiB, 16276, 16276, "Xid 48"))
+		latest.Store(&Settings{Unit: gpu.GiB, QuietPeriod: quiet, CardMemory: CardMemory{byUUID: map[string]uint64{"GPU-b": 4 << 30}}})
+		m.next("another unit, less memory", state(gpu.GiB, 4, 15, "Xid 48"))
+		ignored := Settings{Unit: gpu.GiB, QuietPeriod: quiet}
+		ignored.Xids.Disabled.all = true
+		latest.Store(&ignored)
+		m.next("Xids that don't count", state(gpu.GiB, 15, 15, ""))
+		xids(t, machine, "GPU-a", 48)
+		m.round()
+	})
+}
+
 // TestReaderStale: a session is reopened for unreachable cards at growing intervals, and for no other reason.
 func TestReaderStale(t *testing.T) {
-	r, now := &reader{options: Options{QuietPeriod: quiet}}, time.Unix(0, 0)
+	r, now := &reader{options: Options{Settings: Settings{QuietPeriod: quiet}}}, time.Unix(0, 0)
 	stale := func(after time.Duration, want bool, unreachable ...int) {
 		t.Helper()
 		now = r.opened.Add(after)
@@ -343,12 +377,12 @@ func TestReaderStale(t *testing.T) {
 func TestMonitorMismatch(t *testing.T) {
 	onMachine(t, nil, func(t *testing.T, library string, machine fakenvml.Machine) {
 		m := monitor(t, library)
-		m.next("unloaded", State{Problem: "initializing the NVIDIA driver library: Driver Not Loaded"})
+		m.next("unloaded", State{Unit: gpu.MiB, Problem: "initializing the NVIDIA driver library: Driver Not Loaded"})
 		if err := machine.Mismatch(); err != nil {
 			t.Fatal(err)
 		}
 		m.clock.step(retry)
-		m.next("loaded again", State{Problem: "initializing the NVIDIA driver library: Driver/library version mismatch: " + errMismatch.Error()})
+		m.next("loaded again", State{Unit: gpu.MiB, Problem: "initializing the NVIDIA driver library: Driver/library version mismatch: " + errMismatch.Error()})
 		m.round()
 		m.clock.step(retry)
 		if err := m.failed(); !errors.Is(err, errMismatch) {
@@ -388,7 +422,7 @@ func TestMonitorWithoutLibrary(t *testing.T) {
 				t.Fatalf("openDriver() = %v, want %v", err, ErrNoLibrary)
 			}
 			m := monitor(t, test.library, func(o *Options) { o.LibraryPatience = time.Minute })
-			m.next("no library", State{Problem: err.Error()})
+			m.next("no library", State{Unit: gpu.MiB, Problem: err.Error()})
 			m.clock.step(time.Minute - 1)
 			m.round()
 			m.clock.step(retry)

@@ -70,6 +70,21 @@ func newRoster(o Options) *roster {
 	return &roster{unit: o.Unit, memory: o.CardMemory, xids: o.Xids, quiet: o.QuietPeriod}
 }
 
+// configure changes the settings. Cards whose memory the next listing can't read keep it, counted in the new unit. A card that
+// is unhealthy because of a Xid that no longer counts is healthy, as after a restart (expect).
+func (r *roster) configure(s Settings) {
+	for i := range r.entries {
+		rec := &r.entries[i]
+		if s.Unit != r.unit {
+			rec.card.Memory = s.Unit.Count(r.unit.Bytes(rec.card.Memory))
+		}
+		if x, _, ok := parseReason(rec.card.Unhealthy); ok && !s.Xids.count(x) {
+			rec.card.Unhealthy, rec.sticky, rec.asked = "", false, false
+		}
+	}
+	r.unit, r.memory, r.xids, r.quiet = s.Unit, s.CardMemory, s.Xids, s.QuietPeriod
+}
+
 // expect adds the cards of an earlier run. A card that a Xid had made unhealthy stays unhealthy, if that Xid still counts;
 // other reasons are dropped. A card without a UUID, or with the UUID or the index of an earlier card in the list, is ignored.
 func (r *roster) expect(known []gpu.Card, now time.Time) {
@@ -268,7 +283,7 @@ func (r *roster) unreachable() []int {
 
 // state returns a copy of the current state. It contains no cards before the first listing.
 func (r *roster) state() State {
-	s := State{Problem: r.problem}
+	s := State{Unit: r.unit, Problem: r.problem}
 	if !r.listed {
 		return s
 	}

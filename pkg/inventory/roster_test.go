@@ -45,7 +45,7 @@ func TestRoster(t *testing.T) {
 		silence string
 		want    State
 	}
-	cards := func(cards ...gpu.Card) State { return State{Cards: cards} }
+	cards := func(cards ...gpu.Card) State { return State{Unit: gpu.MiB, Cards: cards} }
 	ab := func(a, b string) State { return cards(card(0, "a", a), card(1, "b", b)) }
 	abc := func(a, b, c string) State { return cards(card(0, "a", a), card(1, "b", b), card(2, "c", c)) }
 	both, three := []device{good(0, "a"), good(1, "b")}, []device{good(0, "a"), good(1, "b"), good(2, "c")}
@@ -162,13 +162,13 @@ func TestRoster(t *testing.T) {
 			{list: []device{good(0, "z"), good(1, "a"), good(2, "b")}, want: cards(card(0, "a", ""), card(1, "b", ""), card(2, "z", ""))},
 		},
 		"no cards is a problem, and the known cards are missing": {
-			{list: []device{}, want: State{Problem: problemNoCards, Cards: ab(gone, gone).Cards}},
+			{list: []device{}, want: State{Unit: gpu.MiB, Problem: problemNoCards, Cards: ab(gone, gone).Cards}},
 			{at: quiet, list: both, want: ab(gone, gone)},
 			{at: 2 * quiet, list: both, want: ab("", "")},
 		},
 		"a silent driver makes every card unusable until it answers, no longer": {
 			{events: []event{{"b", 74}}, want: ab("", "Xid 74")},
-			{silence: "no driver", want: State{Problem: "no driver", Cards: ab("no driver", "Xid 74").Cards}},
+			{silence: "no driver", want: State{Unit: gpu.MiB, Problem: "no driver", Cards: ab("no driver", "Xid 74").Cards}},
 			{at: 1 * min, list: both, want: ab("", "Xid 74")},
 			{at: 5 * min, list: both, want: ab("", "")},
 		},
@@ -177,7 +177,7 @@ func TestRoster(t *testing.T) {
 			start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 			r := &roster{unit: gpu.MiB, quiet: quiet, memory: CardMemory{byUUID: map[string]uint64{"unified": 1 << 40, "b": 1 << 40}}}
 			r.silence("no driver")
-			expect(t, "before the first listing", State{Problem: "no driver"}, r.state())
+			expect(t, "before the first listing", State{Unit: gpu.MiB, Problem: "no driver"}, r.state())
 			r.list(both, start)
 			expect(t, "after the first listing", ab("", ""), r.state())
 			for i, s := range steps {
@@ -210,6 +210,7 @@ func TestRosterExpect(t *testing.T) {
 		"a card is missing and the driver renumbers: all keep their indices, the missing one its values": {
 			known: known, list: []device{good(0, "b"), good(1, "c")},
 			want: State{
+				Unit:  gpu.MiB,
 				Cards: []gpu.Card{card(0, "a", reasonNotReported), card(1, "b", "Xid 74"), card(2, "c", needsReset(95))},
 				Moved: map[int]int{1: 0, 2: 1},
 			},
@@ -217,39 +218,40 @@ func TestRosterExpect(t *testing.T) {
 		},
 		"a card is lost: it keeps its values": {
 			known: known, list: []device{lost(0), good(1, "b"), good(2, "c")},
-			want:    State{Cards: []gpu.Card{card(0, "a", "lost"), card(1, "b", "Xid 74"), card(2, "c", needsReset(95))}},
+			want:    State{Unit: gpu.MiB, Cards: []gpu.Card{card(0, "a", "lost"), card(1, "b", "Xid 74"), card(2, "c", needsReset(95))}},
 			healthy: []int{1},
 		},
 		"nothing has changed": {
 			known: known, list: []device{good(0, "a"), good(1, "b"), good(2, "c")},
-			want:    State{Cards: []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 74"), card(2, "c", needsReset(95))}},
+			want:    State{Unit: gpu.MiB, Cards: []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 74"), card(2, "c", needsReset(95))}},
 			healthy: []int{0, 1},
 		},
 		"the driver no longer asks for a reset": {
 			known:   []gpu.Card{card(0, "a", needsReset(95)+reasonAsked)},
 			list:    []device{{index: 0, uuid: "a", model: "V100", bytes: 16276 << 20, recovery: recoveryNone}},
-			want:    State{Cards: []gpu.Card{card(0, "a", needsReset(95)+reasonAsked)}},
+			want:    State{Unit: gpu.MiB, Cards: []gpu.Card{card(0, "a", needsReset(95)+reasonAsked)}},
 			healthy: []int{0},
 		},
 		"the Xid no longer counts": {
 			known: known, xids: "95,74", list: []device{good(0, "a"), good(1, "b"), good(2, "c")},
-			want:    State{Cards: []gpu.Card{card(0, "a", ""), card(1, "b", ""), card(2, "c", "")}},
+			want:    State{Unit: gpu.MiB, Cards: []gpu.Card{card(0, "a", ""), card(1, "b", ""), card(2, "c", "")}},
 			healthy: []int{0, 1, 2},
 		},
 		"other reasons than a Xid are dropped": {
 			known:   []gpu.Card{card(0, "a", "initializing the NVIDIA driver library: Driver Not Loaded"), card(1, "b", "Xid 48"+reasonUnnamed)},
 			list:    []device{good(0, "a"), good(1, "b")},
-			want:    State{Cards: []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 48"+reasonUnnamed)}},
+			want:    State{Unit: gpu.MiB, Cards: []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 48"+reasonUnnamed)}},
 			healthy: []int{0, 1},
 		},
 		"a new card replaces the known one at its index": {
 			known: known, list: []device{good(0, "a"), good(1, "x"), good(2, "c")},
-			want:    State{Cards: []gpu.Card{card(0, "a", ""), card(1, "x", ""), card(2, "c", needsReset(95))}},
+			want:    State{Unit: gpu.MiB, Cards: []gpu.Card{card(0, "a", ""), card(1, "x", ""), card(2, "c", needsReset(95))}},
 			healthy: []int{0, 1},
 		},
 		"a new card never takes the index of a listed card": {
 			known: known, list: []device{good(0, "x"), good(1, "a"), good(2, "b"), good(3, "c")},
 			want: State{
+				Unit:  gpu.MiB,
 				Cards: []gpu.Card{card(0, "a", ""), card(1, "b", "Xid 74"), card(2, "c", needsReset(95)), card(3, "x", "")},
 				Moved: map[int]int{0: 1, 1: 2, 2: 3, 3: 0},
 			},
@@ -257,18 +259,18 @@ func TestRosterExpect(t *testing.T) {
 		},
 		"the driver has no cards": {
 			known: known[:1], list: []device{},
-			want: State{Problem: problemNoCards, Cards: []gpu.Card{card(0, "a", reasonNotReported)}},
+			want: State{Unit: gpu.MiB, Problem: problemNoCards, Cards: []gpu.Card{card(0, "a", reasonNotReported)}},
 		},
 		"a card without a UUID, or with that or the index of an earlier card, is ignored": {
 			known:   []gpu.Card{{Index: 5}, card(1, "a", ""), card(2, "a", ""), card(1, "b", "")},
 			list:    []device{good(0, "a"), good(1, "b")},
-			want:    State{Cards: []gpu.Card{card(1, "a", ""), card(2, "b", "")}, Moved: map[int]int{1: 0, 2: 1}},
+			want:    State{Unit: gpu.MiB, Cards: []gpu.Card{card(1, "a", ""), card(2, "b", "")}, Moved: map[int]int{1: 0, 2: 1}},
 			healthy: []int{1, 2},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := &roster{unit: gpu.MiB, quiet: time.Minute}
-			r.xids, _ = ParseXidChecks(test.xids, "")
+			r.xids.Disabled, _ = ParseXids(test.xids)
 			r.expect(test.known, time.Unix(0, 0))
 			r.report([]event{{"a", 79}, {"", 79}}, time.Unix(0, 0)) // of cards that the driver has not listed yet
 			if got := r.state(); len(got.Cards) > 0 {
@@ -310,4 +312,53 @@ func TestRosterUnreachable(t *testing.T) {
 	}
 	r.state().Cards[0].Model = "changed"
 	expect(t, "the roster after a caller changed its copy", "V100", r.state().Cards[0].Model)
+}
+
+// TestRosterConfigure: what a change of the settings does to a card that the driver lists (a), one that it can't read (b) and one
+// that it doesn't list (c), before and after the next listing.
+func TestRosterConfigure(t *testing.T) {
+	before := Settings{Unit: gpu.MiB, QuietPeriod: time.Minute}
+	noXids := before
+	noXids.Xids.Disabled.all = true
+	small := before
+	small.CardMemory.every = 1 << 30
+	coarse := before
+	coarse.Unit = gpu.GiB
+	hasty := before
+	hasty.QuietPeriod = time.Second
+
+	memory := func(unit gpu.Unit, a, b, c gpu.Memory, reason string) State {
+		cards := []gpu.Card{card(0, "a", reason), card(1, "b", "lost"), card(2, "c", reasonNotReported)}
+		for i, m := range []gpu.Memory{a, b, c} {
+			cards[i].Memory = m
+		}
+		return State{Unit: unit, Cards: cards}
+	}
+	const all = 16 << 10
+	for name, test := range map[string]struct {
+		settings    Settings
+		xid         xid
+		want, after State
+	}{
+		"the same settings":                     {before, 74, memory(gpu.MiB, all, all, all, "Xid 74"), memory(gpu.MiB, all, all, all, "Xid 74")},
+		"another unit counts the memory again":  {coarse, 74, memory(gpu.GiB, 16, 16, 16, "Xid 74"), memory(gpu.GiB, 16, 16, 16, "Xid 74")},
+		"less memory, where it is read":         {small, 74, memory(gpu.MiB, all, all, all, "Xid 74"), memory(gpu.MiB, 1<<10, all, all, "Xid 74")},
+		"a Xid that no longer counts":           {noXids, 74, memory(gpu.MiB, all, all, all, ""), memory(gpu.MiB, all, all, all, "")},
+		"the same, of a card that needs resets": {noXids, 79, memory(gpu.MiB, all, all, all, ""), memory(gpu.MiB, all, all, all, "")},
+		"a quiet period that is over by now":    {hasty, 74, memory(gpu.MiB, all, all, all, "Xid 74"), memory(gpu.MiB, all, all, all, "")},
+		"the same, of a Xid that needs a reset": {hasty, 79, memory(gpu.MiB, all, all, all, needsReset(79)), memory(gpu.MiB, all, all, all, needsReset(79))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRoster(Options{Settings: before})
+			listed := func(uuid string, index int) device { d := good(index, uuid); d.bytes = 16 << 30; return d }
+			r.list([]device{listed("a", 0), listed("b", 1), listed("c", 2)}, time.Unix(0, 0))
+			r.report([]event{{"a", test.xid}}, time.Unix(1, 0))
+			later := []device{listed("a", 0), bad(1, "b", "lost")}
+			r.list(later, time.Unix(2, 0))
+			r.configure(test.settings)
+			expect(t, "at once", test.want, r.state())
+			r.list(later, time.Unix(3, 0))
+			expect(t, "after a listing", test.after, r.state())
+		})
+	}
 }

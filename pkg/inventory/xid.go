@@ -88,46 +88,48 @@ type event struct {
 	xid  xid
 }
 
-// XidChecks selects the Xid errors that make a card unhealthy; the zero value all but those that programs cause.
+// XidChecks selects the Xid errors that make a card unhealthy; the zero value all but those that programs cause. A Xid that is
+// in both sets is enabled.
 type XidChecks struct {
-	disabled, enabled xidSet
+	Disabled, Enabled XidSet
 }
 
-// xidSet is a set of Xids. If all is true, it contains every Xid.
-type xidSet struct {
+// XidSet is a set of Xids. The zero value is the empty set.
+type XidSet struct {
+	// If all is true, the set contains every Xid.
 	all  bool
 	some map[xid]bool
 }
 
-// ParseXidChecks parses the lists that NVIDIA's device plugin reads from DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS.
-// Each is a comma-separated list of Xids; "all" or "xids" stands for every Xid. An enabled Xid counts even if it is also
-// disabled. Like NVIDIA's plugin, it ignores other words, and returns them as malformed, for the log.
-func ParseXidChecks(disable, enable string) (checks XidChecks, malformed []string) {
-	for list, set := range map[*string]*xidSet{&disable: &checks.disabled, &enable: &checks.enabled} {
-		set.some = map[xid]bool{}
-		for word := range strings.SplitSeq(*list, ",") {
-			word = strings.ToLower(strings.TrimSpace(word))
-			number, err := strconv.ParseUint(word, 10, 64)
-			switch {
-			case word == "":
-			case word == "all" || word == "xids":
-				set.all = true
-			case err != nil:
-				malformed = append(malformed, word)
-			default:
-				set.some[xid(number)] = true
+// ParseXids parses a list that NVIDIA's device plugin reads from DP_DISABLE_HEALTHCHECKS or DP_ENABLE_HEALTHCHECKS: a
+// comma-separated list of Xids; "all" or "xids" stands for every Xid. Like NVIDIA's plugin, it ignores other words, and
+// returns them as malformed.
+func ParseXids(list string) (set XidSet, malformed []string) {
+	for word := range strings.SplitSeq(list, ",") {
+		word = strings.ToLower(strings.TrimSpace(word))
+		number, err := strconv.ParseUint(word, 10, 64)
+		switch {
+		case word == "":
+		case word == "all" || word == "xids":
+			set.all = true
+		case err != nil:
+			malformed = append(malformed, word)
+		default:
+			if set.some == nil {
+				set.some = map[xid]bool{}
 			}
+			set.some[xid(number)] = true
 		}
 	}
-	return checks, malformed
+	return set, malformed
 }
 
 // count reports whether a Xid makes its card unhealthy.
 func (c XidChecks) count(x xid) bool {
 	switch {
-	case c.enabled.all || c.enabled.some[x]:
+	case c.Enabled.all || c.Enabled.some[x]:
 		return true
-	case c.disabled.all || c.disabled.some[x]:
+	case c.Disabled.all || c.Disabled.some[x]:
 		return false
 	}
 	return !x.application()

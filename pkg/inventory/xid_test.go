@@ -23,7 +23,9 @@ func TestXidChecks(t *testing.T) {
 		"words that are not numbers are ignored":   {disable: "48,-1,x,,0x4f", count: []xid{79}, ignore: []xid{48}, malformed: []string{"-1", "x", "0x4f"}},
 		"an application Xid that is also disabled": {disable: "13", count: []xid{48}, ignore: []xid{13, 31}},
 	} {
-		checks, malformed := ParseXidChecks(test.disable, test.enable)
+		disabled, malformed := ParseXids(test.disable)
+		enabled, _ := ParseXids(test.enable)
+		checks := XidChecks{Disabled: disabled, Enabled: enabled}
 		expect(t, name+": malformed", test.malformed, malformed)
 		for _, x := range slices.Concat(test.count, test.ignore) {
 			expect(t, fmt.Sprintf("%s: %s counts", name, x), slices.Contains(test.count, x), checks.count(x))

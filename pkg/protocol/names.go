@@ -72,6 +72,8 @@ const (
 	AnnotationFreed = "gpushare.aliyun.com/memory-freed"
 	// LabelShared, with the value "true", marks the nodes that share GPU memory.
 	LabelShared = "gpushare"
+	// LabelConfig names the configuration of the node's device plugin (package nodeconfig).
+	LabelConfig = "gpushare.aliyun.com/config"
 	// LabelDisableIsolation, with the value "true", marks the nodes whose containers get EnvDisableIsolation.
 	LabelDisableIsolation = "cgpu.disable.isolation"
 )

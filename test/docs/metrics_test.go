@@ -94,13 +94,13 @@ func pluginMetrics(t *testing.T) string {
 		Nodes: api.CoreV1().Nodes(),
 	}
 	plugin, err := deviceplugin.New(deviceplugin.Options{
-		Client: client, Events: &record.FakeRecorder{}, NodeName: "n1", Unit: gpu.GiB,
+		Client: client, Events: &record.FakeRecorder{}, NodeName: "n1",
 		Directory: t.TempDir(), ListenAddress: address,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	plugin.SetCards([]gpu.Card{{Index: 0, Memory: 16}}, nil, "")
+	plugin.SetCards(gpu.GiB, []gpu.Card{{Index: 0, Memory: 16}}, nil, "")
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- plugin.Run(ctx) }()

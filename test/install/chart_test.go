@@ -20,7 +20,10 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpushare/gpushare/pkg/extender"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/leader"
+	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/schedulerconfig"
 )
 
@@ -29,7 +32,14 @@ const chart = "deploy/helm/gpushare"
 // render returns the objects that the chart renders with these values, by kind and name.
 func (h helm) render(t *testing.T, values string) map[string]*unstructured.Unstructured {
 	t.Helper()
-	out := h.run(t, "template", "gpushare", chart, "--namespace=gpu", "--set=extender.service.clusterIP=10.96.0.15", "--set="+values)
+	return h.objects(t, "--set="+values)
+}
+
+// objects returns the objects that the chart renders with these arguments, by kind and name.
+func (h helm) objects(t *testing.T, args ...string) map[string]*unstructured.Unstructured {
+	t.Helper()
+	args = append([]string{"template", "gpushare", chart, "--namespace=gpu", "--set=extender.service.clusterIP=10.96.0.15"}, args...)
+	out := h.run(t, args...)
 	objects := map[string]*unstructured.Unstructured{}
 	for text := range strings.SplitSeq(out, "\n---\n") {
 		var object unstructured.Unstructured
@@ -81,6 +91,7 @@ func TestHelmLint(t *testing.T) {
 		"cert-manager":     "extender.tls.mode=certManager,extender.tls.certManager.issuerRef.name=ca,extender.allowEvictions=true",
 		"network policies": "networkPolicy.enabled=true",
 		"a pool of nodes":  "mode=devicePlugin,fullnameOverride=pool-b,monitoring.enabled=true",
+		"configurations":   "devicePlugin.config.default=a,devicePlugin.config.map.a.memoryUnit=MiB",
 		"with monitoring":  "monitoring.enabled=true,monitoring.prometheusRule.enabled=true,monitoring.dashboard.enabled=true",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -114,6 +125,13 @@ func TestWrongValues(t *testing.T) {
 		"the default scheduler's name":      {"mode=secondScheduler,secondScheduler.name=default-scheduler", "secondScheduler.name: default-scheduler is the name of the cluster's own scheduler, which would take the same pods: choose another name, such as gpushare-scheduler"},
 		"a scheduler's name with a quote":   {"mode=secondScheduler,secondScheduler.name=it's", `secondScheduler.name: "it's" is invalid: a scheduler's name consists of`},
 		"a tag with a blank":                {"images.extender.tag=v1 2", `images.extender.tag: "v1 2" is invalid: a tag consists of letters, digits, _, . and -, such as v0.1.0`},
+		"a default that isn't there":        {"devicePlugin.config.map.big.memoryUnit=MiB,devicePlugin.config.default=small", `devicePlugin.config.default: "small" is none of devicePlugin.config.map (big): name the configuration of nodes without the label gpushare.aliyun.com/config, such as standard`},
+		"configurations without a default":  {"devicePlugin.config.map.big.memoryUnit=MiB", `devicePlugin.config.default: "" is none of devicePlugin.config.map (big)`},
+		"an unknown key of a configuration": {"devicePlugin.config.map.big.unit=MiB", "at '/devicePlugin/config/map/big': additional properties 'unit' not allowed"},
+		"a configuration's wrong unit":      {"devicePlugin.config.default=big,devicePlugin.config.map.big.memoryUnit=GB", `devicePlugin.config.map.big.memoryUnit: "GB" is invalid: ` + unitMistake},
+		"a configuration's quiet period":    {"devicePlugin.config.default=big,devicePlugin.config.map.big.healthChecks.quietPeriod=5x", `devicePlugin.config.map.big.healthChecks.quietPeriod: "5x" is invalid: a duration needs a number and a unit (ms, s, m or h), such as 5m`},
+		"a configuration's name":            {"devicePlugin.config.default=big one,devicePlugin.config.map.big one.memoryUnit=GiB", `devicePlugin.config.map: "big one" is invalid: a configuration's name is the value of a label`},
+		"a card by two properties":          {"devicePlugin.config.map.big.excludedCards[0].index=0,devicePlugin.config.map.big.excludedCards[0].model=T4", "at '/devicePlugin/config/map/big/excludedCards/0': maxProperties: got 2, want 1"},
 		"an upgrade of no node at a time":   {"devicePlugin.maxUnavailable=0%", `devicePlugin.maxUnavailable: "0%" is invalid: give a number of nodes above 0, such as 1, or a share of them, such as 10%`},
 		"a part that is null":               {"extender=null", "missing property 'extender'"},
 		"binds longer than the timeout":     {"extender.gangHold=0.1m5s,extender.service.clusterIP=10.96.0.15", "scheduler.httpTimeout: 15s isn't above extender.gangHold and extender.bindTimeout together (0.1m5s, 4s)"},
@@ -664,4 +682,60 @@ func openPorts(t *testing.T, policy networkingv1.NetworkPolicySpec, pod corev1.P
 		}
 	}
 	return strings.Join(open, ", ")
+}
+
+// TestConfigurations renders the values of the page's example. The plugin can read each configuration, and no flag overrides them.
+func TestConfigurations(t *testing.T) {
+	h := newHelm(t, "")
+	page, err := os.ReadFile(filepath.Join(repository(t), "docs/install.md"))
+	must(t, err)
+	_, section, _ := strings.Cut(string(page), "\n## Configuration per node\n")
+	_, example, _ := strings.Cut(section, "```yaml\n")
+	example, _, _ = strings.Cut(example, "```")
+	values := filepath.Join(t.TempDir(), "values.yaml")
+	must(t, os.WriteFile(values, []byte(example), 0o600))
+	objects := h.objects(t, "--values="+values, "--set=devicePlugin.memoryUnit=256MiB", "--set=devicePlugin.config.map.unified.memoryUnit=MiB",
+		"--set=devicePlugin.config.map.unified.healthChecks.disabledXids={48,all}")
+
+	var configs corev1.ConfigMap
+	convert(t, objects["ConfigMap/gpushare-device-plugin"].Object, &configs)
+	got := map[string]nodeconfig.Configuration{}
+	for name, text := range configs.Data {
+		config, err := nodeconfig.Decode([]byte(text))
+		if err != nil {
+			t.Errorf("%s: %v in\n%s", name, err, text)
+		}
+		got[name] = config
+	}
+	memory, err := inventory.NewCardMemory("96Gi", nil)
+	must(t, err)
+	xids, _ := inventory.ParseXids("48,all")
+	want := map[string]nodeconfig.Configuration{
+		"standard":     {Unit: new(256 * gpu.MiB)},
+		"workstations": {Unit: new(256 * gpu.MiB), Excluded: nodeconfig.Cards{{Model: "NVIDIA T1000"}}},
+		"unified":      {Unit: new(gpu.MiB), CardMemory: &memory, DisabledXids: &xids},
+	}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(inventory.CardMemory{}, inventory.XidSet{})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+
+	spec := podTemplate(t, objects["DaemonSet/gpushare-device-plugin"]).Spec
+	args := strings.Join(spec.Containers[0].Args, " ")
+	if !strings.Contains(args, "--config=/etc/gpushare/config --default-config=standard") || strings.Contains(args, "--memory-unit") {
+		t.Errorf("arguments %s", args)
+	}
+	mounted := ""
+	for _, volume := range spec.Volumes {
+		for _, mount := range spec.Containers[0].VolumeMounts {
+			if volume.ConfigMap != nil && mount.Name == volume.Name {
+				mounted = volume.ConfigMap.Name + " at " + mount.MountPath + mount.SubPath
+			}
+		}
+	}
+	if mounted != "gpushare-device-plugin at /etc/gpushare/config" {
+		t.Errorf("mounted: %s", mounted)
+	}
+	if _, without := h.render(t, "")["ConfigMap/gpushare-device-plugin"]; without {
+		t.Error("a ConfigMap without configurations")
+	}
 }

@@ -32,7 +32,7 @@ const node = "gpu-node"
 // listCards returns the machine's cards. Without cards it skips the test with a visible message.
 func listCards(t *testing.T) []gpu.Card {
 	t.Helper()
-	state, err := inventory.List(t.Context(), inventory.Options{Unit: gpu.GiB})
+	state, err := inventory.List(t.Context(), inventory.Options{Settings: inventory.Settings{Unit: gpu.GiB}})
 	if err == nil && len(state.Cards) == 0 {
 		err = fmt.Errorf("%w: %s", inventory.ErrNoLibrary, state.Problem)
 	}
@@ -69,18 +69,18 @@ func TestContainerGetsCard(t *testing.T) {
 			},
 			Nodes: api.CoreV1().Nodes(),
 		},
-		Events: record.NewFakeRecorder(100), NodeName: node, Unit: gpu.GiB,
+		Events: record.NewFakeRecorder(100), NodeName: node,
 		VisibleDevices: deviceplugin.VisibleByUUID, Directory: kubelet.DevicePluginDir(),
 		PodResourcesSocket: kubelet.PodResourcesSocket(),
 	})
 	framework.Must(t, err)
-	monitor := inventory.New(inventory.Options{Unit: gpu.GiB})
+	monitor := inventory.New(inventory.Options{Settings: inventory.Settings{Unit: gpu.GiB}})
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 3)
 	go func() { ended <- kubelet.Run(ctx) }()
 	go func() { ended <- plugin.Run(ctx) }()
 	go func() {
-		ended <- monitor.Run(ctx, func(s inventory.State) { plugin.SetCards(s.Cards, s.Moved, s.Problem) })
+		ended <- monitor.Run(ctx, func(s inventory.State) { plugin.SetCards(s.Unit, s.Cards, s.Moved, s.Problem) })
 	}()
 	defer func() {
 		stop()

@@ -6,6 +6,7 @@ has one line per mistake, with an example of a correct value.
 {{- $v := .Values -}}
 {{- $duration := list "^([0-9]+(\\.[0-9]+)?(ms|s|m))+$" "a duration needs a number and a unit (ms, s or m), such as 10s or 1m30s" -}}
 {{- $directory := list "^/.*[^/]$" "a directory is an absolute path without a slash at its end, such as /var/lib/kubelet" -}}
+{{- $unit := list "^([1-9][0-9]*)?(MiB|GiB)$" "the unit is GiB, MiB, or a whole number of either, such as 256MiB" -}}
 {{- $octet := "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])" -}}
 {{- $address := printf "^(%s(\\.%s){3}|[0-9a-f]{1,4}:[0-9a-f:]*:[0-9a-f]{0,4})?$" $octet $octet -}}
 {{- $rows := list
@@ -14,7 +15,7 @@ has one line per mistake, with an example of a correct value.
   (list "extender.bindTimeout" $v.extender.bindTimeout $duration)
   (list "scheduler.httpTimeout" $v.scheduler.httpTimeout $duration)
   (list "monitoring.interval" $v.monitoring.interval $duration)
-  (list "devicePlugin.memoryUnit" $v.devicePlugin.memoryUnit (list "^([1-9][0-9]*)?(MiB|GiB)$" "the unit is GiB, MiB, or a whole number of either, such as 256MiB"))
+  (list "devicePlugin.memoryUnit" $v.devicePlugin.memoryUnit $unit)
   (list "devicePlugin.maxUnavailable" $v.devicePlugin.maxUnavailable (list "^([1-9][0-9]*|([1-9][0-9]?|100)%)$" "give a number of nodes above 0, such as 1, or a share of them, such as 10%"))
   (list "devicePlugin.devicePluginDirectory" $v.devicePlugin.devicePluginDirectory $directory)
   (list "devicePlugin.podResourcesDirectory" $v.devicePlugin.podResourcesDirectory $directory)
@@ -29,6 +30,13 @@ has one line per mistake, with an example of a correct value.
 {{- $rows = concat $rows (list
   (list (printf "images.%s.tag" $name) $image.tag (list "^[A-Za-z0-9_.-]*$" "a tag consists of letters, digits, _, . and -, such as v0.1.0"))
   (list (printf "images.%s.digest" $name) $image.digest (list "^(sha256:[0-9a-f]{64})?$" "a digest is sha256: and 64 hexadecimal digits, as the registry shows it"))) -}}
+{{- end -}}
+{{- $name := list "^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$" "a configuration's name is the value of a label: at most 63 letters, digits, -, _ and ., such as workstations" -}}
+{{- range $key, $config := $v.devicePlugin.config.map -}}
+{{- $rows = append $rows (list "devicePlugin.config.map" $key $name) -}}
+{{- $path := printf "devicePlugin.config.map.%s" $key -}}
+{{- $rows = append $rows (list (printf "%s.memoryUnit" $path) (dig "memoryUnit" "GiB" ($config | default dict)) $unit) -}}
+{{- $rows = append $rows (list (printf "%s.healthChecks.quietPeriod" $path) (dig "healthChecks" "quietPeriod" "5m" ($config | default dict)) (list "^([0-9]+(\\.[0-9]+)?(ms|s|m|h))+$" "a duration needs a number and a unit (ms, s, m or h), such as 5m")) -}}
 {{- end -}}
 {{- range $i, $name := $v.extender.tls.clientNames -}}
 {{- $rows = append $rows (list (printf "extender.tls.clientNames[%d]" $i) $name (list "^[A-Za-z0-9]([A-Za-z0-9._:@/-]*[A-Za-z0-9])?$" "give the common name of a client's certificate, such as kube-scheduler")) -}}
@@ -68,6 +76,12 @@ extender.updateStrategy: with extender.reach=host and mode=secondScheduler the o
 {{- end -}}
 {{- if dig "rollingUpdate" "maxSurge" 0 ($v.devicePlugin.updateStrategy | default dict) }}
 devicePlugin.updateStrategy: with maxSurge two plugins of a node would take the kubelet from each other: set maxUnavailable instead, such as {rollingUpdate: {maxUnavailable: 10%}}
+{{- end -}}
+{{- with $v.devicePlugin.config -}}
+{{- $default := .default | toString -}}
+{{- if and (or .map $default) (not (hasKey (.map | default dict) $default)) }}
+devicePlugin.config.default: {{ quote $default }} is none of devicePlugin.config.map ({{ keys (.map | default dict) | sortAlpha | join ", " }}): name the configuration of nodes without the label gpushare.aliyun.com/config, such as standard, with standard: {} in the map
+{{- end -}}
 {{- end -}}
 {{- if eq $v.mode "devicePlugin" -}}
 {{- if eq $fullname "gpushare" }}

@@ -1,0 +1,190 @@
+package deviceplugin
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+	events "k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/allocation"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/nodeconfig"
+)
+
+// configurator keeps the node's configuration in force: it reads the file that the node's label selects, and again when the
+// label, the file or the node's pods change. A configuration that can't be used changes nothing; at the start the node then
+// offers nothing. Running containers are never affected.
+type configurator struct {
+	source nodeconfig.Source
+	node   *nodeKeeper
+	pods   *podSource
+	cards  *cardState
+	// held returns the memory that pods hold on each card.
+	held    func(context.Context) (map[int]gpu.Memory, error)
+	metrics *metrics
+	events  events.EventRecorder
+	object  *corev1.ObjectReference
+	// limit prevents a flood of Events from a configuration that changes all the time. The log has every change.
+	limit *rate.Limiter
+	wake  chan struct{}
+
+	// inForce are the settings in force; nil until the first are known. decided is closed then.
+	inForce atomic.Pointer[nodeconfig.Settings]
+	decided chan struct{}
+
+	// selected is the configuration of which inForce are the settings. Only Check uses it, and it runs once at a time.
+	selected nodeconfig.Selected
+	// problem is why the selected configuration isn't in force, or not completely; nil if it is.
+	problem atomic.Pointer[string]
+}
+
+// Watch registers the event handlers for what decides about the configuration.
+func (c *configurator) Watch() error {
+	poke := func() { poke(c.wake) }
+	handlers := cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { poke() }, UpdateFunc: func(any, any) { poke() }, DeleteFunc: func(any) { poke() },
+	}
+	for _, informer := range []cache.SharedIndexInformer{c.node.informer, c.pods.informer} {
+		if _, err := informer.AddEventHandler(handlers); err != nil {
+			return fmt.Errorf("watching for changes of the configuration: %w", err)
+		}
+	}
+	return nil
+}
+
+// Run keeps the configuration up to date until ctx ends.
+func (c *configurator) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	if dir := c.source.Directory(); dir != "" {
+		group.Go(func() error {
+			return watchDirectory(ctx, dir, func(string) error { poke(c.wake); return nil })
+		})
+	}
+	group.Go(func() error {
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-c.wake:
+				c.Check(ctx)
+			}
+		}
+	})
+	return group.Wait()
+}
+
+// Missing returns why no configuration is in force; empty if one is.
+func (c *configurator) Missing() string {
+	if problem := c.problem.Load(); problem != nil && c.inForce.Load() == nil {
+		return *problem
+	}
+	return ""
+}
+
+// Check reads the configuration, brings into force what can be, and reports changes. Only one call may run at a time.
+func (c *configurator) Check(ctx context.Context) {
+	label, err := c.node.Config()
+	if err != nil {
+		c.reportProblem(ctx, notice{reason: eventConfigRejected, text: err.Error()})
+		return
+	}
+	selected, err := c.source.Read(label)
+	if err != nil {
+		c.reject(ctx, err)
+		return
+	}
+	before := c.inForce.Load()
+	current := cmp.Or(before, c.initial(selected.Settings))
+	next, waits := selected.Settings.After(*current, c.countPods())
+	if before == nil || !next.Equal(*before) {
+		c.cards.Exclude(next.Excluded)
+		c.inForce.Store(&next)
+		if before == nil {
+			close(c.decided)
+		}
+	}
+	c.release(ctx)
+	c.reportChange(ctx, selected, next.Changes(*current), before == nil && c.problem.Load() == nil)
+	c.reportProblem(ctx, notice{reason: eventConfigWaits, text: waits})
+}
+
+// initial returns what the first settings replace: those of the plugin that ran before, of which the node's inventory has the
+// unit.
+func (c *configurator) initial(first nodeconfig.Settings) *nodeconfig.Settings {
+	first.Unit = cmp.Or(c.node.Inventory().Unit, first.Unit)
+	return &first
+}
+
+// countPods returns the number of live pods on the node that ask for GPU memory.
+func (c *configurator) countPods() int {
+	pods := slices.DeleteFunc(c.pods.Cached(), func(p allocation.Pod) bool { return p.Terminal })
+	return len(pods)
+}
+
+// release stops reporting the excluded cards that no pod uses any more.
+func (c *configurator) release(ctx context.Context) {
+	if len(c.cards.Excluded()) > 0 {
+		held, err := c.held(ctx)
+		if err != nil {
+			return // The context has ended.
+		}
+		c.cards.Release(held)
+	}
+	cards, _, _ := c.cards.Get()
+	c.metrics.setCards(cards)
+}
+
+// reject keeps the configuration in force, because the selected one can't be used.
+func (c *configurator) reject(ctx context.Context, err error) {
+	keeps := "the node offers no GPU memory until it is corrected"
+	if c.inForce.Load() != nil {
+		keeps = "the earlier one stays in force"
+	}
+	text := fmt.Sprintf("the configuration can't be used, %s: %s", keeps, strings.ReplaceAll(err.Error(), "\n", "; "))
+	c.reportProblem(ctx, notice{reason: eventConfigRejected, text: text})
+}
+
+// reportProblem reports a problem once. A notice without a text ends it.
+func (c *configurator) reportProblem(ctx context.Context, n notice) {
+	if before := c.problem.Swap(&n.text); before == nil && n.text == "" || before != nil && *before == n.text {
+		return
+	}
+	c.metrics.setConfigOutdated(n.text != "")
+	if n.text == "" {
+		return
+	}
+	klog.FromContext(ctx).Error(nil, "The node's configuration is not in force", "reason", n.text)
+	if c.limit.Allow() {
+		c.events.Event(c.object, corev1.EventTypeWarning, n.reason, n.text)
+	}
+}
+
+// reportChange reports the configuration in force if it has changed. changes are the keys that took effect. At the start, which
+// first marks, the log is enough.
+func (c *configurator) reportChange(ctx context.Context, selected nodeconfig.Selected, changes []string, first bool) {
+	before := c.selected
+	if !first && selected.Name == before.Name && selected.Hash == before.Hash && len(changes) == 0 {
+		return
+	}
+	c.selected = selected
+	c.metrics.setConfig(selected.Name, selected.Hash)
+	s := c.inForce.Load()
+	klog.FromContext(ctx).Info("Configuration in force", "config", selected.Name, "hash", selected.Hash, "changed", changes,
+		"unit", s.Unit.String(), "excludedCards", c.cards.Excluded(), "healthQuietPeriod", s.QuietPeriod)
+	if !first && (len(changes) > 0 || selected.Name != before.Name) && c.limit.Allow() {
+		text := fmt.Sprintf("configuration %s is in force", selected.Name)
+		if len(changes) > 0 {
+			text += "; changed: " + strings.Join(changes, ", ")
+		}
+		c.events.Event(c.object, corev1.EventTypeNormal, eventConfigChanged, text)
+	}
+}

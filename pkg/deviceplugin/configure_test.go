@@ -1,0 +1,251 @@
+package deviceplugin
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/nodeconfig"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+func TestReportedCards(t *testing.T) {
+	sick := newCards(16, 16)
+	sick[1].Unhealthy = "Xid 79"
+	for name, test := range map[string]struct {
+		all      []gpu.Card
+		excluded nodeconfig.Cards
+		holders  map[int]gpu.Memory
+		// want maps the index of each reported card to the reason why it takes no new pods.
+		want map[int]string
+	}{
+		"nothing excluded":         {newCards(16, 16), nil, nil, map[int]string{0: "", 1: ""}},
+		"pods are not known yet":   {newCards(16, 16), nodeconfig.Cards{{Index: 1}}, nil, map[int]string{0: "", 1: reasonExcluded}},
+		"no pod uses the card":     {newCards(16, 16), nodeconfig.Cards{{Index: 1}}, map[int]gpu.Memory{0: 4}, map[int]string{0: ""}},
+		"a pod uses the card":      {newCards(16, 16), nodeconfig.Cards{{Index: 1}}, map[int]gpu.Memory{1: 4}, map[int]string{0: "", 1: reasonExcluded}},
+		"a sick card, with a pod":  {sick, nodeconfig.Cards{{Index: 1}}, map[int]gpu.Memory{1: 4}, map[int]string{0: "", 1: "Xid 79"}},
+		"all cards, no pods":       {newCards(16, 16), nodeconfig.Cards{{Index: 1}, {Index: 0}}, map[int]gpu.Memory{}, map[int]string{0: reasonAllExcluded, 1: reasonAllExcluded}},
+		"all cards, a pod":         {newCards(16, 16), nodeconfig.Cards{{Index: 1}, {Index: 0}}, map[int]gpu.Memory{0: 1}, map[int]string{0: reasonExcluded}},
+		"the node has no such one": {newCards(16), nodeconfig.Cards{{UUID: "GPU-z"}}, map[int]gpu.Memory{}, map[int]string{0: ""}},
+		"no cards":                 {nil, nodeconfig.Cards{{Index: 0}}, map[int]gpu.Memory{}, map[int]string{}},
+	} {
+		got := map[int]string{}
+		for _, c := range reported(test.all, test.excluded, test.holders) {
+			got[c.Index] = c.Unhealthy
+		}
+		if diff := cmp.Diff(test.want, got); diff != "" {
+			t.Errorf("%s (-want +got)\n%s", name, diff)
+		}
+	}
+}
+
+// mountConfigs makes the directory contain these configurations, as the kubelet mounts a ConfigMap: it writes a new directory and
+// swaps one link (k8s.io/kubernetes pkg/volume/util/atomic_writer.go).
+func mountConfigs(t *testing.T, dir string, configs map[string]string) {
+	t.Helper()
+	version, err := os.MkdirTemp(dir, "..version")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range configs {
+		text = "apiVersion: " + nodeconfig.APIVersion + "\nkind: " + nodeconfig.Kind + "\n" + text
+		if err := os.WriteFile(filepath.Join(version, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link := filepath.Join(dir, "..data_tmp")
+	if err := os.Symlink(filepath.Base(version), link); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(link, filepath.Join(dir, "..data")); err != nil {
+		t.Fatal(err)
+	}
+	for name := range configs {
+		if err := os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name)); err != nil && !os.IsExist(err) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// label sets the node's label that selects its configuration.
+func (b *fixture) label(config string) {
+	b.t.Helper()
+	node := b.node()
+	metav1.SetMetaDataLabel(&node.ObjectMeta, protocol.LabelConfig, config)
+	if _, err := b.client.CoreV1().Nodes().Update(context.Background(), node, metav1.UpdateOptions{}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// monitorCards sets the cards of a plugin as package inventory does, counted in the unit in force. sizes are in GiB.
+func (b *fixture) monitorCards(p *Plugin, sizes ...gpu.Memory) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	b.t.Cleanup(func() { cancel(); <-done })
+	go func() {
+		defer close(done)
+		p.KnownCards(ctx)
+		for used := (*nodeconfig.Settings)(nil); ctx.Err() == nil; {
+			if latest := p.Settings(); latest != used {
+				used = latest
+				cards := newCards(sizes...)
+				for i := range cards {
+					cards[i].Memory = used.Unit.Count(gpu.GiB.Bytes(cards[i].Memory))
+				}
+				p.SetCards(used.Unit, cards, nil, "")
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Millisecond): // It looks for new settings at an interval.
+			}
+		}
+	}()
+}
+
+// inventory returns the reported cards by index, with the reason why they take no new pods.
+func (b *fixture) inventory() (unit gpu.Unit, cards map[int]string) {
+	b.t.Helper()
+	inventory, err := protocol.ParseInventory(b.node().Annotations)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	cards = map[int]string{}
+	for _, c := range inventory.Cards {
+		cards[c.Index] = c.Unhealthy
+	}
+	return inventory.Unit, cards
+}
+
+// TestNodeConfiguration changes a node's label and the files, while pods run there.
+func TestNodeConfiguration(t *testing.T) {
+	b := newFixture(t)
+	dir := t.TempDir()
+	configs := map[string]string{"default": "", "display": "excludedCards: [{index: 1}]", "small": "memoryUnit: 512MiB"}
+	mountConfigs(t, dir, configs)
+	b.config = nodeconfig.Source{Path: dir, Default: "default"}
+	k := startKubelet(t, b.dir)
+
+	// At the start a label without a configuration: nothing is offered, and the reason is visible.
+	b.label("shown")
+	p, _ := b.start(nil)
+	b.monitorCards(p, 16, 16)
+	b.awaitEvent("GPUConfigRejected the configuration can't be used, the node offers no GPU memory until it is corrected: label gpushare.aliyun.com/config=shown")
+	await(t, "the reason in readyz", func() bool { return p.configurator.Missing() != "" })
+	b.label("")
+	k.awaitDevices(32, 32)
+	b.inForce(p, "default", false)
+
+	// A card is excluded while a pod runs there. It takes no new pods, stays until the pod ends, and comes back.
+	onIt := newPod("on-it", main(4), assumed(1, 1))
+	b.create(p, onIt)
+	k.mustAdmit(onIt)
+	b.label("display")
+	k.awaitDevices(16, 32)
+	b.awaitEvent("GPUConfigChanged configuration display is in force; changed: excludedCards")
+	b.inForce(p, "display", false)
+	await(t, "the inventory with the excluded card", func() bool {
+		_, cards := b.inventory()
+		return cmp.Equal(cards, map[int]string{0: "", 1: reasonExcluded})
+	})
+	late := newPod("late", main(4), assumed(1, 2))
+	b.create(p, late)
+	if _, err := k.admit(late); err == nil {
+		t.Error("an excluded card was given to a new pod")
+	}
+	b.delete(p, late)
+	b.delete(p, onIt)
+	k.awaitDevices(16, 16)
+	await(t, "the inventory without the excluded card", func() bool {
+		_, cards := b.inventory()
+		return cmp.Equal(cards, map[int]string{0: ""})
+	})
+
+	// A file that is broken changes nothing; when it is corrected, its new content applies.
+	configs["display"] = "excludedCard: []"
+	mountConfigs(t, dir, configs)
+	b.awaitEvent("GPUConfigRejected the configuration can't be used, the earlier one stays in force: " + dir + "/display: excludedCard: unknown key")
+	b.inForce(p, "display", true)
+	configs["display"] = "excludedCards: [{uuid: GPU-0}]"
+	mountConfigs(t, dir, configs)
+	await(t, "another excluded card", func() bool {
+		_, cards := b.inventory()
+		return cmp.Equal(cards, map[int]string{1: ""})
+	})
+	b.inForce(p, "display", false)
+
+	// The unit waits until no pod asks for memory.
+	holds := newPod("holds", main(4), assumed(1, 3))
+	b.create(p, holds)
+	k.mustAdmit(holds)
+	b.label("small")
+	k.awaitDevices(32, 32)
+	b.inForce(p, "small", true)
+	if unit, _ := b.inventory(); unit != gpu.GiB {
+		t.Errorf("the unit is %s while a pod runs", unit)
+	}
+	b.delete(p, holds)
+	k.awaitDevices(64, 64)
+	b.inForce(p, "small", false)
+	await(t, "the inventory in the new unit", func() bool { unit, _ := b.inventory(); return unit == 512*gpu.MiB })
+	fine := newPod("fine", main(4), assumed(1, 4))
+	b.create(p, fine)
+	if env := k.mustAdmit(fine)["main"]; env["ALIYUN_COM_GPU_MEM_DEV"] != "32" {
+		t.Errorf("the card has %s units, want 32", env["ALIYUN_COM_GPU_MEM_DEV"])
+	}
+
+	if n := testutil.ToFloat64(p.metrics.registrations); n != 1 {
+		t.Errorf("registered %v times, want once", n)
+	}
+}
+
+// inForce waits until a configuration is in force, completely or not.
+func (b *fixture) inForce(p *Plugin, name string, outdated bool) {
+	b.t.Helper()
+	await(b.t, fmt.Sprintf("configuration %s in force, outdated %t", name, outdated), func() bool {
+		metrics, err := p.metrics.registry.Gather()
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		got := ""
+		for _, m := range metrics {
+			if m.GetName() == "gpushare_device_plugin_config_info" && len(m.GetMetric()) == 1 {
+				got = m.GetMetric()[0].GetLabel()[0].GetValue()
+			}
+		}
+		return got == name && (testutil.ToFloat64(p.metrics.configOutdated) == 1) == outdated
+	})
+}
+
+// TestUnitAfterRestart: a plugin that starts with another unit than the node's inventory keeps that one while pods use it.
+func TestUnitAfterRestart(t *testing.T) {
+	b := newFixture(t)
+	k := startKubelet(t, b.dir)
+	p, stop := b.start(newCards(16))
+	k.awaitDevices(16, 16)
+	pod := newPod("a", main(4), assumed(0, 1))
+	b.create(p, pod)
+	k.mustAdmit(pod)
+	stop()
+	unit := gpu.MiB
+	b.config.Flags.Unit = &unit
+	p, _ = b.start(nil)
+	if cards, _ := p.KnownCards(t.Context()); p.Settings().Unit != gpu.GiB || cards[0].Memory != 16 {
+		t.Errorf("unit %s, cards %v", p.Settings().Unit, cards)
+	}
+	b.awaitEvent("GPUConfigWaits memoryUnit MiB takes effect once no pod on the node asks for GPU memory (1 do), until then it is GiB")
+	ended := b.pod("a")
+	ended.Status.Phase = corev1.PodSucceeded
+	if _, err := b.client.CoreV1().Pods("default").UpdateStatus(t.Context(), ended, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the new unit", func() bool { return p.Settings().Unit == gpu.MiB })
+}

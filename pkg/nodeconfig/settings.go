@@ -1,0 +1,126 @@
+package nodeconfig
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/inventory"
+)
+
+// Configuration has the values that one source gives: a file, or the flags and their environment variables. A nil field
+// isn't given there.
+type Configuration struct {
+	Unit                      *gpu.Unit
+	CardMemory                *inventory.CardMemory
+	DisabledXids, EnabledXids *inventory.XidSet
+	QuietPeriod               *time.Duration
+	Excluded                  Cards
+}
+
+// Over returns the configuration with the values of c, and those of lower that c doesn't give.
+func (c Configuration) Over(lower Configuration) Configuration {
+	return Configuration{
+		Unit:         first(c.Unit, lower.Unit),
+		CardMemory:   first(c.CardMemory, lower.CardMemory),
+		DisabledXids: first(c.DisabledXids, lower.DisabledXids),
+		EnabledXids:  first(c.EnabledXids, lower.EnabledXids),
+		QuietPeriod:  first(c.QuietPeriod, lower.QuietPeriod),
+		Excluded:     lower.Excluded, // There is no flag for it.
+	}
+}
+
+func first[T any](a, b *T) *T {
+	if a != nil {
+		return a
+	}
+	return b
+}
+
+// Settings returns the values, with the defaults of those that aren't given.
+func (c Configuration) Settings() Settings {
+	return Settings{
+		Settings: inventory.Settings{
+			Unit:        value(c.Unit, gpu.GiB),
+			CardMemory:  value(c.CardMemory, inventory.CardMemory{}),
+			Xids:        inventory.XidChecks{Disabled: value(c.DisabledXids, inventory.XidSet{}), Enabled: value(c.EnabledXids, inventory.XidSet{})},
+			QuietPeriod: value(c.QuietPeriod, inventory.DefaultQuietPeriod),
+		},
+		Excluded: c.Excluded,
+	}
+}
+
+func value[T any](given *T, byDefault T) T {
+	if given != nil {
+		return *given
+	}
+	return byDefault
+}
+
+// Settings are the values that a plugin works with. They don't change once they are made.
+type Settings struct {
+	inventory.Settings
+	// Excluded are the cards that take no new pods.
+	Excluded Cards
+}
+
+// Equal reports whether both have the same values.
+func (s Settings) Equal(o Settings) bool { return reflect.DeepEqual(s, o) }
+
+// After returns the settings that can take effect now in place of those in force, while pods that ask for GPU memory are on
+// the node or not. waits is why one of the values doesn't take effect yet, and empty if all do.
+//
+// Only the unit waits: the pods' requests are plain numbers, which a new unit would give another meaning. What the others
+// change is how the node is offered to new pods. Running containers keep what they have.
+func (s Settings) After(inForce Settings, pods int) (next Settings, waits string) {
+	if s.Unit != inForce.Unit && pods > 0 {
+		waits = fmt.Sprintf("memoryUnit %s takes effect once no pod on the node asks for GPU memory (%d do), until then it is %s",
+			s.Unit, pods, inForce.Unit)
+		s.Unit = inForce.Unit
+	}
+	return s, waits
+}
+
+// Changes returns the keys whose values differ between two settings, in the order of the format.
+func (s Settings) Changes(before Settings) []string {
+	var keys []string
+	for _, k := range []struct {
+		key  string
+		same bool
+	}{
+		{"memoryUnit", s.Unit == before.Unit},
+		{"excludedCards", slices.Equal(s.Excluded, before.Excluded)},
+		{"cardMemory", reflect.DeepEqual(s.CardMemory, before.CardMemory)},
+		{"healthChecks", s.QuietPeriod == before.QuietPeriod && reflect.DeepEqual(s.Xids, before.Xids)},
+	} {
+		if !k.same {
+			keys = append(keys, k.key)
+		}
+	}
+	return keys
+}
+
+// Cards selects cards. Each selector adds those that it matches.
+type Cards []CardSelector
+
+// CardSelector matches a card by its UUID, its model or its index on the node.
+type CardSelector struct {
+	UUID, Model string
+	// Index counts if both of the others are empty.
+	Index int
+}
+
+// Has reports whether a card is selected.
+func (c Cards) Has(card gpu.Card) bool {
+	return slices.ContainsFunc(c, func(s CardSelector) bool {
+		switch {
+		case s.UUID != "":
+			return s.UUID == card.UUID
+		case s.Model != "":
+			return s.Model == card.Model
+		}
+		return s.Index == card.Index
+	})
+}

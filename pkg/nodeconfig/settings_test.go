@@ -1,0 +1,116 @@
+package nodeconfig
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/inventory"
+)
+
+// TestPrecedence: each value comes from the flags if they give it, else from the file, else it is the default. The environment sets
+// flags (cmd/internal/program).
+func TestPrecedence(t *testing.T) {
+	flags := Configuration{
+		Unit: pointer(gpu.MiB), CardMemory: memory(t, "1Gi"), DisabledXids: xids(t, "1"), EnabledXids: xids(t, "2"), QuietPeriod: pointer(time.Second),
+	}
+	file := Configuration{
+		Unit: pointer(2 * gpu.GiB), CardMemory: memory(t, "2Gi"), DisabledXids: xids(t, "3"), EnabledXids: xids(t, "4"), QuietPeriod: pointer(time.Minute),
+		Excluded: Cards{{Index: 1}},
+	}
+	settings := func(unit gpu.Unit, memory inventory.CardMemory, disabled, enabled string, quiet time.Duration, excluded Cards) Settings {
+		return Settings{
+			Settings: inventory.Settings{
+				Unit: unit, CardMemory: memory, QuietPeriod: quiet,
+				Xids: inventory.XidChecks{Disabled: *xids(t, disabled), Enabled: *xids(t, enabled)},
+			},
+			Excluded: excluded,
+		}
+	}
+	for name, test := range map[string]struct {
+		flags, file Configuration
+		want        Settings
+	}{
+		"the defaults":   {want: settings(gpu.GiB, inventory.CardMemory{}, "", "", 5*time.Minute, nil)},
+		"only a file":    {file: file, want: settings(2*gpu.GiB, *memory(t, "2Gi"), "3", "4", time.Minute, file.Excluded)},
+		"only flags":     {flags: flags, want: settings(gpu.MiB, *memory(t, "1Gi"), "1", "2", time.Second, nil)},
+		"flags win":      {flags, file, settings(gpu.MiB, *memory(t, "1Gi"), "1", "2", time.Second, file.Excluded)},
+		"value by value": {Configuration{DisabledXids: xids(t, "")}, file, settings(2*gpu.GiB, *memory(t, "2Gi"), "", "4", time.Minute, file.Excluded)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(test.want, test.flags.Over(test.file).Settings(), exported); diff != "" {
+				t.Errorf("(-want +got)\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestAfter: which values of a changed file take effect while pods run.
+func TestAfter(t *testing.T) {
+	parse := func(text string) Settings {
+		c, err := Decode([]byte(header + text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.Settings()
+	}
+	for name, test := range map[string]struct {
+		before, after string
+		pods          int
+		// want is what is in force then, and changes are the keys that took effect.
+		want    string
+		changes string
+		waits   string
+	}{
+		"nothing changes":             {"memoryUnit: MiB", "memoryUnit: MiB", 3, "memoryUnit: MiB", "", ""},
+		"the unit, no pods":           {"memoryUnit: GiB", "memoryUnit: MiB", 0, "memoryUnit: MiB", "memoryUnit", ""},
+		"the unit, a pod":             {"memoryUnit: GiB", "memoryUnit: MiB", 1, "memoryUnit: GiB", "", "memoryUnit MiB takes effect once no pod on the node asks for GPU memory (1 do), until then it is GiB"},
+		"the unit is no longer given": {"memoryUnit: MiB", "", 2, "memoryUnit: MiB", "", "memoryUnit GiB takes effect once no pod on the node asks for GPU memory (2 do), until then it is MiB"},
+		"a card, pods":                {"", "excludedCards: [{index: 1}]", 1, "excludedCards: [{index: 1}]", "excludedCards", ""},
+		"a card comes back, pods":     {"excludedCards: [{index: 1}]", "", 1, "", "excludedCards", ""},
+		"card memory, pods":           {"cardMemory: {all: 96Gi}", "cardMemory: {all: 48Gi}", 1, "cardMemory: {all: 48Gi}", "cardMemory", ""},
+		"Xids, pods":                  {"", "healthChecks: {disabledXids: [48]}", 1, "healthChecks: {disabledXids: [48]}", "healthChecks", ""},
+		"the quiet period, pods":      {"", "healthChecks: {quietPeriod: 1m}", 1, "healthChecks: {quietPeriod: 1m}", "healthChecks", ""},
+		"all but the unit, a pod": {
+			"memoryUnit: GiB", "memoryUnit: MiB\nexcludedCards: [{model: T4}]\nhealthChecks: {quietPeriod: 1m}", 1,
+			"memoryUnit: GiB\nexcludedCards: [{model: T4}]\nhealthChecks: {quietPeriod: 1m}", "excludedCards, healthChecks",
+			"memoryUnit MiB takes effect once no pod on the node asks for GPU memory (1 do), until then it is GiB",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := parse(test.before)
+			got, waits := parse(test.after).After(before, test.pods)
+			if diff := cmp.Diff(parse(test.want), got, exported); diff != "" || waits != test.waits {
+				t.Errorf("waits: %s\nin force (-want +got)\n%s", waits, diff)
+			}
+			if changes := strings.Join(got.Changes(before), ", "); changes != test.changes {
+				t.Errorf("changed: %q, want %q", changes, test.changes)
+			}
+		})
+	}
+}
+
+func TestCardsHas(t *testing.T) {
+	first := gpu.Card{Index: 0, UUID: "GPU-a", Model: "NVIDIA T1000"}
+	unnamed := gpu.Card{Index: 1}
+	for name, test := range map[string]struct {
+		cards          Cards
+		first, unnamed bool
+	}{
+		"none":             {nil, false, false},
+		"index 0":          {Cards{{Index: 0}}, true, false},
+		"index 1":          {Cards{{Index: 1}}, false, true},
+		"by UUID":          {Cards{{UUID: "GPU-a"}}, true, false},
+		"another UUID":     {Cards{{UUID: "GPU-b"}}, false, false},
+		"by model":         {Cards{{Model: "NVIDIA T1000"}}, true, false},
+		"a model's prefix": {Cards{{Model: "NVIDIA"}}, false, false},
+		"any of several":   {Cards{{UUID: "GPU-b"}, {Index: 1}, {UUID: "GPU-a"}}, true, true},
+	} {
+		if got := [2]bool{test.cards.Has(first), test.cards.Has(unnamed)}; got != [2]bool{test.first, test.unnamed} {
+			t.Errorf("%s: got %v", name, got)
+		}
+	}
+}
