@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 )
 
@@ -21,13 +22,17 @@ import (
 const (
 	CardsEnv  = "FAKE_NVML_CARDS"
 	EventsEnv = "FAKE_NVML_EVENTS"
+	StateEnv  = "FAKE_NVML_STATE"
 )
 
 //go:embed build.sh src
 var sources embed.FS
 
-// Old omits the functions that an old driver's library doesn't have.
-const Old = "-DFAKE_NVML_OLD"
+// Old omits the functions that an old driver's library doesn't have, BeforeR615 only those for memory limits.
+const (
+	Old        = "-DFAKE_NVML_OLD"
+	BeforeR615 = "-DFAKE_NVML_BEFORE_R615"
+)
 
 // ErrNoCompiler is the error for a missing C compiler.
 var ErrNoCompiler = errors.New("no C compiler")
@@ -76,31 +81,37 @@ type Card struct {
 	NUMANode int
 	// State is the card's failure, or empty for none; src/cards.c lists the states.
 	State string
+	// Options are the card's properties and failures, such as "reserved=525" and "limits=unsupported"; README.md lists them.
+	Options []string
 }
 
-// Machine is the pair of files that defines one machine's driver. Its only state is their paths, so any process that
+// Machine is the set of files that defines one machine's driver. Its only state is their paths, so any process that
 // knows the folder can make a card fail. It is not safe for concurrent use.
 type Machine struct {
 	CardsFile, EventsFile string
+	// StateDir is the folder with memory limits, processes and compute modes (state.go).
+	StateDir string
 }
 
 // NewMachine returns the machine with its files in dir. The files can exist already.
 func NewMachine(dir string) Machine {
-	return Machine{CardsFile: filepath.Join(dir, "cards.csv"), EventsFile: filepath.Join(dir, "events")}
+	return Machine{
+		CardsFile: filepath.Join(dir, "cards.csv"), EventsFile: filepath.Join(dir, "events"), StateDir: filepath.Join(dir, "state"),
+	}
 }
 
 // Env returns the environment variables with which a program finds the machine's files.
 func (m Machine) Env() []string {
-	return []string{CardsEnv + "=" + m.CardsFile, EventsEnv + "=" + m.EventsFile}
+	return []string{CardsEnv + "=" + m.CardsFile, EventsEnv + "=" + m.EventsFile, StateEnv + "=" + m.StateDir}
 }
 
 // Mismatch replaces the machine's driver by one whose version doesn't match the library.
-func (m Machine) Mismatch() error { return m.replace([]byte("mismatch\n")) }
+func (m Machine) Mismatch() error { return replace(m.CardsFile, []byte("mismatch\n")) }
 
 // SetCards replaces the machine's cards.
 func (m Machine) SetCards(cards ...Card) error {
 	var text bytes.Buffer
-	fmt.Fprintln(&text, "# UUID, model, memory in MiB, NUMA node, state")
+	fmt.Fprintln(&text, "# UUID, model, memory in MiB, NUMA node, state, options")
 	for _, c := range cards {
 		numa, state := "-", c.State
 		if c.NUMANode >= 0 {
@@ -109,19 +120,20 @@ func (m Machine) SetCards(cards ...Card) error {
 		if state == "" {
 			state = "ok"
 		}
-		fmt.Fprintf(&text, "%s, %s, %d, %s, %s\n", c.UUID, c.Model, c.MiB, numa, state)
+		fields := append([]string{c.UUID, c.Model, strconv.FormatUint(c.MiB, 10), numa, state}, c.Options...)
+		fmt.Fprintln(&text, strings.Join(fields, ", "))
 	}
-	return m.replace(text.Bytes())
+	return replace(m.CardsFile, text.Bytes())
 }
 
-// replace replaces the cards file atomically, so that no reader sees a part of it.
-func (m Machine) replace(text []byte) error {
-	temporary := m.CardsFile + ".new"
+// replace replaces a file atomically, so that no reader sees a part of it.
+func replace(path string, text []byte) error {
+	temporary := path + ".new"
 	if err := os.WriteFile(temporary, text, 0o644); err != nil {
-		return fmt.Errorf("writing the fake NVML's cards: %w", err)
+		return fmt.Errorf("writing a file of the fake NVML: %w", err)
 	}
-	if err := os.Rename(temporary, m.CardsFile); err != nil {
-		return fmt.Errorf("replace the fake NVML's cards: %w", err)
+	if err := os.Rename(temporary, path); err != nil {
+		return fmt.Errorf("replacing a file of the fake NVML: %w", err)
 	}
 	return nil
 }

@@ -1,9 +1,15 @@
 package fakenvml_test
 
 import (
+	"debug/elf"
+	"fmt"
+	"math"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -29,6 +35,9 @@ func TestFake(t *testing.T) {
 		{"failing cards", testFailingCards},
 		{"bad files", testBadFiles},
 		{"events", testEvents},
+		{"memory limits", testLimits},
+		{"processes", testProcesses},
+		{"compute modes", testComputeModes},
 		{"many threads", testThreads},
 	}
 	for _, part := range parts {
@@ -36,6 +45,7 @@ func TestFake(t *testing.T) {
 			machine := fakenvml.NewMachine(t.TempDir())
 			t.Setenv(fakenvml.CardsEnv, machine.CardsFile)
 			t.Setenv(fakenvml.EventsEnv, machine.EventsFile)
+			t.Setenv(fakenvml.StateEnv, machine.StateDir)
 			set(t, machine, cards...)
 			part.test(t, nvml.New(nvml.WithLibraryPath(library)), machine)
 		})
@@ -227,7 +237,7 @@ func testBadFiles(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 		want nvml.Return
 	}{
 		"too few fields":        {"GPU-a, V100, 16276\n", nvml.ERROR_UNKNOWN},
-		"too many fields":       {line + ", ok, more\n", nvml.ERROR_UNKNOWN},
+		"an option, no value":   {line + ", ok, more\n", nvml.ERROR_UNKNOWN},
 		"no UUID":               {", V100, 16276, 0\n", nvml.ERROR_UNKNOWN},
 		"a long UUID":           {strings.Repeat("x", 80) + ", V100, 16276, 0\n", nvml.ERROR_UNKNOWN},
 		"memory with a unit":    {"GPU-a, V100, 16GiB, 0\n", nvml.ERROR_UNKNOWN},
@@ -235,6 +245,8 @@ func testBadFiles(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 		"an unknown state":      {line + ", sleepy\n", nvml.ERROR_UNKNOWN},
 		"a UUID used twice":     {line + "\n" + line + "\n", nvml.ERROR_UNKNOWN},
 		"a long line":           {strings.Repeat(" ", 600) + line + "\n", nvml.ERROR_UNKNOWN},
+		"an unknown option":     {line + ", ok, speed=fast\n", nvml.ERROR_UNKNOWN},
+		"an option's bad value": {line + ", ok, reserved=all\n", nvml.ERROR_UNKNOWN},
 		"no newline at the end": {line, nvml.SUCCESS},
 		"comments and space":    {"\n# comment\r\n  " + line + " , ok \r\n", nvml.SUCCESS},
 	} {
@@ -339,6 +351,202 @@ func testEvents(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 		_, ret = both.Wait(soon)
 	}
 	returns(t, "last Wait with a lost card", ret, nvml.ERROR_GPU_IS_LOST)
+}
+
+func testLimits(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root may set memory limits")
+	}
+	start(t, lib)
+	const gib = 1 << 30
+	a, b := open(t, lib, 0), open(t, lib, 1)
+	cgroup := t.TempDir()
+	inner := filepath.Join(cgroup, "inner")
+	if err := os.Mkdir(inner, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	// get returns a cgroup's limits on a card and its use.
+	get := func(device nvml.Device, cgroup string, want nvml.Return) (limits nvml.MemoryLimits_v1) {
+		t.Helper()
+		limits, ret := device.GetMemoryLimits_v1(cgroup)
+		returns(t, "GetMemoryLimits_v1", ret, want)
+		limits.NameSpace = ""
+		return limits
+	}
+	expect := func(got, want nvml.MemoryLimits_v1) {
+		t.Helper()
+		if got != want {
+			t.Errorf("limits %+v, want %+v", got, want)
+		}
+	}
+
+	get(a, cgroup, nvml.ERROR_NOT_FOUND)
+	returns(t, "SetMemoryLimits_v1", a.SetMemoryLimits_v1(cgroup, 0, 4*gib), nvml.SUCCESS)
+	expect(get(a, cgroup, nvml.SUCCESS), nvml.MemoryLimits_v1{HardLimit: 4 * gib})
+	get(b, cgroup, nvml.ERROR_NOT_FOUND) // Another card.
+	get(a, inner, nvml.ERROR_NOT_FOUND)  // Another cgroup.
+	if err := machine.SetProcesses(
+		fakenvml.Process{Card: "GPU-a", PID: 7, MiB: 1024, Cgroup: cgroup}, fakenvml.Process{Card: "GPU-a", PID: 8, MiB: 2048, Cgroup: inner},
+		fakenvml.Process{Card: "GPU-a", PID: 9, MiB: 512, Cgroup: cgroup + "2"}, fakenvml.Process{Card: "GPU-b", PID: 7, MiB: 256, Cgroup: cgroup},
+	); err != nil {
+		t.Fatal(err)
+	}
+	expect(get(a, cgroup, nvml.SUCCESS), nvml.MemoryLimits_v1{HardLimit: 4 * gib, CurrentUsed: 3 * gib})
+	returns(t, "SetMemoryLimits_v1 with the card's memory", b.SetMemoryLimits_v1(cgroup, gib, cards[1].MiB<<20), nvml.SUCCESS)
+	returns(t, "SetMemoryLimits_v1 to none", a.SetMemoryLimits_v1(cgroup, 0, nvml.DEVICE_MEMORY_LIMIT_MAX), nvml.SUCCESS)
+	expect(get(a, cgroup, nvml.SUCCESS), nvml.MemoryLimits_v1{HardLimit: nvml.DEVICE_MEMORY_LIMIT_MAX, CurrentUsed: 3 * gib})
+
+	for _, c := range []struct {
+		what      string
+		got, want nvml.Return
+	}{
+		{"a soft limit above the hard one", a.SetMemoryLimits_v1(cgroup, 2*gib, gib), nvml.ERROR_INVALID_ARGUMENT},
+		{"a hard limit above the card's memory", a.SetMemoryLimits_v1(cgroup, 0, cards[0].MiB<<20+1), nvml.ERROR_INVALID_ARGUMENT},
+		{"a soft limit above the card's memory", a.SetMemoryLimits_v1(cgroup, 20*gib, nvml.DEVICE_MEMORY_LIMIT_MAX), nvml.ERROR_INVALID_ARGUMENT},
+		{"a missing cgroup", a.SetMemoryLimits_v1(cgroup+"/missing", 0, gib), nvml.ERROR_OPERATING_SYSTEM},
+		{"a relative path", a.SetMemoryLimits_v1("cgroup", 0, gib), nvml.ERROR_OPERATING_SYSTEM},
+	} {
+		returns(t, "SetMemoryLimits_v1 with "+c.what, c.got, c.want)
+	}
+	got, err := machine.Limits()
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.SortFunc(got, func(x, y fakenvml.Limit) int { return strings.Compare(x.Card, y.Card) })
+	info, err := os.Stat(cgroup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inode := info.Sys().(*syscall.Stat_t).Ino
+	want := []fakenvml.Limit{
+		{Card: "GPU-a", Cgroup: cgroup, Inode: inode, Hard: fakenvml.NoLimit},
+		{Card: "GPU-b", Cgroup: cgroup, Inode: inode, Soft: gib, Hard: cards[1].MiB << 20},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the files (-want +got):\n%s", diff)
+	}
+
+	for _, c := range []struct {
+		card     fakenvml.Card
+		set, get nvml.Return
+	}{
+		{fakenvml.Card{State: "mig"}, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_NOT_SUPPORTED},
+		{fakenvml.Card{State: "lost"}, nvml.ERROR_GPU_IS_LOST, nvml.ERROR_GPU_IS_LOST},
+		{fakenvml.Card{Options: []string{"limits=unsupported"}}, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_NOT_SUPPORTED},
+		{fakenvml.Card{Options: []string{"limits=denied"}}, nvml.ERROR_NO_PERMISSION, nvml.ERROR_NO_PERMISSION},
+		{fakenvml.Card{Options: []string{"limits=failing"}}, nvml.ERROR_UNKNOWN, nvml.ERROR_UNKNOWN},
+		{fakenvml.Card{Options: []string{"limits=ignored"}}, nvml.SUCCESS, nvml.ERROR_NOT_FOUND},
+	} {
+		c.card.UUID, c.card.MiB = "GPU-a", cards[0].MiB
+		set(t, machine, c.card, cards[1])
+		returns(t, fmt.Sprintf("SetMemoryLimits_v1 with %+v", c.card), a.SetMemoryLimits_v1(inner, 0, gib), c.set)
+		_, ret := a.GetMemoryLimits_v1(inner)
+		returns(t, fmt.Sprintf("GetMemoryLimits_v1 with %+v", c.card), ret, c.get)
+	}
+}
+
+func testProcesses(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
+	const unavailable = math.MaxUint64
+	first := cards[0]
+	first.Options = []string{"reserved=276", "capability=8.6"}
+	set(t, machine, first, cards[1])
+	start(t, lib)
+	a, b := open(t, lib, 0), open(t, lib, 1)
+	list := func(do func() ([]nvml.ProcessInfo, nvml.Return)) map[uint32]uint64 {
+		t.Helper()
+		processes, ret := do()
+		returns(t, "the list of processes", ret, nvml.SUCCESS)
+		out := map[uint32]uint64{}
+		for _, p := range processes {
+			out[p.Pid] = p.UsedGpuMemory
+		}
+		return out
+	}
+	if got := list(a.GetComputeRunningProcesses); len(got) > 0 {
+		t.Errorf("processes %v, want none", got)
+	}
+	if err := machine.SetProcesses(
+		fakenvml.Process{Card: "GPU-a", PID: 7, MiB: 1000}, fakenvml.Process{Card: "GPU-a", PID: 8, MiB: -1},
+		fakenvml.Process{Card: "GPU-a", PID: 9, MiB: 0}, fakenvml.Process{Card: "GPU-a", PID: 10, MiB: 1},
+		fakenvml.Process{Card: "GPU-a", PID: 7, MiB: 2, Graphics: true}, fakenvml.Process{Card: "GPU-b", PID: 7, MiB: 3},
+	); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		do   func() ([]nvml.ProcessInfo, nvml.Return)
+		want map[uint32]uint64
+	}{
+		{"compute", a.GetComputeRunningProcesses, map[uint32]uint64{7: 1000 << 20, 8: unavailable, 9: 0, 10: 1 << 20}},
+		{"graphics", a.GetGraphicsRunningProcesses, map[uint32]uint64{7: 2 << 20}},
+		{"the other card", b.GetComputeRunningProcesses, map[uint32]uint64{7: 3 << 20}},
+	} {
+		if diff := cmp.Diff(c.want, list(c.do)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", c.name, diff)
+		}
+	}
+	memory, ret := a.GetMemoryInfo()
+	returns(t, "GetMemoryInfo", ret, nvml.SUCCESS)
+	if want := (nvml.Memory{Total: 16276 << 20, Used: 1279 << 20, Free: 14997 << 20}); memory != want {
+		t.Errorf("memory %+v, want %+v", memory, want)
+	}
+	memory2, ret := a.GetMemoryInfo_v2()
+	returns(t, "GetMemoryInfo_v2", ret, nvml.SUCCESS)
+	memory2.Version = 0
+	if want := (nvml.Memory_v2{Total: 16276 << 20, Reserved: 276 << 20, Used: 1003 << 20, Free: 14997 << 20}); memory2 != want {
+		t.Errorf("memory %+v, want %+v", memory2, want)
+	}
+	if major, minor, _ := a.GetCudaComputeCapability(); major != 8 || minor != 6 {
+		t.Errorf("compute capability %d.%d, want 8.6", major, minor)
+	}
+	first.Options = []string{"processes=denied"}
+	set(t, machine, first, cards[1])
+	_, ret = a.GetComputeRunningProcesses()
+	returns(t, "GetComputeRunningProcesses with a failure", ret, nvml.ERROR_NO_PERMISSION)
+}
+
+func testComputeModes(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root may set the compute mode")
+	}
+	start(t, lib)
+	a, b := open(t, lib, 0), open(t, lib, 1)
+	expect := func(device nvml.Device, uuid string, want nvml.ComputeMode) {
+		t.Helper()
+		got, ret := device.GetComputeMode()
+		returns(t, "GetComputeMode", ret, nvml.SUCCESS)
+		file, err := machine.ComputeMode(uuid)
+		if got != want || file != int(want) || err != nil {
+			t.Errorf("compute mode %d, in the file %d (%v), want %d", got, file, err, want)
+		}
+	}
+	expect(a, "GPU-a", nvml.COMPUTEMODE_DEFAULT)
+	returns(t, "SetComputeMode", a.SetComputeMode(nvml.COMPUTEMODE_EXCLUSIVE_PROCESS), nvml.SUCCESS)
+	expect(a, "GPU-a", nvml.COMPUTEMODE_EXCLUSIVE_PROCESS)
+	expect(b, "GPU-b", nvml.COMPUTEMODE_DEFAULT)
+	returns(t, "SetComputeMode back", a.SetComputeMode(nvml.COMPUTEMODE_DEFAULT), nvml.SUCCESS)
+	expect(a, "GPU-a", nvml.COMPUTEMODE_DEFAULT)
+	returns(t, "SetComputeMode to a removed mode", a.SetComputeMode(nvml.COMPUTEMODE_EXCLUSIVE_THREAD), nvml.ERROR_NOT_SUPPORTED)
+	returns(t, "SetComputeMode to an unknown mode", a.SetComputeMode(9), nvml.ERROR_INVALID_ARGUMENT)
+}
+
+// TestBeforeR615: the library of an older driver lacks the functions for memory limits.
+func TestBeforeR615(t *testing.T) {
+	library, err := elf.Open(fakenvml.BuildForTest(t, fakenvml.BeforeR615))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer library.Close()
+	symbols, err := library.DynamicSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	has := func(name string) bool {
+		return slices.ContainsFunc(symbols, func(s elf.Symbol) bool { return s.Name == name })
+	}
+	if !has("nvmlDeviceGetMigMode") || has("nvmlDeviceSetMemoryLimits_v1") || has("nvmlDeviceGetMemoryLimits_v1") {
+		t.Errorf("symbols %v", symbols)
+	}
 }
 
 func testThreads(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {

@@ -19,6 +19,7 @@ typedef enum {
 	NVML_ERROR_TIMEOUT = 10,
 	NVML_ERROR_GPU_IS_LOST = 15,
 	NVML_ERROR_RESET_REQUIRED = 16,
+	NVML_ERROR_OPERATING_SYSTEM = 17,
 	NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18,
 	NVML_ERROR_MEMORY = 20,
 	NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
@@ -38,6 +39,29 @@ typedef struct {
 } nvmlMemory_v2_t;
 
 #define NVML_MEMORY_V2 ((unsigned int)sizeof(nvmlMemory_v2_t) | 2U << 24)
+
+typedef struct {
+	const char *nameSpace;
+	unsigned long long softLimit, hardLimit;
+} nvmlSetMemoryLimits_v1_t;
+
+typedef struct {
+	const char *nameSpace;
+	unsigned long long softLimit, hardLimit, currentUsed;
+} nvmlGetMemoryLimits_v1_t;
+
+#define NVML_DEVICE_MEMORY_LIMIT_MAX 0xFFFFFFFFFFFFFFFFULL
+
+typedef struct {
+	unsigned int pid;
+	unsigned long long usedGpuMemory;
+	unsigned int gpuInstanceId, computeInstanceId;
+} nvmlProcessInfo_t;
+
+#define NVML_VALUE_NOT_AVAILABLE 0xFFFFFFFFFFFFFFFFULL
+
+#define NVML_COMPUTEMODE_EXCLUSIVE_THREAD 1 /* support was removed */
+#define NVML_COMPUTEMODE_COUNT 4
 
 typedef struct {
 	char busIdLegacy[16];

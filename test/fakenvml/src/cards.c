@@ -1,7 +1,7 @@
 /*
  * The cards file, named by the environment variable FAKE_NVML_CARDS. One card per line, in NVML's order of indexes:
  *
- *     UUID, model, memory in MiB, NUMA node or "-" [, state]
+ *     UUID, model, memory in MiB, NUMA node or "-" [, state [, NAME=VALUE]...]
  *
  * Empty lines and lines that start with '#' are skipped; an empty file is a machine without cards. The file is read at
  * every call, so a card can fail and recover while a process runs. Replace the file by rename: a partly written file is
@@ -9,7 +9,7 @@
  * count to one: a card that is removed from the file is lost, and a card that is added is visible after shutdown and
  * another init.
  *
- * The table below defines the states. The line "mismatch" is a driver whose version doesn't match the library: every
+ * The tables below define the states and the names and values. The line "mismatch" is a driver whose version doesn't match the library: every
  * call fails with NVML_ERROR_LIB_RM_VERSION_MISMATCH. No file: NVML_ERROR_DRIVER_NOT_LOADED. An invalid file:
  * NVML_ERROR_UNKNOWN, and nvmlInit prints the line on stderr.
  */
@@ -23,12 +23,14 @@
 
 #include "fake.h"
 
+#define MAX_FIELDS 9
+
 static const struct state states[] = {
 	{.name = "ok"},
 	/* fallen off the bus */
 	{.name = "lost", .error = NVML_ERROR_GPU_IS_LOST, .calls = CALL_ALL},
 	/* recognized, but must be reset before it can be used */
-	{.name = "reset", .error = NVML_ERROR_RESET_REQUIRED, .calls = CALL_QUERY | CALL_MEMORY | CALL_EVENTS},
+	{.name = "reset", .error = NVML_ERROR_RESET_REQUIRED, .calls = CALL_ALL & ~(CALL_HANDLE | CALL_IDENTITY)},
 	/* the process has no access to the device node */
 	{.name = "denied", .error = NVML_ERROR_NO_PERMISSION, .calls = CALL_HANDLE},
 	/* only the memory query fails */
@@ -56,7 +58,7 @@ static const struct state *find_state(const char *name)
 	return NULL;
 }
 
-static char *trim(char *s)
+char *trim(char *s)
 {
 	s += strspn(s, " \t\r\n");
 	size_t n = strlen(s);
@@ -65,7 +67,7 @@ static char *trim(char *s)
 	return s;
 }
 
-static bool parse_number(const char *s, unsigned long long max, unsigned long long *out)
+bool parse_number(const char *s, unsigned long long max, unsigned long long *out)
 {
 	char *end;
 
@@ -76,26 +78,79 @@ static bool parse_number(const char *s, unsigned long long max, unsigned long lo
 	return errno == 0 && *end == '\0' && *out <= max;
 }
 
-/* Parses one card. Returns an error message, or NULL. */
-static const char *parse_card(char *line, struct card *card)
+/* Splits a line at its commas and trims the fields. Returns their number, max + 1 if there are more. */
+unsigned int split(char *line, char **fields, unsigned int max)
 {
-	char *fields[5];
 	unsigned int n = 0;
-	unsigned long long number;
 
 	for (char *rest = line; rest != NULL; n++) {
-		if (n == 5)
-			return "more than five fields";
+		if (n == max)
+			return max + 1;
 		char *comma = strchr(rest, ',');
 		if (comma != NULL)
 			*comma++ = '\0';
 		fields[n] = trim(rest);
 		rest = comma;
 	}
-	if (n < 4)
-		return "want: UUID, model, memory in MiB, NUMA node [, state]";
+	return n;
+}
 
+/* Parses the error of a kind of call. */
+static bool parse_failure(const char *name, nvmlReturn_t *ret)
+{
+	if (strcmp(name, "unsupported") == 0)
+		*ret = NVML_ERROR_NOT_SUPPORTED;
+	else if (strcmp(name, "denied") == 0)
+		*ret = NVML_ERROR_NO_PERMISSION;
+	else if (strcmp(name, "failing") == 0)
+		*ret = NVML_ERROR_UNKNOWN;
+	else
+		return false;
+	return true;
+}
+
+/* Parses NAME=VALUE. Returns an error message, or NULL. */
+static const char *parse_option(char *text, struct card *card)
+{
+	char *value = strchr(text, '=');
+	unsigned long long number;
+	char extra;
+
+	if (value == NULL)
+		return "option without a value";
+	*value++ = '\0';
+	if (strcmp(text, "reserved") == 0) {
+		if (!parse_number(value, card->memory >> 20, &number))
+			return "reserved memory is not a number of MiB up to the card's memory";
+		card->reserved = number << 20;
+	} else if (strcmp(text, "capability") == 0) {
+		if (sscanf(value, "%d.%d%c", &card->major, &card->minor, &extra) != 2)
+			return "compute capability is not MAJOR.MINOR";
+	} else if (strcmp(text, "limits") == 0) {
+		card->ignores_limits = strcmp(value, "ignored") == 0;
+		if (!card->ignores_limits && !parse_failure(value, &card->limits))
+			return "unknown failure of limits";
+	} else if (strcmp(text, "processes") == 0) {
+		if (!parse_failure(value, &card->processes))
+			return "unknown failure of processes";
+	} else {
+		return "unknown option";
+	}
+	return NULL;
+}
+
+/* Parses one card. Returns an error message, or NULL. */
+static const char *parse_card(char *line, struct card *card)
+{
+	char *fields[MAX_FIELDS];
+	unsigned int n = split(line, fields, MAX_FIELDS);
+	unsigned long long number;
+	const char *problem = NULL;
+
+	if (n < 4 || n > MAX_FIELDS)
+		return "want: UUID, model, memory in MiB, NUMA node [, state [, NAME=VALUE]...]";
 	memset(card, 0, sizeof(*card));
+	card->major = 7; /* a V100's */
 	if (fields[0][0] == '\0' || strlen(fields[0]) >= sizeof(card->uuid))
 		return "UUID empty or too long";
 	strcpy(card->uuid, fields[0]);
@@ -111,8 +166,12 @@ static const char *parse_card(char *line, struct card *card)
 		card->numa = (int)number;
 	else
 		return "NUMA node is neither a number nor \"-\"";
-	card->state = find_state(n == 5 ? fields[4] : "ok");
-	return card->state == NULL ? "unknown state" : NULL;
+	card->state = find_state(n > 4 ? fields[4] : "ok");
+	if (card->state == NULL)
+		return "unknown state";
+	for (unsigned int i = 5; problem == NULL && i < n; i++)
+		problem = parse_option(fields[i], card);
+	return problem;
 }
 
 nvmlReturn_t read_cards(struct card *cards, unsigned int *count, bool explain)
@@ -176,8 +235,18 @@ static bool is_slot(nvmlDevice_t device)
 	return false;
 }
 
+/* Returns the error of a kind of call, by the card's state and then by its options. */
+static nvmlReturn_t failure(const struct card *card, enum call call)
+{
+	if (card->state->calls & call)
+		return card->state->error;
+	if (call == CALL_LIMITS)
+		return card->state->mig ? NVML_ERROR_NOT_SUPPORTED : card->limits;
+	return call == CALL_PROCESSES ? card->processes : NVML_SUCCESS;
+}
+
 /*
- * Finds a handle's line in the current file, and returns the error of the card's state for this kind of call. Releases
+ * Finds a handle's line in the current file, and returns the card's error for this kind of call. Releases
  * the lock while a card hangs, so that calls for other cards are answered.
  */
 nvmlReturn_t card_locked(nvmlDevice_t device, enum call call, struct card *card)
@@ -199,7 +268,7 @@ nvmlReturn_t card_locked(nvmlDevice_t device, enum call call, struct card *card)
 			return NVML_ERROR_GPU_IS_LOST;
 		*card = cards[i];
 		if (!card->state->hang)
-			return card->state->calls & call ? card->state->error : NVML_SUCCESS;
+			return failure(card, call);
 		pthread_mutex_unlock(&lock);
 		sleep_ms(POLL_MS);
 		pthread_mutex_lock(&lock);

@@ -7,6 +7,10 @@
 
 #include "abi.h"
 
+#ifdef FAKE_NVML_OLD /* the library of a still older driver */
+#define FAKE_NVML_BEFORE_R615
+#endif
+
 #define MAX_CARDS 64
 #define MAX_LINE 512
 #define UUID_SIZE 80
@@ -20,7 +24,9 @@ enum call {
 	CALL_QUERY = 1 << 2, /* name, affinity, MIG mode */
 	CALL_MEMORY = 1 << 3,
 	CALL_EVENTS = 1 << 4,
-	CALL_ALL = (1 << 5) - 1
+	CALL_LIMITS = 1 << 5, /* memory limits of cgroups */
+	CALL_PROCESSES = 1 << 6,
+	CALL_ALL = (1 << 7) - 1
 };
 
 /* A card's failure: the kinds of call that fail, and their error. */
@@ -39,6 +45,10 @@ struct card {
 	unsigned long long memory; /* bytes */
 	int numa; /* -1: unknown */
 	const struct state *state;
+	unsigned long long reserved; /* bytes of memory that the driver keeps */
+	int major, minor; /* compute capability */
+	nvmlReturn_t limits, processes; /* error of these calls */
+	bool ignores_limits; /* setting a limit succeeds without effect */
 };
 
 /* A card as enumerated at nvmlInit. Its address is the handle, its position in slots the index. */
@@ -51,11 +61,19 @@ extern unsigned int init_count; /* nvmlInit calls without an nvmlShutdown */
 extern struct slot slots[MAX_CARDS];
 extern unsigned int slot_count;
 
+/* library.c */
 void sleep_ms(unsigned int ms);
+nvmlReturn_t query(nvmlDevice_t device, enum call call, struct card *card);
 
 /* cards.c */
+char *trim(char *s);
+bool parse_number(const char *s, unsigned long long max, unsigned long long *out);
+unsigned int split(char *line, char **fields, unsigned int max);
 nvmlReturn_t read_cards(struct card *cards, unsigned int *count, bool explain);
 nvmlReturn_t card_locked(nvmlDevice_t device, enum call call, struct card *card);
+
+/* state.c */
+unsigned long long used_by_processes(const struct card *card, const char *cgroup);
 
 /* events.c */
 void free_event_sets_locked(void);

@@ -10,6 +10,14 @@
 
 #include "fake.h"
 
+#ifdef FAKE_NVML_BEFORE_R615
+#define DRIVER "570"
+#define CUDA "12"
+#else
+#define DRIVER "615"
+#define CUDA "13"
+#endif
+
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 unsigned int init_count;
 struct slot slots[MAX_CARDS];
@@ -88,6 +96,7 @@ EXPORT const char *nvmlErrorString(nvmlReturn_t result)
 	case NVML_ERROR_TIMEOUT: return "Timeout";
 	case NVML_ERROR_GPU_IS_LOST: return "GPU is lost";
 	case NVML_ERROR_RESET_REQUIRED: return "GPU requires reset";
+	case NVML_ERROR_OPERATING_SYSTEM: return "GPU access blocked by the operating system";
 	case NVML_ERROR_LIB_RM_VERSION_MISMATCH: return "Driver/library version mismatch";
 	case NVML_ERROR_MEMORY: return "Insufficient Memory";
 	case NVML_ERROR_ARGUMENT_VERSION_MISMATCH: return "Argument version mismatch";
@@ -116,12 +125,12 @@ static nvmlReturn_t system_string(const char *from, char *to, unsigned int size)
 
 EXPORT nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
 {
-	return system_string("570.00.fake", version, length);
+	return system_string(DRIVER ".00.fake", version, length);
 }
 
 EXPORT nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
 {
-	return system_string("12.570.00.fake", version, length);
+	return system_string(CUDA "." DRIVER ".00.fake", version, length);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
@@ -183,7 +192,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *de
 }
 
 /* Finds the card of a handle in the current file. */
-static nvmlReturn_t query(nvmlDevice_t device, enum call call, struct card *card)
+nvmlReturn_t query(nvmlDevice_t device, enum call call, struct card *card)
 {
 	pthread_mutex_lock(&lock);
 	nvmlReturn_t ret = card_locked(device, call, card);
@@ -237,8 +246,12 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *m
 	struct card card;
 	nvmlReturn_t ret = memory == NULL ? NVML_ERROR_INVALID_ARGUMENT : query(device, CALL_MEMORY, &card);
 
-	if (ret == NVML_SUCCESS)
-		*memory = (nvmlMemory_t){.total = card.memory, .free = card.memory};
+	if (ret != NVML_SUCCESS)
+		return ret;
+	/* The first version counts reserved memory as used. */
+	memory->total = card.memory;
+	memory->used = card.reserved + used_by_processes(&card, NULL);
+	memory->free = memory->used < memory->total ? memory->total - memory->used : 0;
 	return ret;
 }
 
@@ -250,9 +263,29 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (memory->version != NVML_MEMORY_V2)
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	nvmlReturn_t ret = query(device, CALL_MEMORY, &card);
+	nvmlMemory_t first;
+	nvmlReturn_t ret = nvmlDeviceGetMemoryInfo(device, &first);
 	if (ret == NVML_SUCCESS)
-		*memory = (nvmlMemory_v2_t){.version = NVML_MEMORY_V2, .total = card.memory, .free = card.memory};
+		ret = query(device, CALL_MEMORY, &card);
+	if (ret == NVML_SUCCESS)
+		*memory = (nvmlMemory_v2_t){
+			.version = NVML_MEMORY_V2, .total = first.total, .reserved = card.reserved,
+			.free = first.free, .used = first.used - card.reserved,
+		};
+	return ret;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
+{
+	struct card card;
+
+	if (major == NULL || minor == NULL)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	nvmlReturn_t ret = query(device, CALL_QUERY, &card);
+	if (ret == NVML_SUCCESS) {
+		*major = card.major;
+		*minor = card.minor;
+	}
 	return ret;
 }
 
