@@ -36,6 +36,7 @@ func TestBadFlags(t *testing.T) {
 		"a short flag, no variable": {nil, map[string]string{"V": "x", "H": "x"}, "--node-name"},
 		"an unknown log format":     {[]string{"--node-name=a", "--logging-format=xml"}, nil, `--logging-format, -v: format: Invalid value: "xml"`},
 		"HELP sets no flag":         {nil, map[string]string{"HELP": "true", "VERSION": "true"}, "--node-name"},
+		"a negative interval":       {[]string{"--node-name=a", "--usage-interval=-1s"}, nil, "--usage-interval: must not be negative, got -1s"},
 		"an invalid card memory":    {[]string{"--node-name=a", "--card-memory=GPU-a=much"}, nil, `--card-memory: GPU-a: size "much"`},
 		"a variable's bad size":     {nil, map[string]string{"NODE_NAME": "a", "CARD_MEMORY": "0"}, "--card-memory: a size must be positive"},
 	} {
@@ -63,6 +64,7 @@ func TestHelp(t *testing.T) {
 	for _, flag := range []string{
 		"kubeconfig", "node-name", "memory-unit", "visible-devices", "device-list-strategy", "compat-error-env", "device-plugin-dir", "pod-resources-socket",
 		"nvml-library", "health-quiet-period", "card-memory", "dp-disable-healthchecks", "dp-enable-healthchecks", "listen-address", "print-inventory", "cleanup", "version", "logging-format", "authorize-metrics",
+		"usage-interval", "usage-listen-address", "usage-metrics",
 	} {
 		if !strings.Contains(out.String(), "--"+flag) {
 			t.Errorf("help lacks --%s", flag)

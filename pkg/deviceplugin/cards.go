@@ -71,6 +71,12 @@ func (s *cardState) Get() (cards []gpu.Card, changed <-chan struct{}, problem er
 	return slices.Clone(s.cards), s.changed, s.problem
 }
 
+// All returns the cards, offered or not.
+func (s *cardState) All() []gpu.Card {
+	cards, _, _ := s.Get()
+	return cards
+}
+
 // Missing returns why no card can be used, whether the cards are reported to the kubelet or not; empty if a card can be used.
 func (s *cardState) Missing() string {
 	s.mu.Lock()

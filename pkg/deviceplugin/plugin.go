@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/usage"
 )
 
 // Options configures a Plugin.
@@ -43,6 +44,11 @@ type Options struct {
 	PodResourcesSocket string
 	// ListenAddress is the address for health and metrics. Empty disables both.
 	ListenAddress string
+	// UsageInterval is the time between two calls of Measure, for the report. UsageAddress is the loopback address of /usage; empty
+	// disables it. UsageMetrics adds measured use by container to the metrics.
+	UsageInterval time.Duration
+	UsageAddress  string
+	UsageMetrics  bool
 	// AuthorizeMetrics wraps a handler so that it serves only requests that may read metrics. If it is nil, all may.
 	AuthorizeMetrics func(http.Handler) http.Handler
 }
@@ -61,6 +67,7 @@ type Plugin struct {
 	registrar  *registrar
 	reporter   *reporter
 	resources  *podResources
+	meter      *usage.Meter
 }
 
 // New returns a plugin. It has no effect until Run.
@@ -100,6 +107,10 @@ func New(o Options) (*Plugin, error) {
 		},
 		turn: make(chan struct{}, 1), preferences: lru.NewLRUExpireCache(100),
 	}
+	p.meter = usage.NewMeter(usage.Options{
+		Node: o.NodeName, Interval: o.UsageInterval, Cards: p.cards.All, Containers: containerSource{p.pods, record, o.Unit}.Containers,
+	})
+	p.metrics.registry.MustRegister(usage.NewCollector(p.meter.Report, o.UsageMetrics))
 	p.reporter = newReporter(p.cards, o.Events, nodeReference(o.NodeName))
 	p.service.allocator, p.service.cards, p.service.metrics = p.allocator, p.cards, p.metrics
 	p.registrar = &registrar{
@@ -135,6 +146,10 @@ func (p *Plugin) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	measured, err := listenLoopback(ctx, p.options.UsageAddress)
+	if err != nil {
+		return errors.Join(err, closeListener(listener))
+	}
 	// The informers end after the kubelet's last calls are served (see finish), during which pods still come and go.
 	watching, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
@@ -143,7 +158,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 	// up to half a minute, even if its context has ended (k8s.io/client-go tools/cache/reflector.go, watchList).
 	go p.pods.informer.RunWithContext(watching)
 	go p.node.informer.RunWithContext(watching)
-	group.Go(func() error { return p.serve(ctx, listener) })
+	group.Go(func() error { return serve(ctx, listener, p.handler(), "health and metrics") })
+	group.Go(func() error { return serve(ctx, measured, p.usageHandler(), "measured use") })
 	group.Go(func() error { return p.reporter.Run(ctx) })
 	group.Go(func() error { return p.work(ctx) })
 	if err := group.Wait(); err != nil {

@@ -3,6 +3,7 @@ package install
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/extender"
 	"github.com/gpushare/gpushare/pkg/leader"
+	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/schedulerconfig"
 )
 
@@ -584,6 +586,22 @@ func TestDevicePluginOverrides(t *testing.T) {
 	}
 	if last := container.Env[len(container.Env)-1]; last.Name != "NVML_LIBRARY" || last.Value != "/driver/libnvidia-ml.so.1" {
 		t.Errorf("the last variable is %v", last)
+	}
+}
+
+// TestMeasuredUse: kubectl inspect finds the loopback port by its name, and only a value gives the plugin the machine's PID namespace.
+func TestMeasuredUse(t *testing.T) {
+	h := newHelm(t, "")
+	for values, want := range map[string]bool{"": false, "devicePlugin.hostPID=true,devicePlugin.usageMetrics=true": true} {
+		pod := podTemplate(t, h.render(t, values)["DaemonSet/gpushare-device-plugin"])
+		container := pod.Spec.Containers[0]
+		if pod.Spec.HostPID != want || slices.Contains(container.Args, "--usage-metrics") != want {
+			t.Errorf("%q: hostPID %t, arguments %q", values, pod.Spec.HostPID, container.Args)
+		}
+		i := slices.IndexFunc(container.Ports, func(p corev1.ContainerPort) bool { return p.Name == protocol.PortUsage })
+		if i < 0 || !slices.Contains(container.Args, fmt.Sprintf("--usage-listen-address=127.0.0.1:%d", container.Ports[i].ContainerPort)) {
+			t.Errorf("ports %v don't have that of %q", container.Ports, container.Args)
+		}
 	}
 }
 
