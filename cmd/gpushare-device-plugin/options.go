@@ -73,7 +73,7 @@ flag takes precedence.`
 	f.StringVar(&o.enableHealthChecks, "dp-enable-healthchecks", "", "`Xids` that make a card unhealthy, such as 31, or all; takes precedence over --dp-disable-healthchecks. The format is that of NVIDIA's device plugin (DP_ENABLE_HEALTHCHECKS)")
 	f.StringVar(&o.plugin.ListenAddress, "listen-address", ":12346", "`address` of /livez, /readyz, /metrics and /version, in plain HTTP; if empty, they are not served")
 	f.BoolVar(&o.authorizeMetrics, "authorize-metrics", false, "serve /metrics only to clients with a bearer token that may get the path /metrics; needs the permission to create TokenReviews and SubjectAccessReviews")
-	f.DurationVar(&o.plugin.UsageInterval, "usage-interval", usage.DefaultInterval, "`time` between two measurements of the memory that each container uses; 0 disables them. The plugin needs the host's PID namespace to find the containers of processes")
+	f.DurationVar(&o.plugin.UsageInterval, "usage-interval", usage.DefaultInterval, "`time` between two measurements of the memory that each container uses. The plugin needs the host's PID namespace to find the containers of processes")
 	f.StringVar(&o.plugin.UsageAddress, "usage-listen-address", "", "loopback `address` of /usage, which kubectl inspect gpushare --usage reads by port-forward; if empty, it is not served")
 	f.BoolVar(&o.plugin.UsageMetrics, "usage-metrics", false, "serve the memory that each container uses on /metrics also without --authorize-metrics; these metrics name pods")
 	f.BoolVar(&o.cleanup, "cleanup", false, "remove aliyun.com/gpu-count and the inventory annotation from the Node object of --node-name and exit; for nodes from which the plugin was removed. It can run on any machine")
@@ -101,8 +101,8 @@ func (o *options) validate() (err error) {
 		return fmt.Errorf("--device-list-strategy: %q is neither %s nor %s", p.DeviceList, deviceplugin.ListByEnv, deviceplugin.ListByCDI)
 	case o.monitor.QuietPeriod <= 0:
 		return fmt.Errorf("--health-quiet-period: must be positive, got %v", o.monitor.QuietPeriod)
-	case p.UsageInterval < 0:
-		return fmt.Errorf("--usage-interval: must not be negative, got %v", p.UsageInterval)
+	case p.UsageInterval <= 0:
+		return fmt.Errorf("--usage-interval: must be positive, got %v", p.UsageInterval)
 	case p.NodeName == "":
 		return errors.New("--node-name (or NODE_NAME) is missing")
 	case !filepath.IsAbs(p.Directory):

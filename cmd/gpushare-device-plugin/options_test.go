@@ -36,7 +36,7 @@ func TestBadFlags(t *testing.T) {
 		"a short flag, no variable": {nil, map[string]string{"V": "x", "H": "x"}, "--node-name"},
 		"an unknown log format":     {[]string{"--node-name=a", "--logging-format=xml"}, nil, `--logging-format, -v: format: Invalid value: "xml"`},
 		"HELP sets no flag":         {nil, map[string]string{"HELP": "true", "VERSION": "true"}, "--node-name"},
-		"a negative interval":       {[]string{"--node-name=a", "--usage-interval=-1s"}, nil, "--usage-interval: must not be negative, got -1s"},
+		"no interval":               {[]string{"--node-name=a", "--usage-interval=0s"}, nil, "--usage-interval: must be positive, got 0s"},
 		"an invalid card memory":    {[]string{"--node-name=a", "--card-memory=GPU-a=much"}, nil, `--card-memory: GPU-a: size "much"`},
 		"a variable's bad size":     {nil, map[string]string{"NODE_NAME": "a", "CARD_MEMORY": "0"}, "--card-memory: a size must be positive"},
 	} {

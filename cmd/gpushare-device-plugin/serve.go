@@ -94,9 +94,8 @@ func serve(ctx context.Context, o options) error {
 		return err
 	}
 	o.monitor.Known, o.monitor.BootID = plugin.KnownCards, o.plugin.BootID
-	if o.monitor.VisitInterval = o.plugin.UsageInterval; o.monitor.VisitInterval > 0 {
-		o.monitor.Visit = func(session *inventory.Session) { plugin.Measure(session) }
-	}
+	o.monitor.VisitInterval = o.plugin.UsageInterval
+	o.monitor.Visit = func(session *inventory.Session) { plugin.Measure(session) }
 	monitor := inventory.New(o.monitor)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return plugin.Run(ctx) })
