@@ -12,6 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/deviceplugin"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/inventory"
+	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/usage"
 )
 
@@ -23,6 +24,7 @@ type options struct {
 	monitor    inventory.Options
 	memoryUnit string
 	cardMemory string
+	isolation  string
 	// disableHealthChecks and enableHealthChecks are lists of Xids.
 	disableHealthChecks string
 	enableHealthChecks  string
@@ -63,6 +65,9 @@ flag takes precedence.`
 	f.StringVar(&o.memoryUnit, "memory-unit", gpu.GiB.String(), "amount of memory that one aliyun.com/gpu-mem stands for: GiB, MiB, or a multiple such as 256MiB. Use the same unit on all nodes with the same card size, and change it only while no GPU pod runs on the node")
 	f.StringVar((*string)(&o.plugin.VisibleDevices), "visible-devices", string(deviceplugin.VisibleByUUID), "identifier of a card in NVIDIA_VISIBLE_DEVICES: uuid or index; set index for software that needs indices. With index, a container that restarts after the driver has renumbered the cards can start on another card")
 	f.StringVar((*string)(&o.plugin.DeviceList), "device-list-strategy", string(deviceplugin.ListByEnv), "how a container gets its card: envvar relies on NVIDIA's container runtime; cdi-cri also names a CDI device (nvidia.com/gpu=, identified as --visible-devices sets). Set cdi-cri if the runtime injects devices by CDI")
+	f.StringVar(&o.isolation, "isolation", string(isolation.None), "how shares of cards are enforced: none, or driver (NVIDIA's driver limits the memory of each container; experimental; needs the R615 driver, cgroup v2 and NVIDIA's container toolkit 1.20.1). The node's label gpushare.aliyun.com/isolation takes precedence")
+	f.StringVar(&o.plugin.CgroupRoot, "cgroup-root", "/sys/fs/cgroup", "`directory` of the machine's cgroups; for measured use and limits by the driver")
+	f.StringSliceVar(&o.plugin.CDIDirectories, "cdi-directories", []string{"/etc/cdi", "/var/run/cdi"}, "`directories` in which the container runtime looks for CDI specifications. With --isolation=driver the plugin writes a specification into the last one")
 	f.BoolVar(&o.plugin.ErrorEnv, "compat-error-env", false, "start a container without a card if none can be allocated, with an environment that names no card, as the original gpushare plugin does; by default its pod fails")
 	f.StringVar(&o.plugin.Directory, "device-plugin-dir", "/var/lib/kubelet/device-plugins", "`directory` of the kubelet's device plugin sockets and checkpoint; change it if the kubelet's root directory is not /var/lib/kubelet")
 	f.StringVar(&o.plugin.PodResourcesSocket, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "`socket` of the kubelet's PodResources API, which tells which pod the kubelet is admitting; if empty or missing, the plugin infers the pod from the order of scheduling")
@@ -87,6 +92,9 @@ func (o *options) validate() (err error) {
 		return fmt.Errorf("--memory-unit: %w", err)
 	}
 	o.monitor.Unit = o.plugin.Unit
+	if o.plugin.Isolation, err = isolation.ParseMode(o.isolation); err != nil {
+		return fmt.Errorf("--isolation: %w", err)
+	}
 	if o.monitor.CardMemory, err = inventory.ParseCardMemory(o.cardMemory); err != nil {
 		return fmt.Errorf("--card-memory: %w", err)
 	}
@@ -107,6 +115,10 @@ func (o *options) validate() (err error) {
 		return errors.New("--node-name (or NODE_NAME) is missing")
 	case !filepath.IsAbs(p.Directory):
 		return fmt.Errorf("--device-plugin-dir: %q is not an absolute path", p.Directory)
+	case !filepath.IsAbs(p.CgroupRoot):
+		return fmt.Errorf("--cgroup-root: %q is not an absolute path", p.CgroupRoot)
+	case len(p.CDIDirectories) == 0:
+		return errors.New("--cdi-directories: no directory")
 	case p.PodResourcesSocket != "" && !filepath.IsAbs(p.PodResourcesSocket):
 		return fmt.Errorf("--pod-resources-socket: %q is not an absolute path", p.PodResourcesSocket)
 	case p.ListenAddress != "":

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -18,9 +19,13 @@ type cardState struct {
 	// bootID is the kernel's ID of the machine's boot, for the inventory. It doesn't change.
 	bootID string
 
-	mu    sync.Mutex
-	cards []gpu.Card
-	moved map[int]int
+	mu sync.Mutex
+	// found are the cards as the driver reports them, cards the same in the isolation mode in force: mode, notReady.
+	found, cards []gpu.Card
+	moved        map[int]int
+	mode         isolation.Mode
+	// notReady maps the index of a card to the reason why it isn't ready for the mode.
+	notReady map[int]string
 	// driver is why no card can be used; empty otherwise. The known cards are still reported to the kubelet, as unhealthy ones.
 	driver string
 	// problem is why the cards can't be reported to the kubelet at all.
@@ -31,7 +36,7 @@ type cardState struct {
 var errNoCardsYet = errors.New("the node's cards aren't known yet")
 
 func newCardState(unit gpu.Unit) *cardState {
-	return &cardState{unit: unit, problem: errNoCardsYet, changed: make(chan struct{})}
+	return &cardState{unit: unit, problem: errNoCardsYet, mode: isolation.None, changed: make(chan struct{})}
 }
 
 // Set replaces the list of cards. If they can't be read, for example while the driver restarts, problem is why, and the known
@@ -41,12 +46,40 @@ func (s *cardState) Set(cards []gpu.Card, moved map[int]int, problem string) {
 	defer s.mu.Unlock()
 	cards = slices.Clone(cards)
 	if len(cards) == 0 && problem != "" {
-		cards = slices.Clone(s.cards)
+		cards = slices.Clone(s.found)
 		for i := range cards {
 			cards[i].Unhealthy = problem
 		}
 	}
-	s.cards, s.moved, s.driver, s.problem = cards, maps.Clone(moved), problem, nil
+	s.found, s.moved, s.driver, s.problem = cards, maps.Clone(moved), problem, nil
+	s.update()
+}
+
+// Isolate sets the isolation mode, and why cards are not ready for it, by index. In a mode that limits memory, cards have only the
+// memory that can be allocated.
+func (s *cardState) Isolate(mode isolation.Mode, notReady map[int]string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mode == mode && maps.Equal(s.notReady, notReady) {
+		return
+	}
+	s.mode, s.notReady = mode, notReady
+	if !errors.Is(s.problem, errNoCardsYet) {
+		s.update()
+	}
+}
+
+// update computes what depends on the cards and the mode. The caller holds mu.
+func (s *cardState) update() {
+	cards, problem := slices.Clone(s.found), s.driver
+	for i := range cards {
+		card := &cards[i]
+		card.Unhealthy = cmp.Or(card.Unhealthy, s.notReady[card.Index])
+		if s.mode.Limits() {
+			card.Memory = card.Memory.Sub(card.Reserved)
+		}
+	}
+	s.cards, s.problem = cards, nil
 	switch size := messageSize(cards); {
 	case len(cards) == 0 && problem != "":
 		s.problem = errors.New(problem)
@@ -77,6 +110,13 @@ func (s *cardState) All() []gpu.Card {
 	return cards
 }
 
+// Mode returns the isolation mode in force.
+func (s *cardState) Mode() isolation.Mode {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mode
+}
+
 // Missing returns why no card can be used, whether the cards are reported to the kubelet or not; empty if a card can be used.
 func (s *cardState) Missing() string {
 	s.mu.Lock()
@@ -99,6 +139,11 @@ func (s *cardState) Position(card int) int {
 
 // Inventory returns the inventory for the node's annotation.
 func (s *cardState) Inventory() protocol.Inventory {
-	cards, _, _ := s.Get()
-	return protocol.Inventory{Unit: s.unit, Cards: cards, BootID: s.bootID}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	inventory := protocol.Inventory{Unit: s.unit, Cards: slices.Clone(s.cards), BootID: s.bootID}
+	if s.mode.Limits() {
+		inventory.Isolation = string(s.mode)
+	}
+	return inventory
 }

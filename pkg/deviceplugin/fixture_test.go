@@ -62,6 +62,8 @@ type fixture struct {
 	// errorEnv and deviceList are options of the plugins.
 	errorEnv   bool
 	deviceList DeviceListStrategy
+	// isolation has the plugins' options for limits; nil for none.
+	isolation *isolationOptions
 	// admitting is the plugins' field of the same name. It is much shorter than in production unless a test is about it.
 	admitting time.Duration
 }
@@ -111,11 +113,15 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	if b.hanging != nil {
 		client = b.hanging.around(client)
 	}
-	p, err := New(Options{
+	options := Options{
 		Client: client, Events: b.events, NodeName: testNode, Unit: gpu.GiB, BootID: "this boot", VisibleDevices: VisibleByUUID,
 		DeviceList: b.deviceList, ErrorEnv: b.errorEnv,
 		Directory: b.dir, PodResourcesSocket: b.socket, ListenAddress: b.address,
-	})
+	}
+	if o := b.isolation; o != nil {
+		options.Isolation, options.CgroupRoot, options.CDIDirectories = o.mode, o.cgroups, []string{o.specs}
+	}
+	p, err := New(options)
 	if err != nil {
 		b.t.Fatal(err)
 	}

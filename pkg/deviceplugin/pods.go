@@ -88,6 +88,7 @@ func readPod(object *corev1.Pod) allocation.Pod {
 		pod.Assumed, pod.Assignment = true, assignment
 	}
 	pod.Assigned = object.Annotations[protocol.AnnotationAssigned] == "true"
+	pod.Isolation = object.Annotations[protocol.AnnotationIsolation]
 	_, pod.HasAssumeTime = object.Annotations[protocol.AnnotationAssumeTime]
 	if placement, err := protocol.PodPlacement(object); err == nil {
 		pod.Placement = placement

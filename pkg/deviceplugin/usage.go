@@ -35,7 +35,7 @@ func (s containerSource) Containers() []usage.Container {
 				ID: id[strings.LastIndexByte(id, '/')+1:], // The status has it as RUNTIME://ID.
 			}
 			if a := given[info.pod.UID][name]; a.HasCard() && a.Request > 0 {
-				c.Card, c.Requested = a.Card, s.unit.Bytes(a.Request)
+				c.Card, c.Requested, c.Limit = a.Card, s.unit.Bytes(a.Request), a.Limit
 			}
 			out = append(out, c)
 		}
@@ -43,8 +43,12 @@ func (s containerSource) Containers() []usage.Container {
 	return out
 }
 
-// Measure measures the use of the cards. It must be called regularly, and from one goroutine at a time.
-func (p *Plugin) Measure(driver usage.Driver) { p.meter.Measure(driver) }
+// Measure measures the use of the cards and checks the limits of containers. It must be called regularly, and from one goroutine at a time.
+func (p *Plugin) Measure(driver usage.Driver) {
+	p.isolator.Ask(driver)
+	p.meter.Measure(driver)
+	p.limits.Check(p.meter.Report())
+}
 
 // usageHandler returns the handler for the measured use.
 func (p *Plugin) usageHandler() http.Handler {

@@ -220,6 +220,11 @@ func writeUsage(out *bytes.Buffer, report UsageReport, f format) {
 		for _, problem := range node.Problems {
 			problems.add(red, node.Node, problem)
 		}
+		for _, c := range node.Containers {
+			if c.NotInForce != "" {
+				problems.add(red, node.Node, fmt.Sprintf("container %s of pod %s/%s: %s", c.Container, c.Namespace, c.Pod, c.NotInForce))
+			}
+		}
 		for _, card := range node.Cards {
 			if card.Problem != "" {
 				problems.add(red, node.Node, fmt.Sprintf("GPU%d: %s", card.Index, card.Problem))
@@ -253,6 +258,9 @@ func usageRows(report UsageReport) rows {
 		}
 		if c.Limit != nil {
 			limit = mebibytes(*c.Limit)
+		}
+		if c.NotInForce != "" {
+			style, limit = red, "not held"
 		}
 		used := mebibytes(c.Used)
 		if c.Incomplete {

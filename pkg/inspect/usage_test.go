@@ -48,7 +48,8 @@ func TestUsageTable(t *testing.T) {
 	a := usageOf("n1",
 		protocol.ContainerUsage{Namespace: "team", Pod: "small", UID: "1", Container: "main", Processes: 1, Used: 100*mib + 1, Requested: 512 * mib, Limit: &limit},
 		protocol.ContainerUsage{Namespace: "team", Pod: "greedy", UID: "2", Container: "main", Processes: 2, Used: 700 * mib, Requested: 512 * mib, Incomplete: true},
-		protocol.ContainerUsage{UID: "static", Processes: 1, Used: 300 * mib})
+		protocol.ContainerUsage{UID: "static", Processes: 1, Used: 300 * mib},
+		protocol.ContainerUsage{Namespace: "team", Pod: "loose", UID: "3", Container: "main", Requested: 512 * mib, NotInForce: "its cgroup has no limit"})
 	b := usageOf("n2")
 	b.Cards[0].Host, b.Cards[0].Unresolved = 20*mib, 1
 	b.Cards = append(b.Cards, protocol.CardUsage{Index: 1, UUID: "GPU-1", Problem: "reading its memory: GPU is lost"})
@@ -64,6 +65,7 @@ NAMESPACE  POD         CONTAINER  NODE  CARD  USED(MiB)  REQUESTED(MiB)  LIMIT(M
 -          uid:static  -          n1    GPU0  300        0               -           +300
 team       greedy      main       n1    GPU0  700+?      512             -           +188
 team       small       main       n1    GPU0  101        512             512         -
+team       loose       main       n1    GPU0  0          512             not held    -
 
 Other Use:
 NODE  CARD  USED(MiB)  PODS(MiB)  HOST(MiB)  UNRESOLVED(MiB)
@@ -71,13 +73,15 @@ n2    GPU0  900        500        20         1
 
 Problems:
 NODE  PROBLEM
+n1    container main of pod team/loose: its cgroup has no limit
 n2    no hostPID
 n2    GPU1: reading its memory: GPU is lost
 `},
 		"rows only": {report, format{rowsOnly: true}, `
--     uid:static  -     n1  GPU0  300    0    -    +300
-team  greedy      main  n1  GPU0  700+?  512  -    +188
-team  small       main  n1  GPU0  101    512  512  -
+-     uid:static  -     n1  GPU0  300    0    -         +300
+team  greedy      main  n1  GPU0  700+?  512  -         +188
+team  small       main  n1  GPU0  101    512  512       -
+team  loose       main  n1  GPU0  0      512  not held  -
 `},
 		"nothing in use": {UsageReport{Nodes: []protocol.Usage{usageOf("n3")}}, format{wide: true}, `
 No container uses GPU memory or has a card.

@@ -92,7 +92,8 @@ const (
 	symbolMIGMode        = "nvmlDeviceGetMigMode"
 	symbolFieldValues    = "nvmlDeviceGetFieldValues"
 	symbolMemoryInfo     = "nvmlDeviceGetMemoryInfo_v2"
-	symbolMemoryLimits   = "nvmlDeviceGetMemoryLimits_v1"
+	symbolGetLimits      = "nvmlDeviceGetMemoryLimits_v1"
+	symbolSetLimits      = "nvmlDeviceSetMemoryLimits_v1"
 )
 
 // Functions of which each driver has one version at least. The bindings call the newest one that the library has.
@@ -107,8 +108,9 @@ type device struct {
 	// uuid is empty if the driver could not read it.
 	uuid  string
 	model string
-	// bytes is the card's total memory; 0 if the driver reports none.
+	// bytes is the card's total memory; 0 if the driver reports none. reserved is the part that the driver keeps; 0 if unknown.
 	bytes    uint64
+	reserved uint64
 	numaNode int
 	// err is the reason why the card can't be used. The fields that were read before the error are set.
 	err error
@@ -158,7 +160,7 @@ func openDriver(path string) (*driver, error) {
 		hasMIG:        has(symbolMIGMode),
 		hasFields:     has(symbolFieldValues),
 		hasMemoryInfo: has(symbolMemoryInfo),
-		hasLimits:     has(symbolMemoryLimits),
+		hasLimits:     has(symbolGetLimits) && has(symbolSetLimits),
 		hasCompute:    slices.ContainsFunc(symbolsCompute, has),
 		hasGraphics:   slices.ContainsFunc(symbolsGraphics, has),
 	}
@@ -219,6 +221,11 @@ func (d *driver) read(index int) device {
 	switch ret {
 	case nvml.SUCCESS:
 		c.bytes = memory.Total
+		if d.hasMemoryInfo {
+			if detailed, ret := c.handle.GetMemoryInfo_v2(); ret == nvml.SUCCESS {
+				c.reserved = detailed.Reserved
+			}
+		}
 	case nvml.ERROR_NOT_SUPPORTED: // The card shares the machine's memory.
 	default:
 		return fail("reading its memory", ret)

@@ -186,6 +186,10 @@ func (rec *entry) updateMemory(d device, r *roster) error {
 	bytes := r.memory.of(rec.card.UUID, d.bytes)
 	if !rec.unreachable {
 		rec.card.Memory = r.unit.Count(bytes)
+		rec.card.Reserved = rec.card.Memory.Sub(r.unit.Count(min(bytes, d.bytes-min(d.reserved, d.bytes))))
+		if d.bytes == 0 {
+			rec.card.Reserved = 0
+		}
 	}
 	switch {
 	case d.err != nil:

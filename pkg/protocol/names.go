@@ -63,6 +63,10 @@ const GateFairShare = "gpushare.aliyun.com/fair-share"
 // bound later. So if a member has it, the gang was bound completely.
 const AnnotationGroupWhole = "gpushare.aliyun.com/group-whole"
 
+// AnnotationIsolation is on a pod whose containers were given a limit: the isolation mode, and after a colon which limit is not
+// in force (PodIsolation). The device plugin writes it when it has read the limits back.
+const AnnotationIsolation = "gpushare.aliyun.com/isolation"
+
 // The node annotations and labels.
 const (
 	// AnnotationInventory is the node's Inventory, in JSON.
@@ -72,6 +76,8 @@ const (
 	AnnotationFreed = "gpushare.aliyun.com/memory-freed"
 	// LabelShared, with the value "true", marks the nodes that share GPU memory.
 	LabelShared = "gpushare"
+	// LabelIsolation is the isolation mode of the node. It takes precedence over the device plugin's flag.
+	LabelIsolation = "gpushare.aliyun.com/isolation"
 	// LabelDisableIsolation, with the value "true", marks the nodes whose containers get EnvDisableIsolation.
 	LabelDisableIsolation = "cgpu.disable.isolation"
 )

@@ -98,7 +98,7 @@ func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
 		h.ledger.DeleteNode(object.Name)
 		return
 	}
-	spec := ledger.NodeSpec{Unit: node.Unit, Cards: node.Cards, WholeCards: node.WholeCards}
+	spec := ledger.NodeSpec{Unit: node.Unit, Cards: node.Cards, WholeCards: node.WholeCards, Isolation: node.Isolation}
 	if reasons := diagnosis.Closed(object, node.WholeCards); len(reasons) > 0 {
 		spec.Closed = reasons[0]
 	}

@@ -108,7 +108,7 @@ func TestRealProcesses(t *testing.T) {
 	}
 
 	running := []Container{
-		{"team", "a", uidA, "main", idA, 0, 256 * mib}, {"team", "b", "mirror-pod", "main", idB, 1, 64 * mib},
+		{"team", "a", uidA, "main", idA, 0, 256 * mib, 0}, {"team", "b", "mirror-pod", "main", idB, 1, 64 * mib, 0},
 	}
 	meter := NewMeter(Options{
 		Node: "n", Interval: time.Millisecond, Cgroups: v2,

@@ -140,15 +140,15 @@ func (m *Meter) readLimits(driver Driver, r *reading) {
 	all := map[string]bool{}
 	for i := range r.cards {
 		card := &r.cards[i]
-		card.limits = map[string]inventory.MemoryLimit{}
+		card.limits = map[string]limitReading{}
 		for _, c := range r.containers {
 			if c.Card == card.index {
-				card.limits[c.ID] = inventory.MemoryLimit{}
+				card.limits[c.ID] = limitReading{}
 			}
 		}
 		for _, p := range card.processes {
 			if p.owner.Container != "" {
-				card.limits[p.owner.Container] = inventory.MemoryLimit{}
+				card.limits[p.owner.Container] = limitReading{}
 			}
 		}
 		for id := range card.limits {
@@ -159,15 +159,12 @@ func (m *Meter) readLimits(driver Driver, r *reading) {
 	for _, card := range r.cards {
 		for id := range card.limits {
 			path, ok := paths[id]
-			limit, err := inventory.MemoryLimit{}, error(nil)
-			if ok {
-				limit, err = driver.Limit(card.uuid, path)
-			}
-			if !ok || err != nil { // The container has ended.
+			if !ok { // The container has ended, or its cgroup isn't visible here.
 				delete(card.limits, id)
-			} else {
-				card.limits[id] = limit
+				continue
 			}
+			limit, err := driver.Limit(card.uuid, path)
+			card.limits[id] = limitReading{limit, err}
 		}
 	}
 }

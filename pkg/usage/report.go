@@ -2,6 +2,7 @@ package usage
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -22,6 +23,8 @@ type Container struct {
 	// negative for a container without a card.
 	Card      int
 	Requested uint64
+	// Limit is the limit in bytes that the container was given; 0 if its share isn't enforced.
+	Limit uint64
 }
 
 // reading is what was read at one time. It is the complete input of build.
@@ -44,7 +47,12 @@ type cardReading struct {
 	problem   error
 	processes []process
 	// limits are what the driver says about the cgroups of containers, by container ID.
-	limits map[string]inventory.MemoryLimit
+	limits map[string]limitReading
+}
+
+type limitReading struct {
+	inventory.MemoryLimit
+	err error
 }
 
 type process struct {
@@ -85,12 +93,11 @@ func build(r reading) protocol.Usage {
 			}
 		}
 		for _, row := range rows.list {
-			if limit, ok := card.limits[row.id]; ok {
-				row.Used = max(row.Used, limit.Used)
-				if limit.Hard != inventory.NoLimit {
-					row.Limit = &limit.Hard
-				}
+			limit, ok := card.limits[row.id]
+			if !ok {
+				limit.err = ErrNotRead
 			}
+			row.read(limit)
 			sum.Pods += row.Used
 			if row.Processes > 0 || row.Used > 0 || row.Requested > 0 || row.Limit != nil {
 				report.Containers = append(report.Containers, row.ContainerUsage)
@@ -135,6 +142,28 @@ type row struct {
 	id string
 }
 
+// read adds what the driver says about the container's cgroup.
+func (r *row) read(limit limitReading) {
+	if limit.err == nil {
+		r.Used = max(r.Used, limit.Used)
+		if limit.Hard != inventory.NoLimit {
+			r.Limit = &limit.Hard
+		}
+	}
+	switch {
+	case r.Given == nil || limit.err == nil && limit.Hard == *r.Given:
+	case limit.err != nil:
+		r.NotInForce = limit.err.Error()
+	case limit.Hard == inventory.NoLimit:
+		r.NotInForce = "its cgroup has no limit"
+	default:
+		r.NotInForce = fmt.Sprintf("the limit of its cgroup is %d bytes, not %d", limit.Hard, *r.Given)
+	}
+}
+
+// ErrNotRead means that a cgroup was not read. That matters only to a container that was given a limit.
+var ErrNotRead = errors.New("the limit of its cgroup could not be read: the driver limits no memory, or its cgroup was not found")
+
 // rows returns a row for each container.
 func (p pods) rows(card cardReading) *rows {
 	r := &rows{pods: p, card: card, by: map[Owner]*row{}}
@@ -150,6 +179,9 @@ func (r *rows) add(c *Container) *row {
 	}}
 	if c.Card == r.card.index {
 		row.Requested = c.Requested
+		if c.Limit > 0 {
+			row.Given = &c.Limit
+		}
 	}
 	r.list = append(r.list, row)
 	r.by[Owner{c.UID, c.Name}] = row

@@ -21,9 +21,9 @@ func TestBuild(t *testing.T) {
 	unknown := uint64(inventory.UnknownBytes)
 	// Two containers of pod a, of which one has card 0, and the container of pod b, without a card.
 	running := []Container{
-		{"team", "a", "uid-a", "main", "id-main", 0, 100},
-		{"team", "a", "uid-a", "helper", "id-helper", noCard, 0},
-		{"other", "b", "uid-b", "c", "id-c", noCard, 0},
+		{"team", "a", "uid-a", "main", "id-main", 0, 100, 0},
+		{"team", "a", "uid-a", "helper", "id-helper", noCard, 0, 0},
+		{"other", "b", "uid-b", "c", "id-c", noCard, 0, 0},
 	}
 	limit := func(n uint64) *uint64 { return &n }
 	usageOf := func(c Container, used uint64, processes int) protocol.ContainerUsage {
@@ -37,7 +37,7 @@ func TestBuild(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		processes []process
-		limits    map[string]inventory.MemoryLimit
+		limits    map[string]limitReading
 		want      []protocol.ContainerUsage
 		card      protocol.CardUsage
 	}{
@@ -88,14 +88,14 @@ func TestBuild(t *testing.T) {
 		},
 		"the driver counts more for the cgroup than its processes show": {
 			processes: []process{at(30, "uid-a", "id-main")},
-			limits:    map[string]inventory.MemoryLimit{"id-main": {Hard: 100, Used: 33}},
+			limits:    map[string]limitReading{"id-main": {inventory.MemoryLimit{Hard: 100, Used: 33}, nil}},
 			want: []protocol.ContainerUsage{{
 				Namespace: "team", Pod: "a", UID: "uid-a", Container: "main", Processes: 1, Used: 33, Requested: 100, Limit: limit(100)}},
 			card: protocol.CardUsage{Pods: 33},
 		},
 		"a cgroup without a limit": {
 			processes: []process{at(30, "uid-b", "id-c")},
-			limits:    map[string]inventory.MemoryLimit{"id-c": {Hard: inventory.NoLimit, Used: 1}},
+			limits:    map[string]limitReading{"id-c": {inventory.MemoryLimit{Hard: inventory.NoLimit, Used: 1}, nil}},
 			want:      []protocol.ContainerUsage{usageOf(running[2], 30, 1), usageOf(running[0], 0, 0)},
 			card:      protocol.CardUsage{Pods: 30},
 		},
@@ -135,6 +135,32 @@ func TestUnresolved(t *testing.T) {
 			got := unresolved([]cardReading{{processes: test.processes}}, test.hostPID)
 			if got != test.want && (test.want == "" || !strings.Contains(got, test.want)) {
 				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// TestNotInForce: a limit that a container was given is compared with the driver's.
+func TestNotInForce(t *testing.T) {
+	for name, test := range map[string]struct {
+		given  uint64
+		limits map[string]limitReading
+		want   string
+	}{
+		"in force":             {100, map[string]limitReading{"id": {inventory.MemoryLimit{Hard: 100}, nil}}, ""},
+		"none was given":       {0, map[string]limitReading{"id": {inventory.MemoryLimit{Hard: inventory.NoLimit}, nil}}, ""},
+		"none was set":         {100, map[string]limitReading{"id": {inventory.MemoryLimit{Hard: inventory.NoLimit}, nil}}, "its cgroup has no limit"},
+		"another one":          {100, map[string]limitReading{"id": {inventory.MemoryLimit{Hard: 200}, nil}}, "the limit of its cgroup is 200 bytes, not 100"},
+		"the driver's failure": {100, map[string]limitReading{"id": {err: errGone}}, errGone.Error()},
+		"no cgroup":            {100, nil, ErrNotRead.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			report := build(reading{
+				containers: []Container{{Pod: "a", UID: "u", Name: "c", ID: "id", Card: 0, Requested: 100, Limit: test.given}},
+				cards:      []cardReading{{index: 0, limits: test.limits}, {index: 1}},
+			})
+			if len(report.Containers) != 1 || report.Containers[0].NotInForce != test.want || (report.Containers[0].Given != nil) != (test.given > 0) {
+				t.Errorf("got %+v, want %q", report.Containers, test.want)
 			}
 		})
 	}

@@ -605,6 +605,31 @@ func TestMeasuredUse(t *testing.T) {
 	}
 }
 
+// TestIsolation: the plugin gets the machine's cgroups and CDI directories only where limits are possible.
+func TestIsolation(t *testing.T) {
+	h := newHelm(t, "")
+	for values, want := range map[string]struct{ mounts, flag bool }{
+		"":                                   {false, false},
+		"devicePlugin.isolationByLabel=true": {true, false},
+		"devicePlugin.isolation=driver":      {true, true},
+	} {
+		pod := podTemplate(t, h.render(t, values)["DaemonSet/gpushare-device-plugin"])
+		container := pod.Spec.Containers[0]
+		writable := map[string]bool{}
+		for _, mount := range container.VolumeMounts {
+			writable[mount.MountPath] = !mount.ReadOnly
+		}
+		for path, write := range map[string]bool{"/sys/fs/cgroup": false, "/etc/cdi": false, "/var/run/cdi": true} {
+			if got, mounted := writable[path]; mounted != want.mounts || got != (write && want.mounts) {
+				t.Errorf("%q: %s is mounted %t, writable %t", values, path, mounted, got)
+			}
+		}
+		if slices.Contains(container.Args, "--isolation=driver") != want.flag {
+			t.Errorf("%q: arguments %q", values, container.Args)
+		}
+	}
+}
+
 // TestNetworkPolicies: each policy selects its pods, and opens only ports that these pods have, to the peers that the values
 // name.
 func TestNetworkPolicies(t *testing.T) {
