@@ -33,6 +33,10 @@ build-plugin:
 kube: ## build the pinned etcd and Kubernetes binaries into bin/kube (minutes, the first time)
 	@hack/kube/build.sh
 
+.PHONY: kube-node
+kube-node: ## build the pinned containerd, runc, CNI plugins and NVIDIA's CDI hook into bin/kube (minutes, the first time)
+	@hack/kube/build.sh node
+
 .PHONY: fake-nvml
 fake-nvml: ## build the fake NVIDIA driver library into bin/fake-nvml
 	@test/fakenvml/build.sh bin/fake-nvml/libnvidia-ml.so.1
@@ -63,7 +67,7 @@ test: build kube fake-nvml ## run all tests that this machine can run, and list 
 	@hack/test.sh
 
 .PHONY: test-long
-test-long: build kube fake-nvml ## run the long form of all tests: more pods, more rounds, more kills (about an hour)
+test-long: build kube kube-node fake-nvml ## run the long form of all tests: more pods, more rounds, more kills (about an hour)
 	@GPUSHARE_TEST_LONG=1 hack/test.sh
 	@GPUSHARE_TEST_LONG=1 hack/node-e2e.sh
 
@@ -72,7 +76,7 @@ test-versions: build kube fake-nvml ## run some tests on the other Kubernetes ve
 	@hack/versions.sh
 
 .PHONY: e2e-node
-e2e-node: build kube fake-nvml ## run real pods on a real kubelet (root on Linux, with containerd and runc: hack/node-packages.sh)
+e2e-node: build kube kube-node fake-nvml ## run real pods on a real kubelet (root on Linux; hack/node-packages.sh installs the tools)
 	@hack/node-e2e.sh
 
 .PHONY: test-gpu

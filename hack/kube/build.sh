@@ -1,56 +1,95 @@
 #!/usr/bin/env bash
-# Builds the pinned etcd and Kubernetes binaries into bin/kube, once. With a minor version that hack/kube/VERSION pins
-# (hack/kube/build.sh v1.33), builds that version's control plane into bin/kube-VERSION, with the same etcd.
+# Builds pinned binaries of other projects, once:
+#
+#   hack/kube/build.sh          etcd and Kubernetes, into bin/kube
+#   hack/kube/build.sh v1.33    the control plane of a minor version that hack/kube/VERSION pins, into bin/kube-VERSION,
+#                               with the same etcd
+#   hack/kube/build.sh node     what a node runs below the kubelet (hack/kube/node), into bin/kube
 #
 # The binaries depend on the pinned modules, the Go toolchain and the flags below. They are kept under a hash of these
 # in the user's cache folder (or GPUSHARE_KUBE_CACHE) and linked from there, so another clone on the same machine
 # doesn't build them again. The rest of this script isn't hashed.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-pinned=${1:-}
-out=$(cd "$here/../.." && pwd)/bin/kube${pinned:+-$pinned}
+part=${1:-}
 
-cd "$here/$pinned"
+cd "$here/$part"
 # The caller's -mod or GOFLAGS are meant for the main module.
 export GOFLAGS=-buildvcs=false GOWORK=off
-kube_version=$(go list -m -f '{{.Version}}' k8s.io/kubernetes)
-# Otherwise the binaries report version v0.0.0-master, which clients reject.
-major=${kube_version#v}; major=${major%%.*}
-minor=${kube_version#v*.}; minor=${minor%%.*}
+out=$(cd "$here/../.." && pwd)/bin/kube
 stamp="-s -w"
-for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
-  stamp+=" -X $package.gitVersion=$kube_version -X $package.gitMajor=$major -X $package.gitMinor=$minor"
-  stamp+=" -X $package.gitTreeState=clean -X $package.gitCommit=$kube_version -X $package.buildDate=1970-01-01T00:00:00Z"
-done
-flags=(-trimpath -ldflags "$stamp")
 
-key=$( (go version; go env GOOS GOARCH; cat go.mod go.sum; echo CGO_ENABLED=0 "${flags[@]}") | sha256sum | cut -c1-16)
-cache=${GPUSHARE_KUBE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpushare/kube}/$kube_version-$key
-mkdir -p "$cache" "$out"
-
-# One build at a time: two would only compete for the same cores.
-exec 9>"$cache/.lock"
-flock 9
-
-build() { # name package
-  if [ ! -x "$cache/$1" ]; then
-    local from=$SECONDS
-    echo "kube: building $1 (takes minutes the first time)"
-    CGO_ENABLED=0 go build "${flags[@]}" -o "$cache/$1.partial" "$2"
-    mv "$cache/$1.partial" "$cache/$1"
-    echo "kube: built $1 in $((SECONDS - from)) s"
-  fi
-  ln -sf "$cache/$1" "$out/$1"
+# use_cache NAME FLAGS... selects the folder for the binaries that are built with these flags.
+use_cache() {
+  local key name=$1
+  shift
+  key=$( (go version; go env GOOS GOARCH; cat go.mod go.sum; echo "$@") | sha256sum | cut -c1-16)
+  cache=${GPUSHARE_KUBE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpushare/kube}/$name-$key
+  mkdir -p "$cache" "$out"
+  # One build at a time: two would only compete for the same cores.
+  exec 9>"$cache/.lock"
+  flock 9
 }
 
-components=(kube-apiserver kube-scheduler kube-controller-manager)
-if [ -z "$pinned" ]; then
-  build etcd go.etcd.io/etcd/server/v3
-  components+=(kubelet kube-proxy kubeadm)
-else
-  ln -sf ../kube/etcd "$out/etcd"
-fi
-for name in "${components[@]}"; do
-  build "$name" "k8s.io/kubernetes/cmd/$name"
-done
-echo "kube: Kubernetes $kube_version and etcd are in bin/$(basename "$out")"
+build() { # name package flags...
+  local name=$1 package=$2
+  shift 2
+  if [ ! -x "$cache/$name" ]; then
+    local from=$SECONDS
+    echo "kube: building $name (takes minutes the first time)"
+    go build -trimpath "$@" -o "$cache/$name.partial" "$package"
+    mv "$cache/$name.partial" "$cache/$name"
+    echo "kube: built $name in $((SECONDS - from)) s"
+  fi
+  ln -sf "$cache/$name" "$out/$name"
+}
+
+build_kubernetes() {
+  local kube_version major minor package name
+  kube_version=$(go list -m -f '{{.Version}}' k8s.io/kubernetes)
+  # Otherwise the binaries report version v0.0.0-master, which clients reject.
+  major=${kube_version#v}; major=${major%%.*}
+  minor=${kube_version#v*.}; minor=${minor%%.*}
+  for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+    stamp+=" -X $package.gitVersion=$kube_version -X $package.gitMajor=$major -X $package.gitMinor=$minor"
+    stamp+=" -X $package.gitTreeState=clean -X $package.gitCommit=$kube_version -X $package.buildDate=1970-01-01T00:00:00Z"
+  done
+  use_cache "$kube_version" CGO_ENABLED=0 -trimpath -ldflags "$stamp"
+
+  export CGO_ENABLED=0
+  local components=(kube-apiserver kube-scheduler kube-controller-manager)
+  if [ -z "$part" ]; then
+    build etcd go.etcd.io/etcd/server/v3 -ldflags "$stamp"
+    components+=(kubelet kube-proxy kubeadm)
+  else
+    ln -sf ../kube/etcd "$out/etcd"
+  fi
+  for name in "${components[@]}"; do
+    build "$name" "k8s.io/kubernetes/cmd/$name" -ldflags "$stamp"
+  done
+  echo "kube: Kubernetes $kube_version and etcd are in bin/$(basename "$out")"
+}
+
+build_node() {
+  local containerd=github.com/containerd/containerd/v2/cmd tags=no_btrfs,no_devmapper,no_zfs,no_tracing name
+  local plugins=github.com/containernetworking/plugins/plugins
+  # NVIDIA's hook finds the functions of the driver library when it calls them.
+  local lazy="-extldflags=-Wl,-z,lazy"
+  use_cache node "$tags" "$stamp" "$lazy"
+
+  for name in containerd containerd-shim-runc-v2 ctr; do
+    CGO_ENABLED=0 build "$name" "$containerd/$name" -tags "$tags" -ldflags "$stamp"
+  done
+  CGO_ENABLED=0 build bridge "$plugins/main/bridge" -ldflags "$stamp"
+  CGO_ENABLED=0 build host-local "$plugins/ipam/host-local" -ldflags "$stamp"
+  CGO_ENABLED=1 build runc github.com/opencontainers/runc -ldflags "$stamp"
+  # Its bindings have all of NVML's functions, and the compiler would warn of each deprecated one.
+  CGO_ENABLED=1 CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations" build nvidia-cdi-hook \
+    github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook -ldflags "$stamp $lazy"
+  echo "kube: containerd, runc, CNI plugins and nvidia-cdi-hook are in bin/kube"
+}
+
+case $part in
+  node) build_node ;;
+  *) out+=${part:+-$part}; build_kubernetes ;;
+esac

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -412,8 +413,14 @@ func testLimits(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 		t.Fatal(err)
 	}
 	slices.SortFunc(got, func(x, y fakenvml.Limit) int { return strings.Compare(x.Card, y.Card) })
+	info, err := os.Stat(cgroup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inode := info.Sys().(*syscall.Stat_t).Ino
 	want := []fakenvml.Limit{
-		{Card: "GPU-a", Cgroup: cgroup, Hard: fakenvml.NoLimit}, {Card: "GPU-b", Cgroup: cgroup, Soft: gib, Hard: cards[1].MiB << 20},
+		{Card: "GPU-a", Cgroup: cgroup, Inode: inode, Hard: fakenvml.NoLimit},
+		{Card: "GPU-b", Cgroup: cgroup, Inode: inode, Soft: gib, Hard: cards[1].MiB << 20},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the files (-want +got):\n%s", diff)

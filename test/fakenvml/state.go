@@ -19,6 +19,8 @@ type Limit struct {
 	Card string
 	// Cgroup is the cgroup's path for the program that set the limit. It stays listed after the cgroup was removed.
 	Cgroup string
+	// Inode is the inode of the cgroup's folder, by which two cgroups with the same path differ.
+	Inode uint64
 	// Soft and Hard are in bytes. NoLimit is the hard limit of a cgroup whose limits were cleared.
 	Soft, Hard uint64
 }
@@ -40,7 +42,11 @@ func (m Machine) Limits() (limits []Limit, err error) {
 		if err != nil {
 			return nil, err
 		}
-		limit := Limit{Card: filepath.Base(filepath.Dir(file))}
+		inode, err := strconv.ParseUint(filepath.Base(file), 10, 64)
+		if err != nil {
+			return nil, err
+		}
+		limit := Limit{Card: filepath.Base(filepath.Dir(file)), Inode: inode}
 		if _, err := fmt.Sscan(string(text), &limit.Soft, &limit.Hard, &limit.Cgroup); err != nil {
 			return nil, fmt.Errorf("%s: %q: %w", file, text, err)
 		}

@@ -1,54 +1,187 @@
 package nodee2e
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 
-	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/test/fakenvml"
 	"github.com/gpushare/gpushare/test/framework"
-	"github.com/gpushare/gpushare/test/simkubelet"
 )
 
-// TestCDI: with --device-list-strategy=cdi-cri the container also gets the card as a CDI device. The device is in the
-// plugin's answer, as the kubelet's checkpoint keeps it, and in the kubelet's request to the container runtime. The test
-// doesn't cover the runtime itself, because Debian's containerd is too old for CDI devices in the request.
+// limitEnv is the environment variable from which NVIDIA's hook reads a container's limit in MiB, requestEnv that of what is
+// guaranteed. injectedEnv is set by the test's CDI specification.
+const (
+	limitEnv    = "NVIDIA_GPU_MEMORY_LIMIT"
+	requestEnv  = "NVIDIA_GPU_MEMORY_REQUEST"
+	injectedEnv = "INJECTED_CARD"
+)
+
+// TestCDI: with --device-list-strategy=cdi-cri each container gets its card as a CDI device. containerd adds to the container
+// what the host's specification says of that device, and NVIDIA's hook sets the memory limit of the container's own cgroup
+// on its card, and on no other cgroup and card.
 func TestCDI(t *testing.T) {
 	c := startCluster(t, cardMiB, cardMiB)
-	cri := startCRIProxy(t, c.node.outside("lib/cri.sock"), c.node.machine.path("run/containerd/containerd.sock"))
-	framework.Must(t, c.node.kubelet.Kill())
-	framework.Must(t, c.node.configureKubelet("/var/lib/cri.sock"))
-	framework.Must(t, c.node.kubelet.Start(t.Context()))
+	framework.Must(t, c.node.addCDISpecification())
 	framework.Must(t, c.node.restartPlugin(t.Context(), "--device-list-strategy=cdi-cri"))
 	c.waitCards(t)
 	c.run(t, "each container gets the device of its card", func(s *scenario) {
 		s.createAndWait(
-			s.pod(2).Container("second", 1), s.pod(10).Container("second", 1), s.pod(1).InitContainer("init", 2), s.pod(8),
+			limited(s.pod(2).Container("second", 1), 2048), limited(s.pod(10).Container("second", 1), 10000),
+			limited(s.pod(1).InitContainer("init", 2), 1), s.pod(8),
 		)
-		checkpoint, err := simkubelet.ReadCheckpoint(s.node.checkpoint())
-		framework.Must(s, err)
-		answers := map[containerOf][]string{}
-		for _, entry := range checkpoint.PodDeviceEntries {
-			answer, err := entry.Response()
-			framework.Must(s, err)
-			for _, device := range answer.CdiDevices {
-				id := containerOf{entry.PodUID, entry.ContainerName}
-				answers[id] = append(answers[id], device.Name)
-			}
-		}
-		requested, err := cri.requested()
-		framework.Must(s, err)
-		for _, pod := range s.list() {
-			card, err := strconv.Atoi(pod.Annotations[protocol.AnnotationIndex])
-			framework.Must(s, err)
-			want := []string{"nvidia.com/gpu=" + cardUUID(card)}
-			for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-				id := containerOf{string(pod.UID), c.Name}
-				if !slices.Equal(answers[id], want) || !slices.Equal(requested[id], want) {
-					s.Errorf("container %s of pod %s: the plugin returned the CDI devices %v and the kubelet requested %v, want %v",
-						c.Name, pod.Name, answers[id], requested[id], want)
+		s.checkDevices()
+		s.checkLimits(5)
+	})
+	c.run(t, "a container that starts again has another cgroup", func(s *scenario) {
+		s.createAndWait(limited(s.pod(4), 4096))
+		s.killContainer(s.names()[0])
+		s.waitConsistent()
+		s.checkDevices()
+		s.checkLimits(1)
+	})
+	c.run(t, "no container starts if the hook fails", func(s *scenario) {
+		framework.Must(s, c.node.setCards("limits=failing"))
+		s.create(limited(s.pod(3), 3072))
+		s.Eventually("the pod's container fails", func(context.Context) error {
+			for _, status := range s.list()[0].Status.ContainerStatuses {
+				if waiting := status.State.Waiting; waiting != nil && strings.Contains(waiting.Message, "failed to set memory limits") {
+					return nil
 				}
 			}
-		}
+			return fmt.Errorf("%+v", s.list()[0].Status.ContainerStatuses)
+		})
+		framework.Must(s, c.node.setCards())
+		s.waitConsistent()
+		s.checkLimits(1)
 	})
+}
+
+// limited sets the memory limit of a pod's containers.
+func limited(pod *framework.PodWrapper, mib int) *framework.PodWrapper {
+	for i := range pod.Spec.Containers {
+		pod.Spec.Containers[i].Env = []corev1.EnvVar{{Name: limitEnv, Value: strconv.Itoa(mib)}, {Name: requestEnv, Value: "0"}}
+	}
+	return pod
+}
+
+// cdiKind is the kind of the devices in the specification of NVIDIA's toolkit.
+const cdiKind = "nvidia.com/gpu"
+
+// addCDISpecification writes the CDI specification of the machine's cards. It has the part of the toolkit's own specification
+// that the machine can use, the hook for memory limits, and an environment variable that shows the device.
+func (n *node) addCDISpecification() error {
+	type object = map[string]any
+	var devices []object
+	for i := range n.cards {
+		// Arguments and life cycle as in the toolkit (internal/discover/hooks.go).
+		devices = append(devices, object{"name": cardUUID(i), "containerEdits": object{
+			"env": []string{injectedEnv + "=" + cardUUID(i)},
+			"hooks": []object{{
+				"hookName": "createRuntime", "path": n.cluster.Binary("kube/nvidia-cdi-hook"),
+				"args": []string{"nvidia-cdi-hook", "apply-cuda-memory-limits", "--driver-root", n.driverRoot(), "--gpu-id", cardUUID(i)},
+				"env":  append(n.driver.Env(), "NVIDIA_CTK_DEBUG=false"),
+			}},
+		}})
+	}
+	specification, err := json.Marshal(object{"cdiVersion": "0.6.0", "kind": cdiKind, "devices": devices})
+	if err != nil {
+		return err
+	}
+	library, err := os.ReadFile(n.cluster.Binary("fake-nvml/libnvidia-ml.so.1"))
+	if err != nil {
+		return err
+	}
+	return writeFiles(map[string]file{
+		filepath.Join(n.driverRoot(), "usr/lib64/libnvidia-ml.so.1"): {mode: 0o755, content: library},
+		n.machine.path("run/cdi/nvidia.json"):                        {mode: 0o644, content: specification},
+	})
+}
+
+// driverRoot is the folder in which the hook finds the driver.
+func (n *node) driverRoot() string { return filepath.Join(n.machine.dir, "driver") }
+
+// checkDevices checks that each container that started, init containers included, got the device of its card and no other.
+func (s *scenario) checkDevices() {
+	s.Helper()
+	starts, err := s.node.starts()
+	framework.Must(s, err)
+	for _, o := range starts {
+		card, err := o.card()
+		framework.Must(s, err)
+		if got := o.Env[injectedEnv]; got != cardUUID(card) {
+			s.Errorf("container %s of pod %s got the CDI device %q, want %s", o.Container, o.PodUID, got, cardUUID(card))
+		}
+	}
+}
+
+// checkLimits compares the limits of the running containers' cgroups with the environment of these containers, of which
+// some number has a limit.
+func (s *scenario) checkLimits(number int) {
+	s.Helper()
+	running, err := s.node.running()
+	framework.Must(s, err)
+	var want, got []fakenvml.Limit
+	for _, o := range running {
+		cgroup, inode, err := s.node.cgroup(o)
+		framework.Must(s, err)
+		if text := o.Env[limitEnv]; text != "" {
+			mib, err := strconv.ParseUint(text, 10, 64)
+			framework.Must(s, err)
+			card, err := o.card()
+			framework.Must(s, err)
+			want = append(want, fakenvml.Limit{Card: cardUUID(card), Cgroup: cgroup, Inode: inode, Hard: mib << 20})
+		}
+	}
+	limits, err := s.node.driver.Limits()
+	framework.Must(s, err)
+	for _, limit := range limits {
+		info, err := os.Stat(s.node.machine.path(limit.Cgroup))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // The container has ended.
+		}
+		framework.Must(s, err)
+		if info.Sys().(*syscall.Stat_t).Ino == limit.Inode {
+			got = append(got, limit)
+		}
+	}
+	order := func(a, b fakenvml.Limit) int { return strings.Compare(a.Cgroup, b.Cgroup) }
+	slices.SortFunc(want, order)
+	slices.SortFunc(got, order)
+	if diff := cmp.Diff(want, got); diff != "" || len(want) != number {
+		s.Errorf("%d containers have a limit, want %d; limits of cgroups (-want +got):\n%s", len(want), number, diff)
+	}
+}
+
+// cgroup returns the path in the machine and the inode of a container's cgroup, by its process.
+func (n *node) cgroup(o observed) (path string, inode uint64, err error) {
+	text, err := os.ReadFile(n.machine.path("proc", strconv.Itoa(o.Pid), "cgroup"))
+	if err != nil {
+		return "", 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if inner, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
+			path = filepath.Join("/sys/fs/cgroup", inner)
+		}
+	}
+	if filepath.Base(path) != o.ID {
+		return "", 0, fmt.Errorf("container %s of pod %s has the cgroup %q: %q", o.ID, o.PodUID, path, text)
+	}
+	info, err := os.Stat(n.machine.path(path))
+	if err != nil {
+		return "", 0, err
+	}
+	return path, info.Sys().(*syscall.Stat_t).Ino, nil
 }

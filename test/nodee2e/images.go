@@ -22,26 +22,31 @@ const (
 	recordEnvImage = "gpushare.test/recordenv:1"
 )
 
-// buildRecordEnv compiles the program of both images. It does so only once, because a node's start has a time limit and the compiler
-// on a busy machine could use it up.
-var buildRecordEnv = sync.OnceValues(func() ([]byte, error) {
+// The tests' programs are compiled only once, because a node's start has a time limit and the compiler on a busy machine
+// could use it up: recordenv is the program of both images, ociruntime is containerd's runtime.
+var (
+	buildRecordEnv  = sync.OnceValues(func() ([]byte, error) { return buildProgram("recordenv") })
+	buildOCIRuntime = sync.OnceValues(func() ([]byte, error) { return buildProgram("ociruntime") })
+)
+
+func buildProgram(name string) ([]byte, error) {
 	root, err := controlplane.RepositoryRoot()
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "gpushare-recordenv-")
+	dir, err := os.MkdirTemp("", "gpushare-"+name+"-")
 	if err != nil {
-		return nil, fmt.Errorf("building recordenv: %w", err)
+		return nil, fmt.Errorf("building %s: %w", name, err)
 	}
 	defer os.RemoveAll(dir)
-	program := filepath.Join(dir, "recordenv")
-	command := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, "./test/nodee2e/recordenv")
+	program := filepath.Join(dir, name)
+	command := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, "./test/nodee2e/"+name)
 	command.Dir, command.Env = root, append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := command.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("building recordenv: %w: %s", err, out)
+		return nil, fmt.Errorf("building %s: %w: %s", name, err, out)
 	}
 	return os.ReadFile(program)
-})
+}
 
 // buildImages writes an archive with both images. Each image has one layer with one file.
 func buildImages(dir string) (archive string, err error) {

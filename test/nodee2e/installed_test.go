@@ -35,8 +35,6 @@ const (
 	// page is the documentation page with the commands that the test runs.
 	page           = "docs/install.md"
 	schedulerImage = "gpushare.test/kube-scheduler"
-	// driverDir is the driver's folder on the node.
-	driverDir = "/var/lib/fake-driver"
 	// adminHome is the administrator's working folder on the control-plane node.
 	adminHome = "/var/tmp"
 )
@@ -48,7 +46,7 @@ const (
 //
 // These programs are real: etcd, kube-apiserver, kube-controller-manager, kubelet, kube-proxy, containerd, runc and kubeadm.
 // kube-scheduler is a static pod made by kubeadm. The extenders and the device plugin are pods of the project's own images.
-// These parts are replaced: the driver library, NVIDIA's container runtime that mounts it (nvidiaruntime), and the image of
+// These parts are replaced: the driver library, NVIDIA's container runtime that mounts it (ociruntime), and the image of
 // kube-scheduler (with the same binary).
 func TestInstalled(t *testing.T) {
 	if !inOwnNetwork(t) {
@@ -150,38 +148,18 @@ func (s *installation) startNode(ctx context.Context, dir string) (err error) {
 	if err != nil {
 		return err
 	}
-	runtimeProgram := filepath.Join(dir, "nvidiaruntime")
-	build := exec.CommandContext(ctx, "go", "build", "-o", runtimeProgram, "./test/nodee2e/nvidiaruntime")
-	build.Dir = s.root
-	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("building the runtime: %w: %s", err, out)
-	}
-	wrapper := filepath.Join(dir, "nvidia-container-runtime")
-	for path, file := range map[string]file{
+	err = writeFiles(map[string]file{
 		n.outside("lib/fake-driver/libnvidia-ml.so.1"): {mode: 0o755, content: library},
 		n.outside("lib/fake-driver/events"):            {mode: 0o644},
 		n.outside("lib/kubernetes/scheduler.conf"):     {mode: 0o600, content: account},
 		n.outside("tmp/.kube/config"):                  {mode: 0o600, content: admin},
-		wrapper:                                        {mode: 0o755, content: []byte("#!/bin/sh\nexec " + runtimeProgram + " " + driverDir + ` "$@"` + "\n")},
-	} {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return err
-		}
-		if err := os.WriteFile(path, file.content, os.FileMode(file.mode)); err != nil {
-			return err
-		}
+	})
+	if err != nil {
+		return err
 	}
 	if err := n.setCards(); err != nil {
 		return err
 	}
-	n.runtimes = `
-  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-    runtime_type = "io.containerd.runc.v2"
-  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
-    runtime_type = "io.containerd.runc.v2"
-  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
-    BinaryName = "` + wrapper + `"
-`
 	if n.images, err = s.images(ctx, dir); err != nil {
 		return err
 	}

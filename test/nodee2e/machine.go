@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -102,48 +103,42 @@ func (m *machine) stop() error {
 	if err != nil {
 		return err
 	}
+	cgroups, err := os.OpenRoot(m.path("sys/fs/cgroup")) // It stays valid when the machine's mounts end.
+	if err != nil {
+		return errors.Join(err, m.anchor.Kill())
+	}
+	defer cgroups.Close()
 	if err := m.anchor.Kill(); err != nil {
 		return err
 	}
-	return sweepCgroups(containers)
+	return sweepCgroups(cgroups, containers)
 }
 
 // sweepCgroups removes the cgroups of these containers. They are empty as soon as the kernel has removed the last process.
 // It also removes the parent cgroup, unless another containerd has cgroups in it.
-func sweepCgroups(containers []string) error {
-	var parents []string
-	for _, pattern := range []string{"/sys/fs/cgroup/*/k8s.io", "/sys/fs/cgroup/k8s.io"} {
-		found, err := filepath.Glob(pattern)
-		if err != nil {
-			return err
-		}
-		parents = append(parents, found...)
-	}
+func sweepCgroups(cgroups *os.Root, containers []string) error {
+	const parent = "k8s.io"
 	var last error
 	err := wait.PollUntilContextTimeout(context.Background(), 20*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
 		last = nil
-		for _, parent := range parents {
-			for _, container := range containers {
-				last = errors.Join(last, removeCgroup(filepath.Join(parent, filepath.Base(container))))
-			}
+		for _, container := range containers {
+			last = errors.Join(last, removeCgroup(cgroups, filepath.Join(parent, filepath.Base(container))))
 		}
 		return last == nil, nil
 	})
 	if err != nil {
 		return fmt.Errorf("removing the machine's cgroups: %w", errors.Join(err, last))
 	}
-	for _, parent := range parents {
-		if err := removeCgroup(parent); err != nil && !errors.Is(err, syscall.EBUSY) {
-			return fmt.Errorf("removing the machine's cgroups: %w", err)
-		}
+	if err := removeCgroup(cgroups, parent); err != nil && !errors.Is(err, syscall.EBUSY) {
+		return fmt.Errorf("removing the machine's cgroups: %w", err)
 	}
 	return nil
 }
 
 // removeCgroup removes a cgroup, if it still exists. The files in it can't be removed and don't have to be.
-func removeCgroup(path string) error {
-	if err := syscall.Rmdir(path); err != nil && !errors.Is(err, syscall.ENOENT) {
-		return fmt.Errorf("%s: %w", path, err)
+func removeCgroup(cgroups *os.Root, path string) error {
+	if err := cgroups.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	return nil
 }

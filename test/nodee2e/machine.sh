@@ -11,6 +11,10 @@ mount --make-rshared /
 # The kubelet's and containerd's folders, under their usual names.
 mount --bind "$dir/var" /var
 mount -t tmpfs -o mode=755 tmpfs /run
+# NVIDIA's hook for memory limits needs cgroup version 2 at its usual place.
+if [ ! -e /sys/fs/cgroup/cgroup.controllers ]; then
+	mount -t cgroup2 cgroup2 /sys/fs/cgroup
+fi
 # /etc is that of this machine. A node of kubeadm has its own /etc/kubernetes.
 if [ -d "$dir/etc/kubernetes" ]; then
 	mount -t overlay overlay -o "lowerdir=$dir/etc:/etc" /etc

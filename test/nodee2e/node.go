@@ -31,6 +31,9 @@ var configs embed.FS
 // cniConf makes the network "ready". No pod uses it.
 const cniConf = `{"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]}`
 
+// driverDir is the folder, on the node, of the driver that containers of the runtime "nvidia" get.
+const driverDir = "/var/lib/fake-driver"
+
 // node is a node with a real kubelet, containerd and runc, and with the device plugin on a fake driver.
 type node struct {
 	name string
@@ -43,12 +46,12 @@ type node struct {
 	// pluginArgs are the plugin's flags in every test.
 	pluginArgs []string
 
-	// network is the list of CNI plugins. runtimes is added to containerd's configuration. images are additional archives of
-	// images, tags are additional names by image, and kubeletArgs are additional flags. All are empty in most tests.
-	network, runtimes string
-	images            []string
-	tags              map[string]string
-	kubeletArgs       []string
+	// network is the list of CNI plugins. images are additional archives of images, tags are additional names by image, and
+	// kubeletArgs are additional flags. All are empty in most tests.
+	network     string
+	images      []string
+	tags        map[string]string
+	kubeletArgs []string
 	// unlabelled is true for a node that another component labels as one that shares its cards.
 	unlabelled bool
 
@@ -85,10 +88,11 @@ func (n *node) startMachine(ctx context.Context, dir string) (err error) {
 	return err
 }
 
-func (n *node) setCards() error {
+// setCards makes the driver report the node's cards, with these options of the fake driver.
+func (n *node) setCards(options ...string) error {
 	var cards []fakenvml.Card
 	for i, memory := range n.cards {
-		cards = append(cards, fakenvml.Card{UUID: cardUUID(i), Model: "Tesla V100-SXM2-16GB", MiB: memory, NUMANode: i % 2})
+		cards = append(cards, fakenvml.Card{UUID: cardUUID(i), Model: "Tesla V100-SXM2-16GB", MiB: memory, NUMANode: i % 2, Options: options})
 	}
 	return n.driver.SetCards(cards...)
 }
@@ -130,39 +134,75 @@ func (n *node) addStatic(pod *corev1.Pod) (remove func() error, err error) {
 }
 
 func (n *node) startContainerd(ctx context.Context) (err error) {
-	config, err := configs.ReadFile("containerd.toml")
-	if err != nil {
+	if err := n.configureContainerd(); err != nil {
 		return err
-	}
-	for path, content := range map[string]string{
-		"lib/containerd.toml": string(config) + n.runtimes, "lib/cni-conf/network.conflist": cmp.Or(n.network, cniConf), "lib/static-pods/.keep": "", "records/.keep": "",
-	} {
-		if err := os.MkdirAll(filepath.Dir(n.outside(path)), 0o755); err != nil {
-			return fmt.Errorf("making the machine's folders: %w", err)
-		}
-		if err := os.WriteFile(n.outside(path), []byte(content), 0o600); err != nil {
-			return fmt.Errorf("configuring the machine: %w", err)
-		}
 	}
 	images, err := buildImages(n.machine.dir)
 	if err != nil {
 		return err
 	}
-	if n.containerd, err = n.machine.process("containerd", "containerd", "--config=/var/lib/containerd.toml"); err != nil {
+	binaries := n.cluster.Binary("kube")
+	if n.containerd, err = n.machine.process("containerd", filepath.Join(binaries, "containerd"), "--config=/var/lib/containerd.toml"); err != nil {
 		return err
 	}
-	n.containerd.Ready = func(ctx context.Context) error { return n.machine.run(ctx, "ctr", "version") }
+	// containerd looks for its shim there.
+	n.containerd.Env = []string{"PATH=" + binaries + ":" + os.Getenv("PATH")}
+	n.containerd.Ready = func(ctx context.Context) error { return n.ctr(ctx, "version") }
 	if err := n.containerd.Start(ctx); err != nil {
 		return err
 	}
 	for _, archive := range append([]string{images}, n.images...) {
-		if err := n.machine.run(ctx, "ctr", "--namespace=k8s.io", "images", "import", "--snapshotter=native", archive); err != nil {
+		if err := n.ctr(ctx, "images", "import", "--local", "--snapshotter=native", archive); err != nil {
 			return err
 		}
 	}
 	for image, tag := range n.tags {
-		if err := n.machine.run(ctx, "ctr", "--namespace=k8s.io", "images", "tag", image, tag); err != nil {
+		if err := n.ctr(ctx, "images", "tag", "--local", image, tag); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// ctr runs a command of containerd's client in the machine.
+func (n *node) ctr(ctx context.Context, args ...string) error {
+	return n.machine.run(ctx, append([]string{n.cluster.Binary("kube/ctr"), "--namespace=k8s.io"}, args...)...)
+}
+
+// configureContainerd writes containerd's configuration and the programs that it runs containers with.
+func (n *node) configureContainerd() error {
+	template, err := configs.ReadFile("containerd.toml")
+	if err != nil {
+		return err
+	}
+	program, err := buildOCIRuntime()
+	if err != nil {
+		return err
+	}
+	runtimes := filepath.Join(n.machine.dir, "runtimes")
+	values := map[string]string{"RUNTIMES": runtimes, "BINARIES": n.cluster.Binary("kube")}
+	wrapper := func(driver string) file {
+		return file{mode: 0o755, content: fmt.Appendf(nil, "#!/bin/sh\nexec %s/ociruntime %s '%s' \"$@\"\n", runtimes, n.cluster.Binary("kube/runc"), driver)}
+	}
+	return writeFiles(map[string]file{
+		n.outside("lib/containerd.toml"):                    {mode: 0o600, content: []byte(os.Expand(string(template), func(name string) string { return values[name] }))},
+		n.outside("lib/cni-conf/network.conflist"):          {mode: 0o600, content: []byte(cmp.Or(n.network, cniConf))},
+		n.outside("lib/static-pods/.keep"):                  {mode: 0o600},
+		n.outside("records/.keep"):                          {mode: 0o600},
+		filepath.Join(runtimes, "ociruntime"):               {mode: 0o755, content: program},
+		filepath.Join(runtimes, "runc"):                     wrapper(""),
+		filepath.Join(runtimes, "nvidia-container-runtime"): wrapper(driverDir),
+	})
+}
+
+// writeFiles writes files by their paths, and makes their folders.
+func writeFiles(files map[string]file) error {
+	for path, file := range files {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return fmt.Errorf("making the machine's folders: %w", err)
+		}
+		if err := os.WriteFile(path, file.content, os.FileMode(file.mode)); err != nil {
+			return fmt.Errorf("configuring the machine: %w", err)
 		}
 	}
 	return nil
@@ -173,7 +213,7 @@ func (n *node) startKubelet(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := n.configureKubelet("/run/containerd/containerd.sock"); err != nil {
+	if err := n.configureKubelet(); err != nil {
 		return err
 	}
 	args := []string{
@@ -192,14 +232,12 @@ func (n *node) startKubelet(ctx context.Context) error {
 
 func (n *node) kubeletConfig() string { return filepath.Join(n.machine.dir, "kubelet.yaml") }
 
-// configureKubelet sets the container runtime's socket in the machine that the kubelet uses from its next start on.
-func (n *node) configureKubelet(runtimeSocket string) error {
+func (n *node) configureKubelet() error {
 	template, err := configs.ReadFile("kubelet.yaml")
 	if err != nil {
 		return err
 	}
-	values := map[string]string{"HEALTHZ_PORT": n.port.String(), "RUNTIME_SOCKET": runtimeSocket}
-	text := os.Expand(string(template), func(name string) string { return values[name] })
+	text := os.Expand(string(template), func(string) string { return n.port.String() })
 	if err := os.WriteFile(n.kubeletConfig(), []byte(text), 0o600); err != nil {
 		return fmt.Errorf("configuring the kubelet: %w", err)
 	}

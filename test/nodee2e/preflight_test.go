@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,6 +22,8 @@ func requireNode(t *testing.T) {
 	t.Helper()
 	skipIf(t, missing(t.Context()))
 	_, err := buildRecordEnv()
+	framework.Must(t, err)
+	_, err = buildOCIRuntime()
 	framework.Must(t, err)
 }
 
@@ -54,39 +55,26 @@ func missing(ctx context.Context) error {
 	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
 		return errors.New("root on Linux is required")
 	}
-	if err := missingProgram("containerd", "ctr", "runc", "unshare", "nsenter", "setpriv"); err != nil {
+	if err := missingProgram("unshare", "nsenter", "setpriv"); err != nil {
 		return err
 	}
 	root, err := controlplane.RepositoryRoot()
 	if err != nil {
 		return err
 	}
-	if _, err := os.Stat(filepath.Join(root, "bin/kube/kubelet")); err != nil {
-		return fmt.Errorf("%w: `make kube` builds it", err)
+	for program, target := range map[string]string{"kubelet": "kube", "containerd": "kube-node"} {
+		if _, err := os.Stat(filepath.Join(root, "bin/kube", program)); err != nil {
+			return fmt.Errorf("%w: `make %s` builds it", err, target)
+		}
 	}
-	out, err := exec.CommandContext(ctx, "unshare", "--mount", "--pid", "--fork", "--mount-proc",
-		"/bin/sh", "-c", "mount --make-rshared / && mount -t tmpfs tmpfs /run").CombinedOutput()
+	// As machine.sh does it.
+	out, err := exec.CommandContext(ctx, "unshare", "--mount", "--pid", "--fork", "--mount-proc", "/bin/sh", "-ec", `
+		mount --make-rshared /
+		mount -t tmpfs tmpfs /run
+		[ -e /sys/fs/cgroup/cgroup.controllers ] || mount -t cgroup2 cgroup2 /sys/fs/cgroup
+		rmdir "$(mktemp -d /sys/fs/cgroup/gpushare-probe-XXXXXX)"`).CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("mount and process namespaces can't be created (in a container: run it privileged): %w: %s", err, out)
-	}
-	return missingCgroups()
-}
-
-// missingCgroups returns an error if a cgroup hierarchy that the kubelet and runc need is missing or not writable.
-func missingCgroups() error {
-	const mount = "/sys/fs/cgroup"
-	hierarchies := []string{""} // the unified hierarchy
-	if _, err := os.Stat(filepath.Join(mount, "cgroup.controllers")); errors.Is(err, fs.ErrNotExist) {
-		hierarchies = []string{"cpu", "cpuacct", "cpuset", "memory", "devices", "pids"}
-	}
-	for _, name := range hierarchies {
-		probe, err := os.MkdirTemp(filepath.Join(mount, name), "gpushare-probe-")
-		if err != nil {
-			return fmt.Errorf("the cgroups that a kubelet needs can't be created (in a container: run it privileged): %w", err)
-		}
-		if err := os.Remove(probe); err != nil {
-			return fmt.Errorf("removing a cgroup: %w", err)
-		}
+		return fmt.Errorf("namespaces, mounts or cgroups can't be created (in a container: run it privileged): %w: %s", err, out)
 	}
 	return nil
 }

@@ -132,10 +132,9 @@ func setArg(pod *framework.PodWrapper, argument string) {
 func recordEnv(spec *corev1.PodSpec) {
 	prepare := func(c *corev1.Container) {
 		c.Image, c.ImagePullPolicy, c.Command = recordEnvImage, corev1.PullNever, nil
-		c.Env = []corev1.EnvVar{
-			{Name: "CONTAINER", Value: c.Name},
-			{Name: "POD_UID", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.uid"}}},
-		}
+		c.Env = append(c.Env, corev1.EnvVar{Name: "CONTAINER", Value: c.Name}, corev1.EnvVar{
+			Name: "POD_UID", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.uid"}},
+		})
 		c.VolumeMounts = []corev1.VolumeMount{{Name: "records", MountPath: "/records"}}
 	}
 	for i := range spec.InitContainers {
