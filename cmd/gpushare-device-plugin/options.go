@@ -15,6 +15,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/deviceplugin"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/inventory"
+	"github.com/gpushare/gpushare/pkg/isolation"
+	"github.com/gpushare/gpushare/pkg/usage"
 )
 
 // options are the values of the flags.
@@ -25,6 +27,7 @@ type options struct {
 	monitor    inventory.Options
 	memoryUnit string
 	cardMemory string
+	isolation  string
 	// disableHealthChecks and enableHealthChecks are lists of Xids.
 	disableHealthChecks string
 	enableHealthChecks  string
@@ -79,6 +82,9 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.memoryUnit, "memory-unit", gpu.GiB.String(), "amount of memory that one aliyun.com/gpu-mem stands for: GiB, MiB, or a multiple such as 256MiB. Use the same unit on all nodes with the same card size, and change it only while no GPU pod runs on the node")
 	f.StringVar((*string)(&o.plugin.VisibleDevices), "visible-devices", string(deviceplugin.VisibleByUUID), "identifier of a card in NVIDIA_VISIBLE_DEVICES: uuid or index; set index for software that needs indices. With index, a container that restarts after the driver has renumbered the cards can start on another card")
 	f.StringVar((*string)(&o.plugin.DeviceList), "device-list-strategy", string(deviceplugin.ListByEnv), "how a container gets its card: envvar relies on NVIDIA's container runtime; cdi-cri also names a CDI device (nvidia.com/gpu=, identified as --visible-devices sets). Set cdi-cri if the runtime injects devices by CDI")
+	f.StringVar(&o.isolation, "isolation", string(isolation.None), "how shares of cards are enforced: none, or driver (NVIDIA's driver limits the memory of each container; experimental; needs the R615 driver, cgroup v2 and NVIDIA's container toolkit 1.20.1). The node's label gpushare.aliyun.com/isolation takes precedence")
+	f.StringVar(&o.plugin.CgroupRoot, "cgroup-root", "/sys/fs/cgroup", "`directory` of the machine's cgroups; for measured use and limits by the driver")
+	f.StringSliceVar(&o.plugin.CDIDirectories, "cdi-directories", []string{"/etc/cdi", "/var/run/cdi"}, "`directories` in which the container runtime looks for CDI specifications. With --isolation=driver the plugin writes a specification into the last one")
 	f.BoolVar(&o.plugin.ErrorEnv, "compat-error-env", false, "start a container without a card if none can be allocated, with an environment that names no card, as the original gpushare plugin does; by default its pod fails")
 	f.StringVar(&o.plugin.Directory, "device-plugin-dir", "/var/lib/kubelet/device-plugins", "`directory` of the kubelet's device plugin sockets and checkpoint; change it if the kubelet's root directory is not /var/lib/kubelet")
 	f.StringVar(&o.plugin.PodResourcesSocket, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "`socket` of the kubelet's PodResources API, which tells which pod the kubelet is admitting; if empty or missing, the plugin infers the pod from the order of scheduling")
@@ -89,6 +95,9 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.enableHealthChecks, "dp-enable-healthchecks", "", "`Xids` that make a card unhealthy, such as 31, or all; takes precedence over --dp-disable-healthchecks. The format is that of NVIDIA's device plugin (DP_ENABLE_HEALTHCHECKS)")
 	f.StringVar(&o.plugin.ListenAddress, "listen-address", ":12346", "`address` of /livez, /readyz, /metrics and /version, in plain HTTP; if empty, they are not served")
 	f.BoolVar(&o.authorizeMetrics, "authorize-metrics", false, "serve /metrics only to clients with a bearer token that may get the path /metrics; needs the permission to create TokenReviews and SubjectAccessReviews")
+	f.DurationVar(&o.plugin.UsageInterval, "usage-interval", usage.DefaultInterval, "`time` between two measurements of the memory that each container uses. The plugin needs the host's PID namespace to find the containers of processes")
+	f.StringVar(&o.plugin.UsageAddress, "usage-listen-address", "", "loopback `address` of /usage, which kubectl inspect gpushare --usage reads by port-forward; if empty, it is not served")
+	f.BoolVar(&o.plugin.UsageMetrics, "usage-metrics", false, "serve the memory that each container uses on /metrics also without --authorize-metrics; these metrics name pods")
 	f.BoolVar(&o.cleanup, "cleanup", false, "remove aliyun.com/gpu-count and the inventory annotation from the Node object of --node-name and exit; for nodes from which the plugin was removed. It can run on any machine")
 	f.BoolVar(&o.printInventory, "print-inventory", false, "print this node's cards as JSON and exit")
 }
@@ -107,6 +116,10 @@ func (o *options) configure(set func(flag string) bool) (malformed []string, err
 	}
 	disabled, malformed := inventory.ParseXids(o.disableHealthChecks)
 	enabled, others := inventory.ParseXids(o.enableHealthChecks)
+	mode, err := isolation.ParseMode(o.isolation)
+	if err != nil {
+		return nil, fmt.Errorf("--isolation: %w", err)
+	}
 	if set("memory-unit") {
 		flags.Unit = &unit
 	}
@@ -121,6 +134,9 @@ func (o *options) configure(set func(flag string) bool) (malformed []string, err
 	}
 	if set("health-quiet-period") {
 		flags.QuietPeriod = &o.healthQuietPeriod
+	}
+	if set("isolation") {
+		flags.Isolation = &mode
 	}
 	return append(malformed, others...), nil
 }
@@ -138,10 +154,16 @@ func (o *options) validate() error {
 		return fmt.Errorf("--device-list-strategy: %q is neither %s nor %s", p.DeviceList, deviceplugin.ListByEnv, deviceplugin.ListByCDI)
 	case o.healthQuietPeriod <= 0:
 		return fmt.Errorf("--health-quiet-period: must be positive, got %v", o.healthQuietPeriod)
+	case p.UsageInterval <= 0:
+		return fmt.Errorf("--usage-interval: must be positive, got %v", p.UsageInterval)
 	case p.NodeName == "":
 		return errors.New("--node-name (or NODE_NAME) is missing")
 	case !filepath.IsAbs(p.Directory):
 		return fmt.Errorf("--device-plugin-dir: %q is not an absolute path", p.Directory)
+	case !filepath.IsAbs(p.CgroupRoot):
+		return fmt.Errorf("--cgroup-root: %q is not an absolute path", p.CgroupRoot)
+	case len(p.CDIDirectories) == 0:
+		return errors.New("--cdi-directories: no directory")
 	case p.PodResourcesSocket != "" && !filepath.IsAbs(p.PodResourcesSocket):
 		return fmt.Errorf("--pod-resources-socket: %q is not an absolute path", p.PodResourcesSocket)
 	case p.ListenAddress != "":
@@ -149,5 +171,6 @@ func (o *options) validate() error {
 			return fmt.Errorf("--listen-address: %w", err)
 		}
 	}
+	p.UsageMetrics = p.UsageMetrics || o.authorizeMetrics
 	return nil
 }

@@ -45,6 +45,10 @@ func TestBadFlags(t *testing.T) {
 		"a short flag, no variable": {nil, map[string]string{"V": "x", "H": "x"}, "--node-name"},
 		"an unknown log format":     {[]string{"--node-name=a", "--logging-format=xml"}, nil, `--logging-format, -v: format: Invalid value: "xml"`},
 		"HELP sets no flag":         {nil, map[string]string{"HELP": "true", "VERSION": "true"}, "--node-name"},
+		"unknown isolation":         {[]string{"--node-name=a", "--isolation=mps"}, nil, `--isolation: isolation mode "mps": want none or driver`},
+		"relative cgroups":          {[]string{"--node-name=a", "--cgroup-root=x"}, nil, `--cgroup-root: "x" is not an absolute path`},
+		"no CDI directory":          {[]string{"--node-name=a", "--cdi-directories="}, nil, "--cdi-directories: no directory"},
+		"no interval":               {[]string{"--node-name=a", "--usage-interval=0s"}, nil, "--usage-interval: must be positive, got 0s"},
 		"an invalid card memory":    {[]string{"--node-name=a", "--card-memory=GPU-a=much"}, nil, `--card-memory: GPU-a: size "much"`},
 		"a configuration's mistake": {[]string{"--print-inventory", "--config=/nowhere/config.yaml"}, nil, "--config: open /nowhere/config.yaml: no such file"},
 		"a variable's bad size":     {nil, map[string]string{"NODE_NAME": "a", "CARD_MEMORY": "0"}, "--card-memory: a size must be positive"},
@@ -73,6 +77,7 @@ func TestHelp(t *testing.T) {
 	for _, flag := range []string{
 		"kubeconfig", "node-name", "memory-unit", "visible-devices", "device-list-strategy", "compat-error-env", "device-plugin-dir", "pod-resources-socket",
 		"nvml-library", "health-quiet-period", "card-memory", "config", "default-config", "dp-disable-healthchecks", "dp-enable-healthchecks", "listen-address", "print-inventory", "cleanup", "version", "logging-format", "authorize-metrics",
+		"usage-interval", "isolation", "cgroup-root", "cdi-directories", "usage-listen-address", "usage-metrics",
 	} {
 		if !strings.Contains(out.String(), "--"+flag) {
 			t.Errorf("help lacks --%s", flag)

@@ -108,6 +108,8 @@ func serve(ctx context.Context, o options) error {
 		return err
 	}
 	o.monitor.Known, o.monitor.BootID, o.monitor.Latest = plugin.KnownCards, o.plugin.BootID, latest(plugin)
+	o.monitor.VisitInterval = o.plugin.UsageInterval
+	o.monitor.Visit = func(session *inventory.Session) { plugin.Measure(session) }
 	monitor := inventory.New(o.monitor)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return plugin.Run(ctx) })

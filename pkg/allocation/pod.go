@@ -33,6 +33,8 @@ type Pod struct {
 	// Assigned is what the annotations claim. HasAssumeTime is true if the annotations have an assume time, valid or not,
 	// regardless of the other annotations.
 	Assigned, HasAssumeTime bool
+	// Isolation is the annotation that reports the limits of the containers; empty if there is none.
+	Isolation string
 	// Placement is the memory that the annotations name. It is empty if they name none.
 	Placement gpu.Placement
 }

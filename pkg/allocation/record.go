@@ -26,6 +26,8 @@ type Allocation struct {
 	Card       int
 	CardMemory gpu.Memory
 	Request    gpu.Memory
+	// Limit is the limit in bytes that the container was given; 0 if its share isn't enforced.
+	Limit uint64
 	// Devices are the fake devices in the kubelet's call.
 	Devices DeviceSet
 	// At is the time of the allocation, or if only the checkpoint shows it, the time at which the checkpoint was written.

@@ -22,6 +22,7 @@ type allocator struct {
 	snapshots  *snapshots
 	checkpoint *checkpoint
 	kubelet    *podResources
+	isolator   *isolator
 	responses  *responses
 	metrics    *metrics
 	// annotate is called for each pod of which a container was served.
@@ -47,10 +48,11 @@ func (a *allocator) Allocate(ctx context.Context, ids []string) (response *plugi
 	defer release()
 	request, devices := gpu.Memory(len(ids)), allocation.NewDeviceSet(ids)
 	decision := a.decide(ctx, request, a.takePreference(devices))
+	decision, limitation := a.isolator.Isolate(decision, a.responses.cards.Unit().Bytes(request))
 	a.metrics.count(decision, ids)
-	a.remember(decision, request, devices)
+	a.remember(decision, request, devices, limitation)
 	a.responses.report(ctx, decision, request)
-	return a.responses.respond(decision, request)
+	return a.responses.respond(decision, request, limitation)
 }
 
 // Prefer returns the devices, out of the available ones, that the allocation should use: those of the card that the pod gets, so
@@ -136,7 +138,7 @@ func (a *allocator) decide(ctx context.Context, request gpu.Memory, preferred al
 }
 
 // remember records what the container was given.
-func (a *allocator) remember(d allocation.Decision, request gpu.Memory, devices allocation.DeviceSet) {
+func (a *allocator) remember(d allocation.Decision, request gpu.Memory, devices allocation.DeviceSet, l limitation) {
 	withoutCard := d.Rejection != nil && a.responses.errorEnv
 	a.doubtful = d.Match == allocation.ByOrder || withoutCard && d.Pod == nil
 	switch {
@@ -146,7 +148,9 @@ func (a *allocator) remember(d allocation.Decision, request gpu.Memory, devices 
 		a.snapshots.rejected[d.Pod.UID] = true
 		return
 	}
-	given := allocation.Allocation{Card: d.Card.Index, CardMemory: d.Card.Memory, Request: request, Devices: devices, At: time.Now()}
+	given := allocation.Allocation{
+		Card: d.Card.Index, CardMemory: d.Card.Memory, Request: request, Limit: l.limit, Devices: devices, At: time.Now(),
+	}
 	if withoutCard {
 		given.Card, given.CardMemory = allocation.NoCard, 0
 	}

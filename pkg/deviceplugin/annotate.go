@@ -29,14 +29,16 @@ type annotator struct {
 	record  *allocation.Record
 	events  events.EventRecorder
 	metrics *metrics
-	queue   workqueue.TypedRateLimitingInterface[gpu.PodUID]
+	// limits is what is known about the limits of pods.
+	limits *limitWatch
+	queue  workqueue.TypedRateLimitingInterface[gpu.PodUID]
 }
 
 const patchTimeout = 10 * time.Second
 
-func newAnnotator(client Client, pods *podSource, record *allocation.Record, recorder events.EventRecorder, m *metrics) *annotator {
+func newAnnotator(client Client, pods *podSource, record *allocation.Record, recorder events.EventRecorder, m *metrics, limits *limitWatch) *annotator {
 	return &annotator{
-		client: client, pods: pods, record: record, events: recorder, metrics: m,
+		client: client, pods: pods, record: record, events: recorder, metrics: m, limits: limits,
 		queue: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[gpu.PodUID](100*time.Millisecond, 30*time.Second)),
 	}
@@ -97,6 +99,12 @@ func (a *annotator) write(ctx context.Context, uid gpu.PodUID) error {
 		return nil
 	}
 	annotations, repair := allocation.DueAnnotations(&pod, a.record.Pod(uid))
+	if isolation, ok := a.limits.Isolation(uid); ok && !pod.Terminal && isolation.String() != pod.Isolation {
+		if annotations == nil {
+			annotations = map[string]any{}
+		}
+		annotations[protocol.AnnotationIsolation] = isolation.String()
+	}
 	if annotations == nil {
 		return nil
 	}

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -21,13 +22,16 @@ type cardState struct {
 	mu sync.Mutex
 	// unit is the unit in which the cards' memory is counted.
 	unit gpu.Unit
-	// all are all cards of the node, and excluded selects those that the configuration excludes. holders has the memory of pods
-	// on each card; it is nil if it is not known. cards are those that the node reports (reported).
-	all      []gpu.Card
+	// all are all cards of the node as the driver reports them, and cards those that the node reports (report).
+	all, cards []gpu.Card
+	moved      map[int]int
+	// excluded selects the cards that the configuration excludes. holders has the memory of pods on each card; it is nil if it is
+	// not known.
 	excluded nodeconfig.Cards
 	holders  map[int]gpu.Memory
-	cards    []gpu.Card
-	moved    map[int]int
+	// mode is the isolation mode in force. notReady maps the index of a card to the reason why it isn't ready for the mode.
+	mode     isolation.Mode
+	notReady map[int]string
 	// driver is why no card can be used; empty otherwise. The known cards are still reported to the kubelet, as unhealthy ones.
 	driver string
 	// problem is why the cards can't be reported to the kubelet at all.
@@ -38,11 +42,12 @@ type cardState struct {
 var errNoCardsYet = errors.New("the node's cards aren't known yet")
 
 func newCardState() *cardState {
-	return &cardState{problem: errNoCardsYet, changed: make(chan struct{})}
+	return &cardState{problem: errNoCardsYet, mode: isolation.None, changed: make(chan struct{})}
 }
 
-// Set replaces the list of cards, whose memory is counted in the unit. If they can't be read, for example while the driver restarts, problem is why, and the known
-// cards stay and become unhealthy: pods may run on them. moved maps indices to the driver's, where they differ.
+// Set replaces the list of cards, whose memory is counted in the unit. If they can't be read, for example while the driver
+// restarts, problem is why, and the known cards stay and become unhealthy: pods may run on them. moved maps indices to the
+// driver's, where they differ.
 func (s *cardState) Set(unit gpu.Unit, cards []gpu.Card, moved map[int]int, problem string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -55,6 +60,20 @@ func (s *cardState) Set(unit gpu.Unit, cards []gpu.Card, moved map[int]int, prob
 	}
 	s.unit, s.all, s.moved, s.driver = unit, cards, maps.Clone(moved), problem
 	s.update()
+}
+
+// Isolate sets the isolation mode, and why cards are not ready for it, by index. In a mode that limits memory, cards have only the
+// memory that can be allocated.
+func (s *cardState) Isolate(mode isolation.Mode, notReady map[int]string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mode == mode && maps.Equal(s.notReady, notReady) {
+		return
+	}
+	s.mode, s.notReady = mode, notReady
+	if !errors.Is(s.problem, errNoCardsYet) {
+		s.update()
+	}
 }
 
 // Exclude sets which cards the configuration excludes. Until Release is called, all of them are reported.
@@ -75,7 +94,7 @@ func (s *cardState) Release(holders map[int]gpu.Memory) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.holders = holders
-	if s.all != nil && !slices.Equal(s.cards, reported(s.all, s.excluded, holders)) {
+	if s.all != nil && !slices.Equal(s.cards, s.report()) {
 		s.update()
 	}
 }
@@ -124,9 +143,22 @@ func isExcluded(c gpu.Card) bool {
 	return c.Unhealthy == reasonExcluded || c.Unhealthy == reasonAllExcluded
 }
 
+// report returns the cards that the node reports: those that are not excluded, in the isolation mode in force. The caller holds mu.
+func (s *cardState) report() []gpu.Card {
+	cards := reported(s.all, s.excluded, s.holders)
+	for i := range cards {
+		card := &cards[i]
+		card.Unhealthy = cmp.Or(card.Unhealthy, s.notReady[card.Index])
+		if s.mode.Limits() {
+			card.Memory = card.Memory.Sub(card.Reserved)
+		}
+	}
+	return cards
+}
+
 // update computes what the node reports, and closes changed. The caller holds mu.
 func (s *cardState) update() {
-	cards, problem := reported(s.all, s.excluded, s.holders), s.driver
+	cards, problem := s.report(), s.driver
 	s.cards, s.problem = cards, nil
 	switch size := messageSize(cards); {
 	case len(cards) == 0 && problem != "":
@@ -150,6 +182,19 @@ func (s *cardState) Get() (cards []gpu.Card, changed <-chan struct{}, problem er
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.cards), s.changed, s.problem
+}
+
+// All returns the cards, offered or not.
+func (s *cardState) All() []gpu.Card {
+	cards, _, _ := s.Get()
+	return cards
+}
+
+// Mode returns the isolation mode in force.
+func (s *cardState) Mode() isolation.Mode {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mode
 }
 
 // Missing returns why no card can be used, whether the cards are reported to the kubelet or not; empty if a card can be used.
@@ -183,5 +228,9 @@ func (s *cardState) Position(card int) int {
 func (s *cardState) Inventory() protocol.Inventory {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return protocol.Inventory{Unit: s.unit, Cards: slices.Clone(s.cards), BootID: s.bootID}
+	inventory := protocol.Inventory{Unit: s.unit, Cards: slices.Clone(s.cards), BootID: s.bootID}
+	if s.mode.Limits() {
+		inventory.Isolation = string(s.mode)
+	}
+	return inventory
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -74,6 +75,11 @@ func parseCheckpoint(data []byte) ([]allocation.Entry, error) {
 		}
 		var response pluginapi.ContainerAllocateResponse
 		if err := proto.Unmarshal(e.AllocResp, &response); err == nil {
+			for _, device := range response.CdiDevices {
+				if limit, ok := isolation.LimitOf(device.GetName()); ok {
+					entry.Limit = limit
+				}
+			}
 			if assignment, err := protocol.ParseAssignment(response.Envs); err == nil {
 				entry.Card, entry.CardMemory = assignment.Card, assignment.CardMemory
 			} else if response.Envs[protocol.AnnotationIndex] == strconv.Itoa(allocation.NoCard) {

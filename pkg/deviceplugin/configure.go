@@ -28,6 +28,8 @@ type configurator struct {
 	node   *nodeKeeper
 	pods   *podSource
 	cards  *cardState
+	// isolator takes the isolation mode.
+	isolator *isolator
 	// held returns the memory that pods hold on each card.
 	held    func(context.Context) (map[int]gpu.Memory, error)
 	metrics *metrics
@@ -107,6 +109,7 @@ func (c *configurator) Check(ctx context.Context) {
 	next, waits := selected.Settings.After(*current, c.countPods())
 	if before == nil || !next.Equal(*before) {
 		c.cards.Exclude(next.Excluded)
+		c.isolator.Configure(next.Isolation)
 		c.inForce.Store(&next)
 		if before == nil {
 			close(c.decided)
@@ -139,8 +142,7 @@ func (c *configurator) release(ctx context.Context) {
 		}
 		c.cards.Release(held)
 	}
-	cards, _, _ := c.cards.Get()
-	c.metrics.setCards(cards)
+	c.metrics.setCards(c.cards.All())
 }
 
 // reject keeps the configuration in force, because the selected one can't be used.

@@ -64,6 +64,8 @@ type fixture struct {
 	errorEnv   bool
 	deviceList DeviceListStrategy
 	config     nodeconfig.Source
+	// isolation has the plugins' options for limits; nil for none.
+	isolation *isolationOptions
 	// admitting is the plugins' field of the same name. It is much shorter than in production unless a test is about it.
 	admitting time.Duration
 }
@@ -113,11 +115,15 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	if b.hanging != nil {
 		client = b.hanging.around(client)
 	}
-	p, err := New(Options{
+	options := Options{
 		Client: client, Events: b.events, NodeName: testNode, BootID: "this boot", VisibleDevices: VisibleByUUID,
 		DeviceList: b.deviceList, ErrorEnv: b.errorEnv, Config: b.config,
 		Directory: b.dir, PodResourcesSocket: b.socket, ListenAddress: b.address,
-	})
+	}
+	if o := b.isolation; o != nil {
+		options.Config.Flags.Isolation, options.CgroupRoot, options.CDIDirectories = &o.mode, o.cgroups, []string{o.specs}
+	}
+	p, err := New(options)
 	if err != nil {
 		b.t.Fatal(err)
 	}

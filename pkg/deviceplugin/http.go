@@ -78,20 +78,27 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 	return listener, nil
 }
 
-// serve answers requests until the context ends.
-func (p *Plugin) serve(ctx context.Context, listener net.Listener) error {
+func closeListener(listener net.Listener) error {
+	if listener == nil {
+		return nil
+	}
+	return listener.Close()
+}
+
+// serve answers requests until the context ends. It returns at once without a listener.
+func serve(ctx context.Context, listener net.Listener, handler http.Handler, what string) error {
 	if listener == nil {
 		return nil
 	}
 	server := &http.Server{
-		Handler:           p.handler(),
+		Handler:           handler,
 		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
 		IdleTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10,
 	}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
-	klog.FromContext(ctx).Info("Serving health and metrics", "address", listener.Addr().String())
+	klog.FromContext(ctx).Info("Serving", "what", what, "address", listener.Addr().String())
 	if err := server.Serve(connlimit.New(listener, connections)); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serving health and metrics: %w", err)
+		return fmt.Errorf("serving %s: %w", what, err)
 	}
 	return nil
 }

@@ -54,7 +54,7 @@ func TestIdleConnections(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() { _ = p.serve(t.Context(), listener) }()
+	go func() { _ = serve(t.Context(), listener, p.handler(), "health") }()
 	for range 2 * connections.Total {
 		conn, err := net.Dial("tcp", listener.Addr().String())
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/isolation"
 )
 
 // metrics are the plugin's metrics. Every label has few values, and each value is present from the start.
@@ -24,6 +25,8 @@ type metrics struct {
 	messageBytes     prometheus.Gauge
 	config           *prometheus.GaugeVec
 	configOutdated   prometheus.Gauge
+	limits           *prometheus.GaugeVec
+	isolation        *prometheus.GaugeVec
 }
 
 // newMetrics returns the metrics, registered in a registry of their own. registered reports whether the kubelet is connected.
@@ -64,6 +67,14 @@ func newMetrics(registered func() bool) *metrics {
 			"1 while the configuration that the node selects is not, or not completely, in force.")),
 	}
 	m.setConfig("", "")
+	m.limits = prometheus.NewGaugeVec(gauge("limits",
+		"Running containers that were given a limit, by whether the driver has it."), []string{"state"})
+	m.isolation = prometheus.NewGaugeVec(gauge("isolation_mode",
+		"1 for the isolation mode in which new containers start."), []string{"mode"})
+	for _, state := range []string{"in_force", "not_in_force"} {
+		m.limits.WithLabelValues(state)
+	}
+	m.setIsolation(isolation.None)
 	for _, r := range allocation.Results() {
 		m.allocations.WithLabelValues(string(r))
 	}
@@ -77,9 +88,19 @@ func newMetrics(registered func() bool) *metrics {
 			}
 			return 0
 		}),
-		m.registrations, m.cards, m.messageBytes, m.config, m.configOutdated,
+		m.registrations, m.cards, m.messageBytes, m.config, m.configOutdated, m.limits, m.isolation,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
+}
+
+func (m *metrics) setIsolation(inForce isolation.Mode) {
+	for _, mode := range isolation.Modes() {
+		value := 0.0
+		if mode == inForce {
+			value = 1
+		}
+		m.isolation.WithLabelValues(string(mode)).Set(value)
+	}
 }
 
 func (m *metrics) setCards(cards []gpu.Card) {

@@ -37,18 +37,19 @@ type nodeKeeper struct {
 	// wholeCards lists, as text, NVIDIA's resources that the Node offered at the last check. Only Run uses it.
 	wholeCards       string
 	disableIsolation atomic.Bool
+	isolator         *isolator
 }
 
 // nodeRecheck is the interval at which the Node is checked even if no change was reported.
 const nodeRecheck = 30 * time.Second
 
-func newNodeKeeper(client Client, name string, cards *cardState, recorder events.EventRecorder) (*nodeKeeper, error) {
+func newNodeKeeper(client Client, name string, cards *cardState, recorder events.EventRecorder, isolator *isolator) (*nodeKeeper, error) {
 	informer, err := newInformer(client.Nodes, &corev1.Node{}, fields.OneTermEqualSelector(metav1.ObjectNameField, name), nil, nil)
 	if err != nil {
 		return nil, fmt.Errorf("setting up the informer of the node: %w", err)
 	}
 	k := &nodeKeeper{
-		client: client, name: name, cards: cards, events: recorder, informer: informer,
+		client: client, name: name, cards: cards, events: recorder, isolator: isolator, informer: informer,
 		wake: make(chan struct{}, 1), written: make(chan struct{}),
 	}
 	_, err = k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -141,14 +142,15 @@ func newBackoff() wait.Backoff {
 
 // keep makes the writes that the Node needs. Usually it needs none.
 func (k *nodeKeeper) keep(ctx context.Context) error {
-	if _, _, problem := k.cards.Get(); problem != nil {
-		return nil // No inventory is written for cards that aren't offered.
-	}
 	node, err := k.node()
 	if err != nil {
 		return err
 	}
+	k.isolator.SetNode(node)
 	k.disableIsolation.Store(node.Labels[protocol.LabelDisableIsolation] == "true")
+	if _, _, problem := k.cards.Get(); problem != nil {
+		return nil // No inventory is written for cards that aren't offered.
+	}
 	k.warnOfWholeCards(ctx, node)
 
 	inventory := k.cards.Inventory()

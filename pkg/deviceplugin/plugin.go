@@ -17,7 +17,9 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
+	"github.com/gpushare/gpushare/pkg/usage"
 )
 
 // Options configures a Plugin.
@@ -44,6 +46,15 @@ type Options struct {
 	PodResourcesSocket string
 	// ListenAddress is the address for health and metrics. Empty disables both.
 	ListenAddress string
+	// CgroupRoot is the machine's hierarchy of cgroups. CDIDirectories are the directories in which the container runtime looks for
+	// CDI specifications; the specification of limits is written to the last one. Modes that limit memory need both.
+	CgroupRoot     string
+	CDIDirectories []string
+	// UsageInterval is the time between two calls of Measure, for the report. UsageAddress is the loopback address of /usage; empty
+	// disables it. UsageMetrics adds measured use by container to the metrics.
+	UsageInterval time.Duration
+	UsageAddress  string
+	UsageMetrics  bool
 	// AuthorizeMetrics wraps a handler so that it serves only requests that may read metrics. If it is nil, all may.
 	AuthorizeMetrics func(http.Handler) http.Handler
 }
@@ -62,6 +73,10 @@ type Plugin struct {
 	registrar  *registrar
 	reporter   *reporter
 	resources  *podResources
+	meter      *usage.Meter
+	isolator   *isolator
+	limits     *limitWatch
+	limitSpec  *isolation.LimitSpec
 
 	configurator *configurator
 }
@@ -80,14 +95,17 @@ func New(o Options) (*Plugin, error) {
 	if p.pods, err = newPodSource(o.Client, o.NodeName); err != nil {
 		return nil, err
 	}
-	if p.node, err = newNodeKeeper(o.Client, o.NodeName, p.cards, o.Events); err != nil {
+	p.newIsolator()
+	if p.node, err = newNodeKeeper(o.Client, o.NodeName, p.cards, o.Events, p.isolator); err != nil {
 		return nil, err
 	}
 	if p.resources, err = newPodResources(o.PodResourcesSocket); err != nil {
 		return nil, err
 	}
 	record := allocation.NewRecord(nil)
-	p.annotator = newAnnotator(o.Client, p.pods, record, o.Events, p.metrics)
+	p.limits = &limitWatch{pods: p.pods, events: o.Events, metrics: p.metrics}
+	p.annotator = newAnnotator(o.Client, p.pods, record, o.Events, p.metrics, p.limits)
+	p.limits.changed = p.annotator.Notify
 	if err := p.annotator.Watch(); err != nil {
 		return nil, err
 	}
@@ -96,7 +114,7 @@ func New(o Options) (*Plugin, error) {
 		snapshots: &snapshots{
 			cards: p.cards, pods: p.pods, record: record, rejected: map[gpu.PodUID]bool{}, met: map[gpu.PodUID]bool{},
 		},
-		checkpoint: p.checkpoint, kubelet: p.resources, metrics: p.metrics, annotate: p.annotator.Notify,
+		checkpoint: p.checkpoint, kubelet: p.resources, isolator: p.isolator, metrics: p.metrics, annotate: p.annotator.Notify,
 		responses: &responses{
 			cards: p.cards, visibleBy: cmp.Or(o.VisibleDevices, VisibleByUUID), strategy: o.DeviceList,
 			disableIsolation: p.node.DisableIsolation, errorEnv: o.ErrorEnv, events: o.Events, node: nodeReference(o.NodeName),
@@ -104,13 +122,18 @@ func New(o Options) (*Plugin, error) {
 		turn: make(chan struct{}, 1), preferences: lru.NewLRUExpireCache(100),
 	}
 	p.configurator = &configurator{
-		source: o.Config, node: p.node, pods: p.pods, cards: p.cards, held: p.allocator.Held, metrics: p.metrics,
+		source: o.Config, node: p.node, pods: p.pods, cards: p.cards, isolator: p.isolator, held: p.allocator.Held, metrics: p.metrics,
 		events: o.Events, object: nodeReference(o.NodeName), limit: newEventLimit(),
 		wake: make(chan struct{}, 1), decided: make(chan struct{}),
 	}
 	if err := p.configurator.Watch(); err != nil {
 		return nil, err
 	}
+	p.meter = usage.NewMeter(usage.Options{
+		Node: o.NodeName, Interval: o.UsageInterval, Cards: p.cards.All, Cgroups: o.CgroupRoot,
+		Containers: containerSource{p.pods, record, p.cards}.Containers,
+	})
+	p.metrics.registry.MustRegister(usage.NewCollector(p.meter.Report, o.UsageMetrics))
 	p.reporter = newReporter(p.cards, o.Events, nodeReference(o.NodeName))
 	p.service.allocator, p.service.cards, p.service.metrics = p.allocator, p.cards, p.metrics
 	p.registrar = &registrar{
@@ -118,6 +141,21 @@ func New(o Options) (*Plugin, error) {
 		refused: p.reporter.Refused, wake: make(chan struct{}, 1), settle: settle,
 	}
 	return p, nil
+}
+
+// newIsolator makes what enforces shares.
+func (p *Plugin) newIsolator() {
+	o := p.options
+	directory := ""
+	if n := len(o.CDIDirectories); n > 0 {
+		directory = o.CDIDirectories[n-1]
+	}
+	p.limitSpec = isolation.NewLimitSpec(directory)
+	p.isolator = &isolator{
+		cards: p.cards, visible: cmp.Or(o.VisibleDevices, VisibleByUUID), configured: isolation.None, mode: isolation.None,
+		cgroups:  o.CgroupRoot,
+		backends: isolation.Backends(isolation.Options{CgroupRoot: o.CgroupRoot, SpecDirs: o.CDIDirectories, Limits: p.limitSpec}),
+	}
 }
 
 // Settings returns the settings in force. It returns nil until the node's configuration is known.
@@ -144,8 +182,8 @@ func (p *Plugin) KnownCards(ctx context.Context) (cards []gpu.Card, bootID strin
 // to the driver's index where the two differ. problem is the reason why none of the cards can be used, and empty otherwise.
 func (p *Plugin) SetCards(unit gpu.Unit, cards []gpu.Card, moved map[int]int, problem string) {
 	p.cards.Set(unit, cards, moved, problem)
-	known, _, _ := p.cards.Get()
-	p.metrics.setCards(known)
+	p.isolator.Check()
+	p.count()
 	poke(p.configurator.wake)
 }
 
@@ -157,6 +195,10 @@ func (p *Plugin) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	measured, err := listenLoopback(ctx, p.options.UsageAddress)
+	if err != nil {
+		return errors.Join(err, closeListener(listener))
+	}
 	// The informers end after the kubelet's last calls are served (see finish), during which pods still come and go.
 	watching, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
@@ -165,8 +207,10 @@ func (p *Plugin) Run(ctx context.Context) error {
 	// up to half a minute, even if its context has ended (k8s.io/client-go tools/cache/reflector.go, watchList).
 	go p.pods.informer.RunWithContext(watching)
 	go p.node.informer.RunWithContext(watching)
-	group.Go(func() error { return p.serve(ctx, listener) })
+	group.Go(func() error { return serve(ctx, listener, p.handler(), "health and metrics") })
+	group.Go(func() error { return serve(ctx, measured, p.usageHandler(), "measured use") })
 	group.Go(func() error { return p.reporter.Run(ctx) })
+	group.Go(func() error { return p.countCards(ctx) })
 	group.Go(func() error { return p.work(ctx) })
 	if err := group.Wait(); err != nil {
 		return fmt.Errorf("device plugin of node %s: %w", p.options.NodeName, err)
@@ -181,6 +225,7 @@ func (p *Plugin) work(ctx context.Context) error {
 	}
 	p.checkpoint.Sync(ctx)
 	p.configurator.Check(ctx)
+	p.keepLimits(ctx)
 	// The checkpoint's reader and the annotator process the results of the kubelet's calls, so they end after the last call.
 	serving, end := context.WithCancel(context.WithoutCancel(ctx))
 	group, ctx := errgroup.WithContext(ctx)
@@ -200,6 +245,39 @@ func (p *Plugin) work(ctx context.Context) error {
 		}
 	})
 	return group.Wait()
+}
+
+// keepLimits makes sure that the containers that were given a limit can be started again with it, in whatever mode the node is now.
+func (p *Plugin) keepLimits(ctx context.Context) {
+	var limits []uint64
+	for _, containers := range p.allocator.snapshots.record.Snapshot() {
+		for _, given := range containers {
+			if given.Limit > 0 {
+				limits = append(limits, given.Limit)
+			}
+		}
+	}
+	if err := p.limitSpec.Add(limits...); err != nil && len(limits) > 0 {
+		klog.FromContext(ctx).Error(err, "Containers that restart won't find their limit")
+	}
+}
+
+// countCards keeps the metrics of the cards and the mode up to date until ctx ends.
+func (p *Plugin) countCards(ctx context.Context) error {
+	for {
+		_, changed, _ := p.cards.Get()
+		p.count()
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
+}
+
+func (p *Plugin) count() {
+	p.metrics.setCards(p.cards.All())
+	p.metrics.setIsolation(p.cards.Mode())
 }
 
 // follow watches the kubelet's directory. It returns an error once a mounted directory is deleted, because the plugin can

@@ -26,7 +26,7 @@ type podInfo struct {
 	metav1.ObjectMeta
 	// pod is what decisions read. Its request is zero for a pod that asks for no GPU memory.
 	pod allocation.Pod
-	// instances are the IDs of the running containers that ask for GPU memory, by container name.
+	// instances are the IDs of the running containers, by container name; nil if none runs.
 	instances map[string]string
 }
 
@@ -35,14 +35,18 @@ func transformPod(object any) (any, error) {
 	if !ok {
 		return object, nil
 	}
-	info := &podInfo{pod: readPod(pod), instances: map[string]string{}}
+	info := &podInfo{pod: readPod(pod)}
 	info.Name, info.Namespace, info.UID, info.ResourceVersion = pod.Name, pod.Namespace, pod.UID, pod.ResourceVersion
 	// The kubelet may have reported on a resize since.
 	info.pod.Resized, info.pod.ResizePending = false, false
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
-		if status.State.Running != nil && info.pod.Request > 0 {
-			info.instances[status.Name] = status.ContainerID
+		if status.State.Running == nil {
+			continue
 		}
+		if info.instances == nil {
+			info.instances = map[string]string{}
+		}
+		info.instances[status.Name] = status.ContainerID
 	}
 	return info, nil
 }
@@ -84,6 +88,7 @@ func readPod(object *corev1.Pod) allocation.Pod {
 		pod.Assumed, pod.Assignment = true, assignment
 	}
 	pod.Assigned = object.Annotations[protocol.AnnotationAssigned] == "true"
+	pod.Isolation = object.Annotations[protocol.AnnotationIsolation]
 	_, pod.HasAssumeTime = object.Annotations[protocol.AnnotationAssumeTime]
 	if placement, err := protocol.PodPlacement(object); err == nil {
 		pod.Placement = placement

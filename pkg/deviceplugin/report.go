@@ -24,6 +24,8 @@ const (
 	eventMoved    = "GPUCardMoved"
 	eventRepaired = "GPUCardRepaired"
 
+	eventLimitNotInForce = "GPULimitNotInForce"
+
 	eventUnhealthy   = "GPUCardUnhealthy"
 	eventHealthy     = "GPUCardHealthy"
 	eventNotOffered  = "GPUCardNotOffered"

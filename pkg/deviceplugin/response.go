@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -32,10 +33,10 @@ type responses struct {
 }
 
 // respond returns the response to the kubelet. request is the container's.
-func (r *responses) respond(d allocation.Decision, request gpu.Memory) (*pluginapi.ContainerAllocateResponse, error) {
+func (r *responses) respond(d allocation.Decision, request gpu.Memory, l limitation) (*pluginapi.ContainerAllocateResponse, error) {
 	switch {
 	case d.Rejection == nil:
-		return r.withCard(d.Card, d.Pod.Request, request), nil
+		return r.withCard(d.Card, d.Pod.Request, request, l), nil
 	case !r.errorEnv:
 		return nil, status.Error(codeOf(d.Rejection), d.Rejection.Text)
 	case d.Pod == nil:
@@ -79,15 +80,19 @@ func (r *responses) report(ctx context.Context, d allocation.Decision, request g
 
 // withCard returns the response that gives a container its card. The environment and the CDI device are made from one name, so
 // they can't disagree. The kubelet's checkpoint keeps them together.
-func (r *responses) withCard(card gpu.Card, pod, container gpu.Memory) *pluginapi.ContainerAllocateResponse {
+func (r *responses) withCard(card gpu.Card, pod, container gpu.Memory, l limitation) *pluginapi.ContainerAllocateResponse {
 	name := r.visibleBy.name(card, r.cards.Position(card.Index))
 	response := &pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
 		Card: card, VisibleAs: name,
 		PodRequest: pod, ContainerRequest: container,
 		DisableIsolation: r.disableIsolation(),
 	}.Variables()}
-	if r.strategy == ListByCDI {
-		response.CdiDevices = []*pluginapi.CDIDevice{{Name: cdiKind + "=" + name}}
+	devices := l.devices
+	if len(devices) == 0 && r.strategy == ListByCDI {
+		devices = []string{isolation.CardKind + "=" + name}
+	}
+	for _, device := range devices {
+		response.CdiDevices = append(response.CdiDevices, &pluginapi.CDIDevice{Name: device})
 	}
 	return response
 }
@@ -133,7 +138,3 @@ const (
 	// ListByCDI also names a CDI device, which the container runtime itself adds to the container.
 	ListByCDI DeviceListStrategy = "cdi-cri"
 )
-
-// cdiKind is the device kind in the specifications that NVIDIA's container toolkit generates (nvidia-ctk cdi generate).
-// They name the devices by UUID and by index.
-const cdiKind = "nvidia.com/gpu"

@@ -30,18 +30,21 @@ func TestResponse(t *testing.T) {
 		position int
 		env      map[string]string
 		cdi      []string
+		limitation
 	}{
-		"environment":                {VisibleByUUID, ListByEnv, card, 3, env("GPU-3"), nil},
-		"CDI by UUID":                {VisibleByUUID, ListByCDI, card, 3, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3"}},
-		"CDI by index":               {VisibleByIndex, ListByCDI, card, 3, env("3"), []string{"nvidia.com/gpu=3"}},
-		"CDI, a card without a UUID": {VisibleByUUID, ListByCDI, gpu.Card{Index: 3, Memory: 64}, 3, env("3"), []string{"nvidia.com/gpu=3"}},
-		"the driver's current index": {VisibleByIndex, ListByCDI, card, 2, env("2"), []string{"nvidia.com/gpu=2"}},
+		"environment":                {VisibleByUUID, ListByEnv, card, 3, env("GPU-3"), nil, limitation{}},
+		"CDI by UUID":                {VisibleByUUID, ListByCDI, card, 3, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3"}, limitation{}},
+		"CDI by index":               {VisibleByIndex, ListByCDI, card, 3, env("3"), []string{"nvidia.com/gpu=3"}, limitation{}},
+		"CDI, a card without a UUID": {VisibleByUUID, ListByCDI, gpu.Card{Index: 3, Memory: 64}, 3, env("3"), []string{"nvidia.com/gpu=3"}, limitation{}},
+		"the driver's current index": {VisibleByIndex, ListByCDI, card, 2, env("2"), []string{"nvidia.com/gpu=2"}, limitation{}},
+		"a limit brings the card":    {VisibleByUUID, ListByEnv, card, 3, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3", "limit=2"}, limitation{devices: []string{"nvidia.com/gpu=GPU-3", "limit=2"}}},
+		"and only once":              {VisibleByUUID, ListByCDI, card, 3, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3", "limit=2"}, limitation{devices: []string{"nvidia.com/gpu=GPU-3", "limit=2"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cards := newCardState()
 			cards.Set(gpu.GiB, []gpu.Card{test.card}, map[int]int{3: test.position}, "")
 			r := &responses{cards: cards, visibleBy: test.by, strategy: test.strategy, disableIsolation: func() bool { return false }}
-			got := r.withCard(test.card, 5, 2)
+			got := r.withCard(test.card, 5, 2, test.limitation)
 			if diff := cmp.Diff(test.env, got.Envs); diff != "" {
 				t.Errorf("environment (-want +got)\n%s", diff)
 			}

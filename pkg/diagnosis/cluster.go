@@ -16,7 +16,7 @@ func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares
 	if len(node.Cards) == 0 && !node.WholeCards {
 		return ledger.NodeSpec{}, false
 	}
-	spec = ledger.NodeSpec{Unit: node.Unit, Cards: node.Cards, WholeCards: node.WholeCards}
+	spec = ledger.NodeSpec{Unit: node.Unit, Cards: node.Cards, WholeCards: node.WholeCards, Isolation: node.Isolation}
 	if reasons := Closed(object, node.WholeCards); len(reasons) > 0 {
 		spec.Closed = reasons[0]
 	}

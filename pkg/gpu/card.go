@@ -13,6 +13,9 @@ type Card struct {
 	Model string
 	// Memory is the card's total memory in the node's unit.
 	Memory Memory
+	// Reserved is the part of Memory that can't be allocated because the driver keeps it, rounded up. Only modes that limit memory
+	// subtract it: without limits, a request is no promise to the last byte.
+	Reserved Memory
 	// NUMANode is the card's NUMA node, or NoNUMANode.
 	NUMANode int
 	// Unhealthy is the reason why no new pod may be placed on the card; empty for a healthy card.

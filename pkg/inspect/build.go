@@ -175,6 +175,7 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod, unit Unit) Node {
 		return cmp.Or(cmp.Compare(a.firstCard(), b.firstCard()), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	node.Percent = percent(node.Allocated, node.Total)
+	node.addIsolation(parsed.Isolation)
 	node.judge(object, parsed)
 	return node
 }
@@ -208,6 +209,8 @@ func buildPod(object *corev1.Pod) Pod {
 	case err != nil:
 		pod.Notes = append(pod.Notes, err.Error())
 	}
+	pod.addIsolation(object)
+	pod.unknownCard = pod.Request
 	for _, share := range shares {
 		pod.Shares = append(pod.Shares, Share{Card: share.Card, Memory: share.Memory})
 	}

@@ -44,6 +44,8 @@ const examples = `  # All nodes that share GPU memory, and their sum
 
   # The same with rights in one namespace only
   kubectl inspect gpushare --pending -n team-a
+  # The memory that containers really use, those above their request first
+  kubectl inspect gpushare --usage
 
   # For scripts
   kubectl inspect gpushare -o json | jq '.nodes[] | {name, largestFree, unit}'`
@@ -69,6 +71,7 @@ type options struct {
 	details       bool
 	pending       bool
 	groups        bool
+	usage         bool
 	watch         bool
 	noHeaders     bool
 	allNamespaces bool
@@ -100,6 +103,7 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 	flags.BoolVarP(&o.details, "details", "d", false, "Show the pods on each card of each node.")
 	flags.BoolVar(&o.pending, "pending", false, "Show the pods that are pending and ask for GPU memory, and why, instead of the nodes.")
 	flags.BoolVar(&o.groups, "groups", false, "Show the groups of pods (bound all together or not at all) instead of the nodes.")
+	flags.BoolVar(&o.usage, "usage", false, "Show the GPU memory that containers really use, as the nodes' device plugins measure it, instead of the nodes.")
 	flags.StringVarP(&o.output, "output", "o", "", "Output format: wide, json, yaml or name. The default is a table; JSON and YAML always contain everything.")
 	flags.BoolVarP(&o.watch, "watch", "w", false, "Keep running and show every change, until Ctrl-C.")
 	flags.StringVarP(&o.scope.selector, "selector", "l", "", "Show only the nodes with these labels (for example pool=a100,zone!=b).")
@@ -150,6 +154,9 @@ func (o *options) validate() error {
 	}
 	if o.groups && (o.details || o.pending || o.watch || o.output == outputName || !o.scope.all()) {
 		return errors.New("--groups shows groups of pods: it can't be used with --details, --pending, --watch, -o name, node names or --selector")
+	}
+	if err := o.validateUsage(); err != nil {
+		return err
 	}
 	if o.scope.selector != "" && len(o.scope.nodes) > 0 {
 		return errors.New("nodes can be selected by name or by --selector, not by both")

@@ -14,11 +14,11 @@ import (
 func writeDetails(out *bytes.Buffer, report Report, f format) {
 	for i := range report.Nodes {
 		node := &report.Nodes[i]
-		width := rows{
+		width := append(rows{
 			{bold, []string{"NAME:", node.Name}},
 			{plain, []string{"IPADDRESS:", node.Address}},
 			{plain, []string{"UNIT:", node.Unit.String()}},
-		}.write(out, f.look)
+		}, node.isolationRow()...).write(out, f.look)
 		fmt.Fprintln(out)
 		if f.wide || f.look.bars {
 			width = max(width, cardRows(node, f.look.bars).write(out, f.look))

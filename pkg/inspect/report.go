@@ -77,6 +77,8 @@ type Node struct {
 	Free gpu.Memory `json:"free"`
 	// LargestFree is the largest request that fits a card of the node now.
 	LargestFree gpu.Memory `json:"largestFree"`
+	// Isolation is how the node limits new containers to their share; empty if it doesn't.
+	Isolation string `json:"isolation,omitempty"`
 	// Problems describe for the user what is wrong with the node and its cards.
 	Problems []string `json:"problems"`
 	Cards    []Card   `json:"cards"`
@@ -114,6 +116,8 @@ type Pod struct {
 	Shares []Share `json:"shares"`
 	// Presumed is true if the pod's annotations name no card, and Shares is the card on which the node is likely to place it.
 	Presumed bool `json:"presumed,omitempty"`
+	// Isolation is how the pod's containers are limited to their share; empty if they aren't, or if that isn't known yet.
+	Isolation string `json:"isolation,omitempty"`
 	// Notes describe for the user what is unusual about the pod.
 	Notes []string `json:"notes,omitempty"`
 

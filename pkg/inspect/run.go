@@ -27,6 +27,9 @@ func (o *options) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if o.usage {
+		return o.runUsage(ctx, client)
+	}
 	if o.groups {
 		pods, err := readGroupPods(ctx, client, *o.connection.Namespace)
 		if err != nil {

@@ -91,6 +91,15 @@ const (
 	symbolMemoryAffinity = "nvmlDeviceGetMemoryAffinity"
 	symbolMIGMode        = "nvmlDeviceGetMigMode"
 	symbolFieldValues    = "nvmlDeviceGetFieldValues"
+	symbolMemoryInfo     = "nvmlDeviceGetMemoryInfo_v2"
+	symbolGetLimits      = "nvmlDeviceGetMemoryLimits_v1"
+	symbolSetLimits      = "nvmlDeviceSetMemoryLimits_v1"
+)
+
+// Functions of which each driver has one version at least. The bindings call the newest one that the library has.
+var (
+	symbolsCompute  = []string{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses"}
+	symbolsGraphics = []string{"nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses"}
 )
 
 // device is the state of one card as the driver reports it in one listing.
@@ -99,8 +108,9 @@ type device struct {
 	// uuid is empty if the driver could not read it.
 	uuid  string
 	model string
-	// bytes is the card's total memory; 0 if the driver reports none.
+	// bytes is the card's total memory; 0 if the driver reports none. reserved is the part that the driver keeps; 0 if unknown.
 	bytes    uint64
+	reserved uint64
 	numaNode int
 	// err is the reason why the card can't be used. The fields that were read before the error are set.
 	err error
@@ -114,8 +124,8 @@ type device struct {
 // driver is an initialized NVML session. It has no lock: only one goroutine may use it at a time.
 type driver struct {
 	lib nvml.Interface
-	// hasAffinity, hasMIG and hasFields report whether the library has the function.
-	hasAffinity, hasMIG, hasFields bool
+	// hasAffinity, hasMIG, … report whether the library has the function.
+	hasAffinity, hasMIG, hasFields, hasMemoryInfo, hasLimits, hasCompute, hasGraphics bool
 
 	// watched holds the UUIDs of the cards for which a watch was set up; nil without a watch. set is its event set; nil if
 	// none of the cards reports events. uuids maps the handles of the cards in set to their UUIDs.
@@ -143,11 +153,16 @@ func openDriver(path string) (*driver, error) {
 		}
 	}
 
+	has := func(symbol string) bool { return library.Lookup(symbol) == nil }
 	d := &driver{
-		lib:         nvml.New(nvml.WithLibraryPath(path)),
-		hasAffinity: library.Lookup(symbolMemoryAffinity) == nil,
-		hasMIG:      library.Lookup(symbolMIGMode) == nil,
-		hasFields:   library.Lookup(symbolFieldValues) == nil,
+		lib:           nvml.New(nvml.WithLibraryPath(path)),
+		hasAffinity:   has(symbolMemoryAffinity),
+		hasMIG:        has(symbolMIGMode),
+		hasFields:     has(symbolFieldValues),
+		hasMemoryInfo: has(symbolMemoryInfo),
+		hasLimits:     has(symbolGetLimits) && has(symbolSetLimits),
+		hasCompute:    slices.ContainsFunc(symbolsCompute, has),
+		hasGraphics:   slices.ContainsFunc(symbolsGraphics, has),
 	}
 	switch ret := d.lib.Init(); ret {
 	case nvml.SUCCESS:
@@ -206,6 +221,11 @@ func (d *driver) read(index int) device {
 	switch ret {
 	case nvml.SUCCESS:
 		c.bytes = memory.Total
+		if d.hasMemoryInfo {
+			if detailed, ret := c.handle.GetMemoryInfo_v2(); ret == nvml.SUCCESS {
+				c.reserved = detailed.Reserved
+			}
+		}
 	case nvml.ERROR_NOT_SUPPORTED: // The card shares the machine's memory.
 	default:
 		return fail("reading its memory", ret)

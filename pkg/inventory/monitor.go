@@ -58,6 +58,12 @@ type Options struct {
 	// because cards that must first be woken up can take nearly that long.
 	AnswerTimeout time.Duration
 
+	// Visit, if it is set, is called with the driver's session at least every VisitInterval (10 s by default), as long as the
+	// driver answers. The session is valid during the call only. The calls never overlap, and Run calls the driver from no
+	// other goroutine meanwhile: Visit must be quick, and ends with the calls into the driver if that hangs.
+	Visit         func(*Session)
+	VisitInterval time.Duration
+
 	// LibraryPatience is how long Run continues without a library if Library is empty. The default is 5 minutes.
 	LibraryPatience time.Duration
 
@@ -72,6 +78,7 @@ func (o Options) withDefaults() Options {
 	o.ProbeInterval = cmp.Or(o.ProbeInterval, min(30*time.Second, o.QuietPeriod))
 	o.RetryInterval = cmp.Or(o.RetryInterval, 10*time.Second)
 	o.AnswerTimeout = cmp.Or(o.AnswerTimeout, time.Minute)
+	o.VisitInterval = cmp.Or(o.VisitInterval, 10*time.Second)
 	o.LibraryPatience = cmp.Or(o.LibraryPatience, 5*time.Minute)
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}

@@ -24,6 +24,9 @@ type reader struct {
 	patience time.Duration
 	// due is when the next listing is due. The listing opens the driver if no session is open.
 	due time.Time
+	// devices are those of the last listing; nil if it failed. visit is when Options.Visit is due.
+	devices []device
+	visit   time.Time
 }
 
 // observation is the result of one step.
@@ -40,9 +43,19 @@ type observation struct {
 // maxPatience is the longest time that a session with the driver lasts while a card is unreachable.
 const maxPatience = time.Hour
 
-// step collects events and lists the cards if a listing is due. If none is due, it waits for events, for at most slice.
-// unreachable holds the indices of the cards that the driver can't reach.
+// step observes the cards, and calls Options.Visit if that is due.
 func (r *reader) step(ctx context.Context, unreachable []int) observation {
+	o := r.observe(ctx, unreachable)
+	if now := r.options.Clock.Now(); r.options.Visit != nil && r.driver != nil && r.devices != nil && !now.Before(r.visit) {
+		r.visit = now.Add(r.options.VisitInterval)
+		r.options.Visit(&Session{driver: r.driver, devices: r.devices})
+	}
+	return o
+}
+
+// observe collects events and lists the cards if a listing is due. If none is due, it waits for events, for at most slice.
+// unreachable holds the indices of the cards that the driver can't reach.
+func (r *reader) observe(ctx context.Context, unreachable []int) observation {
 	now := r.options.Clock.Now()
 	var o observation
 	due := !now.Before(r.due)
@@ -59,7 +72,7 @@ func (r *reader) step(ctx context.Context, unreachable []int) observation {
 		r.close()
 	}
 	o.devices, o.err = r.list(now)
-	o.listed = o.err == nil
+	o.listed, r.devices = o.err == nil, o.devices
 	r.due = now.Add(r.options.ProbeInterval)
 	if o.err != nil || len(o.devices) == 0 {
 		r.close()
@@ -130,7 +143,7 @@ func (r *reader) close() {
 	if err := r.driver.close(); err != nil {
 		r.logger.Error(err, "NVIDIA driver library not closed")
 	}
-	r.driver = nil
+	r.driver, r.devices = nil, nil
 }
 
 // pause waits for d or until ctx ends, whichever comes first.

@@ -77,6 +77,7 @@ func (r *roster) configure(s Settings) {
 		rec := &r.entries[i]
 		if s.Unit != r.unit {
 			rec.card.Memory = s.Unit.Count(r.unit.Bytes(rec.card.Memory))
+			rec.card.Reserved = 0 // Until the next listing.
 		}
 		if x, _, ok := parseReason(rec.card.Unhealthy); ok && !s.Xids.count(x) {
 			rec.card.Unhealthy, rec.sticky, rec.asked = "", false, false
@@ -201,6 +202,10 @@ func (rec *entry) updateMemory(d device, r *roster) error {
 	bytes := r.memory.of(rec.card.UUID, d.bytes)
 	if !rec.unreachable {
 		rec.card.Memory = r.unit.Count(bytes)
+		rec.card.Reserved = rec.card.Memory.Sub(r.unit.Count(min(bytes, d.bytes-min(d.reserved, d.bytes))))
+		if d.bytes == 0 {
+			rec.card.Reserved = 0
+		}
 	}
 	switch {
 	case d.err != nil:

@@ -362,3 +362,28 @@ func TestRosterConfigure(t *testing.T) {
 		})
 	}
 }
+
+// TestReserved: a card has the part of its memory that the driver keeps, in whole units, rounded up.
+func TestReserved(t *testing.T) {
+	for name, test := range map[string]struct {
+		bytes, reserved, set uint64
+		want                 gpu.Memory
+	}{
+		"nothing":                             {16 << 30, 0, 0, 0},
+		"a part of a unit":                    {16 << 30, 1, 0, 1},
+		"more than a unit":                    {16 << 30, 3 << 29, 0, 2},
+		"less than the remainder":             {16<<30 + 1<<29, 1 << 28, 0, 0},
+		"less than an administrator left out": {16 << 30, 1 << 30, 12 << 30, 0},
+		"more than an administrator left out": {16 << 30, 3 << 30, 14 << 30, 1},
+		"a card without memory of its own":    {0, 5 << 30, 8 << 30, 0},
+		"more than there is":                  {1 << 30, 5 << 30, 0, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRoster(Options{Settings: Settings{Unit: gpu.GiB, CardMemory: CardMemory{every: test.set}}})
+			r.list([]device{{uuid: "a", bytes: test.bytes, reserved: test.reserved}}, time.Time{})
+			if got := r.state().Cards[0].Reserved; got != test.want {
+				t.Errorf("got %d, want %d", got, test.want)
+			}
+		})
+	}
+}

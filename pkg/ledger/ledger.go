@@ -69,6 +69,8 @@ type NodeSpec struct {
 	Cards []gpu.Card
 	// WholeCards is true if the node also offers whole cards to pods. No pod is placed on such a node.
 	WholeCards bool
+	// Isolation is the node's isolation mode, for display only; empty if shares are not enforced.
+	Isolation string
 	// Closed is the reason why no new pod can run on the node at present (cordoned, not ready). It is for display only:
 	// kube-scheduler decides which nodes a pod may use.
 	Closed string

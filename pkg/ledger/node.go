@@ -28,8 +28,8 @@ type node struct {
 	// starvation is the starvation reservation's part of this node, see ReserveForStarving.
 	starvation gpu.Placement
 
-	unit   gpu.Unit
-	closed string
+	unit              gpu.Unit
+	closed, isolation string
 	// inventory are the cards as the inventory lists them, by index.
 	inventory   []gpu.Card
 	allocations map[gpu.PodUID]*Allocation
@@ -40,6 +40,7 @@ type node struct {
 // setSpec sets what the Node object determines. The cards count as unused until recount.
 func (n *node) setSpec(spec NodeSpec) {
 	n.known, n.unit, n.wholeCards, n.closed = true, spec.Unit, spec.WholeCards, spec.Closed
+	n.isolation = spec.Isolation
 	n.inventory = slices.SortedFunc(slices.Values(spec.Cards), func(a, b gpu.Card) int { return a.Index - b.Index })
 	n.cards = make([]placement.Card, len(n.inventory))
 	for i, c := range n.inventory {
@@ -50,6 +51,7 @@ func (n *node) setSpec(spec NodeSpec) {
 // clearSpec undoes setSpec.
 func (n *node) clearSpec() {
 	n.known, n.unit, n.wholeCards, n.closed, n.inventory, n.cards = false, 0, false, "", nil, nil
+	n.isolation = ""
 }
 
 // shareable returns Fits if the node shares its cards, else the reason why not. n may be nil.
@@ -143,7 +145,7 @@ func (n *node) roomierThan(before []placement.Card) bool {
 func (n *node) copy(name string) Node {
 	out := Node{
 		Name:        name,
-		NodeSpec:    NodeSpec{Unit: n.unit, Cards: slices.Clone(n.inventory), WholeCards: n.wholeCards, Closed: n.closed},
+		NodeSpec:    NodeSpec{Unit: n.unit, Cards: slices.Clone(n.inventory), WholeCards: n.wholeCards, Closed: n.closed, Isolation: n.isolation},
 		Allocations: n.copyAllocations(),
 	}
 	for _, c := range n.cards {

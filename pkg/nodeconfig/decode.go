@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/inventory"
+	"github.com/gpushare/gpushare/pkg/isolation"
 )
 
 // APIVersion and Kind identify the format. A new key needs no new version: a plugin that doesn't know it rejects the file.
@@ -33,6 +34,7 @@ type fileJSON struct {
 	MemoryUnit    *string         `json:"memoryUnit"`
 	ExcludedCards []selectorJSON  `json:"excludedCards"`
 	CardMemory    *cardMemoryJSON `json:"cardMemory"`
+	Isolation     *string         `json:"isolation"`
 	HealthChecks  struct {
 		DisabledXids []intstr.IntOrString `json:"disabledXids"`
 		EnabledXids  []intstr.IntOrString `json:"enabledXids"`
@@ -58,6 +60,7 @@ var examples = map[string]string{
 	"memoryUnit":    "memoryUnit: 256MiB",
 	"excludedCards": "excludedCards: [{index: 0}, {uuid: GPU-8dcd427f-1a2b}, {model: NVIDIA T1000}]",
 	"cardMemory":    "cardMemory: {all: 96Gi, byUUID: {GPU-8dcd427f-1a2b: 48Gi}}",
+	"isolation":     "isolation: driver",
 	"healthChecks":  "healthChecks: {disabledXids: [48, 63], enabledXids: [31], quietPeriod: 5m}",
 }
 
@@ -73,7 +76,7 @@ func (e keyError) Error() string {
 	if example, ok := examples[top]; ok {
 		return fmt.Sprintf("%s: %v; for example %s", e.key, e.err, example)
 	}
-	return fmt.Sprintf("%s: %v; the keys are apiVersion, kind, memoryUnit, excludedCards, cardMemory and healthChecks", e.key, e.err)
+	return fmt.Sprintf("%s: %v; the keys are apiVersion, kind, memoryUnit, excludedCards, cardMemory, isolation and healthChecks", e.key, e.err)
 }
 
 func (e keyError) Unwrap() error { return e.err }
@@ -155,6 +158,11 @@ func (f fileJSON) parse() (c Configuration, _ error) {
 		memory, err := inventory.NewCardMemory(f.CardMemory.All, f.CardMemory.ByUUID)
 		check("cardMemory", err)
 		c.CardMemory = &memory
+	}
+	if f.Isolation != nil {
+		mode, err := isolation.ParseMode(*f.Isolation)
+		check("isolation", err)
+		c.Isolation = &mode
 	}
 	var err error
 	c.DisabledXids, err = parseXids(f.HealthChecks.DisabledXids)

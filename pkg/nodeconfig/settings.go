@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/inventory"
+	"github.com/gpushare/gpushare/pkg/isolation"
 )
 
 // Configuration has the values that one source gives: a file, or the flags and their environment variables. A nil field
@@ -18,6 +19,7 @@ type Configuration struct {
 	DisabledXids, EnabledXids *inventory.XidSet
 	QuietPeriod               *time.Duration
 	Excluded                  Cards
+	Isolation                 *isolation.Mode
 }
 
 // Over returns the configuration with the values of c, and those of lower that c doesn't give.
@@ -28,6 +30,7 @@ func (c Configuration) Over(lower Configuration) Configuration {
 		DisabledXids: first(c.DisabledXids, lower.DisabledXids),
 		EnabledXids:  first(c.EnabledXids, lower.EnabledXids),
 		QuietPeriod:  first(c.QuietPeriod, lower.QuietPeriod),
+		Isolation:    first(c.Isolation, lower.Isolation),
 		Excluded:     lower.Excluded, // There is no flag for it.
 	}
 }
@@ -48,7 +51,8 @@ func (c Configuration) Settings() Settings {
 			Xids:        inventory.XidChecks{Disabled: value(c.DisabledXids, inventory.XidSet{}), Enabled: value(c.EnabledXids, inventory.XidSet{})},
 			QuietPeriod: value(c.QuietPeriod, inventory.DefaultQuietPeriod),
 		},
-		Excluded: c.Excluded,
+		Excluded:  c.Excluded,
+		Isolation: value(c.Isolation, isolation.None),
 	}
 }
 
@@ -64,6 +68,8 @@ type Settings struct {
 	inventory.Settings
 	// Excluded are the cards that take no new pods.
 	Excluded Cards
+	// Isolation is the isolation mode, unless the node's label names another one.
+	Isolation isolation.Mode
 }
 
 // Equal reports whether both have the same values.
@@ -93,6 +99,7 @@ func (s Settings) Changes(before Settings) []string {
 		{"memoryUnit", s.Unit == before.Unit},
 		{"excludedCards", slices.Equal(s.Excluded, before.Excluded)},
 		{"cardMemory", reflect.DeepEqual(s.CardMemory, before.CardMemory)},
+		{"isolation", s.Isolation == before.Isolation},
 		{"healthChecks", s.QuietPeriod == before.QuietPeriod && reflect.DeepEqual(s.Xids, before.Xids)},
 	} {
 		if !k.same {

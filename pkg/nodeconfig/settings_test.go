@@ -9,36 +9,38 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/inventory"
+	"github.com/gpushare/gpushare/pkg/isolation"
 )
 
 // TestPrecedence: each value comes from the flags if they give it, else from the file, else it is the default. The environment sets
 // flags (cmd/internal/program).
 func TestPrecedence(t *testing.T) {
 	flags := Configuration{
-		Unit: pointer(gpu.MiB), CardMemory: memory(t, "1Gi"), DisabledXids: xids(t, "1"), EnabledXids: xids(t, "2"), QuietPeriod: pointer(time.Second),
+		Unit: new(gpu.MiB), CardMemory: memory(t, "1Gi"), DisabledXids: xids(t, "1"), EnabledXids: xids(t, "2"), QuietPeriod: new(time.Second),
+		Isolation: new(isolation.None),
 	}
 	file := Configuration{
-		Unit: pointer(2 * gpu.GiB), CardMemory: memory(t, "2Gi"), DisabledXids: xids(t, "3"), EnabledXids: xids(t, "4"), QuietPeriod: pointer(time.Minute),
-		Excluded: Cards{{Index: 1}},
+		Unit: new(2 * gpu.GiB), CardMemory: memory(t, "2Gi"), DisabledXids: xids(t, "3"), EnabledXids: xids(t, "4"), QuietPeriod: new(time.Minute),
+		Excluded: Cards{{Index: 1}}, Isolation: new(isolation.Driver),
 	}
-	settings := func(unit gpu.Unit, memory inventory.CardMemory, disabled, enabled string, quiet time.Duration, excluded Cards) Settings {
+	settings := func(unit gpu.Unit, memory inventory.CardMemory, disabled, enabled string, quiet time.Duration, excluded Cards, mode isolation.Mode) Settings {
 		return Settings{
 			Settings: inventory.Settings{
 				Unit: unit, CardMemory: memory, QuietPeriod: quiet,
 				Xids: inventory.XidChecks{Disabled: *xids(t, disabled), Enabled: *xids(t, enabled)},
 			},
-			Excluded: excluded,
+			Excluded: excluded, Isolation: mode,
 		}
 	}
 	for name, test := range map[string]struct {
 		flags, file Configuration
 		want        Settings
 	}{
-		"the defaults":   {want: settings(gpu.GiB, inventory.CardMemory{}, "", "", 5*time.Minute, nil)},
-		"only a file":    {file: file, want: settings(2*gpu.GiB, *memory(t, "2Gi"), "3", "4", time.Minute, file.Excluded)},
-		"only flags":     {flags: flags, want: settings(gpu.MiB, *memory(t, "1Gi"), "1", "2", time.Second, nil)},
-		"flags win":      {flags, file, settings(gpu.MiB, *memory(t, "1Gi"), "1", "2", time.Second, file.Excluded)},
-		"value by value": {Configuration{DisabledXids: xids(t, "")}, file, settings(2*gpu.GiB, *memory(t, "2Gi"), "", "4", time.Minute, file.Excluded)},
+		"the defaults":   {want: settings(gpu.GiB, inventory.CardMemory{}, "", "", 5*time.Minute, nil, isolation.None)},
+		"only a file":    {file: file, want: settings(2*gpu.GiB, *memory(t, "2Gi"), "3", "4", time.Minute, file.Excluded, isolation.Driver)},
+		"only flags":     {flags: flags, want: settings(gpu.MiB, *memory(t, "1Gi"), "1", "2", time.Second, nil, isolation.None)},
+		"flags win":      {flags, file, settings(gpu.MiB, *memory(t, "1Gi"), "1", "2", time.Second, file.Excluded, isolation.None)},
+		"value by value": {Configuration{DisabledXids: xids(t, "")}, file, settings(2*gpu.GiB, *memory(t, "2Gi"), "", "4", time.Minute, file.Excluded, isolation.Driver)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(test.want, test.flags.Over(test.file).Settings(), exported); diff != "" {
@@ -72,6 +74,7 @@ func TestAfter(t *testing.T) {
 		"a card, pods":                {"", "excludedCards: [{index: 1}]", 1, "excludedCards: [{index: 1}]", "excludedCards", ""},
 		"a card comes back, pods":     {"excludedCards: [{index: 1}]", "", 1, "", "excludedCards", ""},
 		"card memory, pods":           {"cardMemory: {all: 96Gi}", "cardMemory: {all: 48Gi}", 1, "cardMemory: {all: 48Gi}", "cardMemory", ""},
+		"the isolation mode, pods":    {"", "isolation: driver", 1, "isolation: driver", "isolation", ""},
 		"Xids, pods":                  {"", "healthChecks: {disabledXids: [48]}", 1, "healthChecks: {disabledXids: [48]}", "healthChecks", ""},
 		"the quiet period, pods":      {"", "healthChecks: {quietPeriod: 1m}", 1, "healthChecks: {quietPeriod: 1m}", "healthChecks", ""},
 		"all but the unit, a pod": {

@@ -38,14 +38,17 @@ type Inventory struct {
 	// BootID is the kernel's boot ID when the inventory was written (/proc/sys/kernel/random/boot_id), empty if the plugin
 	// didn't write it. A restarted plugin uses it to detect that the machine has rebooted.
 	BootID string
+	// Isolation is the mode in which new containers get their share of a card; empty if shares are not enforced.
+	Isolation string
 }
 
 // inventoryJSON is the annotation's value.
 type inventoryJSON struct {
-	Version int        `json:"version"`
-	Unit    string     `json:"unit"`
-	BootID  string     `json:"bootID,omitempty"`
-	Cards   []cardJSON `json:"cards"`
+	Version   int        `json:"version"`
+	Unit      string     `json:"unit"`
+	BootID    string     `json:"bootID,omitempty"`
+	Isolation string     `json:"isolation,omitempty"`
+	Cards     []cardJSON `json:"cards"`
 }
 
 type cardJSON struct {
@@ -66,7 +69,7 @@ func (inv Inventory) MarshalJSON() ([]byte, error) {
 	if err := inv.check(); err != nil {
 		return nil, err
 	}
-	out := inventoryJSON{Version: InventoryVersion, Unit: inv.Unit.String(), BootID: inv.BootID, Cards: []cardJSON{}}
+	out := inventoryJSON{Version: InventoryVersion, Unit: inv.Unit.String(), BootID: inv.BootID, Isolation: inv.Isolation, Cards: []cardJSON{}}
 	for _, c := range inv.Cards {
 		card := cardJSON{
 			Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory, Healthy: c.Healthy(), Reason: c.Unhealthy,
@@ -93,7 +96,7 @@ func (inv *Inventory) UnmarshalJSON(data []byte) error {
 	if err != nil {
 		return err
 	}
-	out := Inventory{Unit: unit, BootID: in.BootID}
+	out := Inventory{Unit: unit, BootID: in.BootID, Isolation: in.Isolation}
 	for _, c := range in.Cards {
 		card := gpu.Card{Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory, NUMANode: gpu.NoNUMANode}
 		if c.NUMANode != nil {
@@ -167,6 +170,8 @@ type Node struct {
 	Cards []gpu.Card
 	// WholeCards is true if the node offers NVIDIA's resources as well as aliyun.com/gpu-mem. Such a node must not be used.
 	WholeCards bool
+	// Isolation is the inventory's; empty if shares are not enforced, or if the inventory isn't used.
+	Isolation string
 	// Problem is not nil if the inventory is invalid or contradicts the capacity. It names both, and which of them is used.
 	Problem error
 }
@@ -196,7 +201,7 @@ func ParseNode(node *corev1.Node) Node {
 				inventory.memory(), ResourceMemory, memory, counts)
 		}
 		if !equalCards {
-			out.Unit, out.Cards = inventory.Unit, inventory.Cards
+			out.Unit, out.Cards, out.Isolation = inventory.Unit, inventory.Cards, inventory.Isolation
 			return out
 		}
 	} else if !errors.Is(err, ErrNoInventory) {

@@ -38,6 +38,10 @@ func TestInventoryRoundTrip(t *testing.T) {
 			}},
 			`{"version":1,"unit":"GiB","cards":[{"index":1,"memory":40,"numaNode":1,"healthy":false,"reason":"Xid 79"},{"index":0,"memory":8,"healthy":true}]}`,
 		},
+		"an isolation mode": {
+			Inventory{Unit: gpu.GiB, Isolation: "driver"},
+			`{"version":1,"unit":"GiB","isolation":"driver","cards":[]}`,
+		},
 		"a model that JSON has to escape": {
 			Inventory{Unit: gpu.GiB, Cards: []gpu.Card{{Model: "<\"A100\" & \u00e9>", Memory: 1, NUMANode: gpu.NoNUMANode}}},
 			`{"version":1,"unit":"GiB","cards":[{"index":0,"model":"\u003c\"A100\" \u0026 é\u003e","memory":1,"healthy":true}]}`,

@@ -63,6 +63,10 @@ const GateFairShare = "gpushare.aliyun.com/fair-share"
 // are bound later. So if a member has it, the gang was bound completely. A pod that is copied from such a one has another UID.
 const AnnotationGroupWhole = "gpushare.aliyun.com/group-whole"
 
+// AnnotationIsolation is on a pod whose containers were given a limit: the isolation mode, and after a colon which limit is not
+// in force (PodIsolation). The device plugin writes it when it has read the limits back.
+const AnnotationIsolation = "gpushare.aliyun.com/isolation"
+
 // The node annotations and labels.
 const (
 	// AnnotationInventory is the node's Inventory, in JSON.
@@ -74,6 +78,8 @@ const (
 	LabelShared = "gpushare"
 	// LabelConfig names the configuration of the node's device plugin (package nodeconfig).
 	LabelConfig = "gpushare.aliyun.com/config"
+	// LabelIsolation is the isolation mode of the node. It takes precedence over the device plugin's flag.
+	LabelIsolation = "gpushare.aliyun.com/isolation"
 	// LabelDisableIsolation, with the value "true", marks the nodes whose containers get EnvDisableIsolation.
 	LabelDisableIsolation = "cgpu.disable.isolation"
 )

@@ -20,6 +20,8 @@ type nodeView struct {
 	UnitMiB float64 `json:"unitMiB"`
 	// Closed is the reason why no new pod can run on the node.
 	Closed string `json:"closed,omitempty"`
+	// Isolation is how the node limits containers to their share; empty if it doesn't.
+	Isolation string `json:"isolation,omitempty"`
 	// Gone is true if the Node object is gone or shares no memory any more, while pods still have allocations there.
 	Gone  bool       `json:"gone,omitempty"`
 	Cards []cardView `json:"cards"`
@@ -93,7 +95,7 @@ type runView struct {
 // zero.
 func viewNode(node ledger.Node) nodeView {
 	view := nodeView{
-		Name: node.Name, UnitMiB: mebibytes(node), Closed: node.Closed,
+		Name: node.Name, UnitMiB: mebibytes(node), Closed: node.Closed, Isolation: node.Isolation,
 		Gone: len(node.Cards) == 0 && !node.WholeCards, Cards: make([]cardView, len(node.Cards)),
 	}
 	if node.Unit > 0 {

@@ -30,6 +30,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/metrics"
+	"github.com/gpushare/gpushare/pkg/usage"
 	"github.com/gpushare/gpushare/test/await"
 )
 
@@ -155,6 +156,8 @@ func base(name string) string {
 func allSeries(t *testing.T) series {
 	all := extenderSeries()
 	maps.Copy(all, pluginSeries(pluginMetrics(t)))
+	d := described{prometheus.NewRegistry(), all}
+	d.MustRegister(usage.NewCollector(nil, true))
 	if len(all) < 20 {
 		t.Fatalf("too few metrics: %d: %v", len(all), all)
 	}

@@ -3,6 +3,7 @@ package install
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,6 +25,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/leader"
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
+	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/schedulerconfig"
 )
 
@@ -602,6 +604,47 @@ func TestDevicePluginOverrides(t *testing.T) {
 	}
 	if last := container.Env[len(container.Env)-1]; last.Name != "NVML_LIBRARY" || last.Value != "/driver/libnvidia-ml.so.1" {
 		t.Errorf("the last variable is %v", last)
+	}
+}
+
+// TestMeasuredUse: kubectl inspect finds the loopback port by its name, and only a value gives the plugin the machine's PID namespace.
+func TestMeasuredUse(t *testing.T) {
+	h := newHelm(t, "")
+	for values, want := range map[string]bool{"": false, "devicePlugin.hostPID=true,devicePlugin.usageMetrics=true": true} {
+		pod := podTemplate(t, h.render(t, values)["DaemonSet/gpushare-device-plugin"])
+		container := pod.Spec.Containers[0]
+		if pod.Spec.HostPID != want || slices.Contains(container.Args, "--usage-metrics") != want {
+			t.Errorf("%q: hostPID %t, arguments %q", values, pod.Spec.HostPID, container.Args)
+		}
+		i := slices.IndexFunc(container.Ports, func(p corev1.ContainerPort) bool { return p.Name == protocol.PortUsage })
+		if i < 0 || !slices.Contains(container.Args, fmt.Sprintf("--usage-listen-address=127.0.0.1:%d", container.Ports[i].ContainerPort)) {
+			t.Errorf("ports %v don't have that of %q", container.Ports, container.Args)
+		}
+	}
+}
+
+// TestIsolation: the plugin gets the machine's cgroups and CDI directories only where limits are possible.
+func TestIsolation(t *testing.T) {
+	h := newHelm(t, "")
+	for values, want := range map[string]struct{ mounts, flag bool }{
+		"":                                   {false, false},
+		"devicePlugin.isolationByLabel=true": {true, false},
+		"devicePlugin.isolation=driver":      {true, true},
+	} {
+		pod := podTemplate(t, h.render(t, values)["DaemonSet/gpushare-device-plugin"])
+		container := pod.Spec.Containers[0]
+		writable := map[string]bool{}
+		for _, mount := range container.VolumeMounts {
+			writable[mount.MountPath] = !mount.ReadOnly
+		}
+		for path, write := range map[string]bool{"/sys/fs/cgroup": false, "/etc/cdi": false, "/var/run/cdi": true} {
+			if got, mounted := writable[path]; mounted != want.mounts || got != (write && want.mounts) {
+				t.Errorf("%q: %s is mounted %t, writable %t", values, path, mounted, got)
+			}
+		}
+		if slices.Contains(container.Args, "--isolation=driver") != want.flag {
+			t.Errorf("%q: arguments %q", values, container.Args)
+		}
 	}
 }
 

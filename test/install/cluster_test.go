@@ -148,7 +148,7 @@ func (c *cluster) runPlugin() *corev1.Pod {
 	pod := c.pod("device-plugin")
 	port := controlplane.ReservePortForTest(c.t)
 	plugin := c.process(pod, "device-plugin", c.Binary("gpushare-device-plugin"),
-		map[string]string{"/var/lib/kubelet/": filepath.Dir(c.Kubelet.DevicePluginDir()) + "/", ":12346": port.Address()},
+		map[string]string{"/var/lib/kubelet/": filepath.Dir(c.Kubelet.DevicePluginDir()) + "/", ":12346": port.Address(), "127.0.0.1:12347": "127.0.0.1:0"},
 		"--kubeconfig="+c.account(pod), "--nvml-library="+c.Binary("fake-nvml/libnvidia-ml.so.1"))
 	plugin.Env = c.Machine.Env()
 	plugin.Ready = controlplane.HTTPReady(port.URL("http") + "/readyz")

@@ -60,6 +60,12 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
 			return err
 		},
+		"a pod with the annotation of limits": func() error {
+			pod := gpuPod("forged", "", 1)
+			pod.Annotations = map[string]string{protocol.AnnotationIsolation: "driver"}
+			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
+			return err
+		},
 		"a pod with the annotation of a mirror pod": func() error {
 			pod := gpuPod("forged", "", 1)
 			pod.Annotations = map[string]string{protocol.AnnotationIndex: "1", corev1.MirrorPodAnnotationKey: "x"}
@@ -284,6 +290,8 @@ func (c *cluster) testPluginsReach(t *testing.T, plugin *corev1.Pod, patch func(
 	count := []byte(`{"status":{"capacity":{"aliyun.com/gpu-count":"2"},"allocatable":{"aliyun.com/gpu-count":"2"}}}`)
 
 	must(t, pod(bound, mine.Name, card))
+	must(t, pod(bound, mine.Name, patch(map[string]any{protocol.AnnotationIsolation: "driver"})))
+	must(t, pod(bound, mine.Name, patch(map[string]any{protocol.AnnotationIsolation: nil})))
 	must(t, onNode(bound, node, inventory))
 	must(t, onNode(bound, node, count, "status"))
 	must(t, onNode(bound, node, patch(map[string]any{"gpushare.aliyun.com/test": nil})))
@@ -401,6 +409,12 @@ func (c *cluster) testEnvironment(t *testing.T, running *corev1.Pod) {
 			s.Containers[0].Env = visible("all")
 		}), "main"},
 		"a value that hides all cards": {with(func(s *corev1.PodSpec) { sidecar(s, visible("void")) }), ""},
+		"a variable of NVIDIA's hook": {with(func(s *corev1.PodSpec) {
+			s.Containers[0].Env = []corev1.EnvVar{{Name: "NVIDIA_GPU_MEMORY_LIMIT", Value: "99999"}}
+		}), "main"},
+		"a variable of MPS": {with(func(s *corev1.PodSpec) {
+			sidecar(s, []corev1.EnvVar{{Name: "CUDA_MPS_PIPE_DIRECTORY", Value: "/nowhere"}})
+		}), "sidecar"},
 		"another variable": {with(func(s *corev1.PodSpec) {
 			s.Containers[0].Env = []corev1.EnvVar{{Name: "NVIDIA_DRIVER_CAPABILITIES", Value: "all"}}
 		}), ""},
@@ -469,7 +483,7 @@ func mustNameTheContainer(t *testing.T, what string, err error, container string
 		if err != nil {
 			t.Errorf("%s: got %v, want it accepted", what, err)
 		}
-	} else if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "container "+container+" sets NVIDIA_VISIBLE_DEVICES") {
+	} else if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "container "+container+" sets ") {
 		t.Errorf("%s: got %v, want it rejected for container %s", what, err, container)
 	}
 }

@@ -82,6 +82,7 @@ func startInstallation(t *testing.T) *installation {
 		WithoutScheduler: true, ControllerManager: true,
 		ExtraArgs: map[string][]string{"kube-apiserver": {
 			"--bind-address=0.0.0.0", "--advertise-address=" + nodeAddress, "--endpoint-reconciler-type=lease",
+			"--kubelet-preferred-address-types=InternalIP", // The nodes' names don't resolve.
 		}},
 	}})
 	var err error
@@ -91,7 +92,11 @@ func startInstallation(t *testing.T) *installation {
 
 	s.node = &node{
 		name: "real", cards: []uint64{cardMiB, cardMiB}, cluster: s.Cluster, unlabelled: true, tags: secondTags,
-		network: podNetwork(16, 127), kubeletArgs: []string{"--node-ip=" + nodeAddress},
+		network: podNetwork(16, 127), kubeletArgs: []string{
+			"--node-ip=" + nodeAddress,
+			// For port-forward. Nothing else is in this network.
+			"--enable-server=true", "--address=" + nodeAddress, "--anonymous-auth=true",
+		},
 	}
 	s.worker = &node{
 		name: "worker", cluster: s.Cluster, unlabelled: true, tags: secondTags,
@@ -220,7 +225,7 @@ func (s *installation) testInstall(t *testing.T, filesBefore []string, heading, 
 		values = append([]string{
 			"images.extender.repository=gpushare.test/gpushare-extender", "images.extender.tag=one",
 			"images.devicePlugin.repository=gpushare.test/gpushare-device-plugin", "images.devicePlugin.tag=one",
-			"devicePlugin.runtimeClassName=nvidia",
+			"devicePlugin.runtimeClassName=nvidia", "devicePlugin.hostPID=true",
 		}, values...)
 		const waitFlags = " --wait --timeout=2m"
 		s.shell.run(t, "", command(t, heading, 0, "helm install ")+waitFlags+" --set="+strings.Join(values, ","))
@@ -235,6 +240,7 @@ func (s *installation) testInstall(t *testing.T, filesBefore []string, heading, 
 		framework.Must(t, s.node.awaitCards(t.Context()))
 
 		s.deploySample(t, scheduler)
+		s.checkUsage(t)
 		load := s.startLoad(t, "load", scheduler)
 		s.shell.run(t, "", command(t, "Upgrade and roll back", 0, "helm upgrade ")+waitFlags+" --set=images.extender.tag=two,images.devicePlugin.tag=two")
 		s.waitImages(t, "two")

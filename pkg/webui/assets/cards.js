@@ -111,6 +111,7 @@ export class Cards {
     if (node.gone) about.push("no longer shares memory");
     else if (node.closed) about.push(node.closed);
     else if (node.cardless) about.push(plural(node.cardless.length, "pod", "pods") + " without a card");
+    if (node.isolation) about.push("limits: " + node.isolation);
     name.append(h("small", { class: node.gone || node.closed || node.cardless ? "warn" : "" }, about.join(" · ")));
     const cards = node.cards.map((card) => {
       const wrong = problem(node, card);

@@ -1,0 +1,243 @@
+package deviceplugin
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/inventory"
+	"github.com/gpushare/gpushare/pkg/isolation"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// isolationOptions are the options of a plugin for limits.
+type isolationOptions struct {
+	mode           isolation.Mode
+	cgroups, specs string
+}
+
+// containerID is the ID of the only running container.
+var containerID = strings.Repeat("c0", 32)
+
+// newIsolation makes a node's files: cgroup v2 with one container, and a CDI specification with NVIDIA's hook for both cards.
+func newIsolation(t *testing.T, mode isolation.Mode) *isolationOptions {
+	t.Helper()
+	o := &isolationOptions{mode, t.TempDir(), t.TempDir()}
+	device := func(uuid string) string {
+		return `{"name": "` + uuid + `", "containerEdits": {"hooks": [{"hookName": "createRuntime", "path": "/h", "args": ["h", "apply-cuda-memory-limits", "--gpu-id", "` + uuid + `"]}]}}`
+	}
+	err := errors.Join(
+		os.WriteFile(filepath.Join(o.cgroups, "cgroup.controllers"), nil, 0o600),
+		os.MkdirAll(filepath.Join(o.cgroups, "kubepods/pod/cri-containerd-"+containerID+".scope"), 0o755),
+		os.WriteFile(filepath.Join(o.specs, "nvidia.json"), []byte(`{"kind": "nvidia.com/gpu", "devices": [`+device("GPU-0")+`,`+device("GPU-1")+`]}`), 0o600),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// limiter is a driver with two cards that can limit the memory of cgroups, unless problem is set.
+type limiter struct {
+	hard    uint64
+	problem error
+}
+
+func (limiter) Cards() []string                               { return []string{"GPU-0", "GPU-1"} }
+func (limiter) Used(string) (uint64, error)                   { return 0, nil }
+func (limiter) Processes(string) ([]inventory.Process, error) { return nil, nil }
+func (limiter) Limits() bool                                  { return true }
+func (l limiter) Limit(string, string) (inventory.MemoryLimit, error) {
+	return inventory.MemoryLimit{Hard: l.hard}, l.problem
+}
+
+// reservedCards returns two cards of 16 units, of which the driver keeps one.
+func reservedCards() []gpu.Card {
+	cards := newCards(16, 16)
+	for i := range cards {
+		cards[i].UUID = "GPU-" + string(rune('0'+i))
+		cards[i].Reserved = 1
+	}
+	return cards
+}
+
+func (b *fixture) isolate(t *testing.T, value *string) {
+	t.Helper()
+	node := b.node()
+	if node.Labels = nil; value != nil {
+		node.Labels = map[string]string{protocol.LabelIsolation: *value}
+	}
+	if _, err := b.client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// devicesOf returns the CDI devices that the kubelet's checkpoint has for the last container.
+func (k *kubelet) devicesOf(t *testing.T, pod *corev1.Pod) (devices []string) {
+	t.Helper()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, e := range k.entries {
+		var response pluginapi.ContainerAllocateResponse
+		if e.PodUID != string(pod.UID) {
+			continue
+		}
+		if err := proto.Unmarshal(e.AllocResp, &response); err != nil {
+			t.Fatal(err)
+		}
+		for _, device := range response.CdiDevices {
+			devices = append(devices, device.Name)
+		}
+	}
+	return devices
+}
+
+// TestIsolation follows a limit from Allocate to its read-back, through a change of the mode and a restart.
+func TestIsolation(t *testing.T) {
+	b := newFixture(t)
+	b.isolation = newIsolation(t, isolation.Driver)
+	k := startKubelet(t, b.dir)
+	p, stop := b.start(nil)
+	p.Measure(limiter{hard: inventory.NoLimit})
+	p.SetCards(gpu.GiB, reservedCards(), nil, "")
+	k.awaitDevices(30, 30)
+	node, err := protocol.ParseInventory(b.node().Annotations)
+	if err != nil || node.Isolation != "driver" || node.Cards[0].Memory != 15 {
+		t.Errorf("the inventory has the mode %q and %+v, %v", node.Isolation, node.Cards, err)
+	}
+
+	limited := newPod("limited", main(2), assumed(1, 1))
+	b.create(p, limited)
+	k.mustAdmit(limited)
+	want := []string{"nvidia.com/gpu=GPU-1", "gpushare.aliyun.com/memory-limit=2048Mi"}
+	if diff := cmp.Diff(want, k.devicesOf(t, limited)); diff != "" {
+		t.Errorf("devices: -want +got:\n%s", diff)
+	}
+	b.awaitAssigned("limited", 1)
+	running := b.pod("limited")
+	ran(true)(running)
+	running.Status.ContainerStatuses[0].ContainerID = "containerd://" + containerID
+	if _, err := b.client.CoreV1().Pods("default").UpdateStatus(t.Context(), running, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the informer to know the container", func() bool { info, _ := p.pods.info("uid-limited"); return len(info.instances) > 0 })
+	annotated := func(value string) {
+		t.Helper()
+		await(t, "the annotation "+value, func() bool { return b.pod("limited").Annotations[protocol.AnnotationIsolation] == value })
+	}
+	p.Measure(limiter{hard: 2 << 30})
+	annotated("driver")
+	p.Measure(limiter{hard: inventory.NoLimit})
+	annotated("driver: container main: its cgroup has no limit")
+	b.awaitEvent("GPULimitNotInForce container main: its cgroup has no limit")
+	if got := testutil.ToFloat64(p.metrics.limits.WithLabelValues("not_in_force")); got != 1 {
+		t.Errorf("%v limits are not in force", got)
+	}
+	p.Measure(limiter{hard: 2 << 30})
+	annotated("driver")
+
+	// The label takes precedence. A change of the mode counts for new containers.
+	b.isolate(t, new("none"))
+	k.awaitDevices(32, 32)
+	unlimited := newPod("unlimited", main(16), assumed(0, 2))
+	b.create(p, unlimited)
+	k.mustAdmit(unlimited)
+	if devices := k.devicesOf(t, unlimited); len(devices) > 0 {
+		t.Errorf("in mode none a container gets %v", devices)
+	}
+
+	// The first container can still be started again.
+	stop()
+	if err := os.Remove(filepath.Join(b.isolation.specs, "gpushare.aliyun.com-memory-limit.json")); err != nil {
+		t.Fatal(err)
+	}
+	next, _ := b.start(reservedCards())
+	await(t, "the specification of its limit", func() bool {
+		text, _ := os.ReadFile(filepath.Join(b.isolation.specs, "gpushare.aliyun.com-memory-limit.json"))
+		return strings.Contains(string(text), "NVIDIA_GPU_MEMORY_LIMIT=2048")
+	})
+	if got := next.allocator.snapshots.record.Pod("uid-limited")["main"].Limit; got != 2<<30 {
+		t.Errorf("after a restart the container has the limit %d", got)
+	}
+}
+
+// TestIsolationNotReady: no new container starts on a card on which its limit would not hold.
+func TestIsolationNotReady(t *testing.T) {
+	for name, test := range map[string]struct {
+		label  *string
+		driver *limiter
+		broken func(*isolationOptions)
+		want   string
+	}{
+		"ready":                      {nil, &limiter{}, nil, ""},
+		"the driver wasn't asked":    {nil, nil, nil, "isolation mode driver: " + errNotAsked.Error()},
+		"the driver is too old":      {nil, &limiter{problem: inventory.ErrUnsupported}, nil, "isolation mode driver: the driver can't limit its memory: R615 or later is needed"},
+		"the driver fails":           {nil, &limiter{problem: errors.New("unknown error")}, nil, "isolation mode driver: unknown error"},
+		"the toolkit has no hook":    {nil, &limiter{}, func(o *isolationOptions) { _ = os.Remove(filepath.Join(o.specs, "nvidia.json")) }, "isolation mode driver: no CDI specification"},
+		"a label that names no mode": {new("strict"), &limiter{}, nil, `label gpushare.aliyun.com/isolation of the node: isolation mode "strict": want none or driver`},
+		"the label switches it off":  {new("none"), nil, nil, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newFixture(t)
+			b.isolation = newIsolation(t, isolation.Driver)
+			if test.broken != nil {
+				test.broken(b.isolation)
+			}
+			if test.label != nil {
+				b.isolate(t, test.label)
+			}
+			k := startKubelet(t, b.dir)
+			p, _ := b.start(nil)
+			if test.driver != nil {
+				p.Measure(*test.driver)
+			}
+			cards := reservedCards()
+			cards[1].Unhealthy = "Xid 79"
+			p.SetCards(gpu.GiB, cards, nil, "")
+			await(t, "the inventory", func() bool { return b.node().Annotations[protocol.AnnotationInventory] != "" })
+			all := 30
+			if test.label != nil {
+				all = 32
+			}
+			healthy := all / 2
+			if test.want != "" {
+				healthy = 0
+			}
+			k.awaitDevices(healthy, all)
+			got := p.cards.All()
+			if !strings.HasPrefix(got[0].Unhealthy, test.want) || (got[0].Unhealthy == "") != (test.want == "") || got[1].Unhealthy != "Xid 79" {
+				t.Errorf("the cards are unhealthy: %q, %q; want %q", got[0].Unhealthy, got[1].Unhealthy, test.want)
+			}
+		})
+	}
+}
+
+// TestIsolationFails: a limit that can't be set up is a rejection, not a container without it.
+func TestIsolationFails(t *testing.T) {
+	b := newFixture(t)
+	b.isolation = newIsolation(t, isolation.Driver)
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(nil)
+	p.Measure(limiter{})
+	p.SetCards(gpu.GiB, reservedCards(), nil, "")
+	k.awaitDevices(30, 30)
+	if err := os.RemoveAll(b.isolation.specs); err != nil {
+		t.Fatal(err)
+	}
+	pod := newPod("a", main(2), assumed(0, 1))
+	b.create(p, pod)
+	if _, err := k.admit(pod); err == nil || !strings.Contains(err.Error(), "isolation mode driver: writing the CDI specification of limits") {
+		t.Errorf("got %v", err)
+	}
+	b.awaitEvent("GPUCardRefused container main: isolation mode driver")
+}

@@ -1,0 +1,86 @@
+package deviceplugin
+
+import (
+	"maps"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	events "k8s.io/client-go/tools/record"
+
+	"github.com/gpushare/gpushare/pkg/allocation"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/isolation"
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/usage"
+)
+
+// limitWatch compares the limits that containers were given with those that the driver has. NVIDIA's hook lets a container start
+// without its limit if it can't read the container's configuration, and a runtime that ignores CDI devices runs no hook at all.
+type limitWatch struct {
+	pods    *podSource
+	events  events.EventRecorder
+	metrics *metrics
+	changed func(gpu.PodUID)
+
+	// mu guards the fields below.
+	mu sync.Mutex
+	// found is what the last report says about each pod with a limit.
+	found map[gpu.PodUID]protocol.PodIsolation
+	// notRead are the containers whose limit could not be read in the last report: they may just have ended.
+	notRead map[allocation.ContainerKey]bool
+}
+
+// Isolation returns what is known about the limits of a pod; ok is false if nothing is.
+func (w *limitWatch) Isolation(uid gpu.PodUID) (isolation protocol.PodIsolation, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	isolation, ok = w.found[uid]
+	return isolation, ok
+}
+
+// Check reports the limits that are not in force.
+func (w *limitWatch) Check(report protocol.Usage) {
+	w.mu.Lock()
+	before := w.found
+	found, notRead, failed := map[gpu.PodUID]protocol.PodIsolation{}, map[allocation.ContainerKey]bool{}, 0
+	limited := 0
+	for _, row := range report.Containers {
+		if row.Given == nil {
+			continue
+		}
+		uid, key := gpu.PodUID(row.UID), allocation.ContainerKey{UID: gpu.PodUID(row.UID), Name: row.Container}
+		if row.NotInForce == usage.ErrNotRead.Error() && !w.notRead[key] {
+			notRead[key] = true
+			if last, ok := before[uid]; ok && found[uid].Mode == "" {
+				found[uid] = last
+			}
+			continue
+		}
+		limited++
+		state := protocol.PodIsolation{Mode: string(isolation.Driver), Problem: found[uid].Problem}
+		if row.NotInForce != "" {
+			failed++
+			notRead[key] = row.NotInForce == usage.ErrNotRead.Error()
+			state.Problem = "container " + row.Container + ": " + row.NotInForce
+		}
+		found[uid] = state
+	}
+	w.found, w.notRead = found, notRead
+	w.mu.Unlock()
+	w.metrics.limits.WithLabelValues("in_force").Set(float64(limited - failed))
+	w.metrics.limits.WithLabelValues("not_in_force").Set(float64(failed))
+	w.report(before, found)
+}
+
+// report sends an Event for each pod with a new problem, and has the annotations of changed pods written.
+func (w *limitWatch) report(before, now map[gpu.PodUID]protocol.PodIsolation) {
+	for uid, state := range maps.All(now) {
+		if state == before[uid] {
+			continue
+		}
+		if pod, ok := w.pods.ByUID(uid); ok && state.Problem != "" && pod.Isolation != state.String() {
+			w.events.Event(podReference(&pod), corev1.EventTypeWarning, eventLimitNotInForce, state.Problem)
+		}
+		w.changed(uid)
+	}
+}

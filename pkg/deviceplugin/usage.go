@@ -1,0 +1,74 @@
+package deviceplugin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+
+	"github.com/gpushare/gpushare/pkg/allocation"
+	"github.com/gpushare/gpushare/pkg/usage"
+)
+
+// containerSource provides the node's running containers, with what each was given.
+type containerSource struct {
+	pods   *podSource
+	record *allocation.Record
+	cards  *cardState
+}
+
+// Containers returns the running containers, also those that ask for no GPU memory.
+func (s containerSource) Containers() []usage.Container {
+	given, unit := s.record.Snapshot(), s.cards.Unit()
+	var out []usage.Container
+	for _, object := range s.pods.informer.GetStore().List() {
+		info, ok := object.(*podInfo)
+		if !ok {
+			continue
+		}
+		for name, id := range info.instances {
+			c := usage.Container{
+				Namespace: info.Namespace, Pod: info.Name, UID: info.pod.UID, Name: name, Card: allocation.NoCard,
+				ID: id[strings.LastIndexByte(id, '/')+1:], // The status has it as RUNTIME://ID.
+			}
+			if a := given[info.pod.UID][name]; a.HasCard() && a.Request > 0 {
+				c.Card, c.Requested, c.Limit = a.Card, unit.Bytes(a.Request), a.Limit
+			}
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// Measure measures the use of the cards and checks the limits of containers. It must be called regularly, and from one goroutine at a time.
+func (p *Plugin) Measure(driver usage.Driver) {
+	p.isolator.Ask(driver)
+	p.meter.Measure(driver)
+	p.limits.Check(p.meter.Report())
+}
+
+// usageHandler returns the handler for the measured use.
+func (p *Plugin) usageHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /usage", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(p.meter.Report()) // The client may have disconnected.
+	})
+	return mux
+}
+
+// listenLoopback opens the address of the measured use, which names tenants' pods. It must be a loopback address: `kubectl
+// port-forward` reaches it, with the API server's authorization, and other pods don't. It returns nil if the address is empty.
+func listenLoopback(ctx context.Context, address string) (net.Listener, error) {
+	listener, err := listen(ctx, address)
+	if listener == nil || err != nil {
+		return nil, err
+	}
+	if tcp, ok := listener.Addr().(*net.TCPAddr); !ok || !tcp.IP.IsLoopback() {
+		_ = listener.Close()
+		return nil, fmt.Errorf("listening on %s: it is not a loopback address", address)
+	}
+	return listener, nil
+}

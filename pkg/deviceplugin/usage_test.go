@@ -1,0 +1,111 @@
+package deviceplugin
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/allocation"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/inventory"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// stubUsage is a driver with one card, which this test's own process uses.
+type stubUsage struct{}
+
+func (stubUsage) Cards() []string             { return []string{"GPU-0"} }
+func (stubUsage) Used(string) (uint64, error) { return 50, nil }
+func (stubUsage) Limits() bool                { return false }
+func (stubUsage) Processes(string) ([]inventory.Process, error) {
+	return []inventory.Process{{PID: os.Getpid(), Bytes: 7}, {PID: 1 << 30, Bytes: 9}}, nil
+}
+func (stubUsage) Limit(string, string) (inventory.MemoryLimit, error) {
+	return inventory.MemoryLimit{}, inventory.ErrUnsupported
+}
+
+// TestUsage checks that measured use, with the containers that were given a card, is served as JSON and as metrics. Package usage
+// tests the measurement.
+func TestUsage(t *testing.T) {
+	given, other := newPod("given", main(2), ran(true)), newPod("other", main(0), ran(true))
+	p, err := New(Options{Client: fakeClient(t, newFixture(t).client), Events: newFixture(t).events, NodeName: testNode, Directory: t.TempDir(), UsageMetrics: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.SetCards(gpu.GiB, []gpu.Card{{Index: 0, UUID: "GPU-0", Memory: 16}}, nil, "")
+	for _, pod := range []any{given, other} {
+		info, err := transformPod(pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.pods.informer.GetStore().Add(info); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.allocator.snapshots.record.Add(allocation.ContainerKey{UID: "uid-given", Name: "main"}, allocation.Allocation{Card: 0, Request: 2})
+	p.Measure(stubUsage{})
+
+	server := httptest.NewServer(p.usageHandler())
+	defer server.Close()
+	response, err := http.Get(server.URL + "/usage")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	var got protocol.Usage
+	if err := json.NewDecoder(response.Body).Decode(&got); err != nil {
+		t.Fatal(err)
+	}
+	want := []protocol.ContainerUsage{{Namespace: "default", Pod: "given", UID: "uid-given", Container: "main", Requested: 2 << 30}}
+	if diff := cmp.Diff(want, got.Containers); diff != "" {
+		t.Errorf("containers: -want +got:\n%s", diff)
+	}
+	if got.Cards[0].Unresolved < 9 || got.Cards[0].Used != 50 {
+		t.Errorf("cards: %+v", got.Cards)
+	}
+
+	metrics := func() string {
+		recorder := httptest.NewRecorder()
+		p.handler().ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		return recorder.Body.String()
+	}
+	for _, line := range []string{
+		`gpushare_device_plugin_container_memory_requested_bytes{card="0",container="main",namespace="default",pod="given"} 2.147483648e+09`,
+		`gpushare_device_plugin_container_memory_used_bytes{card="0",container="main",namespace="default",pod="given"} 0`,
+		`gpushare_device_plugin_card_memory_used_bytes{by="pods",card="0"} 0`,
+	} {
+		if !strings.Contains(metrics(), line+"\n") {
+			t.Errorf("the metrics lack %s", line)
+		}
+	}
+}
+
+func TestUsageMetricsOff(t *testing.T) {
+	p, _ := newFixture(t).start(newCards(16))
+	p.Measure(stubUsage{})
+	recorder := httptest.NewRecorder()
+	p.handler().ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if text := recorder.Body.String(); strings.Contains(text, "_container_memory_") || !strings.Contains(text, "usage_timestamp_seconds") {
+		t.Errorf("metrics that name pods are served without being switched on, or others are missing:\n%s", text)
+	}
+}
+
+func TestUsageOnLoopbackOnly(t *testing.T) {
+	for address, allowed := range map[string]bool{"127.0.0.1:0": true, "[::1]:0": true, "": true, ":0": false, "0.0.0.0:0": false} {
+		listener, err := listenLoopback(t.Context(), address)
+		if address == "[::1]:0" && err != nil && !strings.Contains(err.Error(), "not a loopback") {
+			continue // This machine has no IPv6.
+		}
+		if (err == nil) != allowed {
+			t.Errorf("%q: %v", address, err)
+		}
+		if err := closeListener(listener); listener != nil && err != nil {
+			t.Error(err)
+		}
+	}
+}

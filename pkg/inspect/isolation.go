@@ -1,0 +1,37 @@
+package inspect
+
+import (
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// addIsolation adds what the pod's annotation says about its limits.
+func (p *Pod) addIsolation(object *corev1.Pod) {
+	isolation := protocol.ParsePodIsolation(object.Annotations)
+	p.Isolation = isolation.Mode
+	if isolation.Problem != "" {
+		p.Notes = append(p.Notes, "limit not in force: "+isolation.Problem)
+	}
+}
+
+// addIsolation adds the node's isolation mode, and marks pods that were started in another one.
+func (n *Node) addIsolation(mode string) {
+	n.Isolation = mode
+	for i := range n.Pods {
+		switch pod := &n.Pods[i]; {
+		case pod.Isolation != "" && pod.Isolation != mode:
+			pod.Notes = append(pod.Notes, "started with limits by the "+pod.Isolation)
+		case pod.Isolation == "" && mode != "" && pod.Phase == string(corev1.PodRunning):
+			pod.Notes = append(pod.Notes, "started without a limit, or not checked yet")
+		}
+	}
+}
+
+// isolationRow returns the line of --details with the node's isolation mode; none if shares are not enforced.
+func (n *Node) isolationRow() rows {
+	if n.Isolation == "" {
+		return nil
+	}
+	return rows{{plain, []string{"LIMITS:", n.Isolation}}}
+}

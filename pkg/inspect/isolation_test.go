@@ -1,0 +1,50 @@
+package inspect
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// TestIsolation: the report has the node's mode, and marks pods whose limit isn't in force or that were started in another mode.
+func TestIsolation(t *testing.T) {
+	annotated := func(name, value string) *corev1.Pod {
+		pod := newPod(name, 1).on("n", 0)
+		if value != "" {
+			pod.Annotations[protocol.AnnotationIsolation] = value
+		}
+		return pod.Pod
+	}
+	pods := []*corev1.Pod{annotated("limited", "driver"), annotated("loose", "driver: container main: its cgroup has no limit"), annotated("old", "")}
+	for mode, want := range map[string]map[string][]string{
+		"driver": {
+			"limited": nil, "loose": {"limit not in force: container main: its cgroup has no limit"},
+			"old": {"started without a limit, or not checked yet"},
+		},
+		"": {
+			"limited": {"started with limits by the driver"},
+			"loose":   {"limit not in force: container main: its cgroup has no limit", "started with limits by the driver"},
+			"old":     nil,
+		},
+	} {
+		text, err := protocol.Inventory{Unit: gpu.GiB, Cards: []gpu.Card{t4(0, 15)}, Isolation: mode}.Annotation()
+		if err != nil {
+			t.Fatal(err)
+		}
+		object := inventoryNode(t, "n", "10.0.0.1", gpu.GiB, t4(0, 15)).Node
+		object.Annotations[protocol.AnnotationInventory] = text
+		report := Build(Objects{Nodes: []*corev1.Node{object}, Pods: pods, Now: time.Now()})
+		got := map[string][]string{}
+		for _, pod := range report.Nodes[0].Pods {
+			got[pod.Name] = pod.Notes
+		}
+		if diff := cmp.Diff(want, got); diff != "" || report.Nodes[0].Isolation != mode {
+			t.Errorf("mode %q: %q, -want +got:\n%s", mode, report.Nodes[0].Isolation, diff)
+		}
+	}
+}

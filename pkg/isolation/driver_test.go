@@ -1,0 +1,147 @@
+package isolation
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// toolkitSpec is what nvidia-ctk cdi generate writes, reduced to what matters here.
+const toolkitSpec = `cdiVersion: 0.5.0
+kind: nvidia.com/gpu
+devices:
+  - name: GPU-a
+    containerEdits:
+      hooks:
+        - hookName: createRuntime
+          path: /usr/bin/nvidia-cdi-hook
+          args: [nvidia-cdi-hook, apply-cuda-memory-limits, --driver-root, /, --gpu-id, GPU-a]
+  - name: GPU-other
+    containerEdits:
+      hooks:
+        - hookName: createRuntime
+          path: /usr/bin/nvidia-cdi-hook
+          args: [nvidia-cdi-hook, apply-cuda-memory-limits, --gpu-id=GPU-x]
+  - name: GPU-bare
+    containerEdits:
+      deviceNodes: [{path: /dev/nvidia0}]
+containerEdits:
+  env: [NVIDIA_VISIBLE_DEVICES=void]
+  hooks:
+    - hookName: createContainer
+      path: /usr/bin/nvidia-cdi-hook
+      args: [nvidia-cdi-hook, update-ldcache]
+`
+
+// machine is a node on which every requirement is met.
+type machine struct {
+	cgroups, etc, run string
+	backend           Backend
+	node              Node
+	card              Card
+}
+
+func newMachine(t *testing.T) *machine {
+	t.Helper()
+	m := &machine{
+		cgroups: t.TempDir(), etc: t.TempDir(), run: t.TempDir(),
+		node: Node{KubeletVersion: "v1.36.3", Runtime: "containerd://2.1.0"}, card: Card{UUID: "GPU-a", Device: "GPU-a"},
+	}
+	m.write(t, filepath.Join(m.cgroups, "cgroup.controllers"), "memory")
+	m.write(t, filepath.Join(m.etc, "nvidia.yaml"), toolkitSpec)
+	m.backend = Backends(Options{CgroupRoot: m.cgroups, SpecDirs: []string{m.etc, m.run}, Limits: NewLimitSpec(m.run)})[Driver]
+	return m
+}
+
+func (m *machine) write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDriverReady(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*machine)
+		want   string
+	}{
+		"everything is there":             {func(*machine) {}, ""},
+		"cgroup v1":                       {func(m *machine) { _ = os.Remove(filepath.Join(m.cgroups, "cgroup.controllers")) }, "is not cgroup v2"},
+		"an old driver":                   {func(m *machine) { m.card.Unlimitable = errors.New("R615 is needed") }, "R615 is needed"},
+		"an old kubelet":                  {func(m *machine) { m.node.KubeletVersion = "v1.28.9" }, "kubelet v1.28.9 takes no CDI devices"},
+		"an old containerd":               {func(m *machine) { m.node.Runtime = "containerd://1.6.20" }, "containerd 1.6.20 takes no CDI devices"},
+		"containerd 1.7 can":              {func(m *machine) { m.node.Runtime = "containerd://1.7.27" }, ""},
+		"CRI-O can":                       {func(m *machine) { m.node.Runtime = "cri-o://1.33.0" }, ""},
+		"Docker":                          {func(m *machine) { m.node.Runtime = "docker://28.0.1" }, "cri-dockerd takes no CDI devices"},
+		"a version of no known form":      {func(m *machine) { m.node.Runtime = "containerd://main" }, ""},
+		"no specification":                {func(m *machine) { _ = os.Remove(filepath.Join(m.etc, "nvidia.yaml")) }, "has the device nvidia.com/gpu=GPU-a"},
+		"no device of the card":           {func(m *machine) { m.card = Card{UUID: "GPU-b", Device: "GPU-b"} }, "has the device nvidia.com/gpu=GPU-b"},
+		"the toolkit is too old":          {func(m *machine) { m.card = Card{UUID: "GPU-bare", Device: "GPU-bare"} }, "has no hook apply-cuda-memory-limits"},
+		"a hook for another card":         {func(m *machine) { m.card = Card{UUID: "GPU-other", Device: "GPU-other"} }, "has no hook apply-cuda-memory-limits"},
+		"the directory of limits is away": {func(m *machine) { _ = os.RemoveAll(m.run) }, "writing the CDI specification of limits"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			test.change(m)
+			err := m.backend.Ready(m.node, m.card)
+			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+// TestDriverReadyAgain: a change of the specifications counts at once, and the last directory has precedence.
+func TestDriverReadyAgain(t *testing.T) {
+	m := newMachine(t)
+	ready := func(want bool, what string) {
+		t.Helper()
+		if err := m.backend.Ready(m.node, m.card); (err == nil) != want {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	ready(true, "at first")
+	broken := filepath.Join(m.run, "nvidia.json")
+	m.write(t, broken, `{"kind": "nvidia.com/gpu", "devices": [{"name": "GPU-a"}]}`)
+	ready(false, "a later directory has a device without the hook")
+	m.write(t, broken, `{"kind": "nvidia.com/gpu", "dev`)
+	ready(true, "the later file can't be read, so a runtime ignores it")
+	if err := os.Remove(filepath.Join(m.etc, "nvidia.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.backend.Ready(m.node, m.card); err == nil || !strings.Contains(err.Error(), broken) {
+		t.Errorf("the reason doesn't name the file that can't be read: %v", err)
+	}
+}
+
+func TestApply(t *testing.T) {
+	m := newMachine(t)
+	devices, err := m.backend.Apply(m.card, 1<<30)
+	if diff := cmp.Diff([]string{"nvidia.com/gpu=GPU-a", "gpushare.aliyun.com/memory-limit=1024Mi"}, devices); diff != "" || err != nil {
+		t.Errorf("%v\n%s", err, diff)
+	}
+	if diff := cmp.Diff(map[string][]string{"1024Mi": oneGiB}, specOf(t, m.run)); diff != "" {
+		t.Error(diff)
+	}
+	devices, err = Backends(Options{})[None].Apply(m.card, 1<<30)
+	if len(devices) > 0 || err != nil {
+		t.Errorf("mode none gives %v, %v", devices, err)
+	}
+}
+
+func TestParseMode(t *testing.T) {
+	for _, mode := range Modes() {
+		if got, err := ParseMode(string(mode)); got != mode || err != nil {
+			t.Errorf("%q, %v", got, err)
+		}
+	}
+	for _, name := range []string{"", "Driver", "mps"} {
+		if mode, err := ParseMode(name); err == nil {
+			t.Errorf("%q is %q", name, mode)
+		}
+	}
+}

@@ -1,0 +1,224 @@
+package usage
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/inventory"
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/fakenvml"
+)
+
+const mib = 1 << 20
+
+// hierarchies returns the mounted hierarchies of cgroup v2 and v1 in which this process may make cgroups. It skips the test if
+// there is none of v2.
+func hierarchies(t *testing.T) (v2, v1 string) {
+	t.Helper()
+	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		if _, err := os.Stat(filepath.Join(root, "cgroup.controllers")); err == nil {
+			v2 = root
+		}
+	}
+	probe := filepath.Join(v2, "gpushare-probe")
+	if err := os.Mkdir(probe, 0o755); v2 == "" || err != nil {
+		t.Skipf("SKIPPED, not tested: no hierarchy of cgroup v2 can be changed: %v", err)
+	}
+	_ = os.Remove(probe)
+	if _, err := os.Stat("/sys/fs/cgroup/memory/tasks"); err == nil {
+		v1 = "/sys/fs/cgroup/memory"
+	}
+	return v2, v1
+}
+
+// cgroup makes a cgroup that ends with the test.
+func cgroup(t *testing.T, path string) string {
+	t.Helper()
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.Remove(path) })
+	return path
+}
+
+// sleeper starts a process, in a cgroup if one is given, and returns its number and a function that ends it.
+func sleeper(t *testing.T, cgroup string) (pid int, end func()) {
+	t.Helper()
+	command := exec.Command("sleep", "1000")
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	end = func() {
+		_ = command.Process.Kill()
+		_ = command.Wait()
+	}
+	t.Cleanup(end)
+	if cgroup != "" {
+		if err := os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), fmt.Append(nil, command.Process.Pid), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return command.Process.Pid, end
+}
+
+// TestRealProcesses measures real processes in real cgroups; only the driver is fake.
+func TestRealProcesses(t *testing.T) {
+	v2, v1 := hierarchies(t)
+	library := fakenvml.BuildForTest(t)
+	machine := fakenvml.NewMachine(filepath.Dir(library))
+	for _, variable := range machine.Env() {
+		name, value, _ := strings.Cut(variable, "=")
+		t.Setenv(name, value)
+	}
+	if err := machine.SetCards(fakenvml.Card{UUID: "GPU-0", MiB: 16000}, fakenvml.Card{UUID: "GPU-1", MiB: 16000}); err != nil {
+		t.Fatal(err)
+	}
+
+	slice := cgroup(t, filepath.Join(v2, "kubepods-pod"+underscored+".slice"))
+	first := cgroup(t, filepath.Join(slice, "cri-containerd-"+idA+".scope"))
+	// The second pod's container is in a hierarchy of v1 where the machine has one.
+	other := cgroup(t, filepath.Join(max(v1, v2), "pod"+string(hash)))
+	second := cgroup(t, filepath.Join(other, idB))
+	pids := map[string]int{}
+	var endFirst func()
+	pids["a"], endFirst = sleeper(t, first)
+	pids["a child"], _ = sleeper(t, first)
+	pids["b"], _ = sleeper(t, second)
+	pids["host"], _ = sleeper(t, "")
+	ended, end := sleeper(t, first)
+	end()
+	if err := machine.SetProcesses(
+		fakenvml.Process{Card: "GPU-0", PID: pids["a"], MiB: 300, Cgroup: first}, fakenvml.Process{Card: "GPU-0", PID: pids["a child"], MiB: 30},
+		fakenvml.Process{Card: "GPU-1", PID: pids["b"], MiB: 40, Graphics: true}, fakenvml.Process{Card: "GPU-1", PID: pids["a"], MiB: 5},
+		fakenvml.Process{Card: "GPU-1", PID: pids["host"], MiB: 6}, fakenvml.Process{Card: "GPU-1", PID: ended, MiB: 7},
+	); err != nil {
+		t.Fatal(err)
+	}
+
+	running := []Container{
+		{"team", "a", uidA, "main", idA, 0, 256 * mib, 0}, {"team", "b", "mirror-pod", "main", idB, 1, 64 * mib, 0},
+	}
+	meter := NewMeter(Options{
+		Node: "n", Interval: time.Millisecond, Cgroups: v2,
+		Cards:      func() []gpu.Card { return []gpu.Card{{Index: 3, UUID: "GPU-1"}, {Index: 0, UUID: "GPU-0"}} },
+		Containers: func() []Container { return running },
+	})
+	running[1].Card = 3
+	if got := meter.Report(); len(got.Problems) != 1 || !got.Time.IsZero() {
+		t.Errorf("before the first measurement: %+v", got)
+	}
+	monitor := inventory.New(inventory.Options{Library: library, Settings: inventory.Settings{Unit: gpu.MiB}, VisitInterval: time.Millisecond, Visit: func(s *inventory.Session) { meter.Measure(s) }})
+	ctx, stop := context.WithCancel(t.Context())
+	over := make(chan error, 1)
+	go func() { over <- monitor.Run(ctx, func(inventory.State) {}) }()
+	defer func() {
+		stop()
+		if err := <-over; err != nil {
+			t.Error(err)
+		}
+	}()
+	// measure waits for a measurement in which every process is old enough to be resolved.
+	measure := func(done func(protocol.Usage) bool) protocol.Usage {
+		t.Helper()
+		before := time.Now()
+		var got protocol.Usage
+		await.True(t, "a measurement", func() bool { got = meter.Report(); return got.Time.After(before) && done(got) })
+		return got
+	}
+
+	got := measure(func(u protocol.Usage) bool {
+		return len(u.Cards) == 2 && u.Cards[0].Unresolved == 0 && u.Cards[1].Unresolved == 7*mib
+	})
+	want := protocol.Usage{
+		APIVersion: protocol.UsageAPIVersion, Kind: protocol.UsageKind, Node: "n", Time: got.Time, IntervalSeconds: .001, Problems: []string{},
+		Cards: []protocol.CardUsage{
+			{Index: 0, UUID: "GPU-0", Used: 330 * mib, Pods: 330 * mib},
+			{Index: 3, UUID: "GPU-1", Used: 58 * mib, Pods: 45 * mib, Host: 6 * mib, Unresolved: 7 * mib},
+		},
+		Containers: []protocol.ContainerUsage{
+			{Namespace: "team", Pod: "a", UID: string(uidA), Container: "main", Card: 0, Processes: 2, Used: 330 * mib, Requested: 256 * mib},
+			{Namespace: "team", Pod: "a", UID: string(uidA), Container: "main", Card: 3, Processes: 1, Used: 5 * mib},
+			{Namespace: "team", Pod: "b", UID: "mirror-pod", Container: "main", Card: 3, Processes: 1, Used: 40 * mib, Requested: 64 * mib},
+		},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+
+	// The driver has a limit for the first container's cgroup on card 0, and the process on which it was measured has ended.
+	driver := nvml.New(nvml.WithLibraryPath(library))
+	handle, ret := driver.DeviceGetHandleByUUID("GPU-0")
+	if ret != nvml.SUCCESS {
+		t.Fatal(ret)
+	}
+	if ret := handle.SetMemoryLimits_v1(first, 0, 256*mib); ret != nvml.SUCCESS {
+		t.Fatal(ret)
+	}
+	endFirst()
+	got = measure(func(u protocol.Usage) bool { return u.Containers[0].Limit != nil && u.Containers[0].Processes == 1 })
+	limit := uint64(256 * mib)
+	row := protocol.ContainerUsage{
+		Namespace: "team", Pod: "a", UID: string(uidA), Container: "main", Card: 0, Processes: 1, Used: 300 * mib, Requested: 256 * mib, Limit: &limit}
+	if diff := cmp.Diff(row, got.Containers[0]); diff != "" {
+		t.Errorf("a limit: -want +got:\n%s", diff)
+	}
+}
+
+// stubDriver is a driver with cards of which each has the same processes.
+type stubDriver struct {
+	cards     []string
+	processes []inventory.Process
+}
+
+func (d stubDriver) Cards() []string                               { return d.cards }
+func (d stubDriver) Used(string) (uint64, error)                   { return 1000, nil }
+func (d stubDriver) Processes(string) ([]inventory.Process, error) { return d.processes, nil }
+func (d stubDriver) Limits() bool                                  { return false }
+func (d stubDriver) Limit(string, string) (inventory.MemoryLimit, error) {
+	return inventory.MemoryLimit{}, inventory.ErrUnsupported
+}
+
+// BenchmarkMeasure measures 200 processes on 8 cards. At the default interval of 10 s, a millisecond is 0.01% of a core.
+func BenchmarkMeasure(b *testing.B) {
+	var driver stubDriver
+	var cards []gpu.Card
+	for i := range 8 {
+		driver.cards = append(driver.cards, fmt.Sprintf("GPU-%d", i))
+		cards = append(cards, gpu.Card{Index: i, UUID: driver.cards[i]})
+	}
+	for range 25 {
+		driver.processes = append(driver.processes, inventory.Process{PID: os.Getpid(), Bytes: mib})
+	}
+	var containers []Container
+	for i := range 110 {
+		containers = append(containers, Container{Namespace: "n", Pod: fmt.Sprint("p", i), UID: gpu.PodUID(fmt.Sprint("u", i)), Name: "c", ID: fmt.Sprint("id", i), Card: i % 8, Requested: mib})
+	}
+	meter := NewMeter(Options{Node: "n", Cards: func() []gpu.Card { return cards }, Containers: func() []Container { return containers }})
+	before := processorTime(b)
+	for b.Loop() {
+		meter.Measure(driver)
+	}
+	b.ReportMetric(float64((processorTime(b)-before).Microseconds())/float64(b.N), "cpu-µs/op")
+}
+
+// processorTime returns the time for which this process has used a core.
+func processorTime(b *testing.B) time.Duration {
+	b.Helper()
+	var used unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &used); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
+}

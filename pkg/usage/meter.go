@@ -1,0 +1,170 @@
+package usage
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/inventory"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// DefaultInterval is the default time between two measurements.
+const DefaultInterval = 10 * time.Second
+
+// Driver is what the meter asks the driver; inventory.Session implements it.
+type Driver interface {
+	Cards() []string
+	Used(uuid string) (uint64, error)
+	Processes(uuid string) ([]inventory.Process, error)
+	Limits() bool
+	Limit(uuid, cgroup string) (inventory.MemoryLimit, error)
+}
+
+// Options configure a Meter. Node, Cards and Containers are required.
+type Options struct {
+	Node string
+	// Interval is the time between two measurements, for the report only.
+	Interval time.Duration
+	// Cards returns the node's cards, and Containers its running containers.
+	Cards      func() []gpu.Card
+	Containers func() []Container
+	// Proc is the mounted proc file system, /proc by default. Cgroups is the mounted hierarchy of cgroup v2, /sys/fs/cgroup by
+	// default; the figures of cgroups are omitted if it isn't one, or shows only the caller's own cgroup.
+	Proc, Cgroups string
+}
+
+// Meter measures the use of the node's cards. mu guards the last report; what Report returns doesn't change. Only one goroutine
+// may call Measure at a time.
+type Meter struct {
+	options Options
+	cgroups cgroupTree
+
+	mu   sync.Mutex
+	last protocol.Usage
+}
+
+// NewMeter returns a meter without a measurement.
+func NewMeter(o Options) *Meter {
+	o.Proc, o.Cgroups = cmp.Or(o.Proc, "/proc"), cmp.Or(o.Cgroups, "/sys/fs/cgroup")
+	m := &Meter{options: o, cgroups: cgroupTree{root: o.Cgroups}}
+	m.last = build(reading{node: o.Node, interval: o.Interval, problems: []string{"the driver has not been read yet"}})
+	m.last.Time = time.Time{}
+	return m
+}
+
+// Report returns the last measurement. If the driver has not answered since, the report is old, and its problems say so.
+func (m *Meter) Report() protocol.Usage {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.last
+}
+
+// Measure reads the driver and the processes that it lists.
+func (m *Meter) Measure(driver Driver) {
+	report := build(m.read(driver))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.last = report
+}
+
+func (m *Meter) read(driver Driver) reading {
+	r := reading{at: time.Now(), interval: m.options.Interval, node: m.options.Node, containers: m.options.Containers()}
+	index := map[string]int{}
+	for _, card := range m.options.Cards() {
+		index[card.UUID] = card.Index
+	}
+	proc, err := os.OpenRoot(m.options.Proc)
+	if err != nil {
+		r.problems = append(r.problems, fmt.Sprintf("reading processes: %v", err))
+		return r
+	}
+	defer proc.Close()
+	for _, uuid := range driver.Cards() {
+		i, ok := index[uuid]
+		if !ok {
+			continue // The card was just found. The next measurement has it.
+		}
+		card := readCard(driver, uuid, processes{proc})
+		card.index = i
+		r.cards = append(r.cards, card)
+	}
+	m.readLimits(driver, &r)
+	if problem := unresolved(r.cards, m.seesHost()); problem != "" {
+		r.problems = append(r.problems, problem)
+	}
+	return r
+}
+
+// seesHost reports whether the processes in Proc can be the machine's. A container without hostPID has a namespace of its own, in
+// which its first process is number 1.
+func (m *Meter) seesHost() bool { return m.options.Proc != "/proc" || os.Getpid() != 1 }
+
+// readCard reads what the driver says about a card, and the owners of its processes.
+func readCard(driver Driver, uuid string, processes processes) cardReading {
+	card := cardReading{uuid: uuid}
+	var err error
+	if card.used, err = driver.Used(uuid); err != nil && !errors.Is(err, inventory.ErrUnsupported) {
+		card.problem = err
+		return card
+	}
+	before, err := sinceBoot() // A process that begins later can't be in the list.
+	if err != nil {
+		card.problem = err
+		return card
+	}
+	listed, err := driver.Processes(uuid)
+	if err != nil {
+		card.problem = err
+		return card
+	}
+	for _, p := range listed {
+		owner, err := processes.Owner(p.PID, before)
+		card.processes = append(card.processes, process{p, owner, err})
+	}
+	return card
+}
+
+// readLimits reads what the driver says about the cgroups of the containers: of each on the card that it was given, and on those
+// that its processes use.
+func (m *Meter) readLimits(driver Driver, r *reading) {
+	if !driver.Limits() || !m.cgroups.Available() {
+		return
+	}
+	all := map[string]bool{}
+	for i := range r.cards {
+		card := &r.cards[i]
+		card.limits = map[string]limitReading{}
+		for _, c := range r.containers {
+			if c.Card == card.index {
+				card.limits[c.ID] = limitReading{}
+			}
+		}
+		for _, p := range card.processes {
+			if p.owner.Container != "" {
+				card.limits[p.owner.Container] = limitReading{}
+			}
+		}
+		for id := range card.limits {
+			all[id] = true
+		}
+	}
+	paths := m.cgroups.Find(slices.Sorted(maps.Keys(all)))
+	for _, card := range r.cards {
+		for id := range card.limits {
+			path, ok := paths[id]
+			if !ok { // The container has ended, or its cgroup isn't visible here.
+				delete(card.limits, id)
+				continue
+			}
+			limit, err := driver.Limit(card.uuid, path)
+			card.limits[id] = limitReading{limit, err}
+		}
+	}
+}

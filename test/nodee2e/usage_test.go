@@ -1,0 +1,91 @@
+package nodee2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/inspect"
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/fakenvml"
+	"github.com/gpushare/gpushare/test/framework"
+)
+
+// tasks returns the first process of each running container, by the container's ID.
+func (n *node) tasks(ctx context.Context) (map[string]int, error) {
+	command, err := n.machine.command("ctr", "--namespace=k8s.io", "tasks", "ls")
+	if err != nil {
+		return nil, err
+	}
+	out, err := exec.CommandContext(ctx, command[0], command[1:]...).Output()
+	if err != nil {
+		return nil, fmt.Errorf("listing the containers: %w", err)
+	}
+	pids := map[string]int{}
+	for line := range strings.Lines(string(out)) {
+		if fields := strings.Fields(line); len(fields) == 3 && fields[2] == "RUNNING" {
+			if pids[fields[0]], err = strconv.Atoi(fields[1]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return pids, nil
+}
+
+// checkUsage gives each GPU container's process memory of its card, as containerd knows these processes, and compares what
+// `kubectl inspect gpushare --usage` shows: through the API server's and the kubelet's port-forward, from the plugin's pod.
+func (s *installation) checkUsage(t *testing.T) {
+	t.Helper()
+	pids, err := s.node.tasks(t.Context())
+	framework.Must(t, err)
+	pods, err := s.Client.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{})
+	framework.Must(t, err)
+	var processes []fakenvml.Process
+	want := map[string]uint64{}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		card, err := strconv.Atoi(pod.Annotations[protocol.AnnotationIndex])
+		if err != nil || len(pod.Status.ContainerStatuses) == 0 {
+			continue
+		}
+		_, id, _ := strings.Cut(pod.Status.ContainerStatuses[0].ContainerID, "://")
+		if pid := pids[id]; pid != 0 {
+			mib := int64(100 + i)
+			processes = append(processes, fakenvml.Process{Card: cardUUID(card), PID: pid, MiB: mib})
+			want[pod.Name] = uint64(mib) << 20
+		}
+	}
+	if len(want) < 3 {
+		t.Fatalf("%d of %d pods run: %v", len(want), len(pods.Items), pids)
+	}
+	framework.Must(t, s.node.driver.SetProcesses(processes...))
+	framework.Eventually(t, "kubectl inspect gpushare --usage shows what the containers use", func(ctx context.Context) error {
+		out, err := exec.CommandContext(ctx, s.Binary("kubectl-inspect-gpushare"), "--usage", "-o", "json", "--kubeconfig", s.KubeconfigPath).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		var report inspect.UsageReport
+		if err := json.Unmarshal(out, &report); err != nil {
+			return err
+		}
+		found := 0
+		for _, node := range report.Nodes {
+			for _, c := range node.Containers {
+				if c.Used > 0 && c.Used == want[c.Pod] && c.Requested == 2<<30 && c.Processes == 1 {
+					found++
+				}
+			}
+		}
+		if found != len(want) || len(report.Nodes) != 1 || len(report.Nodes[0].Problems) > 0 {
+			return fmt.Errorf("want %v, got %s", want, out)
+		}
+		return nil
+	})
+	framework.Must(t, s.node.driver.SetProcesses())
+}
