@@ -205,8 +205,8 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 		mgr.forgive(r)
 	}
 	mgr.changed(r, known, now)
-	if open := g.open(); known.Node != "" && open != nil && open.plan == nil {
-		mgr.rehome(open, now) // The pod shows that a run is alive, which members may join alone.
+	if open := g.open(); known.Node != "" && r.phase == PhaseRunning && open != nil && open.plan == nil && r.acceptsAny(open) {
+		mgr.rehome(open, now) // The pod shows that its run is alive: members of its controller join it.
 		mgr.changed(open, nil, now)
 	}
 }

@@ -83,8 +83,8 @@ func (g *group) open() *run {
 }
 
 // begin adds a run without members.
-func (mgr *Manager) begin(g *group, id string, now time.Time) *run {
-	r := &run{key: g.key, id: id, members: map[gpu.PodUID]*member{}, tally: newTally(), since: now, offers: map[string]*offer{}}
+func (mgr *Manager) begin(g *group, now time.Time) *run {
+	r := &run{key: g.key, members: map[gpu.PodUID]*member{}, tally: newTally(), since: now, offers: map[string]*offer{}}
 	g.runs = append(g.runs, r)
 	return r
 }
@@ -106,7 +106,7 @@ func (mgr *Manager) home(g *group, m *member, now time.Time) *run {
 	case m.Node != "":
 		return mgr.homeOfInherited(g, open, m, now)
 	case open == nil:
-		return mgr.begin(g, "", now)
+		return mgr.begin(g, now)
 	}
 	return open
 }
@@ -123,11 +123,12 @@ func (mgr *Manager) homeOfInherited(g *group, open *run, m *member, now time.Tim
 	}
 	switch {
 	case m.Run == "", open == nil && (m.MarkedWhole || mgr.countAs(m) != running), open != nil && !open.mayInclude(m):
-		r := mgr.begin(g, m.Run, now)
+		r := mgr.begin(g, now)
+		r.id = m.Run
 		mgr.move(r, ranBefore, PhaseRunning, now)
 		return r
 	case open == nil:
-		open = mgr.begin(g, "", now)
+		open = mgr.begin(g, now)
 	}
 	open.id, open.inherited = m.Run, true
 	return open

@@ -127,6 +127,16 @@ func (t *tally) acceptsAll() bool {
 	return true
 }
 
+// acceptsAny reports whether accepts is true for a controller of another run.
+func (t *tally) acceptsAny(o *run) bool {
+	for controller := range o.controllers {
+		if t.accepts(controller) {
+			return true
+		}
+	}
+	return false
+}
+
 // priority returns the lowest priority of the members that count.
 func (t *tally) priority() int32 {
 	if len(t.priorities) == 0 {
