@@ -136,7 +136,7 @@ func (d *Diagnoser) findRoom(pod *Pod) room {
 		if sums[found.reason] == nil {
 			sums[found.reason] = &summary{}
 		}
-		sums[found.reason].add(found)
+		sums[found.reason].add(&found)
 	}
 	for _, reason := range cardReasons {
 		if s := sums[reason]; s != nil {
@@ -218,6 +218,9 @@ func (n *Node) keptFor(pod *Pod, cards []placement.Card) (nominee gpu.Pod, kept 
 // afterTermination sets the reason WaitsForTermination if a card has room once the pods that are terminating on it have ended,
 // and no nominated pod takes it.
 func (f *finding) afterTermination(pod *Pod) {
+	if len(f.node.Terminating) == 0 {
+		return
+	}
 	cards := f.node.Cards
 	for i := range f.node.Terminating {
 		cards = withUsed(cards, f.node.Terminating[i].Placement, gpu.Memory.Sub)
@@ -260,7 +263,7 @@ func (n *Node) bytes(m gpu.Memory) gpu.Memory {
 }
 
 // compare compares what two nodes have free: first the largest piece, then the sum.
-func (f finding) compare(o finding) int {
+func (f *finding) compare(o *finding) int {
 	return cmp.Or(cmp.Compare(f.node.bytes(f.totals.MostFree), o.node.bytes(o.totals.MostFree)),
 		cmp.Compare(f.node.bytes(f.totals.FreeHealthy), o.node.bytes(o.totals.FreeHealthy)))
 }
@@ -274,20 +277,20 @@ type summary struct {
 	largest finding
 }
 
-func (s *summary) add(f finding) {
+func (s *summary) add(f *finding) {
 	s.n++
 	order := 1
 	if s.n > 1 {
-		order = f.compare(s.best)
+		order = f.compare(&s.best)
 	}
 	switch {
 	case order > 0:
-		s.best, s.alike = f, 0
+		s.best, s.alike = *f, 0
 	case order == 0:
 		s.alike++
 	}
 	if s.n == 1 || f.node.bytes(f.totals.Largest) > s.largest.node.bytes(s.largest.totals.Largest) {
-		s.largest = f
+		s.largest = *f
 	}
 }
 
