@@ -42,6 +42,21 @@ func BenchmarkDiagnoseDaemonSet(b *testing.B) {
 	benchmarkDiagnose(b, n, func(i int) *Pod { return pod(8, ofDaemonSet(fmt.Sprintf("node-%04d", i))) })
 }
 
+// BenchmarkDiagnoseDeployment diagnoses 5,000 equal pods that kube-scheduler has rejected.
+func BenchmarkDiagnoseDeployment(b *testing.B) {
+	for _, request := range []int64{1, 8} { // It fits, or doesn't.
+		b.Run(fmt.Sprint(request), func(b *testing.B) {
+			benchmarkDiagnose(b, 5000, func(int) *Pod {
+				return pod(request, func(p *corev1.Pod) {
+					p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable,
+						Message: "0/5000 nodes are available: 100 node(s) had untolerated taint(s), 200 Insufficient cpu, 4800 no GPU card has enough free memory. " +
+							"no new claims to deallocate, preemption: 0/5000 nodes are available: 5000 No preemption victims found for incoming pod."}}
+				})
+			})
+		})
+	}
+}
+
 // BenchmarkDiagnoseRequests diagnoses 5,000 pods with different requests against 5,000 nodes.
 func BenchmarkDiagnoseRequests(b *testing.B) {
 	benchmarkDiagnose(b, 5000, func(i int) *Pod { return pod(int64(2 + i)) })
