@@ -140,7 +140,9 @@ func TestGangMember(t *testing.T) {
 		"nodes lack CPU":             {[]fake.PodEdit{unschedulable("0/3 nodes are available: 3 Insufficient cpu.")}, func(*gang.Member) {}},
 		"nodes lacked GPU memory":    {[]fake.PodEdit{unschedulable("1 Insufficient aliyun.com/gpu-mem."), fake.Bound("n1", 0)}, func(m *gang.Member) { m.Node = "n1" }},
 		"a run of its gang":          {[]fake.PodEdit{fake.Annotation(protocol.AnnotationGroupRun, "uid-a")}, func(m *gang.Member) { m.Run = "uid-a" }},
-		"an invalid size":            {[]fake.PodEdit{inGroup("x")}, func(m *gang.Member) { m.Size, m.Problem = 0, protocol.ErrGroupSize.Error()+": label pod-group.scheduling.sigs.k8s.io/min-available is \"x\"" }},
+		"an invalid size": {[]fake.PodEdit{inGroup("x")}, func(m *gang.Member) {
+			m.Size, m.Problem = 0, protocol.ErrGroupSize.Error()+": label pod-group.scheduling.sigs.k8s.io/min-available is \"x\""
+		}},
 		"owned by a controller":      {[]fake.PodEdit{owned}, func(m *gang.Member) { m.Controller = "owner" }},
 		"bound":                      {[]fake.PodEdit{fake.Bound("n1", 0), scheduled}, func(m *gang.Member) { m.Node, m.BoundAt = "n1", begin }},
 		"bound, the time is unknown": {[]fake.PodEdit{fake.Bound("n1", 0)}, func(m *gang.Member) { m.Node = "n1" }},
@@ -153,7 +155,9 @@ func TestGangMember(t *testing.T) {
 		"it asks for neither":        {[]fake.PodEdit{limits(nil)}, func(m *gang.Member) { m.Request, m.Cardless = 0, true }},
 		"by annotations, without a name": {[]fake.PodEdit{func(pod *corev1.Pod) {
 			pod.Labels, pod.Annotations = nil, map[string]string{protocol.AnnotationGroupSize: "2"}
-		}}, func(m *gang.Member) { m.Gang.Name, m.Size, m.Problem = "", 0, protocol.ErrGroupUnnamed.Error()+": annotation scheduling.k8s.io/group-name is missing" }},
+		}}, func(m *gang.Member) {
+			m.Gang.Name, m.Size, m.Problem = "", 0, protocol.ErrGroupUnnamed.Error()+": annotation scheduling.k8s.io/group-name is missing"
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := fake.Pod("p", 5, append([]fake.PodEdit{inGroup("2")}, test.edits...)...)

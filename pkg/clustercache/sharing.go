@@ -29,6 +29,9 @@ func (s *sharing) pod(p *PodInfo) {
 		m.Namespace, m.Name, m.UID = p.Namespace, p.Name, p.UID
 		texts = append(texts, &m.Namespace, &m.Gang.Namespace, &m.Gang.Name, &m.Controller, &m.Template, &m.Shape, &m.Node, &m.Run, &m.Scheduler)
 	}
+	if p.RequestProblem != "" {
+		texts = append(texts, &p.RequestProblem)
+	}
 	for _, text := range texts {
 		*text = s.podStrings.one(*text, *text)
 	}

@@ -70,8 +70,13 @@ func Nodes(l *ledger.Ledger, object func(name string) (*corev1.Node, bool), dele
 }
 
 // FromObjects returns a Diagnoser for the state that the objects of the API server show, see NewLedger. nodes and pods are all
-// that the caller may read. What only the extender that leads knows appears in other words: memory that is assumed for a pod
-// or a group, and not bound yet, looks free, so that the diagnosis is Fits instead of Full.
+// that the caller may read. What only the extender that leads knows appears in other words:
+//
+//   - Memory that is assumed for a pod or a group, and not bound yet, looks free: instead of Full the diagnosis is Fits, and says
+//     that kube-scheduler found no room at its last try.
+//   - That memory is kept for a starving group is known from kube-scheduler's message, here as in the extender.
+//   - A pod for which the extender itself evicts (--evict-fragmented) is nominated only once kube-scheduler says so. Until then
+//     it waits for the pods that are being deleted.
 func FromObjects(nodes []*corev1.Node, pods []*corev1.Pod, now time.Time) *Diagnoser {
 	byName := make(map[string]*corev1.Node, len(nodes))
 	for _, node := range nodes {

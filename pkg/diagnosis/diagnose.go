@@ -75,9 +75,6 @@ type podCase struct {
 	untried time.Duration
 	// schedulerActive is true if the pod's scheduler has tried other pods.
 	schedulerActive bool
-	// rejection is why kube-scheduler rejected the pod, if its message is a rejection.
-	rejection rejection
-	rejected  bool
 }
 
 func (d *Diagnoser) newCase(pod *Pod, wait *GroupWait) *podCase {
@@ -92,7 +89,6 @@ func (d *Diagnoser) newCase(pod *Pod, wait *GroupWait) *podCase {
 	if !pod.Tried && !pod.Created.IsZero() {
 		c.untried = max(d.now.Sub(pod.Created), 0)
 	}
-	c.rejection, c.rejected = rejectionIn(pod.Message)
 	return c
 }
 
@@ -162,11 +158,16 @@ func (c *podCase) failedCallText() string {
 
 // otherConstraint reports whether a card has room, and kube-scheduler has rejected the pod for something else than GPU memory.
 func (c *podCase) otherConstraint() bool {
-	return c.room.reason == Fits && c.rejected && !c.rejection.forMemory && (c.wait == nil || c.wait.Untried)
+	if c.room.reason != Fits || c.wait != nil && !c.wait.Untried {
+		return false
+	}
+	rejection, rejected := rejectionIn(c.Message)
+	return rejected && !rejection.forMemory
 }
 
 func (c *podCase) otherConstraintText() string {
-	return fmt.Sprintf("%s, but kube-scheduler rejects the pod: %s", c.room.has, shorten(c.rejection.text)) + c.waitText()
+	rejection, _ := rejectionIn(c.Message)
+	return fmt.Sprintf("%s, but kube-scheduler rejects the pod: %s", c.room.has, shorten(rejection.text)) + c.waitText()
 }
 
 // waits reports whether the pod waits for its group, rather than for memory: kube-scheduler doesn't try a member for which the
@@ -183,6 +184,9 @@ func (c *podCase) keptForGroup() bool {
 func (c *podCase) fitsText() string {
 	if !c.Tried {
 		return c.room.has + ": kube-scheduler has not tried it yet"
+	}
+	if _, rejected := rejectionIn(c.Message); !rejected {
+		return fmt.Sprintf("%s, and kube-scheduler's last message is: %s", c.room.has, shorten(c.Message))
 	}
 	return c.room.has + ": kube-scheduler found none at its last try, and tries the pod again"
 }

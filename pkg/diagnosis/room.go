@@ -139,7 +139,7 @@ func (d *Diagnoser) findRoom(pod *Pod) room {
 		if sums[found.reason] == nil {
 			sums[found.reason] = &summary{}
 		}
-		sums[found.reason].add(found)
+		sums[found.reason].add(&found)
 	}
 	for _, reason := range cardReasons {
 		if s := sums[reason]; s != nil {
@@ -154,10 +154,10 @@ type finding struct {
 	node   *Node
 	totals *placement.Totals
 	reason Reason
-	// nominee is the pod for which the node keeps its room; failed is the index of the failed card; waitsFor are the pods on
+	// nominee is the pod for which the node keeps its room; failed is what happened to a card; waitsFor are the pods on
 	// the card that has room once they have ended. Each is only set for its reason.
 	nominee  gpu.Pod
-	failed   int
+	failed   string
 	waitsFor []Terminating
 }
 
@@ -186,20 +186,26 @@ func (d *Diagnoser) find(i int, pod *Pod) finding {
 	return f
 }
 
-// failedCard returns the unhealthy card with the most used memory, if because of it kube-scheduler finds too little memory on
-// the node in sum: a failed card is no longer part of the node's allocatable memory, and its pods still count.
-func (n *Node) failedCard(request gpu.Memory) (index int, failed bool) {
+// failedCard returns what has happened to a card, if because of it kube-scheduler finds too little memory on the node in sum: a
+// card that has failed or is gone is no longer part of the node's allocatable memory, and its pods still count. Of several
+// cards it is the one with the most used memory.
+func (n *Node) failedCard(request gpu.Memory) (what string, failed bool) {
 	allocatable, known := n.allocatable()
 	if !known || n.Requested.Add(request) <= allocatable {
-		return 0, false
+		return "", false
 	}
-	var used gpu.Memory
+	var most, onCards gpu.Memory
 	for i := range n.Cards {
-		if card := &n.Cards[i]; card.Unhealthy && card.Used > used {
-			index, used = card.Index, card.Used
+		card := &n.Cards[i]
+		onCards = onCards.Add(card.Used)
+		if card.Unhealthy && card.Used > most {
+			what, most = fmt.Sprintf("GPU%d has failed", card.Index), card.Used
 		}
 	}
-	return index, used > 0
+	if most == 0 && n.Requested > onCards {
+		return "a card is gone", true
+	}
+	return what, most > 0
 }
 
 // keptFor returns the nominated pod because of which the node's cards, of which one has room, have none for the pod: pods of
@@ -221,6 +227,9 @@ func (n *Node) keptFor(pod *Pod, cards []placement.Card) (nominee gpu.Pod, kept 
 // afterTermination sets the reason WaitsForTermination if a card has room once the pods that are terminating on it have ended,
 // and no nominated pod takes it.
 func (f *finding) afterTermination(pod *Pod) {
+	if len(f.node.Terminating) == 0 {
+		return
+	}
 	cards := f.node.Cards
 	for i := range f.node.Terminating {
 		cards = withUsed(cards, f.node.Terminating[i].Placement, gpu.Memory.Sub)
@@ -263,7 +272,7 @@ func (n *Node) bytes(m gpu.Memory) gpu.Memory {
 }
 
 // compare compares what two nodes have free: first the largest piece, then the sum.
-func (f finding) compare(o finding) int {
+func (f *finding) compare(o *finding) int {
 	return cmp.Or(cmp.Compare(f.node.bytes(f.totals.MostFree), o.node.bytes(o.totals.MostFree)),
 		cmp.Compare(f.node.bytes(f.totals.FreeHealthy), o.node.bytes(o.totals.FreeHealthy)))
 }
@@ -277,20 +286,20 @@ type summary struct {
 	largest finding
 }
 
-func (s *summary) add(f finding) {
+func (s *summary) add(f *finding) {
 	s.n++
 	order := 1
 	if s.n > 1 {
-		order = f.compare(s.best)
+		order = f.compare(&s.best)
 	}
 	switch {
 	case order > 0:
-		s.best, s.alike = f, 0
+		s.best, s.alike = *f, 0
 	case order == 0:
 		s.alike++
 	}
 	if s.n == 1 || f.node.bytes(f.totals.Largest) > s.largest.node.bytes(s.largest.totals.Largest) {
-		s.largest = f
+		s.largest = *f
 	}
 }
 
@@ -319,8 +328,8 @@ func (s *summary) room(reason Reason, now time.Time, rejected string) room {
 	case KeptForNominated:
 		made.message = fmt.Sprintf("%s, but keeps it for %s, which is nominated to that node", has, f.nominee)
 	case FailedCard:
-		made.message = fmt.Sprintf("%s, but kube-scheduler finds too little in the node's sum: GPU%d of %s has failed, and its pods still count until they end",
-			has, f.failed, name)
+		made.message = fmt.Sprintf("%s, but kube-scheduler counts the node's sum: %s and no longer counts, but the pods on it do until they end",
+			has, f.failed)
 	case WaitsForTermination:
 		made.message = f.waitsText(now)
 	case Fragmented:

@@ -56,8 +56,8 @@ func (r *run) incomplete() Reason {
 // firstIneligible returns the name of the first ineligible member.
 func (r *run) firstIneligible() (first string) {
 	for _, m := range r.members {
-		if m.counted == ineligible && (first == "" || m.Pod.Name < first) {
-			first = m.Pod.Name
+		if m.counted == ineligible && (first == "" || m.Name < first) {
+			first = m.Name
 		}
 	}
 	return first
@@ -88,8 +88,8 @@ func (r *run) disagree() Reason {
 	for _, size := range slices.Sorted(maps.Keys(r.sizes)) {
 		first := ""
 		for _, m := range r.members {
-			if exists := m.counted != other && m.counted != succeeded; exists && m.Size == size && (first == "" || m.Pod.Name < first) {
-				first = m.Pod.Name
+			if exists := m.counted != other && m.counted != succeeded; exists && m.Size == size && (first == "" || m.Name < first) {
+				first = m.Name
 			}
 		}
 		if says = append(says, fmt.Sprintf("%s says %d", first, size)); len(says) == 3 {

@@ -47,6 +47,27 @@ func TestReadersGetCopies(t *testing.T) {
 	expect(t, "the card", "card 0", want[0].Allocations[0].Placement.String())
 }
 
+// NodeCards has what pods hold in sum, also on cards that don't exist, and what pods that leave or are nominated will change.
+func TestNodeCards(t *testing.T) {
+	leaving, first, second := pod("leaving", 6), pod("first", 5), pod("second", 4)
+	leaving.Leaving, first.Priority = true, 1
+	f := newFixture(t, spec(8, 8), ledger.NodeSpec{})
+	f.bind("n1", 0, leaving)
+	f.bind("n1", 1, pod("a", 4))
+	f.bind("n1", 7, pod("gone", 3))
+	f.Nominate("n1", second)
+	f.Nominate("n1", first)
+	f.Nominate("n1", pod("bound", 1))
+	f.bind("n1", 1, pod("bound", 1))
+	want := []ledger.NodeCards{{
+		Name: "n1", Unit: gpu.MiB, Cards: []placement.Card{{Index: 0, Memory: 8, Used: 6}, {Index: 1, Memory: 8, Used: 5}}, Requested: 14,
+		Leaving: []ledger.Allocation{{Pod: leaving, State: ledger.Bound, Placement: gpu.On(0, 6), AssumeTime: at}},
+		// The first one gets the card of the pod that leaves, and the second one finds none.
+		Nominees: []ledger.Nominee{{Pod: first, Placement: gpu.On(0, 5)}, {Pod: second}},
+	}}
+	expect(t, "nodes", want, f.NodeCards())
+}
+
 func TestCard(t *testing.T) {
 	f := newFixture(t, spec(16, 8))
 	for name, tc := range map[string]struct {

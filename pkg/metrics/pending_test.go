@@ -6,10 +6,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/test/mistakes"
 )
 
 func TestPending(t *testing.T) {
@@ -42,4 +44,41 @@ func TestPending(t *testing.T) {
 	pods = []diagnosis.Diagnosis{{Reason: diagnosis.Full}, {Reason: diagnosis.Gated}, {Reason: diagnosis.Full}}
 	problems = 3
 	expect(map[diagnosis.Reason]int{"full": 2, "gated": 1})
+}
+
+// Each mistake counts under its cause, or as a request problem.
+func TestPendingMistakes(t *testing.T) {
+	causes, want, requestProblems := []diagnosis.Diagnosis{}, map[diagnosis.Reason]int{}, 0
+	for _, m := range mistakes.All() {
+		if m.Cause == "" {
+			requestProblems++
+			continue
+		}
+		want[m.Cause]++
+		diagnoser := diagnosis.FromObjects(m.Nodes, m.Pods, mistakes.Now)
+		for _, pod := range m.Pods {
+			if pod.Name == m.Pod {
+				causes = append(causes, diagnoser.Diagnose(diagnosis.NewPod(pod), m.Wait))
+			}
+		}
+	}
+	registry := prometheus.NewPedanticRegistry()
+	NewPending(registry, func() error { return nil }, func() ([]diagnosis.Diagnosis, int) { return causes, requestProblems })
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[diagnosis.Reason]int{}
+	for _, family := range families {
+		for _, metric := range family.GetMetric() {
+			if labels := metric.GetLabel(); len(labels) > 0 {
+				got[diagnosis.Reason(labels[0].GetValue())] = int(metric.GetGauge().GetValue())
+			} else if n := int(metric.GetGauge().GetValue()); n != requestProblems || n == 0 {
+				t.Errorf("%d request problems, want %d", n, requestProblems)
+			}
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("pending pods (-want +got):\n%s", diff)
+	}
 }

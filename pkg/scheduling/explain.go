@@ -24,8 +24,8 @@ type Explanation struct {
 const (
 	// explainEvery is the least time between two explanations.
 	explainEvery = time.Second
-	// explainShare limits the share of the time that explanations take: the next one is made after that many times the
-	// duration of the last.
+	// explainShare limits the share of the time that explanations take: from the begin of one to that of the next pass at
+	// least that many times its duration.
 	explainShare = 20
 )
 
@@ -49,6 +49,9 @@ func (s *Scheduler) Explain() *Explanation {
 	}
 	pods, _ := s.cache.Pending(0)
 	e.last = &Explanation{At: begin, Pending: pods, Diagnoses: s.Diagnose(pods), RequestProblems: s.cache.RequestProblems()}
-	e.next = begin.Add(max(explainEvery, explainShare*s.Clock.Since(begin)))
+	e.next = begin.Add(explainPause(s.Clock.Since(begin)))
 	return e.last
 }
+
+// explainPause returns the time from one explanation, which took that long, to the next one.
+func explainPause(took time.Duration) time.Duration { return max(explainEvery, explainShare*took) }

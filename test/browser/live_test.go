@@ -68,7 +68,7 @@ func TestPage(t *testing.T) {
 
 	t.Run("pending pods with reasons", func(t *testing.T) {
 		tab.Click("#tab-pending")
-		tab.Await("the reason", `document.querySelector("#view-pending tbody")?.innerText.includes("too-large") && document.querySelector("#view-pending tbody").innerText.includes("nodes are available") && document.querySelector("#view-pending tbody").innerText.includes("no card is large enough: the largest has 80 GiB, on big")`)
+		tab.Await("the reason", `document.querySelector("#view-pending tbody")?.innerText.includes("too-large") && document.querySelector("#view-pending tbody").innerText.includes("nodes are available") && document.querySelector("#view-pending tbody").innerText.includes("no card is large enough for 81 GiB: the largest has 80 GiB, on big")`)
 		if got := Eval[string](tab, "location.hash"); got != "#pending" {
 			t.Errorf("the address has %q", got)
 		}

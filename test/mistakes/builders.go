@@ -107,10 +107,10 @@ func terminating(before time.Duration) fake.PodEdit {
 	}
 }
 
-// member makes the pod a member of a group by annotations.
-func member(group, size string) fake.PodEdit {
+// member makes the pod a member of the group train by annotations.
+func member(size string) fake.PodEdit {
 	return func(p *corev1.Pod) {
-		fake.Annotation(protocol.AnnotationGroupName, group)(p)
+		fake.Annotation(protocol.AnnotationGroupName, "train")(p)
 		fake.Annotation(protocol.AnnotationGroupSize, size)(p)
 	}
 }

@@ -1,0 +1,42 @@
+package clustercache
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+)
+
+// A pod with a request problem is listed while it exists, has not ended and isn't being deleted.
+func TestRequestProblems(t *testing.T) {
+	misspelled := func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].Resources.Limits = fake.Amount("aliyun.com/gpumem", 1)
+	}
+	f := start(t, fake.Pod("b", 0, fake.On("n1")), fake.Pod("a", 0, misspelled), fake.Pod("fine", 10),
+		fake.Pod("ended", 0, fake.Phase(corev1.PodSucceeded)), fake.Pod("terminating", 0, fake.Terminating(begin)))
+	for range 5 {
+		<-f.got.pods
+	}
+	want := func(want ...string) {
+		t.Helper()
+		var got []string
+		for _, pod := range f.RequestProblems() {
+			got = append(got, pod.Name)
+		}
+		wantEqual(t, "pods with a problem", want, got)
+	}
+	want("a", "b")
+	f.publish(fake.Pod("a", 0, misspelled, fake.Phase(corev1.PodFailed)))
+	f.want(f.got.pods, "uid-a becomes uid-a")
+	want("b")
+	f.publish(fake.Pod("b", 0, func(pod *corev1.Pod) { pod.UID = "another" }))
+	f.want(f.got.pods, "uid-b becomes another")
+	want("b")
+	if err := f.client.CoreV1().Pods("default").Delete(t.Context(), "b", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	f.want(f.got.pods, "deleted another")
+	want()
+}

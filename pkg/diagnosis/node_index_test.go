@@ -1,0 +1,113 @@
+package diagnosis
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// The lookup by names and labels finds exactly the nodes that a check of every node finds, for random constraints.
+func TestChoice(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	letters := func() string { return string(rune('a' + random.IntN(4))) }
+	var nodes []Node
+	for i := range 12 {
+		n := node(fmt.Sprintf("n%02d", i), gpu.GiB, card(0, 16, 0))
+		n.Object.Labels["x"] = letters()
+		if i%3 > 0 {
+			n.Object.Labels["y"] = letters()
+		}
+		n.Object.Spec.Unschedulable = i%5 == 0
+		if reasons := Closed(n.Object, false); len(reasons) > 0 {
+			n.Closed = reasons[0]
+		}
+		nodes = append(nodes, n)
+	}
+	requirement := func(key string) corev1.NodeSelectorRequirement {
+		operators := []corev1.NodeSelectorOperator{corev1.NodeSelectorOpIn, corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn}
+		return corev1.NodeSelectorRequirement{Key: key, Operator: operators[random.IntN(3)], Values: []string{letters(), letters()}}
+	}
+	term := func() (t corev1.NodeSelectorTerm) {
+		if random.IntN(3) == 0 {
+			t.MatchFields = []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{fmt.Sprintf("n%02d", random.IntN(15))}}}
+		}
+		for _, key := range []string{"x", "y"} {
+			if random.IntN(2) == 0 {
+				t.MatchExpressions = append(t.MatchExpressions, requirement(key))
+			}
+		}
+		return t
+	}
+	diagnoser, found := NewDiagnoser(nodes, nil, now), 0
+	for range 2000 {
+		p := pod(1, func(p *corev1.Pod) {
+			if random.IntN(2) == 0 {
+				p.Spec.NodeSelector = map[string]string{"x": letters()}
+			}
+			terms := make([]corev1.NodeSelectorTerm, random.IntN(3))
+			for i := range terms {
+				terms[i] = term()
+			}
+			if len(terms) > 0 {
+				p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms}}}
+			}
+		})
+		var got []string
+		for _, i := range diagnoser.choice(p).nodes {
+			got = append(got, nodes[i].Object.Name)
+		}
+		found += len(got)
+		if diff := cmp.Diff(EligibleNodes(nodes, p), got, cmpopts.EquateEmpty()); diff != "" {
+			t.Fatalf("%+v (-want +got):\n%s", p.constraints, diff)
+		}
+	}
+	if found == 0 {
+		t.Error("no pod can use a node")
+	}
+}
+
+// A rejection names three nodes and counts the others.
+func TestRejectedNodes(t *testing.T) {
+	var nodes []Node
+	for _, name := range []string{"a", "b", "c", "d", "e", "f"} {
+		nodes = append(nodes, node(name, gpu.GiB, card(0, 16, 0)))
+	}
+	nodes[1].Closed, nodes[5].Closed = "the node is cordoned", "the node is cordoned"
+	onto := func(names ...string) *Pod {
+		return pod(20, func(p *corev1.Pod) {
+			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "name", Operator: corev1.NodeSelectorOpIn, Values: names}}}},
+			}}}
+		})
+	}
+	selector := func(name string) *Pod {
+		return pod(20, func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": name} })
+	}
+	const tooLarge = "no card is large enough for 20 GiB: the largest has 16 GiB, on "
+	for _, test := range []struct {
+		pod  *Pod
+		want string
+	}{
+		{pod(20), tooLarge + "a; b, f: the node is cordoned"},
+		{onto("b", "c"), tooLarge + "c; a, d, e and 1 more: excluded by the pod's node affinity; b: the node is cordoned"},
+		{pod(20, ofDaemonSet("a"), func(p *corev1.Pod) { p.Spec.NodeSelector = nil }), tooLarge + "a"},
+		{pod(20, ofDaemonSet("b"), func(p *corev1.Pod) { p.Spec.NodeSelector = nil }), "no node that shares GPU memory can take the pod; b: the node is cordoned"},
+		{pod(20, ofDaemonSet("a")), "no node that shares GPU memory can take the pod; a: excluded by the pod's node selector (gpushare=true) or its node affinity"},
+		{pod(20, ofDaemonSet("x")), "no node that shares GPU memory can take the pod: its node affinity names x, which shares none"},
+		{selector("x"), "no node that shares GPU memory can take the pod; a, b, c and 3 more: excluded by the pod's node selector (name=x)"},
+	} {
+		if got := NewDiagnoser(nodes, nil, now).Diagnose(test.pod, nil).Message; got != test.want {
+			t.Errorf("%q, want %q", got, test.want)
+		}
+	}
+	if names := slices.Repeat([]string{"n"}, 3); listed(names, 3) != "n, n, n" || listed(names, 5) != "n, n, n and 2 more" {
+		t.Error(listed(names, 5))
+	}
+}

@@ -1,0 +1,55 @@
+package scheduling
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/test/mistakes"
+)
+
+// The extender names each mistake: what its cache keeps of pods and nodes is enough, and its groups report the reasons.
+func TestMistakes(t *testing.T) {
+	type outcome struct {
+		Cause diagnosis.Reason
+		Words string
+	}
+	for _, m := range mistakes.All() {
+		t.Run(m.Name, func(t *testing.T) {
+			var objects []runtime.Object
+			for _, node := range m.Nodes {
+				objects = append(objects, node)
+			}
+			for _, pod := range m.Pods {
+				objects = append(objects, pod)
+			}
+			f := start(t, Options{Gangs: GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, Observer: &fake.Observer{}}}, objects...)
+			f.clock.SetTime(mistakes.Now)
+			find := func() (got outcome) {
+				explanation := f.Explain()
+				for _, pod := range explanation.RequestProblems {
+					if pod.Name == m.Pod {
+						got.Words = pod.RequestProblem
+					}
+				}
+				for i, pod := range explanation.Pending {
+					if pod.Name == m.Pod {
+						got = outcome{explanation.Diagnoses[i].Reason, mistakes.Comparable(explanation.Diagnoses[i].Message)}
+					}
+				}
+				return got
+			}
+			if want := (outcome{m.Cause, m.Words}); m.Wait == nil {
+				if diff := cmp.Diff(want, find()); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+			} else {
+				f.pass(m.Words, func() bool { return find() == want }) // The groups lead after a tick.
+			}
+		})
+	}
+}
