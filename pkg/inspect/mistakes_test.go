@@ -40,7 +40,9 @@ func TestMistakes(t *testing.T) {
 				t.Errorf("words %q, want %q", words, m.Words)
 			}
 			groups := BuildGroups(m.Pods, mistakes.Now).Groups
-			says := func(g Group) bool { return g.State == GroupInvalid && strings.HasSuffix(m.Words, strings.TrimPrefix(g.Reason, m.Pod+": ")) }
+			says := func(g Group) bool {
+				return g.State == GroupInvalid && strings.HasSuffix(m.Words, strings.TrimPrefix(g.Reason, m.Pod+": "))
+			}
 			if m.Cause == diagnosis.InvalidGroup && !slices.ContainsFunc(groups, says) {
 				t.Errorf("--groups gives another reason than %q: %+v", m.Words, groups)
 			}
