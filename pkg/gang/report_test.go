@@ -46,7 +46,7 @@ func TestReports(t *testing.T) {
 		report("broken", Report{Phase: PhaseBroken, Size: 2, Counted: 2, Bound: []string{"b"}, Pending: []string{"a"}, Memory: 16, Reason: "only 1 of 2 members are bound", Since: begin}),
 		report("cardless", Report{Reason: "none of its 2 pods asks for cards"}),
 		report("incomplete", Report{Size: 4, Counted: 1, Pending: []string{"a"}, Memory: 8, Reason: "1 of 4 members exist", Since: begin}),
-		report("invalid", Report{Size: 4, Counted: 1, Pending: []string{"a", "b"}, Memory: 16, Reason: "its size is no number", Since: begin}),
+		report("invalid", Report{Size: 4, Counted: 1, Pending: []string{"a", "b"}, Memory: 16, Reason: "invalid group: its size is no number", Since: begin}),
 		report("planned", Report{Phase: PhasePlanned, Size: 2, Counted: 2, Pending: []string{"a", "b"}, Memory: 16, Reason: "memory is reserved for all, and 0 of 2 members have arrived", Since: begin}),
 		report("running", Report{Size: 2, Counted: 1, Pending: []string{"b"}, Memory: 8, Reason: "1 of 2 members exist", Since: begin}),
 		report("running", Report{Phase: PhaseRunning, Size: 1, Counted: 1, Bound: []string{"a"}, Memory: 8, Since: begin}),

@@ -1,0 +1,68 @@
+package webui
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/scheduling"
+	"github.com/gpushare/gpushare/test/mistakes"
+)
+
+// mistaken is a Source with the objects of a mistake.
+type mistaken struct {
+	source
+	mistake mistakes.Mistake
+}
+
+func (s *mistaken) Explain() *scheduling.Explanation {
+	e := &scheduling.Explanation{}
+	diagnoser := diagnosis.FromObjects(s.mistake.Nodes, s.mistake.Pods, mistakes.Now)
+	for _, object := range s.mistake.Pods {
+		pod := clustercache.NewPodInfo(object)
+		if pod.Pending != nil {
+			e.Pending = append(e.Pending, pod)
+			e.Diagnoses = append(e.Diagnoses, diagnoser.Diagnose(pod.Pending, s.mistake.Wait))
+		}
+		if pod.RequestProblem != "" {
+			e.RequestProblems = append(e.RequestProblems, pod)
+		}
+	}
+	return e
+}
+
+// The page receives each mistake with its cause, the cause in words, and the explanation.
+func TestMistakes(t *testing.T) {
+	type outcome struct{ Cause, InWords, Words string }
+	for _, m := range mistakes.All() {
+		t.Run(m.Name, func(t *testing.T) {
+			text, err := NewBoard(Options{Source: &mistaken{source{ledger: ledger.New()}, m}, Clock: clocktesting.NewFakeClock(mistakes.Now)}).Whole()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var shown page
+			if err := json.Unmarshal(text, &shown); err != nil {
+				t.Fatal(err)
+			}
+			var got outcome
+			for _, pod := range shown.Pending {
+				if pod.Name == m.Pod {
+					got = outcome{string(pod.Reason), shown.Words[string(pod.Reason)], mistakes.Comparable(pod.Message)}
+				}
+			}
+			for _, pod := range shown.Problems {
+				if pod.Name == m.Pod {
+					got = outcome{Words: pod.Problem}
+				}
+			}
+			if diff := cmp.Diff(outcome{string(m.Cause), m.Cause.Words(), m.Words}, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
