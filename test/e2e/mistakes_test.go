@@ -42,10 +42,8 @@ func TestMistakes(t *testing.T) {
 	}
 	s.Create(pods...)
 	s.Eventually("each mistake has its cause and words", func(ctx context.Context) error {
-		if _, err := s.compare(ctx); err != nil {
-			return err
-		}
-		return s.unexplained(ctx, all)
+		_, err := s.compare(ctx)
+		return errors.Join(err, s.unexplained(ctx, all))
 	})
 	s.extenderDown()
 	s.CheckLedger()
