@@ -48,6 +48,35 @@ func TestReportedCards(t *testing.T) {
 	}
 }
 
+// TestExcludeAnother: a card that is excluded later stays reported until it is known which pods use it.
+func TestExcludeAnother(t *testing.T) {
+	s := newCardState()
+	s.Set(gpu.GiB, newCards(16, 16, 16), nil, "")
+	steps := []struct {
+		what string
+		do   func()
+		want []int
+	}{
+		{"one card", func() { s.Exclude(nodeconfig.Cards{{Index: 0}}) }, []int{0, 1, 2}},
+		{"no pod uses it", func() { s.Release(map[int]gpu.Memory{1: 4}) }, []int{1, 2}},
+		{"two others", func() { s.Exclude(nodeconfig.Cards{{Index: 1}, {Index: 2}}) }, []int{0, 1, 2}},
+		{"a pod uses one", func() { s.Release(map[int]gpu.Memory{1: 4}) }, []int{0, 1}},
+		{"the driver is away", func() { s.Set(gpu.GiB, nil, nil, "no driver") }, []int{0, 1}},
+		{"none", func() { s.Exclude(nil) }, []int{0, 1, 2}},
+	}
+	for _, step := range steps {
+		step.do()
+		cards, _, problem := s.Get()
+		got := []int{}
+		for _, c := range cards {
+			got = append(got, c.Index)
+		}
+		if diff := cmp.Diff(step.want, got); diff != "" || problem != nil {
+			t.Errorf("%s: %v (-want +got)\n%s", step.what, problem, diff)
+		}
+	}
+}
+
 // mountConfigs makes the directory contain these configurations, as the kubelet mounts a ConfigMap: it writes a new directory and
 // swaps one link (k8s.io/kubernetes pkg/volume/util/atomic_writer.go).
 func mountConfigs(t *testing.T, dir string, configs map[string]string) {
