@@ -93,18 +93,26 @@ func (c *configurator) Missing() string {
 // Check reads the configuration, brings into force what can be, and reports changes. Only one call may run at a time.
 func (c *configurator) Check(ctx context.Context) {
 	label, err := c.node.Config()
-	if err != nil {
-		c.reportProblem(ctx, notice{reason: eventConfigRejected, text: err.Error()})
-		return
+	if err != nil && c.inForce.Load() != nil {
+		return // The Node is being created again, and its add event follows.
 	}
-	selected, err := c.source.Read(label)
+	var selected nodeconfig.Selected
+	if err == nil {
+		selected, err = c.source.Read(label)
+	}
 	if err != nil {
 		c.reject(ctx, err)
-		return
+	} else {
+		c.apply(ctx, selected)
 	}
+	c.release(ctx)
+}
+
+// apply brings into force what can be of the selected configuration.
+func (c *configurator) apply(ctx context.Context, selected nodeconfig.Selected) {
 	before := c.inForce.Load()
 	current := cmp.Or(before, c.initial(selected.Settings))
-	next, waits := selected.Settings.After(*current, c.countPods())
+	next, waits := selected.Settings.After(*current, c.hasPods())
 	if before == nil || !next.Equal(*before) {
 		c.cards.Exclude(next.Excluded)
 		c.inForce.Store(&next)
@@ -112,7 +120,6 @@ func (c *configurator) Check(ctx context.Context) {
 			close(c.decided)
 		}
 	}
-	c.release(ctx)
 	c.reportChange(ctx, selected, next.Changes(*current), before == nil && c.problem.Load() == nil)
 	c.reportProblem(ctx, notice{reason: eventConfigWaits, text: waits})
 }
@@ -124,15 +131,14 @@ func (c *configurator) initial(first nodeconfig.Settings) *nodeconfig.Settings {
 	return &first
 }
 
-// countPods returns the number of live pods on the node that ask for GPU memory.
-func (c *configurator) countPods() int {
-	pods := slices.DeleteFunc(c.pods.Cached(), func(p allocation.Pod) bool { return p.Terminal })
-	return len(pods)
+// hasPods reports whether live pods on the node ask for GPU memory.
+func (c *configurator) hasPods() bool {
+	return slices.ContainsFunc(c.pods.Cached(), func(p allocation.Pod) bool { return !p.Terminal })
 }
 
 // release stops reporting the excluded cards that no pod uses any more.
 func (c *configurator) release(ctx context.Context) {
-	if len(c.cards.Excluded()) > 0 {
+	if c.cards.Excludes() {
 		held, err := c.held(ctx)
 		if err != nil {
 			return // The context has ended.
@@ -179,7 +185,7 @@ func (c *configurator) reportChange(ctx context.Context, selected nodeconfig.Sel
 	c.metrics.setConfig(selected.Name, selected.Hash)
 	s := c.inForce.Load()
 	klog.FromContext(ctx).Info("Configuration in force", "config", selected.Name, "hash", selected.Hash, "changed", changes,
-		"unit", s.Unit.String(), "excludedCards", c.cards.Excluded(), "healthQuietPeriod", s.QuietPeriod)
+		"unit", s.Unit.String(), "excludedCards", s.Excluded, "healthQuietPeriod", s.QuietPeriod)
 	if !first && (len(changes) > 0 || selected.Name != before.Name) && c.limit.Allow() {
 		text := fmt.Sprintf("configuration %s is in force", selected.Name)
 		if len(changes) > 0 {
