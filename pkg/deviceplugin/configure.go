@@ -18,6 +18,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // configurator keeps the node's configuration in force: it reads the file that the node's label selects, and again when the
@@ -92,26 +93,31 @@ func (c *configurator) Missing() string {
 
 // Check reads the configuration, brings into force what can be, and reports changes. Only one call may run at a time.
 func (c *configurator) Check(ctx context.Context) {
-	label, err := c.node.Config()
+	node, err := c.node.node()
 	if err != nil && c.inForce.Load() != nil {
 		return // The Node is being created again, and its add event follows.
 	}
 	var selected nodeconfig.Selected
 	if err == nil {
-		selected, err = c.source.Read(label)
+		selected, err = c.source.Read(node.Labels[protocol.LabelConfig])
 	}
 	if err != nil {
 		c.reject(ctx, err)
 	} else {
-		c.apply(ctx, selected)
+		c.apply(ctx, node, selected)
 	}
 	c.release(ctx)
 }
 
 // apply brings into force what can be of the selected configuration.
-func (c *configurator) apply(ctx context.Context, selected nodeconfig.Selected) {
+func (c *configurator) apply(ctx context.Context, node *corev1.Node, selected nodeconfig.Selected) {
 	before := c.inForce.Load()
-	current := cmp.Or(before, c.initial(selected.Settings))
+	current := before
+	if before == nil { // Pods may hold memory that an earlier plugin has counted in another unit.
+		first := selected.Settings
+		first.Unit = cmp.Or(unitOf(node), first.Unit)
+		current = &first
+	}
 	next, waits := selected.Settings.After(*current, c.hasPods())
 	if before == nil || !next.Equal(*before) {
 		c.cards.Exclude(next.Excluded)
@@ -122,13 +128,6 @@ func (c *configurator) apply(ctx context.Context, selected nodeconfig.Selected) 
 	}
 	c.reportChange(ctx, selected, next.Changes(*current), before == nil && c.problem.Load() == nil)
 	c.reportProblem(ctx, notice{reason: eventConfigWaits, text: waits})
-}
-
-// initial returns what the first settings replace: those of the plugin that ran before, of which the node's inventory has the
-// unit.
-func (c *configurator) initial(first nodeconfig.Settings) *nodeconfig.Settings {
-	first.Unit = cmp.Or(c.node.Inventory().Unit, first.Unit)
-	return &first
 }
 
 // hasPods reports whether live pods on the node ask for GPU memory.
