@@ -99,16 +99,11 @@ func (s *cardState) Release(holders map[int]gpu.Memory) {
 	}
 }
 
-// Excluded returns the indices of the cards that are excluded, reported or not.
-func (s *cardState) Excluded() (indices []int) {
+// Excludes reports whether any card of the node is excluded, reported or not.
+func (s *cardState) Excludes() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, c := range s.all {
-		if s.excluded.Has(c) {
-			indices = append(indices, c.Index)
-		}
-	}
-	return indices
+	return slices.ContainsFunc(s.all, s.excluded.Has)
 }
 
 // reasonExcluded is why no new pod is placed on an excluded card.

@@ -18,6 +18,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // configurator keeps the node's configuration in force: it reads the file that the node's label selects, and again when the
@@ -94,19 +95,32 @@ func (c *configurator) Missing() string {
 
 // Check reads the configuration, brings into force what can be, and reports changes. Only one call may run at a time.
 func (c *configurator) Check(ctx context.Context) {
-	label, err := c.node.Config()
-	if err != nil {
-		c.reportProblem(ctx, notice{reason: eventConfigRejected, text: err.Error()})
-		return
+	node, err := c.node.node()
+	if err != nil && c.inForce.Load() != nil {
+		return // The Node is being created again, and its add event follows.
 	}
-	selected, err := c.source.Read(label)
+	var selected nodeconfig.Selected
+	if err == nil {
+		selected, err = c.source.Read(node.Labels[protocol.LabelConfig])
+	}
 	if err != nil {
 		c.reject(ctx, err)
-		return
+	} else {
+		c.apply(ctx, node, selected)
 	}
+	c.release(ctx)
+}
+
+// apply brings into force what can be of the selected configuration.
+func (c *configurator) apply(ctx context.Context, node *corev1.Node, selected nodeconfig.Selected) {
 	before := c.inForce.Load()
-	current := cmp.Or(before, c.initial(selected.Settings))
-	next, waits := selected.Settings.After(*current, c.countPods())
+	current := before
+	if before == nil { // Pods may hold memory that an earlier plugin has counted in another unit.
+		first := selected.Settings
+		first.Unit = cmp.Or(unitOf(node), first.Unit)
+		current = &first
+	}
+	next, waits := selected.Settings.After(*current, c.hasPods())
 	if before == nil || !next.Equal(*before) {
 		c.cards.Exclude(next.Excluded)
 		c.isolator.Configure(next.Isolation)
@@ -115,27 +129,18 @@ func (c *configurator) Check(ctx context.Context) {
 			close(c.decided)
 		}
 	}
-	c.release(ctx)
 	c.reportChange(ctx, selected, next.Changes(*current), before == nil && c.problem.Load() == nil)
 	c.reportProblem(ctx, notice{reason: eventConfigWaits, text: waits})
 }
 
-// initial returns what the first settings replace: those of the plugin that ran before, of which the node's inventory has the
-// unit.
-func (c *configurator) initial(first nodeconfig.Settings) *nodeconfig.Settings {
-	first.Unit = cmp.Or(c.node.Inventory().Unit, first.Unit)
-	return &first
-}
-
-// countPods returns the number of live pods on the node that ask for GPU memory.
-func (c *configurator) countPods() int {
-	pods := slices.DeleteFunc(c.pods.Cached(), func(p allocation.Pod) bool { return p.Terminal })
-	return len(pods)
+// hasPods reports whether live pods on the node ask for GPU memory.
+func (c *configurator) hasPods() bool {
+	return slices.ContainsFunc(c.pods.Cached(), func(p allocation.Pod) bool { return !p.Terminal })
 }
 
 // release stops reporting the excluded cards that no pod uses any more.
 func (c *configurator) release(ctx context.Context) {
-	if len(c.cards.Excluded()) > 0 {
+	if c.cards.Excludes() {
 		held, err := c.held(ctx)
 		if err != nil {
 			return // The context has ended.
@@ -181,7 +186,7 @@ func (c *configurator) reportChange(ctx context.Context, selected nodeconfig.Sel
 	c.metrics.setConfig(selected.Name, selected.Hash)
 	s := c.inForce.Load()
 	klog.FromContext(ctx).Info("Configuration in force", "config", selected.Name, "hash", selected.Hash, "changed", changes,
-		"unit", s.Unit.String(), "excludedCards", c.cards.Excluded(), "healthQuietPeriod", s.QuietPeriod)
+		"unit", s.Unit.String(), "excludedCards", s.Excluded, "healthQuietPeriod", s.QuietPeriod)
 	if !first && (len(changes) > 0 || selected.Name != before.Name) && c.limit.Allow() {
 		text := fmt.Sprintf("configuration %s is in force", selected.Name)
 		if len(changes) > 0 {

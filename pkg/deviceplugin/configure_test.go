@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -44,6 +45,35 @@ func TestReportedCards(t *testing.T) {
 		}
 		if diff := cmp.Diff(test.want, got); diff != "" {
 			t.Errorf("%s (-want +got)\n%s", name, diff)
+		}
+	}
+}
+
+// TestExcludeAnother: a card that is excluded later stays reported until it is known which pods use it.
+func TestExcludeAnother(t *testing.T) {
+	s := newCardState()
+	s.Set(gpu.GiB, newCards(16, 16, 16), nil, "")
+	steps := []struct {
+		what string
+		do   func()
+		want []int
+	}{
+		{"one card", func() { s.Exclude(nodeconfig.Cards{{Index: 0}}) }, []int{0, 1, 2}},
+		{"no pod uses it", func() { s.Release(map[int]gpu.Memory{1: 4}) }, []int{1, 2}},
+		{"two others", func() { s.Exclude(nodeconfig.Cards{{Index: 1}, {Index: 2}}) }, []int{0, 1, 2}},
+		{"a pod uses one", func() { s.Release(map[int]gpu.Memory{1: 4}) }, []int{0, 1}},
+		{"the driver is away", func() { s.Set(gpu.GiB, nil, nil, "no driver") }, []int{0, 1}},
+		{"none", func() { s.Exclude(nil) }, []int{0, 1, 2}},
+	}
+	for _, step := range steps {
+		step.do()
+		cards, _, problem := s.Get()
+		got := []int{}
+		for _, c := range cards {
+			got = append(got, c.Index)
+		}
+		if diff := cmp.Diff(step.want, got); diff != "" || problem != nil {
+			t.Errorf("%s: %v (-want +got)\n%s", step.what, problem, diff)
 		}
 	}
 }
@@ -162,6 +192,9 @@ func TestNodeConfiguration(t *testing.T) {
 		t.Error("an excluded card was given to a new pod")
 	}
 	b.delete(p, late)
+	b.label("none")
+	b.awaitEvent("GPUConfigRejected the configuration can't be used, the earlier one stays in force: label gpushare.aliyun.com/config=none")
+	b.inForce(p, "display", true)
 	b.delete(p, onIt)
 	k.awaitDevices(16, 16)
 	await(t, "the inventory without the excluded card", func() bool {
@@ -170,10 +203,14 @@ func TestNodeConfiguration(t *testing.T) {
 	})
 
 	// A file that is broken changes nothing; when it is corrected, its new content applies.
+	b.label("display")
+	b.inForce(p, "display", false)
 	configs["display"] = "excludedCard: []"
 	mountConfigs(t, dir, configs)
-	b.awaitEvent("GPUConfigRejected the configuration can't be used, the earlier one stays in force: " + dir + "/display: excludedCard: unknown key")
 	b.inForce(p, "display", true)
+	if problem := *p.configurator.problem.Load(); !strings.Contains(problem, dir+"/display: excludedCard: unknown key") {
+		t.Errorf("the problem is %s", problem)
+	}
 	configs["display"] = "excludedCards: [{uuid: GPU-0}]"
 	mountConfigs(t, dir, configs)
 	await(t, "another excluded card", func() bool {
@@ -241,11 +278,40 @@ func TestUnitAfterRestart(t *testing.T) {
 	if cards, _ := p.KnownCards(t.Context()); p.Settings().Unit != gpu.GiB || cards[0].Memory != 16 {
 		t.Errorf("unit %s, cards %v", p.Settings().Unit, cards)
 	}
-	b.awaitEvent("GPUConfigWaits memoryUnit MiB takes effect once no pod on the node asks for GPU memory (1 do), until then it is GiB")
+	b.awaitEvent("GPUConfigWaits memoryUnit MiB takes effect once no pod on the node asks for GPU memory, until then it is GiB")
 	ended := b.pod("a")
 	ended.Status.Phase = corev1.PodSucceeded
 	if _, err := b.client.CoreV1().Pods("default").UpdateStatus(t.Context(), ended, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "the new unit", func() bool { return p.Settings().Unit == gpu.MiB })
+}
+
+func TestUnitOf(t *testing.T) {
+	annotation, err := protocol.Inventory{Unit: gpu.MiB, Cards: newCards(16384)}.Annotation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		inventory string
+		capacity  int64
+		want      gpu.Unit
+	}{
+		"an inventory":                        {annotation, 16384, gpu.MiB},
+		"the kubelet has no plugin":           {annotation, 0, gpu.MiB},
+		"another plugin counts in GiB since":  {annotation, 16, 0},
+		"no inventory":                        {"", 16, 0},
+		"an inventory that can't be read":     {"{}", 16, 0},
+		"neither an inventory nor a capacity": {"", 0, 0},
+	} {
+		node := &corev1.Node{Status: corev1.NodeStatus{Capacity: corev1.ResourceList{
+			protocol.ResourceMemory: *newQuantity(test.capacity), protocol.ResourceCount: *newQuantity(1),
+		}}}
+		if test.inventory != "" {
+			node.Annotations = map[string]string{protocol.AnnotationInventory: test.inventory}
+		}
+		if got := unitOf(node); got != test.want {
+			t.Errorf("%s: %s, want %s", name, got, test.want)
+		}
+	}
 }

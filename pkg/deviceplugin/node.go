@@ -19,6 +19,7 @@ import (
 	events "k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -95,13 +96,14 @@ func (k *nodeKeeper) Inventory() protocol.Inventory {
 	return inventory
 }
 
-// Config returns the value of the label that selects the node's configuration; empty if there is none.
-func (k *nodeKeeper) Config() (string, error) {
-	node, err := k.node()
-	if err != nil {
-		return "", err
+// unitOf returns the unit of a node's inventory; zero if there is none, or if the capacity shows that another plugin has counted
+// in another unit since.
+func unitOf(node *corev1.Node) gpu.Unit {
+	parsed := protocol.ParseNode(node)
+	if parsed.Problem != nil {
+		return 0
 	}
-	return node.Labels[protocol.LabelConfig], nil
+	return parsed.Unit
 }
 
 // node returns the Node as the informer knows it.

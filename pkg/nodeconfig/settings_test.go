@@ -61,7 +61,7 @@ func TestAfter(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		before, after string
-		pods          int
+		pods          bool
 		// want is what is in force then, and changes are the keys that took effect.
 		want    string
 		changes string
@@ -77,10 +77,19 @@ func TestAfter(t *testing.T) {
 		"the isolation mode, pods":    {"", "isolation: driver", 1, "isolation: driver", "isolation", ""},
 		"Xids, pods":                  {"", "healthChecks: {disabledXids: [48]}", 1, "healthChecks: {disabledXids: [48]}", "healthChecks", ""},
 		"the quiet period, pods":      {"", "healthChecks: {quietPeriod: 1m}", 1, "healthChecks: {quietPeriod: 1m}", "healthChecks", ""},
+		"nothing changes":             {"memoryUnit: MiB", "memoryUnit: MiB", true, "memoryUnit: MiB", "", ""},
+		"the unit, no pods":           {"memoryUnit: GiB", "memoryUnit: MiB", false, "memoryUnit: MiB", "memoryUnit", ""},
+		"the unit, a pod":             {"memoryUnit: GiB", "memoryUnit: MiB", true, "memoryUnit: GiB", "", "memoryUnit MiB takes effect once no pod on the node asks for GPU memory, until then it is GiB"},
+		"the unit is no longer given": {"memoryUnit: MiB", "", true, "memoryUnit: MiB", "", "memoryUnit GiB takes effect once no pod on the node asks for GPU memory, until then it is MiB"},
+		"a card, pods":                {"", "excludedCards: [{index: 1}]", true, "excludedCards: [{index: 1}]", "excludedCards", ""},
+		"a card comes back, pods":     {"excludedCards: [{index: 1}]", "", true, "", "excludedCards", ""},
+		"card memory, pods":           {"cardMemory: {all: 96Gi}", "cardMemory: {all: 48Gi}", true, "cardMemory: {all: 48Gi}", "cardMemory", ""},
+		"Xids, pods":                  {"", "healthChecks: {disabledXids: [48]}", true, "healthChecks: {disabledXids: [48]}", "healthChecks", ""},
+		"the quiet period, pods":      {"", "healthChecks: {quietPeriod: 1m}", true, "healthChecks: {quietPeriod: 1m}", "healthChecks", ""},
 		"all but the unit, a pod": {
-			"memoryUnit: GiB", "memoryUnit: MiB\nexcludedCards: [{model: T4}]\nhealthChecks: {quietPeriod: 1m}", 1,
+			"memoryUnit: GiB", "memoryUnit: MiB\nexcludedCards: [{model: T4}]\nhealthChecks: {quietPeriod: 1m}", true,
 			"memoryUnit: GiB\nexcludedCards: [{model: T4}]\nhealthChecks: {quietPeriod: 1m}", "excludedCards, healthChecks",
-			"memoryUnit MiB takes effect once no pod on the node asks for GPU memory (1 do), until then it is GiB",
+			"memoryUnit MiB takes effect once no pod on the node asks for GPU memory, until then it is GiB",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

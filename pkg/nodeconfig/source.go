@@ -54,7 +54,11 @@ func (s Source) Read(label string) (Selected, error) {
 	if s.perNode() {
 		name := cmp.Or(label, s.Default)
 		if names := s.names(); name != "" && !slices.Contains(names, name) {
-			return Selected{}, fmt.Errorf("label %s=%s: %s has no such configuration, only %s", protocol.LabelConfig, label, s.Path, strings.Join(names, ", "))
+			from := fmt.Sprintf("label %s=%s", protocol.LabelConfig, label)
+			if label == "" {
+				from = "--default-config=" + s.Default
+			}
+			return Selected{}, fmt.Errorf("%s: %s has no such configuration, only %s", from, s.Path, strings.Join(names, ", "))
 		}
 		if path = ""; name != "" {
 			path = filepath.Join(s.Path, name)

@@ -40,7 +40,7 @@ func TestSourceRead(t *testing.T) {
 		"the default":              {path: dir, byDefault: "big", unit: 4 * gpu.GiB, from: "big"},
 		"no label and no default":  {path: dir, unit: gpu.GiB},
 		"an unknown label":         {path: dir, byDefault: "big", label: "gib", err: "label gpushare.aliyun.com/config=gib: " + dir + " has no such configuration, only big, broken, mib"},
-		"an unknown default":       {path: dir, byDefault: "gib", err: "has no such configuration"},
+		"an unknown default":       {path: dir, byDefault: "gib", err: "--default-config=gib: " + dir + " has no such configuration"},
 		"the kubelet's entries":    {path: dir, label: "..data", err: "has no such configuration"},
 		"a label that is a path":   {path: dir, label: "../" + filepath.Base(dir) + "/big", err: "has no such configuration"},
 		"a file that isn't there":  {path: filepath.Join(dir, "none"), err: "open " + dir + "/none: no such file"},
