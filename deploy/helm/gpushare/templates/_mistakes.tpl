@@ -69,6 +69,9 @@ extender.updateStrategy: with extender.reach=host and mode=secondScheduler the o
 {{- if dig "rollingUpdate" "maxSurge" 0 ($v.devicePlugin.updateStrategy | default dict) }}
 devicePlugin.updateStrategy: with maxSurge two plugins of a node would take the kubelet from each other: set maxUnavailable instead, such as {rollingUpdate: {maxUnavailable: 10%}}
 {{- end -}}
+{{- if and (eq $v.extender.overusePolicy "evict") (not $v.extender.allowEvictions) }}
+extender.overusePolicy: evict needs the right to evict: set extender.allowEvictions=true
+{{- end -}}
 {{- if eq $v.mode "devicePlugin" -}}
 {{- if eq $fullname "gpushare" }}
 mode: with mode=devicePlugin the release needs a name of its own, because gpushare is that of the release with the extender: set for example fullnameOverride=pool-b
