@@ -98,6 +98,8 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.DurationVar(&o.plugin.UsageInterval, "usage-interval", usage.DefaultInterval, "`time` between two measurements of the memory that each container uses. The plugin needs the host's PID namespace to find the containers of processes")
 	f.StringVar(&o.plugin.UsageAddress, "usage-listen-address", "", "loopback `address` of /usage, which kubectl inspect gpushare --usage reads by port-forward; if empty, it is not served")
 	f.BoolVar(&o.plugin.UsageMetrics, "usage-metrics", false, "serve the memory that each container uses on /metrics also without --authorize-metrics; these metrics name pods")
+	f.Float64Var(&o.plugin.Overuse.Tolerance, "overuse-tolerance", usage.DefaultTolerance, "by how many percent of its request a container may exceed it before its pod is reported")
+	f.DurationVar(&o.plugin.Overuse.Grace, "overuse-grace", usage.DefaultGrace, "`time` for which a container may exceed its request by more than --overuse-tolerance before its pod is reported")
 	f.BoolVar(&o.cleanup, "cleanup", false, "remove aliyun.com/gpu-count and the inventory annotation from the Node object of --node-name and exit; for nodes from which the plugin was removed. It can run on any machine")
 	f.BoolVar(&o.printInventory, "print-inventory", false, "print this node's cards as JSON and exit")
 }
@@ -160,6 +162,10 @@ func (o *options) validate() error {
 		return errors.New("--node-name (or NODE_NAME) is missing")
 	case !filepath.IsAbs(p.Directory):
 		return fmt.Errorf("--device-plugin-dir: %q is not an absolute path", p.Directory)
+	case p.Overuse.Tolerance < 0:
+		return fmt.Errorf("--overuse-tolerance: must not be negative, got %v", p.Overuse.Tolerance)
+	case p.Overuse.Grace < 0:
+		return fmt.Errorf("--overuse-grace: must not be negative, got %v", p.Overuse.Grace)
 	case !filepath.IsAbs(p.CgroupRoot):
 		return fmt.Errorf("--cgroup-root: %q is not an absolute path", p.CgroupRoot)
 	case len(p.CDIDirectories) == 0:

@@ -48,6 +48,8 @@ func TestBadFlags(t *testing.T) {
 		"unknown isolation":         {[]string{"--node-name=a", "--isolation=mps"}, nil, `--isolation: isolation mode "mps": want none or driver`},
 		"relative cgroups":          {[]string{"--node-name=a", "--cgroup-root=x"}, nil, `--cgroup-root: "x" is not an absolute path`},
 		"no CDI directory":          {[]string{"--node-name=a", "--cdi-directories="}, nil, "--cdi-directories: no directory"},
+		"a negative tolerance":      {[]string{"--node-name=a", "--overuse-tolerance=-1"}, nil, "--overuse-tolerance: must not be negative, got -1"},
+		"a negative grace period":   {[]string{"--node-name=a", "--overuse-grace=-1s"}, nil, "--overuse-grace: must not be negative, got -1s"},
 		"no interval":               {[]string{"--node-name=a", "--usage-interval=0s"}, nil, "--usage-interval: must be positive, got 0s"},
 		"an invalid card memory":    {[]string{"--node-name=a", "--card-memory=GPU-a=much"}, nil, `--card-memory: GPU-a: size "much"`},
 		"a configuration's mistake": {[]string{"--print-inventory", "--config=/nowhere/config.yaml"}, nil, "--config: open /nowhere/config.yaml: no such file"},
@@ -77,7 +79,7 @@ func TestHelp(t *testing.T) {
 	for _, flag := range []string{
 		"kubeconfig", "node-name", "memory-unit", "visible-devices", "device-list-strategy", "compat-error-env", "device-plugin-dir", "pod-resources-socket",
 		"nvml-library", "health-quiet-period", "card-memory", "config", "default-config", "dp-disable-healthchecks", "dp-enable-healthchecks", "listen-address", "print-inventory", "cleanup", "version", "logging-format", "authorize-metrics",
-		"usage-interval", "isolation", "cgroup-root", "cdi-directories", "usage-listen-address", "usage-metrics",
+		"usage-interval", "isolation", "cgroup-root", "cdi-directories", "overuse-tolerance", "overuse-grace", "usage-listen-address", "usage-metrics",
 	} {
 		if !strings.Contains(out.String(), "--"+flag) {
 			t.Errorf("help lacks --%s", flag)

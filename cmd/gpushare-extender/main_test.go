@@ -50,6 +50,7 @@ func TestBadFlags(t *testing.T) {
 		"gang hold too long":      {[]string{"--gang-hold=2m"}, "--gang-hold must be between 0 and 1m0s"},
 		"negative gang hold":      {[]string{"--gang-hold=-1s"}, "--gang-hold must be between 0 and 1m0s"},
 		"too little patience":     {[]string{"--gang-patience=1s"}, "--gang-patience must not be less than --gang-hold"},
+		"a bad overuse policy":    {[]string{"--overuse-policy=shrug"}, `--overuse-policy: unknown policy "shrug": want report or evict`},
 		"a bad failure policy":    {[]string{"--gang-failure-policy=shrug"}, `unknown policy "shrug": want evict or keep`},
 		"no requests allowed":     {[]string{"--kube-api-qps=0"}, "--kube-api-qps and --kube-api-burst must be positive"},
 		"a bad verbosity":         {[]string{"-v=much"}, `invalid argument "much" for "-v, --v" flag`},

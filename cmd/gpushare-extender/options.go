@@ -38,6 +38,7 @@ type options struct {
 	gangs            gangs
 	// evictFragmented is off by default, because normally kube-scheduler decides on evictions.
 	evictFragmented bool
+	overusePolicy   string
 	election        election
 	cardMetrics     bool
 	qps             float32
@@ -60,6 +61,12 @@ type election struct {
 	service string
 	address string
 }
+
+// The values of --overuse-policy.
+const (
+	overuseReport = "report"
+	overuseEvict  = "evict"
+)
 
 func newCommand() *cobra.Command {
 	var o options
@@ -98,6 +105,7 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.DurationVar(&o.bindTimeout, "bind-timeout", defaultBindTimeout, "maximum duration of a bind, without the time for which a group is held; more than 0, 1m at most, and less than the httpTimeout in kube-scheduler's configuration. Increase it if binds time out because the API server is slow")
 	f.DurationVar(&o.bindWindow, "bind-window", 150*time.Millisecond, "maximum time for which binds that arrive close together are collected and then sent together; 500ms and a quarter of --bind-timeout at most. 0 sends each bind immediately")
 	f.BoolVar(&o.evictFragmented, "evict-fragmented", false, "evict pods of lower priority from one card for a pod that only fragmentation keeps pending: a node has enough free GPU memory in total, and no card has; needs the permission to create pods/eviction")
+	f.StringVar(&o.overusePolicy, "overuse-policy", overuseReport, "what happens to pods that use more GPU memory than they request, as the device plugins report them: report, or evict them, the youngest first, on cards that can't keep their promises otherwise; evict needs the permission to create pods/eviction")
 	g := &o.gangs
 	f.DurationVar(&g.hold, "gang-hold", defaultGangHold, "maximum time for which a bind is held until all members of the pod's group have arrived; 1m at most. The sum with --bind-timeout must be less than the httpTimeout in kube-scheduler's configuration. 0 turns off groups: their members are bound one by one")
 	f.DurationVar(&g.patience, "gang-patience", 30*time.Second, "time for which a group's reserved cards are kept until its members arrive, and for which a group may stay partially bound; not less than --gang-hold")
@@ -167,6 +175,8 @@ func (o options) validate() error {
 		return errors.New("--gang-claim-after must not be negative")
 	case o.gangs.failurePolicy != string(gang.Evict) && o.gangs.failurePolicy != string(gang.Keep):
 		return fmt.Errorf("--gang-failure-policy: unknown policy %q: want %s or %s", o.gangs.failurePolicy, gang.Evict, gang.Keep)
+	case o.overusePolicy != overuseReport && o.overusePolicy != overuseEvict:
+		return fmt.Errorf("--overuse-policy: unknown policy %q: want %s or %s", o.overusePolicy, overuseReport, overuseEvict)
 	case o.election.elect && o.bindTimeout >= o.election.options.RenewDeadline:
 		return errors.New("--bind-timeout must be less than --leader-elect-renew-deadline: a bind must not outlive a leader's Lease")
 	case o.qps <= 0 || o.burst <= 0:

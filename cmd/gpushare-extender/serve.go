@@ -110,7 +110,8 @@ func serve(ctx context.Context, o options) error {
 		Client: client, API: apiserver.New(client), Recorder: recorder, Observer: observer,
 		CardPolicy: cardPolicy, NodePolicy: nodePolicy, FilterBest: o.filterBest, FilterBestAbove: o.bestAbove,
 		BindTimeout: o.bindTimeout, BindWindow: o.bindWindow, EvictFragmented: o.evictFragmented,
-		Leading: leading, Clock: clock.RealClock{},
+		EvictOverusers: o.overusePolicy == overuseEvict,
+		Leading:        leading, Clock: clock.RealClock{},
 		Gangs: scheduling.GangOptions{
 			Hold: o.gangs.hold, Patience: o.gangs.patience, StarvationAfter: o.gangs.starvation, OnFailure: gang.FailurePolicy(o.gangs.failurePolicy),
 			Observer: groups, Answering: answer,

@@ -35,6 +35,8 @@ type Pod struct {
 	Assigned, HasAssumeTime bool
 	// Isolation is the annotation that reports the limits of the containers; empty if there is none.
 	Isolation string
+	// Overuse is the annotation that reports that the pod uses more than it requests; empty if there is none.
+	Overuse string
 	// Placement is the memory that the annotations name. It is empty if they name none.
 	Placement gpu.Placement
 }

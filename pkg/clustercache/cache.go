@@ -57,7 +57,7 @@ func New(o Options) *Cache {
 	factory := informers.NewSharedInformerFactoryWithOptions(o.Client, 0,
 		informers.WithTransform(new(sharing).transform), informers.WithTweakListOptions(consistent))
 	pods := factory.InformerFor(&corev1.Pod{}, func(client kubernetes.Interface, _ time.Duration) cache.SharedIndexInformer {
-		return coreinformers.NewFilteredPodInformer(client, metav1.NamespaceAll, 0, cache.Indexers{nodeIndex: indexByNode}, consistent)
+		return coreinformers.NewFilteredPodInformer(client, metav1.NamespaceAll, 0, cache.Indexers{nodeIndex: indexByNode, overuseIndex: indexByOveruse}, consistent)
 	})
 	nodes, budgets := factory.Core().V1().Nodes(), factory.Policy().V1().PodDisruptionBudgets()
 	return &Cache{
@@ -99,6 +99,28 @@ func (c *Cache) PodsOn(node string) []*PodInfo {
 		}
 	}
 	return pods
+}
+
+// Overusing returns the bound pods that use more GPU memory than they request, according to their annotations.
+func (c *Cache) Overusing() []*PodInfo {
+	objects, _ := c.podInformer.GetIndexer().ByIndex(overuseIndex, overuseIndex) // It can't fail, because the index exists.
+	pods := make([]*PodInfo, 0, len(objects))
+	for _, object := range objects {
+		if pod, ok := object.(*PodInfo); ok {
+			pods = append(pods, pod)
+		}
+	}
+	return pods
+}
+
+// overuseIndex is the name of the index of Overusing, and its only value.
+const overuseIndex = "overuse"
+
+func indexByOveruse(object any) ([]string, error) {
+	if pod, ok := object.(*PodInfo); ok && pod.Overuse != nil && pod.Node != "" && !pod.Ended {
+		return []string{overuseIndex}, nil
+	}
+	return nil, nil
 }
 
 // nodeIndex is the name of the index of pods by node, see PodsOn.

@@ -46,6 +46,8 @@ type PodInfo struct {
 	PlacementErr error
 	// AssumeTime is when the extender chose the card, according to the annotations; zero if unknown.
 	AssumeTime time.Time
+	// Overuse is what the annotation reports of a pod that uses more GPU memory than it requests; nil for other pods.
+	Overuse *protocol.Overuse
 	// Member is the pod as a member of its gang; nil if the pod names no group.
 	Member *gang.Member
 	// Pending is what the diagnosis needs; nil if the pod has a node, has ended, is being deleted, or asks for no GPU memory.
@@ -82,6 +84,7 @@ func NewPodInfo(pod *corev1.Pod) *PodInfo {
 	if errors.Is(p.PlacementErr, protocol.ErrNotAssumed) {
 		p.PlacementErr = nil
 	}
+	p.Overuse, _ = protocol.ParseOveruse(pod.Annotations) // An invalid annotation reports nothing.
 	assignment, _ := protocol.ParseAssignment(pod.Annotations)
 	p.AssumeTime = assignment.AssumeTime
 	if p.Node == "" && !p.Leaving && !p.Ended {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -31,14 +32,16 @@ type annotator struct {
 	metrics *metrics
 	// limits is what is known about the limits of pods.
 	limits *limitWatch
-	queue  workqueue.TypedRateLimitingInterface[gpu.PodUID]
+	// overuse is what is known about pods that use more than they request.
+	overuse *overuseWatch
+	queue   workqueue.TypedRateLimitingInterface[gpu.PodUID]
 }
 
 const patchTimeout = 10 * time.Second
 
-func newAnnotator(client Client, pods *podSource, record *allocation.Record, recorder events.EventRecorder, m *metrics, limits *limitWatch) *annotator {
+func newAnnotator(client Client, pods *podSource, record *allocation.Record, recorder events.EventRecorder, m *metrics, limits *limitWatch, overuse *overuseWatch) *annotator {
 	return &annotator{
-		client: client, pods: pods, record: record, events: recorder, metrics: m, limits: limits,
+		client: client, pods: pods, record: record, events: recorder, metrics: m, limits: limits, overuse: overuse,
 		queue: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[gpu.PodUID](100*time.Millisecond, 30*time.Second)),
 	}
@@ -92,6 +95,27 @@ func (a *annotator) Run(ctx context.Context) error {
 	}
 }
 
+// addMeasured adds the changes of annotations that report measurements.
+func (a *annotator) addMeasured(pod *allocation.Pod, annotations map[string]any) (map[string]any, error) {
+	if pod.Terminal {
+		return annotations, nil
+	}
+	added := map[string]any{}
+	if isolation, ok := a.limits.Isolation(pod.UID); ok && isolation.String() != pod.Isolation {
+		added[protocol.AnnotationIsolation] = isolation.String()
+	}
+	overuse, measured, err := a.overuse.Annotation(pod.UID)
+	switch {
+	case err != nil || !measured || overuse == pod.Overuse:
+	case overuse == "":
+		added[protocol.AnnotationOveruse] = nil
+	default:
+		added[protocol.AnnotationOveruse] = overuse
+	}
+	maps.Copy(added, annotations)
+	return added, err
+}
+
 // write brings a pod's annotations in line with the record. The event handler enqueues a pod that the informer doesn't know.
 func (a *annotator) write(ctx context.Context, uid gpu.PodUID) error {
 	pod, ok := a.pods.ByUID(uid)
@@ -99,14 +123,9 @@ func (a *annotator) write(ctx context.Context, uid gpu.PodUID) error {
 		return nil
 	}
 	annotations, repair := allocation.DueAnnotations(&pod, a.record.Pod(uid))
-	if isolation, ok := a.limits.Isolation(uid); ok && !pod.Terminal && isolation.String() != pod.Isolation {
-		if annotations == nil {
-			annotations = map[string]any{}
-		}
-		annotations[protocol.AnnotationIsolation] = isolation.String()
-	}
-	if annotations == nil {
-		return nil
+	annotations, err := a.addMeasured(&pod, annotations)
+	if err != nil || len(annotations) == 0 {
+		return err
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID, "annotations": annotations}})
 	if err != nil {

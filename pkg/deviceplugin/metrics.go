@@ -27,6 +27,7 @@ type metrics struct {
 	configOutdated   prometheus.Gauge
 	limits           *prometheus.GaugeVec
 	isolation        *prometheus.GaugeVec
+	overuse          prometheus.Gauge
 }
 
 // newMetrics returns the metrics, registered in a registry of their own. registered reports whether the kubelet is connected.
@@ -71,6 +72,8 @@ func newMetrics(registered func() bool) *metrics {
 		"Running containers that were given a limit, by whether the driver has it."), []string{"state"})
 	m.isolation = prometheus.NewGaugeVec(gauge("isolation_mode",
 		"1 for the isolation mode in which new containers start."), []string{"mode"})
+	m.overuse = prometheus.NewGauge(gauge("overusing_pods",
+		"Pods that request GPU memory and use more than that, beyond the tolerance and for longer than the grace period."))
 	for _, state := range []string{"in_force", "not_in_force"} {
 		m.limits.WithLabelValues(state)
 	}
@@ -88,7 +91,7 @@ func newMetrics(registered func() bool) *metrics {
 			}
 			return 0
 		}),
-		m.registrations, m.cards, m.messageBytes, m.config, m.configOutdated, m.limits, m.isolation,
+		m.registrations, m.cards, m.messageBytes, m.config, m.configOutdated, m.limits, m.isolation, m.overuse,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

@@ -55,6 +55,8 @@ type Options struct {
 	UsageInterval time.Duration
 	UsageAddress  string
 	UsageMetrics  bool
+	// Overuse says which use above a request is reported.
+	Overuse usage.OveruseOptions
 	// AuthorizeMetrics wraps a handler so that it serves only requests that may read metrics. If it is nil, all may.
 	AuthorizeMetrics func(http.Handler) http.Handler
 }
@@ -76,6 +78,7 @@ type Plugin struct {
 	meter      *usage.Meter
 	isolator   *isolator
 	limits     *limitWatch
+	overuse    *overuseWatch
 	limitSpec  *isolation.LimitSpec
 
 	configurator *configurator
@@ -104,8 +107,9 @@ func New(o Options) (*Plugin, error) {
 	}
 	record := allocation.NewRecord(nil)
 	p.limits = &limitWatch{pods: p.pods, events: o.Events, metrics: p.metrics}
-	p.annotator = newAnnotator(o.Client, p.pods, record, o.Events, p.metrics, p.limits)
-	p.limits.changed = p.annotator.Notify
+	p.overuse = &overuseWatch{pods: p.pods, events: o.Events, metrics: p.metrics, tracker: usage.NewOveruse(o.Overuse)}
+	p.annotator = newAnnotator(o.Client, p.pods, record, o.Events, p.metrics, p.limits, p.overuse)
+	p.limits.changed, p.overuse.changed = p.annotator.Notify, p.annotator.Notify
 	if err := p.annotator.Watch(); err != nil {
 		return nil, err
 	}

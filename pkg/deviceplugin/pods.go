@@ -89,6 +89,7 @@ func readPod(object *corev1.Pod) allocation.Pod {
 	}
 	pod.Assigned = object.Annotations[protocol.AnnotationAssigned] == "true"
 	pod.Isolation = object.Annotations[protocol.AnnotationIsolation]
+	pod.Overuse = object.Annotations[protocol.AnnotationOveruse]
 	_, pod.HasAssumeTime = object.Annotations[protocol.AnnotationAssumeTime]
 	if placement, err := protocol.PodPlacement(object); err == nil {
 		pod.Placement = placement

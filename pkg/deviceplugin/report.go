@@ -25,6 +25,7 @@ const (
 	eventRepaired = "GPUCardRepaired"
 
 	eventLimitNotInForce = "GPULimitNotInForce"
+	eventOveruse         = "GPUMemoryOveruse"
 
 	eventUnhealthy   = "GPUCardUnhealthy"
 	eventHealthy     = "GPUCardHealthy"

@@ -42,11 +42,13 @@ func (s containerSource) Containers() []usage.Container {
 	return out
 }
 
-// Measure measures the use of the cards and checks the limits of containers. It must be called regularly, and from one goroutine at a time.
+// Measure measures the use of the cards, checks the limits of containers, and finds those above their request. It must be called regularly, and from one goroutine at a time.
 func (p *Plugin) Measure(driver usage.Driver) {
 	p.isolator.Ask(driver)
 	p.meter.Measure(driver)
-	p.limits.Check(p.meter.Report())
+	report := p.meter.Report()
+	p.limits.Check(report)
+	p.overuse.Check(report)
 }
 
 // usageHandler returns the handler for the measured use.

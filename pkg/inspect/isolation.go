@@ -1,17 +1,23 @@
 package inspect
 
 import (
+	"fmt"
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// addIsolation adds what the pod's annotation says about its limits.
+// addIsolation adds what the pod's annotations say about its limits, and about use above its request.
 func (p *Pod) addIsolation(object *corev1.Pod) {
 	isolation := protocol.ParsePodIsolation(object.Annotations)
 	p.Isolation = isolation.Mode
 	if isolation.Problem != "" {
 		p.Notes = append(p.Notes, "limit not in force: "+isolation.Problem)
+	}
+	if overuse, err := protocol.ParseOveruse(object.Annotations); err == nil && overuse != nil {
+		p.Notes = append(p.Notes, fmt.Sprintf("uses %d MiB, requests %d MiB, since %s", overuse.Used, overuse.Requested, overuse.Since.UTC().Format(time.RFC3339)))
 	}
 }
 

@@ -48,3 +48,22 @@ func TestIsolation(t *testing.T) {
 		}
 	}
 }
+
+// TestOveruse: a pod that uses more than it requests is marked.
+func TestOveruse(t *testing.T) {
+	text, err := protocol.Overuse{Used: 3000, Requested: 1024, Since: measuredAt, At: measuredAt}.Annotation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	greedy, broken := newPod("greedy", 1).on("n", 0), newPod("broken", 1).on("n", 0)
+	greedy.Annotations[protocol.AnnotationOveruse], broken.Annotations[protocol.AnnotationOveruse] = text, "?"
+	report := Build(Objects{Nodes: []*corev1.Node{inventoryNode(t, "n", "10.0.0.1", gpu.GiB, t4(0, 15)).Node}, Pods: []*corev1.Pod{greedy.Pod, broken.Pod}})
+	got := map[string][]string{}
+	for _, pod := range report.Nodes[0].Pods {
+		got[pod.Name] = pod.Notes
+	}
+	want := map[string][]string{"greedy": {"uses 3000 MiB, requests 1024 MiB, since 2026-07-01T12:00:00Z"}, "broken": nil}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}

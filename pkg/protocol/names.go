@@ -67,6 +67,9 @@ const AnnotationGroupWhole = "gpushare.aliyun.com/group-whole"
 // in force (PodIsolation). The device plugin writes it when it has read the limits back.
 const AnnotationIsolation = "gpushare.aliyun.com/isolation"
 
+// AnnotationOveruse is on a pod of which a container uses more GPU memory than it requests (Overuse). The device plugin writes it.
+const AnnotationOveruse = "gpushare.aliyun.com/overuse"
+
 // The node annotations and labels.
 const (
 	// AnnotationInventory is the node's Inventory, in JSON.

@@ -55,6 +55,8 @@ type Options struct {
 	// EvictFragmented allows the eviction of lower-priority pods for a pod that only fragmentation keeps pending, see
 	// eviction.Evictor.
 	EvictFragmented bool
+	// EvictOverusers allows the eviction of pods that use more GPU memory than they request, see eviction.Overusers.
+	EvictOverusers bool
 	// Leading is called right before each write; an error prevents the write. It is nil for an extender without
 	// replicas.
 	Leading func() error
@@ -81,6 +83,7 @@ type Observer interface {
 type clusterCache interface {
 	eviction.Cache
 	requeue.Cache
+	eviction.OveruseCache
 	AddHandler(h clustercache.Handler) error
 	Run(ctx context.Context) error
 	Pending(known uint64) ([]*clustercache.PodInfo, uint64)
@@ -99,6 +102,8 @@ type Scheduler struct {
 	// evictor is nil if fragmentation eviction is off.
 	evictor *eviction.Evictor
 	members *eviction.Members
+	// overusers is nil if no pod is evicted for its use.
+	overusers *eviction.Overusers
 	// groups and free are nil if members of gangs are treated like any other pod.
 	groups    *groups
 	free      *freeResources
@@ -131,6 +136,9 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	}
 	if o.EvictFragmented {
 		s.evictor = eviction.New(evictions)
+	}
+	if o.EvictOverusers {
+		s.overusers = eviction.NewOverusers(evictions, s.cache)
 	}
 	if o.Gangs.Hold > 0 {
 		s.members = eviction.NewMembers(evictions, o.Gangs.Observer.GangEvicted)
@@ -174,6 +182,9 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	g.Go(func() error { return s.requeue.Run(ctx) })
 	if s.evictor != nil {
 		g.Go(func() error { return s.evictor.Run(ctx) })
+	}
+	if s.overusers != nil {
+		g.Go(func() error { return s.overusers.Run(ctx) })
 	}
 	if s.groups != nil {
 		g.Go(func() error { return s.groups.run(ctx) })

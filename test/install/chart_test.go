@@ -113,6 +113,8 @@ func TestWrongValues(t *testing.T) {
 	h := newHelm(t, "")
 	lease := leader.DefaultRenewDeadline.String()
 	tests := map[string]struct{ values, want string }{
+		"evictions without the right":       {"extender.overusePolicy=evict,extender.allowEvictions=false", "extender.overusePolicy: evict needs the right to evict"},
+		"an unknown isolation mode":         {"devicePlugin.isolation=mps", "at '/devicePlugin/isolation': value must be one of 'none', 'driver'"},
 		"an unknown mode":                   {"mode=sidecar", "at '/mode': value must be one of 'extender', 'secondScheduler', 'devicePlugin'"},
 		"a misspelt name":                   {"devicePlugin.memoryUnits=MiB", "additional properties 'memoryUnits' not allowed"},
 		"an unknown unit":                   {"devicePlugin.memoryUnit=GB", `devicePlugin.memoryUnit: "GB" is invalid: ` + unitMistake},

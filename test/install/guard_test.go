@@ -60,9 +60,13 @@ func (c *cluster) testGuard(t *testing.T, plugin *corev1.Pod) {
 			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
 			return err
 		},
-		"a pod with the annotation of limits": func() error {
+		"a pod with the annotations of limits and use": func() error {
 			pod := gpuPod("forged", "", 1)
 			pod.Annotations = map[string]string{protocol.AnnotationIsolation: "driver"}
+			if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
+				return err
+			}
+			pod.Annotations = map[string]string{protocol.AnnotationOveruse: "{}"}
 			_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
 			return err
 		},

@@ -19,7 +19,7 @@ import (
 
 // tasks returns the first process of each running container, by the container's ID.
 func (n *node) tasks(ctx context.Context) (map[string]int, error) {
-	command, err := n.machine.command("ctr", "--namespace=k8s.io", "tasks", "ls")
+	command, err := n.machine.command(n.cluster.Binary("kube/ctr"), "--namespace=k8s.io", "tasks", "ls")
 	if err != nil {
 		return nil, err
 	}

@@ -45,6 +45,9 @@ args:
   - --gang-hold={{ .Values.extender.gangHold }}
   - --gang-patience={{ .Values.extender.gangPatience }}
   - --gang-failure-policy={{ ternary "evict" "keep" .Values.extender.allowEvictions }}
+  {{- if ne .Values.extender.overusePolicy "report" }}
+  - --overuse-policy={{ .Values.extender.overusePolicy }}
+  {{- end }}
   {{- if not .Values.extender.ui.enabled }}
   - --ui=false
   {{- else if .Values.extender.ui.listenAddress }}

@@ -83,6 +83,9 @@ devicePlugin.updateStrategy: with maxSurge two plugins of a node would take the 
 devicePlugin.config.default: {{ quote $default }} is none of devicePlugin.config.map ({{ keys (.map | default dict) | sortAlpha | join ", " }}): name the configuration of nodes without the label gpushare.aliyun.com/config, such as standard, with standard: {} in the map
 {{- end -}}
 {{- end -}}
+{{- if and (eq $v.extender.overusePolicy "evict") (not $v.extender.allowEvictions) }}
+extender.overusePolicy: evict needs the right to evict: set extender.allowEvictions=true
+{{- end -}}
 {{- if eq $v.mode "devicePlugin" -}}
 {{- if eq $fullname "gpushare" }}
 mode: with mode=devicePlugin the release needs a name of its own, because gpushare is that of the release with the extender: set for example fullnameOverride=pool-b

@@ -1,0 +1,79 @@
+package deviceplugin
+
+import (
+	"maps"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	events "k8s.io/client-go/tools/record"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/usage"
+)
+
+// overuseWatch reports pods that request GPU memory and use more than that. It has no right to evict them: the extender decides.
+type overuseWatch struct {
+	pods    *podSource
+	events  events.EventRecorder
+	metrics *metrics
+	changed func(gpu.PodUID)
+	tracker *usage.Overuse
+
+	// mu guards the fields below.
+	mu sync.Mutex
+	// reports are those of the last measurement; nil before the first one.
+	reports map[gpu.PodUID]protocol.Overuse
+}
+
+// Annotation returns the value of the pod's annotation, empty for a pod without over-use. measured is false if nothing is known.
+func (w *overuseWatch) Annotation(uid gpu.PodUID) (value string, measured bool, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	report, over := w.reports[uid]
+	if !over {
+		return "", w.reports != nil, nil
+	}
+	value, err = report.Annotation()
+	return value, true, err
+}
+
+// Check finds the pods that use more than they request. Pods that request none are not reported: measured use shows them.
+func (w *overuseWatch) Check(measured protocol.Usage) {
+	reports := w.tracker.Update(measured, func(uid gpu.PodUID) *protocol.Overuse {
+		pod, _ := w.pods.ByUID(uid)
+		overuse, _ := protocol.ParseOveruse(map[string]string{protocol.AnnotationOveruse: pod.Overuse}) // An invalid one doesn't count.
+		return overuse
+	})
+	maps.DeleteFunc(reports, func(uid gpu.PodUID, _ protocol.Overuse) bool {
+		_, requests := w.pods.ByUID(uid)
+		return !requests
+	})
+	w.mu.Lock()
+	before := w.reports
+	w.reports = reports
+	w.mu.Unlock()
+	w.metrics.overuse.Set(float64(len(reports)))
+	for uid, report := range reports {
+		pod, _ := w.pods.ByUID(uid)
+		if _, known := before[uid]; !known && pod.Overuse == "" {
+			w.events.Eventf(podReference(&pod), corev1.EventTypeWarning, eventOveruse,
+				"The pod uses %d MiB of GPU memory and requests %d MiB", report.Used, report.Requested)
+		}
+		if before[uid].At != report.At {
+			w.changed(uid)
+		}
+	}
+	for uid := range before {
+		if _, still := reports[uid]; !still {
+			w.changed(uid)
+		}
+	}
+	if before == nil { // Annotations of a former plugin may be out of date.
+		for _, pod := range w.pods.Cached() {
+			if pod.Overuse != "" {
+				w.changed(pod.UID)
+			}
+		}
+	}
+}

@@ -1,0 +1,45 @@
+package deviceplugin
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// TestOveruse: a pod above its request is annotated as long as it is, with one Event. Package usage tests what counts.
+func TestOveruse(t *testing.T) {
+	b := newFixture(t)
+	p, _ := b.start(newCards(16))
+	await(t, "the annotator", func() bool { return p.node.informer.HasSynced() })
+	pod, none := newPod("greedy", main(2)), newPod("none", main(0))
+	stale := newPod("stale", main(2), annotation(protocol.AnnotationOveruse, `{"usedMiB":3,"requestedMiB":2,"cards":{"0":{"usedMiB":3,"requestedMiB":2}}}`))
+	b.create(p, pod, none, stale)
+	measure := func(at time.Time, used uint64) {
+		report := protocol.Usage{Time: at}
+		for _, name := range []string{"greedy", "none"} {
+			report.Containers = append(report.Containers, protocol.ContainerUsage{UID: "uid-" + name, Container: "main", Used: used << 20, Requested: 2 << 30})
+		}
+		p.overuse.Check(report)
+	}
+	begin := time.Unix(1_000_000, 0)
+	measure(begin, 4096)
+	await(t, "the annotation of a former plugin to go", func() bool { _, has := b.pod("stale").Annotations[protocol.AnnotationOveruse]; return !has })
+	measure(begin.Add(time.Hour), 4096)
+	var got protocol.Overuse
+	await(t, "the annotation", func() bool {
+		return json.Unmarshal([]byte(b.pod("greedy").Annotations[protocol.AnnotationOveruse]), &got) == nil && got.At.Equal(begin.Add(time.Hour))
+	})
+	if got.Used != 4096 || got.Requested != 2048 || !got.Since.Equal(begin) {
+		t.Errorf("the annotation is %+v", got)
+	}
+	b.awaitEvent("GPUMemoryOveruse The pod uses 4096 MiB of GPU memory and requests 2048 MiB")
+	if _, has := b.pod("none").Annotations[protocol.AnnotationOveruse]; has || testutil.ToFloat64(p.metrics.overuse) != 1 {
+		t.Errorf("a pod that requests nothing is annotated (%t), or %v pods are counted", has, testutil.ToFloat64(p.metrics.overuse))
+	}
+	measure(begin.Add(2*time.Hour), 100)
+	await(t, "the annotation to go", func() bool { _, has := b.pod("greedy").Annotations[protocol.AnnotationOveruse]; return !has })
+}

@@ -1,0 +1,206 @@
+package eviction
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/apiserver"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// EventOveruseEvicted is the reason of the Event on a pod that is evicted because it uses more than it requests.
+const EventOveruseEvicted = "GPUMemoryOveruseEvicted"
+
+// overuseInterval is the time between two checks of the pods that use more than they request.
+const overuseInterval = 5 * time.Second
+
+// OveruseCache is the part of package clustercache that Overusers uses.
+type OveruseCache interface {
+	Ready() error
+	PodsOn(node string) []*clustercache.PodInfo
+	Node(name string) (*corev1.Node, bool)
+	Overusing() []*clustercache.PodInfo
+}
+
+// Overusers evicts pods that use more GPU memory than they request, where a card can't keep its promises otherwise: where what they
+// use and what the other pods of the card request is more than the card has. Memory that is promised to no pod may be used.
+//
+// It evicts one pod at a time, the youngest first, and waits until the watch shows that. A pod that a disruption budget protects is
+// skipped for a while.
+type Overusers struct {
+	Options
+	cache OveruseCache
+	// Only Run uses the fields below.
+
+	// requested is the pod whose eviction was requested last, at a time, until the watch shows it.
+	requested   gpu.PodUID
+	requestedAt time.Time
+	spared      pauses
+}
+
+// NewOverusers returns an Overusers. It evicts nothing before Run.
+func NewOverusers(o Options, cache OveruseCache) *Overusers {
+	return &Overusers{Options: o, cache: cache, spared: pauses{}}
+}
+
+// Run evicts pods as needed until ctx ends.
+func (o *Overusers) Run(ctx context.Context) error {
+	ticker := o.Clock.NewTicker(overuseInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C():
+		}
+		o.step(ctx)
+	}
+}
+
+// step makes at most one eviction.
+func (o *Overusers) step(ctx context.Context) {
+	now := o.Clock.Now()
+	if o.Leading() != nil || o.cache.Ready() != nil {
+		return
+	}
+	over := o.cache.Overusing()
+	if slices.ContainsFunc(over, func(p *clustercache.PodInfo) bool { return p.UID == o.requested && !p.Leaving }) &&
+		now.Sub(o.requestedAt) <= o.AnswerLost {
+		return
+	}
+	o.requested = ""
+	o.spared.prune(now)
+	nodes := sets.New[string]()
+	for _, pod := range over {
+		nodes.Insert(pod.Node)
+	}
+	for _, name := range sets.List(nodes) {
+		for _, victim := range o.choose(name, now) {
+			if o.evict(ctx, victim) {
+				return
+			}
+		}
+	}
+}
+
+// choose returns the pods of a node that are to be evicted, the first one first.
+func (o *Overusers) choose(name string, now time.Time) []victim {
+	node, ok := o.cache.Node(name)
+	if !ok {
+		return nil
+	}
+	parsed := protocol.ParseNode(node)
+	if parsed.Unit <= 0 {
+		return nil // It is not known what its requests mean.
+	}
+	pods := o.cache.PodsOn(name)
+	var victims []victim
+	for _, card := range parsed.Cards {
+		var shares []share
+		for _, pod := range pods {
+			if s, ok := o.shareOf(pod, card.Index, parsed.Unit, now); ok && pod.Node == name {
+				shares = append(shares, s)
+			}
+		}
+		for _, s := range chooseOverusers(parsed.Unit.Bytes(card.Memory), shares) {
+			victims = append(victims, victim{s.pod, name, card.Index, s.pod.Overuse.Cards[card.Index]})
+		}
+	}
+	return victims
+}
+
+type victim struct {
+	pod  *clustercache.PodInfo
+	node string
+	card int
+	use  protocol.CardOveruse
+}
+
+// share is a pod's part of one card, in bytes.
+type share struct {
+	pod *clustercache.PodInfo
+	// needs is what the pod takes of the card's memory: what it uses if that is more than it requests, else its request.
+	needs uint64
+	// over is true for a pod that uses more than it requests. spared is true if it is not to be evicted now.
+	over, spared bool
+}
+
+// shareOf returns a pod's share of a card; ok is false for a pod that has none, or that is being deleted.
+func (o *Overusers) shareOf(pod *clustercache.PodInfo, card int, unit gpu.Unit, now time.Time) (s share, ok bool) {
+	if pod.Ended || pod.Leaving && !pod.Overdue(now) {
+		return share{}, false
+	}
+	s = share{pod: pod, spared: pod.Leaving || pod.Mirror || o.spared.has(pod.UID, now)}
+	for _, part := range pod.Placement {
+		if part.Card == card {
+			s.needs = unit.Bytes(part.Memory)
+		}
+	}
+	if pod.Overuse.Current(now) {
+		if used := mebibytes(pod.Overuse.Cards[card].Used); used > s.needs {
+			s.needs, s.over = used, true
+		}
+	}
+	return s, s.needs > 0
+}
+
+func mebibytes(n int64) uint64 {
+	if n < 0 || n > math.MaxInt64>>20 {
+		return 0
+	}
+	return uint64(n) << 20
+}
+
+// chooseOverusers returns the pods to evict from a card with this memory so that it can keep its promises, the youngest first. It
+// returns no pod that is within its request.
+func chooseOverusers(memory uint64, shares []share) []share {
+	var sum uint64
+	for _, s := range shares {
+		sum += s.needs
+	}
+	candidates := slices.DeleteFunc(slices.Clone(shares), func(s share) bool { return !s.over || s.spared })
+	slices.SortFunc(candidates, func(a, b share) int {
+		return cmp.Or(b.pod.AssumeTime.Compare(a.pod.AssumeTime), cmp.Compare(a.pod.UID, b.pod.UID))
+	})
+	for i, s := range candidates {
+		if sum <= memory {
+			return candidates[:i]
+		}
+		sum -= s.needs
+	}
+	return candidates
+}
+
+// evict evicts a pod, and reports whether no other pod may be evicted before the watch shows what happened.
+func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
+	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(v.pod.Namespace, v.pod.Name), "node", v.node, "card", v.card)
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	o.requested, o.requestedAt = v.pod.UID, o.Clock.Now() // Before the call, because its answer may be lost.
+	err := o.API.Evict(ctx, v.pod.Pod, false)
+	o.Observer.APIWrite("eviction")
+	switch {
+	case err == nil:
+		logger.Info("Evicted a pod that uses more GPU memory than it requests", "usedMiB", v.use.Used, "requestedMiB", v.use.Requested)
+		o.Recorder.Event(apiserver.Reference(v.pod.Pod), corev1.EventTypeWarning, EventOveruseEvicted, fmt.Sprintf(
+			"Evicted from GPU card %d of node %s: it uses %d MiB and requests %d MiB, and other pods can't get what they request", v.card, v.node, v.use.Used, v.use.Requested))
+		return true
+	case answered(err):
+		o.requested = ""
+		o.spared.extend(v.pod.UID, o.Clock.Now(), firstPause, longestPause)
+		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted")
+		return false
+	}
+	logger.Error(err, "Pod that uses more GPU memory than it requests not evicted: the API server doesn't answer")
+	return true
+}

@@ -1,0 +1,59 @@
+package protocol
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+)
+
+// OveruseLife is how long a report of over-use counts. The device plugin renews it well before, as long as the over-use lasts.
+const OveruseLife = 5 * time.Minute
+
+// Overuse is the value of a pod's AnnotationOveruse, in JSON. Amounts are in MiB, rounded down.
+type Overuse struct {
+	// Used and Requested are the sums over Cards.
+	Used      int64 `json:"usedMiB"`
+	Requested int64 `json:"requestedMiB"`
+	// Since is when the over-use began, At when it was last measured.
+	Since time.Time `json:"since"`
+	At    time.Time `json:"at"`
+	// Cards are the cards on which a container of the pod uses more than it requests, by index, with the use of all of its
+	// containers there.
+	Cards map[int]CardOveruse `json:"cards"`
+}
+
+// CardOveruse is a pod's use and request of one card.
+type CardOveruse struct {
+	Used      int64 `json:"usedMiB"`
+	Requested int64 `json:"requestedMiB"`
+}
+
+// Annotation returns the annotation's value.
+func (o Overuse) Annotation() (string, error) {
+	data, err := json.Marshal(o)
+	if err != nil {
+		return "", fmt.Errorf("writing the over-use: %w", err)
+	}
+	return string(data), nil
+}
+
+// ParseOveruse parses a pod's annotation. It returns nil for a pod without the annotation.
+func ParseOveruse(annotations map[string]string) (*Overuse, error) {
+	text, ok := annotations[AnnotationOveruse]
+	if !ok {
+		return nil, nil
+	}
+	var o Overuse
+	if err := json.Unmarshal([]byte(text), &o); err != nil {
+		return nil, fmt.Errorf("annotation %s: %w", AnnotationOveruse, err)
+	}
+	for card, use := range o.Cards {
+		if card < 0 || card > maxCard || use.Used < 0 || use.Requested < 0 || use.Used <= use.Requested {
+			return nil, fmt.Errorf("annotation %s: card %d: %d of %d MiB", AnnotationOveruse, card, use.Used, use.Requested)
+		}
+	}
+	return &o, nil
+}
+
+// Current reports whether the report still counts.
+func (o *Overuse) Current(now time.Time) bool { return o != nil && now.Sub(o.At) <= OveruseLife }

@@ -1,0 +1,121 @@
+package usage
+
+import (
+	"maps"
+	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// The defaults of OveruseOptions.
+const (
+	DefaultTolerance = 10
+	DefaultGrace     = time.Minute
+)
+
+// renewal is how often a report of over-use is renewed. It is well below protocol.OveruseLife.
+const renewal = time.Minute
+
+// OveruseOptions say what counts as over-use.
+type OveruseOptions struct {
+	// Tolerance is by how many percent of its request a container may exceed it.
+	Tolerance float64
+	// Grace is how long it may exceed that.
+	Grace time.Duration
+}
+
+// Overuse finds the pods that use more memory than they request, from measurement to measurement. Only one goroutine may use it at
+// a time.
+type Overuse struct {
+	options OveruseOptions
+	// since is when a container began to exceed its request on a card.
+	since map[excess]time.Time
+	// reports are the last ones.
+	reports map[gpu.PodUID]protocol.Overuse
+}
+
+type excess struct {
+	pod       gpu.PodUID
+	container string
+	card      int
+}
+
+// NewOveruse returns an Overuse without a measurement.
+func NewOveruse(o OveruseOptions) *Overuse { return &Overuse{options: o} }
+
+// Update adds a measurement and returns the reports by pod. A report keeps its value until it is due for renewal, or until it
+// has changed much: each change is written to the API server.
+//
+// annotated returns what a pod's annotation reports, nil if nothing: after a restart of the plugin an over-use goes on.
+func (o *Overuse) Update(report protocol.Usage, annotated func(gpu.PodUID) *protocol.Overuse) map[gpu.PodUID]protocol.Overuse {
+	now := report.Time
+	since := map[excess]time.Time{}
+	current := map[gpu.PodUID]protocol.Overuse{}
+	for _, row := range report.Containers {
+		key := excess{gpu.PodUID(row.UID), row.Container, row.Card}
+		if float64(row.Used) <= float64(row.Requested)*(1+o.options.Tolerance/100) {
+			continue
+		}
+		began, known := o.since[key]
+		if !known {
+			began = now
+			if before := annotated(key.pod); before.Current(now) && before.Since.Before(now) && before.Cards[key.card].Used > 0 {
+				began = before.Since
+			}
+		}
+		since[key] = began
+		if now.Sub(began) >= o.options.Grace {
+			if pod := o.add(current[key.pod], report, key, began); len(pod.Cards) > 0 {
+				current[key.pod] = pod
+			}
+		}
+	}
+	o.since = since
+	reports := map[gpu.PodUID]protocol.Overuse{}
+	for uid, next := range current {
+		last, known := o.reports[uid]
+		if known && next.At.Sub(last.At) < renewal && maps.EqualFunc(last.Cards, next.Cards, similar) {
+			next = last
+		}
+		reports[uid] = next
+	}
+	o.reports = reports
+	return maps.Clone(reports)
+}
+
+// similar reports whether a change of a card's use isn't worth a write.
+func similar(before, now protocol.CardOveruse) bool {
+	return max(before.Used-now.Used, now.Used-before.Used) <= before.Used/20 && before.Requested == now.Requested
+}
+
+// add adds a card to a pod's report, with the use of all of the pod's containers there. A pod whose containers together are within
+// their requests takes nothing from its neighbours.
+func (o *Overuse) add(pod protocol.Overuse, report protocol.Usage, over excess, began time.Time) protocol.Overuse {
+	if _, counted := pod.Cards[over.card]; counted {
+		if began.Before(pod.Since) {
+			pod.Since = began
+		}
+		return pod
+	}
+	var used, requested uint64
+	for _, row := range report.Containers {
+		if row.UID == string(over.pod) && row.Card == over.card {
+			used, requested = used+row.Used, requested+row.Requested
+		}
+	}
+	card := protocol.CardOveruse{Used: int64(used >> 20), Requested: int64(requested >> 20)}
+	if card.Used <= card.Requested {
+		return pod
+	}
+	if pod.Cards == nil {
+		pod = protocol.Overuse{Since: began, Cards: map[int]protocol.CardOveruse{}}
+	}
+	if began.Before(pod.Since) {
+		pod.Since = began
+	}
+	pod.At = report.Time
+	pod.Cards[over.card] = card
+	pod.Used, pod.Requested = pod.Used+card.Used, pod.Requested+card.Requested
+	return pod
+}

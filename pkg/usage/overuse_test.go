@@ -1,0 +1,69 @@
+package usage
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// measured is a measurement at a number of seconds.
+func measured(second int, rows ...protocol.ContainerUsage) protocol.Usage {
+	return protocol.Usage{Time: time.Unix(int64(second), 0), Containers: rows}
+}
+
+func uses(pod, container string, card int, used, requested uint64) protocol.ContainerUsage {
+	return protocol.ContainerUsage{UID: pod, Container: container, Card: card, Used: used * mib, Requested: requested * mib}
+}
+
+// TestOveruse: a tolerance of 10% and a grace period of 60 s.
+func TestOveruse(t *testing.T) {
+	type reports = map[gpu.PodUID]protocol.Overuse
+	at := func(second int) time.Time { return time.Unix(int64(second), 0) }
+	one := func(since, now int, card int, used, requested int64) reports {
+		return reports{"a": {Used: used, Requested: requested, Since: at(since), At: at(now), Cards: map[int]protocol.CardOveruse{card: {Used: used, Requested: requested}}}}
+	}
+	nothing := func(gpu.PodUID) *protocol.Overuse { return nil }
+	for name, test := range map[string]struct {
+		annotated func(gpu.PodUID) *protocol.Overuse
+		steps     []protocol.Usage
+		want      reports
+	}{
+		"within the grace period":     {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 200, 100)), measured(59, uses("a", "c", 0, 200, 100))}, reports{}},
+		"after the grace period":      {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 150, 100)), measured(60, uses("a", "c", 0, 200, 100))}, one(0, 60, 0, 200, 100)},
+		"within the tolerance":        {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 110, 100)), measured(90, uses("a", "c", 0, 110, 100))}, reports{}},
+		"a pause starts it again":     {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 200, 100)), measured(50, uses("a", "c", 0, 100, 100)), measured(60, uses("a", "c", 0, 200, 100))}, reports{}},
+		"back within its request":     {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 200, 100)), measured(60, uses("a", "c", 0, 200, 100)), measured(70, uses("a", "c", 0, 100, 100))}, reports{}},
+		"a card that it wasn't given": {nothing, []protocol.Usage{measured(0, uses("a", "c", 1, 1, 0)), measured(60, uses("a", "c", 1, 2, 0))}, one(0, 60, 1, 2, 0)},
+		"another container of the pod makes room": {nothing, []protocol.Usage{
+			measured(0, uses("a", "c", 0, 200, 100), uses("a", "d", 0, 0, 100)), measured(60, uses("a", "c", 0, 200, 100), uses("a", "d", 0, 0, 100))}, reports{}},
+		"two containers count together": {nothing, []protocol.Usage{
+			measured(0, uses("a", "c", 0, 200, 100), uses("a", "d", 0, 300, 100)), measured(60, uses("a", "c", 0, 200, 100), uses("a", "d", 0, 300, 100))}, one(0, 60, 0, 500, 200)},
+		"a small change isn't reported": {nothing, []protocol.Usage{
+			measured(0, uses("a", "c", 0, 200, 100)), measured(60, uses("a", "c", 0, 200, 100)), measured(70, uses("a", "c", 0, 205, 100))}, one(0, 60, 0, 200, 100)},
+		"a large change is": {nothing, []protocol.Usage{
+			measured(0, uses("a", "c", 0, 200, 100)), measured(60, uses("a", "c", 0, 200, 100)), measured(70, uses("a", "c", 0, 250, 100))}, one(0, 70, 0, 250, 100)},
+		"it is renewed": {nothing, []protocol.Usage{
+			measured(0, uses("a", "c", 0, 200, 100)), measured(60, uses("a", "c", 0, 200, 100)), measured(120, uses("a", "c", 0, 200, 100))}, one(0, 120, 0, 200, 100)},
+		"after a restart of the plugin it goes on": {
+			func(gpu.PodUID) *protocol.Overuse { report := one(5, 950, 0, 200, 100)["a"]; return &report },
+			[]protocol.Usage{measured(1000, uses("a", "c", 0, 200, 100))}, one(5, 1000, 0, 200, 100)},
+		"an old annotation doesn't count": {
+			func(gpu.PodUID) *protocol.Overuse { report := one(5, 10, 0, 200, 100)["a"]; return &report },
+			[]protocol.Usage{measured(1000, uses("a", "c", 0, 200, 100))}, reports{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tracker := NewOveruse(OveruseOptions{Tolerance: 10, Grace: time.Minute})
+			var got reports
+			for _, step := range test.steps {
+				got = tracker.Update(step, test.annotated)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,176 @@
+package nodee2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/framework"
+)
+
+// TestLimits: in isolation mode driver NVIDIA's own hook sets exactly the limit of each container, on the container's own cgroup and
+// its card. The programs of the node are killed while pods start. Only the driver is simulated: checkLimits reads what the
+// hook has set from the driver's files, not through the plugin.
+func TestLimits(t *testing.T) {
+	c := startCluster(t, cardMiB, cardMiB, 8138, cardMiB)
+	framework.Must(t, c.node.addCDISpecification())
+	framework.Must(t, c.node.restartPlugin(t.Context(), "--isolation=driver", "--usage-interval=200ms",
+		"--cgroup-root="+c.node.machine.path("sys/fs/cgroup"), "--cdi-directories="+c.node.machine.path("run/cdi")))
+	c.waitCards(t)
+
+	for title, fault := range map[string]func(s *scenario) error{
+		"the plugin is killed":  func(s *scenario) error { return s.node.plugin.Restart(s.Context()) },
+		"the kubelet is killed": func(s *scenario) error { return s.node.kubelet.Restart(s.Context()) },
+		"containerd is killed":  func(s *scenario) error { return s.node.containerd.Restart(s.Context()) },
+	} {
+		c.run(t, title+" while pods start", func(s *scenario) {
+			s.otherDevices = true
+			for s.made < inLong(70, 20) {
+				s.makeRoom(s.total() / 4)
+				s.waitTerminated()
+				stillRunning := s.expectRunning()
+				s.create(s.randomPods(s.total() / 2)...)
+				s.sleepRandomly()
+				framework.Must(s, fault(s))
+				s.waitCards(s)
+				s.deleteRejected(s.made)
+				s.waitLimits("driver")
+				s.checkShares()
+				stillRunning()
+			}
+		})
+	}
+	c.run(t, "a pod that sets the variables itself gains nothing", (*scenario).testOwnVariables)
+	c.run(t, "no container starts where its limit would not hold", (*scenario).testNoHook)
+	c.run(t, "a limit that the driver ignores is reported", (*scenario).testIgnoredLimit)
+	c.run(t, "a change of the mode counts for new containers", (*scenario).testModeChange)
+}
+
+// waitLimits waits until the pods run and the plugin has read their limits back, and compares the limits with the requests.
+func (s *scenario) waitLimits(annotation string) {
+	s.Helper()
+	s.waitConsistent()
+	s.Eventually("the plugin reports the limits as "+annotation, func(context.Context) error {
+		for _, pod := range s.list() {
+			if got := pod.Annotations[protocol.AnnotationIsolation]; !strings.HasPrefix(got, annotation) || (annotation == "driver" && got != annotation) {
+				return fmt.Errorf("pod %s has %q", pod.Name, got)
+			}
+		}
+		return nil
+	})
+}
+
+// checkShares compares the limits of all running containers with what these containers request.
+func (s *scenario) checkShares() {
+	s.Helper()
+	running, err := s.node.running()
+	framework.Must(s, err)
+	limited := 0
+	for _, o := range running {
+		request, err := strconv.Atoi(o.Env[protocol.EnvContainer])
+		if err != nil {
+			continue // The container requests no GPU memory.
+		}
+		limited++
+		if want := strconv.Itoa(request * 1024); o.Env[limitEnv] != want || o.Env[requestEnv] != "0" {
+			s.Errorf("container %s of pod %s has the limit %q and the request %q, want %s and 0",
+				o.Container, o.PodUID, o.Env[limitEnv], o.Env[requestEnv], want)
+		}
+	}
+	s.checkLimits(limited)
+}
+
+func (s *scenario) testOwnVariables() {
+	_, err := s.Client.CoreV1().ConfigMaps(s.ID).Create(s.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "variables"}, Data: map[string]string{limitEnv: "99999", requestEnv: "99999"},
+	}, metav1.CreateOptions{})
+	framework.Must(s, err)
+	from := s.pod(3)
+	from.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{
+		LocalObjectReference: corev1.LocalObjectReference{Name: "variables"}}}}
+	s.createAndWait(limited(s.pod(2), 99999), from)
+	s.waitLimits("driver")
+	s.checkShares()
+}
+
+// testNoHook replaces the toolkit's specification by one without the hook for all cards.
+func (s *scenario) testNoHook() {
+	path := s.node.machine.path("run/cdi/nvidia.json")
+	whole, err := os.ReadFile(path)
+	framework.Must(s, err)
+	framework.Must(s, os.WriteFile(path, []byte(strings.ReplaceAll(string(whole), "apply-cuda-memory-limits", "update-ldcache")), 0o600))
+	s.waitHealth(0, false)
+	s.create(s.pod(1))
+	s.Eventually("the reason is in the node's inventory", func(ctx context.Context) error {
+		node, err := s.Client.CoreV1().Nodes().Get(ctx, s.node.name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, card := range protocol.ParseNode(node).Cards {
+			if !strings.Contains(card.Unhealthy, "has no hook apply-cuda-memory-limits") {
+				return fmt.Errorf("card %d: %q", card.Index, card.Unhealthy)
+			}
+		}
+		return nil
+	})
+	if running, err := s.node.running(); err != nil || len(running) > 0 {
+		s.Errorf("%d containers run, %v", len(running), err)
+	}
+	framework.Must(s, os.WriteFile(path, whole, 0o600))
+	s.waitHealth(0, true)
+	s.waitCards(s)
+	s.waitLimits("driver")
+	s.checkShares()
+}
+
+func (s *scenario) testIgnoredLimit() {
+	framework.Must(s, s.node.setCards("limits=ignored"))
+	s.create(s.pod(2))
+	s.waitLimits("driver: container ")
+	framework.Must(s, s.node.setCards())
+	s.Eventually("an Event reports the limit", func(ctx context.Context) error {
+		events, err := s.Client.CoreV1().Events(s.ID).List(ctx, metav1.ListOptions{FieldSelector: "reason=GPULimitNotInForce"})
+		if err == nil && len(events.Items) == 0 {
+			err = errors.New("there is none")
+		}
+		return err
+	})
+}
+
+func (s *scenario) testModeChange() {
+	s.createAndWait(s.pods(3, 2)...)
+	s.waitLimits("driver")
+	stillRunning := s.expectRunning()
+	s.labelNode(`"none"`)
+	s.Eventually("the node's mode is none", func(ctx context.Context) error {
+		node, err := s.Client.CoreV1().Nodes().Get(ctx, s.node.name, metav1.GetOptions{})
+		if mode := protocol.ParseNode(node).Isolation; err == nil && mode != "" {
+			err = fmt.Errorf("it is %s", mode)
+		}
+		return err
+	})
+	stillRunning()
+	before := s.names()
+	s.createAndWait(s.pods(2, 3)...)
+	s.killContainer(before[0]) // It is started with its limit.
+	s.waitConsistent()
+	s.checkLimits(3)
+	s.labelNode("null")
+	s.waitHealth(0, true)
+}
+
+func (s *scenario) labelNode(value string) {
+	s.Helper()
+	patch := []byte(`{"metadata":{"labels":{"` + protocol.LabelIsolation + `":` + value + `}}}`)
+	_, err := s.Client.CoreV1().Nodes().Patch(s.Context(), s.node.name, types.MergePatchType, patch, metav1.PatchOptions{})
+	framework.Must(s, err)
+}
