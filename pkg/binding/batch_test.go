@@ -171,7 +171,7 @@ func TestCompletingBindDoesNotWait(t *testing.T) {
 	if _, err := f.Write(t.Context(), "n1", ledger.Allocation{Pod: protocol.Pod(b)}, Membership{Run: "uid-a", Whole: true}); err != nil {
 		t.Error(err)
 	}
-	want := map[string]string{protocol.AnnotationGroupRun: "uid-a", protocol.AnnotationGroupWhole: string(b.UID)}
+	want := map[string]string{protocol.AnnotationGroupRun: "uid-a", protocol.AnnotationGroupWhole: "true"}
 	if diff := cmp.Diff(want, f.server.Get(b).Annotations); diff != "" {
 		t.Errorf("annotations (-want +got):\n%s", diff)
 	}

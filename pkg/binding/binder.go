@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"time"
 
@@ -299,9 +300,8 @@ func annotations(allocation ledger.Allocation, card cardOfNode, member Membershi
 	}
 	if member.Run != "" {
 		out[protocol.AnnotationGroupRun] = member.Run
-	}
-	if member.Whole {
-		out[protocol.AnnotationGroupWhole] = string(allocation.UID)
+		// Always: a pod that was copied from a bound one carries that one's mark.
+		out[protocol.AnnotationGroupWhole] = strconv.FormatBool(member.Whole)
 	}
 	return out
 }

@@ -21,7 +21,7 @@ func memberOf(pod *corev1.Pod) *gang.Member {
 		Pod: protocol.Pod(pod), Gang: gang.Key{Namespace: pod.Namespace, Name: group.Name}, Size: group.Size,
 		Created: pod.CreationTimestamp.Time, Template: protocol.TemplateHash(pod), Shape: protocol.ShapeHash(pod),
 		Node: pod.Spec.NodeName, Run: pod.Annotations[protocol.AnnotationGroupRun],
-		MarkedWhole: pod.Spec.NodeName != "" && pod.Annotations[protocol.AnnotationGroupWhole] == string(pod.UID),
+		MarkedWhole: pod.Spec.NodeName != "" && pod.Annotations[protocol.AnnotationGroupWhole] == "true",
 		Ended:       protocol.Terminal(pod), Succeeded: pod.Status.Phase == corev1.PodSucceeded,
 		Scheduler: pod.Spec.SchedulerName, Gated: slices.ContainsFunc(pod.Spec.SchedulingGates, foreign),
 		Cardless: !protocol.RequestsCards(pod),

@@ -126,7 +126,7 @@ func TestGangMember(t *testing.T) {
 			}}
 		}
 	}
-	marked := func(by string) fake.PodEdit { return fake.Annotation(protocol.AnnotationGroupWhole, by) }
+	marked := func(value string) fake.PodEdit { return fake.Annotation(protocol.AnnotationGroupWhole, value) }
 	type changes = func(*gang.Member)
 	for name, test := range map[string]struct {
 		edits []fake.PodEdit
@@ -151,9 +151,9 @@ func TestGangMember(t *testing.T) {
 		"succeeded":                  {[]fake.PodEdit{fake.Phase(corev1.PodSucceeded)}, func(m *gang.Member) { m.Ended, m.Succeeded = true, true }},
 		"failed":                     {[]fake.PodEdit{fake.Phase(corev1.PodFailed)}, func(m *gang.Member) { m.Ended = true }},
 		"terminating":                {[]fake.PodEdit{fake.Terminating(begin)}, func(m *gang.Member) { m.Leaving = true }},
-		"it marks its gang as whole": {[]fake.PodEdit{fake.Bound("n1", 0), marked("uid-p")}, func(m *gang.Member) { m.Node, m.MarkedWhole = "n1", true }},
-		"with a copied mark":         {[]fake.PodEdit{fake.Bound("n1", 0), marked("uid-a")}, func(m *gang.Member) { m.Node = "n1" }},
-		"with a forged mark":         {[]fake.PodEdit{marked("uid-p")}, func(*gang.Member) {}},
+		"it marks its gang as whole": {[]fake.PodEdit{fake.Bound("n1", 0), marked("true")}, func(m *gang.Member) { m.Node, m.MarkedWhole = "n1", true }},
+		"bound before the others":    {[]fake.PodEdit{fake.Bound("n1", 0), marked("false")}, func(m *gang.Member) { m.Node = "n1" }},
+		"with a copied mark":         {[]fake.PodEdit{marked("true")}, func(*gang.Member) {}},
 		"it asks for whole cards":    {[]fake.PodEdit{limits(fake.Amount(protocol.ResourceWholeCard, 1))}, func(m *gang.Member) { m.Request = 0 }},
 		"it asks for neither":        {[]fake.PodEdit{limits(nil)}, func(m *gang.Member) { m.Request, m.Cardless = 0, true }},
 		"by annotations, without a name": {[]fake.PodEdit{func(pod *corev1.Pod) {

@@ -31,7 +31,7 @@ func (p podBuilder) inRun(id string) podBuilder {
 
 // last marks the pod as the last one that was bound.
 func (p podBuilder) last() podBuilder {
-	p.Annotations[protocol.AnnotationGroupWhole] = string(p.UID)
+	p.Annotations[protocol.AnnotationGroupWhole] = "true"
 	return p
 }
 

@@ -59,8 +59,8 @@ const AnnotationGroupRun = "gpushare.aliyun.com/group-run"
 // GateFairShare is the scheduling gate of a pod that waits for its share.
 const GateFairShare = "gpushare.aliyun.com/fair-share"
 
-// AnnotationGroupWhole is the pod's UID on the member that was bound last of those that its gang needs, and on members that
-// are bound later. So if a member has it, the gang was bound completely. A pod that is copied from such a one has another UID.
+// AnnotationGroupWhole is "true" on the member that was bound last of those that its gang needs, and on members that are
+// bound later, and "false" on the earlier ones. So if a bound member has "true", the gang was bound completely.
 const AnnotationGroupWhole = "gpushare.aliyun.com/group-whole"
 
 // AnnotationIsolation is on a pod whose containers were given a limit: the isolation mode, and after a colon which limit is not

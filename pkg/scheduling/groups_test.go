@@ -192,7 +192,7 @@ var inRun = fake.Annotation(protocol.AnnotationGroupRun, "run")
 // marked returns the number of members with the annotation that the gang is whole.
 func (g *gangFixture) marked() (n int) {
 	for _, pod := range g.server.Pods() {
-		if pod.Annotations[protocol.AnnotationGroupWhole] == string(pod.UID) {
+		if pod.Annotations[protocol.AnnotationGroupWhole] == "true" {
 			n++
 		}
 	}
@@ -361,7 +361,7 @@ func TestGangAfterRestart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			running := member(2, 0, inRun, fake.Bound("n1", 0), fake.Phase(corev1.PodRunning))
 			if test.marked {
-				fake.Annotation(protocol.AnnotationGroupWhole, string(running.UID))(running)
+				fake.Annotation(protocol.AnnotationGroupWhole, "true")(running)
 			}
 			if !test.bound.IsZero() {
 				running.Status.Conditions = []corev1.PodCondition{{

@@ -72,6 +72,7 @@ func (w *world) newReplica(name string) *replica {
 	}
 	r.scheduler.withTimeout = w.withTimeout
 	r.scheduler.groups.members, r.scheduler.groups.reads = r, r
+	r.scheduler.groups.manager.IllegalMove = func(move string) { w.fail("%s", move) }
 	r.cache.list()
 	r.cache.handler.Synced()
 	w.replicas = append(w.replicas, r)
