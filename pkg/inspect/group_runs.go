@@ -15,6 +15,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // groupRun is a run of a group as the API server shows it.
@@ -37,12 +38,14 @@ func groupRuns(pods []*corev1.Pod, now time.Time) []groupRun {
 	groups := map[gang.Key][]groupRun{}
 	cardless := map[gang.Key][]gang.Member{}
 	for _, pod := range pods {
+		if !protocol.InGroup(pod) {
+			continue
+		}
 		m := clustercache.NewPodInfo(pod).Member
-		if m != nil && m.Gang.Name == "" { // Pods of one controller were meant to be a group.
+		if m.Gang.Name == "" { // Pods of one controller were meant to be a group.
 			m.Gang.Name = unnamed + m.Controller
 		}
 		switch {
-		case m == nil:
 		case !m.Cardless:
 			members, byUID[m.UID], messages[m.UID] = append(members, *m), *m, schedulerMessage(pod)
 		case !m.Ended && !m.Leaving:

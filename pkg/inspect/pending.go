@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// writePending writes the pending pods, and the pods that request nothing by mistake. It writes nothing if there are none.
+// writePending writes the pending pods, and the pods with a problem of their request. It writes nothing if there are none.
 func writePending(out *bytes.Buffer, report Report, f format) {
 	pendingRows(report.PendingPods, f.wide).writeAlone(out, f)
 	if !f.rowsOnly {
@@ -20,7 +20,7 @@ func writePods(out *bytes.Buffer, report Report, f format) {
 	requestRows(report.RequestProblems).writeSection(out, f.look, requestTitle)
 }
 
-const requestTitle = "Requests That Share Nothing:"
+const requestTitle = "Request Problems:"
 
 func requestRows(problems []RequestProblem) rows {
 	table := rows{{bold, []string{"NAMESPACE", "NAME", "PROBLEM"}}}

@@ -28,7 +28,7 @@ type Report struct {
 	NodesWithoutCards []NodeWithoutCards `json:"nodesWithoutCards"`
 	// PendingPods ask for GPU memory and have no node. The list is empty if only some nodes were selected.
 	PendingPods []PendingPod `json:"pendingPods"`
-	// RequestProblems are pods that seem to ask for GPU memory and get none.
+	// RequestProblems are pods that seem to have asked for GPU memory, or for a group, in a way that has no effect.
 	RequestProblems []RequestProblem `json:"requestProblems"`
 	// NotSeen is a sentence about what the user has no right to read, and what follows for the report; empty if nothing.
 	NotSeen string `json:"notSeen,omitempty"`
@@ -141,7 +141,7 @@ type PendingPod struct {
 	Explanation string           `json:"explanation"`
 }
 
-// RequestProblem is a pod that runs or waits without the GPU memory that it seems to ask for.
+// RequestProblem is a pod that runs or waits without what it seems to ask for, see diagnosis.RequestProblem.
 type RequestProblem struct {
 	Namespace string    `json:"namespace"`
 	Name      string    `json:"name"`
