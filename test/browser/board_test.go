@@ -6,15 +6,16 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gang"
@@ -67,11 +68,16 @@ func (s *source) Groups() ([]gang.Report, error) {
 	return s.groups, s.noGroups
 }
 
-// pendingPod returns a pending pod with kube-scheduler's message about it.
+// pendingPod returns a pending pod with kube-scheduler's message about it; empty if it has not tried the pod.
 func pendingPod(pod gpu.Pod, message string, created time.Time) *clustercache.PodInfo {
-	return &clustercache.PodInfo{Pod: pod, Pending: &diagnosis.Pod{
-		Pod: pod, Message: message, Created: created, Tried: strings.Contains(message, "nodes are available"),
-	}}
+	object := fake.Pod(pod.Name, int64(pod.Request))
+	object.UID, object.Namespace, object.CreationTimestamp = types.UID(pod.UID), pod.Namespace, metav1.NewTime(created)
+	if message != "" {
+		object.Status.Conditions = []corev1.PodCondition{{
+			Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: message,
+		}}
+	}
+	return clustercache.NewPodInfo(object)
 }
 
 func (s *source) wait(pods ...*clustercache.PodInfo) { s.change(func() { s.pending = pods }) }

@@ -119,7 +119,7 @@ func TestLook(t *testing.T) {
 	s.wait(
 		waits("train-7b-0", "research", 130, 26*time.Minute, says(fmt.Sprintf("3 %s, 5 %s", placement.Full, placement.TooLarge), 13)),
 		waits("batch-score-9f2c1", "ads", 160, 4*time.Hour, says(fmt.Sprintf("8 %s", placement.TooLarge), 16)),
-		waits("notebook-ines-0", "notebooks", 16, time.Second, `scheduler "default-scheduler" has not tried it yet`),
+		waits("notebook-ines-0", "notebooks", 16, time.Second, ""),
 	)
 	s.change(func() {
 		s.problems = []*clustercache.PodInfo{
