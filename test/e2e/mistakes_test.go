@@ -105,7 +105,7 @@ func (s *scene) mistakenPlaces() []mistake {
 		{s.Pod("on-full", 8000).OnNode("full"), "full", nil},
 		{s.Pod("on-pieces", 12000).OnNode("pieces"), "fragmented", []string{"14000 MiB free on pieces", "the largest piece is 7000 MiB"}},
 		{s.Pod("on-leaving", 8000).OnNode("leaving"), "waits_for_termination", []string{"default/leaving-0"}},
-		{s.Pod("on-failed", 8000).OnNode("failed"), "failed_card", []string{"GPU0 of failed has failed"}},
+		{s.Pod("on-failed", 8000).OnNode("failed"), "failed_card", []string{"failed has room for it", "GPU0 has failed"}},
 	}
 }
 
