@@ -17,8 +17,6 @@ const header = "apiVersion: gpushare.aliyun.com/v1\nkind: NodeConfiguration\n"
 // exported compares the values of package inventory too.
 var exported = cmp.AllowUnexported(inventory.CardMemory{}, inventory.XidSet{})
 
-func pointer[T any](v T) *T { return &v }
-
 func xids(t *testing.T, list string) *inventory.XidSet {
 	t.Helper()
 	set, malformed := inventory.ParseXids(list)
@@ -56,15 +54,15 @@ healthChecks:
   enabledXids: [all]
   quietPeriod: 90s
 `, Configuration{
-			Unit:         pointer(256 * gpu.MiB),
+			Unit:         new(256 * gpu.MiB),
 			Excluded:     Cards{{Index: 0}, {UUID: "GPU-a"}, {Model: "NVIDIA T1000"}},
 			CardMemory:   memory(t, "GPU-a=48Gi,GPU-b=96Gi"),
 			DisabledXids: xids(t, "48,63"), EnabledXids: xids(t, "all"),
-			QuietPeriod: pointer(90 * time.Second),
+			QuietPeriod: new(90 * time.Second),
 		}},
 		"an empty list overrides the default":  {"healthChecks: {disabledXids: []}", Configuration{DisabledXids: xids(t, "")}},
 		"the memory of all cards":              {"cardMemory: {all: 96Gi}", Configuration{CardMemory: memory(t, "96Gi")}},
-		"a document marker before and a blank": {"---\n" + "memoryUnit: MiB\n\n", Configuration{Unit: pointer(gpu.MiB)}},
+		"a document marker before and a blank": {"---\n" + "memoryUnit: MiB\n\n", Configuration{Unit: new(gpu.MiB)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			text := header + test.text

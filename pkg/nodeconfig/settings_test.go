@@ -15,10 +15,10 @@ import (
 // flags (cmd/internal/program).
 func TestPrecedence(t *testing.T) {
 	flags := Configuration{
-		Unit: pointer(gpu.MiB), CardMemory: memory(t, "1Gi"), DisabledXids: xids(t, "1"), EnabledXids: xids(t, "2"), QuietPeriod: pointer(time.Second),
+		Unit: new(gpu.MiB), CardMemory: memory(t, "1Gi"), DisabledXids: xids(t, "1"), EnabledXids: xids(t, "2"), QuietPeriod: new(time.Second),
 	}
 	file := Configuration{
-		Unit: pointer(2 * gpu.GiB), CardMemory: memory(t, "2Gi"), DisabledXids: xids(t, "3"), EnabledXids: xids(t, "4"), QuietPeriod: pointer(time.Minute),
+		Unit: new(2 * gpu.GiB), CardMemory: memory(t, "2Gi"), DisabledXids: xids(t, "3"), EnabledXids: xids(t, "4"), QuietPeriod: new(time.Minute),
 		Excluded: Cards{{Index: 1}},
 	}
 	settings := func(unit gpu.Unit, memory inventory.CardMemory, disabled, enabled string, quiet time.Duration, excluded Cards) Settings {
