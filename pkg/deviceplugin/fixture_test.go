@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -46,6 +47,8 @@ type fixture struct {
 	client *fake.Clientset
 	dir    string
 	events *events.FakeRecorder
+	// passed are the Events that awaitEvent has read and no call has awaited yet.
+	passed []string
 	// blind is true if informers get no events after their first list except from watcher.
 	blind   bool
 	watcher *watch.FakeWatcher
@@ -233,16 +236,23 @@ func (b *fixture) awaitAssigned(name string, card int) protocol.Assignment {
 	return got
 }
 
-// awaitEvent waits for an event that contains these words.
+// awaitEvent waits for an Event that contains these words. Goroutines send Events in no defined order, so one that was sent before
+// an Event that was awaited earlier counts too. Each Event counts once.
 func (b *fixture) awaitEvent(words string) {
 	b.t.Helper()
+	has := func(event string) bool { return strings.Contains(event, words) }
+	if i := slices.IndexFunc(b.passed, has); i >= 0 {
+		b.passed = slices.Delete(b.passed, i, i+1)
+		return
+	}
 	deadline := time.After(30 * time.Second)
 	for {
 		select {
 		case event := <-b.events.Events:
-			if strings.Contains(event, words) {
+			if has(event) {
 				return
 			}
+			b.passed = append(b.passed, event)
 		case <-deadline:
 			b.t.Fatalf("no Event contains %q", words)
 		}
