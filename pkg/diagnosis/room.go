@@ -346,9 +346,7 @@ func (s *summary) room(reason Reason, now time.Time, rejected string) room {
 		made.unit, made.largest = f.node.Unit, f.totals.Largest
 		made.message = fmt.Sprintf("the largest has %s, on %s", made.unit.Format(made.largest), f.node.Object.Name)
 	}
-	if reason != KeptForNominated && reason != FailedCard && reason != WaitsForTermination {
-		made.message += rejected // Other nodes could help.
-	}
+	made.message += rejected
 	return made
 }
 
