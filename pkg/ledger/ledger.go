@@ -259,6 +259,7 @@ func (l *Ledger) assume(name string, pod gpu.Pod, where gpu.Placement, at time.T
 	n.allocations[pod.UID] = a
 	l.nodeOf[pod.UID] = name
 	l.markChanged(n)
+	n.request(a)
 	add(n.cards, where)
 	n.totals = placement.Sum(n.cards)
 	return a
@@ -390,28 +391,34 @@ type Nominee struct {
 
 // NodeCards returns the nodes that have cards, by name. It costs much less than Nodes.
 func (l *Ledger) NodeCards() []NodeCards {
+	out := l.unsortedNodeCards()
+	slices.SortFunc(out, func(a, b NodeCards) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+func (l *Ledger) unsortedNodeCards() []NodeCards {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	var out []NodeCards
+	out := make([]NodeCards, 0, len(l.nodes))
 	for name, n := range l.nodes {
 		if len(n.cards) > 0 {
 			out = append(out, l.nodeCards(name, n))
 		}
 	}
-	slices.SortFunc(out, func(a, b NodeCards) int { return cmp.Compare(a.Name, b.Name) })
 	return out
 }
 
 // nodeCards returns the node's NodeCards. The caller holds the lock.
 func (l *Ledger) nodeCards(name string, n *node) NodeCards {
-	out := NodeCards{Name: name, Unit: gpu.UnitOf(n.unit, n.inventory), Closed: n.closed, Cards: slices.Clone(n.cards)}
-	for _, a := range n.allocations {
-		out.Requested = out.Requested.Add(a.Request)
-		if a.Leaving {
-			out.Leaving = append(out.Leaving, a.copy())
+	out := NodeCards{Name: name, Unit: gpu.UnitOf(n.unit, n.inventory), Closed: n.closed, Cards: slices.Clone(n.cards), Requested: n.requested}
+	if n.leaving > 0 {
+		for _, a := range n.allocations {
+			if a.Leaving {
+				out.Leaving = append(out.Leaving, a.copy())
+			}
 		}
+		slices.SortFunc(out.Leaving, compareAllocations)
 	}
-	slices.SortFunc(out.Leaving, compareAllocations)
 	cards := out.Cards
 	for i, nominee := range n.nominees {
 		if i == 0 {

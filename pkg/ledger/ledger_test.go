@@ -55,16 +55,18 @@ func TestNodeCards(t *testing.T) {
 	f.bind("n1", 0, leaving)
 	f.bind("n1", 1, pod("a", 4))
 	f.bind("n1", 7, pod("gone", 3))
+	f.reserve("n1", pod("assumed", 2))
+	expect(t, "the sum of the requests, with the assumed one", 15, int(f.NodeCards()[0].Requested))
 	f.Nominate("n1", second)
 	f.Nominate("n1", first)
 	f.Nominate("n1", pod("bound", 1))
-	f.bind("n1", 1, pod("bound", 1))
 	want := []ledger.NodeCards{{
-		Name: "n1", Unit: gpu.MiB, Cards: []placement.Card{{Index: 0, Memory: 8, Used: 6}, {Index: 1, Memory: 8, Used: 5}}, Requested: 14,
+		Name: "n1", Unit: gpu.MiB, Cards: []placement.Card{{Index: 0, Memory: 8, Used: 8}, {Index: 1, Memory: 8, Used: 5}}, Requested: 16,
 		Leaving: []ledger.Allocation{{Pod: leaving, State: ledger.Bound, Placement: gpu.On(0, 6), AssumeTime: at}},
 		// The first one gets the card of the pod that leaves, and the second one finds none.
 		Nominees: []ledger.Nominee{{Pod: first, Placement: gpu.On(0, 5)}, {Pod: second}},
 	}}
+	f.bind("n1", 1, pod("bound", 1))
 	expect(t, "nodes", want, f.NodeCards())
 }
 

@@ -33,6 +33,10 @@ type node struct {
 	// inventory are the cards as the inventory lists them, by index.
 	inventory   []gpu.Card
 	allocations map[gpu.PodUID]*Allocation
+	// requested is the sum of the allocations' requests, and leaving the number of those of pods that are being deleted: recount
+	// and assume maintain them.
+	requested gpu.Memory
+	leaving   int
 	// revision is the ledger's revision at the last change of this node.
 	revision uint64
 }
@@ -72,8 +76,10 @@ func (n *node) recount() {
 	for i := range n.cards {
 		n.cards[i].Used = 0
 	}
+	n.requested, n.leaving = 0, 0
 	var presumed []*Allocation
 	for _, a := range n.allocations {
+		n.request(a)
 		if a.Presumed {
 			presumed = append(presumed, a)
 			continue
@@ -94,6 +100,14 @@ func (n *node) recount() {
 		add(n.cards, a.Placement)
 	}
 	n.totals = placement.Sum(n.cards)
+}
+
+// request counts an allocation in the sums over all of them.
+func (n *node) request(a *Allocation) {
+	n.requested = n.requested.Add(a.Request)
+	if a.Leaving {
+		n.leaving++
+	}
 }
 
 // hasRoom reports whether each card of the placement exists and has enough free memory. Health doesn't matter: a running
