@@ -90,6 +90,18 @@ func TestPage(t *testing.T) {
 		}
 	})
 
+	t.Run("a group that misses a member, and a misspelled resource", func(t *testing.T) {
+		ns.Create(ns.Pod("member-0", 2).Group("train", 2), ns.Pod("typo", 0).Limit("aliyun.com/gpumem", 2))
+		tab.Await("the cause, and the problem", `document.querySelector("#view-pending table").innerText.includes("waits for its group") && document.querySelector("#view-pending section").innerText.includes("write aliyun.com/gpu-mem")`)
+		tab.Click("#tab-groups")
+		tab.Await("the group", `document.querySelector("#view-groups tbody")?.innerText.includes("1 of 2 members exist")`)
+		tab.Click(`[data-view="pending"]`)
+		tab.Await("its member alone", `document.getElementById("shown").innerText === "1 of 2 pending pods"`)
+		tab.Click("#group")
+		ns.Delete("member-0", "typo")
+		tab.Await("both to be gone", `document.querySelectorAll("#view-pending tbody tr").length === 1 && document.getElementById("count-groups").innerText === "0"`)
+	})
+
 	t.Run("a cordoned node", func(t *testing.T) {
 		largest := func(where string) string {
 			return fmt.Sprintf(`document.getElementById("largest-where").innerText.startsWith(%q)`, "on "+where)

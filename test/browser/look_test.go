@@ -180,7 +180,7 @@ func TestLook(t *testing.T) {
 	if got := Eval[string](tab, `[...document.querySelectorAll("#view-pending tbody td:nth-child(5)")].map((td) => td.innerText).join()`); got != "no card is large enough,free memory is in pieces,about to be tried" {
 		t.Errorf("the causes are %s", got)
 	}
-	tab.Do(chromedp.EmulateViewport(1440, 500)) // Three rows need no more.
+	tab.Do(chromedp.EmulateViewport(1440, 590)) // Four rows need no more.
 	themes("pending")
 	tab.Click(`[data-help="fragmented"]`)
 	themes("cause")
