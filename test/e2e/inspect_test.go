@@ -92,7 +92,7 @@ func TestInspectOneNamespace(t *testing.T) {
 // pendingPod is a pod, kube-scheduler's message about it, and its diagnosis, in the JSON of `kubectl inspect gpushare`.
 type pendingPod struct{ Name, Reason, Cause, Explanation string }
 
-// requestProblem is a pod whose request shares nothing.
+// requestProblem is a pod whose request gets it no card.
 type requestProblem struct{ Name, Problem string }
 
 // compare returns an error if outputs differ. Pods may be created or bound meanwhile, so only an error that persists is a
@@ -193,8 +193,8 @@ func (s *scene) compare(ctx context.Context) (pending int, err error) {
 		{"-API server +table", sums, asTable},
 		{"-page +JSON", onPage, report.PendingPods},
 		{"-page +metric", reasons, metric},
-		{"-page +JSON, requests that share nothing", page.Problems, report.RequestProblems},
-		{"-page +metric, requests that share nothing", map[string]float64{framework.MetricRequestProblems: float64(len(page.Problems))}, problems},
+		{"-page +JSON, request problems", page.Problems, report.RequestProblems},
+		{"-page +metric, request problems", map[string]float64{framework.MetricRequestProblems: float64(len(page.Problems))}, problems},
 	} {
 		if diff := cmp.Diff(pair.want, pair.got); diff != "" {
 			err = errors.Join(err, fmt.Errorf("(%s):\n%s", pair.name, diff))

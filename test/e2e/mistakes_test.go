@@ -18,7 +18,7 @@ import (
 )
 
 // mistake is a pod that can't do what its user wants, and what the user must be able to read about it. cause is empty for a
-// pod that is listed because its request shares nothing.
+// pod that is listed under the request problems.
 type mistake struct {
 	pod   *framework.PodWrapper
 	cause string
