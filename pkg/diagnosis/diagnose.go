@@ -7,8 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/duration"
-
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
@@ -143,7 +141,20 @@ func (c *podCase) untriedText() string {
 	if c.ungated {
 		return fmt.Sprintf("scheduler %q has not tried it since its scheduling gates were removed", c.Scheduler)
 	}
-	return fmt.Sprintf("scheduler %q has not tried it for %s", c.Scheduler, duration.HumanDuration(c.untried))
+	return fmt.Sprintf("scheduler %q has not tried it for %s", c.Scheduler, coarse(c.untried))
+}
+
+// coarse formats a duration in whole minutes, hours or days, so that a message changes rarely and views agree on it.
+func coarse(d time.Duration) string {
+	switch {
+	case d < time.Minute:
+		return d.Truncate(UntriedAfter).String()
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", d/time.Minute)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	}
+	return fmt.Sprintf("%dd", d/(24*time.Hour))
 }
 
 func (c *podCase) callFailed() bool {

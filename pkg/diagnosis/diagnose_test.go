@@ -222,3 +222,13 @@ func TestNewPod(t *testing.T) {
 		})
 	}
 }
+
+func TestCoarse(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		30 * time.Second: "30s", 59 * time.Second: "30s", time.Minute: "1m", 119 * time.Second: "1m", time.Hour: "1h", 47 * time.Hour: "47h", 49 * time.Hour: "2d",
+	} {
+		if got := coarse(d); got != want {
+			t.Errorf("%v: %s, want %s", d, got, want)
+		}
+	}
+}
