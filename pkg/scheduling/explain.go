@@ -48,7 +48,7 @@ func (s *Scheduler) Explain() *Explanation {
 		return e.last
 	}
 	pods, _ := s.cache.Pending(0)
-	e.last = &Explanation{At: begin, Pending: pods, Diagnoses: s.Diagnose(pods), RequestProblems: s.cache.RequestProblems()}
+	e.last = &Explanation{At: begin, Pending: pods, Diagnoses: s.diagnose(pods), RequestProblems: s.cache.RequestProblems()}
 	e.next = begin.Add(explainPause(s.Clock.Since(begin)))
 	return e.last
 }

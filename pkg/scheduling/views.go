@@ -29,8 +29,8 @@ func (s *Scheduler) Pending(known uint64) ([]*clustercache.PodInfo, uint64) {
 	return s.cache.Pending(known)
 }
 
-// Diagnose returns the diagnosis of each pending pod against the current state of the nodes. Explain costs less.
-func (s *Scheduler) Diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis {
+// diagnose returns the diagnosis of each pending pod against the current state of the nodes. Explain costs less.
+func (s *Scheduler) diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis {
 	if len(pods) == 0 {
 		return nil
 	}

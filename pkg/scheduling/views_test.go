@@ -36,7 +36,7 @@ func TestDiagnose(t *testing.T) {
 		f.await(what, func() bool {
 			pods, _ := f.Pending(0)
 			got := map[string]diagnosis.Diagnosis{}
-			for i, d := range f.Diagnose(pods) {
+			for i, d := range f.diagnose(pods) {
 				got[pods[i].Name] = d
 			}
 			return cmp.Equal(got, want)
@@ -66,7 +66,7 @@ func TestDiagnose(t *testing.T) {
 		t.Fatal(err)
 	}
 	await("the node to be deleted")
-	if got := f.Diagnose(nil); got != nil {
+	if got := f.diagnose(nil); got != nil {
 		t.Errorf("no pods: %v", got)
 	}
 }
@@ -82,7 +82,7 @@ func TestDiagnoseMember(t *testing.T) {
 	g := startGroups(t, GangOptions{}, member(3, 0, reported), member(3, 1, reported))
 	diagnosed := func() (messages []string) {
 		pods, _ := g.Pending(0)
-		for _, d := range g.Diagnose(pods) {
+		for _, d := range g.diagnose(pods) {
 			since, reason, _ := strings.Cut(d.Message, "Z: ")
 			before, _, _ := strings.Cut(since, " since ")
 			messages = append(messages, string(d.Reason)+": "+before+": "+reason)
