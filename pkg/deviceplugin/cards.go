@@ -185,6 +185,13 @@ func (s *cardState) All() []gpu.Card {
 	return cards
 }
 
+// Listed returns all cards of the node as the driver reports them, also those that the configuration excludes.
+func (s *cardState) Listed() []gpu.Card {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.all)
+}
+
 // Mode returns the isolation mode in force.
 func (s *cardState) Mode() isolation.Mode {
 	s.mu.Lock()

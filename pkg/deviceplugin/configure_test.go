@@ -300,6 +300,7 @@ func TestUnitOf(t *testing.T) {
 		"an inventory":                        {annotation, 16384, gpu.MiB},
 		"the kubelet has no plugin":           {annotation, 0, gpu.MiB},
 		"another plugin counts in GiB since":  {annotation, 16, 0},
+		"the capacity lags behind":            {annotation, 24576, gpu.MiB},
 		"no inventory":                        {"", 16, 0},
 		"an inventory that can't be read":     {"{}", 16, 0},
 		"neither an inventory nor a capacity": {"", 0, 0},

@@ -99,19 +99,23 @@ func (i *isolator) check() {
 		return
 	}
 	notReady := map[int]string{}
-	for _, card := range i.cards.All() {
-		err := i.invalid
-		if err == nil {
-			err = i.backends[i.mode].Ready(i.node, i.card(card))
-		}
-		if err != nil {
-			notReady[card.Index] = fmt.Sprintf("isolation mode %s: %v", i.mode, err)
-		}
-		if i.invalid != nil {
-			notReady[card.Index] = i.invalid.Error()
+	for _, card := range i.cards.Listed() {
+		if err := i.ready(card); err != nil {
+			notReady[card.Index] = err.Error()
 		}
 	}
 	i.cards.Isolate(i.mode, notReady)
+}
+
+// ready returns why no new container may start on a card; nil if one may. The caller holds mu.
+func (i *isolator) ready(card gpu.Card) error {
+	if i.invalid != nil {
+		return i.invalid
+	}
+	if err := i.backends[i.mode].Ready(i.node, i.card(card)); err != nil {
+		return fmt.Errorf("isolation mode %s: %w", i.mode, err)
+	}
+	return nil
 }
 
 // card returns what a backend needs to know. The caller holds mu.
@@ -130,21 +134,27 @@ type limitation struct {
 	limit   uint64
 }
 
-// Isolate returns what enforces a share in bytes of the decision's card, or the decision with a rejection if that fails.
+// Isolate returns what enforces a share in bytes of the decision's card, or the decision with a rejection if that fails. It checks
+// again whether the card is ready, because the decision's cards can be older than the mode and the node's files.
 func (i *isolator) Isolate(d allocation.Decision, share uint64) (allocation.Decision, limitation) {
 	if d.Rejection != nil {
 		return d, limitation{}
 	}
 	i.mu.Lock()
-	mode, card := i.mode, i.card(d.Card)
-	i.mu.Unlock()
-	if !mode.Limits() {
+	defer i.mu.Unlock()
+	err := i.ready(d.Card)
+	if err == nil && !i.mode.Limits() {
 		return d, limitation{}
 	}
-	devices, err := i.backends[mode].Apply(card, share)
+	var devices []string
+	if err == nil {
+		if devices, err = i.backends[i.mode].Apply(i.card(d.Card), share); err != nil {
+			err = fmt.Errorf("isolation mode %s: %w", i.mode, err)
+		}
+	}
 	if err != nil {
 		d.Result = allocation.RefusedUnavailable
-		d.Rejection = &allocation.Rejection{Result: d.Result, Text: fmt.Sprintf("isolation mode %s: %v", mode, err)}
+		d.Rejection = &allocation.Rejection{Result: d.Result, Text: err.Error()}
 		return d, limitation{}
 	}
 	return d, limitation{devices: devices, limit: share}

@@ -14,9 +14,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/isolation"
+	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -222,6 +224,54 @@ func TestIsolationNotReady(t *testing.T) {
 	}
 }
 
+// TestIsolationChanges: what has changed since the cards were checked counts for the next container.
+func TestIsolationChanges(t *testing.T) {
+	labelled := func(mode string) *corev1.Node {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{protocol.LabelIsolation: mode}}}
+	}
+	for name, test := range map[string]struct {
+		excluded nodeconfig.Cards
+		change   func(*isolator, *isolationOptions)
+		// rejected is the begin of the rejection, unhealthy that of the card's reason; empty if there is none.
+		rejected, unhealthy string
+	}{
+		"nothing": {},
+		"the toolkit's specification is gone": {change: func(_ *isolator, o *isolationOptions) { _ = os.Remove(filepath.Join(o.specs, "nvidia.json")) },
+			rejected: "isolation mode driver: no CDI specification"},
+		"the label names no mode": {change: func(i *isolator, _ *isolationOptions) { i.SetNode(labelled("strict")) },
+			rejected: "label " + protocol.LabelIsolation, unhealthy: "label " + protocol.LabelIsolation},
+		"a card that isn't ready is no longer excluded": {excluded: nodeconfig.Cards{{Index: 0}}, change: func(i *isolator, _ *isolationOptions) {
+			i.Ask(limiter{problem: errors.New("no answer")})
+			i.cards.Exclude(nil)
+		}, rejected: "isolation mode driver: no answer", unhealthy: "isolation mode driver: no answer"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := newIsolation(t, isolation.Driver)
+			p := &Plugin{cards: newCardState(), options: Options{CgroupRoot: o.cgroups, CDIDirectories: []string{o.specs}}}
+			p.newIsolator()
+			p.cards.Set(gpu.GiB, reservedCards(), nil, "")
+			p.cards.Exclude(test.excluded)
+			p.cards.Release(map[int]gpu.Memory{})
+			p.isolator.SetNode(labelled("driver"))
+			p.isolator.Ask(limiter{})
+			if test.change != nil {
+				test.change(p.isolator, o)
+			}
+			if got := p.cards.All()[0].Unhealthy; !strings.HasPrefix(got, test.unhealthy) || (got == "") != (test.unhealthy == "") {
+				t.Errorf("the card is unhealthy: %q", got)
+			}
+			decision, _ := p.isolator.Isolate(allocation.Decision{Card: reservedCards()[0]}, 2<<30)
+			got := ""
+			if decision.Rejection != nil {
+				got = decision.Rejection.Text
+			}
+			if !strings.HasPrefix(got, test.rejected) || (got == "") != (test.rejected == "") {
+				t.Errorf("the rejection is %q", got)
+			}
+		})
+	}
+}
+
 // TestIsolationFails: a limit that can't be set up is a rejection, not a container without it.
 func TestIsolationFails(t *testing.T) {
 	b := newFixture(t)
@@ -231,7 +281,7 @@ func TestIsolationFails(t *testing.T) {
 	p.Measure(limiter{})
 	p.SetCards(gpu.GiB, reservedCards(), nil, "")
 	k.awaitDevices(30, 30)
-	// The directory is as it must be, so the cards stay ready.
+	// A directory in place of the file is an error that the check of the cards doesn't find.
 	if err := os.Mkdir(filepath.Join(b.isolation.specs, "gpushare.aliyun.com-memory-limit.json"), 0o755); err != nil {
 		t.Fatal(err)
 	}

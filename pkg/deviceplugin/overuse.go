@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	events "k8s.io/client-go/tools/record"
 
+	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/usage"
@@ -15,6 +16,7 @@ import (
 // overuseWatch reports pods that request GPU memory and use more than that. It has no right to evict them: the extender decides.
 type overuseWatch struct {
 	pods    *podSource
+	record  *allocation.Record
 	events  events.EventRecorder
 	metrics *metrics
 	changed func(gpu.PodUID)
@@ -38,7 +40,8 @@ func (w *overuseWatch) Annotation(uid gpu.PodUID) (value string, measured bool, 
 	return value, true, err
 }
 
-// Check finds the pods that use more than they request. Pods that request none are not reported: measured use shows them.
+// Check finds the pods that use more than they request. Pods that request none are not reported: measured use shows them. Nor are
+// pods of which it is not known what they were given, because the kubelet has lost its checkpoint.
 func (w *overuseWatch) Check(measured protocol.Usage) {
 	reports := w.tracker.Update(measured, func(uid gpu.PodUID) *protocol.Overuse {
 		pod, _ := w.pods.ByUID(uid)
@@ -47,7 +50,7 @@ func (w *overuseWatch) Check(measured protocol.Usage) {
 	})
 	maps.DeleteFunc(reports, func(uid gpu.PodUID, _ protocol.Overuse) bool {
 		_, requests := w.pods.ByUID(uid)
-		return !requests
+		return !requests || len(w.record.Pod(uid)) == 0
 	})
 	w.mu.Lock()
 	before := w.reports

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -17,10 +18,12 @@ func TestOveruse(t *testing.T) {
 	await(t, "the annotator", func() bool { return p.node.informer.HasSynced() })
 	pod, none := newPod("greedy", main(2)), newPod("none", main(0))
 	stale := newPod("stale", main(2), annotation(protocol.AnnotationOveruse, `{"usedMiB":3,"requestedMiB":2,"cards":{"0":{"usedMiB":3,"requestedMiB":2}}}`))
-	b.create(p, pod, none, stale)
+	lost := newPod("lost", main(2))
+	b.create(p, pod, none, stale, lost)
+	p.allocator.snapshots.record.Add(allocation.ContainerKey{UID: "uid-greedy", Name: "main"}, allocation.Allocation{Request: 2})
 	measure := func(at time.Time, used uint64) {
 		report := protocol.Usage{Time: at}
-		for _, name := range []string{"greedy", "none"} {
+		for _, name := range []string{"greedy", "none", "lost"} {
 			report.Containers = append(report.Containers, protocol.ContainerUsage{UID: "uid-" + name, Container: "main", Used: used << 20, Requested: 2 << 30})
 		}
 		p.overuse.Check(report)
@@ -37,8 +40,13 @@ func TestOveruse(t *testing.T) {
 		t.Errorf("the annotation is %+v", got)
 	}
 	b.awaitEvent("GPUMemoryOveruse The pod uses 4096 MiB of GPU memory and requests 2048 MiB")
-	if _, has := b.pod("none").Annotations[protocol.AnnotationOveruse]; has || testutil.ToFloat64(p.metrics.overuse) != 1 {
-		t.Errorf("a pod that requests nothing is annotated (%t), or %v pods are counted", has, testutil.ToFloat64(p.metrics.overuse))
+	for name, what := range map[string]string{"none": "requests nothing", "lost": "was given what is not known"} {
+		if _, has := b.pod(name).Annotations[protocol.AnnotationOveruse]; has {
+			t.Errorf("a pod that %s is annotated", what)
+		}
+	}
+	if got := testutil.ToFloat64(p.metrics.overuse); got != 1 {
+		t.Errorf("%v pods are counted", got)
 	}
 	measure(begin.Add(2*time.Hour), 100)
 	await(t, "the annotation to go", func() bool { _, has := b.pod("greedy").Annotations[protocol.AnnotationOveruse]; return !has })

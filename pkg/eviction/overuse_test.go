@@ -246,6 +246,9 @@ func TestOverusersStep(t *testing.T) {
 		"a report that wasn't renewed": {func(m *overuseModel) {
 			m.clock.Step(protocol.OveruseLife + time.Second)
 		}, 0},
+		"a report from the future": {func(m *overuseModel) {
+			m.clock.SetTime(begin.Add(-protocol.OveruseLife - time.Second))
+		}, 0},
 		"another replica leads": {func(m *overuseModel) {
 			m.overuser.Leading = func() error { return errors.New("standby") }
 		}, 0},

@@ -54,8 +54,8 @@ func (o *Overuse) Update(report protocol.Usage, annotated func(gpu.PodUID) *prot
 	current := map[gpu.PodUID]protocol.Overuse{}
 	for _, row := range report.Containers {
 		key := excess{gpu.PodUID(row.UID), row.Container, row.Card}
-		if float64(row.Used) <= float64(row.Requested)*(1+o.options.Tolerance/100) {
-			continue
+		if row.Container == "" || float64(row.Used) <= float64(row.Requested)*(1+o.options.Tolerance/100) {
+			continue // What a container requests that the API server doesn't show is not known.
 		}
 		began, known := o.since[key]
 		if !known {

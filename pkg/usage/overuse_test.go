@@ -40,6 +40,7 @@ func TestOveruse(t *testing.T) {
 		"a card that it wasn't given": {nothing, []protocol.Usage{measured(0, uses("a", "c", 1, 1, 0)), measured(60, uses("a", "c", 1, 2, 0))}, one(0, 60, 1, 2, 0)},
 		"another container of the pod makes room": {nothing, []protocol.Usage{
 			measured(0, uses("a", "c", 0, 200, 100), uses("a", "d", 0, 0, 100)), measured(60, uses("a", "c", 0, 200, 100), uses("a", "d", 0, 0, 100))}, reports{}},
+		"a container that the API server doesn't show": {nothing, []protocol.Usage{measured(0, uses("a", "", 0, 200, 0)), measured(60, uses("a", "", 0, 200, 0))}, reports{}},
 		"two containers count together": {nothing, []protocol.Usage{
 			measured(0, uses("a", "c", 0, 200, 100), uses("a", "d", 0, 300, 100)), measured(60, uses("a", "c", 0, 200, 100), uses("a", "d", 0, 300, 100))}, one(0, 60, 0, 500, 200)},
 		"a small change isn't reported": {nothing, []protocol.Usage{

@@ -114,6 +114,7 @@ func TestWrongValues(t *testing.T) {
 	lease := leader.DefaultRenewDeadline.String()
 	tests := map[string]struct{ values, want string }{
 		"evictions without the right":       {"extender.overusePolicy=evict,extender.allowEvictions=false", "extender.overusePolicy: evict needs the right to evict"},
+		"evictions without the guard":       {"extender.overusePolicy=evict,guard.enabled=false", "extender.overusePolicy: evict believes an annotation of pods"},
 		"an unknown isolation mode":         {"devicePlugin.isolation=mps", "at '/devicePlugin/isolation': value must be one of 'none', 'driver'"},
 		"an unknown mode":                   {"mode=sidecar", "at '/mode': value must be one of 'extender', 'secondScheduler', 'devicePlugin'"},
 		"a misspelt name":                   {"devicePlugin.memoryUnits=MiB", "additional properties 'memoryUnits' not allowed"},

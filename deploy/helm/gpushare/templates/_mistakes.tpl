@@ -86,6 +86,9 @@ devicePlugin.config.default: {{ quote $default }} is none of devicePlugin.config
 {{- if and (eq $v.extender.overusePolicy "evict") (not $v.extender.allowEvictions) }}
 extender.overusePolicy: evict needs the right to evict: set extender.allowEvictions=true
 {{- end -}}
+{{- if and (eq $v.extender.overusePolicy "evict") (not $v.guard.enabled) }}
+extender.overusePolicy: evict believes an annotation of pods, which without the guard tenants can write: set guard.enabled=true
+{{- end -}}
 {{- if eq $v.mode "devicePlugin" -}}
 {{- if eq $fullname "gpushare" }}
 mode: with mode=devicePlugin the release needs a name of its own, because gpushare is that of the release with the extender: set for example fullnameOverride=pool-b
