@@ -67,6 +67,8 @@ type podCase struct {
 	wait *GroupWait
 	// nominated is true if the pod has a valid nomination.
 	nominated bool
+	// nomineeFits is true if a card of the nominated node has room: no pod that uses GPU memory has to leave any more.
+	nomineeFits bool
 	// room is what the nodes and their cards allow.
 	room room
 	// untried is how long kube-scheduler has left the pod untried; zero if it tried it.
@@ -82,6 +84,7 @@ func (d *Diagnoser) newCase(pod *Pod, wait *GroupWait) *podCase {
 	}
 	if node, found := d.nodes.named(pod.NominatedNode); found {
 		c.nominated = NominationValid(pod, node, d.now)
+		c.nomineeFits = placement.Fit(node.Cards, pod.Request) == placement.Fits
 	}
 	c.room = d.room(pod)
 	if !pod.Tried && !pod.Created.IsZero() {
@@ -105,9 +108,7 @@ var rules = []rule{
 		return "the pod is held back by its scheduling gates: " + strings.Join(c.Gates, ", ")
 	}},
 	{InvalidGroup, func(c *podCase) bool { return c.wait.invalid() }, func(c *podCase) string { return c.wait.String() }},
-	{Nominated, func(c *podCase) bool { return c.nominated }, func(c *podCase) string {
-		return fmt.Sprintf("pods of lower priority are leaving %s to make room for it", c.NominatedNode)
-	}},
+	{Nominated, func(c *podCase) bool { return c.nominated && !c.callFailed() }, (*podCase).nominatedText},
 	{NoNode, roomIs(NoNode), func(c *podCase) string { return c.room.message + c.more() }},
 	{TooLarge, roomIs(TooLarge), func(c *podCase) string { return c.tooLarge() + c.more() }},
 	{Unhealthy, roomIs(Unhealthy), func(c *podCase) string { return c.room.message + c.more() }},
@@ -129,6 +130,13 @@ var rules = []rule{
 
 func roomIs(reason Reason) func(*podCase) bool {
 	return func(c *podCase) bool { return c.room.reason == reason }
+}
+
+func (c *podCase) nominatedText() string {
+	if c.nomineeFits {
+		return fmt.Sprintf("it is nominated to %s, which has GPU memory for it: pods of lower priority that use none may still be leaving", c.NominatedNode)
+	}
+	return fmt.Sprintf("pods of lower priority are leaving %s to make room for it", c.NominatedNode)
 }
 
 // notTried reports whether kube-scheduler has left the pod untried for too long. A pod for which no card has room can be far

@@ -173,7 +173,7 @@ func TestEligibleNodes(t *testing.T) {
 	tainted := node("tainted", gpu.GiB, card(0, 16, 0))
 	tainted.Object.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectNoSchedule}}
 	closed := node("closed", gpu.GiB, card(0, 64, 0))
-	closed.Closed = "the node is cordoned"
+	closed.Closed = "the node is not ready"
 	nodes := []Node{node("full", gpu.GiB, card(0, 16, 16)), tainted, closed, node("small", gpu.GiB, card(0, 4, 0))}
 	for want, p := range map[string]*Pod{
 		"full small": pod(8),

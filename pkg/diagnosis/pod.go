@@ -7,7 +7,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	schedulinghelper "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -37,9 +39,9 @@ type Pod struct {
 
 	// ungated is true if the pod was created with scheduling gates, has none any more, and has not been tried since.
 	ungated bool
-	// asks are the containers' requests, in words if there are several; written is the request as its owner may have written
-	// it ("2Gi").
-	asks, written string
+	// asks are the containers' requests, in words if several add up to the pod's. largest is the largest of them.
+	asks    string
+	largest containerRequest
 	// constraints are the required constraints on nodes, and affinity the same for matching.
 	constraints corev1.PodSpec
 	affinity    nodeaffinity.RequiredNodeAffinity
@@ -56,7 +58,7 @@ func NewPod(pod *corev1.Pod) *Pod {
 		Scheduler: scheduler, Message: fmt.Sprintf("scheduler %q has not tried it yet", scheduler),
 		Created: pod.CreationTimestamp.Time, constraints: constraints.Spec, affinity: nodeaffinity.GetRequiredNodeAffinity(constraints),
 	}
-	p.asks, p.written = amounts(pod)
+	p.asks, p.largest = amounts(pod)
 	for _, gate := range pod.Spec.SchedulingGates {
 		p.Gates = append(p.Gates, gate.Name)
 	}
@@ -79,6 +81,13 @@ func NewPod(pod *corev1.Pod) *Pod {
 		p.roomKey += " " + string(p.UID)
 	}
 	return p
+}
+
+// toleratesCordon reports whether the pod can use cordoned nodes, as pods of a DaemonSet can (k8s.io/kubernetes
+// pkg/scheduler/framework/plugins/nodeunschedulable).
+func (p *Pod) toleratesCordon() bool {
+	taint := &corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
+	return schedulinghelper.TolerationsTolerateTaint(klog.Background(), p.constraints.Tolerations, taint, true)
 }
 
 // excludes returns by which of its constraints the pod excludes a node.

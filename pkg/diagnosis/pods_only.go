@@ -46,8 +46,8 @@ func reportedRoom(pod *Pod) room {
 	for _, reported := range reportedReasons {
 		if strings.Contains(rejected.text, reported.text) {
 			made.reason = reported.reason
-			if made.reason != WaitsForGroup && strings.HasSuffix(pod.written, "i") { // As in "2Gi".
-				made.message += fmt.Sprintf("; the request %s is %s units: write a plain number", pod.written, pod.Request)
+			if made.reason != WaitsForGroup && strings.HasSuffix(pod.largest.written, "i") { // As in "2Gi".
+				made.message += fmt.Sprintf("; the request %s is %s units: write a plain number", pod.largest.written, pod.largest.amount)
 			}
 			return made
 		}

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -154,29 +153,49 @@ func kindOf(pod *corev1.Pod, key string) string {
 	return ""
 }
 
-// amounts returns the requests of the pod's containers in words, if several ask for GPU memory at the same time, and the
-// largest request as the API server stores it.
-func amounts(pod *corev1.Pod) (asks, written string) {
+// containerRequest is the request of a container.
+type containerRequest struct {
+	container string
+	amount    gpu.Memory
+	// written is the amount as the API server stores it, such as "2Gi".
+	written string
+}
+
+// amounts returns the requests of the pod's containers in words, if several ask for GPU memory at the same time and the pod
+// for their sum, and the largest request of any container.
+func amounts(pod *corev1.Pod) (asks string, largest containerRequest) {
 	var parts []string
-	var largest resource.Quantity
-	for i := range pod.Spec.Containers {
-		container := &pod.Spec.Containers[i]
-		if request := protocol.ContainerRequest(container); request > 0 {
-			parts = append(parts, fmt.Sprintf("%s (%s)", container.Name, request))
+	var sum gpu.Memory
+	add := func(container *corev1.Container, runs bool) {
+		request := protocol.ContainerRequest(container)
+		if request == 0 {
+			return
 		}
-		for _, list := range [...]corev1.ResourceList{container.Resources.Limits, container.Resources.Requests} {
-			if quantity := list[protocol.ResourceMemory]; quantity.Cmp(largest) > 0 {
-				largest = quantity
+		if request > largest.amount {
+			quantity, limited := container.Resources.Limits[protocol.ResourceMemory]
+			if !limited {
+				quantity = container.Resources.Requests[protocol.ResourceMemory]
 			}
+			largest = containerRequest{container.Name, request, quantity.String()}
+		}
+		if runs {
+			parts, sum = append(parts, fmt.Sprintf("%s (%s)", container.Name, request)), sum.Add(request)
 		}
 	}
-	if n := len(parts); n > 1 {
+	for i := range pod.Spec.Containers {
+		add(&pod.Spec.Containers[i], true)
+	}
+	for i := range pod.Spec.InitContainers {
+		policy := pod.Spec.InitContainers[i].RestartPolicy // Of a sidecar, which keeps running.
+		add(&pod.Spec.InitContainers[i], policy != nil && *policy == corev1.ContainerRestartPolicyAlways)
+	}
+	if n := len(parts); n > 1 && sum == protocol.PodRequest(pod) {
 		asks = strings.Join(parts[:n-1], ", ") + " and " + parts[n-1]
 		if n > maxNames {
 			asks = fmt.Sprint(n)
 		}
 	}
-	return asks, largest.String()
+	return asks, largest
 }
 
 // tooLarge explains the request of a pod for which no card is large enough.
@@ -193,16 +212,16 @@ func (c *podCase) tooLarge() string {
 	return fmt.Sprintf("no card is large enough for %s: %s", request, c.room.message)
 }
 
-// certainlyBytes is how many times larger than the largest card a request is that must have been meant in bytes.
-const certainlyBytes = 1 << 20
+// certainlyBytes is a request in units that must have been meant in bytes: no card has as many units.
+const certainlyBytes = 100_000_000
 
-// quantityMistake returns the request and what to write instead, if it was meant in bytes: "2Gi" is 2147483648 units. The API
-// server stores the suffixes Ki, Mi, Gi and so on as they were written, except that it chooses the largest that leaves a whole
-// number.
+// quantityMistake returns the request and what to write instead, if the largest request of a container was meant in bytes: "2Gi"
+// is 2147483648 units. The API server stores the suffixes Ki, Mi, Gi and so on as they were written, except that it chooses the
+// largest that leaves a whole number.
 func (c *podCase) quantityMistake() (text string, found bool) {
-	unit, suffix := c.room.unit, ""
+	unit, amount, suffix := c.room.unit, c.largest.amount, ""
 	for _, s := range []string{"Ki", "Mi", "Gi", "Ti", "Pi", "Ei"} {
-		if strings.HasSuffix(c.written, s) {
+		if strings.HasSuffix(c.largest.written, s) {
 			suffix = s
 		}
 	}
@@ -210,14 +229,18 @@ func (c *podCase) quantityMistake() (text string, found bool) {
 	if unit != gpu.MiB && unit != gpu.GiB {
 		units = fmt.Sprintf("%s units of %s", c.Request, unit)
 	}
-	meant := (c.Request-1)/gpu.Memory(max(unit, 1)) + 1 // Rounded up, as bytes.
+	where := ""
+	if amount != c.Request {
+		where = " in container " + c.largest.container
+	}
+	meant := (amount-1)/gpu.Memory(max(unit, 1)) + 1 // Rounded up, as bytes.
 	switch {
 	case suffix == "Ki":
-		return fmt.Sprintf("%s (write the number of units, without Ki)", units), true
+		return fmt.Sprintf("%s (write the number of units%s, without Ki)", units, where), true
 	case suffix != "":
-		return fmt.Sprintf("%s (write %s, without %s)", units, meant, suffix), true
-	case c.Request%certainlyBytes == 0, c.Request/certainlyBytes >= c.room.largest:
-		return fmt.Sprintf("%s (write %s, if bytes were meant)", units, meant), true
+		return fmt.Sprintf("%s (write %s%s, without %s)", units, meant, where, suffix), true
+	case amount >= certainlyBytes, amount > 0 && amount%(1<<20) == 0:
+		return fmt.Sprintf("%s (write %s%s, if bytes were meant)", units, meant, where), true
 	}
 	return "", false
 }

@@ -51,8 +51,8 @@ node-a  GPU1 is unhealthy: Xid 79: fell off the bus
 node-a  pods whose card is not known hold 8 (GiB)
 node-b  the node offers nvidia.com/gpu and aliyun.com/gpu-mem at once, which exclude each other
 node-c  the node is not ready
-node-c  the node is cordoned
 node-c  the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable
+node-c  the node is cordoned
 
 Pending Pods:
 NAMESPACE  NAME     REQUEST  CAUSE                  WHY

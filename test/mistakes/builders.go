@@ -75,6 +75,28 @@ func containers(amounts ...int64) fake.PodEdit {
 	}
 }
 
+// binary replaces the amount of a container by one as its owner wrote it.
+func binary(container int, amount string) fake.PodEdit {
+	return func(p *corev1.Pod) {
+		p.Spec.Containers[container].Resources.Limits = corev1.ResourceList{protocol.ResourceMemory: resource.MustParse(amount)}
+	}
+}
+
+// initContainer adds an init container.
+func initContainer(name string, amount int64) fake.PodEdit {
+	return func(p *corev1.Pod) {
+		p.Spec.InitContainers = append(p.Spec.InitContainers, corev1.Container{
+			Name: name, Resources: corev1.ResourceRequirements{Limits: fake.Amount(protocol.ResourceMemory, amount)},
+		})
+	}
+}
+
+func tolerates(key string) fake.PodEdit {
+	return func(p *corev1.Pod) {
+		p.Spec.Tolerations = append(p.Spec.Tolerations, corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists})
+	}
+}
+
 func label(key, value string) fake.PodEdit {
 	return func(p *corev1.Pod) { metav1.SetMetaDataLabel(&p.ObjectMeta, key, value) }
 }

@@ -29,6 +29,12 @@ func requests() []Mistake {
 			Cause: diagnosis.TooLarge, Words: "no card is large enough for 2147483648 units of 1 MiB (write 2048, without Gi): the largest has 8000 MiB, on n1"},
 		{Name: "an amount in bytes", Nodes: two(), Pods: list(pod("p", 2147483648)), Pod: "p",
 			Cause: diagnosis.TooLarge, Words: "no card is large enough for 2147483648 units of 1 MiB (write 2048, if bytes were meant): the largest has 8000 MiB, on n1"},
+		{Name: "an amount in decimal gigabytes", Nodes: two(), Pods: list(pod("p", 0, memory("2G"))), Pod: "p",
+			Cause: diagnosis.TooLarge, Words: "no card is large enough for 2000000000 units of 1 MiB (write 1908, if bytes were meant): the largest has 8000 MiB, on n1"},
+		{Name: "the suffix Gi in one of two containers", Nodes: two(), Pods: list(pod("p", 0, containers(500, 2<<30), binary(1, "2Gi"))), Pod: "p",
+			Cause: diagnosis.TooLarge, Words: "no card is large enough for 2147484148 units of 1 MiB (write 2048 in container b, without Gi): the largest has 8000 MiB, on n1"},
+		{Name: "an init container that asks for more than a card has", Nodes: two(), Pods: list(pod("p", 0, containers(5000, 2000), initContainer("load", 9000))), Pod: "p",
+			Cause: diagnosis.TooLarge, Words: "no card is large enough for 9000 MiB: the largest has 8000 MiB, on n1"},
 		{Name: "more than a card has", Nodes: two(), Pods: list(pod("p", 9000)), Pod: "p",
 			Cause: diagnosis.TooLarge, Words: "no card is large enough for 9000 MiB: the largest has 8000 MiB, on n1"},
 		{Name: "two containers that together ask for more than a card has", Nodes: two(), Pods: list(pod("p", 0, containers(5000, 4000))), Pod: "p",
@@ -96,6 +102,11 @@ func cluster() []Mistake {
 			Cause: diagnosis.SchedulerError, Words: `kube-scheduler reports an error, and tries the pod again: binding the pod: admission webhook "x" denied the request`},
 		{Name: "a cordoned node", Nodes: closed(func(n *corev1.Node) { n.Spec.Unschedulable = true }), Pods: list(pod("p", 2000, rejected("2 node(s) were unschedulable"))), Pod: "p",
 			Cause: diagnosis.NoNode, Words: "no node that shares GPU memory can take the pod; n1: the node is cordoned"},
+		{Name: "a cordoned node that the pod tolerates, and no room", Nodes: closed(func(n *corev1.Node) {
+			n.Spec.Unschedulable = true
+			n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}}
+		}), Pods: list(pod("p", 4000, pinned("n1"), tolerates(corev1.TaintNodeUnschedulable)), pod("u", 5000, fake.Bound("n1", 0))), Pod: "p",
+			Cause: diagnosis.Full, Words: "the cards that are large enough are taken: the largest free piece is 3000 MiB, on n1"},
 		{Name: "a node that isn't ready", Nodes: closed(func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown }), Pods: list(pod("p", 2000)), Pod: "p",
 			Cause: diagnosis.NoNode, Words: "no node that shares GPU memory can take the pod; n1: the node is not ready"},
 		{Name: "the device plugin is gone", Nodes: closed(func(n *corev1.Node) {
@@ -122,6 +133,11 @@ func cluster() []Mistake {
 			Cause: diagnosis.KeptForNominated, Words: "n2 has room for it, 8000 MiB on one card, but keeps it for default/high, which is nominated to that node"},
 		{Name: "pods leave for a nominated pod", Nodes: two()[1:], Pods: list(pod("p", 6000, fake.Nominated("n2"), fake.Priority(100)), pod("low", 8000, fake.Bound("n2", 0), terminating(time.Second))), Pod: "p",
 			Cause: diagnosis.Nominated, Words: "pods of lower priority are leaving n2 to make room for it"},
+		{Name: "pods have left for a nominated pod", Nodes: two()[1:], Pods: list(pod("p", 6000, fake.Nominated("n2"), fake.Priority(100))), Pod: "p",
+			Cause: diagnosis.Nominated, Words: "it is nominated to n2, which has GPU memory for it: pods of lower priority that use none may still be leaving"},
+		{Name: "pods have left for a nominated pod, and the extender is down", Nodes: two()[1:],
+			Pods: list(pod("p", 6000, fake.Nominated("n2"), fake.Priority(100), failed(`Post "`+url+`filter": dial tcp 10.96.0.5:12345: connect: connection refused`))), Pod: "p",
+			Cause: diagnosis.SchedulerError, Words: "the extender does not answer kube-scheduler's filter call: dial tcp 10.96.0.5:12345: connect: connection refused"},
 		{Name: "memory is kept for a group", Nodes: two(), Pods: list(pod("p", 4000, rejected("1 Insufficient aliyun.com/gpu-mem, 1 free GPU memory is kept for group default/train.v1"))), Pod: "p",
 			Cause: diagnosis.KeptForGroup, Words: "n1 has room for it, 8000 MiB on one card, but free GPU memory is kept for group default/train.v1, which has waited long"},
 		{Name: "a node with NVIDIA's device plugin too", Nodes: closed(func(n *corev1.Node) {
