@@ -17,6 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver/fake"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -396,15 +397,16 @@ func TestUnknownMember(t *testing.T) {
 
 // The lease lapses between two ticks and is renewed: what is to be done meanwhile is kept.
 func TestEffectsWaitForTheLease(t *testing.T) {
-	g := startGang(t, GangOptions{})
-	late := member(gangSize, 7)
-	g.server.Set(late)
-	g.filter(late, "n1")
-	g.standby.Store(true)
-	g.publish(late)
-	g.await("the member", func() bool { _, known := g.groups.manager.GangOf("uid-job-7"); return known })
-	g.groups.act()
-	if !g.groups.manager.TakeEffects().Requeue {
+	now := time.Unix(1_800_000_000, 0)
+	manager := gang.New(gang.Options{Ledger: ledger.New(), Observer: &fake.Observer{}})
+	manager.StartLeading(now)
+	for _, uid := range []gpu.PodUID{"a", "b"} {
+		manager.SetMember(gang.Member{Pod: gpu.Pod{UID: uid, Request: 8}, Gang: gang.Key{Name: "job"}, Size: 2}, now)
+		manager.Filter(uid, []string{"n1"}, now)
+	}
+	g := &groups{manager: manager, leading: func() error { return errors.New("the lease has lapsed") }}
+	g.act()
+	if !manager.TakeEffects().Requeue {
 		t.Error("the requeue is lost")
 	}
 }
