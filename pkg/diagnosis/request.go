@@ -43,7 +43,7 @@ func misspelledResource(pod *corev1.Pod) (problem string, found bool) {
 			}
 			if len(unknown) > 0 {
 				name := slices.Min(unknown)
-				text := fmt.Sprintf("container %s asks for %s, which no node offers", containers[i].Name, name)
+				text := fmt.Sprintf("container %s asks for %s, which gpushare doesn't know", containers[i].Name, name)
 				if meant := nearest(name); meant != "" {
 					text += ": write " + meant
 				}

@@ -7,7 +7,7 @@ import (
 )
 
 // OveruseLife is how long a report of over-use counts. The device plugin renews it well before, as long as the over-use lasts.
-const OveruseLife = 5 * time.Minute
+const OveruseLife = 3 * time.Minute
 
 // Overuse is the value of a pod's AnnotationOveruse, in JSON. Amounts are in MiB, rounded down.
 type Overuse struct {
