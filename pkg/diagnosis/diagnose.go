@@ -181,12 +181,20 @@ func (c *podCase) otherConstraint() bool {
 		return false
 	}
 	rejection, rejected := rejectionIn(c.Message)
-	return rejected && !rejection.forMemory
+	if !rejected {
+		return c.Tried && !c.Failed // A text that is not kube-scheduler's list of nodes says nothing about GPU memory.
+	}
+	return !rejection.forMemory
 }
 
 func (c *podCase) otherConstraintText() string {
-	rejection, _ := rejectionIn(c.Message)
-	return fmt.Sprintf("%s, but kube-scheduler rejects the pod: %s", c.room.has, shorten(rejection.text)) + c.waitText()
+	scheduler, text := "kube-scheduler", ""
+	if rejection, rejected := rejectionIn(c.Message); rejected {
+		text = rejection.text
+	} else {
+		scheduler, text = fmt.Sprintf("scheduler %q", c.Scheduler), c.Message
+	}
+	return fmt.Sprintf("%s, but %s rejects the pod: %s", c.room.has, scheduler, shorten(text)) + c.waitText()
 }
 
 // waits reports whether the pod waits for its group, rather than for memory: kube-scheduler doesn't try a member for which the
@@ -203,9 +211,6 @@ func (c *podCase) keptForGroup() bool {
 func (c *podCase) fitsText() string {
 	if !c.Tried {
 		return c.room.has + ": kube-scheduler has not tried it yet"
-	}
-	if _, rejected := rejectionIn(c.Message); !rejected {
-		return fmt.Sprintf("%s, and kube-scheduler's last message is: %s", c.room.has, shorten(c.Message))
 	}
 	return c.room.has + ": kube-scheduler found none at its last try, and tries the pod again"
 }

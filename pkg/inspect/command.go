@@ -44,6 +44,7 @@ const examples = `  # All nodes that share GPU memory, and their sum
 
   # The same with rights in one namespace only
   kubectl inspect gpushare --pending -n team-a
+
   # The memory that containers really use, those above their request first
   kubectl inspect gpushare --usage
 

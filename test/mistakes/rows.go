@@ -78,6 +78,9 @@ func requests() []Mistake {
 			Cause: diagnosis.OtherConstraint, Words: "n1 has room for it, 8000 MiB on one card, but kube-scheduler rejects the pod: 1 Insufficient cpu, 1 no GPU card has enough free memory"},
 		{Name: "a claim that doesn't exist", Nodes: two(), Pods: list(pod("p", 2000, rejected(`persistentvolumeclaim "data" not found`))), Pod: "p",
 			Cause: diagnosis.OtherConstraint, Words: `n1 has room for it, 8000 MiB on one card, but kube-scheduler rejects the pod: persistentvolumeclaim "data" not found`},
+		{Name: "another scheduler, which rejects the pod in words of its own", Nodes: two(), Pods: list(pod("p", 2000, scheduler("volcano"),
+			scheduled(corev1.PodReasonUnschedulable, "pod group is not ready, 1 Pending, 1 minAvailable"))), Pod: "p",
+			Cause: diagnosis.OtherConstraint, Words: `n1 has room for it, 8000 MiB on one card, but scheduler "volcano" rejects the pod: pod group is not ready, 1 Pending, 1 minAvailable`},
 		{Name: "memory that came free since kube-scheduler's last try", Nodes: two(), Pods: list(pod("p", 2000, rejected("1 Insufficient aliyun.com/gpu-mem, 1 Insufficient cpu, 1 node(s) had untolerated taint(s)"))), Pod: "p",
 			Cause: diagnosis.Fits, Words: "n1 has room for it, 8000 MiB on one card: kube-scheduler found none at its last try, and tries the pod again"},
 	}

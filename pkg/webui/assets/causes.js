@@ -16,7 +16,7 @@ const explanations = {
     "Look at the list of groups."],
   fits: ["wait", "A card has room, and kube-scheduler is about to try the pod.",
     "Wait some seconds. If it stays pending, the cause changes and says what prevents it."],
-  other_constraint: ["lack", "A card has room, but kube-scheduler rejects the pod for something else than GPU memory, such as CPU. Its message follows.",
+  other_constraint: ["lack", "A card has room, but the pod's scheduler rejects it for something else than GPU memory, such as CPU. Its message follows.",
     "Change what the message names."],
   kept_for_group: ["wait", "A card has room, but its memory is kept for a group that has waited long.",
     "Wait: the group is placed, or its reservation ends."],
