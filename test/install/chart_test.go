@@ -626,7 +626,7 @@ func TestMeasuredUse(t *testing.T) {
 	}
 }
 
-// TestIsolation: the plugin gets the machine's cgroups and CDI directories only where limits are possible.
+// TestIsolation: the plugin gets the machine's cgroups and CDI directory only where limits are possible.
 func TestIsolation(t *testing.T) {
 	h := newHelm(t, "")
 	for values, want := range map[string]struct{ mounts, flag bool }{
@@ -640,7 +640,7 @@ func TestIsolation(t *testing.T) {
 		for _, mount := range container.VolumeMounts {
 			writable[mount.MountPath] = !mount.ReadOnly
 		}
-		for path, write := range map[string]bool{"/sys/fs/cgroup": false, "/etc/cdi": false, "/var/run/cdi": true} {
+		for path, write := range map[string]bool{"/sys/fs/cgroup": false, "/var/run/cdi": true} {
 			if got, mounted := writable[path]; mounted != want.mounts || got != (write && want.mounts) {
 				t.Errorf("%q: %s is mounted %t, writable %t", values, path, mounted, got)
 			}

@@ -225,7 +225,7 @@ func (s *installation) testInstall(t *testing.T, filesBefore []string, heading, 
 		values = append([]string{
 			"images.extender.repository=gpushare.test/gpushare-extender", "images.extender.tag=one",
 			"images.devicePlugin.repository=gpushare.test/gpushare-device-plugin", "images.devicePlugin.tag=one",
-			"devicePlugin.runtimeClassName=nvidia", "devicePlugin.hostPID=true", "devicePlugin.isolationByLabel=true",
+			"devicePlugin.runtimeClassName=nvidia", "devicePlugin.hostPID=true",
 		}, values...)
 		const waitFlags = " --wait --timeout=2m"
 		s.shell.run(t, "", command(t, heading, 0, "helm install ")+waitFlags+" --set="+strings.Join(values, ","))
