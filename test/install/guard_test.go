@@ -8,12 +8,14 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -478,6 +480,48 @@ func (c *cluster) testQuantities(t *testing.T) {
 				t.Errorf("%s of container %s: got %v, want it rejected: %s", quantity, where, err, rejected)
 			}
 		}
+	}
+}
+
+// warnings keeps the warnings of the API server.
+type warnings struct{ texts []string }
+
+func (w *warnings) HandleWarningHeader(_ int, _ string, text string) { w.texts = append(w.texts, text) }
+
+// testGuardGroupKeys: a user who puts the keys of a group on a Job, where nothing reads them, is warned.
+func (c *cluster) testGuardGroupKeys(t *testing.T) {
+	keys := map[string]string{protocol.AnnotationGroupName: "train", protocol.AnnotationGroupSize: "2"}
+	for name, test := range map[string]struct {
+		job, template map[string]string
+		request       bool
+		want          string
+	}{
+		"on the Job only":           {keys, nil, true, "its pods belong to no group: the annotation " + protocol.AnnotationGroupName + " is on the Job itself, and must be in spec.template.metadata"},
+		"on both":                   {keys, keys, true, ""},
+		"on the template":           {nil, keys, true, ""},
+		"of pods without a request": {keys, nil, false, ""},
+	} {
+		t.Run("group keys "+name, func(t *testing.T) {
+			var got warnings
+			config := rest.CopyConfig(c.Config)
+			config.WarningHandler = &got
+			client, err := kubernetes.NewForConfig(config)
+			must(t, err)
+			pod := gpuPod("x", "none", 1)
+			if !test.request {
+				pod.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
+			}
+			pod.Spec.RestartPolicy = corev1.RestartPolicyNever
+			job := &batchv1.Job{
+				ObjectMeta: metav1.ObjectMeta{Name: "job", Annotations: test.job},
+				Spec:       batchv1.JobSpec{Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: test.template}, Spec: pod.Spec}},
+			}
+			_, err = client.BatchV1().Jobs(metav1.NamespaceDefault).Create(t.Context(), job, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			must(t, err)
+			if all := strings.Join(got.texts, "; "); !strings.HasSuffix(all, test.want) || (all == "") != (test.want == "") {
+				t.Errorf("warned %q, want %q", all, test.want)
+			}
+		})
 	}
 }
 
