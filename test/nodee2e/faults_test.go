@@ -159,6 +159,7 @@ func TestFaults(t *testing.T) {
 
 // testFailingCard: a card that fails keeps its pods and gets no others until it has recovered.
 func (s *scenario) testFailingCard() {
+	s.CheckLedger() // After a restart of the API server the extender sees late that the earlier pods are gone.
 	s.createAndWait(s.pods(8, 3)...)
 	before := s.onFirstCard()
 	// The deletion makes this card the best fit for the next pods.
@@ -191,7 +192,9 @@ func (s *scenario) testFailingCard() {
 	}
 }
 
-// waitHealth waits until the inventory lists a card as healthy, or as unhealthy.
+// waitHealth waits until the inventory lists a card as healthy, or as unhealthy, and the extender has seen that no card or one is
+// unhealthy. After a restart of the API server the extender's watch of nodes may pause for half a minute
+// (k8s.io/client-go tools/cache/reflector.go).
 func (s *scenario) waitHealth(card int, healthy bool) {
 	s.Helper()
 	s.Eventually(fmt.Sprintf("card %d is healthy: %t", card, healthy), func(ctx context.Context) error {
@@ -202,6 +205,13 @@ func (s *scenario) waitHealth(card int, healthy bool) {
 		inventory, err := protocol.ParseInventory(node.Annotations)
 		if err == nil && inventory.Cards[card].Healthy() != healthy {
 			err = fmt.Errorf("the inventory has %q", inventory.Cards[card].Unhealthy)
+		}
+		if err != nil {
+			return err
+		}
+		seen, err := s.Metrics(ctx, framework.MetricCards)
+		if unhealthy := seen[framework.Series(framework.MetricCards, "health", "unhealthy")]; err == nil && (unhealthy == 0) != healthy {
+			err = fmt.Errorf("the extender sees %v unhealthy cards", unhealthy)
 		}
 		return err
 	})
