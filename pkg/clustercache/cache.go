@@ -90,20 +90,14 @@ func (c *Cache) Pod(namespace, name string) (*PodInfo, bool) {
 }
 
 // PodsOn returns the pods that are bound to the node and have not ended, and the pending pods that are nominated to it.
-func (c *Cache) PodsOn(node string) []*PodInfo {
-	objects, _ := c.podInformer.GetIndexer().ByIndex(nodeIndex, node) // It can't fail, because the index exists.
-	pods := make([]*PodInfo, 0, len(objects))
-	for _, object := range objects {
-		if pod, ok := object.(*PodInfo); ok {
-			pods = append(pods, pod)
-		}
-	}
-	return pods
-}
+func (c *Cache) PodsOn(node string) []*PodInfo { return c.indexed(nodeIndex, node) }
 
 // Overusing returns the bound pods that use more GPU memory than they request, according to their annotations.
-func (c *Cache) Overusing() []*PodInfo {
-	objects, _ := c.podInformer.GetIndexer().ByIndex(overuseIndex, overuseIndex) // It can't fail, because the index exists.
+func (c *Cache) Overusing() []*PodInfo { return c.indexed(overuseIndex, overuseIndex) }
+
+// indexed returns the pods that an index has for a value.
+func (c *Cache) indexed(index, value string) []*PodInfo {
+	objects, _ := c.podInformer.GetIndexer().ByIndex(index, value) // It can't fail, because the index exists.
 	pods := make([]*PodInfo, 0, len(objects))
 	for _, object := range objects {
 		if pod, ok := object.(*PodInfo); ok {
