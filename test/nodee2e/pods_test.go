@@ -157,8 +157,10 @@ func (s *scenario) testStaticPod() {
 	s.waitConsistent()
 	framework.Must(s, s.node.kubelet.Restart(s.Context()))
 	s.waitCards(s)
-	// The static pod has no allocation: the node can be filled to the last unit.
-	s.createAndWait(append(s.pods(3, 15), s.pods(3, 1)...)...)
+	// The static pod has no allocation: the node can be filled to the last unit. The large pods come first: until the
+	// restarted kubelet has rejected the static pod, its units count, and the small pods would go to the other cards.
+	s.createAndWait(s.pods(3, 15)...)
+	s.createAndWait(s.pods(3, 1)...)
 	if used := s.used(); used != s.total() {
 		s.Errorf("the pods have %d of the node's %d", used, s.total())
 	}
