@@ -156,8 +156,8 @@ func (o *options) validate() error {
 	if o.groups && (o.details || o.pending || o.watch || o.output == outputName || !o.scope.all()) {
 		return errors.New("--groups shows groups of pods: it can't be used with --details, --pending, --watch, -o name, node names or --selector")
 	}
-	if err := o.validateUsage(); err != nil {
-		return err
+	if o.usage && (o.details || o.pending || o.groups || o.output == outputName) {
+		return errors.New("--usage shows measured memory: it can't be used with --details, --pending, --groups or -o name")
 	}
 	if o.scope.selector != "" && len(o.scope.nodes) > 0 {
 		return errors.New("nodes can be selected by name or by --selector, not by both")
