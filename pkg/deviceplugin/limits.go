@@ -1,7 +1,6 @@
 package deviceplugin
 
 import (
-	"maps"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +19,7 @@ type limitWatch struct {
 	pods    *podSource
 	events  events.EventRecorder
 	metrics *metrics
+	// changed is called for each pod whose annotation may have to change.
 	changed func(gpu.PodUID)
 
 	// mu guards the fields below.
@@ -31,11 +31,11 @@ type limitWatch struct {
 }
 
 // Isolation returns what is known about the limits of a pod; ok is false if nothing is.
-func (w *limitWatch) Isolation(uid gpu.PodUID) (isolation protocol.PodIsolation, ok bool) {
+func (w *limitWatch) Isolation(uid gpu.PodUID) (state protocol.PodIsolation, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	isolation, ok = w.found[uid]
-	return isolation, ok
+	state, ok = w.found[uid]
+	return state, ok
 }
 
 // Check reports the limits that are not in force.
@@ -74,7 +74,7 @@ func (w *limitWatch) Check(report protocol.Usage) {
 
 // report sends an Event for each pod with a new problem, and has the annotations of changed pods written.
 func (w *limitWatch) report(before, now map[gpu.PodUID]protocol.PodIsolation) {
-	for uid, state := range maps.All(now) {
+	for uid, state := range now {
 		if state == before[uid] {
 			continue
 		}

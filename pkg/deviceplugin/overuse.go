@@ -19,6 +19,7 @@ type overuseWatch struct {
 	record  *allocation.Record
 	events  events.EventRecorder
 	metrics *metrics
+	// changed is called for each pod whose annotation may have to change.
 	changed func(gpu.PodUID)
 	tracker *usage.Overuse
 
