@@ -62,7 +62,7 @@ func (w *overuseWatch) Check(measured protocol.Usage) {
 		pod, _ := w.pods.ByUID(uid)
 		if _, known := before[uid]; !known && pod.Overuse == "" {
 			w.events.Eventf(podReference(&pod), corev1.EventTypeWarning, eventOveruse,
-				"The pod uses %d MiB of GPU memory and requests %d MiB", report.Used, report.Requested)
+				"the pod uses %d MiB of GPU memory and requests %d MiB", report.Used, report.Requested)
 		}
 		if before[uid].At != report.At {
 			w.changed(uid)

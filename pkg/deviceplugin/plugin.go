@@ -89,6 +89,7 @@ func New(o Options) (*Plugin, error) {
 	if o.Client.Pods == nil || o.Client.Nodes == nil || o.Events == nil || o.NodeName == "" || o.Directory == "" {
 		return nil, errors.New("a device plugin needs a client, an event recorder, a node name and a directory")
 	}
+	o.Events = capitalized{o.Events}
 	p := &Plugin{options: o, cards: newCardState(), service: &service{
 		logger: klog.Background(), interval: time.Second, admitting: time.Second, ending: make(chan struct{}),
 	}}
