@@ -51,13 +51,19 @@ type capitalized struct{ events.EventRecorder }
 
 // Event implements EventRecorder.
 func (c capitalized) Event(object runtime.Object, kind, reason, text string) {
-	_, size := utf8.DecodeRuneInString(text)
-	c.EventRecorder.Event(object, kind, reason, strings.ToUpper(text[:size])+text[size:])
+	c.AnnotatedEventf(object, nil, kind, reason, "%s", text)
 }
 
 // Eventf implements EventRecorder.
 func (c capitalized) Eventf(object runtime.Object, kind, reason, format string, args ...any) {
-	c.Event(object, kind, reason, fmt.Sprintf(format, args...))
+	c.AnnotatedEventf(object, nil, kind, reason, format, args...)
+}
+
+// AnnotatedEventf implements EventRecorder.
+func (c capitalized) AnnotatedEventf(object runtime.Object, annotations map[string]string, kind, reason, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	_, size := utf8.DecodeRuneInString(text)
+	c.EventRecorder.AnnotatedEventf(object, annotations, kind, reason, "%s", strings.ToUpper(text[:size])+text[size:])
 }
 
 // reporter reports changes of the node's cards as Events on the node.
