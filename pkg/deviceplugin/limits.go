@@ -26,7 +26,7 @@ type limitWatch struct {
 	mu sync.Mutex
 	// found is what the last report says about each pod with a limit.
 	found map[gpu.PodUID]protocol.PodIsolation
-	// notRead are the containers whose limit could not be read in the last report: they may just have ended.
+	// notRead are the containers whose limit could not be read in the last report.
 	notRead map[allocation.ContainerKey]bool
 }
 
@@ -38,7 +38,9 @@ func (w *limitWatch) Isolation(uid gpu.PodUID) (state protocol.PodIsolation, ok 
 	return state, ok
 }
 
-// Check reports the limits that are not in force.
+// Check reports the limits that are not in force. The cgroup of a container that has ended is gone before the API server shows that,
+// so a limit that can't be read counts only the second time, and not for a pod that is being deleted: the kubelet reports the end of
+// such a pod's containers when all have ended.
 func (w *limitWatch) Check(report protocol.Usage) {
 	w.mu.Lock()
 	before := w.found
@@ -49,7 +51,8 @@ func (w *limitWatch) Check(report protocol.Usage) {
 			continue
 		}
 		uid, key := gpu.PodUID(row.UID), allocation.ContainerKey{UID: gpu.PodUID(row.UID), Name: row.Container}
-		if row.NotInForce == usage.ErrNotRead.Error() && !w.notRead[key] {
+		pod, _ := w.pods.ByUID(uid)
+		if row.NotInForce == usage.ErrNotRead.Error() && (pod.Leaving || !w.notRead[key]) {
 			notRead[key] = true
 			if last, ok := before[uid]; ok && found[uid].Mode == "" {
 				found[uid] = last
