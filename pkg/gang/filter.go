@@ -105,7 +105,7 @@ func (mgr *Manager) filter(r *run, m *member, nodes *candidates, now time.Time) 
 // knows, the member moves to another one.
 func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, nodes *candidates, now time.Time) FilterResult {
 	switch {
-	case mgr.rejectOnceMore(r.plan, pm, now):
+	case mgr.rejectOnceMore(r, pm, now):
 		mgr.requeue(pm.node)
 		return FilterResult{Reason: TimedOut}
 	case pm.node == "":

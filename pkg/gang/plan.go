@@ -261,7 +261,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	}
 	p := &plan{
 		members: make(map[gpu.PodUID]*plannedMember, len(n.members)),
-		made:    now, memory: n.memory, expires: now.Add(mgr.Patience), wholeCards: n.wholeCards,
+		made:    now, memory: n.memory, wholeCards: n.wholeCards,
 	}
 	r.plan, r.noRoomAt, r.wait = p, time.Time{}, Reason{}
 	for _, m := range n.members {
@@ -272,7 +272,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 		mgr.setPlace(m.UID, p.members[m.UID], places[i].Node)
 	}
 	mgr.move(r, placesReserved, PhasePlanned, now)
-	mgr.wake(r, p.expires)
+	mgr.extend(r, now)
 	mgr.requeueParked(r)
 	return Reason{}, true
 }
