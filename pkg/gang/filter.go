@@ -67,8 +67,9 @@ func (mgr *Manager) filter(r *run, m *member, nodes *candidates, now time.Time) 
 	case m.Problem != "":
 		return FilterResult{Reason: mgr.reportProblem(m)}
 	case r.size() == 0:
-		mgr.recordEvent(r, true, EventInvalid, r.disagree().Text)
-		return FilterResult{Reason: r.disagree()}
+		reason := r.disagree()
+		mgr.recordEvent(r, true, EventInvalid, reason.Text)
+		return FilterResult{Reason: reason}
 	case r.phase == PhaseEvicting:
 		return FilterResult{Reason: Evicting}
 	case r.phase == PhaseBinding:

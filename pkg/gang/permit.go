@@ -131,8 +131,7 @@ func (mgr *Manager) checkPlace(r *run, m *member, pm *plannedMember, now time.Ti
 	if pm.node == "" || mgr.Ledger.StillUsable(m.UID) {
 		return true
 	}
-	before := pm.node
-	if mgr.movePlace(m, pm, []string{before}, now) {
+	if mgr.movePlace(m, pm, []string{pm.node}, now) {
 		return true
 	}
 	if offer := r.offers[m.Template]; offer.known() && mgr.movePlace(m, pm, offer.nodes.names, now) {

@@ -422,10 +422,8 @@ func (mgr *Manager) checkPlan(r *run, m *member, now time.Time) {
 func (mgr *Manager) endPlan(r *run) *plan {
 	p := r.plan
 	r.plan, r.needs = nil, nil
-	for uid, pm := range p.all() {
-		node := pm.node
+	for uid, pm := range p.members {
 		mgr.setPlace(uid, pm, "")
-		pm.node = node
 	}
 	return p
 }
