@@ -73,6 +73,22 @@ func TestChoice(t *testing.T) {
 	}
 }
 
+// The message doesn't depend on the order in which a node selector's labels are looked up.
+func TestEqualChoices(t *testing.T) {
+	var nodes []Node
+	for _, name := range []string{"a", "b", "c", "d"} {
+		nodes = append(nodes, node(name, gpu.GiB, card(0, 16, 0)))
+	}
+	nodes[0].Object.Labels["x"], nodes[1].Object.Labels["y"] = "1", "1"
+	p := pod(1, func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"x": "1", "y": "1"} })
+	const want = "no node that shares GPU memory can take the pod; a, b, c and 1 more: excluded by the pod's node selector (x=1,y=1)"
+	for range 30 {
+		if got := NewDiagnoser(nodes, nil, now).Diagnose(p, nil).Message; got != want {
+			t.Fatalf("%q, want %q", got, want)
+		}
+	}
+}
+
 // A rejection names three nodes and counts the others.
 func TestRejectedNodes(t *testing.T) {
 	var nodes []Node
