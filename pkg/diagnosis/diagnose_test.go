@@ -178,7 +178,7 @@ func TestEligibleNodes(t *testing.T) {
 	for want, p := range map[string]*Pod{
 		"full small": pod(8),
 		"small":      pod(8, func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": "small"} }),
-		"full tainted small": pod(8, func(p *corev1.Pod) {
+		"full tainted closed small": pod(8, func(p *corev1.Pod) {
 			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 		}),
 	} {

@@ -33,8 +33,9 @@ var nodesBefore = regexp.MustCompile(`(?:^|, )(\d+) `)
 type rejection struct {
 	// text are the reasons, without the number of all nodes and what preemption found.
 	text string
-	// forMemory is true if each node was rejected for GPU memory, for its group, or for a reason that a Diagnoser checks itself.
-	forMemory bool
+	// others are the reasons of nodes that were rejected neither for GPU memory or the pod's group, nor for what a Diagnoser checks
+	// itself; empty if there are none.
+	others string
 }
 
 // rejectionIn returns the rejection in kube-scheduler's message; false if the message is none.
@@ -45,6 +46,7 @@ func rejectionIn(message string) (rejection, bool) {
 	}
 	unexplained, _ := strconv.Atoi(match[1])
 	text := match[2]
+	var others []string
 	counts := nodesBefore.FindAllStringSubmatchIndex(text, -1)
 	for i, at := range counts {
 		end := len(text)
@@ -54,9 +56,17 @@ func rejectionIn(message string) (rejection, bool) {
 		// No node has two of these reasons: the extender isn't called for a node that lacks GPU memory in sum.
 		if nodes, _ := strconv.Atoi(text[at[2]:at[3]]); aboutMemory(text[at[1]:end]) || checkedHere(text[at[1]:end]) {
 			unexplained -= nodes
+		} else {
+			others = append(others, text[at[2]:end])
 		}
 	}
-	return rejection{text: text, forMemory: len(counts) > 0 && unexplained <= 0}, true
+	switch {
+	case unexplained <= 0 && len(counts) > 0: // A node that lacks GPU memory can have other reasons too.
+		return rejection{text: text}, true
+	case len(others) == 0:
+		return rejection{text, text}, true
+	}
+	return rejection{text, strings.Join(others, ", ")}, true
 }
 
 const insufficientMemory = "Insufficient " + string(protocol.ResourceMemory)

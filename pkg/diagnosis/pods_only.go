@@ -55,7 +55,7 @@ func reportedRoom(pod *Pod) room {
 	switch {
 	case pod.Failed:
 		made.reason = SchedulerError
-	case rejected.forMemory:
+	case rejected.text != "" && rejected.others == "":
 		made.reason = NoNode
 	}
 	return made
