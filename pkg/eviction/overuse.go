@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
@@ -195,6 +196,8 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 		o.Recorder.Event(apiserver.Reference(v.pod.Pod), corev1.EventTypeWarning, EventOveruseEvicted, fmt.Sprintf(
 			"Evicted from GPU card %d of node %s: it uses %d MiB and requests %d MiB, and other pods can't get what they request", v.card, v.node, v.use.Used, v.use.Requested))
 		return true
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return true // The pod is gone without an eviction, which the watch will show soon.
 	case answered(err):
 		o.requested = ""
 		o.spared.extend(v.pod.UID, o.Clock.Now(), firstPause, longestPause)
