@@ -69,11 +69,13 @@ func rejectionIn(message string) (rejection, bool) {
 	return rejection{text, strings.Join(others, ", ")}, true
 }
 
-const insufficientMemory = "Insufficient " + string(protocol.ResourceMemory)
+// InsufficientMemory is kube-scheduler's reason for nodes that lack GPU memory in sum (k8s.io/kubernetes
+// pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest).
+const InsufficientMemory = "Insufficient " + string(protocol.ResourceMemory)
 
 // aboutMemory reports whether the reason is one of the extender's, or kube-scheduler's that a node lacks GPU memory.
 func aboutMemory(reason string) bool {
-	return reason == insufficientMemory || strings.HasPrefix(reason, reasonPrefix) || placement.IsText(reason)
+	return reason == InsufficientMemory || strings.HasPrefix(reason, reasonPrefix) || placement.IsText(reason)
 }
 
 // checkedHere reports whether the reason is one that Node.rejection checks (the constants of the plugins TaintToleration,

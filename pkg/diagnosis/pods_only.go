@@ -27,7 +27,7 @@ var reportedReasons = []struct {
 	{reasonPrefix, WaitsForGroup},
 	{placement.Fragmented.String(), Fragmented},
 	{placement.Full.String(), Full},
-	{insufficientMemory, Full},
+	{InsufficientMemory, Full},
 	{placement.Unhealthy.String(), Unhealthy},
 	{placement.TooLarge.String(), TooLarge},
 }

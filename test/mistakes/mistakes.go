@@ -4,6 +4,7 @@ package mistakes
 
 import (
 	"regexp"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,6 +28,23 @@ type Mistake struct {
 	Cause diagnosis.Reason
 	// Words is the whole message. Compare it with Comparable of what a view says.
 	Words string
+}
+
+// Want returns what a view must say: the diagnosis, or Words without a reason for a pod that isn't listed as pending.
+func (m Mistake) Want() diagnosis.Diagnosis {
+	return diagnosis.Diagnosis{Reason: m.Cause, Message: m.Words}
+}
+
+// Subject returns the pod that has the mistake.
+func (m Mistake) Subject() *corev1.Pod {
+	return m.Pods[slices.IndexFunc(m.Pods, func(p *corev1.Pod) bool { return p.Name == m.Pod })]
+}
+
+// Diagnose returns the diagnosis of Subject by the objects and Wait.
+func (m Mistake) Diagnose() diagnosis.Diagnosis {
+	d := diagnosis.FromObjects(m.Nodes, m.Pods, Now).Diagnose(diagnosis.NewPod(m.Subject()), m.Wait)
+	d.Message = Comparable(d.Message)
+	return d
 }
 
 // Now is the time at which the mistakes are looked for.
