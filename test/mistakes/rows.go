@@ -25,13 +25,13 @@ func taken(more ...*corev1.Pod) []*corev1.Pod {
 // requests are the mistakes in a pod's own spec.
 func requests() []Mistake {
 	return []Mistake{
-		{Name: "an amount with the suffix Gi", Nodes: two(), Pods: list(pod("p", 0, memory("2Gi"))), Pod: "p",
+		{Name: "an amount with the suffix Gi", Nodes: two(), Pods: list(pod("p", 0, memory(0, "2Gi"))), Pod: "p",
 			Cause: diagnosis.TooLarge, Words: "no card is large enough for 2147483648 units of 1 MiB (write 2048, without Gi): the largest has 8000 MiB, on n1"},
 		{Name: "an amount in bytes", Nodes: two(), Pods: list(pod("p", 2147483648)), Pod: "p",
 			Cause: diagnosis.TooLarge, Words: "no card is large enough for 2147483648 units of 1 MiB (write 2048, if bytes were meant): the largest has 8000 MiB, on n1"},
-		{Name: "an amount in decimal gigabytes", Nodes: two(), Pods: list(pod("p", 0, memory("2G"))), Pod: "p",
+		{Name: "an amount in decimal gigabytes", Nodes: two(), Pods: list(pod("p", 0, memory(0, "2G"))), Pod: "p",
 			Cause: diagnosis.TooLarge, Words: "no card is large enough for 2000000000 units of 1 MiB (write 1908, if bytes were meant): the largest has 8000 MiB, on n1"},
-		{Name: "the suffix Gi in one of two containers", Nodes: two(), Pods: list(pod("p", 0, containers(500, 2<<30), binary(1, "2Gi"))), Pod: "p",
+		{Name: "the suffix Gi in one of two containers", Nodes: two(), Pods: list(pod("p", 0, containers(500, 2<<30), memory(1, "2Gi"))), Pod: "p",
 			Cause: diagnosis.TooLarge, Words: "no card is large enough for 2147484148 units of 1 MiB (write 2048 in container b, without Gi): the largest has 8000 MiB, on n1"},
 		{Name: "an init container that asks for more than a card has", Nodes: two(), Pods: list(pod("p", 0, containers(5000, 2000), initContainer("load", 9000))), Pod: "p",
 			Cause: diagnosis.TooLarge, Words: "no card is large enough for 9000 MiB, which its init container load asks for: the largest has 8000 MiB, on n1"},
@@ -45,7 +45,7 @@ func requests() []Mistake {
 			Words: "container main asks for aliyun.com/gpu-memory, which gpushare doesn't know: write aliyun.com/gpu-mem"},
 		{Name: "a resource of another project", Nodes: two(), Pods: list(pod("p", 0, limits(map[corev1.ResourceName]string{"aliyun.com/gpu-core.percentage": "50"}))), Pod: "p",
 			Words: "container main asks for aliyun.com/gpu-core.percentage, which gpushare doesn't know"},
-		{Name: "the amount 0", Nodes: two(), Pods: list(pod("p", 0, memory("0"), fake.On("n1"))), Pod: "p",
+		{Name: "the amount 0", Nodes: two(), Pods: list(pod("p", 0, memory(0, "0"), fake.On("n1"))), Pod: "p",
 			Words: "the pod asks for 0 of aliyun.com/gpu-mem, so it gets no card"},
 		{Name: "a number of cards alone", Nodes: two(), Pods: list(pod("p", 0, limits(map[corev1.ResourceName]string{protocol.ResourceCount: "1"}))), Pod: "p",
 			Words: "aliyun.com/gpu-count alone reserves neither memory nor a card: ask for aliyun.com/gpu-mem"},
