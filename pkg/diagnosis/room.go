@@ -106,9 +106,8 @@ type room struct {
 	message string
 	// has is, for Fits, the part of the message that names the node that has room.
 	has string
-	// unit and largest are, for TooLarge, those of the largest card.
-	unit    gpu.Unit
-	largest gpu.Memory
+	// unit is, for TooLarge, that of the node with the largest card.
+	unit gpu.Unit
 }
 
 // cardReasons are the reasons that depend on a node's cards, the best one first: the pod's reason is the best one of any node.
@@ -348,8 +347,8 @@ func (s *summary) room(reason Reason, now time.Time, rejected string) room {
 		}
 	case TooLarge:
 		f = s.largest
-		made.unit, made.largest = f.node.Unit, f.totals.Largest
-		made.message = fmt.Sprintf("the largest has %s, on %s", made.unit.Format(made.largest), f.node.Object.Name)
+		made.unit = f.node.Unit
+		made.message = fmt.Sprintf("the largest has %s, on %s", made.unit.Format(f.totals.Largest), f.node.Object.Name)
 	}
 	made.message += rejected
 	return made
