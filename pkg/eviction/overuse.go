@@ -56,16 +56,7 @@ func NewOverusers(o Options, cache OveruseCache) *Overusers {
 
 // Run evicts pods as needed until ctx ends.
 func (o *Overusers) Run(ctx context.Context) error {
-	ticker := o.Clock.NewTicker(overuseInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C():
-		}
-		o.step(ctx)
-	}
+	return every(ctx, o.Clock, overuseInterval, o.step)
 }
 
 // step makes at most one eviction.
