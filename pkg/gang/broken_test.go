@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
 // newBrokenScene lets two of four binds succeed; the results of the others are lost or they fail.
@@ -69,6 +70,23 @@ func TestLostAnswer(t *testing.T) {
 	s.wait(10 * testPatience)
 	s.wantPhase(PhaseRunning)
 	s.wantNoEviction()
+}
+
+// TestLastPlaceLost: the last member's place is gone when kube-scheduler makes its bind call again, long after the plan. The
+// member doesn't return to the place that it gets instead, and the run doesn't wait for it longer than the patience.
+func TestLastPlaceLost(t *testing.T) {
+	s := newBrokenScene(t, BindUnconfirmed)
+	last := s.held[0]
+	s.wait(2 * testPatience)
+	s.ledger.SetNode(last.node, ledger.NodeSpec{Unit: gpu.GiB})
+	if _, reason := s.manager.RequestPermit(last.pod.UID, last.node, s.now); reason == nil || *reason != Changed {
+		t.Fatalf("rejected: %v, want %v", reason, Changed)
+	}
+	s.done(2, BindSucceeded)
+	s.wait(testPatience - time.Second)
+	s.wantPhase(PhaseBinding)
+	s.wait(2 * time.Second)
+	s.wantPhase(PhaseBroken)
 }
 
 // TestFrozenProcess: while the process is frozen, nothing is known of the API server, so that isn't patience.

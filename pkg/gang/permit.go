@@ -138,6 +138,9 @@ func (mgr *Manager) checkPlace(r *run, m *member, pm *plannedMember, now time.Ti
 		if pm.permit != nil {
 			mgr.unhold(r.plan, pm).reject(Changed)
 		}
+		if r.plan.isOpen() { // The plan's alarm may have gone off while the call was held.
+			mgr.extend(r, now)
+		}
 		return false
 	}
 	if r.plan.isOpen() {
