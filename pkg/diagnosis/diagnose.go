@@ -58,7 +58,11 @@ func (d *Diagnoser) Diagnose(pod *Pod, wait *GroupWait) Diagnosis {
 			return Diagnosis{rule.reason, rule.message(c)}
 		}
 	}
-	return Diagnosis{c.room.reason, c.room.message + c.more()}
+	message := c.room.message
+	if rejection, rejected := rejectionIn(pod.Message); rejected && rejection.others != "" && !d.podsOnly { // There it is the message.
+		message += "; kube-scheduler also says: " + shorten(rejection.others)
+	}
+	return Diagnosis{c.room.reason, message + c.more()}
 }
 
 // podCase is all that the rules know of a pod.
@@ -184,7 +188,7 @@ func (c *podCase) otherConstraint() bool {
 	if !rejected {
 		return c.Tried && !c.Failed // A text that is not kube-scheduler's list of nodes says nothing about GPU memory.
 	}
-	return !rejection.forMemory
+	return rejection.others != ""
 }
 
 func (c *podCase) otherConstraintText() string {
