@@ -73,7 +73,7 @@ type delta struct {
 	Nodes   []json.RawMessage `json:"nodes,omitempty"`
 	Removed []string          `json:"removed,omitempty"`
 	Pending json.RawMessage   `json:"pending,omitempty"`
-	// Problems are the pods with a request problem.
+	// Problems are the pods that share nothing by mistake.
 	Problems json.RawMessage   `json:"problems,omitempty"`
 	Groups   []json.RawMessage `json:"groups,omitempty"`
 	// GroupsGone are groups as namespace/name.
