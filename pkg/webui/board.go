@@ -73,7 +73,7 @@ type delta struct {
 	Nodes   []json.RawMessage `json:"nodes,omitempty"`
 	Removed []string          `json:"removed,omitempty"`
 	Pending json.RawMessage   `json:"pending,omitempty"`
-	// Problems are the pods with a request problem.
+	// Problems are the pods that share nothing by mistake.
 	Problems json.RawMessage   `json:"problems,omitempty"`
 	Groups   []json.RawMessage `json:"groups,omitempty"`
 	// GroupsGone are groups as namespace/name.
@@ -260,7 +260,7 @@ func (b *Board) read(d *delta, watched bool) error {
 	return b.readGroups(d)
 }
 
-// readPending adds the pending pods, and those with a request problem, to the board and to the delta.
+// readPending adds the pending pods, and those that share nothing by mistake, to the board and to the delta.
 func (b *Board) readPending(d *delta) error {
 	pending, err := json.Marshal(viewPending(b.explained))
 	if err != nil {
@@ -268,7 +268,7 @@ func (b *Board) readPending(d *delta) error {
 	}
 	problems, err := json.Marshal(viewProblems(b.explained))
 	if err != nil {
-		return fmt.Errorf("encoding the request problems for the page: %w", err)
+		return fmt.Errorf("encoding the pods that share nothing for the page: %w", err)
 	}
 	if !bytes.Equal(pending, b.pending) {
 		b.pending, d.Pending = pending, pending

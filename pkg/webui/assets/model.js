@@ -11,7 +11,7 @@ export class Model {
     this.nodes = new Map();
     this.names = [];
     this.pending = [];
-    this.problems = []; // Pods with a request problem.
+    this.problems = []; // Pods that share nothing by mistake.
     this.groups = new Map();
     this.words = {}; // The causes in words.
     this.samples = [];
