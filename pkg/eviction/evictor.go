@@ -1,7 +1,8 @@
 // Package eviction evicts pods, and finds out what an eviction would free. It is the only place that evicts.
 //
-// Evictor frees a card for a pod that only fragmentation keeps pending. Members evicts the members of broken runs. Survey
-// collects the input for the choice of victims, also for kube-scheduler's own preemption.
+// Evictor frees a card for a pod that only fragmentation keeps pending. Members evicts the members of broken runs. Overusers
+// evicts pods that use more memory than they request. Survey collects the input for the choice of victims, also for
+// kube-scheduler's own preemption.
 package eviction
 
 import (
