@@ -43,7 +43,7 @@ func (s containerSource) Containers() []usage.Container {
 }
 
 // Measure measures the use of the cards, checks the limits of containers, and finds those above their request. It must be called regularly, and from one goroutine at a time.
-func (p *Plugin) Measure(driver usage.Driver) {
+func (p *Plugin) Measure(driver Driver) {
 	p.isolator.Ask(driver)
 	p.meter.Measure(driver)
 	report := p.meter.Report()
