@@ -49,8 +49,10 @@ type MPSStatus struct {
 	At time.Time `json:"at"`
 	// Servers are the process IDs of its servers on the machine. The driver attributes the memory of all clients to them.
 	Servers []int `json:"servers,omitempty"`
-	// FormerMode is the compute mode (NVML's number) to which the card is set back when it is no longer needed for MPS.
-	FormerMode int `json:"formerMode"`
+	// FormerMode is the compute mode (NVML's number) to which the card is set back when it is no longer needed for MPS. Served is true
+	// once a daemon has taken clients since.
+	FormerMode int  `json:"formerMode"`
+	Served     bool `json:"served"`
 }
 
 // MPSReady is the state of a daemon that takes clients.

@@ -4,22 +4,15 @@ import (
 	"bufio"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
 // usesDirectory reports whether a process has this directory mounted: a container that was given a share of the card, whether or not
 // it uses the card at the moment. The supervisor itself has a directory above it.
-func usesDirectory(proc, dir string) (bool, error) {
-	tables, err := filepath.Glob(filepath.Join(proc, "[0-9]*", "mountinfo"))
-	if err != nil {
-		return false, err
-	}
-	for _, table := range tables {
-		if mounted(table, dir) {
-			return true, nil
-		}
-	}
-	return false, nil
+func usesDirectory(proc, dir string) bool {
+	tables, _ := filepath.Glob(filepath.Join(proc, "[0-9]*", "mountinfo")) // The pattern is valid.
+	return slices.ContainsFunc(tables, func(table string) bool { return mounted(table, dir) })
 }
 
 // mounted reports whether a process's table of mounts (proc_pid_mountinfo(5)) has one at this path. A table that can't be read is that of

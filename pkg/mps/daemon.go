@@ -52,6 +52,8 @@ type daemon struct {
 	status isolation.MPSStatus
 	// prepared is true once the status has the former compute mode.
 	prepared bool
+	// unused is true if no container had the card when the daemon was asked to end.
+	unused bool
 }
 
 func newDaemon(uuid string, o Options, driver *sharedDriver, metrics *Metrics, end context.CancelFunc) *daemon {
@@ -88,7 +90,7 @@ func (d *daemon) Run(ctx context.Context) {
 		d.metrics.restarts.WithLabelValues(d.uuid).Inc()
 		d.wait(ctx, pause, err)
 	}
-	if err := d.release(); err != nil {
+	if err := d.release(ctx); err != nil {
 		logger.Error(err, "Could not restore the card's compute mode")
 	}
 	logger.Info("Stopped the MPS daemon")
@@ -116,6 +118,7 @@ func (d *daemon) set(ctx context.Context, state State, reason error, servers []i
 	defer d.mu.Unlock()
 	before := d.status.State
 	d.status.State, d.status.Reason, d.status.At, d.status.Servers = string(state), "", time.Now(), servers
+	d.status.Served = d.status.Served || state == Ready
 	if reason != nil {
 		d.status.Reason = reason.Error()
 	}
@@ -133,7 +136,7 @@ func (d *daemon) serve(ctx context.Context) (wasReady bool, err error) {
 	if err := d.prepare(); err != nil {
 		return false, err
 	}
-	d.set(ctx, Starting, nil, nil)
+	d.set(ctx, Starting, errors.New("it has not answered yet"), nil)
 	if err := d.driver.SetMode(d.uuid, inventory.ComputeProhibited); err != nil {
 		return false, err
 	}
@@ -141,9 +144,14 @@ func (d *daemon) serve(ctx context.Context) (wasReady bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	defer func() { err = errors.Join(err, d.stop(p)) }()
-	answered := time.Now()
-	for state := Starting; ; {
+	state, answered := Starting, time.Now()
+	defer func() {
+		if ctx.Err() != nil && state == Ready {
+			d.unused = !usesDirectory(d.Proc, d.Directory.Pipe(d.uuid)) // Before the programs of these containers end with the daemon.
+		}
+		err = errors.Join(err, d.stop(p))
+	}()
+	for {
 		servers, err := d.check(ctx)
 		switch {
 		case ctx.Err() != nil:
@@ -186,7 +194,7 @@ func (d *daemon) prepare() error {
 	}
 	mode, err := d.driver.Mode(d.uuid)
 	if before, failed := d.Directory.ReadStatus(d.uuid); failed == nil {
-		d.status.FormerMode = before.FormerMode // An earlier supervisor could not restore it.
+		d.status.FormerMode, d.status.Served = before.FormerMode, before.Served // An earlier supervisor has not restored it.
 	} else {
 		d.status.FormerMode = int(mode)
 	}
@@ -231,20 +239,20 @@ func (d *daemon) check(ctx context.Context) (servers []int, err error) {
 	return servers, nil
 }
 
-// release restores the card's compute mode if no container has the card. Otherwise the mode stays PROHIBITED: the programs of these
-// containers would run without a limit.
-func (d *daemon) release() error {
+// release restores the card's compute mode if no container can have the card: there was none when a daemon that was ready ended, or
+// never a daemon that was ready. Otherwise the mode stays PROHIBITED: the programs of these containers, which end with the daemon and start
+// again, would run without a limit.
+func (d *daemon) release(ctx context.Context) error {
 	if !d.prepared {
 		return nil
 	}
-	used, err := usesDirectory(d.Proc, d.Directory.Pipe(d.uuid))
-	if used || err != nil {
-		d.set(context.Background(), Stopped, errors.New("containers still have the card"), nil)
-		return err
-	}
 	d.mu.Lock()
-	former := inventory.ComputeMode(d.status.FormerMode)
+	former, served := inventory.ComputeMode(d.status.FormerMode), d.status.Served
 	d.mu.Unlock()
+	if served && !d.unused {
+		d.set(ctx, Stopped, errors.New("containers still have the card"), nil)
+		return nil
+	}
 	d.metrics.set(d.uuid, Stopped)
 	return errors.Join(d.driver.SetMode(d.uuid, former), d.Directory.RemoveStatus(d.uuid))
 }

@@ -353,6 +353,36 @@ func TestStop(t *testing.T) {
 	m.checkLimits()
 }
 
+// TestStopWhileWaiting: whether containers wait for their daemon is not known, so the former compute mode is restored only if the card never
+// had a daemon.
+func TestStopWhileWaiting(t *testing.T) {
+	for name, test := range map[string]struct {
+		served bool
+		mode   int
+	}{"it has had one": {true, modeProhibited}, "it never had one": {false, modeDefault}} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			if test.served {
+				_, stop := m.supervise()
+				m.await(card0, "ready")
+				must(t, m.SetFault(card0, fakemps.FaultStart, true))
+				pid, _ := m.last("control", card0)
+				must(t, syscall.Kill(pid, syscall.SIGKILL))
+				m.await(card0, "waiting")
+				stop()
+			} else {
+				must(t, m.SetFault(card0, fakemps.FaultStart, true))
+				_, stop := m.supervise()
+				m.await(card0, "waiting")
+				stop()
+			}
+			if mode := m.mode(card0); mode != test.mode {
+				t.Errorf("the compute mode is %d, want %d", mode, test.mode)
+			}
+		})
+	}
+}
+
 // TestCards: cards that can't have a daemon get none, and one that is put into MIG mode loses its own.
 func TestCards(t *testing.T) {
 	m := newMachine(t)
