@@ -53,7 +53,10 @@ func (d *driver) Apply(shares []Share) (edits Edits, err error) {
 		if err := d.options.Limits.Add(share.Limit); err != nil {
 			return Edits{}, err
 		}
-		edits.Devices = append(edits.Devices, CardKind+"="+share.Card.Device, device)
+		edits.Devices = append(edits.Devices, CardKind+"="+share.Card.Device)
+		if !slices.Contains(edits.Devices, device) { // It is the same for each card.
+			edits.Devices = append(edits.Devices, device)
+		}
 	}
 	return edits, nil
 }

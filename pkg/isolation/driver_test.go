@@ -128,6 +128,10 @@ func TestApply(t *testing.T) {
 	if diff := cmp.Diff(map[string][]string{"1024Mi": oneGiB}, specOf(t, m.run)); diff != "" {
 		t.Error(diff)
 	}
+	edits, err = m.backend.Apply(append(share, Share{Card: Card{Device: "GPU-b"}, Limit: 1 << 30}))
+	if diff := cmp.Diff([]string{"nvidia.com/gpu=GPU-a", "gpushare.aliyun.com/memory-limit=1024Mi", "nvidia.com/gpu=GPU-b"}, edits.Devices); diff != "" || err != nil {
+		t.Errorf("several cards: %v\n%s", err, diff)
+	}
 	edits, err = Backends(Options{})[None].Apply(share)
 	if diff := cmp.Diff(Edits{}, edits); diff != "" || err != nil {
 		t.Errorf("mode none gives %v, %s", err, diff)
