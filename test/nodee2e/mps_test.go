@@ -14,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/fakemps"
@@ -249,9 +248,10 @@ func (m *mpsNode) testReplaced(s *scenario) {
 	m.expectRestarts(s, 0)
 	framework.Must(s, m.machine.run(s.Context(), "kill", "-TERM", m.pid(s)))
 	<-m.supervisor.Exited()
-	for card, want := range []inventory.ComputeMode{inventory.ComputeProhibited, inventory.ComputeDefault} {
-		if mode, err := m.driver.ComputeMode(cardUUID(card)); err != nil || inventory.ComputeMode(mode) != want {
-			s.Errorf("card %d has the compute mode %d (%v), want %s", card, mode, err, want)
+	const modeDefault, modeProhibited = 0, 2 // NVML's numbers
+	for card, want := range []int{modeProhibited, modeDefault} {
+		if mode, err := m.driver.ComputeMode(cardUUID(card)); err != nil || mode != want {
+			s.Errorf("card %d has the compute mode %d (%v), want %d", card, mode, err, want)
 		}
 	}
 	framework.Must(s, m.supervisor.Start(s.Context()))
