@@ -104,8 +104,8 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.printInventory, "print-inventory", false, "print this node's cards as JSON and exit")
 }
 
-// configure sets the values that override the configuration file: those of the flags that were set. It returns the words in lists
-// of Xids that are none.
+// configure sets the values that override the configuration file: those of the flags that were set. malformed are the words in the
+// lists of Xids that are neither numbers nor "all".
 func (o *options) configure(set func(flag string) bool) (malformed []string, err error) {
 	flags := &o.plugin.Config.Flags
 	unit, err := gpu.ParseUnit(o.memoryUnit)
