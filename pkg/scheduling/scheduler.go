@@ -137,13 +137,13 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	if o.EvictFragmented {
 		s.evictor = eviction.New(evictions)
 	}
-	if o.EvictOverusers {
-		s.overusers = eviction.NewOverusers(evictions, s.cache)
-	}
 	if o.Gangs.Hold > 0 {
 		s.members = eviction.NewMembers(evictions, o.Gangs.Observer.GangEvicted)
 		s.free = newFreeResources(s.cache)
 		s.groups = s.newGroups()
+	}
+	if o.EvictOverusers {
+		s.overusers = eviction.NewOverusers(evictions, s.cache, s.groups)
 	}
 	s.ledger.AddFreedListener(s.requeue.Freed)
 	s.ledger.AddFreedListener(s.groups.memoryFreed)

@@ -444,6 +444,7 @@ func (nullObserver) BindResolved(string)            {}
 func (nullObserver) APIWrite(string)                {}
 func (nullObserver) Requeued()                      {}
 func (nullObserver) Evicted(string)                 {}
+func (nullObserver) OveruserEvicted(string)         {}
 func (nullObserver) Filtered(placement.Reason, int) {}
 func (nullObserver) BindFinished(string)            {}
 func (nullObserver) CacheSynced(time.Duration)      {}
