@@ -90,6 +90,7 @@ type clusterCache interface {
 	WatchVersions() map[string]uint64
 	NodesWithoutPlugin() int
 	RequestProblems() []*clustercache.PodInfo
+	Reported() []*clustercache.PodInfo
 }
 
 // Scheduler answers kube-scheduler's calls. Its methods are safe for concurrent use.
