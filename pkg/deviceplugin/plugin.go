@@ -107,7 +107,7 @@ func New(o Options) (*Plugin, error) {
 	}
 	record := allocation.NewRecord(nil)
 	p.limits = &limitWatch{pods: p.pods, events: o.Events, metrics: p.metrics}
-	p.overuse = &overuseWatch{pods: p.pods, record: record, events: o.Events, metrics: p.metrics, tracker: usage.NewOveruse(o.Overuse)}
+	p.overuse = &overuseWatch{pods: p.pods, cards: p.cards, record: record, events: o.Events, metrics: p.metrics, tracker: usage.NewOveruse(o.Overuse)}
 	p.annotator = newAnnotator(o.Client, p.pods, record, o.Events, p.metrics, p.limits, p.overuse)
 	p.limits.changed, p.overuse.changed = p.annotator.Notify, p.annotator.Notify
 	if err := p.annotator.Watch(); err != nil {

@@ -61,6 +61,12 @@ const (
 	modelCard      = 16
 )
 
+// unknownPods implements usage.OverusePods.
+type unknownPods struct{}
+
+func (unknownPods) Annotated(gpu.PodUID) *protocol.Overuse { return nil }
+func (unknownPods) Held(gpu.PodUID, int) uint64            { return 0 }
+
 func newOveruseModel(t *testing.T, seed uint64) *overuseModel {
 	m := &overuseModel{
 		t: t, cards: [2]int64{modelCard, modelCard}, random: rand.New(rand.NewPCG(seed, 1)), clock: clocktesting.NewFakeClock(begin),
@@ -205,7 +211,7 @@ func (m *overuseModel) round() {
 		report.Containers = append(report.Containers, protocol.ContainerUsage{
 			UID: t.name, Container: "c", Card: t.card, Used: uint64(t.used) << 30, Requested: uint64(t.requested) << 30})
 	}
-	m.reports = m.tracker.Update(report, func(gpu.PodUID) *protocol.Overuse { return nil })
+	m.reports = m.tracker.Update(report, unknownPods{})
 	for range 2 {
 		m.overuser.step(m.t.Context())
 	}
@@ -242,7 +248,7 @@ func TestOverusersModel(t *testing.T) {
 				report.Containers = append(report.Containers, protocol.ContainerUsage{
 					UID: t.name, Container: "c", Card: t.card, Used: uint64(t.used) << 30, Requested: uint64(t.requested) << 30})
 			}
-			m.reports = m.tracker.Update(report, func(gpu.PodUID) *protocol.Overuse { return nil })
+			m.reports = m.tracker.Update(report, unknownPods{})
 			m.overuser.spared = pauses{}
 			m.overuser.step(t.Context())
 		}
