@@ -32,7 +32,7 @@ type isolationOptions struct {
 var containerID = strings.Repeat("c0", 32)
 
 // newIsolation makes a node's files: cgroup v2 with one container, and a CDI specification with NVIDIA's hook for both cards.
-func newIsolation(t *testing.T, mode isolation.Mode) *isolationOptions {
+func newIsolation(t testing.TB, mode isolation.Mode) *isolationOptions {
 	t.Helper()
 	o := &isolationOptions{mode, t.TempDir(), t.TempDir()}
 	device := func(uuid string) string {
