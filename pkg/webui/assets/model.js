@@ -36,7 +36,7 @@ export class Model {
     for (const group of message.groups) this.groups.set(group.namespace + "/" + group.name, group);
     this.samples = message.samples;
     this.sampleEvery = message.sampleEverySeconds;
-    this.reports = Map.groupBy(message.reports, (report) => report.node);
+    this.reports = byNode(message.reports);
     for (const node of message.nodes) this.setNode(node);
     this.names = message.nodes.map((node) => node.name);
   }
@@ -81,7 +81,7 @@ export class Model {
   /** setReports replaces the reports, and the nodes that they concern: what is drawn of a node is kept as long as it is the same object. */
   setReports(reports) {
     const before = this.reports;
-    this.reports = Map.groupBy(reports, (report) => report.node);
+    this.reports = byNode(reports);
     for (const name of new Set([...before.keys(), ...this.reports.keys()])) {
       const node = this.nodes.get(name);
       const pods = (list) => list?.map((pod) => ({ ...pod }));
@@ -136,6 +136,12 @@ export class Model {
     this.summed = s;
     return s;
   }
+}
+
+function byNode(reports) {
+  const found = new Map();
+  for (const report of reports) found.set(report.node, [...(found.get(report.node) ?? []), report]);
+  return found;
 }
 
 /** prepare adds the reports about its pods, and derived data that is used often, to a node. */
