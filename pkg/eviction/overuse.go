@@ -190,8 +190,11 @@ func chooseOverusers(memory uint64, shares []share) []share {
 	}
 	candidates := slices.DeleteFunc(slices.Clone(shares), func(s share) bool { return !s.over || s.spared })
 	slices.SortFunc(candidates, func(a, b share) int {
-		if a.member != b.member {
-			return map[bool]int{false: -1, true: 1}[a.member]
+		switch {
+		case a.member && !b.member:
+			return 1
+		case b.member && !a.member:
+			return -1
 		}
 		return cmp.Or(b.pod.AssumeTime.Compare(a.pod.AssumeTime), cmp.Compare(a.pod.UID, b.pod.UID))
 	})
