@@ -167,9 +167,10 @@ type limitation struct {
 	limit uint64
 }
 
-// Isolate returns what enforces a share in bytes of the decision's card, or the decision with a rejection if that fails. It checks
-// again whether the card is ready, because the decision's cards can be older than the mode and the node's files. containers returns
-// how many containers have a share of a card, with this one.
+// Isolate returns what enforces a share in bytes of the decision's card, or the decision with a rejection if that fails. The mode in
+// force now counts, also if it has changed since the decision: the container gets its environment, its CDI devices and its record from
+// this one answer. For the same reason it checks again whether the card is ready. containers returns how many containers have a share of
+// a card, with this one.
 func (i *isolator) Isolate(d allocation.Decision, share uint64, containers func(card int) int) (allocation.Decision, limitation) {
 	if d.Rejection != nil {
 		return d, limitation{}
