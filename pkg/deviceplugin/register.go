@@ -48,7 +48,7 @@ type registrar struct {
 	// refused is called with the reason why the kubelet rejects the plugin.
 	refused func(reason error)
 	wake    chan struct{}
-	cleanup  time.Duration
+	cleanup time.Duration
 	// tried is the kubelet's socket at the last attempt.
 	tried fs.FileInfo
 }
