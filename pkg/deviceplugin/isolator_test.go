@@ -237,7 +237,7 @@ func TestIsolationChanges(t *testing.T) {
 		// unlimited is true if the container gets no limit.
 		unlimited bool
 	}{
-		"nothing": {},
+		"nothing":                       {},
 		"the label switches limits off": {change: func(i *isolator, _ *isolationOptions) { i.SetNode(labelled("none")) }, unlimited: true},
 		"the toolkit's specification is gone": {change: func(_ *isolator, o *isolationOptions) { _ = os.Remove(filepath.Join(o.specs, "nvidia.json")) },
 			rejected: "isolation mode driver: no CDI specification"},

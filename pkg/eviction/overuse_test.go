@@ -253,7 +253,9 @@ func TestOverusersModel(t *testing.T) {
 			m.overuser.step(t.Context())
 		}
 		for card, memory := range m.cards {
-			if m.needs(card) > memory && slices.ContainsFunc(m.PodsOn(""), func(p *clustercache.PodInfo) bool { return p.Overuse != nil && p.Placement[0].Card == card && !p.Leaving }) {
+			if m.needs(card) > memory && slices.ContainsFunc(m.PodsOn(""), func(p *clustercache.PodInfo) bool {
+				return p.Overuse != nil && p.Placement[0].Card == card && !p.Leaving
+			}) {
 				t.Errorf("seed %d: card %d is left with %d of %d", seed, card, m.needs(card), memory)
 			}
 		}
@@ -280,12 +282,12 @@ func TestOverusersStep(t *testing.T) {
 		"another replica leads": {func(m *overuseModel) {
 			m.overuser.Leading = func() error { return errors.New("standby") }
 		}, nil},
-		"memory that is promised to no pod": {func(m *overuseModel) { m.tenants[1].requested = 2 }, nil},
+		"memory that is promised to no pod":                    {func(m *overuseModel) { m.tenants[1].requested = 2 }, nil},
 		"requests alone exceed the lowered memory of the card": {func(m *overuseModel) { m.cards[0] = 4 }, []string{"greedy"}},
 		"the same, and the reported pod is within the request of all its containers": {func(m *overuseModel) {
 			m.cards[0], m.tenants[0].requested = 4, 12
 		}, nil},
-		"a budget forbids it": {func(m *overuseModel) { m.tenants[0].protected = true }, nil},
+		"a budget forbids it":                          {func(m *overuseModel) { m.tenants[0].protected = true }, nil},
 		"a member of a group that is bound completely": {func(m *overuseModel) { m.tenants[0].grouped = true }, []string{"greedy"}},
 		"a member of a group that is bound in part": {func(m *overuseModel) {
 			m.tenants[0].grouped, m.tenants[0].partial = true, true
