@@ -30,7 +30,7 @@ func TestNoneCostsNothing(t *testing.T) {
 	known, _ := p.pods.ByUID("uid-a")
 	decision := allocation.Decision{Pod: &known, Card: reservedCards()[1]}
 	var limited limitation
-	if allocations := testing.AllocsPerRun(100, func() { decision, limited = p.isolator.Isolate(decision, 2<<30) }); allocations > 0 {
+	if allocations := testing.AllocsPerRun(100, func() { decision, limited = p.isolator.Isolate(decision, 2<<30, nil) }); allocations > 0 {
 		t.Errorf("the mode makes %v allocations", allocations)
 	}
 	got, err := p.allocator.responses.respond(decision, 2, limited)
@@ -69,7 +69,7 @@ func BenchmarkIsolate(b *testing.B) {
 			decision := allocation.Decision{Card: reservedCards()[0]}
 			b.ReportAllocs()
 			for b.Loop() {
-				if d, _ := p.isolator.Isolate(decision, 2<<30); d.Rejection != nil {
+				if d, _ := p.isolator.Isolate(decision, 2<<30, nil); d.Rejection != nil {
 					b.Fatal(d.Rejection)
 				}
 			}

@@ -67,16 +67,7 @@ func NewOverusers(o Options, cache OveruseCache, groups OveruseGroups) *Overuser
 
 // Run evicts pods as needed until ctx ends.
 func (o *Overusers) Run(ctx context.Context) error {
-	ticker := o.Clock.NewTicker(overuseInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C():
-		}
-		o.step(ctx)
-	}
+	return every(ctx, o.Clock, overuseInterval, o.step)
 }
 
 // step makes at most one eviction.
@@ -223,7 +214,7 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 			"Evicted from GPU card %d of node %s: it uses %d MiB and requests %d MiB, and other pods can't get what they request", v.card, v.node, v.use.Used, v.use.Requested))
 		return true
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return true // The pod is gone, which the watch will show soon.
+		return true // The pod is gone without an eviction, which the watch will show soon.
 	case answered(err):
 		o.requested = ""
 		o.spared.extend(v.pod.UID, o.Clock.Now(), firstPause, longestPause)

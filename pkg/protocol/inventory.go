@@ -59,6 +59,8 @@ type cardJSON struct {
 	NUMANode *int       `json:"numaNode,omitempty"`
 	Healthy  bool       `json:"healthy"`
 	Reason   string     `json:"reason,omitempty"`
+	// MaxContainers was added for isolation mode mps.
+	MaxContainers int `json:"maxContainers,omitempty"`
 }
 
 // MarshalJSON returns the annotation's value. It returns an error for an inventory that UnmarshalJSON would reject.
@@ -73,6 +75,7 @@ func (inv Inventory) MarshalJSON() ([]byte, error) {
 	for _, c := range inv.Cards {
 		card := cardJSON{
 			Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory, Healthy: c.Healthy(), Reason: c.Unhealthy,
+			MaxContainers: c.MaxContainers,
 		}
 		if c.NUMANode != gpu.NoNUMANode {
 			card.NUMANode = &c.NUMANode
@@ -98,7 +101,9 @@ func (inv *Inventory) UnmarshalJSON(data []byte) error {
 	}
 	out := Inventory{Unit: unit, BootID: in.BootID, Isolation: in.Isolation}
 	for _, c := range in.Cards {
-		card := gpu.Card{Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory, NUMANode: gpu.NoNUMANode}
+		card := gpu.Card{
+			Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory, NUMANode: gpu.NoNUMANode, MaxContainers: max(c.MaxContainers, 0),
+		}
 		if c.NUMANode != nil {
 			card.NUMANode = max(*c.NUMANode, gpu.NoNUMANode)
 		}

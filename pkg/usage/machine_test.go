@@ -27,8 +27,8 @@ import (
 
 const mib = 1 << 20
 
-// hierarchies returns the mounted hierarchies of cgroup v2 and v1 in which this process may make cgroups. It skips the test if
-// there is none of v2.
+// hierarchies returns the mounted hierarchies of cgroup v2 and v1 in which this process may make cgroups; v2 twice if there is none
+// of v1. It skips the test if there is none of v2.
 func hierarchies(t *testing.T) (v2, v1 string) {
 	t.Helper()
 	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
@@ -41,6 +41,7 @@ func hierarchies(t *testing.T) (v2, v1 string) {
 		t.Skipf("SKIPPED, not tested: no hierarchy of cgroup v2 can be changed: %v", err)
 	}
 	_ = os.Remove(probe)
+	v1 = v2
 	if _, err := os.Stat("/sys/fs/cgroup/memory/tasks"); err == nil {
 		v1 = "/sys/fs/cgroup/memory"
 	}
@@ -93,7 +94,7 @@ func TestRealProcesses(t *testing.T) {
 	slice := cgroup(t, filepath.Join(v2, "kubepods-pod"+underscored+".slice"))
 	first := cgroup(t, filepath.Join(slice, "cri-containerd-"+idA+".scope"))
 	// The second pod's container is in a hierarchy of v1 where the machine has one.
-	other := cgroup(t, filepath.Join(max(v1, v2), "pod"+string(hash)))
+	other := cgroup(t, filepath.Join(v1, "pod"+string(hash)))
 	second := cgroup(t, filepath.Join(other, idB))
 	pids := map[string]int{}
 	var endFirst func()
@@ -235,7 +236,8 @@ func checkAgreement(t *testing.T, report protocol.Usage) {
 	want := map[string]float64{"usage_timestamp_seconds ": float64(report.Time.UnixMilli()) / 1000}
 	for _, card := range report.Cards {
 		for by, bytes := range map[string]uint64{
-			"pods": card.Pods, "host": card.Host, "unresolved": card.Unresolved, "driver": card.Used - card.Pods - card.Host - card.Unresolved,
+			"pods": card.Pods, "host": card.Host, "mps": card.MPS, "unresolved": card.Unresolved,
+			"driver": card.Used - card.Pods - card.Host - card.MPS - card.Unresolved,
 		} {
 			want[fmt.Sprintf("card_memory_used_bytes %s %d", by, card.Index)] = float64(bytes)
 		}
