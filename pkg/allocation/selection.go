@@ -79,7 +79,7 @@ func (s *Snapshot) expected(pod *Pod, container string) (card int, own bool) {
 		return other.Card, true
 	}
 	if pod.Assumed {
-		return pod.Assignment.Card, false
+		return pod.Assignment.Cards[0].Index, false
 	}
 	return NoCard, false
 }
@@ -93,7 +93,7 @@ func (s *Snapshot) has(uid gpu.PodUID, container string, card int) bool {
 // one for this container, and that card still has room.
 func (s *Snapshot) preferredOther(pod *Pod, container string) bool {
 	card, room := s.preferred(pod.UID, pod.Request)
-	return room && s.Preferred.Container == ContainerKey{pod.UID, container} && card.Index != pod.Assignment.Card
+	return room && s.Preferred.Container == ContainerKey{pod.UID, container} && card.Index != pod.Assignment.Cards[0].Index
 }
 
 // preferred returns the card of the devices that the preceding GetPreferredAllocation call returned. It returns false if there

@@ -295,7 +295,7 @@ func annotations(allocation ledger.Allocation, card cardOfNode, member Membershi
 	out := map[string]string{}
 	if allocation.Request > 0 {
 		out = protocol.Assignment{
-			Card: card.Index, Request: allocation.Request, CardMemory: card.Memory, AssumeTime: allocation.AssumeTime,
+			Cards: protocol.OneCard(card.Index, card.Memory), Request: allocation.Request, AssumeTime: allocation.AssumeTime,
 		}.Annotations()
 	}
 	if member.Run != "" {

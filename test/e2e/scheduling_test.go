@@ -53,7 +53,7 @@ func TestScheduling(t *testing.T) {
 		s.WantCard(pod, n1, 1)
 		assignment, err := protocol.ParseAssignment(pod.Annotations)
 		must(s, err)
-		if assignment.Request != 8138 || assignment.CardMemory != cardMiB || assignment.Assigned || assignment.AssumeTime.Before(pod.CreationTimestamp.Time) {
+		if assignment.Request != 8138 || assignment.Cards[0].Memory != cardMiB || assignment.Assigned || assignment.AssumeTime.Before(pod.CreationTimestamp.Time) {
 			s.Errorf("the annotations are %v", pod.Annotations)
 		}
 		s.WaitEvent("pod", "GPUCardAssumed", "card 1 of node "+n1, "8138 MiB of its 16276 MiB")
@@ -92,7 +92,7 @@ func TestScheduling(t *testing.T) {
 		s.WantCard(pod, n1, 1)
 		assignment, err := protocol.ParseAssignment(pod.Annotations)
 		must(s, err)
-		if assignment.Request != 12207 || assignment.CardMemory != cardMiB || assignment.Assigned || assignment.AssumeTime.Before(pod.CreationTimestamp.Time) {
+		if assignment.Request != 12207 || assignment.Cards[0].Memory != cardMiB || assignment.Assigned || assignment.AssumeTime.Before(pod.CreationTimestamp.Time) {
 			s.Errorf("the forged annotations became %v", pod.Annotations)
 		}
 		// Annotations that are forged after the bind have no effect either.

@@ -47,7 +47,7 @@ func Bound(node string, card int) PodEdit {
 	return func(pod *corev1.Pod) {
 		On(node)(pod)
 		maps.Copy(annotations(pod), protocol.Assignment{
-			Card: card, Request: protocol.PodRequest(pod), AssumeTime: time.Unix(1, 0),
+			Cards: protocol.OneCard(card, 0), Request: protocol.PodRequest(pod), AssumeTime: time.Unix(1, 0),
 		}.Annotations())
 	}
 }
