@@ -117,7 +117,7 @@ func (s *Snapshot) place(uid gpu.PodUID, request gpu.Memory) (gpu.Card, placemen
 	for i, c := range s.Cards {
 		cards[i] = placement.NewCard(c, used[c.Index])
 	}
-	placed, reason := placement.Place(placement.Expected, cards, request)
+	placed, reason := placement.Place(placement.Expected, cards, gpu.Demand{Cards: 1, Memory: request})
 	if reason != placement.Fits {
 		return gpu.Card{}, reason
 	}
@@ -128,7 +128,7 @@ func (s *Snapshot) place(uid gpu.PodUID, request gpu.Memory) (gpu.Card, placemen
 // fits reports whether a card has room for a request beside the memory that all pods but except hold. If annotated is set, the
 // memory that annotations name counts too.
 func (s *Snapshot) fits(card gpu.Card, except gpu.PodUID, request gpu.Memory, annotated bool) bool {
-	return placement.Fit([]placement.Card{placement.NewCard(card, s.used(except, annotated)[card.Index])}, request) == placement.Fits
+	return placement.Fit([]placement.Card{placement.NewCard(card, s.used(except, annotated)[card.Index])}, gpu.Demand{Cards: 1, Memory: request}) == placement.Fits
 }
 
 // Held returns the memory that pods hold on each card, with what the annotations of pods name that were not served yet.
