@@ -21,6 +21,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
 )
@@ -367,7 +368,7 @@ type plan struct {
 	// where is what the pod is to get.
 	where gpu.Placement
 	// evict are the victims that aren't terminating yet. victims are all pods that must be gone before the cards are free.
-	evict   []gpu.Pod
+	evict   []ledger.Allocation
 	victims []gpu.PodUID
 }
 
@@ -396,7 +397,7 @@ func (e *Evictor) choosePlan(pod *clustercache.PodInfo, candidates []string) (pl
 	out := plan{node: names[chosen.Node], where: pod.Demand().On(slices.Sorted(slices.Values(chosen.Cards))...), victims: chosen.Pods}
 	for _, uid := range chosen.Pods {
 		if _, allocation, held := e.Ledger.Lookup(uid); held && !allocation.Leaving {
-			out.evict = append(out.evict, allocation.Pod)
+			out.evict = append(out.evict, allocation)
 		}
 	}
 	return out, true

@@ -60,7 +60,7 @@ func (e *Evictor) evict(ctx context.Context, pod gpu.Pod, plan plan) (result str
 			if err := e.Leading(); err != nil {
 				return EvictionFailed, err
 			}
-			if err := e.evictOne(ctx, victim, dryRun); err != nil {
+			if err := e.evictOne(ctx, victim.Pod, dryRun); err != nil {
 				if answered(err) {
 					e.spare(victim.UID)
 				}
@@ -71,8 +71,8 @@ func (e *Evictor) evict(ctx context.Context, pod gpu.Pod, plan plan) (result str
 				return result, fmt.Errorf("evicting pod %s: %w", victim, err)
 			}
 			if !dryRun {
-				e.Recorder.Eventf(apiserver.Reference(victim), corev1.EventTypeNormal, EventEvicted,
-					"Evicted from GPU %s of node %s for pod %s/%s of higher priority", plan.where, plan.node, pod.Namespace, pod.Name)
+				e.Recorder.Eventf(apiserver.Reference(victim.Pod), corev1.EventTypeNormal, EventEvicted,
+					"Evicted from GPU %s of node %s for pod %s/%s of higher priority", victim.Placement, plan.node, pod.Namespace, pod.Name)
 			}
 		}
 	}
