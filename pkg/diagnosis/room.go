@@ -169,7 +169,7 @@ type finding struct {
 func (d *Diagnoser) find(i int, pod *Pod) finding {
 	f := finding{node: &d.nodes.nodes[i], totals: &d.nodes.totals[i], demand: pod.Demand()}
 	f.count()
-	switch f.totals.Fit(f.node.Cards, f.demand) {
+	switch f.totals.Fit(f.node.Cards, &f.demand) {
 	case placement.Fits:
 		f.reason = Fits
 		if card, failed := f.node.failedCard(pod.Request); failed {
