@@ -33,11 +33,6 @@ type knownPod struct {
 func (p knownPod) Annotated(gpu.PodUID) *protocol.Overuse { return p.annotated }
 func (p knownPod) Held(gpu.PodUID, int) uint64            { return p.held * mib }
 
-// failed is a measurement in which card 0 could not be read.
-func failed(second int) protocol.Usage {
-	return protocol.Usage{Time: time.Unix(int64(second), 0), Cards: []protocol.CardUsage{{Index: 0, Problem: "reading its memory: Unknown Error"}}}
-}
-
 // TestOveruse: a tolerance of 10% and a grace period of 60 s.
 func TestOveruse(t *testing.T) {
 	type reports = map[gpu.PodUID]protocol.Overuse
