@@ -25,17 +25,6 @@ func openContext(card string) error {
 	if !knows(card) {
 		return errors.New("CUDA_ERROR_NO_DEVICE")
 	}
-	mode := 0
-	if text, err := os.ReadFile(filepath.Join(os.Getenv("FAKE_NVML_STATE"), "modes", card)); err == nil {
-		mode, _ = strconv.Atoi(strings.TrimSpace(string(text)))
-	}
-	kind := syscall.LOCK_SH
-	switch mode {
-	case modeProhibited:
-		return fmt.Errorf("%w: the compute mode is PROHIBITED", errUnavailable)
-	case modeExclusive:
-		kind = syscall.LOCK_EX
-	}
 	dir := filepath.Join(os.Getenv("FAKE_MPS"), "contexts")
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return err
@@ -44,11 +33,33 @@ func openContext(card string) error {
 	if err != nil {
 		return err
 	}
-	if err := syscall.Flock(int(file.Fd()), kind|syscall.LOCK_NB); err != nil {
-		return fmt.Errorf("%w: another process has the card", errUnavailable)
+	for mode := computeMode(card); ; {
+		kind := syscall.LOCK_SH
+		switch mode {
+		case modeProhibited:
+			return fmt.Errorf("%w: the compute mode is PROHIBITED", errUnavailable)
+		case modeExclusive:
+			kind = syscall.LOCK_EX
+		}
+		if err := syscall.Flock(int(file.Fd()), kind|syscall.LOCK_NB); err != nil {
+			return fmt.Errorf("%w: another process has the card", errUnavailable)
+		}
+		now := computeMode(card) // The driver decides both at once.
+		if now == mode {
+			held = append(held, file)
+			return nil
+		}
+		mode = now
 	}
-	held = append(held, file)
-	return nil
+}
+
+func computeMode(card string) int {
+	text, err := os.ReadFile(filepath.Join(os.Getenv("FAKE_NVML_STATE"), "modes", card))
+	if err != nil {
+		return 0
+	}
+	mode, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+	return mode
 }
 
 // held keeps files open until the process ends.

@@ -85,11 +85,12 @@ func (c *control) run() error {
 	}
 	c.printf("Starting control daemon using socket %s/control", c.dir)
 	journal("control", os.Getpid(), c.card, "starts")
-	privileged, err := c.listen("control_privileged", 0o600)
+	// A daemon that answers commands takes clients too.
+	clients, err := c.listen("control", 0o666)
 	if err != nil {
 		return err
 	}
-	clients, err := c.listen("control", 0o666)
+	privileged, err := c.listen("control_privileged", 0o600)
 	if err != nil {
 		return err
 	}
