@@ -488,7 +488,7 @@ func (s *simulation) pod(name string) gpu.Pod {
 		p.Request *= gpu.Memory(s.random.IntN(p.Cards) + 1)
 	}
 	if s.random.IntN(3) == 0 {
-		p.Cores = gpu.Cores((1 + s.random.IntN(60)) * p.NumCards())
+		p.Cores = gpu.Cores((1 + s.random.IntN(95)) * p.NumCards())
 	}
 	return p
 }

@@ -147,7 +147,7 @@ func equallyPacked(policy Policy, cards []Card, demand gpu.Demand) (sets [][]*Ca
 		return nil
 	}
 	slices.SortFunc(fitting, func(a, b *Card) int {
-		if policy.better(a, b) || !policy.better(b, a) && a.Index < b.Index {
+		if policy.better(a.Room(), b.Room()) || !policy.better(b.Room(), a.Room()) && a.Index < b.Index {
 			return -1
 		}
 		return 1

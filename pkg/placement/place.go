@@ -35,18 +35,18 @@ func (c *Card) fits(d *gpu.Demand) bool {
 // Room returns what is free in the scarcer dimension: the free memory, or the same fraction of the card's memory as of its cores
 // is free, if that is less.
 func (c *Card) Room() gpu.Memory {
-	if c.UsedCores == 0 {
-		return c.Free()
+	if c.UsedCores != 0 {
+		return c.scarcer()
 	}
-	return min(c.Free(), c.likeCores())
+	return c.Memory.Sub(c.Used)
 }
 
-// likeCores returns the same fraction of the card's memory as of its cores is free.
-func (c *Card) likeCores() gpu.Memory {
+// scarcer is Room for a card of which cores are used.
+func (c *Card) scarcer() gpu.Memory {
 	if c.Memory > math.MaxInt64/gpu.Memory(gpu.CardCores) {
-		return c.Memory / gpu.Memory(gpu.CardCores) * gpu.Memory(c.FreeCores())
+		return min(c.Free(), c.Memory/gpu.Memory(gpu.CardCores)*gpu.Memory(c.FreeCores()))
 	}
-	return c.Memory * gpu.Memory(c.FreeCores()) / gpu.Memory(gpu.CardCores)
+	return min(c.Free(), c.Memory*gpu.Memory(c.FreeCores())/gpu.Memory(gpu.CardCores))
 }
 
 // Place returns the cards that the policy prefers among those with room for the demand, ordered by index. Of several cards that are
@@ -79,10 +79,10 @@ func (p *Policy) choose(cards []Card, demand *gpu.Demand, chosen []int) []int {
 		if !c.fits(demand) {
 			continue
 		}
-		at := len(chosen)
+		at, room := len(chosen), c.Room()
 		for at > 0 {
 			other := &cards[chosen[at-1]]
-			if !better(c, other) && (c.Index > other.Index || better(other, c)) {
+			if !better(room, other.Room()) && (c.Index > other.Index || better(other.Room(), room)) {
 				break
 			}
 			at--
@@ -99,17 +99,22 @@ func (p *Policy) choose(cards []Card, demand *gpu.Demand, chosen []int) []int {
 }
 
 // best is choose for memory of one card, which is faster: it runs for thousands of nodes per pod.
-func best(cards []Card, request gpu.Memory, better func(a, b *Card) bool) (position int) {
-	var chosen *Card
+func best(cards []Card, request gpu.Memory, better func(a, b gpu.Memory) bool) int {
+	chosen, most := -1, gpu.Memory(0)
 	for i := range cards {
 		c := &cards[i]
-		switch {
-		case c.Unhealthy || c.Free() < request:
-		case chosen == nil || better(c, chosen) || c.Index < chosen.Index && !better(chosen, c):
-			chosen, position = c, i
+		room := c.Memory.Sub(c.Used) // Room is too long to be inlined.
+		if c.Unhealthy || room < request {
+			continue
+		}
+		if c.UsedCores != 0 {
+			room = c.scarcer()
+		}
+		if chosen < 0 || better(room, most) || c.Index < cards[chosen].Index && !better(most, room) {
+			chosen, most = i, room
 		}
 	}
-	return position
+	return chosen
 }
 
 // Fit returns the reason that Place returns, without allocating memory: it runs for thousands of nodes per pod.

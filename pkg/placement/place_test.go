@@ -93,7 +93,7 @@ func TestPolicies(t *testing.T) {
 		}
 		for range 20_000 {
 			c := []Card{all[random.IntN(len(all))], all[random.IntN(len(all))], all[random.IntN(len(all))]}
-			if p.better(&c[0], &c[1]) && (p.better(&c[1], &c[0]) || !p.better(&c[0], &c[2]) && !p.better(&c[2], &c[1])) {
+			if p.better(c[0].Room(), c[1].Room()) && (p.better(c[1].Room(), c[0].Room()) || !p.better(c[0].Room(), c[2].Room()) && !p.better(c[2].Room(), c[1].Room())) {
 				t.Fatalf("%s is no strict order of %v", p, c)
 			}
 			demand := gpu.Demand{Cards: 1 + random.IntN(2), Memory: gpu.Memory(1 + random.Int64N(9)), Cores: gpu.Cores(10 * random.IntN(6))}

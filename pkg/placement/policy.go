@@ -3,6 +3,8 @@ package placement
 import (
 	"fmt"
 	"strings"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // Policy is a preference among the cards of a node, or among nodes, that have room for a demand.
@@ -17,8 +19,8 @@ import (
 //   - rate stays within 0 to 1, so that scores stay within MaxScore.
 type Policy struct {
 	name, help string
-	// better reports whether card a is preferred to card b.
-	better func(a, b *Card) bool
+	// better reports whether a card with room a is preferred to one with room b, see Card.Room.
+	better func(a, b gpu.Memory) bool
 	// rate rates cards or a node by the fraction that is used after the placement, in the scarcer dimension, 0 to 1. The highest
 	// rate is best.
 	rate func(used float64) float64
@@ -28,13 +30,13 @@ var (
 	// Binpack prefers the card with the least free memory, which keeps whole cards free for large pods.
 	Binpack = Policy{
 		name: "binpack", help: "least free memory",
-		better: func(a, b *Card) bool { return a.Room() < b.Room() },
+		better: func(a, b gpu.Memory) bool { return a < b },
 		rate:   func(used float64) float64 { return used },
 	}
 	// Spread prefers the card with the most free memory.
 	Spread = Policy{
 		name: "spread", help: "most free memory",
-		better: func(a, b *Card) bool { return a.Room() > b.Room() },
+		better: func(a, b gpu.Memory) bool { return a > b },
 		rate:   func(used float64) float64 { return 1 - used },
 	}
 )
