@@ -1,19 +1,22 @@
 package allocation
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-func TestSelectCard(t *testing.T) {
+func TestSelectCards(t *testing.T) {
 	unhealthy := func(cards []gpu.Card, index int) []gpu.Card {
 		cards[index].Unhealthy = "Xid 79"
 		return cards
 	}
-	preferred := func(card int) Preference { return Preference{Match: ByOrder, Card: card} }
-	preferredFor := func(pod string, card int) Preference { return Preference{mainOf(pod), ByOrder, card} }
+	preferred := func(card int) Preference { return Preference{Match: ByOrder, Cards: []int{card}} }
+	preferredFor := func(pod string, card int) Preference { return Preference{mainOf(pod), ByOrder, []int{card}} }
+	holdingNext := holding(1, 9)
+	holdingNext.Instance, holdingNext.Next = "containerd://1", gpu.On(0, 9)
 	const full = "pod default/a: no card for 8 units of GPU memory: no GPU card has enough free memory"
 	for name, test := range map[string]struct {
 		cards     []gpu.Card
@@ -129,7 +132,7 @@ func TestSelectCard(t *testing.T) {
 		},
 		"pods that the watch has not delivered count": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)),
-			given: Allocations{"uid-new": {"main": {Card: 0, Request: 9}}}, want: 1, result: ResultMoved,
+			given: Allocations{"uid-new": {"main": holding(0, 9)}}, want: 1, result: ResultMoved,
 		},
 		"a static pod that an earlier version gave a card counts": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)),
@@ -138,7 +141,7 @@ func TestSelectCard(t *testing.T) {
 		"a running container holds its card and that of its next start": {
 			cards: newCards(16, 16, 16), pod: newPod("a", main(8), assumed(0, 1)),
 			others: []Pod{newPod("b", main(9), assumed(1, 0), assigned, running)},
-			given:  Allocations{"uid-b": {"main": {Card: 1, Request: 9, Instance: "containerd://1", Next: 0}}}, want: 2, result: ResultMoved,
+			given:  Allocations{"uid-b": {"main": holdingNext}}, want: 2, result: ResultMoved,
 		},
 		"a running container keeps the annotated card": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(1, 1), running), want: 1, result: ResultKept,
@@ -151,16 +154,16 @@ func TestSelectCard(t *testing.T) {
 		"a pod that was given no card holds none": {
 			cards: newCards(16), pod: newPod("a", main(8), assumed(0, 1)),
 			others: []Pod{newPod("b", main(16), assumed(0, 0), running)},
-			given:  Allocations{"uid-b": {"main": onCard(NoCard)}, "uid-new": {"main": {Card: NoCard, Request: 16}}}, want: 0, result: ResultKept,
+			given:  Allocations{"uid-b": {"main": noCard}, "uid-new": {"main": noCard}}, want: 0, result: ResultKept,
 		},
 		"but its annotated memory stays free": {
 			cards: newCards(16, 16), pod: newPod("a", main(8)),
-			others: []Pod{newPod("b", main(12), assumed(0, 0))}, given: Allocations{"uid-b": {"main": onCard(NoCard)}},
+			others: []Pod{newPod("b", main(12), assumed(0, 0))}, given: Allocations{"uid-b": {"main": noCard}},
 			want: 1, result: ResultPlaced,
 		},
 		"a pod with another plugin's response may hold its annotated memory": {
 			cards: newCards(16), pod: newPod("a", main(8), assumed(0, 1)),
-			others: []Pod{newPod("b", main(16), assumed(0, 0))}, given: Allocations{"uid-b": {"main": onCard(UnknownCard)}},
+			others: []Pod{newPod("b", main(16), assumed(0, 0))}, given: Allocations{"uid-b": {"main": unknownCard}},
 			result: RefusedFull, text: full,
 		},
 		"a card that the node doesn't have": {
@@ -182,7 +185,7 @@ func TestSelectCard(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := Snapshot{Cards: test.cards, Pods: append(test.others, test.pod), Given: test.given, Preferred: test.preferred}
 			pod := &s.Pods[len(s.Pods)-1]
-			got := s.selectCard(Decision{Pod: pod, Container: pod.Containers[len(pod.Containers)-1]})
+			got := s.selectCards(Decision{Pod: pod, Container: pod.Containers[len(pod.Containers)-1]})
 			var text string
 			if got.Rejection != nil {
 				text = got.Rejection.Text
@@ -193,8 +196,8 @@ func TestSelectCard(t *testing.T) {
 			if test.moved != "" && got.Moved != test.moved {
 				t.Errorf("moved because %q, want %q", got.Moved, test.moved)
 			}
-			if got.Result != test.result || got.Rejection == nil && got.Card.Index != test.want || text != test.text {
-				t.Errorf("got card %d, %q, %q, want %d, %q, %q", got.Card.Index, got.Result, text, test.want, test.result, test.text)
+			if got.Result != test.result || got.Rejection == nil && !slices.Equal(got.Indexes(), []int{test.want}) || text != test.text {
+				t.Errorf("got cards %v, %q, %q, want %d, %q, %q", got.Indexes(), got.Result, text, test.want, test.result, test.text)
 			}
 		})
 	}

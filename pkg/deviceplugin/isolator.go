@@ -3,6 +3,7 @@ package deviceplugin
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -127,35 +128,51 @@ func (i *isolator) card(card gpu.Card) isolation.Card {
 	return isolation.Card{UUID: card.UUID, Device: i.visible.name(card, i.cards.Position(card.Index)), Unlimitable: unlimitable}
 }
 
-// limitation is what enforces a container's share.
+// limitation is what enforces a container's share of each of its cards.
 type limitation struct {
-	// devices are CDI devices, and limit is in bytes; none and 0 if the share isn't enforced.
+	// devices are CDI devices, and limit is that of each card in bytes; none and 0 if the share isn't enforced.
 	devices []string
 	limit   uint64
 }
 
-// Isolate returns what enforces a share in bytes of the decision's card, or the decision with a rejection if that fails. It checks
-// again whether the card is ready, because the decision's cards can be older than the mode and the node's files.
-func (i *isolator) Isolate(d allocation.Decision, share uint64) (allocation.Decision, limitation) {
+// Isolate returns what enforces the container's share of the decision's cards, or the decision with a rejection if that fails.
+func (i *isolator) Isolate(d allocation.Decision, unit gpu.Unit) (allocation.Decision, limitation) {
 	if d.Rejection != nil {
 		return d, limitation{}
 	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	err := i.ready(d.Card)
-	if err == nil && !i.mode.Limits() {
-		return d, limitation{}
-	}
-	var devices []string
-	if err == nil {
-		if devices, err = i.backends[i.mode].Apply(i.card(d.Card), share); err != nil {
-			err = fmt.Errorf("isolation mode %s: %w", i.mode, err)
-		}
-	}
+	l, err := i.limit(d.Cards, unit.Bytes(d.Container.Request/gpu.Memory(len(d.Cards))))
 	if err != nil {
 		d.Result = allocation.RefusedUnavailable
 		d.Rejection = &allocation.Rejection{Result: d.Result, Text: err.Error()}
-		return d, limitation{}
 	}
-	return d, limitation{devices: devices, limit: share}
+	return d, l
+}
+
+// limit returns what enforces a share in bytes of each of the cards. It checks again whether they are ready, because the decision's
+// cards can be older than the mode and the node's files.
+func (i *isolator) limit(cards []gpu.Card, share uint64) (l limitation, err error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if len(cards) > 1 && !i.mode.SeveralCards() {
+		return limitation{}, fmt.Errorf("isolation mode %s: a container can have one card only, the pod has %d", i.mode, len(cards))
+	}
+	for _, card := range cards {
+		if err := i.ready(card); err != nil {
+			return limitation{}, err
+		}
+		if !i.mode.Limits() {
+			continue
+		}
+		devices, err := i.backends[i.mode].Apply(i.card(card), share)
+		if err != nil {
+			return limitation{}, fmt.Errorf("isolation mode %s: %w", i.mode, err)
+		}
+		for _, device := range devices {
+			if !slices.Contains(l.devices, device) { // The device of the limit is the same for each card.
+				l.devices = append(l.devices, device)
+			}
+		}
+		l.limit = share
+	}
+	return l, nil
 }

@@ -260,7 +260,7 @@ func TestIsolationChanges(t *testing.T) {
 			if got := p.cards.All()[0].Unhealthy; !strings.HasPrefix(got, test.unhealthy) || (got == "") != (test.unhealthy == "") {
 				t.Errorf("the card is unhealthy: %q", got)
 			}
-			decision, _ := p.isolator.Isolate(allocation.Decision{Card: reservedCards()[0]}, 2<<30)
+			decision, _ := p.isolator.Isolate(allocation.Decision{Cards: reservedCards()[:1], Container: allocation.Container{Request: 2}}, gpu.GiB)
 			got := ""
 			if decision.Rejection != nil {
 				got = decision.Rejection.Text

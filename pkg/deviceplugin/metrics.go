@@ -137,12 +137,12 @@ func (m *metrics) setConfigOutdated(outdated bool) {
 // observe records the duration of an Allocate call.
 func (m *metrics) observe(start time.Time) { m.duration.Observe(time.Since(start).Seconds()) }
 
-// count counts a decision for these devices. Allocations with devices of another card, which the kubelet's checkpoint then names,
+// count counts a decision for these devices. Allocations with devices of other cards, which the kubelet's checkpoint then names,
 // are counted too. There can be good reasons, such as devices that an init container with another request had.
 func (m *metrics) count(d allocation.Decision, ids []string) {
 	m.matches.WithLabelValues(string(d.Match)).Inc()
 	m.allocations.WithLabelValues(string(d.Result)).Inc()
-	if d.Rejection == nil && !allOf(d.Card.Index, ids) {
+	if d.Rejection == nil && !evenlyOf(d.Indexes(), ids) {
 		m.otherDevices.Inc()
 	}
 }

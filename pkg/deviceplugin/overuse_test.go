@@ -20,7 +20,7 @@ func TestOveruse(t *testing.T) {
 	stale := newPod("stale", main(2), annotation(protocol.AnnotationOveruse, `{"usedMiB":3,"requestedMiB":2,"cards":{"0":{"usedMiB":3,"requestedMiB":2}}}`))
 	lost := newPod("lost", main(2))
 	b.create(p, pod, none, stale, lost)
-	p.allocator.snapshots.record.Add(allocation.ContainerKey{UID: "uid-greedy", Name: "main"}, allocation.Allocation{Request: 2})
+	p.allocator.snapshots.record.Add(allocation.ContainerKey{UID: "uid-greedy", Name: "main"}, allocation.Allocation{})
 	measure := func(at time.Time, used uint64) {
 		report := protocol.Usage{Time: at}
 		for _, name := range []string{"greedy", "none", "lost"} {

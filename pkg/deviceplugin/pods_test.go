@@ -22,6 +22,7 @@ func TestReadPod(t *testing.T) {
 			})
 		}
 	}
+	one := []allocation.Container{{Name: "main", Request: 2}}
 	for name, test := range map[string]struct {
 		pod  *corev1.Pod
 		want allocation.Pod // Without what all rows have.
@@ -30,27 +31,27 @@ func TestReadPod(t *testing.T) {
 			newPod("a", container("x", 2), container("none", 0), container("y", 1), initStep(9), sidecar("s", 2), revision("17")),
 			allocation.Pod{Pod: gpu.Pod{Request: 9}, Version: 17, Containers: []allocation.Container{
 				{Name: "i", Request: 9, Init: true}, {Name: "s", Request: 2}, {Name: "x", Request: 2}, {Name: "y", Request: 1},
-			}},
+			}, AppRequests: []gpu.Memory{2, 0, 1}},
 		},
 		"an init container has ended if a container runs": {
 			newPod("a", initStep(2), main(2), container("y", 1), runs("main")),
 			allocation.Pod{Pod: gpu.Pod{Request: 3}, Ran: true, Containers: []allocation.Container{
 				{Name: "i", Request: 2, Init: true, Running: true}, {Name: "main", Request: 2, Running: true}, {Name: "y", Request: 1},
-			}},
+			}, AppRequests: []gpu.Memory{2, 1}},
 		},
 		"a pod that has run": {
 			newPod("a", main(2), ran(false)),
-			allocation.Pod{Pod: gpu.Pod{Request: 2}, Ran: true, Containers: []allocation.Container{{Name: "main", Request: 2}}},
+			allocation.Pod{Pod: gpu.Pod{Request: 2}, Ran: true, Containers: one, AppRequests: []gpu.Memory{2}},
 		},
 		"the request is read from the spec": {
 			newPod("a", main(2), annotation("ALIYUN_COM_GPU_MEM_POD", "5"), mirrors("static"), func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodFailed }),
-			allocation.Pod{Pod: gpu.Pod{Request: 2}, Mirror: true, Terminal: true, Containers: []allocation.Container{{Name: "main", Request: 2}}},
+			allocation.Pod{Pod: gpu.Pod{Request: 2}, Mirror: true, Terminal: true, Containers: one, AppRequests: []gpu.Memory{2}},
 		},
 		"an invalid card": {
 			newPod("a", main(2), annotation("ALIYUN_COM_GPU_MEM_IDX", "-1"), annotation("ALIYUN_COM_GPU_MEM_ASSUME_TIME", "yesterday"),
 				annotation("ALIYUN_COM_GPU_MEM_ASSIGNED", "true")),
 			allocation.Pod{
-				Pod: gpu.Pod{Request: 2}, HasAssumeTime: true, Assigned: true, Containers: []allocation.Container{{Name: "main", Request: 2}},
+				Pod: gpu.Pod{Request: 2}, HasAssumeTime: true, Assigned: true, Containers: one, AppRequests: []gpu.Memory{2},
 			},
 		},
 	} {
@@ -92,7 +93,7 @@ func TestDeletedPods(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	one := allocation.PodAllocations{"main": {Card: 0, Request: 1}}
+	one := allocation.PodAllocations{"main": {Cards: gpu.On(0, 1)}}
 	s := &snapshots{
 		pods: pods, cards: newCardState(), met: map[gpu.PodUID]bool{}, rejected: map[gpu.PodUID]bool{},
 		record: allocation.NewRecord(allocation.Allocations{"uid-stays": one, "uid-goes": one, "uid-unseen": one}),

@@ -31,6 +31,12 @@ func ParseMode(name string) (Mode, error) {
 	return "", fmt.Errorf("isolation mode %.32q: want %s", name, strings.Join(names, " or "))
 }
 
+// mps is the mode in which all containers of a card share one server, so that a container can have one card only.
+const mps Mode = "mps"
+
+// SeveralCards reports whether a container can have several cards in this mode.
+func (m Mode) SeveralCards() bool { return m != mps }
+
 // Limits reports whether the mode limits memory. A node's cards then have only the memory that can be allocated.
 func (m Mode) Limits() bool { return m != None }
 

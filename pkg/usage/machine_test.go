@@ -108,14 +108,14 @@ func TestRealProcesses(t *testing.T) {
 	}
 
 	running := []Container{
-		{"team", "a", uidA, "main", idA, 0, 256 * mib, 0}, {"team", "b", "mirror-pod", "main", idB, 1, 64 * mib, 0},
+		{"team", "a", uidA, "main", idA, []int{0}, 256 * mib, 0}, {"team", "b", "mirror-pod", "main", idB, []int{1}, 64 * mib, 0},
 	}
 	meter := NewMeter(Options{
 		Node: "n", Interval: time.Millisecond, Cgroups: v2,
 		Cards:      func() []gpu.Card { return []gpu.Card{{Index: 3, UUID: "GPU-1"}, {Index: 0, UUID: "GPU-0"}} },
 		Containers: func() []Container { return running },
 	})
-	running[1].Card = 3
+	running[1].Cards = []int{3}
 	if got := meter.Report(); len(got.Problems) != 1 || !got.Time.IsZero() {
 		t.Errorf("before the first measurement: %+v", got)
 	}
@@ -203,7 +203,7 @@ func BenchmarkMeasure(b *testing.B) {
 	}
 	var containers []Container
 	for i := range 110 {
-		containers = append(containers, Container{Namespace: "n", Pod: fmt.Sprint("p", i), UID: gpu.PodUID(fmt.Sprint("u", i)), Name: "c", ID: fmt.Sprint("id", i), Card: i % 8, Requested: mib})
+		containers = append(containers, Container{Namespace: "n", Pod: fmt.Sprint("p", i), UID: gpu.PodUID(fmt.Sprint("u", i)), Name: "c", ID: fmt.Sprint("id", i), Cards: []int{i % 8}, Requested: mib})
 	}
 	meter := NewMeter(Options{Node: "n", Cards: func() []gpu.Card { return cards }, Containers: func() []Container { return containers }})
 	before := processorTime(b)

@@ -21,16 +21,16 @@ func TestBuild(t *testing.T) {
 	unknown := uint64(inventory.UnknownBytes)
 	// Two containers of pod a, of which one has card 0, and the container of pod b, without a card.
 	running := []Container{
-		{"team", "a", "uid-a", "main", "id-main", 0, 100, 0},
-		{"team", "a", "uid-a", "helper", "id-helper", noCard, 0, 0},
-		{"other", "b", "uid-b", "c", "id-c", noCard, 0, 0},
+		{"team", "a", "uid-a", "main", "id-main", []int{0}, 100, 0},
+		{"team", "a", "uid-a", "helper", "id-helper", nil, 0, 0},
+		{"other", "b", "uid-b", "c", "id-c", nil, 0, 0},
 	}
 	limit := func(n uint64) *uint64 { return &n }
 	usageOf := func(c Container, used uint64, processes int) protocol.ContainerUsage {
 		row := protocol.ContainerUsage{
 			Namespace: c.Namespace, Pod: c.Pod, UID: string(c.UID), Container: c.Name, Processes: processes, Used: used,
 		}
-		if c.Card == 0 {
+		if len(c.Cards) > 0 {
 			row.Requested = c.Requested
 		}
 		return row
@@ -156,7 +156,7 @@ func TestNotInForce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			report := build(reading{
-				containers: []Container{{Pod: "a", UID: "u", Name: "c", ID: "id", Card: 0, Requested: 100, Limit: test.given}},
+				containers: []Container{{Pod: "a", UID: "u", Name: "c", ID: "id", Cards: []int{0}, Requested: 100, Limit: test.given}},
 				cards:      []cardReading{{index: 0, limits: test.limits}, {index: 1}},
 			})
 			if len(report.Containers) != 1 || report.Containers[0].NotInForce != test.want || (report.Containers[0].Given != nil) != (test.given > 0) {
