@@ -176,11 +176,7 @@ func (s *Snapshot) place(uid gpu.PodUID, demand gpu.Demand) ([]gpu.Card, placeme
 		return cards, placement.Fits
 	}
 	used := s.used(uid, true)
-	cards := make([]placement.Card, len(s.Cards))
-	for i, c := range s.Cards {
-		cards[i] = used.on(c)
-	}
-	placed, reason := place(cards, demand)
+	placed, reason := place(used.of(s.Cards, demand), demand)
 	if reason != placement.Fits {
 		return nil, reason
 	}
@@ -195,12 +191,7 @@ func (s *Snapshot) place(uid gpu.PodUID, demand gpu.Demand) ([]gpu.Card, placeme
 // fits reports whether each of the cards has room for its part of a demand beside what all pods but except hold. If annotated is
 // set, what annotations name counts too.
 func (s *Snapshot) fits(cards []gpu.Card, except gpu.PodUID, demand gpu.Demand, annotated bool) bool {
-	used := s.used(except, annotated)
-	of := make([]placement.Card, len(cards))
-	for i, c := range cards {
-		of[i] = used.on(c)
-	}
-	return fit(of, demand) == placement.Fits
+	return fit(s.used(except, annotated).of(cards, demand), demand) == placement.Fits
 }
 
 // Held returns the memory that pods hold on each card, with what the annotations of pods name that were not served yet.

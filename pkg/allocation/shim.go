@@ -5,7 +5,15 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-func (l load) on(c gpu.Card) placement.Card { return placement.NewCard(c, l[c.Index].Memory) }
+// of returns the cards that have enough free cores, with the memory that is used.
+func (l load) of(cards []gpu.Card, demand gpu.Demand) (out []placement.Card) {
+	for _, c := range cards {
+		if gpu.CardCores.Sub(l[c.Index].Cores) >= demand.Cores {
+			out = append(out, placement.NewCard(c, l[c.Index].Memory))
+		}
+	}
+	return out
+}
 
 // place returns the fullest cards that fit, ordered by index.
 func place(cards []placement.Card, demand gpu.Demand) (gpu.Placement, placement.Reason) {

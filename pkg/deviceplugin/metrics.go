@@ -69,7 +69,7 @@ func newMetrics(registered func() bool) *metrics {
 	}
 	m.setConfig("", "")
 	m.limits = prometheus.NewGaugeVec(gauge("limits",
-		"Running containers that were given a limit, by whether the driver has it."), []string{"state"})
+		"Limits that running containers were given, one for each of their cards, by whether the driver has it."), []string{"state"})
 	m.isolation = prometheus.NewGaugeVec(gauge("isolation_mode",
 		"1 for the isolation mode in which new containers start."), []string{"mode"})
 	m.overuse = prometheus.NewGauge(gauge("overusing_pods",

@@ -117,6 +117,24 @@ func TestBuild(t *testing.T) {
 	}
 }
 
+// TestBuildSeveralCards: use, request and limit of a container are those of each of its cards.
+func TestBuildSeveralCards(t *testing.T) {
+	limit := uint64(100)
+	report := build(reading{
+		containers: []Container{{Pod: "a", UID: "u", Name: "c", ID: "id", Cards: []int{0, 2}, Requested: 100, Limit: limit}},
+		cards: []cardReading{
+			{index: 0, processes: []process{at(30, "u", "id")}, limits: map[string]limitReading{"id": {inventory.MemoryLimit{Hard: limit}, nil}}},
+			{index: 1}, {index: 2, processes: []process{at(120, "u", "id")}, limits: map[string]limitReading{"id": {inventory.MemoryLimit{Hard: inventory.NoLimit}, nil}}},
+		},
+	})
+	row := protocol.ContainerUsage{Pod: "a", UID: "u", Container: "c", Processes: 1, Used: 30, Requested: 100, Given: &limit, Limit: &limit}
+	over := row
+	over.Card, over.Used, over.Limit, over.NotInForce = 2, 120, nil, "its cgroup has no limit"
+	if diff := cmp.Diff([]protocol.ContainerUsage{row, over}, report.Containers); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 func TestUnresolved(t *testing.T) {
 	gone := process{problem: errGone}
 	for name, test := range map[string]struct {
