@@ -65,7 +65,7 @@ func (s *Snapshot) selectOther(d Decision, expected []int) Decision {
 		return d.give(cards, ResultPlaced)
 	}
 	where := demand.On(expected...)
-	d.Moved = fmt.Sprintf("%s, which was chosen for the pod, has no room left for it beside the pods that hold it", where)
+	d.Moved = fmt.Sprintf("the choice for the pod was %s, and pods that have a share there leave it no room", where)
 	if annotated, rejected := s.usable(d); rejected.Rejection == nil && s.fits(annotated, pod.UID, demand, false) {
 		d.Moved = fmt.Sprintf("the kubelet chose its devices when %s had no room for the pod, or wasn't the pod's", where)
 	}
