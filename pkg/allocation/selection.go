@@ -175,23 +175,22 @@ func (s *Snapshot) place(uid gpu.PodUID, demand gpu.Demand) ([]gpu.Card, placeme
 	if cards, ok := s.preferred(uid, demand); ok {
 		return cards, placement.Fits
 	}
-	used := s.used(uid, true)
-	placed, reason := place(used.of(s.Cards, demand), demand)
+	placed, reason := placement.Place(placement.Expected, s.used(uid, true).on(s.Cards), demand)
 	if reason != placement.Fits {
 		return nil, reason
 	}
-	var out []gpu.Card
-	for _, index := range slices.Sorted(slices.Values(placed.Cards())) {
+	var cards []gpu.Card
+	for _, index := range placed.Cards() {
 		card, _ := s.card(index)
-		out = append(out, card)
+		cards = append(cards, card)
 	}
-	return out, reason
+	return cards, reason
 }
 
 // fits reports whether each of the cards has room for its part of a demand beside what all pods but except hold. If annotated is
 // set, what annotations name counts too.
 func (s *Snapshot) fits(cards []gpu.Card, except gpu.PodUID, demand gpu.Demand, annotated bool) bool {
-	return fit(s.used(except, annotated).of(cards, demand), demand) == placement.Fits
+	return placement.Fit(s.used(except, annotated).on(cards), demand) == placement.Fits
 }
 
 // Held returns the memory that pods hold on each card, with what the annotations of pods name that were not served yet.
@@ -211,6 +210,16 @@ func (l load) add(shares ...gpu.Share) {
 		sum := l[share.Card]
 		l[share.Card] = gpu.Share{Card: share.Card, Memory: sum.Memory.Add(share.Memory), Cores: sum.Cores.Add(share.Cores)}
 	}
+}
+
+// on returns the cards with what pods hold of them.
+func (l load) on(cards []gpu.Card) []placement.Card {
+	out := make([]placement.Card, len(cards))
+	for i, c := range cards {
+		out[i] = placement.NewCard(c, l[c.Index].Memory)
+		out[i].UsedCores = l[c.Index].Cores
+	}
+	return out
 }
 
 // addOther adds the shares of a container that aren't among its pod's. If they are of another number of cards than the pod's, the

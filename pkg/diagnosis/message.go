@@ -59,11 +59,15 @@ func rejectionIn(message string) (rejection, bool) {
 	return rejection{text: text, forMemory: len(counts) > 0 && unexplained <= 0}, true
 }
 
-const insufficientMemory = "Insufficient " + string(protocol.ResourceMemory)
+// What kube-scheduler says of a node that lacks one of our resources in sum.
+const (
+	insufficientMemory = "Insufficient " + string(protocol.ResourceMemory)
+	insufficientCores  = "Insufficient " + string(protocol.ResourceCores)
+)
 
-// aboutMemory reports whether the reason is one of the extender's, or kube-scheduler's that a node lacks GPU memory.
+// aboutMemory reports whether the reason is one of the extender's, or kube-scheduler's that a node lacks GPU memory or cores.
 func aboutMemory(reason string) bool {
-	return reason == insufficientMemory || strings.HasPrefix(reason, reasonPrefix) || placement.IsText(reason)
+	return reason == insufficientMemory || reason == insufficientCores || strings.HasPrefix(reason, reasonPrefix) || placement.IsText(reason)
 }
 
 // checkedHere reports whether the reason is one that Node.rejection checks (the constants of the plugins TaintToleration,

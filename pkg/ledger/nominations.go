@@ -122,16 +122,17 @@ func (n *node) outranked(priority int32) bool {
 // fit returns Fits if the pod, which has no allocation, fits the node, else the reason why not. n may be nil. The caller
 // holds the lock.
 func (l *Ledger) fit(n *node, pod gpu.Pod) placement.Reason {
-	if reason := n.shareable(); reason != placement.Fits {
+	demand := pod.Demand()
+	if reason := n.accepts(demand); reason != placement.Fits {
 		return reason
 	}
-	return l.orReserved(n, pod, placement.Fit(l.cardsFor(n, pod), pod.Request))
+	return l.orReserved(n, pod, placement.Fit(l.cardsFor(n, pod), demand))
 }
 
 // orReserved returns placement.Reserved instead of the reason if the pod would fit the node without the starvation
 // reservation.
 func (l *Ledger) orReserved(n *node, pod gpu.Pod, reason placement.Reason) placement.Reason {
-	if reason.Resolvable() && l.seesStarvationReservation(n, pod) && placement.Fit(l.withNominees(n, pod, n.cards, false), pod.Request) == placement.Fits {
+	if reason.Resolvable() && l.seesStarvationReservation(n, pod) && placement.Fit(l.withNominees(n, pod, n.cards, false), pod.Demand()) == placement.Fits {
 		return placement.Reserved
 	}
 	return reason
@@ -139,18 +140,19 @@ func (l *Ledger) orReserved(n *node, pod gpu.Pod, reason placement.Reason) place
 
 // suit is fit with the node's suitability.
 func (l *Ledger) suit(n *node, view View, pod gpu.Pod) (placement.Suitability, placement.Reason) {
-	if reason := n.shareable(); reason != placement.Fits {
+	demand := pod.Demand()
+	if reason := n.accepts(demand); reason != placement.Fits {
 		return 0, reason
 	}
 	if len(n.starvation) == 0 && len(n.nominees) == 0 && len(n.tentative) == 0 {
-		return placement.Suit(view.Card, view.Node, n.cards, &n.totals, pod.Request)
+		return placement.Suit(view.Card, view.Node, n.cards, &n.totals, demand)
 	}
 	cards := l.cardsFor(n, pod)
 	if !view.TentativeAt.IsZero() {
 		cards = n.withTentative(cards, view, pod)
 	}
 	totals := placement.Sum(cards)
-	suits, reason := placement.Suit(view.Card, view.Node, cards, &totals, pod.Request)
+	suits, reason := placement.Suit(view.Card, view.Node, cards, &totals, demand)
 	return suits, l.orReserved(n, pod, reason)
 }
 
@@ -183,25 +185,20 @@ func (l *Ledger) withNominees(n *node, pod gpu.Pod, cards []placement.Card, copi
 	return cards
 }
 
-// placeNominee returns the card that a nominated pod is likely to get: one with room, else one that has room once the
-// terminating pods and the nominee's victims have ended. It can be none: kube-scheduler's victims are unknown until they are
+// placeNominee returns the cards that a nominated pod is likely to get: ones with room, else ones that have room once the
+// terminating pods and the nominee's victims have ended. There can be none: kube-scheduler's victims are unknown until they are
 // terminating.
 func (n *node) placeNominee(cards []placement.Card, nominee nominee) gpu.Placement {
-	where, reason := placement.Place(placement.Expected, cards, nominee.Request)
+	where, reason := placement.Place(placement.Expected, cards, nominee.Demand())
 	if !reason.Resolvable() {
 		return where
 	}
 	cards = slices.Clone(cards)
 	for _, a := range n.allocations {
-		if !a.Leaving && !slices.Contains(nominee.victims, a.UID) {
-			continue
-		}
-		for _, share := range a.Placement {
-			if i, ok := position(cards, share.Card); ok {
-				cards[i].Used = cards[i].Used.Sub(share.Memory)
-			}
+		if a.Leaving || slices.Contains(nominee.victims, a.UID) {
+			subtract(cards, a.Placement)
 		}
 	}
-	where, _ = placement.Place(placement.Expected, cards, nominee.Request)
+	where, _ = placement.Place(placement.Expected, cards, nominee.Demand())
 	return where
 }

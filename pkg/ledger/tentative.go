@@ -86,7 +86,7 @@ func (n *node) withTentative(cards []placement.Card, view View, pod gpu.Pod) []p
 		if !copied {
 			cards, copied = slices.Clone(cards), true
 		}
-		where, _ := placement.Place(view.Card, cards, other.Request)
+		where, _ := placement.Place(view.Card, cards, other.Demand())
 		add(cards, where)
 	}
 	return cards

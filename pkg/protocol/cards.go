@@ -28,8 +28,8 @@ func PodCards(pod *corev1.Pod) (int, error) {
 // the containers' spec.
 func CheckRequest(pod *corev1.Pod) error {
 	cores := PodCores(pod)
-	if cores == 0 && PodRequest(pod) == 0 {
-		return nil // The label alone means nothing.
+	if _, labelled := pod.Labels[LabelCount]; cores == 0 && (!labelled || PodRequest(pod) == 0) {
+		return nil // Most pods. The label alone means nothing.
 	}
 	n, err := PodCards(pod)
 	if err != nil {

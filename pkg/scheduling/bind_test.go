@@ -90,7 +90,7 @@ func TestBadBindRequests(t *testing.T) {
 		"unknown pod":           {edited(func(r *BindRequest) { r.Name = "x" }), binding.ErrBadRequest, "there is no pod default/x with UID uid-p"},
 		"wrong UID":             {edited(func(r *BindRequest) { r.UID = "other" }), binding.ErrBadRequest, "there is no pod default/p with UID other"},
 		"unknown node":          {edited(func(r *BindRequest) { r.Node = "x" }), ledger.ErrNoRoom, "shares no GPU memory"},
-		"unmanaged pod":         {request(unmanaged, "n1"), binding.ErrBadRequest, "the pod asks for none of aliyun.com/gpu-mem, aliyun.com/gpu-count and nvidia.com/gpu"},
+		"unmanaged pod":         {request(unmanaged, "n1"), binding.ErrBadRequest, "the pod asks for none of aliyun.com/gpu-mem, aliyun.com/gpu-count, aliyun.com/gpu-core.percentage and nvidia.com/gpu"},
 		"bound to another node": {request(bound, "n1"), binding.ErrBadRequest, "bound to node n2 already"},
 	} {
 		if err := f.Bind(t.Context(), test.request); !errors.Is(err, test.want) || !strings.Contains(err.Error(), test.text) {
