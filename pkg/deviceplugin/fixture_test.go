@@ -125,6 +125,7 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	}
 	if o := b.isolation; o != nil {
 		options.Config.Flags.Isolation, options.CgroupRoot, options.CDIDirectories = &o.mode, o.cgroups, []string{o.specs}
+		options.MPSDirectory = o.mps
 	}
 	p, err := New(options)
 	if err != nil {
