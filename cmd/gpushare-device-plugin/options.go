@@ -104,7 +104,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.plugin.UsageMetrics, "usage-metrics", false, "serve the memory that each container uses on /metrics also without --authorize-metrics; these metrics name pods")
 	f.Float64Var(&o.plugin.Overuse.Tolerance, "overuse-tolerance", usage.DefaultTolerance, "by how many percent of its request a container may exceed it before its pod is reported")
 	f.DurationVar(&o.plugin.Overuse.Grace, "overuse-grace", usage.DefaultGrace, "`time` for which a container may exceed its request by more than --overuse-tolerance before its pod is reported")
-	f.BoolVar(&o.cleanup, "cleanup", false, "remove aliyun.com/gpu-count and the inventory annotation from the Node object of --node-name and exit; for nodes from which the plugin was removed. It can run on any machine")
+	f.BoolVar(&o.cleanup, "cleanup", false, "remove aliyun.com/gpu-count, aliyun.com/gpu-core.percentage and the inventory annotation from the Node object of --node-name and exit; for nodes from which the plugin was removed. It can run on any machine")
 	f.BoolVar(&o.printInventory, "print-inventory", false, "print this node's cards as JSON and exit")
 }
 

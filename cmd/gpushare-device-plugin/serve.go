@@ -60,7 +60,7 @@ func cleanUp(ctx context.Context, out io.Writer, o options) error {
 	if err := deviceplugin.Cleanup(ctx, client, o.plugin.NodeName); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(out, "node %s: %s and %s removed\n", o.plugin.NodeName, protocol.ResourceCount, protocol.AnnotationInventory)
+	_, err = fmt.Fprintf(out, "node %s: %s, %s and %s removed\n", o.plugin.NodeName, protocol.ResourceCount, protocol.ResourceCores, protocol.AnnotationInventory)
 	return err
 }
 

@@ -1,13 +1,14 @@
 package allocation
 
 import (
+	"slices"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // DueAnnotations returns the changes to a pod's annotations: a new value, or nil for an annotation to remove. It returns nil if
-// the annotations are correct. repair is true if they named another card than the one that the containers got. An existing
+// the annotations are correct. repair is true if they named other cards than those that the containers got. An existing
 // assume time is never overwritten, whatever its value.
 func DueAnnotations(pod *Pod, given PodAllocations) (annotations map[string]any, repair bool) {
 	if pod.Terminal {
@@ -26,9 +27,9 @@ func DueAnnotations(pod *Pod, given PodAllocations) (annotations map[string]any,
 		}
 	}
 	annotations = map[string]any{}
-	repair = has && pod.Assumed && pod.Assignment.Cards[0].Index != lasting.Card
+	repair = has && pod.Assumed && !slices.Equal(pod.Assignment.Indexes(), lasting.Cards.Cards())
 	if has && (!pod.Assumed || repair) {
-		right := protocol.Assignment{Cards: protocol.OneCard(lasting.Card, lasting.CardMemory), Request: pod.Request, AssumeTime: lasting.At}
+		right := protocol.Assignment{Cards: lasting.assigned(), Request: pod.Request, Containers: pod.AppRequests, AssumeTime: lasting.At}
 		for key, value := range right.Annotations() {
 			annotations[key] = value
 		}
@@ -53,4 +54,13 @@ func DueAnnotations(pod *Pod, given PodAllocations) (annotations map[string]any,
 		return nil, false
 	}
 	return annotations, repair
+}
+
+// assigned returns the cards of the allocation as annotations name them.
+func (a Allocation) assigned() []protocol.AssignedCard {
+	out := make([]protocol.AssignedCard, len(a.Cards))
+	for i, share := range a.Cards {
+		out[i] = protocol.AssignedCard{Index: share.Card, Memory: a.CardMemory[i]}
+	}
+	return out
 }

@@ -99,14 +99,31 @@ func TestDueAnnotations(t *testing.T) {
 				"IDX": "1", "POD": "2", "DEV": "16",
 			},
 		},
+		"several cards: the annotation of the allocation lists all app containers": {
+			pod: newPod("a", initStep(6), container("x", 4), container("y", 2)), given: PodAllocations{"x": onCards([]int{0, 2})},
+			want: map[string]any{
+				"IDX": "0,2", "POD": "6", "DEV": "16,16", "ASSUME_TIME": nanoseconds(0), "ASSIGNED": "false",
+				protocol.AnnotationAllocation: `{"0":{"0":2,"2":2},"1":{"0":1,"2":1}}`,
+			},
+		},
+		"one of several cards is another": {
+			pod: newPod("a", main(4), assumedOn(0, 1)), given: PodAllocations{"main": onCards([]int{0, 2})}, repair: true,
+			want: map[string]any{
+				"IDX": "0,2", "POD": "4", "DEV": "16,16", "ASSIGNED": "true", "ASSIGN_TIME": nanoseconds(0),
+				protocol.AnnotationAllocation: `{"0":{"0":2,"2":2}}`,
+			},
+		},
+		"the annotated cards, of which the pod has several": {
+			pod: newPod("a", main(4), assumedOn(0, 1), assigned), given: PodAllocations{"main": onCards([]int{0, 1})},
+		},
 		"a container without a card": {
-			pod: newPod("a", main(2), assumed(0, 5)), given: PodAllocations{"main": {Card: NoCard}},
+			pod: newPod("a", main(2), assumed(0, 5)), given: PodAllocations{"main": noCard},
 		},
 		"a response of another plugin": {
-			pod: newPod("a", main(2), assumed(0, 5)), given: PodAllocations{"main": {Card: UnknownCard}},
+			pod: newPod("a", main(2), assumed(0, 5)), given: PodAllocations{"main": unknownCard},
 		},
 		"one container with a card and one without": {
-			pod: newPod("a", container("x", 2), container("y", 2), assumed(0, 5)), given: PodAllocations{"x": onCard(NoCard), "y": onCard(0)},
+			pod: newPod("a", container("x", 2), container("y", 2), assumed(0, 5)), given: PodAllocations{"x": noCard, "y": onCard(0)},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -127,8 +144,11 @@ func TestDueAnnotations(t *testing.T) {
 				written.Assigned = value == "true"
 			}
 			if value, ok := got["IDX"]; ok {
-				card, _ := strconv.Atoi(value.(string))
-				written.Assumed, written.HasAssumeTime, written.Assignment.Cards = true, true, protocol.OneCard(card, 0)
+				assignment, err := protocol.ParseAssignment(map[string]string{protocol.AnnotationIndex: value.(string)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				written.Assumed, written.HasAssumeTime, written.Assignment = true, true, assignment
 			}
 			if more, _ := DueAnnotations(&written, test.given); more != nil {
 				t.Errorf("%v is due after the write", more)

@@ -25,11 +25,13 @@ func newPod(name string, options ...podOption) Pod {
 			init = max(init, c.Request)
 		} else {
 			pod.Request += c.Request
+			pod.Cores += c.Cores
+			pod.AppRequests = append(pod.AppRequests, c.Request)
 		}
 	}
 	pod.Request = max(pod.Request, init)
 	if pod.Assumed && pod.Placement == nil {
-		pod.Placement = gpu.On(pod.Assignment.Cards[0].Index, pod.Request)
+		pod.Placement = pod.Demand().On(pod.Assignment.Indexes()...)
 	}
 	return pod
 }
@@ -51,9 +53,28 @@ func initStep(memory gpu.Memory) podOption {
 // assumed sets the extender's annotations; at is in seconds after start.
 func assumed(card, at int) podOption {
 	return func(pod *Pod) {
-		pod.Assumed, pod.HasAssumeTime = true, true
-		pod.Assignment = protocol.Assignment{Cards: protocol.OneCard(card, 0), AssumeTime: start.Add(time.Duration(at) * time.Second)}
+		assumedOn(card)(pod)
+		pod.Assignment.AssumeTime = start.Add(time.Duration(at) * time.Second)
 	}
+}
+
+// assumedOn sets the extender's annotations for a pod with these cards.
+func assumedOn(cards ...int) podOption {
+	return func(pod *Pod) {
+		pod.Assumed, pod.HasAssumeTime, pod.Cards = true, true, len(cards)
+		pod.Assignment.Cards = nil
+		for _, card := range cards {
+			pod.Assignment.Cards = append(pod.Assignment.Cards, protocol.AssignedCard{Index: card})
+		}
+	}
+}
+
+// labelled sets the number of cards that the pod's label names.
+func labelled(cards int) podOption { return func(pod *Pod) { pod.Cards = cards } }
+
+// cores sets the computing that the container added last asks for.
+func cores(percent gpu.Cores) podOption {
+	return func(pod *Pod) { pod.Containers[len(pod.Containers)-1].Cores = percent }
 }
 
 // created sets the creation time, in seconds after start.
@@ -78,9 +99,26 @@ func running(pod *Pod) {
 }
 
 // onCard returns the allocation of these devices on a card of 16 units.
-func onCard(card int, ids ...string) Allocation {
-	return Allocation{Card: card, CardMemory: 16, Request: gpu.Memory(len(ids)), Devices: NewDeviceSet(ids), At: start}
+func onCard(card int, ids ...string) Allocation { return onCards([]int{card}, ids...) }
+
+// onCards returns the allocation of these devices on several cards of 16 units.
+func onCards(cards []int, ids ...string) Allocation {
+	var of []gpu.Card
+	for _, card := range cards {
+		of = append(of, gpu.Card{Index: card, Memory: 16})
+	}
+	a := Give(Container{Request: gpu.Memory(len(ids))}, of)
+	a.Devices, a.At = NewDeviceSet(ids), start
+	return a
 }
+
+// holding returns the allocation of this memory on a card.
+func holding(card int, memory gpu.Memory) Allocation {
+	return Give(Container{Request: memory}, []gpu.Card{{Index: card, Memory: 16}})
+}
+
+// noCard is the allocation of a container that was given no card, unknownCard that of one with another plugin's response.
+var noCard, unknownCard = Allocation{}, Allocation{Unknown: true}
 
 // newCards returns healthy cards of these sizes, in units.
 func newCards(sizes ...gpu.Memory) []gpu.Card {

@@ -33,8 +33,8 @@ type Preference struct {
 	// Container is the matched container, and Match is how it was found.
 	Container ContainerKey
 	Match     Match
-	// Card is the card of the devices that the plugin preferred.
-	Card int
+	// Cards are the cards of the devices that the plugin preferred, ordered by index.
+	Cards []int
 }
 
 // Decision is the answer to an Allocate call, or what is missing for it.
@@ -49,10 +49,11 @@ type Decision struct {
 	Match     Match
 	Pod       *Pod
 	Container Container
-	// Card is what the container gets. If it is rejected, Card.Index is the card that the pod should have, or NoCard.
-	Card   gpu.Card
+	// Cards are what the container gets, ordered by index; its request is divided evenly over them. If it is rejected, they are the
+	// cards that the pod should have, of which only the index is set, or none.
+	Cards  []gpu.Card
 	Result Result
-	// Moved is, with ResultMoved, why the container doesn't get the annotated card.
+	// Moved is, with ResultMoved, why the container doesn't get the annotated cards.
 	Moved string
 	// Rejection is set if the container gets no card.
 	Rejection *Rejection
@@ -62,19 +63,19 @@ type Decision struct {
 type Rejection struct {
 	Result Result
 	Text   string
-	// NoRoom is true if no usable card has enough free memory now.
+	// NoRoom is true if no usable card, or not enough of them, have room now.
 	NoRoom bool
 }
 
 func (r *Rejection) Error() string { return r.Text }
 
-// Result is how the card of a container was selected, or why it got none, for logs and metrics.
+// Result is how the cards of a container were selected, or why it got none, for logs and metrics.
 type Result string
 
 // The results. Their values are labels of a metric.
 const (
-	ResultKept   Result = "assumed" // The annotated card, or the one that the pod already has.
-	ResultMoved  Result = "moved"   // Another card: the annotated one has no room, or the kubelet's devices are of a card preferred earlier.
+	ResultKept   Result = "assumed" // The annotated cards, or those that the pod already has.
+	ResultMoved  Result = "moved"   // Others: an annotated one has no room, or the kubelet's devices are of cards preferred earlier.
 	ResultPlaced Result = "placed"  // The pod's annotations named no card.
 
 	RefusedFull        Result = "refused_full"
@@ -91,7 +92,7 @@ func Results() []Result {
 		RefusedFull, RefusedUnhealthy, RefusedUnknownCard, RefusedUnknownPod, RefusedUnavailable, RefusedInvalid}
 }
 
-// Decide finds the container that the kubelet calls Allocate for and selects its card. The call has only a number of devices.
+// Decide finds the container that the kubelet calls Allocate for and selects its cards. The call has only a number of devices.
 func Decide(s Snapshot, request gpu.Memory) Decision {
 	m := matching{Snapshot: &s, request: request}
 	found, match := m.find()
@@ -99,7 +100,7 @@ func Decide(s Snapshot, request gpu.Memory) Decision {
 	case m.question != nil:
 		return Decision{Question: m.question}
 	case match != ByNone:
-		return s.selectCard(Decision{Match: match, Pod: found.Pod, Container: found.Container})
+		return s.selectCards(Decision{Match: match, Pod: found.Pod, Container: found.Container})
 	case !s.Refreshed:
 		return Decision{Outdated: true}
 	}
@@ -108,7 +109,7 @@ func Decide(s Snapshot, request gpu.Memory) Decision {
 
 // noMatch rejects an allocation whose pod can't be found.
 func (m *matching) noMatch() Decision {
-	d := Decision{Match: ByNone, Card: gpu.Card{Index: NoCard}}
+	d := Decision{Match: ByNone}
 	if m.ReadError != nil {
 		return d.reject(RefusedUnavailable, "no pod known here waits for %s units of GPU memory, and the API server can't be asked: %v", m.request, m.ReadError)
 	}

@@ -1,4 +1,4 @@
-// Package allocation decides which container the kubelet calls Allocate for (pod matching) and which card the container gets
+// Package allocation decides which container the kubelet calls Allocate for (pod matching) and which cards the container gets
 // (card selection). The kubelet's call names neither.
 //
 // Decide is a function of a Snapshot and has no side effects. Package deviceplugin takes the snapshot, calls Decide and acts on

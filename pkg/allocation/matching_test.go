@@ -199,11 +199,11 @@ func TestMatch(t *testing.T) {
 		"also without an answer":           {pods: []Pod{old}, refreshed: true, want: "z", by: ByOrder, asked: []string{"z"}},
 		"after the others":                 {pods: []Pod{old, batch[0]}, refreshed: true, want: "a", by: ByOrder, asked: []string{"a", "z"}},
 		"no candidates":                    {},
-		"the preferred container":          {pods: batch, preferred: Preference{mainOf("b"), ByKubelet, 0}, want: "b", by: ByKubelet},
-		"the preferred one by order":       {pods: batch, preferred: Preference{mainOf("b"), ByOrder, 0}, want: "b", by: ByOrder, asked: []string{"b"}},
-		"no guess if it isn't a candidate": {pods: batch, preferred: Preference{mainOf("x"), ByKubelet, 0}, asked: []string{"c", "b", "a"}},
+		"the preferred container":          {pods: batch, preferred: Preference{mainOf("b"), ByKubelet, []int{0}}, want: "b", by: ByKubelet},
+		"the preferred one by order":       {pods: batch, preferred: Preference{mainOf("b"), ByOrder, []int{0}}, want: "b", by: ByOrder, asked: []string{"b"}},
+		"no guess if it isn't a candidate": {pods: batch, preferred: Preference{mainOf("x"), ByKubelet, []int{0}}, asked: []string{"c", "b", "a"}},
 		"the preferred one by order is wrong": {
-			pods: batch, preferred: Preference{mainOf("b"), ByOrder, 0}, states: map[string]KubeletState{"b": absent, "c": waiting},
+			pods: batch, preferred: Preference{mainOf("b"), ByOrder, []int{0}}, states: map[string]KubeletState{"b": absent, "c": waiting},
 			want: "c", by: ByKubelet, asked: []string{"b", "c"},
 		},
 	} {
@@ -308,7 +308,7 @@ func TestNoMatch(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			test.snapshot.Refreshed, test.snapshot.KubeletAge = true, time.Hour
 			got := (&kubelet{}).decide(test.snapshot, 2)
-			if got.Result != test.result || got.Rejection == nil || got.Rejection.Error() != test.want || got.Pod != nil || got.Card.Index != NoCard {
+			if got.Result != test.result || got.Rejection == nil || got.Rejection.Error() != test.want || got.Pod != nil || len(got.Cards) > 0 {
 				t.Errorf("got %+v, want %q: %s", got, test.result, test.want)
 			}
 		})

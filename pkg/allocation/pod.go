@@ -27,7 +27,13 @@ type Pod struct {
 	Ran bool
 	// Containers are the containers that ask for GPU memory, in the order in which the kubelet allocates for them.
 	Containers []Container
-	// Assumed is true if the annotations name a card. Assignment has it.
+	// AppRequests are the requests of all app containers, in the order of the spec.
+	AppRequests []gpu.Memory
+	// Invalid is why no card can be selected for the pod: its label or a container's request. It has no meaning for a pod whose
+	// cards are known.
+	Invalid error
+	// Assumed is true if the annotations name cards over which the pod's request is divided evenly. Assignment has them, ordered
+	// by index, and so many Cards has the pod.
 	Assumed    bool
 	Assignment protocol.Assignment
 	// Assigned is what the annotations claim. HasAssumeTime is true if the annotations have an assume time, valid or not,
@@ -43,8 +49,10 @@ type Pod struct {
 
 // Container is a container that asks for GPU memory.
 type Container struct {
-	Name    string
+	Name string
+	// Request and Cores are the container's, over all of its cards.
 	Request gpu.Memory
+	Cores   gpu.Cores
 	// Init is true for an ordinary init container, which the kubelet's PodResources service doesn't list.
 	Init bool
 	// Running is true if the container runs, or is an init container that has ended, because a container after it runs.
@@ -57,6 +65,27 @@ type Container struct {
 type ContainerKey struct {
 	UID  gpu.PodUID
 	Name string
+}
+
+// Over returns what the pod asks for of each card if its request is divided over this number of cards.
+func (p *Pod) Over(cards int) gpu.Demand {
+	of := p.Pod
+	of.Cards = cards
+	return of.Demand()
+}
+
+// Even reports whether the request of each container can be divided evenly over this number of cards.
+func (p *Pod) Even(cards int) bool {
+	return !slices.ContainsFunc(p.Containers, func(c Container) bool { return !c.even(cards) })
+}
+
+// Share returns what the container gets of each of this number of cards.
+func (c Container) Share(cards int) gpu.Demand {
+	return gpu.Pod{Request: c.Request, Cores: c.Cores, Cards: cards}.Demand()
+}
+
+func (c Container) even(cards int) bool {
+	return c.Request%gpu.Memory(cards) == 0 && c.Cores%gpu.Cores(cards) == 0
 }
 
 // runs reports whether the container runs, according to the API server, and is not an init container.

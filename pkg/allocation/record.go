@@ -2,6 +2,7 @@ package allocation
 
 import (
 	"maps"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -9,24 +10,21 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Values of Allocation.Card that aren't the index of a card.
-const (
-	// NoCard means that the container was given no card, or that no card was chosen for the pod.
-	NoCard = -1
-	// UnknownCard means that the container's response in the checkpoint isn't one of this plugin.
-	UnknownCard = -2
-)
+// NoCard is the index in the response to a container that was given no card.
+const NoCard = -1
 
 // clockStep is how far the modification time of a file can lag behind the clock.
 const clockStep = 20 * time.Millisecond
 
 // Allocation is what one container was given.
 type Allocation struct {
-	// Card is the card's index, NoCard or UnknownCard. CardMemory is the card's total memory.
-	Card       int
-	CardMemory gpu.Memory
-	Request    gpu.Memory
-	// Limit is the limit in bytes that the container was given; 0 if its share isn't enforced.
+	// Cards are the container's shares of its cards, ordered by index; empty if it was given none. CardMemory is the total memory of
+	// each of them.
+	Cards      gpu.Placement
+	CardMemory []gpu.Memory
+	// Unknown is true if the container's response in the checkpoint isn't one of this plugin. Cards is empty then.
+	Unknown bool
+	// Limit is the limit in bytes that the container was given on each of its cards; 0 if its share isn't enforced.
 	Limit uint64
 	// MPS is true if the container's processes are limited by the MPS daemon of its card.
 	MPS bool
@@ -37,15 +35,31 @@ type Allocation struct {
 	// Confirmed is true once the kubelet's checkpoint has shown the allocation. Lost is true if the checkpoint no longer shows
 	// it: the kubelet may then call Allocate again if it has to start the container.
 	Confirmed, Lost bool
-	// Instance is set if the container runs with Card but the kubelet's checkpoint has come to name another card. It is the ID
-	// of the running container. Next is the card that the checkpoint names and that the container's next start gets. Both cards
-	// are held. If the checkpoint agrees, Instance is empty and Next has no meaning.
+	// Instance is set if the container runs with Cards but the kubelet's checkpoint has come to name others. It is the ID of the
+	// running container. Next is what the checkpoint names and the container's next start gets. All of these cards are held. If the
+	// checkpoint agrees, Instance is empty and Next has no meaning.
 	Instance string
-	Next     int
+	Next     gpu.Placement
 }
 
-// HasCard reports whether the container was given a card. Card is then the card's index.
-func (a Allocation) HasCard() bool { return a.Card >= 0 }
+// Give returns the allocation of a container's request, divided evenly over cards that are ordered by index.
+func Give(c Container, cards []gpu.Card) Allocation {
+	share := c.Share(len(cards))
+	var a Allocation
+	for _, card := range cards {
+		a.Cards = append(a.Cards, gpu.Share{Card: card.Index, Memory: share.Memory, Cores: share.Cores})
+		a.CardMemory = append(a.CardMemory, card.Memory)
+	}
+	return a
+}
+
+// HasCard reports whether the container was given a card.
+func (a Allocation) HasCard() bool { return len(a.Cards) > 0 }
+
+// sameCards reports whether both were given the same cards.
+func (a Allocation) sameCards(b Allocation) bool {
+	return a.Unknown == b.Unknown && slices.Equal(a.Cards.Cards(), b.Cards.Cards())
+}
 
 // PodAllocations is what a pod's containers were given, by name. The record replaces these values and never changes them.
 type PodAllocations map[string]Allocation
@@ -53,7 +67,7 @@ type PodAllocations map[string]Allocation
 // withoutCard reports whether containers were served and none was given a card.
 func (g PodAllocations) withoutCard() bool {
 	for _, a := range g {
-		if a.Card != NoCard {
+		if a.HasCard() || a.Unknown {
 			return false
 		}
 	}
@@ -63,7 +77,7 @@ func (g PodAllocations) withoutCard() bool {
 // Allocations is the content of the record, by the UID under which the kubelet knows the pod.
 type Allocations map[gpu.PodUID]PodAllocations
 
-// Entry is a container's entry in the kubelet's checkpoint: the card in the plugin's response, and the fake devices.
+// Entry is a container's entry in the kubelet's checkpoint: the cards in the plugin's response, and the fake devices.
 type Entry struct {
 	ContainerKey
 	Allocation
@@ -127,8 +141,8 @@ func (r *Record) Pod(uid gpu.PodUID) PodAllocations {
 
 // Sync brings the record in line with the kubelet's checkpoint, which was written at the given time, and returns the pods for
 // which something changed. Newer allocations stay, because the checkpoint can't have them yet. A pod that doesn't exist and
-// doesn't have devices that this plugin served is a leftover of the checkpoint and is ignored. The card of a running container
-// is never replaced (holdsOn).
+// doesn't have devices that this plugin served is a leftover of the checkpoint and is ignored. The cards of a running
+// container are never replaced (holdsOn).
 func (r *Record) Sync(entries []Entry, written time.Time, pods KnownPods) []gpu.PodUID {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -159,7 +173,7 @@ func (r *Record) Sync(entries []Entry, written time.Time, pods KnownPods) []gpu.
 		a.At, a.Confirmed = written, true
 		instance := pods.Instance(e.ContainerKey)
 		switch {
-		case ok && known.Card == a.Card && known.Devices == a.Devices:
+		case ok && known.sameCards(a) && known.Devices == a.Devices:
 			a.At = known.At
 		case known.holdsOn(a, instance):
 			a = known.withNext(a, instance)
@@ -193,7 +207,7 @@ func (r *Record) Sync(entries []Entry, written time.Time, pods KnownPods) []gpu.
 
 // set replaces an allocation. The caller of set or drop holds mu.
 func (r *Record) set(key ContainerKey, a Allocation) {
-	if before, ok := r.pods[key.UID][key.Name]; ok && before == a {
+	if before, ok := r.pods[key.UID][key.Name]; ok && reflect.DeepEqual(before, a) {
 		return
 	}
 	containers := make(PodAllocations, len(r.pods[key.UID])+1)

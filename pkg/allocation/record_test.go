@@ -13,16 +13,16 @@ func entry(uid gpu.PodUID, container string, card int, ids ...string) Entry {
 	return Entry{ContainerKey{uid, container}, onCard(card, ids...)}
 }
 
-// cardsOf returns the card of each container. The keys of lost allocations end in "lost".
-func cardsOf(r *Record) map[string]int {
-	out := map[string]int{}
+// cardsOf returns the cards of each container. The keys of lost allocations end in "lost".
+func cardsOf(r *Record) map[string][]int {
+	out := map[string][]int{}
 	for uid, containers := range r.Snapshot() {
 		for name, a := range containers {
 			key := string(uid) + "/" + name
 			if a.Lost {
 				key += " lost"
 			}
-			out[key] = a.Card
+			out[key] = a.Cards.Cards()
 		}
 	}
 	return out
@@ -45,59 +45,76 @@ func TestRecordSync(t *testing.T) {
 		// age is how long before start the checkpoint was written.
 		age     time.Duration
 		pods    apiPods
-		want    map[string]int
+		want    map[string][]int
 		changed []gpu.PodUID
 	}{
 		"the record is rebuilt from the checkpoint": {
 			entries: []Entry{entry("a", "init", 1, "10"), entry("a", "main", 1, "10"), entry("b", "main", 0, "00")},
-			want:    map[string]int{"a/init": 1, "a/main": 1, "b/main": 0}, changed: []gpu.PodUID{"a", "b"},
+			want:    map[string][]int{"a/init": {1}, "a/main": {1}, "b/main": {0}}, changed: []gpu.PodUID{"a", "b"},
 		},
 		"an entry of a deleted pod is ignored": {
-			entries: []Entry{entry("a", "main", 1, "10")}, pods: none, want: map[string]int{},
+			entries: []Entry{entry("a", "main", 1, "10")}, pods: none, want: map[string][]int{},
 		},
 		"an allocation that isn't in the checkpoint yet stays": {
 			before: func(r *Record) { r.Add(ContainerKey{"a", "main"}, onCard(1, "10")) },
-			want:   map[string]int{"a/main": 1},
+			want:   map[string][]int{"a/main": {1}},
 		},
 		"the checkpoint agrees": {
 			before:  func(r *Record) { r.Add(ContainerKey{"a", "main"}, onCard(1, "10")) },
 			entries: []Entry{entry("a", "main", 1, "10")},
-			want:    map[string]int{"a/main": 1},
+			want:    map[string][]int{"a/main": {1}},
 		},
 		"the checkpoint names another card": {
 			before:  func(r *Record) { r.Add(ContainerKey{"a", "main"}, onCard(1, "10")) },
 			entries: []Entry{entry("a", "main", 2, "10")},
-			want:    map[string]int{"a/main": 2}, changed: []gpu.PodUID{"a"},
+			want:    map[string][]int{"a/main": {2}}, changed: []gpu.PodUID{"a"},
+		},
+		"the checkpoint names another set of cards": {
+			before:  func(r *Record) { r.Add(ContainerKey{"a", "main"}, onCards([]int{0, 1}, "00", "10")) },
+			entries: []Entry{{ContainerKey{"a", "main"}, onCards([]int{0, 2}, "00", "10")}},
+			want:    map[string][]int{"a/main": {0, 2}}, changed: []gpu.PodUID{"a"},
+		},
+		"the checkpoint agrees on several cards": {
+			before:  func(r *Record) { r.Add(ContainerKey{"a", "main"}, onCards([]int{0, 1}, "00", "10")) },
+			entries: []Entry{{ContainerKey{"a", "main"}, onCards([]int{0, 1}, "10", "00")}},
+			want:    map[string][]int{"a/main": {0, 1}},
+		},
+		"a running container keeps its cards, of which the checkpoint names only one": {
+			before: func(r *Record) {
+				r.Sync([]Entry{{ContainerKey{"a", "main"}, onCards([]int{0, 1}, "00", "10")}}, start, all)
+			},
+			entries: []Entry{entry("a", "main", 0, "00", "01")}, pods: apiPods{instance: "one"},
+			want: map[string][]int{"a/main": {0, 1}},
 		},
 		"the checkpoint names another pod": {
 			before:  func(r *Record) { r.Add(ContainerKey{"a", "main"}, onCard(1, "10")) },
 			entries: []Entry{entry("b", "main", 1, "10")},
-			want:    map[string]int{"b/main": 1}, changed: []gpu.PodUID{"a", "b"},
+			want:    map[string][]int{"b/main": {1}}, changed: []gpu.PodUID{"a", "b"},
 		},
 		"a checkpoint that is older than the allocation names another pod": {
 			before:  func(r *Record) { r.Add(ContainerKey{"a", "main"}, onCard(1, "10")) },
 			entries: []Entry{entry("ended", "main", 0, "10")}, age: time.Second,
-			want: map[string]int{"a/main": 1, "ended/main": 0}, changed: []gpu.PodUID{"ended"},
+			want: map[string][]int{"a/main": {1}, "ended/main": {0}}, changed: []gpu.PodUID{"ended"},
 		},
 		"a checkpoint that is older than the allocation names another card": {
 			before:  func(r *Record) { r.Add(ContainerKey{"a", "main"}, onCard(1, "10")) },
 			entries: []Entry{entry("a", "main", 0, "00")}, age: time.Second,
-			want: map[string]int{"a/main": 1},
+			want: map[string][]int{"a/main": {1}},
 		},
 		"the checkpoint has lost an allocation": {
 			before: func(r *Record) {
 				r.Sync([]Entry{entry("a", "main", 1, "10")}, start, all)
 				r.Add(ContainerKey{"b", "main"}, onCard(0, "00"))
 			},
-			want: map[string]int{"a/main lost": 1, "b/main": 0},
+			want: map[string][]int{"a/main lost": {1}, "b/main": {0}},
 		},
 		"a new kubelet doesn't know an allocation that isn't in its checkpoint": {
 			before: func(r *Record) { r.Add(ContainerKey{"b", "main"}, onCard(0, "00")); r.KubeletStarted() },
-			want:   map[string]int{"b/main lost": 0},
+			want:   map[string][]int{"b/main lost": {0}},
 		},
 		"the checkpoint has lost an allocation of a deleted pod": {
 			before: func(r *Record) { r.Sync([]Entry{entry("a", "main", 1, "10")}, start, all) },
-			pods:   none, want: map[string]int{},
+			pods:   none, want: map[string][]int{},
 		},
 		"the checkpoint has a lost allocation again": {
 			before: func(r *Record) {
@@ -106,7 +123,7 @@ func TestRecordSync(t *testing.T) {
 				r.Sync(nil, start, all)
 			},
 			entries: []Entry{entry("a", "main", 1, "10")},
-			want:    map[string]int{"a/main": 1},
+			want:    map[string][]int{"a/main": {1}},
 		},
 		"a kubelet that lost its checkpoint gives the devices of a running container to another pod": {
 			before: func(r *Record) {
@@ -115,12 +132,12 @@ func TestRecordSync(t *testing.T) {
 				r.Sync(nil, time.Time{}, all)
 			},
 			entries: []Entry{entry("b", "main", 0, "10")},
-			want:    map[string]int{"a/main lost": 1, "b/main": 0}, changed: []gpu.PodUID{"b"},
+			want:    map[string][]int{"a/main lost": {1}, "b/main": {0}}, changed: []gpu.PodUID{"b"},
 		},
 		"the checkpoint of a new kubelet names another pod": {
 			before:  func(r *Record) { r.Add(ContainerKey{"a", "main"}, onCard(1, "10")); r.KubeletStarted() },
 			entries: []Entry{entry("b", "main", 1, "10")},
-			want:    map[string]int{"b/main": 1}, changed: []gpu.PodUID{"a", "b"},
+			want:    map[string][]int{"b/main": {1}}, changed: []gpu.PodUID{"a", "b"},
 		},
 		"the checkpoint names another card of a running container": {
 			before: func(r *Record) {
@@ -129,7 +146,7 @@ func TestRecordSync(t *testing.T) {
 				r.Sync(nil, time.Time{}, all)
 			},
 			entries: []Entry{entry("a", "main", 0, "00")}, pods: apiPods{instance: "one"},
-			want: map[string]int{"a/main": 1},
+			want: map[string][]int{"a/main": {1}},
 		},
 		"the container has started again since": {
 			before: func(r *Record) {
@@ -137,17 +154,17 @@ func TestRecordSync(t *testing.T) {
 				r.Sync([]Entry{entry("a", "main", 0, "00")}, start, apiPods{instance: "one"})
 			},
 			entries: []Entry{entry("a", "main", 0, "00")}, pods: apiPods{instance: "two"},
-			want: map[string]int{"a/main": 0}, changed: []gpu.PodUID{"a"},
+			want: map[string][]int{"a/main": {0}}, changed: []gpu.PodUID{"a"},
 		},
 		"the checkpoint names another card than was answered, and the container runs": {
 			before:  func(r *Record) { r.Add(ContainerKey{"a", "main"}, onCard(1, "10")) },
 			entries: []Entry{entry("a", "main", 0, "00")}, pods: apiPods{instance: "one"},
-			want: map[string]int{"a/main": 0}, changed: []gpu.PodUID{"a"},
+			want: map[string][]int{"a/main": {0}}, changed: []gpu.PodUID{"a"},
 		},
 		"the checkpoint names a pod that the API server doesn't have": {
 			before:  func(r *Record) { r.Add(ContainerKey{"a", "main"}, onCard(1, "10")) },
 			entries: []Entry{entry("unknown", "main", 1, "10")}, pods: none,
-			want: map[string]int{"unknown/main": 1}, changed: []gpu.PodUID{"a", "unknown"},
+			want: map[string][]int{"unknown/main": {1}}, changed: []gpu.PodUID{"a", "unknown"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -193,7 +210,7 @@ func TestRecordSnapshot(t *testing.T) {
 	}
 	delete(pods, "a")
 	r.Add(a, onCard(1, "10"))
-	if diff := cmp.Diff(map[string]int{"a/main": 1, "b/main": 1}, cardsOf(r)); diff != "" {
+	if diff := cmp.Diff(map[string][]int{"a/main": {1}, "b/main": {1}}, cardsOf(r)); diff != "" {
 		t.Errorf("a caller changed the record (-want +got)\n%s", diff)
 	}
 }

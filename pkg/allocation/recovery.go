@@ -6,7 +6,7 @@ import (
 )
 
 // A kubelet that has lost its checkpoint (the file was deleted, or is invalid) knows no allocation of the containers that it
-// finds. It then calls Allocate again for containers that have their card:
+// finds. It then calls Allocate again for containers that have their cards:
 //
 //   - While it starts, for init containers that have ended. Containers that run at its start are skipped
 //     (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/manager.go, isContainerAlreadyRunning). After a restart of the machine
@@ -14,11 +14,11 @@ import (
 //   - For each container that it starts again, from several workers at once (manager.go, GetDeviceRunContainerOptions).
 //   - For each container of a pod that is resized in place, although it runs (pkg/kubelet/allocation/allocation_manager.go).
 //
-// The container must keep its card in all cases. PodResources shows every container of such a kubelet without devices until it
+// The container must keep its cards in all cases. PodResources shows every container of such a kubelet without devices until it
 // is allocated again, so an answer "waiting" identifies a container only among those for which a call is possible.
 //
 // Where it isn't known which container is meant, the allocation is rejected: after a wrong guess the kubelet's new checkpoint
-// would not have the card of the running container. The kubelet repeats the call for a resize and for a start.
+// would not have the cards of the running container. The kubelet repeats the call for a resize and for a start.
 
 // statusLag is how long after a kubelet's start the API server may report containers as running that ended before.
 const statusLag = 5 * time.Minute
@@ -96,22 +96,22 @@ func (a Allocation) lose() Allocation {
 	return a
 }
 
-// holdsOn reports whether the running container still has a's card although the checkpoint has come to name the card of next:
+// holdsOn reports whether the running container still has a's cards although the checkpoint has come to name those of next:
 // the kubelet's repeated call for it was matched to another container. instance is the ID of the running container, or empty.
 func (a Allocation) holdsOn(next Allocation, instance string) bool {
-	return a.Confirmed && a.HasCard() && a.Card != next.Card && instance != "" && (a.Instance == "" || a.Instance == instance)
+	return a.Confirmed && a.HasCard() && !a.sameCards(next) && instance != "" && (a.Instance == "" || a.Instance == instance)
 }
 
-// withNext returns the allocation of a running container that gets the card of next when it starts again.
+// withNext returns the allocation of a running container that gets the cards of next when it starts again.
 func (a Allocation) withNext(next Allocation, instance string) Allocation {
-	a.Instance, a.Next = instance, next.Card
+	a.Instance, a.Next = instance, next.Cards
 	a.Devices, a.Lost = next.Devices, false
 	return a
 }
 
 // Lasting returns the allocation of the first of the pod's containers that has a card, and false if none has one. Init
 // containers come last. They are ignored once a pod with other containers has run: all cards were given out by then, so another
-// container that is missing here is a gap in the record, and the card of an init container can be a later one.
+// container that is missing here is a gap in the record, and the cards of an init container can be later ones.
 func (g PodAllocations) Lasting(pod *Pod) (Allocation, bool) {
 	others := slices.ContainsFunc(pod.Containers, func(c Container) bool { return !c.Init })
 	for _, init := range []bool{false, true} {

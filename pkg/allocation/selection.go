@@ -2,146 +2,239 @@ package allocation
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// selectCard selects the card for the container of the decision. It never allocates more of a card than there is: every other
-// pod counts once, with its whole request, as in its spec.
+// selectCards selects the cards for the container of the decision. It never allocates more of a card than there is, neither of its
+// memory nor of its cores: every other pod counts once, with its whole request, as in its spec.
 //
-// The annotated card is selected if it has room beside the pods that were given memory on it. Pods that were not served yet don't
-// count there, although their annotations name the card: annotations can be forged, and such a pod is checked in the same way at
-// its own Allocate call. If selectCard has to choose another card, the annotations of those pods do count. If it chose another card
-// at GetPreferredAllocation, that choice stays, even if the annotated card has room by now.
+// The annotated cards are selected if each has room beside the pods that were given a share of it. Pods that were not served yet
+// don't count there, although their annotations name the card: annotations can be forged, and such a pod is checked in the same way
+// at its own Allocate call. If selectCards has to choose other cards, the annotations of those pods do count. If it chose other
+// cards at GetPreferredAllocation, that choice stays, even if the annotated cards have room by now.
 //
-// A pod has one card: if one of its containers has a card, the other containers get the same card or a rejection. For a
-// container that runs no card is selected, because it has one.
-func (s *Snapshot) selectCard(d Decision) Decision {
+// All containers of a pod have the same cards: if one of them has cards, the other containers get the same or a rejection. For a
+// container that runs no card is selected, because it has its cards.
+func (s *Snapshot) selectCards(d Decision) Decision {
 	pod, container := d.Pod, d.Container.Name
-	index, own := s.expected(pod, container)
-	d.Card = gpu.Card{Index: index}
-	if index != NoCard {
-		card, ok := s.card(index)
+	expected, own := s.expected(pod, container)
+	for _, index := range expected {
+		d.Cards = append(d.Cards, gpu.Card{Index: index})
+	}
+	if len(expected) > 0 {
+		cards, rejected := s.usable(d)
+		demand := pod.Over(len(expected))
 		switch {
-		case !ok:
-			return d.reject(RefusedUnknownCard, "pod %s was assigned card %d, which this node doesn't have", pod, index)
-		case !card.Healthy():
-			return d.reject(RefusedUnhealthy, "pod %s was assigned card %d, which is unhealthy: %s", pod, index, card.Unhealthy)
-		case s.has(pod.UID, container, index):
-			return d.give(card, ResultKept) // The call is repeated. The card gets no more load.
+		case rejected.Rejection != nil:
+			return rejected
+		case !d.Container.even(len(expected)):
+			return d.reject(RefusedInvalid, "container %s of pod %s: its request can't be divided evenly over %s", container, pod, demand.On(expected...))
+		case s.has(pod.UID, container, expected):
+			return d.give(cards, ResultKept) // The call is repeated. The cards get no more load.
 		case !own && s.preferredOther(pod, container):
-			// The annotated card had no room at GetPreferredAllocation, or the annotations named another card then.
-		case s.fits(card, pod.UID, pod.Request, false):
-			return d.give(card, ResultKept)
+			// An annotated card had no room at GetPreferredAllocation, or the annotations named other cards then.
+		case s.fits(cards, pod.UID, demand, false):
+			return d.give(cards, ResultKept)
 		case own:
-			d = d.reject(RefusedFull, "pod %s has card %d for other containers, and other pods leave no room there for the rest of it", pod, index)
-			d.Rejection.NoRoom = true
-			return d
+			return d.noRoom(RefusedFull, "pod %s has %s for other containers, and other pods leave no room there for the rest of it", pod, demand.On(expected...))
 		}
 	}
 	if pod.runs(container) {
 		return d.reject(RefusedUnknownCard, "container %s of pod %s runs, and it is not known which card it has", container, pod)
 	}
-	card, reason := s.place(pod.UID, pod.Request)
-	switch {
-	case reason != placement.Fits:
-		result := RefusedFull
-		if reason == placement.Unhealthy {
-			result = RefusedUnhealthy
-		}
-		d = d.reject(result, "pod %s: no card for %s units of GPU memory: %s", pod, pod.Request, reason)
-		d.Rejection.NoRoom = true
-		return d
-	case index == NoCard:
-		return d.give(card, ResultPlaced)
-	}
-	d.Moved = fmt.Sprintf("card %d, which was chosen for the pod, has no room left for it beside the pods that hold it", index)
-	if annotated, ok := s.card(index); ok && s.fits(annotated, pod.UID, pod.Request, false) {
-		d.Moved = fmt.Sprintf("the kubelet chose its devices when card %d had no room for the pod, or wasn't the pod's", index)
-	}
-	return d.give(card, ResultMoved)
+	return s.selectOther(d, expected)
 }
 
-func (d Decision) give(card gpu.Card, result Result) Decision {
-	d.Card, d.Result = card, result
+// selectOther selects cards for a pod that can't have the expected ones, or for which none are expected.
+func (s *Snapshot) selectOther(d Decision, expected []int) Decision {
+	pod := d.Pod
+	if pod.Invalid != nil {
+		return d.reject(RefusedInvalid, "pod %s: %v", pod, pod.Invalid)
+	}
+	demand := pod.Demand()
+	cards, reason := s.place(pod.UID, demand)
+	switch {
+	case reason == placement.Unhealthy:
+		return d.noRoom(RefusedUnhealthy, "pod %s: no card for %s: %s", pod, describe(demand), reason)
+	case reason != placement.Fits:
+		return d.noRoom(RefusedFull, "pod %s: no card for %s: %s", pod, describe(demand), reason)
+	case len(expected) == 0:
+		return d.give(cards, ResultPlaced)
+	}
+	where := demand.On(expected...)
+	d.Moved = fmt.Sprintf("the choice for the pod was %s, and pods that have a share there leave it no room", where)
+	if annotated, rejected := s.usable(d); rejected.Rejection == nil && s.fits(annotated, pod.UID, demand, false) {
+		d.Moved = fmt.Sprintf("the kubelet chose its devices when %s had no room for the pod, or wasn't the pod's", where)
+	}
+	return d.give(cards, ResultMoved)
+}
+
+// describe returns what a pod asks for, for messages.
+func describe(d gpu.Demand) string {
+	text := d.Memory.String() + " units of GPU memory"
+	if d.Cores > 0 {
+		text += fmt.Sprintf(" and %s%% of its cores", d.Cores)
+	}
+	if d.Cards > 1 {
+		text += fmt.Sprintf(" on each of %d cards", d.Cards)
+	}
+	return text
+}
+
+// Indexes returns the indexes of the cards.
+func (d Decision) Indexes() []int {
+	out := make([]int, len(d.Cards))
+	for i, card := range d.Cards {
+		out[i] = card.Index
+	}
+	return out
+}
+
+func (d Decision) give(cards []gpu.Card, result Result) Decision {
+	d.Cards, d.Result = cards, result
 	return d
 }
 
-// expected returns the card that a container is to get, or NoCard: the card that it was given before, else the one that other
-// containers of its pod were given, else the annotated card. own reports whether the pod was given that card.
-func (s *Snapshot) expected(pod *Pod, container string) (card int, own bool) {
+func (d Decision) noRoom(result Result, text string, args ...any) Decision {
+	d = d.reject(result, text, args...)
+	d.Rejection.NoRoom = true
+	return d
+}
+
+// expected returns the cards that a container is to get, or none: those that it was given before, else those that other containers
+// of its pod were given, else the annotated ones. own reports whether the pod was given them.
+func (s *Snapshot) expected(pod *Pod, container string) (cards []int, own bool) {
 	given := s.Given[pod.UID]
 	if before, ok := given[container]; ok && before.HasCard() {
-		return before.Card, true
+		return before.Cards.Cards(), true
 	}
 	if other, ok := given.Lasting(pod); ok {
-		return other.Card, true
+		return other.Cards.Cards(), true
 	}
 	if pod.Assumed {
-		return pod.Assignment.Cards[0].Index, false
+		return pod.Assignment.Indexes(), false
 	}
-	return NoCard, false
+	return nil, false
 }
 
-func (s *Snapshot) has(uid gpu.PodUID, container string, card int) bool {
+// usable returns the cards of the decision as the node has them, or the decision with a rejection if no pod may be placed on one of
+// them.
+func (s *Snapshot) usable(d Decision) ([]gpu.Card, Decision) {
+	var cards []gpu.Card
+	for _, c := range d.Cards {
+		card, ok := s.card(c.Index)
+		switch {
+		case !ok:
+			return nil, d.reject(RefusedUnknownCard, "pod %s was assigned card %d, which this node doesn't have", d.Pod, c.Index)
+		case !card.Healthy():
+			return nil, d.reject(RefusedUnhealthy, "pod %s was assigned card %d, which is unhealthy: %s", d.Pod, c.Index, card.Unhealthy)
+		}
+		cards = append(cards, card)
+	}
+	return cards, d
+}
+
+func (s *Snapshot) has(uid gpu.PodUID, container string, cards []int) bool {
 	a, ok := s.Given[uid][container]
-	return ok && a.Card == card
+	return ok && slices.Equal(a.Cards.Cards(), cards)
 }
 
-// preferredOther reports whether the preceding GetPreferredAllocation call returned devices of another card than the annotated
-// one for this container, and that card still has room.
+// preferredOther reports whether the preceding GetPreferredAllocation call returned devices of other cards than the annotated ones
+// for this container, and those cards still have room.
 func (s *Snapshot) preferredOther(pod *Pod, container string) bool {
-	card, room := s.preferred(pod.UID, pod.Request)
-	return room && s.Preferred.Container == ContainerKey{pod.UID, container} && card.Index != pod.Assignment.Cards[0].Index
+	if s.Preferred.Container != (ContainerKey{pod.UID, container}) || slices.Equal(s.Preferred.Cards, pod.Assignment.Indexes()) {
+		return false
+	}
+	_, room := s.preferred(pod.UID, pod.Demand())
+	return room
 }
 
-// preferred returns the card of the devices that the preceding GetPreferredAllocation call returned. It returns false if there
-// is no such card or if the card has no room for the request.
-func (s *Snapshot) preferred(uid gpu.PodUID, request gpu.Memory) (gpu.Card, bool) {
-	if s.Preferred.Match == "" {
-		return gpu.Card{}, false
+// preferred returns the cards of the devices that the preceding GetPreferredAllocation call returned. It returns false if there are
+// none, or not as many as demanded, or if they have no room.
+func (s *Snapshot) preferred(uid gpu.PodUID, demand gpu.Demand) ([]gpu.Card, bool) {
+	if s.Preferred.Match == "" || len(s.Preferred.Cards) != demand.Cards {
+		return nil, false
 	}
-	card, ok := s.card(s.Preferred.Card)
-	return card, ok && s.fits(card, uid, request, true)
+	var cards []gpu.Card
+	for _, index := range s.Preferred.Cards {
+		card, ok := s.card(index)
+		if !ok {
+			return nil, false
+		}
+		cards = append(cards, card)
+	}
+	return cards, s.fits(cards, uid, demand, true)
 }
 
-// place selects a card for a request: the preferred card if it has room, so that the kubelet's checkpoint names the card that
-// the container has, and otherwise the fullest card that fits.
-func (s *Snapshot) place(uid gpu.PodUID, request gpu.Memory) (gpu.Card, placement.Reason) {
-	if card, ok := s.preferred(uid, request); ok {
-		return card, placement.Fits
+// place selects cards for a demand: the preferred ones if they have room, so that the kubelet's checkpoint names the cards that the
+// container has, and otherwise the fullest ones that fit.
+func (s *Snapshot) place(uid gpu.PodUID, demand gpu.Demand) ([]gpu.Card, placement.Reason) {
+	if cards, ok := s.preferred(uid, demand); ok {
+		return cards, placement.Fits
 	}
-	used := s.used(uid, true)
-	cards := make([]placement.Card, len(s.Cards))
-	for i, c := range s.Cards {
-		cards[i] = placement.NewCard(c, used[c.Index])
-	}
-	placed, reason := placement.Place(placement.Expected, cards, gpu.Demand{Cards: 1, Memory: request})
+	placed, reason := placement.Place(placement.Expected, s.used(uid, true).on(s.Cards), demand)
 	if reason != placement.Fits {
-		return gpu.Card{}, reason
+		return nil, reason
 	}
-	card, _ := s.card(placed[0].Card)
-	return card, reason
+	var cards []gpu.Card
+	for _, index := range placed.Cards() {
+		card, _ := s.card(index)
+		cards = append(cards, card)
+	}
+	return cards, reason
 }
 
-// fits reports whether a card has room for a request beside the memory that all pods but except hold. If annotated is set, the
-// memory that annotations name counts too.
-func (s *Snapshot) fits(card gpu.Card, except gpu.PodUID, request gpu.Memory, annotated bool) bool {
-	return placement.Fit([]placement.Card{placement.NewCard(card, s.used(except, annotated)[card.Index])}, gpu.Demand{Cards: 1, Memory: request}) == placement.Fits
+// fits reports whether each of the cards has room for its part of a demand beside what all pods but except hold. If annotated is
+// set, what annotations name counts too.
+func (s *Snapshot) fits(cards []gpu.Card, except gpu.PodUID, demand gpu.Demand, annotated bool) bool {
+	return placement.Fit(s.used(except, annotated).on(cards), demand) == placement.Fits
 }
 
 // Held returns the memory that pods hold on each card, with what the annotations of pods name that were not served yet.
-func (s *Snapshot) Held() map[int]gpu.Memory { return s.used("", true) }
+func (s *Snapshot) Held() map[int]gpu.Memory {
+	held := map[int]gpu.Memory{}
+	for card, share := range s.used("", true) {
+		held[card] = share.Memory
+	}
+	return held
+}
 
-// used returns the memory that all pods but except hold on each card, with what annotations name if annotated is set.
-func (s *Snapshot) used(except gpu.PodUID, annotated bool) map[int]gpu.Memory {
-	used := map[int]gpu.Memory{}
-	add := func(card int, memory gpu.Memory) {
-		if card >= 0 {
-			used[card] = used[card].Add(memory)
+// load is what pods hold of each card, by index.
+type load map[int]gpu.Share
+
+func (l load) add(shares ...gpu.Share) {
+	for _, share := range shares {
+		sum := l[share.Card]
+		l[share.Card] = gpu.Share{Card: share.Card, Memory: sum.Memory.Add(share.Memory), Cores: sum.Cores.Add(share.Cores)}
+	}
+}
+
+// on returns the cards with what pods hold of them.
+func (l load) on(cards []gpu.Card) []placement.Card {
+	out := make([]placement.Card, len(cards))
+	for i, c := range cards {
+		out[i] = placement.NewCard(c, l[c.Index].Memory)
+		out[i].UsedCores = l[c.Index].Cores
+	}
+	return out
+}
+
+// addOther adds the shares of a container that aren't among its pod's. If they are of another number of cards than the pod's, the
+// container can hold more of a card than the pod's share, and all count.
+func (l load) addOther(pod, container gpu.Placement) {
+	for _, share := range container {
+		if len(container) != len(pod) || !slices.Contains(pod.Cards(), share.Card) {
+			l.add(share)
 		}
 	}
+}
+
+// used returns what all pods but except hold of each card, with what annotations name if annotated is set.
+func (s *Snapshot) used(except gpu.PodUID, annotated bool) load {
+	used := load{}
 	seen := map[gpu.PodUID]bool{except: true}
 	for i := range s.Pods {
 		pod := &s.Pods[i]
@@ -153,30 +246,27 @@ func (s *Snapshot) used(except gpu.PodUID, annotated bool) map[int]gpu.Memory {
 			continue
 		}
 		given := s.Given[pod.UID]
-		if card, own := s.expected(pod, ""); own {
-			add(card, pod.Request)
-			// A container on another card than the rest of its pod holds its own request there as well.
+		if cards, own := s.expected(pod, ""); own {
+			shares := pod.Over(len(cards)).On(cards...)
+			used.add(shares...)
+			// A container on other cards than the rest of its pod holds its own request there as well.
 			for _, a := range given {
-				if a.Card != card {
-					add(a.Card, a.Request)
-				}
-				if a.Instance != "" && a.Next != card {
-					add(a.Next, a.Request)
+				used.addOther(shares, a.Cards)
+				if a.Instance != "" {
+					used.addOther(shares, a.Next)
 				}
 			}
 			continue
 		}
 		if annotated || (pod.Ran || len(given) > 0) && !given.withoutCard() {
-			for _, share := range pod.Placement {
-				add(share.Card, share.Memory)
-			}
+			used.add(pod.Placement...)
 		}
 	}
 	// Pods that the watch has not delivered yet.
 	for uid, containers := range s.Given {
 		if !seen[uid] {
 			for _, a := range containers {
-				add(a.Card, a.Request)
+				used.add(a.Cards...)
 			}
 		}
 	}

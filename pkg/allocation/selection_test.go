@@ -1,19 +1,23 @@
 package allocation
 
 import (
+	"errors"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-func TestSelectCard(t *testing.T) {
+func TestSelectCards(t *testing.T) {
 	unhealthy := func(cards []gpu.Card, index int) []gpu.Card {
 		cards[index].Unhealthy = "Xid 79"
 		return cards
 	}
-	preferred := func(card int) Preference { return Preference{Match: ByOrder, Card: card} }
-	preferredFor := func(pod string, card int) Preference { return Preference{mainOf(pod), ByOrder, card} }
+	preferred := func(card int) Preference { return Preference{Match: ByOrder, Cards: []int{card}} }
+	preferredFor := func(pod string, card int) Preference { return Preference{mainOf(pod), ByOrder, []int{card}} }
+	holdingNext := holding(1, 9)
+	holdingNext.Instance, holdingNext.Next = "containerd://1", gpu.On(0, 9)
 	const full = "pod default/a: no card for 8 units of GPU memory: no GPU card has enough free memory"
 	for name, test := range map[string]struct {
 		cards     []gpu.Card
@@ -129,7 +133,7 @@ func TestSelectCard(t *testing.T) {
 		},
 		"pods that the watch has not delivered count": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)),
-			given: Allocations{"uid-new": {"main": {Card: 0, Request: 9}}}, want: 1, result: ResultMoved,
+			given: Allocations{"uid-new": {"main": holding(0, 9)}}, want: 1, result: ResultMoved,
 		},
 		"a static pod that an earlier version gave a card counts": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)),
@@ -138,7 +142,7 @@ func TestSelectCard(t *testing.T) {
 		"a running container holds its card and that of its next start": {
 			cards: newCards(16, 16, 16), pod: newPod("a", main(8), assumed(0, 1)),
 			others: []Pod{newPod("b", main(9), assumed(1, 0), assigned, running)},
-			given:  Allocations{"uid-b": {"main": {Card: 1, Request: 9, Instance: "containerd://1", Next: 0}}}, want: 2, result: ResultMoved,
+			given:  Allocations{"uid-b": {"main": holdingNext}}, want: 2, result: ResultMoved,
 		},
 		"a running container keeps the annotated card": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(1, 1), running), want: 1, result: ResultKept,
@@ -151,16 +155,16 @@ func TestSelectCard(t *testing.T) {
 		"a pod that was given no card holds none": {
 			cards: newCards(16), pod: newPod("a", main(8), assumed(0, 1)),
 			others: []Pod{newPod("b", main(16), assumed(0, 0), running)},
-			given:  Allocations{"uid-b": {"main": onCard(NoCard)}, "uid-new": {"main": {Card: NoCard, Request: 16}}}, want: 0, result: ResultKept,
+			given:  Allocations{"uid-b": {"main": noCard}, "uid-new": {"main": noCard}}, want: 0, result: ResultKept,
 		},
 		"but its annotated memory stays free": {
 			cards: newCards(16, 16), pod: newPod("a", main(8)),
-			others: []Pod{newPod("b", main(12), assumed(0, 0))}, given: Allocations{"uid-b": {"main": onCard(NoCard)}},
+			others: []Pod{newPod("b", main(12), assumed(0, 0))}, given: Allocations{"uid-b": {"main": noCard}},
 			want: 1, result: ResultPlaced,
 		},
 		"a pod with another plugin's response may hold its annotated memory": {
 			cards: newCards(16), pod: newPod("a", main(8), assumed(0, 1)),
-			others: []Pod{newPod("b", main(16), assumed(0, 0))}, given: Allocations{"uid-b": {"main": onCard(UnknownCard)}},
+			others: []Pod{newPod("b", main(16), assumed(0, 0))}, given: Allocations{"uid-b": {"main": unknownCard}},
 			result: RefusedFull, text: full,
 		},
 		"a card that the node doesn't have": {
@@ -182,7 +186,7 @@ func TestSelectCard(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := Snapshot{Cards: test.cards, Pods: append(test.others, test.pod), Given: test.given, Preferred: test.preferred}
 			pod := &s.Pods[len(s.Pods)-1]
-			got := s.selectCard(Decision{Pod: pod, Container: pod.Containers[len(pod.Containers)-1]})
+			got := s.selectCards(Decision{Pod: pod, Container: pod.Containers[len(pod.Containers)-1]})
 			var text string
 			if got.Rejection != nil {
 				text = got.Rejection.Text
@@ -193,8 +197,122 @@ func TestSelectCard(t *testing.T) {
 			if test.moved != "" && got.Moved != test.moved {
 				t.Errorf("moved because %q, want %q", got.Moved, test.moved)
 			}
-			if got.Result != test.result || got.Rejection == nil && got.Card.Index != test.want || text != test.text {
-				t.Errorf("got card %d, %q, %q, want %d, %q, %q", got.Card.Index, got.Result, text, test.want, test.result, test.text)
+			if got.Result != test.result || got.Rejection == nil && !slices.Equal(got.Indexes(), []int{test.want}) || text != test.text {
+				t.Errorf("got cards %v, %q, %q, want %d, %q, %q", got.Indexes(), got.Result, text, test.want, test.result, test.text)
+			}
+		})
+	}
+}
+
+func TestSelectSeveralCards(t *testing.T) {
+	served := func(pod Pod, cards ...int) PodAllocations {
+		given := PodAllocations{}
+		for _, c := range pod.Containers {
+			var of []gpu.Card
+			for _, card := range cards {
+				of = append(of, gpu.Card{Index: card, Memory: 16})
+			}
+			given[c.Name] = Give(c, of)
+		}
+		return given
+	}
+	two := newPod("two", main(8), cores(100), assumedOn(0, 2))
+	sick := newCards(16, 16, 16)
+	sick[2].Unhealthy = "Xid 79"
+	for name, test := range map[string]struct {
+		cards     []gpu.Card // newCards(16, 16, 16) by default.
+		pod       Pod        // Its last container is served.
+		others    []Pod
+		given     Allocations
+		preferred Preference
+		want      []int
+		result    Result
+		text      string // The begin of the rejection's. The reason is package placement's.
+	}{
+		"the annotated cards": {pod: newPod("a", main(8), assumedOn(0, 2)), want: []int{0, 2}, result: ResultKept},
+		"a pod that holds a share of each leaves the rest": {
+			pod: newPod("a", main(24), assumedOn(0, 2)), others: []Pod{two}, given: Allocations{"uid-two": served(two, 0, 2)},
+			want: []int{0, 2}, result: ResultKept,
+		},
+		"one of the annotated cards has no room": {
+			pod: newPod("a", main(24), assumedOn(0, 1)), others: []Pod{newPod("b", main(6))}, given: Allocations{"uid-b": {"main": holding(0, 6)}},
+			want: []int{1, 2}, result: ResultMoved,
+		},
+		"one of the annotated cards has too few cores": {
+			pod: newPod("a", main(2), cores(120), assumedOn(0, 1)), others: []Pod{two}, given: Allocations{"uid-two": served(two, 0, 2)},
+			result: RefusedFull, text: "pod default/a: no card for 1 units of GPU memory and 60% of its cores on each of 2 cards",
+		},
+		"cores of one card": {
+			pod: newPod("a", main(1), cores(60), assumedOn(0)), others: []Pod{two}, given: Allocations{"uid-two": served(two, 0, 2)},
+			want: []int{1}, result: ResultMoved,
+		},
+		"a pod without cores is charged none": {
+			pod: newPod("a", main(1), assumedOn(0)), others: []Pod{two}, given: Allocations{"uid-two": served(two, 0, 2)},
+			want: []int{0}, result: ResultKept,
+		},
+		"one of the annotated cards is unhealthy": {
+			cards: sick, pod: newPod("a", main(8), assumedOn(0, 2)),
+			result: RefusedUnhealthy, text: "pod default/a was assigned card 2, which is unhealthy: Xid 79",
+		},
+		"one of the annotated cards is not the node's": {
+			pod: newPod("a", main(8), assumedOn(0, 3)), result: RefusedUnknownCard, text: "pod default/a was assigned card 3, which this node doesn't have",
+		},
+		"the cards of the pod's other containers": {
+			pod: newPod("a", container("x", 2), container("y", 4), assumedOn(0, 1)), given: Allocations{"uid-a": {"x": onCards([]int{1, 2}, "10", "20")}},
+			want: []int{1, 2}, result: ResultKept,
+		},
+		"their number counts too": {
+			pod: newPod("a", container("x", 2), container("y", 4), labelled(2)), given: Allocations{"uid-a": {"x": holding(1, 2)}},
+			want: []int{1}, result: ResultKept,
+		},
+		"a request that can't be divided over them": {
+			pod: newPod("a", container("x", 2), container("y", 3)), given: Allocations{"uid-a": {"x": onCards([]int{1, 2}, "10", "20")}},
+			result: RefusedInvalid, text: "container y of pod default/a: its request can't be divided evenly over cards 1, 2",
+		},
+		"the same call again": {
+			pod: newPod("a", main(32), assumedOn(0, 1)), given: Allocations{"uid-a": {"main": onCards([]int{0, 1})}, "uid-new": {"main": holding(0, 16)}},
+			want: []int{0, 1}, result: ResultKept,
+		},
+		"no annotated cards: the fullest beside the annotated shares of others": {
+			pod: newPod("a", main(8), labelled(2)), others: []Pod{newPod("b", main(4), assumedOn(1, 2))}, want: []int{1, 2}, result: ResultPlaced,
+		},
+		"no annotated cards: the preferred ones": {
+			pod: newPod("a", main(8), labelled(2)), preferred: Preference{mainOf("a"), ByKubelet, []int{0, 2}}, want: []int{0, 2}, result: ResultPlaced,
+		},
+		"the preferred cards of this container, although the annotated ones have room by now": {
+			pod: newPod("a", main(8), assumedOn(0, 1)), preferred: Preference{mainOf("a"), ByKubelet, []int{0, 2}}, want: []int{0, 2}, result: ResultMoved,
+		},
+		"a preference of another number of cards doesn't count": {
+			pod: newPod("a", main(8), assumedOn(0, 1)), preferred: Preference{mainOf("a"), ByKubelet, []int{2}}, want: []int{0, 1}, result: ResultKept,
+		},
+		"too few cards have room": {
+			pod: newPod("a", main(20), labelled(2)), others: []Pod{newPod("b", main(14))}, given: Allocations{"uid-b": {"main": onCards([]int{0, 1}, make([]string, 14)...)}},
+			result: RefusedFull, text: "pod default/a: no card for 10 units of GPU memory on each of 2 cards",
+		},
+		"an invalid request": {
+			pod:    newPod("a", main(3), func(pod *Pod) { pod.Invalid = errors.New("container main: 3 can't be divided") }),
+			result: RefusedInvalid, text: "pod default/a: container main: 3 can't be divided",
+		},
+		"a container that runs with other cards than the rest of its pod holds both": {
+			pod:    newPod("a", main(20), assumedOn(0, 1)),
+			others: []Pod{newPod("b", container("x", 8), container("y", 8), assumedOn(1, 2), running)},
+			given:  Allocations{"uid-b": {"x": onCards([]int{1, 2}), "y": Give(Container{Request: 8}, newCards(16, 16)[:1])}},
+			result: RefusedFull, text: "pod default/a: no card for 10 units of GPU memory on each of 2 cards",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := Snapshot{Cards: test.cards, Pods: append(test.others, test.pod), Given: test.given, Preferred: test.preferred}
+			if s.Cards == nil {
+				s.Cards = newCards(16, 16, 16)
+			}
+			pod := &s.Pods[len(s.Pods)-1]
+			got := s.selectCards(Decision{Pod: pod, Container: pod.Containers[len(pod.Containers)-1]})
+			var text string
+			if got.Rejection != nil {
+				text = got.Rejection.Text
+			}
+			if got.Result != test.result || got.Rejection == nil && !slices.Equal(got.Indexes(), test.want) || !strings.HasPrefix(text, test.text) || test.text == "" && text != "" {
+				t.Errorf("got cards %v, %q, %q, want %v, %q, %q", got.Indexes(), got.Result, text, test.want, test.result, test.text)
 			}
 		})
 	}

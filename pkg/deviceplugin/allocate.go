@@ -39,7 +39,7 @@ type allocator struct {
 	doubtful bool
 }
 
-// Allocate selects a card for one container and returns the response for the kubelet. ids are the fake devices.
+// Allocate selects the cards of one container and returns the response for the kubelet. ids are the fake devices.
 func (a *allocator) Allocate(ctx context.Context, ids []string) (response *pluginapi.ContainerAllocateResponse, err error) {
 	defer a.metrics.observe(time.Now())
 	release, err := a.lock(ctx, len(ids))
@@ -49,17 +49,17 @@ func (a *allocator) Allocate(ctx context.Context, ids []string) (response *plugi
 	defer release()
 	request, devices := gpu.Memory(len(ids)), allocation.NewDeviceSet(ids)
 	decision := a.decide(ctx, request, a.takePreference(devices))
-	decision, limitation := a.isolator.Isolate(decision, a.responses.cards.Unit().Bytes(request), func(card int) int {
+	decision, limitation := a.isolator.Isolate(decision, a.responses.cards.Unit(), func(card int) int {
 		return a.snapshots.containers(card, allocation.ContainerKey{UID: decision.Pod.UID, Name: decision.Container.Name})
 	})
 	a.metrics.count(decision, ids)
-	a.remember(decision, request, devices, limitation)
+	a.remember(decision, devices, limitation)
 	a.responses.report(ctx, decision, request)
 	return a.responses.respond(decision, request, limitation)
 }
 
-// Prefer returns the devices, out of the available ones, that the allocation should use: those of the card that the pod gets, so
-// that the kubelet's checkpoint names the real card. It decides as Allocate does and has the same waits. It returns nil if it
+// Prefer returns the devices, out of the available ones, that the allocation should use: those of the cards that the pod gets, so
+// that the kubelet's checkpoint names the real cards. It decides as Allocate does and has the same waits. It returns nil if it
 // can't decide: an error would fail the pod, and Allocate makes the final decision.
 func (a *allocator) Prefer(ctx context.Context, available, include []string, size int) []string {
 	release, err := a.lock(ctx, size)
@@ -68,14 +68,15 @@ func (a *allocator) Prefer(ctx context.Context, available, include []string, siz
 	}
 	defer release()
 	decision := a.decide(ctx, gpu.Memory(size), allocation.Preference{})
-	if decision.Card.Index == allocation.NoCard {
+	if len(decision.Cards) == 0 {
 		return nil
 	}
-	ids := preferredDevices(decision.Card.Index, available, include, size)
+	cards := decision.Indexes()
+	ids := preferredDevices(cards, available, include, size)
 	if len(ids) == size {
 		container := allocation.ContainerKey{UID: decision.Pod.UID, Name: decision.Container.Name}
 		a.preferences.Add(allocation.NewDeviceSet(ids),
-			allocation.Preference{Container: container, Match: decision.Match, Card: decision.Card.Index}, preferenceLifetime)
+			allocation.Preference{Container: container, Match: decision.Match, Cards: cards}, preferenceLifetime)
 	}
 	return ids
 }
@@ -141,7 +142,7 @@ func (a *allocator) decide(ctx context.Context, request gpu.Memory, preferred al
 }
 
 // remember records what the container was given.
-func (a *allocator) remember(d allocation.Decision, request gpu.Memory, devices allocation.DeviceSet, l limitation) {
+func (a *allocator) remember(d allocation.Decision, devices allocation.DeviceSet, l limitation) {
 	withoutCard := d.Rejection != nil && a.responses.errorEnv
 	a.doubtful = d.Match == allocation.ByOrder || withoutCard && d.Pod == nil
 	switch {
@@ -151,12 +152,11 @@ func (a *allocator) remember(d allocation.Decision, request gpu.Memory, devices 
 		a.snapshots.rejected[d.Pod.UID] = true
 		return
 	}
-	given := allocation.Allocation{
-		Card: d.Card.Index, CardMemory: d.Card.Memory, Request: request, Limit: l.limit, MPS: l.mode == isolation.MPS, Devices: devices, At: time.Now(),
+	var given allocation.Allocation
+	if !withoutCard {
+		given = allocation.Give(d.Container, d.Cards)
 	}
-	if withoutCard {
-		given.Card, given.CardMemory = allocation.NoCard, 0
-	}
+	given.Limit, given.MPS, given.Devices, given.At = l.limit, l.mode == isolation.MPS, devices, time.Now()
 	a.snapshots.record.Add(allocation.ContainerKey{UID: d.Pod.UID, Name: d.Container.Name}, given)
 	a.annotate(d.Pod.UID)
 }
@@ -222,7 +222,7 @@ func (s *snapshots) containers(card int, added allocation.ContainerKey) int {
 		given, inits, others := snapshot.Given[pod.UID], 0, 0
 		for _, c := range pod.Containers {
 			isAdded := added == allocation.ContainerKey{UID: pod.UID, Name: c.Name}
-			if a, served := given[c.Name]; !isAdded && (!served || a.Card != card) {
+			if a, served := given[c.Name]; !isAdded && (!served || !slices.Contains(a.Cards.Cards(), card)) {
 				continue
 			}
 			counted = counted || isAdded
@@ -257,24 +257,26 @@ func (a *allocator) takePreference(devices allocation.DeviceSet) allocation.Pref
 	return preference
 }
 
-// preferredDevices returns size devices, first those of include, then those of the card; nil if there are fewer.
-func preferredDevices(card int, available, include []string, size int) []string {
+// preferredDevices returns size devices, first those of include, then as many of each card as the container gets of it, then others;
+// nil if there are fewer.
+func preferredDevices(cards []int, available, include []string, size int) []string {
 	if size <= 0 || len(available) < size {
 		return nil
 	}
 	out := slices.Clone(include[:min(size, len(include))])
-	included := make(map[string]bool, len(out))
+	chosen := make(map[string]bool, size)
+	split := newSplit(cards, size)
 	for _, id := range out {
-		included[id] = true
+		chosen[id] = true
+		split.take(id)
 	}
-	own := ofCard(card)
-	for _, ofCard := range []bool{true, false} {
+	for _, take := range []func(id string) bool{split.take, func(string) bool { return true }} {
 		for _, id := range available {
 			if len(out) == size {
 				return out
 			}
-			if own(id) == ofCard && !included[id] {
-				out = append(out, id)
+			if !chosen[id] && take(id) {
+				out, chosen[id] = append(out, id), true
 			}
 		}
 	}

@@ -72,7 +72,7 @@ func TestMoved(t *testing.T) {
 	if got := b.awaitAssigned("late", 1); !got.AssumeTime.Equal(start.Add(time.Second)) {
 		t.Errorf("the assume time became %v", got.AssumeTime)
 	}
-	b.awaitEvent("GPUCardMoved container main got card 1: card 0, which was chosen for the pod, has no room left for it")
+	b.awaitEvent("GPUCardMoved container main got card 1: the choice for the pod was card 0, and pods that have a share there leave it no room")
 	b.awaitEvent("GPUCardRepaired")
 }
 

@@ -138,10 +138,10 @@ func (a *annotator) write(ctx context.Context, uid gpu.PodUID) error {
 	}
 	if repair {
 		a.metrics.repairs.Inc()
-		card := annotations[protocol.AnnotationIndex]
+		cards, was := annotations[protocol.AnnotationIndex], pod.Assignment.Annotations()[protocol.AnnotationIndex]
 		a.events.Eventf(podReference(&pod), corev1.EventTypeWarning, eventRepaired,
-			"the annotations named card %d, the containers got card %v", pod.Assignment.Cards[0].Index, card)
-		klog.FromContext(ctx).Info("Repaired annotations", "pod", klog.KRef(pod.Namespace, pod.Name), "card", card, "was", pod.Assignment.Cards[0].Index)
+			"the annotations named card %s, the containers got card %v", was, cards)
+		klog.FromContext(ctx).Info("Repaired annotations", "pod", klog.KRef(pod.Namespace, pod.Name), "cards", cards, "was", was)
 	}
 	return nil
 }

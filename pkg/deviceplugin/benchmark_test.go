@@ -73,9 +73,9 @@ func newCrowd(b *testing.B, memory gpu.Memory, asked bool) *crowd {
 		c.free[card] = c.free[card][request:]
 		entry := newEntry(b, string(pod.UID), "main", card, ids...)
 		c.kubelet.entries = append(c.kubelet.entries, entry)
-		c.given[gpu.PodUID(pod.UID)] = allocation.PodAllocations{"main": {
-			Card: card, CardMemory: memory, Request: gpu.Memory(request), Devices: allocation.NewDeviceSet(ids), Confirmed: true,
-		}}
+		given := allocation.Give(allocation.Container{Request: gpu.Memory(request)}, []gpu.Card{{Index: card, Memory: memory}})
+		given.Devices, given.Confirmed = allocation.NewDeviceSet(ids), true
+		c.given[gpu.PodUID(pod.UID)] = allocation.PodAllocations{"main": given}
 	}
 	writeCheckpoint(b, o.Directory, c.kubelet.entries...)
 	return c

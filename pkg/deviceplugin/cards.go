@@ -231,7 +231,10 @@ func (s *cardState) Position(card int) int {
 func (s *cardState) Inventory() protocol.Inventory {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	inventory := protocol.Inventory{Unit: s.unit, Cards: slices.Clone(s.cards), BootID: s.bootID}
+	inventory := protocol.Inventory{
+		Unit: s.unit, Cards: slices.Clone(s.cards), BootID: s.bootID,
+		Features: []string{protocol.FeatureCards, protocol.FeatureCores},
+	}
 	if s.mode.Limits() {
 		inventory.Isolation = string(s.mode)
 	}

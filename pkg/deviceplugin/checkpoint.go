@@ -67,29 +67,38 @@ func parseCheckpoint(data []byte) ([]allocation.Entry, error) {
 		for _, group := range e.DeviceIDs {
 			ids = append(ids, group...)
 		}
-		entry := allocation.Entry{
-			ContainerKey: allocation.ContainerKey{UID: gpu.PodUID(e.PodUID), Name: e.ContainerName},
-			Allocation: allocation.Allocation{
-				Card: allocation.UnknownCard, Request: gpu.Memory(len(ids)), Devices: allocation.NewDeviceSet(ids),
-			},
-		}
+		entry := allocation.Entry{ContainerKey: allocation.ContainerKey{UID: gpu.PodUID(e.PodUID), Name: e.ContainerName}}
 		var response pluginapi.ContainerAllocateResponse
-		if err := proto.Unmarshal(e.AllocResp, &response); err == nil {
-			for _, device := range response.CdiDevices {
-				if limit, ok := isolation.LimitOf(device.GetName()); ok {
-					entry.Limit = limit
-				}
-			}
-			entry.MPS = response.Envs[isolation.EnvMPSPipeDirectory] != ""
-			if assignment, err := protocol.ParseAssignment(response.Envs); err == nil && len(assignment.Cards) == 1 {
-				entry.Card, entry.CardMemory = assignment.Cards[0].Index, assignment.Cards[0].Memory
-			} else if response.Envs[protocol.AnnotationIndex] == strconv.Itoa(allocation.NoCard) {
-				entry.Card = allocation.NoCard
-			}
+		if err := proto.Unmarshal(e.AllocResp, &response); err != nil {
+			entry.Unknown = true
+		} else {
+			entry.Allocation = allocationOf(&response, gpu.Memory(len(ids)))
 		}
+		entry.Devices = allocation.NewDeviceSet(ids)
 		entries = append(entries, entry)
 	}
 	return entries, nil
+}
+
+// allocationOf returns what a container with this request was given, as the plugin's response shows it.
+func allocationOf(response *pluginapi.ContainerAllocateResponse, request gpu.Memory) allocation.Allocation {
+	assignment, err := protocol.ParseAssignment(response.Envs)
+	if err != nil {
+		return allocation.Allocation{Unknown: response.Envs[protocol.AnnotationIndex] != strconv.Itoa(allocation.NoCard)}
+	}
+	var cards []gpu.Card
+	for _, card := range assignment.Sorted() {
+		cards = append(cards, gpu.Card{Index: card.Index, Memory: card.Memory})
+	}
+	cores := min(protocol.CoresOf(response.Envs), gpu.CardCores) * gpu.Cores(len(cards))
+	given := allocation.Give(allocation.Container{Request: request, Cores: cores}, cards)
+	given.MPS = response.Envs[isolation.EnvMPSPipeDirectory] != ""
+	for _, device := range response.CdiDevices {
+		if limit, ok := isolation.LimitOf(device.GetName()); ok {
+			given.Limit = limit
+		}
+	}
+	return given
 }
 
 // checkpoint keeps the record in line with the kubelet's checkpoint file.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -25,9 +26,14 @@ type entry struct {
 // newEntry returns the entry of a container that got these devices with a response that names the card.
 func newEntry(t testing.TB, uid, container string, card int, ids ...string) entry {
 	t.Helper()
-	response, err := proto.Marshal(&pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
-		Cards: []gpu.Card{{Index: card, Memory: 16}}, VisibleAs: []string{"GPU-x"}, ContainerRequest: gpu.Memory(len(ids)),
-	}.Variables()})
+	return newEntryOf(t, uid, container, protocol.ContainerEnv{Cards: []gpu.Card{{Index: card, Memory: 16}}}, ids...)
+}
+
+// newEntryOf returns the entry of a container that got these devices with a response of this environment.
+func newEntryOf(t testing.TB, uid, container string, env protocol.ContainerEnv, ids ...string) entry {
+	t.Helper()
+	env.ContainerRequest = gpu.Memory(len(ids))
+	response, err := proto.Marshal(&pluginapi.ContainerAllocateResponse{Envs: env.Variables()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,20 +78,25 @@ func TestParseCheckpoint(t *testing.T) {
 	spread.DeviceIDs = map[int64][]string{0: {"21"}, 1: {"20"}}
 
 	got, err := parseCheckpoint(checkpointData(t, newEntry(t, "uid-a", "init", 1, "11", "10"), other, garbled, spread,
-		newEntry(t, "uid-e", "main", -1, "06"), withoutResponse))
+		newEntry(t, "uid-e", "main", -1, "06"), withoutResponse,
+		newEntryOf(t, "uid-g", "main", protocol.ContainerEnv{Cards: []gpu.Card{{Index: 2, Memory: 16}, {Index: 0, Memory: 24}}, ContainerCores: 60}, "08", "09", "28", "29")))
 	if err != nil {
 		t.Fatal(err)
 	}
-	entryOf := func(uid gpu.PodUID, container string, card int, memory gpu.Memory, ids ...string) allocation.Entry {
-		return allocation.Entry{
-			ContainerKey: allocation.ContainerKey{UID: uid, Name: container},
-			Allocation:   allocation.Allocation{Card: card, CardMemory: memory, Request: gpu.Memory(len(ids)), Devices: allocation.NewDeviceSet(ids)},
-		}
+	entryOf := func(uid gpu.PodUID, container string, given allocation.Allocation, ids ...string) allocation.Entry {
+		given.Devices = allocation.NewDeviceSet(ids)
+		return allocation.Entry{ContainerKey: allocation.ContainerKey{UID: uid, Name: container}, Allocation: given}
 	}
+	unknown := allocation.Allocation{Unknown: true}
 	want := []allocation.Entry{
-		entryOf("uid-a", "init", 1, 16, "10", "11"),
-		entryOf("uid-c", "main", allocation.UnknownCard, 0, "05"), entryOf("uid-d", "main", 2, 16, "20", "21"),
-		entryOf("uid-e", "main", allocation.NoCard, 0, "06"), entryOf("uid-f", "main", allocation.UnknownCard, 0, "07"),
+		entryOf("uid-a", "init", allocation.Allocation{Cards: gpu.On(1, 2), CardMemory: []gpu.Memory{16}}, "10", "11"),
+		entryOf("uid-c", "main", unknown, "05"),
+		entryOf("uid-d", "main", allocation.Allocation{Cards: gpu.On(2, 2), CardMemory: []gpu.Memory{16}}, "20", "21"),
+		entryOf("uid-e", "main", allocation.Allocation{}, "06"), entryOf("uid-f", "main", unknown, "07"),
+		entryOf("uid-g", "main", allocation.Allocation{
+			Cards:      gpu.Placement{{Card: 0, Memory: 2, Cores: 30}, {Card: 2, Memory: 2, Cores: 30}},
+			CardMemory: []gpu.Memory{24, 16},
+		}, "08", "09", "28", "29"),
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
@@ -99,6 +110,7 @@ func TestParseCheckpoint(t *testing.T) {
 
 func FuzzParseCheckpoint(f *testing.F) {
 	f.Add(checkpointData(f, newEntry(f, "uid-a", "main", 1, "10", "11")))
+	f.Add(checkpointData(f, newEntryOf(f, "uid-a", "main", protocol.ContainerEnv{Cards: newCards(16, 24), ContainerCores: 50}, "10", "11", "00")))
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":0}`))
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"aliyun.com/gpu-mem","DeviceIDs":{"-1":["a"]},"AllocResp":"CgA="}]}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -107,8 +119,17 @@ func FuzzParseCheckpoint(f *testing.F) {
 			return
 		}
 		for _, e := range entries {
-			if e.UID == "" || e.Name == "" || e.Request < 0 {
+			if e.UID == "" || e.Name == "" {
 				t.Errorf("an entry without a name: %+v", e)
+			}
+			cards := e.Cards.Cards()
+			if len(e.CardMemory) != len(cards) || e.Unknown && len(cards) > 0 || !slices.IsSorted(cards) || len(slices.Compact(cards)) < len(e.Cards) {
+				t.Errorf("an entry with invalid cards: %+v", e)
+			}
+			for _, share := range e.Cards {
+				if share.Memory < 0 || share.Cores < 0 || share.Cores > gpu.CardCores {
+					t.Errorf("an entry with an invalid share: %+v", e)
+				}
 			}
 		}
 	})

@@ -18,7 +18,9 @@ func TestCleanup(t *testing.T) {
 	node := b.node()
 	node.Annotations = map[string]string{protocol.AnnotationInventory: "{}", "example.com/other": "kept"}
 	node.Status.Capacity, node.Status.Allocatable = others.DeepCopy(), others.DeepCopy()
-	node.Status.Capacity[protocol.ResourceCount], node.Status.Allocatable[protocol.ResourceCount] = *newQuantity(8), *newQuantity(8)
+	for _, list := range []corev1.ResourceList{node.Status.Capacity, node.Status.Allocatable} {
+		list[protocol.ResourceCount], list[protocol.ResourceCores] = *newQuantity(8), *newQuantity(800)
+	}
 	if _, err := b.client.CoreV1().Nodes().Update(context.Background(), node, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}

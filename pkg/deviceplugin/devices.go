@@ -52,16 +52,36 @@ func appendCard(id []byte, card int) []byte {
 	return append(id, escape, digits[c/base/base%base], digits[c/base%base], digits[c%base])
 }
 
-// ofCard returns a function that reports whether an ID of this plugin is the ID of one of the card's units.
-func ofCard(card int) func(id string) bool {
-	prefix := string(appendCard(nil, card))
-	return func(id string) bool { return strings.HasPrefix(id, prefix) }
+// split counts how many devices of each of a container's cards are still to be taken.
+type split struct {
+	// prefixes are those of the IDs of the cards' units.
+	prefixes []string
+	left     []int
 }
 
-// allOf reports whether all IDs are those of the card's units.
-func allOf(card int, ids []string) bool {
-	own := ofCard(card)
-	return !slices.ContainsFunc(ids, func(id string) bool { return !own(id) })
+// newSplit returns the split of a number of devices, which is a multiple of the number of cards.
+func newSplit(cards []int, devices int) *split {
+	s := &split{}
+	for _, card := range cards {
+		s.prefixes, s.left = append(s.prefixes, string(appendCard(nil, card))), append(s.left, devices/len(cards))
+	}
+	return s
+}
+
+// take takes a device. It reports whether the device was still to be taken.
+func (s *split) take(id string) bool {
+	i := slices.IndexFunc(s.prefixes, func(prefix string) bool { return strings.HasPrefix(id, prefix) })
+	if i < 0 || s.left[i] <= 0 {
+		return false
+	}
+	s.left[i]--
+	return true
+}
+
+// evenlyOf reports whether the devices are those of the cards, as many of each.
+func evenlyOf(cards []int, ids []string) bool {
+	split := newSplit(cards, len(ids))
+	return !slices.ContainsFunc(ids, func(id string) bool { return !split.take(id) })
 }
 
 // devices returns one device for each unit of each card. The devices have no topology: with one, the kubelet's NUMA alignment

@@ -102,27 +102,50 @@ func TestSmallestUnit(t *testing.T) {
 
 func TestPreferredDevices(t *testing.T) {
 	for name, test := range map[string]struct {
-		card               int
+		cards              []int
 		available, include []string
 		size               int
 		want               []string
 	}{
-		"the card's devices":          {1, []string{"00", "10", "01", "11"}, nil, 2, []string{"10", "11"}},
-		"included devices come first": {1, []string{"00", "10", "01", "11"}, []string{"01"}, 2, []string{"01", "10"}},
-		"too few on the card":         {1, []string{"00", "10"}, nil, 2, []string{"10", "00"}},
-		"too few in all":              {1, []string{"00"}, nil, 2, nil},
-		"none requested":              {1, []string{"00"}, nil, 0, nil},
+		"the card's devices":          {[]int{1}, []string{"00", "10", "01", "11"}, nil, 2, []string{"10", "11"}},
+		"included devices come first": {[]int{1}, []string{"00", "10", "01", "11"}, []string{"01"}, 2, []string{"01", "10"}},
+		"too few on the card":         {[]int{1}, []string{"00", "10"}, nil, 2, []string{"10", "00"}},
+		"too few in all":              {[]int{1}, []string{"00"}, nil, 2, nil},
+		"none requested":              {[]int{1}, []string{"00"}, nil, 0, nil},
 		"a card with a long prefix": {
-			100, []string{deviceID(1, 0), deviceID(101, 0), deviceID(100, 7)}, nil, 2, []string{deviceID(100, 7), deviceID(1, 0)},
+			[]int{100}, []string{deviceID(1, 0), deviceID(101, 0), deviceID(100, 7)}, nil, 2, []string{deviceID(100, 7), deviceID(1, 0)},
 		},
-		"more to be included than requested": {1, []string{"00", "10", "01"}, []string{"00", "01"}, 1, []string{"00"}},
-		"other IDs come last":                {0, []string{"GPU-0-_-1", "00"}, nil, 1, []string{"00"}},
+		"more to be included than requested": {[]int{1}, []string{"00", "10", "01"}, []string{"00", "01"}, 1, []string{"00"}},
+		"as many of each card":               {[]int{0, 2}, []string{"00", "01", "02", "10", "20", "21", "22"}, nil, 4, []string{"00", "01", "20", "21"}},
+		"included devices count for their card": {
+			[]int{0, 2}, []string{"00", "01", "02", "10", "20", "21", "22"}, []string{"02", "10"}, 4, []string{"02", "10", "00", "20"},
+		},
+		"too few on one of the cards": {[]int{0, 2}, []string{"00", "01", "10", "20"}, nil, 4, []string{"00", "01", "20", "10"}},
+		"other IDs come last":         {[]int{0}, []string{"GPU-0-_-1", "00"}, nil, 1, []string{"00"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := preferredDevices(test.card, test.available, test.include, test.size)
+			got := preferredDevices(test.cards, test.available, test.include, test.size)
 			if fmt.Sprint(got) != fmt.Sprint(test.want) {
 				t.Errorf("got %v, want %v", got, test.want)
 			}
 		})
+	}
+}
+
+func TestEvenlyOf(t *testing.T) {
+	for name, test := range map[string]struct {
+		cards []int
+		ids   []string
+		want  bool
+	}{
+		"one card":                      {[]int{1}, []string{"10", "11"}, true},
+		"another card":                  {[]int{1}, []string{"10", "01"}, false},
+		"several cards":                 {[]int{0, 1}, []string{"10", "01"}, true},
+		"more of one card than another": {[]int{0, 1}, []string{"10", "11", "12", "01"}, false},
+		"a card that isn't its own":     {[]int{0, 1}, []string{"10", "20"}, false},
+	} {
+		if got := evenlyOf(test.cards, test.ids); got != test.want {
+			t.Errorf("%s: got %t", name, got)
+		}
 	}
 }

@@ -267,12 +267,12 @@ func counted(t *testing.T, p *Plugin, o allocation.Result) float64 {
 
 func cardOf(env map[string]string) string { return env["ALIYUN_COM_GPU_MEM_IDX"] }
 
-// cardsOf returns the card of each container.
-func cardsOf(r *allocation.Record) map[string]int {
-	out := map[string]int{}
+// cardsOf returns the cards of each container.
+func cardsOf(r *allocation.Record) map[string][]int {
+	out := map[string][]int{}
 	for uid, containers := range r.Snapshot() {
 		for name, a := range containers {
-			out[string(uid)+"/"+name] = a.Card
+			out[string(uid)+"/"+name] = a.Cards.Cards()
 		}
 	}
 	return out

@@ -158,36 +158,44 @@ func (i *isolator) card(card gpu.Card) isolation.Card {
 	}
 }
 
-// limitation is what enforces a container's share.
+// limitation is what enforces a container's share of each of its cards.
 type limitation struct {
 	isolation.Edits
 	// mode is the mode that enforces it; empty if none does.
 	mode isolation.Mode
-	// limit is what the driver enforces for the container's cgroup, in bytes; 0 for none.
+	// limit is what the driver enforces for the container's cgroup on each card, in bytes; 0 for none.
 	limit uint64
 }
 
-// Isolate returns what enforces a share in bytes of the decision's card, or the decision with a rejection if that fails. The mode in
+// Isolate returns what enforces the container's share of the decision's cards, or the decision with a rejection if that fails. The mode in
 // force now counts, also if it has changed since the decision: the container gets its environment, its CDI devices and its record from
-// this one answer. For the same reason it checks again whether the card is ready. containers returns how many containers have a share
-// of a card, with this one.
-func (i *isolator) Isolate(d allocation.Decision, share uint64, containers func(card int) int) (allocation.Decision, limitation) {
+// this one answer. For the same reason it checks again whether the cards are ready. containers returns how many containers have a share of
+// a card, with this one.
+func (i *isolator) Isolate(d allocation.Decision, unit gpu.Unit, containers func(card int) int) (allocation.Decision, limitation) {
 	if d.Rejection != nil {
 		return d, limitation{}
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if err := i.ready(d.Card); err != nil {
-		return refuse(d, allocation.RefusedUnavailable, err.Error()), limitation{}
+	for _, card := range d.Cards {
+		if err := i.ready(card); err != nil {
+			return refuse(d, allocation.RefusedUnavailable, err.Error()), limitation{}
+		}
 	}
 	if !i.mode.Limits() {
 		return d, limitation{}
 	}
-	card, backend := i.card(d.Card), i.backends[i.mode]
-	if most := backend.MaxContainers(card); most > 0 && containers(d.Card.Index) > most {
-		return refuse(d, allocation.RefusedFull, fmt.Sprintf("isolation mode %s: card %d has %d containers, and it can have no more", i.mode, d.Card.Index, most)), limitation{}
+	each := d.Container.Share(len(d.Cards))
+	share := isolation.Share{Limit: unit.Bytes(each.Memory), Cores: int(each.Cores)}
+	var shares []isolation.Share
+	for _, card := range d.Cards {
+		share.Card = i.card(card)
+		shares = append(shares, share)
+		if most := i.backends[i.mode].MaxContainers(share.Card); most > 0 && containers(card.Index) > most {
+			return refuse(d, allocation.RefusedFull, fmt.Sprintf("isolation mode %s: card %d has %d containers, and it can have no more", i.mode, card.Index, most)), limitation{}
+		}
 	}
-	edits, err := backend.Apply([]isolation.Share{{Card: card, Limit: share}})
+	edits, err := i.backends[i.mode].Apply(shares)
 	if err != nil {
 		return refuse(d, allocation.RefusedUnavailable, fmt.Sprintf("isolation mode %s: %v", i.mode, err)), limitation{}
 	}
@@ -199,7 +207,7 @@ func (i *isolator) Isolate(d allocation.Decision, share uint64, containers func(
 	}
 	l := limitation{Edits: edits, mode: i.mode}
 	if i.mode == isolation.Driver {
-		l.limit = share
+		l.limit = share.Limit
 	}
 	return d, l
 }

@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"fmt"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -65,7 +66,7 @@ func (w *limitWatch) Check(report protocol.Usage) {
 		if row.NotInForce != "" {
 			failed++
 			notRead[key] = row.NotInForce == usage.ErrNotRead.Error()
-			state.Problem = "container " + row.Container + ": " + row.NotInForce
+			state.Problem = "container " + row.Container + w.cardOf(uid, row) + ": " + row.NotInForce
 		}
 		found[uid] = state
 	}
@@ -75,6 +76,14 @@ func (w *limitWatch) Check(report protocol.Usage) {
 	w.metrics.limits.WithLabelValues("in_force").Set(float64(limited - failed))
 	w.metrics.limits.WithLabelValues("not_in_force").Set(float64(failed))
 	w.report(before, found)
+}
+
+// cardOf names the card of a row if the pod has several.
+func (w *limitWatch) cardOf(uid gpu.PodUID, row protocol.ContainerUsage) string {
+	if pod, ok := w.pods.ByUID(uid); !ok || pod.NumCards() < 2 {
+		return ""
+	}
+	return fmt.Sprintf(", card %d", row.Card)
 }
 
 // addMPS adds the pods whose containers are limited by MPS. Nothing can be read back there: the daemon keeps the limits.

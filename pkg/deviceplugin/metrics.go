@@ -69,7 +69,7 @@ func newMetrics(registered func() bool) *metrics {
 	}
 	m.setConfig("", "")
 	m.limits = prometheus.NewGaugeVec(gauge("limits",
-		"Running containers that were given a limit, by whether the driver has it."), []string{"state"})
+		"Limits that running containers were given, one for each of their cards, by whether the driver has it."), []string{"state"})
 	m.isolation = prometheus.NewGaugeVec(gauge("isolation_mode",
 		"1 for the isolation mode in which new containers start."), []string{"mode"})
 	m.overuse = prometheus.NewGauge(gauge("overusing_pods",
@@ -134,12 +134,12 @@ func oneIf(condition bool) float64 {
 // observe records the duration of an Allocate call.
 func (m *metrics) observe(start time.Time) { m.duration.Observe(time.Since(start).Seconds()) }
 
-// count counts a decision for these devices. Allocations with devices of another card, which the kubelet's checkpoint then names,
+// count counts a decision for these devices. Allocations with devices of other cards, which the kubelet's checkpoint then names,
 // are counted too. There can be good reasons, such as devices that an init container with another request had.
 func (m *metrics) count(d allocation.Decision, ids []string) {
 	m.matches.WithLabelValues(string(d.Match)).Inc()
 	m.allocations.WithLabelValues(string(d.Result)).Inc()
-	if d.Rejection == nil && !allOf(d.Card.Index, ids) {
+	if d.Rejection == nil && !evenlyOf(d.Indexes(), ids) {
 		m.otherDevices.Inc()
 	}
 }

@@ -110,7 +110,7 @@ func TestMPSChanges(t *testing.T) {
 			p.isolator.SetNode(&corev1.Node{})
 			p.isolator.Ask(volta)
 			test.change(p.isolator, o)
-			decision, _ := p.isolator.Isolate(allocation.Decision{Card: reservedCards()[0]}, 2<<30, func(int) int { return 1 })
+			decision, _ := p.isolator.Isolate(allocation.Decision{Cards: reservedCards()[:1], Container: allocation.Container{Request: 2}}, gpu.GiB, func(int) int { return 1 })
 			if got := decision.Rejection; (got == nil) != (test.want == "") || got != nil && got.Text != test.want {
 				t.Errorf("got %+v, want %q", got, test.want)
 			}

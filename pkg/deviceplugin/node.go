@@ -23,8 +23,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// nodeKeeper writes the node's cards to the Node object: the inventory annotation, and the number of cards in the status,
-// which no device plugin can report. The kubelet leaves both unchanged, unless it creates the Node again or starts
+// nodeKeeper writes the node's cards to the Node object: the inventory annotation, and the amounts in the status that no device
+// plugin can report (amounts). The kubelet leaves both unchanged, unless it creates the Node again or starts
 // without a checkpoint. The keeper therefore watches the Node.
 type nodeKeeper struct {
 	client   Client
@@ -172,9 +172,9 @@ func (k *nodeKeeper) keep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	count := strconv.Itoa(len(inventory.Cards))
-	if node.Annotations[protocol.AnnotationInventory] != annotation || quantity(node.Status.Capacity) != count || quantity(node.Status.Allocatable) != count {
-		if err := patchCards(ctx, k.client, k.name, annotation, count); err != nil {
+	amounts := amounts(inventory.Cards)
+	if node.Annotations[protocol.AnnotationInventory] != annotation || !has(node.Status.Capacity, amounts) || !has(node.Status.Allocatable, amounts) {
+		if err := patchCards(ctx, k.client, k.name, annotation, amounts); err != nil {
 			return fmt.Errorf("writing the inventory and %s of node %s: %w", protocol.ResourceCount, k.name, err)
 		}
 	}
@@ -184,23 +184,34 @@ func (k *nodeKeeper) keep(ctx context.Context) error {
 	return nil
 }
 
-func quantity(list corev1.ResourceList) string {
-	q, ok := list[protocol.ResourceCount]
-	if !ok {
-		return ""
+// amounts are what the node's status has beside the memory, by resource: the number of cards and their cores. Unhealthy cards count
+// too: pods may run on them, and a kubelet that restarts admits them again by these amounts (k8s.io/kubernetes
+// pkg/kubelet/lifecycle/predicate.go). The extender decides by card.
+func amounts(cards []gpu.Card) map[corev1.ResourceName]any {
+	return map[corev1.ResourceName]any{
+		protocol.ResourceCount: strconv.Itoa(len(cards)),
+		protocol.ResourceCores: strconv.Itoa(len(cards) * int(gpu.CardCores)),
 	}
-	return q.String()
 }
 
-// patchCards sets the inventory and the number of cards of a node; nil removes them. Both are in one write, because a
+// has reports whether the list has the amounts.
+func has(list corev1.ResourceList, amounts map[corev1.ResourceName]any) bool {
+	for name, amount := range amounts {
+		if q, ok := list[name]; !ok || q.String() != amount {
+			return false
+		}
+	}
+	return true
+}
+
+// patchCards sets the inventory and the amounts of a node; nil removes them. All are in one write, because a
 // reader ignores an inventory if its number of cards differs from gpu-count and their sum from gpu-mem, which can lag behind
 // (protocol.ParseNode). A patch of a node's status changes annotations too (k8s.io/kubernetes
 // pkg/registry/core/node/strategy.go, nodeStatusStrategy).
-func patchCards(ctx context.Context, client Client, node string, inventory, count any) error {
-	amount := map[string]any{string(protocol.ResourceCount): count}
+func patchCards(ctx context.Context, client Client, node string, inventory any, amounts map[corev1.ResourceName]any) error {
 	data, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"annotations": map[string]any{protocol.AnnotationInventory: inventory}},
-		"status":   map[string]any{"capacity": amount, "allocatable": amount},
+		"status":   map[string]any{"capacity": amounts, "allocatable": amounts},
 	})
 	if err != nil {
 		return err
@@ -211,10 +222,10 @@ func patchCards(ctx context.Context, client Client, node string, inventory, coun
 	return err
 }
 
-// Cleanup removes from a Node object what only the plugin writes there: the inventory and the number of cards. A plugin that
+// Cleanup removes from a Node object what only the plugin writes there: the inventory and the amounts beside the memory. A plugin that
 // still runs on the node writes both again.
 func Cleanup(ctx context.Context, client Client, node string) error {
-	if err := patchCards(ctx, client, node, nil, nil); err != nil {
+	if err := patchCards(ctx, client, node, nil, map[corev1.ResourceName]any{protocol.ResourceCount: nil, protocol.ResourceCores: nil}); err != nil {
 		return fmt.Errorf("removing %s and the inventory from node %s: %w", protocol.ResourceCount, node, err)
 	}
 	return nil

@@ -27,11 +27,15 @@ func TestInventory(t *testing.T) {
 	if err != nil {
 		t.Fatalf("registered before the inventory was written: %v", err)
 	}
-	if diff := cmp.Diff(protocol.Inventory{Unit: gpu.GiB, Cards: cards, BootID: "this boot"}, inventory); diff != "" {
+	if diff := cmp.Diff(protocol.Inventory{Unit: gpu.GiB, Cards: cards, BootID: "this boot", Features: []string{"cards", "cores"}}, inventory); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
-	count := func() string { q := b.node().Status.Capacity[protocol.ResourceCount]; return q.String() }
-	await(t, "gpu-count", func() bool { return count() == "2" })
+	reported := func() bool {
+		node := b.node()
+		want := corev1.ResourceList{protocol.ResourceCount: *newQuantity(2), protocol.ResourceCores: *newQuantity(200)}
+		return cmp.Equal(want, node.Status.Capacity) && cmp.Equal(want, node.Status.Allocatable)
+	}
+	await(t, "the number of cards and their cores", reported)
 
 	// A kubelet that registers its node again sets resources that aren't its own to zero.
 	node := b.node()
@@ -39,7 +43,7 @@ func TestInventory(t *testing.T) {
 	if _, err := b.client.CoreV1().Nodes().UpdateStatus(context.Background(), node, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "gpu-count again", func() bool { return count() == "2" })
+	await(t, "both again", reported)
 
 	// The Node object can also be deleted and created again.
 	if err := b.client.CoreV1().Nodes().Delete(context.Background(), testNode, metav1.DeleteOptions{}); err != nil {
@@ -48,8 +52,8 @@ func TestInventory(t *testing.T) {
 	if _, err := b.client.CoreV1().Nodes().Create(context.Background(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testNode}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the inventory and gpu-count on the new node", func() bool {
-		return b.node().Annotations[protocol.AnnotationInventory] != "" && count() == "2"
+	await(t, "the inventory and both on the new node", func() bool {
+		return b.node().Annotations[protocol.AnnotationInventory] != "" && reported()
 	})
 }
 

@@ -28,9 +28,9 @@ func TestNoneCostsNothing(t *testing.T) {
 	}
 
 	known, _ := p.pods.ByUID("uid-a")
-	decision := allocation.Decision{Pod: &known, Card: reservedCards()[1]}
+	decision := allocation.Decision{Pod: &known, Container: known.Containers[0], Cards: reservedCards()[1:]}
 	var limited limitation
-	if allocations := testing.AllocsPerRun(100, func() { decision, limited = p.isolator.Isolate(decision, 2<<30, nil) }); allocations > 0 {
+	if allocations := testing.AllocsPerRun(100, func() { decision, limited = p.isolator.Isolate(decision, gpu.GiB, nil) }); allocations > 0 {
 		t.Errorf("the mode makes %v allocations", allocations)
 	}
 	got, err := p.allocator.responses.respond(decision, 2, limited)
@@ -45,7 +45,7 @@ func TestNoneCostsNothing(t *testing.T) {
 		t.Errorf("response: -want +got:\n%s", diff)
 	}
 
-	p.allocator.snapshots.record.Add(allocation.ContainerKey{UID: "uid-a", Name: "main"}, allocation.Allocation{Card: 1, Request: 2})
+	p.allocator.snapshots.record.Add(allocation.ContainerKey{UID: "uid-a", Name: "main"}, giveOne(1, 2))
 	p.Measure(limiter{})
 	if annotations, err := p.annotator.addMeasured(&known, nil); err != nil || len(annotations) > 0 {
 		t.Errorf("annotations %v, %v", annotations, err)
@@ -66,10 +66,10 @@ func BenchmarkIsolate(b *testing.B) {
 			p.isolator.SetNode(&corev1.Node{})
 			p.isolator.Configure(mode)
 			p.isolator.Ask(limiter{})
-			decision := allocation.Decision{Card: reservedCards()[0]}
+			decision := allocation.Decision{Cards: reservedCards()[:1], Container: allocation.Container{Request: 2}}
 			b.ReportAllocs()
 			for b.Loop() {
-				if d, _ := p.isolator.Isolate(decision, 2<<30, nil); d.Rejection != nil {
+				if d, _ := p.isolator.Isolate(decision, gpu.GiB, nil); d.Rejection != nil {
 					b.Fatal(d.Rejection)
 				}
 			}

@@ -49,16 +49,19 @@ func (w *overuseWatch) Annotated(uid gpu.PodUID) *protocol.Overuse {
 	return overuse
 }
 
-// Held implements usage.OverusePods. Init containers that have ended have a record too, so it is at most the pod's request.
+// Held implements usage.OverusePods. Init containers that have ended have a record too, so it is at most the pod's share of
+// the card.
 func (w *overuseWatch) Held(uid gpu.PodUID, card int) uint64 {
 	pod, _ := w.pods.ByUID(uid)
 	var held gpu.Memory
 	for _, given := range w.record.Pod(uid) {
-		if given.HasCard() && given.Card == card {
-			held = held.Add(given.Request)
+		for _, share := range given.Cards {
+			if share.Card == card {
+				held = held.Add(share.Memory)
+			}
 		}
 	}
-	return w.cards.Unit().Bytes(min(held, pod.Request))
+	return w.cards.Unit().Bytes(min(held, pod.Demand().Memory))
 }
 
 // Check finds the pods that use more than they request. Pods that request none are not reported: measured use shows them. Nor are

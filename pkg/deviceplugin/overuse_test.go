@@ -24,7 +24,7 @@ func TestOveruse(t *testing.T) {
 	restarting := newPod("restarting", main(2), container("second", 3))
 	b.create(p, pod, none, stale, lost, restarting)
 	give := func(uid gpu.PodUID, container string, request gpu.Memory) {
-		p.allocator.snapshots.record.Add(allocation.ContainerKey{UID: uid, Name: container}, allocation.Allocation{Request: request})
+		p.allocator.snapshots.record.Add(allocation.ContainerKey{UID: uid, Name: container}, giveOne(0, request))
 	}
 	give("uid-greedy", "main", 2)
 	give("uid-restarting", "main", 2)

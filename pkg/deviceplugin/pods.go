@@ -75,7 +75,7 @@ func readPod(object *corev1.Pod) allocation.Pod {
 	add := func(c *corev1.Container, init bool) {
 		if request := protocol.ContainerRequest(c); request > 0 {
 			pod.Containers = append(pod.Containers, allocation.Container{
-				Name: c.Name, Request: request, Init: init, Running: running[c.Name] || init && mainRuns,
+				Name: c.Name, Request: request, Cores: protocol.ContainerCores(c), Init: init, Running: running[c.Name] || init && mainRuns,
 				SharedMemory: slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
 					return path.Clean(m.MountPath) == isolation.SharedMemory
 				}),
@@ -89,18 +89,31 @@ func readPod(object *corev1.Pod) allocation.Pod {
 	for i := range object.Spec.Containers {
 		add(&object.Spec.Containers[i], false)
 	}
-	// An assignment that can't be read counts as none: the plugin selects a card for the pod and reports it on the pod.
-	if assignment, err := protocol.ParseAssignment(object.Annotations); err == nil && len(assignment.Cards) == 1 {
-		pod.Assumed, pod.Assignment = true, assignment
+	for i := range object.Spec.Containers {
+		pod.AppRequests = append(pod.AppRequests, protocol.ContainerRequest(&object.Spec.Containers[i]))
+	}
+	pod.Invalid = protocol.CheckRequest(object)
+	readAnnotations(&pod, object)
+	return pod
+}
+
+// readAnnotations reads the pod's annotations. An assignment that can't be read, or over whose cards the pod's request can't be
+// divided evenly, counts as none: the plugin selects cards for the pod and reports them on the pod.
+func readAnnotations(pod *allocation.Pod, object *corev1.Pod) {
+	if placement, err := protocol.PodPlacement(object); err == nil {
+		pod.Placement = placement
+	}
+	if assignment, err := protocol.ParseAssignment(object.Annotations); err == nil {
+		assignment.Cards = assignment.Sorted()
+		n := len(assignment.Cards)
+		if n == 1 || pod.Even(n) && pod.Placement.Equal(pod.Over(n).On(assignment.Indexes()...)) {
+			pod.Assumed, pod.Assignment, pod.Cards = true, assignment, n
+		}
 	}
 	pod.Assigned = object.Annotations[protocol.AnnotationAssigned] == "true"
 	pod.Isolation = object.Annotations[protocol.AnnotationIsolation]
 	pod.Overuse = object.Annotations[protocol.AnnotationOveruse]
 	_, pod.HasAssumeTime = object.Annotations[protocol.AnnotationAssumeTime]
-	if placement, err := protocol.PodPlacement(object); err == nil {
-		pod.Placement = placement
-	}
-	return pod
 }
 
 // podReference returns the object to which the pod's Events are attached.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 func TestReadPod(t *testing.T) {
@@ -22,6 +23,7 @@ func TestReadPod(t *testing.T) {
 			})
 		}
 	}
+	one := []allocation.Container{{Name: "main", Request: 2}}
 	for name, test := range map[string]struct {
 		pod  *corev1.Pod
 		want allocation.Pod // Without what all rows have.
@@ -30,27 +32,27 @@ func TestReadPod(t *testing.T) {
 			newPod("a", container("x", 2), container("none", 0), container("y", 1), initStep(9), sidecar("s", 2), revision("17")),
 			allocation.Pod{Pod: gpu.Pod{Request: 9}, Version: 17, Containers: []allocation.Container{
 				{Name: "i", Request: 9, Init: true}, {Name: "s", Request: 2}, {Name: "x", Request: 2}, {Name: "y", Request: 1},
-			}},
+			}, AppRequests: []gpu.Memory{2, 0, 1}},
 		},
 		"an init container has ended if a container runs": {
 			newPod("a", initStep(2), main(2), container("y", 1), runs("main")),
 			allocation.Pod{Pod: gpu.Pod{Request: 3}, Ran: true, Containers: []allocation.Container{
 				{Name: "i", Request: 2, Init: true, Running: true}, {Name: "main", Request: 2, Running: true}, {Name: "y", Request: 1},
-			}},
+			}, AppRequests: []gpu.Memory{2, 1}},
 		},
 		"a pod that has run": {
 			newPod("a", main(2), ran(false)),
-			allocation.Pod{Pod: gpu.Pod{Request: 2}, Ran: true, Containers: []allocation.Container{{Name: "main", Request: 2}}},
+			allocation.Pod{Pod: gpu.Pod{Request: 2}, Ran: true, Containers: one, AppRequests: []gpu.Memory{2}},
 		},
 		"the request is read from the spec": {
 			newPod("a", main(2), annotation("ALIYUN_COM_GPU_MEM_POD", "5"), mirrors("static"), func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodFailed }),
-			allocation.Pod{Pod: gpu.Pod{Request: 2}, Mirror: true, Terminal: true, Containers: []allocation.Container{{Name: "main", Request: 2}}},
+			allocation.Pod{Pod: gpu.Pod{Request: 2}, Mirror: true, Terminal: true, Containers: one, AppRequests: []gpu.Memory{2}},
 		},
 		"an invalid card": {
 			newPod("a", main(2), annotation("ALIYUN_COM_GPU_MEM_IDX", "-1"), annotation("ALIYUN_COM_GPU_MEM_ASSUME_TIME", "yesterday"),
 				annotation("ALIYUN_COM_GPU_MEM_ASSIGNED", "true")),
 			allocation.Pod{
-				Pod: gpu.Pod{Request: 2}, HasAssumeTime: true, Assigned: true, Containers: []allocation.Container{{Name: "main", Request: 2}},
+				Pod: gpu.Pod{Request: 2}, HasAssumeTime: true, Assigned: true, Containers: one, AppRequests: []gpu.Memory{2},
 			},
 		},
 	} {
@@ -58,6 +60,46 @@ func TestReadPod(t *testing.T) {
 			test.want.UID, test.want.Namespace, test.want.Name, test.want.Created = "uid-a", "default", "a", start
 			if diff := cmp.Diff(test.want, readPod(test.pod)); diff != "" {
 				t.Errorf("(-want +got)\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestReadCards: which cards a pod has, as the node reads it.
+func TestReadCards(t *testing.T) {
+	allocation := func(value string) podOption { return annotation(protocol.AnnotationAllocation, value) }
+	index := func(value string) podOption { return annotation(protocol.AnnotationIndex, value) }
+	for name, test := range map[string]struct {
+		pod     *corev1.Pod
+		want    []int // The cards of the assignment; nil if it doesn't count.
+		cards   int   // How many the pod has.
+		invalid bool
+	}{
+		"one card":                           {newPod("a", main(4), assumed(1, 1)), []int{1}, 1, false},
+		"several cards":                      {newPod("a", main(4), labelled("2"), assumedOn(1, 0, 2)), []int{0, 2}, 2, false},
+		"in another order":                   {newPod("a", main(4), assumedOn(1, 2, 0)), []int{0, 2}, 2, false},
+		"the label has changed since":        {newPod("a", main(4), labelled("4"), assumedOn(1, 0, 2)), []int{0, 2}, 2, false},
+		"it has become invalid since":        {newPod("a", main(4), labelled("3"), assumedOn(1, 0, 2)), []int{0, 2}, 2, true},
+		"one card, although the label has 2": {newPod("a", main(4), labelled("2"), assumed(1, 1)), []int{1}, 1, false},
+		"no assignment":                      {newPod("a", main(4), labelled("2")), nil, 2, false},
+		"an invalid label":                   {newPod("a", main(4), labelled("two")), nil, 0, true},
+		"a request that can't be divided":    {newPod("a", main(3), labelled("2")), nil, 2, true},
+		"cores that can't be divided":        {newPod("a", main(4), asksCores(5), assumedOn(1, 0, 2)), nil, 0, false},
+		"a list of cards alone":              {newPod("a", main(4), index("0,1")), []int{0, 1}, 2, false},
+		"other cards in the allocation":      {newPod("a", main(4), assumedOn(1, 0, 1), index("0,2")), nil, 0, false},
+		"an allocation of less":              {newPod("a", main(4), assumedOn(1, 0, 1), allocation(`{"0":{"0":1,"1":1}}`)), nil, 0, false},
+		"an uneven allocation":               {newPod("a", main(4), assumedOn(1, 0, 1), allocation(`{"0":{"0":1,"1":3}}`)), nil, 0, false},
+		"an allocation that can't be divided by container": {
+			newPod("a", main(1), container("second", 3), assumedOn(1, 0, 1), allocation(`{"0":{"0":2,"1":2}}`)), nil, 0, false,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := readPod(test.pod)
+			if got := pod.Assignment.Indexes(); !slices.Equal(got, test.want) || pod.Assumed != (test.want != nil) {
+				t.Errorf("the assignment has %v, assumed %t; want %v", got, pod.Assumed, test.want)
+			}
+			if pod.Cards != test.cards || (pod.Invalid != nil) != test.invalid {
+				t.Errorf("%d cards, invalid: %v; want %d, %t", pod.Cards, pod.Invalid, test.cards, test.invalid)
 			}
 		})
 	}
@@ -92,7 +134,7 @@ func TestDeletedPods(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	one := allocation.PodAllocations{"main": {Card: 0, Request: 1}}
+	one := allocation.PodAllocations{"main": giveOne(0, 1)}
 	s := &snapshots{
 		pods: pods, cards: newCardState(), met: map[gpu.PodUID]bool{}, rejected: map[gpu.PodUID]bool{},
 		record: allocation.NewRecord(allocation.Allocations{"uid-stays": one, "uid-goes": one, "uid-unseen": one}),

@@ -25,7 +25,7 @@ func (k *kubelet) checkDevices(p *Plugin, pod *corev1.Pod, card int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, e := range k.entries {
-		if ids := e.DeviceIDs[-1]; e.PodUID == string(pod.UID) && !allOf(card, ids) {
+		if ids := e.DeviceIDs[-1]; e.PodUID == string(pod.UID) && !evenlyOf([]int{card}, ids) {
 			k.t.Errorf("container %s has devices %v in the kubelet's checkpoint, want those of card %d", e.ContainerName, ids, card)
 		}
 	}
@@ -46,7 +46,7 @@ func TestPreferFullCard(t *testing.T) {
 	annotated := newPod("annotated", main(8), assumed(1, 1))
 	b.create(p, annotated)
 	ids := p.allocator.Prefer(t.Context(), idsOf(cards...), nil, 8)
-	if len(ids) != 8 || !allOf(1, ids) {
+	if len(ids) != 8 || !evenlyOf([]int{1}, ids) {
 		t.Errorf("preferred are %v, want devices of card 1", ids)
 	}
 	b.delete(p, two)

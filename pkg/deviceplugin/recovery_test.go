@@ -54,8 +54,8 @@ func TestLostCheckpoint(t *testing.T) {
 			}
 			p.checkpoint.Sync(t.Context())
 			for uid, containers := range p.allocator.snapshots.record.Snapshot() {
-				if want, ok := map[gpu.PodUID]int{"uid-one": 1, "uid-two": 0}[uid]; ok && containers["main"].Card != want {
-					t.Errorf("pod %s is recorded on card %d, runs on %d", uid, containers["main"].Card, want)
+				if want, ok := map[gpu.PodUID]int{"uid-one": 1, "uid-two": 0}[uid]; ok && !slices.Equal(containers["main"].Cards.Cards(), []int{want}) {
+					t.Errorf("pod %s is recorded on %v, runs on %d", uid, containers["main"].Cards, want)
 				}
 			}
 		})

@@ -37,7 +37,7 @@ type responses struct {
 func (r *responses) respond(d allocation.Decision, request gpu.Memory, l limitation) (*pluginapi.ContainerAllocateResponse, error) {
 	switch {
 	case d.Rejection == nil:
-		return r.withCard(d.Card, d.Pod.Request, request, l), nil
+		return r.withCards(d.Cards, d.Pod.Request, d.Container, l), nil
 	case !r.errorEnv:
 		return nil, status.Error(codeOf(d.Rejection), d.Rejection.Text)
 	case d.Pod == nil:
@@ -73,19 +73,22 @@ func (r *responses) report(ctx context.Context, d allocation.Decision, request g
 		r.events.Event(object, corev1.EventTypeWarning, eventRefused, text)
 		return
 	}
-	logger.Info("Allocated a card", "card", d.Card.Index)
+	logger.Info("Allocated cards", "cards", d.Indexes())
 	if d.Moved != "" {
-		r.events.Eventf(object, corev1.EventTypeWarning, eventMoved, "container %s got card %d: %s", d.Container.Name, d.Card.Index, d.Moved)
+		r.events.Eventf(object, corev1.EventTypeWarning, eventMoved, "container %s got %s: %s", d.Container.Name, allocation.Give(d.Container, d.Cards).Cards, d.Moved)
 	}
 }
 
-// withCard returns the response that gives a container its card. The environment and the CDI device are made from one name, so
-// they can't disagree. The kubelet's checkpoint keeps them together.
-func (r *responses) withCard(card gpu.Card, pod, container gpu.Memory, l limitation) *pluginapi.ContainerAllocateResponse {
-	name := r.visibleBy.name(card, r.cards.Position(card.Index))
+// withCards returns the response that gives a container its cards. The environment and the CDI devices are made from the same names,
+// so they can't disagree. The kubelet's checkpoint keeps them together.
+func (r *responses) withCards(cards []gpu.Card, pod gpu.Memory, container allocation.Container, l limitation) *pluginapi.ContainerAllocateResponse {
+	names := make([]string, len(cards))
+	for i, card := range cards {
+		names[i] = r.visibleBy.name(card, r.cards.Position(card.Index))
+	}
 	response := &pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
-		Cards: []gpu.Card{card}, VisibleAs: []string{name},
-		PodRequest: pod, ContainerRequest: container,
+		Cards: cards, VisibleAs: names,
+		PodRequest: pod, ContainerRequest: container.Request, ContainerCores: container.Cores,
 		DisableIsolation: r.disableIsolation(),
 	}.Variables()}
 	maps.Copy(response.Envs, l.Env)
@@ -94,7 +97,9 @@ func (r *responses) withCard(card gpu.Card, pod, container gpu.Memory, l limitat
 	}
 	devices := l.Devices
 	if len(devices) == 0 && r.strategy == ListByCDI {
-		devices = []string{isolation.CardKind + "=" + name}
+		for _, name := range names {
+			devices = append(devices, isolation.CardKind+"="+name)
+		}
 	}
 	for _, device := range devices {
 		response.CdiDevices = append(response.CdiDevices, &pluginapi.CDIDevice{Name: device})

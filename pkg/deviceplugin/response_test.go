@@ -2,6 +2,7 @@ package deviceplugin
 
 import (
 	"errors"
+	"maps"
 	"sync/atomic"
 	"testing"
 
@@ -17,36 +18,48 @@ import (
 )
 
 func TestResponse(t *testing.T) {
-	card := gpu.Card{Index: 3, UUID: "GPU-3", Memory: 64}
+	card, two := []gpu.Card{{Index: 3, UUID: "GPU-3", Memory: 64}}, []gpu.Card{{Index: 0, UUID: "GPU-0", Memory: 16}, {Index: 3, UUID: "GPU-3", Memory: 64}}
+	container := allocation.Container{Request: 2}
+	ofTwo := map[string]string{
+		"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-3", "ALIYUN_COM_GPU_MEM_IDX": "0,3", "ALIYUN_COM_GPU_MEM_POD": "5",
+		"ALIYUN_COM_GPU_MEM_CONTAINER": "1", "ALIYUN_COM_GPU_MEM_DEV": "16,64",
+	}
+	withCores := maps.Clone(ofTwo)
+	withCores["ALIYUN_COM_GPU_CORE_CONTAINER"] = "30"
+	devices := []string{"nvidia.com/gpu=GPU-3", "limit=2"}
 	env := func(visible string) map[string]string {
 		return map[string]string{
 			"NVIDIA_VISIBLE_DEVICES": visible, "ALIYUN_COM_GPU_MEM_IDX": "3", "ALIYUN_COM_GPU_MEM_POD": "5",
 			"ALIYUN_COM_GPU_MEM_CONTAINER": "2", "ALIYUN_COM_GPU_MEM_DEV": "64",
 		}
 	}
-	limited := limitation{Edits: isolation.Edits{Devices: []string{"nvidia.com/gpu=GPU-3", "limit=2"}}}
+	limited := limitation{Edits: isolation.Edits{Devices: devices}}
 	for name, test := range map[string]struct {
-		by       VisibleDevices
-		strategy DeviceListStrategy
-		card     gpu.Card
-		position int
-		env      map[string]string
-		cdi      []string
+		by        VisibleDevices
+		strategy  DeviceListStrategy
+		cards     []gpu.Card
+		container allocation.Container
+		position  int
+		env       map[string]string
+		cdi       []string
 		limitation
 	}{
-		"environment":                {VisibleByUUID, ListByEnv, card, 3, env("GPU-3"), nil, limitation{}},
-		"CDI by UUID":                {VisibleByUUID, ListByCDI, card, 3, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3"}, limitation{}},
-		"CDI by index":               {VisibleByIndex, ListByCDI, card, 3, env("3"), []string{"nvidia.com/gpu=3"}, limitation{}},
-		"CDI, a card without a UUID": {VisibleByUUID, ListByCDI, gpu.Card{Index: 3, Memory: 64}, 3, env("3"), []string{"nvidia.com/gpu=3"}, limitation{}},
-		"the driver's current index": {VisibleByIndex, ListByCDI, card, 2, env("2"), []string{"nvidia.com/gpu=2"}, limitation{}},
-		"a limit brings the card":    {VisibleByUUID, ListByEnv, card, 3, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3", "limit=2"}, limited},
-		"and only once":              {VisibleByUUID, ListByCDI, card, 3, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3", "limit=2"}, limited},
+		"environment":                {VisibleByUUID, ListByEnv, card, container, 3, env("GPU-3"), nil, limitation{}},
+		"CDI by UUID":                {VisibleByUUID, ListByCDI, card, container, 3, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3"}, limitation{}},
+		"CDI by index":               {VisibleByIndex, ListByCDI, card, container, 3, env("3"), []string{"nvidia.com/gpu=3"}, limitation{}},
+		"CDI, a card without a UUID": {VisibleByUUID, ListByCDI, []gpu.Card{{Index: 3, Memory: 64}}, container, 3, env("3"), []string{"nvidia.com/gpu=3"}, limitation{}},
+		"the driver's current index": {VisibleByIndex, ListByCDI, card, container, 2, env("2"), []string{"nvidia.com/gpu=2"}, limitation{}},
+		"a limit brings the card":    {VisibleByUUID, ListByEnv, card, container, 3, env("GPU-3"), devices, limited},
+		"several cards":              {VisibleByUUID, ListByEnv, two, container, 3, ofTwo, nil, limitation{}},
+		"several cards by CDI":       {VisibleByUUID, ListByCDI, two, container, 3, ofTwo, []string{"nvidia.com/gpu=GPU-0", "nvidia.com/gpu=GPU-3"}, limitation{}},
+		"cores":                      {VisibleByUUID, ListByEnv, two, allocation.Container{Request: 2, Cores: 60}, 3, withCores, nil, limitation{}},
+		"and only once":              {VisibleByUUID, ListByCDI, card, container, 3, env("GPU-3"), devices, limited},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cards := newCardState()
-			cards.Set(gpu.GiB, []gpu.Card{test.card}, map[int]int{3: test.position}, "")
+			cards.Set(gpu.GiB, test.cards, map[int]int{3: test.position}, "")
 			r := &responses{cards: cards, visibleBy: test.by, strategy: test.strategy, disableIsolation: func() bool { return false }}
-			got := r.withCard(test.card, 5, 2, test.limitation)
+			got := r.withCards(test.cards, 5, test.container, test.limitation)
 			if diff := cmp.Diff(test.env, got.Envs); diff != "" {
 				t.Errorf("environment (-want +got)\n%s", diff)
 			}
@@ -117,8 +130,8 @@ func TestErrorEnv(t *testing.T) {
 	p, _ = b.start(newCards(16))
 	k.awaitRegistrations(2)
 	k.awaitDevices(16, 16)
-	if got := p.allocator.snapshots.record.Pod("uid-late")["main"].Card; got != allocation.NoCard {
-		t.Errorf("-1 in the checkpoint is card %d", got)
+	if got := p.allocator.snapshots.record.Pod("uid-late")["main"]; got.HasCard() || got.Unknown {
+		t.Errorf("-1 in the checkpoint is %+v", got)
 	}
 	k.mu.Lock()
 	k.entries[1].DeviceIDs[-1] = nil
@@ -153,7 +166,7 @@ func TestErrorEnvWithoutPod(t *testing.T) {
 	await(t, "the checkpoint to name the pod", func() bool {
 		p.checkpoint.Sync(t.Context())
 		s, ok := p.allocator.snapshots.record.Pod("uid-unseen")["main"]
-		return ok && s.Card == allocation.NoCard
+		return ok && !s.HasCard() && !s.Unknown
 	})
 	if got := counted(t, p, allocation.RefusedUnavailable); got != 1 {
 		t.Errorf("counted %v rejections", got)

@@ -39,7 +39,7 @@ func TestRepairAtStart(t *testing.T) {
 	b.awaitAssigned("unassigned", 1)
 	b.awaitAssigned("wrong", 1)
 	b.awaitEvent("the annotations named card 0, the containers got card 1")
-	if diff := cmp.Diff(map[string]int{"uid-unassigned/main": 1, "uid-wrong/main": 1}, cardsOf(p.allocator.snapshots.record)); diff != "" {
+	if diff := cmp.Diff(map[string][]int{"uid-unassigned/main": {1}, "uid-wrong/main": {1}}, cardsOf(p.allocator.snapshots.record)); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
 }

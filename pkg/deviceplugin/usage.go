@@ -30,11 +30,11 @@ func (s containerSource) Containers() []usage.Container {
 		}
 		for name, id := range info.instances {
 			c := usage.Container{
-				Namespace: info.Namespace, Pod: info.Name, UID: info.pod.UID, Name: name, Card: allocation.NoCard,
+				Namespace: info.Namespace, Pod: info.Name, UID: info.pod.UID, Name: name,
 				ID: id[strings.LastIndexByte(id, '/')+1:], // The status has it as RUNTIME://ID.
 			}
-			if a := given[info.pod.UID][name]; a.HasCard() && a.Request > 0 {
-				c.Card, c.Requested, c.Limit = a.Card, unit.Bytes(a.Request), a.Limit
+			if a := given[info.pod.UID][name]; a.HasCard() {
+				c.Cards, c.Requested, c.Limit = a.Cards.Cards(), unit.Bytes(a.Cards[0].Memory), a.Limit
 			}
 			out = append(out, c)
 		}

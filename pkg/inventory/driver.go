@@ -121,6 +121,8 @@ type device struct {
 	// lost is true if the driver has lost the card, or can use it only after a reset.
 	lost     bool
 	recovery recoveryAction
+	// peers are the cards with which it is connected.
+	peers peers
 
 	handle nvml.Device
 }
@@ -129,7 +131,10 @@ type device struct {
 type driver struct {
 	lib nvml.Interface
 	// hasAffinity, hasMIG, … report whether the library has the function.
-	hasAffinity, hasMIG, hasFields, hasMemoryInfo, hasLimits, hasModes, hasCompute, hasGraphics, hasMPS bool
+	hasAffinity, hasMIG, hasFields, hasMemoryInfo, hasLimits, hasModes, hasCompute, hasGraphics, hasMPS, hasAncestor, hasP2P bool
+
+	// connections are those that were read in this session.
+	connections map[pair]connection
 
 	// watched holds the UUIDs of the cards for which a watch was set up; nil without a watch. set is its event set; nil if
 	// none of the cards reports events. uuids maps the handles of the cards in set to their UUIDs.
@@ -169,6 +174,8 @@ func openDriver(path string) (*driver, error) {
 		hasCompute:    slices.ContainsFunc(symbolsCompute, has),
 		hasGraphics:   slices.ContainsFunc(symbolsGraphics, has),
 		hasMPS:        slices.ContainsFunc(symbolsMPS, has),
+		hasAncestor:   has(symbolAncestor),
+		hasP2P:        has(symbolP2P),
 	}
 	switch ret := d.lib.Init(); ret {
 	case nvml.SUCCESS:
@@ -199,6 +206,7 @@ func (d *driver) devices() ([]device, error) {
 	for i := range devices {
 		devices[i] = d.read(i)
 	}
+	d.connect(devices)
 	return devices, nil
 }
 

@@ -52,9 +52,9 @@ func setCards(t *testing.T, machine fakenvml.Machine, cards ...fakenvml.Card) {
 	}
 }
 
-func expect(t *testing.T, what string, want, got any) {
+func expect(t *testing.T, what string, want, got any, options ...cmp.Option) {
 	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := cmp.Diff(want, got, options...); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
 }

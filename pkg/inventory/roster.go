@@ -64,6 +64,8 @@ type entry struct {
 	seen bool
 	// position is the driver's own index of the card.
 	position int
+	// peers are the cards with which it is connected, as the driver reported them last.
+	peers peers
 }
 
 func newRoster(o Options) *roster {
@@ -136,6 +138,7 @@ func (r *roster) list(devices []device, now time.Time) {
 			rec.blame(reasonNotReported, now)
 		}
 	}
+	r.setGroups()
 }
 
 // find returns the entry of the card with this UUID, or nil. An empty UUID matches no entry.
@@ -179,6 +182,9 @@ func (rec *entry) update(d device, r *roster, now time.Time) {
 	card.Model = cmp.Or(d.model, card.Model)
 	if d.numaNode != gpu.NoNUMANode {
 		card.NUMANode = d.numaNode
+	}
+	if d.peers != nil {
+		rec.peers = d.peers
 	}
 	var answers unusable
 	rec.unreachable = d.err != nil && !errors.As(d.err, &answers)

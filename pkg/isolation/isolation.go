@@ -61,6 +61,8 @@ type Share struct {
 	Card Card
 	// Limit is the share of the card's memory in bytes.
 	Limit uint64
+	// Cores is the share of the card's computing in percent; 0 for a container that asks for none.
+	Cores int
 }
 
 // Edits are what a container gets in addition to the environment that names its cards.

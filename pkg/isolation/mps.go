@@ -18,6 +18,8 @@ const (
 	// EnvMPSMemoryLimit has entries CARD=SIZE. One that names a card that the process doesn't see makes MPS ignore all of them, so the
 	// card is named by its UUID: an index would be that of another card if the runtime shows more than one.
 	EnvMPSMemoryLimit = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+	// EnvMPSThreads is the part of the card's threads, in percent, that a client can use at most.
+	EnvMPSThreads = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 )
 
 // SharedMemory is where programs expect shared memory. A client and its daemon need the same one, so no pod can have its own.
@@ -147,13 +149,14 @@ func (m mps) Apply(shares []Share) (Edits, error) {
 		return Edits{}, fmt.Errorf("a limit of %d bytes is no positive number of MiB", share.Limit)
 	}
 	pipe := m.directory.Pipe(share.Card.UUID)
-	return Edits{
-		Env: map[string]string{
-			EnvMPSPipeDirectory: pipe,
-			EnvMPSMemoryLimit:   share.Card.UUID + "=" + strconv.FormatUint(share.Limit/mebibyte, 10) + "M",
-		},
-		Mounts: []Mount{{pipe, pipe}, {m.directory.SharedMemory(), SharedMemory}},
-	}, nil
+	env := map[string]string{
+		EnvMPSPipeDirectory: pipe,
+		EnvMPSMemoryLimit:   share.Card.UUID + "=" + strconv.FormatUint(share.Limit/mebibyte, 10) + "M",
+	}
+	if share.Cores > 0 {
+		env[EnvMPSThreads] = strconv.Itoa(share.Cores)
+	}
+	return Edits{Env: env, Mounts: []Mount{{pipe, pipe}, {m.directory.SharedMemory(), SharedMemory}}}, nil
 }
 
 // MaxContainers implements Backend. MPS counts processes (NVIDIA, Multi-Process Service, "Client-Server Connection Limits"), so a

@@ -57,6 +57,11 @@ func TestMPSApply(t *testing.T) {
 	if diff := cmp.Diff(want, edits); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
 	}
+	share.Cores, want.Env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = 30, "30"
+	edits, err = backend.Apply([]Share{share})
+	if diff := cmp.Diff(want, edits); diff != "" || err != nil {
+		t.Errorf("with cores: %v\n%s", err, diff)
+	}
 	for name, shares := range map[string][]Share{"several cards": {share, share}, "no whole MiB": {{Card: share.Card, Limit: 1}}} {
 		if _, err := backend.Apply(shares); err == nil {
 			t.Errorf("%s: no error", name)

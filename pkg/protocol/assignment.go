@@ -1,6 +1,7 @@
 package protocol
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -44,6 +45,20 @@ type AssignedCard struct {
 
 // OneCard returns the cards of an assignment to a single card.
 func OneCard(index int, memory gpu.Memory) []AssignedCard { return []AssignedCard{{index, memory}} }
+
+// Indexes returns the indexes of the cards.
+func (a Assignment) Indexes() []int {
+	indexes := make([]int, len(a.Cards))
+	for i, card := range a.Cards {
+		indexes[i] = card.Index
+	}
+	return indexes
+}
+
+// Sorted returns the cards, ordered by index.
+func (a Assignment) Sorted() []AssignedCard {
+	return slices.SortedFunc(slices.Values(a.Cards), func(x, y AssignedCard) int { return cmp.Compare(x.Index, y.Index) })
+}
 
 // Annotations returns the assignment as pod annotations. AnnotationAssignTime is omitted unless Assigned is true.
 func (a Assignment) Annotations() map[string]string {

@@ -209,6 +209,12 @@ func TestContainerEnv(t *testing.T) {
 		"NVIDIA_VISIBLE_DEVICES": "GPU-3,GPU-0", "ALIYUN_COM_GPU_MEM_IDX": "3,0", "ALIYUN_COM_GPU_MEM_POD": "12",
 		"ALIYUN_COM_GPU_MEM_DEV": "16,24", "ALIYUN_COM_GPU_MEM_CONTAINER": "4",
 	}, several.Variables())
+	several.ContainerCores = 60
+	expect(t, "cores", "30", several.Variables()["ALIYUN_COM_GPU_CORE_CONTAINER"])
+	expect(t, "cores, read back", gpu.Cores(30), CoresOf(several.Variables()))
+	for _, text := range []string{"", "-1", "much", "9223372036854775808"} {
+		expect(t, "cores "+text, gpu.Cores(0), CoresOf(map[string]string{EnvCores: text}))
+	}
 }
 
 // FuzzParseAssignment checks for arbitrary annotations that the result is within bounds and survives a round trip.

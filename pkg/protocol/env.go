@@ -14,6 +14,8 @@ type ContainerEnv struct {
 	VisibleAs []string
 	// PodRequest is the pod's total request, ContainerRequest this container's part of it, over all cards.
 	PodRequest, ContainerRequest gpu.Memory
+	// ContainerCores is the computing that this container asks for, over all cards.
+	ContainerCores gpu.Cores
 	// DisableIsolation is set on nodes labelled LabelDisableIsolation.
 	DisableIsolation bool
 }
@@ -24,15 +26,22 @@ func (e ContainerEnv) Variables() map[string]string {
 	for i, card := range e.Cards {
 		indexes[i], memories[i] = strconv.Itoa(card.Index), card.Memory.String()
 	}
+	n := max(len(e.Cards), 1)
 	env := map[string]string{
 		EnvVisibleDevices: strings.Join(e.VisibleAs, separator),
 		AnnotationIndex:   strings.Join(indexes, separator),
 		AnnotationPod:     e.PodRequest.String(),
 		AnnotationDevice:  strings.Join(memories, separator),
-		EnvContainer:      (e.ContainerRequest / gpu.Memory(max(len(e.Cards), 1))).String(),
+		EnvContainer:      (e.ContainerRequest / gpu.Memory(n)).String(),
+	}
+	if e.ContainerCores > 0 {
+		env[EnvCores] = e.ContainerCores.PerCard(n).String()
 	}
 	if e.DisableIsolation {
 		env[EnvDisableIsolation] = "true"
 	}
 	return env
 }
+
+// CoresOf returns the computing of each card that a container's environment variables name; zero if they name none.
+func CoresOf(env map[string]string) gpu.Cores { return gpu.NewCores(int64(parseMemory(env[EnvCores]))) }

@@ -49,6 +49,8 @@ const (
 const (
 	// EnvContainer is the container's request, divided by its number of cards: the share of AnnotationDevice.
 	EnvContainer = "ALIYUN_COM_GPU_MEM_CONTAINER"
+	// EnvCores is the computing that the container asks for, in percent of each of its cards; not set for one that asks for none.
+	EnvCores = "ALIYUN_COM_GPU_CORE_CONTAINER"
 	// EnvVisibleDevices names the cards that NVIDIA's container runtime mounts, separated by commas.
 	EnvVisibleDevices = "NVIDIA_VISIBLE_DEVICES"
 	// EnvDisableIsolation turns off cGPU's memory isolation.

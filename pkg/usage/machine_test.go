@@ -112,7 +112,7 @@ func TestRealProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	a, b := Container{"team", "a", uidA, "main", idA, 0, 256 * mib, 0}, Container{"team", "b", "mirror-pod", "main", idB, 3, 64 * mib, 0}
+	a, b := Container{"team", "a", uidA, "main", idA, []int{0}, 256 * mib, 0}, Container{"team", "b", "mirror-pod", "main", idB, []int{3}, 64 * mib, 0}
 	var running atomic.Pointer[[]Container]
 	running.Store(&[]Container{a, b})
 	meter := NewMeter(Options{
@@ -273,7 +273,7 @@ func TestReusedNumber(t *testing.T) {
 	meter := NewMeter(Options{
 		Node: "n", Cgroups: v2,
 		Cards:      func() []gpu.Card { return []gpu.Card{{Index: 0, UUID: "GPU-0"}} },
-		Containers: func() []Container { return []Container{{"team", "a", uidA, "main", idA, 0, mib, 0}} },
+		Containers: func() []Container { return []Container{{"team", "a", uidA, "main", idA, []int{0}, mib, 0}} },
 	})
 	stub := stubDriver{cards: []string{"GPU-0"}}
 	var pid int
@@ -326,7 +326,7 @@ func BenchmarkMeasure(b *testing.B) {
 		if err := os.MkdirAll(filepath.Join(root, "kubepods", fmt.Sprint("pod", i), id), 0o755); err != nil {
 			b.Fatal(err)
 		}
-		containers = append(containers, Container{Namespace: "n", Pod: fmt.Sprint("p", i), UID: gpu.PodUID(fmt.Sprint("u", i)), Name: "c", ID: id, Card: i % 8, Requested: mib})
+		containers = append(containers, Container{Namespace: "n", Pod: fmt.Sprint("p", i), UID: gpu.PodUID(fmt.Sprint("u", i)), Name: "c", ID: id, Cards: []int{i % 8}, Requested: mib})
 	}
 	for _, driver.limits = range []bool{false, true} {
 		b.Run(fmt.Sprintf("limits=%t", driver.limits), func(b *testing.B) {

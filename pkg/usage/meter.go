@@ -140,8 +140,8 @@ func (m *Meter) readCard(driver Driver, uuid string, processes processes) cardRe
 	return card
 }
 
-// readLimits reads what the driver says about the cgroups of the containers: of each on the card that it was given, and on those
-// that its processes use.
+// readLimits reads what the driver says about the cgroups of the containers: of each on the cards that it was given, and on
+// those that its processes use.
 func (m *Meter) readLimits(driver Driver, r *reading) {
 	if !driver.Limits() || !m.cgroups.Available() {
 		return
@@ -151,7 +151,7 @@ func (m *Meter) readLimits(driver Driver, r *reading) {
 		card := &r.cards[i]
 		card.limits = map[string]limitReading{}
 		for _, c := range r.containers {
-			if c.Card == card.index {
+			if slices.Contains(c.Cards, card.index) {
 				card.limits[c.ID] = limitReading{}
 			}
 		}

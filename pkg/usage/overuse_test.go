@@ -57,6 +57,8 @@ func TestOveruse(t *testing.T) {
 		"a failed reading of another card": {nothing, []protocol.Usage{
 			measured(0, uses("a", "c", 1, 200, 100)), measured(60, uses("a", "c", 1, 200, 100)), failed(70)}, reports{}},
 		"a card that it wasn't given": {nothing, []protocol.Usage{measured(0, uses("a", "c", 1, 1, 0)), measured(60, uses("a", "c", 1, 2, 0))}, one(0, 60, 1, 2, 0)},
+		"one of several cards, although the pod uses less of another": {nothing, []protocol.Usage{
+			measured(0, uses("a", "c", 0, 10, 100), uses("a", "c", 1, 150, 100)), measured(60, uses("a", "c", 0, 10, 100), uses("a", "c", 1, 150, 100))}, one(0, 60, 1, 150, 100)},
 		"another container of the pod makes room": {nothing, []protocol.Usage{
 			measured(0, uses("a", "c", 0, 200, 100), uses("a", "d", 0, 0, 100)), measured(60, uses("a", "c", 0, 200, 100), uses("a", "d", 0, 0, 100))}, reports{}},
 		"another container of the pod makes room, and doesn't run now": {knownPod{held: 200}, []protocol.Usage{

@@ -19,11 +19,10 @@ type Container struct {
 	Name           string
 	// ID is the container's ID without the runtime's scheme.
 	ID string
-	// Card is the index of the card that the container was given, and Requested what it requests of that card, in bytes. Card is
-	// negative for a container without a card.
-	Card      int
+	// Cards are the indexes of the cards that the container was given, and Requested what it requests of each of them, in bytes.
+	Cards     []int
 	Requested uint64
-	// Limit is the limit in bytes that the container was given; 0 if its share isn't enforced.
+	// Limit is the limit in bytes that the container was given on each of its cards; 0 if its share isn't enforced.
 	Limit uint64
 }
 
@@ -184,7 +183,7 @@ func (r *rows) add(c *Container) *row {
 	row := &row{id: c.ID, ContainerUsage: protocol.ContainerUsage{
 		Namespace: c.Namespace, Pod: c.Pod, UID: string(c.UID), Container: c.Name, Card: r.card.index,
 	}}
-	if c.Card == r.card.index {
+	if slices.Contains(c.Cards, r.card.index) {
 		row.Requested = c.Requested
 		if c.Limit > 0 {
 			row.Given = &c.Limit
@@ -208,14 +207,12 @@ func (r *rows) of(owner Owner) *row {
 	if row := r.by[Owner{owner.Pod, ""}]; row != nil {
 		return row
 	}
-	unknown := Container{UID: owner.Pod, Card: noCard}
+	unknown := Container{UID: owner.Pod}
 	if c := r.pods.byUID[owner.Pod]; c != nil {
 		unknown.Namespace, unknown.Pod = c.Namespace, c.Pod
 	}
 	return r.add(&unknown)
 }
-
-const noCard = -1
 
 // unresolved describes in words why processes could not be resolved; empty if all were. hostPID is true if the processes that the
 // meter sees can be the machine's.

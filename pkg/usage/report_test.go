@@ -21,17 +21,17 @@ func TestBuild(t *testing.T) {
 	unknown := uint64(inventory.UnknownBytes)
 	// Two containers of pod a, of which one has card 0, the container of pod b, without a card, and one whose ID isn't known.
 	running := []Container{
-		{"team", "a", "uid-a", "main", "id-main", 0, 100, 0},
-		{"team", "a", "uid-a", "helper", "id-helper", noCard, 0, 0},
-		{"other", "b", "uid-b", "c", "id-c", noCard, 0, 0},
-		{"other", "c", "uid-c", "c", "", noCard, 0, 0},
+		{"team", "a", "uid-a", "main", "id-main", []int{0}, 100, 0},
+		{"team", "a", "uid-a", "helper", "id-helper", nil, 0, 0},
+		{"other", "b", "uid-b", "c", "id-c", nil, 0, 0},
+		{"other", "c", "uid-c", "c", "", nil, 0, 0},
 	}
 	limit := func(n uint64) *uint64 { return &n }
 	usageOf := func(c Container, used uint64, processes int) protocol.ContainerUsage {
 		row := protocol.ContainerUsage{
 			Namespace: c.Namespace, Pod: c.Pod, UID: string(c.UID), Container: c.Name, Processes: processes, Used: used,
 		}
-		if c.Card == 0 {
+		if len(c.Cards) > 0 {
 			row.Requested = c.Requested
 		}
 		return row
@@ -118,6 +118,24 @@ func TestBuild(t *testing.T) {
 	}
 }
 
+// TestBuildSeveralCards: use, request and limit of a container are those of each of its cards.
+func TestBuildSeveralCards(t *testing.T) {
+	limit := uint64(100)
+	report := build(reading{
+		containers: []Container{{Pod: "a", UID: "u", Name: "c", ID: "id", Cards: []int{0, 2}, Requested: 100, Limit: limit}},
+		cards: []cardReading{
+			{index: 0, processes: []process{at(30, "u", "id")}, limits: map[string]limitReading{"id": {inventory.MemoryLimit{Hard: limit}, nil}}},
+			{index: 1}, {index: 2, processes: []process{at(120, "u", "id")}, limits: map[string]limitReading{"id": {inventory.MemoryLimit{Hard: inventory.NoLimit}, nil}}},
+		},
+	})
+	row := protocol.ContainerUsage{Pod: "a", UID: "u", Container: "c", Processes: 1, Used: 30, Requested: 100, Given: &limit, Limit: &limit}
+	over := row
+	over.Card, over.Used, over.Limit, over.NotInForce = 2, 120, nil, "its cgroup has no limit"
+	if diff := cmp.Diff([]protocol.ContainerUsage{row, over}, report.Containers); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 func TestUnresolved(t *testing.T) {
 	gone := process{problem: errGone}
 	for name, test := range map[string]struct {
@@ -157,7 +175,7 @@ func TestNotInForce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			report := build(reading{
-				containers: []Container{{Pod: "a", UID: "u", Name: "c", ID: "id", Card: 0, Requested: 100, Limit: test.given}},
+				containers: []Container{{Pod: "a", UID: "u", Name: "c", ID: "id", Cards: []int{0}, Requested: 100, Limit: test.given}},
 				cards:      []cardReading{{index: 0, limits: test.limits}, {index: 1}},
 			})
 			if len(report.Containers) != 1 || report.Containers[0].NotInForce != test.want || (report.Containers[0].Given != nil) != (test.given > 0) {

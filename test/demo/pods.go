@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -95,11 +94,11 @@ func (d *demo) delete(ctx context.Context, pod *corev1.Pod) error {
 	return nil
 }
 
-// expect checks the pod's node and card, also in its container, and prints them with the reason.
-func (d *demo) expect(pod *corev1.Pod, node string, card int, why string) error {
+// expect checks the pod's node and cards, also in its container, and prints them with the reason.
+func (d *demo) expect(pod *corev1.Pod, node, cards, why string) error {
 	say("    %s runs on %s, card %s: %s", pod.Name, pod.Spec.NodeName, pod.Annotations[protocol.AnnotationIndex], why)
-	if pod.Spec.NodeName != node || pod.Annotations[protocol.AnnotationIndex] != strconv.Itoa(card) {
-		return fmt.Errorf("pod %s should be on %s, card %d", pod.Name, node, card)
+	if pod.Spec.NodeName != node || pod.Annotations[protocol.AnnotationIndex] != cards {
+		return fmt.Errorf("pod %s should be on %s, card %s", pod.Name, node, cards)
 	}
 	return agree(pod, d.node[node].Env(pod, "main"))
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -77,7 +78,7 @@ func (d *demo) filter(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return d.expect(bound, "n3", 1, "the only card with 8138 MiB free")
+	return d.expect(bound, "n3", "1", "the only card with 8138 MiB free")
 }
 
 // bind shows the bind phase, with the figures of the gpushare design.
@@ -109,7 +110,7 @@ func (d *demo) bind(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return d.expect(bound, "n4", 1, "cards 0, 1 and 3 fit; binpack chooses the one with the least free memory")
+	return d.expect(bound, "n4", "1", "cards 0, 1 and 3 fit; binpack chooses the one with the least free memory")
 }
 
 // allocate shows that containers get the card in their pod's annotation.
@@ -171,17 +172,68 @@ func (d *demo) full(ctx context.Context) error {
 		return err
 	}
 	say("    The pending pod was bound and running %.1f s after the deletion.", time.Since(start).Seconds())
-	return d.expect(bound, "n4", 3, "the freed card")
+	return d.expect(bound, "n4", "3", "the freed card")
+}
+
+// several shows a pod over two cards, and pods with a share of computing. It leaves the nodes as they were.
+func (d *demo) several(ctx context.Context) error {
+	title("Several cards for one pod, and a share of computing")
+	say("  n2 has 4069 MiB free on each of its two cards. Create a pod of 4000 MiB over two cards, and two pods of 1000 MiB that ask for")
+	say("  60%% of a card's computing:")
+	var pods []*corev1.Pod
+	for _, want := range []struct {
+		pod        *framework.PodWrapper
+		cards, why string
+	}{
+		{pod("two-cards", 4000).Cards(2), "0,1", "2000 MiB on each of them"},
+		{pod("cores-a", 1000).Cores(60), "0", "both cards fit; of equal ones the first is chosen"},
+		{pod("cores-b", 1000).Cores(60), "1", "card 0 has more memory in use and room for 1069 MiB, but only 40% of its computing left"},
+	} {
+		running, err := d.run(ctx, want.pod.OnNode("n2"))
+		if err != nil {
+			return err
+		}
+		pods = append(pods, running)
+		if err := d.expect(running, "n2", want.cards, want.why); err != nil {
+			return err
+		}
+		say("      its container has %s", d.variables(running))
+	}
+	if err := d.inspect(ctx, "n2", "-d"); err != nil {
+		return err
+	}
+	for _, pod := range pods {
+		if err := d.delete(ctx, pod); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// variables returns what the environment of a pod's container says about its cards.
+func (d *demo) variables(pod *corev1.Pod) string {
+	env := d.node[pod.Spec.NodeName].Env(pod, "main")
+	var out []string
+	for _, name := range []string{protocol.EnvVisibleDevices, protocol.AnnotationIndex, protocol.EnvContainer, protocol.EnvCores} {
+		if value, ok := env[name]; ok {
+			out = append(out, name+"="+value)
+		}
+	}
+	return strings.Join(out, " ")
 }
 
 // table prints the output of kubectl inspect gpushare.
 func (d *demo) table(ctx context.Context) error {
 	title("kubectl inspect gpushare")
+	return d.inspect(ctx)
+}
+
+func (d *demo) inspect(ctx context.Context, args ...string) error {
 	root, err := controlplane.RepositoryRoot()
 	if err != nil {
 		return err
 	}
-	command := exec.CommandContext(ctx, filepath.Join(root, "bin", "kubectl-inspect-gpushare"), "--kubeconfig="+d.cluster.KubeconfigPath)
+	command := exec.CommandContext(ctx, filepath.Join(root, "bin", "kubectl-inspect-gpushare"), append(args, "--kubeconfig="+d.cluster.KubeconfigPath)...)
 	command.Stdout, command.Stderr = os.Stdout, os.Stderr
 	if err := command.Run(); err != nil {
 		return fmt.Errorf("kubectl inspect gpushare: %w", err)

@@ -38,6 +38,7 @@ func TestFake(t *testing.T) {
 		{"memory limits", testLimits},
 		{"processes", testProcesses},
 		{"compute modes", testComputeModes},
+		{"connections", testConnections},
 		{"many threads", testThreads},
 	}
 	for _, part := range parts {
@@ -168,6 +169,33 @@ func testCards(t *testing.T, lib nvml.Interface, _ fakenvml.Machine) {
 	returns(t, "DeviceGetHandleByIndex after the last", ret, nvml.ERROR_INVALID_ARGUMENT)
 	_, ret = lib.DeviceGetHandleByUUID("GPU-z")
 	returns(t, "DeviceGetHandleByUUID with an unknown UUID", ret, nvml.ERROR_NOT_FOUND)
+}
+
+func testConnections(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
+	linked := func(uuid string, numa int, options ...string) fakenvml.Card {
+		return fakenvml.Card{UUID: uuid, NUMANode: numa, Options: options}
+	}
+	set(t, machine, linked("GPU-a", 0, "nvlink=1", "switch=1"), linked("GPU-b", 0, "nvlink=1"), linked("GPU-c", 1, "switch=1", "nvlink=2"))
+	start(t, lib)
+	for pair, want := range map[[2]int]struct {
+		level  nvml.GpuTopologyLevel
+		nvlink nvml.GpuP2PStatus
+	}{
+		{0, 1}: {nvml.TOPOLOGY_NODE, nvml.P2P_STATUS_OK},
+		{0, 2}: {nvml.TOPOLOGY_SINGLE, nvml.P2P_STATUS_NOT_SUPPORTED},
+		{1, 2}: {nvml.TOPOLOGY_SYSTEM, nvml.P2P_STATUS_NOT_SUPPORTED},
+	} {
+		a, b := open(t, lib, pair[0]), open(t, lib, pair[1])
+		level, ret := a.GetTopologyCommonAncestor(b)
+		returns(t, "GetTopologyCommonAncestor", ret, nvml.SUCCESS)
+		nvlink, ret := b.GetP2PStatus(a, nvml.P2P_CAPS_INDEX_NVLINK)
+		returns(t, "GetP2PStatus", ret, nvml.SUCCESS)
+		if level != want.level || nvlink != want.nvlink {
+			t.Errorf("cards %v have level %d and NVLink status %d, want %+v", pair, level, nvlink, want)
+		}
+	}
+	_, ret := open(t, lib, 0).GetTopologyCommonAncestor(open(t, lib, 0))
+	returns(t, "GetTopologyCommonAncestor of one card", ret, nvml.ERROR_INVALID_ARGUMENT)
 }
 
 func testFailingCards(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {

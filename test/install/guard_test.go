@@ -293,9 +293,11 @@ func (c *cluster) testPluginsReach(t *testing.T, plugin *corev1.Pod, patch func(
 		_, err := client.CoreV1().Nodes().Patch(ctx, name, types.StrategicMergePatchType, data, metav1.PatchOptions{}, subresources...)
 		return err
 	}
-	count := []byte(`{"status":{"capacity":{"aliyun.com/gpu-count":"2"},"allocatable":{"aliyun.com/gpu-count":"2"}}}`)
+	count := []byte(`{"status":{"capacity":{"aliyun.com/gpu-count":"2","aliyun.com/gpu-core.percentage":"200"},
+		"allocatable":{"aliyun.com/gpu-count":"2","aliyun.com/gpu-core.percentage":"200"}}}`)
 
 	must(t, pod(bound, mine.Name, card))
+	must(t, pod(bound, mine.Name, patch(map[string]any{protocol.AnnotationAllocation: `{"0":{"0":1,"1":1}}`})))
 	must(t, pod(bound, mine.Name, patch(map[string]any{protocol.AnnotationIsolation: "driver"})))
 	must(t, pod(bound, mine.Name, patch(map[string]any{protocol.AnnotationIsolation: nil})))
 	must(t, pod(bound, mine.Name, patch(map[string]any{protocol.AnnotationOveruse: "{}"})))

@@ -1,6 +1,7 @@
 package nodee2e
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,7 +15,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/test/fakenvml"
@@ -22,12 +23,14 @@ import (
 )
 
 // limitEnv is the environment variable from which NVIDIA's hook reads a container's limit in MiB, requestEnv that of what is
-// guaranteed. injectedEnv is set by the test's CDI specification.
+// guaranteed.
 const (
-	limitEnv    = "NVIDIA_GPU_MEMORY_LIMIT"
-	requestEnv  = "NVIDIA_GPU_MEMORY_REQUEST"
-	injectedEnv = "INJECTED_CARD"
+	limitEnv   = "NVIDIA_GPU_MEMORY_LIMIT"
+	requestEnv = "NVIDIA_GPU_MEMORY_REQUEST"
 )
+
+// injectedEnv is the variable that the test's CDI specification sets for a card.
+func injectedEnv(card int) string { return fmt.Sprintf("INJECTED_CARD_%d", card) }
 
 // TestCDI: with --device-list-strategy=cdi-cri each container gets its card as a CDI device. containerd adds to the container
 // what the host's specification says of that device, and NVIDIA's hook sets the memory limit of the container's own cgroup
@@ -88,7 +91,7 @@ func (n *node) addCDISpecification() error {
 	for i := range n.cards {
 		// Arguments and life cycle as in the toolkit (internal/discover/hooks.go).
 		devices = append(devices, object{"name": cardUUID(i), "containerEdits": object{
-			"env": []string{injectedEnv + "=" + cardUUID(i)},
+			"env": []string{injectedEnv(i) + "=" + cardUUID(i)},
 			"hooks": []object{{
 				"hookName": "createRuntime", "path": n.cluster.Binary("kube/nvidia-cdi-hook"),
 				"args": []string{"nvidia-cdi-hook", "apply-cuda-memory-limits", "--driver-root", n.driverRoot(), "--gpu-id", cardUUID(i)},
@@ -113,16 +116,18 @@ func (n *node) addCDISpecification() error {
 // driverRoot is the folder in which the hook finds the driver.
 func (n *node) driverRoot() string { return filepath.Join(n.machine.dir, "driver") }
 
-// checkDevices checks that each container that started, init containers included, got the device of its card and no other.
+// checkDevices checks that each container that started, init containers included, got the devices of its cards and no other.
 func (s *scenario) checkDevices() {
 	s.Helper()
 	starts, err := s.node.starts()
 	framework.Must(s, err)
 	for _, o := range starts {
-		card, err := o.card()
+		cards, err := o.cards()
 		framework.Must(s, err)
-		if got := o.Env[injectedEnv]; got != cardUUID(card) {
-			s.Errorf("container %s of pod %s got the CDI device %q, want %s", o.Container, o.PodUID, got, cardUUID(card))
+		for i := range s.node.cards {
+			if got := o.Env[injectedEnv(i)] != ""; got != slices.Contains(cards, i) {
+				s.Errorf("container %s of pod %s got the CDI device of card %d: %t; it has cards %v", o.Container, o.PodUID, i, got, cards)
+			}
 		}
 	}
 }
@@ -134,15 +139,19 @@ func (s *scenario) checkLimits(number int) {
 	running, err := s.node.running()
 	framework.Must(s, err)
 	var want, got []fakenvml.Limit
+	containers := 0
 	for _, o := range running {
 		cgroup, inode, err := s.node.cgroup(o)
 		framework.Must(s, err)
 		if text := o.Env[limitEnv]; text != "" {
 			mib, err := strconv.ParseUint(text, 10, 64)
 			framework.Must(s, err)
-			card, err := o.card()
+			cards, err := o.cards()
 			framework.Must(s, err)
-			want = append(want, fakenvml.Limit{Card: cardUUID(card), Cgroup: cgroup, Inode: inode, Hard: mib << 20})
+			containers++
+			for _, card := range cards {
+				want = append(want, fakenvml.Limit{Card: cardUUID(card), Cgroup: cgroup, Inode: inode, Hard: mib << 20})
+			}
 		}
 	}
 	limits, err := s.node.driver.Limits()
@@ -157,11 +166,13 @@ func (s *scenario) checkLimits(number int) {
 			got = append(got, limit)
 		}
 	}
-	order := func(a, b fakenvml.Limit) int { return strings.Compare(a.Cgroup, b.Cgroup) }
+	order := func(a, b fakenvml.Limit) int {
+		return cmp.Or(strings.Compare(a.Cgroup, b.Cgroup), strings.Compare(a.Card, b.Card))
+	}
 	slices.SortFunc(want, order)
 	slices.SortFunc(got, order)
-	if diff := cmp.Diff(want, got); diff != "" || len(want) != number {
-		s.Errorf("%d containers have a limit, want %d; limits of cgroups (-want +got):\n%s", len(want), number, diff)
+	if diff := gocmp.Diff(want, got); diff != "" || containers != number {
+		s.Errorf("%d containers have a limit, want %d; limits of cgroups (-want +got):\n%s", containers, number, diff)
 	}
 }
 

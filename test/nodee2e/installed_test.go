@@ -509,8 +509,10 @@ func (s *installation) waitNothingLeft(t *testing.T, filesBefore []string) {
 			return fmt.Errorf("the node still has the label %s=%s", protocol.LabelShared, value)
 		}
 		for _, list := range []corev1.ResourceList{object.Status.Capacity, object.Status.Allocatable} {
-			if count, found := list[protocol.ResourceCount]; found {
-				return fmt.Errorf("the node still has %s %s", count.String(), protocol.ResourceCount)
+			for _, name := range []corev1.ResourceName{protocol.ResourceCount, protocol.ResourceCores} {
+				if amount, found := list[name]; found {
+					return fmt.Errorf("the node still has %s %s", amount.String(), name)
+				}
 			}
 		}
 		// The kubelet keeps the name of a resource that it has known, with an amount of 0.

@@ -165,8 +165,8 @@ func (m *mpsNode) waitPrograms(s *scenario) {
 		}
 		running, err := s.node.running()
 		for _, o := range running {
-			if card, err := o.card(); err == nil {
-				want := program{cardUUID(card), fmt.Sprintf("runs %dM", o.memory()*1024)}
+			if cards, err := o.cards(); err == nil {
+				want := program{cardUUID(cards[0]), fmt.Sprintf("runs %dM", o.memory()*1024)}
 				if started[want]--; started[want] < 0 {
 					return fmt.Errorf("too few of %v in %v", want, lines)
 				}
@@ -182,7 +182,7 @@ func (m *mpsNode) onCard(s *scenario, card int) (ids []string) {
 	running, err := s.node.running()
 	framework.Must(s, err)
 	for _, o := range running {
-		if index, err := o.card(); err == nil && index == card {
+		if cards, err := o.cards(); err == nil && slices.Contains(cards, card) {
 			ids = append(ids, o.ID)
 		}
 	}
@@ -218,7 +218,7 @@ func (m *mpsNode) expectRestarts(s *scenario, cards ...int) {
 	running, err := s.node.running()
 	framework.Must(s, err)
 	for _, o := range running {
-		if card, err := o.card(); err == nil && slices.Contains(cards, card) {
+		if has, err := o.cards(); err == nil && slices.Contains(cards, has[0]) {
 			s.killed[o.PodUID] = true
 		}
 	}

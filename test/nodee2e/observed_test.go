@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -37,22 +38,44 @@ func newObserved(environment []byte) (observed, bool) {
 
 func (o observed) podUID() types.UID { return types.UID(o.PodUID) }
 
-// card returns the index of the container's card. It returns an error if the variables of the environment disagree.
-func (o observed) card() (int, error) {
-	card, err := strconv.Atoi(o.Env[protocol.AnnotationIndex])
+// cards returns the indexes of the container's cards. It returns an error if the variables of the environment disagree.
+func (o observed) cards() ([]int, error) {
+	cards, err := parseCards(o.Env[protocol.AnnotationIndex])
 	if err != nil {
-		return 0, fmt.Errorf("container %s has no card: %q", o.Container, o.Env[protocol.AnnotationIndex])
+		return nil, fmt.Errorf("container %s has no card: %q", o.Container, o.Env[protocol.AnnotationIndex])
 	}
-	if uuid := o.Env[protocol.EnvVisibleDevices]; uuid != cardUUID(card) {
-		return 0, fmt.Errorf("container %s sees %s, which isn't card %d", o.Container, uuid, card)
+	var uuids []string
+	for _, card := range cards {
+		uuids = append(uuids, cardUUID(card))
 	}
-	return card, nil
+	if visible := o.Env[protocol.EnvVisibleDevices]; visible != strings.Join(uuids, ",") {
+		return nil, fmt.Errorf("container %s sees %s, which isn't card %s", o.Container, visible, o.Env[protocol.AnnotationIndex])
+	}
+	return cards, nil
 }
 
-// memory returns the container's GPU memory in units; 0 for a container without a card.
+// parseCards parses a list of different cards.
+func parseCards(list string) (cards []int, err error) {
+	for text := range strings.SplitSeq(list, ",") {
+		card, err := strconv.Atoi(text)
+		if err != nil || slices.Contains(cards, card) {
+			return nil, fmt.Errorf("%q is no list of cards: %w", list, err)
+		}
+		cards = append(cards, card)
+	}
+	return cards, nil
+}
+
+// memory returns the container's GPU memory on each of its cards, in units; 0 for a container without a card.
 func (o observed) memory() int64 {
 	memory, _ := strconv.ParseInt(o.Env[protocol.EnvContainer], 10, 64)
 	return memory
+}
+
+// cores returns the percentage of each of its cards that the container asks for.
+func (o observed) cores() int64 {
+	cores, _ := strconv.ParseInt(o.Env[protocol.EnvCores], 10, 64)
+	return cores
 }
 
 // running returns the running containers, by the environment of their first process.

@@ -348,12 +348,12 @@ func (s *scenario) killAllContainers() {
 	})
 }
 
-// killContainer kills a pod's only container and waits until it runs again on the same card.
+// killContainer kills a pod's only container and waits until it runs again on the same cards.
 func (s *scenario) killContainer(name string) {
 	s.Helper()
 	was, err := s.node.find(s.Get(name).UID, framework.MainContainer)
 	framework.Must(s, err)
-	card, err := was.card()
+	cards, err := was.cards()
 	framework.Must(s, err)
 	s.killed[was.PodUID] = true
 	framework.Must(s, s.node.kill(s.Context(), was))
@@ -365,8 +365,8 @@ func (s *scenario) killContainer(name string) {
 		if err != nil {
 			return err
 		}
-		if again, err := is.card(); err != nil || card != again {
-			s.Errorf("the container of pod %s had card %d and was restarted with card %d (%v)", name, card, again, err)
+		if again, err := is.cards(); err != nil || !slices.Equal(cards, again) {
+			s.Errorf("the container of pod %s had cards %v and was restarted with cards %v (%v)", name, cards, again, err)
 		}
 		return nil
 	})

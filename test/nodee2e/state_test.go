@@ -1,6 +1,7 @@
 package nodee2e
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,8 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
@@ -57,25 +59,64 @@ func (c *cluster) readState(ctx context.Context) (s state, err error) {
 	return s, err
 }
 
-// annotated returns the pods and the used memory of each card by the annotations. It shares no code for the sums with the
-// programs under test.
-func annotated(pods []corev1.Pod) (a allocations, used map[int]int64, err error) {
-	a, used = allocations{}, map[int]int64{}
+// use is the use of a card: memory in units, and a percentage of its cores.
+type use struct{ memory, cores int64 }
+
+// exceeds reports whether the card, one of those with these sizes in MiB, has less.
+func (u use) exceeds(cards []uint64, card int) bool {
+	return card >= len(cards) || u.memory > gibibytes(cards[card]) || u.cores > 100
+}
+
+// annotated returns the pods and the use of each card by the annotations. It shares no code for the sums with the programs under
+// test.
+func annotated(pods []corev1.Pod) (a allocations, used map[int]use, err error) {
+	a, used = allocations{}, map[int]use{}
 	for i := range pods {
 		pod := &pods[i]
 		memory := framework.GPUMemOf(pod)
 		if memory == 0 || pod.Spec.NodeName == "" || ended(pod) {
 			continue
 		}
-		card, parseErr := strconv.Atoi(pod.Annotations[protocol.AnnotationIndex])
+		cards, parseErr := parseCards(pod.Annotations[protocol.AnnotationIndex])
 		if parseErr != nil {
 			err = errors.Join(err, fmt.Errorf("pod %s is on the node without a card: %v", pod.Name, pod.Annotations))
 			continue
 		}
-		used[card] += memory
-		a.add(card, pod.Namespace, pod.Name, memory)
+		n := int64(len(cards))
+		for _, card := range cards {
+			used[card] = use{used[card].memory + memory/n, used[card].cores + coresOf(pod)/n}
+			a.add(card, pod.Namespace, pod.Name, memory/n)
+		}
 	}
 	return a, used, err
+}
+
+// coresOf returns the cores that the containers ask for. No test asks for more in an init container.
+func coresOf(pod *corev1.Pod) (sum int64) {
+	for i := range pod.Spec.Containers {
+		sum += limitOf(&pod.Spec.Containers[i], protocol.ResourceCores)
+	}
+	return sum
+}
+
+// allocation returns the annotation that a pod with these cards must have beside the list of cards: empty for one card.
+func allocation(pod *corev1.Pod, cards []int) string {
+	if len(cards) == 1 {
+		return ""
+	}
+	var containers []string
+	for i := range pod.Spec.Containers {
+		memory := limit(&pod.Spec.Containers[i])
+		if memory == 0 {
+			continue
+		}
+		var shares []string
+		for _, card := range cards {
+			shares = append(shares, fmt.Sprintf("%q:%d", strconv.Itoa(card), memory/int64(len(cards))))
+		}
+		containers = append(containers, fmt.Sprintf("%q:{%s}", strconv.Itoa(i), strings.Join(shares, ",")))
+	}
+	return "{" + strings.Join(containers, ",") + "}"
 }
 
 func ended(pod *corev1.Pod) bool {
@@ -88,8 +129,10 @@ func isSidecar(c *corev1.Container) bool {
 	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
 }
 
-func limit(c *corev1.Container) int64 {
-	quantity := c.Resources.Limits[protocol.ResourceMemory]
+func limit(c *corev1.Container) int64 { return limitOf(c, protocol.ResourceMemory) }
+
+func limitOf(c *corev1.Container, name corev1.ResourceName) int64 {
+	quantity := c.Resources.Limits[name]
 	return quantity.Value()
 }
 
@@ -142,12 +185,12 @@ func (s state) inconsistencies(cards []uint64) (out []string) {
 	if err != nil {
 		add("%v", err)
 	}
-	for card, memory := range used {
-		if card >= len(cards) || memory > gibibytes(cards[card]) {
-			add("card %d has %d by the annotations: %v", card, memory, want[card])
+	for card, use := range used {
+		if use.exceeds(cards, card) {
+			add("card %d has %d and %d%% by the annotations: %v", card, use.memory, use.cores, want[card])
 		}
 	}
-	if diff := cmp.Diff(want, s.ledger); diff != "" {
+	if diff := gocmp.Diff(want, s.ledger); diff != "" {
 		add("the extender's ledger (+) differs from the annotations (-):\n%s", diff)
 	}
 	running := map[string]map[string]observed{}
@@ -185,16 +228,22 @@ func (s state) podInconsistencies(pod *corev1.Pod, running map[string]observed) 
 	if _, err := strconv.ParseInt(pod.Annotations[protocol.AnnotationAssumeTime], 10, 64); err != nil {
 		add("the annotations have no assume time: %v", pod.Annotations)
 	}
-	card, err := strconv.Atoi(pod.Annotations[protocol.AnnotationIndex])
+	cards, err := parseCards(pod.Annotations[protocol.AnnotationIndex])
 	if err != nil {
 		return out // Already reported.
+	}
+	if want := cmp.Or(pod.Labels[protocol.LabelCount], "1"); strconv.Itoa(len(cards)) != want && !s.guesses {
+		add("it has cards %v, want %s", cards, want)
+	}
+	if got, want := pod.Annotations[protocol.AnnotationAllocation], allocation(pod, cards); got != want {
+		add("its allocation is %q, want %q", got, want)
 	}
 	containers := slices.DeleteFunc(slices.Clone(pod.Spec.InitContainers), func(c corev1.Container) bool { return !isSidecar(&c) })
 	for _, c := range append(containers, pod.Spec.Containers...) {
 		if s.kubelet != nil {
 			got := s.kubelet[pod.Namespace+"/"+pod.Name][c.Name]
-			if int64(len(got)) != limit(&c) || slices.ContainsFunc(got, func(of int) bool { return of != card }) {
-				add("PodResources has devices of cards %v for container %s, which has %d of card %d", got, c.Name, limit(&c), card)
+			if !devicesOf(got, cards, limit(&c), reusesDevices(pod)) {
+				add("PodResources has devices of cards %v for container %s, which has %d of cards %v", got, c.Name, limit(&c), cards)
 			}
 		}
 		o, ok := running[c.Name]
@@ -208,11 +257,14 @@ func (s state) podInconsistencies(pod *corev1.Pod, running map[string]observed) 
 			}
 			continue
 		}
-		if got, err := o.card(); err != nil || got != card {
-			add("container %s has card %d, the annotation says %d (%v)", c.Name, got, card, err)
+		if got, err := o.cards(); err != nil || !slices.Equal(got, cards) {
+			add("container %s has cards %v, the annotation says %v (%v)", c.Name, got, cards, err)
+		}
+		if cores := limitOf(&c, protocol.ResourceCores); o.cores() != cores/int64(len(cards)) {
+			add("container %s has %d%% of each card, want %d%% of %d cards", c.Name, o.cores(), cores, len(cards))
 		}
 		want := map[string]string{
-			protocol.EnvContainer:     strconv.FormatInt(limit(&c), 10),
+			protocol.EnvContainer:     strconv.FormatInt(limit(&c)/int64(len(cards)), 10),
 			protocol.AnnotationDevice: pod.Annotations[protocol.AnnotationDevice],
 		}
 		if !s.guesses {
@@ -227,11 +279,51 @@ func (s state) podInconsistencies(pod *corev1.Pod, running map[string]observed) 
 	return out
 }
 
+// devicesOf reports whether these are the cards of a number of devices: as many of each card, or, if uneven is set, any number.
+func devicesOf(got, cards []int, devices int64, uneven bool) bool {
+	count := map[int]int64{}
+	for _, card := range got {
+		count[card]++
+	}
+	for _, card := range cards {
+		if uneven || count[card] == devices/int64(len(cards)) {
+			delete(count, card)
+		}
+	}
+	return int64(len(got)) == devices && len(count) == 0
+}
+
+// reusesDevices reports whether an init container of the pod, which has several cards, asks for devices. The kubelet gives any of them
+// to the containers after it.
+func reusesDevices(pod *corev1.Pod) bool {
+	return pod.Labels[protocol.LabelCount] != "" && slices.ContainsFunc(pod.Spec.InitContainers, func(c corev1.Container) bool { return limit(&c) > 0 })
+}
+
 // The comparison that all tests rely on detects each kind of error.
 func TestInconsistencies(t *testing.T) {
 	setCard := func(s *state, container int, card string) {
 		env := s.running[container].Env
-		env[protocol.AnnotationIndex], env[protocol.EnvVisibleDevices] = card, cardUUID(int(card[0]-'0'))
+		var uuids []string
+		for index := range strings.SplitSeq(card, ",") {
+			uuids = append(uuids, cardUUID(int(index[0]-'0')))
+		}
+		env[protocol.AnnotationIndex], env[protocol.EnvVisibleDevices] = card, strings.Join(uuids, ",")
+	}
+	setCores := func(s *state, container int, cores int64) {
+		s.pods[0].Spec.Containers[container].Resources.Limits[protocol.ResourceCores] = *resource.NewQuantity(cores, resource.DecimalSI)
+	}
+	// severalCards gives the pod two cards.
+	severalCards := func(s *state) {
+		pod := &s.pods[0]
+		pod.Labels = map[string]string{protocol.LabelCount: "2"}
+		pod.Annotations[protocol.AnnotationIndex], pod.Annotations[protocol.AnnotationAllocation] = "0,1", `{"0":{"0":2,"1":2},"1":{"0":1,"1":1}}`
+		for i, memory := range []int64{4, 2} {
+			pod.Spec.Containers[i].Resources.Limits[protocol.ResourceMemory] = *resource.NewQuantity(memory, resource.DecimalSI)
+			setCard(s, i, "0,1")
+			s.running[i].Env[protocol.EnvContainer], s.running[i].Env[protocol.AnnotationPod] = strconv.FormatInt(memory/2, 10), "6"
+		}
+		s.ledger = allocations{0: {"a/pod 3"}, 1: {"a/pod 3"}}
+		s.kubelet["a/pod"] = map[string][]int{"main": {0, 1, 0, 1}, "second": {1, 0}}
 	}
 	makePod := func(name string, memory int64) *framework.PodWrapper {
 		pod := framework.MakePod(name).Namespace("a").UID(types.UID("uid-" + name)).GPUMem(memory).Node("real").Annotations(map[string]string{
@@ -246,7 +338,7 @@ func TestInconsistencies(t *testing.T) {
 		want   string // Empty if there is no inconsistency.
 	}{
 		"no error":                                {func(*state) {}, ""},
-		"another card in the container":           {func(s *state) { setCard(s, 0, "0") }, "container main has card 0, the annotation says 1"},
+		"another card in the container":           {func(s *state) { setCard(s, 0, "0") }, "container main has cards [0], the annotation says [1]"},
 		"a UUID of another card":                  {func(s *state) { s.running[0].Env[protocol.EnvVisibleDevices] = cardUUID(0) }, "which isn't card 1"},
 		"no card in the container":                {func(s *state) { s.running[0].Env[protocol.AnnotationIndex] = "" }, "has no card"},
 		"another amount":                          {func(s *state) { s.running[0].Env[protocol.EnvContainer] = "4" }, `has ALIYUN_COM_GPU_MEM_CONTAINER="4", want "3"`},
@@ -263,6 +355,15 @@ func TestInconsistencies(t *testing.T) {
 		"another pod's request":                   {func(s *state) { s.running[0].Env[protocol.AnnotationPod] = "4" }, `ALIYUN_COM_GPU_MEM_POD="4", want "5"`},
 		"another pod's request, pods are guessed": {func(s *state) { s.running[0].Env[protocol.AnnotationPod], s.guesses = "4", true }, ""},
 		"a failed pod that has memory":            {func(s *state) { s.pods[0].Status.Phase = corev1.PodFailed }, "the extender's ledger"},
+		"cores that the container doesn't have":   {func(s *state) { setCores(s, 0, 40) }, "container main has 0% of each card, want 40% of 1 cards"},
+		"more cores than a card has":              {func(s *state) { setCores(s, 0, 80); setCores(s, 1, 40) }, "card 1 has 5 and 120%"},
+		"several cards":                           {severalCards, ""},
+		"fewer cards than the label names":        {func(s *state) { severalCards(s); s.pods[0].Labels[protocol.LabelCount] = "4" }, "it has cards [0 1], want 4"},
+		"another of several cards":                {func(s *state) { severalCards(s); setCard(s, 0, "0,2") }, "container main has cards [0 2], the annotation says [0 1]"},
+		"one of several cards":                    {func(s *state) { severalCards(s); setCard(s, 0, "0") }, "container main has cards [0], the annotation says [0 1]"},
+		"a card twice":                            {func(s *state) { severalCards(s); setCard(s, 0, "0,0") }, "has no card"},
+		"no allocation":                           {func(s *state) { severalCards(s); delete(s.pods[0].Annotations, protocol.AnnotationAllocation) }, "its allocation is"},
+		"uneven devices":                          {func(s *state) { severalCards(s); s.kubelet["a/pod"]["main"] = []int{0, 0, 0, 1} }, "PodResources has devices of cards [0 0 0 1]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := state{

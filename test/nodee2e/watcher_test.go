@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -21,8 +20,8 @@ import (
 // watchInterval is the time between two checks of the running containers.
 const watchInterval = 50 * time.Millisecond
 
-// watcher checks all the time, even during faults, that no card's running containers have more than its total, and keeps
-// all pods. mu guards the findings.
+// watcher checks all the time, even during faults, that no card's running containers have more than its memory or its cores, and
+// keeps all pods. mu guards the findings.
 type watcher struct {
 	node     *node
 	informer cache.SharedIndexInformer
@@ -75,7 +74,7 @@ func (w *watcher) run(ctx context.Context) {
 	}
 }
 
-// check adds up the memory of each card that the running containers have.
+// check adds up what the running containers have of each card.
 func (w *watcher) check() {
 	running, err := w.node.running()
 	w.mu.Lock()
@@ -85,23 +84,25 @@ func (w *watcher) check() {
 		w.err = err
 		return
 	}
-	used, by := map[int]int64{}, map[int][]string{}
+	used, by := map[int]use{}, map[int][]string{}
 	for _, o := range running {
 		if o.memory() == 0 {
 			continue
 		}
-		card, err := o.card()
+		cards, err := o.cards()
 		if err != nil {
 			w.overused = append(w.overused, err.Error())
 			continue
 		}
-		used[card] += o.memory()
-		by[card] = append(by[card], fmt.Sprintf("%s/%s %d", o.PodUID, o.Container, o.memory()))
+		for _, card := range cards {
+			used[card] = use{used[card].memory + o.memory(), used[card].cores + o.cores()}
+			by[card] = append(by[card], fmt.Sprintf("%s/%s %d %d%%", o.PodUID, o.Container, o.memory(), o.cores()))
+		}
 	}
-	for card, memory := range used {
-		if card >= len(w.node.cards) || memory > gibibytes(w.node.cards[card]) {
+	for card, use := range used {
+		if use.exceeds(w.node.cards, card) {
 			slices.Sort(by[card])
-			w.overused = append(w.overused, fmt.Sprintf("%d of card %d are in use: %v", memory, card, by[card]))
+			w.overused = append(w.overused, fmt.Sprintf("%d and %d%% of card %d are in use: %v", use.memory, use.cores, card, by[card]))
 		}
 	}
 }
@@ -133,9 +134,10 @@ func (f findings) wrongCards(starts []observed) (wrong []string, started int) {
 			continue
 		}
 		started++
-		card, err := o.card()
-		if annotated := pod.Annotations[protocol.AnnotationIndex]; err != nil || strconv.Itoa(card) != annotated {
-			wrong = append(wrong, fmt.Sprintf("%s/%s, container %s: card %d, annotation %q (%v)", pod.Namespace, pod.Name, o.Container, card, annotated, err))
+		cards, err := o.cards()
+		annotated := pod.Annotations[protocol.AnnotationIndex]
+		if want, _ := parseCards(annotated); err != nil || !slices.Equal(cards, want) {
+			wrong = append(wrong, fmt.Sprintf("%s/%s, container %s: cards %v, annotation %q (%v)", pod.Namespace, pod.Name, o.Container, cards, annotated, err))
 		}
 	}
 	return wrong, started

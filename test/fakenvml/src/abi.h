@@ -96,6 +96,16 @@ typedef struct {
 #define NVML_VALUE_TYPE_UNSIGNED_INT 1
 #define NVML_FI_DEV_GET_GPU_RECOVERY_ACTION 230
 
+/* How near two cards are on PCIe. */
+#define NVML_TOPOLOGY_SINGLE 10 /* behind one switch */
+#define NVML_TOPOLOGY_NODE 40 /* at one NUMA node */
+#define NVML_TOPOLOGY_SYSTEM 50
+
+/* Whether two cards can reach each other's memory, by kind of access. */
+#define NVML_P2P_CAPS_INDEX_NVLINK 2
+#define NVML_P2P_STATUS_OK 0
+#define NVML_P2P_STATUS_NOT_SUPPORTED 5
+
 #define NVML_EVENT_XID 0x8ULL
 #define NVML_NO_INSTANCE 0xFFFFFFFFU
 

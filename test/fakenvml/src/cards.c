@@ -23,7 +23,7 @@
 
 #include "fake.h"
 
-#define MAX_FIELDS 9
+#define MAX_FIELDS 11
 
 static const struct state states[] = {
 	{.name = "ok"},
@@ -133,6 +133,10 @@ static const char *parse_option(char *text, struct card *card)
 	} else if (strcmp(text, "processes") == 0) {
 		if (!parse_failure(value, &card->processes))
 			return "unknown failure of processes";
+	} else if (strcmp(text, "nvlink") == 0 || strcmp(text, "switch") == 0) {
+		if (!parse_number(value, MAX_CARDS, &number))
+			return "group of linked cards is not a small number";
+		*(text[0] == 'n' ? &card->nvlink : &card->pcie_switch) = (int)number;
 	} else {
 		return "unknown option";
 	}
@@ -151,6 +155,7 @@ static const char *parse_card(char *line, struct card *card)
 		return "want: UUID, model, memory in MiB, NUMA node [, state [, NAME=VALUE]...]";
 	memset(card, 0, sizeof(*card));
 	card->major = 7; /* a V100's */
+	card->nvlink = card->pcie_switch = -1;
 	if (fields[0][0] == '\0' || strlen(fields[0]) >= sizeof(card->uuid))
 		return "UUID empty or too long";
 	strcpy(card->uuid, fields[0]);

@@ -21,7 +21,7 @@
 enum call {
 	CALL_HANDLE = 1 << 0, /* getting the card's handle */
 	CALL_IDENTITY = 1 << 1, /* index, UUID, PCI address */
-	CALL_QUERY = 1 << 2, /* name, affinity, MIG mode */
+	CALL_QUERY = 1 << 2, /* name, affinity, MIG mode, links to other cards */
 	CALL_MEMORY = 1 << 3,
 	CALL_EVENTS = 1 << 4,
 	CALL_LIMITS = 1 << 5, /* memory limits of cgroups */
@@ -47,6 +47,7 @@ struct card {
 	const struct state *state;
 	unsigned long long reserved; /* bytes of memory that the driver keeps */
 	int major, minor; /* compute capability */
+	int nvlink, pcie_switch; /* cards with the same number are linked; -1: none */
 	nvmlReturn_t limits, processes; /* error of these calls */
 	bool ignores_limits; /* setting a limit succeeds without effect */
 };

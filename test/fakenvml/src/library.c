@@ -291,6 +291,43 @@ EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int 
 
 #ifndef FAKE_NVML_OLD /* not in an old driver's library */
 
+/* Finds the cards of two handles. A handle's link to itself is invalid, as in the real library. */
+static nvmlReturn_t query_pair(nvmlDevice_t a, nvmlDevice_t b, struct card *card_a, struct card *card_b)
+{
+	if (a == b)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	nvmlReturn_t ret = query(a, CALL_QUERY, card_a);
+	return ret == NVML_SUCCESS ? query(b, CALL_QUERY, card_b) : ret;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, int *level)
+{
+	struct card card_a, card_b;
+	nvmlReturn_t ret = level == NULL ? NVML_ERROR_INVALID_ARGUMENT : query_pair(a, b, &card_a, &card_b);
+
+	if (ret != NVML_SUCCESS)
+		return ret;
+	*level = NVML_TOPOLOGY_SYSTEM;
+	if (card_a.pcie_switch >= 0 && card_a.pcie_switch == card_b.pcie_switch)
+		*level = NVML_TOPOLOGY_SINGLE;
+	else if (card_a.numa >= 0 && card_a.numa == card_b.numa)
+		*level = NVML_TOPOLOGY_NODE;
+	return ret;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, int kind, int *status)
+{
+	struct card card_a, card_b;
+	nvmlReturn_t ret = status == NULL ? NVML_ERROR_INVALID_ARGUMENT : query_pair(a, b, &card_a, &card_b);
+
+	if (ret != NVML_SUCCESS)
+		return ret;
+	if (kind != NVML_P2P_CAPS_INDEX_NVLINK)
+		return NVML_ERROR_NOT_SUPPORTED;
+	*status = card_a.nvlink >= 0 && card_a.nvlink == card_b.nvlink ? NVML_P2P_STATUS_OK : NVML_P2P_STATUS_NOT_SUPPORTED;
+	return ret;
+}
+
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned int size, unsigned long *nodes, int scope)
 {
 	const unsigned int bits = 8 * sizeof(*nodes);

@@ -1,0 +1,124 @@
+package inventory
+
+import (
+	"slices"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// Symbols for the connections between cards, which old drivers don't have.
+const (
+	symbolAncestor = "nvmlDeviceGetTopologyCommonAncestor"
+	symbolP2P      = "nvmlDeviceGetP2PStatus"
+)
+
+// maxConnected bounds the number of cards whose connections are read: the driver is asked about each pair.
+const maxConnected = 64
+
+// connection is how two cards are connected.
+type connection struct {
+	// nvlink is true if they reach each other's memory by NVLink, directly or through NVSwitch. pcieSwitch is true if they are
+	// behind one PCIe switch.
+	nvlink, pcieSwitch bool
+}
+
+// peers are the cards with which one card is connected, by UUID.
+type peers map[string]connection
+
+// pair is two cards by UUID, in the driver's order.
+type pair [2]string
+
+// connect reads how the cards that answer are connected with each other. Connections don't change, so each pair is read once per
+// session. A connection that can't be read counts as none: it matters only for the choice among sets of cards that fit equally
+// well.
+func (d *driver) connect(devices []device) {
+	if len(devices) > maxConnected || !d.hasAncestor && !d.hasP2P {
+		return
+	}
+	for i := range devices {
+		for j := range devices[:i] {
+			a, b := &devices[j], &devices[i]
+			if !a.measurable() || !b.measurable() {
+				continue
+			}
+			c, known := d.connections[pair{a.uuid, b.uuid}]
+			if !known {
+				if c, known = d.connection(a.handle, b.handle); known {
+					if d.connections == nil {
+						d.connections = map[pair]connection{}
+					}
+					d.connections[pair{a.uuid, b.uuid}] = c
+				}
+			}
+			if c != (connection{}) {
+				a.add(b.uuid, c)
+				b.add(a.uuid, c)
+			}
+		}
+	}
+}
+
+func (d *device) add(peer string, c connection) {
+	if d.peers == nil {
+		d.peers = peers{}
+	}
+	d.peers[peer] = c
+}
+
+// connection asks the driver how two cards are connected. final is false if asking again may give another answer.
+func (d *driver) connection(a, b nvml.Device) (c connection, final bool) {
+	final = true
+	read := func(ret nvml.Return) bool {
+		final = final && (ret == nvml.SUCCESS || ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_INVALID_ARGUMENT)
+		return ret == nvml.SUCCESS
+	}
+	if d.hasP2P {
+		status, ret := a.GetP2PStatus(b, nvml.P2P_CAPS_INDEX_NVLINK)
+		c.nvlink = read(ret) && status == nvml.P2P_STATUS_OK
+	}
+	if d.hasAncestor {
+		level, ret := a.GetTopologyCommonAncestor(b)
+		c.pcieSwitch = read(ret) && level <= nvml.TOPOLOGY_SINGLE
+	}
+	return c, final
+}
+
+// groups numbers the cards, given by UUID, so that cards of one group are all connected with each other. Groups are counted from
+// 1; a card that is in no group with another one has number 0. Connections need not be transitive: with NVLink a card can have
+// links to some of the other cards only. Then the cards with the lowest indexes come together.
+func groups(uuids []string, connected func(a, b string) bool) []int {
+	out := make([]int, len(uuids))
+	next := 1
+	for i, uuid := range uuids {
+		if out[i] != 0 {
+			continue
+		}
+		members := []string{uuid}
+		for j := i + 1; j < len(uuids); j++ {
+			if out[j] == 0 && !slices.ContainsFunc(members, func(member string) bool { return !connected(member, uuids[j]) }) {
+				members, out[j] = append(members, uuids[j]), next
+			}
+		}
+		if len(members) > 1 {
+			out[i] = next
+			next++
+		}
+	}
+	return out
+}
+
+// setGroups sets the groups of the roster's cards from the connections that the driver has reported.
+func (r *roster) setGroups() {
+	uuids := make([]string, len(r.entries))
+	all := map[string]peers{}
+	for i := range r.entries {
+		uuids[i] = r.entries[i].card.UUID
+		all[uuids[i]] = r.entries[i].peers
+	}
+	// A card that doesn't answer any more is no longer among the others' peers.
+	nvlink := groups(uuids, func(a, b string) bool { return all[a][b].nvlink || all[b][a].nvlink })
+	pcieSwitch := groups(uuids, func(a, b string) bool { return all[a][b].pcieSwitch || all[b][a].pcieSwitch })
+	for i := range r.entries {
+		r.entries[i].card.NVLink, r.entries[i].card.PCIeSwitch = nvlink[i], pcieSwitch[i]
+	}
+}
