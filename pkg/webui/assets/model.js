@@ -97,7 +97,7 @@ export class Model {
         if (card.vanished) continue;
         s.cards++;
         if (card.unhealthy) s.ill++;
-        if (card.used > card.total) s.over++;
+        if (over(card)) s.over++;
         const total = card.total * node.unitMiB;
         const used = Math.min(card.used, card.total) * node.unitMiB;
         s.total += total;
@@ -119,6 +119,9 @@ export class Model {
   }
 }
 
+/** over is true for a card of which more memory or cores are allocated than it has. */
+export const over = (card) => card.used > card.total || card.usedCores > 100;
+
 /** prepare adds derived data that is used often to a node. */
 function prepare(node) {
   node.total = 0;
@@ -129,10 +132,11 @@ function prepare(node) {
   for (const card of node.cards) {
     node.total += card.total;
     node.used += card.used;
-    node.podCount += card.pods.length;
-    if (card.unhealthy || card.vanished || card.used > card.total) node.problem = true;
+    for (const pod of card.pods) node.podCount += 1 / (pod.cards ?? 1); // A pod counts once, not on each of its cards.
+    if (card.unhealthy || card.vanished || over(card)) node.problem = true;
     if (!card.unhealthy && !card.vanished && !node.closed) node.largest = Math.max(node.largest, card.total - card.used);
   }
+  node.podCount = Math.round(node.podCount);
   return node;
 }
 
@@ -156,7 +160,7 @@ export function rows(node) {
     node.rows = [];
     const add = (card, pod) =>
       node.rows.push({
-        namespace: pod.namespace, name: pod.name, memory: pod.memory, state: pod.state ?? "", node: node.name, card,
+        namespace: pod.namespace, name: pod.name, memory: pod.memory, cores: pod.cores, cards: pod.cards, state: pod.state ?? "", node: node.name, card,
         unit: node.unit, mib: pod.memory * node.unitMiB,
         haystack: (pod.namespace + "/" + pod.name + "\n" + node.name + "\n" + (pod.state ?? "")).toLowerCase(),
       });
