@@ -57,6 +57,8 @@ type Container struct {
 	Init bool
 	// Running is true if the container runs, or is an init container that has ended, because a container after it runs.
 	Running bool
+	// SharedMemory is true if the container mounts a volume of its pod at /dev/shm.
+	SharedMemory bool
 }
 
 // ContainerKey identifies a container of a node.
@@ -75,6 +77,11 @@ func (p *Pod) Over(cards int) gpu.Demand {
 // Even reports whether the request of each container can be divided evenly over this number of cards.
 func (p *Pod) Even(cards int) bool {
 	return !slices.ContainsFunc(p.Containers, func(c Container) bool { return !c.even(cards) })
+}
+
+// Share returns what the container gets of each of this number of cards.
+func (c Container) Share(cards int) gpu.Demand {
+	return gpu.Pod{Request: c.Request, Cores: c.Cores, Cards: cards}.Demand()
 }
 
 func (c Container) even(cards int) bool {

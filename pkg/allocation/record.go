@@ -26,6 +26,8 @@ type Allocation struct {
 	Unknown bool
 	// Limit is the limit in bytes that the container was given on each of its cards; 0 if its share isn't enforced.
 	Limit uint64
+	// MPS is true if the container's processes are limited by the MPS daemon of its card.
+	MPS bool
 	// Devices are the fake devices in the kubelet's call.
 	Devices DeviceSet
 	// At is the time of the allocation, or if only the checkpoint shows it, the time at which the checkpoint was written.
@@ -42,7 +44,7 @@ type Allocation struct {
 
 // Give returns the allocation of a container's request, divided evenly over cards that are ordered by index.
 func Give(c Container, cards []gpu.Card) Allocation {
-	share := gpu.Pod{Request: c.Request, Cores: c.Cores, Cards: len(cards)}.Demand()
+	share := c.Share(len(cards))
 	var a Allocation
 	for _, card := range cards {
 		a.Cards = append(a.Cards, gpu.Share{Card: card.Index, Memory: share.Memory, Cores: share.Cores})

@@ -92,6 +92,7 @@ func allocationOf(response *pluginapi.ContainerAllocateResponse, request gpu.Mem
 	}
 	cores := min(protocol.CoresOf(response.Envs), gpu.CardCores) * gpu.Cores(len(cards))
 	given := allocation.Give(allocation.Container{Request: request, Cores: cores}, cards)
+	given.MPS = response.Envs[isolation.EnvMPSPipeDirectory] != ""
 	for _, device := range response.CdiDevices {
 		if limit, ok := isolation.LimitOf(device.GetName()); ok {
 			given.Limit = limit

@@ -3,7 +3,6 @@ package deviceplugin
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +17,29 @@ import (
 
 // errNotAsked is the reason for a card of which the driver has not said yet whether it can limit its memory.
 var errNotAsked = errors.New("the driver has not been asked yet whether it can limit memory")
+
+// Driver is what the plugin asks the driver about memory and limits; inventory.Session implements it.
+type Driver interface {
+	usage.Driver
+	Compute(uuid string) (inventory.Compute, error)
+}
+
+// answer is what the driver says about a card.
+type answer struct {
+	// unlimitable is why it can't limit memory of the card.
+	unlimitable error
+	compute     inventory.Compute
+	// unreadable is why compute isn't known.
+	unreadable error
+}
+
+// cardIsolation is what an isolation mode means for a card.
+type cardIsolation struct {
+	// notReady is why no container can start there; empty if one can.
+	notReady string
+	// maxContainers is how many containers can have a share of the card; 0 if there is no such bound.
+	maxContainers int
+}
 
 // isolator decides in which isolation mode new containers start, and which cards are ready for it. A change of the mode counts for
 // new containers only: the kubelet starts a container again with what it was given first.
@@ -39,8 +61,8 @@ type isolator struct {
 	labelled bool
 	// invalid is why the node's label names no mode. No new container can start then.
 	invalid error
-	// unlimitable are the cards that the driver was asked about, with the reason why it can't limit their memory, by UUID.
-	unlimitable map[string]error
+	// answers are those of the driver, by the card's UUID.
+	answers map[string]answer
 }
 
 // SetNode reads the node's label and versions.
@@ -71,19 +93,21 @@ func (i *isolator) Configure(mode isolation.Mode) {
 	i.check()
 }
 
-// Ask asks the driver whether it can limit memory of each card.
-func (i *isolator) Ask(driver usage.Driver) {
-	answers := map[string]error{}
+// Ask asks the driver about each card.
+func (i *isolator) Ask(driver Driver) {
+	answers := map[string]answer{}
 	for _, uuid := range driver.Cards() {
-		_, err := driver.Limit(uuid, i.cgroups)
-		if errors.Is(err, inventory.ErrUnsupported) {
-			err = errors.New("the driver can't limit its memory: R615 or later is needed")
+		var a answer
+		_, a.unlimitable = driver.Limit(uuid, i.cgroups)
+		if errors.Is(a.unlimitable, inventory.ErrUnsupported) {
+			a.unlimitable = errors.New("the driver can't limit its memory: R615 or later is needed")
 		}
-		answers[uuid] = err
+		a.compute, a.unreadable = driver.Compute(uuid)
+		answers[uuid] = a
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.unlimitable = answers
+	i.answers = answers
 	i.check()
 }
 
@@ -99,13 +123,15 @@ func (i *isolator) check() {
 	if !i.known {
 		return
 	}
-	notReady := map[int]string{}
+	states := map[int]cardIsolation{}
 	for _, card := range i.cards.Listed() {
+		state := cardIsolation{maxContainers: i.backends[i.mode].MaxContainers(i.card(card))}
 		if err := i.ready(card); err != nil {
-			notReady[card.Index] = err.Error()
+			state.notReady = err.Error()
 		}
+		states[card.Index] = state
 	}
-	i.cards.Isolate(i.mode, notReady)
+	i.cards.Isolate(i.mode, states)
 }
 
 // ready returns why no new container may start on a card; nil if one may. The caller holds mu.
@@ -121,58 +147,70 @@ func (i *isolator) ready(card gpu.Card) error {
 
 // card returns what a backend needs to know. The caller holds mu.
 func (i *isolator) card(card gpu.Card) isolation.Card {
-	unlimitable, asked := i.unlimitable[card.UUID]
+	a, asked := i.answers[card.UUID]
 	if !asked {
-		unlimitable = errNotAsked
+		a = answer{unlimitable: errNotAsked, unreadable: errNotAsked}
 	}
-	return isolation.Card{UUID: card.UUID, Device: i.visible.name(card, i.cards.Position(card.Index)), Unlimitable: unlimitable}
+	return isolation.Card{
+		UUID: card.UUID, Device: i.visible.name(card, i.cards.Position(card.Index)), Unlimitable: a.unlimitable,
+		Compute:    isolation.Compute{Major: a.compute.Major, Minor: a.compute.Minor, Mode: a.compute.Mode.String()},
+		Unreadable: a.unreadable,
+	}
 }
 
 // limitation is what enforces a container's share of each of its cards.
 type limitation struct {
-	// devices are CDI devices, and limit is that of each card in bytes; none and 0 if the share isn't enforced.
-	devices []string
-	limit   uint64
+	isolation.Edits
+	// mode is the mode that enforces it; empty if none does.
+	mode isolation.Mode
+	// limit is what the driver enforces for the container's cgroup on each card, in bytes; 0 for none.
+	limit uint64
 }
 
-// Isolate returns what enforces the container's share of the decision's cards, or the decision with a rejection if that fails.
-func (i *isolator) Isolate(d allocation.Decision, unit gpu.Unit) (allocation.Decision, limitation) {
+// Isolate returns what enforces the container's share of the decision's cards, or the decision with a rejection if that fails. It checks
+// again whether the cards are ready, because the decision's can be older than the mode and the node's files. containers returns how many
+// containers have a share of a card, with this one.
+func (i *isolator) Isolate(d allocation.Decision, unit gpu.Unit, containers func(card int) int) (allocation.Decision, limitation) {
 	if d.Rejection != nil {
 		return d, limitation{}
 	}
-	l, err := i.limit(d.Cards, unit.Bytes(d.Container.Request/gpu.Memory(len(d.Cards))))
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	each := d.Container.Share(len(d.Cards))
+	share := isolation.Share{Limit: unit.Bytes(each.Memory), Cores: int(each.Cores)}
+	var shares []isolation.Share
+	for _, card := range d.Cards {
+		if err := i.ready(card); err != nil {
+			return refuse(d, allocation.RefusedUnavailable, err.Error()), limitation{}
+		}
+		share.Card = i.card(card)
+		shares = append(shares, share)
+		if most := i.backends[i.mode].MaxContainers(share.Card); most > 0 && containers(card.Index) > most {
+			return refuse(d, allocation.RefusedFull, fmt.Sprintf("isolation mode %s: card %d has %d containers, and it can have no more", i.mode, card.Index, most)), limitation{}
+		}
+	}
+	if !i.mode.Limits() {
+		return d, limitation{}
+	}
+	edits, err := i.backends[i.mode].Apply(shares)
 	if err != nil {
-		d.Result = allocation.RefusedUnavailable
-		d.Rejection = &allocation.Rejection{Result: d.Result, Text: err.Error()}
+		return refuse(d, allocation.RefusedUnavailable, fmt.Sprintf("isolation mode %s: %v", i.mode, err)), limitation{}
+	}
+	for _, mount := range edits.Mounts {
+		if mount.ContainerPath == isolation.SharedMemory && d.Container.SharedMemory {
+			return refuse(d, allocation.RefusedInvalid, fmt.Sprintf("isolation mode %s: the container mounts a volume at %s, where it needs that of its MPS daemon: "+
+				"remove the mount", i.mode, mount.ContainerPath)), limitation{}
+		}
+	}
+	l := limitation{Edits: edits, mode: i.mode}
+	if i.mode == isolation.Driver {
+		l.limit = share.Limit
 	}
 	return d, l
 }
 
-// limit returns what enforces a share in bytes of each of the cards. It checks again whether they are ready, because the decision's
-// cards can be older than the mode and the node's files.
-func (i *isolator) limit(cards []gpu.Card, share uint64) (l limitation, err error) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if len(cards) > 1 && !i.mode.SeveralCards() {
-		return limitation{}, fmt.Errorf("isolation mode %s: a container can have one card only, the pod has %d", i.mode, len(cards))
-	}
-	for _, card := range cards {
-		if err := i.ready(card); err != nil {
-			return limitation{}, err
-		}
-		if !i.mode.Limits() {
-			continue
-		}
-		devices, err := i.backends[i.mode].Apply(i.card(card), share)
-		if err != nil {
-			return limitation{}, fmt.Errorf("isolation mode %s: %w", i.mode, err)
-		}
-		for _, device := range devices {
-			if !slices.Contains(l.devices, device) { // The device of the limit is the same for each card.
-				l.devices = append(l.devices, device)
-			}
-		}
-		l.limit = share
-	}
-	return l, nil
+// refuse returns the decision with a rejection.
+func refuse(d allocation.Decision, result allocation.Result, text string) allocation.Decision {
+	d.Result, d.Rejection = result, &allocation.Rejection{Result: result, Text: text, NoRoom: result == allocation.RefusedFull}
+	return d
 }

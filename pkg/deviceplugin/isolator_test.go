@@ -20,12 +20,14 @@ import (
 	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/usage"
 )
 
 // isolationOptions are the options of a plugin for limits.
 type isolationOptions struct {
 	mode           isolation.Mode
 	cgroups, specs string
+	mps            isolation.MPSDirectory
 }
 
 // containerID is the ID of the only running container.
@@ -34,7 +36,7 @@ var containerID = strings.Repeat("c0", 32)
 // newIsolation makes a node's files: cgroup v2 with one container, and a CDI specification with NVIDIA's hook for both cards.
 func newIsolation(t *testing.T, mode isolation.Mode) *isolationOptions {
 	t.Helper()
-	o := &isolationOptions{mode, t.TempDir(), t.TempDir()}
+	o := &isolationOptions{mode, t.TempDir(), t.TempDir(), isolation.MPSDirectory(t.TempDir())}
 	device := func(uuid string) string {
 		return `{"name": "` + uuid + `", "containerEdits": {"hooks": [{"hookName": "createRuntime", "path": "/h", "args": ["h", "apply-cuda-memory-limits", "--gpu-id", "` + uuid + `"]}]}}`
 	}
@@ -53,6 +55,7 @@ func newIsolation(t *testing.T, mode isolation.Mode) *isolationOptions {
 type limiter struct {
 	hard    uint64
 	problem error
+	compute inventory.Compute
 }
 
 func (limiter) Cards() []string                               { return []string{"GPU-0", "GPU-1"} }
@@ -62,6 +65,7 @@ func (limiter) Limits() bool                                  { return true }
 func (l limiter) Limit(string, string) (inventory.MemoryLimit, error) {
 	return inventory.MemoryLimit{Hard: l.hard}, l.problem
 }
+func (l limiter) Compute(string) (inventory.Compute, error) { return l.compute, l.problem }
 
 // reservedCards returns two cards of 16 units, of which the driver keeps one.
 func reservedCards() []gpu.Card {
@@ -84,22 +88,28 @@ func (b *fixture) isolate(t *testing.T, value *string) {
 	}
 }
 
-// devicesOf returns the CDI devices that the kubelet's checkpoint has for the last container.
-func (k *kubelet) devicesOf(t *testing.T, pod *corev1.Pod) (devices []string) {
+// responseOf returns the response that the kubelet's checkpoint has for a pod's only container.
+func (k *kubelet) responseOf(t *testing.T, pod *corev1.Pod) *pluginapi.ContainerAllocateResponse {
 	t.Helper()
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	var response pluginapi.ContainerAllocateResponse
 	for _, e := range k.entries {
-		var response pluginapi.ContainerAllocateResponse
 		if e.PodUID != string(pod.UID) {
 			continue
 		}
 		if err := proto.Unmarshal(e.AllocResp, &response); err != nil {
 			t.Fatal(err)
 		}
-		for _, device := range response.CdiDevices {
-			devices = append(devices, device.Name)
-		}
+	}
+	return &response
+}
+
+// devicesOf returns the CDI devices of a pod's only container.
+func (k *kubelet) devicesOf(t *testing.T, pod *corev1.Pod) (devices []string) {
+	t.Helper()
+	for _, device := range k.responseOf(t, pod).CdiDevices {
+		devices = append(devices, device.Name)
 	}
 	return devices
 }
@@ -186,7 +196,7 @@ func TestIsolationNotReady(t *testing.T) {
 		"the driver is too old":      {nil, &limiter{problem: inventory.ErrUnsupported}, nil, "isolation mode driver: the driver can't limit its memory: R615 or later is needed"},
 		"the driver fails":           {nil, &limiter{problem: errors.New("unknown error")}, nil, "isolation mode driver: unknown error"},
 		"the toolkit has no hook":    {nil, &limiter{}, func(o *isolationOptions) { _ = os.Remove(filepath.Join(o.specs, "nvidia.json")) }, "isolation mode driver: no CDI specification"},
-		"a label that names no mode": {new("strict"), &limiter{}, nil, `label gpushare.aliyun.com/isolation of the node: isolation mode "strict": want none or driver`},
+		"a label that names no mode": {new("strict"), &limiter{}, nil, `label gpushare.aliyun.com/isolation of the node: isolation mode "strict": want none, driver or mps`},
 		"the label switches it off":  {new("none"), nil, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -260,13 +270,50 @@ func TestIsolationChanges(t *testing.T) {
 			if got := p.cards.All()[0].Unhealthy; !strings.HasPrefix(got, test.unhealthy) || (got == "") != (test.unhealthy == "") {
 				t.Errorf("the card is unhealthy: %q", got)
 			}
-			decision, _ := p.isolator.Isolate(allocation.Decision{Cards: reservedCards()[:1], Container: allocation.Container{Request: 2}}, gpu.GiB)
+			decision, _ := p.isolator.Isolate(allocation.Decision{Cards: reservedCards()[:1], Container: allocation.Container{Request: 2}}, gpu.GiB, nil)
 			got := ""
 			if decision.Rejection != nil {
 				got = decision.Rejection.Text
 			}
 			if !strings.HasPrefix(got, test.rejected) || (got == "") != (test.rejected == "") {
 				t.Errorf("the rejection is %q", got)
+			}
+		})
+	}
+}
+
+// TestLimitNotRead: a limit that can't be read is reported the second time, but not of a pod that is being deleted: a container of it
+// can have ended long before the API server shows that.
+func TestLimitNotRead(t *testing.T) {
+	for name, test := range map[string]struct {
+		edit podOption
+		want protocol.PodIsolation
+	}{
+		"running":       {func(*corev1.Pod) {}, protocol.PodIsolation{Mode: "driver", Problem: "container main: " + usage.ErrNotRead.Error()}},
+		"being deleted": {func(pod *corev1.Pod) { pod.DeletionTimestamp = new(metav1.Now()) }, protocol.PodIsolation{Mode: "driver"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newFixture(t)
+			p, err := New(Options{Client: fakeClient(t, b.client), Events: b.events, NodeName: testNode, Directory: b.dir})
+			if err != nil {
+				t.Fatal(err)
+			}
+			info, err := transformPod(newPod("a", main(2), ran(true), test.edit))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := p.pods.informer.GetStore().Add(info); err != nil {
+				t.Fatal(err)
+			}
+			for i, problem := range []string{"", usage.ErrNotRead.Error(), usage.ErrNotRead.Error(), usage.ErrNotRead.Error()} {
+				p.limits.Check(protocol.Usage{Containers: []protocol.ContainerUsage{{UID: "uid-a", Container: "main", Given: new(uint64), NotInForce: problem}}})
+				want := test.want
+				if i < 2 {
+					want.Problem = ""
+				}
+				if got, _ := p.limits.Isolation("uid-a"); got != want {
+					t.Errorf("measurement %d: got %+v, want %+v", i, got, want)
+				}
 			}
 		})
 	}

@@ -3,6 +3,7 @@ package deviceplugin
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strconv"
 
 	"google.golang.org/grpc/codes"
@@ -90,7 +91,11 @@ func (r *responses) withCards(cards []gpu.Card, pod gpu.Memory, container alloca
 		PodRequest: pod, ContainerRequest: container.Request, ContainerCores: container.Cores,
 		DisableIsolation: r.disableIsolation(),
 	}.Variables()}
-	devices := l.devices
+	maps.Copy(response.Envs, l.Env)
+	for _, mount := range l.Mounts {
+		response.Mounts = append(response.Mounts, &pluginapi.Mount{HostPath: mount.HostPath, ContainerPath: mount.ContainerPath})
+	}
+	devices := l.Devices
 	if len(devices) == 0 && r.strategy == ListByCDI {
 		for _, name := range names {
 			devices = append(devices, isolation.CardKind+"="+name)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/isolation"
 )
 
 func TestResponse(t *testing.T) {
@@ -25,13 +26,14 @@ func TestResponse(t *testing.T) {
 	}
 	withCores := maps.Clone(ofTwo)
 	withCores["ALIYUN_COM_GPU_CORE_CONTAINER"] = "30"
-	limited := []string{"nvidia.com/gpu=GPU-3", "limit=2"}
+	devices := []string{"nvidia.com/gpu=GPU-3", "limit=2"}
 	env := func(visible string) map[string]string {
 		return map[string]string{
 			"NVIDIA_VISIBLE_DEVICES": visible, "ALIYUN_COM_GPU_MEM_IDX": "3", "ALIYUN_COM_GPU_MEM_POD": "5",
 			"ALIYUN_COM_GPU_MEM_CONTAINER": "2", "ALIYUN_COM_GPU_MEM_DEV": "64",
 		}
 	}
+	limited := limitation{Edits: isolation.Edits{Devices: devices}}
 	for name, test := range map[string]struct {
 		by        VisibleDevices
 		strategy  DeviceListStrategy
@@ -47,11 +49,11 @@ func TestResponse(t *testing.T) {
 		"CDI by index":               {VisibleByIndex, ListByCDI, card, container, 3, env("3"), []string{"nvidia.com/gpu=3"}, limitation{}},
 		"CDI, a card without a UUID": {VisibleByUUID, ListByCDI, []gpu.Card{{Index: 3, Memory: 64}}, container, 3, env("3"), []string{"nvidia.com/gpu=3"}, limitation{}},
 		"the driver's current index": {VisibleByIndex, ListByCDI, card, container, 2, env("2"), []string{"nvidia.com/gpu=2"}, limitation{}},
-		"a limit brings the card":    {VisibleByUUID, ListByEnv, card, container, 3, env("GPU-3"), limited, limitation{devices: limited}},
+		"a limit brings the card":    {VisibleByUUID, ListByEnv, card, container, 3, env("GPU-3"), devices, limited},
 		"several cards":              {VisibleByUUID, ListByEnv, two, container, 3, ofTwo, nil, limitation{}},
 		"several cards by CDI":       {VisibleByUUID, ListByCDI, two, container, 3, ofTwo, []string{"nvidia.com/gpu=GPU-0", "nvidia.com/gpu=GPU-3"}, limitation{}},
 		"cores":                      {VisibleByUUID, ListByEnv, two, allocation.Container{Request: 2, Cores: 60}, 3, withCores, nil, limitation{}},
-		"and only once":              {VisibleByUUID, ListByCDI, card, container, 3, env("GPU-3"), limited, limitation{devices: limited}},
+		"and only once":              {VisibleByUUID, ListByCDI, card, container, 3, env("GPU-3"), devices, limited},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cards := newCardState()

@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -139,15 +140,26 @@ func TestLimitsOfSeveralCards(t *testing.T) {
 	p.isolator.SetNode(&corev1.Node{})
 	p.isolator.Ask(limiter{})
 	decision := allocation.Decision{Cards: reservedCards(), Container: allocation.Container{Request: 8}}
-	d, got := p.isolator.Isolate(decision, gpu.GiB)
+	d, got := p.isolator.Isolate(decision, gpu.GiB, nil)
 	want := limitation{
-		devices: []string{"nvidia.com/gpu=GPU-0", "gpushare.aliyun.com/memory-limit=4096Mi", "nvidia.com/gpu=GPU-1"}, limit: 4 << 30,
+		Edits: isolation.Edits{Devices: []string{"nvidia.com/gpu=GPU-0", "gpushare.aliyun.com/memory-limit=4096Mi", "nvidia.com/gpu=GPU-1"}},
+		mode:  isolation.Driver, limit: 4 << 30,
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(limitation{})); diff != "" || d.Rejection != nil {
 		t.Errorf("%v (-want +got)\n%s", d.Rejection, diff)
 	}
-	p.isolator.mode = "mps"
-	if d, _ := p.isolator.Isolate(decision, gpu.GiB); d.Rejection == nil || d.Rejection.Text != "isolation mode mps: a container can have one card only, the pod has 2" {
-		t.Errorf("the rejection is %v", d.Rejection)
+}
+
+// TestMPSCores: with MPS a share of computing becomes a limit, and a pod with several cards is rejected.
+func TestMPSCores(t *testing.T) {
+	b, k, p, _ := startMPS(t, volta, reservedCards())
+	pod, several := newPod("a", main(2), asksCores(30), assumed(0, 1)), newPod("several", main(4), labelled("2"), assumedOn(2, 0, 1))
+	b.create(p, pod, several)
+	if env := k.mustAdmit(pod)["main"]; env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] != "30" || env["ALIYUN_COM_GPU_CORE_CONTAINER"] != "30" {
+		t.Errorf("got %v", env)
+	}
+	want := "isolation mode mps: a container can have one card, not 2"
+	if _, err := k.admit(several); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want %q", err, want)
 	}
 }

@@ -28,7 +28,7 @@ var reportedReasons = []struct {
 	{[]string{reasonPrefix}, WaitsForGroup},
 	{placement.Fragmented.AllTexts(), Fragmented},
 	{placement.Full.AllTexts(), Full},
-	{[]string{insufficientMemory, insufficientCores}, Full},
+	{[]string{InsufficientMemory, InsufficientCores}, Full},
 	{placement.Unhealthy.AllTexts(), Unhealthy},
 	{placement.TooLarge.AllTexts(), TooLarge},
 }
@@ -56,7 +56,7 @@ func reportedRoom(pod *Pod) room {
 	switch {
 	case pod.Failed:
 		made.reason = SchedulerError
-	case rejected.forMemory:
+	case rejected.text != "" && rejected.others == "":
 		made.reason = NoNode
 	}
 	return made

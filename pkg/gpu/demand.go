@@ -1,5 +1,7 @@
 package gpu
 
+import "math"
+
 // MaxCards is the largest number of cards that a pod can have.
 const MaxCards = 64
 
@@ -35,15 +37,11 @@ func (d Demand) On(cards ...int) Placement {
 }
 
 // Total returns the memory over all cards.
-func (d Demand) Total() Memory {
-	if d.Cards == 1 {
-		return d.Memory
+func (d *Demand) Total() Memory {
+	if d.Cards > 1 && d.Memory > math.MaxInt64/Memory(d.Cards) {
+		return math.MaxInt64
 	}
-	var sum Memory
-	for range d.Cards {
-		sum = sum.Add(d.Memory)
-	}
-	return sum
+	return d.Memory * Memory(d.Cards)
 }
 
 // perCard returns the amount on each of n cards, rounded up.

@@ -28,7 +28,7 @@ func (n *Node) addIsolation(mode string) {
 	for i := range n.Pods {
 		switch pod := &n.Pods[i]; {
 		case pod.Isolation != "" && pod.Isolation != mode:
-			pod.Notes = append(pod.Notes, "started with limits by the "+pod.Isolation)
+			pod.Notes = append(pod.Notes, "started with limits by "+pod.Isolation)
 		case pod.Isolation == "" && mode != "" && pod.Phase == string(corev1.PodRunning):
 			pod.Notes = append(pod.Notes, "started without a limit, or not checked yet")
 		}

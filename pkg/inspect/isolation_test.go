@@ -27,8 +27,8 @@ func TestIsolation(t *testing.T) {
 			"old": {"started without a limit, or not checked yet"},
 		},
 		"": {
-			"limited": {"started with limits by the driver"},
-			"loose":   {"limit not in force: container main: its cgroup has no limit", "started with limits by the driver"},
+			"limited": {"started with limits by driver"},
+			"loose":   {"limit not in force: container main: its cgroup has no limit", "started with limits by driver"},
 			"old":     nil,
 		},
 	} {

@@ -24,6 +24,8 @@ type Options struct {
 	SpecDirs []string
 	// Limits is the specification of limits, in one of SpecDirs.
 	Limits *LimitSpec
+	// MPS is the directory of the MPS daemons.
+	MPS MPSDirectory
 }
 
 // CardKind is the device kind in the specifications that NVIDIA's container toolkit generates (nvidia-ctk cdi generate). They name
@@ -42,16 +44,25 @@ type driver struct {
 func newDriver(o Options) *driver { return &driver{options: o, specs: specFiles{}} }
 
 // Apply implements Backend.
-func (d *driver) Apply(card Card, limit uint64) ([]string, error) {
-	device, err := LimitDevice(limit)
-	if err != nil {
-		return nil, err
+func (d *driver) Apply(shares []Share) (edits Edits, err error) {
+	for _, share := range shares {
+		device, err := LimitDevice(share.Limit)
+		if err != nil {
+			return Edits{}, err
+		}
+		if err := d.options.Limits.Add(share.Limit); err != nil {
+			return Edits{}, err
+		}
+		edits.Devices = append(edits.Devices, CardKind+"="+share.Card.Device)
+		if !slices.Contains(edits.Devices, device) { // It is the same for each card.
+			edits.Devices = append(edits.Devices, device)
+		}
 	}
-	if err := d.options.Limits.Add(limit); err != nil {
-		return nil, err
-	}
-	return []string{CardKind + "=" + card.Device, device}, nil
+	return edits, nil
 }
+
+// MaxContainers implements Backend.
+func (d *driver) MaxContainers(Card) int { return 0 }
 
 // Ready implements Backend. Only one goroutine may call it at a time.
 func (d *driver) Ready(node Node, card Card) error {
@@ -150,8 +161,8 @@ func limits(args []string, uuid string) bool {
 	return false
 }
 
-// specFiles are the specifications by path, as they were read last.
-type specFiles map[string]specFile
+// specFiles are the specifications of each directory by file name, as they were read last.
+type specFiles map[string]map[string]specFile
 
 type specFile struct {
 	info fs.FileInfo
@@ -160,28 +171,31 @@ type specFile struct {
 }
 
 // read returns the specifications of a directory, and the errors of files that can't be read. It reads a file again only if it
-// was replaced.
+// was replaced, and forgets removed ones: drivers of dynamic resource allocation write one for each claim.
 func (f specFiles) read(dir string) (specs []*cdi.Spec, err error) {
 	entries, err := os.ReadDir(dir)
+	before, now := f[dir], map[string]specFile{}
+	f[dir] = now
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	var problems []error
 	for _, entry := range entries { // Sorted by name, as the runtime reads them.
-		path := filepath.Join(dir, entry.Name())
-		if ext := filepath.Ext(path); ext != ".json" && ext != ".yaml" {
+		name := entry.Name()
+		if ext := filepath.Ext(name); ext != ".json" && ext != ".yaml" {
 			continue
 		}
+		path := filepath.Join(dir, name)
 		info, err := os.Stat(path)
 		if err != nil {
 			continue // It was removed meanwhile.
 		}
-		file, ok := f[path]
+		file, ok := before[name]
 		if !ok || !os.SameFile(file.info, info) || !file.info.ModTime().Equal(info.ModTime()) || file.info.Size() != info.Size() {
 			file = specFile{info: info}
 			file.spec, file.err = readSpec(path)
-			f[path] = file
 		}
+		now[name] = file
 		if file.err != nil {
 			problems = append(problems, file.err)
 			continue

@@ -160,6 +160,7 @@ func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reas
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	home, allocated := l.nodeOf[pod.UID]
+	demand := pod.Demand()
 	for _, name := range names {
 		switch {
 		case allocated && home == name:
@@ -167,7 +168,7 @@ func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reas
 		case allocated:
 			visit(name, placement.Elsewhere)
 		default:
-			visit(name, l.fit(l.nodes[name], pod))
+			visit(name, l.fit(l.nodes[name], &pod, &demand))
 		}
 	}
 }
@@ -198,8 +199,9 @@ func (l *Ledger) eachFit(pod gpu.Pod, visit func(node string) bool) {
 		visit(home)
 		return
 	}
+	demand := pod.Demand()
 	for name, n := range l.nodes {
-		if l.fit(n, pod) == placement.Fits && !visit(name) {
+		if l.fit(n, &pod, &demand) == placement.Fits && !visit(name) {
 			return
 		}
 	}
@@ -220,6 +222,7 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	home, allocated := l.nodeOf[pod.UID]
+	demand := pod.Demand()
 	l.each(names, func(i int, n *node) {
 		switch {
 		case allocated && home == names[i]:
@@ -227,7 +230,7 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 		case allocated:
 			visit(i, 0, placement.Elsewhere)
 		default:
-			suits, reason := l.suit(n, view, pod)
+			suits, reason := l.suit(n, &view, &pod, &demand)
 			visit(i, suits, reason)
 		}
 	})
@@ -249,12 +252,12 @@ func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 		return n.allocations[pod.UID].copy(), nil
 	}
 	demand := pod.Demand()
-	where, reason := gpu.Placement(nil), n.accepts(demand)
+	where, reason := gpu.Placement(nil), n.accepts(&demand)
 	if reason == placement.Fits {
-		where, reason = placement.Place(policy, l.cardsFor(n, pod), demand)
+		where, reason = placement.Place(policy, l.cardsFor(n, &pod), demand)
 	}
 	if reason != placement.Fits {
-		return Allocation{}, &NoRoomError{name, l.orReserved(n, pod, reason)}
+		return Allocation{}, &NoRoomError{name, l.orReserved(n, &pod, reason)}
 	}
 	return l.assume(name, pod, where, at).copy(), nil
 }

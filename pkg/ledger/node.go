@@ -72,7 +72,7 @@ func (n *node) shareable() placement.Reason {
 }
 
 // accepts returns Fits if pods with this demand can be placed on the node at all, else the reason why not. n may be nil.
-func (n *node) accepts(demand gpu.Demand) placement.Reason {
+func (n *node) accepts(demand *gpu.Demand) placement.Reason {
 	switch reason := n.shareable(); {
 	case reason != placement.Fits:
 		return reason

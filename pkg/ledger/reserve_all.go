@@ -79,12 +79,12 @@ func (l *Ledger) FitsWithoutAssumed(pod gpu.Pod, names []string) bool {
 	demand := pod.Demand()
 	return slices.ContainsFunc(names, func(name string) bool {
 		n := l.nodes[name]
-		return n.accepts(demand) == placement.Fits && n.fitsWithoutAssumed(demand)
+		return n.accepts(&demand) == placement.Fits && n.fitsWithoutAssumed(demand)
 	})
 }
 
 func (n *node) fitsWithoutAssumed(demand gpu.Demand) bool {
-	if reason := n.totals.Fit(n.cards, demand); !reason.Resolvable() {
+	if reason := n.totals.Fit(n.cards, &demand); !reason.Resolvable() {
 		return reason == placement.Fits
 	}
 	bound := make([]placement.Card, len(n.inventory))
@@ -110,7 +110,8 @@ func (l *Ledger) StillUsable(uid gpu.PodUID) bool {
 		return false
 	}
 	n := l.nodes[l.nodeOf[uid]]
-	if n.accepts(a.Demand()) != placement.Fits || len(a.Placement) == 0 {
+	demand := a.Demand()
+	if n.accepts(&demand) != placement.Fits || len(a.Placement) == 0 {
 		return false
 	}
 	for _, share := range a.Placement {
@@ -254,13 +255,14 @@ func (t *trial) placeAll(requests []Request) []Reservation {
 
 // rate returns the suitability of the node for the request, and whether the request fits the node's cards.
 func (t *trial) rate(n *node, request *Request) (float64, bool) {
-	suits, reason := t.suit(n, t.view, request.Pod)
+	demand := request.Pod.Demand()
+	suits, reason := t.suit(n, &t.view, &request.Pod, &demand)
 	return float64(suits), reason == placement.Fits
 }
 
 // put adds an allocation for the pod on the node. It returns false if the pod doesn't fit.
 func (t *trial) put(name string, n *node, pod gpu.Pod) bool {
-	where, reason := placement.Place(t.view.Card, t.cardsFor(n, pod), pod.Demand())
+	where, reason := placement.Place(t.view.Card, t.cardsFor(n, &pod), pod.Demand())
 	if reason != placement.Fits || t.capacity != nil && !t.capacity.Take(name, pod.UID) {
 		return false
 	}

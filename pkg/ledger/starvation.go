@@ -33,7 +33,7 @@ func (l *Ledger) ReserveForStarving(requests []Request, priority int32, label st
 			return false
 		}
 		demand := pod.Demand()
-		for _, card := range n.emptiest(demand, nil) {
+		for _, card := range n.emptiest(&demand, nil) {
 			n.starvation = append(n.starvation, demand.On(card.Index)...)
 		}
 		made.pods[pod.UID] = name
@@ -106,7 +106,8 @@ func (l *Ledger) endStarvationReservation() (nodes []string) {
 // rateEmptiest rates a node by the room of the card that has the least of those that emptiest returns.
 func rateEmptiest(n *node, request *Request) (rate float64, fits bool) {
 	var buffer [8]placement.Card
-	cards := n.emptiest(request.Pod.Demand(), buffer[:0])
+	demand := request.Pod.Demand()
+	cards := n.emptiest(&demand, buffer[:0])
 	if len(cards) == 0 {
 		return 0, false
 	}
@@ -115,7 +116,7 @@ func rateEmptiest(n *node, request *Request) (rate float64, fits bool) {
 
 // emptiest returns the cards with the most room for the demand among those that could hold it if they were empty, the emptiest
 // first, with the starvation reservation counted as used. It returns none if there are too few. It appends to buffer.
-func (n *node) emptiest(demand gpu.Demand, buffer []placement.Card) []placement.Card {
+func (n *node) emptiest(demand *gpu.Demand, buffer []placement.Card) []placement.Card {
 	if n.accepts(demand) != placement.Fits {
 		return nil
 	}
@@ -145,7 +146,7 @@ func (n *node) reserved(index int) (memory gpu.Memory, cores gpu.Cores) {
 }
 
 // seesStarvationReservation reports whether the starvation reservation on the node counts as used for the pod.
-func (l *Ledger) seesStarvationReservation(n *node, pod gpu.Pod) bool {
+func (l *Ledger) seesStarvationReservation(n *node, pod *gpu.Pod) bool {
 	if len(n.starvation) == 0 || pod.Priority > l.starvation.priority {
 		return false
 	}

@@ -227,8 +227,9 @@ func TestTextFor(t *testing.T) {
 func BenchmarkSuitSeveral(b *testing.B) {
 	cards := linked(full(), 1, 1, 1, 1, 2, 2, 2, 2)
 	totals := Sum(cards)
+	demand := gpu.Demand{Cards: 4, Memory: 900}
 	b.ReportAllocs()
 	for b.Loop() {
-		Suit(Binpack, Binpack, cards, &totals, gpu.Demand{Cards: 4, Memory: 900})
+		Suit(&Binpack, &Binpack, cards, &totals, &demand)
 	}
 }

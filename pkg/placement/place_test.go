@@ -238,13 +238,13 @@ func TestBinpackScore(t *testing.T) {
 // suit calls Suit with the totals of the cards.
 func suit(cardPolicy, nodePolicy Policy, cards []Card, demand gpu.Demand) (Suitability, Reason) {
 	totals := Sum(cards)
-	return Suit(cardPolicy, nodePolicy, cards, &totals, demand)
+	return Suit(&cardPolicy, &nodePolicy, cards, &totals, &demand)
 }
 
 // units returns the demand of a pod that asks for memory of one card.
 func units(memory gpu.Memory) gpu.Demand { return gpu.Demand{Cards: 1, Memory: memory} }
 
-func best(candidates []Candidate, k int) []Candidate {
+func bestOf(candidates []Candidate, k int) []Candidate {
 	best := Best{K: k}
 	for _, c := range candidates {
 		best.Add(c)
@@ -271,7 +271,7 @@ func TestBest(t *testing.T) {
 			candidates = append(candidates, Candidate{i, s})
 		}
 		var got []int
-		for _, c := range best(candidates, tc.k) {
+		for _, c := range bestOf(candidates, tc.k) {
 			got = append(got, c.Node)
 		}
 		slices.Sort(got)
@@ -293,7 +293,7 @@ func TestBestRandom(t *testing.T) {
 		sorted := slices.SortedFunc(slices.Values(candidates), bySuitability)
 		want := slices.DeleteFunc(slices.Clone(sorted), func(c Candidate) bool { return c.Suits.Score() < sorted[0].Suits.Score() })
 		want = want[:min(k, len(want))]
-		if diff := cmp.Diff(want, best(candidates, k)); diff != "" {
+		if diff := cmp.Diff(want, bestOf(candidates, k)); diff != "" {
 			t.Fatalf("the best %d (-want +got):\n%s", k, diff)
 		}
 	}
@@ -310,8 +310,14 @@ func full() []Card {
 
 func TestFitAllocations(t *testing.T) {
 	cards := full()
-	if allocations := testing.AllocsPerRun(100, func() { Fit(cards, units(1024)) }); allocations != 0 {
-		t.Errorf("Fit makes %v allocations", allocations)
+	totals := Sum(cards)
+	for _, demand := range []gpu.Demand{units(1024), {Cards: 3, Memory: 700, Cores: 20}} {
+		if allocations := testing.AllocsPerRun(100, func() { Fit(cards, demand) }); allocations != 0 {
+			t.Errorf("Fit makes %v allocations for %v", allocations, demand)
+		}
+		if allocations := testing.AllocsPerRun(100, func() { Suit(&Binpack, &Binpack, cards, &totals, &demand) }); allocations != 0 {
+			t.Errorf("Suit makes %v allocations for %v", allocations, demand)
+		}
 	}
 }
 
@@ -338,8 +344,9 @@ func BenchmarkPlace(b *testing.B) {
 func BenchmarkSuit(b *testing.B) {
 	cards := full()
 	totals := Sum(cards)
+	demand := units(2000)
 	b.ReportAllocs()
 	for b.Loop() {
-		Suit(Binpack, Binpack, cards, &totals, units(2000))
+		Suit(&Binpack, &Binpack, cards, &totals, &demand)
 	}
 }

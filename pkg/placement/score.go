@@ -21,24 +21,28 @@ func (s Suitability) Score() int { return int(s) }
 // Suit returns the suitability of a node, and Fits or the reason why the demand doesn't fit. cardPolicy chooses the cards,
 // as Place does. nodePolicy rates what stays free in the scarcer dimension: up to eight points for these cards, up to two for the
 // node. totals must be Sum(cards).
-func Suit(cardPolicy, nodePolicy Policy, cards []Card, totals *Totals, demand gpu.Demand) (Suitability, Reason) {
+func Suit(cardPolicy, nodePolicy *Policy, cards []Card, totals *Totals, demand *gpu.Demand) (Suitability, Reason) {
 	if reason := totals.Fit(cards, demand); reason != Fits {
 		return 0, reason
 	}
-	var buffer [8]int // Most nodes have no more cards.
-	var chosen Totals
+	var buffer [8]int // Most pods ask for no more cards.
+	var memory, free gpu.Memory
+	var cores gpu.Cores
 	for _, i := range cardPolicy.choose(cards, demand, buffer[:0]) {
 		c := &cards[i]
-		chosen.Cards, chosen.Memory, chosen.Free, chosen.FreeCores = chosen.Cards+1, chosen.Memory.Add(c.Memory), chosen.Free.Add(c.Free()), chosen.FreeCores+c.FreeCores()
+		memory, free, cores = memory.Add(c.Memory), free.Add(c.Free()), cores+c.FreeCores()
 	}
-	return Suitability(8*nodePolicy.rate(chosen.usedWith(&demand)) + 2*nodePolicy.rate(totals.usedWith(&demand))), Fits
+	onCards := usedWith(demand, memory, free, cores, demand.Cards)
+	onNode := usedWith(demand, totals.Memory, totals.Free, totals.FreeCores, totals.Cards)
+	return Suitability(8*nodePolicy.rate(onCards) + 2*nodePolicy.rate(onNode)), Fits
 }
 
-// usedWith returns the fraction of the cards that is used after a placement, in the scarcer dimension.
-func (t *Totals) usedWith(demand *gpu.Demand) float64 {
-	used := 1 - float64(t.Free.Sub(demand.Total()))/float64(t.Memory)
-	if all := gpu.CardCores * gpu.Cores(t.Cards); demand.Cores > 0 || t.FreeCores < all {
-		used = max(used, 1-float64(t.FreeCores.Sub(demand.Cores*gpu.Cores(demand.Cards)))/float64(all))
+// usedWith returns the fraction of n cards with this memory, of which that much is free, that is used after a placement, in the
+// scarcer dimension.
+func usedWith(demand *gpu.Demand, memory, free gpu.Memory, cores gpu.Cores, n int) float64 {
+	used := 1 - float64(free.Sub(demand.Total()))/float64(memory)
+	if all := gpu.CardCores * gpu.Cores(n); demand.Cores > 0 || cores < all {
+		used = max(used, 1-float64(cores.Sub(demand.Cores*gpu.Cores(demand.Cards)))/float64(all))
 	}
 	return used
 }

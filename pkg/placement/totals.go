@@ -20,49 +20,52 @@ type Totals struct {
 
 // Sum returns the totals of the cards.
 func Sum(cards []Card) Totals {
-	var t Totals
+	t := Totals{Cards: len(cards)}
+	var used, usedHealthy gpu.Cores
+	healthy := 0
 	for i := range cards {
 		c := &cards[i]
-		free := c.Free()
+		free, cores := c.Free(), min(c.UsedCores, gpu.CardCores)
 		t.Memory, t.Free = t.Memory.Add(c.Memory), t.Free.Add(free)
-		cores := c.FreeCores()
-		t.Cards, t.FreeCores = t.Cards+1, t.FreeCores+cores
 		t.Largest = max(t.Largest, c.Memory)
+		used += cores
 		if c.Unhealthy {
 			continue
 		}
-		t.FreeHealthy, t.FreeCoresHealthy = t.FreeHealthy.Add(free), t.FreeCoresHealthy+cores
+		healthy, usedHealthy = healthy+1, usedHealthy+cores
+		t.FreeHealthy = t.FreeHealthy.Add(free)
 		t.MostFree = max(t.MostFree, free)
 		t.LargestHealthy = max(t.LargestHealthy, c.Memory)
 	}
+	t.FreeCores, t.FreeCoresHealthy = gpu.CardCores*gpu.Cores(len(cards))-used, gpu.CardCores*gpu.Cores(healthy)-usedHealthy
 	return t
 }
 
 // Fit returns Fits if enough cards have room for the demand, whose memory must be positive, else the least severe reason. t must
 // be Sum(cards).
-func (t *Totals) Fit(cards []Card, demand gpu.Demand) Reason {
-	room, healthy, large := t.count(cards, &demand)
-	switch n := demand.Cards; {
+func (t *Totals) Fit(cards []Card, demand *gpu.Demand) Reason {
+	if demand.Cards > 1 || demand.Cores > 0 {
+		return t.fitCards(cards, demand)
+	}
+	// The sums suffice.
+	switch request := demand.Memory; {
 	case t.Largest == 0:
 		return NotShared
-	case room >= n:
+	case request <= t.MostFree:
 		return Fits
-	case healthy >= n && demand.Total() <= t.FreeHealthy && demand.Cores*gpu.Cores(n) <= t.FreeCoresHealthy:
+	case request <= t.LargestHealthy && request <= t.FreeHealthy:
 		return Fragmented
-	case healthy >= n:
+	case request <= t.LargestHealthy:
 		return Full
-	case large >= n:
+	case request <= t.Largest:
 		return Unhealthy
 	}
 	return TooLarge
 }
 
-// count returns how many cards have room for their share of the demand, how many healthy ones would have if they were empty, and how
-// many of all. For a single card without cores the sums suffice, which show whether it is at least one.
-func (t *Totals) count(cards []Card, demand *gpu.Demand) (room, healthy, large int) {
-	if demand.Cards == 1 && demand.Cores == 0 {
-		return atMost(demand.Memory, t.MostFree), atMost(demand.Memory, t.LargestHealthy), atMost(demand.Memory, t.Largest)
-	}
+// fitCards is Fit for any demand. It reads the cards.
+func (t *Totals) fitCards(cards []Card, demand *gpu.Demand) Reason {
+	room, healthy, large := 0, 0, 0
 	for i := range cards {
 		c := &cards[i]
 		if c.Memory < demand.Memory || gpu.CardCores < demand.Cores {
@@ -76,13 +79,17 @@ func (t *Totals) count(cards []Card, demand *gpu.Demand) (room, healthy, large i
 			room++
 		}
 	}
-	return room, healthy, large
-}
-
-// atMost returns 1 if the memory is at most the limit, else 0.
-func atMost(memory, limit gpu.Memory) int {
-	if memory <= limit {
-		return 1
+	switch n := demand.Cards; {
+	case t.Largest == 0:
+		return NotShared
+	case room >= n:
+		return Fits
+	case healthy >= n && demand.Total() <= t.FreeHealthy && demand.Cores*gpu.Cores(n) <= t.FreeCoresHealthy:
+		return Fragmented
+	case healthy >= n:
+		return Full
+	case large >= n:
+		return Unhealthy
 	}
-	return 0
+	return TooLarge
 }

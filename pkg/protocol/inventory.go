@@ -72,6 +72,8 @@ type cardJSON struct {
 	PCIeSwitch int        `json:"pcieSwitch,omitempty"`
 	Healthy    bool       `json:"healthy"`
 	Reason     string     `json:"reason,omitempty"`
+	// MaxContainers was added for isolation mode mps.
+	MaxContainers int `json:"maxContainers,omitempty"`
 }
 
 // MarshalJSON returns the annotation's value. It returns an error for an inventory that UnmarshalJSON would reject.
@@ -88,7 +90,7 @@ func (inv Inventory) MarshalJSON() ([]byte, error) {
 	for _, c := range inv.Cards {
 		card := cardJSON{
 			Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory, NVLink: c.NVLink, PCIeSwitch: c.PCIeSwitch,
-			Healthy: c.Healthy(), Reason: c.Unhealthy,
+			Healthy: c.Healthy(), Reason: c.Unhealthy, MaxContainers: c.MaxContainers,
 		}
 		if c.NUMANode != gpu.NoNUMANode {
 			card.NUMANode = &c.NUMANode
@@ -116,7 +118,7 @@ func (inv *Inventory) UnmarshalJSON(data []byte) error {
 	for _, c := range in.Cards {
 		card := gpu.Card{
 			Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory,
-			NUMANode: gpu.NoNUMANode, NVLink: max(c.NVLink, 0), PCIeSwitch: max(c.PCIeSwitch, 0),
+			NUMANode: gpu.NoNUMANode, NVLink: max(c.NVLink, 0), PCIeSwitch: max(c.PCIeSwitch, 0), MaxContainers: max(c.MaxContainers, 0),
 		}
 		if c.NUMANode != nil {
 			card.NUMANode = max(*c.NUMANode, gpu.NoNUMANode)

@@ -35,6 +35,8 @@ type Options struct {
 	// Cards returns the node's cards, and Containers its running containers.
 	Cards      func() []gpu.Card
 	Containers func() []Container
+	// Servers returns the processes of a card's MPS server, which belong to no container's use. It can be nil.
+	Servers func(uuid string) []int
 	// Proc is the mounted proc file system, /proc by default. Cgroups is the mounted hierarchy of cgroup v2, /sys/fs/cgroup by
 	// default; the figures of cgroups are omitted if it isn't one, or shows only the caller's own cgroup.
 	Proc, Cgroups string
@@ -55,11 +57,10 @@ func NewMeter(o Options) *Meter {
 	o.Proc, o.Cgroups = cmp.Or(o.Proc, "/proc"), cmp.Or(o.Cgroups, "/sys/fs/cgroup")
 	m := &Meter{options: o, cgroups: cgroupTree{root: o.Cgroups}}
 	m.last = build(reading{node: o.Node, interval: o.Interval, problems: []string{"the driver has not been read yet"}})
-	m.last.Time = time.Time{}
 	return m
 }
 
-// Report returns the last measurement. If the driver has not answered since, the report is old, and its problems say so.
+// Report returns the last measurement. If the driver no longer answers, the report is old, as its Time shows.
 func (m *Meter) Report() protocol.Usage {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -91,7 +92,7 @@ func (m *Meter) read(driver Driver) reading {
 		if !ok {
 			continue // The card was just found. The next measurement has it.
 		}
-		card := readCard(driver, uuid, processes{proc})
+		card := m.readCard(driver, uuid, processes{proc})
 		card.index = i
 		r.cards = append(r.cards, card)
 	}
@@ -107,7 +108,7 @@ func (m *Meter) read(driver Driver) reading {
 func (m *Meter) seesHost() bool { return m.options.Proc != "/proc" || os.Getpid() != 1 }
 
 // readCard reads what the driver says about a card, and the owners of its processes.
-func readCard(driver Driver, uuid string, processes processes) cardReading {
+func (m *Meter) readCard(driver Driver, uuid string, processes processes) cardReading {
 	card := cardReading{uuid: uuid}
 	var err error
 	if card.used, err = driver.Used(uuid); err != nil && !errors.Is(err, inventory.ErrUnsupported) {
@@ -124,7 +125,15 @@ func readCard(driver Driver, uuid string, processes processes) cardReading {
 		card.problem = err
 		return card
 	}
+	var servers []int
+	if m.options.Servers != nil {
+		servers = m.options.Servers(uuid)
+	}
 	for _, p := range listed {
+		if slices.Contains(servers, p.PID) {
+			card.mps += knownBytes(p.Bytes)
+			continue
+		}
 		owner, err := processes.Owner(p.PID, before)
 		card.processes = append(card.processes, process{p, owner, err})
 	}

@@ -45,6 +45,8 @@ type cardReading struct {
 	// problem is why the card could not be read.
 	problem   error
 	processes []process
+	// mps is the memory that the driver attributes to the card's MPS server.
+	mps uint64
 	// limits are what the driver says about the cgroups of containers, by container ID.
 	limits map[string]limitReading
 }
@@ -70,16 +72,13 @@ func build(r reading) protocol.Usage {
 	}
 	known := index(r.containers)
 	for _, card := range r.cards {
-		sum := protocol.CardUsage{Index: card.index, UUID: card.uuid, Used: card.used}
+		sum := protocol.CardUsage{Index: card.index, UUID: card.uuid, Used: card.used, MPS: card.mps}
 		if card.problem != nil {
 			sum.Problem = card.problem.Error()
 		}
 		rows := known.rows(card)
 		for _, p := range card.processes {
-			bytes := p.Bytes
-			if bytes == inventory.UnknownBytes {
-				bytes = 0
-			}
+			bytes := knownBytes(p.Bytes)
 			switch row := rows.of(p.owner); {
 			case p.problem != nil:
 				sum.Unresolved += bytes
@@ -110,6 +109,14 @@ func build(r reading) protocol.Usage {
 			cmp.Compare(a.UID, b.UID), cmp.Compare(a.Container, b.Container))
 	})
 	return report
+}
+
+// knownBytes returns the memory of a process, 0 if the driver reports none.
+func knownBytes(bytes uint64) uint64 {
+	if bytes == inventory.UnknownBytes {
+		return 0
+	}
+	return bytes
 }
 
 // pods finds containers by their ID, and pods by the UID under which the kubelet knows them.
@@ -191,7 +198,7 @@ func (r *rows) add(c *Container) *row {
 // API server shows it: a static pod has another UID there. A container that it doesn't show gets a row of its pod without a
 // container's name: it has just started, or is the pod's sandbox.
 func (r *rows) of(owner Owner) *row {
-	if c := r.pods.byID[owner.Container]; c != nil {
+	if c := r.pods.byID[owner.Container]; c != nil && owner.Container != "" {
 		return r.by[Owner{c.UID, c.Name}]
 	}
 	if owner.Pod == "" {
@@ -207,8 +214,8 @@ func (r *rows) of(owner Owner) *row {
 	return r.add(&unknown)
 }
 
-// unresolved describes in words why processes could not be resolved; empty if all were. total is the number of processes that the
-// driver lists.
+// unresolved describes in words why processes could not be resolved; empty if all were. hostPID is true if the processes that the
+// meter sees can be the machine's.
 func unresolved(cards []cardReading, hostPID bool) string {
 	total, missing := 0, 0
 	for _, card := range cards {
