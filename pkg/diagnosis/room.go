@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -389,12 +390,15 @@ func (s *summary) room(reason Reason, now time.Time, rejected string) room {
 // severalText explains the reason for a pod that asks for several cards or for cores, if the reason needs words of its own.
 func (s *summary) severalText(reason Reason) string {
 	f, name := &s.best, s.best.node.Object.Name
-	needs := fmt.Sprintf("%s needed on one node", f.needsText(f.demand.Cards))
+	needs, has := f.needsText(), "none"
+	if f.roomy > 0 {
+		has = strconv.Itoa(f.roomy)
+	}
 	switch reason {
 	case Fragmented:
-		return fmt.Sprintf("%s: %s has %s, though enough in sum%s", needs, name, count(f.roomy, "such card", "such cards"), s.others())
+		return fmt.Sprintf("%s: %s has %s, though enough in sum%s", needs, name, has, s.others())
 	case Full:
-		return fmt.Sprintf("%s: %s has %s%s", needs, name, count(f.roomy, "such card", "such cards"), s.others())
+		return fmt.Sprintf("%s: %s has %s%s", needs, name, has, s.others())
 	case Unhealthy:
 		return fmt.Sprintf("%s: too few of the cards that are large enough are healthy, on %s", needs, name)
 	case TooLarge:
@@ -403,16 +407,18 @@ func (s *summary) severalText(reason Reason) string {
 	return ""
 }
 
-// needsText describes the cards that the pod needs, such as "2 cards with 4 GiB free each are".
-func (f *finding) needsText(n int) string {
-	share := f.node.Unit.Format(f.demand.Memory)
-	if f.demand.Cores > 0 {
+// needsText describes the cards that the pod needs, such as "2 cards with 4 GiB free each are needed on one node".
+func (f *finding) needsText() string {
+	share, n := f.node.Unit.Format(f.demand.Memory), f.demand.Cards
+	if f.demand.Cores > 0 && n == 1 {
 		share += fmt.Sprintf(" and %d%% of its computing", f.demand.Cores)
+	} else if f.demand.Cores > 0 {
+		share += fmt.Sprintf(" and %d%% of their computing", f.demand.Cores)
 	}
 	if n == 1 {
-		return fmt.Sprintf("a card with %s free is", share)
+		return fmt.Sprintf("a card with %s free is needed", share)
 	}
-	return fmt.Sprintf("%d cards with %s free each are", n, share)
+	return fmt.Sprintf("%d cards with %s free each are needed on one node", n, share)
 }
 
 // roomText describes cards with room for the pod's share.

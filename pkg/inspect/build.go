@@ -163,7 +163,7 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod, unit Unit) Node {
 		node.Unit = unit
 	}
 	for _, card := range parsed.Cards {
-		node.Cards = append(node.Cards, buildCard(card))
+		node.Cards = append(node.Cards, buildCard(card, slices.Contains(parsed.Features, protocol.FeatureCores)))
 		node.Total = node.Total.Add(card.Memory)
 	}
 	slices.SortFunc(node.Cards, func(a, b Card) int { return cmp.Compare(a.Index, b.Index) })
@@ -186,13 +186,16 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod, unit Unit) Node {
 	return node
 }
 
-func buildCard(card gpu.Card) Card {
+func buildCard(card gpu.Card, countsCores bool) Card {
 	out := Card{
 		Index: card.Index, UUID: card.UUID, Model: card.Model, Total: card.Memory,
 		Healthy: card.Healthy(), Reason: card.Unhealthy,
 	}
 	if card.NUMANode != gpu.NoNUMANode {
 		out.NUMANode = &card.NUMANode
+	}
+	if countsCores {
+		out.Cores = gpu.CardCores
 	}
 	return out
 }
@@ -206,6 +209,7 @@ func buildPod(object *corev1.Pod) Pod {
 		Phase:       string(cmp.Or(object.Status.Phase, corev1.PodPending)),
 		Terminating: object.DeletionTimestamp != nil,
 		Request:     protocol.PodRequest(object),
+		Cores:       protocol.PodCores(object),
 		Shares:      []Share{},
 	}
 	shares, err := protocol.PodPlacement(object)
@@ -218,12 +222,12 @@ func buildPod(object *corev1.Pod) Pod {
 	pod.addIsolation(object)
 	pod.unknownCard = pod.Request
 	for _, share := range shares {
-		pod.Shares = append(pod.Shares, Share{Card: share.Card, Memory: share.Memory})
+		pod.Shares = append(pod.Shares, Share(share))
 	}
 	return pod
 }
 
-// presume sets the card of pods whose annotations name none, as the extender's ledger does: the card on which the node is
+// presume sets the cards of pods whose annotations name none, as the extender's ledger does: those on which the node is
 // likely to place the pod.
 func (n *Node) presume(l *ledger.Ledger) {
 	for i := range n.Pods {
@@ -233,19 +237,19 @@ func (n *Node) presume(l *ledger.Ledger) {
 		}
 		_, allocation, _ := l.Lookup(gpu.PodUID(pod.UID))
 		for _, share := range allocation.Placement {
-			pod.Presumed, pod.Shares = true, append(pod.Shares, Share{Card: share.Card, Memory: share.Memory})
+			pod.Presumed, pod.Shares = true, append(pod.Shares, Share(share))
 			pod.Notes = append(pod.Notes, fmt.Sprintf("counted on GPU%d", share.Card))
 		}
 	}
 }
 
-// count adds the pod's memory to its cards, and what is on none of them to UnknownCard.
+// count adds the pod's memory and cores to its cards, and memory that is on none of them to UnknownCard.
 func (n *Node) count(pod *Pod) {
 	n.Allocated = n.Allocated.Add(pod.Request)
 	pod.unknownCard = pod.Request
 	for _, share := range pod.Shares {
 		if card := n.card(share.Card); card != nil {
-			card.Allocated = card.Allocated.Add(share.Memory)
+			card.Allocated, card.AllocatedCores = card.Allocated.Add(share.Memory), card.AllocatedCores.Add(share.Cores)
 			pod.unknownCard = pod.unknownCard.Sub(share.Memory)
 		} else {
 			pod.Notes = append(pod.Notes, fmt.Sprintf("GPU%d is not on the node", share.Card))
@@ -278,15 +282,25 @@ func (n *Node) judge(object *corev1.Node, parsed protocol.Node) {
 		if card.Allocated > card.Total {
 			card.Oversubscribed = true
 			problem("GPU%d is oversubscribed: %d of %d (%s)", card.Index, card.Allocated, card.Total, n.Unit)
-			for j := range n.Pods {
-				if pod := &n.Pods[j]; pod.on(card.Index) > 0 {
-					pod.Notes = append(pod.Notes, fmt.Sprintf("GPU%d is oversubscribed", card.Index))
-				}
-			}
+			n.note(fmt.Sprintf("GPU%d is oversubscribed", card.Index), func(p *Pod) bool { return p.on(card.Index).Memory > 0 })
+		}
+		if card.AllocatedCores > gpu.CardCores {
+			card.Oversubscribed = true
+			problem("the cores of GPU%d are oversubscribed: %d of %d", card.Index, card.AllocatedCores, gpu.CardCores)
+			n.note(fmt.Sprintf("the cores of GPU%d are oversubscribed", card.Index), func(p *Pod) bool { return p.on(card.Index).Cores > 0 })
 		}
 	}
 	if n.UnknownCard > 0 {
 		problem("pods whose card is not known hold %d (%s)", n.UnknownCard, n.Unit)
+	}
+}
+
+// note adds a note to the pods for which of returns true.
+func (n *Node) note(text string, of func(*Pod) bool) {
+	for i := range n.Pods {
+		if of(&n.Pods[i]) {
+			n.Pods[i].Notes = append(n.Pods[i].Notes, text)
+		}
 	}
 }
 
@@ -299,14 +313,14 @@ func (n *Node) card(index int) *Card {
 	return &n.Cards[i]
 }
 
-// on returns the pod's memory on one card.
-func (p *Pod) on(card int) gpu.Memory {
+// on returns the pod's part of one card.
+func (p *Pod) on(card int) Share {
 	for _, share := range p.Shares {
 		if share.Card == card {
-			return share.Memory
+			return share
 		}
 	}
-	return 0
+	return Share{Card: card}
 }
 
 // firstCard returns the lowest card index of a pod, to sort pods. Pods without a card come last.
@@ -320,16 +334,21 @@ func (p *Pod) firstCard() int {
 func buildPending(pod *corev1.Pod, wait *diagnosis.GroupWait, diagnoser *diagnosis.Diagnoser) PendingPod {
 	pending := diagnosis.NewPod(pod)
 	why := diagnoser.Diagnose(pending, wait)
-	return PendingPod{
+	out := PendingPod{
 		Namespace: pod.Namespace,
 		Name:      pod.Name,
 		UID:       pod.UID,
 		Request:   protocol.PodRequest(pod),
+		Cores:     pending.Cores,
 		Scheduler: pod.Spec.SchedulerName,
 		Reason:    pending.Message,
 
 		Cause: why.Reason, Explanation: why.Message,
 	}
+	if n := pending.NumCards(); n > 1 && pending.RequestError == "" {
+		out.Cards = n
+	}
+	return out
 }
 
 // sumUp returns the sum of the nodes in a common unit: theirs if it is the same, otherwise GiB or MiB, whichever divides all

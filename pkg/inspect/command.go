@@ -27,10 +27,14 @@ Columns:
   GPUn(Allocated/Total)  allocated and total memory of card n; 0/0 if the node has no such card
   PENDING(Allocated)     memory of pods that are bound to the node and count on none of its cards
   GPU Memory(unit)       allocated and total memory of the node; the unit applies to all columns
+  GPUn(Cores)            allocated and total computing of card n, in percent; only if pods ask for some
   LARGEST FREE(unit)     the largest request that fits a card of the node now (on terminals, and with -o wide)
 
 On a terminal that is wide enough, a bar for each card follows; the bar of an unhealthy card is crossed out. On a narrow
 terminal the cards' headers are shortened. Output to a file or a pipe never depends on the terminal.
+
+The request of a pending pod that asks for several cards is their number and the memory on each (2x8), followed by the
+computing of each if it asks for some (2x8,50%).
 
 With -o json or -o yaml, it prints the whole report. Fields keep their meaning within an apiVersion.`
 

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // writeDetails writes a block for each node with the pods on each card, in the node's unit, then the cluster's sum and the
@@ -18,7 +20,7 @@ func writeDetails(out *bytes.Buffer, report Report, f format) {
 			{bold, []string{"NAME:", node.Name}},
 			{plain, []string{"IPADDRESS:", node.Address}},
 			{plain, []string{"UNIT:", node.Unit.String()}},
-		}, node.isolationRow()...).write(out, f.look)
+		}, node.isolationRows()...).write(out, f.look)
 		fmt.Fprintln(out)
 		if f.wide || f.look.bars {
 			width = max(width, cardRows(node, f.look.bars).write(out, f.look))
@@ -39,9 +41,11 @@ func writeDetails(out *bytes.Buffer, report Report, f format) {
 	writePods(out, report, f)
 }
 
-// podRows returns a row for each pod, with a column for each card, and the node's sums and problems.
+// podRows returns a row for each pod, with a column for each card, and the node's sums and problems. Columns for cores are only there if
+// a pod of the node asks for some.
 func podRows(node *Node, wide bool) rows {
 	unknownCard := node.UnknownCard > 0
+	withCores := node.coresInUse()
 	withStatus := wide || slices.ContainsFunc(node.Pods, func(p Pod) bool { return p.Terminating || len(p.Notes) > 0 })
 
 	header := []string{"NAMESPACE", "NAME"}
@@ -51,6 +55,11 @@ func podRows(node *Node, wide bool) rows {
 	if unknownCard {
 		header = append(header, "Pending(Allocated)")
 	}
+	for _, card := range node.Cards {
+		if withCores {
+			header = append(header, fmt.Sprintf("GPU%d(Cores)", card.Index))
+		}
+	}
 	if withStatus {
 		header = append(header, "STATUS")
 	}
@@ -59,10 +68,15 @@ func podRows(node *Node, wide bool) rows {
 		pod := &node.Pods[i]
 		cells := []string{pod.Namespace, pod.Name}
 		for _, card := range node.Cards {
-			cells = append(cells, pod.on(card.Index).String())
+			cells = append(cells, pod.on(card.Index).Memory.String())
 		}
 		if unknownCard {
 			cells = append(cells, pod.unknownCard.String())
+		}
+		for _, card := range node.Cards {
+			if withCores {
+				cells = append(cells, pod.on(card.Index).Cores.String())
+			}
 		}
 		if withStatus {
 			cells = append(cells, status(pod))
@@ -81,6 +95,10 @@ func podRows(node *Node, wide bool) rows {
 
 func cardRows(node *Node, bars bool) rows {
 	header := []string{"GPU", "UUID", "MODEL", "NUMA", "ALLOCATED/TOTAL"}
+	withCores := slices.ContainsFunc(node.Cards, func(c Card) bool { return c.Cores > 0 })
+	if withCores {
+		header = append(header, "CORES")
+	}
 	if bars {
 		header = append(header, "")
 	}
@@ -96,6 +114,9 @@ func cardRows(node *Node, bars bool) rows {
 		}
 		cells := []string{fmt.Sprintf("GPU%d", card.Index), cmp.Or(card.UUID, "-"), cmp.Or(card.Model, "-"), numa,
 			fmt.Sprintf("%d/%d", card.Allocated, card.Total)}
+		if withCores {
+			cells = append(cells, card.coresText())
+		}
 		if bars {
 			cells = append(cells, cardBar(card, 2*barWidth))
 		}
@@ -103,6 +124,9 @@ func cardRows(node *Node, bars bool) rows {
 	}
 	return table
 }
+
+// coresText returns the card's allocated and total cores.
+func (c *Card) coresText() string { return fmt.Sprintf("%d/%d", c.AllocatedCores, gpu.CardCores) }
 
 func status(pod *Pod) string {
 	state := cmp.Or(pod.Phase, "Unknown")

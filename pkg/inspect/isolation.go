@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -36,10 +37,23 @@ func (n *Node) addIsolation(mode string) {
 	}
 }
 
-// isolationRow returns the line of --details with the node's isolation mode; none if shares are not enforced.
-func (n *Node) isolationRow() rows {
-	if n.Isolation == "" {
-		return nil
+// isolationRows returns the lines of --details with the node's isolation mode, if shares of memory are enforced, and on how far cores
+// are, if pods ask for some.
+func (n *Node) isolationRows() (table rows) {
+	if n.Isolation != "" {
+		table.add(plain, "LIMITS:", n.Isolation)
 	}
-	return rows{{plain, []string{"LIMITS:", n.Isolation}}}
+	if n.coresInUse() {
+		text := "counted, not enforced"
+		if n.Isolation == protocol.IsolationMPS {
+			text = "enforced by " + protocol.IsolationMPS
+		}
+		table.add(plain, "CORES:", text)
+	}
+	return table
+}
+
+// coresInUse reports whether pods ask for cores of the node's cards.
+func (n *Node) coresInUse() bool {
+	return slices.ContainsFunc(n.Cards, func(c Card) bool { return c.AllocatedCores > 0 })
 }

@@ -34,7 +34,7 @@ func TestMistakes(t *testing.T) {
 				if words = pod.Explanation; pod.Cause != m.Cause {
 					t.Errorf("cause %s, want %s", pod.Cause, m.Cause)
 				}
-				cells = append(cells, pod.Request.String(), string(m.Cause))
+				cells = append(cells, pod.requestText(), string(m.Cause))
 			}
 			if words = mistakes.Comparable(words); words != m.Words {
 				t.Errorf("words %q, want %q", words, m.Words)

@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"bytes"
+	"encoding/json"
 	"strings"
 	"testing"
 
@@ -150,6 +151,73 @@ Problems :   GPU1 is unhealthy: Xid 79
 
 Largest Free Piece: 7 GiB of 7 GiB free, on n
 Allocated/Total GPU Memory In Cluster:  9/32 (28%)
+`},
+		"cores have columns of their own; a request over several cards is one word": {severalCards, writeTable, format{}, `
+NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU2(Allocated/Total)  GPU Memory(GiB)  GPU0(Cores)  GPU1(Cores)  GPU2(Cores)
+node-a  10.0.0.1   8/16                   6/16                   12/16                  26/48            50/100       0/100        110/100
+node-b  10.0.0.2   2/16                   0/0                    0/0                    2/16             -            -            -
+------------------------------------------------------------------------------------------------------------------------
+Largest Free Piece: 14 GiB of 36 GiB free, on node-b
+Allocated/Total GPU Memory In Cluster:
+28/64 (43%)
+
+Problems:
+NODE    PROBLEM
+node-a  the cores of GPU2 are oversubscribed: 110 of 100
+
+Pending Pods:
+NAMESPACE  NAME    REQUEST   CAUSE            WHY
+default    pair    2x10,25%  fragmented       2 cards with 10 GiB and 25% of their computing free each are needed on one node: node-a has 1, though enough in sum; node-b: the node's GPU device plugin is too old for pods with several cards
+default    slow    4,100%    fits             node-a has room for it, 4 GiB and 100% of the computing on 1 card: kube-scheduler has not tried it yet
+default    uneven  5         invalid_request  no node can give the pod what it asks for: container main: aliyun.com/gpu-mem 5 can't be divided evenly over 2 cards
+`},
+		"details of several cards and cores": {severalCards, writeDetails, format{wide: true}, `
+NAME:       node-a
+IPADDRESS:  10.0.0.1
+UNIT:       GiB
+CORES:      counted, not enforced
+
+GPU   UUID   MODEL     NUMA  ALLOCATED/TOTAL  CORES    HEALTH
+GPU0  GPU-0  Tesla T4  -     8/16             50/100   healthy
+GPU1  GPU-1  Tesla T4  -     6/16             0/100    healthy
+GPU2  GPU-2  Tesla T4  -     12/16            110/100  healthy
+
+NAMESPACE    NAME    GPU0(Allocated)  GPU1(Allocated)  GPU2(Allocated)  GPU0(Cores)  GPU1(Cores)  GPU2(Cores)  STATUS
+default      tensor  8                0                8                50           0            50           Running, the cores of GPU2 are oversubscribed
+default      one     0                6                0                0            0            0            Running
+default      half    0                0                4                0            0            60           Running, the cores of GPU2 are oversubscribed
+Allocated :  26 (54%)
+Total :      48
+Problems :   the cores of GPU2 are oversubscribed: 110 of 100
+------------------------------------------------------------------------------------------------------------------------
+
+NAME:       node-b
+IPADDRESS:  10.0.0.2
+UNIT:       GiB
+
+GPU   UUID  MODEL  NUMA  ALLOCATED/TOTAL  HEALTH
+GPU0  -     -      -     2/16             healthy
+
+NAMESPACE    NAME   GPU0(Allocated)  STATUS
+default      other  2                Running
+Allocated :  2 (12%)
+Total :      16
+-------------------------------------------------
+
+Largest Free Piece: 14 GiB of 36 GiB free, on node-b
+Allocated/Total GPU Memory In Cluster:  28/64 (43%)
+
+Pending Pods:
+NAMESPACE  NAME    REQUEST   CAUSE            WHY                                                                                                                                                                                               SCHEDULER          SCHEDULER SAYS
+default    pair    2x10,25%  fragmented       2 cards with 10 GiB and 25% of their computing free each are needed on one node: node-a has 1, though enough in sum; node-b: the node's GPU device plugin is too old for pods with several cards  default-scheduler  scheduler "default-scheduler" has not tried it yet
+default    slow    4,100%    fits             node-a has room for it, 4 GiB and 100% of the computing on 1 card: kube-scheduler has not tried it yet                                                                                            default-scheduler  scheduler "default-scheduler" has not tried it yet
+default    uneven  5         invalid_request  no node can give the pod what it asks for: container main: aliyun.com/gpu-mem 5 can't be divided evenly over 2 cards                                                                              default-scheduler  scheduler "default-scheduler" has not tried it yet
+`},
+		"pending pods with several cards and cores": {severalCards, writePending, format{}, `
+NAMESPACE  NAME    REQUEST   CAUSE            WHY
+default    pair    2x10,25%  fragmented       2 cards with 10 GiB and 25% of their computing free each are needed on one node: node-a has 1, though enough in sum; node-b: the node's GPU device plugin is too old for pods with several cards
+default    slow    4,100%    fits             node-a has room for it, 4 GiB and 100% of the computing on 1 card: kube-scheduler has not tried it yet
+default    uneven  5         invalid_request  no node can give the pod what it asks for: container main: aliyun.com/gpu-mem 5 can't be divided evenly over 2 cards
 `},
 		"YAML with everything in it": {sick, structured(outputYAML), format{}, `
 ---
@@ -343,6 +411,24 @@ ml         large  17       too_large   no card is large enough for 17 GiB: the l
 				t.Errorf("output (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestSeveralCardsJSON checks the fields that only pods with several cards or cores, and nodes that count cores, have.
+func TestSeveralCardsJSON(t *testing.T) {
+	report := Build(severalCards(t))
+	pair := report.PendingPods[0]
+	pair.Reason, pair.Explanation = "", ""
+	for want, value := range map[string]any{
+		`{"index":0,"uuid":"GPU-0","model":"Tesla T4","allocated":8,"total":16,"healthy":true,"cores":100,"allocatedCores":50,"oversubscribed":false}`: report.Nodes[0].Cards[0],
+		`{"namespace":"default","name":"tensor","uid":"uid-tensor","phase":"Running","terminating":false,"request":16,"cores":100,` +
+			`"shares":[{"card":0,"memory":8,"cores":50},{"card":2,"memory":8,"cores":50}],"notes":["the cores of GPU2 are oversubscribed"]}`: report.Nodes[0].Pods[0],
+		`{"namespace":"default","name":"pair","uid":"uid-pair","request":20,"cards":2,"cores":50,"schedulerName":"default-scheduler",` +
+			`"reason":"","cause":"fragmented","explanation":""}`: pair,
+	} {
+		if got, err := json.Marshal(value); err != nil || string(got) != want {
+			t.Errorf("got  %s, %v\nwant %s", got, err, want)
+		}
 	}
 }
 

@@ -2,8 +2,11 @@ package inspect
 
 import (
 	"bytes"
+	"fmt"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // writePending writes the pending pods, and the pods with a problem of their request. It writes nothing if there are none.
@@ -38,13 +41,26 @@ func pendingRows(pods []PendingPod, wide bool) rows {
 	}
 	table := rows{header}
 	for _, pod := range pods {
-		cells := []string{pod.Namespace, pod.Name, pod.Request.String(), string(pod.Cause), pod.Explanation}
+		cells := []string{pod.Namespace, pod.Name, pod.requestText(), string(pod.Cause), pod.Explanation}
 		if wide {
 			cells = append(cells, pod.Scheduler, pod.Reason)
 		}
 		table.add(plain, cells...)
 	}
 	return table
+}
+
+// requestText returns the request as one word: the memory, with several cards their number and the memory on each ("2x8"), and the
+// cores on each card if the pod asks for some ("2x8,25%").
+func (p *PendingPod) requestText() string {
+	text, n := p.Request.String(), max(p.Cards, 1)
+	if n > 1 {
+		text = fmt.Sprintf("%dx%d", n, gpu.Pod{Request: p.Request, Cards: n}.Demand().Memory)
+	}
+	if p.Cores > 0 {
+		text += fmt.Sprintf(",%d%%", p.Cores.PerCard(n))
+	}
+	return text
 }
 
 // shorten shortens kube-scheduler's message. It removes the part on why preemption doesn't help.

@@ -99,7 +99,10 @@ type Card struct {
 	Healthy   bool       `json:"healthy"`
 	// Reason is why the card is unhealthy.
 	Reason string `json:"reason,omitempty"`
-	// Oversubscribed is true if Allocated exceeds Total.
+	// Cores is the card's computing, 100; left out if the node doesn't count it. AllocatedCores is what pods ask for of it.
+	Cores          gpu.Cores `json:"cores,omitempty"`
+	AllocatedCores gpu.Cores `json:"allocatedCores,omitempty"`
+	// Oversubscribed is true if more memory or cores are allocated than the card has.
 	Oversubscribed bool `json:"oversubscribed"`
 }
 
@@ -112,7 +115,9 @@ type Pod struct {
 	// Terminating is true for a pod that is being deleted; it holds its memory until it has ended.
 	Terminating bool       `json:"terminating"`
 	Request     gpu.Memory `json:"request"`
-	// Shares are the pod's cards with the memory on each, sorted by card; empty if unknown.
+	// Cores is the computing that the pod asks for in total; left out if it asks for none.
+	Cores gpu.Cores `json:"cores,omitempty"`
+	// Shares are the pod's cards with its part of each, sorted by card; empty if unknown.
 	Shares []Share `json:"shares"`
 	// Presumed is true if the pod's annotations name no card, and Shares is the card on which the node is likely to place it.
 	Presumed bool `json:"presumed,omitempty"`
@@ -125,10 +130,12 @@ type Pod struct {
 	unknownCard gpu.Memory
 }
 
-// Share is a pod's memory on one card.
+// Share is a pod's part of one card.
 type Share struct {
 	Card   int        `json:"card"`
 	Memory gpu.Memory `json:"memory"`
+	// Cores is left out for a pod that asks for none.
+	Cores gpu.Cores `json:"cores,omitempty"`
 }
 
 // PendingPod is a pod without a node. The unit of its request is that of the node to which it will be bound.
@@ -137,7 +144,11 @@ type PendingPod struct {
 	Name      string     `json:"name"`
 	UID       types.UID  `json:"uid"`
 	Request   gpu.Memory `json:"request"`
-	Scheduler string     `json:"schedulerName"`
+	// Cards is the number of cards over which the request is divided, and Cores the computing that the pod asks for in total. They
+	// are left out for a pod with one card and without cores, and Cards also if the request can't be divided.
+	Cards     int       `json:"cards,omitempty"`
+	Cores     gpu.Cores `json:"cores,omitempty"`
+	Scheduler string    `json:"schedulerName"`
 	// Reason is kube-scheduler's message, unshortened.
 	Reason string `json:"reason"`
 	// Cause and Explanation are the reason and message of gpushare's own diagnosis, from the current nodes and pods.

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"strconv"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -118,6 +119,47 @@ func split(t *testing.T, pods ...podBuilder) Objects {
 		},
 		append(pods, newPod("a", 9).on("n1", 0), newPod("b", 11).on("n1", 1), newPod("c", 16).on("n2", 0), newPod("d", 16).on("n2", 1))...,
 	)
+}
+
+// severalCards returns a node that counts cores, with pods that have several cards and cores, one of the original plugin, and pending
+// pods.
+func severalCards(t *testing.T) Objects {
+	cards := []gpu.Card{t4(0, 16), t4(1, 16), t4(2, 16)}
+	node := inventoryNode(t, "node-a", "10.0.0.1", gpu.GiB, cards...).with(func(n *corev1.Node) {
+		text, err := protocol.Inventory{
+			Unit: gpu.GiB, Cards: cards, Features: []string{protocol.FeatureCards, protocol.FeatureCores},
+		}.Annotation()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.Annotations[protocol.AnnotationInventory] = text
+	})
+	return objects([]nodeBuilder{node, legacyNode(t, "node-b", "10.0.0.2", 16)},
+		newPod("tensor", 16).over(2).cores(100).onCards("node-a", "0,2"),
+		newPod("half", 4).cores(60).on("node-a", 2),
+		newPod("one", 6).on("node-a", 1),
+		newPod("other", 2).on("node-b", 0),
+		newPod("pair", 20).over(2).cores(50),
+		newPod("slow", 4).cores(100),
+		newPod("uneven", 5).over(2),
+	)
+}
+
+// over divides the pod's request over cards.
+func (p podBuilder) over(cards int) podBuilder {
+	p.Labels = map[string]string{protocol.LabelCount: strconv.Itoa(cards)}
+	return p
+}
+
+func (p podBuilder) cores(percent int64) podBuilder {
+	p.Spec.Containers[0].Resources.Limits[protocol.ResourceCores] = *resource.NewQuantity(percent, resource.DecimalSI)
+	return p
+}
+
+// onCards binds the pod to several cards.
+func (p podBuilder) onCards(node, indexes string) podBuilder {
+	p.Annotations[protocol.AnnotationIndex] = indexes
+	return p.bound(node)
 }
 
 func (p podBuilder) with(change func(*corev1.Pod)) podBuilder {

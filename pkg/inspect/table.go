@@ -126,6 +126,7 @@ func nodeColumns(report Report, layout layout) []column {
 		})
 	}
 	add(fmt.Sprintf("GPU Memory(%s)", unit), func(n *Node) string { return amount(n, n.Allocated) + "/" + amount(n, n.Total) })
+	columns = append(columns, coresColumns(report.Nodes, indices, layout)...)
 	if layout.wide || layout.bars || layout.short {
 		add(fmt.Sprintf("LARGEST FREE(%s)", unit), func(n *Node) string { return amount(n, n.LargestFree) })
 	}
@@ -143,6 +144,22 @@ func nodeColumns(report Report, layout layout) []column {
 		add("UNIT", func(n *Node) string { return n.Unit.String() })
 		add("MODEL", func(n *Node) string { return models(n.Cards) })
 		add("PROBLEMS", func(n *Node) string { return cmp.Or(strings.Join(n.Problems, "; "), "-") })
+	}
+	return columns
+}
+
+// coresColumns returns a column for each card with its allocated and total cores, if a pod asks for cores.
+func coresColumns(nodes []Node, indices []int, layout layout) (columns []column) {
+	if layout.short || !slices.ContainsFunc(nodes, func(n Node) bool { return n.coresInUse() }) {
+		return nil
+	}
+	for _, index := range indices {
+		columns = append(columns, column{fmt.Sprintf("GPU%d(Cores)", index), func(n *Node) string {
+			if card := n.card(index); card != nil && (card.Cores > 0 || card.AllocatedCores > 0) {
+				return card.coresText()
+			}
+			return "-"
+		}})
 	}
 	return columns
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
 )
 
 // ledgerGauges are the descriptions of a ledger's gauges.
@@ -14,22 +15,28 @@ type ledgerGauges struct {
 	synced, allocations, cards, overfull *prometheus.Desc
 	// These have a series for each card.
 	total, allocated, assumed, healthy *prometheus.Desc
+	// These have a series for each card of a node that counts cores.
+	cores, allocatedCores *prometheus.Desc
 }
 
 // NewLedger registers a collector that reads the ledger at each scrape. ready returns an error until the caches are synced;
-// until then only cache_synced is reported. eachCard adds four series for each card to the cluster's sums.
+// until then only cache_synced is reported. eachCard adds series for each card to the
+// cluster's sums: four, and two more on nodes that count cores.
 func NewLedger(registry prometheus.Registerer, l interface{ Nodes() []ledger.Node }, ready func() error, eachCard bool) {
 	g := ledgerGauges{
 		synced:      gaugeDesc("cache_synced", "1 once the caches are synced and the extender can answer kube-scheduler, 0 before."),
 		allocations: gaugeDesc("allocations", "Number of allocations of GPU memory, one for each pod that holds some, by state.", "state"),
 		cards:       gaugeDesc("cards", "Number of cards of all nodes, by health.", "health"),
-		overfull:    gaugeDesc("overfull_cards", "Number of cards with more allocated memory than they have. It must be 0."),
+		overfull:    gaugeDesc("overfull_cards", "Number of cards with more allocated memory or cores than they have. It must be 0."),
 		total:       gaugeDesc("card_memory_units", "Total memory of a card, in the unit of its node.", "node", "card"),
 		allocated:   gaugeDesc("card_memory_allocated_units", "Allocated memory of a card, in the unit of its node.", "node", "card"),
 		assumed:     gaugeDesc("card_memory_assumed_units", "Allocated memory of a card that is assumed because the API server has not confirmed the bind yet, in the unit of its node.", "node", "card"),
 		healthy:     gaugeDesc("card_healthy", "1 for a healthy card, 0 for an unhealthy one, which gets no new pods.", "node", "card"),
+
+		cores:          gaugeDesc("card_cores", "Computing of a card, in percent; only of nodes that count it.", "node", "card"),
+		allocatedCores: gaugeDesc("card_cores_allocated", "Computing of a card that pods ask for, in percent of the card; only of nodes that count it.", "node", "card"),
 	}
-	descs := []*prometheus.Desc{g.synced, g.allocations, g.cards, g.overfull, g.total, g.allocated, g.assumed, g.healthy}
+	descs := []*prometheus.Desc{g.synced, g.allocations, g.cards, g.overfull, g.total, g.allocated, g.assumed, g.healthy, g.cores, g.allocatedCores}
 	registry.MustRegister(&gauges{descs, func(set setGauge) {
 		synced := ready() == nil
 		set(g.synced, toFloat(synced))
@@ -55,7 +62,7 @@ func (g *ledgerGauges) read(nodes []ledger.Node, eachCard bool, set setGauge) {
 		}
 		for i, card := range node.Cards {
 			cards[card.Healthy()]++
-			if node.Used[i] > card.Memory {
+			if node.Used[i] > card.Memory || node.UsedCores[i] > gpu.CardCores {
 				overfull++
 			}
 			if !eachCard {
@@ -66,6 +73,10 @@ func (g *ledgerGauges) read(nodes []ledger.Node, eachCard bool, set setGauge) {
 			set(g.allocated, float64(node.Used[i]), labels...)
 			set(g.assumed, float64(assumed[card.Index]), labels...)
 			set(g.healthy, toFloat(card.Healthy()), labels...)
+			if node.Cores == placement.Fits {
+				set(g.cores, float64(gpu.CardCores), labels...)
+				set(g.allocatedCores, float64(node.UsedCores[i]), labels...)
+			}
 		}
 	}
 	for state, n := range allocations {

@@ -125,6 +125,14 @@ gpushare_extender_cache_synced 0
 `)
 	ready = nil
 	compare(`
+# HELP gpushare_extender_card_cores Computing of a card, in percent; only of nodes that count it.
+# TYPE gpushare_extender_card_cores gauge
+gpushare_extender_card_cores{card="0",node="n1"} 100
+gpushare_extender_card_cores{card="3",node="n1"} 100
+# HELP gpushare_extender_card_cores_allocated Computing of a card that pods ask for, in percent of the card; only of nodes that count it.
+# TYPE gpushare_extender_card_cores_allocated gauge
+gpushare_extender_card_cores_allocated{card="0",node="n1"} 30
+gpushare_extender_card_cores_allocated{card="3",node="n1"} 0
 # HELP gpushare_extender_card_healthy 1 for a healthy card, 0 for an unhealthy one, which gets no new pods.
 # TYPE gpushare_extender_card_healthy gauge
 gpushare_extender_card_healthy{card="0",node="n1"} 1
@@ -152,7 +160,7 @@ gpushare_extender_allocations{state="assumed"} 1
 # HELP gpushare_extender_cache_synced 1 once the caches are synced and the extender can answer kube-scheduler, 0 before.
 # TYPE gpushare_extender_cache_synced gauge
 gpushare_extender_cache_synced 1
-# HELP gpushare_extender_overfull_cards Number of cards with more allocated memory than they have. It must be 0.
+# HELP gpushare_extender_overfull_cards Number of cards with more allocated memory or cores than they have. It must be 0.
 # TYPE gpushare_extender_overfull_cards gauge
 gpushare_extender_overfull_cards 0
 `)
@@ -160,8 +168,9 @@ gpushare_extender_overfull_cards 0
 
 func TestLedgerMetricsWithoutEachCard(t *testing.T) {
 	l := filledLedger(t)
-	// Another scheduler has bound more to the card than it has.
+	// Another scheduler has bound more to the cards than they have, of memory and of cores.
 	l.SetBound("n1", gpu.Pod{UID: "c", Name: "c", Request: 41}, gpu.On(0, 41), time.Unix(1, 0))
+	l.SetBound("n1", gpu.Pod{UID: "d", Name: "d", Request: 1, Cores: 101}, gpu.Placement{{Card: 3, Memory: 1, Cores: 101}}, time.Unix(1, 0))
 	registry := prometheus.NewPedanticRegistry()
 	NewLedger(registry, l, func() error { return nil }, false)
 	err := testutil.GatherAndCompare(registry, strings.NewReader(`
@@ -171,17 +180,30 @@ gpushare_extender_cards{health="healthy"} 1
 gpushare_extender_cards{health="unhealthy"} 1
 # HELP gpushare_extender_allocations Number of allocations of GPU memory, one for each pod that holds some, by state.
 # TYPE gpushare_extender_allocations gauge
-gpushare_extender_allocations{state="bound"} 2
+gpushare_extender_allocations{state="bound"} 3
 gpushare_extender_allocations{state="assumed"} 1
 # HELP gpushare_extender_cache_synced 1 once the caches are synced and the extender can answer kube-scheduler, 0 before.
 # TYPE gpushare_extender_cache_synced gauge
 gpushare_extender_cache_synced 1
-# HELP gpushare_extender_overfull_cards Number of cards with more allocated memory than they have. It must be 0.
+# HELP gpushare_extender_overfull_cards Number of cards with more allocated memory or cores than they have. It must be 0.
 # TYPE gpushare_extender_overfull_cards gauge
-gpushare_extender_overfull_cards 1
+gpushare_extender_overfull_cards 2
 `))
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// TestCoresNotCounted: a node whose device plugin is too old for cores has no series for them.
+func TestCoresNotCounted(t *testing.T) {
+	l := ledger.New()
+	l.SetNode("n1", ledger.NodeSpec{Unit: gpu.MiB, Cores: placement.OldForCores, Cards: []gpu.Card{{Memory: 100}}})
+	registry := prometheus.NewPedanticRegistry()
+	NewLedger(registry, l, func() error { return nil }, true)
+	for name, want := range map[string]int{"card_memory_units": 1, "card_cores": 0, "card_cores_allocated": 0} {
+		if n, err := testutil.GatherAndCount(registry, namespace+"_"+name); err != nil || n != want {
+			t.Errorf("%s: %d series, %v, want %d", name, n, err, want)
+		}
 	}
 }
 
@@ -193,7 +215,7 @@ func filledLedger(t *testing.T) *ledger.Ledger {
 		{Index: 0, Memory: 100}, {Index: 3, Memory: 50, Unhealthy: "Xid 79"},
 	}})
 	l.SetBound("n1", gpu.Pod{UID: "a", Name: "a", Request: 50}, gpu.On(0, 50), time.Unix(1, 0))
-	if _, err := l.Reserve("n1", gpu.Pod{UID: "b", Name: "b", Request: 10}, placement.Binpack, time.Unix(1, 0)); err != nil {
+	if _, err := l.Reserve("n1", gpu.Pod{UID: "b", Name: "b", Request: 10, Cores: 30}, placement.Binpack, time.Unix(1, 0)); err != nil {
 		t.Fatal(err)
 	}
 	return l

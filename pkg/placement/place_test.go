@@ -47,7 +47,7 @@ func TestPlace(t *testing.T) {
 		"filter figure: the same total on one card":                         {Binpack, free(8138, 0), 8138, gpu.On(0, 8138), Fits},
 		"a placement has the card's index, not its position":                {Binpack, []Card{{Index: 7, Memory: 10}}, 10, gpu.On(7, 10), Fits},
 		"of equal cards the lower index":                                    {Spread, []Card{{Index: 5, Memory: 10}, {Index: 2, Memory: 10}}, 1, gpu.On(2, 1), Fits},
-		"a whole card":                                                      {Binpack, free(16275, 16276), 16276, gpu.On(1, 16276), Fits},
+		"a whole card's memory: the empty card":                             {Binpack, free(16275, 16276), 16276, gpu.On(1, 16276), Fits},
 		"more than a whole card":                                            {Binpack, free(16276, 16276), 16277, nil, TooLarge},
 		"the largest possible request":                                      {Binpack, free(16276, 16276), math.MaxInt64, nil, TooLarge},
 		"cards of different sizes":                                          {Binpack, sizes, 10000, gpu.On(1, 10000), Fits},

@@ -8,6 +8,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
@@ -22,6 +23,8 @@ type nodeView struct {
 	Closed string `json:"closed,omitempty"`
 	// Isolation is how the node limits containers to their share; empty if it doesn't.
 	Isolation string `json:"isolation,omitempty"`
+	// CountsCores is true if the node counts the computing that pods ask for.
+	CountsCores bool `json:"countsCores,omitempty"`
 	// Gone is true if the Node object is gone or shares no memory any more, while pods still have allocations there.
 	Gone  bool       `json:"gone,omitempty"`
 	Cards []cardView `json:"cards"`
@@ -33,8 +36,10 @@ type cardView struct {
 	ID    int        `json:"id"`
 	Total gpu.Memory `json:"total"`
 	Used  gpu.Memory `json:"used"`
-	Model string     `json:"model,omitempty"`
-	UUID  string     `json:"uuid,omitempty"`
+	// UsedCores is the computing that pods ask for, in percent of the card.
+	UsedCores gpu.Cores `json:"usedCores,omitempty"`
+	Model     string    `json:"model,omitempty"`
+	UUID      string    `json:"uuid,omitempty"`
 	// Unhealthy is the reason why no new pod is placed on the card.
 	Unhealthy string `json:"unhealthy,omitempty"`
 	// Vanished is true for a card that the node doesn't report any more while pods have allocations on it.
@@ -43,18 +48,24 @@ type cardView struct {
 }
 
 type podView struct {
-	Name      string     `json:"name"`
-	Namespace string     `json:"namespace"`
-	Memory    gpu.Memory `json:"memory"`
+	Name      string `json:"name"`
+	Namespace string `json:"namespace"`
+	// Memory and Cores are the pod's part of one card, and Cards is the number of its cards if it has several.
+	Memory gpu.Memory `json:"memory"`
+	Cores  gpu.Cores  `json:"cores,omitempty"`
+	Cards  int        `json:"cards,omitempty"`
 	// State is "assumed" (the bind isn't confirmed yet), "presumed" (the card is unknown), "leaving" (terminating) or
 	// empty.
 	State string `json:"state,omitempty"`
 }
 
 type pendingView struct {
-	Name      string     `json:"name"`
-	Namespace string     `json:"namespace"`
-	Request   gpu.Memory `json:"request"`
+	Name      string `json:"name"`
+	Namespace string `json:"namespace"`
+	// Request and Cores are the pod's total, and Cards is the number of cards over which they are divided, if there are several.
+	Request gpu.Memory `json:"request"`
+	Cores   gpu.Cores  `json:"cores,omitempty"`
+	Cards   int        `json:"cards,omitempty"`
 	// Reason and Message are the diagnosis.
 	Reason           diagnosis.Reason `json:"reason"`
 	Message          string           `json:"message"`
@@ -110,7 +121,8 @@ type runView struct {
 func viewNode(node ledger.Node) nodeView {
 	view := nodeView{
 		Name: node.Name, UnitMiB: mebibytes(node), Closed: node.Closed, Isolation: node.Isolation,
-		Gone: len(node.Cards) == 0 && !node.WholeCards, Cards: make([]cardView, len(node.Cards)),
+		CountsCores: len(node.Cards) > 0 && node.NodeSpec.Cores == placement.Fits,
+		Gone:        len(node.Cards) == 0 && !node.WholeCards, Cards: make([]cardView, len(node.Cards)),
 	}
 	if node.Unit > 0 {
 		view.Unit = node.Unit.String()
@@ -119,13 +131,13 @@ func viewNode(node ledger.Node) nodeView {
 	for i, card := range node.Cards {
 		at[card.Index] = i
 		view.Cards[i] = cardView{
-			ID: card.Index, Total: card.Memory, Used: node.Used[i], Model: card.Model, UUID: card.UUID,
+			ID: card.Index, Total: card.Memory, Used: node.Used[i], UsedCores: node.UsedCores[i], Model: card.Model, UUID: card.UUID,
 			Unhealthy: card.Unhealthy, Pods: []podView{},
 		}
 	}
 	for _, allocation := range node.Allocations {
 		if len(allocation.Placement) == 0 {
-			view.Cardless = append(view.Cardless, viewPod(allocation, allocation.Request))
+			view.Cardless = append(view.Cardless, viewPod(allocation, gpu.Share{Memory: allocation.Request, Cores: allocation.Cores}))
 		}
 		for _, share := range allocation.Placement {
 			i, ok := at[share.Card]
@@ -135,17 +147,20 @@ func viewNode(node ledger.Node) nodeView {
 				view.Cards = append(view.Cards, cardView{ID: share.Card, Vanished: true})
 			}
 			card := &view.Cards[i]
-			card.Pods = append(card.Pods, viewPod(allocation, share.Memory))
+			card.Pods = append(card.Pods, viewPod(allocation, share))
 			if card.Vanished {
-				card.Used = card.Used.Add(share.Memory)
+				card.Used, card.UsedCores = card.Used.Add(share.Memory), card.UsedCores.Add(share.Cores)
 			}
 		}
 	}
 	return view
 }
 
-func viewPod(allocation ledger.Allocation, memory gpu.Memory) podView {
-	view := podView{Name: allocation.Name, Namespace: allocation.Namespace, Memory: memory}
+func viewPod(allocation ledger.Allocation, share gpu.Share) podView {
+	view := podView{Name: allocation.Name, Namespace: allocation.Namespace, Memory: share.Memory, Cores: share.Cores}
+	if n := len(allocation.Placement); n > 1 {
+		view.Cards = n
+	}
 	switch {
 	case allocation.State == ledger.Assumed:
 		view.State = "assumed"
@@ -161,8 +176,11 @@ func viewPending(e *scheduling.Explanation) []pendingView {
 	views := make([]pendingView, len(e.Pending))
 	for i, pod := range e.Pending {
 		views[i] = pendingView{
-			Name: pod.Name, Namespace: pod.Namespace, Request: pod.Request, SchedulerMessage: pod.Pending.Message,
+			Name: pod.Name, Namespace: pod.Namespace, Request: pod.Request, Cores: pod.Cores, SchedulerMessage: pod.Pending.Message,
 			Reason: e.Diagnoses[i].Reason, Message: e.Diagnoses[i].Message, Created: milliseconds(pod.Pending.Created),
+		}
+		if n := pod.NumCards(); n > 1 && pod.Pending.RequestError == "" {
+			views[i].Cards = n
 		}
 	}
 	return views

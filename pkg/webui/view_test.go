@@ -10,6 +10,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -35,15 +36,16 @@ func TestViewNode(t *testing.T) {
 	}
 	node, _ := l.Node("n0")
 	want := nodeView{
-		Name: "n0", Unit: "GiB", UnitMiB: 1024,
+		Name: "n0", Unit: "GiB", UnitMiB: 1024, CountsCores: true,
 		Cards: []cardView{
 			{ID: 0, Total: 16, Used: 13, UUID: "GPU-0", Pods: []podView{
-				{"assumed", "default", 1, "assumed"}, {"bound", "default", 10, ""}, {"presumed", "default", 2, "presumed"},
+				{Name: "assumed", Namespace: "default", Memory: 1, State: "assumed"}, {Name: "bound", Namespace: "default", Memory: 10},
+				{Name: "presumed", Namespace: "default", Memory: 2, State: "presumed"},
 			}},
-			{ID: 1, Total: 16, Used: 3, UUID: "GPU-1", Unhealthy: "Xid 79", Pods: []podView{{"leaving", "default", 3, "leaving"}}},
-			{ID: 5, Used: 4, Vanished: true, Pods: []podView{{"elsewhere", "default", 4, ""}}},
+			{ID: 1, Total: 16, Used: 3, UUID: "GPU-1", Unhealthy: "Xid 79", Pods: []podView{{Name: "leaving", Namespace: "default", Memory: 3, State: "leaving"}}},
+			{ID: 5, Used: 4, Vanished: true, Pods: []podView{{Name: "elsewhere", Namespace: "default", Memory: 4}}},
 		},
-		Cardless: []podView{{"too large", "default", 99, "presumed"}},
+		Cardless: []podView{{Name: "too large", Namespace: "default", Memory: 99, State: "presumed"}},
 	}
 	if diff := cmp.Diff(want, viewNode(node)); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
@@ -56,6 +58,40 @@ func TestViewNode(t *testing.T) {
 	node, _ = l.Node("n0")
 	if got := viewNode(node); !got.Gone || len(got.Cards) == 0 || !got.Cards[0].Vanished {
 		t.Errorf("deleted node: %+v", got)
+	}
+}
+
+// TestViewSeveralCards checks that a pod with several cards is on each of them with its part, and what the page gets of a pending one.
+func TestViewSeveralCards(t *testing.T) {
+	l := ledger.New()
+	l.SetNode("n0", spec(16, 16, 16))
+	tensor := pod("tensor", 16)
+	tensor.Cards, tensor.Cores = 2, 100
+	l.SetBound("n0", tensor, tensor.Demand().On(0, 2), time.Time{})
+	l.SetBound("n0", pod("one", 6), gpu.On(2, 6), time.Time{})
+	node, _ := l.Node("n0")
+	part := podView{Name: "tensor", Namespace: "default", Memory: 8, Cores: 50, Cards: 2}
+	want := []cardView{
+		{ID: 0, Total: 16, Used: 8, UsedCores: 50, UUID: "GPU-0", Pods: []podView{part}},
+		{ID: 1, Total: 16, UUID: "GPU-1", Pods: []podView{}},
+		{ID: 2, Total: 16, Used: 14, UsedCores: 50, UUID: "GPU-2", Pods: []podView{{Name: "one", Namespace: "default", Memory: 6}, part}},
+	}
+	if diff := cmp.Diff(want, viewNode(node).Cards); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+
+	old := spec(16)
+	old.Cores = placement.OldForCores
+	l.SetNode("n1", old)
+	if node, _ = l.Node("n1"); viewNode(node).CountsCores {
+		t.Error("a node whose device plugin is too old counts cores")
+	}
+
+	asks := &clustercache.PodInfo{Pod: tensor, Pending: &diagnosis.Pod{Pod: tensor}}
+	invalid := &clustercache.PodInfo{Pod: tensor, Pending: &diagnosis.Pod{Pod: tensor, RequestError: "not divisible"}}
+	got := viewPending(&scheduling.Explanation{Pending: []*clustercache.PodInfo{asks, invalid}, Diagnoses: make([]diagnosis.Diagnosis, 2)})
+	if got[0].Cards != 2 || got[0].Cores != 100 || got[1].Cards != 0 {
+		t.Errorf("pending: %+v", got)
 	}
 }
 
@@ -72,7 +108,7 @@ func TestViewNodeUnit(t *testing.T) {
 		"unknown, small amounts": {0, 80, "", 1024},
 		"unknown, large amounts": {0, 16276, "", 1},
 	} {
-		node := ledger.Node{NodeSpec: ledger.NodeSpec{Unit: test.unit, Cards: []gpu.Card{{Memory: test.card}}}, Used: []gpu.Memory{0}}
+		node := ledger.Node{NodeSpec: ledger.NodeSpec{Unit: test.unit, Cards: []gpu.Card{{Memory: test.card}}}, Used: []gpu.Memory{0}, UsedCores: []gpu.Cores{0}}
 		if got := viewNode(node); got.Unit != test.want || got.UnitMiB != test.mib {
 			t.Errorf("%s: %q of %v MiB, want %q of %v", name, got.Unit, got.UnitMiB, test.want, test.mib)
 		}

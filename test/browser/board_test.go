@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -21,6 +22,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/scheduling"
 	"github.com/gpushare/gpushare/pkg/webui"
 )
@@ -71,7 +73,10 @@ func (s *source) Groups() ([]gang.Report, error) {
 
 // pendingPod returns a pending pod with kube-scheduler's message about it; empty if it has not tried the pod.
 func pendingPod(pod gpu.Pod, message string, created time.Time) *clustercache.PodInfo {
-	object := fake.Pod(pod.Name, int64(pod.Request))
+	object := fake.Pod(pod.Name, int64(pod.Request), fake.Cores(int64(pod.Cores)))
+	if pod.Cards > 1 {
+		object.Labels = map[string]string{protocol.LabelCount: strconv.Itoa(pod.Cards)}
+	}
 	object.UID, object.Namespace, object.CreationTimestamp = types.UID(pod.UID), pod.Namespace, metav1.NewTime(created)
 	if message != "" {
 		object.Status.Conditions = []corev1.PodCondition{{

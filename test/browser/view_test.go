@@ -285,3 +285,40 @@ func TestNumbers(t *testing.T) {
 	}
 	tab.WantNoComplaints()
 }
+
+// TestSeveralCards: a pod with several cards counts once and is on each of them with its part; a card's cores have a line in its bar.
+func TestSeveralCards(t *testing.T) {
+	s := newSource()
+	cards := make([]gpu.Card, 3)
+	for i := range cards {
+		cards[i] = gpu.Card{Index: i, Memory: 16, NUMANode: gpu.NoNUMANode}
+	}
+	s.book.SetNode("n0", ledger.NodeSpec{Unit: gpu.GiB, Cards: cards})
+	tensor := gpu.Pod{UID: "t", Namespace: "ml", Name: "tensor", Request: 16, Cards: 2, Cores: 100}
+	s.book.SetBound("n0", tensor, tensor.Demand().On(0, 2), time.Time{})
+	wide := gpu.Pod{UID: "w", Namespace: "ml", Name: "wide", Request: 24, Cards: 2, Cores: 150}
+	s.wait(pendingPod(wide, "none has room", time.Now()))
+	url, _ := show(t, newBoard(s))
+	tab := Start(t, 1280, 800)
+	tab.Do(chromedp.Navigate(url))
+	tab.Await("the node", `document.querySelectorAll(".line").length === 1`)
+	if got := Eval[string](tab, `[...document.querySelectorAll(".card")].map((card) => card.querySelector(".cores")?.style.width ?? "none").join()`); got != "50%,none,50%" {
+		t.Errorf("lines for cores: %s", got)
+	}
+	tab.Click(`.card[data-card="2"]`)
+	for _, test := range []struct{ selector, want string }{
+		{"#count-pods", "1"},
+		{"#details dl", "50% of its cores allocated, not enforced"},
+		{"#details ul", "ml/tensor (one of 2 cards)8 GiB, 50%"},
+		{"#view-pods tbody", "mltensor8 GiB, 50%n0GPU0 of 2boundmltensor8 GiB, 50%n0GPU2 of 2bound"},
+		{"#view-pending tbody td:nth-child(3)", "2 cards: 12 GiB, 75%"},
+	} {
+		if strings.Contains(test.selector, "view-") {
+			tab.Click("#tab-" + strings.Split(strings.TrimPrefix(test.selector, "#view-"), " ")[0])
+		}
+		if got := tab.Text(test.selector); !strings.HasSuffix(strings.NewReplacer("\n", "", "\t", "").Replace(got), test.want) {
+			t.Errorf("%s is %q, want %q at the end", test.selector, got, test.want)
+		}
+	}
+	tab.WantNoComplaints()
+}

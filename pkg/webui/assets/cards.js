@@ -1,6 +1,6 @@
 // The list of nodes: a row per node, a bar per card, a segment per pod.
-import { amount, byId, h, number, plural } from "./dom.js";
-import { haystack, matches, remark, reported, terms } from "./model.js";
+import { amount, byId, h, number, part, plural } from "./dom.js";
+import { haystack, matches, over, remark, reported, terms } from "./model.js";
 import { VirtualRows } from "./virtual.js";
 
 const rowHeight = 50;
@@ -13,7 +13,7 @@ export function tone(pod) {
   return "t" + ((hash >>> 0) % tones);
 }
 
-/** bar draws a card's pods side by side. For an overcommitted card all segments are smaller, and the excess is marked. */
+/** bar draws a card's pods side by side, and at the bottom a line for the cores that they ask for. For an overcommitted card all segments are smaller, and the excess is marked. */
 export function bar(card) {
   const scale = Math.max(card.total, card.used, 1);
   const element = h("span", { class: "bar" });
@@ -22,6 +22,11 @@ export function bar(card) {
     segment.style.width = (100 * pod.memory) / scale + "%";
     element.append(segment);
   });
+  if (card.usedCores) {
+    const line = h("span", { class: "cores" });
+    line.style.width = Math.min(card.usedCores, 100) + "%";
+    element.append(line);
+  }
   if (card.used > card.total && card.total > 0) {
     const limit = h("span", { class: "limit" });
     limit.style.left = (100 * card.total) / scale + "%";
@@ -34,7 +39,7 @@ export function bar(card) {
 export function problem(node, card) {
   if (card.vanished) return "the node doesn't report this card any more";
   if (card.unhealthy) return "unhealthy: " + card.unhealthy;
-  if (card.used > card.total) return "more is allocated than the card has";
+  if (over(card)) return "more is allocated than the card has";
   if (card.reports.length) return reported(card.reports).join(", ");
   if (node.closed) return node.closed + ": no new pod is placed here";
   return "";
@@ -43,8 +48,20 @@ export function problem(node, card) {
 /** kind returns the CSS class of a card with a problem, or "". */
 export function kind(node, card) {
   if (card.vanished || card.unhealthy) return "ill";
-  if (card.used > card.total) return "over";
+  if (over(card)) return "over";
   return node.closed ? "off" : "";
+}
+
+/** cores describes a card's cores, or returns "" if its node doesn't count them. */
+export const cores = (node, card) => (node.countsCores || card.usedCores ? (card.usedCores ?? 0) + "% of its cores allocated" : "");
+
+/**
+ * notes returns what is special about a pod on a card, in brackets: its state, the number of its cards if it has several, and what is
+ * reported of it, in short or in full.
+ */
+export function notes(pod, full) {
+  const all = [pod.state, pod.cards ? "one of " + pod.cards + " cards" : "", remark(pod, full)].filter(Boolean);
+  return all.length ? " (" + all.join(", ") + ")" : "";
 }
 
 export class Cards {
@@ -120,7 +137,7 @@ export class Cards {
       return h("span", { role: "gridcell" },
         h("button", {
           type: "button", class: ("card " + how).trim(), tabindex: "-1", "data-card": card.id, "aria-describedby": "tip",
-          "aria-label": node.name + " GPU " + card.id + ": " + number(card.used) + " of " + amount(card.total, unit) + " allocated, " +
+          "aria-label": node.name + " GPU " + card.id + ": " + number(card.used) + " of " + amount(card.total, unit) + " allocated, " + (card.usedCores ? cores(node, card) + ", " : "") +
             plural(card.pods.length, "pod", "pods") + (wrong ? ", " + wrong : ""),
         }, bar(card), h("span", { class: "caption" },
           h("span", {}, "GPU" + card.id), h("span", {}, (how || card.reports.length ? "⚠ " : "") + number(card.used) + "/" + number(card.total)))));
@@ -207,9 +224,10 @@ export class Cards {
     this.tip.replaceChildren(
       h("p", {}, h("b", {}, node.name + " · GPU " + card.id), card.model ? " " + card.model : ""),
       h("p", {}, number(card.used) + " of " + amount(card.total, node.unit) + " allocated, " + amount(Math.max(0, card.total - card.used), node.unit) + " free"),
+      card.usedCores ? h("p", {}, cores(node, card)) : "",
       wrong ? h("p", { class: "warn" }, "⚠ " + wrong) : "",
       h("ul", {}, ...card.pods.slice(from, from + most).map((p, i) => h("li", { class: from + i === pod ? "pointed" : "" },
-        h("i", { class: tone(p) }), h("span", {}, p.namespace + "/" + p.name + (p.state ? " (" + p.state + ")" : "") + (p.report ? " (" + remark(p) + ")" : "")), h("span", {}, amount(p.memory, node.unit))))),
+        h("i", { class: tone(p) }), h("span", {}, p.namespace + "/" + p.name + notes(p)), h("span", {}, part(p.memory, p.cores, node.unit))))),
       card.pods.length > most ? h("p", {}, "and " + number(card.pods.length - most) + " more") : "",
       card.pods.length === 0 ? h("p", { class: "dim" }, "no pods") : "",
     );

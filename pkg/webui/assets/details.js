@@ -1,8 +1,7 @@
 // The box at the side: the details of a card, or the explanation of a cause.
 import { help } from "./causes.js";
-import { amount, h, number } from "./dom.js";
-import { bar, kind, problem, tone } from "./cards.js";
-import { remark } from "./model.js";
+import { amount, h, number, part } from "./dom.js";
+import { bar, cores, kind, notes, problem, tone } from "./cards.js";
 
 export class Details {
   /** search(text) searches the table of pods. close() is called when the reader closes the box. */
@@ -46,11 +45,12 @@ export class Details {
     const wrong = problem(node, card);
     const facts = [["Model", card.model], ["UUID", card.uuid], ["Unit", node.unit || "not reported by the node"],
       ["Allocated", number(card.used) + " of " + amount(card.total, node.unit)],
-      ["Free", wrong && !card.vanished && card.unhealthy ? "nothing, while it is unhealthy" : amount(Math.max(0, card.total - card.used), node.unit)]];
+      ["Free", wrong && !card.vanished && card.unhealthy ? "nothing, while it is unhealthy" : amount(Math.max(0, card.total - card.used), node.unit)],
+      ["Cores", card.usedCores ? cores(node, card) + ", " + (node.isolation === "mps" ? "enforced by MPS" : "not enforced") : cores(node, card)]];
     const pods = card.pods.map((pod) => {
       const find = h("button", { type: "button", class: "link", "aria-label": "Find " + pod.namespace + "/" + pod.name + " in the table" }, pod.namespace + "/" + pod.name);
       find.addEventListener("click", () => this.search(pod.namespace + "/" + pod.name));
-      return h("li", {}, h("i", { class: tone(pod) }), h("span", {}, find, pod.state ? h("small", { class: "warn" }, " " + pod.state) : "", pod.report ? h("small", { class: "warn" }, " " + remark(pod, true)) : ""), h("span", {}, amount(pod.memory, node.unit)));
+      return h("li", {}, h("i", { class: tone(pod) }), h("span", {}, find, notes(pod) ? h("small", { class: pod.state || pod.report ? "warn" : "dim" }, notes(pod, true)) : ""), h("span", {}, part(pod.memory, pod.cores, node.unit)));
     });
     return [
       wrong ? h("p", { class: "warn" }, "⚠ " + wrong) : "",

@@ -37,6 +37,9 @@ export function amount(n, unit) {
   return number(n) + (/^\d/.test(unit) ? " x " : " ") + unit;
 }
 
+/** part formats a part of a card: memory, and cores if there are some: "8 GiB, 50%". */
+export const part = (memory, cores, unit) => amount(memory, unit) + (cores ? ", " + cores + "%" : "");
+
 /** sum formats memory in MiB in the unit of the cluster. */
 export function sum(mib, unit) {
   if (unit && unit.name) return amount(Math.round(mib / unit.mib), unit.name);

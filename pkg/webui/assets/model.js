@@ -116,7 +116,7 @@ export class Model {
         if (card.vanished) continue;
         s.cards++;
         if (card.unhealthy) s.ill++;
-        if (card.used > card.total) s.over++;
+        if (over(card)) s.over++;
         const total = card.total * node.unitMiB;
         const used = Math.min(card.used, card.total) * node.unitMiB;
         s.total += total;
@@ -137,6 +137,9 @@ export class Model {
     return s;
   }
 }
+
+/** over is true for a card of which more memory or cores are allocated than it has. */
+export const over = (card) => card.used > card.total || card.usedCores > 100;
 
 function byNode(reports) {
   const found = new Map();
@@ -159,11 +162,12 @@ function prepare(node, reports) {
   for (const card of node.cards) {
     node.total += card.total;
     node.used += card.used;
-    node.podCount += card.pods.length;
+    for (const pod of card.pods) node.podCount += 1 / (pod.cards ?? 1); // A pod counts once, not on each of its cards.
     card.reports = mark(card.pods);
-    if (card.unhealthy || card.vanished || card.used > card.total) node.problem = true;
+    if (card.unhealthy || card.vanished || over(card)) node.problem = true;
     if (!card.unhealthy && !card.vanished && !node.closed) node.largest = Math.max(node.largest, card.total - card.used);
   }
+  node.podCount = Math.round(node.podCount);
   return node;
 }
 
@@ -207,7 +211,8 @@ export function rows(node) {
     node.rows = [];
     const add = (card, pod) =>
       node.rows.push({
-        namespace: pod.namespace, name: pod.name, memory: pod.memory, state: [pod.state, remark(pod)].filter(Boolean).join(", "), title: remark(pod, true), node: node.name, card,
+        namespace: pod.namespace, name: pod.name, memory: pod.memory, cores: pod.cores, cards: pod.cards, node: node.name, card,
+        state: [pod.state, remark(pod)].filter(Boolean).join(", "), title: remark(pod, true),
         unit: node.unit, mib: pod.memory * node.unitMiB,
         haystack: (pod.namespace + "/" + pod.name + "\n" + node.name + "\n" + (pod.state ?? "") + "\n" + remark(pod, true)).toLowerCase(),
       });

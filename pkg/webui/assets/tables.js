@@ -1,6 +1,6 @@
 // The tables of allocations, of pending pods, of request problems, and of groups.
 import { kindOf } from "./causes.js";
-import { age, amount, h, number, setText } from "./dom.js";
+import { age, amount, h, number, part, setText } from "./dom.js";
 import { matches, rows, terms } from "./model.js";
 import { tone } from "./cards.js";
 import { VirtualRows } from "./virtual.js";
@@ -122,10 +122,11 @@ export class Pods extends Head {
     return h("tr", {},
       h("td", {}, row.namespace),
       h("td", { title: row.name }, h("i", { class: tone(row) }), row.name),
-      h("td", { class: "right" }, amount(row.memory, row.unit)),
+      h("td", { class: "right" }, part(row.memory, row.cores, row.unit)),
       h("td", {}, row.node),
       h("td", { class: "right" }, row.card < 0 ? where
-        : h("button", { type: "button", class: "link", "data-card": row.node + "/" + row.card, "aria-label": where + " of " + row.node }, where)),
+        : h("button", { type: "button", class: "link", "data-card": row.node + "/" + row.card, "aria-label": where + " of " + row.node }, where),
+        row.cards ? h("small", { class: "dim" }, " of " + row.cards) : ""),
       h("td", { class: row.state ? "warn" : "dim", title: row.title || undefined }, row.state || "bound"));
   }
 
@@ -189,7 +190,8 @@ export class Pending extends List {
     const wrong = model.problems.filter((pod) => passes(pod, searched(pod, pod.problem)));
     const unit = model.sums().unit;
     for (const pod of found) {
-      pod.asks = amount(pod.request, unit?.name);
+      const n = pod.cards ?? 1;
+      pod.asks = (n > 1 ? n + " cards: " : "") + part(pod.request / n, pod.cores && Math.ceil(pod.cores / n), unit?.name);
       pod.since = pod.created;
     }
     this.section.hidden = this.problems.show(wrong) === 0;
