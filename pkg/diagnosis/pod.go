@@ -83,6 +83,9 @@ func NewPod(pod *corev1.Pod) *Pod {
 	return p
 }
 
+// Constraints is equal for pods that can use the same nodes, independent of free resources.
+func (p *Pod) Constraints() string { return p.constraintsKey }
+
 // toleratesCordon reports whether the pod can use cordoned nodes, as pods of a DaemonSet can (k8s.io/kubernetes
 // pkg/scheduler/framework/plugins/nodeunschedulable).
 func (p *Pod) toleratesCordon() bool {

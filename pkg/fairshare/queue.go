@@ -204,11 +204,14 @@ func (r *Round) Pass() {
 	r.proceed()
 }
 
-// Leave goes on with the next tenant: none of the tenant's items left is to be granted.
-func (r *Round) Leave() {
+// Leave goes on with the next tenant: none of the tenant's items left is to be granted. It returns those after the present one,
+// which belong to the queue and must not be changed.
+func (r *Round) Leave() (left []Item) {
 	t := r.tenants[0]
+	left = t.items[t.next+1:]
 	t.next = len(t.items)
 	r.proceed()
+	return left
 }
 
 func (r *Round) proceed() {

@@ -23,7 +23,8 @@ type FilterResult struct {
 	Reasons []placement.Reason
 	// ReservedFor names the group for which memory is held back, if any is: the reason placement.Reserved is due to it.
 	ReservedFor string
-	// Message is why no node passes for a member of a gang; empty for other pods. No preemption can help such a pod.
+	// Message is why no node passes for a member of a gang, and for a pod that waits for its turn; empty for other pods. No
+	// preemption can help such a pod.
 	Message string
 }
 
@@ -53,6 +54,9 @@ func (r FilterResult) full() iter.Seq[string] {
 // Options.FilterBest). It creates no allocation. A pod that asks for no GPU memory passes on every node.
 func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, error) {
 	pod := protocol.Pod(object)
+	if result, decided := s.fair.filter(pod, nodes); decided {
+		return result, nil
+	}
 	if result, decided := s.groups.filter(object, nodes); decided {
 		return result, nil
 	}
@@ -64,6 +68,9 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	}
 	now := s.Clock.Now()
 	result, fitting := s.fit(pod, nodes, now)
+	if len(result.Passed) == 0 && s.fair.giveUpPlace(pod.UID) {
+		result, fitting = s.fit(pod, nodes, now)
+	}
 	if len(result.Passed) == 0 && s.displace(pod, nodes, now) {
 		result, fitting = s.fit(pod, nodes, now)
 	}

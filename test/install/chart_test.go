@@ -115,6 +115,8 @@ func TestWrongValues(t *testing.T) {
 	tests := map[string]struct{ values, want string }{
 		"evictions without the right":       {"extender.overusePolicy=evict,extender.allowEvictions=false", "extender.overusePolicy: evict needs the right to evict"},
 		"evictions without the guard":       {"extender.overusePolicy=evict,guard.enabled=false", "extender.overusePolicy: evict believes an annotation of pods"},
+		"fair sharing without the guard":    {"extender.fairShare.mode=dispatch,guard.enabled=false", "extender.fairShare.mode: fair sharing needs the right to patch pods"},
+		"a tenant that is no label":         {"extender.fairShare.by=label:", `extender.fairShare.by: "label:" is invalid: give namespace, or label: and the key of a label`},
 		"an unknown isolation mode":         {"devicePlugin.isolation=mps", "at '/devicePlugin/isolation': value must be one of 'none', 'driver'"},
 		"an unknown mode":                   {"mode=sidecar", "at '/mode': value must be one of 'extender', 'secondScheduler', 'devicePlugin'"},
 		"a misspelt name":                   {"devicePlugin.memoryUnits=MiB", "additional properties 'memoryUnits' not allowed"},
@@ -266,7 +268,12 @@ func TestFlags(t *testing.T) {
 		"the page on the host":               {host, []string{page}, ""},
 		"the page in a second scheduler":     {second, []string{page}, ""},
 		"the page at an address":             {service + "extender.tls.mode=none,extender.ui.listenAddress=:8080", []string{page}, "-listen-address=:8080"},
-		"no page":                            {service + "extender.ui.enabled=false", []string{page}, "=false"},
+		"no fair sharing":                    {service, []string{"--fair-share"}, ""},
+		"fair sharing": {
+			service + "extender.fairShare.mode=dispatch,extender.fairShare.by=label:team,extender.fairShare.priorityCutoff=1000000,extender.fairShare.provisioning=2",
+			[]string{"--fair-share"}, "=dispatch -by=label:team -priority-cutoff=1000000 -provisioning=2",
+		},
+		"no page": {service + "extender.ui.enabled=false", []string{page}, "=false"},
 
 		// The signer of the certificates can also sign certificates for other users, so the extender must check the name.
 		"client names, generated certificate": {service + "extender.tls.mode=generated", []string{clients}, "kube-scheduler"},

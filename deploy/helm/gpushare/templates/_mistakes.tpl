@@ -14,6 +14,7 @@ has one line per mistake, with an example of a correct value.
   (list "extender.gangPatience" $v.extender.gangPatience $duration)
   (list "extender.bindTimeout" $v.extender.bindTimeout $duration)
   (list "scheduler.httpTimeout" $v.scheduler.httpTimeout $duration)
+  (list "extender.fairShare.by" $v.extender.fairShare.by (list "^(namespace|label:([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)$" "give namespace, or label: and the key of a label of namespaces, such as label:team"))
   (list "monitoring.interval" $v.monitoring.interval $duration)
   (list "devicePlugin.memoryUnit" $v.devicePlugin.memoryUnit $unit)
   (list "devicePlugin.maxUnavailable" $v.devicePlugin.maxUnavailable (list "^([1-9][0-9]*|([1-9][0-9]?|100)%)$" "give a number of nodes above 0, such as 1, or a share of them, such as 10%"))
@@ -88,6 +89,9 @@ extender.overusePolicy: evict needs the right to evict: set extender.allowEvicti
 {{- end -}}
 {{- if and (eq $v.extender.overusePolicy "evict") (not $v.guard.enabled) }}
 extender.overusePolicy: evict believes an annotation of pods, which without the guard tenants can write: set guard.enabled=true
+{{- end -}}
+{{- if and (include "gpushare.fairShare" .) (or (not $v.guard.enabled) (not (include "gpushare.hasPolicies" .))) }}
+extender.fairShare.mode: fair sharing needs the right to patch pods, which the guard restricts to the scheduling gate: set guard.enabled=true, on Kubernetes 1.30 or later
 {{- end -}}
 {{- if eq $v.mode "devicePlugin" -}}
 {{- if eq $fullname "gpushare" }}

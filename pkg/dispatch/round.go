@@ -1,0 +1,380 @@
+package dispatch
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+	"unique"
+
+	"github.com/gpushare/gpushare/pkg/fairshare"
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+// unit is what is granted at once: a pod, or the members of a group that must be bound together.
+type unit struct {
+	item fairshare.Item
+	// pods are ordered: the largest first, since they have the least choice.
+	pods []*pod
+	// likeness is equal for units that fit the same free resources.
+	likeness unique.Handle[string]
+	// obstacle is why it was not granted in the latest round.
+	obstacle Obstacle
+	// overtaken is when a later unit of the tenant was first granted although this one was passed over; zero if none was.
+	overtaken time.Time
+}
+
+// Obstacle is why a unit isn't granted.
+type Obstacle int
+
+// The obstacles.
+const (
+	// Untried means that nothing is known yet.
+	Untried Obstacle = iota
+	// NoRoom means that it fits nowhere now.
+	NoRoom
+	// NeverFits means that it wouldn't fit even if all cards were free. It is no demand.
+	NeverFits
+	// Paused means that an earlier charge ended without a bind. It is no demand.
+	Paused
+	// Behind means that it waits for a pod of its own tenant that was overtaken for too long.
+	Behind
+	// Incomplete means that too few members of its group exist.
+	Incomplete
+)
+
+// enlist adds a pod that waits to its unit.
+func (m *Manager) enlist(p *pod) {
+	if m.Groups == nil || p.Group == (gang.Key{}) {
+		m.addUnit(string(p.UID), []*pod{p})
+		return
+	}
+	if m.members[p.Group] == nil {
+		m.members[p.Group] = map[gpu.PodUID]*pod{}
+	}
+	m.members[p.Group][p.UID] = p
+}
+
+// withdraw removes a pod from its unit. The other pods of the unit wait until the next round makes a new one.
+func (m *Manager) withdraw(p *pod) {
+	if waiting := m.members[p.Group]; waiting != nil {
+		if delete(waiting, p.UID); len(waiting) == 0 {
+			delete(m.members, p.Group)
+		}
+	}
+	if p.unit != nil {
+		m.removeUnit(p.unit)
+	}
+}
+
+func (m *Manager) addUnit(id string, pods []*pod) {
+	former := m.units[id]
+	if former != nil {
+		m.removeUnit(former)
+	}
+	first := pods[0]
+	u := &unit{pods: pods, item: fairshare.Item{ID: id, Tenant: m.namespaces[first.Namespace].Tenant, Priority: first.Priority, Created: first.Created}}
+	if former != nil {
+		u.overtaken, u.obstacle = former.overtaken, former.obstacle
+	}
+	slices.SortFunc(pods, func(a, b *pod) int {
+		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(a.Likeness.Value(), b.Likeness.Value()), cmp.Compare(a.UID, b.UID))
+	})
+	var likeness strings.Builder
+	for _, p := range pods {
+		if p.unit != nil { // A member of a group that started meanwhile is placed alone, for example.
+			m.removeUnit(p.unit)
+		}
+		p.unit = u
+		u.item.Memory = u.item.Memory.Add(p.Request)
+		u.item.Priority = max(u.item.Priority, p.Priority)
+		if p.Created.Before(u.item.Created) {
+			u.item.Created = p.Created
+		}
+		likeness.WriteString(p.Likeness.Value())
+		likeness.WriteByte(0)
+	}
+	u.likeness = unique.Make(likeness.String())
+	m.units[id] = u
+	m.queue.Add(u.item)
+}
+
+func (m *Manager) removeUnit(u *unit) {
+	for _, p := range u.pods {
+		if p.unit == u {
+			p.unit = nil
+		}
+	}
+	if m.units[u.item.ID] == u {
+		delete(m.units, u.item.ID)
+		m.queue.Remove(u.item.ID)
+	}
+}
+
+// gatherGroups makes units of the members that wait: one of those that their group must bind together, and one of each that is
+// placed alone. Members of a group of which too few exist are in none.
+func (m *Manager) gatherGroups() {
+	for _, key := range slices.SortedFunc(maps.Keys(m.members), gang.Key.Compare) {
+		waiting := m.members[key]
+		together, alone := m.Groups.Startable(key)
+		var pods []*pod
+		for _, uid := range together {
+			if p := waiting[uid]; p != nil {
+				pods = append(pods, p)
+			}
+		}
+		in := map[*unit]bool{}
+		gather := func(id string, pods []*pod) {
+			if u := m.units[id]; u == nil || !u.has(pods) {
+				m.addUnit(id, pods)
+			}
+			in[m.units[id]] = true
+		}
+		if len(pods) > 0 {
+			gather(key.String(), pods)
+		}
+		for _, uid := range alone {
+			if p := waiting[uid]; p != nil {
+				gather(string(uid), []*pod{p})
+			}
+		}
+		for _, p := range waiting {
+			if p.unit != nil && !in[p.unit] {
+				m.removeUnit(p.unit)
+			}
+		}
+	}
+}
+
+// has reports whether the unit consists of these pods.
+func (u *unit) has(pods []*pod) bool {
+	return len(u.pods) == len(pods) && !slices.ContainsFunc(pods, func(p *pod) bool { return p.unit != u })
+}
+
+// Tick ends charges that have lasted too long, and grants what fits. Only the leader may call it, several times a second, once
+// the cache is synced.
+func (m *Manager) Tick(now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.expire(now)
+	if m.nodesChanged.Swap(false) {
+		clear(m.eligible)
+		m.changed = true
+		m.Freed()
+	}
+	freed := m.freed.Load()
+	if due := !now.Before(m.nextRound); due || freed != m.triedFreed {
+		clear(m.noRoom) // Without a known change there can be room too: of what a node has besides GPU memory.
+		m.changed, m.triedFreed = m.changed || len(m.units) > 0 || len(m.members) > 0, freed
+	}
+	if m.changed {
+		m.changed, m.nextRound = false, now.Add(retryInterval)
+		m.round(now)
+	}
+	m.openGates(now)
+}
+
+// expire ends the charges of pods that were not bound in time.
+func (m *Manager) expire(now time.Time) {
+	for _, p := range m.charged {
+		if p.expires.IsZero() || now.Before(p.expires) {
+			continue
+		}
+		m.GiveUpPlace(p.UID)
+		if _, _, held := m.Ledger.Lookup(p.UID); held { // A bind is in flight, or the plan of a group has the place.
+			p.expires = now.Add(extension)
+			continue
+		}
+		p.notBefore = now.Add(min(minPause<<min(p.failures, 10), maxPause))
+		p.failures++
+		m.endCharge(p)
+		m.Observer.ChargeExpired()
+		m.refresh(p)
+	}
+}
+
+// endCharge ends the pod's charge and releases its place, unless a bind has it. It does nothing for a pod without a charge.
+func (m *Manager) endCharge(p *pod) {
+	if !p.charged {
+		return
+	}
+	if p.Node == "" {
+		m.GiveUpPlace(p.UID)
+	} else {
+		m.places.remove(p.UID) // The bound allocation has replaced it.
+	}
+	p.charged, p.expires = false, time.Time{}
+	delete(m.charged, p.UID)
+}
+
+// round grants what fits, in the order of the queue.
+func (m *Manager) round(now time.Time) {
+	m.gatherGroups()
+	var capacity ledger.Capacity
+	if m.Capacity != nil {
+		capacity = m.Capacity()
+	}
+	passed := map[string][]*unit{}
+	r := m.queue.Round()
+	for item, ok := r.Next(); ok && len(m.charged) < maxOpen; item, ok = r.Next() {
+		u := m.units[item.ID]
+		places := m.try(u, capacity, now)
+		switch {
+		case places != nil:
+			r.Grant()
+			m.grant(u, places, now)
+			for _, o := range passed[item.Tenant] {
+				if o.overtaken.IsZero() {
+					o.overtaken = now
+				}
+			}
+		case u.obstacle == NoRoom && m.holdsOthers(u, now):
+			for _, later := range r.Leave() {
+				m.units[later.ID].obstacle = Behind
+			}
+		default:
+			if u.obstacle == NoRoom {
+				passed[item.Tenant] = append(passed[item.Tenant], u)
+			}
+			r.Pass()
+		}
+	}
+	m.provision(now)
+}
+
+// try reserves places for the pods of a unit. It returns nil if they don't fit now.
+func (m *Manager) try(u *unit, capacity ledger.Capacity, now time.Time) []ledger.Reservation {
+	if slices.ContainsFunc(u.pods, func(p *pod) bool { return now.Before(p.notBefore) }) {
+		u.obstacle = Paused
+		return nil
+	}
+	if obstacle, failed := m.noRoom[u.likeness]; failed {
+		u.obstacle = obstacle
+		return nil
+	}
+	places, _ := m.Ledger.ReserveAll(m.requests(u), nil, m.View, capacity, now)
+	if places == nil {
+		if u.obstacle = NoRoom; !m.everFits(u) {
+			u.obstacle = NeverFits
+		}
+		m.noRoom[u.likeness] = u.obstacle
+	}
+	return places
+}
+
+func (m *Manager) requests(u *unit) []ledger.Request {
+	requests := make([]ledger.Request, len(u.pods))
+	for i, p := range u.pods {
+		requests[i] = ledger.Request{Pod: p.Pod.Pod, Nodes: m.nodesFor(p)}
+	}
+	return requests
+}
+
+// nodesFor returns the eligible nodes of the pod. Pods with the same constraints share one slice, which lets the ledger rank
+// its nodes once.
+func (m *Manager) nodesFor(p *pod) []string {
+	nodes, known := m.eligible[p.Constraints]
+	if !known {
+		nodes = m.EligibleNodes(p.UID)
+		m.eligible[p.Constraints] = nodes
+	}
+	return nodes
+}
+
+// everFits reports whether each pod of the unit would fit an empty card of a node that it can use.
+func (m *Manager) everFits(u *unit) bool {
+	return !slices.ContainsFunc(u.pods, func(p *pod) bool { return !m.Ledger.FitsEmpty(p.Pod.Pod, m.nodesFor(p)) })
+}
+
+// holdsOthers reports whether the tenant's later units wait for this one, which has no room.
+func (m *Manager) holdsOthers(u *unit, now time.Time) bool {
+	if u.overtaken.IsZero() || now.Sub(u.overtaken) < patience {
+		return false
+	}
+	if now.Sub(u.overtaken) >= patience+maxWait {
+		u.overtaken = time.Time{} // It begins again with the next unit that overtakes it.
+		return false
+	}
+	return true
+}
+
+// grant charges the pods of a unit, whose places are in their order. Without places they go wherever kube-scheduler finds
+// room, and their charges don't expire.
+func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
+	m.removeUnit(u)
+	for i, p := range u.pods {
+		if places != nil {
+			p.expires = now.Add(chargeLife)
+			if !places[i].Existing {
+				m.places.add(p.UID, places[i].Node)
+			}
+		}
+		if waiting := m.members[p.Group]; waiting != nil {
+			if delete(waiting, p.UID); len(waiting) == 0 {
+				delete(m.members, p.Group)
+			}
+		}
+		p.charged = true
+		p.counted, p.countedFor = p.Request, u.item.Tenant // The queue has charged the tenant.
+		m.charged[p.UID] = p
+		if p.Gated && !p.opened {
+			m.gated[p.UID] = p
+		} else {
+			m.effects.Requeue = true
+		}
+		m.Observer.PodGranted(now.Sub(p.Created))
+	}
+}
+
+// provision grants pods that fit nowhere now and would fit an empty node.
+func (m *Manager) provision(now time.Time) {
+	free := m.Provisioning
+	for _, p := range m.charged {
+		if p.expires.IsZero() {
+			free--
+		}
+	}
+	r := m.queue.Round()
+	for item, ok := r.Next(); ok && free > 0; item, ok = r.Next() {
+		if u := m.units[item.ID]; u.obstacle == NoRoom && len(u.pods) <= free {
+			r.Grant()
+			m.grant(u, nil, now)
+			free -= len(u.pods)
+		} else {
+			r.Pass()
+		}
+	}
+}
+
+// gateRetry is the pause between two attempts to open a gate.
+const gateRetry = time.Second
+
+// openGates requests the writes that open the gates of granted pods, and of pods that need no turn.
+func (m *Manager) openGates(now time.Time) {
+	for _, p := range m.gated {
+		if !p.opening && !now.Before(p.notOpenedBefore) {
+			p.opening = true
+			m.effects.Open = append(m.effects.Open, p.Pod.Pod)
+		}
+	}
+	slices.SortFunc(m.effects.Open, func(a, b gpu.Pod) int { return cmp.Compare(a.UID, b.UID) })
+}
+
+// GateOpened records whether the gate of a pod was opened. If not, it is tried again as long as the pod is to have none.
+func (m *Manager) GateOpened(uid gpu.PodUID, opened bool, now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.pods[uid]
+	if p == nil {
+		return
+	}
+	p.opening, p.opened = false, opened
+	if opened {
+		delete(m.gated, uid)
+	} else {
+		p.notOpenedBefore = now.Add(gateRetry)
+	}
+}
