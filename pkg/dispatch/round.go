@@ -49,13 +49,24 @@ const (
 // enlist adds a pod that waits to its unit.
 func (m *Manager) enlist(p *pod) {
 	if m.Groups == nil || p.Group == (gang.Key{}) {
-		m.addUnit(string(p.UID), []*pod{p})
+		m.addUnit(p.unitID(), []*pod{p})
 		return
 	}
 	if m.members[p.Group] == nil {
 		m.members[p.Group] = map[gpu.PodUID]*pod{}
 	}
 	m.members[p.Group][p.UID] = p
+}
+
+// unitID returns the ID of the unit that consists of this pod. It orders pods that were created in the same second by name.
+func (p *pod) unitID() string { return "pod " + p.String() + " " + string(p.UID) }
+
+// likeness returns the value of Likeness, of which the zero value has none.
+func (p *pod) likeness() string {
+	if p.Likeness == (unique.Handle[string]{}) {
+		return ""
+	}
+	return p.Likeness.Value()
 }
 
 // withdraw removes a pod from its unit. The other pods of the unit wait until the next round makes a new one.
@@ -81,7 +92,7 @@ func (m *Manager) addUnit(id string, pods []*pod) {
 		u.overtaken, u.obstacle = former.overtaken, former.obstacle
 	}
 	slices.SortFunc(pods, func(a, b *pod) int {
-		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(a.Likeness.Value(), b.Likeness.Value()), cmp.Compare(a.UID, b.UID))
+		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(a.likeness(), b.likeness()), cmp.Compare(a.UID, b.UID))
 	})
 	var likeness strings.Builder
 	for _, p := range pods {
@@ -94,7 +105,7 @@ func (m *Manager) addUnit(id string, pods []*pod) {
 		if p.Created.Before(u.item.Created) {
 			u.item.Created = p.Created
 		}
-		likeness.WriteString(p.Likeness.Value())
+		likeness.WriteString(p.likeness())
 		likeness.WriteByte(0)
 	}
 	u.likeness = unique.Make(likeness.String())
@@ -134,11 +145,11 @@ func (m *Manager) gatherGroups() {
 			in[m.units[id]] = true
 		}
 		if len(pods) > 0 {
-			gather(key.String(), pods)
+			gather("group "+key.String(), pods)
 		}
 		for _, uid := range alone {
 			if p := waiting[uid]; p != nil {
-				gather(string(uid), []*pod{p})
+				gather(p.unitID(), []*pod{p})
 			}
 		}
 		for _, p := range waiting {

@@ -101,3 +101,21 @@ func (m *Manager) Turns() map[gpu.PodUID]Turn {
 	}
 	return turns
 }
+
+// Snapshot returns the tenants, by name, as they are according to the API server alone. Of the options it uses Ledger, EligibleNodes,
+// Memory and PriorityCutoff. Pods that the extender has granted count as waiting until they are bound.
+func Snapshot(o Options, namespaces map[string]Namespace, pods []Pod) []Tenant {
+	m := New(o)
+	for name, ns := range namespaces {
+		m.SetNamespace(name, ns)
+	}
+	for _, pod := range pods {
+		m.SetPod(pod)
+	}
+	for _, u := range m.units {
+		if !m.everFits(u) {
+			u.obstacle = NeverFits
+		}
+	}
+	return m.Tenants()
+}

@@ -31,6 +31,7 @@ func TestShares(t *testing.T) {
 		"more guaranteed than there is":         {9, []Claim{claim("alice", 9, 12, 100), claim("bob", 1, 6, 100), claim("carol", 1, 0, 100)}, []gpu.Memory{6, 3, 0}},
 		"a unit that can't be divided, by name": {5, []Claim{claim("bob", 1, 0, 100), claim("alice", 1, 0, 100)}, []gpu.Memory{2, 3}},
 		"units to those that lost most":         {10, []Claim{claim("alice", 1, 0, 100), claim("bob", 2, 0, 100), claim("carol", 3, 0, 100)}, []gpu.Memory{2, 3, 5}},
+		"the example in docs/fair-share.md":     {64, []Claim{claim("vision", 2, 0, 100), claim("speech", 1, 32, 100), claim("web", 1, 0, 100)}, []gpu.Memory{16, 40, 8}},
 		"huge amounts": {1 << 62, []Claim{claim("alice", MaxWeight, 0, 1<<62), claim("bob", MaxWeight, 0, 1<<62)},
 			[]gpu.Memory{1 << 61, 1 << 61}},
 	} {

@@ -1,7 +1,6 @@
 package scheduling
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -22,7 +21,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/dispatch"
-	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -192,32 +190,8 @@ func (f *fairShare) memoryFreed(string) {
 
 // NamespaceUpdated implements clustercache.NamespaceHandler.
 func (f *fairShare) NamespaceUpdated(object *corev1.Namespace) {
-	ns := dispatch.Namespace{Tenant: object.Name, Terms: fairshare.DefaultTerms, Free: object.Labels[protocol.LabelFairShare] == protocol.FairShareOff}
-	if f.Label != "" {
-		ns.Tenant = object.Labels[f.Label]
-	}
-	var problems []string
-	for _, annotation := range []struct {
-		key string
-		set func(text string) error
-	}{
-		{protocol.AnnotationFairShareWeight, func(text string) (err error) {
-			weight, err := fairshare.ParseWeight(text)
-			ns.Weight = cmp.Or(weight, ns.Weight)
-			return err
-		}},
-		{protocol.AnnotationFairShareGuaranteed, func(text string) (err error) {
-			ns.Guaranteed, err = fairshare.ParseGuaranteed(text)
-			return err
-		}},
-	} {
-		if text, given := object.Annotations[annotation.key]; given {
-			if err := annotation.set(text); err != nil {
-				problems = append(problems, fmt.Sprintf("annotation %s: %v", annotation.key, err))
-			}
-		}
-	}
-	f.problems.set(object.Name, string(object.UID), strings.Join(problems, "; "))
+	ns, problem := dispatch.ParseNamespace(object.Name, object.Labels, object.Annotations, f.Label)
+	f.problems.set(object.Name, string(object.UID), problem)
 	f.manager.SetNamespace(object.Name, ns)
 }
 
