@@ -40,7 +40,7 @@ type fixture struct {
 func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixture {
 	f := &fixture{t: t, ledger: ledger.New(), now: begin, pods: map[string]Pod{}, binding: map[gpu.PodUID]bool{}}
 	f.groups = fakeGroups{f, map[string]int{}}
-	f.ledger.AddFreedListener(func(string) { f.Freed() })
+	f.ledger.AddFreedListener(func(node string) { f.Freed(node) })
 	var nodes []string
 	o := Options{
 		Ledger: f.ledger, View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, Groups: f.groups, Memory: f.ledger.Memory,

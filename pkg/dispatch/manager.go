@@ -20,8 +20,8 @@ const (
 	extension = 5 * time.Second
 	// minPause is how long a pod waits after a charge that ended without a bind; it doubles each time, up to maxPause.
 	minPause, maxPause = 10 * time.Second, 10 * time.Minute
-	// retryInterval is how often pods are tried again without a change that is known to help.
-	retryInterval = time.Second
+	// retryInterval is how often all pods are tried on all nodes again, without a change that is known to help.
+	retryInterval = 5 * time.Second
 	// maxOpen limits the granted pods that aren't bound yet. kube-scheduler binds some hundreds per second in a small cluster,
 	// and some dozens in a large one: more would lose their charges before their turn comes there.
 	maxOpen = 256
@@ -117,8 +117,8 @@ type Manager struct {
 	// places are the reservations that belong to the Manager. They have a lock of their own, because groups and capacities read
 	// them while other locks are held.
 	places places
-	// freed counts how often resources were freed. nodesChanged is true if nodes changed since the latest Tick.
-	freed        atomic.Uint64
+	// freed are the nodes on which resources were freed since the latest Tick. nodesChanged is true if nodes changed since.
+	freed        freedNodes
 	nodesChanged atomic.Bool
 
 	mu         sync.Mutex
@@ -134,14 +134,18 @@ type Manager struct {
 	// gated are the pods whose gate is to be opened.
 	gated map[gpu.PodUID]*pod
 	// eligible are the eligible nodes by Pod.Constraints.
-	eligible map[unique.Handle[string]][]string
-	// noRoom are the kinds of units for which there was no room since triedFreed.
-	noRoom     map[unique.Handle[string]]Obstacle
-	triedFreed uint64
-	// changed is true if a pod or a tenant changed since the latest round. nextRound is when one is due anyway.
-	changed   bool
-	nextRound time.Time
-	effects   Effects
+	eligible map[unique.Handle[string]]*eligibleNodes
+	// noRoom are the kinds of units for which there was no room at the latest attempt. They are tried only on nodes on which
+	// something was freed since, until retryAll.
+	noRoom   map[unique.Handle[string]]Obstacle
+	retryAll time.Time
+	// holding are the units for which the later ones of their tenants wait, by tenant.
+	holding map[string]*unit
+	// changed is true if a pod or a tenant changed since the latest round. resume is when the first pause of a unit ends; zero if
+	// none pauses.
+	changed bool
+	resume  time.Time
+	effects Effects
 }
 
 // pod is a Pod with the state that a Manager keeps of it.
@@ -170,12 +174,12 @@ func New(o Options) *Manager {
 	return &Manager{
 		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, units: map[string]*unit{},
 		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
-		eligible: map[unique.Handle[string]][]string{}, noRoom: map[unique.Handle[string]]Obstacle{},
+		holding: map[string]*unit{}, eligible: map[unique.Handle[string]]*eligibleNodes{}, noRoom: map[unique.Handle[string]]Obstacle{},
 	}
 }
 
-// Freed records that resources of some node were freed. It takes no lock.
-func (m *Manager) Freed() { m.freed.Add(1) }
+// Freed records that resources of the node were freed. It may be called with any lock held.
+func (m *Manager) Freed(node string) { m.freed.add(node) }
 
 // NodesChanged records that a node was added or removed, or that its labels, taints, allocatable resources or unschedulable
 // mark changed. It takes no lock.

@@ -19,11 +19,11 @@ type unit struct {
 	item fairshare.Item
 	// pods are ordered: the largest first, since they have the least choice.
 	pods []*pod
-	// likeness is equal for units that fit the same free resources.
-	likeness unique.Handle[string]
-	// obstacle is why it was not granted in the latest round.
-	obstacle Obstacle
-	// overtaken is when a later unit of the tenant was first granted although this one was passed over; zero if none was.
+	// notBefore is the time before which it must not be granted.
+	notBefore time.Time
+	// paused is true if it was not granted in the latest round because of notBefore.
+	paused bool
+	// overtaken is when a later unit of the tenant was first granted although this one, the first, had no room; zero if none was.
 	overtaken time.Time
 }
 
@@ -71,13 +71,18 @@ func (p *pod) likeness() string {
 
 // withdraw removes a pod from its unit. The other pods of the unit wait until the next round makes a new one.
 func (m *Manager) withdraw(p *pod) {
+	m.leaveGroup(p)
+	if p.unit != nil {
+		m.removeUnit(p.unit)
+	}
+}
+
+// leaveGroup removes a pod from those that wait in groups.
+func (m *Manager) leaveGroup(p *pod) {
 	if waiting := m.members[p.Group]; waiting != nil {
 		if delete(waiting, p.UID); len(waiting) == 0 {
 			delete(m.members, p.Group)
 		}
-	}
-	if p.unit != nil {
-		m.removeUnit(p.unit)
 	}
 }
 
@@ -89,7 +94,7 @@ func (m *Manager) addUnit(id string, pods []*pod) {
 	first := pods[0]
 	u := &unit{pods: pods, item: fairshare.Item{ID: id, Tenant: m.namespaces[first.Namespace].Tenant, Priority: first.Priority, Created: first.Created}}
 	if former != nil {
-		u.overtaken, u.obstacle = former.overtaken, former.obstacle
+		u.overtaken = former.overtaken
 	}
 	slices.SortFunc(pods, func(a, b *pod) int {
 		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(a.likeness(), b.likeness()), cmp.Compare(a.UID, b.UID))
@@ -105,10 +110,13 @@ func (m *Manager) addUnit(id string, pods []*pod) {
 		if p.Created.Before(u.item.Created) {
 			u.item.Created = p.Created
 		}
+		if p.notBefore.After(u.notBefore) {
+			u.notBefore = p.notBefore
+		}
 		likeness.WriteString(p.likeness())
 		likeness.WriteByte(0)
 	}
-	u.likeness = unique.Make(likeness.String())
+	u.item.Kind = unique.Make(likeness.String())
 	m.units[id] = u
 	m.queue.Add(u.item)
 }
@@ -171,18 +179,24 @@ func (m *Manager) Tick(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.expire(now)
+	freed, all := m.freed.take()
 	if m.nodesChanged.Swap(false) {
 		clear(m.eligible)
-		m.changed = true
-		m.Freed()
+		all = true
 	}
-	freed := m.freed.Load()
-	if due := !now.Before(m.nextRound); due || freed != m.triedFreed {
-		clear(m.noRoom) // Without a known change there can be room too: of what a node has besides GPU memory.
-		m.changed, m.triedFreed = m.changed || len(m.units) > 0 || len(m.members) > 0, freed
+	if all || !now.Before(m.retryAll) {
+		clear(m.noRoom)
+		all, m.retryAll = true, now.Add(retryInterval)
+		if len(m.eligible) > maxConstraints {
+			clear(m.eligible) // Most are those of pods that are gone.
+		}
 	}
-	if m.changed {
-		m.changed, m.nextRound = false, now.Add(retryInterval)
+	paused := !m.resume.IsZero() && !now.Before(m.resume)
+	if m.changed || paused || len(m.units)+len(m.members) > 0 && (all || len(freed) > 0) {
+		m.changed = false
+		for _, nodes := range m.eligible {
+			nodes.setFreed(freed)
+		}
 		m.round(now)
 	}
 	m.openGates(now)
@@ -228,68 +242,98 @@ func (m *Manager) round(now time.Time) {
 	if m.Capacity != nil {
 		capacity = m.Capacity()
 	}
-	passed := map[string][]*unit{}
+	m.resume = time.Time{}
+	clear(m.holding)
+	failed, first := map[unique.Handle[string]]bool{}, map[string]*unit{}
 	r := m.queue.Round()
 	for item, ok := r.Next(); ok && len(m.charged) < maxOpen; item, ok = r.Next() {
+		if failed[item.Kind] && first[item.Tenant] != nil {
+			r.Pass() // There can be thousands of these.
+			continue
+		}
 		u := m.units[item.ID]
-		places := m.try(u, capacity, now)
-		switch {
-		case places != nil:
-			r.Grant()
-			m.grant(u, places, now)
-			for _, o := range passed[item.Tenant] {
-				if o.overtaken.IsZero() {
-					o.overtaken = now
-				}
-			}
-		case u.obstacle == NoRoom && m.holdsOthers(u, now):
-			for _, later := range r.Leave() {
-				m.units[later.ID].obstacle = Behind
-			}
-		default:
-			if u.obstacle == NoRoom {
-				passed[item.Tenant] = append(passed[item.Tenant], u)
+		if u.paused = now.Before(u.notBefore); u.paused {
+			if m.resume.IsZero() || u.notBefore.Before(m.resume) {
+				m.resume = u.notBefore
 			}
 			r.Pass()
+			continue
 		}
+		if places := m.try(u, failed, capacity, now); places != nil {
+			r.Grant()
+			m.grant(u, places, now)
+			if o := first[item.Tenant]; o != nil && o.overtaken.IsZero() {
+				o.overtaken = now
+			}
+			continue
+		}
+		if first[item.Tenant] == nil && m.noRoom[item.Kind] == NoRoom {
+			first[item.Tenant] = u
+			if m.holdsOthers(u, now) {
+				m.holding[item.Tenant] = u
+				r.Leave()
+				continue
+			}
+		}
+		r.Pass()
 	}
 	m.provision(now)
 }
 
-// try reserves places for the pods of a unit. It returns nil if they don't fit now.
-func (m *Manager) try(u *unit, capacity ledger.Capacity, now time.Time) []ledger.Reservation {
-	if slices.ContainsFunc(u.pods, func(p *pod) bool { return now.Before(p.notBefore) }) {
-		u.obstacle = Paused
+// try reserves places for the pods of a unit. It returns nil if they don't fit now. failed are the kinds of units that have not
+// fitted in this round.
+func (m *Manager) try(u *unit, failed map[unique.Handle[string]]bool, capacity ledger.Capacity, now time.Time) (places []ledger.Reservation) {
+	kind := u.item.Kind
+	if failed[kind] {
 		return nil
 	}
-	if obstacle, failed := m.noRoom[u.likeness]; failed {
-		u.obstacle = obstacle
-		return nil
+	_, hadNoRoom := m.noRoom[kind]
+	if requests := m.requests(u, hadNoRoom); requests != nil {
+		places, _ = m.Ledger.ReserveAll(requests, nil, m.View, capacity, now)
 	}
-	places, _ := m.Ledger.ReserveAll(m.requests(u), nil, m.View, capacity, now)
-	if places == nil {
-		if u.obstacle = NoRoom; !m.everFits(u) {
-			u.obstacle = NeverFits
+	if failed[kind] = places == nil; places == nil && !hadNoRoom {
+		if m.noRoom[kind] = NoRoom; !m.everFits(u) {
+			m.noRoom[kind] = NeverFits
 		}
-		m.noRoom[u.likeness] = u.obstacle
 	}
 	return places
 }
 
-func (m *Manager) requests(u *unit) []ledger.Request {
-	requests := make([]ledger.Request, len(u.pods))
+// obstacle returns why the unit was not granted in the latest round.
+func (m *Manager) obstacle(u *unit) Obstacle {
+	switch {
+	case u.paused:
+		return Paused
+	case m.noRoom[u.item.Kind] == NeverFits:
+		return NeverFits
+	case m.holding[u.item.Tenant] != nil && m.holding[u.item.Tenant] != u:
+		return Behind
+	}
+	return m.noRoom[u.item.Kind]
+}
+
+// requests returns what the ledger must place. If the unit had no room before, only nodes on which something was freed can have
+// room now; it returns nil if there is none. Of several pods, some may fit where nothing was freed.
+func (m *Manager) requests(u *unit, hadNoRoom bool) []ledger.Request {
+	requests, freed := make([]ledger.Request, len(u.pods)), false
 	for i, p := range u.pods {
-		requests[i] = ledger.Request{Pod: p.Pod.Pod, Nodes: m.nodesFor(p)}
+		nodes := m.nodesFor(p)
+		requests[i] = ledger.Request{Pod: p.Pod.Pod, Nodes: nodes.names}
+		if freed = freed || len(nodes.freed) > 0; hadNoRoom && len(u.pods) == 1 {
+			requests[i].Nodes = nodes.freed
+		}
+	}
+	if hadNoRoom && !freed {
+		return nil
 	}
 	return requests
 }
 
-// nodesFor returns the eligible nodes of the pod. Pods with the same constraints share one slice, which lets the ledger rank
-// its nodes once.
-func (m *Manager) nodesFor(p *pod) []string {
+// nodesFor returns the eligible nodes of the pod.
+func (m *Manager) nodesFor(p *pod) *eligibleNodes {
 	nodes, known := m.eligible[p.Constraints]
 	if !known {
-		nodes = m.EligibleNodes(p.UID)
+		nodes = newEligibleNodes(m.EligibleNodes(p.UID))
 		m.eligible[p.Constraints] = nodes
 	}
 	return nodes
@@ -297,7 +341,7 @@ func (m *Manager) nodesFor(p *pod) []string {
 
 // everFits reports whether each pod of the unit would fit an empty card of a node that it can use.
 func (m *Manager) everFits(u *unit) bool {
-	return !slices.ContainsFunc(u.pods, func(p *pod) bool { return !m.Ledger.FitsEmpty(p.Pod.Pod, m.nodesFor(p)) })
+	return !slices.ContainsFunc(u.pods, func(p *pod) bool { return !m.Ledger.FitsEmpty(p.Pod.Pod, m.nodesFor(p).names) })
 }
 
 // holdsOthers reports whether the tenant's later units wait for this one, which has no room.
@@ -323,11 +367,7 @@ func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
 				m.places.add(p.UID, places[i].Node)
 			}
 		}
-		if waiting := m.members[p.Group]; waiting != nil {
-			if delete(waiting, p.UID); len(waiting) == 0 {
-				delete(m.members, p.Group)
-			}
-		}
+		m.leaveGroup(p)
 		p.charged = true
 		p.counted, p.countedFor = p.Request, u.item.Tenant // The queue has charged the tenant.
 		m.charged[p.UID] = p
@@ -350,7 +390,7 @@ func (m *Manager) provision(now time.Time) {
 	}
 	r := m.queue.Round()
 	for item, ok := r.Next(); ok && free > 0; item, ok = r.Next() {
-		if u := m.units[item.ID]; u.obstacle == NoRoom && len(u.pods) <= free {
+		if u := m.units[item.ID]; m.obstacle(u) == NoRoom && len(u.pods) <= free {
 			r.Grant()
 			m.grant(u, nil, now)
 			free -= len(u.pods)

@@ -46,7 +46,7 @@ func (m *Manager) standings() ([]Tenant, [][]*unit) {
 			u := m.units[item.ID]
 			own[i] = u
 			t.Waiting, t.WaitingMemory = t.Waiting+len(u.pods), t.WaitingMemory.Add(item.Memory)
-			switch u.obstacle {
+			switch m.obstacle(u) {
 			case NoRoom:
 				t.PassedOver += len(u.pods)
 			case NeverFits, Paused:
@@ -85,7 +85,7 @@ func (m *Manager) Turns() map[gpu.PodUID]Turn {
 	for i, t := range tenants {
 		for _, u := range units[i] {
 			for _, p := range u.pods {
-				turns[p.UID] = Turn{t.Name, t.Share, t.Allocated, before, u.obstacle}
+				turns[p.UID] = Turn{t.Name, t.Share, t.Allocated, before, m.obstacle(u)}
 			}
 		}
 		if t.Waiting > t.Infeasible {
@@ -114,7 +114,7 @@ func Snapshot(o Options, namespaces map[string]Namespace, pods []Pod) []Tenant {
 	}
 	for _, u := range m.units {
 		if !m.everFits(u) {
-			u.obstacle = NeverFits
+			m.noRoom[u.item.Kind] = NeverFits
 		}
 	}
 	return m.Tenants()

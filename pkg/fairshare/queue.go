@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unique"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -20,6 +21,8 @@ type Item struct {
 	Created  time.Time
 	// Memory is the amount that is charged for the item.
 	Memory gpu.Memory
+	// Kind is equal for items that fit the same free resources. The queue doesn't use it.
+	Kind unique.Handle[string]
 }
 
 // compareItems orders the items of one tenant.
@@ -195,31 +198,32 @@ func (r *Round) Grant() {
 	delete(r.queue.items, item.ID)
 	r.queue.grants++
 	t.allocated, t.granted = t.allocated.Add(item.Memory), r.queue.grants
-	r.proceed()
+	if !r.exhausted() {
+		heap.Fix(&r.tenants, 0)
+	}
 }
 
 // Pass leaves the item where it is, and goes on with the tenant's next one.
 func (r *Round) Pass() {
 	r.tenants[0].next++
-	r.proceed()
+	r.exhausted()
 }
 
-// Leave goes on with the next tenant: none of the tenant's items left is to be granted. It returns those after the present one,
-// which belong to the queue and must not be changed.
-func (r *Round) Leave() (left []Item) {
+// Leave goes on with the next tenant: none of the tenant's items left is to be granted.
+func (r *Round) Leave() {
 	t := r.tenants[0]
-	left = t.items[t.next+1:]
 	t.next = len(t.items)
-	r.proceed()
-	return left
+	r.exhausted()
 }
 
-func (r *Round) proceed() {
-	if t := r.tenants[0]; t.next >= len(t.items) {
-		heap.Pop(&r.tenants)
-		return
+// exhausted removes the first tenant if it has no item left, and reports whether it did.
+func (r *Round) exhausted() bool {
+	t := r.tenants[0]
+	if t.next < len(t.items) {
+		return false
 	}
-	heap.Fix(&r.tenants, 0)
+	heap.Pop(&r.tenants)
+	return true
 }
 
 // tenantHeap implements heap.Interface.

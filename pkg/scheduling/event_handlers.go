@@ -37,6 +37,9 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 		// While the watch was interrupted, the old pod was deleted and another pod was created with its name.
 		h.podGone(old.UID)
 	}
+	if pod.Ended && old != nil && !old.Ended {
+		h.fair.freed(pod.Node)
+	}
 	switch {
 	case !pod.Managed: // The ledger doesn't have it, and no bind is open.
 	case pod.Ended:
@@ -60,6 +63,7 @@ func (h *eventHandlers) PodDeleted(pod *clustercache.PodInfo) {
 	h.groups.deleted(pod)
 	h.podGone(pod.UID)
 	h.fair.deleted(pod)
+	h.fair.freed(pod.Node)
 }
 
 func (h *eventHandlers) podGone(uid gpu.PodUID) {

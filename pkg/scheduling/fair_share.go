@@ -181,10 +181,10 @@ func (f *fairShare) nodesChanged() {
 	}
 }
 
-// memoryFreed passes freed memory to the manager.
-func (f *fairShare) memoryFreed(string) {
-	if f != nil {
-		f.manager.Freed()
+// freed passes to the manager that memory, or what a pod without GPU memory used, was freed on the node.
+func (f *fairShare) freed(node string) {
+	if f != nil && node != "" {
+		f.manager.Freed(node)
 	}
 }
 

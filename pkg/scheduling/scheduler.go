@@ -162,7 +162,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	}
 	s.ledger.AddFreedListener(s.requeue.Freed)
 	s.ledger.AddFreedListener(s.groups.memoryFreed)
-	s.ledger.AddFreedListener(s.fair.memoryFreed)
+	s.ledger.AddFreedListener(s.fair.freed)
 	synced := func() {}
 	if !replicas { // With replicas, the leader does so at each TakeOver.
 		synced = s.requeuePending
