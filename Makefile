@@ -7,6 +7,8 @@ COMMIT  ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 STAMP   := -X github.com/gpushare/gpushare/pkg/version.version=$(VERSION) -X github.com/gpushare/gpushare/pkg/version.commit=$(COMMIT)
 GO      ?= go
 BIN     ?= bin
+# The bindings of the driver library have all of its functions, and the compiler would warn of each deprecated one.
+export CGO_CFLAGS ?= -g -O2 -Wno-deprecated-declarations
 # The linter and the test runner are pinned in a separate module.
 TOOL    := $(GO) -C hack/tools tool -n
 

@@ -79,15 +79,15 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.plugin.NodeName, "node-name", "", "`name` of this node's Node object; required except with --print-inventory")
 	f.StringVar(&o.plugin.Config.Path, "config", "", "`file` with the node's configuration, or a directory of such files, of which the node's label gpushare.aliyun.com/config names one. Flags that are set override its values; changes take effect without a restart (docs/node.md)")
 	f.StringVar(&o.plugin.Config.Default, "default-config", "", "`name` of the file in the directory of --config for nodes without the label; if empty, they have no file")
-	f.StringVar(&o.memoryUnit, "memory-unit", gpu.GiB.String(), "amount of memory that one aliyun.com/gpu-mem stands for: GiB, MiB, or a multiple such as 256MiB. Use the same unit on all nodes with the same card size, and change it only while no GPU pod runs on the node")
+	f.StringVar(&o.memoryUnit, "memory-unit", gpu.GiB.String(), "amount of memory that one aliyun.com/gpu-mem stands for: GiB, MiB, or a multiple such as 256MiB. Use the same unit on all nodes, and change it only while no GPU pod runs on the node")
 	f.StringVar((*string)(&o.plugin.VisibleDevices), "visible-devices", string(deviceplugin.VisibleByUUID), "identifier of a card in NVIDIA_VISIBLE_DEVICES: uuid or index; set index for software that needs indices. With index, a container that restarts after the driver has renumbered the cards can start on another card")
 	f.StringVar((*string)(&o.plugin.DeviceList), "device-list-strategy", string(deviceplugin.ListByEnv), "how a container gets its card: envvar relies on NVIDIA's container runtime; cdi-cri also names a CDI device (nvidia.com/gpu=, identified as --visible-devices sets). Set cdi-cri if the runtime injects devices by CDI")
 	f.StringVar(&o.isolation, "isolation", string(isolation.None), "how shares of cards are enforced: none, or driver (NVIDIA's driver limits the memory of each container; experimental; needs the R615 driver, cgroup v2 and NVIDIA's container toolkit 1.20.1). The node's label gpushare.aliyun.com/isolation takes precedence")
 	f.StringVar(&o.plugin.CgroupRoot, "cgroup-root", "/sys/fs/cgroup", "`directory` of the machine's cgroups; for measured use and limits by the driver")
 	f.StringSliceVar(&o.plugin.CDIDirectories, "cdi-directories", []string{"/etc/cdi", "/var/run/cdi"}, "`directories` in which the container runtime looks for CDI specifications. With --isolation=driver the plugin writes a specification into the last one")
 	f.BoolVar(&o.plugin.ErrorEnv, "compat-error-env", false, "start a container without a card if none can be allocated, with an environment that names no card, as the original gpushare plugin does; by default its pod fails")
-	f.StringVar(&o.plugin.Directory, "device-plugin-dir", "/var/lib/kubelet/device-plugins", "`directory` of the kubelet's device plugin sockets and checkpoint; change it if the kubelet's root directory is not /var/lib/kubelet")
-	f.StringVar(&o.plugin.PodResourcesSocket, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "`socket` of the kubelet's PodResources API, which tells which pod the kubelet is admitting; if empty or missing, the plugin infers the pod from the order of scheduling")
+	f.StringVar(&o.plugin.Directory, "device-plugin-dir", "/var/lib/kubelet/device-plugins", "`directory` of the kubelet's device plugin sockets and checkpoint; a constant of the kubelet, which doesn't depend on its --root-dir")
+	f.StringVar(&o.plugin.PodResourcesSocket, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "`socket` of the kubelet's PodResources API, which reports the pod that the kubelet is admitting; change it if the kubelet has another --root-dir. If empty or missing, the plugin infers the pod from the order of scheduling")
 	f.StringVar(&o.monitor.Library, "nvml-library", "", "`path` of libnvidia-ml.so.1; if empty, the dynamic linker searches for it")
 	f.DurationVar(&o.healthQuietPeriod, "health-quiet-period", inventory.DefaultQuietPeriod, "`time` without failed probes and Xid errors after which an unhealthy card is used again; must be positive")
 	f.StringVar(&o.cardMemory, "card-memory", "", "memory of the cards, as one `size` for all such as 96Gi, or by UUID such as GPU-…=96Gi,GPU-…=48Gi; for cards that share the machine's memory, for which the driver reports none (such as GB10). It can't exceed the memory that the driver reports")
@@ -104,8 +104,8 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.printInventory, "print-inventory", false, "print this node's cards as JSON and exit")
 }
 
-// configure sets the values that override the configuration file: those of the flags that were set. It returns the words in lists
-// of Xids that are none.
+// configure sets the values that override the configuration file: those of the flags that were set. malformed are the words in the
+// lists of Xids that are neither numbers nor "all".
 func (o *options) configure(set func(flag string) bool) (malformed []string, err error) {
 	flags := &o.plugin.Config.Flags
 	unit, err := gpu.ParseUnit(o.memoryUnit)

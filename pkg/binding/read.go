@@ -73,7 +73,7 @@ func (b *Binder) AddListener(listener Listener) {
 // maxReads limits the concurrent reads of Verify.
 const maxReads = 16
 
-// verifications are the pods that Verify must still read. more has a value if there are any.
+// verifications are the pods that Verify must still read. more has a value if there are any. mu guards pods.
 type verifications struct {
 	mu   sync.Mutex
 	pods map[gpu.PodUID]gpu.Pod

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -52,10 +53,8 @@ func ofFairShare(gate corev1.PodSchedulingGate) bool { return gate.Name == proto
 func foreign(gate corev1.PodSchedulingGate) bool { return gate.Name != protocol.GateFairShare }
 
 // shortOfMemory reports whether kube-scheduler found that nodes lack GPU memory for the pod. It doesn't offer such nodes to the
-// extender. The text is that of k8s.io/kubernetes pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest.
+// extender.
 func shortOfMemory(condition *corev1.PodCondition) bool {
 	return condition.Status == corev1.ConditionFalse && condition.Reason == corev1.PodReasonUnschedulable &&
-		strings.Contains(condition.Message, insufficientMemory)
+		strings.Contains(condition.Message, diagnosis.InsufficientMemory)
 }
-
-const insufficientMemory = "Insufficient " + string(protocol.ResourceMemory)

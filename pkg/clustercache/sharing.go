@@ -24,13 +24,10 @@ func (s *sharing) pod(p *PodInfo) {
 		p.Labels = s.labels.one(fmt.Sprint(p.Labels), p.Labels)
 	}
 	p.Requests = s.requests.one(requestsKey(p.Requests), p.Requests)
-	texts := []*string{&p.Namespace, &p.Node, &p.NominatedNode}
+	texts := []*string{&p.Namespace, &p.Node, &p.NominatedNode, &p.RequestProblem}
 	if m := p.Member; m != nil {
 		m.Namespace, m.Name, m.UID = p.Namespace, p.Name, p.UID
 		texts = append(texts, &m.Namespace, &m.Gang.Namespace, &m.Gang.Name, &m.Controller, &m.Template, &m.Shape, &m.Node, &m.Run, &m.Scheduler)
-	}
-	if p.RequestProblem != "" {
-		texts = append(texts, &p.RequestProblem)
 	}
 	for _, text := range texts {
 		*text = s.podStrings.one(*text, *text)

@@ -39,12 +39,10 @@ type annotator struct {
 
 const patchTimeout = 10 * time.Second
 
-func newAnnotator(client Client, pods *podSource, record *allocation.Record, recorder events.EventRecorder, m *metrics, limits *limitWatch, overuse *overuseWatch) *annotator {
-	return &annotator{
-		client: client, pods: pods, record: record, events: recorder, metrics: m, limits: limits, overuse: overuse,
-		queue: workqueue.NewTypedRateLimitingQueue(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[gpu.PodUID](100*time.Millisecond, 30*time.Second)),
-	}
+// newAnnotationQueue returns the queue of the pods whose annotations may have to change. A failed write is repeated after a pause.
+func newAnnotationQueue() workqueue.TypedRateLimitingInterface[gpu.PodUID] {
+	return workqueue.NewTypedRateLimitingQueue(
+		workqueue.NewTypedItemExponentialFailureRateLimiter[gpu.PodUID](100*time.Millisecond, 30*time.Second))
 }
 
 // Watch registers the event handlers for pods.
@@ -72,9 +70,6 @@ func (a *annotator) enqueue(object any) {
 		a.queue.Add(info.pod.UID)
 	}
 }
-
-// Notify enqueues a pod of which a container got a card or the record changed.
-func (a *annotator) Notify(uid gpu.PodUID) { a.queue.Add(uid) }
 
 // Run processes the queue until the context ends.
 func (a *annotator) Run(ctx context.Context) error {

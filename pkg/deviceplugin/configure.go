@@ -140,14 +140,12 @@ func (c *configurator) hasPods() bool {
 
 // release stops reporting the excluded cards that no pod uses any more.
 func (c *configurator) release(ctx context.Context) {
-	if c.cards.Excludes() {
-		held, err := c.held(ctx)
-		if err != nil {
-			return // The context has ended.
-		}
+	if !c.cards.Excludes() {
+		return
+	}
+	if held, err := c.held(ctx); err == nil { // Else the context has ended.
 		c.cards.Release(held)
 	}
-	c.metrics.setCards(c.cards.All())
 }
 
 // reject keeps the configuration in force, because the selected one can't be used.
@@ -186,7 +184,7 @@ func (c *configurator) reportChange(ctx context.Context, selected nodeconfig.Sel
 	c.metrics.setConfig(selected.Name, selected.Hash)
 	s := c.inForce.Load()
 	klog.FromContext(ctx).Info("Configuration in force", "config", selected.Name, "hash", selected.Hash, "changed", changes,
-		"unit", s.Unit.String(), "excludedCards", s.Excluded, "healthQuietPeriod", s.QuietPeriod)
+		"unit", s.Unit.String(), "excludedCards", s.Excluded, "isolation", s.Isolation, "healthQuietPeriod", s.QuietPeriod)
 	if !first && (len(changes) > 0 || selected.Name != before.Name) && c.limit.Allow() {
 		text := fmt.Sprintf("configuration %s is in force", selected.Name)
 		if len(changes) > 0 {

@@ -278,7 +278,7 @@ func TestUnitAfterRestart(t *testing.T) {
 	if cards, _ := p.KnownCards(t.Context()); p.Settings().Unit != gpu.GiB || cards[0].Memory != 16 {
 		t.Errorf("unit %s, cards %v", p.Settings().Unit, cards)
 	}
-	b.awaitEvent("GPUConfigWaits memoryUnit MiB takes effect once no pod on the node asks for GPU memory, until then it is GiB")
+	b.awaitEvent("GPUConfigWaits the new memoryUnit MiB takes effect once no pod on the node asks for GPU memory, until then it is GiB")
 	ended := b.pod("a")
 	ended.Status.Phase = corev1.PodSucceeded
 	if _, err := b.client.CoreV1().Pods("default").UpdateStatus(t.Context(), ended, metav1.UpdateOptions{}); err != nil {

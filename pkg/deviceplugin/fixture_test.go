@@ -236,11 +236,11 @@ func (b *fixture) awaitAssigned(name string, card int) protocol.Assignment {
 	return got
 }
 
-// awaitEvent waits for an Event that contains these words. Goroutines send Events in no defined order, so one that was sent before
-// an Event that was awaited earlier counts too. Each Event counts once.
+// awaitEvent waits for an Event that contains these words, in upper or lower case. Goroutines send Events in no defined order, so
+// one that was sent before an Event that was awaited earlier counts too. Each Event counts once.
 func (b *fixture) awaitEvent(words string) {
 	b.t.Helper()
-	has := func(event string) bool { return strings.Contains(event, words) }
+	has := func(event string) bool { return strings.Contains(strings.ToLower(event), strings.ToLower(words)) }
 	if i := slices.IndexFunc(b.passed, has); i >= 0 {
 		b.passed = slices.Delete(b.passed, i, i+1)
 		return

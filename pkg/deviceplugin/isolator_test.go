@@ -20,6 +20,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/usage"
 )
 
 // isolationOptions are the options of a plugin for limits.
@@ -267,6 +268,43 @@ func TestIsolationChanges(t *testing.T) {
 			}
 			if !strings.HasPrefix(got, test.rejected) || (got == "") != (test.rejected == "") {
 				t.Errorf("the rejection is %q", got)
+			}
+		})
+	}
+}
+
+// TestLimitNotRead: a limit that can't be read is reported the second time, but not of a pod that is being deleted: a container of it
+// can have ended long before the API server shows that.
+func TestLimitNotRead(t *testing.T) {
+	for name, test := range map[string]struct {
+		edit podOption
+		want protocol.PodIsolation
+	}{
+		"running":       {func(*corev1.Pod) {}, protocol.PodIsolation{Mode: "driver", Problem: "container main: " + usage.ErrNotRead.Error()}},
+		"being deleted": {func(pod *corev1.Pod) { pod.DeletionTimestamp = new(metav1.Now()) }, protocol.PodIsolation{Mode: "driver"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newFixture(t)
+			p, err := New(Options{Client: fakeClient(t, b.client), Events: b.events, NodeName: testNode, Directory: b.dir})
+			if err != nil {
+				t.Fatal(err)
+			}
+			info, err := transformPod(newPod("a", main(2), ran(true), test.edit))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := p.pods.informer.GetStore().Add(info); err != nil {
+				t.Fatal(err)
+			}
+			for i, problem := range []string{"", usage.ErrNotRead.Error(), usage.ErrNotRead.Error(), usage.ErrNotRead.Error()} {
+				p.limits.Check(protocol.Usage{Containers: []protocol.ContainerUsage{{UID: "uid-a", Container: "main", Given: new(uint64), NotInForce: problem}}})
+				want := test.want
+				if i < 2 {
+					want.Problem = ""
+				}
+				if got, _ := p.limits.Isolation("uid-a"); got != want {
+					t.Errorf("measurement %d: got %+v, want %+v", i, got, want)
+				}
 			}
 		})
 	}

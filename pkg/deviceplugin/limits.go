@@ -1,7 +1,6 @@
 package deviceplugin
 
 import (
-	"maps"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,25 +19,28 @@ type limitWatch struct {
 	pods    *podSource
 	events  events.EventRecorder
 	metrics *metrics
+	// changed is called for each pod whose annotation may have to change.
 	changed func(gpu.PodUID)
 
 	// mu guards the fields below.
 	mu sync.Mutex
 	// found is what the last report says about each pod with a limit.
 	found map[gpu.PodUID]protocol.PodIsolation
-	// notRead are the containers whose limit could not be read in the last report: they may just have ended.
+	// notRead are the containers whose limit could not be read in the last report.
 	notRead map[allocation.ContainerKey]bool
 }
 
 // Isolation returns what is known about the limits of a pod; ok is false if nothing is.
-func (w *limitWatch) Isolation(uid gpu.PodUID) (isolation protocol.PodIsolation, ok bool) {
+func (w *limitWatch) Isolation(uid gpu.PodUID) (state protocol.PodIsolation, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	isolation, ok = w.found[uid]
-	return isolation, ok
+	state, ok = w.found[uid]
+	return state, ok
 }
 
-// Check reports the limits that are not in force.
+// Check reports the limits that are not in force. The cgroup of a container that has ended is gone before the API server shows that,
+// so a limit that can't be read counts only the second time, and not for a pod that is being deleted: the kubelet reports the end of
+// such a pod's containers when all have ended.
 func (w *limitWatch) Check(report protocol.Usage) {
 	w.mu.Lock()
 	before := w.found
@@ -49,7 +51,8 @@ func (w *limitWatch) Check(report protocol.Usage) {
 			continue
 		}
 		uid, key := gpu.PodUID(row.UID), allocation.ContainerKey{UID: gpu.PodUID(row.UID), Name: row.Container}
-		if row.NotInForce == usage.ErrNotRead.Error() && !w.notRead[key] {
+		pod, _ := w.pods.ByUID(uid)
+		if row.NotInForce == usage.ErrNotRead.Error() && (pod.Leaving || !w.notRead[key]) {
 			notRead[key] = true
 			if last, ok := before[uid]; ok && found[uid].Mode == "" {
 				found[uid] = last
@@ -74,7 +77,7 @@ func (w *limitWatch) Check(report protocol.Usage) {
 
 // report sends an Event for each pod with a new problem, and has the annotations of changed pods written.
 func (w *limitWatch) report(before, now map[gpu.PodUID]protocol.PodIsolation) {
-	for uid, state := range maps.All(now) {
+	for uid, state := range now {
 		if state == before[uid] {
 			continue
 		}

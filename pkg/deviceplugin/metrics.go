@@ -85,12 +85,7 @@ func newMetrics(registered func() bool) *metrics {
 		m.matches.WithLabelValues(string(by))
 	}
 	m.registry.MustRegister(m.allocations, m.duration, m.matches, m.otherDevices, m.repairs, m.annotationErrors,
-		prometheus.NewGaugeFunc(gauge("registered", "1 while the kubelet is connected and listens for devices."), func() float64 {
-			if registered() {
-				return 1
-			}
-			return 0
-		}),
+		prometheus.NewGaugeFunc(gauge("registered", "1 while the kubelet is connected and listens for devices."), func() float64 { return oneIf(registered()) }),
 		m.registrations, m.cards, m.messageBytes, m.config, m.configOutdated, m.limits, m.isolation, m.overuse,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
@@ -98,11 +93,7 @@ func newMetrics(registered func() bool) *metrics {
 
 func (m *metrics) setIsolation(inForce isolation.Mode) {
 	for _, mode := range isolation.Modes() {
-		value := 0.0
-		if mode == inForce {
-			value = 1
-		}
-		m.isolation.WithLabelValues(string(mode)).Set(value)
+		m.isolation.WithLabelValues(string(mode)).Set(oneIf(mode == inForce))
 	}
 }
 
@@ -130,8 +121,14 @@ func (m *metrics) setConfig(name, hash string) {
 	m.config.WithLabelValues(name, hash).Set(1)
 }
 
-func (m *metrics) setConfigOutdated(outdated bool) {
-	m.configOutdated.Set(map[bool]float64{true: 1}[outdated])
+func (m *metrics) setConfigOutdated(outdated bool) { m.configOutdated.Set(oneIf(outdated)) }
+
+// oneIf returns 1 for true and 0 for false.
+func oneIf(condition bool) float64 {
+	if condition {
+		return 1
+	}
+	return 0
 }
 
 // observe records the duration of an Allocate call.

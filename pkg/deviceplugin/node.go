@@ -74,6 +74,7 @@ func poke(wake chan<- struct{}) {
 // DisableIsolation reports whether the node carries the label that switches cGPU's isolation off.
 func (k *nodeKeeper) DisableIsolation() bool { return k.disableIsolation.Load() }
 
+// Written reports whether the inventory is on the Node.
 func (k *nodeKeeper) Written() bool {
 	select {
 	case <-k.written:

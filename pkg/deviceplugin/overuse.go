@@ -19,6 +19,7 @@ type overuseWatch struct {
 	record  *allocation.Record
 	events  events.EventRecorder
 	metrics *metrics
+	// changed is called for each pod whose annotation may have to change.
 	changed func(gpu.PodUID)
 	tracker *usage.Overuse
 
@@ -61,7 +62,7 @@ func (w *overuseWatch) Check(measured protocol.Usage) {
 		pod, _ := w.pods.ByUID(uid)
 		if _, known := before[uid]; !known && pod.Overuse == "" {
 			w.events.Eventf(podReference(&pod), corev1.EventTypeWarning, eventOveruse,
-				"The pod uses %d MiB of GPU memory and requests %d MiB", report.Used, report.Requested)
+				"the pod uses %d MiB of GPU memory and requests %d MiB", report.Used, report.Requested)
 		}
 		if before[uid].At != report.At {
 			w.changed(uid)

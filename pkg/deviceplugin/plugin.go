@@ -80,7 +80,7 @@ type Plugin struct {
 	limits     *limitWatch
 	overuse    *overuseWatch
 	limitSpec  *isolation.LimitSpec
-
+	// configurator brings the node's configuration into force.
 	configurator *configurator
 }
 
@@ -89,6 +89,7 @@ func New(o Options) (*Plugin, error) {
 	if o.Client.Pods == nil || o.Client.Nodes == nil || o.Events == nil || o.NodeName == "" || o.Directory == "" {
 		return nil, errors.New("a device plugin needs a client, an event recorder, a node name and a directory")
 	}
+	o.Events = capitalized{o.Events}
 	p := &Plugin{options: o, cards: newCardState(), service: &service{
 		logger: klog.Background(), interval: time.Second, admitting: time.Second, ending: make(chan struct{}),
 	}}
@@ -106,19 +107,23 @@ func New(o Options) (*Plugin, error) {
 		return nil, err
 	}
 	record := allocation.NewRecord(nil)
-	p.limits = &limitWatch{pods: p.pods, events: o.Events, metrics: p.metrics}
-	p.overuse = &overuseWatch{pods: p.pods, record: record, events: o.Events, metrics: p.metrics, tracker: usage.NewOveruse(o.Overuse)}
-	p.annotator = newAnnotator(o.Client, p.pods, record, o.Events, p.metrics, p.limits, p.overuse)
-	p.limits.changed, p.overuse.changed = p.annotator.Notify, p.annotator.Notify
+	queue := newAnnotationQueue()
+	p.limits = &limitWatch{pods: p.pods, events: o.Events, metrics: p.metrics, changed: queue.Add}
+	p.overuse = &overuseWatch{
+		pods: p.pods, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add, tracker: usage.NewOveruse(o.Overuse),
+	}
+	p.annotator = &annotator{
+		client: o.Client, pods: p.pods, record: record, events: o.Events, metrics: p.metrics, limits: p.limits, overuse: p.overuse, queue: queue,
+	}
 	if err := p.annotator.Watch(); err != nil {
 		return nil, err
 	}
-	p.checkpoint = &checkpoint{dir: o.Directory, record: record, pods: p.pods, changed: p.annotator.Notify, stale: make(chan struct{}, 1)}
+	p.checkpoint = &checkpoint{dir: o.Directory, record: record, pods: p.pods, changed: queue.Add, stale: make(chan struct{}, 1)}
 	p.allocator = &allocator{
 		snapshots: &snapshots{
 			cards: p.cards, pods: p.pods, record: record, rejected: map[gpu.PodUID]bool{}, met: map[gpu.PodUID]bool{},
 		},
-		checkpoint: p.checkpoint, kubelet: p.resources, isolator: p.isolator, metrics: p.metrics, annotate: p.annotator.Notify,
+		checkpoint: p.checkpoint, kubelet: p.resources, isolator: p.isolator, metrics: p.metrics, annotate: queue.Add,
 		responses: &responses{
 			cards: p.cards, visibleBy: cmp.Or(o.VisibleDevices, VisibleByUUID), strategy: o.DeviceList,
 			disableIsolation: p.node.DisableIsolation, errorEnv: o.ErrorEnv, events: o.Events, node: nodeReference(o.NodeName),
@@ -187,7 +192,6 @@ func (p *Plugin) KnownCards(ctx context.Context) (cards []gpu.Card, bootID strin
 func (p *Plugin) SetCards(unit gpu.Unit, cards []gpu.Card, moved map[int]int, problem string) {
 	p.cards.Set(unit, cards, moved, problem)
 	p.isolator.Check()
-	p.count()
 	poke(p.configurator.wake)
 }
 
@@ -269,19 +273,15 @@ func (p *Plugin) keepLimits(ctx context.Context) {
 // countCards keeps the metrics of the cards and the mode up to date until ctx ends.
 func (p *Plugin) countCards(ctx context.Context) error {
 	for {
-		_, changed, _ := p.cards.Get()
-		p.count()
+		cards, changed, _ := p.cards.Get()
+		p.metrics.setCards(cards)
+		p.metrics.setIsolation(p.cards.Mode())
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
 		}
 	}
-}
-
-func (p *Plugin) count() {
-	p.metrics.setCards(p.cards.All())
-	p.metrics.setIsolation(p.cards.Mode())
 }
 
 // follow watches the kubelet's directory. It returns an error once a mounted directory is deleted, because the plugin can

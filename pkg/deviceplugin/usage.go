@@ -42,9 +42,16 @@ func (s containerSource) Containers() []usage.Container {
 	return out
 }
 
-// Measure measures the use of the cards, checks the limits of containers, and finds those above their request. It must be called regularly, and from one goroutine at a time.
+// Measure measures the use of the cards, checks the limits of containers, and finds those above their request. It must be called
+// regularly, and from one goroutine at a time.
+//
+// Until SetCards has set cards it only asks which cards can be limited. The pods and what they were given are known by then too
+// (KnownCards); before, a measurement would show that no pod uses memory, and the reports of an earlier plugin would be withdrawn.
 func (p *Plugin) Measure(driver usage.Driver) {
 	p.isolator.Ask(driver)
+	if len(p.cards.All()) == 0 {
+		return
+	}
 	p.meter.Measure(driver)
 	report := p.meter.Report()
 	p.limits.Check(report)

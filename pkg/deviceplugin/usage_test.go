@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"testing"
 
@@ -16,14 +15,14 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// stubUsage is a driver with one card, which this test's own process uses.
+// stubUsage is a driver with one card, which a process uses that doesn't exist.
 type stubUsage struct{}
 
 func (stubUsage) Cards() []string             { return []string{"GPU-0"} }
 func (stubUsage) Used(string) (uint64, error) { return 50, nil }
 func (stubUsage) Limits() bool                { return false }
 func (stubUsage) Processes(string) ([]inventory.Process, error) {
-	return []inventory.Process{{PID: os.Getpid(), Bytes: 7}, {PID: 1 << 30, Bytes: 9}}, nil
+	return []inventory.Process{{PID: 1 << 30, Bytes: 9}}, nil
 }
 func (stubUsage) Limit(string, string) (inventory.MemoryLimit, error) {
 	return inventory.MemoryLimit{}, inventory.ErrUnsupported
@@ -33,7 +32,8 @@ func (stubUsage) Limit(string, string) (inventory.MemoryLimit, error) {
 // tests the measurement.
 func TestUsage(t *testing.T) {
 	given, other := newPod("given", main(2), ran(true)), newPod("other", main(0), ran(true))
-	p, err := New(Options{Client: fakeClient(t, newFixture(t).client), Events: newFixture(t).events, NodeName: testNode, Directory: t.TempDir(), UsageMetrics: true})
+	b := newFixture(t)
+	p, err := New(Options{Client: fakeClient(t, b.client), Events: b.events, NodeName: testNode, Directory: b.dir, UsageMetrics: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,8 +65,8 @@ func TestUsage(t *testing.T) {
 	if diff := cmp.Diff(want, got.Containers); diff != "" {
 		t.Errorf("containers: -want +got:\n%s", diff)
 	}
-	if got.Cards[0].Unresolved < 9 || got.Cards[0].Used != 50 {
-		t.Errorf("cards: %+v", got.Cards)
+	if diff := cmp.Diff([]protocol.CardUsage{{UUID: "GPU-0", Used: 50, Unresolved: 9}}, got.Cards); diff != "" {
+		t.Errorf("cards: -want +got:\n%s", diff)
 	}
 
 	metrics := func() string {
@@ -83,6 +83,22 @@ func TestUsage(t *testing.T) {
 			t.Errorf("the metrics lack %s", line)
 		}
 	}
+}
+
+// TestMeasureEarly: the driver is visited before the plugin knows the cards, the pods and what these were given. Nothing follows from
+// such a visit: above all no pod loses the annotation that an earlier plugin wrote.
+func TestMeasureEarly(t *testing.T) {
+	p, _ := newFixture(t).start(nil)
+	measured := func(want bool) {
+		t.Helper()
+		p.Measure(stubUsage{})
+		if _, got, _ := p.overuse.Annotation("uid-a"); got != want || p.meter.Report().Time.IsZero() == want {
+			t.Errorf("over-use is known: %t, want %t; the report: %+v", got, want, p.meter.Report())
+		}
+	}
+	measured(false)
+	p.SetCards(gpu.GiB, newCards(16), nil, "")
+	measured(true)
 }
 
 func TestUsageMetricsOff(t *testing.T) {

@@ -28,11 +28,7 @@ func manyNodes(n int) []Node {
 func ofDaemonSet(name string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.Spec.NodeSelector = map[string]string{"gpushare": "true"}
-		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
-			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
-				{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{name}},
-			}}},
-		}}}
+		required(named(name))(p)
 	}
 }
 
@@ -47,11 +43,9 @@ func BenchmarkDiagnoseDeployment(b *testing.B) {
 	for _, request := range []int64{1, 8} { // It fits, or doesn't.
 		b.Run(fmt.Sprint(request), func(b *testing.B) {
 			benchmarkDiagnose(b, 5000, func(int) *Pod {
-				return pod(request, func(p *corev1.Pod) {
-					p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable,
-						Message: "0/5000 nodes are available: 100 node(s) had untolerated taint(s), 200 Insufficient cpu, 4800 no GPU card has enough free memory. " +
-							"no new claims to deallocate, preemption: 0/5000 nodes are available: 5000 No preemption victims found for incoming pod."}}
-				})
+				return pod(request, condition(corev1.PodReasonUnschedulable,
+					"0/5000 nodes are available: 100 node(s) had untolerated taint(s), 200 Insufficient cpu, 4800 no GPU card has enough free memory. "+
+						"no new claims to deallocate, preemption: 0/5000 nodes are available: 5000 No preemption victims found for incoming pod."))
 			})
 		})
 	}
@@ -65,7 +59,7 @@ func BenchmarkDiagnoseRequests(b *testing.B) {
 // BenchmarkDiagnoseSelectors diagnoses 5,000 pods that select a node each by its label.
 func BenchmarkDiagnoseSelectors(b *testing.B) {
 	benchmarkDiagnose(b, 5000, func(i int) *Pod {
-		return pod(8, func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": fmt.Sprintf("node-%04d", i)} })
+		return pod(8, onto(fmt.Sprintf("node-%04d", i)))
 	})
 }
 

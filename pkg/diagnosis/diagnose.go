@@ -38,6 +38,8 @@ type Diagnoser struct {
 	// choices and rooms are caches by Pod.constraintsKey and Pod.roomKey.
 	choices map[string]*choice
 	rooms   map[string]room
+	// messages are the rejections by message of kube-scheduler; nil for a message that is none.
+	messages map[string]*rejection
 }
 
 // NewDiagnoser returns a Diagnoser for the nodes, which must be sorted by name and have cards. pending are all pending pods:
@@ -45,6 +47,7 @@ type Diagnoser struct {
 func NewDiagnoser(nodes []Node, pending []*Pod, now time.Time) *Diagnoser {
 	d := &Diagnoser{
 		now: now, active: map[string]bool{}, nodes: newNodeIndex(nodes), choices: map[string]*choice{}, rooms: map[string]room{},
+		messages: map[string]*rejection{},
 	}
 	for _, pod := range pending {
 		if pod.Tried {
@@ -63,7 +66,11 @@ func (d *Diagnoser) Diagnose(pod *Pod, wait *GroupWait) Diagnosis {
 			return Diagnosis{rule.reason, rule.message(c)}
 		}
 	}
-	return Diagnosis{c.room.reason, c.room.message + c.more()}
+	message := c.room.message
+	if c.rejection != nil && c.rejection.others != "" && !d.podsOnly { // There it is the message.
+		message += "; kube-scheduler also says: " + shorten(c.rejection.others)
+	}
+	return Diagnosis{c.room.reason, message + c.more()}
 }
 
 // podCase is all that the rules know of a pod.
@@ -80,6 +87,8 @@ type podCase struct {
 	room room
 	// untried is how long kube-scheduler has left the pod untried; zero if it tried it.
 	untried time.Duration
+	// rejection is kube-scheduler's; nil if its message is none.
+	rejection *rejection
 	// schedulerActive is true if the pod's scheduler has tried other pods.
 	schedulerActive bool
 }
@@ -96,11 +105,23 @@ func (d *Diagnoser) newCase(pod *Pod, wait *GroupWait) *podCase {
 		c.nominated = NominationValid(pod, node, d.now)
 		c.nomineeFits = placement.Fit(node.Cards, pod.Request) == placement.Fits
 	}
-	c.room = d.room(pod)
+	c.room, c.rejection = d.room(pod), d.rejection(pod.Message)
 	if !pod.Tried && !pod.Created.IsZero() {
 		c.untried = max(d.now.Sub(pod.Created), 0)
 	}
 	return c
+}
+
+// rejection returns the rejection in a message of kube-scheduler; nil if it is none. Equal pods have equal messages.
+func (d *Diagnoser) rejection(message string) *rejection {
+	found, known := d.messages[message]
+	if !known {
+		if r, rejected := rejectionIn(message); rejected {
+			found = &r
+		}
+		d.messages[message] = found
+	}
+	return found
 }
 
 // rule is a reason with the pods for which it holds, if no rule before it does.
@@ -192,19 +213,16 @@ func (c *podCase) otherConstraint() bool {
 	if c.room.reason != Fits || c.wait != nil && !c.wait.Untried {
 		return false
 	}
-	rejection, rejected := rejectionIn(c.Message)
-	if !rejected {
+	if c.rejection == nil {
 		return c.Tried && !c.Failed // A text that is not kube-scheduler's list of nodes says nothing about GPU memory.
 	}
-	return !rejection.forMemory
+	return c.rejection.others != ""
 }
 
 func (c *podCase) otherConstraintText() string {
-	scheduler, text := "kube-scheduler", ""
-	if rejection, rejected := rejectionIn(c.Message); rejected {
-		text = rejection.text
-	} else {
-		scheduler, text = fmt.Sprintf("scheduler %q", c.Scheduler), c.Message
+	scheduler, text := fmt.Sprintf("scheduler %q", c.Scheduler), c.Message
+	if c.rejection != nil {
+		scheduler, text = "kube-scheduler", c.rejection.text
 	}
 	return fmt.Sprintf("%s, but %s rejects the pod: %s", c.room.has, scheduler, shorten(text)) + c.waitText()
 }

@@ -37,6 +37,34 @@ func pod(request int64, changes ...func(*corev1.Pod)) *Pod {
 	return NewPod(p)
 }
 
+// onto gives the pod a selector for the node, which has its name as a label.
+func onto(name string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": name} }
+}
+
+// required gives the pod a required node affinity.
+func required(terms ...corev1.NodeSelectorTerm) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms},
+		}}
+	}
+}
+
+// named is the term for the node of that name, as the controller of DaemonSets sets it.
+func named(node string) corev1.NodeSelectorTerm {
+	return corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}}
+}
+
+// condition gives the pod a condition of kube-scheduler.
+func condition(reason, message string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: reason, Message: message}}
+	}
+}
+
+func gated(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "quota"}} }
+
 func node(name string, unit gpu.Unit, cards ...placement.Card) Node {
 	return Node{
 		Object: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"name": name}}},
@@ -57,18 +85,7 @@ func TestDiagnose(t *testing.T) {
 	a := node("a", gpu.GiB, card(0, 16, 9), card(1, 16, 11))
 	a.Terminating = terminating(5, 3)
 	diagnoser := NewDiagnoser([]Node{a, node("b", gpu.MiB, card(0, 8192, 0)), closed, tainted}, nil, now)
-	onto := func(name string) func(*corev1.Pod) {
-		return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": name} }
-	}
 	tolerant := func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}} }
-	required := func(p *corev1.Pod) {
-		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
-			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
-				{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"tainted"}},
-			}}},
-		}}}
-	}
-	gated := func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "quota"}} }
 	nominated := func(name string, priority int32) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Status.NominatedNodeName, p.Spec.Priority = name, &priority }
 	}
@@ -83,8 +100,8 @@ func TestDiagnose(t *testing.T) {
 		{"larger than the total free memory", pod(13, onto("a")), Full},
 		{"a tainted node alone", pod(13, onto("tainted")), NoNode},
 		{"the same, tolerated", pod(13, onto("tainted"), tolerant), Fits},
-		{"required by affinity", pod(13, required), NoNode},
-		{"and tolerated", pod(13, required, tolerant), Fits},
+		{"required by affinity", pod(13, required(named("tainted"))), NoNode},
+		{"and tolerated", pod(13, required(named("tainted")), tolerant), Fits},
 		{"too large for the usable nodes", pod(9000), TooLarge},
 		{"gated", pod(12, onto("a"), gated), Gated},
 		{"nominated, and a pod of lower priority is terminating", pod(12, onto("a"), nominated("a", 4)), Nominated},
@@ -102,10 +119,7 @@ func TestDiagnose(t *testing.T) {
 			}
 		}
 	}
-	kept := pod(8, func(p *corev1.Pod) {
-		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
-			Message: "0/2 nodes are available: 1 free GPU memory is kept for group default/train.v1, 1 no GPU card has enough free memory."}}
-	})
+	kept := pod(8, condition("", "0/2 nodes are available: 1 free GPU memory is kept for group default/train.v1, 1 no GPU card has enough free memory."))
 	want := Diagnosis{KeptForGroup, "b has room for it, 8192 MiB on one card, but free GPU memory is kept for group default/train.v1, which has waited long"}
 	if got := diagnoser.Diagnose(kept, nil); got != want {
 		t.Errorf("memory is kept for a group: %+v, want %+v", got, want)
@@ -127,9 +141,6 @@ func TestMessages(t *testing.T) {
 	}
 	full := node("n2", gpu.GiB, card(0, 16, 16), card(1, 16, 16))
 	split := []Node{node("n1", gpu.GiB, card(0, 16, 9), card(1, 16, 11)), full}
-	onto := func(name string) func(*corev1.Pod) {
-		return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": name} }
-	}
 	nominated := func(p *corev1.Pod) { p.Status.NominatedNodeName, p.Spec.Priority = "n2", new(int32(1)) }
 	cordoned := func(n *Node) { n.Closed = "the node is cordoned" }
 	for name, test := range map[string]struct {
@@ -177,8 +188,8 @@ func TestEligibleNodes(t *testing.T) {
 	nodes := []Node{node("full", gpu.GiB, card(0, 16, 16)), tainted, closed, node("small", gpu.GiB, card(0, 4, 0))}
 	for want, p := range map[string]*Pod{
 		"full small": pod(8),
-		"small":      pod(8, func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": "small"} }),
-		"full tainted small": pod(8, func(p *corev1.Pod) {
+		"small":      pod(8, onto("small")),
+		"full tainted closed small": pod(8, func(p *corev1.Pod) {
 			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 		}),
 	} {
@@ -191,7 +202,7 @@ func TestEligibleNodes(t *testing.T) {
 func TestNewPod(t *testing.T) {
 	const untried = `scheduler "default-scheduler" has not tried it yet`
 	created := metav1.NewTime(time.Date(2026, 7, 1, 11, 0, 0, 0, time.UTC))
-	condition := func(status corev1.ConditionStatus, reason, message string) func(*corev1.Pod) {
+	conditions := func(status corev1.ConditionStatus, reason, message string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
 			p.Status.Conditions = []corev1.PodCondition{
 				{Type: corev1.PodReady, Status: corev1.ConditionFalse, Message: "another condition"},
@@ -205,10 +216,10 @@ func TestNewPod(t *testing.T) {
 	}{
 		"not tried yet":         {func(*corev1.Pod) {}, Pod{Message: untried}},
 		"another scheduler":     {func(p *corev1.Pod) { p.Spec.SchedulerName = "mine" }, Pod{Scheduler: "mine", Message: `scheduler "mine" has not tried it yet`}},
-		"rejected":              {condition(corev1.ConditionFalse, "Unschedulable", "no room"), Pod{Message: "no room", Tried: true, Rejected: true}},
-		"without a message":     {condition(corev1.ConditionFalse, "SchedulerError", ""), Pod{Message: "SchedulerError", Tried: true, Failed: true, Rejected: true}},
-		"an unknown condition":  {condition(corev1.ConditionUnknown, "", "asking"), Pod{Message: "asking", Tried: true}},
-		"already bound":         {condition(corev1.ConditionTrue, "", "bound"), Pod{Message: untried}},
+		"rejected":              {conditions(corev1.ConditionFalse, "Unschedulable", "no room"), Pod{Message: "no room", Tried: true, Rejected: true}},
+		"without a message":     {conditions(corev1.ConditionFalse, "SchedulerError", ""), Pod{Message: "SchedulerError", Tried: true, Failed: true, Rejected: true}},
+		"an unknown condition":  {conditions(corev1.ConditionUnknown, "", "asking"), Pod{Message: "asking", Tried: true}},
+		"already bound":         {conditions(corev1.ConditionTrue, "", "bound"), Pod{Message: untried}},
 		"nominated":             {func(p *corev1.Pod) { p.Status.NominatedNodeName = "n" }, Pod{NominatedNode: "n", Message: untried}},
 		"with scheduling gates": {func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "a"}, {Name: "b"}} }, Pod{Gates: []string{"a", "b"}, Message: untried}},
 	} {

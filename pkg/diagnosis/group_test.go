@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -20,9 +19,6 @@ func TestDiagnoseMember(t *testing.T) {
 	diagnoser := NewDiagnoser([]Node{node("a", gpu.GiB, card(0, 16, 9), card(1, 16, 11)), closed, ill}, nil, now)
 	wait := &GroupWait{Group: "default/train", Reason: gang.NoRoom.Text, Since: time.Date(2026, 7, 1, 11, 0, 0, 0, time.UTC)}
 	const waits = "group default/train waits since 2026-07-01T11:00:00Z: there is no room for all members at once"
-	onto := func(name string) func(*corev1.Pod) {
-		return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": name} }
-	}
 	for name, test := range map[string]struct {
 		pod  *Pod
 		wait *GroupWait
@@ -39,7 +35,7 @@ func TestDiagnoseMember(t *testing.T) {
 			"the cards that are large enough are taken: the largest free piece is 7 GiB, on a; closed: the node is cordoned; group g waits: kube-scheduler hasn't tried all other members yet"}},
 		"kube-scheduler hasn't tried it yet": {pod(7), &GroupWait{Group: "g", Reason: gang.AwaitsOthers.Text, Untried: true}, Diagnosis{WaitsForGroup,
 			"group g waits: kube-scheduler hasn't tried all other members yet"}},
-		"its own scheduling gates come first":      {pod(7, func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "quota"}} }), wait, Diagnosis{Gated, "the pod is held back by its scheduling gates: quota"}},
+		"its own scheduling gates come first":      {pod(7, gated), wait, Diagnosis{Gated, "the pod is held back by its scheduling gates: quota"}},
 		"it doesn't wait for its group (any more)": {pod(12), nil, Diagnosis{Fragmented, "12 GiB free on a, but the largest piece is 7 GiB: a pod gets one card; closed: the node is cordoned"}},
 	} {
 		t.Run(name, func(t *testing.T) {

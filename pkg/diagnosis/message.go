@@ -33,8 +33,9 @@ var nodesBefore = regexp.MustCompile(`(?:^|, )(\d+) `)
 type rejection struct {
 	// text are the reasons, without the number of all nodes and what preemption found.
 	text string
-	// forMemory is true if each node was rejected for GPU memory, for its group, or for a reason that a Diagnoser checks itself.
-	forMemory bool
+	// others are the reasons of nodes that were rejected neither for GPU memory or the pod's group, nor for what a Diagnoser checks
+	// itself; empty if there are none.
+	others string
 }
 
 // rejectionIn returns the rejection in kube-scheduler's message; false if the message is none.
@@ -45,6 +46,7 @@ func rejectionIn(message string) (rejection, bool) {
 	}
 	unexplained, _ := strconv.Atoi(match[1])
 	text := match[2]
+	var others []string
 	counts := nodesBefore.FindAllStringSubmatchIndex(text, -1)
 	for i, at := range counts {
 		end := len(text)
@@ -54,16 +56,26 @@ func rejectionIn(message string) (rejection, bool) {
 		// No node has two of these reasons: the extender isn't called for a node that lacks GPU memory in sum.
 		if nodes, _ := strconv.Atoi(text[at[2]:at[3]]); aboutMemory(text[at[1]:end]) || checkedHere(text[at[1]:end]) {
 			unexplained -= nodes
+		} else {
+			others = append(others, text[at[2]:end])
 		}
 	}
-	return rejection{text: text, forMemory: len(counts) > 0 && unexplained <= 0}, true
+	switch {
+	case unexplained <= 0 && len(counts) > 0: // A node that lacks GPU memory can have other reasons too.
+		return rejection{text: text}, true
+	case len(others) == 0:
+		return rejection{text, text}, true
+	}
+	return rejection{text, strings.Join(others, ", ")}, true
 }
 
-const insufficientMemory = "Insufficient " + string(protocol.ResourceMemory)
+// InsufficientMemory is kube-scheduler's reason for nodes that lack GPU memory in sum (k8s.io/kubernetes
+// pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest).
+const InsufficientMemory = "Insufficient " + string(protocol.ResourceMemory)
 
 // aboutMemory reports whether the reason is one of the extender's, or kube-scheduler's that a node lacks GPU memory.
 func aboutMemory(reason string) bool {
-	return reason == insufficientMemory || strings.HasPrefix(reason, reasonPrefix) || placement.IsText(reason)
+	return reason == InsufficientMemory || strings.HasPrefix(reason, reasonPrefix) || placement.IsText(reason)
 }
 
 // checkedHere reports whether the reason is one that Node.rejection checks (the constants of the plugins TaintToleration,

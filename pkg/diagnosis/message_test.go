@@ -9,23 +9,23 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// Whether a rejection was for memory alone decides between "about to be tried again" and "rejected for something else".
+// Whether a rejection has other reasons than memory decides between "about to be tried again" and "rejected for something else".
 func TestRejectionIn(t *testing.T) {
 	const preemption = " preemption: 0/3 nodes are available: 1 Insufficient cpu, 2 No preemption victims found for incoming pod."
 	for message, want := range map[string]rejection{
-		"0/3 nodes are available: 3 no GPU card has enough free memory.":                                        {"3 no GPU card has enough free memory", true},
-		"0/3 nodes are available: 3 no GPU card has enough free memory." + preemption:                           {"3 no GPU card has enough free memory", true},
-		"0/3 nodes are available: 3 Insufficient aliyun.com/gpu-mem. no new claims to deallocate," + preemption: {"3 Insufficient aliyun.com/gpu-mem", true},
+		"0/3 nodes are available: 3 no GPU card has enough free memory.":                                        {"3 no GPU card has enough free memory", ""},
+		"0/3 nodes are available: 3 no GPU card has enough free memory." + preemption:                           {"3 no GPU card has enough free memory", ""},
+		"0/3 nodes are available: 3 Insufficient aliyun.com/gpu-mem. no new claims to deallocate," + preemption: {"3 Insufficient aliyun.com/gpu-mem", ""},
 		// Two nodes lack CPU as well, but each of the three lacks GPU memory.
-		"0/3 nodes are available: 2 Insufficient cpu, 3 Insufficient aliyun.com/gpu-mem.": {"2 Insufficient cpu, 3 Insufficient aliyun.com/gpu-mem", true},
-		"0/3 nodes are available: 1 Insufficient cpu, 2 Insufficient aliyun.com/gpu-mem.": {"1 Insufficient cpu, 2 Insufficient aliyun.com/gpu-mem", false},
+		"0/3 nodes are available: 2 Insufficient cpu, 3 Insufficient aliyun.com/gpu-mem.": {"2 Insufficient cpu, 3 Insufficient aliyun.com/gpu-mem", ""},
+		"0/3 nodes are available: 1 Insufficient cpu, 2 Insufficient aliyun.com/gpu-mem.": {"1 Insufficient cpu, 2 Insufficient aliyun.com/gpu-mem", "1 Insufficient cpu"},
 		"0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 free GPU memory is kept for group default/a.b.": {
-			"1 node(s) had untolerated taint(s), 2 free GPU memory is kept for group default/a.b", true},
+			"1 node(s) had untolerated taint(s), 2 free GPU memory is kept for group default/a.b", ""},
 		"0/3 nodes are available: 1 node(s) were unschedulable, 1 node(s) didn't match Pod's node affinity/selector, 1 gang: 1 of 2 members exist.": {
-			"1 node(s) were unschedulable, 1 node(s) didn't match Pod's node affinity/selector, 1 gang: 1 of 2 members exist", true},
-		"0/3 nodes are available: 1 node(s) had untolerated taint {team: a}, 2 Too many pods.": {"1 node(s) had untolerated taint {team: a}, 2 Too many pods", false},
-		"0/3 nodes are available: 3 node(s) didn't satisfy plugin(s) [NodeAffinity].":          {"3 node(s) didn't satisfy plugin(s) [NodeAffinity]", true},
-		`0/3 nodes are available: persistentvolumeclaim "data" not found.` + preemption:        {`persistentvolumeclaim "data" not found`, false},
+			"1 node(s) were unschedulable, 1 node(s) didn't match Pod's node affinity/selector, 1 gang: 1 of 2 members exist", ""},
+		"0/3 nodes are available: 1 node(s) had untolerated taint {team: a}, 2 Too many pods.": {"1 node(s) had untolerated taint {team: a}, 2 Too many pods", "2 Too many pods"},
+		"0/3 nodes are available: 3 node(s) didn't satisfy plugin(s) [NodeAffinity].":          {"3 node(s) didn't satisfy plugin(s) [NodeAffinity]", ""},
+		`0/3 nodes are available: persistentvolumeclaim "data" not found.` + preemption:        {`persistentvolumeclaim "data" not found`, `persistentvolumeclaim "data" not found`},
 	} {
 		got, ok := rejectionIn(message)
 		if diff := cmp.Diff(want, got, cmp.AllowUnexported(rejection{})); !ok || diff != "" {
@@ -46,7 +46,7 @@ func TestRejectionIn(t *testing.T) {
 func TestReasonsAreAboutMemory(t *testing.T) {
 	for _, reason := range placement.Reasons() {
 		message := "0/5 nodes are available: 2 " + reason.TextFor("default/train") + ", 3 Insufficient aliyun.com/gpu-mem."
-		if got, ok := rejectionIn(message); !ok || !got.forMemory {
+		if got, ok := rejectionIn(message); !ok || got.others != "" {
 			t.Errorf("%s: %+v", message, got)
 		}
 	}

@@ -49,7 +49,7 @@ func (n *Node) rejection(pod *Pod) string {
 	if ok, err := pod.affinity.Match(n.Object); err != nil || !ok {
 		return pod.excludes()
 	}
-	if n.Closed != "" && (n.Closed != cordoned || !pod.toleratesCordon()) {
+	if n.Closed != "" && (Disconnected(n.Object) || !pod.toleratesClosed(n.Closed)) {
 		return n.Closed
 	}
 	taint, untolerated := schedulinghelper.FindMatchingUntoleratedTaint(klog.Background(), n.Object.Spec.Taints, pod.constraints.Tolerations,
@@ -66,7 +66,10 @@ func (n *Node) allocatable() (gpu.Memory, bool) {
 	return gpu.NewMemory(quantity.Value()), known
 }
 
-const cordoned = "the node is cordoned"
+const (
+	cordoned = "the node is cordoned"
+	notReady = "the node is not ready"
+)
 
 // Closed returns the reasons why no new pod can run on a node that shares its cards, independent of its free memory. It
 // depends on the node's resources, its conditions and on whether it is cordoned. wholeCards is protocol.Node.WholeCards.
@@ -76,12 +79,12 @@ func Closed(node *corev1.Node, wholeCards bool) []string {
 		reasons = append(reasons, placement.WholeCards.String())
 	}
 	if !ready(node) {
-		reasons = append(reasons, "the node is not ready")
+		reasons = append(reasons, notReady)
 	}
 	if Disconnected(node) {
 		reasons = append(reasons, "the device plugin is not connected: nothing of "+string(protocol.ResourceMemory)+" is allocatable")
 	}
-	if node.Spec.Unschedulable { // The last one: it alone can be tolerated.
+	if node.Spec.Unschedulable {
 		reasons = append(reasons, cordoned)
 	}
 	return reasons

@@ -2,6 +2,7 @@ package diagnosis
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -69,8 +70,8 @@ func (x *nodeIndex) candidates(constraints *corev1.PodSpec) (positions []int, al
 			positions, all = to, false
 		}
 	}
-	for key, value := range constraints.NodeSelector {
-		narrow(x.labelled(key, value))
+	for _, key := range slices.Sorted(maps.Keys(constraints.NodeSelector)) { // Sorted, so that equal pods get equal messages.
+		narrow(x.labelled(key, constraints.NodeSelector[key]))
 	}
 	if terms := requiredTerms(constraints); len(terms) > 0 {
 		if union, named := x.inTerms(terms); named {

@@ -36,7 +36,7 @@ func TestChoice(t *testing.T) {
 	}
 	term := func() (t corev1.NodeSelectorTerm) {
 		if random.IntN(3) == 0 {
-			t.MatchFields = []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{fmt.Sprintf("n%02d", random.IntN(15))}}}
+			t = named(fmt.Sprintf("n%02d", random.IntN(15)))
 		}
 		for _, key := range []string{"x", "y"} {
 			if random.IntN(2) == 0 {
@@ -56,7 +56,7 @@ func TestChoice(t *testing.T) {
 				terms[i] = term()
 			}
 			if len(terms) > 0 {
-				p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms}}}
+				required(terms...)(p)
 			}
 		})
 		var got []string
@@ -73,6 +73,22 @@ func TestChoice(t *testing.T) {
 	}
 }
 
+// The message doesn't depend on the order in which a node selector's labels are looked up.
+func TestEqualChoices(t *testing.T) {
+	var nodes []Node
+	for _, name := range []string{"a", "b", "c", "d"} {
+		nodes = append(nodes, node(name, gpu.GiB, card(0, 16, 0)))
+	}
+	nodes[0].Object.Labels["x"], nodes[1].Object.Labels["y"] = "1", "1"
+	p := pod(1, func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"x": "1", "y": "1"} })
+	const want = "no node that shares GPU memory can take the pod; a, b, c and 1 more: excluded by the pod's node selector (x=1,y=1)"
+	for range 30 {
+		if got := NewDiagnoser(nodes, nil, now).Diagnose(p, nil).Message; got != want {
+			t.Fatalf("%q, want %q", got, want)
+		}
+	}
+}
+
 // A rejection names three nodes and counts the others.
 func TestRejectedNodes(t *testing.T) {
 	var nodes []Node
@@ -80,15 +96,8 @@ func TestRejectedNodes(t *testing.T) {
 		nodes = append(nodes, node(name, gpu.GiB, card(0, 16, 0)))
 	}
 	nodes[1].Closed, nodes[5].Closed = "the node is cordoned", "the node is cordoned"
-	onto := func(names ...string) *Pod {
-		return pod(20, func(p *corev1.Pod) {
-			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
-				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "name", Operator: corev1.NodeSelectorOpIn, Values: names}}}},
-			}}}
-		})
-	}
-	selector := func(name string) *Pod {
-		return pod(20, func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"name": name} })
+	labelled := func(names ...string) func(*corev1.Pod) {
+		return required(corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "name", Operator: corev1.NodeSelectorOpIn, Values: names}}})
 	}
 	const tooLarge = "no card is large enough for 20 GiB: the largest has 16 GiB, on "
 	for _, test := range []struct {
@@ -96,12 +105,12 @@ func TestRejectedNodes(t *testing.T) {
 		want string
 	}{
 		{pod(20), tooLarge + "a; b, f: the node is cordoned"},
-		{onto("b", "c"), tooLarge + "c; a, d, e and 1 more: excluded by the pod's node affinity; b: the node is cordoned"},
+		{pod(20, labelled("b", "c")), tooLarge + "c; a, d, e and 1 more: excluded by the pod's node affinity; b: the node is cordoned"},
 		{pod(20, ofDaemonSet("a"), func(p *corev1.Pod) { p.Spec.NodeSelector = nil }), tooLarge + "a"},
 		{pod(20, ofDaemonSet("b"), func(p *corev1.Pod) { p.Spec.NodeSelector = nil }), "no node that shares GPU memory can take the pod; b: the node is cordoned"},
 		{pod(20, ofDaemonSet("a")), "no node that shares GPU memory can take the pod; a: excluded by the pod's node selector (gpushare=true) or its node affinity"},
 		{pod(20, ofDaemonSet("x")), "no node that shares GPU memory can take the pod: its node affinity names x, which shares none"},
-		{selector("x"), "no node that shares GPU memory can take the pod; a, b, c and 3 more: excluded by the pod's node selector (name=x)"},
+		{pod(20, onto("x")), "no node that shares GPU memory can take the pod; a, b, c and 3 more: excluded by the pod's node selector (name=x)"},
 	} {
 		if got := NewDiagnoser(nodes, nil, now).Diagnose(test.pod, nil).Message; got != test.want {
 			t.Errorf("%q, want %q", got, test.want)

@@ -3,6 +3,7 @@ package diagnosis
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -86,11 +87,21 @@ func NewPod(pod *corev1.Pod) *Pod {
 // Constraints is equal for pods that can use the same nodes, independent of free resources.
 func (p *Pod) Constraints() string { return p.constraintsKey }
 
-// toleratesCordon reports whether the pod can use cordoned nodes, as pods of a DaemonSet can (k8s.io/kubernetes
-// pkg/scheduler/framework/plugins/nodeunschedulable).
-func (p *Pod) toleratesCordon() bool {
-	taint := &corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
-	return schedulinghelper.TolerationsTolerateTaint(klog.Background(), p.constraints.Tolerations, taint, true)
+// toleratesClosed reports whether the pod can use nodes that are closed for this reason: cordoned ones, as pods of a DaemonSet can
+// (k8s.io/kubernetes pkg/scheduler/framework/plugins/nodeunschedulable), or such that aren't ready, which kube-scheduler knows by
+// their taints alone. If the node has further taints, these are checked too.
+func (p *Pod) toleratesClosed(reason string) bool {
+	var taints []string
+	switch reason {
+	case cordoned:
+		taints = []string{corev1.TaintNodeUnschedulable}
+	case notReady:
+		taints = []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable}
+	}
+	return slices.ContainsFunc(taints, func(key string) bool {
+		taint := &corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule}
+		return schedulinghelper.TolerationsTolerateTaint(klog.Background(), p.constraints.Tolerations, taint, true)
+	})
 }
 
 // excludes returns by which of its constraints the pod excludes a node.

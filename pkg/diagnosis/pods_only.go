@@ -27,7 +27,7 @@ var reportedReasons = []struct {
 	{reasonPrefix, WaitsForGroup},
 	{placement.Fragmented.String(), Fragmented},
 	{placement.Full.String(), Full},
-	{insufficientMemory, Full},
+	{InsufficientMemory, Full},
 	{placement.Unhealthy.String(), Unhealthy},
 	{placement.TooLarge.String(), TooLarge},
 }
@@ -55,7 +55,7 @@ func reportedRoom(pod *Pod) room {
 	switch {
 	case pod.Failed:
 		made.reason = SchedulerError
-	case rejected.forMemory:
+	case rejected.text != "" && rejected.others == "":
 		made.reason = NoNode
 	}
 	return made

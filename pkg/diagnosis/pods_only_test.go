@@ -14,19 +14,12 @@ import (
 
 // TestPodsOnly checks what a pod and its group show of the cause without any node.
 func TestPodsOnly(t *testing.T) {
-	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
-	condition := func(reason, message string) func(*corev1.Pod) {
-		return func(p *corev1.Pod) {
-			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: reason, Message: message}}
-		}
-	}
 	rejected := func(reasons string) func(*corev1.Pod) {
 		return condition(corev1.PodReasonUnschedulable, "0/5 nodes are available: "+reasons+". preemption: 0/5 nodes are available: 5 No victims.")
 	}
 	created := func(ago time.Duration) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.CreationTimestamp = metav1.NewTime(now.Add(-ago)) }
 	}
-	gated := func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "quota"}} }
 	waits := &GroupWait{Group: "ml/train", Reason: "1 of 2 members exist"}
 	for name, test := range map[string]struct {
 		change func(*corev1.Pod)

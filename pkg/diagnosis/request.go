@@ -101,8 +101,15 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// names reports whether a container names the resource, in any amount.
+// limitRanger is the annotation in which the API server lists what it set from the defaults of LimitRanges (k8s.io/kubernetes
+// plugin/pkg/admission/limitranger).
+const limitRanger = "kubernetes.io/limit-ranger"
+
+// names reports whether the pod's owner names the resource in a container, in any amount.
 func names(pod *corev1.Pod, resource corev1.ResourceName) bool {
+	if strings.Contains(pod.Annotations[limitRanger], string(resource)) {
+		return false // A LimitRange does.
+	}
 	for _, containers := range [...][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range containers {
 			_, limited := containers[i].Resources.Limits[resource]
@@ -159,6 +166,8 @@ type containerRequest struct {
 	amount    gpu.Memory
 	// written is the amount as the API server stores it, such as "2Gi".
 	written string
+	// init is true for an init container that ends before other containers start.
+	init bool
 }
 
 // amounts returns the requests of the pod's containers in words, if several ask for GPU memory at the same time and the pod
@@ -176,7 +185,7 @@ func amounts(pod *corev1.Pod) (asks string, largest containerRequest) {
 			if !limited {
 				quantity = container.Resources.Requests[protocol.ResourceMemory]
 			}
-			largest = containerRequest{container.Name, request, quantity.String()}
+			largest = containerRequest{container.Name, request, quantity.String(), !runs}
 		}
 		if runs {
 			parts, sum = append(parts, fmt.Sprintf("%s (%s)", container.Name, request)), sum.Add(request)
@@ -204,10 +213,13 @@ func (c *podCase) tooLarge() string {
 		return c.room.message
 	}
 	request := c.room.unit.Format(c.Request)
-	if mistake, found := c.quantityMistake(); found {
+	switch mistake, found := c.quantityMistake(); {
+	case found:
 		request = mistake
-	} else if c.asks != "" {
-		request = fmt.Sprintf("%s, which its containers %s ask for together, on one card", request, c.asks)
+	case c.asks != "":
+		request += fmt.Sprintf(", which its containers %s ask for together, on one card", c.asks)
+	case c.largest.init && c.largest.amount == c.Request:
+		request += fmt.Sprintf(", which its init container %s asks for", c.largest.container)
 	}
 	return fmt.Sprintf("no card is large enough for %s: %s", request, c.room.message)
 }

@@ -49,6 +49,8 @@ func TestNoRequestProblem(t *testing.T) {
 	}
 	named := amounts(of(protocol.ResourceMemory, 2))
 	named.Annotations = map[string]string{string(protocol.ResourceMemory): "2"}
+	byDefault := amounts(of(protocol.ResourceMemory, 0))
+	byDefault.Annotations = map[string]string{"kubernetes.io/limit-ranger": "LimitRanger plugin set: cpu request for container c; aliyun.com/gpu-mem limit for container c"}
 	for what, pod := range map[string]*corev1.Pod{
 		"no containers":                    amounts(),
 		"CPU":                              amounts(of(corev1.ResourceCPU, 1)),
@@ -57,6 +59,7 @@ func TestNoRequestProblem(t *testing.T) {
 		"memory and a number of cards":     amounts(of(protocol.ResourceMemory, 2), of(protocol.ResourceCount, 1)),
 		"a whole card":                     amounts(of(protocol.ResourceWholeCard, 1)),
 		"the amount also as an annotation": named,
+		"0 by a LimitRange's default":      byDefault,
 	} {
 		if problem, found := RequestProblem(pod); found {
 			t.Errorf("%s: %s", what, problem)

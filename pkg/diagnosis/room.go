@@ -21,6 +21,9 @@ type choice struct {
 	rejected string
 }
 
+// rejections are the nodes that a pod can't use, by reason.
+type rejections map[string]*rejectedNodes
+
 // rejectedNodes are the nodes that a pod can't use for one reason.
 type rejectedNodes struct {
 	why string
@@ -29,14 +32,40 @@ type rejectedNodes struct {
 	n     int
 }
 
-func (r *rejectedNodes) add(name string) {
-	if r.n++; r.n <= maxNames {
-		r.names = append(r.names, name)
+// maxNames is how many nodes a message names for one reason.
+const maxNames = 3
+
+func (r rejections) add(why, name string) {
+	if r[why] == nil {
+		r[why] = &rejectedNodes{why: why}
+	}
+	if r[why].n++; r[why].n <= maxNames {
+		r[why].names = append(r[why].names, name)
 	}
 }
 
-// maxNames is how many nodes a message names for one reason.
-const maxNames = 3
+// addOthers adds the nodes that are no candidates, whose positions are in order. It reads a few of them only.
+func (r rejections) addOthers(why string, nodes []Node, candidates []int) {
+	others, named := len(nodes)-len(candidates), 0
+	for i := 0; named < min(others, maxNames); i++ {
+		if _, candidate := slices.BinarySearch(candidates, i); !candidate {
+			r.add(why, nodes[i].Object.Name)
+			named++
+		}
+	}
+	if others > named {
+		r[why].n += others - named
+	}
+}
+
+// text lists the nodes by reason.
+func (r rejections) text() string {
+	var out strings.Builder
+	for _, rejected := range slices.SortedFunc(maps.Values(r), compareRejections) {
+		fmt.Fprintf(&out, "; %s: %s", listed(rejected.names, rejected.n), rejected.why)
+	}
+	return out.String()
+}
 
 // choice returns the nodes that the pod can use.
 func (d *Diagnoser) choice(pod *Pod) *choice {
@@ -50,52 +79,25 @@ func (d *Diagnoser) choice(pod *Pod) *choice {
 			candidates[i] = i
 		}
 	}
-	made, rejections := &choice{}, map[string]*rejectedNodes{}
-	reject := func(why, name string) {
-		if rejections[why] == nil {
-			rejections[why] = &rejectedNodes{why: why}
-		}
-		rejections[why].add(name)
-	}
+	made, rejected := &choice{}, rejections{}
 	for _, i := range candidates {
 		node := &d.nodes.nodes[i]
 		if why := node.rejection(pod); why != "" {
-			reject(why, node.Object.Name)
+			rejected.add(why, node.Object.Name)
 		} else {
 			made.nodes = append(made.nodes, i)
 		}
 	}
-	pinned, excluded := pinnedTo(&pod.constraints), len(d.nodes.nodes)-len(candidates)
-	if len(pinned) == 0 && excluded > 0 {
-		d.rejectOthers(candidates, excluded, pod, reject, rejections)
+	pinned := pinnedTo(&pod.constraints)
+	if len(pinned) == 0 {
+		rejected.addOthers(pod.excludes(), d.nodes.nodes, candidates)
 	}
-	made.rejected = rejectionText(slices.SortedFunc(maps.Values(rejections), compareRejections))
+	made.rejected = rejected.text()
 	if len(pinned) > 0 && len(candidates) == 0 {
 		made.rejected = fmt.Sprintf(": its node affinity names %s, which shares none", listed(pinned[:min(len(pinned), maxNames)], len(pinned)))
 	}
 	d.choices[pod.constraintsKey] = made
 	return made
-}
-
-// rejectOthers rejects the nodes that are no candidates because of the pod's selector or affinity. It reads a few of them only.
-func (d *Diagnoser) rejectOthers(candidates []int, excluded int, pod *Pod, reject func(why, name string), rejections map[string]*rejectedNodes) {
-	why, named := pod.excludes(), 0
-	for i := 0; i < len(d.nodes.nodes) && named < min(excluded, maxNames); i++ {
-		if _, candidate := slices.BinarySearch(candidates, i); !candidate {
-			reject(why, d.nodes.nodes[i].Object.Name)
-			named++
-		}
-	}
-	rejections[why].n += excluded - named
-}
-
-// rejectionText lists why nodes can't be used.
-func rejectionText(rejections []*rejectedNodes) string {
-	var out strings.Builder
-	for _, r := range rejections {
-		fmt.Fprintf(&out, "; %s: %s", listed(r.names, r.n), r.why)
-	}
-	return out.String()
 }
 
 // room is what the nodes and their cards have for a pod. reason is one of cardReasons or NoNode.
@@ -104,9 +106,8 @@ type room struct {
 	message string
 	// has is, for Fits, the part of the message that names the node that has room.
 	has string
-	// unit and largest are, for TooLarge, those of the largest card.
-	unit    gpu.Unit
-	largest gpu.Memory
+	// unit is, for TooLarge, that of the node with the largest card.
+	unit gpu.Unit
 }
 
 // cardReasons are the reasons that depend on a node's cards, the best one first: the pod's reason is the best one of any node.
@@ -346,8 +347,8 @@ func (s *summary) room(reason Reason, now time.Time, rejected string) room {
 		}
 	case TooLarge:
 		f = s.largest
-		made.unit, made.largest = f.node.Unit, f.totals.Largest
-		made.message = fmt.Sprintf("the largest has %s, on %s", made.unit.Format(made.largest), f.node.Object.Name)
+		made.unit = f.node.Unit
+		made.message = fmt.Sprintf("the largest has %s, on %s", made.unit.Format(f.totals.Largest), f.node.Object.Name)
 	}
 	made.message += rejected
 	return made

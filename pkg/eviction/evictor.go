@@ -1,7 +1,8 @@
 // Package eviction evicts pods, and finds out what an eviction would free. It is the only place that evicts.
 //
-// Evictor frees a card for a pod that only fragmentation keeps pending. Members evicts the members of broken runs. Survey
-// collects the input for the choice of victims, also for kube-scheduler's own preemption.
+// Evictor frees a card for a pod that only fragmentation keeps pending. Members evicts the members of broken runs. Overusers
+// evicts pods that use more memory than they request. Survey collects the input for the choice of victims, also for
+// kube-scheduler's own preemption.
 package eviction
 
 import (
@@ -81,9 +82,10 @@ type Observer interface {
 	APIWrite(kind string)
 }
 
-// Options configure an Evictor.
+// Options configure an Evictor, Members and Overusers.
 type Options struct {
-	API      API
+	API API
+	// Ledger and Cache are those of an Evictor.
 	Ledger   Ledger
 	Cache    Cache
 	Recorder record.EventRecorder
@@ -226,8 +228,11 @@ func (e *Evictor) Passed(uid gpu.PodUID) {
 }
 
 // Run begins rounds as needed until ctx ends.
-func (e *Evictor) Run(ctx context.Context) error {
-	ticker := e.Clock.NewTicker(interval)
+func (e *Evictor) Run(ctx context.Context) error { return every(ctx, e.Clock, interval, e.tick) }
+
+// every makes a step per interval until ctx ends. It returns no error.
+func every(ctx context.Context, c clock.WithTicker, interval time.Duration, step func(context.Context)) error {
+	ticker := c.NewTicker(interval)
 	defer ticker.Stop()
 	for {
 		select {
@@ -235,7 +240,7 @@ func (e *Evictor) Run(ctx context.Context) error {
 			return nil
 		case <-ticker.C():
 		}
-		e.tick(ctx)
+		step(ctx)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
@@ -55,16 +56,7 @@ func NewOverusers(o Options, cache OveruseCache) *Overusers {
 
 // Run evicts pods as needed until ctx ends.
 func (o *Overusers) Run(ctx context.Context) error {
-	ticker := o.Clock.NewTicker(overuseInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C():
-		}
-		o.step(ctx)
-	}
+	return every(ctx, o.Clock, overuseInterval, o.step)
 }
 
 // step makes at most one eviction.
@@ -195,6 +187,8 @@ func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
 		o.Recorder.Event(apiserver.Reference(v.pod.Pod), corev1.EventTypeWarning, EventOveruseEvicted, fmt.Sprintf(
 			"Evicted from GPU card %d of node %s: it uses %d MiB and requests %d MiB, and other pods can't get what they request", v.card, v.node, v.use.Used, v.use.Requested))
 		return true
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return true // The pod is gone without an eviction, which the watch will show soon.
 	case answered(err):
 		o.requested = ""
 		o.spared.extend(v.pod.UID, o.Clock.Now(), firstPause, longestPause)

@@ -45,6 +45,7 @@ type overuseModel struct {
 	tenants  []*tenant
 	reports  map[gpu.PodUID]protocol.Overuse
 	evicted  int
+	observer fake.Observer
 	overuser *Overusers
 }
 
@@ -60,7 +61,7 @@ func newOveruseModel(t *testing.T, seed uint64) *overuseModel {
 		tracker: usage.NewOveruse(usage.OveruseOptions{Tolerance: modelTolerance, Grace: modelGrace}),
 	}
 	m.overuser = NewOverusers(Options{
-		API: m, Recorder: record.NewFakeRecorder(1 << 16), Observer: &fake.Observer{}, AnswerLost: 30 * time.Second,
+		API: m, Recorder: record.NewFakeRecorder(1 << 16), Observer: &m.observer, AnswerLost: 30 * time.Second,
 		Leading: func() error { return nil }, Clock: m.clock,
 	}, m)
 	return m
@@ -149,6 +150,22 @@ func (m *overuseModel) Evict(_ context.Context, pod gpu.Pod, _ bool) error {
 	return nil
 }
 
+// measure reports what the tenants use, as the device plugin does.
+func (m *overuseModel) measure() {
+	report := protocol.Usage{Time: m.clock.Now()}
+	for _, t := range m.tenants {
+		switch exceeds := float64(t.used) > float64(t.requested)*(1+modelTolerance/100.); {
+		case !exceeds:
+			t.over = time.Time{}
+		case t.over.IsZero():
+			t.over = m.clock.Now()
+		}
+		report.Containers = append(report.Containers, protocol.ContainerUsage{
+			UID: t.name, Container: "c", Card: t.card, Used: uint64(t.used) << 30, Requested: uint64(t.requested) << 30})
+	}
+	m.reports = m.tracker.Update(report, func(gpu.PodUID) *protocol.Overuse { return nil })
+}
+
 // round lets ten seconds pass: pods come and go and change their use, the plugin measures, and the extender makes its steps.
 func (m *overuseModel) round() {
 	m.watch()
@@ -168,23 +185,14 @@ func (m *overuseModel) round() {
 		}
 	}
 	m.clock.Step(5 * time.Second)
-	report := protocol.Usage{Time: m.clock.Now()}
 	for _, t := range m.tenants {
 		if m.random.IntN(8) == 0 {
 			if t.used = m.random.Int64N(t.requested + 1); m.random.IntN(2) == 0 {
 				t.used = t.requested + m.random.Int64N(8)
 			}
 		}
-		switch exceeds := float64(t.used) > float64(t.requested)*(1+modelTolerance/100.); {
-		case !exceeds:
-			t.over = time.Time{}
-		case t.over.IsZero():
-			t.over = m.clock.Now()
-		}
-		report.Containers = append(report.Containers, protocol.ContainerUsage{
-			UID: t.name, Container: "c", Card: t.card, Used: uint64(t.used) << 30, Requested: uint64(t.requested) << 30})
 	}
-	m.reports = m.tracker.Update(report, func(gpu.PodUID) *protocol.Overuse { return nil })
+	m.measure()
 	for range 2 {
 		m.overuser.step(m.t.Context())
 	}
@@ -211,16 +219,10 @@ func TestOverusersModel(t *testing.T) {
 			m.clock.Step(10 * time.Second)
 			m.watch()
 			m.tenants = slices.DeleteFunc(m.tenants, func(t *tenant) bool { return t.leaving })
-			report := protocol.Usage{Time: m.clock.Now()}
 			for _, t := range m.tenants {
 				t.protected = false
-				if exceeds := float64(t.used) > float64(t.requested)*(1+modelTolerance/100.); exceeds && t.over.IsZero() {
-					t.over = m.clock.Now()
-				}
-				report.Containers = append(report.Containers, protocol.ContainerUsage{
-					UID: t.name, Container: "c", Card: t.card, Used: uint64(t.used) << 30, Requested: uint64(t.requested) << 30})
 			}
-			m.reports = m.tracker.Update(report, func(gpu.PodUID) *protocol.Overuse { return nil })
+			m.measure()
 			m.overuser.spared = pauses{}
 			m.overuser.step(t.Context())
 		}
@@ -267,5 +269,31 @@ func TestOverusersStep(t *testing.T) {
 				t.Errorf("%d pods were evicted, want %d", m.evicted, test.evicted)
 			}
 		})
+	}
+}
+
+// goneAPI is an API server that has none of the pods.
+type goneAPI struct{}
+
+func (goneAPI) Evict(_ context.Context, pod gpu.Pod, _ bool) error {
+	return apierrors.NewNotFound(corev1.Resource("pods"), pod.Name)
+}
+
+// TestOverusersGone: a pod that the API server doesn't have any more isn't spared: the watch will show that it is gone, and until
+// then no other pod is evicted.
+func TestOverusersGone(t *testing.T) {
+	m := newOveruseModel(t, 1)
+	m.overuser.API = goneAPI{}
+	m.reports = map[gpu.PodUID]protocol.Overuse{}
+	for _, name := range []string{"a", "b"} {
+		m.tenants = append(m.tenants, &tenant{name: name, requested: 1, used: 17, bound: begin})
+		m.reports[gpu.PodUID(name)] = protocol.Overuse{At: begin, Cards: map[int]protocol.CardOveruse{0: {Used: 17 << 10, Requested: 1 << 10}}}
+	}
+	m.overuser.step(t.Context())
+	if n := m.observer.Count("write eviction"); n != 1 {
+		t.Errorf("%d evictions were requested at once, want 1: %v", n, m.observer.Counts())
+	}
+	if len(m.overuser.spared) > 0 {
+		t.Errorf("spared: %v", m.overuser.spared)
 	}
 }

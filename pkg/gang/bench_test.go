@@ -162,11 +162,7 @@ func BenchmarkDisplace(b *testing.B) {
 // BenchmarkReports is what the web page costs while it has viewers, once a second: 1,000 groups of eight.
 func BenchmarkReports(b *testing.B) {
 	c := newBenchCluster(1)
-	for group := range 1000 {
-		for i := range 8 {
-			c.manager.SetMember(c.member(group, i, 8, false), c.now)
-		}
-	}
+	c.load(1000, 8, false)
 	for b.Loop() {
 		if reports, _ := c.manager.Reports(); len(reports) != 1000 {
 			b.Fatal(len(reports))

@@ -284,3 +284,21 @@ func TestDisplacedAgainAndAgain(t *testing.T) {
 		t.Errorf("all memory is reserved for %d s of an hour", reserved)
 	}
 }
+
+// TestAlarmsBounded: a group that is planned and gives way again and again leaves no alarms behind for longer than the patience.
+func TestAlarmsBounded(t *testing.T) {
+	const interval = 100 * time.Millisecond
+	s := newFixture(t)
+	s.createMany(8, "job", 8, 16, "t")
+	for range 1000 {
+		s.manager.Filter(s.created[0].UID, s.nodes, s.now)
+		s.advance(interval)
+		s.manager.Displace(gpu.Pod{UID: "important", Request: 16, Priority: 1}, s.nodes, s.now)
+	}
+	if s.failures["gave_way"] < 900 {
+		t.Fatalf("the group gave way too rarely: %v", s.failures)
+	}
+	if n, most := len(s.manager.alarms), int(testPatience/interval)+10; n > most {
+		t.Errorf("%d alarms are left, want %d at most", n, most)
+	}
+}

@@ -67,8 +67,9 @@ func (mgr *Manager) filter(r *run, m *member, nodes *candidates, now time.Time) 
 	case m.Problem != "":
 		return FilterResult{Reason: mgr.reportProblem(m)}
 	case r.size() == 0:
-		mgr.recordEvent(r, true, EventInvalid, r.disagree().Text)
-		return FilterResult{Reason: r.disagree()}
+		reason := r.disagree()
+		mgr.recordEvent(r, true, EventInvalid, reason.Text)
+		return FilterResult{Reason: reason}
 	case r.phase == PhaseEvicting:
 		return FilterResult{Reason: Evicting}
 	case r.phase == PhaseBinding:
@@ -105,7 +106,7 @@ func (mgr *Manager) filter(r *run, m *member, nodes *candidates, now time.Time) 
 // knows, the member moves to another one.
 func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, nodes *candidates, now time.Time) FilterResult {
 	switch {
-	case mgr.rejectOnceMore(r.plan, pm, now):
+	case mgr.rejectOnceMore(r, pm, now):
 		mgr.requeue(pm.node)
 		return FilterResult{Reason: TimedOut}
 	case pm.node == "":

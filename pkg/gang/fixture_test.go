@@ -333,10 +333,10 @@ func (s *fixture) inBind(p *pod) bool {
 	return slices.ContainsFunc(s.held, same) || slices.ContainsFunc(s.granted, same)
 }
 
+// existing returns the pods in the order of their creation, and removes deleted ones from created.
 func (s *fixture) existing() []*pod {
-	var out []*pod
 	s.created = slices.DeleteFunc(s.created, func(p *pod) bool { return s.pods[p.UID] == nil })
-	return append(out, s.created...)
+	return slices.Clone(s.created)
 }
 
 // advance advances the clock in steps of a Tick.

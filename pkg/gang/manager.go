@@ -350,8 +350,6 @@ func (mgr *Manager) due(r *run, now time.Time) {
 		mgr.timeOut(r, now)
 	case r.phase == PhasePlanned && !now.Before(p.expires):
 		mgr.endRound(r, Expired, now)
-	case r.phase == PhasePlanned:
-		mgr.wake(r, p.expires)
 	}
 }
 

@@ -37,7 +37,15 @@ func (mgr *Manager) StartLeading(now time.Time) {
 // most one of these runs can be broken: the one that was bound last, since an earlier one must have ended or been whole
 // before.
 func (mgr *Manager) partition(g *group, members []*member, now time.Time) {
-	class := func(m *member) int { return slices.Index([]bool{mgr.countAs(m) == running, m.Node != "", true}, true) }
+	class := func(m *member) int {
+		switch {
+		case mgr.countAs(m) == running:
+			return 0
+		case m.Node != "":
+			return 1
+		}
+		return 2
+	}
 	slices.SortFunc(members, func(a, b *member) int {
 		return cmp.Or(cmp.Compare(class(a), class(b)), b.BoundAt.Compare(a.BoundAt), compareAge(a, b))
 	})
@@ -115,5 +123,6 @@ func (mgr *Manager) StopLeading(now time.Time) {
 	}
 	mgr.endStarvation(now)
 	mgr.groups, mgr.waiting, mgr.placed, mgr.alarms = map[Key]*group{}, nil, nil, nil
-	mgr.places, mgr.effects = map[string]map[gpu.PodUID]struct{}{}, Effects{} // The next leader has effects of its own.
+	mgr.places, mgr.noRoomFor, mgr.resumeAt = map[string]map[gpu.PodUID]struct{}{}, map[string]rank{}, nil
+	mgr.effects = Effects{} // The next leader has effects of its own.
 }

@@ -131,13 +131,15 @@ func (mgr *Manager) checkPlace(r *run, m *member, pm *plannedMember, now time.Ti
 	if pm.node == "" || mgr.Ledger.StillUsable(m.UID) {
 		return true
 	}
-	before := pm.node
-	if mgr.movePlace(m, pm, []string{before}, now) {
+	if mgr.movePlace(m, pm, []string{pm.node}, now) {
 		return true
 	}
 	if offer := r.offers[m.Template]; offer.known() && mgr.movePlace(m, pm, offer.nodes.names, now) {
 		if pm.permit != nil {
 			mgr.unhold(r.plan, pm).reject(Changed)
+		}
+		if r.plan.isOpen() { // The plan's alarm may have gone off while the call was held.
+			mgr.extend(r, now)
 		}
 		return false
 	}
@@ -184,26 +186,32 @@ func (mgr *Manager) timeOut(r *run, now time.Time) {
 		mgr.endRound(r, TimedOut, now)
 		return
 	}
-	p.maxHeld, p.expires = p.held, now.Add(mgr.Patience)
+	p.maxHeld = p.held
 	for _, pm := range p.members {
 		pm.late = pm.permit == nil
 	}
 	mgr.Observer.GangFailed(TimedOut.Label)
 	mgr.rejectHeld(p, TimedOut)
 	mgr.move(r, noneHeld, PhasePlanned, now)
-	mgr.wake(r, p.expires)
+	mgr.extend(r, now)
 }
 
 // rejectOnceMore reports whether a late member must be rejected again, so that it returns right behind the members that
 // timed out without it. If kube-scheduler takes longer than Hold for all pending pods, it would otherwise be held now
 // and time out before the others return, and so on alternately.
-func (mgr *Manager) rejectOnceMore(p *plan, pm *plannedMember, now time.Time) bool {
+func (mgr *Manager) rejectOnceMore(r *run, pm *plannedMember, now time.Time) bool {
 	if !pm.late {
 		return false
 	}
 	pm.late = false
-	p.expires = now.Add(mgr.Patience)
-	return p.held == 0
+	mgr.extend(r, now)
+	return r.plan.held == 0
+}
+
+// extend lets the plan's reservations last for the patience from the given time on.
+func (mgr *Manager) extend(r *run, from time.Time) {
+	r.plan.expires = from.Add(mgr.Patience)
+	mgr.wake(r, r.plan.expires)
 }
 
 // CancelPermit handles a bind call that ended while its permit was pending. It reports whether the bind is cancelled.
@@ -219,8 +227,7 @@ func (mgr *Manager) CancelPermit(uid gpu.PodUID, permit *Permit) bool {
 	r := permit.run // A pending permit always belongs to a planned member.
 	mgr.unhold(r.plan, r.plan.members[uid]).reject(Changed)
 	if r.phase == PhaseBinding {
-		r.plan.expires = permit.requested.Add(mgr.Patience)
-		mgr.wake(r, r.plan.expires)
+		mgr.extend(r, permit.requested)
 	}
 	mgr.checkHeld(r, permit.requested)
 	return true

@@ -47,27 +47,21 @@ func newPhaseScene(t *testing.T, phase string) *scene {
 		return s
 	}
 	s.create("job", 3, 16, "t")
+	broken := func() {
+		s.filter(0)
+		s.arrive(0, 1, 2)
+		s.bind(s.granted[0], false)
+		s.bind(s.granted[1], true)
+		s.granted = nil
+	}
 	steps := map[string]func(){
 		"pending":    func() {},
 		"planned":    func() { s.filter(0) },
 		"permitting": func() { s.filter(0); s.arrive(0) },
 		"binding":    func() { s.filter(0); s.arrive(0, 1, 2) },
 		"running":    func() { s.filter(0); s.arrive(0, 1, 2); s.bindGranted(); s.collectDecided(); s.bindGranted() },
-		"broken": func() {
-			s.filter(0)
-			s.arrive(0, 1, 2)
-			s.bind(s.granted[0], false)
-			s.bind(s.granted[1], true)
-			s.granted = nil
-		},
-		"evicting": func() {
-			s.filter(0)
-			s.arrive(0, 1, 2)
-			s.bind(s.granted[0], false)
-			s.bind(s.granted[1], true)
-			s.granted = nil
-			s.wait(testPatience + 10*time.Second)
-		},
+		"broken":     broken,
+		"evicting":   func() { broken(); s.wait(testPatience + 10*time.Second) },
 	}
 	steps[phase]()
 	s.collectDecided()
@@ -108,8 +102,9 @@ func (s *scene) arrive(members ...int) {
 	s.collectDecided()
 }
 
+// member returns the oldest pod that is bound, or that isn't; nil if there is none.
 func (s *scene) member(bound bool) *pod {
-	for _, p := range s.created {
+	for _, p := range s.existing() {
 		if (p.Node != "") == bound {
 			return p
 		}
@@ -148,7 +143,6 @@ var phaseEvents = []struct {
 	{"its last unbound member is deleted", func(s *scene) bool {
 		for p := s.member(false); p != nil && len(s.existing()) > 1; p = s.member(false) {
 			s.delete(p)
-			s.existing()
 		}
 		return true
 	}},
@@ -255,7 +249,7 @@ func (s *scene) scheduleOneSingle() {
 	}
 }
 
-// TestPhases applies every event in every phase. Each move must be in the transition table, too: see FailOnIllegalMove.
+// TestPhases applies every event in every phase. Each move must be in the transition table, too: see newManager.
 func TestPhases(t *testing.T) {
 	var got strings.Builder
 	got.WriteString("\n" + line("event", phaseNames[:]) + "\n")

@@ -261,7 +261,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 	}
 	p := &plan{
 		members: make(map[gpu.PodUID]*plannedMember, len(n.members)),
-		made:    now, memory: n.memory, expires: now.Add(mgr.Patience), wholeCards: n.wholeCards,
+		made:    now, memory: n.memory, wholeCards: n.wholeCards,
 	}
 	r.plan, r.noRoomAt, r.wait = p, time.Time{}, Reason{}
 	for _, m := range n.members {
@@ -272,7 +272,7 @@ func (mgr *Manager) makePlan(r *run, now time.Time) (Reason, bool) {
 		mgr.setPlace(m.UID, p.members[m.UID], places[i].Node)
 	}
 	mgr.move(r, placesReserved, PhasePlanned, now)
-	mgr.wake(r, p.expires)
+	mgr.extend(r, now)
 	mgr.requeueParked(r)
 	return Reason{}, true
 }
@@ -427,10 +427,8 @@ func (mgr *Manager) checkPlan(r *run, m *member, now time.Time) {
 func (mgr *Manager) endPlan(r *run) *plan {
 	p := r.plan
 	r.plan, r.needs = nil, nil
-	for uid, pm := range p.all() {
-		node := pm.node
+	for uid, pm := range p.members {
 		mgr.setPlace(uid, pm, "")
-		pm.node = node
 	}
 	return p
 }

@@ -68,6 +68,20 @@ func TestLikeGroups(t *testing.T) {
 	}
 }
 
+// TestNoRoomInFormerTerm: that a group found no room in a former term doesn't keep it from a try in the next one.
+func TestNoRoomInFormerTerm(t *testing.T) {
+	mgr, full := newFullManager(t)
+	mgr.SetMember(newMember("a", 0, sized(1)), begin)
+	for range 2 {
+		mgr.Filter("a", []string{"n"}, begin)
+		mgr.StopLeading(begin)
+		mgr.StartLeading(begin)
+	}
+	if diff := cmp.Diff([]string{"a", "a"}, full.asked); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 // TestWorkPerTick: a Tick tries a limited number of members. All groups have their turn, although memory is freed before each
 // Tick and the groups that go first could be tried again.
 func TestWorkPerTick(t *testing.T) {

@@ -45,12 +45,15 @@ func (r *run) incomplete() Reason {
 	// kube-scheduler separates the reasons of nodes by commas, with the number of nodes before each.
 	parts := []string{fmt.Sprintf("gang: %d of %d members exist", r.existing(), r.size())}
 	if n := r.counts[ineligible]; n > 0 {
-		parts = append(parts, fmt.Sprintf("not counted: %d with scheduling gates or an invalid group, such as %s", n, r.firstIneligible()))
+		first := r.firstName(func(m *member) bool { return m.counted == ineligible })
+		parts = append(parts, fmt.Sprintf("not counted: %d with scheduling gates or an invalid group, such as %s", n, first))
 	}
 	schedulers := map[string]int{}
 	if r.counts[foreign] > 0 {
-		for _, m := range r.sorted(func(m *member) bool { return m.counted == foreign }) {
-			schedulers[m.Scheduler]++
+		for _, m := range r.members {
+			if m.counted == foreign {
+				schedulers[m.Scheduler]++
+			}
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(schedulers)) {
@@ -59,10 +62,10 @@ func (r *run) incomplete() Reason {
 	return Reason{"incomplete", strings.Join(parts, "; ")}
 }
 
-// firstIneligible returns the name of the first ineligible member.
-func (r *run) firstIneligible() (first string) {
+// firstName returns the first of the names of the members that pass.
+func (r *run) firstName(pass func(*member) bool) (first string) {
 	for _, m := range r.members {
-		if m.counted == ineligible && (first == "" || m.Name < first) {
+		if pass(m) && (first == "" || m.Name < first) {
 			first = m.Name
 		}
 	}
@@ -92,12 +95,7 @@ func invalid(problem string) Reason { return Reason{"invalid", invalidGroup + pr
 func (r *run) disagree() Reason {
 	var says []string
 	for _, size := range slices.Sorted(maps.Keys(r.sizes)) {
-		first := ""
-		for _, m := range r.members {
-			if exists := m.counted != other && m.counted != succeeded; exists && m.Size == size && (first == "" || m.Name < first) {
-				first = m.Name
-			}
-		}
+		first := r.firstName(func(m *member) bool { return m.counted != other && m.counted != succeeded && m.Size == size })
 		if says = append(says, fmt.Sprintf("%s says %d", first, size)); len(says) == 3 {
 			break
 		}

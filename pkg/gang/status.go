@@ -10,7 +10,6 @@ import (
 // Status is what a member that isn't bound waits for.
 type Status struct {
 	Group  Key
-	Phase  Phase
 	Reason Reason
 	// Since is when the members began to be too few, or the group to wait for its bind, or to be evicted.
 	Since time.Time
@@ -25,7 +24,7 @@ func (mgr *Manager) Waits(uid gpu.PodUID) (Status, bool) {
 	if m == nil || m.run == nil || !m.awaitsBind() || m.run.phase == PhaseRunning {
 		return Status{}, false
 	}
-	return Status{Group: m.Gang, Phase: m.run.phase, Reason: m.run.reason(m), Since: m.run.since}, true
+	return Status{Group: m.Gang, Reason: m.run.reason(m), Since: m.run.since}, true
 }
 
 // reason returns why a member of a run that isn't running is pending.

@@ -113,7 +113,7 @@ func (r *Report) addNodes(objects Objects, bound map[string][]*corev1.Pod) {
 		node := r.buildCardless(object, bound[object.Name])
 		if len(node.Pods) > 0 {
 			r.Nodes = append(r.Nodes, node)
-		} else if labelled(object) {
+		} else if sharingLabel(object) != "" {
 			r.NodesWithoutCards = append(r.NodesWithoutCards, NodeWithoutCards{Name: node.Name, Problems: node.Problems})
 		}
 	}
@@ -145,8 +145,14 @@ func (r *Report) buildCardless(object *corev1.Node, pods []*corev1.Pod) Node {
 	return buildNode(object, pods, unit)
 }
 
-// labelled reports whether the node is labelled for sharing.
-func labelled(node *corev1.Node) bool { return node.Labels[protocol.LabelShared] == "true" }
+// sharingLabel returns the value of the node's label for sharing; empty if it doesn't select the node. A release of the chart with a
+// device plugin alone has another value than "true".
+func sharingLabel(node *corev1.Node) string {
+	if value := node.Labels[protocol.LabelShared]; value != "false" {
+		return value
+	}
+	return ""
+}
 
 // buildNode returns the node with its pods. unit is the unit of a node without cards.
 func buildNode(object *corev1.Node, pods []*corev1.Pod, unit Unit) Node {
@@ -258,8 +264,8 @@ func (n *Node) judge(object *corev1.Node, parsed protocol.Node) {
 	if parsed.Problem != nil {
 		problem("%v", parsed.Problem)
 	}
-	if labelled(object) && len(n.Cards) == 0 {
-		problem("the label %s=true is set, but the node has no cards to share: its device plugin reports none", protocol.LabelShared)
+	if label := sharingLabel(object); label != "" && len(n.Cards) == 0 {
+		problem("the label %s=%s is set, but the node has no cards to share: its device plugin reports none", protocol.LabelShared, label)
 	}
 	for i := range n.Cards {
 		card := &n.Cards[i]

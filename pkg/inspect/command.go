@@ -20,8 +20,9 @@ import (
 const longHelp = `Show the GPU memory that the nodes of a cluster share: the allocated memory of each card, the pods that use it, and
 why other pods are pending.
 
-The command reads from the API server only, so it also works without the scheduler extender. A pod holds its memory
-from its binding until it has ended; a pod that is being deleted still holds it.
+The command reads from the API server only, so it also works without the scheduler extender; --usage also asks the nodes'
+device plugins, by port-forward. A pod holds its memory from its binding until it has ended; a pod that is being deleted still
+holds it.
 
 Columns:
   GPUn(Allocated/Total)  allocated and total memory of card n; 0/0 if the node has no such card
@@ -164,14 +165,14 @@ func (o *options) validate() error {
 	if o.groups && (o.details || o.pending || o.watch || o.output == outputName || !o.scope.all()) {
 		return errors.New("--groups shows groups of pods: it can't be used with --details, --pending, --watch, -o name, node names or --selector")
 	}
+	if o.usage && (o.details || o.pending || o.groups || o.output == outputName) {
+		return errors.New("--usage shows measured memory: it can't be used with --details, --pending, --groups or -o name")
+	}
 	if o.shares && (o.details || o.pending || o.groups || o.usage || o.watch || o.output == outputName || !o.scope.all()) {
 		return errors.New("--shares shows tenants: it can't be used with --details, --pending, --groups, --usage, --watch, -o name, node names or --selector")
 	}
 	if o.shareBy != shareByNamespace && (!strings.HasPrefix(o.shareBy, shareByLabel) || o.shareBy == shareByLabel) {
 		return fmt.Errorf("--fair-share-by %q: want namespace or label:KEY", o.shareBy)
-	}
-	if err := o.validateUsage(); err != nil {
-		return err
 	}
 	if o.scope.selector != "" && len(o.scope.nodes) > 0 {
 		return errors.New("nodes can be selected by name or by --selector, not by both")

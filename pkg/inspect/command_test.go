@@ -34,7 +34,7 @@ Allocated/Total GPU Memory In Cluster:
 9/45 (20%)
 `,
 		},
-		"a pod on a deleted node, and a labelled node without cards": {
+		"a pod on a deleted node, and labelled nodes without cards": {
 			objects: absent,
 			stdout: `
 NAME  IPADDRESS  GPU0(Allocated/Total)  PENDING(Allocated)  GPU Memory(MiB)
@@ -50,6 +50,7 @@ NODE   PROBLEM
 gone   the node is gone, but pods are bound to it
 gone   pods whose card is not known hold 4000 (MiB)
 empty  the label gpushare=true is set, but the node has no cards to share: its device plugin reports none
+pool   the label gpushare=pool-b is set, but the node has no cards to share: its device plugin reports none
 `,
 		},
 		"the same with details": {
@@ -83,6 +84,7 @@ Allocated/Total GPU Memory In Cluster:  2000/16276 (12%)
 Problems:
 NODE   PROBLEM
 empty  the label gpushare=true is set, but the node has no cards to share: its device plugin reports none
+pool   the label gpushare=pool-b is set, but the node has no cards to share: its device plugin reports none
 `,
 		},
 		"a deleted node by name": {

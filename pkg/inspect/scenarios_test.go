@@ -27,13 +27,14 @@ func twoNodes(t *testing.T) Objects {
 	)
 }
 
-// absent returns a pod on a node that doesn't exist, and a node that is labelled for sharing and has no cards.
+// absent returns a pod on a node that doesn't exist, and nodes that are labelled for sharing and have no cards.
 func absent(t *testing.T) Objects {
 	return objects(
 		[]nodeBuilder{
 			inventoryNode(t, "n", "10.0.0.1", gpu.MiB, t4(0, 16276)),
 			plainNode(t, "empty", "10.0.0.2").labelled(protocol.LabelShared, "true"),
 			plainNode(t, "no-gpu", "10.0.0.3").labelled(protocol.LabelShared, "false"),
+			plainNode(t, "pool", "10.0.0.4").labelled(protocol.LabelShared, "pool-b"),
 		},
 		newPod("p", 2000).on("n", 0), newPod("lost", 4000).on("gone", 0), newPod("ended", 1).on("gone", 0).phase(corev1.PodFailed),
 	)

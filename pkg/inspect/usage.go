@@ -140,14 +140,14 @@ func (s usageSource) ask(ctx context.Context, plugin *corev1.Pod) protocol.Usage
 
 // plugins returns the pods of the device plugins that serve their measured use, by node, one for each.
 func (s usageSource) plugins(ctx context.Context) ([]*corev1.Pod, error) {
-	covered, err := s.nodes(ctx)
+	covers, err := s.coverage(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var plugins []*corev1.Pod
 	options := metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=device-plugin", FieldSelector: "status.phase=Running"}
 	err = each(ctx, "pods", s.client.CoreV1().Pods(metav1.NamespaceAll).List, options, func(pod *corev1.Pod) {
-		if usagePort(pod) != 0 && covered(pod.Spec.NodeName) && pod.DeletionTimestamp == nil {
+		if usagePort(pod) != 0 && covers(pod.Spec.NodeName) && pod.DeletionTimestamp == nil {
 			plugins = append(plugins, pod)
 		}
 	})
@@ -162,8 +162,8 @@ func (s usageSource) plugins(ctx context.Context) ([]*corev1.Pod, error) {
 	return slices.CompactFunc(plugins, func(a, b *corev1.Pod) bool { return node(a, b) == 0 }), nil
 }
 
-// nodes returns a function that reports whether the scope covers a node.
-func (s usageSource) nodes(ctx context.Context) (func(string) bool, error) {
+// coverage returns a function that reports whether the scope covers the node of a name.
+func (s usageSource) coverage(ctx context.Context) (func(string) bool, error) {
 	if s.scope.selector == "" {
 		return s.scope.coversNode, nil
 	}
@@ -294,12 +294,4 @@ func mebibytes(bytes uint64) string {
 		n++
 	}
 	return fmt.Sprint(n)
-}
-
-// validateUsage checks the flags that go with --usage.
-func (o *options) validateUsage() error {
-	if o.usage && (o.details || o.pending || o.groups || o.output == outputName) {
-		return errors.New("--usage shows measured memory: it can't be used with --details, --pending, --groups or -o name")
-	}
-	return nil
 }

@@ -58,9 +58,10 @@ type Options struct {
 	// because cards that must first be woken up can take nearly that long.
 	AnswerTimeout time.Duration
 
-	// Visit, if it is set, is called with the driver's session at least every VisitInterval (10 s by default), as long as the
-	// driver answers. The session is valid during the call only. The calls never overlap, and Run calls the driver from no
-	// other goroutine meanwhile: Visit must be quick, and ends with the calls into the driver if that hangs.
+	// Visit, if it is set, is called with the driver's session about every VisitInterval (10 s by default), as long as the
+	// driver answers; for the first time before any card is published. The session is valid during the call only. The calls never
+	// overlap, and Run calls the driver from no other goroutine meanwhile: Visit must be quick, and ends with the calls into the
+	// driver if that hangs.
 	Visit         func(*Session)
 	VisitInterval time.Duration
 

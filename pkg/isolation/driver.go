@@ -150,8 +150,8 @@ func limits(args []string, uuid string) bool {
 	return false
 }
 
-// specFiles are the specifications by path, as they were read last.
-type specFiles map[string]specFile
+// specFiles are the specifications of each directory by file name, as they were read last.
+type specFiles map[string]map[string]specFile
 
 type specFile struct {
 	info fs.FileInfo
@@ -160,28 +160,31 @@ type specFile struct {
 }
 
 // read returns the specifications of a directory, and the errors of files that can't be read. It reads a file again only if it
-// was replaced.
+// was replaced, and forgets removed ones: drivers of dynamic resource allocation write one for each claim.
 func (f specFiles) read(dir string) (specs []*cdi.Spec, err error) {
 	entries, err := os.ReadDir(dir)
+	before, now := f[dir], map[string]specFile{}
+	f[dir] = now
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	var problems []error
 	for _, entry := range entries { // Sorted by name, as the runtime reads them.
-		path := filepath.Join(dir, entry.Name())
-		if ext := filepath.Ext(path); ext != ".json" && ext != ".yaml" {
+		name := entry.Name()
+		if ext := filepath.Ext(name); ext != ".json" && ext != ".yaml" {
 			continue
 		}
+		path := filepath.Join(dir, name)
 		info, err := os.Stat(path)
 		if err != nil {
 			continue // It was removed meanwhile.
 		}
-		file, ok := f[path]
+		file, ok := before[name]
 		if !ok || !os.SameFile(file.info, info) || !file.info.ModTime().Equal(info.ModTime()) || file.info.Size() != info.Size() {
 			file = specFile{info: info}
 			file.spec, file.err = readSpec(path)
-			f[path] = file
 		}
+		now[name] = file
 		if file.err != nil {
 			problems = append(problems, file.err)
 			continue

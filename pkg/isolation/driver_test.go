@@ -118,6 +118,30 @@ func TestDriverReadyAgain(t *testing.T) {
 	}
 }
 
+// TestSpecFilesForgetRemoved: a driver of dynamic resource allocation writes a file for each claim.
+func TestSpecFilesForgetRemoved(t *testing.T) {
+	m, files := newMachine(t), specFiles{}
+	read := func(want int) {
+		t.Helper()
+		specs, err := files.read(m.run)
+		if len(specs) != want || len(files[m.run]) != want || err != nil {
+			t.Errorf("%d specifications, %d kept, %v; want %d", len(specs), len(files[m.run]), err, want)
+		}
+	}
+	for _, name := range []string{"claim-1.yaml", "claim-2.yaml"} {
+		m.write(t, filepath.Join(m.run, name), toolkitSpec)
+	}
+	read(2)
+	if err := os.Remove(filepath.Join(m.run, "claim-1.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	read(1)
+	if err := os.RemoveAll(m.run); err != nil {
+		t.Fatal(err)
+	}
+	read(0)
+}
+
 func TestApply(t *testing.T) {
 	m := newMachine(t)
 	devices, err := m.backend.Apply(m.card, 1<<30)

@@ -34,8 +34,8 @@ const (
 // Variables of NVIDIA's hook (NVIDIA/nvidia-container-toolkit, cmd/nvidia-cdi-hook/apply-cuda-memory-limits), in MiB. Without a
 // request the hook takes the limit as request, and a request above 0 leaks on the parent cgroups when the container's ends.
 const (
-	EnvMemoryLimit   = "NVIDIA_GPU_MEMORY_LIMIT"
-	EnvMemoryRequest = "NVIDIA_GPU_MEMORY_REQUEST"
+	envMemoryLimit   = "NVIDIA_GPU_MEMORY_LIMIT"
+	envMemoryRequest = "NVIDIA_GPU_MEMORY_REQUEST"
 )
 
 // LimitDevice returns the name of the CDI device of a limit in bytes, which must be a positive number of mebibytes.
@@ -147,7 +147,7 @@ func (s *LimitSpec) write(limits map[uint64]bool) (err error) {
 	for _, limit := range slices.Sorted(maps.Keys(limits)) {
 		n := strconv.FormatUint(limit/mebibyte, 10)
 		spec.Devices = append(spec.Devices, cdi.Device{Name: n + limitSuffix, ContainerEdits: cdi.ContainerEdits{
-			Env: []string{EnvMemoryLimit + "=" + n, EnvMemoryRequest + "=0"},
+			Env: []string{envMemoryLimit + "=" + n, envMemoryRequest + "=0"},
 		}})
 	}
 	data, err := json.Marshal(spec)

@@ -55,12 +55,7 @@ func TestPendingMistakes(t *testing.T) {
 			continue
 		}
 		want[m.Cause]++
-		diagnoser := diagnosis.FromObjects(m.Nodes, m.Pods, mistakes.Now)
-		for _, pod := range m.Pods {
-			if pod.Name == m.Pod {
-				causes = append(causes, diagnoser.Diagnose(diagnosis.NewPod(pod), m.Wait))
-			}
-		}
+		causes = append(causes, m.Diagnose())
 	}
 	registry := prometheus.NewPedanticRegistry()
 	NewPending(registry, func() error { return nil }, func() ([]diagnosis.Diagnosis, int) { return causes, requestProblems })

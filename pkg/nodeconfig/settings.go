@@ -82,7 +82,7 @@ func (s Settings) Equal(o Settings) bool { return reflect.DeepEqual(s, o) }
 // change is how the node is offered to new pods. Running containers keep what they have.
 func (s Settings) After(inForce Settings, pods bool) (next Settings, waits string) {
 	if s.Unit != inForce.Unit && pods {
-		waits = fmt.Sprintf("memoryUnit %s takes effect once no pod on the node asks for GPU memory, until then it is %s", s.Unit, inForce.Unit)
+		waits = fmt.Sprintf("the new memoryUnit %s takes effect once no pod on the node asks for GPU memory, until then it is %s", s.Unit, inForce.Unit)
 		s.Unit = inForce.Unit
 	}
 	return s, waits

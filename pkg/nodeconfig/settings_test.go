@@ -70,8 +70,8 @@ func TestAfter(t *testing.T) {
 		"the isolation mode, pods":    {"", "isolation: driver", true, "isolation: driver", "isolation", ""},
 		"nothing changes":             {"memoryUnit: MiB", "memoryUnit: MiB", true, "memoryUnit: MiB", "", ""},
 		"the unit, no pods":           {"memoryUnit: GiB", "memoryUnit: MiB", false, "memoryUnit: MiB", "memoryUnit", ""},
-		"the unit, a pod":             {"memoryUnit: GiB", "memoryUnit: MiB", true, "memoryUnit: GiB", "", "memoryUnit MiB takes effect once no pod on the node asks for GPU memory, until then it is GiB"},
-		"the unit is no longer given": {"memoryUnit: MiB", "", true, "memoryUnit: MiB", "", "memoryUnit GiB takes effect once no pod on the node asks for GPU memory, until then it is MiB"},
+		"the unit, a pod":             {"memoryUnit: GiB", "memoryUnit: MiB", true, "memoryUnit: GiB", "", "the new memoryUnit MiB takes effect once no pod on the node asks for GPU memory, until then it is GiB"},
+		"the unit is no longer given": {"memoryUnit: MiB", "", true, "memoryUnit: MiB", "", "the new memoryUnit GiB takes effect once no pod on the node asks for GPU memory, until then it is MiB"},
 		"a card, pods":                {"", "excludedCards: [{index: 1}]", true, "excludedCards: [{index: 1}]", "excludedCards", ""},
 		"a card comes back, pods":     {"excludedCards: [{index: 1}]", "", true, "", "excludedCards", ""},
 		"card memory, pods":           {"cardMemory: {all: 96Gi}", "cardMemory: {all: 48Gi}", true, "cardMemory: {all: 48Gi}", "cardMemory", ""},
@@ -80,7 +80,7 @@ func TestAfter(t *testing.T) {
 		"all but the unit, a pod": {
 			"memoryUnit: GiB", "memoryUnit: MiB\nexcludedCards: [{model: T4}]\nhealthChecks: {quietPeriod: 1m}", true,
 			"memoryUnit: GiB\nexcludedCards: [{model: T4}]\nhealthChecks: {quietPeriod: 1m}", "excludedCards, healthChecks",
-			"memoryUnit MiB takes effect once no pod on the node asks for GPU memory, until then it is GiB",
+			"the new memoryUnit MiB takes effect once no pod on the node asks for GPU memory, until then it is GiB",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

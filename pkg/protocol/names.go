@@ -88,7 +88,8 @@ const (
 	// AnnotationFreed is the time at which GPU memory became free that a rejected pod could use. Only its change matters: it
 	// makes kube-scheduler retry rejected pods.
 	AnnotationFreed = "gpushare.aliyun.com/memory-freed"
-	// LabelShared, with the value "true", marks the nodes that share GPU memory.
+	// LabelShared marks the nodes that share GPU memory. Its value is "true", or the name of the release that has the node's device
+	// plugin.
 	LabelShared = "gpushare"
 	// LabelConfig names the configuration of the node's device plugin (package nodeconfig).
 	LabelConfig = "gpushare.aliyun.com/config"

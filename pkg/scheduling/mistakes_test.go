@@ -14,10 +14,6 @@ import (
 
 // The extender names each mistake: what its cache keeps of pods and nodes is enough, and its groups report the reasons.
 func TestMistakes(t *testing.T) {
-	type outcome struct {
-		Cause diagnosis.Reason
-		Words string
-	}
 	for _, m := range mistakes.All() {
 		t.Run(m.Name, func(t *testing.T) {
 			var objects []runtime.Object
@@ -29,21 +25,22 @@ func TestMistakes(t *testing.T) {
 			}
 			f := start(t, Options{Gangs: GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, Observer: &fake.Observer{}}}, objects...)
 			f.clock.SetTime(mistakes.Now)
-			find := func() (got outcome) {
+			find := func() (got diagnosis.Diagnosis) {
 				explanation := f.Explain()
 				for _, pod := range explanation.RequestProblems {
 					if pod.Name == m.Pod {
-						got.Words = pod.RequestProblem
+						got.Message = pod.RequestProblem
 					}
 				}
 				for i, pod := range explanation.Pending {
 					if pod.Name == m.Pod {
-						got = outcome{explanation.Diagnoses[i].Reason, mistakes.Comparable(explanation.Diagnoses[i].Message)}
+						got = explanation.Diagnoses[i]
+						got.Message = mistakes.Comparable(got.Message)
 					}
 				}
 				return got
 			}
-			if want := (outcome{m.Cause, m.Words}); m.Wait == nil {
+			if want := m.Want(); m.Wait == nil {
 				if diff := cmp.Diff(want, find()); diff != "" {
 					t.Errorf("(-want +got):\n%s", diff)
 				}

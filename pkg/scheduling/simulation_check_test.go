@@ -328,7 +328,7 @@ func (w *world) groupState(r *replica, uid gpu.PodUID) string {
 	if !waits {
 		return "doesn't wait"
 	}
-	return fmt.Sprintf("%s: %s", status.Phase, status.Reason.Text)
+	return status.Reason.Text
 }
 
 // report describes what waits.

@@ -11,7 +11,7 @@ import (
 
 func TestCgroupTree(t *testing.T) {
 	root := t.TempDir()
-	make := func(path string) string {
+	folder := func(path string) string {
 		t.Helper()
 		path = filepath.Join(root, path)
 		if err := os.MkdirAll(path, 0o755); err != nil {
@@ -29,16 +29,16 @@ func TestCgroupTree(t *testing.T) {
 	if !tree.Available() {
 		t.Error("the hierarchy isn't available")
 	}
-	a := make("kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + underscored + ".slice/cri-containerd-" + idA + ".scope")
-	make(strings.TrimPrefix(a, root) + "/inner/docker-" + idB + ".scope") // Another container's name in the container isn't it.
-	c := make("kubepods/pod" + string(hash) + "/" + strings.Repeat("c", 64))
+	a := folder("kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + underscored + ".slice/cri-containerd-" + idA + ".scope")
+	folder(strings.TrimPrefix(a, root) + "/inner/docker-" + idB + ".scope") // Another container's name in the container isn't it.
+	c := folder("kubepods/pod" + string(hash) + "/" + strings.Repeat("c", 64))
 	if diff := cmp.Diff(map[string]string{idA: a, strings.Repeat("c", 64): c}, tree.Find([]string{idA, idB, strings.Repeat("c", 64), ""})); diff != "" {
 		t.Error(diff)
 	}
 	if err := os.RemoveAll(a); err != nil {
 		t.Fatal(err)
 	}
-	moved := make("other/" + idA)
+	moved := folder("other/" + idA)
 	if diff := cmp.Diff(map[string]string{idA: moved}, tree.Find([]string{idA})); diff != "" {
 		t.Error("a cgroup that was made again elsewhere:", diff)
 	}

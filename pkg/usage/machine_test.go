@@ -23,8 +23,8 @@ import (
 
 const mib = 1 << 20
 
-// hierarchies returns the mounted hierarchies of cgroup v2 and v1 in which this process may make cgroups. It skips the test if
-// there is none of v2.
+// hierarchies returns the mounted hierarchies of cgroup v2 and v1 in which this process may make cgroups; v2 twice if there is none
+// of v1. It skips the test if there is none of v2.
 func hierarchies(t *testing.T) (v2, v1 string) {
 	t.Helper()
 	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
@@ -37,6 +37,7 @@ func hierarchies(t *testing.T) (v2, v1 string) {
 		t.Skipf("SKIPPED, not tested: no hierarchy of cgroup v2 can be changed: %v", err)
 	}
 	_ = os.Remove(probe)
+	v1 = v2
 	if _, err := os.Stat("/sys/fs/cgroup/memory/tasks"); err == nil {
 		v1 = "/sys/fs/cgroup/memory"
 	}
@@ -89,7 +90,7 @@ func TestRealProcesses(t *testing.T) {
 	slice := cgroup(t, filepath.Join(v2, "kubepods-pod"+underscored+".slice"))
 	first := cgroup(t, filepath.Join(slice, "cri-containerd-"+idA+".scope"))
 	// The second pod's container is in a hierarchy of v1 where the machine has one.
-	other := cgroup(t, filepath.Join(max(v1, v2), "pod"+string(hash)))
+	other := cgroup(t, filepath.Join(v1, "pod"+string(hash)))
 	second := cgroup(t, filepath.Join(other, idB))
 	pids := map[string]int{}
 	var endFirst func()

@@ -55,11 +55,10 @@ func NewMeter(o Options) *Meter {
 	o.Proc, o.Cgroups = cmp.Or(o.Proc, "/proc"), cmp.Or(o.Cgroups, "/sys/fs/cgroup")
 	m := &Meter{options: o, cgroups: cgroupTree{root: o.Cgroups}}
 	m.last = build(reading{node: o.Node, interval: o.Interval, problems: []string{"the driver has not been read yet"}})
-	m.last.Time = time.Time{}
 	return m
 }
 
-// Report returns the last measurement. If the driver has not answered since, the report is old, and its problems say so.
+// Report returns the last measurement. If the driver no longer answers, the report is old, as its Time shows.
 func (m *Meter) Report() protocol.Usage {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -45,13 +45,26 @@ type excess struct {
 func NewOveruse(o OveruseOptions) *Overuse { return &Overuse{options: o} }
 
 // Update adds a measurement and returns the reports by pod. A report keeps its value until it is due for renewal, or until it
-// has changed much: each change is written to the API server.
+// has changed much: each change is written to the API server. A card that could not be read changes nothing.
 //
 // annotated returns what a pod's annotation reports, nil if nothing: after a restart of the plugin an over-use goes on.
 func (o *Overuse) Update(report protocol.Usage, annotated func(gpu.PodUID) *protocol.Overuse) map[gpu.PodUID]protocol.Overuse {
+	since, reports := o.find(report, annotated)
+	o.keepUnread(report.Cards, since, reports)
+	for uid, next := range reports {
+		last, known := o.reports[uid]
+		if known && next.At.Sub(last.At) < renewal && maps.EqualFunc(last.Cards, next.Cards, similar) {
+			reports[uid] = last
+		}
+	}
+	o.since, o.reports = since, reports
+	return maps.Clone(reports)
+}
+
+// find returns since when containers exceed their requests, and the pods for which that is longer than the grace period.
+func (o *Overuse) find(report protocol.Usage, annotated func(gpu.PodUID) *protocol.Overuse) (since map[excess]time.Time, reports map[gpu.PodUID]protocol.Overuse) {
 	now := report.Time
-	since := map[excess]time.Time{}
-	current := map[gpu.PodUID]protocol.Overuse{}
+	since, reports = map[excess]time.Time{}, map[gpu.PodUID]protocol.Overuse{}
 	for _, row := range report.Containers {
 		key := excess{gpu.PodUID(row.UID), row.Container, row.Card}
 		if row.Container == "" || float64(row.Used) <= float64(row.Requested)*(1+o.options.Tolerance/100) {
@@ -66,22 +79,32 @@ func (o *Overuse) Update(report protocol.Usage, annotated func(gpu.PodUID) *prot
 		}
 		since[key] = began
 		if now.Sub(began) >= o.options.Grace {
-			if pod := o.add(current[key.pod], report, key, began); len(pod.Cards) > 0 {
-				current[key.pod] = pod
+			if pod := o.add(reports[key.pod], report, key, began); len(pod.Cards) > 0 {
+				reports[key.pod] = pod
 			}
 		}
 	}
-	o.since = since
-	reports := map[gpu.PodUID]protocol.Overuse{}
-	for uid, next := range current {
-		last, known := o.reports[uid]
-		if known && next.At.Sub(last.At) < renewal && maps.EqualFunc(last.Cards, next.Cards, similar) {
-			next = last
-		}
-		reports[uid] = next
+	return since, reports
+}
+
+// keepUnread adds what the last measurement has shown of the cards that this one could not read.
+func (o *Overuse) keepUnread(cards []protocol.CardUsage, since map[excess]time.Time, reports map[gpu.PodUID]protocol.Overuse) {
+	unread := map[int]bool{}
+	for _, card := range cards {
+		unread[card.Index] = card.Problem != ""
 	}
-	o.reports = reports
-	return maps.Clone(reports)
+	for key, began := range o.since {
+		if _, above := since[key]; !above && unread[key.card] {
+			since[key] = began
+		}
+	}
+	for uid, last := range o.reports {
+		for card := range last.Cards {
+			if _, above := reports[uid]; !above && unread[card] {
+				reports[uid] = last
+			}
+		}
+	}
 }
 
 // similar reports whether a change of a card's use isn't worth a write.

@@ -19,6 +19,11 @@ func uses(pod, container string, card int, used, requested uint64) protocol.Cont
 	return protocol.ContainerUsage{UID: pod, Container: container, Card: card, Used: used * mib, Requested: requested * mib}
 }
 
+// failed is a measurement in which card 0 could not be read.
+func failed(second int) protocol.Usage {
+	return protocol.Usage{Time: time.Unix(int64(second), 0), Cards: []protocol.CardUsage{{Index: 0, Problem: "reading its memory: Unknown Error"}}}
+}
+
 // TestOveruse: a tolerance of 10% and a grace period of 60 s.
 func TestOveruse(t *testing.T) {
 	type reports = map[gpu.PodUID]protocol.Overuse
@@ -32,11 +37,16 @@ func TestOveruse(t *testing.T) {
 		steps     []protocol.Usage
 		want      reports
 	}{
-		"within the grace period":     {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 200, 100)), measured(59, uses("a", "c", 0, 200, 100))}, reports{}},
-		"after the grace period":      {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 150, 100)), measured(60, uses("a", "c", 0, 200, 100))}, one(0, 60, 0, 200, 100)},
-		"within the tolerance":        {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 110, 100)), measured(90, uses("a", "c", 0, 110, 100))}, reports{}},
-		"a pause starts it again":     {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 200, 100)), measured(50, uses("a", "c", 0, 100, 100)), measured(60, uses("a", "c", 0, 200, 100))}, reports{}},
-		"back within its request":     {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 200, 100)), measured(60, uses("a", "c", 0, 200, 100)), measured(70, uses("a", "c", 0, 100, 100))}, reports{}},
+		"within the grace period":                 {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 200, 100)), measured(59, uses("a", "c", 0, 200, 100))}, reports{}},
+		"after the grace period":                  {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 150, 100)), measured(60, uses("a", "c", 0, 200, 100))}, one(0, 60, 0, 200, 100)},
+		"within the tolerance":                    {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 110, 100)), measured(90, uses("a", "c", 0, 110, 100))}, reports{}},
+		"a pause starts it again":                 {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 200, 100)), measured(50, uses("a", "c", 0, 100, 100)), measured(60, uses("a", "c", 0, 200, 100))}, reports{}},
+		"back within its request":                 {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 200, 100)), measured(60, uses("a", "c", 0, 200, 100)), measured(70, uses("a", "c", 0, 100, 100))}, reports{}},
+		"a failed reading doesn't start it again": {nothing, []protocol.Usage{measured(0, uses("a", "c", 0, 200, 100)), failed(50), measured(60, uses("a", "c", 0, 200, 100))}, one(0, 60, 0, 200, 100)},
+		"a failed reading changes no report": {nothing, []protocol.Usage{
+			measured(0, uses("a", "c", 0, 200, 100)), measured(60, uses("a", "c", 0, 200, 100)), failed(70)}, one(0, 60, 0, 200, 100)},
+		"a failed reading of another card": {nothing, []protocol.Usage{
+			measured(0, uses("a", "c", 1, 200, 100)), measured(60, uses("a", "c", 1, 200, 100)), failed(70)}, reports{}},
 		"a card that it wasn't given": {nothing, []protocol.Usage{measured(0, uses("a", "c", 1, 1, 0)), measured(60, uses("a", "c", 1, 2, 0))}, one(0, 60, 1, 2, 0)},
 		"another container of the pod makes room": {nothing, []protocol.Usage{
 			measured(0, uses("a", "c", 0, 200, 100), uses("a", "d", 0, 0, 100)), measured(60, uses("a", "c", 0, 200, 100), uses("a", "d", 0, 0, 100))}, reports{}},

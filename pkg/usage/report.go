@@ -192,7 +192,7 @@ func (r *rows) add(c *Container) *row {
 // API server shows it: a static pod has another UID there. A container that it doesn't show gets a row of its pod without a
 // container's name: it has just started, or is the pod's sandbox.
 func (r *rows) of(owner Owner) *row {
-	if c := r.pods.byID[owner.Container]; c != nil {
+	if c := r.pods.byID[owner.Container]; c != nil && owner.Container != "" {
 		return r.by[Owner{c.UID, c.Name}]
 	}
 	if owner.Pod == "" {
@@ -210,8 +210,8 @@ func (r *rows) of(owner Owner) *row {
 
 const noCard = -1
 
-// unresolved describes in words why processes could not be resolved; empty if all were. total is the number of processes that the
-// driver lists.
+// unresolved describes in words why processes could not be resolved; empty if all were. hostPID is true if the processes that the
+// meter sees can be the machine's.
 func unresolved(cards []cardReading, hostPID bool) string {
 	total, missing := 0, 0
 	for _, card := range cards {

@@ -19,11 +19,12 @@ func at(bytes uint64, pod gpu.PodUID, container string) process {
 
 func TestBuild(t *testing.T) {
 	unknown := uint64(inventory.UnknownBytes)
-	// Two containers of pod a, of which one has card 0, and the container of pod b, without a card.
+	// Two containers of pod a, of which one has card 0, the container of pod b, without a card, and one whose ID isn't known.
 	running := []Container{
 		{"team", "a", "uid-a", "main", "id-main", 0, 100, 0},
 		{"team", "a", "uid-a", "helper", "id-helper", noCard, 0, 0},
 		{"other", "b", "uid-b", "c", "id-c", noCard, 0, 0},
+		{"other", "c", "uid-c", "c", "", noCard, 0, 0},
 	}
 	limit := func(n uint64) *uint64 { return &n }
 	usageOf := func(c Container, used uint64, processes int) protocol.ContainerUsage {

@@ -1,4 +1,4 @@
-// Package version tells which build is running.
+// Package version reports which build is running.
 package version
 
 import (

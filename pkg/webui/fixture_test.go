@@ -355,7 +355,7 @@ func pending(name string, request gpu.Memory, message string) *clustercache.PodI
 	return &clustercache.PodInfo{Pod: p, Pending: &diagnosis.Pod{Pod: p, Message: message}}
 }
 
-// wrong returns a pod that shares nothing by mistake.
+// wrong returns a pod with a request problem.
 func wrong(name string) *clustercache.PodInfo {
 	return &clustercache.PodInfo{Pod: pod(name, 0), RequestProblem: "gpu-mem is 0"}
 }

@@ -63,7 +63,7 @@ type pendingView struct {
 	Created int64 `json:"created"`
 }
 
-// problemView is the JSON form of a pod that shares nothing by mistake.
+// problemView is the JSON form of a request problem.
 type problemView struct {
 	Name      string `json:"name"`
 	Namespace string `json:"namespace"`

@@ -123,7 +123,7 @@ func TestLook(t *testing.T) {
 	)
 	s.change(func() {
 		s.problems = []*clustercache.PodInfo{
-			{Pod: gpu.Pod{Namespace: "ads", Name: "ranker-0"}, RequestProblem: "aliyun.com/gpumem is not a resource of gpushare: is aliyun.com/gpu-mem meant?"},
+			{Pod: gpu.Pod{Namespace: "ads", Name: "ranker-0"}, RequestProblem: "container main asks for aliyun.com/gpumem, which gpushare doesn't know: write aliyun.com/gpu-mem"},
 		}
 		s.groups = []gang.Report{
 			{

@@ -251,13 +251,15 @@ func (p *Process) Restart(ctx context.Context) error {
 }
 
 // Pause freezes the process (SIGSTOP): its connections stay open, but it doesn't answer. The signal stops its threads one
-// after the other; Pause returns when all have stopped, or the process has ended.
+// after the other; Pause returns when all have stopped, or the process has ended, and an error if they don't.
 func (p *Process) Pause() error {
 	if err := p.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
-	for p.Running() && !stopped(p.Pid()) {
-		time.Sleep(time.Millisecond)
+	for deadline := time.Now().Add(10 * time.Second); p.Running() && !stopped(p.Pid()); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("pausing %s: not all of its threads have stopped", p.Name)
+		}
 	}
 	return nil
 }

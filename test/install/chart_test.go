@@ -640,6 +640,7 @@ func TestIsolation(t *testing.T) {
 		"":                                   {false, false},
 		"devicePlugin.isolationByLabel=true": {true, false},
 		"devicePlugin.isolation=driver":      {true, true},
+		"devicePlugin.config.default=a,devicePlugin.config.map.a.isolation=driver": {true, false},
 	} {
 		pod := podTemplate(t, h.render(t, values)["DaemonSet/gpushare-device-plugin"])
 		container := pod.Spec.Containers[0]
@@ -737,16 +738,47 @@ func openPorts(t *testing.T, policy networkingv1.NetworkPolicySpec, pod corev1.P
 	return strings.Join(open, ", ")
 }
 
+// example returns the first YAML example below a heading of a page.
+func example(t *testing.T, page, heading string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(repository(t), page))
+	must(t, err)
+	_, section, _ := strings.Cut(string(text), "\n"+heading+"\n")
+	_, example, _ := strings.Cut(section, "```yaml\n")
+	example, _, _ = strings.Cut(example, "```")
+	return example
+}
+
+// TestConfigurationKeys: the chart accepts every key of a configuration, as the page's example has them.
+func TestConfigurationKeys(t *testing.T) {
+	h := newHelm(t, "")
+	text := example(t, "docs/node.md", "### Keys of a configuration")
+	want, err := nodeconfig.Decode([]byte(text))
+	must(t, err)
+	var config map[string]any
+	must(t, yaml.Unmarshal([]byte(text), &config))
+	delete(config, "apiVersion")
+	delete(config, "kind")
+	values, err := yaml.Marshal(map[string]any{"devicePlugin": map[string]any{"config": map[string]any{
+		"default": "all", "map": map[string]any{"all": config},
+	}}})
+	must(t, err)
+	file := filepath.Join(t.TempDir(), "values.yaml")
+	must(t, os.WriteFile(file, values, 0o600))
+	var configs corev1.ConfigMap
+	convert(t, h.objects(t, "--values="+file)["ConfigMap/gpushare-device-plugin"].Object, &configs)
+	got, err := nodeconfig.Decode([]byte(configs.Data["all"]))
+	must(t, err)
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(inventory.CardMemory{}, inventory.XidSet{})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 // TestConfigurations renders the values of the page's example. The plugin can read each configuration, and no flag overrides them.
 func TestConfigurations(t *testing.T) {
 	h := newHelm(t, "")
-	page, err := os.ReadFile(filepath.Join(repository(t), "docs/install.md"))
-	must(t, err)
-	_, section, _ := strings.Cut(string(page), "\n## Configuration per node\n")
-	_, example, _ := strings.Cut(section, "```yaml\n")
-	example, _, _ = strings.Cut(example, "```")
 	values := filepath.Join(t.TempDir(), "values.yaml")
-	must(t, os.WriteFile(values, []byte(example), 0o600))
+	must(t, os.WriteFile(values, []byte(example(t, "docs/install.md", "## Configuration per node")), 0o600))
 	objects := h.objects(t, "--values="+values, "--set=devicePlugin.memoryUnit=256MiB", "--set=devicePlugin.config.map.unified.memoryUnit=MiB",
 		"--set=devicePlugin.config.map.unified.healthChecks.disabledXids={48,all}")
 

@@ -58,11 +58,6 @@ func limits(amounts map[corev1.ResourceName]string) fake.PodEdit {
 	}
 }
 
-// memory replaces the amount as its owner wrote it.
-func memory(amount string) fake.PodEdit {
-	return limits(map[corev1.ResourceName]string{protocol.ResourceMemory: amount})
-}
-
 // containers gives the pod containers a, b, and so on.
 func containers(amounts ...int64) fake.PodEdit {
 	return func(p *corev1.Pod) {
@@ -75,8 +70,8 @@ func containers(amounts ...int64) fake.PodEdit {
 	}
 }
 
-// binary replaces the amount of a container by one as its owner wrote it.
-func binary(container int, amount string) fake.PodEdit {
+// memory replaces the amount of a container by one as its owner wrote it.
+func memory(container int, amount string) fake.PodEdit {
 	return func(p *corev1.Pod) {
 		p.Spec.Containers[container].Resources.Limits = corev1.ResourceList{protocol.ResourceMemory: resource.MustParse(amount)}
 	}

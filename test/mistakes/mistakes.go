@@ -4,6 +4,7 @@ package mistakes
 
 import (
 	"regexp"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,6 +30,23 @@ type Mistake struct {
 	Words string
 }
 
+// Want returns what a view must say: the diagnosis, or Words without a reason for a pod that isn't listed as pending.
+func (m Mistake) Want() diagnosis.Diagnosis {
+	return diagnosis.Diagnosis{Reason: m.Cause, Message: m.Words}
+}
+
+// Subject returns the pod that has the mistake.
+func (m Mistake) Subject() *corev1.Pod {
+	return m.Pods[slices.IndexFunc(m.Pods, func(p *corev1.Pod) bool { return p.Name == m.Pod })]
+}
+
+// Diagnose returns the diagnosis of Subject by the objects and Wait.
+func (m Mistake) Diagnose() diagnosis.Diagnosis {
+	d := diagnosis.FromObjects(m.Nodes, m.Pods, Now).Diagnose(diagnosis.NewPod(m.Subject()), m.Wait)
+	d.Message = Comparable(d.Message)
+	return d
+}
+
 // Now is the time at which the mistakes are looked for.
 var Now = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
@@ -39,4 +57,4 @@ var since = regexp.MustCompile(`(group \S+ waits) since \S+Z`)
 func Comparable(words string) string { return since.ReplaceAllString(words, "$1") }
 
 // All returns the mistakes.
-func All() []Mistake { return append(requests(), append(cluster(), groups()...)...) }
+func All() []Mistake { return slices.Concat(requests(), cluster(), groups()) }

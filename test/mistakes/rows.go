@@ -25,16 +25,16 @@ func taken(more ...*corev1.Pod) []*corev1.Pod {
 // requests are the mistakes in a pod's own spec.
 func requests() []Mistake {
 	return []Mistake{
-		{Name: "an amount with the suffix Gi", Nodes: two(), Pods: list(pod("p", 0, memory("2Gi"))), Pod: "p",
+		{Name: "an amount with the suffix Gi", Nodes: two(), Pods: list(pod("p", 0, memory(0, "2Gi"))), Pod: "p",
 			Cause: diagnosis.TooLarge, Words: "no card is large enough for 2147483648 units of 1 MiB (write 2048, without Gi): the largest has 8000 MiB, on n1"},
 		{Name: "an amount in bytes", Nodes: two(), Pods: list(pod("p", 2147483648)), Pod: "p",
 			Cause: diagnosis.TooLarge, Words: "no card is large enough for 2147483648 units of 1 MiB (write 2048, if bytes were meant): the largest has 8000 MiB, on n1"},
-		{Name: "an amount in decimal gigabytes", Nodes: two(), Pods: list(pod("p", 0, memory("2G"))), Pod: "p",
+		{Name: "an amount in decimal gigabytes", Nodes: two(), Pods: list(pod("p", 0, memory(0, "2G"))), Pod: "p",
 			Cause: diagnosis.TooLarge, Words: "no card is large enough for 2000000000 units of 1 MiB (write 1908, if bytes were meant): the largest has 8000 MiB, on n1"},
-		{Name: "the suffix Gi in one of two containers", Nodes: two(), Pods: list(pod("p", 0, containers(500, 2<<30), binary(1, "2Gi"))), Pod: "p",
+		{Name: "the suffix Gi in one of two containers", Nodes: two(), Pods: list(pod("p", 0, containers(500, 2<<30), memory(1, "2Gi"))), Pod: "p",
 			Cause: diagnosis.TooLarge, Words: "no card is large enough for 2147484148 units of 1 MiB (write 2048 in container b, without Gi): the largest has 8000 MiB, on n1"},
 		{Name: "an init container that asks for more than a card has", Nodes: two(), Pods: list(pod("p", 0, containers(5000, 2000), initContainer("load", 9000))), Pod: "p",
-			Cause: diagnosis.TooLarge, Words: "no card is large enough for 9000 MiB: the largest has 8000 MiB, on n1"},
+			Cause: diagnosis.TooLarge, Words: "no card is large enough for 9000 MiB, which its init container load asks for: the largest has 8000 MiB, on n1"},
 		{Name: "more than a card has", Nodes: two(), Pods: list(pod("p", 9000)), Pod: "p",
 			Cause: diagnosis.TooLarge, Words: "no card is large enough for 9000 MiB: the largest has 8000 MiB, on n1"},
 		{Name: "two containers that together ask for more than a card has", Nodes: two(), Pods: list(pod("p", 0, containers(5000, 4000))), Pod: "p",
@@ -45,7 +45,7 @@ func requests() []Mistake {
 			Words: "container main asks for aliyun.com/gpu-memory, which gpushare doesn't know: write aliyun.com/gpu-mem"},
 		{Name: "a resource of another project", Nodes: two(), Pods: list(pod("p", 0, limits(map[corev1.ResourceName]string{"aliyun.com/gpu-core.percentage": "50"}))), Pod: "p",
 			Words: "container main asks for aliyun.com/gpu-core.percentage, which gpushare doesn't know"},
-		{Name: "the amount 0", Nodes: two(), Pods: list(pod("p", 0, memory("0"), fake.On("n1"))), Pod: "p",
+		{Name: "the amount 0", Nodes: two(), Pods: list(pod("p", 0, memory(0, "0"), fake.On("n1"))), Pod: "p",
 			Words: "the pod asks for 0 of aliyun.com/gpu-mem, so it gets no card"},
 		{Name: "a number of cards alone", Nodes: two(), Pods: list(pod("p", 0, limits(map[corev1.ResourceName]string{protocol.ResourceCount: "1"}))), Pod: "p",
 			Words: "aliyun.com/gpu-count alone reserves neither memory nor a card: ask for aliyun.com/gpu-mem"},
@@ -76,6 +76,8 @@ func requests() []Mistake {
 			Cause: diagnosis.OtherConstraint, Words: "n1 has room for it, 8000 MiB on one card, but kube-scheduler rejects the pod: 2 Insufficient nvidia.com/gpu"},
 		{Name: "more CPU than a node has", Nodes: two(), Pods: list(pod("p", 2000, rejected("1 Insufficient cpu, 1 no GPU card has enough free memory"))), Pod: "p",
 			Cause: diagnosis.OtherConstraint, Words: "n1 has room for it, 8000 MiB on one card, but kube-scheduler rejects the pod: 1 Insufficient cpu, 1 no GPU card has enough free memory"},
+		{Name: "more CPU than one node has, and no room on the other", Nodes: two(), Pods: taken(pod("p", 7500, rejected("1 Insufficient cpu, 1 no GPU card has enough free memory"))), Pod: "p",
+			Cause: diagnosis.Full, Words: "the cards that are large enough are taken: the largest free piece is 3000 MiB, on n1 (1 other node has less); kube-scheduler also says: 1 Insufficient cpu"},
 		{Name: "a claim that doesn't exist", Nodes: two(), Pods: list(pod("p", 2000, rejected(`persistentvolumeclaim "data" not found`))), Pod: "p",
 			Cause: diagnosis.OtherConstraint, Words: `n1 has room for it, 8000 MiB on one card, but kube-scheduler rejects the pod: persistentvolumeclaim "data" not found`},
 		{Name: "another scheduler, which rejects the pod in words of its own", Nodes: two(), Pods: list(pod("p", 2000, scheduler("volcano"),
@@ -112,6 +114,11 @@ func cluster() []Mistake {
 			Cause: diagnosis.Full, Words: "the cards that are large enough are taken: the largest free piece is 3000 MiB, on n1"},
 		{Name: "a node that isn't ready", Nodes: closed(func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown }), Pods: list(pod("p", 2000)), Pod: "p",
 			Cause: diagnosis.NoNode, Words: "no node that shares GPU memory can take the pod; n1: the node is not ready"},
+		{Name: "a node that isn't ready, which the pod tolerates, and no room", Nodes: closed(func(n *corev1.Node) {
+			n.Status.Conditions[0].Status = corev1.ConditionUnknown
+			n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeUnreachable, Effect: corev1.TaintEffectNoSchedule}}
+		}), Pods: list(pod("p", 4000, tolerates("")), pod("u", 5000, fake.Bound("n1", 0))), Pod: "p",
+			Cause: diagnosis.Full, Words: "the cards that are large enough are taken: the largest free piece is 3000 MiB, on n1"},
 		{Name: "the device plugin is gone", Nodes: closed(func(n *corev1.Node) {
 			n.Status.Allocatable[protocol.ResourceMemory] = *resource.NewQuantity(0, resource.DecimalSI)
 		}), Pods: list(pod("p", 2000)), Pod: "p",

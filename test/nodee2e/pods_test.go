@@ -148,7 +148,7 @@ func (s *scenario) testStaticPod() {
 			return err
 		}
 		for _, event := range events.Items {
-			if strings.Contains(event.Message, "no pod that the API server has on this node waits for 2 units of GPU memory, and static pods are not supported") {
+			if strings.Contains(event.Message, "No pod that the API server has on this node waits for 2 units of GPU memory, and static pods are not supported") {
 				return nil
 			}
 		}

@@ -1,4 +1,4 @@
-// The tables of allocations, of pending pods, of requests that share nothing, and of groups.
+// The tables of allocations, of pending pods, of request problems, and of groups.
 import { kindOf } from "./causes.js";
 import { age, amount, h, number, setText } from "./dom.js";
 import { matches, rows, terms } from "./model.js";
@@ -169,9 +169,9 @@ export class Pending extends List {
         h("td", { class: "right age" }),
         h("td", {}, chip(pod.reason, pod.words)),
         h("td", { class: "wide" }, pod.message, h("small", {}, pod.schedulerMessage))));
-    this.section = h("section", {}, h("h2", {}, "Pods that share no GPU memory, perhaps by mistake"));
+    this.section = h("section", {}, h("h2", {}, "Request problems: pods that get no GPU memory"));
     root.append(this.section);
-    this.problems = new List(this.section, "Pods that share no GPU memory, perhaps by mistake", problemColumns, "namespace", changed,
+    this.problems = new List(this.section, "Request problems: pods that get no GPU memory", problemColumns, "namespace", changed,
       (pod) => [pod.namespace, pod.name, pod.problem].join("\n"),
       (pod) => h("tr", {}, h("td", {}, pod.namespace), h("td", {}, pod.name), h("td", { class: "wide" }, pod.problem)));
   }
