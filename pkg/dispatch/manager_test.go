@@ -149,6 +149,30 @@ func TestGroups(t *testing.T) {
 	want(t, "charged", map[string]gpu.Memory{"alice": 7}, f.allocated())
 }
 
+// Few writes are in flight at a time, those of granted pods first: they hold memory.
+func TestOpenGates(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{2}, nil)
+	f.SetNamespace("free", Namespace{Tenant: "free", Free: true})
+	for i := range 100 {
+		f.pod(fmt.Sprint("free/", i), 1)
+	}
+	f.pod("alice/granted", 2)
+	f.Tick(f.now)
+	first := f.TakeEffects().Open
+	if len(first) != MaxOpening || first[0].Name != "granted" {
+		t.Fatalf("%d writes, the first for %v", len(first), first[0])
+	}
+	f.Tick(f.now)
+	want(t, "more while these are in flight", 0, len(f.TakeEffects().Open))
+	for i, pod := range first {
+		f.GateOpened(pod.UID, i > 0, f.now)
+	}
+	f.Tick(f.now)
+	want(t, "the rest", 101-MaxOpening, len(f.TakeEffects().Open))
+	f.Tick(f.now.Add(gateRetry))
+	want(t, "the failed one again", []gpu.Pod{first[0]}, f.TakeEffects().Open)
+}
+
 // The plan of a group takes over the places of its members.
 func TestGiveUpPlace(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{4}, nil)

@@ -403,15 +403,37 @@ func (m *Manager) provision(now time.Time) {
 // gateRetry is the pause between two attempts to open a gate.
 const gateRetry = time.Second
 
+// MaxOpening limits the writes in flight that open gates.
+const MaxOpening = 64
+
 // openGates requests the writes that open the gates of granted pods, and of pods that need no turn.
 func (m *Manager) openGates(now time.Time) {
+	var due []*pod
+	inFlight := 0
 	for _, p := range m.gated {
-		if !p.opening && !now.Before(p.notOpenedBefore) {
-			p.opening = true
-			m.effects.Open = append(m.effects.Open, p.Pod.Pod)
+		switch {
+		case p.opening:
+			inFlight++
+		case !now.Before(p.notOpenedBefore):
+			due = append(due, p)
 		}
 	}
-	slices.SortFunc(m.effects.Open, func(a, b gpu.Pod) int { return cmp.Compare(a.UID, b.UID) })
+	// Granted pods hold memory, so they go first.
+	slices.SortFunc(due, func(a, b *pod) int {
+		return cmp.Or(a.expiry(now).Compare(b.expiry(now)), cmp.Compare(a.UID, b.UID))
+	})
+	for _, p := range due[:min(len(due), max(MaxOpening-inFlight, 0))] {
+		p.opening = true
+		m.effects.Open = append(m.effects.Open, p.Pod.Pod)
+	}
+}
+
+// expiry returns when the pod's charge ends; a late time if it doesn't, or if there is none.
+func (p *pod) expiry(now time.Time) time.Time {
+	if p.expires.IsZero() {
+		return now.Add(time.Hour)
+	}
+	return p.expires
 }
 
 // GateOpened records whether the gate of a pod was opened. If not, it is tried again as long as the pod is to have none.

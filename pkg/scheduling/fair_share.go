@@ -50,8 +50,8 @@ type FairShareObserver interface {
 const (
 	// fairShareInterval is the interval between two calls of Tick.
 	fairShareInterval = 100 * time.Millisecond
-	// gateTimeout bounds one write that opens a gate, maxGateWrites their number at one time.
-	gateTimeout, maxGateWrites = 5 * time.Second, 32
+	// gateTimeout bounds one write that opens a gate.
+	gateTimeout = 5 * time.Second
 )
 
 // EventFairShareInvalid is the reason of the Event on a namespace whose annotations for fair sharing are invalid.
@@ -74,7 +74,7 @@ type fairShare struct {
 
 func (s *Scheduler) newFairShare(o FairShareOptions) *fairShare {
 	writes := new(errgroup.Group)
-	writes.SetLimit(maxGateWrites)
+	writes.SetLimit(dispatch.MaxOpening)
 	options := dispatch.Options{
 		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
 		EligibleNodes: s.eligibleNodes, Memory: s.ledger.Memory,

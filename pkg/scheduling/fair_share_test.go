@@ -111,6 +111,10 @@ func TestFairSharePlaceUnusable(t *testing.T) {
 	f := startFair(t, FairShareOptions{}, nil, namespace("default", nil), pod, fake.Node("n2", 10))
 	f.passUntilOpened("p") // Binpack prefers n2.
 	f.want(pod, "assumed n2 card 0")
+	if result := f.filter(pod, "n3"); len(result.Passed) > 0 {
+		t.Errorf("it may go to %v", result.Names())
+	}
+	f.want(pod, "assumed n2 card 0") // The next call may offer that node.
 	if result := f.filter(pod, "n1"); !slices.Equal(result.Names(), []string{"n1"}) {
 		t.Errorf("it may go to %v", result.Names())
 	}

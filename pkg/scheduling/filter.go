@@ -68,7 +68,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	}
 	now := s.Clock.Now()
 	result, fitting := s.fit(pod, nodes, now)
-	if len(result.Passed) == 0 && s.fair.giveUpPlace(pod.UID) {
+	if len(result.Passed) == 0 && s.fitsOutsidePlace(pod, nodes) && s.fair.giveUpPlace(pod.UID) {
 		result, fitting = s.fit(pod, nodes, now)
 	}
 	if len(result.Passed) == 0 && s.displace(pod, nodes, now) {
@@ -85,6 +85,17 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		s.addTentative(pod, result.Names(), now)
 	}
 	return result, nil
+}
+
+// fitsOutsidePlace reports whether a pod to which fair sharing has given a place on none of the candidate nodes fits one of them. If
+// it doesn't, it keeps its place: perhaps the candidate nodes are a sample, and the next one has it.
+func (s *Scheduler) fitsOutsidePlace(pod gpu.Pod, nodes []string) (fits bool) {
+	if s.fair == nil {
+		return false
+	}
+	pod.UID = "" // The ledger doesn't look for its allocation.
+	s.ledger.Check(pod, nodes, func(_ string, reason placement.Reason) { fits = fits || reason == placement.Fits })
+	return fits
 }
 
 // fit checks the pod against each node. The result has all nodes that fit and the reasons of the others, or only the best
