@@ -61,9 +61,15 @@ func TestFairShare(t *testing.T) {
 	extender := c.runExtender()
 	c.giveToScheduler(extender)
 	t.Run("the tenants end equal", func(t *testing.T) { c.waitShares(t, map[string]int{"alice": 4, "bob": 4}) })
-	t.Run("what becomes free goes to the one that has less", func(t *testing.T) {
+	t.Run("what becomes free goes to the one that has less, also while no extender ran", func(t *testing.T) {
+		must(t, extender.process.Kill())
 		c.end(t, "alice", 2)
+		gated := len(c.gated(t))
+		must(t, extender.process.Start(t.Context()))
 		c.waitShares(t, map[string]int{"alice": 4, "bob": 4})
+		if left := len(c.gated(t)); left != gated-2 {
+			t.Errorf("%d gates were opened, want 2", gated-left)
+		}
 		c.end(t, "alice", 4) // Alice has no more pods.
 		c.waitShares(t, map[string]int{"bob": 8})
 	})
@@ -82,6 +88,7 @@ func TestFairShare(t *testing.T) {
 		}
 	})
 	t.Run("the guard", c.testGuardOfGates)
+	t.Run("the policies", c.testPolicyTypes)
 	c.mustHaveForbiddenNothing()
 
 	c.helm.shell(t, off[0])
