@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpushare/gpushare/cmd/internal/program"
 	"github.com/gpushare/gpushare/pkg/gang"
@@ -39,6 +41,7 @@ type options struct {
 	// evictFragmented is off by default, because normally kube-scheduler decides on evictions.
 	evictFragmented bool
 	overusePolicy   string
+	fairShare       fairShare
 	election        election
 	cardMetrics     bool
 	qps             float32
@@ -51,6 +54,35 @@ type gangs struct {
 	patience      time.Duration
 	starvation    time.Duration
 	failurePolicy string
+}
+
+// fairShare are the values of the flags for fair sharing.
+type fairShare struct {
+	mode         string
+	by           string
+	cutoff       int32
+	provisioning int
+}
+
+// The values of --fair-share and of --fair-share-by.
+const (
+	fairShareOff      = "off"
+	fairShareDispatch = "dispatch"
+	byNamespace       = "namespace"
+	byLabel           = "label:"
+)
+
+// label returns the key of the namespaces' label that names the tenant; empty if each namespace is a tenant.
+func (f fairShare) label() string {
+	key, given := strings.CutPrefix(f.by, byLabel)
+	if !given {
+		return ""
+	}
+	return key
+}
+
+func (f fairShare) validBy() bool {
+	return f.by == byNamespace || len(validation.IsQualifiedName(f.label())) == 0
 }
 
 // election are the values of the flags for leader election.
@@ -111,6 +143,11 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.DurationVar(&g.patience, "gang-patience", 30*time.Second, "time for which a group's reserved cards are kept until its members arrive, and for which a group may stay partially bound; not less than --gang-hold")
 	f.DurationVar(&g.starvation, "gang-claim-after", 2*time.Minute, "time for which a group must be pending before it gets a starvation reservation: freed memory is reserved for it, for a limited time; 0 turns these reservations off")
 	f.StringVar(&g.failurePolicy, "gang-failure-policy", string(gang.Evict), "what happens to the bound members of a group that stays partially bound: evict or keep")
+	s := &o.fairShare
+	f.StringVar(&s.mode, "fair-share", fairShareOff, "how tenants share the GPU memory of the cluster: off, or dispatch: pods with the scheduling gate gpushare.aliyun.com/fair-share are scheduled in an order that gives each tenant its share; dispatch needs the permissions to patch pods and to list namespaces")
+	f.StringVar(&s.by, "fair-share-by", byNamespace, "what a tenant is: namespace, or label:KEY for all namespaces with the same value of that label")
+	f.Int32Var(&s.cutoff, "fair-share-priority-cutoff", defaultPriorityCutoff, "priority from which on pods are scheduled without waiting for their turn; by default that of the class system-cluster-critical")
+	f.IntVar(&s.provisioning, "fair-share-provisioning", 0, "number of pods that may be scheduled at one time although they fit nowhere, so that cluster-autoscaler adds nodes for them")
 	e := &o.election
 	f.BoolVar(&e.elect, "leader-elect", false, "elect a leader among several replicas by a Lease; the leader answers kube-scheduler, the others are standbys. Set it on all replicas if there is more than one")
 	f.StringVar(&e.options.Namespace, "leader-elect-namespace", "kube-system", "`namespace` of the Lease and of --publish-service")
@@ -133,6 +170,9 @@ const (
 	defaultBindTimeout = 4 * time.Second
 	defaultGangHold    = 10 * time.Second
 )
+
+// defaultPriorityCutoff is the default of --fair-share-priority-cutoff.
+const defaultPriorityCutoff = 2_000_000_000
 
 const (
 	// maxHold is the maximum of --gang-hold and of --bind-timeout. Their sum stays within the server's timeout of a call.
@@ -177,6 +217,12 @@ func (o options) validate() error {
 		return fmt.Errorf("--gang-failure-policy: unknown policy %q: want %s or %s", o.gangs.failurePolicy, gang.Evict, gang.Keep)
 	case o.overusePolicy != overuseReport && o.overusePolicy != overuseEvict:
 		return fmt.Errorf("--overuse-policy: unknown policy %q: want %s or %s", o.overusePolicy, overuseReport, overuseEvict)
+	case o.fairShare.mode != fairShareOff && o.fairShare.mode != fairShareDispatch:
+		return fmt.Errorf("--fair-share: unknown mode %q: want %s or %s", o.fairShare.mode, fairShareOff, fairShareDispatch)
+	case !o.fairShare.validBy():
+		return fmt.Errorf("--fair-share-by: want %s or %sKEY with the key of a label, got %q", byNamespace, byLabel, o.fairShare.by)
+	case o.fairShare.provisioning < 0:
+		return errors.New("--fair-share-provisioning must not be negative")
 	case o.election.elect && o.bindTimeout >= o.election.options.RenewDeadline:
 		return errors.New("--bind-timeout must be less than --leader-elect-renew-deadline: a bind must not outlive a leader's Lease")
 	case o.qps <= 0 || o.burst <= 0:

@@ -106,6 +106,14 @@ func serve(ctx context.Context, o options) error {
 		}
 		leading, answer = elector.Leading, elector.Answer
 	}
+	fair := scheduling.FairShareOptions{
+		On: o.fairShare.mode == fairShareDispatch, Label: o.fairShare.label(), PriorityCutoff: o.fairShare.cutoff, Provisioning: o.fairShare.provisioning,
+	}
+	var fairObserver *metrics.FairShare
+	if fair.On {
+		fairObserver = metrics.NewFairShare(registry)
+		fair.Observer = fairObserver
+	}
 	scheduler, err := scheduling.New(scheduling.Options{
 		Client: client, API: apiserver.New(client), Recorder: recorder, Observer: observer,
 		CardPolicy: cardPolicy, NodePolicy: nodePolicy, FilterBest: o.filterBest, FilterBestAbove: o.bestAbove,
@@ -116,6 +124,7 @@ func serve(ctx context.Context, o options) error {
 			Hold: o.gangs.hold, Patience: o.gangs.patience, StarvationAfter: o.gangs.starvation, OnFailure: gang.FailurePolicy(o.gangs.failurePolicy),
 			Observer: groups, Answering: answer,
 		},
+		FairShare: fair,
 	})
 	if err != nil {
 		return err
@@ -127,6 +136,9 @@ func serve(ctx context.Context, o options) error {
 		return explanation.Diagnoses, len(explanation.RequestProblems)
 	})
 	groups.Count(scheduler.GangStates)
+	if fair.On {
+		fairObserver.Tenants(scheduler.Ready, scheduler.Tenants, scheduler.InvalidNamespaces)
+	}
 	web, err := newPage(ctx, o, scheduler, answer, expires)
 	if err != nil {
 		return err

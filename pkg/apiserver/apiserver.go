@@ -74,6 +74,20 @@ func (c Client) Evict(ctx context.Context, pod gpu.Pod, dryRun bool) error {
 		Body(eviction).Do(ctx).Error()
 }
 
+// OpenGate removes one scheduling gate of a pod, and changes nothing else. It succeeds if the pod doesn't have the gate. If the
+// pod has another UID the API server rejects the patch as invalid, because a UID can't change.
+func (c Client) OpenGate(ctx context.Context, pod gpu.Pod, gate string) error {
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": pod.UID},
+		"spec":     map[string]any{"schedulingGates": []map[string]string{{"$patch": "delete", "name": gate}}},
+	})
+	if err != nil {
+		return fmt.Errorf("writing the patch of pod %s: %w", pod, err)
+	}
+	_, err = c.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	return err
+}
+
 // AnnotateNode sets one annotation of a Node.
 func (c Client) AnnotateNode(ctx context.Context, node, key, value string) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{key: value}}})

@@ -83,6 +83,17 @@ func (c *Cache) AddHandler(h Handler) error {
 	return nil
 }
 
+// AddNamespaceHandler registers a handler for namespaces, and makes the cache sync wait for them. Without it they are not
+// watched. It must be called after AddHandler and before Run.
+func (c *Cache) AddNamespaceHandler(h NamespaceHandler) error {
+	namespaces, err := c.factory.Core().V1().Namespaces().Informer().AddEventHandler(namespaceEvents(h))
+	if err != nil {
+		return fmt.Errorf("watching namespaces: %w", err)
+	}
+	c.synced = append(c.synced, namespaces.HasSynced)
+	return nil
+}
+
 // Pod returns the pod with the name.
 func (c *Cache) Pod(namespace, name string) (*PodInfo, bool) {
 	object, _, _ := c.podInformer.GetIndexer().GetByKey(namespace + "/" + name) // It never fails.

@@ -78,6 +78,25 @@ func nodeEvents(h Handler) cache.ResourceEventHandler {
 	}
 }
 
+// NamespaceHandler receives the changes of namespaces, in the order of the watch.
+type NamespaceHandler interface {
+	// NamespaceUpdated reports a new or a changed namespace. It has only metadata.
+	NamespaceUpdated(namespace *corev1.Namespace)
+	NamespaceDeleted(name string)
+}
+
+func namespaceEvents(h NamespaceHandler) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { h.NamespaceUpdated(object.(*corev1.Namespace)) },
+		UpdateFunc: func(_, after any) { h.NamespaceUpdated(after.(*corev1.Namespace)) },
+		DeleteFunc: func(object any) {
+			if namespace, ok := lastState(object).(*corev1.Namespace); ok {
+				h.NamespaceDeleted(namespace.Name)
+			}
+		},
+	}
+}
+
 // lastState returns the last known state of a deleted object. If the watch missed the deletion, it comes in a wrapper.
 func lastState(object any) any {
 	if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {

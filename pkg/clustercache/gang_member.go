@@ -49,6 +49,8 @@ func memberOf(pod *corev1.Pod) *gang.Member {
 	return m
 }
 
+func ofFairShare(gate corev1.PodSchedulingGate) bool { return gate.Name == protocol.GateFairShare }
+
 // foreign reports whether the gate is not that of fair shares, which the extender itself removes.
 func foreign(gate corev1.PodSchedulingGate) bool { return gate.Name != protocol.GateFairShare }
 

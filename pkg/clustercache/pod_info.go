@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,6 +28,8 @@ type PodInfo struct {
 	NominatedNode string
 	// Ended is true if the pod has succeeded or failed.
 	Ended bool
+	// Gated is true if the pod has the scheduling gate of fair shares, GatedOtherwise if it has others.
+	Gated, GatedOtherwise bool
 	// Mirror is true for the mirror pod of a static pod.
 	Mirror bool
 	// Managed is true if kube-scheduler can send the pod to the extender, see protocol.Managed.
@@ -72,6 +75,7 @@ type PodInfo struct {
 func NewPodInfo(pod *corev1.Pod) *PodInfo {
 	p := &PodInfo{
 		Pod: protocol.Pod(pod), Node: pod.Spec.NodeName, Ended: protocol.Terminal(pod), Mirror: protocol.IsMirror(pod),
+		Gated: slices.ContainsFunc(pod.Spec.SchedulingGates, ofFairShare), GatedOtherwise: slices.ContainsFunc(pod.Spec.SchedulingGates, foreign),
 		Managed: protocol.Managed(pod), Requests: podRequests(pod), Conflicts: conflictsOf(&pod.Spec), Member: memberOf(pod),
 		resourceVersion: pod.ResourceVersion,
 	}

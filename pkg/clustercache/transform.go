@@ -20,6 +20,8 @@ func (s *sharing) transform(object any) (any, error) {
 		return s.node(o), nil
 	case *policyv1.PodDisruptionBudget:
 		return trimBudget(o), nil
+	case *corev1.Namespace:
+		return trimNamespace(o), nil
 	}
 	return object, nil // A PodInfo, or a DeletedFinalStateUnknown with an object that was transformed before.
 }
@@ -61,6 +63,12 @@ func trimBudget(budget *policyv1.PodDisruptionBudget) *policyv1.PodDisruptionBud
 	out.Spec.Selector = budget.Spec.Selector
 	out.Status.DisruptionsAllowed = budget.Status.DisruptionsAllowed
 	out.Status.DisruptedPods = budget.Status.DisruptedPods
+	return out
+}
+
+func trimNamespace(namespace *corev1.Namespace) *corev1.Namespace {
+	out := &corev1.Namespace{ObjectMeta: identity(&namespace.ObjectMeta)}
+	out.Labels, out.Annotations = namespace.Labels, namespace.Annotations
 	return out
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
@@ -24,6 +25,10 @@ const UntriedAfter = 30 * time.Second
 // Diagnoser diagnoses pods against the state of the nodes at one moment. What pods with equal requests and constraints have in
 // common is computed once. A Diagnoser is not safe for concurrent use.
 type Diagnoser struct {
+	// Turns are the turns of the pods that wait for one; nil if tenants don't share the cluster fairly, or if only another
+	// process knows.
+	Turns map[gpu.PodUID]Turn
+
 	now time.Time
 	// active are the names of the schedulers that have tried a pending pod.
 	active map[string]bool
@@ -72,6 +77,8 @@ func (d *Diagnoser) Diagnose(pod *Pod, wait *GroupWait) Diagnosis {
 type podCase struct {
 	*Pod
 	wait *GroupWait
+	// turn is the turn for which the pod waits; nil if it waits for none.
+	turn *Turn
 	// nominated is true if the pod has a valid nomination.
 	nominated bool
 	// nomineeFits is true if a card of the nominated node has room: no pod that uses GPU memory has to leave any more.
@@ -88,7 +95,10 @@ type podCase struct {
 
 func (d *Diagnoser) newCase(pod *Pod, wait *GroupWait) *podCase {
 	c := &podCase{Pod: pod, wait: wait, schedulerActive: d.active[pod.Scheduler]}
-	if len(pod.Gates) > 0 {
+	if turn, waits := d.Turns[pod.UID]; waits {
+		c.turn = &turn
+	}
+	if len(pod.Gates) > 0 && c.turn == nil {
 		return c // The others don't count until the gates are removed.
 	}
 	if node, found := d.nodes.named(pod.NominatedNode); found {
@@ -125,7 +135,7 @@ type rule struct {
 // kube-scheduler tries the pod at all, then its group, then what kube-scheduler says. A pod for which none matches has the
 // reason that nodes and cards give.
 var rules = []rule{
-	{Gated, func(c *podCase) bool { return len(c.Gates) > 0 }, func(c *podCase) string {
+	{Gated, func(c *podCase) bool { return len(c.Gates) > 0 && c.turn == nil }, func(c *podCase) string {
 		return "the pod is held back by its scheduling gates: " + strings.Join(c.Gates, ", ")
 	}},
 	{InvalidRequest, func(c *podCase) bool { return c.RequestError != "" }, func(c *podCase) string {
@@ -136,6 +146,8 @@ var rules = []rule{
 	{NoNode, roomIs(NoNode), func(c *podCase) string { return c.room.message + c.more() }},
 	{TooLarge, roomIs(TooLarge), func(c *podCase) string { return c.tooLarge() + c.more() }},
 	{Unhealthy, roomIs(Unhealthy), func(c *podCase) string { return c.room.message + c.more() }},
+	{WaitsForGroup, func(c *podCase) bool { return c.turn != nil && c.turn.Incomplete && c.wait != nil }, func(c *podCase) string { return c.wait.String() }},
+	{WaitsForTurn, func(c *podCase) bool { return c.turn != nil }, func(c *podCase) string { return c.turn.String() }},
 	{NotTried, (*podCase).notTried, func(c *podCase) string {
 		return c.untriedText() + ": is a scheduler of this name running?" + c.waitText()
 	}},

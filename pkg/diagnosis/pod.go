@@ -90,6 +90,9 @@ func NewPod(pod *corev1.Pod) *Pod {
 	return p
 }
 
+// Constraints is equal for pods that can use the same nodes, independent of free resources.
+func (p *Pod) Constraints() string { return p.constraintsKey }
+
 // toleratesClosed reports whether the pod can use nodes that are closed for this reason: cordoned ones, as pods of a DaemonSet can
 // (k8s.io/kubernetes pkg/scheduler/framework/plugins/nodeunschedulable), or such that aren't ready, which kube-scheduler knows by
 // their taints alone. If the node has further taints, these are checked too.

@@ -20,6 +20,8 @@ const (
 	InvalidGroup Reason = "invalid_group"
 	// WaitsForGroup: the pod is a member of a group that isn't placed yet. The message says what the group waits for.
 	WaitsForGroup Reason = "waits_for_group"
+	// WaitsForTurn: tenants share the cluster fairly, and it isn't the pod's turn.
+	WaitsForTurn Reason = "waits_for_turn"
 	// Fits: a card has room, and kube-scheduler is about to try the pod: for the first time, or again because the card had no
 	// room at its last try.
 	Fits Reason = "fits"
@@ -58,6 +60,7 @@ var words = []struct {
 	{InvalidRequest, "its request is invalid"},
 	{InvalidGroup, "its group is invalid"},
 	{WaitsForGroup, "waits for its group"},
+	{WaitsForTurn, "waits for its turn"},
 	{Fits, "about to be tried"},
 	{OtherConstraint, "something else than GPU memory"},
 	{KeptForGroup, "memory is kept for a group"},

@@ -44,6 +44,8 @@ type Options struct {
 	// to a node and not bound yet; nil means none. If empty is true, the nodes count without their pods, except those that
 	// stay. If Capacity is nil, only GPU memory counts.
 	Capacity func(planned func(node string) []gpu.PodUID, empty bool) ledger.Capacity
+	// GiveUpPlace releases a place that fair sharing has reserved for the pod: the plan places it. It is nil if there is none.
+	GiveUpPlace func(gpu.PodUID) bool
 	// Memory returns the cluster's shared GPU memory.
 	Memory func() gpu.Memory
 	// StarvationAfter is how long a gang waits before freed memory is reserved for it; 0 disables starvation

@@ -303,6 +303,11 @@ func (mgr *Manager) reserve(r *run, n *needs, now time.Time) ([]ledger.Reservati
 		return nil, false
 	}
 	mgr.work += len(n.requests)
+	if mgr.GiveUpPlace != nil {
+		for _, m := range n.requesters {
+			mgr.GiveUpPlace(m.UID)
+		}
+	}
 	younger, yielding := mgr.yielding(func(o *run) bool { return r.rank.compare(o.rank) < 0 })
 	capacity := mgr.capacity(false)
 	places, yielded := mgr.Ledger.ReserveAll(n.requests, yielding, mgr.View, capacity, now)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/labels"
@@ -53,6 +54,9 @@ const examples = `  # All nodes that share GPU memory, and their sum
   # The memory that containers really use, those above their request first
   kubectl inspect gpushare --usage
 
+  # What each tenant deserves and has, if tenants share the cluster fairly
+  kubectl inspect gpushare --shares
+
   # For scripts
   kubectl inspect gpushare -o json | jq '.nodes[] | {name, largestFree, unit}'`
 
@@ -78,6 +82,8 @@ type options struct {
 	pending       bool
 	groups        bool
 	usage         bool
+	shares        bool
+	shareBy       string
 	watch         bool
 	noHeaders     bool
 	allNamespaces bool
@@ -110,6 +116,8 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 	flags.BoolVar(&o.pending, "pending", false, "Show the pods that are pending and ask for GPU memory, and why, instead of the nodes.")
 	flags.BoolVar(&o.groups, "groups", false, "Show the groups of pods (bound all together or not at all) instead of the nodes.")
 	flags.BoolVar(&o.usage, "usage", false, "Show the GPU memory that containers really use, as the nodes' device plugins measure it, instead of the nodes.")
+	flags.BoolVar(&o.shares, "shares", false, "Show the tenants that share the cluster, their weights, shares and use, instead of the nodes.")
+	flags.StringVar(&o.shareBy, "fair-share-by", shareByNamespace, "What a tenant is, with --shares: the value of the extender's flag, namespace or label:KEY.")
 	flags.StringVarP(&o.output, "output", "o", "", "Output format: wide, json, yaml or name. The default is a table; JSON and YAML always contain everything.")
 	flags.BoolVarP(&o.watch, "watch", "w", false, "Keep running and show every change, until Ctrl-C.")
 	flags.StringVarP(&o.scope.selector, "selector", "l", "", "Show only the nodes with these labels (for example pool=a100,zone!=b).")
@@ -163,6 +171,12 @@ func (o *options) validate() error {
 	}
 	if o.usage && (o.details || o.pending || o.groups || o.output == outputName) {
 		return errors.New("--usage shows measured memory: it can't be used with --details, --pending, --groups or -o name")
+	}
+	if o.shares && (o.details || o.pending || o.groups || o.usage || o.watch || o.output == outputName || !o.scope.all()) {
+		return errors.New("--shares shows tenants: it can't be used with --details, --pending, --groups, --usage, --watch, -o name, node names or --selector")
+	}
+	if o.shareBy != shareByNamespace && (!strings.HasPrefix(o.shareBy, shareByLabel) || o.shareBy == shareByLabel) {
+		return fmt.Errorf("--fair-share-by %q: want namespace or label:KEY", o.shareBy)
 	}
 	if o.scope.selector != "" && len(o.scope.nodes) > 0 {
 		return errors.New("nodes can be selected by name or by --selector, not by both")

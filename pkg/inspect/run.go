@@ -32,6 +32,9 @@ func (o *options) run(ctx context.Context) error {
 	if o.usage {
 		return o.runUsage(ctx, client)
 	}
+	if o.shares {
+		return o.runShares(ctx, client)
+	}
 	if o.groups {
 		pods, err := readGroupPods(ctx, client, *o.connection.Namespace)
 		if err != nil {

@@ -87,10 +87,7 @@ func (n *node) fitsWithoutAssumed(demand gpu.Demand) bool {
 	if reason := n.totals.Fit(n.cards, &demand); !reason.Resolvable() {
 		return reason == placement.Fits
 	}
-	bound := make([]placement.Card, len(n.inventory))
-	for i, c := range n.inventory {
-		bound[i] = placement.NewCard(c, 0)
-	}
+	bound := n.emptyCards()
 	for _, a := range n.allocations {
 		if a.State != Assumed {
 			add(bound, a.Placement)

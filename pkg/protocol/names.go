@@ -68,6 +68,17 @@ const AnnotationGroupRun = "gpushare.aliyun.com/group-run"
 // GateFairShare is the scheduling gate of a pod that waits for its share.
 const GateFairShare = "gpushare.aliyun.com/fair-share"
 
+// The annotations and labels of namespaces.
+const (
+	// AnnotationFairShareWeight is the weight of the namespace's tenant, AnnotationFairShareGuaranteed its guaranteed amount
+	// in units (package fairshare).
+	AnnotationFairShareWeight     = "gpushare.aliyun.com/fair-share-weight"
+	AnnotationFairShareGuaranteed = "gpushare.aliyun.com/fair-share-guaranteed"
+	// LabelFairShare, with the value FairShareOff, marks namespaces whose pods take no part in fair sharing.
+	LabelFairShare = "gpushare.aliyun.com/fair-share"
+	FairShareOff   = "off"
+)
+
 // AnnotationGroupWhole is "true" on the member that was bound last of those that its gang needs, and on members that are
 // bound later, and "false" on the earlier ones. So if a bound member has "true", the gang was bound completely.
 const AnnotationGroupWhole = "gpushare.aliyun.com/group-whole"

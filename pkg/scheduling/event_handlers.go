@@ -22,6 +22,7 @@ type eventHandlers struct {
 	requeue *requeue.Requeuer
 	evictor *eviction.Evictor
 	groups  *groups
+	fair    *fairShare
 	free    *freeResources
 	counts  *counts
 	synced  func()
@@ -30,11 +31,15 @@ type eventHandlers struct {
 // PodUpdated implements clustercache.Handler. The gang's manager comes last, when the ledger is up to date.
 func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 	h.free.podsChanged(old, pod)
+	defer h.fair.updated(old, pod)
 	defer h.groups.updated(pod)
 	h.groups.replaced(old, pod)
 	if old != nil && old.UID != pod.UID {
 		// While the watch was interrupted, the old pod was deleted and another pod was created with its name.
 		h.podGone(old.UID)
+	}
+	if pod.Ended && old != nil && !old.Ended {
+		h.fair.freed(pod.Node)
 	}
 	switch {
 	case !pod.Managed: // The ledger doesn't have it, and no bind is open.
@@ -58,6 +63,8 @@ func (h *eventHandlers) PodDeleted(pod *clustercache.PodInfo) {
 	h.free.podsChanged(pod)
 	h.groups.deleted(pod)
 	h.podGone(pod.UID)
+	h.fair.deleted(pod)
+	h.fair.freed(pod.Node)
 }
 
 func (h *eventHandlers) podGone(uid gpu.PodUID) {
@@ -87,6 +94,7 @@ func (h *eventHandlers) NotBound(uid gpu.PodUID, node string) {
 
 // NodeUpdated implements clustercache.Handler.
 func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
+	defer h.fair.nodesChanged()
 	defer h.groups.nodesChanged()
 	node := protocol.ParseNode(object)
 	logger := klog.Background().WithValues("node", object.Name)
@@ -108,6 +116,7 @@ func (h *eventHandlers) NodeDeleted(name string) {
 	h.free.nodeDeleted(name)
 	h.ledger.DeleteNode(name)
 	h.groups.nodesChanged()
+	h.fair.nodesChanged()
 }
 
 // Synced implements clustercache.Handler.

@@ -23,7 +23,8 @@ type FilterResult struct {
 	Reasons []placement.Reason
 	// ReservedFor names the group for which memory is held back, if any is: the reason placement.Reserved is due to it.
 	ReservedFor string
-	// Message is why no node passes for a member of a gang, or for a pod whose request is invalid; empty for other pods. No
+	// Message is why no node passes for a member of a gang, for a pod that waits for its turn, or for one whose request is invalid; empty
+	// for other pods. No
 	// preemption can help such a pod.
 	Message string
 	// Demand is what the pod asks for. The texts of reasons depend on it.
@@ -61,6 +62,9 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		s.evictor.Passed(pod.UID)
 		return FilterResult{Nodes: nodes, Message: err.Error()}, nil
 	}
+	if result, decided := s.fair.filter(pod, nodes); decided {
+		return result, nil
+	}
 	if result, decided := s.groups.filter(object, nodes); decided {
 		return result, nil
 	}
@@ -72,6 +76,9 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	}
 	now := s.Clock.Now()
 	result, fitting := s.fit(pod, nodes, now)
+	if len(result.Passed) == 0 && s.fitsOutsidePlace(pod, nodes) && s.fair.giveUpPlace(pod.UID) {
+		result, fitting = s.fit(pod, nodes, now)
+	}
 	if len(result.Passed) == 0 && s.displace(pod, nodes, now) {
 		result, fitting = s.fit(pod, nodes, now)
 	}
@@ -86,6 +93,17 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		s.addTentative(pod, result.Names(), now)
 	}
 	return result, nil
+}
+
+// fitsOutsidePlace reports whether a pod to which fair sharing has given a place on none of the candidate nodes fits one of them. If
+// it doesn't, it keeps its place: perhaps the candidate nodes are a sample, and the next one has it.
+func (s *Scheduler) fitsOutsidePlace(pod gpu.Pod, nodes []string) (fits bool) {
+	if s.fair == nil {
+		return false
+	}
+	pod.UID = "" // The ledger doesn't look for its allocation.
+	s.ledger.Check(pod, nodes, func(_ string, reason placement.Reason) { fits = fits || reason == placement.Fits })
+	return fits
 }
 
 // fit checks the pod against each node. The result has all nodes that fit and the reasons of the others, or only the best

@@ -25,6 +25,8 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 		return nil, nil // No eviction helps.
 	case neverPreempts(object):
 		return nil, nil
+	case s.fair.awaitsTurn(protocol.Pod(object)):
+		return nil, nil
 	case s.groups.incomplete(object):
 		return nil, nil // Pods would be evicted for one member of a gang that may never become whole.
 	case protocol.PodRequest(object) == 0:

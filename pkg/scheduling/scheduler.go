@@ -30,6 +30,8 @@ type API interface {
 	binding.API
 	eviction.API
 	AnnotateNode(ctx context.Context, node, key, value string) error
+	// OpenGate removes one scheduling gate of a pod.
+	OpenGate(ctx context.Context, pod gpu.Pod, gate string) error
 }
 
 // Options configure a Scheduler.
@@ -62,6 +64,8 @@ type Options struct {
 	Leading func() error
 	// Gangs configures gangs. The zero value treats their members like any other pod.
 	Gangs GangOptions
+	// FairShare configures fair sharing between tenants. The zero value turns it off.
+	FairShare FairShareOptions
 	// Clock is the real clock outside tests.
 	Clock clock.WithTicker
 }
@@ -105,8 +109,9 @@ type Scheduler struct {
 	members *eviction.Members
 	// overusers is nil if no pod is evicted for its use.
 	overusers *eviction.Overusers
-	// groups and free are nil if members of gangs are treated like any other pod.
+	// groups is nil if members of gangs are treated like any other pod, fair if fair sharing is off, free if both are.
 	groups    *groups
+	fair      *fairShare
 	free      *freeResources
 	explainer explainer
 	counts    counts
@@ -116,7 +121,12 @@ type Scheduler struct {
 
 // New builds a Scheduler. It reads and writes nothing before Run.
 func New(o Options) (*Scheduler, error) {
-	return newScheduler(o, clustercache.New(clustercache.Options{Client: o.Client, Clock: o.Clock, CacheSynced: o.Observer.CacheSynced}))
+	cache := clustercache.New(clustercache.Options{Client: o.Client, Clock: o.Clock, CacheSynced: o.Observer.CacheSynced})
+	s, err := newScheduler(o, cache)
+	if err == nil && s.fair != nil {
+		err = cache.AddNamespaceHandler(s.fair)
+	}
+	return s, err
 }
 
 func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
@@ -139,16 +149,22 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	if o.EvictFragmented {
 		s.evictor = eviction.New(evictions)
 	}
+	if o.Gangs.Hold > 0 || o.FairShare.On {
+		s.free = newFreeResources(s.cache)
+	}
 	if o.Gangs.Hold > 0 {
 		s.members = eviction.NewMembers(evictions, o.Gangs.Observer.GangEvicted)
-		s.free = newFreeResources(s.cache)
 		s.groups = s.newGroups()
 	}
 	if o.EvictOverusers {
 		s.overusers = eviction.NewOverusers(evictions, s.cache, s.groups)
 	}
+	if o.FairShare.On {
+		s.fair = s.newFairShare(o.FairShare)
+	}
 	s.ledger.AddFreedListener(s.requeue.Freed)
 	s.ledger.AddFreedListener(s.groups.memoryFreed)
+	s.ledger.AddFreedListener(s.fair.freed)
 	synced := func() {}
 	if !replicas { // With replicas, the leader does so at each TakeOver.
 		synced = s.requeuePending
@@ -160,7 +176,8 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 
 func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 	return &eventHandlers{
-		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, free: s.free, counts: &s.counts, synced: synced,
+		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, fair: s.fair, free: s.free,
+		counts: &s.counts, synced: synced,
 	}
 }
 
@@ -171,7 +188,11 @@ func (s *Scheduler) newGroups() *groups {
 		manager: gang.New(gang.Options{
 			Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
 			Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, StarvationAfter: s.Gangs.StarvationAfter, OnFailure: s.Gangs.OnFailure,
-			Observer: s.Gangs.Observer, EligibleNodes: s.eligibleNodes, Capacity: s.free.capacity, Memory: s.ledger.Memory,
+			Observer: s.Gangs.Observer, EligibleNodes: s.eligibleNodes, GiveUpPlace: func(uid gpu.PodUID) bool { return s.fair.giveUpPlace(uid) },
+			Capacity: func(planned func(node string) []gpu.PodUID, empty bool) ledger.Capacity {
+				return s.free.capacity(s.fair.withPlaces(planned), empty)
+			},
+			Memory: s.ledger.Memory,
 		}),
 	}
 }
@@ -191,6 +212,9 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	if s.groups != nil {
 		g.Go(func() error { return s.groups.run(ctx) })
 		g.Go(func() error { return s.members.Run(ctx) })
+	}
+	if s.fair != nil {
+		g.Go(func() error { return s.fair.run(ctx) })
 	}
 	return g.Wait()
 }

@@ -703,6 +703,11 @@ func (c client) Evict(_ context.Context, pod gpu.Pod, dryRun bool) error {
 	return c.r.w.api.evict(pod, c.r.name)
 }
 
+// OpenGate implements API.
+func (c client) OpenGate(context.Context, gpu.Pod, string) error {
+	return errors.New("no pod has a gate here")
+}
+
 // AnnotateNode implements API.
 func (c client) AnnotateNode(_ context.Context, node, key, value string) error {
 	if err := c.reach(); err != nil {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -39,6 +40,7 @@ func (s *Scheduler) diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis
 		pending[i] = pods[i].Pending
 	}
 	diagnoser := diagnosis.NewDiagnoser(s.diagnosisNodes(), pending, s.Clock.Now())
+	diagnoser.Turns = s.fair.turns()
 	out := make([]diagnosis.Diagnosis, len(pods))
 	for i := range pods {
 		out[i] = diagnoser.Diagnose(pending[i], s.groups.wait(pods[i]))
@@ -79,6 +81,22 @@ func (s *Scheduler) diagnosisNodes() []diagnosis.Node {
 		return
 	}
 	return diagnosis.Nodes(s.ledger, s.cache.Node, deletion)
+}
+
+// Tenants returns the state of the tenants, by name; nil if fair sharing is off.
+func (s *Scheduler) Tenants() []dispatch.Tenant {
+	if s.fair == nil {
+		return nil
+	}
+	return s.fair.manager.Tenants()
+}
+
+// InvalidNamespaces returns the number of namespaces with invalid annotations for fair sharing.
+func (s *Scheduler) InvalidNamespaces() int {
+	if s.fair == nil {
+		return 0
+	}
+	return s.fair.problems.count()
 }
 
 // GangStates returns the number of runs of gangs in each phase.

@@ -79,7 +79,7 @@ func TestEventsDocumented(t *testing.T) {
 		}
 	}
 	onPage := map[string]bool{}
-	for _, row := range regexp.MustCompile("(?m)^\\| `((?:GPU|Gang)\\w+)` \\|").FindAllStringSubmatch(read(t, "docs/events.md"), -1) {
+	for _, row := range regexp.MustCompile("(?m)^\\| `((?:GPU|Gang|FairShare)\\w+)` \\|").FindAllStringSubmatch(read(t, "docs/events.md"), -1) {
 		onPage[row[1]] = true
 	}
 	if diff := cmp.Diff(inCode, onPage); diff != "" {

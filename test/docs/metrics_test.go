@@ -72,6 +72,7 @@ func extenderSeries() series {
 	metrics.NewLedger(d, ledger.New(), ready, true)
 	metrics.NewCluster(d, nil)
 	metrics.NewPending(d, ready, func() ([]diagnosis.Diagnosis, int) { return nil, 0 })
+	metrics.NewFairShare(d).Tenants(ready, nil, nil)
 	metrics.NewGangs(d).Count(func() map[string]int { return nil })
 	return d.found
 }

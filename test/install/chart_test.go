@@ -121,6 +121,8 @@ func TestWrongValues(t *testing.T) {
 		"MPS daemons for no node":           {"mps.enabled=true", "mps.enabled: no node would use the MPS daemons: set devicePlugin.isolation=mps, or"},
 		"MPS daemons and a node affinity":   {"mps.enabled=true,devicePlugin.isolation=mps,devicePlugin.affinity.nodeAffinity.x=y", "devicePlugin.affinity: with devicePlugin.isolation=mps the chart sets the node affinity"},
 		"shared memory in other units":      {"mps.sharedMemory=1GB", `mps.sharedMemory: "1GB" is invalid: a size is a whole number of Ki, Mi or Gi, such as 1Gi`},
+		"fair sharing without the guard":    {"extender.fairShare.mode=dispatch,guard.enabled=false", "extender.fairShare.mode: fair sharing needs the right to patch pods"},
+		"a tenant that is no label":         {"extender.fairShare.by=label:", `extender.fairShare.by: "label:" is invalid: give namespace, or label: and the key of a label`},
 		"an unknown mode":                   {"mode=sidecar", "at '/mode': value must be one of 'extender', 'secondScheduler', 'devicePlugin'"},
 		"a misspelt name":                   {"devicePlugin.memoryUnits=MiB", "additional properties 'memoryUnits' not allowed"},
 		"an unknown unit":                   {"devicePlugin.memoryUnit=GB", `devicePlugin.memoryUnit: "GB" is invalid: ` + unitMistake},
@@ -271,7 +273,12 @@ func TestFlags(t *testing.T) {
 		"the page on the host":               {host, []string{page}, ""},
 		"the page in a second scheduler":     {second, []string{page}, ""},
 		"the page at an address":             {service + "extender.tls.mode=none,extender.ui.listenAddress=:8080", []string{page}, "-listen-address=:8080"},
-		"no page":                            {service + "extender.ui.enabled=false", []string{page}, "=false"},
+		"no fair sharing":                    {service, []string{"--fair-share"}, ""},
+		"fair sharing": {
+			service + "extender.fairShare.mode=dispatch,extender.fairShare.by=label:team,extender.fairShare.priorityCutoff=1000000,extender.fairShare.provisioning=2",
+			[]string{"--fair-share"}, "=dispatch -by=label:team -priority-cutoff=1000000 -provisioning=2",
+		},
+		"no page": {service + "extender.ui.enabled=false", []string{page}, "=false"},
 
 		// The signer of the certificates can also sign certificates for other users, so the extender must check the name.
 		"client names, generated certificate": {service + "extender.tls.mode=generated", []string{clients}, "kube-scheduler"},

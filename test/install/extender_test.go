@@ -120,7 +120,10 @@ func namesIn(t *testing.T, certificate string) (names []string) {
 }
 
 // extenderAt is a running extender.
-type extenderAt struct{ url string }
+type extenderAt struct {
+	url     string
+	process *controlplane.Process
+}
 
 // runExtender runs the extender of one of the Deployment's pods.
 func (c *cluster) runExtender() extenderAt {
@@ -132,7 +135,7 @@ func (c *cluster) runExtender() extenderAt {
 		"--kubeconfig="+c.account(pod))
 	process.Ready = controlplane.HTTPReady(health.URL("http") + "/readyz")
 	controlplane.RunForTest(c.t, process)
-	return extenderAt{url: port.URL("https")}
+	return extenderAt{port.URL("https"), process}
 }
 
 // giveToScheduler restarts the cluster's scheduler with the installed configuration. It replaces host and port, because the

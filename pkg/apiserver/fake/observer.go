@@ -1,6 +1,7 @@
 package fake
 
 import (
+	"fmt"
 	"maps"
 	"sync"
 	"time"
@@ -58,6 +59,15 @@ func (o *Observer) Requeued() { o.add("requeued", 1) }
 
 // APIWrite counts "write" and the kind.
 func (o *Observer) APIWrite(kind string) { o.add("write "+kind, 1) }
+
+// PodGranted counts "granted".
+func (o *Observer) PodGranted(time.Duration) { o.add("granted", 1) }
+
+// ChargeExpired counts "charge expired".
+func (o *Observer) ChargeExpired() { o.add("charge expired", 1) }
+
+// GateOpened counts "gate opened" and the result.
+func (o *Observer) GateOpened(ok bool) { o.add(fmt.Sprintf("gate opened %v", ok), 1) }
 
 // GangHeld counts "gang held".
 func (o *Observer) GangHeld(time.Duration) { o.add("gang held", 1) }

@@ -31,8 +31,8 @@ type Answers struct {
 	Bind func(ctx context.Context, binding *corev1.Binding) error
 	// Evict answers the request of an eviction.
 	Evict func(pod gpu.Pod, dryRun bool) error
-	// Read is the error of reads, Annotate that of AnnotateNode.
-	Read, Annotate error
+	// Read is the error of reads, Annotate that of AnnotateNode, Open that of OpenGate.
+	Read, Annotate, Open error
 }
 
 // Calls are the calls that a Server has received.
@@ -43,6 +43,8 @@ type Calls struct {
 	Evicted []string
 	// Annotated are the nodes whose annotation was set.
 	Annotated []string
+	// Opened are the names of the pods whose gate was removed.
+	Opened []string
 }
 
 // PodResource is the resource of pods, for errors.
@@ -73,7 +75,7 @@ func (s *Server) Calls() Calls {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	calls := s.calls
-	calls.Evicted, calls.Annotated = slices.Clone(calls.Evicted), slices.Clone(calls.Annotated)
+	calls.Evicted, calls.Annotated, calls.Opened = slices.Clone(calls.Evicted), slices.Clone(calls.Annotated), slices.Clone(calls.Opened)
 	return calls
 }
 
@@ -186,6 +188,20 @@ func (s *Server) Evict(_ context.Context, pod gpu.Pod, dryRun bool) error {
 	if answer != nil {
 		return answer(pod, dryRun)
 	}
+	return nil
+}
+
+// OpenGate removes the gate of fair shares.
+func (s *Server) OpenGate(_ context.Context, pod gpu.Pod, gate string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.answers.Open != nil {
+		return s.answers.Open
+	}
+	if gate != protocol.GateFairShare {
+		return fmt.Errorf("gate %q removed", gate)
+	}
+	s.calls.Opened = append(s.calls.Opened, pod.Name)
 	return nil
 }
 

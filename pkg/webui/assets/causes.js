@@ -16,6 +16,8 @@ const explanations = {
     "Correct them on the template of the pods."],
   waits_for_group: ["wait", "The pod is a member of a group that is bound all together or not at all. The message says what the group waits for.",
     "Look at the list of groups."],
+  waits_for_turn: ["wait", "Tenants share the cluster, and it isn't the pod's turn. The message says what its tenant has and what its share is.",
+    "Wait. If its tenant is below its share for long, see the other pods that wait."],
   fits: ["wait", "A card has room, and kube-scheduler is about to try the pod.",
     "Wait some seconds. If it stays pending, the cause changes and says what prevents it."],
   other_constraint: ["lack", "A card has room, but the pod's scheduler rejects it for something else than GPU memory, such as CPU. Its message follows.",

@@ -48,6 +48,12 @@ args:
   {{- if ne .Values.extender.overusePolicy "report" }}
   - --overuse-policy={{ .Values.extender.overusePolicy }}
   {{- end }}
+  {{- if include "gpushare.fairShare" . }}
+  - --fair-share={{ .Values.extender.fairShare.mode }}
+  - --fair-share-by={{ .Values.extender.fairShare.by }}
+  - --fair-share-priority-cutoff={{ int64 .Values.extender.fairShare.priorityCutoff }}
+  - --fair-share-provisioning={{ .Values.extender.fairShare.provisioning }}
+  {{- end }}
   {{- if not .Values.extender.ui.enabled }}
   - --ui=false
   {{- else if .Values.extender.ui.listenAddress }}

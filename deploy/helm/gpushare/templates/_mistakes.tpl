@@ -14,6 +14,7 @@ has one line per mistake, with an example of a correct value.
   (list "extender.gangPatience" $v.extender.gangPatience $duration)
   (list "extender.bindTimeout" $v.extender.bindTimeout $duration)
   (list "scheduler.httpTimeout" $v.scheduler.httpTimeout $duration)
+  (list "extender.fairShare.by" $v.extender.fairShare.by (list "^(namespace|label:([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)$" "give namespace, or label: and the key of a label of namespaces, such as label:team"))
   (list "monitoring.interval" $v.monitoring.interval $duration)
   (list "devicePlugin.memoryUnit" $v.devicePlugin.memoryUnit $unit)
   (list "mps.sharedMemory" $v.mps.sharedMemory (list "^[1-9][0-9]*(Ki|Mi|Gi)$" "a size is a whole number of Ki, Mi or Gi, such as 1Gi"))
@@ -98,6 +99,9 @@ mps.enabled: no node would use the MPS daemons: set devicePlugin.isolation=mps, 
 {{- end -}}
 {{- if and $v.mps.enabled (eq $v.devicePlugin.isolation "mps") (hasKey ($v.devicePlugin.affinity | default dict) "nodeAffinity") }}
 devicePlugin.affinity: with devicePlugin.isolation=mps the chart sets the node affinity of the MPS daemons: use devicePlugin.nodeSelector, or devicePlugin.isolationByLabel=true and label nodes
+{{- end -}}
+{{- if and (include "gpushare.fairShare" .) (or (not $v.guard.enabled) (not (include "gpushare.hasPolicies" .))) }}
+extender.fairShare.mode: fair sharing needs the right to patch pods, which the guard restricts to the scheduling gate: set guard.enabled=true, on Kubernetes 1.30 or later
 {{- end -}}
 {{- if eq $v.mode "devicePlugin" -}}
 {{- if eq $fullname "gpushare" }}

@@ -53,6 +53,16 @@ registry, which has a dot or a port in its name.
 {{- if semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version }}yes{{ end -}}
 {{- end }}
 
+{{/* Not empty if the cluster has MutatingAdmissionPolicies. */}}
+{{- define "gpushare.hasMutatingPolicies" -}}
+{{- if or (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) (.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy") }}yes{{ end -}}
+{{- end }}
+
+{{/* Not empty if tenants share the cluster fairly. */}}
+{{- define "gpushare.fairShare" -}}
+{{- if and (include "gpushare.withExtender" .) (ne .Values.extender.fairShare.mode "off") }}yes{{ end -}}
+{{- end }}
+
 {{/* Not empty if this release has the extender. */}}
 {{- define "gpushare.withExtender" -}}
 {{- if ne .Values.mode "devicePlugin" }}yes{{ end -}}

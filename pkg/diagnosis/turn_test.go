@@ -1,0 +1,52 @@
+package diagnosis
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// What is said of a pod with the gate of fair shares, which depends on what the extender knows.
+func TestTurn(t *testing.T) {
+	diagnoser := NewDiagnoser([]Node{node("a", gpu.GiB, card(0, 16, 9), placement.Card{})}, nil, now)
+	for name, test := range map[string]struct {
+		request int64
+		turn    *Turn
+		wait    *GroupWait
+		want    Diagnosis
+	}{
+		"nothing is known": {1, nil, nil, Diagnosis{Gated, "the pod is held back by its scheduling gates: gpushare.aliyun.com/fair-share"}},
+		"its turn comes": {
+			1, &Turn{Tenant: "vision", Allocated: 40, Share: 32, Before: 2}, nil,
+			Diagnosis{WaitsForTurn, "waits for its turn: tenant vision has 40 of its share of 32; 2 tenants are before it"},
+		},
+		"it has no room": {
+			1, &Turn{Tenant: "vision", Allocated: 1, Share: 32, Before: 1, Obstacle: "no card has room for it now"}, nil,
+			Diagnosis{WaitsForTurn, "waits for its turn: tenant vision has 1 of its share of 32; 1 tenant is before it; no card has room for it now"},
+		},
+		"it never fits": {17, &Turn{Tenant: "vision"}, nil, Diagnosis{TooLarge, "no card is large enough for 17 GiB: the largest has 16 GiB, on a"}},
+		"a member is missing": {
+			1, &Turn{Tenant: "vision", Incomplete: true}, &GroupWait{Group: "default/train", Reason: "gang: 1 of 2 members exist"},
+			Diagnosis{WaitsForGroup, "group default/train waits: 1 of 2 members exist"},
+		},
+		"a member is missing of a group that isn't known": {
+			1, &Turn{Tenant: "vision", Incomplete: true}, nil, Diagnosis{WaitsForTurn, "its group isn't complete: it gets its turn when all members exist"},
+		},
+	} {
+		p := pod(test.request, func(pod *corev1.Pod) {
+			pod.UID = "p"
+			pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: protocol.GateFairShare}}
+		})
+		diagnoser.Turns = nil
+		if test.turn != nil {
+			diagnoser.Turns = map[gpu.PodUID]Turn{"p": *test.turn}
+		}
+		if got := diagnoser.Diagnose(p, test.wait); got != test.want {
+			t.Errorf("%s: %v, want %v", name, got, test.want)
+		}
+	}
+}

@@ -1,0 +1,16 @@
+// Package dispatch decides when pods of tenants that share a cluster fairly may be scheduled.
+//
+// Such a pod has a scheduling gate, so that kube-scheduler doesn't see it. A Manager grants pods in the order of a
+// fairshare.Queue: it reserves a place for the pod in the ledger, charges the tenant, and asks its caller to open the gate. What
+// fits nowhere now is passed over, and blocks nothing. A group is granted as a whole.
+//
+// A gate can't be closed again, and users can remove gates. So a pod without a gate needs a charge too: filter rejects it until
+// its turn comes (Admit). A charge ends when the pod is bound, deleted, or not bound in time; then the pod waits for its next
+// turn, for longer after each failure.
+//
+// A Manager keeps no state that can't be rebuilt: a new leader knows from the pods what each tenant has, and grants those again
+// that are neither gated nor bound.
+//
+// A Manager reads no clock and does no I/O: its caller passes in the events and the time, and performs the Effects that it
+// returns.
+package dispatch

@@ -1,0 +1,203 @@
+package dispatch
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unique"
+
+	"github.com/gpushare/gpushare/pkg/fairshare"
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
+)
+
+var begin = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+
+// fixture is a Manager that leads, with a real ledger. Gates open at once, and the watch reports it.
+type fixture struct {
+	*Manager
+	t      *testing.T
+	ledger *ledger.Ledger
+	now    time.Time
+	pods   map[string]Pod
+	// groups are the sizes of groups.
+	groups fakeGroups
+	// binding are the pods whose bind is in flight.
+	binding map[gpu.PodUID]bool
+	// granted are the names of the pods in the order in which they were granted; requeues counts the requeues.
+	granted           []string
+	requeues, expired int
+	// gatesFail makes the writes fail that open gates.
+	gatesFail bool
+}
+
+// newFixture returns a fixture with nodes n0, n1 … of one card each, and the tenants alice and bob. change, which can be nil,
+// changes the options.
+func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixture {
+	f := &fixture{t: t, ledger: ledger.New(), now: begin, pods: map[string]Pod{}, binding: map[gpu.PodUID]bool{}}
+	f.groups = fakeGroups{f, map[string]int{}}
+	f.ledger.AddFreedListener(func(node string) { f.Freed(node) })
+	var nodes []string
+	o := Options{
+		Ledger: f.ledger, View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, Groups: f.groups, Memory: f.ledger.Memory,
+		Release: func(uid gpu.PodUID) {
+			if !f.binding[uid] {
+				f.ledger.Release(uid)
+			}
+		},
+		EligibleNodes:  func(gpu.PodUID) []string { return nodes },
+		PriorityCutoff: 1000, Observer: f,
+	}
+	if change != nil {
+		change(&o)
+	}
+	f.Manager = New(o)
+	for i, memory := range cards {
+		name := fmt.Sprint("n", i)
+		f.ledger.SetNode(name, ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: memory}}})
+		nodes = append(nodes, name)
+	}
+	for _, name := range []string{"alice", "bob"} {
+		f.SetNamespace(name, Namespace{Tenant: name, Terms: fairshare.DefaultTerms})
+	}
+	f.StartLeading()
+	return f
+}
+
+// fakeGroups says that the members of a group, which the first part of their names after the namespace is, are startable once
+// enough exist that no other gate holds back.
+type fakeGroups struct {
+	f     *fixture
+	sizes map[string]int
+}
+
+func (g fakeGroups) Startable(key gang.Key) (together, alone []gpu.PodUID) {
+	bound := 0
+	for _, p := range g.f.pods {
+		switch {
+		case p.Group != key || p.Ended:
+		case p.Node != "":
+			bound++
+		case !p.GatedOtherwise:
+			together = append(together, p.UID)
+		}
+	}
+	slices.Sort(together)
+	switch size := g.sizes[key.Name]; {
+	case bound >= size:
+		return nil, together
+	case bound+len(together) < size:
+		return nil, nil
+	}
+	return together, nil
+}
+
+func (f *fixture) PodGranted(time.Duration) {}
+func (f *fixture) ChargeExpired()           { f.expired++ }
+
+type edit func(*Pod)
+
+func gatedOtherwise(p *Pod) { p.GatedOtherwise = true }
+func open(p *Pod)           { p.Gated = false }
+func priority(n int32) edit { return func(p *Pod) { p.Priority = n } }
+func age(n int) edit        { return func(p *Pod) { p.Created = begin.Add(time.Duration(n) * time.Second) } }
+func inGroup(name string) edit {
+	return func(p *Pod) { p.Group = gang.Key{Namespace: p.Namespace, Name: name} }
+}
+func on(node string) edit { return func(p *Pod) { p.Node, p.Gated = node, false } }
+
+// pod adds a gated pod, or changes one. Its name is namespace/name.
+func (f *fixture) pod(name string, memory gpu.Memory, edits ...edit) {
+	p, known := f.pods[name]
+	if !known {
+		namespace, short, _ := strings.Cut(name, "/")
+		p = Pod{Pod: gpu.Pod{UID: gpu.PodUID(name), Namespace: namespace, Name: short, Request: memory}, Gated: true, Created: begin}
+	}
+	for _, edit := range edits {
+		edit(&p)
+	}
+	p.Constraints, p.Likeness = unique.Make(""), unique.Make(fmt.Sprint(p.Request, " ", p.Priority))
+	if f.pods[name] = p; p.Node != "" {
+		f.ledger.SetBound(p.Node, p.Pod, gpu.Placement{{Card: 0, Memory: p.Request}}, f.now)
+	}
+	f.SetPod(p)
+}
+
+// delete deletes the pods.
+func (f *fixture) delete(names ...string) {
+	for _, name := range names {
+		p := f.pods[name]
+		delete(f.pods, name)
+		f.ledger.Remove(p.UID)
+		f.RemovePod(p.UID)
+	}
+}
+
+// tick lets time pass and performs the effects.
+func (f *fixture) tick(pass time.Duration) {
+	f.now = f.now.Add(pass)
+	f.Tick(f.now)
+	effects := f.TakeEffects()
+	if effects.Requeue {
+		f.requeues++
+	}
+	for _, opened := range effects.Open {
+		f.GateOpened(opened.UID, !f.gatesFail, f.now)
+		if p, exists := f.pods[string(opened.UID)]; exists && !f.gatesFail {
+			f.granted = append(f.granted, opened.String())
+			open(&p)
+			f.pods[string(opened.UID)] = p
+			f.SetPod(p)
+		}
+	}
+}
+
+// bind binds an admitted pod where its place is, or wherever it fits.
+func (f *fixture) bind(name string) {
+	f.t.Helper()
+	p := f.pods[name]
+	if reason, ok := f.Admit(p.Pod); !ok {
+		f.t.Fatalf("%s is rejected: %s", name, reason)
+	}
+	node, _, placed := f.ledger.Lookup(p.UID)
+	if !placed {
+		if node, placed = f.ledger.AnyFit(p.Pod); !placed {
+			f.t.Fatalf("%s fits nowhere", name)
+		}
+	}
+	f.pod(name, 0, on(node))
+}
+
+// bindAll binds all pods that are admitted.
+func (f *fixture) bindAll() {
+	f.t.Helper()
+	for name, p := range f.pods {
+		if _, ok := f.Admit(p.Pod); ok && p.Node == "" && !p.Gated {
+			f.bind(name)
+		}
+	}
+}
+
+// allocated returns what the tenants have, as the Manager counts it.
+func (f *fixture) allocated() map[string]gpu.Memory {
+	out := map[string]gpu.Memory{}
+	for _, tenant := range f.Tenants() {
+		out[tenant.Name] = tenant.Allocated
+	}
+	return out
+}
+
+// admitted returns the names of the unbound pods that filter may place.
+func (f *fixture) admitted() (names []string) {
+	for name, p := range f.pods {
+		if _, ok := f.Admit(p.Pod); ok && p.Node == "" {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}

@@ -1,0 +1,368 @@
+package dispatch
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+	"unique"
+
+	"github.com/gpushare/gpushare/pkg/fairshare"
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+const (
+	// chargeLife is how long a pod that isn't bound keeps its charge and its place: much longer than kube-scheduler takes for a
+	// new pod, and longer than its longest back-off by default (podMaxBackoffSeconds).
+	chargeLife = 30 * time.Second
+	// extension is how long a charge goes on if the pod is about to be bound when it ends.
+	extension = 5 * time.Second
+	// minPause is how long a pod waits after a charge that ended without a bind; it doubles each time, up to maxPause.
+	minPause, maxPause = 10 * time.Second, 10 * time.Minute
+	// retryInterval is how often all pods are tried on all nodes again, without a change that is known to help.
+	retryInterval = 5 * time.Second
+	// maxOpen limits the granted pods that aren't bound yet. kube-scheduler binds some hundreds per second in a small cluster,
+	// and some dozens in a large one: more would lose their charges before their turn comes there.
+	maxOpen = 256
+	// patience is how long a tenant's later pods may overtake one that doesn't fit. Then they wait for it, for maxWait at most.
+	patience, maxWait = time.Minute, 10 * time.Minute
+)
+
+// Options configure a Manager.
+type Options struct {
+	// Ledger reserves the places of granted pods.
+	Ledger Ledger
+	// Release releases a pod's reservation, unless a bind of the pod is in flight or unconfirmed.
+	Release func(gpu.PodUID)
+	View    ledger.View
+	// Groups says which members of a group are granted together; nil if members are granted like any other pod.
+	Groups Groups
+	// EligibleNodes returns the nodes that the pod can run on regardless of free resources.
+	EligibleNodes func(gpu.PodUID) []string
+	// Capacity returns a new count of what nodes have free besides GPU memory; planned returns the pods that have a place on
+	// a node. If Capacity is nil, only GPU memory counts.
+	Capacity func() ledger.Capacity
+	// Memory returns the cluster's shared GPU memory.
+	Memory func() gpu.Memory
+	// PriorityCutoff is the priority from which on pods need no turn.
+	PriorityCutoff int32
+	// Provisioning is how many pods are granted that fit nowhere now, and would fit an empty node, so that an autoscaler sees
+	// them.
+	Provisioning int
+	// Observer receives what metrics count. It is called with the Manager's lock held and must not block.
+	Observer Observer
+}
+
+// Ledger is the part of package ledger that a Manager uses.
+type Ledger interface {
+	ReserveAll(requests []ledger.Request, yielding [][]gpu.PodUID, view ledger.View, capacity ledger.Capacity, at time.Time) ([]ledger.Reservation, int)
+	Lookup(uid gpu.PodUID) (node string, allocation ledger.Allocation, ok bool)
+	FitsEmpty(pod gpu.Pod, nodes []string) bool
+}
+
+// Groups is the part of package gang that a Manager uses.
+type Groups interface {
+	// Startable returns the unbound members that the group must bind together, none if too few exist; and those that are
+	// placed alone.
+	Startable(key gang.Key) (together, alone []gpu.PodUID)
+}
+
+// Observer receives what metrics count.
+type Observer interface {
+	// PodGranted is called for each granted pod, with the time since its creation.
+	PodGranted(waited time.Duration)
+	// ChargeExpired counts the charges that ended without a bind.
+	ChargeExpired()
+}
+
+// Pod is a pod that asks for GPU memory, or has the gate.
+type Pod struct {
+	gpu.Pod
+	Created time.Time
+	// Node is the node that the pod is bound to; empty if it isn't bound.
+	Node  string
+	Ended bool
+	// Gated is true if the pod has the gate of fair shares, GatedOtherwise if it has others.
+	Gated, GatedOtherwise bool
+	// Group is the pod's group; zero if it has none.
+	Group gang.Key
+	// Constraints are equal for pods that can use the same nodes, Likeness for those that fit the same free resources.
+	Constraints, Likeness unique.Handle[string]
+}
+
+// awaitsBind reports whether the pod could still be bound.
+func (p *Pod) awaitsBind() bool { return p.Node == "" && !p.Ended && !p.Leaving }
+
+// Namespace is what a Manager knows of a namespace.
+type Namespace struct {
+	// Tenant is the tenant to which its pods belong.
+	Tenant string
+	fairshare.Terms
+	// Free is true if its pods take no part in fair sharing.
+	Free bool
+}
+
+// Effects are the actions that the caller of a Manager must perform.
+type Effects struct {
+	// Open are the pods whose gate must be removed. The result is passed to GateOpened.
+	Open []gpu.Pod
+	// Requeue is true if kube-scheduler must retry rejected pods: some of them have no gate, and were granted.
+	Requeue bool
+}
+
+// Manager holds the pods of all tenants. mu guards the fields below it and is held for in-memory work only.
+type Manager struct {
+	Options
+	// places are the reservations that belong to the Manager. They have a lock of their own, because groups and capacities read
+	// them while other locks are held.
+	places places
+	// freed are the nodes on which resources were freed since the latest Tick. nodesChanged is true if nodes changed since.
+	freed        freedNodes
+	nodesChanged atomic.Bool
+
+	mu         sync.Mutex
+	leading    bool
+	namespaces map[string]Namespace
+	pods       map[gpu.PodUID]*pod
+	queue      fairshare.Queue
+	units      map[string]*unit
+	// members are the pods that wait in groups.
+	members map[gang.Key]map[gpu.PodUID]*pod
+	// charged are the pods with a charge, none of which is bound as far as is known.
+	charged map[gpu.PodUID]*pod
+	// gated are the pods whose gate is to be opened.
+	gated map[gpu.PodUID]*pod
+	// eligible are the eligible nodes by Pod.Constraints.
+	eligible map[unique.Handle[string]]*eligibleNodes
+	// noRoom are the kinds of units for which there was no room at the latest attempt. They are tried only on nodes on which
+	// something was freed since, until retryAll.
+	noRoom   map[unique.Handle[string]]Obstacle
+	retryAll time.Time
+	// holding are the units for which the later ones of their tenants wait, by tenant.
+	holding map[string]*unit
+	// changed is true if a pod or a tenant changed since the latest round. resume is when the first pause of a unit ends; zero if
+	// none pauses.
+	changed bool
+	resume  time.Time
+	effects Effects
+}
+
+// pod is a Pod with the state that a Manager keeps of it.
+type pod struct {
+	Pod
+	// counted is the amount that the queue counts for the pod, as memory of countedFor.
+	counted    gpu.Memory
+	countedFor string
+	// unit is the unit in which the pod waits; nil if it doesn't.
+	unit *unit
+	// charged is true if the pod was granted and isn't bound yet. expires is when the charge ends; zero if it doesn't end by
+	// itself.
+	charged bool
+	expires time.Time
+	// failures counts the charges that ended without a bind. The pod isn't granted before notBefore.
+	failures  int
+	notBefore time.Time
+	// opening is true while a write is in flight that removes the gate, opened when it was made. notOpenedBefore is when it may
+	// be tried again.
+	opening, opened bool
+	notOpenedBefore time.Time
+}
+
+// New returns a Manager without pods.
+func New(o Options) *Manager {
+	return &Manager{
+		Options: o, namespaces: map[string]Namespace{}, pods: map[gpu.PodUID]*pod{}, units: map[string]*unit{},
+		members: map[gang.Key]map[gpu.PodUID]*pod{}, charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
+		holding: map[string]*unit{}, eligible: map[unique.Handle[string]]*eligibleNodes{}, noRoom: map[unique.Handle[string]]Obstacle{},
+	}
+}
+
+// Freed records that resources of the node were freed. It may be called with any lock held.
+func (m *Manager) Freed(node string) { m.freed.add(node) }
+
+// NodesChanged records that a node was added or removed, or that its labels, taints, allocatable resources or unschedulable
+// mark changed. It takes no lock.
+func (m *Manager) NodesChanged() { m.nodesChanged.Store(true) }
+
+// TakeEffects returns the effects since the last call.
+func (m *Manager) TakeEffects() Effects {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := m.effects
+	m.effects = Effects{}
+	return out
+}
+
+// SetNamespace adds or updates a namespace.
+func (m *Manager) SetNamespace(name string, next Namespace) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	former, known := m.namespaces[name]
+	if known && former == next {
+		return
+	}
+	m.namespaces[name] = next
+	if !known || former.Tenant != next.Tenant || former.Free != next.Free {
+		for _, p := range m.pods {
+			if p.Namespace == name {
+				m.withdraw(p)
+				m.refresh(p)
+			}
+		}
+	}
+	m.setTerms(next.Tenant)
+	if known && former.Tenant != next.Tenant {
+		m.setTerms(former.Tenant)
+	}
+	m.changed = true
+}
+
+// RemoveNamespace removes a namespace that was deleted. Its pods are deleted before.
+func (m *Manager) RemoveNamespace(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	former := m.namespaces[name]
+	delete(m.namespaces, name)
+	m.setTerms(former.Tenant)
+}
+
+// setTerms sets the terms of a tenant: the largest values of its namespaces. A tenant without namespaces is removed.
+func (m *Manager) setTerms(tenant string) {
+	terms, found := fairshare.DefaultTerms, false
+	for _, ns := range m.namespaces {
+		if ns.Tenant == tenant && !ns.Free {
+			found = true
+			terms.Weight, terms.Guaranteed = max(terms.Weight, ns.Weight), max(terms.Guaranteed, ns.Guaranteed)
+		}
+	}
+	if m.queue.SetTerms(tenant, terms); !found {
+		m.queue.Forget(tenant)
+	}
+}
+
+// SetPod adds or updates a pod, as the watch reports it.
+func (m *Manager) SetPod(next Pod) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.pods[next.UID]
+	switch {
+	case p == nil:
+		p = &pod{}
+		m.pods[next.UID] = p
+	case p.Pod == next:
+		return // Something else changed, such as a condition.
+	default:
+		m.withdraw(p)
+	}
+	p.Pod = next
+	if !p.awaitsBind() {
+		m.endCharge(p)
+	}
+	m.refresh(p)
+}
+
+// RemovePod removes a pod that was deleted. It does nothing for other pods.
+func (m *Manager) RemovePod(uid gpu.PodUID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.pods[uid]
+	if p == nil {
+		return
+	}
+	m.withdraw(p)
+	m.endCharge(p)
+	tenant := p.countedFor
+	m.count(p, 0)
+	delete(m.gated, uid)
+	delete(m.pods, uid)
+	if _, known := m.namespaces[p.Namespace]; !known {
+		m.setTerms(tenant) // The last pod of a namespace that is gone already.
+	}
+	m.changed = true
+}
+
+// refresh does what follows from the state of a pod that waits in no unit.
+func (m *Manager) refresh(p *pod) {
+	amount := gpu.Memory(0)
+	if p.Node != "" && !p.Ended || p.charged {
+		amount = p.Request
+	}
+	m.count(p, amount)
+	delete(m.gated, p.UID)
+	if p.Gated && !p.opened && p.awaitsBind() && (p.charged || m.needsNoTurn(p.Pod.Pod)) {
+		m.gated[p.UID] = p
+	}
+	if m.waits(p) {
+		m.enlist(p)
+	}
+	m.changed = true
+}
+
+// needsNoTurn reports whether the pod may be scheduled without a charge.
+func (m *Manager) needsNoTurn(p gpu.Pod) bool {
+	ns, known := m.namespaces[p.Namespace]
+	return p.Request == 0 || p.Priority >= m.PriorityCutoff || known && ns.Free
+}
+
+// waits reports whether the pod waits for its turn.
+func (m *Manager) waits(p *pod) bool {
+	_, known := m.namespaces[p.Namespace]
+	return known && p.awaitsBind() && !p.charged && !p.GatedOtherwise && !m.needsNoTurn(p.Pod.Pod)
+}
+
+// count makes the queue count the amount for the pod, as memory of its present tenant.
+func (m *Manager) count(p *pod, amount gpu.Memory) {
+	ns := m.namespaces[p.Namespace]
+	if ns.Free {
+		amount = 0
+	}
+	if p.counted == amount && (amount == 0 || p.countedFor == ns.Tenant) {
+		return
+	}
+	if p.counted > 0 {
+		m.queue.Release(p.countedFor, p.counted)
+	}
+	if p.counted, p.countedFor = amount, ns.Tenant; amount > 0 {
+		m.queue.Charge(ns.Tenant, amount)
+	}
+}
+
+// Admit reports whether filter may place the pod, which asks for GPU memory. If not, it returns AwaitsTurn.
+func (m *Manager) Admit(pod gpu.Pod) (reason string, ok bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.pods[pod.UID]
+	if m.needsNoTurn(pod) || p != nil && (p.charged || p.Node != "") {
+		return "", true
+	}
+	return AwaitsTurn, false
+}
+
+// AwaitsTurn is the reason for which filter rejects pods. It must not change while a pod is pending: a change of its condition
+// makes kube-scheduler retry it.
+const AwaitsTurn = "fair share: the pod waits for its turn"
+
+// StartLeading is called when this process becomes the leader.
+func (m *Manager) StartLeading() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.leading, m.changed = true, true
+}
+
+// StopLeading is called while this process isn't the leader, and when it stops. It ends all charges.
+func (m *Manager) StopLeading() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.leading {
+		return
+	}
+	m.leading, m.effects = false, Effects{}
+	for _, p := range m.charged {
+		m.endCharge(p)
+		m.refresh(p)
+	}
+	for _, p := range m.pods {
+		p.failures, p.notBefore, p.opened, p.opening, p.notOpenedBefore = 0, time.Time{}, false, false, time.Time{}
+	}
+}

@@ -1,0 +1,373 @@
+package dispatch
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/pkg/fairshare"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+func want[T any](t *testing.T, what string, want, got T) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s: (-want +got)\n%s", what, diff)
+	}
+}
+
+// Bob submits many pods of high priority, Alice few: they end equal, and no pod is granted for which there is no room.
+func TestAlternate(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4, 4}, nil)
+	for i := range 20 {
+		f.pod(fmt.Sprint("bob/", i), 1, priority(100), age(i))
+	}
+	for i := range 6 {
+		f.pod(fmt.Sprint("alice/", i), 1, age(60+i))
+	}
+	f.tick(0)
+	want(t, "the tenants", map[string]gpu.Memory{"alice": 4, "bob": 4}, f.allocated())
+	want(t, "granted", []string{"alice/0", "alice/1", "alice/2", "alice/3", "bob/0", "bob/1", "bob/2", "bob/3"}, f.admitted())
+	f.bindAll()
+	f.delete("alice/0", "alice/1", "bob/0")
+	f.tick(0)
+	want(t, "after some have ended", []string{"alice/4", "alice/5", "bob/4"}, f.admitted())
+	tenants := f.Tenants()
+	want(t, "what waits", []Tenant{
+		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 4, Allocated: 4},
+		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 4, Allocated: 4, Waiting: 15, WaitingMemory: 15, PassedOver: 15},
+	}, tenants)
+	turns := f.Turns()
+	want(t, "a turn", Turn{Tenant: "bob", Share: 4, Allocated: 4, Obstacle: NoRoom}, turns["bob/9"])
+	want(t, "turns", 15, len(turns))
+}
+
+// What filter does with pods for which it isn't called in the usual way.
+func TestAdmit(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{2}, nil)
+	f.SetNamespace("system", Namespace{Tenant: "system", Free: true})
+	f.pod("alice/gated", 2)
+	f.pod("bob/removed-the-gate", 2, open)
+	f.pod("system/free", 1)
+	f.pod("bob/urgent", 1, priority(1000))
+	f.pod("bob/no-memory", 0)
+	f.pod("bob/other-gate", 1, gatedOtherwise)
+	f.pod("unknown/pod", 1)
+	want(t, "before the first tick", []string{"bob/no-memory", "bob/urgent", "system/free"}, f.admitted())
+	f.tick(0)
+	want(t, "granted", []string{"alice/gated", "bob/no-memory", "bob/urgent", "system/free"}, f.admitted())
+	want(t, "opened", []string{"alice/gated", "bob/no-memory", "bob/urgent", "system/free"}, f.granted)
+	want(t, "charged", map[string]gpu.Memory{"alice": 2, "bob": 0}, f.allocated())
+	f.delete("alice/gated")
+	f.tick(0)
+	if _, ok := f.Admit(f.pods["bob/removed-the-gate"].Pod); !ok || f.requeues != 1 {
+		t.Errorf("after its turn, the pod without a gate is admitted: %v, with %d requeues", ok, f.requeues)
+	}
+	f.SetNamespace("unknown", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
+	f.delete("bob/removed-the-gate")
+	f.tick(0)
+	if _, ok := f.Admit(f.pods["unknown/pod"].Pod); !ok {
+		t.Error("the pod whose namespace was unknown is not granted")
+	}
+	f.StopLeading()
+	if reason, ok := f.Admit(f.pods["unknown/pod"].Pod); ok || reason != AwaitsTurn {
+		t.Errorf("a replica that doesn't lead admits the pod: %v, %q", ok, reason)
+	}
+}
+
+// A pod that isn't bound in time loses its charge and its place, and waits longer each time. Others go first meanwhile.
+func TestChargeExpires(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{2}, nil)
+	f.pod("alice/stuck", 2)
+	f.pod("bob/1", 2, age(1))
+	f.tick(0)
+	want(t, "first", []string{"alice/stuck"}, f.admitted())
+	f.tick(chargeLife - time.Second)
+	want(t, "before the charge ends", []string{"alice/stuck"}, f.admitted())
+	f.tick(time.Second)
+	want(t, "after it", []string{"bob/1"}, f.admitted())
+	want(t, "a turn", Turn{Tenant: "alice", Share: 0, Obstacle: Paused}, f.Turns()["alice/stuck"])
+	f.bind("bob/1")
+	f.delete("bob/1")
+	f.tick(0)
+	want(t, "during its pause", []string(nil), f.admitted())
+	f.tick(minPause)
+	want(t, "after its pause", []string{"alice/stuck"}, f.admitted())
+	f.tick(chargeLife)
+	f.tick(2*minPause - time.Second)
+	want(t, "during its second pause", []string(nil), f.admitted())
+	f.tick(time.Second)
+	want(t, "after its second pause", []string{"alice/stuck"}, f.admitted())
+	f.binding["alice/stuck"] = true
+	f.tick(chargeLife)
+	want(t, "while its bind is in flight", []string{"alice/stuck"}, f.admitted())
+	f.binding["alice/stuck"] = false
+	f.ledger.Release("alice/stuck") // The bind failed.
+	f.tick(extension)
+	want(t, "after a failed bind", []string(nil), f.admitted())
+	want(t, "expired", 3, f.expired)
+	want(t, "charged", map[string]gpu.Memory{"alice": 0}, f.allocated())
+}
+
+// A group is granted as a whole or not at all, and one that is half open after a change of leaders is granted again.
+func TestGroups(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4, 4}, nil)
+	f.groups.sizes["job"] = 3
+	f.pod("alice/job-0", 2, inGroup("job"))
+	f.pod("alice/job-1", 2, inGroup("job"))
+	f.pod("alice/job-2", 2, inGroup("job"), gatedOtherwise)
+	f.tick(0)
+	want(t, "a member has another gate", []string(nil), f.admitted())
+	f.pod("bob/1", 3)
+	f.tick(0)
+	f.pod("alice/job-2", 0, func(p *Pod) { p.GatedOtherwise = false })
+	f.tick(0)
+	want(t, "no room for all", []string{"bob/1"}, f.admitted())
+	f.delete("bob/1")
+	f.tick(0)
+	want(t, "room for all", []string{"alice/job-0", "alice/job-1", "alice/job-2"}, f.admitted())
+
+	f.StopLeading()
+	f.pod("alice/job-2", 0, func(p *Pod) { p.Gated = true }) // The former leader didn't get that far.
+	want(t, "without a leader", []string(nil), f.admitted())
+	want(t, "nothing stays reserved", 0, allocations(f))
+	f.StartLeading()
+	f.granted = nil
+	f.tick(0)
+	want(t, "resumed", []string{"alice/job-0", "alice/job-1", "alice/job-2"}, f.admitted())
+	want(t, "the gate that was left", []string{"alice/job-2"}, f.granted)
+	want(t, "requeues", 1, f.requeues)
+	f.bindAll()
+	f.pod("alice/job-3", 1, inGroup("job"))
+	f.tick(0)
+	want(t, "a member that joins the running group", []string{"alice/job-3"}, f.admitted())
+	want(t, "charged", map[string]gpu.Memory{"alice": 7}, f.allocated())
+}
+
+// Few writes are in flight at a time, those of granted pods first: they hold memory.
+func TestOpenGates(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{2}, nil)
+	f.SetNamespace("free", Namespace{Tenant: "free", Free: true})
+	for i := range 100 {
+		f.pod(fmt.Sprint("free/", i), 1)
+	}
+	f.pod("alice/granted", 2)
+	f.Tick(f.now)
+	first := f.TakeEffects().Open
+	if len(first) != MaxOpening || first[0].Name != "granted" {
+		t.Fatalf("%d writes, the first for %v", len(first), first[0])
+	}
+	f.Tick(f.now)
+	want(t, "more while these are in flight", 0, len(f.TakeEffects().Open))
+	for i, pod := range first {
+		f.GateOpened(pod.UID, i > 0, f.now)
+	}
+	f.Tick(f.now)
+	want(t, "the rest", 101-MaxOpening, len(f.TakeEffects().Open))
+	f.Tick(f.now.Add(gateRetry))
+	want(t, "the failed one again", []gpu.Pod{first[0]}, f.TakeEffects().Open)
+}
+
+// The plan of a group takes over the places of its members.
+func TestGiveUpPlace(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, nil)
+	f.pod("alice/1", 4)
+	f.tick(0)
+	want(t, "places", []gpu.PodUID{"alice/1"}, f.PlacesOn("n0"))
+	if !f.GiveUpPlace("alice/1") || f.GiveUpPlace("alice/1") {
+		t.Error("there must be one place to give up")
+	}
+	want(t, "places", nil, f.PlacesOn("n0"))
+	want(t, "allocations", 0, allocations(f))
+	want(t, "the charge stays", []string{"alice/1"}, f.admitted())
+}
+
+// A tenant's small pods overtake a large one for a minute. Then they wait, until there is room for it or it has blocked its
+// tenant for long enough.
+func TestLargePodsWaitBounded(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, nil)
+	f.pod("alice/small-0", 1)
+	f.tick(0)
+	f.bind("alice/small-0")
+	f.pod("alice/large", 4, age(1))
+	next := 1
+	turn := func() (granted bool) {
+		name, former := fmt.Sprint("alice/small-", next), fmt.Sprint("alice/small-", next-1)
+		f.pod(name, 1, age(1+next))
+		f.tick(time.Second)
+		if granted = slices.Contains(f.admitted(), name); granted {
+			f.bind(name)
+			f.delete(former)
+			next++
+		} else {
+			f.delete(name)
+		}
+		return granted
+	}
+	turns := 0
+	for ; turn() && turns < 1000; turns++ {
+	}
+	want(t, "seconds until small pods wait", 60, turns)
+	want(t, "the small pod's obstacle", NoRoom, f.Turns()["alice/large"].Obstacle)
+	waited := 0
+	for ; !turn() && waited < 1000; waited++ {
+	}
+	want(t, "seconds for which they wait", 599, waited)
+	for turn() {
+	}
+	f.delete(fmt.Sprint("alice/small-", next-1))
+	f.tick(0)
+	want(t, "as soon as the small pod has ended", []string{"alice/large"}, f.admitted())
+}
+
+// What never fits is no demand; what would fit an empty node can be granted for an autoscaler.
+func TestProvisioning(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, func(o *Options) { o.Provisioning = 1 })
+	f.pod("alice/1", 4)
+	f.tick(0)
+	f.bind("alice/1")
+	f.pod("bob/too-large", 5)
+	f.pod("bob/2", 3, age(1))
+	f.pod("bob/3", 3, age(2))
+	f.tick(0)
+	want(t, "granted", []string{"bob/2"}, f.admitted())
+	want(t, "tenants", []Tenant{
+		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 2, Allocated: 4},
+		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 2, Allocated: 3, Waiting: 2, WaitingMemory: 8, PassedOver: 1, Infeasible: 1},
+	}, f.Tenants())
+	f.tick(time.Hour)
+	want(t, "it keeps its charge", []string{"bob/2"}, f.admitted())
+	f.ledger.SetNode("n0", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 8}}})
+	f.NodesChanged()
+	f.bind("bob/2")
+	f.tick(0)
+	want(t, "the next one", []string{"bob/too-large"}, f.admitted())
+}
+
+// The terms of a tenant are the largest of its namespaces'. A change counts at once.
+func TestTerms(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{6}, nil)
+	f.SetNamespace("bob", Namespace{Tenant: "team", Terms: fairshare.Terms{Weight: 2}})
+	f.SetNamespace("carol", Namespace{Tenant: "team", Terms: fairshare.Terms{Weight: 1, Guaranteed: 3}})
+	f.pod("bob/1", 1, on("n0"))
+	f.pod("carol/1", 1, on("n0"))
+	want(t, "tenants", []Tenant{{Terms: fairshare.Terms{Weight: 2, Guaranteed: 3}, Name: "team", Share: 2, Allocated: 2}}, f.Tenants())
+	f.SetNamespace("bob", Namespace{Tenant: "bob", Terms: fairshare.DefaultTerms})
+	f.SetNamespace("carol", Namespace{Tenant: "carol", Free: true})
+	want(t, "tenants", map[string]gpu.Memory{"bob": 1}, f.allocated())
+	f.RemoveNamespace("bob")
+	f.delete("bob/1", "carol/1")
+	f.RemoveNamespace("carol")
+	if left := f.queue.Standings(); len(left) != 1 || left[0].Name != "alice" {
+		t.Errorf("tenants are left: %v", left)
+	}
+}
+
+func allocations(f *fixture) (n int) {
+	for _, node := range f.ledger.Nodes() {
+		n += len(node.Allocations)
+	}
+	return n
+}
+
+// TestFaults makes random changes: pods come, go and end at any moment, users remove gates, the writes that open gates fail, binds
+// fail, leaders change, namespaces change. When it is over, no pod waits that fits, no tenant is charged for a pod that
+// isn't there, and no place stays reserved. No card is ever over its size.
+func TestFaults(t *testing.T) {
+	for seed := range uint64(300) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		f := newFixture(t, []gpu.Memory{8, 8, 4}, func(o *Options) { o.Provisioning = int(seed % 3) })
+		f.groups.sizes["g"] = 3
+		for step := range 150 {
+			names := make([]string, 0, len(f.pods))
+			for name := range f.pods {
+				names = append(names, name)
+			}
+			slices.Sort(names)
+			name := ""
+			if len(names) > 0 {
+				name = names[random.IntN(len(names))]
+			}
+			switch what := random.IntN(14); {
+			case what < 4:
+				var edits []edit
+				if random.IntN(4) == 0 {
+					edits = append(edits, inGroup("g"))
+				}
+				if random.IntN(4) == 0 {
+					edits = append(edits, open)
+				}
+				f.pod(fmt.Sprintf("%s/%d", []string{"alice", "bob"}[random.IntN(2)], step), gpu.Memory(1+random.IntN(5)), edits...)
+			case name == "":
+			case what < 6:
+				f.delete(name)
+			case what == 6 && f.pods[name].Node == "":
+				f.pod(name, 0, open)
+			case what == 7:
+				f.gatesFail = !f.gatesFail
+			case what == 8:
+				f.StopLeading()
+				f.tick(0) // Nothing may come of it.
+				f.StartLeading()
+			case what == 9:
+				f.SetNamespace("bob", Namespace{Tenant: []string{"bob", "alice"}[random.IntN(2)], Terms: fairshare.Terms{Weight: 1 + random.Int64N(3)}, Free: random.IntN(5) == 0})
+			case what < 12:
+				if p := f.pods[name]; p.Node == "" && !p.Gated {
+					if _, admitted := f.Admit(p.Pod); admitted {
+						if _, fits := f.ledger.AnyFit(p.Pod); fits {
+							f.bind(name)
+						}
+					}
+				}
+			default:
+				f.tick(time.Duration(random.IntN(20)) * time.Second)
+			}
+			for _, node := range f.ledger.Nodes() {
+				if node.Used[0] > node.Cards[0].Memory {
+					t.Fatalf("seed %d: %s has %d of %d", seed, node.Name, node.Used[0], node.Cards[0].Memory)
+				}
+			}
+		}
+		f.gatesFail = false
+		f.SetNamespace("bob", Namespace{Tenant: "bob", Terms: fairshare.DefaultTerms})
+		for range 200 { // Longer than any pause.
+			f.tick(10 * time.Second)
+			for name, p := range f.pods {
+				if _, ok := f.Admit(p.Pod); ok && p.Node == "" && !p.Gated {
+					if _, fits := f.ledger.AnyFit(p.Pod); fits {
+						f.bind(name)
+					}
+				}
+			}
+		}
+		sums := map[string]gpu.Memory{}
+		for name, p := range f.pods {
+			charged := f.Manager.pods[p.UID].charged
+			if p.Node != "" || charged {
+				sums[p.Namespace] += p.Request
+			}
+			if _, fits := f.ledger.AnyFit(p.Pod); fits && p.Node == "" && p.Group.Name == "" {
+				t.Fatalf("seed %d: %s waits although it fits", seed, name)
+			}
+			if charged && seed%3 == 0 {
+				t.Fatalf("seed %d: %s is charged and not bound", seed, name)
+			}
+		}
+		for name, amount := range f.allocated() {
+			if sums[name] != amount {
+				t.Fatalf("seed %d: %s is charged for %d, and its pods have %d", seed, name, amount, sums[name])
+			}
+		}
+		for name := range f.pods {
+			f.delete(name)
+		}
+		if n := allocations(f); n > 0 || len(f.charged)+len(f.units)+len(f.members)+len(f.gated)+len(f.places.nodeOf) > 0 {
+			t.Fatalf("seed %d: something is left: %d allocations, charged %v, units %v, members %v, gated %v, places %v", seed, n, f.charged, f.units, f.members, f.gated, f.places.nodeOf)
+		}
+	}
+}

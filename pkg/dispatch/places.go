@@ -1,0 +1,62 @@
+package dispatch
+
+import (
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// places are the reserved places of granted pods, by node. mu guards its fields. No other lock is taken while it is held.
+type places struct {
+	mu     sync.Mutex
+	nodeOf map[gpu.PodUID]string
+	on     map[string]map[gpu.PodUID]struct{}
+}
+
+func (p *places) add(uid gpu.PodUID, node string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.nodeOf == nil {
+		p.nodeOf, p.on = map[gpu.PodUID]string{}, map[string]map[gpu.PodUID]struct{}{}
+	}
+	p.nodeOf[uid] = node
+	if p.on[node] == nil {
+		p.on[node] = map[gpu.PodUID]struct{}{}
+	}
+	p.on[node][uid] = struct{}{}
+}
+
+// remove reports whether the pod had a place.
+func (p *places) remove(uid gpu.PodUID) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	node, had := p.nodeOf[uid]
+	if !had {
+		return false
+	}
+	delete(p.nodeOf, uid)
+	if delete(p.on[node], uid); len(p.on[node]) == 0 {
+		delete(p.on, node)
+	}
+	return true
+}
+
+// PlacesOn returns the pods that have a reserved place on the node and are not bound yet. It takes no lock under which other
+// locks are taken.
+func (m *Manager) PlacesOn(node string) []gpu.PodUID {
+	m.places.mu.Lock()
+	defer m.places.mu.Unlock()
+	return slices.Sorted(maps.Keys(m.places.on[node]))
+}
+
+// GiveUpPlace releases the reserved place of a pod that is about to be placed otherwise: its group's plan places it, or
+// kube-scheduler doesn't offer that node. The pod keeps its charge. GiveUpPlace reports whether there was a place.
+func (m *Manager) GiveUpPlace(uid gpu.PodUID) bool {
+	if !m.places.remove(uid) {
+		return false
+	}
+	m.Release(uid)
+	return true
+}

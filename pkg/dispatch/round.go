@@ -1,0 +1,453 @@
+package dispatch
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+	"unique"
+
+	"github.com/gpushare/gpushare/pkg/fairshare"
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+)
+
+// unit is what is granted at once: a pod, or the members of a group that must be bound together.
+type unit struct {
+	item fairshare.Item
+	// pods are ordered: the largest first, since they have the least choice.
+	pods []*pod
+	// notBefore is the time before which it must not be granted.
+	notBefore time.Time
+	// paused is true if it was not granted in the latest round because of notBefore.
+	paused bool
+	// overtaken is when a later unit of the tenant was first granted although this one, the first, had no room; zero if none was.
+	overtaken time.Time
+}
+
+// Obstacle is why a unit isn't granted.
+type Obstacle int
+
+// The obstacles.
+const (
+	// Untried means that nothing is known yet.
+	Untried Obstacle = iota
+	// NoRoom means that it fits nowhere now.
+	NoRoom
+	// NeverFits means that it wouldn't fit even if all cards were free. It is no demand.
+	NeverFits
+	// Paused means that an earlier charge ended without a bind. It is no demand.
+	Paused
+	// Behind means that it waits for a pod of its own tenant that was overtaken for too long.
+	Behind
+	// Incomplete means that too few members of its group exist.
+	Incomplete
+)
+
+// enlist adds a pod that waits to its unit.
+func (m *Manager) enlist(p *pod) {
+	if m.Groups == nil || p.Group == (gang.Key{}) {
+		m.addUnit(p.unitID(), []*pod{p})
+		return
+	}
+	if m.members[p.Group] == nil {
+		m.members[p.Group] = map[gpu.PodUID]*pod{}
+	}
+	m.members[p.Group][p.UID] = p
+}
+
+// unitID returns the ID of the unit that consists of this pod. It orders pods that were created in the same second by name.
+func (p *pod) unitID() string { return "pod " + p.String() + " " + string(p.UID) }
+
+// likeness returns the value of Likeness, of which the zero value has none.
+func (p *pod) likeness() string {
+	if p.Likeness == (unique.Handle[string]{}) {
+		return ""
+	}
+	return p.Likeness.Value()
+}
+
+// withdraw removes a pod from its unit. The other pods of the unit wait until the next round makes a new one.
+func (m *Manager) withdraw(p *pod) {
+	m.leaveGroup(p)
+	if p.unit != nil {
+		m.removeUnit(p.unit)
+	}
+}
+
+// leaveGroup removes a pod from those that wait in groups.
+func (m *Manager) leaveGroup(p *pod) {
+	if waiting := m.members[p.Group]; waiting != nil {
+		if delete(waiting, p.UID); len(waiting) == 0 {
+			delete(m.members, p.Group)
+		}
+	}
+}
+
+func (m *Manager) addUnit(id string, pods []*pod) {
+	former := m.units[id]
+	if former != nil {
+		m.removeUnit(former)
+	}
+	first := pods[0]
+	u := &unit{pods: pods, item: fairshare.Item{ID: id, Tenant: m.namespaces[first.Namespace].Tenant, Priority: first.Priority, Created: first.Created}}
+	if former != nil {
+		u.overtaken = former.overtaken
+	}
+	slices.SortFunc(pods, func(a, b *pod) int {
+		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(a.likeness(), b.likeness()), cmp.Compare(a.UID, b.UID))
+	})
+	var likeness strings.Builder
+	for _, p := range pods {
+		if p.unit != nil { // A member of a group that started meanwhile is placed alone, for example.
+			m.removeUnit(p.unit)
+		}
+		p.unit = u
+		u.item.Memory = u.item.Memory.Add(p.Request)
+		u.item.Priority = max(u.item.Priority, p.Priority)
+		if p.Created.Before(u.item.Created) {
+			u.item.Created = p.Created
+		}
+		if p.notBefore.After(u.notBefore) {
+			u.notBefore = p.notBefore
+		}
+		likeness.WriteString(p.likeness())
+		likeness.WriteByte(0)
+	}
+	u.item.Kind = unique.Make(likeness.String())
+	m.units[id] = u
+	m.queue.Add(u.item)
+}
+
+func (m *Manager) removeUnit(u *unit) {
+	for _, p := range u.pods {
+		if p.unit == u {
+			p.unit = nil
+		}
+	}
+	if m.units[u.item.ID] == u {
+		delete(m.units, u.item.ID)
+		m.queue.Remove(u.item.ID)
+	}
+}
+
+// gatherGroups makes units of the members that wait: one of those that their group must bind together, and one of each that is
+// placed alone. Members of a group of which too few exist are in none.
+func (m *Manager) gatherGroups() {
+	for _, key := range slices.SortedFunc(maps.Keys(m.members), gang.Key.Compare) {
+		waiting := m.members[key]
+		together, alone := m.Groups.Startable(key)
+		var pods []*pod
+		for _, uid := range together {
+			if p := waiting[uid]; p != nil {
+				pods = append(pods, p)
+			}
+		}
+		in := map[*unit]bool{}
+		gather := func(id string, pods []*pod) {
+			if u := m.units[id]; u == nil || !u.has(pods) {
+				m.addUnit(id, pods)
+			}
+			in[m.units[id]] = true
+		}
+		if len(pods) > 0 {
+			gather("group "+key.String(), pods)
+		}
+		for _, uid := range alone {
+			if p := waiting[uid]; p != nil {
+				gather(p.unitID(), []*pod{p})
+			}
+		}
+		for _, p := range waiting {
+			if p.unit != nil && !in[p.unit] {
+				m.removeUnit(p.unit)
+			}
+		}
+	}
+}
+
+// has reports whether the unit consists of these pods.
+func (u *unit) has(pods []*pod) bool {
+	return len(u.pods) == len(pods) && !slices.ContainsFunc(pods, func(p *pod) bool { return p.unit != u })
+}
+
+// Tick ends charges that have lasted too long, and grants what fits. Only the leader may call it, several times a second, once
+// the cache is synced.
+func (m *Manager) Tick(now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.expire(now)
+	freed, all := m.freed.take()
+	if m.nodesChanged.Swap(false) {
+		clear(m.eligible)
+		all = true
+	}
+	if all || !now.Before(m.retryAll) {
+		clear(m.noRoom)
+		all, m.retryAll = true, now.Add(retryInterval)
+		if len(m.eligible) > maxConstraints {
+			clear(m.eligible) // Most are those of pods that are gone.
+		}
+	}
+	paused := !m.resume.IsZero() && !now.Before(m.resume)
+	if m.changed || paused || len(m.units)+len(m.members) > 0 && (all || len(freed) > 0) {
+		m.changed = false
+		for _, nodes := range m.eligible {
+			nodes.setFreed(freed)
+		}
+		m.round(now)
+	}
+	m.openGates(now)
+}
+
+// expire ends the charges of pods that were not bound in time.
+func (m *Manager) expire(now time.Time) {
+	for _, p := range m.charged {
+		if p.expires.IsZero() || now.Before(p.expires) {
+			continue
+		}
+		m.GiveUpPlace(p.UID)
+		if _, _, held := m.Ledger.Lookup(p.UID); held { // A bind is in flight, or the plan of a group has the place.
+			p.expires = now.Add(extension)
+			continue
+		}
+		p.notBefore = now.Add(min(minPause<<min(p.failures, 10), maxPause))
+		p.failures++
+		m.endCharge(p)
+		m.Observer.ChargeExpired()
+		m.refresh(p)
+	}
+}
+
+// endCharge ends the pod's charge and releases its place, unless a bind has it. It does nothing for a pod without a charge.
+func (m *Manager) endCharge(p *pod) {
+	if !p.charged {
+		return
+	}
+	if p.Node == "" {
+		m.GiveUpPlace(p.UID)
+	} else {
+		m.places.remove(p.UID) // The bound allocation has replaced it.
+	}
+	p.charged, p.expires = false, time.Time{}
+	delete(m.charged, p.UID)
+}
+
+// round grants what fits, in the order of the queue.
+func (m *Manager) round(now time.Time) {
+	m.gatherGroups()
+	var capacity ledger.Capacity
+	if m.Capacity != nil {
+		capacity = m.Capacity()
+	}
+	m.resume = time.Time{}
+	clear(m.holding)
+	failed, first := map[unique.Handle[string]]bool{}, map[string]*unit{}
+	r := m.queue.Round()
+	for item, ok := r.Next(); ok && len(m.charged) < maxOpen; item, ok = r.Next() {
+		if failed[item.Kind] && first[item.Tenant] != nil {
+			r.Pass() // There can be thousands of these.
+			continue
+		}
+		u := m.units[item.ID]
+		if u.paused = now.Before(u.notBefore); u.paused {
+			if m.resume.IsZero() || u.notBefore.Before(m.resume) {
+				m.resume = u.notBefore
+			}
+			r.Pass()
+			continue
+		}
+		if places := m.try(u, failed, capacity, now); places != nil {
+			r.Grant()
+			m.grant(u, places, now)
+			if o := first[item.Tenant]; o != nil && o.overtaken.IsZero() {
+				o.overtaken = now
+			}
+			continue
+		}
+		if first[item.Tenant] == nil && m.noRoom[item.Kind] == NoRoom {
+			first[item.Tenant] = u
+			if m.holdsOthers(u, now) {
+				m.holding[item.Tenant] = u
+				r.Leave()
+				continue
+			}
+		}
+		r.Pass()
+	}
+	m.provision(now)
+}
+
+// try reserves places for the pods of a unit. It returns nil if they don't fit now. failed are the kinds of units that have not
+// fitted in this round.
+func (m *Manager) try(u *unit, failed map[unique.Handle[string]]bool, capacity ledger.Capacity, now time.Time) (places []ledger.Reservation) {
+	kind := u.item.Kind
+	if failed[kind] {
+		return nil
+	}
+	_, hadNoRoom := m.noRoom[kind]
+	if requests := m.requests(u, hadNoRoom); requests != nil {
+		places, _ = m.Ledger.ReserveAll(requests, nil, m.View, capacity, now)
+	}
+	if failed[kind] = places == nil; places == nil && !hadNoRoom {
+		if m.noRoom[kind] = NoRoom; !m.everFits(u) {
+			m.noRoom[kind] = NeverFits
+		}
+	}
+	return places
+}
+
+// obstacle returns why the unit was not granted in the latest round.
+func (m *Manager) obstacle(u *unit) Obstacle {
+	switch {
+	case u.paused:
+		return Paused
+	case m.noRoom[u.item.Kind] == NeverFits:
+		return NeverFits
+	case m.holding[u.item.Tenant] != nil && m.holding[u.item.Tenant] != u:
+		return Behind
+	}
+	return m.noRoom[u.item.Kind]
+}
+
+// requests returns what the ledger must place. If the unit had no room before, only nodes on which something was freed can have
+// room now; it returns nil if there is none. Of several pods, some may fit where nothing was freed.
+func (m *Manager) requests(u *unit, hadNoRoom bool) []ledger.Request {
+	requests, freed := make([]ledger.Request, len(u.pods)), false
+	for i, p := range u.pods {
+		nodes := m.nodesFor(p)
+		requests[i] = ledger.Request{Pod: p.Pod.Pod, Nodes: nodes.names}
+		if freed = freed || len(nodes.freed) > 0; hadNoRoom && len(u.pods) == 1 {
+			requests[i].Nodes = nodes.freed
+		}
+	}
+	if hadNoRoom && !freed {
+		return nil
+	}
+	return requests
+}
+
+// nodesFor returns the eligible nodes of the pod.
+func (m *Manager) nodesFor(p *pod) *eligibleNodes {
+	nodes, known := m.eligible[p.Constraints]
+	if !known {
+		nodes = newEligibleNodes(m.EligibleNodes(p.UID))
+		m.eligible[p.Constraints] = nodes
+	}
+	return nodes
+}
+
+// everFits reports whether each pod of the unit would fit an empty card of a node that it can use.
+func (m *Manager) everFits(u *unit) bool {
+	return !slices.ContainsFunc(u.pods, func(p *pod) bool { return !m.Ledger.FitsEmpty(p.Pod.Pod, m.nodesFor(p).names) })
+}
+
+// holdsOthers reports whether the tenant's later units wait for this one, which has no room.
+func (m *Manager) holdsOthers(u *unit, now time.Time) bool {
+	if u.overtaken.IsZero() || now.Sub(u.overtaken) < patience {
+		return false
+	}
+	if now.Sub(u.overtaken) >= patience+maxWait {
+		u.overtaken = time.Time{} // It begins again with the next unit that overtakes it.
+		return false
+	}
+	return true
+}
+
+// grant charges the pods of a unit, whose places are in their order. Without places they go wherever kube-scheduler finds
+// room, and their charges don't expire.
+func (m *Manager) grant(u *unit, places []ledger.Reservation, now time.Time) {
+	m.removeUnit(u)
+	for i, p := range u.pods {
+		if places != nil {
+			p.expires = now.Add(chargeLife)
+			if !places[i].Existing {
+				m.places.add(p.UID, places[i].Node)
+			}
+		}
+		m.leaveGroup(p)
+		p.charged = true
+		p.counted, p.countedFor = p.Request, u.item.Tenant // The queue has charged the tenant.
+		m.charged[p.UID] = p
+		if p.Gated && !p.opened {
+			m.gated[p.UID] = p
+		} else {
+			m.effects.Requeue = true
+		}
+		m.Observer.PodGranted(now.Sub(p.Created))
+	}
+}
+
+// provision grants pods that fit nowhere now and would fit an empty node.
+func (m *Manager) provision(now time.Time) {
+	free := m.Provisioning
+	for _, p := range m.charged {
+		if p.expires.IsZero() {
+			free--
+		}
+	}
+	r := m.queue.Round()
+	for item, ok := r.Next(); ok && free > 0; item, ok = r.Next() {
+		if u := m.units[item.ID]; m.obstacle(u) == NoRoom && len(u.pods) <= free {
+			r.Grant()
+			m.grant(u, nil, now)
+			free -= len(u.pods)
+		} else {
+			r.Pass()
+		}
+	}
+}
+
+// gateRetry is the pause between two attempts to open a gate.
+const gateRetry = time.Second
+
+// MaxOpening limits the writes in flight that open gates.
+const MaxOpening = 64
+
+// openGates requests the writes that open the gates of granted pods, and of pods that need no turn.
+func (m *Manager) openGates(now time.Time) {
+	var due []*pod
+	inFlight := 0
+	for _, p := range m.gated {
+		switch {
+		case p.opening:
+			inFlight++
+		case !now.Before(p.notOpenedBefore):
+			due = append(due, p)
+		}
+	}
+	// Granted pods hold memory, so they go first.
+	slices.SortFunc(due, func(a, b *pod) int {
+		return cmp.Or(a.expiry(now).Compare(b.expiry(now)), cmp.Compare(a.UID, b.UID))
+	})
+	for _, p := range due[:min(len(due), max(MaxOpening-inFlight, 0))] {
+		p.opening = true
+		m.effects.Open = append(m.effects.Open, p.Pod.Pod)
+	}
+}
+
+// expiry returns when the pod's charge ends; a late time if it doesn't, or if there is none.
+func (p *pod) expiry(now time.Time) time.Time {
+	if p.expires.IsZero() {
+		return now.Add(time.Hour)
+	}
+	return p.expires
+}
+
+// GateOpened records whether the gate of a pod was opened. If not, it is tried again as long as the pod is to have none.
+func (m *Manager) GateOpened(uid gpu.PodUID, opened bool, now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.pods[uid]
+	if p == nil {
+		return
+	}
+	p.opening, p.opened = false, opened
+	if opened {
+		delete(m.gated, uid)
+	} else {
+		p.notOpenedBefore = now.Add(gateRetry)
+	}
+}

@@ -1,0 +1,245 @@
+package fairshare
+
+import (
+	"cmp"
+	"container/heap"
+	"slices"
+	"strings"
+	"time"
+	"unique"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+)
+
+// Item is what is granted at once: a pod, or all pods that a group must bind together.
+type Item struct {
+	// ID is unique among the items of all tenants.
+	ID     string
+	Tenant string
+	// Priority orders the items of one tenant only, and then Created, which is the older the sooner.
+	Priority int32
+	Created  time.Time
+	// Memory is the amount that is charged for the item.
+	Memory gpu.Memory
+	// Kind is equal for items that fit the same free resources. The queue doesn't use it.
+	Kind unique.Handle[string]
+}
+
+// compareItems orders the items of one tenant.
+func compareItems(a, b Item) int {
+	return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Created.Compare(b.Created), strings.Compare(a.ID, b.ID))
+}
+
+// Queue holds the tenants with what they have, and the items that wait. The zero value is empty. It is not safe for concurrent
+// use.
+type Queue struct {
+	tenants map[string]*tenant
+	items   map[string]Item
+	// grants counts the items that were granted.
+	grants uint64
+}
+
+// tenant is a tenant of a Queue.
+type tenant struct {
+	Terms
+	name      string
+	allocated gpu.Memory
+	// granted is the value of Queue.grants when an item of this tenant was last granted. Of tenants with equal claims it is the
+	// turn of the one that has waited longer: with few large pods there are many such tenants.
+	granted uint64
+	// items are in the order in which they are granted.
+	items []Item
+	// next is the position of the item that a Round considers.
+	next int
+}
+
+// compare orders the tenants: the first one is the furthest below what it deserves.
+func (t *tenant) compare(o *tenant) int {
+	below, otherBelow := t.allocated < t.Guaranteed, o.allocated < o.Guaranteed
+	order := 0
+	switch {
+	case below && otherBelow:
+		order = compareRatios(uint64(t.allocated), uint64(t.Guaranteed), uint64(o.allocated), uint64(o.Guaranteed))
+	case below:
+		return -1
+	case otherBelow:
+		return 1
+	default:
+		order = compareRatios(uint64(t.allocated-t.Guaranteed), uint64(t.Weight), uint64(o.allocated-o.Guaranteed), uint64(o.Weight))
+	}
+	return cmp.Or(order, cmp.Compare(t.granted, o.granted), strings.Compare(t.name, o.name))
+}
+
+// tenant returns the tenant of the name, and adds it if there is none.
+func (q *Queue) tenant(name string) *tenant {
+	t := q.tenants[name]
+	if t == nil {
+		if q.tenants == nil {
+			q.tenants, q.items = map[string]*tenant{}, map[string]Item{}
+		}
+		t = &tenant{Terms: DefaultTerms, name: name}
+		q.tenants[name] = t
+	}
+	return t
+}
+
+// SetTerms sets the terms of a tenant. Until then it has DefaultTerms.
+func (q *Queue) SetTerms(name string, terms Terms) { q.tenant(name).Terms = terms }
+
+// Add adds an item, or replaces the one with its ID.
+func (q *Queue) Add(item Item) {
+	if q.items[item.ID] == item {
+		return
+	}
+	q.Remove(item.ID)
+	t := q.tenant(item.Tenant)
+	i, _ := slices.BinarySearchFunc(t.items, item, compareItems)
+	t.items = slices.Insert(t.items, i, item)
+	q.items[item.ID] = item
+}
+
+// Remove removes an item. It does nothing if there is no item with the ID.
+func (q *Queue) Remove(id string) {
+	item, known := q.items[id]
+	if !known {
+		return
+	}
+	delete(q.items, id)
+	t := q.tenants[item.Tenant]
+	if i, found := slices.BinarySearchFunc(t.items, item, compareItems); found {
+		t.items = slices.Delete(t.items, i, i+1)
+	}
+}
+
+// Charge adds an amount to what the tenant has.
+func (q *Queue) Charge(name string, amount gpu.Memory) {
+	t := q.tenant(name)
+	t.allocated = t.allocated.Add(amount)
+}
+
+// Release undoes Charge.
+func (q *Queue) Release(name string, amount gpu.Memory) {
+	t := q.tenant(name)
+	t.allocated = t.allocated.Sub(amount)
+}
+
+// Forget removes a tenant that has nothing and waits for nothing. It reports whether it did.
+func (q *Queue) Forget(name string) bool {
+	if t := q.tenants[name]; t == nil || t.allocated > 0 || len(t.items) > 0 {
+		return false
+	}
+	delete(q.tenants, name)
+	return true
+}
+
+// Standing is the state of a tenant.
+type Standing struct {
+	Terms
+	Name      string
+	Allocated gpu.Memory
+	// Waiting are the tenant's items in their order.
+	Waiting []Item
+}
+
+// Standings returns the tenants in their order: it is the turn of the first one that waits for something. The items belong to
+// the queue and must not be changed; they are valid until the next change.
+func (q *Queue) Standings() []Standing {
+	out := make([]Standing, 0, len(q.tenants))
+	for _, t := range q.ordered() {
+		out = append(out, Standing{t.Terms, t.name, t.allocated, t.items})
+	}
+	return out
+}
+
+func (q *Queue) ordered() []*tenant {
+	out := make([]*tenant, 0, len(q.tenants))
+	for _, t := range q.tenants {
+		out = append(out, t)
+	}
+	slices.SortFunc(out, (*tenant).compare)
+	return out
+}
+
+// Round offers the items of a queue, each at most once: the next item of the tenant that is the furthest below what it deserves.
+// The caller answers each offer with Grant, Pass or Leave before it asks for the next one. The queue must not be changed by
+// other calls during a round.
+type Round struct {
+	queue *Queue
+	// tenants is a heap of the tenants that have an item left. Package container/heap maintains it.
+	tenants tenantHeap
+}
+
+// Round begins a round.
+func (q *Queue) Round() *Round {
+	r := &Round{queue: q}
+	for _, t := range q.tenants {
+		if t.next = 0; len(t.items) > 0 {
+			r.tenants = append(r.tenants, t)
+		}
+	}
+	heap.Init(&r.tenants)
+	return r
+}
+
+// Next returns the next item; false if none is left.
+func (r *Round) Next() (Item, bool) {
+	if len(r.tenants) == 0 {
+		return Item{}, false
+	}
+	t := r.tenants[0]
+	return t.items[t.next], true
+}
+
+// Grant charges the tenant for the item, and removes the item.
+func (r *Round) Grant() {
+	t := r.tenants[0]
+	item := t.items[t.next]
+	t.items = slices.Delete(t.items, t.next, t.next+1)
+	delete(r.queue.items, item.ID)
+	r.queue.grants++
+	t.allocated, t.granted = t.allocated.Add(item.Memory), r.queue.grants
+	if !r.exhausted() {
+		heap.Fix(&r.tenants, 0)
+	}
+}
+
+// Pass leaves the item where it is, and goes on with the tenant's next one.
+func (r *Round) Pass() {
+	r.tenants[0].next++
+	r.exhausted()
+}
+
+// Leave goes on with the next tenant: none of the tenant's items left is to be granted.
+func (r *Round) Leave() {
+	t := r.tenants[0]
+	t.next = len(t.items)
+	r.exhausted()
+}
+
+// exhausted removes the first tenant if it has no item left, and reports whether it did.
+func (r *Round) exhausted() bool {
+	t := r.tenants[0]
+	if t.next < len(t.items) {
+		return false
+	}
+	heap.Pop(&r.tenants)
+	return true
+}
+
+// tenantHeap implements heap.Interface.
+type tenantHeap []*tenant
+
+func (h tenantHeap) Len() int           { return len(h) }
+func (h tenantHeap) Less(i, j int) bool { return h[i].compare(h[j]) < 0 }
+func (h tenantHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+
+// Push implements heap.Interface.
+func (h *tenantHeap) Push(x any) { *h = append(*h, x.(*tenant)) }
+
+// Pop implements heap.Interface.
+func (h *tenantHeap) Pop() any {
+	last := len(*h) - 1
+	t := (*h)[last]
+	*h = (*h)[:last]
+	return t
+}

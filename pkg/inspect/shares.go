@@ -1,0 +1,178 @@
+package inspect
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unique"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/dispatch"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// SharesKind is the kind of the JSON and YAML output of --shares. Its apiVersion is ReportAPIVersion.
+const SharesKind = "GPUShareShares"
+
+// Shares is the list of all tenants.
+type Shares struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	// Total is the GPU memory of the cluster. It is in units, as all amounts are.
+	Total   int64    `json:"total"`
+	Tenants []Tenant `json:"tenants"`
+	// Problems are what is wrong with namespaces.
+	Problems []string `json:"problems"`
+}
+
+// Tenant is a namespace, or all namespaces with the same value of a label, which is empty for those without the label.
+type Tenant struct {
+	Name       string `json:"name"`
+	Weight     int64  `json:"weight"`
+	Guaranteed int64  `json:"guaranteed"`
+	// Share is what the tenant deserves now, Allocated what its pods have.
+	Share     int64 `json:"share"`
+	Allocated int64 `json:"allocated"`
+	// WaitingPods counts the pods that have no node yet, Waiting is what they request.
+	WaitingPods int   `json:"waitingPods"`
+	Waiting     int64 `json:"waiting"`
+	// Cause is why the next of them isn't bound, apart from its turn; empty if none waits.
+	Cause string `json:"cause"`
+}
+
+// runShares prints the tenants.
+func (o *options) runShares(ctx context.Context, client kubernetes.Interface) error {
+	objects, err := read(ctx, client, scope{})
+	if err != nil {
+		return err
+	}
+	var namespaces []*corev1.Namespace
+	err = each(ctx, "namespaces", client.CoreV1().Namespaces().List, metav1.ListOptions{}, func(namespace *corev1.Namespace) {
+		namespaces = append(namespaces, namespace)
+	})
+	if err != nil {
+		return err
+	}
+	label, _ := strings.CutPrefix(o.shareBy, shareByLabel)
+	if o.shareBy == shareByNamespace {
+		label = ""
+	}
+	return o.print(o.drawShares(BuildShares(objects, namespaces, label, time.Now())))
+}
+
+// The values of --fair-share-by.
+const (
+	shareByNamespace = "namespace"
+	shareByLabel     = "label:"
+)
+
+// BuildShares returns the tenants. label is the key of the label whose value names the tenant; empty if each namespace is one.
+func BuildShares(objects Objects, namespaces []*corev1.Namespace, label string, now time.Time) Shares {
+	known := map[string]dispatch.Namespace{}
+	out := Shares{APIVersion: ReportAPIVersion, Kind: SharesKind, Tenants: []Tenant{}, Problems: []string{}}
+	for _, object := range namespaces {
+		ns, problem := dispatch.ParseNamespace(object.Name, object.Labels, object.Annotations, label)
+		if known[object.Name] = ns; problem != "" {
+			out.Problems = append(out.Problems, fmt.Sprintf("namespace %s: %s: the default value is used", object.Name, problem))
+		}
+	}
+	slices.Sort(out.Problems)
+	ledger := diagnosis.NewLedger(objects.Nodes, objects.Pods)
+	pods := make([]dispatch.Pod, 0, len(objects.Pods))
+	pending := map[gpu.PodUID]*diagnosis.Pod{}
+	for _, object := range objects.Pods {
+		pod := sharePod(object)
+		if pod.Request > 0 && pod.Node == "" && !pod.Leaving {
+			ungated := *object
+			// What else keeps it pending? That no scheduler has tried it says nothing.
+			ungated.Spec.SchedulingGates, ungated.CreationTimestamp = nil, metav1.Time{}
+			pending[pod.UID] = diagnosis.NewPod(&ungated)
+			pod.Constraints = unique.Make(pending[pod.UID].Constraints())
+			pod.Likeness = unique.Make(fmt.Sprint(pod.Request, " ", pending[pod.UID].Constraints()))
+		}
+		pods = append(pods, pod)
+	}
+	diagnoser := diagnosis.FromObjects(objects.Nodes, objects.Pods, now)
+	byName := map[string]*corev1.Node{}
+	for _, node := range objects.Nodes {
+		byName[node.Name] = node
+	}
+	object := func(name string) (*corev1.Node, bool) { return byName[name], byName[name] != nil }
+	nodes := diagnosis.Nodes(ledger, object, func(gpu.Pod) (since, due time.Time) { return })
+	options := dispatch.Options{
+		Ledger: ledger, Memory: ledger.Memory, PriorityCutoff: int32(sharePriorityCutoff),
+		EligibleNodes: func(uid gpu.PodUID) []string { return diagnosis.EligibleNodes(nodes, pending[uid]) },
+	}
+	out.Total = int64(ledger.Memory())
+	for _, t := range dispatch.Snapshot(options, known, pods) {
+		tenant := Tenant{
+			Name: t.Name, Weight: t.Weight, Guaranteed: int64(t.Guaranteed), Share: int64(t.Share), Allocated: int64(t.Allocated),
+			WaitingPods: t.Waiting, Waiting: int64(t.WaitingMemory),
+		}
+		if next := nextPod(pods, known, t.Name); next != nil {
+			tenant.Cause = diagnoser.Diagnose(pending[next.UID], nil).Reason.Words()
+		}
+		out.Tenants = append(out.Tenants, tenant)
+	}
+	return out
+}
+
+// sharePriorityCutoff is the extender's default of --fair-share-priority-cutoff.
+const sharePriorityCutoff = 2_000_000_000
+
+func sharePod(object *corev1.Pod) dispatch.Pod {
+	pod := dispatch.Pod{Pod: protocol.Pod(object), Created: object.CreationTimestamp.Time, Node: object.Spec.NodeName, Ended: protocol.Terminal(object)}
+	for _, gate := range object.Spec.SchedulingGates {
+		pod.Gated = pod.Gated || gate.Name == protocol.GateFairShare
+		pod.GatedOtherwise = pod.GatedOtherwise || gate.Name != protocol.GateFairShare
+	}
+	return pod
+}
+
+// nextPod returns the first of the tenant's pods that wait; nil if none does.
+func nextPod(pods []dispatch.Pod, namespaces map[string]dispatch.Namespace, tenant string) (next *dispatch.Pod) {
+	for i := range pods {
+		p := &pods[i]
+		if p.Node != "" || p.Ended || p.Leaving || p.Request == 0 || p.GatedOtherwise || namespaces[p.Namespace].Free || namespaces[p.Namespace].Tenant != tenant {
+			continue
+		}
+		if next == nil || cmp.Or(cmp.Compare(next.Priority, p.Priority), p.Created.Compare(next.Created), strings.Compare(p.Name, next.Name)) < 0 {
+			next = p
+		}
+	}
+	return next
+}
+
+func (o *options) drawShares(shares Shares) (page, error) {
+	var text bytes.Buffer
+	if o.structured() {
+		err := writeStructured(&text, o.output, shares)
+		return page{text: text.String()}, err
+	}
+	var remarks strings.Builder
+	for _, problem := range shares.Problems {
+		fmt.Fprintln(&remarks, problem)
+	}
+	if len(shares.Tenants) == 0 {
+		fmt.Fprintln(&remarks, "No tenant has or asks for GPU memory.")
+		return page{remarks: remarks.String()}, nil
+	}
+	table := rows{{bold, []string{"TENANT", "WEIGHT", "GUARANTEED", "SHARE", "ALLOCATED", "WAITING", "PODS WAITING", "NEXT POD"}}}
+	number := func(n int64) string { return strconv.FormatInt(n, 10) }
+	for _, t := range shares.Tenants {
+		table.add(plain, cmp.Or(t.Name, "<none>"), number(t.Weight), number(t.Guaranteed), number(t.Share), number(t.Allocated), number(t.Waiting),
+			strconv.Itoa(t.WaitingPods), cmp.Or(t.Cause, "-"))
+	}
+	table.writeAlone(&text, o.format())
+	return page{text.String(), remarks.String()}, nil
+}

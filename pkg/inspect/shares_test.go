@@ -1,0 +1,68 @@
+package inspect
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+func TestShares(t *testing.T) {
+	api := newFakeAPI(t, objects([]nodeBuilder{inventoryNode(t, "n1", "10.0.0.1", gpu.GiB, t4(0, 16), t4(1, 16))},
+		newPod("a", 10).in("alice").on("n1", 0), newPod("b", 6).in("bob").on("n1", 0), newPod("c", 16).in("bob").on("n1", 1),
+		newPod("d", 4).in("alice").gated(protocol.GateFairShare), newPod("e", 17).in("alice").gated(protocol.GateFairShare), newPod("f", 8).in("carol"),
+		newPod("g", 2).in("alice").gated("example.com/quota"), newPod("h", 2).in("free")))
+	namespace := func(name string, labels, annotations map[string]string) {
+		api.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels, Annotations: annotations}})
+	}
+	namespace("alice", map[string]string{"team": "x"}, map[string]string{protocol.AnnotationFairShareWeight: "2"})
+	namespace("bob", map[string]string{"team": "x"}, map[string]string{protocol.AnnotationFairShareGuaranteed: "4"})
+	namespace("carol", nil, map[string]string{protocol.AnnotationFairShareWeight: "much"})
+	namespace("free", map[string]string{protocol.LabelFairShare: protocol.FairShareOff}, nil)
+	problem := "namespace carol: annotation gpushare.aliyun.com/fair-share-weight: \"much\" is not a whole number from 1 to 1000000: the default value is used\n"
+
+	for name, test := range map[string]struct {
+		args []string
+		want string
+	}{
+		"by namespace": {nil, `
+TENANT  WEIGHT  GUARANTEED  SHARE  ALLOCATED  WAITING  PODS WAITING  NEXT POD
+alice   2       0           14     10         21       2             cards are full
+bob     1       4           11     22         0        0             -
+carol   1       0           7      0          8        1             cards are full
+`},
+		"by a label": {[]string{"--fair-share-by=label:team"}, `
+TENANT  WEIGHT  GUARANTEED  SHARE  ALLOCATED  WAITING  PODS WAITING  NEXT POD
+<none>  1       0           8      0          8        1             cards are full
+x       2       4           24     32         21       2             cards are full
+`},
+	} {
+		out, errOut, err := execute(t, api, append(test.args, "--shares")...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(strings.TrimPrefix(test.want, "\n"), out); diff != "" || errOut != problem {
+			t.Errorf("%s: stderr %q (-want +got)\n%s", name, errOut, diff)
+		}
+	}
+	out, _, err := execute(t, api, "--shares", "-o", "json")
+	var shares Shares
+	if err != nil || json.Unmarshal([]byte(out), &shares) != nil || shares.Kind != SharesKind || shares.Total != 32 || len(shares.Tenants) != 3 {
+		t.Errorf("%v: %s", err, out)
+	}
+	for _, args := range [][]string{{"--shares", "--pending"}, {"--shares", "n1"}, {"--shares", "--fair-share-by=team"}, {"--shares", "--fair-share-by=label:"}} {
+		if _, _, err := execute(t, api, args...); err == nil {
+			t.Errorf("%v is accepted", args)
+		}
+	}
+	empty := newFakeAPI(t, objects(nil))
+	if out, errOut, err := execute(t, empty, "--shares"); out != "" || errOut != "No tenant has or asks for GPU memory.\n" || err != nil {
+		t.Errorf("an empty cluster: %q %q %v", out, errOut, err)
+	}
+}

@@ -1,0 +1,77 @@
+package metrics
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpushare/gpushare/pkg/dispatch"
+)
+
+// FairShare implements scheduling.FairShareObserver.
+type FairShare struct {
+	registry prometheus.Registerer
+	waited   prometheus.Histogram
+	expired  prometheus.Counter
+	gates    *prometheus.CounterVec
+}
+
+// NewFairShare registers the collectors of fair sharing.
+func NewFairShare(registry prometheus.Registerer) *FairShare {
+	f := &FairShare{
+		registry: registry,
+		waited: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Namespace: namespace, Name: "fair_share_wait_seconds", Help: "Time from the creation of a pod until its turn, in seconds; only pods of tenants.",
+			Buckets: prometheus.ExponentialBuckets(0.1, 3, 13),
+		}),
+		expired: prometheus.NewCounter(prometheus.CounterOpts{
+			Namespace: namespace, Name: "fair_share_charges_expired_total", Help: "Number of pods that were not bound in time after their turn.",
+		}),
+		gates: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: namespace, Name: "fair_share_gate_writes_total", Help: "Number of writes that remove the scheduling gate of a pod, by result: opened or failed.",
+		}, []string{"result"}),
+	}
+	for _, result := range []string{"opened", "failed"} {
+		f.gates.WithLabelValues(result)
+	}
+	registry.MustRegister(f.waited, f.expired, f.gates)
+	return f
+}
+
+// Tenants registers the collector of the tenants, which calls the functions at each scrape. invalid returns the number of namespaces
+// with invalid annotations. ready returns an error until the caches are synced; until then nothing is reported.
+func (f *FairShare) Tenants(ready func() error, tenants func() []dispatch.Tenant, invalid func() int) {
+	share := gaugeDesc("tenant_share_units", "GPU memory that a tenant deserves, by its weight, its guaranteed amount and its demand.", "tenant")
+	allocated := gaugeDesc("tenant_allocated_units", "GPU memory that the pods of a tenant have, or are granted.", "tenant")
+	waiting := gaugeDesc("tenant_waiting_pods", "Number of pods of a tenant that wait for their turn, by state: passed_over pods fit nowhere now, infeasible ones "+
+		"would fit nowhere if all cards were free, or were not bound after their last turns.", "tenant", "state")
+	namespaces := gaugeDesc("fair_share_invalid_namespaces", "Number of namespaces whose annotations for fair sharing are invalid, so that default values are used.")
+	f.registry.MustRegister(&gauges{[]*prometheus.Desc{share, allocated, waiting, namespaces}, func(set setGauge) {
+		if ready() != nil {
+			return
+		}
+		for _, t := range tenants() {
+			set(share, float64(t.Share), t.Name)
+			set(allocated, float64(t.Allocated), t.Name)
+			set(waiting, float64(t.Waiting-t.PassedOver-t.Infeasible), t.Name, "next")
+			set(waiting, float64(t.PassedOver), t.Name, "passed_over")
+			set(waiting, float64(t.Infeasible), t.Name, "infeasible")
+		}
+		set(namespaces, float64(invalid()))
+	}})
+}
+
+// PodGranted implements dispatch.Observer.
+func (f *FairShare) PodGranted(waited time.Duration) { f.waited.Observe(waited.Seconds()) }
+
+// ChargeExpired implements dispatch.Observer.
+func (f *FairShare) ChargeExpired() { f.expired.Inc() }
+
+// GateOpened implements scheduling.FairShareObserver.
+func (f *FairShare) GateOpened(ok bool) {
+	result := "failed"
+	if ok {
+		result = "opened"
+	}
+	f.gates.WithLabelValues(result).Inc()
+}

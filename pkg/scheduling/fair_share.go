@@ -1,0 +1,339 @@
+package scheduling
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unique"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/dispatch"
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// FairShareOptions configure fair sharing between tenants.
+type FairShareOptions struct {
+	// On turns fair sharing on.
+	On bool
+	// Label is the key of the namespaces' label whose value names the tenant; if it is empty, each namespace is a tenant.
+	Label string
+	// PriorityCutoff is the priority from which on pods need no turn.
+	PriorityCutoff int32
+	// Provisioning is how many pods may be scheduled that fit nowhere now, so that an autoscaler sees them.
+	Provisioning int
+	// Observer receives what metrics count.
+	Observer FairShareObserver
+}
+
+// FairShareObserver receives what metrics count. Its methods must return at once.
+type FairShareObserver interface {
+	dispatch.Observer
+	// GateOpened counts the writes that remove a gate, by whether they succeeded.
+	GateOpened(ok bool)
+}
+
+const (
+	// fairShareInterval is the interval between two calls of Tick.
+	fairShareInterval = 100 * time.Millisecond
+	// gateTimeout bounds one write that opens a gate.
+	gateTimeout = 5 * time.Second
+)
+
+// EventFairShareInvalid is the reason of the Event on a namespace whose annotations for fair sharing are invalid.
+const EventFairShareInvalid = "FairShareInvalid"
+
+// fairShare connects a dispatch.Manager to the cluster: it passes in the events and the time, and performs the Effects. A nil
+// fairShare means that fair sharing is off.
+type fairShare struct {
+	FairShareOptions
+	manager  *dispatch.Manager
+	api      API
+	requeue  interface{ All(node string) }
+	ready    func() error
+	recorder record.EventRecorder
+	leading  func() error
+	clock    clock.WithTicker
+	writes   *errgroup.Group
+	problems namespaceProblems
+}
+
+func (s *Scheduler) newFairShare(o FairShareOptions) *fairShare {
+	writes := new(errgroup.Group)
+	writes.SetLimit(dispatch.MaxOpening)
+	options := dispatch.Options{
+		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Abandon(uid) }, View: ledger.View{Card: s.CardPolicy, Node: s.NodePolicy},
+		EligibleNodes: s.eligibleNodes, Memory: s.ledger.Memory,
+		PriorityCutoff: o.PriorityCutoff, Provisioning: o.Provisioning, Observer: o.Observer,
+	}
+	if s.groups != nil {
+		options.Groups = s.groups.manager
+	}
+	f := &fairShare{
+		FairShareOptions: o, api: s.API, requeue: s.requeue, ready: s.cache.Ready, recorder: s.Recorder, leading: s.Leading,
+		clock: s.Clock, writes: writes,
+	}
+	options.Capacity = func() ledger.Capacity {
+		planned := map[string][]gpu.PodUID{}
+		if s.groups != nil {
+			planned = s.groups.manager.Places() // Before the ledger's lock is taken: plans are made under the groups' lock.
+		}
+		return s.free.capacity(f.withPlaces(func(node string) []gpu.PodUID { return planned[node] }), false)
+	}
+	f.manager = dispatch.New(options)
+	return f
+}
+
+// withPlaces returns planned with the pods that have a place by fair sharing.
+func (f *fairShare) withPlaces(planned func(node string) []gpu.PodUID) func(node string) []gpu.PodUID {
+	if f == nil {
+		return planned
+	}
+	return func(node string) []gpu.PodUID {
+		uids := f.manager.PlacesOn(node)
+		if planned != nil {
+			uids = append(uids, planned(node)...)
+		}
+		return uids
+	}
+}
+
+// filter rejects a pod whose turn it isn't. decided is false for other pods.
+func (f *fairShare) filter(pod gpu.Pod, nodes []string) (result FilterResult, decided bool) {
+	if f == nil {
+		return FilterResult{}, false
+	}
+	reason, ok := f.manager.Admit(pod)
+	if ok {
+		return FilterResult{}, false
+	}
+	return FilterResult{Nodes: nodes, Message: reason}, true
+}
+
+// awaitsTurn reports whether it isn't the pod's turn.
+func (f *fairShare) awaitsTurn(pod gpu.Pod) bool {
+	_, decided := f.filter(pod, nil)
+	return decided
+}
+
+// giveUpPlace releases the place of a granted pod that kube-scheduler can't use. It reports whether there was one.
+func (f *fairShare) giveUpPlace(uid gpu.PodUID) bool { return f != nil && f.manager.GiveUpPlace(uid) }
+
+// updated passes the state of a pod to the manager. old is nil for a new pod.
+func (f *fairShare) updated(old, pod *clustercache.PodInfo) {
+	if f == nil {
+		return
+	}
+	if old != nil && old.UID != pod.UID {
+		f.manager.RemovePod(old.UID)
+	}
+	if pod.Request == 0 && !pod.Gated {
+		f.manager.RemovePod(pod.UID)
+		return
+	}
+	p := dispatch.Pod{Pod: pod.Pod, Node: pod.Node, Ended: pod.Ended, Gated: pod.Gated, GatedOtherwise: pod.GatedOtherwise}
+	if pod.Pending != nil {
+		p.Created = pod.Pending.Created
+		p.Constraints, p.Likeness = unique.Make(pod.Pending.Constraints()), unique.Make(likeness(pod))
+	}
+	if pod.Member != nil {
+		p.Group = pod.Member.Gang
+	}
+	f.manager.SetPod(p)
+}
+
+// likeness is equal for pods that fit the same free resources.
+func likeness(pod *clustercache.PodInfo) string {
+	var text strings.Builder
+	fmt.Fprintf(&text, "%d %d %s", pod.Request, pod.Priority, pod.Pending.Constraints())
+	for _, name := range slices.Sorted(maps.Keys(pod.Requests)) {
+		amount := pod.Requests[name]
+		fmt.Fprintf(&text, " %s=%s", name, amount.String())
+	}
+	return text.String()
+}
+
+// deleted removes the pod from the manager.
+func (f *fairShare) deleted(pod *clustercache.PodInfo) {
+	if f != nil {
+		f.manager.RemovePod(pod.UID)
+	}
+}
+
+// nodesChanged passes to the manager that the nodes on which pods can run may have changed.
+func (f *fairShare) nodesChanged() {
+	if f != nil {
+		f.manager.NodesChanged()
+	}
+}
+
+// freed passes to the manager that memory, or what a pod without GPU memory used, was freed on the node.
+func (f *fairShare) freed(node string) {
+	if f != nil && node != "" {
+		f.manager.Freed(node)
+	}
+}
+
+// NamespaceUpdated implements clustercache.NamespaceHandler.
+func (f *fairShare) NamespaceUpdated(object *corev1.Namespace) {
+	ns, problem := dispatch.ParseNamespace(object.Name, object.Labels, object.Annotations, f.Label)
+	f.problems.set(object.Name, string(object.UID), problem)
+	f.manager.SetNamespace(object.Name, ns)
+}
+
+// NamespaceDeleted implements clustercache.NamespaceHandler.
+func (f *fairShare) NamespaceDeleted(name string) {
+	f.problems.set(name, "", "")
+	f.manager.RemoveNamespace(name)
+}
+
+// namespaceProblems are the namespaces with invalid annotations. mu guards its fields.
+type namespaceProblems struct {
+	mu       sync.Mutex
+	problems map[string]namespaceProblem
+}
+
+type namespaceProblem struct {
+	uid, text string
+	reported  bool
+}
+
+// set sets the problem of a namespace; an empty text means none.
+func (p *namespaceProblems) set(name, uid, text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case text == "":
+		delete(p.problems, name)
+		return
+	case p.problems == nil:
+		p.problems = map[string]namespaceProblem{}
+	}
+	if p.problems[name].text != text {
+		p.problems[name] = namespaceProblem{uid: uid, text: text}
+	}
+}
+
+// report calls report for each problem that was not reported yet.
+func (p *namespaceProblems) report(report func(name string, problem namespaceProblem)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for name, problem := range p.problems {
+		if !problem.reported {
+			problem.reported = true
+			p.problems[name] = problem
+			report(name, problem)
+		}
+	}
+}
+
+func (p *namespaceProblems) count() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.problems)
+}
+
+// run calls the manager's Tick until ctx ends, and starts and stops leading with the term.
+func (f *fairShare) run(ctx context.Context) error {
+	ticker := f.clock.NewTicker(fairShareInterval)
+	defer ticker.Stop()
+	defer func() { _ = f.writes.Wait() }() // They return no errors.
+	for leads := false; ; leads = f.tick(ctx, leads) {
+		select {
+		case <-ctx.Done():
+			f.manager.StopLeading()
+			return nil
+		case <-ticker.C():
+		}
+	}
+}
+
+// tick calls the manager's Tick if this process is the leader, and performs the Effects. led is whether it was at the latest
+// tick; tick returns whether it is now.
+func (f *fairShare) tick(ctx context.Context, led bool) (leads bool) {
+	leads = f.leading() == nil && f.ready() == nil
+	switch {
+	case leads && !led:
+		f.manager.StartLeading()
+	case led && !leads:
+		f.manager.StopLeading()
+	}
+	if !leads {
+		return false
+	}
+	f.problems.report(func(name string, problem namespaceProblem) {
+		klog.FromContext(ctx).Error(nil, "Invalid annotations of a namespace for fair sharing: its tenant gets the default values", "namespace", name, "reason", problem.text)
+		f.recorder.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: name, UID: types.UID(problem.uid)},
+			corev1.EventTypeWarning, EventFairShareInvalid, "The default value is used: "+problem.text)
+	})
+	f.manager.Tick(f.clock.Now())
+	effects := f.manager.TakeEffects()
+	if effects.Requeue {
+		f.requeue.All("")
+	}
+	for _, pod := range effects.Open {
+		f.writes.Go(func() error {
+			f.openGate(ctx, pod)
+			return nil
+		})
+	}
+	return true
+}
+
+// openGate removes the gate of one pod.
+func (f *fairShare) openGate(ctx context.Context, pod gpu.Pod) {
+	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name))
+	opened := false
+	defer func() { f.manager.GateOpened(pod.UID, opened, f.clock.Now()) }()
+	if f.leading() != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, gateTimeout)
+	defer cancel()
+	err := f.api.OpenGate(ctx, pod, protocol.GateFairShare)
+	switch {
+	case err == nil:
+		opened = true
+	case apierrors.IsNotFound(err):
+		return // The watch will report it.
+	default:
+		logger.Error(err, "Scheduling gate not removed, trying again")
+	}
+	f.Observer.GateOpened(opened)
+}
+
+// obstacles are the texts of diagnosis.Turn.Obstacle. What never fits is explained by the diagnosis itself.
+var obstacles = map[dispatch.Obstacle]string{
+	dispatch.NoRoom: "no card has room for it now",
+	dispatch.Paused: "it was not scheduled after its last turn, and gets the next one after a pause",
+	dispatch.Behind: "it waits for an older pod of its tenant that smaller ones have overtaken for long",
+}
+
+// turns returns the turns of the pods that wait for one.
+func (f *fairShare) turns() map[gpu.PodUID]diagnosis.Turn {
+	if f == nil {
+		return nil
+	}
+	turns := map[gpu.PodUID]diagnosis.Turn{}
+	for uid, turn := range f.manager.Turns() {
+		turns[uid] = diagnosis.Turn{
+			Tenant: turn.Tenant, Allocated: turn.Allocated, Share: turn.Share, Before: turn.Before,
+			Incomplete: turn.Obstacle == dispatch.Incomplete, Obstacle: obstacles[turn.Obstacle],
+		}
+	}
+	return turns
+}

@@ -1,0 +1,196 @@
+package scheduling
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/gpushare/gpushare/pkg/apiserver/fake"
+	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/dispatch"
+	"github.com/gpushare/gpushare/pkg/fairshare"
+	"github.com/gpushare/gpushare/pkg/gang"
+	"github.com/gpushare/gpushare/pkg/protocol"
+)
+
+// gated puts the gate of fair shares on a pod.
+func gated(pod *corev1.Pod) {
+	pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: protocol.GateFairShare})
+}
+
+func ungated(pod *corev1.Pod) { pod.Spec.SchedulingGates = nil }
+
+func inNamespace(name string) fake.PodEdit { return func(pod *corev1.Pod) { pod.Namespace = name } }
+
+func namespace(name string, annotations map[string]string, labels ...string) *corev1.Namespace {
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-ns", Annotations: annotations, Labels: map[string]string{}}}
+	for i := 0; i < len(labels); i += 2 {
+		ns.Labels[labels[i]] = labels[i+1]
+	}
+	return ns
+}
+
+// startFair starts a Scheduler with fair sharing and groups, a node n1 with a card of 16, and the objects.
+func startFair(t *testing.T, fair FairShareOptions, leading func() error, objects ...runtime.Object) *fixture {
+	t.Helper()
+	observer := &fake.Observer{}
+	fair.On, fair.Observer = true, observer
+	if fair.PriorityCutoff == 0 {
+		fair.PriorityCutoff = 1000
+	}
+	f := start(t, Options{FairShare: fair, Leading: leading, Gangs: GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, Observer: observer}},
+		append(objects, fake.Node("n1", 16))...)
+	<-f.watches // Of namespaces, beside the three that start waits for.
+	return f
+}
+
+// opened returns the names of the pods whose gate was removed.
+func (f *fixture) opened() []string {
+	opened := f.server.Calls().Opened
+	slices.Sort(opened)
+	return slices.Compact(opened)
+}
+
+func (f *fixture) passUntilOpened(want ...string) {
+	f.t.Helper()
+	f.pass("gates to be opened: "+strings.Join(want, " "), func() bool { return slices.Equal(f.opened(), want) })
+}
+
+// pendingPods returns the pending pods with the names.
+func (f *fixture) pendingPods(names ...string) []*clustercache.PodInfo {
+	pods, _ := f.Pending(0)
+	return slices.DeleteFunc(pods, func(pod *clustercache.PodInfo) bool { return !slices.Contains(names, pod.Name) })
+}
+
+// A pod's way from its gate to its bind.
+func TestFairShare(t *testing.T) {
+	alice, bob, late := fake.Pod("alice-1", 10, gated), fake.Pod("bob-1", 6, gated, inNamespace("bob")), fake.Pod("bob-2", 6, gated, inNamespace("bob"))
+	f := startFair(t, FairShareOptions{}, nil, namespace("default", nil), namespace("bob", nil), alice, bob, late)
+	if result := f.filter(late, "n1"); result.Message != dispatch.AwaitsTurn || len(result.Passed) > 0 {
+		t.Errorf("before its turn filter answers %v, %q", result.Passed, result.Message)
+	}
+	f.passUntilOpened("alice-1", "bob-1")
+	f.want(alice, "assumed n1 card 0")
+	for _, pod := range []*corev1.Pod{alice, bob} {
+		f.publishObject(fake.Edited(pod, ungated))
+		if result := f.filter(pod, "n2", "n1"); !slices.Equal(result.Names(), []string{"n1"}) {
+			t.Errorf("%s may go to %v: %s", pod.Name, result.Names(), result.Message)
+		}
+	}
+	if err := f.bind(alice); err != nil {
+		t.Fatal(err)
+	}
+	f.want(alice, "bound n1 card 0")
+	f.publish(alice)
+	f.await("the tenants", func() bool {
+		return cmp.Equal(f.Tenants(), []dispatch.Tenant{
+			{Terms: fairshare.DefaultTerms, Name: "bob", Share: 8, Allocated: 6, Waiting: 1, WaitingMemory: 6, PassedOver: 1},
+			{Terms: fairshare.DefaultTerms, Name: "default", Share: 8, Allocated: 10},
+		})
+	})
+	d := f.diagnose(f.pendingPods("bob-2"))
+	want := []diagnosis.Diagnosis{{Reason: diagnosis.WaitsForTurn, Message: "waits for its turn: tenant bob has 6 of its share of 8; no card has room for it now"}}
+	if diff := cmp.Diff(want, d); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	f.publishGone(alice)
+	f.passUntilOpened("alice-1", "bob-1", "bob-2")
+}
+
+// kube-scheduler doesn't offer the node of the pod's place: the pod goes elsewhere.
+func TestFairSharePlaceUnusable(t *testing.T) {
+	pod := fake.Pod("p", 10, gated)
+	f := startFair(t, FairShareOptions{}, nil, namespace("default", nil), pod, fake.Node("n2", 10))
+	f.passUntilOpened("p") // Binpack prefers n2.
+	f.want(pod, "assumed n2 card 0")
+	if result := f.filter(pod, "n3"); len(result.Passed) > 0 {
+		t.Errorf("it may go to %v", result.Names())
+	}
+	f.want(pod, "assumed n2 card 0") // The next call may offer that node.
+	if result := f.filter(pod, "n1"); !slices.Equal(result.Names(), []string{"n1"}) {
+		t.Errorf("it may go to %v", result.Names())
+	}
+	f.want(pod, "none")
+}
+
+// The gates of a group open together. Its plan takes over the places, and it is bound as ever.
+func TestFairShareGroup(t *testing.T) {
+	g := newGangFixture(t)
+	g.pods = []*corev1.Pod{member(2, 0, gated), member(2, 1, gated)}
+	g.fixture = startFair(t, FairShareOptions{}, nil, namespace("default", nil), g.pods[0])
+	g.pass("the first member to be known", func() bool { return g.GangStates()[gang.PhaseIncomplete.String()] == 1 })
+	d := g.diagnose(g.pendingPods("job-0"))
+	if len(d) != 1 || d[0].Reason != diagnosis.WaitsForGroup {
+		t.Errorf("the first member's diagnosis is %v", d)
+	}
+	g.publishObject(g.pods[1])
+	g.passUntilOpened("job-0", "job-1")
+	g.want(g.pods[1], "assumed n1 card 0")
+	for i, pod := range g.pods {
+		g.pods[i] = fake.Edited(pod, ungated)
+		g.server.Set(g.pods[i])
+		g.publishObject(g.pods[i])
+	}
+	g.offer()
+	g.startBinds(t.Context(), 0, 1)
+	g.wantEnds(2, nil)
+	for _, pod := range g.pods {
+		g.want(pod, "bound n1 card 0")
+	}
+}
+
+// Writes fail, and another replica leads for a while: the gate is opened nevertheless, and only by the leader.
+func TestFairShareFaults(t *testing.T) {
+	var standby standby
+	pod := fake.Pod("p", 10, gated)
+	standby.Store(true)
+	f := startFair(t, FairShareOptions{}, standby.leading, namespace("default", nil), pod)
+	observer := f.FairShare.Observer.(*fake.Observer)
+	for range 20 {
+		f.clock.Step(tick)
+	}
+	f.server.Answer(fake.Answers{Open: errors.New("not now")})
+	standby.Store(false)
+	f.pass("two failed writes", func() bool { return observer.Count("gate opened false") >= 2 })
+	if opened := f.opened(); len(opened) > 0 {
+		t.Errorf("opened %v", opened)
+	}
+	f.server.Answer(fake.Answers{})
+	f.passUntilOpened("p")
+	standby.Store(true)
+	f.pass("the place to be given up", func() bool { return f.allocation("uid-p") == "none" })
+}
+
+// What namespaces say.
+func TestFairShareNamespaces(t *testing.T) {
+	pods := []runtime.Object{
+		fake.Pod("a", 4, fake.Bound("n1", 0)), fake.Pod("b", 4, fake.Bound("n1", 0), inNamespace("b")),
+		fake.Pod("free", 4, gated, inNamespace("free")), fake.Pod("urgent", 16, gated, inNamespace("b"), fake.Priority(1000)), fake.Pod("no-memory", 0, gated),
+	}
+	f := startFair(t, FairShareOptions{Label: "team"}, nil, append(pods,
+		namespace("default", map[string]string{protocol.AnnotationFairShareWeight: "3", protocol.AnnotationFairShareGuaranteed: "2"}, "team", "x"),
+		namespace("b", map[string]string{protocol.AnnotationFairShareWeight: "0", protocol.AnnotationFairShareGuaranteed: "2Gi"}, "team", "x"),
+		namespace("free", nil, protocol.LabelFairShare, protocol.FairShareOff))...)
+	f.passUntilOpened("free", "no-memory", "urgent")
+	want := []dispatch.Tenant{{Terms: fairshare.Terms{Weight: 3, Guaranteed: 2}, Name: "x", Share: 8, Allocated: 8}}
+	if diff := cmp.Diff(want, f.Tenants()); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	f.wantEvent(`Warning FairShareInvalid The default value is used: annotation gpushare.aliyun.com/fair-share-weight: "0" is not a whole number from 1 to 1000000; ` +
+		`annotation gpushare.aliyun.com/fair-share-guaranteed: "2Gi" is not a whole number from 0 to 1099511627776`)
+	if n := f.InvalidNamespaces(); n != 1 {
+		t.Errorf("%d invalid namespaces", n)
+	}
+	if err := f.client.CoreV1().Namespaces().Delete(t.Context(), "b", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	f.await("the deletion", func() bool { return f.InvalidNamespaces() == 0 })
+}

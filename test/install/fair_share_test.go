@@ -1,0 +1,245 @@
+package install
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/framework"
+	"github.com/gpushare/gpushare/test/pages"
+)
+
+const fairSharePage = "docs/fair-share.md"
+
+// TestFairShare follows docs/fair-share.md with the installed rights, policies and scheduler: Bob submits many pods of high
+// priority, and then Alice some. They alternate and end equal. Then fair sharing is turned off, and no pod stays gated.
+func TestFairShare(t *testing.T) {
+	c := start(t)
+	on, err := pages.Commands(fairSharePage, "Share a cluster between teams")
+	must(t, err)
+	off, err := pages.Commands(fairSharePage, "Turn it off")
+	must(t, err)
+	c.helm.run(t, "install", "gpushare", chart, "--namespace="+namespace)
+	c.helm.shell(t, on[0])
+	c.newNamespace("alice", nil)
+	c.newNamespace("bob", nil)
+	c.newNamespace("free", map[string]string{protocol.LabelFairShare: protocol.FairShareOff})
+	_, err = c.Client.SchedulingV1().PriorityClasses().Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 1000}, metav1.CreateOptions{})
+	must(t, err)
+	adds := c.addsGates()
+	if adds {
+		c.until("the policy adds gates", func(ctx context.Context) (bool, error) {
+			pod := c.fairPod("bob", "probe", 1, false).Obj()
+			created, err := c.Client.CoreV1().Pods("bob").Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			return err == nil && len(created.Spec.SchedulingGates) > 0, err
+		})
+	}
+	for i := range 20 {
+		c.submit(c.fairPod("bob", fmt.Sprintf("bob-%02d", i), 4, !adds).PriorityClass("high"))
+	}
+	for i := range 6 {
+		c.submit(c.fairPod("alice", fmt.Sprintf("alice-%d", i), 4, !adds))
+	}
+	free := c.submit(c.fairPod("free", "free", 1, false))
+	if len(free.Spec.SchedulingGates) > 0 {
+		t.Errorf("a pod of a namespace that takes no part has the gates %v", free.Spec.SchedulingGates)
+	}
+	must(t, c.Client.CoreV1().Pods("free").Delete(t.Context(), free.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+
+	c.runPlugin()
+	extender := c.runExtender()
+	c.giveToScheduler(extender)
+	t.Run("the tenants end equal", func(t *testing.T) { c.waitShares(t, map[string]int{"alice": 4, "bob": 4}) })
+	t.Run("what becomes free goes to the one that has less, also while no extender ran", func(t *testing.T) {
+		must(t, extender.process.Kill())
+		c.end(t, "alice", 2)
+		gated := len(c.gated(t))
+		must(t, extender.process.Start(t.Context()))
+		c.waitShares(t, map[string]int{"alice": 4, "bob": 4})
+		if left := len(c.gated(t)); left != gated-2 {
+			t.Errorf("%d gates were opened, want 2", gated-left)
+		}
+		c.end(t, "alice", 4) // Alice has no more pods.
+		c.waitShares(t, map[string]int{"bob": 8})
+	})
+	t.Run("a user who removes the gate gains nothing", func(t *testing.T) {
+		pods := c.Client.CoreV1().Pods("bob")
+		_, err := pods.Patch(t.Context(), "bob-19", types.MergePatchType, []byte(`{"spec":{"schedulingGates":null}}`), metav1.PatchOptions{})
+		must(t, err)
+		c.end(t, "bob", 1)
+		c.waitShares(t, map[string]int{"bob": 8})
+		for name, bound := range map[string]bool{"bob-08": true, "bob-19": false} {
+			pod, err := pods.Get(t.Context(), name, metav1.GetOptions{})
+			must(t, err)
+			if got := pod.Spec.NodeName != ""; got != bound {
+				t.Errorf("%s is bound: %v, want %v; kube-scheduler's message: %s", name, got, bound, framework.SchedulerMessage(pod))
+			}
+		}
+	})
+	t.Run("a group gets its turn when it is complete, as a whole", func(t *testing.T) {
+		must(t, c.Client.CoreV1().Pods("bob").DeleteCollection(t.Context(), metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, metav1.ListOptions{}))
+		for i := range 3 {
+			c.submit(c.fairPod("alice", fmt.Sprintf("job-%d", i), 8, !adds).Group("job", 3))
+			if i == 1 {
+				c.submit(c.fairPod("bob", "after", 4, !adds))
+				c.waitShares(t, map[string]int{"bob": 1}) // By then the incomplete group has had its turn.
+				if gated := c.gated(t); len(gated) != 2 {
+					t.Errorf("of the incomplete group these are gated: %v", gated)
+				}
+			}
+		}
+		c.waitShares(t, map[string]int{"alice": 3, "bob": 1})
+	})
+	t.Run("the guard", c.testGuardOfGates)
+	t.Run("the policies", c.testPolicyTypes)
+	c.mustHaveForbiddenNothing()
+
+	c.submit(c.fairPod("bob", "no-room", 16, !adds))
+	c.helm.shell(t, off[0])
+	if adds {
+		c.until("no gates are added", func(ctx context.Context) (bool, error) {
+			created, err := c.Client.CoreV1().Pods("bob").Create(ctx, c.fairPod("bob", "probe", 1, false).Obj(), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			return err == nil && len(created.Spec.SchedulingGates) == 0, err
+		})
+	}
+	if left := c.gated(t); !slices.Equal(left, []string{"no-room"}) {
+		t.Errorf("gated before the command: %v", left)
+	}
+	c.helm.shell(t, off[1])
+	if left := c.gated(t); len(left) > 0 {
+		t.Errorf("still gated: %v", left)
+	}
+}
+
+func (c *cluster) newNamespace(name string, labels map[string]string) {
+	c.t.Helper()
+	_, err := c.Client.CoreV1().Namespaces().Create(c.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{})
+	must(c.t, err)
+	c.until("namespace "+name+" has its ServiceAccount", func(ctx context.Context) (bool, error) {
+		_, err := c.Client.CoreV1().ServiceAccounts(name).Get(ctx, "default", metav1.GetOptions{})
+		return err == nil, err
+	})
+}
+
+// addsGates reports whether the API server has MutatingAdmissionPolicies.
+func (c *cluster) addsGates() bool {
+	list, err := c.Client.Discovery().ServerResourcesForGroupVersion("admissionregistration.k8s.io/v1")
+	must(c.t, err)
+	return slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == "mutatingadmissionpolicies" })
+}
+
+func (c *cluster) fairPod(namespace, name string, memory int64, gate bool) *framework.PodWrapper {
+	pod := framework.MakePod(name).Namespace(namespace).GPUMem(memory)
+	if gate {
+		pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: protocol.GateFairShare}}
+	}
+	return pod
+}
+
+func (c *cluster) submit(pod *framework.PodWrapper) *corev1.Pod {
+	c.t.Helper()
+	created, err := c.Client.CoreV1().Pods(pod.Pod.Namespace).Create(c.t.Context(), pod.Obj(), metav1.CreateOptions{})
+	must(c.t, err)
+	return created
+}
+
+// waitShares waits until the tenants have as many bound pods as wanted, and no more are bound.
+func (c *cluster) waitShares(t *testing.T, want map[string]int) {
+	t.Helper()
+	c.until(fmt.Sprintf("the pods are bound: %v", want), func(ctx context.Context) (bool, error) {
+		got := map[string]int{}
+		for _, tenant := range []string{"alice", "bob"} {
+			pods, err := c.Client.CoreV1().Pods(tenant).List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return false, err
+			}
+			for i := range pods.Items {
+				if pods.Items[i].Spec.NodeName != "" {
+					got[tenant]++
+				}
+			}
+		}
+		if !maps.Equal(got, want) {
+			return false, fmt.Errorf("bound: %v", got)
+		}
+		return true, nil
+	})
+}
+
+// end deletes as many bound pods of the tenant.
+func (c *cluster) end(t *testing.T, tenant string, n int) {
+	t.Helper()
+	pods, err := c.Client.CoreV1().Pods(tenant).List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	for i := range pods.Items {
+		if n > 0 && pods.Items[i].Spec.NodeName != "" {
+			must(t, c.Client.CoreV1().Pods(tenant).Delete(t.Context(), pods.Items[i].Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+			n--
+		}
+	}
+}
+
+// gated returns the names of the pods that have the gate.
+func (c *cluster) gated(t *testing.T) (names []string) {
+	t.Helper()
+	pods, err := c.Client.CoreV1().Pods(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	for i := range pods.Items {
+		for _, gate := range pods.Items[i].Spec.SchedulingGates {
+			if gate.Name == protocol.GateFairShare {
+				names = append(names, pods.Items[i].Name)
+			}
+		}
+	}
+	return names
+}
+
+// testGuardOfGates tries everything that a right to patch pods allows, with the extender's account: only the gate can be removed.
+func (c *cluster) testGuardOfGates(t *testing.T) {
+	pod := c.fairPod("bob", "guarded", 1, true)
+	pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: "example.com/quota"})
+	c.submit(pod)
+	pods := c.clientOf(c.account(c.pod("extender"))).CoreV1().Pods("bob")
+	patch := func(text string) error {
+		_, err := pods.Patch(t.Context(), "guarded", types.StrategicMergePatchType, []byte(text), metav1.PatchOptions{})
+		return err
+	}
+	toleration := func(of string) string { // Every pod has these, and the API server keeps them.
+		return `{"key":"node.kubernetes.io/` + of + `","operator":"Exists","effect":"NoExecute","tolerationSeconds":300}`
+	}
+	for what, change := range map[string]string{
+		"a label":           `{"metadata":{"labels":{"app":"other"}}}`,
+		"an annotation":     `{"metadata":{"annotations":{"note":"mine"}}}`,
+		"a finalizer":       `{"metadata":{"finalizers":["example.com/stay"]}}`,
+		"an owner":          `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"x","uid":"x"}]}}`,
+		"a node selector":   `{"spec":{"nodeSelector":{"disk":"ssd"}}}`,
+		"a toleration":      `{"spec":{"tolerations":[` + toleration("not-ready") + "," + toleration("unreachable") + `,{"operator":"Exists"}]}}`,
+		"an affinity":       `{"spec":{"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"a","operator":"Exists"}]}]}}}}}`,
+		"a deadline":        `{"spec":{"activeDeadlineSeconds":5}}`,
+		"an image":          `{"spec":{"containers":[{"name":"main","image":"example.com/other"}]}}`,
+		"another gate":      `{"spec":{"schedulingGates":[{"$patch":"delete","name":"example.com/quota"}]}}`,
+		"the gate and more": `{"metadata":{"labels":{"app":"other"}},"spec":{"schedulingGates":[{"$patch":"delete","name":"gpushare.aliyun.com/fair-share"}]}}`,
+	} {
+		if err := patch(change); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "the extender ") {
+			t.Errorf("%s: %v, want it rejected by the guard", what, err)
+		}
+	}
+	must(t, patch(`{"spec":{"schedulingGates":[{"$patch":"delete","name":"gpushare.aliyun.com/fair-share"}]}}`))
+	live, err := pods.Get(t.Context(), "guarded", metav1.GetOptions{})
+	must(t, err)
+	if diff := cmp.Diff([]corev1.PodSchedulingGate{{Name: "example.com/quota"}}, live.Spec.SchedulingGates); diff != "" {
+		t.Errorf("the gates (-want +got):\n%s", diff)
+	}
+	must(t, c.Client.CoreV1().Pods("bob").Delete(t.Context(), "guarded", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+}
