@@ -125,12 +125,13 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	}
 	if o := b.isolation; o != nil {
 		options.Config.Flags.Isolation, options.CgroupRoot, options.CDIDirectories = &o.mode, o.cgroups, []string{o.specs}
+		options.MPSDirectory = o.mps
 	}
 	p, err := New(options)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	p.registrar.settle = time.Millisecond
+	p.registrar.cleanup = time.Millisecond
 	p.service.interval = time.Millisecond
 	p.service.admitting = b.admitting
 	if cards != nil {

@@ -3,6 +3,7 @@ package deviceplugin
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strconv"
 
 	"google.golang.org/grpc/codes"
@@ -87,7 +88,11 @@ func (r *responses) withCard(card gpu.Card, pod, container gpu.Memory, l limitat
 		PodRequest: pod, ContainerRequest: container,
 		DisableIsolation: r.disableIsolation(),
 	}.Variables()}
-	devices := l.devices
+	maps.Copy(response.Envs, l.Env)
+	for _, mount := range l.Mounts {
+		response.Mounts = append(response.Mounts, &pluginapi.Mount{HostPath: mount.HostPath, ContainerPath: mount.ContainerPath})
+	}
+	devices := l.Devices
 	if len(devices) == 0 && r.strategy == ListByCDI {
 		devices = []string{isolation.CardKind + "=" + name}
 	}

@@ -72,6 +72,8 @@ type cardJSON struct {
 	PCIeSwitch int        `json:"pcieSwitch,omitempty"`
 	Healthy    bool       `json:"healthy"`
 	Reason     string     `json:"reason,omitempty"`
+	// MaxContainers was added for isolation mode mps.
+	MaxContainers int `json:"maxContainers,omitempty"`
 }
 
 // MarshalJSON returns the annotation's value. It returns an error for an inventory that UnmarshalJSON would reject.
@@ -88,7 +90,7 @@ func (inv Inventory) MarshalJSON() ([]byte, error) {
 	for _, c := range inv.Cards {
 		card := cardJSON{
 			Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory, NVLink: c.NVLink, PCIeSwitch: c.PCIeSwitch,
-			Healthy: c.Healthy(), Reason: c.Unhealthy,
+			Healthy: c.Healthy(), Reason: c.Unhealthy, MaxContainers: c.MaxContainers,
 		}
 		if c.NUMANode != gpu.NoNUMANode {
 			card.NUMANode = &c.NUMANode
@@ -115,7 +117,7 @@ func (inv *Inventory) UnmarshalJSON(data []byte) error {
 	out := Inventory{Unit: unit, BootID: in.BootID, Isolation: in.Isolation, Features: in.Features}
 	for _, c := range in.Cards {
 		card := gpu.Card{
-			Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory,
+			Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory, MaxContainers: max(c.MaxContainers, 0),
 			NUMANode: gpu.NoNUMANode, NVLink: max(c.NVLink, 0), PCIeSwitch: max(c.PCIeSwitch, 0),
 		}
 		if c.NUMANode != nil {
