@@ -89,7 +89,8 @@ func (o *Overusers) step(ctx context.Context) {
 	}
 	for _, name := range sets.List(nodes) {
 		for _, victim := range o.choose(name, now) {
-			if o.evict(ctx, victim) {
+			// A pod can be named for several of its cards.
+			if !o.spared.has(victim.pod.UID, now) && o.evict(ctx, victim) {
 				return
 			}
 		}

@@ -96,15 +96,15 @@ func (w *world) checkBudget() {
 	}
 }
 
-// checkPromise checks the card of a pod whose bind is about to begin.
+// checkPromise checks the cards of a pod whose bind is about to begin.
 func (w *world) checkPromise(r *replica, request BindRequest) {
 	name, a, ok := r.scheduler.ledger.Lookup(gpu.PodUID(request.UID))
-	if !ok || len(a.Placement) == 0 {
+	if !ok {
 		return
 	}
 	node, _ := r.scheduler.ledger.Node(name)
 	for i, card := range node.Cards {
-		if card.Index == a.Placement[0].Card && node.Used[i] > card.Memory {
+		if slices.Contains(a.Placement.Cards(), card.Index) && node.Used[i] > card.Memory {
 			w.fail("%s promises %d of %d on card %d of %s: the last is %s", r.name, node.Used[i], card.Memory, card.Index, name, request.Name)
 		}
 	}

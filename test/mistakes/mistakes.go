@@ -57,4 +57,4 @@ var since = regexp.MustCompile(`(group \S+ waits) since \S+Z`)
 func Comparable(words string) string { return since.ReplaceAllString(words, "$1") }
 
 // All returns the mistakes.
-func All() []Mistake { return slices.Concat(requests(), cluster(), groups()) }
+func All() []Mistake { return slices.Concat(requests(), severalCards(), cluster(), groups()) }
