@@ -74,8 +74,8 @@ func (c Client) Evict(ctx context.Context, pod gpu.Pod, dryRun bool) error {
 		Body(eviction).Do(ctx).Error()
 }
 
-// OpenGate removes one scheduling gate of a pod, and changes nothing else. It succeeds if the pod doesn't have the gate. The API
-// server rejects it with a conflict if the pod has another UID.
+// OpenGate removes one scheduling gate of a pod, and changes nothing else. It succeeds if the pod doesn't have the gate. If the
+// pod has another UID the API server rejects the patch as invalid, because a UID can't change.
 func (c Client) OpenGate(ctx context.Context, pod gpu.Pod, gate string) error {
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": pod.UID},

@@ -16,9 +16,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -167,6 +169,32 @@ func TestBindRequest(t *testing.T) {
 	}
 	if d, err := time.ParseDuration(timeout); err != nil || d <= 0 || d > time.Minute {
 		t.Errorf("timeout %q (%v), want at most a minute", timeout, err)
+	}
+}
+
+// The patch names one gate, so that others stay, and the UID, so that no later pod of the name loses its gate.
+func TestOpenGate(t *testing.T) {
+	var patch []byte
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPatch || r.URL.Path != "/api/v1/namespaces/default/pods/p" || r.Header.Get("Content-Type") != string(types.StrategicMergePatchType) {
+			status(404, metav1.StatusReasonNotFound)(w, r)
+			return
+		}
+		patch, _ = io.ReadAll(r.Body)
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, `{"kind":"Pod","apiVersion":"v1"}`)
+	}))
+	defer server.Close()
+	api := newClient(t, server.URL)
+	if err := api.OpenGate(t.Context(), gpu.Pod{Namespace: "default", Name: "p", UID: "uid-p"}, protocol.GateFairShare); err != nil {
+		t.Errorf("OpenGate: %v", err)
+	}
+	want := `{"metadata":{"uid":"uid-p"},"spec":{"schedulingGates":[{"$patch":"delete","name":"gpushare.aliyun.com/fair-share"}]}}`
+	if string(patch) != want {
+		t.Errorf("patch %s, want %s", patch, want)
+	}
+	if err := api.OpenGate(t.Context(), gpu.Pod{Namespace: "default", Name: "q"}, protocol.GateFairShare); !apierrors.IsNotFound(err) {
+		t.Errorf("an unknown pod: %v, want NotFound", err)
 	}
 }
 

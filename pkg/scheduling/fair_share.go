@@ -308,8 +308,8 @@ func (f *fairShare) openGate(ctx context.Context, pod gpu.Pod) {
 	switch {
 	case err == nil:
 		opened = true
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return // The pod is gone.
+	case apierrors.IsNotFound(err):
+		return // The watch will report it.
 	default:
 		logger.Error(err, "Scheduling gate not removed, trying again")
 	}

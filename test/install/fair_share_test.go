@@ -87,16 +87,34 @@ func TestFairShare(t *testing.T) {
 			}
 		}
 	})
+	t.Run("a group gets its turn when it is complete, as a whole", func(t *testing.T) {
+		must(t, c.Client.CoreV1().Pods("bob").DeleteCollection(t.Context(), metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, metav1.ListOptions{}))
+		for i := range 3 {
+			c.submit(c.fairPod("alice", fmt.Sprintf("job-%d", i), 8, !adds).Group("job", 3))
+			if i == 1 {
+				c.submit(c.fairPod("bob", "after", 4, !adds))
+				c.waitShares(t, map[string]int{"bob": 1}) // By then the incomplete group has had its turn.
+				if gated := c.gated(t); len(gated) != 2 {
+					t.Errorf("of the incomplete group these are gated: %v", gated)
+				}
+			}
+		}
+		c.waitShares(t, map[string]int{"alice": 3, "bob": 1})
+	})
 	t.Run("the guard", c.testGuardOfGates)
 	t.Run("the policies", c.testPolicyTypes)
 	c.mustHaveForbiddenNothing()
 
+	c.submit(c.fairPod("bob", "no-room", 16, !adds))
 	c.helm.shell(t, off[0])
 	if adds {
 		c.until("no gates are added", func(ctx context.Context) (bool, error) {
 			created, err := c.Client.CoreV1().Pods("bob").Create(ctx, c.fairPod("bob", "probe", 1, false).Obj(), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 			return err == nil && len(created.Spec.SchedulingGates) == 0, err
 		})
+	}
+	if left := c.gated(t); !slices.Equal(left, []string{"no-room"}) {
+		t.Errorf("gated before the command: %v", left)
 	}
 	c.helm.shell(t, off[1])
 	if left := c.gated(t); len(left) > 0 {
