@@ -166,12 +166,16 @@ func (d *daemon) serve(ctx context.Context) (wasReady bool, err error) {
 			state = Failing
 		}
 		d.set(ctx, state, err, servers)
+		pause := d.Interval
+		if state == Starting { // Clients wait for it.
+			pause /= 10
+		}
 		select {
 		case <-ctx.Done():
 			return wasReady, nil
 		case <-p.ended:
 			return wasReady, p.err()
-		case <-time.After(d.Interval):
+		case <-time.After(pause):
 		}
 	}
 }

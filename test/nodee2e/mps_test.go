@@ -256,6 +256,8 @@ func (m *mpsNode) testReplaced(s *scenario) {
 	}
 	framework.Must(s, m.supervisor.Start(s.Context()))
 	m.waitReady(s, s.cluster)
+	s.waitHealth(0, true)
+	s.waitCards(s) // The kubelet learns it a little later.
 	m.waitRestarted(s, 0, before)
 	m.waitPrograms(s)
 }
