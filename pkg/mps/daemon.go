@@ -46,6 +46,8 @@ type daemon struct {
 	metrics *Metrics
 	// end makes Run return.
 	end context.CancelFunc
+	// missed is how many listings in a row have not had the card. The supervisor's mu guards it.
+	missed int
 
 	// mu guards status, which is what the file has.
 	mu     sync.Mutex
@@ -158,7 +160,7 @@ func (d *daemon) serve(ctx context.Context) (wasReady bool, err error) {
 			return wasReady, nil
 		case err == nil:
 			state, wasReady, answered = Ready, true, time.Now()
-		case errors.Is(err, errFault):
+		case errors.Is(err, errFault), errors.Is(err, errMode):
 			state, answered = Failing, time.Now()
 		case time.Since(answered) > d.Patience:
 			return wasReady, fmt.Errorf("killed after %s: %w", d.Patience, err)
@@ -207,6 +209,8 @@ var (
 	errNoServer = errors.New("it has no server on the card: see the log files")
 	// errFault means that a program has failed in a way that ends all clients. The server goes on once they have ended.
 	errFault = errors.New("its server has the status FAULT until all its clients have ended")
+	// errMode means that the driver fails. The daemon answers, and ending it would end its clients.
+	errMode = errors.New("the card's compute mode is not known")
 )
 
 // check asks the daemon for its servers, and has it start one if there is none: the server takes the card before another process
@@ -217,7 +221,7 @@ func (d *daemon) check(ctx context.Context) (servers []int, err error) {
 		return nil, err
 	}
 	if err := d.driver.SetMode(d.uuid, inventory.ComputeExclusiveProcess); err != nil {
-		return nil, err
+		return servers, fmt.Errorf("%w: %w", errMode, err)
 	}
 	if len(servers) == 0 {
 		if _, err := d.ask(ctx, "start_server -uid 0"); err != nil {

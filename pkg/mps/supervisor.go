@@ -76,6 +76,9 @@ func New(o Options) (*Supervisor, error) {
 // followInterval is the time between two listings of the cards.
 const followInterval = 10 * time.Second
 
+// mostMissed is after how many listings in a row without its card a daemon ends.
+const mostMissed = 3
+
 // Run keeps the daemons running until ctx ends. It then ends all of them and returns.
 func (s *Supervisor) Run(ctx context.Context) error {
 	var running sync.WaitGroup
@@ -94,16 +97,19 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	}
 }
 
-// follow starts a daemon for each card that can have one, and ends those of other cards.
+// follow starts a daemon for each card that can have one, and ends those of other cards. A card can fail to answer for a moment, and the
+// programs that use it end with its daemon: a daemon ends only after several listings without its card.
 func (s *Supervisor) follow(ctx context.Context, running *sync.WaitGroup) error {
-	cards, err := s.driver.Cards()
+	cards, unread, err := s.driver.Cards()
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for uuid, d := range s.daemons {
-		if !slices.Contains(cards, uuid) {
+		if slices.Contains(cards, uuid) || slices.Contains(unread, uuid) {
+			d.missed = 0
+		} else if d.missed++; d.missed >= mostMissed {
 			d.end()
 		}
 	}
@@ -146,20 +152,23 @@ type sharedDriver struct {
 	driver Driver
 }
 
-// Cards returns the cards that can have a daemon. Those in MIG mode are not among them.
-func (d *sharedDriver) Cards() (uuids []string, err error) {
+// Cards returns the cards that can have a daemon, and those of which this can't be read. Cards in MIG mode are not among them.
+func (d *sharedDriver) Cards() (able, unread []string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.driver.Refresh(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, uuid := range d.driver.Cards() {
 		compute, err := d.driver.Compute(uuid)
-		if err == nil && isolation.MPSCapable(compute.Major, compute.Minor) == nil {
-			uuids = append(uuids, uuid)
+		switch {
+		case err != nil:
+			unread = append(unread, uuid)
+		case isolation.MPSCapable(compute.Major, compute.Minor) == nil:
+			able = append(able, uuid)
 		}
 	}
-	return uuids, nil
+	return able, unread, nil
 }
 
 // Mode returns a card's compute mode.

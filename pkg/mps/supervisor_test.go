@@ -395,7 +395,9 @@ func TestCards(t *testing.T) {
 		}
 	}
 	must(t, m.driver.SetCards(fakenvml.Card{UUID: card0, MiB: 16384, State: "mig"}, fakenvml.Card{UUID: card1, MiB: 16384}))
-	must(t, s.follow(t.Context(), new(sync.WaitGroup)))
+	for range mostMissed {
+		must(t, s.follow(t.Context(), new(sync.WaitGroup)))
+	}
 	await.True(t, "the daemon has ended", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -403,6 +405,35 @@ func TestCards(t *testing.T) {
 	})
 	if notReady := s.NotReady(); slices.ContainsFunc(notReady, func(reason string) bool { return strings.Contains(reason, card0) }) {
 		t.Errorf("not ready: %q", notReady)
+	}
+}
+
+// TestDriverFails: a card that fails to answer for a while has no ready daemon meanwhile, but its programs go on.
+func TestDriverFails(t *testing.T) {
+	for _, state := range []string{"reset", "lost", "nomemory"} {
+		t.Run(state, func(t *testing.T) {
+			m := newMachine(t)
+			m.options.Patience = 50 * time.Millisecond
+			s, _ := m.supervise()
+			m.await(card0, "ready")
+			client := m.mustRun(card0)
+			must(t, m.driver.SetCards(fakenvml.Card{UUID: card0, MiB: 16384, State: state}, fakenvml.Card{UUID: card1, MiB: 16384}))
+			must(t, s.follow(t.Context(), new(sync.WaitGroup)))
+			if state != "nomemory" { // The compute mode can be read.
+				m.await(card0, "failing")
+				since := time.Now()
+				await.True(t, "the failure lasts", func() bool {
+					status, err := m.directory.ReadStatus(card0)
+					return err == nil && status.At.Sub(since) > 2*m.options.Patience
+				})
+			}
+			must(t, m.driver.SetCards(fakenvml.Card{UUID: card0, MiB: 16384}, fakenvml.Card{UUID: card1, MiB: 16384}))
+			must(t, s.follow(t.Context(), new(sync.WaitGroup)))
+			m.await(card0, "ready")
+			if _, started := m.last("control", card0); started != 1 || !running(client) {
+				t.Errorf("the daemon was started %d times, its client runs: %t", started, running(client))
+			}
+		})
 	}
 }
 
