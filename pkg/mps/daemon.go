@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strconv"
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/inventory"
@@ -142,6 +145,9 @@ func (d *daemon) serve(ctx context.Context) (wasReady bool, err error) {
 	if err := d.driver.SetMode(d.uuid, inventory.ComputeProhibited); err != nil {
 		return false, err
 	}
+	if err := d.endUnlimited(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Could not end the programs that use the card without a daemon")
+	}
 	p, err := d.start(ctx)
 	if err != nil {
 		return false, err
@@ -176,6 +182,22 @@ func (d *daemon) serve(ctx context.Context) (wasReady bool, err error) {
 		case <-time.After(d.Interval):
 		}
 	}
+}
+
+// endUnlimited ends the programs in containers with a share of the card that use it although it has no daemon. They run without a limit:
+// they have started after a supervisor was killed, or before a server took the card. The card is PROHIBITED, so there will be no others.
+func (d *daemon) endUnlimited(ctx context.Context) error {
+	processes, err := d.driver.Processes(d.uuid)
+	for _, process := range processes {
+		if !mounted(filepath.Join(d.Proc, strconv.Itoa(process.PID), "mountinfo"), d.Directory.Pipe(d.uuid)) {
+			continue
+		}
+		klog.FromContext(ctx).Info("Ending a program that uses the card without a daemon, and so without a limit", "process", process.PID)
+		if kill := unix.Kill(process.PID, unix.SIGKILL); kill != nil && !errors.Is(kill, unix.ESRCH) {
+			err = errors.Join(err, fmt.Errorf("ending process %d: %w", process.PID, kill))
+		}
+	}
+	return err
 }
 
 // prepare makes the daemon's directories, and finds the compute mode that the card had before. Clients have the pipe directory mounted,

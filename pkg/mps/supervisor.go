@@ -25,6 +25,7 @@ type Driver interface {
 	Cards() []string
 	Compute(uuid string) (inventory.Compute, error)
 	SetComputeMode(uuid string, mode inventory.ComputeMode) error
+	Processes(uuid string) ([]inventory.Process, error)
 }
 
 // Options configure a Supervisor. Directory and Driver are required.
@@ -177,6 +178,13 @@ func (d *sharedDriver) Mode(uuid string) (inventory.ComputeMode, error) {
 	defer d.mu.Unlock()
 	compute, err := d.driver.Compute(uuid)
 	return compute.Mode, err
+}
+
+// Processes returns the processes that use a card.
+func (d *sharedDriver) Processes(uuid string) ([]inventory.Process, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.driver.Processes(uuid)
 }
 
 // SetMode sets a card's compute mode, unless it has it.

@@ -246,7 +246,7 @@ func TestDaemonHangs(t *testing.T) {
 	client, neighbour := m.mustRun(card0), m.mustRun(card1)
 	must(t, m.SetFault(card0, fakemps.FaultHang, true))
 	m.await(card0, "failing")
-	if got := s.NotReady(); len(got) != 1 || !strings.Contains(got[0], "GPU-0: the MPS daemon is failing: get_server_list: no answer within 1s") {
+	if got := s.NotReady(); len(got) != 1 || !strings.Contains(got[0], "GPU-0: the MPS daemon is failing: ") || !strings.HasSuffix(got[0], ": no answer within 1s") {
 		t.Errorf("not ready: %q", got)
 	}
 	<-client.Ended // It has been killed.
@@ -320,6 +320,30 @@ func TestModeChanged(t *testing.T) {
 	await.True(t, "the mode is restored", func() bool { return m.mode(card0) == modeExclusive })
 }
 
+// contain makes a program of card0 one in a container with a share of the card. Its root has many layers.
+func (m *machine) contain(client *fakemps.Process) {
+	m.Helper()
+	container := filepath.Join(m.proc, strconv.Itoa(client.PID))
+	must(m.T, errors.Join(os.MkdirAll(container, 0o755), os.WriteFile(filepath.Join(container, "mountinfo"), fmt.Appendf(nil,
+		"36 35 0:31 / / rw - overlay overlay rw,lowerdir=%s\n37 36 0:26 /mps/GPU-0/pipe %s rw - tmpfs tmpfs rw\n",
+		strings.Repeat("/layer:", 20_000), m.directory.Pipe(card0)), 0o600)))
+}
+
+// TestUnlimited: a program that has started without a limit after a supervisor was killed ends when there is a supervisor again. A program
+// in no container with a share stays.
+func TestUnlimited(t *testing.T) {
+	m := newMachine(t)
+	must(t, m.options.Driver.SetComputeMode(card0, inventory.ComputeExclusiveProcess))
+	client, other := m.mustRun(card0), m.mustRun(card1)
+	m.contain(client)
+	must(t, m.driver.SetProcesses(fakenvml.Process{Card: card0, PID: client.PID}, fakenvml.Process{Card: card1, PID: other.PID}))
+	m.supervise()
+	m.await(card0, "ready")
+	if running(client) || !running(other) {
+		t.Errorf("the client runs: %t, the other program: %t", running(client), running(other))
+	}
+}
+
 // TestStop: the former compute mode is restored, but not while containers have the card: their programs would run without a limit. The
 // next supervisor still knows the former mode.
 func TestStop(t *testing.T) {
@@ -328,9 +352,7 @@ func TestStop(t *testing.T) {
 	m.await(card0, "ready")
 	m.await(card1, "ready")
 	client := m.mustRun(card0)
-	container := filepath.Join(m.proc, strconv.Itoa(client.PID))
-	must(t, errors.Join(os.MkdirAll(container, 0o755), os.WriteFile(filepath.Join(container, "mountinfo"), fmt.Appendf(nil,
-		"36 35 0:31 / / rw - overlay overlay rw\n37 36 0:26 /mps/GPU-0/pipe %s rw - tmpfs tmpfs rw\n", m.directory.Pipe(card0)), 0o600)))
+	m.contain(client)
 	stop()
 	<-client.Ended
 	if modes := [2]int{m.mode(card0), m.mode(card1)}; modes != [2]int{modeProhibited, modeDefault} {

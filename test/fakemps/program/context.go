@@ -25,10 +25,7 @@ func openContext(card string) error {
 	if !knows(card) {
 		return errors.New("CUDA_ERROR_NO_DEVICE")
 	}
-	mode := 0
-	if text, err := os.ReadFile(filepath.Join(os.Getenv("FAKE_NVML_STATE"), "modes", card)); err == nil {
-		mode, _ = strconv.Atoi(strings.TrimSpace(string(text)))
-	}
+	mode := computeMode(card)
 	kind := syscall.LOCK_SH
 	switch mode {
 	case modeProhibited:
@@ -47,8 +44,19 @@ func openContext(card string) error {
 	if err := syscall.Flock(int(file.Fd()), kind|syscall.LOCK_NB); err != nil {
 		return fmt.Errorf("%w: another process has the card", errUnavailable)
 	}
+	if computeMode(card) != mode {
+		_ = file.Close()
+		return fmt.Errorf("%w: the compute mode changes", errUnavailable) // For the driver the check of the mode and the context are one step.
+	}
 	held = append(held, file)
 	return nil
+}
+
+func computeMode(card string) (mode int) {
+	if text, err := os.ReadFile(filepath.Join(os.Getenv("FAKE_NVML_STATE"), "modes", card)); err == nil {
+		mode, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+	}
+	return mode
 }
 
 // held keeps files open until the process ends.
