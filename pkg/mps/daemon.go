@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -55,7 +56,7 @@ type daemon struct {
 	// mu guards status, which is what the file has.
 	mu     sync.Mutex
 	status isolation.MPSStatus
-	// prepared is true once the status has the former compute mode.
+	// prepared is true once the status and its file have the former compute mode.
 	prepared bool
 	// unused is true if no container had the card when the daemon was asked to end.
 	unused bool
@@ -131,6 +132,9 @@ func (d *daemon) set(ctx context.Context, state State, reason error, servers []i
 		klog.FromContext(ctx).Info("The state of the MPS daemon has changed", "state", state, "before", before, "reason", d.status.Reason)
 	}
 	d.metrics.set(d.uuid, state)
+	if !d.prepared {
+		return // The file may have the former compute mode, which an earlier supervisor has not restored.
+	}
 	if err := d.Directory.WriteStatus(d.uuid, d.status); err != nil {
 		klog.FromContext(ctx).Error(err, "The device plugin can't see the state of the MPS daemon")
 	}
@@ -200,7 +204,7 @@ func (d *daemon) endUnlimited(ctx context.Context) error {
 	return err
 }
 
-// prepare makes the daemon's directories, and finds the compute mode that the card had before. Clients have the pipe directory mounted,
+// prepare makes the daemon's directories, and notes the compute mode that the card had before. Clients have the pipe directory mounted,
 // so it stays, but not what an earlier daemon has left there.
 func (d *daemon) prepare() error {
 	for _, dir := range []string{d.Directory.Pipe(d.uuid), d.Directory.Log(d.uuid)} {
@@ -216,12 +220,17 @@ func (d *daemon) prepare() error {
 	if d.prepared {
 		return nil
 	}
-	mode, err := d.driver.Mode(d.uuid)
-	if before, failed := d.Directory.ReadStatus(d.uuid); failed == nil {
+	before, failed := d.Directory.ReadStatus(d.uuid)
+	if failed == nil {
 		d.status.FormerMode, d.status.Served = before.FormerMode, before.Served // An earlier supervisor has not restored it.
 	} else {
-		d.status.FormerMode = int(mode)
+		mode, err := d.driver.Mode(d.uuid)
+		if err != nil {
+			return err
+		}
+		d.status.FormerMode, d.status.Served = int(mode), !errors.Is(failed, fs.ErrNotExist)
 	}
+	err := d.Directory.WriteStatus(d.uuid, d.status) // Before the mode is changed.
 	d.prepared = err == nil
 	return err
 }
@@ -279,6 +288,10 @@ func (d *daemon) release(ctx context.Context) error {
 		d.set(ctx, Stopped, errors.New("containers still have the card"), nil)
 		return nil
 	}
+	if err := d.driver.SetMode(d.uuid, former); err != nil {
+		d.set(ctx, Stopped, err, nil) // It keeps the former mode for the next supervisor.
+		return err
+	}
 	d.metrics.set(d.uuid, Stopped)
-	return errors.Join(d.driver.SetMode(d.uuid, former), d.Directory.RemoveStatus(d.uuid))
+	return d.Directory.RemoveStatus(d.uuid)
 }

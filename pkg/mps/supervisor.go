@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
@@ -52,7 +54,9 @@ type Supervisor struct {
 	registry *prometheus.Registry
 
 	// mu guards daemons, by card. Those of cards that can't have one any more are removed once they have ended.
-	mu      sync.Mutex
+	mu sync.Mutex
+	// locked is true once no other supervisor has the directory.
+	locked  bool
 	daemons map[string]*daemon
 }
 
@@ -80,8 +84,13 @@ const followInterval = 10 * time.Second
 // mostMissed is after how many listings in a row without its card a daemon ends.
 const mostMissed = 3
 
-// Run keeps the daemons running until ctx ends. It then ends all of them and returns.
+// Run keeps the daemons running until ctx ends. It then ends all of them and returns. It waits while another supervisor has the directory.
 func (s *Supervisor) Run(ctx context.Context) error {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	var running sync.WaitGroup
 	defer running.Wait()
 	ticker := time.NewTicker(followInterval)
@@ -95,6 +104,37 @@ func (s *Supervisor) Run(ctx context.Context) error {
 			return nil
 		case <-ticker.C:
 		}
+	}
+}
+
+// lock waits until no other supervisor has the directory: two would take the pipes and the compute modes from each other. That happens if
+// a pod is deleted by force, which doesn't wait for its end. The kernel releases the lock of a supervisor that is killed.
+func (s *Supervisor) lock(ctx context.Context) (unlock func(), err error) {
+	if err := os.MkdirAll(string(s.options.Directory), 0o755); err != nil {
+		return nil, err
+	}
+	dir, err := os.Open(string(s.options.Directory))
+	if err != nil {
+		return nil, err
+	}
+	unlock = func() { _ = dir.Close() }
+	for logged := false; ; logged = true {
+		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.locked = true
+			return unlock, nil
+		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR):
+			unlock()
+			return nil, fmt.Errorf("locking %s: %w", s.options.Directory, err)
+		case ctx.Err() != nil:
+			return unlock, nil
+		case !logged:
+			klog.FromContext(ctx).Info("Waiting for the end of another supervisor", "directory", s.options.Directory)
+		}
+		sleep(ctx, s.options.Interval)
 	}
 }
 
@@ -136,6 +176,9 @@ func (s *Supervisor) follow(ctx context.Context, running *sync.WaitGroup) error 
 func (s *Supervisor) NotReady() (reasons []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if !s.locked {
+		return []string{"another supervisor has not ended yet"}
+	}
 	if len(s.daemons) == 0 {
 		return []string{"no card can have an MPS daemon"}
 	}

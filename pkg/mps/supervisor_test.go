@@ -459,6 +459,56 @@ func TestDriverFails(t *testing.T) {
 	}
 }
 
+// TestTwoSupervisors: a second supervisor waits for the end of the first one, whose clients notice nothing.
+func TestTwoSupervisors(t *testing.T) {
+	m := newMachine(t)
+	_, stop := m.supervise()
+	m.await(card0, "ready")
+	client := m.mustRun(card0)
+	second, _ := m.supervise()
+	if want := []string{"another supervisor has not ended yet"}; !slices.Equal(second.NotReady(), want) {
+		t.Errorf("the second one is not ready: %q, want %q", second.NotReady(), want)
+	}
+	if _, started := m.last("control", card0); started != 1 || !running(client) {
+		t.Errorf("the daemon was started %d times, the client runs: %t", started, running(client))
+	}
+	stop()
+	await.True(t, "the second one is ready", func() bool { return len(second.NotReady()) == 0 })
+	if _, started := m.last("control", card0); started != 2 || m.mode(card0) != modeExclusive {
+		t.Errorf("the daemon was started %d times, the compute mode is %d", started, m.mode(card0))
+	}
+}
+
+// TestFormerModeKept: the former compute mode is not lost when the driver or the disk fails.
+func TestFormerModeKept(t *testing.T) {
+	former := isolation.MPSStatus{State: "ready", FormerMode: modeExclusive, Served: true}
+	for name, fail := range map[string]func(m *machine) error{
+		"at the start": func(m *machine) error { return os.WriteFile(m.directory.Pipe(card0), nil, 0o600) },
+		"at the end": func(m *machine) error {
+			return m.driver.SetCards(fakenvml.Card{UUID: card0, MiB: 16384, State: "lost"}, fakenvml.Card{UUID: card1, MiB: 16384})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			must(t, os.MkdirAll(filepath.Dir(m.directory.Pipe(card0)), 0o755))
+			must(t, m.directory.WriteStatus(card0, former))
+			if name == "at the start" {
+				must(t, fail(m))
+			}
+			_, stop := m.supervise()
+			m.await(card1, "ready")
+			if name == "at the end" {
+				m.await(card0, "ready")
+				must(t, fail(m))
+			}
+			stop()
+			if got, err := m.directory.ReadStatus(card0); err != nil || got.FormerMode != modeExclusive || !got.Served {
+				t.Errorf("the status is %+v, %v", got, err)
+			}
+		})
+	}
+}
+
 // TestUsers: a container's user doesn't matter.
 func TestUsers(t *testing.T) {
 	m := newMachine(t)
