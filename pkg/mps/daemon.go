@@ -36,7 +36,7 @@ const (
 	Ready    State = isolation.MPSReady
 	Failing  State = "failing"
 	Waiting  State = "waiting"
-	Stopped  State = "stopped"
+	Stopped  State = isolation.MPSStopped
 )
 
 // States returns all states.
