@@ -178,6 +178,9 @@ func (d *daemon) serve(ctx context.Context) (wasReady bool, err error) {
 			state = Failing
 		}
 		d.set(ctx, state, err, servers)
+		if err := trimLogs(d.Directory.Log(d.uuid)); err != nil {
+			klog.FromContext(ctx).Error(err, "The log files of the MPS daemon grow")
+		}
 		select {
 		case <-ctx.Done():
 			return wasReady, nil
