@@ -57,8 +57,11 @@ type MPSStatus struct {
 	Served     bool `json:"served"`
 }
 
-// MPSReady is the state of a daemon that takes clients.
-const MPSReady = "ready"
+// The states of a daemon that matter to others: one that takes clients, and one that the supervisor has ended.
+const (
+	MPSReady   = "ready"
+	MPSStopped = "stopped"
+)
 
 // statusLifetime is the age from which a status doesn't count: the supervisor renews it every few seconds.
 const statusLifetime = 15 * time.Second
@@ -129,7 +132,7 @@ func (m mps) Ready(_ Node, card Card) error {
 		return fmt.Errorf("it has no MPS daemon: %s has no status of one", m.directory)
 	case err != nil:
 		return fmt.Errorf("reading the status of its MPS daemon: %w", err)
-	case age > statusLifetime || age < -statusLifetime:
+	case status.State != MPSStopped && (age > statusLifetime || age < -statusLifetime):
 		return errors.New("the supervisor of its MPS daemon doesn't run")
 	case status.State != MPSReady:
 		return fmt.Errorf("its MPS daemon is %s: %s", status.State, status.Reason)

@@ -25,7 +25,9 @@ func TestMPSReady(t *testing.T) {
 		"no daemon":           {nil, Card{}, "it has no MPS daemon"},
 		"a daemon that hangs": {&MPSStatus{State: "silent", Reason: "no answer", At: time.Now()}, Card{}, "its MPS daemon is silent: no answer"},
 		"an old status":       {&MPSStatus{State: MPSReady, At: time.Now().Add(-time.Minute)}, Card{}, "the supervisor of its MPS daemon doesn't run"},
-		"a clock set back":    {&MPSStatus{State: MPSReady, At: time.Now().Add(time.Hour)}, Card{}, "the supervisor of its MPS daemon doesn't run"},
+		"a daemon that ended": {&MPSStatus{State: MPSStopped, Reason: "containers still have the card", At: time.Now().Add(-time.Hour)}, Card{},
+			"its MPS daemon is stopped: containers still have the card"},
+		"a clock set back": {&MPSStatus{State: MPSReady, At: time.Now().Add(time.Hour)}, Card{}, "the supervisor of its MPS daemon doesn't run"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := MPSDirectory(t.TempDir())

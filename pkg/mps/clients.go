@@ -1,7 +1,6 @@
 package mps
 
 import (
-	"bufio"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,14 +17,12 @@ func usesDirectory(proc, dir string) bool {
 // mounted reports whether a process's table of mounts (proc_pid_mountinfo(5)) has one at this path. A table that can't be read is that of
 // a process that has ended.
 func mounted(table, path string) bool {
-	file, err := os.Open(table)
+	data, err := os.ReadFile(table)
 	if err != nil {
 		return false
 	}
-	defer file.Close()
-	lines := bufio.NewScanner(file)
-	for lines.Scan() {
-		if fields := strings.Fields(lines.Text()); len(fields) > 4 && fields[4] == path {
+	for line := range strings.Lines(string(data)) { // The layers of an image can make a line long.
+		if fields := strings.Fields(line); len(fields) > 4 && fields[4] == path {
 			return true
 		}
 	}

@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strconv"
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/inventory"
@@ -32,7 +36,7 @@ const (
 	Ready    State = isolation.MPSReady
 	Failing  State = "failing"
 	Waiting  State = "waiting"
-	Stopped  State = "stopped"
+	Stopped  State = isolation.MPSStopped
 )
 
 // States returns all states.
@@ -46,11 +50,13 @@ type daemon struct {
 	metrics *Metrics
 	// end makes Run return.
 	end context.CancelFunc
+	// missed is how many listings in a row have not had the card. The supervisor's mu guards it.
+	missed int
 
 	// mu guards status, which is what the file has.
 	mu     sync.Mutex
 	status isolation.MPSStatus
-	// prepared is true once the status has the former compute mode.
+	// prepared is true once the status and its file have the former compute mode.
 	prepared bool
 	// unused is true if no container had the card when the daemon was asked to end.
 	unused bool
@@ -126,6 +132,9 @@ func (d *daemon) set(ctx context.Context, state State, reason error, servers []i
 		klog.FromContext(ctx).Info("The state of the MPS daemon has changed", "state", state, "before", before, "reason", d.status.Reason)
 	}
 	d.metrics.set(d.uuid, state)
+	if !d.prepared {
+		return // The file may have the former compute mode, which an earlier supervisor has not restored.
+	}
 	if err := d.Directory.WriteStatus(d.uuid, d.status); err != nil {
 		klog.FromContext(ctx).Error(err, "The device plugin can't see the state of the MPS daemon")
 	}
@@ -139,6 +148,9 @@ func (d *daemon) serve(ctx context.Context) (wasReady bool, err error) {
 	d.set(ctx, Starting, errors.New("it has not answered yet"), nil)
 	if err := d.driver.SetMode(d.uuid, inventory.ComputeProhibited); err != nil {
 		return false, err
+	}
+	if err := d.endUnlimited(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Could not end the programs that use the card without a daemon")
 	}
 	p, err := d.start(ctx)
 	if err != nil {
@@ -158,7 +170,7 @@ func (d *daemon) serve(ctx context.Context) (wasReady bool, err error) {
 			return wasReady, nil
 		case err == nil:
 			state, wasReady, answered = Ready, true, time.Now()
-		case errors.Is(err, errFault):
+		case errors.Is(err, errFault), errors.Is(err, errMode):
 			state, answered = Failing, time.Now()
 		case time.Since(answered) > d.Patience:
 			return wasReady, fmt.Errorf("killed after %s: %w", d.Patience, err)
@@ -166,6 +178,9 @@ func (d *daemon) serve(ctx context.Context) (wasReady bool, err error) {
 			state = Failing
 		}
 		d.set(ctx, state, err, servers)
+		if err := trimLogs(d.Directory.Log(d.uuid)); err != nil {
+			klog.FromContext(ctx).Error(err, "The log files of the MPS daemon grow")
+		}
 		pause := d.Interval
 		if state == Starting { // Clients wait for it.
 			pause /= 10
@@ -180,7 +195,23 @@ func (d *daemon) serve(ctx context.Context) (wasReady bool, err error) {
 	}
 }
 
-// prepare makes the daemon's directories, and finds the compute mode that the card had before. Clients have the pipe directory mounted,
+// endUnlimited ends the programs in containers with a share of the card that use it although it has no daemon. They run without a limit:
+// they have started after a supervisor was killed, or before a server took the card. The card is PROHIBITED, so there will be no others.
+func (d *daemon) endUnlimited(ctx context.Context) error {
+	processes, err := d.driver.Processes(d.uuid)
+	for _, process := range processes {
+		if !mounted(filepath.Join(d.Proc, strconv.Itoa(process.PID), "mountinfo"), d.Directory.Pipe(d.uuid)) {
+			continue
+		}
+		klog.FromContext(ctx).Info("Ending a program that uses the card without a daemon, and so without a limit", "process", process.PID)
+		if kill := unix.Kill(process.PID, unix.SIGKILL); kill != nil && !errors.Is(kill, unix.ESRCH) {
+			err = errors.Join(err, fmt.Errorf("ending process %d: %w", process.PID, kill))
+		}
+	}
+	return err
+}
+
+// prepare makes the daemon's directories, and notes the compute mode that the card had before. Clients have the pipe directory mounted,
 // so it stays, but not what an earlier daemon has left there.
 func (d *daemon) prepare() error {
 	for _, dir := range []string{d.Directory.Pipe(d.uuid), d.Directory.Log(d.uuid)} {
@@ -196,12 +227,17 @@ func (d *daemon) prepare() error {
 	if d.prepared {
 		return nil
 	}
-	mode, err := d.driver.Mode(d.uuid)
-	if before, failed := d.Directory.ReadStatus(d.uuid); failed == nil {
+	before, failed := d.Directory.ReadStatus(d.uuid)
+	if failed == nil {
 		d.status.FormerMode, d.status.Served = before.FormerMode, before.Served // An earlier supervisor has not restored it.
 	} else {
-		d.status.FormerMode = int(mode)
+		mode, err := d.driver.Mode(d.uuid)
+		if err != nil {
+			return err
+		}
+		d.status.FormerMode, d.status.Served = int(mode), !errors.Is(failed, fs.ErrNotExist)
 	}
+	err := d.Directory.WriteStatus(d.uuid, d.status) // Before the mode is changed.
 	d.prepared = err == nil
 	return err
 }
@@ -211,6 +247,8 @@ var (
 	errNoServer = errors.New("it has no server on the card: see the log files")
 	// errFault means that a program has failed in a way that ends all clients. The server goes on once they have ended.
 	errFault = errors.New("its server has the status FAULT until all its clients have ended")
+	// errMode means that the driver fails. The daemon answers, and ending it would end its clients.
+	errMode = errors.New("the card's compute mode is not known")
 )
 
 // check asks the daemon for its servers, and has it start one if there is none: the server takes the card before another process
@@ -221,7 +259,7 @@ func (d *daemon) check(ctx context.Context) (servers []int, err error) {
 		return nil, err
 	}
 	if err := d.driver.SetMode(d.uuid, inventory.ComputeExclusiveProcess); err != nil {
-		return nil, err
+		return servers, fmt.Errorf("%w: %w", errMode, err)
 	}
 	if len(servers) == 0 {
 		if _, err := d.ask(ctx, "start_server -uid 0"); err != nil {
@@ -257,6 +295,10 @@ func (d *daemon) release(ctx context.Context) error {
 		d.set(ctx, Stopped, errors.New("containers still have the card"), nil)
 		return nil
 	}
+	if err := d.driver.SetMode(d.uuid, former); err != nil {
+		d.set(ctx, Stopped, err, nil) // It keeps the former mode for the next supervisor.
+		return err
+	}
 	d.metrics.set(d.uuid, Stopped)
-	return errors.Join(d.driver.SetMode(d.uuid, former), d.Directory.RemoveStatus(d.uuid))
+	return d.Directory.RemoveStatus(d.uuid)
 }

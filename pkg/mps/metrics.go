@@ -48,7 +48,6 @@ func (m *Metrics) forget(uuid string) {
 // wouldn't help, and would end the clients of the other cards.
 func (s *Supervisor) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if reasons := s.NotReady(); len(reasons) > 0 {
 			http.Error(w, strings.Join(reasons, "\n"), http.StatusServiceUnavailable)

@@ -145,6 +145,22 @@ func (d *daemon) run(ctx context.Context, input string, args ...string) (string,
 	return string(out), nil
 }
 
+// longestLog is the size in bytes from which a log file of a daemon is emptied: the directory is in memory, and MPS logs each client.
+const longestLog = 16 << 20
+
+// trimLogs empties the log files that have grown too long. A daemon that doesn't append leaves a hole at their beginning, which takes no memory.
+func trimLogs(dir string) error {
+	entries, err := os.ReadDir(dir)
+	for _, entry := range entries {
+		var info unix.Stat_t
+		path := filepath.Join(dir, entry.Name())
+		if entry.Type().IsRegular() && unix.Lstat(path, &info) == nil && info.Blocks*512 > longestLog {
+			err = errors.Join(err, os.Truncate(path, 0))
+		}
+	}
+	return err
+}
+
 // empty removes what is in a directory.
 func empty(dir string) error {
 	entries, err := os.ReadDir(dir)

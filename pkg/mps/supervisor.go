@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
@@ -25,6 +27,7 @@ type Driver interface {
 	Cards() []string
 	Compute(uuid string) (inventory.Compute, error)
 	SetComputeMode(uuid string, mode inventory.ComputeMode) error
+	Processes(uuid string) ([]inventory.Process, error)
 }
 
 // Options configure a Supervisor. Directory and Driver are required.
@@ -51,7 +54,9 @@ type Supervisor struct {
 	registry *prometheus.Registry
 
 	// mu guards daemons, by card. Those of cards that can't have one any more are removed once they have ended.
-	mu      sync.Mutex
+	mu sync.Mutex
+	// locked is true once no other supervisor has the directory.
+	locked  bool
 	daemons map[string]*daemon
 }
 
@@ -76,8 +81,16 @@ func New(o Options) (*Supervisor, error) {
 // followInterval is the time between two listings of the cards.
 const followInterval = 10 * time.Second
 
-// Run keeps the daemons running until ctx ends. It then ends all of them and returns.
+// mostMissed is after how many listings in a row without its card a daemon ends.
+const mostMissed = 3
+
+// Run keeps the daemons running until ctx ends. It then ends all of them and returns. It waits while another supervisor has the directory.
 func (s *Supervisor) Run(ctx context.Context) error {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	var running sync.WaitGroup
 	defer running.Wait()
 	ticker := time.NewTicker(followInterval)
@@ -94,16 +107,50 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	}
 }
 
-// follow starts a daemon for each card that can have one, and ends those of other cards.
+// lock waits until no other supervisor has the directory: two would take the pipes and the compute modes from each other. That happens if
+// a pod is deleted by force, which doesn't wait for its end. The kernel releases the lock of a supervisor that is killed.
+func (s *Supervisor) lock(ctx context.Context) (unlock func(), err error) {
+	if err := os.MkdirAll(string(s.options.Directory), 0o755); err != nil {
+		return nil, err
+	}
+	dir, err := os.Open(string(s.options.Directory))
+	if err != nil {
+		return nil, err
+	}
+	unlock = func() { _ = dir.Close() }
+	for logged := false; ; logged = true {
+		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.locked = true
+			return unlock, nil
+		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR):
+			unlock()
+			return nil, fmt.Errorf("locking %s: %w", s.options.Directory, err)
+		case ctx.Err() != nil:
+			return unlock, nil
+		case !logged:
+			klog.FromContext(ctx).Info("Waiting for the end of another supervisor", "directory", s.options.Directory)
+		}
+		sleep(ctx, s.options.Interval)
+	}
+}
+
+// follow starts a daemon for each card that can have one, and ends those of other cards. A card can fail to answer for a moment, and the
+// programs that use it end with its daemon: a daemon ends only after several listings without its card.
 func (s *Supervisor) follow(ctx context.Context, running *sync.WaitGroup) error {
-	cards, err := s.driver.Cards()
+	cards, unread, err := s.driver.Cards()
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for uuid, d := range s.daemons {
-		if !slices.Contains(cards, uuid) {
+		if slices.Contains(cards, uuid) || slices.Contains(unread, uuid) {
+			d.missed = 0
+		} else if d.missed++; d.missed >= mostMissed {
 			d.end()
 		}
 	}
@@ -129,6 +176,9 @@ func (s *Supervisor) follow(ctx context.Context, running *sync.WaitGroup) error 
 func (s *Supervisor) NotReady() (reasons []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if !s.locked {
+		return []string{"another supervisor has not ended yet"}
+	}
 	if len(s.daemons) == 0 {
 		return []string{"no card can have an MPS daemon"}
 	}
@@ -146,20 +196,23 @@ type sharedDriver struct {
 	driver Driver
 }
 
-// Cards returns the cards that can have a daemon. Those in MIG mode are not among them.
-func (d *sharedDriver) Cards() (uuids []string, err error) {
+// Cards returns the cards that can have a daemon, and those of which this can't be read. Cards in MIG mode are not among them.
+func (d *sharedDriver) Cards() (able, unread []string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.driver.Refresh(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, uuid := range d.driver.Cards() {
 		compute, err := d.driver.Compute(uuid)
-		if err == nil && isolation.MPSCapable(compute.Major, compute.Minor) == nil {
-			uuids = append(uuids, uuid)
+		switch {
+		case err != nil:
+			unread = append(unread, uuid)
+		case isolation.MPSCapable(compute.Major, compute.Minor) == nil:
+			able = append(able, uuid)
 		}
 	}
-	return uuids, nil
+	return able, unread, nil
 }
 
 // Mode returns a card's compute mode.
@@ -168,6 +221,13 @@ func (d *sharedDriver) Mode(uuid string) (inventory.ComputeMode, error) {
 	defer d.mu.Unlock()
 	compute, err := d.driver.Compute(uuid)
 	return compute.Mode, err
+}
+
+// Processes returns the processes that use a card.
+func (d *sharedDriver) Processes(uuid string) ([]inventory.Process, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.driver.Processes(uuid)
 }
 
 // SetMode sets a card's compute mode, unless it has it.

@@ -321,6 +321,30 @@ func TestModeChanged(t *testing.T) {
 	await.True(t, "the mode is restored", func() bool { return m.mode(card0) == modeExclusive })
 }
 
+// contain makes a program of card0 one in a container with a share of the card. Its root has many layers.
+func (m *machine) contain(client *fakemps.Process) {
+	m.Helper()
+	container := filepath.Join(m.proc, strconv.Itoa(client.PID))
+	must(m.T, errors.Join(os.MkdirAll(container, 0o755), os.WriteFile(filepath.Join(container, "mountinfo"), fmt.Appendf(nil,
+		"36 35 0:31 / / rw - overlay overlay rw,lowerdir=%s\n37 36 0:26 /mps/GPU-0/pipe %s rw - tmpfs tmpfs rw\n",
+		strings.Repeat("/layer:", 20_000), m.directory.Pipe(card0)), 0o600)))
+}
+
+// TestUnlimited: a program that has started without a limit after a supervisor was killed ends when there is a supervisor again. A program
+// in no container with a share stays.
+func TestUnlimited(t *testing.T) {
+	m := newMachine(t)
+	must(t, m.options.Driver.SetComputeMode(card0, inventory.ComputeExclusiveProcess))
+	client, other := m.mustRun(card0), m.mustRun(card1)
+	m.contain(client)
+	must(t, m.driver.SetProcesses(fakenvml.Process{Card: card0, PID: client.PID}, fakenvml.Process{Card: card1, PID: other.PID}))
+	m.supervise()
+	m.await(card0, "ready")
+	if running(client) || !running(other) {
+		t.Errorf("the client runs: %t, the other program: %t", running(client), running(other))
+	}
+}
+
 // TestStop: the former compute mode is restored, but not while containers have the card: their programs would run without a limit. The
 // next supervisor still knows the former mode.
 func TestStop(t *testing.T) {
@@ -329,9 +353,7 @@ func TestStop(t *testing.T) {
 	m.await(card0, "ready")
 	m.await(card1, "ready")
 	client := m.mustRun(card0)
-	container := filepath.Join(m.proc, strconv.Itoa(client.PID))
-	must(t, errors.Join(os.MkdirAll(container, 0o755), os.WriteFile(filepath.Join(container, "mountinfo"), fmt.Appendf(nil,
-		"36 35 0:31 / / rw - overlay overlay rw\n37 36 0:26 /mps/GPU-0/pipe %s rw - tmpfs tmpfs rw\n", m.directory.Pipe(card0)), 0o600)))
+	m.contain(client)
 	stop()
 	<-client.Ended
 	if modes := [2]int{m.mode(card0), m.mode(card1)}; modes != [2]int{modeProhibited, modeDefault} {
@@ -396,7 +418,9 @@ func TestCards(t *testing.T) {
 		}
 	}
 	must(t, m.driver.SetCards(fakenvml.Card{UUID: card0, MiB: 16384, State: "mig"}, fakenvml.Card{UUID: card1, MiB: 16384}))
-	must(t, s.follow(t.Context(), new(sync.WaitGroup)))
+	for range mostMissed {
+		must(t, s.follow(t.Context(), new(sync.WaitGroup)))
+	}
 	await.True(t, "the daemon has ended", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -405,6 +429,99 @@ func TestCards(t *testing.T) {
 	if notReady := s.NotReady(); slices.ContainsFunc(notReady, func(reason string) bool { return strings.Contains(reason, card0) }) {
 		t.Errorf("not ready: %q", notReady)
 	}
+}
+
+// TestDriverFails: a card that fails to answer for a while has no ready daemon meanwhile, but its programs go on.
+func TestDriverFails(t *testing.T) {
+	for _, state := range []string{"lost", "nomemory"} {
+		t.Run(state, func(t *testing.T) {
+			m := newMachine(t)
+			m.options.Patience = 3 * time.Second
+			s, _ := m.supervise()
+			m.await(card0, "ready")
+			client := m.mustRun(card0)
+			_, before := m.last("control", card0)
+			must(t, m.driver.SetCards(fakenvml.Card{UUID: card0, MiB: 16384, State: state}, fakenvml.Card{UUID: card1, MiB: 16384}))
+			must(t, s.follow(t.Context(), new(sync.WaitGroup)))
+			if state != "nomemory" { // The compute mode can be read.
+				m.await(card0, "failing")
+				since := time.Now()
+				await.True(t, "the failure lasts", func() bool {
+					status, err := m.directory.ReadStatus(card0)
+					return err == nil && status.At.Sub(since) > m.options.Patience
+				})
+			}
+			must(t, m.driver.SetCards(fakenvml.Card{UUID: card0, MiB: 16384}, fakenvml.Card{UUID: card1, MiB: 16384}))
+			must(t, s.follow(t.Context(), new(sync.WaitGroup)))
+			m.await(card0, "ready")
+			if _, started := m.last("control", card0); started != before || !running(client) {
+				t.Errorf("the daemon was started %d times, before the failure %d times, its client runs: %t", started, before, running(client))
+			}
+		})
+	}
+}
+
+// TestTwoSupervisors: a second supervisor waits for the end of the first one, whose clients notice nothing.
+func TestTwoSupervisors(t *testing.T) {
+	m := newMachine(t)
+	_, stop := m.supervise()
+	m.await(card0, "ready")
+	client := m.mustRun(card0)
+	second, _ := m.supervise()
+	if want := []string{"another supervisor has not ended yet"}; !slices.Equal(second.NotReady(), want) {
+		t.Errorf("the second one is not ready: %q, want %q", second.NotReady(), want)
+	}
+	if _, started := m.last("control", card0); started != 1 || !running(client) {
+		t.Errorf("the daemon was started %d times, the client runs: %t", started, running(client))
+	}
+	stop()
+	await.True(t, "the second one is ready", func() bool { return len(second.NotReady()) == 0 })
+	if _, started := m.last("control", card0); started != 2 || m.mode(card0) != modeExclusive {
+		t.Errorf("the daemon was started %d times, the compute mode is %d", started, m.mode(card0))
+	}
+}
+
+// TestFormerModeKept: the former compute mode is not lost when the driver or the disk fails.
+func TestFormerModeKept(t *testing.T) {
+	former := isolation.MPSStatus{State: "ready", FormerMode: modeExclusive, Served: true}
+	for name, fail := range map[string]func(m *machine) error{
+		"at the start": func(m *machine) error { return os.WriteFile(m.directory.Pipe(card0), nil, 0o600) },
+		"at the end": func(m *machine) error {
+			return m.driver.SetCards(fakenvml.Card{UUID: card0, MiB: 16384, State: "lost"}, fakenvml.Card{UUID: card1, MiB: 16384})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			must(t, os.MkdirAll(filepath.Dir(m.directory.Pipe(card0)), 0o755))
+			must(t, m.directory.WriteStatus(card0, former))
+			if name == "at the start" {
+				must(t, fail(m))
+			}
+			_, stop := m.supervise()
+			m.await(card1, "ready")
+			if name == "at the end" {
+				m.await(card0, "ready")
+				must(t, fail(m))
+			}
+			stop()
+			if got, err := m.directory.ReadStatus(card0); err != nil || got.FormerMode != modeExclusive || !got.Served {
+				t.Errorf("the status is %+v, %v", got, err)
+			}
+		})
+	}
+}
+
+// TestLogs: the log files of a daemon don't grow without end.
+func TestLogs(t *testing.T) {
+	m := newMachine(t)
+	m.supervise()
+	m.await(card0, "ready")
+	path := filepath.Join(m.directory.Log(card0), "server.log")
+	must(t, os.WriteFile(path, make([]byte, longestLog+1), 0o600))
+	await.True(t, "the file is short", func() bool {
+		info, err := os.Stat(path)
+		return err == nil && info.Size() == 0
+	})
 }
 
 // TestUsers: a container's user doesn't matter.

@@ -690,6 +690,9 @@ func TestMPSDaemons(t *testing.T) {
 		if privileged := pod.Containers[0].SecurityContext.Privileged; privileged != nil || !pod.HostPID || *pod.AutomountServiceAccountToken {
 			t.Errorf("%q: privileged %v, hostPID %t", values, privileged, pod.HostPID)
 		}
+		if pod.Containers[0].LivenessProbe != nil {
+			t.Errorf("%q: a failed probe of one container would end the programs of all cards", values)
+		}
 		propagation := map[string]corev1.MountPropagationMode{}
 		for _, mount := range slices.Concat(pod.InitContainers[0].VolumeMounts, pod.Containers[0].VolumeMounts) {
 			if mount.MountPropagation != nil {

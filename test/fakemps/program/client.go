@@ -4,11 +4,13 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // runClient is a CUDA program that uses the first card that it sees, until it is killed or its server ends.
@@ -24,7 +26,7 @@ func runClient() error {
 		}
 		log("runs", "unlimited")
 		fmt.Println("runs")
-		select {}
+		time.Sleep(math.MaxInt64) // An empty select would end a program without other goroutines.
 	case err != nil:
 		log("refused", err)
 		return err

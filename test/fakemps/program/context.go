@@ -53,12 +53,10 @@ func openContext(card string) error {
 	}
 }
 
-func computeMode(card string) int {
-	text, err := os.ReadFile(filepath.Join(os.Getenv("FAKE_NVML_STATE"), "modes", card))
-	if err != nil {
-		return 0
+func computeMode(card string) (mode int) {
+	if text, err := os.ReadFile(filepath.Join(os.Getenv("FAKE_NVML_STATE"), "modes", card)); err == nil {
+		mode, _ = strconv.Atoi(strings.TrimSpace(string(text)))
 	}
-	mode, _ := strconv.Atoi(strings.TrimSpace(string(text)))
 	return mode
 }
 
